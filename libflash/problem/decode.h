@@ -1,0 +1,52 @@
+// What is asked of decode: a few query rows per sequence against a cache of keys and values.
+#pragma once
+
+#include <cstdint>
+
+#include "problem/attention.h"
+
+namespace libflash {
+
+// Where key j of sequence b lies: in its cache entry, or in a page named by the table.
+struct KvCache {
+    TensorView k, v;                           // (entries or pages, capacity or page size, heads, channels)
+    int64_t capacity = 0;                      // keys a sequence can have
+    const int32_t* batch_idx = nullptr;        // contiguous: cache entry of each sequence; nullptr: its own number
+    const int32_t* block_table = nullptr;      // paged
+    int64_t block_table_stride[2] = {0, 0};    // (sequence, column), in elements
+    int64_t block_table_columns = 0;
+    int64_t page_size = 0;                     // 0: contiguous
+    int64_t pages = 0;
+
+    bool paged() const { return page_size > 0; }
+};
+
+struct DecodeProblem {
+    Device device;
+    DType dtype = DType::none;
+    int64_t batch = 0, seqlen_q = 0, seqlen_new = 0;
+    int64_t heads_q = 0, heads_k = 0;
+    int64_t head_dim = 0, head_dim_v = 0;
+
+    TensorView q, out, lse;  // lse may be absent
+    KvCache cache;
+    const int32_t* cache_seqlens = nullptr;  // valid keys before the call; nullptr: default_seqlen
+    int64_t default_seqlen = 0;
+    const int32_t* leftpad = nullptr;
+
+    TensorView k_new, v_new;  // absent: nothing is appended
+    TensorView rotary_cos, rotary_sin;
+    bool rotary_interleaved = false;
+
+    double softmax_scale = 1;
+    double softcap = 0;
+    MaskRule mask_rule;
+    HeadTensor alibi_slopes, sink;
+    Request request;
+
+    int64_t group_size() const { return heads_k ? heads_q / heads_k : 0; }
+    // Reads the array: host problems only.
+    int64_t cached(int64_t b) const { return cache_seqlens ? cache_seqlens[b] : default_seqlen; }
+};
+
+}  // namespace libflash
