@@ -1,0 +1,111 @@
+// The storage types and their exact conversions, in integer arithmetic: round to nearest, ties to even, subnormals kept, overflow to
+// infinity, NaN stays NaN. tests/test_convert.cpp compares every bit pattern.
+//
+// Everything here has internal linkage: the engine includes this file under several sets of compiler flags, and a shared inline
+// function compiled for AVX-512 could be the copy that the linker keeps for all.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "problem/tensor.h"
+
+namespace libflash::cpu {
+
+struct half {
+    uint16_t bits;
+};
+struct bfloat16 {
+    uint16_t bits;
+};
+
+namespace {
+
+// A double as a float format of kExponent and kMantissa bits. Also exact for floats, which every double format holds.
+template <int kExponent, int kMantissa>
+inline uint16_t narrow(double value) {
+    constexpr int kBias = (1 << (kExponent - 1)) - 1;
+    constexpr uint64_t kInfinity = uint64_t{(1 << kExponent) - 1} << kMantissa;
+    uint64_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    const uint64_t sign = (bits >> 63) << (kExponent + kMantissa);
+    const uint64_t fraction = bits & ((uint64_t{1} << 52) - 1);
+    const int biased = static_cast<int>(bits >> 52 & 0x7ff);
+    if (biased == 0x7ff) {
+        const uint64_t quiet = uint64_t{1} << (kMantissa - 1) | fraction >> (52 - kMantissa);
+        return static_cast<uint16_t>(sign | kInfinity | (fraction ? quiet : 0));
+    }
+    const int exponent = biased - 1023;
+    const uint64_t significand = fraction | uint64_t{biased != 0} << 52;
+    const int below = exponent < 1 - kBias ? 1 - kBias - exponent : 0;  // bits lost to a subnormal result
+    const int drop = below < 2 + kMantissa ? 52 - kMantissa + below : 54;
+    uint64_t kept = significand >> drop;
+    const uint64_t rest = significand - (kept << drop), tie = uint64_t{1} << (drop - 1);
+    if (rest > tie || (rest == tie && (kept & 1))) ++kept;
+    // The leading bit of a normal significand adds the missing 1 to the exponent, and so does a carry out of the fraction.
+    if (below == 0) {
+        if (exponent > kBias) return static_cast<uint16_t>(sign | kInfinity);
+        kept += static_cast<uint64_t>(exponent + kBias - 1) << kMantissa;
+    }
+    return static_cast<uint16_t>(sign | kept);
+}
+
+inline float float_of_bits(uint32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+inline float widen(float value) { return value; }
+inline double widen(double value) { return value; }
+
+inline float widen(bfloat16 value) { return float_of_bits(static_cast<uint32_t>(value.bits) << 16); }
+
+inline float widen(half value) {
+    const uint32_t sign = static_cast<uint32_t>(value.bits >> 15) << 31;
+    const uint32_t exponent = value.bits >> 10 & 0x1f, fraction = value.bits & 0x3ff;
+    if (exponent == 0) {
+        const float magnitude = static_cast<float>(fraction) * 0x1p-24f;
+        return sign ? -magnitude : magnitude;
+    }
+    const uint32_t wide = exponent == 0x1f ? 0xff : exponent + (127 - 15);
+    return float_of_bits(sign | wide << 23 | fraction << 13);
+}
+
+inline void store(half& to, double value) { to.bits = narrow<5, 10>(value); }
+inline void store(bfloat16& to, double value) { to.bits = narrow<8, 7>(value); }
+inline void store(float& to, double value) { to = static_cast<float>(value); }
+inline void store(double& to, double value) { to = value; }
+
+// Element `index` of an array of any of the four types.
+inline double load_as(DType dtype, const void* data, int64_t index) {
+    switch (dtype) {
+        case DType::f16: return widen(static_cast<const half*>(data)[index]);
+        case DType::bf16: return widen(static_cast<const bfloat16*>(data)[index]);
+        case DType::f32: return static_cast<const float*>(data)[index];
+        default: return static_cast<const double*>(data)[index];
+    }
+}
+
+inline void store_as(DType dtype, void* data, int64_t index, double value) {
+    switch (dtype) {
+        case DType::f16: return store(static_cast<half*>(data)[index], value);
+        case DType::bf16: return store(static_cast<bfloat16*>(data)[index], value);
+        case DType::f32: return store(static_cast<float*>(data)[index], value);
+        default: return store(static_cast<double*>(data)[index], value);
+    }
+}
+
+// Calls body with a null pointer of the type that stands behind a floating dtype.
+template <class Body>
+inline void with_type(DType dtype, const Body& body) {
+    switch (dtype) {
+        case DType::f16: return body(static_cast<half*>(nullptr));
+        case DType::bf16: return body(static_cast<bfloat16*>(nullptr));
+        case DType::f32: return body(static_cast<float*>(nullptr));
+        default: return body(static_cast<double*>(nullptr));
+    }
+}
+
+}  // namespace
+}  // namespace libflash::cpu

@@ -1,0 +1,12 @@
+// Which instruction sets this processor and its operating system offer, asked once. A test for an instruction set must itself be
+// compiled without that instruction set: hence these live apart from the engine.
+#pragma once
+
+namespace libflash::cpu {
+
+bool usable_always();      // "generic" and "scalar"
+bool usable_avx2();        // AVX2, FMA, F16C
+bool usable_avx512();      // AVX-512 F, BW, VL, DQ and what "avx2" needs
+bool usable_avx512bf16();  // that and the bf16 dot product
+
+}  // namespace libflash::cpu

@@ -1,0 +1,107 @@
+// out = sum_n exp(lses[n] - lse) outs[n], lse = log(sum_n exp(lses[n])): a row at a time, threads over rows.
+#include <cmath>
+#include <limits>
+
+#include "cpu/convert.h"
+#include "cpu/kernels.h"
+#include "cpu/threads.h"
+
+namespace libflash::cpu {
+namespace {
+
+constexpr int64_t kChannels = 512;       // accumulated at a time
+constexpr int64_t kRowsPerItem = 64;     // of one head: what a thread takes at once
+constexpr double kWorkPerThread = 1e5;   // elements; fewer do not pay for starting a thread
+
+// Share of each part, so that they add up to 1, and the logsumexp. All shares are 0 where no part has a key.
+struct Shares {
+    double share[FLASH_MERGE_MAX];
+    double lse;
+
+    Shares(const double* lses, int count) {
+        double largest = -std::numeric_limits<double>::infinity();
+        for (int n = 0; n < count; ++n)
+            if (lses[n] > largest || std::isnan(lses[n])) largest = lses[n];
+        lse = largest;
+        double sum = 0;
+        for (int n = 0; n < count; ++n) {
+            share[n] = std::isinf(largest) && largest < 0 ? 0.0 : std::exp(lses[n] - largest);
+            sum += share[n];
+        }
+        if (sum == 0) return;
+        lse += std::log(sum);
+        for (int n = 0; n < count; ++n) share[n] /= sum;
+    }
+};
+
+template <class T, class Sum>
+void add(const T* from, Sum weight, Sum* sums, int64_t n) {
+    for (int64_t c = 0; c < n; ++c) sums[c] += weight * static_cast<Sum>(widen(from[c]));
+}
+
+template <class Sum>
+void merge_row(const MergeProblem& problem, const Shares& shares, int64_t b, int64_t i, int64_t h) {
+    const auto start = [&](const TensorView& tensor) {
+        const RowStrides at = row_strides(tensor);
+        return b * at.batch + i * at.row + h * at.head;
+    };
+    for (int64_t first = 0; first < problem.head_dim_v; first += kChannels) {
+        const int64_t left = problem.head_dim_v - first, n = left < kChannels ? left : kChannels;
+        Sum sums[kChannels] = {};
+        for (int part = 0; part < problem.count; ++part) {
+            if (shares.share[part] == 0) continue;  // whatever its out holds
+            const TensorView& out = problem.outs[part];
+            with_type(out.dtype, [&](auto* type) {
+                const auto* data = static_cast<decltype(type)>(out.data) + start(out) + first;
+                add(data, static_cast<Sum>(shares.share[part]), sums, n);
+            });
+        }
+        with_type(problem.out.dtype, [&](auto* type) {
+            auto* data = static_cast<decltype(type)>(problem.out.data) + start(problem.out) + first;
+            for (int64_t c = 0; c < n; ++c) store(data[c], sums[c]);
+        });
+    }
+}
+
+template <class Sum>
+void merge_rows(const MergeProblem& problem, int64_t b, int64_t h, int64_t first, int64_t last) {
+    const auto at = [&](const TensorView& lse, int64_t i) {
+        const RowStrides strides = lse_strides(lse);
+        return b * strides.batch + i * strides.row + h * strides.head;
+    };
+    for (int64_t i = first; i < last; ++i) {
+        double lses[FLASH_MERGE_MAX];
+        for (int n = 0; n < problem.count; ++n)
+            lses[n] = load_as(problem.lses[n].dtype, problem.lses[n].data, at(problem.lses[n], i));
+        const Shares shares(lses, problem.count);
+        merge_row<Sum>(problem, shares, b, i, h);
+        if (problem.lse.present) store_as(problem.lse.dtype, problem.lse.data, at(problem.lse, i), shares.lse);
+    }
+}
+
+bool any_double(const MergeProblem& problem) {
+    bool found = problem.out.dtype == DType::f64;
+    for (int n = 0; n < problem.count; ++n) found = found || problem.outs[n].dtype == DType::f64;
+    return found;
+}
+
+int count_threads(const MergeProblem& problem) {
+    const int most = problem.request.num_threads > 0 ? problem.request.num_threads : default_threads();
+    const double work = static_cast<double>(problem.batch * problem.rows * problem.heads) *
+                        static_cast<double>(problem.head_dim_v * problem.count);
+    return work < most * kWorkPerThread ? 1 + static_cast<int>(work / kWorkPerThread) : most;
+}
+
+}  // namespace
+
+void merge(const MergeProblem& problem) {
+    const bool wide = any_double(problem);
+    const int64_t chunks = (problem.rows + kRowsPerItem - 1) / kRowsPerItem;
+    parallel_for(problem.batch * problem.heads * chunks, count_threads(problem), [&](int64_t item, int) {
+        const int64_t first = item % chunks * kRowsPerItem, h = item / chunks % problem.heads, b = item / chunks / problem.heads;
+        const int64_t last = first + kRowsPerItem < problem.rows ? first + kRowsPerItem : problem.rows;
+        wide ? merge_rows<double>(problem, b, h, first, last) : merge_rows<float>(problem, b, h, first, last);
+    });
+}
+
+}  // namespace libflash::cpu

@@ -1,0 +1,33 @@
+#include "cpu/scalar.h"
+
+#include "cpu/isa.h"
+#include "cpu/kernels.h"
+
+namespace libflash::cpu {
+namespace {
+
+template <class Problem>
+Plan plan(const Problem&) {
+    return {};  // one thread, no tile, no workspace
+}
+
+template <class Problem, void (*kRun)(const Problem&)>
+void run(const Problem& problem, const Plan&, void*) {
+    kRun(problem);
+}
+
+}  // namespace
+
+extern const Kernels kernels_scalar;
+const Kernels kernels_scalar = {
+    "scalar",
+    usable_always,
+    plan<AttentionProblem>,
+    run<AttentionProblem, scalar_forward>,
+    plan<AttentionProblem>,
+    run<AttentionProblem, scalar_backward>,
+    plan<DecodeProblem>,
+    run<DecodeProblem, scalar_decode>,
+};
+
+}  // namespace libflash::cpu

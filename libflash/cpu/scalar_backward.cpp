@@ -1,0 +1,161 @@
+// The gradients, each element by its own sum; probabilities are computed again for every sum that needs them.
+//
+//     p_ij = exp(s_ij - lse_i)     delta_i = dout_i . out_i - dlse_i
+//     ds_ij = p_ij (keep_ij dout_i . v_j - delta_i)
+//     dq_i = scale sum_j slope_ij ds_ij k_j     dk_j = scale sum_i slope_ij ds_ij q_i     dv_j = sum_i p_ij keep_ij dout_i
+//     dbias_ij = ds_ij     dsink = -sum_i exp(sink - lse_i) delta_i
+#include <type_traits>
+
+#include "cpu/scalar.h"
+#include "cpu/scalar_score.h"
+
+namespace libflash::cpu {
+namespace {
+
+// exp(score - lse) of a row that sees something. lse is rounded, so the difference can come out above 0, which it never is.
+double probability(double score, double lse) {
+    const double difference = score - lse;
+    return std::exp(difference > 0 ? 0.0 : difference);
+}
+
+template <class T>
+struct GradientHead : ScalarHead<T> {
+    const Rows<const T> out, dout;
+    const LseRows lse, dlse;
+
+    struct Pair {
+        double p;      // after dropout
+        double ds;     // gradient of the score
+        double slope;  // of the softcap
+    };
+
+    GradientHead(const AttentionProblem& p, int64_t b, int64_t h)
+        : ScalarHead<T>(p, b, h), out(rows_of<const T>(p.out, p.q_rows, b, h)), dout(rows_of<const T>(p.dout, p.q_rows, b, h)),
+          lse(p.lse, p.q_rows, b, h), dlse(p.dlse, p.q_rows, b, h) {}
+
+    double delta(int64_t i) const { return dot(dout[i], out[i], this->problem.head_dim_v) - dlse.get(i); }
+    bool row_empty(int64_t i) const { return lse.get(i) == kMinusInfinity; }
+
+    // All zero where row i does not see key j.
+    Pair pair(int64_t i, int64_t j, double delta_i) const {
+        if (!sees(i, j)) return {0, 0, 0};
+        const Score s = this->score(i, j);
+        const double p = probability(s.value, lse.get(i)), keep = this->keep(i, j);
+        const double dp = keep * dot(dout[i], this->v[j], this->problem.head_dim_v);
+        return {p * keep, p * (dp - delta_i), s.slope};
+    }
+    bool sees(int64_t i, int64_t j) const { return this->in_band(i, j) && this->visible(i, j) && !row_empty(i); }
+};
+
+template <class T>
+void store_row(T* to, const double* sums, double factor, int64_t n) {
+    for (int64_t c = 0; c < n; ++c) store(to[c], factor * sums[c]);
+}
+
+template <class T>
+void query_gradient(const GradientHead<T>& head) {
+    const AttentionProblem& problem = head.problem;
+    const Rows<T> dq = rows_of<T>(problem.dq, problem.q_rows, head.batch, head.head);
+    for (int64_t i = 0; i < problem.q_rows.owned(head.batch); ++i) {
+        double sums[512] = {};
+        const double delta = i < head.length_q ? head.delta(i) : 0.0;
+        for (int64_t j = 0; i < head.length_q && j < head.length_k; ++j) {
+            if (!head.sees(i, j)) continue;
+            const auto pair = head.pair(i, j, delta);
+            for (int64_t c = 0; c < problem.head_dim; ++c) sums[c] += pair.slope * pair.ds * widen(head.k[j][c]);
+        }
+        store_row(dq[i], sums, problem.softmax_scale, problem.head_dim);
+    }
+}
+
+// Adds what query head `head` contributes to the gradients of key j.
+template <class T>
+void add_key_gradient(const GradientHead<T>& head, int64_t j, double* dk, double* dv) {
+    const AttentionProblem& problem = head.problem;
+    for (int64_t i = 0; i < head.length_q; ++i) {
+        if (!head.sees(i, j)) continue;
+        const auto pair = head.pair(i, j, head.delta(i));
+        for (int64_t c = 0; c < problem.head_dim; ++c) dk[c] += pair.slope * pair.ds * widen(head.q[i][c]);
+        for (int64_t c = 0; c < problem.head_dim_v; ++c) dv[c] += pair.p * widen(head.dout[i][c]);
+    }
+}
+
+template <class T>
+void key_gradients(const AttentionProblem& problem, int64_t batch, int64_t key_head) {
+    const Rows<T> dk = rows_of<T>(problem.dk, problem.k_rows, batch, key_head);
+    const Rows<T> dv = rows_of<T>(problem.dv, problem.k_rows, batch, key_head);
+    const int64_t group = problem.group_size();
+    for (int64_t j = 0; j < problem.k_rows.owned(batch); ++j) {
+        double dk_sums[512] = {}, dv_sums[512] = {};
+        for (int64_t h = key_head * group; j < problem.k_rows.length(batch) && h < (key_head + 1) * group; ++h)
+            add_key_gradient(GradientHead<T>(problem, batch, h), j, dk_sums, dv_sums);
+        store_row(dk[j], dk_sums, problem.softmax_scale, problem.head_dim);
+        store_row(dv[j], dv_sums, 1.0, problem.head_dim_v);
+    }
+}
+
+struct Range {
+    int64_t begin, end;
+};
+
+// The positions of one dimension that share element `index` of a tensor with `size` elements there: all of them if it is repeated.
+Range sharing(int64_t index, int64_t size, int64_t extent) {
+    if (size == 1) return {0, extent};
+    return {index, index < extent ? index + 1 : index};
+}
+
+template <class T>
+double bias_gradient_element(const AttentionProblem& problem, const int64_t (&at)[4]) {
+    const int64_t* shape = problem.dbias.shape;
+    double sum = 0;
+    const Range batches = sharing(at[0], shape[0], problem.batch), heads = sharing(at[1], shape[1], problem.heads_q);
+    for (int64_t b = batches.begin; b < batches.end; ++b)
+        for (int64_t h = heads.begin; h < heads.end; ++h) {
+            const GradientHead<T> head(problem, b, h);
+            const Range rows = sharing(at[2], shape[2], head.length_q), keys = sharing(at[3], shape[3], head.length_k);
+            for (int64_t i = rows.begin; i < rows.end; ++i)
+                for (int64_t j = keys.begin; j < keys.end; ++j) sum += head.pair(i, j, head.delta(i)).ds;
+        }
+    return sum;
+}
+
+template <class T>
+void bias_gradient(const AttentionProblem& problem) {
+    const ScoreTensor& dbias = problem.dbias;
+    for (int64_t b = 0; b < dbias.shape[0]; ++b)
+        for (int64_t h = 0; h < dbias.shape[1]; ++h)
+            for (int64_t i = 0; i < dbias.shape[2]; ++i)
+                for (int64_t j = 0; j < dbias.shape[3]; ++j)
+                    store_as(dbias.dtype, dbias.data, element_at(dbias, b, h, i, j),
+                             bias_gradient_element<T>(problem, {b, h, i, j}));
+}
+
+template <class T>
+void sink_gradient(const AttentionProblem& problem) {
+    for (int64_t h = 0; h < problem.heads_q; ++h) {
+        double sum = 0;
+        for (int64_t b = 0; b < problem.batch; ++b) {
+            const GradientHead<T> head(problem, b, h);
+            const double sink = head_value(problem.sink, b, h);
+            for (int64_t i = 0; sink != kMinusInfinity && i < head.length_q; ++i)
+                sum -= probability(sink, head.lse.get(i)) * head.delta(i);
+        }
+        store_as(problem.dsink.dtype, problem.dsink.data, h * problem.dsink.head_stride, sum);
+    }
+}
+
+}  // namespace
+
+void scalar_backward(const AttentionProblem& problem) {
+    with_type(problem.dtype, [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        for (int64_t b = 0; b < problem.batch; ++b) {
+            for (int64_t h = 0; h < problem.heads_q; ++h) query_gradient(GradientHead<T>(problem, b, h));
+            for (int64_t h = 0; h < problem.heads_k; ++h) key_gradients<T>(problem, b, h);
+        }
+        if (problem.dbias.present) bias_gradient<T>(problem);
+        if (problem.dsink.present) sink_gradient<T>(problem);
+    });
+}
+
+}  // namespace libflash::cpu

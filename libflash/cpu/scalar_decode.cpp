@@ -1,0 +1,82 @@
+#include <type_traits>
+
+#include "cpu/append.h"
+#include "cpu/scalar.h"
+#include "cpu/scalar_score.h"
+
+namespace libflash::cpu {
+namespace {
+
+// One query row against the cache of its sequence, new keys included.
+template <class T>
+struct DecodeRow {
+    const DecodeProblem& problem;
+    const int64_t batch, row, head, key_head, length_k, shift;
+    double q[512];
+
+    DecodeRow(const DecodeProblem& p, int64_t b, int64_t i, int64_t h)
+        : problem(p), batch(b), row(i), head(h), key_head(h / p.group_size()), length_k(p.cached(b) + p.seqlen_new),
+          shift(p.mask_rule.shift(p.seqlen_q, length_k)) {
+        const int64_t* at = p.q.stride;
+        turned_row(p, static_cast<const T*>(p.q.data) + b * at[0] + i * at[1] + h * at[2], query_position(p, b, i), q);
+    }
+
+    int64_t first_key() const {
+        const int64_t first = problem.mask_rule.first(row, shift), pad = problem.leftpad ? problem.leftpad[batch] : 0;
+        return first > pad ? first : pad;
+    }
+    int64_t last_key() const {
+        const int64_t last = problem.mask_rule.last(row, shift);
+        return last < length_k ? last : length_k;
+    }
+    const T* cached(const TensorView& tensor, int64_t j) const {
+        return static_cast<const T*>(tensor.data) + cache_row(problem.cache, tensor, batch, j) + key_head * tensor.stride[2];
+    }
+    double score(int64_t j) const {
+        const double z = problem.softmax_scale * dot(q, cached(problem.cache.k, j), problem.head_dim);
+        double s = softcapped(z, problem.softcap).value;
+        if (problem.alibi_slopes.present)
+            s -= head_value(problem.alibi_slopes, batch, head) *
+                 static_cast<double>(std::abs(row + length_k - problem.seqlen_q - j));
+        return s;
+    }
+};
+
+template <class T>
+void decode_row(const DecodeRow<T>& at, T* out, const LseRows& lse) {
+    const DecodeProblem& problem = at.problem;
+    double o[512] = {};
+    SoftmaxRow row;
+    for (int64_t j = at.first_key(); j < at.last_key(); ++j) row.see(at.score(j));
+    const double sink = problem.sink.present ? head_value(problem.sink, at.batch, at.head) : kMinusInfinity;
+    row.see(sink);
+    if (!row.empty()) {
+        for (int64_t j = at.first_key(); j < at.last_key(); ++j) {
+            const double weight = row.weigh(at.score(j));
+            const T* v = at.cached(problem.cache.v, j);
+            for (int64_t c = 0; c < problem.head_dim_v; ++c) o[c] += weight * widen(v[c]);
+        }
+        row.weigh(sink);
+    }
+    for (int64_t c = 0; c < problem.head_dim_v; ++c) store(out[c], row.empty() ? 0.0 : o[c] / row.row_sum);
+    lse.set(at.row, row.lse());
+}
+
+}  // namespace
+
+void scalar_decode(const DecodeProblem& problem) {
+    append(problem, 1);
+    Sequences dense;
+    dense.batch = problem.batch, dense.capacity = problem.seqlen_q;
+    with_type(problem.dtype, [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        for (int64_t b = 0; b < problem.batch; ++b)
+            for (int64_t h = 0; h < problem.heads_q; ++h) {
+                const LseRows lse(problem.lse, dense, b, h);
+                const Rows<T> out = rows_of<T>(problem.out, dense, b, h);
+                for (int64_t i = 0; i < problem.seqlen_q; ++i) decode_row(DecodeRow<T>(problem, b, i, h), out[i], lse);
+            }
+    });
+}
+
+}  // namespace libflash::cpu

@@ -1,0 +1,51 @@
+#include <type_traits>
+
+#include "cpu/scalar.h"
+#include "cpu/scalar_score.h"
+
+namespace libflash::cpu {
+namespace {
+
+template <class T>
+SoftmaxRow softmax_row(const ScalarHead<T>& head, int64_t i, double* o) {
+    const AttentionProblem& problem = head.problem;
+    SoftmaxRow row;
+    for (int64_t j = head.first_key(i); j < head.last_key(i); ++j)
+        if (head.visible(i, j)) row.see(head.score(i, j).value);
+    const double sink = problem.sink.present ? head_value(problem.sink, head.batch, head.head) : kMinusInfinity;
+    row.see(sink);
+    if (row.empty()) return row;
+    for (int64_t j = head.first_key(i); j < head.last_key(i); ++j) {
+        if (!head.visible(i, j)) continue;
+        const double weight = row.weigh(head.score(i, j).value) * head.keep(i, j);
+        for (int64_t c = 0; c < problem.head_dim_v; ++c) o[c] += weight * widen(head.v[j][c]);
+    }
+    row.weigh(sink);
+    return row;
+}
+
+template <class T>
+void forward_head(const AttentionProblem& problem, int64_t batch, int64_t query_head) {
+    const ScalarHead<T> head(problem, batch, query_head);
+    const Rows<T> out = rows_of<T>(problem.out, problem.q_rows, batch, query_head);
+    const LseRows lse(problem.lse, problem.q_rows, batch, query_head);
+    for (int64_t i = 0; i < problem.q_rows.owned(batch); ++i) {
+        double o[512] = {};
+        SoftmaxRow row;
+        if (i < head.length_q) row = softmax_row(head, i, o);
+        for (int64_t c = 0; c < problem.head_dim_v; ++c) store(out[i][c], row.empty() ? 0.0 : o[c] / row.row_sum);
+        lse.set(i, row.lse());
+    }
+}
+
+}  // namespace
+
+void scalar_forward(const AttentionProblem& problem) {
+    with_type(problem.dtype, [&](auto* type) {
+        using T = std::remove_pointer_t<decltype(type)>;
+        for (int64_t b = 0; b < problem.batch; ++b)
+            for (int64_t h = 0; h < problem.heads_q; ++h) forward_head<T>(problem, b, h);
+    });
+}
+
+}  // namespace libflash::cpu

@@ -1,0 +1,159 @@
+// The scalar truth's view of one query head of one sequence: where its rows are, which keys a row sees, what a score is.
+// Straight from the definition in libflash.h, one element at a time, in double.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "cpu/convert.h"
+#include "cpu/philox.h"
+#include "problem/attention.h"
+
+namespace libflash::cpu {
+namespace {
+
+constexpr double kMinusInfinity = -std::numeric_limits<double>::infinity();
+
+// The rows of one head of one sequence; channels are contiguous.
+template <class T>
+struct Rows {
+    T* data = nullptr;
+    int64_t stride = 0;
+    T* operator[](int64_t row) const { return data + row * stride; }
+};
+
+template <class T>
+Rows<T> rows_of(const TensorView& tensor, const Sequences& sequences, int64_t batch, int64_t head) {
+    if (!tensor.present) return {};
+    const RowStrides at = row_strides(tensor);
+    return {static_cast<T*>(tensor.data) + batch * at.batch + sequences.start(batch) * at.row + head * at.head, at.row};
+}
+
+// lse and dlse are float, or double beside double tensors: any floating type is read and written through its dtype.
+struct LseRows {
+    DType dtype = DType::none;
+    void* data = nullptr;
+    int64_t base = 0, stride = 0;
+
+    LseRows(const TensorView& tensor, const Sequences& sequences, int64_t batch, int64_t head) {
+        if (!tensor.present) return;
+        const RowStrides at = lse_strides(tensor);
+        dtype = tensor.dtype, data = tensor.data, stride = at.row;
+        base = batch * at.batch + sequences.start(batch) * at.row + head * at.head;
+    }
+    double get(int64_t row) const { return data ? load_as(dtype, data, base + row * stride) : 0.0; }
+    void set(int64_t row, double value) const {
+        if (data) store_as(dtype, data, base + row * stride, value);
+    }
+};
+
+inline double head_value(const HeadTensor& tensor, int64_t batch, int64_t head) {
+    return load_as(tensor.dtype, tensor.data, batch * tensor.batch_stride + head * tensor.head_stride);
+}
+
+inline int64_t element_at(const ScoreTensor& tensor, int64_t b, int64_t h, int64_t i, int64_t j) {
+    return b * tensor.stride[0] + h * tensor.stride[1] + i * tensor.stride[2] + j * tensor.stride[3];
+}
+
+inline bool block_kept(const BlockMask& blocks, int64_t b, int64_t h, int64_t row, int64_t column) {
+    if (!blocks.has_lists) {
+        const int64_t* at = blocks.mask_stride;
+        return blocks.mask[b * at[0] + h * at[1] + row * at[2] + column * at[3]] != 0;
+    }
+    const int64_t *at = blocks.row_indices_stride, *count_at = blocks.row_counts_stride;
+    const int32_t* list = blocks.row_indices + b * at[0] + h * at[1] + row * at[2];
+    const int32_t count = blocks.row_counts[b * count_at[0] + h * count_at[1] + row * count_at[2]];
+    for (int32_t n = 0; n < count; ++n)
+        if (list[n * at[3]] == column) return true;
+    return false;
+}
+
+template <class A, class B>
+double dot(const A* a, const B* b, int64_t n) {
+    double sum = 0;
+    for (int64_t c = 0; c < n; ++c) sum += static_cast<double>(widen(a[c])) * static_cast<double>(widen(b[c]));
+    return sum;
+}
+
+struct Score {
+    double value;
+    double slope;  // d value / d (softmax_scale * q.k): below 1 where the softcap bends
+};
+
+inline Score softcapped(double z, double softcap) {
+    if (softcap == 0) return {z, 1.0};
+    const double bent = std::tanh(z / softcap);
+    return {softcap * bent, 1.0 - bent * bent};
+}
+
+template <class T>
+struct ScalarHead {
+    const AttentionProblem& problem;
+    const int64_t batch, head, key_head, length_q, length_k, shift;
+    const Rows<const T> q, k, v;
+    const double alibi_slope;
+    const DropoutMask dropout;
+
+    ScalarHead(const AttentionProblem& p, int64_t b, int64_t h)
+        : problem(p), batch(b), head(h), key_head(h / p.group_size()), length_q(p.q_rows.length(b)),
+          length_k(p.k_rows.length(b)), shift(p.mask_rule.shift(length_q, length_k)),
+          q(rows_of<const T>(p.q, p.q_rows, b, h)), k(rows_of<const T>(p.k, p.k_rows, b, key_head)),
+          v(rows_of<const T>(p.v, p.k_rows, b, key_head)),
+          alibi_slope(p.alibi_slopes.present ? head_value(p.alibi_slopes, b, h) : 0.0), dropout(p.dropout, p.heads_q, b, h) {}
+
+    // Row i sees keys in [first_key, last_key) and, of those, the ones that are visible().
+    int64_t first_key(int64_t i) const {
+        const int64_t first = problem.mask_rule.first(i, shift);
+        return first > 0 ? first : 0;
+    }
+    int64_t last_key(int64_t i) const {
+        const int64_t last = problem.mask_rule.last(i, shift);
+        return last < length_k ? last : length_k;
+    }
+    bool in_band(int64_t i, int64_t j) const { return j >= first_key(i) && j < last_key(i); }
+
+    bool visible(int64_t i, int64_t j) const {
+        const BlockMask& blocks = problem.block_mask;
+        if (blocks.present && !block_kept(blocks, batch, head, i / FLASH_BLOCK_SIZE, j / FLASH_BLOCK_SIZE)) return false;
+        const ScoreTensor& mask = problem.mask;
+        if (mask.present && !static_cast<const uint8_t*>(mask.data)[element_at(mask, batch, head, i, j)]) return false;
+        return !problem.bias.present || bias(i, j) != kMinusInfinity;  // -infinity hides, whatever it is added to
+    }
+
+    double bias(int64_t i, int64_t j) const {
+        return load_as(problem.bias.dtype, problem.bias.data, element_at(problem.bias, batch, head, i, j));
+    }
+
+    Score score(int64_t i, int64_t j) const {
+        Score s = softcapped(problem.softmax_scale * dot(q[i], k[j], problem.head_dim), problem.softcap);
+        if (problem.alibi_slopes.present)
+            s.value -= alibi_slope * static_cast<double>(std::abs(i + length_k - length_q - j));
+        if (problem.bias.present) s.value += bias(i, j);
+        return s;
+    }
+
+    // 0 or 1 / (1 - p); 1 without dropout.
+    double keep(int64_t i, int64_t j) const { return problem.dropout.active() ? dropout.factor(i, j) : 1.0; }
+};
+
+// Sums over the keys of one row: two passes, the largest score first. Used by forward and decode.
+struct SoftmaxRow {
+    double row_max = kMinusInfinity;
+    double row_sum = 0;
+
+    void see(double score) {
+        if (score > row_max || std::isnan(score)) row_max = score;
+    }
+    bool empty() const { return row_max == kMinusInfinity; }
+    // exp(score - row_max), counted in.
+    double weigh(double score) {
+        const double weight = std::exp(score - row_max);
+        row_sum += weight;
+        return weight;
+    }
+    double lse() const { return empty() ? kMinusInfinity : row_max + std::log(row_sum); }
+};
+
+}  // namespace
+}  // namespace libflash::cpu
