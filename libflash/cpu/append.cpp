@@ -53,7 +53,7 @@ void turned_row(const DecodeProblem& problem, const void* row, int64_t position,
     if (problem.rotary_cos.present) turn(problem, position, turned);
 }
 
-void append(const DecodeProblem& problem, int threads) {
+void append_new_keys(const DecodeProblem& problem, int threads) {
     if (!problem.k_new.present) return;
     with_type(problem.dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;

@@ -25,6 +25,6 @@ inline int64_t query_position(const DecodeProblem& problem, int64_t b, int64_t i
 void turned_row(const DecodeProblem& problem, const void* row, int64_t position, double* turned);
 
 // Writes k_new and v_new behind the cached keys; nothing if there are none.
-void append(const DecodeProblem& problem, int threads);
+void append_new_keys(const DecodeProblem& problem, int threads);
 
 }  // namespace libflash::cpu

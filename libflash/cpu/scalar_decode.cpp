@@ -65,7 +65,7 @@ void decode_row(const DecodeRow<T>& at, T* out, const LseRows& lse) {
 }  // namespace
 
 void scalar_decode(const DecodeProblem& problem) {
-    append(problem, 1);
+    append_new_keys(problem, 1);
     Sequences dense;
     dense.batch = problem.batch, dense.capacity = problem.seqlen_q;
     with_type(problem.dtype, [&](auto* type) {
