@@ -1,0 +1,201 @@
+// Merge: the outputs of several ranges of keys, weighted by their logsumexp.
+//
+// A group of kGroup lanes of one warp makes one row of the result. Its lanes share out the parts to find each part's weight
+// exp(lse_n - lse), leave the weights in shared memory, and then walk the channels, kVector at a time each. Every element is read
+// once and written once, so the kernel's speed is that of memory. A part of weight 0 is not read: its rows may hold anything.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include "cuda/params.h"
+
+namespace libflash::cuda::merge {
+
+constexpr int kThreads = 128;
+constexpr int kMixed = 3;  // instead of an ElementType: each part has a type of its own
+
+__device__ __forceinline__ float widen(float x) { return x; }
+__device__ __forceinline__ float widen(__half x) { return __half2float(x); }
+__device__ __forceinline__ float widen(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+__device__ __forceinline__ void narrow(float& to, float x) { to = x; }
+__device__ __forceinline__ void narrow(__half& to, float x) { to = __float2half_rn(x); }
+__device__ __forceinline__ void narrow(__nv_bfloat16& to, float x) { to = __float2bfloat16_rn(x); }
+
+// Neighbouring elements that are loaded and stored in pieces of up to 16 bytes.
+template <class T, int kCount>
+struct alignas(kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16) Pack {
+    T at[kCount];
+};
+
+template <class T, int kVector>
+__device__ __forceinline__ void accumulate(float (&sums)[kVector], const void* data, int64_t start, float weight) {
+    const auto pack = *reinterpret_cast<const Pack<T, kVector>*>(static_cast<const T*>(data) + start);
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) sums[i] += weight * widen(pack.at[i]);
+}
+
+template <class T, int kVector>
+__device__ __forceinline__ void store(void* data, int64_t start, const float (&sums)[kVector]) {
+    Pack<T, kVector> pack;
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) narrow(pack.at[i], sums[i]);
+    *reinterpret_cast<Pack<T, kVector>*>(static_cast<T*>(data) + start) = pack;
+}
+
+// Where a row of the problem stands in a tensor.
+__device__ __forceinline__ int64_t row_start(const RowTensor& tensor, int64_t batch, int64_t row, int64_t head) {
+    return batch * tensor.batch + row * tensor.row + head * tensor.head;
+}
+
+__device__ __forceinline__ float group_max(float x, int group) {
+    for (int step = group / 2; step > 0; step /= 2) {
+        const float other = __shfl_xor_sync(0xffffffffu, x, step);
+        x = other > x || other != other ? other : x;  // NaN wins
+    }
+    return x;
+}
+
+__device__ __forceinline__ float group_sum(float x, int group) {
+    for (int step = group / 2; step > 0; step /= 2) x += __shfl_xor_sync(0xffffffffu, x, step);
+    return x;
+}
+
+// Writes the weights of all parts, which add up to 1 (or are all 0 where no part has a key), and returns the logsumexp. The whole
+// warp takes part; a group whose row does not exist says so by `valid`.
+__device__ __forceinline__ float weigh(const MergeParams& p, int64_t b, int64_t i, int64_t h, bool valid, int lane, int group,
+                                       float* weights) {
+    float largest = -INFINITY;
+    for (int n = lane; n < p.count; n += group) {
+        const float lse =
+            valid ? static_cast<const float*>(p.lses[n].data)[row_start(p.lses[n], b, i, h)] : -INFINITY;
+        weights[n] = lse;
+        largest = lse > largest || lse != lse ? lse : largest;
+    }
+    largest = group_max(largest, group);
+    float sum = 0.0f;
+    for (int n = lane; n < p.count; n += group) {
+        const float weight = largest == -INFINITY ? 0.0f : expf(weights[n] - largest);
+        weights[n] = weight;
+        sum += weight;
+    }
+    sum = group_sum(sum, group);
+    const float scale = largest == -INFINITY ? 0.0f : 1.0f / sum;
+    for (int n = lane; n < p.count; n += group) weights[n] *= scale;
+    __syncwarp();
+    return largest == -INFINITY ? -INFINITY : largest + logf(sum);
+}
+
+template <int kVector, int kType>
+__device__ __forceinline__ void add_parts(const MergeParams& p, int64_t b, int64_t i, int64_t h, int channel,
+                                          const float* weights, float (&sums)[kVector]) {
+#pragma unroll 4
+    for (int n = 0; n < p.count; ++n) {
+        const float weight = weights[n];
+        if (weight == 0.0f) continue;
+        const RowTensor& part = p.outs[n];
+        const int64_t start = row_start(part, b, i, h) + channel;
+        const ElementType type = kType == kMixed ? part.type : static_cast<ElementType>(kType);
+        if (type == ElementType::f32) {
+            accumulate<float>(sums, part.data, start, weight);
+        } else if (type == ElementType::f16) {
+            accumulate<__half>(sums, part.data, start, weight);
+        } else {
+            accumulate<__nv_bfloat16>(sums, part.data, start, weight);
+        }
+    }
+}
+
+template <class Row, int kVector, int kType>
+__global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ MergeParams p, int group) {
+    extern __shared__ float weights_smem[];
+    const int lane = static_cast<int>(threadIdx.x) % group, slot = static_cast<int>(threadIdx.x) / group;
+    const int slots = kThreads / group;
+    float* weights = weights_smem + slot * p.count;
+    const int64_t rows = p.batch * p.rows * p.heads;
+
+    for (int64_t first = static_cast<int64_t>(blockIdx.x) * slots; first < rows; first += static_cast<int64_t>(gridDim.x) * slots) {
+        const bool valid = first + slot < rows;
+        const int64_t index = valid ? first + slot : rows - 1;
+        const int64_t h = index % p.heads, i = index / p.heads % p.rows, b = index / p.heads / p.rows;
+        const float lse = weigh(p, b, i, h, valid, lane, group, weights);
+        if (valid && lane == 0 && p.lse.data) static_cast<float*>(p.lse.data)[row_start(p.lse, b, i, h)] = lse;
+
+        for (int channel = lane * kVector; valid && channel < p.head_dim_v; channel += group * kVector) {
+            float sums[kVector] = {};
+            add_parts<kVector, kType>(p, b, i, h, channel, weights, sums);
+            const int64_t start = row_start(p.out, b, i, h) + channel;
+            if (p.out.type == ElementType::f32) {
+                store<float>(p.out.data, start, sums);
+            } else if (p.out.type == ElementType::f16) {
+                store<__half>(p.out.data, start, sums);
+            } else {
+                store<__nv_bfloat16>(p.out.data, start, sums);
+            }
+        }
+        __syncwarp();  // the weights are read to the end before the next row's are written
+    }
+}
+
+inline int element_bytes(ElementType type) { return type == ElementType::f32 ? 4 : 2; }
+
+// Whether `vector` neighbouring elements can be moved at once, wherever a row of the tensor begins.
+inline bool allows(const RowTensor& tensor, int vector) {
+    const int bytes = vector * element_bytes(tensor.type);
+    const uintptr_t alignment = static_cast<uintptr_t>(bytes < 16 ? bytes : 16);
+    const auto fits = [&](int64_t stride) { return static_cast<uint64_t>(stride) * element_bytes(tensor.type) % alignment == 0; };
+    return reinterpret_cast<uintptr_t>(tensor.data) % alignment == 0 && fits(tensor.batch) && fits(tensor.row) && fits(tensor.head);
+}
+
+inline int widest_vector(const MergeParams& p) {
+    for (int vector : {8, 4}) {
+        bool all = p.head_dim_v % vector == 0 && allows(p.out, vector);
+        for (int n = 0; n < p.count; ++n) all = all && allows(p.outs[n], vector);
+        if (all) return vector;
+    }
+    return 1;
+}
+
+template <class Row, int kVector, int kType>
+int launch(const MergeParams& p, cudaStream_t stream) {
+    int group = 1;
+    while (group < 32 && group * kVector < p.head_dim_v) group *= 2;
+    const int slots = kThreads / group;
+    const int64_t blocks = (p.batch * p.rows * p.heads + slots - 1) / slots;
+    const size_t smem_bytes = sizeof(float) * static_cast<size_t>(slots) * static_cast<size_t>(p.count);
+    const unsigned grid = static_cast<unsigned>(blocks < INT32_MAX ? blocks : INT32_MAX);
+    merge_kernel<Row, kVector, kType><<<grid, kThreads, smem_bytes, stream>>>(p, group);
+    return cudaGetLastError();
+}
+
+template <class Row, int kVector>
+int launch(const MergeParams& p, cudaStream_t stream) {
+    bool uniform = true;
+    for (int n = 1; n < p.count; ++n) uniform = uniform && p.outs[n].type == p.outs[0].type;
+    if (!uniform) return launch<Row, kVector, kMixed>(p, stream);
+    switch (p.outs[0].type) {
+        case ElementType::f16: return launch<Row, kVector, static_cast<int>(ElementType::f16)>(p, stream);
+        case ElementType::bf16: return launch<Row, kVector, static_cast<int>(ElementType::bf16)>(p, stream);
+        default: return launch<Row, kVector, static_cast<int>(ElementType::f32)>(p, stream);
+    }
+}
+
+}  // namespace libflash::cuda::merge
+
+namespace libflash::cuda {
+
+// Enqueues the work on `stream` and returns what cudaGetLastError() then says.
+template <class Row>
+int launch_merge(const MergeParams& p, void* stream) {
+    if (p.batch * p.rows * p.heads == 0) return cudaSuccess;
+    const auto cuda_stream = static_cast<cudaStream_t>(stream);
+    switch (merge::widest_vector(p)) {
+        case 8: return merge::launch<Row, 8>(p, cuda_stream);
+        case 4: return merge::launch<Row, 4>(p, cuda_stream);
+        default: return merge::launch<Row, 1>(p, cuda_stream);
+    }
+}
+
+}  // namespace libflash::cuda

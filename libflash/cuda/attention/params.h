@@ -1,0 +1,98 @@
+// What the attention kernels receive: small plain structs, filled by a launcher from the problem and the plan.
+#pragma once
+
+#include <cstdint>
+
+namespace libflash::cuda {
+
+// Where the rows of q, k, v, out or a gradient lie; strides in elements. Packed: batch is 0. Channels are contiguous.
+struct RowsParams {
+    void* data;
+    int64_t batch, row, head;
+};
+
+// lse, dlse: one number a row.
+struct RowNumbersParams {
+    float* data;  // may be nullptr
+    int64_t batch, row, head;
+};
+
+// Lengths of the sequences of one side; everything stays on the device.
+struct LengthsParams {
+    const int32_t* cu;    // packed: batch + 1 prefix sums, else nullptr
+    const int32_t* used;  // or nullptr
+    int32_t capacity;     // dense: rows of each batch entry; packed: rows of the tensor
+};
+
+// Lengths are below 2^29, so that sums of a length, a window and a tile stay in 32 bits.
+constexpr int32_t kUnboundedWindow = 1 << 29;
+
+struct MaskParams {
+    int32_t left, right;  // kUnboundedWindow: no bound
+    bool top_left;
+};
+
+// Tensors over scores, (batch, head, row, column) by stride; a repeated dimension has stride 0.
+struct ScoreParams {
+    const void* data;  // nullptr: absent
+    int64_t stride[4];
+    bool is_float;  // else the kernel's 16-bit type (bias)
+};
+
+struct HeadParams {
+    const void* data;  // nullptr: absent
+    int64_t batch_stride, head_stride;
+    bool is_float;
+};
+
+// Blocks of 128 x 128 that take part, by dense mask or by lists; both nullptr: all.
+struct BlockMaskParams {
+    const uint8_t* mask;
+    int64_t mask_stride[4];
+    const int32_t* counts;
+    const int32_t* indices;
+    int64_t counts_stride[3];
+    int64_t indices_stride[4];
+};
+
+struct DropoutParams {
+    uint32_t threshold;  // an entry is kept if its word is not below this
+    uint32_t seed_low, seed_high, offset_mix;
+    float keep_factor;  // 1 / (1 - p)
+    bool active;
+};
+
+// Options that only the general instance of a kernel knows.
+struct RareParams {
+    float softcap;  // 0: off
+    HeadParams alibi_slopes;
+    ScoreParams bias, mask;
+    DropoutParams dropout;
+};
+
+// Which thread block works on which rows: heads in groups whose keys and values fit the L2 cache together, all tiles of a group before the
+// next group, the longest first.
+struct ScheduleParams {
+    int32_t tiles;            // query tiles of a head (dense), or an upper bound of all sequences' tiles (packed)
+    int32_t heads_per_group;  // of the batch * heads_q (dense) or heads_q (packed) heads
+    int32_t heads;
+    bool reversed;  // later rows see more keys (causal): start with the last tile
+};
+
+struct ForwardParams {
+    RowsParams q, k, v, out;
+    RowNumbersParams lse;
+    LengthsParams q_lengths, k_lengths;
+    int32_t batch, heads_q, group_size;
+    int32_t head_dim, head_dim_v;
+    float softmax_scale;
+    float scale_log2;  // softmax_scale * log2(e)
+    MaskParams mask;
+    BlockMaskParams block_mask;
+    HeadParams sink;
+    RareParams rare;
+    ScheduleParams schedule;
+    bool vector_out;  // out may be written 16 bytes at a time
+};
+
+}  // namespace libflash::cuda

@@ -1,0 +1,78 @@
+// Which query rows a thread block works on, and how long its sequences are.
+#pragma once
+
+#include "cuda/attention/params.h"
+
+namespace libflash::cuda {
+
+// The rows of one side of one sequence.
+struct SequenceRows {
+    int32_t start;   // first row, inside the batch entry (dense) or the tensor (packed)
+    int32_t owned;   // rows of the sequence
+    int32_t length;  // rows that take part
+
+    __device__ static __forceinline__ SequenceRows of(const LengthsParams& lengths, int batch) {
+        SequenceRows rows;
+        if (lengths.cu) {
+            // Lengths come from the device unchecked: clamp them to the tensor, so that bad ones cannot reach outside it.
+            const int first = min(max(lengths.cu[batch], 0), lengths.capacity);
+            const int last = min(max(lengths.cu[batch + 1], first), lengths.capacity);
+            rows.start = first;
+            rows.owned = last - first;
+        } else {
+            rows.start = 0;
+            rows.owned = lengths.capacity;
+        }
+        rows.length = lengths.used ? min(max(lengths.used[batch], 0), rows.owned) : rows.owned;
+        return rows;
+    }
+};
+
+struct WorkTile {
+    int32_t batch, head, tile;  // batch < 0: nothing to do
+};
+
+// Packed sequences: the tile number `index` counts through the tiles of all sequences; find its sequence. One warp's worth of prefix sums
+// at a time; every warp of the block does the same.
+template <int kTileRows>
+__device__ __forceinline__ WorkTile find_packed_tile(const LengthsParams& lengths, int batch_count, int index, int head) {
+    const int lane = threadIdx.x % 32;
+    int before = 0;
+    for (int first = 0; first < batch_count; first += 32) {
+        const int batch = first + lane;
+        int tiles = 0;
+        if (batch < batch_count) tiles = (SequenceRows::of(lengths, batch).owned + kTileRows - 1) / kTileRows;
+        int sum = tiles;  // inclusive prefix sum over the warp
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const int other = __shfl_up_sync(0xffffffffu, sum, step);
+            if (lane >= step) sum += other;
+        }
+        const int total = __shfl_sync(0xffffffffu, sum, 31);
+        if (index < before + total) {
+            const unsigned past = __ballot_sync(0xffffffffu, before + sum > index);
+            const int winner = __ffs(static_cast<int>(past)) - 1;
+            const int winner_first = __shfl_sync(0xffffffffu, before + sum - tiles, winner);
+            return {first + winner, head, index - winner_first};
+        }
+        before += total;
+    }
+    return {-1, 0, 0};
+}
+
+template <int kTileRows>
+__device__ __forceinline__ WorkTile work_tile(const ForwardParams& params) {
+    const ScheduleParams& schedule = params.schedule;
+    const int group_items = schedule.heads_per_group * schedule.tiles;
+    const int group = blockIdx.x / group_items;
+    const int item = blockIdx.x % group_items;
+    const int heads_here = min(schedule.heads_per_group, schedule.heads - group * schedule.heads_per_group);
+    const int head = group * schedule.heads_per_group + item % heads_here;
+    int tile = item / heads_here;
+    if (tile >= schedule.tiles) return {-1, 0, 0};
+    if (schedule.reversed) tile = schedule.tiles - 1 - tile;
+    if (params.q_lengths.cu) return find_packed_tile<kTileRows>(params.q_lengths, params.batch, tile, head);
+    return {head / params.heads_q, head % params.heads_q, tile};
+}
+
+}  // namespace libflash::cuda

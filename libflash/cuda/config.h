@@ -1,0 +1,22 @@
+// What a row of kernels.table says, as a value: kernels read it at compile time, the registry at run time. No CUDA header.
+#pragma once
+
+#include <cstdint>
+
+namespace libflash::cuda {
+
+enum class RowType : int32_t { any_, f16_, bf16_, f32_ };
+
+enum class Operation : int32_t { merge };
+
+struct KernelConfig {
+    const char* name;
+    const char* operation;
+    const char* room;  // "any": every GPU the build has code for; "sm80", "sm90"
+    RowType dtype;
+    int head_dim, head_dim_v;  // the largest; 0: whatever comes
+    int tile_q, tile_k;        // 0: none
+    int stages;                // 0: none
+};
+
+}  // namespace libflash::cuda

@@ -1,0 +1,25 @@
+// What the rest of the library sees of the CUDA backend: the rows that were compiled, and one function for each operation that turns a
+// problem into a launch. No CUDA header. Only in builds with the CUDA part (LIBFLASH_BUILD_CUDA in build_info.h).
+#pragma once
+
+#include "cuda/config.h"
+#include "cuda/params.h"
+#include "problem/merge.h"
+
+namespace libflash::cuda {
+
+// Enqueues a kernel on a stream; what cudaGetLastError() says then.
+template <Operation op> using Launcher = int (*)(const LaunchParams<op>&, void* stream);
+
+struct Row {
+    KernelConfig config;
+    Launcher<Operation::merge> merge;  // of the operation's launchers the one of this row; the others are null
+};
+
+// The rows of this build, in order of preference within an operation. `count` receives the number.
+const Row* all_rows(int* count);
+
+// Runs `row` on the problem's device, on `stream`; the caller's current device is the same afterwards. Throws Error (CUDA).
+void merge(const Row& row, const MergeProblem& problem, void* stream);
+
+}  // namespace libflash::cuda

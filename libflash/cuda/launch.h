@@ -1,0 +1,38 @@
+// Around every launch: the right device, and an error in words.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <string>
+
+#include "problem/error.h"
+
+namespace libflash::cuda {
+
+inline void check(int code, const char* what) {
+    if (code == cudaSuccess) return;
+    const auto error = static_cast<cudaError_t>(code);
+    throw Error(FLASH_STATUS_CUDA, std::string(what) + ": " + cudaGetErrorName(error) + ": " + cudaGetErrorString(error));
+}
+
+// Makes `device` the current one as long as the guard lives; a device that is current already costs one query.
+class DeviceGuard {
+public:
+    explicit DeviceGuard(int device) {
+        check(cudaGetDevice(&before_), "cudaGetDevice");
+        if (before_ == device) return;
+        check(cudaSetDevice(device), "cudaSetDevice");
+        changed_ = true;
+    }
+    ~DeviceGuard() {
+        if (changed_) cudaSetDevice(before_);
+    }
+    DeviceGuard(const DeviceGuard&) = delete;
+    DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+private:
+    int before_ = 0;
+    bool changed_ = false;
+};
+
+}  // namespace libflash::cuda

@@ -1,0 +1,49 @@
+// Merge: from the problem to the parameters of the kernel, and its launch.
+#include "cuda/kernels.h"
+#include "cuda/launch.h"
+
+namespace libflash::cuda {
+namespace {
+
+static_assert(kMergeMax == FLASH_MERGE_MAX, "the header and the kernel agree on the number of parts");
+
+ElementType element_type(DType dtype) {
+    switch (dtype) {
+        case DType::f16: return ElementType::f16;
+        case DType::bf16: return ElementType::bf16;
+        case DType::f32: return ElementType::f32;
+        default: throw Error(FLASH_STATUS_INTERNAL, "merge: a type without CUDA kernel reached the launch");
+    }
+}
+
+// Strides of dimensions of one element mean nothing to the caller; zero keeps them from deciding about vector width.
+RowTensor row_tensor(const MergeProblem& problem, const TensorView& tensor, const RowStrides& strides) {
+    return {tensor.data, problem.batch > 1 ? strides.batch : 0, problem.rows > 1 ? strides.row : 0,
+            problem.heads > 1 ? strides.head : 0, element_type(tensor.dtype), 0};
+}
+
+MergeParams make_params(const MergeProblem& problem) {
+    MergeParams params{};
+    params.batch = problem.batch;
+    params.rows = problem.rows;
+    params.heads = problem.heads;
+    params.head_dim_v = static_cast<int32_t>(problem.head_dim_v);
+    params.count = problem.count;
+    params.out = row_tensor(problem, problem.out, row_strides(problem.out));
+    if (problem.lse.present) params.lse = row_tensor(problem, problem.lse, lse_strides(problem.lse));
+    for (int n = 0; n < problem.count; ++n) {
+        params.outs[n] = row_tensor(problem, problem.outs[n], row_strides(problem.outs[n]));
+        params.lses[n] = row_tensor(problem, problem.lses[n], lse_strides(problem.lses[n]));
+    }
+    return params;
+}
+
+}  // namespace
+
+void merge(const Row& row, const MergeProblem& problem, void* stream) {
+    const MergeParams params = make_params(problem);
+    const DeviceGuard guard(problem.device.id);
+    check(row.merge(params, stream), "merge");
+}
+
+}  // namespace libflash::cuda

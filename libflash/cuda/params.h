@@ -1,0 +1,40 @@
+// What kernels receive: small structs of plain values, passed by value. Strides are in elements. No CUDA header, so that the host
+// side can fill them in.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/config.h"
+
+namespace libflash::cuda {
+
+enum class ElementType : int32_t { f16, bf16, f32 };
+
+// A tensor of rows of contiguous channels, or with `row`s of single numbers (lse).
+struct RowTensor {
+    void* data;
+    int64_t batch, row, head;
+    ElementType type;
+    int32_t reserved;
+};
+
+constexpr int kMergeMax = 64;
+
+struct MergeParams {
+    int64_t batch, rows, heads;
+    int32_t head_dim_v;
+    int32_t count;
+    RowTensor out;
+    RowTensor lse;  // data is null when it is not asked for
+    RowTensor outs[kMergeMax];
+    RowTensor lses[kMergeMax];
+};
+static_assert(sizeof(MergeParams) <= 32764, "kernel parameters are limited to 32764 bytes");
+
+template <Operation> struct ParamsOf;
+template <> struct ParamsOf<Operation::merge> {
+    using type = MergeParams;
+};
+template <Operation op> using LaunchParams = typename ParamsOf<op>::type;
+
+}  // namespace libflash::cuda

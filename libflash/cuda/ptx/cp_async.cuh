@@ -1,0 +1,26 @@
+// Asynchronous 16-byte copies from global to shared memory (sm_80), in groups that can be waited for.
+#pragma once
+
+#include <cstdint>
+
+namespace libflash::cuda {
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+    return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// Copies 16 bytes, or writes 16 zero bytes if not `valid`; the source must be a legal address either way.
+__device__ __forceinline__ void cp_async_16(uint32_t smem_address, const void* global, bool valid) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(smem_address), "l"(global), "r"(valid ? 16 : 0)
+                 : "memory");
+}
+
+__device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most `kPending` of the youngest groups of this thread are still under way.
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+}  // namespace libflash::cuda

@@ -1,0 +1,35 @@
+// Single instructions of arithmetic: base-2 exponential, conversion of float pairs to 16-bit pairs.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace libflash::cuda {
+
+// 2^x; results below 2^-126 are 0. Largest relative error 2^-22 (PTX ISA). The plain form costs three more instructions.
+__device__ __forceinline__ float exp2_approx(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// Rounds to nearest even; `low` goes to the low half.
+__device__ __forceinline__ uint32_t pack_pair(float low, float high, __nv_bfloat16) {
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+__device__ __forceinline__ uint32_t pack_pair(float low, float high, __half) {
+    uint32_t pair;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+__device__ __forceinline__ float to_float(float x) { return x; }
+
+}  // namespace libflash::cuda

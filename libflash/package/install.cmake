@@ -1,0 +1,30 @@
+# What `cmake --install` puts where: the library, its header, the CMake package, the pkg-config file. In a wheel the library is one
+# file, because wheels hold no links and would carry it once for each of its three names.
+include(CMakePackageConfigHelpers)
+
+if(SKBUILD)
+  set(CMAKE_INSTALL_LIBDIR lib)
+  set(CMAKE_INSTALL_INCLUDEDIR include)
+  set(namelink NAMELINK_SKIP)
+  set(LIBFLASH_PC_LIB "-l:libflash.so.0")
+else()
+  set_target_properties(libflash PROPERTIES VERSION ${PROJECT_VERSION})
+  set(namelink "")
+  set(LIBFLASH_PC_LIB "-lflash")
+endif()
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/libflash)
+
+install(TARGETS libflash EXPORT libflash-targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ${namelink}
+        INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(FILES ${PROJECT_SOURCE_DIR}/include/libflash.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+install(EXPORT libflash-targets NAMESPACE libflash:: DESTINATION ${package_dir})
+
+# While the major version is 0 a minor version may change the interface.
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/libflash-config-version.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_CURRENT_LIST_DIR}/libflash-config.cmake ${PROJECT_BINARY_DIR}/libflash-config-version.cmake
+        DESTINATION ${package_dir})
+
+file(RELATIVE_PATH LIBFLASH_PC_UP /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+string(REGEX REPLACE "/$" "" LIBFLASH_PC_UP "${LIBFLASH_PC_UP}")
+configure_file(${CMAKE_CURRENT_LIST_DIR}/libflash.pc.in ${PROJECT_BINARY_DIR}/libflash.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/libflash.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
