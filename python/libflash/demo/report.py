@@ -1,0 +1,106 @@
+"""What is said around the table: what is about to run and why, and what the figures mean."""
+
+from __future__ import annotations
+
+import textwrap
+
+import numpy as np
+
+import libflash
+from libflash.demo.ask import Answer
+from libflash.demo.measure import GUESSES, Measurement
+from libflash.demo.model import HEAD_DIM, HEADS, SHARPNESS
+from libflash.demo.table import RULE, Row, bytes_text, measurements, time_text
+from libflash.demo.text import RETOLD, TOLD_FIRST, Text
+
+COLUMN = 10
+MODEL = f"""one causal attention layer, {HEADS} heads of {HEAD_DIM}, float32, nothing trained: each word looks for earlier places
+where the text stood as it stands now, and reads what came next there"""
+COLUMNS = f"""time: median of a call. memory: growth of the process's peak during a call, result included. error: largest
+difference from float64. guessed: next words guessed right, always the last {GUESSES} of the text"""
+
+
+def introduction(text: Text, longest: int, threads: int) -> str:
+    row = np.broadcast_to(np.float32(0), (1, longest, HEADS, HEAD_DIM))  # the shape of a long text, without its memory
+    why = libflash.explain(row, row, row, causal=True, softmax_scale=SHARPNESS)
+    size = f"{len(text.topics)} topics of pydoc_data, {text.characters:,} characters, {len(text.ids):,} words"
+    parts = [
+        f"libflash {libflash.__version__}: exact attention over the text of Python's own documentation\n",
+        item("text", size),
+        item("model", MODEL),
+        item("threads", f"{threads}, for both methods; NumPy {np.__version__}"),
+        item("backend", why),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def item(name: str, text: str) -> str:
+    """A name in the left column and its text beside it, wrapped."""
+    margin = " " * COLUMN
+    return textwrap.fill(" ".join(text.split()), len(RULE), initial_indent=f"{name:<{COLUMN}}", subsequent_indent=margin)
+
+
+def conclusion(rows: list[Row], distance: int | None) -> str:
+    parts = [item("columns", COLUMNS), item("numbers", numbers(rows)), *gains(rows)]
+    if distance is not None:
+        parts.append(item("meaning", meaning(rows, distance)))
+    return "\n".join(parts)
+
+
+def numbers(rows: list[Row]) -> str:
+    shares = [m.error_of_bound for m in measurements(rows, "libflash")]
+    if not shares:
+        return "no result of libflash to compare"
+    if not max(shares) <= 1:
+        return f"WRONG: libflash differs from float64 by up to {max(shares):.3g} times what float32 rounding explains"
+    return f"""the same: every checked value of libflash is within the rounding error of float32 arithmetic from the float64
+        result (at most {100 * max(shares):.0f} % of that bound)"""
+
+
+def gains(rows: list[Row]) -> list[str]:
+    """Time and memory at the longest text that both methods ran."""
+    both = [(r.standard, r.libflash) for r in rows if isinstance(r.standard, Measurement) and isinstance(r.libflash, Measurement)]
+    if not both:
+        return []
+    standard, own = both[-1]
+    where = f"at {own.seqlen} words"
+    seconds, size = (time_text(own.seconds), time_text(standard.seconds)), (own.memory_bytes, standard.memory_bytes)
+    less = f": {size[1] / size[0]:.0f} times less" if size[0] > 0 else ""
+    return [
+        item("time", f"{where} {seconds[0]} for {seconds[1]}: {times(standard.seconds / own.seconds)}"),
+        item("memory", f"""{where} {bytes_text(size[0])} for {bytes_text(size[1])}{less}. With twice the words, standard attention
+            takes 4 times the memory and libflash twice"""),
+    ]  # fmt: skip
+
+
+def times(ratio: float) -> str:
+    return f"{ratio:.1f} times faster" if ratio >= 1 else f"{1 / ratio:.1f} times slower"
+
+
+def meaning(rows: list[Row], distance: int) -> str:
+    """What the longer memory bought."""
+    found = measurements(rows, "libflash")
+    short = [m for m in found if m.seqlen < distance]
+    long = [m for m in found if m.seqlen > distance]
+    story = f"the passage at the end, from {RETOLD!r}, was told once before, {distance:,} words earlier, in {TOLD_FIRST!r}"
+    if not (short and long):
+        return f"{story}; no text above reaches that far" if short else story
+    few, many = short[-1], long[0]
+    return f"""{story}. With a memory of {few.seqlen} words {100 * few.guessed:.0f} % of the next words are guessed right, with
+        {many.seqlen} words {100 * many.guessed:.0f} %"""
+
+
+def quotation(phrase: str, answer: Answer) -> str:
+    text = f'"{phrase}" ...{answer.words}'
+    source = f"(read in {answer.topic!r}; {time_text(answer.seconds_per_word)} a word)"
+    return textwrap.indent("\n".join([*textwrap.wrap(text, len(RULE) - 4), source]), "  ")
+
+
+def complaints(rows: list[Row], answers: list[Answer]) -> list[str]:
+    """What went wrong, a line each."""
+    failed = [f"{r.seqlen} words: {r.libflash}" for r in rows if isinstance(r.libflash, str) and r.libflash.startswith("failed")]
+    shares = [(f"{m.seqlen} words", m.error_of_bound) for m in measurements(rows, "libflash")]
+    shares += [("decode", answer.error_of_bound) for answer in answers]
+    return failed + [
+        f"{where}: {share:.3g} times the rounding bound away from float64" for where, share in shares if not share <= 1
+    ]

@@ -1,0 +1,71 @@
+"""The text: Python's own language reference, which every Python carries as `pydoc_data.topics`."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import re
+from pydoc_data import topics as pydoc_topics
+
+import numpy as np
+
+# A word with the blank before it, or a run of one punctuation mark: joining the words gives the text back.
+WORD = re.compile(r" ?(?:\w+|([^\w\s])\1*)")
+
+# The reference tells some passages twice. This one ends a section of `specialnames`; its first telling, the topic
+# `sequence-types`, is more words earlier than standard attention has memory for.
+TOLD_FIRST, RETOLD = "sequence-types", "specialnames"
+TAIL = 24  # words that tell a passage's end from any other place
+
+
+@dataclasses.dataclass(frozen=True)
+class Text:
+    words: list[str]
+    ids: np.ndarray  # int64, one per word
+    vocabulary: list[str]  # of the ids
+    topics: list[str]
+    starts: list[int]  # where each topic begins, in words
+    characters: int
+
+    def topic_at(self, position: int) -> str:
+        return self.topics[max(bisect.bisect_right(self.starts, position) - 1, 0)]
+
+    def encode(self, phrase: str) -> np.ndarray:
+        """Ids of the phrase's words; words that the text never uses are left out."""
+        known = {word: i for i, word in enumerate(self.vocabulary)}
+        return np.array([known[word] for word in split(phrase) if word in known], dtype=np.int64)
+
+
+def split(text: str) -> list[str]:
+    """Words of a text; line breaks and indentation count as one blank."""
+    return [match.group(0) for match in WORD.finditer(" " + " ".join(text.split()))]
+
+
+def load() -> Text:
+    """The whole reference, topics in alphabetical order."""
+    topics = sorted(pydoc_topics.topics)
+    words: list[str] = []
+    starts = []
+    for topic in topics:
+        starts.append(len(words))
+        words += split(pydoc_topics.topics[topic])
+    vocabulary = sorted(set(words))
+    number = {word: i for i, word in enumerate(vocabulary)}
+    ids = np.array([number[word] for word in words], dtype=np.int64)
+    return Text(words, ids, vocabulary, topics, starts, sum(len(pydoc_topics.topics[t]) for t in topics))
+
+
+def passage(text: Text) -> tuple[int, int | None]:
+    """(end of the passage to be read, how many words earlier it was told first).
+
+    A Python whose reference tells nothing twice gives the end of the text and None.
+    """
+    if TOLD_FIRST in text.topics and RETOLD in text.topics:
+        first = text.topics.index(TOLD_FIRST)
+        first_end = text.starts[first + 1]
+        tail = text.words[first_end - TAIL : first_end]
+        retold = text.topics.index(RETOLD)
+        for end in range(text.starts[retold] + TAIL, text.starts[retold + 1]):
+            if text.words[end - TAIL : end] == tail:
+                return end, end - first_end
+    return len(text.words), None
