@@ -1,0 +1,63 @@
+"""Which probabilities dropout keeps: the definition that every backend follows.
+
+Element (row, column) of query head `head` in sequence `batch` owns one 32-bit word of Philox4x32-10:
+
+    key     = (seed low 32 bits, seed high 32 bits)
+    counter = (column >> 2,
+               row,
+               (batch * heads_q + head) mod 2^32,
+               offset low 32 bits  XOR  (offset high 32 bits * 0x9E3779B9 mod 2^32))
+
+The four output words belong to columns 4*(column >> 2) .. +3, in order. The element is kept iff
+word >= floor(dropout_p * 2^32), the product taken in float64; a kept probability is multiplied by
+1/(1 - dropout_p).
+
+`row` and `column` count inside the sequence, so neither packing nor tiling nor splitting changes the mask.
+Compare implementations with a `dropout_p` that float32 holds exactly: the threshold is that of the value
+passed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+ROUNDS = 10
+MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
+KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+LOW = np.uint64(0xFFFFFFFF)
+HIGH_SHIFT = np.uint64(32)
+
+
+def philox4x32(counter: tuple, key: tuple[int, int]) -> tuple[np.ndarray, ...]:
+    """Ten rounds of Philox4x32 over broadcast arrays of counters; four arrays of 32-bit words, as uint64."""
+    c0, c1, c2, c3 = np.broadcast_arrays(*(np.asarray(c, dtype=np.uint64) for c in counter))
+    k0, k1 = key
+    for _ in range(ROUNDS):
+        product0, product1 = MULTIPLIERS[0] * c0, MULTIPLIERS[1] * c2  # 32 x 32 bits fit in 64
+        c0, c1, c2, c3 = (
+            (product1 >> HIGH_SHIFT) ^ c1 ^ np.uint64(k0),
+            product1 & LOW,
+            (product0 >> HIGH_SHIFT) ^ c3 ^ np.uint64(k1),
+            product0 & LOW,
+        )
+        k0, k1 = (k0 + KEY_STEPS[0]) & 0xFFFFFFFF, (k1 + KEY_STEPS[1]) & 0xFFFFFFFF
+    return c0, c1, c2, c3
+
+
+def random_words(seed: int, offset: int, sequence_head: int, rows: int, columns: int) -> np.ndarray:
+    """The (rows, columns) words of one head; `sequence_head` is batch * heads_q + head."""
+    key = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
+    offset_low, offset_high = offset & 0xFFFFFFFF, (offset >> 32) & 0xFFFFFFFF
+    c3 = offset_low ^ (offset_high * 0x9E3779B9 & 0xFFFFFFFF)
+    quads = np.arange((columns + 3) // 4, dtype=np.uint64)[None, :]
+    row = np.arange(rows, dtype=np.uint64)[:, None]
+    words = philox4x32((quads, row, sequence_head & 0xFFFFFFFF, c3), key)
+    return np.stack(words, axis=-1).reshape(rows, 4 * quads.size)[:, :columns]
+
+
+def keep_mask(
+    dropout_p: float, seed: int, offset: int, batch: int, heads_q: int, head: int, rows: int, columns: int
+) -> np.ndarray:
+    """Bool (rows, columns): true where the probability survives."""
+    threshold = np.uint64(np.floor(np.float64(dropout_p) * 2.0**32))
+    return random_words(seed, offset, batch * heads_q + head, rows, columns) >= threshold

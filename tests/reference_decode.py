@@ -1,0 +1,168 @@
+"""Attention over a KV cache in float64, and the merge of results over several key ranges.
+
+A cache is (batch, capacity, heads_k, head_dim), or pages (num_pages, page_size, heads_k, head_dim) with a
+`block_table` (batch, columns): position t of sequence b lies in row t % page_size of page
+block_table[b, t // page_size]. A page number out of range is a page that is absent: its keys are not visible,
+and nothing is written to it. `cache_batch_idx` names the cache row of each sequence, in place of pages.
+
+`cache_seqlens` positions are filled (default: the whole capacity, or none when there are new keys). New `k`,
+`v` go to positions cache_seqlens + i, rounded to the cache's dtype, k after rotary at that position. q turns
+by position cache_seqlens + i when causal or windowed, else every row by cache_seqlens. Then q attends to the
+cache, new keys included; positions before `cache_leftpad` are hidden.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from reference import NEG_INF, forward
+
+
+@dataclasses.dataclass
+class Gathered:
+    """A decode call as the dense problem it means: `forward(q, k, v, **options)`."""
+
+    q: np.ndarray  # float64, turned
+    k: np.ndarray  # (batch, longest, heads_k, head_dim), in the cache's dtype
+    v: np.ndarray
+    options: dict
+    k_cache: np.ndarray  # after the append
+    v_cache: np.ndarray
+
+
+@dataclasses.dataclass
+class Decoded:
+    out: np.ndarray
+    lse: np.ndarray
+    k_cache: np.ndarray
+    v_cache: np.ndarray
+
+
+def decode(q: np.ndarray, k_cache: np.ndarray, v_cache: np.ndarray, **options) -> Decoded:
+    """Keyword arguments as for `gather`; the caches given are left as they are, new ones are returned."""
+    dense = gather(q, k_cache, v_cache, **options)
+    out, lse = forward(dense.q, dense.k, dense.v, **dense.options)
+    return Decoded(out, lse, dense.k_cache, dense.v_cache)
+
+
+def gather(
+    q: np.ndarray,
+    k_cache: np.ndarray,
+    v_cache: np.ndarray,
+    *,
+    cache_seqlens: np.ndarray | int | None = None,
+    block_table: np.ndarray | None = None,
+    cache_batch_idx: np.ndarray | None = None,
+    cache_leftpad: np.ndarray | None = None,
+    k: np.ndarray | None = None,
+    v: np.ndarray | None = None,
+    rotary_cos: np.ndarray | None = None,
+    rotary_sin: np.ndarray | None = None,
+    rotary_interleaved: bool = True,
+    causal: bool = True,
+    window_size: tuple[int, int] = (-1, -1),
+    **score_options,
+) -> Gathered:
+    """Turn, append, and lay the keys of each sequence side by side."""
+    if block_table is not None and cache_batch_idx is not None:
+        raise ValueError("cache_batch_idx names rows of a contiguous cache; with block_table there are none")
+    batch, seqlen_q = q.shape[:2]
+    k_cache, v_cache = k_cache.copy(), v_cache.copy()
+    capacity = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
+    appended = 0 if k is None else k.shape[1]
+    if cache_seqlens is None:
+        cache_seqlens = capacity if k is None else 0
+    filled = np.clip(np.broadcast_to(cache_seqlens, (batch,)).astype(np.int64), 0, capacity)
+    lengths = np.minimum(filled + appended, capacity)
+
+    q = q.astype(np.float64)
+    if rotary_cos is not None:
+        moving = causal or tuple(window_size) != (-1, -1)
+        steps = np.arange(seqlen_q) if moving else np.zeros(seqlen_q, dtype=np.int64)
+        q = rotate(q, filled[:, None] + steps, rotary_cos, rotary_sin, rotary_interleaved)
+        if k is not None:
+            k = rotate(k, filled[:, None] + np.arange(appended), rotary_cos, rotary_sin, rotary_interleaved)
+
+    longest = int(lengths.max(initial=0))
+    dense_k = np.zeros((batch, longest, *k_cache.shape[2:]), dtype=k_cache.dtype)
+    dense_v = np.zeros((batch, longest, *v_cache.shape[2:]), dtype=v_cache.dtype)
+    visible = np.zeros((batch, 1, 1, longest), dtype=bool)
+    places = [cache_places(b, capacity, k_cache.shape, block_table, cache_batch_idx) for b in range(batch)]
+    for b, (rows, columns, present) in enumerate(places):
+        for i in range(lengths[b] - filled[b]):
+            t = filled[b] + i
+            if present[t]:
+                k_cache[rows[t], columns[t]] = k[b, i].astype(k_cache.dtype)
+                v_cache[rows[t], columns[t]] = v[b, i].astype(v_cache.dtype)
+    for b, (rows, columns, present) in enumerate(places):
+        here = np.flatnonzero(present[: lengths[b]])
+        dense_k[b, here] = k_cache[rows[here], columns[here]]
+        dense_v[b, here] = v_cache[rows[here], columns[here]]
+        visible[b, 0, 0, here] = here >= (0 if cache_leftpad is None else cache_leftpad[b])
+    options = dict(causal=causal, window_size=window_size, seqused_k=lengths, mask=visible, **score_options)
+    return Gathered(q, dense_k, dense_v, options, k_cache, v_cache)
+
+
+def cache_places(
+    b: int, capacity: int, shape: tuple, block_table: np.ndarray | None, cache_batch_idx: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For every position of sequence b: index into the cache's first two axes, and whether it exists."""
+    t = np.arange(capacity)
+    if block_table is not None:
+        rows, columns = block_table[b][t // shape[1]].astype(np.int64), t % shape[1]
+    else:
+        rows, columns = np.full(capacity, b if cache_batch_idx is None else int(cache_batch_idx[b])), t
+    return rows, columns, (rows >= 0) & (rows < shape[0])
+
+
+def rotate(x: np.ndarray, positions: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: bool) -> np.ndarray:
+    """Turn pairs among the first 2 * cos.shape[1] dims of x (batch, seqlen, heads, dim) by position.
+
+    A pair is (2i, 2i + 1) when interleaved, else (i, i + rotary_dim / 2).
+    """
+    half = cos.shape[1]
+    c, s = (table.astype(np.float64)[positions][:, :, None, :] for table in (cos, sin))
+    first, second = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(half), slice(half, 2 * half))
+    x = x.astype(np.float64)
+    out = x.copy()
+    out[..., first] = x[..., first] * c - x[..., second] * s
+    out[..., second] = x[..., first] * s + x[..., second] * c
+    return out
+
+
+@np.errstate(all="ignore")
+def merge_weights(lses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(weights, lse): the share of each part, 0 in a row that no part has keys for."""
+    lses = np.asarray(lses, dtype=np.float64)
+    top = lses.max(axis=0, initial=NEG_INF)
+    top = np.where(top == NEG_INF, 0.0, top)
+    e = np.exp(lses - top)
+    total = e.sum(axis=0)
+    lse = np.where(total == 0, NEG_INF, top + np.log(np.where(total == 0, 1.0, total)))
+    return e / np.where(total == 0, 1.0, total), lse
+
+
+def merge(outs: np.ndarray, lses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(o, lse) over the union of disjoint key ranges, from each range's own; parts stand on axis 0.
+
+    outs (parts, ..., rows, heads, head_dim_v), lses (parts, ..., heads, rows). A part with lse = -inf adds
+    nothing, whatever its out holds.
+    """
+    weights, lse = merge_weights(lses)
+    shares = np.swapaxes(weights, -1, -2)[..., None]
+    return weighted(shares, np.asarray(outs).astype(np.float64)).sum(axis=0), lse
+
+
+@np.errstate(all="ignore")
+def weighted(shares: np.ndarray, values: np.ndarray) -> np.ndarray:
+    return np.where(shares != 0, shares * values, 0.0)
+
+
+def merge_backward(dout: np.ndarray, dlse: np.ndarray, outs: np.ndarray, lses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(douts, dlses): gradients of `merge`, parts stacked on axis 0."""
+    weights, _ = merge_weights(lses)
+    o, _ = merge(outs, lses)
+    shares = np.swapaxes(weights, -1, -2)
+    from_out = weighted(shares, (dout * (np.asarray(outs).astype(np.float64) - o)).sum(axis=-1))
+    return weighted(shares[..., None], dout), np.swapaxes(from_out, -1, -2) + weighted(weights, dlse)

@@ -1,0 +1,262 @@
+"""The rule that decides whether a result is right.
+
+    T1  every element: |X - X64| <= bX, no exceptions
+    T2  statistics: root mean square error over its prediction, per row and over the whole tensor
+    T3  bias, generic random fills only: the error of o and dv must not correlate with their value
+    LSE -inf exactly where no key is visible, else within bLSE
+
+besides: rows with nothing visible are exactly zero, a NaN stands where the truth has one and nowhere else.
+The limits come from error_bounds. `check` raises AssertionError with every finding; it returns the ratios (1
+is the limit), and whether the case was vacuous. The rule that others quote, "twice the error of eager
+attention in low precision", is computed on request and never decides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import cached_property
+
+import numpy as np
+from eager import eager
+from error_bounds import HeadBounds, Model, Tensor
+from reference import (
+    NEG_INF,
+    Gradients,
+    Options,
+    add_head,
+    empty_outputs,
+    head_backward,
+    head_cotangents,
+    head_output,
+    heads,
+    softmax,
+    zero_gradients,
+)
+from rounding import DTYPES, ROUNDING, Rounding
+
+ROW_LIMIT = {"o": 2.5}  # T2 per row; every other tensor:
+ROW_LIMIT_GRADIENT = 6.0
+SHORT_ROW, SHORT_ROW_FACTOR = 16, 1.6
+WHOLE_LIMIT = {"o": 1.5, "dv": 1.5}  # T2 over the tensor; every other tensor:
+WHOLE_LIMIT_GRADIENT = 2.0
+WHOLE_LIMIT_SMALL = 4.0  # fewer than 17 rows or keys, or few elements: no statistics to speak of
+FEW_ELEMENTS = 256
+BIAS_SIGMAS = 6.0
+
+
+@dataclasses.dataclass
+class Report:
+    """Ratios of one tensor; above 1 is a failure (two_times alone never decides)."""
+
+    t1: float = 0.0
+    t2_row: float = 0.0
+    t2: float = 0.0
+    t3: float = 0.0
+    rms: float = 0.0  # root mean square error relative to that of the exact values
+    two_times: float | None = None
+    vacuous: bool = False
+
+
+@dataclasses.dataclass
+class Expected:
+    """Exact results of one problem, each with its limits."""
+
+    tensors: dict[str, Tensor]
+    problem: dict  # what `expect` was given, for the eager comparison
+    generic: bool  # random fill without structure: errors have no preferred sign
+    small: bool
+    visible_pairs: int
+
+    @cached_property
+    def vacuous(self) -> bool:
+        """Nothing visible, or an output almost all zeros: passing such a case proves little."""
+        o = self.tensors["o"].exact
+        return self.visible_pairs == 0 or bool(np.count_nonzero(o) < 0.1 * o.size)
+
+    @cached_property
+    def eager_error(self) -> dict[str, float]:
+        """Largest error of plain attention with every intermediate in the storage type."""
+        return {name: worst(x, self.tensors[name].exact) for name, x in eager(**self.problem).items()}
+
+
+@np.errstate(all="ignore")
+def expect(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    *,
+    dout: np.ndarray | None = None,
+    dlse: np.ndarray | None = None,
+    generic: bool = False,
+    exp_error: float | None = None,
+    tanh_error: float | None = None,
+    score_ulps: float = 0.0,
+    **options,
+) -> Expected:
+    """Exact o and lse with their limits, gradients too if `dout` is given; the errors: error_bounds.Model."""
+    opt = Options(**options)
+    model = Model(ROUNDING[v.dtype], exp_error, tanh_error, score_ulps)
+    o, lse = empty_outputs(q, v, opt)
+    total = zero_gradients(q, k, v, opt)
+    tensors = empty_tensors(o, lse, None if dout is None else total, v.dtype, opt)
+    visible_pairs, few = 0, []
+    for head in heads(q, k, v, opt):
+        weights = softmax(head)
+        o[head.at_q], lse[head.at_lse] = value, _ = head_output(head, weights), weights.lse
+        bounds = HeadBounds(model, head, weights, value)
+        bounds.add_output(tensors["o"], tensors["lse"])
+        visible_pairs += int(head.visible.sum())
+        few.append(min(head.visible.shape) < 17)
+        if dout is not None:
+            cotangents = head_cotangents(head, dout, dlse)
+            grad = head_backward(head, weights, value, *cotangents)
+            add_head(total, head, grad, opt)
+            bounds.add_gradients(tensors, grad, *cotangents)
+    problem = dict(q=q, k=k, v=v, dout=dout, dlse=dlse, **options)
+    return Expected(tensors, problem, generic, sum(few) * 2 >= len(few), visible_pairs)
+
+
+def empty_tensors(o: np.ndarray, lse: np.ndarray, total: Gradients | None, dtype: np.dtype, opt: Options) -> dict[str, Tensor]:
+    """The outputs asked for, limits still zero; their exact arrays are those given, filled head by head."""
+    rows_q, rows_k = packed_rows(opt.cu_seqlens_q), packed_rows(opt.cu_seqlens_k)
+    lse_type = DTYPES["fp64" if dtype == np.float64 else "fp32"]
+    tensors = {"o": tensor(o, dtype, (rows_q,)), "lse": tensor(lse, lse_type, (slice(None), rows_q))}
+    if opt.cu_seqlens_q is None:
+        tensors["lse"].owned = (slice(None),)
+    if total is not None:
+        tensors["dq"] = tensor(total.dq, dtype, (rows_q,))
+        tensors |= {name: tensor(getattr(total, name), dtype, (rows_k,)) for name in ("dk", "dv")}
+        seqlen_k = len(total.dk) if total.dk.ndim == 3 else total.dk.shape[1]
+        pairs = {"dbias": lse.size * seqlen_k, "dsink": lse.size}
+        for name, given in {"dbias": opt.bias, "dsink": opt.learnable_sink}.items():
+            if given is not None:
+                tensors[name] = tensor(getattr(total, name), given.dtype)
+                tensors[name].terms = max(pairs[name] // max(given.size, 1), 1)
+    return tensors
+
+
+def packed_rows(cu_seqlens: np.ndarray | None) -> slice:
+    return slice(None) if cu_seqlens is None else slice(int(cu_seqlens[0]), int(cu_seqlens[-1]))
+
+
+def tensor(exact: np.ndarray, dtype: np.dtype, owned: tuple = (slice(None),)) -> Tensor:
+    limit, variance, noise = (np.zeros(exact.shape) for _ in range(3))
+    return Tensor(exact, limit, variance, np.dtype(dtype), noise, np.ones(exact.shape[:-1], dtype=bool), owned)
+
+
+def check(result: Mapping[str, object], expected: Expected, *, label: str = "", two_times: bool = False) -> dict[str, Report]:
+    """Judge the tensors in `result` (any of o, lse, dq, dk, dv, dbias, dsink; None is skipped) by name."""
+    reports, findings = {}, []
+    for name, value in result.items():
+        if value is None:
+            continue
+        if name not in expected.tensors:
+            raise KeyError(f"{name} is not among the expected {sorted(expected.tensors)}")
+        reports[name] = judge(name, np.asarray(value), expected, findings)
+        if two_times and name in expected.eager_error:
+            error = worst(np.asarray(value), expected.tensors[name].exact)
+            reports[name].two_times = error / (2 * expected.eager_error[name] + 1e-5)
+    if findings:
+        raise AssertionError("\n".join([f"{label}: {len(findings)} findings" if label else "", *findings]).lstrip())
+    return reports
+
+
+@np.errstate(all="ignore")
+def judge(name: str, value: np.ndarray, expected: Expected, findings: list[str]) -> Report:
+    target = expected.tensors[name]
+    exact, report = target.exact, Report(vacuous=expected.vacuous)
+    if value.shape != exact.shape:
+        findings.append(f"{name}: shape {value.shape}, expected {exact.shape}")
+        return report
+    x = exact.copy()  # rows of no sequence are nobody's: not judged
+    x[target.owned] = value[target.owned]
+    store = coarser(ROUNDING[target.dtype], ROUNDING.get(value.dtype))
+    limit = target.limit + store.u * np.abs(exact) + store.tiny
+    findings += non_finite_findings(name, x, exact, limit, store)
+    findings += zero_findings(name, x, target)
+    finite = np.isfinite(exact) & np.isfinite(x)
+    error = np.where(finite, x - exact, 0.0)
+    ratio = np.where(finite, np.abs(error) / limit, 0.0)
+    report.t1 = float(ratio.max(initial=0.0))
+    if not report.t1 <= 1:
+        findings.append(t1_finding(name, x, exact, limit, ratio))
+    report.rms = float(np.sqrt((error**2).sum() / max((np.where(finite, exact, 0) ** 2).sum(), 1e-300)))
+    if name == "lse" or not finite.all() or not error.size:
+        return report
+    variance = target.variance + target.noise**2 + store.mean_square * exact**2 + store.tiny**2 / 3
+    findings += statistics_findings(name, error, exact, np.maximum(variance, 1e-300), expected, report)
+    return report
+
+
+def coarser(declared: Rounding, found: Rounding | None) -> Rounding:
+    """A result may be stored finer than declared (or handed over widened); it is judged as declared."""
+    return declared if found is None or declared.u >= found.u else found
+
+
+def non_finite_findings(name: str, x: np.ndarray, exact: np.ndarray, limit: np.ndarray, store: Rounding) -> list[str]:
+    """NaN for NaN. An infinite truth may come out as NaN: the way there passes through inf - inf."""
+    overflow = np.isinf(x) & (np.abs(exact) + limit >= store.largest) & (np.sign(x) == np.sign(exact))
+    wrong = {
+        "NaN expected": np.isnan(exact) & ~np.isnan(x),
+        "infinity expected": np.isinf(exact) & (exact != x) & ~np.isnan(x),
+        "finite value expected": np.isfinite(exact) & ~np.isfinite(x) & ~overflow,
+    }
+    if name == "lse":  # -inf means that nothing is visible: exact, both ways
+        wrong["infinity expected"] = (exact == NEG_INF) & (x != NEG_INF)
+    return [f"{name}: {what} {sample(bad, x, exact)}" for what, bad in wrong.items() if bad.any()]
+
+
+def zero_findings(name: str, x: np.ndarray, target: Tensor) -> list[str]:
+    """Nothing visible means zero, not a small number."""
+    if name not in ("o", "dq", "dk", "dv"):
+        return []
+    bad = target.zero[..., None] & (x != 0)
+    return [f"{name}: nothing is visible {sample(bad, x, target.exact)}"] if bad.any() else []
+
+
+def t1_finding(name: str, x: np.ndarray, exact: np.ndarray, limit: np.ndarray, ratio: np.ndarray) -> str:
+    at = np.unravel_index(np.nanargmax(np.where(np.isnan(ratio), np.inf, ratio)), ratio.shape)
+    outside = int((~(ratio <= 1)).sum())
+    return (
+        f"{name}: T1 worst at {tuple(map(int, at))}: got {x[at]:.9g}, exact {exact[at]:.9g}, error "
+        f"{x[at] - exact[at]:.3g}, limit {limit[at]:.3g}, ratio {ratio[at]:.4g}; {outside} of {x.size} outside"
+    )
+
+
+def statistics_findings(
+    name: str, error: np.ndarray, exact: np.ndarray, variance: np.ndarray, expected: Expected, report: Report
+) -> list[str]:
+    findings = []
+    row_limit = ROW_LIMIT.get(name, ROW_LIMIT_GRADIENT) * (SHORT_ROW_FACTOR if error.shape[-1] < SHORT_ROW else 1)
+    rows = np.sqrt((error**2).mean(axis=-1) / variance.mean(axis=-1)) / row_limit
+    report.t2_row = float(rows.max())
+    if report.t2_row > 1:
+        at = tuple(int(i) for i in np.unravel_index(rows.argmax(), rows.shape))
+        findings.append(f"{name}: T2 row {at}: {rows[at] * row_limit:.3g} times the predicted error, limit {row_limit}")
+    whole_limit = WHOLE_LIMIT.get(name, WHOLE_LIMIT_GRADIENT)
+    if expected.small or error.size < FEW_ELEMENTS:
+        whole_limit = WHOLE_LIMIT_SMALL
+    whole = np.sqrt((error**2).mean() / variance.mean())
+    report.t2 = float(whole / whole_limit)
+    if report.t2 > 1:
+        findings.append(f"{name}: T2 {whole:.3g} times the predicted error over the tensor, limit {whole_limit}")
+    if expected.generic and name in ("o", "dv"):
+        spread = np.sqrt(((np.abs(exact) * np.sqrt(variance)).sum(axis=-1) ** 2).sum())
+        report.t3 = float(abs((error * exact).sum()) / (BIAS_SIGMAS * spread)) if spread > 0 else 0.0
+        if report.t3 > 1:
+            sigmas = report.t3 * BIAS_SIGMAS
+            findings.append(f"{name}: T3 error follows the value, {sigmas:.3g} sigmas, limit {BIAS_SIGMAS}")
+    return findings
+
+
+def sample(bad: np.ndarray, x: np.ndarray, exact: np.ndarray) -> str:
+    at = tuple(int(i) for i in np.argwhere(bad)[0])
+    return f"at {at}: got {x[at]:.9g}, exact {exact[at]:.9g}; {int(bad.sum())} of {bad.size}"
+
+
+@np.errstate(invalid="ignore")
+def worst(x: np.ndarray, exact: np.ndarray) -> float:
+    """Largest error among the finite ones."""
+    error = x.astype(np.float64) - exact
+    return float(np.abs(error).max(initial=0.0, where=np.isfinite(error)))
