@@ -170,6 +170,13 @@ typedef struct flash_block_lists_t {
     flash_tensor_t col_indices; /* (B1, H1, nk, nq), each row ascending */
 } flash_block_lists_t;
 
+/* What the FLASH_..._OPTIONS_INIT below expand to, without a warning in either language. */
+#ifdef __cplusplus
+#define FLASH_OPTIONS_INIT_(type) [] { type options = {}; options.struct_size = sizeof(type); return options; }()
+#else
+#define FLASH_OPTIONS_INIT_(type) {.struct_size = sizeof(type)}
+#endif
+
 /* Options of forward and backward. Set everything to zero, then struct_size; zero or NULL means "not used" everywhere.
  * FLASH_ATTENTION_OPTIONS_INIT does both. Passing NULL for the options means all defaults. */
 typedef struct flash_attention_options_t {
@@ -214,7 +221,7 @@ typedef struct flash_attention_options_t {
     int32_t reserved;     /* 0 */
 } flash_attention_options_t;
 
-#define FLASH_ATTENTION_OPTIONS_INIT {sizeof(flash_attention_options_t)}
+#define FLASH_ATTENTION_OPTIONS_INIT FLASH_OPTIONS_INIT_(flash_attention_options_t)
 
 /* The dropout mask. Philox4x32-10 (Salmon et al., SC 2011) with key (seed mod 2^32, seed / 2^32) and counter
  * (column / 4, row, (batch * Hq + head) mod 2^32, offset mod 2^32 xor (offset / 2^32 * 0x9E3779B9 mod 2^32)) gives four words; word
@@ -307,7 +314,7 @@ typedef struct flash_decode_options_t {
     int32_t reserved;
 } flash_decode_options_t;
 
-#define FLASH_DECODE_OPTIONS_INIT {sizeof(flash_decode_options_t)}
+#define FLASH_DECODE_OPTIONS_INIT FLASH_OPTIONS_INIT_(flash_decode_options_t)
 
 FLASH_API flash_status_t flash_attention_decode(const flash_tensor_t *q, const flash_tensor_t *k_cache,
                                                 const flash_tensor_t *v_cache, const flash_tensor_t *out,
@@ -337,7 +344,7 @@ typedef struct flash_merge_options_t {
     int32_t reserved;
 } flash_merge_options_t;
 
-#define FLASH_MERGE_OPTIONS_INIT {sizeof(flash_merge_options_t)}
+#define FLASH_MERGE_OPTIONS_INIT FLASH_OPTIONS_INIT_(flash_merge_options_t)
 
 FLASH_API flash_status_t flash_attention_merge(const flash_tensor_t *outs, const flash_tensor_t *lses, int32_t count,
                                                const flash_tensor_t *out, const flash_tensor_t *lse,
@@ -377,7 +384,7 @@ typedef struct flash_kernel_info_t {
     int32_t usable;         /* 1 if this machine can run it */
     const char *name;       /* "forward_cpu_avx512": what `kernel` in the options takes */
     const char *operation;  /* "forward", "backward", "decode", "merge", "compress" */
-    const char *backend;    /* "cpu", "sm80", "sm90" */
+    const char *backend;    /* "cpu", "sm80", "sm90"; "any": every CUDA device, whichever backend is asked for */
     const char *dtype;      /* "bf16", or "any" */
     const char *why_not;    /* if not usable: the reason; else "" */
     int32_t head_dim;       /* largest; 0: any that the backend takes */
