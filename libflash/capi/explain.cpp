@@ -1,0 +1,57 @@
+#include "plan/explain.h"
+
+#include <cstring>
+
+#include "capi/guard.h"
+#include "problem/outputs.h"
+
+using namespace libflash;
+
+namespace {
+
+void check_destination(const char* text, size_t capacity) {
+    if (!text && capacity > 0) invalid("text", "may be NULL only if capacity is 0", "capacity ", capacity);
+}
+
+void hand_out(const std::string& whole, char* text, size_t capacity, size_t* needed) {
+    if (needed) *needed = whole.size() + 1;
+    if (capacity == 0) return;
+    const size_t kept = whole.size() < capacity ? whole.size() : capacity - 1;
+    std::memcpy(text, whole.data(), kept);
+    text[kept] = '\0';
+}
+
+}  // namespace
+
+extern "C" flash_status_t flash_attention_forward_explain(const flash_tensor_t* q, const flash_tensor_t* k, const flash_tensor_t* v,
+                                                          const flash_attention_options_t* options, char* text, size_t capacity,
+                                                          size_t* needed) {
+    return guard([&] {
+        check_destination(text, capacity);
+        const OutputShapes outputs(q, k, v);
+        hand_out(explain(make_forward_problem(q, k, v, &outputs.out, nullptr, options, Reading::shapes)), text, capacity, needed);
+    });
+}
+
+extern "C" flash_status_t flash_attention_backward_explain(const flash_tensor_t* q, const flash_tensor_t* k, const flash_tensor_t* v,
+                                                           const flash_attention_options_t* options, char* text, size_t capacity,
+                                                           size_t* needed) {
+    return guard([&] {
+        check_destination(text, capacity);
+        const OutputShapes outputs(q, k, v);
+        hand_out(explain(make_backward_problem(&outputs.out, q, k, v, &outputs.out, &outputs.lse, &outputs.dq, &outputs.dk,
+                                               &outputs.dv, options, Reading::shapes)),
+                 text, capacity, needed);
+    });
+}
+
+extern "C" flash_status_t flash_attention_decode_explain(const flash_tensor_t* q, const flash_tensor_t* k_cache,
+                                                         const flash_tensor_t* v_cache, const flash_decode_options_t* options,
+                                                         char* text, size_t capacity, size_t* needed) {
+    return guard([&] {
+        check_destination(text, capacity);
+        const OutputShapes outputs(q, k_cache, v_cache, "k_cache", "v_cache");
+        hand_out(explain(make_decode_problem(q, k_cache, v_cache, &outputs.out, nullptr, options, Reading::shapes)), text, capacity,
+                 needed);
+    });
+}

@@ -1,0 +1,108 @@
+// Version, status names, the kernels and devices of this build and machine.
+#include <algorithm>
+#include <cstring>
+
+#include "build_info.h"
+#include "capi/guard.h"
+#include "plan/device.h"
+#include "plan/registry.h"
+#include "problem/options.h"
+
+using namespace libflash;
+
+#define LIBFLASH_TEXT_(x) #x
+#define LIBFLASH_TEXT(x) LIBFLASH_TEXT_(x)
+#define LIBFLASH_VERSION_TEXT \
+    LIBFLASH_TEXT(FLASH_VERSION_MAJOR) "." LIBFLASH_TEXT(FLASH_VERSION_MINOR) "." LIBFLASH_TEXT(FLASH_VERSION_PATCH)
+
+namespace {
+
+// Later versions append fields; these are what version 1 has.
+constexpr size_t kKernelInfo1 = 72;
+constexpr size_t kDeviceInfo1 = 280;
+static_assert(sizeof(flash_kernel_info_t) == kKernelInfo1 && sizeof(flash_device_info_t) == kDeviceInfo1, "version 1");
+
+// Into a struct of the caller's version: what both know, and zeros behind it.
+template <class Info>
+void hand_out(Info known, Info* info) {
+    const uint32_t struct_size = info->struct_size;
+    known.struct_size = struct_size;
+    auto* bytes = reinterpret_cast<unsigned char*>(info);
+    std::memcpy(bytes, &known, std::min<size_t>(struct_size, sizeof(Info)));
+    if (struct_size > sizeof(Info)) std::memset(bytes + sizeof(Info), 0, struct_size - sizeof(Info));
+}
+
+template <class Info>
+void check_info(const Info* info, size_t version_1, int32_t index, int32_t count) {
+    if (!info) invalid("info", "is required", "NULL");
+    if (info->struct_size < version_1 || info->struct_size > kLargestOptions) {
+        unknown_version("struct_size", "must be sizeof the info struct", info->struct_size, ", version 1 has ", version_1);
+    }
+    if (index < 0 || index >= count) invalid("index", "must be at least 0 and below the count", index, " of ", count);
+}
+
+}  // namespace
+
+extern "C" int32_t flash_version(void) { return FLASH_VERSION; }
+
+extern "C" const char* flash_version_string(void) { return LIBFLASH_VERSION_TEXT; }
+
+extern "C" const char* flash_status_name(flash_status_t status) {
+    // Not a switch over the enum: a C caller may pass any number.
+    static const char* const names[] = {"OK",          "INVALID",   "UNSUPPORTED", "VERSION", "WORKSPACE",
+                                        "NO_DEVICE",   "CUDA",      "OUT_OF_MEMORY", "INTERNAL"};
+    const auto number = static_cast<int64_t>(status);
+    return number >= 0 && number < static_cast<int64_t>(sizeof names / sizeof *names) ? names[number] : "UNKNOWN";
+}
+
+extern "C" int32_t flash_kernel_count(void) { return kernel_count(); }
+
+extern "C" flash_status_t flash_kernel_info(int32_t index, flash_kernel_info_t* info) {
+    return guard([&] {
+        check_info(info, kKernelInfo1, index, kernel_count());
+        const KernelRow& row = kernel_row(index);
+        flash_kernel_info_t known = {};
+        known.usable = usable_here(row, &known.why_not) ? 1 : 0;
+        known.name = row.name;
+        known.operation = operation_name(row.operation);
+        known.backend = row.backend;
+        known.dtype = row.dtype;
+        known.head_dim = row.head_dim;
+        known.head_dim_v = row.head_dim_v;
+        known.tile_q = row.tile_q;
+        known.tile_k = row.tile_k;
+        known.stages = row.stages;
+        hand_out(known, info);
+    });
+}
+
+extern "C" int32_t flash_device_count(void) { return device_count(); }
+
+extern "C" flash_status_t flash_device_info(int32_t index, flash_device_info_t* info) {
+    return guard([&] {
+        check_info(info, kDeviceInfo1, index, device_count());
+        const DeviceFacts& facts = device_facts(index);
+        flash_device_info_t known = {};
+        known.arch = facts.arch;
+        known.multiprocessors = facts.multiprocessors;
+        known.shared_memory_bytes = facts.shared_memory_bytes;
+        known.memory_bytes = facts.memory_bytes;
+        std::memcpy(known.name, facts.name, sizeof known.name);
+        hand_out(known, info);
+    });
+}
+
+extern "C" const char* flash_cuda_state(void) { return cuda_state(); }
+
+extern "C" const char* flash_build_info(void) {
+    return "version: " LIBFLASH_VERSION_TEXT
+           "\ncompiler: " LIBFLASH_BUILD_COMPILER
+           "\nbuild type: " LIBFLASH_BUILD_TYPE
+           "\ncpu instruction sets: " LIBFLASH_BUILD_ISAS
+           "\ncuda: " LIBFLASH_BUILD_CUDA_VERSION
+           "\ncuda architectures: " LIBFLASH_BUILD_CUDA_ARCHITECTURES "\n";
+}
+
+extern "C" const char* flash_cpu_isa(void) { return cpu::best_kernels().isa; }
+
+extern "C" int32_t flash_cpu_threads(void) { return cpu::default_threads(); }

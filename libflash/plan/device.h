@@ -1,0 +1,28 @@
+// Facts about the CUDA devices, read once, at the first question. No CUDA header: a build without CUDA has no devices and says so.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "problem/tensor.h"
+
+namespace libflash {
+
+struct DeviceFacts {
+    int32_t arch = 0;  // 90 for compute capability 9.0
+    int32_t multiprocessors = 0;
+    int32_t shared_memory_bytes = 0;  // that one thread block may use
+    int64_t memory_bytes = 0;
+    char name[256] = {};
+};
+
+int device_count();
+const DeviceFacts& device_facts(int index);  // 0 <= index < device_count()
+
+// One line: "ready: 1 device", "no NVIDIA driver", "built without CUDA: ...".
+const char* cuda_state();
+
+// Refuses tensors on a device that is not there.
+void check_device_exists(const Device& device);
+
+}  // namespace libflash

@@ -1,0 +1,128 @@
+#include "plan/explain.h"
+
+#include "plan/device.h"
+#include "plan/plan.h"
+
+namespace libflash {
+
+namespace {
+
+// "kernel      forward_cpu_avx512"
+template <class... Parts>
+void line(std::string& text, const char* label, const Parts&... parts) {
+    std::string start = label;
+    start.resize(12, ' ');
+    text += start + text_of(parts...) + "\n";
+}
+
+std::string rows_text(const Sequences& rows) {
+    std::string text = rows.packed() ? text_of("packed ", rows.capacity, " rows") : text_of(rows.capacity);
+    if (rows.packed() && rows.max_length < rows.capacity) text += text_of(", at most ", rows.max_length, " a sequence");
+    if (rows.used) text += ", partly used";
+    return text;
+}
+
+template <class Problem>
+void sizes_line(std::string& text, const Problem& p, const std::string& queries, const std::string& keys) {
+    const std::string heads = p.heads_k == p.heads_q ? text_of(p.heads_q) : text_of(p.heads_q, " over ", p.heads_k);
+    const std::string dims = p.head_dim == p.head_dim_v ? text_of(p.head_dim) : text_of(p.head_dim, " and ", p.head_dim_v);
+    line(text, "problem", p.dtype, " on ", p.device, ", batch ", p.batch, ", heads ", heads, ", head_dim ", dims);
+    line(text, "", "queries ", queries, ", keys ", keys);
+}
+
+template <class Problem>
+std::string score_options(const Problem& p) {
+    std::string text = text_of("softmax_scale ", p.softmax_scale);
+    const MaskRule& rule = p.mask_rule;
+    if (rule.right == 0 && rule.left == MaskRule::kUnbounded) {
+        text += ", causal";
+    } else if (rule.bounded()) {
+        const auto side = [](int64_t keys) { return keys == MaskRule::kUnbounded ? int64_t{-1} : keys; };
+        text += text_of(", window (", side(rule.left), ", ", side(rule.right), ")");
+    }
+    if (rule.bounded() && rule.top_left) text += " top-left";
+    if (p.softcap > 0) text += text_of(", softcap ", p.softcap);
+    if (p.alibi_slopes.present) text += ", alibi";
+    if (p.sink.present) text += ", sink";
+    return text;
+}
+
+std::string options_text(const AttentionProblem& p) {
+    std::string text = score_options(p);
+    if (p.bias.present) text += text_of(", bias ", Sizes{p.bias.shape, 4});
+    if (p.mask.present) text += text_of(", mask ", Sizes{p.mask.shape, 4});
+    if (p.block_mask.present) {
+        text += text_of(", block mask ", p.block_mask.rows, " x ", p.block_mask.cols, p.block_mask.has_lists ? " (lists)" : " (dense)");
+    }
+    if (p.dropout.active()) text += text_of(", dropout ", p.dropout.p);
+    if (p.dbias.present) text += ", dbias";
+    if (p.dsink.present) text += ", dsink";
+    if (p.request.deterministic) text += ", deterministic";
+    return text;
+}
+
+std::string options_text(const DecodeProblem& p) {
+    std::string text = score_options(p);
+    if (p.cache.paged()) text += text_of(", pages of ", p.cache.page_size);
+    if (p.seqlen_new > 0) text += text_of(", appends ", p.seqlen_new);
+    if (p.rotary_cos.present) text += text_of(", rotary over ", 2 * p.rotary_cos.shape[1], " channels");
+    return text;
+}
+
+template <class Problem>
+void plan_lines(std::string& text, const Problem& problem, const KernelRow& row) {
+    const Plan plan = make_plan(problem, row);
+    line(text, "kernel", row.name, ", backend ", row.backend);
+    line(text, "threads", plan.cpu.threads);
+    line(text, "tile", plan.cpu.tile_q, " queries x ", plan.cpu.tile_k, " keys");
+    line(text, "splits", plan.cpu.num_splits, plan.cpu.num_splits == 1 ? " (keys are not split)" : " ranges of keys");
+    if (plan.cpu.key_chunks > 1) line(text, "chunks", plan.cpu.key_chunks, " ranges of keys with a query gradient of their own");
+    line(text, "workspace", plan.workspace_bytes, " bytes");
+}
+
+void other_lines(std::string& text, const Subject& subject, const KernelRow& chosen) {
+    bool after = false;
+    for (int i = 0; i < kernel_count(); ++i) {
+        const KernelRow& row = kernel_row(i);
+        if (&row == &chosen) after = true;
+        if (row.operation != subject.operation || &row == &chosen) continue;
+        std::string why;
+        if (accepts(row, subject, &why)) why = after ? "would do, comes later in order of preference" : "would do";
+        line(text, "not", row.name, ": ", why);
+    }
+}
+
+template <class Problem>
+void finish(std::string& text, const Problem& problem) {
+    const Subject subject = subject_of(problem);
+    if (const KernelRow* row = find_kernel(subject)) {
+        plan_lines(text, problem, *row);
+        other_lines(text, subject, *row);
+    } else {
+        line(text, "kernel", "none: UNSUPPORTED");
+        line(text, "because", why_no_kernel(subject));
+    }
+    if (problem.device.is_cuda()) line(text, "cuda", cuda_state());
+}
+
+}  // namespace
+
+std::string explain(const AttentionProblem& problem) {
+    std::string text;
+    line(text, "operation", problem.backward ? "backward" : "forward");
+    sizes_line(text, problem, rows_text(problem.q_rows), rows_text(problem.k_rows));
+    line(text, "options", options_text(problem));
+    finish(text, problem);
+    return text;
+}
+
+std::string explain(const DecodeProblem& problem) {
+    std::string text;
+    line(text, "operation", "decode");
+    sizes_line(text, problem, text_of(problem.seqlen_q), text_of("up to ", problem.cache.capacity));
+    line(text, "options", options_text(problem));
+    finish(text, problem);
+    return text;
+}
+
+}  // namespace libflash

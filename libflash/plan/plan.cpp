@@ -1,0 +1,54 @@
+#include "plan/plan.h"
+
+#include "build_info.h"
+
+#if LIBFLASH_BUILD_CUDA
+#include "cuda/kernels.h"
+#endif
+
+namespace libflash {
+
+Plan make_plan(const AttentionProblem& problem, const KernelRow& row) {
+    Plan plan;
+    plan.row = &row;
+    plan.cpu = problem.backward ? row.cpu->plan_backward(problem) : row.cpu->plan_forward(problem);
+    plan.workspace_bytes = plan.cpu.workspace_bytes;
+    return plan;
+}
+
+Plan make_plan(const DecodeProblem& problem, const KernelRow& row) {
+    Plan plan;
+    plan.row = &row;
+    plan.cpu = row.cpu->plan_decode(problem);
+    plan.workspace_bytes = plan.cpu.workspace_bytes;
+    return plan;
+}
+
+Plan make_plan(const AttentionProblem& problem) { return make_plan(problem, choose_kernel(subject_of(problem))); }
+Plan make_plan(const DecodeProblem& problem) { return make_plan(problem, choose_kernel(subject_of(problem))); }
+
+void launch(const AttentionProblem& problem, const Plan& plan, void* workspace, void* /*stream*/) {
+    const auto function = problem.backward ? plan.row->cpu->backward : plan.row->cpu->forward;
+    function(problem, plan.cpu, workspace);
+}
+
+void launch(const DecodeProblem& problem, const Plan& plan, void* workspace, void* /*stream*/) {
+    plan.row->cpu->decode(problem, plan.cpu, workspace);
+}
+
+void run(const MergeProblem& problem, void* stream) {
+    const KernelRow& row = choose_kernel(subject_of(problem));
+#if LIBFLASH_BUILD_CUDA
+    if (row.cuda) return cuda::merge(*row.cuda, problem, stream);
+#endif
+    static_cast<void>(row), static_cast<void>(stream);
+    cpu::merge(problem);
+}
+
+void run(const CompressProblem& problem, void* /*stream*/) {
+    choose_kernel(subject_of(problem));
+    cpu::compress_block_mask(problem.mask, problem.matrices, problem.rows, problem.cols, problem.row_counts, problem.row_indices,
+                             problem.col_counts, problem.col_indices);
+}
+
+}  // namespace libflash

@@ -1,0 +1,199 @@
+#include "problem/attention_parts.h"
+#include "problem/lengths.h"
+#include "problem/options.h"
+#include "problem/score.h"
+
+namespace libflash {
+
+// Later versions append fields; this one's size stays.
+static_assert(sizeof(flash_attention_options_t) == 224, "version 1 of the attention options");
+
+flash_attention_options_t read_attention_options(AttentionProblem& problem, const flash_attention_options_t* given) {
+    const flash_attention_options_t options = read_options(given, 224);
+    check_flags(options.flags, kAttentionFlags);
+    check_reserved(options.reserved);
+    problem.softmax_scale = read_softmax_scale(options.softmax_scale, options.flags);
+    problem.softcap = read_softcap(options.softcap);
+    problem.dropout = {read_dropout(options.dropout_p), options.seed, options.offset};
+    problem.mask_rule = read_mask_rule(options.flags, options.window_left, options.window_right);
+    check_max_seqlen(options.max_seqlen_q, "max_seqlen_q");
+    check_max_seqlen(options.max_seqlen_k, "max_seqlen_k");
+    Request& request = problem.request;
+    request.num_splits = read_num_splits(options.num_splits);
+    request.backend = read_backend(options.backend);
+    request.kernel = options.kernel;
+    request.num_threads = read_num_threads(options.num_threads);
+    request.tile_q = read_tile(options.tile_q, "tile_q");
+    request.tile_k = read_tile(options.tile_k, "tile_k");
+    request.deterministic = (options.flags & FLASH_FLAG_DETERMINISTIC) != 0;
+    return options;
+}
+
+OptionTensors read_option_tensors(Reader& reader, const flash_attention_options_t& options, bool backward) {
+    OptionTensors tensors;
+    tensors.cu_q = reader.optional(options.cu_seqlens_q, "cu_seqlens_q");
+    tensors.cu_k = reader.optional(options.cu_seqlens_k, "cu_seqlens_k");
+    tensors.used_q = reader.optional(options.seqused_q, "seqused_q");
+    tensors.used_k = reader.optional(options.seqused_k, "seqused_k");
+    tensors.slopes = reader.optional(options.alibi_slopes, "alibi_slopes");
+    tensors.bias = reader.optional(options.bias, "bias");
+    tensors.mask = reader.optional(options.mask, "mask");
+    tensors.sink = reader.optional(options.learnable_sink, "learnable_sink");
+    tensors.block_mask = reader.optional(options.block_mask, "block_mask");
+    if (options.block_lists) {
+        if (options.block_mask) invalid("block_lists", "cannot be given together with block_mask", "both are");
+        tensors.lists = read_block_lists(reader, *options.block_lists, kRead);
+    }
+    if (!backward) {
+        if (options.dlse) invalid("dlse", "must be NULL in a forward call", "given");
+        if (options.dbias) invalid("dbias", "must be NULL in a forward call", "given");
+        if (options.dsink) invalid("dsink", "must be NULL in a forward call", "given");
+        return tensors;
+    }
+    tensors.dlse = reader.optional(options.dlse, "dlse");
+    tensors.dbias = reader.optional(options.dbias, "dbias", kWritten);
+    tensors.dsink = reader.optional(options.dsink, "dsink", kWritten);
+    return tensors;
+}
+
+namespace {
+
+// cu_seqlens is looked at before the tensor it describes, since it says how many dimensions that has.
+int64_t sequences_in(const TensorView& cu, const char* argument) {
+    check_ndim(cu, argument, 1, "(batch + 1,)");
+    if (cu.shape[0] < 1) invalid(argument, "must have batch + 1 entries, so at least one", "it has none");
+    return cu.shape[0] - 1;
+}
+
+void check_heads(const AttentionProblem& problem) {
+    if (problem.heads_k == 0 ? problem.heads_q != 0 : problem.heads_q % problem.heads_k != 0) {
+        invalid("k", "the heads of q must be a multiple of those of k", "q has ", problem.heads_q, ", k has ", problem.heads_k);
+    }
+    if (problem.head_dim == 0) invalid("q", "head_dim must be at least 1", 0);
+    if (problem.head_dim_v == 0) invalid("v", "head_dim_v must be at least 1", 0);
+}
+
+}  // namespace
+
+void build_attention_sizes(AttentionProblem& p, const OptionTensors& tensors, const flash_attention_options_t& options) {
+    const bool packed_q = tensors.cu_q.present, packed_k = tensors.cu_k.present;
+    p.device = p.q.device;
+    p.dtype = p.q.dtype;
+    check_float(p.q, "q");
+    check_device(p.k, "k", p.device);
+    check_device(p.v, "v", p.device);
+    check_dtype(p.k, "k", p.dtype);
+    check_dtype(p.v, "v", p.dtype);
+    check_ndim(p.q, "q", packed_q ? 3 : 4, packed_q ? "(total_q, heads_q, head_dim)" : "(batch, seqlen_q, heads_q, head_dim)");
+    check_ndim(p.k, "k", packed_k ? 3 : 4, packed_k ? "(total_k, heads_k, head_dim)" : "(batch, seqlen_k, heads_k, head_dim)");
+    check_ndim(p.v, "v", packed_k ? 3 : 4, packed_k ? "(total_k, heads_k, head_dim_v)" : "(batch, seqlen_k, heads_k, head_dim_v)");
+
+    p.batch = packed_q ? sequences_in(tensors.cu_q, "cu_seqlens_q") : p.q.shape[0];
+    p.heads_q = p.q.shape[p.q.ndim - 2];
+    p.head_dim = p.q.shape[p.q.ndim - 1];
+    p.heads_k = p.k.shape[p.k.ndim - 2];
+    p.head_dim_v = p.v.shape[p.v.ndim - 1];
+    const int64_t rows = p.k.shape[packed_k ? 0 : 1];
+    if (packed_k) {
+        check_shape(p.k, "k", {rows, p.heads_k, p.head_dim}, "(total_k, heads_k, head_dim)");
+        check_shape(p.v, "v", {rows, p.heads_k, p.head_dim_v}, "(total_k, heads_k, head_dim_v)");
+    } else {
+        check_shape(p.k, "k", {p.batch, rows, p.heads_k, p.head_dim}, "(batch, seqlen_k, heads_k, head_dim)");
+        check_shape(p.v, "v", {p.batch, rows, p.heads_k, p.head_dim_v}, "(batch, seqlen_k, heads_k, head_dim_v)");
+    }
+    check_heads(p);
+    p.softmax_scale = scale_or_default(p.softmax_scale, options.flags, p.head_dim);
+}
+
+void check_same(const TensorView& view, const Argument& argument, const TensorView& model, const char* names) {
+    check_device(view, argument, model.device);
+    check_dtype(view, argument, model.dtype);
+    const int64_t* s = model.shape;
+    if (model.ndim == 4) check_shape(view, argument, {s[0], s[1], s[2], s[3]}, names);
+    if (model.ndim == 3) check_shape(view, argument, {s[0], s[1], s[2]}, names);
+}
+
+void check_like_rows(const AttentionProblem& p, const TensorView& view, const Argument& argument) {
+    check_device(view, argument, p.device);
+    check_dtype(view, argument, p.dtype);
+    if (p.q.ndim == 3) {
+        check_shape(view, argument, {p.q.shape[0], p.heads_q, p.head_dim_v}, "(total_q, heads_q, head_dim_v)");
+    } else {
+        check_shape(view, argument, {p.batch, p.q.shape[1], p.heads_q, p.head_dim_v}, "(batch, seqlen_q, heads_q, head_dim_v)");
+    }
+}
+
+void check_like_lse(const AttentionProblem& p, const TensorView& view, const Argument& argument) {
+    check_device(view, argument, p.device);
+    check_dtype(view, argument, p.dtype == DType::f64 ? DType::f64 : DType::f32);
+    if (p.q.ndim == 3) {
+        check_shape(view, argument, {p.heads_q, p.q.shape[0]}, "(heads_q, total_q)");
+    } else {
+        check_shape(view, argument, {p.batch, p.heads_q, p.q.shape[1]}, "(batch, heads_q, seqlen_q)");
+    }
+}
+
+namespace {
+
+void build_backward_options(AttentionProblem& p, const OptionTensors& tensors, const ScoreSizes& sizes) {
+    p.dlse = tensors.dlse;
+    if (p.dlse.present) check_like_lse(p, p.dlse, "dlse");
+    if (tensors.dbias.present) {
+        if (!p.bias.present) invalid("dbias", "needs bias", "bias is NULL");
+        check_device(tensors.dbias, "dbias", p.device);
+        check_dtype(tensors.dbias, "dbias", p.bias.dtype);
+        p.dbias = build_score_tensor(tensors.dbias, "dbias", sizes, p.device);
+        for (int i = 0; i < 4; ++i) {
+            if (p.dbias.shape[i] != p.bias.shape[i]) {
+                invalid("dbias", "shape must be that of bias", "it is ", Sizes{tensors.dbias.shape, tensors.dbias.ndim}, ", bias ",
+                        Sizes{tensors.bias.shape, tensors.bias.ndim});
+            }
+        }
+    }
+    if (tensors.dsink.present) {
+        if (!p.sink.present) invalid("dsink", "needs learnable_sink", "learnable_sink is NULL");
+        check_dtype(tensors.dsink, "dsink", p.sink.dtype);
+        p.dsink = build_head_vector(tensors.dsink, "dsink", p.heads_q, p.dtype, p.device);
+    }
+}
+
+}  // namespace
+
+void build_option_tensors(AttentionProblem& p, const OptionTensors& tensors, const flash_attention_options_t& options) {
+    p.q_rows = build_sequences(kQuerySide, p.q, p.batch, tensors.cu_q, tensors.used_q, options.max_seqlen_q);
+    p.k_rows = build_sequences(kKeySide, p.k, p.batch, tensors.cu_k, tensors.used_k, options.max_seqlen_k);
+    if (tensors.slopes.present) p.alibi_slopes = build_slopes(tensors.slopes, p.batch, p.heads_q, p.dtype, p.device);
+
+    // A packed side's sizes are the caller's bound, if there is one; contents are compared later, where they can be read.
+    const bool packed_q = p.q_rows.packed(), packed_k = p.k_rows.packed();
+    const int64_t rows = packed_q ? options.max_seqlen_q : p.q_rows.capacity;
+    const int64_t cols = packed_k ? options.max_seqlen_k : p.k_rows.capacity;
+    const ScoreSizes sizes = {p.batch, p.heads_q, rows, cols, packed_q, packed_k};
+    if (tensors.bias.present) {
+        check_float32_or(tensors.bias, "bias", p.dtype);
+        p.bias = build_score_tensor(tensors.bias, "bias", sizes, p.device);
+    }
+    if (tensors.mask.present) {
+        check_dtype(tensors.mask, "mask", DType::boolean);
+        p.mask = build_score_tensor(tensors.mask, "mask", sizes, p.device);
+    }
+    if (tensors.sink.present) p.sink = build_head_vector(tensors.sink, "learnable_sink", p.heads_q, p.dtype, p.device);
+    const BlockSizes blocks = {p.batch, p.heads_q, blocks_of(rows), blocks_of(cols), packed_q, packed_k};
+    if (tensors.block_mask.present) p.block_mask = build_block_mask(tensors.block_mask, blocks, p.device);
+    if (options.block_lists) p.block_mask = build_block_lists(tensors.lists, blocks, p.device, p.backward);
+    if (p.backward) build_backward_options(p, tensors, sizes);
+}
+
+void check_attention_contents(const AttentionProblem& p, const OptionTensors& tensors, const flash_attention_options_t& options) {
+    const int64_t rows = check_lengths(kQuerySide, p.q_rows, options.max_seqlen_q);
+    const int64_t cols = check_lengths(kKeySide, p.k_rows, options.max_seqlen_k);
+    const int64_t covered_rows = p.q_rows.packed() ? rows : 0, covered_cols = p.k_rows.packed() ? cols : 0;
+    if (p.q_rows.packed() || p.k_rows.packed()) {
+        check_score_covers(p.bias, "bias", covered_rows, covered_cols);
+        check_score_covers(p.mask, "mask", covered_rows, covered_cols);
+        check_blocks_cover(p.block_mask, p.block_mask.has_lists ? "block_lists" : "block_mask", covered_rows, covered_cols);
+    }
+    if (p.block_mask.has_lists) check_block_lists(tensors.lists);
+}
+
+}  // namespace libflash

@@ -1,0 +1,37 @@
+#include "problem/attention_parts.h"
+
+namespace libflash {
+
+AttentionProblem make_backward_problem(const flash_tensor_t* dout, const flash_tensor_t* q, const flash_tensor_t* k,
+                                       const flash_tensor_t* v, const flash_tensor_t* out, const flash_tensor_t* lse,
+                                       const flash_tensor_t* dq, const flash_tensor_t* dk, const flash_tensor_t* dv,
+                                       const flash_attention_options_t* given, Reading reading) {
+    AttentionProblem problem;
+    problem.backward = true;
+    const flash_attention_options_t options = read_attention_options(problem, given);
+    Reader reader(reading);
+    problem.dout = reader.required(dout, "dout", kRows);
+    problem.q = reader.required(q, "q", kRows);
+    problem.k = reader.required(k, "k", kRows);
+    problem.v = reader.required(v, "v", kRows);
+    problem.out = reader.required(out, "out", kRows);
+    problem.lse = reader.required(lse, "lse");
+    problem.dq = reader.required(dq, "dq", kRows | kWritten);
+    problem.dk = reader.required(dk, "dk", kRows | kWritten);
+    problem.dv = reader.required(dv, "dv", kRows | kWritten);
+    const OptionTensors tensors = read_option_tensors(reader, options, true);
+
+    build_attention_sizes(problem, tensors, options);
+    check_like_rows(problem, problem.dout, "dout");
+    check_like_rows(problem, problem.out, "out");
+    check_like_lse(problem, problem.lse, "lse");
+    check_same(problem.dq, "dq", problem.q, "that of q");
+    check_same(problem.dk, "dk", problem.k, "that of k");
+    check_same(problem.dv, "dv", problem.v, "that of v");
+    build_option_tensors(problem, tensors, options);
+    if (reader.may_look(problem.device)) check_attention_contents(problem, tensors, options);
+    reader.check_overlap();
+    return problem;
+}
+
+}  // namespace libflash

@@ -1,0 +1,50 @@
+// From the C arguments of each operation to its checked problem. Everything that can be known to be wrong without a kernel in view is
+// refused here, before anything is written, in one fixed order so that messages are stable:
+//
+//   1  the options struct: version, flags, reserved fields, then each plain value in the order of the header
+//   2  each tensor by itself, in the order of the arguments; then device, dtype and shape against the others
+//   3  the tensors of the options, likewise, in the order of the header
+//   4  on the CPU, contents: lengths, tables, block lists
+//   5  overlap of outputs
+//
+// What no kernel here can do is not refused here but by plan/: UNSUPPORTED, then the workspace.
+#pragma once
+
+#include "problem/attention.h"
+#include "problem/decode.h"
+#include "problem/merge.h"
+#include "problem/read.h"
+
+namespace libflash {
+
+AttentionProblem make_forward_problem(const flash_tensor_t* q, const flash_tensor_t* k, const flash_tensor_t* v,
+                                      const flash_tensor_t* out, const flash_tensor_t* lse,
+                                      const flash_attention_options_t* options, Reading reading);
+
+AttentionProblem make_backward_problem(const flash_tensor_t* dout, const flash_tensor_t* q, const flash_tensor_t* k,
+                                       const flash_tensor_t* v, const flash_tensor_t* out, const flash_tensor_t* lse,
+                                       const flash_tensor_t* dq, const flash_tensor_t* dk, const flash_tensor_t* dv,
+                                       const flash_attention_options_t* options, Reading reading);
+
+DecodeProblem make_decode_problem(const flash_tensor_t* q, const flash_tensor_t* k_cache, const flash_tensor_t* v_cache,
+                                  const flash_tensor_t* out, const flash_tensor_t* lse, const flash_decode_options_t* options,
+                                  Reading reading);
+
+MergeProblem make_merge_problem(const flash_tensor_t* outs, const flash_tensor_t* lses, int32_t count, const flash_tensor_t* out,
+                                const flash_tensor_t* lse, const flash_merge_options_t* options);
+
+// A dense block mask and the lists to be written; a pair of lists that is not asked for is null.
+struct CompressProblem {
+    Device device;
+    int64_t matrices = 0, rows = 0, cols = 0;
+    const uint8_t* mask = nullptr;
+    int32_t* row_counts = nullptr;
+    int32_t* row_indices = nullptr;
+    int32_t* col_counts = nullptr;
+    int32_t* col_indices = nullptr;
+    Request request;
+};
+
+CompressProblem make_compress_problem(const flash_tensor_t* block_mask, const flash_block_lists_t* lists);
+
+}  // namespace libflash

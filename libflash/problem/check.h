@@ -1,0 +1,69 @@
+// Refusals and their one style of message: "argument: rule (value)". A check is a plain `if` around a call of invalid(), so the
+// good path costs a comparison and nothing is formatted before something is wrong. The rule is a string literal at the
+// call: tests/capi/test_bad_input.py reads these calls and demands a test of each.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+#include "problem/error.h"
+#include "problem/tensor.h"
+
+namespace libflash {
+
+// The name by which the caller knows what is wrong: "q", "block_lists.row_counts", "outs[3]".
+struct Argument {
+    const char* name;
+    int index = -1;
+    Argument(const char* argument) : name(argument) {}  // NOLINT: a name is an argument
+    Argument(const char* argument, int position) : name(argument), index(position) {}
+};
+
+struct Sizes {
+    const int64_t* size;
+    int count;
+};
+
+const char* dtype_name(DType dtype);
+
+void append(std::string& text, const char* part);
+void append(std::string& text, const std::string& part);
+void append(std::string& text, double part);
+void append(std::string& text, DType part);
+void append(std::string& text, const Device& part);
+void append(std::string& text, const Sizes& part);  // "(2, 4, 16)"
+void append(std::string& text, const Argument& part);
+void append_signed(std::string& text, long long part);
+void append_unsigned(std::string& text, unsigned long long part);
+
+template <class T, std::enable_if_t<std::is_integral_v<T>, int> = 0>
+void append(std::string& text, T part) {
+    if constexpr (std::is_signed_v<T>) {
+        append_signed(text, part);
+    } else {
+        append_unsigned(text, part);
+    }
+}
+
+template <class... Parts>
+std::string text_of(const Parts&... parts) {
+    std::string text;
+    (append(text, parts), ...);
+    return text;
+}
+
+[[noreturn, gnu::cold, gnu::noinline]] void refuse(flash_status_t status, const Argument& argument, const char* rule,
+                                                   const std::string& value);
+
+template <class... Parts>
+[[noreturn, gnu::cold, gnu::noinline]] void invalid(const Argument& argument, const char* rule, const Parts&... value) {
+    refuse(FLASH_STATUS_INVALID, argument, rule, text_of(value...));
+}
+
+template <class... Parts>
+[[noreturn, gnu::cold, gnu::noinline]] void unknown_version(const Argument& argument, const char* rule, const Parts&... value) {
+    refuse(FLASH_STATUS_VERSION, argument, rule, text_of(value...));
+}
+
+}  // namespace libflash

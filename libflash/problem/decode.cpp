@@ -1,0 +1,196 @@
+#include "problem/decode.h"
+
+#include "problem/build.h"
+#include "problem/cache.h"
+#include "problem/lengths.h"
+#include "problem/options.h"
+#include "problem/score.h"
+
+namespace libflash {
+
+static_assert(sizeof(flash_decode_options_t) == 160, "version 1 of the decode options");
+
+namespace {
+
+constexpr uint32_t kDecodeFlags = FLASH_FLAG_CAUSAL | FLASH_FLAG_WINDOW | FLASH_FLAG_SCALE | FLASH_FLAG_ROTARY_INTERLEAVED;
+
+struct DecodeTensors {
+    TensorView cache_seqlens, block_table, batch_idx, leftpad, slopes, sink;
+};
+
+flash_decode_options_t read_decode_options(DecodeProblem& p, const flash_decode_options_t* given) {
+    const flash_decode_options_t options = read_options(given, 160);
+    check_flags(options.flags, kDecodeFlags);
+    check_reserved(options.reserved);
+    p.softmax_scale = read_softmax_scale(options.softmax_scale, options.flags);
+    p.softcap = read_softcap(options.softcap);
+    p.mask_rule = read_mask_rule(options.flags, options.window_left, options.window_right);
+    p.rotary_interleaved = (options.flags & FLASH_FLAG_ROTARY_INTERLEAVED) != 0;
+    p.request.num_splits = read_num_splits(options.num_splits);
+    p.request.split_size = read_split_size(options.split_size, options.num_splits);
+    p.request.backend = read_backend(options.backend);
+    p.request.kernel = options.kernel;
+    p.request.num_threads = read_num_threads(options.num_threads);
+    return options;
+}
+
+DecodeTensors read_decode_tensors(DecodeProblem& p, Reader& reader, const flash_decode_options_t& options) {
+    DecodeTensors tensors;
+    tensors.cache_seqlens = reader.optional(options.cache_seqlens, "cache_seqlens");
+    tensors.block_table = reader.optional(options.block_table, "block_table");
+    tensors.batch_idx = reader.optional(options.cache_batch_idx, "cache_batch_idx");
+    tensors.leftpad = reader.optional(options.cache_leftpad, "cache_leftpad");
+    p.k_new = reader.optional(options.k_new, "k_new", kRows);
+    p.v_new = reader.optional(options.v_new, "v_new", kRows);
+    p.rotary_cos = reader.optional(options.rotary_cos, "rotary_cos", kRows);
+    p.rotary_sin = reader.optional(options.rotary_sin, "rotary_sin", kRows);
+    tensors.slopes = reader.optional(options.alibi_slopes, "alibi_slopes");
+    tensors.sink = reader.optional(options.learnable_sink, "learnable_sink");
+    if (p.k_new.present != p.v_new.present) {
+        invalid(p.k_new.present ? "v_new" : "k_new", "k_new and v_new are given together or not at all", "NULL");
+    }
+    if (p.rotary_cos.present != p.rotary_sin.present) {
+        invalid(p.rotary_cos.present ? "rotary_sin" : "rotary_cos", "rotary_cos and rotary_sin are given together or not at all",
+                "NULL");
+    }
+    if (tensors.block_table.present && tensors.batch_idx.present) {
+        invalid("cache_batch_idx", "cannot be given together with block_table", "both are");
+    }
+    if (tensors.block_table.present && tensors.leftpad.present) {
+        invalid("cache_leftpad", "cannot be given together with block_table", "both are");
+    }
+    return tensors;
+}
+
+void build_decode_sizes(DecodeProblem& p, const flash_decode_options_t& options) {
+    p.device = p.q.device;
+    p.dtype = p.q.dtype;
+    check_float(p.q, "q");
+    check_ndim(p.q, "q", 4, "(batch, seqlen_q, heads_q, head_dim)");
+    for (const auto& [view, name] : {std::pair(&p.cache.k, "k_cache"), std::pair(&p.cache.v, "v_cache")}) {
+        check_device(*view, name, p.device);
+        check_dtype(*view, name, p.dtype);
+        check_ndim(*view, name, 4, "(batch_cache, capacity, heads_k, channels) or (pages, page_size, heads_k, channels)");
+    }
+    p.batch = p.q.shape[0];
+    p.seqlen_q = p.q.shape[1];
+    p.heads_q = p.q.shape[2];
+    p.head_dim = p.q.shape[3];
+    p.heads_k = p.cache.k.shape[2];
+    p.head_dim_v = p.cache.v.shape[3];
+    const int64_t entries = p.cache.k.shape[0], rows = p.cache.k.shape[1];
+    check_shape(p.cache.k, "k_cache", {entries, rows, p.heads_k, p.head_dim}, "that of v_cache, with the head_dim of q");
+    check_shape(p.cache.v, "v_cache", {entries, rows, p.heads_k, p.head_dim_v}, "that of k_cache, but for head_dim_v");
+    if (p.heads_k == 0 ? p.heads_q != 0 : p.heads_q % p.heads_k != 0) {
+        invalid("k_cache", "the heads of q must be a multiple of those of k_cache", "q has ", p.heads_q, ", k_cache has ", p.heads_k);
+    }
+    if (p.head_dim == 0) invalid("q", "head_dim must be at least 1", 0);
+    if (p.head_dim_v == 0) invalid("v_cache", "head_dim_v must be at least 1", 0);
+    p.softmax_scale = scale_or_default(p.softmax_scale, options.flags, p.head_dim);
+}
+
+void check_outputs(const DecodeProblem& p) {
+    check_device(p.out, "out", p.device);
+    check_dtype(p.out, "out", p.dtype);
+    check_shape(p.out, "out", {p.batch, p.seqlen_q, p.heads_q, p.head_dim_v}, "(batch, seqlen_q, heads_q, head_dim_v)");
+    if (!p.lse.present) return;
+    check_device(p.lse, "lse", p.device);
+    check_dtype(p.lse, "lse", p.dtype == DType::f64 ? DType::f64 : DType::f32);
+    check_shape(p.lse, "lse", {p.batch, p.heads_q, p.seqlen_q}, "(batch, heads_q, seqlen_q)");
+}
+
+void build_paged_cache(DecodeProblem& p, const TensorView& table) {
+    check_device(table, "block_table", p.device);
+    check_dtype(table, "block_table", DType::i32);
+    check_ndim(table, "block_table", 2, "(batch, columns)");
+    check_shape(table, "block_table", {p.batch, table.shape[1]}, "(batch, columns)");
+    p.cache.pages = p.cache.k.shape[0];
+    p.cache.page_size = p.cache.k.shape[1];
+    if (p.cache.page_size == 0) invalid("k_cache", "page_size must be at least 1", 0);
+    p.cache.block_table = static_cast<const int32_t*>(table.data);
+    p.cache.block_table_stride[0] = table.stride[0];
+    p.cache.block_table_stride[1] = table.stride[1];
+    p.cache.block_table_columns = table.shape[1];
+    if (__builtin_mul_overflow(table.shape[1], p.cache.page_size, &p.cache.capacity) || p.cache.capacity >= int64_t{1} << 40) {
+        invalid("block_table", "columns times page_size must be below 2^40", table.shape[1], " x ", p.cache.page_size);
+    }
+}
+
+void build_cache(DecodeProblem& p, const DecodeTensors& tensors) {
+    p.cache.capacity = p.cache.k.shape[1];
+    if (tensors.cache_seqlens.present) {
+        p.cache_seqlens = read_int32_vector(tensors.cache_seqlens, "cache_seqlens", p.batch, p.device, "(batch,)");
+    }
+    if (tensors.block_table.present) {
+        build_paged_cache(p, tensors.block_table);
+    } else if (tensors.batch_idx.present) {
+        p.cache.batch_idx = read_int32_vector(tensors.batch_idx, "cache_batch_idx", p.batch, p.device, "(batch,)");
+    } else if (p.cache.k.shape[0] < p.batch) {
+        invalid("k_cache", "must have an entry for each sequence, or cache_batch_idx be given", "batch ", p.batch, ", entries ",
+                p.cache.k.shape[0]);
+    }
+    if (tensors.leftpad.present) p.leftpad = read_int32_vector(tensors.leftpad, "cache_leftpad", p.batch, p.device, "(batch,)");
+    p.default_seqlen = p.k_new.present ? 0 : p.cache.capacity;
+}
+
+void build_appended(DecodeProblem& p) {
+    if (p.k_new.present) {
+        for (const auto& [view, name] : {std::pair(&p.k_new, "k_new"), std::pair(&p.v_new, "v_new")}) {
+            check_device(*view, name, p.device);
+            check_dtype(*view, name, p.dtype);
+        }
+        check_ndim(p.k_new, "k_new", 4, "(batch, seqlen_new, heads_k, head_dim)");
+        p.seqlen_new = p.k_new.shape[1];
+        check_shape(p.k_new, "k_new", {p.batch, p.seqlen_new, p.heads_k, p.head_dim}, "(batch, seqlen_new, heads_k, head_dim)");
+        check_shape(p.v_new, "v_new", {p.batch, p.seqlen_new, p.heads_k, p.head_dim_v}, "(batch, seqlen_new, heads_k, head_dim_v)");
+        if (p.seqlen_new > p.cache.capacity) {
+            invalid("k_new", "must not have more rows than the cache", p.seqlen_new, " of ", p.cache.capacity);
+        }
+    }
+    if (p.rotary_cos.present) {
+        for (const auto& [view, name] : {std::pair(&p.rotary_cos, "rotary_cos"), std::pair(&p.rotary_sin, "rotary_sin")}) {
+            check_device(*view, name, p.device);
+            check_float32_or(*view, name, p.dtype);
+        }
+        check_ndim(p.rotary_cos, "rotary_cos", 2, "(positions, channels / 2)");
+        const int64_t pairs = p.rotary_cos.shape[1];
+        if (pairs < 1 || 2 * pairs > p.head_dim) {
+            invalid("rotary_cos", "must turn at least 2 channels and at most head_dim", 2 * pairs, " of ", p.head_dim);
+        }
+        check_shape(p.rotary_sin, "rotary_sin", {p.rotary_cos.shape[0], pairs}, "that of rotary_cos");
+        check_dtype(p.rotary_sin, "rotary_sin", p.rotary_cos.dtype);
+    }
+}
+
+}  // namespace
+
+DecodeProblem make_decode_problem(const flash_tensor_t* q, const flash_tensor_t* k_cache, const flash_tensor_t* v_cache,
+                                  const flash_tensor_t* out, const flash_tensor_t* lse, const flash_decode_options_t* given,
+                                  Reading reading) {
+    DecodeProblem problem;
+    const flash_decode_options_t options = read_decode_options(problem, given);
+    const unsigned cache_role = options.k_new ? kRows | kWritten : kRows;
+    Reader reader(reading);
+    problem.q = reader.required(q, "q", kRows);
+    problem.cache.k = reader.required(k_cache, "k_cache", cache_role);
+    problem.cache.v = reader.required(v_cache, "v_cache", cache_role);
+    problem.out = reader.required(out, "out", kRows | kWritten);
+    problem.lse = reader.optional(lse, "lse", kWritten);
+    const DecodeTensors tensors = read_decode_tensors(problem, reader, options);
+
+    build_decode_sizes(problem, options);
+    check_outputs(problem);
+    build_cache(problem, tensors);
+    build_appended(problem);
+    if (tensors.slopes.present) {
+        problem.alibi_slopes = build_slopes(tensors.slopes, problem.batch, problem.heads_q, problem.dtype, problem.device);
+    }
+    if (tensors.sink.present) {
+        problem.sink = build_head_vector(tensors.sink, "learnable_sink", problem.heads_q, problem.dtype, problem.device);
+    }
+    if (reader.may_look(problem.device)) check_cache_contents(problem);
+    reader.check_overlap();
+    return problem;
+}
+
+}  // namespace libflash

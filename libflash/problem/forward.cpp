@@ -1,0 +1,27 @@
+#include "problem/attention_parts.h"
+
+namespace libflash {
+
+AttentionProblem make_forward_problem(const flash_tensor_t* q, const flash_tensor_t* k, const flash_tensor_t* v,
+                                      const flash_tensor_t* out, const flash_tensor_t* lse,
+                                      const flash_attention_options_t* given, Reading reading) {
+    AttentionProblem problem;
+    const flash_attention_options_t options = read_attention_options(problem, given);
+    Reader reader(reading);
+    problem.q = reader.required(q, "q", kRows);
+    problem.k = reader.required(k, "k", kRows);
+    problem.v = reader.required(v, "v", kRows);
+    problem.out = reader.required(out, "out", kRows | kWritten);
+    problem.lse = reader.optional(lse, "lse", kWritten);
+    const OptionTensors tensors = read_option_tensors(reader, options, false);
+
+    build_attention_sizes(problem, tensors, options);
+    check_like_rows(problem, problem.out, "out");
+    if (problem.lse.present) check_like_lse(problem, problem.lse, "lse");
+    build_option_tensors(problem, tensors, options);
+    if (reader.may_look(problem.device)) check_attention_contents(problem, tensors, options);
+    reader.check_overlap();
+    return problem;
+}
+
+}  // namespace libflash

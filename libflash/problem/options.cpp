@@ -1,0 +1,107 @@
+#include "problem/options.h"
+
+#include <cmath>
+
+namespace libflash {
+
+void check_struct(const void* options, uint32_t struct_size, size_t version_1, size_t known) {
+    if (struct_size < version_1) {
+        unknown_version("struct_size", "must be sizeof the options struct", struct_size, ", version 1 has ", version_1);
+    }
+    if (struct_size > kLargestOptions) {
+        unknown_version("struct_size", "is larger than any version's", struct_size, ", this library knows ", known);
+    }
+    const auto* bytes = static_cast<const unsigned char*>(options);
+    for (size_t i = known; i < struct_size; ++i) {
+        if (bytes[i] != 0) {
+            unknown_version("struct_size", "fields that this library does not know must be 0", "byte ", i, " of ", struct_size,
+                            " is set, this library knows ", known);
+        }
+    }
+}
+
+void check_flags(uint32_t flags, uint32_t known) {
+    if (flags & ~known) invalid("flags", "an unknown bit, or one that this operation does not have", "unknown bits ", flags & ~known);
+}
+
+void check_reserved(int32_t reserved) {
+    if (reserved != 0) invalid("reserved", "must be 0", reserved);
+}
+
+double read_softmax_scale(double given, uint32_t flags) {
+    if (!(flags & FLASH_FLAG_SCALE)) {
+        if (given != 0) invalid("softmax_scale", "needs FLASH_FLAG_SCALE", given);
+        return 0;
+    }
+    if (!std::isfinite(given)) invalid("softmax_scale", "must be finite", given);
+    return given;
+}
+
+double scale_or_default(double given, uint32_t flags, int64_t head_dim) {
+    return (flags & FLASH_FLAG_SCALE) ? given : 1 / std::sqrt(static_cast<double>(head_dim));
+}
+
+double read_softcap(double softcap) {
+    if (!(softcap >= 0) || !std::isfinite(softcap)) invalid("softcap", "must be 0 (off), or positive and finite", softcap);
+    return softcap;
+}
+
+double read_dropout(double p) {
+    if (!(p >= 0 && p < 1)) invalid("dropout_p", "must be at least 0 and below 1", p);
+    return p;
+}
+
+MaskRule read_mask_rule(uint32_t flags, int64_t window_left, int64_t window_right) {
+    MaskRule rule;
+    rule.top_left = (flags & FLASH_FLAG_TOP_LEFT) != 0;
+    if (flags & FLASH_FLAG_WINDOW) {
+        if (window_left < -1) invalid("window_left", "must be -1 (unbounded) or more", window_left);
+        if (window_right < -1) invalid("window_right", "must be -1 (unbounded) or more", window_right);
+        if (window_left >= 0) rule.left = std::min(window_left, MaskRule::kUnbounded);
+        if (window_right >= 0) rule.right = std::min(window_right, MaskRule::kUnbounded);
+    } else {
+        if (window_left != 0 && window_left != -1) invalid("window_left", "needs FLASH_FLAG_WINDOW", window_left);
+        if (window_right != 0 && window_right != -1) invalid("window_right", "needs FLASH_FLAG_WINDOW", window_right);
+    }
+    if (flags & FLASH_FLAG_CAUSAL) rule.right = 0;
+    return rule;
+}
+
+void check_max_seqlen(int64_t max_seqlen, const Argument& argument) {
+    if (max_seqlen < 0) invalid(argument, "must be positive, or 0 if not known", max_seqlen);
+}
+
+int64_t read_num_splits(int64_t num_splits) {
+    if (num_splits < 0 || num_splits > kMaxSplits) invalid("num_splits", "must be 0 (the library chooses) to 1024", num_splits);
+    return num_splits;
+}
+
+int64_t read_split_size(int64_t split_size, int64_t num_splits) {
+    if (split_size < 0 || split_size % FLASH_BLOCK_SIZE != 0) {
+        invalid("split_size", "must be 0 (not used) or a positive multiple of 128", split_size);
+    }
+    if (split_size != 0 && num_splits != 0) {
+        invalid("split_size", "cannot be given together with num_splits", split_size, " and ", num_splits);
+    }
+    return split_size;
+}
+
+const char* read_backend(const char* backend) {
+    if (backend && std::strcmp(backend, "cpu") != 0 && std::strcmp(backend, "sm80") != 0 && std::strcmp(backend, "sm90") != 0) {
+        const std::string start(backend, strnlen(backend, 40));
+        invalid("backend", "must be NULL, \"cpu\", \"sm80\" or \"sm90\"", "\"", start, "\"");
+    }
+    return backend;
+}
+
+int read_num_threads(int32_t num_threads) {
+    if (num_threads < 0 || num_threads > kMaxThreads) invalid("num_threads", "must be 0 (the default) to 4096", num_threads);
+    return num_threads;
+}
+
+int read_tile(int32_t tile, const Argument& argument) {
+    if (tile < 0 || tile > 512) invalid(argument, "must be 0 (the library chooses) to 512", tile);
+    return tile;
+}
+
+}  // namespace libflash

@@ -1,0 +1,48 @@
+// The plain values of the option structs: version, flags, numbers, names.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+
+#include "problem/attention.h"
+#include "problem/check.h"
+
+namespace libflash {
+
+constexpr uint32_t kLargestOptions = 4096;  // a struct_size beyond this is garbage, not a later version
+constexpr int64_t kMaxSplits = 1024;
+constexpr int32_t kMaxThreads = 4096;
+
+// Refuses a size before version 1, and anything but zeros behind what this library knows.
+void check_struct(const void* options, uint32_t struct_size, size_t version_1, size_t known);
+
+// A copy of what this library knows of the caller's options: defaults where the caller's version ends, or where there are none.
+// `version_1` is the size that the struct had in the first version.
+template <class Options>
+Options read_options(const Options* options, size_t version_1) {
+    Options known = {};
+    if (!options) return known;
+    check_struct(options, options->struct_size, version_1, sizeof(Options));
+    std::memcpy(&known, options, std::min<size_t>(options->struct_size, sizeof(Options)));
+    return known;
+}
+
+void check_flags(uint32_t flags, uint32_t known);
+void check_reserved(int32_t reserved);
+
+double read_softmax_scale(double given, uint32_t flags);  // the default, 1 / sqrt(head_dim), is 0 here
+double read_softcap(double softcap);
+double read_dropout(double p);
+MaskRule read_mask_rule(uint32_t flags, int64_t window_left, int64_t window_right);
+void check_max_seqlen(int64_t max_seqlen, const Argument& argument);
+int64_t read_num_splits(int64_t num_splits);
+int64_t read_split_size(int64_t split_size, int64_t num_splits);
+
+const char* read_backend(const char* backend);
+int read_num_threads(int32_t num_threads);
+int read_tile(int32_t tile, const Argument& argument);
+
+// The value to use, once the head dimension is known.
+double scale_or_default(double given, uint32_t flags, int64_t head_dim);
+
+}  // namespace libflash

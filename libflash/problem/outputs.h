@@ -1,0 +1,14 @@
+// Shapes of the outputs that a call with these inputs would have: for explain, which is asked without them.
+#pragma once
+
+#include "libflash.h"
+
+namespace libflash {
+
+struct OutputShapes {
+    flash_tensor_t out, lse, dq, dk, dv;  // contiguous, without data
+    OutputShapes(const flash_tensor_t* q, const flash_tensor_t* k, const flash_tensor_t* v, const char* k_name = "k",
+                 const char* v_name = "v");
+};
+
+}  // namespace libflash

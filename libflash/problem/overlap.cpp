@@ -1,0 +1,88 @@
+#include "problem/overlap.h"
+
+#include <utility>
+
+namespace libflash {
+
+namespace {
+
+// Bytes from the first to past the last of those dimensions that are not repetitions of `period` (0: of all dimensions).
+int64_t extent(const Footprint& one, int64_t period) {
+    int64_t bytes = one.element;
+    for (int i = 0; i < one.ndim; ++i) {
+        if (period == 0 || one.stride[i] % period != 0) bytes += (one.size[i] - 1) * one.stride[i];
+    }
+    return bytes;
+}
+
+// Modulo the period each tensor keeps to one interval; are the two intervals apart? `distance` is from one to other, >= 0.
+bool apart_modulo(const Footprint& one, const Footprint& other, int64_t distance, int64_t period) {
+    const int64_t shift = distance % period;
+    return extent(one, period) <= shift && shift + extent(other, period) <= period;
+}
+
+Footprint without_first(const Footprint& one) {
+    Footprint rest = one;
+    rest.ndim -= 1;
+    for (int i = 0; i < rest.ndim; ++i) {
+        rest.size[i] = one.size[i + 1];
+        rest.stride[i] = one.stride[i + 1];
+    }
+    return rest;
+}
+
+bool strides_apart(const Footprint& one, const Footprint& other, int64_t distance) {
+    if (distance >= extent(one, 0)) return true;
+    for (const Footprint* tensor : {&one, &other}) {
+        for (int i = 0; i < tensor->ndim; ++i) {
+            if (tensor->stride[i] > 0 && apart_modulo(one, other, distance, tensor->stride[i])) return true;
+        }
+    }
+    // Both step by the same largest stride, and what is left fits into one step: only elements of one step can meet.
+    if (one.ndim == 0 || other.ndim == 0 || one.stride[0] != other.stride[0] || one.stride[0] == 0) return false;
+    const int64_t period = one.stride[0];
+    const int64_t shift = distance % period;
+    const Footprint one_step = without_first(one), other_step = without_first(other);
+    if (extent(one_step, 0) > period || shift + extent(other_step, 0) > period) return false;
+    return strides_apart(one_step, other_step, shift);
+}
+
+}  // namespace
+
+Footprint footprint_of(const TensorView& view) {
+    Footprint print;
+    print.element = element_bytes(view.dtype);
+    int64_t last = 0;
+    for (int i = 0; i < view.ndim; ++i) {
+        if (view.shape[i] <= 1) continue;
+        const int64_t stride = view.stride[i] * print.element;
+        last += (view.shape[i] - 1) * stride;
+        int at = print.ndim++;
+        for (; at > 0 && print.stride[at - 1] < stride; --at) {
+            print.stride[at] = print.stride[at - 1];
+            print.size[at] = print.size[at - 1];
+        }
+        print.stride[at] = stride;
+        print.size[at] = view.shape[i];
+    }
+    print.begin = reinterpret_cast<uintptr_t>(view.data);
+    print.end = print.begin + static_cast<uintptr_t>(last + print.element);
+    return print;
+}
+
+bool disjoint_elements(const Footprint& one) {
+    int64_t inner = one.element;
+    for (int i = one.ndim - 1; i >= 0; --i) {
+        if (one.stride[i] < inner) return false;
+        inner += (one.size[i] - 1) * one.stride[i];
+    }
+    return true;
+}
+
+bool disjoint(const Footprint& one, const Footprint& other) {
+    if (one.end <= other.begin || other.end <= one.begin) return true;
+    if (one.begin <= other.begin) return strides_apart(one, other, static_cast<int64_t>(other.begin - one.begin));
+    return strides_apart(other, one, static_cast<int64_t>(one.begin - other.begin));
+}
+
+}  // namespace libflash
