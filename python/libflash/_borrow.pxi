@@ -1,0 +1,250 @@
+# From an array to the C library's view of it, borrowed for the length of a call; and what a call must give back at its end.
+
+cdef enum Holding:
+    HELD_VERSIONED = 0  # a DLManagedVersioned to delete
+    HELD_MANAGED = 1    # a DLManaged to delete
+    HELD_MEMORY = 2     # to free
+    HELD_OBJECT = 3     # a Python reference to drop
+
+cdef struct Held:
+    Holding kind
+    void *pointer
+
+cdef enum:
+    MAX_HELD = 2 * 64 + 40  # merge borrows the most: FLASH_MERGE_MAX outs and lses
+
+cdef struct Call:
+    int count
+    bint stream_given    # by the caller's stream= argument
+    bint stream_known    # that, or asked of the library of the first array on a GPU
+    void *stream
+    DLExchange *stream_api
+    Held held[MAX_HELD]
+
+
+# What an array is for.
+cdef enum Role:
+    READ = 0
+    WRITE = 1
+    LENGTHS = 2  # int32, or int64 that fits
+
+
+cdef int start(Call *call, object stream) except -1:
+    call.count = 0
+    call.stream_given = call.stream_known = False
+    call.stream = NULL
+    call.stream_api = NULL
+    if stream is not None:
+        take_stream(call, stream)
+    return 0
+
+
+cdef int hold(Call *call, Holding kind, void *pointer) except -1:
+    if call.count == MAX_HELD:
+        raise InternalError("too many arrays in one call")
+    call.held[call.count].kind = kind
+    call.held[call.count].pointer = pointer
+    call.count += 1
+    return 0
+
+
+cdef int finish(Call *call) except -1:
+    """Give back everything that the call borrowed."""
+    cdef DLManagedVersioned *versioned
+    cdef DLManaged *managed
+    cdef int i
+    for i in range(call.count):
+        if call.held[i].kind == HELD_VERSIONED:
+            versioned = <DLManagedVersioned *>call.held[i].pointer
+            if versioned.deleter != NULL:
+                versioned.deleter(versioned)
+        elif call.held[i].kind == HELD_MANAGED:
+            managed = <DLManaged *>call.held[i].pointer
+            if managed.deleter != NULL:
+                managed.deleter(managed)
+        elif call.held[i].kind == HELD_MEMORY:
+            free(call.held[i].pointer)
+        else:
+            Py_DECREF(<object>call.held[i].pointer)
+    call.count = 0
+    return 0
+
+
+cdef str first_line(object error):
+    """PyTorch's texts carry a C++ stack trace."""
+    return str(error).partition("\n")[0]
+
+
+cdef int32_t dtype_of(DLDataType dtype) noexcept:
+    """The C library's number of a DLPack dtype; 0 for one that it does not have."""
+    if dtype.lanes != 1:
+        return FLASH_DTYPE_NONE
+    if dtype.code == DL_FLOAT:
+        return (FLASH_DTYPE_FLOAT16 if dtype.bits == 16 else FLASH_DTYPE_FLOAT32 if dtype.bits == 32
+                else FLASH_DTYPE_FLOAT64 if dtype.bits == 64 else FLASH_DTYPE_NONE)
+    if dtype.code == DL_BFLOAT and dtype.bits == 16:
+        return FLASH_DTYPE_BFLOAT16
+    if dtype.code == DL_INT and dtype.bits == 32:
+        return FLASH_DTYPE_INT32
+    if dtype.code == DL_BOOL and dtype.bits == 8:
+        return FLASH_DTYPE_BOOL
+    return FLASH_DTYPE_NONE
+
+
+cdef inline bint is_int64(DLDataType dtype) noexcept:
+    return dtype.code == DL_INT and dtype.bits == 64 and dtype.lanes == 1
+
+
+cdef str dtype_text(DLDataType dtype):
+    cdef str name = DTYPE_NAMES.get(dtype.code, f"DLPack code {dtype.code}, bits ")
+    return f"{name}{dtype.bits}" + (f" x {dtype.lanes} lanes" if dtype.lanes != 1 else "")
+
+
+cdef int describe(Call *call, DLTensor *x, str name, flash_tensor_t *out, Role role, bint bfloat16=False) except -1:
+    """Fill the C library's view. `bfloat16`: the array poses as uint16, since NumPy exports no bfloat16."""
+    cdef int i
+    cdef int64_t step = 1
+    if x.device.device_type == DL_CPU or x.device.device_type == DL_CUDA_HOST:
+        out.device_type = FLASH_DEVICE_CPU
+        out.device_id = 0
+    elif x.device.device_type == DL_CUDA or x.device.device_type == DL_CUDA_MANAGED:
+        out.device_type = FLASH_DEVICE_CUDA
+        out.device_id = x.device.device_id
+    else:
+        raise UnsupportedError(f"{name} is on a device of DLPack type {x.device.device_type}; only the CPU (1) and CUDA (2) "
+                               "are supported")
+    if x.ndim < 0 or x.ndim > FLASH_MAX_NDIM:
+        raise InvalidError(f"{name} has {x.ndim} dimensions; at most {FLASH_MAX_NDIM} are allowed")
+    out.ndim = x.ndim
+    for i in range(x.ndim - 1, -1, -1):
+        out.shape[i] = x.shape[i]
+        out.stride[i] = x.strides[i] if x.strides != NULL else step
+        step *= x.shape[i]
+    out.data = <char *>x.data + x.byte_offset if x.data != NULL else NULL
+    if out.data == NULL and step != 0:
+        raise TypeError(f"{name} has no data; a fake or meta tensor cannot be computed with")
+    out.dtype = FLASH_DTYPE_BFLOAT16 if bfloat16 else dtype_of(x.dtype)
+    if out.dtype == FLASH_DTYPE_NONE:
+        if role == LENGTHS and is_int64(x.dtype):
+            narrow(call, name, out)
+        else:
+            raise InvalidError(f"{name} has dtype {dtype_text(x.dtype)}; "
+                               f"{'int32 (or int64 on the CPU) is needed' if role == LENGTHS else DTYPE_RULE}")
+    return 0
+
+
+cdef int narrow(Call *call, str name, flash_tensor_t *x) except -1:
+    """Replace the int64 lengths in `x` by an int32 copy that lives as long as the call."""
+    cdef int64_t rows, columns, i, j, value
+    cdef int32_t *copy
+    if x.device_type != FLASH_DEVICE_CPU:
+        raise InvalidError(f"{name} is int64 on a CUDA device, where nothing is converted; pass int32")
+    if x.ndim != 1 and x.ndim != 2:
+        raise InvalidError(f"{name} has {x.ndim} dimensions; it needs 1 (2 for block_table)")
+    rows = x.shape[0] if x.ndim == 2 else 1
+    columns = x.shape[x.ndim - 1]
+    copy = <int32_t *>malloc(<size_t>(rows * columns + 1) * sizeof(int32_t))
+    if copy == NULL:
+        raise OutOfMemoryError(f"no memory for {rows * columns} int32 values of {name}")
+    hold(call, HELD_MEMORY, copy)
+    for i in range(rows):
+        for j in range(columns):
+            value = (<int64_t *>x.data)[(i * x.stride[0] if x.ndim == 2 else 0) + j * x.stride[x.ndim - 1]]
+            if value < INT32_MIN or value > INT32_MAX:
+                raise InvalidError(f"{name} holds {value}, which does not fit int32")
+            copy[i * columns + j] = <int32_t>value
+    x.data = copy
+    x.dtype = FLASH_DTYPE_INT32
+    x.stride[x.ndim - 1] = 1
+    if x.ndim == 2:
+        x.stride[0] = columns
+    return 0
+
+
+cdef int borrow(Call *call, object x, str name, flash_tensor_t *out, Role role=READ) except -1:
+    """Describe the array `x` in `out` and hold what keeps the description valid until finish(call)."""
+    cdef Source source = source_of(x, name)
+    cdef object dtype
+    cdef object how
+    if source.kind == KIND_EXCHANGE:
+        return borrow_by_table(call, source, x, name, out, role)
+    if source.kind == KIND_NUMPY:
+        dtype = x.dtype
+        how = _numpy_dtypes.get(dtype)
+        if how is None:
+            how = numpy_dtype(dtype, name)
+        if how is True:
+            return borrow_by_capsule(call, source, x.view(source.uint16), name, out, role, True)
+    elif source.kind == KIND_JAX and role == WRITE:
+        raise TypeError(f"{name} is a JAX array; those are immutable and cannot be written to")
+    return borrow_by_capsule(call, source, x, name, out, role)
+
+
+cdef int borrow_by_table(Call *call, Source source, object x, str name, flash_tensor_t *out, Role role) except -1:
+    cdef DLTensor view
+    cdef DLManagedVersioned *owned = NULL
+    try:
+        if source.api.dltensor_from_py_object_no_sync != NULL:
+            source.api.dltensor_from_py_object_no_sync(<void *>x, &view)
+        else:
+            source.api.managed_tensor_from_py_object_no_sync(<void *>x, &owned)
+            hold(call, HELD_VERSIONED, owned)
+            if role == WRITE and owned.flags & DL_READ_ONLY:
+                raise InvalidError(f"{name} is read-only and cannot be written to")
+            view = owned.dl_tensor
+    except Error:
+        raise
+    except Exception as error:
+        raise TypeError(f"{name} cannot be taken through DLPack: {first_line(error)}") from error
+    describe(call, &view, name, out, role)
+    if out.device_type == FLASH_DEVICE_CUDA and not shares_stream(call, source, out.device_id):
+        return borrow_by_capsule(call, source, x, name, out, role)
+    return 0
+
+
+cdef int borrow_by_capsule(Call *call, Source source, object x, str name, flash_tensor_t *out, Role role,
+                           bint bfloat16=False) except -1:
+    cdef object capsule = export(call, source, x, name)
+    cdef DLManagedVersioned *versioned
+    cdef DLManaged *managed
+    if PyCapsule_IsValid(capsule, "dltensor_versioned"):
+        versioned = <DLManagedVersioned *>PyCapsule_GetPointer(capsule, "dltensor_versioned")
+        PyCapsule_SetName(capsule, "used_dltensor_versioned")
+        hold(call, HELD_VERSIONED, versioned)
+        if versioned.version.major != DL_MAJOR:
+            raise UnsupportedError(f"{name} is exported as DLPack {versioned.version.major}.{versioned.version.minor}; "
+                                   "version 1 and its predecessors are understood")
+        if role == WRITE and versioned.flags & DL_READ_ONLY:
+            raise InvalidError(f"{name} is read-only and cannot be written to")
+        return describe(call, &versioned.dl_tensor, name, out, role, bfloat16)
+    if PyCapsule_IsValid(capsule, "dltensor"):
+        managed = <DLManaged *>PyCapsule_GetPointer(capsule, "dltensor")
+        PyCapsule_SetName(capsule, "used_dltensor")
+        hold(call, HELD_MANAGED, managed)
+        return describe(call, &managed.dl_tensor, name, out, role, bfloat16)
+    raise InvalidError(f"{name}.__dlpack__() gave {capsule!r}, not a fresh DLPack capsule; one capsule serves once")
+
+
+cdef object export(Call *call, Source source, object x, str name):
+    """A capsule from __dlpack__. On a GPU its library makes our stream wait for what is still being written to `x`."""
+    cdef dict arguments = _versioned
+    cdef int device_type
+    if source.kind != KIND_NUMPY:
+        device_type, device_id = x.__dlpack_device__()
+        if device_type == DL_CUDA or device_type == DL_CUDA_MANAGED:
+            if source.kind == KIND_JAX:
+                raise UnsupportedError(f"{name} is a JAX array on a GPU, where XLA orders all work: use libflash.jax.attention")
+            find_stream(call, source, device_id)
+            arguments = {"max_version": (1, 3), "stream": stream_number(call)}
+    try:
+        if not source.no_max_version:
+            try:
+                return PyObject_Call(x.__dlpack__, _no_arguments, arguments)
+            except TypeError as error:
+                if "max_version" not in str(error):
+                    raise
+                source.no_max_version = True
+        arguments = {key: value for key, value in arguments.items() if key != "max_version"}
+        return PyObject_Call(x.__dlpack__, _no_arguments, arguments)
+    except Exception as error:
+        raise TypeError(f"{name} cannot be taken through DLPack: {first_line(error)}") from error

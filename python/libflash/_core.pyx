@@ -1,0 +1,235 @@
+# cython: language_level=3, freethreading_compatible=True, boundscheck=False, wraparound=False, cdivision=True
+"""The one compiled module of libflash: arrays in, the C call without the GIL, status to exception. No policy of its own.
+
+The parts, in the order of a call: _sources.pxi (where an array comes from), _borrow.pxi (the C library's view of it),
+_outputs.pxi (streams, outputs, workspace), _options.pxi (keywords to structs), and the operations below and in _operations.pxi.
+"""
+import sys
+
+from ._block_mask import BlockMask
+from ._errors import Error, InternalError, InvalidError, OutOfMemoryError, UnsupportedError, VersionError, from_status
+
+from cpython.object cimport PyObject_Call
+from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_SetName
+from cpython.ref cimport Py_DECREF, Py_INCREF
+from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memset, strcmp
+
+from libflash._capi cimport *
+from libflash._dlpack cimport *
+
+
+cdef extern from "Python.h":
+    void PyErr_SetString(object kind, const char *message)
+
+
+cdef extern from "stdlib.h" nogil:
+    int posix_memalign(void **memory, size_t alignment, size_t size)
+
+
+cdef object _no_window = (-1, -1)
+NO_WINDOW = _no_window
+DTYPE_RULE = "float16, bfloat16, float32, float64 (and bool for masks, int32 for lengths) are supported"
+DTYPE_NAMES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
+DTYPE_OBJECTS = {1: "float16", 2: "bfloat16", 3: "float32", 4: "float64", 5: "int32"}
+
+cdef int32_t _num_threads = 0
+
+include "_sources.pxi"
+include "_borrow.pxi"
+include "_outputs.pxi"
+include "_options.pxi"
+
+
+cdef int check(flash_status_t status) except -1:
+    if status != FLASH_STATUS_OK:
+        raise from_status(status, flash_last_error().decode("utf-8", "replace"))
+    return 0
+
+
+cdef int check_rank(const flash_tensor_t *x, str name, bint packed) except -1:
+    """What allocating an output needs to know; the C library checks the rest."""
+    if x.ndim != (3 if packed else 4):
+        raise InvalidError(f"{name} has {x.ndim} dimensions; it needs "
+                           + ("3, (total, heads, head_dim), with cu_seqlens" if packed else
+                              "4, (batch, seqlen, heads, head_dim) in the order that layout says; 3 only with cu_seqlens"))
+    return 0
+
+
+cdef int differentiable_only(object out, object lse) except -1:
+    if out is not None or lse is not None:
+        raise InvalidError("out and lse cannot be given for tensors that require a gradient; leave them out, "
+                           "or call under torch.no_grad()")
+    return 0
+
+
+cdef object new_out(Call *call, Source source, object like, const flash_tensor_t *q, int64_t head_dim_v, Layout layout,
+                    str name, flash_tensor_t *out):
+    """Shape of q, with v's head_dim, in the caller's layout; `out` describes it in the C library's."""
+    cdef int64_t shape[4]
+    cdef int i
+    for i in range(q.ndim):
+        shape[i] = q.shape[i]
+    shape[q.ndim - 1] = head_dim_v
+    if q.ndim == 4 and layout == BHSD:
+        shape[1], shape[2] = shape[2], shape[1]
+    elif q.ndim == 4 and layout == SBHD:
+        shape[0], shape[1] = shape[1], shape[0]
+    array = new_array(call, source, like, q, q.dtype, q.ndim, shape, name, out)
+    to_bshd(out, layout)
+    return array
+
+
+cdef object new_lse(Call *call, Source source, object like, const flash_tensor_t *q, flash_tensor_t *lse):
+    """(batch, heads_q, seqlen_q), or (heads_q, total_q) if packed."""
+    cdef int64_t shape[3]
+    if q.ndim == 4:
+        shape[0], shape[1], shape[2] = q.shape[0], q.shape[2], q.shape[1]
+    else:
+        shape[0], shape[1] = q.shape[1], q.shape[0]
+    cdef int32_t dtype = FLASH_DTYPE_FLOAT64 if q.dtype == FLASH_DTYPE_FLOAT64 else FLASH_DTYPE_FLOAT32
+    return new_array(call, source, like, q, dtype, q.ndim - 1, shape, "lse", lse)
+
+
+def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size=NO_WINDOW, softmax_scale=None, softcap=0.0,
+              alibi_slopes=None, bias=None, mask=None, learnable_sink=None, block_mask=None, dropout_p=0.0, seed=0, offset=0,
+              layout="bshd", cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, seqused_q=None,
+              seqused_k=None, num_splits=0, return_lse=False, out=None, lse=None, stream=None, backend=None, kernel=None):
+    """Exact attention: softmax(softmax_scale * q k^T) v, without ever storing the matrix of scores.
+
+    The method is FlashAttention (Dao et al., arXiv 2205.14135) and FlashAttention-2 (arXiv 2307.08691); names and meanings are
+    those of the flash-attn package. Sums and softmax are in float32 (float64 for float64).
+
+    Arrays of any library with DLPack (NumPy, PyTorch, CuPy, JAX on the CPU, ...), used in place, never copied; results are arrays
+    of q's library on q's device. On a GPU the work is put on the library's current stream and the call returns at once. PyTorch
+    tensors that require a gradient are differentiable.
+
+    Parameters
+    ----------
+    q : (batch, seqlen_q, heads_q, head_dim), or packed (total_q, heads_q, head_dim) with cu_seqlens_q
+        float16, bfloat16 (NumPy: ml_dtypes), float32 or, on the CPU, float64. head_dim up to 512 on the CPU, 256 on a GPU.
+        Any strides that are not negative, the last one 1.
+    k : (batch, seqlen_k, heads_k, head_dim), or packed (total_k, heads_k, head_dim) with cu_seqlens_k
+        heads_q must be a multiple of heads_k (grouped queries): query head h reads key head h // (heads_q // heads_k).
+    v : (batch, seqlen_k, heads_k, head_dim_v), or packed
+    causal : bool
+        Query i sees key j only if j <= i + seqlen_k - seqlen_q (bottom-right aligned).
+    causal_align : "bottom_right" or "top_left"
+        "top_left": causal and window_size count from j <= i instead, as in PyTorch's scaled_dot_product_attention and in JAX.
+    window_size : (left, right)
+        Keys that a query sees to either side of its diagonal, inclusive; -1 or None: all.
+    softmax_scale : float, default 1 / sqrt(head_dim)
+    softcap : float
+        If positive, scores become softcap * tanh(score / softcap), before bias and masks.
+    alibi_slopes : (heads_q,) or (batch, heads_q), float32 or q's type
+        Adds -slope * abs(i + seqlen_k - seqlen_q - j) to the scores.
+    bias : up to 4 dimensions, aligned to the right with (batch, heads_q, seqlen_q, seqlen_k), each full or 1; float32 or q's type
+        Added to the scores.
+    mask : bool, shape as bias
+        True keeps the key.
+    learnable_sink : (heads_q,), float32 or q's type
+        One more logit in each row's softmax, without a value.
+    block_mask : bool (batch or 1, heads_q or 1, ceil(seqlen_q / 128), ceil(seqlen_k / 128)), or a BlockMask
+        True keeps the block of 128 x 128 scores.
+    dropout_p : float
+        Probability of dropping an entry of the softmax, from 0 up to but not 1. The mask depends on (seed, offset, batch, head,
+        row, column) alone; the definition (Philox4x32-10) is in libflash.h.
+    seed, offset : int from 0 to 2**64 - 1
+    layout : "bshd", "bhsd" or "sbhd"
+        The order of the axes of q, k, v and out: b batch, s seqlen, h heads, d head_dim. Packed arrays, lse, bias and masks
+        always have the order given here.
+    cu_seqlens_q, cu_seqlens_k : (batch + 1,) int32 (int64 on the CPU: converted)
+        Sequence b is rows cu_seqlens[b] to cu_seqlens[b + 1] - 1 of the packed array. Either side may be packed.
+    max_seqlen_q, max_seqlen_k : int
+        Upper bounds of the lengths, if known. Never needed.
+    seqused_q, seqused_k : (batch,) int32 (int64 on the CPU: converted)
+        Only the first so many rows of each sequence exist. Out is 0 and lse -inf in rows past seqused_q.
+    num_splits : int
+        Into how many ranges the keys are split; 0: the library chooses, 1: one.
+    return_lse : bool
+        Also return lse.
+    out : array like q with head_dim_v channels
+        Where to write; allocated if not given. May not overlap the inputs.
+    lse : (batch, heads_q, seqlen_q) or packed (heads_q, total_q), float32 (float64 for float64)
+        Where to write the logsumexp.
+    stream : int or object with __cuda_stream__
+        CUDA stream instead of the current one; the caller then keeps the arrays alive and the order of work right.
+    backend : "cpu", "sm80" or "sm90";  kernel : a name from info()["kernels"]
+        Run this one or raise UnsupportedError.
+
+    Returns
+    -------
+    out : shape of q with head_dim_v channels, type of q. Zero in rows that see no key.
+    lse : if return_lse. Natural logarithm of the sum of exp(scores) of each row; -inf in rows that see no key and have no sink.
+
+    Raises
+    ------
+    InvalidError (a ValueError) for a wrong shape, stride or value, UnsupportedError (a NotImplementedError) if no kernel serves
+    the call, TypeError for an object of a wrong kind, NoDeviceError, CudaError, OutOfMemoryError. Outputs are then untouched.
+    """
+    cdef Call call
+    cdef Extras extras
+    cdef flash_attention_options_t options
+    cdef flash_tensor_t tq, tk, tv, tout, tlse
+    cdef flash_tensor_t *lse_or_null = NULL
+    cdef size_t size = 0
+    cdef void *scratch
+    cdef void *on
+    cdef flash_status_t status
+    cdef Source source = source_of(q, "q")
+    if source.torch and gradients_wanted(source, (q, k, v, alibi_slopes, bias, learnable_sink)):
+        differentiable_only(out, lse)
+        return differentiable(q, k, v, dict(
+            causal=causal, causal_align=causal_align, window_size=window_size, softmax_scale=softmax_scale, softcap=softcap,
+            alibi_slopes=alibi_slopes, bias=bias, mask=mask, learnable_sink=learnable_sink, block_mask=block_mask,
+            dropout_p=dropout_p, seed=seed, offset=offset, layout=layout, cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_q=seqused_q,
+            seqused_k=seqused_k, num_splits=num_splits, return_lse=return_lse, stream=stream, backend=backend,
+            kernel=kernel))
+    cdef Layout axes = layout_of(layout)
+    cdef object out_array = out
+    cdef object lse_array = lse
+    start(&call, stream)
+    try:
+        borrow(&call, q, "q", &tq)
+        borrow(&call, k, "k", &tk)
+        borrow(&call, v, "v", &tv)
+        attention_options(&call, &extras, &options, causal, causal_align, window_size, softmax_scale, softcap, alibi_slopes,
+                          bias, mask, learnable_sink, block_mask, dropout_p, seed, offset, cu_seqlens_q, cu_seqlens_k,
+                          max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, num_splits, backend, kernel)
+        check_rank(&tq, "q", cu_seqlens_q is not None)
+        check_rank(&tk, "k", cu_seqlens_k is not None)
+        check_rank(&tv, "v", cu_seqlens_k is not None)
+        to_bshd(&tq, axes)
+        to_bshd(&tk, axes)
+        to_bshd(&tv, axes)
+        if out is None:
+            out_array = new_out(&call, source, q, &tq, tv.shape[tv.ndim - 1], axes, "out", &tout)
+        else:
+            borrow(&call, out, "out", &tout, WRITE)
+            to_bshd(&tout, axes)
+        if lse is not None:
+            borrow(&call, lse, "lse", &tlse, WRITE)
+            lse_or_null = &tlse
+        elif return_lse:
+            lse_array = new_lse(&call, source, q, &tq, &tlse)
+            lse_or_null = &tlse
+        check(flash_attention_forward_workspace_size(&tq, &tk, &tv, &tout, lse_or_null, &options, &size))
+        scratch = workspace(&call, source, &tq, size)
+        on = call.stream
+        with nogil:
+            status = flash_attention_forward(&tq, &tk, &tv, &tout, lse_or_null, &options, scratch, size, on)
+        check(status)
+    finally:
+        finish(&call)
+    if source.kind == KIND_JAX:
+        out_array = deliver(source, q, out_array) if out is None else out
+        lse_array = deliver(source, q, lse_array) if lse is None else lse
+    if return_lse:
+        return out_array, lse_array
+    return out_array
+
+
+include "_operations.pxi"
+include "_information.pxi"

@@ -1,0 +1,93 @@
+"""The exceptions of libflash: one for each status of the C library, each also the built-in exception that fits."""
+
+from __future__ import annotations
+
+__all__ = [
+    "CudaError",
+    "Error",
+    "InternalError",
+    "InvalidError",
+    "NoDeviceError",
+    "OutOfMemoryError",
+    "UnsupportedError",
+    "VersionError",
+    "WorkspaceError",
+]
+
+
+class Error(Exception):
+    """Base of all exceptions that libflash raises for a refused or failed call.
+
+    `status` is the number of the C library's `flash_status_t`, `status_name` its name ("INVALID", ...). The text names the
+    argument, the rule and the value. A wrong kind of object (a list instead of an array) is a plain TypeError.
+    """
+
+    status: int = 8
+    status_name: str = "INTERNAL"
+
+
+class InvalidError(Error, ValueError):
+    """The call is wrong whatever the machine: a shape, a stride, a value, a missing array."""
+
+    status = 1
+    status_name = "INVALID"
+
+
+class UnsupportedError(Error, NotImplementedError):
+    """The call is right, but no kernel in this build serves it here."""
+
+    status = 2
+    status_name = "UNSUPPORTED"
+
+
+class VersionError(Error, ValueError):
+    """The Python module and the native library do not fit together."""
+
+    status = 3
+    status_name = "VERSION"
+
+
+class WorkspaceError(Error, ValueError):
+    """The workspace is missing, too small or misaligned."""
+
+    status = 4
+    status_name = "WORKSPACE"
+
+
+class NoDeviceError(Error, RuntimeError):
+    """CUDA arrays, but no usable GPU, no driver, or a driver that is too old."""
+
+    status = 5
+    status_name = "NO_DEVICE"
+
+
+class CudaError(Error, RuntimeError):
+    """The CUDA runtime reported an error, also one left over from earlier work."""
+
+    status = 6
+    status_name = "CUDA"
+
+
+class OutOfMemoryError(Error, MemoryError):
+    """Host memory or a thread could not be had."""
+
+    status = 7
+    status_name = "OUT_OF_MEMORY"
+
+
+class InternalError(Error, RuntimeError):
+    """A defect of the library."""
+
+    status = 8
+    status_name = "INTERNAL"
+
+
+_BY_STATUS: dict[int, type[Error]] = {cls.status: cls for cls in Error.__subclasses__()}
+
+
+def from_status(status: int, text: str) -> Error:
+    """The exception for a status other than OK."""
+    cls = _BY_STATUS.get(status)
+    if cls is None:
+        return InternalError(f"unknown status {status}: {text}")
+    return cls(text)

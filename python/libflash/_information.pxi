@@ -1,0 +1,144 @@
+# What would run, what there is, and how many threads.
+
+ATTENTION_DEFAULTS = dict(
+    causal=False, causal_align="bottom_right", window_size=NO_WINDOW, softmax_scale=None, softcap=0.0, alibi_slopes=None,
+    bias=None, mask=None, learnable_sink=None, block_mask=None, dropout_p=0.0, seed=0, offset=0, layout="bshd", cu_seqlens_q=None,
+    cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, seqused_q=None, seqused_k=None, num_splits=0, return_lse=False,
+    stream=None, backend=None, kernel=None)
+BACKWARD_DEFAULTS = dict(ATTENTION_DEFAULTS, deterministic=False, dlse=None)
+DECODE_DEFAULTS = dict(
+    cache_seqlens=None, block_table=None, cache_batch_idx=None, cache_leftpad=None, k=None, v=None, rotary_cos=None,
+    rotary_sin=None, rotary_interleaved=True, causal=True, window_size=NO_WINDOW, softmax_scale=None, softcap=0.0,
+    alibi_slopes=None, learnable_sink=None, num_splits=0, split_size=0, return_lse=False, stream=None, backend=None, kernel=None)
+
+
+cdef dict with_defaults(dict options, dict defaults, str op):
+    for name in options:
+        if name not in defaults:
+            raise TypeError(f"explain() knows no option {name!r} of op={op!r}")
+    return {**defaults, **options}
+
+
+def explain(q, k, v, /, *, op="forward", **options):
+    """Text for a person: which kernel, tile, splits and workspace a call would take, and why not the others.
+
+    Parameters
+    ----------
+    q, k, v : the arrays of the call; with op="decode" k and v are the caches. Their contents are not read.
+    op : "forward", "backward" or "decode"
+    options : those of attention(), attention_backward() or decode()
+
+    Returns
+    -------
+    str; also for a call that no kernel serves. A call that is wrong raises, as the call itself would.
+    """
+    cdef Call call
+    cdef Extras extras
+    cdef flash_attention_options_t attention
+    cdef flash_decode_options_t decode
+    cdef flash_tensor_t tq, tk, tv
+    cdef size_t needed = 0
+    cdef bytearray buffer = bytearray()
+    cdef dict o
+    cdef Layout axes
+    if op not in ("forward", "backward", "decode"):
+        raise InvalidError(f"op is {op!r}; it must be 'forward', 'backward' or 'decode'")
+    o = with_defaults(options, DECODE_DEFAULTS if op == "decode" else
+                      BACKWARD_DEFAULTS if op == "backward" else ATTENTION_DEFAULTS, op)
+    start(&call, o["stream"])
+    try:
+        borrow(&call, q, "q", &tq)
+        borrow(&call, k, "k", &tk)
+        borrow(&call, v, "v", &tv)
+        if op == "decode":
+            decode_options(&call, &extras, &decode, o["cache_seqlens"], o["block_table"], o["cache_batch_idx"],
+                           o["cache_leftpad"], o["k"], o["v"], o["rotary_cos"], o["rotary_sin"], o["rotary_interleaved"],
+                           o["causal"], o["window_size"], o["softmax_scale"], o["softcap"], o["alibi_slopes"],
+                           o["learnable_sink"], o["num_splits"], o["split_size"], o["backend"], o["kernel"])
+        else:
+            attention_options(&call, &extras, &attention, o["causal"], o["causal_align"], o["window_size"], o["softmax_scale"],
+                              o["softcap"], o["alibi_slopes"], o["bias"], o["mask"], o["learnable_sink"], o["block_mask"],
+                              o["dropout_p"], o["seed"], o["offset"], o["cu_seqlens_q"], o["cu_seqlens_k"], o["max_seqlen_q"],
+                              o["max_seqlen_k"], o["seqused_q"], o["seqused_k"], o["num_splits"], o["backend"], o["kernel"])
+            axes = layout_of(o["layout"])
+            to_bshd(&tq, axes)
+            to_bshd(&tk, axes)
+            to_bshd(&tv, axes)
+            if op == "backward":
+                options_of_backward(&call, &extras, &attention, o)
+        buffer = bytearray(4096)
+        while True:
+            if op == "decode":
+                check(flash_attention_decode_explain(&tq, &tk, &tv, &decode, buffer, <size_t>len(buffer), &needed))
+            elif op == "backward":
+                check(flash_attention_backward_explain(&tq, &tk, &tv, &attention, buffer, <size_t>len(buffer), &needed))
+            else:
+                check(flash_attention_forward_explain(&tq, &tk, &tv, &attention, buffer, <size_t>len(buffer), &needed))
+            if needed <= <size_t>len(buffer):
+                break
+            buffer = bytearray(needed)
+    finally:
+        finish(&call)
+    return buffer[:max(0, <Py_ssize_t>needed - 1)].decode("utf-8", "replace")
+
+
+cdef int options_of_backward(Call *call, Extras *extras, flash_attention_options_t *made, dict o) except -1:
+    if o["deterministic"]:
+        made.flags |= FLASH_FLAG_DETERMINISTIC
+    made.dlse = extra(call, extras, o["dlse"], "dlse")
+    return 0
+
+
+def info():
+    """What this libflash is and finds: a dict of
+
+    version, build (how it was compiled: a dict), cpu (instruction set and number of threads), cuda (one line), devices (a list of
+    dicts), kernels (a list of dicts; `usable`, else `why_not`; `name` is what kernel= takes).
+    """
+    cdef flash_kernel_info_t kernel
+    cdef flash_device_info_t device
+    cdef int32_t i
+    kernels = []
+    for i in range(flash_kernel_count()):
+        memset(&kernel, 0, sizeof(kernel))
+        kernel.struct_size = sizeof(kernel)
+        check(flash_kernel_info(i, &kernel))
+        kernels.append(dict(
+            name=kernel.name.decode(), operation=kernel.operation.decode(), backend=kernel.backend.decode(),
+            dtype=kernel.dtype.decode(), usable=bool(kernel.usable), why_not=kernel.why_not.decode(), head_dim=kernel.head_dim,
+            head_dim_v=kernel.head_dim_v, tile_q=kernel.tile_q, tile_k=kernel.tile_k, stages=kernel.stages))
+    devices = []
+    for i in range(flash_device_count()):
+        memset(&device, 0, sizeof(device))
+        device.struct_size = sizeof(device)
+        check(flash_device_info(i, &device))
+        devices.append(dict(
+            name=(<const char *>device.name).decode("utf-8", "replace"), arch=device.arch, multiprocessors=device.multiprocessors,
+            shared_memory_bytes=device.shared_memory_bytes, memory_bytes=device.memory_bytes))
+    lines = (line.partition(":") for line in flash_build_info().decode().splitlines())
+    return dict(
+        version=flash_version_string().decode(), build={key.strip(): value.strip() for key, colon, value in lines if colon},
+        cpu=dict(isa=flash_cpu_isa().decode(), threads=get_num_threads()), cuda=flash_cuda_state().decode(), devices=devices,
+        kernels=kernels)
+
+
+def set_num_threads(threads):
+    """How many threads a call on the CPU uses, the caller's own included; 0: the default (LIBFLASH_NUM_THREADS from the
+    environment, else all processors of this process). Holds for all Python threads, from the next call on. Results do not depend
+    on it."""
+    global _num_threads
+    cdef int64_t wanted = integer(threads, "threads")
+    if wanted < 0 or wanted > INT32_MAX:
+        raise InvalidError(f"threads is {wanted}; it must not be negative, nor above {INT32_MAX}")
+    _num_threads = <int32_t>wanted
+
+
+def get_num_threads():
+    """How many threads a call on the CPU uses."""
+    return _num_threads if _num_threads > 0 else flash_cpu_threads()
+
+
+__version__ = flash_version_string().decode()
+if flash_version() // 100 != FLASH_VERSION // 100:
+    raise VersionError(f"libflash._core was built for libflash {FLASH_VERSION // 10000}.{FLASH_VERSION // 100 % 100}, but "
+                       f"{__version__} was loaded")

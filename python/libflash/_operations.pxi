@@ -1,0 +1,344 @@
+# The other operations: backward, decode, merge, block masks.
+
+
+cdef object differentiable(object q, object k, object v, dict options):
+    """To PyTorch's autograd, with the options that are not at their defaults. `seed` goes along always: the adapter's default is
+    a fresh one for each call. Its operators take tensors only, so arrays of other libraries are handed over as such."""
+    from . import torch as adapter
+    if options.pop("stream") is not None:
+        raise InvalidError("stream cannot be given for tensors that require a gradient; use torch.cuda.stream()")
+    cdef dict given = {"seed": options["seed"]}
+    for name, value in options.items():
+        if value is ATTENTION_DEFAULTS[name]:
+            continue
+        if hasattr(value, "__dlpack__") and not isinstance(value, adapter.Tensor):
+            value = adapter.torch.from_dlpack(value)
+        given[name] = value
+    return adapter.attention(q, k, v, **given)
+
+
+def attention_backward(
+        dout, q, k, v, out, lse, *, causal=False, causal_align="bottom_right", window_size=NO_WINDOW, softmax_scale=None,
+        softcap=0.0, alibi_slopes=None, bias=None, mask=None, learnable_sink=None, block_mask=None, dropout_p=0.0, seed=0,
+        offset=0, layout="bshd", cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, seqused_q=None,
+        seqused_k=None, num_splits=0, dlse=None, deterministic=False, dq=None, dk=None, dv=None, dbias=None, dsink=None,
+        stream=None, backend=None, kernel=None):
+    """Gradients of attention() with respect to q, k and v, and on request bias and learnable_sink.
+
+    The method is the backward of FlashAttention-2 (arXiv 2307.08691): the softmax is computed again, tile by tile, from lse.
+
+    Parameters
+    ----------
+    dout : gradient of the loss with respect to out; shape and type of out
+    q, k, v : as given to attention()
+    out, lse : as attention(..., return_lse=True) returned them
+    dlse : gradient with respect to lse, if the loss depends on it; shape and type of lse
+    deterministic : bool
+        The same bits in every run; UnsupportedError where that cannot be had. The CPU is deterministic always.
+    dq, dk, dv : arrays with shape and type of q, k, v
+        Where to write; allocated if not given.
+    dbias, dsink : arrays with shape and type of bias and learnable_sink
+        If given, their gradients are written there, summed over repeated dimensions.
+    The other options must be those of the forward call; see attention().
+
+    Returns
+    -------
+    (dq, dk, dv). With grouped queries dk and dv are summed over the group in float32.
+
+    Raises
+    ------
+    As attention().
+    """
+    cdef Call call
+    cdef Extras extras
+    cdef flash_attention_options_t options
+    cdef flash_tensor_t tdout, tq, tk, tv, tout, tlse, tdq, tdk, tdv
+    cdef size_t size = 0
+    cdef void *scratch
+    cdef void *on
+    cdef flash_status_t status
+    cdef Source source = source_of(q, "q")
+    cdef Layout axes = layout_of(layout)
+    cdef object dq_array = dq
+    cdef object dk_array = dk
+    cdef object dv_array = dv
+    start(&call, stream)
+    try:
+        borrow(&call, q, "q", &tq)
+        borrow(&call, k, "k", &tk)
+        borrow(&call, v, "v", &tv)
+        borrow(&call, dout, "dout", &tdout)
+        borrow(&call, out, "out", &tout)
+        borrow(&call, lse, "lse", &tlse)
+        attention_options(&call, &extras, &options, causal, causal_align, window_size, softmax_scale, softcap, alibi_slopes,
+                          bias, mask, learnable_sink, block_mask, dropout_p, seed, offset, cu_seqlens_q, cu_seqlens_k,
+                          max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, num_splits, backend, kernel)
+        if deterministic:
+            options.flags |= FLASH_FLAG_DETERMINISTIC
+        options.dlse = extra(&call, &extras, dlse, "dlse")
+        options.dbias = extra(&call, &extras, dbias, "dbias", WRITE)
+        options.dsink = extra(&call, &extras, dsink, "dsink", WRITE)
+        check_rank(&tq, "q", cu_seqlens_q is not None)
+        check_rank(&tk, "k", cu_seqlens_k is not None)
+        check_rank(&tv, "v", cu_seqlens_k is not None)
+        to_bshd(&tq, axes)
+        to_bshd(&tk, axes)
+        to_bshd(&tv, axes)
+        to_bshd(&tdout, axes)
+        to_bshd(&tout, axes)
+        dq_array = gradient(&call, source, q, dq, &tq, axes, "dq", &tdq)
+        dk_array = gradient(&call, source, q, dk, &tk, axes, "dk", &tdk)
+        dv_array = gradient(&call, source, q, dv, &tv, axes, "dv", &tdv)
+        check(flash_attention_backward_workspace_size(&tdout, &tq, &tk, &tv, &tout, &tlse, &tdq, &tdk, &tdv, &options, &size))
+        scratch = workspace(&call, source, &tq, size)
+        on = call.stream
+        with nogil:
+            status = flash_attention_backward(&tdout, &tq, &tk, &tv, &tout, &tlse, &tdq, &tdk, &tdv, &options, scratch, size,
+                                              on)
+        check(status)
+    finally:
+        finish(&call)
+    if source.kind == KIND_JAX:
+        dq_array = deliver(source, q, dq_array) if dq is None else dq
+        dk_array = deliver(source, q, dk_array) if dk is None else dk
+        dv_array = deliver(source, q, dv_array) if dv is None else dv
+    return dq_array, dk_array, dv_array
+
+
+cdef object gradient(Call *call, Source source, object q, object given, const flash_tensor_t *of, Layout axes, str name,
+                     flash_tensor_t *made):
+    """The given array, or a new one of the shape of `of`."""
+    if given is None:
+        return new_out(call, source, q, of, of.shape[of.ndim - 1], axes, name, made)
+    borrow(call, given, name, made, WRITE)
+    to_bshd(made, axes)
+    return given
+
+
+def decode(q, k_cache, v_cache, *, cache_seqlens=None, block_table=None, cache_batch_idx=None, cache_leftpad=None, k=None, v=None,
+           rotary_cos=None, rotary_sin=None, rotary_interleaved=True, causal=True, window_size=NO_WINDOW, softmax_scale=None,
+           softcap=0.0, alibi_slopes=None, learnable_sink=None, num_splits=0, split_size=0, return_lse=False, out=None, lse=None,
+           stream=None, backend=None, kernel=None):
+    """A few new query rows per sequence against a cache of keys and values, as when generating text. Forward only.
+
+    With k and v, the new rows are first written into the cache behind the valid ones, in place, and then take part. Names and
+    meanings are those of flash_attn_with_kvcache; the keys of a row may be split into ranges that are worked on side by side
+    ("Flash-Decoding").
+
+    Parameters
+    ----------
+    q : (batch, seqlen_q, heads_q, head_dim)
+    k_cache : (batch_cache, capacity, heads_k, head_dim), or with block_table (num_pages, page_size, heads_k, head_dim)
+    v_cache : the same with head_dim_v
+    cache_seqlens : (batch,) int32 (int64 on the CPU: converted)
+        Valid keys before this call; default the capacity, or 0 if k is given.
+    block_table : (batch, columns) int32
+        Key j of sequence b is row j % page_size of page block_table[b, j // page_size].
+    cache_batch_idx : (batch,) int32
+        The cache entry of each sequence, default its own number; not together with block_table.
+    cache_leftpad : (batch,) int32
+        The first so many cached keys do not exist.
+    k, v : (batch, seqlen_new, heads_k, head_dim) and (..., head_dim_v)
+        New keys and values to append.
+    rotary_cos, rotary_sin : (positions, rotary_dim / 2), float32 or q's type
+        Turn the first rotary_dim channels of q and k by the angles of their position: cache_seqlens[b] + i.
+    rotary_interleaved : bool
+        Channels are paired (0, 1), (2, 3), ...; otherwise (0, r/2), (1, r/2 + 1), ...
+    causal : bool, window_size : (left, right)
+        Aligned bottom-right on (seqlen_q, valid keys with the new ones).
+    softmax_scale, softcap, alibi_slopes, learnable_sink : as in attention()
+    num_splits : int; 0: the library chooses, 1: none
+    split_size : int, a multiple of 128
+        Keys per range; the bits of a sequence's result then do not depend on the rest of the batch.
+    return_lse, out, lse, stream, backend, kernel : as in attention()
+
+    Returns
+    -------
+    out : (batch, seqlen_q, heads_q, head_dim_v), and lse : (batch, heads_q, seqlen_q) if return_lse
+
+    Raises
+    ------
+    As attention(); also UnsupportedError for PyTorch tensors that require a gradient while gradients are recorded.
+    """
+    cdef Call call
+    cdef Extras extras
+    cdef flash_decode_options_t options
+    cdef flash_tensor_t tq, tk, tv, tout, tlse
+    cdef flash_tensor_t *lse_or_null = NULL
+    cdef size_t size = 0
+    cdef void *scratch
+    cdef void *on
+    cdef flash_status_t status
+    cdef Source source = source_of(q, "q")
+    cdef Role role = READ if k is None else WRITE
+    if source.torch and gradients_wanted(source, (q, k_cache, v_cache, k, v, learnable_sink)):
+        raise UnsupportedError("decode has no gradient, but a tensor requires one; call it under torch.no_grad()")
+    cdef object out_array = out
+    cdef object lse_array = lse
+    start(&call, stream)
+    try:
+        borrow(&call, q, "q", &tq)
+        borrow(&call, k_cache, "k_cache", &tk, role)
+        borrow(&call, v_cache, "v_cache", &tv, role)
+        decode_options(&call, &extras, &options, cache_seqlens, block_table, cache_batch_idx, cache_leftpad, k, v, rotary_cos,
+                       rotary_sin, rotary_interleaved, causal, window_size, softmax_scale, softcap, alibi_slopes,
+                       learnable_sink, num_splits, split_size, backend, kernel)
+        if tq.ndim != 4 or tv.ndim != 4:
+            raise InvalidError(f"q and v_cache have {tq.ndim} and {tv.ndim} dimensions; both need 4, "
+                               "(batch, seqlen, heads, head_dim)")
+        if out is None:
+            out_array = new_out(&call, source, q, &tq, tv.shape[3], BSHD, "out", &tout)
+        else:
+            borrow(&call, out, "out", &tout, WRITE)
+        if lse is not None:
+            borrow(&call, lse, "lse", &tlse, WRITE)
+            lse_or_null = &tlse
+        elif return_lse:
+            lse_array = new_lse(&call, source, q, &tq, &tlse)
+            lse_or_null = &tlse
+        check(flash_attention_decode_workspace_size(&tq, &tk, &tv, &tout, lse_or_null, &options, &size))
+        scratch = workspace(&call, source, &tq, size)
+        on = call.stream
+        with nogil:
+            status = flash_attention_decode(&tq, &tk, &tv, &tout, lse_or_null, &options, scratch, size, on)
+        check(status)
+    finally:
+        finish(&call)
+    if source.kind == KIND_JAX:
+        out_array = deliver(source, q, out_array) if out is None else out
+        lse_array = deliver(source, q, lse_array) if lse is None else lse
+    if return_lse:
+        return out_array, lse_array
+    return out_array
+
+
+def merge(outs, lses, *, return_lse=True, layout="bshd", out=None, lse=None, stream=None, backend=None, kernel=None):
+    """Attention over several disjoint ranges of keys, put together from what attention() returned for each range.
+
+    lse = log(sum_n exp(lses[n])) and out = sum_n exp(lses[n] - lse) outs[n]. A part with lse = -inf contributes nothing,
+    whatever its out holds. This is what ring attention, split caches and shared prefixes are made of. PyTorch tensors that require
+    a gradient are differentiable.
+
+    Parameters
+    ----------
+    outs : sequence of 1 to 64 arrays (batch, seqlen, heads, head_dim_v), or packed (total, heads, head_dim_v)
+    lses : sequence of as many arrays (batch, heads, seqlen), or packed (heads, total); float32 (float64 for float64)
+    layout : the order of axes of the outs and of out, as in attention()
+    out, lse : where to write; allocated if not given, with the types of outs[0] and lses[0]
+    stream, backend, kernel : as in attention()
+
+    Returns
+    -------
+    (out, lse), or out alone if not return_lse
+
+    Raises
+    ------
+    As attention().
+    """
+    cdef Call call
+    cdef flash_merge_options_t options
+    cdef flash_tensor_t touts[64]
+    cdef flash_tensor_t tlses[64]
+    cdef flash_tensor_t tout, tlse
+    cdef flash_tensor_t *lse_or_null = NULL
+    cdef flash_status_t status
+    cdef void *on
+    cdef int32_t count, i
+    for name, given in (("outs", outs), ("lses", lses)):
+        if not isinstance(given, (list, tuple)):
+            raise TypeError(f"{name} must be a list or tuple of arrays, not {type(given).__name__}")
+    if len(outs) != len(lses):
+        raise InvalidError(f"outs has {len(outs)} arrays and lses {len(lses)}; they must be as many")
+    if not 1 <= len(outs) <= FLASH_MERGE_MAX:
+        raise InvalidError(f"outs has {len(outs)} arrays; it needs 1 to {FLASH_MERGE_MAX}")
+    count = <int32_t>len(outs)
+    like = outs[0]
+    cdef Source source = source_of(like, "outs[0]")
+    if source.torch and gradients_wanted(source, (*outs, *lses)):
+        from . import torch as adapter
+        differentiable_only(out, lse)
+        if layout == "bshd":
+            return adapter.merge(outs, lses, return_lse=return_lse)
+        return adapter.merge(outs, lses, return_lse=return_lse, layout=layout)
+    cdef Layout axes = layout_of(layout)
+    cdef object out_array = out
+    cdef object lse_array = lse
+    start(&call, stream)
+    try:
+        for i in range(count):
+            borrow(&call, outs[i], f"outs[{i}]", &touts[i])
+            borrow(&call, lses[i], f"lses[{i}]", &tlses[i])
+            to_bshd(&touts[i], axes)
+        if touts[0].ndim != 3 and touts[0].ndim != 4:
+            raise InvalidError(f"outs[0] has {touts[0].ndim} dimensions; it needs 4, or 3 if packed")
+        memset(&options, 0, sizeof(options))
+        options.struct_size = sizeof(options)
+        options.num_threads = _num_threads
+        options.backend = text(&call, backend, "backend")
+        options.kernel = text(&call, kernel, "kernel")
+        if out is None:
+            out_array = new_out(&call, source, like, &touts[0], touts[0].shape[touts[0].ndim - 1], axes, "out", &tout)
+        else:
+            borrow(&call, out, "out", &tout, WRITE)
+            to_bshd(&tout, axes)
+        if lse is not None:
+            borrow(&call, lse, "lse", &tlse, WRITE)
+            lse_or_null = &tlse
+        elif return_lse:
+            lse_array = new_lse(&call, source, like, &touts[0], &tlse)
+            lse_or_null = &tlse
+        on = call.stream
+        with nogil:
+            status = flash_attention_merge(touts, tlses, count, &tout, lse_or_null, &options, on)
+        check(status)
+    finally:
+        finish(&call)
+    if source.kind == KIND_JAX:
+        out_array = deliver(source, like, out_array) if out is None else out
+        lse_array = deliver(source, like, lse_array) if lse is None else lse
+    if return_lse:
+        return out_array, lse_array
+    return out_array
+
+
+def compress_block_mask(block_mask, *, stream=None):
+    """The lists of a dense block mask, for block_mask= of attention() and attention_backward().
+
+    Parameters
+    ----------
+    block_mask : bool (batch or 1, heads_q or 1, ceil(seqlen_q / 128), ceil(seqlen_k / 128)), contiguous
+        True keeps the block.
+    stream : as in attention()
+
+    Returns
+    -------
+    BlockMask, of arrays of block_mask's library on its device
+    """
+    cdef Call call
+    cdef flash_tensor_t dense
+    cdef flash_block_lists_t lists
+    cdef int64_t shape[4]
+    cdef flash_status_t status
+    cdef void *on
+    cdef Source source = source_of(block_mask, "block_mask")
+    start(&call, stream)
+    try:
+        borrow(&call, block_mask, "block_mask", &dense)
+        if dense.ndim != 4:
+            raise InvalidError(f"block_mask has {dense.ndim} dimensions; it needs 4, (batch or 1, heads or 1, rows, columns)")
+        shape[0], shape[1], shape[2], shape[3] = dense.shape[0], dense.shape[1], dense.shape[2], dense.shape[3]
+        row_counts = new_array(&call, source, block_mask, &dense, FLASH_DTYPE_INT32, 3, shape, "row_counts", &lists.row_counts)
+        row_indices = new_array(&call, source, block_mask, &dense, FLASH_DTYPE_INT32, 4, shape, "row_indices",
+                                &lists.row_indices)
+        shape[2], shape[3] = dense.shape[3], dense.shape[2]
+        col_counts = new_array(&call, source, block_mask, &dense, FLASH_DTYPE_INT32, 3, shape, "col_counts", &lists.col_counts)
+        col_indices = new_array(&call, source, block_mask, &dense, FLASH_DTYPE_INT32, 4, shape, "col_indices",
+                                &lists.col_indices)
+        on = call.stream
+        with nogil:
+            status = flash_block_mask_compress(&dense, &lists, on)
+        check(status)
+    finally:
+        finish(&call)
+    return BlockMask(deliver(source, block_mask, row_counts), deliver(source, block_mask, row_indices),
+                     deliver(source, block_mask, col_counts), deliver(source, block_mask, col_indices))

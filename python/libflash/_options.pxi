@@ -1,0 +1,185 @@
+# Options: from Python's keywords to the C structs.
+
+cdef enum Layout:
+    BSHD = 0
+    BHSD = 1
+    SBHD = 2
+
+cdef enum:
+    MAX_EXTRAS = 16
+
+# The optional tensors of one call; the option structs point in here.
+cdef struct Extras:
+    int count
+    flash_tensor_t tensors[MAX_EXTRAS]
+    flash_block_lists_t lists
+
+
+cdef Layout layout_of(object layout) except *:
+    if layout == "bshd":
+        return BSHD
+    if layout == "bhsd":
+        return BHSD
+    if layout == "sbhd":
+        return SBHD
+    raise InvalidError(f"layout is {layout!r}; it must be 'bshd', 'bhsd' or 'sbhd'")
+
+
+cdef inline void swap_axes(flash_tensor_t *x, int a, int b) noexcept:
+    x.shape[a], x.shape[b] = x.shape[b], x.shape[a]
+    x.stride[a], x.stride[b] = x.stride[b], x.stride[a]
+
+
+cdef inline void to_bshd(flash_tensor_t *x, Layout layout) noexcept:
+    """Name the axes in the order of the C library. Packed tensors have one order only."""
+    if x.ndim == 4 and layout == BHSD:
+        swap_axes(x, 1, 2)
+    elif x.ndim == 4 and layout == SBHD:
+        swap_axes(x, 0, 1)
+
+
+cdef double number(object x, str name) except? -1:
+    try:
+        return float(x)
+    except (TypeError, ValueError):
+        raise TypeError(f"{name} must be a number, not {type(x).__name__}") from None
+
+
+cdef int64_t integer(object x, str name) except? -1:
+    try:
+        return <int64_t>x.__index__()
+    except AttributeError:
+        raise TypeError(f"{name} must be an integer, not {type(x).__name__}") from None
+    except OverflowError:
+        raise InvalidError(f"{name} is {x}, which does not fit 64 bits") from None
+
+
+cdef uint64_t unsigned(object x, str name) except? 0xFFFFFFFFFFFFFFFF:
+    try:
+        return <uint64_t>x.__index__()
+    except AttributeError:
+        raise TypeError(f"{name} must be an integer, not {type(x).__name__}") from None
+    except OverflowError:
+        raise InvalidError(f"{name} is {x}; it must be from 0 to 2**64 - 1") from None
+
+
+cdef const char *text(Call *call, object x, str name) except? NULL:
+    """UTF-8 that lives as long as the call; NULL for None."""
+    if x is None:
+        return NULL
+    if not isinstance(x, str):
+        raise TypeError(f"{name} must be a str, not {type(x).__name__}")
+    cdef bytes encoded = (<str>x).encode()
+    Py_INCREF(encoded)
+    hold(call, HELD_OBJECT, <void *>encoded)
+    return encoded
+
+
+cdef flash_tensor_t *extra(Call *call, Extras *extras, object x, str name, Role role=READ) except? NULL:
+    """An optional tensor; NULL for None."""
+    if x is None:
+        return NULL
+    cdef flash_tensor_t *made = &extras.tensors[extras.count]
+    borrow(call, x, name, made, role)
+    extras.count += 1
+    return made
+
+
+cdef uint32_t mask_flags(object causal, object causal_align, object window_size, int64_t *left, int64_t *right) except *:
+    cdef uint32_t flags = FLASH_FLAG_CAUSAL if causal else 0
+    if causal_align == "top_left":
+        flags |= FLASH_FLAG_TOP_LEFT
+    elif causal_align != "bottom_right":
+        raise InvalidError(f"causal_align is {causal_align!r}; it must be 'bottom_right' or 'top_left'")
+    if window_size is None or window_size is _no_window:
+        return flags
+    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
+        raise TypeError(f"window_size must be a pair (left, right), not {window_size!r}")
+    left[0] = -1 if window_size[0] is None else integer(window_size[0], "window_size[0]")
+    right[0] = -1 if window_size[1] is None else integer(window_size[1], "window_size[1]")
+    if left[0] != -1 or right[0] != -1:
+        flags |= FLASH_FLAG_WINDOW
+    return flags
+
+
+cdef int attention_options(
+        Call *call, Extras *extras, flash_attention_options_t *made, causal, causal_align, window_size, softmax_scale,
+        softcap, alibi_slopes, bias, mask, learnable_sink, block_mask, dropout_p, seed, offset, cu_seqlens_q,
+        cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, num_splits, backend, kernel) except -1:
+    extras.count = 0
+    memset(made, 0, sizeof(flash_attention_options_t))
+    made.struct_size = sizeof(flash_attention_options_t)
+    made.num_threads = _num_threads
+    made.flags = mask_flags(causal, causal_align, window_size, &made.window_left, &made.window_right)
+    if softmax_scale is not None:
+        made.flags |= FLASH_FLAG_SCALE
+        made.softmax_scale = number(softmax_scale, "softmax_scale")
+    made.softcap = number(softcap, "softcap") if softcap is not None else 0
+    made.dropout_p = number(dropout_p, "dropout_p")
+    made.seed = unsigned(seed, "seed")
+    made.offset = unsigned(offset, "offset")
+    made.num_splits = integer(num_splits, "num_splits")
+    made.max_seqlen_q = bound(max_seqlen_q, "max_seqlen_q")
+    made.max_seqlen_k = bound(max_seqlen_k, "max_seqlen_k")
+    made.cu_seqlens_q = extra(call, extras, cu_seqlens_q, "cu_seqlens_q", LENGTHS)
+    made.cu_seqlens_k = extra(call, extras, cu_seqlens_k, "cu_seqlens_k", LENGTHS)
+    made.seqused_q = extra(call, extras, seqused_q, "seqused_q", LENGTHS)
+    made.seqused_k = extra(call, extras, seqused_k, "seqused_k", LENGTHS)
+    made.alibi_slopes = extra(call, extras, alibi_slopes, "alibi_slopes")
+    made.bias = extra(call, extras, bias, "bias")
+    made.mask = extra(call, extras, mask, "mask")
+    made.learnable_sink = extra(call, extras, learnable_sink, "learnable_sink")
+    if block_mask is not None:
+        if isinstance(block_mask, BlockMask):
+            block_lists(call, block_mask, &extras.lists)
+            made.block_lists = &extras.lists
+        else:
+            made.block_mask = extra(call, extras, block_mask, "block_mask")
+    made.backend = text(call, backend, "backend")
+    made.kernel = text(call, kernel, "kernel")
+    return 0
+
+
+cdef int64_t bound(object x, str name) except? -1:
+    """A largest length: None and 0 mean not known, which the C library writes as 0."""
+    return 0 if x is None else integer(x, name)
+
+
+cdef int block_lists(Call *call, object block_mask, flash_block_lists_t *lists) except -1:
+    borrow(call, block_mask.row_counts, "block_mask.row_counts", &lists.row_counts)
+    borrow(call, block_mask.row_indices, "block_mask.row_indices", &lists.row_indices)
+    borrow(call, block_mask.col_counts, "block_mask.col_counts", &lists.col_counts)
+    borrow(call, block_mask.col_indices, "block_mask.col_indices", &lists.col_indices)
+    return 0
+
+
+cdef int decode_options(
+        Call *call, Extras *extras, flash_decode_options_t *made, cache_seqlens, block_table, cache_batch_idx, cache_leftpad,
+        k, v, rotary_cos, rotary_sin, rotary_interleaved, causal, window_size, softmax_scale, softcap, alibi_slopes,
+        learnable_sink, num_splits, split_size, backend, kernel) except -1:
+    extras.count = 0
+    memset(made, 0, sizeof(flash_decode_options_t))
+    made.struct_size = sizeof(flash_decode_options_t)
+    made.num_threads = _num_threads
+    made.flags = mask_flags(causal, "bottom_right", window_size, &made.window_left, &made.window_right)
+    if rotary_interleaved and rotary_cos is not None:
+        made.flags |= FLASH_FLAG_ROTARY_INTERLEAVED
+    if softmax_scale is not None:
+        made.flags |= FLASH_FLAG_SCALE
+        made.softmax_scale = number(softmax_scale, "softmax_scale")
+    made.softcap = number(softcap, "softcap") if softcap is not None else 0
+    made.num_splits = integer(num_splits, "num_splits")
+    made.split_size = integer(split_size, "split_size")
+    made.cache_seqlens = extra(call, extras, cache_seqlens, "cache_seqlens", LENGTHS)
+    made.block_table = extra(call, extras, block_table, "block_table", LENGTHS)
+    made.cache_batch_idx = extra(call, extras, cache_batch_idx, "cache_batch_idx", LENGTHS)
+    made.cache_leftpad = extra(call, extras, cache_leftpad, "cache_leftpad", LENGTHS)
+    made.k_new = extra(call, extras, k, "k")
+    made.v_new = extra(call, extras, v, "v")
+    made.rotary_cos = extra(call, extras, rotary_cos, "rotary_cos")
+    made.rotary_sin = extra(call, extras, rotary_sin, "rotary_sin")
+    made.alibi_slopes = extra(call, extras, alibi_slopes, "alibi_slopes")
+    made.learnable_sink = extra(call, extras, learnable_sink, "learnable_sink")
+    made.backend = text(call, backend, "backend")
+    made.kernel = text(call, kernel, "kernel")
+    return 0

@@ -1,0 +1,121 @@
+# Where an array comes from. What a call needs to know about an array's library is looked up once per type and kept.
+
+cdef enum Kind:
+    KIND_OTHER = 0    # anything with __dlpack__
+    KIND_EXCHANGE = 1  # has DLPack's C exchange table: PyTorch, tvm-ffi
+    KIND_NUMPY = 2
+    KIND_CUPY = 3
+    KIND_JAX = 4
+
+
+cdef class Source:
+    """One type of array."""
+
+    cdef Kind kind
+    cdef bint torch             # PyTorch: gradients exist
+    cdef bint no_max_version    # its __dlpack__ is older than DLPack 1.0
+    cdef DLExchange *api
+    cdef object grad_enabled    # torch.is_grad_enabled
+    cdef object module          # the library, where outputs come from; None: ask the array
+    cdef object empty           # module.empty
+    cdef object float32
+    cdef object uint16
+
+
+cdef dict _sources = {}          # type -> Source
+cdef dict _numpy_dtypes = {}     # numpy.dtype -> whether it is bfloat16, which goes through DLPack as uint16
+cdef tuple _no_arguments = ()
+cdef dict _versioned = {"max_version": (1, 3)}
+
+
+cdef DLExchange *exchange_table(object cls) except? NULL:
+    """The exchange table of a type, of the major version we speak, or NULL."""
+    cdef object capsule = getattr(cls, "__dlpack_c_exchange_api__", None)
+    if capsule is None or not PyCapsule_IsValid(capsule, "dlpack_exchange_api"):
+        return NULL
+    cdef DLExchangeHeader *header = <DLExchangeHeader *>PyCapsule_GetPointer(capsule, "dlpack_exchange_api")
+    while header != NULL and header.version.major != DL_MAJOR:
+        header = header.prev_api
+    return <DLExchange *>header
+
+
+cdef bint is_kind_of(object cls, str library, str path) except -1:
+    """True if `cls` is `library.path` or derives from it. A library that is not loaded cannot have made the array."""
+    cdef object base = sys.modules.get(library)
+    if base is None:
+        return False
+    for name in path.split("."):
+        base = getattr(base, name, None)
+        if base is None:
+            return False
+    return issubclass(cls, base)
+
+
+cdef Source new_source(object cls, str name):
+    cdef Source source = Source.__new__(Source)
+    cdef str root = cls.__module__.partition(".")[0]
+    source.api = exchange_table(cls)
+    if is_kind_of(cls, "torch", "Tensor"):
+        source.torch = True
+        source.module = sys.modules["torch"]
+        source.grad_enabled = source.module.is_grad_enabled
+        if cls.__name__ == "FakeTensor":
+            raise TypeError(f"{name} is a FakeTensor, which has no data: use libflash.torch.attention under tracing")
+    if source.api != NULL:
+        source.kind = KIND_EXCHANGE
+    elif is_kind_of(cls, "jax", "core.Tracer"):
+        raise TypeError(f"{name} is a JAX tracer ({cls.__name__}): inside jit, grad and vmap use libflash.jax.attention")
+    elif not hasattr(cls, "__dlpack__"):
+        raise TypeError(f"{name} must be an array (NumPy, PyTorch, CuPy, JAX or another with __dlpack__), "
+                        f"not {cls.__name__}")
+    elif is_kind_of(cls, "numpy", "ndarray"):
+        if is_kind_of(cls, "numpy", "ma.MaskedArray"):
+            raise TypeError(f"{name} is a masked array: its mask would be lost; pass {name}.filled(...)")
+        source.kind = KIND_NUMPY
+        set_numpy(source)
+    elif is_kind_of(cls, "cupy", "ndarray"):
+        source.kind = KIND_CUPY
+        source.module = sys.modules["cupy"]
+        source.empty = source.module.empty
+        source.float32 = source.module.float32
+    elif root in ("jax", "jaxlib"):
+        source.kind = KIND_JAX
+        set_numpy(source)
+    _sources[cls] = source
+    return source
+
+
+cdef int set_numpy(Source source) except -1:
+    source.module = sys.modules["numpy"]
+    source.empty = source.module.empty
+    source.float32 = source.module.dtype("float32")
+    source.uint16 = source.module.dtype("uint16")
+    return 0
+
+
+cdef inline Source source_of(object x, str name):
+    cdef object found = _sources.get(type(x))
+    if found is not None:
+        return <Source>found
+    return new_source(type(x), name)
+
+
+cdef bint numpy_dtype(object dtype, str name) except -1:
+    """Whether a NumPy dtype, met for the first time, is the bfloat16 of ml_dtypes. Refuses what DLPack cannot carry."""
+    cdef bint bfloat16 = dtype.name == "bfloat16"
+    if not dtype.isnative:
+        raise InvalidError(f"{name} has dtype {dtype.str}, which is not in this machine's byte order")
+    if not bfloat16 and dtype.kind not in "fiub":
+        raise InvalidError(f"{name} has dtype {dtype.name}; {DTYPE_RULE}")
+    _numpy_dtypes[dtype] = bfloat16
+    return bfloat16
+
+
+cdef bint gradients_wanted(Source source, tuple arrays) except -1:
+    """True if PyTorch records gradients and one of the arrays requires one."""
+    if not source.grad_enabled():
+        return False
+    for x in arrays:
+        if x is not None and getattr(x, "requires_grad", False):
+            return True
+    return False
