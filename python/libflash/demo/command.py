@@ -18,7 +18,7 @@ from libflash.demo.text import Text, load, passage
 DESCRIPTION = """Exact attention over the text of Python's own documentation: libflash beside standard attention in NumPy.
 The same numbers, time and memory against the length of the text, and what a longer memory is good for."""
 
-QUESTIONS = ("The try statement specifies exception handlers", "The with statement is used to wrap")
+QUESTIONS = ("The try statement specifies exception handlers", "Numbers are immutable; once created")
 ANSWER_WORDS = 24
 
 

@@ -1,0 +1,47 @@
+"""The cells of the CPU benchmark: which problems are timed, and how their work is counted."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+SEQLENS = (512, 2048, 8192)
+HEAD_DIMS = (64, 128)
+DTYPES = ("float32", "bfloat16")
+PASSES = ("forward", "backward")
+
+# seqlen: (batch, heads * head_dim). Work grows with the square of the length, so long texts come alone and with fewer heads;
+# never fewer than two, because an implementation may give each thread whole heads.
+SIZES = {512: (16, 512), 2048: (2, 512), 8192: (1, 256)}
+QUICK_SIZES = {512: (4, 512), 2048: (1, 256)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    direction: str  # "forward" or "backward"
+    dtype: str
+    head_dim: int
+    seqlen: int
+    causal: bool
+    batch: int
+    heads: int
+
+    @property
+    def gflop(self) -> float:
+        """As the FlashAttention papers count: the matrix products alone, half of them if causal, backward 2.5 times forward."""
+        forward = 4 * self.batch * self.heads * self.seqlen**2 * self.head_dim * (0.5 if self.causal else 1) / 1e9
+        return forward * (2.5 if self.direction == "backward" else 1)
+
+    @property
+    def key(self) -> tuple[str, int, int, bool]:
+        """The row of the table: forward and backward of one problem stand side by side."""
+        return self.dtype, self.head_dim, self.seqlen, self.causal
+
+
+def cells(quick: bool) -> list[Cell]:
+    sizes = QUICK_SIZES if quick else SIZES
+    problems = itertools.product(DTYPES, HEAD_DIMS, sizes.items(), (False, True), PASSES)
+    return [
+        Cell(direction, dtype, head_dim, seqlen, causal, batch, width // head_dim)
+        for dtype, head_dim, (seqlen, (batch, width)), causal, direction in problems
+    ]

@@ -1,0 +1,93 @@
+"""The README's CPU table from cpu_attention.py's JSON.
+
+python tests/benchmark/table.py cpu.json                          print it
+python tests/benchmark/table.py cpu.json --into README.md         write it between the markers
+python tests/benchmark/table.py cpu.json --into README.md --check   exit code 1 if the README says anything else
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import sys
+
+BEGIN, END = "<!-- cpu-table -->", "<!-- /cpu-table -->"
+NAMES = {"float32": "fp32", "bfloat16": "bf16"}
+
+
+def table(data: dict) -> str:
+    """Markdown: a line on how it was measured, a row a problem, a line that sums up."""
+    return "\n".join([caption(data["setting"]), "", *rows(data["cells"]), "", conclusion(data["summary"])])
+
+
+def caption(setting: dict) -> str:
+    return (
+        f"GFLOP/s on {setting['cpu']} ({setting['isa']}), {setting['threads']} threads, against PyTorch {setting['torch']} "
+        f"(`scaled_dot_product_attention`) in the same process; medians of {setting['rounds']} rounds in turn, {setting['date']}."
+    )
+
+
+def rows(cells: list[dict]) -> list[str]:
+    head = ["| type | head_dim | seqlen | causal | forward: PyTorch | libflash | ratio | backward: PyTorch | libflash | ratio |"]
+    head.append("|---|" + "---:|" * 2 + "---|" + "---:|" * 6)
+    pairs: dict[tuple, dict[str, dict]] = {}
+    for cell in cells:
+        pairs.setdefault((cell["dtype"], cell["head_dim"], cell["seqlen"], cell["causal"]), {})[cell["direction"]] = cell
+    return head + [row(key, pair) for key, pair in pairs.items()]
+
+
+def row(key: tuple, pair: dict[str, dict]) -> str:
+    dtype, head_dim, seqlen, causal = key
+    texts = [NAMES[dtype], str(head_dim), str(seqlen), "yes" if causal else "no"]
+    for direction in ("forward", "backward"):
+        cell = pair.get(direction)
+        texts += [f"{cell['torch_gflops']:.0f}", f"{cell['libflash_gflops']:.0f}", f"{cell['ratio']:.2f}"] if cell else ["-"] * 3
+    return "| " + " | ".join(texts) + " |"
+
+
+def conclusion(summary: dict) -> str:
+    means = summary["geometric_mean"]
+    parts = ", ".join(f"{short(name)} {mean:.2f}" for name, mean in means.items() if name != "all")
+    return f"Geometric mean of the ratios: {means['all']:.2f} ({parts}). Smallest: {summary['worst']['ratio']:.2f}."
+
+
+def short(name: str) -> str:
+    return " ".join(NAMES.get(word, word) for word in name.split())
+
+
+def replaced(readme: str, content: str) -> str:
+    """The README with `content` between the markers; both must be there, once, in order."""
+    if readme.count(BEGIN) != 1 or readme.count(END) != 1 or readme.index(END) < readme.index(BEGIN):
+        raise ValueError(f"expected {BEGIN} and then {END}, each once")
+    before, rest = readme.split(BEGIN)
+    return f"{before}{BEGIN}\n{content}\n{END}{rest.split(END)[1]}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("json", type=pathlib.Path, help="what cpu_attention.py --json wrote")
+    parser.add_argument("--into", type=pathlib.Path, metavar="README.md", help="the file with the markers")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if --into differs from the JSON")
+    options = parser.parse_args()
+    content = table(json.loads(options.json.read_text()))
+    if options.into is None:
+        print(content)
+        return 0
+    old = options.into.read_text()
+    try:
+        new = replaced(old, content)
+    except ValueError as wrong:
+        sys.exit(f"{options.into}: {wrong}")
+    if options.check and new != old:
+        print(
+            f"{options.into}: the CPU table is not the one of {options.json}; run {parser.prog} without --check", file=sys.stderr
+        )
+        return 1
+    if not options.check:
+        options.into.write_text(new)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
