@@ -41,6 +41,7 @@ MergeParams make_params(const MergeProblem& problem) {
 }  // namespace
 
 void merge(const Row& row, const MergeProblem& problem, void* stream) {
+    if (problem.head_dim_v > INT32_MAX / 2) throw Error(FLASH_STATUS_UNSUPPORTED, "outs: head_dim_v must be below 2^30 on CUDA");
     const MergeParams params = make_params(problem);
     const DeviceGuard guard(problem.device.id);
     check(row.merge(params, stream), "merge");

@@ -60,14 +60,13 @@ Operation operation_of(const char* name) {
     return Operation::merge;
 }
 
-// A room "any" holds kernels for every GPU; they belong to the backend that serves every GPU.
 void add_cuda(Registry& registry, const cuda::Row& kernel) {
     const cuda::KernelConfig& config = kernel.config;
     KernelRow& row = add(registry);
     std::snprintf(row.name, sizeof row.name, "%s", config.name);
     row.operation = operation_of(config.operation);
     row.specific = std::strcmp(config.room, "sm90") == 0;
-    row.backend = row.specific ? "sm90" : "sm80";
+    row.backend = config.room;
     row.dtype = type_name(config.dtype);
     row.head_dim = config.head_dim;
     row.head_dim_v = config.head_dim_v;
@@ -150,7 +149,8 @@ bool accepts_cuda(const KernelRow& row, const Subject& subject, std::string* why
 
 bool asked_for(const KernelRow& row, const Request& request) {
     if (request.kernel && std::strcmp(request.kernel, row.name) != 0) return false;
-    return !request.backend || std::strcmp(request.backend, row.backend) == 0;
+    if (!request.backend || std::strcmp(request.backend, row.backend) == 0) return true;
+    return row.cuda && std::strcmp(row.backend, "any") == 0 && std::strcmp(request.backend, "cpu") != 0;
 }
 
 // Rows that were not asked for need no explanation beyond the request itself.

@@ -20,7 +20,7 @@ const char* operation_name(Operation operation);
 struct KernelRow {
     char name[48];
     Operation operation;
-    const char* backend;
+    const char* backend;  // "any": every CUDA device, whichever CUDA backend is asked for
     const char* dtype;
     int32_t head_dim, head_dim_v;
     int32_t tile_q, tile_k, stages;
