@@ -135,7 +135,9 @@ class Case:
             options["mask"] = rng.random([sizes[axis] if axis in self.mask else 1 for axis in "bhqk"]) < 0.7
         if self.block_mask is not None:
             lead = [sizes[axis] if axis in self.block_mask else 1 for axis in "bh"]
-            options["block_mask"] = rng.random([*lead, *(-(-n // BLOCK) for n in self.longest)]) < 0.6
+            blocks = [-(-n // BLOCK) for n in self.longest]
+            along = np.eye(*blocks, dtype=bool)  # kept, so that there is something to see
+            options["block_mask"] = (rng.random([*lead, *blocks]) < 0.4) | along
         if self.sink:
             options["learnable_sink"] = widened(rng.standard_normal(self.heads_q), "bf16").astype(self._wide())
         return options

@@ -40,7 +40,7 @@ FACTORS: dict[str, list[dict]] = {
         {"window_size": (-1, 7)},
         {"window_size": (9, 30), "causal_align": "top_left"},
         {"causal": True, "window_size": (33, -1)},
-        {"window_size": (0, 0)},
+        {"window_size": (5, 2)},
     ],
     "lengths": [
         {"seqlen_q": 70, "seqlen_k": 70, "batch": 2},
@@ -152,6 +152,7 @@ def singles() -> list[Case]:
         "window-one-left": {"window_size": (1, 0)},
         "window-wide": {"window_size": (1000, 1000)},
         "window-beside": {"window_size": (0, -1)},
+        "window-diagonal": {"window_size": (0, 0)},
         "dropout-most": {"dropout_p": 0.9375, "seed": 2**64 - 1, "offset": 2**64 - 1},
         "sink-gqa-causal": {"sink": True, "causal": True, "dlse": True},
         "rows-without-keys": {"seqlen_q": 150, "seqlen_k": 80, "causal": True, "sink": True, "dlse": True},

@@ -124,6 +124,7 @@ def forward(q: np.ndarray, k: np.ndarray, v: np.ndarray, **options) -> tuple[np.
     return o, lse
 
 
+@np.errstate(all="ignore")
 def backward(
     dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, dlse: np.ndarray | None = None, **options
 ) -> Gradients:

@@ -1,0 +1,218 @@
+"""Decoding problems: a few query rows against a cache. Everything in the cache that no sequence may see is NaN.
+
+case = decode_cases.quick()[0]
+x = case.inputs()
+out, lse = libflash.decode(x.q, x.k_cache, x.v_cache, **x.options, return_lse=True)    appends in place
+case.check(o=out, lse=lse, k_cache=x.k_cache, v_cache=x.v_cache)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from functools import cache, lru_cache
+
+import numpy as np
+import tolerance
+from fills import GENERIC, random_fill
+from reference_decode import Gathered, cache_places, gather
+from rounding import DTYPES, ROUNDING, stored, widened
+
+
+@dataclasses.dataclass
+class DecodeInputs:
+    q: np.ndarray
+    k_cache: np.ndarray
+    v_cache: np.ndarray
+    options: dict
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeCase:
+    name: str
+    dtype: str = "bf16"
+    lengths: tuple[int, ...] | None = (100,)  # filled positions of each sequence; None: the whole capacity
+    batch: int = 1  # where lengths is None
+    seqlen_q: int = 1
+    capacity: int = 130
+    heads_q: int = 4
+    heads_k: int = 2
+    head_dim: int = 64
+    head_dim_v: int | None = None
+    fill: str = "randn"
+    page_size: int | None = None
+    shared_pages: bool = False  # the first page of every sequence is the same one
+    absent_page: bool = False  # the second entry of the first sequence is out of range: refused on the CPU
+    batch_idx: bool = False  # sequences use a permutation of a larger cache's rows
+    leftpad: tuple[int, ...] | None = None
+    append: int = 0
+    rotary: int = 0  # turned dims
+    rotary_interleaved: bool = True
+    causal: bool = True
+    window_size: tuple[int, int] = (-1, -1)
+    softmax_scale: float | None = None
+    softcap: float = 0.0
+    alibi: str | None = None
+    sink: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+    @property
+    def sequences(self) -> int:
+        return self.batch if self.lengths is None else len(self.lengths)
+
+    def inputs(self) -> DecodeInputs:
+        """Fresh arrays, the same in every call."""
+        rng = np.random.default_rng(zlib.crc32(self.name.encode()))
+        dim_v = self.head_dim if self.head_dim_v is None else self.head_dim_v
+        options = self._options(rng, dim_v)
+        if self.page_size is None:
+            places = (self.sequences + 2 * self.batch_idx, self.capacity)
+        else:
+            places = (self.sequences * self._columns() + 2, self.page_size)
+        q_shape = (self.sequences, self.seqlen_q, self.heads_q, self.head_dim)
+        shapes = (q_shape, (*places, self.heads_k, self.head_dim), (*places, self.heads_k, dim_v))
+        q, k_cache, v_cache = (stored(x, self.dtype) for x in random_fill(self.fill, rng, *shapes))
+        unseen = ~self._filled(k_cache.shape, options)
+        k_cache[unseen] = np.nan
+        v_cache[unseen] = np.nan
+        return DecodeInputs(q, k_cache, v_cache, options)
+
+    def _columns(self) -> int:
+        return -(-self.capacity // self.page_size)
+
+    def _options(self, rng: np.random.Generator, dim_v: int) -> dict:
+        plain = ("causal", "window_size", "softmax_scale", "softcap")
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        options = {name: getattr(self, name) for name in plain if getattr(self, name) != defaults[name]}
+        b, wide = self.sequences, DTYPES["fp64" if self.dtype == "fp64" else "fp32"]
+        if self.lengths is not None:
+            options["cache_seqlens"] = np.array(self.lengths, dtype=np.int32)
+        if self.page_size is not None:
+            options["block_table"] = self._block_table(rng)
+        if self.batch_idx:
+            options["cache_batch_idx"] = rng.permutation(b + 2)[:b].astype(np.int32)
+        if self.leftpad is not None:
+            options["cache_leftpad"] = np.array(self.leftpad, dtype=np.int32)
+        if self.append:
+            shapes = [(b, self.append, self.heads_k, d) for d in (self.head_dim, dim_v)]
+            options["k"], options["v"] = (stored(rng.standard_normal(shape), self.dtype) for shape in shapes)
+        if self.rotary:
+            angles = np.arange(self.capacity + 1)[:, None] * 0.1 ** np.linspace(0, 4, self.rotary // 2)
+            options["rotary_cos"], options["rotary_sin"] = (stored(f(angles), self.dtype) for f in (np.cos, np.sin))
+            options["rotary_interleaved"] = self.rotary_interleaved
+        if self.alibi is not None:
+            slopes = 2.0 ** -(1 + 7 * rng.random([{"b": b, "h": self.heads_q}[axis] for axis in self.alibi]))
+            options["alibi_slopes"] = widened(slopes, "bf16").astype(wide)
+        if self.sink:
+            options["learnable_sink"] = widened(rng.standard_normal(self.heads_q), "bf16").astype(wide)
+        return options
+
+    def _block_table(self, rng: np.random.Generator) -> np.ndarray:
+        """Pages in any order; columns behind the sequence's length hold numbers that are no page."""
+        columns = self._columns()
+        table = rng.permutation(self.sequences * columns + 2)[: self.sequences * columns]
+        table = table.reshape(self.sequences, columns).astype(np.int32)
+        if self.shared_pages:
+            table[:, 0] = table[0, 0]
+        if self.absent_page:
+            table[0, 1] = -1
+        for b, length in enumerate(self.lengths or ()):
+            table[b, -(-(length + self.append) // self.page_size) :] = 2**31 - 1
+        return table
+
+    def _filled(self, shape: tuple, options: dict) -> np.ndarray:
+        """Bool over the cache's places: true where some sequence has a key before the call."""
+        filled = np.zeros(shape[:2], dtype=bool)
+        lengths = [self.capacity] * self.batch if self.lengths is None else self.lengths
+        capacity = shape[1] * (1 if self.page_size is None else self._columns())
+        for b, length in enumerate(lengths):
+            table, rows = options.get("block_table"), options.get("cache_batch_idx")
+            page, row, present = cache_places(b, capacity, shape, table, rows)
+            here = np.flatnonzero(present[:length])
+            here = here[here >= (0 if self.leftpad is None else self.leftpad[b])]
+            filled[page[here], row[here]] = True
+        return filled
+
+    def gathered(self) -> Gathered:
+        x = self.inputs()
+        return gather(x.q, x.k_cache, x.v_cache, **x.options)
+
+    def expected(self, **errors: float) -> tolerance.Expected:
+        return _expected(self, tuple(sorted(errors.items())))
+
+    def check(
+        self, *, errors: dict[str, float] | None = None, k_cache=None, v_cache=None, **result: object
+    ) -> dict[str, tolerance.Report]:
+        """Judge o and lse, and the caches after the call: appended rows right, every other bit as before."""
+        self._check_cache("k_cache", k_cache)
+        self._check_cache("v_cache", v_cache)
+        return tolerance.check(result, self.expected(**(errors or {})), label=str(self))
+
+    def _check_cache(self, name: str, got: np.ndarray | None) -> None:
+        if got is None:
+            return
+        before, after = getattr(self.inputs(), name), getattr(self.gathered(), name)
+        got, bits = np.asarray(got), np.dtype(f"u{before.itemsize}")
+        written = (before.view(bits) != after.view(bits)).any(axis=(2, 3))
+        stray = (got.view(bits) != before.view(bits)).any(axis=(2, 3)) & ~written
+        assert not stray.any(), f"{self}: {name} changed at {np.argwhere(stray)[0]}, where nothing was appended"
+        exact, x = (a[written].astype(np.float64) for a in (after, got))
+        turned = bool(self.rotary) and name == "k_cache"  # float32 products rounded once more; else a copy
+        limit = turned * (2 * ROUNDING[got.dtype].u * np.abs(exact) + 2.0**-21 * np.abs(exact).max(initial=0))
+        assert (np.abs(x - exact) <= limit).all(), f"{self}: appended rows of {name} are wrong"
+
+
+@lru_cache(maxsize=32)
+def _expected(case: DecodeCase, errors: tuple) -> tolerance.Expected:
+    x = case.gathered()
+    ulps = 2.0 if case.rotary else 0.0  # q after rotary, and an appended key one unit beside the exact one
+    generic = case.fill in GENERIC and not case.rotary
+    return tolerance.expect(x.q, x.k, x.v, generic=generic, score_ulps=ulps, **dict(errors), **x.options)
+
+
+@cache
+def quick() -> list[DecodeCase]:
+    """Every option alone and in the combinations that servers use."""
+    several = {"lengths": (0, 1, 63, 64, 65, 130), "capacity": 140}
+    options = {
+        "plain": {},
+        "full": {"lengths": None, "batch": 3},
+        "several": several,
+        "long": {"lengths": (1500, 3, 900), "capacity": 1600},
+        "mqa": {"heads_q": 8, "heads_k": 1, **several},
+        "mha": {"heads_q": 3, "heads_k": 3, **several},
+        "d128": {"head_dim": 128, **several},
+        "dims": {"head_dim": 40, "head_dim_v": 72, **several},
+        "rows": {"seqlen_q": 5, **several},
+        "rows-free": {"seqlen_q": 5, "causal": False, **several},
+        "window": {"seqlen_q": 3, "window_size": (20, 0), **several},
+        "scale": {"softmax_scale": 0.3, **several},
+        "softcap": {"softcap": 20.0, **several},
+        "alibi": {"alibi": "bh", "seqlen_q": 2, **several},
+        "sink": {"sink": True, **several},
+        "batch-idx": {"batch_idx": True, **several},
+        "leftpad": {"leftpad": (0, 0, 5, 64, 12, 100), **several},
+        "append": {"append": 1, **several},
+        "append-4": {"append": 4, "seqlen_q": 4, **several},
+        "append-more": {"append": 7, "seqlen_q": 2, "batch_idx": True, **several},
+        "rotary": {"append": 1, "rotary": 64, **several},
+        "rotary-halves": {"append": 3, "seqlen_q": 3, "rotary": 32, "rotary_interleaved": False, **several},
+        "rotary-free": {"append": 2, "seqlen_q": 2, "rotary": 64, "causal": False, **several},
+        "paged-64": {"page_size": 64, **several},
+        "paged-16": {"page_size": 16, "seqlen_q": 2, **several},
+        "paged-1": {"page_size": 1, **several},
+        "paged-256": {"page_size": 256, **several},
+        "paged-7": {"page_size": 7, **several},
+        "paged-shared": {"page_size": 16, "shared_pages": True, "lengths": (40, 100, 17)},
+        "paged-append": {"page_size": 16, "append": 3, "seqlen_q": 3, "rotary": 64, **several},
+        "paged-absent": {"page_size": 32, "absent_page": True, "lengths": (100, 50)},
+        "paged-all": {"page_size": 16, "window_size": (50, 0), "softcap": 30.0, "sink": True, "alibi": "h", **several},
+    }
+    dtypes = ("bf16", "fp16", "fp32")
+    return [
+        DecodeCase(f"decode-{name}-{dtype}", dtype, **given)
+        for index, (name, given) in enumerate(options.items())
+        for dtype in (dtypes[index % 3], dtypes[(index + 1) % 3])
+    ]
