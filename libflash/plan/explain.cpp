@@ -74,7 +74,7 @@ void plan_lines(std::string& text, const Problem& problem, const KernelRow& row)
     const Plan plan = make_plan(problem, row);
     line(text, "kernel", row.name, ", backend ", row.backend);
     line(text, "threads", plan.cpu.threads);
-    line(text, "tile", plan.cpu.tile_q, " queries x ", plan.cpu.tile_k, " keys");
+    if (plan.cpu.tile_q > 0) line(text, "tile", plan.cpu.tile_q, " queries x ", plan.cpu.tile_k, " keys");
     line(text, "splits", plan.cpu.num_splits, plan.cpu.num_splits == 1 ? " (keys are not split)" : " ranges of keys");
     if (plan.cpu.key_chunks > 1) line(text, "chunks", plan.cpu.key_chunks, " ranges of keys with a query gradient of their own");
     line(text, "workspace", plan.workspace_bytes, " bytes");

@@ -242,15 +242,14 @@ std::string why_no_kernel(const Subject& subject) {
     }
     if (reasons.empty()) return why_none_asked_for(subject);
     std::string text;
-    for (const Reason& reason : reasons) text += (text.empty() ? "" : "; ") + reason.text + ": " + reason.names;
+    for (const Reason& reason : reasons) text += (text.empty() ? "" : "; ") + reason.text + " [" + reason.names + "]";
     return text;
 }
 
 const KernelRow& choose_kernel(const Subject& subject) {
     check_device_exists(subject.device);
     if (const KernelRow* row = find_kernel(subject)) return *row;
-    throw Error(FLASH_STATUS_UNSUPPORTED, text_of("no kernel of ", operation_name(subject.operation), " for this call. ",
-                                                  why_no_kernel(subject)));
+    throw Error(FLASH_STATUS_UNSUPPORTED, why_no_kernel(subject));
 }
 
 }  // namespace libflash
