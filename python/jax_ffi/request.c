@@ -1,0 +1,219 @@
+#define _POSIX_C_SOURCE 200809L /* posix_memalign */
+#include "request.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NUMBER(field, kind) {#field, kind, offsetof(attributes_t, field), 0}
+#define NAME(field) {#field, TEXT, offsetof(attributes_t, field), sizeof(((attributes_t *)0)->field)}
+
+const attribute_row_t attribute_rows[] = {
+    NUMBER(operands, INTEGER),     NUMBER(flags, INTEGER),        NUMBER(layout, INTEGER),       NUMBER(window_left, INTEGER),
+    NUMBER(window_right, INTEGER), NUMBER(max_seqlen_q, INTEGER), NUMBER(max_seqlen_k, INTEGER), NUMBER(num_splits, INTEGER),
+    NUMBER(split_size, INTEGER),   NUMBER(num_threads, INTEGER),  NUMBER(seed, INTEGER),         NUMBER(offset, INTEGER),
+    NUMBER(softmax_scale, REAL),   NUMBER(softcap, REAL),         NUMBER(dropout_p, REAL),       NAME(backend),
+    NAME(kernel),                  {NULL, INTEGER, 0, 0},
+};
+
+const attribute_row_t *find_attribute(const char *name, size_t length) {
+    for (const attribute_row_t *row = attribute_rows; row->name; row++)
+        if (strlen(row->name) == length && memcmp(row->name, name, length) == 0) return row;
+    return NULL;
+}
+
+flash_status_t refuse(request_t *request, const char *format, ...) {
+    va_list values;
+    va_start(values, format);
+    vsnprintf(request->text, sizeof request->text, format, values);
+    va_end(values);
+    return FLASH_STATUS_INVALID;
+}
+
+const char *request_error(const request_t *request) { return request->text[0] ? request->text : flash_last_error(); }
+
+/* The call that a request comes to: tensors with the axes in the library's order, and options. */
+typedef struct call_t {
+    flash_tensor_t axes[9]; /* the tensors whose axes were put in order */
+    int ordered;
+    const flash_tensor_t *in[6], *out[5];
+    flash_attention_options_t attention;
+    flash_decode_options_t decode;
+} call_t;
+
+/* Where the optional operands go in the option structs, in the order of the bits. */
+static const size_t attention_fields[ATTENTION_OPERANDS] = {
+    offsetof(flash_attention_options_t, cu_seqlens_q), offsetof(flash_attention_options_t, cu_seqlens_k),
+    offsetof(flash_attention_options_t, seqused_q),    offsetof(flash_attention_options_t, seqused_k),
+    offsetof(flash_attention_options_t, alibi_slopes), offsetof(flash_attention_options_t, bias),
+    offsetof(flash_attention_options_t, mask),         offsetof(flash_attention_options_t, learnable_sink),
+    offsetof(flash_attention_options_t, block_mask),   offsetof(flash_attention_options_t, dlse),
+};
+static const size_t decode_fields[DECODE_OPERANDS] = {
+    offsetof(flash_decode_options_t, cache_seqlens),   offsetof(flash_decode_options_t, block_table),
+    offsetof(flash_decode_options_t, cache_batch_idx), offsetof(flash_decode_options_t, cache_leftpad),
+    offsetof(flash_decode_options_t, k_new),           offsetof(flash_decode_options_t, v_new),
+    offsetof(flash_decode_options_t, rotary_cos),      offsetof(flash_decode_options_t, rotary_sin),
+    offsetof(flash_decode_options_t, alibi_slopes),    offsetof(flash_decode_options_t, learnable_sink),
+};
+
+static bool has(const request_t *request, int bit) { return (request->attributes.operands >> bit) & 1; }
+
+/* A view of a four-dimensional tensor as (batch, seqlen, heads, head_dim). */
+static const flash_tensor_t *in_order(call_t *call, int64_t layout, const flash_tensor_t *given) {
+    static const int order[][4] = {{0, 1, 2, 3}, {0, 2, 1, 3}, {1, 0, 2, 3}};
+    if (layout == LAYOUT_BSHD || given->ndim != 4) return given;
+    flash_tensor_t *view = &call->axes[call->ordered++];
+    *view = *given;
+    for (int axis = 0; axis < 4; axis++) {
+        view->shape[axis] = given->shape[order[layout][axis]];
+        view->stride[axis] = given->stride[order[layout][axis]];
+    }
+    return view;
+}
+
+/* Puts the optional operands, which stand behind the `fixed` ones, into the options. */
+static int bind_operands(request_t *request, int fixed, void *options, const size_t *fields, int count) {
+    int next = fixed;
+    for (int bit = 0; bit < count; bit++) {
+        if (!has(request, bit)) continue;
+        const flash_tensor_t *operand = &request->operands.items[next++];
+        memcpy((char *)options + fields[bit], &operand, sizeof operand);
+    }
+    return next;
+}
+
+static flash_status_t bind_attention(request_t *request, call_t *call) {
+    const attributes_t *a = &request->attributes;
+    flash_attention_options_t *options = &call->attention;
+    uint64_t seed = (uint64_t)a->seed, offset = (uint64_t)a->offset;
+    if (request->rng) {
+        seed = request->rng[0] | (uint64_t)request->rng[1] << 32;
+        offset = request->rng[2] | (uint64_t)request->rng[3] << 32;
+    }
+    memset(options, 0, sizeof *options);
+    options->struct_size = sizeof *options;
+    options->flags = (uint32_t)a->flags;
+    options->softmax_scale = a->softmax_scale;
+    options->softcap = a->softcap;
+    options->dropout_p = a->dropout_p;
+    options->seed = seed;
+    options->offset = offset;
+    options->window_left = a->window_left;
+    options->window_right = a->window_right;
+    options->max_seqlen_q = a->max_seqlen_q;
+    options->max_seqlen_k = a->max_seqlen_k;
+    options->num_splits = a->num_splits;
+    options->backend = a->backend[0] ? a->backend : NULL;
+    options->kernel = a->kernel[0] ? a->kernel : NULL;
+    options->num_threads = (int32_t)a->num_threads;
+
+    bool backward = request->operation == BACKWARD;
+    int fixed = backward ? 6 : 3, results = backward ? 3 : 2;
+    int operands = bind_operands(request, fixed, options, attention_fields, ATTENTION_OPERANDS);
+    if (backward && has(request, WITH_DBIAS)) options->dbias = &request->results.items[results++];
+    if (backward && has(request, WITH_DSINK)) options->dsink = &request->results.items[results++];
+    if (operands != request->operands.count || results != request->results.count)
+        return refuse(request, "this operation takes %d operands and %d results, not %d and %d", operands, results,
+                      request->operands.count, request->results.count);
+    for (int i = 0; i < fixed; i++) /* lse, the last of the backward pass, has no layout */
+        call->in[i] = i == 5 ? &request->operands.items[i] : in_order(call, a->layout, &request->operands.items[i]);
+    for (int i = 0; i < (backward ? 3 : 1); i++) call->out[i] = in_order(call, a->layout, &request->results.items[i]);
+    if (!backward) call->out[1] = &request->results.items[1];
+    return FLASH_STATUS_OK;
+}
+
+static flash_status_t bind_decode(request_t *request, call_t *call) {
+    const attributes_t *a = &request->attributes;
+    flash_decode_options_t *options = &call->decode;
+    memset(options, 0, sizeof *options);
+    options->struct_size = sizeof *options;
+    options->flags = (uint32_t)a->flags;
+    options->softmax_scale = a->softmax_scale;
+    options->softcap = a->softcap;
+    options->window_left = a->window_left;
+    options->window_right = a->window_right;
+    options->num_splits = a->num_splits;
+    options->split_size = a->split_size;
+    options->backend = a->backend[0] ? a->backend : NULL;
+    options->kernel = a->kernel[0] ? a->kernel : NULL;
+    options->num_threads = (int32_t)a->num_threads;
+
+    bool append = has(request, WITH_K_NEW);
+    int results = append ? 4 : 2;
+    int operands = bind_operands(request, 3, options, decode_fields, DECODE_OPERANDS);
+    if (operands != request->operands.count || results != request->results.count)
+        return refuse(request, "decode takes %d operands and %d results, not %d and %d", operands, results,
+                      request->operands.count, request->results.count);
+    for (int i = 0; i < 3; i++) call->in[i] = &request->operands.items[i];
+    for (int i = 0; i < 2; i++) call->out[i] = &request->results.items[i];
+    /* New rows are written in place: XLA was told that these results are the operands' own memory. */
+    for (int i = 1; append && i < 3; i++) {
+        const flash_tensor_t *result = &request->results.items[i + 1];
+        if (result->data != call->in[i]->data) return refuse(request, "XLA did not give the cache back as its own result");
+        call->in[i] = result;
+    }
+    return FLASH_STATUS_OK;
+}
+
+static flash_status_t bind(request_t *request, call_t *call) {
+    call->ordered = 0;
+    if (request->attributes.layout < LAYOUT_BSHD || request->attributes.layout > LAYOUT_SBHD)
+        return refuse(request, "layout is %lld; it must be 0 (bshd), 1 (bhsd) or 2 (sbhd)", (long long)request->attributes.layout);
+    return request->operation == DECODE ? bind_decode(request, call) : bind_attention(request, call);
+}
+
+static flash_status_t workspace_size(const request_t *request, const call_t *c, size_t *bytes) {
+    switch (request->operation) {
+        case FORWARD:
+            return flash_attention_forward_workspace_size(c->in[0], c->in[1], c->in[2], c->out[0], c->out[1], &c->attention,
+                                                          bytes);
+        case BACKWARD:
+            return flash_attention_backward_workspace_size(c->in[0], c->in[1], c->in[2], c->in[3], c->in[4], c->in[5],
+                                                           c->out[0], c->out[1], c->out[2], &c->attention, bytes);
+        default:
+            return flash_attention_decode_workspace_size(c->in[0], c->in[1], c->in[2], c->out[0], c->out[1], &c->decode, bytes);
+    }
+}
+
+static flash_status_t execute(const request_t *request, const call_t *c, void *workspace, size_t bytes, void *stream) {
+    switch (request->operation) {
+        case FORWARD:
+            return flash_attention_forward(c->in[0], c->in[1], c->in[2], c->out[0], c->out[1], &c->attention, workspace, bytes,
+                                           stream);
+        case BACKWARD:
+            return flash_attention_backward(c->in[0], c->in[1], c->in[2], c->in[3], c->in[4], c->in[5], c->out[0], c->out[1],
+                                            c->out[2], &c->attention, workspace, bytes, stream);
+        default:
+            return flash_attention_decode(c->in[0], c->in[1], c->in[2], c->out[0], c->out[1], &c->decode, workspace, bytes,
+                                          stream);
+    }
+}
+
+flash_status_t request_workspace_size(request_t *request, size_t *bytes) {
+    call_t call;
+    request->text[0] = 0;
+    flash_status_t status = bind(request, &call);
+    return status == FLASH_STATUS_OK ? workspace_size(request, &call, bytes) : status;
+}
+
+flash_status_t request_run(request_t *request, bool host, void *stream) {
+    call_t call;
+    request->text[0] = 0;
+    flash_status_t status = bind(request, &call);
+    if (status != FLASH_STATUS_OK) return status;
+    if (!host || request->workspace) return execute(request, &call, request->workspace, request->workspace_bytes, stream);
+
+    size_t bytes = 0;
+    void *workspace = NULL;
+    status = workspace_size(request, &call, &bytes);
+    if (status != FLASH_STATUS_OK) return status;
+    if (bytes > 0 && posix_memalign(&workspace, 256, bytes) != 0) {
+        refuse(request, "no memory for a workspace of %zu bytes", bytes);
+        return FLASH_STATUS_OUT_OF_MEMORY;
+    }
+    status = execute(request, &call, workspace, bytes, stream);
+    free(workspace); /* free keeps no state that flash_last_error() could lose */
+    return status;
+}

@@ -1,0 +1,109 @@
+/* One operation of the library as JAX asks for it: a list of operands, a list of results, and named numbers.
+ *
+ * The same request is made twice from two sources: while JAX traces, from shapes alone, to check the call and to learn how much
+ * scratch memory it takes; and while XLA runs, from the call frame. libflash/jax.py writes the requests. */
+#ifndef LIBFLASH_JAX_FFI_REQUEST_H
+#define LIBFLASH_JAX_FFI_REQUEST_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "libflash.h"
+
+typedef enum operation_t { FORWARD, BACKWARD, DECODE, OPERATIONS } operation_t;
+
+/* Operands: the fixed ones of the operation, then one for each bit of `operands` in the order of the bits.
+ *
+ *     FORWARD    q k v                   results  out lse
+ *     BACKWARD   dout q k v out lse               dq dk dv [dbias] [dsink]
+ *     DECODE     q k_cache v_cache                out lse [k_cache v_cache], the caches if there are new rows
+ *
+ * With bit WITH_WORKSPACE one more result, bytes of scratch memory, stands at the end. */
+enum { /* bits of FORWARD and BACKWARD */
+    WITH_CU_SEQLENS_Q,
+    WITH_CU_SEQLENS_K,
+    WITH_SEQUSED_Q,
+    WITH_SEQUSED_K,
+    WITH_ALIBI_SLOPES,
+    WITH_BIAS,
+    WITH_MASK,
+    WITH_LEARNABLE_SINK,
+    WITH_BLOCK_MASK,
+    WITH_DLSE,
+    ATTENTION_OPERANDS
+};
+enum { /* bits of DECODE */
+    WITH_CACHE_SEQLENS,
+    WITH_BLOCK_TABLE,
+    WITH_CACHE_BATCH_IDX,
+    WITH_CACHE_LEFTPAD,
+    WITH_K_NEW,
+    WITH_V_NEW,
+    WITH_ROTARY_COS,
+    WITH_ROTARY_SIN,
+    WITH_DECODE_ALIBI_SLOPES,
+    WITH_DECODE_SINK,
+    DECODE_OPERANDS
+};
+enum { /* bits of all */
+    WITH_RNG = 16, /* one more operand, U32[4] in host memory: seed and offset, low words first */
+    WITH_WORKSPACE,
+    WITH_DBIAS,
+    WITH_DSINK
+};
+
+#define MAX_TENSORS 20
+
+typedef struct tensors_t {
+    int count;
+    flash_tensor_t items[MAX_TENSORS];
+} tensors_t;
+
+enum { LAYOUT_BSHD, LAYOUT_BHSD, LAYOUT_SBHD };
+
+typedef struct attributes_t {
+    int64_t operands; /* the bits above */
+    int64_t flags;    /* FLASH_FLAG_... */
+    int64_t layout;   /* order of the axes of q, k, v, out and their gradients */
+    int64_t window_left, window_right, max_seqlen_q, max_seqlen_k, num_splits, split_size, num_threads, seed, offset;
+    double softmax_scale, softcap, dropout_p;
+    char backend[32], kernel[96];
+} attributes_t;
+
+typedef enum kind_t { INTEGER, REAL, TEXT } kind_t;
+
+/* The named numbers, one row each: both sources fill the struct by this table. */
+typedef struct attribute_row_t {
+    const char *name;
+    kind_t kind;
+    size_t at;   /* in attributes_t */
+    size_t size; /* of a text */
+} attribute_row_t;
+extern const attribute_row_t attribute_rows[];
+const attribute_row_t *find_attribute(const char *name, size_t length); /* NULL if there is none */
+
+typedef struct request_t {
+    operation_t operation;
+    attributes_t attributes;
+    tensors_t operands;
+    tensors_t results;
+    const uint32_t *rng; /* NULL: seed and offset are those of the attributes */
+    void *workspace;     /* of the result for it; NULL: none was given */
+    size_t workspace_bytes;
+    char text[512];      /* why a function below failed, where the library has not said it */
+} request_t;
+
+/* Sets a refusal of our own and returns FLASH_STATUS_INVALID. */
+flash_status_t refuse(request_t *request, const char *format, ...);
+
+/* Bytes of scratch memory that the request takes; checks everything that can be checked without data. */
+flash_status_t request_workspace_size(request_t *request, size_t *bytes);
+
+/* Runs it. On the CPU scratch memory is allocated for the length of the call unless it was given. */
+flash_status_t request_run(request_t *request, bool host, void *stream);
+
+/* The text of the failure that the last of these functions reported. */
+const char *request_error(const request_t *request);
+
+#endif /* LIBFLASH_JAX_FFI_REQUEST_H */
