@@ -287,8 +287,9 @@ def test_the_command(tmp_path):
     assert done.stderr == ""
     rows = re.findall(r"^ *(512|1024) .* x +\d+ %$", done.stdout, re.MULTILINE)
     assert rows == ["512", "1024"]
-    assert re.search(r"^backend +\S", done.stdout, re.MULTILINE)
-    assert "numbers   the same" in done.stdout
+    assert re.search(r"^backend +cpu, because", done.stdout, re.MULTILINE)
+    assert re.search(r"^kernel +forward_cpu_\w+", done.stdout, re.MULTILINE)
+    assert re.search(r"^numbers +the same", done.stdout, re.MULTILINE)
     assert "the text uses none of the words of 'Qwertyuiop'" in done.stdout
     pytest.importorskip("matplotlib")
     assert [path.name for path in tmp_path.iterdir()] == ["figure.png"]

@@ -8,6 +8,7 @@ import pathlib
 import sys
 from collections.abc import Callable
 
+import libflash
 from libflash.demo import chart, report, schedule
 from libflash.demo.ask import Answer, Reader
 from libflash.demo.model import Model
@@ -65,6 +66,7 @@ def processors() -> int:
 
 
 def run(options: argparse.Namespace) -> int:
+    libflash.set_num_threads(options.threads)
     text = load()
     end, distance = passage(text)
     lengths = schedule.lengths(end, options.max_seqlen, options.quick)

@@ -13,7 +13,7 @@ from libflash.demo.model import HEAD_DIM, HEADS, SHARPNESS
 from libflash.demo.table import RULE, Row, bytes_text, measurements, time_text
 from libflash.demo.text import RETOLD, TOLD_FIRST, Text
 
-COLUMN = 10
+COLUMN = 12  # as in libflash.explain
 MODEL = f"""one causal attention layer, {HEADS} heads of {HEAD_DIM}, float32, nothing trained: each word looks for earlier places
 where the text stood as it stands now, and reads what came next there"""
 COLUMNS = f"""time: median of a call. memory: growth of the process's peak during a call, result included. error: largest
@@ -21,17 +21,26 @@ difference from float64. guessed: next words guessed right, always the last {GUE
 
 
 def introduction(text: Text, longest: int, threads: int) -> str:
-    row = np.broadcast_to(np.float32(0), (1, longest, HEADS, HEAD_DIM))  # the shape of a long text, without its memory
-    why = libflash.explain(row, row, row, causal=True, softmax_scale=SHARPNESS)
+    found = libflash.info()
     size = f"{len(text.topics)} topics of pydoc_data, {text.characters:,} characters, {len(text.ids):,} words"
+    place = f"cpu, because NumPy's arrays are in host memory; instruction set {found['cpu']['isa']}. CUDA: {found['cuda']}"
     parts = [
         f"libflash {libflash.__version__}: exact attention over the text of Python's own documentation\n",
         item("text", size),
         item("model", MODEL),
         item("threads", f"{threads}, for both methods; NumPy {np.__version__}"),
-        item("backend", why),
+        item("backend", place),
+        *choice(longest),
     ]
     return "\n".join(parts) + "\n"
+
+
+def choice(longest: int) -> list[str]:
+    """What libflash says it will run for the longest text, and why not something else: its explanation from the kernel on."""
+    row = np.broadcast_to(np.zeros(HEAD_DIM, np.float32), (1, longest, HEADS, HEAD_DIM))  # the shape without the memory
+    lines = libflash.explain(row, row, row, causal=True, softmax_scale=SHARPNESS).splitlines()
+    start = next((i for i, line in enumerate(lines) if line.startswith("kernel")), 0)
+    return [item(line[:COLUMN].strip(), line[COLUMN:]) for line in lines[start:] if line and not line.startswith("threads")]
 
 
 def item(name: str, text: str) -> str:
