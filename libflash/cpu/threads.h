@@ -6,7 +6,6 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -34,11 +33,11 @@ void parallel_for(int64_t items, int threads, const Body& body) {
         }
     };
     std::vector<std::thread> others;
-    others.reserve(static_cast<size_t>(threads) - 1);
     try {
+        others.reserve(static_cast<size_t>(threads) - 1);
         for (int thread = 1; thread < threads; ++thread) others.emplace_back(work, thread);
-    } catch (const std::system_error&) {
-        // Fewer threads than hoped for; the items are shared out at run time, so nothing is lost.
+    } catch (const std::exception&) {
+        // No thread or no memory for one: fewer than hoped for; the items are shared out at run time, so nothing is lost.
     }
     work(0);
     for (std::thread& other : others) other.join();

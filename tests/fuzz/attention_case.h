@@ -1,0 +1,59 @@
+// One forward and backward problem: its tensors, in memory of their own, and a call of them that can be spoilt.
+#pragma once
+
+#include <string>
+
+#include "check.h"
+
+namespace fuzz {
+
+enum Role {
+    kQ, kK, kV, kOut, kLse, kDout, kDq, kDk, kDv, kCuQ, kCuK, kUsedQ, kUsedK, kAlibi, kBias, kMask, kSink, kBlockMask,
+    kRowCounts, kRowIndices, kColCounts, kColIndices, kDlse, kDbias, kDsink, kRoles
+};
+
+// The arguments as the C function gets them: copies, which may be changed without touching the tensors.
+struct AttentionCall {
+    flash_tensor_t view[kRoles] = {};
+    bool given[kRoles] = {};
+    bool backward = false;
+    bool null_options = false;
+    flash_attention_options_t options = {};
+
+    const flash_tensor_t* at(Role role) const { return given[role] ? &view[role] : nullptr; }
+    void bind();  // makes the options point at the views
+    flash_status_t workspace_size(size_t* bytes) const;
+    flash_status_t run(void* workspace, size_t bytes) const;
+    flash_status_t explain(char* text, size_t capacity, size_t* needed) const;
+
+    flash_block_lists_t lists = {};
+};
+
+struct AttentionCase {
+    Tensor tensor[kRoles];
+    flash_attention_options_t options = {};
+    Magnitudes magnitudes;
+    int32_t dtype = FLASH_DTYPE_FLOAT32;
+    int64_t batch = 1, heads_q = 1, heads_k = 1, head_dim = 1, head_dim_v = 1;
+    int64_t seqlen_q = 1, seqlen_k = 1;  // of the longest sequence
+    int64_t rows_q = 1, rows_k = 1;      // of a packed tensor
+    bool packed_q = false, packed_k = false;
+
+    explicit AttentionCase(Bytes& bytes);
+    AttentionCall call(bool backward) const;
+
+private:
+    void choose_sizes(Bytes& bytes);
+    void choose_options(Bytes& bytes);
+    void allocate(Role role, const flash_tensor_t& shape, Bytes& bytes) { tensor[role].allocate(shape, bytes.below(4)); }
+    void make_rows(Role role, Bytes& bytes, bool query, int64_t channels, bool input);
+    void make_lse(Role role, Bytes& bytes);
+    void make_lengths(Role cu, Role used, Bytes& bytes, int64_t rows, int64_t seqlen, bool packed);
+    void make_score_terms(Bytes& bytes, Random& random);
+    void make_block_mask(Bytes& bytes, Random& random);
+};
+
+// Empty if it cannot be applied here; else what was done to the call. `expected` is the status it must be refused with.
+std::string spoil(AttentionCase& problem, AttentionCall& call, Bytes& bytes, flash_status_t* expected);
+
+}  // namespace fuzz

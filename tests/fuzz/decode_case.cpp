@@ -1,0 +1,213 @@
+#include "decode_case.h"
+
+#include <algorithm>
+
+namespace fuzz {
+namespace {
+
+constexpr int64_t kMostWork = int64_t{1} << 20;
+
+// The first `count` of a random order of 0 .. n - 1.
+std::vector<int32_t> shuffled(int64_t n, Random& random) {
+    std::vector<int32_t> order(static_cast<size_t>(n));
+    for (int64_t i = 0; i < n; ++i) {
+        const auto at = static_cast<size_t>(i), other = static_cast<size_t>(random.below(i + 1));
+        order[at] = order[other];
+        order[other] = static_cast<int32_t>(i);
+    }
+    return order;
+}
+
+}  // namespace
+
+void DecodeCase::choose_sizes(Bytes& bytes) {
+    dtype = bytes.one_of<int32_t>({FLASH_DTYPE_FLOAT32, FLASH_DTYPE_BFLOAT16, FLASH_DTYPE_FLOAT16, FLASH_DTYPE_FLOAT64});
+    batch = bytes.chance(6) ? 0 : bytes.between(1, 3);
+    heads_k = bytes.between(1, 3);
+    heads_q = heads_k * bytes.one_of<int64_t>({1, 2, 3, 4, 8});
+    const std::initializer_list<int64_t> dims = {1, 2, 3, 4, 8, 15, 16, 17, 32, 33, 64, 80, 128};
+    head_dim = bytes.one_of(dims);
+    head_dim_v = bytes.chance(180) ? head_dim : bytes.one_of(dims);
+    seqlen_q = bytes.chance(6) ? 0 : bytes.chance(100) ? bytes.between(1, 20) : 1;
+    capacity = bytes.one_of<int64_t>({0, 1, 2, 16, 63, 64, 65, 127, 128, 129, 256, 257, 384, 500});
+    if (bytes.chance(128)) page_size = bytes.one_of<int64_t>({1, 2, 3, 7, 16, 64, 128, 256});
+    while (batch * heads_q * seqlen_q * capacity * (head_dim + head_dim_v) > kMostWork) {
+        if (capacity > 32) {
+            capacity = capacity / 2 + 1;
+        } else {
+            seqlen_q = std::min<int64_t>(seqlen_q, 2), head_dim = std::min<int64_t>(head_dim, 64);
+            head_dim_v = std::min<int64_t>(head_dim_v, 64);
+        }
+    }
+    append = capacity > 0 && bytes.chance(100);
+    if (append) seqlen_new = bytes.chance(128) ? 1 : bytes.between(0, std::min<int64_t>(capacity, 20));
+}
+
+void DecodeCase::choose_options(Bytes& bytes) {
+    options.struct_size = sizeof options;
+    if (bytes.chance(140)) options.flags |= FLASH_FLAG_CAUSAL;
+    if (bytes.chance(60)) {
+        options.flags |= FLASH_FLAG_WINDOW;
+        options.window_left = bytes.between(-1, 60);
+        options.window_right = bytes.between(-1, 60);
+    }
+    if (bytes.chance(100)) {
+        options.flags |= FLASH_FLAG_SCALE;
+        options.softmax_scale = bytes.one_of<double>({0.125, 1.0, 0.0, -0.5});
+    }
+    if (bytes.chance(50)) options.softcap = bytes.one_of<double>({1.0, 30.0});
+    if (bytes.chance(100)) {
+        options.num_splits = bytes.between(1, 9);
+    } else if (bytes.chance(100)) {
+        options.split_size = 128 * bytes.between(1, 4);
+    }
+    options.num_threads = static_cast<int32_t>(bytes.between(0, 4));
+}
+
+int64_t DecodeCase::cached(int64_t b) const {
+    if (!tensor[kSeqlens].present()) return append ? 0 : capacity;
+    return static_cast<const int32_t*>(tensor[kSeqlens].view.data)[b];
+}
+
+void DecodeCase::make_lengths(Bytes& bytes) {
+    if (bytes.chance(200)) {
+        allocate(kSeqlens, contiguous(FLASH_DTYPE_INT32, {batch}), bytes);
+        for (int64_t b = 0; b < batch; ++b)
+            tensor[kSeqlens].ints()[b] = static_cast<int32_t>(bytes.below(capacity - seqlen_new + 1));
+    }
+    if (page_size == 0 && bytes.chance(40)) {
+        allocate(kLeftpad, contiguous(FLASH_DTYPE_INT32, {batch}), bytes);
+        for (int64_t b = 0; b < batch; ++b) tensor[kLeftpad].ints()[b] = static_cast<int32_t>(bytes.below(cached(b) + 1));
+    }
+}
+
+// Which entry or pages each sequence has: its own when it writes, else perhaps shared.
+void DecodeCase::make_places(Bytes& bytes, Random& random) {
+    if (page_size > 0) {
+        const int64_t columns = (capacity + page_size - 1) / page_size;
+        capacity = columns * page_size;
+        pages = batch * columns + bytes.below(3);
+        allocate(kTable, strided(bytes, FLASH_DTYPE_INT32, {batch, columns}, false), bytes);
+        const std::vector<int32_t> order = shuffled(pages, random);
+        size_t next = 0;
+        const bool shared = !append && bytes.chance(60);
+        each_element(tensor[kTable].view, [&](int64_t offset) {
+            tensor[kTable].ints()[offset] = shared ? static_cast<int32_t>(random.below(pages)) : order[next++];
+        });
+        return;
+    }
+    entries = batch;
+    if (!bytes.chance(60)) return;
+    entries = batch + bytes.between(1, 2);
+    allocate(kBatchIdx, contiguous(FLASH_DTYPE_INT32, {batch}), bytes);
+    const std::vector<int32_t> order = shuffled(entries, random);
+    const bool shared = !append && bytes.chance(60);
+    for (int64_t b = 0; b < batch; ++b)
+        tensor[kBatchIdx].ints()[b] = shared ? static_cast<int32_t>(random.below(entries)) : order[static_cast<size_t>(b)];
+}
+
+// Columns behind the last key mean nothing.
+void DecodeCase::forget_spare_pages() {
+    for (int64_t b = 0; page_size > 0 && b < batch; ++b)
+        for (int64_t column = (cached(b) + seqlen_new + page_size - 1) / page_size; column < capacity / page_size; ++column)
+            tensor[kTable].ints()[b * tensor[kTable].view.stride[0] + column * tensor[kTable].view.stride[1]] = 0x7fffffff;
+}
+
+void DecodeCase::make_rotary(Bytes& bytes, Random& random) {
+    if (head_dim < 2 || !bytes.chance(60)) return;
+    if (bytes.chance(128)) options.flags |= FLASH_FLAG_ROTARY_INTERLEAVED;
+    const int64_t pairs = bytes.between(1, head_dim / 2), positions = capacity + seqlen_q + 1;
+    const int32_t type = bytes.chance(128) ? dtype : FLASH_DTYPE_FLOAT32;
+    for (const DecodeRole role : {kCos, kSin}) {
+        allocate(role, strided(bytes, type, {positions, pairs}, false), bytes);
+        tensor[role].fill(random, 0.7);
+    }
+    magnitudes.q *= 1.4;
+}
+
+void DecodeCase::make_head_terms(Bytes& bytes, Random& random) {
+    const int32_t type = bytes.chance(128) ? dtype : FLASH_DTYPE_FLOAT32;
+    if (bytes.chance(50)) {
+        allocate(kSlopes, bytes.chance(128) ? contiguous(type, {heads_q}) : contiguous(type, {batch, heads_q}), bytes);
+        tensor[kSlopes].fill(random, 0.25);
+        magnitudes.added = 0.25 * static_cast<double>(capacity + seqlen_q);
+    }
+    if (bytes.chance(50)) {
+        allocate(kDecodeSink, contiguous(type, {heads_q}), bytes);
+        tensor[kDecodeSink].fill(random, 4);
+        magnitudes.sink = 4;
+    }
+}
+
+DecodeCase::DecodeCase(Bytes& bytes) {
+    choose_sizes(bytes);
+    choose_options(bytes);
+    Random random(bytes.word());
+    make_places(bytes, random);
+    make_lengths(bytes);
+    forget_spare_pages();
+    make_rotary(bytes, random);
+    make_head_terms(bytes, random);
+    allocate(kQuery, strided(bytes, dtype, {batch, seqlen_q, heads_q, head_dim}, true), bytes);
+    allocate(kDecodeOut, strided(bytes, dtype, {batch, seqlen_q, heads_q, head_dim_v}, false), bytes);
+    const int64_t first = page_size > 0 ? pages : entries, second = page_size > 0 ? page_size : capacity;
+    allocate(kKCache, strided(bytes, dtype, {first, second, heads_k, head_dim}, false), bytes);
+    allocate(kVCache, strided(bytes, dtype, {first, second, heads_k, head_dim_v}, false), bytes);
+    if (append) {
+        allocate(kKNew, strided(bytes, dtype, {batch, seqlen_new, heads_k, head_dim}, true), bytes);
+        allocate(kVNew, strided(bytes, dtype, {batch, seqlen_new, heads_k, head_dim_v}, true), bytes);
+    }
+    const int32_t type = dtype == FLASH_DTYPE_FLOAT64 ? FLASH_DTYPE_FLOAT64 : FLASH_DTYPE_FLOAT32;
+    if (bytes.chance(200)) allocate(kDecodeLse, contiguous(type, {batch, heads_q, seqlen_q}), bytes);
+    for (const DecodeRole role : {kQuery, kKNew, kVNew})
+        if (tensor[role].present()) tensor[role].fill(random, 1);
+    // Cached rows that no sequence may look at stay NaN: those past the lengths and on pages nobody owns.
+    for (int64_t b = 0; b < batch; ++b)
+        for (int64_t j = 0; j < cached(b); ++j)
+            for (const DecodeRole role : {kKCache, kVCache}) {
+                const flash_tensor_t &t = tensor[role].view, &table = tensor[kTable].view;
+                const int64_t place = page_size > 0 ? tensor[kTable].ints()[b * table.stride[0] + j / page_size * table.stride[1]]
+                                      : tensor[kBatchIdx].present() ? tensor[kBatchIdx].ints()[b]
+                                                                    : b;
+                const int64_t row = page_size > 0 ? j % page_size : j;
+                for (int64_t h = 0; h < heads_k; ++h)
+                    for (int64_t c = 0; c < t.shape[3]; ++c)
+                        tensor[role].set(place * t.stride[0] + row * t.stride[1] + h * t.stride[2] + c, random.uniform());
+            }
+
+    Magnitudes& m = magnitudes;
+    m.k = m.q;  // new keys are turned too
+    m.scale = options.flags & FLASH_FLAG_SCALE ? options.softmax_scale : 1 / std::sqrt(static_cast<double>(head_dim));
+    m.softcap = options.softcap;
+    m.head_dim = static_cast<double>(head_dim), m.head_dim_v = static_cast<double>(head_dim_v);
+    m.keys = static_cast<double>(capacity + 1);
+}
+
+DecodeCall DecodeCase::call() const {
+    DecodeCall call;
+    call.options = options;
+    for (int role = 0; role < kDecodeRoles; ++role) {
+        call.given[role] = tensor[role].present();
+        call.view[role] = tensor[role].view;
+    }
+    return call;
+}
+
+void DecodeCall::bind() {
+    options.cache_seqlens = at(kSeqlens), options.block_table = at(kTable), options.cache_batch_idx = at(kBatchIdx);
+    options.cache_leftpad = at(kLeftpad), options.k_new = at(kKNew), options.v_new = at(kVNew);
+    options.rotary_cos = at(kCos), options.rotary_sin = at(kSin);
+    options.alibi_slopes = at(kSlopes), options.learnable_sink = at(kDecodeSink);
+}
+
+flash_status_t DecodeCall::workspace_size(size_t* bytes) const {
+    return flash_attention_decode_workspace_size(at(kQuery), at(kKCache), at(kVCache), at(kDecodeOut), at(kDecodeLse), &options,
+                                                 bytes);
+}
+
+flash_status_t DecodeCall::run(void* workspace, size_t bytes) const {
+    return flash_attention_decode(at(kQuery), at(kKCache), at(kVCache), at(kDecodeOut), at(kDecodeLse), &options, workspace, bytes,
+                                  nullptr);
+}
+
+}  // namespace fuzz

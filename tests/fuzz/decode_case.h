@@ -1,0 +1,53 @@
+// One decode problem: a cache, contiguous or paged, perhaps new keys, and a call of it that can be spoilt.
+#pragma once
+
+#include <string>
+
+#include "check.h"
+
+namespace fuzz {
+
+enum DecodeRole {
+    kQuery, kKCache, kVCache, kDecodeOut, kDecodeLse, kSeqlens, kTable, kBatchIdx, kLeftpad, kKNew, kVNew, kCos, kSin, kSlopes,
+    kDecodeSink, kDecodeRoles
+};
+
+struct DecodeCall {
+    flash_tensor_t view[kDecodeRoles] = {};
+    bool given[kDecodeRoles] = {};
+    flash_decode_options_t options = {};
+
+    const flash_tensor_t* at(DecodeRole role) const { return given[role] ? &view[role] : nullptr; }
+    void bind();
+    flash_status_t workspace_size(size_t* bytes) const;
+    flash_status_t run(void* workspace, size_t bytes) const;
+};
+
+struct DecodeCase {
+    Tensor tensor[kDecodeRoles];
+    flash_decode_options_t options = {};
+    Magnitudes magnitudes;
+    int32_t dtype = FLASH_DTYPE_FLOAT32;
+    int64_t batch = 1, heads_q = 1, heads_k = 1, head_dim = 1, head_dim_v = 1, seqlen_q = 1, seqlen_new = 0;
+    int64_t capacity = 1, page_size = 0, pages = 0, entries = 1;
+    bool append = false;
+
+    explicit DecodeCase(Bytes& bytes);
+    DecodeCall call() const;
+    int64_t cached(int64_t b) const;
+
+private:
+    void choose_sizes(Bytes& bytes);
+    void choose_options(Bytes& bytes);
+    void make_lengths(Bytes& bytes);
+    void make_places(Bytes& bytes, Random& random);
+    void forget_spare_pages();
+    void make_rotary(Bytes& bytes, Random& random);
+    void make_head_terms(Bytes& bytes, Random& random);
+    void allocate(DecodeRole role, const flash_tensor_t& shape, Bytes& bytes) { tensor[role].allocate(shape, bytes.below(4)); }
+};
+
+// As for forward and backward.
+std::string spoil(DecodeCase& problem, DecodeCall& call, Bytes& bytes, flash_status_t* expected);
+
+}  // namespace fuzz

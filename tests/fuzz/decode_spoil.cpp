@@ -1,0 +1,103 @@
+// Ways to make a right decode call wrong, each with the status it must be refused with.
+#include <limits>
+
+#include "decode_case.h"
+#include "tensor_spoil.h"
+
+namespace fuzz {
+namespace {
+
+using Options = flash_decode_options_t;
+
+struct OptionFault {
+    const char* name;
+    flash_status_t expected;
+    void (*apply)(Options&);
+};
+
+const OptionFault kOptionFaults[] = {
+    {"struct_size 0", FLASH_STATUS_VERSION, [](Options& o) { o.struct_size = 0; }},
+    {"struct_size short", FLASH_STATUS_VERSION, [](Options& o) { o.struct_size = 16; }},
+    {"unknown flag", FLASH_STATUS_INVALID, [](Options& o) { o.flags |= 0x40000000u; }},
+    {"reserved", FLASH_STATUS_INVALID, [](Options& o) { o.reserved = -1; }},
+    {"softcap NaN", FLASH_STATUS_INVALID, [](Options& o) { o.softcap = std::numeric_limits<double>::quiet_NaN(); }},
+    {"window_left -2", FLASH_STATUS_INVALID, [](Options& o) { o.flags |= FLASH_FLAG_WINDOW, o.window_left = -2; }},
+    {"num_splits -1", FLASH_STATUS_INVALID, [](Options& o) { o.split_size = 0, o.num_splits = -1; }},
+    {"split_size 100", FLASH_STATUS_INVALID, [](Options& o) { o.num_splits = 0, o.split_size = 100; }},
+    {"split_size negative", FLASH_STATUS_INVALID, [](Options& o) { o.num_splits = 0, o.split_size = -128; }},
+    {"num_splits and split_size", FLASH_STATUS_INVALID, [](Options& o) { o.num_splits = 2, o.split_size = 128; }},
+    {"num_threads -1", FLASH_STATUS_INVALID, [](Options& o) { o.num_threads = -1; }},
+    {"backend unknown", FLASH_STATUS_INVALID, [](Options& o) { o.backend = ""; }},
+};
+
+std::string spoil_contents(DecodeCase& problem, DecodeCall& call, Bytes& bytes) {
+    if (problem.batch == 0) return {};
+    const int64_t b = bytes.below(problem.batch);
+    const auto ints = [&](DecodeRole role) { return problem.tensor[role].ints(); };
+    switch (bytes.below(4)) {
+        case 0:
+            if (!call.given[kSeqlens]) return {};
+            ints(kSeqlens)[b] = bytes.one_of<int32_t>({-1, 0x7fffffff, static_cast<int32_t>(problem.capacity + 1),
+                                                       static_cast<int32_t>(problem.capacity - problem.seqlen_new + 1)});
+            return "cache_seqlens out of range";
+        case 1:
+            // Only a page that holds keys must exist.
+            if (!call.given[kTable] || problem.cached(b) + problem.seqlen_new == 0) return {};
+            ints(kTable)[b * call.view[kTable].stride[0]] =
+                bytes.one_of<int32_t>({-1, static_cast<int32_t>(problem.pages), 0x7fffffff});
+            return "page out of range";
+        case 2:
+            if (!call.given[kBatchIdx]) return {};
+            ints(kBatchIdx)[b] = bytes.one_of<int32_t>({-1, static_cast<int32_t>(problem.entries)});
+            return "cache_batch_idx out of range";
+        default:
+            if (!call.given[kLeftpad]) return {};
+            ints(kLeftpad)[b] = bytes.one_of<int32_t>({-1, static_cast<int32_t>(problem.capacity + 1)});
+            return "cache_leftpad out of range";
+    }
+}
+
+std::string spoil_combination(DecodeCall& call, Bytes& bytes) {
+    switch (bytes.below(4)) {
+        case 0:
+            if (!call.given[kKNew]) return {};
+            call.given[bytes.chance(128) ? kKNew : kVNew] = false;
+            return "k_new without v_new";
+        case 1:
+            if (!call.given[kCos]) return {};
+            call.given[bytes.chance(128) ? kCos : kSin] = false;
+            return "rotary_cos without rotary_sin";
+        case 2:
+            if (!call.given[kTable] || !call.given[kSeqlens]) return {};
+            call.given[kBatchIdx] = true, call.view[kBatchIdx] = call.view[kSeqlens];
+            return "block_table and cache_batch_idx";
+        default:
+            call.given[bytes.one_of({kQuery, kKCache, kVCache, kDecodeOut})] = false;
+            return "a required tensor is NULL";
+    }
+}
+
+}  // namespace
+
+std::string spoil(DecodeCase& problem, DecodeCall& call, Bytes& bytes, flash_status_t* expected) {
+    *expected = FLASH_STATUS_INVALID;
+    const int64_t kind = bytes.below(6);
+    if (kind == 0) {
+        const auto& fault = kOptionFaults[bytes.below(sizeof kOptionFaults / sizeof kOptionFaults[0])];
+        fault.apply(call.options);
+        *expected = fault.expected;
+        return fault.name;
+    }
+    if (kind == 1) return spoil_contents(problem, call, bytes);
+    if (kind == 2) return spoil_combination(call, bytes);
+    const auto role = static_cast<DecodeRole>(bytes.below(kDecodeRoles));
+    if (!call.given[role]) return {};
+    const bool cache = role == kKCache || role == kVCache;
+    TensorTraits traits;
+    traits.output = role == kDecodeOut || role == kDecodeLse || (cache && problem.seqlen_new > 0 && problem.append);
+    traits.rows = role <= kDecodeOut || role == kKNew || role == kVNew;
+    traits.exact = role != kTable;
+    return spoil_tensor(call.view[role], call.view[kQuery], traits, bytes);
+}
+
+}  // namespace fuzz

@@ -1,0 +1,30 @@
+// A small fixed problem of every operation, for the tests that call from many threads or fail allocations: results as bytes.
+#pragma once
+
+#include <vector>
+
+#include "check.h"
+
+namespace fuzz {
+
+enum class Operation { forward, backward, decode, merge, compress, explain };
+constexpr Operation kOperations[] = {Operation::forward, Operation::backward, Operation::decode,
+                                     Operation::merge,   Operation::compress, Operation::explain};
+
+// Numbers that only depend on the seed; shapes depend on it too.
+class Sample {
+public:
+    Sample(Operation operation, int32_t dtype, uint64_t seed);
+
+    // One call with results of its own, which are appended to `results` as bytes. `threads`: num_threads of the call.
+    flash_status_t run(int32_t threads, std::vector<char>* results) const;
+
+private:
+    flash_status_t forward(const flash_attention_options_t& options, Tensor& out, Tensor& lse) const;
+
+    Operation operation_;
+    int64_t batch_, heads_q_, heads_k_, seqlen_q_, seqlen_k_, head_dim_;
+    Tensor q_, k_, v_, dout_, out_, lse_, block_mask_;
+};
+
+}  // namespace fuzz

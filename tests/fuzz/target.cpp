@@ -1,0 +1,13 @@
+// One input of the fuzzer, in the form libFuzzer calls it.
+#include "target.h"
+
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+    fuzz::Bytes bytes(data, size);
+    switch (bytes.below(8)) {
+        case 0: fuzz::merge_target(bytes); break;
+        case 1:
+        case 2: fuzz::decode_target(bytes); break;
+        default: fuzz::attention_target(bytes); break;
+    }
+    return 0;
+}
