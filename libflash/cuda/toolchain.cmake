@@ -7,6 +7,10 @@
 # Every architecture there is machine code for, and one PTX for those to come.
 set(LIBFLASH_DEFAULT_ARCHITECTURES 80-real 90a-real 100-real 120-real 80-virtual)
 
+if(NOT DEFINED LIBFLASH_CUDA_PREFIX)
+  set(LIBFLASH_CUDA_PREFIX /usr/local/cuda)  # where CUDA is by convention
+endif()
+
 # Compiles and links a program that includes the headers the kernels need. A compiler that is merely present is no proof: parts of a
 # toolkit may be missing or of another version, and the host compiler may be too new for it.
 function(libflash_probe_nvcc nvcc flags why_not)
@@ -20,14 +24,15 @@ __global__ void probe(__nv_bfloat16 *x) { *x = __float2bfloat16(1.0f); }\nint ma
   elseif(NOT "$ENV{CUDAHOSTCXX}" STREQUAL "")
     set(host -ccbin $ENV{CUDAHOSTCXX})
   endif()
+  file(REMOVE ${dir}/probe)
   execute_process(COMMAND ${nvcc} ${host} ${flags} -std=c++17 -arch=sm_80 -cudart static ${dir}/probe.cu -o ${dir}/probe
                   RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
   set(text "")
-  if(NOT result EQUAL 0)
+  if(NOT result EQUAL 0 OR NOT EXISTS ${dir}/probe)
     # The line that says what is wrong, as well as that can be told; one line without characters that CMake or C would read.
     string(REGEX MATCH "[^\n]*(error|fatal|Unsupported|unsupported|cannot|not found)[^\n]*" text "${output}")
     if(NOT text)
-      string(REGEX MATCH "[^\n]+" text "${output} ${result}")
+      string(REGEX MATCH "[^\n]+" text "${output} (${result})")
     endif()
     string(REGEX REPLACE "[\\\\\";]" "'" text "${text}")
     set(text "${nvcc} does not work: ${text}")
@@ -45,7 +50,7 @@ function(libflash_system_nvcc result)
   else()
     find_program(nvcc nvcc PATHS ENV PATH NO_DEFAULT_PATH NO_CACHE)
     if(NOT nvcc)
-      find_program(nvcc nvcc PATHS $ENV{CUDA_HOME}/bin $ENV{CUDA_PATH}/bin /usr/local/cuda/bin NO_DEFAULT_PATH NO_CACHE)
+      find_program(nvcc nvcc PATHS $ENV{CUDA_HOME}/bin $ENV{CUDA_PATH}/bin ${LIBFLASH_CUDA_PREFIX}/bin NO_DEFAULT_PATH NO_CACHE)
     endif()
     if(nvcc)
       set(found "${nvcc}")
