@@ -33,7 +33,14 @@ KernelRow& add(Registry& registry) {
     return row;
 }
 
+// An instruction set need not have every operation.
+bool has_operation(const cpu::Kernels& kernels, Operation operation) {
+    if (operation == Operation::forward) return kernels.forward != nullptr;
+    return operation == Operation::backward ? kernels.backward != nullptr : kernels.decode != nullptr;
+}
+
 void add_cpu(Registry& registry, Operation operation, const cpu::Kernels* kernels) {
+    if (kernels && !has_operation(*kernels, operation)) return;
     KernelRow& row = add(registry);
     row.operation = operation;
     row.backend = "cpu";
