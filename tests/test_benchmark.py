@@ -1,0 +1,123 @@
+"""The benchmark programs' own arithmetic, and the table they make for the README."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pathlib
+import subprocess
+import sys
+import types
+
+import pytest
+
+FOLDER = pathlib.Path(__file__).parent / "benchmark"
+
+
+def program(name: str) -> types.ModuleType:
+    """A file of tests/benchmark as a module; its neighbours are found as when it is run."""
+    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    sys.path.insert(0, str(FOLDER))
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(FOLDER))
+    return module
+
+
+def cell(direction: str, ratio: float, **changes) -> dict:
+    values = {"dtype": "float32", "head_dim": 64, "seqlen": 512, "causal": False, "batch": 2, "heads": 8}
+    figures = {"torch_ms": 10.0, "libflash_ms": 5.0, "torch_gflops": 50.4, "libflash_gflops": 100.6, "ratio": ratio}
+    return {"direction": direction} | values | figures | changes
+
+
+def results(cells: list[dict]) -> dict:
+    setting = {"date": "2026-01-01", "cpu": "a CPU", "isa": "avx2", "threads": 2, "rounds": 3, "torch": "2", "libflash": "0"}
+    mean = {"all": 1.414, "forward float32": 2.0, "backward float32": 1.0}
+    return {"setting": setting, "summary": {"geometric_mean": mean, "worst": {"ratio": 1.0, "cell": ""}}, "cells": cells}
+
+
+def test_work_is_counted_as_in_the_papers():
+    cells = program("_cells")
+    forward = cells.Cell("forward", "float32", head_dim=64, seqlen=1000, causal=False, batch=2, heads=3)
+    assert forward.gflop == pytest.approx(4 * 2 * 3 * 1000 * 1000 * 64 / 1e9)
+    backward = cells.Cell("backward", "float32", head_dim=64, seqlen=1000, causal=True, batch=2, heads=3)
+    assert backward.gflop == pytest.approx(forward.gflop * 2.5 / 2)
+
+
+def test_every_cell_of_the_table_is_there_once():
+    cells = program("_cells").cells(quick=False)
+    assert len(set(cells)) == len(cells) == 2 * 2 * 3 * 2 * 2
+    assert {c.heads * c.head_dim for c in cells if c.seqlen < 8192} == {512}
+    assert min(c.heads for c in cells) >= 2
+
+
+def test_summary():
+    pytest.importorskip("torch")
+    made = program("cpu_attention").summary([cell("forward", 2.0), cell("forward", 8.0), cell("backward", 0.5)])
+    assert made["geometric_mean"] == {"all": 2.0, "forward float32": 4.0, "backward float32": 0.5}
+    assert made["worst"]["ratio"] == 0.5
+    assert made["worst"]["cell"].startswith("backward")
+
+
+def test_a_wrong_result_is_not_timed():
+    torch = pytest.importorskip("torch")
+    benchmark = program("cpu_attention")
+    one = program("_cells").Cell("forward", "float32", head_dim=8, seqlen=4, causal=False, batch=1, heads=2)
+    right = benchmark.contest(one)
+    benchmark.compare(one, right)
+    wrong = benchmark.Contest(torch=right.torch, libflash=lambda: [torch.zeros(1, 4, 2, 8)])
+    with pytest.raises(SystemExit, match="differs"):
+        benchmark.compare(one, wrong)
+
+
+def test_both_contenders_compute_the_same_gradients():
+    pytest.importorskip("torch")
+    benchmark = program("cpu_attention")
+    for causal in (False, True):
+        one = program("_cells").Cell("backward", "float32", head_dim=16, seqlen=40, causal=causal, batch=2, heads=3)
+        assert benchmark.run(one, rounds=1)["ratio"] > 0
+
+
+def test_table_puts_forward_and_backward_side_by_side():
+    text = program("table").table(results([cell("forward", 2.0), cell("backward", 1.0), cell("forward", 1.5, causal=True)]))
+    rows = [line for line in text.splitlines() if line.startswith("| fp32")]
+    assert rows == [
+        "| fp32 | 64 | 512 | no | 50 | 101 | 2.00 | 50 | 101 | 1.00 |",
+        "| fp32 | 64 | 512 | yes | 50 | 101 | 1.50 | - | - | - |",
+    ]
+    assert "1.41 (forward fp32 2.00, backward fp32 1.00)" in text
+
+
+def run_table(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, FOLDER / "table.py", *arguments]
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+
+
+def test_readme_is_written_once_and_then_checked(tmp_path):
+    readme, data = tmp_path / "README.md", tmp_path / "cpu.json"
+    readme.write_text("before\n<!-- cpu-table -->\nold\n<!-- /cpu-table -->\nafter\n")
+    data.write_text(json.dumps(results([cell("forward", 2.0)])))
+    assert run_table(data, "--into", readme, "--check").returncode == 1
+    assert "old" in readme.read_text()
+    assert run_table(data, "--into", readme).returncode == 0
+    assert run_table(data, "--into", readme, "--check").returncode == 0
+    written = readme.read_text()
+    assert written.startswith("before\n<!-- cpu-table -->\nGFLOP/s on a CPU")
+    assert written.endswith("<!-- /cpu-table -->\nafter\n")
+    readme.write_text(written.replace("2.00", "3.00"))
+    assert run_table(data, "--into", readme, "--check").returncode == 1
+
+
+@pytest.mark.parametrize("text", ["", "<!-- cpu-table -->", "<!-- /cpu-table --><!-- cpu-table -->", "<!-- cpu-table -->" * 2])
+def test_a_readme_without_the_place_is_refused(tmp_path, text):
+    (tmp_path / "README.md").write_text(text)
+    (tmp_path / "cpu.json").write_text(json.dumps(results([cell("forward", 2.0)])))
+    done = run_table(tmp_path / "cpu.json", "--into", tmp_path / "README.md")
+    assert done.returncode != 0
+    assert "<!-- cpu-table -->" in done.stderr
+    assert (tmp_path / "README.md").read_text() == text
