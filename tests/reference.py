@@ -223,7 +223,8 @@ def softmax(head: Head) -> Softmax:
     empty = row_sum == 0
     divisor = np.where(empty, 1.0, row_sum)
     lse = np.where(empty, NEG_INF, row_max + np.log(divisor))
-    return Softmax(z, capped, tanh, s, row_max, row_sum, e / divisor[:, None], e_sink / divisor, lse)
+    p = np.where(head.visible, e / divisor[:, None], 0.0)  # also where the row is NaN: what it cannot see stays untouched
+    return Softmax(z, capped, tanh, s, row_max, row_sum, p, e_sink / divisor, lse)
 
 
 def head_output(head: Head, weights: Softmax) -> np.ndarray:

@@ -216,8 +216,8 @@ def merge(outs, lses, *, return_lse=True, layout="bshd", out=None, lse=None, str
     """Attention over several disjoint ranges of keys, put together from what attention() returned for each range.
 
     lse = log(sum_n exp(lses[n])) and out = sum_n exp(lses[n] - lse) outs[n]. A part with lse = -inf contributes nothing,
-    whatever its out holds. This is what ring attention, split caches and shared prefixes are made of. PyTorch tensors that require
-    a gradient are differentiable.
+    whatever its out holds. This is what ring attention, split caches and shared prefixes are made of. PyTorch tensors that
+    require a gradient are differentiable.
 
     Parameters
     ----------

@@ -39,10 +39,14 @@ cdef inline void to_bshd(flash_tensor_t *x, Layout layout) noexcept:
 
 
 cdef double number(object x, str name) except? -1:
+    if isinstance(x, float):
+        return x
     try:
-        return float(x)
+        if not isinstance(x, (str, bytes, bytearray)):
+            return float(x)
     except (TypeError, ValueError):
-        raise TypeError(f"{name} must be a number, not {type(x).__name__}") from None
+        pass
+    raise TypeError(f"{name} must be a number, not {type(x).__name__}")
 
 
 cdef int64_t integer(object x, str name) except? -1:

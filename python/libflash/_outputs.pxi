@@ -92,7 +92,8 @@ cdef DLManagedVersioned *allocate_by_table(Call *call, Source source, const flas
 cdef DLDataType dl_dtype(int32_t dtype) noexcept:
     cdef DLDataType made
     made.lanes = 1
-    made.bits = 16 if dtype == FLASH_DTYPE_FLOAT16 or dtype == FLASH_DTYPE_BFLOAT16 else 64 if dtype == FLASH_DTYPE_FLOAT64 else 32
+    made.bits = (16 if dtype == FLASH_DTYPE_FLOAT16 or dtype == FLASH_DTYPE_BFLOAT16 else
+                 64 if dtype == FLASH_DTYPE_FLOAT64 else 32)
     made.code = DL_BFLOAT if dtype == FLASH_DTYPE_BFLOAT16 else DL_INT if dtype == FLASH_DTYPE_INT32 else DL_FLOAT
     return made
 

@@ -1,0 +1,131 @@
+"""What the tests of the Python interface share: the kernels to force, one run of a case, a few comparisons."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from functools import cache
+
+import ml_dtypes
+import numpy as np
+from case import Case, Inputs
+
+import libflash
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+@cache
+def cpu_kernels() -> tuple[str, ...]:
+    """The instruction sets that both a forward and a backward kernel of this machine have, by the end of their names."""
+    usable = {kernel["name"] for kernel in libflash.info()["kernels"] if kernel["usable"] and kernel["backend"] == "cpu"}
+    sets = [name.removeprefix("forward_cpu_") for name in usable if name.startswith("forward_cpu_")]
+    both = sorted(isa for isa in sets if f"backward_cpu_{isa}" in usable)
+    assert "scalar" in both, f"the scalar truth is not among {sorted(usable)}"
+    return tuple(both)
+
+
+def empty_like(x: np.ndarray) -> np.ndarray:
+    """An output that an unwritten element shows in."""
+    return np.full(x.shape, np.nan, x.dtype)
+
+
+def run_forward(x: Inputs, **options) -> dict[str, np.ndarray]:
+    o, lse = libflash.attention(x.q, x.k, x.v, return_lse=True, **x.options, **options)
+    return {"o": o, "lse": lse}
+
+
+def run_backward(x: Inputs, forward: dict[str, np.ndarray], **options) -> dict[str, np.ndarray]:
+    """All gradients that there are, written into outputs that hold NaN."""
+    made = {"dq": empty_like(x.q), "dk": empty_like(x.k), "dv": empty_like(x.v)}
+    for name, given in {"dbias": "bias", "dsink": "learnable_sink"}.items():
+        if given in x.options:
+            made[name] = empty_like(x.options[given])
+    libflash.attention_backward(x.dout, x.q, x.k, x.v, forward["o"], forward["lse"], dlse=x.dlse, **made, **x.options, **options)
+    return made
+
+
+def run(case: Case, isa: str | None = None) -> dict[str, np.ndarray]:
+    """Forward and backward of a case, by the kernels of one instruction set."""
+    x = case.inputs()
+    kernels = [None, None] if isa is None else [f"forward_cpu_{isa}", f"backward_cpu_{isa}"]
+    forward = run_forward(x, kernel=kernels[0])
+    return forward | run_backward(x, forward, kernel=kernels[1])
+
+
+def random(*shape: int, seed: int = 0, dtype: np.dtype | str = "float32") -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def qkv(
+    batch: int = 1,
+    sq: int = 40,
+    sk: int = 56,
+    hq: int = 4,
+    hk: int = 2,
+    d: int = 16,
+    dv: int | None = None,
+    dtype: str = "float32",
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    wanted = BFLOAT16 if dtype == "bfloat16" else np.dtype(dtype)
+    shapes = (batch, sq, hq, d), (batch, sk, hk, d), (batch, sk, hk, dv or d)
+    return tuple(random(*shape, seed=i, dtype=wanted) for i, shape in enumerate(shapes))  # type: ignore[return-value]
+
+
+def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, isa: str | None = None, **options) -> tuple[np.ndarray, np.ndarray]:
+    """(o, lse), by the kernel of one instruction set."""
+    return libflash.attention(q, k, v, return_lse=True, kernel=isa and f"forward_cpu_{isa}", **options)
+
+
+def gradients(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, dout: np.ndarray, isa: str | None = None, **options
+) -> dict[str, np.ndarray]:
+    """Forward and backward as one; keys o, lse, dq, dk, dv, and dbias, dsink where there is a bias or a sink."""
+    only_backward = {name: options.pop(name) for name in ("dlse", "deterministic") if name in options}
+    o, lse = attention(q, k, v, isa, **options)
+    made = {
+        name: empty_like(options[given])
+        for name, given in {"dbias": "bias", "dsink": "learnable_sink"}.items()
+        if options.get(given) is not None
+    }
+    dq, dk, dv = libflash.attention_backward(
+        dout, q, k, v, o, lse, kernel=isa and f"backward_cpu_{isa}", **made, **only_backward, **options
+    )
+    return {"o": o, "lse": lse, "dq": dq, "dk": dk, "dv": dv, **made}
+
+
+def bits(x: np.ndarray) -> np.ndarray:
+    """The bits of an array as integers: equal bits is more than equal values, and NaN equals itself."""
+    return np.ascontiguousarray(x).view(f"u{x.dtype.itemsize}")
+
+
+def assert_same_bits(got: object, wanted: object, what: str = "") -> None:
+    if isinstance(got, dict):
+        assert got.keys() == wanted.keys()  # type: ignore[attr-defined]
+        for name in got:
+            assert_same_bits(got[name], wanted[name], f"{what} {name}")  # type: ignore[index]
+        return
+    np.testing.assert_array_equal(bits(np.asarray(got)), bits(np.asarray(wanted)), what)
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess:
+    """Run code in a fresh interpreter that finds the same libflash and these tests."""
+    search = [path for path in sys.path if path]
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(search), **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def run_python(code: str, **environment: str) -> str:
+    """The same; it must succeed without a word on stderr. What it printed."""
+    done = python(code, **environment)
+    assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert done.stderr == "", done.stderr
+    return done.stdout
