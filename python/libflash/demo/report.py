@@ -63,23 +63,28 @@ def numbers(rows: list[Row]) -> str:
     if not max(shares) <= 1:
         return f"WRONG: libflash differs from float64 by up to {max(shares):.3g} times what float32 rounding explains"
     return f"""the same: every checked value of libflash is within the rounding error of float32 arithmetic from the float64
-        result (at most {100 * max(shares):.0f} % of that bound)"""
+        result (at most {100 * max(shares):.2g} % of that bound)"""
 
 
 def gains(rows: list[Row]) -> list[str]:
-    """Time and memory at the longest text that both methods ran."""
+    """Time and memory at the longest text that both methods ran, and how the memory grew towards it."""
     both = [(r.standard, r.libflash) for r in rows if isinstance(r.standard, Measurement) and isinstance(r.libflash, Measurement)]
     if not both:
         return []
     standard, own = both[-1]
     where = f"at {own.seqlen} words"
-    seconds, size = (time_text(own.seconds), time_text(standard.seconds)), (own.memory_bytes, standard.memory_bytes)
-    less = f": {size[1] / size[0]:.0f} times less" if size[0] > 0 else ""
+    faster = times(standard.seconds / own.seconds)
+    size = f"{bytes_text(own.memory_bytes)} for {bytes_text(standard.memory_bytes)}"
+    if own.memory_bytes > 0:
+        size += f": {standard.memory_bytes / own.memory_bytes:.0f} times less"
+    if len(both) > 1 and min(m.memory_bytes for m in both[-2]) > 0:
+        grown = [now.memory_bytes / before.memory_bytes for before, now in zip(both[-2], both[-1], strict=True)]
+        half = f"what {both[-2][0].seqlen} words take"
+        size += f". Standard attention takes {grown[0]:.1f} times {half}, libflash {grown[1]:.1f} times"
     return [
-        item("time", f"{where} {seconds[0]} for {seconds[1]}: {times(standard.seconds / own.seconds)}"),
-        item("memory", f"""{where} {bytes_text(size[0])} for {bytes_text(size[1])}{less}. With twice the words, standard attention
-            takes 4 times the memory and libflash twice"""),
-    ]  # fmt: skip
+        item("time", f"{where} {time_text(own.seconds)} for {time_text(standard.seconds)}: {faster}"),
+        item("memory", f"{where} {size}"),
+    ]
 
 
 def times(ratio: float) -> str:
