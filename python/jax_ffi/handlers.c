@@ -77,7 +77,7 @@ static flash_status_t take_buffers(request_t *request, const xla_buffers *given,
 static flash_status_t take_extras(request_t *request, const xla_frame *frame, bool host, int64_t *operands, int64_t *results) {
     *operands = frame->args.size;
     *results = frame->rets.size;
-    if ((request->attributes.operands >> WITH_RNG) & 1) {
+    if (request_has(request, WITH_RNG)) {
         if (*operands < 1) return refuse(request, "the random state is missing");
         const xla_buffer *rng = frame->args.items[--*operands];
         if (rng->dtype != XLA_U32 || rng->rank != 1 || rng->dims[0] != 4) return refuse(request, "seed must become U32[4]");
@@ -87,12 +87,16 @@ static flash_status_t take_extras(request_t *request, const xla_frame *frame, bo
         }
         request->rng = rng->data;
     }
-    if ((request->attributes.operands >> WITH_WORKSPACE) & 1) {
+    if (request_has(request, WITH_WORKSPACE)) {
         if (*results < 1) return refuse(request, "the workspace is missing");
         const xla_buffer *block = frame->rets.items[--*results];
         if (block->dtype != XLA_U8 || block->rank != 1) return refuse(request, "the workspace must be U8[n]");
         request->workspace = block->data;
         request->workspace_bytes = (size_t)block->dims[0];
+    }
+    if (request_has(request, WITH_FILLED)) {
+        if (*operands < *results) return refuse(request, "the filled results are missing");
+        *operands -= *results;
     }
     return FLASH_STATUS_OK;
 }

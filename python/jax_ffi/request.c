@@ -58,7 +58,7 @@ static const size_t decode_fields[DECODE_OPERANDS] = {
     offsetof(flash_decode_options_t, alibi_slopes),    offsetof(flash_decode_options_t, learnable_sink),
 };
 
-static bool has(const request_t *request, int bit) { return (request->attributes.operands >> bit) & 1; }
+bool request_has(const request_t *request, int bit) { return (request->attributes.operands >> bit) & 1; }
 
 /* A view of a four-dimensional tensor as (batch, seqlen, heads, head_dim). */
 static const flash_tensor_t *in_order(call_t *call, int64_t layout, const flash_tensor_t *given) {
@@ -77,7 +77,7 @@ static const flash_tensor_t *in_order(call_t *call, int64_t layout, const flash_
 static int bind_operands(request_t *request, int fixed, void *options, const size_t *fields, int count) {
     int next = fixed;
     for (int bit = 0; bit < count; bit++) {
-        if (!has(request, bit)) continue;
+        if (!request_has(request, bit)) continue;
         const flash_tensor_t *operand = &request->operands.items[next++];
         memcpy((char *)options + fields[bit], &operand, sizeof operand);
     }
@@ -112,8 +112,7 @@ static flash_status_t bind_attention(request_t *request, call_t *call) {
     bool backward = request->operation == BACKWARD;
     int fixed = backward ? 6 : 3, results = backward ? 3 : 2;
     int operands = bind_operands(request, fixed, options, attention_fields, ATTENTION_OPERANDS);
-    if (backward && has(request, WITH_DBIAS)) options->dbias = &request->results.items[results++];
-    if (backward && has(request, WITH_DSINK)) options->dsink = &request->results.items[results++];
+    if (backward && request_has(request, WITH_DBIAS)) options->dbias = &request->results.items[results++];
     if (operands != request->operands.count || results != request->results.count)
         return refuse(request, "this operation takes %d operands and %d results, not %d and %d", operands, results,
                       request->operands.count, request->results.count);
@@ -140,7 +139,7 @@ static flash_status_t bind_decode(request_t *request, call_t *call) {
     options->kernel = a->kernel[0] ? a->kernel : NULL;
     options->num_threads = (int32_t)a->num_threads;
 
-    bool append = has(request, WITH_K_NEW);
+    bool append = request_has(request, WITH_K_NEW);
     int results = append ? 4 : 2;
     int operands = bind_operands(request, 3, options, decode_fields, DECODE_OPERANDS);
     if (operands != request->operands.count || results != request->results.count)

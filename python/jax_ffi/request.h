@@ -16,9 +16,10 @@ typedef enum operation_t { FORWARD, BACKWARD, DECODE, OPERATIONS } operation_t;
 /* Operands: the fixed ones of the operation, then one for each bit of `operands` in the order of the bits.
  *
  *     FORWARD    q k v                   results  out lse
- *     BACKWARD   dout q k v out lse               dq dk dv [dbias] [dsink]
+ *     BACKWARD   dout q k v out lse               dq dk dv [dbias]
  *     DECODE     q k_cache v_cache                out lse [k_cache v_cache], the caches if there are new rows
  *
+ * The gradient of learnable_sink is a sum over lse and out, which libflash/jax.py leaves to XLA.
  * With bit WITH_WORKSPACE one more result, bytes of scratch memory, stands at the end. */
 enum { /* bits of FORWARD and BACKWARD */
     WITH_CU_SEQLENS_Q,
@@ -50,7 +51,8 @@ enum { /* bits of all */
     WITH_RNG = 16, /* one more operand, U32[4] in host memory: seed and offset, low words first */
     WITH_WORKSPACE,
     WITH_DBIAS,
-    WITH_DSINK
+    WITH_FILLED /* at the end of the operands, before the random state, one for each result: the memory that the results take
+                   over, filled, since rows of packed arrays that belong to no sequence are not written */
 };
 
 #define MAX_TENSORS 20
@@ -93,6 +95,8 @@ typedef struct request_t {
     size_t workspace_bytes;
     char text[512];      /* why a function below failed, where the library has not said it */
 } request_t;
+
+bool request_has(const request_t *request, int bit);
 
 /* Sets a refusal of our own and returns FLASH_STATUS_INVALID. */
 flash_status_t refuse(request_t *request, const char *format, ...);

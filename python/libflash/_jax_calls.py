@@ -1,0 +1,173 @@
+"""From a call of libflash.jax to XLA: operands and attributes, and the check while tracing.
+
+The handlers themselves are C (jax_ffi/); request.h there lists what stands where. Above this stand sharding (_jax_sharding.py), vmap
+(_jax_vmap.py) and gradients (jax.py), each of which ends in calls of the one below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from . import _jax_ffi
+from ._errors import InvalidError, from_status
+
+FORWARD, BACKWARD, DECODE = range(3)
+TARGETS = ("libflash_forward", "libflash_backward", "libflash_decode")
+
+CAUSAL, TOP_LEFT, WINDOW, SCALE, DETERMINISTIC, INTERLEAVED = (1 << bit for bit in range(6))  # FLASH_FLAG_... of libflash.h
+WITH_RNG, WITH_WORKSPACE, WITH_DBIAS, WITH_FILLED = (1 << bit for bit in range(16, 20))
+ATTENTION_OPERANDS = (
+    "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "alibi_slopes", "bias", "mask", "learnable_sink", "block_mask", "dlse",
+)  # fmt: skip
+DECODE_OPERANDS = (
+    "cache_seqlens", "block_table", "cache_batch_idx", "cache_leftpad", "k", "v", "rotary_cos", "rotary_sin", "alibi_slopes",
+    "learnable_sink",
+)  # fmt: skip
+LAYOUTS = {"bshd": 0, "bhsd": 1, "sbhd": 2}
+TYPE_CODES = {"bool": 1, "int32": 4, "float16": 10, "float32": 11, "float64": 12, "bfloat16": 16, "uint32": 8}
+
+for _name, _platform, _capsule in _jax_ffi.handlers():
+    jax.ffi.register_ffi_target(_name, _capsule, platform=_platform)
+
+
+class Options(NamedTuple):
+    """The numbers of a call: static, part of the compiled program."""
+
+    flags: int = 0
+    layout: str = "bshd"
+    window_left: int = 0
+    window_right: int = 0
+    max_seqlen_q: int = 0
+    max_seqlen_k: int = 0
+    num_splits: int = 0
+    split_size: int = 0
+    seed: int = 0
+    offset: int = 0
+    softmax_scale: float = 0.0
+    softcap: float = 0.0
+    dropout_p: float = 0.0
+    backend: str = ""
+    kernel: str = ""
+    need_dbias: bool = False
+
+
+class Call(NamedTuple):
+    """One operation with the names of its optional operands, in their order; what is cached for it hangs on this."""
+
+    operation: int
+    options: Options
+    names: tuple[str, ...]  # "rng" last
+
+    @property
+    def fixed(self) -> tuple[str, ...]:
+        return (("q", "k", "v"), ("dout", "q", "k", "v", "out", "lse"), ("q", "k_cache", "v_cache"))[self.operation]
+
+    @property
+    def packed(self) -> bool:
+        return "cu_seqlens_q" in self.names or "cu_seqlens_k" in self.names
+
+    def attributes(self, *, workspace: bool = False) -> dict[str, Any]:
+        """As XLA takes them, without the zeros."""
+        known = DECODE_OPERANDS if self.operation == DECODE else ATTENTION_OPERANDS
+        bits = sum(1 << known.index(name) for name in self.names if name != "rng")
+        bits |= WITH_RNG if "rng" in self.names else 0
+        bits |= WITH_WORKSPACE if workspace else 0
+        bits |= WITH_DBIAS if self.options.need_dbias else 0
+        bits |= WITH_FILLED if self.packed else 0
+        numbers = self.options._asdict() | {"operands": bits, "layout": LAYOUTS[self.options.layout]}
+        del numbers["need_dbias"]
+        return {name: value for name, value in numbers.items() if value}
+
+
+Shape = jax.ShapeDtypeStruct
+
+
+def shape_of(x: Any) -> Shape:
+    return Shape(x.shape, x.dtype)
+
+
+def lse_dtype(dtype: Any) -> Any:
+    return np.dtype(np.float64 if dtype == np.float64 else np.float32)
+
+
+def lse_shape(q: tuple[int, ...], layout: str) -> tuple[int, ...]:
+    """(batch, heads_q, seqlen_q), or (heads_q, total_q) if packed."""
+    if len(q) == 3:
+        return q[1], q[0]
+    return tuple(q[layout.index(axis)] for axis in "bhs")
+
+
+def result_shapes(call: Call, operands: Sequence[Any]) -> list[Shape]:
+    given = dict(zip((*call.fixed, *call.names), operands, strict=True))
+    q = given["q"]
+    if call.operation == BACKWARD:
+        results = [shape_of(given[name]) for name in ("q", "k", "v")]
+        return [*results, shape_of(given["bias"])] if call.options.need_dbias else results
+    head_dim_v = operands[2].shape[-1]
+    results = [
+        Shape((*q.shape[:-1], head_dim_v), q.dtype),
+        Shape(lse_shape(q.shape, call.options.layout), lse_dtype(q.dtype)),
+    ]
+    if "k" in call.names:
+        results += [shape_of(given["k_cache"]), shape_of(given["v_cache"])]
+    return results
+
+
+def workspace_size(call: Call, operands: Sequence[Any], results: Sequence[Shape], device_type: int) -> int:
+    """Bytes of scratch memory; raises what is wrong with the call. `device_type` is 0 for the CPU, 1 for CUDA."""
+
+    def described(arrays: Sequence[Any], what: str) -> tuple[tuple[int, tuple[int, ...]], ...]:
+        for name, x in zip((*call.fixed, *call.names), arrays, strict=False):
+            if what == "operand" and (len(x.shape) > 4 or x.dtype.name not in TYPE_CODES):
+                raise InvalidError(f"{name} is {x.dtype.name}{list(x.shape)}; arrays have at most 4 dimensions and a type that libflash has")
+        return tuple((TYPE_CODES[x.dtype.name], tuple(x.shape)) for x in arrays)
+
+    status, text, size = _jax_ffi.workspace_size(
+        call.operation, device_type, described(without_rng(call, operands), "operand"), described(results, "result"), call.attributes()
+    )
+    if status != 0:
+        raise from_status(status, text)
+    return int(size)
+
+
+def without_rng(call: Call, operands: Sequence[Any]) -> Sequence[Any]:
+    return operands[:-1] if "rng" in call.names else operands
+
+
+def run(call: Call, *operands: Any) -> list[Any]:
+    """The operation on one device: checked by shape, then handed to XLA for the platform it compiles for."""
+    results = result_shapes(call, operands)
+    on_gpu = jax.default_backend() == "gpu"
+    if call.operation == DECODE or not on_gpu:
+        workspace_size(call, operands, results, 0)
+    if not on_gpu:
+        return on_platform(call, operands, results, None)
+    scratch = workspace_size(call, operands, results, 1)
+    return jax.lax.platform_dependent(  # type: ignore[no-any-return]
+        *operands,
+        cpu=lambda *x: on_platform(call, x, results, None),
+        cuda=lambda *x: on_platform(call, x, results, scratch),
+    )
+
+
+def on_platform(call: Call, operands: Sequence[Any], results: list[Shape], scratch: int | None) -> list[Any]:
+    """`scratch`: bytes of workspace as one more result, which XLA plans with the rest of its memory; None: the handler's own."""
+    aliases = {}
+    if call.packed:  # rows that belong to no sequence are not written: hand in what they shall hold
+        start = len(without_rng(call, operands))
+        aliases = {start + i: i for i in range(len(results))}
+        filled = [jnp.full(x.shape, -jnp.inf if call.operation == FORWARD and i == 1 else 0, x.dtype) for i, x in enumerate(results)]
+        operands = (*operands[:start], *filled, *operands[start:])
+    if "k" in call.names:
+        aliases = {1: 2, 2: 3}
+    shapes = results if scratch is None else [*results, Shape((scratch,), np.dtype(np.uint8))]
+    ffi = jax.ffi.ffi_call(TARGETS[call.operation], shapes, input_output_aliases=aliases)
+    attributes = {
+        name: np.int64(value) if isinstance(value, int) else value for name, value in call.attributes(workspace=scratch is not None).items()
+    }
+    return list(ffi(*operands, **attributes))[: len(results)]

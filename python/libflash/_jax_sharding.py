@@ -1,0 +1,116 @@
+"""Operations on sharded arrays under jit: XLA keeps shards of the batch and of the heads where they are.
+
+Without this it would gather everything on every device.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ._jax_axes import operand_labels, result_labels
+from ._jax_calls import DECODE, Call, Shape, run, shape_of
+
+
+def partitioned(call: Call, *operands: Any) -> list[Any]:
+    """The operation under jit on sharded arrays: XLA keeps shards of the batch and of the heads where they are. With one device, or
+    inside shard_map, there is nothing to do, and the program stays one that can be exported."""
+    if jax.device_count() == 1 or jax.sharding.get_abstract_mesh().manual_axes:
+        return run(call, *operands)
+    shapes = tuple(shape_of(x) for x in operands)
+    return partition_rule(call, shapes)(*operands)
+
+
+@functools.lru_cache(maxsize=1024)
+def partition_rule(call: Call, shapes: tuple[Shape, ...]) -> Callable[..., list[Any]]:
+    labels, outcome = operand_labels(call, shapes), result_labels(call, shapes)
+    by_name = dict(zip((*call.fixed, *call.names), zip(labels, shapes, strict=True), strict=True))
+    heads_q, heads_k = (size_of(*by_name[name], axis) for name, axis in (("q", "h"), (call.fixed[call.fixed.index("q") + 1], "k")))
+    free = shardable(call, by_name)
+
+    def specs(mesh: Any, arguments: Any) -> tuple[list[Any], list[Any]]:
+        """The sharding of q decides for all."""
+        q = call.fixed.index("q")
+        spec = tuple(arguments[q].sharding.spec)
+        spec = (*spec, *(None,) * (len(labels[q]) - len(spec)))
+        axes = {axis: spec[labels[q].index(axis)] if axis in free else None for axis in "bh" if axis in labels[q]}
+        head_shards = shards(mesh, axes.get("h"))
+        if heads_k % head_shards:
+            axes["h"] = None
+        if "b" in axes and by_name["q"][1].shape[by_name["q"][0].index("b")] % shards(mesh, axes["b"]):
+            axes["b"] = None
+        axes["k"] = axes.get("h")
+
+        def sharding(label: str) -> Any:
+            return NamedSharding(mesh, PartitionSpec(*(axes.get(axis) for axis in label)))
+
+        return [sharding(label) for label in labels], [sharding(label) for label in outcome]
+
+    def partition(mesh: Any, arguments: Any, results: Any) -> tuple[Any, ...]:
+        inward, outward = specs(mesh, arguments)
+        return mesh, functools.partial(run, call), outward, tuple(inward)
+
+    def infer(mesh: Any, arguments: Any, results: Any) -> Any:
+        return specs(mesh, arguments)[1]
+
+    rule = custom_partitioning(functools.partial(run, call))
+    text, factors, replicated = shardy_rule(labels, outcome, heads_k, heads_q // max(heads_k, 1), free)
+    rule.def_partition(
+        partition=partition, infer_sharding_from_operands=infer, sharding_rule=text, need_replication_factors=replicated, **factors
+    )
+    return rule  # type: ignore[no-any-return]
+
+
+def shardable(call: Call, by_name: dict[str, tuple[str, Shape]]) -> set[str]:
+    """Which of batch and heads may be split: not where one shard's result depends on, or must be added to, the others'."""
+    if call.options.dropout_p > 0:  # the mask counts batch entries and heads of the whole
+        return set()
+    free = {"h"} if call.packed else {"b", "h"}
+    if call.operation == DECODE and "t" in by_name["k_cache"][0] and by_name["k_cache"][0][0] == "p":
+        free.discard("b")  # pages are shared by the batch
+    if call.options.need_dbias:
+        free -= {axis for axis in "bh" if axis.upper() in by_name["bias"][0]}
+    return free
+
+
+def size_of(label: str, x: Shape, axis: str) -> int:
+    return int(x.shape[label.index(axis)])
+
+
+def shards(mesh: Any, axes: Any) -> int:
+    names = () if axes is None else axes if isinstance(axes, tuple) else (axes,)
+    return math.prod(mesh.shape[name] for name in names)
+
+
+def shardy_rule(
+    labels: list[str], outcome: list[str], heads_k: int, group: int, free: set[str]
+) -> tuple[str, dict[str, int], tuple[str, ...]]:
+    """For XLA's partitioner: query heads are (key head, member of its group), so that one shard holds both sides of a head.
+    Axes of size 1 and those that stay whole are factors of their own."""
+    used: dict[str, None] = {}
+
+    def words(index: int, label: str) -> str:
+        made = []
+        for position, axis in enumerate(label):
+            if axis == "h":
+                made.append("(k g)" if group > 1 else "k")
+            elif axis in "bk":
+                made.append(axis)
+            else:
+                made.append(f"x{index}_{position}")
+                used[made[-1]] = None
+        return " ".join(made)
+
+    count = len(labels)
+    text = ", ".join(words(i, label) for i, label in enumerate(labels))
+    text += " -> " + ", ".join(words(count + i, label) for i, label in enumerate(outcome))
+    whole = [*used, *(["g"] if group > 1 else [])]
+    whole += [{"b": "b", "h": "k"}[axis] for axis in "bh" if axis not in free and {"b": "b", "h": "k"}[axis] in "".join((*labels, *outcome))]
+    factors = {"k": heads_k, "g": group} if group > 1 else {}
+    return text, factors, tuple(whole)

@@ -1,0 +1,342 @@
+"""libflash for JAX: the same functions under jit, grad, vmap and shard_map, through XLA's foreign function interface.
+
+    import libflash.jax
+    out = libflash.jax.attention(q, k, v, causal=True)
+
+Wrong shapes and values raise libflash's own exceptions while JAX traces. Gradients: reverse mode, once. vmap folds the new axis into
+the batch. On sharded arrays jit keeps shards of batch and heads in place; inside shard_map each device does its part.
+
+Inputs are row-major to XLA: a transposed view is copied. The number of threads on the CPU is LIBFLASH_NUM_THREADS from the
+environment, else all processors; set_num_threads does not reach compiled programs.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._block_mask import BlockMask
+from ._errors import InvalidError, UnsupportedError
+from ._jax_calls import (
+    ATTENTION_OPERANDS,
+    BACKWARD,
+    CAUSAL,
+    DECODE,
+    DECODE_OPERANDS,
+    DETERMINISTIC,
+    FORWARD,
+    INTERLEAVED,
+    LAYOUTS,
+    SCALE,
+    TOP_LEFT,
+    WINDOW,
+    Call,
+    Options,
+    lse_dtype,
+)
+from ._jax_vmap import vectorised
+
+__all__ = ["attention", "decode", "merge"]
+
+Array = jax.Array
+
+
+def attention(
+    q: Array,
+    k: Array,
+    v: Array,
+    *,
+    causal: bool = False,
+    causal_align: str = "bottom_right",
+    window_size: tuple[int | None, int | None] | None = (-1, -1),
+    softmax_scale: float | None = None,
+    softcap: float | None = 0.0,
+    alibi_slopes: Array | None = None,
+    bias: Array | None = None,
+    mask: Array | None = None,
+    learnable_sink: Array | None = None,
+    block_mask: Array | None = None,
+    dropout_p: float = 0.0,
+    seed: int | Array = 0,
+    offset: int = 0,
+    layout: str = "bshd",
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_k: Array | None = None,
+    max_seqlen_q: int | None = None,
+    max_seqlen_k: int | None = None,
+    seqused_q: Array | None = None,
+    seqused_k: Array | None = None,
+    num_splits: int = 0,
+    deterministic: bool = False,
+    return_lse: bool = False,
+    backend: str | None = None,
+    kernel: str | None = None,
+) -> Array | tuple[Array, Array]:
+    """Exact attention with gradients for q, k, v, bias and learnable_sink, through out and through lse.
+
+    Arguments, results and errors are those of `libflash.attention`, but for these:
+
+    Numbers and texts are static: part of the compiled program, as with jit's static arguments.
+    seed : int, a JAX PRNG key, or uint32 array (4,) of seed and offset, low words first
+        A number is static too: give a key for a mask that is new in each step. On CUDA a number is needed.
+    block_mask : the dense form
+    deterministic : the gradients have the same bits in every run. On the CPU they always do.
+    Rows of packed arrays that belong to no sequence are 0 (lse: -inf), in results and gradients.
+    There are no out, lse and stream: XLA owns memory and streams. There is no gradient for alibi_slopes.
+    """
+    if isinstance(block_mask, BlockMask):
+        raise InvalidError("block_mask must be the dense bool array in JAX, not a BlockMask")
+    options = Options(
+        flags=flags(causal, causal_align, window_size, softmax_scale, deterministic),
+        layout=one_of(layout, LAYOUTS, "layout"),
+        **window(window_size),
+        softmax_scale=float(softmax_scale or 0.0),
+        softcap=float(softcap or 0.0),
+        dropout_p=float(dropout_p),
+        max_seqlen_q=int(max_seqlen_q or 0),
+        max_seqlen_k=int(max_seqlen_k or 0),
+        num_splits=int(num_splits),
+        backend=backend or "",
+        kernel=kernel or "",
+    )
+    extras = dict(
+        alibi_slopes=alibi_slopes, bias=four_dimensions(bias, "bias"), mask=four_dimensions(mask, "mask"), learnable_sink=learnable_sink,
+        block_mask=block_mask, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, seqused_q=seqused_q, seqused_k=seqused_k,
+    )  # fmt: skip
+    if dropout_p:
+        if isinstance(seed, (int, np.integer)):
+            options = options._replace(seed=signed(seed, "seed"), offset=signed(offset, "offset"))
+        else:
+            extras["rng"] = random_words(seed)
+    out, lse = _compiled(options, q, k, v, {name: x for name, x in extras.items() if x is not None})
+    return (out, lse) if return_lse else out
+
+
+def flags(causal: Any, causal_align: str, window_size: Any, softmax_scale: float | None, deterministic: bool = False) -> int:
+    value = CAUSAL if causal else 0
+    value |= TOP_LEFT if one_of(causal_align, ("bottom_right", "top_left"), "causal_align") == "top_left" else 0
+    value |= WINDOW if window(window_size) else 0
+    value |= SCALE if softmax_scale is not None else 0
+    return value | (DETERMINISTIC if deterministic else 0)
+
+
+def one_of(value: str, allowed: Any, name: str) -> str:
+    if value not in allowed:
+        raise InvalidError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}")
+    return value
+
+
+def window(window_size: Any) -> dict[str, int]:
+    if window_size is None:
+        return {}
+    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
+        raise TypeError(f"window_size must be a pair (left, right), not {window_size!r}")
+    left, right = (-1 if side is None else int(side) for side in window_size)
+    return {} if left == right == -1 else {"window_left": left, "window_right": right}
+
+
+def four_dimensions(x: Array | None, name: str) -> Array | None:
+    """Axes of size 1 in front: what vmap and sharding go by."""
+    if x is None or x.ndim == 4:
+        return x
+    if x.ndim > 4:
+        raise InvalidError(f"{name} has {x.ndim} dimensions; at most 4")
+    return x.reshape((1,) * (4 - x.ndim) + x.shape)
+
+
+def signed(value: int, name: str) -> int:
+    """As XLA's attributes take it."""
+    if not 0 <= value < 2**64:
+        raise InvalidError(f"{name} is {value}; it must be from 0 to 2**64 - 1")
+    return int(value) - 2**64 if value >= 2**63 else int(value)
+
+
+def random_words(seed: Array) -> Array:
+    if jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
+        return jax.random.bits(seed, (4,), np.uint32)
+    if seed.shape != (4,) or seed.dtype != np.uint32:
+        raise InvalidError(f"seed is {seed.dtype}{list(seed.shape)}; it must be an int, a PRNG key or uint32[4]")
+    return seed
+
+
+def call_of(operation: int, options: Options, extras: dict[str, Array]) -> tuple[Any, list[Array]]:
+    """The operation, and its optional operands in their order."""
+    known = DECODE_OPERANDS if operation == DECODE else ATTENTION_OPERANDS
+    names = tuple(name for name in (*known, "rng") if name in extras)
+    return vectorised(Call(operation, options, names)), [extras[name] for name in names]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(options: Options, q: Array, k: Array, v: Array, extras: dict[str, Array]) -> tuple[Array, Array]:
+    operation, operands = call_of(FORWARD, options, extras)
+    out, lse = operation(q, k, v, *operands)
+    return out, lse
+
+
+def _forward(options: Options, q: Any, k: Any, v: Any, extras: dict[str, Any]) -> tuple[Any, Any]:
+    """`perturbed` says for which inputs a gradient is wanted."""
+    wanted = {name for name, x in extras.items() if x.perturbed}
+    if "alibi_slopes" in wanted:
+        raise UnsupportedError("there is no gradient for alibi_slopes; pass jax.lax.stop_gradient(alibi_slopes)")
+    values = {name: x.value for name, x in extras.items()}
+    out, lse = _attention(options, q.value, k.value, v.value, values)
+    marks = {name: () for name in wanted}
+    return (out, lse), (q.value, k.value, v.value, values, out, lse, marks)
+
+
+def _backward(options: Options, saved: Any, cotangents: Any) -> tuple[Any, ...]:
+    q, k, v, extras, out, lse, marks = saved
+    dout, dlse = cotangents
+    zero = jax.custom_derivatives.SymbolicZero
+    dout = jnp.zeros(out.shape, out.dtype) if isinstance(dout, zero) else dout
+    given = extras if isinstance(dlse, zero) else extras | {"dlse": dlse}
+    operation, operands = call_of(BACKWARD, options._replace(need_dbias="bias" in marks), given)
+    dq, dk, dv, *dbias = operation(dout, q, k, v, out, lse, *operands)
+    gradients = dict.fromkeys(extras)
+    if "bias" in marks:
+        gradients["bias"] = dbias[0]
+    if "learnable_sink" in marks:
+        gradients["learnable_sink"] = sink_gradient(options.layout, extras["learnable_sink"], dout, out, lse, given.get("dlse"))
+    return dq, dk, dv, gradients
+
+
+_attention.defvjp(_forward, _backward, symbolic_zeros=True)
+_compiled = jax.jit(_attention, static_argnums=0)
+
+
+def sink_gradient(layout: str, sink: Array, dout: Array, out: Array, lse: Array, dlse: Array | None) -> Array:
+    """The sink is a key without a value: dsink = sum over rows of exp(sink - lse) (dlse - dout . out)."""
+    slope = -as_lse((dout.astype(lse.dtype) * out.astype(lse.dtype)).sum(-1), layout)
+    if dlse is not None:
+        slope = slope + dlse
+    column = sink.astype(lse.dtype)[:, None]
+    sees = lse > -jnp.inf
+    weight = jnp.where(sees, jnp.exp(column - jnp.where(sees, lse, 0.0)), 0.0)
+    heads_last = jnp.moveaxis(weight * slope, -2, -1)
+    return heads_last.reshape(-1, sink.shape[0]).sum(0).astype(sink.dtype)
+
+
+def as_lse(x: Array, layout: str) -> Array:
+    """From out's order of axes, head_dim gone, to lse's."""
+    if x.ndim == 2:
+        return x.T
+    return x.transpose([layout.index(axis) for axis in "bhs"])
+
+
+def as_out(lse: Array, layout: str) -> Array:
+    """lse in out's order of axes, and one more."""
+    if lse.ndim == 2:
+        return lse.T[..., None]
+    return lse.transpose(["bhs".index(axis) for axis in layout if axis != "d"])[..., None]
+
+
+def decode(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    *,
+    cache_seqlens: Array | None = None,
+    block_table: Array | None = None,
+    cache_batch_idx: Array | None = None,
+    cache_leftpad: Array | None = None,
+    k: Array | None = None,
+    v: Array | None = None,
+    rotary_cos: Array | None = None,
+    rotary_sin: Array | None = None,
+    rotary_interleaved: bool = True,
+    causal: bool = True,
+    window_size: tuple[int | None, int | None] | None = (-1, -1),
+    softmax_scale: float | None = None,
+    softcap: float | None = 0.0,
+    alibi_slopes: Array | None = None,
+    learnable_sink: Array | None = None,
+    num_splits: int = 0,
+    split_size: int = 0,
+    return_lse: bool = False,
+    backend: str | None = None,
+    kernel: str | None = None,
+) -> Array | tuple[Array, ...]:
+    """A few query rows per sequence against a cache of keys and values. Forward only.
+
+    Arguments and errors are those of `libflash.decode`; numbers and texts are static. Arrays are immutable in JAX, so with k and v the
+    new caches are returned: donate the old ones to your jitted step (donate_argnums), and XLA writes in place instead of copying.
+
+    Returns
+    -------
+    out, (out, lse), (out, k_cache, v_cache) or (out, lse, k_cache, v_cache)
+    """
+    if (k is None) != (v is None):
+        raise InvalidError("k and v must be given together")
+    options = Options(
+        flags=flags(causal, "bottom_right", window_size, softmax_scale)
+        | (INTERLEAVED if rotary_interleaved and rotary_cos is not None else 0),
+        **window(window_size),
+        softmax_scale=float(softmax_scale or 0.0),
+        softcap=float(softcap or 0.0),
+        num_splits=int(num_splits),
+        split_size=int(split_size),
+        backend=backend or "",
+        kernel=kernel or "",
+    )
+    extras = dict(
+        cache_seqlens=cache_seqlens, block_table=block_table, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad, k=k, v=v,
+        rotary_cos=rotary_cos, rotary_sin=rotary_sin, alibi_slopes=alibi_slopes, learnable_sink=learnable_sink,
+    )  # fmt: skip
+    results = _decode(options, q, k_cache, v_cache, {name: x for name, x in extras.items() if x is not None})
+    kept = [results[0], *([results[1]] if return_lse else []), *results[2:]]
+    return tuple(kept) if len(kept) > 1 else kept[0]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _decode(options: Options, q: Array, k_cache: Array, v_cache: Array, extras: dict[str, Array]) -> list[Array]:
+    operation, operands = call_of(DECODE, options, extras)
+    return operation(q, k_cache, v_cache, *operands)  # type: ignore[no-any-return]
+
+
+@functools.partial(jax.jit, static_argnames=("return_lse", "layout"))
+def merge(outs: Any, lses: Any, *, return_lse: bool = True, layout: str = "bshd") -> Array | tuple[Array, Array]:
+    """Attention over several disjoint ranges of keys, put together; differentiable in any order, in outs and lses.
+
+    Arguments, results and errors are those of `libflash.merge`. Written in jax.numpy: XLA fuses these few operations with what
+    stands around them.
+    """
+    one_of(layout, LAYOUTS, "layout")
+    if len(outs) != len(lses):
+        raise InvalidError(f"outs has {len(outs)} arrays and lses {len(lses)}; they must be as many")
+    if not outs:
+        raise InvalidError("outs has 0 arrays; it needs at least 1")
+    for i, (out, given) in enumerate(zip(outs, lses, strict=True)):
+        rows = lse_rows(out.shape, layout)
+        if out.shape != outs[0].shape or given.shape != rows:
+            raise InvalidError(
+                f"outs[{i}] has shape {out.shape} and lses[{i}] {given.shape}; all outs must be alike, {outs[0].shape}, and lses {rows}"
+            )
+    wide = lse_dtype(outs[0].dtype)
+    stacked = jnp.stack([x.astype(wide) for x in lses])
+    largest = jax.lax.stop_gradient(stacked.max(0))
+    largest = jnp.where(largest == -jnp.inf, 0.0, largest)
+    # A part with lse = -inf contributes nothing, whatever its out holds, and gets no gradient: select before every product.
+    counts = stacked > -jnp.inf
+    weights = jnp.where(counts, jnp.exp(jnp.where(counts, stacked, 0.0) - largest), 0.0)
+    total = weights.sum(0)
+    seen = total > 0
+    total = jnp.where(seen, total, 1.0)
+    lse = jnp.where(seen, largest + jnp.log(total), -jnp.inf)
+    parts = [
+        as_out(weight / total, layout) * jnp.where(as_out(part_counts, layout), part.astype(wide), 0.0)
+        for weight, part_counts, part in zip(weights, counts, outs, strict=True)
+    ]
+    out = functools.reduce(jnp.add, parts).astype(outs[0].dtype)
+    return (out, lse) if return_lse else out
+
+
+def lse_rows(out: tuple[int, ...], layout: str) -> tuple[int, ...]:
+    if len(out) == 3:
+        return out[1], out[0]
+    if len(out) != 4:
+        raise InvalidError(f"outs[0] has {len(out)} dimensions; it needs 4, or 3 if packed")
+    return tuple(out[layout.index(axis)] for axis in "bhs")
