@@ -1,0 +1,157 @@
+// One step of the forward pass: a panel of query rows meets a tile of keys. Everything that is the same for forward and decode.
+//
+// Scores, probabilities and the output are held transposed, [key][lane] and [channel][lane]: maxima, exponentials and sums then run
+// straight down the lanes, and the rows of K and V are broadcast as they lie in memory.
+#pragma once
+
+#include "cpu/engine/dropout.h"
+#include "cpu/engine/score.h"
+#include "cpu/engine/softmax.h"
+
+namespace libflash::cpu {
+namespace LIBFLASH_ISA {
+
+struct HeadDims {
+    int64_t qk = 0, v = 0;  // channels of Q and K, of V and O
+};
+
+// Keys first to first + count - 1 as operands of the two products.
+template <class T> struct KeyTile {
+    int64_t first = 0, count = 0;
+    Operand<Element<T>> k;  // [key][channels or pairs of them]
+    Operand<Element<T>> v;  // [key or pair of keys][channel]
+};
+
+template <class T> struct KeyTileRoom {
+    Element<T>*k = nullptr, *v = nullptr;
+
+    void lay_out(Arena& arena, HeadDims dims, int64_t tile_k) {
+        k = arena.take<Element<T>>(tile_k * elements_for<T>(dims.qk));
+        v = arena.take<Element<T>>(elements_for<T>(tile_k) * dims.v);
+    }
+};
+
+template <class T, class KeyRows, class ValueRows>
+FLASH_INLINE KeyTile<T> load_key_tile(const KeyRows& k, const ValueRows& v, HeadDims dims, int64_t first, int64_t count,
+                                      const KeyTileRoom<T>& room) {
+    return {first, count, rows_operand<T>(k, first, count, dims.qk, room.k),
+            row_elements_operand<T>(v, first, count, dims.v, room.v)};
+}
+
+// What a thread needs for the step itself, whichever panel is at work.
+template <class T> struct TileRoom {
+    Acc<T>*scores = nullptr, *added = nullptr;
+    Element<T>* p = nullptr;
+
+    void lay_out(Arena& arena, int64_t tile_k, bool adds) {
+        scores = arena.take<Acc<T>>(tile_k * kPanelWidth);
+        if (adds) added = arena.take<Acc<T>>(tile_k * kPanelWidth);
+        if constexpr (kPaired<T>) p = arena.take<Element<T>>(elements_for<T>(tile_k) * kPanelWidth);
+    }
+};
+
+// Query rows under way.
+template <class T> struct QueryPanel {
+    Lanes<Acc<T>> lanes;
+    SoftmaxState<Acc<T>> softmax;
+    Element<T>* q = nullptr;  // [channel or pair][lane]
+    Acc<T>* o = nullptr;      // [channel][lane], not yet divided by the sum
+    bool empty = true;        // no tile so far
+
+    void lay_out(Arena& arena, HeadDims dims) {
+        lanes.lay_out(arena);
+        softmax.lay_out(arena);
+        q = arena.take<Element<T>>(elements_for<T>(dims.qk) * kPanelWidth);
+        o = arena.take<Acc<T>>(dims.v * kPanelWidth);
+    }
+
+    template <class Rows> void load_queries(const Rows& rows, HeadDims dims) {
+        pack_columns<T>(rows, lanes.rows, lanes.width, dims.qk, q);
+        softmax.start(lanes.width);
+        empty = true;
+    }
+};
+
+template <class A> constexpr A kLog2e = static_cast<A>(1.44269504088896340736L);
+
+// From scores as softmax_tile sees them to powers of two.
+template <class A> FLASH_INLINE A score_unit(const ScoreRule<A>& rule) {
+    return rule.plain ? static_cast<A>(rule.exact_scale * 1.44269504088896340736) : kLog2e<A>;
+}
+
+template <class T>
+static void attend(QueryPanel<T>& panel, const KeyTile<T>& tile, HeadDims dims, const ScoreRule<Acc<T>>& rule,
+                   const DropoutMask* dropout, const TileRoom<T>& room) {
+    using A = Acc<T>;
+    using E = Element<T>;
+    Lanes<A>& lanes = panel.lanes;
+    const int64_t width = lanes.width;
+    multiply<E>({tile.count, width, elements_for<T>(dims.qk), tile.k.data, tile.k.stride, 1, panel.q, width, room.scores, width,
+                 Start::zero, nullptr});
+    if (!rule.plain) make_scores<A>(rule, lanes, tile.first, tile.count, room.scores, room.added, nullptr);
+    if (crosses_edge(lanes, tile.first, tile.count)) hide_outside(lanes, tile.first, tile.count, room.scores);
+
+    E* p;
+    if constexpr (kPaired<T>)
+        p = room.p;
+    else
+        p = room.scores;
+    if (dropout) {
+        softmax_tile<T, true>(panel.softmax, room.scores, tile.count, width, score_unit(rule), p);
+        drop(*dropout, lanes, tile.first, tile.count, room.scores);
+        pack_probabilities<T>(room.scores, tile.count, width, p);
+    } else {
+        softmax_tile<T, false>(panel.softmax, room.scores, tile.count, width, score_unit(rule), p);
+    }
+    multiply<E>({dims.v, width, elements_for<T>(tile.count), tile.v.data, 1, tile.v.stride, p, width, panel.o, width,
+                 panel.empty ? Start::zero : Start::scaled, panel.softmax.rescale});
+    panel.empty = false;
+}
+
+// Natural logarithm of the sums into lse[lane], sink included; -infinity where nothing was seen. Leaves in softmax.rescale what the
+// output is to be multiplied by. `sink`: one logit, nullptr for none.
+template <class T>
+static void finish_panel(QueryPanel<T>& panel, const ScoreRule<Acc<T>>& rule, const double* sink, double kept, Acc<T>* lse) {
+    using A = Acc<T>;
+    for (int64_t i = 0; i < panel.lanes.rows; ++i) {
+        const double unit = rule.plain ? rule.exact_scale : 1.0;
+        const A row_max = panel.softmax.row_max[i];
+        double top = static_cast<double>(row_max) * unit, sum = panel.softmax.row_sum[i], factor = 1;
+        if (row_max == -kInfinity<A> && sum == sum) top = -kInfinity<double>;
+        if (sink && *sink > top) {
+            factor = row_max == -kInfinity<A> ? 0 : __builtin_exp(top - *sink);
+            sum = sum * factor + 1;
+            top = *sink;
+        } else if (sink && *sink > -kInfinity<double>) {
+            sum += __builtin_exp(*sink - top);
+        }
+        const bool nothing = sum == 0;
+        lse[i] = static_cast<A>(nothing ? -kInfinity<double> : top + __builtin_log(sum));
+        panel.softmax.rescale[i] = static_cast<A>(nothing ? 0 : factor * kept / sum);
+    }
+    for (int64_t i = panel.lanes.rows; i < panel.lanes.width; ++i) panel.softmax.rescale[i] = 0;
+}
+
+// The output rows, rounded to storage. Rows that saw nothing become 0.
+template <class T, class Rows> static void store_output(const QueryPanel<T>& panel, HeadDims dims, const Rows& out) {
+    using A = Acc<T>;
+    constexpr int L = kLanes<A>;
+    const int64_t width = panel.lanes.width;
+    if (panel.empty) {
+        for (int64_t r = 0; r < panel.lanes.rows; ++r)
+            std::memset(static_cast<void*>(out(r)), 0, static_cast<size_t>(dims.v) * sizeof(T));
+        return;
+    }
+    for (int64_t c = 0; c < dims.v; ++c)
+        for (int64_t i = 0; i < width; i += L) {
+            A* at = panel.o + c * width + i;
+            const Vec<A> factor = load(panel.softmax.rescale + i);
+            store(at, factor == 0 ? Vec<A>{} : load(at) * factor);  // a hidden value may be NaN
+        }
+    transpose_columns<A>(panel.o, width, panel.lanes.rows, dims.v,
+                         [&](int64_t r, int64_t c, Vec<A> v)
+                             __attribute__((always_inline)) { store_part(out(r) + c, v, dims.v - c); });
+}
+
+}  // namespace LIBFLASH_ISA
+}  // namespace libflash::cpu

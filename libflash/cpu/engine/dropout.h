@@ -1,0 +1,75 @@
+// The dropout mask of libflash.h for a tile of probabilities, eight (or four, or two) query rows at a time: Philox4x32-10 with one
+// counter a 64-bit lane. cpu/philox.h is the same in plain words.
+#pragma once
+
+#include "cpu/engine/panel.h"
+#include "cpu/philox.h"
+
+namespace libflash::cpu {
+namespace LIBFLASH_ISA {
+
+// Product of the low halves of each lane.
+FLASH_INLINE U64 multiply_low(U64 a, uint32_t b) {
+#if defined(__AVX512F__)
+    return (U64)_mm512_mul_epu32((__m512i)a, _mm512_set1_epi64(b));
+#elif defined(__AVX2__)
+    return (U64)_mm256_mul_epu32((__m256i)a, _mm256_set1_epi64x(b));
+#elif defined(__SSE2__)
+    return (U64)_mm_mul_epu32((__m128i)a, _mm_set1_epi64x(b));
+#else
+    return (a & 0xffffffffu) * uint64_t{b};
+#endif
+}
+
+// The four words of each counter, in the low halves; what is above them means nothing.
+struct PhiloxLanes {
+    U64 word[4];
+};
+FLASH_INLINE PhiloxLanes philox_lanes(U64 c0, U64 c1, U64 c2, U64 c3, uint32_t k0, uint32_t k1) {
+    for (int round = 0; round < 10; ++round) {
+        const U64 product0 = multiply_low(c0, 0xD2511F53u), product1 = multiply_low(c2, 0xCD9E8D57u);
+        c0 = product1 >> 32 ^ c1 ^ uint64_t{k0};
+        c2 = product0 >> 32 ^ c3 ^ uint64_t{k1};
+        c1 = product1;
+        c3 = product0;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return {{c0, c1, c2, c3}};
+}
+
+typedef uint32_t U32Half __attribute__((vector_size(kVectorBytes / 2)));
+typedef uint32_t U32HalfUnaligned __attribute__((vector_size(kVectorBytes / 2), aligned(4), may_alias));
+
+// words[n][i]: word n of row row0 + i, columns 4 * quad + n.
+static void dropout_words(const DropoutMask& mask, int64_t row0, int64_t width, int64_t quad, uint32_t (*words)[kPanelWidth]) {
+    for (int64_t i = 0; i < width; i += kLanes<uint64_t>) {
+        const U64 rows = lane_numbers<uint64_t>() + static_cast<uint64_t>(row0 + i);
+        const PhiloxLanes lanes =
+            philox_lanes(broadcast<uint64_t>(static_cast<uint64_t>(quad)), rows, broadcast<uint64_t>(mask.head),
+                         broadcast<uint64_t>(mask.offset), mask.key0, mask.key1);
+        for (int n = 0; n < 4; ++n)
+            *reinterpret_cast<U32HalfUnaligned*>(words[n] + i) = __builtin_convertvector(lanes.word[n] & 0xffffffffu, U32Half);
+    }
+}
+
+FLASH_INLINE I32 kept_lanes(const uint32_t* words, uint32_t threshold, float) { return (I32)(load(words) >= threshold); }
+FLASH_INLINE Vec<int64_t> kept_lanes(const uint32_t* words, uint32_t threshold, double) {
+    return (Vec<int64_t>)(__builtin_convertvector(*reinterpret_cast<const U32HalfUnaligned*>(words), U64) >= uint64_t{threshold});
+}
+
+// Sets what is dropped to 0 in tile[key][lane], keys first to first + count - 1.
+template <class A> static void drop(const DropoutMask& mask, const Lanes<A>& lanes, int64_t first, int64_t count, A* tile) {
+    alignas(64) uint32_t words[4][kPanelWidth];
+    const uint32_t threshold = static_cast<uint32_t>(mask.threshold);
+    for (int64_t key = first; key < first + count; ++key) {
+        if (key == first || key % 4 == 0) dropout_words(mask, lanes.row0, lanes.width, key / 4, words);
+        for (int64_t i = 0; i < lanes.width; i += kLanes<A>) {
+            A* at = tile + (key - first) * lanes.width + i;
+            store(at, kept_lanes(words[key % 4] + i, threshold, A{}) ? load(at) : Vec<A>{});
+        }
+    }
+}
+
+}  // namespace LIBFLASH_ISA
+}  // namespace libflash::cpu

@@ -1,0 +1,155 @@
+// The forward pass. One item of work is a few panels of query rows of one head; it walks the tiles of keys that any of them sees.
+#pragma once
+
+#include "cpu/engine/attend.h"
+#include "cpu/engine/problem_rows.h"
+#include "cpu/engine/work.h"
+
+namespace libflash::cpu {
+namespace LIBFLASH_ISA {
+
+constexpr int64_t kPanelsPerItem = 2;
+
+// Rows of a panel and keys of a tile. With a block mask neither may straddle a block.
+FLASH_INLINE void choose_forward_tiles(const AttentionProblem& problem, Plan& plan) {
+    plan.tile_q = static_cast<int>(tile_size(problem, problem.request.tile_q, kPanelWidth, kPanelWidth));
+    plan.tile_k = static_cast<int>(tile_size(problem, problem.request.tile_k, kForwardKeys, 512));
+}
+
+template <class T> struct ForwardRoom {
+    QueryPanel<T> panels[kPanelsPerItem];
+    BlockRow blocks[kPanelsPerItem];
+    KeyTileRoom<T> keys;
+    TileRoom<T> tile;
+    Acc<T>* lse;
+
+    ForwardRoom(const AttentionProblem& problem, const Plan& plan, Arena& arena) {
+        const HeadDims dims{problem.head_dim, problem.head_dim_v};
+        for (QueryPanel<T>& panel : panels) panel.lay_out(arena, dims);
+        keys.lay_out(arena, dims, plan.tile_k);
+        tile.lay_out(arena, plan.tile_k, problem.bias.present || problem.mask.present);
+        lse = arena.take<Acc<T>>(kPanelWidth);
+    }
+};
+
+template <class T> class ForwardItem {
+    using A = Acc<T>;
+
+public:
+    ForwardItem(const AttentionProblem& problem, const Plan& plan, ForwardRoom<T>& room, int64_t batch, int64_t head)
+        : problem_(problem), plan_(plan), room_(room), batch_(batch), head_(head), dims_{problem.head_dim, problem.head_dim_v},
+          rule_(score_rule<A>(problem, batch, head)), dropout_(problem.dropout, problem.heads_q, batch, head),
+          out_(rows_of<T>(problem.out, problem.q_rows, batch, head)),
+          lse_(lse_rows_of<A>(problem.lse, problem.q_rows, batch, head)) {}
+
+    void run(int64_t row0, int64_t rows) {
+        const int64_t length = problem_.q_rows.length(batch_), end = row0 + rows;
+        start_panels(row0, length < end ? length : end);
+        walk_keys();
+        for (int64_t p = 0; p < panels_; ++p) finish(room_.panels[p]);
+        for (int64_t row = length > row0 ? length : row0; row < end; ++row) clear_row(row);
+    }
+
+private:
+    void start_panels(int64_t row0, int64_t end) {
+        const StridedRows<const T> q = rows_of<const T>(problem_.q, problem_.q_rows, batch_, head_);
+        panels_ = 0;
+        for (int64_t row = row0; row < end; row += plan_.tile_q, ++panels_) {
+            QueryPanel<T>& panel = room_.panels[panels_];
+            set_lanes(panel.lanes, problem_, batch_, head_, row, end - row < plan_.tile_q ? end - row : plan_.tile_q);
+            panel.load_queries(StridedRows<const T>{q(row), q.stride}, dims_);
+            room_.blocks[panels_] = BlockRow(problem_.block_mask, batch_, head_, row / FLASH_BLOCK_SIZE);
+        }
+    }
+
+    KeyRange keys_seen() const {
+        KeyRange seen{INT64_MAX, 0};
+        for (int64_t p = 0; p < panels_; ++p) {
+            const KeyRange& some = room_.panels[p].lanes.some;
+            if (some.empty()) continue;
+            if (some.first < seen.first) seen.first = some.first;
+            if (some.last > seen.last) seen.last = some.last;
+        }
+        return seen;
+    }
+
+    void walk_keys() {
+        const int64_t key_head = head_ / problem_.group_size();
+        const auto k = rows_of<const T>(problem_.k, problem_.k_rows, batch_, key_head);
+        const auto v = rows_of<const T>(problem_.v, problem_.k_rows, batch_, key_head);
+        const KeyRange seen = keys_seen();
+        for (int64_t first = seen.empty() ? seen.last : seen.first / plan_.tile_k * plan_.tile_k; first < seen.last;
+             first += plan_.tile_k) {
+            const int64_t left = seen.last - first;
+            KeyTile<T> tile;
+            for (int64_t p = 0; p < panels_; ++p) {
+                QueryPanel<T>& panel = room_.panels[p];
+                if (first + plan_.tile_k <= panel.lanes.some.first || first >= panel.lanes.some.last) continue;
+                if (!room_.blocks[p].kept(first / FLASH_BLOCK_SIZE)) continue;
+                if (tile.count == 0)
+                    tile = load_key_tile<T>(k, v, dims_, first, left < plan_.tile_k ? left : plan_.tile_k, room_.keys);
+                KeyTile<T> part = tile;
+                if (panel.lanes.some.last - first < part.count) part.count = panel.lanes.some.last - first;
+                attend(panel, part, dims_, rule_, problem_.dropout.active() ? &dropout_ : nullptr, room_.tile);
+            }
+        }
+    }
+
+    void finish(QueryPanel<T>& panel) {
+        double sink = 0;
+        if (problem_.sink.present) sink = head_number(problem_.sink, batch_, head_);
+        finish_panel(panel, rule_, problem_.sink.present ? &sink : nullptr, problem_.dropout.active() ? dropout_.kept : 1.0,
+                     room_.lse);
+        const int64_t row0 = panel.lanes.row0;
+        store_output(panel, dims_, StridedRows<T>{out_(row0), out_.stride});
+        if (lse_.data)
+            for (int64_t i = 0; i < panel.lanes.rows; ++i) *lse_(row0 + i) = room_.lse[i];
+    }
+
+    void clear_row(int64_t row) {
+        std::memset(static_cast<void*>(out_(row)), 0, static_cast<size_t>(dims_.v) * sizeof(T));
+        if (lse_.data) *lse_(row) = -kInfinity<A>;
+    }
+
+    const AttentionProblem& problem_;
+    const Plan& plan_;
+    ForwardRoom<T>& room_;
+    const int64_t batch_, head_;
+    const HeadDims dims_;
+    const ScoreRule<A> rule_;
+    const DropoutMask dropout_;
+    const StridedRows<T> out_;
+    const StridedRows<A> lse_;
+    int64_t panels_ = 0;
+};
+
+template <class T> static Plan plan_forward_as(const AttentionProblem& problem) {
+    Plan plan;
+    choose_forward_tiles(problem, plan);
+    const int64_t items = Tiling(problem.q_rows, plan.tile_q * kPanelsPerItem).count() * problem.heads_q;
+    plan.threads = choose_threads(problem.request, items, attention_flops(problem, 1));
+    Arena arena(nullptr);
+    ForwardRoom<T> room(problem, plan, arena);
+    plan.workspace_bytes = arena.used() * static_cast<size_t>(plan.threads);
+    return plan;
+}
+
+template <class T> static void forward_as(const AttentionProblem& problem, const Plan& plan, void* workspace) {
+    const int64_t item_rows = plan.tile_q * kPanelsPerItem;
+    const Tiling tiling(problem.q_rows, item_rows);
+    const int64_t tiles = tiling.count();
+    run(tiles * problem.heads_q, plan.threads, [&](int64_t item, int thread) {
+        // Late tiles first: with a causal mask they take longest.
+        const int64_t head = item / tiles;
+        const Tiling::Tile tile = tiling.at(tiles - 1 - item % tiles);
+        if (tile.batch < 0) return;
+        const size_t bytes = plan.workspace_bytes / static_cast<size_t>(plan.threads);
+        Arena arena(static_cast<char*>(workspace) + bytes * static_cast<size_t>(thread));
+        ForwardRoom<T> room(problem, plan, arena);
+        const int64_t left = problem.q_rows.owned(tile.batch) - tile.first_row;
+        ForwardItem<T>(problem, plan, room, tile.batch, head).run(tile.first_row, left < item_rows ? left : item_rows);
+    });
+}
+
+}  // namespace LIBFLASH_ISA
+}  // namespace libflash::cpu

@@ -1,0 +1,140 @@
+// From rows in memory to the operands of multiply(): the storage type of a problem decides what the elements of a product are.
+//
+//   storage            elements   a row of d channels is
+//   double, float      itself     d elements, used in place where the rows are dense
+//   half, bfloat16     float      widened
+//   bfloat16 with      Pair       ceil(d / 2) pairs of neighbouring channels, in place where possible; where a product sums over
+//   the dot product               rows, pairs of neighbouring rows
+#pragma once
+
+#include "cpu/engine/gemm.h"
+#include "cpu/engine/transpose.h"
+
+namespace libflash::cpu {
+namespace LIBFLASH_ISA {
+
+template <class T> struct ElementOf {
+    using type = Acc<T>;
+};
+#if FLASH_BF16_DOT
+template <> struct ElementOf<bfloat16> {
+    using type = Pair;
+};
+#endif
+template <class T> using Element = typename ElementOf<T>::type;
+template <class T> constexpr bool kPaired = sizeof(Element<T>) != sizeof(Acc<T>) || !__is_same(Element<T>, Acc<T>);
+// How many numbers an element holds.
+template <class T> constexpr int kNumbers = kPaired<T> ? 2 : 1;
+template <class T> FLASH_INLINE int64_t elements_for(int64_t n) { return (n + kNumbers<T> - 1) / kNumbers<T>; }
+
+// Rows of one head in memory: row r starts at rows(r). Other sources of rows (a paged cache) have a call operator of their own and
+// kStrided false.
+template <class T> struct StridedRows {
+    static constexpr bool kStrided = true;
+    T* data = nullptr;
+    int64_t stride = 0;
+    FLASH_INLINE T* operator()(int64_t row) const { return data + row * stride; }
+};
+
+template <class E> struct Operand {
+    const E* data = nullptr;
+    int64_t stride = 0;  // elements from one row (or pair of rows) to the next
+};
+
+#if FLASH_BF16_DOT
+// Channels 2c and 2c + 1 of a row, for the lanes' worth of c from c0.
+FLASH_INLINE U32 load_pairs(const bfloat16* row, int64_t c0, int64_t channels) {
+    const int64_t left = channels - 2 * c0;
+    if (left >= 2 * kLanes<float>) return load(reinterpret_cast<const uint32_t*>(row + 2 * c0));
+    uint16_t part[2 * kLanes<float>] = {};
+    for (int64_t i = 0; i < left; ++i) part[i] = row[2 * c0 + i].bits;
+    U32 pairs;
+    std::memcpy(&pairs, part, sizeof pairs);
+    return pairs;
+}
+FLASH_INLINE U32 load_part_u16(const bfloat16* p, int64_t count) {
+    if (count >= kLanes<float>) return load_u16(&p->bits);
+    uint16_t part[kLanes<float>] = {};
+    for (int64_t i = 0; i < count; ++i) part[i] = p[i].bits;
+    return load_u16(part);
+}
+#endif
+
+// B operand of a product that sums over channels: to[c][r], `height` (a multiple of the lanes) rows wide, from row `count` on 0.
+template <class T, class Rows>
+static void pack_columns(const Rows& rows, int64_t count, int64_t height, int64_t channels, Element<T>* to) {
+    if constexpr (kPaired<T>) {
+#if FLASH_BF16_DOT
+        transpose_rows<float>(count, height, elements_for<T>(channels), reinterpret_cast<float*>(to), height,
+                              [&](int64_t r, int64_t c)
+                                  __attribute__((always_inline)) { return (F32)load_pairs(rows(r), c, channels); });
+#endif
+    } else {
+        transpose_rows<Acc<T>>(count, height, channels, to, height, [&](int64_t r, int64_t c) __attribute__((always_inline)) {
+            return load_part(rows(r) + c, channels - c);
+        });
+    }
+}
+
+// A operand of a product that sums over channels (or, unpaired, over rows): rows as they are. `room` is count x ceil(channels / numbers).
+template <class T, class Rows>
+static Operand<Element<T>> rows_operand(const Rows& rows, int64_t first, int64_t count, int64_t channels, Element<T>* room) {
+    using E = Element<T>;
+    if constexpr (Rows::kStrided && (kPaired<T> || __is_same(T, E))) {
+        // Rows that lie close together are as good as a copy. Others would meet in few cache sets.
+        const bool whole = channels % kNumbers<T> == 0 && rows.stride % kNumbers<T> == 0;
+        if (whole && rows.stride <= channels + kNumbers<T> * 16)
+            return {reinterpret_cast<const E*>(rows(first)), rows.stride / kNumbers<T>};
+    }
+    const int64_t width = elements_for<T>(channels);
+    for (int64_t r = 0; r < count; ++r) {
+        const T* row = rows(first + r);
+        if constexpr (kPaired<T> || __is_same(T, E)) {
+            if constexpr (kPaired<T>)
+                if (channels % 2) room[r * width + width - 1] = E{};
+            std::memcpy(static_cast<void*>(room + r * width), row, static_cast<size_t>(channels) * sizeof(T));
+        } else {
+            for (int64_t c = 0; c < channels; c += kLanes<E>)
+                store_part(room + r * width + c, load_part(row + c, channels - c), channels - c);
+        }
+    }
+    return {room, width};
+}
+
+// Operand of a product that sums over rows: [ceil(count / numbers)][width] in room, width >= channels; channels beyond the
+// last are 0 up to `width`, a missing second row is 0.
+template <class T, class Rows>
+static void pack_row_elements(const Rows& rows, int64_t first, int64_t count, int64_t channels, int64_t width, Element<T>* room) {
+    if constexpr (kPaired<T>) {
+#if FLASH_BF16_DOT
+        for (int64_t r = 0; r < count; r += 2) {
+            const bfloat16 *low = rows(first + r), *high = r + 1 < count ? rows(first + r + 1) : nullptr;
+            uint32_t* to = reinterpret_cast<uint32_t*>(room + r / 2 * width);
+            for (int64_t c = 0; c < width; c += kLanes<float>) {
+                U32 pairs = load_part_u16(low + c, channels - c);
+                if (high) pairs |= load_part_u16(high + c, channels - c) << 16;
+                store_part(reinterpret_cast<float*>(to + c), (F32)pairs, width - c);
+            }
+        }
+#endif
+    } else {
+        for (int64_t r = 0; r < count; ++r)
+            for (int64_t c = 0; c < width; c += kLanes<Acc<T>>)
+                store_part(room + r * width + c, load_part(rows(first + r) + c, channels - c), width - c);
+    }
+}
+
+// The same where the elements are broadcast one by one, so that nothing has to be padded: in place if it can be.
+template <class T, class Rows>
+static Operand<Element<T>> row_elements_operand(const Rows& rows, int64_t first, int64_t count, int64_t channels,
+                                                Element<T>* room) {
+    if constexpr (kPaired<T>) {
+        pack_row_elements<T>(rows, first, count, channels, channels, room);
+        return {room, channels};
+    } else {
+        return rows_operand<T>(rows, first, count, channels, room);
+    }
+}
+
+}  // namespace LIBFLASH_ISA
+}  // namespace libflash::cpu

@@ -1,0 +1,65 @@
+// A panel: up to 64 query rows side by side, one in each vector lane, with what is known of each of them. Nothing in a lane ever
+// depends on its neighbours, so the bits of a row are the same in any panel.
+#pragma once
+
+#include "cpu/engine/arena.h"
+#include "cpu/engine/pack.h"
+
+namespace libflash::cpu {
+namespace LIBFLASH_ISA {
+
+constexpr int64_t kPanelWidth = 64;  // rows of a full panel: four AVX-512 vectors of floats
+
+// Keys [first, last).
+struct KeyRange {
+    int64_t first = 0, last = 0;
+    bool empty() const { return first >= last; }
+    int64_t count() const { return empty() ? 0 : last - first; }
+};
+
+template <class A> struct Lanes {
+    int64_t rows = 0;   // lanes in use
+    int64_t width = 0;  // the same in whole vectors
+    int64_t row0 = 0;   // row of lane 0 inside its sequence
+
+    // Lane i sees keys [first_key[i], last_key[i]), all of them `some`, every lane those of `all`.
+    Integer<A>*first_key = nullptr, *last_key = nullptr;
+    KeyRange some, all;
+
+    A* alibi_position = nullptr;  // the key at distance 0
+    A* alibi_slope = nullptr;
+
+    void lay_out(Arena& arena) {
+        first_key = arena.take<Integer<A>>(kPanelWidth);
+        last_key = arena.take<Integer<A>>(kPanelWidth);
+        alibi_position = arena.take<A>(kPanelWidth);
+        alibi_slope = arena.take<A>(kPanelWidth);
+    }
+
+    void resize(int64_t used) {
+        rows = used;
+        width = round_up(used, kLanes<A>);
+    }
+
+    // Once each lane in use has its keys: unused ones see what all see, so that they never make an edge.
+    void close() {
+        some = {INT64_MAX, 0}, all = {0, INT64_MAX};
+        for (int64_t i = 0; i < rows; ++i) {
+            const int64_t first = first_key[i], last = last_key[i];
+            if (first < last) {
+                if (first < some.first) some.first = first;
+                if (last > some.last) some.last = last;
+            }
+            if (first > all.first) all.first = first;
+            if (last < all.last) all.last = last;
+        }
+        if (some.empty()) some = {0, 0};
+        for (int64_t i = rows; i < width; ++i) {
+            first_key[i] = static_cast<Integer<A>>(all.first), last_key[i] = static_cast<Integer<A>>(all.last);
+            alibi_position[i] = alibi_slope[i] = 0;
+        }
+    }
+};
+
+}  // namespace LIBFLASH_ISA
+}  // namespace libflash::cpu

@@ -1,0 +1,126 @@
+// Where the rows of one head of one sequence are, what its queries see, and how sequences are cut into tiles.
+#pragma once
+
+#include "cpu/engine/score.h"
+#include "problem/attention.h"
+
+namespace libflash::cpu {
+namespace LIBFLASH_ISA {
+
+template <class T>
+FLASH_INLINE StridedRows<T> rows_of(const TensorView& tensor, const Sequences& sequences, int64_t batch, int64_t head) {
+    if (!tensor.present) return {};
+    const RowStrides at = row_strides(tensor);
+    return {static_cast<T*>(tensor.data) + batch * at.batch + sequences.start(batch) * at.row + head * at.head, at.row};
+}
+
+// lse and dlse have the type of the sums.
+template <class A>
+FLASH_INLINE StridedRows<A> lse_rows_of(const TensorView& tensor, const Sequences& sequences, int64_t batch, int64_t head) {
+    if (!tensor.present) return {};
+    const RowStrides at = lse_strides(tensor);
+    return {static_cast<A*>(tensor.data) + batch * at.batch + sequences.start(batch) * at.row + head * at.head, at.row};
+}
+
+FLASH_INLINE double head_number(const HeadTensor& tensor, int64_t batch, int64_t head) {
+    return load_as(tensor.dtype, tensor.data, batch * tensor.batch_stride + head * tensor.head_stride);
+}
+
+// Rows [row0, row0 + rows) of query head `head`: each lane's keys and ALiBi.
+template <class A>
+static void set_lanes(Lanes<A>& lanes, const AttentionProblem& problem, int64_t batch, int64_t head, int64_t row0, int64_t rows) {
+    const int64_t length_q = problem.q_rows.length(batch), length_k = problem.k_rows.length(batch);
+    const int64_t shift = problem.mask_rule.shift(length_q, length_k);
+    lanes.resize(rows);
+    lanes.row0 = row0;
+    const auto clip = [&](int64_t key) { return key < 0 ? 0 : key < length_k ? key : length_k; };
+    const bool alibi = problem.alibi_slopes.present;
+    const A slope = alibi ? static_cast<A>(head_number(problem.alibi_slopes, batch, head)) : A(0);
+    for (int64_t i = 0; i < rows; ++i) {
+        lanes.first_key[i] = static_cast<Integer<A>>(clip(problem.mask_rule.first(row0 + i, shift)));
+        lanes.last_key[i] = static_cast<Integer<A>>(clip(problem.mask_rule.last(row0 + i, shift)));
+        if (alibi) lanes.alibi_position[i] = static_cast<A>(row0 + i + length_k - length_q), lanes.alibi_slope[i] = slope;
+    }
+    lanes.close();
+}
+
+template <class A> FLASH_INLINE ScoreRule<A> score_rule(const AttentionProblem& problem, int64_t batch, int64_t head) {
+    ScoreRule<A> rule;
+    rule.alibi = problem.alibi_slopes.present;
+    if (problem.bias.present) rule.bias = &problem.bias;
+    if (problem.mask.present) rule.mask = &problem.mask;
+    rule.batch = batch, rule.head = head;
+    rule.set(problem.softmax_scale, problem.softcap);
+    return rule;
+}
+
+// Which blocks of keys a row of blocks takes part in; asked for in ascending order.
+class BlockRow {
+public:
+    BlockRow() = default;
+    BlockRow(const BlockMask& blocks, int64_t batch, int64_t head, int64_t row) : all_(!blocks.present) {
+        if (all_) return;
+        if (blocks.has_lists) {
+            const int64_t *at = blocks.row_indices_stride, *count_at = blocks.row_counts_stride;
+            list_ = blocks.row_indices + batch * at[0] + head * at[1] + row * at[2];
+            step_ = at[3];
+            left_ = blocks.row_counts[batch * count_at[0] + head * count_at[1] + row * count_at[2]];
+        } else {
+            const int64_t* at = blocks.mask_stride;
+            mask_ = blocks.mask + batch * at[0] + head * at[1] + row * at[2];
+            step_ = at[3];
+        }
+    }
+    bool kept(int64_t column) {
+        if (all_) return true;
+        if (mask_) return mask_[column * step_] != 0;
+        for (; left_ > 0 && *list_ < column; --left_) list_ += step_;
+        return left_ > 0 && *list_ == column;
+    }
+
+private:
+    bool all_ = true;
+    const uint8_t* mask_ = nullptr;
+    const int32_t* list_ = nullptr;
+    int64_t step_ = 0;
+    int32_t left_ = 0;
+};
+
+// Sequences cut into tiles of `size` rows, all numbered through. In packed tensors a sequence may get one number more than it has
+// tiles, so that numbers follow from the prefix sums alone; such a tile is empty.
+class Tiling {
+public:
+    Tiling(const Sequences& sequences, int64_t size) : sequences_(sequences), size_(size) {}
+
+    struct Tile {
+        int64_t batch, first_row;
+    };
+    // At most so many tiles, known without reading prefix sums.
+    int64_t count() const {
+        if (sequences_.packed()) return sequences_.capacity / size_ + sequences_.batch;
+        return sequences_.batch * per_sequence();
+    }
+    int64_t first_tile(int64_t batch) const {
+        return sequences_.packed() ? sequences_.cu[batch] / size_ + batch : batch * per_sequence();
+    }
+    // batch is -1 for a number that no sequence has.
+    Tile at(int64_t tile) const {
+        if (!sequences_.packed()) return {tile / per_sequence(), tile % per_sequence() * size_};
+        int64_t low = 0, high = sequences_.batch;  // the last sequence that starts at or before the tile
+        while (low + 1 < high) {
+            const int64_t middle = (low + high) / 2;
+            (first_tile(middle) <= tile ? low : high) = middle;
+        }
+        const int64_t row = (tile - first_tile(low)) * size_;
+        if (row < 0 || row >= sequences_.owned(low)) return {-1, 0};
+        return {low, row};
+    }
+
+private:
+    int64_t per_sequence() const { return (sequences_.capacity + size_ - 1) / size_; }
+    const Sequences& sequences_;
+    int64_t size_;
+};
+
+}  // namespace LIBFLASH_ISA
+}  // namespace libflash::cpu

@@ -1,0 +1,133 @@
+// From products q.k to scores, for a tile [key][lane]: scale, softcap, ALiBi, bias, masks, in the order of libflash.h.
+#pragma once
+
+#include "cpu/engine/exp.h"
+#include "cpu/engine/panel.h"
+
+namespace libflash::cpu {
+namespace LIBFLASH_ISA {
+
+// What turns the products of one query head into scores.
+template <class A> struct ScoreRule {
+    double exact_scale = 1;
+    A scale = 1;
+    A softcap = 0, softcap_inverse = 0;  // 0: off
+    bool alibi = false;
+    bool plain = true;  // the score is scale * product, scale > 0: nothing but hiding keys is left to do here
+    const ScoreTensor *bias = nullptr, *mask = nullptr;
+    int64_t batch = 0, head = 0;
+
+    // A cap that no finite score can feel is none: its inverse would vanish.
+    void set(double softmax_scale, double cap) {
+        constexpr double huge = sizeof(A) == 4 ? 1e30 : 1e290;
+        exact_scale = softmax_scale > huge ? huge : softmax_scale < -huge ? -huge : softmax_scale;
+        scale = static_cast<A>(exact_scale);
+        if (cap > 0 && cap < huge) {
+            softcap = static_cast<A>(cap > 1 / huge ? cap : 1 / huge);
+            softcap_inverse = 1 / softcap;
+        }
+        plain = exact_scale > 1 / huge && exact_scale < huge && softcap == 0 && !alibi && !bias && !mask;
+    }
+};
+
+// Scores of columns j, j + 1, ... of row i as accumulators; `left` of them exist.
+template <class A> FLASH_INLINE Vec<A> load_bias(const ScoreTensor& bias, int64_t start, int64_t left) {
+    constexpr int L = kLanes<A>;
+    const int64_t step = bias.stride[3];
+    if (step == 1 && left >= L) {
+        if constexpr (sizeof(A) == 4) {
+            if (bias.dtype == DType::f32) return load_wide(static_cast<const float*>(bias.data) + start);
+            if (bias.dtype == DType::bf16) return load_wide(static_cast<const bfloat16*>(bias.data) + start);
+            if (bias.dtype == DType::f16) return load_wide(static_cast<const half*>(bias.data) + start);
+        } else {
+            if (bias.dtype == DType::f64) return load_wide(static_cast<const double*>(bias.data) + start);
+        }
+    }
+    alignas(64) A part[L] = {};
+    for (int64_t n = 0; n < L && n < left; ++n) part[n] = static_cast<A>(load_as(bias.dtype, bias.data, start + n * step));
+    return load(part);
+}
+
+// 0 where the mask keeps, -infinity where it hides.
+template <class A> FLASH_INLINE Vec<A> load_mask(const ScoreTensor& mask, int64_t start, int64_t left) {
+    constexpr int L = kLanes<A>;
+    typedef uint8_t Bytes __attribute__((vector_size(L)));
+    const uint8_t* data = static_cast<const uint8_t*>(mask.data) + start;
+    const int64_t step = mask.stride[3];
+    alignas(64) uint8_t part[L] = {};
+    if (step == 1 && left >= L)
+        std::memcpy(part, data, L);
+    else
+        for (int64_t n = 0; n < L && n < left; ++n) part[n] = data[n * step];
+    Bytes bytes;
+    std::memcpy(&bytes, part, L);
+    return __builtin_convertvector(bytes, Vec<Integer<A>>) != 0 ? Vec<A>{} : broadcast<A>(-kInfinity<A>);
+}
+
+FLASH_INLINE int64_t row_start(const ScoreTensor& t, int64_t batch, int64_t head, int64_t row, int64_t key) {
+    return batch * t.stride[0] + head * t.stride[1] + row * t.stride[2] + key * t.stride[3];
+}
+
+// Bias and mask of a tile as one number to add: to[key][lane], -infinity where the key is hidden.
+template <class A> static void load_added(const ScoreRule<A>& rule, const Lanes<A>& lanes, int64_t first, int64_t count, A* to) {
+    const auto row = [&](int64_t r, int64_t c) __attribute__((always_inline)) {
+        Vec<A> v{};
+        if (rule.bias)
+            v = load_bias<A>(*rule.bias, row_start(*rule.bias, rule.batch, rule.head, lanes.row0 + r, first + c), count - c);
+        if (rule.mask) {
+            const Vec<A> hidden =
+                load_mask<A>(*rule.mask, row_start(*rule.mask, rule.batch, rule.head, lanes.row0 + r, first + c), count - c);
+            v = hidden < 0 ? hidden : v;
+        }
+        return v;
+    };
+    transpose_rows<A>(lanes.rows, lanes.width, count, to, lanes.width, row);
+}
+
+// Hides the keys that the lanes' ranges exclude.
+template <class A> static void hide_outside(const Lanes<A>& lanes, int64_t first, int64_t count, A* tile) {
+    using I = Vec<Integer<A>>;
+    for (int64_t i = 0; i < lanes.width; i += kLanes<A>) {
+        const I from = load(lanes.first_key + i), to = load(lanes.last_key + i);
+        for (int64_t j = 0; j < count; ++j) {
+            const I key = broadcast<Integer<A>>(static_cast<Integer<A>>(first + j));
+            A* at = tile + j * lanes.width + i;
+            store(at, (from <= key) & (key < to) ? load(at) : broadcast<A>(-kInfinity<A>));
+        }
+    }
+}
+
+template <class A> FLASH_INLINE bool crosses_edge(const Lanes<A>& lanes, int64_t first, int64_t count) {
+    return first < lanes.all.first || first + count > lanes.all.last;
+}
+
+// Products to scores in place. `added` is room for a tile, used with bias or mask. `slope`, if not nullptr, gets the derivative of
+// the softcap.
+template <class A>
+static void make_scores(const ScoreRule<A>& rule, const Lanes<A>& lanes, int64_t first, int64_t count, A* tile, A* added,
+                        A* slope) {
+    const bool adds = rule.bias || rule.mask;
+    if (adds) load_added(rule, lanes, first, count, added);
+    const Vec<A> scale = broadcast(rule.scale), cap = broadcast(rule.softcap), cap_inverse = broadcast(rule.softcap_inverse);
+    for (int64_t j = 0; j < count; ++j) {
+        const A key = static_cast<A>(first + j);
+        for (int64_t i = 0; i < lanes.width; i += kLanes<A>) {
+            const int64_t at = j * lanes.width + i;
+            Vec<A> z = load(tile + at) * scale;
+            if (rule.softcap != 0) {
+                const Vec<A> bent = tanh<A>(z * cap_inverse);
+                z = cap * bent;
+                if (slope) store(slope + at, 1 - bent * bent);
+            }
+            if (rule.alibi) z -= load(lanes.alibi_slope + i) * magnitude(load(lanes.alibi_position + i) - key);
+            if (adds) {
+                const Vec<A> more = load(added + at);
+                z = more == -kInfinity<A> ? more : z + more;
+            }
+            store(tile + at, z);
+        }
+    }
+}
+
+}  // namespace LIBFLASH_ISA
+}  // namespace libflash::cpu

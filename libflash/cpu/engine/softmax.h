@@ -1,0 +1,107 @@
+// The online softmax over a tile of scores [key][lane]: running maximum and sum of each lane, probabilities relative to the maximum.
+// The largest score is subtracted before anything is scaled, so it meets itself exactly; a running maximum of -infinity (nothing seen
+// yet) stays what it is, only the subtraction uses 0 instead.
+#pragma once
+
+#include "cpu/engine/exp.h"
+#include "cpu/engine/panel.h"
+
+namespace libflash::cpu {
+namespace LIBFLASH_ISA {
+
+template <class A> struct SoftmaxState {
+    A *row_max = nullptr, *row_sum = nullptr;
+    A* rescale = nullptr;  // what everything summed so far has to be multiplied by after the latest tile
+
+    void lay_out(Arena& arena) {
+        row_max = arena.take<A>(kPanelWidth);
+        row_sum = arena.take<A>(kPanelWidth);
+        rescale = arena.take<A>(kPanelWidth);
+    }
+    void start(int64_t width) {
+        for (int64_t i = 0; i < width; ++i) row_max[i] = -kInfinity<A>, row_sum[i] = 0;
+    }
+};
+
+template <class A> FLASH_INLINE Vec<A> largest_of_lane(const A* scores, int64_t width, int64_t count, Vec<A> start) {
+    Vec<A> a = start, b = start, c = start, d = start;
+    int64_t j = 0;
+    for (; j + 4 <= count; j += 4, scores += 4 * width) {
+        a = maximum(load(scores), a);
+        b = maximum(load(scores + width), b);
+        c = maximum(load(scores + 2 * width), c);
+        d = maximum(load(scores + 3 * width), d);
+    }
+    for (; j < count; ++j, scores += width) a = maximum(load(scores), a);
+    return maximum(maximum(a, b), maximum(c, d));
+}
+
+// 0 in place of -infinity.
+template <class A> FLASH_INLINE Vec<A> finite_maximum(Vec<A> m) { return m == -kInfinity<A> ? Vec<A>{} : m; }
+
+#if FLASH_BF16_DOT
+// Two vectors as pairs of bf16, the first in the low halves.
+FLASH_INLINE U32 make_pairs(F32 low, F32 high) {
+    const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(high, low);
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20,
+                                           4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return (U32)_mm512_permutexvar_epi16(order, both);
+}
+#endif
+
+// to[key / 2][lane] from tile[key][lane]; a missing last key counts as 0. Without pairs tile is to and nothing happens.
+template <class T> static void pack_probabilities(const Acc<T>* tile, int64_t count, int64_t width, Element<T>* to) {
+#if FLASH_BF16_DOT
+    if constexpr (kPaired<T>)
+        for (int64_t j = 0; j < count; j += 2)
+            for (int64_t i = 0; i < width; i += kLanes<float>) {
+                const float* at = tile + j * width + i;
+                store(&to[j / 2 * width + i].bits, make_pairs(load(at), j + 1 < count ? load(at + width) : F32{}));
+            }
+#else
+    (void)tile, (void)count, (void)width, (void)to;
+#endif
+}
+
+// Takes a tile into the state. unit: from scores to powers of two. The probabilities go to `p` as elements of a product, or with
+// kInPlace stay where the scores were (dropout has something to say before they are packed).
+template <class T, bool kInPlace>
+static void softmax_tile(SoftmaxState<Acc<T>>& state, Acc<T>* scores, int64_t count, int64_t width, Acc<T> unit, Element<T>* p) {
+    using A = Acc<T>;
+    for (int64_t i = 0; i < width; i += kLanes<A>) {
+        A* at = scores + i;
+        const Vec<A> old_max = load(state.row_max + i), factor = broadcast(unit);
+        const Vec<A> new_max = largest_of_lane<A>(at, width, count, old_max), shift = finite_maximum<A>(new_max);
+        const Vec<A> rescale = exp2<A>((old_max - shift) * factor);
+        Vec<A> even{}, odd{};
+        int64_t j = 0;
+        for (; j + 2 <= count; j += 2, at += 2 * width) {
+            const Vec<A> p0 = exp2<A>((load(at) - shift) * factor), p1 = exp2<A>((load(at + width) - shift) * factor);
+            even += p0;
+            odd += p1;
+#if FLASH_BF16_DOT
+            if constexpr (kPaired<T> && !kInPlace) {
+                store(&p[j / 2 * width + i].bits, make_pairs(p0, p1));
+                continue;
+            }
+#endif
+            store(at, p0);
+            store(at + width, p1);
+        }
+        if (j < count) {
+            const Vec<A> p0 = exp2<A>((load(at) - shift) * factor);
+            even += p0;
+            store(at, p0);
+#if FLASH_BF16_DOT
+            if constexpr (kPaired<T> && !kInPlace) store(&p[j / 2 * width + i].bits, make_pairs(p0, F32{}));
+#endif
+        }
+        store(state.row_max + i, new_max);
+        store(state.row_sum + i, multiply_add(load(state.row_sum + i), rescale, even + odd));
+        store(state.rescale + i, rescale);
+    }
+    (void)p;
+}
+
+}  // namespace LIBFLASH_ISA
+}  // namespace libflash::cpu

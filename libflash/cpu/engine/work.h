@@ -1,0 +1,49 @@
+// How big tiles are and how many threads a call is worth.
+#pragma once
+
+#include "cpu/engine/vector.h"
+#include "cpu/kernels.h"
+#include "cpu/run_items.h"
+
+namespace libflash::cpu {
+namespace LIBFLASH_ISA {
+
+constexpr int64_t kForwardKeys = 128;
+
+// The requested size, or the usual one; with a block mask a power of two, so that tiles do not straddle blocks.
+FLASH_INLINE int64_t tile_size(const AttentionProblem& problem, int64_t requested, int64_t usual, int64_t most) {
+    int64_t size = requested > 0 ? (requested < most ? requested : most) : usual;
+    if (!problem.block_mask.present) return size;
+    int64_t power = 1;
+    while (2 * power <= size && power < FLASH_BLOCK_SIZE) power *= 2;
+    return power;
+}
+
+// An upper bound that reads no lengths. `products` counts pairs of products like those of the forward pass.
+FLASH_INLINE double attention_flops(const AttentionProblem& problem, double products) {
+    const double rows =
+        static_cast<double>(problem.q_rows.packed() ? problem.q_rows.capacity : problem.batch * problem.q_rows.capacity);
+    double keys = static_cast<double>(problem.k_rows.max_length);
+    const MaskRule& rule = problem.mask_rule;
+    const double band = static_cast<double>(rule.left) + static_cast<double>(rule.right) + 1;
+    if (band < keys) keys = band;
+    return 2 * products * rows * keys * static_cast<double>(problem.heads_q * (problem.head_dim + problem.head_dim_v));
+}
+
+// A thread costs some 15 us to start, so each gets at least about 100 us of work.
+FLASH_INLINE int choose_threads(const Request& request, int64_t items, double flops) {
+    const int most = request.num_threads > 0 ? request.num_threads : default_threads();
+    const double worth = flops / 8e6 + 1;
+    int threads = worth < most ? static_cast<int>(worth) : most;
+    if (threads > items) threads = items > 1 ? static_cast<int>(items) : 1;
+    return threads;
+}
+
+template <class Body> FLASH_INLINE void run(int64_t items, int threads, const Body& body) {
+    run_items(
+        items, threads, [](const void* context, int64_t item, int thread) { (*static_cast<const Body*>(context))(item, thread); },
+        &body);
+}
+
+}  // namespace LIBFLASH_ISA
+}  // namespace libflash::cpu
