@@ -9,7 +9,8 @@
 namespace libflash::cuda {
 
 // Enqueues a kernel on a stream; what cudaGetLastError() says then.
-template <Operation op> using Launcher = int (*)(const LaunchParams<op>&, void* stream);
+template <Operation op>
+using Launcher = int (*)(const LaunchParams<op>&, void* stream);
 
 struct Row {
     KernelConfig config;

@@ -18,8 +18,12 @@ ElementType element_type(DType dtype) {
 
 // Strides of dimensions of one element mean nothing to the caller; zero keeps them from deciding about vector width.
 RowTensor row_tensor(const MergeProblem& problem, const TensorView& tensor, const RowStrides& strides) {
-    return {tensor.data, problem.batch > 1 ? strides.batch : 0, problem.rows > 1 ? strides.row : 0,
-            problem.heads > 1 ? strides.head : 0, element_type(tensor.dtype), 0};
+    return {tensor.data,
+            problem.batch > 1 ? strides.batch : 0,
+            problem.rows > 1 ? strides.row : 0,
+            problem.heads > 1 ? strides.head : 0,
+            element_type(tensor.dtype),
+            0};
 }
 
 MergeParams make_params(const MergeProblem& problem) {

@@ -31,10 +31,13 @@ struct MergeParams {
 };
 static_assert(sizeof(MergeParams) <= 32764, "kernel parameters are limited to 32764 bytes");
 
-template <Operation> struct ParamsOf;
-template <> struct ParamsOf<Operation::merge> {
+template <Operation>
+struct ParamsOf;
+template <>
+struct ParamsOf<Operation::merge> {
     using type = MergeParams;
 };
-template <Operation op> using LaunchParams = typename ParamsOf<op>::type;
+template <Operation op>
+using LaunchParams = typename ParamsOf<op>::type;
 
 }  // namespace libflash::cuda

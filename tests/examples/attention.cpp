@@ -122,7 +122,8 @@ void run() {
 
     size_t bytes = 0;
     must(flash_attention_forward_workspace_size(&q.view, &k.view, &v.view, &out.view, &lse.view, &options, &bytes));
-    must(flash_attention_forward(&q.view, &k.view, &v.view, &out.view, &lse.view, &options, workspace(bytes).get(), bytes, nullptr));
+    must(flash_attention_forward(&q.view, &k.view, &v.view, &out.view, &lse.view, &options, workspace(bytes).get(), bytes,
+                                 nullptr));
     must(flash_attention_backward_workspace_size(&dout.view, &q.view, &k.view, &v.view, &out.view, &lse.view, &dq.view, &dk.view,
                                                  &dv.view, &options, &bytes));
     must(flash_attention_backward(&dout.view, &q.view, &k.view, &v.view, &out.view, &lse.view, &dq.view, &dk.view, &dv.view,

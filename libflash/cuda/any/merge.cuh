@@ -69,8 +69,7 @@ __device__ __forceinline__ float weigh(const MergeParams& p, int64_t b, int64_t 
                                        float* weights) {
     float largest = -INFINITY;
     for (int n = lane; n < p.count; n += group) {
-        const float lse =
-            valid ? static_cast<const float*>(p.lses[n].data)[row_start(p.lses[n], b, i, h)] : -INFINITY;
+        const float lse = valid ? static_cast<const float*>(p.lses[n].data)[row_start(p.lses[n], b, i, h)] : -INFINITY;
         weights[n] = lse;
         largest = lse > largest || lse != lse ? lse : largest;
     }
@@ -116,7 +115,8 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
     float* weights = weights_smem + slot * p.count;
     const int64_t rows = p.batch * p.rows * p.heads;
 
-    for (int64_t first = static_cast<int64_t>(blockIdx.x) * slots; first < rows; first += static_cast<int64_t>(gridDim.x) * slots) {
+    for (int64_t first = static_cast<int64_t>(blockIdx.x) * slots; first < rows;
+         first += static_cast<int64_t>(gridDim.x) * slots) {
         const bool valid = first + slot < rows;
         const int64_t index = valid ? first + slot : rows - 1;
         const int64_t h = index % p.heads, i = index / p.heads % p.rows, b = index / p.heads / p.rows;
@@ -146,7 +146,8 @@ inline bool allows(const RowTensor& tensor, int vector) {
     const int bytes = vector * element_bytes(tensor.type);
     const uintptr_t alignment = static_cast<uintptr_t>(bytes < 16 ? bytes : 16);
     const auto fits = [&](int64_t stride) { return static_cast<uint64_t>(stride) * element_bytes(tensor.type) % alignment == 0; };
-    return reinterpret_cast<uintptr_t>(tensor.data) % alignment == 0 && fits(tensor.batch) && fits(tensor.row) && fits(tensor.head);
+    return reinterpret_cast<uintptr_t>(tensor.data) % alignment == 0 && fits(tensor.batch) && fits(tensor.row) &&
+           fits(tensor.head);
 }
 
 inline int widest_vector(const MergeParams& p) {
