@@ -16,7 +16,7 @@ import dataclasses
 
 import numpy as np
 from reference import NEG_INF, Head, HeadGradients, Softmax, add_broadcast, visible_product
-from rounding import Rounding
+from rounding import ROUNDING, widened
 
 
 @dataclasses.dataclass
@@ -42,15 +42,17 @@ class Model:
 
     def __init__(
         self,
-        rounding: Rounding,
+        dtype: np.dtype,
         exp_error: float | None = None,
         tanh_error: float | None = None,
         score_ulps: float = 0.0,
     ) -> None:
+        rounding = ROUNDING[dtype]
+        self.dtype = dtype
         self.u, self.eta, self.tiny, self.unit = rounding.u, rounding.eta, rounding.tiny, rounding.unit
         self.sum_error, self.w = rounding.sum_error, rounding.mean_square
         self.eta_square = rounding.eta**2 / 3
-        self.noise = 4 * rounding.unit  # f = 2^-20: what float32 arithmetic does to a weight
+        self.noise = 4 * rounding.unit  # 2^-20: what float32 arithmetic does to a weight whose score is exact
         self.exp_error = 2 * rounding.unit if exp_error is None else exp_error
         self.tanh_error = rounding.unit if tanh_error is None else tanh_error
         self.score_ulps = score_ulps
@@ -73,6 +75,8 @@ class HeadBounds:
 
         kap = M (g e_z + 2^-22 (|S| + |m|) + e_x + e_t |softcap t|),  e_z = a(d) |scale| |Q||K|'
         pi  = kap + max_j kap
+        f   = 2^-20 + 2^-23 (|S| + |m|) + 2^-25 g sqrt(d) |scale| sqrt(Q^2 K^2'): what is typical of a weight,
+              where pi is the worst
 
         |S| sums the magnitudes of its terms. Where softcap is so small that e_z is not small beside it, the
         slope g moves too: g(z + e) <= g exp(2 e / softcap), and never above 1. The sink is one more score.
@@ -81,7 +85,12 @@ class HeadBounds:
         e_z = (m.sum_error(head.q.shape[1]) + m.score_ulps * m.u) * abs(head.scale)
         e_z = e_z * (np.abs(head.q) @ np.abs(head.k).T)
         size = np.abs(w.capped) + np.abs(head.alibi) + np.abs(head.bias)
-        kap = m.unit * (size + np.abs(w.row_max)[:, None]) + m.exp_error
+        size = size + np.abs(w.row_max)[:, None]
+        per_product = m.unit / 8 * np.sqrt(head.q.shape[1]) + m.score_ulps * np.sqrt(m.w)
+        products = abs(head.scale) * np.sqrt(head.q**2 @ (head.k**2).T)
+        noise = m.noise + m.unit / 2 * size + self.slope * per_product * products
+        self.noise = np.where(self.visible, noise, 0.0)
+        kap = m.unit * size + m.exp_error
         self.slope_error = np.zeros(self.visible.shape)
         if head.softcap > 0:
             e_z = e_z + m.unit * np.abs(w.z)
@@ -92,36 +101,39 @@ class HeadBounds:
         self.sink_error = np.zeros(len(kap))
         if head.sink > NEG_INF:
             self.sink_error += m.unit * (abs(head.sink) + np.abs(w.row_max)) + m.exp_error
+        self.sink_noise = m.noise + self.sink_error / 2
         self.worst = np.maximum(kap.max(axis=1, initial=0.0), self.sink_error)
         self.pi = np.where(self.visible, relative(kap + self.worst[:, None]), 0.0)
 
     def add_output(self, o: Tensor, lse: Tensor) -> None:
         """hO = (u + a(Nk)) P|V| + (P * pi)|V| + eta (M|V|)/l,  bO = u|O| + hO + tiny
-        vO = w (O^2 + P^2 V^2) + f^2 (P|V|)^2 + e3 (M V^2)/l^2,  e3 = eta^2/3
+        vO = w (O^2 + P^2 V^2) + ((f * P)|V|)^2 + e3 (M V^2)/l^2,  e3 = eta^2/3
         bLSE = max_j kap + 2^-21 (1 + |LSE|)
         """
         m, head, pd, size = self.model, self.head, self.pd, np.abs(self.head.v)
         row_sum = np.where(self.weights.row_sum == 0, 1.0, self.weights.row_sum)
-        lost = self.shown * (self.keep_max / row_sum)[:, None]
-        p_error = (m.u + m.sum_error(head.k.shape[0]) + self.pi) * pd + m.eta * lost
-        p_square = m.w * pd**2 + m.eta_square * lost**2
-        noise = (m.noise + self._turned()) * pd
+        self.lost = self.shown * (self.keep_max / row_sum)[:, None]
+        p_error = (m.u + m.sum_error(head.k.shape[0]) + self.pi) * pd + m.eta * self.lost
+        p_square = m.w * pd**2 + m.eta_square * self.lost**2
+        noise = (self.noise + self._factor_error()) * pd
         limit = visible_product(p_error, self.visible, size)
         variance = visible_product(p_square, self.visible, size**2)
         variance += visible_product(noise, self.visible, size) ** 2
         o.limit[head.at_q], o.variance[head.at_q] = limit, variance
         o.zero[head.at_q] = ~self.visible.any(axis=1)
         self.o_error = limit + m.u * np.abs(self.o) + m.tiny  # o as the backward pass reads it: stored
-        self.o_variance = variance + m.w * self.o**2 + m.tiny**2 / 3
         exact = self.weights.lse
         lse.limit[head.at_lse] = np.where(exact == NEG_INF, 0.0, self.worst + 2 * m.unit * (1 + np.abs(exact)))
 
-    def _turned(self) -> np.ndarray | float:
-        """Root mean square of what rounding q or k once more does to a score."""
-        m, head = self.model, self.head
-        if not m.score_ulps:
+    def _factor_error(self) -> np.ndarray | float:
+        """Dropout scales the largest weight of each row, exp(0) = 1, by the same factor 1/(1-p), and where that is
+        inexact every row's largest weight has the same rounding error: the one error that never averages out.
+        """
+        w, factor = self.weights, self.keep_max
+        if factor == 1:
             return 0.0
-        return m.score_ulps * np.sqrt(m.w) * abs(head.scale) * np.sqrt(head.q**2 @ (head.k**2).T)
+        error = abs(float(widened(np.float64(factor), self.model.dtype)) - factor) / factor
+        return error * (self.visible & (w.s == w.s.max(axis=1, initial=NEG_INF)[:, None]))
 
     def add_gradients(self, tensors: dict[str, Tensor], grad: HeadGradients, dout: np.ndarray, dlse: np.ndarray) -> None:
         """Del = rowsum(|dO| * bO) + a(dv) rowsum(|dO| * (|O| + bO)): error of D
@@ -165,16 +177,23 @@ class HeadBounds:
         dout: np.ndarray,
         dlse: np.ndarray,
     ) -> None:
-        """vD  = rowsum(dO^2 * vO)
-        H   = sqrt((f gP (|dP| + |D| + |dlse|))^2 + (2 e_t t dS)^2 + (e_t S dZ)^2)
+        """vD  = rowsum(w dO^2 * O^2 + w P^2 * dP^2) + rowsum(f * P * |dP|)^2
+        H   = sqrt((f * gP * (|dP| + |D| + |dlse|) + gP by_factor)^2 + (2 e_t t dS)^2 + (e_t S dZ)^2)
         vdQ = w dQ^2 + scale^2 ((w dZ^2 + e3 M) K^2 + vD (gP K)^2 + (H|K|)^2)
         vdK = w dK^2 + scale^2 sum_group ((w dZ^2 + vD (gP)^2 + e3 M)' Q^2 + (H'|Q|)^2)
-        vdV = w dV^2 + sum_group ((w P^2 + e3 M)' dO^2 + (f P'|dO|)^2)
+        vdV = w dV^2 + sum_group ((w P^2 + e3 M)' dO^2 + ((f * P)'|dO|)^2)
+
+        The rounding of one p moves a whole row of o along v_j and so D by that error times dP_ij, underflow (e3)
+        included; only the rounding of o itself is independent from column to column.
         """
         m, head, w, visible = self.model, self.head, self.weights, self.visible
-        self.delta_variance = (dout**2 * self.o_variance).sum(axis=1)
+        by_p = (m.w * w.p**2 + m.eta_square * self.lost**2) * grad.dp**2
+        by_o = dout**2 * (m.w * self.o**2 + m.tiny**2 / 3)
+        by_noise = visible_sum(self.noise * w.p * np.abs(grad.dp), visible)
+        by_factor = visible_sum(self._factor_error() * w.p * np.abs(grad.dp), visible)
+        self.delta_variance = by_o.sum(axis=1) + visible_sum(by_p, visible) + by_noise**2
         size = np.abs(grad.dp) + (np.abs(grad.delta) + np.abs(dlse))[:, None]
-        self.ds_noise = np.where(visible, m.noise * w.p * size, 0.0)
+        self.ds_noise = np.where(visible, w.p * (self.noise * size + by_factor[:, None]), 0.0)
         noise = self.slope * self.ds_noise
         if head.softcap > 0:
             by_slope, by_score = 2 * w.tanh * grad.ds, w.capped * grad.dz
@@ -191,7 +210,7 @@ class HeadBounds:
         in_dk = visible_product((dz_square + from_delta).T, visible.T, head.q**2)
         in_dk += visible_product(noise.T, visible.T, np.abs(head.q)) ** 2
         in_dv = visible_product(p_square.T, visible.T, dout**2)
-        in_dv += visible_product(m.noise * self.pd.T, visible.T, np.abs(dout)) ** 2
+        in_dv += visible_product((self.noise * self.pd).T, visible.T, np.abs(dout)) ** 2
         dq.variance[head.at_q] = head.scale**2 * in_dq
         dk.variance[head.at_k] += head.scale**2 * in_dk
         dv.variance[head.at_k] += in_dv
@@ -200,7 +219,7 @@ class HeadBounds:
         """dbias sums dS over n elements, the broadcast ones, so its error is at most the sum of theirs:
 
         bdB = sum ((u + a(n) + pi)|dS| + (1 + u) E + eta M)      u: summing a dS already rounded is allowed
-        vdB = w dB^2 + sum (w dS^2 + e3 M) + sum_i vD (sum_j P)^2 + (sum f P (|dP| + |D| + |dlse|))^2
+        vdB = w dB^2 + sum (w dS^2 + e3 M) + sum_i vD (sum_j P)^2 + (sum f * P * (|dP| + |D| + |dlse|))^2
 
         The sums run over what bias broadcasts along; D has one error per row, common to the row's columns.
         """
@@ -219,14 +238,19 @@ class HeadBounds:
         relative error is pi_s = kap_s + max_j kap, with kap_s the error of the sink's score:
 
         bds = sum_i ps ((pi_s + a(n))(|D| + |dlse|) + (1 + pi_s) Del)
-        vds = w ds^2 + sum_i ps^2 vD + (sum_i f ps (|D| + |dlse|))^2
+        vds = w ds^2 + sum_i ps^2 vD + (sum_i f_s ps (|D| + |dlse|))^2
         """
         m, h, p = self.model, self.head.head, self.weights.p_sink
         pi = relative(self.sink_error + self.worst)
         size = np.abs(grad.delta) + np.abs(dlse)
         dsink.limit[h] += (p * ((pi + m.sum_error(dsink.terms)) * size + (1 + pi) * self.delta_error)).sum()
         dsink.variance[h] += (p**2 * self.delta_variance).sum()
-        dsink.noise[h] += (m.noise * p * size).sum()
+        dsink.noise[h] += (self.sink_noise * p * size).sum()
+
+
+def visible_sum(x: np.ndarray, visible: np.ndarray) -> np.ndarray:
+    """Sum over the visible part of each row."""
+    return np.where(visible, x, 0.0).sum(axis=1)
 
 
 def relative(kap: np.ndarray) -> np.ndarray:
