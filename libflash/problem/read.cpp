@@ -40,8 +40,8 @@ bool check_sizes(const flash_tensor_t& t, const Argument& argument) {
     return !empty;
 }
 
-// Of a tensor with elements; strides of dimensions of one element are not looked at.
-void check_strides(const flash_tensor_t& t, const Argument& argument, unsigned role) {
+// Of a tensor with elements; strides of dimensions of one element are not looked at. Returns the bytes from its first to its last.
+int64_t check_strides(const flash_tensor_t& t, const Argument& argument, unsigned role) {
     const int64_t element = element_bytes(static_cast<DType>(t.dtype));
     int64_t last = 0;
     bool overflow = false;
@@ -61,10 +61,18 @@ void check_strides(const flash_tensor_t& t, const Argument& argument, unsigned r
     if ((role & kRows) && t.ndim > 0 && t.shape[t.ndim - 1] > 1 && t.stride[t.ndim - 1] != 1) {
         invalid(argument, "the last dimension must be contiguous (stride 1)", "stride ", t.stride[t.ndim - 1]);
     }
-    // The end of the tensor must be an address.
-    uintptr_t end = 0;
-    if (__builtin_add_overflow(reinterpret_cast<uintptr_t>(t.data), static_cast<uintptr_t>(last), &end)) {
-        invalid(argument, "it must end inside the address space", "bytes ", last);
+    return last;
+}
+
+void check_data(const flash_tensor_t& t, const Argument& argument, int64_t bytes) {
+    if (!t.data) invalid(argument, "data may be NULL only if the tensor has no elements", "shape ", Sizes{t.shape, t.ndim});
+    const auto address = reinterpret_cast<uintptr_t>(t.data);
+    const auto element = static_cast<uintptr_t>(element_bytes(static_cast<DType>(t.dtype)));
+    if (address % element != 0) {
+        invalid(argument, "data must be aligned to its element size", "address modulo ", element, " is ", address % element);
+    }
+    if (address + static_cast<uintptr_t>(bytes) < address) {
+        invalid(argument, "it must end inside the address space", "bytes ", bytes);
     }
 }
 
@@ -92,19 +100,13 @@ TensorView Reader::required(const flash_tensor_t* tensor, const Argument& argume
     if (!tensor) invalid(argument, "is required", "NULL");
     const flash_tensor_t& t = *tensor;
     check_kind(t, argument);
-    const bool elements = check_sizes(t, argument);
-    if (elements) check_strides(t, argument, role);
-    if (elements && is_call()) {
-        if (!t.data) invalid(argument, "data may be NULL only if the tensor has no elements", "shape ", Sizes{t.shape, t.ndim});
-        const auto address = reinterpret_cast<uintptr_t>(t.data);
-        const int64_t element = element_bytes(static_cast<DType>(t.dtype));
-        if (address % static_cast<uintptr_t>(element) != 0) {
-            invalid(argument, "data must be aligned to its element size", "address modulo ", element, " is ",
-                    address % static_cast<uintptr_t>(element));
-        }
-    }
+    if (!check_sizes(t, argument)) return view_of(t);
+    const int64_t bytes = check_strides(t, argument, role);
     const TensorView view = view_of(t);
-    if (elements && is_call()) remember(view, argument, (role & kWritten) != 0);
+    if (is_call()) {
+        check_data(t, argument, bytes);
+        remember(view, argument, (role & kWritten) != 0);
+    }
     return view;
 }
 

@@ -1,0 +1,321 @@
+"""Good calls of every function, ready to be spoilt: a row of the bad-input table changes one thing."""
+
+from __future__ import annotations
+
+import ctypes as c
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import abi
+import ml_dtypes
+import numpy as np
+
+B, SQ, SK, HQ, HK, D, DV = 2, 5, 7, 4, 2, 8, 6
+LENGTHS_Q, LENGTHS_K = (2, 3), (4, 3)
+BF16 = np.dtype(ml_dtypes.bfloat16)
+POISON = 0x5A
+
+
+def floats(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    return np.random.default_rng(len(shape)).standard_normal(shape).astype(dtype)
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def poisoned(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+    array = np.empty(shape, dtype)
+    array.view(np.uint8).fill(POISON)
+    return array
+
+
+@dataclass
+class Case:
+    """A call: `tensors` are its arguments in order (None: NULL), `options` the fields of its options struct."""
+
+    function: str
+    tensors: dict[str, abi.Tensor | None] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    outputs: list[str] = field(default_factory=list)
+    count: int = 0  # merge
+    lists: Any = None  # compress
+    null: set[str] = field(default_factory=set)  # arguments that are no tensor, to be NULL
+    struct_tail: bytes | None = None
+    short_workspace: str = ""
+    index: int = 0  # kernel_info, device_info
+    info_size: int | None = None
+    capacity: int = 4096
+
+    def put(self, name: str, array: np.ndarray, output: bool = False) -> abi.Tensor:
+        """A tensor argument."""
+        self.arrays[name] = array
+        self.tensors[name] = view = abi.tensor(array)
+        if output:
+            self.outputs.append(name)
+        return view
+
+    def option(self, name: str, array: np.ndarray, output: bool = False) -> abi.Tensor:
+        """A tensor of the options."""
+        self.arrays[name] = array
+        self.options[name] = view = abi.tensor(array)
+        if output:
+            self.outputs.append(name)
+        return view
+
+    def get(self, name: str) -> abi.Tensor:
+        for where in (self.tensors, self.options):
+            if isinstance(where.get(name), abi.Tensor):
+                return where[name]
+        raise KeyError(name)
+
+
+Change = Callable[[Case], Any]
+
+
+def setting(name: str, **fields: Any) -> Change:
+    """Plain fields of a tensor: dtype, ndim, data, ..."""
+
+    def change(case: Case) -> None:
+        for key, value in fields.items():
+            setattr(case.get(name), key, value)
+
+    return change
+
+
+def sizing(name: str, axis: int, size: int) -> Change:
+    return lambda case: case.get(name).shape.__setitem__(axis, size)
+
+
+def striding(name: str, axis: int, stride: int) -> Change:
+    return lambda case: case.get(name).stride.__setitem__(axis, stride)
+
+
+def with_options(**fields: Any) -> Change:
+    return lambda case: case.options.update(fields)
+
+
+def with_tensor(name: str, make: Callable[[], np.ndarray], output: bool = False) -> Change:
+    """Adds or replaces a tensor of the options."""
+    return lambda case: case.option(name, make(), output)
+
+
+def instead(name: str, make: Callable[[], np.ndarray]) -> Change:
+    """Replaces a tensor argument."""
+    return lambda case: case.put(name, make(), name in case.outputs and not case.outputs.remove(name))
+
+
+def without(name: str) -> Change:
+    def change(case: Case) -> None:
+        if name in case.tensors:
+            case.tensors[name] = None
+        else:
+            case.options[name] = None
+
+    return change
+
+
+def null(name: str) -> Change:
+    return lambda case: case.null.add(name)
+
+
+def on_cuda(name: str) -> Change:
+    return setting(name, device_type=abi.CUDA_DEVICE)
+
+
+def aliasing(name: str, other: str, offset_bytes: int = 0) -> Change:
+    """`name` gets the memory of `other`, so the two overlap."""
+    return lambda case: setattr(case.get(name), "data", case.get(other).data + offset_bytes)
+
+
+def both(*changes: Change) -> Change:
+    def change(case: Case) -> None:
+        for one in changes:
+            one(case)
+
+    return change
+
+
+@dataclass(frozen=True)
+class Row:
+    """One refusal: what to spoil, and the status and text that must come of it: `argument: rule (value)`."""
+
+    id: str
+    functions: tuple[str, ...]
+    change: Change
+    argument: str
+    rule: str
+    value: str
+    status: int = abi.INVALID
+    base: str = "dense"
+    data: bool = False  # only a call can see it: not the workspace query and not explain
+
+
+def attention(function: str, base: str) -> Case:
+    backward = function == "backward"
+    case = Case(function)
+    packed_q, packed_k = base in {"packed", "packed_q"}, base in {"packed", "packed_k"}
+    dtype = {"bf16": BF16, "f64": np.float64}.get(base, np.float32)
+    lse_dtype = np.float64 if base == "f64" else np.float32
+    total_q, total_k = sum(LENGTHS_Q) + 1, sum(LENGTHS_K) + 2
+    rows_q, rows_k = (total_q,) if packed_q else (B, SQ), (total_k,) if packed_k else (B, SK)
+    lse_shape = (HQ, total_q) if packed_q else (B, HQ, SQ)
+    if backward:
+        case.put("dout", floats(*rows_q, HQ, DV, dtype=dtype))
+    case.put("q", floats(*rows_q, HQ, D, dtype=dtype))
+    case.put("k", floats(*rows_k, HK, D, dtype=dtype))
+    case.put("v", floats(*rows_k, HK, DV, dtype=dtype))
+    if backward:
+        case.put("out", floats(*rows_q, HQ, DV, dtype=dtype))
+        case.put("lse", floats(*lse_shape, dtype=lse_dtype))
+        case.put("dq", poisoned(*rows_q, HQ, D, dtype=dtype), output=True)
+        case.put("dk", poisoned(*rows_k, HK, D, dtype=dtype), output=True)
+        case.put("dv", poisoned(*rows_k, HK, DV, dtype=dtype), output=True)
+    else:
+        case.put("out", poisoned(*rows_q, HQ, DV, dtype=dtype), output=True)
+        case.put("lse", poisoned(*lse_shape, dtype=lse_dtype), output=True)
+    if packed_q:
+        case.option("cu_seqlens_q", np.cumsum((0, *LENGTHS_Q), dtype=np.int32))
+    if packed_k:
+        case.option("cu_seqlens_k", np.cumsum((0, *LENGTHS_K), dtype=np.int32))
+    if base == "blocks":
+        mask = np.ones((1, HQ, 1, 1), np.bool_)
+        case.options["block_lists"], kept = abi.compress(mask)
+        case.arrays.update(zip(("row_counts", "row_indices", "col_counts", "col_indices"), kept, strict=True))
+    return case
+
+
+CAPACITY, NEW, ENTRIES, PAGE_SIZE, PAGES, COLUMNS = 12, 2, 3, 4, 8, 3
+
+
+def decode(base: str) -> Case:
+    case = Case("decode")
+    paged = base == "paged"
+    cache = (PAGES, PAGE_SIZE) if paged else (ENTRIES, CAPACITY)
+    case.put("q", floats(B, SQ, HQ, D))
+    case.put("k_cache", floats(*cache, HK, D), output=True)
+    case.put("v_cache", floats(*cache, HK, DV), output=True)
+    case.put("out", poisoned(B, SQ, HQ, DV), output=True)
+    case.put("lse", poisoned(B, HQ, SQ), output=True)
+    case.option("cache_seqlens", ints(6, 9))
+    case.option("k_new", floats(B, NEW, HK, D))
+    case.option("v_new", floats(B, NEW, HK, DV))
+    case.option("rotary_cos", floats(20, 3))
+    case.option("rotary_sin", floats(20, 3))
+    case.options["flags"] = abi.CAUSAL
+    if paged:
+        case.option("block_table", np.array([[0, 1, 2], [3, 4, 5]], np.int32))
+    else:
+        case.option("cache_batch_idx", ints(2, 0))
+        case.option("cache_leftpad", ints(1, 0))
+    return case
+
+
+def merge(base: str) -> Case:
+    case = Case("merge", count=2)
+    rows = (9,) if base == "packed" else (B, SQ)
+    for n in range(2):
+        case.put(f"outs[{n}]", floats(*rows, HQ, DV))
+        case.put(f"lses[{n}]", floats(*((HQ, 9) if base == "packed" else (B, HQ, SQ))))
+    case.put("out", poisoned(*rows, HQ, DV, dtype=BF16), output=True)
+    case.put("lse", poisoned(*((HQ, 9) if base == "packed" else (B, HQ, SQ))), output=True)
+    return case
+
+
+def compress() -> Case:
+    case = Case("compress")
+    case.put("block_mask", np.ones((B, 1, 3, 4), np.bool_))
+    case.lists, arrays = abi.block_lists((B, 1, 3, 4))
+    for name, array in zip(("row_counts", "row_indices", "col_counts", "col_indices"), arrays, strict=True):
+        case.arrays[name] = array
+        case.outputs.append(name)
+    return case
+
+
+def build(function: str, base: str) -> Case:
+    if function in {"forward", "backward"}:
+        return attention(function, base)
+    builders = {"decode": decode, "merge": merge}
+    if function in builders:
+        return builders[function](base)
+    return compress() if function == "compress" else Case(function)
+
+
+OPTION_TYPES = {
+    "forward": abi.AttentionOptions,
+    "backward": abi.AttentionOptions,
+    "decode": abi.DecodeOptions,
+    "merge": abi.MergeOptions,
+}
+
+
+def options_of(case: Case) -> Any:
+    kind = OPTION_TYPES[case.function]
+    given = abi.options(kind, **case.options)
+    if case.struct_tail is None:
+        return given
+    size = c.sizeof(kind)
+    block = c.create_string_buffer(bytes(given) + case.struct_tail, size + len(case.struct_tail))
+    pointed = c.cast(block, c.POINTER(kind))
+    pointed.kept = (block, given)
+    if case.struct_tail and "struct_size" not in case.options:
+        pointed.contents.struct_size = size + len(case.struct_tail)
+    return pointed
+
+
+def query(case: Case, opts: Any) -> tuple[int, int]:
+    """Status and bytes of the workspace query. It must not look at data: pointers are NULL for it."""
+    size = c.c_size_t(12345)
+    views = [None if t is None else abi.Tensor.from_buffer_copy(t) for t in case.tensors.values()]
+    for view in filter(None, views):
+        view.data = None
+    name = f"flash_attention_{case.function}_workspace_size"
+    status = getattr(abi.lib, name)(*map(abi.pointer, views), opts, None if "bytes" in case.null else c.byref(size))
+    return status, size.value
+
+
+def explain(case: Case, opts: Any) -> int:
+    inputs = ("q", "k_cache", "v_cache") if case.function == "decode" else ("q", "k", "v")
+    views = [abi.pointer(case.tensors[name]) for name in inputs]
+    function = getattr(abi.lib, f"flash_attention_{case.function}_explain")
+    text = None if "text" in case.null else c.create_string_buffer(case.capacity)
+    return function(*views, opts, text, case.capacity, None)
+
+
+def call(case: Case) -> int:
+    if case.function == "merge":
+        return call_merge(case)
+    if case.function == "compress":
+        lists = None if "lists" in case.null else c.byref(case.lists)
+        return abi.lib.flash_block_mask_compress(abi.pointer(case.tensors["block_mask"]), lists, None)
+    if case.function == "kernel_info":
+        return call_info(case, abi.KernelInfo, abi.lib.flash_kernel_info)
+    if case.function == "device_info":
+        return call_info(case, abi.DeviceInfo, abi.lib.flash_device_info)
+    opts = options_of(case)
+    needed = query(case, opts)[1] if case.short_workspace else 1 << 22
+    work = abi.Workspace(needed)
+    address, size = work.address, work.size
+    if case.short_workspace == "null":
+        address = None
+    elif case.short_workspace == "short":
+        size = needed - 1
+    elif case.short_workspace == "misaligned":
+        address += 64
+    views = map(abi.pointer, case.tensors.values())
+    return getattr(abi.lib, f"flash_attention_{case.function}")(*views, opts, address, size, None)
+
+
+def call_merge(case: Case) -> int:
+    outs = (abi.Tensor * 2)(case.tensors["outs[0]"], case.tensors["outs[1]"])
+    lses = (abi.Tensor * 2)(case.tensors["lses[0]"], case.tensors["lses[1]"])
+    views = (abi.pointer(case.tensors["out"]), abi.pointer(case.tensors["lse"]))
+    parts = (None if "outs" in case.null else outs, None if "lses" in case.null else lses)
+    return abi.lib.flash_attention_merge(*parts, case.count, *views, options_of(case), None)
+
+
+def call_info(case: Case, kind: type[c.Structure], function: Any) -> int:
+    info = kind(struct_size=c.sizeof(kind) if case.info_size is None else case.info_size)
+    return function(case.index, None if "info" in case.null else c.byref(info))
