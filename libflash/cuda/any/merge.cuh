@@ -9,12 +9,15 @@
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 #include "cuda/params.h"
 
 namespace libflash::cuda::merge {
 
 constexpr int kThreads = 128;
-constexpr int kMixed = 3;  // instead of an ElementType: each part has a type of its own
+constexpr int kInFlight = 4;                 // parts that a lane loads before it adds the first
+constexpr int kBlocksPerMultiprocessor = 8;  // leaves 64 registers a thread; at 32, the compiler's own choice, it spills
 
 __device__ __forceinline__ float widen(float x) { return x; }
 __device__ __forceinline__ float widen(__half x) { return __half2float(x); }
@@ -31,8 +34,12 @@ struct alignas(kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16) Pack {
 };
 
 template <class T, int kVector>
-__device__ __forceinline__ void accumulate(float (&sums)[kVector], const void* data, int64_t start, float weight) {
-    const auto pack = *reinterpret_cast<const Pack<T, kVector>*>(static_cast<const T*>(data) + start);
+__device__ __forceinline__ Pack<T, kVector> load(const void* data, int64_t start) {
+    return *reinterpret_cast<const Pack<T, kVector>*>(static_cast<const T*>(data) + start);
+}
+
+template <class T, int kVector>
+__device__ __forceinline__ void accumulate(float (&sums)[kVector], const Pack<T, kVector>& pack, float weight) {
 #pragma unroll
     for (int i = 0; i < kVector; ++i) sums[i] += weight * widen(pack.at[i]);
 }
@@ -87,28 +94,47 @@ __device__ __forceinline__ float weigh(const MergeParams& p, int64_t b, int64_t 
     return largest == -INFINITY ? -INFINITY : largest + logf(sum);
 }
 
-template <int kVector, int kType>
+// The row of every part, times its weight. All parts are of type T: kInFlight loads are on their way before the first is used.
+template <class T, int kVector>
 __device__ __forceinline__ void add_parts(const MergeParams& p, int64_t b, int64_t i, int64_t h, int channel,
                                           const float* weights, float (&sums)[kVector]) {
-#pragma unroll 4
+    for (int n = 0; n < p.count; n += kInFlight) {
+        Pack<T, kVector> packs[kInFlight];
+        float weight[kInFlight];
+#pragma unroll
+        for (int j = 0; j < kInFlight; ++j) {
+            weight[j] = n + j < p.count ? weights[n + j] : 0.0f;
+            if (weight[j] != 0.0f) packs[j] = load<T, kVector>(p.outs[n + j].data, row_start(p.outs[n + j], b, i, h) + channel);
+        }
+#pragma unroll
+        for (int j = 0; j < kInFlight; ++j) {
+            if (weight[j] != 0.0f) accumulate(sums, packs[j], weight[j]);
+        }
+    }
+}
+
+// The same with a type of its own for each part.
+template <int kVector>
+__device__ __forceinline__ void add_mixed_parts(const MergeParams& p, int64_t b, int64_t i, int64_t h, int channel,
+                                                const float* weights, float (&sums)[kVector]) {
+#pragma unroll 1
     for (int n = 0; n < p.count; ++n) {
         const float weight = weights[n];
         if (weight == 0.0f) continue;
         const RowTensor& part = p.outs[n];
         const int64_t start = row_start(part, b, i, h) + channel;
-        const ElementType type = kType == kMixed ? part.type : static_cast<ElementType>(kType);
-        if (type == ElementType::f32) {
-            accumulate<float>(sums, part.data, start, weight);
-        } else if (type == ElementType::f16) {
-            accumulate<__half>(sums, part.data, start, weight);
-        } else {
-            accumulate<__nv_bfloat16>(sums, part.data, start, weight);
+        switch (part.type) {
+            case ElementType::f16: accumulate(sums, load<__half, kVector>(part.data, start), weight); break;
+            case ElementType::bf16: accumulate(sums, load<__nv_bfloat16, kVector>(part.data, start), weight); break;
+            default: accumulate(sums, load<float, kVector>(part.data, start), weight);
         }
     }
 }
 
-template <class Row, int kVector, int kType>
-__global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ MergeParams p, int group) {
+// T: the type of all parts, or void for a type of its own each.
+template <class Row, int kVector, class T>
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
+    merge_kernel(const __grid_constant__ MergeParams p, int group) {
     extern __shared__ float weights_smem[];
     const int lane = static_cast<int>(threadIdx.x) % group, slot = static_cast<int>(threadIdx.x) / group;
     const int slots = kThreads / group;
@@ -125,14 +151,16 @@ __global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__
 
         for (int channel = lane * kVector; valid && channel < p.head_dim_v; channel += group * kVector) {
             float sums[kVector] = {};
-            add_parts<kVector, kType>(p, b, i, h, channel, weights, sums);
-            const int64_t start = row_start(p.out, b, i, h) + channel;
-            if (p.out.type == ElementType::f32) {
-                store<float>(p.out.data, start, sums);
-            } else if (p.out.type == ElementType::f16) {
-                store<__half>(p.out.data, start, sums);
+            if constexpr (std::is_void_v<T>) {
+                add_mixed_parts(p, b, i, h, channel, weights, sums);
             } else {
-                store<__nv_bfloat16>(p.out.data, start, sums);
+                add_parts<T>(p, b, i, h, channel, weights, sums);
+            }
+            const int64_t start = row_start(p.out, b, i, h) + channel;
+            switch (p.out.type) {
+                case ElementType::f16: store<__half>(p.out.data, start, sums); break;
+                case ElementType::bf16: store<__nv_bfloat16>(p.out.data, start, sums); break;
+                default: store<float>(p.out.data, start, sums);
             }
         }
         __syncwarp();  // the weights are read to the end before the next row's are written
@@ -159,7 +187,7 @@ inline int widest_vector(const MergeParams& p) {
     return 1;
 }
 
-template <class Row, int kVector, int kType>
+template <class Row, int kVector, class T>
 int launch(const MergeParams& p, cudaStream_t stream) {
     int group = 1;
     while (group < 32 && group * kVector < p.head_dim_v) group *= 2;
@@ -167,7 +195,7 @@ int launch(const MergeParams& p, cudaStream_t stream) {
     const int64_t blocks = (p.batch * p.rows * p.heads + slots - 1) / slots;
     const size_t smem_bytes = sizeof(float) * static_cast<size_t>(slots) * static_cast<size_t>(p.count);
     const unsigned grid = static_cast<unsigned>(blocks < INT32_MAX ? blocks : INT32_MAX);
-    merge_kernel<Row, kVector, kType><<<grid, kThreads, smem_bytes, stream>>>(p, group);
+    merge_kernel<Row, kVector, T><<<grid, kThreads, smem_bytes, stream>>>(p, group);
     return cudaGetLastError();
 }
 
@@ -175,11 +203,11 @@ template <class Row, int kVector>
 int launch(const MergeParams& p, cudaStream_t stream) {
     bool uniform = true;
     for (int n = 1; n < p.count; ++n) uniform = uniform && p.outs[n].type == p.outs[0].type;
-    if (!uniform) return launch<Row, kVector, kMixed>(p, stream);
+    if (!uniform) return launch<Row, kVector, void>(p, stream);
     switch (p.outs[0].type) {
-        case ElementType::f16: return launch<Row, kVector, static_cast<int>(ElementType::f16)>(p, stream);
-        case ElementType::bf16: return launch<Row, kVector, static_cast<int>(ElementType::bf16)>(p, stream);
-        default: return launch<Row, kVector, static_cast<int>(ElementType::f32)>(p, stream);
+        case ElementType::f16: return launch<Row, kVector, __half>(p, stream);
+        case ElementType::bf16: return launch<Row, kVector, __nv_bfloat16>(p, stream);
+        default: return launch<Row, kVector, float>(p, stream);
     }
 }
 
