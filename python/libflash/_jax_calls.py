@@ -85,6 +85,28 @@ class Call(NamedTuple):
 
 
 Shape = jax.ShapeDtypeStruct
+_vary = getattr(jax.lax, "pcast", None)
+
+
+def varying_axes(arrays: Any) -> tuple[Any, ...]:
+    """Inside shard_map, the mesh axes along which the arrays differ from device to device. JAX keeps that in an array's type."""
+    found: set[Any] = set()
+    for x in jax.tree.leaves(arrays):
+        kind = jax.typeof(x)
+        found |= set(getattr(getattr(kind, "manual_axis_type", None), "varying", getattr(kind, "vma", ())))
+    return tuple(sorted(found, key=str))
+
+
+def vary(arrays: Any, axes: tuple[Any, ...]) -> Any:
+    """The arrays, said to vary along `axes`: what is computed from varying operands does. The gradient of this is the sum over devices."""
+
+    def one(x: Any) -> Any:
+        missing = tuple(axis for axis in axes if axis not in varying_axes(x))
+        if not missing:
+            return x
+        return _vary(x, missing, to="varying") if _vary else jax.lax.pvary(x, missing)
+
+    return jax.tree.map(one, arrays) if axes else arrays
 
 
 def shape_of(x: Any) -> Shape:
@@ -170,4 +192,5 @@ def on_platform(call: Call, operands: Sequence[Any], results: list[Shape], scrat
     attributes = {
         name: np.int64(value) if isinstance(value, int) else value for name, value in call.attributes(workspace=scratch is not None).items()
     }
-    return list(ffi(*operands, **attributes))[: len(results)]
+    axes = varying_axes(operands)
+    return vary(list(ffi(*vary(operands, axes), **attributes))[: len(results)], axes)  # type: ignore[no-any-return]

@@ -60,7 +60,7 @@ def partition_rule(call: Call, shapes: tuple[Shape, ...]) -> Callable[..., list[
         return specs(mesh, arguments)[1]
 
     rule = custom_partitioning(functools.partial(run, call))
-    text, factors, replicated = shardy_rule(labels, outcome, heads_k, heads_q // max(heads_k, 1), free)
+    text, factors, replicated = shardy_rule(labels, outcome, heads_q // max(heads_k, 1), free)
     rule.def_partition(
         partition=partition, infer_sharding_from_operands=infer, sharding_rule=text, need_replication_factors=replicated, **factors
     )
@@ -89,28 +89,22 @@ def shards(mesh: Any, axes: Any) -> int:
 
 
 def shardy_rule(
-    labels: list[str], outcome: list[str], heads_k: int, group: int, free: set[str]
+    labels: list[str], outcome: list[str], group: int, free: set[str]
 ) -> tuple[str, dict[str, int], tuple[str, ...]]:
-    """For XLA's partitioner: query heads are (key head, member of its group), so that one shard holds both sides of a head.
-    Axes of size 1 and those that stay whole are factors of their own."""
-    used: dict[str, None] = {}
+    """For XLA's partitioner: query heads are (key head, member of its group), so that one shard holds both sides of a head. Every
+    other axis is a factor of its own. Those that stay whole are named in the order in which they appear."""
+    order: dict[str, None] = {}
 
     def words(index: int, label: str) -> str:
         made = []
         for position, axis in enumerate(label):
-            if axis == "h":
-                made.append("(k g)" if group > 1 else "k")
-            elif axis in "bk":
-                made.append(axis)
-            else:
-                made.append(f"x{index}_{position}")
-                used[made[-1]] = None
+            factors = ["k", "g"][: 2 if group > 1 else 1] if axis == "h" else [axis if axis in "bk" else f"x{index}_{position}"]
+            order.update(dict.fromkeys(factors))
+            made.append(f"({' '.join(factors)})" if len(factors) > 1 else factors[0])
         return " ".join(made)
 
-    count = len(labels)
-    text = ", ".join(words(i, label) for i, label in enumerate(labels))
-    text += " -> " + ", ".join(words(count + i, label) for i, label in enumerate(outcome))
-    whole = [*used, *(["g"] if group > 1 else [])]
-    whole += [{"b": "b", "h": "k"}[axis] for axis in "bh" if axis not in free and {"b": "b", "h": "k"}[axis] in "".join((*labels, *outcome))]
-    factors = {"k": heads_k, "g": group} if group > 1 else {}
-    return text, factors, tuple(whole)
+    sides = [[words(i, label) for i, label in enumerate(labels)]]
+    sides += [[words(len(labels) + i, label) for i, label in enumerate(outcome)]]
+    text = " -> ".join(", ".join(side) for side in sides)
+    split = {"b"} & free | ({"k"} if "h" in free else set())
+    return text, {"g": group} if "g" in order else {}, tuple(factor for factor in order if factor not in split)

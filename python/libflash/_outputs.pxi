@@ -139,7 +139,7 @@ cdef object new_array(Call *call, Source source, object like, const flash_tensor
 cdef object dtype_object(Source source, object like, const flash_tensor_t *view, int32_t dtype):
     if dtype == view.dtype:
         return like.dtype
-    return source.float32 if dtype == FLASH_DTYPE_FLOAT32 else getattr(source.module, DTYPE_OBJECTS[dtype])
+    return source.float32 if dtype == FLASH_DTYPE_FLOAT32 else source.module.dtype(DTYPE_OBJECTS[dtype])
 
 
 cdef object new_array_by_namespace(object like, const flash_tensor_t *view, int32_t dtype, tuple sizes, str name):

@@ -105,7 +105,7 @@ cdef bint numpy_dtype(object dtype, str name) except -1:
     cdef bint bfloat16 = dtype.name == "bfloat16"
     if not dtype.isnative:
         raise InvalidError(f"{name} has dtype {dtype.str}, which is not in this machine's byte order")
-    if not bfloat16 and dtype.kind not in "fiub":
+    if not bfloat16 and (dtype.kind not in "fiub" or dtype.isbuiltin != 1):  # float8_e5m2 says that it is an "f"
         raise InvalidError(f"{name} has dtype {dtype.name}; {DTYPE_RULE}")
     _numpy_dtypes[dtype] = bfloat16
     return bfloat16

@@ -37,6 +37,8 @@ from ._jax_calls import (
     Call,
     Options,
     lse_dtype,
+    vary,
+    varying_axes,
 )
 from ._jax_vmap import vectorised
 
@@ -192,7 +194,7 @@ def _backward(options: Options, saved: Any, cotangents: Any) -> tuple[Any, ...]:
     q, k, v, extras, out, lse, marks = saved
     dout, dlse = cotangents
     zero = jax.custom_derivatives.SymbolicZero
-    dout = jnp.zeros(out.shape, out.dtype) if isinstance(dout, zero) else dout
+    dout = jnp.zeros_like(out) if isinstance(dout, zero) else dout
     given = extras if isinstance(dlse, zero) else extras | {"dlse": dlse}
     operation, operands = call_of(BACKWARD, options._replace(need_dbias="bias" in marks), given)
     dq, dk, dv, *dbias = operation(dout, q, k, v, out, lse, *operands)
@@ -205,7 +207,12 @@ def _backward(options: Options, saved: Any, cotangents: Any) -> tuple[Any, ...]:
 
 
 _attention.defvjp(_forward, _backward, symbolic_zeros=True)
-_compiled = jax.jit(_attention, static_argnums=0)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _compiled(options: Options, q: Array, k: Array, v: Array, extras: dict[str, Array]) -> tuple[Array, Array]:
+    arrays = (q, k, v, extras)
+    return _attention(options, *vary(arrays, varying_axes(arrays)))  # type: ignore[no-any-return]
 
 
 def sink_gradient(layout: str, sink: Array, dout: Array, out: Array, lse: Array, dlse: Array | None) -> Array:

@@ -1,0 +1,122 @@
+"""Importing is light and silent: no framework, few milliseconds, nothing printed, nothing left running."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+
+import libflash
+import pytest
+from harness import python, run_python
+
+FRAMEWORKS = ["torch", "jax", "jaxlib", "cupy", "numpy", "ml_dtypes", "matplotlib", "scipy"]
+
+
+def test_no_framework_is_imported() -> None:
+    code = f"""
+        import sys, libflash
+        libflash.info(); libflash.get_num_threads()
+        print(sorted(set({FRAMEWORKS}) & set(sys.modules)))
+    """
+    assert run_python(code) == "[]\n"
+
+
+def test_import_takes_less_than_50_ms() -> None:
+    """The median of several fresh processes, with warm files."""
+    code = """
+        import time
+        start = time.perf_counter()
+        import libflash
+        print(time.perf_counter() - start)
+    """
+    seconds = [float(run_python(code)) for _ in range(5)]
+    assert statistics.median(seconds) < 0.050, seconds
+
+
+def test_nothing_is_printed() -> None:
+    """Neither by import, nor by calls right and wrong, nor at exit with live objects."""
+    code = """
+        import numpy, libflash
+        x = numpy.ones((1, 300, 2, 8), "float32")
+        keep = libflash.attention(x, x, x, causal=True, return_lse=True)
+        mask = libflash.compress_block_mask(numpy.ones((1, 1, 3, 3), bool))
+        libflash.explain(x, x, x)
+        try:
+            libflash.attention(x, x, x, softcap=-1)
+        except ValueError as error:
+            kept_error = error
+    """
+    assert run_python(code) == ""
+
+
+def test_exit_with_frameworks_is_silent() -> None:
+    pytest.importorskip("torch")
+    code = """
+        import torch, libflash
+        x = torch.ones(1, 300, 2, 8)
+        keep = libflash.attention(x, x, x, return_lse=True)
+    """
+    assert run_python(code) == ""
+
+
+def test_public_names() -> None:
+    """What `from libflash import *` gives is there, documented, and all of it."""
+    for name in libflash.__all__:
+        assert name == "__version__" or getattr(libflash, name).__doc__, f"{name} has no documentation"
+    public = {name for name in dir(libflash) if not name.startswith("_")}
+    modules = {"torch", "jax", "flash_attn", "demo"}  # adapters and the demonstration, if something has imported them
+    assert public - modules == set(libflash.__all__) - {"__version__"}
+
+
+def test_works_after_fork() -> None:
+    """Threads are started and joined within a call, so a child can calculate."""
+    code = """
+        import os, warnings, numpy, libflash
+        warnings.simplefilter("ignore")
+        x = numpy.random.default_rng(0).standard_normal((2, 500, 4, 32)).astype("float32")
+        before = libflash.attention(x, x, x, causal=True)
+        child = os.fork()
+        if child == 0:
+            same = (libflash.attention(x, x, x, causal=True) == before).all()
+            os._exit(0 if same else 3)
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status))
+    """
+    assert run_python(code) == "0\n"
+
+
+def test_number_of_threads_from_the_environment() -> None:
+    code = "import libflash; print(libflash.get_num_threads())"
+    assert run_python(code, LIBFLASH_NUM_THREADS="3") == "3\n"
+    assert int(run_python(code)) <= (os.cpu_count() or 1)
+
+
+def test_interrupt_is_handled_after_the_call() -> None:
+    """Ctrl-C during a long call becomes KeyboardInterrupt when it returns; nothing is lost or left locked."""
+    code = """
+        import json, os, signal, threading, time, numpy, libflash
+        x = numpy.ones((1, 3000, 4, 64), "float32")
+        out = numpy.full_like(x, numpy.nan)
+        libflash.set_num_threads(1)
+        started = time.perf_counter()
+        libflash.attention(x, x, x, out=out)
+        alone = time.perf_counter() - started
+        threading.Timer(alone / 4, os.kill, (os.getpid(), signal.SIGINT)).start()
+        out[:] = numpy.nan
+        try:
+            libflash.attention(x, x, x, out=out)
+            time.sleep(5)
+            caught = False
+        except KeyboardInterrupt:
+            caught = True
+        print(json.dumps([caught, bool(numpy.isfinite(out).all()), bool(numpy.isfinite(libflash.attention(x, x, x)).all())]))
+    """
+    assert json.loads(run_python(code)) == [True, True, True]
+
+
+def test_a_wrong_native_library_is_refused() -> None:
+    """Importing does not go on with a library that is not there."""
+    done = python("import sys; sys.modules['libflash._core'] = None; import libflash")
+    assert done.returncode != 0
+    assert "libflash._core" in done.stderr
