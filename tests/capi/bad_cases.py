@@ -31,6 +31,17 @@ def poisoned(*shape: int, dtype: Any = np.float32) -> np.ndarray:
     return array
 
 
+GUARD = 4096
+
+
+def guarded(array: np.ndarray) -> np.ndarray:
+    """A copy with room on both sides: a tensor that is moved or stretched over it meets no other one by accident."""
+    block = np.full(array.nbytes + 2 * GUARD, POISON, np.uint8)
+    copy = block[GUARD : GUARD + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
 @dataclass
 class Case:
     """A call: `tensors` are its arguments in order (None: NULL), `options` the fields of its options struct."""
@@ -51,16 +62,16 @@ class Case:
 
     def put(self, name: str, array: np.ndarray, output: bool = False) -> abi.Tensor:
         """A tensor argument."""
-        self.arrays[name] = array
-        self.tensors[name] = view = abi.tensor(array)
+        self.arrays[name] = guarded(array)
+        self.tensors[name] = view = abi.tensor(self.arrays[name])
         if output:
             self.outputs.append(name)
         return view
 
     def option(self, name: str, array: np.ndarray, output: bool = False) -> abi.Tensor:
         """A tensor of the options."""
-        self.arrays[name] = array
-        self.options[name] = view = abi.tensor(array)
+        self.arrays[name] = guarded(array)
+        self.options[name] = view = abi.tensor(self.arrays[name])
         if output:
             self.outputs.append(name)
         return view
@@ -73,6 +84,11 @@ class Case:
 
 
 Change = Callable[[Case], Any]
+
+
+def field_bytes(size: int, at: int) -> bytes:
+    """Zeros but for one byte."""
+    return bytes(at) + b"\x01" + bytes(size - at - 1)
 
 
 def setting(name: str, **fields: Any) -> Change:
@@ -252,7 +268,10 @@ OPTION_TYPES = {
 
 
 def options_of(case: Case) -> Any:
+    """The options struct, with `struct_tail` behind it; the arrays stay alive with the case."""
     kind = OPTION_TYPES[case.function]
+    if "options" in case.null:
+        return None
     given = abi.options(kind, **case.options)
     if case.struct_tail is None:
         return given

@@ -1,0 +1,74 @@
+"""Structs that grow: `struct_size` says which fields a caller knows."""
+
+from __future__ import annotations
+
+import ctypes as c
+
+import abi
+import pytest
+from bad_cases import OPTION_TYPES, build, call, field_bytes, options_of
+
+INFOS = {"flash_kernel_info": abi.KernelInfo, "flash_device_info": abi.DeviceInfo}
+
+
+@pytest.mark.parametrize("function", OPTION_TYPES)
+@pytest.mark.parametrize("tail", [1, 8, 4096 - 256])
+def test_zero_tail_is_accepted(function: str, tail: int) -> None:
+    """A program compiled against a later header that uses none of its new fields."""
+    case = build(function, "dense")
+    case.struct_tail = bytes(tail)
+    assert call(case) == abi.OK, abi.last_error()
+
+
+@pytest.mark.parametrize("function", OPTION_TYPES)
+@pytest.mark.parametrize("at", [0, 1, 7, 15])
+def test_every_byte_of_the_tail_counts(function: str, at: int) -> None:
+    case = build(function, "dense")
+    case.struct_tail = field_bytes(16, at)
+    assert call(case) == abi.VERSION
+    assert f"byte {c.sizeof(OPTION_TYPES[function]) + at} of" in abi.last_error()
+
+
+@pytest.mark.parametrize("function", OPTION_TYPES)
+def test_bytes_behind_the_struct_are_not_read(function: str) -> None:
+    """What lies behind a struct of the known size is the caller's own."""
+    case = build(function, "dense")
+    case.struct_tail = b"\xff" * 64
+    case.options["struct_size"] = c.sizeof(OPTION_TYPES[function])
+    assert call(case) == abi.OK, abi.last_error()
+
+
+@pytest.mark.parametrize("function", OPTION_TYPES)
+def test_no_options_are_all_defaults(function: str) -> None:
+    case, same = build(function, "dense"), build(function, "dense")
+    for one in (case, same):
+        one.options = {}
+    opts = options_of(case)
+    assert opts.struct_size == c.sizeof(OPTION_TYPES[function])
+    assert call(case) == abi.OK, abi.last_error()
+    same.null.add("options")
+    assert call(same) == abi.OK, abi.last_error()
+    for name in case.outputs:
+        assert case.arrays[name].tobytes() == same.arrays[name].tobytes()
+
+
+def test_kernel_info_of_a_later_version() -> None:
+    """The library fills in what it knows and leaves zeros behind it, and keeps the caller's size."""
+    size = c.sizeof(abi.KernelInfo)
+    block = c.create_string_buffer(b"\xff" * (size + 32), size + 32)
+    info = c.cast(block, c.POINTER(abi.KernelInfo))
+    info.contents.struct_size = size + 16
+    assert abi.lib.flash_kernel_info(0, info) == abi.OK, abi.last_error()
+    assert info.contents.struct_size == size + 16
+    assert info.contents.name == abi.kernels()[0].name
+    assert block.raw[size : size + 16] == bytes(16)
+    assert block.raw[size + 16 :] == b"\xff" * 16
+
+
+def test_version() -> None:
+    text = abi.lib.flash_version_string().decode()
+    major, minor, patch = map(int, text.split("."))
+    assert abi.lib.flash_version() == major * 10000 + minor * 100 + patch
+    header = abi.HEADER.read_text()
+    for name, value in (("MAJOR", major), ("MINOR", minor), ("PATCH", patch)):
+        assert f"#define FLASH_VERSION_{name} {value}\n" in header
