@@ -7,8 +7,8 @@ so that whatever else the machine does meets both. Before a cell is timed, the t
     python tests/benchmark/cpu_attention.py --quick             small problems, some seconds
     python tests/benchmark/cpu_attention.py --only forward,float32,causal
 
-The ratio is PyTorch's time divided by libflash's: above 1, libflash is faster. It is that of the medians; the last column has that of
-the best times, which other work on the machine disturbs least. Where the two differ much, the machine was not quiet.
+The ratio is PyTorch's time divided by libflash's: above 1, libflash is faster. It is that of the medians; the last column has
+that of the best times, which other work on the machine disturbs least. Where the two differ much, the machine was not quiet.
 """
 
 from __future__ import annotations
