@@ -56,11 +56,11 @@ class ScaleOffBy1Percent(Emulator):
 
 
 class SwappedValues(Emulator):
-    """Two neighbouring rows of v change places in one tile."""
+    """Two neighbouring rows of v change places in every tile."""
 
     def values(self, tile: Tile) -> np.ndarray:
         v = super().values(tile)
-        return v[[1, 0, *range(2, len(v))]] if tile.keys.start == 2 * self.tile_k else v
+        return v[[1, 0, *range(2, len(v))]]
 
 
 class MissedRescale(Emulator):
@@ -85,10 +85,10 @@ class LostRowSum(Emulator):
 
 
 class CheapExponential(Emulator):
-    """Relative error 2^-14 where 2^-21 is claimed."""
+    """Relative error 2^-11, as of half precision, where 2^-21 is claimed."""
 
     def exp(self, x: np.ndarray) -> np.ndarray:
-        return np.exp(x) * (1 + self.real.type(2.0**-14) * np.sin(40 * np.where(np.isfinite(x), x, 0)))
+        return np.exp(x) * (1 + self.real.type(2.0**-11) * np.sin(40 * np.where(np.isfinite(x), x, 0)))
 
 
 class TruncatedP(Emulator):
@@ -114,9 +114,12 @@ class LowPrecisionLse(Emulator):
 
 
 class DeltaMissingInOneRow(Emulator):
+    """In the late row where it is of middling size: where it happens to be nothing, nothing is wrong."""
+
     def delta(self, dout: np.ndarray, o: np.ndarray) -> np.ndarray:
         out = super().delta(dout, o)
-        out[len(out) // 2] = 0
+        late = np.abs(out[len(out) // 2 :])
+        out[len(out) // 2 + np.argsort(late)[len(late) // 2]] = 0
         return out
 
 
