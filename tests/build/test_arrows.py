@@ -17,7 +17,7 @@ MAY_INCLUDE = {
     "plan": {"plan", "problem", "cpu/kernels.h", "cuda/kernels.h", "build_info.h"},
     "capi": {"capi", "plan", "problem", "build_info.h"},
     # The host side of the CUDA backend, then what kernels are made of, from the instruction upwards.
-    "cuda": {"cuda", "problem", "cuda_rows.inc"},
+    "cuda": {"cuda", "cuda/attention", "problem", "cuda_rows.inc"},
     "cuda/ptx": {"cuda/ptx"},
     "cuda/tile": {"cuda/tile", "cuda/ptx"},
     "cuda/attention": {"cuda/attention", "cuda/tile", "cuda/ptx", "cuda/config.h", "cuda/params.h"},
@@ -56,9 +56,14 @@ def test_there_is_something_to_read():
 
 @pytest.mark.parametrize("path", SOURCES, ids=name)
 def test_includes(path):
-    rooms = MAY_INCLUDE[next(r for r in (room(path), room(path).partition("/")[0]) if r in MAY_INCLUDE)]
+    names = (room(path), room(path).partition("/")[0])
+    if names[1] == "cuda" and path.suffix in (".h", ".cpp"):
+        names = names[1:]  # the host side, wherever in cuda/ it stands
+    rooms = MAY_INCLUDE[next(r for r in names if r in MAY_INCLUDE)]
     for quote, header in includes(path):
         if quote == '"':
+            if path.suffix in (".h", ".cpp"):
+                assert not header.endswith(".cuh"), f"{name(path)} is host code, {header} is not"
             assert allowed(header, rooms), f"{name(path)} must not include {header}"
         elif CUDA_HEADER.match(header):
             assert room(path).startswith("cuda") or name(path) in SPEAKS_TO_CUDA, f"{name(path)} must not know {header}"
