@@ -22,35 +22,59 @@ void turn(const DecodeProblem& problem, int64_t position, double* row) {
     }
 }
 
+// A row of head_dim channels turned by `position`, rounded to its type. Both may be the same row.
+template <class T>
+void turn_row(const DecodeProblem& problem, const T* from, int64_t position, T* to) {
+    double row[512];
+    const int64_t turned = problem.rotary_cos.present ? 2 * problem.rotary_cos.shape[1] : 0;
+    for (int64_t c = 0; c < turned; ++c) row[c] = widen(from[c]);
+    if (turned) turn(problem, position, row);
+    for (int64_t c = 0; c < turned; ++c) store(to[c], row[c]);
+    for (int64_t c = turned; c < problem.head_dim; ++c) to[c] = from[c];
+}
+
+template <class T>
+void turn_query(const DecodeProblem& problem, int64_t b, int64_t i, int64_t h, T* to) {
+    const int64_t* at = problem.q.stride;
+    const int64_t position = problem.cached(b) + (problem.mask_rule.bounded() ? i : 0);
+    turn_row(problem, static_cast<const T*>(problem.q.data) + b * at[0] + i * at[1] + h * at[2], position, to);
+}
+
 // Row i of the new keys and values of one sequence, one key head.
 template <class T>
 void append_row(const DecodeProblem& problem, int64_t b, int64_t i, int64_t h) {
     const int64_t j = problem.cached(b) + i;
-    const auto at = [&](const TensorView& rows) {
+    const auto from = [&](const TensorView& rows) {
         return static_cast<const T*>(rows.data) + b * rows.stride[0] + i * rows.stride[1] + h * rows.stride[2];
     };
     const auto to = [&](const TensorView& cache) {
         return static_cast<T*>(cache.data) + cache_row(problem.cache, cache, b, j) + h * cache.stride[2];
     };
-    const T *k = at(problem.k_new), *v = at(problem.v_new);
-    T *k_to = to(problem.cache.k), *v_to = to(problem.cache.v);
-    if (problem.rotary_cos.present) {
-        double row[512];
-        turned_row(problem, k, j, row);
-        const int64_t turned = 2 * problem.rotary_cos.shape[1];
-        for (int64_t c = 0; c < turned; ++c) store(k_to[c], row[c]);
-        for (int64_t c = turned; c < problem.head_dim; ++c) k_to[c] = k[c];
-    } else {
-        for (int64_t c = 0; c < problem.head_dim; ++c) k_to[c] = k[c];
-    }
+    turn_row(problem, from(problem.k_new), j, to(problem.cache.k));
+    const T* v = from(problem.v_new);
+    T* v_to = to(problem.cache.v);
     for (int64_t c = 0; c < problem.head_dim_v; ++c) v_to[c] = v[c];
 }
 
 }  // namespace
 
-void turned_row(const DecodeProblem& problem, const void* row, int64_t position, double* turned) {
-    for (int64_t c = 0; c < problem.head_dim; ++c) turned[c] = load_as(problem.dtype, row, c);
-    if (problem.rotary_cos.present) turn(problem, position, turned);
+void read_query(const DecodeProblem& problem, int64_t b, int64_t i, int64_t h, double* row) {
+    with_type(problem.dtype, [&](auto* type) {
+        std::remove_pointer_t<decltype(type)> turned[512];
+        turn_query(problem, b, i, h, turned);
+        for (int64_t c = 0; c < problem.head_dim; ++c) row[c] = widen(turned[c]);
+    });
+}
+
+void turn_queries(const DecodeProblem& problem, void* turned, int threads) {
+    with_type(problem.dtype, [&](auto* type) {
+        auto* rows = static_cast<decltype(type)>(turned);
+        parallel_for(problem.batch * problem.seqlen_q, threads, [&](int64_t item, int) {
+            const int64_t b = item / problem.seqlen_q, i = item % problem.seqlen_q;
+            for (int64_t h = 0; h < problem.heads_q; ++h)
+                turn_query(problem, b, i, h, rows + (item * problem.heads_q + h) * problem.head_dim);
+        });
+    });
 }
 
 void append_new_keys(const DecodeProblem& problem, int threads) {

@@ -16,13 +16,11 @@ inline int64_t cache_row(const KvCache& cache, const TensorView& tensor, int64_t
     return page * tensor.stride[0] + (j - column * cache.page_size) * tensor.stride[1];
 }
 
-// The position by which query row i of sequence b is turned.
-inline int64_t query_position(const DecodeProblem& problem, int64_t b, int64_t i) {
-    return problem.cached(b) + (problem.mask_rule.bounded() ? i : 0);
-}
+// One query row as the scores see it: turned, if the call has a rotary embedding, and rounded to its type; here widened.
+void read_query(const DecodeProblem& problem, int64_t b, int64_t i, int64_t h, double* row);
 
-// A row of head_dim channels, widened and, if the call has a rotary embedding, turned by `position`.
-void turned_row(const DecodeProblem& problem, const void* row, int64_t position, double* turned);
+// All query rows turned by their positions and rounded to their type, into an array (batch, seqlen_q, heads_q, head_dim).
+void turn_queries(const DecodeProblem& problem, void* turned, int threads);
 
 // Writes k_new and v_new behind the cached keys; nothing if there are none.
 void append_new_keys(const DecodeProblem& problem, int threads);

@@ -17,8 +17,7 @@ struct DecodeRow {
     DecodeRow(const DecodeProblem& p, int64_t b, int64_t i, int64_t h)
         : problem(p), batch(b), row(i), head(h), key_head(h / p.group_size()), length_k(p.cached(b) + p.seqlen_new),
           shift(p.mask_rule.shift(p.seqlen_q, length_k)) {
-        const int64_t* at = p.q.stride;
-        turned_row(p, static_cast<const T*>(p.q.data) + b * at[0] + i * at[1] + h * at[2], query_position(p, b, i), q);
+        read_query(p, b, i, h, q);
     }
 
     int64_t first_key() const {

@@ -7,6 +7,7 @@
 #include "cpu/engine/dropout.h"
 #include "cpu/engine/score.h"
 #include "cpu/engine/softmax.h"
+#include "cpu/engine/weighted.h"
 
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
@@ -16,13 +17,15 @@ struct HeadDims {
 };
 
 // Keys first to first + count - 1 as operands of the two products.
-template <class T> struct KeyTile {
+template <class T>
+struct KeyTile {
     int64_t first = 0, count = 0;
     Operand<Element<T>> k;  // [key][channels or pairs of them]
     Operand<Element<T>> v;  // [key or pair of keys][channel]
 };
 
-template <class T> struct KeyTileRoom {
+template <class T>
+struct KeyTileRoom {
     Element<T>*k = nullptr, *v = nullptr;
 
     void lay_out(Arena& arena, HeadDims dims, int64_t tile_k) {
@@ -39,7 +42,8 @@ FLASH_INLINE KeyTile<T> load_key_tile(const KeyRows& k, const ValueRows& v, Head
 }
 
 // What a thread needs for the step itself, whichever panel is at work.
-template <class T> struct TileRoom {
+template <class T>
+struct TileRoom {
     Acc<T>*scores = nullptr, *added = nullptr;
     Element<T>* p = nullptr;
 
@@ -51,7 +55,8 @@ template <class T> struct TileRoom {
 };
 
 // Query rows under way.
-template <class T> struct QueryPanel {
+template <class T>
+struct QueryPanel {
     Lanes<Acc<T>> lanes;
     SoftmaxState<Acc<T>> softmax;
     Element<T>* q = nullptr;  // [channel or pair][lane]
@@ -65,17 +70,20 @@ template <class T> struct QueryPanel {
         o = arena.take<Acc<T>>(dims.v * kPanelWidth);
     }
 
-    template <class Rows> void load_queries(const Rows& rows, HeadDims dims) {
+    template <class Rows>
+    void load_queries(const Rows& rows, HeadDims dims) {
         pack_columns<T>(rows, lanes.rows, lanes.width, dims.qk, q);
         softmax.start(lanes.width);
         empty = true;
     }
 };
 
-template <class A> constexpr A kLog2e = static_cast<A>(1.44269504088896340736L);
+template <class A>
+constexpr A kLog2e = static_cast<A>(1.44269504088896340736L);
 
 // From scores as softmax_tile sees them to powers of two.
-template <class A> FLASH_INLINE A score_unit(const ScoreRule<A>& rule) {
+template <class A>
+FLASH_INLINE A score_unit(const ScoreRule<A>& rule) {
     return rule.plain ? static_cast<A>(rule.exact_scale * 1.44269504088896340736) : kLog2e<A>;
 }
 
@@ -89,7 +97,8 @@ static void attend(QueryPanel<T>& panel, const KeyTile<T>& tile, HeadDims dims, 
     multiply<E>({tile.count, width, elements_for<T>(dims.qk), tile.k.data, tile.k.stride, 1, panel.q, width, room.scores, width,
                  Start::zero, nullptr});
     if (!rule.plain) make_scores<A>(rule, lanes, tile.first, tile.count, room.scores, room.added, nullptr);
-    if (crosses_edge(lanes, tile.first, tile.count)) hide_outside(lanes, tile.first, tile.count, room.scores);
+    const bool edge = crosses_edge(lanes, tile.first, tile.count);
+    if (edge) hide_outside(lanes, tile.first, tile.count, room.scores);
 
     E* p;
     if constexpr (kPaired<T>)
@@ -103,17 +112,20 @@ static void attend(QueryPanel<T>& panel, const KeyTile<T>& tile, HeadDims dims, 
     } else {
         softmax_tile<T, false>(panel.softmax, room.scores, tile.count, width, score_unit(rule), p);
     }
-    multiply<E>({dims.v, width, elements_for<T>(tile.count), tile.v.data, 1, tile.v.stride, p, width, panel.o, width,
-                 panel.empty ? Start::zero : Start::scaled, panel.softmax.rescale});
+    multiply_weighted<Weights::b, E>({dims.v, width, elements_for<T>(tile.count), tile.v.data, 1, tile.v.stride, p, width,
+                                      panel.o, width, panel.empty ? Start::zero : Start::scaled, panel.softmax.rescale},
+                                     edge || rule.hides() || (kPaired<T> && tile.count % 2 != 0));
     panel.empty = false;
 }
 
 // Natural logarithm of the sums into lse[lane], sink included; -infinity where nothing was seen. Leaves in softmax.rescale what the
-// output is to be multiplied by. `sink`: one logit, nullptr for none.
+// output is to be multiplied by. `sinks`: that of lane i is sinks[i * sink_step]; nullptr for none.
 template <class T>
-static void finish_panel(QueryPanel<T>& panel, const ScoreRule<Acc<T>>& rule, const double* sink, double kept, Acc<T>* lse) {
+static void finish_panel(QueryPanel<T>& panel, const ScoreRule<Acc<T>>& rule, const double* sinks, int64_t sink_step, double kept,
+                         Acc<T>* lse) {
     using A = Acc<T>;
     for (int64_t i = 0; i < panel.lanes.rows; ++i) {
+        const double* sink = sinks ? sinks + i * sink_step : nullptr;
         const double unit = rule.plain ? rule.exact_scale : 1.0;
         const A row_max = panel.softmax.row_max[i];
         double top = static_cast<double>(row_max) * unit, sum = panel.softmax.row_sum[i], factor = 1;
@@ -133,7 +145,8 @@ static void finish_panel(QueryPanel<T>& panel, const ScoreRule<Acc<T>>& rule, co
 }
 
 // The output rows, rounded to storage. Rows that saw nothing become 0.
-template <class T, class Rows> static void store_output(const QueryPanel<T>& panel, HeadDims dims, const Rows& out) {
+template <class T, class Rows>
+static void store_output(const QueryPanel<T>& panel, HeadDims dims, const Rows& out) {
     using A = Acc<T>;
     constexpr int L = kLanes<A>;
     const int64_t width = panel.lanes.width;

@@ -98,7 +98,7 @@ private:
     void finish(QueryPanel<T>& panel) {
         double sink = 0;
         if (problem_.sink.present) sink = head_number(problem_.sink, batch_, head_);
-        finish_panel(panel, rule_, problem_.sink.present ? &sink : nullptr, problem_.dropout.active() ? dropout_.kept : 1.0,
+        finish_panel(panel, rule_, problem_.sink.present ? &sink : nullptr, 0, problem_.dropout.active() ? dropout_.kept : 1.0,
                      room_.lse);
         const int64_t row0 = panel.lanes.row0;
         store_output(panel, dims_, StridedRows<T>{out_(row0), out_.stride});

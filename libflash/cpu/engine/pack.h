@@ -45,10 +45,13 @@ template <class E> struct Operand {
 // Channels 2c and 2c + 1 of a row, for the lanes' worth of c from c0.
 FLASH_INLINE U32 load_pairs(const bfloat16* row, int64_t c0, int64_t channels) {
     const int64_t left = channels - 2 * c0;
-    if (left >= 2 * kLanes<float>) return load(reinterpret_cast<const uint32_t*>(row + 2 * c0));
+    U32 pairs;  // rows need not be aligned to pairs
+    if (left >= 2 * kLanes<float>) {
+        std::memcpy(&pairs, row + 2 * c0, sizeof pairs);
+        return pairs;
+    }
     uint16_t part[2 * kLanes<float>] = {};
     for (int64_t i = 0; i < left; ++i) part[i] = row[2 * c0 + i].bits;
-    U32 pairs;
     std::memcpy(&pairs, part, sizeof pairs);
     return pairs;
 }

@@ -1,0 +1,74 @@
+// Where decode finds its rows: the query heads of a group side by side, and cached keys in an entry or in pages.
+#pragma once
+
+#include "cpu/engine/problem_rows.h"
+#include "problem/decode.h"
+
+namespace libflash::cpu {
+namespace LIBFLASH_ISA {
+
+// Rows of all query heads that read one key head: row n is head n % group at position n / group, so that one pass over the cache serves
+// the whole group.
+template <class T>
+struct GroupRows {
+    static constexpr bool kStrided = false;
+    T* data = nullptr;
+    int64_t position_stride = 0, head_stride = 0, group = 1;
+    int64_t first = 0;  // counted from this row
+    FLASH_INLINE T* operator()(int64_t n) const {
+        return data + (first + n) / group * position_stride + (first + n) % group * head_stride;
+    }
+};
+
+// Rows of one key head in the pages of one sequence.
+template <class T>
+struct PagedRows {
+    static constexpr bool kStrided = false;
+    T* data = nullptr;
+    int64_t page_stride = 0, row_stride = 0;
+    const int32_t* table = nullptr;
+    int64_t table_step = 0, page_size = 1;
+    FLASH_INLINE T* operator()(int64_t row) const {
+        const auto column = static_cast<uint32_t>(row) / static_cast<uint32_t>(page_size);
+        return data + table[column * table_step] * page_stride + (row - column * page_size) * row_stride;
+    }
+};
+
+template <class T>
+FLASH_INLINE StridedRows<const T> entry_rows(const DecodeProblem& problem, const TensorView& cache, int64_t batch, int64_t head) {
+    const int64_t entry = problem.cache.batch_idx ? problem.cache.batch_idx[batch] : batch;
+    return {static_cast<const T*>(cache.data) + entry * cache.stride[0] + head * cache.stride[2], cache.stride[1]};
+}
+
+template <class T>
+FLASH_INLINE PagedRows<const T> paged_rows(const DecodeProblem& problem, const TensorView& cache, int64_t batch, int64_t head) {
+    const int64_t* step = problem.cache.block_table_stride;
+    return {static_cast<const T*>(cache.data) + head * cache.stride[2], cache.stride[0], cache.stride[1],
+            problem.cache.block_table + batch * step[0], step[1], problem.cache.page_size};
+}
+
+// Rows [row0, row0 + rows) of the group of `key_head`, and what they see of keys [range.first, range.last).
+template <class A>
+static void set_lanes(Lanes<A>& lanes, const DecodeProblem& problem, int64_t batch, int64_t key_head, int64_t row0, int64_t rows,
+                      KeyRange range) {
+    const int64_t group = problem.group_size(), length_k = problem.cached(batch) + problem.seqlen_new;
+    const int64_t shift = problem.mask_rule.shift(problem.seqlen_q, length_k);
+    const int64_t pad = problem.leftpad ? problem.leftpad[batch] : 0;
+    if (range.first < pad) range.first = pad;
+    if (range.last > length_k) range.last = length_k;
+    lanes.resize(rows);
+    lanes.row0 = row0;
+    for (int64_t n = 0; n < rows; ++n) {
+        const int64_t position = (row0 + n) / group, head = key_head * group + (row0 + n) % group;
+        const int64_t first = problem.mask_rule.first(position, shift), last = problem.mask_rule.last(position, shift);
+        lanes.first_key[n] = static_cast<Integer<A>>(first > range.first ? first : range.first);
+        lanes.last_key[n] = static_cast<Integer<A>>(last < range.first ? range.first : last < range.last ? last : range.last);
+        if (!problem.alibi_slopes.present) continue;
+        lanes.alibi_position[n] = static_cast<A>(position + length_k - problem.seqlen_q);
+        lanes.alibi_slope[n] = static_cast<A>(head_number(problem.alibi_slopes, batch, head));
+    }
+    lanes.close();
+}
+
+}  // namespace LIBFLASH_ISA
+}  // namespace libflash::cpu
