@@ -6,8 +6,8 @@ using namespace libflash;
 
 extern "C" flash_status_t flash_attention_decode(const flash_tensor_t* q, const flash_tensor_t* k_cache,
                                                  const flash_tensor_t* v_cache, const flash_tensor_t* out,
-                                                 const flash_tensor_t* lse, const flash_decode_options_t* options, void* workspace,
-                                                 size_t workspace_bytes, void* stream) {
+                                                 const flash_tensor_t* lse, const flash_decode_options_t* options,
+                                                 void* workspace, size_t workspace_bytes, void* stream) {
     return guard([&] {
         const DecodeProblem problem = make_decode_problem(q, k_cache, v_cache, out, lse, options, Reading::call);
         const Plan plan = make_plan(problem);

@@ -23,9 +23,9 @@ void hand_out(const std::string& whole, char* text, size_t capacity, size_t* nee
 
 }  // namespace
 
-extern "C" flash_status_t flash_attention_forward_explain(const flash_tensor_t* q, const flash_tensor_t* k, const flash_tensor_t* v,
-                                                          const flash_attention_options_t* options, char* text, size_t capacity,
-                                                          size_t* needed) {
+extern "C" flash_status_t flash_attention_forward_explain(const flash_tensor_t* q, const flash_tensor_t* k,
+                                                          const flash_tensor_t* v, const flash_attention_options_t* options,
+                                                          char* text, size_t capacity, size_t* needed) {
     return guard([&] {
         check_destination(text, capacity);
         const OutputShapes outputs(q, k, v);
@@ -33,9 +33,9 @@ extern "C" flash_status_t flash_attention_forward_explain(const flash_tensor_t* 
     });
 }
 
-extern "C" flash_status_t flash_attention_backward_explain(const flash_tensor_t* q, const flash_tensor_t* k, const flash_tensor_t* v,
-                                                           const flash_attention_options_t* options, char* text, size_t capacity,
-                                                           size_t* needed) {
+extern "C" flash_status_t flash_attention_backward_explain(const flash_tensor_t* q, const flash_tensor_t* k,
+                                                           const flash_tensor_t* v, const flash_attention_options_t* options,
+                                                           char* text, size_t capacity, size_t* needed) {
     return guard([&] {
         check_destination(text, capacity);
         const OutputShapes outputs(q, k, v);
@@ -51,7 +51,7 @@ extern "C" flash_status_t flash_attention_decode_explain(const flash_tensor_t* q
     return guard([&] {
         check_destination(text, capacity);
         const OutputShapes outputs(q, k_cache, v_cache, "k_cache", "v_cache");
-        hand_out(explain(make_decode_problem(q, k_cache, v_cache, &outputs.out, nullptr, options, Reading::shapes)), text, capacity,
-                 needed);
+        hand_out(explain(make_decode_problem(q, k_cache, v_cache, &outputs.out, nullptr, options, Reading::shapes)), text,
+                 capacity, needed);
     });
 }

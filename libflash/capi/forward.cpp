@@ -6,8 +6,8 @@ using namespace libflash;
 
 extern "C" flash_status_t flash_attention_forward(const flash_tensor_t* q, const flash_tensor_t* k, const flash_tensor_t* v,
                                                   const flash_tensor_t* out, const flash_tensor_t* lse,
-                                                  const flash_attention_options_t* options, void* workspace, size_t workspace_bytes,
-                                                  void* stream) {
+                                                  const flash_attention_options_t* options, void* workspace,
+                                                  size_t workspace_bytes, void* stream) {
     return guard([&] {
         const AttentionProblem problem = make_forward_problem(q, k, v, out, lse, options, Reading::call);
         const Plan plan = make_plan(problem);

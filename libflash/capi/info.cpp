@@ -49,8 +49,8 @@ extern "C" const char* flash_version_string(void) { return LIBFLASH_VERSION_TEXT
 
 extern "C" const char* flash_status_name(flash_status_t status) {
     // Not a switch over the enum: a C caller may pass any number.
-    static const char* const names[] = {"OK",          "INVALID",   "UNSUPPORTED", "VERSION", "WORKSPACE",
-                                        "NO_DEVICE",   "CUDA",      "OUT_OF_MEMORY", "INTERNAL"};
+    static const char* const names[] = {"OK",        "INVALID", "UNSUPPORTED",   "VERSION", "WORKSPACE",
+                                        "NO_DEVICE", "CUDA",    "OUT_OF_MEMORY", "INTERNAL"};
     const auto number = static_cast<int64_t>(status);
     return number >= 0 && number < static_cast<int64_t>(sizeof names / sizeof *names) ? names[number] : "UNKNOWN";
 }
@@ -95,11 +95,8 @@ extern "C" flash_status_t flash_device_info(int32_t index, flash_device_info_t* 
 extern "C" const char* flash_cuda_state(void) { return cuda_state(); }
 
 extern "C" const char* flash_build_info(void) {
-    return "version: " LIBFLASH_VERSION_TEXT
-           "\ncompiler: " LIBFLASH_BUILD_COMPILER
-           "\nbuild type: " LIBFLASH_BUILD_TYPE
-           "\ncpu instruction sets: " LIBFLASH_BUILD_ISAS
-           "\ncuda: " LIBFLASH_BUILD_CUDA_VERSION
+    return "version: " LIBFLASH_VERSION_TEXT "\ncompiler: " LIBFLASH_BUILD_COMPILER "\nbuild type: " LIBFLASH_BUILD_TYPE
+           "\ncpu instruction sets: " LIBFLASH_BUILD_ISAS "\ncuda: " LIBFLASH_BUILD_CUDA_VERSION
            "\ncuda architectures: " LIBFLASH_BUILD_CUDA_ARCHITECTURES "\n";
 }
 

@@ -29,8 +29,9 @@ void describe_failure(Devices& devices, cudaError_t error) {
     if (cudaDriverGetVersion(&driver) == cudaSuccess && driver == 0) {
         std::snprintf(devices.state, sizeof devices.state, "no NVIDIA driver");
     } else if (error == cudaErrorInsufficientDriver) {
-        std::snprintf(devices.state, sizeof devices.state, "the NVIDIA driver is too old: it is for CUDA %d.%d, this library for %d.%d",
-                      driver / 1000, driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+        std::snprintf(devices.state, sizeof devices.state,
+                      "the NVIDIA driver is too old: it is for CUDA %d.%d, this library for %d.%d", driver / 1000,
+                      driver % 1000 / 10, CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
     } else if (error == cudaErrorNoDevice) {
         std::snprintf(devices.state, sizeof devices.state, "an NVIDIA driver, but no GPU that this process may use");
     } else {

@@ -1,4 +1,4 @@
-// Facts about the CUDA devices, read once, at the first question. No CUDA header: a build without CUDA has no devices and says so.
+// Facts about the CUDA devices, read once, at the first question. No CUDA header; a build without CUDA has no devices and says so.
 #pragma once
 
 #include <cstddef>

@@ -52,7 +52,8 @@ std::string options_text(const AttentionProblem& p) {
     if (p.bias.present) text += text_of(", bias ", Sizes{p.bias.shape, 4});
     if (p.mask.present) text += text_of(", mask ", Sizes{p.mask.shape, 4});
     if (p.block_mask.present) {
-        text += text_of(", block mask ", p.block_mask.rows, " x ", p.block_mask.cols, p.block_mask.has_lists ? " (lists)" : " (dense)");
+        text += text_of(", block mask ", p.block_mask.rows, " x ", p.block_mask.cols,
+                        p.block_mask.has_lists ? " (lists)" : " (dense)");
     }
     if (p.dropout.active()) text += text_of(", dropout ", p.dropout.p);
     if (p.dbias.present) text += ", dbias";
@@ -69,14 +70,19 @@ std::string options_text(const DecodeProblem& p) {
     return text;
 }
 
+void cpu_lines(std::string& text, const cpu::Plan& plan) {
+    line(text, "threads", plan.threads);
+    line(text, "splits", plan.num_splits, plan.num_splits == 1 ? " (keys are not split)" : " ranges of keys");
+    if (plan.key_chunks > 1) line(text, "chunks", plan.key_chunks, " ranges of keys with a query gradient of their own");
+}
+
 template <class Problem>
 void plan_lines(std::string& text, const Problem& problem, const KernelRow& row) {
     const Plan plan = make_plan(problem, row);
     line(text, "kernel", row.name, ", backend ", row.backend);
-    line(text, "threads", plan.cpu.threads);
-    if (plan.cpu.tile_q > 0) line(text, "tile", plan.cpu.tile_q, " queries x ", plan.cpu.tile_k, " keys");
-    line(text, "splits", plan.cpu.num_splits, plan.cpu.num_splits == 1 ? " (keys are not split)" : " ranges of keys");
-    if (plan.cpu.key_chunks > 1) line(text, "chunks", plan.cpu.key_chunks, " ranges of keys with a query gradient of their own");
+    const int tile_q = row.cuda ? row.tile_q : plan.cpu.tile_q, tile_k = row.cuda ? row.tile_k : plan.cpu.tile_k;
+    if (tile_q > 0) line(text, "tile", tile_q, " queries x ", tile_k, " keys");
+    if (row.cpu) cpu_lines(text, plan.cpu);
     line(text, "workspace", plan.workspace_bytes, " bytes");
 }
 

@@ -1,4 +1,4 @@
-// How a problem will be done: the kernel and what it needs. Made without touching tensor data; launched once the workspace is there.
+// How a problem will be done: the kernel and what it needs. Made without touching tensor data; launched once there is a workspace.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// The kernels of this build, in order of preference for each operation, and the choice among them: the first that accepts. Every row
-// that declines says why; if none accepts, the reasons are the error.
+// The kernels of this build, in order of preference for each operation, and the choice among them: the first that accepts. Every
+// row that declines says why; if none accepts, the reasons are the error.
 #pragma once
 
 #include <cstdint>

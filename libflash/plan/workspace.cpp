@@ -38,8 +38,8 @@ void check_workspace(size_t needed, const void* workspace, size_t bytes) {
     }
     if (reinterpret_cast<uintptr_t>(workspace) % kWorkspaceAlignment != 0) {
         refuse(FLASH_STATUS_WORKSPACE, "workspace", "must be aligned to 256",
-               text_of("address modulo 256 is ", reinterpret_cast<uintptr_t>(workspace) % kWorkspaceAlignment, ", needed are ", needed,
-                       " bytes"));
+               text_of("address modulo 256 is ", reinterpret_cast<uintptr_t>(workspace) % kWorkspaceAlignment, ", needed are ",
+                       needed, " bytes"));
     }
 }
 

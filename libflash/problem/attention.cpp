@@ -86,7 +86,8 @@ void build_attention_sizes(AttentionProblem& p, const OptionTensors& tensors, co
     check_dtype(p.v, "v", p.dtype);
     check_ndim(p.q, "q", packed_q ? 3 : 4, packed_q ? "(total_q, heads_q, head_dim)" : "(batch, seqlen_q, heads_q, head_dim)");
     check_ndim(p.k, "k", packed_k ? 3 : 4, packed_k ? "(total_k, heads_k, head_dim)" : "(batch, seqlen_k, heads_k, head_dim)");
-    check_ndim(p.v, "v", packed_k ? 3 : 4, packed_k ? "(total_k, heads_k, head_dim_v)" : "(batch, seqlen_k, heads_k, head_dim_v)");
+    check_ndim(p.v, "v", packed_k ? 3 : 4,
+               packed_k ? "(total_k, heads_k, head_dim_v)" : "(batch, seqlen_k, heads_k, head_dim_v)");
 
     p.batch = packed_q ? sequences_in(tensors.cu_q, "cu_seqlens_q") : p.q.shape[0];
     p.heads_q = p.q.shape[p.q.ndim - 2];
@@ -145,8 +146,8 @@ void build_backward_options(AttentionProblem& p, const OptionTensors& tensors, c
         p.dbias = build_score_tensor(tensors.dbias, "dbias", sizes, p.device);
         for (int i = 0; i < 4; ++i) {
             if (p.dbias.shape[i] != p.bias.shape[i]) {
-                invalid("dbias", "shape must be that of bias", "it is ", Sizes{tensors.dbias.shape, tensors.dbias.ndim}, ", bias ",
-                        Sizes{tensors.bias.shape, tensors.bias.ndim});
+                invalid("dbias", "shape must be that of bias", "it is ", Sizes{tensors.dbias.shape, tensors.dbias.ndim},
+                        ", bias ", Sizes{tensors.bias.shape, tensors.bias.ndim});
             }
         }
     }

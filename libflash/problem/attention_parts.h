@@ -24,7 +24,7 @@ flash_attention_options_t read_attention_options(AttentionProblem& problem, cons
 void build_attention_sizes(AttentionProblem& problem, const OptionTensors& tensors, const flash_attention_options_t& options);
 
 // Shapes that follow from the problem: (batch, rows, heads, channels) or packed, and that of lse.
-void check_like_rows(const AttentionProblem& problem, const TensorView& view, const Argument& argument);    // q but head_dim_v
+void check_like_rows(const AttentionProblem& problem, const TensorView& view, const Argument& argument);  // q but head_dim_v
 void check_like_lse(const AttentionProblem& problem, const TensorView& view, const Argument& argument);
 void check_same(const TensorView& view, const Argument& argument, const TensorView& model, const char* names);
 

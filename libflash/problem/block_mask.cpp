@@ -46,16 +46,16 @@ void check_list_contents(const BlockListPair& pair, const char* counts_name, con
             for (int64_t i = 0; i < pair.counts.shape[2]; ++i) {
                 const int32_t count = counts[b * cs[0] + h * cs[1] + i * cs[2]];
                 if (count < 0 || count > limit) {
-                    invalid(counts_name, "a count must be at least 0 and at most the number of blocks", "entry (", b, ", ", h, ", ", i,
-                            ") is ", count, " of ", limit);
+                    invalid(counts_name, "a count must be at least 0 and at most the number of blocks", "entry (", b, ", ", h,
+                            ", ", i, ") is ", count, " of ", limit);
                 }
                 const int32_t* list = indices + b * is[0] + h * is[1] + i * is[2];
                 int64_t last = -1;
                 for (int64_t n = 0; n < count; ++n) {
                     const int32_t index = list[n * is[3]];
                     if (index < 0 || index >= limit) {
-                        invalid(indices_name, "a block must be at least 0 and below the number of blocks", "entry (", b, ", ", h, ", ",
-                                i, ", ", n, ") is ", index, " of ", limit);
+                        invalid(indices_name, "a block must be at least 0 and below the number of blocks", "entry (", b, ", ", h,
+                                ", ", i, ", ", n, ") is ", index, " of ", limit);
                     }
                     if (index <= last) {
                         invalid(indices_name, "each list must ascend", "entry (", b, ", ", h, ", ", i, ", ", n, ") is ", index,
@@ -85,8 +85,10 @@ int64_t blocks_of(int64_t length) { return (length + FLASH_BLOCK_SIZE - 1) / FLA
 
 BlockListViews read_block_lists(Reader& reader, const flash_block_lists_t& lists, unsigned role) {
     BlockListViews views;
-    views.rows = read_pair(reader, lists.row_counts, "block_lists.row_counts", lists.row_indices, "block_lists.row_indices", role);
-    views.cols = read_pair(reader, lists.col_counts, "block_lists.col_counts", lists.col_indices, "block_lists.col_indices", role);
+    views.rows =
+        read_pair(reader, lists.row_counts, "block_lists.row_counts", lists.row_indices, "block_lists.row_indices", role);
+    views.cols =
+        read_pair(reader, lists.col_counts, "block_lists.col_counts", lists.col_indices, "block_lists.col_indices", role);
     return views;
 }
 
@@ -105,7 +107,8 @@ BlockMask build_block_mask(const TensorView& mask, const BlockSizes& sizes, cons
 }
 
 BlockMask build_block_lists(const BlockListViews& lists, const BlockSizes& sizes, const Device& device, bool needs_cols) {
-    if (!lists.rows.counts.present) invalid("block_lists.row_counts", "is needed, with row_indices, to walk the keys of a row", "zero");
+    if (!lists.rows.counts.present)
+        invalid("block_lists.row_counts", "is needed, with row_indices, to walk the keys of a row", "zero");
     if (needs_cols && !lists.cols.counts.present) {
         invalid("block_lists.col_counts", "is needed, with col_indices, by the backward", "zero");
     }
@@ -153,7 +156,8 @@ CompressProblem make_compress_problem(const flash_tensor_t* block_mask, const fl
     check_dtype(mask, "block_mask", DType::boolean);
     check_ndim(mask, "block_mask", 4, "(batch or 1, heads_q or 1, ceil(seqlen_q / 128), ceil(seqlen_k / 128))");
     check_contiguous(mask, "block_mask");
-    if (!views.rows.counts.present && !views.cols.counts.present) invalid("lists", "one pair of lists at least must be given", "none");
+    if (!views.rows.counts.present && !views.cols.counts.present)
+        invalid("lists", "one pair of lists at least must be given", "none");
 
     CompressProblem problem;
     problem.device = mask.device;
@@ -164,7 +168,8 @@ CompressProblem make_compress_problem(const flash_tensor_t* block_mask, const fl
     const int64_t* shape = mask.shape;
     if (views.rows.counts.present) {
         check_pair(views.rows, "block_lists.row_counts", "block_lists.row_indices", mask.device);
-        check_shape(views.rows.indices, "block_lists.row_indices", {shape[0], shape[1], shape[2], shape[3]}, "that of block_mask");
+        check_shape(views.rows.indices, "block_lists.row_indices", {shape[0], shape[1], shape[2], shape[3]},
+                    "that of block_mask");
         check_contiguous(views.rows.counts, "block_lists.row_counts");
         check_contiguous(views.rows.indices, "block_lists.row_indices");
         problem.row_counts = static_cast<int32_t*>(views.rows.counts.data);

@@ -1,5 +1,5 @@
-// From the C arguments of each operation to its checked problem. Everything that can be known to be wrong without a kernel in view is
-// refused here, before anything is written, in one fixed order so that messages are stable:
+// From the C arguments of each operation to its checked problem. Everything that can be known to be wrong without a kernel in view
+// is refused here, before anything is written, in one fixed order so that messages are stable:
 //
 //   1  the options struct: version, flags, reserved fields, then each plain value in the order of the header
 //   2  each tensor by itself, in the order of the arguments; then device, dtype and shape against the others

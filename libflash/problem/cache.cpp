@@ -12,8 +12,8 @@ namespace {
 void check_cache_seqlens(const DecodeProblem& p) {
     for (int64_t b = 0; b < p.batch; ++b) {
         if (p.cached(b) < 0 || p.cached(b) > p.cache.capacity) {
-            invalid("cache_seqlens", "must be at least 0 and at most the capacity", "entry ", b, " is ", p.cached(b), ", capacity ",
-                    p.cache.capacity);
+            invalid("cache_seqlens", "must be at least 0 and at most the capacity", "entry ", b, " is ", p.cached(b),
+                    ", capacity ", p.cache.capacity);
         }
         if (p.cached(b) + p.seqlen_new > p.cache.capacity) {
             invalid("k_new", "its rows must fit into the cache behind cache_seqlens", "sequence ", b, ": ", p.cached(b), " + ",
@@ -47,8 +47,8 @@ void check_pages(const DecodeProblem& p) {
         for (int64_t column = 0; column < used; ++column) {
             const int64_t page = page_of(p, b, column);
             if (page < 0 || page >= p.cache.pages) {
-                invalid("block_table", "a page must be at least 0 and below the number of pages", "entry (", b, ", ", column, ") is ",
-                        page, " of ", p.cache.pages);
+                invalid("block_table", "a page must be at least 0 and below the number of pages", "entry (", b, ", ", column,
+                        ") is ", page, " of ", p.cache.pages);
             }
         }
     }
@@ -98,7 +98,8 @@ void check_positions(const DecodeProblem& p) {
     for (int64_t b = 0; b < p.batch; ++b) {
         const int64_t needed = p.cached(b) + std::max(query_rows, p.seqlen_new);
         if (needed > positions) {
-            invalid("rotary_cos", "must have a row for every position", "sequence ", b, " needs ", needed, ", there are ", positions);
+            invalid("rotary_cos", "must have a row for every position", "sequence ", b, " needs ", needed, ", there are ",
+                    positions);
         }
     }
 }

@@ -82,7 +82,8 @@ void build_decode_sizes(DecodeProblem& p, const flash_decode_options_t& options)
     check_shape(p.cache.k, "k_cache", {entries, rows, p.heads_k, p.head_dim}, "that of v_cache, with the head_dim of q");
     check_shape(p.cache.v, "v_cache", {entries, rows, p.heads_k, p.head_dim_v}, "that of k_cache, but for head_dim_v");
     if (p.heads_k == 0 ? p.heads_q != 0 : p.heads_q % p.heads_k != 0) {
-        invalid("k_cache", "the heads of q must be a multiple of those of k_cache", "q has ", p.heads_q, ", k_cache has ", p.heads_k);
+        invalid("k_cache", "the heads of q must be a multiple of those of k_cache", "q has ", p.heads_q, ", k_cache has ",
+                p.heads_k);
     }
     if (p.head_dim == 0) invalid("q", "head_dim must be at least 1", 0);
     if (p.head_dim_v == 0) invalid("v_cache", "head_dim_v must be at least 1", 0);
@@ -142,7 +143,8 @@ void build_appended(DecodeProblem& p) {
         check_ndim(p.k_new, "k_new", 4, "(batch, seqlen_new, heads_k, head_dim)");
         p.seqlen_new = p.k_new.shape[1];
         check_shape(p.k_new, "k_new", {p.batch, p.seqlen_new, p.heads_k, p.head_dim}, "(batch, seqlen_new, heads_k, head_dim)");
-        check_shape(p.v_new, "v_new", {p.batch, p.seqlen_new, p.heads_k, p.head_dim_v}, "(batch, seqlen_new, heads_k, head_dim_v)");
+        check_shape(p.v_new, "v_new", {p.batch, p.seqlen_new, p.heads_k, p.head_dim_v},
+                    "(batch, seqlen_new, heads_k, head_dim_v)");
         if (p.seqlen_new > p.cache.capacity) {
             invalid("k_new", "must not have more rows than the cache", p.seqlen_new, " of ", p.cache.capacity);
         }

@@ -21,7 +21,8 @@ void check_struct(const void* options, uint32_t struct_size, size_t version_1, s
 }
 
 void check_flags(uint32_t flags, uint32_t known) {
-    if (flags & ~known) invalid("flags", "an unknown bit, or one that this operation does not have", "unknown bits ", flags & ~known);
+    if (flags & ~known)
+        invalid("flags", "an unknown bit, or one that this operation does not have", "unknown bits ", flags & ~known);
 }
 
 void check_reserved(int32_t reserved) {

@@ -12,7 +12,7 @@ struct Footprint {
     int ndim = 0;                  // dimensions of more than one element
     int64_t size[FLASH_MAX_NDIM] = {0, 0, 0, 0};
     int64_t stride[FLASH_MAX_NDIM] = {0, 0, 0, 0};  // bytes, largest first
-    int64_t element = 0;                             // bytes of one element
+    int64_t element = 0;                            // bytes of one element
 };
 
 // Of a tensor with elements, whose extent in bytes is known not to overflow.

@@ -40,7 +40,7 @@ bool check_sizes(const flash_tensor_t& t, const Argument& argument) {
     return !empty;
 }
 
-// Of a tensor with elements; strides of dimensions of one element are not looked at. Returns the bytes from its first to its last.
+// Of a tensor with elements; strides of dimensions of one element are not looked at. Returns the bytes from first to last.
 int64_t check_strides(const flash_tensor_t& t, const Argument& argument, unsigned role) {
     const int64_t element = element_bytes(static_cast<DType>(t.dtype));
     int64_t last = 0;
@@ -134,9 +134,7 @@ void Reader::check_overlap() const {
     }
 }
 
-bool is_float(DType dtype) {
-    return dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 || dtype == DType::f64;
-}
+bool is_float(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 || dtype == DType::f64; }
 
 void check_ndim(const TensorView& view, const Argument& argument, int ndim, const char* names) {
     if (view.ndim == ndim) return;

@@ -1,5 +1,5 @@
-// From the C tensors to views: each tensor is checked by itself when it is read, and remembered, so that in the end all of them can
-// be checked for overlap.
+// From the C tensors to views: each tensor is checked by itself when it is read, and remembered, so that in the end all of them
+// can be checked for overlap.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace libflash {
 
-// A call looks at data pointers and, on the CPU, at the contents of lengths and tables. The queries (workspace size, explain) know
-// shapes only.
+// A call looks at data pointers and, on the CPU, at the contents of lengths and tables. The queries (workspace size, explain)
+// know shapes only.
 enum class Reading { call, shapes };
 
 enum Role : unsigned {

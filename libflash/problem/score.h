@@ -1,4 +1,4 @@
-// Tensors that act on the scores: bias and mask, one number for each (batch, head, row, column); slopes and sinks, one for each head.
+// Tensors that act on the scores: bias and mask, one number for each (batch, head, row, column); slopes and sinks, one a head.
 #pragma once
 
 #include "problem/attention.h"

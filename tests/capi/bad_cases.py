@@ -27,7 +27,7 @@ def ints(*values: int) -> np.ndarray:
 
 def poisoned(*shape: int, dtype: Any = np.float32) -> np.ndarray:
     array = np.empty(shape, dtype)
-    array.view(np.uint8).fill(POISON)
+    array.reshape(-1).view(np.uint8).fill(POISON)
     return array
 
 

@@ -3,14 +3,11 @@
 import math
 
 import abi
-import numpy as np
 from bad_cases import (
-    B,
-    D,
-    DV,
     HQ,
     SK,
     SQ,
+    B,
     Row,
     both,
     floats,
@@ -38,15 +35,18 @@ def flagged(extra, **fields):
     return lambda case: (flags_of(case, extra), case.options.update(fields))
 
 
-def ones(*shape):
-    return lambda: np.ones(shape, np.bool_)
-
-
+# fmt: off
 VALUES = [
     Row("flag-unknown", ALL3, flagged(1 << 31), "flags", "an unknown bit", "unknown bits 2147483648"),
-    Row("flag-rotary", BOTH, flagged(abi.ROTARY_INTERLEAVED), "flags", "one that this operation does not have", "unknown bits 32"),
+    Row(
+        "flag-rotary", BOTH, flagged(abi.ROTARY_INTERLEAVED),
+        "flags", "one that this operation does not have", "unknown bits 32",
+    ),
     Row("flag-top-left", ("decode",), flagged(abi.TOP_LEFT), "flags", "one that this operation does not have", "unknown bits 2"),
-    Row("flag-deterministic", ("decode",), flagged(abi.DETERMINISTIC), "flags", "this operation does not have", "unknown bits 16"),
+    Row(
+        "flag-deterministic", ("decode",), flagged(abi.DETERMINISTIC),
+        "flags", "this operation does not have", "unknown bits 16",
+    ),
     Row("reserved", ALL3, with_options(reserved=1), "reserved", "must be 0", "1"),
     Row("scale-nan", ALL3, flagged(abi.SCALE, softmax_scale=NAN), "softmax_scale", "must be finite", "nan"),
     Row("scale-inf", ALL3, flagged(abi.SCALE, softmax_scale=-INF), "softmax_scale", "must be finite", "-inf"),
@@ -72,192 +72,200 @@ VALUES = [
     Row("tile-q", BOTH, with_options(tile_q=513), "tile_q", "must be 0 (the library chooses) to 512", "513"),
     Row("tile-k", BOTH, with_options(tile_k=-1), "tile_k", "must be 0 (the library chooses) to 512", "-1"),
     Row("backend-empty", ALL3, with_options(backend=b""), "backend", 'must be NULL, "cpu", "sm80" or "sm90"', '""'),
-    Row("dlse-forward", FORWARD, with_tensor("dlse", lambda: floats(B, HQ, SQ)), "dlse", "must be NULL in a forward call", "given"),
-    Row("dbias-forward", FORWARD, with_tensor("dbias", lambda: floats(SQ, SK)), "dbias", "must be NULL in a forward call", "given"),
+    Row(
+        "dlse-forward", FORWARD, with_tensor("dlse", lambda: floats(B, HQ, SQ)),
+        "dlse", "must be NULL in a forward call", "given",
+    ),
+    Row(
+        "dbias-forward", FORWARD, with_tensor("dbias", lambda: floats(SQ, SK)),
+        "dbias", "must be NULL in a forward call", "given",
+    ),
     Row("dsink-forward", FORWARD, with_tensor("dsink", lambda: floats(HQ)), "dsink", "must be NULL in a forward call", "given"),
 ]
 
 SHAPES = [
-    Row("q-ndim", BOTH, instead("q", lambda: floats(2, 5, 4)), "q", "must have 4 dimensions, (batch, seqlen_q, heads_q, head_dim)", "shape (2, 5, 4)"),
-    Row("k-ndim", BOTH, instead("k", lambda: floats(2, 7, 2)), "k", "must have 4 dimensions, (batch, seqlen_k, heads_k", "shape (2, 7, 2)"),
-    Row("v-ndim", BOTH, instead("v", lambda: floats(2, 7)), "v", "must have 4 dimensions, (batch, seqlen_k, heads_k", "shape (2, 7)"),
+    Row(
+        "q-ndim", BOTH, instead("q", lambda: floats(2, 5, 4)),
+        "q", "must have 4 dimensions, (batch, seqlen_q, heads_q, head_dim)", "shape (2, 5, 4)",
+    ),
+    Row(
+        "k-ndim", BOTH, instead("k", lambda: floats(2, 7, 2)),
+        "k", "must have 4 dimensions, (batch, seqlen_k, heads_k", "shape (2, 7, 2)",
+    ),
+    Row(
+        "v-ndim", BOTH, instead("v", lambda: floats(2, 7)),
+        "v", "must have 4 dimensions, (batch, seqlen_k, heads_k", "shape (2, 7)",
+    ),
     Row("q-ndim-0", BOTH, setting("q", ndim=0), "q", "must have 4 dimensions", "shape ()"),
     Row(
-        "k-head-dim", BOTH, instead("k", lambda: floats(2, 7, 2, 9)), "k",
-        "shape must be (batch, seqlen_k, heads_k, head_dim) = (2, 7, 2, 8)", "it is (2, 7, 2, 9)",
+        "k-head-dim", BOTH, instead("k", lambda: floats(2, 7, 2, 9)),
+        "k", "shape must be (batch, seqlen_k, heads_k, head_dim) = (2, 7, 2, 8)", "it is (2, 7, 2, 9)",
     ),
-    Row("k-batch", BOTH, instead("k", lambda: floats(1, 7, 2, 8)), "k", "shape must be (batch, seqlen_k, heads_k, head_dim) = (2, 7, 2, 8)", "it is (1, 7, 2, 8)"),
-    Row("v-rows", BOTH, instead("v", lambda: floats(2, 6, 2, 6)), "v", "shape must be (batch, seqlen_k, heads_k, head_dim_v) = (2, 7, 2, 6)", "it is (2, 6, 2, 6)"),
-    Row("v-heads", BOTH, instead("v", lambda: floats(2, 7, 1, 6)), "v", "shape must be (batch, seqlen_k, heads_k, head_dim_v) = (2, 7, 2, 6)", "it is (2, 7, 1, 6)"),
+    Row(
+        "k-batch", BOTH, instead("k", lambda: floats(1, 7, 2, 8)),
+        "k", "shape must be (batch, seqlen_k, heads_k, head_dim) = (2, 7, 2, 8)", "it is (1, 7, 2, 8)",
+    ),
+    Row(
+        "v-rows", BOTH, instead("v", lambda: floats(2, 6, 2, 6)),
+        "v", "shape must be (batch, seqlen_k, heads_k, head_dim_v) = (2, 7, 2, 6)", "it is (2, 6, 2, 6)",
+    ),
+    Row(
+        "v-heads", BOTH, instead("v", lambda: floats(2, 7, 1, 6)),
+        "v", "shape must be (batch, seqlen_k, heads_k, head_dim_v) = (2, 7, 2, 6)", "it is (2, 7, 1, 6)",
+    ),
     Row(
         "heads-multiple", BOTH, both(instead("k", lambda: floats(2, 7, 3, 8)), instead("v", lambda: floats(2, 7, 3, 6))),
         "k", "the heads of q must be a multiple of those of k", "q has 4, k has 3",
     ),
     Row(
-        "heads-zero", BOTH, both(sizing("k", 2, 0), sizing("v", 2, 0)), "k",
-        "the heads of q must be a multiple of those of k", "q has 4, k has 0",
+        "heads-zero", BOTH, both(sizing("k", 2, 0), sizing("v", 2, 0)),
+        "k", "the heads of q must be a multiple of those of k", "q has 4, k has 0",
     ),
     Row("head-dim-0", BOTH, both(sizing("q", 3, 0), sizing("k", 3, 0)), "q", "head_dim must be at least 1", "0"),
     Row("head-dim-v-0", BOTH, sizing("v", 3, 0), "v", "head_dim_v must be at least 1", "0"),
-    Row("out-shape", BOTH, sizing("out", 1, 4), "out", "shape must be (batch, seqlen_q, heads_q, head_dim_v) = (2, 5, 4, 6)", "it is (2, 4, 4, 6)"),
-    Row("out-ndim", BOTH, instead("out", lambda: floats(2, 5, 4)), "out", "shape must be (batch, seqlen_q, heads_q, head_dim_v) = (2, 5, 4, 6)", "it is (2, 5, 4)"),
+    Row(
+        "out-shape", BOTH, sizing("out", 1, 4),
+        "out", "shape must be (batch, seqlen_q, heads_q, head_dim_v) = (2, 5, 4, 6)", "it is (2, 4, 4, 6)",
+    ),
+    Row(
+        "out-ndim", BOTH, instead("out", lambda: floats(2, 5, 4)),
+        "out", "shape must be (batch, seqlen_q, heads_q, head_dim_v) = (2, 5, 4, 6)", "it is (2, 5, 4)",
+    ),
     Row("lse-shape", BOTH, sizing("lse", 2, 4), "lse", "shape must be (batch, heads_q, seqlen_q) = (2, 4, 5)", "it is (2, 4, 4)"),
-    Row("dout-shape", BACKWARD, sizing("dout", 2, 2), "dout", "shape must be (batch, seqlen_q, heads_q, head_dim_v) = (2, 5, 4, 6)", "it is (2, 5, 2, 6)"),
+    Row(
+        "dout-shape", BACKWARD, sizing("dout", 2, 2),
+        "dout", "shape must be (batch, seqlen_q, heads_q, head_dim_v) = (2, 5, 4, 6)", "it is (2, 5, 2, 6)",
+    ),
     Row("dq-shape", BACKWARD, sizing("dq", 0, 1), "dq", "shape must be that of q = (2, 5, 4, 8)", "it is (1, 5, 4, 8)"),
     Row("dk-shape", BACKWARD, sizing("dk", 2, 1), "dk", "shape must be that of k = (2, 7, 2, 8)", "it is (2, 7, 1, 8)"),
     Row("dv-shape", BACKWARD, sizing("dv", 1, 1), "dv", "shape must be that of v = (2, 7, 2, 6)", "it is (2, 1, 2, 6)"),
     # Packed.
-    Row("packed-q-ndim", BOTH, instead("q", lambda: floats(1, 6, 4, 8)), "q", "must have 3 dimensions, (total_q", "shape (1, 6, 4, 8)", base="packed"),
-    Row("packed-k-ndim", BOTH, instead("k", lambda: floats(1, 9, 2, 8)), "k", "must have 3 dimensions, (total_k", "shape (1, 9, 2, 8)", base="packed"),
-    Row("packed-v-ndim", BOTH, instead("v", lambda: floats(9, 6)), "v", "must have 3 dimensions, (total_k", "shape (9, 6)", base="packed"),
-    Row("packed-k-shape", BOTH, instead("k", lambda: floats(9, 2, 7)), "k", "shape must be (total_k, heads_k, head_dim) = (9, 2, 8)", "it is (9, 2, 7)", base="packed"),
-    Row("packed-v-shape", BOTH, instead("v", lambda: floats(8, 2, 6)), "v", "shape must be (total_k, heads_k, head_dim_v) = (9, 2, 6)", "it is (8, 2, 6)", base="packed"),
-    Row("packed-out-shape", BOTH, sizing("out", 0, 5), "out", "shape must be (total_q, heads_q, head_dim_v) = (6, 4, 6)", "it is (5, 4, 6)", base="packed"),
-    Row("packed-lse-shape", BOTH, setting("lse", ndim=1), "lse", "shape must be (heads_q, total_q) = (4, 6)", "it is (4,)", base="packed"),
-    Row("packed-dk-shape", BACKWARD, sizing("dk", 0, 1), "dk", "shape must be that of k = (9, 2, 8)", "it is (1, 2, 8)", base="packed"),
-    Row("packed-k-batch", BOTH, with_tensor("cu_seqlens_q", lambda: ints(0, 2, 3, 5)), "cu_seqlens_k", "shape must be (batch + 1,) = (4,)", "it is (3,)", base="packed"),
-    Row("packed-k-dense-q", BOTH, with_tensor("cu_seqlens_k", lambda: ints(0, 2)), "cu_seqlens_k", "shape must be (batch + 1,) = (3,)", "it is (2,)", base="packed_k"),
-    Row("packed-q-dense-k", BOTH, with_tensor("cu_seqlens_q", lambda: ints(0, 2)), "k", "shape must be (batch, seqlen_k, heads_k, head_dim) = (1, 7, 2, 8)", "it is (2, 7, 2, 8)", base="packed_q"),
+    Row(
+        "packed-q-ndim", BOTH, instead("q", lambda: floats(1, 6, 4, 8)),
+        "q", "must have 3 dimensions, (total_q", "shape (1, 6, 4, 8)", base="packed",
+    ),
+    Row(
+        "packed-k-ndim", BOTH, instead("k", lambda: floats(1, 9, 2, 8)),
+        "k", "must have 3 dimensions, (total_k", "shape (1, 9, 2, 8)", base="packed",
+    ),
+    Row(
+        "packed-v-ndim", BOTH, instead("v", lambda: floats(9, 6)),
+        "v", "must have 3 dimensions, (total_k", "shape (9, 6)", base="packed",
+    ),
+    Row(
+        "packed-k-shape", BOTH, instead("k", lambda: floats(9, 2, 7)),
+        "k", "shape must be (total_k, heads_k, head_dim) = (9, 2, 8)", "it is (9, 2, 7)", base="packed",
+    ),
+    Row(
+        "packed-v-shape", BOTH, instead("v", lambda: floats(8, 2, 6)),
+        "v", "shape must be (total_k, heads_k, head_dim_v) = (9, 2, 6)", "it is (8, 2, 6)", base="packed",
+    ),
+    Row(
+        "packed-out-shape", BOTH, sizing("out", 0, 5),
+        "out", "shape must be (total_q, heads_q, head_dim_v) = (6, 4, 6)", "it is (5, 4, 6)", base="packed",
+    ),
+    Row(
+        "packed-lse-shape", BOTH, setting("lse", ndim=1),
+        "lse", "shape must be (heads_q, total_q) = (4, 6)", "it is (4,)", base="packed",
+    ),
+    Row(
+        "packed-dk-shape", BACKWARD, sizing("dk", 0, 1),
+        "dk", "shape must be that of k = (9, 2, 8)", "it is (1, 2, 8)", base="packed",
+    ),
+    Row(
+        "packed-k-batch", BOTH, with_tensor("cu_seqlens_q", lambda: ints(0, 2, 3, 5)),
+        "cu_seqlens_k", "shape must be (batch + 1,) = (4,)", "it is (3,)", base="packed",
+    ),
+    Row(
+        "packed-k-dense-q", BOTH, with_tensor("cu_seqlens_k", lambda: ints(0, 2)),
+        "cu_seqlens_k", "shape must be (batch + 1,) = (3,)", "it is (2,)", base="packed_k",
+    ),
+    Row(
+        "packed-q-dense-k", BOTH, with_tensor("cu_seqlens_q", lambda: ints(0, 2)),
+        "k", "shape must be (batch, seqlen_k, heads_k, head_dim) = (1, 7, 2, 8)", "it is (2, 7, 2, 8)", base="packed_q",
+    ),
 ]
 
 LENGTHS = [
-    Row("cu-ndim", BOTH, with_tensor("cu_seqlens_q", lambda: ints(0, 2, 5).reshape(1, 3)), "cu_seqlens_q", "must have 1 dimension, (batch + 1,)", "shape (1, 3)", base="packed"),
-    Row("cu-empty", BOTH, with_tensor("cu_seqlens_q", ints), "cu_seqlens_q", "must have batch + 1 entries, so at least one", "it has none", base="packed"),
-    Row("cu-dtype", BOTH, setting("cu_seqlens_q", dtype=abi.FLOAT32), "cu_seqlens_q", "dtype must be int32", "it is float32", base="packed"),
+    Row(
+        "cu-ndim", BOTH, with_tensor("cu_seqlens_q", lambda: ints(0, 2, 5).reshape(1, 3)),
+        "cu_seqlens_q", "must have 1 dimension, (batch + 1,)", "shape (1, 3)", base="packed",
+    ),
+    Row(
+        "cu-empty", BOTH, with_tensor("cu_seqlens_q", ints),
+        "cu_seqlens_q", "must have batch + 1 entries, so at least one", "it has none", base="packed",
+    ),
+    Row(
+        "cu-dtype", BOTH, setting("cu_seqlens_q", dtype=abi.FLOAT32),
+        "cu_seqlens_q", "dtype must be int32", "it is float32", base="packed",
+    ),
     Row("cu-device", BOTH, on_cuda("cu_seqlens_k"), "cu_seqlens_k", "must be on the device", "it is on cuda:0", base="packed"),
     Row("cu-stride", BOTH, striding("cu_seqlens_k", 0, 2), "cu_seqlens_k", "must be contiguous", "strides (2,)", base="packed"),
-    Row("used-shape", BOTH, with_tensor("seqused_q", lambda: ints(1, 2, 3)), "seqused_q", "shape must be (batch,) = (2,)", "it is (3,)"),
-    Row("used-k-shape", BOTH, with_tensor("seqused_k", lambda: ints(1)), "seqused_k", "shape must be (batch,) = (2,)", "it is (1,)"),
+    Row(
+        "used-shape", BOTH, with_tensor("seqused_q", lambda: ints(1, 2, 3)),
+        "seqused_q", "shape must be (batch,) = (2,)", "it is (3,)",
+    ),
+    Row(
+        "used-k-shape", BOTH, with_tensor("seqused_k", lambda: ints(1)),
+        "seqused_k", "shape must be (batch,) = (2,)", "it is (1,)",
+    ),
     Row("used-dtype", BOTH, with_tensor("seqused_k", lambda: floats(2)), "seqused_k", "dtype must be int32", "it is float32"),
-    Row("cu-start", BOTH, with_tensor("cu_seqlens_q", lambda: ints(1, 2, 5)), "cu_seqlens_q", "must start at 0", "entry 0 is 1", base="packed", data=True),
-    Row("cu-decreases", BOTH, with_tensor("cu_seqlens_k", lambda: ints(0, 5, 4)), "cu_seqlens_k", "must not decrease", "entries 1 and 2 are 5 and 4", base="packed", data=True),
-    Row("cu-negative", BOTH, with_tensor("cu_seqlens_k", lambda: ints(0, -5, 4)), "cu_seqlens_k", "must not decrease", "entries 0 and 1 are 0 and -5", base="packed", data=True),
-    Row("cu-end", BOTH, with_tensor("cu_seqlens_q", lambda: ints(0, 2, 7)), "cu_seqlens_q", "must not end past the rows of the packed tensor", "the last entry is 7, q has 6 rows", base="packed", data=True),
-    Row("max-q", BOTH, with_options(max_seqlen_q=2), "max_seqlen_q", "must be at least every length", "it is 2, sequence 1 has 3", base="packed", data=True),
-    Row("max-k", BOTH, with_options(max_seqlen_k=3), "max_seqlen_k", "must be at least every length", "it is 3, sequence 0 has 4", base="packed", data=True),
-    Row("used-negative", BOTH, with_tensor("seqused_q", lambda: ints(5, -1)), "seqused_q", "must be at least 0 and at most the rows of its sequence", "entry 1 is -1 of 5", data=True),
-    Row("used-large", BOTH, with_tensor("seqused_k", lambda: ints(8, 0)), "seqused_k", "must be at least 0 and at most the rows of its sequence", "entry 0 is 8 of 7", data=True),
-    Row("used-large-packed", BOTH, with_tensor("seqused_q", lambda: ints(2, 4)), "seqused_q", "at most the rows of its sequence", "entry 1 is 4 of 3", base="packed", data=True),
-]
-
-SCORES = [
-    Row("alibi-shape", BOTH, with_tensor("alibi_slopes", lambda: floats(5)), "alibi_slopes", "shape must be (heads_q,) = (4,)", "it is (5,)"),
-    Row("alibi-shape-2", BOTH, with_tensor("alibi_slopes", lambda: floats(3, 4)), "alibi_slopes", "shape must be (heads_q,) or (batch, heads_q) = (2, 4)", "it is (3, 4)"),
-    Row("alibi-dtype", BOTH, with_tensor("alibi_slopes", lambda: ints(1, 2, 3, 4)), "alibi_slopes", "dtype must be float32 or that of q, float32", "it is int32"),
-    Row("alibi-dtype-2", BOTH, with_tensor("alibi_slopes", lambda: floats(2, 4, dtype=np.float16)), "alibi_slopes", "float32 or that of q, bfloat16", "it is float16", base="bf16"),
-    Row("alibi-device", BOTH, both(with_tensor("alibi_slopes", lambda: floats(4)), on_cuda("alibi_slopes")), "alibi_slopes", "must be on the device", "it is on cuda:0"),
-    Row("alibi-device-2", BOTH, both(with_tensor("alibi_slopes", lambda: floats(2, 4)), on_cuda("alibi_slopes")), "alibi_slopes", "must be on the device", "it is on cuda:0"),
-    Row("sink-shape", BOTH, with_tensor("learnable_sink", lambda: floats(2)), "learnable_sink", "shape must be (heads_q,) = (4,)", "it is (2,)"),
-    Row("sink-dtype", BOTH, with_tensor("learnable_sink", lambda: floats(4, dtype=np.float64)), "learnable_sink", "dtype must be float32 or that of q", "it is float64"),
-    *(
-        Row(f"bias-{'x'.join(map(str, s))}", BOTH, with_tensor("bias", lambda s=s: floats(*s)), "bias", "each size must be 1 or that of (batch, heads_q, seqlen_q, seqlen_k)", v)
-        for s, v in (
-            ((5, 6), "seqlen_k is 7, shape (5, 6)"), ((4, 7), "seqlen_q is 5, shape (4, 7)"), ((2, 5, 7), "heads_q is 4, shape (2, 5, 7)"),
-            ((3, 4, 5, 7), "batch is 2, shape (3, 4, 5, 7)"), ((6, 7), "seqlen_q is 5, shape (6, 7)"), ((0, 7), "seqlen_q is 5, shape (0, 7)"),
-        )
+    Row(
+        "cu-start", BOTH, with_tensor("cu_seqlens_q", lambda: ints(1, 2, 5)),
+        "cu_seqlens_q", "must start at 0", "entry 0 is 1", base="packed", data=True,
     ),
-    Row("bias-dtype", BOTH, with_tensor("bias", ones(5, 7)), "bias", "dtype must be float32 or that of q, float32", "it is bool"),
-    Row("bias-device", BOTH, both(with_tensor("bias", lambda: floats(5, 7)), on_cuda("bias")), "bias", "must be on the device", "it is on cuda:0"),
-    Row("bias-short-max", BOTH, both(with_tensor("bias", lambda: floats(2, 4)), with_options(max_seqlen_q=3)), "bias", "each size must be 1 or that of", "seqlen_q is 3 or more, shape (2, 4)", base="packed"),
-    Row("bias-short", BOTH, with_tensor("bias", lambda: floats(2, 4)), "bias", "must cover the largest lengths of the packed sequences", "largest 3 x 4, given 2 x 4", base="packed", data=True),
-    Row("mask-short", BOTH, with_tensor("mask", ones(3, 3)), "mask", "must cover the largest lengths of the packed sequences", "largest 3 x 4, given 3 x 3", base="packed", data=True),
-    Row("mask-dtype", BOTH, with_tensor("mask", lambda: floats(5, 7)), "mask", "dtype must be bool", "it is float32"),
-    Row("mask-shape", BOTH, with_tensor("mask", ones(1, 3, 5, 7)), "mask", "each size must be 1 or that of", "heads_q is 4, shape (1, 3, 5, 7)"),
-    # Backward.
-    Row("dlse-shape", BACKWARD, with_tensor("dlse", lambda: floats(2, 5, 4)), "dlse", "shape must be (batch, heads_q, seqlen_q) = (2, 4, 5)", "it is (2, 5, 4)"),
-    Row("dlse-dtype", BACKWARD, with_tensor("dlse", lambda: floats(2, 4, 5, dtype=np.float16)), "dlse", "dtype must be float32", "it is float16"),
-    Row("dbias-no-bias", BACKWARD, with_tensor("dbias", lambda: floats(5, 7)), "dbias", "needs bias", "bias is NULL"),
-    Row("dbias-shape", BACKWARD, both(with_tensor("bias", lambda: floats(1, 1, 5, 7)), with_tensor("dbias", lambda: floats(4, 5, 7))), "dbias", "shape must be that of bias", "it is (4, 5, 7), bias (1, 1, 5, 7)"),
-    Row("dbias-sizes", BACKWARD, both(with_tensor("bias", lambda: floats(5, 7)), with_tensor("dbias", lambda: floats(7, 5))), "dbias", "each size must be 1 or that of", "seqlen_q is 5, shape (7, 5)"),
-    Row("dbias-dtype", BACKWARD, both(with_tensor("bias", lambda: floats(5, 7)), with_tensor("dbias", lambda: floats(5, 7, dtype=np.float16))), "dbias", "dtype must be float32", "it is float16"),
-    Row("dbias-device", BACKWARD, both(with_tensor("bias", lambda: floats(5, 7)), with_tensor("dbias", lambda: floats(5, 7)), on_cuda("dbias")), "dbias", "must be on the device", "it is on cuda:0"),
-    Row("dbias-repeats", BACKWARD, both(with_tensor("bias", lambda: floats(5, 7)), with_tensor("dbias", lambda: floats(5, 7)), striding("dbias", 0, 0)), "dbias", "an output may not repeat (stride 0)", "strides (0, 1)"),
-    Row("dbias-overlap", BACKWARD, both(with_tensor("bias", lambda: floats(5, 7)), lambda case: case.options.update(dbias=case.options["bias"])), "dbias", "an output must not overlap another tensor", "it overlaps bias", data=True),
-    Row("dsink-no-sink", BACKWARD, with_tensor("dsink", lambda: floats(4)), "dsink", "needs learnable_sink", "learnable_sink is NULL"),
-    Row("dsink-shape", BACKWARD, both(with_tensor("learnable_sink", lambda: floats(4)), with_tensor("dsink", lambda: floats(3))), "dsink", "shape must be (heads_q,) = (4,)", "it is (3,)"),
-    Row("dsink-dtype", BACKWARD, both(with_tensor("learnable_sink", lambda: floats(4)), with_tensor("dsink", lambda: floats(4, dtype=np.float16))), "dsink", "dtype must be float32", "it is float16"),
-]
-
-BLOCK_SHAPE = "shape must be (batch or 1, heads_q or 1, ceil(seqlen_q / 128), ceil(seqlen_k / 128))"
-
-
-def of_lists(name, spoil):
-    """Changes one of the four tensors of the lists."""
-    return lambda case: spoil(getattr(case.options["block_lists"], name))
-
-
-def entry(name, *values):
-    """Writes into the arrays behind the lists."""
-    return lambda case: case.arrays[name].reshape(-1).__setitem__(slice(0, len(values)), values)
-
-
-def many_blocks(*counts_and_indices):
-    """Lists of a 1 x 3 block mask, for a key side of three blocks."""
-
-    def change(case):
-        for name in ("k", "v"):
-            case.put(name, np.zeros((B, 300, 2, D if name == "k" else DV), np.float32))
-        case.options["block_lists"], kept = abi.compress(np.ones((1, 1, 1, 3), np.bool_))
-        case.arrays.update(zip(("row_counts", "row_indices", "col_counts", "col_indices"), kept, strict=True))
-        for one in counts_and_indices:
-            one(case)
-
-    return change
-
-
-def cleared(*names):
-    def change(case):
-        for name in names:
-            setattr(case.options["block_lists"], name, abi.Tensor())
-
-    return change
-
-
-BLOCKS = [
-    Row("blocks-dtype", BOTH, with_tensor("block_mask", lambda: ints(1).reshape(1, 1, 1, 1)), "block_mask", "dtype must be bool", "it is int32"),
-    Row("blocks-ndim", BOTH, with_tensor("block_mask", ones(1, 1)), "block_mask", "must have 4 dimensions, (batch or 1", "shape (1, 1)"),
-    Row("blocks-device", BOTH, both(with_tensor("block_mask", ones(1, 1, 1, 1)), on_cuda("block_mask")), "block_mask", "must be on the device", "it is on cuda:0"),
-    *(
-        Row(f"blocks-{'x'.join(map(str, s))}", BOTH, with_tensor("block_mask", ones(*s)), "block_mask", BLOCK_SHAPE, v)
-        for s, v in (
-            ((3, 1, 1, 1), "full size (2, 4, 1, 1), given 3 x 1 of 1 x 1 blocks"), ((1, 2, 1, 1), "full size (2, 4, 1, 1), given 1 x 2 of 1 x 1 blocks"),
-            ((1, 1, 2, 1), "full size (2, 4, 1, 1), given 1 x 1 of 2 x 1 blocks"), ((1, 1, 1, 0), "full size (2, 4, 1, 1), given 1 x 1 of 1 x 0 blocks"),
-        )
+    Row(
+        "cu-decreases", BOTH, with_tensor("cu_seqlens_k", lambda: ints(0, 5, 4)),
+        "cu_seqlens_k", "must not decrease", "entries 1 and 2 are 5 and 4", base="packed", data=True,
     ),
-    Row("blocks-short", BOTH, with_tensor("block_mask", ones(1, 1, 1, 0)), "block_mask", "must cover the largest lengths of the packed sequences", "largest 3 x 4, given 1 x 0 blocks", base="packed", data=True),
-    Row("lists-and-mask", BOTH, with_tensor("block_mask", ones(1, 1, 1, 1)), "block_lists", "cannot be given together with block_mask", "both are", base="blocks"),
-    Row("lists-no-rows", BOTH, cleared("row_counts", "row_indices"), "block_lists.row_counts", "is needed, with row_indices", "zero", base="blocks"),
-    Row("lists-no-cols", BACKWARD, cleared("col_counts", "col_indices"), "block_lists.col_counts", "is needed, with col_indices, by the backward", "zero", base="blocks"),
-    Row("lists-half", BOTH, cleared("row_indices"), "block_lists.row_indices", "is required", "NULL", base="blocks"),
-    Row("lists-half-2", BOTH, cleared("col_counts"), "block_lists.col_counts", "is required", "NULL", base="blocks"),
-    *(
-        Row(f"lists-dtype-{n}", BOTH, of_lists(n, lambda t: setattr(t, "dtype", abi.FLOAT32)), f"block_lists.{n}", "dtype must be int32", "it is float32", base="blocks")
-        for n in ("row_counts", "row_indices", "col_counts", "col_indices")
+    Row(
+        "cu-negative", BOTH, with_tensor("cu_seqlens_k", lambda: ints(0, -5, 4)),
+        "cu_seqlens_k", "must not decrease", "entries 0 and 1 are 0 and -5", base="packed", data=True,
     ),
-    *(
-        Row(f"lists-device-{n}", BOTH, of_lists(n, lambda t: setattr(t, "device_type", 1)), f"block_lists.{n}", "must be on the device", "it is on cuda:0", base="blocks")
-        for n in ("row_counts", "row_indices", "col_counts", "col_indices")
+    Row(
+        "cu-end", BOTH, with_tensor("cu_seqlens_q", lambda: ints(0, 2, 7)),
+        "cu_seqlens_q", "must not end past the rows of the packed tensor", "the last entry is 7, q has 6 rows", base="packed",
+        data=True,
     ),
-    Row("lists-counts-ndim", BOTH, of_lists("row_counts", lambda t: setattr(t, "ndim", 2)), "block_lists.row_counts", "must have 3 dimensions", "shape (1, 4)", base="blocks"),
-    Row("lists-indices-ndim", BOTH, of_lists("row_indices", lambda t: setattr(t, "ndim", 3)), "block_lists.row_indices", "must have 4 dimensions", "shape (1, 4, 1)", base="blocks"),
-    Row("lists-indices-shape", BOTH, of_lists("row_indices", lambda t: t.shape.__setitem__(1, 3)), "block_lists.row_indices", "shape must be that of the counts, and one more = (1, 4, 1, 1)", "it is (1, 3, 1, 1)", base="blocks"),
-    Row("lists-blocks", BOTH, of_lists("row_indices", lambda t: t.shape.__setitem__(3, 2)), "block_lists.row_indices", BLOCK_SHAPE, "full size (2, 4, 1, 1), given 1 x 4 of 1 x 2 blocks", base="blocks"),
-    Row("lists-cols-shape", BOTH, of_lists("col_indices", lambda t: t.shape.__setitem__(3, 2)), "block_lists.col_indices", "shape must be that of row_indices with the blocks exchanged = (1, 4, 1, 1)", "it is (1, 4, 1, 2)", base="blocks"),
-    Row("lists-count-negative", BOTH, entry("row_counts", -1), "block_lists.row_counts", "a count must be at least 0 and at most the number of blocks", "entry (0, 0, 0) is -1 of 1", base="blocks", data=True),
-    Row("lists-count-large", BOTH, entry("col_counts", 1, 2), "block_lists.col_counts", "a count must be at least 0 and at most the number of blocks", "entry (0, 1, 0) is 2 of 1", base="blocks", data=True),
-    Row("lists-index-negative", BOTH, entry("row_indices", 0, 0, -1), "block_lists.row_indices", "a block must be at least 0 and below the number of blocks", "entry (0, 2, 0, 0) is -1 of 1", base="blocks", data=True),
-    Row("lists-index-large", BOTH, entry("col_indices", 1), "block_lists.col_indices", "a block must be at least 0 and below the number of blocks", "entry (0, 0, 0, 0) is 1 of 1", base="blocks", data=True),
-    Row("lists-descend", FORWARD, many_blocks(entry("row_indices", 0, 2, 1)), "block_lists.row_indices", "each list must ascend", "entry (0, 0, 0, 2) is 1 after 2", data=True),
-    Row("lists-twice", FORWARD, many_blocks(entry("row_indices", 0, 0, 1)), "block_lists.row_indices", "each list must ascend", "entry (0, 0, 0, 1) is 0 after 0", data=True),
+    Row(
+        "max-q", BOTH, with_options(max_seqlen_q=2),
+        "max_seqlen_q", "must be at least every length", "it is 2, sequence 1 has 3", base="packed", data=True,
+    ),
+    Row(
+        "max-k", BOTH, with_options(max_seqlen_k=3),
+        "max_seqlen_k", "must be at least every length", "it is 3, sequence 0 has 4", base="packed", data=True,
+    ),
+    Row(
+        "used-negative", BOTH, with_tensor("seqused_q", lambda: ints(5, -1)),
+        "seqused_q", "must be at least 0 and at most the rows of its sequence", "entry 1 is -1 of 5", data=True,
+    ),
+    Row(
+        "used-large", BOTH, with_tensor("seqused_k", lambda: ints(8, 0)),
+        "seqused_k", "must be at least 0 and at most the rows of its sequence", "entry 0 is 8 of 7", data=True,
+    ),
+    Row(
+        "used-large-packed", BOTH, with_tensor("seqused_q", lambda: ints(2, 4)),
+        "seqused_q", "at most the rows of its sequence", "entry 1 is 4 of 3", base="packed", data=True,
+    ),
 ]
 
 SUPPORT = [
-    Row("kernel-unknown", ALL3, with_options(kernel=b"forward_cpu_mmx"), "kernel", "must be one of", '"forward_cpu_mmx"', UNSUPPORTED),
-    Row("kernel-other-operation", ALL3, with_options(kernel=b"merge_cpu"), "kernel", "must be one of", '"merge_cpu"', UNSUPPORTED),
-    Row("kernel-other-backend", FORWARD, with_options(kernel=b"forward_cpu_scalar", backend=b"sm80"), "kernel", "must be one of forward in this build of backend sm80", '"forward_cpu_scalar"', UNSUPPORTED),
+    Row(
+        "kernel-unknown", ALL3, with_options(kernel=b"forward_cpu_mmx"),
+        "kernel", "must be one of", '"forward_cpu_mmx"', UNSUPPORTED,
+    ),
+    Row(
+        "kernel-other-operation", ALL3, with_options(kernel=b"merge_cpu"),
+        "kernel", "must be one of", '"merge_cpu"', UNSUPPORTED,
+    ),
+    Row(
+        "kernel-other-backend", FORWARD, with_options(kernel=b"forward_cpu_scalar", backend=b"sm80"),
+        "kernel", "must be one of forward in this build of backend sm80", '"forward_cpu_scalar"', UNSUPPORTED,
+    ),
     Row("kernel-empty", ALL3, with_options(kernel=b""), "kernel", "must be one of", '""', UNSUPPORTED),
     Row(
-        "head-dim-513", FORWARD, both(*(instead(n, lambda h=h: floats(2, 5 if h == 4 else 7, h, 513)) for n, h in (("q", 4), ("k", 2)))),
+        "head-dim-513", FORWARD,
+        both(*(instead(n, lambda h=h: floats(2, 5 if h == 4 else 7, h, 513)) for n, h in (("q", 4), ("k", 2)))),
         "head_dim", "must be at most 512 on the CPU", "513", UNSUPPORTED,
     ),
     Row(
@@ -266,4 +274,4 @@ SUPPORT = [
     ),
 ]
 
-ROWS = [*VALUES, *SHAPES, *LENGTHS, *SCORES, *BLOCKS, *SUPPORT]
+ROWS = [*VALUES, *SHAPES, *LENGTHS, *SUPPORT]

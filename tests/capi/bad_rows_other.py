@@ -31,6 +31,7 @@ def field(**fields):
     return lambda case: [setattr(case, name, value) for name, value in fields.items()]
 
 
+# fmt: off
 MERGES = [
     Row("count-0", MERGE, field(count=0), "count", "must be 1 to 64", "0"),
     Row("count-65", MERGE, field(count=65), "count", "must be 1 to 64", "65"),
@@ -43,25 +44,67 @@ MERGES = [
     Row("threads", MERGE, with_options(num_threads=-2), "num_threads", "must be 0 (the default) to 4096", "-2"),
     Row("out-null", MERGE, without("out"), "out", "is required", "NULL"),
     Row("part-kind", MERGE, setting("outs[1]", dtype=99), "outs[1]", "dtype must be a flash_dtype_t", "99"),
-    Row("part-null", MERGE, setting("lses[1]", data=None), "lses[1]", "data may be NULL only if the tensor has no elements", "shape (2, 4, 5)", data=True),
-    Row("part-ndim", MERGE, instead("outs[0]", lambda: floats(2, 5)), "outs[0]", "shape must be (batch, seqlen, heads, head_dim_v) or (total, heads, head_dim_v)", "it is (2, 5)"),
+    Row(
+        "part-null", MERGE, setting("lses[1]", data=None),
+        "lses[1]", "data may be NULL only if the tensor has no elements", "shape (2, 4, 5)", data=True,
+    ),
+    Row(
+        "part-ndim", MERGE, instead("outs[0]", lambda: floats(2, 5)),
+        "outs[0]", "shape must be (batch, seqlen, heads, head_dim_v) or (total, heads, head_dim_v)", "it is (2, 5)",
+    ),
     Row("head-dim-0", MERGE, sizing("outs[0]", 3, 0), "outs[0]", "head_dim_v must be at least 1", "0"),
-    Row("part-shape", MERGE, sizing("outs[1]", 1, 4), "outs[1]", "shape must be (batch, seqlen, heads, head_dim_v) = (2, 5, 4, 6)", "it is (2, 4, 4, 6)"),
-    Row("part-shape-packed", MERGE, sizing("outs[1]", 0, 8), "outs[1]", "shape must be (total, heads, head_dim_v) = (9, 4, 6)", "it is (8, 4, 6)", base="packed"),
-    Row("part-dtype", MERGE, setting("outs[1]", dtype=abi.INT32), "outs[1]", "dtype must be float16, bfloat16, float32 or float64", "it is int32"),
+    Row(
+        "part-shape", MERGE, sizing("outs[1]", 1, 4),
+        "outs[1]", "shape must be (batch, seqlen, heads, head_dim_v) = (2, 5, 4, 6)", "it is (2, 4, 4, 6)",
+    ),
+    Row(
+        "part-shape-packed", MERGE, sizing("outs[1]", 0, 8),
+        "outs[1]", "shape must be (total, heads, head_dim_v) = (9, 4, 6)", "it is (8, 4, 6)", base="packed",
+    ),
+    Row(
+        "part-dtype", MERGE, setting("outs[1]", dtype=abi.INT32),
+        "outs[1]", "dtype must be float16, bfloat16, float32 or float64", "it is int32",
+    ),
     Row("part-device", MERGE, on_cuda("outs[1]"), "outs[1]", "must be on the device", "it is on cuda:0"),
-    Row("part-lse-shape", MERGE, sizing("lses[0]", 2, 4), "lses[0]", "shape must be (batch, heads, seqlen) = (2, 4, 5)", "it is (2, 4, 4)"),
-    Row("part-lse-shape-packed", MERGE, sizing("lses[1]", 0, 3), "lses[1]", "shape must be (heads, total) = (4, 9)", "it is (3, 9)", base="packed"),
+    Row(
+        "part-lse-shape", MERGE, sizing("lses[0]", 2, 4),
+        "lses[0]", "shape must be (batch, heads, seqlen) = (2, 4, 5)", "it is (2, 4, 4)",
+    ),
+    Row(
+        "part-lse-shape-packed", MERGE, sizing("lses[1]", 0, 3),
+        "lses[1]", "shape must be (heads, total) = (4, 9)", "it is (3, 9)", base="packed",
+    ),
     Row("part-lse-dtype", MERGE, setting("lses[1]", dtype=abi.FLOAT16), "lses[1]", "dtype must be float32", "it is float16"),
-    Row("part-lse-dtype-f64", MERGE, instead("outs[1]", lambda: floats(2, 5, 4, 6, dtype=np.float64)), "lses[1]", "dtype must be float64", "it is float32"),
+    Row(
+        "part-lse-dtype-f64", MERGE, instead("outs[1]", lambda: floats(2, 5, 4, 6, dtype=np.float64)),
+        "lses[1]", "dtype must be float64", "it is float32",
+    ),
     Row("part-lse-device", MERGE, on_cuda("lses[0]"), "lses[0]", "must be on the device", "it is on cuda:0"),
-    Row("out-shape", MERGE, sizing("out", 3, 5), "out", "shape must be (batch, seqlen, heads, head_dim_v) = (2, 5, 4, 6)", "it is (2, 5, 4, 5)"),
+    Row(
+        "out-shape", MERGE, sizing("out", 3, 5),
+        "out", "shape must be (batch, seqlen, heads, head_dim_v) = (2, 5, 4, 6)", "it is (2, 5, 4, 5)",
+    ),
     Row("lse-shape", MERGE, setting("lse", ndim=2), "lse", "shape must be (batch, heads, seqlen) = (2, 4, 5)", "it is (2, 4)"),
-    Row("lse-dtype", MERGE, instead("lse", lambda: floats(2, 4, 5, dtype=BF16)), "lse", "dtype must be float32", "it is bfloat16"),
-    Row("last-stride", MERGE, striding("outs[0]", 3, 3), "outs[0]", "the last dimension must be contiguous (stride 1)", "stride 3"),
-    Row("overlap-part", MERGE, both(instead("out", lambda: floats(2, 5, 4, 6)), aliasing("out", "outs[1]")), "out", "an output must not overlap another tensor", "it overlaps outs[1]", data=True),
-    Row("overlap-lse", MERGE, aliasing("lse", "lses[0]"), "lse", "an output must not overlap another tensor", "it overlaps lses[0]", data=True),
-    Row("kernel", MERGE, with_options(kernel=b"forward_cpu_scalar"), "kernel", "must be one of merge in this build", '"forward_cpu_scalar"', abi.UNSUPPORTED),
+    Row(
+        "lse-dtype", MERGE, instead("lse", lambda: floats(2, 4, 5, dtype=BF16)),
+        "lse", "dtype must be float32", "it is bfloat16",
+    ),
+    Row(
+        "last-stride", MERGE, striding("outs[0]", 3, 3),
+        "outs[0]", "the last dimension must be contiguous (stride 1)", "stride 3",
+    ),
+    Row(
+        "overlap-part", MERGE, both(instead("out", lambda: floats(2, 5, 4, 6)), aliasing("out", "outs[1]")),
+        "out", "an output must not overlap another tensor", "it overlaps outs[1]", data=True,
+    ),
+    Row(
+        "overlap-lse", MERGE, aliasing("lse", "lses[0]"),
+        "lse", "an output must not overlap another tensor", "it overlaps lses[0]", data=True,
+    ),
+    Row(
+        "kernel", MERGE, with_options(kernel=b"forward_cpu_scalar"),
+        "kernel", "must be one of merge in this build", '"forward_cpu_scalar"', abi.UNSUPPORTED,
+    ),
     Row("backend-cuda", MERGE, with_options(backend=b"sm90"), "backend", "", "", abi.UNSUPPORTED),
 ]
 
@@ -82,18 +125,50 @@ COMPRESSIONS = [
     Row("lists-none", COMPRESS, cleared(*NAMES), "lists", "one pair of lists at least must be given", "none"),
     Row("lists-half", COMPRESS, cleared("row_counts"), "block_lists.row_counts", "is required", "NULL"),
     Row("mask-dtype", COMPRESS, setting("block_mask", dtype=abi.INT32, data=None), "block_mask", "", "shape (2, 1, 3, 4)"),
-    Row("mask-dtype-2", COMPRESS, instead("block_mask", lambda: np.ones((B, 1, 3, 4), np.int32)), "block_mask", "dtype must be bool", "it is int32"),
+    Row(
+        "mask-dtype-2", COMPRESS, instead("block_mask", lambda: np.ones((B, 1, 3, 4), np.int32)),
+        "block_mask", "dtype must be bool", "it is int32",
+    ),
     Row("mask-ndim", COMPRESS, setting("block_mask", ndim=3), "block_mask", "must have 4 dimensions", "shape (2, 1, 3)"),
     Row("mask-stride", COMPRESS, striding("block_mask", 2, 8), "block_mask", "must be contiguous", "strides (12, 0, 8, 1)"),
-    *(Row(f"dtype-{n}", COMPRESS, of_lists(n, lambda t: setattr(t, "dtype", abi.FLOAT32)), f"block_lists.{n}", "dtype must be int32", "it is float32") for n in NAMES),
-    *(Row(f"device-{n}", COMPRESS, of_lists(n, lambda t: setattr(t, "device_type", 1)), f"block_lists.{n}", "must be on the device", "it is on cuda:0") for n in NAMES),
-    Row("row-shape", COMPRESS, both(of_lists("row_counts", lambda t: t.shape.__setitem__(2, 2)), of_lists("row_indices", lambda t: t.shape.__setitem__(2, 2))), "block_lists.row_indices", "shape must be that of block_mask = (2, 1, 3, 4)", "it is (2, 1, 2, 4)"),
-    Row("col-shape", COMPRESS, of_lists("col_indices", lambda t: t.shape.__setitem__(3, 2)), "block_lists.col_indices", "shape must be that of block_mask with the blocks exchanged = (2, 1, 4, 3)", "it is (2, 1, 4, 2)"),
-    Row("counts-stride", COMPRESS, of_lists("row_counts", lambda t: t.stride.__setitem__(0, 4)), "block_lists.row_counts", "must be contiguous", "strides (4, 0, 1)"),
-    Row("row-stride", COMPRESS, of_lists("row_indices", lambda t: t.stride.__setitem__(0, 13)), "block_lists.row_indices", "must be contiguous", "strides (13, 0, 4, 1)"),
-    Row("col-counts-stride", COMPRESS, of_lists("col_counts", lambda t: t.stride.__setitem__(0, 5)), "block_lists.col_counts", "must be contiguous", "strides (5, 0, 1)"),
-    Row("col-stride", COMPRESS, of_lists("col_indices", lambda t: t.stride.__setitem__(2, 4)), "block_lists.col_indices", "must be contiguous", "strides (12, 0, 4, 1)"),
-    Row("overlap", COMPRESS, lambda case: setattr(case.lists.col_indices, "data", case.lists.row_indices.data), "block_lists.row_indices", "an output must not overlap another tensor", "it overlaps block_lists.col_indices"),
+    *(Row(
+        f"dtype-{n}", COMPRESS, of_lists(n, lambda t: setattr(t, "dtype", abi.FLOAT32)),
+        f"block_lists.{n}", "dtype must be int32", "it is float32",
+    ) for n in NAMES),
+    *(Row(
+        f"device-{n}", COMPRESS, of_lists(n, lambda t: setattr(t, "device_type", 1)),
+        f"block_lists.{n}", "must be on the device", "it is on cuda:0",
+    ) for n in NAMES),
+    Row(
+        "row-shape", COMPRESS,
+        both(*(of_lists(n, lambda t: t.shape.__setitem__(2, 2)) for n in ("row_counts", "row_indices"))),
+        "block_lists.row_indices", "shape must be that of block_mask = (2, 1, 3, 4)", "it is (2, 1, 2, 4)",
+    ),
+    Row(
+        "col-shape", COMPRESS, of_lists("col_indices", lambda t: t.shape.__setitem__(3, 2)),
+        "block_lists.col_indices", "shape must be that of block_mask with the blocks exchanged = (2, 1, 4, 3)",
+        "it is (2, 1, 4, 2)",
+    ),
+    Row(
+        "counts-stride", COMPRESS, of_lists("row_counts", lambda t: t.stride.__setitem__(0, 4)),
+        "block_lists.row_counts", "must be contiguous", "strides (4, 0, 1)",
+    ),
+    Row(
+        "row-stride", COMPRESS, of_lists("row_indices", lambda t: t.stride.__setitem__(0, 13)),
+        "block_lists.row_indices", "must be contiguous", "strides (13, 0, 4, 1)",
+    ),
+    Row(
+        "col-counts-stride", COMPRESS, of_lists("col_counts", lambda t: t.stride.__setitem__(0, 5)),
+        "block_lists.col_counts", "must be contiguous", "strides (5, 0, 1)",
+    ),
+    Row(
+        "col-stride", COMPRESS, of_lists("col_indices", lambda t: t.stride.__setitem__(2, 4)),
+        "block_lists.col_indices", "must be contiguous", "strides (12, 0, 4, 1)",
+    ),
+    Row(
+        "overlap", COMPRESS, lambda case: setattr(case.lists.col_indices, "data", case.lists.row_indices.data),
+        "block_lists.row_indices", "an output must not overlap another tensor", "it overlaps block_lists.col_indices",
+    ),
 ]
 
 SIZES = {"forward": 224, "backward": 224, "decode": 160, "merge": 32}
@@ -102,14 +177,33 @@ SIZES = {"forward": 224, "backward": 224, "decode": 160, "merge": 32}
 def version_rows():
     for function, size in SIZES.items():
         first = f"{size - 4}, version 1 has {size}"
-        yield Row("version-0", (function,), with_options(struct_size=0), "struct_size", "must be sizeof the options struct", f"0, version 1 has {size}", abi.VERSION)
-        yield Row("version-short", (function,), with_options(struct_size=size - 4), "struct_size", "must be sizeof the options struct", first, abi.VERSION)
-        yield Row("version-huge", (function,), with_options(struct_size=1 << 31), "struct_size", "is larger than any version's", f"2147483648, this library knows {size}", abi.VERSION)
+        yield Row(
+            "version-0", (function,), with_options(struct_size=0),
+            "struct_size", "must be sizeof the options struct", f"0, version 1 has {size}", abi.VERSION,
+        )
+        yield Row(
+            "version-short", (function,), with_options(struct_size=size - 4),
+            "struct_size", "must be sizeof the options struct", first, abi.VERSION,
+        )
+        yield Row(
+            "version-huge", (function,), with_options(struct_size=1 << 31),
+            "struct_size", "is larger than any version's", f"2147483648, this library knows {size}", abi.VERSION,
+        )
         tail = bytes(9) + b"\x01" + bytes(6)
-        yield Row("version-tail", (function,), field(struct_tail=tail), "struct_size", "fields that this library does not know must be 0", f"byte {size + 9} of {size + 16} is set, this library knows {size}", abi.VERSION)
+        yield Row(
+            "version-tail", (function,), field(struct_tail=tail),
+            "struct_size", "fields that this library does not know must be 0",
+            f"byte {size + 9} of {size + 16} is set, this library knows {size}", abi.VERSION,
+        )
     for function, size in (("kernel_info", 72), ("device_info", 280)):
-        yield Row("version-short", (function,), field(info_size=size - 8), "struct_size", "must be sizeof the info struct", f"{size - 8}, version 1 has {size}", abi.VERSION)
-        yield Row("version-huge", (function,), field(info_size=4097), "struct_size", "must be sizeof the info struct", f"4097, version 1 has {size}", abi.VERSION)
+        yield Row(
+            "version-short", (function,), field(info_size=size - 8),
+            "struct_size", "must be sizeof the info struct", f"{size - 8}, version 1 has {size}", abi.VERSION,
+        )
+        yield Row(
+            "version-huge", (function,), field(info_size=4097),
+            "struct_size", "must be sizeof the info struct", f"4097, version 1 has {size}", abi.VERSION,
+        )
 
 
 COUNTS = {"kernel_info": abi.lib.flash_kernel_count(), "device_info": abi.lib.flash_device_count()}
@@ -117,7 +211,10 @@ COUNTS = {"kernel_info": abi.lib.flash_kernel_count(), "device_info": abi.lib.fl
 INFORMATION = [
     Row("info-null", INFO, null("info"), "info", "is required", "NULL"),
     *(
-        Row(f"index-{n}", (function,), field(index=count if n == "count" else -1), "index", "must be at least 0 and below the count", f"{count if n == 'count' else -1} of {count}")
+        Row(
+            f"index-{n}", (function,), field(index=count if n == "count" else -1),
+            "index", "must be at least 0 and below the count", f"{count if n == 'count' else -1} of {count}",
+        )
         for function, count in COUNTS.items()
         for n in ("count", "negative")
     ),
@@ -133,9 +230,18 @@ NEEDS = tuple(function for function in ALL3 if needs_workspace(function))
 QUERY_TEXT = "it is {less}, needed are {needed}"
 
 WORK = [
-    Row("workspace-null", NEEDS, field(short_workspace="null"), "workspace", "must not be NULL for this call", "it needs {needed} bytes", abi.WORKSPACE, data=True),
-    Row("workspace-short", NEEDS, field(short_workspace="short"), "workspace_bytes", "must be at least what the query says", QUERY_TEXT, abi.WORKSPACE, data=True),
-    Row("workspace-misaligned", NEEDS, field(short_workspace="misaligned"), "workspace", "must be aligned to 256", "address modulo 256 is 64, needed are {needed} bytes", abi.WORKSPACE, data=True),
+    Row(
+        "workspace-null", NEEDS, field(short_workspace="null"),
+        "workspace", "must not be NULL for this call", "it needs {needed} bytes", abi.WORKSPACE, data=True,
+    ),
+    Row(
+        "workspace-short", NEEDS, field(short_workspace="short"),
+        "workspace_bytes", "must be at least what the query says", QUERY_TEXT, abi.WORKSPACE, data=True,
+    ),
+    Row(
+        "workspace-misaligned", NEEDS, field(short_workspace="misaligned"),
+        "workspace", "must be aligned to 256", "address modulo 256 is 64, needed are {needed} bytes", abi.WORKSPACE, data=True,
+    ),
 ]
 
 
@@ -155,11 +261,18 @@ def all_on_cuda(device):
 EVERY = ("forward", "backward", "decode", "merge", "compress")
 if COUNTS["device_info"]:
     DEVICES = [
-        Row("device-id", EVERY, all_on_cuda(63), "device_id", "must be below the number of devices", f"63 of {COUNTS['device_info']}"),
+        Row(
+            "device-id", EVERY, all_on_cuda(63),
+            "device_id", "must be below the number of devices", f"63 of {COUNTS['device_info']}",
+        ),
     ]
 else:
     DEVICES = [
-        Row("no-device", EVERY, all_on_cuda(0), "device_type", "the tensors are on a GPU, and there is no usable one", abi.lib.flash_cuda_state().decode(), abi.NO_DEVICE),
+        Row(
+            "no-device", EVERY, all_on_cuda(0),
+            "device_type", "the tensors are on a GPU, and there is no usable one", abi.lib.flash_cuda_state().decode(),
+            abi.NO_DEVICE,
+        ),
     ]
 
 ROWS = [*MERGES, *COMPRESSIONS, *version_rows(), *INFORMATION, *WORK, *DEVICES]

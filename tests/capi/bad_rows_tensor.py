@@ -22,6 +22,7 @@ from bad_cases import (
 FORWARD, BACKWARD, BOTH = ("forward",), ("backward",), ("forward", "backward")
 ALL3 = ("forward", "backward", "decode")
 
+# fmt: off
 ROWS = [
     # Missing.
     *(Row(f"{n}-null", BOTH, without(n), n, "is required", "NULL") for n in "qkv"),
@@ -50,8 +51,8 @@ ROWS = [
     ),
     Row("stride-negative", BOTH, striding("k", 0, -112), "k", "no stride may be negative", "strides (-112, 16, 8, 1)"),
     Row(
-        "stride-overflow", BOTH, striding("k", 0, 1 << 62), "k", "its strides must stay within 63 bits of bytes",
-        "strides (4611686018427387904, 16, 8, 1)",
+        "stride-overflow", BOTH, striding("k", 0, 1 << 62),
+        "k", "its strides must stay within 63 bits of bytes", "strides (4611686018427387904, 16, 8, 1)",
     ),
     Row(
         "stride-overflow-sum", BOTH, both(striding("k", 0, (1 << 63) - 1), striding("k", 1, (1 << 60))),
@@ -64,12 +65,13 @@ ROWS = [
                      ("v_new", ("decode",)))
     ),
     *(
-        Row(f"last-stride-{n}", ("decode",), striding(n, 1, 2), n, "the last dimension must be contiguous (stride 1)", "stride 2")
+        Row(
+            f"last-stride-{n}", ("decode",), striding(n, 1, 2),
+            n, "the last dimension must be contiguous (stride 1)", "stride 2",
+        )
         for n in ("rotary_cos", "rotary_sin")
     ),
-    Row(
-        "last-stride-0", BOTH, striding("v", 3, 0), "v", "the last dimension must be contiguous (stride 1)", "stride 0",
-    ),
+    Row("last-stride-0", BOTH, striding("v", 3, 0), "v", "the last dimension must be contiguous (stride 1)", "stride 0"),
     Row("out-repeats", FORWARD, striding("out", 1, 0), "out", "an output may not repeat (stride 0)", "strides (120, 0, 6, 1)"),
     Row("lse-repeats", FORWARD, striding("lse", 0, 0), "lse", "an output may not repeat (stride 0)", "strides (0, 5, 1)"),
     *(
@@ -77,30 +79,35 @@ ROWS = [
         for n, v in (("dq", "strides (0, 32, 8, 1)"), ("dk", "strides (0, 16, 8, 1)"), ("dv", "strides (0, 12, 6, 1)"))
     ),
     Row(
-        "cache-repeats", ("decode",), striding("k_cache", 0, 0), "k_cache", "an output may not repeat (stride 0)",
-        "strides (0, 16, 8, 1)",
+        "cache-repeats", ("decode",), striding("k_cache", 0, 0),
+        "k_cache", "an output may not repeat (stride 0)", "strides (0, 16, 8, 1)",
     ),
     # Data.
-    Row("end-of-memory", FORWARD, setting("k", data=(1 << 64) - 64), "k", "it must end inside the address space", "bytes 896", data=True),
+    Row(
+        "end-of-memory", FORWARD, setting("k", data=(1 << 64) - 64),
+        "k", "it must end inside the address space", "bytes 896", data=True,
+    ),
     *(
         Row(
-            f"data-null-{n}", f, setting(n, data=None), n, "data may be NULL only if the tensor has no elements",
-            "shape (2, 5, 4, 8)" if n == "q" else "shape (2, 5, 4, 6)", data=True,
+            f"data-null-{n}", f, setting(n, data=None),
+            n, "data may be NULL only if the tensor has no elements", "shape (2, 5, 4, 8)" if n == "q" else "shape (2, 5, 4, 6)",
+            data=True,
         )
         for n, f in (("q", ALL3), ("out", ALL3))
     ),
     Row(
-        "misaligned", BOTH, aliasing("k", "k", 2), "k", "data must be aligned to its element size", "address modulo 4 is 2",
-        data=True,
+        "misaligned", BOTH, aliasing("k", "k", 2),
+        "k", "data must be aligned to its element size", "address modulo 4 is 2", data=True,
     ),
     Row(
-        "misaligned-bf16", BOTH, aliasing("k", "k", 1), "k", "data must be aligned to its element size",
-        "address modulo 2 is 1", data=True, base="bf16",
+        "misaligned-bf16", BOTH, aliasing("k", "k", 1),
+        "k", "data must be aligned to its element size", "address modulo 2 is 1", data=True, base="bf16",
     ),
     # Overlap.
     *(
         Row(
-            f"overlap-{a}-{b}", f, aliasing(a, b, at), a, "an output must not overlap another tensor", f"it overlaps {b}", data=True,
+            f"overlap-{a}-{b}", f, aliasing(a, b, at),
+            a, "an output must not overlap another tensor", f"it overlaps {b}", data=True,
         )
         for a, b, f, at in (
             ("out", "q", FORWARD, 0), ("out", "k", FORWARD, 16), ("out", "v", FORWARD, 0), ("lse", "q", FORWARD, 0),
@@ -119,8 +126,8 @@ ROWS = [
         "dq", "an output must not overlap another tensor", "it overlaps dk", data=True,
     ),
     Row(
-        "overlap-self", FORWARD, striding("out", 1, 12), "out", "an output must not overlap itself",
-        "strides in bytes (480, 48, 24, 4) of sizes (2, 5, 4, 6)", data=True,
+        "overlap-self", FORWARD, striding("out", 1, 12),
+        "out", "an output must not overlap itself", "strides in bytes (480, 48, 24, 4) of sizes (2, 5, 4, 6)", data=True,
     ),
     # Devices.
     Row("device-k", BOTH, on_cuda("k"), "k", "must be on the device of the first tensor, cpu", "it is on cuda:0"),
@@ -128,14 +135,20 @@ ROWS = [
     Row("device-out", ALL3, on_cuda("out"), "out", "must be on the device of the first tensor, cpu", "it is on cuda:0"),
     Row("device-q", ALL3, on_cuda("q"), "", "must be on the device of the first tensor, cuda:0", "it is on cpu"),
     Row("device-lse", ALL3, on_cuda("lse"), "lse", "must be on the device of the first tensor, cpu", "it is on cuda:0"),
-    *(Row(f"device-{n}", BACKWARD, on_cuda(n), n, "must be on the device", "it is on cuda:0") for n in ("dout", "dq", "dk", "dv")),
+    *(
+        Row(f"device-{n}", BACKWARD, on_cuda(n), n, "must be on the device", "it is on cuda:0")
+        for n in ("dout", "dq", "dk", "dv")
+    ),
     # Types.
     Row("q-int", ALL3, setting("q", dtype=abi.INT32), "q", "dtype must be float16, bfloat16, float32 or float64", "it is int32"),
     Row("k-dtype", BOTH, instead("k", lambda: floats(2, 7, 2, 8, dtype=BF16)), "k", "dtype must be float32", "it is bfloat16"),
     Row("v-dtype", BOTH, setting("v", dtype=abi.FLOAT16), "v", "dtype must be float32", "it is float16"),
     Row("out-dtype", ALL3, setting("out", dtype=abi.BFLOAT16), "out", "dtype must be float32", "it is bfloat16"),
     Row("lse-dtype", ALL3, setting("lse", dtype=abi.BFLOAT16), "lse", "dtype must be float32", "it is bfloat16"),
-    Row("lse-dtype-bf16", BOTH, setting("lse", dtype=abi.BFLOAT16), "lse", "dtype must be float32", "it is bfloat16", base="bf16"),
+    Row(
+        "lse-dtype-bf16", BOTH, setting("lse", dtype=abi.BFLOAT16),
+        "lse", "dtype must be float32", "it is bfloat16", base="bf16",
+    ),
     Row("lse-dtype-f64", BOTH, setting("lse", dtype=abi.FLOAT32), "lse", "dtype must be float64", "it is float32", base="f64"),
     *(
         Row(f"{n}-dtype", BACKWARD, setting(n, dtype=abi.FLOAT16), n, "dtype must be float32", "it is float16")

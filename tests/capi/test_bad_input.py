@@ -3,12 +3,19 @@
 import bad_rows_attention
 import bad_rows_decode
 import bad_rows_other
+import bad_rows_scores
 import bad_rows_tensor
 import pytest
 from abi import OK, last_error, lib, status_name
 from bad_cases import OPTION_TYPES, Case, Row, build, call, explain, options_of, query
 
-ROWS: list[Row] = [*bad_rows_tensor.ROWS, *bad_rows_attention.ROWS, *bad_rows_decode.ROWS, *bad_rows_other.ROWS]
+ROWS: list[Row] = [
+    *bad_rows_tensor.ROWS,
+    *bad_rows_attention.ROWS,
+    *bad_rows_scores.ROWS,
+    *bad_rows_decode.ROWS,
+    *bad_rows_other.ROWS,
+]
 CASES = [pytest.param(row, f, id=f"{f}-{row.base}-{row.id}") for row in ROWS for f in row.functions]
 OUTPUTS = {"out", "lse", "dout", "dq", "dk", "dv"}  # which explain does not take
 QUERIED = [param for param in CASES if param.values[1] in {"forward", "backward", "decode"}]

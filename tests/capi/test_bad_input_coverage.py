@@ -1,7 +1,7 @@
 """No refusal without a row: every call of a check in the library's sources must have a row in the bad-input table.
 
-The sources are read as text. A call site is a refusal with its rule (`invalid("softcap", "must be ...")`) or a shared check with the
-name of what it checks (`check_shape(view, "lse", ...)`). A row covers a site if argument and rule agree.
+The sources are read as text. A call site is a refusal with its rule (`invalid("softcap", "must be ...")`) or a shared check with
+the name of what it checks (`check_shape(view, "lse", ...)`). A row covers a site if argument and rule agree.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ SHARED = {
     "required": "",
     "optional": "",
 }
+DEFINITION = ("void", "int", "TensorView", "int32_t*", "HeadTensor", "ScoreTensor", "::")  # what stands before one
 REFUSALS = ("invalid", "unknown_version", "refuse")
 
 
@@ -96,9 +97,7 @@ def sites_of(path: Path) -> Iterator[Site]:
         check = found[1]
         line = text.count("\n", 0, found.start()) + 1
         before = text[: found.start()].rstrip()
-        if check not in (*REFUSALS, *SHARED) or before.endswith(("void", "TensorView", "int32_t*", "HeadTensor", "ScoreTensor", "::")):
-            continue  # a definition
-        if re.search(r"(int|void|TensorView) (Reader::)?$", text[: found.start()]):
+        if check not in (*REFUSALS, *SHARED) or before.endswith(DEFINITION):
             continue
         values = arguments_of(text, found.end())
         if check == "refuse":

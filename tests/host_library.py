@@ -1,0 +1,38 @@
+"""Host functions that the library does not show, compiled for a test: some of its sources and a few lines around them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def compile_host(folder: Path, wrapper: str, *sources: str) -> ctypes.CDLL:
+    """`wrapper` is C++ with extern "C" functions; `sources` are paths below libflash/."""
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if not compiler:
+        pytest.skip("no C++ compiler")
+    source, library = folder / "wrapper.cpp", folder / "wrapper.so"
+    source.write_text(wrapper)
+    rooms = [f"-I{ROOT / 'libflash'}", f"-I{ROOT / 'include'}"]
+    files = [str(source), *(str(ROOT / "libflash" / path) for path in sources)]
+    command = [
+        compiler,
+        "-std=c++17",
+        "-O1",
+        "-shared",
+        "-fPIC",
+        "-fsanitize=undefined",
+        "-fno-sanitize-recover=all",
+        *rooms,
+        *files,
+    ]
+    done = subprocess.run([*command, "-o", str(library)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return ctypes.CDLL(str(library))
