@@ -288,8 +288,8 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  *
  * Rotary embedding (with rotary_cos and rotary_sin) turns the first r = 2 * rotary_cos.shape[1] channels of q and k_new: pair (x, y) at
  * position t becomes (x cos_t - y sin_t, x sin_t + y cos_t). The new key number i stands at position cache_seqlens[b] + i; so does
- * query row i when the call is causal or has a window; otherwise all query rows stand at cache_seqlens[b]. The cache holds turned keys; turned
- * rows are rounded to the type of q. */
+ * query row i when the call is causal or has a window; otherwise all query rows stand at cache_seqlens[b]. The cache holds turned keys.
+ * Turned rows are rounded to the type of q. */
 typedef struct flash_decode_options_t {
     uint32_t struct_size; /* sizeof(flash_decode_options_t) */
     uint32_t flags;       /* CAUSAL, WINDOW, SCALE, ROTARY_INTERLEAVED */
