@@ -64,7 +64,13 @@ def _native(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    out, lse = _core.attention(q, k, v, return_lse=True, **_native(options))
+    """Packed rows that belong to no sequence are not written by the library. A gradient that flows through them must not be garbage,
+    so they are 0 here (lse: -inf), and so are their gradients."""
+    filled = {}
+    if "cu_seqlens_q" in options:
+        filled["out"] = q.new_zeros((*q.shape[:-1], v.shape[-1]))
+        filled["lse"] = torch.full(lse_shape(q, "bshd"), -torch.inf, dtype=_lse_type(q), device=q.device)
+    out, lse = _core.attention(q, k, v, return_lse=True, **filled, **_native(options))
     return out, lse
 
 
@@ -79,7 +85,12 @@ def _attention_backward(
     bias, sink = options.get("bias"), options.get("learnable_sink")
     dbias = bias.new_empty(bias.shape) if need_dbias and bias is not None else None
     dsink = sink.new_empty(sink.shape) if need_dsink and sink is not None else None
-    dq, dk, dv = _core.attention_backward(dout, q, k, v, out, lse, dbias=dbias, dsink=dsink, **_native(options))
+    filled = {}
+    if "cu_seqlens_q" in options:
+        filled["dq"] = q.new_zeros(q.shape)
+    if "cu_seqlens_k" in options:
+        filled |= {"dk": k.new_zeros(k.shape), "dv": v.new_zeros(v.shape)}
+    dq, dk, dv = _core.attention_backward(dout, q, k, v, out, lse, dbias=dbias, dsink=dsink, **filled, **_native(options))
     return dq, dk, dv, q.new_empty(0) if dbias is None else dbias, q.new_empty(0) if dsink is None else dsink
 
 
@@ -172,38 +183,46 @@ _register()
 
 OPERATORS = {schema.partition("(")[0]: getattr(torch.ops.libflash, schema.partition("(")[0]).default for schema in _SCHEMAS}
 
+_plain = (Tensor, torch.nn.Parameter)
 _modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 
 
-def eager() -> bool:
-    """True if nobody watches: no tracing, no compiling, no dispatch mode, no profiler. The library is then called straight away: an
-    operator with thirty arguments costs 8 us more."""
-    return not torch.compiler.is_compiling() and _modes() == 0 and not torch.autograd._profiler_enabled()
+def eager(q: Tensor) -> bool:
+    """True for plain tensors if nobody watches: no tracing, no compiling, no dispatch mode, no profiler. The library is then called
+    straight away: an operator with thirty arguments costs 8 us more."""
+    return (
+        not torch.compiler.is_compiling()
+        and _modes() == 0
+        and type(q) in _plain
+        and not q.is_meta
+        and not torch.autograd._profiler_enabled()
+    )
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, return_lse: bool, **options: Any) -> Any:
     """(out, lse); in eager mode out alone unless return_lse. Records no gradient."""
-    if eager():
-        result = _core.attention(q, k, v, return_lse=return_lse, **_native(options))
-        return result if return_lse else (result,)
+    if eager(q):
+        if return_lse or "cu_seqlens_q" in options:
+            return _attention(q, k, v, **options)
+        return (_core.attention(q, k, v, **_native(options)),)
     return OPERATORS["attention"](q, k, v, **options)
 
 
 def attention_out(q: Tensor, k: Tensor, v: Tensor, *, out: Tensor, lse: Tensor | None, **options: Any) -> None:
-    (_attention_out if eager() else OPERATORS["attention_out"])(q, k, v, out=out, lse=lse, **options)
+    (_attention_out if eager(q) else OPERATORS["attention_out"])(q, k, v, out=out, lse=lse, **options)
 
 
 def attention_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, **options: Any) -> Any:
-    return (_attention_backward if eager() else OPERATORS["attention_backward"])(dout, q, k, v, out, lse, **options)
+    return (_attention_backward if eager(q) else OPERATORS["attention_backward"])(dout, q, k, v, out, lse, **options)
 
 
 def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, **options: Any) -> Any:
-    return (_decode if eager() else OPERATORS["decode"])(q, k_cache, v_cache, **options)
+    return (_decode if eager(q) else OPERATORS["decode"])(q, k_cache, v_cache, **options)
 
 
 def decode_append(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-    return (_decode_append if eager() else OPERATORS["decode_append"])(q, k_cache, v_cache, k, v, **options)
+    return (_decode_append if eager(q) else OPERATORS["decode_append"])(q, k_cache, v_cache, k, v, **options)
 
 
 def merge(outs: list[Tensor], lses: list[Tensor], layout: str) -> Any:
-    return (_merge if eager() else OPERATORS["merge"])(outs, lses, layout=layout)
+    return (_merge if eager(outs[0]) else OPERATORS["merge"])(outs, lses, layout=layout)

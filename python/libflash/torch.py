@@ -69,6 +69,7 @@ def attention(
     deterministic : bool
         The gradients have the same bits in every run; raises UnsupportedError where that cannot be had. On the CPU they always do.
     out, lse : not for calls that record a gradient.
+    Rows of packed tensors that belong to no sequence are 0 (lse: -inf), in results and gradients; rows of a given out stay as they are.
 
     Under autocast q, k and v are cast to its type, as scaled_dot_product_attention's are. There is no stream argument: use
     torch.cuda.stream. There is no gradient for alibi_slopes.

@@ -1,0 +1,57 @@
+"""S_dmask, which flash-attn's functions return on request: the probabilities, negative where dropout dropped them. For tests only.
+
+The library never has this matrix. It is asked for it through its own door: with one-hot values, out holds probabilities.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .torch import attention
+
+Tensor = torch.Tensor
+CHUNK = 256  # keys at a time: the largest head_dim_v everywhere
+ROUNDING = 128
+
+
+def random_state() -> Tensor:
+    """Seed and offset from PyTorch's default generator."""
+    return torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device="cpu")
+
+
+def positions(cu_seqlens: Tensor, total: int) -> tuple[Tensor, Tensor]:
+    """Of each packed row: its sequence, and its place in there. Rows behind the last sequence count as its continuation."""
+    rows = torch.arange(total, device=cu_seqlens.device)
+    sequence = torch.searchsorted(cu_seqlens[1:-1].long().contiguous(), rows, right=True)
+    return sequence, rows - cu_seqlens.long()[sequence]
+
+
+@torch.no_grad()
+def dropped_and_kept(q: Tensor, k: Tensor, options: dict[str, Any]) -> Tensor:
+    """(batch, heads, seqlen_q, seqlen_k), both lengths rounded up to 128; `options` are those of the call with dropout."""
+    options = options | {"return_lse": False}
+    certain = {name: x for name, x in options.items() if name not in ("dropout_p", "seed")}
+    level = options | {"alibi_slopes": None, "softcap": 0.0}  # with q = 0: every visible key has a probability that shows
+    packed_k, packed_q = options.get("cu_seqlens_k"), options.get("cu_seqlens_q")
+    keys = k.shape[-3] if packed_k is None else options["max_seqlen_k"]
+    rows = q.shape[-3] if packed_q is None else options["max_seqlen_q"]
+    place = torch.arange(keys, device=q.device) if packed_k is None else positions(packed_k, k.shape[0])[1]
+    batch = q.shape[0] if packed_q is None else len(packed_q) - 1
+    result = q.new_zeros(batch, q.shape[-2], *(-(-n // ROUNDING) * ROUNDING for n in (rows, keys)))
+    for first in range(0, keys, CHUNK):
+        columns = torch.arange(first, min(first + CHUNK, keys), device=q.device)
+        one_hot = (place[:, None] == columns).to(q.dtype)[:, None].expand(*k.shape[:-1], len(columns))
+        p = attention(q, k, one_hot, **certain)
+        kept = attention(torch.zeros_like(q), k, one_hot, **level)
+        assert isinstance(p, Tensor)
+        assert isinstance(kept, Tensor)
+        signed = torch.where(kept > 0, p, -p)
+        if packed_q is None:
+            result[:, :, :rows, first : first + len(columns)] = signed.transpose(1, 2)
+        else:
+            sequence, row = positions(packed_q, q.shape[0])
+            inside = row < rows
+            result[sequence[inside], :, row[inside], first : first + len(columns)] = signed[inside]
+    return result

@@ -1,0 +1,313 @@
+"""The functions of the flash-attn package (version 2), on libflash: change one import and a program moves over.
+
+    from libflash.flash_attn import flash_attn_func             # was: from flash_attn import flash_attn_func
+
+Signatures, the order of arguments and returned values are those of flash-attn 2.8, https://github.com/Dao-AILab/flash-attention. What
+is different:
+
+- Any device and type that libflash serves, any head_dim and page size, head_dim_v of its own.
+- softmax_lse of a row that sees no key is -inf, not +inf, and it is differentiable.
+- PyTorch tensors are differentiable; dropout draws from PyTorch's default generator. Arrays of other libraries go through the same
+  functions, forward only.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from . import _core
+from ._errors import InvalidError, UnsupportedError
+
+__all__ = [
+    "flash_attn_func",
+    "flash_attn_kvpacked_func",
+    "flash_attn_qkvpacked_func",
+    "flash_attn_varlen_func",
+    "flash_attn_varlen_kvpacked_func",
+    "flash_attn_varlen_qkvpacked_func",
+    "flash_attn_with_kvcache",
+]
+
+Array = Any
+NO_WINDOW = (-1, -1)
+
+
+def flash_attn_func(
+    q: Array,
+    k: Array,
+    v: Array,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = NO_WINDOW,
+    softcap: float = 0.0,
+    alibi_slopes: Array | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """Attention of q (batch, seqlen_q, heads, head_dim) over k, v (batch, seqlen_k, heads_k, head_dim).
+
+    heads must be a multiple of heads_k. causal and window_size (left, right; inclusive, -1: unbounded) are aligned bottom-right.
+    alibi_slopes is (heads,) or (batch, heads). dropout_p should be 0 in evaluation. deterministic is about the gradients.
+
+    Returns
+    -------
+    out, or with return_attn_probs (out, softmax_lse, S_dmask): softmax_lse is (batch, heads, seqlen_q). S_dmask, for tests only, holds
+    the probabilities of each query and key, negative where dropout dropped them, (batch, heads, seqlen_q and seqlen_k rounded up
+    to 128); it is empty without dropout, and None for arrays that are not PyTorch's.
+    """
+    return _attention(
+        q, k, v, {}, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+    )  # fmt: skip
+
+
+def flash_attn_qkvpacked_func(
+    qkv: Array,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = NO_WINDOW,
+    softcap: float = 0.0,
+    alibi_slopes: Array | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """flash_attn_func of qkv (batch, seqlen, 3, heads, head_dim)."""
+    return _attention(
+        *_unpack(qkv, 3, "qkv", 5), {}, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_kvpacked_func(
+    q: Array,
+    kv: Array,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = NO_WINDOW,
+    softcap: float = 0.0,
+    alibi_slopes: Array | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """flash_attn_func of q and kv (batch, seqlen_k, 2, heads_k, head_dim)."""
+    return _attention(
+        q, *_unpack(kv, 2, "kv", 5), {}, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_func(
+    q: Array,
+    k: Array,
+    v: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = NO_WINDOW,
+    softcap: float = 0.0,
+    alibi_slopes: Array | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: Array | None = None,
+) -> Any:
+    """flash_attn_func of packed sequences: q (total_q, heads, head_dim), k and v (total_k, heads_k, head_dim).
+
+    cu_seqlens_q and cu_seqlens_k, (batch + 1,) int32, are prefix sums of the lengths. The lengths' maxima are not needed, but for
+    S_dmask. softmax_lse is (heads, total_q).
+
+    block_table, (batch, columns) int32, PyTorch only: k and v are pages (num_pages, page_size, heads_k, head_dim) of a cache. The pages
+    are gathered into new memory first; to read them in place call flash_attn_with_kvcache.
+    """
+    lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
+    if block_table is not None:
+        k, v, lengths = _gather_pages(q, k, v, block_table, lengths)
+    return _attention(
+        q, k, v, lengths, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+    )  # fmt: skip
+
+
+def flash_attn_varlen_qkvpacked_func(
+    qkv: Array,
+    cu_seqlens: Array,
+    max_seqlen: int | None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = NO_WINDOW,
+    softcap: float = 0.0,
+    alibi_slopes: Array | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """flash_attn_varlen_func of qkv (total, 3, heads, head_dim)."""
+    lengths = {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens, "max_seqlen_q": max_seqlen, "max_seqlen_k": max_seqlen}
+    return _attention(
+        *_unpack(qkv, 3, "qkv", 4), lengths, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_varlen_kvpacked_func(
+    q: Array,
+    kv: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = NO_WINDOW,
+    softcap: float = 0.0,
+    alibi_slopes: Array | None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+) -> Any:
+    """flash_attn_varlen_func of q and kv (total_k, 2, heads_k, head_dim)."""
+    lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
+    return _attention(
+        q, *_unpack(kv, 2, "kv", 4), lengths, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs,
+    )  # fmt: skip
+
+
+def flash_attn_with_kvcache(
+    q: Array,
+    k_cache: Array,
+    v_cache: Array,
+    k: Array | None = None,
+    v: Array | None = None,
+    rotary_cos: Array | None = None,
+    rotary_sin: Array | None = None,
+    cache_seqlens: Array | int | None = None,
+    cache_batch_idx: Array | None = None,
+    cache_leftpad: Array | None = None,
+    block_table: Array | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = NO_WINDOW,
+    softcap: float = 0.0,
+    rotary_interleaved: bool = True,
+    alibi_slopes: Array | None = None,
+    num_splits: int = 0,
+    return_softmax_lse: bool = False,
+) -> Any:
+    """A few query rows (batch, seqlen_q, heads, head_dim) against a cache; `libflash.decode` says what each argument means.
+
+    k and v, (batch, seqlen_new, heads_k, head_dim), are first written into the cache behind the valid rows, in place. cache_seqlens is an
+    int or (batch,) int32. No gradients.
+
+    Returns
+    -------
+    out, or (out, softmax_lse) with softmax_lse (batch, heads, seqlen_q)
+    """
+    if isinstance(cache_seqlens, int):
+        cache_seqlens = _full_lengths(q, cache_seqlens)
+    options = dict(
+        k=_rows(k), v=_rows(v), rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_seqlens=cache_seqlens, cache_batch_idx=cache_batch_idx,
+        cache_leftpad=cache_leftpad, block_table=block_table, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
+        softcap=softcap, rotary_interleaved=rotary_interleaved, alibi_slopes=alibi_slopes, num_splits=num_splits,
+        return_lse=return_softmax_lse,
+    )  # fmt: skip
+    if _is(q, "torch", "Tensor"):
+        import torch
+
+        from .torch import decode
+
+        with torch.no_grad():
+            return decode(_rows(q), k_cache, v_cache, **options)
+    if _is(q, "jax", "Array"):
+        from .jax import decode as decode_jax
+
+        if k is not None:
+            raise UnsupportedError("JAX arrays are immutable: libflash.jax.decode returns the new caches")
+        return decode_jax(q, k_cache, v_cache, **options)
+    return _core.decode(q, k_cache, v_cache, **options)
+
+
+def _attention(
+    q: Array, k: Array, v: Array, lengths: dict[str, Any], dropout_p: float, softmax_scale: float | None, causal: bool, window_size: Any,
+    softcap: float, alibi_slopes: Array | None, deterministic: bool, return_attn_probs: bool,
+) -> Any:  # fmt: skip
+    options = dict(
+        lengths, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
+        return_lse=return_attn_probs,
+    )  # fmt: skip
+    if _is(q, "torch", "Tensor"):
+        from . import _flash_attn_probabilities as probabilities
+        from .torch import attention
+
+        q, k, v = _rows(q), _rows(k), _rows(v)
+        if dropout_p:
+            options |= {"dropout_p": dropout_p, "seed": probabilities.random_state()}
+        result = attention(q, k, v, deterministic=deterministic, **options)
+        if not return_attn_probs:
+            return result
+        return *result, probabilities.dropped_and_kept(q, k, options) if dropout_p else q.new_empty(0)
+    if _is(q, "jax", "Array"):
+        from .jax import attention as attention_jax
+
+        if dropout_p:
+            raise InvalidError("dropout_p: JAX has no generator of its own; call libflash.jax.attention with a PRNG key as seed")
+        result = attention_jax(q, k, v, deterministic=deterministic, **options)
+    else:
+        if dropout_p:
+            options |= {"dropout_p": dropout_p, "seed": _numpy_seed(q)}
+        result = _core.attention(q, k, v, **options)
+    return (*result, None) if return_attn_probs else result
+
+
+def _is(x: Any, library: str, name: str) -> bool:
+    """A library that is not loaded cannot have made the array."""
+    module = sys.modules.get(library)
+    return module is not None and isinstance(x, getattr(module, name))
+
+
+def _rows(x: Any) -> Any:
+    """As flash-attn does: PyTorch tensors whose last dimension is not contiguous are copied."""
+    return x.contiguous() if x is not None and _is(x, "torch", "Tensor") and x.stride(-1) != 1 else x
+
+
+def _unpack(packed: Array, count: int, name: str, ndim: int) -> tuple[Array, ...]:
+    if packed.ndim != ndim or packed.shape[-3] != count:
+        raise InvalidError(f"{name} has shape {tuple(packed.shape)}; it needs {ndim} dimensions, the last but two of size {count}")
+    if _is(packed, "torch", "Tensor"):
+        return tuple(packed.unbind(-3))  # its gradient is one stack
+    return tuple(packed[..., i, :, :] for i in range(count))
+
+
+def _full_lengths(q: Array, length: int) -> Array:
+    for library, name in (("torch", "Tensor"), ("jax", "Array")):
+        if _is(q, library, name):
+            module = sys.modules["torch" if library == "torch" else "jax.numpy"]
+            return module.full((q.shape[0],), length, dtype=module.int32, device=q.device)
+    module = q.__array_namespace__() if hasattr(q, "__array_namespace__") else sys.modules[type(q).__module__.partition(".")[0]]
+    return module.full((q.shape[0],), length, dtype="int32")
+
+
+def _numpy_seed(q: Array) -> int:
+    if not _is(q, "numpy", "ndarray"):
+        raise InvalidError(f"dropout_p: no generator is known for {type(q).__name__}; call libflash.attention with a seed")
+    return int(sys.modules["numpy"].random.randint(2**63 - 1, dtype="int64"))
+
+
+def _gather_pages(q: Array, k: Array, v: Array, block_table: Array, lengths: dict[str, Any]) -> tuple[Array, Array, dict[str, Any]]:
+    """The keys of each sequence side by side: (batch, columns * page_size, heads_k, head_dim), of which so many are used."""
+    if not _is(q, "torch", "Tensor"):
+        raise UnsupportedError("block_table in flash_attn_varlen_func is for PyTorch tensors; use flash_attn_with_kvcache")
+    page_size = k.shape[1]
+    longest = lengths["max_seqlen_k"]
+    if longest is not None:
+        block_table = block_table[:, : -(-longest // page_size)]
+    pages = block_table.long().clamp(0, k.shape[0] - 1)  # entries past a sequence's last page may hold anything
+    cu_seqlens_k = lengths["cu_seqlens_k"]
+    k, v = (x[pages].flatten(1, 2) for x in (k, v))
+    used = {"seqused_k": cu_seqlens_k[1:] - cu_seqlens_k[:-1]}
+    return k, v, {name: x for name, x in lengths.items() if name not in ("cu_seqlens_k", "max_seqlen_k")} | used

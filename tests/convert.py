@@ -1,0 +1,80 @@
+"""Test problems as tensors of PyTorch and arrays of JAX, bit for bit, and back."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+from case import Case, Inputs
+from rounding import DTYPES
+
+BFLOAT16 = DTYPES["bf16"]
+
+
+def torch_of(x: Any) -> Any:
+    """A tensor that shares memory with a NumPy array; anything else as it is."""
+    torch = sys.modules["torch"]
+    if not isinstance(x, np.ndarray):
+        return x
+    return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) if x.dtype == BFLOAT16 else torch.from_numpy(x)
+
+
+def numpy_of(x: Any) -> np.ndarray:
+    """From either library."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(x, torch.Tensor):
+        return np.asarray(x)
+    x = x.detach()
+    return x.view(torch.int16).numpy().view(BFLOAT16) if x.dtype == torch.bfloat16 else x.numpy()
+
+
+def gradient_names(case: Case) -> list[str]:
+    return ["dq", "dk", "dv", *(["dbias"] if case.bias is not None else []), *(["dsink"] if case.sink else [])]
+
+
+def owned(case: Case, results: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Without the rows of packed tensors that belong to no sequence: the library does not write them."""
+    if not case.packed:
+        return results
+    rows = {"q": sum(case.seqlen_q), "k": sum(case.seqlen_k)}
+    sides = {"o": "q", "dq": "q", "dk": "k", "dv": "k"}
+    cut = {name: x[: rows[sides[name]]] if name in sides else x for name, x in results.items()}
+    return cut | {"lse": results["lse"][:, : rows["q"]]}
+
+
+def torch_run(case: Case, attention: Any, **more: Any) -> dict[str, np.ndarray]:
+    """Everything that a case asks for, by PyTorch's autograd: keys as harness.run gives them."""
+    torch = sys.modules["torch"]
+    x = case.inputs()
+    options = {"seed": 0} | {name: torch_of(value) for name, value in x.options.items()}  # None would draw one
+    leaves = [torch_of(value).requires_grad_() for value in (x.q, x.k, x.v)]
+    leaves += [options[name].requires_grad_() for name in ("bias", "learnable_sink") if name in options]
+    o, lse = attention(*leaves[:3], return_lse=True, **options, **more)
+    results, cotangents = [o], [torch_of(x.dout)]
+    if x.dlse is not None:
+        results, cotangents = [o, lse], [*cotangents, torch_of(x.dlse)]
+    gradients = torch.autograd.grad(results, leaves, cotangents)
+    return {"o": numpy_of(o), "lse": numpy_of(lse)} | dict(zip(gradient_names(case), map(numpy_of, gradients), strict=True))
+
+
+def jax_run(case: Case, attention: Any, **more: Any) -> dict[str, np.ndarray]:
+    """The same by jax.vjp, compiled as one program."""
+    jax = sys.modules["jax"]
+    x: Inputs = case.inputs()
+    arrays = {name: value for name, value in x.options.items() if isinstance(value, np.ndarray)}
+    numbers = {name: value for name, value in x.options.items() if name not in arrays}
+    wanted = {name: arrays.pop(name) for name in ("bias", "learnable_sink") if name in arrays}
+
+    @jax.jit
+    def both(q: Any, k: Any, v: Any, wanted: Any, arrays: Any, dout: Any, dlse: Any) -> Any:
+        def forward(q: Any, k: Any, v: Any, wanted: Any) -> Any:
+            out, lse = attention(q, k, v, return_lse=True, **wanted, **arrays, **numbers, **more)
+            return (out, lse) if dlse is not None else (out, jax.lax.stop_gradient(lse))
+
+        (out, lse), pull = jax.vjp(forward, q, k, v, wanted)
+        dq, dk, dv, rest = pull((dout, jax.numpy.zeros_like(lse) if dlse is None else dlse))
+        return out, lse, dq, dk, dv, *(rest[name] for name in ("bias", "learnable_sink") if name in rest)
+
+    results = both(x.q, x.k, x.v, wanted, arrays, x.dout, x.dlse)
+    return dict(zip(["o", "lse", *gradient_names(case)], map(numpy_of, results), strict=True))
