@@ -216,3 +216,8 @@ def quick() -> list[DecodeCase]:
         for index, (name, given) in enumerate(options.items())
         for dtype in (dtypes[index % 3], dtypes[(index + 1) % 3])
     ]
+
+
+def by_name(name: str) -> DecodeCase:
+    """For repeating one case."""
+    return next(case for case in quick() if case.name == name)

@@ -151,7 +151,7 @@ def merge(outs: np.ndarray, lses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """
     weights, lse = merge_weights(lses)
     shares = np.swapaxes(weights, -1, -2)[..., None]
-    return weighted(shares, np.asarray(outs).astype(np.float64)).sum(axis=0), lse
+    return weighted(shares, np.array([np.asarray(o).astype(np.float64) for o in outs])).sum(axis=0), lse
 
 
 @np.errstate(all="ignore")

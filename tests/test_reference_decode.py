@@ -84,6 +84,14 @@ def test_absent_page_hides_its_keys_and_takes_no_write() -> None:
         np.testing.assert_array_equal(decode(Q[:1], k_pages, v_pages, block_table=table, **new).k_cache, k_pages)
 
 
+def test_append_past_the_capacity_keeps_what_fits() -> None:
+    new = {"k": normal(3, 3, 2, 8), "v": normal(3, 3, 2, 6)}
+    got = decode(Q, K_CACHE, V_CACHE, cache_seqlens=18, causal=False, **new)
+    want = decode(Q, K_CACHE, V_CACHE, cache_seqlens=18, causal=False, **{name: x[:, :2] for name, x in new.items()})
+    np.testing.assert_array_equal(got.out, want.out)
+    np.testing.assert_array_equal(got.k_cache, want.k_cache)
+
+
 def test_cache_batch_idx_and_leftpad() -> None:
     index, pad = np.array([2, 0, 1]), np.array([4, 7, 0])
     got = decode(Q, K_CACHE, V_CACHE, cache_seqlens=LENGTHS, cache_batch_idx=index, cache_leftpad=pad)

@@ -127,6 +127,9 @@ def test_sink_is_a_key_without_value() -> None:
     as_sink, as_key = backward(dout, q, k, v, dlse=dlse, learnable_sink=sink), backward(dout, q, *more, dlse=dlse, bias=bias)
     same((as_sink.dq, as_sink.dk, as_sink.dsink), (as_key.dq, as_key.dk[:, :-1], as_key.dbias[0, :, 0, -1]))
     same(forward(q, k, v), forward(q, k, v, learnable_sink=np.full(2, -np.inf)))
+    high, high_lse = forward(q, k, v, learnable_sink=np.full(2, 2000.0))
+    assert abs(high).max() == 0  # everything goes to the sink, nothing overflows
+    assert (high_lse == 2000).all()
 
 
 def test_block_mask_is_its_dense_mask() -> None:
@@ -147,6 +150,9 @@ def test_bias_of_minus_infinity_hides() -> None:
     grad = backward(normal(2, 6, 4, 8), q, k, v, bias=bias)
     assert all(np.isfinite(x).all() for x in (grad.dq, grad.dk, grad.dv, grad.dbias))
     assert not grad.dbias[~mask].any()
+    v[:, 4] = np.nan
+    bias[..., 4] = -np.inf
+    assert np.isfinite(forward(q, k, v, bias=bias)[0]).all()  # not even a NaN passes
 
 
 def test_softcap_at_its_ends() -> None:

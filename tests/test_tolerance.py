@@ -9,10 +9,12 @@ from __future__ import annotations
 from functools import cache
 
 import cases
+import decode_cases
 import numpy as np
 import pytest
 import structured
 from case import Case
+from decode_cases import DecodeCase
 from defects import DEFECTS, DroppedKey, LowPrecisionDqSum, TruncatedOutput
 from emulator import Emulator
 from rounding import stored
@@ -44,6 +46,34 @@ def test_right_kernel_passes(case: Case) -> None:
 def test_right_kernel_passes_at_random(seed: int) -> None:
     case = cases.random_case(seed)
     case.check(**emulated(case, tile=(16, 64, 128)[seed % 3]))
+
+
+@pytest.mark.parametrize("case", decode_cases.quick(), ids=str)
+def test_right_decoding_passes(case: DecodeCase) -> None:
+    x = case.gathered()
+    q = stored(x.q, case.dtype)  # a kernel rounds q again after rotary
+    k, v = (np.where(np.isnan(cache), cache.dtype.type(0), cache) for cache in (x.k, x.v))  # before the left padding
+    result = Emulator(16, 64).run(q, k, v, np.zeros((*q.shape[:-1], x.v.shape[-1]), q.dtype), **x.options)
+    reports = case.check(o=result["o"], lse=result["lse"], k_cache=x.k_cache, v_cache=x.v_cache)
+    assert reports["o"].t1 > 0
+
+
+@pytest.mark.parametrize("name", ["append-fp32", "rotary-halves-bf16", "paged-append-bf16"])
+def test_wrong_appends_are_refused(name: str) -> None:
+    case = decode_cases.by_name(f"decode-{name}")
+    before, after = case.inputs(), case.gathered()
+    with pytest.raises(AssertionError, match="appended rows of k_cache are wrong"):
+        case.check(k_cache=before.k_cache)
+    stray = after.v_cache.copy()
+    stray[-1, -1, 0, 0] = 1  # NaN before: a place of no sequence
+    with pytest.raises(AssertionError, match="v_cache changed at"):
+        case.check(v_cache=stray)
+    if case.rotary:
+        unturned = after.k_cache.copy()
+        written = (before.k_cache.view(np.uint8) != after.k_cache.view(np.uint8)).any(axis=(2, 3))
+        unturned[written] = -unturned[written]
+        with pytest.raises(AssertionError, match="appended rows of k_cache are wrong"):
+            case.check(k_cache=unturned)
 
 
 # Planted defects.
