@@ -1,5 +1,4 @@
-"""Where the CUDA compiler of a build comes from: every mode of LIBFLASH_CUDA on every kind of machine. No machine is changed, nothing
-is built."""
+"""Where the CUDA compiler of a build comes from: every mode of LIBFLASH_CUDA on every kind of machine. Nothing is built."""
 
 import importlib.util
 import os

@@ -1,5 +1,5 @@
-"""The kernels' machine code, as far as it can be judged without a GPU: every row of kernels.table compiled once more for each architecture
-of the build, and the assembler asked what it did.
+"""The kernels' machine code, as far as it can be judged without a GPU: every row of kernels.table compiled once more for each
+architecture of the build, and the assembler asked what it did.
 
 LIBFLASH_BUILD_DIR names a configured build folder with the CUDA part.
 """
@@ -59,7 +59,11 @@ def compile_as(entry, arch, kind, out, *more):
             del words[words.index(flag) : words.index(flag) + 2]
     words = [w for w in words if w != "-MD"]
     done = subprocess.run(
-        [*words, f"-arch=sm_{arch}", kind, "-o", str(out), *more], cwd=entry["directory"], capture_output=True, text=True, check=False
+        [*words, f"-arch=sm_{arch}", kind, "-o", str(out), *more],
+        cwd=entry["directory"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr

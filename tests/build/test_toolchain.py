@@ -14,14 +14,16 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def configure(tmp_path):
-    """Runs CMake with an nvcc that is this shell script (None: without one); returns exit status, output and the build's own account."""
+    """Runs CMake with an nvcc that is this shell script (None: without one): exit status, output, and the build's own account."""
     beside = str(Path(sys.executable).parent)
     cmake = shutil.which("cmake", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
     if not cmake or not (shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")):
         pytest.skip("no cmake or no C++ compiler on this machine")
 
     def run(mode, nvcc_script):
-        env = {key: value for key, value in os.environ.items() if key not in ("CUDACXX", "CUDA_HOME", "CUDA_PATH", "LIBFLASH_CUDA")}
+        env = {
+            key: value for key, value in os.environ.items() if key not in ("CUDACXX", "CUDA_HOME", "CUDA_PATH", "LIBFLASH_CUDA")
+        }
         env["PATH"] = os.pathsep.join([beside, env.get("PATH", "")])
         if nvcc_script is None:
             # Nothing to find. Folders that hold an nvcc leave the search path; what else they hold is not needed here.
@@ -44,7 +46,7 @@ def configure(tmp_path):
 
 def has_wheel_compiler():
     try:
-        import nvidia  # noqa: PLC0415
+        import nvidia
     except ImportError:
         return False
     return any((Path(root) / "cu13" / "bin" / "nvcc").exists() for root in nvidia.__path__)

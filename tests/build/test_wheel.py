@@ -1,4 +1,4 @@
-"""What was installed: exactly these files, small, self-contained, for every Python from 3.11 on, and nothing visible but the interface.
+"""What was installed: exactly these files, small, self-contained, for every Python from 3.11 on, nothing visible but the interface.
 
 LIBFLASH_WHEEL names a wheel file whose size is then checked too.
 """
@@ -69,7 +69,9 @@ def test_exactly_these_files(installed):
         f"{package}/libflash-targets.cmake",
         f"{package}/libflash-targets-release.cmake",
     }
-    info = {f"libflash-{libflash.__version__}.dist-info/{n}" for n in ("METADATA", "WHEEL", "entry_points.txt", "licenses/LICENSE")}
+    info = {
+        f"libflash-{libflash.__version__}.dist-info/{n}" for n in ("METADATA", "WHEEL", "entry_points.txt", "licenses/LICENSE")
+    }
     assert set(installed) == python | native | info
 
 
@@ -125,7 +127,11 @@ def test_modules_find_the_library_beside_them(readelf, installed, module):
 def exported(readelf, path):
     """Symbols that others can link against, with their version."""
     rows = [line.split() for line in readelf("--dyn-syms", path).splitlines() if re.match(r"\s*\d+: ", line)]
-    return {r[7] for r in rows if len(r) > 7 and r[6] != "UND" and r[4] in ("GLOBAL", "WEAK") and r[5] == "DEFAULT" and r[3] != "OBJECT"}
+    return {
+        r[7]
+        for r in rows
+        if len(r) > 7 and r[6] != "UND" and r[4] in ("GLOBAL", "WEAK") and r[5] == "DEFAULT" and r[3] != "OBJECT"
+    }
 
 
 def test_exports_are_the_header(readelf, installed):

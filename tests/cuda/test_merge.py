@@ -94,7 +94,7 @@ def bhsd(x):
 
 
 def inside(x, before, after):
-    """The same numbers in the middle of longer rows: starts and strides that no vector load can use unless they are multiples of it."""
+    """The same numbers in the middle of longer rows: starts and strides that only some vector loads can use, or none."""
     wide = torch.full((*x.shape[:-1], before + x.shape[-1] + after), torch.nan, dtype=x.dtype, device=x.device)
     wide[..., before : before + x.shape[-1]] = x
     return wide[..., before : before + x.shape[-1]]

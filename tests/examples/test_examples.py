@@ -1,4 +1,4 @@
-"""C and C++ programs that use the installed library, by its CMake package and by pkg-config: built, run, and refused where they must be.
+"""C and C++ programs that use the installed library, by its CMake package and by pkg-config.
 
 LIBFLASH_PREFIX names another installation than the one of this Python, for instance one of `cmake --install`.
 """
