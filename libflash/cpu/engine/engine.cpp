@@ -1,7 +1,8 @@
 // The fast CPU engine for one instruction set. CMake compiles this file once for each, with LIBFLASH_ISA defined as its name.
+#include "cpu/engine/backward.h"
+#include "cpu/engine/decode.h"
 #include "cpu/engine/forward.h"
 #include "cpu/isa.h"
-#include "cpu/scalar.h"
 
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
@@ -24,11 +25,41 @@ static void forward(const AttentionProblem& problem, const Plan& plan, void* wor
     }
 }
 
-// Until the engine has its own.
-static Plan plan_backward(const AttentionProblem&) { return {}; }
-static void backward(const AttentionProblem& problem, const Plan&, void*) { scalar_backward(problem); }
-static Plan plan_decode(const DecodeProblem&) { return {}; }
-static void decode(const DecodeProblem& problem, const Plan&, void*) { scalar_decode(problem); }
+static Plan plan_backward(const AttentionProblem& problem) {
+    switch (problem.dtype) {
+        case DType::f16: return plan_backward_as<half>(problem);
+        case DType::bf16: return plan_backward_as<bfloat16>(problem);
+        case DType::f32: return plan_backward_as<float>(problem);
+        default: return plan_backward_as<double>(problem);
+    }
+}
+
+static void backward(const AttentionProblem& problem, const Plan& plan, void* workspace) {
+    switch (problem.dtype) {
+        case DType::f16: return backward_as<half>(problem, plan, workspace);
+        case DType::bf16: return backward_as<bfloat16>(problem, plan, workspace);
+        case DType::f32: return backward_as<float>(problem, plan, workspace);
+        default: return backward_as<double>(problem, plan, workspace);
+    }
+}
+
+static Plan plan_decode(const DecodeProblem& problem) {
+    switch (problem.dtype) {
+        case DType::f16: return plan_decode_as<half>(problem);
+        case DType::bf16: return plan_decode_as<bfloat16>(problem);
+        case DType::f32: return plan_decode_as<float>(problem);
+        default: return plan_decode_as<double>(problem);
+    }
+}
+
+static void decode(const DecodeProblem& problem, const Plan& plan, void* workspace) {
+    switch (problem.dtype) {
+        case DType::f16: return decode_as<half>(problem, plan, workspace);
+        case DType::bf16: return decode_as<bfloat16>(problem, plan, workspace);
+        case DType::f32: return decode_as<float>(problem, plan, workspace);
+        default: return decode_as<double>(problem, plan, workspace);
+    }
+}
 
 }  // namespace LIBFLASH_ISA
 

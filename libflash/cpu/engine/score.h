@@ -8,7 +8,8 @@ namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
 // What turns the products of one query head into scores.
-template <class A> struct ScoreRule {
+template <class A>
+struct ScoreRule {
     double exact_scale = 1;
     A scale = 1;
     A softcap = 0, softcap_inverse = 0;  // 0: off
@@ -16,6 +17,8 @@ template <class A> struct ScoreRule {
     bool plain = true;  // the score is scale * product, scale > 0: nothing but hiding keys is left to do here
     const ScoreTensor *bias = nullptr, *mask = nullptr;
     int64_t batch = 0, head = 0;
+
+    bool hides() const { return bias || mask; }
 
     // A cap that no finite score can feel is none: its inverse would vanish.
     void set(double softmax_scale, double cap) {
@@ -31,7 +34,8 @@ template <class A> struct ScoreRule {
 };
 
 // Scores of columns j, j + 1, ... of row i as accumulators; `left` of them exist.
-template <class A> FLASH_INLINE Vec<A> load_bias(const ScoreTensor& bias, int64_t start, int64_t left) {
+template <class A>
+FLASH_INLINE Vec<A> load_bias(const ScoreTensor& bias, int64_t start, int64_t left) {
     constexpr int L = kLanes<A>;
     const int64_t step = bias.stride[3];
     if (step == 1 && left >= L) {
@@ -49,7 +53,8 @@ template <class A> FLASH_INLINE Vec<A> load_bias(const ScoreTensor& bias, int64_
 }
 
 // 0 where the mask keeps, -infinity where it hides.
-template <class A> FLASH_INLINE Vec<A> load_mask(const ScoreTensor& mask, int64_t start, int64_t left) {
+template <class A>
+FLASH_INLINE Vec<A> load_mask(const ScoreTensor& mask, int64_t start, int64_t left) {
     constexpr int L = kLanes<A>;
     typedef uint8_t Bytes __attribute__((vector_size(L)));
     const uint8_t* data = static_cast<const uint8_t*>(mask.data) + start;
@@ -69,7 +74,8 @@ FLASH_INLINE int64_t row_start(const ScoreTensor& t, int64_t batch, int64_t head
 }
 
 // Bias and mask of a tile as one number to add: to[key][lane], -infinity where the key is hidden.
-template <class A> static void load_added(const ScoreRule<A>& rule, const Lanes<A>& lanes, int64_t first, int64_t count, A* to) {
+template <class A>
+static void load_added(const ScoreRule<A>& rule, const Lanes<A>& lanes, int64_t first, int64_t count, A* to) {
     const auto row = [&](int64_t r, int64_t c) __attribute__((always_inline)) {
         Vec<A> v{};
         if (rule.bias)
@@ -82,10 +88,13 @@ template <class A> static void load_added(const ScoreRule<A>& rule, const Lanes<
         return v;
     };
     transpose_rows<A>(lanes.rows, lanes.width, count, to, lanes.width, row);
+    for (int64_t i = lanes.rows; i < lanes.width; ++i)  // lanes out of use hide everything, NaN included
+        for (int64_t j = 0; j < count; ++j) to[j * lanes.width + i] = -kInfinity<A>;
 }
 
 // Hides the keys that the lanes' ranges exclude.
-template <class A> static void hide_outside(const Lanes<A>& lanes, int64_t first, int64_t count, A* tile) {
+template <class A>
+static void hide_outside(const Lanes<A>& lanes, int64_t first, int64_t count, A* tile) {
     using I = Vec<Integer<A>>;
     for (int64_t i = 0; i < lanes.width; i += kLanes<A>) {
         const I from = load(lanes.first_key + i), to = load(lanes.last_key + i);
@@ -97,7 +106,8 @@ template <class A> static void hide_outside(const Lanes<A>& lanes, int64_t first
     }
 }
 
-template <class A> FLASH_INLINE bool crosses_edge(const Lanes<A>& lanes, int64_t first, int64_t count) {
+template <class A>
+FLASH_INLINE bool crosses_edge(const Lanes<A>& lanes, int64_t first, int64_t count) {
     return first < lanes.all.first || first + count > lanes.all.last;
 }
 
@@ -106,7 +116,7 @@ template <class A> FLASH_INLINE bool crosses_edge(const Lanes<A>& lanes, int64_t
 template <class A>
 static void make_scores(const ScoreRule<A>& rule, const Lanes<A>& lanes, int64_t first, int64_t count, A* tile, A* added,
                         A* slope) {
-    const bool adds = rule.bias || rule.mask;
+    const bool adds = rule.hides();
     if (adds) load_added(rule, lanes, first, count, added);
     const Vec<A> scale = broadcast(rule.scale), cap = broadcast(rule.softcap), cap_inverse = broadcast(rule.softcap_inverse);
     for (int64_t j = 0; j < count; ++j) {

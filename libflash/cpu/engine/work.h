@@ -9,6 +9,7 @@ namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
 constexpr int64_t kForwardKeys = 128;
+constexpr int64_t kBackwardKeys = 64;
 
 // The requested size, or the usual one; with a block mask a power of two, so that tiles do not straddle blocks.
 FLASH_INLINE int64_t tile_size(const AttentionProblem& problem, int64_t requested, int64_t usual, int64_t most) {
@@ -39,7 +40,8 @@ FLASH_INLINE int choose_threads(const Request& request, int64_t items, double fl
     return threads;
 }
 
-template <class Body> FLASH_INLINE void run(int64_t items, int threads, const Body& body) {
+template <class Body>
+FLASH_INLINE void run(int64_t items, int threads, const Body& body) {
     run_items(
         items, threads, [](const void* context, int64_t item, int thread) { (*static_cast<const Body*>(context))(item, thread); },
         &body);

@@ -1,0 +1,225 @@
+// The backward pass. One item of work is a chunk of the keys of one key head: it walks its keys block by block, and for each block all
+// query panels of all heads of the group. Key and value gradients are complete in the item; each chunk has a query gradient of its
+// own, and these are added up at the end in a fixed order. Chunks depend on the shape alone: hence the same bits with any number of
+// threads.
+#pragma once
+
+#include "cpu/engine/backward_rows.h"
+#include "cpu/engine/bias_gradient.h"
+
+namespace libflash::cpu {
+namespace LIBFLASH_ISA {
+
+constexpr int64_t kItemsWanted = 16;  // chunks are made until there are so many items, to occupy many cores,
+constexpr int64_t kMostChunks = 8;    // but each costs a query gradient in the workspace
+
+// Tiles of keys that share one packing of the query panels. Their operands and gradients should stay in the second-level cache.
+FLASH_INLINE int64_t tiles_per_block(const AttentionProblem& problem) {
+    const int64_t channels = problem.head_dim > problem.head_dim_v ? problem.head_dim : problem.head_dim_v;
+    return channels <= 128 ? 4 : channels <= 256 ? 2 : 1;
+}
+
+FLASH_INLINE int64_t chunk_keys(const AttentionProblem& problem, const Plan& plan) {
+    const int64_t block = tiles_per_block(problem) * plan.tile_k;
+    const int64_t blocks = (problem.k_rows.max_length + block - 1) / block;
+    const int64_t heads = problem.batch * problem.heads_k;
+    int64_t chunks = heads > 0 ? (kItemsWanted + heads - 1) / heads : 1;
+    if (chunks > kMostChunks) chunks = kMostChunks;
+    const int64_t per_chunk = (blocks + chunks - 1) / chunks;
+    return (per_chunk > 0 ? per_chunk : 1) * block;
+}
+
+template <class T>
+struct BackwardRoom {
+    using A = Acc<T>;
+    using E = Element<T>;
+    GradientPanel<T> panel;
+    GradientRoom<T> tile;
+    E *k = nullptr, *v = nullptr, *k_elements = nullptr;
+    A *dk = nullptr, *dv = nullptr, *bias_sums = nullptr;
+
+    BackwardRoom(const AttentionProblem& problem, const Plan& plan, Arena& arena) {
+        const HeadDims dims{problem.head_dim, problem.head_dim_v};
+        const int64_t tiles = tiles_per_block(problem), keys = tiles * plan.tile_k;
+        panel.lay_out(arena, dims);
+        tile.lay_out(arena, plan.tile_k, problem.bias.present || problem.mask.present, problem.softcap > 0,
+                     problem.dropout.active());
+        k = arena.take<E>(keys * elements_for<T>(dims.qk));
+        v = arena.take<E>(keys * elements_for<T>(dims.v));
+        if constexpr (kPaired<T>) k_elements = arena.take<E>(tiles * elements_for<T>(plan.tile_k) * dims.qk);
+        dk = arena.take<A>(keys * round_up(dims.qk, kLanes<A>));
+        dv = arena.take<A>(keys * round_up(dims.v, kLanes<A>));
+        if (problem.dbias.present) bias_sums = arena.take<A>(plan.tile_k * kPanelWidth);
+    }
+};
+
+template <class T>
+class BackwardItem {
+    using A = Acc<T>;
+    using E = Element<T>;
+
+public:
+    BackwardItem(const AttentionProblem& problem, const Plan& plan, const BackwardRows<A>& rows, BackwardRoom<T>& room,
+                 int64_t batch, int64_t key_head, int64_t chunk)
+        : problem_(problem), plan_(plan), rows_(rows), room_(room), batch_(batch), key_head_(key_head), chunk_(chunk),
+          dims_{problem.head_dim, problem.head_dim_v}, length_q_(problem.q_rows.length(batch)),
+          dk_(rows_of<T>(problem.dk, problem.k_rows, batch, key_head)),
+          dv_(rows_of<T>(problem.dv, problem.k_rows, batch, key_head)),
+          first_panel_(Tiling(problem.q_rows, plan.tile_q).first_tile(batch)) {}
+
+    void run(KeyRange keys) {
+        const int64_t length = problem_.k_rows.length(batch_), last = keys.last < length ? keys.last : length;
+        if (keys.first < last) clear_dq();
+        const int64_t block = tiles_per_block(problem_) * plan_.tile_k;
+        for (int64_t first = keys.first; first < last; first += block)
+            run_block({first, first + block < last ? first + block : last});
+        for (int64_t row = keys.first > length ? keys.first : length; row < keys.last; ++row) {
+            std::memset(static_cast<void*>(dk_(row)), 0, static_cast<size_t>(dims_.qk) * sizeof(T));
+            std::memset(static_cast<void*>(dv_(row)), 0, static_cast<size_t>(dims_.v) * sizeof(T));
+        }
+    }
+
+private:
+    int64_t first_head() const { return key_head_ * problem_.group_size(); }
+    int64_t last_head() const { return first_head() + problem_.group_size(); }
+    int64_t panels() const { return (length_q_ + plan_.tile_q - 1) / plan_.tile_q; }
+
+    void clear_dq() {
+        for (int64_t head = first_head(); head < last_head(); ++head)
+            std::memset(static_cast<void*>(rows_.dq_at(chunk_, head, first_panel_)), 0,
+                        static_cast<size_t>(panels() * rows_.channels * rows_.width) * sizeof(A));
+    }
+
+    void run_block(KeyRange keys) {
+        load_block(keys);
+        const int64_t width_k = round_up(dims_.qk, kLanes<A>), width_v = round_up(dims_.v, kLanes<A>);
+        std::memset(static_cast<void*>(room_.dk), 0, static_cast<size_t>(keys.count() * width_k) * sizeof(A));
+        std::memset(static_cast<void*>(room_.dv), 0, static_cast<size_t>(keys.count() * width_v) * sizeof(A));
+        for (int64_t head = first_head(); head < last_head(); ++head) {
+            const ScoreRule<A> rule = score_rule<A>(problem_, batch_, head);
+            for (int64_t panel = 0; panel < panels(); ++panel) run_panel(keys, head, rule, panel);
+        }
+        const A scale = static_cast<A>(problem_.softmax_scale);
+        for (int64_t r = 0; r < keys.count(); ++r) {
+            store_row(room_.dk + r * width_k, dims_.qk, scale, dk_(keys.first + r));
+            store_row(room_.dv + r * width_v, dims_.v, A(1), dv_(keys.first + r));
+        }
+    }
+
+    static void store_row(const A* sums, int64_t channels, A factor, T* to) {
+        for (int64_t c = 0; c < channels; c += kLanes<A>) store_part(to + c, load(sums + c) * factor, channels - c);
+    }
+
+    void load_block(KeyRange keys) {
+        const auto k = rows_of<const T>(problem_.k, problem_.k_rows, batch_, key_head_);
+        const auto v = rows_of<const T>(problem_.v, problem_.k_rows, batch_, key_head_);
+        k_ = rows_operand<T>(k, keys.first, keys.count(), dims_.qk, room_.k);
+        v_ = rows_operand<T>(v, keys.first, keys.count(), dims_.v, room_.v);
+        if constexpr (kPaired<T>)
+            for (int64_t first = 0; first < keys.count(); first += plan_.tile_k)
+                pack_row_elements<T>(k, keys.first + first, tile_count(keys, keys.first + first), dims_.qk, dims_.qk,
+                                     room_.k_elements + first / plan_.tile_k * elements_for<T>(plan_.tile_k) * dims_.qk);
+    }
+    int64_t tile_count(KeyRange keys, int64_t first) const {
+        return keys.last - first < plan_.tile_k ? keys.last - first : int64_t{plan_.tile_k};
+    }
+
+    GradientTile<T> tile_at(KeyRange keys, int64_t first) const {
+        const int64_t offset = first - keys.first;
+        GradientTile<T> tile{first,
+                             tile_count(keys, first),
+                             {k_.data + offset * k_.stride, k_.stride},
+                             {v_.data + offset * v_.stride, v_.stride},
+                             {},
+                             nullptr,
+                             nullptr};
+        tile.k_elements = tile.k;
+        if constexpr (kPaired<T>)
+            tile.k_elements = {room_.k_elements + offset / plan_.tile_k * elements_for<T>(plan_.tile_k) * dims_.qk, dims_.qk};
+        tile.dk = room_.dk + offset * round_up(dims_.qk, kLanes<A>);
+        tile.dv = room_.dv + offset * round_up(dims_.v, kLanes<A>);
+        return tile;
+    }
+
+    void run_panel(KeyRange keys, int64_t head, const ScoreRule<A>& rule, int64_t number) {
+        GradientPanel<T>& panel = room_.panel;
+        const int64_t row0 = number * plan_.tile_q, left = length_q_ - row0;
+        set_lanes(panel.lanes, problem_, batch_, head, row0, left < plan_.tile_q ? left : plan_.tile_q);
+        const KeyRange some = panel.lanes.some;
+        BlockRow blocks(problem_.block_mask, batch_, head, row0 / FLASH_BLOCK_SIZE);
+        bool loaded = false;
+        for (int64_t first = keys.first; first < keys.last; first += plan_.tile_k) {
+            const GradientTile<T> tile = tile_at(keys, first);
+            if (first >= some.last || first + tile.count <= some.first || !blocks.kept(first / FLASH_BLOCK_SIZE)) continue;
+            if (!loaded) load_panel(panel, head, number);
+            loaded = true;
+            const DropoutMask dropout(problem_.dropout, problem_.heads_q, batch_, head);
+            add_gradients(panel, tile, dims_, rule, problem_.dropout.active() ? &dropout : nullptr, room_.tile,
+                          rows_.dq_at(chunk_, head, first_panel_ + number));
+        }
+    }
+
+    void load_panel(GradientPanel<T>& panel, int64_t head, int64_t number) {
+        const auto q = rows_of<const T>(problem_.q, problem_.q_rows, batch_, head);
+        const auto dout = rows_of<const T>(problem_.dout, problem_.q_rows, batch_, head);
+        const int64_t row0 = panel.lanes.row0, at = rows_.at(head, first_panel_ + number);
+        panel.load(StridedRows<const T>{q(row0), q.stride}, StridedRows<const T>{dout(row0), dout.stride}, dims_, true);
+        panel.lse = rows_.lse + at;
+        panel.delta = rows_.delta + at;
+    }
+
+    const AttentionProblem& problem_;
+    const Plan& plan_;
+    const BackwardRows<A>& rows_;
+    BackwardRoom<T>& room_;
+    const int64_t batch_, key_head_, chunk_;
+    const HeadDims dims_;
+    const int64_t length_q_;
+    const StridedRows<T> dk_, dv_;
+    const int64_t first_panel_;
+    Operand<E> k_, v_;
+};
+
+template <class T>
+static Plan plan_backward_as(const AttentionProblem& problem) {
+    Plan plan;
+    plan.tile_q = static_cast<int>(tile_size(problem, problem.request.tile_q, kPanelWidth, kPanelWidth));
+    plan.tile_k = static_cast<int>(tile_size(problem, problem.request.tile_k, kBackwardKeys, 512));
+    const int64_t chunk = chunk_keys(problem, plan);
+    plan.key_chunks = problem.k_rows.max_length > chunk ? (problem.k_rows.max_length + chunk - 1) / chunk : 1;
+    plan.threads =
+        choose_threads(problem.request, plan.key_chunks * problem.batch * problem.heads_k, attention_flops(problem, 2.5));
+    Arena shared(nullptr), room(nullptr);
+    BackwardRows<Acc<T>>(problem, plan, shared);
+    BackwardRoom<T>(problem, plan, room);
+    plan.workspace_bytes = shared.used() + room.used() * static_cast<size_t>(plan.threads);
+    return plan;
+}
+
+template <class T>
+static void backward_as(const AttentionProblem& problem, const Plan& plan, void* workspace) {
+    Arena shared(workspace);
+    const BackwardRows<Acc<T>> rows(problem, plan, shared);
+    const auto room_of = [&](int thread) {
+        const size_t bytes = (plan.workspace_bytes - shared.used()) / static_cast<size_t>(plan.threads);
+        Arena arena(static_cast<char*>(workspace) + shared.used() + bytes * static_cast<size_t>(thread));
+        return BackwardRoom<T>(problem, plan, arena);
+    };
+    prepare_rows<T>(problem, plan, rows);
+    const int64_t heads = problem.batch * problem.heads_k, chunk = chunk_keys(problem, plan);
+    // Early keys first: with a causal mask most rows see them.
+    run(plan.key_chunks * heads, plan.threads, [&](int64_t item, int thread) {
+        const int64_t batch = item % heads / problem.heads_k, number = item / heads, owned = problem.k_rows.owned(batch);
+        const int64_t first = number * chunk,
+                      last = number + 1 < plan.key_chunks && first + chunk < owned ? first + chunk : owned;
+        if (first >= last) return;
+        BackwardRoom<T> room = room_of(thread);
+        BackwardItem<T>(problem, plan, rows, room, batch, item % problem.heads_k, number).run({first, last});
+    });
+    finish_dq<T>(problem, plan, rows, chunk);
+    if (problem.dsink.present) sink_gradient<T>(problem, plan, rows);
+    if (problem.dbias.present) bias_gradient<T>(problem, plan, rows, [&](int thread) { return room_of(thread); });
+}
+
+}  // namespace LIBFLASH_ISA
+}  // namespace libflash::cpu

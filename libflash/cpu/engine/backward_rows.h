@@ -1,0 +1,126 @@
+// What the backward pass needs of each query row before it starts (lse, delta) and the query gradient under way, in the workspace,
+// panel by panel; and the passes over rows: before the main one, after it, and for the sink.
+#pragma once
+
+#include "cpu/engine/gradient.h"
+#include "cpu/engine/problem_rows.h"
+#include "cpu/engine/work.h"
+
+namespace libflash::cpu {
+namespace LIBFLASH_ISA {
+
+template <class A>
+struct BackwardRows {
+    int64_t heads = 0, panels = 0, chunks = 0;  // panels: numbers of a Tiling
+    int64_t width = 0, channels = 0;            // lanes of a panel; channels of q
+    A *lse = nullptr, *delta = nullptr;         // [head][panel][lane]
+    A* dq = nullptr;                            // [chunk][head][panel][channel][lane]
+
+    BackwardRows(const AttentionProblem& problem, const Plan& plan, Arena& arena)
+        : heads(problem.heads_q), panels(Tiling(problem.q_rows, plan.tile_q).count()), chunks(plan.key_chunks),
+          width(round_up(plan.tile_q, kLanes<A>)), channels(problem.head_dim) {
+        lse = arena.take<A>(heads * panels * width);
+        delta = arena.take<A>(heads * panels * width);
+        dq = arena.take<A>(chunks * heads * panels * channels * width);
+    }
+    int64_t at(int64_t head, int64_t panel) const { return (head * panels + panel) * width; }
+    A* dq_at(int64_t chunk, int64_t head, int64_t panel) const {
+        return dq + ((chunk * heads + head) * panels + panel) * channels * width;
+    }
+};
+
+// One panel of rows of one head; `rows` of them take part, `owned` belong to the sequence.
+struct PanelRows {
+    int64_t batch, head, panel, row0, rows, owned;
+};
+
+// Calls body(PanelRows, thread) for every panel of every head.
+template <class Body>
+static void for_panels(const AttentionProblem& problem, const Plan& plan, const Body& body) {
+    const Tiling tiling(problem.q_rows, plan.tile_q);
+    const int64_t panels = tiling.count();
+    run(panels * problem.heads_q, plan.threads, [&](int64_t item, int thread) {
+        const Tiling::Tile tile = tiling.at(item % panels);
+        if (tile.batch < 0) return;
+        const auto cut = [&](int64_t length) {
+            const int64_t left = length - tile.first_row;
+            return left < 0 ? 0 : left < plan.tile_q ? left : plan.tile_q;
+        };
+        body(PanelRows{tile.batch, item / panels, item % panels, tile.first_row, cut(problem.q_rows.length(tile.batch)),
+                       cut(problem.q_rows.owned(tile.batch))},
+             thread);
+    });
+}
+
+template <class T>
+FLASH_INLINE Acc<T> dot(const T* a, const T* b, int64_t n) {
+    Vec<Acc<T>> sum{};
+    for (int64_t c = 0; c < n; c += kLanes<Acc<T>>) sum = multiply_add(load_part(a + c, n - c), load_part(b + c, n - c), sum);
+    return sum_of_lanes<Acc<T>>(sum);
+}
+
+// delta = dout . out - dlse. Rows that see nothing get lse = +infinity and delta = 0, which makes all their terms 0.
+template <class T>
+static void prepare_rows(const AttentionProblem& problem, const Plan& plan, const BackwardRows<Acc<T>>& rows) {
+    using A = Acc<T>;
+    for_panels(problem, plan, [&](const PanelRows& at, int) {
+        const auto out = rows_of<const T>(problem.out, problem.q_rows, at.batch, at.head);
+        const auto dout = rows_of<const T>(problem.dout, problem.q_rows, at.batch, at.head);
+        const auto lse = lse_rows_of<const A>(problem.lse, problem.q_rows, at.batch, at.head);
+        const auto dlse = lse_rows_of<const A>(problem.dlse, problem.q_rows, at.batch, at.head);
+        A *to_lse = rows.lse + rows.at(at.head, at.panel), *to_delta = rows.delta + rows.at(at.head, at.panel);
+        for (int64_t i = 0; i < rows.width; ++i) {
+            const int64_t row = at.row0 + i;
+            const bool sees = i < at.rows && *lse(row) != -kInfinity<A>;
+            to_lse[i] = sees ? *lse(row) : kInfinity<A>;
+            to_delta[i] = sees ? dot(dout(row), out(row), problem.head_dim_v) - (dlse.data ? *dlse(row) : A(0)) : A(0);
+        }
+    });
+}
+
+// The sum over the chunks, always in the same order, times the scale. Rows that take no part become 0.
+template <class T>
+static void finish_dq(const AttentionProblem& problem, const Plan& plan, const BackwardRows<Acc<T>>& rows, int64_t chunk_keys) {
+    using A = Acc<T>;
+    for_panels(problem, plan, [&](const PanelRows& at, int) {
+        const auto dq = rows_of<T>(problem.dq, problem.q_rows, at.batch, at.head);
+        const int64_t length_k = problem.k_rows.length(at.batch), rows_seeing = length_k > 0 ? at.rows : 0;
+        for (int64_t i = rows_seeing; i < at.owned; ++i)
+            std::memset(static_cast<void*>(dq(at.row0 + i)), 0, static_cast<size_t>(problem.head_dim) * sizeof(T));
+        A* total = rows.dq_at(0, at.head, at.panel);
+        const int64_t width = round_up(at.rows, kLanes<A>);
+        for (int64_t chunk = 1; chunk < rows.chunks && chunk * chunk_keys < length_k; ++chunk) {
+            const A* part = rows.dq_at(chunk, at.head, at.panel);
+            for (int64_t n = 0; n < rows.channels * width; n += kLanes<A>) store(total + n, load(total + n) + load(part + n));
+        }
+        const Vec<A> scale = broadcast(static_cast<A>(problem.softmax_scale));
+        transpose_columns<A>(total, width, rows_seeing, problem.head_dim,
+                             [&](int64_t r, int64_t c, Vec<A> v) __attribute__((always_inline)) {
+                                 store_part(dq(at.row0 + r) + c, v * scale, problem.head_dim - c);
+                             });
+    });
+}
+
+// dsink = -sum of exp(sink - lse) delta over all rows of a head, one head an item: the same sum whatever the threads.
+template <class T>
+static void sink_gradient(const AttentionProblem& problem, const Plan& plan, const BackwardRows<Acc<T>>& rows) {
+    using A = Acc<T>;
+    const Tiling tiling(problem.q_rows, plan.tile_q);
+    run(problem.heads_q, plan.threads, [&](int64_t head, int) {
+        double sum = 0;
+        for (int64_t panel = 0; panel < rows.panels; ++panel) {
+            const Tiling::Tile tile = tiling.at(panel);
+            if (tile.batch < 0) continue;
+            const Vec<A> sink = broadcast(static_cast<A>(head_number(problem.sink, tile.batch, head)));
+            for (int64_t i = 0; i < rows.width; i += kLanes<A>) {
+                const Vec<A> lse = load(rows.lse + rows.at(head, panel) + i), delta = load(rows.delta + rows.at(head, panel) + i);
+                const Vec<A> p = exp<A>(minimum(Vec<A>{}, sink - lse));
+                sum -= static_cast<double>(sum_of_lanes<A>(p == 0 ? Vec<A>{} : p * delta));
+            }
+        }
+        store_as(problem.dsink.dtype, problem.dsink.data, head * problem.dsink.head_stride, sum);
+    });
+}
+
+}  // namespace LIBFLASH_ISA
+}  // namespace libflash::cpu

@@ -1,0 +1,197 @@
+// One step of the backward pass: a panel of query rows meets a tile of keys. The scores are computed again, from them and lse the
+// probabilities, and from those the gradient of the scores, all held [key][lane].
+#pragma once
+
+#include "cpu/engine/attend.h"
+
+namespace libflash::cpu {
+namespace LIBFLASH_ISA {
+
+// Query rows as operands: transposed for the products that sum over channels, in rows for those that sum over queries.
+template <class T>
+struct GradientPanel {
+    using A = Acc<T>;
+    Lanes<A> lanes;
+    Element<T>*q_columns = nullptr, *dout_columns = nullptr;
+    Element<T>*q_rows = nullptr, *dout_rows = nullptr;  // [row or pair of rows][channel, padded to whole vectors]
+    const A* lse = nullptr;                             // +infinity for rows that see nothing: their probabilities come out 0
+    const A* delta = nullptr;
+
+    void lay_out(Arena& arena, HeadDims dims) {
+        lanes.lay_out(arena);
+        q_columns = arena.take<Element<T>>(elements_for<T>(dims.qk) * kPanelWidth);
+        dout_columns = arena.take<Element<T>>(elements_for<T>(dims.v) * kPanelWidth);
+        q_rows = arena.take<Element<T>>(elements_for<T>(kPanelWidth) * round_up(dims.qk, kLanes<A>));
+        dout_rows = arena.take<Element<T>>(elements_for<T>(kPanelWidth) * round_up(dims.v, kLanes<A>));
+    }
+
+    template <class Rows>
+    void load(const Rows& q, const Rows& dout, HeadDims dims, bool rows_too) {
+        pack_columns<T>(q, lanes.rows, lanes.width, dims.qk, q_columns);
+        pack_columns<T>(dout, lanes.rows, lanes.width, dims.v, dout_columns);
+        if (!rows_too) return;
+        pack_row_elements<T>(q, 0, lanes.rows, dims.qk, round_up(dims.qk, kLanes<A>), q_rows);
+        pack_row_elements<T>(dout, 0, lanes.rows, dims.v, round_up(dims.v, kLanes<A>), dout_rows);
+    }
+};
+
+// Keys first to first + count - 1, and where their gradients are summed.
+template <class T>
+struct GradientTile {
+    int64_t first = 0, count = 0;
+    Operand<Element<T>> k, v;        // rows, for sums over channels
+    Operand<Element<T>> k_elements;  // for sums over keys
+    Acc<T>*dk = nullptr, *dv = nullptr;
+};
+
+// What a thread needs for the step. With pairs, p and ds in the three shapes that the products want them.
+template <class T>
+struct GradientRoom {
+    using A = Acc<T>;
+    A *scores = nullptr, *dp = nullptr;                     // become p (after dropout) and ds
+    A *added = nullptr, *slope = nullptr, *kept = nullptr;  // bias and mask; of the softcap; of dropout
+    Element<T>*p_rows = nullptr, *ds_rows = nullptr;        // [key][lane or pair of lanes]
+    Element<T>* ds_pairs = nullptr;                         // [key or pair of keys][lane]
+
+    void lay_out(Arena& arena, int64_t tile_k, bool adds, bool softcap, bool dropout) {
+        const int64_t tile = tile_k * kPanelWidth;
+        scores = arena.take<A>(tile);
+        dp = arena.take<A>(tile);
+        if (adds) added = arena.take<A>(tile);
+        if (softcap) slope = arena.take<A>(tile);
+        if (dropout) kept = arena.take<A>(tile);
+        if constexpr (kPaired<T>) {
+            p_rows = arena.take<Element<T>>(tile / 2);
+            ds_rows = arena.take<Element<T>>(tile / 2);
+            ds_pairs = arena.take<Element<T>>(elements_for<T>(tile_k) * kPanelWidth);
+        } else {
+            p_rows = scores;
+            ds_rows = ds_pairs = dp;
+        }
+    }
+};
+
+template <class A>
+struct ElementGradient {
+    Vec<A> p, ds;
+};
+
+// kRare: with softcap, dropout or hidden keys.
+template <class T, bool kRare>
+struct GradientStep {
+    using A = Acc<T>;
+    const GradientRoom<T>& room;
+    const Vec<A> scale;
+    const bool softcap, dropout;
+
+    FLASH_INLINE ElementGradient<A> at(int64_t place, Vec<A> lse, Vec<A> delta) const {
+        const Vec<A> s = load(room.scores + place);
+        // Subtracted before the exponential is scaled; lse is rounded, so the difference may come out above 0, which it never is.
+        const Vec<A> below = minimum(Vec<A>{}, multiply_add(s, scale, -lse));
+        Vec<A> p = exp<A>(below), dp = load(room.dp + place);
+        if constexpr (!kRare) return {p, p * (dp - delta)};
+        p = s == -kInfinity<A> ? Vec<A>{} : p;  // lse may be NaN
+        Vec<A> p_kept = p;
+        if (dropout) {
+            const Vec<A> kept = load(room.kept + place);
+            dp = kept == 0 ? Vec<A>{} : dp * kept;
+            p_kept = p * kept;
+        }
+        Vec<A> ds = p * (dp - delta);
+        if (softcap) ds *= load(room.slope + place);
+        return {p_kept, s == -kInfinity<A> ? Vec<A>{} : ds};  // a hidden dp or slope may be NaN
+    }
+};
+
+#if FLASH_BF16_DOT
+FLASH_INLINE void store_bf16(Pair* row, int64_t lane, F32 v) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(reinterpret_cast<uint16_t*>(row) + lane), (__m256i)_mm512_cvtneps_pbh(v));
+}
+#endif
+
+// kPacked: as elements of products; else plain p and ds stay in scores and dp.
+template <bool kPacked, class T, bool kRare>
+static void gradient_tile(const GradientStep<T, kRare>& step, const GradientPanel<T>& panel, int64_t count) {
+    using A = Acc<T>;
+    const GradientRoom<T>& room = step.room;
+    const int64_t width = panel.lanes.width;
+    for (int64_t i = 0; i < width; i += kLanes<A>) {
+        const Vec<A> lse = load(panel.lse + i), delta = load(panel.delta + i);
+        for (int64_t j = 0; j < count; j += kPacked ? kNumbers<T> : 1) {
+            const int64_t place = j * width + i;
+            const ElementGradient<A> here = step.at(place, lse, delta);
+            if constexpr (kPaired<T> && kPacked) {
+#if FLASH_BF16_DOT
+                ElementGradient<A> next{};
+                if (j + 1 < count) next = step.at(place + width, lse, delta);
+                store(&room.ds_pairs[j / 2 * width + i].bits, make_pairs(here.ds, next.ds));
+                store_bf16(room.p_rows + j * (width / 2), i, here.p);
+                store_bf16(room.ds_rows + j * (width / 2), i, here.ds);
+                if (j + 1 < count) {
+                    store_bf16(room.p_rows + (j + 1) * (width / 2), i, next.p);
+                    store_bf16(room.ds_rows + (j + 1) * (width / 2), i, next.ds);
+                }
+#endif
+            } else {
+                store(room.scores + place, here.p);
+                store(room.dp + place, here.ds);
+            }
+        }
+    }
+}
+
+// 0 or 1 / (1 - p) for each entry of the tile.
+template <class A>
+static void fill_kept(const DropoutMask& mask, const Lanes<A>& lanes, int64_t first, int64_t count, A* kept) {
+    const Vec<A> factor = broadcast(static_cast<A>(mask.kept));
+    for (int64_t at = 0; at < count * lanes.width; at += kLanes<A>) store(kept + at, factor);
+    drop(mask, lanes, first, count, kept);
+}
+
+// Probabilities and score gradients of one tile into `room`; says whether the tile hides keys. Without room.slope the gradients are
+// those behind the softcap, which the bias gets.
+template <bool kPacked, class T>
+static bool score_gradients(const GradientPanel<T>& panel, const GradientTile<T>& tile, HeadDims dims,
+                            const ScoreRule<Acc<T>>& rule, const DropoutMask* dropout, const GradientRoom<T>& room) {
+    using A = Acc<T>;
+    using E = Element<T>;
+    const int64_t width = panel.lanes.width;
+    multiply<E>({tile.count, width, elements_for<T>(dims.qk), tile.k.data, tile.k.stride, 1, panel.q_columns, width, room.scores,
+                 width, Start::zero, nullptr});
+    multiply<E>({tile.count, width, elements_for<T>(dims.v), tile.v.data, tile.v.stride, 1, panel.dout_columns, width, room.dp,
+                 width, Start::zero, nullptr});
+    if (!rule.plain) make_scores<A>(rule, panel.lanes, tile.first, tile.count, room.scores, room.added, room.slope);
+    const bool edge = crosses_edge(panel.lanes, tile.first, tile.count);
+    if (edge) hide_outside(panel.lanes, tile.first, tile.count, room.scores);
+    if (dropout) fill_kept(*dropout, panel.lanes, tile.first, tile.count, room.kept);
+    const Vec<A> scale = broadcast(rule.plain ? rule.scale : A(1));
+    const bool hides = edge || rule.hides(), softcap = rule.softcap != 0 && room.slope;
+    if (hides || softcap || dropout)
+        gradient_tile<kPacked, T, true>({room, scale, softcap, dropout != nullptr}, panel, tile.count);
+    else
+        gradient_tile<kPacked, T, false>({room, scale, false, false}, panel, tile.count);
+    return hides;
+}
+
+// The whole step: adds to dk and dv of the tile ([key][channel, padded]) and to dq of the panel ([channel][lane]).
+template <class T>
+static void add_gradients(const GradientPanel<T>& panel, const GradientTile<T>& tile, HeadDims dims,
+                          const ScoreRule<Acc<T>>& rule, const DropoutMask* dropout, const GradientRoom<T>& room, Acc<T>* dq) {
+    using A = Acc<T>;
+    using E = Element<T>;
+    const bool hides = score_gradients<true>(panel, tile, dims, rule, dropout, room);
+    const int64_t width = panel.lanes.width, row = width / kNumbers<T>, queries = elements_for<T>(panel.lanes.rows);
+    const int64_t width_k = round_up(dims.qk, kLanes<A>), width_v = round_up(dims.v, kLanes<A>);
+    multiply_weighted<Weights::a, E>(
+        {tile.count, width_v, queries, room.p_rows, row, 1, panel.dout_rows, width_v, tile.dv, width_v, Start::add, nullptr},
+        hides);
+    multiply_weighted<Weights::a, E>(
+        {tile.count, width_k, queries, room.ds_rows, row, 1, panel.q_rows, width_k, tile.dk, width_k, Start::add, nullptr},
+        hides);
+    multiply_weighted<Weights::b, E>({dims.qk, width, elements_for<T>(tile.count), tile.k_elements.data, 1,
+                                      tile.k_elements.stride, room.ds_pairs, width, dq, width, Start::add, nullptr},
+                                     hides);
+}
+
+}  // namespace LIBFLASH_ISA
+}  // namespace libflash::cpu

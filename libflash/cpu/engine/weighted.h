@@ -1,0 +1,73 @@
+// Products whose weights are 0 where a key is hidden. There even 0 * NaN must add nothing: what a row cannot see does not touch it.
+// Only tiles that hide something come here, and only if their values hold a NaN or an infinity do they take the slow way.
+#pragma once
+
+#include "cpu/engine/gemm.h"
+
+namespace libflash::cpu {
+namespace LIBFLASH_ISA {
+
+enum class Weights { a, b };  // which operand they are; the other holds the values
+
+template <class E>
+FLASH_INLINE bool finite(E x) {
+    return x - x == 0;
+}
+#if FLASH_BF16_DOT
+FLASH_INLINE float half_of_pair(Pair pair, int which) {
+    const uint32_t bits = which ? pair.bits & 0xffff0000u : pair.bits << 16;
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+FLASH_INLINE bool finite(Pair x) { return finite(half_of_pair(x, 0)) && finite(half_of_pair(x, 1)); }
+#endif
+
+// Rows k of `count` neighbouring values each.
+template <class E>
+static bool all_finite(const E* values, int64_t stride, int64_t rows, int64_t count) {
+    for (int64_t k = 0; k < rows; ++k) {
+        bool good = true;
+        for (int64_t i = 0; i < count; ++i) good &= finite(values[k * stride + i]);
+        if (!good) return false;
+    }
+    return true;
+}
+
+template <class E>
+FLASH_INLINE E add_if_weighted(E sum, E weight, E value) {
+    return weight == 0 ? sum : sum + weight * value;
+}
+#if FLASH_BF16_DOT
+FLASH_INLINE float add_if_weighted(float sum, Pair weight, Pair value) {
+    for (int which = 0; which < 2; ++which) sum = add_if_weighted(sum, half_of_pair(weight, which), half_of_pair(value, which));
+    return sum;
+}
+#endif
+
+template <Weights kWeights, class E>
+static void multiply_weighted_slowly(const Product<E>& p) {
+    for (int64_t m = 0; m < p.m; ++m)
+        for (int64_t n = 0; n < p.n; ++n) {
+            Accumulator<E>& c = p.c[m * p.c_m + n];
+            Accumulator<E> sum = p.start == Start::zero ? 0 : p.start == Start::add ? c : c * p.factors[n];
+            for (int64_t k = 0; k < p.k; ++k) {
+                const E a = p.a[m * p.a_m + k * p.a_k], b = p.b[k * p.b_k + n];
+                sum = kWeights == Weights::a ? add_if_weighted(sum, a, b) : add_if_weighted(sum, b, a);
+            }
+            c = sum;
+        }
+}
+
+// multiply(), with `hides` for a tile in which some key is hidden from some row. Values in A have a_m 1.
+template <Weights kWeights, class E>
+static void multiply_weighted(const Product<E>& p, bool hides) {
+    if (hides) {
+        const bool good = kWeights == Weights::a ? all_finite(p.b, p.b_k, p.k, p.n) : all_finite(p.a, p.a_k, p.k, p.m);
+        if (!good) return multiply_weighted_slowly<kWeights>(p);
+    }
+    multiply(p);
+}
+
+}  // namespace LIBFLASH_ISA
+}  // namespace libflash::cpu
