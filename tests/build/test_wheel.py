@@ -1,4 +1,4 @@
-"""What was installed: exactly these files, small, self-contained, for every Python from 3.11 on, nothing visible but the interface.
+"""Installed: exactly these files, small, self-contained, for every Python from 3.11 on, nothing visible but its interface.
 
 LIBFLASH_WHEEL names a wheel file whose size is then checked too.
 """
