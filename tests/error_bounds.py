@@ -57,6 +57,10 @@ class Model:
         self.tanh_error = rounding.unit if tanh_error is None else tanh_error
         self.score_ulps = score_ulps
 
+    def typical_sum_error(self, n: int) -> float:
+        """Of a sum of n products, relative to the root of the sum of their squares: 2^-25 sqrt(n)."""
+        return self.unit / 8 * np.sqrt(n)
+
 
 class HeadBounds:
     """Computes the limits and variances of one head and puts them at their places in the tensors."""
@@ -86,7 +90,7 @@ class HeadBounds:
         e_z = e_z * (np.abs(head.q) @ np.abs(head.k).T)
         size = np.abs(w.capped) + np.abs(head.alibi) + np.abs(head.bias)
         size = size + np.abs(w.row_max)[:, None]
-        per_product = m.unit / 8 * np.sqrt(head.q.shape[1]) + m.score_ulps * np.sqrt(m.w)
+        per_product = m.typical_sum_error(head.q.shape[1]) + m.score_ulps * np.sqrt(m.w)
         products = abs(head.scale) * np.sqrt(head.q**2 @ (head.k**2).T)
         noise = m.noise + m.unit / 2 * size + self.slope * per_product * products
         self.noise = np.where(self.visible, noise, 0.0)
@@ -178,13 +182,15 @@ class HeadBounds:
         dlse: np.ndarray,
     ) -> None:
         """vD  = rowsum(w dO^2 * O^2 + w P^2 * dP^2) + rowsum(f * P * |dP|)^2
-        H   = sqrt((f * gP * (|dP| + |D| + |dlse|) + gP by_factor)^2 + (2 e_t t dS)^2 + (e_t S dZ)^2)
+        H   = sqrt((f * gP * (|dP| + |D| + |dlse|) + gP (by_factor + in_sums))^2 + (2 e_t t dS)^2 + (e_t S dZ)^2)
         vdQ = w dQ^2 + scale^2 ((w dZ^2 + e3 M) K^2 + vD (gP K)^2 + (H|K|)^2)
         vdK = w dK^2 + scale^2 sum_group ((w dZ^2 + vD (gP)^2 + e3 M)' Q^2 + (H'|Q|)^2)
         vdV = w dV^2 + sum_group ((w P^2 + e3 M)' dO^2 + ((f * P)'|dO|)^2)
 
         The rounding of one p moves a whole row of o along v_j and so D by that error times dP_ij, underflow (e3)
-        included; only the rounding of o itself is independent from column to column.
+        included; only the rounding of o itself is independent from column to column. by_factor: what _factor_error
+        does to D. in_sums = 2^-25 sqrt(dv) (sqrt(dO^2 V^2') + sqrt(rowsum(dO^2 * O^2))): the sums behind dP and D,
+        which matter in float32 where dP and D are small beside their terms.
         """
         m, head, w, visible = self.model, self.head, self.weights, self.visible
         by_p = (m.w * w.p**2 + m.eta_square * self.lost**2) * grad.dp**2
@@ -193,7 +199,9 @@ class HeadBounds:
         by_factor = visible_sum(self._factor_error() * w.p * np.abs(grad.dp), visible)
         self.delta_variance = by_o.sum(axis=1) + visible_sum(by_p, visible) + by_noise**2
         size = np.abs(grad.dp) + (np.abs(grad.delta) + np.abs(dlse))[:, None]
-        self.ds_noise = np.where(visible, w.p * (self.noise * size + by_factor[:, None]), 0.0)
+        in_sums = np.sqrt(dout**2 @ (head.v**2).T) * head.keep + np.sqrt((dout**2 * self.o**2).sum(axis=1))[:, None]
+        in_sums *= m.typical_sum_error(head.v.shape[1])
+        self.ds_noise = np.where(visible, w.p * (self.noise * size + by_factor[:, None] + in_sums), 0.0)
         noise = self.slope * self.ds_noise
         if head.softcap > 0:
             by_slope, by_score = 2 * w.tanh * grad.ds, w.capped * grad.dz
