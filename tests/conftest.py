@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=True)
 def default_threads() -> Iterator[None]:
     """No test leaves a number of threads behind."""
-    import libflash  # noqa: PLC0415  the tests of the oracle alone need no library
+    import libflash  # here, because the tests of the oracle alone need no library
 
     yield
     libflash.set_num_threads(0)

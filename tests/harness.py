@@ -110,6 +110,28 @@ def assert_same_bits(got: object, wanted: object, what: str = "") -> None:
     np.testing.assert_array_equal(bits(np.asarray(got)), bits(np.asarray(wanted)), what)
 
 
+CLOSE = {np.dtype(np.float64): 1e-13, np.dtype(np.float32): 3e-6, np.dtype(np.float16): 1.5e-3, BFLOAT16: 1.2e-2}
+
+
+def assert_close(got: np.ndarray, wanted: np.ndarray, what: str = "", factor: float = 1.0) -> None:
+    """Root mean square difference, relative, at most a few roundings of the storage type."""
+    assert got.shape == wanted.shape, what
+    dtype = got.dtype
+    got, wanted = got.astype(np.float64), wanted.astype(np.float64)
+    finite = np.isfinite(wanted)
+    np.testing.assert_array_equal(got[~finite], wanted[~finite], what)
+    assert np.isfinite(got[finite]).all(), what
+    error = np.sqrt(((got[finite] - wanted[finite]) ** 2).mean()) if finite.any() else 0.0
+    size = np.sqrt((wanted[finite] ** 2).mean()) if finite.any() else 0.0
+    assert error <= CLOSE[dtype] * factor * size, f"{what}: relative difference {error / max(size, 1e-300):.3g}"
+
+
+def problem(dtype: str, **shape: int) -> list[np.ndarray]:
+    """q, k, v, dout."""
+    q, k, v = qkv(**{"batch": 2, "sq": 90, "sk": 150, "d": 32, **shape}, dtype=dtype)
+    return [q, k, v, random(*q.shape[:3], v.shape[3], seed=9, dtype=q.dtype)]
+
+
 def python(code: str, **environment: str) -> subprocess.CompletedProcess:
     """Run code in a fresh interpreter that finds the same libflash and these tests."""
     search = [path for path in sys.path if path]

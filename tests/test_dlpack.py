@@ -25,7 +25,15 @@ def wrapped(arrays: tuple[np.ndarray, ...], **kind) -> list[Array]:
 
 @pytest.mark.parametrize(
     "kind",
-    [{}, {"legacy": True}, {"read_only": True}, {"null_strides": True}, {"byte_offset": 64}, {"no_deleter": True}, {"version": (1, 9)}],
+    [
+        {},
+        {"legacy": True},
+        {"read_only": True},
+        {"null_strides": True},
+        {"byte_offset": 64},
+        {"no_deleter": True},
+        {"version": (1, 9)},
+    ],
     ids=lambda kind: next(iter(kind), "plain"),
 )
 def test_capsules(kind: dict) -> None:
@@ -137,7 +145,9 @@ def test_capsule_used_twice() -> None:
     q, k, v = qkv()
     once = Array(q, same_capsule=True)
     libflash.attention(once, k, v, out=np.empty_like(q))
-    with pytest.raises(libflash.InvalidError, match=r"q\.__dlpack__\(\) gave .*used_dltensor_versioned.*; one capsule serves once"):
+    with pytest.raises(
+        libflash.InvalidError, match=r"q\.__dlpack__\(\) gave .*used_dltensor_versioned.*; one capsule serves once"
+    ):
         libflash.attention(once, k, v, out=np.empty_like(q))
     assert once.deleted == 1
 
@@ -216,9 +226,7 @@ def test_bfloat16_of_numpy() -> None:
     q, k, v = qkv(dtype="bfloat16")
     out = libflash.attention(q, k, v)
     assert out.dtype == BFLOAT16
-    np.testing.assert_allclose(
-        out.astype(np.float32), libflash.attention(*(x.astype(np.float32) for x in (q, k, v))), atol=0.02
-    )
+    np.testing.assert_allclose(out.astype(np.float32), libflash.attention(*(x.astype(np.float32) for x in (q, k, v))), atol=0.02)
     frozen = q.copy()
     frozen.flags.writeable = False
     assert_same_bits(libflash.attention(frozen, k, v), out)

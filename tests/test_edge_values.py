@@ -52,9 +52,7 @@ def test_row_without_visible_key(isa: str, hidden: dict, sink: bool) -> None:
 
 
 @ISAS
-@pytest.mark.parametrize(
-    "shape", [{"sk": 0}, {"sq": 0}, {"batch": 0}, {"hq": 0, "hk": 0}, {"sq": 0, "sk": 0}], ids=lambda shape: "-".join(shape)
-)
+@pytest.mark.parametrize("shape", [{"sk": 0}, {"sq": 0}, {"batch": 0}, {"hq": 0, "hk": 0}, {"sq": 0, "sk": 0}], ids="-".join)
 def test_empty_sizes(isa: str, shape: dict) -> None:
     q, k, v = qkv(**shape)
     got = gradients(q, k, v, np.ones_like(q), isa)
@@ -86,8 +84,8 @@ def test_one_logit_far_above(isa: str) -> None:
     got = gradients(q, k, v, dout, isa, softmax_scale=1.0)
     np.testing.assert_array_equal(got["o"], np.broadcast_to(v[:, 37:38], got["o"].shape))
     np.testing.assert_allclose(got["dv"][0, 37], dout.sum(axis=1)[0], rtol=1e-5)
-    assert np.abs(got["dq"]).max() < 1e-5
-    assert np.abs(got["dk"]).max() < 1e-5
+    assert np.abs(got["dq"]).max() < 105 * 3e-6, "the key's size times a few roundings of dP - D"
+    assert np.abs(got["dk"]).max() < 3e-6
 
 
 @ISAS
@@ -216,21 +214,31 @@ def test_logits_that_overflow(isa: str, dtype: np.dtype) -> None:
 
 
 @ISAS
-@pytest.mark.parametrize("dtype", [np.float16, BFLOAT16], ids=["fp16", "bf16"])
-def test_subnormal_values(isa: str, dtype: np.dtype) -> None:
-    """Subnormal inputs count, and fp16 outputs may be subnormal."""
-    smallest = 2.0**-24 if dtype == np.float16 else 2.0**-133
-    v = (np.random.default_rng(0).integers(1, 100, (1, 50, 1, 16)) * smallest).astype(dtype)
-    q, k = (np.zeros((1, n, 1, 16), dtype) for n in (3, 50))
+def test_subnormal_values(isa: str) -> None:
+    """Subnormal fp16 inputs count, and fp16 outputs may be subnormal. (bf16 ones are below 2^-126: the dot instruction of the
+    processor takes them for 0.)"""
+    smallest = 2.0**-24
+    v = (np.random.default_rng(0).integers(1, 100, (1, 50, 1, 16)) * smallest).astype(np.float16)
+    q, k = (np.zeros((1, n, 1, 16), np.float16) for n in (3, 50))
     o, _ = attention(q, k, v, isa)
-    mean = v[0, :, 0].astype(np.float64).mean(axis=0)
-    if dtype == np.float16:
-        assert np.abs(o[0, 0, 0].astype(np.float64) - mean).max() <= smallest
-    q[..., 0] = 2.0**-24 if dtype == np.float16 else 2.0**-100
-    k[..., 0] = np.arange(50)[:, None]
-    _, lse = attention(q, k, np.ones_like(v), isa, softmax_scale=2.0**24 if dtype == np.float16 else 2.0**100)
-    np.testing.assert_allclose(lse[0, 0, 0], forward(np.ones((1, 1, 1, 1)), np.arange(50.0)[None, :, None, None],
-                                                     np.ones((1, 50, 1, 1)), softmax_scale=1.0)[1][0, 0, 0], rtol=1e-6)  # fmt: skip
+    assert np.abs(o[0, 0, 0].astype(np.float64) - v[0, :, 0].astype(np.float64).mean(axis=0)).max() <= smallest
+    q[..., 0], k[..., 0] = smallest, np.arange(50)[:, None]
+    _, lse = attention(q, k, v, isa, softmax_scale=2.0**24)
+    np.testing.assert_allclose(lse[0, 0], np.log(np.exp(np.arange(50.0)).sum()), rtol=1e-6)
+
+
+@ISAS
+@pytest.mark.parametrize("dtype", [np.float32, BFLOAT16], ids=["fp32", "bf16"])
+def test_tiny_and_huge_values(isa: str, dtype: np.dtype) -> None:
+    """Scores of ordinary size from tiny queries and a huge scale, outputs as tiny or huge as v."""
+    q, k = (np.zeros((1, n, 1, 16), dtype) for n in (3, 50))
+    q[..., 0], k[..., 0] = 2.0**-90, np.arange(50)[:, None]
+    for size in (2.0**-100, 2.0**120):
+        v = (np.random.default_rng(0).integers(1, 100, (1, 50, 1, 16)) * size).astype(dtype)
+        o, lse = attention(q, k, v, isa, softmax_scale=2.0**90)
+        exact, _ = forward(q, k, v, softmax_scale=2.0**90)
+        np.testing.assert_allclose(lse[0, 0], np.log(np.exp(np.arange(50.0)).sum()), rtol=1e-6)
+        np.testing.assert_allclose(o.astype(np.float64), exact, rtol=1e-5 if dtype == np.float32 else 0.01)
 
 
 @ISAS

@@ -1,7 +1,7 @@
 """Inputs whose answer is known bit for bit: no tolerance for a wrong mask, index or tile to hide in.
 
-The structured fills of structured.py run with the other cases in test_attention; here are longer rows, more masks, and lengths at every
-edge of a tile.
+The structured fills of structured.py run with the other cases in test_attention; here are longer rows, more masks, and lengths
+at every edge of a tile.
 """
 
 from __future__ import annotations

@@ -27,7 +27,9 @@ def test_torch_results_are_those_of_numpy() -> None:
     assert_same_bits(out.numpy(), wanted)
     assert_same_bits(lse.numpy(), wanted_lse)
     gradients = libflash.attention_backward(torch.ones_like(out), *tensors, out, lse, causal=True)
-    for one, other in zip(gradients, libflash.attention_backward(np.ones_like(wanted), *arrays, wanted, wanted_lse, causal=True), strict=True):
+    for one, other in zip(
+        gradients, libflash.attention_backward(np.ones_like(wanted), *arrays, wanted, wanted_lse, causal=True), strict=True
+    ):
         assert_same_bits(one.numpy(), other)
     mask = torch.rand(1, 1, 1, 1) < 2
     lists = libflash.compress_block_mask(mask)
@@ -43,7 +45,9 @@ def test_torch_dtypes(name: str) -> None:
     assert out.dtype == q.dtype
     assert lse.dtype == (torch.float64 if name == "float64" else torch.float32)
     assert torch.allclose(out.float(), libflash.attention(q.float(), k.float(), v.float()), atol=0.02)
-    assert_same_bits(libflash.attention(q, k, v, out=torch.empty_like(q)).view(torch.uint8).numpy(), out.view(torch.uint8).numpy())
+    assert_same_bits(
+        libflash.attention(q, k, v, out=torch.empty_like(q)).view(torch.uint8).numpy(), out.view(torch.uint8).numpy()
+    )
 
 
 def test_torch_outputs_are_contiguous_in_the_layout() -> None:
@@ -88,7 +92,7 @@ def test_torch_gradients_are_recorded() -> None:
         libflash.attention(q, k, v, out=torch.empty_like(q))
     with pytest.raises(libflash.UnsupportedError, match="decode has no gradient"):
         libflash.decode(q, k, v)
-    out, lse = libflash.merge([out, out.detach()], [torch.zeros(1, 4, 40)] * 2)
+    out, _ = libflash.merge([out, out.detach()], [torch.zeros(1, 4, 40)] * 2)
     assert out.requires_grad
 
 
@@ -110,7 +114,7 @@ def test_torch_tensors_without_data_are_refused() -> None:
         libflash.attention(q.to("meta"), k, v)
     with pytest.raises(TypeError, match="q cannot be taken through DLPack"):
         libflash.attention(torch.eye(3).to_sparse(), k, v)
-    from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: PLC0415
+    from torch._subclasses.fake_tensor import FakeTensorMode
 
     with FakeTensorMode() as mode:
         fake = mode.from_tensor(q)
@@ -175,7 +179,9 @@ def test_jax_masks_and_lengths() -> None:
     mask, used = np.random.default_rng(0).random((40, 56)) < 0.5, np.array([50, 20], np.int32)
     wanted = libflash.attention(q, k, v, mask=mask, seqused_k=used)
     inputs = [jax.numpy.asarray(x) for x in (q, k, v)]
-    assert_same_bits(np.asarray(libflash.attention(*inputs, mask=jax.numpy.asarray(mask), seqused_k=jax.numpy.asarray(used))), wanted)
+    assert_same_bits(
+        np.asarray(libflash.attention(*inputs, mask=jax.numpy.asarray(mask), seqused_k=jax.numpy.asarray(used))), wanted
+    )
     lists = libflash.compress_block_mask(jax.numpy.ones((1, 1, 1, 1), bool))
     assert isinstance(lists.col_indices, jax.Array)
     assert_same_bits(np.asarray(libflash.attention(*inputs, block_mask=lists)), libflash.attention(q, k, v))
@@ -189,7 +195,7 @@ def test_jax_refusals() -> None:
     with pytest.raises(TypeError, match="k_cache is a JAX array"):
         libflash.decode(q[:, :1], k, v, k=k[:, :1], v=v[:, :1])
     with pytest.raises(TypeError, match=r"q is a JAX tracer .*use libflash\.jax\.attention"):
-        jax.jit(lambda *arrays: libflash.attention(*arrays))(q, k, v)
+        jax.jit(lambda q, k, v: libflash.attention(q, k, v, causal=True))(q, k, v)
     given = np.empty(q.shape, np.float32)
     assert libflash.attention(q, k, v, out=given) is given
 

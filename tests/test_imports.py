@@ -6,9 +6,10 @@ import json
 import os
 import statistics
 
-import libflash
 import pytest
 from harness import python, run_python
+
+import libflash
 
 FRAMEWORKS = ["torch", "jax", "jaxlib", "cupy", "numpy", "ml_dtypes", "matplotlib", "scipy"]
 

@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def print_info() -> int:
-    import libflash  # noqa: PLC0415
+    import libflash
 
     found = libflash.info()
     print(f"libflash {found['version']}")
@@ -75,7 +75,7 @@ def bench(arguments: Sequence[str]) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     chosen, rest = parser().parse_known_args(arguments)
     if chosen.command == "demo":
-        from libflash import demo  # noqa: PLC0415
+        from libflash import demo
 
         return int(demo.main(rest))
     if chosen.command == "bench":
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser().error(f"unknown argument {rest[0]}")
     folders = {"cmake_dir": package_folder() / "lib" / "cmake" / "libflash", "include_dir": package_folder() / "include"}
     if chosen.version:
-        import libflash  # noqa: PLC0415
+        import libflash
 
         print(libflash.__version__)
         return 0

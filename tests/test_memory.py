@@ -1,0 +1,252 @@
+"""No byte outside of the tensors is written, or read in a way that matters; memory grows with the workspace named and no more."""
+
+from __future__ import annotations
+
+import json
+
+import abi
+import cases
+import decode_cases
+import numpy as np
+import pytest
+from case import Case
+from decode_cases import DecodeCase
+from harness import assert_same_bits, cpu_kernels, python, random, run_python
+from memory_harness import Fenced, Guarded, call, each
+from test_attention import c_options
+
+PREFIXES = ("only-", "far-rows", "size-packed", "size-17x64", "size-1x129", "dim-7-", "dim-40-72", "dim-97", "poison-unused")
+CHOSEN = [case for case in cases.quick() if case.name.startswith(PREFIXES)]
+ISAS = cpu_kernels()
+
+
+def two_kernels(index: int) -> tuple[str, ...]:
+    """In turn, so that every instruction set gets its share of the cases without each case taking minutes."""
+    return tuple(dict.fromkeys((ISAS[index % len(ISAS)], ISAS[(index // len(ISAS) + index + 1) % len(ISAS)])))
+
+
+ATTENTION = [(case, isa) for index, case in enumerate(CHOSEN) for isa in two_kernels(index)]
+CONTENTS = ("zeros", "ones", "random")
+
+
+def owned_rows(x: np.ndarray, case: Case, lengths: tuple[int, ...] | int, axis: int = 0) -> np.ndarray | None:
+    """Which elements must be written: in packed tensors, the rows of sequences."""
+    if not isinstance(lengths, tuple):
+        return None
+    owned = np.zeros(x.shape, bool)
+    owned[(slice(None),) * axis + (slice(sum(lengths)),)] = True
+    return owned
+
+
+def guarded_run(case: Case, isa: str, content: str, gap: int) -> dict[str, np.ndarray]:
+    """Forward and backward of a case with everything guarded; the results."""
+    x = case.inputs()
+    placed: dict[str, Guarded] = {}
+
+    def guard(name: str, array: np.ndarray, gap: int = gap, output: bool = False) -> np.ndarray:
+        placed[name] = Guarded(array, gap, output)
+        placed[name].name = f"{case} {isa} {name}"
+        return placed[name].array
+
+    q, k, v, dout = (guard(name, getattr(x, name)) for name in ("q", "k", "v", "dout"))
+    options = {name: guard(name, value, 0) if isinstance(value, np.ndarray) else value for name, value in c_options(x).items()}
+    rows = x.q.shape[:-1]
+    wide = np.float64 if x.q.dtype == np.float64 else np.float32
+    out = guard("o", np.empty((*rows, x.v.shape[-1]), x.q.dtype), output=True)
+    lse = guard("lse", np.empty(rows[::-1] if case.packed else (rows[0], rows[2], rows[1]), wide), output=True)
+    made = abi.options(abi.AttentionOptions, kernel=f"forward_cpu_{isa}".encode(), **options)
+    call("forward", [q, k, v, out, lse], made, content)
+    for name, one in placed.items():
+        lengths = case.seqlen_q if name in ("o", "lse") else 0
+        one.check(owned_rows(one.array, case, lengths, axis=int(name == "lse")))
+    for name in ("o", "lse"):  # inputs from now on
+        placed[name].output, placed[name].before = False, placed[name].block.copy()
+
+    outputs = {name: guard(name, getattr(x, name[1:]), output=True) for name in ("dq", "dk", "dv")}
+    for name, given in {"dbias": "bias", "dsink": "learnable_sink"}.items():
+        if given in options:
+            options[name] = outputs[name] = guard(name, x.options[given], 0, True)
+    if x.dlse is not None:
+        options["dlse"] = guard("dlse", x.dlse)
+    made = abi.options(abi.AttentionOptions, kernel=f"backward_cpu_{isa}".encode(), **options)
+    call("backward", [dout, q, k, v, out, lse, outputs["dq"], outputs["dk"], outputs["dv"]], made, content)
+    for name, one in placed.items():
+        lengths = {"dq": case.seqlen_q, "dk": case.seqlen_k, "dv": case.seqlen_k}.get(name, 0)
+        one.check(owned_rows(one.array, case, lengths))
+    return {"o": out, "lse": lse, **outputs}
+
+
+@pytest.mark.parametrize(("case", "isa"), ATTENTION, ids=[f"{case}-{isa}" for case, isa in ATTENTION])
+def test_attention_stays_inside(case: Case, isa: str) -> None:
+    """Guards, holes between rows, unwritten elements; and the same bits whatever is in the workspace."""
+    results = [guarded_run(case, isa, content, gap) for content, gap in zip(CONTENTS, (0, 3, 0), strict=True)]
+    for other in results[1:]:
+        assert_same_bits(other, results[0])
+    case.check(**results[0])
+
+
+DECODE = [
+    (case, isa)
+    for index, case in enumerate(decode_cases.quick())
+    if not case.absent_page  # refused on the CPU
+    for isa in two_kernels(index)[:1]
+]
+
+
+@pytest.mark.parametrize(("case", "isa"), DECODE, ids=[f"{case}-{isa}" for case, isa in DECODE])
+def test_decode_stays_inside(case: DecodeCase, isa: str) -> None:
+    results = []
+    for content, gap in zip(CONTENTS, (0, 3, 0), strict=True):
+        x = case.inputs()
+        given, flags = dict(x.options), 0
+        for name, flag, default in (("causal", abi.CAUSAL, True), ("rotary_interleaved", abi.ROTARY_INTERLEAVED, False)):
+            flags |= flag if given.pop(name, default) else 0
+        if "window_size" in given:
+            flags |= abi.WINDOW
+            given["window_left"], given["window_right"] = given.pop("window_size")
+        if "softmax_scale" in given:
+            flags |= abi.SCALE
+        inputs = {"q": Guarded(x.q, gap)}
+        for name, value in list(given.items()):
+            if isinstance(value, np.ndarray):
+                given[{"k": "k_new", "v": "v_new"}.get(name, name)] = (inputs.setdefault(name, Guarded(given.pop(name)))).array
+        caches = [Guarded(x.k_cache, gap), Guarded(x.v_cache, gap)]
+        for cache in caches:  # may be written, which case.check() judges; their surroundings not
+            cache.output = True
+        wide = np.float64 if x.q.dtype == np.float64 else np.float32
+        out = Guarded(np.empty((*x.q.shape[:3], x.v_cache.shape[3]), x.q.dtype), gap, output=True)
+        lse = Guarded(np.empty((x.q.shape[0], x.q.shape[2], x.q.shape[1]), wide), gap, output=True)
+        made = abi.options(abi.DecodeOptions, flags=flags, kernel=f"decode_cpu_{isa}".encode(), **given)
+        call("decode", [inputs["q"].array, caches[0].array, caches[1].array, out.array, lse.array], made, content)
+        for one in (*inputs.values(), out, lse):
+            one.check()
+        for cache in caches:
+            stray = (cache.block != cache.before) & ~cache.own
+            assert not stray.any(), f"{case}: written beside the cache"
+        case.check(o=out.array, lse=lse.array, k_cache=caches[0].array, v_cache=caches[1].array)
+        results.append({"o": out.array, "lse": lse.array})
+    for other in results[1:]:
+        assert_same_bits(other, results[0])
+
+
+def test_merge_stays_inside() -> None:
+    for dtype in (np.float32, np.float16, np.float64):
+        wide = np.float64 if dtype == np.float64 else np.float32
+        outs = [Guarded(random(2, 33, 3, 17, seed=i, dtype=dtype), gap=i) for i in range(3)]
+        lses = [Guarded(random(2, 3, 33, seed=i, dtype=wide), gap=i) for i in range(3)]
+        out, lse = Guarded(outs[0].array.copy(), 2, output=True), Guarded(lses[0].array.copy(), 2, output=True)
+        abi.merge([x.array for x in outs], [x.array for x in lses], out.array, lse.array)
+        for one in (*outs, *lses, out, lse):
+            one.check()
+
+
+FENCED = """
+    import sys
+    import cases, decode_cases, libflash
+    import numpy as np
+    from harness import run_backward, run_forward
+    from memory_harness import Fenced, each
+    for at_end in (True, False):
+        for case in cases.quick():
+            if not case.name.startswith({prefixes}):
+                continue
+            place, x = Fenced(at_end), case.inputs()
+            for name in ("q", "k", "v", "dout"):
+                setattr(x, name, place(getattr(x, name)))
+            x.options = each(x.options, place)
+            forward = run_forward(x, kernel="forward_cpu_{isa}")
+            forward = {{name: place(value) for name, value in forward.items()}}
+            run_backward(x, forward, kernel="backward_cpu_{isa}")
+        for case in decode_cases.quick()[::3]:
+            if case.absent_page:
+                continue
+            place, x = Fenced(at_end), case.inputs()
+            libflash.decode(place(x.q), place(x.k_cache), place(x.v_cache), kernel="decode_cpu_{isa}", **each(x.options, place))
+    print("inside")
+"""
+
+
+@pytest.mark.parametrize("isa", cpu_kernels())
+def test_nothing_is_read_beyond_the_ends(isa: str) -> None:
+    """Every input against a page that cannot be read, in a process of its own: a read too far would end it."""
+    prefixes = ("only-", "dim-", "size-17x64", "size-3x", "size-65x64", "heads-")
+    assert run_python(FENCED.format(isa=isa, prefixes=prefixes)) == "inside\n"
+
+
+def test_the_fence_bites() -> None:
+    """The harness itself: one element too far is the end of the process, and a touched guard is seen."""
+    done = python("""
+        import numpy as np
+        from memory_harness import Fenced
+        x = Fenced(True)(np.ones(7, np.float32))
+        print(np.lib.stride_tricks.as_strided(x, (8,)).sum())
+    """)
+    assert done.returncode < 0, "killed by a signal"
+    inside = Guarded(np.ones((3, 4), np.float32), gap=2)
+    inside.check()
+    np.lib.stride_tricks.as_strided(inside.array, (3, 5), inside.array.strides)[1, 4] = 5
+    with pytest.raises(AssertionError, match="1 elements changed"):
+        inside.check()
+    with pytest.raises(AssertionError, match="12 of 12 elements not written"):
+        Guarded(np.ones((3, 4), np.float32), output=True).check()
+
+
+PEAK = """
+    import ctypes, json, re
+    import abi, numpy as np, libflash
+
+    def peak():
+        return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
+
+    def now():
+        return int(re.search(r"VmRSS:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
+
+    def measure(call):
+        open("/proc/self/clear_refs", "w").write("5")  # the peak so far is forgotten
+        before = now()
+        call()
+        return peak() - before
+
+    def size(name, *arrays):
+        bytes = ctypes.c_size_t()
+        options = abi.options(abi.AttentionOptions, flags=abi.CAUSAL)
+        views = abi._views(arrays)
+        abi.check(getattr(abi.lib, f"flash_attention_{name}_workspace_size")(*views, ctypes.byref(options), ctypes.byref(bytes)))
+        return bytes.value
+
+    def problem(length):
+        rng = np.random.default_rng(0)
+        q, k, v, dout = (rng.standard_normal((1, length, 2, 64), dtype="float32") for _ in range(4))
+        return q, k, v, dout, np.ones_like(q), np.ones((1, 2, length), "float32"), *(np.ones_like(q) for _ in "qkv")
+
+    def forward(x):
+        libflash.attention(*x[:3], causal=True, out=x[4], lse=x[5])
+
+    def backward(x):
+        libflash.attention_backward(x[3], *x[:3], x[4], x[5], causal=True, dq=x[6], dk=x[7], dv=x[8])
+
+    small = problem(600)
+    forward(small), backward(small)  # code, stacks and arenas of the allocator are there now
+    found = []
+    x = problem(32768)
+    found.append((measure(lambda: forward(x)), size("forward", *x[:3], x[4], x[5])))
+    x = problem(8192)
+    forward(x)
+    found.append((measure(lambda: backward(x)), size("backward", x[3], *x[:3], *x[4:9])))
+    print(json.dumps(found))
+"""
+
+
+def test_peak_memory_is_the_workspace() -> None:
+    """1 x 2 x 32768 x 64 causal forward, and a backward: the process grows by no more than the workspace that the query names.
+    The matrix of scores would be 8 GiB. 1 MiB is left for the stacks of threads and the allocator."""
+    for grown, workspace in json.loads(run_python(PEAK)):
+        assert grown <= workspace + 2**20, f"grew by {grown} bytes, the workspace is {workspace}"
+        assert workspace < 64 * 2**20
+
+
+def test_fenced_arrays_are_what_they_were() -> None:
+    for at_end in (True, False):
+        placed = each({"a": np.arange(5), "b": 3}, Fenced(at_end))
+        np.testing.assert_array_equal(placed["a"], np.arange(5))
+        assert placed["b"] == 3

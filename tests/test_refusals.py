@@ -1,0 +1,114 @@
+"""What is refused before or by the library, as which exception, in which words; and that refused calls write nothing."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from harness import qkv
+
+import libflash
+
+TYPE_ERRORS = {
+    "q is a list": (lambda a: libflash.attention([1.0], a[1], a[2]), r"q must be an array .* not list"),
+    "k is None": (lambda a: libflash.attention(a[0], None, a[2]), r"k must be an array"),
+    "mask is a list": (lambda a: libflash.attention(*a, mask=[[True]]), r"mask must be an array"),
+    "out is a list": (lambda a: libflash.attention(*a, out=[]), r"out must be an array"),
+    "cu_seqlens is a tuple": (lambda a: libflash.attention(*a, cu_seqlens_q=(0, 4)), r"cu_seqlens_q must be an array"),
+    "scale is text": (lambda a: libflash.attention(*a, softmax_scale="1"), r"softmax_scale must be a number, not str"),
+    "softcap is a list": (lambda a: libflash.attention(*a, softcap=[1]), r"softcap must be a number, not list"),
+    "seed is a float": (lambda a: libflash.attention(*a, seed=1.0), r"seed must be an integer, not float"),
+    "splits is text": (lambda a: libflash.attention(*a, num_splits="1"), r"num_splits must be an integer, not str"),
+    "window is a number": (lambda a: libflash.attention(*a, window_size=3), r"window_size must be a pair"),
+    "window of three": (lambda a: libflash.attention(*a, window_size=(1, 2, 3)), r"window_size must be a pair"),
+    "window of floats": (lambda a: libflash.attention(*a, window_size=(1.0, 2)), r"window_size\[0\] must be an integer"),
+    "kernel is a number": (lambda a: libflash.attention(*a, kernel=1), r"kernel must be a str, not int"),
+    "backend is bytes": (lambda a: libflash.attention(*a, backend=b"cpu"), r"backend must be a str, not bytes"),
+    "stream is text": (lambda a: libflash.attention(*a, stream="1"), r"stream must be a CUDA stream handle"),
+    "stream is a bool": (lambda a: libflash.attention(*a, stream=True), r"stream must be a CUDA stream handle"),
+    "unknown option": (lambda a: libflash.attention(*a, is_causal=True), r"is_causal"),
+    "too many arrays": (lambda a: libflash.attention(*a, True), r"positional"),
+    "masked array": (lambda a: libflash.attention(np.ma.masked_array(a[0]), *a[1:]), r"q is a masked array"),
+    "merge of an array": (lambda a: libflash.merge(a[0], a[1]), r"outs must be a list or tuple of arrays"),
+    "explain knows no such": (lambda a: libflash.explain(*a, k_cache=1), r"explain\(\) knows no option 'k_cache'"),
+    "threads is a float": (lambda a: libflash.set_num_threads(1.5), r"threads must be an integer"),
+}
+
+
+@pytest.mark.parametrize("case", TYPE_ERRORS)
+def test_wrong_kind_of_object(case: str) -> None:
+    call, text = TYPE_ERRORS[case]
+    with pytest.raises(TypeError, match=text) as caught:
+        call(qkv(d=8))
+    assert not isinstance(caught.value, libflash.Error)
+
+
+INVALID = {
+    "layout": (lambda a: libflash.attention(*a, layout="hbsd"), r"layout is 'hbsd'; it must be 'bshd', 'bhsd' or 'sbhd'"),
+    "align": (lambda a: libflash.attention(*a, causal_align="left"), r"causal_align is 'left'"),
+    "seed": (lambda a: libflash.attention(*a, seed=-1), r"seed is -1; it must be from 0 to 2\*\*64 - 1"),
+    "offset": (lambda a: libflash.attention(*a, offset=2**64), r"offset is 18446744073709551616"),
+    "splits": (lambda a: libflash.attention(*a, num_splits=2**63), r"num_splits is 9223372036854775808, which does not fit"),
+    "stream": (lambda a: libflash.attention(*a, stream=-1), r"stream is -1"),
+    "rank of q": (lambda a: libflash.attention(a[0][0], *a[1:]), r"q has 3 dimensions; it needs 4"),
+    "rank of packed q": (
+        lambda a: libflash.attention(*a, cu_seqlens_q=np.array([0, 1], "i4")),
+        r"q has 4 dimensions; it needs 3",
+    ),
+    "rank of v": (lambda a: libflash.attention(*a[:2], a[2][0]), r"v has 3 dimensions"),
+    "five dimensions": (lambda a: libflash.attention(a[0][None], *a[1:]), r"q has 5 dimensions; at most 4"),
+    "integers": (lambda a: libflash.attention(a[0].astype("i8"), *a[1:]), r"q has dtype int64"),
+    "complex": (lambda a: libflash.attention(a[0].astype("c8"), *a[1:]), r"q has dtype complex64"),
+    "fp8": (lambda a: libflash.attention(a[0].astype(ml_dtypes.float8_e4m3fn), *a[1:]), r"q has dtype float8_e4m3fn"),
+    "text": (lambda a: libflash.attention(a[0].astype("U4"), *a[1:]), r"q has dtype str"),
+    "mixed": (lambda a: libflash.attention(a[0], a[1].astype("f2"), a[2]), r"k"),
+    "heads": (lambda a: libflash.attention(a[0][:, :, :3], *a[1:]), r"heads"),
+    "head_dim": (lambda a: libflash.attention(a[0][..., :4], *a[1:]), r"head_dim"),
+    "length of v": (lambda a: libflash.attention(*a[:2], a[2][:, 1:]), r"v"),
+    "strides": (lambda a: libflash.attention(a[0][..., ::2], a[1][..., :4], a[2]), r"q.*last dimension"),
+    "negative stride": (lambda a: libflash.attention(a[0][:, ::-1], *a[1:]), r"q.*negative"),
+    "scale": (lambda a: libflash.attention(*a, softmax_scale=float("nan")), r"softmax_scale"),
+    "softcap": (lambda a: libflash.attention(*a, softcap=-1), r"softcap"),
+    "dropout": (lambda a: libflash.attention(*a, dropout_p=1), r"dropout_p"),
+    "window": (lambda a: libflash.attention(*a, window_size=(-2, 0)), r"window"),
+    "out in place": (lambda a: libflash.attention(*a, out=a[0]), r"out.*overlap|overlap.*out"),
+    "out dtype": (lambda a: libflash.attention(*a, out=a[0].astype("f8")), r"out"),
+    "out shape": (lambda a: libflash.attention(*a, out=a[0][:, 1:].copy()), r"out"),
+    "mask dtype": (lambda a: libflash.attention(*a, mask=np.ones((1, 56), np.uint8)), r"mask has dtype uint8"),
+    "lengths dtype": (lambda a: libflash.attention(*a, seqused_k=np.ones(1, "i2")), r"seqused_k has dtype int16; int32"),
+    "explain op": (lambda a: libflash.explain(*a, op="sideways"), r"op is 'sideways'"),
+    "explain like the call": (lambda a: libflash.explain(*a, softcap=-1), r"softcap"),
+    "threads": (lambda a: libflash.set_num_threads(-1), r"threads is -1"),
+    "merge of none": (lambda a: libflash.merge([], []), r"outs has 0 arrays; it needs 1 to 64"),
+    "merge of many": (lambda a: libflash.merge([a[0]] * 65, [a[0]] * 65), r"outs has 65 arrays"),
+    "merge unlike": (lambda a: libflash.merge([a[0]], []), r"outs has 1 arrays and lses 0"),
+}
+
+
+@pytest.mark.parametrize("case", INVALID)
+def test_invalid(case: str) -> None:
+    call, text = INVALID[case]
+    with pytest.raises(libflash.InvalidError, match=text) as caught:
+        call(qkv(d=8))
+    assert isinstance(caught.value, ValueError)
+    assert (caught.value.status, caught.value.status_name) == (1, "INVALID")
+
+
+def test_refused_calls_leave_outputs_alone() -> None:
+    q, k, v = qkv()
+    out, lse = np.full_like(q, 7), np.full((1, 4, 40), 7, np.float32)
+    for options in ({"softcap": -1}, {"layout": "x"}, {"kernel": "no_such"}, {"seqused_k": np.array([99], "i4")}):
+        with pytest.raises(libflash.Error):
+            libflash.attention(q, k, v, out=out, lse=lse, **options)
+        assert (out == 7).all()
+        assert (lse == 7).all()
+
+
+def test_unsupported() -> None:
+    q, k, v = qkv()
+    for options in ({"kernel": "no_such_kernel"}, {"backend": "sm90"}):
+        with pytest.raises(libflash.UnsupportedError) as caught:
+            libflash.attention(q, k, v, **options)
+        assert isinstance(caught.value, NotImplementedError)
+        assert caught.value.status_name == "UNSUPPORTED"
+        assert next(iter(options.values())) in str(caught.value)
