@@ -106,10 +106,11 @@ FLASH_API const char *flash_last_error(void);
  * 4  TENSORS AND OPTIONS
  *
  * A tensor is a borrowed view. Strides count elements, not bytes, and may be anything that is not negative, as long as the
- * last dimension is contiguous (stride 1) for q, k, v, the outputs, the gradients and the caches; inputs may repeat (stride 0).
- * So (batch, heads, seqlen, head_dim) memory is passed by naming the axes in the order this header asks for, with its strides.
- * Strides of dimensions of size 0 or 1 are not looked at. Data must be aligned to its element size. `data` may be NULL when the
- * tensor has no elements. Outputs must not overlap inputs, each other or themselves. */
+ * last dimension is contiguous (stride 1) for q, k, v, out, dout, dq, dk, dv, the caches, what is appended to them, and the
+ * rotary tables; inputs may repeat (stride 0). So (batch, heads, seqlen, head_dim) memory is passed by naming the axes in the
+ * order this header asks for, with its strides. Vectors of lengths are contiguous. Each size is below 2^40. Strides of dimensions
+ * of size 0 or 1 are not looked at. Data must be aligned to its element size. `data` may be NULL when the tensor has no elements.
+ * Outputs must not overlap inputs, each other or themselves; slices of one buffer (dq, dk, dv in a packed tensor) do not. */
 typedef enum flash_dtype_t {
     FLASH_DTYPE_NONE = 0,
     FLASH_DTYPE_FLOAT16 = 1,
@@ -161,7 +162,8 @@ typedef struct flash_tensor_t {
 
 /* The two compressed forms of a block mask, as flash_block_mask_compress writes them: for each row of blocks which columns are
  * kept (the forward and the query gradient read this one), and for each column which rows (the key and value gradients).
- * B1 is B or 1, H1 is Hq or 1, nq = ceil(Sq / 128), nk = ceil(Sk / 128). All INT32. Entries past a count are not read. */
+ * B1 is B or 1, H1 is Hq or 1, nq = ceil(Sq / 128), nk = ceil(Sk / 128). All INT32. Entries past a count are not read. A forward
+ * call needs the row lists alone: the others may be left zero, there and in flash_block_mask_compress. */
 #define FLASH_BLOCK_SIZE 128
 typedef struct flash_block_lists_t {
     flash_tensor_t row_counts;  /* (B1, H1, nq) */
@@ -182,16 +184,18 @@ typedef struct flash_block_lists_t {
 typedef struct flash_attention_options_t {
     uint32_t struct_size;   /* sizeof(flash_attention_options_t) */
     uint32_t flags;         /* FLASH_FLAG_... */
-    double softmax_scale;   /* with FLASH_FLAG_SCALE; any finite value, negative and zero included */
+    double softmax_scale;   /* with FLASH_FLAG_SCALE, else 0; any finite value, negative and zero included */
     double softcap;         /* 0: off; otherwise positive and finite */
     double dropout_p;       /* probability of dropping an entry of P; 0 <= p < 1 */
     uint64_t seed;          /* of the dropout mask, which depends on (seed, offset, batch, head, row, column) alone: */
     uint64_t offset;        /*   the same in forward and backward, on every backend, in any tiling; see below */
-    int64_t window_left;    /* with FLASH_FLAG_WINDOW: keys to the left that are visible; -1: all. Inclusive of the diagonal */
+    int64_t window_left;    /* with FLASH_FLAG_WINDOW: keys to the left that are visible; -1: all. Inclusive of the diagonal. */
+                            /*   Without the flag 0 or -1 */
     int64_t window_right;   /* the same to the right; FLASH_FLAG_CAUSAL makes it 0 */
     int64_t max_seqlen_q;   /* packed: an upper bound of the lengths, if known; 0: not known. Never needed */
     int64_t max_seqlen_k;
-    int64_t num_splits;     /* forward: into how many ranges the keys of a row are split; 0: the library chooses, 1: none */
+    int64_t num_splits;     /* forward: into how many ranges the keys of a row are split, up to 1024; 0: the library chooses, */
+                            /*   1: none */
 
     const flash_tensor_t *cu_seqlens_q; /* INT32 (B + 1): sequence b is rows cu[b] to cu[b + 1] - 1 of the packed tensor */
     const flash_tensor_t *cu_seqlens_k;
@@ -214,8 +218,8 @@ typedef struct flash_attention_options_t {
 
     const char *backend;  /* NULL, "cpu", "sm80" or "sm90": refuse every kernel of another backend */
     const char *kernel;   /* NULL, or the name of a kernel (flash_kernel_info): run this one or refuse, never another */
-    int32_t num_threads;  /* CPU: 0: LIBFLASH_NUM_THREADS from the environment, else all processors of this process. */
-                          /*   Results do not depend on it */
+    int32_t num_threads;  /* CPU, up to 4096; 0: LIBFLASH_NUM_THREADS from the environment, else all processors of this */
+                          /*   process. Results do not depend on it */
     int32_t tile_q;       /* see section 12; 0 */
     int32_t tile_k;       /* see section 12; 0 */
     int32_t reserved;     /* 0 */
@@ -234,8 +238,8 @@ typedef struct flash_attention_options_t {
  *
  * Writes out and, if not NULL, lse. Rows of a packed tensor that belong to no sequence are not written; rows of a sequence past
  * seqused_q get out = 0 and lse = -infinity.
- * Deterministic: the same inputs, options, device and build give the same bits. Errors: any status but VERSION can only come
- * before the first write, except CUDA and INTERNAL. */
+ * Deterministic: the same inputs, options, device and build give the same bits. Every status but CUDA, OUT_OF_MEMORY and INTERNAL
+ * comes before the first write. */
 FLASH_API flash_status_t flash_attention_forward(const flash_tensor_t *q, const flash_tensor_t *k, const flash_tensor_t *v,
                                                  const flash_tensor_t *out, const flash_tensor_t *lse,
                                                  const flash_attention_options_t *options, void *workspace,
@@ -282,7 +286,8 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  *
  * Sequence b uses cache entry cache_batch_idx[b] (default b). Its keys are those before cache_seqlens[b] (default: the capacity,
  * or without it and with k_new: 0), then the appended ones; Lk counts both. The causal rule and the window are aligned bottom-right on
- * (Sq, Lk). Paged: key j of sequence b is row j mod page_size of page block_table[b][j / page_size]; pages may be shared for reading.
+ * (Sq, Lk). Paged: key j of sequence b is row j mod page_size of page block_table[b][j / page_size]; entries past the last key are
+ * not read. Pages and cache entries may be shared for reading, but no two sequences may append to the same row.
  * On the CPU a bad length or page number is refused (INVALID); on CUDA, where lengths stay on the device, a page number out of range
  * is treated as absent, lengths are clamped to what fits, and nothing is written outside the cache.
  *
@@ -297,7 +302,7 @@ typedef struct flash_decode_options_t {
     double softcap;
     int64_t window_left;
     int64_t window_right;
-    int64_t num_splits; /* into how many ranges the keys are split; 0: the library chooses, 1: none */
+    int64_t num_splits; /* into how many ranges the keys are split, up to 1024; 0: the library chooses, 1: none */
     int64_t split_size; /* instead: keys per range, a multiple of 128; the bits of a sequence then do not depend on its batch */
     const flash_tensor_t *cache_seqlens;   /* INT32 (B): valid keys before this call */
     const flash_tensor_t *block_table;     /* INT32 (B, columns) */
