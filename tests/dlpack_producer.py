@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes as c
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -144,3 +144,52 @@ class StandardArray(Array):
             return StandardArray(np.full(shape, 77, dtype), device=device)
 
         return SimpleNamespace(empty=empty, float32=np.float32, float64=np.float64, int32=np.int32)
+
+
+class ExchangeTable(c.Structure):
+    _fields_ = (
+        ("major", c.c_uint32),
+        ("minor", c.c_uint32),
+        ("prev_api", c.c_void_p),
+        ("allocator", c.c_void_p),
+        ("from_object", c.c_void_p),
+        ("to_object", c.c_void_p),
+        ("borrow", c.c_void_p),
+        ("current_stream", c.c_void_p),
+    )
+
+
+def exchange_array(*, borrows: bool, read_only: bool = False, newer_table_first: bool = False) -> type[Array]:
+    """A type of array with DLPack's C exchange table. Without `borrows` it can only lend owned views, which the standard allows;
+    with `newer_table_first` the table found first is of a major version to come."""
+
+    class Exchanged(Array):
+        calls: ClassVar[list[str]] = []
+
+        def __dlpack__(self, **arguments: Any) -> Any:
+            raise AssertionError("the table is there to be used")
+
+    @c.PYFUNCTYPE(c.c_int, c.py_object, c.POINTER(DLTensor))
+    def borrow(x: Array, out: Any) -> int:
+        Exchanged.calls.append("borrow")
+        out[0] = x.view()
+        return 0
+
+    @c.PYFUNCTYPE(c.c_int, c.py_object, c.POINTER(c.c_void_p))
+    def from_object(x: Array, out: Any) -> int:
+        Exchanged.calls.append("own")
+        deleter = DELETER(x.delete)
+        made = ManagedVersioned(1, 3, None, c.cast(deleter, c.c_void_p), int(read_only), x.view())
+        x.alive += [deleter, made]
+        out[0] = c.addressof(made)
+        return 0
+
+    def address(function: Any) -> Any:
+        return c.cast(function, c.c_void_p)
+
+    table = ExchangeTable(1, 3, None, None, address(from_object), None, address(borrow) if borrows else None, None)
+    future = ExchangeTable(2, 0, c.addressof(table))
+    Exchanged.kept = [borrow, from_object, table, future]  # type: ignore[attr-defined]
+    first = future if newer_table_first else table
+    Exchanged.__dlpack_c_exchange_api__ = new_capsule(c.addressof(first), b"dlpack_exchange_api", None)  # type: ignore[attr-defined]
+    return Exchanged

@@ -11,7 +11,7 @@ import sys
 
 import numpy as np
 import pytest
-from dlpack_producer import Array, OldArray, StandardArray
+from dlpack_producer import Array, OldArray, StandardArray, exchange_array
 from harness import BFLOAT16, assert_same_bits, qkv, random
 
 import libflash
@@ -57,6 +57,27 @@ def test_producers_before_dlpack_1() -> None:
         libflash.attention(*inputs, out=out)
         assert_same_bits(out, wanted)
     assert [x.deleted for x in inputs] == [2, 2, 2]
+
+
+@pytest.mark.parametrize("newer_table_first", [False, True])
+@pytest.mark.parametrize("borrows", [False, True])
+def test_exchange_table(borrows: bool, newer_table_first: bool) -> None:
+    """C calls in place of __dlpack__: views borrowed or owned, and the table of version 1 behind one of a version to come."""
+    arrays = qkv()
+    kind = exchange_array(borrows=borrows, newer_table_first=newer_table_first)
+    inputs = [kind(x) for x in arrays]
+    out = np.full_like(arrays[0], np.nan)
+    libflash.attention(*inputs, out=out)
+    assert_same_bits(out, libflash.attention(*arrays))
+    assert kind.calls == ["borrow" if borrows else "own"] * 3  # type: ignore[attr-defined]
+    assert [x.deleted for x in inputs] == [int(not borrows)] * 3
+
+
+def test_exchange_table_says_read_only() -> None:
+    q, k, v = qkv()
+    kind = exchange_array(borrows=False, read_only=True)
+    with pytest.raises(libflash.InvalidError, match="out is read-only"):
+        libflash.attention(kind(q), k, v, out=kind(np.empty_like(q)))
 
 
 def test_exports_are_given_back_after_errors() -> None:

