@@ -46,7 +46,7 @@ def numpy_calls() -> dict[str, Callable[[], object]]:
 
 
 def torch_calls() -> dict[str, Callable[[], object]]:
-    import torch  # noqa: PLC0415  NumPy's rows do without
+    import torch  # NumPy's rows do without
 
     q, k, v, out = (torch.ones(SHAPE) for _ in range(4))
     swapped = [x.transpose(1, 2) for x in (q, k, v)]

@@ -52,8 +52,8 @@ def libflash_call(_: str, direction: str, seqlen: int, threads: int) -> Callable
 
 
 def torch_call(method: str, direction: str, seqlen: int, threads: int) -> Callable[[], object]:
-    import torch  # noqa: PLC0415  its memory must not be in libflash's process
-    from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: PLC0415
+    import torch  # its memory must not be in libflash's process
+    from torch.nn.attention import SDPBackend, sdpa_kernel
 
     torch.set_num_threads(threads)
     q, k, v, dout = (torch.from_numpy(x).transpose(1, 2) for x in random_tensors(seqlen))

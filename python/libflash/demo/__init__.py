@@ -14,7 +14,7 @@ __all__ = ["main"]
 def main(argv: list[str] | None = None) -> int:
     """0: done and right; 1: a result was wrong or a step failed; 2: bad options or something missing; 130: interrupted."""
     try:
-        from libflash.demo import command  # noqa: PLC0415  libflash itself does not need NumPy
+        from libflash.demo import command  # libflash itself does not need NumPy
     except ModuleNotFoundError as missing:
         if missing.name is None or missing.name.partition(".")[0] == "libflash":
             raise

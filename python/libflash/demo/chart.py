@@ -18,7 +18,7 @@ LABEL = {"textcoords": "offset points", "fontsize": 9}
 
 def save(rows: list[Row], distance: int | None, title: str, path: pathlib.Path) -> None:
     """Draw and write a PNG. ModuleNotFoundError without matplotlib, OSError where the file cannot be written."""
-    from matplotlib.figure import Figure  # noqa: PLC0415  only this needs it; no pyplot: no window system, no global state
+    from matplotlib.figure import Figure  # only this needs it; no pyplot: no window system, no global state
 
     figure = Figure(figsize=(12, 4.2), dpi=130, layout="constrained")
     figure.suptitle(title, fontsize=12, color=INK)
