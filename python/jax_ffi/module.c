@@ -36,6 +36,10 @@ static int read_tensor(PyObject *shape, int32_t device_type, flash_tensor_t *ten
     int code;
     PyObject *sizes;
     int64_t dims[FLASH_MAX_NDIM];
+    if (!PyTuple_Check(shape)) {
+        PyErr_SetString(PyExc_TypeError, "a shape must be a tuple (XLA type code, (size, ...))");
+        return -1;
+    }
     if (!PyArg_ParseTuple(shape, "iO!", &code, &PyTuple_Type, &sizes)) return -1;
     Py_ssize_t rank = PyTuple_Size(sizes);
     for (Py_ssize_t axis = 0; axis < rank && axis < FLASH_MAX_NDIM; axis++) {

@@ -1,6 +1,7 @@
 #define _POSIX_C_SOURCE 200809L /* posix_memalign */
 #include "request.h"
 
+#include <fenv.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -202,7 +203,7 @@ flash_status_t request_run(request_t *request, bool host, void *stream) {
     request->text[0] = 0;
     flash_status_t status = bind(request, &call);
     if (status != FLASH_STATUS_OK) return status;
-    if (!host || request->workspace) return execute(request, &call, request->workspace, request->workspace_bytes, stream);
+    if (!host) return execute(request, &call, request->workspace, request->workspace_bytes, stream);
 
     size_t bytes = 0;
     void *workspace = NULL;
@@ -212,7 +213,11 @@ flash_status_t request_run(request_t *request, bool host, void *stream) {
         refuse(request, "no memory for a workspace of %zu bytes", bytes);
         return FLASH_STATUS_OUT_OF_MEMORY;
     }
+    fenv_t theirs; /* XLA's threads flush subnormal numbers to zero; libflash honours them */
+    fegetenv(&theirs);
+    fesetenv(FE_DFL_ENV);
     status = execute(request, &call, workspace, bytes, stream);
+    fesetenv(&theirs);
     free(workspace); /* free keeps no state that flash_last_error() could lose */
     return status;
 }

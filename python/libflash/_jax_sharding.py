@@ -60,7 +60,7 @@ def partition_rule(call: Call, shapes: tuple[Shape, ...]) -> Callable[..., list[
         return specs(mesh, arguments)[1]
 
     rule = custom_partitioning(functools.partial(run, call))
-    text, factors, replicated = shardy_rule(labels, outcome, heads_q // max(heads_k, 1), free)
+    text, factors, replicated = shardy_rule(labels, outcome, heads_k, heads_q // max(heads_k, 1), free)
     rule.def_partition(
         partition=partition, infer_sharding_from_operands=infer, sharding_rule=text, need_replication_factors=replicated, **factors
     )
@@ -89,7 +89,7 @@ def shards(mesh: Any, axes: Any) -> int:
 
 
 def shardy_rule(
-    labels: list[str], outcome: list[str], group: int, free: set[str]
+    labels: list[str], outcome: list[str], heads_k: int, group: int, free: set[str]
 ) -> tuple[str, dict[str, int], tuple[str, ...]]:
     """For XLA's partitioner: query heads are (key head, member of its group), so that one shard holds both sides of a head. Every
     other axis is a factor of its own. Those that stay whole are named in the order in which they appear."""
@@ -98,7 +98,10 @@ def shardy_rule(
     def words(index: int, label: str) -> str:
         made = []
         for position, axis in enumerate(label):
-            factors = ["k", "g"][: 2 if group > 1 else 1] if axis == "h" else [axis if axis in "bk" else f"x{index}_{position}"]
+            if axis == "h":  # a factor of size 1 may not stand beside another
+                factors = ["k", "g"] if min(heads_k, group) > 1 else ["k" if heads_k > 1 else "g"]
+            else:
+                factors = [axis if axis in "bk" else f"x{index}_{position}"]
             order.update(dict.fromkeys(factors))
             made.append(f"({' '.join(factors)})" if len(factors) > 1 else factors[0])
         return " ".join(made)
@@ -107,4 +110,5 @@ def shardy_rule(
     sides += [[words(len(labels) + i, label) for i, label in enumerate(outcome)]]
     text = " -> ".join(", ".join(side) for side in sides)
     split = {"b"} & free | ({"k"} if "h" in free else set())
-    return text, {"g": group} if "g" in order else {}, tuple(factor for factor in order if factor not in split)
+    sizes = {"g": group} if min(heads_k, group) > 1 else {}
+    return text, sizes, tuple(factor for factor in order if factor not in split)

@@ -180,13 +180,14 @@ def _attention(options: Options, q: Array, k: Array, v: Array, extras: dict[str,
 
 
 def _forward(options: Options, q: Any, k: Any, v: Any, extras: dict[str, Any]) -> tuple[Any, Any]:
-    """`perturbed` says for which inputs a gradient is wanted."""
+    """`perturbed` says for which inputs a gradient is wanted. It goes to the backward pass as the length of an empty array: JAX may
+    keep the structure of what is saved from another trace of the same function, but never its shapes."""
     wanted = {name for name, x in extras.items() if x.perturbed}
     if "alibi_slopes" in wanted:
         raise UnsupportedError("there is no gradient for alibi_slopes; pass jax.lax.stop_gradient(alibi_slopes)")
     values = {name: x.value for name, x in extras.items()}
     out, lse = _attention(options, q.value, k.value, v.value, values)
-    marks = {name: () for name in wanted}
+    marks = {name: jnp.zeros((name in wanted, 0), bool) for name in ("bias", "learnable_sink")}
     return (out, lse), (q.value, k.value, v.value, values, out, lse, marks)
 
 
@@ -196,12 +197,13 @@ def _backward(options: Options, saved: Any, cotangents: Any) -> tuple[Any, ...]:
     zero = jax.custom_derivatives.SymbolicZero
     dout = jnp.zeros_like(out) if isinstance(dout, zero) else dout
     given = extras if isinstance(dlse, zero) else extras | {"dlse": dlse}
-    operation, operands = call_of(BACKWARD, options._replace(need_dbias="bias" in marks), given)
+    wanted = {name for name, mark in marks.items() if mark.shape[0]}
+    operation, operands = call_of(BACKWARD, options._replace(need_dbias="bias" in wanted), given)
     dq, dk, dv, *dbias = operation(dout, q, k, v, out, lse, *operands)
     gradients = dict.fromkeys(extras)
-    if "bias" in marks:
+    if "bias" in wanted:
         gradients["bias"] = dbias[0]
-    if "learnable_sink" in marks:
+    if "learnable_sink" in wanted:
         gradients["learnable_sink"] = sink_gradient(options.layout, extras["learnable_sink"], dout, out, lse, given.get("dlse"))
     return dq, dk, dv, gradients
 

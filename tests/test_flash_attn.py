@@ -1,0 +1,255 @@
+"""libflash.flash_attn: signatures, returned values and gradients of flash-attn 2, and arrays of other libraries."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import cases
+import numpy as np
+import pytest
+from case import Case
+from convert import owned, torch_run
+from harness import assert_same_bits, qkv, random, run
+
+import libflash
+from libflash import flash_attn
+
+torch = pytest.importorskip("torch")
+
+COMMON = (
+    "dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, "
+    "return_attn_probs=False"
+)
+LENGTHS = "cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k"
+SIGNATURES = {  # flash-attn 2.8, flash_attn/flash_attn_interface.py
+    "flash_attn_func": f"q, k, v, {COMMON}",
+    "flash_attn_qkvpacked_func": f"qkv, {COMMON}",
+    "flash_attn_kvpacked_func": f"q, kv, {COMMON}",
+    "flash_attn_varlen_func": f"q, k, v, {LENGTHS}, {COMMON}, block_table=None",
+    "flash_attn_varlen_qkvpacked_func": f"qkv, cu_seqlens, max_seqlen, {COMMON}",
+    "flash_attn_varlen_kvpacked_func": f"q, kv, {LENGTHS}, {COMMON}",
+    "flash_attn_with_kvcache": "q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None, "
+    "cache_batch_idx=None, cache_leftpad=None, block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, "
+    "rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False",
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_signature(name: str) -> None:
+    signature = inspect.signature(getattr(flash_attn, name))
+    bare = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+    assert str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)) == f"({SIGNATURES[name]})"
+    assert name in flash_attn.__all__
+
+
+def drop_in(q: Any, k: Any, v: Any, *, return_lse: bool, seed: int = 0, **options: Any) -> Any:
+    """The arguments of libflash.attention, for the functions of flash-attn."""
+    if "cu_seqlens_q" in options:
+        lengths = [options.pop("cu_seqlens_q"), options.pop("cu_seqlens_k")]
+        longest = [int((cu[1:] - cu[:-1]).max()) if len(cu) > 1 else 0 for cu in lengths]
+        return flash_attn.flash_attn_varlen_func(q, k, v, *lengths, *longest, return_attn_probs=return_lse, **options)[:2]
+    return flash_attn.flash_attn_func(q, k, v, return_attn_probs=return_lse, **options)[:2]
+
+
+KNOWN = {"causal", "window_size", "softmax_scale", "softcap", "alibi_slopes", "cu_seqlens_q", "cu_seqlens_k"}
+CASES = [case for case in [*cases.singles(), *cases.option_pairs()] if set(case.inputs().options) <= KNOWN]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_against_the_reference(case: Case) -> None:
+    got = torch_run(case, drop_in)
+    case.check(**got)
+    assert_same_bits(owned(case, got), owned(case, run(case)))
+
+
+def torch_qkv(**shape: Any) -> list[torch.Tensor]:
+    return [torch.from_numpy(x).requires_grad_() for x in qkv(**shape)]
+
+
+def gradients(out: torch.Tensor, *leaves: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return torch.autograd.grad(out.square().sum(), leaves)
+
+
+def test_packed_forms_are_the_plain_one() -> None:
+    q, k, v = torch_qkv(batch=2, sq=7, sk=7, hq=4, hk=4)
+    options = (0.0, 0.3, True, (3, -1), 2.0, torch.linspace(0.1, 1, 4))
+    wanted = flash_attn.flash_attn_func(q, k, v, *options)
+    wanted_gradients = torch.stack(gradients(wanted, q, k, v), 2)
+    qkv_packed = torch.stack([q, k, v], 2).detach().requires_grad_()
+    got = flash_attn.flash_attn_qkvpacked_func(qkv_packed, *options)
+    assert torch.equal(got, wanted)
+    assert torch.equal(gradients(got, qkv_packed)[0], wanted_gradients)
+    kv = torch.stack([k, v], 2).detach().requires_grad_()
+    got = flash_attn.flash_attn_kvpacked_func(q, kv, *options)
+    assert torch.equal(got, wanted)
+    assert torch.equal(gradients(got, kv)[0], wanted_gradients[:, :, 1:])
+
+    cu = torch.tensor([0, 3, 3, 10], dtype=torch.int32)
+    rows = [x.flatten(0, 1)[:10] for x in (q, k, v)]
+    wanted = flash_attn.flash_attn_varlen_func(*rows, cu, cu, 7, 7, *options)
+    got = flash_attn.flash_attn_varlen_qkvpacked_func(torch.stack(rows, 1), cu, 7, *options)
+    assert torch.equal(got, wanted)
+    got = flash_attn.flash_attn_varlen_kvpacked_func(rows[0], torch.stack(rows[1:], 1), cu, cu, 7, 7, *options)
+    assert torch.equal(got, wanted)
+    with pytest.raises(libflash.InvalidError, match="qkv has shape"):
+        flash_attn.flash_attn_qkvpacked_func(kv)
+
+
+def test_returned_values() -> None:
+    q, k, v = torch_qkv()
+    out = flash_attn.flash_attn_func(q, k, v)
+    assert isinstance(out, torch.Tensor)
+    same, lse, probabilities = flash_attn.flash_attn_func(q, k, v, return_attn_probs=True)
+    assert torch.equal(same, out)
+    assert lse.shape == (1, 4, 40)
+    assert probabilities.shape == (0,)
+
+
+def test_deterministic_is_accepted() -> None:
+    q, k, v = torch_qkv()
+    one = gradients(flash_attn.flash_attn_func(q, k, v, deterministic=True), q, k, v)
+    assert all(map(torch.equal, one, gradients(flash_attn.flash_attn_func(q, k, v, deterministic=True), q, k, v)))
+
+
+def test_last_dimension_may_have_any_stride() -> None:
+    q, k, v = torch_qkv()
+    turned = [x.detach().transpose(-1, -2).contiguous().transpose(-1, -2).requires_grad_() for x in (q, k, v)]
+    assert turned[0].stride(-1) != 1
+    got, wanted = flash_attn.flash_attn_func(*turned), flash_attn.flash_attn_func(q, k, v)
+    assert torch.equal(got, wanted)
+    assert all(map(torch.equal, gradients(got, *turned), gradients(wanted, q, k, v)))
+
+
+# -- dropout ----------------------------------------------------------------------------------------------------------------------
+
+
+def kept(probabilities: torch.Tensor, p: float) -> torch.Tensor:
+    return torch.where(probabilities > 0, probabilities, 0) / (1 - p)
+
+
+def test_s_dmask_is_what_made_out() -> None:
+    """(batch, heads, seqlen_q, seqlen_k) rounded up to 128, with more than one chunk of keys; negative where dropped."""
+    q, k, v = torch_qkv(batch=2, sq=30, sk=300)
+    options = {"causal": True, "window_size": (200, -1), "softcap": 3.0, "alibi_slopes": torch.linspace(0.01, 0.1, 4)}
+    out, lse, s = flash_attn.flash_attn_func(q, k, v, 0.25, return_attn_probs=True, **options)
+    assert s.shape == (2, 4, 128, 384)
+    inside = s[:, :, :30, :300]
+    assert torch.count_nonzero(s) == torch.count_nonzero(inside)
+    exact = torch.einsum("bhij,bjhd->bihd", kept(inside, 0.25), v.repeat_interleave(2, 2))
+    torch.testing.assert_close(out, exact, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(inside.abs().sum(-1), torch.ones(2, 4, 30))
+    visible = inside != 0
+    assert abs((inside[visible] < 0).float().mean() - 0.25) < 0.02
+    torch.testing.assert_close(lse, flash_attn.flash_attn_func(q, k, v, return_attn_probs=True, **options)[1])
+
+
+def test_s_dmask_of_packed_sequences() -> None:
+    q, k, v = (x.detach()[0] for x in torch_qkv(sq=11, sk=17))
+    cu_q, cu_k = torch.tensor([0, 4, 4, 10], dtype=torch.int32), torch.tensor([0, 9, 12, 16], dtype=torch.int32)
+    out, _, s = flash_attn.flash_attn_varlen_func(q, k, v, cu_q, cu_k, 6, 9, 0.5, causal=True, return_attn_probs=True)
+    assert s.shape == (3, 4, 128, 128)
+    for b in range(3):
+        rows, keys = slice(cu_q[b], cu_q[b + 1]), slice(cu_k[b], cu_k[b + 1])
+        part = kept(s[b, :, : rows.stop - rows.start, : keys.stop - keys.start], 0.5)
+        exact = torch.einsum("hij,jhd->ihd", part, v[keys].repeat_interleave(2, 1))
+        torch.testing.assert_close(out[rows], exact, rtol=1e-4, atol=1e-5)
+
+
+def test_dropout_follows_the_default_generator() -> None:
+    q, k, v = torch_qkv()
+    torch.manual_seed(1)
+    first, second = (flash_attn.flash_attn_func(q, k, v, 0.5) for _ in range(2))
+    torch.manual_seed(1)
+    assert torch.equal(flash_attn.flash_attn_func(q, k, v, 0.5), first)
+    assert not torch.equal(first, second)
+    arrays = qkv()
+    np.random.seed(1)
+    first = flash_attn.flash_attn_func(*arrays, 0.5)
+    np.random.seed(1)
+    assert_same_bits(flash_attn.flash_attn_func(*arrays, 0.5), first)
+
+
+# -- caches -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_varlen_with_pages() -> None:
+    pages_k, pages_v = (torch.from_numpy(random(5, 4, 2, 16, seed=i)).requires_grad_() for i in range(2))
+    q = torch.from_numpy(random(7, 4, 16))
+    table = torch.tensor([[3, 1, 99], [0, -7, 2]], dtype=torch.int32)
+    cu_q, cu_k = torch.tensor([0, 3, 7], dtype=torch.int32), torch.tensor([0, 6, 9], dtype=torch.int32)
+    flat = lambda pages: torch.cat([pages[3], pages[1][:2], pages[0][:3]])  # noqa: E731
+    wanted = flash_attn.flash_attn_varlen_func(q, flat(pages_k), flat(pages_v), cu_q, cu_k, 4, 6, causal=True)
+    for longest in (6, 9, None):
+        got = flash_attn.flash_attn_varlen_func(q, pages_k, pages_v, cu_q, cu_k, 4, longest, causal=True, block_table=table)
+        torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
+    assert all(map(torch.allclose, gradients(got, pages_k, pages_v), gradients(wanted, pages_k, pages_v)))
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+def test_with_kvcache(library: str) -> None:
+    convert = torch.from_numpy if library == "torch" else (lambda x: x)
+    shapes = [(2, 3, 4, 8), (2, 9, 2, 8), (2, 9, 2, 5), (2, 3, 2, 8), (2, 3, 2, 5), (12, 2), (12, 2)]
+    q, k_cache, v_cache, k, v, cos, sin = (random(*shape, seed=i) for i, shape in enumerate(shapes))
+    mine, other = ([x.copy() for x in (k_cache, v_cache)] for _ in range(2))
+    lengths = np.array([4, 6], np.int32)
+    out, lse = flash_attn.flash_attn_with_kvcache(
+        convert(q), *map(convert, mine), convert(k), convert(v), convert(cos), convert(sin), cache_seqlens=convert(lengths),
+        window_size=(5, 5), softcap=2.0, rotary_interleaved=False, return_softmax_lse=True,
+    )  # fmt: skip
+    wanted = libflash.decode(
+        q, *other, k=k, v=v, rotary_cos=cos, rotary_sin=sin, cache_seqlens=lengths, window_size=(5, 5), softcap=2.0, causal=False,
+        rotary_interleaved=False, return_lse=True,
+    )  # fmt: skip
+    assert_same_bits(dict(enumerate(map(np.asarray, (out, lse, *mine)))), dict(enumerate((*wanted, *other))))
+    whole = flash_attn.flash_attn_with_kvcache(convert(q), *map(convert, mine), cache_seqlens=7, causal=True)
+    same = flash_attn.flash_attn_with_kvcache(convert(q), *map(convert, mine), cache_seqlens=convert(np.full(2, 7, np.int32)), causal=True)
+    assert_same_bits(np.asarray(whole), np.asarray(same))
+
+
+def test_with_kvcache_gives_no_gradient() -> None:
+    q, k, v = torch_qkv()
+    assert not flash_attn.flash_attn_with_kvcache(q, k, v).requires_grad
+
+
+def test_cache_lengths_as_a_number_count_sequences_not_pages() -> None:
+    q, pages = torch.randn(3, 1, 4, 16), torch.randn(8, 4, 2, 16)
+    table = torch.arange(6, dtype=torch.int32).reshape(3, 2)
+    got = flash_attn.flash_attn_with_kvcache(q, pages, pages, cache_seqlens=5, block_table=table)
+    dense = pages[table.long()].flatten(1, 2)
+    torch.testing.assert_close(got, flash_attn.flash_attn_with_kvcache(q, dense, dense, cache_seqlens=5))
+
+
+# -- other libraries --------------------------------------------------------------------------------------------------------------
+
+
+def test_numpy() -> None:
+    q, k, v = qkv()
+    out, lse, probabilities = flash_attn.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+    wanted = libflash.attention(q, k, v, causal=True, return_lse=True)
+    assert_same_bits(out, wanted[0])
+    assert_same_bits(lse, wanted[1])
+    assert probabilities is None
+    assert_same_bits(flash_attn.flash_attn_kvpacked_func(q, np.stack([k, v], 2), causal=True), out)
+
+
+def test_jax() -> None:
+    jax = pytest.importorskip("jax")
+    q, k, v = (jax.numpy.asarray(x) for x in qkv())
+    wanted = libflash.attention(*qkv(), causal=True)
+    function = lambda q, k, v: flash_attn.flash_attn_func(q, k, v, causal=True)  # noqa: E731
+    assert_same_bits(function(q, k, v), wanted)
+    assert_same_bits(jax.jit(function)(q, k, v), wanted)
+    assert flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=5).shape == q.shape
+    with pytest.raises(libflash.InvalidError, match="PRNG key"):
+        flash_attn.flash_attn_func(q, k, v, 0.5)
+    with pytest.raises(libflash.UnsupportedError, match="returns the new caches"):
+        flash_attn.flash_attn_with_kvcache(q, k, v, k, v, cache_seqlens=0)
+
+
+def test_refusals_come_from_the_library() -> None:
+    q, k, v = torch_qkv()
+    with pytest.raises(libflash.InvalidError, match="v: shape"):
+        flash_attn.flash_attn_func(q, k, v[:, :5])
+    with pytest.raises(libflash.InvalidError, match="dropout_p"):
+        flash_attn.flash_attn_func(q, k, v, 1.5)
