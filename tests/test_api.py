@@ -221,6 +221,8 @@ def test_command_line() -> None:
         assert (pathlib.Path(run("--include-dir")) / "libflash.h").is_file()
         assert (pathlib.Path(run("--cmake-dir")) / "libflash-config.cmake").is_file()
     assert "cpu_attention" in run("bench", "--help")
+    cut_short = subprocess.run(f"{sys.executable} -m libflash | head -1", shell=True, capture_output=True, text=True, check=True)
+    assert cut_short.stderr == ""
 
 
 def test_decode_writes_the_cache_in_place() -> None:

@@ -163,7 +163,7 @@ cdef int narrow(Call *call, str name, flash_tensor_t *x) except -1:
 
 cdef int borrow(Call *call, object x, str name, flash_tensor_t *out, Role role=READ) except -1:
     """Describe the array `x` in `out` and hold what keeps the description valid until finish(call)."""
-    cdef Source source = source_of(x, name)
+    cdef _Source source = source_of(x, name)
     cdef object dtype
     cdef object how
     if source.kind == KIND_EXCHANGE:
@@ -180,7 +180,7 @@ cdef int borrow(Call *call, object x, str name, flash_tensor_t *out, Role role=R
     return borrow_by_capsule(call, source, x, name, out, role)
 
 
-cdef int borrow_by_table(Call *call, Source source, object x, str name, flash_tensor_t *out, Role role) except -1:
+cdef int borrow_by_table(Call *call, _Source source, object x, str name, flash_tensor_t *out, Role role) except -1:
     cdef DLTensor view
     cdef DLManagedVersioned *owned = NULL
     try:
@@ -202,7 +202,7 @@ cdef int borrow_by_table(Call *call, Source source, object x, str name, flash_te
     return 0
 
 
-cdef int borrow_by_capsule(Call *call, Source source, object x, str name, flash_tensor_t *out, Role role,
+cdef int borrow_by_capsule(Call *call, _Source source, object x, str name, flash_tensor_t *out, Role role,
                            bint bfloat16=False) except -1:
     cdef object capsule = export(call, source, x, name)
     cdef DLManagedVersioned *versioned
@@ -225,7 +225,7 @@ cdef int borrow_by_capsule(Call *call, Source source, object x, str name, flash_
     raise InvalidError(f"{name}.__dlpack__() gave {capsule!r}, not a fresh DLPack capsule; one capsule serves once")
 
 
-cdef object export(Call *call, Source source, object x, str name):
+cdef object export(Call *call, _Source source, object x, str name):
     """A capsule from __dlpack__. On a GPU its library makes our stream wait for what is still being written to `x`."""
     cdef dict arguments = _versioned
     cdef int device_type

@@ -64,7 +64,7 @@ cdef int differentiable_only(object out, object lse) except -1:
     return 0
 
 
-cdef object new_out(Call *call, Source source, object like, const flash_tensor_t *q, int64_t head_dim_v, Layout layout,
+cdef object new_out(Call *call, _Source source, object like, const flash_tensor_t *q, int64_t head_dim_v, Layout layout,
                     str name, flash_tensor_t *out):
     """Shape of q, with v's head_dim, in the caller's layout; `out` describes it in the C library's."""
     cdef int64_t shape[4]
@@ -81,7 +81,7 @@ cdef object new_out(Call *call, Source source, object like, const flash_tensor_t
     return array
 
 
-cdef object new_lse(Call *call, Source source, object like, const flash_tensor_t *q, flash_tensor_t *lse):
+cdef object new_lse(Call *call, _Source source, object like, const flash_tensor_t *q, flash_tensor_t *lse):
     """(batch, heads_q, seqlen_q), or (heads_q, total_q) if packed."""
     cdef int64_t shape[3]
     if q.ndim == 4:
@@ -177,7 +177,7 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
     cdef void *scratch
     cdef void *on
     cdef flash_status_t status
-    cdef Source source = source_of(q, "q")
+    cdef _Source source = source_of(q, "q")
     if source.torch and gradients_wanted(source, (q, k, v, alibi_slopes, bias, learnable_sink)):
         differentiable_only(out, lse)
         return differentiable(q, k, v, dict(

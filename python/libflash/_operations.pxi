@@ -57,7 +57,7 @@ def attention_backward(
     cdef void *scratch
     cdef void *on
     cdef flash_status_t status
-    cdef Source source = source_of(q, "q")
+    cdef _Source source = source_of(q, "q")
     cdef Layout axes = layout_of(layout)
     cdef object dq_array = dq
     cdef object dk_array = dk
@@ -105,7 +105,7 @@ def attention_backward(
     return dq_array, dk_array, dv_array
 
 
-cdef object gradient(Call *call, Source source, object q, object given, const flash_tensor_t *of, Layout axes, str name,
+cdef object gradient(Call *call, _Source source, object q, object given, const flash_tensor_t *of, Layout axes, str name,
                      flash_tensor_t *made):
     """The given array, or a new one of the shape of `of`."""
     if given is None:
@@ -169,7 +169,7 @@ def decode(q, k_cache, v_cache, *, cache_seqlens=None, block_table=None, cache_b
     cdef void *scratch
     cdef void *on
     cdef flash_status_t status
-    cdef Source source = source_of(q, "q")
+    cdef _Source source = source_of(q, "q")
     cdef Role role = READ if k is None else WRITE
     if source.torch and gradients_wanted(source, (q, k_cache, v_cache, k, v, learnable_sink)):
         raise UnsupportedError("decode has no gradient, but a tensor requires one; call it under torch.no_grad()")
@@ -253,7 +253,7 @@ def merge(outs, lses, *, return_lse=True, layout="bshd", out=None, lse=None, str
         raise InvalidError(f"outs has {len(outs)} arrays; it needs 1 to {FLASH_MERGE_MAX}")
     count = <int32_t>len(outs)
     like = outs[0]
-    cdef Source source = source_of(like, "outs[0]")
+    cdef _Source source = source_of(like, "outs[0]")
     if source.torch and gradients_wanted(source, (*outs, *lses)):
         from . import torch as adapter
         differentiable_only(out, lse)
@@ -320,7 +320,7 @@ def compress_block_mask(block_mask, *, stream=None):
     cdef int64_t shape[4]
     cdef flash_status_t status
     cdef void *on
-    cdef Source source = source_of(block_mask, "block_mask")
+    cdef _Source source = source_of(block_mask, "block_mask")
     start(&call, stream)
     try:
         borrow(&call, block_mask, "block_mask", &dense)

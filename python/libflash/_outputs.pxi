@@ -18,7 +18,7 @@ cdef int take_stream(Call *call, object stream) except -1:
     return 0
 
 
-cdef int find_stream(Call *call, Source source, int32_t device_id) except -1:
+cdef int find_stream(Call *call, _Source source, int32_t device_id) except -1:
     """The stream of the call: the given one, else the current one of the library whose array comes first."""
     if call.stream_known:
         return 0
@@ -31,7 +31,7 @@ cdef int find_stream(Call *call, Source source, int32_t device_id) except -1:
     return 0
 
 
-cdef bint shares_stream(Call *call, Source source, int32_t device_id) except -1:
+cdef bint shares_stream(Call *call, _Source source, int32_t device_id) except -1:
     """False if this array's library works on another stream than the call, so that one must wait for the other."""
     cdef void *own = NULL
     find_stream(call, source, device_id)
@@ -50,7 +50,17 @@ cdef void set_error(void *context, const char *kind, const char *message) noexce
     PyErr_SetString(MemoryError if strcmp(kind, "MemoryError") == 0 else RuntimeError, message)
 
 
-cdef object on_stream(Call *call, Source source, int32_t device_id):
+class _Handle:
+    """A stream handle as the object that CuPy wants to see."""
+
+    def __init__(self, handle):
+        self.handle = handle
+
+    def __cuda_stream__(self):
+        return 0, self.handle
+
+
+cdef object on_stream(Call *call, _Source source, int32_t device_id):
     """A context in which the library allocates for the stream that the caller gave, so that memory freed after the call is not
     handed to work on another stream too early."""
     cuda = source.module.cuda
@@ -58,11 +68,11 @@ cdef object on_stream(Call *call, Source source, int32_t device_id):
     if source.torch:
         return cuda.stream(cuda.ExternalStream(handle, device=device_id))
     if hasattr(cuda.Stream, "from_external"):
-        return cuda.Stream.from_external(stream_number(call))
-    return cuda.ExternalStream(handle)
+        return cuda.Stream.from_external(_Handle(handle))
+    return cuda.ExternalStream(handle)  # CuPy before 14
 
 
-cdef DLManagedVersioned *allocate_by_table(Call *call, Source source, const flash_tensor_t *like, DLDataType dtype, int ndim,
+cdef DLManagedVersioned *allocate_by_table(Call *call, _Source source, const flash_tensor_t *like, DLDataType dtype, int ndim,
                                            int64_t *shape) except NULL:
     cdef DLManagedVersioned *made = NULL
     cdef DLTensor prototype
@@ -98,7 +108,7 @@ cdef DLDataType dl_dtype(int32_t dtype) noexcept:
     return made
 
 
-cdef object new_array(Call *call, Source source, object like, const flash_tensor_t *view, int32_t dtype, int ndim,
+cdef object new_array(Call *call, _Source source, object like, const flash_tensor_t *view, int32_t dtype, int ndim,
                       int64_t *shape, str name, flash_tensor_t *out):
     """A new array of the library and on the device of `like`, which `view` describes; borrowed into `out`. For JAX it is NumPy
     memory for now: see deliver()."""
@@ -136,7 +146,7 @@ cdef object new_array(Call *call, Source source, object like, const flash_tensor
     return array
 
 
-cdef object dtype_object(Source source, object like, const flash_tensor_t *view, int32_t dtype):
+cdef object dtype_object(_Source source, object like, const flash_tensor_t *view, int32_t dtype):
     if dtype == view.dtype:
         return like.dtype
     return source.float32 if dtype == FLASH_DTYPE_FLOAT32 else source.module.dtype(DTYPE_OBJECTS[dtype])
@@ -151,7 +161,7 @@ cdef object new_array_by_namespace(object like, const flash_tensor_t *view, int3
     return space.empty(sizes, dtype=wanted, device=like.device)
 
 
-cdef object aligned_numpy(Source source, object dtype, tuple sizes):
+cdef object aligned_numpy(_Source source, object dtype, tuple sizes):
     """NumPy memory at a multiple of 64 bytes, which JAX takes over without a copy."""
     cdef int64_t count = dtype.itemsize
     for size in sizes:
@@ -161,14 +171,14 @@ cdef object aligned_numpy(Source source, object dtype, tuple sizes):
     return block[skip:skip + count].view(dtype).reshape(sizes)
 
 
-cdef object deliver(Source source, object like, object array):
+cdef object deliver(_Source source, object like, object array):
     """What the caller gets: for JAX, the NumPy memory handed over (28 us, no copy; jax.numpy.empty alone takes longer)."""
     if source.kind != KIND_JAX or array is None or type(array).__module__.partition(".")[0] != "numpy":
         return array
     return sys.modules["jax"].device_put(array, like.device)
 
 
-cdef void *workspace(Call *call, Source source, const flash_tensor_t *like, size_t size) except? NULL:
+cdef void *workspace(Call *call, _Source source, const flash_tensor_t *like, size_t size) except? NULL:
     """Scratch memory until finish(call). On a GPU it comes from the caller's library, whose allocator keeps the order of the
     stream: it may be handed on right after the launch."""
     cdef void *memory = NULL

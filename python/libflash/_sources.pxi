@@ -8,7 +8,7 @@ cdef enum Kind:
     KIND_JAX = 4
 
 
-cdef class Source:
+cdef class _Source:
     """One type of array."""
 
     cdef Kind kind
@@ -22,7 +22,7 @@ cdef class Source:
     cdef object uint16
 
 
-cdef dict _sources = {}          # type -> Source
+cdef dict _sources = {}          # type -> _Source
 cdef dict _numpy_dtypes = {}     # numpy.dtype -> whether it is bfloat16, which goes through DLPack as uint16
 cdef tuple _no_arguments = ()
 cdef dict _versioned = {"max_version": (1, 3)}
@@ -51,8 +51,8 @@ cdef bint is_kind_of(object cls, str library, str path) except -1:
     return issubclass(cls, base)
 
 
-cdef Source new_source(object cls, str name):
-    cdef Source source = Source.__new__(Source)
+cdef _Source new_source(object cls, str name):
+    cdef _Source source = _Source.__new__(_Source)
     cdef str root = cls.__module__.partition(".")[0]
     source.api = exchange_table(cls)
     if is_kind_of(cls, "torch", "Tensor"):
@@ -85,7 +85,7 @@ cdef Source new_source(object cls, str name):
     return source
 
 
-cdef int set_numpy(Source source) except -1:
+cdef int set_numpy(_Source source) except -1:
     source.module = sys.modules["numpy"]
     source.empty = source.module.empty
     source.float32 = source.module.dtype("float32")
@@ -93,10 +93,10 @@ cdef int set_numpy(Source source) except -1:
     return 0
 
 
-cdef inline Source source_of(object x, str name):
+cdef inline _Source source_of(object x, str name):
     cdef object found = _sources.get(type(x))
     if found is not None:
-        return <Source>found
+        return <_Source>found
     return new_source(type(x), name)
 
 
@@ -111,7 +111,7 @@ cdef bint numpy_dtype(object dtype, str name) except -1:
     return bfloat16
 
 
-cdef bint gradients_wanted(Source source, tuple arrays) except -1:
+cdef bint gradients_wanted(_Source source, tuple arrays) except -1:
     """True if PyTorch records gradients and one of the arrays requires one."""
     if not source.grad_enabled():
         return False
