@@ -9,13 +9,13 @@ namespace libflash {
 
 // Where key j of sequence b lies: in its cache entry, or in a page named by the table.
 struct KvCache {
-    TensorView k, v;                           // (entries or pages, capacity or page size, heads, channels)
-    int64_t capacity = 0;                      // keys a sequence can have
-    const int32_t* batch_idx = nullptr;        // contiguous: cache entry of each sequence; nullptr: its own number
-    const int32_t* block_table = nullptr;      // paged
-    int64_t block_table_stride[2] = {0, 0};    // (sequence, column), in elements
+    TensorView k, v;                         // (entries or pages, capacity or page size, heads, channels)
+    int64_t capacity = 0;                    // keys a sequence can have
+    const int32_t* batch_idx = nullptr;      // contiguous: cache entry of each sequence; nullptr: its own number
+    const int32_t* block_table = nullptr;    // paged
+    int64_t block_table_stride[2] = {0, 0};  // (sequence, column), in elements
     int64_t block_table_columns = 0;
-    int64_t page_size = 0;                     // 0: contiguous
+    int64_t page_size = 0;  // 0: contiguous
     int64_t pages = 0;
 
     bool paged() const { return page_size > 0; }

@@ -7,11 +7,11 @@ namespace libflash {
 
 struct Sequences {
     int64_t batch = 0;
-    int64_t capacity = 0;             // dense: rows of each batch entry; packed: rows of the whole tensor
-    int64_t max_length = 0;           // no sequence is longer: the caller's bound if given, else capacity
-    const int32_t* cu = nullptr;      // packed: batch + 1 prefix sums; nullptr: dense
-    const int32_t* used = nullptr;    // optional: rows that exist
-    const int32_t* leftpad = nullptr; // optional, decode: the first rows that do not exist
+    int64_t capacity = 0;              // dense: rows of each batch entry; packed: rows of the whole tensor
+    int64_t max_length = 0;            // no sequence is longer: the caller's bound if given, else capacity
+    const int32_t* cu = nullptr;       // packed: batch + 1 prefix sums; nullptr: dense
+    const int32_t* used = nullptr;     // optional: rows that exist
+    const int32_t* leftpad = nullptr;  // optional, decode: the first rows that do not exist
 
     bool packed() const { return cu != nullptr; }
 
