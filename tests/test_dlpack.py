@@ -300,10 +300,12 @@ def test_structs_are_those_of_the_official_header(tmp_path: pathlib.Path) -> Non
     lines = ["#include <stddef.h>", "#include <ATen/dlpack.h>", ours[1]]
     for mine, (theirs, fields) in kin.items():
         lines.append(f'_Static_assert(sizeof(flash_dl_{mine}) == sizeof({theirs}), "size of {theirs}");')
-        lines += [
-            f'_Static_assert(offsetof(flash_dl_{mine}, {field}) == offsetof({theirs}, {field}), "{theirs}.{field}");'
-            for field in fields.split()
-        ]
+        for field in fields.split():
+            lines.append(
+                f'_Static_assert(offsetof(flash_dl_{mine}, {field}) == offsetof({theirs}, {field}), "{theirs}.{field}");'
+            )
+            sizes = (f"sizeof((({kind} *)0)->{field})" for kind in (f"flash_dl_{mine}", theirs))
+            lines.append(f'_Static_assert({" == ".join(sizes)}, "size of {theirs}.{field}");')
     numbers = {"kDLCPU": 1, "kDLCUDA": 2, "kDLCUDAHost": 3, "kDLCUDAManaged": 13, "kDLInt": 0, "kDLUInt": 1, "kDLFloat": 2,
                "kDLBfloat": 4, "kDLBool": 6, "DLPACK_FLAG_BITMASK_READ_ONLY": 1, "DLPACK_MAJOR_VERSION": 1}  # fmt: skip
     lines += [f'_Static_assert({name} == {value}, "{name}");' for name, value in numbers.items()]
