@@ -4,6 +4,7 @@
 
 #include "cuda/config.h"
 #include "cuda/params.h"
+#include "problem/attention.h"
 #include "problem/merge.h"
 
 namespace libflash::cuda {
@@ -14,13 +15,16 @@ using Launcher = int (*)(const LaunchParams<op>&, void* stream);
 
 struct Row {
     KernelConfig config;
-    Launcher<Operation::merge> merge;  // of the operation's launchers the one of this row; the others are null
+    // Of these the one of the row's operation; the others are null.
+    Launcher<Operation::merge> merge;
+    Launcher<Operation::forward> forward;
 };
 
 // The rows of this build, in order of preference within an operation. `count` receives the number.
 const Row* all_rows(int* count);
 
-// Runs `row` on the problem's device, on `stream`; the caller's current device is the same afterwards. Throws Error (CUDA).
+// Run `row` on the problem's device, on `stream`; the caller's current device is the same afterwards. Throw Error (CUDA).
+void forward(const Row& row, const AttentionProblem& problem, void* stream);
 void merge(const Row& row, const MergeProblem& problem, void* stream);
 
 }  // namespace libflash::cuda

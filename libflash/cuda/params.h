@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "cuda/attention/params.h"
 #include "cuda/config.h"
 
 namespace libflash::cuda {
@@ -36,6 +37,10 @@ struct ParamsOf;
 template <>
 struct ParamsOf<Operation::merge> {
     using type = MergeParams;
+};
+template <>
+struct ParamsOf<Operation::forward> {
+    using type = ForwardParams;
 };
 template <Operation op>
 using LaunchParams = typename ParamsOf<op>::type;

@@ -101,6 +101,7 @@ void other_lines(std::string& text, const Subject& subject, const KernelRow& cho
 template <class Problem>
 void finish(std::string& text, const Problem& problem) {
     const Subject subject = subject_of(problem);
+    if (device_count() > 0) check_device_exists(subject.device);  // a machine without a GPU is explained instead
     if (const KernelRow* row = find_kernel(subject)) {
         plan_lines(text, problem, *row);
         other_lines(text, subject, *row);

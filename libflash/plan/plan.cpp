@@ -11,6 +11,7 @@ namespace libflash {
 Plan make_plan(const AttentionProblem& problem, const KernelRow& row) {
     Plan plan;
     plan.row = &row;
+    if (row.cuda) return plan;
     plan.cpu = problem.backward ? row.cpu->plan_backward(problem) : row.cpu->plan_forward(problem);
     plan.workspace_bytes = plan.cpu.workspace_bytes;
     return plan;
@@ -27,7 +28,11 @@ Plan make_plan(const DecodeProblem& problem, const KernelRow& row) {
 Plan make_plan(const AttentionProblem& problem) { return make_plan(problem, choose_kernel(subject_of(problem))); }
 Plan make_plan(const DecodeProblem& problem) { return make_plan(problem, choose_kernel(subject_of(problem))); }
 
-void launch(const AttentionProblem& problem, const Plan& plan, void* workspace, void* /*stream*/) {
+void launch(const AttentionProblem& problem, const Plan& plan, void* workspace, void* stream) {
+#if LIBFLASH_BUILD_CUDA
+    if (plan.row->cuda) return cuda::forward(*plan.row->cuda, problem, stream);
+#endif
+    static_cast<void>(stream);
     const auto function = problem.backward ? plan.row->cpu->backward : plan.row->cpu->forward;
     function(problem, plan.cpu, workspace);
 }

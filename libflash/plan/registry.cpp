@@ -46,7 +46,8 @@ void add_cpu(Registry& registry, Operation operation, const cpu::Kernels* kernel
     row.backend = "cpu";
     row.cpu = kernels;
     row.processor_has_it = !kernels || kernels->usable();
-    std::snprintf(row.name, sizeof row.name, "%s_cpu%s%s", operation_name(operation), kernels ? "_" : "", kernels ? kernels->isa : "");
+    std::snprintf(row.name, sizeof row.name, "%s_cpu%s%s", operation_name(operation), kernels ? "_" : "",
+                  kernels ? kernels->isa : "");
 }
 
 #if LIBFLASH_BUILD_CUDA
@@ -128,7 +129,8 @@ bool accepts_cpu(const KernelRow& row, const Subject& subject, std::string* why)
         return why && decline(why, text_of("head_dim: must be at most ", kMaxHeadDimCpu, " on the CPU (", subject.head_dim, ")"));
     }
     if (subject.head_dim_v > kMaxHeadDimCpu) {
-        return why && decline(why, text_of("head_dim_v: must be at most ", kMaxHeadDimCpu, " on the CPU (", subject.head_dim_v, ")"));
+        return why &&
+               decline(why, text_of("head_dim_v: must be at most ", kMaxHeadDimCpu, " on the CPU (", subject.head_dim_v, ")"));
     }
     return true;
 }
@@ -141,8 +143,25 @@ bool any_double(const MergeProblem& problem) {
     return found;
 }
 
+// Kernels with tiles are for one type and for head dims up to their own.
+bool fits_cuda_tile(const KernelRow& row, const Subject& subject, std::string* why) {
+    if (row.head_dim == 0) return true;
+    const bool same_type = subject.dtype == (std::strcmp(row.dtype, "f16") == 0    ? DType::f16
+                                             : std::strcmp(row.dtype, "bf16") == 0 ? DType::bf16
+                                                                                   : DType::f32);
+    if (!same_type) return why && decline(why, text_of("dtype: the kernel is for ", row.dtype, " (", subject.dtype, ")"));
+    if (subject.head_dim > row.head_dim) {
+        return why && decline(why, text_of("head_dim: must be at most ", row.head_dim, " for it (", subject.head_dim, ")"));
+    }
+    if (subject.head_dim_v > row.head_dim_v) {
+        return why && decline(why, text_of("head_dim_v: must be at most ", row.head_dim_v, " for it (", subject.head_dim_v, ")"));
+    }
+    return true;
+}
+
 bool accepts_cuda(const KernelRow& row, const Subject& subject, std::string* why) {
-    if (!subject.device.is_cuda()) return why && decline(why, "backend: a CUDA kernel needs tensors on a GPU (they are on the CPU)");
+    if (!subject.device.is_cuda())
+        return why && decline(why, "backend: a CUDA kernel needs tensors on a GPU (they are on the CPU)");
     if (subject.device.id >= device_count()) return why && decline(why, text_of("device: no usable GPU (", cuda_state(), ")"));
     const int arch = device_facts(subject.device.id).arch;
     if (!has_code(row, arch)) {
@@ -151,7 +170,7 @@ bool accepts_cuda(const KernelRow& row, const Subject& subject, std::string* why
     if (subject.dtype == DType::f64 || (subject.merge && any_double(*subject.merge))) {
         return why && decline(why, "dtype: float64 runs on the CPU only (float64)");
     }
-    return true;
+    return fits_cuda_tile(row, subject, why);
 }
 
 bool asked_for(const KernelRow& row, const Request& request) {
@@ -231,7 +250,11 @@ const KernelRow* find_kernel(const Subject& subject) {
     return nullptr;
 }
 
-std::string why_no_kernel(const Subject& subject) {
+namespace {
+
+// Why each row of the operation that was asked for declined, rows with the same reason together. `other_devices` are the rows for tensors
+// somewhere else: that they decline is no news unless there is nothing else to say.
+std::string reasons_of(const Subject& subject, bool other_devices) {
     struct Reason {
         std::string text, names;
     };
@@ -240,6 +263,7 @@ std::string why_no_kernel(const Subject& subject) {
     for (int i = 0; i < all.count; ++i) {
         const KernelRow& row = all.rows[i];
         if (row.operation != subject.operation || !asked_for(row, *subject.request)) continue;
+        if ((row.cuda != nullptr) != subject.device.is_cuda() && !other_devices) continue;
         std::string why;
         accepts(row, subject, &why);
         size_t at = 0;
@@ -247,10 +271,19 @@ std::string why_no_kernel(const Subject& subject) {
         if (at == reasons.size()) reasons.push_back({why, ""});
         reasons[at].names += (reasons[at].names.empty() ? "" : ", ") + std::string(row.name);
     }
-    if (reasons.empty()) return why_none_asked_for(subject);
     std::string text;
     for (const Reason& reason : reasons) text += (text.empty() ? "" : "; ") + reason.text + " [" + reason.names + "]";
     return text;
+}
+
+}  // namespace
+
+std::string why_no_kernel(const Subject& subject) {
+    for (const bool other_devices : {false, true}) {
+        const std::string text = reasons_of(subject, other_devices);
+        if (!text.empty()) return text;
+    }
+    return why_none_asked_for(subject);
 }
 
 const KernelRow& choose_kernel(const Subject& subject) {

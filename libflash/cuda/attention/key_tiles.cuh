@@ -1,4 +1,5 @@
 // Which key tiles a tile of query rows has to look at, from the last to the first, and which of them need a mask for each score.
+// One thread fills the struct in shared memory and all read it there, a few words a tile: in registers it would push out accumulators.
 #pragma once
 
 #include "cuda/attention/params.h"
@@ -8,17 +9,18 @@ namespace libflash::cuda {
 
 template <int kBlockM, int kBlockN>
 struct KeyTiles {
-    int first_row;           // of the query tile
-    int shift;               // column of the diagonal in row 0
+    int first_row;  // of the query tile
+    int shift;      // column of the diagonal in row 0
     int length_k;
     int left, right;
-    int begin, end;          // key tiles [begin, end)
-    const BlockMaskParams* blocks;
-    const uint8_t* mask_row;       // of the query tile's block row
-    const int32_t* list;
-    int listed;                    // entries of the list not yet passed, from its end
+    int begin, end;           // key tiles [begin, end)
+    const uint8_t* mask_row;  // dense block mask: the row of blocks that the query tile lies in, or nullptr
+    const int32_t* list;      // compressed: the same row as ascending column numbers, or nullptr
+    int64_t stride;           // between entries of either
+    int list_count;
 
-    __device__ __forceinline__ void init(const ForwardParams& params, const WorkTile& work, const SequenceRows& q, const SequenceRows& k) {
+    __device__ __forceinline__ void init(const ForwardParams& params, const WorkTile& work, const SequenceRows& q,
+                                         const SequenceRows& k) {
         first_row = work.tile * kBlockM;
         length_k = k.length;
         shift = params.mask.top_left ? 0 : k.length - q.length;
@@ -29,33 +31,35 @@ struct KeyTiles {
         const int last_col = min(k.length, last_row + shift + right + 1);
         begin = first_col / kBlockN;
         end = last_row < first_row || last_col <= first_col ? begin : (last_col + kBlockN - 1) / kBlockN;
-        blocks = &params.block_mask;
+        const BlockMaskParams& blocks = params.block_mask;
         mask_row = nullptr;
         list = nullptr;
-        listed = 0;
+        list_count = 0;
         const int block_row = first_row / 128;
-        if (blocks->mask) {
-            mask_row = blocks->mask + work.batch * blocks->mask_stride[0] + work.head * blocks->mask_stride[1] +
-                       block_row * blocks->mask_stride[2];
-        } else if (blocks->counts) {
-            listed = blocks->counts[work.batch * blocks->counts_stride[0] + work.head * blocks->counts_stride[1] +
-                                    block_row * blocks->counts_stride[2]];
-            list = blocks->indices + work.batch * blocks->indices_stride[0] + work.head * blocks->indices_stride[1] +
-                   block_row * blocks->indices_stride[2];
+        if (blocks.mask) {
+            mask_row = blocks.mask + work.batch * blocks.mask_stride[0] + work.head * blocks.mask_stride[1] +
+                       block_row * blocks.mask_stride[2];
+            stride = blocks.mask_stride[3];
+        } else if (blocks.counts) {
+            list_count = blocks.counts[work.batch * blocks.counts_stride[0] + work.head * blocks.counts_stride[1] +
+                                       block_row * blocks.counts_stride[2]];
+            list = blocks.indices + work.batch * blocks.indices_stride[0] + work.head * blocks.indices_stride[1] +
+                   block_row * blocks.indices_stride[2];
+            stride = blocks.indices_stride[3];
         }
     }
 
-    // The largest tile below `tile` that takes part, or -1.
-    __device__ __forceinline__ int previous(int tile) {
+    // The largest tile below `tile` that takes part, or -1. `cursor` counts the list entries not yet passed; start it with list_count.
+    __device__ __forceinline__ int previous(int tile, int& cursor) const {
         --tile;
         if (mask_row) {
-            while (tile >= begin && !mask_row[tile * kBlockN / 128 * blocks->mask_stride[3]]) --tile;
+            while (tile >= begin && !mask_row[tile * kBlockN / 128 * stride]) --tile;
         } else if (list) {
             while (tile >= begin) {
                 const int block = tile * kBlockN / 128;
-                while (listed > 0 && list[(listed - 1) * blocks->indices_stride[3]] > block) --listed;
-                if (listed == 0) return -1;
-                const int wanted = list[(listed - 1) * blocks->indices_stride[3]];
+                while (cursor > 0 && list[(cursor - 1) * stride] > block) --cursor;
+                if (cursor == 0) return -1;
+                const int wanted = list[(cursor - 1) * stride];
                 if (wanted == block) break;
                 tile = min(tile - 1, (wanted + 1) * 128 / kBlockN - 1);
             }
@@ -63,16 +67,10 @@ struct KeyTiles {
         return tile >= begin ? tile : -1;
     }
 
-    __device__ __forceinline__ int last() { return previous(end); }
-
     // Does any score of the tile fall outside the length, the causal rule or the window?
     __device__ __forceinline__ bool is_edge(int tile) const {
         const int first_col = tile * kBlockN, last_col = first_col + kBlockN - 1;
         return last_col >= length_k || last_col > first_row + shift + right || first_col < first_row + kBlockM - 1 + shift - left;
-    }
-
-    __device__ __forceinline__ bool visible(int row, int col) const {
-        return col < length_k && col <= row + shift + right && col >= row + shift - left;
     }
 };
 

@@ -92,7 +92,9 @@ struct ForwardParams {
     HeadParams sink;
     RareParams rare;
     ScheduleParams schedule;
-    bool vector_out;  // out may be written 16 bytes at a time
+    bool vector_loads;  // rows of q, k and v may be read 16 bytes at a time, and head dims are multiples of 8
+    bool vector_out;    // rows of out may be written so
+    bool general;       // take the instance that knows the rare options and any alignment
 };
 
 }  // namespace libflash::cuda

@@ -69,7 +69,6 @@ __device__ __forceinline__ WorkTile work_tile(const ForwardParams& params) {
     const int heads_here = min(schedule.heads_per_group, schedule.heads - group * schedule.heads_per_group);
     const int head = group * schedule.heads_per_group + item % heads_here;
     int tile = item / heads_here;
-    if (tile >= schedule.tiles) return {-1, 0, 0};
     if (schedule.reversed) tile = schedule.tiles - 1 - tile;
     if (params.q_lengths.cu) return find_packed_tile<kTileRows>(params.q_lengths, params.batch, tile, head);
     return {head / params.heads_q, head % params.heads_q, tile};

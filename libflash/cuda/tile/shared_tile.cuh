@@ -60,29 +60,29 @@ struct SharedTile {
     // Starts the copy of rows [first_row, first_row + kRows) of a matrix with contiguous 16-byte aligned rows into the tile. Rows at `row_limit`
     // and past it and chunks past `col_limit` values become zeros. All kThreads threads of the block call it.
     template <int kThreads, class T>
-    __device__ static __forceinline__ void load_async(uint32_t tile, const T* matrix, int64_t row_stride, int first_row, int row_limit,
-                                                      int col_limit, int thread) {
+    __device__ static __forceinline__ void load_async(uint32_t tile, const T* matrix, int64_t row_stride, int first_row,
+                                                      int row_limit, int col_limit, int thread) {
         constexpr int kRowsAtOnce = kThreads / kGroup;
         static_assert(kRows % kRowsAtOnce == 0, "every thread copies the same number of chunks");
         const int chunk = thread % kGroup;
+        const T* source = matrix + (first_row + thread / kGroup) * row_stride + chunk * 8;
 #pragma unroll
         for (int step = 0; step < kRows / kRowsAtOnce; ++step) {
             const int row = thread / kGroup + step * kRowsAtOnce;
             const bool row_valid = first_row + row < row_limit;
-            const T* source = matrix + (row_valid ? first_row + row : 0) * row_stride + chunk * 8;
 #pragma unroll
             for (int group = 0; group < kCols / 8 / kGroup; ++group) {
-                const int col = (group * kGroup + chunk) * 8;
-                const bool valid = row_valid && col < col_limit;
-                cp_async_16(tile + offset(row, group * kGroup + chunk), valid ? source + group * kGroup * 8 : matrix, valid);
+                const bool valid = row_valid && (group * kGroup + chunk) * 8 < col_limit;
+                cp_async_16(tile + offset(row, group * kGroup + chunk), source + group * kGroup * 8, valid);
             }
+            source += kRowsAtOnce * row_stride;
         }
     }
 
     // The same without any demand on alignment, value by value, done when it returns (after a barrier).
     template <int kThreads, class T>
-    __device__ static __forceinline__ void load_slow(char* tile, const T* matrix, int64_t row_stride, int first_row, int row_limit,
-                                                     int col_limit, int thread) {
+    __device__ static __forceinline__ void load_slow(char* tile, const T* matrix, int64_t row_stride, int first_row,
+                                                     int row_limit, int col_limit, int thread) {
         for (int i = thread; i < kRows * kCols; i += kThreads) {
             const int row = i / kCols, col = i % kCols;
             T value{};

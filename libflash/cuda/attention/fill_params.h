@@ -1,0 +1,95 @@
+// From a checked problem to the small structs that kernels receive. Host only, no CUDA header.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/attention/params.h"
+#include "problem/attention.h"
+
+namespace libflash::cuda {
+
+inline bool one_or_less(int64_t extent) { return extent <= 1; }
+
+// Strides of dimensions of one element mean nothing to the caller; zero keeps them from deciding about alignment.
+inline RowsParams rows_params(const TensorView& tensor) {
+    const RowStrides strides = row_strides(tensor);
+    const bool dense = tensor.ndim == 4;
+    const int64_t batch = dense ? tensor.shape[0] : 1, rows = tensor.shape[tensor.ndim - 3],
+                  heads = tensor.shape[tensor.ndim - 2];
+    return {tensor.data, one_or_less(batch) ? 0 : strides.batch, one_or_less(rows) ? 0 : strides.row,
+            one_or_less(heads) ? 0 : strides.head};
+}
+
+// Whether every row can be moved 16 bytes at a time.
+inline bool in_vectors(const RowsParams& rows, int64_t channels, int64_t element) {
+    const auto fits = [&](int64_t elements) { return elements * element % 16 == 0; };
+    return reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && fits(rows.batch) && fits(rows.row) && fits(rows.head) &&
+           fits(channels);
+}
+
+inline RowNumbersParams row_numbers_params(const TensorView& tensor) {
+    if (!tensor.present) return {};
+    const RowStrides strides = lse_strides(tensor);
+    return {static_cast<float*>(tensor.data), strides.batch, strides.row, strides.head};
+}
+
+inline LengthsParams lengths_params(const Sequences& rows) { return {rows.cu, rows.used, static_cast<int32_t>(rows.capacity)}; }
+
+inline int32_t window_side(int64_t keys) { return keys >= kUnboundedWindow ? kUnboundedWindow : static_cast<int32_t>(keys); }
+
+inline MaskParams mask_params(const MaskRule& rule) { return {window_side(rule.left), window_side(rule.right), rule.top_left}; }
+
+inline ScoreParams score_params(const ScoreTensor& tensor) {
+    ScoreParams params{};
+    if (!tensor.present) return params;
+    params.data = tensor.data;
+    for (int i = 0; i < 4; ++i) params.stride[i] = tensor.stride[i];
+    params.is_float = tensor.dtype == DType::f32;
+    return params;
+}
+
+inline HeadParams head_params(const HeadTensor& tensor) {
+    if (!tensor.present) return {};
+    return {tensor.data, tensor.batch_stride, tensor.head_stride, tensor.dtype == DType::f32};
+}
+
+// `rows`: the row lists (forward, query gradient), else the column lists.
+inline BlockMaskParams block_mask_params(const BlockMask& blocks, bool rows) {
+    BlockMaskParams params{};
+    if (!blocks.present) return params;
+    if (blocks.has_lists) {
+        params.counts = rows ? blocks.row_counts : blocks.col_counts;
+        params.indices = rows ? blocks.row_indices : blocks.col_indices;
+        for (int i = 0; i < 3; ++i) params.counts_stride[i] = rows ? blocks.row_counts_stride[i] : blocks.col_counts_stride[i];
+        for (int i = 0; i < 4; ++i) params.indices_stride[i] = rows ? blocks.row_indices_stride[i] : blocks.col_indices_stride[i];
+    } else {
+        params.mask = blocks.mask;
+        for (int i = 0; i < 4; ++i) params.mask_stride[i] = blocks.mask_stride[i];
+    }
+    return params;
+}
+
+inline DropoutParams dropout_params(const Dropout& dropout) {
+    DropoutParams params{};
+    params.keep_factor = static_cast<float>(1 / (1 - dropout.p));
+    params.active = dropout.active();
+    params.threshold = static_cast<uint32_t>(std::floor(dropout.p * 4294967296.0));
+    params.seed_low = static_cast<uint32_t>(dropout.seed);
+    params.seed_high = static_cast<uint32_t>(dropout.seed >> 32);
+    params.offset_mix = static_cast<uint32_t>(dropout.offset) ^ (static_cast<uint32_t>(dropout.offset >> 32) * 0x9E3779B9u);
+    return params;
+}
+
+inline RareParams rare_params(const AttentionProblem& problem) {
+    return {static_cast<float>(problem.softcap), head_params(problem.alibi_slopes), score_params(problem.bias),
+            score_params(problem.mask), dropout_params(problem.dropout)};
+}
+
+// Only general kernel instances will do.
+inline bool has_rare_options(const AttentionProblem& problem) {
+    return problem.softcap > 0 || problem.alibi_slopes.present || problem.bias.present || problem.mask.present ||
+           problem.dropout.active() || !(problem.softmax_scale > 0);
+}
+
+}  // namespace libflash::cuda

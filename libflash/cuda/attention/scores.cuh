@@ -1,0 +1,61 @@
+// What the options for single scores need: ALiBi, bias, boolean mask, and the random words of dropout.
+#pragma once
+
+#include "cuda/attention/params.h"
+#include "cuda/ptx/math.cuh"
+
+namespace libflash::cuda {
+
+template <class T>
+__device__ __forceinline__ float load_number(const void* data, int64_t index, bool is_float) {
+    return is_float ? static_cast<const float*>(data)[index] : to_float(static_cast<const T*>(data)[index]);
+}
+
+template <class T>
+__device__ __forceinline__ float head_number(const HeadParams& numbers, int batch, int head) {
+    return load_number<T>(numbers.data, batch * numbers.batch_stride + head * numbers.head_stride, numbers.is_float);
+}
+
+// Where the numbers for single scores of one (batch, head) begin.
+template <class T>
+struct ScoreRules {
+    float slope;
+    int bottom_right;  // length_k - length_q: ALiBi's distance is 0 there, however the causal rule is aligned
+    const T* bias_16;
+    const float* bias_32;
+    const uint8_t* mask;
+
+    __device__ __forceinline__ void init(const RareParams& rare, int batch, int head, int length_q, int length_k) {
+        slope = rare.alibi_slopes.data ? head_number<T>(rare.alibi_slopes, batch, head) : 0.0f;
+        bottom_right = length_k - length_q;
+        const int64_t bias_start = batch * rare.bias.stride[0] + head * rare.bias.stride[1];
+        bias_32 = rare.bias.data && rare.bias.is_float ? static_cast<const float*>(rare.bias.data) + bias_start : nullptr;
+        bias_16 = rare.bias.data && !rare.bias.is_float ? static_cast<const T*>(rare.bias.data) + bias_start : nullptr;
+        mask = rare.mask.data
+                   ? static_cast<const uint8_t*>(rare.mask.data) + batch * rare.mask.stride[0] + head * rare.mask.stride[1]
+                   : nullptr;
+    }
+};
+
+// Philox4x32-10 (Salmon et al., SC 2011): four words for a counter and a key.
+__device__ __forceinline__ uint4 philox(uint4 counter, uint32_t key_low, uint32_t key_high) {
+#pragma unroll
+    for (int round = 0; round < 10; ++round) {
+        const uint32_t high0 = __umulhi(0xD2511F53u, counter.x), low0 = 0xD2511F53u * counter.x;
+        const uint32_t high1 = __umulhi(0xCD9E8D57u, counter.z), low1 = 0xCD9E8D57u * counter.z;
+        counter = make_uint4(high1 ^ counter.y ^ key_low, low1, high0 ^ counter.w ^ key_high, low0);
+        key_low += 0x9E3779B9u;
+        key_high += 0xBB67AE85u;
+    }
+    return counter;
+}
+
+// The words of columns col .. col + 1 (col even) of a row; libflash.h defines the mask.
+__device__ __forceinline__ uint2 dropout_words(const DropoutParams& dropout, uint32_t batch_head, int row, int col) {
+    const uint4 words =
+        philox(make_uint4(static_cast<uint32_t>(col) >> 2, static_cast<uint32_t>(row), batch_head, dropout.offset_mix),
+               dropout.seed_low, dropout.seed_high);
+    return col & 2 ? make_uint2(words.z, words.w) : make_uint2(words.x, words.y);
+}
+
+}  // namespace libflash::cuda

@@ -1,0 +1,72 @@
+// Forward: from the problem to the parameters of the kernel, and its launch.
+#include <algorithm>
+
+#include "cuda/attention/fill_params.h"
+#include "cuda/kernels.h"
+#include "cuda/launch.h"
+
+namespace libflash::cuda {
+namespace {
+
+constexpr double kLog2e = 1.4426950408889634;
+// Keys and values of the heads that are worked on at the same time should fit the L2 cache with room to spare.
+constexpr double kL2Bytes = 24e6;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+ScheduleParams schedule(const AttentionProblem& problem, const KernelConfig& config) {
+    ScheduleParams params{};
+    const Sequences& rows = problem.q_rows;
+    int64_t tiles = ceil_div(rows.capacity, config.tile_q);
+    if (rows.packed()) tiles = std::min(tiles + problem.batch, problem.batch * ceil_div(rows.max_length, config.tile_q));
+    const int64_t heads = rows.packed() ? problem.heads_q : problem.batch * problem.heads_q;
+    const double head_bytes = 2.0 * static_cast<double>(problem.k_rows.max_length) *
+                              static_cast<double>(problem.head_dim + problem.head_dim_v) /
+                              static_cast<double>(problem.group_size());
+    const int64_t group =
+        std::max<int64_t>(1, std::min<int64_t>(heads, static_cast<int64_t>(kL2Bytes / std::max(1.0, head_bytes))));
+    params.tiles = static_cast<int32_t>(tiles);
+    params.heads = static_cast<int32_t>(heads);
+    params.heads_per_group = static_cast<int32_t>(group);
+    params.reversed = problem.mask_rule.right < MaskRule::kUnbounded;
+    return params;
+}
+
+ForwardParams make_params(const AttentionProblem& problem, const KernelConfig& config) {
+    ForwardParams params{};
+    params.q = rows_params(problem.q);
+    params.k = rows_params(problem.k);
+    params.v = rows_params(problem.v);
+    params.out = rows_params(problem.out);
+    params.lse = row_numbers_params(problem.lse);
+    params.q_lengths = lengths_params(problem.q_rows);
+    params.k_lengths = lengths_params(problem.k_rows);
+    params.batch = static_cast<int32_t>(problem.batch);
+    params.heads_q = static_cast<int32_t>(problem.heads_q);
+    params.group_size = static_cast<int32_t>(problem.group_size());
+    params.head_dim = static_cast<int32_t>(problem.head_dim);
+    params.head_dim_v = static_cast<int32_t>(problem.head_dim_v);
+    params.softmax_scale = static_cast<float>(problem.softmax_scale);
+    params.scale_log2 = static_cast<float>(problem.softmax_scale * kLog2e);
+    params.mask = mask_params(problem.mask_rule);
+    params.block_mask = block_mask_params(problem.block_mask, true);
+    params.sink = head_params(problem.sink);
+    params.rare = rare_params(problem);
+    params.schedule = schedule(problem, config);
+    params.vector_loads = in_vectors(params.q, problem.head_dim, 2) && in_vectors(params.k, problem.head_dim, 2) &&
+                          in_vectors(params.v, problem.head_dim_v, 2);
+    params.vector_out = in_vectors(params.out, problem.head_dim_v, 2);
+    params.general = has_rare_options(problem) || !params.vector_loads;
+    return params;
+}
+
+}  // namespace
+
+void forward(const Row& row, const AttentionProblem& problem, void* stream) {
+    if (problem.batch == 0 || problem.heads_q == 0 || problem.q_rows.capacity == 0) return;
+    const ForwardParams params = make_params(problem, row.config);
+    const DeviceGuard guard(problem.device.id);
+    check(row.forward(params, stream), row.config.name);
+}
+
+}  // namespace libflash::cuda

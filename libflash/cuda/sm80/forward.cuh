@@ -1,0 +1,593 @@
+// FlashAttention-2 forward for sm_80 and later (Dao, arXiv 2307.08691): one thread block makes one tile of query rows of one head.
+//
+// Each warp owns kBlockM / warps query rows and walks all their keys, so no two warps exchange anything but the tiles of K and V that they
+// all read. All threads copy (cp.async): V of a tile under its QK^T, K of the next tile under the softmax and PV. Q stays in shared memory.
+//
+// Softmax. Any finite number may be subtracted from a row's scores; the row maximum is merely the safe choice. So the maximum is taken in the
+// first tile and in tiles that need a mask, and kept for all others: there a score costs one multiply-add, one exponential and one
+// addition, 16 columns at a time between the products that use them. Afterwards a row whose sum has grown past kSumLimit is brought back
+// to size. Only a jump by about 75 (natural units) within one tile can overflow; such a row is seen at the end, and the thread block then does
+// its work once more with the maximum of every tile. `half` overflows sooner, at 65504: there the test comes before the product, and on
+// a hit the tile is done again.
+//
+// The base of a row is a rounded product, the same for all its tiles, so its rounding cancels; rows whose base is so large that
+// the rounding could overflow the exponential are done again too, on scores that were scaled first.
+//
+// Accumulators are not scaled on the way; one division at the end. Only the logsumexp is kept for the backward pass.
+#pragma once
+
+#include "cuda/attention/key_tiles.cuh"
+#include "cuda/attention/params.h"
+#include "cuda/attention/schedule.cuh"
+#include "cuda/attention/scores.cuh"
+#include "cuda/params.h"
+#include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/math.cuh"
+#include "cuda/tile/shared_tile.cuh"
+
+#include <type_traits>
+
+namespace libflash::cuda::sm80 {
+
+// kGeneral: knows softcap, ALiBi, bias, mask, dropout, scales that are not positive, and rows of any alignment.
+template <class T, int kHeadDim, int kBlockM, int kBlockN, int kWarps, bool kGeneral>
+struct Forward {
+    static constexpr int kThreads = kWarps * 32;
+    static constexpr int kSlabs = kBlockM / kWarps / 16;  // 16-row slabs of a warp
+    static constexpr int kKeyBlocks = kBlockN / 8;
+    static constexpr int kChannelBlocks = kHeadDim / 8;
+    static constexpr bool kHalf = std::is_same<T, __half>::value;
+    static constexpr float kSumLimit = 16384.0f;
+    // Below every score, and yet finite: differences with it are never NaN.
+    static constexpr float kNothing = -3.402823466e38f;
+    static constexpr float kBaseLimit = 134217728.0f;  // 2^27: half a unit in the last place is 4
+
+    using QTile = SharedTile<kBlockM, kHeadDim>;
+    using KvTile = SharedTile<kBlockN, kHeadDim>;
+    // What all threads agree on, found once by one of them.
+    struct Common {
+        WorkTile work;
+        SequenceRows q_rows, k_rows;
+        KeyTiles<kBlockM, kBlockN> tiles;
+        ScoreRules<T> rules;
+        const T *q, *k, *v;
+    };
+    static constexpr int kTileBytes = QTile::kBytes + 2 * KvTile::kBytes;
+    static constexpr int kSharedBytes = kTileBytes + (sizeof(Common) + 15) / 16 * 16;
+
+    const ForwardParams& params;
+    char* shared;
+    int thread, warp, lane;
+    typename KvTile::LaneAddress k_address, v_address;
+    typename QTile::LaneAddress q_address;
+    float scale;  // from the scores in registers to base-2 units: scale_log2, or 1 where they have been scaled already
+
+    float s[kSlabs][kKeyBlocks][4];      // scores, then probabilities
+    float o[kSlabs][kChannelBlocks][4];  // sums of p v
+    float base[kSlabs][2];               // what is subtracted, in base-2 units; kNothing: no score yet
+    float row_sum[kSlabs][2];
+
+    __device__ __forceinline__ Forward(const ForwardParams& p, char* shared_memory) : params(p), shared(shared_memory) {
+        thread = threadIdx.x;
+        warp = thread / 32;
+        lane = thread % 32;
+    }
+
+    __device__ __forceinline__ Common& common() const { return *reinterpret_cast<Common*>(shared + kTileBytes); }
+    __device__ __forceinline__ uint32_t q_smem() const { return shared_address(shared); }
+    __device__ __forceinline__ uint32_t k_smem() const { return shared_address(shared) + QTile::kBytes; }
+    __device__ __forceinline__ uint32_t v_smem() const { return shared_address(shared) + QTile::kBytes + KvTile::kBytes; }
+    // Row of the sequence that accumulator element e of slab a of this lane belongs to; columns are 8 * block + 2 * (lane % 4) + e % 2.
+    __device__ __forceinline__ int row_of(int a, int e) const {
+        return common().tiles.first_row + (warp * kSlabs + a) * 16 + (e >> 1) * 8 + lane / 4;
+    }
+
+    // False: there is nothing to do. Ends with the thread block in step.
+    __device__ __forceinline__ bool prepare() {
+        const WorkTile work = work_tile<kBlockM>(params);
+        if (work.batch < 0) return false;
+        const SequenceRows q_rows = SequenceRows::of(params.q_lengths, work.batch);
+        if (work.tile * kBlockM >= q_rows.owned) return false;
+        if (thread == 0) {
+            Common& c = common();
+            const SequenceRows k_rows = SequenceRows::of(params.k_lengths, work.batch);
+            const int kv_head = work.head / params.group_size;
+            c.work = work;
+            c.q_rows = q_rows;
+            c.k_rows = k_rows;
+            c.tiles.init(params, work, q_rows, k_rows);
+            if constexpr (kGeneral) c.rules.init(params.rare, work.batch, work.head, q_rows.length, k_rows.length);
+            c.q = start<const T>(params.q, work.batch, q_rows.start, work.head);
+            c.k = start<const T>(params.k, work.batch, k_rows.start, kv_head);
+            c.v = start<const T>(params.v, work.batch, k_rows.start, kv_head);
+        }
+        q_address = QTile::a_address(q_smem(), warp * kSlabs * 16, lane);
+        k_address = KvTile::b_address(k_smem(), lane);
+        v_address = KvTile::b_trans_address(v_smem(), lane);
+        __syncthreads();
+        return true;
+    }
+
+    template <class Element>
+    __device__ static __forceinline__ Element* start(const RowsParams& rows, int batch, int row, int head) {
+        return static_cast<Element*>(rows.data) + batch * rows.batch + row * rows.row + head * rows.head;
+    }
+
+    template <class Tile>
+    __device__ __forceinline__ void load(int shared_offset, const T* rows, int64_t stride, int first_row, int row_limit,
+                                         int col_limit) {
+        if (kGeneral && !params.vector_loads) {
+            Tile::template load_slow<kThreads>(shared + shared_offset, rows, stride, first_row, row_limit, col_limit, thread);
+        } else {
+            Tile::template load_async<kThreads>(q_smem() + shared_offset, rows, stride, first_row, row_limit, col_limit, thread);
+        }
+    }
+    __device__ __forceinline__ void load_q() {
+        load<QTile>(0, common().q, params.q.row, common().tiles.first_row, common().q_rows.length, params.head_dim);
+    }
+    __device__ __forceinline__ void load_k(int tile) {
+        if (tile >= 0)
+            load<KvTile>(QTile::kBytes, common().k, params.k.row, tile * kBlockN, common().tiles.length_k, params.head_dim);
+    }
+    __device__ __forceinline__ void load_v(int tile) {
+        if (tile >= 0)
+            load<KvTile>(QTile::kBytes + KvTile::kBytes, common().v, params.v.row, tile * kBlockN, common().tiles.length_k,
+                         params.head_dim_v);
+    }
+
+    // s = Q K^T. The fragments of the next 16 keys are loaded before the products of the present ones.
+    __device__ __forceinline__ void multiply_qk() {
+        constexpr int kPairs = kBlockN / 16, kSteps = kHeadDim / 16;
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a)
+#pragma unroll
+            for (int n = 0; n < kKeyBlocks; ++n)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) s[a][n][e] = 0.0f;
+        // Fragments of Q ahead of their use as well, where there are registers left for it.
+        constexpr int kAhead = kSlabs * kKeyBlocks * 4 < 128 ? 2 : 1;
+        uint32_t qf[kAhead][kSlabs][4], kf[2][4];
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a) ldmatrix_x4(qf[0][a], q_address.at(a * 16, 0));
+        ldmatrix_x4(kf[0], k_address.at(0, 0));
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+#pragma unroll
+            for (int pair = 0; pair < kPairs; ++pair) {
+                const int t = step * kPairs + pair, next = t + 1;
+                if (next < kPairs * kSteps) ldmatrix_x4(kf[next % 2], k_address.at(next % kPairs * 16, next / kPairs));
+                if (pair == kPairs - 1 && kAhead == 1) continue;
+                if (kAhead == 2 && pair == 0 && step + 1 < kSteps) load_q_fragments(qf[(step + 1) % kAhead], step + 1);
+                multiply_pair(pair, qf[step % kAhead], kf[t % 2]);
+            }
+            if constexpr (kAhead == 1) {
+                multiply_pair(kPairs - 1, qf[0], kf[(step * kPairs + kPairs - 1) % 2]);
+                if (step + 1 < kSteps) load_q_fragments(qf[0], step + 1);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void load_q_fragments(uint32_t (&qf)[kSlabs][4], int step) {
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a) ldmatrix_x4(qf[a], q_address.at(a * 16, step));
+    }
+
+    __device__ __forceinline__ void multiply_pair(int pair, const uint32_t (&qf)[kSlabs][4], const uint32_t (&kf)[4]) {
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a) {
+            mma_m16n8k16(s[a][2 * pair], qf[a], kf[0], kf[1], T());
+            mma_m16n8k16(s[a][2 * pair + 1], qf[a], kf[2], kf[3], T());
+        }
+    }
+
+    // o += P V. s holds scores, and each 16 columns become probabilities just before their product (half: they are probabilities already).
+    __device__ __forceinline__ void multiply_pv(int tile) {
+        constexpr int kPairs = kHeadDim / 16, kSteps = kBlockN / 16;
+        uint32_t vf[2][4];
+        ldmatrix_x4_trans(vf[0], v_address.at(0, 0));
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+            uint32_t pf[kSlabs][4];
+#pragma unroll
+            for (int a = 0; a < kSlabs; ++a) {
+                if constexpr (!kHalf) exponentiate(a, 2 * step);
+                if constexpr (kGeneral) {
+                    if (params.rare.dropout.active) drop(a, 2 * step, tile);
+                }
+                pf[a][0] = pack_pair(s[a][2 * step][0], s[a][2 * step][1], T());
+                pf[a][1] = pack_pair(s[a][2 * step][2], s[a][2 * step][3], T());
+                pf[a][2] = pack_pair(s[a][2 * step + 1][0], s[a][2 * step + 1][1], T());
+                pf[a][3] = pack_pair(s[a][2 * step + 1][2], s[a][2 * step + 1][3], T());
+            }
+#pragma unroll
+            for (int pair = 0; pair < kPairs; ++pair) {
+                const int t = step * kPairs + pair;
+                if (t + 1 < kPairs * kSteps)
+                    ldmatrix_x4_trans(vf[(t + 1) % 2], v_address.at((t + 1) / kPairs * 16, (t + 1) % kPairs));
+#pragma unroll
+                for (int a = 0; a < kSlabs; ++a) {
+                    mma_m16n8k16(o[a][2 * pair], pf[a], vf[t % 2][0], vf[t % 2][1], T());
+                    mma_m16n8k16(o[a][2 * pair + 1], pf[a], vf[t % 2][2], vf[t % 2][3], T());
+                }
+            }
+        }
+    }
+
+    // Scores of two neighbouring 8-column blocks to probabilities; adds them to the row sums.
+    __device__ __forceinline__ void exponentiate(int a, int block) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float sum = 0.0f;
+#pragma unroll
+            for (int n = block; n < block + 2; ++n) {
+#pragma unroll
+                for (int e = 2 * r; e < 2 * r + 2; ++e) {
+                    s[a][n][e] = exp2_approx(fmaf(s[a][n][e], scale, -base[a][r]));
+                    sum += s[a][n][e];
+                }
+            }
+            row_sum[a][r] += sum;
+        }
+    }
+
+    // Masks by position.
+    __device__ __forceinline__ void mask_edge(int tile) {
+        const auto& tiles = common().tiles;
+        const int first_col = tile * kBlockN + lane % 4 * 2;
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                // Columns of this lane, counted from its first one, that the row sees: [begin, end).
+                const int row = row_of(a, 2 * r);
+                const int begin = row + tiles.shift - tiles.left - first_col;
+                const int end = min(tiles.length_k, row + tiles.shift + tiles.right + 1) - first_col;
+#pragma unroll
+                for (int n = 0; n < kKeyBlocks; ++n)
+#pragma unroll
+                    for (int e = 0; e < 2; ++e) {
+                        const int col = n * 8 + e;
+                        if (col < begin || col >= end) s[a][n][2 * r + e] = -INFINITY;
+                    }
+            }
+    }
+
+    // Calls rule(score, row, col) for the scores of this lane that belong to an existing row and key.
+    template <class Rule>
+    __device__ __forceinline__ void for_each_score(int tile, const Rule& rule) {
+        const int first_col = tile * kBlockN + lane % 4 * 2;
+        const int cols = common().tiles.length_k - first_col, rows = common().q_rows.length;
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int row = row_of(a, 2 * r);
+                if (row >= rows) continue;
+#pragma unroll
+                for (int n = 0; n < kKeyBlocks; ++n)
+#pragma unroll
+                    for (int e = 0; e < 2; ++e)
+                        if (n * 8 + e < cols) rule(s[a][n][2 * r + e], row, first_col + n * 8 + e);
+            }
+    }
+
+    // From dot products to scores in base-2 units, one option after the other: each pass needs little state.
+    __device__ __forceinline__ void apply_rules(int tile) {
+        const RareParams& rare = params.rare;
+        const ScoreRules<T>& rules = common().rules;
+        const float softmax_scale = params.softmax_scale;
+        for_each_score(tile, [&](float& score, int, int) { score *= softmax_scale; });
+        if (rare.softcap > 0.0f) {
+            const float cap = rare.softcap, inverse = 1.0f / cap;
+            for_each_score(tile, [&](float& score, int, int) { score = cap * tanh_accurate(score * inverse); });
+        }
+        if (rare.alibi_slopes.data) {
+            const float slope = rules.slope;
+            const int bottom_right = rules.bottom_right;
+            for_each_score(tile, [&](float& score, int row, int col) {
+                score -= slope * fabsf(static_cast<float>(row + bottom_right - col));
+            });
+        }
+        if (rules.bias_32) {
+            const float* bias = rules.bias_32;
+            for_each_score(tile, [&](float& score, int row, int col) {
+                score += bias[row * rare.bias.stride[2] + col * rare.bias.stride[3]];
+            });
+        }
+        if (rules.bias_16) {
+            const T* bias = rules.bias_16;
+            for_each_score(tile, [&](float& score, int row, int col) {
+                score += to_float(bias[row * rare.bias.stride[2] + col * rare.bias.stride[3]]);
+            });
+        }
+        if (rules.mask) {
+            const uint8_t* mask = rules.mask;
+            for_each_score(tile, [&](float& score, int row, int col) {
+                if (!mask[row * rare.mask.stride[2] + col * rare.mask.stride[3]]) score = -INFINITY;
+            });
+        }
+        for_each_score(tile, [&](float& score, int, int) { score *= 1.4426950408889634f; });
+    }
+
+    // Takes the maximum of the tile into account and brings sums and accumulators to the new base.
+    __device__ __forceinline__ void update_max() {
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                float largest = s[a][0][2 * r];
+#pragma unroll
+                for (int n = 0; n < kKeyBlocks; ++n) largest = fmaxf(largest, fmaxf(s[a][n][2 * r], s[a][n][2 * r + 1]));
+                largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+                largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+                const float new_base = fmaxf(base[a][r], largest * scale);  // -infinity and NaN leave it as it was
+                scale_row(a, r, exp2_approx(base[a][r] - new_base));
+                base[a][r] = new_base;
+            }
+    }
+
+    __device__ __forceinline__ void scale_row(int a, int r, float factor) {
+        row_sum[a][r] *= factor;
+#pragma unroll
+        for (int n = 0; n < kChannelBlocks; ++n) {
+            o[a][n][2 * r] *= factor;
+            o[a][n][2 * r + 1] *= factor;
+        }
+    }
+
+    // Whether a row sum of this warp has grown past the limit (or is NaN).
+    __device__ __forceinline__ bool sums_past_limit() const {
+        bool past = false;
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a) past |= !(row_sum[a][0] <= kSumLimit) || !(row_sum[a][1] <= kSumLimit);
+        return __any_sync(0xffffffffu, past);
+    }
+
+    // Brings rows with large sums back to size by moving their base up. Lanes of a row must agree on the base, so they agree on the sum first.
+    __device__ __forceinline__ void move_base() {
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                float sum = row_sum[a][r];
+                sum = fmaxf(sum, __shfl_xor_sync(0xffffffffu, sum, 1));
+                sum = fmaxf(sum, __shfl_xor_sync(0xffffffffu, sum, 2));
+                if (sum > kSumLimit && sum < INFINITY) {
+                    const float up = ceilf(__log2f(sum));
+                    base[a][r] += up;
+                    scale_row(a, r, exp2_approx(-up));
+                }
+            }
+    }
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a) {
+#pragma unroll
+            for (int n = 0; n < kChannelBlocks; ++n)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) o[a][n][e] = 0.0f;
+            base[a][0] = base[a][1] = kNothing;
+            row_sum[a][0] = row_sum[a][1] = 0.0f;
+        }
+    }
+
+    // Softmax of a whole tile. False: a sum came out too large, and nothing but the scores has changed. With `accept` it never does.
+    __device__ __forceinline__ bool softmax_checked(bool accept) {
+        float before[kSlabs][2];
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                before[a][r] = row_sum[a][r];
+                row_sum[a][r] = 0.0f;
+            }
+#pragma unroll
+        for (int block = 0; block < kKeyBlocks; block += 2)
+#pragma unroll
+            for (int a = 0; a < kSlabs; ++a) exponentiate(a, block);
+        const bool good = accept || !sums_past_limit();
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) row_sum[a][r] = before[a][r] + (good ? row_sum[a][r] : 0.0f);
+        return good;
+    }
+
+    // All key tiles. `safe`: every tile's maximum is taken.
+    __device__ __forceinline__ void walk_keys(bool safe) {
+        clear();
+        scale = safe ? 1.0f : params.scale_log2;
+        int cursor = common().tiles.list_count;
+        int tile = common().tiles.previous(common().tiles.end, cursor);
+        load_q();
+        load_k(tile);
+        cp_async_commit();
+        bool first = true;
+#pragma unroll 1
+        while (tile >= 0) {
+            const int next = common().tiles.previous(tile, cursor);
+            cp_async_wait<0>();
+            __syncthreads();  // K has arrived; V of the tile before is no longer read
+            load_v(tile);
+            cp_async_commit();
+            const bool edge = common().tiles.is_edge(tile);
+            bool take_max = safe || first || edge;
+            // Half precision: a second round, if the kept maximum will not do. K is still there.
+#pragma unroll 1
+            while (true) {
+                multiply_qk();
+                if constexpr (kGeneral) {
+                    apply_rules(tile);
+                } else if (safe) {
+                    for_each_score(tile, [&](float& score, int, int) { score *= params.scale_log2; });
+                }
+                if (edge) mask_edge(tile);
+                if (take_max) update_max();
+                if (!kHalf || softmax_checked(take_max)) break;
+                take_max = true;
+            }
+            cp_async_wait<0>();
+            __syncthreads();  // V has arrived; K is no longer read
+            load_k(next);
+            cp_async_commit();
+            multiply_pv(tile);
+            if (sums_past_limit()) move_base();
+            first = false;
+            tile = next;
+        }
+        cp_async_wait<0>();
+    }
+
+    __device__ __forceinline__ void drop(int a, int block, int tile) {
+        const DropoutParams& dropout = params.rare.dropout;
+        const uint32_t batch_head = static_cast<uint32_t>(common().work.batch) * params.heads_q + common().work.head;
+#pragma unroll
+        for (int n = block; n < block + 2; ++n)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int row = row_of(a, 2 * r), col = tile * kBlockN + n * 8 + lane % 4 * 2;
+                const uint2 words = dropout_words(dropout, batch_head, row, col);
+                if (words.x < dropout.threshold) s[a][n][2 * r] = 0.0f;
+                if (words.y < dropout.threshold) s[a][n][2 * r + 1] = 0.0f;
+            }
+    }
+
+    // Adds up each row's sum over its four lanes; says whether any row of the thread block overflowed on the way.
+    __device__ __forceinline__ bool finish_sums() {
+        bool bad = false;
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                row_sum[a][r] += __shfl_xor_sync(0xffffffffu, row_sum[a][r], 1);
+                row_sum[a][r] += __shfl_xor_sync(0xffffffffu, row_sum[a][r], 2);
+                bad |= !(row_sum[a][r] < INFINITY) || (fabsf(base[a][r]) > kBaseLimit && base[a][r] != kNothing);
+            }
+        return __syncthreads_or(bad);
+    }
+
+    // Divides the rows by their sums, with the sink if there is one, and writes lse.
+    __device__ __forceinline__ void normalize() {
+        constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+        const WorkTile work = common().work;
+        const SequenceRows q_rows = common().q_rows;
+        const float sink = params.sink.data ? head_number<T>(params.sink, work.batch, work.head) * kLog2e : -INFINITY;
+        float* lse = params.lse.data ? params.lse.data + work.batch * params.lse.batch + work.head * params.lse.head : nullptr;
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int row = row_of(a, 2 * r);
+                const bool exists = row < q_rows.length;
+                const float largest = fmaxf(base[a][r], sink);
+                float total = row_sum[a][r], factor = 1.0f;  // no score at all: 0, or NaN where there was nothing but NaN
+                if (largest != kNothing) {
+                    factor = exp2_approx(base[a][r] - largest);
+                    total = row_sum[a][r] * factor + exp2_approx(sink - largest);
+                }
+                // A NaN row stays one: total is NaN then, and so is its reciprocal.
+                float inverse = exists && total != 0.0f ? factor / total : 0.0f;
+                if constexpr (kGeneral) inverse *= params.rare.dropout.keep_factor;
+                if (lse && lane % 4 == 0 && row < q_rows.owned)
+                    lse[(q_rows.start + row) * params.lse.row] =
+                        exists && total != 0.0f ? (largest + __log2f(total)) * kLn2 : -INFINITY;
+#pragma unroll
+                for (int n = 0; n < kChannelBlocks; ++n) {
+                    // Rows that see no key have o = 0 and inverse = 0; rows past the end may hold anything.
+                    o[a][n][2 * r] = inverse == 0.0f ? 0.0f : o[a][n][2 * r] * inverse;
+                    o[a][n][2 * r + 1] = inverse == 0.0f ? 0.0f : o[a][n][2 * r + 1] * inverse;
+                }
+            }
+    }
+
+    // Through the warp's own rows of Q's tile, which nobody reads any more, so that the stores are whole rows.
+    __device__ __forceinline__ void store_out() {
+        const WorkTile work = common().work;
+        const SequenceRows q_rows = common().q_rows;
+        T* out = start<T>(params.out, work.batch, q_rows.start, work.head);
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a)
+#pragma unroll
+            for (int n = 0; n < kChannelBlocks; ++n)
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    const int row = (warp * kSlabs + a) * 16 + r * 8 + lane / 4;
+                    *reinterpret_cast<uint32_t*>(shared + QTile::offset(row, n) + lane % 4 * 4) =
+                        pack_pair(o[a][n][2 * r], o[a][n][2 * r + 1], T());
+                }
+        __syncwarp();
+        constexpr int kChunks = kHeadDim / 8;
+        for (int i = lane; i < kSlabs * 16 * kChunks; i += 32) {
+            const int row = warp * kSlabs * 16 + i / kChunks, chunk = i % kChunks;
+            const int sequence_row = work.tile * kBlockM + row;
+            if (sequence_row >= q_rows.owned || chunk * 8 >= params.head_dim_v) continue;
+            const char* source = shared + QTile::offset(row, chunk);
+            T* target = out + sequence_row * params.out.row + chunk * 8;
+            if (params.vector_out) {
+                *reinterpret_cast<uint4*>(target) = *reinterpret_cast<const uint4*>(source);
+            } else {
+                for (int c = 0; c < min(8, params.head_dim_v - chunk * 8); ++c) target[c] = reinterpret_cast<const T*>(source)[c];
+            }
+        }
+    }
+
+    __device__ __forceinline__ void run() {
+        if (!prepare()) return;
+        // One loop, not two calls: a second copy of the walk costs registers.
+        bool safe = kGeneral;
+#pragma unroll 1
+        while (true) {
+            walk_keys(safe);
+            const bool overflow = finish_sums();
+            if (safe || !overflow) break;
+            safe = true;
+        }
+        normalize();
+        store_out();
+    }
+};
+
+template <class Row, bool kGeneral>
+struct Instance {
+    static constexpr KernelConfig config = Row::config;
+    using T = std::conditional_t<config.dtype == RowType::f16_, __half, __nv_bfloat16>;
+    // 32 rows a warp: each fragment of K or V then serves two products. Wide heads have no registers for that.
+    static constexpr int kWarps = config.tile_q / (config.head_dim > 128 ? 16 : 32);
+    static constexpr int kMinBlocks = kWarps <= 4 ? 2 : 1;
+    using Body = Forward<T, config.head_dim, config.tile_q, config.tile_k, kWarps, kGeneral>;
+};
+
+template <class Row, bool kGeneral>
+__global__ void __launch_bounds__(Instance<Row, kGeneral>::Body::kThreads, Instance<Row, kGeneral>::kMinBlocks)
+    forward_kernel(const __grid_constant__ ForwardParams params) {
+    extern __shared__ __align__(128) char shared[];
+    typename Instance<Row, kGeneral>::Body body(params, shared);
+    body.run();
+}
+
+template <class Row, bool kGeneral>
+int launch(const ForwardParams& params, cudaStream_t stream) {
+    using Body = typename Instance<Row, kGeneral>::Body;
+    const auto kernel = forward_kernel<Row, kGeneral>;
+    // Costs a fraction of a microsecond, and holds for the current device, whichever that is.
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Body::kSharedBytes);
+    if (error != cudaSuccess) return error;
+    const ScheduleParams& schedule = params.schedule;
+    const int64_t blocks = int64_t{schedule.heads} * schedule.tiles;
+    kernel<<<static_cast<unsigned>(blocks), Body::kThreads, Body::kSharedBytes, stream>>>(params);
+    return cudaGetLastError();
+}
+
+}  // namespace libflash::cuda::sm80
+
+namespace libflash::cuda {
+
+// Enqueues the work on `stream` and returns what cudaGetLastError() then says.
+template <class Row>
+int launch_forward(const ForwardParams& params, void* stream) {
+    const auto cuda_stream = static_cast<cudaStream_t>(stream);
+    return params.general ? sm80::launch<Row, true>(params, cuda_stream) : sm80::launch<Row, false>(params, cuda_stream);
+}
+
+}  // namespace libflash::cuda

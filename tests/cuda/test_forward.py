@@ -1,0 +1,70 @@
+"""Forward on the GPU: the list of cases that the CPU kernels pass, against the same float64 reference."""
+
+from __future__ import annotations
+
+import cases
+import numpy as np
+import pytest
+from case import Case
+
+import libflash
+
+torch = pytest.importorskip("torch")
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+KERNELS = [k for k in libflash.info()["kernels"] if k["operation"] == "forward" and k["backend"] != "cpu"]
+TYPES = {"f16": "fp16", "bf16": "bf16"}
+
+
+def serves(kernel: dict, case: Case) -> bool:
+    widest = max(case.head_dim, case.head_dim_v or 0)
+    return TYPES.get(kernel["dtype"]) == case.dtype and widest <= kernel["head_dim"]
+
+
+# A NaN in V at a hidden key may reach other rows of its tile, because the matrix instruction multiplies it by 0.
+# test_nan_stays_in_its_tile says how far it gets.
+CASES = [case for case in cases.quick() if case.poison not in ("v_nan", "v_inf")]
+RUNS = [(case, kernel["name"]) for case in CASES for kernel in KERNELS if serves(kernel, case)]
+
+
+def to_gpu(x: np.ndarray) -> torch.Tensor:
+    if x.dtype.name == "bfloat16":
+        return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16).cuda()
+    return torch.from_numpy(x).cuda()
+
+
+def to_numpy(x: torch.Tensor, like: np.dtype) -> np.ndarray:
+    x = x.cpu()
+    return x.view(torch.uint16).numpy().view(like) if x.dtype == torch.bfloat16 else x.numpy()
+
+
+def options_on_gpu(options: dict) -> dict:
+    return {name: to_gpu(value) if isinstance(value, np.ndarray) else value for name, value in options.items()}
+
+
+@needs_gpu
+@pytest.mark.parametrize(("case", "kernel"), RUNS, ids=[f"{case}-{kernel}" for case, kernel in RUNS])
+def test_case(case: Case, kernel: str) -> None:
+    x = case.inputs()
+    q, k, v = (to_gpu(y) for y in (x.q, x.k, x.v))
+    out = torch.full((*q.shape[:-1], v.shape[-1]), float("nan"), dtype=q.dtype, device="cuda")
+    rows = q.shape[:-1]
+    lse = torch.full(tuple(rows[::-1]) if case.packed else (rows[0], rows[2], rows[1]), float("nan"), device="cuda")
+    libflash.attention(q, k, v, out=out, lse=lse, return_lse=True, kernel=kernel, **options_on_gpu(x.options))
+    case.check(o=to_numpy(out, x.q.dtype), lse=lse.cpu().numpy())
+
+
+@needs_gpu
+@pytest.mark.parametrize("kernel", [k["name"] for k in KERNELS])
+def test_nan_stays_in_its_tile(kernel: str) -> None:
+    """Causal: rows of query tiles that lie wholly before a NaN's key tile are the same to the bit."""
+    dtype = torch.bfloat16 if "_bf16_" in kernel else torch.float16
+    generator = torch.Generator("cuda").manual_seed(3)
+    q, k, v = (torch.randn(1, 700, 2, 32, generator=generator, device="cuda").to(dtype) for _ in range(3))
+    clean = libflash.attention(q, k, v, causal=True, kernel=kernel)
+    v[:, 400] = float("nan")
+    k[:, 690] = float("inf")
+    dirty = libflash.attention(q, k, v, causal=True, kernel=kernel)
+    assert torch.equal(clean[:, :384], dirty[:, :384])
+    assert dirty[:, 400].isnan().all()
+    assert not dirty[:, :384].isnan().any()
