@@ -15,6 +15,7 @@ KERNELS = [k["name"] for k in libflash.info()["kernels"] if k["operation"] == "d
 FAST = [name for name in KERNELS if name != "decode_cpu_scalar"]
 CASES = [case for case in decode_cases.quick() if not case.absent_page]
 SPLITS = [{}, {"num_splits": 1}, {"num_splits": 5}, {"split_size": 128}]
+MANY_SPLITS = [{"num_splits": n} for n in (2, 7, 100, 1024)] + [{"split_size": n} for n in (128, 256, 1024)]
 every_kernel = pytest.mark.parametrize("kernel", KERNELS)
 every_fast_kernel = pytest.mark.parametrize("kernel", FAST)
 DTYPES = [np.dtype("float32"), BFLOAT16, np.dtype("float16"), np.dtype("float64")]
@@ -147,7 +148,7 @@ def test_threads_do_not_show(kernel: str, dtype: np.dtype) -> None:
 
 
 @every_kernel
-@pytest.mark.parametrize("split", [{"num_splits": n} for n in (2, 7, 100, 1024)] + [{"split_size": n} for n in (128, 256, 1024)], ids=str)
+@pytest.mark.parametrize("split", MANY_SPLITS, ids=str)
 def test_m7_any_split_is_the_unsplit_result(kernel: str, split: dict) -> None:
     """With more ranges than keys too; a row with a sink and no key as well."""
     q, (k, v) = queries(np.dtype("float64")), cached(np.dtype("float64"))

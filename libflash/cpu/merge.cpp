@@ -9,9 +9,9 @@
 namespace libflash::cpu {
 namespace {
 
-constexpr int64_t kChannels = 512;       // accumulated at a time
-constexpr int64_t kRowsPerItem = 64;     // of one head: what a thread takes at once
-constexpr double kWorkPerThread = 1e5;   // elements; fewer do not pay for starting a thread
+constexpr int64_t kChannels = 512;      // accumulated at a time
+constexpr int64_t kRowsPerItem = 64;    // of one head: what a thread takes at once
+constexpr double kWorkPerThread = 1e5;  // elements; fewer do not pay for starting a thread
 
 // Share of each part, so that they add up to 1, and the logsumexp. All shares are 0 where no part has a key.
 struct Shares {

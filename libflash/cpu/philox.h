@@ -33,12 +33,10 @@ struct DropoutMask {
     double kept;         // what a kept probability is multiplied by
 
     DropoutMask(const Dropout& dropout, int64_t heads_q, int64_t batch, int64_t query_head)
-        : key0(static_cast<uint32_t>(dropout.seed)),
-          key1(static_cast<uint32_t>(dropout.seed >> 32)),
+        : key0(static_cast<uint32_t>(dropout.seed)), key1(static_cast<uint32_t>(dropout.seed >> 32)),
           head(static_cast<uint32_t>(batch * heads_q + query_head)),
           offset(static_cast<uint32_t>(dropout.offset) ^ (static_cast<uint32_t>(dropout.offset >> 32) * 0x9E3779B9u)),
-          threshold(static_cast<uint64_t>(dropout.p * 4294967296.0)),
-          kept(1.0 / (1.0 - dropout.p)) {}
+          threshold(static_cast<uint64_t>(dropout.p * 4294967296.0)), kept(1.0 / (1.0 - dropout.p)) {}
 
     // The words of columns 4 * quad to 4 * quad + 3.
     PhiloxWords words(int64_t row, int64_t quad) const {

@@ -96,10 +96,9 @@ struct ScalarHead {
     const DropoutMask dropout;
 
     ScalarHead(const AttentionProblem& p, int64_t b, int64_t h)
-        : problem(p), batch(b), head(h), key_head(h / p.group_size()), length_q(p.q_rows.length(b)),
-          length_k(p.k_rows.length(b)), shift(p.mask_rule.shift(length_q, length_k)),
-          q(rows_of<const T>(p.q, p.q_rows, b, h)), k(rows_of<const T>(p.k, p.k_rows, b, key_head)),
-          v(rows_of<const T>(p.v, p.k_rows, b, key_head)),
+        : problem(p), batch(b), head(h), key_head(h / p.group_size()), length_q(p.q_rows.length(b)), length_k(p.k_rows.length(b)),
+          shift(p.mask_rule.shift(length_q, length_k)), q(rows_of<const T>(p.q, p.q_rows, b, h)),
+          k(rows_of<const T>(p.k, p.k_rows, b, key_head)), v(rows_of<const T>(p.v, p.k_rows, b, key_head)),
           alibi_slope(p.alibi_slopes.present ? head_value(p.alibi_slopes, b, h) : 0.0), dropout(p.dropout, p.heads_q, b, h) {}
 
     // Row i sees keys in [first_key, last_key) and, of those, the ones that are visible().
@@ -127,8 +126,7 @@ struct ScalarHead {
 
     Score score(int64_t i, int64_t j) const {
         Score s = softcapped(problem.softmax_scale * dot(q[i], k[j], problem.head_dim), problem.softcap);
-        if (problem.alibi_slopes.present)
-            s.value -= alibi_slope * static_cast<double>(std::abs(i + length_k - length_q - j));
+        if (problem.alibi_slopes.present) s.value -= alibi_slope * static_cast<double>(std::abs(i + length_k - length_q - j));
         if (problem.bias.present) s.value += bias(i, j);
         return s;
     }

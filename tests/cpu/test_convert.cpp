@@ -41,8 +41,8 @@ struct Nearest {
         for (uint32_t bits = 0; bits <= infinity; ++bits) {
             // Infinity takes the place of the next power of two when the largest number is rounded.
             low[bits] = bits ? (format.value(bits - 1) + format.value(bits)) / 2 : 0;
-            high[bits] = bits < infinity ? (format.value(bits) + format.value(bits + 1)) / 2
-                                         : std::numeric_limits<double>::infinity();
+            high[bits] =
+                bits < infinity ? (format.value(bits) + format.value(bits + 1)) / 2 : std::numeric_limits<double>::infinity();
         }
     }
     bool holds(uint32_t bits, double magnitude) const {
@@ -90,7 +90,8 @@ template <class T>
 uint64_t double_errors(const Format& format, const Nearest& nearest) {
     uint64_t errors = 0;
     for (uint32_t bits = 0; bits < format.infinity(); ++bits)
-        for (double x : {nearest.high[bits], std::nextafter(nearest.high[bits], 0.0), std::nextafter(nearest.high[bits], 1e300)}) {
+        for (double x :
+             {nearest.high[bits], std::nextafter(nearest.high[bits], 0.0), std::nextafter(nearest.high[bits], 1e300)}) {
             T got;
             store(got, x);
             errors += !nearest.holds(got.bits, x);
@@ -114,9 +115,10 @@ uint64_t test_format(const Format& format, int threads) {
     uint64_t narrowing = 0;
     for (uint64_t n : errors) narrowing += n;
     const uint64_t widening = widening_errors<T>(format), doubles = double_errors<T>(format, nearest);
-    std::printf("%s: widening 65536 patterns, %llu wrong; narrowing 4294967296 floats, %llu wrong; doubles by midpoints, %llu wrong\n",
-                format.name, static_cast<unsigned long long>(widening), static_cast<unsigned long long>(narrowing),
-                static_cast<unsigned long long>(doubles));
+    std::printf(
+        "%s: widening 65536 patterns, %llu wrong; narrowing 4294967296 floats, %llu wrong; doubles by midpoints, %llu wrong\n",
+        format.name, static_cast<unsigned long long>(widening), static_cast<unsigned long long>(narrowing),
+        static_cast<unsigned long long>(doubles));
     return widening + narrowing + doubles;
 }
 

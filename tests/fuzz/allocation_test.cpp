@@ -64,7 +64,8 @@ bool fail_refusal(long n, Count& count) {
     const flash_status_t status = flash_attention_forward_workspace_size(&t, &t, &t, &t, nullptr, &options, &bytes);
     const bool reached = allocations.load() >= n;
     fail_at = 0;
-    FUZZ_CHECK(status == FLASH_STATUS_INVALID || status == FLASH_STATUS_OUT_OF_MEMORY, "allocation %ld: %s", n, flash_status_name(status));
+    FUZZ_CHECK(status == FLASH_STATUS_INVALID || status == FLASH_STATUS_OUT_OF_MEMORY, "allocation %ld: %s", n,
+               flash_status_name(status));
     ++(status == FLASH_STATUS_INVALID ? count.served : count.refused);
     return reached;
 }

@@ -115,7 +115,8 @@ void AttentionCase::make_score_terms(Bytes& bytes, Random& random) {
     const auto small_type = [&] { return bytes.chance(128) ? dtype : FLASH_DTYPE_FLOAT32; };
     if (bytes.chance(50)) {
         const int32_t type = small_type();
-        allocate(kAlibi, loose(bytes, bytes.chance(128) ? contiguous(type, {heads_q}) : contiguous(type, {batch, heads_q})), bytes);
+        allocate(kAlibi, loose(bytes, bytes.chance(128) ? contiguous(type, {heads_q}) : contiguous(type, {batch, heads_q})),
+                 bytes);
         tensor[kAlibi].fill(random, 0.25);
         magnitudes.added += 0.25 * static_cast<double>(seqlen_q + seqlen_k);
     }
@@ -225,16 +226,15 @@ void AttentionCall::bind() {
 flash_status_t AttentionCall::workspace_size(size_t* bytes) const {
     const flash_attention_options_t* with = null_options ? nullptr : &options;
     if (!backward) return flash_attention_forward_workspace_size(at(kQ), at(kK), at(kV), at(kOut), at(kLse), with, bytes);
-    return flash_attention_backward_workspace_size(at(kDout), at(kQ), at(kK), at(kV), at(kOut), at(kLse), at(kDq), at(kDk), at(kDv),
-                                                   with, bytes);
+    return flash_attention_backward_workspace_size(at(kDout), at(kQ), at(kK), at(kV), at(kOut), at(kLse), at(kDq), at(kDk),
+                                                   at(kDv), with, bytes);
 }
 
 flash_status_t AttentionCall::run(void* workspace, size_t bytes) const {
     const flash_attention_options_t* with = null_options ? nullptr : &options;
-    if (!backward)
-        return flash_attention_forward(at(kQ), at(kK), at(kV), at(kOut), at(kLse), with, workspace, bytes, nullptr);
-    return flash_attention_backward(at(kDout), at(kQ), at(kK), at(kV), at(kOut), at(kLse), at(kDq), at(kDk), at(kDv), with, workspace,
-                                    bytes, nullptr);
+    if (!backward) return flash_attention_forward(at(kQ), at(kK), at(kV), at(kOut), at(kLse), with, workspace, bytes, nullptr);
+    return flash_attention_backward(at(kDout), at(kQ), at(kK), at(kV), at(kOut), at(kLse), at(kDq), at(kDk), at(kDv), with,
+                                    workspace, bytes, nullptr);
 }
 
 flash_status_t AttentionCall::explain(char* text, size_t capacity, size_t* needed) const {

@@ -8,8 +8,32 @@
 namespace fuzz {
 
 enum Role {
-    kQ, kK, kV, kOut, kLse, kDout, kDq, kDk, kDv, kCuQ, kCuK, kUsedQ, kUsedK, kAlibi, kBias, kMask, kSink, kBlockMask,
-    kRowCounts, kRowIndices, kColCounts, kColIndices, kDlse, kDbias, kDsink, kRoles
+    kQ,
+    kK,
+    kV,
+    kOut,
+    kLse,
+    kDout,
+    kDq,
+    kDk,
+    kDv,
+    kCuQ,
+    kCuK,
+    kUsedQ,
+    kUsedK,
+    kAlibi,
+    kBias,
+    kMask,
+    kSink,
+    kBlockMask,
+    kRowCounts,
+    kRowIndices,
+    kColCounts,
+    kColIndices,
+    kDlse,
+    kDbias,
+    kDsink,
+    kRoles
 };
 
 // The arguments as the C function gets them: copies, which may be changed without touching the tensors.

@@ -127,7 +127,8 @@ std::string spoil(AttentionCase& problem, AttentionCall& call, Bytes& bytes, fla
     const bool in_call = call.backward || role < kDout || role > kDv;
     if (!call.given[role] || !in_call || (role >= kRowCounts && role <= kColIndices)) return {};
     TensorTraits traits;
-    traits.output = call.backward ? (role >= kDq && role <= kDv) || role == kDbias || role == kDsink : role == kOut || role == kLse;
+    traits.output =
+        call.backward ? (role >= kDq && role <= kDv) || role == kDbias || role == kDsink : role == kOut || role == kLse;
     traits.rows = (role >= kQ && role <= kDv && role != kLse);
     traits.exact = traits.rows || role == kLse || (role >= kCuQ && role <= kAlibi) || role >= kSink;
     if (role == kBlockMask) traits.exact = false;

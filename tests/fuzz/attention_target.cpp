@@ -116,7 +116,8 @@ void refuse_workspace(const AttentionCase& problem, AttentionCall call, Bytes& b
 }  // namespace
 
 void attention_target(Bytes& bytes) {
-    static const std::vector<std::string> forward_kernels = usable_kernels("forward"), backward_kernels = usable_kernels("backward");
+    static const std::vector<std::string> forward_kernels = usable_kernels("forward"),
+                                          backward_kernels = usable_kernels("backward");
     AttentionCase problem(bytes);
     if (problem.tensor[kBlockMask].present()) compress(problem);
 

@@ -8,14 +8,14 @@
 #include "memory.h"
 
 // A failed check ends the process, which is what a fuzzer wants: the input is then kept.
-#define FUZZ_CHECK(condition, ...)                                             \
-    do {                                                                       \
-        if (!(condition)) {                                                    \
+#define FUZZ_CHECK(condition, ...)                                               \
+    do {                                                                         \
+        if (!(condition)) {                                                      \
             std::fprintf(stderr, "%s:%d: %s: ", __FILE__, __LINE__, #condition); \
-            std::fprintf(stderr, __VA_ARGS__);                                 \
-            std::fputc('\n', stderr);                                          \
-            std::abort();                                                      \
-        }                                                                      \
+            std::fprintf(stderr, __VA_ARGS__);                                   \
+            std::fputc('\n', stderr);                                            \
+            std::abort();                                                        \
+        }                                                                        \
     } while (0)
 
 namespace fuzz {
@@ -53,14 +53,15 @@ inline void check_close(const Tensor& got, const Tensor& truth, double relative,
 // The rounding errors of a dtype, as in the tolerance rule (tests/tolerance.py), of which the bounds here are a coarse version: the
 // largest values that can occur stand for the values that do. Coarse for the 16-bit types, sharp for float and double.
 struct Rounding {
-    double u;        // of the storage type
-    double sums;     // of sums and functions in the accumulation type: 2^-21 for float
-    double tiny;     // underflow of the storage type, and of probabilities rounded to it
+    double u;     // of the storage type
+    double sums;  // of sums and functions in the accumulation type: 2^-21 for float
+    double tiny;  // underflow of the storage type, and of probabilities rounded to it
 
     explicit Rounding(int32_t dtype)
-        : u(dtype == FLASH_DTYPE_BFLOAT16 ? 0x1p-8 : dtype == FLASH_DTYPE_FLOAT16 ? 0x1p-11
-                                                 : dtype == FLASH_DTYPE_FLOAT32   ? 0x1p-24
-                                                                                  : 0x1p-53),
+        : u(dtype == FLASH_DTYPE_BFLOAT16  ? 0x1p-8
+            : dtype == FLASH_DTYPE_FLOAT16 ? 0x1p-11
+            : dtype == FLASH_DTYPE_FLOAT32 ? 0x1p-24
+                                           : 0x1p-53),
           sums(dtype == FLASH_DTYPE_FLOAT64 ? 0x1p-50 : 0x1p-21), tiny(dtype == FLASH_DTYPE_FLOAT16 ? 0x1p-24 : 0x1p-126) {}
 
     double sum(double n) const { return sums * std::sqrt(n) + n * sums / 128; }
@@ -81,7 +82,8 @@ struct ErrorBounds {
     ErrorBounds(const Rounding& r, const Magnitudes& m) {
         const double product = std::fabs(m.scale) * m.head_dim * m.q * m.k;
         const double capped = m.softcap > 0 && m.softcap < product ? m.softcap : product;
-        const double score = r.sum(m.head_dim) * product + r.sums * (capped + m.added + m.sink + 1) + r.sums * m.softcap * (product > 0);
+        const double score =
+            r.sum(m.head_dim) * product + r.sums * (capped + m.added + m.sink + 1) + r.sums * m.softcap * (product > 0);
         const double p = std::expm1(2 * score);
         const double dp = m.keep * m.head_dim_v * m.dout * m.v, delta = dp + m.dlse;
         const double longest = m.rows > m.keys ? m.rows : m.keys;

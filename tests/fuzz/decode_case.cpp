@@ -206,8 +206,8 @@ flash_status_t DecodeCall::workspace_size(size_t* bytes) const {
 }
 
 flash_status_t DecodeCall::run(void* workspace, size_t bytes) const {
-    return flash_attention_decode(at(kQuery), at(kKCache), at(kVCache), at(kDecodeOut), at(kDecodeLse), &options, workspace, bytes,
-                                  nullptr);
+    return flash_attention_decode(at(kQuery), at(kKCache), at(kVCache), at(kDecodeOut), at(kDecodeLse), &options, workspace,
+                                  bytes, nullptr);
 }
 
 }  // namespace fuzz

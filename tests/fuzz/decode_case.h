@@ -8,8 +8,22 @@
 namespace fuzz {
 
 enum DecodeRole {
-    kQuery, kKCache, kVCache, kDecodeOut, kDecodeLse, kSeqlens, kTable, kBatchIdx, kLeftpad, kKNew, kVNew, kCos, kSin, kSlopes,
-    kDecodeSink, kDecodeRoles
+    kQuery,
+    kKCache,
+    kVCache,
+    kDecodeOut,
+    kDecodeLse,
+    kSeqlens,
+    kTable,
+    kBatchIdx,
+    kLeftpad,
+    kKNew,
+    kVNew,
+    kCos,
+    kSin,
+    kSlopes,
+    kDecodeSink,
+    kDecodeRoles
 };
 
 struct DecodeCall {

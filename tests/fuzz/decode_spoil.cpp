@@ -71,9 +71,7 @@ std::string spoil_combination(DecodeCall& call, Bytes& bytes) {
             if (!call.given[kTable] || !call.given[kSeqlens]) return {};
             call.given[kBatchIdx] = true, call.view[kBatchIdx] = call.view[kSeqlens];
             return "block_table and cache_batch_idx";
-        default:
-            call.given[bytes.one_of({kQuery, kKCache, kVCache, kDecodeOut})] = false;
-            return "a required tensor is NULL";
+        default: call.given[bytes.one_of({kQuery, kKCache, kVCache, kDecodeOut})] = false; return "a required tensor is NULL";
     }
 }
 

@@ -68,9 +68,7 @@ public:
     const char* block() const { return block_.get(); }
 
     double get(int64_t offset) const { return libflash::cpu::load_as(static_cast<DType>(view.dtype), view.data, offset); }
-    void set(int64_t offset, double value) {
-        libflash::cpu::store_as(static_cast<DType>(view.dtype), view.data, offset, value);
-    }
+    void set(int64_t offset, double value) { libflash::cpu::store_as(static_cast<DType>(view.dtype), view.data, offset, value); }
     int32_t* ints() { return static_cast<int32_t*>(view.data); }
     uint8_t* bools() { return static_cast<uint8_t*>(view.data); }
 

@@ -64,8 +64,8 @@ private:
                 for (int64_t i = 0; i < rows; ++i) {
                     if (random.below(3)) continue;
                     lses[n].set((b * heads + h) * rows + i, -HUGE_VAL);
-                    const int64_t at = packed ? i * o.stride[0] + h * o.stride[1]
-                                              : b * o.stride[0] + i * o.stride[1] + h * o.stride[2];
+                    const int64_t at =
+                        packed ? i * o.stride[0] + h * o.stride[1] : b * o.stride[0] + i * o.stride[1] + h * o.stride[2];
                     for (int64_t c = 0; c < channels; ++c) outs[n].set(at + c, std::nan(""));
                 }
     }
@@ -101,9 +101,11 @@ void compare(const MergeCase& problem) {
                     double o = 0;
                     for (size_t n = 0; n < count; ++n)
                         if (problem.lses[n].get(row) > -HUGE_VAL)
-                            o += std::exp(problem.lses[n].get(row) - lse) * problem.outs[n].get(at(problem.outs[n].view, b, i, h) + c);
+                            o += std::exp(problem.lses[n].get(row) - lse) *
+                                 problem.outs[n].get(at(problem.outs[n].view, b, i, h) + c);
                     const double got = problem.out.get(at(problem.out.view, b, i, h) + c);
-                    FUZZ_CHECK(std::fabs(got - o) <= relative * std::fabs(o) + absolute + 0x1p-25, "out %.17g, expected %.17g", got, o);
+                    FUZZ_CHECK(std::fabs(got - o) <= relative * std::fabs(o) + absolute + 0x1p-25, "out %.17g, expected %.17g",
+                               got, o);
                 }
             }
 }

@@ -26,7 +26,8 @@ Sample::Sample(Operation operation, int32_t dtype, uint64_t seed) : operation_(o
     k_.allocate(contiguous(dtype, {batch_, seqlen_k_, heads_k_, head_dim_}));
     v_.allocate(contiguous(dtype, {batch_, seqlen_k_, heads_k_, head_dim_}));
     dout_.allocate(q_.view), out_.allocate(q_.view);
-    lse_.allocate(contiguous(dtype == FLASH_DTYPE_FLOAT64 ? FLASH_DTYPE_FLOAT64 : FLASH_DTYPE_FLOAT32, {batch_, heads_q_, seqlen_q_}));
+    lse_.allocate(
+        contiguous(dtype == FLASH_DTYPE_FLOAT64 ? FLASH_DTYPE_FLOAT64 : FLASH_DTYPE_FLOAT32, {batch_, heads_q_, seqlen_q_}));
     block_mask_.allocate(contiguous(FLASH_DTYPE_BOOL, {1, 1, (seqlen_q_ + 127) / 128, (seqlen_k_ + 127) / 128}));
     for (Tensor* tensor : {&q_, &k_, &v_, &dout_}) tensor->fill(random, 1);
     block_mask_.fill_bools(random, 6);
@@ -43,7 +44,8 @@ flash_status_t Sample::forward(const flash_attention_options_t& options, Tensor&
         flash_attention_forward_workspace_size(&q_.view, &k_.view, &v_.view, &out.view, &lse.view, &options, &bytes);
     if (status != FLASH_STATUS_OK) return status;
     const Workspace workspace(bytes);
-    return flash_attention_forward(&q_.view, &k_.view, &v_.view, &out.view, &lse.view, &options, workspace.data(), bytes, nullptr);
+    return flash_attention_forward(&q_.view, &k_.view, &v_.view, &out.view, &lse.view, &options, workspace.data(), bytes,
+                                   nullptr);
 }
 
 flash_status_t Sample::run(int32_t threads, std::vector<char>* results) const {
@@ -66,8 +68,8 @@ flash_status_t Sample::run(int32_t threads, std::vector<char>* results) const {
                                                              &dq.view, &dk.view, &dv.view, &options, &bytes);
             if (status != FLASH_STATUS_OK) return status;
             const Workspace workspace(bytes);
-            status = flash_attention_backward(&dout_.view, &q_.view, &k_.view, &v_.view, &out_.view, &lse_.view, &dq.view, &dk.view,
-                                              &dv.view, &options, workspace.data(), bytes, nullptr);
+            status = flash_attention_backward(&dout_.view, &q_.view, &k_.view, &v_.view, &out_.view, &lse_.view, &dq.view,
+                                              &dk.view, &dv.view, &options, workspace.data(), bytes, nullptr);
             append(results, dq), append(results, dk), append(results, dv);
             break;
         }
@@ -94,9 +96,9 @@ flash_status_t Sample::run(int32_t threads, std::vector<char>* results) const {
         }
         case Operation::compress: {
             const int64_t rows = block_mask_.view.shape[2], cols = block_mask_.view.shape[3];
-            const Tensor lists[] = {make(contiguous(FLASH_DTYPE_INT32, {1, 1, rows})), make(contiguous(FLASH_DTYPE_INT32, {1, 1, rows, cols})),
-                                    make(contiguous(FLASH_DTYPE_INT32, {1, 1, cols})),
-                                    make(contiguous(FLASH_DTYPE_INT32, {1, 1, cols, rows}))};
+            const Tensor lists[] = {
+                make(contiguous(FLASH_DTYPE_INT32, {1, 1, rows})), make(contiguous(FLASH_DTYPE_INT32, {1, 1, rows, cols})),
+                make(contiguous(FLASH_DTYPE_INT32, {1, 1, cols})), make(contiguous(FLASH_DTYPE_INT32, {1, 1, cols, rows}))};
             const flash_block_lists_t views = {lists[0].view, lists[1].view, lists[2].view, lists[3].view};
             status = flash_block_mask_compress(&block_mask_.view, &views, nullptr);
             for (const Tensor& list : lists) append(results, list);

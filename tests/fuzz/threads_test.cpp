@@ -28,7 +28,8 @@ bool own_error_text(int caller) {
     size_t bytes = 0;
     const flash_status_t status = flash_attention_decode_workspace_size(&t, &t, &t, &t, nullptr, &options, &bytes);
     std::this_thread::yield();
-    return status == FLASH_STATUS_INVALID && std::string(flash_last_error()).find(std::to_string(-1000 - caller)) != std::string::npos;
+    return status == FLASH_STATUS_INVALID &&
+           std::string(flash_last_error()).find(std::to_string(-1000 - caller)) != std::string::npos;
 }
 
 }  // namespace

@@ -1,193 +1,155 @@
-// Decode: a few query rows of each sequence against its cache. The query heads that share a key head are the lanes of one panel, so
-// the cache is read once for all of them; long caches are split into ranges of keys so that every thread has work, and whoever
-// finishes the last range of a panel puts the partial results together, always in the same order.
+// Decode: a few query rows of each sequence against its cache. The query heads that share a key head are rows of one panel, so the cache
+// is read once for all of them; long caches are split into ranges of keys so that every thread has work, and whoever finishes the
+// last range of a panel puts the partial results together, always in the same order.
 #pragma once
 
 #include "cpu/append.h"
-#include "cpu/engine/attend.h"
-#include "cpu/engine/decode_rows.h"
-#include "cpu/engine/decode_split.h"
-#include "cpu/engine/work.h"
+#include "cpu/engine/decode_memory.h"
 
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-constexpr int64_t kDecodeKeys = 128;
 constexpr int64_t kSerialElements = 1 << 16;  // appended or turned: fewer are done before another thread has started
 
-struct DecodeSizes {
-    HeadDims dims;
-    int64_t rows;    // of the group of one key head
-    int64_t panels;  // that those make
-    int64_t width;   // lanes of a panel, whole vectors
-    int64_t groups;  // panels of the whole problem
-    int64_t splits;
-
-    template <class T>
-    static DecodeSizes of(const DecodeProblem& problem) {
-        DecodeSizes sizes;
-        sizes.dims = {problem.head_dim, problem.head_dim_v};
-        sizes.rows = problem.group_size() * problem.seqlen_q;
-        sizes.panels = ceil_div(sizes.rows, kPanelWidth);
-        sizes.width = round_up(sizes.rows < kPanelWidth ? sizes.rows : kPanelWidth, kLanes<Acc<T>>);
-        sizes.groups = problem.batch * problem.heads_k * sizes.panels;
-        sizes.splits = Splits(problem, sizes.panels).most(problem.cache.capacity);
-        return sizes;
-    }
-};
-
-// What one thread needs.
-template <class T>
-struct DecodeRoom {
-    QueryPanel<T> panel;
-    KeyTileRoom<T> keys;
-    TileRoom<T> tile;
-    Acc<T>* lse = nullptr;
-    double* sinks = nullptr;
-
-    void lay_out(Arena& arena, HeadDims dims) {
-        panel.lay_out(arena, dims);
-        keys.lay_out(arena, dims, kDecodeKeys);
-        tile.lay_out(arena, kDecodeKeys, false);
-        lse = arena.take<Acc<T>>(kPanelWidth);
-        sinks = arena.take<double>(kPanelWidth);
-    }
-};
-
-// The whole workspace: turned queries, partial results, then a room for each thread.
-template <class T>
-struct DecodeMemory {
-    T* turned = nullptr;
-    Partials<T> partials;
-    int32_t* finished = nullptr;  // ranges done, of each panel
-    char* rooms = nullptr;
-    size_t room_bytes = 0, bytes = 0;
-
-    DecodeMemory(const DecodeProblem& problem, const DecodeSizes& sizes, int threads, void* workspace) {
-        Arena arena(workspace);
-        if (problem.rotary_cos.present)
-            turned = arena.take<T>(problem.batch * problem.seqlen_q * problem.heads_q * problem.head_dim);
-        if (sizes.splits > 1) {
-            partials.lay_out(arena, sizes.groups * sizes.splits, sizes.width, sizes.dims.v);
-            finished = arena.take<int32_t>(sizes.groups);
-        }
-        Arena one(nullptr);
-        DecodeRoom<T>().lay_out(one, sizes.dims);
-        room_bytes = one.used();
-        rooms = arena.take<char>(static_cast<int64_t>(room_bytes) * threads);
-        bytes = arena.used();
-    }
-    DecodeRoom<T> room(int thread, HeadDims dims) const {
-        Arena arena(rooms + room_bytes * static_cast<size_t>(thread));
-        DecodeRoom<T> room;
-        room.lay_out(arena, dims);
-        return room;
-    }
-};
-
+// One range of keys of one sequence.
 template <class T>
 class DecodeItem {
     using A = Acc<T>;
 
 public:
-    DecodeItem(const DecodeProblem& problem, const DecodeSizes& sizes, const DecodeMemory<T>& memory, int64_t group, int thread)
-        : problem_(problem), sizes_(sizes), memory_(memory), room_(memory.room(thread, sizes.dims)), group_(group),
-          batch_(group / sizes.panels / problem.heads_k), key_head_(group / sizes.panels % problem.heads_k),
-          row0_(group % sizes.panels * kPanelWidth),
-          rows_(sizes.rows - row0_ < kPanelWidth ? sizes.rows - row0_ : kPanelWidth), own_(room_.panel) {
+    DecodeItem(const DecodeProblem& problem, const DecodeSizes& sizes, const DecodeMemory<T>& memory, int thread, int64_t batch,
+               int64_t split)
+        : problem_(problem), sizes_(sizes), memory_(memory), room_(memory.room(thread, sizes)), batch_(batch), split_(split),
+          range_(sizes.ranges.range(split, problem.cached(batch) + problem.seqlen_new)) {
         rule_.alibi = problem.alibi_slopes.present;
         rule_.set(problem.softmax_scale, problem.softcap);
     }
 
-    void run(int64_t split) {
-        QueryPanel<T>& panel = room_.panel;
-        const int64_t partial = group_ * sizes_.splits + split;
-        if (sizes_.splits > 1) memory_.partials.lend(panel, partial);
-        const KeyRange range = Splits(problem_, sizes_.panels).range(split, problem_.cached(batch_) + problem_.seqlen_new);
-        set_lanes(panel.lanes, problem_, batch_, key_head_, row0_, rows_, range);
-        panel.load_queries(query_rows(), sizes_.dims);
-        if (problem_.cache.paged())
-            walk(paged_rows<T>(problem_, problem_.cache.k, batch_, key_head_), paged_rows<T>(problem_, problem_.cache.v, batch_, key_head_));
-        else
-            walk(entry_rows<T>(problem_, problem_.cache.k, batch_, key_head_), entry_rows<T>(problem_, problem_.cache.v, batch_, key_head_));
-        if (sizes_.splits == 1) return finish(panel);
-        memory_.partials.empty[partial] = panel.empty;
-        if (__atomic_add_fetch(&memory_.finished[group_], 1, __ATOMIC_ACQ_REL) == sizes_.splits) combine_all();
+    // One panel of the rows of one key head.
+    void run_panel(int64_t key_head, int64_t number) {
+        const Place place{key_head, number * kPanelWidth, panel_rows(number),
+                          (batch_ * problem_.heads_k + key_head) * sizes_.panels + number};
+        QueryPanel<T> panel = room_.panel;
+        start(panel, place);
+        panel.load_queries(query_rows(place), sizes_.dims);
+        with_cache(key_head, [&](const auto& k, const auto& v) __attribute__((always_inline)) {
+            const KeyRange some = panel.lanes.some;
+            for (int64_t first = some.first; first < some.last; first += kDecodeKeys) {
+                const int64_t left = some.last - first, count = left < kDecodeKeys ? left : kDecodeKeys;
+                attend(panel, load_key_tile<T>(k, v, sizes_.dims, first, count, room_.keys), sizes_.dims, rule_, nullptr,
+                       room_.tile);
+            }
+        });
+        end(panel, place);
+    }
+
+    // The few rows of key heads first_head, first_head + 1, ...
+    void run_heads(int64_t first_head) {
+        FewRoom<T>& few = room_.few;
+        const int64_t left = problem_.heads_k - first_head;
+        few.heads = left < sizes_.heads_together ? left : sizes_.heads_together;
+        for (int64_t n = 0; n < few.heads; ++n) {
+            start(few.panels[n], place_of(first_head + n));
+            few.load_queries(query_rows(place_of(first_head + n)), n, sizes_.dims);
+        }
+        with_cache(first_head, [&](const auto& k, const auto& v) __attribute__((always_inline)) {
+            few_walk(few, k, v, problem_.cache.k.stride[2], problem_.cache.v.stride[2], sizes_.dims, rule_);
+        });
+        for (int64_t n = 0; n < few.heads; ++n) end(few.panels[n], place_of(first_head + n));
     }
 
 private:
-    GroupRows<const T> query_rows() const {
-        const int64_t group = problem_.group_size(), head = key_head_ * group;
+    struct Place {
+        int64_t key_head, row0, rows, group;
+    };
+    Place place_of(int64_t key_head) const { return {key_head, 0, sizes_.rows, batch_ * problem_.heads_k + key_head}; }
+    int64_t panel_rows(int64_t number) const {
+        const int64_t left = sizes_.rows - number * kPanelWidth;
+        return left < kPanelWidth ? left : kPanelWidth;
+    }
+
+    template <class Body>
+    FLASH_INLINE void with_cache(int64_t head, const Body& body) const {
+        const TensorView &k = problem_.cache.k, &v = problem_.cache.v;
+        if (problem_.cache.paged())
+            body(paged_rows<T>(problem_, k, batch_, head), paged_rows<T>(problem_, v, batch_, head));
+        else
+            body(entry_rows<T>(problem_, k, batch_, head), entry_rows<T>(problem_, v, batch_, head));
+    }
+
+    GroupRows<const T> query_rows(const Place& place) const {
+        const int64_t group = problem_.group_size(), head = place.key_head * group;
         if (!memory_.turned) {
             const int64_t* at = problem_.q.stride;
-            return {static_cast<const T*>(problem_.q.data) + batch_ * at[0] + head * at[2], at[1], at[2], group, row0_};
+            return {static_cast<const T*>(problem_.q.data) + batch_ * at[0] + head * at[2], at[1], at[2], group, place.row0};
         }
         const int64_t dim = problem_.head_dim, position = problem_.heads_q * dim;
-        return {memory_.turned + batch_ * problem_.seqlen_q * position + head * dim, position, dim, group, row0_};
+        return {memory_.turned + batch_ * problem_.seqlen_q * position + head * dim, position, dim, group, place.row0};
     }
 
-    template <class Rows>
-    void walk(const Rows& k, const Rows& v) {
-        const KeyRange some = room_.panel.lanes.some;
-        for (int64_t first = some.first; first < some.last; first += kDecodeKeys) {
-            const int64_t left = some.last - first;
-            const KeyTile<T> tile = load_key_tile<T>(k, v, sizes_.dims, first, left < kDecodeKeys ? left : kDecodeKeys, room_.keys);
-            attend(room_.panel, tile, sizes_.dims, rule_, nullptr, room_.tile);
-        }
+    void start(QueryPanel<T>& panel, const Place& place) const {
+        if (sizes_.splits > 1) memory_.partials.lend(panel, place.group * sizes_.splits + split_);
+        set_lanes(panel.lanes, problem_, batch_, place.key_head, place.row0, place.rows, range_);
     }
 
-    // In the thread's own panel: its memory was not lent to the partial results.
-    void combine_all() {
-        QueryPanel<T>& panel = own_;
-        panel.lanes.resize(rows_);
-        combine(memory_.partials, group_ * sizes_.splits, sizes_.splits, score_unit(rule_), panel);
-        finish(panel);
+    void end(QueryPanel<T>& panel, const Place& place) const {
+        if (sizes_.splits == 1) return finish(panel, place);
+        const int64_t first = place.group * sizes_.splits;
+        memory_.partials.empty[first + split_] = panel.empty;
+        if (__atomic_add_fetch(&memory_.finished[place.group], 1, __ATOMIC_ACQ_REL) < sizes_.splits) return;
+        QueryPanel<T> whole = room_.panel;  // in the thread's own memory
+        whole.lanes.resize(place.rows);
+        combine(memory_.partials, first, sizes_.splits, score_unit(rule_), sizes_.row_stride, whole);
+        finish(whole, place);
     }
 
-    void finish(QueryPanel<T>& panel) {
-        const int64_t group = problem_.group_size(), head = key_head_ * group;
-        for (int64_t i = 0; problem_.sink.present && i < rows_; ++i)
-            room_.sinks[i] = head_number(problem_.sink, batch_, head + (row0_ + i) % group);
+    void finish(QueryPanel<T>& panel, const Place& place) const {
+        const int64_t group = problem_.group_size(), head = place.key_head * group;
+        for (int64_t i = 0; problem_.sink.present && i < place.rows; ++i)
+            room_.sinks[i] = head_number(problem_.sink, batch_, head + (place.row0 + i) % group);
         finish_panel(panel, rule_, problem_.sink.present ? room_.sinks : nullptr, 1, 1.0, room_.lse);
         const int64_t* at = problem_.out.stride;
-        store_output(panel, sizes_.dims,
-                     GroupRows<T>{static_cast<T*>(problem_.out.data) + batch_ * at[0] + head * at[2], at[1], at[2], group, row0_});
+        T* out = static_cast<T*>(problem_.out.data) + batch_ * at[0] + head * at[2];
+        const GroupRows<T> rows{out, at[1], at[2], group, place.row0};
+        sizes_.few() ? few_store(panel, sizes_.dims, rows) : store_output(panel, sizes_.dims, rows);
         if (!problem_.lse.present) return;
         const RowStrides lse = lse_strides(problem_.lse);
-        const GroupRows<A> to{static_cast<A*>(problem_.lse.data) + batch_ * lse.batch + head * lse.head, lse.row, lse.head, group, row0_};
-        for (int64_t i = 0; i < rows_; ++i) *to(i) = room_.lse[i];
+        A* first = static_cast<A*>(problem_.lse.data) + batch_ * lse.batch + head * lse.head;
+        const GroupRows<A> to{first, lse.row, lse.head, group, place.row0};
+        for (int64_t i = 0; i < place.rows; ++i) *to(i) = room_.lse[i];
     }
 
     const DecodeProblem& problem_;
     const DecodeSizes& sizes_;
     const DecodeMemory<T>& memory_;
     DecodeRoom<T> room_;
-    const int64_t group_, batch_, key_head_, row0_, rows_;
-    QueryPanel<T> own_;
+    const int64_t batch_, split_;
+    const KeyRange range_;
     ScoreRule<A> rule_;
 };
 
-// Products of whole vectors of lanes, for so many keys.
+// What the products of so many keys cost, as if they were arithmetic: with few rows it is the reading that takes time.
 FLASH_INLINE double decode_flops(const DecodeProblem& problem, const DecodeSizes& sizes, double keys) {
-    return 2 * keys * static_cast<double>(problem.heads_k * sizes.panels * sizes.width * (sizes.dims.qk + sizes.dims.v));
+    const int64_t width = sizes.few() ? kFewRows : sizes.panels * sizes.width;
+    return 2 * keys * static_cast<double>(problem.heads_k * width * (sizes.dims.qk + sizes.dims.v));
 }
 
 template <class T>
 static Plan plan_decode_as(const DecodeProblem& problem) {
-    const DecodeSizes sizes = DecodeSizes::of<T>(problem);
+    const DecodeSizes sizes = decode_sizes<T>(problem);
     Plan plan;
     plan.tile_q = static_cast<int>(sizes.rows < kPanelWidth ? sizes.rows : kPanelWidth);
     plan.tile_k = static_cast<int>(kDecodeKeys);
     plan.num_splits = sizes.splits;
     const double keys = static_cast<double>(problem.batch) * static_cast<double>(problem.cache.capacity);
-    plan.threads = choose_threads(problem.request, sizes.groups * sizes.splits, decode_flops(problem, sizes, keys));
+    plan.threads = choose_threads(problem.request, sizes.items(problem), decode_flops(problem, sizes, keys));
     plan.workspace_bytes = DecodeMemory<T>(problem, sizes, plan.threads, nullptr).bytes;
     return plan;
 }
 
 template <class T>
 static void decode_as(const DecodeProblem& problem, const Plan& plan, void* workspace) {
-    const DecodeSizes sizes = DecodeSizes::of<T>(problem);
+    const DecodeSizes sizes = decode_sizes<T>(problem);
     const DecodeMemory<T> memory(problem, sizes, plan.threads, workspace);
     const auto threads_for = [&](int64_t elements) { return elements < kSerialElements ? 1 : plan.threads; };
     append_new_keys(problem, threads_for(problem.batch * problem.seqlen_new * problem.heads_k * problem.head_dim));
@@ -197,10 +159,13 @@ static void decode_as(const DecodeProblem& problem, const Plan& plan, void* work
 
     double keys = 0;
     for (int64_t b = 0; b < problem.batch; ++b) keys += static_cast<double>(problem.cached(b) + problem.seqlen_new);
-    const int64_t items = sizes.groups * sizes.splits;
-    const int threads = choose_threads(problem.request, items, decode_flops(problem, sizes, keys));
-    run(items, threads < plan.threads ? threads : plan.threads, [&](int64_t item, int thread) {
-        DecodeItem<T>(problem, sizes, memory, item / sizes.splits, thread).run(item % sizes.splits);
+    const int threads = choose_threads(problem.request, sizes.items(problem), decode_flops(problem, sizes, keys));
+    // All heads of a range of keys one after the other: their rows lie side by side in the cache.
+    const int64_t items = sizes.items_of_range(problem);
+    run(sizes.items(problem), threads < plan.threads ? threads : plan.threads, [&](int64_t item, int thread) {
+        const int64_t n = item % items, split = item / items % sizes.splits, batch = item / items / sizes.splits;
+        DecodeItem<T> one(problem, sizes, memory, thread, batch, split);
+        sizes.few() ? one.run_heads(n * sizes.heads_together) : one.run_panel(n / sizes.panels, n % sizes.panels);
     });
 }
 

@@ -43,8 +43,12 @@ FLASH_INLINE StridedRows<const T> entry_rows(const DecodeProblem& problem, const
 template <class T>
 FLASH_INLINE PagedRows<const T> paged_rows(const DecodeProblem& problem, const TensorView& cache, int64_t batch, int64_t head) {
     const int64_t* step = problem.cache.block_table_stride;
-    return {static_cast<const T*>(cache.data) + head * cache.stride[2], cache.stride[0], cache.stride[1],
-            problem.cache.block_table + batch * step[0], step[1], problem.cache.page_size};
+    return {static_cast<const T*>(cache.data) + head * cache.stride[2],
+            cache.stride[0],
+            cache.stride[1],
+            problem.cache.block_table + batch * step[0],
+            step[1],
+            problem.cache.page_size};
 }
 
 // Rows [row0, row0 + rows) of the group of `key_head`, and what they see of keys [range.first, range.last).

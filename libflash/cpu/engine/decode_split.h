@@ -10,16 +10,17 @@
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-constexpr int64_t kDecodeItems = 128;   // pieces of work to aim for: enough for many threads
-constexpr int64_t kShortestSplit = 256;  // keys; fewer are not worth putting together again
+constexpr int64_t kDecodeItems = 128;    // pieces of work to aim for: enough for many threads
+constexpr int64_t kShortestSplit = 512;  // keys; fewer are not worth putting together again
 
 FLASH_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 class Splits {
 public:
-    Splits(const DecodeProblem& problem, int64_t panels) : size_(problem.request.split_size), wanted_(problem.request.num_splits) {
+    Splits() = default;
+    // `items`: pieces of work that the call has with its keys in one piece.
+    Splits(const Request& request, int64_t items) : size_(request.split_size), wanted_(request.num_splits) {
         automatic_ = size_ == 0 && wanted_ == 0;
-        const int64_t items = problem.batch * problem.heads_k * panels;
         if (automatic_) wanted_ = items > 0 && items < kDecodeItems ? ceil_div(kDecodeItems, items) : 1;
     }
     // No sequence of at most `capacity` keys has more.
@@ -36,41 +37,38 @@ public:
     }
 
 private:
-    int64_t size_, wanted_;
-    bool automatic_;
+    int64_t size_ = 0, wanted_ = 1;
+    bool automatic_ = false;
 };
 
-// The state of a panel after one range of keys; `width` lanes each.
+// The state of a panel after one range of keys.
 template <class T>
 struct Partials {
     using A = Acc<T>;
     A *row_max = nullptr, *row_sum = nullptr, *o = nullptr;
     int32_t* empty = nullptr;
-    int64_t width = 0, channels = 0;
+    int64_t width = 0, numbers = 0;  // lanes; numbers of o
 
-    void lay_out(Arena& arena, int64_t count, int64_t lanes, int64_t dim_v) {
-        width = lanes, channels = dim_v;
+    void lay_out(Arena& arena, int64_t count, int64_t lanes, int64_t output_numbers) {
+        width = lanes, numbers = output_numbers;
         row_max = arena.take<A>(count * width);
         row_sum = arena.take<A>(count * width);
-        o = arena.take<A>(count * width * channels);
+        o = arena.take<A>(count * numbers);
         empty = arena.take<int32_t>(count);
     }
     // Makes the panel keep its state in partial `n`.
     void lend(QueryPanel<T>& panel, int64_t n) const {
         panel.softmax.row_max = row_max + n * width;
         panel.softmax.row_sum = row_sum + n * width;
-        panel.o = o + n * width * channels;
+        panel.o = o + n * numbers;
     }
 };
 
-// Partials n to n + splits - 1 into the panel. A part without a key, or of no weight, adds nothing whatever it holds; a single part comes
-// out bit for bit as if nothing had been split.
+// Maximum and sum over partials n to n + splits - 1; their row_max becomes the weight of each.
 template <class T>
-static void combine(const Partials<T>& parts, int64_t n, int64_t splits, Acc<T> unit, QueryPanel<T>& panel) {
+static void combine_sums(const Partials<T>& parts, int64_t n, int64_t splits, Acc<T> unit, QueryPanel<T>& panel) {
     using A = Acc<T>;
-    constexpr int L = kLanes<A>;
-    const int64_t width = panel.lanes.width;
-    for (int64_t i = 0; i < width; i += L) {
+    for (int64_t i = 0; i < panel.lanes.width; i += kLanes<A>) {
         Vec<A> top = broadcast<A>(-kInfinity<A>), sum{};
         for (int64_t s = n; s < n + splits; ++s)
             if (!parts.empty[s]) top = maximum(load(parts.row_max + s * parts.width + i), top);
@@ -84,17 +82,35 @@ static void combine(const Partials<T>& parts, int64_t n, int64_t splits, Acc<T> 
         store(panel.softmax.row_max + i, top);
         store(panel.softmax.row_sum + i, sum);
     }
+}
+
+template <class A>
+FLASH_INLINE void add_weighted(A* to, const A* from, Vec<A> weight, bool first) {
+    const Vec<A> part = weight == 0 ? Vec<A>{} : weight * load(from);
+    store(to, first ? part : load(to) + part);
+}
+
+// Partials n to n + splits - 1 into the panel, whose output is [channel][lane], or with `row_stride` [row][channel]. A part without a
+// key, or of no weight, adds nothing whatever it holds; a single part comes out bit for bit as if nothing had been split.
+template <class T>
+static void combine(const Partials<T>& parts, int64_t n, int64_t splits, Acc<T> unit, int64_t row_stride, QueryPanel<T>& panel) {
+    using A = Acc<T>;
+    constexpr int L = kLanes<A>;
+    combine_sums(parts, n, splits, unit, panel);
     panel.empty = true;
+    const int64_t width = panel.lanes.width;
     for (int64_t s = n; s < n + splits; ++s) {
         if (parts.empty[s]) continue;
-        const A* from = parts.o + s * parts.width * parts.channels;
-        for (int64_t c = 0; c < parts.channels; ++c)
-            for (int64_t i = 0; i < width; i += L) {
-                const Vec<A> weight = load(parts.row_max + s * parts.width + i), o = load(from + c * width + i);
-                const Vec<A> part = weight == 0 ? Vec<A>{} : weight * o;
-                A* to = panel.o + c * width + i;
-                store(to, panel.empty ? part : load(to) + part);
-            }
+        const A *from = parts.o + s * parts.numbers, *weights = parts.row_max + s * parts.width;
+        if (row_stride) {
+            for (int64_t r = 0; r < panel.lanes.rows; ++r)
+                for (int64_t at = r * row_stride; at < (r + 1) * row_stride; at += L)
+                    add_weighted(panel.o + at, from + at, broadcast(weights[r]), panel.empty);
+        } else {
+            for (int64_t at = 0; at < parts.numbers; at += width)
+                for (int64_t i = 0; i < width; i += L)
+                    add_weighted(panel.o + at + i, from + at + i, load(weights + i), panel.empty);
+        }
         panel.empty = false;
     }
 }

@@ -1,0 +1,340 @@
+// Decode with few query rows to a key head: then most lanes of a panel would be idle, and the time goes into reading the cache. Here
+// vectors run along the channels instead, and a few keys at a time meet one head after the other, so that memory is read straight on
+// through the heads, as it lies. Scores of a row lie side by side, [row][key], and so do the channels of the output, [row][channel].
+#pragma once
+
+#include "cpu/engine/attend.h"
+
+namespace libflash::cpu {
+namespace LIBFLASH_ISA {
+
+constexpr int64_t kFewRows = 8;
+constexpr int64_t kFewKeys = 128;   // of a tile
+constexpr int64_t kFewValues = 16;  // keys whose values are added before the next head's turn
+
+// What a vector of channels of K is multiplied as: bf16 pairs where there is a dot product for them, else sums' own type.
+template <class T>
+struct FewElementOf {
+    using type = Acc<T>;
+};
+#if FLASH_BF16_DOT
+template <>
+struct FewElementOf<bfloat16> {
+    using type = bfloat16;
+};
+FLASH_INLINE U32 load_channels(const bfloat16* p, int64_t left) { return load_pairs(p, 0, left); }
+FLASH_INLINE U32 load_channels(const bfloat16* p) {
+    U32 pairs;
+    std::memcpy(&pairs, p, sizeof pairs);
+    return pairs;
+}
+#endif
+template <class T>
+using FewElement = typename FewElementOf<T>::type;
+template <class T>
+constexpr int kStepChannels = kNumbers<T> * kLanes<Acc<T>>;
+template <class T>
+FLASH_INLINE auto load_channels(const T* p, int64_t left) {
+    return load_part(p, left);
+}
+template <class T>
+FLASH_INLINE auto load_channels(const T* p) {
+    return load_wide(p);
+}
+template <class T>
+FLASH_INLINE int64_t few_stride(int64_t channels) {
+    return round_up(channels, kLanes<Acc<T>>);
+}
+
+// State of the rows of some neighbouring key heads.
+template <class T>
+struct FewRoom {
+    int64_t heads = 0, rows = 0;  // rows of each head
+    int64_t q_stride = 0, o_stride = 0;
+    QueryPanel<T>* panels = nullptr;  // of each head; its q is not used, its o is [row][channel]
+    FewElement<T>* q = nullptr;       // [head][row][channel], zeros up to a whole step
+    Acc<T>* scores = nullptr;         // [head][row][key]
+
+    void lay_out(Arena& arena, HeadDims dims, int64_t most_heads, int64_t rows_of_head) {
+        heads = most_heads, rows = rows_of_head;
+        q_stride = round_up(dims.qk, kStepChannels<T>), o_stride = few_stride<T>(dims.v);
+        panels = arena.take<QueryPanel<T>>(heads);
+        q = arena.take<FewElement<T>>(heads * rows * q_stride);
+        scores = arena.take<Acc<T>>(heads * rows * kFewKeys);
+        for (int64_t head = 0; head < heads; ++head) {
+            QueryPanel<T> panel;
+            panel.lanes.lay_out(arena);
+            panel.softmax.lay_out(arena);
+            panel.o = arena.take<Acc<T>>(rows * o_stride);
+            if (panels) panels[head] = panel;
+        }
+    }
+    template <class Rows>
+    void load_queries(const Rows& from, int64_t head, HeadDims dims) {
+        for (int64_t r = 0; r < rows; ++r) {
+            const T* row = from(r);
+            FewElement<T>* to = q + (head * rows + r) * q_stride;
+            for (int64_t c = 0; c < q_stride; ++c) {
+                if constexpr (kPaired<T>)
+                    to[c] = c < dims.qk ? row[c] : T{};
+                else
+                    to[c] = c < dims.qk ? widen(row[c]) : 0;
+            }
+        }
+        panels[head].softmax.start(panels[head].lanes.width);
+        panels[head].empty = true;
+    }
+};
+
+// The sum of vector number n in lane n.
+template <class A, int Step = kLanes<A> / 2>
+FLASH_INLINE Vec<A> sum_each(Vec<A> (&v)[kLanes<A>]) {
+    if constexpr (Step > 0) {
+        FLASH_UNROLL
+        for (int i = 0; i < Step; ++i) {
+            exchange<A, Step>(v[i], v[i + Step], typename CountTo<kLanes<A>>::type{});
+            v[i] += v[i + Step];
+        }
+        return sum_each<A, Step / 2>(v);
+    }
+    return v[0];
+}
+
+// scores[r][j] = q_r . k_j for `Count` rows and as many keys as a vector has lanes, four of them at a time so that a load of q serves
+// four products. Scores beyond `count` mean nothing.
+template <int Count, class T>
+static void few_products(const T* const* k, int64_t head, int64_t count, int64_t channels, const FewElement<T>* q,
+                         int64_t q_stride, Acc<T>* scores) {
+    using A = Acc<T>;
+    constexpr int L = kLanes<A>, S = kStepChannels<T>, Keys = L < 4 ? L : 4;
+    Vec<A> sums[Count][L];
+    for (int j = 0; j < L; j += Keys) {
+        const T* row[Keys];
+        for (int n = 0; n < Keys; ++n) row[n] = k[j + n < count ? j + n : count - 1] + head;
+        Vec<A> sum[Count][Keys] = {};
+        const auto step = [&](int64_t c, auto load_key) __attribute__((always_inline)) {
+            decltype(load_key(row[0])) x[Keys];
+            FLASH_UNROLL
+            for (int n = 0; n < Keys; ++n) x[n] = load_key(row[n] + c);
+            FLASH_UNROLL
+            for (int r = 0; r < Count; ++r) {
+                const auto y = load_channels(q + r * q_stride + c);
+                FLASH_UNROLL
+                for (int n = 0; n < Keys; ++n) sum[r][n] = dot_step(x[n], y, sum[r][n]);
+            }
+        };
+        int64_t c = 0;
+        for (; c + S <= channels; c += S) step(c, [](const T* p) __attribute__((always_inline)) { return load_channels(p); });
+        if (c < channels)
+            step(c, [left = channels - c](const T* p) __attribute__((always_inline)) { return load_channels(p, left); });
+        FLASH_UNROLL
+        for (int r = 0; r < Count; ++r) {
+            FLASH_UNROLL
+            for (int n = 0; n < Keys; ++n) sums[r][j + n] = sum[r][n];
+        }
+    }
+    FLASH_UNROLL
+    for (int r = 0; r < Count; ++r) store(scores + r * kFewKeys, sum_each<A>(sums[r]));
+}
+
+// o[r][c] = o[r][c] * rescale[r] + sum_j p[r][j] v_j[c] for `Count` rows, `Vectors` at a time.
+template <int Count, int Vectors, class T>
+FLASH_INLINE void few_output(const T* const* v, int64_t head, int64_t count, int64_t c, int64_t channels, const Acc<T>* p,
+                             Acc<T>* o, int64_t o_stride, const Acc<T>* rescale, Start start) {
+    using A = Acc<T>;
+    constexpr int L = kLanes<A>;
+    Vec<A> sum[Count][Vectors];
+    FLASH_UNROLL
+    for (int r = 0; r < Count; ++r) {
+        FLASH_UNROLL
+        for (int n = 0; n < Vectors; ++n) {
+            const A* at = o + r * o_stride + c + n * L;
+            sum[r][n] = start == Start::zero ? Vec<A>{} : start == Start::add ? load(at) : load(at) * broadcast(rescale[r]);
+        }
+    }
+    for (int64_t j = 0; j < count; ++j) {
+        const T* row = v[j] + head + c;
+        Vec<A> x[Vectors];
+        FLASH_UNROLL
+        for (int n = 0; n < Vectors; ++n) x[n] = Vectors == 1 ? load_part(row, channels - c) : load_wide(row + n * L);
+        FLASH_UNROLL
+        for (int r = 0; r < Count; ++r) {
+            const Vec<A> weight = broadcast(p[r * kFewKeys + j]);
+            FLASH_UNROLL
+            for (int n = 0; n < Vectors; ++n) sum[r][n] = multiply_add(weight, x[n], sum[r][n]);
+        }
+    }
+    FLASH_UNROLL
+    for (int r = 0; r < Count; ++r) {
+        FLASH_UNROLL
+        for (int n = 0; n < Vectors; ++n) store(o + r * o_stride + c + n * L, sum[r][n]);
+    }
+}
+
+template <int Count, class T>
+static void few_outputs(const T* const* v, int64_t head, int64_t count, int64_t channels, const Acc<T>* p, Acc<T>* o,
+                        int64_t o_stride, const Acc<T>* rescale, Start start) {
+    constexpr int L = kLanes<Acc<T>>, kMost = kVectorRegisters / 2 / Count;
+    int64_t c = 0;
+    for (; c + kMost * L <= channels; c += kMost * L)
+        few_output<Count, kMost, T>(v, head, count, c, channels, p, o, o_stride, rescale, start);
+    if constexpr (kMost > 4)
+        for (; c + 4 * L <= channels; c += 4 * L)
+            few_output<Count, 4, T>(v, head, count, c, channels, p, o, o_stride, rescale, start);
+    for (; c < channels; c += L) few_output<Count, 1, T>(v, head, count, c, channels, p, o, o_stride, rescale, start);
+}
+
+// Products to scores, of one row; keys it does not see become -infinity.
+template <class A>
+static void few_scores(const ScoreRule<A>& rule, const Lanes<A>& lanes, int64_t r, int64_t first, int64_t count, A* scores) {
+    using I = Vec<Integer<A>>;
+    const Vec<A> scale = broadcast(rule.scale), cap = broadcast(rule.softcap), cap_inverse = broadcast(rule.softcap_inverse);
+    const I from = broadcast(lanes.first_key[r]), to = broadcast(lanes.last_key[r]);
+    for (int64_t j = 0; j < count; j += kLanes<A>) {
+        const I key = lane_numbers<Integer<A>>() + static_cast<Integer<A>>(first + j);
+        Vec<A> z = load(scores + j);
+        if (!rule.plain) {
+            z *= scale;
+            if (rule.softcap != 0) z = cap * tanh<A>(z * cap_inverse);
+            if (rule.alibi)
+                z -= broadcast(lanes.alibi_slope[r]) *
+                     magnitude(broadcast(lanes.alibi_position[r]) - __builtin_convertvector(key, Vec<A>));
+        }
+        store(scores + j, (from <= key) & (key < to) ? z : broadcast<A>(-kInfinity<A>));
+    }
+}
+
+// The online softmax of one row: scores become probabilities.
+template <class T>
+static void few_softmax(SoftmaxState<Acc<T>>& state, int64_t r, int64_t count, Acc<T> unit, Acc<T>* scores) {
+    using A = Acc<T>;
+    constexpr int L = kLanes<A>;
+    Vec<A> largest = broadcast(state.row_max[r]);
+    for (int64_t j = 0; j < count; j += L) largest = maximum(load(scores + j), largest);
+    A new_max = largest[0];
+    for (int i = 1; i < L; ++i) new_max = largest[i] > new_max ? largest[i] : new_max;
+    const Vec<A> shift = finite_maximum<A>(broadcast(new_max)), factor = broadcast(unit);
+    const A rescale = exp2<A>((broadcast(state.row_max[r]) - shift) * factor)[0];
+    Vec<A> sum{};
+    for (int64_t j = 0; j < count; j += L) {
+        const Vec<A> p = exp2<A>((load(scores + j) - shift) * factor);
+        sum += p;
+        store(scores + j, p);
+    }
+    state.row_max[r] = new_max;
+    state.row_sum[r] = state.row_sum[r] * rescale + sum_of_lanes<A>(sum);
+    state.rescale[r] = rescale;
+}
+
+// Runs step(constant with the number of rows, first row) for blocks of 4, 2 and 1 rows.
+template <int Count>
+struct RowCount {
+    static constexpr int value = Count;
+};
+template <class Step>
+FLASH_INLINE void in_blocks(int64_t rows, const Step& step) {
+    int64_t r = 0;
+    for (; r + 4 <= rows; r += 4) step(RowCount<4>(), r);
+    if (r + 2 <= rows) step(RowCount<2>(), r), r += 2;
+    if (r < rows) step(RowCount<1>(), r);
+}
+
+// Where the rows of a tile of keys lie for the first head, and how far it is to the next head.
+template <class T>
+struct FewTile {
+    int64_t first = 0, count = 0;
+    const T *k[kFewKeys], *v[kFewKeys];
+    int64_t k_head = 0, v_head = 0;
+
+    template <class Rows>
+    void find(const Rows& k_rows, const Rows& v_rows, int64_t key, int64_t last) {
+        first = key, count = last - key < kFewKeys ? last - key : kFewKeys;
+        for (int64_t j = 0; j < count; ++j) k[j] = k_rows(first + j), v[j] = v_rows(first + j);
+    }
+};
+
+// Asks for rows from `j` on, as many as are worked on at a time, into the second-level cache.
+template <class T>
+FLASH_INLINE void prefetch_rows(const T* const* rows, int64_t j, int64_t count, int64_t step, int64_t head, int64_t channels) {
+    const int64_t end = j + step < count ? j + step : count, bytes = channels * static_cast<int64_t>(sizeof(T));
+    for (; j < end; ++j) {
+        const char* at = reinterpret_cast<const char*>(rows[j] + head);
+        for (int64_t byte = 0; byte < bytes; byte += 64) __builtin_prefetch(at + byte, 0, 2);
+    }
+}
+
+template <class T>
+static void few_attend(const FewRoom<T>& room, const FewTile<T>& tile, const FewTile<T>& next, HeadDims dims,
+                       const ScoreRule<Acc<T>>& rule) {
+    constexpr int64_t L = kLanes<Acc<T>>;
+    const int64_t rows = room.rows;
+    for (int64_t j = 0; j < tile.count; j += L)
+        for (int64_t head = 0; head < room.heads; ++head) {
+            if (j + L < tile.count)
+                prefetch_rows(tile.k, j + L, tile.count, L, head * tile.k_head, dims.qk);
+            else
+                prefetch_rows(tile.v, 0, tile.count, kFewValues, head * tile.v_head, dims.v);
+            in_blocks(rows, [&](auto block, int64_t r) __attribute__((always_inline)) {
+                const int64_t row = head * rows + r;
+                few_products<decltype(block)::value, T>(tile.k + j, head * tile.k_head, tile.count - j, dims.qk,
+                                                        room.q + row * room.q_stride, room.q_stride,
+                                                        room.scores + row * kFewKeys + j);
+            });
+        }
+    for (int64_t head = 0; head < room.heads; ++head)
+        for (int64_t r = 0; r < rows; ++r) {
+            Acc<T>* scores = room.scores + (head * rows + r) * kFewKeys;
+            few_scores(rule, room.panels[head].lanes, r, tile.first, tile.count, scores);
+            few_softmax<T>(room.panels[head].softmax, r, tile.count, score_unit(rule), scores);
+        }
+    for (int64_t j = 0; j < tile.count; j += kFewValues)
+        for (int64_t head = 0; head < room.heads; ++head) {
+            if (j + kFewValues < tile.count)
+                prefetch_rows(tile.v, j + kFewValues, tile.count, kFewValues, head * tile.v_head, dims.v);
+            else
+                prefetch_rows(next.k, 0, next.count, L, head * next.k_head, dims.qk);
+            const QueryPanel<T>& panel = room.panels[head];
+            const int64_t left = tile.count - j < kFewValues ? tile.count - j : kFewValues;
+            const Start start = j > 0 ? Start::add : panel.empty ? Start::zero : Start::scaled;
+            in_blocks(rows, [&](auto block, int64_t r) __attribute__((always_inline)) {
+                few_outputs<decltype(block)::value, T>(
+                    tile.v + j, head * tile.v_head, left, dims.v, room.scores + (head * rows + r) * kFewKeys + j,
+                    panel.o + r * room.o_stride, room.o_stride, panel.softmax.rescale + r, start);
+            });
+        }
+    for (int64_t head = 0; head < room.heads; ++head) room.panels[head].empty = false;
+}
+
+// All keys that the rows see, which are the same for each head; k and v are the rows of the first.
+template <class T, class Rows>
+static void few_walk(const FewRoom<T>& room, const Rows& k, const Rows& v, int64_t k_head, int64_t v_head, HeadDims dims,
+                     const ScoreRule<Acc<T>>& rule) {
+    const KeyRange some = room.panels[0].lanes.some;
+    FewTile<T> tiles[2];
+    for (FewTile<T>& tile : tiles) tile.k_head = k_head, tile.v_head = v_head;
+    int turn = 0;
+    if (!some.empty()) tiles[turn].find(k, v, some.first, some.last);
+    for (int64_t key = some.first; key < some.last; key += kFewKeys, turn ^= 1) {
+        FewTile<T>& next = tiles[turn ^ 1];
+        next.count = 0;
+        if (key + kFewKeys < some.last) next.find(k, v, key + kFewKeys, some.last);
+        few_attend(room, tiles[turn], next, dims, rule);
+    }
+}
+
+template <class T, class Rows>
+static void few_store(const QueryPanel<T>& panel, HeadDims dims, const Rows& out) {
+    using A = Acc<T>;
+    const int64_t stride = few_stride<T>(dims.v);
+    for (int64_t r = 0; r < panel.lanes.rows; ++r) {
+        const A factor = panel.softmax.rescale[r];
+        T* to = out(r);
+        for (int64_t c = 0; c < dims.v; c += kLanes<A>) {
+            const Vec<A> o = panel.empty || factor == 0 ? Vec<A>{} : load(panel.o + r * stride + c) * broadcast(factor);
+            store_part(to + c, o, dims.v - c);
+        }
+    }
+}
+
+}  // namespace LIBFLASH_ISA
+}  // namespace libflash::cpu
