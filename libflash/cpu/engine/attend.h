@@ -37,7 +37,7 @@ struct KeyTileRoom {
 template <class T, class KeyRows, class ValueRows>
 FLASH_INLINE KeyTile<T> load_key_tile(const KeyRows& k, const ValueRows& v, HeadDims dims, int64_t first, int64_t count,
                                       const KeyTileRoom<T>& room) {
-    return {first, count, rows_operand<T>(k, first, count, dims.qk, room.k),
+    return {first, count, rows_operand<T>(k, first, count, dims.qk, room.k, Reads::once),
             row_elements_operand<T>(v, first, count, dims.v, room.v)};
 }
 

@@ -16,7 +16,7 @@ constexpr int64_t kMostChunks = 8;    // but each costs a query gradient in the 
 // Tiles of keys that share one packing of the query panels. Their operands and gradients should stay in the second-level cache.
 FLASH_INLINE int64_t tiles_per_block(const AttentionProblem& problem) {
     const int64_t channels = problem.head_dim > problem.head_dim_v ? problem.head_dim : problem.head_dim_v;
-    return channels <= 128 ? 4 : channels <= 256 ? 2 : 1;
+    return channels <= 64 ? 4 : channels <= 128 ? 2 : 1;
 }
 
 FLASH_INLINE int64_t chunk_keys(const AttentionProblem& problem, const Plan& plan) {
@@ -113,8 +113,8 @@ private:
     void load_block(KeyRange keys) {
         const auto k = rows_of<const T>(problem_.k, problem_.k_rows, batch_, key_head_);
         const auto v = rows_of<const T>(problem_.v, problem_.k_rows, batch_, key_head_);
-        k_ = rows_operand<T>(k, keys.first, keys.count(), dims_.qk, room_.k);
-        v_ = rows_operand<T>(v, keys.first, keys.count(), dims_.v, room_.v);
+        k_ = rows_operand<T>(k, keys.first, keys.count(), dims_.qk, room_.k, kPaired<T> ? Reads::once : Reads::often);
+        v_ = rows_operand<T>(v, keys.first, keys.count(), dims_.v, room_.v, Reads::once);
         if constexpr (kPaired<T>)
             for (int64_t first = 0; first < keys.count(); first += plan_.tile_k)
                 pack_row_elements<T>(k, keys.first + first, tile_count(keys, keys.first + first), dims_.qk, dims_.qk,
@@ -149,8 +149,9 @@ private:
         BlockRow blocks(problem_.block_mask, batch_, head, row0 / FLASH_BLOCK_SIZE);
         bool loaded = false;
         for (int64_t first = keys.first; first < keys.last; first += plan_.tile_k) {
-            const GradientTile<T> tile = tile_at(keys, first);
+            GradientTile<T> tile = tile_at(keys, first);
             if (first >= some.last || first + tile.count <= some.first || !blocks.kept(first / FLASH_BLOCK_SIZE)) continue;
+            if (some.last - first < tile.count) tile.count = some.last - first;
             if (!loaded) load_panel(panel, head, number);
             loaded = true;
             const DropoutMask dropout(problem_.dropout, problem_.heads_q, batch_, head);

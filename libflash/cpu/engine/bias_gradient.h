@@ -87,8 +87,8 @@ private:
         const auto v = rows_of<const T>(problem_.v, problem_.k_rows, batch, key_head);
         GradientTile<T> tile;
         tile.first = first, tile.count = count;
-        tile.k = rows_operand<T>(k, first, count, dims_.qk, room_.k);
-        tile.v = rows_operand<T>(v, first, count, dims_.v, room_.v);
+        tile.k = rows_operand<T>(k, first, count, dims_.qk, room_.k, Reads::once);
+        tile.v = rows_operand<T>(v, first, count, dims_.v, room_.v, Reads::once);
         const DropoutMask dropout(problem_.dropout, problem_.heads_q, batch, head);
         score_gradients<false>(room_.panel, tile, dims_, rule, problem_.dropout.active() ? &dropout : nullptr, slope_free_);
         for (int64_t j = 0; j < count; ++j) {

@@ -8,7 +8,7 @@
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-constexpr int64_t kPanelsPerItem = 2;
+constexpr int64_t kMostPanels = 4;
 
 // Rows of a panel and keys of a tile. With a block mask neither may straddle a block.
 FLASH_INLINE void choose_forward_tiles(const AttentionProblem& problem, Plan& plan) {
@@ -16,23 +16,34 @@ FLASH_INLINE void choose_forward_tiles(const AttentionProblem& problem, Plan& pl
     plan.tile_k = static_cast<int>(tile_size(problem, problem.request.tile_k, kForwardKeys, 512));
 }
 
-template <class T> struct ForwardRoom {
-    QueryPanel<T> panels[kPanelsPerItem];
-    BlockRow blocks[kPanelsPerItem];
+// Panels that share each tile of keys, which is packed once for all of them: as many as leave every thread several items, and as fit
+// the second-level cache. The bits of a row do not depend on it.
+FLASH_INLINE int64_t panels_per_item(const AttentionProblem& problem, const Plan& plan) {
+    const int64_t panels = Tiling(problem.q_rows, plan.tile_q).count() * problem.heads_q;
+    int64_t most = problem.head_dim + problem.head_dim_v > 512 ? 2 : kMostPanels;
+    while (most > 1 && panels < most * 8 * plan.threads) most /= 2;
+    return most;
+}
+
+template <class T>
+struct ForwardRoom {
+    QueryPanel<T> panels[kMostPanels];
+    BlockRow blocks[kMostPanels];
     KeyTileRoom<T> keys;
     TileRoom<T> tile;
     Acc<T>* lse;
 
     ForwardRoom(const AttentionProblem& problem, const Plan& plan, Arena& arena) {
         const HeadDims dims{problem.head_dim, problem.head_dim_v};
-        for (QueryPanel<T>& panel : panels) panel.lay_out(arena, dims);
+        for (int64_t p = 0; p < panels_per_item(problem, plan); ++p) panels[p].lay_out(arena, dims);
         keys.lay_out(arena, dims, plan.tile_k);
         tile.lay_out(arena, plan.tile_k, problem.bias.present || problem.mask.present);
         lse = arena.take<Acc<T>>(kPanelWidth);
     }
 };
 
-template <class T> class ForwardItem {
+template <class T>
+class ForwardItem {
     using A = Acc<T>;
 
 public:
@@ -123,19 +134,21 @@ private:
     int64_t panels_ = 0;
 };
 
-template <class T> static Plan plan_forward_as(const AttentionProblem& problem) {
+template <class T>
+static Plan plan_forward_as(const AttentionProblem& problem) {
     Plan plan;
     choose_forward_tiles(problem, plan);
-    const int64_t items = Tiling(problem.q_rows, plan.tile_q * kPanelsPerItem).count() * problem.heads_q;
-    plan.threads = choose_threads(problem.request, items, attention_flops(problem, 1));
+    const int64_t panels = Tiling(problem.q_rows, plan.tile_q).count() * problem.heads_q;
+    plan.threads = choose_threads(problem.request, panels, attention_flops(problem, 1));
     Arena arena(nullptr);
     ForwardRoom<T> room(problem, plan, arena);
     plan.workspace_bytes = arena.used() * static_cast<size_t>(plan.threads);
     return plan;
 }
 
-template <class T> static void forward_as(const AttentionProblem& problem, const Plan& plan, void* workspace) {
-    const int64_t item_rows = plan.tile_q * kPanelsPerItem;
+template <class T>
+static void forward_as(const AttentionProblem& problem, const Plan& plan, void* workspace) {
+    const int64_t item_rows = plan.tile_q * panels_per_item(problem, plan);
     const Tiling tiling(problem.q_rows, item_rows);
     const int64_t tiles = tiling.count();
     run(tiles * problem.heads_q, plan.threads, [&](int64_t item, int thread) {

@@ -190,7 +190,7 @@ static void add_gradients(const GradientPanel<T>& panel, const GradientTile<T>& 
         hides);
     multiply_weighted<Weights::b, E>({dims.qk, width, elements_for<T>(tile.count), tile.k_elements.data, 1,
                                       tile.k_elements.stride, room.ds_pairs, width, dq, width, Start::add, nullptr},
-                                     hides);
+                                     hides || (kPaired<T> && tile.count % 2 != 0));
 }
 
 }  // namespace LIBFLASH_ISA

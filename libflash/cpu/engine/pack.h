@@ -13,30 +13,40 @@
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-template <class T> struct ElementOf {
+template <class T>
+struct ElementOf {
     using type = Acc<T>;
 };
 #if FLASH_BF16_DOT
-template <> struct ElementOf<bfloat16> {
+template <>
+struct ElementOf<bfloat16> {
     using type = Pair;
 };
 #endif
-template <class T> using Element = typename ElementOf<T>::type;
-template <class T> constexpr bool kPaired = sizeof(Element<T>) != sizeof(Acc<T>) || !__is_same(Element<T>, Acc<T>);
+template <class T>
+using Element = typename ElementOf<T>::type;
+template <class T>
+constexpr bool kPaired = sizeof(Element<T>) != sizeof(Acc<T>) || !__is_same(Element<T>, Acc<T>);
 // How many numbers an element holds.
-template <class T> constexpr int kNumbers = kPaired<T> ? 2 : 1;
-template <class T> FLASH_INLINE int64_t elements_for(int64_t n) { return (n + kNumbers<T> - 1) / kNumbers<T>; }
+template <class T>
+constexpr int kNumbers = kPaired<T> ? 2 : 1;
+template <class T>
+FLASH_INLINE int64_t elements_for(int64_t n) {
+    return (n + kNumbers<T> - 1) / kNumbers<T>;
+}
 
 // Rows of one head in memory: row r starts at rows(r). Other sources of rows (a paged cache) have a call operator of their own and
 // kStrided false.
-template <class T> struct StridedRows {
+template <class T>
+struct StridedRows {
     static constexpr bool kStrided = true;
     T* data = nullptr;
     int64_t stride = 0;
     FLASH_INLINE T* operator()(int64_t row) const { return data + row * stride; }
 };
 
-template <class E> struct Operand {
+template <class E>
+struct Operand {
     const E* data = nullptr;
     int64_t stride = 0;  // elements from one row (or pair of rows) to the next
 };
@@ -79,14 +89,19 @@ static void pack_columns(const Rows& rows, int64_t count, int64_t height, int64_
     }
 }
 
-// A operand of a product that sums over channels (or, unpaired, over rows): rows as they are. `room` is count x ceil(channels / numbers).
+// How a product reads its rows: one after the other, each from end to end; or over and over, a few channels of each at a time. Rows
+// far apart meet in few cache sets, which only the latter feels.
+enum class Reads { once, often };
+
+// A operand of a product that sums over channels (or, unpaired, over rows): rows as they are, in place if it can be. `room` is
+// count x ceil(channels / numbers).
 template <class T, class Rows>
-static Operand<Element<T>> rows_operand(const Rows& rows, int64_t first, int64_t count, int64_t channels, Element<T>* room) {
+static Operand<Element<T>> rows_operand(const Rows& rows, int64_t first, int64_t count, int64_t channels, Element<T>* room,
+                                        Reads reads) {
     using E = Element<T>;
     if constexpr (Rows::kStrided && (kPaired<T> || __is_same(T, E))) {
-        // Rows that lie close together are as good as a copy. Others would meet in few cache sets.
         const bool whole = channels % kNumbers<T> == 0 && rows.stride % kNumbers<T> == 0;
-        if (whole && rows.stride <= channels + kNumbers<T> * 16)
+        if (whole && (reads == Reads::once || rows.stride <= channels + kNumbers<T> * 16))
             return {reinterpret_cast<const E*>(rows(first)), rows.stride / kNumbers<T>};
     }
     const int64_t width = elements_for<T>(channels);
@@ -135,7 +150,7 @@ static Operand<Element<T>> row_elements_operand(const Rows& rows, int64_t first,
         pack_row_elements<T>(rows, first, count, channels, channels, room);
         return {room, channels};
     } else {
-        return rows_operand<T>(rows, first, count, channels, room);
+        return rows_operand<T>(rows, first, count, channels, room, Reads::often);
     }
 }
 

@@ -9,7 +9,7 @@ namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
 constexpr int64_t kForwardKeys = 128;
-constexpr int64_t kBackwardKeys = 64;
+constexpr int64_t kBackwardKeys = 128;
 
 // The requested size, or the usual one; with a block mask a power of two, so that tiles do not straddle blocks.
 FLASH_INLINE int64_t tile_size(const AttentionProblem& problem, int64_t requested, int64_t usual, int64_t most) {
