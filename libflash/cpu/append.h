@@ -1,5 +1,5 @@
-// The first pass of decode, shared by the scalar truth and the engine: new keys and values are turned and written into the cache, in
-// place. Also where a cached key lies, and how a row is turned. Arithmetic in double, so every kernel stores the same bits.
+// The first pass of decode, shared by the scalar truth and the engine: new keys and values are turned and written into the cache,
+// in place. Also where a cached key lies, and how a row is turned. Arithmetic in double, so every kernel stores the same bits.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,8 @@
 
 namespace libflash::cpu {
 
-// Offset in elements of key j of sequence b, head 0, in a cache tensor. Contiguous: row j of a cache entry; paged: through the table.
+// Offset in elements of key j of sequence b, head 0, in a cache tensor. Contiguous: row j of a cache entry; paged: through the
+// table.
 inline int64_t cache_row(const KvCache& cache, const TensorView& tensor, int64_t b, int64_t j) {
     if (!cache.paged()) return (cache.batch_idx ? cache.batch_idx[b] : b) * tensor.stride[0] + j * tensor.stride[1];
     const int64_t column = j / cache.page_size;

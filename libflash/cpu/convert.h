@@ -1,5 +1,5 @@
-// The storage types and their exact conversions, in integer arithmetic: round to nearest, ties to even, subnormals kept, overflow to
-// infinity, NaN stays NaN. tests/test_convert.cpp compares every bit pattern.
+// The storage types and their exact conversions, in integer arithmetic: round to nearest, ties to even, subnormals kept, overflow
+// to infinity, NaN stays NaN. tests/test_convert.cpp compares every bit pattern.
 //
 // Everything here has internal linkage: the engine includes this file under several sets of compiler flags, and a shared inline
 // function compiled for AVX-512 could be the copy that the linker keeps for all.

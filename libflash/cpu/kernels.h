@@ -19,7 +19,8 @@ struct Plan {
     size_t workspace_bytes = 0;
 };
 
-// One instruction set. `forward`, `backward` and `decode` take a workspace of plan.workspace_bytes, aligned to 64 or more (nullptr if 0).
+// One instruction set. `forward`, `backward` and `decode` take a workspace of plan.workspace_bytes, aligned to 64 or more
+// (nullptr if 0).
 struct Kernels {
     const char* isa;          // "avx512bf16", "avx512", "avx2", "generic", "scalar"
     bool (*usable)();         // can this processor run it

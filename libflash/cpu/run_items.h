@@ -1,5 +1,5 @@
-// parallel_for() behind an ordinary function, for the engine: it is compiled once for each instruction set, and whatever it instantiates of
-// the standard library could be the copy that the linker keeps for everybody.
+// parallel_for() behind an ordinary function, for the engine: it is compiled once for each instruction set, and whatever it
+// instantiates of the standard library could be the copy that the linker keeps for everybody.
 #pragma once
 
 #include <cstdint>

@@ -98,7 +98,8 @@ struct Range {
     int64_t begin, end;
 };
 
-// The positions of one dimension that share element `index` of a tensor with `size` elements there: all of them if it is repeated.
+// The positions of one dimension that share element `index` of a tensor with `size` elements there: all of them if it is
+// repeated.
 Range sharing(int64_t index, int64_t size, int64_t extent) {
     if (size == 1) return {0, extent};
     return {index, index < extent ? index + 1 : index};

@@ -1,6 +1,6 @@
 // Threads for one call: the caller's own and some that are started for it and joined before it returns. Nothing lives on between
-// calls, so nothing is global, fork() is harmless, and calls from many threads do not meet. Starting a thread costs some 15 us; plans ask
-// for few threads when the work is small.
+// calls, so nothing is global, fork() is harmless, and calls from many threads do not meet. Starting a thread costs some 15 us;
+// plans ask for few threads when the work is small.
 #pragma once
 
 #include <atomic>
@@ -12,8 +12,8 @@
 namespace libflash::cpu {
 
 // Calls body(item, thread) for every item in [0, items), in order of item but on whichever thread is free next; `thread` is in
-// [0, threads) and no two calls with the same `thread` overlap. If the system gives no more threads, the call goes on with those it
-// has. An exception of a body ends the loop and is thrown again here.
+// [0, threads) and no two calls with the same `thread` overlap. If the system gives no more threads, the call goes on with those
+// it has. An exception of a body ends the loop and is thrown again here.
 template <class Body>
 void parallel_for(int64_t items, int threads, const Body& body) {
     if (threads > items) threads = static_cast<int>(items);

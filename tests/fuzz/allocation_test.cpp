@@ -1,5 +1,5 @@
-// Every allocation of every operation fails in turn: first the n-th alone, then it and all that follow, for n = 1, 2, ... until none
-// is left to fail. The call succeeds or says OUT_OF_MEMORY, and the next call works. Leaks are AddressSanitizer's to find.
+// Every allocation of every operation fails in turn: first the n-th alone, then it and all that follow, for n = 1, 2, ... until
+// none is left to fail. The call succeeds or says OUT_OF_MEMORY, and the next call works. Leaks are AddressSanitizer's to find.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>

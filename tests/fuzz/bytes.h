@@ -1,4 +1,5 @@
-// Choices read from the fuzzer's bytes; 0 once they are used up, so that every input is a whole case and a shorter one a simpler case.
+// Choices read from the fuzzer's bytes; 0 once they are used up, so that every input is a whole case and a shorter one a simpler
+// case.
 #pragma once
 
 #include <cstddef>

@@ -32,7 +32,8 @@ inline bool poisoned(const char* element, int64_t size) {
     return true;
 }
 
-// Elements within relative * |truth| + absolute; what the truth left alone, gaps included, left alone; NaN where the truth has NaN.
+// Elements within relative * |truth| + absolute; what the truth left alone, gaps included, left alone; NaN where the truth has
+// NaN.
 inline void check_close(const Tensor& got, const Tensor& truth, double relative, double absolute, const char* what) {
     if (!truth.present()) return;
     const int64_t size = bytes_of(truth.view.dtype);
@@ -50,8 +51,8 @@ inline void check_close(const Tensor& got, const Tensor& truth, double relative,
     FUZZ_CHECK(rest == truth_rest, "%s: bytes were written that belong to no element that has a value", what);
 }
 
-// The rounding errors of a dtype, as in the tolerance rule (tests/tolerance.py), of which the bounds here are a coarse version: the
-// largest values that can occur stand for the values that do. Coarse for the 16-bit types, sharp for float and double.
+// The rounding errors of a dtype, as in the tolerance rule (tests/tolerance.py), of which the bounds here are a coarse version:
+// the largest values that can occur stand for the values that do. Coarse for the 16-bit types, sharp for float and double.
 struct Rounding {
     double u;     // of the storage type
     double sums;  // of sums and functions in the accumulation type: 2^-21 for float

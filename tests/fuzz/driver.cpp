@@ -1,5 +1,5 @@
-// The target without libFuzzer: first every file named on the command line (folders: every file in them), then random inputs until the
-// time is up. The input that ends the process is left in the current folder.
+// The target without libFuzzer: first every file named on the command line (folders: every file in them), then random inputs
+// until the time is up. The input that ends the process is left in the current folder.
 //
 //   fuzz_driver [-seconds=N] [-runs=N] [-seed=N] [file or folder]...       default time: LIBFLASH_FUZZ_SECONDS, else 20
 #include <dirent.h>

@@ -1,5 +1,5 @@
-// Tensors with memory of their own: a block of exactly the bytes the tensor spans, so that AddressSanitizer's red zones stand at its
-// very ends, and everything in between that no element owns holds NaN.
+// Tensors with memory of their own: a block of exactly the bytes the tensor spans, so that AddressSanitizer's red zones stand at
+// its very ends, and everything in between that no element owns holds NaN.
 #pragma once
 
 #include <cstdlib>

@@ -1,4 +1,5 @@
-// The operations of the target. Each reads its case from the bytes, and aborts the process when the library does not keep its word.
+// The operations of the target. Each reads its case from the bytes, and aborts the process when the library does not keep its
+// word.
 #pragma once
 
 #include "bytes.h"

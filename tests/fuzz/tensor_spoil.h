@@ -1,4 +1,5 @@
-// Ways to make one tensor of a right call wrong, whatever it is for. All of them must be refused as INVALID, before any data is read.
+// Ways to make one tensor of a right call wrong, whatever it is for. All of them must be refused as INVALID, before any data is
+// read.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// Eight threads call the library at once, each call with threads of its own: every result is bit for bit that of one thread alone, and
-// each thread reads its own error text. Built with ThreadSanitizer.
+// Eight threads call the library at once, each call with threads of its own: every result is bit for bit that of one thread
+// alone, and each thread reads its own error text. Built with ThreadSanitizer.
 #include <atomic>
 #include <cstdio>
 #include <string>

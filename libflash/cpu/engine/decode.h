@@ -1,6 +1,6 @@
-// Decode: a few query rows of each sequence against its cache. The query heads that share a key head are rows of one panel, so the cache
-// is read once for all of them; long caches are split into ranges of keys so that every thread has work, and whoever finishes the
-// last range of a panel puts the partial results together, always in the same order.
+// Decode: a few query rows of each sequence against its cache. The query heads that share a key head are rows of one panel, so
+// the cache is read once for all of them; long caches are split into ranges of keys so that every thread has work, and whoever
+// finishes the last range of a panel puts the partial results together, always in the same order.
 #pragma once
 
 #include "cpu/append.h"

@@ -1,6 +1,7 @@
-// Decode with few query rows to a key head: then most lanes of a panel would be idle, and the time goes into reading the cache. Here
-// vectors run along the channels instead, and a few keys at a time meet one head after the other, so that memory is read straight on
-// through the heads, as it lies. Scores of a row lie side by side, [row][key], and so do the channels of the output, [row][channel].
+// Decode with few query rows to a key head: then most lanes of a panel would be idle, and the time goes into reading the cache.
+// Here vectors run along the channels instead, and a few keys at a time meet one head after the other, so that memory is read
+// straight on through the heads, as it lies. Scores of a row lie side by side, [row][key], and so do the channels of the output,
+// [row][channel].
 #pragma once
 
 #include "cpu/engine/attend.h"
@@ -100,8 +101,8 @@ FLASH_INLINE Vec<A> sum_each(Vec<A> (&v)[kLanes<A>]) {
     return v[0];
 }
 
-// scores[r][j] = q_r . k_j for `Count` rows and as many keys as a vector has lanes, four of them at a time so that a load of q serves
-// four products. Scores beyond `count` mean nothing.
+// scores[r][j] = q_r . k_j for `Count` rows and as many keys as a vector has lanes, four of them at a time so that a load of q
+// serves four products. Scores beyond `count` mean nothing.
 template <int Count, class T>
 static void few_products(const T* const* k, int64_t head, int64_t count, int64_t channels, const FewElement<T>* q,
                          int64_t q_stride, Acc<T>* scores) {

@@ -7,8 +7,8 @@
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-// Rows of all query heads that read one key head: row n is head n % group at position n / group, so that one pass over the cache serves
-// the whole group.
+// Rows of all query heads that read one key head: row n is head n % group at position n / group, so that one pass over the cache
+// serves the whole group.
 template <class T>
 struct GroupRows {
     static constexpr bool kStrided = false;

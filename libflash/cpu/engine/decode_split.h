@@ -90,8 +90,9 @@ FLASH_INLINE void add_weighted(A* to, const A* from, Vec<A> weight, bool first) 
     store(to, first ? part : load(to) + part);
 }
 
-// Partials n to n + splits - 1 into the panel, whose output is [channel][lane], or with `row_stride` [row][channel]. A part without a
-// key, or of no weight, adds nothing whatever it holds; a single part comes out bit for bit as if nothing had been split.
+// Partials n to n + splits - 1 into the panel, whose output is [channel][lane], or with `row_stride` [row][channel]. A part
+// without a key, or of no weight, adds nothing whatever it holds; a single part comes out bit for bit as if nothing had been
+// split.
 template <class T>
 static void combine(const Partials<T>& parts, int64_t n, int64_t splits, Acc<T> unit, int64_t row_stride, QueryPanel<T>& panel) {
     using A = Acc<T>;
