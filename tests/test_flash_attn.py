@@ -30,8 +30,8 @@ SIGNATURES = {  # flash-attn 2.8, flash_attn/flash_attn_interface.py
     "flash_attn_varlen_qkvpacked_func": f"qkv, cu_seqlens, max_seqlen, {COMMON}",
     "flash_attn_varlen_kvpacked_func": f"q, kv, {LENGTHS}, {COMMON}",
     "flash_attn_with_kvcache": "q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None, "
-    "cache_batch_idx=None, cache_leftpad=None, block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, "
-    "rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False",
+    "cache_batch_idx=None, cache_leftpad=None, block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1), "
+    "softcap=0.0, rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False",
 }
 
 
@@ -121,7 +121,7 @@ def test_last_dimension_may_have_any_stride() -> None:
     assert all(map(torch.equal, gradients(got, *turned), gradients(wanted, q, k, v)))
 
 
-# -- dropout ----------------------------------------------------------------------------------------------------------------------
+# -- dropout
 
 
 def kept(probabilities: torch.Tensor, p: float) -> torch.Tensor:
@@ -170,7 +170,7 @@ def test_dropout_follows_the_default_generator() -> None:
     assert_same_bits(flash_attn.flash_attn_func(*arrays, 0.5), first)
 
 
-# -- caches -----------------------------------------------------------------------------------------------------------------------
+# -- caches
 
 
 def test_varlen_with_pages() -> None:
@@ -203,7 +203,9 @@ def test_with_kvcache(library: str) -> None:
     )  # fmt: skip
     assert_same_bits(dict(enumerate(map(np.asarray, (out, lse, *mine)))), dict(enumerate((*wanted, *other))))
     whole = flash_attn.flash_attn_with_kvcache(convert(q), *map(convert, mine), cache_seqlens=7, causal=True)
-    same = flash_attn.flash_attn_with_kvcache(convert(q), *map(convert, mine), cache_seqlens=convert(np.full(2, 7, np.int32)), causal=True)
+    same = flash_attn.flash_attn_with_kvcache(
+        convert(q), *map(convert, mine), cache_seqlens=convert(np.full(2, 7, np.int32)), causal=True
+    )
     assert_same_bits(np.asarray(whole), np.asarray(same))
 
 
@@ -220,7 +222,7 @@ def test_cache_lengths_as_a_number_count_sequences_not_pages() -> None:
     torch.testing.assert_close(got, flash_attn.flash_attn_with_kvcache(q, dense, dense, cache_seqlens=5))
 
 
-# -- other libraries --------------------------------------------------------------------------------------------------------------
+# -- other libraries
 
 
 def test_numpy() -> None:

@@ -69,7 +69,9 @@ def compiles(tmp_path: Path, includes: list[Path], text: str) -> None:
 
 def same_layout(ours: str, theirs: str, fields: dict[str, str], *, size: bool = True) -> list[str]:
     lines = [f'static_assert(offsetof({ours}, {a}) == offsetof({theirs}, {b}), "{ours}.{a}");' for a, b in fields.items()]
-    lines += [f'static_assert(sizeof((({ours} *)0)->{a}) == sizeof((({theirs} *)0)->{b}), "{ours}.{a}");' for a, b in fields.items()]
+    lines += [
+        f'static_assert(sizeof((({ours} *)0)->{a}) == sizeof((({theirs} *)0)->{b}), "{ours}.{a}");' for a, b in fields.items()
+    ]
     return [*lines, *([f'static_assert(sizeof({ours}) == sizeof({theirs}), "{ours}");'] if size else [])]
 
 

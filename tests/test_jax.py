@@ -14,8 +14,8 @@ import libflash
 jax = pytest.importorskip("jax")
 
 import jax.numpy as jnp  # noqa: E402
-
 import libflash.jax  # noqa: E402
+
 from libflash import _jax_ffi  # noqa: E402
 
 # float64 needs jax_enable_x64 and has a test of its own.
@@ -32,11 +32,11 @@ def problem() -> list[jax.Array]:
     return arrays((2, 7, 4, 8), (2, 9, 2, 8), (2, 9, 2, 5), (1, 4, 7, 9), (4,))
 
 
-def everything(q, k, v, bias, sink, **options):  # noqa: ANN001, ANN003, ANN201
+def everything(q, k, v, bias, sink, **options):
     return libflash.jax.attention(q, k, v, bias=bias, learnable_sink=sink, causal=True, return_lse=True, **options)
 
 
-def definition(q, k, v, bias, sink):  # noqa: ANN001, ANN201
+def definition(q, k, v, bias, sink):
     """The same in jax.numpy."""
     group = q.shape[2] // k.shape[2]
     k, v = jnp.repeat(k, group, 2), jnp.repeat(v, group, 2)
@@ -48,8 +48,8 @@ def definition(q, k, v, bias, sink):  # noqa: ANN001, ANN201
     return jnp.einsum("bhij,bjhd->bihd", jnp.exp(s - lse[..., None]), v), lse
 
 
-def loss_of(function):  # noqa: ANN001, ANN201
-    def loss(*x):  # noqa: ANN002, ANN202
+def loss_of(function):
+    def loss(*x):
         out, lse = function(*x)
         return (out * jnp.cos(jnp.arange(out.size, dtype=out.dtype).reshape(out.shape))).sum() + jnp.sin(lse).sum()
 
@@ -60,7 +60,7 @@ def assert_close(got: object, wanted: object, tolerance: float = 2e-5) -> None:
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=tolerance, atol=tolerance), got, wanted)
 
 
-# -- numbers ----------------------------------------------------------------------------------------------------------------------
+# -- numbers
 
 
 @pytest.mark.parametrize("case", OPTIONS, ids=str)
@@ -148,7 +148,7 @@ def test_no_rows_or_no_keys(seqlens: tuple[int, int]) -> None:
         assert not gradient.any()
 
 
-# -- vmap -------------------------------------------------------------------------------------------------------------------------
+# -- vmap
 
 
 def stacked() -> list[jax.Array]:
@@ -173,7 +173,7 @@ def test_vmap(name: str) -> None:
     x = [v if axis is not None else v[0] for v, axis in zip(stacked(), axes, strict=True)]
     mapped = [v if axis is None else jnp.moveaxis(v, 0, axis) for v, axis in zip(x, axes, strict=True)]
 
-    def both(*x):  # noqa: ANN002, ANN202
+    def both(*x):
         return everything(*x), jax.grad(loss_of(everything), argnums=range(5))(*x)
 
     got = jax.vmap(both, axes)(*mapped)
@@ -221,7 +221,7 @@ def test_vmap_of_packed_arrays_and_of_dropout() -> None:
     assert_same_bits(jax.vmap(drop)(q, k, v), jnp.stack([drop(*x) for x in zip(q, k, v, strict=True)]))
 
 
-# -- dropout ----------------------------------------------------------------------------------------------------------------------
+# -- dropout
 
 
 def test_seeds() -> None:
@@ -238,7 +238,7 @@ def test_keys_are_traced() -> None:
     traces = []
 
     @jax.jit
-    def step(v, key):  # noqa: ANN001, ANN202
+    def step(v, key):
         traces.append(1)
         return jax.value_and_grad(lambda v: libflash.jax.attention(q, k, v, dropout_p=0.5, seed=key).sum())(v)
 
@@ -250,7 +250,7 @@ def test_keys_are_traced() -> None:
     np.testing.assert_allclose((gradient * v).sum(), value, rtol=1e-4)
 
 
-# -- sharding ---------------------------------------------------------------------------------------------------------------------
+# -- sharding
 
 SHARDED = """
     import jax, jax.numpy as jnp, numpy as np, libflash.jax
@@ -315,7 +315,7 @@ def test_shard_map() -> None:
     """, **DEVICES)  # fmt: skip
 
 
-# -- decode and merge -------------------------------------------------------------------------------------------------------------
+# -- decode and merge
 
 
 def test_decode_is_that_of_the_library() -> None:
@@ -338,7 +338,7 @@ def test_decode_is_that_of_the_library() -> None:
 def test_decode_step_with_donated_caches() -> None:
     q, k_cache, v_cache, k, v = arrays((2, 1, 4, 8), (2, 9, 2, 8), (2, 9, 2, 8), (2, 1, 2, 8), (2, 1, 2, 8))
 
-    def step(k_cache, v_cache, lengths):  # noqa: ANN001, ANN202
+    def step(k_cache, v_cache, lengths):
         return libflash.jax.decode(q, k_cache, v_cache, k=k, v=v, cache_seqlens=lengths)
 
     donating = jax.jit(step, donate_argnums=(0, 1))
@@ -383,7 +383,7 @@ def test_merge(layout: str) -> None:
 def test_merge_of_parts_is_the_whole() -> None:
     q, k, v, *_ = problem()
 
-    def in_parts(q, k, v):  # noqa: ANN001, ANN202
+    def in_parts(q, k, v):
         parts = [libflash.jax.attention(q, k[:, i : i + 3], v[:, i : i + 3], return_lse=True) for i in (0, 3, 6)]
         return libflash.jax.merge(*zip(*parts, strict=True))
 
@@ -396,7 +396,7 @@ def test_merge_ignores_empty_parts_whatever_they_hold() -> None:
     out, lse = arrays((1, 2, 3, 4), (1, 3, 2))
     garbage, nothing = jnp.full_like(out, jnp.nan), jnp.full_like(lse, -jnp.inf)
 
-    def loss(out, garbage, lse, nothing):  # noqa: ANN001, ANN202
+    def loss(out, garbage, lse, nothing):
         merged, total = libflash.jax.merge([out, garbage], [lse, nothing])
         return merged.sum() + total.sum()
 
@@ -409,13 +409,18 @@ def test_merge_ignores_empty_parts_whatever_they_hold() -> None:
     assert (total == -jnp.inf).all()
 
 
-# -- refusals ---------------------------------------------------------------------------------------------------------------------
+# -- refusals
 
 
 def test_refusals_come_from_the_library_while_tracing() -> None:
     q, k, v, *_ = problem()
     attention = libflash.jax.attention
-    for wrap in (lambda f: f, jax.jit, lambda f: jax.vmap(f, in_axes=None, axis_size=2), lambda f: lambda *x: jax.eval_shape(f, *x)):
+    for wrap in (
+        lambda f: f,
+        jax.jit,
+        lambda f: jax.vmap(f, in_axes=None, axis_size=2),
+        lambda f: lambda *x: jax.eval_shape(f, *x),
+    ):
         with pytest.raises(libflash.InvalidError, match=r"v: shape .*\(2, 5, 2, 5\)"):
             wrap(attention)(q, k, v[:, :5])
     refused = [

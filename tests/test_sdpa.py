@@ -11,9 +11,9 @@ import libflash
 
 torch = pytest.importorskip("torch")
 
+import libflash.torch  # noqa: E402
 import torch.nn.attention as registry  # noqa: E402
 
-import libflash.torch  # noqa: E402
 from libflash import _torch_sdpa  # noqa: E402
 
 sdpa = torch.nn.functional.scaled_dot_product_attention
@@ -26,17 +26,20 @@ def leave_nothing_behind() -> Iterator[None]:
     _torch_sdpa._warned.clear()
 
 
+def spy(name: str, original: Any, seen: list[str]) -> Any:
+    def call(*args: Any, **options: Any) -> Any:
+        seen.append(name)
+        return original(*args, **options)
+
+    return call
+
+
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What reaches the library."""
     seen: list[str] = []
     for name in ("attention", "attention_backward"):
-
-        def spy(*args: Any, original: Any = getattr(_torch_sdpa._core, name), name: str = name, **options: Any) -> Any:
-            seen.append(name)
-            return original(*args, **options)
-
-        monkeypatch.setattr(_torch_sdpa._core, name, spy)
+        monkeypatch.setattr(_torch_sdpa._core, name, spy(name, getattr(_torch_sdpa._core, name), seen))
     return seen
 
 
@@ -116,7 +119,10 @@ def test_compiled_models(backend: str, calls: list[str]) -> None:
     wanted = both(lambda *x: sdpa(*x, is_causal=True), leaves)
     torch._dynamo.reset()
     with libflash.torch.enable():
-        got = both(torch.compile(lambda *x: sdpa(*x, is_causal=True).relu() * 1 - (-sdpa(*x, is_causal=True)).relu(), backend=backend), leaves)
+        got = both(
+            torch.compile(lambda *x: sdpa(*x, is_causal=True).relu() * 1 - (-sdpa(*x, is_causal=True)).relu(), backend=backend),
+            leaves,
+        )
     assert len(calls) >= 2
     torch.testing.assert_close(got, wanted, rtol=2e-5, atol=2e-5)
 
@@ -130,7 +136,7 @@ def test_strided_inputs() -> None:
             torch.testing.assert_close(both(sdpa, x), wanted, rtol=2e-5, atol=2e-5)
 
 
-# -- what the library has no kernel for -------------------------------------------------------------------------------------------
+# -- what the library has no kernel for
 
 
 def test_falls_back_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +154,7 @@ def test_falls_back_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(got, wanted)
 
 
-# -- on and off -------------------------------------------------------------------------------------------------------------------
+# -- on and off
 
 
 def test_is_registered_and_not_active() -> None:
@@ -219,12 +225,12 @@ def test_what_is_no_model_is_refused() -> None:
     assert registry.current_flash_attention_impl() is None
 
 
-# -- the CUDA operators, called on the CPU: what they return and how they take it back ----------------------------------------------
+# -- the CUDA operators, called on the CPU: what they return and how they take it back
 
 
 def on_cpu(name: str) -> Any:
     function = _torch_sdpa.OPERATORS[name][1]
-    return lambda *args, **options: torch.no_grad()(function)(*args, **options)
+    return torch.no_grad()(function)
 
 
 @pytest.mark.parametrize("dropout_p", [0.0, 0.5])
@@ -251,7 +257,9 @@ def test_cuda_operator_and_its_gradient(dropout_p: float) -> None:
 def test_packed_cuda_operator_and_its_gradient() -> None:
     q, k, v = (x.detach()[0].transpose(0, 1).contiguous() for x in problem(20, 20))
     cu = torch.tensor([0, 7, 7, 20], dtype=torch.int32)
-    results = on_cpu("_flash_attention_forward")(q, k, v, cu, cu, 13, 13, 0.25, True, False, window_size_left=5, window_size_right=0)
+    results = on_cpu("_flash_attention_forward")(
+        q, k, v, cu, cu, 13, 13, 0.25, True, False, window_size_left=5, window_size_right=0
+    )
     assert len(results) == len(torch.ops.aten._flash_attention_forward.default._schema.returns)
     out, lse, state, unused, _ = results
     dout = torch.randn_like(out)

@@ -16,6 +16,7 @@ import libflash
 torch = pytest.importorskip("torch")
 
 import libflash.torch  # noqa: E402
+
 from libflash import _torch_ops  # noqa: E402
 
 OPTIONS = [*cases.singles(), *cases.option_pairs(), cases.by_name("size-batch-0"), cases.by_name("size-packed-empty")]
@@ -50,7 +51,7 @@ def eager(
     return torch.einsum("bhij,bjhd->bihd", (s - lse[..., None]).exp(), v), lse
 
 
-# -- numbers ----------------------------------------------------------------------------------------------------------------------
+# -- numbers
 
 
 @pytest.mark.parametrize("case", OPTIONS, ids=str)
@@ -80,7 +81,15 @@ def test_gradcheck(layout: str) -> None:
 
     def function(*x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return libflash.torch.attention(
-            *x[:3], bias=x[3], learnable_sink=x[4], causal=True, softcap=2.0, dropout_p=0.25, seed=7, return_lse=True, layout=layout
+            *x[:3],
+            bias=x[3],
+            learnable_sink=x[4],
+            causal=True,
+            softcap=2.0,
+            dropout_p=0.25,
+            seed=7,
+            return_lse=True,
+            layout=layout,
         )
 
     assert torch.autograd.gradcheck(function, (q, k, v, bias, sink))
@@ -174,7 +183,7 @@ def test_rows_of_no_sequence_are_zero() -> None:
             assert not gradient[7:].any()
 
 
-# -- dropout ----------------------------------------------------------------------------------------------------------------------
+# -- dropout
 
 
 def test_dropout_follows_the_default_generator() -> None:
@@ -204,7 +213,7 @@ def test_the_plain_function_keeps_its_default_seed() -> None:
     assert torch.equal(libflash.attention(q, k, v, dropout_p=0.5), wanted)
 
 
-# -- operators, compile, export ---------------------------------------------------------------------------------------------------
+# -- operators, compile, export
 
 
 def sample_calls() -> dict[str, tuple]:
@@ -267,10 +276,10 @@ def test_compiles_whole(name: str) -> None:
     """Forward and backward, with bias, sink and lse, without a graph break, to the same bits."""
     leaves = [*qkv(), *tensors((1, 4, 1, 9), (4,))]
 
-    def function(q, k, v, bias, sink):  # noqa: ANN001, ANN202
+    def function(q, k, v, bias, sink):
         return libflash.torch.attention(q, k, v, bias=bias, learnable_sink=sink, return_lse=True, **COMPILED[name])
 
-    def everything(call):  # noqa: ANN001, ANN202
+    def everything(call):
         out, lse = call(*leaves)
         finite = torch.where(lse > -torch.inf, lse, 0)
         return out, lse, *torch.autograd.grad(out.square().sum() + finite.sum(), leaves)
@@ -282,7 +291,9 @@ def test_compiles_whole(name: str) -> None:
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own
 def test_compiles_with_inductor_and_changing_sizes() -> None:
     torch._dynamo.reset()
-    function = torch.compile(lambda q, k, v: libflash.torch.attention(q * 2, k, v, causal=True).relu(), fullgraph=True, dynamic=True)
+    function = torch.compile(
+        lambda q, k, v: libflash.torch.attention(q * 2, k, v, causal=True).relu(), fullgraph=True, dynamic=True
+    )
     for seqlen in (5, 8, 13):
         q, k, v = tensors((2, seqlen, 4, 8), (2, seqlen, 2, 8), (2, seqlen, 2, 8))
         got = function(q, k, v)
@@ -306,7 +317,7 @@ def test_compiled_decode_writes_the_cache() -> None:
     q, k_cache, v_cache, k, v = tensors((2, 1, 4, 8), (2, 9, 2, 8), (2, 9, 2, 8), (2, 1, 2, 8), (2, 1, 2, 8), grad=False)
     lengths = torch.tensor([4, 8], dtype=torch.int32)
 
-    def step(q, k_cache, v_cache, k, v, lengths):  # noqa: ANN001, ANN202
+    def step(q, k_cache, v_cache, k, v, lengths):
         return libflash.torch.decode(q, k_cache, v_cache, k=k, v=v, cache_seqlens=lengths) + k_cache.sum()
 
     mine, other = (k_cache.clone(), v_cache.clone()), (k_cache.clone(), v_cache.clone())
@@ -352,7 +363,7 @@ def test_profiler_sees_the_operator() -> None:
     assert "libflash::attention" in {event.name for event in profile.function_events}
 
 
-# -- autocast ---------------------------------------------------------------------------------------------------------------------
+# -- autocast
 
 
 def test_autocast_runs_in_low_precision() -> None:
@@ -371,7 +382,7 @@ def test_autocast_leaves_float64_alone() -> None:
         assert libflash.torch.attention(*qkv(torch.float64)).dtype == torch.float64
 
 
-# -- arguments --------------------------------------------------------------------------------------------------------------------
+# -- arguments
 
 
 def test_out_and_lse_are_written() -> None:
@@ -419,19 +430,26 @@ def test_what_has_no_gradient_says_so() -> None:
 def test_a_refused_operator_raises_inside_a_compiled_graph() -> None:
     q, k, v = qkv(grad=False)
     with pytest.raises(libflash.InvalidError, match="v: shape"):
-        compiled(lambda q, k, v: libflash.torch.attention(q, k, v))(q, k, v[:, :5])
+        compiled(libflash.torch.attention)(q, k, v[:, :5])
 
 
-# -- decode and merge -------------------------------------------------------------------------------------------------------------
+# -- decode and merge
 
 
 def test_decode_is_that_of_the_library() -> None:
     q, k_cache, v_cache, k, v = tensors((2, 3, 4, 8), (2, 9, 2, 8), (2, 9, 2, 5), (2, 3, 2, 8), (2, 3, 2, 5), grad=False)
     cos, sin = tensors((9, 2), (9, 2), grad=False)
     options = {
-        "cache_seqlens": torch.tensor([4, 6], dtype=torch.int32), "rotary_cos": cos, "rotary_sin": sin, "rotary_interleaved": False,
-        "window_size": (4, 0), "softmax_scale": 0.3, "softcap": 2.0, "num_splits": 2, "learnable_sink": torch.zeros(4),
-    }  # fmt: skip
+        "cache_seqlens": torch.tensor([4, 6], dtype=torch.int32),
+        "rotary_cos": cos,
+        "rotary_sin": sin,
+        "rotary_interleaved": False,
+        "window_size": (4, 0),
+        "softmax_scale": 0.3,
+        "softcap": 2.0,
+        "num_splits": 2,
+        "learnable_sink": torch.zeros(4),
+    }
     mine, other = (k_cache.clone(), v_cache.clone()), (k_cache.clone(), v_cache.clone())
     got = libflash.torch.decode(q, *mine, k=k, v=v, return_lse=True, **options)
     wanted = libflash.decode(q, *other, k=k, v=v, return_lse=True, **options)
@@ -483,7 +501,7 @@ def test_merge_ignores_empty_parts_whatever_they_hold() -> None:
 def test_merge_compiles() -> None:
     outs, lses = tensors((1, 2, 3, 4), (1, 2, 3, 4)), tensors((1, 3, 2), (1, 3, 2))
 
-    def function(*parts):  # noqa: ANN002, ANN202
+    def function(*parts):
         return libflash.torch.merge(parts[:2], parts[2:], return_lse=False)
 
     got, wanted = compiled(function)(*outs, *lses), function(*outs, *lses)

@@ -64,7 +64,8 @@ static flash_status_t take_buffers(request_t *request, const xla_buffers *given,
         const xla_buffer *buffer = given->items[i];
         if (given->types[i] != XLA_BUFFER) return refuse(request, "operand or result %lld is not an array", (long long)i);
         if (!describe_tensor(&taken->items[i], buffer->data, buffer->dtype, buffer->rank, buffer->dims))
-            return refuse(request, "operand or result %lld has %lld dimensions and XLA type %d; at most 4 of a type that libflash has",
+            return refuse(request,
+                          "operand or result %lld has %lld dimensions and XLA type %d; at most 4 of a type that libflash has",
                           (long long)i, (long long)buffer->rank, buffer->dtype);
         taken->items[i].device_type = device_type;
         taken->items[i].device_id = device_id;
@@ -82,7 +83,8 @@ static flash_status_t take_extras(request_t *request, const xla_frame *frame, bo
         const xla_buffer *rng = frame->args.items[--*operands];
         if (rng->dtype != XLA_U32 || rng->rank != 1 || rng->dims[0] != 4) return refuse(request, "seed must become U32[4]");
         if (!host) {
-            refuse(request, "on CUDA seed and offset must be Python integers: an array would have to be read back from the device");
+            refuse(request,
+                   "on CUDA seed and offset must be Python integers: an array would have to be read back from the device");
             return FLASH_STATUS_UNSUPPORTED;
         }
         request->rng = rng->data;

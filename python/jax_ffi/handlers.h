@@ -4,7 +4,7 @@
 
 #include "xla_ffi.h"
 
-typedef xla_error *handler_t(xla_frame *frame);
+typedef xla_error* handler_t(xla_frame* frame);
 
 handler_t forward_cpu, forward_cuda, backward_cpu, backward_cuda, decode_cpu, decode_cuda;
 

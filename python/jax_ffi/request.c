@@ -11,11 +11,24 @@
 #define NAME(field) {#field, TEXT, offsetof(attributes_t, field), sizeof(((attributes_t *)0)->field)}
 
 const attribute_row_t attribute_rows[] = {
-    NUMBER(operands, INTEGER),     NUMBER(flags, INTEGER),        NUMBER(layout, INTEGER),       NUMBER(window_left, INTEGER),
-    NUMBER(window_right, INTEGER), NUMBER(max_seqlen_q, INTEGER), NUMBER(max_seqlen_k, INTEGER), NUMBER(num_splits, INTEGER),
-    NUMBER(split_size, INTEGER),   NUMBER(num_threads, INTEGER),  NUMBER(seed, INTEGER),         NUMBER(offset, INTEGER),
-    NUMBER(softmax_scale, REAL),   NUMBER(softcap, REAL),         NUMBER(dropout_p, REAL),       NAME(backend),
-    NAME(kernel),                  {NULL, INTEGER, 0, 0},
+    NUMBER(operands, INTEGER),
+    NUMBER(flags, INTEGER),
+    NUMBER(layout, INTEGER),
+    NUMBER(window_left, INTEGER),
+    NUMBER(window_right, INTEGER),
+    NUMBER(max_seqlen_q, INTEGER),
+    NUMBER(max_seqlen_k, INTEGER),
+    NUMBER(num_splits, INTEGER),
+    NUMBER(split_size, INTEGER),
+    NUMBER(num_threads, INTEGER),
+    NUMBER(seed, INTEGER),
+    NUMBER(offset, INTEGER),
+    NUMBER(softmax_scale, REAL),
+    NUMBER(softcap, REAL),
+    NUMBER(dropout_p, REAL),
+    NAME(backend),
+    NAME(kernel),
+    {NULL, INTEGER, 0, 0},
 };
 
 const attribute_row_t *find_attribute(const char *name, size_t length) {
@@ -160,7 +173,8 @@ static flash_status_t bind_decode(request_t *request, call_t *call) {
 static flash_status_t bind(request_t *request, call_t *call) {
     call->ordered = 0;
     if (request->attributes.layout < LAYOUT_BSHD || request->attributes.layout > LAYOUT_SBHD)
-        return refuse(request, "layout is %lld; it must be 0 (bshd), 1 (bhsd) or 2 (sbhd)", (long long)request->attributes.layout);
+        return refuse(request, "layout is %lld; it must be 0 (bshd), 1 (bhsd) or 2 (sbhd)",
+                      (long long)request->attributes.layout);
     return request->operation == DECODE ? bind_decode(request, call) : bind_attention(request, call);
 }
 
@@ -170,8 +184,8 @@ static flash_status_t workspace_size(const request_t *request, const call_t *c, 
             return flash_attention_forward_workspace_size(c->in[0], c->in[1], c->in[2], c->out[0], c->out[1], &c->attention,
                                                           bytes);
         case BACKWARD:
-            return flash_attention_backward_workspace_size(c->in[0], c->in[1], c->in[2], c->in[3], c->in[4], c->in[5],
-                                                           c->out[0], c->out[1], c->out[2], &c->attention, bytes);
+            return flash_attention_backward_workspace_size(c->in[0], c->in[1], c->in[2], c->in[3], c->in[4], c->in[5], c->out[0],
+                                                           c->out[1], c->out[2], &c->attention, bytes);
         default:
             return flash_attention_decode_workspace_size(c->in[0], c->in[1], c->in[2], c->out[0], c->out[1], &c->decode, bytes);
     }

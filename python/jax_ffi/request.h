@@ -22,36 +22,36 @@ typedef enum operation_t { FORWARD, BACKWARD, DECODE, OPERATIONS } operation_t;
  * The gradient of learnable_sink is a sum over lse and out, which libflash/jax.py leaves to XLA.
  * With bit WITH_WORKSPACE one more result, bytes of scratch memory, stands at the end. */
 enum { /* bits of FORWARD and BACKWARD */
-    WITH_CU_SEQLENS_Q,
-    WITH_CU_SEQLENS_K,
-    WITH_SEQUSED_Q,
-    WITH_SEQUSED_K,
-    WITH_ALIBI_SLOPES,
-    WITH_BIAS,
-    WITH_MASK,
-    WITH_LEARNABLE_SINK,
-    WITH_BLOCK_MASK,
-    WITH_DLSE,
-    ATTENTION_OPERANDS
+       WITH_CU_SEQLENS_Q,
+       WITH_CU_SEQLENS_K,
+       WITH_SEQUSED_Q,
+       WITH_SEQUSED_K,
+       WITH_ALIBI_SLOPES,
+       WITH_BIAS,
+       WITH_MASK,
+       WITH_LEARNABLE_SINK,
+       WITH_BLOCK_MASK,
+       WITH_DLSE,
+       ATTENTION_OPERANDS
 };
 enum { /* bits of DECODE */
-    WITH_CACHE_SEQLENS,
-    WITH_BLOCK_TABLE,
-    WITH_CACHE_BATCH_IDX,
-    WITH_CACHE_LEFTPAD,
-    WITH_K_NEW,
-    WITH_V_NEW,
-    WITH_ROTARY_COS,
-    WITH_ROTARY_SIN,
-    WITH_DECODE_ALIBI_SLOPES,
-    WITH_DECODE_SINK,
-    DECODE_OPERANDS
+       WITH_CACHE_SEQLENS,
+       WITH_BLOCK_TABLE,
+       WITH_CACHE_BATCH_IDX,
+       WITH_CACHE_LEFTPAD,
+       WITH_K_NEW,
+       WITH_V_NEW,
+       WITH_ROTARY_COS,
+       WITH_ROTARY_SIN,
+       WITH_DECODE_ALIBI_SLOPES,
+       WITH_DECODE_SINK,
+       DECODE_OPERANDS
 };
-enum { /* bits of all */
-    WITH_RNG = 16, /* one more operand, U32[4] in host memory: seed and offset, low words first */
-    WITH_WORKSPACE,
-    WITH_DBIAS,
-    WITH_FILLED /* at the end of the operands, before the random state, one for each result: the memory that the results take
+enum {                /* bits of all */
+       WITH_RNG = 16, /* one more operand, U32[4] in host memory: seed and offset, low words first */
+       WITH_WORKSPACE,
+       WITH_DBIAS,
+       WITH_FILLED /* at the end of the operands, before the random state, one for each result: the memory that the results take
                    over, filled, since rows of packed arrays that belong to no sequence are not written */
 };
 
@@ -77,37 +77,37 @@ typedef enum kind_t { INTEGER, REAL, TEXT } kind_t;
 
 /* The named numbers, one row each: both sources fill the struct by this table. */
 typedef struct attribute_row_t {
-    const char *name;
+    const char* name;
     kind_t kind;
     size_t at;   /* in attributes_t */
     size_t size; /* of a text */
 } attribute_row_t;
 extern const attribute_row_t attribute_rows[];
-const attribute_row_t *find_attribute(const char *name, size_t length); /* NULL if there is none */
+const attribute_row_t* find_attribute(const char* name, size_t length); /* NULL if there is none */
 
 typedef struct request_t {
     operation_t operation;
     attributes_t attributes;
     tensors_t operands;
     tensors_t results;
-    const uint32_t *rng; /* NULL: seed and offset are those of the attributes */
-    void *workspace;     /* of the result for it; NULL: none was given */
+    const uint32_t* rng; /* NULL: seed and offset are those of the attributes */
+    void* workspace;     /* of the result for it; NULL: none was given */
     size_t workspace_bytes;
-    char text[512];      /* why a function below failed, where the library has not said it */
+    char text[512]; /* why a function below failed, where the library has not said it */
 } request_t;
 
-bool request_has(const request_t *request, int bit);
+bool request_has(const request_t* request, int bit);
 
 /* Sets a refusal of our own and returns FLASH_STATUS_INVALID. */
-flash_status_t refuse(request_t *request, const char *format, ...);
+flash_status_t refuse(request_t* request, const char* format, ...);
 
 /* Bytes of scratch memory that the request takes; checks everything that can be checked without data. */
-flash_status_t request_workspace_size(request_t *request, size_t *bytes);
+flash_status_t request_workspace_size(request_t* request, size_t* bytes);
 
 /* Runs it. On the CPU scratch memory is allocated for the length of the call unless it was given. */
-flash_status_t request_run(request_t *request, bool host, void *stream);
+flash_status_t request_run(request_t* request, bool host, void* stream);
 
 /* The text of the failure that the last of these functions reported. */
-const char *request_error(const request_t *request);
+const char* request_error(const request_t* request);
 
 #endif /* LIBFLASH_JAX_FFI_REQUEST_H */

@@ -1,4 +1,5 @@
-"""S_dmask, which flash-attn's functions return on request: the probabilities, negative where dropout dropped them. For tests only.
+"""S_dmask, which flash-attn's functions return on request: the probabilities, negative where dropout dropped them. For tests
+only.
 
 The library never has this matrix. It is asked for it through its own door: with one-hot values, out holds probabilities.
 """

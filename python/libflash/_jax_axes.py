@@ -1,7 +1,7 @@
 """What the axes of operands and results mean. vmap and sharding both follow from these labels:
 
-    b  batch            B  batch, of size 1 and repeated
-    h  query heads      k  key heads          anything else may be neither folded nor sharded
+b  batch            B  batch, of size 1 and repeated
+h  query heads      k  key heads          anything else may be neither folded nor sharded
 """
 
 from __future__ import annotations
@@ -13,7 +13,11 @@ from ._jax_calls import BACKWARD, DECODE, Call
 
 
 def operand_labels(call: Call, operands: Sequence[Any]) -> list[str]:
-    heads = {"bshd": ("bshd", "btkd", "btke", "bshe"), "bhsd": ("bhsd", "bktd", "bkte", "bhse"), "sbhd": ("sbhd", "tbkd", "tbke", "sbhe")}
+    heads = {
+        "bshd": ("bshd", "btkd", "btke", "bshe"),
+        "bhsd": ("bhsd", "bktd", "bkte", "bhse"),
+        "sbhd": ("sbhd", "tbkd", "tbke", "sbhe"),
+    }
     q, k, v, out = ("shd", "tkd", "tke", "she") if call.packed else heads[call.options.layout]
     labels = {"q": q, "k": k, "v": v, "out": out, "dout": out, "lse": "hs" if call.packed else "bhs", "learnable_sink": "h"}
     if call.operation == DECODE:
@@ -21,7 +25,14 @@ def operand_labels(call: Call, operands: Sequence[Any]) -> list[str]:
         if "block_table" in call.names or "cache_batch_idx" in call.names:
             labels |= {"k_cache": "ptkd", "v_cache": "ptke"}
     labels |= {"dlse": labels["lse"], "cache_seqlens": "b", "cache_leftpad": "b", "cache_batch_idx": "b", "block_table": "bc"}
-    labels |= {"seqused_q": "b", "seqused_k": "b", "rotary_cos": "xy", "rotary_sin": "xy", "cu_seqlens_q": "c", "cu_seqlens_k": "c"}
+    labels |= {
+        "seqused_q": "b",
+        "seqused_k": "b",
+        "rotary_cos": "xy",
+        "rotary_sin": "xy",
+        "cu_seqlens_q": "c",
+        "cu_seqlens_k": "c",
+    }
     found = []
     for name, x in zip((*call.fixed, *call.names), operands, strict=True):
         if name == "alibi_slopes":

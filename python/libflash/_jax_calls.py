@@ -1,7 +1,7 @@
 """From a call of libflash.jax to XLA: operands and attributes, and the check while tracing.
 
-The handlers themselves are C (jax_ffi/); request.h there lists what stands where. Above this stand sharding (_jax_sharding.py), vmap
-(_jax_vmap.py) and gradients (jax.py), each of which ends in calls of the one below.
+The handlers themselves are C (jax_ffi/); request.h there lists what stands where. Above this stand sharding (_jax_sharding.py),
+vmap (_jax_vmap.py) and gradients (jax.py), each of which ends in calls of the one below.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _jax_ffi
+from . import _jax_ffi  # type: ignore[attr-defined]
 from ._errors import InvalidError, from_status
 
 FORWARD, BACKWARD, DECODE = range(3)
@@ -22,8 +22,17 @@ TARGETS = ("libflash_forward", "libflash_backward", "libflash_decode")
 CAUSAL, TOP_LEFT, WINDOW, SCALE, DETERMINISTIC, INTERLEAVED = (1 << bit for bit in range(6))  # FLASH_FLAG_... of libflash.h
 WITH_RNG, WITH_WORKSPACE, WITH_DBIAS, WITH_FILLED = (1 << bit for bit in range(16, 20))
 ATTENTION_OPERANDS = (
-    "cu_seqlens_q", "cu_seqlens_k", "seqused_q", "seqused_k", "alibi_slopes", "bias", "mask", "learnable_sink", "block_mask", "dlse",
-)  # fmt: skip
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "seqused_q",
+    "seqused_k",
+    "alibi_slopes",
+    "bias",
+    "mask",
+    "learnable_sink",
+    "block_mask",
+    "dlse",
+)
 DECODE_OPERANDS = (
     "cache_seqlens", "block_table", "cache_batch_idx", "cache_leftpad", "k", "v", "rotary_cos", "rotary_sin", "alibi_slopes",
     "learnable_sink",
@@ -98,13 +107,14 @@ def varying_axes(arrays: Any) -> tuple[Any, ...]:
 
 
 def vary(arrays: Any, axes: tuple[Any, ...]) -> Any:
-    """The arrays, said to vary along `axes`: what is computed from varying operands does. The gradient of this is the sum over devices."""
+    """The arrays, said to vary along `axes`: what is computed from varying operands does. The gradient of this is the sum over
+    devices."""
 
     def one(x: Any) -> Any:
         missing = tuple(axis for axis in axes if axis not in varying_axes(x))
         if not missing:
             return x
-        return _vary(x, missing, to="varying") if _vary else jax.lax.pvary(x, missing)
+        return _vary(x, missing, to="varying") if _vary else jax.lax.pvary(x, missing)  # type: ignore[attr-defined]
 
     return jax.tree.map(one, arrays) if axes else arrays
 
@@ -146,11 +156,17 @@ def workspace_size(call: Call, operands: Sequence[Any], results: Sequence[Shape]
     def described(arrays: Sequence[Any], what: str) -> tuple[tuple[int, tuple[int, ...]], ...]:
         for name, x in zip((*call.fixed, *call.names), arrays, strict=False):
             if what == "operand" and (len(x.shape) > 4 or x.dtype.name not in TYPE_CODES):
-                raise InvalidError(f"{name} is {x.dtype.name}{list(x.shape)}; arrays have at most 4 dimensions and a type that libflash has")
+                raise InvalidError(
+                    f"{name} is {x.dtype.name}{list(x.shape)}; arrays have at most 4 dimensions and a type that libflash has"
+                )
         return tuple((TYPE_CODES[x.dtype.name], tuple(x.shape)) for x in arrays)
 
     status, text, size = _jax_ffi.workspace_size(
-        call.operation, device_type, described(without_rng(call, operands), "operand"), described(results, "result"), call.attributes()
+        call.operation,
+        device_type,
+        described(without_rng(call, operands), "operand"),
+        described(results, "result"),
+        call.attributes(),
     )
     if status != 0:
         raise from_status(status, text)
@@ -183,14 +199,17 @@ def on_platform(call: Call, operands: Sequence[Any], results: list[Shape], scrat
     if call.packed:  # rows that belong to no sequence are not written: hand in what they shall hold
         start = len(without_rng(call, operands))
         aliases = {start + i: i for i in range(len(results))}
-        filled = [jnp.full(x.shape, -jnp.inf if call.operation == FORWARD and i == 1 else 0, x.dtype) for i, x in enumerate(results)]
+        filled = [
+            jnp.full(x.shape, -jnp.inf if call.operation == FORWARD and i == 1 else 0, x.dtype) for i, x in enumerate(results)
+        ]
         operands = (*operands[:start], *filled, *operands[start:])
     if "k" in call.names:
         aliases = {1: 2, 2: 3}
     shapes = results if scratch is None else [*results, Shape((scratch,), np.dtype(np.uint8))]
     ffi = jax.ffi.ffi_call(TARGETS[call.operation], shapes, input_output_aliases=aliases)
     attributes = {
-        name: np.int64(value) if isinstance(value, int) else value for name, value in call.attributes(workspace=scratch is not None).items()
+        name: np.int64(value) if isinstance(value, int) else value
+        for name, value in call.attributes(workspace=scratch is not None).items()
     }
     axes = varying_axes(operands)
     return vary(list(ffi(*vary(operands, axes), **attributes))[: len(results)], axes)  # type: ignore[no-any-return]

@@ -19,8 +19,8 @@ from ._jax_calls import DECODE, Call, Shape, run, shape_of
 
 
 def partitioned(call: Call, *operands: Any) -> list[Any]:
-    """The operation under jit on sharded arrays: XLA keeps shards of the batch and of the heads where they are. With one device, or
-    inside shard_map, there is nothing to do, and the program stays one that can be exported."""
+    """The operation under jit on sharded arrays: XLA keeps shards of the batch and of the heads where they are. With one device,
+    or inside shard_map, there is nothing to do, and the program stays one that can be exported."""
     if jax.device_count() == 1 or jax.sharding.get_abstract_mesh().manual_axes:
         return run(call, *operands)
     shapes = tuple(shape_of(x) for x in operands)
@@ -31,7 +31,9 @@ def partitioned(call: Call, *operands: Any) -> list[Any]:
 def partition_rule(call: Call, shapes: tuple[Shape, ...]) -> Callable[..., list[Any]]:
     labels, outcome = operand_labels(call, shapes), result_labels(call, shapes)
     by_name = dict(zip((*call.fixed, *call.names), zip(labels, shapes, strict=True), strict=True))
-    heads_q, heads_k = (size_of(*by_name[name], axis) for name, axis in (("q", "h"), (call.fixed[call.fixed.index("q") + 1], "k")))
+    heads_q, heads_k = (
+        size_of(*by_name[name], axis) for name, axis in (("q", "h"), (call.fixed[call.fixed.index("q") + 1], "k"))
+    )
     free = shardable(call, by_name)
 
     def specs(mesh: Any, arguments: Any) -> tuple[list[Any], list[Any]]:
@@ -62,7 +64,11 @@ def partition_rule(call: Call, shapes: tuple[Shape, ...]) -> Callable[..., list[
     rule = custom_partitioning(functools.partial(run, call))
     text, factors, replicated = shardy_rule(labels, outcome, heads_k, heads_q // max(heads_k, 1), free)
     rule.def_partition(
-        partition=partition, infer_sharding_from_operands=infer, sharding_rule=text, need_replication_factors=replicated, **factors
+        partition=partition,
+        infer_sharding_from_operands=infer,
+        sharding_rule=text,
+        need_replication_factors=replicated,
+        **factors,
     )
     return rule  # type: ignore[no-any-return]
 

@@ -26,10 +26,8 @@ def vectorised(call: Call) -> Callable[..., list[Any]]:
 
     @run_batched.def_vmap
     def rule(size: int, batched: list[bool], *operands: Any) -> tuple[list[Any], list[bool]]:
-        if not foldable(call, batched):
-            outs = one_by_one(call, batched, operands)
-        else:
-            outs = folded(call, size, batched, operands)
+        fold_all = foldable(call, batched)
+        outs = folded(call, size, batched, operands) if fold_all else one_by_one(call, batched, operands)
         return outs, [True] * len(outs)
 
     return run_batched  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
 """The attention function that Hugging Face transformers calls under the name "lf_attention".
 
-transformers asks for two things: the function, and how to make the mask for it. Without the second, padded batches would be silently wrong.
-The name must not contain "flash": transformers takes such names for packages of its own.
+transformers asks for two things: the function, and how to make the mask for it. Without the second, padded batches would be
+silently wrong. The name must not contain "flash": transformers takes such names for packages of its own.
 """
 
 from __future__ import annotations
@@ -45,9 +45,15 @@ def forward(
     if s_aux is not None:
         options["learnable_sink"] = s_aux
     out = attention(
-        query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), causal=causal, softmax_scale=scaling, softcap=softcap or 0.0,
-        dropout_p=dropout, **options,
-    )  # fmt: skip
+        query.transpose(1, 2),
+        key.transpose(1, 2),
+        value.transpose(1, 2),
+        causal=causal,
+        softmax_scale=scaling,
+        softcap=softcap or 0.0,
+        dropout_p=dropout,
+        **options,
+    )
     assert isinstance(out, Tensor)
     return out, None
 

@@ -1,7 +1,7 @@
 """libflash as PyTorch operators: torch.ops.libflash.attention and its kin, which torch.compile and torch.export take as they are.
 
-An operator is a schema, one implementation (the library finds the device in the tensors), and a fake one that gives the shapes of the
-results. No gradients here: libflash/torch.py puts them around. Calling through `Library.define` costs a third of what
+An operator is a schema, one implementation (the library finds the device in the tensors), and a fake one that gives the shapes of
+the results. No gradients here: libflash/torch.py puts them around. Calling through `Library.define` costs a third of what
 `torch.library.custom_op` does.
 
 Results have the memory order that the library allocates: dense, in the order of the axes of the caller's layout.
@@ -64,9 +64,9 @@ def _native(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    """Packed rows that belong to no sequence are not written by the library. A gradient that flows through them must not be garbage,
-    so they are 0 here (lse: -inf), and so are their gradients."""
-    filled = {}
+    """Packed rows that belong to no sequence are not written by the library. A gradient that flows through them must not be
+    garbage, so they are 0 here (lse: -inf), and so are their gradients."""
+    filled: dict[str, Any] = {}
     if "cu_seqlens_q" in options:
         filled["out"] = q.new_zeros((*q.shape[:-1], v.shape[-1]))
         filled["lse"] = torch.full(lse_shape(q, "bshd"), -torch.inf, dtype=_lse_type(q), device=q.device)
@@ -79,13 +79,21 @@ def _attention_out(q: Tensor, k: Tensor, v: Tensor, *, out: Tensor, lse: Tensor 
 
 
 def _attention_backward(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, need_dbias: bool = False, need_dsink: bool = False,
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    need_dbias: bool = False,
+    need_dsink: bool = False,
     **options: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     bias, sink = options.get("bias"), options.get("learnable_sink")
     dbias = bias.new_empty(bias.shape) if need_dbias and bias is not None else None
     dsink = sink.new_empty(sink.shape) if need_dsink and sink is not None else None
-    filled = {}
+    filled: dict[str, Any] = {}
     if "cu_seqlens_q" in options:
         filled["dq"] = q.new_zeros(q.shape)
     if "cu_seqlens_k" in options:
@@ -105,7 +113,7 @@ def _decode_append(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Te
 
 
 def _merge(outs: list[Tensor], lses: list[Tensor], *, layout: str = "bshd") -> tuple[Tensor, Tensor]:
-    out, lse = _core.merge(outs, lses, layout=layout)
+    out, lse = _core.merge(outs, lses, layout=layout)  # type: ignore[call-overload]
     return out, lse
 
 
@@ -134,9 +142,19 @@ def _attention_out_fake(q: Tensor, k: Tensor, v: Tensor, *, out: Tensor, lse: Te
 
 
 def _attention_backward_fake(
-    dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, need_dbias: bool = False, need_dsink: bool = False,
-    bias: Tensor | None = None, learnable_sink: Tensor | None = None, **options: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    need_dbias: bool = False,
+    need_dsink: bool = False,
+    bias: Tensor | None = None,
+    learnable_sink: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     dbias = bias.new_empty(bias.shape) if need_dbias and bias is not None else q.new_empty(0)
     dsink = learnable_sink.new_empty(learnable_sink.shape) if need_dsink and learnable_sink is not None else q.new_empty(0)
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), dbias, dsink
@@ -183,20 +201,15 @@ _register()
 
 OPERATORS = {schema.partition("(")[0]: getattr(torch.ops.libflash, schema.partition("(")[0]).default for schema in _SCHEMAS}
 
+_profiling = torch._C._autograd._profiler_enabled
 _plain = (Tensor, torch.nn.Parameter)
 _modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 
 
 def eager(q: Tensor) -> bool:
-    """True for plain tensors if nobody watches: no tracing, no compiling, no dispatch mode, no profiler. The library is then called
-    straight away: an operator with thirty arguments costs 8 us more."""
-    return (
-        not torch.compiler.is_compiling()
-        and _modes() == 0
-        and type(q) in _plain
-        and not q.is_meta
-        and not torch.autograd._profiler_enabled()
-    )
+    """True for plain tensors if nobody watches: no tracing, no compiling, no dispatch mode, no profiler. The library is then
+    called straight away: an operator with thirty arguments costs 8 us more."""
+    return not torch.compiler.is_compiling() and _modes() == 0 and type(q) in _plain and not q.is_meta and not _profiling()
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, return_lse: bool, **options: Any) -> Any:

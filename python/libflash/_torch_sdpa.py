@@ -1,7 +1,7 @@
 """PyTorch's own attention operators, served by libflash: what torch.nn.functional.scaled_dot_product_attention calls.
 
-Tensors are (batch, heads, seqlen, head_dim) here. `is_causal` of the CPU operator is top-left aligned; the CUDA operators come from
-flash-attn and are bottom-right aligned (scaled_dot_product_attention itself sends them square problems only).
+Tensors are (batch, heads, seqlen, head_dim) here. `is_causal` of the CPU operator is top-left aligned; the CUDA operators come
+from flash-attn and are bottom-right aligned (scaled_dot_product_attention itself sends them square problems only).
 """
 
 from __future__ import annotations
@@ -23,9 +23,15 @@ def rows_contiguous(x: Tensor) -> Tensor:
 
 
 def _cpu_forward(
-    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False, *, attn_mask: Tensor | None = None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
     scale: float | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     query, key, value = rows_contiguous(query), rows_contiguous(key), rows_contiguous(value)
     out, lse = _core.attention(
         query, key, value, layout="bhsd", causal=is_causal, causal_align="top_left", softmax_scale=scale, bias=attn_mask,
@@ -35,9 +41,18 @@ def _cpu_forward(
 
 
 def _cpu_backward(
-    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, dropout_p: float, is_causal: bool,
-    *, attn_mask: Tensor | None = None, scale: float | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     gradients = _core.attention_backward(
         rows_contiguous(grad_out), rows_contiguous(query), rows_contiguous(key), rows_contiguous(value), rows_contiguous(out),
         logsumexp.contiguous(), layout="bhsd", causal=is_causal, causal_align="top_left", softmax_scale=scale, bias=attn_mask,
@@ -53,22 +68,49 @@ def _like_bshd(x: Tensor) -> Tensor:
 
 
 def _cuda_forward(
-    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False, return_debug_mask: bool = False, *,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
     scale: float | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
+) -> tuple[Any, ...]:
     query, key, value = rows_contiguous(query), rows_contiguous(key), rows_contiguous(value)
     random = _dropout(dropout_p)
     out, lse = _core.attention(
-        query, key, value, layout="bhsd", causal=is_causal, softmax_scale=scale, out=torch.empty_like(query), return_lse=True, **random
-    )  # fmt: skip
+        query,
+        key,
+        value,
+        layout="bhsd",
+        causal=is_causal,
+        softmax_scale=scale,
+        out=torch.empty_like(query),
+        return_lse=True,
+        **random,
+    )
     return out, lse, None, None, query.shape[2], key.shape[2], *_random_state(random), query.new_empty(0)
 
 
 def _cuda_backward(
-    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, cum_seq_q: Tensor | None,
-    cum_seq_k: Tensor | None, max_q: int, max_k: int, dropout_p: float, is_causal: bool, philox_seed: Tensor, philox_offset: Tensor,
-    *, scale: float | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    philox_seed: Tensor,
+    philox_offset: Tensor,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     gradients = _core.attention_backward(
         rows_contiguous(grad_out), rows_contiguous(query), rows_contiguous(key), rows_contiguous(value), rows_contiguous(out),
         logsumexp, layout="bhsd", causal=is_causal, softmax_scale=scale, dq=_like_bshd(query), dk=_like_bshd(key),
@@ -78,11 +120,25 @@ def _cuda_backward(
 
 
 def _flash_forward(
-    query: Tensor, key: Tensor, value: Tensor, cum_seq_q: Tensor | None, cum_seq_k: Tensor | None, max_q: int, max_k: int,
-    dropout_p: float, is_causal: bool, return_debug_mask: bool, *, scale: float | None = None, window_size_left: int | None = None,
-    window_size_right: int | None = None, seqused_k: Tensor | None = None, alibi_slopes: Tensor | None = None,
-    block_table: Tensor | None = None, num_splits: int | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    return_debug_mask: bool,
+    *,
+    scale: float | None = None,
+    window_size_left: int | None = None,
+    window_size_right: int | None = None,
+    seqused_k: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    block_table: Tensor | None = None,
+    num_splits: int | None = None,
+) -> tuple[Any, ...]:
     """(batch, seqlen, heads, head_dim) or packed (total, heads, head_dim); behind nested tensors and varlen_attn."""
     if block_table is not None:
         raise UnsupportedError("a paged cache goes to libflash.torch.decode")
@@ -101,10 +157,20 @@ def _flash_backward(
     scale: float | None = None, window_size_left: int | None = None, window_size_right: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     gradients = _core.attention_backward(
-        rows_contiguous(grad_out), rows_contiguous(query), rows_contiguous(key), rows_contiguous(value), rows_contiguous(out),
-        logsumexp, causal=is_causal, softmax_scale=scale, window_size=(window_size_left, window_size_right), cu_seqlens_q=cum_seq_q,
-        cu_seqlens_k=cum_seq_k, deterministic=torch.are_deterministic_algorithms_enabled(), **_dropout(dropout_p, rng_state),
-    )  # fmt: skip
+        rows_contiguous(grad_out),
+        rows_contiguous(query),
+        rows_contiguous(key),
+        rows_contiguous(value),
+        rows_contiguous(out),
+        logsumexp,
+        causal=is_causal,
+        softmax_scale=scale,
+        window_size=(window_size_left, window_size_right),
+        cu_seqlens_q=cum_seq_q,
+        cu_seqlens_k=cum_seq_k,
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        **_dropout(dropout_p, rng_state),
+    )
     return gradients  # type: ignore[no-any-return]
 
 
@@ -139,8 +205,8 @@ _warned: set[str] = set()
 
 
 def _with_fallback(ours: Callable[..., Any], theirs: Any) -> Callable[..., Any]:
-    """Ours, or PyTorch's kernel where libflash has none. A backward pass falls back exactly where its forward pass did: what has no
-    forward kernel has no backward kernel, and PyTorch's random state and lse then are its own."""
+    """Ours, or PyTorch's kernel where libflash has none. A backward pass falls back exactly where its forward pass did: what has
+    no forward kernel has no backward kernel, and PyTorch's random state and lse then are its own."""
 
     def call(keyset: Any, *args: Any, **keywords: Any) -> Any:
         try:

@@ -1,7 +1,7 @@
 """Models switched over without a change: enable() and disable() of libflash.torch.
 
-PyTorch keeps a registry of flash-attention implementations (torch.nn.attention). libflash enters itself there under the name "libflash"
-and never activates itself; enable() does, and puts back what was active before when it ends.
+PyTorch keeps a registry of flash-attention implementations (torch.nn.attention). libflash enters itself there under the name
+"libflash" and never activates itself; enable() does, and puts back what was active before when it ends.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ def enable(*models: Any, sdpa: bool = True) -> Switch:
         `attn_implementation=` when a model is loaded.
     sdpa : bool
         Take over torch.nn.functional.scaled_dot_product_attention, where PyTorch would choose its flash kernel: on the CPU for
-        floating-point tensors, on CUDA for float16 and bfloat16. A call that libflash has no kernel for runs on PyTorch's own, with one
-        warning for each reason. Masks and their meaning stay PyTorch's.
+        floating-point tensors, on CUDA for float16 and bfloat16. A call that libflash has no kernel for runs on PyTorch's own,
+        with one warning for each reason. Masks and their meaning stay PyTorch's.
 
     Returns
     -------

@@ -2,12 +2,13 @@
 
     from libflash.flash_attn import flash_attn_func             # was: from flash_attn import flash_attn_func
 
-Signatures, the order of arguments and returned values are those of flash-attn 2.8, https://github.com/Dao-AILab/flash-attention. What
-is different:
+Signatures, the order of arguments and returned values are those of flash-attn 2.8, https://github.com/Dao-AILab/flash-attention.
+What is different:
 
 - Any device and type that libflash serves, any head_dim and page size, head_dim_v of its own.
 - softmax_lse of a row that sees no key is -inf, not +inf, and it is differentiable.
-- PyTorch tensors are differentiable; dropout draws from PyTorch's default generator. Arrays of other libraries go through the same
+- PyTorch tensors are differentiable; dropout draws from PyTorch's default generator. Arrays of other libraries go through the
+same
   functions, forward only.
 """
 
@@ -53,9 +54,9 @@ def flash_attn_func(
 
     Returns
     -------
-    out, or with return_attn_probs (out, softmax_lse, S_dmask): softmax_lse is (batch, heads, seqlen_q). S_dmask, for tests only, holds
-    the probabilities of each query and key, negative where dropout dropped them, (batch, heads, seqlen_q and seqlen_k rounded up
-    to 128); it is empty without dropout, and None for arrays that are not PyTorch's.
+    out, or with return_attn_probs (out, softmax_lse, S_dmask): softmax_lse is (batch, heads, seqlen_q). S_dmask, for tests only,
+    holds the probabilities of each query and key, negative where dropout dropped them, (batch, heads, seqlen_q and seqlen_k
+    rounded up to 128); it is empty without dropout, and None for arrays that are not PyTorch's.
     """
     return _attention(
         q, k, v, {}, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
@@ -74,8 +75,9 @@ def flash_attn_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """flash_attn_func of qkv (batch, seqlen, 3, heads, head_dim)."""
+    q, k, v = _unpack(qkv, 3, "qkv", 5)
     return _attention(
-        *_unpack(qkv, 3, "qkv", 5), {}, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        q, k, v, {}, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
         return_attn_probs,
     )  # fmt: skip
 
@@ -93,8 +95,9 @@ def flash_attn_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """flash_attn_func of q and kv (batch, seqlen_k, 2, heads_k, head_dim)."""
+    k, v = _unpack(kv, 2, "kv", 5)
     return _attention(
-        q, *_unpack(kv, 2, "kv", 5), {}, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        q, k, v, {}, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
         return_attn_probs,
     )  # fmt: skip
 
@@ -122,10 +125,15 @@ def flash_attn_varlen_func(
     cu_seqlens_q and cu_seqlens_k, (batch + 1,) int32, are prefix sums of the lengths. The lengths' maxima are not needed, but for
     S_dmask. softmax_lse is (heads, total_q).
 
-    block_table, (batch, columns) int32, PyTorch only: k and v are pages (num_pages, page_size, heads_k, head_dim) of a cache. The pages
-    are gathered into new memory first; to read them in place call flash_attn_with_kvcache.
+    block_table, (batch, columns) int32, PyTorch only: k and v are pages (num_pages, page_size, heads_k, head_dim) of a cache. The
+    pages are gathered into new memory first; to read them in place call flash_attn_with_kvcache.
     """
-    lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
+    lengths = {
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "max_seqlen_q": max_seqlen_q,
+        "max_seqlen_k": max_seqlen_k,
+    }
     if block_table is not None:
         k, v, lengths = _gather_pages(q, k, v, block_table, lengths)
     return _attention(
@@ -148,8 +156,9 @@ def flash_attn_varlen_qkvpacked_func(
 ) -> Any:
     """flash_attn_varlen_func of qkv (total, 3, heads, head_dim)."""
     lengths = {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens, "max_seqlen_q": max_seqlen, "max_seqlen_k": max_seqlen}
+    q, k, v = _unpack(qkv, 3, "qkv", 4)
     return _attention(
-        *_unpack(qkv, 3, "qkv", 4), lengths, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        q, k, v, lengths, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
         return_attn_probs,
     )  # fmt: skip
 
@@ -171,9 +180,15 @@ def flash_attn_varlen_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """flash_attn_varlen_func of q and kv (total_k, 2, heads_k, head_dim)."""
-    lengths = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k, "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k}
+    lengths = {
+        "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k,
+        "max_seqlen_q": max_seqlen_q,
+        "max_seqlen_k": max_seqlen_k,
+    }
+    k, v = _unpack(kv, 2, "kv", 4)
     return _attention(
-        q, *_unpack(kv, 2, "kv", 4), lengths, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        q, k, v, lengths, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
         return_attn_probs,
     )  # fmt: skip
 
@@ -201,8 +216,8 @@ def flash_attn_with_kvcache(
 ) -> Any:
     """A few query rows (batch, seqlen_q, heads, head_dim) against a cache; `libflash.decode` says what each argument means.
 
-    k and v, (batch, seqlen_new, heads_k, head_dim), are first written into the cache behind the valid rows, in place. cache_seqlens is an
-    int or (batch,) int32. No gradients.
+    k and v, (batch, seqlen_new, heads_k, head_dim), are first written into the cache behind the valid rows, in place.
+    cache_seqlens is an int or (batch,) int32. No gradients.
 
     Returns
     -------
@@ -211,11 +226,23 @@ def flash_attn_with_kvcache(
     if isinstance(cache_seqlens, int):
         cache_seqlens = _full_lengths(q, cache_seqlens)
     options = dict(
-        k=_rows(k), v=_rows(v), rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_seqlens=cache_seqlens, cache_batch_idx=cache_batch_idx,
-        cache_leftpad=cache_leftpad, block_table=block_table, softmax_scale=softmax_scale, causal=causal, window_size=window_size,
-        softcap=softcap, rotary_interleaved=rotary_interleaved, alibi_slopes=alibi_slopes, num_splits=num_splits,
+        k=_rows(k),
+        v=_rows(v),
+        rotary_cos=rotary_cos,
+        rotary_sin=rotary_sin,
+        cache_seqlens=cache_seqlens,
+        cache_batch_idx=cache_batch_idx,
+        cache_leftpad=cache_leftpad,
+        block_table=block_table,
+        softmax_scale=softmax_scale,
+        causal=causal,
+        window_size=window_size,
+        softcap=softcap,
+        rotary_interleaved=rotary_interleaved,
+        alibi_slopes=alibi_slopes,
+        num_splits=num_splits,
         return_lse=return_softmax_lse,
-    )  # fmt: skip
+    )
     if _is(q, "torch", "Tensor"):
         import torch
 
@@ -233,9 +260,19 @@ def flash_attn_with_kvcache(
 
 
 def _attention(
-    q: Array, k: Array, v: Array, lengths: dict[str, Any], dropout_p: float, softmax_scale: float | None, causal: bool, window_size: Any,
-    softcap: float, alibi_slopes: Array | None, deterministic: bool, return_attn_probs: bool,
-) -> Any:  # fmt: skip
+    q: Array,
+    k: Array,
+    v: Array,
+    lengths: dict[str, Any],
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Any,
+    softcap: float,
+    alibi_slopes: Array | None,
+    deterministic: bool,
+    return_attn_probs: bool,
+) -> Any:
     options = dict(
         lengths, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
         return_lse=return_attn_probs,
@@ -247,7 +284,7 @@ def _attention(
         q, k, v = _rows(q), _rows(k), _rows(v)
         if dropout_p:
             options |= {"dropout_p": dropout_p, "seed": probabilities.random_state()}
-        result = attention(q, k, v, deterministic=deterministic, **options)
+        result: Any = attention(q, k, v, deterministic=deterministic, **options)
         if not return_attn_probs:
             return result
         return *result, probabilities.dropped_and_kept(q, k, options) if dropout_p else q.new_empty(0)
@@ -275,9 +312,11 @@ def _rows(x: Any) -> Any:
     return x.contiguous() if x is not None and _is(x, "torch", "Tensor") and x.stride(-1) != 1 else x
 
 
-def _unpack(packed: Array, count: int, name: str, ndim: int) -> tuple[Array, ...]:
+def _unpack(packed: Array, count: int, name: str, ndim: int) -> Any:
     if packed.ndim != ndim or packed.shape[-3] != count:
-        raise InvalidError(f"{name} has shape {tuple(packed.shape)}; it needs {ndim} dimensions, the last but two of size {count}")
+        raise InvalidError(
+            f"{name} has shape {tuple(packed.shape)}; it needs {ndim} dimensions, the last but two of size {count}"
+        )
     if _is(packed, "torch", "Tensor"):
         return tuple(packed.unbind(-3))  # its gradient is one stack
     return tuple(packed[..., i, :, :] for i in range(count))
@@ -298,7 +337,9 @@ def _numpy_seed(q: Array) -> int:
     return int(sys.modules["numpy"].random.randint(2**63 - 1, dtype="int64"))
 
 
-def _gather_pages(q: Array, k: Array, v: Array, block_table: Array, lengths: dict[str, Any]) -> tuple[Array, Array, dict[str, Any]]:
+def _gather_pages(
+    q: Array, k: Array, v: Array, block_table: Array, lengths: dict[str, Any]
+) -> tuple[Array, Array, dict[str, Any]]:
     """The keys of each sequence side by side: (batch, columns * page_size, heads_k, head_dim), of which so many are used."""
     if not _is(q, "torch", "Tensor"):
         raise UnsupportedError("block_table in flash_attn_varlen_func is for PyTorch tensors; use flash_attn_with_kvcache")

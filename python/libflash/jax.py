@@ -3,8 +3,8 @@
     import libflash.jax
     out = libflash.jax.attention(q, k, v, causal=True)
 
-Wrong shapes and values raise libflash's own exceptions while JAX traces. Gradients: reverse mode, once. vmap folds the new axis into
-the batch. On sharded arrays jit keeps shards of batch and heads in place; inside shard_map each device does its part.
+Wrong shapes and values raise libflash's own exceptions while JAX traces. Gradients: reverse mode, once. vmap folds the new axis
+into the batch. On sharded arrays jit keeps shards of batch and heads in place; inside shard_map each device does its part.
 
 Inputs are row-major to XLA: a transposed view is copied. The number of threads on the CPU is LIBFLASH_NUM_THREADS from the
 environment, else all processors; set_num_threads does not reach compiled programs.
@@ -106,9 +106,16 @@ def attention(
         kernel=kernel or "",
     )
     extras = dict(
-        alibi_slopes=alibi_slopes, bias=four_dimensions(bias, "bias"), mask=four_dimensions(mask, "mask"), learnable_sink=learnable_sink,
-        block_mask=block_mask, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k, seqused_q=seqused_q, seqused_k=seqused_k,
-    )  # fmt: skip
+        alibi_slopes=alibi_slopes,
+        bias=four_dimensions(bias, "bias"),
+        mask=four_dimensions(mask, "mask"),
+        learnable_sink=learnable_sink,
+        block_mask=block_mask,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_k=cu_seqlens_k,
+        seqused_q=seqused_q,
+        seqused_k=seqused_k,
+    )
     if dropout_p:
         if isinstance(seed, (int, np.integer)):
             options = options._replace(seed=signed(seed, "seed"), offset=signed(offset, "offset"))
@@ -132,7 +139,7 @@ def one_of(value: str, allowed: Any, name: str) -> str:
     return value
 
 
-def window(window_size: Any) -> dict[str, int]:
+def window(window_size: Any) -> dict[str, Any]:
     if window_size is None:
         return {}
     if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
@@ -180,8 +187,8 @@ def _attention(options: Options, q: Array, k: Array, v: Array, extras: dict[str,
 
 
 def _forward(options: Options, q: Any, k: Any, v: Any, extras: dict[str, Any]) -> tuple[Any, Any]:
-    """`perturbed` says for which inputs a gradient is wanted. It goes to the backward pass as the length of an empty array: JAX may
-    keep the structure of what is saved from another trace of the same function, but never its shapes."""
+    """`perturbed` says for which inputs a gradient is wanted. It goes to the backward pass as the length of an empty array: JAX
+    may keep the structure of what is saved from another trace of the same function, but never its shapes."""
     wanted = {name for name, x in extras.items() if x.perturbed}
     if "alibi_slopes" in wanted:
         raise UnsupportedError("there is no gradient for alibi_slopes; pass jax.lax.stop_gradient(alibi_slopes)")
@@ -271,8 +278,9 @@ def decode(
 ) -> Array | tuple[Array, ...]:
     """A few query rows per sequence against a cache of keys and values. Forward only.
 
-    Arguments and errors are those of `libflash.decode`; numbers and texts are static. Arrays are immutable in JAX, so with k and v the
-    new caches are returned: donate the old ones to your jitted step (donate_argnums), and XLA writes in place instead of copying.
+    Arguments and errors are those of `libflash.decode`; numbers and texts are static. Arrays are immutable in JAX, so with k and
+    v the new caches are returned: donate the old ones to your jitted step (donate_argnums), and XLA writes in place instead of
+    copying.
 
     Returns
     -------
@@ -292,9 +300,17 @@ def decode(
         kernel=kernel or "",
     )
     extras = dict(
-        cache_seqlens=cache_seqlens, block_table=block_table, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad, k=k, v=v,
-        rotary_cos=rotary_cos, rotary_sin=rotary_sin, alibi_slopes=alibi_slopes, learnable_sink=learnable_sink,
-    )  # fmt: skip
+        cache_seqlens=cache_seqlens,
+        block_table=block_table,
+        cache_batch_idx=cache_batch_idx,
+        cache_leftpad=cache_leftpad,
+        k=k,
+        v=v,
+        rotary_cos=rotary_cos,
+        rotary_sin=rotary_sin,
+        alibi_slopes=alibi_slopes,
+        learnable_sink=learnable_sink,
+    )
     results = _decode(options, q, k_cache, v_cache, {name: x for name, x in extras.items() if x is not None})
     kept = [results[0], *([results[1]] if return_lse else []), *results[2:]]
     return tuple(kept) if len(kept) > 1 else kept[0]
@@ -322,7 +338,8 @@ def merge(outs: Any, lses: Any, *, return_lse: bool = True, layout: str = "bshd"
         rows = lse_rows(out.shape, layout)
         if out.shape != outs[0].shape or given.shape != rows:
             raise InvalidError(
-                f"outs[{i}] has shape {out.shape} and lses[{i}] {given.shape}; all outs must be alike, {outs[0].shape}, and lses {rows}"
+                f"outs[{i}] has shape {out.shape} and lses[{i}] {given.shape}; "
+                f"all outs must be alike, {outs[0].shape}, and lses {rows}"
             )
     wide = lse_dtype(outs[0].dtype)
     stacked = jnp.stack([x.astype(wide) for x in lses])

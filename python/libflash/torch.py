@@ -3,8 +3,9 @@
     import libflash.torch
     out = libflash.torch.attention(q, k, v, causal=True)
 
-`libflash.attention` calls this module by itself for tensors that require a gradient. Inside torch.compile and torch.export call it by
-name. enable() lets torch.nn.functional.scaled_dot_product_attention and Hugging Face models run on libflash without a change.
+`libflash.attention` calls this module by itself for tensors that require a gradient. Inside torch.compile and torch.export call
+it by name. enable() lets torch.nn.functional.scaled_dot_product_attention and Hugging Face models run on libflash without a
+change.
 
 Work goes to PyTorch's current stream. Reverse mode only, once: a gradient of a gradient raises.
 """
@@ -67,9 +68,11 @@ def attention(
     seed : int, int64 tensor of two elements (seed, offset) in host memory, or None
         None draws both from PyTorch's default generator (torch.manual_seed), anew in each call, as its own dropout does.
     deterministic : bool
-        The gradients have the same bits in every run; raises UnsupportedError where that cannot be had. On the CPU they always do.
+        The gradients have the same bits in every run; raises UnsupportedError where that cannot be had. On the CPU they always
+        do.
     out, lse : not for calls that record a gradient.
-    Rows of packed tensors that belong to no sequence are 0 (lse: -inf), in results and gradients; rows of a given out stay as they are.
+    Rows of packed tensors that belong to no sequence are 0 (lse: -inf), in results and gradients; rows of a given out stay as
+    they are.
 
     Under autocast q, k and v are cast to its type, as scaled_dot_product_attention's are. There is no stream argument: use
     torch.cuda.stream. There is no gradient for alibi_slopes.
@@ -156,7 +159,7 @@ def window(window_size: Any) -> list[int]:
 
 
 def requires_gradient(*tensors: Tensor | None) -> bool:
-    for x in tensors:  # any() of a generator takes three times as long
+    for x in tensors:  # noqa: SIM110  any() of a generator takes three times as long
         if x is not None and x.requires_grad:
             return True
     return False
@@ -165,11 +168,14 @@ def requires_gradient(*tensors: Tensor | None) -> bool:
 def add_random_state(seed: Any, offset: int, numbers: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """The dropout mask's seed and offset: as numbers, or as a tensor, which a compiled graph can make anew in each run."""
     if seed is None:
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise UnsupportedError("dropout in a CUDA graph would drop the same entries in every replay; give seed to accept that")
         seed = torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device="cpu")
     if isinstance(seed, Tensor):
         if seed.dtype != torch.int64 or seed.shape != (2,) or seed.device.type != "cpu":
             raise InvalidError(
-                f"seed is a tensor of {seed.dtype}, shape {tuple(seed.shape)}, on {seed.device}; it must be int64, (2,), on the CPU"
+                f"seed is a tensor of {seed.dtype}, shape {tuple(seed.shape)}, on {seed.device}; "
+                "it must be int64, (2,), on the CPU"
             )
         tensors["rng_state"] = seed
         return
@@ -259,9 +265,9 @@ def decode(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """A few query rows per sequence against a cache of keys and values, for torch.compile and torch.export.
 
-    Arguments, results and errors are those of `libflash.decode` (without out, lse and stream). With k and v the caches are written
-    in place, which compiled graphs know. Forward only: raises UnsupportedError for tensors that require a gradient while gradients
-    are recorded.
+    Arguments, results and errors are those of `libflash.decode` (without out, lse and stream). With k and v the caches are
+    written in place, which compiled graphs know. Forward only: raises UnsupportedError for tensors that require a gradient while
+    gradients are recorded.
     """
     given = dict(
         cache_seqlens=cache_seqlens, block_table=block_table, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad,
