@@ -88,19 +88,19 @@ struct Forward {
         if (work.batch < 0) return false;
         const SequenceRows q_rows = SequenceRows::of(params.q_lengths, work.batch);
         if (work.tile * kBlockM >= q_rows.owned) return false;
-        if (thread == 0) {
-            Common& c = common();
-            const SequenceRows k_rows = SequenceRows::of(params.k_lengths, work.batch);
-            const int kv_head = work.head / params.group_size;
-            c.work = work;
-            c.q_rows = q_rows;
-            c.k_rows = k_rows;
-            c.tiles.init(params, work, q_rows, k_rows);
-            if constexpr (kGeneral) c.rules.init(params.rare, work.batch, work.head, q_rows.length, k_rows.length);
-            c.q = start<const T>(params.q, work.batch, q_rows.start, work.head);
-            c.k = start<const T>(params.k, work.batch, k_rows.start, kv_head);
-            c.v = start<const T>(params.v, work.batch, k_rows.start, kv_head);
-        }
+        // Every thread works it out for itself, so that the first copies need not wait for the one whose words stay.
+        Common c;
+        c.work = work;
+        c.q_rows = q_rows;
+        c.k_rows = SequenceRows::of(params.k_lengths, work.batch);
+        c.tiles.init(params, work, q_rows, c.k_rows);
+        if constexpr (kGeneral) c.rules.init(params.rare, work.batch, work.head, q_rows.length, c.k_rows.length);
+        const int kv_head = work.head / params.group_size;
+        c.q = start<const T>(params.q, work.batch, q_rows.start, work.head);
+        c.k = start<const T>(params.k, work.batch, c.k_rows.start, kv_head);
+        c.v = start<const T>(params.v, work.batch, c.k_rows.start, kv_head);
+        load_first(c);
+        if (thread == 0) common() = c;
         q_address = QTile::a_address(q_smem(), warp * kSlabs * 16, lane);
         k_address = KvTile::b_address(k_smem(), lane);
         v_address = KvTile::b_trans_address(v_smem(), lane);
@@ -122,17 +122,19 @@ struct Forward {
             Tile::template load_async<kThreads>(q_smem() + shared_offset, rows, stride, first_row, row_limit, col_limit, thread);
         }
     }
-    __device__ __forceinline__ void load_q() {
-        load<QTile>(0, common().q, params.q.row, common().tiles.first_row, common().q_rows.length, params.head_dim);
+    __device__ __forceinline__ void load_k(const Common& c, int tile) {
+        if (tile >= 0) load<KvTile>(QTile::kBytes, c.k, params.k.row, tile * kBlockN, c.tiles.length_k, params.head_dim);
+        cp_async_commit();
     }
-    __device__ __forceinline__ void load_k(int tile) {
-        if (tile >= 0)
-            load<KvTile>(QTile::kBytes, common().k, params.k.row, tile * kBlockN, common().tiles.length_k, params.head_dim);
+    __device__ __forceinline__ void load_v(const Common& c, int tile) {
+        load<KvTile>(QTile::kBytes + KvTile::kBytes, c.v, params.v.row, tile * kBlockN, c.tiles.length_k, params.head_dim_v);
+        cp_async_commit();
     }
-    __device__ __forceinline__ void load_v(int tile) {
-        if (tile >= 0)
-            load<KvTile>(QTile::kBytes + KvTile::kBytes, common().v, params.v.row, tile * kBlockN, common().tiles.length_k,
-                         params.head_dim_v);
+    // Q and the first tile of K.
+    __device__ __forceinline__ void load_first(const Common& c) {
+        load<QTile>(0, c.q, params.q.row, c.tiles.first_row, c.q_rows.length, params.head_dim);
+        int cursor = c.tiles.list_count;
+        load_k(c, c.tiles.previous(c.tiles.end, cursor));
     }
 
     // s = Q K^T. The fragments of the next 16 keys are loaded before the products of the present ones.
@@ -400,17 +402,13 @@ struct Forward {
         scale = safe ? 1.0f : params.scale_log2;
         int cursor = common().tiles.list_count;
         int tile = common().tiles.previous(common().tiles.end, cursor);
-        load_q();
-        load_k(tile);
-        cp_async_commit();
         bool first = true;
 #pragma unroll 1
         while (tile >= 0) {
             const int next = common().tiles.previous(tile, cursor);
             cp_async_wait<0>();
             __syncthreads();  // K has arrived; V of the tile before is no longer read
-            load_v(tile);
-            cp_async_commit();
+            load_v(common(), tile);
             const bool edge = common().tiles.is_edge(tile);
             bool take_max = safe || first || edge;
             // Half precision: a second round, if the kept maximum will not do. K is still there.
@@ -429,8 +427,7 @@ struct Forward {
             }
             cp_async_wait<0>();
             __syncthreads();  // V has arrived; K is no longer read
-            load_k(next);
-            cp_async_commit();
+            load_k(common(), next);
             multiply_pv(tile);
             if (sums_past_limit()) move_base();
             first = false;
@@ -542,6 +539,7 @@ struct Forward {
             const bool overflow = finish_sums();
             if (safe || !overflow) break;
             safe = true;
+            load_first(common());
         }
         normalize();
         store_out();
