@@ -1,4 +1,4 @@
-"""exp2, tanh and rounding of the CPU engine's vectors, by tests/cpu/test_functions.cpp, for each instruction set of this machine."""
+"""exp2, tanh and rounding of the CPU engine's vectors on every instruction set here, by tests/cpu/test_functions.cpp."""
 
 from __future__ import annotations
 
