@@ -47,10 +47,10 @@ struct TileRoom {
     Acc<T>*scores = nullptr, *added = nullptr;
     Element<T>* p = nullptr;
 
-    void lay_out(Arena& arena, int64_t tile_k, bool adds) {
-        scores = arena.take<Acc<T>>(tile_k * kPanelWidth);
-        if (adds) added = arena.take<Acc<T>>(tile_k * kPanelWidth);
-        if constexpr (kPaired<T>) p = arena.take<Element<T>>(elements_for<T>(tile_k) * kPanelWidth);
+    void lay_out(Arena& arena, int64_t tile_k, bool adds, int64_t width = kPanelWidth) {
+        scores = arena.take<Acc<T>>(tile_k * width);
+        if (adds) added = arena.take<Acc<T>>(tile_k * width);
+        if constexpr (kPaired<T>) p = arena.take<Element<T>>(elements_for<T>(tile_k) * width);
     }
 };
 
@@ -63,11 +63,11 @@ struct QueryPanel {
     Acc<T>* o = nullptr;      // [channel][lane], not yet divided by the sum
     bool empty = true;        // no tile so far
 
-    void lay_out(Arena& arena, HeadDims dims) {
+    void lay_out(Arena& arena, HeadDims dims, int64_t width = kPanelWidth) {
         lanes.lay_out(arena);
         softmax.lay_out(arena);
-        q = arena.take<Element<T>>(elements_for<T>(dims.qk) * kPanelWidth);
-        o = arena.take<Acc<T>>(dims.v * kPanelWidth);
+        q = arena.take<Element<T>>(elements_for<T>(dims.qk) * width);
+        o = arena.take<Acc<T>>(dims.v * width);
     }
 
     template <class Rows>

@@ -14,13 +14,17 @@ constexpr int64_t kItemsWanted = 16;  // chunks are made until there are so many
 constexpr int64_t kMostChunks = 8;    // but each costs a query gradient in the workspace
 
 // Tiles of keys that share one packing of the query panels. Their operands and gradients should stay in the second-level cache.
-FLASH_INLINE int64_t tiles_per_block(const AttentionProblem& problem) {
+FLASH_INLINE int64_t tiles_per_block(const AttentionProblem& problem, const Plan& plan) {
     const int64_t channels = problem.head_dim > problem.head_dim_v ? problem.head_dim : problem.head_dim_v;
-    return channels <= 64 ? 4 : channels <= 128 ? 2 : 1;
+    const int64_t most = channels <= 64    ? 4
+                         : channels <= 128 ? 2
+                                           : 1,
+                  tiles = (problem.k_rows.max_length + plan.tile_k - 1) / plan.tile_k;
+    return tiles < most ? (tiles > 0 ? tiles : 1) : most;
 }
 
 FLASH_INLINE int64_t chunk_keys(const AttentionProblem& problem, const Plan& plan) {
-    const int64_t block = tiles_per_block(problem) * plan.tile_k;
+    const int64_t block = tiles_per_block(problem, plan) * plan.tile_k;
     const int64_t blocks = (problem.k_rows.max_length + block - 1) / block;
     const int64_t heads = problem.batch * problem.heads_k;
     int64_t chunks = heads > 0 ? (kItemsWanted + heads - 1) / heads : 1;
@@ -40,10 +44,11 @@ struct BackwardRoom {
 
     BackwardRoom(const AttentionProblem& problem, const Plan& plan, Arena& arena) {
         const HeadDims dims{problem.head_dim, problem.head_dim_v};
-        const int64_t tiles = tiles_per_block(problem), keys = tiles * plan.tile_k;
-        panel.lay_out(arena, dims);
+        const int64_t tiles = tiles_per_block(problem, plan), keys = tiles * plan.tile_k;
+        const int64_t width = round_up(plan.tile_q, kLanes<A>);
+        panel.lay_out(arena, dims, width);
         tile.lay_out(arena, plan.tile_k, problem.bias.present || problem.mask.present, problem.softcap > 0,
-                     problem.dropout.active());
+                     problem.dropout.active(), width);
         k = arena.take<E>(keys * elements_for<T>(dims.qk));
         v = arena.take<E>(keys * elements_for<T>(dims.v));
         if constexpr (kPaired<T>) k_elements = arena.take<E>(tiles * elements_for<T>(plan.tile_k) * dims.qk);
@@ -70,7 +75,7 @@ public:
     void run(KeyRange keys) {
         const int64_t length = problem_.k_rows.length(batch_), last = keys.last < length ? keys.last : length;
         if (keys.first < last) clear_dq();
-        const int64_t block = tiles_per_block(problem_) * plan_.tile_k;
+        const int64_t block = tiles_per_block(problem_, plan_) * plan_.tile_k;
         for (int64_t first = keys.first; first < last; first += block)
             run_block({first, first + block < last ? first + block : last});
         for (int64_t row = keys.first > length ? keys.first : length; row < keys.last; ++row) {
@@ -184,8 +189,8 @@ private:
 template <class T>
 static Plan plan_backward_as(const AttentionProblem& problem) {
     Plan plan;
-    plan.tile_q = static_cast<int>(tile_size(problem, problem.request.tile_q, kPanelWidth, kPanelWidth));
-    plan.tile_k = static_cast<int>(tile_size(problem, problem.request.tile_k, kBackwardKeys, 512));
+    plan.tile_q = static_cast<int>(tile_size(problem, problem.q_rows, problem.request.tile_q, kPanelWidth, kPanelWidth));
+    plan.tile_k = static_cast<int>(tile_size(problem, problem.k_rows, problem.request.tile_k, kBackwardKeys, 512));
     const int64_t chunk = chunk_keys(problem, plan);
     plan.key_chunks = problem.k_rows.max_length > chunk ? (problem.k_rows.max_length + chunk - 1) / chunk : 1;
     plan.threads =

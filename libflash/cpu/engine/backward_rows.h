@@ -34,12 +34,19 @@ struct PanelRows {
     int64_t batch, head, panel, row0, rows, owned;
 };
 
+// The passes over rows touch each number once or twice: worth another thread only beyond some 200000 of them.
+FLASH_INLINE int row_threads(const AttentionProblem& problem, const Plan& plan, int64_t channels) {
+    const int64_t rows = problem.q_rows.packed() ? problem.q_rows.capacity : problem.batch * problem.q_rows.capacity;
+    const int64_t worth = rows * problem.heads_q * channels / 200000 + 1;
+    return worth < plan.threads ? static_cast<int>(worth) : plan.threads;
+}
+
 // Calls body(PanelRows, thread) for every panel of every head.
 template <class Body>
 static void for_panels(const AttentionProblem& problem, const Plan& plan, const Body& body) {
     const Tiling tiling(problem.q_rows, plan.tile_q);
     const int64_t panels = tiling.count();
-    run(panels * problem.heads_q, plan.threads, [&](int64_t item, int thread) {
+    run(panels * problem.heads_q, row_threads(problem, plan, problem.head_dim), [&](int64_t item, int thread) {
         const Tiling::Tile tile = tiling.at(item % panels);
         if (tile.batch < 0) return;
         const auto cut = [&](int64_t length) {
@@ -106,7 +113,7 @@ template <class T>
 static void sink_gradient(const AttentionProblem& problem, const Plan& plan, const BackwardRows<Acc<T>>& rows) {
     using A = Acc<T>;
     const Tiling tiling(problem.q_rows, plan.tile_q);
-    run(problem.heads_q, plan.threads, [&](int64_t head, int) {
+    run(problem.heads_q, row_threads(problem, plan, 16), [&](int64_t head, int) {
         double sum = 0;
         for (int64_t panel = 0; panel < rows.panels; ++panel) {
             const Tiling::Tile tile = tiling.at(panel);

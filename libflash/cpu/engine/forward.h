@@ -12,8 +12,8 @@ constexpr int64_t kMostPanels = 4;
 
 // Rows of a panel and keys of a tile. With a block mask neither may straddle a block.
 FLASH_INLINE void choose_forward_tiles(const AttentionProblem& problem, Plan& plan) {
-    plan.tile_q = static_cast<int>(tile_size(problem, problem.request.tile_q, kPanelWidth, kPanelWidth));
-    plan.tile_k = static_cast<int>(tile_size(problem, problem.request.tile_k, kForwardKeys, 512));
+    plan.tile_q = static_cast<int>(tile_size(problem, problem.q_rows, problem.request.tile_q, kPanelWidth, kPanelWidth));
+    plan.tile_k = static_cast<int>(tile_size(problem, problem.k_rows, problem.request.tile_k, kForwardKeys, 512));
 }
 
 // Panels that share each tile of keys, which is packed once for all of them: as many as leave every thread several items, and as fit
@@ -35,9 +35,10 @@ struct ForwardRoom {
 
     ForwardRoom(const AttentionProblem& problem, const Plan& plan, Arena& arena) {
         const HeadDims dims{problem.head_dim, problem.head_dim_v};
-        for (int64_t p = 0; p < panels_per_item(problem, plan); ++p) panels[p].lay_out(arena, dims);
+        const int64_t width = round_up(plan.tile_q, kLanes<Acc<T>>);
+        for (int64_t p = 0; p < panels_per_item(problem, plan); ++p) panels[p].lay_out(arena, dims, width);
         keys.lay_out(arena, dims, plan.tile_k);
-        tile.lay_out(arena, plan.tile_k, problem.bias.present || problem.mask.present);
+        tile.lay_out(arena, plan.tile_k, problem.bias.present || problem.mask.present, width);
         lse = arena.take<Acc<T>>(kPanelWidth);
     }
 };

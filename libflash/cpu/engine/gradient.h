@@ -17,12 +17,12 @@ struct GradientPanel {
     const A* lse = nullptr;                             // +infinity for rows that see nothing: their probabilities come out 0
     const A* delta = nullptr;
 
-    void lay_out(Arena& arena, HeadDims dims) {
+    void lay_out(Arena& arena, HeadDims dims, int64_t width) {
         lanes.lay_out(arena);
-        q_columns = arena.take<Element<T>>(elements_for<T>(dims.qk) * kPanelWidth);
-        dout_columns = arena.take<Element<T>>(elements_for<T>(dims.v) * kPanelWidth);
-        q_rows = arena.take<Element<T>>(elements_for<T>(kPanelWidth) * round_up(dims.qk, kLanes<A>));
-        dout_rows = arena.take<Element<T>>(elements_for<T>(kPanelWidth) * round_up(dims.v, kLanes<A>));
+        q_columns = arena.take<Element<T>>(elements_for<T>(dims.qk) * width);
+        dout_columns = arena.take<Element<T>>(elements_for<T>(dims.v) * width);
+        q_rows = arena.take<Element<T>>(elements_for<T>(width) * round_up(dims.qk, kLanes<A>));
+        dout_rows = arena.take<Element<T>>(elements_for<T>(width) * round_up(dims.v, kLanes<A>));
     }
 
     template <class Rows>
@@ -53,8 +53,8 @@ struct GradientRoom {
     Element<T>*p_rows = nullptr, *ds_rows = nullptr;        // [key][lane or pair of lanes]
     Element<T>* ds_pairs = nullptr;                         // [key or pair of keys][lane]
 
-    void lay_out(Arena& arena, int64_t tile_k, bool adds, bool softcap, bool dropout) {
-        const int64_t tile = tile_k * kPanelWidth;
+    void lay_out(Arena& arena, int64_t tile_k, bool adds, bool softcap, bool dropout, int64_t width) {
+        const int64_t tile = tile_k * width;
         scores = arena.take<A>(tile);
         dp = arena.take<A>(tile);
         if (adds) added = arena.take<A>(tile);
@@ -63,7 +63,7 @@ struct GradientRoom {
         if constexpr (kPaired<T>) {
             p_rows = arena.take<Element<T>>(tile / 2);
             ds_rows = arena.take<Element<T>>(tile / 2);
-            ds_pairs = arena.take<Element<T>>(elements_for<T>(tile_k) * kPanelWidth);
+            ds_pairs = arena.take<Element<T>>(elements_for<T>(tile_k) * width);
         } else {
             p_rows = scores;
             ds_rows = ds_pairs = dp;

@@ -11,9 +11,12 @@ namespace LIBFLASH_ISA {
 constexpr int64_t kForwardKeys = 128;
 constexpr int64_t kBackwardKeys = 128;
 
-// The requested size, or the usual one; with a block mask a power of two, so that tiles do not straddle blocks.
-FLASH_INLINE int64_t tile_size(const AttentionProblem& problem, int64_t requested, int64_t usual, int64_t most) {
+// The requested size, or the usual one, and no more than the longest sequence has rows, which keeps the workspace of small problems
+// small; with a block mask a power of two, so that tiles do not straddle blocks.
+FLASH_INLINE int64_t tile_size(const AttentionProblem& problem, const Sequences& sequences, int64_t requested, int64_t usual,
+                               int64_t most) {
     int64_t size = requested > 0 ? (requested < most ? requested : most) : usual;
+    if (size > sequences.max_length && sequences.max_length > 0) size = sequences.max_length;
     if (!problem.block_mask.present) return size;
     int64_t power = 1;
     while (2 * power <= size && power < FLASH_BLOCK_SIZE) power *= 2;
