@@ -78,7 +78,7 @@ def _attention_out(q: Tensor, k: Tensor, v: Tensor, *, out: Tensor, lse: Tensor 
     _core.attention(q, k, v, out=out, lse=lse, return_lse=lse is not None, **_native(options))
 
 
-def _attention_backward(
+def _gradients(
     dout: Tensor,
     q: Tensor,
     k: Tensor,
@@ -89,7 +89,7 @@ def _attention_backward(
     need_dbias: bool = False,
     need_dsink: bool = False,
     **options: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
     bias, sink = options.get("bias"), options.get("learnable_sink")
     dbias = bias.new_empty(bias.shape) if need_dbias and bias is not None else None
     dsink = sink.new_empty(sink.shape) if need_dsink and sink is not None else None
@@ -99,7 +99,13 @@ def _attention_backward(
     if "cu_seqlens_k" in options:
         filled |= {"dk": k.new_zeros(k.shape), "dv": v.new_zeros(v.shape)}
     dq, dk, dv = _core.attention_backward(dout, q, k, v, out, lse, dbias=dbias, dsink=dsink, **filled, **_native(options))
-    return dq, dk, dv, q.new_empty(0) if dbias is None else dbias, q.new_empty(0) if dsink is None else dsink
+    return dq, dk, dv, dbias, dsink
+
+
+def _attention_backward(*arguments: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    """An operator returns tensors only: empty ones for what was not asked for."""
+    gradients = _gradients(*arguments, **options)
+    return tuple(arguments[1].new_empty(0) if x is None else x for x in gradients)
 
 
 def _decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
@@ -226,7 +232,7 @@ def attention_out(q: Tensor, k: Tensor, v: Tensor, *, out: Tensor, lse: Tensor |
 
 
 def attention_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, **options: Any) -> Any:
-    return (_attention_backward if eager(q) else OPERATORS["attention_backward"])(dout, q, k, v, out, lse, **options)
+    return (_gradients if eager(q) else OPERATORS["attention_backward"])(dout, q, k, v, out, lse, **options)
 
 
 def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, **options: Any) -> Any:

@@ -169,7 +169,9 @@ def add_random_state(seed: Any, offset: int, numbers: dict[str, Any], tensors: d
     """The dropout mask's seed and offset: as numbers, or as a tensor, which a compiled graph can make anew in each run."""
     if seed is None:
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            raise UnsupportedError("dropout in a CUDA graph would drop the same entries in every replay; give seed to accept that")
+            raise UnsupportedError(
+                "dropout in a CUDA graph would drop the same entries in every replay; give seed to accept that"
+            )
         seed = torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device="cpu")
     if isinstance(seed, Tensor):
         if seed.dtype != torch.int64 or seed.shape != (2,) or seed.device.type != "cpu":
@@ -219,20 +221,22 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
         q, k, v, out, lse, *tensors = ctx.saved_tensors
-        needed = dict(zip(ctx.names, ctx.needs_input_grad[6:], strict=True))
-        options = dict(zip(ctx.names, tensors, strict=True))
+        options = dict(zip(ctx.names, tensors, strict=True), **ctx.numbers)
+        gradients: dict[str, Tensor | None] = dict.fromkeys(ctx.names)
+        wanted = {name for name, needed in zip(ctx.names, ctx.needs_input_grad[6:], strict=True) if needed}
+        if ctx.deterministic:
+            options["deterministic"] = True
         if dlse is not None:
             options["dlse"] = rows_contiguous(dlse)
-        if dout is None:
-            dout = torch.zeros_like(out)
-        gradients = dict.fromkeys(ctx.names)
-        dq, dk, dv, dbias, dsink = ops.attention_backward(
-            rows_contiguous(dout), q, k, v, out, lse, deterministic=ctx.deterministic, need_dbias=needed.get("bias", False),
-            need_dsink=needed.get("learnable_sink", False), **ctx.numbers, **options,
-        )  # fmt: skip
-        if needed.get("bias"):
+        if "bias" in wanted:
+            options["need_dbias"] = True
+        if "learnable_sink" in wanted:
+            options["need_dsink"] = True
+        dout = torch.zeros_like(out) if dout is None else rows_contiguous(dout)
+        dq, dk, dv, dbias, dsink = ops.attention_backward(dout, q, k, v, out, lse, **options)
+        if "bias" in wanted:
             gradients["bias"] = dbias
-        if needed.get("learnable_sink"):
+        if "learnable_sink" in wanted:
             gradients["learnable_sink"] = dsink
         return None, None, None, dq, dk, dv, *gradients.values()
 
