@@ -76,7 +76,7 @@ int main() {
     const char* const names[] = {"forward", "backward", "decode", "merge", "compress", "explain"};
     for (const bool all_after : {false, true})
         for (const Operation operation : kOperations) {
-            const Sample sample(operation, FLASH_DTYPE_FLOAT32, 5);
+            const Sample sample(operation, FLASH_DTYPE_FLOAT32, 5, true);
             check_status(sample.run(2, nullptr), FLASH_STATUS_OK, "before");
             Count count;
             long n = 1;

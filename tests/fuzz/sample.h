@@ -14,7 +14,8 @@ constexpr Operation kOperations[] = {Operation::forward, Operation::backward, Op
 // Numbers that only depend on the seed; shapes depend on it too.
 class Sample {
 public:
-    Sample(Operation operation, int32_t dtype, uint64_t seed);
+    // `large`: enough work for several threads.
+    Sample(Operation operation, int32_t dtype, uint64_t seed, bool large = false);
 
     // One call with results of its own, which are appended to `results` as bytes. `threads`: num_threads of the call.
     flash_status_t run(int32_t threads, std::vector<char>* results) const;

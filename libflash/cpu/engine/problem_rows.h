@@ -97,6 +97,7 @@ public:
     };
     // At most so many tiles, known without reading prefix sums.
     int64_t count() const {
+        if (sequences_.batch == 0) return 0;  // rows that belong to no sequence
         if (sequences_.packed()) return sequences_.capacity / size_ + sequences_.batch;
         return sequences_.batch * per_sequence();
     }
