@@ -1,13 +1,23 @@
 #include "cpu/isa.h"
 
+#if defined(__x86_64__) || defined(__i386__)
+#include <cpuid.h>
+#endif
+
 namespace libflash::cpu {
 
 bool usable_always() { return true; }
 
 #if defined(__x86_64__) || defined(__i386__)
 
+// Not all compilers' builtin knows this one; whether the operating system saves the registers it needs is AVX2's question too.
+static bool has_f16c() {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c >> 29 & 1) != 0;
+}
+
 // The builtin also asks whether the operating system saves the wide registers.
-bool usable_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
+bool usable_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }
 
 bool usable_avx512() {
     return usable_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

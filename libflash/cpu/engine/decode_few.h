@@ -201,7 +201,7 @@ static void few_scores(const ScoreRule<A>& rule, const Lanes<A>& lanes, int64_t 
                 z -= broadcast(lanes.alibi_slope[r]) *
                      magnitude(broadcast(lanes.alibi_position[r]) - __builtin_convertvector(key, Vec<A>));
         }
-        store(scores + j, (from <= key) & (key < to) ? z : broadcast<A>(-kInfinity<A>));
+        store(scores + j, ((from <= key) & (key < to)) ? z : broadcast<A>(-kInfinity<A>));
     }
 }
 

@@ -101,7 +101,7 @@ static void hide_outside(const Lanes<A>& lanes, int64_t first, int64_t count, A*
         for (int64_t j = 0; j < count; ++j) {
             const I key = broadcast<Integer<A>>(static_cast<Integer<A>>(first + j));
             A* at = tile + j * lanes.width + i;
-            store(at, (from <= key) & (key < to) ? load(at) : broadcast<A>(-kInfinity<A>));
+            store(at, ((from <= key) & (key < to)) ? load(at) : broadcast<A>(-kInfinity<A>));
         }
     }
 }
