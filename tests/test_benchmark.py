@@ -83,6 +83,53 @@ def test_both_contenders_compute_the_same_gradients():
         assert benchmark.run(one, rounds=1)["ratio"] > 0
 
 
+def gpu_cell(ratio: dict[str, float], **changes) -> dict:
+    values = {"direction": "forward", "dtype": "bfloat16", "head_dim": 64, "seqlen": 512, "causal": False, "batch": 2, "heads": 8}
+    return values | {"ratio": ratio} | changes
+
+
+def test_gpu_cells_have_the_same_number_of_tokens_and_channels():
+    cells = program("_cells")
+    found = cells.gpu_cells(["bfloat16"], ["forward"], quick=False)
+    assert len(set(found)) == len(found) == 3 * 2 * 6
+    assert {c.batch * c.seqlen for c in found} == {16384}
+    assert {c.heads * c.head_dim for c in found} == {2048}
+    assert set(cells.gpu_cells(["bfloat16"], ["forward"], quick=True)) < set(found)
+
+
+def test_gpu_summaries_are_over_the_cells_that_the_peer_knows():
+    pytest.importorskip("torch")
+    sums = program("gpu_attention").summaries(
+        [gpu_cell({"fa2": 2.0, "cudnn": 0.5}), gpu_cell({"fa2": 8.0}, head_dim=256), gpu_cell({"fa2": 4.0, "cudnn": 2.0})]
+    )
+    assert sums["fa2"]["geometric_mean"]["all"] == 4.0
+    assert sums["fa2"]["geometric_mean"]["forward bfloat16 d=256"] == 8.0
+    assert sums["cudnn"]["geometric_mean"]["all"] == 1.0
+    assert sums["cudnn"]["worst"]["ratio"] == 0.5
+
+
+def test_gpu_figures():
+    pytest.importorskip("torch")
+    one = program("_cells").Cell("forward", "bfloat16", head_dim=100, seqlen=1000, causal=True, batch=5, heads=2)
+    made = program("gpu_attention").figures(one, {"fa2": 4.0, "libflash": 2.0})
+    assert made == {"ms": {"fa2": 4.0, "libflash": 2.0}, "tflops": {"fa2": 0.5, "libflash": 1.0}, "ratio": {"fa2": 2.0}}
+
+
+def test_gpu_results_are_compared_row_by_row():
+    """One wrong row among rows of very different size, and NaN."""
+    torch = pytest.importorskip("torch")
+    benchmark = program("gpu_attention")
+    one = program("_cells").Cell("forward", "bfloat16", head_dim=64, seqlen=50, causal=True, batch=1, heads=2)
+    sizes = torch.logspace(0, -4, 50).reshape(1, 50, 1, 1)
+    right = (sizes * torch.randn(1, 50, 2, 64, generator=torch.Generator().manual_seed(0))).bfloat16()
+    benchmark.compare(one, {"fa2": lambda: right, "libflash": lambda: right * 1.004})
+    for value in (right[0, 48, 1], torch.nan):
+        wrong = right.clone()
+        wrong[0, 49, 1] = value
+        with pytest.raises(SystemExit, match="differs from fa2"):
+            benchmark.compare(one, {"fa2": lambda: right, "libflash": lambda wrong=wrong: wrong})
+
+
 def test_table_puts_forward_and_backward_side_by_side():
     text = program("table").table(results([cell("forward", 2.0), cell("backward", 1.0), cell("forward", 1.5, causal=True)]))
     rows = [line for line in text.splitlines() if line.startswith("| fp32")]

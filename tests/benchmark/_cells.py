@@ -1,4 +1,4 @@
-"""The cells of the CPU benchmark: which problems are timed, and how their work is counted."""
+"""The cells of the benchmarks: which problems are timed, and how their work is counted."""
 
 from __future__ import annotations
 
@@ -14,6 +14,12 @@ PASSES = ("forward", "backward")
 # never fewer than two, because an implementation may give each thread whole heads.
 SIZES = {512: (16, 512), 2048: (2, 512), 8192: (1, 256)}
 QUICK_SIZES = {512: (4, 512), 2048: (1, 256)}
+
+# On a GPU as in the papers: the same number of tokens and of channels in every cell.
+GPU_TOKENS, GPU_WIDTH = 16384, 2048
+GPU_SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
+GPU_HEAD_DIMS = (64, 128, 256)
+GPU_QUICK_SEQLENS, GPU_QUICK_HEAD_DIMS = (1024, 8192), (64, 128)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,4 +50,13 @@ def cells(quick: bool) -> list[Cell]:
     return [
         Cell(direction, dtype, head_dim, seqlen, causal, batch, width // head_dim)
         for dtype, head_dim, (seqlen, (batch, width)), causal, direction in problems
+    ]
+
+
+def gpu_cells(dtypes: list[str], directions: list[str], quick: bool) -> list[Cell]:
+    head_dims, seqlens = (GPU_QUICK_HEAD_DIMS, GPU_QUICK_SEQLENS) if quick else (GPU_HEAD_DIMS, GPU_SEQLENS)
+    problems = itertools.product(directions, dtypes, head_dims, (False, True), seqlens)
+    return [
+        Cell(direction, dtype, head_dim, seqlen, causal, GPU_TOKENS // seqlen, GPU_WIDTH // head_dim)
+        for direction, dtype, head_dim, causal, seqlen in problems
     ]

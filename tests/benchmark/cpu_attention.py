@@ -27,6 +27,7 @@ from collections.abc import Callable
 
 import torch
 from _cells import Cell, cells
+from _report import chosen, name_of, summary
 
 import libflash
 
@@ -111,27 +112,6 @@ def run(cell: Cell, rounds: int) -> dict[str, object]:
     }
 
 
-def summary(results: list[dict]) -> dict[str, object]:
-    """Geometric means of the ratios, together and by kind, and the worst cell."""
-    groups = {"all": results}
-    for cell in results:
-        groups.setdefault(f"{cell['direction']} {cell['dtype']}", []).append(cell)
-    worst = min(results, key=lambda cell: cell["ratio"])
-    return {
-        "geometric_mean": {
-            name: round(statistics.geometric_mean(c["ratio"] for c in group), 3) for name, group in groups.items()
-        },
-        "worst": {"ratio": worst["ratio"], "cell": name_of(worst)},
-    }
-
-
-def name_of(cell: dict) -> str:
-    return (
-        f"{cell['direction']} {cell['dtype']} d={cell['head_dim']} S={cell['seqlen']} {'causal' if cell['causal'] else 'full'} "
-        f"B={cell['batch']} H={cell['heads']}"
-    )
-
-
 def setting(threads: int, rounds: int) -> dict[str, object]:
     return {
         "date": datetime.date.today().isoformat(),
@@ -149,17 +129,6 @@ def cpu_model() -> str:
     info = pathlib.Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-
-
-def chosen(options: argparse.Namespace) -> list[Cell]:
-    """The cells whose name holds every word of --only; "full" is the opposite of "causal"."""
-    words = options.only.split(",") if options.only else []
-    found = [c for c in cells(options.quick) if all(word in name_of(dataclasses.asdict(c)).split() for word in words)]
-    if not found:
-        sys.exit(
-            f"no cell has all of: {options.only}; a cell is, for one: {name_of(dataclasses.asdict(cells(options.quick)[0]))}"
-        )
-    return found
 
 
 def parse() -> argparse.Namespace:
@@ -184,7 +153,7 @@ def main() -> int:
     if about["load_before"] > 0.3:
         print(f"note: the machine is busy (load {about['load_before']}); these are not figures to quote", file=sys.stderr)
     results = []
-    for cell in chosen(options):
+    for cell in chosen(cells(options.quick), options.only):
         result = run(cell, options.rounds)
         results.append(result)
         print(

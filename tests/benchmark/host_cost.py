@@ -2,6 +2,7 @@
 
     python tests/benchmark/host_cost.py
     python tests/benchmark/host_cost.py --at-most 10     exit code 1 if a libflash.attention takes longer
+    python tests/benchmark/host_cost.py --device cuda    tensors on a GPU: until the call returns, nobody waits for the GPU
 
 Each figure is the median over batches of calls; `best` is the fastest batch, which other work on the machine disturbs least,
 and which --at-most looks at. PyTorch's rows are left out where it is not installed.
@@ -11,6 +12,8 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import json
+import pathlib
 import statistics
 import sys
 import time
@@ -21,15 +24,16 @@ import numpy as np
 import libflash
 
 SHAPE = (1, 4, 2, 16)  # batch, seqlen, heads, head_dim
-BATCHES, CALLS = 40, 500
+BATCHES, CALLS = 40, 500  # on a GPU the calls of a batch are all queued: more than 1024 and the host would wait for room
 
 
-def microseconds(call: Callable[[], object]) -> tuple[float, float]:
-    """(median, best) of a call."""
+def microseconds(call: Callable[[], object], settle: Callable[[], object]) -> tuple[float, float]:
+    """(median, best) of a call; `settle` before each batch, untimed."""
     for _ in range(CALLS):
         call()
     times = []
     for _ in range(BATCHES):
+        settle()
         start = time.perf_counter()
         for _ in range(CALLS):
             call()
@@ -45,10 +49,11 @@ def numpy_calls() -> dict[str, Callable[[], object]]:
     }
 
 
-def torch_calls() -> dict[str, Callable[[], object]]:
+def torch_calls(device: str) -> dict[str, Callable[[], object]]:
     import torch  # NumPy's rows do without
 
-    q, k, v, out = (torch.ones(SHAPE) for _ in range(4))
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    q, k, v, out = (torch.ones(SHAPE, dtype=dtype, device=device) for _ in range(4))
     swapped = [x.transpose(1, 2) for x in (q, k, v)]
     sdpa = torch.nn.functional.scaled_dot_product_attention
     torch.set_grad_enabled(False)
@@ -62,17 +67,26 @@ def torch_calls() -> dict[str, Callable[[], object]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--at-most", type=float, metavar="US", help="microseconds that a libflash.attention may take")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where the tensors are (default: %(default)s)")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the figures")
     options = parser.parse_args()
-    calls = numpy_calls() | (torch_calls() if importlib.util.find_spec("torch") else {})
-    print(
-        f"arrays of {SHAPE}, float32, {libflash.get_num_threads()} threads\n{'microseconds a call':<50}{'median':>8}{'best':>8}"
-    )
-    slow = []
+    if options.device == "cuda":
+        import torch
+
+        calls, settle, kind = torch_calls("cuda"), torch.cuda.synchronize, "bfloat16 on a GPU"
+    else:
+        calls = numpy_calls() | (torch_calls("cpu") if importlib.util.find_spec("torch") else {})
+        settle, kind = lambda: None, f"float32, {libflash.get_num_threads()} threads"
+    print(f"arrays of {SHAPE}, {kind}\n{'microseconds a call':<50}{'median':>8}{'best':>8}")
+    slow, figures = [], {}
     for name, call in calls.items():
-        median, best = microseconds(call)
+        median, best = microseconds(call, settle)
+        figures[name] = {"median": round(median, 2), "best": round(best, 2)}
         print(f"{name:<50}{median:8.2f}{best:8.2f}", flush=True)
         if options.at_most is not None and name.startswith("libflash") and best > options.at_most:
             slow.append(name)
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=1) + "\n")
     for name in slow:
         print(f"{name}: above {options.at_most:g} microseconds", file=sys.stderr)
     return 1 if slow else 0

@@ -12,7 +12,7 @@ import json
 import pathlib
 import sys
 
-BEGIN, END = "<!-- cpu-table -->", "<!-- /cpu-table -->"
+NAME = "cpu-table"
 NAMES = {"float32": "fp32", "bfloat16": "bf16"}
 
 
@@ -56,12 +56,26 @@ def short(name: str) -> str:
     return " ".join(NAMES.get(word, word) for word in name.split())
 
 
-def replaced(readme: str, content: str) -> str:
-    """The README with `content` between the markers; both must be there, once, in order."""
-    if readme.count(BEGIN) != 1 or readme.count(END) != 1 or readme.index(END) < readme.index(BEGIN):
-        raise ValueError(f"expected {BEGIN} and then {END}, each once")
-    before, rest = readme.split(BEGIN)
-    return f"{before}{BEGIN}\n{content}\n{END}{rest.split(END)[1]}"
+def replaced(readme: str, content: str, name: str = NAME) -> str:
+    """The README with `content` between the markers of that name; both must be there, once, in order."""
+    begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+    if readme.count(begin) != 1 or readme.count(end) != 1 or readme.index(end) < readme.index(begin):
+        raise ValueError(f"expected {begin} and then {end}, each once")
+    before, rest = readme.split(begin)
+    return f"{before}{begin}\n{content}\n{end}{rest.split(end)[1]}"
+
+
+def write(readme: pathlib.Path, contents: dict[str, str], check: bool) -> list[str]:
+    """Puts each table between the markers of its name; with `check` changes nothing. The names of those that were not current."""
+    old = text = readme.read_text()
+    outdated = []
+    for name, content in contents.items():
+        new = replaced(text, content, name)
+        outdated += [name] * (new != text)
+        text = new
+    if text != old and not check:
+        readme.write_text(text)
+    return outdated
 
 
 def main() -> int:
@@ -74,18 +88,15 @@ def main() -> int:
     if options.into is None:
         print(content)
         return 0
-    old = options.into.read_text()
     try:
-        new = replaced(old, content)
+        outdated = write(options.into, {NAME: content}, options.check)
     except ValueError as wrong:
         sys.exit(f"{options.into}: {wrong}")
-    if options.check and new != old:
+    if options.check and outdated:
         print(
             f"{options.into}: the CPU table is not the one of {options.json}; run {parser.prog} without --check", file=sys.stderr
         )
         return 1
-    if not options.check:
-        options.into.write_text(new)
     return 0
 
 

@@ -1,0 +1,47 @@
+"""What the benchmark programs share: names of cells, choosing among them, sums over them."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import sys
+from collections.abc import Callable
+
+from _cells import Cell
+
+
+def name_of(cell: dict) -> str:
+    return (
+        f"{cell['direction']} {cell['dtype']} d={cell['head_dim']} S={cell['seqlen']} {'causal' if cell['causal'] else 'full'} "
+        f"B={cell['batch']} H={cell['heads']}"
+    )
+
+
+def chosen(cells: list[Cell], only: str | None) -> list[Cell]:
+    """Those whose name holds every word of `only`, a list with commas; "full" is the opposite of "causal"."""
+    words = only.split(",") if only else []
+    found = [c for c in cells if all(word in name_of(dataclasses.asdict(c)).split() for word in words)]
+    if not found:
+        sys.exit(f"no cell has all of: {only}; a cell is, for one: {name_of(dataclasses.asdict(cells[0]))}")
+    return found
+
+
+def direction_and_dtype(cell: dict) -> list[str]:
+    return [f"{cell['direction']} {cell['dtype']}"]
+
+
+def summary(
+    results: list[dict],
+    ratio: Callable[[dict], float] = lambda cell: cell["ratio"],
+    kinds: Callable[[dict], list[str]] = direction_and_dtype,
+) -> dict[str, object]:
+    """Geometric means of the ratios, together and by kind, and the worst cell."""
+    groups = {"all": results}
+    for cell in results:
+        for kind in kinds(cell):
+            groups.setdefault(kind, []).append(cell)
+    worst = min(results, key=ratio)
+    return {
+        "geometric_mean": {name: round(statistics.geometric_mean(map(ratio, group)), 3) for name, group in groups.items()},
+        "worst": {"ratio": ratio(worst), "cell": name_of(worst)},
+    }

@@ -1,0 +1,92 @@
+"""Accuracy of every CUDA forward kernel, by the rule of tests/tolerance.py: a row for each kernel and kind of values.
+
+    python tests/evidence/accuracy.py OUT.json [--quick]
+
+t1, t2, t3 are the worst ratios to their limits (above 1 is a failure, t2 the larger of row and tensor), two_times that to twice
+the error of plain attention in the storage type, rms the largest relative root mean square error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import sys
+from collections.abc import Callable
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import cases
+from case import Case
+from tolerance import Report
+
+TYPES = {"f16": "fp16", "bf16": "bf16"}  # names of the registry and of the cases
+FILLS = ("randn", "u01", "mean", "outlier", "big", "int")
+QUICK_FILLS = ("randn", "mean")
+LONG_FILLS = ("randn", "mean")  # more tiles of keys than fit in flight
+LONG = {"seqlen_q": 700, "seqlen_k": 700, "heads_q": 1, "heads_k": 1, "causal": True}
+
+
+def chosen(dtype: str, widths: dict, fill: str) -> list[Case]:
+    """The quick cases of that fill, at the kernel's own head_dim; and a long one."""
+    found = [cases.by_name(f"fill-{fill}-{dtype}{causal}") for causal in ("", "-causal")]
+    if fill in LONG_FILLS:
+        found.append(Case(f"long-{fill}-{dtype}", dtype, fill=fill, **LONG))
+    return [dataclasses.replace(case, name=f"{case.name}-{widths['head_dim']}", **widths) for case in found]
+
+
+def worst(reports: list[Report]) -> dict[str, float]:
+    """One line's figures for one tensor."""
+    two_times = [report.two_times for report in reports if report.two_times is not None]
+    figures = {"t1": max(r.t1 for r in reports), "rms": max(r.rms for r in reports)}
+    figures |= {"t2": max(max(r.t2, r.t2_row) for r in reports), "t3": max(r.t3 for r in reports)}
+    if two_times:
+        figures["two_times"] = max(two_times)
+    return {name: float(f"{value:.3g}") for name, value in figures.items() if value}
+
+
+def widths(kernel: dict) -> dict[str, int | None]:
+    """The largest head_dim and head_dim_v of a kernel, as fields of a case."""
+    same = kernel["head_dim"] == kernel["head_dim_v"]
+    return {"head_dim": kernel["head_dim"], "head_dim_v": None if same else kernel["head_dim_v"]}
+
+
+def table(kernels: list[dict], fills: tuple[str, ...], run: Callable[[Case, str], dict]) -> tuple[list[dict], list[str]]:
+    """Rows, and the findings of results that are wrong."""
+    rows, failures = [], []
+    for kernel in kernels:
+        for fill in fills:
+            reports: dict[str, list[Report]] = {}
+            some = chosen(TYPES[kernel["dtype"]], widths(kernel), fill)
+            for case in some:
+                try:
+                    found = case.check(**run(case, kernel["name"]), two_times=True)
+                except AssertionError as wrong:
+                    failures.append(f"{kernel['name']}: {str(wrong)[:400]}")
+                    continue
+                for tensor, report in found.items():
+                    reports.setdefault(tensor, []).append(report)
+            about = {"kernel": kernel["name"], "dtype": kernel["dtype"], "head_dim": kernel["head_dim"], "fill": fill}
+            rows.append(about | {"cases": len(some)} | {tensor: worst(found) for tensor, found in reports.items()})
+    return rows, failures
+
+
+def main() -> int:
+    from gpu_case import forward_kernels, run_forward
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=pathlib.Path)
+    parser.add_argument("--quick", action="store_true", help="two kinds of values")
+    options = parser.parse_args()
+    kernels = forward_kernels()
+    if not kernels:
+        sys.exit("no CUDA forward kernel runs here")
+    rows, failures = table(kernels, QUICK_FILLS if options.quick else FILLS, run_forward)
+    options.out.write_text(json.dumps({"rows": rows, "failures": failures[:20]}))
+    print("\n".join([f"{len(rows)} rows, {len(failures)} failures", *failures]))
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,194 @@
+"""The evidence of one GPU: tests, accuracy, repeats, sanitizer and benchmark, into tests/evidence/<gpu>.json.
+
+    python tests/evidence/collect.py                         everything, some 5 minutes
+    python tests/evidence/collect.py --quick                 a smaller set; a file that says so, and that CI does not take
+    python tests/evidence/collect.py --only sanitizer        that stage again, into the file that is there
+    python tests/evidence/collect.py --out DIR_OR_FILE       elsewhere; with --only, what is there or in the repository is kept
+
+libflash must be installed, built from these sources with all rows of kernels.table. Each stage has its time limit; one that fails
+is recorded and the next one runs. The exit code is 0 if all that ran passed. Logs go to build/evidence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import sys
+import time
+
+import junit
+import record
+import sanitizer
+import sources
+from limited import Done, run_limited
+
+ROOT = sources.ROOT
+FOLDER = record.FOLDER
+LIMITS = {"tests": 120, "accuracy": 50, "repeats": 30, "sanitizer": 110, "benchmark": 90}  # seconds
+QUICK_LIMITS = {"tests": 90, "accuracy": 25, "repeats": 20, "sanitizer": 60, "benchmark": 45}
+TOTAL = 355  # whatever the limits of the stages add up to
+MOST_WORKERS = 16
+TAIL = 15  # lines of a failed stage's log that are shown
+
+
+class Run:
+    """What the stages need to know."""
+
+    def __init__(self, quick: bool, logs: pathlib.Path, arch: int) -> None:
+        self.quick, self.logs, self.arch = quick, logs, arch
+        self.end = time.monotonic() + TOTAL
+
+    def limit(self, name: str) -> float:
+        return max(1.0, min((QUICK_LIMITS if self.quick else LIMITS)[name], self.end - time.monotonic()))
+
+    def program(self, name: str, command: list[str], log: str | None = None, **environment: str) -> Done:
+        path = os.pathsep.join(filter(None, [str(ROOT / "tests"), str(FOLDER), os.environ.get("PYTHONPATH", "")]))
+        where = self.logs / f"{log or name}.log"
+        done = run_limited([sys.executable, *command], self.limit(name), where, {**os.environ, "PYTHONPATH": path, **environment})
+        if done.code != 0:
+            print("\n".join(f"    {line[:200]}" for line in done.text.splitlines()[-TAIL:]))
+        return done
+
+
+def tests(run: Run) -> tuple[str, str, dict]:
+    report = run.logs / "junit.xml"
+    report.unlink(missing_ok=True)
+    command = ["-m", "pytest", "-q", "-p", "no:benchmark", "-p", "no:cacheprovider", f"--junit-xml={report}"]
+    if importlib.util.find_spec("xdist"):
+        command += ["-n", str(min(MOST_WORKERS, os.cpu_count() or 1))]
+    # The workers share the processors: more threads in each would only be in each other's way.
+    done = run.program("tests", [*command, str(ROOT / "tests/cuda")], OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+    data = junit.counts(report.read_text()) if report.exists() else {}
+    return tests_verdict(done.code, data)
+
+
+def tests_verdict(code: int | None, data: dict) -> tuple[str, str, dict]:
+    if code is None:
+        return "timed out", "", data
+    if not data:
+        return "failed", f"pytest ended with {code} and no report", data
+    if code != 0 or data["failed"]:
+        return "failed", f"{data['failed']} failed", data
+    return ("passed", "", data) if data["passed"] else ("failed", "nothing ran", data)
+
+
+def by_json(name: str, program: pathlib.Path, run: Run, *arguments: str) -> tuple[str, str, dict]:
+    """A stage that is a program which writes its result."""
+    out = run.logs / f"{name}.json"
+    out.unlink(missing_ok=True)
+    done = run.program(name, [str(program), *arguments, str(out), *["--quick"] * run.quick])
+    data = json.loads(out.read_text()) if out.exists() else {}
+    if done.code is None:
+        return "timed out", "", data
+    if done.code == 0 and data:
+        data.pop("failures", None)
+        return "passed", "", data
+    return "failed", (data.get("failures") or [last_words(done.text)])[0].splitlines()[0], data
+
+
+def last_words(text: str) -> str:
+    """The exception, where there is one: its message may be followed by lines of advice."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return (raised or lines or ["no output"])[-1][:300]
+
+
+def accuracy(run: Run) -> tuple[str, str, dict]:
+    return by_json("accuracy", FOLDER / "accuracy.py", run)
+
+
+def repeats(run: Run) -> tuple[str, str, dict]:
+    return by_json("repeats", FOLDER / "repeats.py", run)
+
+
+def sanitize(run: Run) -> tuple[str, str, dict]:
+    return sanitizer.stage(run.quick, run.limit("sanitizer"), run.logs, run.arch)
+
+
+def benchmark(run: Run) -> tuple[str, str, dict]:
+    """Device time of every cell, then host time per call, which must not make the stage fail."""
+    folder = ROOT / "tests/benchmark"
+    status, why, data = by_json("benchmark", folder / "gpu_attention.py", run, "--json")
+    host = run.logs / "host.json"
+    host.unlink(missing_ok=True)
+    if run.program("benchmark", [str(folder / "host_cost.py"), "--device", "cuda", "--json", str(host)], log="host").code == 0:
+        data["host_microseconds"] = json.loads(host.read_text())
+    return status, why, data
+
+
+STAGES = {"tests": tests, "accuracy": accuracy, "repeats": repeats, "benchmark": benchmark, "sanitizer": sanitize}
+
+
+def target(out: pathlib.Path | None, gpu: str) -> pathlib.Path:
+    name = record.file_name(gpu)
+    if out is None:
+        return FOLDER / name
+    return out if out.suffix == ".json" else out / name
+
+
+def earlier(path: pathlib.Path, wanted: list[str]) -> dict | None:
+    """The file to merge into; a whole run starts anew."""
+    if set(wanted) == set(STAGES):
+        return None
+    for known in (path, FOLDER / path.name):
+        if known.exists():
+            return json.loads(known.read_text())
+    return None
+
+
+def collect(options: argparse.Namespace) -> int:
+    asked = run_limited([sys.executable, str(FOLDER / "facts.py")], 60, options.logs / "facts.log")
+    if asked.code != 0:
+        print(f"cannot measure here: {asked.text.strip()[-2000:]}", file=sys.stderr)
+        return 2
+    facts = json.loads(asked.text.strip().splitlines()[-1])
+    path, wanted, before = target(options.out, facts["gpu"]), options.only or list(STAGES), sources.digest()
+    new = {**facts, "sources": before, "quick": options.quick, "stages": {}}
+    old = earlier(path, wanted)
+    try:
+        record.merged(old, new)
+    except ValueError as wrong:
+        print(f"{path.name} begins anew: {wrong}", file=sys.stderr)
+        old = None
+    run = Run(options.quick, options.logs, facts["setting"]["arch"])
+    for name in (stage for stage in STAGES if stage in wanted):
+        start = time.monotonic()
+        try:
+            status, why, data = STAGES[name](run)
+        except (OSError, ValueError) as wrong:  # e.g. a program that left half a JSON
+            status, why, data = "failed", f"{type(wrong).__name__}: {wrong}"[:300], {}
+        seconds = round(time.monotonic() - start, 1)
+        about = {"status": status, "seconds": seconds, "date": datetime.date.today().isoformat()}
+        about["driver"] = facts["setting"]["driver"]
+        new["stages"][name] = about | ({"why": why} if why else {})
+        new[name] = data
+        print(f"{name:10} {status:10} {seconds:6.1f} s  {why}", flush=True)
+        record.write(path, record.merged(old, new))  # after each stage: what comes later cannot lose it
+    if sources.digest() != before:
+        for stage in new["stages"].values():
+            stage |= {"status": "failed", "why": "the sources changed meanwhile"}
+        record.write(path, record.merged(old, new))
+        print("the sources changed meanwhile: this is no evidence", file=sys.stderr)
+    print(f"{path}: {path.stat().st_size} bytes, sources {before[:12]}")
+    return 0 if all(stage["status"] == "passed" for stage in new["stages"].values()) else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a smaller set, about a minute: a look, not evidence")
+    parser.add_argument("--only", nargs="+", choices=list(STAGES), metavar="STAGE", help=f"some of: {', '.join(STAGES)}")
+    parser.add_argument("--out", type=pathlib.Path, metavar="PATH", help="the file to write (*.json), or its folder")
+    parser.add_argument("--logs", type=pathlib.Path, default=ROOT / "build/evidence", help="default: build/evidence")
+    options = parser.parse_args()
+    options.logs = options.logs.resolve()
+    options.logs.mkdir(parents=True, exist_ok=True)
+    return collect(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

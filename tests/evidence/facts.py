@@ -1,0 +1,83 @@
+"""What a figure depends on beside the sources: GPU, driver, toolkit, frameworks. Exit code 1 where nothing can be measured.
+
+python tests/evidence/facts.py
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import platform
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def table_rows(text: str) -> dict[str, str]:
+    """Rows of kernels.table: the kernel's name, and the room it is in. Names are put together as kernels.cmake does."""
+    rooms = {}
+    for line in text.splitlines():
+        if not line[:1].islower():
+            continue
+        operation, room, dtype, head_dims, *_ = line.split()
+        name = f"{operation}_{room}" + (f"_{dtype}" if dtype != "any" else "") + (f"_d{head_dims}" if head_dims != "-" else "")
+        rooms[name] = room
+    return rooms
+
+
+def missing_kernels(table: str, built: list[str], architecture: int) -> list[str]:
+    """Rows of the table that this library lacks although this GPU could run them: evidence from it would be about a part."""
+    rooms = table_rows(table)
+    expected = [name for name, room in rooms.items() if room != "sm90" or architecture == 90]
+    return [name for name in expected if name not in built]
+
+
+def driver() -> str:
+    if shutil.which("nvidia-smi"):
+        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout.split()
+        if said:
+            return said[0]
+    version = pathlib.Path("/proc/driver/nvidia/version")
+    return version.read_text().splitlines()[0] if version.exists() else "unknown"
+
+
+def main() -> int:
+    import torch
+
+    import libflash
+
+    info = libflash.info()
+    if not info["devices"] or not torch.cuda.is_available():
+        print(f"no GPU to measure on: libflash says {info['cuda']!r}", file=sys.stderr)
+        return 1
+    names = [kernel["name"] for kernel in info["kernels"] if kernel["backend"] != "cpu"]
+    device = info["devices"][0]
+    lacking = missing_kernels((ROOT / "libflash/cuda/kernels.table").read_text(), names, device["arch"])
+    if lacking:
+        print(f"this libflash lacks kernels of kernels.table: {', '.join(lacking)}; build all rows", file=sys.stderr)
+        return 1
+    facts = {
+        "gpu": device["name"],
+        "setting": {
+            "arch": device["arch"],
+            "multiprocessors": device["multiprocessors"],
+            "driver": driver(),
+            "toolkit": info["build"].get("cuda", ""),
+            "architectures": info["build"].get("cuda architectures", ""),
+            "compiler": info["build"].get("compiler", ""),
+            "libflash": info["version"],
+            "kernels": len(names),
+            "torch": torch.__version__,
+            "cudnn": str(torch.backends.cudnn.version()),
+            "python": platform.python_version(),
+        },
+    }
+    print(json.dumps(facts))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""A program run with a time limit; it and all it started are gone afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import signal
+import subprocess
+import time
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+    code: int | None  # None: ran past the limit
+    text: str  # stdout and stderr together
+    seconds: float
+
+
+def run_limited(command: list[str], limit: float, log: pathlib.Path, environment: dict[str, str] | None = None) -> Done:
+    """Output goes to `log` while it runs, so that what ran too long has left its words."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    start = time.monotonic()
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, env=environment, start_new_session=True)
+        try:
+            code: int | None = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return Done(code, log.read_text(errors="replace"), time.monotonic() - start)

@@ -1,0 +1,109 @@
+"""What compute-sanitizer watches: a few small problems on every CUDA forward kernel, and merge, judged like any test.
+
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python tests/evidence/sanitized.py [--quick]
+    ... python tests/evidence/sanitized.py --plant        a call whose output is described larger than it is
+
+Each tensor is its own cudaMalloc, so that an access beyond one is an access beyond an allocation; everything is made on the host
+and copied, so that only libflash's kernels run. --plant shows that the tool sees those: else silence says nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import pathlib
+import sys
+from types import SimpleNamespace
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import numpy as np
+import reference_decode
+import torch
+from accuracy import TYPES, widths
+from case import Case
+from dlpack_producer import Array
+from gpu_case import forward_kernels, run_forward, to_gpu
+
+import libflash
+
+SEVERAL = {"heads_q": 2, "heads_k": 1}
+EVERY_OPTION = {"softcap": 20.0, "alibi": "h", "bias": "hqk", "mask": "qk", "sink": True, "dropout_p": 0.25}
+BFLOAT = 4  # DLPack's type code
+
+
+def problems(kernel: dict) -> list[Case]:
+    """Odd sizes, so that every tile at an edge is a part of one; more tiles of keys than fit in flight."""
+    dtype, full = TYPES[kernel["dtype"]], widths(kernel)
+    odd = {"head_dim": kernel["head_dim"] - 9, "head_dim_v": kernel["head_dim_v"] - 1}
+    cases = {
+        "dense": Case("", dtype, 1, 131, 391, causal=True, **full, **SEVERAL),
+        "packed": Case("", dtype, 1, (40, 0, 133, 3), (257, 9, 135, 0), slack_rows=3, window_size=(70, 9), **full, **SEVERAL),
+        "options": Case("", dtype, 2, 67, 259, used_k=(259, 100), **odd, **EVERY_OPTION, **SEVERAL),
+        "blocks": Case("", dtype, 1, 129, 300, block_mask="h", **full, **SEVERAL),
+    }
+    return [dataclasses.replace(case, name=f"sanitized-{name}-{kernel['name']}") for name, case in cases.items()]
+
+
+def served(case: Case, kernel: dict) -> bool:
+    """Runs and judges it; False if the kernel refuses those options."""
+    try:
+        result = run_forward(case, kernel["name"])
+    except libflash.UnsupportedError:
+        return False
+    case.check(**result)
+    return True
+
+
+def run_merge() -> None:
+    rng = np.random.default_rng(1)
+    outs = [rng.standard_normal((2, 37, 3, 40)).astype(np.float16) for _ in range(3)]
+    lses = [rng.standard_normal((2, 3, 37)).astype(np.float32) for _ in range(3)]
+    out, lse = libflash.merge([to_gpu(x) for x in outs], [to_gpu(x) for x in lses])
+    wanted, wanted_lse = reference_decode.merge(np.stack(outs), np.stack(lses))
+    np.testing.assert_allclose(out.cpu().numpy(), wanted, atol=2e-3)
+    np.testing.assert_allclose(lse.cpu().numpy(), wanted_lse, atol=1e-5)
+
+
+def plant(kernel: dict) -> None:
+    """The last row of the output is described, but not allocated."""
+    shape = (1, 128, 2, min(kernel["head_dim"], kernel["head_dim_v"]))
+    dtype = {"f16": torch.float16, "bf16": torch.bfloat16}[kernel["dtype"]]
+    q, k, v = (torch.ones(shape, dtype=dtype).cuda() for _ in range(3))
+    short = torch.zeros((1, shape[1] - 1, *shape[2:]), dtype=dtype).cuda()
+    strides = np.zeros(shape, np.float16).strides  # 2 bytes an element, as both types have
+    described = SimpleNamespace(
+        shape=shape, strides=strides, itemsize=2, ndim=4, dtype=np.dtype("f2"), ctypes=SimpleNamespace(data=short.data_ptr())
+    )
+    out = Array(described, device=(2, 0), code=BFLOAT if dtype == torch.bfloat16 else None)  # type: ignore[arg-type]
+    libflash.attention(q, k, v, out=out, kernel=kernel["name"])
+    torch.cuda.synchronize()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one kernel")
+    parser.add_argument("--plant", action="store_true", help="the planted fault alone")
+    options = parser.parse_args()
+    if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") != "1":
+        sys.exit("set PYTORCH_NO_CUDA_MEMORY_CACHING=1: else all tensors share an allocation, and no access is out of bounds")
+    kernels = forward_kernels()
+    if not kernels:
+        sys.exit("no CUDA forward kernel runs here")
+    if options.plant:
+        plant(kernels[0])
+        print("planted: nothing stopped it")
+        return 0
+    some = kernels[:1] if options.quick else kernels
+    counts = {kernel["name"]: sum(served(case, kernel) for case in problems(kernel)) for kernel in some}
+    run_merge()
+    unused = [name for name, count in counts.items() if not count]
+    if unused:
+        sys.exit(f"served none of the problems: {', '.join(unused)}")
+    print(f"ran: {sum(counts.values()) + 1} problems, {len(some) + 1} kernels")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

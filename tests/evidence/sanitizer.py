@@ -1,0 +1,156 @@
+"""compute-sanitizer over the kernels: first what was planted for it to find, then what is to be clean.
+
+A tool proves something only if it reported its planted fault (canary.cu, in the kernel of that name) and said nothing about the
+innocent kernel; memcheck besides if it reported a write beyond a tensor in libflash's own kernel (sanitized.py --plant). Some
+virtual machines let the tools run but not see: then the result says that they prove nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import re
+import shutil
+import sys
+import time
+
+from limited import Done, run_limited
+
+FOLDER = pathlib.Path(__file__).resolve().parent
+FOUND = 77  # exit code of the tool where the program itself succeeded and the tool found something
+
+# No leak check: the library allocates nothing on the device, and Python ends without giving back what its frameworks hold.
+# Calls of the CUDA interface that fail are not looked at: frameworks probe for what there is, and the library reports its own.
+TOOLS = {
+    "memcheck": ["--padding", "4096", "--report-api-errors", "no"],  # padding: a little too far is not yet the next allocation
+    "racecheck": [],
+    "synccheck": [],
+}
+CANARY = {"memcheck": "memory", "racecheck": "race", "synccheck": "barrier"}
+PLANTED = {
+    "memory": re.compile(r"Invalid __global__ write of size \d+.*?planted_write", re.S),
+    "race": re.compile(r"Race reported between .*?planted_race", re.S),
+    "barrier": re.compile(r"Barrier error detected.*?planted_barrier", re.S),
+    "libflash": re.compile(r"Invalid __global__ write of size \d+.*?libflash::", re.S),
+}
+# Not "ERROR SUMMARY: 5 errors were not printed", which follows where there were many.
+SUMMARY = re.compile(r"(?:RACECHECK|ERROR) SUMMARY: (\d+) (?:hazard|error)s?(?: displayed \(.*\))?\s*$", re.M)
+KEPT_LINES = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Said:
+    """What a tool said: `found` is None where it came to no summary."""
+
+    found: int | None
+    text: str
+
+
+def said(text: str) -> Said:
+    counts = [int(match.group(1)) for match in SUMMARY.finditer(text)]
+    return Said(sum(counts) if counts else None, text)
+
+
+def canary_verdict(tool: str, clean: Said, planted: Said) -> str:
+    """Empty if the tool works here, else why its silence means nothing."""
+    what = CANARY[tool]
+    if clean.found is None or planted.found is None:
+        return f"{tool} came to no result: {complaint(planted.text if planted.found is None else clean.text)}"
+    if clean.found:
+        return f"{tool} reports the innocent kernel: {complaint(clean.text)}"
+    if not planted.found or not PLANTED[what].search(planted.text):
+        return f"{tool} does not report the planted {what}"
+    return ""
+
+
+def library_verdict(planted: Said) -> str:
+    """The same for memcheck and the library's own kernels."""
+    if planted.found is None:
+        return f"memcheck came to no result: {complaint(planted.text)}"
+    if not PLANTED["libflash"].search(planted.text):
+        return "memcheck does not report the write beyond a tensor that was planted in a kernel of the library"
+    return ""
+
+
+def complaint(text: str) -> str:
+    """The line that says most."""
+    lines = [line.removeprefix("=========").strip() for line in text.splitlines()]
+    telling = [line for line in lines if re.search(r"error|not supported|invalid|race reported|refus|fail", line, re.I)]
+    return (telling or [line for line in lines if line] or ["no output"])[0][:200]
+
+
+def tool_result(tool: str, done: Done) -> dict[str, object]:
+    """The tool's run over the problems: clean, found something, or did not get there."""
+    summary = said(done.text)
+    ran = re.search(r"ran: (\d+) problems, (\d+) kernels", done.text)
+    result: dict[str, object] = {"found": summary.found, "seconds": round(done.seconds, 1)}
+    if ran:
+        result |= {"problems": int(ran.group(1)), "kernels": int(ran.group(2))}
+    if done.code is None:
+        return result | {"status": "timed out"}
+    if summary.found == 0 and ran and done.code == 0:
+        return result | {"status": "clean"}
+    reports = [line for line in done.text.splitlines() if line.startswith("=========")] or done.text.splitlines()
+    return result | {"status": "found" if summary.found else "failed", "says": reports[:KEPT_LINES]}
+
+
+def find_tool() -> str | None:
+    """On the PATH, or beside nvcc."""
+    nvcc = shutil.which("nvcc")
+    beside = [pathlib.Path(nvcc).resolve().parents[1] / "compute-sanitizer/compute-sanitizer"] if nvcc else []
+    return shutil.which("compute-sanitizer") or next((str(path) for path in beside if path.exists()), None)
+
+
+class Session:
+    """Runs with one time limit for all of them."""
+
+    def __init__(self, tool: str, limit: float, logs: pathlib.Path) -> None:
+        self.tool, self.end, self.logs = tool, time.monotonic() + limit, logs
+        # Kernels are loaded when first called: torch has thousands that are not.
+        self.environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "CUDA_MODULE_LOADING": "LAZY"}
+
+    def run(self, name: str, command: list[str]) -> Done:
+        left = max(1.0, self.end - time.monotonic())
+        return run_limited(command, left, self.logs / f"sanitizer-{name}.log", self.environment)
+
+    def watch(self, tool: str, name: str, program: list[str]) -> Done:
+        options = ["--tool", tool, *TOOLS[tool], "--error-exitcode", str(FOUND)]
+        return self.run(f"{tool}-{name}", [self.tool, *options, *program])
+
+
+def stage(quick: bool, limit: float, logs: pathlib.Path, arch: int) -> tuple[str, str, dict]:
+    """(status, why, data)."""
+    tool = find_tool()
+    nvcc = shutil.which("nvcc")
+    if tool is None or nvcc is None:
+        return "failed", "compute-sanitizer or nvcc is not on the PATH", {}
+    session, canary = Session(tool, limit, logs), logs / "canary"
+    built = session.run("nvcc", [nvcc, f"-arch=sm_{arch}", "-lineinfo", "-o", str(canary), str(FOLDER / "canary.cu")])
+    if built.code != 0:
+        return "failed", f"the canary does not compile: {complaint(built.text)}", {}
+    proves = {}
+    for name, fault in CANARY.items():
+        clean, planted = (said(session.watch(name, what, [str(canary), what]).text) for what in ("clean", fault))
+        proves[name] = canary_verdict(name, clean, planted)
+    program = [sys.executable, str(FOLDER / "sanitized.py")]
+    if not proves["memcheck"]:
+        proves["memcheck"] = library_verdict(said(session.watch("memcheck", "plant", [*program, "--plant"]).text))
+    runs = {}
+    for name in TOOLS:
+        if not proves[name]:  # what proves nothing need not run
+            runs[name] = tool_result(name, session.watch(name, "run", program + ["--quick"] * quick))
+    return judged(proves, runs)
+
+
+def judged(proves: dict[str, str], runs: dict[str, dict]) -> tuple[str, str, dict]:
+    """Passed only if memcheck and racecheck can see and no tool that can see found anything."""
+    data = {
+        "canary": {name: "found" if not why else f"proves nothing: {why}" for name, why in proves.items()},
+        "runs": runs,
+    }
+    bad = [f"{name} {run['status']}" for name, run in runs.items() if run["status"] != "clean"]
+    if bad:
+        return "failed", ", ".join(bad), data
+    blind = [why for name, why in proves.items() if why and name != "synccheck"]
+    return ("unproven", "; ".join(blind), data) if blind else ("passed", "", data)

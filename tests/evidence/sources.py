@@ -1,0 +1,80 @@
+"""The hash of what evidence is about: the sources that decide what a GPU computes.
+
+All files under libflash/ and include/ but those of libflash/cpu/, which CI runs itself, and hidden ones, which no compiler reads.
+New files count before they are committed, so that evidence taken just before a commit holds after it. Where there is no git
+(a source archive, a copy on another machine) the folders are walked; both ways give the same list.
+
+    python tests/evidence/sources.py            print the hash
+    python tests/evidence/sources.py --list     print what goes into it: hash and path of each file
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FOLDERS = ("libflash", "include")
+LEFT_OUT = "libflash/cpu/"
+GENERATED = (".so", ".o", ".a", ".pyc", ".pyo", ".pyd")
+
+
+def listed_by_git(root: pathlib.Path) -> list[str] | None:
+    """Tracked files, and new ones that are not ignored; None where `root` is no checkout."""
+    try:
+        top = git(root, "rev-parse", "--show-toplevel").decode().rstrip("\n")
+        if pathlib.Path(top).resolve() != root.resolve():
+            return None  # an archive unpacked inside someone else's repository
+        found = git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", *FOLDERS)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return sorted(set(found.decode().split("\0")) - {""})
+
+
+def git(root: pathlib.Path, *arguments: str) -> bytes:
+    return subprocess.run(["git", "-C", root, *arguments], check=True, capture_output=True).stdout
+
+
+def found_by_walking(root: pathlib.Path) -> list[str]:
+    return sorted(path.relative_to(root).as_posix() for folder in FOLDERS for path in (root / folder).rglob("*"))
+
+
+def files(root: pathlib.Path = ROOT) -> list[str]:
+    """Paths relative to the root, sorted."""
+    listed = listed_by_git(root)
+    return [path for path in (found_by_walking(root) if listed is None else listed) if counts(root, path)]
+
+
+def counts(root: pathlib.Path, path: str) -> bool:
+    parts = path.split("/")
+    hidden = any(part.startswith(".") or part == "__pycache__" for part in parts)
+    return not (path.startswith(LEFT_OUT) or hidden or path.endswith(GENERATED)) and (root / path).is_file()
+
+
+def file_digest(path: pathlib.Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def digest(root: pathlib.Path = ROOT) -> str:
+    """Changes when a file changes, comes, goes or moves."""
+    total = hashlib.sha256()
+    for path in files(root):
+        total.update(f"{file_digest(root / path)}  {path}\n".encode())
+    return total.hexdigest()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--list", action="store_true", help="the files, as sha256sum prints them")
+    if parser.parse_args().list:
+        print("\n".join(f"{file_digest(ROOT / path)}  {path}" for path in files()))
+    else:
+        print(digest())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""The README's GPU tables from the evidence files.
+
+python tests/evidence/tables.py            write them between the README's markers
+python tests/evidence/tables.py --check    change nothing; exit code 1 if the README says anything else
+python tests/evidence/tables.py --print    print them
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "benchmark"))
+
+import record
+from table import write
+
+README = pathlib.Path(__file__).resolve().parents[2] / "README.md"
+NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "f16": "fp16"}
+PEERS = {"fa2": "FlashAttention-2", "cudnn": "cuDNN"}
+
+
+def forward_table(data: dict) -> str:
+    """A row for each type, head_dim and mask; a column for each length."""
+    cells = [cell for cell in data.get("benchmark", {}).get("cells", []) if cell["direction"] == "forward"]
+    if not cells:
+        return f"{data['gpu']}: not measured."
+    seqlens = sorted({cell["seqlen"] for cell in cells})
+    lines = [caption(data), "", "| type | head_dim | causal | " + " | ".join(f"S = {s}" for s in seqlens) + " |"]
+    lines.append("|---|---:|---|" + "---:|" * len(seqlens))
+    rows: dict[tuple, dict[int, dict]] = {}
+    for cell in cells:
+        rows.setdefault((cell["dtype"], cell["head_dim"], cell["causal"]), {})[cell["seqlen"]] = cell
+    for (dtype, head_dim, causal), row in rows.items():
+        texts = [NAMES[dtype], str(head_dim), "yes" if causal else "no", *(figure(row.get(s)) for s in seqlens)]
+        lines.append("| " + " | ".join(texts) + " |")
+    return "\n".join([*lines, "", *(conclusion(peer, sums) for peer, sums in data["benchmark"]["summary"].items())])
+
+
+def caption(data: dict) -> str:
+    setting = data["benchmark"]["setting"]
+    peers = f"PyTorch {setting['torch']}'s FlashAttention-2 / cuDNN {setting['cudnn']}"
+    return (
+        f"Forward on {data['gpu']}: TFLOP/s of libflash, and how many times as fast as ({peers}) in the same run. "
+        f"batch * seqlen = 16384, heads * head_dim = 2048; device time, medians of {setting['rounds']} rounds in turn, "
+        f"{data['stages']['benchmark']['date']}."
+    )
+
+
+def figure(cell: dict | None) -> str:
+    if cell is None:
+        return "-"
+    ratios = (f"{cell['ratio'][peer]:.2f}" if peer in cell["ratio"] else "-" for peer in PEERS)
+    return f"{cell['tflops']['libflash']:.0f} ({' / '.join(ratios)})"
+
+
+def conclusion(peer: str, sums: dict) -> str:
+    return f"Geometric mean against {PEERS[peer]}: {sums['geometric_mean']['all']:.2f}, smallest {sums['worst']['ratio']:.2f}.  "
+
+
+def accuracy_table(data: dict) -> str:
+    """What was tested, and the errors by type and kind of values, the worst over kernels and head dims."""
+    lines = [tested(data), ""]
+    rows = data.get("accuracy", {}).get("rows", [])
+    lines += [
+        "| type | values | rms error of o | worst / limit: o | lse | statistics | twice-eager rule |",
+        "|---|---|" + "---:|" * 5,
+    ]
+    groups: dict[tuple, list[dict]] = {}
+    for row in rows:
+        if "o" in row:
+            groups.setdefault((row["dtype"], row["fill"]), []).append(row)
+    for (dtype, fill), group in groups.items():
+        largest = {name: max(row["o"].get(name, 0.0) for row in group) for name in ("rms", "t1", "t2", "two_times")}
+        lse = max(row["lse"].get("t1", 0.0) for row in group)
+        figures = [f"{largest['rms']:.1e}", *(f"{x:.2f}" for x in (largest["t1"], lse, largest["t2"], largest["two_times"]))]
+        lines.append("| " + " | ".join([NAMES.get(dtype, dtype), fill, *figures]) + " |")
+    return "\n".join(lines)
+
+
+def tested(data: dict) -> str:
+    """One line on the stages."""
+    tests, repeats, sanitizer = (data.get(name, {}) for name in ("tests", "repeats", "sanitizer"))
+    same = data["stages"].get("repeats", {}).get("status") == "passed"
+    bits = f"every kernel {repeats['repeats']} times with the same bits" if same else "the same bits again: not shown"
+    clean = [name for name, run in sanitizer.get("runs", {}).items() if run["status"] == "clean"]
+    counts = ", ".join(f"{tests.get(kind, 0)} {kind}" for kind in ("passed", "failed", "skipped"))
+    return (
+        f"{data['gpu']}, driver {data['setting']['driver']}, CUDA {data['setting']['toolkit']}: {counts} in tests/cuda; {bits}; "
+        f"compute-sanitizer clean: {', '.join(clean) or 'nothing shown'}. Above 1 is a failure, but in the last column."
+    )
+
+
+TABLES = {"gpu-forward-table": forward_table, "gpu-accuracy-table": accuracy_table}
+
+
+def contents(files: dict[str, dict]) -> dict[str, str]:
+    """Each table of every GPU, by the name of its markers."""
+    return {name: "\n\n".join(made(data) for data in files.values()) for name, made in TABLES.items()} if files else {}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    parser.add_argument("--print", action="store_true", dest="show")
+    parser.add_argument("--into", type=pathlib.Path, default=README, metavar="README.md")
+    parser.add_argument("--evidence", type=pathlib.Path, default=record.FOLDER, metavar="FOLDER", help="where the *.json are")
+    options = parser.parse_args()
+    made = contents(record.read_all(options.evidence))
+    if options.show:
+        print("\n\n".join(made.values()))
+        return 0
+    try:
+        outdated = write(options.into, made, options.check)
+    except ValueError as wrong:
+        sys.exit(f"{options.into}: {wrong}")
+    if options.check and outdated:
+        print(f"{options.into}: not what the evidence says: {', '.join(outdated)}; run {parser.prog}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
