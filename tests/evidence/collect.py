@@ -33,6 +33,8 @@ LIMITS = {"tests": 120, "accuracy": 50, "repeats": 30, "sanitizer": 110, "benchm
 QUICK_LIMITS = {"tests": 90, "accuracy": 25, "repeats": 20, "sanitizer": 60, "benchmark": 45}
 TOTAL = 355  # whatever the limits of the stages add up to
 MOST_WORKERS = 16
+NO_GPU = "no CUDA device"  # what tests/cuda says when it skips
+TIMED = ("test_interop.py",)  # of tests/cuda: tests of who waits for whom
 TAIL = 15  # lines of a failed stage's log that are shown
 
 
@@ -41,38 +43,51 @@ class Run:
 
     def __init__(self, quick: bool, logs: pathlib.Path, arch: int) -> None:
         self.quick, self.logs, self.arch = quick, logs, arch
-        self.end = time.monotonic() + TOTAL
+        self.end = self.stage_end = time.monotonic() + TOTAL
 
-    def limit(self, name: str) -> float:
-        return max(1.0, min((QUICK_LIMITS if self.quick else LIMITS)[name], self.end - time.monotonic()))
+    def begin(self, stage: str) -> None:
+        limit = (QUICK_LIMITS if self.quick else LIMITS)[stage]
+        self.stage_end = min(time.monotonic() + limit, self.end)
 
-    def program(self, name: str, command: list[str], log: str | None = None, **environment: str) -> Done:
+    def left(self) -> float:
+        """Seconds that the stage has."""
+        return max(1.0, self.stage_end - time.monotonic())
+
+    def program(self, log: str, command: list[str], **environment: str) -> Done:
         path = os.pathsep.join(filter(None, [str(ROOT / "tests"), str(FOLDER), os.environ.get("PYTHONPATH", "")]))
-        where = self.logs / f"{log or name}.log"
-        done = run_limited([sys.executable, *command], self.limit(name), where, {**os.environ, "PYTHONPATH": path, **environment})
+        where = self.logs / f"{log}.log"
+        done = run_limited([sys.executable, *command], self.left(), where, {**os.environ, "PYTHONPATH": path, **environment})
         if done.code != 0:
             print("\n".join(f"    {line[:200]}" for line in done.text.splitlines()[-TAIL:]))
         return done
 
 
 def tests(run: Run) -> tuple[str, str, dict]:
-    report = run.logs / "junit.xml"
-    report.unlink(missing_ok=True)
-    command = ["-m", "pytest", "-q", "-p", "no:benchmark", "-p", "no:cacheprovider", f"--junit-xml={report}"]
-    if importlib.util.find_spec("xdist"):
-        command += ["-n", str(min(MOST_WORKERS, os.cpu_count() or 1))]
-    # The workers share the processors: more threads in each would only be in each other's way.
-    done = run.program("tests", [*command, str(ROOT / "tests/cuda")], OMP_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
-    data = junit.counts(report.read_text()) if report.exists() else {}
-    return tests_verdict(done.code, data)
+    """Those that look at the clock first, with nothing beside them; then the others side by side, where xdist is installed."""
+    codes, reports = [], []
+    workers = min(MOST_WORKERS, os.cpu_count() or 1) if importlib.util.find_spec("xdist") else 1
+    timed = [str(ROOT / "tests/cuda" / name) for name in TIMED]
+    others = [str(ROOT / "tests/cuda"), *(f"--ignore={path}" for path in timed)]
+    for name, arguments in {"timed": timed, "others": others + ["-n", str(workers)] * (workers > 1)}.items():
+        report = run.logs / f"tests-{name}.xml"
+        report.unlink(missing_ok=True)
+        command = ["-m", "pytest", "-q", "-p", "no:benchmark", "-p", "no:cacheprovider", f"--junit-xml={report}"]
+        # The workers share the processors: more threads in each would only be in each other's way.
+        environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} if workers > 1 else {}
+        codes.append(run.program(f"tests-{name}", [*command, *arguments], **environment).code)
+        reports += [report.read_text()] if report.exists() else []
+    return tests_verdict(codes, junit.counts(*reports) if len(reports) == len(codes) else {})
 
 
-def tests_verdict(code: int | None, data: dict) -> tuple[str, str, dict]:
-    if code is None:
+def tests_verdict(codes: list[int | None], data: dict) -> tuple[str, str, dict]:
+    if None in codes:
         return "timed out", "", data
     if not data:
-        return "failed", f"pytest ended with {code} and no report", data
-    if code != 0 or data["failed"]:
+        return "failed", f"pytest ended with {codes} and not every report", data
+    blind = sum(count for reason, count in data.get("skipped_because", {}).items() if NO_GPU in reason)
+    if blind:
+        return "failed", f"{blind} tests saw no GPU", data
+    if any(codes) or data["failed"]:
         return "failed", f"{data['failed']} failed", data
     return ("passed", "", data) if data["passed"] else ("failed", "nothing ran", data)
 
@@ -107,7 +122,7 @@ def repeats(run: Run) -> tuple[str, str, dict]:
 
 
 def sanitize(run: Run) -> tuple[str, str, dict]:
-    return sanitizer.stage(run.quick, run.limit("sanitizer"), run.logs, run.arch)
+    return sanitizer.stage(run.quick, run.left(), run.logs, run.arch)
 
 
 def benchmark(run: Run) -> tuple[str, str, dict]:
@@ -116,7 +131,7 @@ def benchmark(run: Run) -> tuple[str, str, dict]:
     status, why, data = by_json("benchmark", folder / "gpu_attention.py", run, "--json")
     host = run.logs / "host.json"
     host.unlink(missing_ok=True)
-    if run.program("benchmark", [str(folder / "host_cost.py"), "--device", "cuda", "--json", str(host)], log="host").code == 0:
+    if run.program("host", [str(folder / "host_cost.py"), "--device", "cuda", "--json", str(host)]).code == 0:
         data["host_microseconds"] = json.loads(host.read_text())
     return status, why, data
 
@@ -158,6 +173,7 @@ def collect(options: argparse.Namespace) -> int:
     run = Run(options.quick, options.logs, facts["setting"]["arch"])
     for name in (stage for stage in STAGES if stage in wanted):
         start = time.monotonic()
+        run.begin(name)
         try:
             status, why, data = STAGES[name](run)
         except (OSError, ValueError) as wrong:  # e.g. a program that left half a JSON

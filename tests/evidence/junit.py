@@ -9,12 +9,12 @@ KINDS = {"failure": "failed", "error": "failed", "skipped": "skipped"}
 KEPT, KEPT_CHARACTERS = 20, 300
 
 
-def counts(xml: str) -> dict[str, object]:
-    """passed, failed, skipped, in all and by file; why tests were skipped; the first failures."""
+def counts(*reports: str) -> dict[str, object]:
+    """Of all reports together: passed, failed, skipped, in all and by file; why tests were skipped; the first failures."""
     by_file: dict[str, collections.Counter[str]] = {}
     reasons: collections.Counter[str] = collections.Counter()
     failures: dict[str, str] = {}
-    for case in ET.fromstring(xml).iter("testcase"):
+    for case in (case for xml in reports for case in ET.fromstring(xml).iter("testcase")):
         file = file_of(case.get("classname", ""))
         outcomes = {KINDS[child.tag]: child for child in case if child.tag in KINDS}
         outcome = "failed" if "failed" in outcomes else next(iter(outcomes), "passed")

@@ -115,7 +115,7 @@ class Session:
         return run_limited(command, left, self.logs / f"sanitizer-{name}.log", self.environment)
 
     def watch(self, tool: str, name: str, program: list[str]) -> Done:
-        options = ["--tool", tool, *TOOLS[tool], "--error-exitcode", str(FOUND)]
+        options = ["--tool", tool, *TOOLS[tool], "--error-exitcode", str(FOUND), "--launch-timeout", "60"]
         return self.run(f"{tool}-{name}", [self.tool, *options, *program])
 
 

@@ -245,6 +245,7 @@ def test_counts_of_a_junit_report() -> None:
     assert found["skipped_because"] == {"no CuPy": 2}
     assert found["failures"]["tests/cuda/test_merge.py::test_a[2]"] == "AssertionError: o: T1 worst"
     assert found["failures"]["tests/cuda/test_forward.py::test_d"] == "boom"
+    assert junit.counts(JUNIT, JUNIT)["passed"] == 4
 
 
 def test_counts_of_pytest_itself(tmp_path: pathlib.Path) -> None:
@@ -264,18 +265,23 @@ def test_counts_of_pytest_itself(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "data", "status"),
+    ("codes", "data", "status"),
     [
-        (0, {"passed": 5, "failed": 0, "skipped": 1}, "passed"),
-        (1, {"passed": 5, "failed": 1, "skipped": 0}, "failed"),
-        (0, {"passed": 0, "failed": 0, "skipped": 9}, "failed"),
-        (3, {"passed": 5, "failed": 0, "skipped": 0}, "failed"),
-        (4, {}, "failed"),
-        (None, {}, "timed out"),
+        ([0, 0], {"passed": 5, "failed": 0, "skipped": 1}, "passed"),
+        ([1, 0], {"passed": 5, "failed": 1, "skipped": 0}, "failed"),
+        ([0, 0], {"passed": 0, "failed": 0, "skipped": 9}, "failed"),
+        ([0, 3], {"passed": 5, "failed": 0, "skipped": 0}, "failed"),
+        ([0, 0], {"passed": 5, "failed": 0, "skipped": 2, "skipped_because": {"Skipped: no CUDA device": 2}}, "failed"),
+        ([4, 4], {}, "failed"),
+        ([0, None], {}, "timed out"),
     ],
 )
-def test_verdict_of_the_tests(code: int | None, data: dict, status: str) -> None:
-    assert collect.tests_verdict(code, data)[0] == status
+def test_verdict_of_the_tests(codes: list[int | None], data: dict, status: str) -> None:
+    assert collect.tests_verdict(codes, data)[0] == status
+
+
+def test_the_tests_that_look_at_the_clock_are_there() -> None:
+    assert all((ROOT / "tests/cuda" / name).exists() for name in collect.TIMED)
 
 
 def test_a_stage_by_a_program(tmp_path: pathlib.Path) -> None:
@@ -293,7 +299,8 @@ def test_a_stage_by_a_program(tmp_path: pathlib.Path) -> None:
     assert (status, why, data["rows"]) == ("failed", "k: T1", [])
     assert outcome("raise RuntimeError('no kernel')")[:2] == ("failed", "RuntimeError: no kernel")
     assert outcome("pass")[0] == "failed"  # no result: nothing was shown
-    run.end = 0
+    run.begin("accuracy")
+    run.stage_end = 0
     assert outcome("time.sleep(60)")[0] == "timed out"
 
 
