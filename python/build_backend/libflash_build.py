@@ -45,8 +45,10 @@ def _with_mode(config_settings: Settings) -> Settings:
 
 
 def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
-    return _backend.build_wheel(wheel_directory, _with_mode(config_settings), metadata_directory)
+    name: str = _backend.build_wheel(wheel_directory, _with_mode(config_settings), metadata_directory)
+    return name
 
 
 def build_editable(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
-    return _backend.build_editable(wheel_directory, _with_mode(config_settings), metadata_directory)
+    name: str = _backend.build_editable(wheel_directory, _with_mode(config_settings), metadata_directory)
+    return name
