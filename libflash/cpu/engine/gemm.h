@@ -22,8 +22,8 @@ template <> struct AccumulatorOf<Pair> {
 };
 template <class E> using Accumulator = typename AccumulatorOf<E>::type;
 
-template <class E> FLASH_INLINE Vec<E> load_b(const E* p) { return load(p); }
-template <class E> FLASH_INLINE Vec<E> broadcast_a(const E* p) { return broadcast(*p); }
+template <class E> FLASH_INLINE auto load_b(const E* p) { return load(p); }
+template <class E> FLASH_INLINE auto broadcast_a(const E* p) { return broadcast(*p); }
 template <class V> FLASH_INLINE V dot_step(V a, V b, V sum) { return multiply_add(a, b, sum); }
 #if defined(__AVX512BF16__)
 #define FLASH_BF16_DOT 1
