@@ -22,8 +22,8 @@ struct Plan {
 // One instruction set. `forward`, `backward` and `decode` take a workspace of plan.workspace_bytes, aligned to 64 or more
 // (nullptr if 0).
 struct Kernels {
-    const char* isa;          // "avx512bf16", "avx512", "avx2", "generic", "scalar"
-    bool (*usable)();         // can this processor run it
+    const char* isa;   // "avx512bf16", "avx512", "avx2", "generic", "scalar"
+    bool (*usable)();  // can this processor run it
     Plan (*plan_forward)(const AttentionProblem&);
     void (*forward)(const AttentionProblem&, const Plan&, void* workspace);
     Plan (*plan_backward)(const AttentionProblem&);

@@ -22,7 +22,8 @@ Sample::Sample(Operation operation, int32_t dtype, uint64_t seed, bool large) : 
     batch_ = 1 + random.below(2), heads_k_ = 1 + random.below(2), heads_q_ = heads_k_ * (1 + random.below(3));
     seqlen_q_ = operation == Operation::decode ? 1 + random.below(4) : 20 + random.below(150);
     seqlen_k_ = 20 + random.below(250), head_dim_ = 16 + random.below(64);
-    if (large) heads_q_ = 8, heads_k_ = 4, head_dim_ = 64, seqlen_k_ = 700, seqlen_q_ = operation == Operation::decode ? 4 : 250;
+    const bool decode = operation == Operation::decode;
+    if (large) heads_q_ = 8, heads_k_ = 4, head_dim_ = 64, seqlen_k_ = decode ? 3000 : 700, seqlen_q_ = decode ? 4 : 250;
     q_.allocate(contiguous(dtype, {batch_, seqlen_q_, heads_q_, head_dim_}));
     k_.allocate(contiguous(dtype, {batch_, seqlen_k_, heads_k_, head_dim_}));
     v_.allocate(contiguous(dtype, {batch_, seqlen_k_, heads_k_, head_dim_}));
