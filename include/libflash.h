@@ -28,6 +28,11 @@
  *
  * A row that sees no key gives o = 0, lse = -infinity (or the sink), and zero gradients.
  *
+ * NaN and infinities in q reach their own row only; in k and v they reach the rows that see them. What lies outside the sequences (past a
+ * length, in a page's tail, in free pages) reaches nothing. One exception: on CUDA and in decode, a NaN or infinity in v at a key that a
+ * row does not see may still reach that row, if the row sees another key within the same tile (at most 128 keys); never further.
+ * With BFLOAT16 on processors with AVX-512-BF16, subnormal numbers count as zero in the products.
+ *
  * Rules that hold for every function:
  *   - The caller owns all memory, the stream and the voice. The library allocates no device memory, never synchronises with
  *     the device, prints nothing, and keeps no state but read-once facts about the devices and the last error text of each

@@ -59,7 +59,8 @@ FLASH_INLINE Vec<int64_t> kept_lanes(const uint32_t* words, uint32_t threshold, 
 }
 
 // Sets what is dropped to 0 in tile[key][lane], keys first to first + count - 1.
-template <class A> static void drop(const DropoutMask& mask, const Lanes<A>& lanes, int64_t first, int64_t count, A* tile) {
+template <class A>
+static void drop(const DropoutMask& mask, const Lanes<A>& lanes, int64_t first, int64_t count, A* tile) {
     alignas(64) uint32_t words[4][kPanelWidth];
     const uint32_t threshold = static_cast<uint32_t>(mask.threshold);
     for (int64_t key = first; key < first + count; ++key) {

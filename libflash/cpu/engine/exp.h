@@ -6,16 +6,19 @@
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-template <class T> struct ExpConstants;
+template <class T>
+struct ExpConstants;
 
 // Coefficients of 2^f, f in [-1/2, 1/2]: minimax for the relative error with the constant term fixed at 1, so that 2^0 is 1.
-template <> struct ExpConstants<float> {
+template <>
+struct ExpConstants<float> {
     static constexpr float lowest = -160, log2e = 1.44269504088896341f;
     static constexpr int mantissa = 23, bias = 127;
     static constexpr float power[] = {
         1.0f, 0.693147214968f, 0.240226527829f, 0.0555031055101f, 0.00961769297299f, 0.00134066439024f, 0.000155946781613f};
 };
-template <> struct ExpConstants<double> {
+template <>
+struct ExpConstants<double> {
     static constexpr double lowest = -1100, log2e = 1.44269504088896340736;
     static constexpr int mantissa = 52, bias = 1023;
     static constexpr double power[] = {1.0,
@@ -34,7 +37,8 @@ template <> struct ExpConstants<double> {
 };
 
 // v * 2^n for whole n; results below the normal range are rounded to subnormals.
-template <class T> FLASH_INLINE Vec<T> scale_by_power(Vec<T> v, Vec<T> n) {
+template <class T>
+FLASH_INLINE Vec<T> scale_by_power(Vec<T> v, Vec<T> n) {
 #if defined(__AVX512F__)
     if constexpr (sizeof(T) == 4)
         return _mm512_scalef_ps(v, n);
@@ -50,7 +54,8 @@ template <class T> FLASH_INLINE Vec<T> scale_by_power(Vec<T> v, Vec<T> n) {
 }
 
 // 2^x for x up to 100; 0 for -infinity, NaN for NaN.
-template <class T> FLASH_INLINE Vec<T> exp2(Vec<T> x) {
+template <class T>
+FLASH_INLINE Vec<T> exp2(Vec<T> x) {
     using C = ExpConstants<T>;
     x = maximum(broadcast<T>(C::lowest), x);
     const Vec<T> n = round_to_integer<T>(x), f = x - n;
@@ -61,15 +66,21 @@ template <class T> FLASH_INLINE Vec<T> exp2(Vec<T> x) {
     return scale_by_power<T>(sum, n);
 }
 
-template <class T> FLASH_INLINE Vec<T> exp(Vec<T> x) { return exp2<T>(x * ExpConstants<T>::log2e); }
+template <class T>
+FLASH_INLINE Vec<T> exp(Vec<T> x) {
+    return exp2<T>(x * ExpConstants<T>::log2e);
+}
 
 // tanh(x) / x as a polynomial in x^2 for x^2 <= 0.3.
-template <class T> struct TanhConstants;
-template <> struct TanhConstants<float> {
+template <class T>
+struct TanhConstants;
+template <>
+struct TanhConstants<float> {
     static constexpr float power[] = {
         1.0f, -0.33333332487f, 0.13333287934f, -0.053959058621f, 0.021779939419f, -0.0084073665456f, 0.0023902171313f};
 };
-template <> struct TanhConstants<double> {
+template <>
+struct TanhConstants<double> {
     static constexpr double power[] = {1.0,
                                        -0.33333333333333333279,
                                        0.13333333333333321631,
@@ -86,7 +97,8 @@ template <> struct TanhConstants<double> {
                                        -2.8565672532545823416e-6};
 };
 
-template <class T> FLASH_INLINE Vec<T> tanh(Vec<T> x) {
+template <class T>
+FLASH_INLINE Vec<T> tanh(Vec<T> x) {
     using C = TanhConstants<T>;
     constexpr int degree = sizeof(C::power) / sizeof(T) - 1;
     const Vec<T> squared = x * x;

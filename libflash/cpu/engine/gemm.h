@@ -14,17 +14,29 @@ struct Pair {
     uint32_t bits;
 };
 
-template <class E> struct AccumulatorOf {
+template <class E>
+struct AccumulatorOf {
     using type = E;
 };
-template <> struct AccumulatorOf<Pair> {
+template <>
+struct AccumulatorOf<Pair> {
     using type = float;
 };
-template <class E> using Accumulator = typename AccumulatorOf<E>::type;
+template <class E>
+using Accumulator = typename AccumulatorOf<E>::type;
 
-template <class E> FLASH_INLINE auto load_b(const E* p) { return load(p); }
-template <class E> FLASH_INLINE auto broadcast_a(const E* p) { return broadcast(*p); }
-template <class V> FLASH_INLINE V dot_step(V a, V b, V sum) { return multiply_add(a, b, sum); }
+template <class E>
+FLASH_INLINE auto load_b(const E* p) {
+    return load(p);
+}
+template <class E>
+FLASH_INLINE auto broadcast_a(const E* p) {
+    return broadcast(*p);
+}
+template <class V>
+FLASH_INLINE V dot_step(V a, V b, V sum) {
+    return multiply_add(a, b, sum);
+}
 #if defined(__AVX512BF16__)
 #define FLASH_BF16_DOT 1
 FLASH_INLINE U32 load_b(const Pair* p) { return load(&p->bits); }
@@ -40,7 +52,8 @@ FLASH_INLINE F32 dot_step(U32 a, U32 b, F32 sum) { return _mm512_dpbf16_ps(sum, 
 
 enum class Start { zero, add, scaled };  // C starts as 0, as it is, or times factors[n]
 
-template <class E> struct Product {
+template <class E>
+struct Product {
     using Acc = Accumulator<E>;
     int64_t m, n, k;
     const E* a;
@@ -111,7 +124,8 @@ FLASH_INLINE void multiply_last_rows(const Product<E>& p, int64_t m0, int64_t n0
     }
 }
 
-template <int NV, class E> static void multiply_columns(const Product<E>& p, int64_t n0) {
+template <int NV, class E>
+static void multiply_columns(const Product<E>& p, int64_t n0) {
     constexpr int M = kTileRows<NV>;
     int64_t m = 0;
     for (; m + M <= p.m; m += M) multiply_tile<M, NV>(p, m, n0);
@@ -121,7 +135,8 @@ template <int NV, class E> static void multiply_columns(const Product<E>& p, int
 constexpr int kTileVectors = kVectorRegisters == 32 ? 4 : 2;
 
 // p.n is a multiple of the lanes.
-template <class E> static void multiply(const Product<E>& p) {
+template <class E>
+static void multiply(const Product<E>& p) {
     constexpr int L = kLanes<Accumulator<E>>;
     int64_t n = 0;
     for (; n + kTileVectors * L <= p.n; n += kTileVectors * L) multiply_columns<kTileVectors>(p, n);

@@ -17,7 +17,8 @@ struct KeyRange {
     int64_t count() const { return empty() ? 0 : last - first; }
 };
 
-template <class A> struct Lanes {
+template <class A>
+struct Lanes {
     int64_t rows = 0;   // lanes in use
     int64_t width = 0;  // the same in whole vectors
     int64_t row0 = 0;   // row of lane 0 inside its sequence

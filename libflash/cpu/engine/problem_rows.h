@@ -44,7 +44,8 @@ static void set_lanes(Lanes<A>& lanes, const AttentionProblem& problem, int64_t 
     lanes.close();
 }
 
-template <class A> FLASH_INLINE ScoreRule<A> score_rule(const AttentionProblem& problem, int64_t batch, int64_t head) {
+template <class A>
+FLASH_INLINE ScoreRule<A> score_rule(const AttentionProblem& problem, int64_t batch, int64_t head) {
     ScoreRule<A> rule;
     rule.alibi = problem.alibi_slopes.present;
     if (problem.bias.present) rule.bias = &problem.bias;

@@ -9,7 +9,8 @@
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-template <class A> struct SoftmaxState {
+template <class A>
+struct SoftmaxState {
     A *row_max = nullptr, *row_sum = nullptr;
     A* rescale = nullptr;  // what everything summed so far has to be multiplied by after the latest tile
 
@@ -23,7 +24,8 @@ template <class A> struct SoftmaxState {
     }
 };
 
-template <class A> FLASH_INLINE Vec<A> largest_of_lane(const A* scores, int64_t width, int64_t count, Vec<A> start) {
+template <class A>
+FLASH_INLINE Vec<A> largest_of_lane(const A* scores, int64_t width, int64_t count, Vec<A> start) {
     Vec<A> a = start, b = start, c = start, d = start;
     int64_t j = 0;
     for (; j + 4 <= count; j += 4, scores += 4 * width) {
@@ -37,7 +39,10 @@ template <class A> FLASH_INLINE Vec<A> largest_of_lane(const A* scores, int64_t 
 }
 
 // 0 in place of -infinity.
-template <class A> FLASH_INLINE Vec<A> finite_maximum(Vec<A> m) { return m == -kInfinity<A> ? Vec<A>{} : m; }
+template <class A>
+FLASH_INLINE Vec<A> finite_maximum(Vec<A> m) {
+    return m == -kInfinity<A> ? Vec<A>{} : m;
+}
 
 #if FLASH_BF16_DOT
 // Two vectors as pairs of bf16, the first in the low halves.
@@ -50,7 +55,8 @@ FLASH_INLINE U32 make_pairs(F32 low, F32 high) {
 #endif
 
 // to[key / 2][lane] from tile[key][lane]; a missing last key counts as 0. Without pairs tile is to and nothing happens.
-template <class T> static void pack_probabilities(const Acc<T>* tile, int64_t count, int64_t width, Element<T>* to) {
+template <class T>
+static void pack_probabilities(const Acc<T>* tile, int64_t count, int64_t width, Element<T>* to) {
 #if FLASH_BF16_DOT
     if constexpr (kPaired<T>)
         for (int64_t j = 0; j < count; j += 2)

@@ -7,13 +7,16 @@
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-template <class T> struct AccumulatorOfStorage {
+template <class T>
+struct AccumulatorOfStorage {
     using type = float;
 };
-template <> struct AccumulatorOfStorage<double> {
+template <>
+struct AccumulatorOfStorage<double> {
     using type = double;
 };
-template <class T> using Acc = typename AccumulatorOfStorage<T>::type;
+template <class T>
+using Acc = typename AccumulatorOfStorage<T>::type;
 
 typedef uint16_t U16Half __attribute__((vector_size(kVectorBytes / 2)));  // one 16-bit number for each float lane
 typedef uint16_t U16HalfUnaligned __attribute__((vector_size(kVectorBytes / 2), aligned(2), may_alias));
@@ -58,13 +61,15 @@ FLASH_INLINE void store_narrow(half* p, F32 v) {
 }
 
 // The first `count` elements, the other lanes 0. Reads and writes nothing beyond them.
-template <class T> FLASH_INLINE Vec<Acc<T>> load_part(const T* p, int64_t count) {
+template <class T>
+FLASH_INLINE Vec<Acc<T>> load_part(const T* p, int64_t count) {
     if (count >= kLanes<Acc<T>>) return load_wide(p);
     T part[kLanes<Acc<T>>] = {};
     for (int64_t i = 0; i < count; ++i) part[i] = p[i];
     return load_wide(part);
 }
-template <class T> FLASH_INLINE void store_part(T* p, Vec<Acc<T>> v, int64_t count) {
+template <class T>
+FLASH_INLINE void store_part(T* p, Vec<Acc<T>> v, int64_t count) {
     if (count >= kLanes<Acc<T>>) return store_narrow(p, v);
     T part[kLanes<Acc<T>>];
     store_narrow(part, v);

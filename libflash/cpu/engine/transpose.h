@@ -6,14 +6,18 @@
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-template <int... I> struct Indices {};
-template <int N, int... I> struct CountTo : CountTo<N - 1, N - 1, I...> {};
-template <int... I> struct CountTo<0, I...> {
+template <int... I>
+struct Indices {};
+template <int N, int... I>
+struct CountTo : CountTo<N - 1, N - 1, I...> {};
+template <int... I>
+struct CountTo<0, I...> {
     using type = Indices<I...>;
 };
 
 // One step of the exchange: the blocks of `Step` lanes off the diagonal change places between two rows.
-template <class T, int Step, int... I> FLASH_INLINE void exchange(Vec<T>& a, Vec<T>& b, Indices<I...>) {
+template <class T, int Step, int... I>
+FLASH_INLINE void exchange(Vec<T>& a, Vec<T>& b, Indices<I...>) {
     constexpr int L = kLanes<T>;
     const Vec<T> x = a, y = b;
 #if defined(__clang__)
@@ -26,7 +30,8 @@ template <class T, int Step, int... I> FLASH_INLINE void exchange(Vec<T>& a, Vec
 #endif
 }
 
-template <class T, int Step = kLanes<T> / 2> FLASH_INLINE void transpose(Vec<T> (&v)[kLanes<T>]) {
+template <class T, int Step = kLanes<T> / 2>
+FLASH_INLINE void transpose(Vec<T> (&v)[kLanes<T>]) {
     if constexpr (Step > 0) {
         FLASH_UNROLL
         for (int i = 0; i < kLanes<T>; ++i)

@@ -38,12 +38,15 @@ constexpr int kVectorBytes = 16;
 constexpr int kVectorRegisters = 16;
 #endif
 
-template <class T> struct VectorOf {
+template <class T>
+struct VectorOf {
     typedef T type __attribute__((vector_size(kVectorBytes)));
     typedef T unaligned __attribute__((vector_size(kVectorBytes), aligned(alignof(T)), may_alias));
 };
-template <class T> using Vec = typename VectorOf<T>::type;
-template <class T> constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(T));
+template <class T>
+using Vec = typename VectorOf<T>::type;
+template <class T>
+constexpr int kLanes = kVectorBytes / static_cast<int>(sizeof(T));
 
 using F32 = Vec<float>;
 using F64 = Vec<double>;
@@ -52,29 +55,47 @@ using I32 = Vec<int32_t>;
 using U64 = Vec<uint64_t>;
 
 // The integer of the same size: what comparisons give and bits are moved in.
-template <class T> struct IntegerOf;
-template <> struct IntegerOf<float> {
+template <class T>
+struct IntegerOf;
+template <>
+struct IntegerOf<float> {
     using type = int32_t;
 };
-template <> struct IntegerOf<double> {
+template <>
+struct IntegerOf<double> {
     using type = int64_t;
 };
-template <class T> using Integer = typename IntegerOf<T>::type;
+template <class T>
+using Integer = typename IntegerOf<T>::type;
 
-template <class T> FLASH_INLINE Vec<T> load(const T* p) { return *reinterpret_cast<const typename VectorOf<T>::unaligned*>(p); }
-template <class T> FLASH_INLINE void store(T* p, Vec<T> v) { *reinterpret_cast<typename VectorOf<T>::unaligned*>(p) = v; }
-template <class T> FLASH_INLINE Vec<T> broadcast(T x) { return x - Vec<T>{}; }
-template <class T> constexpr T kInfinity = static_cast<T>(__builtin_inf());
+template <class T>
+FLASH_INLINE Vec<T> load(const T* p) {
+    return *reinterpret_cast<const typename VectorOf<T>::unaligned*>(p);
+}
+template <class T>
+FLASH_INLINE void store(T* p, Vec<T> v) {
+    *reinterpret_cast<typename VectorOf<T>::unaligned*>(p) = v;
+}
+template <class T>
+FLASH_INLINE Vec<T> broadcast(T x) {
+    return x - Vec<T>{};
+}
+template <class T>
+constexpr T kInfinity = static_cast<T>(__builtin_inf());
 
 // 0, 1, 2, ...
-template <class T> FLASH_INLINE Vec<T> lane_numbers() {
+template <class T>
+FLASH_INLINE Vec<T> lane_numbers() {
     Vec<T> v{};
     for (int i = 0; i < kLanes<T>; ++i) v[i] = static_cast<T>(i);
     return v;
 }
 
 // a * b + c. One rounding where the hardware has it.
-template <class V> FLASH_INLINE V multiply_add(V a, V b, V c) { return a * b + c; }
+template <class V>
+FLASH_INLINE V multiply_add(V a, V b, V c) {
+    return a * b + c;
+}
 #if defined(__AVX512F__)
 FLASH_INLINE F32 multiply_add(F32 a, F32 b, F32 c) { return _mm512_fmadd_ps(a, b, c); }
 FLASH_INLINE F64 multiply_add(F64 a, F64 b, F64 c) { return _mm512_fmadd_pd(a, b, c); }
@@ -84,8 +105,14 @@ FLASH_INLINE F64 multiply_add(F64 a, F64 b, F64 c) { return _mm256_fmadd_pd(a, b
 #endif
 
 // The second one if either is NaN.
-template <class V> FLASH_INLINE V maximum(V a, V b) { return a > b ? a : b; }
-template <class V> FLASH_INLINE V minimum(V a, V b) { return a < b ? a : b; }
+template <class V>
+FLASH_INLINE V maximum(V a, V b) {
+    return a > b ? a : b;
+}
+template <class V>
+FLASH_INLINE V minimum(V a, V b) {
+    return a < b ? a : b;
+}
 #if defined(__AVX512F__)
 FLASH_INLINE F32 maximum(F32 a, F32 b) { return _mm512_max_ps(a, b); }
 FLASH_INLINE F64 maximum(F64 a, F64 b) { return _mm512_max_pd(a, b); }
@@ -98,10 +125,14 @@ FLASH_INLINE F32 minimum(F32 a, F32 b) { return _mm256_min_ps(a, b); }
 FLASH_INLINE F64 minimum(F64 a, F64 b) { return _mm256_min_pd(a, b); }
 #endif
 
-template <class V> FLASH_INLINE V magnitude(V a) { return a < 0 ? -a : a; }
+template <class V>
+FLASH_INLINE V magnitude(V a) {
+    return a < 0 ? -a : a;
+}
 
 // To the nearest integer, for |x| < 2^21 (float) or 2^50 (double).
-template <class T> FLASH_INLINE Vec<T> round_to_integer(Vec<T> x) {
+template <class T>
+FLASH_INLINE Vec<T> round_to_integer(Vec<T> x) {
 #if defined(__AVX512F__)
     if constexpr (sizeof(T) == 4)
         return _mm512_roundscale_ps(x, 8);
@@ -119,7 +150,8 @@ template <class T> FLASH_INLINE Vec<T> round_to_integer(Vec<T> x) {
 }
 
 // Whether any lane of a comparison is true.
-template <class T> FLASH_INLINE bool any(Vec<T> mask) {
+template <class T>
+FLASH_INLINE bool any(Vec<T> mask) {
 #if defined(__AVX512F__)
     if constexpr (sizeof(T) == 4)
         return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
@@ -134,7 +166,8 @@ template <class T> FLASH_INLINE bool any(Vec<T> mask) {
 #endif
 }
 
-template <class T> FLASH_INLINE T sum_of_lanes(Vec<T> v) {
+template <class T>
+FLASH_INLINE T sum_of_lanes(Vec<T> v) {
     T sum[kLanes<T>];
     store(sum, v);
     for (int step = kLanes<T> / 2; step > 0; step /= 2)

@@ -23,6 +23,7 @@
 #include "cuda/params.h"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/math.cuh"
+#include "cuda/ptx/opaque.cuh"
 #include "cuda/tile/shared_tile.cuh"
 
 #include <type_traits>
@@ -58,7 +59,6 @@ struct Forward {
     const ForwardParams& params;
     char* shared;
     int thread, warp, lane;
-    typename KvTile::LaneAddress k_address, v_address;
     typename QTile::LaneAddress q_address;
     float scale;  // from the scores in registers to base-2 units: scale_log2, or 1 where they have been scaled already
 
@@ -102,8 +102,6 @@ struct Forward {
         load_first(c);
         if (thread == 0) common() = c;
         q_address = QTile::a_address(q_smem(), warp * kSlabs * 16, lane);
-        k_address = KvTile::b_address(k_smem(), lane);
-        v_address = KvTile::b_trans_address(v_smem(), lane);
         __syncthreads();
         return true;
     }
@@ -139,6 +137,7 @@ struct Forward {
 
     // s = Q K^T. The fragments of the next 16 keys are loaded before the products of the present ones.
     __device__ __forceinline__ void multiply_qk() {
+        const auto k_address = KvTile::b_address(k_smem(), opaque(lane));
         constexpr int kPairs = kBlockN / 16, kSteps = kHeadDim / 16;
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a)
@@ -184,6 +183,7 @@ struct Forward {
 
     // o += P V. s holds scores, and each 16 columns become probabilities just before their product (half: they are probabilities already).
     __device__ __forceinline__ void multiply_pv(int tile) {
+        const auto v_address = KvTile::b_trans_address(v_smem(), opaque(lane));
         constexpr int kPairs = kHeadDim / 16, kSteps = kBlockN / 16;
         uint32_t vf[2][4];
         ldmatrix_x4_trans(vf[0], v_address.at(0, 0));
@@ -553,7 +553,17 @@ struct Instance {
     // 32 rows a warp: each fragment of K or V then serves two products. Wide heads have no registers for that.
     static constexpr int kWarps = config.tile_q / (config.head_dim > 128 ? 16 : 32);
     static constexpr int kMinBlocks = kWarps <= 4 ? 2 : 1;
-    using Body = Forward<T, config.head_dim, config.tile_q, config.tile_k, kWarps, kGeneral>;
+    // Half as many scores at a time where the tile is large: for the rare options, which need registers of their own, and on sm_100 and later,
+    // where the compiler needs a few more than there are.
+    static constexpr int kLargest = config.head_dim > 128 ? config.tile_k : (config.head_dim > 64 ? 32 : 64);
+    static constexpr int kSmallTileK = config.tile_k > kLargest ? kLargest : config.tile_k;
+    template <int kTileK>
+    using Tiled = Forward<T, config.head_dim, config.tile_q, kTileK, kWarps, kGeneral>;
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+    using Body = Tiled<kSmallTileK>;
+#else
+    using Body = Tiled<kGeneral ? kSmallTileK : config.tile_k>;  // the host asks for its shared memory, the larger one
+#endif
 };
 
 template <class Row, bool kGeneral>

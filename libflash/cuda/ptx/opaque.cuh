@@ -1,0 +1,12 @@
+// A value that the compiler knows nothing about.
+#pragma once
+
+namespace libflash::cuda {
+
+// What is computed from the result is computed where it stands, not once ahead of a loop and then kept in registers.
+__device__ __forceinline__ int opaque(int value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
+}  // namespace libflash::cuda

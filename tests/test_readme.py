@@ -1,0 +1,54 @@
+"""What the README shows is what runs: its Python and C programs, its commands' files, its links."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+
+import pytest
+from harness import run_python
+
+import libflash
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def block(language: str) -> str:
+    (found,) = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    return found
+
+
+def test_python_program() -> None:
+    printed = run_python(block("python"))
+    assert "forward_cpu_" in printed
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
+def test_c_program(tmp_path: pathlib.Path) -> None:
+    package = pathlib.Path(next(iter(libflash.__path__)))
+    source, program = tmp_path / "readme.c", tmp_path / "readme"
+    source.write_text(block("c"))
+    library = package / "lib"
+    subprocess.run(
+        ["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", source, f"-I{package / 'include'}", f"-L{library}", "-l:libflash.so.0",
+         f"-Wl,-rpath,{library}", "-o", program],
+        check=True,
+    )  # fmt: skip
+    assert subprocess.run([program], check=True, capture_output=True, text=True, env=os.environ).stdout == "done\n"
+
+
+def test_names_in_the_text_exist() -> None:
+    """Files and folders that the README names, kernels and attributes of the package."""
+    for path in re.findall(r"`((?:include|libflash|python|tests)/[\w./*]*)`", README):
+        assert list(ROOT.glob(path.rstrip("/"))), path
+    for path in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / path).exists(), path
+    kernels = {kernel["name"] for kernel in libflash.info()["kernels"]}
+    for name in re.findall(r'kernel="(\w+)"', README):
+        assert name in kernels or name.endswith(("avx2", "avx512")), name
+    for name in re.findall(r"`libflash\.(\w+)\(", README):
+        assert hasattr(libflash, name), name
