@@ -7,6 +7,7 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 from harness import run_python
@@ -52,3 +53,9 @@ def test_names_in_the_text_exist() -> None:
         assert name in kernels or name.endswith(("avx2", "avx512")), name
     for name in re.findall(r"`libflash\.(\w+)\(", README):
         assert hasattr(libflash, name), name
+
+
+def test_table_is_that_of_the_figures() -> None:
+    folder = ROOT / "tests" / "benchmark"
+    command = [sys.executable, folder / "table.py", folder / "cpu.json", "--into", ROOT / "README.md", "--check"]
+    subprocess.run(command, check=True)
