@@ -12,12 +12,13 @@ constexpr int64_t kForwardKeys = 128;
 constexpr int64_t kBackwardKeys = 128;
 
 // The requested size, or the usual one, and no more than the longest sequence has rows, which keeps the workspace of small problems
-// small; with a block mask a power of two, so that tiles do not straddle blocks.
+// small; with a block mask a power of two, so that tiles do not straddle blocks (a tile of the whole sequence has nothing to straddle).
 FLASH_INLINE int64_t tile_size(const AttentionProblem& problem, const Sequences& sequences, int64_t requested, int64_t usual,
                                int64_t most) {
     int64_t size = requested > 0 ? (requested < most ? requested : most) : usual;
     if (size > sequences.max_length && sequences.max_length > 0) size = sequences.max_length;
-    if (!problem.block_mask.present) return size;
+    const bool whole = size == sequences.max_length && size <= FLASH_BLOCK_SIZE;
+    if (!problem.block_mask.present || whole) return size;
     int64_t power = 1;
     while (2 * power <= size && power < FLASH_BLOCK_SIZE) power *= 2;
     return power;
