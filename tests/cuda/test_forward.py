@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import cases
-import numpy as np
 import pytest
 from case import Case
 
 import libflash
 
 torch = pytest.importorskip("torch")
+from gpu_case import run_forward  # noqa: E402  (needs torch)
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 KERNELS = [k for k in libflash.info()["kernels"] if k["operation"] == "forward" and k["backend"] != "cpu"]
@@ -27,31 +27,10 @@ CASES = [case for case in cases.quick() if case.poison not in ("v_nan", "v_inf")
 RUNS = [(case, kernel["name"]) for case in CASES for kernel in KERNELS if serves(kernel, case)]
 
 
-def to_gpu(x: np.ndarray) -> torch.Tensor:
-    if x.dtype.name == "bfloat16":
-        return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16).cuda()
-    return torch.from_numpy(x).cuda()
-
-
-def to_numpy(x: torch.Tensor, like: np.dtype) -> np.ndarray:
-    x = x.cpu()
-    return x.view(torch.uint16).numpy().view(like) if x.dtype == torch.bfloat16 else x.numpy()
-
-
-def options_on_gpu(options: dict) -> dict:
-    return {name: to_gpu(value) if isinstance(value, np.ndarray) else value for name, value in options.items()}
-
-
 @needs_gpu
 @pytest.mark.parametrize(("case", "kernel"), RUNS, ids=[f"{case}-{kernel}" for case, kernel in RUNS])
 def test_case(case: Case, kernel: str) -> None:
-    x = case.inputs()
-    q, k, v = (to_gpu(y) for y in (x.q, x.k, x.v))
-    out = torch.full((*q.shape[:-1], v.shape[-1]), float("nan"), dtype=q.dtype, device="cuda")
-    rows = q.shape[:-1]
-    lse = torch.full(tuple(rows[::-1]) if case.packed else (rows[0], rows[2], rows[1]), float("nan"), device="cuda")
-    libflash.attention(q, k, v, out=out, lse=lse, return_lse=True, kernel=kernel, **options_on_gpu(x.options))
-    case.check(o=to_numpy(out, x.q.dtype), lse=lse.cpu().numpy())
+    case.check(**run_forward(case, kernel))
 
 
 @needs_gpu
