@@ -1,24 +1,23 @@
-"""One test case run by one CUDA kernel. Arrays are made on the host and copied, so that no foreign kernel runs in between."""
+"""One test case run by one kernel on a GPU. Arrays are made on the host and copied, so that no foreign kernel runs in between.
+
+`device` is for the tests of the tests: with "cpu" a kernel of the CPU stands in a GPU's place.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import torch
-from case import Case
+from case import Case, Inputs
 
 import libflash
 
 
-def forward_kernels() -> list[dict]:
-    """The CUDA forward kernels of this build that run here."""
-    kernels = libflash.info()["kernels"]
-    return [k for k in kernels if k["operation"] == "forward" and k["backend"] != "cpu" and k["usable"]]
-
-
-def to_gpu(x: np.ndarray) -> torch.Tensor:
+def to_device(x: np.ndarray, device: str = "cuda") -> torch.Tensor:
     if x.dtype.name == "bfloat16":
-        return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16).cuda()
-    return torch.from_numpy(x).cuda()
+        return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16).to(device)
+    return torch.from_numpy(x).to(device)
 
 
 def to_numpy(x: torch.Tensor, like: np.dtype) -> np.ndarray:
@@ -26,14 +25,70 @@ def to_numpy(x: torch.Tensor, like: np.dtype) -> np.ndarray:
     return x.view(torch.uint16).numpy().view(like) if x.dtype == torch.bfloat16 else x.numpy()
 
 
-def run_forward(case: Case, kernel: str) -> dict[str, np.ndarray]:
-    """o and lse, from outputs that held NaN."""
+def full_of_nan(shape: tuple[int, ...], like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """An output in which an unwritten element shows."""
+    return torch.full(shape, torch.nan, dtype=dtype or like.dtype).to(like.device)
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    """As integers: NaN equals itself, and 0 is not -0."""
+    return x.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(bits(a), bits(b))
+
+
+@dataclasses.dataclass
+class Problem:
+    """A case's tensors on a device. What a call may write to is made by the call."""
+
+    inputs: Inputs
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    dout: torch.Tensor
+    dlse: torch.Tensor | None
+    options: dict
+
+    def forward(self, kernel: str | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """(o, lse), NaN in rows that belong to no sequence."""
+        *batch, rows, heads, _ = self.q.shape
+        out = full_of_nan((*self.q.shape[:-1], self.v.shape[-1]), self.q)
+        lse = full_of_nan((*batch, heads, rows), self.q, torch.float32)
+        libflash.attention(self.q, self.k, self.v, out=out, lse=lse, return_lse=True, kernel=kernel, **self.options)
+        return out, lse
+
+    def backward(
+        self, o: torch.Tensor, lse: torch.Tensor, kernel: str | None = None, deterministic: bool = False
+    ) -> dict[str, torch.Tensor]:
+        """All gradients that there are."""
+        made = {f"d{name}": full_of_nan(x.shape, x) for name, x in (("q", self.q), ("k", self.k), ("v", self.v))}
+        for name, given in {"dbias": "bias", "dsink": "learnable_sink"}.items():
+            if given in self.options:
+                made[name] = full_of_nan(self.options[given].shape, self.options[given])
+        options = self.options | {"dlse": self.dlse, "deterministic": deterministic, "kernel": kernel}
+        libflash.attention_backward(self.dout, self.q, self.k, self.v, o, lse, **made, **options)
+        return made
+
+
+def problem(case: Case, device: str = "cuda") -> Problem:
     x = case.inputs()
-    q, k, v = (to_gpu(y) for y in (x.q, x.k, x.v))
-    rows = q.shape[:-1]
-    lse_shape = tuple(rows[::-1]) if case.packed else (rows[0], rows[2], rows[1])
-    out = torch.full((*rows, v.shape[-1]), torch.nan, dtype=q.dtype).cuda()
-    lse = torch.full(lse_shape, torch.nan).cuda()
-    options = {name: to_gpu(value) if isinstance(value, np.ndarray) else value for name, value in x.options.items()}
-    libflash.attention(q, k, v, out=out, lse=lse, return_lse=True, kernel=kernel, **options)
-    return {"o": to_numpy(out, x.q.dtype), "lse": lse.cpu().numpy()}
+    tensors = (to_device(y, device) for y in (x.q, x.k, x.v, x.dout))
+    dlse = None if x.dlse is None else to_device(x.dlse, device)
+    options = {name: to_device(value, device) if isinstance(value, np.ndarray) else value for name, value in x.options.items()}
+    return Problem(x, *tensors, dlse, options)
+
+
+def run_forward(case: Case, kernel: str | None, device: str = "cuda") -> dict[str, np.ndarray]:
+    """o and lse as `case.check` takes them."""
+    p = problem(case, device)
+    o, lse = p.forward(kernel)
+    return {"o": to_numpy(o, p.inputs.q.dtype), "lse": lse.cpu().numpy()}
+
+
+def run_backward(case: Case, kernel: str | None, deterministic: bool = False, device: str = "cuda") -> dict[str, np.ndarray]:
+    """dq, dk, dv, and dbias, dsink where there is a bias or a sink, from the o and lse of the library's own choice of kernel."""
+    p = problem(case, device)
+    made = p.backward(*p.forward(), kernel, deterministic)
+    return {name: to_numpy(x, p.inputs.q.dtype) for name, x in made.items()}

@@ -1,7 +1,6 @@
 // Forward: from the problem to the parameters of the kernel, and its launch.
-#include <algorithm>
-
 #include "cuda/attention/fill_params.h"
+#include "cuda/attention/fill_schedule.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
 
@@ -9,27 +8,13 @@ namespace libflash::cuda {
 namespace {
 
 constexpr double kLog2e = 1.4426950408889634;
-// Keys and values of the heads that are worked on at the same time should fit the L2 cache with room to spare.
-constexpr double kL2Bytes = 24e6;
-
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 ScheduleParams schedule(const AttentionProblem& problem, const KernelConfig& config) {
-    ScheduleParams params{};
-    const Sequences& rows = problem.q_rows;
-    int64_t tiles = ceil_div(rows.capacity, config.tile_q);
-    if (rows.packed()) tiles = std::min(tiles + problem.batch, problem.batch * ceil_div(rows.max_length, config.tile_q));
-    const int64_t heads = rows.packed() ? problem.heads_q : problem.batch * problem.heads_q;
     const double head_bytes = 2.0 * static_cast<double>(problem.k_rows.max_length) *
                               static_cast<double>(problem.head_dim + problem.head_dim_v) /
                               static_cast<double>(problem.group_size());
-    const int64_t group =
-        std::max<int64_t>(1, std::min<int64_t>(heads, static_cast<int64_t>(kL2Bytes / std::max(1.0, head_bytes))));
-    params.tiles = static_cast<int32_t>(tiles);
-    params.heads = static_cast<int32_t>(heads);
-    params.heads_per_group = static_cast<int32_t>(group);
-    params.reversed = problem.mask_rule.right < MaskRule::kUnbounded;
-    return params;
+    // Later rows see more keys under a causal rule: the longest first.
+    return schedule_params(problem.q_rows, problem.batch, problem.heads_q, config.tile_q, head_bytes,
+                           problem.mask_rule.right < MaskRule::kUnbounded);
 }
 
 ForwardParams make_params(const AttentionProblem& problem, const KernelConfig& config) {

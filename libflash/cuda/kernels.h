@@ -2,6 +2,8 @@
 // problem into a launch. No CUDA header. Only in builds with the CUDA part (LIBFLASH_BUILD_CUDA in build_info.h).
 #pragma once
 
+#include <cstddef>
+
 #include "cuda/config.h"
 #include "cuda/params.h"
 #include "problem/attention.h"
@@ -18,13 +20,21 @@ struct Row {
     // Of these the one of the row's operation; the others are null.
     Launcher<Operation::merge> merge;
     Launcher<Operation::forward> forward;
+    Launcher<Operation::backward> backward;
 };
 
 // The rows of this build, in order of preference within an operation. `count` receives the number.
 const Row* all_rows(int* count);
 
+// What a thread block of the row takes, where that may be more than a device has; else 0.
+int shared_bytes(const KernelConfig& config);
+
+// The workspace that backward needs.
+size_t backward_workspace_bytes(const Row& row, const AttentionProblem& problem);
+
 // Run `row` on the problem's device, on `stream`; the caller's current device is the same afterwards. Throw Error (CUDA).
 void forward(const Row& row, const AttentionProblem& problem, void* stream);
+void backward(const Row& row, const AttentionProblem& problem, void* workspace, void* stream);
 void merge(const Row& row, const MergeProblem& problem, void* stream);
 
 }  // namespace libflash::cuda

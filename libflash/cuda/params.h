@@ -42,6 +42,10 @@ template <>
 struct ParamsOf<Operation::forward> {
     using type = ForwardParams;
 };
+template <>
+struct ParamsOf<Operation::backward> {
+    using type = BackwardParams;
+};
 template <Operation op>
 using LaunchParams = typename ParamsOf<op>::type;
 

@@ -11,7 +11,12 @@ namespace libflash {
 Plan make_plan(const AttentionProblem& problem, const KernelRow& row) {
     Plan plan;
     plan.row = &row;
-    if (row.cuda) return plan;
+#if LIBFLASH_BUILD_CUDA
+    if (row.cuda) {
+        if (problem.backward) plan.workspace_bytes = cuda::backward_workspace_bytes(*row.cuda, problem);
+        return plan;
+    }
+#endif
     plan.cpu = problem.backward ? row.cpu->plan_backward(problem) : row.cpu->plan_forward(problem);
     plan.workspace_bytes = plan.cpu.workspace_bytes;
     return plan;
@@ -30,6 +35,7 @@ Plan make_plan(const DecodeProblem& problem) { return make_plan(problem, choose_
 
 void launch(const AttentionProblem& problem, const Plan& plan, void* workspace, void* stream) {
 #if LIBFLASH_BUILD_CUDA
+    if (plan.row->cuda && problem.backward) return cuda::backward(*plan.row->cuda, problem, workspace, stream);
     if (plan.row->cuda) return cuda::forward(*plan.row->cuda, problem, stream);
 #endif
     static_cast<void>(stream);

@@ -84,6 +84,8 @@ void add_cuda(Registry& registry, const cuda::Row& kernel) {
     row.cuda = &kernel;
 }
 
+int shared_bytes(const KernelRow& row) { return cuda::shared_bytes(row.cuda->config); }
+
 void add_cuda_rows(Registry& registry) {
     int count = 0;
     const cuda::Row* rows = cuda::all_rows(&count);
@@ -93,6 +95,7 @@ void add_cuda_rows(Registry& registry) {
 #else
 
 void add_cuda_rows(Registry&) {}
+int shared_bytes(const KernelRow&) { return 0; }
 
 #endif
 
@@ -169,6 +172,10 @@ bool accepts_cuda(const KernelRow& row, const Subject& subject, std::string* why
     }
     if (subject.dtype == DType::f64 || (subject.merge && any_double(*subject.merge))) {
         return why && decline(why, "dtype: float64 runs on the CPU only (float64)");
+    }
+    const int needed = shared_bytes(row), there = device_facts(subject.device.id).shared_memory_bytes;
+    if (needed > there) {
+        return why && decline(why, text_of("device: its thread blocks take ", needed, " bytes of shared memory (", there, ")"));
     }
     return fits_cuda_tile(row, subject, why);
 }

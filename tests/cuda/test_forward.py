@@ -5,6 +5,7 @@ from __future__ import annotations
 import cases
 import pytest
 from case import Case
+from gpu_kernels import kernels, serves
 
 import libflash
 
@@ -12,14 +13,7 @@ torch = pytest.importorskip("torch")
 from gpu_case import run_forward  # noqa: E402  (needs torch)
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-KERNELS = [k for k in libflash.info()["kernels"] if k["operation"] == "forward" and k["backend"] != "cpu"]
-TYPES = {"f16": "fp16", "bf16": "bf16"}
-
-
-def serves(kernel: dict, case: Case) -> bool:
-    widest = max(case.head_dim, case.head_dim_v or 0)
-    return TYPES.get(kernel["dtype"]) == case.dtype and widest <= kernel["head_dim"]
-
+KERNELS = kernels("forward")
 
 # A NaN in V at a hidden key may reach other rows of its tile, because the matrix instruction multiplies it by 0.
 # test_nan_stays_in_its_tile says how far it gets.

@@ -97,4 +97,53 @@ struct ForwardParams {
     bool general;       // take the instance that knows the rare options and any alignment
 };
 
+// What the backward kernels know of a query row besides its tensors; both numbers are 0 and +infinity for rows that take no part.
+struct RowFacts {
+    float lse_log2;  // logsumexp in base-2 units; +infinity: the row sees no key
+    float delta;     // dout . out - dlse
+};
+
+// Rows of workspace tensors come in units of this many, and every sequence begins with a new unit; tiles divide it.
+constexpr int32_t kUnitRows = 128;
+
+// Gradient of a sink, one number a head for all batch entries.
+struct HeadGradientParams {
+    void* data;  // nullptr: not asked for
+    int64_t stride;
+    bool is_float;
+};
+
+// Gradient of a bias; an extent of 1 stands for a dimension that the bias repeats.
+struct ScoreGradientParams {
+    void* data;  // nullptr: not asked for
+    int64_t stride[4];
+    int32_t extent[4];  // (batch, head, row, column)
+    bool is_float;
+};
+
+struct BackwardParams {
+    RowsParams q, k, v, out, dout, dq, dk, dv;
+    RowNumbersParams lse, dlse;
+    LengthsParams q_lengths, k_lengths;
+    int32_t batch, heads_q, heads_k, group_size;
+    int32_t head_dim, head_dim_v;
+    float softmax_scale;
+    float scale_log2;  // softmax_scale * log2(e)
+    MaskParams mask;
+    BlockMaskParams block_rows, block_cols;  // the same blocks, listed by row of blocks and by column
+    HeadParams sink;
+    HeadGradientParams dsink;
+    RareParams rare;
+    ScoreGradientParams dbias;
+    // Workspace; one entry for each unit of each query head, see QueryUnits.
+    RowFacts* row_facts;  // kUnitRows each
+    float* dq_sums;       // kUnitRows * kHeadDim each, in the order of the kernel's registers; nullptr: deterministic, not needed
+    int32_t units;        // of a head: of a batch entry (dense), or an upper bound for all sequences together (packed)
+    ScheduleParams key_schedule;    // thread blocks by key tile and key head
+    ScheduleParams query_schedule;  // by query tile and query head
+    bool vector_loads;  // rows of q, k, v, out and dout may be read 16 bytes at a time, and head dims are multiples of 8
+    bool vector_out;    // rows of dq, dk and dv may be written so
+    bool general;       // take the instances that know the rare options and any alignment
+};
+
 }  // namespace libflash::cuda

@@ -60,9 +60,9 @@ __device__ __forceinline__ WorkTile find_packed_tile(const LengthsParams& length
     return {-1, 0, 0};
 }
 
+// `lengths`: of the side whose tiles are scheduled, `heads`: its heads of a sequence.
 template <int kTileRows>
-__device__ __forceinline__ WorkTile work_tile(const ForwardParams& params) {
-    const ScheduleParams& schedule = params.schedule;
+__device__ __forceinline__ WorkTile work_tile(const ScheduleParams& schedule, const LengthsParams& lengths, int batch, int heads) {
     const int group_items = schedule.heads_per_group * schedule.tiles;
     const int group = blockIdx.x / group_items;
     const int item = blockIdx.x % group_items;
@@ -70,8 +70,8 @@ __device__ __forceinline__ WorkTile work_tile(const ForwardParams& params) {
     const int head = group * schedule.heads_per_group + item % heads_here;
     int tile = item / heads_here;
     if (schedule.reversed) tile = schedule.tiles - 1 - tile;
-    if (params.q_lengths.cu) return find_packed_tile<kTileRows>(params.q_lengths, params.batch, tile, head);
-    return {head / params.heads_q, head % params.heads_q, tile};
+    if (lengths.cu) return find_packed_tile<kTileRows>(lengths, batch, tile, head);
+    return {head / heads, head % heads, tile};
 }
 
 }  // namespace libflash::cuda

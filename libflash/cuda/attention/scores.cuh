@@ -12,6 +12,15 @@ __device__ __forceinline__ float load_number(const void* data, int64_t index, bo
 }
 
 template <class T>
+__device__ __forceinline__ void store_number(void* data, int64_t index, bool is_float, float x) {
+    if (is_float) {
+        static_cast<float*>(data)[index] = x;
+    } else {
+        static_cast<T*>(data)[index] = from_float(x, T());
+    }
+}
+
+template <class T>
 __device__ __forceinline__ float head_number(const HeadParams& numbers, int batch, int head) {
     return load_number<T>(numbers.data, batch * numbers.batch_stride + head * numbers.head_stride, numbers.is_float);
 }

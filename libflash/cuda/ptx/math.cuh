@@ -8,11 +8,20 @@
 
 namespace libflash::cuda {
 
+constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+
 // 2^x; results below 2^-126 are 0. Largest relative error 2^-22 (PTX ISA). The plain form costs three more instructions.
 __device__ __forceinline__ float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
+}
+
+// The smaller one, or NaN if either is.
+__device__ __forceinline__ float min_or_nan(float x, float y) {
+    float z;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+    return z;
 }
 
 // tanh to a relative error of about 2^-22: a polynomial near 0, where 1 - e would cancel, and exponentials elsewhere. No branch.
@@ -40,6 +49,9 @@ __device__ __forceinline__ uint32_t pack_pair(float low, float high, __half) {
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
 }
+
+__device__ __forceinline__ __nv_bfloat16 from_float(float x, __nv_bfloat16) { return __float2bfloat16_rn(x); }
+__device__ __forceinline__ __half from_float(float x, __half) { return __float2half_rn(x); }
 
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }

@@ -84,7 +84,7 @@ struct Forward {
 
     // False: there is nothing to do. Ends with the thread block in step.
     __device__ __forceinline__ bool prepare() {
-        const WorkTile work = work_tile<kBlockM>(params);
+        const WorkTile work = work_tile<kBlockM>(params.schedule, params.q_lengths, params.batch, params.heads_q);
         if (work.batch < 0) return false;
         const SequenceRows q_rows = SequenceRows::of(params.q_lengths, work.batch);
         if (work.tile * kBlockM >= q_rows.owned) return false;
@@ -308,7 +308,7 @@ struct Forward {
                 if (!mask[row * rare.mask.stride[2] + col * rare.mask.stride[3]]) score = -INFINITY;
             });
         }
-        for_each_score(tile, [&](float& score, int, int) { score *= 1.4426950408889634f; });
+        for_each_score(tile, [&](float& score, int, int) { score *= kLog2e; });
     }
 
     // Takes the maximum of the tile into account and brings sums and accumulators to the new base.
@@ -466,7 +466,6 @@ struct Forward {
 
     // Divides the rows by their sums, with the sink if there is one, and writes lse.
     __device__ __forceinline__ void normalize() {
-        constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
         const WorkTile work = common().work;
         const SequenceRows q_rows = common().q_rows;
         const float sink = params.sink.data ? head_number<T>(params.sink, work.batch, work.head) * kLog2e : -INFINITY;

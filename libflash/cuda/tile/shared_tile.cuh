@@ -38,6 +38,14 @@ struct SharedTile {
         }
     };
 
+    // The columns from 16 * `first` on; `count` steps of them are used, and `first` is a multiple of it.
+    template <int kCount>
+    __device__ static __forceinline__ LaneAddress skip_columns(LaneAddress address, int first) {
+        constexpr int kSteps = kGroup / 2;
+        static_assert((kCount & (kCount - 1)) == 0, "other counts change the swizzle from step to step");
+        return {address.base + first / kSteps * (kGroup * 16), address.twist ^ ((first % kSteps) << 5)};
+    }
+
     // `chunk` is 0 or 1: which half of the 16 columns this lane addresses.
     __device__ static __forceinline__ LaneAddress lane_address(uint32_t tile, int row, int chunk) {
         const int twist = kGroup == 8 ? row & 7 : (row >> 1) & 3;
@@ -56,6 +64,9 @@ struct SharedTile {
     __device__ static __forceinline__ LaneAddress b_trans_address(uint32_t tile, int lane) {
         return lane_address(tile, ((lane >> 3) & 1) * 8 + (lane & 7), lane >> 4);
     }
+
+    // An A fragment from storage [k][row], to be read transposed: (k 0-7, rows 0-7), (k 0-7, rows 8-15), (k 8-15, rows 0-7), (k 8-15, rows 8-15).
+    __device__ static __forceinline__ LaneAddress a_trans_address(uint32_t tile, int lane) { return b_address(tile, lane); }
 
     // Starts the copy of rows [first_row, first_row + kRows) of a matrix with contiguous 16-byte aligned rows into the tile. Rows at `row_limit`
     // and past it and chunks past `col_limit` values become zeros. All kThreads threads of the block call it.
@@ -79,7 +90,26 @@ struct SharedTile {
         }
     }
 
-    // The same without any demand on alignment, value by value, done when it returns (after a barrier).
+    // Writes rows [first_row, min(first_row + kRows, row_limit)) of the tile to a matrix, `col_limit` columns of them. `vectors`: its rows are
+    // 16-byte aligned and whole chunks. All kThreads threads call it.
+    template <int kThreads, class T>
+    __device__ static __forceinline__ void store(const char* tile, T* matrix, int64_t row_stride, int first_row, int row_limit,
+                                                 int col_limit, bool vectors, int thread) {
+        constexpr int kChunks = kCols / 8;
+        for (int i = thread; i < kRows * kChunks; i += kThreads) {
+            const int row = i / kChunks, chunk = i % kChunks;
+            if (first_row + row >= row_limit || chunk * 8 >= col_limit) continue;
+            const char* source = tile + offset(row, chunk);
+            T* target = matrix + (first_row + row) * row_stride + chunk * 8;
+            if (vectors) {
+                *reinterpret_cast<uint4*>(target) = *reinterpret_cast<const uint4*>(source);
+            } else {
+                for (int c = 0; c < min(8, col_limit - chunk * 8); ++c) target[c] = reinterpret_cast<const T*>(source)[c];
+            }
+        }
+    }
+
+    // load_async without any demand on alignment, value by value, done when it returns (after a barrier).
     template <int kThreads, class T>
     __device__ static __forceinline__ void load_slow(char* tile, const T* matrix, int64_t row_stride, int first_row,
                                                      int row_limit, int col_limit, int thread) {

@@ -1,0 +1,72 @@
+// Which tiles of query rows a tile of keys has to look at, from the first to the last, and which of them need a mask for each score.
+// The other way round from key_tiles.cuh; the same for all query heads, but for the block mask.
+#pragma once
+
+#include "cuda/attention/params.h"
+#include "cuda/attention/schedule.cuh"
+
+namespace libflash::cuda {
+
+template <int kBlockM, int kBlockN>
+struct QueryTiles {
+    int batch;
+    int first_col;  // of the key tile
+    int shift;      // column of the diagonal in row 0
+    int length_q, length_k;
+    int left, right;
+    int begin, end;  // query tiles [begin, end)
+
+    __device__ __forceinline__ void init(const BackwardParams& params, const WorkTile& work, int queries, int keys) {
+        batch = work.batch;
+        first_col = work.tile * kBlockN;
+        length_q = queries;
+        length_k = keys;
+        shift = params.mask.top_left ? 0 : length_k - length_q;
+        left = params.mask.left;
+        right = params.mask.right;
+        const int last_col = min(first_col + kBlockN, length_k) - 1;
+        const int first_row = max(0, first_col - shift - right);
+        const int last_row = min(length_q, last_col - shift + left + 1);  // one past
+        begin = first_row / kBlockM;
+        end = last_col < first_col || last_row <= first_row ? begin : (last_row + kBlockM - 1) / kBlockM;
+    }
+
+    // The smallest tile past `tile` that takes part for this query head, or -1. `cursor` counts the list entries passed; start with
+    // tile = begin - 1 and cursor = 0.
+    __device__ __forceinline__ int next(const BlockMaskParams& blocks, int head, int tile, int& cursor) const {
+        ++tile;
+        const int block_col = first_col / 128;
+        if (blocks.mask) {
+            const uint8_t* column = blocks.mask + batch * blocks.mask_stride[0] + head * blocks.mask_stride[1] +
+                                    block_col * blocks.mask_stride[3];
+            while (tile < end && !column[tile * kBlockM / 128 * blocks.mask_stride[2]]) ++tile;
+        } else if (blocks.counts) {
+            const int count = blocks.counts[batch * blocks.counts_stride[0] + head * blocks.counts_stride[1] +
+                                            block_col * blocks.counts_stride[2]];
+            const int32_t* list = blocks.indices + batch * blocks.indices_stride[0] + head * blocks.indices_stride[1] +
+                                  block_col * blocks.indices_stride[2];
+            const int block = tile * kBlockM / 128;
+            while (cursor < count && list[cursor * blocks.indices_stride[3]] < block) ++cursor;
+            if (cursor == count) return -1;
+            tile = max(tile, list[cursor * blocks.indices_stride[3]] * 128 / kBlockM);
+        }
+        return tile < end ? tile : -1;
+    }
+
+    // Does any score of the tile fall outside the lengths, the causal rule or the window?
+    __device__ __forceinline__ bool is_edge(int tile) const {
+        const int first_row = tile * kBlockM, last_row = first_row + kBlockM - 1, last_col = first_col + kBlockN - 1;
+        return last_row >= length_q || last_col >= length_k || last_col > first_row + shift + right ||
+               first_col < last_row + shift - left;
+    }
+};
+
+// Where the units of workspace of a query head begin: every head has `units`, and in a packed tensor every sequence starts a new one.
+struct QueryUnits {
+    __device__ static __forceinline__ int64_t first(const BackwardParams& params, int batch, int head, int start_row) {
+        if (params.q_lengths.cu) return int64_t{head} * params.units + start_row / kUnitRows + batch;
+        return (int64_t{batch} * params.heads_q + head) * params.units;
+    }
+};
+
+}  // namespace libflash::cuda

@@ -1,0 +1,113 @@
+// The first step of backward: what each query row needs besides its tensors, delta = dout . out - dlse and its logsumexp, into the
+// workspace; and the sums of the query gradient set to zero. Also the gradient of the sink, which needs nothing else.
+#pragma once
+
+#include "cuda/attention/params.h"
+#include "cuda/attention/query_tiles.cuh"
+#include "cuda/attention/schedule.cuh"
+#include "cuda/attention/scores.cuh"
+#include "cuda/ptx/math.cuh"
+
+namespace libflash::cuda {
+
+template <class T>
+struct RowFactsUnit {
+    static constexpr int kThreads = 256;
+    static constexpr int kLanes = 16;  // that share a row
+
+    const BackwardParams& params;
+    WorkTile work;
+    SequenceRows rows;
+
+    template <class Element>
+    __device__ __forceinline__ Element* row_start(const RowsParams& tensor, int row) const {
+        return static_cast<Element*>(tensor.data) + work.batch * tensor.batch + work.head * tensor.head +
+               (rows.start + row) * tensor.row;
+    }
+
+    // This lane's share of dout . out.
+    __device__ __forceinline__ float partial_dot(int row, int lane) const {
+        const T* dout = row_start<const T>(params.dout, row);
+        const T* out = row_start<const T>(params.out, row);
+        float sum = 0.0f;
+        if (params.vector_loads) {
+            for (int c = lane * 8; c < params.head_dim_v; c += kLanes * 8) {
+                const uint4 x = *reinterpret_cast<const uint4*>(dout + c), y = *reinterpret_cast<const uint4*>(out + c);
+                const T *xs = reinterpret_cast<const T*>(&x), *ys = reinterpret_cast<const T*>(&y);
+#pragma unroll
+                for (int e = 0; e < 8; ++e) sum = fmaf(to_float(xs[e]), to_float(ys[e]), sum);
+            }
+        } else {
+            for (int c = lane; c < params.head_dim_v; c += kLanes) sum = fmaf(to_float(dout[c]), to_float(out[c]), sum);
+        }
+        return sum;
+    }
+
+    __device__ __forceinline__ float number(const RowNumbersParams& numbers, int row) const {
+        return numbers.data[work.batch * numbers.batch + work.head * numbers.head + (rows.start + row) * numbers.row];
+    }
+
+    __device__ __forceinline__ RowFacts facts_of(int row, float dot) const {
+        if (row >= rows.length) return {INFINITY, 0.0f};
+        const float lse = number(params.lse, row);
+        if (lse == -INFINITY) return {INFINITY, 0.0f};
+        return {lse * kLog2e, params.dlse.data ? dot - number(params.dlse, row) : dot};
+    }
+
+    __device__ __forceinline__ void run(int sums_per_unit) {
+        work = work_tile<kUnitRows>(params.query_schedule, params.q_lengths, params.batch, params.heads_q);
+        if (work.batch < 0) return;
+        rows = SequenceRows::of(params.q_lengths, work.batch);
+        if (work.tile * kUnitRows >= rows.owned) return;
+        const int64_t unit = QueryUnits::first(params, work.batch, work.head, rows.start) + work.tile;
+        const int lane = threadIdx.x % kLanes;
+#pragma unroll 4
+        for (int i = threadIdx.x / kLanes; i < kUnitRows; i += kThreads / kLanes) {
+            const int row = work.tile * kUnitRows + i;
+            float dot = row < rows.length ? partial_dot(row, lane) : 0.0f;
+#pragma unroll
+            for (int step = kLanes / 2; step > 0; step /= 2) dot += __shfl_xor_sync(0xffffffffu, dot, step);
+            if (lane == 0) params.row_facts[unit * kUnitRows + i] = facts_of(row, dot);
+        }
+        if (!params.dq_sums) return;
+        float4* sums = reinterpret_cast<float4*>(params.dq_sums + unit * sums_per_unit);
+        for (int i = threadIdx.x; i < sums_per_unit / 4; i += kThreads) sums[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+};
+
+// dsink = -sum over rows of exp(sink - lse) delta, all sequences of a head by one thread block: always in the same order.
+template <class T>
+struct SinkGradient {
+    static constexpr int kThreads = 512;
+
+    __device__ static __forceinline__ float partial(const BackwardParams& params, int head) {
+        float sum = 0.0f;
+        for (int batch = 0; batch < params.batch; ++batch) {
+            const SequenceRows rows = SequenceRows::of(params.q_lengths, batch);
+            const float sink = head_number<T>(params.sink, batch, head) * kLog2e;
+            const RowFacts* facts = params.row_facts + QueryUnits::first(params, batch, head, rows.start) * kUnitRows;
+            if (sink == -INFINITY) continue;
+            for (int row = threadIdx.x; row < rows.length; row += kThreads) {
+                const RowFacts f = facts[row];
+                sum -= exp2_approx(min_or_nan(sink - f.lse_log2, 0.0f)) * f.delta;
+            }
+        }
+        return sum;
+    }
+
+    __device__ static __forceinline__ void run(const BackwardParams& params) {
+        __shared__ float of_warp[kThreads / 32];
+        const int head = blockIdx.x;
+        float sum = partial(params, head);
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+        if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = sum;
+        __syncthreads();
+        if (threadIdx.x != 0) return;
+        float total = 0.0f;
+        for (const float part : of_warp) total += part;
+        store_number<T>(params.dsink.data, head * params.dsink.stride, params.dsink.is_float, total);
+    }
+};
+
+}  // namespace libflash::cuda

@@ -1,0 +1,117 @@
+// Backward: from the problem to the parameters of the kernels, their workspace, and their launch.
+#include "cuda/attention/fill_params.h"
+#include "cuda/attention/fill_schedule.h"
+#include "cuda/attention/shared_bytes.h"
+#include "cuda/kernels.h"
+#include "cuda/launch.h"
+#include "plan/workspace.h"
+
+namespace libflash::cuda {
+namespace {
+
+constexpr double kLog2e = 1.4426950408889634;
+
+// Units of workspace rows of a head; see QueryUnits.
+int64_t units_of(const AttentionProblem& problem) {
+    const Sequences& rows = problem.q_rows;
+    return rows.packed() ? rows.capacity / kUnitRows + problem.batch : ceil_div(rows.capacity, kUnitRows);
+}
+
+Workspace workspace_of(const Row& row, const AttentionProblem& problem) {
+    const Sequences& rows = problem.q_rows;
+    const int64_t heads = rows.packed() ? problem.heads_q : problem.batch * problem.heads_q;
+    const size_t all = static_cast<size_t>(heads * units_of(problem) * kUnitRows);
+    Workspace workspace;
+    workspace.add("row_facts", all * sizeof(RowFacts));
+    workspace.add("dq_sums", all * static_cast<size_t>(row.config.head_dim) * sizeof(float));
+    return workspace;
+}
+
+ScheduleParams key_schedule(const AttentionProblem& problem, const KernelConfig& config) {
+    const double row_bytes = 2.0 * static_cast<double>(problem.head_dim + problem.head_dim_v) + 4.0 * config.head_dim;
+    const double head_bytes = row_bytes * static_cast<double>(problem.q_rows.max_length * problem.group_size());
+    return schedule_params(problem.k_rows, problem.batch, problem.heads_k, config.tile_k, head_bytes, false);
+}
+
+HeadGradientParams head_gradient_params(const HeadTensor& tensor) {
+    if (!tensor.present) return {};
+    return {tensor.data, tensor.head_stride, tensor.dtype == DType::f32};
+}
+
+ScoreGradientParams score_gradient_params(const ScoreTensor& tensor) {
+    ScoreGradientParams params{};
+    if (!tensor.present) return params;
+    params.data = tensor.data;
+    params.is_float = tensor.dtype == DType::f32;
+    for (int i = 0; i < 4; ++i) {
+        params.stride[i] = tensor.stride[i];
+        params.extent[i] = static_cast<int32_t>(tensor.shape[i]);
+    }
+    return params;
+}
+
+void fill_in_tensors(BackwardParams& params, const AttentionProblem& problem) {
+    params.q = rows_params(problem.q);
+    params.k = rows_params(problem.k);
+    params.v = rows_params(problem.v);
+    params.out = rows_params(problem.out);
+    params.dout = rows_params(problem.dout);
+    params.dq = rows_params(problem.dq);
+    params.dk = rows_params(problem.dk);
+    params.dv = rows_params(problem.dv);
+    params.lse = row_numbers_params(problem.lse);
+    params.dlse = row_numbers_params(problem.dlse);
+    params.sink = head_params(problem.sink);
+    params.dsink = head_gradient_params(problem.dsink);
+    params.dbias = score_gradient_params(problem.dbias);
+    const int64_t dim = problem.head_dim, dim_v = problem.head_dim_v;
+    params.vector_loads = in_vectors(params.q, dim, 2) && in_vectors(params.k, dim, 2) && in_vectors(params.v, dim_v, 2) &&
+                          in_vectors(params.out, dim_v, 2) && in_vectors(params.dout, dim_v, 2);
+    params.vector_out = in_vectors(params.dq, dim, 2) && in_vectors(params.dk, dim, 2) && in_vectors(params.dv, dim_v, 2);
+}
+
+BackwardParams make_params(const AttentionProblem& problem, const KernelConfig& config) {
+    BackwardParams params{};
+    fill_in_tensors(params, problem);
+    params.q_lengths = lengths_params(problem.q_rows);
+    params.k_lengths = lengths_params(problem.k_rows);
+    params.batch = static_cast<int32_t>(problem.batch);
+    params.heads_q = static_cast<int32_t>(problem.heads_q);
+    params.heads_k = static_cast<int32_t>(problem.heads_k);
+    params.group_size = static_cast<int32_t>(problem.group_size());
+    params.head_dim = static_cast<int32_t>(problem.head_dim);
+    params.head_dim_v = static_cast<int32_t>(problem.head_dim_v);
+    params.softmax_scale = static_cast<float>(problem.softmax_scale);
+    params.scale_log2 = static_cast<float>(problem.softmax_scale * kLog2e);
+    params.mask = mask_params(problem.mask_rule);
+    params.block_rows = block_mask_params(problem.block_mask, true);
+    params.block_cols = block_mask_params(problem.block_mask, false);
+    params.rare = rare_params(problem);
+    params.units = static_cast<int32_t>(units_of(problem));
+    params.key_schedule = key_schedule(problem, config);
+    params.query_schedule = schedule_params(problem.q_rows, problem.batch, problem.heads_q, kUnitRows, kL2Bytes, false);
+    params.general = has_rare_options(problem) || !params.vector_loads;
+    return params;
+}
+
+}  // namespace
+
+int shared_bytes(const KernelConfig& config) {
+    if (std::string(config.operation) != "backward") return 0;
+    return backward_shared_bytes(config.head_dim, config.tile_q, config.tile_k, config.stages);
+}
+
+size_t backward_workspace_bytes(const Row& row, const AttentionProblem& problem) { return workspace_of(row, problem).bytes(); }
+
+void backward(const Row& row, const AttentionProblem& problem, void* workspace, void* stream) {
+    if (problem.batch == 0 || problem.heads_q == 0) return;
+    BackwardParams params = make_params(problem, row.config);
+    const Workspace regions = workspace_of(row, problem);
+    char* const base = static_cast<char*>(workspace);
+    params.row_facts = reinterpret_cast<RowFacts*>(base + regions.offset("row_facts"));
+    params.dq_sums = reinterpret_cast<float*>(base + regions.offset("dq_sums"));
+    const DeviceGuard guard(problem.device.id);
+    check(row.backward(params, stream), row.config.name);
+}
+
+}  // namespace libflash::cuda

@@ -1,0 +1,103 @@
+// The sums of the query gradient: where a warp's share of a tile lies in the product dQ = dS K and in the workspace, in the order of
+// registers, so that the additions of a warp are consecutive; and the last step of backward, from the sums to dq.
+#pragma once
+
+#include "cuda/attention/params.h"
+#include "cuda/attention/query_tiles.cuh"
+#include "cuda/attention/schedule.cuh"
+#include "cuda/ptx/reduction.cuh"
+#include "cuda/tile/product.cuh"
+#include "cuda/tile/shared_tile.cuh"
+
+namespace libflash::cuda::sm80 {
+
+// Address in columns [16 * kCount * part, + 16 * kCount) of a tile.
+template <class Tile, int kCount>
+struct ColumnAddress {
+    static constexpr bool kAligned = (kCount & (kCount - 1)) == 0;
+    typename Tile::LaneAddress address;
+    int first;
+
+    __device__ __forceinline__ ColumnAddress(typename Tile::LaneAddress whole, int part) : address(whole), first(part * kCount) {
+        if constexpr (kAligned) address = Tile::template skip_columns<kCount>(whole, first);
+    }
+    __device__ __forceinline__ uint32_t at(int row, int step) const { return address.at(row, kAligned ? step : first + step); }
+};
+
+template <class T, int kHeadDim, int kBlockM, int kWarps>
+struct QuerySums {
+    // kRowWarps x kColWarps warps share the tile.
+    static constexpr int kRowWarps = kHeadDim / (kWarps / 2) % 16 == 0 ? 2 : 4;
+    static constexpr int kColWarps = kWarps / kRowWarps;
+    static constexpr int kSlabs = kBlockM / kRowWarps / 16;
+    static constexpr int kBlocks = kHeadDim / kColWarps / 8;
+    static_assert(kSlabs * kRowWarps * 16 == kBlockM && kBlocks * kColWarps * 8 == kHeadDim && kBlocks % 2 == 0, "no such share");
+    static constexpr int kWarpFloats = kSlabs * kBlocks * 128;
+
+    // Floats before the tile, in the workspace.
+    __device__ static __forceinline__ int64_t tile_offset(int64_t first_unit, int tile) {
+        return first_unit * (kUnitRows * kHeadDim) + int64_t{tile} * (kBlockM * kHeadDim);
+    }
+
+    // dq = dS K, from the transposed score tile.
+    template <int kBlockN>
+    __device__ static __forceinline__ void multiply(float (&dq)[kSlabs][kBlocks][4], uint32_t scores, uint32_t keys, int warp, int lane) {
+        using ScoreTile = SharedTile<kBlockN, kBlockM>;
+        using KvTile = SharedTile<kBlockN, kHeadDim>;
+        const ColumnAddress<ScoreTile, kSlabs> a_address(ScoreTile::a_trans_address(scores, lane), warp % kRowWarps);
+        const ColumnAddress<KvTile, kBlocks / 2> b_address(KvTile::b_trans_address(keys, lane), warp / kRowWarps);
+        clear(dq);
+        add_product<T, kBlockN / 16>(
+            dq,
+            [&](int step, uint32_t(&f)[kSlabs][4]) {
+#pragma unroll
+                for (int a = 0; a < kSlabs; ++a) ldmatrix_x4_trans(f[a], a_address.at(step * 16, a));
+            },
+            [&](int step, int pair, uint32_t(&f)[4]) { ldmatrix_x4_trans(f, b_address.at(step * 16, pair)); });
+    }
+
+    __device__ static __forceinline__ void add(float* tile, const float (&dq)[kSlabs][kBlocks][4], int warp, int lane) {
+        float* mine = tile + warp * kWarpFloats;
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a)
+#pragma unroll
+            for (int n = 0; n < kBlocks; ++n) WarpQuad::add(mine + (a * kBlocks + n) * 128, lane, dq[a][n]);
+    }
+
+    // dq of one unit of rows. All warps of the thread block call it, with room for a tile in shared memory.
+    __device__ static __forceinline__ void convert(const BackwardParams& params, char* shared) {
+        using QTile = SharedTile<kBlockM, kHeadDim>;
+        const WorkTile work = work_tile<kUnitRows>(params.query_schedule, params.q_lengths, params.batch, params.heads_q);
+        if (work.batch < 0) return;
+        const SequenceRows rows = SequenceRows::of(params.q_lengths, work.batch);
+        const int64_t first_unit = QueryUnits::first(params, work.batch, work.head, rows.start);
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        T* dq = static_cast<T*>(params.dq.data) + work.batch * params.dq.batch + work.head * params.dq.head + rows.start * params.dq.row;
+        for (int i = 0; i < kUnitRows / kBlockM; ++i) {
+            const int tile = work.tile * (kUnitRows / kBlockM) + i;
+            if (tile * kBlockM >= rows.owned) return;
+            const float* mine = params.dq_sums + tile_offset(first_unit, tile) + warp * kWarpFloats;
+#pragma unroll
+            for (int a = 0; a < kSlabs; ++a)
+#pragma unroll
+                for (int n = 0; n < kBlocks; ++n) {
+                    float x[4];
+                    WarpQuad::load(mine + (a * kBlocks + n) * 128, lane, x);
+#pragma unroll
+                    for (int r = 0; r < 2; ++r) {
+                        const int row = (warp % kRowWarps * kSlabs + a) * 16 + r * 8 + lane / 4;
+                        const bool exists = tile * kBlockM + row < rows.length;
+                        const float factor = params.softmax_scale;
+                        const uint32_t pair = exists ? pack_pair(x[2 * r] * factor, x[2 * r + 1] * factor, T()) : 0;
+                        store_shared(shared_address(shared) + QTile::offset(row, warp / kRowWarps * kBlocks + n) + lane % 4 * 4, pair);
+                    }
+                }
+            __syncthreads();
+            QTile::template store<kWarps * 32>(shared, dq, params.dq.row, tile * kBlockM, rows.owned, params.head_dim,
+                                               params.vector_out, threadIdx.x);
+            __syncthreads();
+        }
+    }
+};
+
+}  // namespace libflash::cuda::sm80
