@@ -12,12 +12,13 @@ from rounding import DTYPES
 BFLOAT16 = DTYPES["bf16"]
 
 
-def torch_of(x: Any) -> Any:
-    """A tensor that shares memory with a NumPy array; anything else as it is."""
+def torch_of(x: Any, device: str = "cpu") -> Any:
+    """A tensor that shares memory with a NumPy array, or a copy on another device; anything else as it is."""
     torch = sys.modules["torch"]
     if not isinstance(x, np.ndarray):
         return x
-    return torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) if x.dtype == BFLOAT16 else torch.from_numpy(x)
+    shared = torch.from_numpy(x.view(np.int16)).view(torch.bfloat16) if x.dtype == BFLOAT16 else torch.from_numpy(x)
+    return shared.to(device)
 
 
 def numpy_of(x: Any) -> np.ndarray:
@@ -25,7 +26,7 @@ def numpy_of(x: Any) -> np.ndarray:
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(x, torch.Tensor):
         return np.asarray(x)
-    x = x.detach()
+    x = x.detach().cpu()
     return x.view(torch.int16).numpy().view(BFLOAT16) if x.dtype == torch.bfloat16 else x.numpy()
 
 
@@ -43,17 +44,17 @@ def owned(case: Case, results: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return cut | {"lse": results["lse"][:, : rows["q"]]}
 
 
-def torch_run(case: Case, attention: Any, **more: Any) -> dict[str, np.ndarray]:
+def torch_run(case: Case, attention: Any, device: str = "cpu", **more: Any) -> dict[str, np.ndarray]:
     """Everything that a case asks for, by PyTorch's autograd: keys as harness.run gives them."""
     torch = sys.modules["torch"]
     x = case.inputs()
-    options = {"seed": 0} | {name: torch_of(value) for name, value in x.options.items()}  # None would draw one
-    leaves = [torch_of(value).requires_grad_() for value in (x.q, x.k, x.v)]
+    options = {"seed": 0} | {name: torch_of(value, device) for name, value in x.options.items()}  # None would draw one
+    leaves = [torch_of(value, device).requires_grad_() for value in (x.q, x.k, x.v)]
     leaves += [options[name].requires_grad_() for name in ("bias", "learnable_sink") if name in options]
     o, lse = attention(*leaves[:3], return_lse=True, **options, **more)
-    results, cotangents = [o], [torch_of(x.dout)]
+    results, cotangents = [o], [torch_of(x.dout, device)]
     if x.dlse is not None:
-        results, cotangents = [o, lse], [*cotangents, torch_of(x.dlse)]
+        results, cotangents = [o, lse], [*cotangents, torch_of(x.dlse, device)]
     gradients = torch.autograd.grad(results, leaves, cotangents)
     return {"o": numpy_of(o), "lse": numpy_of(lse)} | dict(zip(gradient_names(case), map(numpy_of, gradients), strict=True))
 

@@ -14,19 +14,34 @@ def kernels(operation: str) -> list[dict]:
     return [k for k in libflash.info()["kernels"] if k["operation"] == operation and k["backend"] != "cpu"]
 
 
-def usable_kernels(operation: str) -> list[dict]:
-    return [k for k in kernels(operation) if k["usable"]]
+def attention_kernels() -> list[dict]:
+    """Those of forward and backward that run here; of one type and width side by side, because they share cases, and the exact
+    results of cases are kept for a while."""
+    usable = [k for operation in ("forward", "backward") for k in kernels(operation) if k["usable"]]
+    return sorted(usable, key=lambda kernel: (kernel["dtype"], kernel["head_dim"], kernel["head_dim_v"]))
 
 
 def with_cpu(operation: str) -> list[dict]:
-    """The same rows and one of the CPU's, as if it were for bf16 and 64 channels: what a test asks of all it can ask everywhere."""
-    names = [k["name"] for k in libflash.info()["kernels"] if k["operation"] == operation and k["backend"] == "cpu" and k["usable"]]
-    stand_in = {"name": names[0], "operation": operation, "backend": "cpu", "dtype": "bf16", "head_dim": 64, "head_dim_v": 64}
-    return [*kernels(operation), stand_in | {"usable": True, "why_not": ""}]
+    """The same rows, and one of the CPU's as if it were for bf16 and 64 channels: what is asked of all is asked anywhere."""
+    of_cpu = [k for k in libflash.info()["kernels"] if k["operation"] == operation and k["backend"] == "cpu" and k["usable"]]
+    return [*kernels(operation), of_cpu[0] | {"dtype": "bf16", "head_dim": 64, "head_dim_v": 64}]
 
 
 def device_of(kernel: dict) -> str:
     return "cpu" if kernel["backend"] == "cpu" else "cuda"
+
+
+def parameters(rows: list[dict]) -> list:
+    """For pytest: a kernel each, skipped where it does not run."""
+    import pytest
+    import torch
+
+    def skipped(kernel: dict) -> str:
+        if device_of(kernel) == "cuda" and not torch.cuda.is_available():
+            return "no CUDA device"
+        return kernel["why_not"]
+
+    return [pytest.param(k, id=k["name"], marks=pytest.mark.skipif(bool(skipped(k)), reason=skipped(k))) for k in rows]
 
 
 def serves(kernel: dict, case: Case) -> bool:

@@ -20,7 +20,7 @@ def compile_host(folder: Path, wrapper: str, *sources: str) -> ctypes.CDLL:
         pytest.skip("no C++ compiler")
     source, library = folder / "wrapper.cpp", folder / "wrapper.so"
     source.write_text(wrapper)
-    rooms = [f"-I{ROOT / 'libflash'}", f"-I{ROOT / 'include'}"]
+    rooms = [f"-I{folder}", f"-I{ROOT / 'libflash'}", f"-I{ROOT / 'include'}"]
     files = [str(source), *(str(ROOT / "libflash" / path) for path in sources)]
     command = [
         compiler,

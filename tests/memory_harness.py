@@ -17,17 +17,18 @@ POISON = {1: 0x7F, 2: 0x7FA5, 4: 0x7FA5A5A5, 8: 0x7FF5A5A5A5A5A5A5}  # NaN in ev
 
 
 class Guarded:
-    """One array alone in a block: guard bands of 4 KiB on both sides and, with `gap`, strides that leave holes; all poison."""
+    """One array alone in a block: guard bands of 4 KiB on both sides and, with `gap`, strides that leave holes; all poison.
+    `shift` moves it by so many elements, away from any alignment."""
 
-    def __init__(self, array: np.ndarray, gap: int = 0, output: bool = False) -> None:
+    def __init__(self, array: np.ndarray, gap: int = 0, output: bool = False, shift: int = 0) -> None:
         size = array.itemsize
         room = [n + (gap if axis < array.ndim - 1 else 8 * (gap > 0)) for axis, n in enumerate(array.shape)]
         count = int(np.prod(room, dtype=np.int64))
-        self.block = np.full((count * size + 2 * GUARD) // size, POISON[size], f"u{size}")
+        self.block = np.full((count * size + 2 * GUARD) // size + shift, POISON[size], f"u{size}")
         self.name, self.output = "", output
 
         def inside(block: np.ndarray) -> np.ndarray:
-            start = GUARD // size
+            start = GUARD // size + shift
             return block[start : start + count].reshape(room)[tuple(slice(n) for n in array.shape)]
 
         self.array = inside(self.block.view(array.dtype)) if array.dtype != bool else inside(self.block).view(bool)
@@ -36,6 +37,11 @@ class Guarded:
         if not output:
             self.array[...] = array
         self.before = self.block.copy()
+
+    @property
+    def view(self) -> abi.Tensor:
+        """The array as the library sees it."""
+        return abi.tensor(self.array)
 
     def check(self, owned: np.ndarray | None = None) -> None:
         """Inputs and everything around outputs as before; outputs written wherever `owned` (default everywhere) says."""
@@ -60,23 +66,29 @@ class Workspace:
     def __init__(self, size: int, content: str) -> None:
         self.size = size
         self.block = np.full(size + 2 * GUARD + 512, 0xC3, np.uint8)
-        start = self.block.ctypes.data + GUARD
-        self.start = GUARD + (256 - start % 512) % 512
-        self.address = self.block.ctypes.data + self.start
+        base = self.base()
+        self.start = GUARD + (256 - (base + GUARD) % 512) % 512
+        self.address = base + self.start
         fill = {"zeros": 0, "ones": 0xFF}.get(content)
         self.block[self.start : self.start + size] = np.random.default_rng(5).integers(0, 256, size) if fill is None else fill
+
+    def base(self) -> int:
+        """Where the block starts, for the library."""
+        return self.block.ctypes.data
 
     def check(self) -> None:
         outside = np.concatenate([self.block[: self.start], self.block[self.start + self.size :]])
         assert (outside == 0xC3).all(), f"the guards of a workspace of {self.size} bytes were written"
 
 
-def call(name: str, arrays: list[np.ndarray | None], options: c.Structure, content: str) -> int:
+def call(
+    name: str, arrays: list[np.ndarray | abi.Tensor], options: c.Structure, content: str, workspace: type[Workspace] = Workspace
+) -> int:
     """flash_attention_<name> with a workspace of exactly the size that its query names."""
     views, size = abi._views(tuple(arrays)), c.c_size_t()
     function = f"flash_attention_{name}"
     abi.check(getattr(abi.lib, function + "_workspace_size")(*views, c.byref(options), c.byref(size)))
-    work = Workspace(size.value, content)
+    work = workspace(size.value, content)
     abi.check(getattr(abi.lib, function)(*views, c.byref(options), work.address, size.value, None))
     work.check()
     return size.value

@@ -122,12 +122,64 @@ def test_gpu_results_are_compared_row_by_row():
     one = program("_cells").Cell("forward", "bfloat16", head_dim=64, seqlen=50, causal=True, batch=1, heads=2)
     sizes = torch.logspace(0, -4, 50).reshape(1, 50, 1, 1)
     right = (sizes * torch.randn(1, 50, 2, 64, generator=torch.Generator().manual_seed(0))).bfloat16()
-    benchmark.compare(one, {"fa2": lambda: right, "libflash": lambda: right * 1.004})
+    benchmark.compare(one, {"fa2": lambda: (right,), "libflash": lambda: (right * 1.004,)})
     for value in (right[0, 48, 1], torch.nan):
         wrong = right.clone()
         wrong[0, 49, 1] = value
-        with pytest.raises(SystemExit, match="differs from fa2"):
-            benchmark.compare(one, {"fa2": lambda: right, "libflash": lambda wrong=wrong: wrong})
+        with pytest.raises(SystemExit, match="out: a row differs from fa2"):
+            benchmark.compare(one, {"fa2": lambda: (right,), "libflash": lambda wrong=wrong: (wrong,)})
+
+
+@pytest.fixture
+def on_the_cpu(monkeypatch):
+    """The GPU benchmark with the CPU in a GPU's place: PyTorch has its flash kernel there, and no cuDNN."""
+    torch = pytest.importorskip("torch")
+    benchmark = program("gpu_attention")
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(sys.modules["_gpu_contenders"], "DEVICE", "cpu")
+    return benchmark
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_gpu_contenders_compute_the_same(on_the_cpu, capsys, direction, dtype, causal):
+    """Again and again, without a word on the tensors that they were given."""
+    one = program("_cells").Cell(direction, dtype, head_dim=64, seqlen=300, causal=causal, batch=2, heads=4)
+    calls = on_the_cpu.calls_that_work(one, None)
+    assert list(calls) == ["fa2", "libflash"]
+    assert "cudnn: left out" in capsys.readouterr().err
+    for _ in range(2):
+        on_the_cpu.compare(one, calls)
+
+
+@pytest.mark.parametrize("name", ["dq", "dk", "dv"])
+def test_gpu_gradients_are_compared_row_by_row(on_the_cpu, name):
+    one = program("_cells").Cell("backward", "bfloat16", head_dim=64, seqlen=300, causal=True, batch=2, heads=4)
+    calls = on_the_cpu.calls_that_work(one, None)
+    right = dict(zip(("dq", "dk", "dv"), (x.clone() for x in calls["libflash"]()), strict=True))
+    for change in (lambda x: x.neg_(), lambda x: x.mul_(1.1), lambda x: x.fill_(float("nan"))):
+        wrong = right | {name: right[name].clone()}
+        change(wrong[name][1, 150, 3])
+        with pytest.raises(SystemExit, match=f"{name}: a row differs from fa2"):
+            on_the_cpu.compare(one, calls | {"libflash": lambda wrong=wrong: tuple(wrong.values())})
+
+
+def test_gpu_cells_that_are_timed(on_the_cpu, monkeypatch):
+    """All of bf16 and some of fp16, both directions; unless told otherwise."""
+
+    def kinds(*arguments: str) -> tuple[int, set[str], set[str]]:
+        monkeypatch.setattr(sys, "argv", ["gpu_attention.py", *arguments])
+        cells = on_the_cpu.wanted(on_the_cpu.parse())
+        assert len(set(cells)) == len(cells)
+        return len(cells), {cell.direction for cell in cells}, {cell.dtype for cell in cells}
+
+    both, types = {"forward", "backward"}, {"bfloat16", "float16"}
+    assert kinds() == (2 * (36 + 8), both, types)
+    assert kinds("--quick") == (2 * (8 + 8), both, types)
+    assert kinds("--dtype", "fp16") == (2 * 36, both, {"float16"})
+    assert kinds("--dtype", "bf16", "--direction", "backward") == (36, {"backward"}, {"bfloat16"})
+    assert kinds("--dtype", "bf16", "--kernel", "backward_sm80_bf16_d64") == (36, {"backward"}, {"bfloat16"})
 
 
 def test_table_puts_forward_and_backward_side_by_side():

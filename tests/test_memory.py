@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from case import Case
 from decode_cases import DecodeCase
+from guarded_run import guarded_run
 from harness import assert_same_bits, cpu_kernels, python, random, run_python
 from memory_harness import Fenced, Guarded, call, each
-from test_attention import c_options
 
 PREFIXES = ("only-", "far-rows", "size-packed", "size-17x64", "size-1x129", "dim-7-", "dim-40-72", "dim-97", "poison-unused")
 CHOSEN = [case for case in cases.quick() if case.name.startswith(PREFIXES)]
@@ -29,57 +29,11 @@ ATTENTION = [(case, isa) for index, case in enumerate(CHOSEN) for isa in two_ker
 CONTENTS = ("zeros", "ones", "random")
 
 
-def owned_rows(x: np.ndarray, case: Case, lengths: tuple[int, ...] | int, axis: int = 0) -> np.ndarray | None:
-    """Which elements must be written: in packed tensors, the rows of sequences."""
-    if not isinstance(lengths, tuple):
-        return None
-    owned = np.zeros(x.shape, bool)
-    owned[(slice(None),) * axis + (slice(sum(lengths)),)] = True
-    return owned
-
-
-def guarded_run(case: Case, isa: str, content: str, gap: int) -> dict[str, np.ndarray]:
-    """Forward and backward of a case with everything guarded; the results."""
-    x = case.inputs()
-    placed: dict[str, Guarded] = {}
-
-    def guard(name: str, array: np.ndarray, gap: int = gap, output: bool = False) -> np.ndarray:
-        placed[name] = Guarded(array, gap, output)
-        placed[name].name = f"{case} {isa} {name}"
-        return placed[name].array
-
-    q, k, v, dout = (guard(name, getattr(x, name)) for name in ("q", "k", "v", "dout"))
-    options = {name: guard(name, value, 0) if isinstance(value, np.ndarray) else value for name, value in c_options(x).items()}
-    rows = x.q.shape[:-1]
-    wide = np.float64 if x.q.dtype == np.float64 else np.float32
-    out = guard("o", np.empty((*rows, x.v.shape[-1]), x.q.dtype), output=True)
-    lse = guard("lse", np.empty(rows[::-1] if case.packed else (rows[0], rows[2], rows[1]), wide), output=True)
-    made = abi.options(abi.AttentionOptions, kernel=f"forward_cpu_{isa}".encode(), **options)
-    call("forward", [q, k, v, out, lse], made, content)
-    for name, one in placed.items():
-        lengths = case.seqlen_q if name in ("o", "lse") else 0
-        one.check(owned_rows(one.array, case, lengths, axis=int(name == "lse")))
-    for name in ("o", "lse"):  # inputs from now on
-        placed[name].output, placed[name].before = False, placed[name].block.copy()
-
-    outputs = {name: guard(name, getattr(x, name[1:]), output=True) for name in ("dq", "dk", "dv")}
-    for name, given in {"dbias": "bias", "dsink": "learnable_sink"}.items():
-        if given in options:
-            options[name] = outputs[name] = guard(name, x.options[given], 0, True)
-    if x.dlse is not None:
-        options["dlse"] = guard("dlse", x.dlse)
-    made = abi.options(abi.AttentionOptions, kernel=f"backward_cpu_{isa}".encode(), **options)
-    call("backward", [dout, q, k, v, out, lse, outputs["dq"], outputs["dk"], outputs["dv"]], made, content)
-    for name, one in placed.items():
-        lengths = {"dq": case.seqlen_q, "dk": case.seqlen_k, "dv": case.seqlen_k}.get(name, 0)
-        one.check(owned_rows(one.array, case, lengths))
-    return {"o": out, "lse": lse, **outputs}
-
-
 @pytest.mark.parametrize(("case", "isa"), ATTENTION, ids=[f"{case}-{isa}" for case, isa in ATTENTION])
 def test_attention_stays_inside(case: Case, isa: str) -> None:
     """Guards, holes between rows, unwritten elements; and the same bits whatever is in the workspace."""
-    results = [guarded_run(case, isa, content, gap) for content, gap in zip(CONTENTS, (0, 3, 0), strict=True)]
+    kernels = f"forward_cpu_{isa}", f"backward_cpu_{isa}"
+    results = [guarded_run(case, kernels, content, gap) for content, gap in zip(CONTENTS, (0, 3, 0), strict=True)]
     for other in results[1:]:
         assert_same_bits(other, results[0])
     case.check(**results[0])

@@ -23,7 +23,7 @@ Workspace workspace_of(const Row& row, const AttentionProblem& problem) {
     const size_t all = static_cast<size_t>(heads * units_of(problem) * kUnitRows);
     Workspace workspace;
     workspace.add("row_facts", all * sizeof(RowFacts));
-    workspace.add("dq_sums", all * static_cast<size_t>(row.config.head_dim) * sizeof(float));
+    if (!problem.request.deterministic) workspace.add("dq_sums", all * static_cast<size_t>(row.config.head_dim) * sizeof(float));
     return workspace;
 }
 
@@ -91,6 +91,9 @@ BackwardParams make_params(const AttentionProblem& problem, const KernelConfig& 
     params.key_schedule = key_schedule(problem, config);
     params.query_schedule = schedule_params(problem.q_rows, problem.batch, problem.heads_q, kUnitRows, kL2Bytes, false);
     params.general = has_rare_options(problem) || !params.vector_loads;
+    params.query_tile_schedule =
+        schedule_params(problem.q_rows, problem.batch, problem.heads_q, backward_query_tile(config.head_dim, params.general),
+                        key_bytes(problem), problem.mask_rule.right < MaskRule::kUnbounded);
     return params;
 }
 
@@ -109,7 +112,7 @@ void backward(const Row& row, const AttentionProblem& problem, void* workspace, 
     const Workspace regions = workspace_of(row, problem);
     char* const base = static_cast<char*>(workspace);
     params.row_facts = reinterpret_cast<RowFacts*>(base + regions.offset("row_facts"));
-    params.dq_sums = reinterpret_cast<float*>(base + regions.offset("dq_sums"));
+    if (!problem.request.deterministic) params.dq_sums = reinterpret_cast<float*>(base + regions.offset("dq_sums"));
     const DeviceGuard guard(problem.device.id);
     check(row.backward(params, stream), row.config.name);
 }

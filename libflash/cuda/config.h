@@ -14,9 +14,10 @@ struct KernelConfig {
     const char* operation;
     const char* room;  // "any": every GPU the build has code for; "sm80", "sm90"
     RowType dtype;
-    int head_dim, head_dim_v;  // the largest; 0: whatever comes
-    int tile_q, tile_k;        // 0: none
-    int stages;                // 0: none
+    int head_dim, head_dim_v;   // the largest; 0: whatever comes
+    int tile_q, tile_k;         // 0: none
+    int stages;                 // 0: none
+    const char* architectures;  // it was compiled for, as in flash_build_info()
 };
 
 }  // namespace libflash::cuda

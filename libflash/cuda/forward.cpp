@@ -9,11 +9,8 @@ namespace {
 
 constexpr double kLog2e = 1.4426950408889634;
 ScheduleParams schedule(const AttentionProblem& problem, const KernelConfig& config) {
-    const double head_bytes = 2.0 * static_cast<double>(problem.k_rows.max_length) *
-                              static_cast<double>(problem.head_dim + problem.head_dim_v) /
-                              static_cast<double>(problem.group_size());
     // Later rows see more keys under a causal rule: the longest first.
-    return schedule_params(problem.q_rows, problem.batch, problem.heads_q, config.tile_q, head_bytes,
+    return schedule_params(problem.q_rows, problem.batch, problem.heads_q, config.tile_q, key_bytes(problem),
                            problem.mask_rule.right < MaskRule::kUnbounded);
 }
 

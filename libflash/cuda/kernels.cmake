@@ -40,6 +40,15 @@ set(LIBFLASH_ARCHITECTURES_any ${CMAKE_CUDA_ARCHITECTURES})
 set(LIBFLASH_ARCHITECTURES_sm80 ${CMAKE_CUDA_ARCHITECTURES})
 set(LIBFLASH_ARCHITECTURES_sm90 ${CMAKE_CUDA_ARCHITECTURES})
 list(FILTER LIBFLASH_ARCHITECTURES_sm90 INCLUDE REGEX "^90a")
+# Rows marked large: for the architectures whose thread blocks may have 227 KB of shared memory. Small: for the others, PTX included, or for
+# whatever there is in a build for large ones alone.
+set(LIBFLASH_ARCHITECTURES_sm80_large ${CMAKE_CUDA_ARCHITECTURES})
+list(FILTER LIBFLASH_ARCHITECTURES_sm80_large INCLUDE REGEX "^(90|100|103)")
+set(LIBFLASH_ARCHITECTURES_sm80_small ${CMAKE_CUDA_ARCHITECTURES})
+list(FILTER LIBFLASH_ARCHITECTURES_sm80_small EXCLUDE REGEX "^(90|100|103)")
+if(NOT LIBFLASH_ARCHITECTURES_sm80_small)
+  set(LIBFLASH_ARCHITECTURES_sm80_small ${CMAKE_CUDA_ARCHITECTURES})
+endif()
 
 set(registry "// Generated from cuda/kernels.table.\n")
 file(STRINGS ${table} rows REGEX "^[a-z]")
@@ -68,6 +77,14 @@ foreach(row IN LISTS rows)
     string(APPEND name _d${head_dims})
   endif()
 
+  set(compiled_as ${room})
+  if(marks MATCHES "small|large")
+    string(APPEND compiled_as _${CMAKE_MATCH_0})
+  endif()
+  if(marks MATCHES "small")
+    string(APPEND name _small)
+  endif()
+
   if(LIBFLASH_ROWS STREQUAL "dev")
     if(NOT marks MATCHES "dev")
       continue()
@@ -75,11 +92,12 @@ foreach(row IN LISTS rows)
   elseif(NOT LIBFLASH_ROWS STREQUAL "all" AND NOT name MATCHES "${LIBFLASH_ROWS}")
     continue()
   endif()
-  if(NOT LIBFLASH_ARCHITECTURES_${room})
+  if(NOT LIBFLASH_ARCHITECTURES_${compiled_as})
     continue()
   endif()
 
-  set(fields "\"${name}\", \"${operation}\", \"${room}\", RowType::${dtype}_, ${head_dim}, ${head_dim_v}, ${tile_q}, ${tile_k}, ${stages}")
+  list(JOIN LIBFLASH_ARCHITECTURES_${compiled_as} " " architectures)
+  set(fields "\"${name}\", \"${operation}\", \"${room}\", RowType::${dtype}_, ${head_dim}, ${head_dim_v}, ${tile_q}, ${tile_k}, ${stages}, \"${architectures}\"")
   libflash_write(${generated}/${name}.cu "// Generated from cuda/kernels.table, row ${name}.
 #include \"cuda/${room}/${operation}.cuh\"
 
@@ -96,8 +114,8 @@ int launch_${name}(const LaunchParams<Operation::${operation}>& params, void* st
 }  // namespace libflash::cuda
 ")
   string(APPEND registry "LIBFLASH_CUDA_ROW(${operation}, ${name}, ${fields})\n")
-  list(APPEND sources_${room} ${generated}/${name}.cu)
-  list(APPEND rooms ${room})
+  list(APPEND sources_${compiled_as} ${generated}/${name}.cu)
+  list(APPEND rooms ${compiled_as})
 endforeach()
 libflash_write(${generated}/cuda_rows.inc "${registry}")
 

@@ -29,6 +29,9 @@ const Row* all_rows(int* count);
 // What a thread block of the row takes, where that may be more than a device has; else 0.
 int shared_bytes(const KernelConfig& config);
 
+// Refuses what the kernels cannot count.
+void check_sizes(const AttentionProblem& problem);
+
 // The workspace that backward needs.
 size_t backward_workspace_bytes(const Row& row, const AttentionProblem& problem);
 

@@ -13,6 +13,7 @@ Plan make_plan(const AttentionProblem& problem, const KernelRow& row) {
     plan.row = &row;
 #if LIBFLASH_BUILD_CUDA
     if (row.cuda) {
+        cuda::check_sizes(problem);
         if (problem.backward) plan.workspace_bytes = cuda::backward_workspace_bytes(*row.cuda, problem);
         return plan;
     }

@@ -81,6 +81,7 @@ void add_cuda(Registry& registry, const cuda::Row& kernel) {
     row.tile_q = config.tile_q;
     row.tile_k = config.tile_k;
     row.stages = config.stages;
+    row.architectures = config.architectures;
     row.cuda = &kernel;
 }
 
@@ -138,7 +139,7 @@ bool accepts_cpu(const KernelRow& row, const Subject& subject, std::string* why)
     return true;
 }
 
-bool has_code(const KernelRow& row, int arch) { return has_code_for(LIBFLASH_BUILD_CUDA_ARCHITECTURES, arch, row.specific); }
+bool has_code(const KernelRow& row, int arch) { return has_code_for(row.architectures, arch, row.specific); }
 
 bool any_double(const MergeProblem& problem) {
     bool found = problem.out.dtype == DType::f64;

@@ -24,10 +24,11 @@ struct KernelRow {
     const char* dtype;
     int32_t head_dim, head_dim_v;
     int32_t tile_q, tile_k, stages;
-    const cpu::Kernels* cpu;  // CPU: forward, backward, decode
-    const cuda::Row* cuda;    // CUDA
-    bool specific;            // CUDA: only code for exactly this architecture ("90a") will do
-    bool processor_has_it;    // CPU
+    const cpu::Kernels* cpu;    // CPU: forward, backward, decode
+    const cuda::Row* cuda;      // CUDA
+    const char* architectures;  // CUDA: for which there is code
+    bool specific;              // CUDA: only code for exactly this architecture ("90a") will do
+    bool processor_has_it;      // CPU
 };
 
 int kernel_count();

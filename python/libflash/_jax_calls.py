@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _jax_ffi  # type: ignore[attr-defined]
-from ._errors import InvalidError, from_status
+from ._errors import InvalidError, NoDeviceError, UnsupportedError, from_status
 
 FORWARD, BACKWARD, DECODE = range(3)
 TARGETS = ("libflash_forward", "libflash_backward", "libflash_decode")
@@ -185,7 +185,14 @@ def run(call: Call, *operands: Any) -> list[Any]:
         workspace_size(call, operands, results, 0)
     if not on_gpu:
         return on_platform(call, operands, results, None)
-    scratch = workspace_size(call, operands, results, 1)
+    try:
+        scratch = workspace_size(call, operands, results, 1)
+    except (UnsupportedError, NoDeviceError):
+        # Refused while tracing, unless the arrays may be the CPU's: there it runs, and on a GPU the handler refuses.
+        if jax.config.jax_default_device is None:
+            raise
+        workspace_size(call, operands, results, 0)
+        scratch = 0
     return jax.lax.platform_dependent(  # type: ignore[no-any-return]
         *operands,
         cpu=lambda *x: on_platform(call, x, results, None),

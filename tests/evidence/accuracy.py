@@ -1,4 +1,4 @@
-"""Accuracy of every CUDA forward kernel, by the rule of tests/tolerance.py: a row for each kernel and kind of values.
+"""Accuracy of every CUDA kernel of attention, by the rule of tests/tolerance.py: a row for each kernel and kind of values.
 
     python tests/evidence/accuracy.py OUT.json [--quick]
 
@@ -19,9 +19,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import cases
 from case import Case
+from gpu_kernels import TYPES, attention_kernels, widths
 from tolerance import Report
 
-TYPES = {"f16": "fp16", "bf16": "bf16"}  # names of the registry and of the cases
 FILLS = ("randn", "u01", "mean", "outlier", "big", "int")
 QUICK_FILLS = ("randn", "mean")
 LONG_FILLS = ("randn", "mean")  # more tiles of keys than fit in flight
@@ -46,14 +46,10 @@ def worst(reports: list[Report]) -> dict[str, float]:
     return {name: float(f"{value:.3g}") for name, value in figures.items() if value}
 
 
-def widths(kernel: dict) -> dict[str, int | None]:
-    """The largest head_dim and head_dim_v of a kernel, as fields of a case."""
-    same = kernel["head_dim"] == kernel["head_dim_v"]
-    return {"head_dim": kernel["head_dim"], "head_dim_v": None if same else kernel["head_dim_v"]}
-
-
-def table(kernels: list[dict], fills: tuple[str, ...], run: Callable[[Case, str], dict]) -> tuple[list[dict], list[str]]:
-    """Rows, and the findings of results that are wrong."""
+def table(
+    kernels: list[dict], fills: tuple[str, ...], runs: dict[str, Callable[[Case, str], dict]]
+) -> tuple[list[dict], list[str]]:
+    """Rows, and the findings of results that are wrong; `runs` has a function for each operation."""
     rows, failures = [], []
     for kernel in kernels:
         for fill in fills:
@@ -61,7 +57,7 @@ def table(kernels: list[dict], fills: tuple[str, ...], run: Callable[[Case, str]
             some = chosen(TYPES[kernel["dtype"]], widths(kernel), fill)
             for case in some:
                 try:
-                    found = case.check(**run(case, kernel["name"]), two_times=True)
+                    found = case.check(**runs[kernel["operation"]](case, kernel["name"]), two_times=True)
                 except AssertionError as wrong:
                     failures.append(f"{kernel['name']}: {str(wrong)[:400]}")
                     continue
@@ -73,16 +69,17 @@ def table(kernels: list[dict], fills: tuple[str, ...], run: Callable[[Case, str]
 
 
 def main() -> int:
-    from gpu_case import forward_kernels, run_forward
+    from gpu_case import run_backward, run_forward
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--quick", action="store_true", help="two kinds of values")
     options = parser.parse_args()
-    kernels = forward_kernels()
+    kernels = attention_kernels()
     if not kernels:
-        sys.exit("no CUDA forward kernel runs here")
-    rows, failures = table(kernels, QUICK_FILLS if options.quick else FILLS, run_forward)
+        sys.exit("no CUDA kernel of attention runs here")
+    runs = {"forward": run_forward, "backward": run_backward}
+    rows, failures = table(kernels, QUICK_FILLS if options.quick else FILLS, runs)
     options.out.write_text(json.dumps({"rows": rows, "failures": failures[:20]}))
     print("\n".join([f"{len(rows)} rows, {len(failures)} failures", *failures]))
     return 1 if failures else 0

@@ -1,9 +1,11 @@
-"""Are the bits the same again? Every CUDA forward kernel, many times on one problem; and hashes of its outputs on fixed cases.
+"""Are the bits the same again? Every CUDA kernel of attention, many times on one problem; and hashes of results on fixed cases.
 
     python tests/evidence/repeats.py OUT.json [--quick]
 
 The problem has a batch of 60, lengths that differ, empty ones among them. Half of the repeats run beside copies on another stream
-that take the memory's bandwidth. A hash belongs to a GPU and a toolkit: built by another compiler a kernel may round otherwise.
+that take the memory's bandwidth. `differing` says for each tensor in how many repeats it was another than at first: none. That is
+backward with deterministic=True; without it (`default`) dq may differ, whose sums are added in any order, but dk and dv may not.
+A hash belongs to a GPU and a toolkit: built by another compiler a kernel may round otherwise.
 """
 
 from __future__ import annotations
@@ -14,64 +16,112 @@ import hashlib
 import json
 import pathlib
 import sys
+from collections.abc import Callable
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import cases
+import numpy as np
 import torch
-from accuracy import TYPES, widths
-from gpu_case import forward_kernels, run_forward
+from gpu_case import bits, run_backward, run_forward
+from gpu_kernels import TYPES, attention_kernels, device_of, widths
 
 import libflash
 
 GOLDEN = ("fill-randn-{}-causal", "fill-mean-{}")
 REPEATS, QUICK_REPEATS = 1000, 50
 HOG_BYTES = 1 << 28
+BATCH, SEQLEN_Q, SEQLEN_K, HEADS_Q, HEADS_K = 60, 190, 333, 4, 2
+MAY_DIFFER = {"dq"}  # without deterministic=True
+
+Tensors = dict[str, torch.Tensor]
 
 
 def golden(kernel: dict) -> str:
-    """Hash of o and lse on the fixed cases; their inputs are the same on every machine."""
+    """Hash of the results on the fixed cases; their inputs are the same on every machine."""
     total = hashlib.sha256()
     for name in GOLDEN:
         case = cases.by_name(name.format(TYPES[kernel["dtype"]]))
         case = dataclasses.replace(case, name=f"golden-{case.name}", **widths(kernel))
-        result = run_forward(case, kernel["name"])
+        result = run(case, kernel)
         case.check(**result)
-        for tensor in ("o", "lse"):
-            total.update(result[tensor].tobytes())
+        for tensor in result.values():
+            total.update(tensor.tobytes())
     return total.hexdigest()[:32]
 
 
-def differing(kernel: dict, repeats: int) -> int:
-    """How many of the repeats gave other bits than the first run."""
+def run(case: cases.Case, kernel: dict) -> dict[str, np.ndarray]:
+    device = device_of(kernel)
+    if kernel["operation"] == "forward":
+        return run_forward(case, kernel["name"], device)
+    return run_backward(case, kernel["name"], True, device)
+
+
+def calls(kernel: dict) -> dict[str, Callable[[], Tensors]]:
+    """What is repeated, by the name of its figures."""
+    device, name = device_of(kernel), kernel["name"]
     dtype = {"f16": torch.float16, "bf16": torch.bfloat16}[kernel["dtype"]]
-    generator = torch.Generator("cuda").manual_seed(5)
-    batch, seqlen_q, seqlen_k = 60, 190, 333
-    dim, dim_v = kernel["head_dim"], kernel["head_dim_v"]
-    shapes = (batch, seqlen_q, 4, dim), (batch, seqlen_k, 2, dim), (batch, seqlen_k, 2, dim_v)
-    q, k, v = (torch.randn(*shape, generator=generator, device="cuda").to(dtype) for shape in shapes)
-    used = torch.tensor([(37 * b) % (seqlen_k + 1) * (b % 7 != 3) for b in range(batch)], dtype=torch.int32, device="cuda")
+    generator = torch.Generator(device).manual_seed(5)
 
-    def once() -> tuple[torch.Tensor, torch.Tensor]:
-        return libflash.attention(q, k, v, causal=True, seqused_k=used, return_lse=True, kernel=kernel["name"])
+    def normal(seqlen: int, heads: int, dim: str) -> torch.Tensor:
+        return torch.randn(BATCH, seqlen, heads, kernel[dim], generator=generator, device=device).to(dtype)
 
-    def bits(x: torch.Tensor) -> torch.Tensor:
-        return x.view(torch.int32 if x.dtype == torch.float32 else torch.int16)
+    q, k = normal(SEQLEN_Q, HEADS_Q, "head_dim"), normal(SEQLEN_K, HEADS_K, "head_dim")
+    v, dout = normal(SEQLEN_K, HEADS_K, "head_dim_v"), normal(SEQLEN_Q, HEADS_Q, "head_dim_v")
+    used = [(37 * b) % (SEQLEN_K + 1) * (b % 7 != 3) for b in range(BATCH)]
+    options = {"causal": True, "seqused_k": torch.tensor(used, dtype=torch.int32, device=device)}
 
-    first = [bits(x).clone() for x in once()]
+    def forward(kernel: str | None = None) -> Tensors:
+        return dict(zip(("o", "lse"), libflash.attention(q, k, v, return_lse=True, kernel=kernel, **options), strict=True))
+
+    if kernel["operation"] == "forward":
+        return {"differing": lambda: forward(name)}
+    made = forward()
+
+    def backward(deterministic: bool) -> Tensors:
+        given = (dout, q, k, v, made["o"], made["lse"])
+        found = libflash.attention_backward(*given, deterministic=deterministic, kernel=name, **options)
+        return dict(zip(("dq", "dk", "dv"), found, strict=True))
+
+    return {"differing": lambda: backward(True), "default": lambda: backward(False)}
+
+
+def hog(device: str) -> Callable[[], None]:
+    """Work for the memory, on another stream."""
+    if device == "cpu":
+        return lambda: None
     other = torch.cuda.Stream()
-    source = torch.zeros(HOG_BYTES, dtype=torch.uint8, device="cuda")
+    source = torch.zeros(HOG_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    count = torch.zeros((), dtype=torch.int64, device="cuda")
+
+    def copy() -> None:
+        with torch.cuda.stream(other):
+            target.copy_(source, non_blocking=True)
+
     torch.cuda.synchronize()
+    return copy
+
+
+def differing(call: Callable[[], Tensors], repeats: int, beside: Callable[[], None]) -> dict[str, int]:
+    """For each tensor, how many of the repeats gave other bits than the first call."""
+    first = {name: bits(x).clone() for name, x in call().items()}
+    counts = {name: torch.zeros((), dtype=torch.int64, device=x.device) for name, x in first.items()}
     for repeat in range(repeats):
         if repeat >= repeats // 2 and repeat % 2 == 0:
-            with torch.cuda.stream(other):
-                target.copy_(source, non_blocking=True)
-        same = [(bits(x) == known).all() for x, known in zip(once(), first, strict=True)]
-        count += ~(same[0] & same[1])
-    torch.cuda.synchronize()
-    return int(count.item())
+            beside()
+        for name, x in call().items():
+            counts[name] += (bits(x) != first[name]).any()
+    return {name: int(count.item()) for name, count in counts.items()}
+
+
+def row(kernel: dict, repeats: int) -> tuple[dict, bool]:
+    """A kernel's figures, and whether they are as they should be."""
+    beside = hog(device_of(kernel))
+    found = {name: differing(call, repeats, beside) for name, call in calls(kernel).items()}
+    once, again = golden(kernel), golden(kernel)
+    wrong = any(found["differing"].values())
+    wrong |= any(count for tensor, count in found.get("default", {}).items() if tensor not in MAY_DIFFER)
+    return {"kernel": kernel["name"], "golden": once, **found}, not wrong and once == again
 
 
 def main() -> int:
@@ -80,14 +130,13 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_REPEATS} repeats instead of {REPEATS}")
     options = parser.parse_args()
     repeats = QUICK_REPEATS if options.quick else REPEATS
-    kernels = forward_kernels()
+    kernels = attention_kernels()
     if not kernels:
-        sys.exit("no CUDA forward kernel runs here")
-    rows = [{"kernel": k["name"], "golden": golden(k), "again": golden(k), "differing": differing(k, repeats)} for k in kernels]
-    wrong = [row["kernel"] for row in rows if row["differing"] or row["golden"] != row["again"]]
-    for row in rows:
-        row.pop("again")
-    options.out.write_text(json.dumps({"repeats": repeats, "kernels": rows, "failures": [f"{k}: other bits" for k in wrong]}))
+        sys.exit("no CUDA kernel of attention runs here")
+    rows = [row(kernel, repeats) for kernel in kernels]
+    wrong = [found["kernel"] for found, right in rows if not right]
+    data = {"repeats": repeats, "kernels": [found for found, _ in rows], "failures": [f"{name}: other bits" for name in wrong]}
+    options.out.write_text(json.dumps(data))
     print(f"{len(rows)} kernels, {repeats} repeats each; other bits: {', '.join(wrong) or 'none'}")
     return 1 if wrong else 0
 

@@ -1,4 +1,4 @@
-"""What compute-sanitizer watches: a few small problems on every CUDA forward kernel, and merge, judged like any test.
+"""What compute-sanitizer watches: a few small problems on every CUDA kernel of attention, and merge, judged like any test.
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python tests/evidence/sanitized.py [--quick]
     ... python tests/evidence/sanitized.py --plant        a call whose output is described larger than it is
@@ -21,15 +21,15 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import numpy as np
 import reference_decode
 import torch
-from accuracy import TYPES, widths
 from case import Case
 from dlpack_producer import Array
-from gpu_case import forward_kernels, run_forward, to_gpu
+from gpu_case import run_backward, run_forward, to_device
+from gpu_kernels import TYPES, attention_kernels, device_of, widths
 
 import libflash
 
 SEVERAL = {"heads_q": 2, "heads_k": 1}
-EVERY_OPTION = {"softcap": 20.0, "alibi": "h", "bias": "hqk", "mask": "qk", "sink": True, "dropout_p": 0.25}
+EVERY_OPTION = {"softcap": 20.0, "alibi": "h", "bias": "hqk", "mask": "qk", "sink": True, "dropout_p": 0.25, "dlse": True}
 BFLOAT = 4  # DLPack's type code
 
 
@@ -43,24 +43,33 @@ def problems(kernel: dict) -> list[Case]:
         "options": Case("", dtype, 2, 67, 259, used_k=(259, 100), **odd, **EVERY_OPTION, **SEVERAL),
         "blocks": Case("", dtype, 1, 129, 300, block_mask="h", **full, **SEVERAL),
     }
-    return [dataclasses.replace(case, name=f"sanitized-{name}-{kernel['name']}") for name, case in cases.items()]
+    kind = f"{dtype}-{kernel['head_dim']}x{kernel['head_dim_v']}"  # kernels of one kind share the exact results
+    return [dataclasses.replace(case, name=f"sanitized-{name}-{kind}") for name, case in cases.items()]
 
 
-def served(case: Case, kernel: dict) -> bool:
-    """Runs and judges it; False if the kernel refuses those options."""
-    try:
-        result = run_forward(case, kernel["name"])
-    except libflash.UnsupportedError:
-        return False
-    case.check(**result)
-    return True
+def served(case: Case, kernel: dict) -> int:
+    """Runs and judges it, a backward kernel in both modes; how many of these runs the kernel did not refuse."""
+    device, name = device_of(kernel), kernel["name"]
+    if kernel["operation"] == "forward":
+        runs = [lambda: run_forward(case, name, device)]
+    else:
+        runs = [lambda mode=mode: run_backward(case, name, mode, device) for mode in (False, True)]
+    count = 0
+    for run in runs:
+        try:
+            result = run()
+        except libflash.UnsupportedError:
+            continue
+        case.check(**result)
+        count += 1
+    return count
 
 
 def run_merge() -> None:
     rng = np.random.default_rng(1)
     outs = [rng.standard_normal((2, 37, 3, 40)).astype(np.float16) for _ in range(3)]
     lses = [rng.standard_normal((2, 3, 37)).astype(np.float32) for _ in range(3)]
-    out, lse = libflash.merge([to_gpu(x) for x in outs], [to_gpu(x) for x in lses])
+    out, lse = libflash.merge([to_device(x) for x in outs], [to_device(x) for x in lses])
     wanted, wanted_lse = reference_decode.merge(np.stack(outs), np.stack(lses))
     np.testing.assert_allclose(out.cpu().numpy(), wanted, atol=2e-3)
     np.testing.assert_allclose(lse.cpu().numpy(), wanted_lse, atol=1e-5)
@@ -83,19 +92,19 @@ def plant(kernel: dict) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="one kernel")
+    parser.add_argument("--quick", action="store_true", help="one kernel of each operation")
     parser.add_argument("--plant", action="store_true", help="the planted fault alone")
     options = parser.parse_args()
     if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") != "1":
         sys.exit("set PYTORCH_NO_CUDA_MEMORY_CACHING=1: else all tensors share an allocation, and no access is out of bounds")
-    kernels = forward_kernels()
+    kernels = attention_kernels()
     if not kernels:
-        sys.exit("no CUDA forward kernel runs here")
+        sys.exit("no CUDA kernel of attention runs here")
     if options.plant:
-        plant(kernels[0])
+        plant(next(kernel for kernel in kernels if kernel["operation"] == "forward"))
         print("planted: nothing stopped it")
         return 0
-    some = kernels[:1] if options.quick else kernels
+    some = list({kernel["operation"]: kernel for kernel in kernels}.values()) if options.quick else kernels
     counts = {kernel["name"]: sum(served(case, kernel) for case in problems(kernel)) for kernel in some}
     run_merge()
     unused = [name for name, count in counts.items() if not count]

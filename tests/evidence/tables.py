@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import pathlib
+import statistics
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "benchmark"))
@@ -19,15 +20,16 @@ from table import write
 README = pathlib.Path(__file__).resolve().parents[2] / "README.md"
 NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "f16": "fp16"}
 PEERS = {"fa2": "FlashAttention-2", "cudnn": "cuDNN"}
+GRADIENTS = ("dq", "dk", "dv")
 
 
-def forward_table(data: dict) -> str:
+def speed_table(data: dict, direction: str) -> str:
     """A row for each type, head_dim and mask; a column for each length."""
-    cells = [cell for cell in data.get("benchmark", {}).get("cells", []) if cell["direction"] == "forward"]
+    cells = [cell for cell in data.get("benchmark", {}).get("cells", []) if cell["direction"] == direction]
     if not cells:
-        return f"{data['gpu']}: not measured."
+        return f"{direction.capitalize()} on {data['gpu']}: not measured."
     seqlens = sorted({cell["seqlen"] for cell in cells})
-    lines = [caption(data), "", "| type | head_dim | causal | " + " | ".join(f"S = {s}" for s in seqlens) + " |"]
+    lines = [caption(data, direction), "", "| type | head_dim | causal | " + " | ".join(f"S = {s}" for s in seqlens) + " |"]
     lines.append("|---|---:|---|" + "---:|" * len(seqlens))
     rows: dict[tuple, dict[int, dict]] = {}
     for cell in cells:
@@ -35,15 +37,15 @@ def forward_table(data: dict) -> str:
     for (dtype, head_dim, causal), row in rows.items():
         texts = [NAMES[dtype], str(head_dim), "yes" if causal else "no", *(figure(row.get(s)) for s in seqlens)]
         lines.append("| " + " | ".join(texts) + " |")
-    return "\n".join([*lines, "", *(conclusion(peer, sums) for peer, sums in data["benchmark"]["summary"].items())])
+    return "\n".join([*lines, "", *conclusions(cells)])
 
 
-def caption(data: dict) -> str:
+def caption(data: dict, direction: str) -> str:
     setting = data["benchmark"]["setting"]
     peers = f"PyTorch {setting['torch']}'s FlashAttention-2 / cuDNN {setting['cudnn']}"
     return (
-        f"Forward on {data['gpu']}: TFLOP/s of libflash, and how many times as fast as ({peers}) in the same run. "
-        f"batch * seqlen = 16384, heads * head_dim = 2048; device time, medians of {setting['rounds']} rounds in turn, "
+        f"{direction.capitalize()} on {data['gpu']}: TFLOP/s of libflash, and how many times as fast as ({peers}) in the same "
+        f"run. batch * seqlen = 16384, heads * head_dim = 2048; device time, medians of {setting['rounds']} rounds in turn, "
         f"{data['stages']['benchmark']['date']}."
     )
 
@@ -55,44 +57,82 @@ def figure(cell: dict | None) -> str:
     return f"{cell['tflops']['libflash']:.0f} ({' / '.join(ratios)})"
 
 
-def conclusion(peer: str, sums: dict) -> str:
-    return f"Geometric mean against {PEERS[peer]}: {sums['geometric_mean']['all']:.2f}, smallest {sums['worst']['ratio']:.2f}.  "
+def conclusions(cells: list[dict]) -> list[str]:
+    """A line for each peer, over the cells that it knows."""
+    found = []
+    for peer, name in PEERS.items():
+        if ratios := [cell["ratio"][peer] for cell in cells if peer in cell["ratio"]]:
+            mean = statistics.geometric_mean(ratios)
+            found.append(f"Geometric mean against {name}: {mean:.2f}, smallest {min(ratios):.2f}.  ")
+    return found
 
 
 def accuracy_table(data: dict) -> str:
-    """What was tested, and the errors by type and kind of values, the worst over kernels and head dims."""
-    lines = [tested(data), ""]
+    """What was tested, and the errors by type and kind of values, the worst over kernels and head dims; gradients below."""
     rows = data.get("accuracy", {}).get("rows", [])
+    lines = [tested(data), ""]
     lines += [
         "| type | values | rms error of o | worst / limit: o | lse | statistics | twice-eager rule |",
         "|---|---|" + "---:|" * 5,
     ]
-    groups: dict[tuple, list[dict]] = {}
-    for row in rows:
-        if "o" in row:
-            groups.setdefault((row["dtype"], row["fill"]), []).append(row)
-    for (dtype, fill), group in groups.items():
-        largest = {name: max(row["o"].get(name, 0.0) for row in group) for name in ("rms", "t1", "t2", "two_times")}
-        lse = max(row["lse"].get("t1", 0.0) for row in group)
-        figures = [f"{largest['rms']:.1e}", *(f"{x:.2f}" for x in (largest["t1"], lse, largest["t2"], largest["two_times"]))]
-        lines.append("| " + " | ".join([NAMES.get(dtype, dtype), fill, *figures]) + " |")
+    for kind, group in by_kind(rows, "o"):
+        figures = [f"{largest(group, 'rms', 'o'):.1e}", *(f"{largest(group, 't1', x):.2f}" for x in ("o", "lse"))]
+        figures += [f"{largest(group, ratio, 'o'):.2f}" for ratio in ("t2", "two_times")]
+        lines.append("| " + " | ".join([*kind, *figures]) + " |")
+    gradients = by_kind(rows, *GRADIENTS)
+    if gradients:
+        lines += [
+            "",
+            "| type | values | rms error of dq | dk | dv | worst / limit: dq | dk | dv | statistics | twice-eager rule |",
+            "|---|---|" + "---:|" * 8,
+        ]
+    for kind, group in gradients:
+        figures = [f"{largest(group, 'rms', x):.1e}" for x in GRADIENTS]
+        figures += [f"{largest(group, 't1', x):.2f}" for x in GRADIENTS]
+        figures += [f"{largest(group, ratio, *GRADIENTS):.2f}" for ratio in ("t2", "two_times")]
+        lines.append("| " + " | ".join([*kind, *figures]) + " |")
     return "\n".join(lines)
+
+
+def by_kind(rows: list[dict], *tensors: str) -> list[tuple[tuple[str, str], list[dict]]]:
+    """((type, values), rows) of the kernels that make these tensors."""
+    groups: dict[tuple[str, str], list[dict]] = {}
+    for row in rows:
+        if all(tensor in row for tensor in tensors):
+            groups.setdefault((NAMES.get(row["dtype"], row["dtype"]), row["fill"]), []).append(row)
+    return list(groups.items())
+
+
+def largest(group: list[dict], ratio: str, *tensors: str) -> float:
+    return max(row[tensor].get(ratio, 0.0) for row in group for tensor in tensors)
 
 
 def tested(data: dict) -> str:
     """One line on the stages."""
-    tests, repeats, sanitizer = (data.get(name, {}) for name in ("tests", "repeats", "sanitizer"))
-    same = data["stages"].get("repeats", {}).get("status") == "passed"
-    bits = f"every kernel {repeats['repeats']} times with the same bits" if same else "the same bits again: not shown"
+    tests, sanitizer = (data.get(name, {}) for name in ("tests", "sanitizer"))
     clean = [name for name, run in sanitizer.get("runs", {}).items() if run["status"] == "clean"]
     counts = ", ".join(f"{tests.get(kind, 0)} {kind}" for kind in ("passed", "failed", "skipped"))
     return (
-        f"{data['gpu']}, driver {data['setting']['driver']}, CUDA {data['setting']['toolkit']}: {counts} in tests/cuda; {bits}; "
-        f"compute-sanitizer clean: {', '.join(clean) or 'nothing shown'}. Above 1 is a failure, but in the last column."
+        f"{data['gpu']}, driver {data['setting']['driver']}, CUDA {data['setting']['toolkit']}: {counts} in tests/cuda; "
+        f"{repeated(data)}; compute-sanitizer clean: {', '.join(clean) or 'nothing shown'}. "
+        "Above 1 is a failure, but in the last column."
     )
 
 
-TABLES = {"gpu-forward-table": forward_table, "gpu-accuracy-table": accuracy_table}
+def repeated(data: dict) -> str:
+    if data["stages"].get("repeats", {}).get("status") != "passed":
+        return "the same bits again: not shown"
+    repeats = data["repeats"]
+    text = f"every kernel {repeats['repeats']} times with the same bits"
+    backward = any("default" in kernel for kernel in repeats.get("kernels", []))
+    return text + " (backward: all with `deterministic=True`, else `dk` and `dv`)" * backward
+
+
+TABLES = {
+    "gpu-forward-table": lambda data: speed_table(data, "forward"),
+    "gpu-backward-table": lambda data: speed_table(data, "backward"),
+    "gpu-accuracy-table": accuracy_table,
+}
 
 
 def contents(files: dict[str, dict]) -> dict[str, str]:

@@ -19,22 +19,22 @@ struct KeyTiles {
     int64_t stride;           // between entries of either
     int list_count;
 
-    __device__ __forceinline__ void init(const ForwardParams& params, const WorkTile& work, const SequenceRows& q,
-                                         const SequenceRows& k) {
+    __device__ __forceinline__ void init(const MaskParams& mask, const BlockMaskParams& blocks, const WorkTile& work,
+                                         const SequenceRows& q, const SequenceRows& k) {
         first_row = work.tile * kBlockM;
         length_k = k.length;
-        shift = params.mask.top_left ? 0 : k.length - q.length;
-        left = params.mask.left;
-        right = params.mask.right;
+        shift = mask.top_left ? 0 : k.length - q.length;
+        left = mask.left;
+        right = mask.right;
         const int last_row = min(first_row + kBlockM, q.length) - 1;
         const int first_col = max(0, first_row + shift - left);
         const int last_col = min(k.length, last_row + shift + right + 1);
         begin = first_col / kBlockN;
         end = last_row < first_row || last_col <= first_col ? begin : (last_col + kBlockN - 1) / kBlockN;
-        const BlockMaskParams& blocks = params.block_mask;
         mask_row = nullptr;
         list = nullptr;
         list_count = 0;
+        if (begin == end) return;
         const int block_row = first_row / 128;
         if (blocks.mask) {
             mask_row = blocks.mask + work.batch * blocks.mask_stride[0] + work.head * blocks.mask_stride[1] +

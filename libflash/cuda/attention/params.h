@@ -139,8 +139,9 @@ struct BackwardParams {
     RowFacts* row_facts;  // kUnitRows each
     float* dq_sums;       // kUnitRows * kHeadDim each, in the order of the kernel's registers; nullptr: deterministic, not needed
     int32_t units;        // of a head: of a batch entry (dense), or an upper bound for all sequences together (packed)
-    ScheduleParams key_schedule;    // thread blocks by key tile and key head
-    ScheduleParams query_schedule;  // by query tile and query head
+    ScheduleParams key_schedule;         // thread blocks by key tile and key head
+    ScheduleParams query_schedule;       // by unit of query rows and query head
+    ScheduleParams query_tile_schedule;  // deterministic: by tile of query rows
     bool vector_loads;  // rows of q, k, v, out and dout may be read 16 bytes at a time, and head dims are multiples of 8
     bool vector_out;    // rows of dq, dk and dv may be written so
     bool general;       // take the instances that know the rare options and any alignment

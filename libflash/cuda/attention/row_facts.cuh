@@ -47,11 +47,17 @@ struct RowFactsUnit {
         return numbers.data[work.batch * numbers.batch + work.head * numbers.head + (rows.start + row) * numbers.row];
     }
 
+    // Where the rounding of a large logsumexp could make exp2(score - lse) large, it is raised by more than that: nothing can overflow. There
+    // the probabilities have no digit left anyway.
+    __device__ static __forceinline__ float raised(float lse_log2) {
+        return fabsf(lse_log2) > 1048576.0f ? fmaf(fabsf(lse_log2), 4.7683716e-07f, lse_log2) : lse_log2;
+    }
+
     __device__ __forceinline__ RowFacts facts_of(int row, float dot) const {
         if (row >= rows.length) return {INFINITY, 0.0f};
         const float lse = number(params.lse, row);
         if (lse == -INFINITY) return {INFINITY, 0.0f};
-        return {lse * kLog2e, params.dlse.data ? dot - number(params.dlse, row) : dot};
+        return {raised(lse * kLog2e), params.dlse.data ? dot - number(params.dlse, row) : dot};
     }
 
     __device__ __forceinline__ void run(int sums_per_unit) {

@@ -46,6 +46,44 @@ struct ScoreRules {
     }
 };
 
+// The rules as passes over all scores of a thread, one option after the other: each pass needs little state. for_each(rule) calls
+// rule(score, row, col) for the scores whose row and key exist. Dot products become scores in natural units ...
+template <class ForEach>
+__device__ __forceinline__ void scale_and_cap(const RareParams& rare, float softmax_scale, const ForEach& for_each) {
+    for_each([&](float& score, int, int) { score *= softmax_scale; });
+    if (rare.softcap > 0.0f) {
+        const float cap = rare.softcap, inverse = 1.0f / cap;
+        for_each([&](float& score, int, int) { score = cap * tanh_accurate(score * inverse); });
+    }
+}
+
+// ... and, after what is added to them or hides them, scores in base-2 units.
+template <class T, class ForEach>
+__device__ __forceinline__ void add_and_hide(const RareParams& rare, const ScoreRules<T>& rules, const ForEach& for_each) {
+    if (rare.alibi_slopes.data) {
+        const float slope = rules.slope;
+        const int bottom_right = rules.bottom_right;
+        for_each([&](float& score, int row, int col) { score -= slope * fabsf(static_cast<float>(row + bottom_right - col)); });
+    }
+    if (rules.bias_32) {
+        const float* bias = rules.bias_32;
+        for_each([&](float& score, int row, int col) { score += bias[row * rare.bias.stride[2] + col * rare.bias.stride[3]]; });
+    }
+    if (rules.bias_16) {
+        const T* bias = rules.bias_16;
+        for_each([&](float& score, int row, int col) {
+            score += to_float(bias[row * rare.bias.stride[2] + col * rare.bias.stride[3]]);
+        });
+    }
+    if (rules.mask) {
+        const uint8_t* mask = rules.mask;
+        for_each([&](float& score, int row, int col) {
+            if (!mask[row * rare.mask.stride[2] + col * rare.mask.stride[3]]) score = -INFINITY;
+        });
+    }
+    for_each([&](float& score, int, int) { score *= kLog2e; });
+}
+
 // Philox4x32-10 (Salmon et al., SC 2011): four words for a counter and a key.
 __device__ __forceinline__ uint4 philox(uint4 counter, uint32_t key_low, uint32_t key_high) {
 #pragma unroll
@@ -65,6 +103,12 @@ __device__ __forceinline__ uint2 dropout_words(const DropoutParams& dropout, uin
         philox(make_uint4(static_cast<uint32_t>(col) >> 2, static_cast<uint32_t>(row), batch_head, dropout.offset_mix),
                dropout.seed_low, dropout.seed_high);
     return col & 2 ? make_uint2(words.z, words.w) : make_uint2(words.x, words.y);
+}
+
+// Whether the entry takes part.
+__device__ __forceinline__ bool kept(const DropoutParams& dropout, uint32_t batch_head, int row, int col) {
+    const uint2 words = dropout_words(dropout, batch_head, row, col & ~1);
+    return (col & 1 ? words.y : words.x) >= dropout.threshold;
 }
 
 }  // namespace libflash::cuda

@@ -6,7 +6,9 @@
 
 #include "cuda/attention/row_facts.cuh"
 #include "cuda/params.h"
+#include "cuda/sm80/bias_gradient.cuh"
 #include "cuda/sm80/key_gradients.cuh"
+#include "cuda/sm80/query_gradient.cuh"
 #include "cuda/sm80/query_sums.cuh"
 
 namespace libflash::cuda::sm80 {
@@ -17,6 +19,9 @@ struct BackwardRow {
     using T = std::conditional_t<config.dtype == RowType::f16_, __half, __nv_bfloat16>;
     template <bool kGeneral>
     using Keys = KeyGradients<T, config.head_dim, config.tile_q, config.tile_k, config.stages, kGeneral>;
+    template <bool kGeneral>
+    using Queries = QueryGradient<T, config.head_dim, kGeneral>;
+    using Bias = BiasGradient<T, config.head_dim>;
     using Facts = RowFactsUnit<T>;
     using Sums = typename Keys<false>::Sums;
     static constexpr int kThreads = Keys<false>::kThreads;
@@ -28,7 +33,8 @@ struct BackwardRow {
 };
 
 template <class Row>
-__global__ void __launch_bounds__(BackwardRow<Row>::Facts::kThreads) row_facts_kernel(const __grid_constant__ BackwardParams params) {
+__global__ void __launch_bounds__(BackwardRow<Row>::Facts::kThreads)
+    row_facts_kernel(const __grid_constant__ BackwardParams params) {
     typename BackwardRow<Row>::Facts unit{params, {}, {}};
     unit.run(BackwardRow<Row>::kSumsPerUnit);
 }
@@ -47,22 +53,61 @@ __global__ void __launch_bounds__(BackwardRow<Row>::kThreads) query_sums_kernel(
     BackwardRow<Row>::Sums::convert(params, shared);
 }
 
+template <class Row, bool kGeneral>
+__global__ void __launch_bounds__(BackwardRow<Row>::template Queries<kGeneral>::kThreads, 2)
+    query_gradient_kernel(const __grid_constant__ BackwardParams params) {
+    extern __shared__ __align__(128) char shared[];
+    typename BackwardRow<Row>::template Queries<kGeneral> body(params, shared);
+    body.run();
+}
+
+template <class Row>
+__global__ void __launch_bounds__(BackwardRow<Row>::Bias::kThreads, 2)
+    bias_gradient_kernel(const __grid_constant__ BackwardParams params) {
+    extern __shared__ __align__(128) char shared[];
+    typename BackwardRow<Row>::Bias body(params, shared);
+    body.run();
+}
+
 template <class Row>
 __global__ void __launch_bounds__(SinkGradient<typename BackwardRow<Row>::T>::kThreads)
     sink_gradient_kernel(const __grid_constant__ BackwardParams params) {
     SinkGradient<typename BackwardRow<Row>::T>::run(params);
 }
 
-template <class Row, bool kGeneral>
-int launch_key_gradients(const BackwardParams& params, cudaStream_t stream) {
-    constexpr int kSharedBytes = BackwardRow<Row>::template Keys<kGeneral>::kSharedBytes;
-    const auto kernel = key_gradients_kernel<Row, kGeneral>;
-    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
-    if (error != cudaSuccess) return error;
-    const unsigned blocks = static_cast<unsigned>(int64_t{params.key_schedule.heads} * params.key_schedule.tiles);
+// Enqueues `kernel`, whose shared memory may be more than is given without asking; nothing if there are no blocks.
+inline int enqueue(void (*kernel)(BackwardParams), const BackwardParams& params, int64_t blocks, int threads, int shared_bytes,
+                   cudaStream_t stream) {
     if (blocks == 0) return cudaSuccess;
-    kernel<<<blocks, BackwardRow<Row>::kThreads, kSharedBytes, stream>>>(params);
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+    if (error != cudaSuccess) return error;
+    kernel<<<static_cast<unsigned>(blocks), threads, shared_bytes, stream>>>(params);
     return cudaGetLastError();
+}
+
+inline int64_t blocks_of(const ScheduleParams& schedule) { return int64_t{schedule.heads} * schedule.tiles; }
+
+template <class Row, bool kGeneral>
+int launch_gradients(const BackwardParams& params, cudaStream_t stream) {
+    using Keys = typename BackwardRow<Row>::template Keys<kGeneral>;
+    using Queries = typename BackwardRow<Row>::template Queries<kGeneral>;
+    const int error = enqueue(key_gradients_kernel<Row, kGeneral>, params, blocks_of(params.key_schedule), Keys::kThreads,
+                              Keys::kSharedBytes, stream);
+    if (error != cudaSuccess) return error;
+    if (params.dq_sums)
+        return enqueue(query_sums_kernel<Row>, params, blocks_of(params.query_schedule), BackwardRow<Row>::kThreads, 0, stream);
+    return enqueue(query_gradient_kernel<Row, kGeneral>, params, blocks_of(params.query_tile_schedule), Queries::kThreads,
+                   Queries::kSharedBytes, stream);
+}
+
+template <class Row>
+int launch_bias_gradient(const BackwardParams& params, cudaStream_t stream) {
+    using Bias = typename BackwardRow<Row>::Bias;
+    const int32_t* extent = params.dbias.extent;
+    const int64_t row_tiles = (int64_t{extent[2]} + Bias::kBlockM - 1) / Bias::kBlockM;
+    const int64_t col_tiles = (int64_t{extent[3]} + Bias::kBlockN - 1) / Bias::kBlockN;
+    return enqueue(bias_gradient_kernel<Row>, params, extent[0] * extent[1] * row_tiles * col_tiles, Bias::kThreads,
+                   Bias::kSharedBytes, stream);
 }
 
 }  // namespace libflash::cuda::sm80
@@ -73,16 +118,18 @@ namespace libflash::cuda {
 template <class Row>
 int launch_backward(const BackwardParams& params, void* stream) {
     using namespace sm80;
+    using Kernels = BackwardRow<Row>;
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
-    const unsigned units = static_cast<unsigned>(int64_t{params.query_schedule.heads} * params.query_schedule.tiles);
-    if (units > 0) row_facts_kernel<Row><<<units, BackwardRow<Row>::Facts::kThreads, 0, cuda_stream>>>(params);
-    const int error = params.general ? launch_key_gradients<Row, true>(params, cuda_stream)
-                                     : launch_key_gradients<Row, false>(params, cuda_stream);
-    if (error != cudaSuccess) return error;
-    if (units > 0) query_sums_kernel<Row><<<units, BackwardRow<Row>::kThreads, 0, cuda_stream>>>(params);
-    if (params.dsink.data)
-        sink_gradient_kernel<Row><<<params.heads_q, SinkGradient<typename BackwardRow<Row>::T>::kThreads, 0, cuda_stream>>>(params);
-    return cudaGetLastError();
+    int error =
+        enqueue(row_facts_kernel<Row>, params, blocks_of(params.query_schedule), Kernels::Facts::kThreads, 0, cuda_stream);
+    if (error == cudaSuccess)
+        error =
+            params.general ? launch_gradients<Row, true>(params, cuda_stream) : launch_gradients<Row, false>(params, cuda_stream);
+    if (error == cudaSuccess && params.dsink.data)
+        error = enqueue(sink_gradient_kernel<Row>, params, params.heads_q, SinkGradient<typename Kernels::T>::kThreads, 0,
+                        cuda_stream);
+    if (error == cudaSuccess && params.dbias.data) error = launch_bias_gradient<Row>(params, cuda_stream);
+    return error;
 }
 
 }  // namespace libflash::cuda

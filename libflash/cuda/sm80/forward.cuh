@@ -93,7 +93,7 @@ struct Forward {
         c.work = work;
         c.q_rows = q_rows;
         c.k_rows = SequenceRows::of(params.k_lengths, work.batch);
-        c.tiles.init(params, work, q_rows, c.k_rows);
+        c.tiles.init(params.mask, params.block_mask, work, q_rows, c.k_rows);
         if constexpr (kGeneral) c.rules.init(params.rare, work.batch, work.head, q_rows.length, c.k_rows.length);
         const int kv_head = work.head / params.group_size;
         c.q = start<const T>(params.q, work.batch, q_rows.start, work.head);
@@ -273,42 +273,11 @@ struct Forward {
             }
     }
 
-    // From dot products to scores in base-2 units, one option after the other: each pass needs little state.
+    // From dot products to scores in base-2 units.
     __device__ __forceinline__ void apply_rules(int tile) {
-        const RareParams& rare = params.rare;
-        const ScoreRules<T>& rules = common().rules;
-        const float softmax_scale = params.softmax_scale;
-        for_each_score(tile, [&](float& score, int, int) { score *= softmax_scale; });
-        if (rare.softcap > 0.0f) {
-            const float cap = rare.softcap, inverse = 1.0f / cap;
-            for_each_score(tile, [&](float& score, int, int) { score = cap * tanh_accurate(score * inverse); });
-        }
-        if (rare.alibi_slopes.data) {
-            const float slope = rules.slope;
-            const int bottom_right = rules.bottom_right;
-            for_each_score(tile, [&](float& score, int row, int col) {
-                score -= slope * fabsf(static_cast<float>(row + bottom_right - col));
-            });
-        }
-        if (rules.bias_32) {
-            const float* bias = rules.bias_32;
-            for_each_score(tile, [&](float& score, int row, int col) {
-                score += bias[row * rare.bias.stride[2] + col * rare.bias.stride[3]];
-            });
-        }
-        if (rules.bias_16) {
-            const T* bias = rules.bias_16;
-            for_each_score(tile, [&](float& score, int row, int col) {
-                score += to_float(bias[row * rare.bias.stride[2] + col * rare.bias.stride[3]]);
-            });
-        }
-        if (rules.mask) {
-            const uint8_t* mask = rules.mask;
-            for_each_score(tile, [&](float& score, int row, int col) {
-                if (!mask[row * rare.mask.stride[2] + col * rare.mask.stride[3]]) score = -INFINITY;
-            });
-        }
-        for_each_score(tile, [&](float& score, int, int) { score *= kLog2e; });
+        const auto for_each = [&](const auto& rule) { for_each_score(tile, rule); };
+        scale_and_cap(params.rare, params.softmax_scale, for_each);
+        add_and_hide<T>(params.rare, common().rules, for_each);
     }
 
     // Takes the maximum of the tile into account and brings sums and accumulators to the new base.

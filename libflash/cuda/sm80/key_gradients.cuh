@@ -12,12 +12,11 @@
 #include "cuda/attention/params.h"
 #include "cuda/attention/query_tiles.cuh"
 #include "cuda/attention/schedule.cuh"
-#include "cuda/attention/scores.cuh"
 #include "cuda/attention/shared_bytes.h"
 #include "cuda/ptx/cp_async.cuh"
-#include "cuda/ptx/math.cuh"
 #include "cuda/ptx/opaque.cuh"
 #include "cuda/sm80/query_sums.cuh"
+#include "cuda/sm80/score_chunk.cuh"
 #include "cuda/tile/product.cuh"
 #include "cuda/tile/shared_tile.cuh"
 
@@ -29,16 +28,27 @@ struct KeyGradients {
     static constexpr int kKeyWarps = kBlockN / 32;
     static constexpr int kWarps = kKeyWarps * kSplit;
     static constexpr int kThreads = kWarps * 32;
-    static constexpr int kQueries = kBlockM / kSplit;  // of a tile, whose scores a warp computes: so many at a time:
+    // Of a tile, whose scores a warp computes, kChunk at a time. Small tiles leave some warps without.
+    static constexpr int kQueries = kBlockM / kSplit < 16 ? 16 : kBlockM / kSplit;
     static constexpr int kChunk = kQueries < (kGeneral ? 16 : 32) ? kQueries : (kGeneral ? 16 : 32);
     static constexpr int kChannels = kHeadDim / kSplit;  // of dk and dv, that a warp accumulates
     static constexpr int kBuffers = backward_buffers(kStages);
+    // Fragments loaded ahead; on some architectures the compiler has no registers for more.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 1000
+    static constexpr int kAhead = __CUDA_ARCH__ < 900 && !kGeneral ? 1 : 2;
+#else
+    static constexpr int kAhead = 2;
+#endif
     static constexpr bool kOneBarrier = kBuffers == 2;
 
     using KvTile = SharedTile<kBlockN, kHeadDim>;
     using QTile = SharedTile<kBlockM, kHeadDim>;
     using ScoreTile = SharedTile<kBlockN, kBlockM>;  // transposed: a row for each key
     using Sums = QuerySums<T, kHeadDim, kBlockM, kWarps>;
+    using Tiles = QueryTiles<kBlockM, kBlockN>;
+    using Chunk = ScoreChunk<T, kChunk, Tiles>;
+    using Scores = typename Chunk::Scores;
+    using Fragments = typename Chunk::Fragments;
 
     // Shared memory: K, V, the stages (Q, dO, facts), the buffers (dS, and P if it is shared), Common.
     static constexpr int kFactBytes = kBlockM * sizeof(RowFacts);
@@ -50,7 +60,7 @@ struct KeyGradients {
     struct Common {
         WorkTile work;  // head: of the key heads
         SequenceRows q_rows, k_rows;
-        QueryTiles<kBlockM, kBlockN> tiles;
+        Tiles tiles;
     };
     static constexpr int kSharedBytes = kCommonAt + kBackwardCommonBytes;
     static_assert(sizeof(Common) <= kBackwardCommonBytes, "");
@@ -119,7 +129,8 @@ struct KeyGradients {
         const Common& c = common();
         const int first = c.tiles.first_col, start_row = c.k_rows.start, length = c.k_rows.length;
         load<KvTile>(0, start<const T>(params.k, start_row, c.work.head), params.k.row, first, length, params.head_dim);
-        load<KvTile>(KvTile::kBytes, start<const T>(params.v, start_row, c.work.head), params.v.row, first, length, params.head_dim_v);
+        load<KvTile>(KvTile::kBytes, start<const T>(params.v, start_row, c.work.head), params.v.row, first, length,
+                     params.head_dim_v);
     }
     // Q, dO and the facts of their rows.
     __device__ __forceinline__ void load_stage(int stage, const Position& at) {
@@ -149,44 +160,18 @@ struct KeyGradients {
         }
     }
 
-    // Masks by position: scores of keys [32 * key_warp, + 32) and queries [first, first + kChunk) of the tile.
-    __device__ __forceinline__ void mask_edge(float (&s)[2][kChunk / 8][4], int tile, int first) const {
-        const auto& tiles = common().tiles;
-        const int first_row = tile * kBlockM + first + lane % 4 * 2;
-#pragma unroll
-        for (int a = 0; a < 2; ++a)
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                // Rows of this lane, counted from its first one, that see the key: [begin, end).
-                const int key = tiles.first_col + key_warp * 32 + a * 16 + r * 8 + lane / 4;
-                const int begin = key - tiles.shift - tiles.right - first_row;
-                const int end = key < tiles.length_k ? min(tiles.length_q, key - tiles.shift + tiles.left + 1) - first_row : -1;
-#pragma unroll
-                for (int n = 0; n < kChunk / 8; ++n)
-#pragma unroll
-                    for (int e = 0; e < 2; ++e) {
-                        const int row = n * 8 + e;
-                        if (row < begin || row >= end) s[a][n][2 * r + e] = -INFINITY;
-                    }
-            }
-    }
-
-    // c = (32 rows of a K-like tile) (kChunk rows of a Q-like tile)^T.
-    __device__ __forceinline__ void multiply_scores(float (&c)[2][kChunk / 8][4], uint32_t keys, uint32_t queries, int first) {
+    // (32 rows of a K-like tile) (kChunk rows of a Q-like tile)^T.
+    __device__ __forceinline__ auto score_product(uint32_t keys, uint32_t queries, int first) {
         const int at = opaque(lane);
         const auto a_address = KvTile::a_address(keys, key_warp * 32, at);
         const auto b_address = QTile::b_address(queries + first * QTile::kRowBytes, at);
-        clear(c);
-        add_product<T, kHeadDim / 16>(
-            c,
-            [&](int step, uint32_t(&f)[2][4]) {
+        return make_product<T, kHeadDim / 16, kAhead, 2, kChunk / 8>(
+            [=](int step, uint32_t (&f)[2][4]) {
                 ldmatrix_x4(f[0], a_address.at(0, step));
                 ldmatrix_x4(f[1], a_address.at(16, step));
             },
-            [&](int step, int pair, uint32_t(&f)[4]) { ldmatrix_x4(f, b_address.at(pair * 16, step)); });
+            [=](int step, int pair, uint32_t (&f)[4]) { ldmatrix_x4(f, b_address.at(pair * 16, step)); });
     }
-
-    using Fragments = uint32_t[kChunk / 16][2][4];
 
     // Writes rounded scores of the warp's keys and queries [first, first + kChunk) to a transposed score tile.
     __device__ __forceinline__ void share(uint32_t tile, const Fragments& f, int first) const {
@@ -194,101 +179,125 @@ struct KeyGradients {
         for (int step = 0; step < kChunk / 16; ++step)
 #pragma unroll
             for (int a = 0; a < 2; ++a)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-                    const int row = key_warp * 32 + a * 16 + (i & 1) * 8 + lane / 4;
-                    store_shared(tile + ScoreTile::offset(row, first / 8 + step * 2 + i / 2) + lane % 4 * 4, f[step][a][i]);
-                }
+                ScoreTile::store_fragment(tile, key_warp * 32 + a * 16, first / 8 + step * 2, lane, f[step][a]);
     }
 
-    // The scores of a chunk of queries: P^T and dS^T, rounded.
-    __device__ __forceinline__ void gradients_of_scores(Fragments& p_out, Fragments& ds_out, int stage, const Position& at, int first,
-                                                        bool edge) {
-        float s[2][kChunk / 8][4], dp[2][kChunk / 8][4];
-        const float4* row_facts = reinterpret_cast<const float4*>(facts(stage) + first + lane % 4 * 2);
-        multiply_scores(s, k_smem(), q_smem(stage), first);
-        if (edge) mask_edge(s, at.tile, first);
-#pragma unroll
-        for (int n = 0; n < kChunk / 8; ++n) {
-            const float4 f = row_facts[n * 4];  // facts of this lane's two rows
-#pragma unroll
-            for (int a = 0; a < 2; ++a)
-#pragma unroll
-                for (int e = 0; e < 4; ++e)
-                    s[a][n][e] = exp2_approx(min_or_nan(fmaf(s[a][n][e], params.scale_log2, e & 1 ? -f.z : -f.x), 0.0f));
-        }
-#pragma unroll
-        for (int step = 0; step < kChunk / 16; ++step)
-#pragma unroll
-            for (int a = 0; a < 2; ++a) to_fragment<T>(p_out[step][a], s[a][2 * step], s[a][2 * step + 1]);
-        multiply_scores(dp, v_smem(), dout_smem(stage), first);
-#pragma unroll
-        for (int n = 0; n < kChunk / 8; ++n) {
-            const float4 f = row_facts[n * 4];
-#pragma unroll
-            for (int a = 0; a < 2; ++a)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) dp[a][n][e] = s[a][n][e] * (dp[a][n][e] - (e & 1 ? f.w : f.y));
-        }
-#pragma unroll
-        for (int step = 0; step < kChunk / 16; ++step)
-#pragma unroll
-            for (int a = 0; a < 2; ++a) to_fragment<T>(ds_out[step][a], dp[a][2 * step], dp[a][2 * step + 1]);
-    }
+    using ChannelAddress = ColumnAddress<QTile, kChannels / 16>;
 
-    // sums += (the warp's fragments: 32 keys, kChunk queries) (the queries' rows of a Q-like tile): not split, all channels.
-    __device__ __forceinline__ void add_from_registers(float (&sums)[2][kChannels / 8][4], const Fragments& f, uint32_t rows, int first) {
+    // (the warp's fragments: 32 keys, kChunk queries) (the queries' rows of a Q-like tile): not split, all channels.
+    __device__ __forceinline__ auto product_from_registers(const Fragments& f, uint32_t rows, int first) {
         const auto b_address = QTile::b_trans_address(rows + first * QTile::kRowBytes, opaque(lane));
-        add_product<T, kChunk / 16>(
-            sums,
-            [&](int step, uint32_t(&a)[2][4]) {
+        return make_product<T, kChunk / 16, kAhead, 2, kChannels / 8>(
+            [&f](int step, uint32_t (&a)[2][4]) {
 #pragma unroll
                 for (int i = 0; i < 8; ++i) a[i / 4][i % 4] = f[step][i / 4][i % 4];
             },
-            [&](int step, int pair, uint32_t(&b)[4]) { ldmatrix_x4_trans(b, b_address.at(step * 16, pair)); });
+            [=](int step, int pair, uint32_t (&b)[4]) { ldmatrix_x4_trans(b, b_address.at(step * 16, pair)); });
     }
 
     // The same from a transposed score tile, with all queries of the tile and this warp's channels.
-    __device__ __forceinline__ void add_from_shared(float (&sums)[2][kChannels / 8][4], uint32_t scores, uint32_t rows) {
+    __device__ __forceinline__ auto product_from_shared(uint32_t scores, uint32_t rows) {
         const int at = opaque(lane);
         const auto a_address = ScoreTile::a_address(scores, key_warp * 32, at);
         const ChannelAddress b_address(QTile::b_trans_address(rows, at), part);
-        add_product<T, kBlockM / 16>(
-            sums,
-            [&](int step, uint32_t(&a)[2][4]) {
+        return make_product<T, kBlockM / 16, kAhead, 2, kChannels / 8>(
+            [=](int step, uint32_t (&a)[2][4]) {
                 ldmatrix_x4(a[0], a_address.at(0, step));
                 ldmatrix_x4(a[1], a_address.at(16, step));
             },
-            [&](int step, int pair, uint32_t(&b)[4]) { ldmatrix_x4_trans(b, b_address.at(step * 16, pair)); });
+            [=](int step, int pair, uint32_t (&b)[4]) { ldmatrix_x4_trans(b, b_address.at(step * 16, pair)); });
     }
-    using ChannelAddress = ColumnAddress<QTile, kChannels / 16>;
+
+    // Queries [first, first + kChunk) of the tile: P^T and dS^T, and what can be done with them at once.
+    __device__ __forceinline__ void chunk(int stage, int buffer, const Position& at, int first, bool edge) {
+        constexpr int kSteps = kHeadDim / 16;
+        const Chunk rules(params, common().tiles, at.head, at.tile * kBlockM + first, common().tiles.first_col + key_warp * 32,
+                          facts(stage) + first);
+        Scores p, ds;
+        Fragments f;
+        auto s_product = score_product(k_smem(), q_smem(stage), first);
+        auto dp_product = score_product(v_smem(), dout_smem(stage), first);
+        clear(p);
+        clear(ds);
+        if constexpr (kGeneral) {
+            dp_product.start();
+            dp_product.add_to(ds, [](int) {});
+            const uint32_t keep = rules.keep_bits();
+            s_product.start();
+            s_product.add_to(p, [](int) {});
+            rules.apply_rules(p, ds, keep, edge);
+        } else {
+            s_product.start();
+            s_product.add_to(p, [&](int step) {
+                if (step == kSteps - 1) dp_product.start();
+            });
+            if (edge) rules.mask_edge(p);
+            dp_product.add_to(ds, [&](int step) { rules.template exponentiate<kSteps>(p, step); });
+        }
+        Chunk::round(f, p);
+        if constexpr (kSplit > 1) {
+            share(p_smem(buffer), f, first);
+        } else {
+            auto dv_product = product_from_registers(f, dout_smem(stage), first);
+            dv_product.start();
+            dv_product.add_to(dv, [](int) {});
+        }
+        if constexpr (!kGeneral) rules.template differentiate<1>(ds, p, 0);
+        Fragments g;
+        Chunk::round(g, ds);
+        share(ds_smem(buffer), g, first);
+        if constexpr (kSplit == 1) {
+            auto dk_product = product_from_registers(g, q_smem(stage), first);
+            dk_product.start();
+            dk_product.add_to(dk, [](int) {});
+        }
+    }
 
     __device__ __forceinline__ void scores(int stage, int buffer, const Position& at) {
         const bool edge = common().tiles.is_edge(at.tile);
+        if (kSplit * kQueries > kBlockM && part * kQueries >= kBlockM) return;
 #pragma unroll 1
-        for (int first = part * kQueries; first < (part + 1) * kQueries; first += kChunk) {
-            Fragments p, ds;
-            gradients_of_scores(p, ds, stage, at, first, edge);
-            share(ds_smem(buffer), ds, first);
-            if constexpr (kSplit == 1) {
-                add_from_registers(dv, p, dout_smem(stage), first);
-                add_from_registers(dk, ds, q_smem(stage), first);
-            } else {
-                share(p_smem(buffer), p, first);
-            }
-        }
+        for (int first = part * kQueries; first < (part + 1) * kQueries; first += kChunk) chunk(stage, buffer, at, first, edge);
     }
 
-    __device__ __forceinline__ void products(int stage, int buffer, const Position& at) {
-        if constexpr (kSplit > 1) {
-            add_from_shared(dv, p_smem(buffer), dout_smem(stage));
-            add_from_shared(dk, ds_smem(buffer), q_smem(stage));
-        }
-        if (params.dq_sums) {
-            float dq[Sums::kSlabs][Sums::kBlocks][4];
-            Sums::template multiply<kBlockN>(dq, ds_smem(buffer), k_smem(), thread / 32, opaque(lane));
-            const int64_t unit = QueryUnits::first(params, common().work.batch, at.head, common().q_rows.start);
-            Sums::add(params.dq_sums + Sums::tile_offset(unit, at.tile), dq, thread / 32, lane);
+    __device__ __forceinline__ float* sums_of(const Position& at) const {
+        const int64_t unit = QueryUnits::first(params, common().work.batch, at.head, common().q_rows.start);
+        return params.dq_sums + Sums::tile_offset(unit, at.tile);
+    }
+
+    // What needs the scores of all warps; `release` says that the stage is no longer read. The additions to the sums of dQ are spread over the
+    // products of dv and dk, or over the time that the next stage takes to arrive: all at once they would hold up the loads from shared
+    // memory. The condition, always the same, keeps the compiler from moving them together.
+    template <class Release>
+    __device__ __forceinline__ void products(int stage, int buffer, const Position& at, const Release& release) {
+        const int warp = thread / 32;
+        float dq[Sums::kSlabs][Sums::kBlocks][4];
+        clear(dq);
+        auto dq_product = Sums::template product<kBlockN, kAhead>(ds_smem(buffer), k_smem(), warp, opaque(lane));
+        if constexpr (kSplit == 1) {
+            if (params.dq_sums) {
+                dq_product.start();
+                dq_product.add_to(dq, [](int) {});
+            }
+            release();
+            if (params.dq_sums) Sums::template add<1>(sums_of(at), dq, warp, lane, 0);
+        } else {
+            constexpr int kSteps = kBlockM / 16;
+            auto dv_product = product_from_shared(p_smem(buffer), dout_smem(stage));
+            auto dk_product = product_from_shared(ds_smem(buffer), q_smem(stage));
+            dq_product.start();
+            dq_product.add_to(dq, [&](int step) {
+                if (step == kBlockN / 16 - 1) dv_product.start();
+            });
+            float* const sums = sums_of(at);
+            dv_product.add_to(dv, [&](int step) {
+                if (params.dq_sums) Sums::template add<2 * kSteps>(sums, dq, warp, lane, step);
+                if (step == kSteps - 1) dk_product.start();
+            });
+            dk_product.add_to(dk, [&](int step) {
+                if (params.dq_sums) Sums::template add<2 * kSteps>(sums, dq, warp, lane, kSteps + step);
+            });
+            release();
         }
     }
 
@@ -297,14 +306,9 @@ struct KeyGradients {
         clear(dv);
         Position current = first_position(), ahead = current;
         load_keys();
+        constexpr int kFirst = kStages > 1 ? kStages - 1 : 1;
 #pragma unroll
-        for (int s = 0; s + 1 < kStages; ++s) {
-            if (ahead.tile >= 0) {
-                load_stage(s, ahead);
-                advance(ahead);
-            }
-            cp_async_commit();
-        }
+        for (int s = 0; s < kFirst; ++s) load_ahead(s, ahead);
         if constexpr (kOneBarrier) {
             cp_async_wait<kStages - 2>();
             __syncthreads();
@@ -318,17 +322,20 @@ struct KeyGradients {
                 cp_async_wait<0>();
                 __syncthreads();  // dS is complete; the next stage has arrived; nobody reads the stage and the buffer before this one
                 load_ahead(last, ahead);
-                products(stage, buffer, current);
+                products(stage, buffer, current, [] {});
                 buffer ^= 1;
             } else {
-                if constexpr (kStages == 1) load_ahead(0, ahead);
                 cp_async_wait<kStages == 1 ? 0 : kStages - 2>();
                 __syncthreads();  // the stage has arrived; nobody reads dS and the stage before this one
                 if constexpr (kStages > 1) load_ahead(last, ahead);
                 scores(stage, 0, current);
                 __syncthreads();  // dS is complete
-                products(stage, 0, current);
-                if constexpr (kStages == 1) __syncthreads();  // nobody reads the stage
+                products(stage, 0, current, [&] {
+                    if constexpr (kStages == 1) {
+                        __syncthreads();  // nobody reads the stage
+                        load_ahead(0, ahead);
+                    }
+                });
             }
             stage = stage + 1 == kStages ? 0 : stage + 1;
             advance(current);
@@ -345,8 +352,8 @@ struct KeyGradients {
     }
 
     // Through the tiles of K and V, which nobody reads any more, so that the stores are whole rows.
-    __device__ __forceinline__ void store(const float (&sums)[2][kChannels / 8][4], int offset, const RowsParams& rows, float factor,
-                                          int channels) {
+    __device__ __forceinline__ void store(const float (&sums)[2][kChannels / 8][4], int offset, const RowsParams& rows,
+                                          float factor, int channels) {
 #pragma unroll
         for (int a = 0; a < 2; ++a)
 #pragma unroll
@@ -359,8 +366,8 @@ struct KeyGradients {
                 }
         __syncthreads();
         const Common& c = common();
-        KvTile::template store<kThreads>(shared + offset, start<T>(rows, c.k_rows.start, c.work.head), rows.row, c.tiles.first_col,
-                                         c.k_rows.owned, channels, params.vector_out, thread);
+        KvTile::template store<kThreads>(shared + offset, start<T>(rows, c.k_rows.start, c.work.head), rows.row,
+                                         c.tiles.first_col, c.k_rows.owned, channels, params.vector_out, thread);
     }
 
     __device__ __forceinline__ void run() {

@@ -40,28 +40,29 @@ struct QuerySums {
     }
 
     // dq = dS K, from the transposed score tile.
-    template <int kBlockN>
-    __device__ static __forceinline__ void multiply(float (&dq)[kSlabs][kBlocks][4], uint32_t scores, uint32_t keys, int warp, int lane) {
+    template <int kBlockN, int kAhead>
+    __device__ static __forceinline__ auto product(uint32_t scores, uint32_t keys, int warp, int lane) {
         using ScoreTile = SharedTile<kBlockN, kBlockM>;
         using KvTile = SharedTile<kBlockN, kHeadDim>;
         const ColumnAddress<ScoreTile, kSlabs> a_address(ScoreTile::a_trans_address(scores, lane), warp % kRowWarps);
         const ColumnAddress<KvTile, kBlocks / 2> b_address(KvTile::b_trans_address(keys, lane), warp / kRowWarps);
-        clear(dq);
-        add_product<T, kBlockN / 16>(
-            dq,
-            [&](int step, uint32_t(&f)[kSlabs][4]) {
+        return make_product<T, kBlockN / 16, kAhead, kSlabs, kBlocks>(
+            [=](int step, uint32_t (&f)[kSlabs][4]) {
 #pragma unroll
                 for (int a = 0; a < kSlabs; ++a) ldmatrix_x4_trans(f[a], a_address.at(step * 16, a));
             },
-            [&](int step, int pair, uint32_t(&f)[4]) { ldmatrix_x4_trans(f, b_address.at(step * 16, pair)); });
+            [=](int step, int pair, uint32_t (&f)[4]) { ldmatrix_x4_trans(f, b_address.at(step * 16, pair)); });
     }
 
-    __device__ static __forceinline__ void add(float* tile, const float (&dq)[kSlabs][kBlocks][4], int warp, int lane) {
+    // The warp's share `share` of kShares of its additions.
+    template <int kShares>
+    __device__ static __forceinline__ void add(float* tile, const float (&dq)[kSlabs][kBlocks][4], int warp, int lane,
+                                               int share) {
         float* mine = tile + warp * kWarpFloats;
+        constexpr int kAll = kSlabs * kBlocks;
 #pragma unroll
-        for (int a = 0; a < kSlabs; ++a)
-#pragma unroll
-            for (int n = 0; n < kBlocks; ++n) WarpQuad::add(mine + (a * kBlocks + n) * 128, lane, dq[a][n]);
+        for (int i = share * kAll / kShares; i < (share + 1) * kAll / kShares; ++i)
+            WarpQuad::add(mine + i * 128, lane, dq[i / kBlocks][i % kBlocks]);
     }
 
     // dq of one unit of rows. All warps of the thread block call it, with room for a tile in shared memory.
@@ -72,7 +73,8 @@ struct QuerySums {
         const SequenceRows rows = SequenceRows::of(params.q_lengths, work.batch);
         const int64_t first_unit = QueryUnits::first(params, work.batch, work.head, rows.start);
         const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-        T* dq = static_cast<T*>(params.dq.data) + work.batch * params.dq.batch + work.head * params.dq.head + rows.start * params.dq.row;
+        T* dq = static_cast<T*>(params.dq.data) + work.batch * params.dq.batch + work.head * params.dq.head +
+                rows.start * params.dq.row;
         for (int i = 0; i < kUnitRows / kBlockM; ++i) {
             const int tile = work.tile * (kUnitRows / kBlockM) + i;
             if (tile * kBlockM >= rows.owned) return;
@@ -89,7 +91,8 @@ struct QuerySums {
                         const bool exists = tile * kBlockM + row < rows.length;
                         const float factor = params.softmax_scale;
                         const uint32_t pair = exists ? pack_pair(x[2 * r] * factor, x[2 * r + 1] * factor, T()) : 0;
-                        store_shared(shared_address(shared) + QTile::offset(row, warp / kRowWarps * kBlocks + n) + lane % 4 * 4, pair);
+                        store_shared(shared_address(shared) + QTile::offset(row, warp / kRowWarps * kBlocks + n) + lane % 4 * 4,
+                                     pair);
                     }
                 }
             __syncthreads();

@@ -9,29 +9,51 @@
 
 namespace libflash::cuda {
 
-// c[a][n]: accumulator blocks of 16 rows and 8 columns. load_a(step, fragments of all slabs); load_b(step, pair, fragments of column blocks
-// 2 * pair and 2 * pair + 1). Fragments are loaded one product ahead of their use.
-template <class T, int kSteps, int kSlabs, int kBlocks, class LoadA, class LoadB>
-__device__ __forceinline__ void add_product(float (&c)[kSlabs][kBlocks][4], const LoadA& load_a, const LoadB& load_b) {
-    constexpr int kPairs = kBlocks / 2;
+// load_a(step, fragments of all slabs of 16 rows); load_b(step, pair, fragments of column blocks 2 * pair and 2 * pair + 1). Fragments of B are
+// loaded kAhead pairs before their use, those of A one step.
+template <class T, int kSteps, int kAhead, int kSlabs, int kBlocks, class LoadA, class LoadB>
+struct Product {
     static_assert(kBlocks % 2 == 0, "column blocks come in pairs");
-    uint32_t af[2][kSlabs][4], bf[2][4];
-    load_a(0, af[0]);
-    load_b(0, 0, bf[0]);
+    static constexpr int kPairs = kBlocks / 2, kAll = kSteps * kPairs;
+    const LoadA load_a;
+    const LoadB load_b;
+    uint32_t af[2][kSlabs][4], bf[kAhead + 1][4];
+
+    __device__ __forceinline__ Product(const LoadA& a, const LoadB& b) : load_a(a), load_b(b) {}
+
+    // Loads the first fragments: best called while another product is going on.
+    __device__ __forceinline__ void start() {
+        load_a(0, af[0]);
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
+        for (int t = 0; t < kAhead && t < kAll; ++t) load_b(t / kPairs, t % kPairs, bf[t]);
+    }
+
+    // After start(). c[a][n]: accumulator blocks of 16 rows and 8 columns. between(step) is what else is to be done at each step.
+    template <class Between>
+    __device__ __forceinline__ void add_to(float (&c)[kSlabs][kBlocks][4], const Between& between) {
 #pragma unroll
-        for (int pair = 0; pair < kPairs; ++pair) {
-            const int t = step * kPairs + pair;
-            if (t + 1 < kSteps * kPairs) load_b((t + 1) / kPairs, (t + 1) % kPairs, bf[(t + 1) % 2]);
-            if (pair == 0 && step + 1 < kSteps) load_a(step + 1, af[(step + 1) % 2]);
+        for (int step = 0; step < kSteps; ++step) {
+            between(step);
 #pragma unroll
-            for (int a = 0; a < kSlabs; ++a) {
-                mma_m16n8k16(c[a][2 * pair], af[step % 2][a], bf[t % 2][0], bf[t % 2][1], T());
-                mma_m16n8k16(c[a][2 * pair + 1], af[step % 2][a], bf[t % 2][2], bf[t % 2][3], T());
+            for (int pair = 0; pair < kPairs; ++pair) {
+                const int t = step * kPairs + pair, next = t + kAhead;
+                if (pair == 0 && step + 1 < kSteps) load_a(step + 1, af[(step + 1) % 2]);
+                if (next < kAll) load_b(next / kPairs, next % kPairs, bf[next % (kAhead + 1)]);
+                const uint32_t (&b)[4] = bf[t % (kAhead + 1)];
+#pragma unroll
+                for (int a = 0; a < kSlabs; ++a) {
+                    mma_m16n8k16(c[a][2 * pair], af[step % 2][a], b[0], b[1], T());
+                    mma_m16n8k16(c[a][2 * pair + 1], af[step % 2][a], b[2], b[3], T());
+                }
             }
         }
     }
+};
+
+template <class T, int kSteps, int kAhead, int kSlabs, int kBlocks, class LoadA, class LoadB>
+__device__ __forceinline__ Product<T, kSteps, kAhead, kSlabs, kBlocks, LoadA, LoadB> make_product(const LoadA& a,
+                                                                                                  const LoadB& b) {
+    return {a, b};
 }
 
 template <int kSlabs, int kBlocks>

@@ -90,6 +90,18 @@ struct SharedTile {
         }
     }
 
+    // Writes a fragment of 16 rows x 16 columns, in the order of an A fragment, from chunk column `chunk` (even) on.
+    __device__ static __forceinline__ void store_fragment(uint32_t tile, int first_row, int chunk, int lane,
+                                                          const uint32_t (&f)[4]) {
+#if __CUDA_ARCH__ >= 900
+        stmatrix_x4(tile + offset(first_row + ((lane >> 3) & 1) * 8 + (lane & 7), chunk + (lane >> 4)), f);
+#else
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            store_shared(tile + offset(first_row + (i & 1) * 8 + lane / 4, chunk + i / 2) + lane % 4 * 4, f[i]);
+#endif
+    }
+
     // Writes rows [first_row, min(first_row + kRows, row_limit)) of the tile to a matrix, `col_limit` columns of them. `vectors`: its rows are
     // 16-byte aligned and whole chunks. All kThreads threads call it.
     template <int kThreads, class T>

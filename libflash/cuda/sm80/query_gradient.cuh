@@ -1,0 +1,90 @@
+// dq without sums in the workspace: each thread block walks over all keys of its query rows, so that the order of the additions is always
+// the same. Two products more than key_gradients.cuh needs for it, which is what deterministic costs.
+#pragma once
+
+#include "cuda/sm80/query_rows.cuh"
+
+namespace libflash::cuda::sm80 {
+
+template <class T, int kHeadDim, bool kGeneral>
+struct QueryGradient : QueryRows<T, kHeadDim, kGeneral> {
+    using Base = QueryRows<T, kHeadDim, kGeneral>;
+    using Base::kAhead, Base::kBlockM, Base::kBlockN, Base::kChunk, Base::kSlabs, Base::kThreads, Base::kBlocks;
+    using Base::params, Base::shared, Base::work, Base::q_rows, Base::tiles, Base::lane, Base::warp, Base::thread;
+    using typename Base::Fragments, typename Base::KvTile, typename Base::QTile, typename Base::Scores;
+    static constexpr int kChannelBlocks = kHeadDim / 8;
+
+    float dq[kSlabs][kChannelBlocks][4];
+
+    using Base::Base;
+
+    __device__ __forceinline__ void add_chunk(int tile, int first) {
+        Scores ds;
+        this->template gradients<true>(ds, tile, first);
+        Fragments f;
+#pragma unroll
+        for (int step = 0; step < kChunk / 16; ++step)
+#pragma unroll
+            for (int a = 0; a < kSlabs; ++a) to_fragment<T>(f[step][a], ds[a][2 * step], ds[a][2 * step + 1]);
+        const auto b_address = KvTile::b_trans_address(this->smem() + Base::kKeysAt + first * KvTile::kRowBytes, opaque(lane));
+        auto product = make_product<T, kChunk / 16, kAhead, kSlabs, kChannelBlocks>(
+            [&](int step, uint32_t (&a)[kSlabs][4]) {
+#pragma unroll
+                for (int i = 0; i < kSlabs * 4; ++i) a[i / 4][i % 4] = f[step][i / 4][i % 4];
+            },
+            [=](int step, int pair, uint32_t (&b)[4]) { ldmatrix_x4_trans(b, b_address.at(step * 16, pair)); });
+        product.start();
+        product.add_to(dq, [](int) {});
+    }
+
+    __device__ __forceinline__ void walk_keys() {
+        int cursor = tiles.list_count;
+        int tile = tiles.previous(tiles.end, cursor);
+#pragma unroll 1
+        while (tile >= 0) {
+            __syncthreads();  // nobody reads the keys before
+            this->load_keys(tile);
+            cp_async_wait<0>();
+            __syncthreads();
+#pragma unroll 1
+            for (int first = 0; first < kBlockN; first += kChunk) add_chunk(tile, first);
+            tile = tiles.previous(tile, cursor);
+        }
+        cp_async_wait<0>();
+    }
+
+    // Through the warp's own rows of Q's tile, which nobody else reads.
+    __device__ __forceinline__ void store() {
+        const float factor = params.softmax_scale;
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a)
+#pragma unroll
+            for (int n = 0; n < kChannelBlocks; ++n)
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    const int row = (warp * kSlabs + a) * 16 + r * 8 + lane / 4;
+                    const bool exists = tiles.first_row + row < q_rows.length;
+                    const uint32_t pair = exists ? pack_pair(dq[a][n][2 * r] * factor, dq[a][n][2 * r + 1] * factor, T()) : 0;
+                    store_shared(this->smem() + QTile::offset(row, n) + lane % 4 * 4, pair);
+                }
+        __syncthreads();
+        const RowsParams& rows = params.dq;
+        T* matrix = static_cast<T*>(rows.data) + work.batch * rows.batch + work.head * rows.head + q_rows.start * rows.row;
+        QTile::template store<kThreads>(shared, matrix, rows.row, tiles.first_row, q_rows.owned, params.head_dim,
+                                        params.vector_out, thread);
+    }
+
+    __device__ __forceinline__ void run() {
+        const WorkTile next = work_tile<kBlockM>(params.query_tile_schedule, params.q_lengths, params.batch, params.heads_q);
+        if (next.batch < 0) return;
+        this->begin(next);
+        if (tiles.first_row >= q_rows.owned) return;
+        this->load_rows();
+        clear(dq);
+        walk_keys();
+        __syncthreads();
+        store();
+    }
+};
+
+}  // namespace libflash::cuda::sm80

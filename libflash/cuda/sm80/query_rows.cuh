@@ -1,0 +1,231 @@
+// Scores and their gradients once more, a tile of query rows at a time: for results that are sums over keys or over heads and must not depend
+// on the order of thread blocks. Each warp has kSlabs * 16 query rows and takes 32 keys at a time; everything stays in its registers.
+#pragma once
+
+#include "cuda/attention/key_tiles.cuh"
+#include "cuda/attention/params.h"
+#include "cuda/attention/query_tiles.cuh"
+#include "cuda/attention/schedule.cuh"
+#include "cuda/attention/scores.cuh"
+#include "cuda/attention/shared_bytes.h"
+#include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/math.cuh"
+#include "cuda/ptx/opaque.cuh"
+#include "cuda/tile/product.cuh"
+#include "cuda/tile/shared_tile.cuh"
+
+namespace libflash::cuda::sm80 {
+
+// Keys at a time; with backward_query_tile() rows they fit every GPU's shared memory.
+constexpr int query_rows_tile_k(int head_dim) { return head_dim <= 128 ? 64 : 32; }
+
+template <class T, int kHeadDim, bool kGeneral>
+struct QueryRows {
+    static constexpr int kBlockM = backward_query_tile(kHeadDim, kGeneral), kBlockN = query_rows_tile_k(kHeadDim);
+    static constexpr int kWarps = 4, kThreads = kWarps * 32;
+    static constexpr int kSlabs = kBlockM / kWarps / 16;
+    // Keys at a time. The compiler needs more registers for the widest tile on all architectures but sm_90.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ / 10 == 90
+    static constexpr int kChunk = kGeneral ? 16 : 32;
+#else
+    static constexpr int kChunk = kGeneral || kHeadDim > 96 ? 16 : 32;
+#endif
+    static constexpr int kBlocks = kChunk / 8;
+    static constexpr int kAhead = 1;
+    using QTile = SharedTile<kBlockM, kHeadDim>;
+    using KvTile = SharedTile<kBlockN, kHeadDim>;
+    using Tiles = KeyTiles<kBlockM, kBlockN>;
+    using Scores = float[kSlabs][kBlocks][4];
+    using Fragments = uint32_t[kChunk / 16][kSlabs][4];
+
+    // Shared memory: Q, dO, K, V, the facts of the rows.
+    static constexpr int kKeysAt = 2 * QTile::kBytes;
+    static constexpr int kFactsAt = kKeysAt + 2 * KvTile::kBytes;
+    static constexpr int kSharedBytes = kFactsAt + kBlockM * static_cast<int>(sizeof(RowFacts));
+
+    const BackwardParams& params;
+    char* shared;
+    int thread, warp, lane;
+    // The sequence and head that are being worked on, and its query tile.
+    WorkTile work;
+    SequenceRows q_rows, k_rows;
+    Tiles tiles;
+
+    __device__ __forceinline__ QueryRows(const BackwardParams& p, char* shared_memory) : params(p), shared(shared_memory) {
+        thread = threadIdx.x;
+        warp = thread / 32;
+        lane = thread % 32;
+    }
+
+    __device__ __forceinline__ uint32_t smem() const { return shared_address(shared); }
+
+    __device__ __forceinline__ void begin(const WorkTile& next) {
+        work = next;
+        q_rows = SequenceRows::of(params.q_lengths, work.batch);
+        k_rows = SequenceRows::of(params.k_lengths, work.batch);
+        tiles.init(params.mask, params.block_rows, work, q_rows, k_rows);
+    }
+
+    template <class Tile>
+    __device__ __forceinline__ void load(int offset, const RowsParams& rows, int head, const SequenceRows& sequence, int first,
+                                         int channels) {
+        const T* matrix =
+            static_cast<const T*>(rows.data) + work.batch * rows.batch + sequence.start * rows.row + int64_t{head} * rows.head;
+        if (kGeneral && !params.vector_loads) {
+            Tile::template load_slow<kThreads>(shared + offset, matrix, rows.row, first, sequence.length, channels, thread);
+        } else {
+            Tile::template load_async<kThreads>(smem() + offset, matrix, rows.row, first, sequence.length, channels, thread);
+        }
+    }
+    __device__ __forceinline__ void load_rows() {
+        load<QTile>(0, params.q, work.head, q_rows, tiles.first_row, params.head_dim);
+        load<QTile>(QTile::kBytes, params.dout, work.head, q_rows, tiles.first_row, params.head_dim_v);
+        const int64_t row = QueryUnits::first(params, work.batch, work.head, q_rows.start) * kUnitRows + tiles.first_row;
+        constexpr int kCopies = kBlockM * sizeof(RowFacts) / 16;
+        if (thread < kCopies) cp_async_16(smem() + kFactsAt + thread * 16, params.row_facts + row + thread * 2, true);
+        cp_async_commit();
+    }
+    __device__ __forceinline__ void load_keys(int tile) {
+        const int head = work.head / params.group_size;
+        load<KvTile>(kKeysAt, params.k, head, k_rows, tile * kBlockN, params.head_dim);
+        load<KvTile>(kKeysAt + KvTile::kBytes, params.v, head, k_rows, tile * kBlockN, params.head_dim_v);
+        cp_async_commit();
+    }
+
+    // (the warp's rows of a Q-like tile) (kChunk keys of a K-like tile)^T.
+    __device__ __forceinline__ void multiply(Scores& s, int rows_at, int keys_at, int first) const {
+        const int at = opaque(lane);
+        const auto a_address = QTile::a_address(smem() + rows_at, warp * kSlabs * 16, at);
+        const auto b_address = KvTile::b_address(smem() + keys_at + first * KvTile::kRowBytes, at);
+        auto product = make_product<T, kHeadDim / 16, kAhead, kSlabs, kBlocks>(
+            [=](int step, uint32_t (&f)[kSlabs][4]) {
+#pragma unroll
+                for (int a = 0; a < kSlabs; ++a) ldmatrix_x4(f[a], a_address.at(a * 16, step));
+            },
+            [=](int step, int pair, uint32_t (&f)[4]) { ldmatrix_x4(f, b_address.at(pair * 16, step)); });
+        clear(s);
+        product.start();
+        product.add_to(s, [](int) {});
+    }
+
+    // Element e of block n of slab a: its row and key.
+    __device__ __forceinline__ int row_of(int a, int e) const {
+        return tiles.first_row + (warp * kSlabs + a) * 16 + (e >> 1) * 8 + lane / 4;
+    }
+    __device__ __forceinline__ int col_of(int tile, int first, int n, int e) const {
+        return tile * kBlockN + first + n * 8 + lane % 4 * 2 + (e & 1);
+    }
+    __device__ __forceinline__ RowFacts facts_of(int a, int e) const {
+        return reinterpret_cast<const RowFacts*>(shared + kFactsAt)[(warp * kSlabs + a) * 16 + (e >> 1) * 8 + lane / 4];
+    }
+
+    // Calls rule(element, row, col) for each score.
+    template <class Rule>
+    __device__ __forceinline__ void for_each(Scores& s, int tile, int first, const Rule& rule) const {
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a)
+#pragma unroll
+            for (int n = 0; n < kBlocks; ++n)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) rule(s[a][n][e], row_of(a, e), col_of(tile, first, n, e));
+    }
+
+    // ds of the warp's rows and keys [first, first + kChunk) of the tile in shared memory: the gradient of the score itself, or with
+    // kThroughCap that of the scaled dot product under the softcap.
+    template <bool kThroughCap>
+    __device__ __forceinline__ void gradients(Scores& ds, int tile, int first) const {
+        Scores s;
+        if constexpr (kGeneral) {
+            multiply(ds, QTile::kBytes, kKeysAt + KvTile::kBytes, first);
+            if (params.rare.dropout.active) drop(ds, tile, first);
+            multiply(s, 0, kKeysAt, first);
+            apply_rules<kThroughCap>(s, ds, tile, first);
+        } else {
+            multiply(s, 0, kKeysAt, first);
+            hide_edge(s, tile, first);
+            exponentiate(s);
+            multiply(ds, QTile::kBytes, kKeysAt + KvTile::kBytes, first);
+            for_each_row([&](int a, int e, const RowFacts& facts) {
+#pragma unroll
+                for (int n = 0; n < kBlocks; ++n) ds[a][n][e] = s[a][n][e] * (ds[a][n][e] - facts.delta);
+            });
+        }
+    }
+
+    template <class Rule>
+    __device__ __forceinline__ void for_each_row(const Rule& rule) const {
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) rule(a, e, facts_of(a, e));
+    }
+
+    // Masks by position.
+    __device__ __forceinline__ void hide_edge(Scores& s, int tile, int first) const {
+        if (!tiles.is_edge(tile)) return;
+        for_each(s, tile, first, [&](float& x, int row, int col) {
+            if (col >= tiles.length_k || col > row + tiles.shift + tiles.right || col < row + tiles.shift - tiles.left)
+                x = -INFINITY;
+        });
+    }
+
+    // Scores in base-2 units, or dot products where there is no rule between the two, to probabilities.
+    __device__ __forceinline__ void exponentiate(Scores& s) const {
+        for_each_row([&](int a, int e, const RowFacts& facts) {
+#pragma unroll
+            for (int n = 0; n < kBlocks; ++n) {
+                float& x = s[a][n][e];
+                x = kGeneral ? min_or_nan(x - facts.lse_log2, 0.0f) : fmaf(x, params.scale_log2, -facts.lse_log2);
+                x = exp2_approx(x);
+            }
+        });
+    }
+
+    // Option after option, so that ds holds what is known of it at any time; it comes in as dp.
+    template <bool kThroughCap>
+    __device__ __forceinline__ void apply_rules(Scores& s, Scores& ds, int tile, int first) const {
+        const RareParams& rare = params.rare;
+        const int rows = q_rows.length, cols = tiles.length_k;
+        const auto each = [&](const auto& rule) {
+            for_each(s, tile, first, [&](float& x, int row, int col) {
+                if (row < rows && col < cols) rule(x, row, col);
+            });
+        };
+        scale_and_cap(rare, params.softmax_scale, each);
+        const float inverse = kThroughCap && rare.softcap > 0.0f ? 1.0f / rare.softcap : 0.0f;
+        for_each_row([&](int a, int e, const RowFacts& facts) {
+#pragma unroll
+            for (int n = 0; n < kBlocks; ++n) {
+                const float bent = s[a][n][e] * inverse;
+                ds[a][n][e] = (ds[a][n][e] - facts.delta) * fmaf(-bent, bent, 1.0f);
+            }
+        });
+        ScoreRules<T> rules;
+        rules.init(rare, work.batch, work.head, rows, cols);
+        add_and_hide<T>(rare, rules, each);
+        hide_edge(s, tile, first);
+        exponentiate(s);
+#pragma unroll
+        for (int i = 0; i < kSlabs * kBlocks * 4; ++i)
+            ds[i / (kBlocks * 4)][i / 4 % kBlocks][i % 4] *= s[i / (kBlocks * 4)][i / 4 % kBlocks][i % 4];
+    }
+
+    __device__ __forceinline__ void drop(Scores& dp, int tile, int first) const {
+        const DropoutParams& dropout = params.rare.dropout;
+        const uint32_t batch_head = static_cast<uint32_t>(work.batch) * params.heads_q + work.head;
+        uint32_t keep = 0;
+        static_assert(!kGeneral || kSlabs * kBlocks * 4 <= 32, "a bit for each element");
+#pragma unroll 1
+        for (int i = 0; i < kSlabs * kBlocks * 4; ++i) {
+            const int row = row_of(i / (kBlocks * 4), i % 4), col = col_of(tile, first, i / 4 % kBlocks, i % 4);
+            if (kept(dropout, batch_head, row, col)) keep |= 1u << i;
+        }
+#pragma unroll
+        for (int i = 0; i < kSlabs * kBlocks * 4; ++i) {
+            float& x = dp[i / (kBlocks * 4)][i / 4 % kBlocks][i % 4];
+            x = keep >> i & 1 ? x * dropout.keep_factor : 0.0f;
+        }
+    }
+};
+
+}  // namespace libflash::cuda::sm80

@@ -1,0 +1,139 @@
+// What happens to single scores in backward, between the products: a chunk of 32 keys of a warp and kChunk queries, transposed. Element e of
+// block (a, n) of lane 4 * g + t belongs to key 16 * a + g + 8 * (e / 2) and query 8 * n + 2 * t + e % 2.
+//
+//   p = exp(score - lse)      ds = p (keep dp / (1 - p_drop) - delta)
+#pragma once
+
+#include "cuda/attention/params.h"
+#include "cuda/attention/scores.cuh"
+#include "cuda/ptx/math.cuh"
+#include "cuda/tile/product.cuh"
+
+namespace libflash::cuda::sm80 {
+
+template <class T, int kChunk, class Tiles>
+struct ScoreChunk {
+    static constexpr int kBlocks = kChunk / 4;  // of 16 keys and 8 queries
+    using Scores = float[2][kChunk / 8][4];
+    using Fragments = uint32_t[kChunk / 16][2][4];  // rounded, as left operands of a product over queries
+
+    const BackwardParams& params;
+    const Tiles& tiles;
+    int head;                  // of the queries
+    int first_row, first_col;  // of this lane
+    const float4* facts;       // of this lane's rows: those of blocks n at facts[4 * n], two rows each
+
+    __device__ __forceinline__ ScoreChunk(const BackwardParams& p, const Tiles& t, int query_head, int row, int col,
+                                          const RowFacts* row_facts)
+        : params(p), tiles(t), head(query_head) {
+        const int lane = threadIdx.x % 32;
+        first_row = row + lane % 4 * 2;
+        first_col = col + lane / 4;
+        facts = reinterpret_cast<const float4*>(row_facts + lane % 4 * 2);
+    }
+
+    // Masks by position.
+    __device__ __forceinline__ void mask_edge(Scores& s) const {
+#pragma unroll
+        for (int a = 0; a < 2; ++a)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                // Rows of this lane, counted from its first one, that see the key: [begin, end).
+                const int key = first_col + a * 16 + r * 8;
+                const int begin = key - tiles.shift - tiles.right - first_row;
+                const int end = key < tiles.length_k ? min(tiles.length_q, key - tiles.shift + tiles.left + 1) - first_row : -1;
+#pragma unroll
+                for (int n = 0; n < kChunk / 8; ++n)
+#pragma unroll
+                    for (int e = 0; e < 2; ++e) {
+                        const int row = n * 8 + e;
+                        if (row < begin || row >= end) s[a][n][2 * r + e] = -INFINITY;
+                    }
+            }
+    }
+
+    // Part `share` of kShares of the elements, to be done while a product goes on.
+    template <int kShares>
+    __device__ __forceinline__ void exponentiate(Scores& s, int share) const {
+#pragma unroll
+        for (int i = share * kBlocks / kShares; i < (share + 1) * kBlocks / kShares; ++i) {
+            const float4 f = facts[i / 2 * 4];
+            float (&x)[4] = s[i % 2][i / 2];
+#pragma unroll
+            for (int e = 0; e < 4; ++e) x[e] = exp2_approx(fmaf(x[e], params.scale_log2, e & 1 ? -f.z : -f.x));
+        }
+    }
+    // dp becomes ds.
+    template <int kShares>
+    __device__ __forceinline__ void differentiate(Scores& dp, const Scores& p, int share) const {
+#pragma unroll
+        for (int i = share * kBlocks / kShares; i < (share + 1) * kBlocks / kShares; ++i) {
+            const float4 f = facts[i / 2 * 4];
+            float (&x)[4] = dp[i % 2][i / 2];
+#pragma unroll
+            for (int e = 0; e < 4; ++e) x[e] = p[i % 2][i / 2][e] * (x[e] - (e & 1 ? f.w : f.y));
+        }
+    }
+
+    __device__ static __forceinline__ void round(Fragments& f, const Scores& s) {
+#pragma unroll
+        for (int step = 0; step < kChunk / 16; ++step)
+#pragma unroll
+            for (int a = 0; a < 2; ++a) to_fragment<T>(f[step][a], s[a][2 * step], s[a][2 * step + 1]);
+    }
+
+    // The rest is for the rare options. Calls rule(element, row, col) for what belongs to an existing row and key.
+    template <class Rule>
+    __device__ __forceinline__ void for_each(Scores& s, const Rule& rule) const {
+#pragma unroll
+        for (int i = 0; i < kBlocks * 4; ++i) {
+            const int a = i / 4 % 2, n = i / 8, e = i % 4;
+            const int row = first_row + n * 8 + (e & 1), col = first_col + a * 16 + (e >> 1) * 8;
+            if (row < tiles.length_q && col < tiles.length_k) rule(s[a][n][e], row, col);
+        }
+    }
+
+    // From the dot products s and dp (of which `keep` are not dropped) to p and ds times the slope of the softcap. Option after option, so that
+    // dp holds what is known of ds at any time.
+    __device__ __forceinline__ void apply_rules(Scores& s, Scores& dp, uint32_t keep, bool edge) const {
+        const RareParams& rare = params.rare;
+        const auto each = [&](const auto& rule) { for_each(s, rule); };
+        scale_and_cap(rare, params.softmax_scale, each);
+        const float inverse = rare.softcap > 0.0f ? 1.0f / rare.softcap : 0.0f;
+#pragma unroll
+        for (int i = 0; i < kBlocks * 4; ++i) {
+            const float4 f = facts[i / 8 * 4];
+            const float bent = s[i / 4 % 2][i / 8][i % 4] * inverse, slope = fmaf(-bent, bent, 1.0f);
+            float& x = dp[i / 4 % 2][i / 8][i % 4];
+            x = ((keep >> i & 1 ? x * rare.dropout.keep_factor : 0.0f) - (i & 1 ? f.w : f.y)) * slope;
+        }
+        ScoreRules<T> rules;
+        rules.init(rare, tiles.batch, head, tiles.length_q, tiles.length_k);
+        add_and_hide<T>(rare, rules, each);
+        if (edge) mask_edge(s);
+#pragma unroll
+        for (int i = 0; i < kBlocks * 4; ++i) {
+            const float4 f = facts[i / 8 * 4];
+            float& x = s[i / 4 % 2][i / 8][i % 4];
+            x = exp2_approx(min_or_nan(x - (i & 1 ? f.z : f.x), 0.0f));
+            dp[i / 4 % 2][i / 8][i % 4] *= x;
+            if (!(keep >> i & 1)) x = 0.0f;
+        }
+    }
+
+    // Bit i: element i, in the order of for_each, is not dropped.
+    __device__ __forceinline__ uint32_t keep_bits() const {
+        const DropoutParams& dropout = params.rare.dropout;
+        if (!dropout.active) return 0xffffffffu;
+        const uint32_t batch_head = static_cast<uint32_t>(tiles.batch) * params.heads_q + head;
+        uint32_t keep = 0;
+#pragma unroll 1
+        for (int i = 0; i < kBlocks * 4; ++i) {
+            const int row = first_row + i / 8 * 8 + (i & 1), col = first_col + i / 4 % 2 * 16 + (i >> 1 & 1) * 8;
+            if (kept(dropout, batch_head, row, col)) keep |= 1u << i;
+        }
+        return keep;
+    }
+};
+
+}  // namespace libflash::cuda::sm80

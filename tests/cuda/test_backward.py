@@ -1,0 +1,100 @@
+"""Backward on the GPU: the list of cases that the CPU kernels pass, against the same float64 reference; NaN and strides.
+
+Here and in the files beside it, what is asked of every kernel is asked of one of the CPU's too, so that it runs without a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import cases
+import pytest
+from case import Case
+from gpu_kernels import TYPES, device_of, kernels, parameters, serves, with_cpu
+
+import libflash
+
+torch = pytest.importorskip("torch")
+from gpu_case import problem, run_backward, same_bits, to_numpy  # noqa: E402  (needs torch)
+
+EVERY_KERNEL = parameters(with_cpu("backward"))
+CUDA_KERNELS = parameters(kernels("backward"))
+DETERMINISTIC_SHARE = 3
+
+# A NaN reaches other rows of its tile, because the matrix instruction multiplies it by 0: test_nan_stays_in_its_tile.
+CASES = [case for case in cases.quick() if case.poison in (None, "unused")]
+
+
+def runs() -> list:
+    """Every case by every kernel that serves it; every third also with deterministic=True, other ones for each kernel."""
+    found = []
+    for index, case in enumerate(CASES):
+        for number, parameter in enumerate(CUDA_KERNELS):
+            (kernel,) = parameter.values
+            both = (index + number) % DETERMINISTIC_SHARE == 0
+            for deterministic in (False, True)[: 1 + both] if serves(kernel, case) else ():
+                name = f"{case}-{kernel['name']}{'-deterministic' * deterministic}"
+                found.append(pytest.param(case, kernel["name"], deterministic, id=name, marks=parameter.marks))
+    return found
+
+
+@pytest.mark.parametrize(("case", "kernel", "deterministic"), runs())
+def test_case(case: Case, kernel: str, deterministic: bool) -> None:
+    case.check(**run_backward(case, kernel, deterministic))
+
+
+@pytest.mark.parametrize("poisoned", ["q", "dout", "k", "v"])
+@pytest.mark.parametrize("kernel", EVERY_KERNEL)
+def test_nan_stays_in_its_tile(kernel: dict, poisoned: str) -> None:
+    """Causal, tiles of at most 128: tiles that lie wholly out of a NaN's sight, and the other head, are the same to the bit."""
+    case = Case("nan", TYPES[kernel["dtype"]], 1, 700, 700, head_dim=kernel["head_dim"], causal=True)
+    p = problem(case, device_of(kernel))
+    clean = p.backward(*p.forward(), kernel["name"], deterministic=True)
+    row = 400 if poisoned in ("q", "dout") else 690
+    getattr(p, poisoned)[0, row, 0] = torch.nan
+    dirty = p.backward(*p.forward(), kernel["name"], deterministic=True)
+    if poisoned in ("q", "dout"):
+        unmoved = {"dq": torch.arange(700) != row, "dk": torch.arange(700) >= 512, "dv": torch.arange(700) >= 512}
+    else:
+        unmoved = {"dq": torch.arange(700) < 640}
+    for name, rows in unmoved.items():
+        assert same_bits(clean[name][0, rows, 0], dirty[name][0, rows, 0]), name
+    assert dirty["dq"][0, row, 0].isnan().all()
+    for name, x in dirty.items():
+        assert same_bits(clean[name][:, :, 1], x[:, :, 1]), name
+
+
+def heads_first(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers in memory as (batch, heads, rows, channels)."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def odd_rows(x: torch.Tensor) -> torch.Tensor:
+    """The same numbers in rows that no vector load can use."""
+    wide = torch.full((*x.shape[:-1], x.shape[-1] + 3), torch.nan, dtype=x.dtype, device=x.device)
+    wide[..., : x.shape[-1]] = x
+    return wide[..., : x.shape[-1]]
+
+
+@pytest.mark.parametrize("layout", [heads_first, odd_rows])
+@pytest.mark.parametrize("kernel", EVERY_KERNEL)
+def test_strides(kernel: dict, layout: Callable) -> None:
+    """Of every tensor; and of dout alone, where a row may stand for all."""
+    case = Case("strides", TYPES[kernel["dtype"]], 2, 150, 170, 4, 2, kernel["head_dim"], causal=True)
+    p = problem(case, device_of(kernel))
+    o, lse = p.forward()
+    names = ("q", "k", "v", "dout")
+    for name in names:
+        setattr(p, name, layout(getattr(p, name)))
+    made = {f"d{name}": layout(torch.full_like(getattr(p, name), torch.nan)) for name in "qkv"}
+    options = {"causal": True, "kernel": kernel["name"]}
+    libflash.attention_backward(p.dout, p.q, p.k, p.v, layout(o), layout(lse), **made, **options)
+    case.check(**{name: to_numpy(x, p.inputs.q.dtype) for name, x in made.items()})
+
+    repeated = p.dout[:, :1].expand_as(p.dout)
+    results = [
+        libflash.attention_backward(dout, p.q, p.k, p.v, o, lse, deterministic=True, **options)
+        for dout in (repeated, repeated.contiguous())
+    ]
+    for one, other in zip(*results, strict=True):
+        assert same_bits(one, other)

@@ -1,0 +1,241 @@
+"""CUDA graphs, streams and threads: a replay, another stream or another thread gives the bits of a plain call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+
+import pytest
+from gpu_kernels import kernels, parameters
+
+import libflash
+
+torch = pytest.importorskip("torch")
+from gpu_case import same_bits  # noqa: E402  (needs torch)
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+DEVICE = "cuda"
+DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16}
+REPLAYS = 100
+ROUNDING = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+
+Tensors = dict[str, torch.Tensor]
+
+
+def randoms(dtype: torch.dtype, seed: int, **shapes: tuple[int, ...]) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator).to(dtype).to(DEVICE) for name, shape in shapes.items()}
+
+
+def dense(dtype: torch.dtype, seed: int, dim: int, sq: int = 150, sk: int = 333) -> Tensors:
+    q, k = (2, sq, 4, dim), (2, sk, 2, dim)
+    return randoms(dtype, seed, q=q, k=k, v=k, dout=q)
+
+
+def packed(dtype: torch.dtype, seed: int, dim: int, total: int = 500) -> Tensors:
+    q, k = (total, 4, dim), (total, 2, dim)
+    return randoms(dtype, seed, q=q, k=k, v=k, dout=q)
+
+
+def results_of(x: Tensors) -> Tensors:
+    """Outputs for a problem, all NaN."""
+    rows, heads = x["q"].shape[-3], x["q"].shape[-2]
+    lse = torch.full((*x["q"].shape[:-3], heads, rows), torch.nan, device=DEVICE)
+    made = {"out": torch.full_like(x["dout"], torch.nan), "lse": lse}
+    return made | {f"d{name}": torch.full_like(x[name], torch.nan) for name in "qkv"}
+
+
+def forward_and_backward(
+    x: Tensors, made: Tensors, forward: str | None = None, backward: str | None = None, deterministic: bool = True, **options
+) -> None:
+    """Everything into `made`."""
+    q, k, v, out, lse = x["q"], x["k"], x["v"], made["out"], made["lse"]
+    libflash.attention(q, k, v, out=out, lse=lse, kernel=forward, **options)
+    gradients = {name: made[name] for name in ("dq", "dk", "dv")}
+    libflash.attention_backward(
+        x["dout"], q, k, v, out, lse, deterministic=deterministic, kernel=backward, **gradients, **options
+    )
+
+
+def captured(call: Callable[[], object]) -> Callable[[], None]:
+    """The call as a graph: captured in global mode, in which a synchronisation, a cudaMalloc or the legacy stream is an error."""
+    call()  # the first launch loads the kernels
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="global"):
+        call()
+    return graph.replay
+
+
+def copy_into(x: Tensors, others: Tensors) -> None:
+    for name, other in others.items():
+        x[name].copy_(other)
+
+
+def assert_same(got: Tensors, wanted: Tensors, unordered: tuple[str, ...] = (), what: str = "") -> None:
+    """Bit for bit; tensors whose sums have no order may differ by the rounding of sums: rarely one in the last place."""
+    for name, x in wanted.items():
+        if name in unordered:
+            difference, size = (y.double().square().mean().sqrt() for y in (got[name].double() - x.double(), x))
+            assert difference <= ROUNDING[x.dtype] * size, f"{what} {name}"
+        else:
+            assert same_bits(got[name], x), f"{what} {name}"
+
+
+def partner(kernel: dict) -> str:
+    """The narrowest forward kernel that serves what a backward kernel does."""
+    wide = [k for k in kernels("forward") if k["dtype"] == kernel["dtype"] and k["head_dim"] >= kernel["head_dim"]]
+    return min(wide, key=lambda k: k["head_dim"])["name"]
+
+
+@pytest.mark.parametrize("deterministic", [True, False], ids=["deterministic", "default"])
+@pytest.mark.parametrize("kernel", parameters(kernels("backward")))
+def test_replays_with_other_contents(kernel: dict, deterministic: bool) -> None:
+    dtype, dim = DTYPES[kernel["dtype"]], kernel["head_dim"]
+    x = dense(dtype, 0, dim)
+    made, wanted = results_of(x), results_of(x)
+    options = {"forward": partner(kernel), "backward": kernel["name"], "deterministic": deterministic, "causal": True}
+    replay = captured(lambda: forward_and_backward(x, made, **options))
+    contents = [dense(dtype, seed, dim) for seed in range(1, 8)]
+    for number in range(REPLAYS):
+        copy_into(x, contents[number % len(contents)])
+        copy_into(made, {name: torch.full_like(y, torch.nan) for name, y in made.items()})
+        replay()
+        forward_and_backward(x, wanted, **options)
+        assert_same(made, wanted, () if deterministic else ("dq",), f"replay {number}")
+
+
+LENGTHS = [  # of queries and keys of four packed sequences; the first is the one captured
+    ((100, 150, 50, 200), (200, 100, 150, 50)),
+    ((500, 0, 0, 0), (0, 0, 0, 500)),
+    ((0, 0, 0, 0), (500, 0, 0, 0)),
+    ((1, 2, 3, 4), (5, 0, 7, 488)),
+    ((125, 125, 125, 125), (125, 125, 125, 125)),
+    ((17, 300, 0, 100), (300, 0, 17, 100)),
+    ((0, 128, 256, 64), (128, 128, 128, 116)),
+]
+
+
+def sums(lengths: tuple[int, ...]) -> torch.Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32).to(DEVICE)
+
+
+@pytest.mark.parametrize("maxima", [{}, {"max_seqlen_q": 500, "max_seqlen_k": 500}], ids=["capacity", "maxima"])
+@pytest.mark.parametrize("kernel", parameters(kernels("backward")))
+def test_replays_with_other_sequences(kernel: dict, maxima: dict) -> None:
+    """Up to the capacity captured: lengths live on the device, and the grid is for whatever they are."""
+    dtype, dim = DTYPES[kernel["dtype"]], kernel["head_dim"]
+    x = packed(dtype, 0, dim)
+    made = results_of(x)
+    cu_q, cu_k = (sums(lengths) for lengths in LENGTHS[0])
+    options = {"forward": partner(kernel), "backward": kernel["name"], "causal": True, **maxima}
+    replay = captured(lambda: forward_and_backward(x, made, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, **options))
+    contents = [packed(dtype, seed, dim) for seed in range(1, 6)]
+    for number in range(REPLAYS):
+        lengths_q, lengths_k = LENGTHS[number % len(LENGTHS)]
+        copy_into(x, contents[number % len(contents)])
+        cu_q.copy_(sums(lengths_q))
+        cu_k.copy_(sums(lengths_k))
+        wanted = results_of(x)  # NaN in the rows of no sequence, which stay as they are
+        copy_into(made, wanted)
+        replay()
+        forward_and_backward(x, wanted, cu_seqlens_q=sums(lengths_q), cu_seqlens_k=sums(lengths_k), **options)
+        assert_same(made, wanted, what=f"replay {number}")
+
+
+@pytest.mark.parametrize("kernel", parameters(kernels("backward")))
+def test_replays_with_other_used_lengths(kernel: dict) -> None:
+    """Dense tensors of which each replay uses other rows, with a sink and a gradient of lse."""
+    dtype, dim = DTYPES[kernel["dtype"]], kernel["head_dim"]
+    x = dense(dtype, 0, dim)
+    made = results_of(x)
+    used_q, used_k = (torch.full((2,), n, dtype=torch.int32, device=DEVICE) for n in (150, 333))
+    sink = torch.linspace(-1, 1, 4, device=DEVICE)
+    names = {"forward": partner(kernel), "backward": kernel["name"]}
+    options = names | {"seqused_q": used_q, "seqused_k": used_k, "window_size": (100, 30), "learnable_sink": sink}
+    replay = captured(lambda: forward_and_backward(x, made, **options))
+    for lengths in ((150, 0, 333, 7), (0, 0, 0, 0), (1, 149, 300, 333), (128, 64, 0, 129), (150, 150, 333, 333)):
+        used_q.copy_(torch.tensor(lengths[:2]))
+        used_k.copy_(torch.tensor(lengths[2:]))
+        copy_into(x, dense(dtype, sum(lengths), dim))
+        replay()
+        wanted = results_of(x)
+        forward_and_backward(x, wanted, **options)
+        assert_same(made, wanted, what=str(lengths))
+
+
+@pytest.mark.parametrize("kernel", parameters(kernels("backward")))
+def test_graphs_allocate_their_results(kernel: dict) -> None:
+    """Without out=: results and workspace come from the graph's own pool, and stay there for the replays."""
+    dtype, dim = DTYPES[kernel["dtype"]], kernel["head_dim"]
+    x, kept = dense(dtype, 0, dim), {}
+
+    def call() -> None:
+        out, lse = libflash.attention(x["q"], x["k"], x["v"], causal=True, return_lse=True)
+        gradients = libflash.attention_backward(
+            x["dout"], x["q"], x["k"], x["v"], out, lse, causal=True, deterministic=True, kernel=kernel["name"]
+        )
+        kept.update(zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *gradients), strict=True))
+
+    replay = captured(call)
+    of_the_graph = dict(kept)
+    for seed in (1, 2):
+        copy_into(x, dense(dtype, seed, dim))
+        torch.empty(2**22, device=DEVICE).fill_(torch.nan)  # somebody else's memory in between
+        replay()
+        call()
+        assert_same(of_the_graph, kept)
+
+
+@pytest.mark.parametrize("kernel", parameters(kernels("backward")))
+def test_streams_and_threads(kernel: dict) -> None:
+    """Eight threads on four streams, each with problems and results of its own: the bits of one call after the other."""
+    dtype, dim = DTYPES[kernel["dtype"]], kernel["head_dim"]
+    names = {"forward": partner(kernel), "backward": kernel["name"]}
+    problems = [dense(dtype, number, dim, 64 + 40 * number, 400 - 30 * number) for number in range(8)]
+    options = [{"causal": number % 2 == 0, "softmax_scale": 0.05 * (number + 1)} for number in range(8)]
+    wanted = [results_of(x) for x in problems]
+    for x, made, rest in zip(problems, wanted, options, strict=True):
+        forward_and_backward(x, made, **names, **rest)
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    together = Barrier(8)
+    torch.cuda.synchronize()
+
+    def work(number: int) -> None:
+        together.wait()
+        for turn in range(12):
+            with torch.cuda.stream(streams[(number + turn) % 4]):
+                made = results_of(problems[number])
+                forward_and_backward(problems[number], made, **names, **options[number])
+                assert_same(made, wanted[number], what=f"thread {number}, turn {turn}")
+
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(work, number) for number in range(8)]:
+            done.result()
+
+
+@pytest.mark.parametrize("side", [False, True], ids=["default stream", "side stream"])
+@pytest.mark.parametrize("kernel", parameters(kernels("backward")))
+def test_neighbours_on_the_stream(kernel: dict, side: bool) -> None:
+    """Inputs written by a slow kernel right before the call, and overwritten by the next one right after it."""
+    dtype, dim = DTYPES[kernel["dtype"]], kernel["head_dim"]
+    names = {"forward": partner(kernel), "backward": kernel["name"], "causal": True}
+    contents = [dense(dtype, seed, dim) for seed in range(4)]
+    wanted = [results_of(x) for x in contents]
+    for x, made in zip(contents, wanted, strict=True):
+        forward_and_backward(x, made, **names)
+    x, mades = {name: torch.full_like(y, torch.nan) for name, y in contents[0].items()}, [results_of(y) for y in contents]
+    nothing = {name: torch.full_like(y, torch.nan) for name, y in x.items()}
+    stream = torch.cuda.Stream() if side else torch.cuda.current_stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        for number, made in enumerate(mades):
+            torch.cuda._sleep(5_000_000 * (number % 2 + 1))
+            copy_into(x, contents[number])
+            forward_and_backward(x, made, **names)
+            copy_into(x, nothing)
+    torch.cuda.synchronize()
+    for number, made in enumerate(mades):
+        assert_same(made, wanted[number], what=f"call {number}")

@@ -1,0 +1,52 @@
+"""Backward gives the same bits again: everything with deterministic=True, dk and dv without it. Several tiles, each option alone.
+
+Without it the sums of dq, and those of dbias and dsink, are added in the order in which thread blocks happen to come.
+"""
+
+from __future__ import annotations
+
+import pytest
+from case import Case
+from gpu_kernels import TYPES, device_of, parameters, with_cpu
+
+torch = pytest.importorskip("torch")
+from gpu_case import problem, same_bits, to_numpy  # noqa: E402  (needs torch)
+
+REPEATS = {"cuda": 20, "cpu": 2}
+DENSE = {"batch": 2, "seqlen_q": 300, "seqlen_k": 333, "heads_q": 4, "heads_k": 2}
+PACKED = {"seqlen_q": (190, 0, 3, 257), "seqlen_k": (130, 260, 0, 300), "heads_q": 4, "heads_k": 2, "slack_rows": 5}
+OPTIONS = {
+    "plain": {},
+    "causal": {"causal": True},
+    "causal-top-left": {"causal": True, "causal_align": "top_left"},
+    "window": {"window_size": (70, 30)},
+    "one-key-head": {"heads_k": 1, "causal": True},
+    "a-head-each": {"heads_k": 4},
+    "used": {"used_q": (300, 170), "used_k": (0, 290), "causal": True},
+    "blocks": {"block_mask": "bh"},
+    "blocks-for-all": {"block_mask": "", "causal": True},
+    "mask": {"mask": "bhqk"},
+    "dropout": {"dropout_p": 0.25, "seed": 2**40 + 7, "offset": 2**35 + 1},
+    "softcap": {"softcap": 20.0},
+    "alibi": {"alibi": "bh"},
+    "sink": {"sink": True, "causal": True},
+    "dlse": {"dlse": True},
+    "everything": {"bias": "hk", "sink": True, "dlse": True, "dropout_p": 0.5, "softcap": 30.0, "alibi": "h", "mask": "qk"},
+} | {f"bias-{letters or 'one'}": {"bias": letters} for letters in ("bhqk", "hqk", "bqk", "bhk", "bhq", "qk", "b", "")}
+CASES = {name: DENSE | options for name, options in OPTIONS.items()}
+CASES |= {f"packed-{name}": PACKED | OPTIONS[name] for name in ("causal", "sink", "dropout", "dlse", "bias-hqk", "bias-one")}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("kernel", parameters(with_cpu("backward")))
+def test_the_same_bits_again(kernel: dict, name: str) -> None:
+    case = Case(f"repeat-{name}", TYPES[kernel["dtype"]], head_dim=kernel["head_dim"], **CASES[name])
+    p = problem(case, device_of(kernel))
+    o, lse = p.forward()
+    for deterministic in (True, False):
+        first = p.backward(o, lse, kernel["name"], deterministic)
+        for _ in range(REPEATS[device_of(kernel)] - 1):
+            again = p.backward(o, lse, kernel["name"], deterministic)
+            for tensor in first if deterministic else ("dk", "dv"):
+                assert same_bits(first[tensor], again[tensor]), tensor
+        case.check(**{tensor: to_numpy(x, p.inputs.q.dtype) for tensor, x in first.items()})

@@ -1,0 +1,35 @@
+"""Evidence made up for the tests."""
+
+from __future__ import annotations
+
+import record
+
+
+def evidence(**changes: object) -> dict:
+    stages = {name: {"status": "passed", "seconds": 1.0, "date": "2026-01-01", "driver": "1"} for name in record.STAGES}
+    cell = {"direction": "forward", "dtype": "bfloat16", "head_dim": 64, "seqlen": 512, "causal": True}
+    cell |= {"tflops": {"libflash": 300.4, "fa2": 150.2}, "ratio": {"fa2": 2.0}}
+    backward = [
+        cell | {"direction": "backward", "tflops": {"libflash": 200.4}, "ratio": {"fa2": 1.0, "cudnn": 0.5}},
+        cell | {"direction": "backward", "tflops": {"libflash": 100.4}, "ratio": {"fa2": 4.0}, "seqlen": 1024},
+        cell | {"direction": "backward", "tflops": {"libflash": 50.4}, "ratio": {}, "seqlen": 1024, "dtype": "float16"},
+    ]
+    kind = {"dtype": "bf16", "fill": "randn"}
+    gradients = {name: {"t1": t1, "rms": 3e-3, "t2": 0.5} for name, t1 in (("dq", 0.6), ("dk", 0.7), ("dv", 0.8))}
+    data = {
+        "gpu": "NVIDIA H200",
+        "sources": "aaa",
+        "quick": False,
+        "setting": {"toolkit": "13.0", "driver": "1"},
+        "stages": stages,
+        "tests": {"passed": 3, "failed": 0, "skipped": 1},
+        "accuracy": {"rows": [kind | {"o": {"t1": 0.5, "rms": 2e-3}, "lse": {"t1": 0.25}}, kind | gradients]},
+        "repeats": {"repeats": 1000, "kernels": [{"kernel": "f", "differing": {"o": 0}}]},
+        "sanitizer": {"runs": {"memcheck": {"status": "clean"}, "racecheck": {"status": "found"}}},
+        "benchmark": {
+            "setting": {"torch": "2", "cudnn": 9, "rounds": 5},
+            "summary": {"fa2": {"geometric_mean": {"all": 2.0}, "worst": {"ratio": 2.0}}},
+            "cells": [cell, *backward],
+        },
+    }
+    return data | changes

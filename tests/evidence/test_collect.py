@@ -1,0 +1,130 @@
+"""The stages run, fail and are recorded as they should."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+from collections.abc import Callable
+
+import collect
+import limited
+import pytest
+import record
+import sources
+
+
+def test_where_the_file_goes_and_what_it_is_merged_into(tmp_path: pathlib.Path) -> None:
+    assert collect.target(None, "NVIDIA H200") == record.FOLDER / "nvidia-h200.json"
+    assert collect.target(tmp_path, "NVIDIA H200") == tmp_path / "nvidia-h200.json"
+    path = collect.target(tmp_path / "x.json", "NVIDIA H200")
+    assert path == tmp_path / "x.json"
+    assert collect.earlier(path, ["tests"]) is None
+    path.write_text('{"gpu": "x"}')
+    assert collect.earlier(path, ["tests"]) == {"gpu": "x"}
+    assert collect.earlier(path, list(collect.STAGES)) is None
+
+
+@pytest.mark.parametrize(
+    ("codes", "data", "status"),
+    [
+        ([0, 0], {"passed": 5, "failed": 0, "skipped": 1}, "passed"),
+        ([1, 0], {"passed": 5, "failed": 1, "skipped": 0}, "failed"),
+        ([0, 0], {"passed": 0, "failed": 0, "skipped": 9}, "failed"),
+        ([0, 3], {"passed": 5, "failed": 0, "skipped": 0}, "failed"),
+        ([0, 0], {"passed": 5, "failed": 0, "skipped": 2, "skipped_because": {"Skipped: no CUDA device": 2}}, "failed"),
+        ([4, 4], {}, "failed"),
+        ([0, None], {}, "timed out"),
+    ],
+)
+def test_verdict_of_the_tests(codes: list[int | None], data: dict, status: str) -> None:
+    assert collect.tests_verdict(codes, data)[0] == status
+
+
+def test_the_tests_that_look_at_the_clock_are_there() -> None:
+    assert all((sources.ROOT / "tests/cuda" / name).exists() for name in collect.TIMED)
+
+
+def test_a_stage_by_a_program(tmp_path: pathlib.Path) -> None:
+    """Its result, its failure with the reason, its half a result, its time limit."""
+    run = collect.Run(quick=False, logs=tmp_path, arch=90)
+    body = "import json, pathlib, sys, time\nout = pathlib.Path(sys.argv[-1])\n"
+    script = tmp_path / "stage.py"
+
+    def outcome(code: str) -> tuple[str, str, dict]:
+        script.write_text(body + code)
+        return collect.by_json("accuracy", script, run)
+
+    assert outcome("out.write_text(json.dumps({'rows': [1], 'failures': []}))") == ("passed", "", {"rows": [1]})
+    status, why, data = outcome("out.write_text(json.dumps({'rows': [], 'failures': ['k: T1\\nmore']})); sys.exit(1)")
+    assert (status, why, data["rows"]) == ("failed", "k: T1", [])
+    assert outcome("raise RuntimeError('no kernel')")[:2] == ("failed", "RuntimeError: no kernel")
+    assert outcome("pass")[0] == "failed"  # no result: nothing was shown
+    run.begin("accuracy")
+    run.stage_end = 0
+    assert outcome("time.sleep(60)")[0] == "timed out"
+
+
+def test_the_limits_fit_the_total() -> None:
+    assert set(collect.LIMITS) == set(collect.QUICK_LIMITS) == set(collect.STAGES) == set(record.STAGES)
+    assert collect.TOTAL <= 500  # a minute beside it for the build, and ten in all
+    assert list(collect.STAGES) == list(record.STAGES)
+
+
+@pytest.fixture
+def collected(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Callable[..., tuple[int, dict]]:
+    """Runs collect with stages that do nothing, as if on a GPU; gives the exit code and the file."""
+    known = {"gpu": "NVIDIA H200", "setting": {"arch": 90, "driver": "1", "toolkit": "13.0"}}
+    monkeypatch.setattr(collect, "run_limited", lambda *_: limited.Done(0, f"a warning\n{json.dumps(known)}\n", 0.1))
+
+    def run(*only: str, **outcomes: object) -> tuple[int, dict]:
+        def stage(name: str) -> Callable:
+            def made(_: object) -> tuple[str, str, dict]:
+                found = outcomes.get(name, ("passed", "", {"by": name}))
+                if isinstance(found, Exception):
+                    raise found
+                return found() if callable(found) else found
+
+            return made
+
+        monkeypatch.setattr(collect, "STAGES", {name: stage(name) for name in record.STAGES})
+        options = argparse.Namespace(logs=tmp_path, out=tmp_path / "out", only=list(only), quick=False)
+        code = collect.collect(options)
+        return code, json.loads((tmp_path / "out/nvidia-h200.json").read_text())
+
+    return run
+
+
+def test_all_stages_make_evidence(collected: Callable) -> None:
+    code, data = collected()
+    assert code == 0
+    assert record.shortcomings(data, sources.digest()) == []
+    assert data["tests"] == {"by": "tests"}
+
+
+def test_a_failing_stage_is_recorded_and_made_good_alone(collected: Callable) -> None:
+    code, data = collected(accuracy=ValueError("half a file"), sanitizer=("unproven", "blind", {}))
+    assert code == 1
+    assert data["stages"]["accuracy"]["why"] == "ValueError: half a file"
+    assert data["stages"]["benchmark"]["status"] == "passed"
+    assert len(record.shortcomings(data, sources.digest())) == 2
+    assert collected("accuracy")[0] == 0  # all that ran passed
+    code, data = collected("sanitizer", sanitizer=("passed", "", {"by": "another machine"}))
+    assert record.shortcomings(data, sources.digest()) == []
+    assert (data["tests"]["by"], data["sanitizer"]["by"]) == ("tests", "another machine")
+
+
+def test_other_sources_begin_a_new_file(collected: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    collected()
+    monkeypatch.setattr(sources, "digest", lambda: "other")
+    assert list(collected("tests")[1]["stages"]) == ["tests"]
+
+
+def test_sources_that_change_meanwhile_are_no_evidence(collected: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+    def change() -> tuple[str, str, dict]:
+        monkeypatch.setattr(sources, "digest", lambda: "other")
+        return "passed", "", {}
+
+    code, data = collected(tests=change)
+    assert code == 1
+    assert {stage["status"] for stage in data["stages"].values()} == {"failed"}

@@ -1,0 +1,59 @@
+"""Repeats are counted, on CPU kernels in a GPU's place, and on calls that give other bits."""
+
+from __future__ import annotations
+
+import pytest
+from gpu_kernels import with_cpu
+
+torch = pytest.importorskip("torch")
+import repeats  # noqa: E402  (needs torch)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repeats, "BATCH", 3)
+
+
+def test_kernels_that_repeat_themselves(small: None) -> None:
+    row, right = repeats.row(with_cpu("forward")[-1], 3)
+    assert right
+    assert len(row["golden"]) == 32
+    assert row["differing"] == {"o": 0, "lse": 0}
+    assert "default" not in row
+    row, right = repeats.row(with_cpu("backward")[-1], 3)
+    assert right
+    assert row["differing"] == row["default"] == {"dq": 0, "dk": 0, "dv": 0}
+
+
+def test_what_differs_is_counted() -> None:
+    """NaN is no difference, the sign of a zero is one."""
+    made = torch.zeros(2, 5, dtype=torch.bfloat16)
+    made[0] = torch.nan
+    calls = iter([made, made, made, -made, made, -made])
+    found = repeats.differing(lambda: {"a": next(calls), "b": made}, 5, lambda: None)
+    assert found == {"a": 2, "b": 0}
+
+
+@pytest.mark.parametrize(
+    ("mode", "tensor", "right"),
+    [
+        ("differing", "dq", False),
+        ("differing", "dv", False),
+        ("default", "dq", True),
+        ("default", "dk", False),
+        ("default", "dv", False),
+    ],
+)
+def test_what_may_differ(small: None, monkeypatch: pytest.MonkeyPatch, mode: str, tensor: str, right: bool) -> None:
+    """dq, without deterministic=True: nothing else."""
+    real = repeats.calls
+
+    def restless(kernel: dict) -> dict:
+        made = real(kernel)
+        steady, count = made[mode], iter(range(1000))
+        return made | {mode: lambda: (found := steady()) | {tensor: found[tensor] * next(count)}}
+
+    monkeypatch.setattr(repeats, "calls", restless)
+    row, verdict = repeats.row(with_cpu("backward")[-1], 2)
+    assert row[mode][tensor] == 2
+    assert verdict == right

@@ -1,0 +1,36 @@
+"""The problems under the sanitizer are ones that kernels serve, and a wrong result among them is noticed."""
+
+from __future__ import annotations
+
+import pytest
+from gpu_kernels import with_cpu
+
+torch = pytest.importorskip("torch")
+import sanitized  # noqa: E402  (needs torch)
+
+
+@pytest.mark.parametrize("operation", ["forward", "backward"])
+def test_problems_of_a_kernel(operation: str) -> None:
+    kernel = with_cpu(operation)[-1]
+    assert [sanitized.served(case, kernel) for case in sanitized.problems(kernel)] == [1 if operation == "forward" else 2] * 4
+
+
+def test_a_wrong_result_and_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = with_cpu("backward")[-1]
+    case = sanitized.problems(kernel)[0]
+    real = sanitized.run_backward
+
+    def half_wrong(case: object, name: str, deterministic: bool, device: str) -> dict:
+        made = real(case, name, deterministic, device)
+        return made | ({"dk": made["dk"] * 2} if deterministic else {})
+
+    def half_refused(case: object, name: str, deterministic: bool, device: str) -> dict:
+        if deterministic:
+            raise sanitized.libflash.UnsupportedError("deterministic")
+        return real(case, name, deterministic, device)
+
+    monkeypatch.setattr(sanitized, "run_backward", half_refused)
+    assert sanitized.served(case, kernel) == 1
+    monkeypatch.setattr(sanitized, "run_backward", half_wrong)
+    with pytest.raises(AssertionError, match="dk: T"):
+        sanitized.served(case, kernel)

@@ -1,0 +1,99 @@
+"""The sanitizer: what it says where it works, and where it does not."""
+
+from __future__ import annotations
+
+import limited
+import pytest
+import sanitizer
+
+CLEAN = "========= COMPUTE-SANITIZER\ncanary clean: no error\n========= ERROR SUMMARY: 0 errors\n"
+MEMORY = """========= COMPUTE-SANITIZER
+========= Invalid __global__ write of size 4 bytes
+=========     at planted_write(int *)+0x70 in canary.cu:22
+=========     by thread (127,0,0) in block (0,0,0)
+=========     Access at 0x7f6510c00200 is out of bounds
+canary memory: unspecified launch failure
+========= Target application returned an error
+========= ERROR SUMMARY: 1 error
+"""
+RACE_CLEAN = CLEAN.replace("ERROR SUMMARY: 0 errors", "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)")
+RACE = """========= COMPUTE-SANITIZER
+========= Error: Race reported between Write access at planted_race(int *)+0x90 in canary.cu:26
+=========     and Read access at planted_race(int *)+0x100 in canary.cu:27 [384 hazards]
+=========
+canary race: no error
+========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)
+"""
+BARRIER = """========= COMPUTE-SANITIZER
+========= Barrier error detected. Invalid arguments.
+=========     at planted_barrier(int *)+0xb0 in canary.cu:32
+========= ERROR SUMMARY: 16 errors
+========= ERROR SUMMARY: 5 errors were not printed. Use --print-limit option to adjust the number of printed errors
+"""
+REFUSED = """========= COMPUTE-SANITIZER
+========= Error: Device not supported. Please refer to the "Supported Devices" section of the sanitizer documentation
+=========
+canary memory: unknown error
+"""
+LIBRARY = MEMORY.replace(
+    "planted_write(int *)", "void libflash::cuda::sm80::forward_kernel<forward_sm80_bf16_d64, (bool)0>(Params)"
+)
+
+
+def test_summaries_are_read() -> None:
+    texts = (CLEAN, MEMORY, RACE_CLEAN, RACE, BARRIER, REFUSED, "")
+    assert [sanitizer.said(text).found for text in texts] == [0, 1, 0, 1, 16, None, None]
+
+
+@pytest.mark.parametrize(
+    ("tool", "clean", "planted", "word"),
+    [
+        ("memcheck", CLEAN, MEMORY, ""),
+        ("racecheck", RACE_CLEAN, RACE, ""),
+        ("synccheck", CLEAN, BARRIER, ""),
+        ("memcheck", CLEAN, CLEAN, "does not report the planted memory"),
+        ("memcheck", CLEAN, MEMORY.replace("planted_write", "other"), "does not report"),
+        ("memcheck", MEMORY, MEMORY, "innocent"),
+        ("memcheck", REFUSED, REFUSED, "Device not supported"),
+        ("racecheck", RACE_CLEAN, RACE_CLEAN, "does not report the planted race"),
+        ("racecheck", RACE_CLEAN, "killed", "came to no result"),
+        ("synccheck", CLEAN, CLEAN, "does not report the planted barrier"),
+    ],
+)
+def test_verdict_of_the_canary(tool: str, clean: str, planted: str, word: str) -> None:
+    verdict = sanitizer.canary_verdict(tool, sanitizer.said(clean), sanitizer.said(planted))
+    assert word in verdict
+    assert bool(verdict) == bool(word)
+
+
+def test_memcheck_must_see_the_library_too() -> None:
+    assert sanitizer.library_verdict(sanitizer.said(LIBRARY)) == ""
+    assert "kernel of the library" in sanitizer.library_verdict(sanitizer.said(CLEAN))
+    assert "kernel of the library" in sanitizer.library_verdict(sanitizer.said(MEMORY))
+    assert "no result" in sanitizer.library_verdict(sanitizer.said(REFUSED))
+
+
+def test_results_of_the_runs() -> None:
+    ran = "ran: 49 problems, 13 kernels\n"
+
+    def status(text: str, code: int | None) -> str:
+        return sanitizer.tool_result("memcheck", limited.Done(code, text, 1.0))["status"]
+
+    assert status(ran + CLEAN, 0) == "clean"
+    assert sanitizer.tool_result("memcheck", limited.Done(0, ran + CLEAN, 1.0))["problems"] == 49
+    assert status(ran + LIBRARY, sanitizer.FOUND) == "found"
+    assert status(CLEAN, 0) == "failed"  # it did not say that it ran
+    assert status(ran + CLEAN, 1) == "failed"  # a wrong result
+    assert status(ran, 0) == "failed"  # the tool did not say that it watched
+    assert status(ran, None) == "timed out"
+
+
+def test_the_sanitizer_stage_passes_only_where_it_could_have_failed() -> None:
+    sees = dict.fromkeys(sanitizer.TOOLS, "")
+    clean = {name: {"status": "clean"} for name in sanitizer.TOOLS}
+    assert sanitizer.judged(sees, clean)[0] == "passed"
+    assert sanitizer.judged(sees, clean | {"racecheck": {"status": "found"}})[0] == "failed"
+    status, why, data = sanitizer.judged(sees | {"racecheck": "racecheck does not report"}, {"memcheck": clean["memcheck"]})
+    assert (status, why) == ("unproven", "racecheck does not report")
+    assert data["canary"]["racecheck"].startswith("proves nothing")
+    assert sanitizer.judged(sees | {"synccheck": "blind"}, {k: clean[k] for k in ("memcheck", "racecheck")})[0] == "passed"

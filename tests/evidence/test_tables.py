@@ -1,0 +1,84 @@
+"""The README's tables."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+
+import record
+import tables
+from made_up import evidence
+
+
+def test_rows_of_the_speed_tables() -> None:
+    made = tables.contents({"a.json": evidence()})
+    assert "| bf16 | 64 | yes | 300 (2.00 / -) |" in made["gpu-forward-table"]
+    assert "Geometric mean against FlashAttention-2: 2.00, smallest 2.00." in made["gpu-forward-table"]
+    assert "cuDNN:" not in made["gpu-forward-table"]
+    backward = made["gpu-backward-table"]
+    assert backward.startswith("Backward on NVIDIA H200: TFLOP/s")
+    assert "| type | head_dim | causal | S = 512 | S = 1024 |" in backward
+    assert "| bf16 | 64 | yes | 200 (1.00 / 0.50) | 100 (4.00 / -) |" in backward
+    assert "| fp16 | 64 | yes | - | 50 (- / -) |" in backward
+    assert "Geometric mean against FlashAttention-2: 2.00, smallest 1.00." in backward
+    assert "Geometric mean against cuDNN: 0.50, smallest 0.50." in backward
+    assert tables.contents({}) == {}
+
+
+def test_what_was_not_measured() -> None:
+    data = evidence()
+    data["benchmark"]["cells"] = data["benchmark"]["cells"][:1]
+    data["accuracy"]["rows"] = data["accuracy"]["rows"][:1]
+    made = tables.contents({"a.json": data})
+    assert made["gpu-backward-table"] == "Backward on NVIDIA H200: not measured."
+    assert "dq" not in made["gpu-accuracy-table"]
+
+
+def test_rows_of_the_accuracy_table() -> None:
+    made = tables.contents({"a.json": evidence()})["gpu-accuracy-table"]
+    assert "| bf16 | randn | 2.0e-03 | 0.50 | 0.25 | 0.00 | 0.00 |" in made
+    assert "| bf16 | randn | 3.0e-03 | 3.0e-03 | 3.0e-03 | 0.60 | 0.70 | 0.80 | 0.50 | 0.00 |" in made
+    assert "3 passed, 0 failed, 1 skipped" in made
+    assert "clean: memcheck." in made
+
+
+def test_what_is_said_of_the_same_bits() -> None:
+    def said(*kernels: dict, status: str = "passed") -> str:
+        data = evidence(repeats={"repeats": 1000, "kernels": list(kernels)})
+        data["stages"]["repeats"]["status"] = status
+        return tables.tested(data)
+
+    forward, backward = {"differing": {"o": 0}}, {"differing": {"dq": 0}, "default": {"dq": 3}}
+    assert "every kernel 1000 times with the same bits; compute" in said(forward)
+    assert "1000 times with the same bits (backward: all with `deterministic=True`" in said(forward, backward)
+    assert "the same bits again: not shown" in said(forward, backward, status="failed")
+
+
+def run_tables(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, record.FOLDER / "tables.py", *arguments]
+    return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+
+
+def test_the_readme_is_written_and_then_checked(tmp_path: pathlib.Path) -> None:
+    readme = tmp_path / "README.md"
+    where = ("--into", readme, "--evidence", tmp_path)
+    places = "".join(f"<!-- {name} -->\nold\n<!-- /{name} -->\n" for name in tables.TABLES)
+    readme.write_text(f"before\n{places}after\n")
+    assert run_tables(*where, "--check").returncode == 0  # no evidence, nothing to say
+    record.write(tmp_path / "nvidia-h200.json", evidence())
+    failed = run_tables(*where, "--check")
+    assert failed.returncode == 1
+    assert "gpu-forward-table, gpu-backward-table, gpu-accuracy-table" in failed.stderr
+    assert readme.read_text().count("old") == 3
+    assert run_tables(*where).returncode == 0
+    assert run_tables(*where, "--check").returncode == 0
+    written = readme.read_text()
+    assert written.startswith("before\n<!-- gpu-forward-table -->\nForward on NVIDIA H200")
+    assert written.endswith("after\n")
+    readme.write_text(written.replace("300 (2.00", "300 (3.00"))
+    assert run_tables(*where, "--check").returncode == 1
+    readme.write_text("no places")
+    missing = run_tables(*where)
+    assert missing.returncode != 0
+    assert "gpu-forward-table" in missing.stderr

@@ -1,0 +1,126 @@
+"""GPUs that are too old or too small, made up: the registry, compiled against them, refuses and says why."""
+
+from __future__ import annotations
+
+import ctypes as c
+from pathlib import Path
+
+import pytest
+from host_library import compile_host
+
+UNSUPPORTED = 2
+ENOUGH = 100_000  # bytes of shared memory, for the rows below
+
+BUILD_INFO = """
+#define LIBFLASH_BUILD_CUDA 1
+"""
+
+WRAPPER = """
+#include <cstdio>
+#include "cuda/kernels.h"
+#include "plan/device.h"
+#include "plan/registry.h"
+#include "problem/error.h"
+
+namespace libflash {
+
+static int devices;
+static DeviceFacts facts;
+
+int device_count() { return devices; }
+const DeviceFacts& device_facts(int) { return facts; }
+const char* cuda_state() { return "made up"; }
+void check_device_exists(const Device&) {}
+
+namespace cpu {
+const Kernels* const* all_kernels(int* count) { return *count = 0, nullptr; }
+}
+
+namespace cuda {
+int shared_bytes(const KernelConfig& config) { return config.stages * 1000; }
+const Row* all_rows(int* count) {
+    static Row rows[2];
+    rows[0].config.name = "forward_sm80_f16_d128";
+    rows[1].config.name = "forward_sm90_f16_d128";
+    rows[0].config.room = "sm80";
+    rows[1].config.room = "sm90";
+    for (Row& row : rows) {
+        row.config.operation = "forward";
+        row.config.dtype = RowType::f16_;
+        row.config.head_dim = row.config.head_dim_v = 128;
+        row.config.stages = 100;
+        row.config.architectures = "80-real 90a-real 80-virtual";
+    }
+    *count = 2;
+    return rows;
+}
+}
+
+}  // namespace libflash
+
+using namespace libflash;
+
+// The name of the kernel, or the reason why there is none; the status.
+extern "C" int choose(int arch, int shared_memory, char* text, size_t capacity) {
+    devices = 1;
+    facts.arch = arch;
+    facts.shared_memory_bytes = shared_memory;
+    Request request{};
+    Subject subject{Operation::forward, Device{FLASH_DEVICE_CUDA, 0}, DType::f16, 64, 64, &request, nullptr};
+    try {
+        std::snprintf(text, capacity, "%s", choose_kernel(subject).name);
+        return 0;
+    } catch (const Error& error) {
+        std::snprintf(text, capacity, "%s", error.what());
+        return error.status();
+    }
+}
+
+extern "C" int usable(int count, int arch, int row, char* text, size_t capacity) {
+    devices = count;
+    facts.arch = arch;
+    const char* why_not = nullptr;
+    const bool can = usable_here(kernel_row(row), &why_not);
+    std::snprintf(text, capacity, "%s", why_not);
+    return can;
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def lib(tmp_path_factory: pytest.TempPathFactory) -> c.CDLL:
+    folder: Path = tmp_path_factory.mktemp("old_gpu")
+    (folder / "build_info.h").write_text(BUILD_INFO)
+    return compile_host(folder, WRAPPER, "plan/registry.cpp", "plan/architectures.cpp", "problem/check.cpp")
+
+
+def text_of(function: c._CFuncPtr, *arguments: int) -> tuple[int, str]:
+    text = c.create_string_buffer(400)
+    return function(*arguments, text, c.c_size_t(len(text))), text.value.decode()
+
+
+@pytest.mark.parametrize("arch", [70, 75])
+def test_a_gpu_before_ampere(lib: c.CDLL, arch: int) -> None:
+    status, text = text_of(lib.choose, arch, ENOUGH)
+    assert status == UNSUPPORTED
+    assert f"no code for its architecture in this build (sm_{arch})" in text
+    assert "forward_sm80_f16_d128, forward_sm90_f16_d128" in text
+
+
+@pytest.mark.parametrize(("arch", "row"), [(80, 0), (86, 0), (90, 0), (120, 0), (90, 1)])
+def test_a_gpu_that_it_has_code_for(lib: c.CDLL, arch: int, row: int) -> None:
+    assert text_of(lib.choose, arch, ENOUGH) == (0, "forward_sm80_f16_d128")
+    assert text_of(lib.usable, 1, arch, row) == (1, "")
+
+
+def test_a_gpu_with_too_little_shared_memory(lib: c.CDLL) -> None:
+    status, text = text_of(lib.choose, 86, ENOUGH - 1)
+    assert status == UNSUPPORTED
+    assert f"its thread blocks take {ENOUGH} bytes of shared memory ({ENOUGH - 1})" in text
+
+
+def test_why_a_kernel_cannot_run_here(lib: c.CDLL) -> None:
+    """What flash_kernel_info says."""
+    assert text_of(lib.usable, 1, 75, 0) == (0, "no code for the architecture of this machine's GPUs")
+    assert text_of(lib.usable, 1, 100, 1) == (0, "no code for the architecture of this machine's GPUs")
+    assert text_of(lib.usable, 0, 0, 0) == (0, "made up")

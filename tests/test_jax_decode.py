@@ -1,0 +1,92 @@
+"""libflash.jax.decode and merge."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from harness import assert_same_bits, random
+
+import libflash
+
+jax = pytest.importorskip("jax")
+
+import jax.numpy as jnp  # noqa: E402
+import libflash.jax  # noqa: E402
+from jax_problem import arrays, assert_close, loss_of, problem  # noqa: E402
+
+
+def test_decode_is_that_of_the_library() -> None:
+    q, k_cache, v_cache, k, v, cos, sin = (
+        random(*shape, seed=i)
+        for i, shape in enumerate([(2, 3, 4, 8), (2, 9, 2, 8), (2, 9, 2, 5), (2, 3, 2, 8), (2, 3, 2, 5), (9, 2), (9, 2)])
+    )
+    numbers = {"rotary_interleaved": False, "window_size": (4, 0), "softmax_scale": 0.3, "softcap": 2.0, "num_splits": 2}
+    options = {"cache_seqlens": np.array([4, 6], np.int32), "rotary_cos": cos, "rotary_sin": sin, "k": k, "v": v}
+    options["learnable_sink"] = np.zeros(4, np.float32)
+    given = {name: jnp.asarray(x) for name, x in options.items()}
+    caches = jnp.asarray(k_cache), jnp.asarray(v_cache)
+    before = k_cache.copy()
+    out, lse, *new = libflash.jax.decode(jnp.asarray(q), *caches, return_lse=True, **given, **numbers)
+    wanted = libflash.decode(q, k_cache, v_cache, return_lse=True, **options, **numbers)
+    assert_same_bits((dict(enumerate((out, lse, *new)))), dict(enumerate((*wanted, k_cache, v_cache))))
+    assert_same_bits(caches[0], before)  # the arrays that were given stay as they were
+
+
+def test_decode_step_with_donated_caches() -> None:
+    q, k_cache, v_cache, k, v = arrays((2, 1, 4, 8), (2, 9, 2, 8), (2, 9, 2, 8), (2, 1, 2, 8), (2, 1, 2, 8))
+
+    def step(k_cache, v_cache, lengths):
+        return libflash.jax.decode(q, k_cache, v_cache, k=k, v=v, cache_seqlens=lengths)
+
+    donating = jax.jit(step, donate_argnums=(0, 1))
+    mine, other = (k_cache.copy(), v_cache.copy()), (k_cache, v_cache)
+    for length in (3, 4):
+        lengths = jnp.full(2, length, jnp.int32)
+        out, *mine = donating(*mine, lengths)
+        wanted, *other = step(*other, lengths)
+        assert_same_bits(out, wanted)
+    assert_same_bits(mine[0], other[0])
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd", "sbhd", "packed"])
+def test_merge(layout: str) -> None:
+    shape = {"bshd": (2, 3, 4, 5), "bhsd": (2, 4, 3, 5), "sbhd": (3, 2, 4, 5), "packed": (3, 4, 5)}[layout]
+    rows = (4, 3) if layout == "packed" else (2, 4, 3)
+    outs, lses = [random(*shape, seed=i) for i in range(3)], [random(*rows, seed=9 + i) for i in range(3)]
+    lses[1][..., 0] = -np.inf
+    for lse in lses:
+        lse[..., 1] = -np.inf
+    named = {} if layout == "packed" else {"layout": layout}
+    got = libflash.jax.merge([jnp.asarray(x) for x in outs], [jnp.asarray(x) for x in lses], **named)
+    wanted = libflash.merge(outs, lses, **named)
+    for mine, other in zip(got, wanted, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6)
+
+
+def test_merge_of_parts_is_the_whole() -> None:
+    q, k, v, *_ = problem()
+
+    def in_parts(q, k, v):
+        parts = [libflash.jax.attention(q, k[:, i : i + 3], v[:, i : i + 3], return_lse=True) for i in (0, 3, 6)]
+        return libflash.jax.merge(*zip(*parts, strict=True))
+
+    whole = lambda *x: libflash.jax.attention(*x, return_lse=True)  # noqa: E731
+    assert_close(in_parts(q, k, v), whole(q, k, v))
+    assert_close(*(jax.grad(loss_of(f), argnums=(0, 1, 2))(q, k, v) for f in (in_parts, whole)))
+
+
+def test_merge_ignores_empty_parts_whatever_they_hold() -> None:
+    out, lse = arrays((1, 2, 3, 4), (1, 3, 2))
+    garbage, nothing = jnp.full_like(out, jnp.nan), jnp.full_like(lse, -jnp.inf)
+
+    def loss(out, garbage, lse, nothing):
+        merged, total = libflash.jax.merge([out, garbage], [lse, nothing])
+        return merged.sum() + total.sum()
+
+    gradients = jax.grad(loss, argnums=(0, 1, 2, 3))(out, garbage, lse, nothing)
+    assert_close(gradients[0], jnp.ones_like(out))
+    assert not gradients[1].any()
+    assert not gradients[3].any()
+    merged, total = libflash.jax.merge([garbage] * 2, [nothing] * 2)
+    assert not merged.any()
+    assert (total == -jnp.inf).all()

@@ -1,0 +1,101 @@
+"""What libflash.jax refuses, and when."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import libflash
+
+jax = pytest.importorskip("jax")
+
+import jax.numpy as jnp  # noqa: E402
+import libflash.jax  # noqa: E402
+from jax_problem import arrays, problem  # noqa: E402
+
+from libflash import _jax_ffi  # noqa: E402
+
+
+def test_refusals_come_from_the_library_while_tracing() -> None:
+    q, k, v, *_ = problem()
+    attention = libflash.jax.attention
+    for wrap in (
+        lambda f: f,
+        jax.jit,
+        lambda f: jax.vmap(f, in_axes=None, axis_size=2),
+        lambda f: lambda *x: jax.eval_shape(f, *x),
+    ):
+        with pytest.raises(libflash.InvalidError, match=r"v: shape .*\(2, 5, 2, 5\)"):
+            wrap(attention)(q, k, v[:, :5])
+    refused = [
+        (libflash.InvalidError, "softcap", {"softcap": -1.0}),
+        (libflash.InvalidError, "layout is 'hbsd'", {"layout": "hbsd"}),
+        (libflash.InvalidError, "causal_align is 'left'", {"causal_align": "left"}),
+        (libflash.InvalidError, "dropout_p", {"dropout_p": 1.0}),
+        (libflash.InvalidError, "seed is -1", {"dropout_p": 0.5, "seed": -1}),
+        (libflash.InvalidError, r"seed is float32\[2\]", {"dropout_p": 0.5, "seed": jnp.zeros(2)}),
+        (libflash.InvalidError, "bias has 5 dimensions", {"bias": jnp.zeros((1, 1, 1, 1, 1))}),
+        (libflash.InvalidError, r"mask is int8\[", {"mask": jnp.zeros((7, 9), jnp.int8)}),
+        (libflash.InvalidError, "BlockMask", {"block_mask": libflash.BlockMask(0, 0, 0, 0)}),
+        (libflash.UnsupportedError, "no_such_kernel", {"kernel": "no_such_kernel"}),
+        (libflash.UnsupportedError, "sm90", {"backend": "sm90"}),
+        (TypeError, "window_size", {"window_size": 3}),
+        (ValueError, "longer than", {"kernel": "x" * 200}),
+    ]
+    for kind, text, options in refused:
+        with pytest.raises(kind, match=text):
+            attention(q, k, v, **options)
+    with pytest.raises(libflash.UnsupportedError, match="alibi_slopes"):
+        jax.grad(lambda slopes: attention(q, k, v, alibi_slopes=slopes).sum())(jnp.ones(4))
+    with pytest.raises(libflash.InvalidError, match="k and v"):
+        libflash.jax.decode(q, k, v, k=k)
+    with pytest.raises(libflash.InvalidError, match=r"outs\[1\]"):
+        libflash.jax.merge([q, k], [jnp.zeros((2, 4, 7))] * 2)
+
+
+def test_refusals_of_values_come_when_it_runs() -> None:
+    """Lengths are data: what is wrong with them shows on the CPU when the program runs, with the library's text."""
+    q, k, v = arrays((7, 4, 8), (7, 2, 8), (7, 2, 8))
+    cu = jnp.array([0, 3, 99], jnp.int32)
+    with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=r"INVALID_ARGUMENT: cu_seqlens_q.*99"):
+        libflash.jax.attention(q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu).block_until_ready()
+
+
+def test_no_second_derivative_and_no_forward_mode() -> None:
+    q, k, v, *_ = problem()
+    square = lambda q: (libflash.jax.attention(q, k, v) ** 2).sum()  # noqa: E731
+    with pytest.raises((TypeError, ValueError, NotImplementedError)):
+        jax.grad(lambda q: jax.grad(square)(q).sum())(q)
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(square, (q,), (q,))
+
+
+def test_handlers_check_what_they_get() -> None:
+    """Attributes of a wrong type and a wrong number of operands are refused, not read."""
+    shape = jax.ShapeDtypeStruct((1, 1, 1, 1), np.float32)
+    results = [shape, jax.ShapeDtypeStruct((1, 1, 1), np.float32)]
+    x = jnp.zeros(shape.shape)
+    refused = {
+        "attribute flags must be a 64-bit integer": ((x, x, x), {"flags": np.int32(0)}),
+        "attribute softcap must be a 64-bit float": ((x, x, x), {"softcap": np.float32(1)}),
+        "attribute kernel must be a text": ((x, x, x), {"kernel": np.int64(1)}),
+        "unknown attribute colour": ((x, x, x), {"colour": np.int64(1)}),
+        "takes 3 operands and 2 results, not 2 and 2": ((x, x), {}),
+        "layout is 7": ((x, x, x), {"layout": np.int64(7)}),
+        "at most 4 of a type that libflash has": ((x, x, x.astype(np.int8)), {}),
+        "seed must become": ((x, x, x, x), {"operands": np.int64(1 << 16)}),
+    }
+    for text, (operands, attributes) in refused.items():
+        with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=text):
+            jax.block_until_ready(jax.ffi.ffi_call("libflash_forward", results)(*operands, **attributes))
+
+
+def test_shape_check_refuses_garbage() -> None:
+    good = ((11, (1, 2, 3, 4)),) * 3
+    assert _jax_ffi.workspace_size(0, 0, good, ((11, (1, 2, 3, 4)), (11, (1, 3, 2))), {})[0] == 0
+    for arguments in [(9, 0, good, good, {}), (0, 0, ((11, (1,) * 5),) * 3, good, {}), (0, 0, good * 10, good, {})]:
+        with pytest.raises(ValueError, match=r".+"):
+            _jax_ffi.workspace_size(*arguments)
+    for arguments in [(0, 0, (3,), good, {}), (0, 0, good, good, {"flags": "x"}), (0, 0, ((11, ("a",)),) * 3, good, {})]:
+        with pytest.raises(TypeError):
+            _jax_ffi.workspace_size(*arguments)

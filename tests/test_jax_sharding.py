@@ -1,0 +1,70 @@
+"""libflash.jax on sharded arrays and in shard_map, on four devices of the CPU."""
+
+from __future__ import annotations
+
+import pytest
+from harness import run_python
+
+pytest.importorskip("jax")
+
+SHARDED = """
+    import jax, jax.numpy as jnp, numpy as np, libflash.jax
+    from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+    rng = np.random.default_rng(0)
+    q, k, v, sink = (jnp.asarray(rng.standard_normal(s), "float32") for s in ((4, 8, 8, 16), (4, 8, 4, 16), (4, 8, 4, 8), (8,)))
+    mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.{kind},) * 2)
+    put = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, P(*spec)))
+    Q, K, V = (put(x, "x", None, "y") for x in (q, k, v))
+    attention = lambda q, k, v, sink: libflash.jax.attention(q, k, v, learnable_sink=sink, causal=True)
+    loss = lambda q, k, v, sink: (attention(q, k, v, sink) ** 2).sum()
+    same = lambda x, y: jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-5), x, y)
+    plain, plain_gradient = attention(q, k, v, sink), jax.grad(loss, argnums=(0, 1, 2, 3))(q, k, v, sink)
+"""
+DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_sharded_arrays_stay_where_they_are(kind: str) -> None:
+    run_python(SHARDED.replace("{kind}", kind) + """
+    forward, backward = jax.jit(attention), jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))
+    out, gradient = forward(Q, K, V, sink), backward(Q, K, V, sink)
+    same(out, plain), same(gradient, plain_gradient)
+    for x in (out, *gradient[:3]):
+        assert x.sharding.is_equivalent_to(NamedSharding(mesh, P("x", None, "y")), 4), x.sharding
+    for program in (forward, backward):
+        text = program.lower(Q, K, V, sink).compile().as_text()
+        assert "all-gather" not in text and "all-to-all" not in text
+        assert "f32[2,8,4,16]" in text
+    """, **DEVICES)  # fmt: skip
+
+
+def test_sharding_gives_way_where_it_must() -> None:
+    """Heads that the shards do not divide, a bias that all entries share and its gradient, dropout, packed arrays, pages."""
+    run_python(SHARDED.replace("{kind}", "Auto") + """
+    one = k[:, :, :1], v[:, :, :1]
+    same(jax.jit(attention)(Q, *one, sink), attention(q, *one, sink))
+    bias = jnp.asarray(rng.standard_normal((1, 1, 8, 8)), "float32")
+    biased = lambda q, k, v, bias: (libflash.jax.attention(q, k, v, bias=bias) ** 2).sum()
+    same(jax.jit(jax.grad(biased, argnums=(0, 3)))(Q, K, V, bias), jax.grad(biased, argnums=(0, 3))(q, k, v, bias))
+    drop = lambda q, k, v: libflash.jax.attention(q, k, v, dropout_p=0.5, seed=jax.random.key(1))
+    same(jax.jit(drop)(Q, K, V), drop(q, k, v))
+    cu = jnp.array([0, 3, 8], "int32")
+    packed = lambda q, k, v: (libflash.jax.attention(q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu) ** 2).sum()
+    heads = [put(x[0], None, "y") for x in (q, k, v)]
+    same(jax.jit(jax.grad(packed))(*heads), jax.grad(packed)(q[0], k[0], v[0]))
+    lengths = jnp.array([3, 8, 1, 5], "int32")
+    decode = lambda q, k, v: libflash.jax.decode(q[:, :1], k, v, cache_seqlens=lengths)
+    same(jax.jit(decode)(Q, K, V), decode(q, k, v))
+    table = jnp.array([[3, 0], [1, 1], [2, 3], [0, 0]], "int32")
+    paged = lambda q, k, v: libflash.jax.decode(q[:, :1], k, v, block_table=table, cache_seqlens=lengths)
+    same(jax.jit(paged)(Q, K, V), paged(q, k, v))
+    """, **DEVICES)  # fmt: skip
+
+
+def test_shard_map() -> None:
+    run_python(SHARDED.replace("{kind}", "Auto") + """
+    mapped = jax.shard_map(attention, mesh=mesh, in_specs=(P("x", None, "y"),) * 3 + (P("y"),), out_specs=P("x", None, "y"))
+    same(jax.jit(mapped)(Q, K, V, sink), plain)
+    gradient = jax.jit(jax.grad(lambda *x: (mapped(*x) ** 2).sum(), argnums=(0, 1, 2, 3)))(Q, K, V, sink)
+    same(gradient, plain_gradient)
+    """, **DEVICES)  # fmt: skip

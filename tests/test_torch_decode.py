@@ -1,0 +1,74 @@
+"""libflash.torch.decode, and merge with its gradients."""
+
+from __future__ import annotations
+
+import pytest
+
+import libflash
+
+torch = pytest.importorskip("torch")
+
+import libflash.torch  # noqa: E402
+from torch_problem import qkv, tensors  # noqa: E402
+
+
+def test_decode_is_that_of_the_library() -> None:
+    q, k_cache, v_cache, k, v = tensors((2, 3, 4, 8), (2, 9, 2, 8), (2, 9, 2, 5), (2, 3, 2, 8), (2, 3, 2, 5), grad=False)
+    cos, sin = tensors((9, 2), (9, 2), grad=False)
+    options = {
+        "cache_seqlens": torch.tensor([4, 6], dtype=torch.int32),
+        "rotary_cos": cos,
+        "rotary_sin": sin,
+        "rotary_interleaved": False,
+        "window_size": (4, 0),
+        "softmax_scale": 0.3,
+        "softcap": 2.0,
+        "num_splits": 2,
+        "learnable_sink": torch.zeros(4),
+    }
+    mine, other = (k_cache.clone(), v_cache.clone()), (k_cache.clone(), v_cache.clone())
+    got = libflash.torch.decode(q, *mine, k=k, v=v, return_lse=True, **options)
+    wanted = libflash.decode(q, *other, k=k, v=v, return_lse=True, **options)
+    assert all(map(torch.equal, (*got, *mine), (*wanted, *other)))
+    with pytest.raises(libflash.InvalidError, match="k and v"):
+        libflash.torch.decode(q, *mine, k=k)
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd", "sbhd", "packed"])
+def test_merge_gradcheck(layout: str) -> None:
+    shape = {"bshd": (2, 3, 4, 5), "bhsd": (2, 4, 3, 5), "sbhd": (3, 2, 4, 5), "packed": (3, 4, 5)}[layout]
+    outs = tensors(shape, shape, shape, dtype=torch.float64)
+    rows = (4, 3) if layout == "packed" else (2, 4, 3)
+    lses = tensors(rows, rows, rows, dtype=torch.float64)
+
+    def function(*parts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return libflash.torch.merge(parts[:3], parts[3:], layout="bshd" if layout == "packed" else layout)
+
+    assert torch.autograd.gradcheck(function, (*outs, *lses))
+
+
+def test_merge_of_parts_is_the_whole() -> None:
+    q, k, v = qkv(torch.float64)
+    parts = [libflash.torch.attention(q, k[:, i : i + 3], v[:, i : i + 3], return_lse=True) for i in (0, 3, 6)]
+    out, lse = libflash.torch.merge(*zip(*parts, strict=True))
+    whole, whole_lse = libflash.torch.attention(q, k, v, return_lse=True)
+    torch.testing.assert_close((out, lse), (whole, whole_lse), rtol=1e-12, atol=1e-12)
+    got = torch.autograd.grad(out.square().sum() + lse.sum(), (q, k, v))
+    wanted = torch.autograd.grad(whole.square().sum() + whole_lse.sum(), (q, k, v))
+    torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
+
+
+def test_merge_ignores_empty_parts_whatever_they_hold() -> None:
+    out, lse = torch.randn(1, 2, 3, 4), torch.randn(1, 3, 2)
+    garbage = torch.full_like(out, torch.nan).requires_grad_()
+    nothing = torch.full_like(lse, -torch.inf).requires_grad_()
+    part = out.clone().requires_grad_()
+    merged, total = libflash.torch.merge([part, garbage], [lse, nothing])
+    assert torch.equal(merged, out)
+    assert torch.equal(total, lse)
+    gradients = torch.autograd.grad(merged.sum() + total.sum(), (part, garbage, nothing))
+    assert torch.equal(gradients[0], torch.ones_like(out))
+    assert not gradients[1].any()
+    assert not gradients[2].any()
+    empty = libflash.torch.merge([garbage, garbage], [nothing, nothing])
+    assert not any(gradient.any() for gradient in torch.autograd.grad(empty[0].sum(), (garbage, nothing)))
