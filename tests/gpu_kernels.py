@@ -50,6 +50,14 @@ def serves(kernel: dict, case: Case) -> bool:
     return fits and TYPES.get(kernel["dtype"]) == case.dtype
 
 
+def chosen(rows: list[dict], case: Case, index: int) -> list[dict]:
+    """Of the rows that serve a case: those of its own width, and one of the wider in turn. All of them would take an hour."""
+    able = [kernel for kernel in rows if serves(kernel, case)]
+    narrowest = min((kernel["head_dim"] for kernel in able), default=0)
+    wider = [kernel for kernel in able if kernel["head_dim"] > narrowest]
+    return [kernel for kernel in able if kernel["head_dim"] == narrowest] + wider[index % max(1, len(wider)) :][:1]
+
+
 def widths(kernel: dict) -> dict[str, int | None]:
     """The largest head_dim and head_dim_v of a kernel, as fields of a case."""
     same = kernel["head_dim"] == kernel["head_dim_v"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import cases
 import pytest
 from case import Case
-from gpu_kernels import kernels, serves
+from gpu_kernels import chosen, kernels
 
 import libflash
 
@@ -18,7 +18,7 @@ KERNELS = kernels("forward")
 # A NaN in V at a hidden key may reach other rows of its tile, because the matrix instruction multiplies it by 0.
 # test_nan_stays_in_its_tile says how far it gets.
 CASES = [case for case in cases.quick() if case.poison not in ("v_nan", "v_inf")]
-RUNS = [(case, kernel["name"]) for case in CASES for kernel in KERNELS if serves(kernel, case)]
+RUNS = [(case, kernel["name"]) for index, case in enumerate(CASES) for kernel in chosen(KERNELS, case, index)]
 
 
 @needs_gpu
