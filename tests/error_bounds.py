@@ -246,13 +246,16 @@ class HeadBounds:
         relative error is pi_s = kap_s + max_j kap, with kap_s the error of the sink's score:
 
         bds = sum_i ps ((pi_s + a(n))(|D| + |dlse|) + (1 + pi_s) Del)
-        vds = w ds^2 + sum_i ps^2 vD + (sum_i f_s ps (|D| + |dlse|))^2
+        vds = w ds^2 + (sum_i ps sqrt(vD))^2 + (sum_i f_s ps (|D| + |dlse|))^2
+
+        Rows whose probabilities are alike (softcap far beyond its bend, bias by key alone) round alike: a GPU kernel with
+        fp16 probabilities was seen at 8.6 times what independent rows would give.
         """
         m, h, p = self.model, self.head.head, self.weights.p_sink
         pi = relative(self.sink_error + self.worst)
         size = np.abs(grad.delta) + np.abs(dlse)
         dsink.limit[h] += (p * ((pi + m.sum_error(dsink.terms)) * size + (1 + pi) * self.delta_error)).sum()
-        dsink.variance[h] += (p**2 * self.delta_variance).sum()
+        dsink.variance[h] += (p * np.sqrt(self.delta_variance)).sum() ** 2
         dsink.noise[h] += (self.sink_noise * p * size).sum()
 
 

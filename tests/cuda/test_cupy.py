@@ -150,9 +150,10 @@ def test_given_stream(kind: str) -> None:
 
 
 def test_two_streams_at_once() -> None:
-    wanted = [everything(*problem(seed)) for seed in range(2)]
+    problems = [problem(seed) for seed in range(2)]  # alive until they have been copied: their memory is of another stream
+    wanted = [everything(*x) for x in problems]
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
-    inputs = [late(problem(seed), stream) for seed, stream in enumerate(streams)]
+    inputs = [late(x, stream) for x, stream in zip(problems, streams, strict=True)]
     for _ in range(5):
         made = []
         for stream, x in zip(streams, inputs, strict=True):

@@ -27,7 +27,7 @@ class Arena:
     along the axis reach beyond FAR."""
 
     def __init__(self, axis: str, entries: int) -> None:
-        self.axis, self.step, self.start = axis, FAR // (entries - 1) + 64, 0
+        self.axis, self.step, self.start = axis, FAR // (entries - 1) // 64 * 64 + 128, 0  # rows that vectors can load
         self.memory = torch.empty(ROOM, dtype=torch.uint8, device=DEVICE)
 
     def place(self, x: torch.Tensor, kind: str = "rows") -> torch.Tensor:

@@ -160,7 +160,8 @@ def test_many_tiles(long: str) -> None:
     for name, x in wanted.items():
         for part in (slice(None), slice(-200, None)):  # the usual error is a quarter of the limit
             difference = (made[name][:, part].float() - x[:, part]).square().mean().sqrt()
-            assert difference <= 0.01 * x[:, part].square().mean().sqrt(), f"{name} {part}"
+            limit = 0.01 + 2**-28 * count  # the adders of tensor cores truncate
+            assert difference <= limit * x[:, part].square().mean().sqrt(), f"{name} {part}"
 
 
 # -- large

@@ -227,7 +227,7 @@ def test_sdpa(dtype: str, options: dict, calls: list[str]) -> None:
         again = with_gradients(lambda *x: sdpa(*x, **options), leaves)
         assert len(calls) == 2
     for x, y, z in zip(got, wanted, again, strict=True):
-        limit = 2**-7 * largest(y)
+        limit = 2**-6 * largest(y)  # two results with errors of their own
         torch.testing.assert_close(x, y, rtol=0, atol=limit)
         torch.testing.assert_close(z, y, rtol=0, atol=limit)
 

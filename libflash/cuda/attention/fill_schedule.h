@@ -11,8 +11,27 @@ namespace libflash::cuda {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// For 1 <= divisor < 2^31. With 2^shift >= divisor, the quotient of 2^(31 + shift) rounded up is exact for 31 bits.
+inline Divisor divisor_params(int64_t divisor) {
+    uint32_t shift = 0;
+    while ((int64_t{1} << shift) < divisor) ++shift;
+    if (shift == 0) return {1, 0, 0};
+    const int64_t multiplier = ceil_div(int64_t{1} << (31 + shift), divisor);
+    return {static_cast<uint32_t>(divisor), static_cast<uint32_t>(multiplier), shift - 1};
+}
+
 // What the heads at work at the same time read again and again should fit the L2 cache with room to spare.
 constexpr double kL2Bytes = 24e6;
+
+// So many heads at a time: as many as fit, and for equal groups a divisor of all of them if there is one not far below. A small last
+// group would begin with its longest tiles when everything else is done.
+inline int64_t group_of_heads(int64_t all, double head_bytes) {
+    const int64_t fit = std::max<int64_t>(1, std::min(all, static_cast<int64_t>(kL2Bytes / std::max(1.0, head_bytes))));
+    for (int64_t group = fit; 2 * group >= fit && fit - group < 64; --group) {
+        if (all % group == 0) return group;
+    }
+    return fit;
+}
 
 // Tiles of `tile` rows of one side, `heads` heads of a sequence; a head reads `head_bytes` of the other side.
 inline ScheduleParams schedule_params(const Sequences& rows, int64_t batch, int64_t heads, int64_t tile, double head_bytes,
@@ -21,10 +40,13 @@ inline ScheduleParams schedule_params(const Sequences& rows, int64_t batch, int6
     int64_t tiles = ceil_div(rows.capacity, tile);
     if (rows.packed()) tiles = std::min(tiles + batch, batch * ceil_div(rows.max_length, tile));
     const int64_t all = rows.packed() ? heads : batch * heads;
-    const int64_t group = static_cast<int64_t>(kL2Bytes / std::max(1.0, head_bytes));
+    const int64_t group = all > 0 ? group_of_heads(all, head_bytes) : 1;
     params.tiles = static_cast<int32_t>(tiles);
     params.heads = static_cast<int32_t>(all);
-    params.heads_per_group = static_cast<int32_t>(std::max<int64_t>(1, std::min(all, group)));
+    params.heads_per_group = static_cast<int32_t>(group);
+    params.group_items = divisor_params(std::max<int64_t>(1, group * tiles));
+    params.group = divisor_params(group);
+    params.sequence = divisor_params(std::max<int64_t>(1, heads));
     params.reversed = reversed;
     return params;
 }

@@ -70,13 +70,21 @@ struct RareParams {
     DropoutParams dropout;
 };
 
+// Division by a number that is known before the launch: the instruction for it takes as long as forty others.
+struct Divisor {
+    uint32_t divisor, multiplier, shift;  // n / divisor = n * multiplier >> 32 + shift, for n below 2^31
+};
+
 // Which thread block works on which rows: heads in groups whose keys and values fit the L2 cache together, all tiles of a group before the
 // next group, the longest first.
 struct ScheduleParams {
     int32_t tiles;            // query tiles of a head (dense), or an upper bound of all sequences' tiles (packed)
     int32_t heads_per_group;  // of the batch * heads_q (dense) or heads_q (packed) heads
     int32_t heads;
-    bool reversed;  // later rows see more keys (causal): start with the last tile
+    Divisor group_items;  // heads_per_group * tiles
+    Divisor group;        // heads_per_group
+    Divisor sequence;     // dense: heads of a batch entry
+    bool reversed;        // later rows see more keys (causal): start with the last tile
 };
 
 struct ForwardParams {

@@ -37,8 +37,8 @@ struct QueryTiles {
         ++tile;
         const int block_col = first_col / 128;
         if (blocks.mask) {
-            const uint8_t* column = blocks.mask + batch * blocks.mask_stride[0] + head * blocks.mask_stride[1] +
-                                    block_col * blocks.mask_stride[3];
+            const uint8_t* column =
+                blocks.mask + batch * blocks.mask_stride[0] + head * blocks.mask_stride[1] + block_col * blocks.mask_stride[3];
             while (tile < end && !column[tile * kBlockM / 128 * blocks.mask_stride[2]]) ++tile;
         } else if (blocks.counts) {
             const int count = blocks.counts[batch * blocks.counts_stride[0] + head * blocks.counts_stride[1] +

@@ -61,7 +61,7 @@ struct RowFactsUnit {
     }
 
     __device__ __forceinline__ void run(int sums_per_unit) {
-        work = work_tile<kUnitRows>(params.query_schedule, params.q_lengths, params.batch, params.heads_q);
+        work = work_tile<kUnitRows>(params.query_schedule, params.q_lengths, params.batch);
         if (work.batch < 0) return;
         rows = SequenceRows::of(params.q_lengths, work.batch);
         if (work.tile * kUnitRows >= rows.owned) return;

@@ -60,18 +60,23 @@ __device__ __forceinline__ WorkTile find_packed_tile(const LengthsParams& length
     return {-1, 0, 0};
 }
 
-// `lengths`: of the side whose tiles are scheduled, `heads`: its heads of a sequence.
+__device__ __forceinline__ int divide(int n, const Divisor& by) {
+    return by.divisor == 1 ? n : static_cast<int>(__umulhi(static_cast<uint32_t>(n), by.multiplier) >> by.shift);
+}
+
+// `lengths`: of the side whose tiles are scheduled.
 template <int kTileRows>
-__device__ __forceinline__ WorkTile work_tile(const ScheduleParams& schedule, const LengthsParams& lengths, int batch, int heads) {
-    const int group_items = schedule.heads_per_group * schedule.tiles;
-    const int group = blockIdx.x / group_items;
-    const int item = blockIdx.x % group_items;
-    const int heads_here = min(schedule.heads_per_group, schedule.heads - group * schedule.heads_per_group);
-    const int head = group * schedule.heads_per_group + item % heads_here;
-    int tile = item / heads_here;
+__device__ __forceinline__ WorkTile work_tile(const ScheduleParams& schedule, const LengthsParams& lengths, int batch) {
+    const int group = divide(blockIdx.x, schedule.group_items);
+    const int item = blockIdx.x - group * static_cast<int>(schedule.group_items.divisor);
+    const int first_head = group * schedule.heads_per_group;
+    const int heads_here = min(schedule.heads_per_group, schedule.heads - first_head);
+    int tile = heads_here == schedule.heads_per_group ? divide(item, schedule.group) : item / heads_here;
+    const int head = first_head + item - tile * heads_here;
     if (schedule.reversed) tile = schedule.tiles - 1 - tile;
     if (lengths.cu) return find_packed_tile<kTileRows>(lengths, batch, tile, head);
-    return {head / heads, head % heads, tile};
+    const int entry = divide(head, schedule.sequence);
+    return {entry, head - entry * static_cast<int>(schedule.sequence.divisor), tile};
 }
 
 }  // namespace libflash::cuda

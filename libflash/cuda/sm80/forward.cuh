@@ -84,7 +84,7 @@ struct Forward {
 
     // False: there is nothing to do. Ends with the thread block in step.
     __device__ __forceinline__ bool prepare() {
-        const WorkTile work = work_tile<kBlockM>(params.schedule, params.q_lengths, params.batch, params.heads_q);
+        const WorkTile work = work_tile<kBlockM>(params.schedule, params.q_lengths, params.batch);
         if (work.batch < 0) return false;
         const SequenceRows q_rows = SequenceRows::of(params.q_lengths, work.batch);
         if (work.tile * kBlockM >= q_rows.owned) return false;
@@ -298,7 +298,7 @@ struct Forward {
     }
 
     __device__ __forceinline__ void scale_row(int a, int r, float factor) {
-        row_sum[a][r] *= factor;
+        row_sum[a][r] *= row_sum[a][r] == INFINITY ? 1.0f : factor;  // an overflow is remembered
 #pragma unroll
         for (int n = 0; n < kChannelBlocks; ++n) {
             o[a][n][2 * r] *= factor;
@@ -306,11 +306,11 @@ struct Forward {
         }
     }
 
-    // Whether a row sum of this warp has grown past the limit (or is NaN).
+    // Whether a row sum of this warp has grown past the limit. NaN is none of it: a row with one must not change how its neighbours are done.
     __device__ __forceinline__ bool sums_past_limit() const {
         bool past = false;
 #pragma unroll
-        for (int a = 0; a < kSlabs; ++a) past |= !(row_sum[a][0] <= kSumLimit) || !(row_sum[a][1] <= kSumLimit);
+        for (int a = 0; a < kSlabs; ++a) past |= row_sum[a][0] > kSumLimit || row_sum[a][1] > kSumLimit;
         return __any_sync(0xffffffffu, past);
     }
 
@@ -428,7 +428,7 @@ struct Forward {
             for (int r = 0; r < 2; ++r) {
                 row_sum[a][r] += __shfl_xor_sync(0xffffffffu, row_sum[a][r], 1);
                 row_sum[a][r] += __shfl_xor_sync(0xffffffffu, row_sum[a][r], 2);
-                bad |= !(row_sum[a][r] < INFINITY) || (fabsf(base[a][r]) > kBaseLimit && base[a][r] != kNothing);
+                bad |= row_sum[a][r] == INFINITY || (fabsf(base[a][r]) > kBaseLimit && base[a][r] != kNothing);
             }
         return __syncthreads_or(bad);
     }

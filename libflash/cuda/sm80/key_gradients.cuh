@@ -102,7 +102,7 @@ struct KeyGradients {
 
     // False: there is nothing to do. Ends with the thread block in step.
     __device__ __forceinline__ bool prepare() {
-        const WorkTile work = work_tile<kBlockN>(params.key_schedule, params.k_lengths, params.batch, params.heads_k);
+        const WorkTile work = work_tile<kBlockN>(params.key_schedule, params.k_lengths, params.batch);
         if (work.batch < 0) return false;
         const SequenceRows k_rows = SequenceRows::of(params.k_lengths, work.batch);
         if (work.tile * kBlockN >= k_rows.owned) return false;

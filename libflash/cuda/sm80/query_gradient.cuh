@@ -75,7 +75,7 @@ struct QueryGradient : QueryRows<T, kHeadDim, kGeneral> {
     }
 
     __device__ __forceinline__ void run() {
-        const WorkTile next = work_tile<kBlockM>(params.query_tile_schedule, params.q_lengths, params.batch, params.heads_q);
+        const WorkTile next = work_tile<kBlockM>(params.query_tile_schedule, params.q_lengths, params.batch);
         if (next.batch < 0) return;
         this->begin(next);
         if (tiles.first_row >= q_rows.owned) return;

@@ -68,7 +68,7 @@ struct QuerySums {
     // dq of one unit of rows. All warps of the thread block call it, with room for a tile in shared memory.
     __device__ static __forceinline__ void convert(const BackwardParams& params, char* shared) {
         using QTile = SharedTile<kBlockM, kHeadDim>;
-        const WorkTile work = work_tile<kUnitRows>(params.query_schedule, params.q_lengths, params.batch, params.heads_q);
+        const WorkTile work = work_tile<kUnitRows>(params.query_schedule, params.q_lengths, params.batch);
         if (work.batch < 0) return;
         const SequenceRows rows = SequenceRows::of(params.q_lengths, work.batch);
         const int64_t first_unit = QueryUnits::first(params, work.batch, work.head, rows.start);

@@ -1,0 +1,48 @@
+"""The order of CUDA thread blocks, as the host works it out: division by multiplication, and equal groups of heads."""
+
+from __future__ import annotations
+
+import ctypes as c
+import random
+from pathlib import Path
+
+import pytest
+from host_library import compile_host
+
+WRAPPER = """
+#include "cuda/attention/fill_schedule.h"
+
+extern "C" uint32_t divide(uint32_t n, int64_t divisor) {  // what __umulhi gives on the device
+    const libflash::cuda::Divisor by = libflash::cuda::divisor_params(divisor);
+    return by.divisor == 1 ? n : static_cast<uint32_t>(uint64_t{n} * by.multiplier >> 32) >> by.shift;
+}
+extern "C" int64_t group(int64_t all, double head_bytes) { return libflash::cuda::group_of_heads(all, head_bytes); }
+"""
+
+
+@pytest.fixture(scope="module")
+def lib(tmp_path_factory: pytest.TempPathFactory) -> c.CDLL:
+    library = compile_host(Path(tmp_path_factory.mktemp("schedule")), WRAPPER)
+    library.divide.argtypes, library.divide.restype = [c.c_uint32, c.c_int64], c.c_uint32
+    library.group.argtypes, library.group.restype = [c.c_int64, c.c_double], c.c_int64
+    return library
+
+
+def test_division_is_exact(lib: c.CDLL) -> None:
+    chance = random.Random(5)
+    divisors = [*range(1, 300), *(2**k + d for k in range(2, 31) for d in (-1, 0, 1)), 2**31 - 1]
+    divisors += [chance.randrange(1, 2**31) for _ in range(500)]
+    for divisor in divisors:
+        edges = [0, 1, divisor - 1, divisor, 2**31 - 1, (2**31 - 1) // divisor * divisor, (2**31 - 1) // divisor * divisor - 1]
+        for n in [*edges, *(chance.randrange(2**31) for _ in range(20))]:
+            if 0 <= n < 2**31:
+                assert lib.divide(n, divisor) == n // divisor, (n, divisor)
+
+
+def test_groups_are_equal_where_they_can_be(lib: c.CDLL) -> None:
+    four_megabytes = 4.2e6
+    assert lib.group(32, four_megabytes) == 4  # five would fit, and leave two for the end
+    assert lib.group(30, four_megabytes) == 5
+    assert lib.group(31, four_megabytes) == 5  # a prime: nothing to be done
+    assert lib.group(3, 1.0) == 3
+    assert lib.group(7, 1e12) == 1
