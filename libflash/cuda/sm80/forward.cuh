@@ -7,8 +7,8 @@
 // first tile and in tiles that need a mask, and kept for all others: there a score costs one multiply-add, one exponential and one
 // addition, 16 columns at a time between the products that use them. Afterwards a row whose sum has grown past kSumLimit is brought back
 // to size. Only a jump by about 75 (natural units) within one tile can overflow; such a row is seen at the end, and the thread block then does
-// its work once more with the maximum of every tile. `half` overflows sooner, at 65504: there the test comes before the product, and on
-// a hit the tile is done again.
+// its work once more with the maximum of every tile. `half` overflows sooner, at 65504: there
+// every tile is looked through for a score that far above, and its maximum taken if there is one.
 //
 // The base of a row is a rounded product, the same for all its tiles, so its rounding cancels; rows whose base is so large that
 // the rounding could overflow the exponential are done again too, on scores that were scaled first.
@@ -39,6 +39,7 @@ struct Forward {
     static constexpr int kChannelBlocks = kHeadDim / 8;
     static constexpr bool kHalf = std::is_same<T, __half>::value;
     static constexpr float kSumLimit = 16384.0f;
+    static constexpr float kHalfLimit = 15.0f;  // of the exponent of a probability
     // Below every score, and yet finite: differences with it are never NaN.
     static constexpr float kNothing = -3.402823466e38f;
     static constexpr float kBaseLimit = 134217728.0f;  // 2^27: half a unit in the last place is 4
@@ -181,7 +182,7 @@ struct Forward {
         }
     }
 
-    // o += P V. s holds scores, and each 16 columns become probabilities just before their product (half: they are probabilities already).
+    // o += P V. s holds scores, and each 16 columns become probabilities just before their product.
     __device__ __forceinline__ void multiply_pv(int tile) {
         const auto v_address = KvTile::b_trans_address(v_smem(), opaque(lane));
         constexpr int kPairs = kHeadDim / 16, kSteps = kBlockN / 16;
@@ -192,7 +193,7 @@ struct Forward {
             uint32_t pf[kSlabs][4];
 #pragma unroll
             for (int a = 0; a < kSlabs; ++a) {
-                if constexpr (!kHalf) exponentiate(a, 2 * step);
+                exponentiate(a, 2 * step);
                 if constexpr (kGeneral) {
                     if (params.rare.dropout.active) drop(a, 2 * step, tile);
                 }
@@ -343,26 +344,19 @@ struct Forward {
         }
     }
 
-    // Softmax of a whole tile. False: a sum came out too large, and nothing but the scores has changed. With `accept` it never does.
-    __device__ __forceinline__ bool softmax_checked(bool accept) {
-        float before[kSlabs][2];
+    // Half precision: does any score of this warp lie so far above what is subtracted that its probability might not be finite?
+    __device__ __forceinline__ bool any_too_large() const {
+        bool large = false;
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a)
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                before[a][r] = row_sum[a][r];
-                row_sum[a][r] = 0.0f;
+                float largest = s[a][0][2 * r];
+#pragma unroll
+                for (int n = 0; n < kKeyBlocks; ++n) largest = fmaxf(largest, fmaxf(s[a][n][2 * r], s[a][n][2 * r + 1]));
+                large |= fmaf(largest, scale, -base[a][r]) > kHalfLimit;
             }
-#pragma unroll
-        for (int block = 0; block < kKeyBlocks; block += 2)
-#pragma unroll
-            for (int a = 0; a < kSlabs; ++a) exponentiate(a, block);
-        const bool good = accept || !sums_past_limit();
-#pragma unroll
-        for (int a = 0; a < kSlabs; ++a)
-#pragma unroll
-            for (int r = 0; r < 2; ++r) row_sum[a][r] = before[a][r] + (good ? row_sum[a][r] : 0.0f);
-        return good;
+        return __any_sync(0xffffffffu, large);
     }
 
     // All key tiles. `safe`: every tile's maximum is taken.
@@ -379,21 +373,14 @@ struct Forward {
             __syncthreads();  // K has arrived; V of the tile before is no longer read
             load_v(common(), tile);
             const bool edge = common().tiles.is_edge(tile);
-            bool take_max = safe || first || edge;
-            // Half precision: a second round, if the kept maximum will not do. K is still there.
-#pragma unroll 1
-            while (true) {
-                multiply_qk();
-                if constexpr (kGeneral) {
-                    apply_rules(tile);
-                } else if (safe) {
-                    for_each_score(tile, [&](float& score, int, int) { score *= params.scale_log2; });
-                }
-                if (edge) mask_edge(tile);
-                if (take_max) update_max();
-                if (!kHalf || softmax_checked(take_max)) break;
-                take_max = true;
+            multiply_qk();
+            if constexpr (kGeneral) {
+                apply_rules(tile);
+            } else if (safe) {
+                for_each_score(tile, [&](float& score, int, int) { score *= params.scale_log2; });
             }
+            if (edge) mask_edge(tile);
+            if (safe || first || edge || (kHalf && any_too_large())) update_max();
             cp_async_wait<0>();
             __syncthreads();  // V has arrived; K is no longer read
             load_k(common(), next);
