@@ -6,8 +6,7 @@
 
 #include "cuda/config.h"
 #include "cuda/params.h"
-#include "problem/attention.h"
-#include "problem/merge.h"
+#include "problem/build.h"
 
 namespace libflash::cuda {
 
@@ -19,6 +18,7 @@ struct Row {
     KernelConfig config;
     // Of these the one of the row's operation; the others are null.
     Launcher<Operation::merge> merge;
+    Launcher<Operation::compress> compress;
     Launcher<Operation::forward> forward;
     Launcher<Operation::backward> backward;
 };
@@ -39,5 +39,6 @@ size_t backward_workspace_bytes(const Row& row, const AttentionProblem& problem)
 void forward(const Row& row, const AttentionProblem& problem, void* stream);
 void backward(const Row& row, const AttentionProblem& problem, void* workspace, void* stream);
 void merge(const Row& row, const MergeProblem& problem, void* stream);
+void compress(const Row& row, const CompressProblem& problem, void* stream);
 
 }  // namespace libflash::cuda

@@ -32,11 +32,25 @@ struct MergeParams {
 };
 static_assert(sizeof(MergeParams) <= 32764, "kernel parameters are limited to 32764 bytes");
 
+// A dense block mask and its lists, everything contiguous. A pair of lists that is not asked for is null.
+struct CompressParams {
+    const uint8_t* mask;
+    int64_t matrices, rows, cols;
+    int32_t* row_counts;
+    int32_t* row_indices;
+    int32_t* col_counts;
+    int32_t* col_indices;
+};
+
 template <Operation>
 struct ParamsOf;
 template <>
 struct ParamsOf<Operation::merge> {
     using type = MergeParams;
+};
+template <>
+struct ParamsOf<Operation::compress> {
+    using type = CompressParams;
 };
 template <>
 struct ParamsOf<Operation::forward> {

@@ -12,9 +12,18 @@ namespace libflash::cuda {
 namespace {
 
 // One for each operation, so that a row of the generated list fills in its own launcher.
-Row make_row(const KernelConfig& config, Launcher<Operation::merge> launcher) { return {config, launcher, nullptr, nullptr}; }
-Row make_row(const KernelConfig& config, Launcher<Operation::forward> launcher) { return {config, nullptr, launcher, nullptr}; }
-Row make_row(const KernelConfig& config, Launcher<Operation::backward> launcher) { return {config, nullptr, nullptr, launcher}; }
+Row make_row(const KernelConfig& config, Launcher<Operation::merge> launcher) {
+    return {config, launcher, nullptr, nullptr, nullptr};
+}
+Row make_row(const KernelConfig& config, Launcher<Operation::compress> launcher) {
+    return {config, nullptr, launcher, nullptr, nullptr};
+}
+Row make_row(const KernelConfig& config, Launcher<Operation::forward> launcher) {
+    return {config, nullptr, nullptr, launcher, nullptr};
+}
+Row make_row(const KernelConfig& config, Launcher<Operation::backward> launcher) {
+    return {config, nullptr, nullptr, nullptr, launcher};
+}
 
 }  // namespace
 

@@ -57,8 +57,12 @@ void run(const MergeProblem& problem, void* stream) {
     cpu::merge(problem);
 }
 
-void run(const CompressProblem& problem, void* /*stream*/) {
-    choose_kernel(subject_of(problem));
+void run(const CompressProblem& problem, void* stream) {
+    const KernelRow& row = choose_kernel(subject_of(problem));
+#if LIBFLASH_BUILD_CUDA
+    if (row.cuda) return cuda::compress(*row.cuda, problem, stream);
+#endif
+    static_cast<void>(row), static_cast<void>(stream);
     cpu::compress_block_mask(problem.mask, problem.matrices, problem.rows, problem.cols, problem.row_counts, problem.row_indices,
                              problem.col_counts, problem.col_indices);
 }

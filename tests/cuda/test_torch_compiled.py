@@ -81,8 +81,7 @@ def compiled(function: Callable, **options: object) -> Callable:
 
 def compiled_options() -> dict[str, dict]:
     lengths = {"seqused_q": [130, 30], "seqused_k": [20, 200]}
-    host_lists = libflash.compress_block_mask(torch.tensor([[[[True, False], [True, True]]]]))
-    names = ("row_counts", "row_indices", "col_counts", "col_indices")
+    blocks = torch.tensor([[[[True, False], [True, True]]]], device=DEVICE)
     return {
         "plain": {},
         "causal": {"causal": True, "window_size": (100, None), "causal_align": "top_left"},
@@ -90,8 +89,8 @@ def compiled_options() -> dict[str, dict]:
         "dropout": {"dropout_p": 0.25, "seed": 11, "offset": 2**63 + 5},
         "alibi": {"alibi_slopes": torch.linspace(0.1, 1, 4, device=DEVICE)},
         "mask": {"mask": (torch.rand(2, 1, 130, 200) < 0.8).to(DEVICE)},
-        "blocks": {"block_mask": torch.tensor([[[[True, False], [True, True]]]], device=DEVICE)},
-        "lists": {"block_mask": libflash.BlockMask(*(getattr(host_lists, name).to(DEVICE) for name in names))},
+        "blocks": {"block_mask": blocks},
+        "lists": {"block_mask": libflash.compress_block_mask(blocks)},
         "lengths": {name: torch.tensor(value, dtype=torch.int32, device=DEVICE) for name, value in lengths.items()},
     }
 

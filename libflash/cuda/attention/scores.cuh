@@ -1,4 +1,4 @@
-// What the options for single scores need: ALiBi, bias, boolean mask, and the random words of dropout.
+// What the options for single scores need: softcap, ALiBi, bias, boolean mask.
 #pragma once
 
 #include "cuda/attention/params.h"
@@ -30,85 +30,60 @@ template <class T>
 struct ScoreRules {
     float slope;
     int bottom_right;  // length_k - length_q: ALiBi's distance is 0 there, however the causal rule is aligned
-    const T* bias_16;
-    const float* bias_32;
+    const void* bias;  // or nullptr
     const uint8_t* mask;
 
     __device__ __forceinline__ void init(const RareParams& rare, int batch, int head, int length_q, int length_k) {
         slope = rare.alibi_slopes.data ? head_number<T>(rare.alibi_slopes, batch, head) : 0.0f;
         bottom_right = length_k - length_q;
         const int64_t bias_start = batch * rare.bias.stride[0] + head * rare.bias.stride[1];
-        bias_32 = rare.bias.data && rare.bias.is_float ? static_cast<const float*>(rare.bias.data) + bias_start : nullptr;
-        bias_16 = rare.bias.data && !rare.bias.is_float ? static_cast<const T*>(rare.bias.data) + bias_start : nullptr;
+        bias = rare.bias.data
+                   ? static_cast<const char*>(rare.bias.data) + bias_start * (rare.bias.is_float ? sizeof(float) : sizeof(T))
+                   : nullptr;
         mask = rare.mask.data
                    ? static_cast<const uint8_t*>(rare.mask.data) + batch * rare.mask.stride[0] + head * rare.mask.stride[1]
                    : nullptr;
     }
 };
 
-// The rules as passes over all scores of a thread, one option after the other: each pass needs little state. for_each(rule) calls
-// rule(score, row, col) for the scores whose row and key exist. Dot products become scores in natural units ...
-template <class ForEach>
-__device__ __forceinline__ void scale_and_cap(const RareParams& rare, float softmax_scale, const ForEach& for_each) {
-    for_each([&](float& score, int, int) { score *= softmax_scale; });
+// The rules as passes over all scores of a thread, one option after the other: each pass needs little state. for_all(rule) calls
+// rule(score, row, col) for every score, for_each for those whose row and key exist: what is read from memory is read there alone.
+//
+// Dot products become scores in natural units ...
+template <class ForAll>
+__device__ __forceinline__ void scale_and_cap(const RareParams& rare, float softmax_scale, const ForAll& for_all) {
     if (rare.softcap > 0.0f) {
-        const float cap = rare.softcap, inverse = 1.0f / cap;
-        for_each([&](float& score, int, int) { score = cap * tanh_accurate(score * inverse); });
+        const float cap = rare.softcap, inverse = softmax_scale / cap;
+        for_all([&](float& score, int, int) { score = cap * tanh_accurate(score * inverse); });
+    } else {
+        for_all([&](float& score, int, int) { score *= softmax_scale; });
     }
 }
 
 // ... and, after what is added to them or hides them, scores in base-2 units.
-template <class T, class ForEach>
-__device__ __forceinline__ void add_and_hide(const RareParams& rare, const ScoreRules<T>& rules, const ForEach& for_each) {
+template <class T, class ForAll, class ForEach>
+__device__ __forceinline__ void add_and_hide(const RareParams& rare, const ScoreRules<T>& rules, const ForAll& for_all,
+                                             const ForEach& for_each) {
     if (rare.alibi_slopes.data) {
         const float slope = rules.slope;
         const int bottom_right = rules.bottom_right;
-        for_each([&](float& score, int row, int col) { score -= slope * fabsf(static_cast<float>(row + bottom_right - col)); });
+        for_all([&](float& score, int row, int col) { score -= slope * fabsf(static_cast<float>(row + bottom_right - col)); });
     }
-    if (rules.bias_32) {
-        const float* bias = rules.bias_32;
-        for_each([&](float& score, int row, int col) { score += bias[row * rare.bias.stride[2] + col * rare.bias.stride[3]]; });
-    }
-    if (rules.bias_16) {
-        const T* bias = rules.bias_16;
-        for_each([&](float& score, int row, int col) {
-            score += to_float(bias[row * rare.bias.stride[2] + col * rare.bias.stride[3]]);
-        });
+    const auto at = [](const ScoreParams& tensor, int row, int col) { return row * tensor.stride[2] + col * tensor.stride[3]; };
+    if (rules.bias && rare.bias.is_float) {
+        const float* bias = static_cast<const float*>(rules.bias);
+        for_each([&](float& score, int row, int col) { score += bias[at(rare.bias, row, col)]; });
+    } else if (rules.bias) {
+        const T* bias = static_cast<const T*>(rules.bias);
+        for_each([&](float& score, int row, int col) { score += to_float(bias[at(rare.bias, row, col)]); });
     }
     if (rules.mask) {
         const uint8_t* mask = rules.mask;
         for_each([&](float& score, int row, int col) {
-            if (!mask[row * rare.mask.stride[2] + col * rare.mask.stride[3]]) score = -INFINITY;
+            if (!mask[at(rare.mask, row, col)]) score = -INFINITY;
         });
     }
-    for_each([&](float& score, int, int) { score *= kLog2e; });
-}
-
-// Philox4x32-10 (Salmon et al., SC 2011): four words for a counter and a key.
-__device__ __forceinline__ uint4 philox(uint4 counter, uint32_t key_low, uint32_t key_high) {
-#pragma unroll
-    for (int round = 0; round < 10; ++round) {
-        const uint32_t high0 = __umulhi(0xD2511F53u, counter.x), low0 = 0xD2511F53u * counter.x;
-        const uint32_t high1 = __umulhi(0xCD9E8D57u, counter.z), low1 = 0xCD9E8D57u * counter.z;
-        counter = make_uint4(high1 ^ counter.y ^ key_low, low1, high0 ^ counter.w ^ key_high, low0);
-        key_low += 0x9E3779B9u;
-        key_high += 0xBB67AE85u;
-    }
-    return counter;
-}
-
-// The words of columns col .. col + 1 (col even) of a row; libflash.h defines the mask.
-__device__ __forceinline__ uint2 dropout_words(const DropoutParams& dropout, uint32_t batch_head, int row, int col) {
-    const uint4 words =
-        philox(make_uint4(static_cast<uint32_t>(col) >> 2, static_cast<uint32_t>(row), batch_head, dropout.offset_mix),
-               dropout.seed_low, dropout.seed_high);
-    return col & 2 ? make_uint2(words.z, words.w) : make_uint2(words.x, words.y);
-}
-
-// Whether the entry takes part.
-__device__ __forceinline__ bool kept(const DropoutParams& dropout, uint32_t batch_head, int row, int col) {
-    const uint2 words = dropout_words(dropout, batch_head, row, col & ~1);
-    return (col & 1 ? words.y : words.x) >= dropout.threshold;
+    for_all([&](float& score, int, int) { score *= kLog2e; });
 }
 
 }  // namespace libflash::cuda

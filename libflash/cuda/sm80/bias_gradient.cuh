@@ -53,7 +53,7 @@ struct BiasGradient : QueryRows<T, kHeadDim, true> {
             for (int c = 0; c < kChunks; ++c) {
                 Scores ds;
                 this->template gradients<false>(ds, tile, c * kChunk);
-                this->for_each(ds, tile, c * kChunk, [&](float& x, int row, int col) {
+                this->for_all(ds, tile, c * kChunk, [&](float& x, int row, int col) {
                     if (row >= q_rows.length || col >= tiles.length_k) x = 0.0f;
                 });
 #pragma unroll

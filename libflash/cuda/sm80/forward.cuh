@@ -16,6 +16,7 @@
 // Accumulators are not scaled on the way; one division at the end. Only the logsumexp is kept for the backward pass.
 #pragma once
 
+#include "cuda/attention/dropout.cuh"
 #include "cuda/attention/key_tiles.cuh"
 #include "cuda/attention/params.h"
 #include "cuda/attention/schedule.cuh"
@@ -255,30 +256,33 @@ struct Forward {
             }
     }
 
-    // Calls rule(score, row, col) for the scores of this lane that belong to an existing row and key.
+    // Calls rule(score, row, col) for all scores of this lane.
     template <class Rule>
-    __device__ __forceinline__ void for_each_score(int tile, const Rule& rule) {
+    __device__ __forceinline__ void for_all_scores(int tile, const Rule& rule) {
         const int first_col = tile * kBlockN + lane % 4 * 2;
-        const int cols = common().tiles.length_k - first_col, rows = common().q_rows.length;
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a)
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 const int row = row_of(a, 2 * r);
-                if (row >= rows) continue;
 #pragma unroll
                 for (int n = 0; n < kKeyBlocks; ++n)
 #pragma unroll
-                    for (int e = 0; e < 2; ++e)
-                        if (n * 8 + e < cols) rule(s[a][n][2 * r + e], row, first_col + n * 8 + e);
+                    for (int e = 0; e < 2; ++e) rule(s[a][n][2 * r + e], row, first_col + n * 8 + e);
             }
     }
 
     // From dot products to scores in base-2 units.
     __device__ __forceinline__ void apply_rules(int tile) {
-        const auto for_each = [&](const auto& rule) { for_each_score(tile, rule); };
-        scale_and_cap(params.rare, params.softmax_scale, for_each);
-        add_and_hide<T>(params.rare, common().rules, for_each);
+        const int rows = common().q_rows.length, cols = common().tiles.length_k;
+        const auto for_all = [&](const auto& rule) { for_all_scores(tile, rule); };
+        const auto for_each = [&](const auto& rule) {
+            for_all_scores(tile, [&](float& score, int row, int col) {
+                if (row < rows && col < cols) rule(score, row, col);
+            });
+        };
+        scale_and_cap(params.rare, params.softmax_scale, for_all);
+        add_and_hide<T>(params.rare, common().rules, for_all, for_each);
     }
 
     // Takes the maximum of the tile into account and brings sums and accumulators to the new base.
@@ -362,7 +366,7 @@ struct Forward {
     // All key tiles. `safe`: every tile's maximum is taken.
     __device__ __forceinline__ void walk_keys(bool safe) {
         clear();
-        scale = safe ? 1.0f : params.scale_log2;
+        scale = kGeneral || safe ? 1.0f : params.scale_log2;
         int cursor = common().tiles.list_count;
         int tile = common().tiles.previous(common().tiles.end, cursor);
         bool first = true;
@@ -377,7 +381,7 @@ struct Forward {
             if constexpr (kGeneral) {
                 apply_rules(tile);
             } else if (safe) {
-                for_each_score(tile, [&](float& score, int, int) { score *= params.scale_log2; });
+                for_all_scores(tile, [&](float& score, int, int) { score *= params.scale_log2; });
             }
             if (edge) mask_edge(tile);
             if (safe || first || edge || (kHalf && any_too_large())) update_max();
@@ -392,18 +396,20 @@ struct Forward {
         cp_async_wait<0>();
     }
 
+    // What dropout hides of two neighbouring 8-column blocks.
     __device__ __forceinline__ void drop(int a, int block, int tile) {
         const DropoutParams& dropout = params.rare.dropout;
         const uint32_t batch_head = static_cast<uint32_t>(common().work.batch) * params.heads_q + common().work.head;
 #pragma unroll
-        for (int n = block; n < block + 2; ++n)
+        for (int r = 0; r < 2; ++r) {
+            uint2 words[2];
+            dropout_words_of_row(dropout, batch_head, row_of(a, 2 * r), tile * kBlockN + block * 8, lane, words);
 #pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                const int row = row_of(a, 2 * r), col = tile * kBlockN + n * 8 + lane % 4 * 2;
-                const uint2 words = dropout_words(dropout, batch_head, row, col);
-                if (words.x < dropout.threshold) s[a][n][2 * r] = 0.0f;
-                if (words.y < dropout.threshold) s[a][n][2 * r + 1] = 0.0f;
+            for (int n = 0; n < 2; ++n) {
+                if (words[n].x < dropout.threshold) s[a][block + n][2 * r] = 0.0f;
+                if (words[n].y < dropout.threshold) s[a][block + n][2 * r + 1] = 0.0f;
             }
+        }
     }
 
     // Adds up each row's sum over its four lanes; says whether any row of the thread block overflowed on the way.
@@ -487,7 +493,7 @@ struct Forward {
     __device__ __forceinline__ void run() {
         if (!prepare()) return;
         // One loop, not two calls: a second copy of the walk costs registers.
-        bool safe = kGeneral;
+        bool safe = false;
 #pragma unroll 1
         while (true) {
             walk_keys(safe);
@@ -508,17 +514,20 @@ struct Instance {
     // 32 rows a warp: each fragment of K or V then serves two products. Wide heads have no registers for that.
     static constexpr int kWarps = config.tile_q / (config.head_dim > 128 ? 16 : 32);
     static constexpr int kMinBlocks = kWarps <= 4 ? 2 : 1;
-    // Half as many scores at a time where the tile is large: for the rare options, which need registers of their own, and on sm_100 and later,
+    // Half as many scores at a time where the tile is large: for the rare options, which need registers of their own, and on architectures
     // where the compiler needs a few more than there are.
     static constexpr int kLargest = config.head_dim > 128 ? config.tile_k : (config.head_dim > 64 ? 32 : 64);
     static constexpr int kSmallTileK = config.tile_k > kLargest ? kLargest : config.tile_k;
     template <int kTileK>
     using Tiled = Forward<T, config.head_dim, config.tile_q, kTileK, kWarps, kGeneral>;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-    using Body = Tiled<kSmallTileK>;
+    static constexpr bool kTight = true;
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+    static constexpr bool kTight = config.dtype == RowType::f16_ && config.head_dim == 64;
 #else
-    using Body = Tiled<kGeneral ? kSmallTileK : config.tile_k>;  // the host asks for its shared memory, the larger one
+    static constexpr bool kTight = false;  // and on the host, which asks for the larger shared memory
 #endif
+    using Body = Tiled<kGeneral || kTight ? kSmallTileK : config.tile_k>;
 };
 
 template <class Row, bool kGeneral>

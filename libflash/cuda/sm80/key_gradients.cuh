@@ -33,11 +33,11 @@ struct KeyGradients {
     static constexpr int kChunk = kQueries < (kGeneral ? 16 : 32) ? kQueries : (kGeneral ? 16 : 32);
     static constexpr int kChannels = kHeadDim / kSplit;  // of dk and dv, that a warp accumulates
     static constexpr int kBuffers = backward_buffers(kStages);
-    // Fragments loaded ahead; on some architectures the compiler has no registers for more.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 1000
-    static constexpr int kAhead = __CUDA_ARCH__ < 900 && !kGeneral ? 1 : 2;
+    // Fragments loaded ahead; for the rare options and on older architectures the compiler has no registers for more.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+    static constexpr int kAhead = 1;
 #else
-    static constexpr int kAhead = 2;
+    static constexpr int kAhead = kGeneral ? 1 : 2;
 #endif
     static constexpr bool kOneBarrier = kBuffers == 2;
 

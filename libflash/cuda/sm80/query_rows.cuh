@@ -2,6 +2,7 @@
 // on the order of thread blocks. Each warp has kSlabs * 16 query rows and takes 32 keys at a time; everything stays in its registers.
 #pragma once
 
+#include "cuda/attention/dropout.cuh"
 #include "cuda/attention/key_tiles.cuh"
 #include "cuda/attention/params.h"
 #include "cuda/attention/query_tiles.cuh"
@@ -121,7 +122,7 @@ struct QueryRows {
 
     // Calls rule(element, row, col) for each score.
     template <class Rule>
-    __device__ __forceinline__ void for_each(Scores& s, int tile, int first, const Rule& rule) const {
+    __device__ __forceinline__ void for_all(Scores& s, int tile, int first, const Rule& rule) const {
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a)
 #pragma unroll
@@ -163,7 +164,7 @@ struct QueryRows {
     // Masks by position.
     __device__ __forceinline__ void hide_edge(Scores& s, int tile, int first) const {
         if (!tiles.is_edge(tile)) return;
-        for_each(s, tile, first, [&](float& x, int row, int col) {
+        for_all(s, tile, first, [&](float& x, int row, int col) {
             if (col >= tiles.length_k || col > row + tiles.shift + tiles.right || col < row + tiles.shift - tiles.left)
                 x = -INFINITY;
         });
@@ -187,12 +188,13 @@ struct QueryRows {
     __device__ __forceinline__ void apply_rules(Scores& s, Scores& ds, int tile, int first) const {
         const RareParams& rare = params.rare;
         const int rows = q_rows.length, cols = tiles.length_k;
+        const auto all = [&](const auto& rule) { for_all(s, tile, first, rule); };
         const auto each = [&](const auto& rule) {
-            for_each(s, tile, first, [&](float& x, int row, int col) {
+            for_all(s, tile, first, [&](float& x, int row, int col) {
                 if (row < rows && col < cols) rule(x, row, col);
             });
         };
-        scale_and_cap(rare, params.softmax_scale, each);
+        scale_and_cap(rare, params.softmax_scale, all);
         const float inverse = kThroughCap && rare.softcap > 0.0f ? 1.0f / rare.softcap : 0.0f;
         for_each_row([&](int a, int e, const RowFacts& facts) {
 #pragma unroll
@@ -203,7 +205,7 @@ struct QueryRows {
         });
         ScoreRules<T> rules;
         rules.init(rare, work.batch, work.head, rows, cols);
-        add_and_hide<T>(rare, rules, each);
+        add_and_hide<T>(rare, rules, all, each);
         hide_edge(s, tile, first);
         // A gradient that nothing multiplies any more may be the product of a probability below the smallest normal number and a large dp.
         constexpr int kRaise = kThroughCap ? 0 : 32;
@@ -219,16 +221,20 @@ struct QueryRows {
     __device__ __forceinline__ void drop(Scores& dp, int tile, int first) const {
         const DropoutParams& dropout = params.rare.dropout;
         const uint32_t batch_head = static_cast<uint32_t>(work.batch) * params.heads_q + work.head;
+        static_assert(!kGeneral || (kSlabs == 1 && kBlocks == 2), "one bit for each of 8 elements");
         uint32_t keep = 0;
-        static_assert(!kGeneral || kSlabs * kBlocks * 4 <= 32, "a bit for each element");
 #pragma unroll 1
-        for (int i = 0; i < kSlabs * kBlocks * 4; ++i) {
-            const int row = row_of(i / (kBlocks * 4), i % 4), col = col_of(tile, first, i / 4 % kBlocks, i % 4);
-            if (kept(dropout, batch_head, row, col)) keep |= 1u << i;
+        for (int r = 0; r < 2; ++r) {
+            uint2 words[2];
+            dropout_words_of_row(dropout, batch_head, row_of(0, 2 * r), tile * kBlockN + first, lane, words);
+#pragma unroll
+            for (int n = 0; n < 2; ++n)
+                keep |= ((words[n].x >= dropout.threshold ? 1u : 0u) | (words[n].y >= dropout.threshold ? 2u : 0u))
+                        << (n * 4 + r * 2);
         }
 #pragma unroll
-        for (int i = 0; i < kSlabs * kBlocks * 4; ++i) {
-            float& x = dp[i / (kBlocks * 4)][i / 4 % kBlocks][i % 4];
+        for (int i = 0; i < 8; ++i) {
+            float& x = dp[0][i / 4][i % 4];
             x = keep >> i & 1 ? x * dropout.keep_factor : 0.0f;
         }
     }

@@ -4,6 +4,7 @@
 //   p = exp(score - lse)      ds = p (keep dp / (1 - p_drop) - delta)
 #pragma once
 
+#include "cuda/attention/dropout.cuh"
 #include "cuda/attention/params.h"
 #include "cuda/attention/scores.cuh"
 #include "cuda/ptx/math.cuh"
@@ -82,14 +83,13 @@ struct ScoreChunk {
             for (int a = 0; a < 2; ++a) to_fragment<T>(f[step][a], s[a][2 * step], s[a][2 * step + 1]);
     }
 
-    // The rest is for the rare options. Calls rule(element, row, col) for what belongs to an existing row and key.
+    // The rest is for the rare options. Calls rule(element, row, col) for all elements.
     template <class Rule>
-    __device__ __forceinline__ void for_each(Scores& s, const Rule& rule) const {
+    __device__ __forceinline__ void for_all(Scores& s, const Rule& rule) const {
 #pragma unroll
         for (int i = 0; i < kBlocks * 4; ++i) {
             const int a = i / 4 % 2, n = i / 8, e = i % 4;
-            const int row = first_row + n * 8 + (e & 1), col = first_col + a * 16 + (e >> 1) * 8;
-            if (row < tiles.length_q && col < tiles.length_k) rule(s[a][n][e], row, col);
+            rule(s[a][n][e], first_row + n * 8 + (e & 1), first_col + a * 16 + (e >> 1) * 8);
         }
     }
 
@@ -97,8 +97,13 @@ struct ScoreChunk {
     // dp holds what is known of ds at any time.
     __device__ __forceinline__ void apply_rules(Scores& s, Scores& dp, uint32_t keep, bool edge) const {
         const RareParams& rare = params.rare;
-        const auto each = [&](const auto& rule) { for_each(s, rule); };
-        scale_and_cap(rare, params.softmax_scale, each);
+        const auto all = [&](const auto& rule) { for_all(s, rule); };
+        const auto each = [&](const auto& rule) {
+            for_all(s, [&](float& x, int row, int col) {
+                if (row < tiles.length_q && col < tiles.length_k) rule(x, row, col);
+            });
+        };
+        scale_and_cap(rare, params.softmax_scale, all);
         const float inverse = rare.softcap > 0.0f ? 1.0f / rare.softcap : 0.0f;
 #pragma unroll
         for (int i = 0; i < kBlocks * 4; ++i) {
@@ -109,7 +114,7 @@ struct ScoreChunk {
         }
         ScoreRules<T> rules;
         rules.init(rare, tiles.batch, head, tiles.length_q, tiles.length_k);
-        add_and_hide<T>(rare, rules, each);
+        add_and_hide<T>(rare, rules, all, each);
         if (edge) mask_edge(s);
 #pragma unroll
         for (int i = 0; i < kBlocks * 4; ++i) {
@@ -121,16 +126,19 @@ struct ScoreChunk {
         }
     }
 
-    // Bit i: element i, in the order of for_each, is not dropped.
+    // Bit i: element i, in the order of for_all, is not dropped.
     __device__ __forceinline__ uint32_t keep_bits() const {
         const DropoutParams& dropout = params.rare.dropout;
         if (!dropout.active) return 0xffffffffu;
+        const int lane = threadIdx.x % 32;
         const uint32_t batch_head = static_cast<uint32_t>(tiles.batch) * params.heads_q + head;
         uint32_t keep = 0;
 #pragma unroll 1
-        for (int i = 0; i < kBlocks * 4; ++i) {
-            const int row = first_row + i / 8 * 8 + (i & 1), col = first_col + i / 4 % 2 * 16 + (i >> 1 & 1) * 8;
-            if (kept(dropout, batch_head, row, col)) keep |= 1u << i;
+        for (int i = 0; i < kBlocks; ++i) {
+            uint32_t words[4];
+            dropout_words_transposed(dropout, batch_head, first_row + i / 2 * 8, first_col - lane / 4 + i % 2 * 16, lane, words);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) keep |= (words[e] >= dropout.threshold ? 1u : 0u) << (i * 4 + e);
         }
         return keep;
     }

@@ -1,0 +1,64 @@
+// Which probabilities dropout keeps: one 32-bit word each, as libflash.h defines it, so that the mask is the same in every kernel. One call of
+// the generator gives the words of 4 keys of a row; lanes that need words of the same call share it.
+#pragma once
+
+#include "cuda/attention/params.h"
+
+namespace libflash::cuda {
+
+// Philox4x32-10 (Salmon et al., SC 2011): four words for a counter and a key.
+__device__ __forceinline__ uint4 philox(uint4 counter, uint32_t key_low, uint32_t key_high) {
+#pragma unroll
+    for (int round = 0; round < 10; ++round) {
+        const uint32_t high0 = __umulhi(0xD2511F53u, counter.x), low0 = 0xD2511F53u * counter.x;
+        const uint32_t high1 = __umulhi(0xCD9E8D57u, counter.z), low1 = 0xCD9E8D57u * counter.z;
+        counter = make_uint4(high1 ^ counter.y ^ key_low, low1, high0 ^ counter.w ^ key_high, low0);
+        key_low += 0x9E3779B9u;
+        key_high += 0xBB67AE85u;
+    }
+    return counter;
+}
+
+// The words of keys col .. col + 3 (col a multiple of 4) of a row.
+__device__ __forceinline__ uint4 dropout_words(const DropoutParams& dropout, uint32_t batch_head, int row, int col) {
+    return philox(make_uint4(static_cast<uint32_t>(col) >> 2, static_cast<uint32_t>(row), batch_head, dropout.offset_mix),
+                  dropout.seed_low, dropout.seed_high);
+}
+
+// For a row of two neighbouring accumulator blocks from key `col` (a multiple of 8) on: words[n].x and .y are those of keys
+// col + 8 * n + 2 * (lane % 4) and the next. Two lanes share a call; each makes that of one block. The whole warp calls it.
+__device__ __forceinline__ void dropout_words_of_row(const DropoutParams& dropout, uint32_t batch_head, int row, int col,
+                                                     int lane, uint2 (&words)[2]) {
+    const bool odd = lane & 1;
+    const uint4 w = dropout_words(dropout, batch_head, row, col + (odd ? 8 : 0) + (lane >> 1 & 1) * 4);
+    const uint32_t other_x = __shfl_xor_sync(0xffffffffu, odd ? w.x : w.z, 1);
+    const uint32_t other_y = __shfl_xor_sync(0xffffffffu, odd ? w.y : w.w, 1);
+    words[0] = odd ? make_uint2(other_x, other_y) : make_uint2(w.x, w.y);
+    words[1] = odd ? make_uint2(w.z, w.w) : make_uint2(other_x, other_y);
+}
+
+// For a transposed accumulator block: words[e] is that of row row + e % 2 and key col + 8 * (e / 2) + lane / 4, where row may differ between
+// lanes by lane % 4 only and col is a multiple of 8. Four lanes share four calls: each makes one, and they exchange words like a matrix
+// and its transpose. The whole warp calls it.
+__device__ __forceinline__ void dropout_words_transposed(const DropoutParams& dropout, uint32_t batch_head, int row, int col,
+                                                         int lane, uint32_t (&words)[4]) {
+    const int mine = lane >> 2 & 3;
+    const uint4 w = dropout_words(dropout, batch_head, row + (mine & 1), col + (mine >> 1) * 8 + (lane >> 4) * 4);
+    words[0] = w.x, words[1] = w.y, words[2] = w.z, words[3] = w.w;
+#pragma unroll
+    for (int bit = 0; bit < 2; ++bit) {
+        const bool upper = mine >> bit & 1;
+#pragma unroll
+        for (int pair = 0; pair < 2; ++pair) {
+            const int low = bit == 0 ? 2 * pair : pair, high = low + (1 << bit);
+            const uint32_t other = __shfl_xor_sync(0xffffffffu, upper ? words[low] : words[high], 4 << bit);
+            if (upper) {
+                words[low] = other;
+            } else {
+                words[high] = other;
+            }
+        }
+    }
+}
+
+}  // namespace libflash::cuda
