@@ -25,6 +25,7 @@
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/opaque.cuh"
+#include "cuda/tile/product.cuh"
 #include "cuda/tile/shared_tile.cuh"
 
 #include <type_traits>
@@ -183,31 +184,29 @@ struct Forward {
         }
     }
 
-    // o += P V. s holds scores, and each 16 columns become probabilities just before their product.
+    // o += P V. s holds scores; each 16 columns become probabilities just before their product or, where there are registers for it, while the
+    // product of the 16 before them is going on.
     __device__ __forceinline__ void multiply_pv(int tile) {
         const auto v_address = KvTile::b_trans_address(v_smem(), opaque(lane));
         constexpr int kPairs = kHeadDim / 16, kSteps = kBlockN / 16;
         uint32_t vf[2][4];
         ldmatrix_x4_trans(vf[0], v_address.at(0, 0));
+        constexpr bool kEarly = kSlabs == 1 && !kGeneral;
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
+            if (!kEarly || step == 0) exponentiate<1>(2 * step, 0);
             uint32_t pf[kSlabs][4];
-#pragma unroll
-            for (int a = 0; a < kSlabs; ++a) {
-                exponentiate(a, 2 * step);
-                if constexpr (kGeneral) {
-                    if (params.rare.dropout.active) drop(a, 2 * step, tile);
-                }
-                pf[a][0] = pack_pair(s[a][2 * step][0], s[a][2 * step][1], T());
-                pf[a][1] = pack_pair(s[a][2 * step][2], s[a][2 * step][3], T());
-                pf[a][2] = pack_pair(s[a][2 * step + 1][0], s[a][2 * step + 1][1], T());
-                pf[a][3] = pack_pair(s[a][2 * step + 1][2], s[a][2 * step + 1][3], T());
+            if constexpr (kGeneral) {
+                if (params.rare.dropout.active) drop(2 * step, tile);
             }
+#pragma unroll
+            for (int a = 0; a < kSlabs; ++a) to_fragment<T>(pf[a], s[a][2 * step], s[a][2 * step + 1]);
 #pragma unroll
             for (int pair = 0; pair < kPairs; ++pair) {
                 const int t = step * kPairs + pair;
                 if (t + 1 < kPairs * kSteps)
                     ldmatrix_x4_trans(vf[(t + 1) % 2], v_address.at((t + 1) / kPairs * 16, (t + 1) % kPairs));
+                if (kEarly && step + 1 < kSteps) exponentiate<kPairs>(2 * step + 2, pair);
 #pragma unroll
                 for (int a = 0; a < kSlabs; ++a) {
                     mma_m16n8k16(o[a][2 * pair], pf[a], vf[t % 2][0], vf[t % 2][1], T());
@@ -217,10 +216,13 @@ struct Forward {
         }
     }
 
-    // Scores of two neighbouring 8-column blocks to probabilities; adds them to the row sums.
-    __device__ __forceinline__ void exponentiate(int a, int block) {
+    // Part `share` of kShares of the scores of two neighbouring 8-column blocks to probabilities; adds them to the row sums.
+    template <int kShares>
+    __device__ __forceinline__ void exponentiate(int block, int share) {
+        constexpr int kRows = kSlabs * 2;
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
+        for (int i = share * kRows / kShares; i < (share + 1) * kRows / kShares; ++i) {
+            const int a = i / 2, r = i % 2;
             float sum = 0.0f;
 #pragma unroll
             for (int n = block; n < block + 2; ++n) {
@@ -396,19 +398,23 @@ struct Forward {
         cp_async_wait<0>();
     }
 
-    // What dropout hides of two neighbouring 8-column blocks.
-    __device__ __forceinline__ void drop(int a, int block, int tile) {
+    // What dropout hides of two neighbouring 8-column blocks. The generator stands in a loop, its result in bits, because it needs registers.
+    __device__ __forceinline__ void drop(int block, int tile) {
         const DropoutParams& dropout = params.rare.dropout;
         const uint32_t batch_head = static_cast<uint32_t>(common().work.batch) * params.heads_q + common().work.head;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
+        uint32_t keep = 0;
+#pragma unroll 1
+        for (int i = 0; i < kSlabs * 2; ++i) {
             uint2 words[2];
-            dropout_words_of_row(dropout, batch_head, row_of(a, 2 * r), tile * kBlockN + block * 8, lane, words);
+            dropout_words_of_row(dropout, batch_head, row_of(i / 2, i % 2 * 2), tile * kBlockN + block * 8, lane, words);
 #pragma unroll
-            for (int n = 0; n < 2; ++n) {
-                if (words[n].x < dropout.threshold) s[a][block + n][2 * r] = 0.0f;
-                if (words[n].y < dropout.threshold) s[a][block + n][2 * r + 1] = 0.0f;
-            }
+            for (int n = 0; n < 2; ++n)
+                keep |= ((words[n].x >= dropout.threshold ? 1u : 0u) | (words[n].y >= dropout.threshold ? 2u : 0u))
+                        << (i * 4 + n * 2);
+        }
+#pragma unroll
+        for (int i = 0; i < kSlabs * 8; ++i) {
+            if (!(keep >> i & 1)) s[i / 8][block + i / 2 % 2][i / 4 % 2 * 2 + i % 2] = 0.0f;
         }
     }
 
@@ -516,7 +522,11 @@ struct Instance {
     static constexpr int kMinBlocks = kWarps <= 4 ? 2 : 1;
     // Half as many scores at a time where the tile is large: for the rare options, which need registers of their own, and on architectures
     // where the compiler needs a few more than there are.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+    static constexpr int kLargest = 32;
+#else
     static constexpr int kLargest = config.head_dim > 128 ? config.tile_k : (config.head_dim > 64 ? 32 : 64);
+#endif
     static constexpr int kSmallTileK = config.tile_k > kLargest ? kLargest : config.tile_k;
     template <int kTileK>
     using Tiled = Forward<T, config.head_dim, config.tile_q, kTileK, kWarps, kGeneral>;

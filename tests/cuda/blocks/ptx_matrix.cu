@@ -102,7 +102,8 @@ void check_ldmatrix() {
             for (int e = 0; e < 2; ++e) {
                 const int outer = lane / 4, inner = lane % 4 * 2 + e, i = m * 32 + lane;
                 check.equal(got[i] >> 16 * e & 0xffff, value_of(m, outer, inner), "matrix %d lane %d half %d", m, lane, e);
-                check_trans.equal(turned[i] >> 16 * e & 0xffff, value_of(m, inner, outer), "matrix %d lane %d half %d", m, lane, e);
+                check_trans.equal(turned[i] >> 16 * e & 0xffff, value_of(m, inner, outer), "matrix %d lane %d half %d", m, lane,
+                                  e);
             }
 }
 

@@ -82,7 +82,8 @@ void check_type(const std::vector<float>& x) {
     const std::vector<uint32_t> got = pairs.read(), alone = single.read();
     const std::vector<float> returned = back.read();
     const std::string name = Type::kName;
-    blocks::Check low("pack_pair low " + name), high("pack_pair high " + name), one("from_float " + name), again("to_float " + name);
+    blocks::Check low("pack_pair low " + name), high("pack_pair high " + name), one("from_float " + name),
+        again("to_float " + name);
     const auto canonical = [](uint32_t bits) { return Type::is_nan(static_cast<int>(bits)) ? -1 : static_cast<int>(bits); };
     for (int i = 0; i < count; ++i) {
         const int expected = Type::bits(x[i]), other = count - 1 - i;

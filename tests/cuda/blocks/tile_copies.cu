@@ -14,9 +14,9 @@ constexpr uint16_t kJunk = 0xabcd;
 
 // What is asked of the two copies. Both number rows by the matrix.
 struct Limits {
-    bool slow;                                       // load_slow, else load_async
-    int first_row, load_rows, load_cols;             // the limits of the load
-    int store_rows, store_cols;                      // and of the store
+    bool slow;                            // load_slow, else load_async
+    int first_row, load_rows, load_cols;  // the limits of the load
+    int store_rows, store_cols;           // and of the store
     bool vectors;
 };
 

@@ -11,7 +11,8 @@ constexpr int kRows = 48, kSlabs = kRows / 16;
 __host__ __device__ uint16_t value_of(int row, int col) { return static_cast<uint16_t>(row * 256 + col + 1); }
 
 enum Kind { kA, kALower, kB, kATrans, kBTrans, kKinds };
-constexpr const char* kNames[kKinds] = {"a_address", "a_address of a later row", "b_address", "a_trans_address", "b_trans_address"};
+constexpr const char* kNames[kKinds] = {"a_address", "a_address of a later row", "b_address", "a_trans_address",
+                                        "b_trans_address"};
 
 template <int kCols>
 __device__ void fill(char* tile) {

@@ -90,7 +90,8 @@ template <class C>
 void check_fragments(const std::string& name, const std::vector<float>& c, const std::vector<uint32_t>& rounded) {
     blocks::Check check("to_fragment" + name);
     for (int i = 0; i < C::kM * C::kN; ++i) {
-        const int row = i / C::kN, col = i % C::kN;  // values 8 rows down are in odd registers, those 8 columns on in the last two
+        const int row = i / C::kN,
+                  col = i % C::kN;  // values 8 rows down are in odd registers, those 8 columns on in the last two
         const int at = ((row / 16 * (C::kBlocks / 2) + col / 16) * 4 + row / 8 % 2 + col / 8 % 2 * 2) * 32;
         const uint32_t pair = rounded[at + row % 8 * 4 + col % 8 / 2];
         check.equal(pair >> col % 2 * 16 & 0xffff, bits_of(c[i], typename C::Type()), "row %d col %d", row, col);

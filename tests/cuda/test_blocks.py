@@ -1,0 +1,59 @@
+"""The building blocks of the CUDA kernels, cuda/ptx, cuda/tile and cuda/attention, on a GPU: the programs of blocks/."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = sorted((ROOT / "tests" / "cuda" / "blocks").glob("*.cu"))
+CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76  # of enum CUdevice_attribute
+
+
+def find_nvcc() -> str | None:
+    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    candidates = [os.environ.get("CUDACXX"), "nvcc", *(str(Path(home, "bin", "nvcc")) for home in [*homes, "/usr/local/cuda"])]
+    return next((found for found in map(shutil.which, filter(None, candidates)) if found), None)
+
+
+def architecture() -> str | None:
+    """That of the first GPU, as nvcc wants it: the one the programs run on. None: there is no GPU."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
+        return None
+    assert driver.cuDeviceGetAttribute(ctypes.byref(major), CAPABILITY_MAJOR, device) == 0
+    assert driver.cuDeviceGetAttribute(ctypes.byref(minor), CAPABILITY_MINOR, device) == 0
+    return f"sm_{major.value}{minor.value}"
+
+
+def test_programs_are_there() -> None:
+    assert {path.stem.split("_")[0] for path in PROGRAMS} == {"ptx", "tile", "attention"}
+
+
+@pytest.mark.parametrize("source", PROGRAMS, ids=[path.stem for path in PROGRAMS])
+def test_block(source: Path, tmp_path: Path) -> None:
+    nvcc = find_nvcc()
+    if not nvcc:
+        pytest.skip("no nvcc")
+    arch = architecture()
+    if not arch:
+        pytest.skip("no CUDA device")
+    program = tmp_path / source.stem
+    options = ["-std=c++17", f"-arch={arch}", "-Xcompiler=-Wall,-Wextra", f"-I{ROOT / 'libflash'}", f"-I{ROOT / 'include'}"]
+    built = subprocess.run([nvcc, *options, "-o", program, source], capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stdout + built.stderr
+    done = subprocess.run([program], capture_output=True, text=True, check=False, timeout=300)
+    print(done.stdout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    verdicts = [line.split()[0] for line in done.stdout.splitlines()]
+    assert "ok" in verdicts
+    assert set(verdicts) <= {"ok", "absent"}, done.stdout
