@@ -19,13 +19,16 @@ README = (ROOT / "README.md").read_text()
 
 
 def block(language: str) -> str:
-    (found,) = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
-    return found
+    """All blocks of a language, one after the other: later ones go on where the first ended."""
+    found = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+    assert found
+    return "\n".join(found)
 
 
 def test_python_program() -> None:
     printed = run_python(block("python"))
     assert "forward_cpu_" in printed
+    assert "backward_cpu_" in printed
 
 
 @pytest.mark.skipif(not shutil.which("cc"), reason="no C compiler")
@@ -49,6 +52,8 @@ def test_names_in_the_text_exist() -> None:
     for path in re.findall(r"\]\(([^)#]+)\)", README):
         assert (ROOT / path).exists(), path
     kernels = {kernel["name"] for kernel in libflash.info()["kernels"]}
+    rows = re.findall(r"^(\w+) +(sm\d+) +(\w+) +(\w+) ", (ROOT / "libflash/cuda/kernels.table").read_text(), re.MULTILINE)
+    kernels |= {f"{operation}_{room}_{dtype}_d{dims}" for operation, room, dtype, dims in rows}
     for name in re.findall(r'kernel="(\w+)"', README):
         assert name in kernels or name.endswith(("avx2", "avx512")), name
     for name in re.findall(r"`libflash\.(\w+)\(", README):

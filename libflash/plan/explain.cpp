@@ -1,5 +1,8 @@
 #include "plan/explain.h"
 
+#include <utility>
+#include <vector>
+
 #include "plan/device.h"
 #include "plan/plan.h"
 
@@ -86,7 +89,9 @@ void plan_lines(std::string& text, const Problem& problem, const KernelRow& row)
     line(text, "workspace", plan.workspace_bytes, " bytes");
 }
 
+// Why not the others; rows with the same reason share a line.
 void other_lines(std::string& text, const Subject& subject, const KernelRow& chosen) {
+    std::vector<std::pair<std::string, std::string>> reasons;  // and the names
     bool after = false;
     for (int i = 0; i < kernel_count(); ++i) {
         const KernelRow& row = kernel_row(i);
@@ -94,8 +99,12 @@ void other_lines(std::string& text, const Subject& subject, const KernelRow& cho
         if (row.operation != subject.operation || &row == &chosen) continue;
         std::string why;
         if (accepts(row, subject, &why)) why = after ? "would do, comes later in order of preference" : "would do";
-        line(text, "not", row.name, ": ", why);
+        size_t at = 0;
+        while (at < reasons.size() && reasons[at].first != why) ++at;
+        if (at == reasons.size()) reasons.emplace_back(why, "");
+        reasons[at].second += (reasons[at].second.empty() ? "" : ", ") + std::string(row.name);
     }
+    for (const auto& [why, names] : reasons) line(text, "not", names, ": ", why);
 }
 
 template <class Problem>
