@@ -107,7 +107,7 @@ struct ForwardParams {
 
 // What the backward kernels know of a query row besides its tensors; both numbers are 0 and +infinity for rows that take no part.
 struct RowFacts {
-    float lse_log2;  // logsumexp in base-2 units; +infinity: the row sees no key
+    float lse_log2;  // logsumexp in base-2 units, less the exponent of raised_by(); +infinity: the row sees no key
     float delta;     // dout . out - dlse
 };
 

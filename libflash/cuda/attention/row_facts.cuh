@@ -49,7 +49,7 @@ struct RowFactsUnit {
 
     // Where the rounding of a large logsumexp could make exp2(score - lse) large, it is raised by more than that: nothing can overflow. There
     // the probabilities have no digit left anyway.
-    __device__ static __forceinline__ float raised(float lse_log2) {
+    __device__ static __forceinline__ float with_margin(float lse_log2) {
         return fabsf(lse_log2) > 1048576.0f ? fmaf(fabsf(lse_log2), 4.7683716e-07f, lse_log2) : lse_log2;
     }
 
@@ -57,7 +57,7 @@ struct RowFactsUnit {
         if (row >= rows.length) return {INFINITY, 0.0f};
         const float lse = number(params.lse, row);
         if (lse == -INFINITY) return {INFINITY, 0.0f};
-        return {raised(lse * kLog2e), params.dlse.data ? dot - number(params.dlse, row) : dot};
+        return {with_margin(lse * kLog2e) - raised_by<T>(), params.dlse.data ? dot - number(params.dlse, row) : dot};
     }
 
     __device__ __forceinline__ void run(int sums_per_unit) {
@@ -95,7 +95,7 @@ struct SinkGradient {
             if (sink == -INFINITY) continue;
             for (int row = threadIdx.x; row < rows.length; row += kThreads) {
                 const RowFacts f = facts[row];
-                sum -= exp2_approx(min_or_nan(sink - f.lse_log2, 0.0f)) * f.delta;
+                sum -= exp2_approx(min_or_nan(sink - f.lse_log2 - raised_by<T>(), 0.0f)) * f.delta;
             }
         }
         return sum;

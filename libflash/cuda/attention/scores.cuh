@@ -4,6 +4,8 @@
 #include "cuda/attention/params.h"
 #include "cuda/ptx/math.cuh"
 
+#include <type_traits>
+
 namespace libflash::cuda {
 
 template <class T>
@@ -23,6 +25,17 @@ __device__ __forceinline__ void store_number(void* data, int64_t index, bool is_
 template <class T>
 __device__ __forceinline__ float head_number(const HeadParams& numbers, int batch, int head) {
     return load_number<T>(numbers.data, batch * numbers.batch_stride + head * numbers.head_stride, numbers.is_float);
+}
+
+// Backward computes with probabilities times 2^raised_by(): a probability below the smallest normal number would be flushed to zero, though
+// what it is multiplied by may be large. `half` has no room for that, and no need: there such a product is below the smallest number.
+template <class T>
+__device__ constexpr float raised_by() {
+    return std::is_same<T, __half>::value ? 0.0f : 32.0f;
+}
+template <class T>
+__device__ constexpr float lowered() {  // 2^-raised_by()
+    return std::is_same<T, __half>::value ? 1.0f : 2.3283064365386963e-10f;
 }
 
 // Where the numbers for single scores of one (batch, head) begin.

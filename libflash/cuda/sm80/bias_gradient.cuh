@@ -91,7 +91,7 @@ struct BiasGradient : QueryRows<T, kHeadDim, true> {
                 for (int k = 0; k < same_cols; ++k) sum += tile[(row + r) * kBlockN + col + k];
             const int64_t at =
                 (int64_t{row_tile} * kBlockM + row) * out.stride[2] + (int64_t{col_tile} * kBlockN + col) * out.stride[3];
-            store_number<T>(out.data, start + at, out.is_float, sum);
+            store_number<T>(out.data, start + at, out.is_float, lowered<T>() * sum);
         }
     }
     __device__ __forceinline__ void run() {

@@ -373,8 +373,9 @@ struct KeyGradients {
     __device__ __forceinline__ void run() {
         if (!prepare()) return;
         walk_queries();
-        store(dv, KvTile::kBytes, params.dv, kGeneral ? params.rare.dropout.keep_factor : 1.0f, params.head_dim_v);
-        store(dk, 0, params.dk, params.softmax_scale, params.head_dim);
+        store(dv, KvTile::kBytes, params.dv, lowered<T>() * (kGeneral ? params.rare.dropout.keep_factor : 1.0f),
+              params.head_dim_v);
+        store(dk, 0, params.dk, lowered<T>() * params.softmax_scale, params.head_dim);
     }
 };
 

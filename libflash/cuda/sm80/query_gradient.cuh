@@ -55,7 +55,7 @@ struct QueryGradient : QueryRows<T, kHeadDim, kGeneral> {
 
     // Through the warp's own rows of Q's tile, which nobody else reads.
     __device__ __forceinline__ void store() {
-        const float factor = params.softmax_scale;
+        const float factor = lowered<T>() * params.softmax_scale;
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a)
 #pragma unroll

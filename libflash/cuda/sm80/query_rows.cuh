@@ -131,7 +131,7 @@ struct QueryRows {
                 for (int e = 0; e < 4; ++e) rule(s[a][n][e], row_of(a, e), col_of(tile, first, n, e));
     }
 
-    // ds of the warp's rows and keys [first, first + kChunk) of the tile in shared memory: the gradient of the score itself, or with
+    // ds times 2^raised_by() of the warp's rows and keys [first, first + kChunk) of the tile in shared memory: the gradient of the score itself, or with
     // kThroughCap that of the scaled dot product under the softcap.
     template <bool kThroughCap>
     __device__ __forceinline__ void gradients(Scores& ds, int tile, int first) const {
@@ -144,7 +144,7 @@ struct QueryRows {
         } else {
             multiply(s, 0, kKeysAt, first);
             hide_edge(s, tile, first);
-            exponentiate<0>(s);
+            exponentiate(s);
             multiply(ds, QTile::kBytes, kKeysAt + KvTile::kBytes, first);
             for_each_row([&](int a, int e, const RowFacts& facts) {
 #pragma unroll
@@ -170,15 +170,14 @@ struct QueryRows {
         });
     }
 
-    // Scores in base-2 units, or dot products where there is no rule between the two, to probabilities times 2^kRaise.
-    template <int kRaise>
+    // Scores in base-2 units, or dot products where there is no rule between the two, to probabilities.
     __device__ __forceinline__ void exponentiate(Scores& s) const {
         for_each_row([&](int a, int e, const RowFacts& facts) {
 #pragma unroll
             for (int n = 0; n < kBlocks; ++n) {
                 float& x = s[a][n][e];
-                x = kGeneral ? min_or_nan(x - facts.lse_log2, 0.0f) : fmaf(x, params.scale_log2, -facts.lse_log2);
-                x = exp2_approx(x + kRaise);
+                x = kGeneral ? min_or_nan(x - facts.lse_log2, raised_by<T>()) : fmaf(x, params.scale_log2, -facts.lse_log2);
+                x = exp2_approx(x);
             }
         });
     }
@@ -207,15 +206,10 @@ struct QueryRows {
         rules.init(rare, work.batch, work.head, rows, cols);
         add_and_hide<T>(rare, rules, all, each);
         hide_edge(s, tile, first);
-        // A gradient that nothing multiplies any more may be the product of a probability below the smallest normal number and a large dp.
-        constexpr int kRaise = kThroughCap ? 0 : 32;
-        exponentiate<kRaise>(s);
-        constexpr float kLower = kThroughCap ? 1.0f : 2.3283064365386963e-10f;  // 2^-kRaise
+        exponentiate(s);
 #pragma unroll
-        for (int i = 0; i < kSlabs * kBlocks * 4; ++i) {
-            float& x = ds[i / (kBlocks * 4)][i / 4 % kBlocks][i % 4];
-            x = x * s[i / (kBlocks * 4)][i / 4 % kBlocks][i % 4] * kLower;
-        }
+        for (int i = 0; i < kSlabs * kBlocks * 4; ++i)
+            ds[i / (kBlocks * 4)][i / 4 % kBlocks][i % 4] *= s[i / (kBlocks * 4)][i / 4 % kBlocks][i % 4];
     }
 
     __device__ __forceinline__ void drop(Scores& dp, int tile, int first) const {

@@ -5,6 +5,7 @@
 #include "cuda/attention/params.h"
 #include "cuda/attention/query_tiles.cuh"
 #include "cuda/attention/schedule.cuh"
+#include "cuda/attention/scores.cuh"
 #include "cuda/ptx/reduction.cuh"
 #include "cuda/tile/product.cuh"
 #include "cuda/tile/shared_tile.cuh"
@@ -89,7 +90,7 @@ struct QuerySums {
                     for (int r = 0; r < 2; ++r) {
                         const int row = (warp % kRowWarps * kSlabs + a) * 16 + r * 8 + lane / 4;
                         const bool exists = tile * kBlockM + row < rows.length;
-                        const float factor = params.softmax_scale;
+                        const float factor = lowered<T>() * params.softmax_scale;
                         const uint32_t pair = exists ? pack_pair(x[2 * r] * factor, x[2 * r + 1] * factor, T()) : 0;
                         store_shared(shared_address(shared) + QTile::offset(row, warp / kRowWarps * kBlocks + n) + lane % 4 * 4,
                                      pair);

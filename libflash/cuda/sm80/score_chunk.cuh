@@ -1,7 +1,7 @@
 // What happens to single scores in backward, between the products: a chunk of 32 keys of a warp and kChunk queries, transposed. Element e of
 // block (a, n) of lane 4 * g + t belongs to key 16 * a + g + 8 * (e / 2) and query 8 * n + 2 * t + e % 2.
 //
-//   p = exp(score - lse)      ds = p (keep dp / (1 - p_drop) - delta)
+//   p = exp(score - lse)      ds = p (keep dp / (1 - p_drop) - delta)      both times 2^raised_by()
 #pragma once
 
 #include "cuda/attention/dropout.cuh"
@@ -120,7 +120,7 @@ struct ScoreChunk {
         for (int i = 0; i < kBlocks * 4; ++i) {
             const float4 f = facts[i / 8 * 4];
             float& x = s[i / 4 % 2][i / 8][i % 4];
-            x = exp2_approx(min_or_nan(x - (i & 1 ? f.z : f.x), 0.0f));
+            x = exp2_approx(min_or_nan(x - (i & 1 ? f.z : f.x), raised_by<T>()));
             dp[i / 4 % 2][i / 8][i % 4] *= x;
             if (!(keep >> i & 1)) x = 0.0f;
         }
