@@ -31,6 +31,8 @@
  * NaN and infinities in q reach their own row only; in k and v they reach the rows that see them. What lies outside the sequences (past a
  * length, in a page's tail, in free pages) reaches nothing. One exception: on CUDA and in decode, a NaN or infinity in v at a key that a
  * row does not see may still reach that row, if the row sees another key within the same tile (at most 128 keys); never further.
+ * In backward on CUDA the same holds for one in q, k, v or dout: beyond what depends on it, it may reach gradients of the rows and keys
+ * that a tile of at most 128 rows and 128 keys has in common with it.
  * With BFLOAT16 on processors with AVX-512-BF16, subnormal numbers count as zero in the products.
  *
  * Rules that hold for every function:
@@ -162,7 +164,8 @@ typedef struct flash_tensor_t {
 #define FLASH_FLAG_TOP_LEFT 0x2u      /* align the causal rule and the window top-left instead: shift = 0 */
 #define FLASH_FLAG_WINDOW 0x4u        /* use window_left and window_right: i + shift - left <= j <= i + shift + right */
 #define FLASH_FLAG_SCALE 0x8u         /* use softmax_scale; without it the default 1 / sqrt(D) */
-#define FLASH_FLAG_DETERMINISTIC 0x10u /* backward: the same bits in every run; UNSUPPORTED where that cannot be had */
+#define FLASH_FLAG_DETERMINISTIC 0x10u /* backward: the same bits in every run. On CUDA dq is else a sum in any order; with the flag it takes
+                                        * less workspace and some 1.4 times as long. UNSUPPORTED where it cannot be had */
 #define FLASH_FLAG_ROTARY_INTERLEAVED 0x20u /* decode: rotary pairs are (0,1), (2,3), ...; without it (0, r/2), (1, r/2+1), ... */
 
 /* The two compressed forms of a block mask, as flash_block_mask_compress writes them: for each row of blocks which columns are

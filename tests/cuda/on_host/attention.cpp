@@ -1,0 +1,184 @@
+// Forward and backward kernels of one row on the host, against double precision: argument 1 is how large the inputs are, 2 whether the rare
+// options are used, 3 whether backward is deterministic. Prints what is wrong; the exit code is 0 if nothing is.
+#include "emulation.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+
+#include "cuda/attention/fill_schedule.h"
+#include "cuda/sm80/backward.cuh"
+#include "cuda/sm80/forward.cuh"
+
+using namespace libflash;
+using namespace libflash::cuda;
+
+struct ForwardRow {
+    static constexpr KernelConfig config{"forward", "forward", "sm80", RowType::DTYPE, HEAD_DIM, HEAD_DIM, FORWARD_TILE, 1, ""};
+};
+struct BackwardRow_ {
+    static constexpr KernelConfig config{"backward", "backward", "sm80", RowType::DTYPE, HEAD_DIM, HEAD_DIM, BACKWARD_TILE, ""};
+};
+using T = std::conditional_t<ForwardRow::config.dtype == RowType::f16_, __half, __nv_bfloat16>;
+constexpr int kDim = HEAD_DIM, kRows = 150, kKeys = 200, kHeads = 2, kLeft = 120;  // two query heads share one key head; causal
+constexpr double kRounding = ForwardRow::config.dtype == RowType::f16_ ? 0x1p-11 : 0x1p-8;
+
+std::mt19937 generator(3);
+template <class Number>
+std::vector<Number> random(size_t count, float scale) {
+    std::normal_distribution<float> normal;
+    std::vector<Number> x(count);
+    for (Number& y : x) y = Number(scale * normal(generator));
+    return x;
+}
+double wide(T x) { return to_float(x); }
+double wide(float x) { return x; }
+
+struct Problem {
+    bool rare;
+    double scale = 1 / std::sqrt(double{kDim}), cap = 9;
+    std::vector<T> q, k, v, dout, out, dq, dk, dv;
+    std::vector<float> lse, bias, dbias, sink, dsink;
+    // Exact.
+    std::vector<double> o64, lse64, dq64, dk64, dv64, dbias64, dsink64;
+
+    Problem(float size, bool rare_options) : rare(rare_options) {
+        q = random<T>(kRows * kHeads * kDim, size), k = random<T>(kKeys * kDim, size), v = random<T>(kKeys * kDim, size);
+        dout = random<T>(q.size(), size);
+        bias = random<float>(kHeads * kRows * kKeys, 1), sink = random<float>(kHeads, 1);
+        for (auto* x : {&out, &dq}) x->assign(q.size(), T(NAN));
+        for (auto* x : {&dk, &dv}) x->assign(k.size(), T(NAN));
+        lse.assign(kHeads * kRows, NAN), dbias.assign(bias.size(), NAN), dsink.assign(kHeads, NAN);
+        for (auto* x : {&o64, &dq64}) x->assign(q.size(), 0);
+        for (auto* x : {&dk64, &dv64}) x->assign(k.size(), 0);
+        lse64.assign(lse.size(), 0), dbias64.assign(bias.size(), 0), dsink64.assign(kHeads, 0);
+    }
+
+    size_t at(int row, int head) const { return (size_t{static_cast<size_t>(row)} * kHeads + head) * kDim; }
+    static double dot(const T* a, const T* b) {
+        double sum = 0;
+        for (int c = 0; c < kDim; ++c) sum += wide(a[c]) * wide(b[c]);
+        return sum;
+    }
+    static bool sees(int row, int key) { return key <= row + kKeys - kRows && key >= row + kKeys - kRows - kLeft; }
+
+    // Scores of a row and their slopes under the softcap.
+    void score(int row, int head, std::vector<double>& s, std::vector<double>& slope) const {
+        for (int j = 0; j < kKeys; ++j) {
+            s[j] = -INFINITY, slope[j] = 1;
+            if (!sees(row, j)) continue;
+            s[j] = scale * dot(&q[at(row, head)], &k[size_t{static_cast<size_t>(j)} * kDim]);
+            if (!rare) continue;
+            const double bent = std::tanh(s[j] / cap);
+            slope[j] = 1 - bent * bent;
+            s[j] = cap * bent + bias[(head * kRows + row) * kKeys + j];
+        }
+    }
+
+    void solve_row(int row, int head) {
+        std::vector<double> s(kKeys), slope(kKeys);
+        score(row, head, s, slope);
+        double sum = rare ? std::exp(double{sink[head]}) : 0;
+        for (double x : s) sum += std::exp(x);
+        const double log_sum = lse64[head * kRows + row] = std::log(sum);
+        double* o = &o64[at(row, head)];
+        for (int j = 0; j < kKeys; ++j)
+            for (int c = 0; c < kDim; ++c) o[c] += std::exp(s[j] - log_sum) * wide(v[j * kDim + c]);
+        // Backward gets the rounded output.
+        double delta = 0;
+        for (int c = 0; c < kDim; ++c) delta += wide(T(static_cast<float>(o[c]))) * wide(dout[at(row, head) + c]);
+        if (rare) dsink64[head] -= std::exp(sink[head] - log_sum) * delta;
+        for (int j = 0; j < kKeys; ++j) {
+            const double p = std::exp(s[j] - log_sum), ds = p * (dot(&dout[at(row, head)], &v[j * kDim]) - delta);
+            if (p == 0) continue;
+            dbias64[(head * kRows + row) * kKeys + j] = ds;
+            for (int c = 0; c < kDim; ++c) {
+                dq64[at(row, head) + c] += scale * slope[j] * ds * wide(k[j * kDim + c]);
+                dk64[j * kDim + c] += scale * slope[j] * ds * wide(q[at(row, head) + c]);
+                dv64[j * kDim + c] += p * wide(dout[at(row, head) + c]);
+            }
+        }
+    }
+
+    template <class Params>
+    void fill_in(Params& params) {
+        const auto rows = [](std::vector<T>& x, int heads) { return RowsParams{x.data(), 0, int64_t{heads} * kDim, kDim}; };
+        params.q = rows(q, kHeads), params.k = rows(k, 1), params.v = rows(v, 1), params.out = rows(out, kHeads);
+        params.lse = {lse.data(), int64_t{kHeads} * kRows, 1, kRows};
+        params.q_lengths = {nullptr, nullptr, kRows}, params.k_lengths = {nullptr, nullptr, kKeys};
+        params.batch = 1, params.heads_q = params.group_size = kHeads, params.head_dim = params.head_dim_v = kDim;
+        params.softmax_scale = static_cast<float>(scale), params.scale_log2 = static_cast<float>(scale * 1.4426950408889634);
+        params.mask = {kLeft, 0, false};
+        params.rare.dropout.keep_factor = 1;
+        params.vector_loads = params.vector_out = true;
+        params.general = rare;
+        if (!rare) return;
+        params.rare.softcap = static_cast<float>(cap);
+        params.rare.bias = {bias.data(), {0, int64_t{kRows} * kKeys, kKeys, 1}, true};
+        params.sink = {sink.data(), 0, 1, true};
+    }
+};
+
+Sequences side(int64_t rows) {
+    Sequences sequences;
+    sequences.capacity = sequences.max_length = rows;
+    return sequences;
+}
+
+void forward(Problem& p) {
+    ForwardParams params{};
+    p.fill_in(params);
+    params.schedule = schedule_params(side(kRows), 1, kHeads, ForwardRow::config.tile_q, 1e3, true);
+    launch_forward<ForwardRow>(params, nullptr);
+}
+
+void backward(Problem& p, bool deterministic) {
+    BackwardParams params{};
+    p.fill_in(params);
+    const auto rows = [](std::vector<T>& x, int heads) { return RowsParams{x.data(), 0, int64_t{heads} * kDim, kDim}; };
+    params.dout = rows(p.dout, kHeads), params.dq = rows(p.dq, kHeads), params.dk = rows(p.dk, 1), params.dv = rows(p.dv, 1);
+    params.heads_k = 1;
+    params.units = (kRows + kUnitRows - 1) / kUnitRows;
+    std::vector<RowFacts> facts(kHeads * params.units * kUnitRows, RowFacts{NAN, NAN});
+    std::vector<float> sums(facts.size() * kDim, NAN);
+    params.row_facts = facts.data();
+    params.dq_sums = deterministic ? nullptr : sums.data();
+    params.key_schedule = schedule_params(side(kKeys), 1, 1, BackwardRow_::config.tile_k, 1e3, false);
+    params.query_schedule = schedule_params(side(kRows), 1, kHeads, kUnitRows, 1e9, false);
+    params.query_tile_schedule = schedule_params(side(kRows), 1, kHeads, backward_query_tile(kDim, p.rare), 1e3, true);
+    if (p.rare) {
+        params.dbias = {p.dbias.data(), {0, int64_t{kRows} * kKeys, kKeys, 1}, {1, kHeads, kRows, kKeys}, true};
+        params.dsink = {p.dsink.data(), 1, true};
+    }
+    launch_backward<BackwardRow_>(params, nullptr);
+}
+
+// Relative error in the mean square; and nothing that a bf16 number could hold is lost (fp16 probabilities end at 2^-25).
+template <class Number>
+bool near(const char* name, const std::vector<Number>& got, const std::vector<double>& exact, double limit) {
+    double error = 0, size = 0;
+    int lost = 0;
+    for (size_t i = 0; i < got.size(); ++i) {
+        error += (wide(got[i]) - exact[i]) * (wide(got[i]) - exact[i]);
+        size += exact[i] * exact[i];
+        lost += kRounding == 0x1p-8 && wide(got[i]) == 0 && std::fabs(exact[i]) > 0x1p-124;
+    }
+    const double relative = std::sqrt(error / size);
+    const bool good = relative <= limit && lost == 0;
+    std::printf("%s %s: relative error %.2e, limit %.1e, %d lost\n", good ? "ok" : "WRONG", name, relative, limit, lost);
+    return good;
+}
+
+int main(int, char** argv) {
+    Problem p(static_cast<float>(std::atof(argv[1])), std::atoi(argv[2]) != 0);
+    for (int head = 0; head < kHeads; ++head)
+        for (int row = 0; row < kRows; ++row) p.solve_row(row, head);
+    forward(p);
+    bool good = near("out", p.out, p.o64, kRounding) & near("lse", p.lse, p.lse64, 0x1p-18);
+    backward(p, std::atoi(argv[3]) != 0);
+    good &=
+        near("dq", p.dq, p.dq64, 2 * kRounding) & near("dk", p.dk, p.dk64, 2 * kRounding) & near("dv", p.dv, p.dv64, kRounding);
+    // The output that backward gets is not rounded from the exact one, but itself off by as much.
+    if (p.rare) good &= near("dbias", p.dbias, p.dbias64, kRounding) & near("dsink", p.dsink, p.dsink64, 4 * kRounding);
+    return good ? 0 : 1;
+}

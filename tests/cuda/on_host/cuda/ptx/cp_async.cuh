@@ -1,0 +1,23 @@
+// Stands for the library's header of that name: copies are done when they are asked for.
+#pragma once
+
+#include "emulation.h"
+
+namespace libflash::cuda {
+
+inline uint32_t shared_address(const void* pointer) { return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(pointer)); }
+inline char* shared_pointer(uint64_t address) { return reinterpret_cast<char*>(static_cast<uintptr_t>(address)); }
+inline void store_shared(uint32_t address, uint32_t x) { std::memcpy(shared_pointer(address), &x, 4); }
+
+inline void cp_async_16(uint32_t address, const void* global, bool valid) {
+    if (valid) {
+        std::memcpy(shared_pointer(address), global, 16);
+    } else {
+        std::memset(shared_pointer(address), 0, 16);
+    }
+}
+inline void cp_async_commit() {}
+template <int>
+void cp_async_wait() {}
+
+}  // namespace libflash::cuda

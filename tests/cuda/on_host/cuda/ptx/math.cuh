@@ -1,0 +1,31 @@
+// Stands for the library's header of that name.
+#pragma once
+
+#include "emulation.h"
+
+namespace libflash::cuda {
+
+constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
+
+inline float exp2_approx(float x) {
+    const float y = static_cast<float>(std::exp2(static_cast<double>(x)));
+    return y < 1.17549435e-38f ? 0.0f : y;
+}
+inline float min_or_nan(float x, float y) { return std::isnan(x) || std::isnan(y) ? NAN : min(x, y); }
+inline float tanh_accurate(float x) { return std::tanh(x); }
+
+inline __nv_bfloat16 from_float(float x, __nv_bfloat16) { return __float2bfloat16_rn(x); }
+inline __half from_float(float x, __half) { return __float2half_rn(x); }
+inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+inline float to_float(__half x) { return __half2float(x); }
+inline float to_float(float x) { return x; }
+
+template <class T>
+uint32_t pack_pair(float low, float high, T) {
+    const T both[2] = {from_float(low, T()), from_float(high, T())};
+    uint32_t pair;
+    std::memcpy(&pair, both, 4);
+    return pair;
+}
+
+}  // namespace libflash::cuda

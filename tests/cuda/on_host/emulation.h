@@ -1,0 +1,167 @@
+// CUDA kernels on the host: a thread block at a time, each thread a fiber that runs until a barrier or an exchange within its warp. Slow, and
+// blind to races, but the same kernel sources, so that what they compute can be tested where there is no GPU.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <vector>
+
+#undef __align__
+#undef __device__
+#undef __forceinline__
+#undef __global__
+#undef __grid_constant__
+#undef __launch_bounds__
+#undef __shared__
+#define __align__(n) __attribute__((aligned(n)))
+#define __device__
+#define __forceinline__ inline
+#define __global__
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __shared__ static  // one block at a time
+
+using std::max;
+using std::min;
+
+namespace emulation {
+
+constexpr size_t kStackBytes = 1 << 16;
+constexpr int kMaxWarps = 32;
+// Where `extern __shared__` is; linked without -pie, so that its addresses fit the 32 bits that kernels have for them.
+alignas(1024) inline char dynamic_shared[240000];
+
+struct Barrier {
+    int waiting = 0, passed = 0;
+};
+
+struct Machine {
+    ucontext_t scheduler;
+    std::vector<ucontext_t> fibers;
+    std::vector<std::vector<char>> stacks;
+    std::vector<bool> done;
+    Barrier block, warps[kMaxWarps];
+    uint64_t slots[kMaxWarps][32][8];  // what the lanes of a warp show each other
+    unsigned block_index = 0, threads = 0, thread = 0;
+    std::function<void()> kernel;
+};
+inline Machine machine;
+
+inline void yield() { swapcontext(&machine.fibers[machine.thread], &machine.scheduler); }
+
+inline void wait(Barrier& barrier, int count) {
+    const int round = barrier.passed;
+    if (++barrier.waiting == count) {
+        barrier.waiting = 0;
+        ++barrier.passed;
+    } else {
+        while (barrier.passed == round) yield();
+    }
+}
+
+inline int warp() { return machine.thread / 32; }
+inline int lane() { return machine.thread % 32; }
+inline void wait_for_warp() { wait(machine.warps[warp()], 32); }
+inline uint64_t (&shown_by(int lane))[8] { return machine.slots[warp()][lane]; }
+
+inline void run_fiber() {
+    machine.kernel();
+    machine.done[machine.thread] = true;
+    while (true) yield();
+}
+
+inline void start_block(unsigned index) {
+    machine.block_index = index;
+    machine.block = {};
+    for (Barrier& barrier : machine.warps) barrier = {};
+    machine.done.assign(machine.threads, false);
+    machine.fibers.assign(machine.threads, {});
+    for (unsigned t = 0; t < machine.threads; ++t) {
+        getcontext(&machine.fibers[t]);
+        machine.fibers[t].uc_stack.ss_sp = machine.stacks[t].data();
+        machine.fibers[t].uc_stack.ss_size = kStackBytes;
+        makecontext(&machine.fibers[t], run_fiber, 0);
+    }
+}
+
+inline void launch(unsigned blocks, unsigned threads, std::function<void()> kernel) {
+    machine.kernel = std::move(kernel);
+    machine.threads = threads;
+    machine.stacks.assign(threads, std::vector<char>(kStackBytes));
+    for (unsigned b = 0; b < blocks; ++b) {
+        start_block(b);
+        while (std::find(machine.done.begin(), machine.done.end(), false) != machine.done.end()) {
+            for (machine.thread = 0; machine.thread < threads; ++machine.thread) {
+                if (!machine.done[machine.thread]) swapcontext(&machine.scheduler, &machine.fibers[machine.thread]);
+            }
+        }
+    }
+}
+
+// The value that lane `from` holds.
+template <class T>
+T exchange(T x, int from) {
+    static_assert(sizeof(T) <= 8, "");
+    std::memcpy(&shown_by(lane())[0], &x, sizeof x);
+    wait_for_warp();
+    std::memcpy(&x, &shown_by(from & 31)[0], sizeof x);
+    wait_for_warp();
+    return x;
+}
+
+}  // namespace emulation
+
+struct EmulatedIndex {
+    unsigned emulation::Machine::* x_is;
+    struct Value {
+        unsigned emulation::Machine::* is;
+        operator unsigned() const { return emulation::machine.*is; }
+    } x{x_is};
+};
+inline EmulatedIndex threadIdx{&emulation::Machine::thread}, blockIdx{&emulation::Machine::block_index};
+
+inline void __syncthreads() { emulation::wait(emulation::machine.block, static_cast<int>(emulation::machine.threads)); }
+inline void __syncwarp() { emulation::wait_for_warp(); }
+template <class T>
+T __shfl_sync(unsigned, T x, int from) {
+    return emulation::exchange(x, from);
+}
+template <class T>
+T __shfl_xor_sync(unsigned, T x, int mask) {
+    return emulation::exchange(x, emulation::lane() ^ mask);
+}
+template <class T>
+T __shfl_up_sync(unsigned, T x, int by) {
+    return emulation::exchange(x, max(emulation::lane() - by, by > emulation::lane() ? emulation::lane() : 0));
+}
+inline unsigned __ballot_sync(unsigned, bool vote) {
+    emulation::shown_by(emulation::lane())[0] = vote;
+    emulation::wait_for_warp();
+    unsigned votes = 0;
+    for (int i = 0; i < 32; ++i) votes |= static_cast<unsigned>(emulation::shown_by(i)[0]) << i;
+    emulation::wait_for_warp();
+    return votes;
+}
+inline bool __any_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vote) != 0; }
+inline int __syncthreads_or(int vote) {
+    static int votes;
+    __syncthreads();
+    votes = 0;
+    __syncthreads();
+    votes |= vote;
+    __syncthreads();
+    return votes;
+}
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline uint32_t __umulhi(uint32_t a, uint32_t b) { return static_cast<uint32_t>(uint64_t{a} * b >> 32); }
+inline float __log2f(float x) { return std::log2(x); }
+#define cudaFuncSetAttribute(...) cudaSuccess
+#define cudaGetLastError() cudaSuccess

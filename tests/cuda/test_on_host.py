@@ -1,0 +1,63 @@
+"""Forward and backward kernels run on the host: their own sources, with fibers for threads and stand-ins for single instructions.
+
+Slow, and blind to races and to what instructions really do; but it runs where there is no GPU, and finds a wrong index at once.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parent / "on_host"
+NVCC = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+CUDA_HEADERS = next((p for p in Path(NVCC).resolve().parents[1].glob("**/include") if (p / "cuda_bf16.h").exists()), None)
+CXX = shutil.which("g++")
+
+# Type, head_dim, tiles of forward and of backward with its stages: kernels of one warp for 32 keys, of two and of four.
+ROWS = {
+    "bf16-64": ("bf16_", 64, "128, 128", "128, 128, 1"),
+    "f16-128": ("f16_", 128, "128, 64", "64, 128, 3"),
+    "bf16-192": ("bf16_", 192, "64, 64", "64, 64, 2"),
+    "bf16-256-small": ("bf16_", 256, "64, 64", "32, 32, 1"),
+}
+
+
+def for_the_host(source: str) -> str:
+    """Shared memory that is sized by the launch, and the launch itself, are no C++."""
+    source = re.sub(r"extern __shared__ __align__\(\d+\) char (\w+)\[\];", r"char* \1 = emulation::dynamic_shared;", source)
+    launch = r"(\w+)<<<(.*?), (\S*?), \S*?, \S*?>>>\((\w+)\);"
+    return re.sub(launch, r"emulation::launch(\2, \3, [&] { \1(\4); });", source)
+
+
+@pytest.fixture(scope="module", params=ROWS)
+def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if CXX is None or CUDA_HEADERS is None:
+        pytest.skip("no g++ or no CUDA headers")
+    folder = tmp_path_factory.mktemp("on_host")
+    (folder / "cuda/sm80").mkdir(parents=True)
+    for name in ("backward.cuh", "forward.cuh"):
+        changed = for_the_host((ROOT / "libflash/cuda/sm80" / name).read_text())
+        assert "emulation::launch(" in changed
+        (folder / "cuda/sm80" / name).write_text(changed)
+    dtype, head_dim, forward, backward = ROWS[request.param]
+    defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "FORWARD_TILE": forward, "BACKWARD_TILE": backward, "__CUDA_ARCH__": 900}
+    command = [CXX, "-std=c++17", "-O2", "-fno-strict-aliasing", "-fno-pie", "-no-pie", "-w", "-fpermissive"]
+    command += [f"-D{name}={value}" for name, value in defines.items()]
+    # The changed headers first, then the stand-ins, then the library's own.
+    command += [f"-I{path}" for path in (folder, HERE, ROOT / "libflash", ROOT / "include", CUDA_HEADERS)]
+    done = subprocess.run(
+        [*command, HERE / "attention.cpp", "-o", folder / "program"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[:3000]
+    return folder / "program"
+
+
+@pytest.mark.parametrize(("size", "rare", "deterministic"), [(1, 0, 0), (1, 1, 0), (4, 0, 1), (4, 1, 1)])
+def test_against_double(program: Path, size: int, rare: int, deterministic: int) -> None:
+    done = subprocess.run([program, str(size), str(rare), str(deterministic)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
