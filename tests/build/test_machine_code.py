@@ -1,8 +1,8 @@
-"""The kernels' machine code, as far as it can be judged without a GPU: what the assembler said of every row of kernels.table on every
-architecture of the build, and the matrix instructions in the PTX.
+"""The kernels' machine code, as far as it can be judged without a GPU: what the assembler said of every row of kernels.table on
+every architecture of the build, and the matrix instructions in the PTX.
 
-LIBFLASH_BUILD_DIR names a build folder with the CUDA part, configured with -DCMAKE_CUDA_FLAGS=-Xptxas=-v; its build.log is what the build
-printed, from a clean start.
+LIBFLASH_BUILD_DIR names a build folder with the CUDA part, configured with -DCMAKE_CUDA_FLAGS=-Xptxas=-v; its build.log is what
+the build printed, from a clean start.
 """
 
 import json
@@ -17,8 +17,9 @@ import pytest
 # What a room's kernels exist for; without it in the PTX a kernel computes in the slow way.
 MATRIX_INSTRUCTION = {"sm80": "mma.sync", "sm90": "wgmma.mma_async"}
 KERNEL = re.compile(
-    r"Compiling entry function '(?P<name>\w+)' for 'sm_(?P<arch>\w+)'.*?(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, "
-    r"(?P<loads>\d+) bytes spill loads.*?Used (?P<registers>\d+) registers",
+    r"Compiling entry function '(?P<name>\w+)' for 'sm_(?P<arch>\w+)'.*?"
+    r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?"
+    r"Used (?P<registers>\d+) registers",
     re.S,
 )
 LARGEST_REGISTERS = 255
