@@ -12,16 +12,16 @@ namespace libflash::cuda {
 namespace {
 
 // One for each operation, so that a row of the generated list fills in its own launcher.
-Row make_row(const KernelConfig& config, Launcher<Operation::merge> launcher) {
+[[maybe_unused]] Row make_row(const KernelConfig& config, Launcher<Operation::merge> launcher) {
     return {config, launcher, nullptr, nullptr, nullptr};
 }
-Row make_row(const KernelConfig& config, Launcher<Operation::compress> launcher) {
+[[maybe_unused]] Row make_row(const KernelConfig& config, Launcher<Operation::compress> launcher) {
     return {config, nullptr, launcher, nullptr, nullptr};
 }
-Row make_row(const KernelConfig& config, Launcher<Operation::forward> launcher) {
+[[maybe_unused]] Row make_row(const KernelConfig& config, Launcher<Operation::forward> launcher) {
     return {config, nullptr, nullptr, launcher, nullptr};
 }
-Row make_row(const KernelConfig& config, Launcher<Operation::backward> launcher) {
+[[maybe_unused]] Row make_row(const KernelConfig& config, Launcher<Operation::backward> launcher) {
     return {config, nullptr, nullptr, nullptr, launcher};
 }
 

@@ -25,6 +25,7 @@
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/opaque.cuh"
+#include "cuda/sm80/running_softmax.cuh"
 #include "cuda/tile/product.cuh"
 #include "cuda/tile/shared_tile.cuh"
 
@@ -34,16 +35,15 @@ namespace libflash::cuda::sm80 {
 
 // kGeneral: knows softcap, ALiBi, bias, mask, dropout, scales that are not positive, and rows of any alignment.
 template <class T, int kHeadDim, int kBlockM, int kBlockN, int kWarps, bool kGeneral>
-struct Forward {
+struct Forward : RunningSoftmax<kBlockM / kWarps / 16, kBlockN / 8, kHeadDim / 8> {
+    using Softmax = RunningSoftmax<kBlockM / kWarps / 16, kBlockN / 8, kHeadDim / 8>;
+    using Softmax::any_too_large, Softmax::clear, Softmax::move_base, Softmax::sums_past_limit, Softmax::update_max;
+    using Softmax::base, Softmax::o, Softmax::row_sum, Softmax::s, Softmax::scale, Softmax::kNothing;
     static constexpr int kThreads = kWarps * 32;
     static constexpr int kSlabs = kBlockM / kWarps / 16;  // 16-row slabs of a warp
     static constexpr int kKeyBlocks = kBlockN / 8;
     static constexpr int kChannelBlocks = kHeadDim / 8;
     static constexpr bool kHalf = std::is_same<T, __half>::value;
-    static constexpr float kSumLimit = 16384.0f;
-    static constexpr float kHalfLimit = 15.0f;  // of the exponent of a probability
-    // Below every score, and yet finite: differences with it are never NaN.
-    static constexpr float kNothing = -3.402823466e38f;
     static constexpr float kBaseLimit = 134217728.0f;  // 2^27: half a unit in the last place is 4
 
     using QTile = SharedTile<kBlockM, kHeadDim>;
@@ -63,13 +63,6 @@ struct Forward {
     char* shared;
     int thread, warp, lane;
     typename QTile::LaneAddress q_address;
-    float scale;  // from the scores in registers to base-2 units: scale_log2, or 1 where they have been scaled already
-
-    float s[kSlabs][kKeyBlocks][4];      // scores, then probabilities
-    float o[kSlabs][kChannelBlocks][4];  // sums of p v
-    float base[kSlabs][2];               // what is subtracted, in base-2 units; kNothing: no score yet
-    float row_sum[kSlabs][2];
-
     __device__ __forceinline__ Forward(const ForwardParams& p, char* shared_memory) : params(p), shared(shared_memory) {
         thread = threadIdx.x;
         warp = thread / 32;
@@ -194,7 +187,7 @@ struct Forward {
         constexpr bool kEarly = kSlabs == 1 && !kGeneral;
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) {
-            if (!kEarly || step == 0) exponentiate<1>(2 * step, 0);
+            if (!kEarly || step == 0) Softmax::template exponentiate<1>(2 * step, 0);
             uint32_t pf[kSlabs][4];
             if constexpr (kGeneral) {
                 if (params.rare.dropout.active) drop(2 * step, tile);
@@ -206,33 +199,13 @@ struct Forward {
                 const int t = step * kPairs + pair;
                 if (t + 1 < kPairs * kSteps)
                     ldmatrix_x4_trans(vf[(t + 1) % 2], v_address.at((t + 1) / kPairs * 16, (t + 1) % kPairs));
-                if (kEarly && step + 1 < kSteps) exponentiate<kPairs>(2 * step + 2, pair);
+                if (kEarly && step + 1 < kSteps) Softmax::template exponentiate<kPairs>(2 * step + 2, pair);
 #pragma unroll
                 for (int a = 0; a < kSlabs; ++a) {
                     mma_m16n8k16(o[a][2 * pair], pf[a], vf[t % 2][0], vf[t % 2][1], T());
                     mma_m16n8k16(o[a][2 * pair + 1], pf[a], vf[t % 2][2], vf[t % 2][3], T());
                 }
             }
-        }
-    }
-
-    // Part `share` of kShares of the scores of two neighbouring 8-column blocks to probabilities; adds them to the row sums.
-    template <int kShares>
-    __device__ __forceinline__ void exponentiate(int block, int share) {
-        constexpr int kRows = kSlabs * 2;
-#pragma unroll
-        for (int i = share * kRows / kShares; i < (share + 1) * kRows / kShares; ++i) {
-            const int a = i / 2, r = i % 2;
-            float sum = 0.0f;
-#pragma unroll
-            for (int n = block; n < block + 2; ++n) {
-#pragma unroll
-                for (int e = 2 * r; e < 2 * r + 2; ++e) {
-                    s[a][n][e] = exp2_approx(fmaf(s[a][n][e], scale, -base[a][r]));
-                    sum += s[a][n][e];
-                }
-            }
-            row_sum[a][r] += sum;
         }
     }
 
@@ -285,84 +258,6 @@ struct Forward {
         };
         scale_and_cap(params.rare, params.softmax_scale, for_all);
         add_and_hide<T>(params.rare, common().rules, for_all, for_each);
-    }
-
-    // Takes the maximum of the tile into account and brings sums and accumulators to the new base.
-    __device__ __forceinline__ void update_max() {
-#pragma unroll
-        for (int a = 0; a < kSlabs; ++a)
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                float largest = s[a][0][2 * r];
-#pragma unroll
-                for (int n = 0; n < kKeyBlocks; ++n) largest = fmaxf(largest, fmaxf(s[a][n][2 * r], s[a][n][2 * r + 1]));
-                largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-                largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-                const float new_base = fmaxf(base[a][r], largest * scale);  // -infinity and NaN leave it as it was
-                scale_row(a, r, exp2_approx(base[a][r] - new_base));
-                base[a][r] = new_base;
-            }
-    }
-
-    __device__ __forceinline__ void scale_row(int a, int r, float factor) {
-        row_sum[a][r] *= row_sum[a][r] == INFINITY ? 1.0f : factor;  // an overflow is remembered
-#pragma unroll
-        for (int n = 0; n < kChannelBlocks; ++n) {
-            o[a][n][2 * r] *= factor;
-            o[a][n][2 * r + 1] *= factor;
-        }
-    }
-
-    // Whether a row sum of this warp has grown past the limit. NaN is none of it: a row with one must not change how its neighbours are done.
-    __device__ __forceinline__ bool sums_past_limit() const {
-        bool past = false;
-#pragma unroll
-        for (int a = 0; a < kSlabs; ++a) past |= row_sum[a][0] > kSumLimit || row_sum[a][1] > kSumLimit;
-        return __any_sync(0xffffffffu, past);
-    }
-
-    // Brings rows with large sums back to size by moving their base up. Lanes of a row must agree on the base, so they agree on the sum first.
-    __device__ __forceinline__ void move_base() {
-#pragma unroll
-        for (int a = 0; a < kSlabs; ++a)
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                float sum = row_sum[a][r];
-                sum = fmaxf(sum, __shfl_xor_sync(0xffffffffu, sum, 1));
-                sum = fmaxf(sum, __shfl_xor_sync(0xffffffffu, sum, 2));
-                if (sum > kSumLimit && sum < INFINITY) {
-                    const float up = ceilf(__log2f(sum));
-                    base[a][r] += up;
-                    scale_row(a, r, exp2_approx(-up));
-                }
-            }
-    }
-
-    __device__ __forceinline__ void clear() {
-#pragma unroll
-        for (int a = 0; a < kSlabs; ++a) {
-#pragma unroll
-            for (int n = 0; n < kChannelBlocks; ++n)
-#pragma unroll
-                for (int e = 0; e < 4; ++e) o[a][n][e] = 0.0f;
-            base[a][0] = base[a][1] = kNothing;
-            row_sum[a][0] = row_sum[a][1] = 0.0f;
-        }
-    }
-
-    // Half precision: does any score of this warp lie so far above what is subtracted that its probability might not be finite?
-    __device__ __forceinline__ bool any_too_large() const {
-        bool large = false;
-#pragma unroll
-        for (int a = 0; a < kSlabs; ++a)
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                float largest = s[a][0][2 * r];
-#pragma unroll
-                for (int n = 0; n < kKeyBlocks; ++n) largest = fmaxf(largest, fmaxf(s[a][n][2 * r], s[a][n][2 * r + 1]));
-                large |= fmaf(largest, scale, -base[a][r]) > kHalfLimit;
-            }
-        return __any_sync(0xffffffffu, large);
     }
 
     // All key tiles. `safe`: every tile's maximum is taken.

@@ -1,0 +1,123 @@
+// The softmax of a tile walk, and what it works on, in a thread's registers: scores, sums and accumulators of kSlabs times 16 query rows of a
+// warp. forward.cuh says how the maximum is kept. Rows r = 0, 1 of a slab are those of accumulator elements 2 * r and 2 * r + 1; four lanes share
+// a row.
+#pragma once
+
+#include "cuda/ptx/math.cuh"
+
+namespace libflash::cuda::sm80 {
+
+template <int kSlabs, int kKeyBlocks, int kChannelBlocks>
+struct RunningSoftmax {
+    static constexpr float kSumLimit = 16384.0f;
+    static constexpr float kHalfLimit = 15.0f;  // of the exponent of a probability
+    // Below every score, and yet finite: differences with it are never NaN.
+    static constexpr float kNothing = -3.402823466e38f;
+
+    float scale;  // from the scores in registers to base-2 units: scale_log2, or 1 where they have been scaled already
+
+    float s[kSlabs][kKeyBlocks][4];      // scores, then probabilities
+    float o[kSlabs][kChannelBlocks][4];  // sums of p v
+    float base[kSlabs][2];               // what is subtracted, in base-2 units; kNothing: no score yet
+    float row_sum[kSlabs][2];
+
+    // Part `share` of kShares of the scores of two neighbouring 8-column blocks to probabilities; adds them to the row sums.
+    template <int kShares>
+    __device__ __forceinline__ void exponentiate(int block, int share) {
+        constexpr int kRows = kSlabs * 2;
+#pragma unroll
+        for (int i = share * kRows / kShares; i < (share + 1) * kRows / kShares; ++i) {
+            const int a = i / 2, r = i % 2;
+            float sum = 0.0f;
+#pragma unroll
+            for (int n = block; n < block + 2; ++n) {
+#pragma unroll
+                for (int e = 2 * r; e < 2 * r + 2; ++e) {
+                    s[a][n][e] = exp2_approx(fmaf(s[a][n][e], scale, -base[a][r]));
+                    sum += s[a][n][e];
+                }
+            }
+            row_sum[a][r] += sum;
+        }
+    }
+
+    // Takes the maximum of the tile into account and brings sums and accumulators to the new base.
+    __device__ __forceinline__ void update_max() {
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                float largest = s[a][0][2 * r];
+#pragma unroll
+                for (int n = 0; n < kKeyBlocks; ++n) largest = fmaxf(largest, fmaxf(s[a][n][2 * r], s[a][n][2 * r + 1]));
+                largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+                largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+                const float new_base = fmaxf(base[a][r], largest * scale);  // -infinity and NaN leave it as it was
+                scale_row(a, r, exp2_approx(base[a][r] - new_base));
+                base[a][r] = new_base;
+            }
+    }
+
+    __device__ __forceinline__ void scale_row(int a, int r, float factor) {
+        row_sum[a][r] *= row_sum[a][r] == INFINITY ? 1.0f : factor;  // an overflow is remembered
+#pragma unroll
+        for (int n = 0; n < kChannelBlocks; ++n) {
+            o[a][n][2 * r] *= factor;
+            o[a][n][2 * r + 1] *= factor;
+        }
+    }
+
+    // Whether a row sum of this warp has grown past the limit. NaN is none of it: a row with one must not change how its neighbours are done.
+    __device__ __forceinline__ bool sums_past_limit() const {
+        bool past = false;
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a) past |= row_sum[a][0] > kSumLimit || row_sum[a][1] > kSumLimit;
+        return __any_sync(0xffffffffu, past);
+    }
+
+    // Brings rows with large sums back to size by moving their base up. Lanes of a row must agree on the base, so they agree on the sum first.
+    __device__ __forceinline__ void move_base() {
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                float sum = row_sum[a][r];
+                sum = fmaxf(sum, __shfl_xor_sync(0xffffffffu, sum, 1));
+                sum = fmaxf(sum, __shfl_xor_sync(0xffffffffu, sum, 2));
+                if (sum > kSumLimit && sum < INFINITY) {
+                    const float up = ceilf(__log2f(sum));
+                    base[a][r] += up;
+                    scale_row(a, r, exp2_approx(-up));
+                }
+            }
+    }
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a) {
+#pragma unroll
+            for (int n = 0; n < kChannelBlocks; ++n)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) o[a][n][e] = 0.0f;
+            base[a][0] = base[a][1] = kNothing;
+            row_sum[a][0] = row_sum[a][1] = 0.0f;
+        }
+    }
+
+    // Half precision: does any score of this warp lie so far above what is subtracted that its probability might not be finite?
+    __device__ __forceinline__ bool any_too_large() const {
+        bool large = false;
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                float largest = s[a][0][2 * r];
+#pragma unroll
+                for (int n = 0; n < kKeyBlocks; ++n) largest = fmaxf(largest, fmaxf(s[a][n][2 * r], s[a][n][2 * r + 1]));
+                large |= fmaf(largest, scale, -base[a][r]) > kHalfLimit;
+            }
+        return __any_sync(0xffffffffu, large);
+    }
+};
+
+}  // namespace libflash::cuda::sm80
