@@ -89,6 +89,17 @@ void plan_lines(std::string& text, const Problem& problem, const KernelRow& row)
     line(text, "workspace", plan.workspace_bytes, " bytes");
 }
 
+// Names, separated by ", ", in lines that fit a screen.
+void wrapped(std::string& text, std::string names) {
+    constexpr size_t kWidth = 110;
+    while (names.size() > kWidth) {
+        const size_t end = names.rfind(", ", kWidth);
+        line(text, "", "  ", names.substr(0, end + 1));
+        names.erase(0, end + 2);
+    }
+    line(text, "", "  ", names);
+}
+
 // Why not the others; rows with the same reason share a line.
 void other_lines(std::string& text, const Subject& subject, const KernelRow& chosen) {
     std::vector<std::pair<std::string, std::string>> reasons;  // and the names
@@ -104,7 +115,10 @@ void other_lines(std::string& text, const Subject& subject, const KernelRow& cho
         if (at == reasons.size()) reasons.emplace_back(why, "");
         reasons[at].second += (reasons[at].second.empty() ? "" : ", ") + std::string(row.name);
     }
-    for (const auto& [why, names] : reasons) line(text, "not", names, ": ", why);
+    for (const auto& [why, names] : reasons) {
+        line(text, "not", why);
+        wrapped(text, names);
+    }
 }
 
 template <class Problem>
