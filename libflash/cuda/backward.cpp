@@ -9,8 +9,6 @@
 namespace libflash::cuda {
 namespace {
 
-constexpr double kLog2e = 1.4426950408889634;
-
 // Units of workspace rows of a head; see QueryUnits.
 int64_t units_of(const AttentionProblem& problem) {
     const Sequences& rows = problem.q_rows;
@@ -50,18 +48,13 @@ ScoreGradientParams score_gradient_params(const ScoreTensor& tensor) {
     return params;
 }
 
-void fill_in_tensors(BackwardParams& params, const AttentionProblem& problem) {
-    params.q = rows_params(problem.q);
-    params.k = rows_params(problem.k);
-    params.v = rows_params(problem.v);
-    params.out = rows_params(problem.out);
+// After fill_in_problem().
+void fill_in_gradients(BackwardParams& params, const AttentionProblem& problem) {
     params.dout = rows_params(problem.dout);
     params.dq = rows_params(problem.dq);
     params.dk = rows_params(problem.dk);
     params.dv = rows_params(problem.dv);
-    params.lse = row_numbers_params(problem.lse);
     params.dlse = row_numbers_params(problem.dlse);
-    params.sink = head_params(problem.sink);
     params.dsink = head_gradient_params(problem.dsink);
     params.dbias = score_gradient_params(problem.dbias);
     const int64_t dim = problem.head_dim, dim_v = problem.head_dim_v;
@@ -72,21 +65,11 @@ void fill_in_tensors(BackwardParams& params, const AttentionProblem& problem) {
 
 BackwardParams make_params(const AttentionProblem& problem, const KernelConfig& config) {
     BackwardParams params{};
-    fill_in_tensors(params, problem);
-    params.q_lengths = lengths_params(problem.q_rows);
-    params.k_lengths = lengths_params(problem.k_rows);
-    params.batch = static_cast<int32_t>(problem.batch);
-    params.heads_q = static_cast<int32_t>(problem.heads_q);
+    fill_in_problem(params, problem);
+    fill_in_gradients(params, problem);
     params.heads_k = static_cast<int32_t>(problem.heads_k);
-    params.group_size = static_cast<int32_t>(problem.group_size());
-    params.head_dim = static_cast<int32_t>(problem.head_dim);
-    params.head_dim_v = static_cast<int32_t>(problem.head_dim_v);
-    params.softmax_scale = static_cast<float>(problem.softmax_scale);
-    params.scale_log2 = static_cast<float>(problem.softmax_scale * kLog2e);
-    params.mask = mask_params(problem.mask_rule);
     params.block_rows = block_mask_params(problem.block_mask, true);
     params.block_cols = block_mask_params(problem.block_mask, false);
-    params.rare = rare_params(problem);
     params.units = static_cast<int32_t>(units_of(problem));
     params.key_schedule = key_schedule(problem, config);
     params.query_schedule = schedule_params(problem.q_rows, problem.batch, problem.heads_q, kUnitRows, kL2Bytes, false);

@@ -92,4 +92,27 @@ inline bool has_rare_options(const AttentionProblem& problem) {
            problem.dropout.active() || !(problem.softmax_scale > 0);
 }
 
+// What forward and backward have in common.
+template <class Params>
+void fill_in_problem(Params& params, const AttentionProblem& problem) {
+    constexpr double kLog2e = 1.4426950408889634;
+    params.q = rows_params(problem.q);
+    params.k = rows_params(problem.k);
+    params.v = rows_params(problem.v);
+    params.out = rows_params(problem.out);
+    params.lse = row_numbers_params(problem.lse);
+    params.sink = head_params(problem.sink);
+    params.rare = rare_params(problem);
+    params.q_lengths = lengths_params(problem.q_rows);
+    params.k_lengths = lengths_params(problem.k_rows);
+    params.batch = static_cast<int32_t>(problem.batch);
+    params.heads_q = static_cast<int32_t>(problem.heads_q);
+    params.group_size = static_cast<int32_t>(problem.group_size());
+    params.head_dim = static_cast<int32_t>(problem.head_dim);
+    params.head_dim_v = static_cast<int32_t>(problem.head_dim_v);
+    params.softmax_scale = static_cast<float>(problem.softmax_scale);
+    params.scale_log2 = static_cast<float>(problem.softmax_scale * kLog2e);
+    params.mask = mask_params(problem.mask_rule);
+}
+
 }  // namespace libflash::cuda

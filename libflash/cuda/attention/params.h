@@ -105,7 +105,7 @@ struct ForwardParams {
     bool general;       // take the instance that knows the rare options and any alignment
 };
 
-// What the backward kernels know of a query row besides its tensors; both numbers are 0 and +infinity for rows that take no part.
+// What the backward kernels know of a query row besides its tensors; +infinity and 0 for rows that take no part.
 struct RowFacts {
     float lse_log2;  // logsumexp in base-2 units, less the exponent of raised_by(); +infinity: the row sees no key
     float delta;     // dout . out - dlse

@@ -63,7 +63,7 @@ struct BiasGradient : QueryRows<T, kHeadDim, true> {
         }
     }
 
-    // Sum over the four lanes of a row, or over the eight lanes and all warps of a column, where the bias has one element for them.
+    // Through shared memory, where rows or columns are added up that the bias has one element for.
     __device__ __forceinline__ void store(int batch, int head, int row_tile, int col_tile) {
         const ScoreGradientParams& out = params.dbias;
         const int64_t start = batch * out.stride[0] + head * out.stride[1];
@@ -94,6 +94,7 @@ struct BiasGradient : QueryRows<T, kHeadDim, true> {
             store_number<T>(out.data, start + at, out.is_float, lowered<T>() * sum);
         }
     }
+
     __device__ __forceinline__ void run() {
         const ScoreGradientParams& out = params.dbias;
         const int col_tile = blockIdx.x % col_tiles(params), row_tile = blockIdx.x / col_tiles(params) % row_tiles(params);

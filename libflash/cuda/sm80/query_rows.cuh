@@ -131,8 +131,8 @@ struct QueryRows {
                 for (int e = 0; e < 4; ++e) rule(s[a][n][e], row_of(a, e), col_of(tile, first, n, e));
     }
 
-    // ds times 2^raised_by() of the warp's rows and keys [first, first + kChunk) of the tile in shared memory: the gradient of the score itself, or with
-    // kThroughCap that of the scaled dot product under the softcap.
+    // ds times 2^raised_by() of the warp's rows and keys [first, first + kChunk) of the tile in shared memory: the gradient of the score itself,
+    // or with kThroughCap that of the scaled dot product under the softcap.
     template <bool kThroughCap>
     __device__ __forceinline__ void gradients(Scores& ds, int tile, int first) const {
         Scores s;
