@@ -41,15 +41,21 @@ struct RunningSoftmax {
         }
     }
 
+    // The largest of this lane's scores of a row.
+    __device__ __forceinline__ float largest_of(int a, int r) const {
+        float largest = s[a][0][2 * r];
+#pragma unroll
+        for (int n = 0; n < kKeyBlocks; ++n) largest = fmaxf(largest, fmaxf(s[a][n][2 * r], s[a][n][2 * r + 1]));
+        return largest;
+    }
+
     // Takes the maximum of the tile into account and brings sums and accumulators to the new base.
     __device__ __forceinline__ void update_max() {
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a)
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                float largest = s[a][0][2 * r];
-#pragma unroll
-                for (int n = 0; n < kKeyBlocks; ++n) largest = fmaxf(largest, fmaxf(s[a][n][2 * r], s[a][n][2 * r + 1]));
+                float largest = largest_of(a, r);
                 largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
                 largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
                 const float new_base = fmaxf(base[a][r], largest * scale);  // -infinity and NaN leave it as it was
@@ -111,10 +117,7 @@ struct RunningSoftmax {
         for (int a = 0; a < kSlabs; ++a)
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                float largest = s[a][0][2 * r];
-#pragma unroll
-                for (int n = 0; n < kKeyBlocks; ++n) largest = fmaxf(largest, fmaxf(s[a][n][2 * r], s[a][n][2 * r + 1]));
-                large |= fmaf(largest, scale, -base[a][r]) > kHalfLimit;
+                large |= fmaf(largest_of(a, r), scale, -base[a][r]) > kHalfLimit;
             }
         return __any_sync(0xffffffffu, large);
     }
