@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from case import Case
+from decode_cases import DecodeCase
 
 import libflash
 
-TYPES = {"f16": "fp16", "bf16": "bf16"}  # names of the registry and of the cases
+TYPES = {"f16": "fp16", "bf16": "bf16", "f32": "fp32"}  # names of the registry and of the cases
 
 
 def kernels(operation: str) -> list[dict]:
-    """All rows of "forward" or "backward", also those that this machine cannot run."""
+    """All rows of "forward", "backward" or "decode", also those that this machine cannot run."""
     return [k for k in libflash.info()["kernels"] if k["operation"] == operation and k["backend"] != "cpu"]
 
 
@@ -44,13 +45,13 @@ def parameters(rows: list[dict]) -> list:
     return [pytest.param(k, id=k["name"], marks=pytest.mark.skipif(bool(skipped(k)), reason=skipped(k))) for k in rows]
 
 
-def serves(kernel: dict, case: Case) -> bool:
+def serves(kernel: dict, case: Case | DecodeCase) -> bool:
     dim_v = case.head_dim if case.head_dim_v is None else case.head_dim_v
     fits = case.head_dim <= kernel["head_dim"] and dim_v <= kernel["head_dim_v"]
     return fits and TYPES.get(kernel["dtype"]) == case.dtype
 
 
-def chosen(rows: list[dict], case: Case, index: int) -> list[dict]:
+def chosen(rows: list[dict], case: Case | DecodeCase, index: int) -> list[dict]:
     """Of the rows that serve a case: those of its own width, and one of the wider in turn. All of them would take an hour."""
     able = [kernel for kernel in rows if serves(kernel, case)]
     narrowest = min((kernel["head_dim"] for kernel in able), default=0)

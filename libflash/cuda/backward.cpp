@@ -82,11 +82,6 @@ BackwardParams make_params(const AttentionProblem& problem, const KernelConfig& 
 
 }  // namespace
 
-int shared_bytes(const KernelConfig& config) {
-    if (std::string(config.operation) != "backward") return 0;
-    return backward_shared_bytes(config.head_dim, config.tile_q, config.tile_k, config.stages);
-}
-
 size_t backward_workspace_bytes(const Row& row, const AttentionProblem& problem) { return workspace_of(row, problem).bytes(); }
 
 void backward(const Row& row, const AttentionProblem& problem, void* workspace, void* stream) {

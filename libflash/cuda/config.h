@@ -7,7 +7,7 @@ namespace libflash::cuda {
 
 enum class RowType : int32_t { any_, f16_, bf16_, f32_ };
 
-enum class Operation : int32_t { merge, compress, forward, backward };
+enum class Operation : int32_t { merge, compress, forward, backward, decode };
 
 struct KernelConfig {
     const char* name;

@@ -17,10 +17,11 @@ using Launcher = int (*)(const LaunchParams<op>&, void* stream);
 struct Row {
     KernelConfig config;
     // Of these the one of the row's operation; the others are null.
-    Launcher<Operation::merge> merge;
-    Launcher<Operation::compress> compress;
-    Launcher<Operation::forward> forward;
-    Launcher<Operation::backward> backward;
+    Launcher<Operation::merge> merge = nullptr;
+    Launcher<Operation::compress> compress = nullptr;
+    Launcher<Operation::forward> forward = nullptr;
+    Launcher<Operation::backward> backward = nullptr;
+    Launcher<Operation::decode> decode = nullptr;
 };
 
 // The rows of this build, in order of preference within an operation. `count` receives the number.
@@ -31,13 +32,19 @@ int shared_bytes(const KernelConfig& config);
 
 // Refuses what the kernels cannot count.
 void check_sizes(const AttentionProblem& problem);
+void check_sizes(const DecodeProblem& problem);
 
 // The workspace that backward needs.
 size_t backward_workspace_bytes(const Row& row, const AttentionProblem& problem);
 
+// Into how many ranges decode cuts the keys of a sequence at most, and the workspace for their results and for turned queries.
+int64_t decode_splits(const Row& row, const DecodeProblem& problem);
+size_t decode_workspace_bytes(const Row& row, const DecodeProblem& problem);
+
 // Run `row` on the problem's device, on `stream`; the caller's current device is the same afterwards. Throw Error (CUDA).
 void forward(const Row& row, const AttentionProblem& problem, void* stream);
 void backward(const Row& row, const AttentionProblem& problem, void* workspace, void* stream);
+void decode(const Row& row, const DecodeProblem& problem, void* workspace, void* stream);
 void merge(const Row& row, const MergeProblem& problem, void* stream);
 void compress(const Row& row, const CompressProblem& problem, void* stream);
 

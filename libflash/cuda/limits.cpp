@@ -1,5 +1,8 @@
-// Sizes that the CUDA kernels cannot count: they number rows, heads and thread blocks in 32 bits.
+// What the CUDA kernels cannot count, for they number rows, heads and thread blocks in 32 bits; and how much shared memory they take.
+#include <string>
+
 #include "cuda/attention/params.h"
+#include "cuda/attention/shared_bytes.h"
 #include "cuda/kernels.h"
 #include "problem/check.h"
 
@@ -22,6 +25,14 @@ void check_blocks(const char* argument, const Sequences& rows, int64_t batch, in
     check_below(argument, "the number of its tiles", blocks, int64_t{1} << 31);
 }
 
+void check_products(const char* argument, const char* what, std::initializer_list<int64_t> sizes) {
+    int64_t product = 1;
+    for (const int64_t size : sizes) {
+        if (__builtin_mul_overflow(product, size, &product)) product = INT64_MAX;
+    }
+    check_below(argument, what, product, int64_t{1} << 31);
+}
+
 }  // namespace
 
 void check_sizes(const AttentionProblem& problem) {
@@ -30,6 +41,26 @@ void check_sizes(const AttentionProblem& problem) {
     check_below("k", "its number of rows", problem.k_rows.capacity, kUnboundedWindow);
     check_blocks("q", problem.q_rows, problem.batch, problem.heads_q);
     check_blocks("k", problem.k_rows, problem.batch, problem.heads_k);
+}
+
+void check_sizes(const DecodeProblem& problem) {
+    check_below("q", "the batch", problem.batch, int64_t{1} << 31);
+    check_below("q", "its number of rows", problem.seqlen_q, kUnboundedWindow);
+    check_below("k_cache", "the capacity of a sequence", problem.cache.capacity, kUnboundedWindow);
+    check_below("k_cache", "its number of entries or pages", problem.cache.k.shape[0], int64_t{1} << 31);
+    if (problem.rotary_cos.present)
+        check_below("rotary_cos", "its number of rows", problem.rotary_cos.shape[0], int64_t{1} << 31);
+    check_products("q", "the number of its rows of all heads", {problem.batch, problem.heads_q, problem.seqlen_q});
+    check_products("k_new", "the number of its rows of all heads", {problem.batch, problem.heads_k, problem.seqlen_new});
+}
+
+int shared_bytes(const KernelConfig& config) {
+    const std::string operation = config.operation;
+    if (operation == "backward") return backward_shared_bytes(config.head_dim, config.tile_q, config.tile_k, config.stages);
+    if (operation == "decode") {
+        return decode_shared_bytes(config.head_dim, config.tile_k, config.stages, config.dtype == RowType::f32_ ? 4 : 2, true);
+    }
+    return 0;
 }
 
 }  // namespace libflash::cuda

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "cuda/attention/decode_params.h"
 #include "cuda/attention/params.h"
 #include "cuda/config.h"
 
@@ -59,6 +60,10 @@ struct ParamsOf<Operation::forward> {
 template <>
 struct ParamsOf<Operation::backward> {
     using type = BackwardParams;
+};
+template <>
+struct ParamsOf<Operation::decode> {
+    using type = DecodeParams;
 };
 template <Operation op>
 using LaunchParams = typename ParamsOf<op>::type;

@@ -13,16 +13,29 @@ namespace {
 
 // One for each operation, so that a row of the generated list fills in its own launcher.
 [[maybe_unused]] Row make_row(const KernelConfig& config, Launcher<Operation::merge> launcher) {
-    return {config, launcher, nullptr, nullptr, nullptr};
+    Row row{config};
+    row.merge = launcher;
+    return row;
 }
 [[maybe_unused]] Row make_row(const KernelConfig& config, Launcher<Operation::compress> launcher) {
-    return {config, nullptr, launcher, nullptr, nullptr};
+    Row row{config};
+    row.compress = launcher;
+    return row;
 }
 [[maybe_unused]] Row make_row(const KernelConfig& config, Launcher<Operation::forward> launcher) {
-    return {config, nullptr, nullptr, launcher, nullptr};
+    Row row{config};
+    row.forward = launcher;
+    return row;
 }
 [[maybe_unused]] Row make_row(const KernelConfig& config, Launcher<Operation::backward> launcher) {
-    return {config, nullptr, nullptr, nullptr, launcher};
+    Row row{config};
+    row.backward = launcher;
+    return row;
+}
+[[maybe_unused]] Row make_row(const KernelConfig& config, Launcher<Operation::decode> launcher) {
+    Row row{config};
+    row.decode = launcher;
+    return row;
 }
 
 }  // namespace

@@ -73,9 +73,13 @@ std::string options_text(const DecodeProblem& p) {
     return text;
 }
 
+void splits_line(std::string& text, int64_t splits) {
+    line(text, "splits", splits, splits == 1 ? " (keys are not split)" : " ranges of keys");
+}
+
 void cpu_lines(std::string& text, const cpu::Plan& plan) {
     line(text, "threads", plan.threads);
-    line(text, "splits", plan.num_splits, plan.num_splits == 1 ? " (keys are not split)" : " ranges of keys");
+    splits_line(text, plan.num_splits);
     if (plan.key_chunks > 1) line(text, "chunks", plan.key_chunks, " ranges of keys with a query gradient of their own");
 }
 
@@ -86,6 +90,7 @@ void plan_lines(std::string& text, const Problem& problem, const KernelRow& row)
     const int tile_q = row.cuda ? row.tile_q : plan.cpu.tile_q, tile_k = row.cuda ? row.tile_k : plan.cpu.tile_k;
     if (tile_q > 0) line(text, "tile", tile_q, " queries x ", tile_k, " keys");
     if (row.cpu) cpu_lines(text, plan.cpu);
+    if (plan.cuda_splits > 0) splits_line(text, plan.cuda_splits);
     line(text, "workspace", plan.workspace_bytes, " bytes");
 }
 

@@ -26,6 +26,14 @@ Plan make_plan(const AttentionProblem& problem, const KernelRow& row) {
 Plan make_plan(const DecodeProblem& problem, const KernelRow& row) {
     Plan plan;
     plan.row = &row;
+#if LIBFLASH_BUILD_CUDA
+    if (row.cuda) {
+        cuda::check_sizes(problem);
+        plan.cuda_splits = cuda::decode_splits(*row.cuda, problem);
+        plan.workspace_bytes = cuda::decode_workspace_bytes(*row.cuda, problem);
+        return plan;
+    }
+#endif
     plan.cpu = row.cpu->plan_decode(problem);
     plan.workspace_bytes = plan.cpu.workspace_bytes;
     return plan;
@@ -44,7 +52,11 @@ void launch(const AttentionProblem& problem, const Plan& plan, void* workspace, 
     function(problem, plan.cpu, workspace);
 }
 
-void launch(const DecodeProblem& problem, const Plan& plan, void* workspace, void* /*stream*/) {
+void launch(const DecodeProblem& problem, const Plan& plan, void* workspace, void* stream) {
+#if LIBFLASH_BUILD_CUDA
+    if (plan.row->cuda) return cuda::decode(*plan.row->cuda, problem, workspace, stream);
+#endif
+    static_cast<void>(stream);
     plan.row->cpu->decode(problem, plan.cpu, workspace);
 }
 

@@ -9,7 +9,8 @@ namespace libflash {
 
 struct Plan {
     const KernelRow* row = nullptr;
-    cpu::Plan cpu;  // if the row is one of the CPU
+    cpu::Plan cpu;            // if the row is one of the CPU
+    int64_t cuda_splits = 0;  // decode on CUDA: ranges of keys; else 0
     size_t workspace_bytes = 0;
 };
 

@@ -52,6 +52,7 @@ __device__ __forceinline__ uint32_t pack_pair(float low, float high, __half) {
 
 __device__ __forceinline__ __nv_bfloat16 from_float(float x, __nv_bfloat16) { return __float2bfloat16_rn(x); }
 __device__ __forceinline__ __half from_float(float x, __half) { return __float2half_rn(x); }
+__device__ __forceinline__ float from_float(float x, float) { return x; }
 
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }

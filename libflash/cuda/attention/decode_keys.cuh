@@ -1,0 +1,78 @@
+// Which keys of a sequence a thread block of decode works on, and where each lies: in a cache entry, or in the pages that a table names.
+// Lengths, entries and pages come from the device unchecked; here they are cut to what the cache has.
+#pragma once
+
+#include "cuda/attention/decode_params.h"
+#include "cuda/attention/schedule.cuh"
+
+namespace libflash::cuda {
+
+// Valid keys before the call, so that the new ones still fit.
+__device__ __forceinline__ int cached_keys(const CacheParams& cache, int batch) {
+    const int given = cache.seqlens ? cache.seqlens[batch] : cache.default_seqlen;
+    return min(max(given, 0), cache.capacity - cache.seqlen_new);
+}
+
+struct KeyPlace {
+    int32_t place;  // entry or page; out of range: the key does not exist
+    int32_t row;
+};
+
+// Of one sequence.
+struct KeyPlaces {
+    const int32_t* table;
+    int64_t column_stride;
+    int32_t entry;
+    Divisor page;
+
+    __device__ __forceinline__ KeyPlaces(const CacheParams& cache, int batch)
+        : table(cache.table ? cache.table + batch * cache.table_batch : nullptr), column_stride(cache.table_column),
+          entry(cache.entries ? cache.entries[batch] : batch), page(cache.page) {}
+
+    // `key` must be one that the sequence has.
+    __device__ __forceinline__ KeyPlace of(int key) const {
+        if (!table) return {entry, key};
+        const int column = divide(key, page);
+        return {table[column * column_stride], key - column * static_cast<int>(page.divisor)};
+    }
+};
+
+// The keys that query rows [first_row, last_row] see, and the share of them that is this split's.
+struct KeyRange {
+    int32_t length;  // keys of the sequence, new ones included
+    int32_t leftpad;
+    int32_t first, last;       // of this split: [first, last)
+    int32_t plain, plain_end;  // every row sees these: [plain, plain_end)
+
+    __device__ __forceinline__ KeyRange(const DecodeParams& p, int batch, int first_row, int last_row, int split, int unit) {
+        const CacheParams& cache = p.cache;
+        length = cached_keys(cache, batch) + cache.seqlen_new;
+        leftpad = cache.leftpad ? min(max(cache.leftpad[batch], 0), length) : 0;
+        const int begin = first_visible(p, first_row), end = end_of_visible(p, last_row);
+        plain = first_visible(p, last_row);
+        plain_end = end_of_visible(p, first_row);
+        if (p.split_size > 0) {
+            first = static_cast<int>(min(int64_t{split} * p.split_size, int64_t{kUnboundedWindow}));
+            last = first + p.split_size;
+        } else {
+            // Equal ranges of whole units, so that a row of keys is in the same place of a tile whatever the number of splits.
+            const int start = begin / unit * unit;
+            const int units = (max(end - start, 0) + unit - 1) / unit;
+            const int size = (units + p.splits - 1) / p.splits * unit;
+            first = static_cast<int>(min(start + int64_t{split} * size, int64_t{kUnboundedWindow}));
+            last = first + size;
+        }
+        first = max(first, begin);
+        last = min(last, end);
+    }
+
+    // Keys that a query row sees, by position: [first_visible, end_of_visible).
+    __device__ __forceinline__ int first_visible(const DecodeParams& p, int row) const {
+        return max(leftpad, row + length - p.seqlen_q - p.left);
+    }
+    __device__ __forceinline__ int end_of_visible(const DecodeParams& p, int row) const {
+        return min(length, row + length - p.seqlen_q + p.right + 1);
+    }
+};
+
+}  // namespace libflash::cuda

@@ -1,0 +1,61 @@
+// What the kernels of decode receive, and how much shared memory a thread block of them takes. No CUDA header.
+#pragma once
+
+#include "cuda/attention/params.h"
+
+namespace libflash::cuda {
+
+// Where the keys of each sequence lie.
+struct CacheParams {
+    RowsParams k, v;         // `batch`: from one entry or page to the next
+    const int32_t* seqlens;  // valid keys before the call; nullptr: default_seqlen for all
+    const int32_t* entries;  // contiguous: entry of each sequence; nullptr: its own number
+    const int32_t* table;    // paged: page of each column; else nullptr
+    int64_t table_batch, table_column;
+    const int32_t* leftpad;  // or nullptr
+    int32_t default_seqlen, seqlen_new, capacity;
+    int32_t places;     // entries or pages there are
+    int32_t page_size;  // contiguous: above every key
+    Divisor page;
+};
+
+// New rows, what turns them, and where turned queries go.
+struct AppendParams {
+    RowsParams q, k_new, v_new;  // data is nullptr where there is nothing to do
+    RowsParams turned;           // (batch, seqlen_q, heads_q, channels)
+    const void *cos, *sin;       // (positions, pairs); nullptr: nothing is turned
+    int64_t cos_row, sin_row;
+    int32_t positions, pairs;
+    bool interleaved, is_float;
+    bool query_rows_advance;  // query row i stands i positions behind the first
+};
+
+struct DecodeParams {
+    RowsParams q, out;
+    RowNumbersParams lse;
+    CacheParams cache;
+    AppendParams append;
+    int32_t batch, seqlen_q, heads_q, heads_k, group_size;
+    int32_t head_dim, head_dim_v;
+    float softmax_scale, scale_log2, softcap;
+    int32_t left, right;  // of the diagonal that ends at the last query row and the last key
+    HeadParams alibi_slopes, sink;
+    int32_t splits;            // ranges of keys that a sequence is cut into at most
+    int32_t split_size;        // keys of each; 0: equal ranges of what is visible
+    float* partial_out;        // [batch][heads_k][row][split][kHeadDim], if there is more than one split
+    float* partial_lse;        // [batch][heads_k][row][split], in base-2 units
+    bool vector_q, vector_kv;  // rows may be read 16 bytes at a time
+    bool vector_out;           // rows of out may be written two elements at a time
+    bool overlap;              // a kernel may be launched before the one ahead of it has ended (sm_90)
+};
+
+// Warps that share keys work on rows of their own, 16 each; with 16 rows or fewer it is the other way round.
+constexpr int kDecodeSlab = 16;
+constexpr bool decode_shares_keys(int64_t rows) { return rows > kDecodeSlab; }
+
+constexpr int decode_shared_bytes(int head_dim, int tile_k, int stages, int element_bytes, bool shares_keys) {
+    const int row = head_dim * element_bytes, warps = tile_k / kDecodeSlab;
+    return stages * 2 * tile_k * row + (shares_keys ? warps : 1) * kDecodeSlab * row + stages * warps * 4;
+}
+
+}  // namespace libflash::cuda

@@ -1,0 +1,192 @@
+// Decode: from the problem to the parameters of the kernels, the number of ranges that the keys are cut into, the workspace, and the launch.
+#include "problem/decode.h"
+#include "cuda/attention/fill_params.h"
+#include "cuda/attention/fill_schedule.h"
+#include "cuda/kernels.h"
+#include "cuda/launch.h"
+#include "plan/device.h"
+#include "plan/workspace.h"
+
+#include <algorithm>
+
+namespace libflash::cuda {
+namespace {
+
+int64_t rows_of_group(const DecodeProblem& problem) { return problem.seqlen_q * problem.group_size(); }
+
+int64_t tile_rows(const KernelConfig& config, const DecodeProblem& problem) {
+    return decode_shares_keys(rows_of_group(problem)) ? config.tile_k : kDecodeSlab;
+}
+
+// Thread blocks with the keys of a sequence in one piece.
+int64_t unsplit_blocks(const KernelConfig& config, const DecodeProblem& problem) {
+    return ceil_div(rows_of_group(problem), tile_rows(config, problem)) * problem.heads_k * problem.batch;
+}
+
+// Thread blocks that the device runs at the same time.
+int64_t blocks_at_once(const KernelConfig& config, const DecodeProblem& problem) {
+    const DeviceFacts& facts = device_facts(problem.device.id);
+    const int bytes =
+        decode_shared_bytes(config.head_dim, config.tile_k, config.stages, static_cast<int>(element_bytes(problem.dtype)),
+                            decode_shares_keys(rows_of_group(problem)));
+    constexpr int kReserved = 1024;  // of the shared memory, for each thread block
+    const int fit = (facts.shared_memory_bytes + kReserved) / (bytes + kReserved);
+    return int64_t{facts.multiprocessors} * std::clamp(fit, 1, 2);
+}
+
+// Keys that the rows of one tile can see at most.
+int64_t visible_keys(const DecodeProblem& problem) {
+    const MaskRule& rule = problem.mask_rule;
+    const int64_t right = std::min(rule.right, problem.seqlen_q);
+    if (rule.left == MaskRule::kUnbounded) return problem.cache.capacity;
+    return std::min(problem.cache.capacity, rule.left + right + problem.seqlen_q);
+}
+
+// As few ranges as keep the device busy: with w thread blocks for every one that can run at once, w / ceil(w) of it is busy. A range of fewer keys
+// than kShortest is not worth putting together again.
+int64_t choose_splits(const KernelConfig& config, const DecodeProblem& problem) {
+    constexpr int64_t kShortest = 256, kMost = 256;
+    constexpr double kGoodEnough = 0.9;
+    const int64_t blocks = unsplit_blocks(config, problem), at_once = blocks_at_once(config, problem);
+    const int64_t most = std::clamp<int64_t>(visible_keys(problem) / kShortest, 1, kMost);
+    const auto busy = [&](int64_t splits) {
+        const double waves = static_cast<double>(blocks * splits) / static_cast<double>(at_once);
+        return waves / std::ceil(waves);
+    };
+    double best = 0;
+    for (int64_t splits = 1; splits <= most; ++splits) best = std::max(best, busy(splits));
+    int64_t chosen = 1;
+    while (busy(chosen) < kGoodEnough * best) ++chosen;
+    return chosen;
+}
+
+int64_t padded_channels(const DecodeProblem& problem) {
+    const int64_t vector = 16 / element_bytes(problem.dtype);
+    return ceil_div(problem.head_dim, vector) * vector;
+}
+
+Workspace workspace_of(const Row& row, const DecodeProblem& problem, int64_t splits) {
+    Workspace regions;
+    const int64_t rows = problem.batch * problem.heads_q * problem.seqlen_q;
+    if (problem.rotary_cos.present) {
+        regions.add("turned_q", static_cast<size_t>(rows * padded_channels(problem) * element_bytes(problem.dtype)));
+    }
+    if (splits > 1) {
+        regions.add("partial_out", static_cast<size_t>(rows * splits * row.config.head_dim) * sizeof(float));
+        regions.add("partial_lse", static_cast<size_t>(rows * splits) * sizeof(float));
+    }
+    return regions;
+}
+
+CacheParams cache_params(const DecodeProblem& problem) {
+    const KvCache& cache = problem.cache;
+    CacheParams params{};
+    params.k = rows_params(cache.k);
+    params.v = rows_params(cache.v);
+    params.seqlens = problem.cache_seqlens;
+    params.entries = cache.batch_idx;
+    params.table = cache.block_table;
+    params.table_batch = cache.block_table_stride[0];
+    params.table_column = cache.block_table_stride[1];
+    params.leftpad = problem.leftpad;
+    params.default_seqlen = static_cast<int32_t>(problem.default_seqlen);
+    params.seqlen_new = static_cast<int32_t>(problem.seqlen_new);
+    params.capacity = static_cast<int32_t>(cache.capacity);
+    params.places = static_cast<int32_t>(cache.k.shape[0]);
+    if (cache.paged()) params.page = divisor_params(cache.page_size);
+    return params;
+}
+
+AppendParams append_params(const DecodeProblem& problem, void* turned) {
+    AppendParams params{};
+    params.q = rows_params(problem.q);
+    if (problem.k_new.present && problem.seqlen_new > 0) {
+        params.k_new = rows_params(problem.k_new);
+        params.v_new = rows_params(problem.v_new);
+    }
+    if (!problem.rotary_cos.present) return params;
+    const int64_t channels = padded_channels(problem);
+    params.turned = {turned, problem.seqlen_q * problem.heads_q * channels, problem.heads_q * channels, channels};
+    params.cos = problem.rotary_cos.data;
+    params.sin = problem.rotary_sin.data;
+    params.cos_row = problem.rotary_cos.stride[0];
+    params.sin_row = problem.rotary_sin.stride[0];
+    params.positions = static_cast<int32_t>(problem.rotary_cos.shape[0]);
+    params.pairs = static_cast<int32_t>(problem.rotary_cos.shape[1]);
+    params.interleaved = problem.rotary_interleaved;
+    params.is_float = problem.rotary_cos.dtype == DType::f32;
+    params.query_rows_advance = problem.mask_rule.bounded();
+    return params;
+}
+
+// Whether two elements of a row can be written at once.
+bool in_pairs(const RowsParams& rows, int64_t channels, int64_t element) {
+    const auto even = [](int64_t elements) { return elements % 2 == 0; };
+    return reinterpret_cast<uintptr_t>(rows.data) % static_cast<uintptr_t>(2 * element) == 0 && even(rows.batch) &&
+           even(rows.row) && even(rows.head) && even(channels);
+}
+
+void fill_in_rules(DecodeParams& params, const DecodeProblem& problem) {
+    constexpr double kLog2e = 1.4426950408889634;
+    params.softmax_scale = static_cast<float>(problem.softmax_scale);
+    params.scale_log2 = static_cast<float>(problem.softmax_scale * kLog2e);
+    params.softcap = static_cast<float>(problem.softcap);
+    params.left = window_side(problem.mask_rule.left);
+    params.right = window_side(problem.mask_rule.right);
+    params.alibi_slopes = head_params(problem.alibi_slopes);
+    params.sink = head_params(problem.sink);
+}
+
+DecodeParams make_params(const DecodeProblem& problem, const Workspace& regions, int64_t splits, char* workspace) {
+    DecodeParams params{};
+    params.out = rows_params(problem.out);
+    params.lse = row_numbers_params(problem.lse);
+    params.cache = cache_params(problem);
+    params.append = append_params(problem, problem.rotary_cos.present ? workspace + regions.offset("turned_q") : nullptr);
+    params.q = params.append.cos ? params.append.turned : rows_params(problem.q);
+    params.batch = static_cast<int32_t>(problem.batch);
+    params.seqlen_q = static_cast<int32_t>(problem.seqlen_q);
+    params.heads_q = static_cast<int32_t>(problem.heads_q);
+    params.heads_k = static_cast<int32_t>(problem.heads_k);
+    params.group_size = static_cast<int32_t>(problem.group_size());
+    params.head_dim = static_cast<int32_t>(problem.head_dim);
+    params.head_dim_v = static_cast<int32_t>(problem.head_dim_v);
+    fill_in_rules(params, problem);
+    params.splits = static_cast<int32_t>(splits);
+    params.split_size = static_cast<int32_t>(std::min<int64_t>(problem.request.split_size, kUnboundedWindow));
+    if (splits > 1) {
+        params.partial_out = reinterpret_cast<float*>(workspace + regions.offset("partial_out"));
+        params.partial_lse = reinterpret_cast<float*>(workspace + regions.offset("partial_lse"));
+    }
+    const int64_t element = element_bytes(problem.dtype);
+    params.vector_q = in_vectors(params.q, problem.head_dim, element);
+    params.vector_kv =
+        in_vectors(params.cache.k, problem.head_dim, element) && in_vectors(params.cache.v, problem.head_dim_v, element);
+    params.vector_out = in_pairs(params.out, problem.head_dim_v, element);
+    params.overlap = device_facts(problem.device.id).arch >= 90;
+    return params;
+}
+
+}  // namespace
+
+int64_t decode_splits(const Row& row, const DecodeProblem& problem) {
+    if (problem.batch == 0 || problem.heads_q == 0 || problem.seqlen_q == 0) return 1;
+    if (problem.request.split_size > 0) return std::max<int64_t>(1, ceil_div(problem.cache.capacity, problem.request.split_size));
+    if (problem.request.num_splits > 0) return problem.request.num_splits;
+    return choose_splits(row.config, problem);
+}
+
+size_t decode_workspace_bytes(const Row& row, const DecodeProblem& problem) {
+    return workspace_of(row, problem, decode_splits(row, problem)).bytes();
+}
+
+void decode(const Row& row, const DecodeProblem& problem, void* workspace, void* stream) {
+    if (problem.batch == 0 || problem.heads_k == 0) return;
+    const int64_t splits = decode_splits(row, problem);
+    const Workspace regions = workspace_of(row, problem, splits);
+    const DecodeParams params = make_params(problem, regions, splits, static_cast<char*>(workspace));
+    const DeviceGuard guard(problem.device.id);
+    check(row.decode(params, stream), row.config.name);
+}
+
+}  // namespace libflash::cuda

@@ -1,0 +1,436 @@
+// Flash-Decoding for sm_80 and later: a few query rows of each sequence against its cache (split-KV).
+//
+// A thread block takes one key head of one sequence, all query heads that share it (their rows are packed into one tile), and one range of the
+// keys. Every warp fetches 16 keys of a tile by itself (cp.async, kStages tiles under way), looking up 16 pages at a time, one tile ahead.
+//   up to 16 rows    the warps work on the keys that they fetched, with no barrier, and put their results together at the end
+//   more rows        each warp has 16 rows of its own and works on all keys of the tile (kSharesKeys)
+// What decides the speed is memory: there are some 100 KB under way in each multiprocessor.
+//
+// The maximum of a row is moved only when a score lies 2^kSlack above it. Results of several ranges go to the workspace, each
+// divided by its own sum, and combine_splits.cuh makes the output of them.
+#pragma once
+
+#include "cuda/attention/decode_keys.cuh"
+#include "cuda/attention/scores.cuh"
+#include "cuda/params.h"
+#include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/dependent_launch.cuh"
+#include "cuda/ptx/math.cuh"
+#include "cuda/sm80/append.cuh"
+#include "cuda/sm80/combine_splits.cuh"
+#include "cuda/sm80/decode_products.cuh"
+
+#include <type_traits>
+
+namespace libflash::cuda::sm80 {
+
+template <class T, int kHeadDim, int kWarps, int kStages, bool kSharesKeys>
+struct Decode {
+    using Products = DecodeProducts<T, kHeadDim>;
+    static constexpr int kThreads = kWarps * 32;
+    static constexpr int kTileK = kWarps * kDecodeSlab;
+    static constexpr int kTileRows = kSharesKeys ? kWarps * kDecodeSlab : kDecodeSlab;
+    static constexpr int kChunkValues = 16 / sizeof(T);
+    static constexpr int kChunks = kHeadDim / kChunkValues;
+    using Slab = typename Products::template Tile<kDecodeSlab>;
+    static constexpr int kSlabBytes = Slab::kBytes;
+    static constexpr int kStageBytes = 2 * kWarps * kSlabBytes;  // keys, then values
+    static constexpr int kQueryBytes = kTileRows * Slab::kRowBytes;
+    static constexpr int kSharedBytes = decode_shared_bytes(kHeadDim, kTileK, kStages, sizeof(T), kSharesKeys);
+    static_assert(kSharedBytes == kStages * kStageBytes + kQueryBytes + kStages * kWarps * 4, "the host counts the same");
+    // Results of the warps, where the stages were.
+    static constexpr int kPartRow = kHeadDim + 8;
+    static_assert((kWarps * kDecodeSlab * (kPartRow + 4)) * 4 <= kStages * kStageBytes, "they fit");
+    static constexpr float kNothing = -3.402823466e38f;  // below every score, and yet finite
+    static constexpr float kSlack = 8.0f;                // half: 2^8 as well as its 2^-24 have room
+
+    const DecodeParams& params;
+    char* shared;
+    int lane, warp;
+    int batch, head_k, split, first_row, rows;  // rows of this tile that exist
+    Products products;
+    float s[2][4], o[kHeadDim / 8][4];
+    float base[2], row_sum[2];
+    // Of the lane's two rows.
+    int begin[2], end[2], diagonal[2];
+    float slope[2];
+
+    __device__ __forceinline__ Decode(const DecodeParams& p, char* memory)
+        : params(p), shared(memory), lane(threadIdx.x % 32), warp(threadIdx.x / 32) {}
+
+    __device__ __forceinline__ char* keys(int stage, int group) const {
+        return shared + stage * kStageBytes + group * kSlabBytes;
+    }
+    __device__ __forceinline__ char* values(int stage, int group) const { return keys(stage, kWarps + group); }
+    __device__ __forceinline__ char* queries() const { return shared + kStages * kStageBytes; }
+    __device__ __forceinline__ uint32_t& existing(int stage, int group) const {
+        return reinterpret_cast<uint32_t*>(queries() + kQueryBytes)[stage * kWarps + group];
+    }
+    __device__ __forceinline__ float* part(int slab, int row) const {
+        return reinterpret_cast<float*>(shared) + (slab * kDecodeSlab + row) * kPartRow;
+    }
+    // Four numbers of each row and slab: base, sum, then the factor of the part, and what all parts together are multiplied by.
+    __device__ __forceinline__ float* part_facts(int slab, int row) const {
+        return reinterpret_cast<float*>(shared) + kWarps * kDecodeSlab * kPartRow + (slab * kDecodeSlab + row) * 4;
+    }
+    static __device__ __forceinline__ void synchronize() {
+        if constexpr (kSharesKeys) {
+            __syncthreads();
+        } else {
+            __syncwarp();
+        }
+    }
+
+    // Row tiles lie beside each other so that they find the keys in the L2 cache, then heads, splits and sequences.
+    __device__ __forceinline__ void find_work() {
+        const int all_rows = params.seqlen_q * params.group_size, tiles = (all_rows + kTileRows - 1) / kTileRows;
+        int index = blockIdx.x;
+        const int tile = index % tiles;
+        index /= tiles;
+        head_k = index % params.heads_k;
+        index /= params.heads_k;
+        split = index % params.splits;
+        batch = index / params.splits;
+        first_row = tile * kTileRows;
+        rows = min(kTileRows, all_rows - first_row);
+    }
+    __device__ __forceinline__ int query_row(int row) const { return row / params.group_size; }
+    __device__ __forceinline__ int query_head(int row) const {
+        return head_k * params.group_size + row - query_row(row) * params.group_size;
+    }
+
+    // Copies `count` values, the rest of the chunk becomes zeros.
+    static __device__ __forceinline__ void copy_chunk(char* to, const T* from, int count, bool vectors) {
+        if (vectors) {
+            cp_async_16(shared_address(to), from, count > 0);
+        } else {
+#pragma unroll 1
+            for (int i = 0; i < kChunkValues; ++i) reinterpret_cast<T*>(to)[i] = i < count ? from[i] : T(0.0f);
+        }
+    }
+
+    __device__ __forceinline__ void load_queries() {
+        for (int i = threadIdx.x; i < kTileRows * kChunks; i += kThreads) {
+            const int row = i / kChunks, chunk = i % kChunks, packed = first_row + min(row, rows - 1);
+            const T* from = static_cast<const T*>(params.q.data) + batch * params.q.batch + query_row(packed) * params.q.row +
+                            query_head(packed) * params.q.head + chunk * kChunkValues;
+            const int count = row < rows ? params.head_dim - chunk * kChunkValues : 0;
+            copy_chunk(queries() + Slab::offset(row, chunk), from, count, params.vector_q);
+        }
+    }
+
+    // Which of the 16 keys from `first` on this lane looks up, and where it lies; a place out of range if it is not of this range.
+    __device__ __forceinline__ KeyPlace look_up(const KeyPlaces& places, const KeyRange& range, int first) const {
+        const int key = first + lane % kDecodeSlab;
+        return key >= range.first && key < range.last ? places.of(key) : KeyPlace{-1, 0};
+    }
+
+    // Starts the copies of this warp's 16 keys and values of a tile. Those that do not exist become zeros.
+    __device__ __forceinline__ void load_keys(int stage, const KeyPlace& mine) {
+        constexpr int kLanesPerRow = kChunks < 32 ? kChunks : 32, kRowsAtOnce = 32 / kLanesPerRow;
+        const CacheParams& cache = params.cache;
+        const bool exists = static_cast<uint32_t>(mine.place) < static_cast<uint32_t>(cache.places);
+        const uint32_t all = __ballot_sync(0xffffffffu, exists) & 0xffffu;
+        if (lane == 0) existing(stage, warp) = all;
+        const T* const k = static_cast<const T*>(cache.k.data) + head_k * cache.k.head;
+        const T* const v = static_cast<const T*>(cache.v.data) + head_k * cache.v.head;
+#pragma unroll
+        for (int step = 0; step < kDecodeSlab / kRowsAtOnce; ++step) {
+            const int row = step * kRowsAtOnce + lane / kLanesPerRow;
+            const int64_t place = __shfl_sync(0xffffffffu, mine.place, row), at = __shfl_sync(0xffffffffu, mine.row, row);
+            const bool there = all >> row & 1;
+#pragma unroll
+            for (int chunk = lane % kLanesPerRow; chunk < kChunks; chunk += kLanesPerRow) {
+                const int first = chunk * kChunkValues, offset = Slab::offset(row, chunk);
+                copy_chunk(keys(stage, warp) + offset, k + place * cache.k.batch + at * cache.k.row + first,
+                           there ? params.head_dim - first : 0, params.vector_kv);
+                copy_chunk(values(stage, warp) + offset, v + place * cache.v.batch + at * cache.v.row + first,
+                           there ? params.head_dim_v - first : 0, params.vector_kv);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void prepare_rows(const KeyRange& range) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int packed = first_row + min((kSharesKeys ? warp * kDecodeSlab : 0) + r * 8 + lane / 4, rows - 1);
+            const int row = query_row(packed);
+            begin[r] = range.first_visible(params, row);
+            end[r] = range.end_of_visible(params, row);
+            diagonal[r] = row + range.length - params.seqlen_q;
+            slope[r] = params.alibi_slopes.data ? head_number<T>(params.alibi_slopes, batch, query_head(packed)) * kLog2e : 0.0f;
+            base[r] = kNothing;
+            row_sum[r] = 0.0f;
+        }
+#pragma unroll
+        for (int n = 0; n < kHeadDim / 8; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) o[n][e] = 0.0f;
+    }
+
+    // Calls rule(score, r, key) for all scores of this lane.
+    template <class Rule>
+    __device__ __forceinline__ void for_all_scores(int first_key, const Rule& rule) {
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) rule(s[n][e], e / 2, first_key + 8 * n + lane % 4 * 2 + e % 2);
+    }
+
+    // From dot products to scores in base-2 units.
+    __device__ __forceinline__ void apply_rules(int first_key) {
+        if (params.softcap > 0.0f) {
+            const float inverse = params.softmax_scale / params.softcap, cap = params.softcap * kLog2e;
+            for_all_scores(first_key, [&](float& score, int, int) { score = cap * tanh_accurate(score * inverse); });
+        } else {
+            for_all_scores(first_key, [&](float& score, int, int) { score *= params.scale_log2; });
+        }
+        if (params.alibi_slopes.data) {
+            for_all_scores(first_key, [&](float& score, int r, int key) {
+                score -= slope[r] * fabsf(static_cast<float>(diagonal[r] - key));
+            });
+        }
+    }
+
+    __device__ __forceinline__ void hide(int first_key, uint32_t exist) {
+        for_all_scores(first_key, [&](float& score, int r, int key) {
+            if (key < begin[r] || key >= end[r] || !(exist >> (key - first_key) & 1)) score = -INFINITY;
+        });
+    }
+
+    // Brings the two rows to the base that the new scores ask for.
+    __device__ __forceinline__ void move_base() {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float largest = fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1]));
+            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+            const float higher = fmaxf(base[r], largest);  // -infinity and NaN leave it as it was
+            const float factor = exp2_approx(base[r] - higher);
+            base[r] = higher;
+            row_sum[r] *= factor;
+#pragma unroll
+            for (int n = 0; n < kHeadDim / 8; ++n) {
+                o[n][2 * r] *= factor;
+                o[n][2 * r + 1] *= factor;
+            }
+        }
+    }
+
+    // 16 keys from `first_key` on.
+    __device__ __forceinline__ void attend(int stage, int group, int first_key, const KeyRange& range) {
+        const uint32_t exist = existing(stage, group);
+        if (exist == 0) return;
+        products.scores(s, keys(stage, group), lane);
+        apply_rules(first_key);
+        if (exist != 0xffffu || first_key < range.plain || first_key + kDecodeSlab > range.plain_end) hide(first_key, exist);
+        bool high = false;
+        for_all_scores(first_key, [&](float& score, int r, int) { high |= score - base[r] > kSlack; });
+        if (__any_sync(0xffffffffu, high)) move_base();
+        for_all_scores(first_key, [&](float& score, int r, int) {
+            score = exp2_approx(score - base[r]);
+            row_sum[r] += score;
+        });
+        products.add_values(o, s, values(stage, group), lane);
+    }
+
+    __device__ __forceinline__ void walk_keys(const KeyRange& range, const KeyPlaces& places) {
+        int first = range.first / kTileK * kTileK;
+        const int own = warp * kDecodeSlab;
+        KeyPlace next = look_up(places, range, first + own);
+        int loading = first;
+        const auto load_next = [&](int stage) {
+            if (loading < range.last) {
+                const KeyPlace present = next;
+                loading += kTileK;
+                next = look_up(places, range, loading + own);
+                load_keys(stage, present);
+            }
+            cp_async_commit();
+        };
+#pragma unroll 1
+        for (int stage = 0; stage < kStages; ++stage) load_next(stage);
+        // The queries came with the first group.
+        cp_async_wait<kStages - 1>();
+        __syncthreads();
+        products.load_queries(queries() + (kSharesKeys ? warp * kSlabBytes : 0), lane);
+        int stage = 0;
+#pragma unroll 1
+        for (; first < range.last; first += kTileK) {
+            cp_async_wait<kStages - 1>();
+            synchronize();  // the tile has arrived, also what other threads copied of it
+            if constexpr (kSharesKeys) {
+#pragma unroll 1
+                for (int group = 0; group < kWarps; ++group) attend(stage, group, first + group * kDecodeSlab, range);
+            } else {
+                attend(stage, warp, first + own, range);
+            }
+            synchronize();  // it is no longer read
+            load_next(stage);
+            stage = stage + 1 == kStages ? 0 : stage + 1;
+        }
+        cp_async_wait<0>();
+    }
+
+    // What each warp has, to shared memory.
+    __device__ __forceinline__ void lay_down() {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            row_sum[r] += __shfl_xor_sync(0xffffffffu, row_sum[r], 1);
+            row_sum[r] += __shfl_xor_sync(0xffffffffu, row_sum[r], 2);
+        }
+        __syncthreads();  // no stage is read or written any more
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int row = r * 8 + lane / 4;
+            if (lane % 4 == 0) {
+                part_facts(warp, row)[0] = base[r];
+                part_facts(warp, row)[1] = row_sum[r];
+            }
+            float* to = part(warp, row) + lane % 4 * 2;
+#pragma unroll
+            for (int n = 0; n < kHeadDim / 8; ++n)
+                *reinterpret_cast<float2*>(to + n * 8) = make_float2(o[n][2 * r], o[n][2 * r + 1]);
+        }
+        __syncthreads();
+    }
+
+    // For each row of the tile the logsumexp of its parts and the factors that make of them one result, divided by the sum.
+    __device__ __forceinline__ void weigh_parts() {
+        constexpr int kParts = kSharesKeys ? 1 : kWarps;
+        for (int row = threadIdx.x; row < rows; row += kThreads) {
+            const int slab = kSharesKeys ? row / kDecodeSlab : 0, in_slab = row % kDecodeSlab;
+            float largest = kNothing, total = 0.0f;
+#pragma unroll
+            for (int w = 0; w < kParts; ++w) largest = fmaxf(largest, part_facts(slab + w, in_slab)[0]);
+#pragma unroll
+            for (int w = 0; w < kParts; ++w) {
+                const float* facts = part_facts(slab + w, in_slab);
+                total += exp2_approx(facts[0] - largest) * facts[1];
+            }
+            const float inverse = total != 0.0f ? 1.0f / total : 0.0f;  // 0: no key at all
+            const float lse = total != 0.0f ? largest + __log2f(total) : -INFINITY;
+#pragma unroll
+            for (int w = 0; w < kParts; ++w) {
+                float* facts = part_facts(slab + w, in_slab);
+                facts[2] = exp2_approx(facts[0] - largest) * inverse;
+            }
+            store_lse(row, lse);
+        }
+        __syncthreads();
+    }
+
+    // The logsumexp of this range; where it is the only one, the row's own, and what the sink leaves of its weight.
+    __device__ __forceinline__ void store_lse(int row, float lse) {
+        const int packed = first_row + row, head = query_head(packed);
+        if (params.splits > 1) {
+            params.partial_lse[partial_row(params, batch, head_k, packed) * params.splits + split] = lse;
+        } else {
+            part_facts(kSharesKeys ? row / kDecodeSlab : 0, row % kDecodeSlab)[3] =
+                finish_row(params, batch, query_row(packed), head, lse, sink_of<T>(params, batch, head));
+        }
+    }
+
+    // Two channels of a row, of all its parts.
+    __device__ __forceinline__ float2 sum_of_parts(int row, int channel) const {
+        constexpr int kParts = kSharesKeys ? 1 : kWarps;
+        const int slab = kSharesKeys ? row / kDecodeSlab : 0, in_slab = row % kDecodeSlab;
+        float2 sum = make_float2(0.0f, 0.0f);
+#pragma unroll
+        for (int w = 0; w < kParts; ++w) {
+            const float factor = part_facts(slab + w, in_slab)[2];
+            const float2 x = *reinterpret_cast<const float2*>(part(slab + w, in_slab) + channel);
+            if (factor == 0.0f) continue;  // whatever it holds
+            sum.x = fmaf(factor, x.x, sum.x);
+            sum.y = fmaf(factor, x.y, sum.y);
+        }
+        return sum;
+    }
+
+    __device__ __forceinline__ void store_rows() {
+        constexpr int kPairs = kHeadDim / 2;
+        for (int i = threadIdx.x; i < rows * kPairs; i += kThreads) {
+            const int row = i / kPairs, channel = i % kPairs * 2;
+            const float2 x = sum_of_parts(row, channel);
+            const int packed = first_row + row;
+            if (params.splits > 1) {
+                float* to = params.partial_out + (partial_row(params, batch, head_k, packed) * params.splits + split) * kHeadDim +
+                            channel;
+                *reinterpret_cast<float2*>(to) = x;
+            } else {
+                const float weight = part_facts(kSharesKeys ? row / kDecodeSlab : 0, row % kDecodeSlab)[3];
+                store_pair<T>(params, batch, query_row(packed), query_head(packed), channel, {x.x * weight, x.y * weight});
+            }
+        }
+    }
+
+    __device__ __forceinline__ void run() {
+        find_work();
+        const KeyRange range(params, batch, query_row(first_row), query_row(first_row + rows - 1), split, kTileK);
+        const KeyPlaces places(params.cache, batch);
+        let_next_kernel_begin();
+        wait_for_kernel_ahead();  // the one that appends
+        prepare_rows(range);
+        if (range.first < range.last) {
+            load_queries();
+            walk_keys(range, places);
+        } else if (params.splits > 1) {
+            // The sums of an empty range are never read.
+            for (int row = threadIdx.x; row < rows; row += kThreads) store_lse(row, -INFINITY);
+            return;
+        }
+        lay_down();
+        weigh_parts();
+        store_rows();
+    }
+};
+
+template <class Row, bool kSharesKeys>
+struct DecodeInstance {
+    static constexpr KernelConfig config = Row::config;
+    using T = std::conditional_t<config.dtype == RowType::f16_, __half,
+                                 std::conditional_t<config.dtype == RowType::bf16_, __nv_bfloat16, float>>;
+    using Body = Decode<T, config.head_dim, config.tile_k / kDecodeSlab, config.stages, kSharesKeys>;
+    // Two thread blocks a multiprocessor where its shared memory (228 KB, 1 KB of it for each) has room for them.
+    static constexpr int kMinBlocks = Body::kSharedBytes <= 113 * 1024 ? 2 : 1;
+};
+
+template <class Row, bool kSharesKeys>
+__global__ void __launch_bounds__(DecodeInstance<Row, kSharesKeys>::Body::kThreads, DecodeInstance<Row, kSharesKeys>::kMinBlocks)
+    decode_kernel(const __grid_constant__ DecodeParams params) {
+    extern __shared__ __align__(128) char shared[];
+    typename DecodeInstance<Row, kSharesKeys>::Body body(params, shared);
+    body.run();
+}
+
+template <class Row, bool kSharesKeys>
+int launch_splits(const DecodeParams& params, cudaStream_t stream) {
+    using Body = typename DecodeInstance<Row, kSharesKeys>::Body;
+    const auto kernel = decode_kernel<Row, kSharesKeys>;
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Body::kSharedBytes);
+    if (error != cudaSuccess) return error;
+    const int64_t rows = int64_t{params.seqlen_q} * params.group_size;
+    const int64_t tiles = (rows + Body::kTileRows - 1) / Body::kTileRows;
+    const int64_t blocks = tiles * params.heads_k * params.splits * params.batch;
+    return launch_behind(kernel, blocks, Body::kThreads, Body::kSharedBytes, stream, params.overlap && appends(params), params);
+}
+
+}  // namespace libflash::cuda::sm80
+
+namespace libflash::cuda {
+
+// Enqueues the work on `stream` and returns what cudaGetLastError() then says.
+template <class Row>
+int launch_decode(const DecodeParams& params, void* stream) {
+    const auto cuda_stream = static_cast<cudaStream_t>(stream);
+    using T = typename sm80::DecodeInstance<Row, false>::T;
+    if (const int error = sm80::launch_append<Row, T>(params, cuda_stream)) return error;
+    if (params.seqlen_q == 0 || params.heads_q == 0) return cudaSuccess;
+    const bool shares = decode_shares_keys(int64_t{params.seqlen_q} * params.group_size);
+    const int error =
+        shares ? sm80::launch_splits<Row, true>(params, cuda_stream) : sm80::launch_splits<Row, false>(params, cuda_stream);
+    if (error != cudaSuccess || params.splits == 1) return error;
+    return sm80::launch_combine<Row, T>(params, cuda_stream);
+}
+
+}  // namespace libflash::cuda

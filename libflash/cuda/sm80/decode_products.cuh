@@ -1,0 +1,132 @@
+// The two products of decode for 16 query rows and 16 keys of a warp. Scores and sums are in the order of matrix accumulators, whatever
+// makes them: lane 4 * g + t has rows g and g + 8 (elements 0, 1 and 2, 3) and columns 2t, 2t + 1 of each block of 8.
+#pragma once
+
+#include "cuda/ptx/math.cuh"
+#include "cuda/ptx/mma_sync.cuh"
+#include "cuda/tile/product.cuh"
+#include "cuda/tile/shared_tile.cuh"
+
+namespace libflash::cuda::sm80 {
+
+// 16-bit types: matrix instructions.
+template <class T, int kHeadDim>
+struct DecodeProducts {
+    static constexpr int kSteps = kHeadDim / 16;
+    template <int kRows>
+    using Tile = SharedTile<kRows, kHeadDim>;
+    static constexpr bool kKept = kHeadDim <= 128;  // are fragments of Q kept in registers?
+
+    uint32_t qf[kKept ? kSteps : 1][4];
+    typename Tile<16>::LaneAddress q_address;
+
+    // `q`: the warp's 16 rows in shared memory, which stay there.
+    __device__ __forceinline__ void load_queries(const char* q, int lane) {
+        q_address = Tile<16>::a_address(shared_address(q), 0, lane);
+        if constexpr (kKept) {
+#pragma unroll
+            for (int step = 0; step < kSteps; ++step) ldmatrix_x4(qf[step], q_address.at(0, step));
+        }
+    }
+
+    // s = Q K^T for 16 rows of keys. The even and the odd steps have sums of their own: the chain is half as long.
+    __device__ __forceinline__ void scores(float (&s)[2][4], const char* keys, int lane) {
+        const auto address = Tile<16>::b_address(shared_address(keys), lane);
+        float odd[2][4];
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) s[n][e] = odd[n][e] = 0.0f;
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+            uint32_t kf[4];
+            ldmatrix_x4(kf, address.at(0, step));
+            if constexpr (!kKept) ldmatrix_x4(qf[0], q_address.at(0, step));
+            auto& sums = step % 2 ? odd : s;
+            mma_m16n8k16(sums[0], qf[kKept ? step : 0], kf[0], kf[1], T());
+            mma_m16n8k16(sums[1], qf[kKept ? step : 0], kf[2], kf[3], T());
+        }
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) s[n][e] += odd[n][e];
+    }
+
+    // o += P V.
+    __device__ __forceinline__ void add_values(float (&o)[kHeadDim / 8][4], const float (&p)[2][4], const char* values,
+                                               int lane) {
+        const auto address = Tile<16>::b_trans_address(shared_address(values), lane);
+        uint32_t pf[4];
+        to_fragment<T>(pf, p[0], p[1]);
+#pragma unroll
+        for (int pair = 0; pair < kSteps; ++pair) {
+            uint32_t vf[4];
+            ldmatrix_x4_trans(vf, address.at(0, pair));
+            mma_m16n8k16(o[2 * pair], pf, vf[0], vf[1], T());
+            mma_m16n8k16(o[2 * pair + 1], pf, vf[2], vf[3], T());
+        }
+    }
+};
+
+// float: multiply-adds, in full precision. Memory is still the slower one for a few rows.
+template <int kHeadDim>
+struct DecodeProducts<float, kHeadDim> {
+    template <int kRows>
+    using Tile = SharedTile<kRows, 2 * kHeadDim>;
+
+    const char* q;
+
+    __device__ __forceinline__ void load_queries(const char* rows, int) { q = rows; }
+
+    __device__ static __forceinline__ float4 chunk_of(const char* tile, int row, int chunk) {
+        return *reinterpret_cast<const float4*>(tile + Tile<16>::offset(row, chunk));
+    }
+    __device__ static __forceinline__ void add_dot(float& sum, float4 a, float4 b) {
+        sum = fmaf(a.x, b.x, fmaf(a.y, b.y, fmaf(a.z, b.z, fmaf(a.w, b.w, sum))));
+    }
+
+    __device__ __forceinline__ void scores(float (&s)[2][4], const char* keys, int lane) {
+        const int g = lane / 4, t = lane % 4;
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) s[n][e] = 0.0f;
+#pragma unroll(kHeadDim <= 128 ? 2 : 1)
+        for (int chunk = 0; chunk < kHeadDim / 4; ++chunk) {
+            const float4 low = chunk_of(q, g, chunk), high = chunk_of(q, g + 8, chunk);
+#pragma unroll
+            for (int n = 0; n < 2; ++n)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    const float4 key = chunk_of(keys, 8 * n + 2 * t + e, chunk);
+                    add_dot(s[n][e], low, key);
+                    add_dot(s[n][2 + e], high, key);
+                }
+        }
+    }
+
+    __device__ __forceinline__ void add_values(float (&o)[kHeadDim / 8][4], const float (&p)[2][4], const char* values,
+                                               int lane) {
+        const int t = lane % 4;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            // Keys 0, 2, 4, 6 of the first block, then 1, 3, 5, 7, then the second block: lane `owner` of the four has their scores.
+#pragma unroll 1
+            for (int owner = 0; owner < 4; ++owner) {
+                const int key = i / 2 * 8 + owner * 2 + i % 2, from = (lane & ~3) + owner;
+                const float low = __shfl_sync(0xffffffffu, p[i / 2][i % 2], from);
+                const float high = __shfl_sync(0xffffffffu, p[i / 2][2 + i % 2], from);
+#pragma unroll
+                for (int n = 0; n < kHeadDim / 8; ++n) {
+                    const float2 v = *reinterpret_cast<const float2*>(values + Tile<16>::offset(key, 2 * n + t / 2) + t % 2 * 8);
+                    o[n][0] = fmaf(low, v.x, o[n][0]);
+                    o[n][1] = fmaf(low, v.y, o[n][1]);
+                    o[n][2] = fmaf(high, v.x, o[n][2]);
+                    o[n][3] = fmaf(high, v.y, o[n][3]);
+                }
+            }
+        }
+    }
+};
+
+}  // namespace libflash::cuda::sm80

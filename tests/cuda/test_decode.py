@@ -1,0 +1,319 @@
+"""Decode on the GPU: the list of cases of the CPU kernels against the same reference, and what must hold bit for bit."""
+
+from __future__ import annotations
+
+import decode_cases
+import numpy as np
+import pytest
+from decode_cases import DecodeCase
+from gpu_kernels import TYPES, chosen, kernels, parameters
+from harness import BFLOAT16, assert_same_bits, random
+from reference import forward
+
+import libflash
+
+torch = pytest.importorskip("torch")
+from gpu_case import bits, same_bits  # noqa: E402  (needs torch)
+from gpu_decode import decode  # noqa: E402
+from test_decode import LENGTHS, cached, paged, queries, turn  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+KERNELS = kernels("decode")
+CASES = decode_cases.quick()
+RUNS = [(case, kernel["name"]) for index, case in enumerate(CASES) for kernel in chosen(KERNELS, case, index)]
+SPLITS = [{}, {"num_splits": 1}, {"num_splits": 5}, {"split_size": 128}]
+NUMPY = {"f16": np.dtype("float16"), "bf16": BFLOAT16, "f32": np.dtype("float32")}
+TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+# Of a result with values around 1, and of a logsumexp.
+LIMITS = {"f16": (3e-3, 1e-5), "bf16": (2e-2, 1e-5), "f32": (5e-6, 5e-6)}
+every_kernel = pytest.mark.parametrize("kernel", parameters(KERNELS))
+
+
+def test_every_type_has_kernels() -> None:
+    assert {kernel["dtype"] for kernel in KERNELS} == set(TYPES)
+
+
+@pytest.mark.parametrize(("case", "kernel"), RUNS, ids=[f"{case}-{kernel}" for case, kernel in RUNS])
+def test_case(case: DecodeCase, kernel: str) -> None:
+    for split in SPLITS:
+        x = case.inputs()
+        o, lse = decode(x.q, x.k_cache, x.v_cache, kernel=kernel, **split, **x.options)
+        case.check(o=o, lse=lse, k_cache=x.k_cache, v_cache=x.v_cache)
+
+
+@every_kernel
+@pytest.mark.parametrize("page_size", [1, 2, 3, 4, 16, 64, 100, 256, 1024])
+def test_pages_are_a_contiguous_cache_bit_for_bit(kernel: dict, page_size: int) -> None:
+    """Pages of any size in any order; what the table holds behind the last key is no page."""
+    dtype = NUMPY[kernel["dtype"]]
+    q, (k, v) = queries(dtype), cached(dtype)
+    columns = -(-k.shape[1] // page_size)
+    table = np.random.default_rng(page_size).permutation(len(q) * columns + 3)[: len(q) * columns].reshape(len(q), columns)
+    for b, n in enumerate(LENGTHS):
+        table[b, -(-n // page_size) :] = 2**31 - 1
+    pages = [paged(x, table, page_size, len(q) * columns + 3) for x in (k, v)]
+    for split in SPLITS[1:]:
+        options = dict(cache_seqlens=LENGTHS, kernel=kernel["name"], softcap=20.0, **split)
+        wanted = decode(q, k, v, **options)
+        got = decode(q, *pages, block_table=table.astype(np.int32), **options)
+        assert_same_bits(got[0], wanted[0])
+        assert_same_bits(got[1], wanted[1])
+
+
+@every_kernel
+@pytest.mark.parametrize("split", [*SPLITS[1:], {"split_size": 384}], ids=str)
+def test_capacity_does_not_show(kernel: dict, split: dict) -> None:
+    """However much room there is behind the keys: the same bits, and the room is left as it was."""
+    dtype = NUMPY[kernel["dtype"]]
+    q, exact = queries(dtype), None
+    for capacity in (700, 701, 1024, 5000):
+        k, v = cached(dtype, capacity)
+        before = k.copy(), v.copy()
+        got = decode(q, k, v, cache_seqlens=LENGTHS, kernel=kernel["name"], **split)
+        assert_same_bits(k, before[0])
+        assert_same_bits(v, before[1])
+        exact = exact or got
+        assert_same_bits(got[0], exact[0])
+        assert_same_bits(got[1], exact[1])
+    assert np.isfinite(exact[1][LENGTHS > 0, :, -1]).all()
+
+
+@every_kernel
+@pytest.mark.parametrize("split_size", [128, 512])
+@pytest.mark.parametrize("rows", [2, 9])
+def test_batch_does_not_show_with_a_split_size(kernel: dict, split_size: int, rows: int) -> None:
+    """Alone, in another order, in another batch: a sequence has its own bits."""
+    dtype = NUMPY[kernel["dtype"]]
+    q, (k, v) = queries(dtype, rows), cached(dtype)
+    options = dict(kernel=kernel["name"], split_size=split_size, window_size=(600, 0), learnable_sink=random(6, seed=9))
+    o, lse = decode(q, k, v, cache_seqlens=LENGTHS, **options)
+    for b, n in enumerate(LENGTHS):
+        alone, alone_lse = decode(q[b : b + 1], k[b : b + 1, : max(n, 1)].copy(), v[b : b + 1, : max(n, 1)].copy(),
+                                  cache_seqlens=LENGTHS[b : b + 1], **options)  # fmt: skip
+        assert_same_bits(alone[0], o[b])
+        assert_same_bits(alone_lse[0], lse[b])
+    many = np.tile(np.array([4, 0, 5, 2, 1, 3], np.int32), 9)
+    got, got_lse = decode(q[many], k, v, cache_seqlens=LENGTHS[many], cache_batch_idx=many, **options)
+    assert_same_bits(got, o[many])
+    assert_same_bits(got_lse, lse[many])
+
+
+@every_kernel
+@pytest.mark.parametrize("split", [{"num_splits": n} for n in (2, 7, 100, 1024)] + SPLITS[2:], ids=str)
+def test_m7_any_split_is_the_unsplit_result(kernel: dict, split: dict) -> None:
+    """With more ranges than keys too; a row with a sink and no key as well."""
+    dtype = NUMPY[kernel["dtype"]]
+    q, (k, v), sink = queries(dtype), cached(dtype), random(6, seed=5)
+    options = dict(cache_seqlens=LENGTHS, learnable_sink=sink, kernel=kernel["name"])
+    wanted, got = decode(q, k, v, num_splits=1, **options), decode(q, k, v, **split, **options)
+    o_limit, lse_limit = LIMITS[kernel["dtype"]]
+    np.testing.assert_allclose(got[0].astype(np.float64), wanted[0].astype(np.float64), rtol=o_limit, atol=o_limit)
+    np.testing.assert_allclose(got[1], wanted[1], rtol=lse_limit, atol=lse_limit)
+    np.testing.assert_allclose(got[1][2], np.broadcast_to(sink[:, None], (6, 2)), rtol=1e-6)
+    assert not got[0][2].astype(np.float64).any()
+
+
+@every_kernel
+@pytest.mark.parametrize("rows", [1, 3, 16, 40])
+@pytest.mark.parametrize("heads", [(1, 1), (7, 1), (6, 3), (80, 2)], ids=str)
+def test_groups_and_rows_fill_tiles(kernel: dict, rows: int, heads: tuple[int, int]) -> None:
+    """Query rows of a group share tiles: whole ones, parts, and groups that straddle two."""
+    dtype = NUMPY[kernel["dtype"]]
+    q = random(2, rows, heads[0], 24, seed=1).astype(dtype)
+    k, v = (random(2, 150, heads[1], d, seed=d).astype(dtype) for d in (24, 40))
+    slopes, sink = random(2, heads[0], seed=4) ** 2, random(heads[0], seed=5)
+    lengths = np.array([150, 45], np.int32)
+    options = dict(causal=True, window_size=(60, 0), alibi_slopes=slopes, learnable_sink=sink, softmax_scale=0.3)
+    got, got_lse = decode(q, k, v, cache_seqlens=lengths, kernel=kernel["name"], **options)
+    o, lse = forward(q, k, v, seqused_k=lengths, **options)
+    o_limit, _ = LIMITS[kernel["dtype"]]
+    np.testing.assert_allclose(got.astype(np.float64), o, rtol=o_limit, atol=o_limit)
+    np.testing.assert_allclose(got_lse, lse, rtol=1e-5, atol=1e-5)
+
+
+@every_kernel
+@pytest.mark.parametrize("pages", [False, True], ids=["contiguous", "paged"])
+def test_five_hundred_steps(kernel: dict, pages: bool) -> None:
+    """Token by token with rotary embedding, each step appended in place, is one causal attention over all of them. Free pages are NaN."""
+    steps, heads_q, heads_k, dim = 500, 4, 2, 16
+    name, dtype = kernel["name"], NUMPY[kernel["dtype"]]
+    arrays = [random(2, steps, h, dim, seed=h + 7 * i).astype(dtype) for i, h in enumerate((heads_q, heads_k, heads_k))]
+    angles = np.arange(steps)[:, None] * 0.3 ** np.arange(dim // 2)
+    cos, sin = (f(angles).astype(np.float32) for f in (np.cos, np.sin))
+    columns = 64
+    table = np.random.default_rng(0).permutation(2 * columns + 1)[:-1].reshape(2, columns).astype(np.int32)
+    shape = (2 * columns + 1, 8) if pages else (2, columns * 8)
+    caches = [torch.full((*shape, heads_k, dim), torch.nan, dtype=TORCH[kernel["dtype"]], device="cuda") for _ in range(2)]
+    options = {"block_table": torch.from_numpy(table).cuda()} if pages else {}
+    options |= {"rotary_cos": torch.from_numpy(cos).cuda(), "rotary_sin": torch.from_numpy(sin).cuda(), "rotary_interleaved": False}
+    q, k, v = (torch.from_numpy(x.astype(np.float32)).cuda().to(TORCH[kernel["dtype"]]) for x in arrays)
+    lengths, out = torch.zeros(2, dtype=torch.int32, device="cuda"), torch.empty_like(q)
+    for t in range(steps):
+        new = slice(t, t + 1)
+        out[:, new] = libflash.decode(q[:, new], *caches, k=k[:, new], v=v[:, new], cache_seqlens=lengths, kernel=name, **options)
+        lengths += 1
+    turned = [turn(x, cos, sin).astype(dtype) for x in arrays[:2]]
+    wanted, _ = forward(*turned, arrays[2], causal=True)
+    limit, _ = LIMITS[kernel["dtype"]]
+    np.testing.assert_allclose(out.double().cpu().numpy(), wanted, rtol=limit, atol=limit)
+    flat = [x[torch.from_numpy(table).long().cuda()].reshape(2, columns * 8, heads_k, dim) if pages else x for x in caches]
+    np.testing.assert_allclose(flat[0][:, :steps].double().cpu().numpy(), turned[1].astype(np.float64), rtol=limit, atol=1e-12)
+    assert torch.equal(flat[1][:, :steps], v)
+    assert all(x[:, steps:].isnan().all() for x in flat)
+    if pages:
+        free = np.setdiff1d(np.arange(2 * columns + 1), table)
+        assert all(x[torch.from_numpy(free).cuda()].isnan().all() for x in caches)
+
+
+@every_kernel
+def test_an_appended_cache_holds_the_bits_of_the_cpu(kernel: dict) -> None:
+    dtype = NUMPY[kernel["dtype"]]
+    rng = np.random.default_rng(1)
+    for interleaved in (True, False):
+        q, (k, v) = queries(dtype), cached(dtype)
+        new = [rng.standard_normal((len(LENGTHS), 3, 2, 48)).astype(dtype) for _ in range(2)]
+        cos, sin = (f(np.arange(800)[:, None] * 0.7 ** np.arange(20)).astype(np.float32) for f in (np.cos, np.sin))
+        options = dict(k=new[0], v=new[1], cache_seqlens=np.minimum(LENGTHS, 697).astype(np.int32), rotary_cos=cos, rotary_sin=sin,
+                       rotary_interleaved=interleaved)  # fmt: skip
+        caches = [k.copy(), v.copy()], [k.copy(), v.copy()]
+        decode(q, *caches[0], kernel=kernel["name"], **options)
+        libflash.decode(q, *caches[1], **options)
+        assert_same_bits(caches[0][0], caches[1][0])
+        assert_same_bits(caches[0][1], caches[1][1])
+
+
+@every_kernel
+def test_nan_in_one_sequence_stays_there(kernel: dict) -> None:
+    dtype = NUMPY[kernel["dtype"]]
+    q, (k, v) = queries(dtype), cached(dtype)
+    for split in SPLITS[1:]:
+        wanted = decode(q, k.copy(), v.copy(), cache_seqlens=LENGTHS, kernel=kernel["name"], **split)[0]
+        bad_k, bad_v = k.copy(), v.copy()
+        bad_k[0, 300], bad_v[3, 5] = np.nan, np.nan
+        got = decode(q, bad_k, bad_v, cache_seqlens=LENGTHS, kernel=kernel["name"], **split)[0]
+        assert np.isnan(got[[0, 3]].astype(np.float64)).all()
+        assert_same_bits(got[[1, 2, 4, 5]], wanted[[1, 2, 4, 5]])
+
+
+@every_kernel
+def test_leftpad_hides_whatever_is_there(kernel: dict) -> None:
+    dtype = NUMPY[kernel["dtype"]]
+    q, (k, v) = queries(dtype), cached(dtype)
+    pad = np.array([64, 0, 0, 129, 511, 3], np.int32)
+    for b, n in enumerate(pad):
+        k[b, :n] = v[b, :n] = np.nan
+    o, lse = decode(q, k, v, cache_seqlens=LENGTHS, cache_leftpad=pad, kernel=kernel["name"])
+    limit, _ = LIMITS[kernel["dtype"]]
+    for b, (first, last) in enumerate(zip(pad, LENGTHS, strict=True)):
+        wanted, wanted_lse = forward(q[b : b + 1], k[b : b + 1, first:last], v[b : b + 1, first:last], causal=True)
+        np.testing.assert_allclose(o[b : b + 1].astype(np.float64), wanted, rtol=limit, atol=limit)
+        np.testing.assert_allclose(lse[b : b + 1], wanted_lse, rtol=1e-5, atol=1e-5)
+
+
+@every_kernel
+@pytest.mark.parametrize("append", [0, 3])
+def test_bad_numbers_on_the_device_reach_nothing(kernel: dict, append: int) -> None:
+    """Lengths are cut to what fits, entries and pages that are not there are absent. What surrounds the cache stays as it was."""
+    dtype = TORCH[kernel["dtype"]]
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def made(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device="cuda").to(dtype)
+
+    around = [made(12, 40, 2, 32) for _ in range(2)]
+    before = [x.clone() for x in around]
+    caches = [x[4:8, 4:36] for x in around]
+    q = made(4, 2, 4, 32)
+    new = {"k": made(4, append, 2, 32), "v": made(4, append, 2, 32)} if append else {}
+    numbers = torch.tensor([-5, 10, 2**31 - 1, 40], dtype=torch.int32, device="cuda")
+    cut = numbers.clamp(0, 32 - append)
+    right = [x.clone() for x in caches]
+    wanted = libflash.decode(q, *right, cache_seqlens=cut, kernel=kernel["name"], **new)
+    got = libflash.decode(q, *caches, cache_seqlens=numbers, kernel=kernel["name"], **new)
+    assert same_bits(got, wanted)
+    assert all(same_bits(x.contiguous(), y) for x, y in zip(caches, right, strict=True))
+    entries = torch.tensor([3, -1, 4, 0], dtype=torch.int32, device="cuda")
+    tables = torch.stack([entries.flip(0), entries], 1)
+    for place in ({"cache_batch_idx": entries}, {"block_table": tables}):
+        lengths = torch.full((4,), 20, dtype=torch.int32, device="cuda")
+        out, lse = libflash.decode(q, *caches, cache_seqlens=lengths, return_lse=True, kernel=kernel["name"], **place, **new)
+        if "cache_batch_idx" in place:
+            assert not out[1:3].any() and (lse[1:3] == -torch.inf).all()
+        assert out.isfinite().all()
+    for x, y in zip(around, before, strict=True):
+        outside = torch.ones(x.shape[:2], dtype=torch.bool, device="cuda")
+        outside[4:8, 4:36] = False
+        assert torch.equal(bits(x)[outside], bits(y)[outside])
+
+
+@every_kernel
+def test_a_replayed_graph_sees_new_lengths_and_pages(kernel: dict) -> None:
+    dtype = TORCH[kernel["dtype"]]
+    generator = torch.Generator("cuda").manual_seed(0)
+    q, new_k, new_v = (torch.randn(3, 1, h, 64, generator=generator, device="cuda").to(dtype) for h in (4, 2, 2))
+    caches = [torch.randn(40, 16, 2, 64, generator=generator, device="cuda").to(dtype) for _ in range(2)]
+    start = [x.clone() for x in caches]
+    table = torch.arange(39, dtype=torch.int32, device="cuda").reshape(3, 13)
+    lengths = torch.tensor([5, 100, 0], dtype=torch.int32, device="cuda")
+    options = {"k": new_k, "v": new_v, "kernel": kernel["name"], "num_splits": 3}
+    out = libflash.decode(q, *caches, cache_seqlens=lengths, block_table=table, **options)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        libflash.decode(q, *caches, cache_seqlens=lengths, block_table=table, out=out, **options)
+    for round in range(20):
+        lengths.copy_(torch.randint(0, 200, (3,), generator=generator, device="cuda", dtype=torch.int32))
+        table.copy_(torch.randperm(39, generator=generator, device="cuda").reshape(3, 13))
+        q.copy_(torch.randn(q.shape, generator=generator, device="cuda"))
+        for x, y in zip(caches, start, strict=True):
+            x.copy_(y)
+        graph.replay()
+        others = [x.clone() for x in start]
+        wanted = libflash.decode(q, *others, cache_seqlens=lengths, block_table=table, **options)
+        assert same_bits(out, wanted), round
+        assert all(same_bits(x, y) for x, y in zip(caches, others, strict=True))
+
+
+@every_kernel
+def test_any_alignment(kernel: dict) -> None:
+    """Rows that cannot be moved 16 bytes at a time: the same numbers."""
+    dtype = TORCH[kernel["dtype"]]
+    generator = torch.Generator("cuda").manual_seed(0)
+    q, k, v = (torch.randn(2, n, h, 50, generator=generator, device="cuda").to(dtype) for n, h in ((2, 4), (300, 2), (300, 2)))
+    lengths = torch.tensor([300, 77], dtype=torch.int32, device="cuda")
+
+    def shifted(x: torch.Tensor) -> torch.Tensor:
+        place = torch.full((*x.shape[:-1], 53), torch.nan, dtype=dtype, device="cuda")
+        place[..., 1:51] = x
+        return place[..., 1:51]
+
+    aligned = [torch.nn.functional.pad(x, (0, 6)).contiguous() for x in (q, k, v)]
+    out = shifted(torch.zeros(2, 2, 4, 50, device="cuda", dtype=dtype))
+    options = {"cache_seqlens": lengths, "kernel": kernel["name"], "softmax_scale": 0.2}
+    libflash.decode(*(shifted(x) for x in (q, k, v)), out=out, **options)
+    wanted = libflash.decode(*aligned, **options)
+    assert same_bits(out.contiguous(), wanted[..., :50].contiguous())
+
+
+def test_more_sequences_than_a_grid_is_wide() -> None:
+    q = torch.randn(70000, 1, 2, 64, device="cuda", dtype=torch.bfloat16)
+    k, v = (torch.randn(70000, 3, 1, 64, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    got = libflash.decode(q, k, v)
+    scores = torch.einsum("bihd,bjkd->bhij", q.float(), k.float()) * 0.125
+    wanted = torch.einsum("bhij,bjkd->bihd", scores.softmax(-1), v.float())
+    assert (got.float() - wanted).abs().max() < 0.04
+
+
+def test_a_cache_of_more_than_two_to_the_31_elements() -> None:
+    pages, size = 70000, 256
+    caches = [torch.zeros(pages, size, 1, 128, dtype=torch.bfloat16, device="cuda") for _ in range(2)]
+    assert caches[0].numel() > 2**31
+    table = torch.tensor([[pages - 1, 0, pages // 2]], dtype=torch.int32, device="cuda")
+    q = torch.randn(1, 1, 4, 128, device="cuda", dtype=torch.bfloat16)
+    for cache in caches:
+        for page in table[0].tolist():
+            cache[page] = torch.randn(size, 1, 128, device="cuda")
+    got = libflash.decode(q, *caches, block_table=table)
+    small = [x[table[0].long()] for x in caches]
+    wanted = libflash.decode(q, *small, block_table=torch.arange(3, dtype=torch.int32, device="cuda")[None])
+    assert same_bits(got, wanted)
