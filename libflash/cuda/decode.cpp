@@ -42,22 +42,25 @@ int64_t visible_keys(const DecodeProblem& problem) {
     return std::min(problem.cache.capacity, rule.left + right + problem.seqlen_q);
 }
 
-// As few ranges as keep the device busy: with w thread blocks for every one that can run at once, w / ceil(w) of it is busy. A range of fewer keys
-// than kShortest is not worth putting together again.
+// By what a call takes: so many rounds of thread blocks, each as long as its tiles of keys and what a thread block costs beyond them, and
+// the end where results are put together. In units of one tile of one thread block.
 int64_t choose_splits(const KernelConfig& config, const DecodeProblem& problem) {
-    constexpr int64_t kShortest = 256, kMost = 256;
-    constexpr double kGoodEnough = 0.9;
+    constexpr double kBlockCost = 2, kCombineCost = 3, kTail = 0.5;
+    constexpr int64_t kMost = 256;
     const int64_t blocks = unsplit_blocks(config, problem), at_once = blocks_at_once(config, problem);
-    const int64_t most = std::clamp<int64_t>(visible_keys(problem) / kShortest, 1, kMost);
-    const auto busy = [&](int64_t splits) {
-        const double waves = static_cast<double>(blocks * splits) / static_cast<double>(at_once);
-        return waves / std::ceil(waves);
-    };
-    double best = 0;
-    for (int64_t splits = 1; splits <= most; ++splits) best = std::max(best, busy(splits));
-    int64_t chosen = 1;
-    while (busy(chosen) < kGoodEnough * best) ++chosen;
-    return chosen;
+    const int64_t tiles = std::max<int64_t>(1, ceil_div(visible_keys(problem), config.tile_k));
+    int64_t best = 1;
+    double best_cost = 0;
+    for (int64_t splits = 1; splits <= std::min(tiles, kMost); ++splits) {
+        const int64_t each = ceil_div(tiles, splits);
+        if (splits > 1 && ceil_div(tiles, each) < splits) continue;  // some would be empty
+        const double rounds = static_cast<double>(blocks * splits) / static_cast<double>(at_once);
+        // Memory is shared: the last round, if it is not full, is faster, but a lone thread block has its own pace.
+        const double waves = rounds <= 1 ? 1 : kTail * std::ceil(rounds) + (1 - kTail) * rounds;
+        const double cost = waves * (static_cast<double>(each) + kBlockCost) + (splits > 1 ? kCombineCost : 0);
+        if (splits == 1 || cost < best_cost) best = splits, best_cost = cost;
+    }
+    return best;
 }
 
 int64_t padded_channels(const DecodeProblem& problem) {

@@ -25,12 +25,12 @@ void check_blocks(const char* argument, const Sequences& rows, int64_t batch, in
     check_below(argument, "the number of its tiles", blocks, int64_t{1} << 31);
 }
 
-void check_products(const char* argument, const char* what, std::initializer_list<int64_t> sizes) {
+void check_products(const char* argument, const char* what, std::initializer_list<int64_t> sizes, int64_t limit) {
     int64_t product = 1;
     for (const int64_t size : sizes) {
         if (__builtin_mul_overflow(product, size, &product)) product = INT64_MAX;
     }
-    check_below(argument, what, product, int64_t{1} << 31);
+    check_below(argument, what, product, limit);
 }
 
 }  // namespace
@@ -50,8 +50,11 @@ void check_sizes(const DecodeProblem& problem) {
     check_below("k_cache", "its number of entries or pages", problem.cache.k.shape[0], int64_t{1} << 31);
     if (problem.rotary_cos.present)
         check_below("rotary_cos", "its number of rows", problem.rotary_cos.shape[0], int64_t{1} << 31);
-    check_products("q", "the number of its rows of all heads", {problem.batch, problem.heads_q, problem.seqlen_q});
-    check_products("k_new", "the number of its rows of all heads", {problem.batch, problem.heads_k, problem.seqlen_new});
+    // The kernel that appends counts both together.
+    check_products("q", "the number of its rows of all heads", {problem.batch, problem.heads_q, problem.seqlen_q},
+                   int64_t{1} << 30);
+    check_products("k_new", "the number of its rows of all heads", {problem.batch, problem.heads_k, problem.seqlen_new},
+                   int64_t{1} << 30);
 }
 
 int shared_bytes(const KernelConfig& config) {

@@ -1,4 +1,4 @@
-"""Forward and backward kernels run on the host: their own sources, with fibers for threads and stand-ins for single instructions.
+"""Kernels of forward, backward and decode run on the host: their own sources, with fibers for threads and stand-ins for single instructions.
 
 Slow, and blind to races and to what instructions really do; but it runs where there is no GPU, and finds a wrong index at once.
 """
@@ -26,6 +26,13 @@ ROWS = {
     "bf16-256-small": ("bf16_", 256, "64, 64", "32, 32, 1"),
 }
 
+# Type, head_dim, tile with its stages: fragments of Q in registers or not, matrix instructions or none, few warps.
+DECODE_ROWS = {
+    "bf16-64": ("bf16_", 64, "16, 64, 4"),
+    "f16-256-small": ("f16_", 256, "16, 32, 2"),
+    "f32-128-small": ("f32_", 128, "16, 32, 2"),
+}
+
 
 def for_the_host(source: str) -> str:
     """Shared memory that is sized by the launch, and the launch itself, are no C++."""
@@ -34,30 +41,52 @@ def for_the_host(source: str) -> str:
     return re.sub(launch, r"emulation::launch(\2, \3, [&] { \1(\4); });", source)
 
 
-@pytest.fixture(scope="module", params=ROWS)
-def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def compiled(folder: Path, program: str, sources: tuple[str, ...], **defines: object) -> Path:
+    """`program` of on_host, with these files of sm80 made ready for the host."""
     if CXX is None or CUDA_HEADERS is None:
         pytest.skip("no g++ or no CUDA headers")
-    folder = tmp_path_factory.mktemp("on_host")
     (folder / "cuda/sm80").mkdir(parents=True)
-    for name in ("backward.cuh", "forward.cuh"):
-        changed = for_the_host((ROOT / "libflash/cuda/sm80" / name).read_text())
-        assert "emulation::launch(" in changed
+    for name in sources:
+        source = (ROOT / "libflash/cuda/sm80" / name).read_text()
+        changed = for_the_host(source)
+        assert changed != source
         (folder / "cuda/sm80" / name).write_text(changed)
-    dtype, head_dim, forward, backward = ROWS[request.param]
-    defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "FORWARD_TILE": forward, "BACKWARD_TILE": backward, "__CUDA_ARCH__": 900}
     command = [CXX, "-std=c++17", "-O2", "-fno-strict-aliasing", "-fno-pie", "-no-pie", "-w", "-fpermissive"]
-    command += [f"-D{name}={value}" for name, value in defines.items()]
+    command += [f"-D{name}={value}" for name, value in {**defines, "__CUDA_ARCH__": 900}.items()]
     # The changed headers first, then the stand-ins, then the library's own.
     command += [f"-I{path}" for path in (folder, HERE, ROOT / "libflash", ROOT / "include", CUDA_HEADERS)]
-    done = subprocess.run(
-        [*command, HERE / "attention.cpp", "-o", folder / "program"], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([*command, HERE / program, "-o", folder / "program"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:3000]
     return folder / "program"
 
 
-@pytest.mark.parametrize(("size", "rare", "deterministic"), [(1, 0, 0), (1, 1, 0), (4, 0, 1), (4, 1, 1)])
-def test_against_double(program: Path, size: int, rare: int, deterministic: int) -> None:
-    done = subprocess.run([program, str(size), str(rare), str(deterministic)], capture_output=True, text=True, check=False)
+def assert_right(program: Path, *arguments: int) -> None:
+    done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+@pytest.fixture(scope="module", params=ROWS)
+def attention(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    dtype, head_dim, forward, backward = ROWS[request.param]
+    tiles = {"FORWARD_TILE": forward, "BACKWARD_TILE": backward}
+    folder = tmp_path_factory.mktemp("attention")
+    return compiled(folder, "attention.cpp", ("backward.cuh", "forward.cuh"), DTYPE=dtype, HEAD_DIM=head_dim, **tiles)
+
+
+@pytest.mark.parametrize(("size", "rare", "deterministic"), [(1, 0, 0), (1, 1, 0), (4, 0, 1), (4, 1, 1)])
+def test_attention_against_double(attention: Path, size: int, rare: int, deterministic: int) -> None:
+    assert_right(attention, size, rare, deterministic)
+
+
+@pytest.fixture(scope="module", params=DECODE_ROWS)
+def decode(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    dtype, head_dim, tile = DECODE_ROWS[request.param]
+    folder = tmp_path_factory.mktemp("decode")
+    return compiled(folder, "decode.cpp", ("decode.cuh",), DTYPE=dtype, HEAD_DIM=head_dim, DECODE_TILE=tile)
+
+
+@pytest.mark.parametrize(
+    ("rows", "splits", "paged", "append"), [(1, 1, 0, 0), (5, 3, 1, 0), (6, 1, 0, 1), (9, -128, 1, 1), (25, 2, 0, 1)]
+)
+def test_decode_against_double(decode: Path, rows: int, splits: int, paged: int, append: int) -> None:
+    assert_right(decode, rows, splits, paged, append)

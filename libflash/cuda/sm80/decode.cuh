@@ -237,19 +237,16 @@ struct Decode {
     __device__ __forceinline__ void walk_keys(const KeyRange& range, const KeyPlaces& places) {
         int first = range.first / kTileK * kTileK;
         const int own = warp * kDecodeSlab;
-        KeyPlace next = look_up(places, range, first + own);
-        int loading = first;
-        const auto load_next = [&](int stage) {
-            if (loading < range.last) {
-                const KeyPlace present = next;
-                loading += kTileK;
-                next = look_up(places, range, loading + own);
-                load_keys(stage, present);
-            }
+        // All places that the first stages need are looked up together, later ones a tile ahead of their copies.
+        KeyPlace early[kStages];
+#pragma unroll
+        for (int stage = 0; stage < kStages; ++stage) early[stage] = look_up(places, range, first + stage * kTileK + own);
+        KeyPlace next = look_up(places, range, first + kStages * kTileK + own);
+#pragma unroll
+        for (int stage = 0; stage < kStages; ++stage) {
+            if (first + stage * kTileK < range.last) load_keys(stage, early[stage]);
             cp_async_commit();
-        };
-#pragma unroll 1
-        for (int stage = 0; stage < kStages; ++stage) load_next(stage);
+        }
         // The queries came with the first group.
         cp_async_wait<kStages - 1>();
         __syncthreads();
@@ -266,7 +263,12 @@ struct Decode {
                 attend(stage, warp, first + own, range);
             }
             synchronize();  // it is no longer read
-            load_next(stage);
+            if (const int later = first + kStages * kTileK; later < range.last) {
+                const KeyPlace present = next;
+                next = look_up(places, range, later + kTileK + own);
+                load_keys(stage, present);
+            }
+            cp_async_commit();
             stage = stage + 1 == kStages ? 0 : stage + 1;
         }
         cp_async_wait<0>();

@@ -14,6 +14,7 @@ inline float exp2_approx(float x) {
 inline float min_or_nan(float x, float y) { return std::isnan(x) || std::isnan(y) ? NAN : min(x, y); }
 inline float tanh_accurate(float x) { return std::tanh(x); }
 
+inline float from_float(float x, float) { return x; }
 inline __nv_bfloat16 from_float(float x, __nv_bfloat16) { return __float2bfloat16_rn(x); }
 inline __half from_float(float x, __half) { return __float2half_rn(x); }
 inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }

@@ -1,0 +1,192 @@
+// The decode kernels of one row on the host, against double precision: argument 1 is the number of query rows, 2 into how many ranges the keys are
+// cut (negative: the keys of each), 3 whether the cache is paged, 4 whether keys are appended, with rotary embedding. Prints what is wrong; the exit code is 0
+// if nothing is.
+#include "emulation.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+
+#include "cuda/attention/fill_schedule.h"
+#include "cuda/sm80/decode.cuh"
+
+using namespace libflash;
+using namespace libflash::cuda;
+
+struct DecodeRow {
+    static constexpr KernelConfig config{"decode", "decode", "sm80", RowType::DTYPE, HEAD_DIM, HEAD_DIM, DECODE_TILE, ""};
+};
+using T = sm80::DecodeInstance<DecodeRow, false>::T;
+constexpr int kDim = HEAD_DIM, kBatch = 3, kHeadsK = 2, kGroup = 3, kHeads = kHeadsK * kGroup, kCapacity = 200, kPage = 16;
+constexpr int kColumns = (kCapacity + kPage - 1) / kPage, kPages = kBatch * kColumns + 2, kNew = 2;
+constexpr int kLengths[kBatch] = {150, 0, 77};
+constexpr double kRounding = sizeof(T) == 4 ? 0x1p-21 : (std::is_same<T, __half>::value ? 0x1p-11 : 0x1p-8);
+
+std::mt19937 generator(5);
+std::vector<T> random(size_t count) {
+    std::normal_distribution<float> normal;
+    std::vector<T> x(count);
+    for (T& y : x) y = from_float(normal(generator), T());
+    return x;
+}
+double wide(T x) { return to_float(x); }
+__half rounded(double x, __half) { return __double2half(x); }
+__nv_bfloat16 rounded(double x, __nv_bfloat16) { return __double2bfloat16(x); }
+float rounded(double x, float) { return static_cast<float>(x); }
+
+struct Problem {
+    const int rows, splits;
+    const bool paged, append;
+    std::vector<T> q, new_k, new_v, k, v, out, turned;
+    std::vector<float> lse, cos, sin, partial_out, partial_lse;
+    std::vector<int32_t> table;
+    std::vector<T> dense_k, dense_v;  // of each sequence, as they ought to be after the append
+
+    Problem(int query_rows, int ranges, bool pages, bool appended)
+        : rows(query_rows), splits(ranges), paged(pages), append(appended), q(random(size_t(kBatch) * rows * kHeads * kDim)),
+          new_k(random(size_t(kBatch) * kNew * kHeadsK * kDim)), new_v(random(new_k.size())),
+          k(size_t(kPages) * kPage * kHeadsK * kDim, from_float(NAN, T())), v(k), out(q.size(), from_float(NAN, T())),
+          turned(q.size()), lse(size_t(kBatch) * kHeads * rows, NAN),
+          dense_k(random(size_t(kBatch) * kCapacity * kHeadsK * kDim)), dense_v(random(dense_k.size())) {
+        for (int c = 0; c < kBatch * kColumns; ++c) table.push_back((c * 7 + 3) % (kBatch * kColumns));
+        for (int i = 0; i < kCapacity * kDim / 2; ++i) {
+            cos.push_back(static_cast<float>(std::cos(i * 0.01)));
+            sin.push_back(static_cast<float>(std::sin(i * 0.01)));
+        }
+        for (int b = 0; b < kBatch; ++b)
+            for (int j = 0; j < kLengths[b]; ++j)
+                for (int e = 0; e < kHeadsK * kDim; ++e) {
+                    k[place(b, j) + e] = dense_k[at(b, j) + e];
+                    v[place(b, j) + e] = dense_v[at(b, j) + e];
+                }
+        if (append) append_exactly();
+    }
+
+    size_t at(int b, int j) const { return (size_t(b) * kCapacity + j) * kHeadsK * kDim; }
+    size_t place(int b, int j) const {
+        const size_t row = paged ? size_t(table[b * kColumns + j / kPage]) * kPage + j % kPage : size_t(b) * kCapacity + j;
+        return row * kHeadsK * kDim;
+    }
+    int length(int b) const { return kLengths[b] + (append ? kNew : 0); }
+
+    // Channels in halves.
+    void turn(const T* from, T* to, int position) const {
+        for (int n = 0; n < kDim / 2; ++n) {
+            const double x = wide(from[n]), y = wide(from[n + kDim / 2]);
+            const double c = cos[position * kDim / 2 + n], s = sin[position * kDim / 2 + n];
+            to[n] = rounded(x * c - y * s, T());
+            to[n + kDim / 2] = rounded(x * s + y * c, T());
+        }
+    }
+    void append_exactly() {
+        for (int b = 0; b < kBatch; ++b)
+            for (int i = 0; i < kNew; ++i)
+                for (int h = 0; h < kHeadsK; ++h) {
+                    const size_t from = ((size_t(b) * kNew + i) * kHeadsK + h) * kDim, to = at(b, kLengths[b] + i) + h * kDim;
+                    turn(&new_k[from], &dense_k[to], kLengths[b] + i);
+                    for (int c = 0; c < kDim; ++c) dense_v[to + c] = new_v[from + c];
+                }
+    }
+
+    DecodeParams params() {
+        DecodeParams p{};
+        p.q = p.out = {q.data(), int64_t{rows} * kHeads * kDim, int64_t{kHeads} * kDim, kDim};
+        p.out.data = out.data();
+        p.lse = {lse.data(), int64_t{kHeads} * rows, 1, rows};
+        const int64_t entry = int64_t{paged ? kPage : kCapacity} * kHeadsK * kDim;
+        p.cache.k = p.cache.v = {k.data(), entry, int64_t{kHeadsK} * kDim, kDim};
+        p.cache.v.data = v.data();
+        p.cache.seqlens = kLengths;
+        if (paged) p.cache.table = table.data(), p.cache.table_batch = kColumns, p.cache.table_column = 1;
+        p.cache.page = divisor_params(kPage);
+        p.cache.capacity = kCapacity, p.cache.places = paged ? kPages : kBatch;
+        p.batch = kBatch, p.seqlen_q = rows, p.heads_q = kHeads, p.heads_k = kHeadsK, p.group_size = kGroup;
+        p.head_dim = p.head_dim_v = kDim;
+        p.softmax_scale = 0.2f, p.scale_log2 = 0.2f * 1.4426950408889634f;
+        p.left = kUnboundedWindow;
+        p.splits = splits > 0 ? splits : (kCapacity - splits - 1) / -splits;
+        p.split_size = splits > 0 ? 0 : -splits;
+        partial_out.assign(size_t(kBatch) * kHeads * rows * p.splits * kDim, NAN);
+        partial_lse.assign(size_t(kBatch) * kHeads * rows * p.splits, NAN);
+        p.partial_out = partial_out.data(), p.partial_lse = partial_lse.data();
+        p.vector_q = p.vector_kv = p.vector_out = true;
+        if (append) append_params(p);
+        return p;
+    }
+    void append_params(DecodeParams& p) {
+        const RowsParams given{new_k.data(), int64_t{kNew} * kHeadsK * kDim, int64_t{kHeadsK} * kDim, kDim};
+        p.append.k_new = p.append.v_new = given;
+        p.append.v_new.data = new_v.data();
+        p.append.q = p.append.turned = p.q;
+        p.q.data = p.append.turned.data = turned.data();
+        p.append.cos = cos.data(), p.append.sin = sin.data();
+        p.append.cos_row = p.append.sin_row = kDim / 2;
+        p.append.positions = kCapacity, p.append.pairs = kDim / 2;
+        p.append.is_float = p.append.query_rows_advance = true;
+        p.cache.seqlen_new = kNew;
+    }
+
+    // The largest error of a row, in units of what rounding may make of it.
+    double worst(int b, int i, int h) const {
+        std::vector<T> query(kDim);
+        const size_t row = ((size_t(b) * rows + i) * kHeads + h) * kDim;
+        if (append) {
+            turn(&q[row], query.data(), kLengths[b] + i);
+        } else {
+            std::copy_n(&q[row], kDim, query.begin());
+        }
+        double sum = 0, o[kDim] = {}, size[kDim] = {};
+        for (int j = 0; j <= length(b) - rows + i; ++j) {
+            double score = 0;
+            for (int c = 0; c < kDim; ++c) score += wide(query[c]) * wide(dense_k[at(b, j) + h / kGroup * kDim + c]);
+            const double p = std::exp(0.2 * score);
+            sum += p;
+            for (int c = 0; c < kDim; ++c) {
+                o[c] += p * wide(dense_v[at(b, j) + h / kGroup * kDim + c]);
+                size[c] += p * std::fabs(wide(dense_v[at(b, j) + h / kGroup * kDim + c]));
+            }
+        }
+        const double got_lse = lse[(size_t(b) * kHeads + h) * rows + i];
+        double worst = sum == 0 ? (got_lse == -INFINITY ? 0 : INFINITY) : std::fabs(got_lse - std::log(sum)) / 1e-5;
+        for (int c = 0; c < kDim; ++c) {
+            const double exact = sum == 0 ? 0 : o[c] / sum, limit = sum == 0 ? 1e-30 : 8 * kRounding * size[c] / sum;
+            const double error = std::fabs(wide(out[row + c]) - exact) / limit;
+            worst = error <= worst ? worst : error;  // NaN is the worst
+        }
+        return worst;
+    }
+
+    // What was appended, and that nothing else of the cache has changed.
+    int wrong_bits() const {
+        std::vector<T> wanted_k(k.size(), from_float(NAN, T())), wanted_v(wanted_k);
+        for (int b = 0; b < kBatch; ++b)
+            for (int j = 0; j < length(b); ++j)
+                for (int e = 0; e < kHeadsK * kDim; ++e) {
+                    wanted_k[place(b, j) + e] = dense_k[at(b, j) + e];
+                    wanted_v[place(b, j) + e] = dense_v[at(b, j) + e];
+                }
+        int wrong = 0;
+        for (size_t i = 0; i < k.size(); ++i) {
+            const auto same = [](T x, T y) { return wide(x) == wide(y) || (wide(x) != wide(x) && wide(y) != wide(y)); };
+            wrong += !same(k[i], wanted_k[i]) + !same(v[i], wanted_v[i]);
+        }
+        return wrong;
+    }
+};
+
+int main(int, char** argv) {
+    Problem p(std::atoi(argv[1]), std::atoi(argv[2]), std::atoi(argv[3]) != 0, std::atoi(argv[4]) != 0);
+    const DecodeParams params = p.params();
+    launch_decode<DecodeRow>(params, nullptr);
+    bool good = p.wrong_bits() == 0;
+    std::printf("%s cache: %d wrong\n", good ? "ok" : "WRONG", p.wrong_bits());
+    for (int b = 0; b < kBatch; ++b)
+        for (int i = 0; i < p.rows; ++i)
+            for (int h = 0; h < kHeads; ++h) {
+                const double worst = p.worst(b, i, h);
+                if (worst <= 1) continue;
+                std::printf("WRONG sequence %d row %d head %d: %.2g times the limit\n", b, i, h, worst);
+                good = false;
+            }
+    return good ? 0 : 1;
+}
