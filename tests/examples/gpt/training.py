@@ -20,9 +20,10 @@ class Trainer:
     ) -> None:
         torch.manual_seed(seed)
         before = torch.cuda.memory_allocated() if device.type == "cuda" else 0
-        model = GPT(shape)  # on the CPU, whose random numbers are the same everywhere
-        self.masters = [parameter.detach().to(device, copy=True) for parameter in model.parameters()]
-        self.model = model.to(device, dtype)
+        with device:
+            model = GPT(shape)
+        self.masters = [parameter.detach().clone() for parameter in model.parameters()]
+        self.model = model.to(dtype)
         self.weights = list(self.model.parameters())
         for master in self.masters:
             master.grad = torch.zeros_like(master)
