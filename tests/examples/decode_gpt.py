@@ -26,7 +26,7 @@ from gpt import attention, checkpoint, text
 from gpt.cache import Cache, LibflashCache, MaskedCache, SlicedCache
 from gpt.generation import Generation
 from gpt.model import GPT, Shape
-from gpt.training import Trainer
+from gpt.training import Trainer, use_one_thread
 
 import libflash
 
@@ -103,7 +103,7 @@ def trained(options: argparse.Namespace) -> GPT:
     """The checkpoint's model, or one trained shortly."""
     if options.checkpoint:
         return checkpoint.load(options.checkpoint, options.device, options.dtype)
-    blocks, heads, head_dim = (2, 2, 32) if options.small else (12, 12, 64)
+    blocks, heads, head_dim = (2, 4, 32) if options.small else (12, 12, 64)
     context = options.prompt + options.new
     shape = Shape(text.VOCABULARY, context, blocks, heads, head_dim, options.positions)
     trainer = Trainer(shape, attention.by_libflash, options.dtype, options.device, options.seed)
@@ -137,7 +137,7 @@ def report(seconds: dict[str, float], batch: int, found: Agreement) -> None:
 
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--small", action="store_true", help="2 blocks, 2 heads of 32, a short prompt; trains for 60 steps")
+    parser.add_argument("--small", action="store_true", help="2 blocks, 4 heads of 32, a short prompt, one thread")
     parser.add_argument("--checkpoint", type=pathlib.Path, help="what train_gpt.py --save wrote; default: train a model first")
     parser.add_argument("--device", type=torch.device, default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], help="default: bfloat16 on a GPU")
@@ -164,6 +164,8 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     options = parsed(arguments)
+    if options.small:
+        use_one_thread()
     cuda = options.device.type == "cuda"
     model = trained(options)
     shape = model.shape

@@ -14,7 +14,7 @@ import libflash
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-# What PyTorch may be held to; "default" leaves the choice to it.
+# What PyTorch may be held to; None leaves the choice to it.
 BACKENDS = {"default": None, "flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION, "math": SDPBackend.MATH}
 CHOSEN = {"Cudnn": "cuDNN", "FlashAttention": "FlashAttention-2", "EfficientAttention": "memory-efficient"}
 

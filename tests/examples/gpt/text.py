@@ -8,13 +8,13 @@ import sysconfig
 import torch
 
 VOCABULARY = 256
-FOREIGN = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}
+LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "encodings"}  # not the library's own, or tables of numbers
 
 
 def load(most_bytes: int = 1 << 24) -> torch.Tensor:
     """(bytes,) uint8: the files one behind the other, in the order of their names."""
     root = pathlib.Path(sysconfig.get_path("stdlib"))
-    files = sorted(path for path in root.rglob("*.py") if not FOREIGN & set(path.relative_to(root).parts))
+    files = sorted(path for path in root.rglob("*.py") if not LEFT_OUT & set(path.relative_to(root).parts))
     text = bytearray()
     for path in files:
         text += path.read_bytes()
