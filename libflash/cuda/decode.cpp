@@ -29,9 +29,7 @@ int64_t blocks_at_once(const KernelConfig& config, const DecodeProblem& problem)
     const int bytes =
         decode_shared_bytes(config.head_dim, config.tile_k, config.stages, static_cast<int>(element_bytes(problem.dtype)),
                             decode_shares_keys(rows_of_group(problem)));
-    constexpr int kReserved = 1024;  // of the shared memory, for each thread block
-    const int fit = (facts.shared_memory_bytes + kReserved) / (bytes + kReserved);
-    return int64_t{facts.multiprocessors} * std::clamp(fit, 1, 2);
+    return int64_t{facts.multiprocessors} * decode_blocks_at_once(bytes, facts.shared_memory_bytes, config.tile_k / kDecodeSlab * 32);
 }
 
 // Keys that the rows of one tile can see at most.
@@ -45,7 +43,7 @@ int64_t visible_keys(const DecodeProblem& problem) {
 // By what a call takes: so many rounds of thread blocks, each as long as its tiles of keys and what a thread block costs beyond them, and
 // the end where results are put together. In units of one tile of one thread block.
 int64_t choose_splits(const KernelConfig& config, const DecodeProblem& problem) {
-    constexpr double kBlockCost = 2, kCombineCost = 3, kTail = 0.5;
+    constexpr double kBlockCost = 2, kCombineCost = 3, kTail = 0.3;
     constexpr int64_t kMost = 256;
     const int64_t blocks = unsplit_blocks(config, problem), at_once = blocks_at_once(config, problem);
     const int64_t tiles = std::max<int64_t>(1, ceil_div(visible_keys(problem), config.tile_k));
@@ -140,7 +138,8 @@ void fill_in_rules(DecodeParams& params, const DecodeProblem& problem) {
     params.sink = head_params(problem.sink);
 }
 
-DecodeParams make_params(const DecodeProblem& problem, const Workspace& regions, int64_t splits, char* workspace) {
+DecodeParams make_params(const KernelConfig& config, const DecodeProblem& problem, const Workspace& regions, int64_t splits,
+                         char* workspace) {
     DecodeParams params{};
     params.out = rows_params(problem.out);
     params.lse = row_numbers_params(problem.lse);
@@ -154,6 +153,10 @@ DecodeParams make_params(const DecodeProblem& problem, const Workspace& regions,
     params.group_size = static_cast<int32_t>(problem.group_size());
     params.head_dim = static_cast<int32_t>(problem.head_dim);
     params.head_dim_v = static_cast<int32_t>(problem.head_dim_v);
+    params.by_tiles = divisor_params(std::max<int64_t>(1, ceil_div(rows_of_group(problem), tile_rows(config, problem))));
+    params.by_heads = divisor_params(problem.heads_k);
+    params.by_splits = divisor_params(splits);
+    params.by_group = divisor_params(std::max<int64_t>(1, problem.group_size()));
     fill_in_rules(params, problem);
     params.splits = static_cast<int32_t>(splits);
     params.split_size = static_cast<int32_t>(std::min<int64_t>(problem.request.split_size, kUnboundedWindow));
@@ -187,7 +190,7 @@ void decode(const Row& row, const DecodeProblem& problem, void* workspace, void*
     if (problem.batch == 0 || problem.heads_k == 0) return;
     const int64_t splits = decode_splits(row, problem);
     const Workspace regions = workspace_of(row, problem, splits);
-    const DecodeParams params = make_params(problem, regions, splits, static_cast<char*>(workspace));
+    const DecodeParams params = make_params(row.config, problem, regions, splits, static_cast<char*>(workspace));
     const DeviceGuard guard(problem.device.id);
     check(row.decode(params, stream), row.config.name);
 }

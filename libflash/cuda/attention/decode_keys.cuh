@@ -58,7 +58,7 @@ struct KeyRange {
             // Equal ranges of whole units, so that a row of keys is in the same place of a tile whatever the number of splits.
             const int start = begin / unit * unit;
             const int units = (max(end - start, 0) + unit - 1) / unit;
-            const int size = (units + p.splits - 1) / p.splits * unit;
+            const int size = divide(units + p.splits - 1, p.by_splits) * unit;
             first = static_cast<int>(min(start + int64_t{split} * size, int64_t{kUnboundedWindow}));
             last = first + size;
         }

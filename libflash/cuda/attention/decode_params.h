@@ -36,6 +36,7 @@ struct DecodeParams {
     CacheParams cache;
     AppendParams append;
     int32_t batch, seqlen_q, heads_q, heads_k, group_size;
+    Divisor by_tiles, by_heads, by_splits, by_group;  // tiles of the packed rows of a key head; heads_k, splits, group_size
     int32_t head_dim, head_dim_v;
     float softmax_scale, scale_log2, softcap;
     int32_t left, right;  // of the diagonal that ends at the last query row and the last key
@@ -56,6 +57,13 @@ constexpr bool decode_shares_keys(int64_t rows) { return rows > kDecodeSlab; }
 constexpr int decode_shared_bytes(int head_dim, int tile_k, int stages, int element_bytes, bool shares_keys) {
     const int row = head_dim * element_bytes, warps = tile_k / kDecodeSlab;
     return stages * 2 * tile_k * row + (shares_keys ? warps : 1) * kDecodeSlab * row + stages * warps * 4;
+}
+
+// Thread blocks that a multiprocessor runs at the same time, if a thread block may have `most` bytes of shared memory: as many as fit, up to 256 threads,
+// which is what registers suffice for.
+constexpr int decode_blocks_at_once(int bytes, int most, int threads) {
+    const int fit = (most + 1024) / (bytes + 1024), enough = 256 / threads;  // 1 KB is reserved for each
+    return fit < 1 || enough < 1 ? 1 : (fit < enough ? fit : enough);
 }
 
 }  // namespace libflash::cuda

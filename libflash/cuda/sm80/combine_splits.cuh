@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/attention/decode_params.h"
+#include "cuda/attention/schedule.cuh"
 #include "cuda/attention/scores.cuh"
 #include "cuda/config.h"
 #include "cuda/ptx/dependent_launch.cuh"
@@ -23,8 +24,9 @@ __device__ __forceinline__ float sink_of(const DecodeParams& p, int batch, int h
     return p.sink.data ? head_number<T>(p.sink, batch, head) * kLog2e : -INFINITY;
 }
 
-// Writes lse, all ranges together and the sink, and returns the weight of the ranges together.
-__device__ __forceinline__ float finish_row(const DecodeParams& p, int batch, int row, int head, float ranges_lse, float sink) {
+// The weight of all ranges together beside the sink. Of the threads that call it one writes lse.
+__device__ __forceinline__ float finish_row(const DecodeParams& p, int batch, int row, int head, float ranges_lse, float sink,
+                                            bool writes) {
     const float largest = fmaxf(ranges_lse, sink);
     float weight = 0.0f, lse = -INFINITY;
     if (largest != -INFINITY || ranges_lse != ranges_lse) {
@@ -33,7 +35,7 @@ __device__ __forceinline__ float finish_row(const DecodeParams& p, int batch, in
         weight /= total;
         lse = (largest + __log2f(total)) * kLn2;
     }
-    if (p.lse.data) p.lse.data[batch * p.lse.batch + row * p.lse.row + head * p.lse.head] = lse;
+    if (writes && p.lse.data) p.lse.data[batch * p.lse.batch + row * p.lse.row + head * p.lse.head] = lse;
     return weight;
 }
 
@@ -51,26 +53,55 @@ __device__ __forceinline__ void store_pair(const DecodeParams& p, int batch, int
     }
 }
 
+// Ranges come in groups of 32: lane n of every warp weighs number n, and each warp adds up a quarter of them.
 template <class T, int kHeadDim>
 struct CombineSplits {
     static constexpr int kWarps = 4, kThreads = kWarps * 32;
     static constexpr int kPairs = kHeadDim / 64;  // of channels, of a lane
-    static constexpr int kInFlight = 8;
+    static constexpr int kShare = 32 / kWarps;    // of a group, of a warp
 
     const DecodeParams& params;
     const float *lse, *out;  // of the first range of the row
-    int lane, warp;
+    const int lane, warp;
+    float2 loaded[kShare][kPairs], sums[kPairs];
 
     __device__ __forceinline__ CombineSplits(const DecodeParams& p, int64_t row)
         : params(p), lse(p.partial_lse + row * p.splits), out(p.partial_out + row * p.splits * kHeadDim), lane(threadIdx.x % 32),
-          warp(threadIdx.x / 32) {}
+          warp(threadIdx.x / 32), sums{} {}
 
-    // The logsumexp of all ranges, in base-2 units; every warp finds it for itself.
-    __device__ __forceinline__ float all_ranges() const {
-        float largest = -INFINITY;
-        bool bad = false;
-        for (int n = lane; n < params.splits; n += 32) {
-            const float x = lse[n];
+    __device__ __forceinline__ float lse_of(int range) const { return range < params.splits ? lse[range] : -INFINITY; }
+
+    // Also those without a key, whose numbers mean nothing: waiting for the logsumexps would take longer.
+    __device__ __forceinline__ void load(int group) {
+#pragma unroll
+        for (int i = 0; i < kShare; ++i) {
+            const int range = min(group + i * kWarps + warp, params.splits - 1);
+#pragma unroll
+            for (int c = 0; c < kPairs; ++c)
+                loaded[i][c] = *reinterpret_cast<const float2*>(out + int64_t{range} * kHeadDim + c * 64 + lane * 2);
+        }
+    }
+
+    // `factor`: of range number `lane` of the group.
+    __device__ __forceinline__ void add(float factor) {
+#pragma unroll
+        for (int i = 0; i < kShare; ++i) {
+            const float weight = __shfl_sync(0xffffffffu, factor, i * kWarps + warp);
+            if (weight == 0.0f) continue;
+#pragma unroll
+            for (int c = 0; c < kPairs; ++c) {
+                sums[c].x = fmaf(weight, loaded[i][c].x, sums[c].x);
+                sums[c].y = fmaf(weight, loaded[i][c].y, sums[c].y);
+            }
+        }
+    }
+
+    // The logsumexp of all ranges, in base-2 units; `own` is that of range number `lane`.
+    __device__ __forceinline__ float all_ranges(float own) const {
+        float largest = own;
+        bool bad = own != own;
+        for (int range = lane + 32; range < params.splits; range += 32) {
+            const float x = lse[range];
             bad |= x != x;
             largest = fmaxf(largest, x);
         }
@@ -78,49 +109,27 @@ struct CombineSplits {
         for (int step = 16; step > 0; step /= 2) largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, step));
         if (__any_sync(0xffffffffu, bad)) return NAN;
         if (largest == -INFINITY) return largest;
-        float sum = 0.0f;
-        for (int n = lane; n < params.splits; n += 32) sum += exp2_approx(lse[n] - largest);
+        float sum = exp2_approx(own - largest);
+        for (int range = lane + 32; range < params.splits; range += 32) sum += exp2_approx(lse[range] - largest);
 #pragma unroll
         for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
         return largest + __log2f(sum);
     }
 
-    __device__ __forceinline__ void add_ranges(float all, float weight, float2 (&sums)[kPairs]) const {
-        for (int first = warp; first < params.splits; first += kWarps * kInFlight) {
-            float2 x[kInFlight][kPairs];
-            float factor[kInFlight];
-#pragma unroll
-            for (int j = 0; j < kInFlight; ++j) {
-                const int n = first + j * kWarps;
-                const float one = n < params.splits ? lse[n] : -INFINITY;
-                factor[j] = one == -INFINITY ? 0.0f : exp2_approx(one - all) * weight;
-#pragma unroll
-                for (int c = 0; c < kPairs; ++c)
-                    if (factor[j] != 0.0f)
-                        x[j][c] = *reinterpret_cast<const float2*>(out + int64_t{n} * kHeadDim + c * 64 + lane * 2);
-            }
-#pragma unroll
-            for (int j = 0; j < kInFlight; ++j)
-#pragma unroll
-                for (int c = 0; c < kPairs; ++c)
-                    if (factor[j] != 0.0f) {
-                        sums[c].x = fmaf(factor[j], x[j][c].x, sums[c].x);
-                        sums[c].y = fmaf(factor[j], x[j][c].y, sums[c].y);
-                    }
+    __device__ __forceinline__ void run(int batch, int row, int head, float2 (*parts)[kPairs][32]) {
+        const float own = lse_of(lane);
+        load(0);
+        const float all = all_ranges(own);
+        const float weight = finish_row(params, batch, row, head, all, sink_of<T>(params, batch, head), threadIdx.x == 0);
+        const auto factor_of = [&](float range_lse) {
+            return range_lse == -INFINITY ? 0.0f : exp2_approx(range_lse - all) * weight;
+        };
+        add(factor_of(own));
+#pragma unroll 1
+        for (int group = 32; group < params.splits; group += 32) {
+            load(group);
+            add(factor_of(lse_of(group + lane)));
         }
-    }
-
-    __device__ __forceinline__ void run(int batch, int row, int head, float2 (*parts)[kPairs][32]) const {
-        const float all = all_ranges();
-        float weight = 0.0f;
-        const float sink = sink_of<T>(params, batch, head);
-        if (threadIdx.x < 32) weight = finish_row(params, batch, row, head, all, sink);  // all lanes write the same lse
-        if (threadIdx.x == 0) *reinterpret_cast<float*>(parts) = weight;
-        __syncthreads();
-        weight = *reinterpret_cast<const float*>(parts);
-        __syncthreads();
-        float2 sums[kPairs] = {};
-        add_ranges(all, weight, sums);
 #pragma unroll
         for (int c = 0; c < kPairs; ++c) parts[warp][c][lane] = sums[c];
         __syncthreads();
@@ -137,11 +146,13 @@ template <class Row, class T>
 __global__ void __launch_bounds__(128) combine_kernel(const __grid_constant__ DecodeParams params) {
     using Body = CombineSplits<T, Row::config.head_dim>;
     __shared__ float2 parts[Body::kWarps][Body::kPairs][32];
-    const int rows = params.seqlen_q * params.group_size;
-    const int packed = blockIdx.x % rows, head_k = blockIdx.x / rows % params.heads_k, batch = blockIdx.x / rows / params.heads_k;
-    const int row = packed / params.group_size, head = head_k * params.group_size + packed % params.group_size;
+    // Rows lie query row by query row, key head by key head, sequence by sequence.
+    const int rows_of_head = params.seqlen_q * params.group_size, head_index = blockIdx.x / rows_of_head;
+    const int packed = blockIdx.x - head_index * rows_of_head, row = divide(packed, params.by_group);
+    const int batch = divide(head_index, params.by_heads), head_k = head_index - batch * params.heads_k;
+    Body body(params, blockIdx.x);
     wait_for_kernel_ahead();
-    Body(params, blockIdx.x).run(batch, row, head, parts);
+    body.run(batch, row, head_k * params.group_size + packed - row * params.group_size, parts);
 }
 
 template <class Row, class T>

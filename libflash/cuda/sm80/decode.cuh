@@ -32,8 +32,9 @@ struct Decode {
     static constexpr int kTileRows = kSharesKeys ? kWarps * kDecodeSlab : kDecodeSlab;
     static constexpr int kChunkValues = 16 / sizeof(T);
     static constexpr int kChunks = kHeadDim / kChunkValues;
+    static constexpr int kLanesPerRow = kChunks < 32 ? kChunks : 32, kRowsAtOnce = 32 / kLanesPerRow;
     using Slab = typename Products::template Tile<kDecodeSlab>;
-    static constexpr int kSlabBytes = Slab::kBytes;
+    static constexpr int kSlabBytes = Slab::kBytes, kRowBytes = Slab::kRowBytes;
     static constexpr int kStageBytes = 2 * kWarps * kSlabBytes;  // keys, then values
     static constexpr int kQueryBytes = kTileRows * Slab::kRowBytes;
     static constexpr int kSharedBytes = decode_shared_bytes(kHeadDim, kTileK, kStages, sizeof(T), kSharesKeys);
@@ -83,30 +84,22 @@ struct Decode {
 
     // Row tiles lie beside each other so that they find the keys in the L2 cache, then heads, splits and sequences.
     __device__ __forceinline__ void find_work() {
-        const int all_rows = params.seqlen_q * params.group_size, tiles = (all_rows + kTileRows - 1) / kTileRows;
-        int index = blockIdx.x;
-        const int tile = index % tiles;
-        index /= tiles;
-        head_k = index % params.heads_k;
-        index /= params.heads_k;
-        split = index % params.splits;
-        batch = index / params.splits;
-        first_row = tile * kTileRows;
-        rows = min(kTileRows, all_rows - first_row);
+        const int head = divide(blockIdx.x, params.by_tiles), range = divide(head, params.by_heads);
+        batch = divide(range, params.by_splits);
+        split = range - batch * params.splits;
+        head_k = head - range * params.heads_k;
+        first_row = (blockIdx.x - head * static_cast<int>(params.by_tiles.divisor)) * kTileRows;
+        rows = min(kTileRows, params.seqlen_q * params.group_size - first_row);
     }
-    __device__ __forceinline__ int query_row(int row) const { return row / params.group_size; }
+    __device__ __forceinline__ int query_row(int row) const { return divide(row, params.by_group); }
     __device__ __forceinline__ int query_head(int row) const {
         return head_k * params.group_size + row - query_row(row) * params.group_size;
     }
 
-    // Copies `count` values, the rest of the chunk becomes zeros.
-    static __device__ __forceinline__ void copy_chunk(char* to, const T* from, int count, bool vectors) {
-        if (vectors) {
-            cp_async_16(shared_address(to), from, count > 0);
-        } else {
+    // Copies `count` values of any alignment; the rest of the chunk becomes zeros.
+    static __device__ __forceinline__ void copy_slowly(char* to, const T* from, int count) {
 #pragma unroll 1
-            for (int i = 0; i < kChunkValues; ++i) reinterpret_cast<T*>(to)[i] = i < count ? from[i] : T(0.0f);
-        }
+        for (int i = 0; i < kChunkValues; ++i) reinterpret_cast<T*>(to)[i] = i < count ? from[i] : T(0.0f);
     }
 
     __device__ __forceinline__ void load_queries() {
@@ -115,38 +108,52 @@ struct Decode {
             const T* from = static_cast<const T*>(params.q.data) + batch * params.q.batch + query_row(packed) * params.q.row +
                             query_head(packed) * params.q.head + chunk * kChunkValues;
             const int count = row < rows ? params.head_dim - chunk * kChunkValues : 0;
-            copy_chunk(queries() + Slab::offset(row, chunk), from, count, params.vector_q);
+            char* const to = queries() + Slab::offset(row, chunk);
+            if (params.vector_q) {
+                cp_async_16(shared_address(to), from, count > 0);
+            } else {
+                copy_slowly(to, from, count);
+            }
         }
     }
 
-    // Which of the 16 keys from `first` on this lane looks up, and where it lies; a place out of range if it is not of this range.
+    // Where the keys lie that this warp fetches of two tiles, from `first` on: lanes 0 to 15 know of the one, the others of the next. Out of
+    // range: the key does not exist, or is not of this range.
     __device__ __forceinline__ KeyPlace look_up(const KeyPlaces& places, const KeyRange& range, int first) const {
-        const int key = first + lane % kDecodeSlab;
+        const int key = first + warp * kDecodeSlab + lane % kDecodeSlab + lane / kDecodeSlab * kTileK;
         return key >= range.first && key < range.last ? places.of(key) : KeyPlace{-1, 0};
     }
 
-    // Starts the copies of this warp's 16 keys and values of a tile. Those that do not exist become zeros.
-    __device__ __forceinline__ void load_keys(int stage, const KeyPlace& mine) {
-        constexpr int kLanesPerRow = kChunks < 32 ? kChunks : 32, kRowsAtOnce = 32 / kLanesPerRow;
+    // Starts the copies of this warp's 16 keys and values of a tile; `second`: of the two that `known` is about. Keys that do not exist become zeros.
+    __device__ __forceinline__ void load_keys(int stage, const KeyPlace& known, bool second) {
         const CacheParams& cache = params.cache;
-        const bool exists = static_cast<uint32_t>(mine.place) < static_cast<uint32_t>(cache.places);
-        const uint32_t all = __ballot_sync(0xffffffffu, exists) & 0xffffu;
+        const int from = second ? kDecodeSlab : 0;
+        const bool exists = static_cast<uint32_t>(known.place) < static_cast<uint32_t>(cache.places);
+        const uint32_t all = __ballot_sync(0xffffffffu, exists) >> from & 0xffffu;
         if (lane == 0) existing(stage, warp) = all;
         const T* const k = static_cast<const T*>(cache.k.data) + head_k * cache.k.head;
         const T* const v = static_cast<const T*>(cache.v.data) + head_k * cache.v.head;
-#pragma unroll
-        for (int step = 0; step < kDecodeSlab / kRowsAtOnce; ++step) {
+        const auto copy_rows = [&](int step, const auto& copy) {
             const int row = step * kRowsAtOnce + lane / kLanesPerRow;
-            const int64_t place = __shfl_sync(0xffffffffu, mine.place, row), at = __shfl_sync(0xffffffffu, mine.row, row);
+            const int64_t place = __shfl_sync(0xffffffffu, known.place, from + row);
+            const int64_t at = __shfl_sync(0xffffffffu, known.row, from + row);
             const bool there = all >> row & 1;
 #pragma unroll
             for (int chunk = lane % kLanesPerRow; chunk < kChunks; chunk += kLanesPerRow) {
                 const int first = chunk * kChunkValues, offset = Slab::offset(row, chunk);
-                copy_chunk(keys(stage, warp) + offset, k + place * cache.k.batch + at * cache.k.row + first,
-                           there ? params.head_dim - first : 0, params.vector_kv);
-                copy_chunk(values(stage, warp) + offset, v + place * cache.v.batch + at * cache.v.row + first,
-                           there ? params.head_dim_v - first : 0, params.vector_kv);
+                copy(keys(stage, warp) + offset, k + place * cache.k.batch + at * cache.k.row + first,
+                     there ? params.head_dim - first : 0);
+                copy(values(stage, warp) + offset, v + place * cache.v.batch + at * cache.v.row + first,
+                     there ? params.head_dim_v - first : 0);
             }
+        };
+        if (params.vector_kv) {
+#pragma unroll(kRowBytes > 512 ? 2 : kDecodeSlab)
+            for (int step = 0; step < kDecodeSlab / kRowsAtOnce; ++step)
+                copy_rows(step, [](char* to, const T* rows, int count) { cp_async_16(shared_address(to), rows, count > 0); });
+        } else {
+#pragma unroll 1
+            for (int step = 0; step < kDecodeSlab / kRowsAtOnce; ++step) copy_rows(step, copy_slowly);
         }
     }
 
@@ -234,40 +241,47 @@ struct Decode {
         products.add_values(o, s, values(stage, group), lane);
     }
 
-    __device__ __forceinline__ void walk_keys(const KeyRange& range, const KeyPlaces& places) {
-        int first = range.first / kTileK * kTileK;
-        const int own = warp * kDecodeSlab;
-        // All places that the first stages need are looked up together, later ones a tile ahead of their copies.
-        KeyPlace early[kStages];
-#pragma unroll
-        for (int stage = 0; stage < kStages; ++stage) early[stage] = look_up(places, range, first + stage * kTileK + own);
-        KeyPlace next = look_up(places, range, first + kStages * kTileK + own);
-#pragma unroll
-        for (int stage = 0; stage < kStages; ++stage) {
-            if (first + stage * kTileK < range.last) load_keys(stage, early[stage]);
-            cp_async_commit();
-        }
-        // The queries came with the first group.
-        cp_async_wait<kStages - 1>();
+    // What the products need before the first tile. The queries came with its copies, by all threads.
+    __device__ __forceinline__ void begin_products() {
         __syncthreads();
         products.load_queries(queries() + (kSharesKeys ? warp * kSlabBytes : 0), lane);
+    }
+
+    __device__ __forceinline__ void attend_tile(int stage, int first, const KeyRange& range) {
+        if constexpr (kSharesKeys) {
+#pragma unroll 1
+            for (int group = 0; group < kWarps; ++group) attend(stage, group, first + group * kDecodeSlab, range);
+        } else {
+            attend(stage, warp, first + warp * kDecodeSlab, range);
+        }
+    }
+
+    // One loop, whose first kStages rounds have nothing to attend to: short ranges are over before more code would have been fetched.
+    __device__ __forceinline__ void walk_keys(const KeyRange& range, const KeyPlaces& places) {
+        const int begin = range.first / kTileK * kTileK;
+        KeyPlace known = look_up(places, range, begin), next = look_up(places, range, begin + 2 * kTileK);
+        bool second = false;
         int stage = 0;
+        prepare_rows(range);
 #pragma unroll 1
-        for (; first < range.last; first += kTileK) {
-            cp_async_wait<kStages - 1>();
-            synchronize();  // the tile has arrived, also what other threads copied of it
-            if constexpr (kSharesKeys) {
-#pragma unroll 1
-                for (int group = 0; group < kWarps; ++group) attend(stage, group, first + group * kDecodeSlab, range);
-            } else {
-                attend(stage, warp, first + own, range);
+        for (int loading = begin; loading < range.last + kStages * kTileK; loading += kTileK) {
+            const int first = loading - kStages * kTileK;  // the tile in whose place the new one goes
+            if (first >= begin) {
+                cp_async_wait<kStages - 1>();
+                synchronize();  // it has arrived, also what other threads copied of it
+                if (first == begin) begin_products();
+                attend_tile(stage, first, range);
+                synchronize();  // it is no longer read
             }
-            synchronize();  // it is no longer read
-            if (const int later = first + kStages * kTileK; later < range.last) {
-                const KeyPlace present = next;
-                next = look_up(places, range, later + kTileK + own);
-                load_keys(stage, present);
+            if (loading < range.last) {
+                load_keys(stage, known, second);
+                if (second) {
+                    known = next;
+                    next = look_up(places, range, loading + 3 * kTileK);
+                }
+                second = !second;
             }
+            if (loading == begin) load_queries();
             cp_async_commit();
             stage = stage + 1 == kStages ? 0 : stage + 1;
         }
@@ -329,7 +343,7 @@ struct Decode {
             params.partial_lse[partial_row(params, batch, head_k, packed) * params.splits + split] = lse;
         } else {
             part_facts(kSharesKeys ? row / kDecodeSlab : 0, row % kDecodeSlab)[3] =
-                finish_row(params, batch, query_row(packed), head, lse, sink_of<T>(params, batch, head));
+                finish_row(params, batch, query_row(packed), head, lse, sink_of<T>(params, batch, head), true);
         }
     }
 
@@ -372,14 +386,14 @@ struct Decode {
         const KeyPlaces places(params.cache, batch);
         let_next_kernel_begin();
         wait_for_kernel_ahead();  // the one that appends
-        prepare_rows(range);
         if (range.first < range.last) {
-            load_queries();
             walk_keys(range, places);
         } else if (params.splits > 1) {
             // The sums of an empty range are never read.
             for (int row = threadIdx.x; row < rows; row += kThreads) store_lse(row, -INFINITY);
             return;
+        } else {
+            prepare_rows(range);
         }
         lay_down();
         weigh_parts();
@@ -393,8 +407,7 @@ struct DecodeInstance {
     using T = std::conditional_t<config.dtype == RowType::f16_, __half,
                                  std::conditional_t<config.dtype == RowType::bf16_, __nv_bfloat16, float>>;
     using Body = Decode<T, config.head_dim, config.tile_k / kDecodeSlab, config.stages, kSharesKeys>;
-    // Two thread blocks a multiprocessor where its shared memory (228 KB, 1 KB of it for each) has room for them.
-    static constexpr int kMinBlocks = Body::kSharedBytes <= 113 * 1024 ? 2 : 1;
+    static constexpr int kMinBlocks = decode_blocks_at_once(Body::kSharedBytes, 227 * 1024, Body::kThreads);
 };
 
 template <class Row, bool kSharesKeys>

@@ -106,6 +106,9 @@ struct Problem {
         p.left = kUnboundedWindow;
         p.splits = splits > 0 ? splits : (kCapacity - splits - 1) / -splits;
         p.split_size = splits > 0 ? 0 : -splits;
+        const int tile = decode_shares_keys(rows * kGroup) ? DecodeRow::config.tile_k : kDecodeSlab;
+        p.by_tiles = divisor_params((rows * kGroup + tile - 1) / tile), p.by_splits = divisor_params(p.splits);
+        p.by_heads = divisor_params(kHeadsK), p.by_group = divisor_params(kGroup);
         partial_out.assign(size_t(kBatch) * kHeads * rows * p.splits * kDim, NAN);
         partial_lse.assign(size_t(kBatch) * kHeads * rows * p.splits, NAN);
         p.partial_out = partial_out.data(), p.partial_lse = partial_lse.data();
