@@ -16,9 +16,9 @@ def kernels(operation: str) -> list[dict]:
 
 
 def attention_kernels() -> list[dict]:
-    """Those of forward and backward that run here; of one type and width side by side, because they share cases, and the exact
-    results of cases are kept for a while."""
-    usable = [k for operation in ("forward", "backward") for k in kernels(operation) if k["usable"]]
+    """Those of forward, backward and decode that run here; of one type and width side by side, because they share cases, and the
+    exact results of cases are kept for a while."""
+    usable = [k for operation in ("forward", "backward", "decode") for k in kernels(operation) if k["usable"]]
     return sorted(usable, key=lambda kernel: (kernel["dtype"], kernel["head_dim"], kernel["head_dim_v"]))
 
 

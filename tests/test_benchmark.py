@@ -220,3 +220,32 @@ def test_a_readme_without_the_place_is_refused(tmp_path, text):
     assert done.returncode != 0
     assert "<!-- cpu-table -->" in done.stderr
     assert (tmp_path / "README.md").read_text() == text
+
+
+def test_decode_cells_and_their_bytes():
+    pytest.importorskip("torch")
+    benchmark = program("gpu_decode")
+    found = benchmark.cells(quick=False)
+    assert len(set(found)) == len(found) == 3 * 7
+    assert set(benchmark.cells(quick=True)) < set(found)
+    cell = benchmark.DecodeCell(32, 8, 2, 1000)
+    assert cell.bytes == 2 * 2 * 1000 * 8 * 128 * 2
+    made = benchmark.figures(cell, {"libflash": 0.004, "paged": 0.005, "cudnn": 0.006})
+    assert made["us"] == {"libflash": 4.0, "paged": 5.0, "cudnn": 6.0}
+    assert made["tb_per_s"]["libflash"] == 2.05
+    assert made["ratio"] == {"cudnn": 1.5}
+
+
+def test_decode_is_compared_before_it_is_timed(monkeypatch: pytest.MonkeyPatch):
+    """On the CPU all calls give the same; a wrong one stops the program."""
+    torch = pytest.importorskip("torch")
+    benchmark = program("gpu_decode")
+    monkeypatch.setattr(benchmark, "DEVICE", "cpu")
+    cell = benchmark.DecodeCell(4, 2, 2, 64)
+    calls = benchmark.calls_of(cell, None)
+    assert {"libflash", "lengths", "paged", "append"} <= set(calls)
+    benchmark.compare(cell, calls)
+    wrong = calls["paged"]() + 0.1
+    with pytest.raises(SystemExit, match="paged differs"):
+        benchmark.compare(cell, calls | {"paged": lambda: wrong})
+    assert torch.is_tensor(wrong)

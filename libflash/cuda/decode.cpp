@@ -29,7 +29,8 @@ int64_t blocks_at_once(const KernelConfig& config, const DecodeProblem& problem)
     const int bytes =
         decode_shared_bytes(config.head_dim, config.tile_k, config.stages, static_cast<int>(element_bytes(problem.dtype)),
                             decode_shares_keys(rows_of_group(problem)));
-    return int64_t{facts.multiprocessors} * decode_blocks_at_once(bytes, facts.shared_memory_bytes, config.tile_k / kDecodeSlab * 32);
+    return int64_t{facts.multiprocessors} *
+           decode_blocks_at_once(bytes, facts.shared_memory_bytes, config.tile_k / kDecodeSlab * 32);
 }
 
 // Keys that the rows of one tile can see at most.

@@ -4,10 +4,11 @@
     python tests/benchmark/gpu_decode.py --quick                  five cells
     python tests/benchmark/gpu_decode.py --only B=1,H=32/8        some of them
 
-A cell is heads of q and of k, sequences and keys of each, head_dim 128. Beside the plain call libflash is timed with the cache in pages of 16 in random
-order, and with a new key appended and turned (rotary embedding) in the same call. Calls are replayed from CUDA graphs; contenders take
-turns; medians. TB/s are the bytes of K and V over the time, to be held against the rate at which the card reads, taken in
-the same run. What fits the L2 cache (some 50 MB) is read from there in all of these.
+A cell is heads of q and of k, sequences and keys of each, head_dim 128. Beside the plain call libflash is timed with the lengths
+of the sequences on the device; with these and the cache in pages of 16 in random order; and with these and a new key that is
+turned (rotary embedding) and appended in the same call. Calls are replayed from CUDA graphs; contenders take turns; medians.
+TB/s are the bytes of K and V over the time, to be held against the rate at which the card reads, taken in the same run. What fits
+the L2 cache (some 50 MB) is read from there by all of them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ HEADS = ((32, 8), (64, 8), (32, 32))
 SIZES = ((1, 8192), (1, 65536), (1, 524288), (8, 8192), (64, 1024), (64, 8192), (128, 4096))  # sequences, keys
 QUICK = ((32, 8, 1, 8192), (32, 8, 1, 65536), (32, 8, 64, 1024), (32, 8, 8, 8192), (32, 32, 8, 8192))
 OURS, PEERS = "libflash", ("fa2", "cudnn")
-VARIANTS = (OURS, "paged", "append")
+VARIANTS = (OURS, "lengths", "paged", "append")
 READ_BYTES = 1 << 31
 DEVICE = "cuda"  # the tests of this program put "cpu" here
 ROW_TOLERANCE = 0.02
@@ -61,7 +62,7 @@ def cells(quick: bool) -> list[DecodeCell]:
 
 
 def libflash_calls(cell: DecodeCell, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kernel: str | None) -> dict[str, Call]:
-    """The same result three times: what the last one appends is what stood there."""
+    """The same result each time: what the last one appends is what stood there."""
     shape = (cell.batch * cell.seqlen // PAGE, PAGE, cell.heads_k, HEAD_DIM)
     order = torch.randperm(shape[0], device=DEVICE)
     table = torch.empty_like(order).index_copy_(0, order, torch.arange(shape[0], device=DEVICE))
@@ -75,6 +76,7 @@ def libflash_calls(cell: DecodeCell, q: torch.Tensor, k: torch.Tensor, v: torch.
     outs = {name: torch.empty_like(q) for name in VARIANTS}
     return {
         OURS: lambda: libflash.decode(q, k, v, out=outs[OURS], kernel=kernel),
+        "lengths": lambda: libflash.decode(q, k, v, cache_seqlens=lengths, out=outs["lengths"], kernel=kernel),
         "paged": lambda: libflash.decode(q, *pages, cache_seqlens=lengths, block_table=table, out=outs["paged"], kernel=kernel),
         "append": lambda: libflash.decode(
             q, k, v, k=new[0], v=new[1], cache_seqlens=before, out=outs["append"], kernel=kernel, **turn

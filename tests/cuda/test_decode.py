@@ -135,7 +135,7 @@ def test_groups_and_rows_fill_tiles(kernel: dict, rows: int, heads: tuple[int, i
 @every_kernel
 @pytest.mark.parametrize("pages", [False, True], ids=["contiguous", "paged"])
 def test_five_hundred_steps(kernel: dict, pages: bool) -> None:
-    """Token by token with rotary embedding, each step appended in place, is one causal attention over all of them. Free pages are NaN."""
+    """Token by token with rotary embedding, each step appended in place, is one causal attention over all. Free pages are NaN."""
     steps, heads_q, heads_k, dim = 500, 4, 2, 16
     name, dtype = kernel["name"], NUMPY[kernel["dtype"]]
     arrays = [random(2, steps, h, dim, seed=h + 7 * i).astype(dtype) for i, h in enumerate((heads_q, heads_k, heads_k))]
@@ -178,8 +178,8 @@ def test_an_appended_cache_holds_the_bits_of_the_cpu(kernel: dict) -> None:
         q, (k, v) = queries(dtype), cached(dtype)
         new = [rng.standard_normal((len(LENGTHS), 3, 2, 48)).astype(dtype) for _ in range(2)]
         cos, sin = (f(np.arange(800)[:, None] * 0.7 ** np.arange(20)).astype(np.float32) for f in (np.cos, np.sin))
-        options = dict(k=new[0], v=new[1], cache_seqlens=np.minimum(LENGTHS, 697).astype(np.int32), rotary_cos=cos, rotary_sin=sin,
-                       rotary_interleaved=interleaved)  # fmt: skip
+        lengths = np.minimum(LENGTHS, 697).astype(np.int32)
+        options = dict(k=new[0], v=new[1], cache_seqlens=lengths, rotary_cos=cos, rotary_sin=sin, rotary_interleaved=interleaved)
         caches = [k.copy(), v.copy()], [k.copy(), v.copy()]
         decode(q, *caches[0], kernel=kernel["name"], **options)
         libflash.decode(q, *caches[1], **options)

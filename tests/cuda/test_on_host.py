@@ -1,4 +1,4 @@
-"""Kernels of forward, backward and decode run on the host: their own sources, with fibers for threads and stand-ins for instructions.
+"""Kernels of attention run on the host: their own sources, with fibers for threads and stand-ins for single instructions.
 
 Slow, and blind to races and to what instructions really do; but it runs where there is no GPU, and finds a wrong index at once.
 """

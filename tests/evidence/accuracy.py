@@ -19,21 +19,30 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import cases
 from case import Case
+from decode_cases import DecodeCase
 from gpu_kernels import TYPES, attention_kernels, widths
 from tolerance import Report
 
 FILLS = ("randn", "u01", "mean", "outlier", "big", "int")
 QUICK_FILLS = ("randn", "mean")
 LONG_FILLS = ("randn", "mean")  # more tiles of keys than fit in flight
+DECODE = {"lengths": (1, 130, 700), "capacity": 720, "seqlen_q": 2, "heads_q": 4, "heads_k": 1}
 LONG = {"seqlen_q": 700, "seqlen_k": 700, "heads_q": 1, "heads_k": 1, "causal": True}
 
 
-def chosen(dtype: str, widths: dict, fill: str) -> list[Case]:
-    """The quick cases of that fill, at the kernel's own head_dim; and a long one."""
+def chosen(kernel: dict, fill: str) -> list[Case] | list[DecodeCase]:
+    """The quick cases of that fill, at the kernel's own head_dim; and a long one. Of decode one with several lengths."""
+    dtype, width = TYPES[kernel["dtype"]], widths(kernel)
+    if kernel["operation"] == "decode":
+        return [DecodeCase(f"accuracy-{fill}-{dtype}-{kernel['head_dim']}", dtype, fill=fill, **DECODE, **width)]
     found = [cases.by_name(f"fill-{fill}-{dtype}{causal}") for causal in ("", "-causal")]
     if fill in LONG_FILLS:
         found.append(Case(f"long-{fill}-{dtype}", dtype, fill=fill, **LONG))
-    return [dataclasses.replace(case, name=f"{case.name}-{widths['head_dim']}", **widths) for case in found]
+    return [dataclasses.replace(case, name=f"{case.name}-{width['head_dim']}", **width) for case in found]
+
+
+def judged(case: Case | DecodeCase, result: dict) -> dict[str, Report]:
+    return case.check(**result) if isinstance(case, DecodeCase) else case.check(**result, two_times=True)
 
 
 def worst(reports: list[Report]) -> dict[str, float]:
@@ -54,10 +63,10 @@ def table(
     for kernel in kernels:
         for fill in fills:
             reports: dict[str, list[Report]] = {}
-            some = chosen(TYPES[kernel["dtype"]], widths(kernel), fill)
+            some = chosen(kernel, fill)
             for case in some:
                 try:
-                    found = case.check(**runs[kernel["operation"]](case, kernel["name"]), two_times=True)
+                    found = judged(case, runs[kernel["operation"]](case, kernel["name"]))
                 except AssertionError as wrong:
                     failures.append(f"{kernel['name']}: {str(wrong)[:400]}")
                     continue
@@ -70,6 +79,7 @@ def table(
 
 def main() -> int:
     from gpu_case import run_backward, run_forward
+    from gpu_decode import run_decode
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=pathlib.Path)
@@ -78,7 +88,7 @@ def main() -> int:
     kernels = attention_kernels()
     if not kernels:
         sys.exit("no CUDA kernel of attention runs here")
-    runs = {"forward": run_forward, "backward": run_backward}
+    runs = {"forward": run_forward, "backward": run_backward, "decode": run_decode}
     rows, failures = table(kernels, QUICK_FILLS if options.quick else FILLS, runs)
     options.out.write_text(json.dumps({"rows": rows, "failures": failures[:20]}))
     print("\n".join([f"{len(rows)} rows, {len(failures)} failures", *failures]))

@@ -1,4 +1,4 @@
-"""The evidence of one GPU: tests, accuracy, repeats, sanitizer and benchmark, into tests/evidence/<gpu>.json.
+"""The evidence of one GPU: tests, accuracy, repeats, sanitizer and benchmarks, into tests/evidence/<gpu>.json.
 
     python tests/evidence/collect.py                         everything, some 6 minutes
     python tests/evidence/collect.py --quick                 a smaller set; a file that says so, and that CI does not take
@@ -29,8 +29,8 @@ from limited import Done, run_limited
 
 ROOT = sources.ROOT
 FOLDER = record.FOLDER
-LIMITS = {"tests": 150, "accuracy": 60, "repeats": 60, "sanitizer": 180, "benchmark": 150}  # seconds
-QUICK_LIMITS = {"tests": 120, "accuracy": 30, "repeats": 30, "sanitizer": 90, "benchmark": 75}
+LIMITS = {"tests": 150, "accuracy": 60, "repeats": 60, "sanitizer": 180, "benchmark": 150, "decode": 60}  # seconds
+QUICK_LIMITS = {"tests": 120, "accuracy": 30, "repeats": 30, "sanitizer": 90, "benchmark": 75, "decode": 30}
 TOTAL = 480  # whatever the limits of the stages add up to
 MOST_WORKERS = 16
 NO_GPU = "no CUDA device"  # what tests/cuda says when it skips
@@ -136,7 +136,18 @@ def benchmark(run: Run) -> tuple[str, str, dict]:
     return status, why, data
 
 
-STAGES = {"tests": tests, "accuracy": accuracy, "repeats": repeats, "benchmark": benchmark, "sanitizer": sanitize}
+def decode(run: Run) -> tuple[str, str, dict]:
+    return by_json("decode", ROOT / "tests/benchmark/gpu_decode.py", run, "--json")
+
+
+STAGES = {
+    "tests": tests,
+    "accuracy": accuracy,
+    "repeats": repeats,
+    "benchmark": benchmark,
+    "decode": decode,
+    "sanitizer": sanitize,
+}
 
 
 def target(out: pathlib.Path | None, gpu: str) -> pathlib.Path:

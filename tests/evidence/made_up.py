@@ -14,6 +14,9 @@ def evidence(**changes: object) -> dict:
         cell | {"direction": "backward", "tflops": {"libflash": 100.4}, "ratio": {"fa2": 4.0}, "seqlen": 1024},
         cell | {"direction": "backward", "tflops": {"libflash": 50.4}, "ratio": {}, "seqlen": 1024, "dtype": "float16"},
     ]
+    us = {"libflash": 12.5, "lengths": 12.9, "paged": 13.1, "append": 14.2}
+    decode = {"heads_q": 32, "heads_k": 8, "batch": 1, "seqlen": 8192, "us": us}
+    decode |= {"tb_per_s": {"libflash": 3.1}, "ratio": {"fa2": 2.0, "cudnn": 0.9}}
     kind = {"dtype": "bf16", "fill": "randn"}
     gradients = {name: {"t1": t1, "rms": 3e-3, "t2": 0.5} for name, t1 in (("dq", 0.6), ("dk", 0.7), ("dv", 0.8))}
     data = {
@@ -31,5 +34,6 @@ def evidence(**changes: object) -> dict:
             "summary": {"fa2": {"geometric_mean": {"all": 2.0}, "worst": {"ratio": 2.0}}},
             "cells": [cell, *backward],
         },
+        "decode": {"setting": {"torch": "2", "cudnn": 9, "rounds": 5, "read_tb_per_s": 4.4}, "cells": [decode]},
     }
     return data | changes

@@ -23,12 +23,15 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import cases
 import numpy as np
 import torch
+from decode_cases import DecodeCase
 from gpu_case import bits, run_backward, run_forward
+from gpu_decode import run_decode
 from gpu_kernels import TYPES, attention_kernels, device_of, widths
 
 import libflash
 
 GOLDEN = ("fill-randn-{}-causal", "fill-mean-{}")
+GOLDEN_DECODE = {"lengths": (0, 1, 130, 700), "capacity": 720, "seqlen_q": 2, "page_size": 16, "append": 2, "rotary": 32}
 REPEATS, QUICK_REPEATS = 1000, 50
 HOG_BYTES = 1 << 28
 BATCH, SEQLEN_Q, SEQLEN_K, HEADS_Q, HEADS_K = 60, 190, 333, 4, 2
@@ -40,9 +43,7 @@ Tensors = dict[str, torch.Tensor]
 def golden(kernel: dict) -> str:
     """Hash of the results on the fixed cases; their inputs are the same on every machine."""
     total = hashlib.sha256()
-    for name in GOLDEN:
-        case = cases.by_name(name.format(TYPES[kernel["dtype"]]))
-        case = dataclasses.replace(case, name=f"golden-{case.name}", **widths(kernel))
+    for case in golden_cases(kernel):
         result = run(case, kernel)
         case.check(**result)
         for tensor in result.values():
@@ -50,8 +51,18 @@ def golden(kernel: dict) -> str:
     return total.hexdigest()[:32]
 
 
-def run(case: cases.Case, kernel: dict) -> dict[str, np.ndarray]:
+def golden_cases(kernel: dict) -> list[cases.Case] | list[DecodeCase]:
+    dtype = TYPES[kernel["dtype"]]
+    if kernel["operation"] == "decode":
+        return [DecodeCase(f"golden-{dtype}-{kernel['head_dim']}", dtype, **GOLDEN_DECODE, **widths(kernel))]
+    found = [cases.by_name(name.format(dtype)) for name in GOLDEN]
+    return [dataclasses.replace(case, name=f"golden-{case.name}", **widths(kernel)) for case in found]
+
+
+def run(case: cases.Case | DecodeCase, kernel: dict) -> dict[str, np.ndarray]:
     device = device_of(kernel)
+    if isinstance(case, DecodeCase):
+        return run_decode(case, kernel["name"], device)
     if kernel["operation"] == "forward":
         return run_forward(case, kernel["name"], device)
     return run_backward(case, kernel["name"], True, device)
@@ -60,7 +71,7 @@ def run(case: cases.Case, kernel: dict) -> dict[str, np.ndarray]:
 def calls(kernel: dict) -> dict[str, Callable[[], Tensors]]:
     """What is repeated, by the name of its figures."""
     device, name = device_of(kernel), kernel["name"]
-    dtype = {"f16": torch.float16, "bf16": torch.bfloat16}[kernel["dtype"]]
+    dtype = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}[kernel["dtype"]]
     generator = torch.Generator(device).manual_seed(5)
 
     def normal(seqlen: int, heads: int, dim: str) -> torch.Tensor:
@@ -74,6 +85,12 @@ def calls(kernel: dict) -> dict[str, Callable[[], Tensors]]:
     def forward(kernel: str | None = None) -> Tensors:
         return dict(zip(("o", "lse"), libflash.attention(q, k, v, return_lse=True, kernel=kernel, **options), strict=True))
 
+    def decode() -> Tensors:
+        found = libflash.decode(q[:, :2], k, v, cache_seqlens=options["seqused_k"], num_splits=3, return_lse=True, kernel=name)
+        return dict(zip(("o", "lse"), found, strict=True))
+
+    if kernel["operation"] == "decode":
+        return {"differing": decode}
     if kernel["operation"] == "forward":
         return {"differing": lambda: forward(name)}
     made = forward()

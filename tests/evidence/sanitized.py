@@ -22,8 +22,10 @@ import numpy as np
 import reference_decode
 import torch
 from case import Case
+from decode_cases import DecodeCase
 from dlpack_producer import Array
 from gpu_case import run_backward, run_forward, to_device
+from gpu_decode import run_decode
 from gpu_kernels import TYPES, attention_kernels, device_of, widths
 
 import libflash
@@ -33,10 +35,12 @@ EVERY_OPTION = {"softcap": 20.0, "alibi": "h", "bias": "hqk", "mask": "qk", "sin
 BFLOAT = 4  # DLPack's type code
 
 
-def problems(kernel: dict) -> list[Case]:
+def problems(kernel: dict) -> list[Case] | list[DecodeCase]:
     """Odd sizes, so that every tile at an edge is a part of one; more tiles of keys than fit in flight."""
     dtype, full = TYPES[kernel["dtype"]], widths(kernel)
     odd = {"head_dim": kernel["head_dim"] - 9, "head_dim_v": kernel["head_dim_v"] - 1}
+    if kernel["operation"] == "decode":
+        return decode_problems(kernel, dtype, full, odd)
     cases = {
         "dense": Case("", dtype, 1, 131, 391, causal=True, **full, **SEVERAL),
         "packed": Case("", dtype, 1, (40, 0, 133, 3), (257, 9, 135, 0), slack_rows=3, window_size=(70, 9), **full, **SEVERAL),
@@ -47,10 +51,22 @@ def problems(kernel: dict) -> list[Case]:
     return [dataclasses.replace(case, name=f"sanitized-{name}-{kind}") for name, case in cases.items()]
 
 
-def served(case: Case, kernel: dict) -> int:
+def decode_problems(kernel: dict, dtype: str, full: dict, odd: dict) -> list[DecodeCase]:
+    """Few rows and many (another kernel), split and not, pages that are appended to."""
+    lengths = {"lengths": (0, 1, 130, 590), "capacity": 600}
+    cases = {
+        "pages": {"page_size": 16, "append": 3, "rotary": 32, **full, **lengths},
+        "rows": {"seqlen_q": 19, "leftpad": (0, 0, 7, 90), "batch_idx": True, "sink": True, **odd, **lengths},
+    }
+    return [DecodeCase(f"sanitized-{name}-{dtype}-{kernel['head_dim']}", dtype, **given) for name, given in cases.items()]
+
+
+def served(case: Case | DecodeCase, kernel: dict) -> int:
     """Runs and judges it, a backward kernel in both modes; how many of these runs the kernel did not refuse."""
     device, name = device_of(kernel), kernel["name"]
-    if kernel["operation"] == "forward":
+    if isinstance(case, DecodeCase):
+        runs = [lambda splits=splits: run_decode(case, name, device, num_splits=splits) for splits in (1, 3)]
+    elif kernel["operation"] == "forward":
         runs = [lambda: run_forward(case, name, device)]
     else:
         runs = [lambda mode=mode: run_backward(case, name, mode, device) for mode in (False, True)]

@@ -128,9 +128,35 @@ def repeated(data: dict) -> str:
     return text + " (backward: all with `deterministic=True`, else `dk` and `dv`)" * backward
 
 
+def decode_table(data: dict) -> str:
+    """A row for each cell."""
+    cells = data.get("decode", {}).get("cells", [])
+    if not cells:
+        return f"Decode on {data['gpu']}: not measured."
+    setting = data["decode"]["setting"]
+    lines = [
+        f"Decode on {data['gpu']}, bf16, head_dim 128, one query row a sequence: microseconds, and TB/s of K and V read (the "
+        f"card reads {setting['read_tb_per_s']} TB/s; what fits its cache is faster). In turn with PyTorch {setting['torch']}'s "
+        f"FlashAttention-2 and cuDNN {setting['cudnn']}; medians of {setting['rounds']} rounds, "
+        f"{data['stages']['decode']['date']}.",
+        "",
+        "| heads q/k | sequences | keys | libflash us | TB/s | times as fast as (FlashAttention-2 / cuDNN) "
+        "| with lengths | in pages of 16 | appending |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for cell in cells:
+        ratios = " / ".join(f"{cell['ratio'][peer]:.2f}" if peer in cell["ratio"] else "-" for peer in PEERS)
+        us = cell["us"]
+        texts = [f"{cell['heads_q']}/{cell['heads_k']}", str(cell["batch"]), str(cell["seqlen"]), f"{us['libflash']:.1f}"]
+        texts += [f"{cell['tb_per_s']['libflash']:.2f}", ratios, *(f"{us[name]:.1f}" for name in ("lengths", "paged", "append"))]
+        lines.append("| " + " | ".join(texts) + " |")
+    return "\n".join([*lines, "", *conclusions(cells)])
+
+
 TABLES = {
     "gpu-forward-table": lambda data: speed_table(data, "forward"),
     "gpu-backward-table": lambda data: speed_table(data, "backward"),
+    "gpu-decode-table": decode_table,
     "gpu-accuracy-table": accuracy_table,
 }
 

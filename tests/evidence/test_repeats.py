@@ -20,6 +20,9 @@ def test_kernels_that_repeat_themselves(small: None) -> None:
     assert len(row["golden"]) == 32
     assert row["differing"] == {"o": 0, "lse": 0}
     assert "default" not in row
+    row, right = repeats.row(with_cpu("decode")[-1], 3)
+    assert right
+    assert row["differing"] == {"o": 0, "lse": 0}
     row, right = repeats.row(with_cpu("backward")[-1], 3)
     assert right
     assert row["differing"] == row["default"] == {"dq": 0, "dk": 0, "dv": 0}

@@ -9,10 +9,10 @@ torch = pytest.importorskip("torch")
 import sanitized  # noqa: E402  (needs torch)
 
 
-@pytest.mark.parametrize("operation", ["forward", "backward"])
-def test_problems_of_a_kernel(operation: str) -> None:
+@pytest.mark.parametrize(("operation", "runs"), [("forward", [1] * 4), ("backward", [2] * 4), ("decode", [2] * 2)])
+def test_problems_of_a_kernel(operation: str, runs: list[int]) -> None:
     kernel = with_cpu(operation)[-1]
-    assert [sanitized.served(case, kernel) for case in sanitized.problems(kernel)] == [1 if operation == "forward" else 2] * 4
+    assert [sanitized.served(case, kernel) for case in sanitized.problems(kernel)] == runs
 
 
 def test_a_wrong_result_and_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,6 +55,13 @@ def test_what_is_said_of_the_same_bits() -> None:
     assert "the same bits again: not shown" in said(forward, backward, status="failed")
 
 
+def test_rows_of_the_decode_table() -> None:
+    made = tables.contents({"a.json": evidence()})["gpu-decode-table"]
+    assert "| 32/8 | 1 | 8192 | 12.5 | 3.10 | 2.00 / 0.90 | 12.9 | 13.1 | 14.2 |" in made
+    assert "reads 4.4 TB/s" in made
+    assert "Geometric mean against cuDNN: 0.90, smallest 0.90." in made
+
+
 def run_tables(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, record.FOLDER / "tables.py", *arguments]
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
@@ -69,7 +76,7 @@ def test_the_readme_is_written_and_then_checked(tmp_path: pathlib.Path) -> None:
     record.write(tmp_path / "nvidia-h200.json", evidence())
     failed = run_tables(*where, "--check")
     assert failed.returncode == 1
-    assert "gpu-forward-table, gpu-backward-table, gpu-accuracy-table" in failed.stderr
+    assert "gpu-forward-table, gpu-backward-table, gpu-decode-table, gpu-accuracy-table" in failed.stderr
     assert readme.read_text().count("old") == 3
     assert run_tables(*where).returncode == 0
     assert run_tables(*where, "--check").returncode == 0
