@@ -1,4 +1,4 @@
-"""The CUDA compiler of this machine and the architecture of its GPU, for tests and benchmarks that compile programs of their own."""
+"""The CUDA compiler of this machine and the architecture of its GPU, for tests and benchmarks that compile programs."""
 
 from __future__ import annotations
 

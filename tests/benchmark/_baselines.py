@@ -1,4 +1,4 @@
-"""Standard attention and FlashAttention-1 as kernels of our own (baselines/), to hold libflash against what the papers compare with.
+"""Standard attention and FlashAttention-1 as kernels of our own (baselines/): what the papers compare with.
 
 They are compiled where they run, by nvcc, once for each state of their sources: build/baselines/ keeps the library. Tensors are
 PyTorch's, (batch, seqlen, heads, head_dim), contiguous, fp16 or bf16, head_dim 64 or 128, as many queries as keys. Memory comes

@@ -62,11 +62,11 @@ def results(method: str, q, k, v, dout, causal: bool) -> dict[str, np.ndarray]:
 
 
 def worst_row(name: str, got: np.ndarray, exact: np.ndarray) -> float:
-    """Rows of gradients that are next to nothing are held against the usual row."""
+    """Rows of gradients that are next to nothing are held against the usual row, and never against less than 0.001."""
     error, size = np.linalg.norm(got - exact, axis=-1), np.linalg.norm(exact, axis=-1)
     if name != "o":
         size = np.maximum(size, np.sqrt(np.mean(size**2)))
-    return float(np.max(error / np.maximum(size, 1e-30)))
+    return float(np.max(error / np.maximum(size, 1e-3)))
 
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
@@ -78,19 +78,18 @@ def test_against_the_oracle(method: str, shape: tuple[int, int, int], dtype: str
     rng = np.random.default_rng(0)
     batch, seqlen, heads = shape
     arrays = [stored(rng.standard_normal((batch, seqlen, heads, head_dim)), dtype) for _ in range(4)]
-    q, k, v, dout = arrays
     got = results(method, *map(to_device, arrays), causal)
     wide = [x.astype(np.float64) for x in arrays]
-    exact = dict(zip(("o", "dq", "dk", "dv"), (reference.forward(*wide[:3], causal=causal)[0], *gradients(wide, causal)), strict=True))
+    exact = {"o": reference.forward(*wide[:3], causal=causal)[0], **gradients(wide, causal)}
     for name, x in exact.items():
         limit = TOLERANCE[dtype] * (1 if name == "o" else 2)
         assert worst_row(name, got[name], x) <= limit, name
 
 
-def gradients(wide: list[np.ndarray], causal: bool) -> tuple[np.ndarray, ...]:
+def gradients(wide: list[np.ndarray], causal: bool) -> dict[str, np.ndarray]:
     q, k, v, dout = wide
     made = reference.backward(dout, q, k, v, causal=causal)
-    return made.dq, made.dk, made.dv
+    return {"dq": made.dq, "dk": made.dk, "dv": made.dv}
 
 
 def test_a_shape_that_is_not_known_is_refused() -> None:

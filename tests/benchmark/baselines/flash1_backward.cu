@@ -261,7 +261,7 @@ struct Flash1Backward {
         for (int i = chunk * Sums::kPasses * 2; i < (chunk + 1) * Sums::kPasses * 2; ++i) {
             const int pass = i / 2 % Sums::kPasses, quad = i % 2;
             float4 sum = *running(stage, i);
-            Sums::add(sum, partial(), pass, quad, thread, [](int) { return 1.0f; });
+            Sums::add(sum, partial(), pass, quad, opaque(thread), [](int) { return 1.0f; });
             if (exists(query, pass)) store_sum(sum, query, i, last);
         }
     }
@@ -278,10 +278,10 @@ struct Flash1Backward {
 
     // Quad i of this thread, of a query tile: where it is, in shared memory and in the sums.
     __device__ __forceinline__ int64_t row_of(int query, int i) const {
-        return query * kBlockM + Sums::row_of(i / 2 % Sums::kPasses, thread);
+        return query * kBlockM + Sums::row_of(i / 2 % Sums::kPasses, opaque(thread));
     }
     __device__ __forceinline__ int channel_of(int i) const {
-        return i / (Sums::kPasses * 2) * kChannels + Sums::channel_of(i % 2, thread);
+        return i / (Sums::kPasses * 2) * kChannels + Sums::channel_of(i % 2, opaque(thread));
     }
     __device__ __forceinline__ bool exists(int query, int pass) const {
         return query * kBlockM + Sums::row_of(pass, thread) < p.seqlen;
@@ -373,6 +373,6 @@ int flash1_backward(const Problem& p, void* stream) {
 
 BASELINE_EXPORT(flash1_backward)(const baselines::Problem* p, void* stream) {
     using namespace baselines::BASELINE_TYPE;
-    if (p->head_dim == 64) return flash1_backward<64, 32, 256, 8>(*p, stream);
+    if (p->head_dim == 64) return flash1_backward<64, 32, 128, 4>(*p, stream);
     return p->head_dim == 128 ? flash1_backward<128, 32, 128, 8>(*p, stream) : kUnknown;
 }

@@ -275,5 +275,5 @@ int flash1_forward(const Problem& p, void* stream) {
 BASELINE_EXPORT(flash1_forward)(const baselines::Problem* p, void* stream) {
     using namespace baselines::BASELINE_TYPE;
     if (p->head_dim == 64) return flash1_forward<64, 32, 256, 4, 2>(*p, stream);
-    return p->head_dim == 128 ? flash1_forward<128, 32, 128, 4, 1>(*p, stream) : kUnknown;
+    return p->head_dim == 128 ? flash1_forward<128, 32, 256, 8, 1>(*p, stream) : kUnknown;
 }
