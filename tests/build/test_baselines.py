@@ -1,4 +1,4 @@
-"""The benchmarks' baselines, compiled without a GPU: they are only worth comparing with if nothing of them is left to local memory."""
+"""The benchmarks' baselines, compiled without a GPU: worth comparing with only if nothing of them is left to local memory."""
 
 from __future__ import annotations
 

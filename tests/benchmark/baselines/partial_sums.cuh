@@ -1,5 +1,5 @@
-// What split-K costs: warps that share the keys of a tile each have a part of the same sums, which meet in shared memory, 64 channels at a time. Every float
-// is written once and read once; between the two the thread block waits.
+// What split-K costs: warps that share the keys of a tile each have a part of the same sums, which meet in shared memory, 64
+// channels at a time. Every float is written once and read once; between the two the thread block waits.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// What the baselines receive: one self-attention problem, its tensors and what a method keeps in memory besides. Pointers may be null where a
-// method or a direction does not use them. _baselines.py has the same struct.
+// What the baselines receive: one self-attention problem, its tensors and what a method keeps in memory besides. Pointers may
+// be null where a method or a direction does not use them. _baselines.py has the same struct.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// The matrix products of standard attention, each a kernel of its own, as a library of matrix products would do them: tiles in shared
-// memory by cp.async, ldmatrix, mma.sync, 64 x 64 (or 64 x 32) of the result a warp, whole rows of 16 bytes stored. Where attention is causal the tiles above
-// the diagonal are left out, which the usual standard attention does not do.
+// The matrix products of standard attention, each a kernel of its own, as a library of matrix products would do them: tiles in
+// shared memory by cp.async, ldmatrix, mma.sync, 64 x 64 (or 64 x 32) of the result a warp, whole rows of 16 bytes stored.
+// Where attention is causal the tiles above the diagonal are left out, which the usual standard attention does not do.
 #pragma once
 
 #include "cuda/ptx/cp_async.cuh"
@@ -30,8 +30,8 @@ __device__ __forceinline__ void round_to_tile(uint32_t tile, int first_row, int 
         }
 }
 
-// A tile of A B^T, from (seqlen, head_dim) to (seqlen, pitch): the scores, and the gradient of the weights. It is written to memory, which costs
-// more time than the product: 2 * head_dim operations a number.
+// A tile of A B^T, from (seqlen, head_dim) to (seqlen, pitch): the scores, and the gradient of the weights. It is written to
+// memory, which costs more time than the product: 2 * head_dim operations a number.
 template <int kHeadDim>
 __global__ void __launch_bounds__(kProductThreads)
     standard_scores_kernel(const T* a_tensor, const T* b_tensor, T* result, Problem p) {
@@ -69,8 +69,8 @@ __global__ void __launch_bounds__(kProductThreads)
                                        p.pitch - col, true, thread);
 }
 
-// 128 rows of factor * A B, or with kTransposed of A^T B, from (seqlen, pitch) and (seqlen, head_dim) to (seqlen, head_dim): out = P V, dq = dS K; dv = P^T
-// dout, dk = dS^T q. A is read from memory, every number for 2 * head_dim operations.
+// 128 rows of factor * A B, or with kTransposed of A^T B, from (seqlen, pitch) and (seqlen, head_dim) to (seqlen, head_dim):
+// out = P V, dq = dS K; dv = P^T dout, dk = dS^T q. A is read from memory, every number for 2 * head_dim operations.
 template <int kHeadDim, bool kTransposed>
 struct AlongSequence {
     using ATile = SharedTile<kTransposed ? kDepth : kTile, kTransposed ? kTile : kDepth>;

@@ -1,4 +1,5 @@
-// Softmax over the rows of a matrix in memory and its gradient: a thread block a row, which it reads once, keeps in registers and writes once.
+// Softmax over the rows of a matrix in memory and its gradient: a thread block a row, which it reads once, keeps in registers
+// and writes once.
 #pragma once
 
 #include "device.cuh"

@@ -1,6 +1,7 @@
-// Standard attention, Algorithm 0 of the FlashAttention paper (Dao et al., arXiv 2205.14135) and Algorithm 3, its gradient: S = Q K^T, P = softmax(S) and
-// O = P V are kernels of their own with S and P in memory, and so are dP and dS. What that costs is the matrices: each of seqlen * seqlen is written once and read once or twice,
-// 16 bits a number, in every head. Scale and mask are part of the softmax kernel, which spares two passes that a framework may take.
+// Standard attention, Algorithm 0 of the FlashAttention paper (Dao et al., arXiv 2205.14135) and Algorithm 3, its gradient: S =
+// Q K^T, P = softmax(S) and O = P V are kernels of their own with S and P in memory, and so are dP and dS. What that costs is
+// the matrices: each of seqlen * seqlen is written once and read once or twice, 16 bits a number, in every head. Scale and mask
+// are part of the softmax kernel, which spares two passes that a framework may take.
 #include "products.cuh"
 #include "rows.cuh"
 
