@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import ctypes
+import fcntl
 import functools
 import hashlib
 import os
@@ -16,6 +17,7 @@ import pathlib
 import shlex
 import subprocess
 import sys
+import tempfile
 
 import torch
 
@@ -55,7 +57,7 @@ def fingerprint(arch: str) -> str:
 
 
 def build(arch: str) -> pathlib.Path:
-    """The shared library for one architecture, compiled unless that was done before."""
+    """The shared library for one architecture, compiled unless that was done before. Of several processes one compiles."""
     library = CACHE / f"{fingerprint(arch)}-{arch}.so"
     if library.exists():
         return library
@@ -63,15 +65,20 @@ def build(arch: str) -> pathlib.Path:
     if not nvcc:
         raise NoCompiler("the baselines are compiled by nvcc, and there is none in PATH, CUDA_HOME or CUDA_PATH")
     CACHE.mkdir(parents=True, exist_ok=True)
-    parts = {CACHE / f"{library.stem}-{dtype}-{source}.o": (source, dtype) for source in SOURCES for dtype in TYPES.values()}
+    with (CACHE / "lock").open("w") as lock, tempfile.TemporaryDirectory(dir=CACHE) as folder:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not library.exists():
+            compiled(nvcc, arch, pathlib.Path(folder)).rename(library)
+    return library
+
+
+def compiled(nvcc: str, arch: str, folder: pathlib.Path) -> pathlib.Path:
+    parts = {folder / f"{dtype}-{source}.o": (source, dtype) for source in SOURCES for dtype in TYPES.values()}
     with concurrent.futures.ThreadPoolExecutor(min(len(parts), os.cpu_count() or 1)) as pool:
         commands = [[*compile_command(nvcc, arch, *what), "-c", "-o", str(part)] for part, what in parts.items()]
         list(pool.map(run, commands))
-    unfinished = library.with_suffix(f".{os.getpid()}")
-    run([nvcc, "-shared", "-cudart=static", "-o", str(unfinished), *map(str, parts)])
-    unfinished.rename(library)
-    for part in parts:
-        part.unlink()
+    library = folder / "baselines.so"
+    run([nvcc, "-shared", "-cudart=static", "-o", str(library), *map(str, parts)])
     return library
 
 

@@ -23,7 +23,7 @@ LARGEST_BYTES = 60_000
 def figure(width: float, height: float) -> Any:
     from matplotlib.figure import Figure  # only this needs it; no pyplot: no window system, no global state
 
-    return Figure(figsize=(width, height), dpi=80, layout="constrained")
+    return Figure(figsize=(width, height), dpi=110, layout="constrained")
 
 
 def save(made: Any, path: pathlib.Path) -> None:
@@ -70,7 +70,7 @@ def speed(cells: list[dict], direction: str) -> Any:
             ]
             axes.bar(*zip(*bars, strict=True), width, color=COLORS[method], label=NAMES[method])
             for at, value in bars:
-                axes.annotate(f"{value:.0f}", (at, value), xytext=(0, 1), textcoords="offset points", ha="center", fontsize=6)
+                axes.annotate(f"{value:.0f}", (at, value), xytext=(0, 1), textcoords="offset points", ha="center", fontsize=5)
         axes.set_xticks(range(len(seqlens)), [length(seqlen) for seqlen in seqlens])
         finish(axes, f"{direction}, head_dim {kind[0]}, {'causal' if kind[1] else 'not causal'}", "sequence length", "TFLOP/s")
     handles, labels = made.axes[0].get_legend_handles_labels()
@@ -79,9 +79,11 @@ def speed(cells: list[dict], direction: str) -> Any:
 
 
 def lines(axes: Any, points: dict[str, list[tuple[float, float]]], colors: dict[str, str]) -> None:
-    for name, values in points.items():
-        if values:
-            axes.plot(*zip(*values, strict=True), "o-", color=colors.get(name, INK), label=name, linewidth=2, markersize=4)
+    """The earlier ones wider, so that they show where lines lie upon each other."""
+    drawn = {name: values for name, values in points.items() if values}
+    for i, (name, values) in enumerate(drawn.items()):
+        width = 2 + 1.2 * (len(drawn) - 1 - i)
+        axes.plot(*zip(*values, strict=True), "o-", color=colors[name], label=name, linewidth=width, markersize=width + 2)
     axes.legend(frameon=False, fontsize=8)
 
 

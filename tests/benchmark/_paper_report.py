@@ -190,7 +190,8 @@ def readme(data: dict, charts: str) -> str:
         f"On {setting['gpu']}, bf16, {setting['date']}: libflash's FlashAttention-2 (the sm80 rows) against kernels of our own "
         "for standard attention (Algorithm 0 of the FlashAttention paper) and FlashAttention-1 (its Algorithms 1 and 4, split-K "
         "warps; one thread block a head, and with heads shared among thread blocks where they do not fill the GPU). "
-        "batch * seqlen = 16384, heads * head_dim = 2048, head_dim 64 and 128, causal or not."
+        "batch * seqlen = 16384, heads * head_dim = 2048, head_dim 64 and 128, causal or not; device time, medians of 3 rounds "
+        "in turn."
     )
     parts = [intro]
     if data["speed"]:

@@ -29,6 +29,7 @@ SHAPES = [  # batch, seqlen, heads: one tile, a part of one, several with a rest
     (2, 600, 2),
     (1, 1024, 1),
 ]
+PROBLEMS = [("bf16", shape) for shape in SHAPES] + [("fp16", shape) for shape in SHAPES[2:5:2]]
 METHODS = ["standard", "flash1", "flash1, 3 blocks a head"]
 
 
@@ -71,8 +72,7 @@ def worst_row(name: str, got: np.ndarray, exact: np.ndarray) -> float:
 
 @pytest.mark.parametrize("causal", [False, True], ids=["full", "causal"])
 @pytest.mark.parametrize("head_dim", _baselines.HEAD_DIMS)
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(("dtype", "shape"), PROBLEMS, ids=str)
 @pytest.mark.parametrize("method", METHODS)
 def test_against_the_oracle(method: str, shape: tuple[int, int, int], dtype: str, head_dim: int, causal: bool) -> None:
     rng = np.random.default_rng(0)
