@@ -8,15 +8,16 @@ import sys
 import numpy as np
 import pytest
 import reference
-from gpu_case import to_device
 from rounding import stored
 
 torch = pytest.importorskip("torch")
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "benchmark"))
+FOLDER = str(pathlib.Path(__file__).resolve().parents[1] / "benchmark")
+sys.path.insert(0, FOLDER)
 import _baselines  # noqa: E402
+from gpu_case import to_device  # noqa: E402
 
-sys.path.pop(0)
+sys.path.remove(FOLDER)
 
 # Of a row, |error| / |row|, as when they are timed (gpu_attention.py); standard attention rounds its scores and P.
 TOLERANCE = {"bf16": 0.02, "fp16": 0.003}
