@@ -198,10 +198,10 @@ def flash1_backward(
 
 
 def splits_that_fill(q: torch.Tensor) -> int:
-    """The thread blocks a head, a power of two, with which two a multiprocessor are at work; no more than there are key tiles."""
-    batch, seqlen, heads, _ = q.shape
-    wanted = 2 * torch.cuda.get_device_properties(q.device).multi_processor_count
+    """How many thread blocks are to share a head: the most, a power of two, that are at work at once."""
+    batch, _, heads, head_dim = q.shape
+    fit_at_once = torch.cuda.get_device_properties(q.device).multi_processor_count * (2 if head_dim == 64 else 1)
     splits = 1
-    while batch * heads * splits < wanted and 2 * splits <= rounded_up(seqlen, 256) // 256:
+    while 2 * splits * batch * heads <= fit_at_once:
         splits *= 2
     return splits

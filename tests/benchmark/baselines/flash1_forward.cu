@@ -15,13 +15,13 @@ namespace baselines::BASELINE_TYPE {
 
 template <int kHeadDim, int kBlockM, int kBlockN, int kWarps>
 struct Flash1Forward {
-    static constexpr int kThreads = kWarps * 32, kSlabs = kBlockM / 16;
+    static constexpr int kThreads = kWarps * 32, kSlabs = kBlockM / 16, kChunks = kHeadDim / kChannels;
     static constexpr int kKeys = kBlockN / kWarps;  // of a warp
     using QTile = SharedTile<kBlockM, kHeadDim>;
     using KvTile = SharedTile<kBlockN, kHeadDim>;
     using Sums = PartialSums<kBlockM, kWarps>;
     static constexpr int kQueriesAt = 2 * KvTile::kBytes, kSumsAt = kQueriesAt + 2 * QTile::kBytes,
-                         kFactsAt = kSumsAt + Sums::kBytes;
+                         kFactsAt = kSumsAt + kChunks * Sums::kBytes;
     static constexpr int kSharedBytes = kFactsAt + 2 * kWarps * kBlockM * 4;
 
     const Problem& p;
@@ -47,7 +47,9 @@ struct Flash1Forward {
 
     __device__ __forceinline__ uint32_t smem() const { return shared_address(shared); }
     __device__ __forceinline__ int64_t stride() const { return int64_t{p.heads} * kHeadDim; }
-    __device__ __forceinline__ float* partial() const { return reinterpret_cast<float*>(shared + kSumsAt); }
+    __device__ __forceinline__ float* partial(int chunk) const {
+        return reinterpret_cast<float*>(shared + kSumsAt + chunk * Sums::kBytes);
+    }
     // Of each warp, its rows' maxima and sums.
     __device__ __forceinline__ float* warp_max() const { return reinterpret_cast<float*>(shared + kFactsAt); }
     __device__ __forceinline__ float* warp_sum() const { return warp_max() + kWarps * kBlockM; }
@@ -181,24 +183,23 @@ struct Flash1Forward {
             update[pass].max = known ? row_max[row] : -INFINITY;
             update[pass].sum = known ? row_sum[row] : 0.0f;
         }
+        float4 running[kChunks][Sums::kPasses][2];
 #pragma unroll
-        for (int chunk = 0; chunk < kHeadDim / kChannels; ++chunk) {
-            float4 running[Sums::kPasses][2];
-            load_sums(running, query, chunk, first);
+        for (int chunk = 0; chunk < kChunks; ++chunk) {
+            load_sums(running[chunk], query, chunk, first);
             float o[kSlabs][kChannels / 8][4];
             multiply_pv(o, probabilities, chunk);
-            if (chunk > 0) __syncthreads();  // the parts before these have been read
-            Sums::store(partial(), warp, lane, o);
-            __syncthreads();  // all warps' parts are there
+            Sums::store(partial(chunk), warp, lane, o);
+        }
+        __syncthreads();  // all warps' parts are there
 #pragma unroll
-            for (int pass = 0; pass < Sums::kPasses; ++pass) {
-                if (chunk == 0) update_row(update[pass], Sums::row_of(pass, thread));
+        for (int pass = 0; pass < Sums::kPasses; ++pass) {
+            update_row(update[pass], Sums::row_of(pass, thread));
 #pragma unroll
-                for (int quad = 0; quad < 2; ++quad) {
-                    float4 sum = scaled(running[pass][quad], update[pass].old_factor);
-                    Sums::add(sum, partial(), pass, quad, thread, [&](int w) { return update[pass].factor[w]; });
-                    store_sum(sum, query, chunk, pass, quad, last);
-                }
+            for (int i = 0; i < kChunks * 2; ++i) {
+                float4 sum = scaled(running[i / 2][pass][i % 2], update[pass].old_factor);
+                Sums::add(sum, partial(i / 2), pass, i % 2, thread, [&](int w) { return update[pass].factor[w]; });
+                store_sum(sum, query, i / 2, pass, i % 2, last);
             }
         }
         store_facts(update, query);
@@ -278,9 +279,9 @@ int flash1_forward(const Problem& p, void* stream) {
 
 // The tiles (queries x keys) are the fastest of those tried, TFLOP/s on an H200 at S = 2048, not causal:
 //   head_dim 64:  32 x 256 in 4 warps 186, in 8 warps 119, 32 x 128 in 4 warps 108
-//   head_dim 128: 32 x 256 in 8 warps 138, 64 x 128 in 4 warps 109, 32 x 128 in 4 warps 88, 16 x 128 (as published for A100) 63
+//   head_dim 128: 32 x 256 in 4 warps 160, in 8 warps 140, 64 x 128 in 4 warps 109, 32 x 128 in 4 warps 91, 16 x 128 63
 BASELINE_EXPORT(flash1_forward)(const baselines::Problem* p, void* stream) {
     using namespace baselines::BASELINE_TYPE;
     if (p->head_dim == 64) return flash1_forward<64, 32, 256, 4, 2>(*p, stream);
-    return p->head_dim == 128 ? flash1_forward<128, 32, 256, 8, 1>(*p, stream) : kUnknown;
+    return p->head_dim == 128 ? flash1_forward<128, 32, 256, 4, 1>(*p, stream) : kUnknown;
 }
