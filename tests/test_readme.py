@@ -64,3 +64,9 @@ def test_table_is_that_of_the_figures() -> None:
     folder = ROOT / "tests" / "benchmark"
     command = [sys.executable, folder / "table.py", folder / "cpu.json", "--into", ROOT / "README.md", "--check"]
     subprocess.run(command, check=True)
+
+
+def test_section_on_the_papers_is_that_of_the_figures() -> None:
+    folder = ROOT / "tests" / "benchmark"
+    command = [sys.executable, folder / "paper.py", "--from", folder / "paper-h200.json", "--into", ROOT / "README.md", "--check"]
+    subprocess.run(command, check=True)

@@ -1,0 +1,53 @@
+"""How calls are timed on a GPU: replays of CUDA graphs, so that no host time is in the figures; contenders in turn; medians."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+
+import torch
+
+Call = Callable[[], object]
+REPLAY_MS, MOST_CALLS = 30.0, 400
+
+
+def elapsed_ms(work: Call) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    work()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end)
+
+
+def graph(call: Call, replay_ms: float = REPLAY_MS) -> tuple[torch.cuda.CUDAGraph, int]:
+    """A graph of as many calls as take `replay_ms`, and their number; captured on the current stream."""
+    call()  # loads and tunes what a capture may not
+    once = elapsed_ms(call)
+    if once < replay_ms:
+        once = elapsed_ms(lambda: [call() for _ in range(3)]) / 3
+    count = min(MOST_CALLS, max(1, round(replay_ms / max(once, 1e-3))))
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured, stream=torch.cuda.current_stream()):
+        for _ in range(count):
+            call()
+    return captured, count
+
+
+def medians(calls: dict[str, Call], rounds: int, replay_ms: float = REPLAY_MS) -> tuple[dict[str, float], float]:
+    """Milliseconds a call over the rounds, and the largest relative spread; who goes first changes from round to round."""
+    graphs = {name: graph(call, replay_ms) for name, call in calls.items()}
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for captured, _ in graphs.values():
+        captured.replay()
+    for i in range(rounds):
+        names = list(graphs)
+        for name in names[i % len(names) :] + names[: i % len(names)]:
+            captured, count = graphs[name]
+            times[name].append(elapsed_ms(captured.replay) / count)
+    ms = {name: statistics.median(values) for name, values in times.items()}
+    return ms, max(map(relative_spread, times.values()))
+
+
+def relative_spread(values: list[float]) -> float:
+    return (max(values) - min(values)) / statistics.median(values)
