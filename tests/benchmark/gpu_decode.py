@@ -22,7 +22,8 @@ import sys
 from collections.abc import Callable
 
 import torch
-from gpu_attention import elapsed_ms, graph, relative_spread, setting
+from _gpu_timing import medians
+from gpu_attention import setting
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import libflash
@@ -124,20 +125,6 @@ def compare(cell: DecodeCell, calls: dict[str, Call]) -> None:
             sys.exit(f"{cell.name}: a row of {name} differs from libflash's by {difference:.3g}; nothing is timed")
 
 
-def in_turn(calls: dict[str, Call], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds a call, for each round."""
-    graphs = {name: graph(call) for name, call in calls.items()}
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for captured, _ in graphs.values():
-        captured.replay()
-    for i in range(rounds):
-        names = list(graphs)
-        for name in names[i % len(names) :] + names[: i % len(names)]:
-            captured, count = graphs[name]
-            times[name].append(elapsed_ms(captured.replay) / count)
-    return times
-
-
 def figures(cell: DecodeCell, ms: dict[str, float]) -> dict[str, object]:
     return {
         "us": {name: round(value * 1e3, 1) for name, value in ms.items()},
@@ -149,16 +136,14 @@ def figures(cell: DecodeCell, ms: dict[str, float]) -> dict[str, object]:
 def run(cell: DecodeCell, rounds: int, kernel: str | None) -> dict[str, object]:
     calls = calls_of(cell, kernel)
     compare(cell, calls)
-    times = in_turn(calls, rounds)
-    ms = {name: statistics.median(values) for name, values in times.items()}
-    spread = max(map(relative_spread, times.values()))
+    ms, spread = medians(calls, rounds)
     return dataclasses.asdict(cell) | {"name": cell.name} | figures(cell, ms) | {"spread": round(spread, 3)}
 
 
 def read_rate(rounds: int) -> float:
     """TB/s of a sum over more than the cache holds."""
     x = torch.zeros(READ_BYTES // 4, device=DEVICE)
-    return round(READ_BYTES / statistics.median(in_turn({"sum": x.sum}, rounds)["sum"]) / 1e9, 2)
+    return round(READ_BYTES / medians({"sum": x.sum}, rounds)[0]["sum"] / 1e9, 2)
 
 
 def summaries(results: list[dict]) -> dict[str, dict]:
