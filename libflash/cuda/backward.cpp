@@ -9,6 +9,9 @@
 namespace libflash::cuda {
 namespace {
 
+// Bytes of an element that a row is for.
+int element_of(const KernelConfig& config) { return config.dtype == RowType::f32_ ? 4 : 2; }
+
 // Units of workspace rows of a head; see QueryUnits.
 int64_t units_of(const AttentionProblem& problem) {
     const Sequences& rows = problem.q_rows;
@@ -77,7 +80,7 @@ BackwardParams make_params(const AttentionProblem& problem, const KernelConfig& 
     params.query_schedule = schedule_params(problem.q_rows, problem.batch, problem.heads_q, kUnitRows, kL2Bytes, false);
     params.general = has_rare_options(problem) || !params.vector_loads;
     params.query_tile_schedule =
-        schedule_params(problem.q_rows, problem.batch, problem.heads_q, backward_query_tile(config.head_dim, params.general),
+        schedule_params(problem.q_rows, problem.batch, problem.heads_q, backward_query_tile(config.head_dim, params.general, element_of(config)),
                         key_bytes(problem), problem.mask_rule.right < MaskRule::kUnbounded);
     return params;
 }
@@ -86,7 +89,7 @@ BackwardParams make_params(const AttentionProblem& problem, const KernelConfig& 
 
 int shared_bytes(const KernelConfig& config) {
     if (std::string(config.operation) != "backward") return 0;
-    return backward_shared_bytes(config.head_dim, config.tile_q, config.tile_k, config.stages);
+    return backward_shared_bytes(config.head_dim, config.tile_q, config.tile_k, config.stages, element_of(config));
 }
 
 size_t backward_workspace_bytes(const Row& row, const AttentionProblem& problem) { return workspace_of(row, problem).bytes(); }

@@ -31,11 +31,12 @@ struct RowFactsUnit {
         const T* out = row_start<const T>(params.out, row);
         float sum = 0.0f;
         if (params.vector_loads) {
-            for (int c = lane * 8; c < params.head_dim_v; c += kLanes * 8) {
+            constexpr int kValues = 16 / sizeof(T);
+            for (int c = lane * kValues; c < params.head_dim_v; c += kLanes * kValues) {
                 const uint4 x = *reinterpret_cast<const uint4*>(dout + c), y = *reinterpret_cast<const uint4*>(out + c);
                 const T *xs = reinterpret_cast<const T*>(&x), *ys = reinterpret_cast<const T*>(&y);
 #pragma unroll
-                for (int e = 0; e < 8; ++e) sum = fmaf(to_float(xs[e]), to_float(ys[e]), sum);
+                for (int e = 0; e < kValues; ++e) sum = fmaf(to_float(xs[e]), to_float(ys[e]), sum);
             }
         } else {
             for (int c = lane; c < params.head_dim_v; c += kLanes) sum = fmaf(to_float(dout[c]), to_float(out[c]), sum);

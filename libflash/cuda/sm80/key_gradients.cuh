@@ -19,6 +19,9 @@
 #include "cuda/sm80/score_chunk.cuh"
 #include "cuda/tile/product.cuh"
 #include "cuda/tile/shared_tile.cuh"
+#include "cuda/tile/store_floats.cuh"
+
+#include <type_traits>
 
 namespace libflash::cuda::sm80 {
 
@@ -30,7 +33,9 @@ struct KeyGradients {
     static constexpr int kThreads = kWarps * 32;
     // Of a tile, whose scores a warp computes, kChunk at a time. Small tiles leave some warps without.
     static constexpr int kQueries = kBlockM / kSplit < 16 ? 16 : kBlockM / kSplit;
-    static constexpr int kChunk = kQueries < (kGeneral ? 16 : 32) ? kQueries : (kGeneral ? 16 : 32);
+    static constexpr bool kFloat = std::is_same<T, float>::value;
+    static constexpr int kMostAtOnce = kGeneral || kFloat ? 16 : 32;
+    static constexpr int kChunk = kQueries < kMostAtOnce ? kQueries : kMostAtOnce;
     static constexpr int kChannels = kHeadDim / kSplit;  // of dk and dv, that a warp accumulates
     static constexpr int kBuffers = backward_buffers(kStages);
     // Fragments loaded ahead; for the rare options and on older architectures the compiler has no registers for more.
@@ -41,9 +46,9 @@ struct KeyGradients {
 #endif
     static constexpr bool kOneBarrier = kBuffers == 2;
 
-    using KvTile = SharedTile<kBlockN, kHeadDim>;
-    using QTile = SharedTile<kBlockM, kHeadDim>;
-    using ScoreTile = SharedTile<kBlockN, kBlockM>;  // transposed: a row for each key
+    using KvTile = SharedTile<kBlockN, kHeadDim, sizeof(T)>;
+    using QTile = SharedTile<kBlockM, kHeadDim, sizeof(T)>;
+    using ScoreTile = SharedTile<kBlockN, kBlockM, sizeof(T)>;  // transposed: a row for each key
     using Sums = QuerySums<T, kHeadDim, kBlockM, kWarps>;
     using Tiles = QueryTiles<kBlockM, kBlockN>;
     using Chunk = ScoreChunk<T, kChunk, Tiles>;
@@ -53,7 +58,7 @@ struct KeyGradients {
     // Shared memory: K, V, the stages (Q, dO, facts), the buffers (dS, and P if it is shared), Common.
     static constexpr int kFactBytes = kBlockM * sizeof(RowFacts);
     static constexpr int kStageBytes = 2 * QTile::kBytes + kFactBytes;
-    static constexpr int kBufferBytes = ScoreTile::kBytes * (kSplit > 1 ? 2 : 1);
+    static constexpr int kBufferBytes = ScoreTile::kBytes * backward_score_tiles(kHeadDim, sizeof(T));
     static constexpr int kStagesAt = 2 * KvTile::kBytes;
     static constexpr int kBuffersAt = kStagesAt + kStages * kStageBytes;
     static constexpr int kCommonAt = kBuffersAt + kBuffers * kBufferBytes;
@@ -122,7 +127,9 @@ struct KeyGradients {
         if (kGeneral && !params.vector_loads) {
             Tile::template load_slow<kThreads>(shared + offset, rows, stride, first_row, row_limit, col_limit, thread);
         } else {
-            Tile::template load_async<kThreads>(smem() + offset, rows, stride, first_row, row_limit, col_limit, thread);
+            // With floats there are no registers for addresses that wait from tile to tile.
+            const int me = kFloat ? opaque(thread) : thread;
+            Tile::template load_async<kThreads>(smem() + offset, rows, stride, first_row, row_limit, col_limit, me);
         }
     }
     __device__ __forceinline__ void load_keys() {
@@ -301,7 +308,9 @@ struct KeyGradients {
         }
     }
 
-    __device__ __forceinline__ void walk_queries() {
+    // `step` is what makes scores and products: this struct, or one that is derived from it.
+    template <class Step>
+    __device__ __forceinline__ void walk_queries(Step& step) {
         clear(dk);
         clear(dv);
         Position current = first_position(), ahead = current;
@@ -318,19 +327,19 @@ struct KeyGradients {
         while (current.tile >= 0) {
             const int last = stage == 0 ? kStages - 1 : stage - 1;  // the stage that was used before this one
             if constexpr (kOneBarrier) {
-                scores(stage, buffer, current);
+                step.scores(stage, buffer, current);
                 cp_async_wait<0>();
                 __syncthreads();  // dS is complete; the next stage has arrived; nobody reads the stage and the buffer before this one
                 load_ahead(last, ahead);
-                products(stage, buffer, current, [] {});
+                step.products(stage, buffer, current, [] {});
                 buffer ^= 1;
             } else {
                 cp_async_wait<kStages == 1 ? 0 : kStages - 2>();
                 __syncthreads();  // the stage has arrived; nobody reads dS and the stage before this one
                 if constexpr (kStages > 1) load_ahead(last, ahead);
-                scores(stage, 0, current);
+                step.scores(stage, 0, current);
                 __syncthreads();  // dS is complete
-                products(stage, 0, current, [&] {
+                step.products(stage, 0, current, [&] {
                     if constexpr (kStages == 1) {
                         __syncthreads();  // nobody reads the stage
                         load_ahead(0, ahead);
@@ -370,13 +379,39 @@ struct KeyGradients {
                                          c.tiles.first_col, c.k_rows.owned, channels, params.vector_out, thread);
     }
 
-    __device__ __forceinline__ void run() {
-        if (!prepare()) return;
-        walk_queries();
-        store(dv, KvTile::kBytes, params.dv, lowered<T>() * (kGeneral ? params.rare.dropout.keep_factor : 1.0f),
-              params.head_dim_v);
-        store(dk, 0, params.dk, lowered<T>() * params.softmax_scale, params.head_dim);
+    __device__ __forceinline__ void store_sums(const float (&sums)[2][kChannels / 8][4], int offset, const RowsParams& rows,
+                                               float factor, int channels) {
+        if constexpr (kFloat) {
+            store_from_registers(sums, rows, factor, channels);
+        } else {
+            store(sums, offset, rows, factor, channels);
+        }
     }
+    __device__ __forceinline__ void store_from_registers(const float (&sums)[2][kChannels / 8][4], const RowsParams& rows,
+                                                         float factor, int channels) {
+        const Common& c = common();
+        float* matrix = start<float>(rows, c.k_rows.start, c.work.head);
+        const int first_channel = part * kChannels + lane % 4 * 2;
+#pragma unroll
+        for (int a = 0; a < 2; ++a)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int row = c.tiles.first_col + key_warp * 32 + a * 16 + r * 8 + lane / 4;
+                if (row >= c.k_rows.owned) continue;
+                store_floats<kChannels / 8>(matrix + row * rows.row + first_channel, channels - first_channel, params.vector_out,
+                                            [&](int n, int e) { return sums[a][n][2 * r + e] * factor; });
+            }
+    }
+
+    template <class Step>
+    __device__ __forceinline__ void run_as(Step& step) {
+        if (!prepare()) return;
+        walk_queries(step);
+        store_sums(dv, KvTile::kBytes, params.dv, lowered<T>() * (kGeneral ? params.rare.dropout.keep_factor : 1.0f),
+                   params.head_dim_v);
+        store_sums(dk, 0, params.dk, lowered<T>() * params.softmax_scale, params.head_dim);
+    }
+    __device__ __forceinline__ void run() { run_as(*this); }
 };
 
 }  // namespace libflash::cuda::sm80
