@@ -6,7 +6,7 @@ from case import Case
 
 import libflash
 
-TYPES = {"f16": "fp16", "bf16": "bf16"}  # names of the registry and of the cases
+TYPES = {"f16": "fp16", "bf16": "bf16", "f32": "fp32"}  # names of the registry and of the cases
 
 
 def kernels(operation: str) -> list[dict]:

@@ -60,7 +60,7 @@ def run(case: cases.Case, kernel: dict) -> dict[str, np.ndarray]:
 def calls(kernel: dict) -> dict[str, Callable[[], Tensors]]:
     """What is repeated, by the name of its figures."""
     device, name = device_of(kernel), kernel["name"]
-    dtype = {"f16": torch.float16, "bf16": torch.bfloat16}[kernel["dtype"]]
+    dtype = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}[kernel["dtype"]]
     generator = torch.Generator(device).manual_seed(5)
 
     def normal(seqlen: int, heads: int, dim: str) -> torch.Tensor:

@@ -78,12 +78,17 @@ def run_merge() -> None:
 def plant(kernel: dict) -> None:
     """The last row of the output is described, but not allocated."""
     shape = (1, 128, 2, min(kernel["head_dim"], kernel["head_dim_v"]))
-    dtype = {"f16": torch.float16, "bf16": torch.bfloat16}[kernel["dtype"]]
+    dtype = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}[kernel["dtype"]]
     q, k, v = (torch.ones(shape, dtype=dtype).cuda() for _ in range(3))
     short = torch.zeros((1, shape[1] - 1, *shape[2:]), dtype=dtype).cuda()
-    strides = np.zeros(shape, np.float16).strides  # 2 bytes an element, as both types have
+    stand_in = np.zeros(shape, np.float32 if dtype == torch.float32 else np.float16)  # as many bytes an element
     described = SimpleNamespace(
-        shape=shape, strides=strides, itemsize=2, ndim=4, dtype=np.dtype("f2"), ctypes=SimpleNamespace(data=short.data_ptr())
+        shape=shape,
+        strides=stand_in.strides,
+        itemsize=stand_in.itemsize,
+        ndim=4,
+        dtype=stand_in.dtype,
+        ctypes=SimpleNamespace(data=short.data_ptr()),
     )
     out = Array(described, device=(2, 0), code=BFLOAT if dtype == torch.bfloat16 else None)  # type: ignore[arg-type]
     libflash.attention(q, k, v, out=out, kernel=kernel["name"])

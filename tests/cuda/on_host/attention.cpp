@@ -22,7 +22,7 @@ struct BackwardRow_ {
 using T = ElementOf<ForwardRow::config.dtype>;
 constexpr int kDim = HEAD_DIM, kRows = 150, kKeys = 200, kHeads = 2, kLeft = 120;  // two query heads share one key head; causal
 constexpr bool kFloat = ForwardRow::config.dtype == RowType::f32_;
-constexpr double kRounding = kFloat ? 0x1p-20 : (ForwardRow::config.dtype == RowType::f16_ ? 0x1p-11 : 0x1p-8);
+constexpr double kRounding = kFloat ? 0x1p-19 : (ForwardRow::config.dtype == RowType::f16_ ? 0x1p-11 : 0x1p-8);
 
 std::mt19937 generator(3);
 template <class Number>
