@@ -79,9 +79,9 @@ BackwardParams make_params(const AttentionProblem& problem, const KernelConfig& 
     params.key_schedule = key_schedule(problem, config);
     params.query_schedule = schedule_params(problem.q_rows, problem.batch, problem.heads_q, kUnitRows, kL2Bytes, false);
     params.general = has_rare_options(problem) || !params.vector_loads;
-    params.query_tile_schedule =
-        schedule_params(problem.q_rows, problem.batch, problem.heads_q, backward_query_tile(config.head_dim, params.general, element_of(config)),
-                        key_bytes(problem), problem.mask_rule.right < MaskRule::kUnbounded);
+    params.query_tile_schedule = schedule_params(problem.q_rows, problem.batch, problem.heads_q,
+                                                 backward_query_tile(config.head_dim, params.general, element_of(config)),
+                                                 key_bytes(problem), problem.mask_rule.right < MaskRule::kUnbounded);
     return params;
 }
 

@@ -194,10 +194,11 @@ def test_a_key_is_refused_when_it_runs() -> None:
 
 
 def test_types_without_a_kernel_are_refused_while_tracing() -> None:
-    q, k, v, *_ = (jax.ShapeDtypeStruct(x.shape, "float8_e4m3fn") for x in problem())
-    for wrap in (lambda f: f, jax.jit, lambda f: lambda *x: jax.eval_shape(f, *x)):
-        with pytest.raises(libflash.UnsupportedError, match="float32"):
-            wrap(libflash.jax.attention)(q, k, v)
+    with jax.enable_x64(True):
+        q, k, v, *_ = (x.astype("float64") for x in problem())
+        for wrap in (lambda f: f, jax.jit, lambda f: lambda *x: jax.eval_shape(f, *x)):
+            with pytest.raises(libflash.UnsupportedError, match="float64"):
+                wrap(libflash.jax.attention)(q, k, v)
 
 
 def test_arrays_on_the_cpu_stay_there() -> None:

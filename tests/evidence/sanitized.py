@@ -98,7 +98,7 @@ def plant(kernel: dict) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one kernel of each operation")
-    parser.add_argument("--dtype", choices=sorted(TYPES), help="only kernels of this type")
+    parser.add_argument("--dtype", nargs="+", choices=sorted(TYPES), default=sorted(TYPES), help="only kernels of these types")
     parser.add_argument("--plant", action="store_true", help="the planted fault alone")
     options = parser.parse_args()
     if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") != "1":
@@ -111,7 +111,7 @@ def main() -> int:
         print("planted: nothing stopped it")
         return 0
     some = list({kernel["operation"]: kernel for kernel in kernels}.values()) if options.quick else kernels
-    some = [kernel for kernel in some if options.dtype in (None, kernel["dtype"])]
+    some = [kernel for kernel in some if kernel["dtype"] in options.dtype]
     counts = {kernel["name"]: sum(served(case, kernel) for case in problems(kernel)) for kernel in some}
     run_merge()
     unused = [name for name, count in counts.items() if not count]

@@ -68,7 +68,8 @@ struct RowFactsUnit {
         if (work.tile * kUnitRows >= rows.owned) return;
         const int64_t unit = QueryUnits::first(params, work.batch, work.head, rows.start) + work.tile;
         const int lane = threadIdx.x % kLanes;
-#pragma unroll 4
+        constexpr int kTogether = sizeof(T) == 4 ? 2 : 4;  // rows
+#pragma unroll kTogether
         for (int i = threadIdx.x / kLanes; i < kUnitRows; i += kThreads / kLanes) {
             const int row = work.tile * kUnitRows + i;
             float dot = row < rows.length ? partial_dot(row, lane) : 0.0f;

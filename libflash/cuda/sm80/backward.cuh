@@ -21,9 +21,10 @@ struct BackwardRow {
     using T = ElementOf<config.dtype>;
     static constexpr bool kFloat = config.dtype == RowType::f32_;
     template <bool kGeneral>
-    using Keys = std::conditional_t<
-        kFloat, FloatKeyGradients<config.head_dim, config.tile_q, config.tile_k, config.stages, kGeneral>,
-        KeyGradients<std::conditional_t<kFloat, __half, T>, config.head_dim, config.tile_q, config.tile_k, config.stages, kGeneral>>;
+    using Keys =
+        std::conditional_t<kFloat, FloatKeyGradients<config.head_dim, config.tile_q, config.tile_k, config.stages, kGeneral>,
+                           KeyGradients<std::conditional_t<kFloat, __half, T>, config.head_dim, config.tile_q, config.tile_k,
+                                        config.stages, kGeneral>>;
     template <bool kGeneral>
     using Queries = QueryGradient<T, config.head_dim, kGeneral>;
     using Bias = BiasGradient<T, config.head_dim>;
@@ -57,8 +58,8 @@ __global__ void __launch_bounds__(BackwardRow<Row>::kThreads) query_sums_kernel(
     if constexpr (BackwardRow<Row>::kFloat) {
         BackwardRow<Row>::Sums::convert(params);
     } else {
-        __shared__ __align__(128)
-            char shared[SharedTile<BackwardRow<Row>::config.tile_q, BackwardRow<Row>::config.head_dim>::kBytes];
+        __shared__ __align__(
+            128) char shared[SharedTile<BackwardRow<Row>::config.tile_q, BackwardRow<Row>::config.head_dim>::kBytes];
         BackwardRow<Row>::Sums::convert(params, shared);
     }
 }

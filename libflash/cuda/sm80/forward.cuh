@@ -79,8 +79,8 @@ struct Forward : RunningSoftmax<kBlockM / kWarps / 16, kBlockN / 8, kHeadDim / 8
     __device__ __forceinline__ uint32_t v_smem() const { return shared_address(shared) + QTile::kBytes + KvTile::kBytes; }
     // Row of the sequence that accumulator element e of slab a of this lane belongs to; columns are 8 * block + 2 * (lane % 4) + e % 2.
     __device__ __forceinline__ int row_of(int a, int e) const {
-        const int mine = kFloat ? opaque(warp) : warp;
-        return common().tiles.first_row + (mine * kSlabs + a) * 16 + (e >> 1) * 8 + lane / 4;
+        if constexpr (kFloat) return common().tiles.first_row + (opaque(warp) * kSlabs + a) * 16 + (e >> 1) * 8 + lane / 4;
+        return common().tiles.first_row + (warp * kSlabs + a) * 16 + (e >> 1) * 8 + lane / 4;
     }
 
     // False: there is nothing to do. Ends with the thread block in step.
@@ -115,11 +115,11 @@ struct Forward : RunningSoftmax<kBlockM / kWarps / 16, kBlockN / 8, kHeadDim / 8
     template <class Tile>
     __device__ __forceinline__ void load(int shared_offset, const T* rows, int64_t stride, int first_row, int row_limit,
                                          int col_limit) {
+        // With floats there are no registers for addresses that wait from tile to tile.
+        const int me = kFloat ? opaque(thread) : thread;
         if (kGeneral && !params.vector_loads) {
-            Tile::template load_slow<kThreads>(shared + shared_offset, rows, stride, first_row, row_limit, col_limit, thread);
+            Tile::template load_slow<kThreads>(shared + shared_offset, rows, stride, first_row, row_limit, col_limit, me);
         } else {
-            // With floats there are no registers for addresses that wait from tile to tile.
-            const int me = kFloat ? opaque(thread) : thread;
             Tile::template load_async<kThreads>(q_smem() + shared_offset, rows, stride, first_row, row_limit, col_limit, me);
         }
     }

@@ -19,7 +19,6 @@
 #include "cuda/sm80/score_chunk.cuh"
 #include "cuda/tile/product.cuh"
 #include "cuda/tile/shared_tile.cuh"
-#include "cuda/tile/store_floats.cuh"
 
 #include <type_traits>
 
@@ -124,11 +123,11 @@ struct KeyGradients {
 
     template <class Tile>
     __device__ __forceinline__ void load(int offset, const T* rows, int64_t stride, int first_row, int row_limit, int col_limit) {
+        // With floats there are no registers for addresses that wait from tile to tile.
+        const int me = kFloat ? opaque(thread) : thread;
         if (kGeneral && !params.vector_loads) {
-            Tile::template load_slow<kThreads>(shared + offset, rows, stride, first_row, row_limit, col_limit, thread);
+            Tile::template load_slow<kThreads>(shared + offset, rows, stride, first_row, row_limit, col_limit, me);
         } else {
-            // With floats there are no registers for addresses that wait from tile to tile.
-            const int me = kFloat ? opaque(thread) : thread;
             Tile::template load_async<kThreads>(smem() + offset, rows, stride, first_row, row_limit, col_limit, me);
         }
     }
@@ -308,9 +307,7 @@ struct KeyGradients {
         }
     }
 
-    // `step` is what makes scores and products: this struct, or one that is derived from it.
-    template <class Step>
-    __device__ __forceinline__ void walk_queries(Step& step) {
+    __device__ __forceinline__ void walk_queries() {
         clear(dk);
         clear(dv);
         Position current = first_position(), ahead = current;
@@ -327,19 +324,19 @@ struct KeyGradients {
         while (current.tile >= 0) {
             const int last = stage == 0 ? kStages - 1 : stage - 1;  // the stage that was used before this one
             if constexpr (kOneBarrier) {
-                step.scores(stage, buffer, current);
+                scores(stage, buffer, current);
                 cp_async_wait<0>();
                 __syncthreads();  // dS is complete; the next stage has arrived; nobody reads the stage and the buffer before this one
                 load_ahead(last, ahead);
-                step.products(stage, buffer, current, [] {});
+                products(stage, buffer, current, [] {});
                 buffer ^= 1;
             } else {
                 cp_async_wait<kStages == 1 ? 0 : kStages - 2>();
                 __syncthreads();  // the stage has arrived; nobody reads dS and the stage before this one
                 if constexpr (kStages > 1) load_ahead(last, ahead);
-                step.scores(stage, 0, current);
+                scores(stage, 0, current);
                 __syncthreads();  // dS is complete
-                step.products(stage, 0, current, [&] {
+                products(stage, 0, current, [&] {
                     if constexpr (kStages == 1) {
                         __syncthreads();  // nobody reads the stage
                         load_ahead(0, ahead);
@@ -379,39 +376,13 @@ struct KeyGradients {
                                          c.tiles.first_col, c.k_rows.owned, channels, params.vector_out, thread);
     }
 
-    __device__ __forceinline__ void store_sums(const float (&sums)[2][kChannels / 8][4], int offset, const RowsParams& rows,
-                                               float factor, int channels) {
-        if constexpr (kFloat) {
-            store_from_registers(sums, rows, factor, channels);
-        } else {
-            store(sums, offset, rows, factor, channels);
-        }
-    }
-    __device__ __forceinline__ void store_from_registers(const float (&sums)[2][kChannels / 8][4], const RowsParams& rows,
-                                                         float factor, int channels) {
-        const Common& c = common();
-        float* matrix = start<float>(rows, c.k_rows.start, c.work.head);
-        const int first_channel = part * kChannels + lane % 4 * 2;
-#pragma unroll
-        for (int a = 0; a < 2; ++a)
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                const int row = c.tiles.first_col + key_warp * 32 + a * 16 + r * 8 + lane / 4;
-                if (row >= c.k_rows.owned) continue;
-                store_floats<kChannels / 8>(matrix + row * rows.row + first_channel, channels - first_channel, params.vector_out,
-                                            [&](int n, int e) { return sums[a][n][2 * r + e] * factor; });
-            }
-    }
-
-    template <class Step>
-    __device__ __forceinline__ void run_as(Step& step) {
+    __device__ __forceinline__ void run() {
         if (!prepare()) return;
-        walk_queries(step);
-        store_sums(dv, KvTile::kBytes, params.dv, lowered<T>() * (kGeneral ? params.rare.dropout.keep_factor : 1.0f),
-                   params.head_dim_v);
-        store_sums(dk, 0, params.dk, lowered<T>() * params.softmax_scale, params.head_dim);
+        walk_queries();
+        store(dv, KvTile::kBytes, params.dv, lowered<T>() * (kGeneral ? params.rare.dropout.keep_factor : 1.0f),
+              params.head_dim_v);
+        store(dk, 0, params.dk, lowered<T>() * params.softmax_scale, params.head_dim);
     }
-    __device__ __forceinline__ void run() { run_as(*this); }
 };
 
 }  // namespace libflash::cuda::sm80

@@ -23,7 +23,7 @@ namespace libflash::cuda::sm80 {
 
 // Keys at a time; with backward_query_tile() rows they fit every GPU's shared memory.
 constexpr int query_rows_tile_k(int head_dim, int element) {
-    if (element == 4) return head_dim <= 96 ? 64 : (head_dim <= 192 ? 32 : 16);
+    if (element == 4) return head_dim <= 192 ? 32 : 16;
     return head_dim <= 128 ? 64 : 32;
 }
 

@@ -24,11 +24,12 @@ template <int kHeadDim, int kBlockM, int kWarps>
 struct FloatQuerySums : QuerySums<float, kHeadDim, kBlockM, kWarps> {
     using Base = QuerySums<float, kHeadDim, kBlockM, kWarps>;
     using Base::kBlocks, Base::kRowWarps, Base::kSlabs, Base::kWarpFloats;
-    static constexpr int kTogether = kBlocks % 4 == 0 ? 4 : 2;  // column blocks
+    static constexpr int kTogether = kBlocks % 4 == 0 && kSlabs == 1 ? 4 : 2;  // column blocks
 
     // Adds dS K, from the transposed score tile, to the tile's sums.
     template <int kBlockN>
-    __device__ static __forceinline__ void add_product(float* tile, uint32_t scores, uint32_t keys, int warp, int lane, int cols) {
+    __device__ static __forceinline__ void add_product(float* tile, uint32_t scores, uint32_t keys, int warp, int lane,
+                                                       int cols) {
         using ScoreTile = SharedTile<kBlockN, kBlockM, 4>;
         using KvTile = SharedTile<kBlockN, kHeadDim, 4>;
         const ColumnPair<ScoreTile, kSlabs * 2> a_pair(ScoreTile::row_pair_of_columns(scores, lane), warp % kRowWarps);
@@ -54,7 +55,8 @@ struct FloatQuerySums : QuerySums<float, kHeadDim, kBlockM, kWarps> {
                 });
 #pragma unroll
             for (int i = 0; i < kSlabs * kTogether; ++i)
-                WarpQuad::add(mine + (i / kTogether * kBlocks + first + i % kTogether) * 128, lane, dq[i / kTogether][i % kTogether]);
+                WarpQuad::add(mine + (i / kTogether * kBlocks + first + i % kTogether) * 128, lane,
+                              dq[i / kTogether][i % kTogether]);
         }
     }
 

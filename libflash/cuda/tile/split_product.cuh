@@ -50,7 +50,8 @@ struct SplitRows {
 // c = A B: few column blocks and many terms, 8 a step; those past `terms` are known to be zero. load_a(step, fragments of all slabs), load_b(step,
 // pair, the fragments of column blocks 2 * pair and 2 * pair + 1); kAhead: fragments of A are loaded a step before their use.
 template <bool kAhead, int kSteps, int kSlabs, int kBlocks, class LoadA, class LoadB>
-__device__ __forceinline__ void split_product(float (&c)[kSlabs][kBlocks][4], int terms, const LoadA& load_a, const LoadB& load_b) {
+__device__ __forceinline__ void split_product(float (&c)[kSlabs][kBlocks][4], int terms, const LoadA& load_a,
+                                              const LoadB& load_b) {
     constexpr int kPairs = kBlocks / 2, kTogether = 4;  // steps of one turn of the loop
     static_assert(kBlocks % 2 == 0 && kSteps % kTogether == 0, "column blocks come in pairs, steps in fours");
     float small[kSlabs][kBlocks][4];
@@ -96,8 +97,8 @@ __device__ __forceinline__ void split_product(float (&c)[kSlabs][kBlocks][4], in
 // c += A B: few terms, 8 a step, with A in registers, and many column blocks, of which those past `cols` are left out. load_b(step, block, its
 // fragment); kAhead: a block before its use.
 template <bool kAhead, int kSteps, int kSlabs, int kBlocks, class LoadB>
-__device__ __forceinline__ void add_split_product(float (&c)[kSlabs][kBlocks][4], const SplitRows<kSlabs> (&a)[kSteps],
-                                                  int cols, const LoadB& load_b) {
+__device__ __forceinline__ void add_split_product(float (&c)[kSlabs][kBlocks][4], const SplitRows<kSlabs> (&a)[kSteps], int cols,
+                                                  const LoadB& load_b) {
     uint32_t b[2][kSteps][2];
     if constexpr (kAhead) {
 #pragma unroll
@@ -106,7 +107,7 @@ __device__ __forceinline__ void add_split_product(float (&c)[kSlabs][kBlocks][4]
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
         // Also keeps the compiler from beginning with all blocks at once, for which there are no registers.
-        if (n % (kSlabs > 1 && kBlocks > 8 ? 2 : 4) == 0 && n * 8 >= cols) break;
+        if (n % (kSlabs > 1 ? 2 : 4) == 0 && n * 8 >= cols) break;
         float large[kSlabs][1][4], small[kSlabs][1][4];
         clear(large);
         clear(small);
