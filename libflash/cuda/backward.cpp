@@ -9,6 +9,9 @@
 namespace libflash::cuda {
 namespace {
 
+// Bytes of an element that a row is for.
+int element_of(const KernelConfig& config) { return config.dtype == RowType::f32_ ? 4 : 2; }
+
 // Units of workspace rows of a head; see QueryUnits.
 int64_t units_of(const AttentionProblem& problem) {
     const Sequences& rows = problem.q_rows;
@@ -26,7 +29,8 @@ Workspace workspace_of(const Row& row, const AttentionProblem& problem) {
 }
 
 ScheduleParams key_schedule(const AttentionProblem& problem, const KernelConfig& config) {
-    const double row_bytes = 2.0 * static_cast<double>(problem.head_dim + problem.head_dim_v) + 4.0 * config.head_dim;
+    const double element = static_cast<double>(element_bytes(problem.dtype));
+    const double row_bytes = element * static_cast<double>(problem.head_dim + problem.head_dim_v) + 4.0 * config.head_dim;
     const double head_bytes = row_bytes * static_cast<double>(problem.q_rows.max_length * problem.group_size());
     return schedule_params(problem.k_rows, problem.batch, problem.heads_k, config.tile_k, head_bytes, false);
 }
@@ -57,10 +61,11 @@ void fill_in_gradients(BackwardParams& params, const AttentionProblem& problem) 
     params.dlse = row_numbers_params(problem.dlse);
     params.dsink = head_gradient_params(problem.dsink);
     params.dbias = score_gradient_params(problem.dbias);
-    const int64_t dim = problem.head_dim, dim_v = problem.head_dim_v;
-    params.vector_loads = in_vectors(params.q, dim, 2) && in_vectors(params.k, dim, 2) && in_vectors(params.v, dim_v, 2) &&
-                          in_vectors(params.out, dim_v, 2) && in_vectors(params.dout, dim_v, 2);
-    params.vector_out = in_vectors(params.dq, dim, 2) && in_vectors(params.dk, dim, 2) && in_vectors(params.dv, dim_v, 2);
+    const int64_t dim = problem.head_dim, dim_v = problem.head_dim_v, element = element_bytes(problem.dtype);
+    const auto fits = [&](const RowsParams& rows, int64_t channels) { return in_vectors(rows, channels, element); };
+    params.vector_loads = fits(params.q, dim) && fits(params.k, dim) && fits(params.v, dim_v) && fits(params.out, dim_v) &&
+                          fits(params.dout, dim_v);
+    params.vector_out = fits(params.dq, dim) && fits(params.dk, dim) && fits(params.dv, dim_v);
 }
 
 BackwardParams make_params(const AttentionProblem& problem, const KernelConfig& config) {
@@ -74,9 +79,9 @@ BackwardParams make_params(const AttentionProblem& problem, const KernelConfig& 
     params.key_schedule = key_schedule(problem, config);
     params.query_schedule = schedule_params(problem.q_rows, problem.batch, problem.heads_q, kUnitRows, kL2Bytes, false);
     params.general = has_rare_options(problem) || !params.vector_loads;
-    params.query_tile_schedule =
-        schedule_params(problem.q_rows, problem.batch, problem.heads_q, backward_query_tile(config.head_dim, params.general),
-                        key_bytes(problem), problem.mask_rule.right < MaskRule::kUnbounded);
+    params.query_tile_schedule = schedule_params(problem.q_rows, problem.batch, problem.heads_q,
+                                                 backward_query_tile(config.head_dim, params.general, element_of(config)),
+                                                 key_bytes(problem), problem.mask_rule.right < MaskRule::kUnbounded);
     return params;
 }
 

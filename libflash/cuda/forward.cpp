@@ -18,9 +18,10 @@ ForwardParams make_params(const AttentionProblem& problem, const KernelConfig& c
     fill_in_problem(params, problem);
     params.block_mask = block_mask_params(problem.block_mask, true);
     params.schedule = schedule(problem, config);
-    params.vector_loads = in_vectors(params.q, problem.head_dim, 2) && in_vectors(params.k, problem.head_dim, 2) &&
-                          in_vectors(params.v, problem.head_dim_v, 2);
-    params.vector_out = in_vectors(params.out, problem.head_dim_v, 2);
+    const int64_t dim = problem.head_dim, dim_v = problem.head_dim_v, element = element_bytes(problem.dtype);
+    params.vector_loads =
+        in_vectors(params.q, dim, element) && in_vectors(params.k, dim, element) && in_vectors(params.v, dim_v, element);
+    params.vector_out = in_vectors(params.out, dim_v, element);
     params.general = has_rare_options(problem) || !params.vector_loads;
     return params;
 }

@@ -59,10 +59,10 @@ void check_sizes(const DecodeProblem& problem) {
 
 int shared_bytes(const KernelConfig& config) {
     const std::string operation = config.operation;
-    if (operation == "backward") return backward_shared_bytes(config.head_dim, config.tile_q, config.tile_k, config.stages);
-    if (operation == "decode") {
-        return decode_shared_bytes(config.head_dim, config.tile_k, config.stages, config.dtype == RowType::f32_ ? 4 : 2, true);
-    }
+    const int element = config.dtype == RowType::f32_ ? 4 : 2;
+    if (operation == "backward")
+        return backward_shared_bytes(config.head_dim, config.tile_q, config.tile_k, config.stages, element);
+    if (operation == "decode") return decode_shared_bytes(config.head_dim, config.tile_k, config.stages, element, true);
     return 0;
 }
 

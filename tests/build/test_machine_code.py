@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 # What a room's kernels exist for; without it in the PTX a kernel computes in the slow way.
-MATRIX_INSTRUCTION = {"sm80": "mma.sync", "sm90": "wgmma.mma_async"}
+MATRIX_INSTRUCTION = {"sm80": "mma.sync.aligned.m16n8k16", "sm90": "wgmma.mma_async"}
+OF_FLOATS = {"sm80": "mma.sync.aligned.m16n8k8.row.col.f32.tf32"}
 KERNEL = re.compile(
     r"Compiling entry function '(?P<name>\w+)' for 'sm_(?P<arch>\w+)'.*?"
     r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?"
@@ -93,4 +94,5 @@ def test_matrix_instructions(tmp_path, name):
     room, entry = ROWS[name]
     if room not in MATRIX_INSTRUCTION:
         pytest.skip(f"{name} multiplies no matrices")
-    assert MATRIX_INSTRUCTION[room] in ptx_of(entry, tmp_path / "row.ptx")
+    wanted = (OF_FLOATS if "_f32_" in name else MATRIX_INSTRUCTION)[room]
+    assert wanted in ptx_of(entry, tmp_path / "row.ptx")

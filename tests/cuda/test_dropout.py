@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 P, SEED, OFFSET = 0.25, 2**40 + 7, 2**35 + 1
 HEADS, ROWS, KEYS = 3, 200, 333
 LENGTHS = ((70, 200, 130), (333, 41, 150))  # of packed queries and keys: row and column count inside the sequence
-DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 
 
 class Sequences:

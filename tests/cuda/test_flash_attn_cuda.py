@@ -328,4 +328,4 @@ def test_inference() -> None:
         assert not got.requires_grad
         assert torch.equal(got, wanted)
     with pytest.raises(libflash.UnsupportedError, match="dtype"):
-        flash_attn.flash_attn_func(q.float(), k.float(), v.float())
+        flash_attn.flash_attn_func(q.double(), k.double(), v.double())

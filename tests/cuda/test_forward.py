@@ -14,6 +14,7 @@ from gpu_case import run_forward  # noqa: E402  (needs torch)
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 KERNELS = kernels("forward")
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 
 # A NaN in V at a hidden key may reach other rows of its tile, because the matrix instruction multiplies it by 0.
 # test_nan_stays_in_its_tile says how far it gets.
@@ -31,7 +32,7 @@ def test_case(case: Case, kernel: str) -> None:
 @pytest.mark.parametrize("kernel", [k["name"] for k in KERNELS])
 def test_nan_stays_in_its_tile(kernel: str) -> None:
     """Causal: rows of query tiles that lie wholly before a NaN's key tile are the same to the bit."""
-    dtype = torch.bfloat16 if "_bf16_" in kernel else torch.float16
+    dtype = next(dtype for name, dtype in DTYPES.items() if f"_{name}_" in kernel)
     generator = torch.Generator("cuda").manual_seed(3)
     q, k, v = (torch.randn(1, 700, 2, 32, generator=generator, device="cuda").to(dtype) for _ in range(3))
     clean = libflash.attention(q, k, v, causal=True, kernel=kernel)

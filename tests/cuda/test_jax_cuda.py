@@ -21,9 +21,9 @@ import jax.numpy as jnp  # noqa: E402
 import libflash.jax  # noqa: E402
 from jax_problem import definition, everything  # noqa: E402
 
-DTYPES = ["float16", "bfloat16"]
-ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
-OPTIONS = [case for case in [*cases.singles(), *cases.option_pairs()[::3]] if case.dtype in ("fp16", "bf16")]
+DTYPES = ["float16", "bfloat16", "float32"]
+ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-20}  # of a float those of the exponential, of P and dS
+OPTIONS = [case for case in [*cases.singles(), *cases.option_pairs()[::3]] if case.dtype in ("fp16", "bf16", "fp32")]
 OPTIONS += [cases.by_name("size-packed-empty"), cases.by_name("poison-unused-packed-bf16")]
 
 
@@ -194,10 +194,11 @@ def test_a_key_is_refused_when_it_runs() -> None:
 
 
 def test_types_without_a_kernel_are_refused_while_tracing() -> None:
-    q, k, v, *_ = (x.astype("float32") for x in problem())
-    for wrap in (lambda f: f, jax.jit, lambda f: lambda *x: jax.eval_shape(f, *x)):
-        with pytest.raises(libflash.UnsupportedError, match="float32"):
-            wrap(libflash.jax.attention)(q, k, v)
+    with jax.enable_x64(True):
+        q, k, v, *_ = (x.astype("float64") for x in problem())
+        for wrap in (lambda f: f, jax.jit, lambda f: lambda *x: jax.eval_shape(f, *x)):
+            with pytest.raises(libflash.UnsupportedError, match="float64"):
+                wrap(libflash.jax.attention)(q, k, v)
 
 
 def test_arrays_on_the_cpu_stay_there() -> None:

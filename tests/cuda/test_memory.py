@@ -72,7 +72,7 @@ FENCED = """
 FENCED_PREFIXES = ("only-", "dim-", "size-17x64", "size-3x", "size-65x64", "heads-", "poison-unused")
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
 def test_nothing_is_touched_beyond_the_ends(dtype: str) -> None:
     """Every tensor against addresses that nothing is mapped to, in a process of its own: an access too far would be its last."""
     chosen = [case for case in cases.quick() if case.name.startswith(FENCED_PREFIXES) and case.dtype == dtype]

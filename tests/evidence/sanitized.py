@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import os
 import pathlib
+import re
 import sys
 from types import SimpleNamespace
 
@@ -94,12 +95,17 @@ def run_merge() -> None:
 def plant(kernel: dict) -> None:
     """The last row of the output is described, but not allocated."""
     shape = (1, 128, 2, min(kernel["head_dim"], kernel["head_dim_v"]))
-    dtype = {"f16": torch.float16, "bf16": torch.bfloat16}[kernel["dtype"]]
+    dtype = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}[kernel["dtype"]]
     q, k, v = (torch.ones(shape, dtype=dtype).cuda() for _ in range(3))
     short = torch.zeros((1, shape[1] - 1, *shape[2:]), dtype=dtype).cuda()
-    strides = np.zeros(shape, np.float16).strides  # 2 bytes an element, as both types have
+    stand_in = np.zeros(shape, np.float32 if dtype == torch.float32 else np.float16)  # as many bytes an element
     described = SimpleNamespace(
-        shape=shape, strides=strides, itemsize=2, ndim=4, dtype=np.dtype("f2"), ctypes=SimpleNamespace(data=short.data_ptr())
+        shape=shape,
+        strides=stand_in.strides,
+        itemsize=stand_in.itemsize,
+        ndim=4,
+        dtype=stand_in.dtype,
+        ctypes=SimpleNamespace(data=short.data_ptr()),
     )
     out = Array(described, device=(2, 0), code=BFLOAT if dtype == torch.bfloat16 else None)  # type: ignore[arg-type]
     libflash.attention(q, k, v, out=out, kernel=kernel["name"])
@@ -109,7 +115,7 @@ def plant(kernel: dict) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one kernel of each operation")
-    parser.add_argument("--dtype", choices=sorted(TYPES), help="only kernels of this type")
+    parser.add_argument("--kernels", metavar="REGEX", default="", help="only those in whose name it is found")
     parser.add_argument("--plant", action="store_true", help="the planted fault alone")
     options = parser.parse_args()
     if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING") != "1":
@@ -122,7 +128,7 @@ def main() -> int:
         print("planted: nothing stopped it")
         return 0
     some = list({kernel["operation"]: kernel for kernel in kernels}.values()) if options.quick else kernels
-    some = [kernel for kernel in some if options.dtype in (None, kernel["dtype"])]
+    some = [kernel for kernel in some if re.search(options.kernels, kernel["name"])]
     counts = {kernel["name"]: sum(served(case, kernel) for case in problems(kernel)) for kernel in some}
     run_merge()
     unused = [name for name, count in counts.items() if not count]

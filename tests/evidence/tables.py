@@ -18,7 +18,7 @@ import record
 from table import write
 
 README = pathlib.Path(__file__).resolve().parents[2] / "README.md"
-NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "f16": "fp16"}
+NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "f16": "fp16", "f32": "fp32"}
 PEERS = {"fa2": "FlashAttention-2", "cudnn": "cuDNN"}
 GRADIENTS = ("dq", "dk", "dv")
 

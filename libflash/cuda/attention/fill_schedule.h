@@ -53,7 +53,8 @@ inline ScheduleParams schedule_params(const Sequences& rows, int64_t batch, int6
 
 // Keys and values that a query head reads, counted once for all heads that share them.
 inline double key_bytes(const AttentionProblem& problem) {
-    return 2.0 * static_cast<double>(problem.k_rows.max_length) * static_cast<double>(problem.head_dim + problem.head_dim_v) /
+    const int64_t row_bytes = element_bytes(problem.dtype) * (problem.head_dim + problem.head_dim_v);
+    return static_cast<double>(problem.k_rows.max_length) * static_cast<double>(row_bytes) /
            static_cast<double>(problem.group_size());
 }
 

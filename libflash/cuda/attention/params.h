@@ -36,7 +36,7 @@ struct MaskParams {
 struct ScoreParams {
     const void* data;  // nullptr: absent
     int64_t stride[4];
-    bool is_float;  // else the kernel's 16-bit type (bias)
+    bool is_float;  // else the kernel's own type (bias)
 };
 
 struct HeadParams {
@@ -100,7 +100,7 @@ struct ForwardParams {
     HeadParams sink;
     RareParams rare;
     ScheduleParams schedule;
-    bool vector_loads;  // rows of q, k and v may be read 16 bytes at a time, and head dims are multiples of 8
+    bool vector_loads;  // rows of q, k and v may be read 16 bytes at a time, and head dims are whole multiples of that
     bool vector_out;    // rows of out may be written so
     bool general;       // take the instance that knows the rare options and any alignment
 };
@@ -150,7 +150,7 @@ struct BackwardParams {
     ScheduleParams key_schedule;         // thread blocks by key tile and key head
     ScheduleParams query_schedule;       // by unit of query rows and query head
     ScheduleParams query_tile_schedule;  // deterministic: by tile of query rows
-    bool vector_loads;  // rows of q, k, v, out and dout may be read 16 bytes at a time, and head dims are multiples of 8
+    bool vector_loads;  // rows of q, k, v, out and dout may be read 16 bytes at a time, and head dims are whole multiples of that
     bool vector_out;    // rows of dq, dk and dv may be written so
     bool general;       // take the instances that know the rare options and any alignment
 };

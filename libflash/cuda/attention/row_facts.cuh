@@ -31,11 +31,12 @@ struct RowFactsUnit {
         const T* out = row_start<const T>(params.out, row);
         float sum = 0.0f;
         if (params.vector_loads) {
-            for (int c = lane * 8; c < params.head_dim_v; c += kLanes * 8) {
+            constexpr int kValues = 16 / sizeof(T);
+            for (int c = lane * kValues; c < params.head_dim_v; c += kLanes * kValues) {
                 const uint4 x = *reinterpret_cast<const uint4*>(dout + c), y = *reinterpret_cast<const uint4*>(out + c);
                 const T *xs = reinterpret_cast<const T*>(&x), *ys = reinterpret_cast<const T*>(&y);
 #pragma unroll
-                for (int e = 0; e < 8; ++e) sum = fmaf(to_float(xs[e]), to_float(ys[e]), sum);
+                for (int e = 0; e < kValues; ++e) sum = fmaf(to_float(xs[e]), to_float(ys[e]), sum);
             }
         } else {
             for (int c = lane; c < params.head_dim_v; c += kLanes) sum = fmaf(to_float(dout[c]), to_float(out[c]), sum);
@@ -67,7 +68,8 @@ struct RowFactsUnit {
         if (work.tile * kUnitRows >= rows.owned) return;
         const int64_t unit = QueryUnits::first(params, work.batch, work.head, rows.start) + work.tile;
         const int lane = threadIdx.x % kLanes;
-#pragma unroll 4
+        constexpr int kTogether = sizeof(T) == 4 ? 2 : 4;  // rows
+#pragma unroll kTogether
         for (int i = threadIdx.x / kLanes; i < kUnitRows; i += kThreads / kLanes) {
             const int row = work.tile * kUnitRows + i;
             float dot = row < rows.length ? partial_dot(row, lane) : 0.0f;

@@ -10,15 +10,22 @@ constexpr int backward_split(int head_dim) { return head_dim <= 64 ? 1 : (head_d
 // Score tiles: with two of them, and three stages of Q and dO, one barrier a step is enough.
 constexpr int backward_buffers(int stages) { return stages >= 3 ? 2 : 1; }
 
-// Rows of queries of a thread block of query_rows.cuh, which fits every GPU. The rare options need registers of their own.
-constexpr int backward_query_tile(int head_dim, bool general) { return head_dim <= 128 && !general ? 128 : 64; }
+// Rows of queries of a thread block of query_rows.cuh, which fits every GPU. The rare options need registers of their own; floats take twice the
+// room. `element`: bytes of one.
+constexpr int backward_query_tile(int head_dim, bool general, int element) {
+    if (element == 4) return head_dim <= 128 ? 64 : 32;
+    return head_dim <= 128 && !general ? 128 : 64;
+}
 
 constexpr int kBackwardCommonBytes = 128;
 
-constexpr int backward_shared_bytes(int head_dim, int tile_q, int tile_k, int stages) {
-    const int keys = 2 * tile_k * head_dim * 2;                // K and V
-    const int stage = 2 * tile_q * head_dim * 2 + tile_q * 8;  // Q, dO, and two numbers a row
-    const int scores = tile_q * tile_k * 2 * (backward_split(head_dim) > 1 ? 2 : 1);
+// Warps that split a head share P and dS; floats have room for one of the two at a time.
+constexpr int backward_score_tiles(int head_dim, int element) { return backward_split(head_dim) > 1 && element == 2 ? 2 : 1; }
+
+constexpr int backward_shared_bytes(int head_dim, int tile_q, int tile_k, int stages, int element) {
+    const int keys = 2 * tile_k * head_dim * element;                // K and V
+    const int stage = 2 * tile_q * head_dim * element + tile_q * 8;  // Q, dO, and two numbers a row
+    const int scores = tile_q * tile_k * element * backward_score_tiles(head_dim, element);
     return keys + stages * stage + backward_buffers(stages) * scores + kBackwardCommonBytes;
 }
 

@@ -1,4 +1,4 @@
-// Single instructions of arithmetic: base-2 exponential, conversion of float pairs to 16-bit pairs.
+// Single instructions of arithmetic: base-2 exponential, conversion of float pairs to 16-bit pairs, floats as their bits.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -57,5 +57,8 @@ __device__ __forceinline__ float from_float(float x, float) { return x; }
 __device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
 __device__ __forceinline__ float to_float(float x) { return x; }
+
+__device__ __forceinline__ uint32_t bits_of(float x) { return __float_as_uint(x); }
+__device__ __forceinline__ float float_of(uint32_t bits) { return __uint_as_float(bits); }
 
 }  // namespace libflash::cuda

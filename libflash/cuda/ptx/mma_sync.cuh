@@ -1,11 +1,17 @@
-// Warp-wide matrix instructions of sm_80 and later: m16n8k16 products of 16-bit operands with float accumulators, and ldmatrix, which
-// loads their fragments from shared memory.
+// Warp-wide matrix instructions of sm_80 and later: m16n8k16 products of 16-bit operands and m16n8k8 products of tf32 operands, both with
+// float accumulators, and ldmatrix, which loads their fragments from shared memory.
 //
 // Fragments, for lane = 4 * g + t:
 //   accumulator c[0..3]: (row g, cols 2t and 2t + 1), (row g + 8, the same cols)
 //   a[0..3]: (row g, k 2t..), (row g + 8, k 2t..), (row g, k 2t + 8..), (row g + 8, k 2t + 8..), two values each, lower k in the low half
 //   b0, b1:  (k 2t.., col g), (k 2t + 8.., col g)
 // so two neighbouring accumulator blocks, converted pairwise, are an A fragment of the next product.
+//
+// tf32, one value each:
+//   a[0..3]: (row g, k t), (row g + 8, k t), (row g, k t + 4), (row g + 8, k t + 4)
+//   b0, b1:  (k t, col g), (k t + 4, col g)
+// ldmatrix loads these too, four bytes of a row being one value. tf32 is a float whose last 13 bits are not looked at. The adders cut off what
+// lies below the last bit of the sum (seen on sm_90), so that long sums come out too small.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -25,6 +31,12 @@ __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[
 __device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, __half) {
     asm volatile(
         "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void mma_m16n8k8(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }

@@ -4,10 +4,12 @@
 
 #include <type_traits>
 
+#include "cuda/attention/element.cuh"
 #include "cuda/attention/row_facts.cuh"
 #include "cuda/params.h"
 #include "cuda/sm80/bias_gradient.cuh"
 #include "cuda/sm80/key_gradients.cuh"
+#include "cuda/sm80/key_gradients_f32.cuh"
 #include "cuda/sm80/query_gradient.cuh"
 #include "cuda/sm80/query_sums.cuh"
 
@@ -16,9 +18,13 @@ namespace libflash::cuda::sm80 {
 template <class Row>
 struct BackwardRow {
     static constexpr KernelConfig config = Row::config;
-    using T = std::conditional_t<config.dtype == RowType::f16_, __half, __nv_bfloat16>;
+    using T = ElementOf<config.dtype>;
+    static constexpr bool kFloat = config.dtype == RowType::f32_;
     template <bool kGeneral>
-    using Keys = KeyGradients<T, config.head_dim, config.tile_q, config.tile_k, config.stages, kGeneral>;
+    using Keys =
+        std::conditional_t<kFloat, FloatKeyGradients<config.head_dim, config.tile_q, config.tile_k, config.stages, kGeneral>,
+                           KeyGradients<std::conditional_t<kFloat, __half, T>, config.head_dim, config.tile_q, config.tile_k,
+                                        config.stages, kGeneral>>;
     template <bool kGeneral>
     using Queries = QueryGradient<T, config.head_dim, kGeneral>;
     using Bias = BiasGradient<T, config.head_dim>;
@@ -28,7 +34,7 @@ struct BackwardRow {
     static constexpr int kMinBlocks = kThreads <= 128 ? 2 : 1;
     static constexpr int kSumsPerUnit = kUnitRows * config.head_dim;
     static_assert(Keys<false>::kSharedBytes ==
-                      backward_shared_bytes(config.head_dim, config.tile_q, config.tile_k, config.stages),
+                      backward_shared_bytes(config.head_dim, config.tile_q, config.tile_k, config.stages, sizeof(T)),
                   "the host and the kernel must agree");
 };
 
@@ -49,8 +55,13 @@ __global__ void __launch_bounds__(BackwardRow<Row>::kThreads, BackwardRow<Row>::
 
 template <class Row>
 __global__ void __launch_bounds__(BackwardRow<Row>::kThreads) query_sums_kernel(const __grid_constant__ BackwardParams params) {
-    __shared__ __align__(128) char shared[SharedTile<BackwardRow<Row>::config.tile_q, BackwardRow<Row>::config.head_dim>::kBytes];
-    BackwardRow<Row>::Sums::convert(params, shared);
+    if constexpr (BackwardRow<Row>::kFloat) {
+        BackwardRow<Row>::Sums::convert(params);
+    } else {
+        __shared__ __align__(
+            128) char shared[SharedTile<BackwardRow<Row>::config.tile_q, BackwardRow<Row>::config.head_dim>::kBytes];
+        BackwardRow<Row>::Sums::convert(params, shared);
+    }
 }
 
 template <class Row, bool kGeneral>

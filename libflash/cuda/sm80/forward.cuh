@@ -17,6 +17,7 @@
 #pragma once
 
 #include "cuda/attention/dropout.cuh"
+#include "cuda/attention/element.cuh"
 #include "cuda/attention/key_tiles.cuh"
 #include "cuda/attention/params.h"
 #include "cuda/attention/schedule.cuh"
@@ -28,6 +29,8 @@
 #include "cuda/sm80/running_softmax.cuh"
 #include "cuda/tile/product.cuh"
 #include "cuda/tile/shared_tile.cuh"
+#include "cuda/tile/split_product.cuh"
+#include "cuda/tile/store_floats.cuh"
 
 #include <type_traits>
 
@@ -46,8 +49,9 @@ struct Forward : RunningSoftmax<kBlockM / kWarps / 16, kBlockN / 8, kHeadDim / 8
     static constexpr bool kHalf = std::is_same<T, __half>::value;
     static constexpr float kBaseLimit = 134217728.0f;  // 2^27: half a unit in the last place is 4
 
-    using QTile = SharedTile<kBlockM, kHeadDim>;
-    using KvTile = SharedTile<kBlockN, kHeadDim>;
+    static constexpr bool kFloat = std::is_same<T, float>::value;
+    using QTile = SharedTile<kBlockM, kHeadDim, sizeof(T)>;
+    using KvTile = SharedTile<kBlockN, kHeadDim, sizeof(T)>;
     // What all threads agree on, found once by one of them.
     struct Common {
         WorkTile work;
@@ -75,6 +79,7 @@ struct Forward : RunningSoftmax<kBlockM / kWarps / 16, kBlockN / 8, kHeadDim / 8
     __device__ __forceinline__ uint32_t v_smem() const { return shared_address(shared) + QTile::kBytes + KvTile::kBytes; }
     // Row of the sequence that accumulator element e of slab a of this lane belongs to; columns are 8 * block + 2 * (lane % 4) + e % 2.
     __device__ __forceinline__ int row_of(int a, int e) const {
+        if constexpr (kFloat) return common().tiles.first_row + (opaque(warp) * kSlabs + a) * 16 + (e >> 1) * 8 + lane / 4;
         return common().tiles.first_row + (warp * kSlabs + a) * 16 + (e >> 1) * 8 + lane / 4;
     }
 
@@ -110,10 +115,12 @@ struct Forward : RunningSoftmax<kBlockM / kWarps / 16, kBlockN / 8, kHeadDim / 8
     template <class Tile>
     __device__ __forceinline__ void load(int shared_offset, const T* rows, int64_t stride, int first_row, int row_limit,
                                          int col_limit) {
+        // With floats there are no registers for addresses that wait from tile to tile.
+        const int me = kFloat ? opaque(thread) : thread;
         if (kGeneral && !params.vector_loads) {
-            Tile::template load_slow<kThreads>(shared + shared_offset, rows, stride, first_row, row_limit, col_limit, thread);
+            Tile::template load_slow<kThreads>(shared + shared_offset, rows, stride, first_row, row_limit, col_limit, me);
         } else {
-            Tile::template load_async<kThreads>(q_smem() + shared_offset, rows, stride, first_row, row_limit, col_limit, thread);
+            Tile::template load_async<kThreads>(q_smem() + shared_offset, rows, stride, first_row, row_limit, col_limit, me);
         }
     }
     __device__ __forceinline__ void load_k(const Common& c, int tile) {
@@ -174,6 +181,44 @@ struct Forward : RunningSoftmax<kBlockM / kWarps / 16, kBlockN / 8, kHeadDim / 8
         for (int a = 0; a < kSlabs; ++a) {
             mma_m16n8k16(s[a][2 * pair], qf[a], kf[0], kf[1], T());
             mma_m16n8k16(s[a][2 * pair + 1], qf[a], kf[2], kf[3], T());
+        }
+    }
+
+    // The same for floats.
+    __device__ __forceinline__ void multiply_qk_split() {
+        const int me = opaque(lane);
+        const auto q_rows = QTile::a_address(q_smem(), warp * kSlabs * 16, me);
+        const auto k_address = KvTile::b_address(k_smem(), me);
+        split_product<kSlabs == 1, kHeadDim / 8>(
+            s, params.head_dim,
+            [&](int step, uint32_t (&f)[kSlabs][4]) {
+#pragma unroll
+                for (int a = 0; a < kSlabs; ++a) ldmatrix_x4(f[a], q_rows.at(a * 16, step));
+            },
+            [&](int step, int pair, uint32_t (&f)[4]) { ldmatrix_x4(f, k_address.at(pair * 16, step)); });
+    }
+
+    // o += P V for floats, 32 keys at a time if there are as many.
+    __device__ __forceinline__ void multiply_pv_split(int tile) {
+        const auto v_rows = KvTile::row_pair(v_smem(), opaque(lane));
+        constexpr int kSteps = kKeyBlocks < 4 ? kKeyBlocks : 4;
+#pragma unroll
+        for (int first = 0; first < kKeyBlocks; first += kSteps) {
+            SplitRows<kSlabs> p[kSteps];
+#pragma unroll
+            for (int n = 0; n < kSteps; n += 2) {
+                Softmax::template exponentiate<1>(first + n, 0);
+                if constexpr (kGeneral) {
+                    if (params.rare.dropout.active) drop(first + n, tile);
+                }
+            }
+#pragma unroll
+            for (int n = 0; n < kSteps; ++n)
+#pragma unroll
+                for (int a = 0; a < kSlabs; ++a) p[n].split_columns(a, s[a][first + n]);
+            add_split_product<kSlabs == 1>(o, p, params.head_dim_v, [&](int step, int block, uint32_t (&f)[2]) {
+                v_rows.load((first + step) * 8, block, f[0], f[1]);
+            });
         }
     }
 
@@ -274,7 +319,11 @@ struct Forward : RunningSoftmax<kBlockM / kWarps / 16, kBlockN / 8, kHeadDim / 8
             __syncthreads();  // K has arrived; V of the tile before is no longer read
             load_v(common(), tile);
             const bool edge = common().tiles.is_edge(tile);
-            multiply_qk();
+            if constexpr (kFloat) {
+                multiply_qk_split();
+            } else {
+                multiply_qk();
+            }
             if constexpr (kGeneral) {
                 apply_rules(tile);
             } else if (safe) {
@@ -285,7 +334,11 @@ struct Forward : RunningSoftmax<kBlockM / kWarps / 16, kBlockN / 8, kHeadDim / 8
             cp_async_wait<0>();
             __syncthreads();  // V has arrived; K is no longer read
             load_k(common(), next);
-            multiply_pv(tile);
+            if constexpr (kFloat) {
+                multiply_pv_split(tile);
+            } else {
+                multiply_pv(tile);
+            }
             if (sums_past_limit()) move_base();
             first = false;
             tile = next;
@@ -391,6 +444,21 @@ struct Forward : RunningSoftmax<kBlockM / kWarps / 16, kBlockN / 8, kHeadDim / 8
         }
     }
 
+    __device__ __forceinline__ void store_out_floats() {
+        const SequenceRows q_rows = common().q_rows;
+        float* out = start<float>(params.out, common().work.batch, q_rows.start, common().work.head);
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int row = row_of(a, 2 * r);
+                const int col = lane % 4 * 2;
+                if (row >= q_rows.owned) continue;
+                store_floats<kChannelBlocks>(out + row * params.out.row + col, params.head_dim_v - col, params.vector_out,
+                                             [&](int n, int e) { return o[a][n][2 * r + e]; });
+            }
+    }
+
     __device__ __forceinline__ void run() {
         if (!prepare()) return;
         // One loop, not two calls: a second copy of the walk costs registers.
@@ -404,16 +472,21 @@ struct Forward : RunningSoftmax<kBlockM / kWarps / 16, kBlockN / 8, kHeadDim / 8
             load_first(common());
         }
         normalize();
-        store_out();
+        if constexpr (kFloat) {
+            store_out_floats();
+        } else {
+            store_out();
+        }
     }
 };
 
 template <class Row, bool kGeneral>
 struct Instance {
     static constexpr KernelConfig config = Row::config;
-    using T = std::conditional_t<config.dtype == RowType::f16_, __half, __nv_bfloat16>;
-    // 32 rows a warp: each fragment of K or V then serves two products. Wide heads have no registers for that.
-    static constexpr int kWarps = config.tile_q / (config.head_dim > 128 ? 16 : 32);
+    using T = ElementOf<config.dtype>;
+    // 32 rows a warp: each fragment of K or V then serves two products. Wide heads have no registers for that, nor have floats with rare options.
+    static constexpr bool kFewRows = config.head_dim > 128 || (config.dtype == RowType::f32_ && kGeneral);
+    static constexpr int kWarps = config.tile_q / (kFewRows ? 16 : 32);
     static constexpr int kMinBlocks = kWarps <= 4 ? 2 : 1;
     // Half as many scores at a time where the tile is large: for the rare options, which need registers of their own, and on architectures
     // where the compiler needs a few more than there are.

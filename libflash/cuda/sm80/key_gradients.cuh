@@ -20,6 +20,8 @@
 #include "cuda/tile/product.cuh"
 #include "cuda/tile/shared_tile.cuh"
 
+#include <type_traits>
+
 namespace libflash::cuda::sm80 {
 
 template <class T, int kHeadDim, int kBlockM, int kBlockN, int kStages, bool kGeneral>
@@ -30,7 +32,9 @@ struct KeyGradients {
     static constexpr int kThreads = kWarps * 32;
     // Of a tile, whose scores a warp computes, kChunk at a time. Small tiles leave some warps without.
     static constexpr int kQueries = kBlockM / kSplit < 16 ? 16 : kBlockM / kSplit;
-    static constexpr int kChunk = kQueries < (kGeneral ? 16 : 32) ? kQueries : (kGeneral ? 16 : 32);
+    static constexpr bool kFloat = std::is_same<T, float>::value;
+    static constexpr int kMostAtOnce = kGeneral || kFloat ? 16 : 32;
+    static constexpr int kChunk = kQueries < kMostAtOnce ? kQueries : kMostAtOnce;
     static constexpr int kChannels = kHeadDim / kSplit;  // of dk and dv, that a warp accumulates
     static constexpr int kBuffers = backward_buffers(kStages);
     // Fragments loaded ahead; for the rare options and on older architectures the compiler has no registers for more.
@@ -41,9 +45,9 @@ struct KeyGradients {
 #endif
     static constexpr bool kOneBarrier = kBuffers == 2;
 
-    using KvTile = SharedTile<kBlockN, kHeadDim>;
-    using QTile = SharedTile<kBlockM, kHeadDim>;
-    using ScoreTile = SharedTile<kBlockN, kBlockM>;  // transposed: a row for each key
+    using KvTile = SharedTile<kBlockN, kHeadDim, sizeof(T)>;
+    using QTile = SharedTile<kBlockM, kHeadDim, sizeof(T)>;
+    using ScoreTile = SharedTile<kBlockN, kBlockM, sizeof(T)>;  // transposed: a row for each key
     using Sums = QuerySums<T, kHeadDim, kBlockM, kWarps>;
     using Tiles = QueryTiles<kBlockM, kBlockN>;
     using Chunk = ScoreChunk<T, kChunk, Tiles>;
@@ -53,7 +57,7 @@ struct KeyGradients {
     // Shared memory: K, V, the stages (Q, dO, facts), the buffers (dS, and P if it is shared), Common.
     static constexpr int kFactBytes = kBlockM * sizeof(RowFacts);
     static constexpr int kStageBytes = 2 * QTile::kBytes + kFactBytes;
-    static constexpr int kBufferBytes = ScoreTile::kBytes * (kSplit > 1 ? 2 : 1);
+    static constexpr int kBufferBytes = ScoreTile::kBytes * backward_score_tiles(kHeadDim, sizeof(T));
     static constexpr int kStagesAt = 2 * KvTile::kBytes;
     static constexpr int kBuffersAt = kStagesAt + kStages * kStageBytes;
     static constexpr int kCommonAt = kBuffersAt + kBuffers * kBufferBytes;
@@ -119,10 +123,12 @@ struct KeyGradients {
 
     template <class Tile>
     __device__ __forceinline__ void load(int offset, const T* rows, int64_t stride, int first_row, int row_limit, int col_limit) {
+        // With floats there are no registers for addresses that wait from tile to tile.
+        const int me = kFloat ? opaque(thread) : thread;
         if (kGeneral && !params.vector_loads) {
-            Tile::template load_slow<kThreads>(shared + offset, rows, stride, first_row, row_limit, col_limit, thread);
+            Tile::template load_slow<kThreads>(shared + offset, rows, stride, first_row, row_limit, col_limit, me);
         } else {
-            Tile::template load_async<kThreads>(smem() + offset, rows, stride, first_row, row_limit, col_limit, thread);
+            Tile::template load_async<kThreads>(smem() + offset, rows, stride, first_row, row_limit, col_limit, me);
         }
     }
     __device__ __forceinline__ void load_keys() {

@@ -10,7 +10,7 @@ template <class T, int kHeadDim, bool kGeneral>
 struct QueryGradient : QueryRows<T, kHeadDim, kGeneral> {
     using Base = QueryRows<T, kHeadDim, kGeneral>;
     using Base::kAhead, Base::kBlockM, Base::kBlockN, Base::kChunk, Base::kSlabs, Base::kThreads, Base::kBlocks;
-    using Base::params, Base::shared, Base::work, Base::q_rows, Base::tiles, Base::lane, Base::warp, Base::thread;
+    using Base::kFloat, Base::params, Base::shared, Base::work, Base::q_rows, Base::tiles, Base::lane, Base::warp, Base::thread;
     using typename Base::Fragments, typename Base::KvTile, typename Base::QTile, typename Base::Scores;
     static constexpr int kChannelBlocks = kHeadDim / 8;
 
@@ -21,6 +21,25 @@ struct QueryGradient : QueryRows<T, kHeadDim, kGeneral> {
     __device__ __forceinline__ void add_chunk(int tile, int first) {
         Scores ds;
         this->template gradients<true>(ds, tile, first);
+        if constexpr (kFloat) {
+            add_split(ds, first);
+        } else {
+            add_rounded(ds, first);
+        }
+    }
+
+    // dq += dS (the rows of K from `first` on).
+    __device__ __forceinline__ void add_split(const Scores& ds, int first) {
+        SplitRows<kSlabs> f[kBlocks];
+#pragma unroll
+        for (int n = 0; n < kBlocks; ++n)
+#pragma unroll
+            for (int a = 0; a < kSlabs; ++a) f[n].split_columns(a, ds[a][n]);
+        const auto pair = KvTile::row_pair(this->smem() + Base::kKeysAt + first * KvTile::kRowBytes, opaque(lane));
+        add_split_product<false>(dq, f, params.head_dim,
+                                 [=](int step, int block, uint32_t (&b)[2]) { pair.load(step * 8, block, b[0], b[1]); });
+    }
+    __device__ __forceinline__ void add_rounded(const Scores& ds, int first) {
         Fragments f;
 #pragma unroll
         for (int step = 0; step < kChunk / 16; ++step)
@@ -53,6 +72,23 @@ struct QueryGradient : QueryRows<T, kHeadDim, kGeneral> {
         cp_async_wait<0>();
     }
 
+    __device__ __forceinline__ void store_from_registers() {
+        const RowsParams& rows = params.dq;
+        const int col = lane % 4 * 2;
+        float* matrix =
+            static_cast<float*>(rows.data) + work.batch * rows.batch + work.head * rows.head + q_rows.start * rows.row + col;
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int row = this->row_of(a, 2 * r);
+                if (row >= q_rows.owned) continue;
+                const float factor = row < q_rows.length ? lowered<T>() * params.softmax_scale : 0.0f;
+                store_floats<kChannelBlocks>(matrix + row * rows.row, params.head_dim - col, params.vector_out,
+                                             [&](int n, int e) { return dq[a][n][2 * r + e] * factor; });
+            }
+    }
+
     // Through the warp's own rows of Q's tile, which nobody else reads.
     __device__ __forceinline__ void store() {
         const float factor = lowered<T>() * params.softmax_scale;
@@ -83,7 +119,11 @@ struct QueryGradient : QueryRows<T, kHeadDim, kGeneral> {
         clear(dq);
         walk_keys();
         __syncthreads();
-        store();
+        if constexpr (kFloat) {
+            store_from_registers();
+        } else {
+            store();
+        }
     }
 };
 

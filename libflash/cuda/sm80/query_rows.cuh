@@ -14,27 +14,36 @@
 #include "cuda/ptx/opaque.cuh"
 #include "cuda/tile/product.cuh"
 #include "cuda/tile/shared_tile.cuh"
+#include "cuda/tile/split_product.cuh"
+#include "cuda/tile/store_floats.cuh"
+
+#include <type_traits>
 
 namespace libflash::cuda::sm80 {
 
 // Keys at a time; with backward_query_tile() rows they fit every GPU's shared memory.
-constexpr int query_rows_tile_k(int head_dim) { return head_dim <= 128 ? 64 : 32; }
+constexpr int query_rows_tile_k(int head_dim, int element) {
+    if (element == 4) return head_dim <= 192 ? 32 : 16;
+    return head_dim <= 128 ? 64 : 32;
+}
 
 template <class T, int kHeadDim, bool kGeneral>
 struct QueryRows {
-    static constexpr int kBlockM = backward_query_tile(kHeadDim, kGeneral), kBlockN = query_rows_tile_k(kHeadDim);
-    static constexpr int kWarps = 4, kThreads = kWarps * 32;
+    static constexpr bool kFloat = std::is_same<T, float>::value;
+    static constexpr int kBlockM = backward_query_tile(kHeadDim, kGeneral, sizeof(T));
+    static constexpr int kBlockN = query_rows_tile_k(kHeadDim, sizeof(T));
+    static constexpr int kWarps = kFloat ? kBlockM / 16 : 4, kThreads = kWarps * 32;
     static constexpr int kSlabs = kBlockM / kWarps / 16;
     // Keys at a time. The compiler needs more registers for the widest tile on all architectures but sm_90.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ / 10 == 90
-    static constexpr int kChunk = kGeneral ? 16 : 32;
+    static constexpr int kChunk = kGeneral || kFloat ? 16 : 32;
 #else
-    static constexpr int kChunk = kGeneral || kHeadDim > 96 ? 16 : 32;
+    static constexpr int kChunk = kGeneral || kFloat || kHeadDim > 96 ? 16 : 32;
 #endif
     static constexpr int kBlocks = kChunk / 8;
     static constexpr int kAhead = 1;
-    using QTile = SharedTile<kBlockM, kHeadDim>;
-    using KvTile = SharedTile<kBlockN, kHeadDim>;
+    using QTile = SharedTile<kBlockM, kHeadDim, sizeof(T)>;
+    using KvTile = SharedTile<kBlockN, kHeadDim, sizeof(T)>;
     using Tiles = KeyTiles<kBlockM, kBlockN>;
     using Scores = float[kSlabs][kBlocks][4];
     using Fragments = uint32_t[kChunk / 16][kSlabs][4];
@@ -93,20 +102,24 @@ struct QueryRows {
         cp_async_commit();
     }
 
-    // (the warp's rows of a Q-like tile) (kChunk keys of a K-like tile)^T.
-    __device__ __forceinline__ void multiply(Scores& s, int rows_at, int keys_at, int first) const {
+    // (the warp's rows of a Q-like tile) (kChunk keys of a K-like tile)^T over `channels`.
+    __device__ __forceinline__ void multiply(Scores& s, int rows_at, int keys_at, int first, int channels) const {
         const int at = opaque(lane);
         const auto a_address = QTile::a_address(smem() + rows_at, warp * kSlabs * 16, at);
         const auto b_address = KvTile::b_address(smem() + keys_at + first * KvTile::kRowBytes, at);
-        auto product = make_product<T, kHeadDim / 16, kAhead, kSlabs, kBlocks>(
-            [=](int step, uint32_t (&f)[kSlabs][4]) {
+        const auto load_a = [=](int step, uint32_t (&f)[kSlabs][4]) {
 #pragma unroll
-                for (int a = 0; a < kSlabs; ++a) ldmatrix_x4(f[a], a_address.at(a * 16, step));
-            },
-            [=](int step, int pair, uint32_t (&f)[4]) { ldmatrix_x4(f, b_address.at(pair * 16, step)); });
-        clear(s);
-        product.start();
-        product.add_to(s, [](int) {});
+            for (int a = 0; a < kSlabs; ++a) ldmatrix_x4(f[a], a_address.at(a * 16, step));
+        };
+        const auto load_b = [=](int step, int pair, uint32_t (&f)[4]) { ldmatrix_x4(f, b_address.at(pair * 16, step)); };
+        if constexpr (kFloat) {
+            split_product<true, kHeadDim / 8>(s, channels, load_a, load_b);
+        } else {
+            auto product = make_product<T, kHeadDim / 16, kAhead, kSlabs, kBlocks>(load_a, load_b);
+            clear(s);
+            product.start();
+            product.add_to(s, [](int) {});
+        }
     }
 
     // Element e of block n of slab a: its row and key.
@@ -137,15 +150,15 @@ struct QueryRows {
     __device__ __forceinline__ void gradients(Scores& ds, int tile, int first) const {
         Scores s;
         if constexpr (kGeneral) {
-            multiply(ds, QTile::kBytes, kKeysAt + KvTile::kBytes, first);
+            multiply(ds, QTile::kBytes, kKeysAt + KvTile::kBytes, first, params.head_dim_v);
             if (params.rare.dropout.active) drop(ds, tile, first);
-            multiply(s, 0, kKeysAt, first);
+            multiply(s, 0, kKeysAt, first, params.head_dim);
             apply_rules<kThroughCap>(s, ds, tile, first);
         } else {
-            multiply(s, 0, kKeysAt, first);
+            multiply(s, 0, kKeysAt, first, params.head_dim);
             hide_edge(s, tile, first);
             exponentiate(s);
-            multiply(ds, QTile::kBytes, kKeysAt + KvTile::kBytes, first);
+            multiply(ds, QTile::kBytes, kKeysAt + KvTile::kBytes, first, params.head_dim_v);
             for_each_row([&](int a, int e, const RowFacts& facts) {
 #pragma unroll
                 for (int n = 0; n < kBlocks; ++n) ds[a][n][e] = s[a][n][e] * (ds[a][n][e] - facts.delta);

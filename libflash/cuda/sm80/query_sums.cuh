@@ -28,7 +28,7 @@ struct ColumnAddress {
 template <class T, int kHeadDim, int kBlockM, int kWarps>
 struct QuerySums {
     // kRowWarps x kColWarps warps share the tile.
-    static constexpr int kRowWarps = kHeadDim / (kWarps / 2) % 16 == 0 ? 2 : 4;
+    static constexpr int kRowWarps = kBlockM < 32 ? 1 : (kHeadDim / (kWarps / 2) % 16 == 0 ? 2 : 4);
     static constexpr int kColWarps = kWarps / kRowWarps;
     static constexpr int kSlabs = kBlockM / kRowWarps / 16;
     static constexpr int kBlocks = kHeadDim / kColWarps / 8;

@@ -1,25 +1,27 @@
-// A tile of 16-bit values in shared memory, rows of kCols, laid out so that ldmatrix reads it without bank conflicts: 16-byte chunks
-// are exchanged within a group, by an exclusive or with the row number.
-//   kCols a multiple of 64: groups of 8 chunks (128 bytes), chunk c of row r at place c ^ (r % 8)
-//   else (32, 96, ...):     groups of 4 chunks (64 bytes), chunk c of row r at place c ^ (r / 2 % 4); two rows share 128 bytes
-// Either way the 8 rows of an 8x8 matrix lie in 8 different groups of 4 banks.
+// A tile of 16-bit values or of floats in shared memory, rows of kCols, laid out so that ldmatrix reads it without bank conflicts: 16-byte
+// chunks are exchanged within a group, by an exclusive or with the row number.
+//   rows a multiple of 128 bytes: groups of 8 chunks, chunk c of row r at place c ^ (r % 8)
+//   else (64, 192, ...):          groups of 4 chunks, chunk c of row r at place c ^ (r / 2 % 4); two rows share 128 bytes
+// Either way the 8 rows of an 8x8 matrix lie in 8 different groups of 4 banks. Where one says 16 columns below, it is 8 of floats: 32 bytes.
 #pragma once
 
 #include <cstdint>
 
 #include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma_sync.cuh"
 
 namespace libflash::cuda {
 
-template <int kRows, int kCols>
+template <int kRows, int kCols, int kValueBytes = 2>
 struct SharedTile {
-    static_assert(kCols % 32 == 0, "rows must be whole swizzle groups");
-    static constexpr int kRowBytes = kCols * 2;
+    static constexpr int kRowBytes = kCols * kValueBytes;
+    static_assert(kRowBytes % 64 == 0, "rows must be whole swizzle groups");
     static constexpr int kBytes = kRows * kRowBytes;
-    static constexpr int kGroup = kCols % 64 == 0 ? 8 : 4;  // chunks
+    static constexpr int kGroup = kRowBytes % 128 == 0 ? 8 : 4;  // chunks
+    static constexpr int kChunkValues = 16 / kValueBytes;
 
-    // Byte offset of chunk `chunk` (8 values) of a row.
+    // Byte offset of chunk `chunk` (16 bytes) of a row.
     __device__ static __forceinline__ int offset(int row, int chunk) {
         const int twist = kGroup == 8 ? row & 7 : (row >> 1) & 3;
         return row * kRowBytes + (((chunk & ~(kGroup - 1)) | ((chunk ^ twist) & (kGroup - 1))) << 4);
@@ -68,6 +70,39 @@ struct SharedTile {
     // An A fragment from storage [k][row], to be read transposed: (k 0-7, rows 0-7), (k 0-7, rows 8-15), (k 8-15, rows 0-7), (k 8-15, rows 8-15).
     __device__ static __forceinline__ LaneAddress a_trans_address(uint32_t tile, int lane) { return b_address(tile, lane); }
 
+    // Of floats, to be multiplied along the rows' numbers: rows 2t and 2t + 1 of eight, for lane 4 * g + t, in column g of eight. As numbers k and
+    // k + 4 of a fragment they are a permutation of the eight, the same one that makes an accumulator block a left operand.
+    struct RowPair {
+        LaneAddress even, odd;
+
+        // Eight rows `row` further down (a multiple of 8), columns from 8 * `block` on.
+        __device__ __forceinline__ void load(int row, int block, uint32_t& x, uint32_t& y) const {
+            x = load_shared(even.at(row, block));
+            y = load_shared(odd.at(row, block));
+        }
+    };
+    __device__ static __forceinline__ RowPair row_pair(uint32_t tile, int lane) {
+        return row_pair_at(tile, lane % 4 * 2, lane / 4 / 4, lane / 4 % 4);
+    }
+    // The same where store_columns() wrote the columns.
+    __device__ static __forceinline__ RowPair row_pair_of_columns(uint32_t tile, int lane) {
+        return row_pair_at(tile, lane % 4 * 2, lane / 4 % 2, lane / 4 / 2);
+    }
+    __device__ static __forceinline__ RowPair row_pair_at(uint32_t tile, int row, int chunk, int value) {
+        RowPair pair{lane_address(tile, row, chunk), lane_address(tile, row + 1, chunk)};
+        pair.even.base += value * 4;
+        pair.odd.base += value * 4;
+        return pair;
+    }
+
+    // Writes a float accumulator block of 16 rows, from column 8 * `block` on: of its eight columns the even ones to the first four places, the
+    // odd ones to the last. An A fragment from there has the permutation of row_pair().
+    __device__ static __forceinline__ void store_columns(uint32_t tile, int first_row, int block, int lane, const float (&x)[4]) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e)
+            store_shared(tile + offset(first_row + (e >> 1) * 8 + lane / 4, block * 2 + (e & 1)) + lane % 4 * 4, bits_of(x[e]));
+    }
+
     // Starts the copy of rows [first_row, first_row + kRows) of a matrix with contiguous 16-byte aligned rows into the tile. Rows at `row_limit`
     // and past it and chunks past `col_limit` values become zeros. All kThreads threads of the block call it.
     template <int kThreads, class T>
@@ -75,16 +110,17 @@ struct SharedTile {
                                                       int row_limit, int col_limit, int thread) {
         constexpr int kRowsAtOnce = kThreads / kGroup;
         static_assert(kRows % kRowsAtOnce == 0, "every thread copies the same number of chunks");
+        static_assert(sizeof(T) == kValueBytes, "another tile's values");
         const int chunk = thread % kGroup;
-        const T* source = matrix + (first_row + thread / kGroup) * row_stride + chunk * 8;
+        const T* source = matrix + (first_row + thread / kGroup) * row_stride + chunk * kChunkValues;
 #pragma unroll
         for (int step = 0; step < kRows / kRowsAtOnce; ++step) {
             const int row = thread / kGroup + step * kRowsAtOnce;
             const bool row_valid = first_row + row < row_limit;
 #pragma unroll
-            for (int group = 0; group < kCols / 8 / kGroup; ++group) {
-                const bool valid = row_valid && (group * kGroup + chunk) * 8 < col_limit;
-                cp_async_16(tile + offset(row, group * kGroup + chunk), source + group * kGroup * 8, valid);
+            for (int group = 0; group < kRowBytes / 16 / kGroup; ++group) {
+                const bool valid = row_valid && (group * kGroup + chunk) * kChunkValues < col_limit;
+                cp_async_16(tile + offset(row, group * kGroup + chunk), source + group * kGroup * kChunkValues, valid);
             }
             source += kRowsAtOnce * row_stride;
         }
@@ -102,7 +138,7 @@ struct SharedTile {
 #endif
     }
 
-    // Writes rows [first_row, min(first_row + kRows, row_limit)) of the tile to a matrix, `col_limit` columns of them. `vectors`: its rows are
+    // 16-bit values: writes rows [first_row, min(first_row + kRows, row_limit)) of the tile to a matrix, `col_limit` columns of them. `vectors`: its rows are
     // 16-byte aligned and whole chunks. All kThreads threads call it.
     template <int kThreads, class T>
     __device__ static __forceinline__ void store(const char* tile, T* matrix, int64_t row_stride, int first_row, int row_limit,
@@ -129,7 +165,7 @@ struct SharedTile {
             const int row = i / kCols, col = i % kCols;
             T value{};
             if (first_row + row < row_limit && col < col_limit) value = matrix[(first_row + row) * row_stride + col];
-            *reinterpret_cast<T*>(tile + offset(row, col / 8) + col % 8 * 2) = value;
+            *reinterpret_cast<T*>(tile + offset(row, col / kChunkValues) + col % kChunkValues * kValueBytes) = value;
         }
     }
 };

@@ -14,12 +14,23 @@ inline float exp2_approx(float x) {
 inline float min_or_nan(float x, float y) { return std::isnan(x) || std::isnan(y) ? NAN : min(x, y); }
 inline float tanh_accurate(float x) { return std::tanh(x); }
 
-inline float from_float(float x, float) { return x; }
 inline __nv_bfloat16 from_float(float x, __nv_bfloat16) { return __float2bfloat16_rn(x); }
 inline __half from_float(float x, __half) { return __float2half_rn(x); }
+inline float from_float(float x, float) { return x; }
 inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 inline float to_float(__half x) { return __half2float(x); }
 inline float to_float(float x) { return x; }
+
+inline uint32_t bits_of(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    return bits;
+}
+inline float float_of(uint32_t bits) {
+    float x;
+    std::memcpy(&x, &bits, 4);
+    return x;
+}
 
 template <class T>
 uint32_t pack_pair(float low, float high, T) {

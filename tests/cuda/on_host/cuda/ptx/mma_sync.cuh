@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/math.cuh"
 #include "emulation.h"
 
 namespace libflash::cuda {
@@ -28,6 +29,26 @@ void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
         for (int k = 0; k < 16; ++k) {
             const float left = half_of<T>(shown_by(row % 8 * 4 + k % 8 / 2)[row / 8 + k / 8 * 2], k % 2);
             c[e] += left * half_of<T>(shown_by(col * 4 + k % 8 / 2)[4 + k / 8], k % 2);
+        }
+    }
+    emulation::wait_for_warp();
+}
+
+// A tf32 number: the last 13 bits are not looked at.
+inline float tf32_of(uint64_t register_bits) { return float_of(static_cast<uint32_t>(register_bits) & 0xffffe000u); }
+
+inline void mma_m16n8k8(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    using emulation::lane, emulation::shown_by;
+    auto& mine = shown_by(lane());
+    for (int i = 0; i < 4; ++i) mine[i] = a[i];
+    mine[4] = b0;
+    mine[5] = b1;
+    emulation::wait_for_warp();
+    for (int e = 0; e < 4; ++e) {
+        const int row = lane() / 4 + e / 2 * 8, col = lane() % 4 * 2 + e % 2;
+        for (int k = 0; k < 8; ++k) {
+            const float left = tf32_of(shown_by(row % 8 * 4 + k % 4)[row / 8 + k / 4 * 2]);
+            c[e] += left * tf32_of(shown_by(col * 4 + k % 4)[4 + k / 4]);
         }
     }
     emulation::wait_for_warp();

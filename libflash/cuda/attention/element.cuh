@@ -1,0 +1,17 @@
+// The type of the elements that a row of kernels.table is for.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <type_traits>
+
+#include "cuda/config.h"
+
+namespace libflash::cuda {
+
+template <RowType type>
+using ElementOf =
+    std::conditional_t<type == RowType::f32_, float, std::conditional_t<type == RowType::f16_, __half, __nv_bfloat16>>;
+
+}  // namespace libflash::cuda
