@@ -26,7 +26,7 @@ ROWS = {
     "bf16-256-small": ("bf16_", 256, "64, 64", "32, 32, 1"),
     "f32-64": ("f32_", 64, "128, 32", "32, 128, 1"),
     "f32-96": ("f32_", 96, "128, 32", "32, 64, 1"),
-    "f32-256-small": ("f32_", 256, "64, 16", "16, 32, 1"),
+    "f32-192-small": ("f32_", 192, "64, 32", "16, 32, 1"),
 }
 
 # Type, head_dim, tile with its stages: fragments of Q in registers or not, matrix instructions or none, few warps.

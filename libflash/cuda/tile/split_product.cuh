@@ -62,30 +62,23 @@ __device__ __forceinline__ void split_product(float (&c)[kSlabs][kBlocks][4], in
     load_b(0, 0, b[0]);
 #pragma unroll 1
     for (int first = 0; first < kSteps && first * 8 < terms; first += kTogether) {
+        const bool more = first + kTogether < kSteps && (first + kTogether) * 8 < terms;
+        SplitRows<kSlabs> rows;
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) {
-            if (!kAhead) load_a(first + i, a);
-            SplitRows<kSlabs> rows;
-            rows.split(a);
-            const bool more = i + 1 < kTogether || (first + kTogether < kSteps && (first + kTogether) * 8 < terms);
-            if (kAhead && more) load_a(first + i + 1, a);
+        for (int t = 0; t < kTogether * kPairs; ++t) {
+            const int step = t / kPairs, pair = t % kPairs;
+            if (pair == 0) {
+                if (!kAhead) load_a(first + step, a);
+                rows.split(a);
+                if (kAhead && (step + 1 < kTogether || more)) load_a(first + step + 1, a);
+            }
+            if (t + 1 < kTogether * kPairs || more) load_b(first + (t + 1) / kPairs, (t + 1) % kPairs, b[(t + 1) % 2]);
 #pragma unroll
-            for (int pair = 0; pair < kPairs; ++pair) {
-                const uint32_t (&x)[4] = b[(i * kPairs + pair) % 2];
-                uint32_t (&next)[4] = b[(i * kPairs + pair + 1) % 2];
-                if (pair + 1 < kPairs) {
-                    load_b(first + i, pair + 1, next);
-                } else if (more) {
-                    load_b(first + i + 1, 0, next);
-                }
+            for (int half = 0; half < 2; ++half) {
+                const uint32_t high[2] = {b[t % 2][2 * half], b[t % 2][2 * half + 1]};
+                const uint32_t low[2] = {low_of_right(high[0]), low_of_right(high[1])};
 #pragma unroll
-                for (int half = 0; half < 2; ++half) {
-                    const uint32_t high[2] = {x[2 * half], x[2 * half + 1]};
-                    const uint32_t low[2] = {low_of_right(high[0]), low_of_right(high[1])};
-#pragma unroll
-                    for (int s = 0; s < kSlabs; ++s)
-                        rows.multiply(c[s][2 * pair + half], small[s][2 * pair + half], s, high, low);
-                }
+                for (int s = 0; s < kSlabs; ++s) rows.multiply(c[s][2 * pair + half], small[s][2 * pair + half], s, high, low);
             }
         }
     }
