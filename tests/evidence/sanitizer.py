@@ -19,8 +19,8 @@ from limited import Done, run_limited
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 FOUND = 77  # exit code of the tool where the program itself succeeded and the tool found something
-# The slow tool sees one of the 16-bit types, because which words of shared memory kernels touch, and when, does not depend on which; and the
-# widths that differ in how warps share the work.
+# The slow tool sees one of the 16-bit types, because which words of shared memory kernels touch, and when, does not depend on which;
+# and the widths that differ in how warps share the work.
 FEWER = {"racecheck": ["--kernels", r"_(bf16|f32)_d(64|128|256)$"]}
 
 # No leak check: the library allocates nothing on the device, and Python ends without giving back what its frameworks hold.
