@@ -19,7 +19,7 @@ from limited import Done, run_limited
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 FOUND = 77  # exit code of the tool where the program itself succeeded and the tool found something
-# The slow tool sees one of the 16-bit types, because which words of shared memory kernels touch, and when, does not depend on which;
+# The slow tool sees one of the 16-bit types, because which words of shared memory kernels touch does not depend on which;
 # and the widths that differ in how warps share the work.
 FEWER = {"racecheck": ["--kernels", r"_(bf16|f32)_d(64|128|256)$"]}
 
