@@ -1,5 +1,7 @@
-"""The building blocks of the CUDA kernels, cuda/ptx, cuda/tile and cuda/attention, on a GPU: the programs of blocks/. Those named sm90_* are
-about instructions that sm_90a alone has."""
+"""The building blocks of the CUDA kernels, cuda/ptx, cuda/tile and cuda/attention, on a GPU: the programs of blocks/.
+
+Those named sm90_* are about instructions that sm_90a alone has.
+"""
 
 from __future__ import annotations
 

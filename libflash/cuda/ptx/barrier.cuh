@@ -38,11 +38,13 @@ struct MBarrier {
             : "memory");
         return ended != 0;
     }
-    // With LIBFLASH_BOUNDED_WAITS a wait of seconds ends the kernel with an error: for finding out why it would not end.
+    // With LIBFLASH_BOUNDED_WAITS a wait gives up after some 100 ms: for finding out why it would not end. (A trap would make the compiler wait after
+    // every matrix instruction.)
     __device__ __forceinline__ void wait(uint32_t parity) const {
 #ifdef LIBFLASH_BOUNDED_WAITS
-        for (const long long start = clock64(); !has_ended(parity);)
-            if (clock64() - start > (1ll << 31)) asm volatile("trap;");
+        const long long start = clock64();
+        while (!has_ended(parity) && clock64() - start < (1ll << 28)) {
+        }
 #else
         while (!has_ended(parity)) {
         }
