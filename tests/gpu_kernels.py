@@ -60,6 +60,11 @@ def knows(kernel: dict, case: Case) -> bool:
     return aligned and scaled and not case.packed and all(getattr(case, name) == value for name, value in BEYOND_SM90.items())
 
 
+def knowing(rows: list[dict], **fields: object) -> list[dict]:
+    """The rows that know these fields of a case."""
+    return [kernel for kernel in rows if knows(kernel, Case("", **fields))]  # type: ignore[arg-type]
+
+
 def serves(kernel: dict, case: Case) -> bool:
     dim_v = case.head_dim if case.head_dim_v is None else case.head_dim_v
     fits = case.head_dim <= kernel["head_dim"] and dim_v <= kernel["head_dim_v"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import cases
 import pytest
 from case import Case
-from gpu_kernels import chosen, kernels
+from gpu_kernels import TYPES, chosen, kernels, knowing, parameters
 
 import libflash
 
@@ -41,3 +41,29 @@ def test_nan_stays_in_its_tile(kernel: str) -> None:
     assert torch.equal(clean[:, :384], dirty[:, :384])
     assert dirty[:, 400].isnan().all()
     assert not dirty[:, :384].isnan().any()
+
+
+# What not every kernel knows, by the field of a case that says so.
+OPTIONS = {
+    "softcap": {"softcap": 20.0},
+    "dropout_p": {"dropout_p": 0.25},
+    "alibi_slopes": {"alibi": "h"},
+    "bias": {"bias": "hqk"},
+    "mask": {"mask": "qk"},
+    "block_mask": {"block_mask": "h"},
+    "seqused_q": {"used_q": (30,)},
+    "seqused_k": {"used_k": (30,)},
+    "cu_seqlens_q": {"seqlen_q": (30, 34), "seqlen_k": (30, 34)},
+    "softmax_scale": {"softmax_scale": -0.5},
+    "q": {"head_dim": 33},
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("kernel", parameters([k for k in KERNELS if not knowing([k], softcap=20.0)]))
+def test_what_it_does_not_know(kernel: dict, option: str) -> None:
+    """It is refused with a reason, and another kernel takes it."""
+    case = Case(f"unknown-{option}", TYPES[kernel["dtype"]], **OPTIONS[option])
+    with pytest.raises(libflash.UnsupportedError, match=rf"^{option}: .*\[{kernel['name']}\]"):
+        run_forward(case, kernel["name"])
+    case.check(**run_forward(case, None))
