@@ -17,7 +17,7 @@
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/ring.cuh"
 #include "cuda/sm90/row_softmax.cuh"
-#include "cuda/tile/product.cuh"
+#include "cuda/tile/quad.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
 #include "cuda/tile/tensor_map.cuh"
 
@@ -29,8 +29,6 @@ namespace libflash::cuda::sm90 {
 struct ForwardMaps {
     CUtensorMap q, k, v;
 };
-
-constexpr int kLargestShared = 232448;
 
 template <class Row>
 struct Forward {
@@ -47,7 +45,6 @@ struct Forward {
     using QTile = SwizzledTile<kGroupRows, kHeadDim>;
     using KTile = SwizzledTile<kBlockN, kHeadDim>;
     using VTile = SwizzledTile<kBlockN, kHeadDimV>;
-    using OutTile = SwizzledTile<kGroupRows, kHeadDimV>;
     using Softmax = RowSoftmax<kBlockN>;
     static constexpr int kScores = kBlockN / 2, kSums = kHeadDimV / 2;
 
@@ -59,36 +56,39 @@ struct Forward {
         bool safe;  // the maximum of every tile
     };
 
+    // Where a role stands in the work of this thread block: all of it, and then what is to be done again.
+    struct Rounds {
+        int next, end;
+        bool safe;
+    };
+    // What a warp that multiplies keeps in shared memory, because in registers it would push out accumulators.
+    struct WarpWords {
+        Rounds rounds;
+        Item items[2];  // this one and the next
+    };
     struct Common {
         RingBarriers<kStages> k, v;
         RingBarriers<1> q[kGroups];
         int redo_begin, redo_end;  // rounds that are to be done again
-        Item items[kGroups * 4];   // of each warp: in registers it would push out accumulators
+        WarpWords warps[kGroups * 4];
     };
-    static constexpr int kRingBytes = kStages * (KTile::kBytes + VTile::kBytes);
-    static constexpr int kFixedBytes =
-        kGroups * QTile::kBytes + kRingBytes + static_cast<int>(sizeof(Common)) + SwizzledTile<8, 64>::kAlignment;
-    // Where there is room, results leave through a place of their own, and the next Q arrives meanwhile; else through that of Q.
-    static constexpr bool kOwnOut = kFixedBytes + kGroups * OutTile::kBytes <= kLargestShared;
-    static constexpr int kSharedBytes = kFixedBytes + (kOwnOut ? kGroups * OutTile::kBytes : 0);
-    static_assert(kSharedBytes <= kLargestShared, "a thread block has 227 KB of shared memory");
-    static_assert(kOwnOut || OutTile::kBytes <= QTile::kBytes, "results leave through the place of Q");
+    static constexpr int kTileBytes = kGroups * QTile::kBytes + kStages * (KTile::kBytes + VTile::kBytes);
+    static constexpr int kSharedBytes = kTileBytes + static_cast<int>(sizeof(Common)) + QTile::kAlignment;
+    static_assert(kSharedBytes <= 232448, "a thread block has 227 KB of shared memory");
 
     // Named barriers.
-    static constexpr int kTurn = 1, kGroupBarrier = kTurn + kGroups, kAllDone = kGroupBarrier + kGroups;
+    static constexpr int kTurn = 1, kAllDone = kTurn + kGroups;
 
     const ForwardParams& params;
     const ForwardMaps& maps;
-    uint32_t q_smem, k_smem, v_smem, out_smem;
+    uint32_t q_smem, k_smem, v_smem;
     Common& common;
 
     __device__ __forceinline__ Forward(const ForwardParams& p, const ForwardMaps& m, char* aligned)
-        : params(p), maps(m),
-          common(*reinterpret_cast<Common*>(aligned + kSharedBytes - SwizzledTile<8, 64>::kAlignment - sizeof(Common))) {
+        : params(p), maps(m), common(*reinterpret_cast<Common*>(aligned + kTileBytes)) {
         q_smem = shared_address(aligned);
         k_smem = q_smem + kGroups * QTile::kBytes;
         v_smem = k_smem + kStages * KTile::kBytes;
-        out_smem = kOwnOut ? v_smem + kStages * VTile::kBytes : q_smem;
     }
 
     // The tile of query rows that this thread block has in a round; batch < 0: none.
@@ -104,30 +104,28 @@ struct Forward {
         return work;
     }
 
-    // Calls work(item) for all items of this thread block, and then once more for those that are to be done again.
-    template <class Work>
-    __device__ __forceinline__ void for_all_items(const Work& work) const {
+    __device__ __forceinline__ Rounds first_rounds() const {
         const int units = params.schedule.heads * params.schedule.tiles, blocks = gridDim.x;
-        int begin = 0, end = (units + blocks - 1) / blocks * (params.schedule.paired ? 2 : 1);
-        bool safe = false;
-#pragma unroll 1
-        while (true) {
-#pragma unroll 1
-            for (int round = begin; round < end; ++round) {
-                Item item;
-                item.work = work_of(round);
-                if (item.work.batch < 0) continue;
-                item.keys.init(params.mask, item.work.tile, params.q_lengths.capacity, params.k_lengths.capacity);
-                item.round = round;
-                item.safe = safe;
-                work(item);
-            }
-            if (safe) return;
-            named_barrier_wait(kAllDone, kGroups * 128 + 32);
-            begin = *const_cast<volatile int*>(&common.redo_begin);
-            end = *const_cast<volatile int*>(&common.redo_end);
-            safe = true;
+        return {0, (units + blocks - 1) / blocks * (params.schedule.paired ? 2 : 1), false};
+    }
+    // Waits for the others to have done theirs. False: there is nothing left.
+    __device__ __forceinline__ bool start_again(Rounds& rounds) const {
+        if (rounds.safe) return false;
+        named_barrier_wait(kAllDone, kGroups * 128 + 32);
+        rounds = {*const_cast<volatile int*>(&common.redo_begin), *const_cast<volatile int*>(&common.redo_end), true};
+        return rounds.next < rounds.end;
+    }
+    // False: the rounds are over.
+    __device__ __forceinline__ bool next_item(Rounds& rounds, Item& item) const {
+        while (rounds.next < rounds.end) {
+            item.round = rounds.next++;
+            item.safe = rounds.safe;
+            item.work = work_of(item.round);
+            if (item.work.batch < 0) continue;
+            item.keys.init(params.mask, item.work.tile, params.q_lengths.capacity, params.k_lengths.capacity);
+            return true;
         }
+        return false;
     }
 
     // Before the roles part.
@@ -151,35 +149,40 @@ struct Forward {
         const bool leader = elect_one();
         Ring<kStages> k(common.k), v(common.v);
         uint32_t q_phase = 0;
-        for_all_items([&](const Item& item) {
-            const KeyRange<kBlockM, kBlockN>& keys = item.keys;
-            if (keys.begin == keys.end) return;
-            if (leader) {
-                const int kv_head = item.work.head / params.group_size;
-                const auto load_k = [&](int tile) {
-                    k.wait_empty();
-                    k.full().arrive_and_expect(KTile::kBytes);
-                    KTile::load(k_smem + k.stage * KTile::kBytes, maps.k, k.full(), tile * kBlockN, kv_head, item.work.batch);
-                    k.advance();
-                };
-                const auto load_v = [&](int tile) {
-                    v.wait_empty();
-                    v.full().arrive_and_expect(VTile::kBytes);
-                    VTile::load(v_smem + v.stage * VTile::kBytes, maps.v, v.full(), tile * kBlockN, kv_head, item.work.batch);
-                    v.advance();
-                };
-                load_k(keys.end - 1);
-                for (int group = 0; group < kGroups; ++group) load_q(group, q_phase, item);
-#pragma unroll 1
-                for (int tile = keys.end - 2; tile >= keys.begin; --tile) {
-                    load_k(tile);
-                    load_v(tile + 1);
-                }
-                load_v(keys.begin);
+        Rounds rounds = first_rounds();
+        Item item;
+        do {
+            while (next_item(rounds, item)) {
+                if (item.keys.begin == item.keys.end) continue;
+                if (leader) load_item(k, v, q_phase, item);
+                q_phase ^= 1;
             }
-            q_phase ^= 1;
             __syncwarp();
-        });
+        } while (start_again(rounds));
+    }
+
+    __device__ __forceinline__ void load_item(Ring<kStages>& k, Ring<kStages>& v, uint32_t q_phase, const Item& item) const {
+        const int kv_head = item.work.head / params.group_size;
+        const auto load_k = [&](int tile) {
+            k.wait_empty();
+            k.full().arrive_and_expect(KTile::kBytes);
+            KTile::load(k_smem + k.stage * KTile::kBytes, maps.k, k.full(), tile * kBlockN, kv_head, item.work.batch);
+            k.advance();
+        };
+        const auto load_v = [&](int tile) {
+            v.wait_empty();
+            v.full().arrive_and_expect(VTile::kBytes);
+            VTile::load(v_smem + v.stage * VTile::kBytes, maps.v, v.full(), tile * kBlockN, kv_head, item.work.batch);
+            v.advance();
+        };
+        load_k(item.keys.end - 1);
+        for (int group = 0; group < kGroups; ++group) load_q(group, q_phase, item);
+#pragma unroll 1
+        for (int tile = item.keys.end - 2; tile >= item.keys.begin; --tile) {
+            load_k(tile);
+            load_v(tile + 1);
+        }
+        load_v(item.keys.begin);
     }
 
     __device__ __forceinline__ void load_q(int group, uint32_t phase, const Item& item) const {
@@ -213,26 +216,85 @@ struct Forward {
                    Ring<kStages>(common.v),
                    Ring<1>(common.q[group])};
         if (kTurns && group == kGroups - 1) named_barrier_arrive(kTurn, 256);  // the first turn is that of group 0
-        for_all_items([&](const Item& next) {
-            Item& item = common.items[warp - 4];
-            __syncwarp();
-            if (c.lane == 0) item = next;
-            __syncwarp();
-            c.softmax.clear();
-            if (item.keys.begin == item.keys.end) {
-                finish_row(c, item, 0);
-                finish_row(c, item, 1);
-                write_rows(c, item, [](int, int) { return make_uint4(0, 0, 0, 0); });
-                return;
+        WarpWords& words = common.warps[warp - 4];
+        put(c, words.rounds, first_rounds());
+        int slot = 0;
+        do {
+            if (!next_with_keys(c, words, slot)) continue;
+            take_turn(c);
+            start_first_scores(c);
+            pass_turn(c);
+            wgmma_wait<0>();
+            wgmma_settle(c.s);
+            while (true) {
+                const Item& item = words.items[slot];
+                walk_keys(c, item);
+                const bool single = item.keys.end - item.keys.begin == 1;
+                const bool more = next_with_keys(c, words, slot ^= 1);
+                c.v.wait_full();
+                take_turn(c);
+                if (!more) {
+                    start_values(c, single);
+                    pass_turn(c);
+                    wgmma_wait<0>();
+                    finish(c, item);
+                    break;
+                }
+                // The last product, and the first scores of the next item, which go on under what is left to do of this one.
+                start_values(c, single);
+                start_first_scores(c);
+                pass_turn(c);
+                wgmma_wait<1>();
+                finish(c, item);
+                wgmma_wait<0>();
+                wgmma_settle(c.s);
             }
-            walk_keys(c, item);
-            if (c.softmax.finish() && !item.safe && c.lane == 0) {
-                atomicMin(&common.redo_begin, item.round);
-                atomicMax(&common.redo_end, item.round + 1);
-            }
-            normalize(c, item);
-            store_out(c, item);
-        });
+        } while (again(c, words));
+    }
+
+    // A lane writes for the warp.
+    template <class Value>
+    __device__ __forceinline__ void put(const Consumer& c, Value& place, const Value& value) const {
+        __syncwarp();
+        if (c.lane == 0) place = value;
+        __syncwarp();
+    }
+
+    // Puts the next item that has keys into a slot; rows without keys are done at once.
+    __device__ __forceinline__ bool next_with_keys(const Consumer& c, WarpWords& words, int slot) const {
+        Rounds rounds = words.rounds;
+        Item next;
+        bool found = false;
+        while (!found && next_item(rounds, next)) {
+            put(c, words.items[slot], next);
+            found = next.keys.begin != next.keys.end;
+            if (!found) write_nothing(c, words.items[slot]);
+        }
+        put(c, words.rounds, rounds);
+        return found;
+    }
+
+    __device__ __forceinline__ bool again(const Consumer& c, WarpWords& words) const {
+        Rounds rounds = words.rounds;
+        const bool more = start_again(rounds);
+        put(c, words.rounds, rounds);
+        return more;
+    }
+
+    // O of an item, once its last product is there.
+    __device__ __forceinline__ void finish(Consumer& c, const Item& item) const {
+        wgmma_settle(c.o);
+        release(c, c.v.empty());
+        c.v.advance();
+        if (c.softmax.finish() && !item.safe && c.lane == 0) {
+            atomicMin(&common.redo_begin, item.round);
+            atomicMax(&common.redo_end, item.round + 1);
+        }
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const float inverse = finish_row(c, item, r, c.softmax.base[r], c.softmax.sum[r]);
+            write_row(c, item, r, inverse);
+        }
     }
 
     __device__ __forceinline__ void release(const Consumer& c, const MBarrier& empty) const {
@@ -248,37 +310,36 @@ struct Forward {
     // s = Q K^T, begun.
     __device__ __forceinline__ void start_scores(Consumer& c) const {
         const uint32_t q = q_smem + c.group * QTile::kBytes, k = k_smem + c.k.stage * KTile::kBytes;
+        wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kHeadDim / 16; ++step)
             Wgmma<T, kBlockN>::template multiply_shared<false>(c.s, QTile::along_columns(q, step), KTile::along_columns(k, step),
                                                                step > 0);
         wgmma_commit();
     }
+    __device__ __forceinline__ void start_first_scores(Consumer& c) const {
+        c.q.wait_full();
+        c.k.wait_full();
+        start_scores(c);
+    }
 
     // o += P V, begun; the first time o = P V.
     __device__ __forceinline__ void start_values(Consumer& c, bool first) const {
         const uint32_t v = v_smem + c.v.stage * VTile::kBytes;
+        wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kBlockN / 16; ++step)
             Wgmma<T, kHeadDimV>::template multiply<true>(c.o, c.p[step], VTile::down_rows(v, step), step > 0 || !first);
         wgmma_commit();
     }
 
+    // From the first scores, which are there, to the last probabilities.
     __device__ __forceinline__ void walk_keys(Consumer& c, const Item& item) const {
         const float scale = item.safe ? 1.0f : params.scale_log2;
         float factor[2];
         int tile = item.keys.end - 1;
-        c.q.wait_full();
-        c.k.wait_full();
-        wgmma_settle(c.s);
-        wgmma_fence();
-        take_turn(c);
-        start_scores(c);
-        pass_turn(c);
-        wgmma_wait<0>();
-        wgmma_settle(c.s);
-        release(c, c.k.empty());
-        c.k.advance();
+        c.softmax.clear();
+        release_scores(c, item, tile);
         prepare_scores(c, item, tile);
         c.softmax.apply(c.s, scale, true, factor);
         round_probabilities(c);
@@ -287,17 +348,14 @@ struct Forward {
         for (--tile; tile >= item.keys.begin; --tile) {
             c.k.wait_full();
             wgmma_settle(c.s);
-            wgmma_fence();
             take_turn(c);
             start_scores(c);
             c.v.wait_full();
-            wgmma_fence();
             start_values(c, first);
             pass_turn(c);
             wgmma_wait<1>();
             wgmma_settle(c.s);
-            release(c, c.k.empty());
-            c.k.advance();
+            release_scores(c, item, tile);
             const bool edge = prepare_scores(c, item, tile);
             const bool moved = c.softmax.apply(c.s, scale, edge || item.safe, factor);
             wgmma_wait<0>();
@@ -311,14 +369,15 @@ struct Forward {
             round_probabilities(c);
             first = false;
         }
-        if (kOwnOut) release(c, c.q.empty());
-        c.v.wait_full();
-        wgmma_fence();
-        start_values(c, first);
-        wgmma_wait<0>();
-        wgmma_settle(c.o);
-        release(c, c.v.empty());
-        c.v.advance();
+    }
+
+    // K of the tile is no longer needed; after the last one, neither is Q.
+    __device__ __forceinline__ void release_scores(Consumer& c, const Item& item, int tile) const {
+        release(c, c.k.empty());
+        c.k.advance();
+        if (tile > item.keys.begin) return;
+        release(c, c.q.empty());
+        c.q.advance();
     }
 
     // True: the tile has a mask.
@@ -362,78 +421,66 @@ struct Forward {
     }
 
     // Writes the lse of a row, with the sink if there is one. What its sums of p v are to be multiplied by; 0: the row sees no key.
-    __device__ __forceinline__ float finish_row(const Consumer& c, const Item& item, int r) const {
+    __device__ __forceinline__ float finish_row(const Consumer& c, const Item& item, int r, float base, float sum) const {
         const WorkTile& work = item.work;
         const float sink = params.sink.data ? head_number<T>(params.sink, work.batch, work.head) * kLog2e : -INFINITY;
-        const float base = c.softmax.base[r], largest = fmaxf(base, sink);
-        float total = c.softmax.sum[r], factor = 1.0f;  // no score at all: 0, or NaN where there was nothing but NaN
-        if (largest != Softmax::kNothing) {
+        const float largest = fmaxf(base, sink);
+        float factor = 1.0f;
+        if (largest != Softmax::kNothing) {  // else no score at all: the sum is 0, or NaN where there was nothing but NaN
             factor = exp2_approx(base - largest);
-            total = total * factor + exp2_approx(sink - largest);
+            sum = sum * factor + exp2_approx(sink - largest);
         }
         const int row = row_of(c, item, r);
         if (params.lse.data && c.lane % 4 == 0 && row < params.q_lengths.capacity)
             params.lse.data[work.batch * params.lse.batch + work.head * params.lse.head + row * params.lse.row] =
-                total != 0.0f ? (largest + __log2f(total)) * kLn2 : -INFINITY;
-        // A NaN row stays one: total is NaN then, and so is its reciprocal.
-        return total != 0.0f ? factor / total : 0.0f;
+                sum != 0.0f ? (largest + __log2f(sum)) * kLn2 : -INFINITY;
+        // A NaN row stays one: the sum is NaN then, and so is its reciprocal.
+        return sum != 0.0f ? factor / sum : 0.0f;
     }
 
-    __device__ __forceinline__ void normalize(Consumer& c, const Item& item) const {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const float inverse = finish_row(c, item, r);
-#pragma unroll
-            for (int i = 2 * r; i < kSums; i += 4) {
-                c.o[i] = inverse == 0.0f ? 0.0f : c.o[i] * inverse;
-                c.o[i + 1] = inverse == 0.0f ? 0.0f : c.o[i + 1] * inverse;
-            }
-        }
-    }
-
-    // Each warp its 16 rows, through shared memory so that the stores are whole rows.
-    __device__ __forceinline__ void store_out(Consumer& c, const Item& item) const {
-        if (!kOwnOut) named_barrier_wait(kGroupBarrier + c.group, 128);  // nobody reads Q any more
-        const uint32_t tile = out_smem + c.group * OutTile::kBytes;
+    // Row r of this thread, times `inverse`; 0 whatever the sums are if that is 0. Each of the four lanes of a row gets eight neighbouring channels of 32.
+    __device__ __forceinline__ void write_row(const Consumer& c, const Item& item, int r, float inverse) const {
+        T* out = row_of_out(c, item, r);
         const int lane = opaque(c.lane);
-        __syncwarp();
 #pragma unroll
-        for (int step = 0; step < kHeadDimV / 16; ++step) {
-            uint32_t f[4];
+        for (int first = 0; first < kHeadDimV / 8; first += 4) {
+            uint32_t words[4];
 #pragma unroll
-            for (int i = 0; i < 4; ++i) f[i] = pack_pair(c.o[8 * step + 2 * i], c.o[8 * step + 2 * i + 1], T());
-            OutTile::store_fragment(tile, c.warp * 16, 2 * step, lane, f);
+            for (int k = 0; k < 4; ++k) {
+                const float left = c.o[4 * (first + k) + 2 * r], right = c.o[4 * (first + k) + 2 * r + 1];
+                words[k] = inverse == 0.0f ? 0 : pack_pair(left * inverse, right * inverse, T());
+            }
+            transpose_quad(words, lane);
+            write_eight(out, (first + lane % 4) * 8, make_uint4(words[0], words[1], words[2], words[3]));
         }
-        __syncwarp();
-        write_rows(c, item, [&](int row, int piece) { return load_shared_16(tile + OutTile::offset(row, piece)); });
-        if (!kOwnOut) {
-            fence_shared_for_async();
-            __syncwarp();
-            release(c, c.q.empty());
-        }
-        c.q.advance();
     }
 
-    // Eight values at a time: values(row of the group, piece).
-    template <class Values>
-    __device__ __forceinline__ void write_rows(const Consumer& c, const Item& item, const Values& values) const {
-        constexpr int kPieces = kHeadDimV / 8;
-        T* out = static_cast<T*>(params.out.data) + item.work.batch * params.out.batch + item.work.head * params.out.head;
-        const int first_row = item.keys.first_row + c.group * kGroupRows;
-#pragma unroll 4
-        for (int i = opaque(c.lane); i < 16 * kPieces; i += 32) {
-            const int row = c.warp * 16 + i / kPieces, piece = i % kPieces;
-            if (first_row + row >= params.q_lengths.capacity || piece * 8 >= params.head_dim_v) continue;
-            const uint4 eight = values(row, piece);
-            T* target = out + (first_row + row) * params.out.row + piece * 8;
-            if (params.vector_out) {
-                *reinterpret_cast<uint4*>(target) = eight;
-            } else {
-                const T* single = reinterpret_cast<const T*>(&eight);
+    __device__ __forceinline__ void write_nothing(const Consumer& c, const Item& item) const {
+        for (int r = 0; r < 2; ++r) {
+            finish_row(c, item, r, Softmax::kNothing, 0.0f);
+            for (int col = c.lane % 4 * 8; col < kHeadDimV; col += 32)
+                write_eight(row_of_out(c, item, r), col, make_uint4(0, 0, 0, 0));
+        }
+    }
+
+    // nullptr: there is no such row.
+    __device__ __forceinline__ T* row_of_out(const Consumer& c, const Item& item, int r) const {
+        const int row = row_of(c, item, r);
+        if (row >= params.q_lengths.capacity) return nullptr;
+        return static_cast<T*>(params.out.data) + item.work.batch * params.out.batch + item.work.head * params.out.head +
+               row * params.out.row;
+    }
+
+    __device__ __forceinline__ void write_eight(T* row, int col, const uint4& eight) const {
+        if (!row || col >= params.head_dim_v) return;
+        if (params.vector_out) {
+            *reinterpret_cast<uint4*>(row + col) = eight;
+        } else {
+            const uint32_t words[4] = {eight.x, eight.y, eight.z, eight.w};
 #pragma unroll
-                for (int e = 0; e < 8; ++e)
-                    if (piece * 8 + e < params.head_dim_v) target[e] = single[e];
-            }
+            for (int e = 0; e < 8; ++e)
+                if (col + e < params.head_dim_v)
+                    reinterpret_cast<uint16_t*>(row)[col + e] = static_cast<uint16_t>(words[e / 2] >> e % 2 * 16);
         }
     }
 
@@ -453,7 +500,7 @@ template <class Row>
 __global__ void __launch_bounds__(Forward<Row>::kThreads, 1)
     forward_kernel(const __grid_constant__ ForwardParams params, const __grid_constant__ ForwardMaps maps) {
     extern __shared__ char shared[];
-    constexpr uint32_t kAlignment = SwizzledTile<8, 64>::kAlignment;
+    constexpr uint32_t kAlignment = Forward<Row>::QTile::kAlignment;
     Forward<Row> body(params, maps, shared + (kAlignment - shared_address(shared) % kAlignment) % kAlignment);
     body.run();
 }
