@@ -1,7 +1,7 @@
 // FlashAttention-3 forward for sm_90a (Shah and others, arXiv 2407.08608). A thread block stays and does one tile of query rows after the other. One
-// warp asks the copy engine for tiles of Q, K and V; warpgroups of 64 query rows each multiply and exponentiate. In a warpgroup the product Q K^T of a
-// tile and P V of the one before run under the exponentials; the warpgroups take turns at issuing products, so that one exponentiates
-// under the products of another. P goes from registers to registers.
+// warp finds out which, and asks the copy engine for tiles of Q, K and V; warpgroups of 64 query rows each multiply and exponentiate. In a warpgroup the
+// product Q K^T of a tile and P V of the one before go on under the exponentials, and so do the first product of the next query tile under the end of
+// this one. P goes from registers to registers. The warpgroups need no order among themselves: taking turns at the tensor cores cost 2 to 3 %.
 //
 // Rows whose maximum was not safe (row_softmax.cuh) are noted; at the end of all its work the thread block does the tiles with such rows again.
 #pragma once
@@ -39,8 +39,6 @@ struct Forward {
     static constexpr int kGroupRows = 64, kGroups = kBlockM / kGroupRows;
     static constexpr int kThreads = (kGroups + 1) * 128;
     static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 40, kConsumerRegisters = kGroups == 3 ? 160 : 232;
-    // Wide heads fill the tensor cores without it.
-    static constexpr bool kTurns = kHeadDim <= 128;
 
     using QTile = SwizzledTile<kGroupRows, kHeadDim>;
     using KTile = SwizzledTile<kBlockN, kHeadDim>;
@@ -52,32 +50,31 @@ struct Forward {
     struct Item {
         WorkTile work;
         KeyRange<kBlockM, kBlockN> keys;
+        int kv_head;
         int round;
         bool safe;  // the maximum of every tile
+        bool more;  // another item follows
     };
-
     // Where a role stands in the work of this thread block: all of it, and then what is to be done again.
     struct Rounds {
         int next, end;
         bool safe;
     };
-    // What a warp that multiplies keeps in shared memory, because in registers it would push out accumulators.
-    struct WarpWords {
-        Rounds rounds;
-        Item items[2];  // this one and the next
-    };
+    static constexpr int kItems = 4;
     struct Common {
         RingBarriers<kStages> k, v;
         RingBarriers<1> q[kGroups];
         int redo_begin, redo_end;  // rounds that are to be done again
-        WarpWords warps[kGroups * 4];
+        // From the warp that copies to those that multiply, in turn. An item is written while the one before is handed over, and that is when all have
+        // released Q of the second before, and are done with the third before.
+        Item items[kItems];
     };
     static constexpr int kTileBytes = kGroups * QTile::kBytes + kStages * (KTile::kBytes + VTile::kBytes);
     static constexpr int kSharedBytes = kTileBytes + static_cast<int>(sizeof(Common)) + QTile::kAlignment;
     static_assert(kSharedBytes <= 232448, "a thread block has 227 KB of shared memory");
 
-    // Named barriers.
-    static constexpr int kTurn = 1, kAllDone = kTurn + kGroups;
+    // Named barrier.
+    static constexpr int kAllDone = 1;
 
     const ForwardParams& params;
     const ForwardMaps& maps;
@@ -122,6 +119,7 @@ struct Forward {
             item.safe = rounds.safe;
             item.work = work_of(item.round);
             if (item.work.batch < 0) continue;
+            item.kv_head = item.work.head / params.group_size;
             item.keys.init(params.mask, item.work.tile, params.q_lengths.capacity, params.k_lengths.capacity);
             return true;
         }
@@ -144,54 +142,112 @@ struct Forward {
         __syncthreads();
     }
 
-    // One warp. Keys go from the last tile to the first; V of a tile comes after K of the next.
+    // The thread that finds out what there is to do, and copies.
+    struct Producer {
+        Ring<kStages> k, v;
+        uint32_t q_phase;
+        int slot;  // the item's
+    };
+
+    // One warp, of which one lane works. Keys go from the last tile to the first; V of a tile comes after K of the next.
     __device__ __forceinline__ void produce() {
         const bool leader = elect_one();
-        Ring<kStages> k(common.k), v(common.v);
-        uint32_t q_phase = 0;
+        Producer p{Ring<kStages>(common.k), Ring<kStages>(common.v), 0, 0};
         Rounds rounds = first_rounds();
-        Item item;
         do {
-            while (next_item(rounds, item)) {
-                if (item.keys.begin == item.keys.end) continue;
-                if (leader) load_item(k, v, q_phase, item);
-                q_phase ^= 1;
-            }
+            if (leader) hand_over_all(p, rounds);
             __syncwarp();
         } while (start_again(rounds));
     }
 
-    __device__ __forceinline__ void load_item(Ring<kStages>& k, Ring<kStages>& v, uint32_t q_phase, const Item& item) const {
-        const int kv_head = item.work.head / params.group_size;
-        const auto load_k = [&](int tile) {
-            k.wait_empty();
-            k.full().arrive_and_expect(KTile::kBytes);
-            KTile::load(k_smem + k.stage * KTile::kBytes, maps.k, k.full(), tile * kBlockN, kv_head, item.work.batch);
-            k.advance();
-        };
-        const auto load_v = [&](int tile) {
-            v.wait_empty();
-            v.full().arrive_and_expect(VTile::kBytes);
-            VTile::load(v_smem + v.stage * VTile::kBytes, maps.v, v.full(), tile * kBlockN, kv_head, item.work.batch);
-            v.advance();
-        };
-        load_k(item.keys.end - 1);
-        for (int group = 0; group < kGroups; ++group) load_q(group, q_phase, item);
+    __device__ __forceinline__ void hand_over_all(Producer& p, Rounds& rounds) const {
+        bool pending = false, found = true;  // an item is known, and not yet handed over
 #pragma unroll 1
-        for (int tile = item.keys.end - 2; tile >= item.keys.begin; --tile) {
-            load_k(tile);
-            load_v(tile + 1);
+        while (found) {
+            Item& item = common.items[pending ? following(p.slot) : p.slot];
+            found = find_item(rounds, item);
+            if (pending) {
+                common.items[p.slot].more = found;
+                if (found) prefetch_q(item);
+            }
+            if (pending || !found) hand_over(p, pending);
+            pending = true;
         }
-        load_v(item.keys.begin);
     }
 
-    __device__ __forceinline__ void load_q(int group, uint32_t phase, const Item& item) const {
-        Ring<1> q(common.q[group]);
-        q.phase = phase;
-        q.wait_empty();
-        q.full().arrive_and_expect(QTile::kBytes);
-        QTile::load(q_smem + group * QTile::kBytes, maps.q, q.full(), item.keys.first_row + group * kGroupRows, item.work.head,
-                    item.work.batch);
+    // The next item that has keys. False: the rounds are over, and the item has none.
+    __device__ __forceinline__ bool find_item(Rounds& rounds, Item& item) const {
+        while (next_item(rounds, item)) {
+            if (item.keys.begin != item.keys.end) return true;
+        }
+        item.keys.begin = item.keys.end = 0;
+        return false;
+    }
+
+    // Another warp: rows that see no key.
+    __device__ __forceinline__ void write_empty_items() const {
+        Rounds rounds = first_rounds();
+        Item item;
+        while (next_item(rounds, item)) {
+            if (item.keys.begin == item.keys.end) write_nothing(item);
+        }
+    }
+
+    // Tells the others of an item, and copies what it needs, if it has keys.
+    __device__ __forceinline__ void hand_over(Producer& p, bool has_keys) const {
+        const Item& item = common.items[p.slot];
+        if (has_keys) load_k(p, item, item.keys.end - 1);
+        for (int group = 0; group < kGroups; ++group) {
+            Ring<1> q(common.q[group]);
+            q.phase = p.q_phase;
+            q.wait_empty();
+            if (!has_keys) {
+                q.full().arrive();
+                continue;
+            }
+            q.full().arrive_and_expect(QTile::kBytes);
+            QTile::load(q_smem + group * QTile::kBytes, maps.q, q.full(), item.keys.first_row + group * kGroupRows,
+                        item.work.head, item.work.batch);
+        }
+        if (has_keys) load_keys(p, item);
+        p.q_phase ^= 1;
+        p.slot = following(p.slot);
+    }
+    __device__ static __forceinline__ int following(int slot) { return slot + 1 == kItems ? 0 : slot + 1; }
+
+    // Into the L2 cache: its place in shared memory is not free before the present item is nearly done.
+    __device__ __forceinline__ void prefetch_q(const Item& item) const {
+        for (int group = 0; group < kGroups; ++group)
+            for (int chunk = 0; chunk < QTile::kChunks; ++chunk)
+                tma_prefetch(maps.q, chunk * 64, item.keys.first_row + group * kGroupRows, item.work.head, item.work.batch);
+    }
+
+    __device__ __forceinline__ void load_k(Producer& p, const Item& item, int tile) const {
+        p.k.wait_empty();
+        p.k.full().arrive_and_expect(KTile::kBytes);
+        KTile::load(k_smem + p.k.stage * KTile::kBytes, maps.k, p.k.full(), tile * kBlockN, item.kv_head, item.work.batch);
+        p.k.advance();
+    }
+    __device__ __forceinline__ void load_v(Producer& p, const Item& item, int tile) const {
+        p.v.wait_empty();
+        p.v.full().arrive_and_expect(VTile::kBytes);
+        VTile::load(v_smem + p.v.stage * VTile::kBytes, maps.v, p.v.full(), tile * kBlockN, item.kv_head, item.work.batch);
+        p.v.advance();
+    }
+    __device__ __forceinline__ void load_keys(Producer& p, const Item& item) const {
+#pragma unroll 1
+        for (int tile = item.keys.end - 2; tile >= item.keys.begin; --tile) {
+            load_k(p, item, tile);
+            load_v(p, item, tile + 1);
+        }
+        load_v(p, item, item.keys.begin);
+    }
+
+    __device__ __forceinline__ void write_nothing(const Item& item) const {
+        for (int row = item.keys.first_row + static_cast<int>(threadIdx.x % 32); row < item.keys.first_row + kBlockM; row += 32) {
+            finish_row(item, row, Softmax::kNothing, 0.0f, true);
+            for (int col = 0; col < kHeadDimV; col += 8) write_eight(row_of_out(item, row), col, make_uint4(0, 0, 0, 0));
+        }
     }
 
     // What a warpgroup that multiplies has at hand.
@@ -199,6 +255,7 @@ struct Forward {
         int group, warp, lane;  // `warp` of the group
         Ring<kStages> k, v;
         Ring<1> q;
+        int slot;                     // the item's
         float s[kScores];             // scores, then probabilities
         float o[kSums];               // sums of p v
         uint32_t p[kBlockN / 16][4];  // probabilities, rounded
@@ -214,71 +271,46 @@ struct Forward {
                    static_cast<int>(threadIdx.x) % 32,
                    Ring<kStages>(common.k),
                    Ring<kStages>(common.v),
-                   Ring<1>(common.q[group])};
-        if (kTurns && group == kGroups - 1) named_barrier_arrive(kTurn, 256);  // the first turn is that of group 0
-        WarpWords& words = common.warps[warp - 4];
-        put(c, words.rounds, first_rounds());
-        int slot = 0;
+                   Ring<1>(common.q[group]),
+                   0};
+        Rounds rounds = first_rounds();
         do {
-            if (!next_with_keys(c, words, slot)) continue;
-            take_turn(c);
+            c.q.wait_full();
+            if (common.items[c.slot].keys.begin == common.items[c.slot].keys.end) {
+                release(c, c.q.empty());
+                c.q.advance();
+                c.slot = following(c.slot);
+            } else {
+                do_items(c);
+            }
+        } while (start_again(rounds));
+    }
+
+    // From the present item to the last.
+    __device__ __forceinline__ void do_items(Consumer& c) {
+        start_first_scores(c);
+        wgmma_wait<0>();
+        wgmma_settle(c.s);
+        while (true) {
+            const Item& item = common.items[c.slot];
+            const bool first = walk_keys(c, item);
+            c.slot = following(c.slot);
+            c.v.wait_full();
+            if (!item.more) {
+                start_values(c, first);
+                wgmma_wait<0>();
+                finish(c, item);
+                return;
+            }
+            // The last product, and the first scores of the next item, which go on under what is left to do of this one.
+            start_values(c, first);
+            c.q.wait_full();
             start_first_scores(c);
-            pass_turn(c);
+            wgmma_wait<1>();
+            finish(c, item);
             wgmma_wait<0>();
             wgmma_settle(c.s);
-            while (true) {
-                const Item& item = words.items[slot];
-                walk_keys(c, item);
-                const bool single = item.keys.end - item.keys.begin == 1;
-                const bool more = next_with_keys(c, words, slot ^= 1);
-                c.v.wait_full();
-                take_turn(c);
-                if (!more) {
-                    start_values(c, single);
-                    pass_turn(c);
-                    wgmma_wait<0>();
-                    finish(c, item);
-                    break;
-                }
-                // The last product, and the first scores of the next item, which go on under what is left to do of this one.
-                start_values(c, single);
-                start_first_scores(c);
-                pass_turn(c);
-                wgmma_wait<1>();
-                finish(c, item);
-                wgmma_wait<0>();
-                wgmma_settle(c.s);
-            }
-        } while (again(c, words));
-    }
-
-    // A lane writes for the warp.
-    template <class Value>
-    __device__ __forceinline__ void put(const Consumer& c, Value& place, const Value& value) const {
-        __syncwarp();
-        if (c.lane == 0) place = value;
-        __syncwarp();
-    }
-
-    // Puts the next item that has keys into a slot; rows without keys are done at once.
-    __device__ __forceinline__ bool next_with_keys(const Consumer& c, WarpWords& words, int slot) const {
-        Rounds rounds = words.rounds;
-        Item next;
-        bool found = false;
-        while (!found && next_item(rounds, next)) {
-            put(c, words.items[slot], next);
-            found = next.keys.begin != next.keys.end;
-            if (!found) write_nothing(c, words.items[slot]);
         }
-        put(c, words.rounds, rounds);
-        return found;
-    }
-
-    __device__ __forceinline__ bool again(const Consumer& c, WarpWords& words) const {
-        Rounds rounds = words.rounds;
-        const bool more = start_again(rounds);
-        put(c, words.rounds, rounds);
-        return more;
     }
 
     // O of an item, once its last product is there.
@@ -292,7 +324,7 @@ struct Forward {
         }
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const float inverse = finish_row(c, item, r, c.softmax.base[r], c.softmax.sum[r]);
+            const float inverse = finish_row(item, row_of(c, item, r), c.softmax.base[r], c.softmax.sum[r], c.lane % 4 == 0);
             write_row(c, item, r, inverse);
         }
     }
@@ -300,13 +332,6 @@ struct Forward {
     __device__ __forceinline__ void release(const Consumer& c, const MBarrier& empty) const {
         if (c.lane == 0) empty.arrive();
     }
-    __device__ __forceinline__ void take_turn(const Consumer& c) const {
-        if (kTurns) named_barrier_wait(kTurn + c.group, 256);
-    }
-    __device__ __forceinline__ void pass_turn(const Consumer& c) const {
-        if (kTurns) named_barrier_arrive(kTurn + (c.group + 1 == kGroups ? 0 : c.group + 1), 256);
-    }
-
     // s = Q K^T, begun.
     __device__ __forceinline__ void start_scores(Consumer& c) const {
         const uint32_t q = q_smem + c.group * QTile::kBytes, k = k_smem + c.k.stage * KTile::kBytes;
@@ -318,9 +343,26 @@ struct Forward {
         wgmma_commit();
     }
     __device__ __forceinline__ void start_first_scores(Consumer& c) const {
-        c.q.wait_full();
+        const Item& item = common.items[c.slot];
+        for (int tile = item.keys.end; tile > end_of_keys(c, item); --tile) skip(c, c.k);
         c.k.wait_full();
         start_scores(c);
+    }
+
+    // Key tiles that none of this group's rows sees are left out at the end, all but one: groups that have fewer keys, or no rows, do not work as long as
+    // the others. Not more than there are stages, because K is asked for before V of the tiles that are left out can be given back.
+    __device__ __forceinline__ int end_of_keys(const Consumer& c, const Item& item) const {
+        const int first_row = item.keys.first_row + c.group * kGroupRows,
+                  last_row = min(first_row + kGroupRows, params.q_lengths.capacity) - 1;
+        const int cols = last_row < first_row ? 0 : last_row + item.keys.shift + item.keys.right + 1;
+        const int end = min((max(cols, 0) + kBlockN - 1) / kBlockN, item.keys.end);
+        return max(max(end, item.keys.begin + 1), item.keys.end - (kStages - 1));
+    }
+    // A stage is given back when it is full: before that, an arrival might count for what was in it before.
+    __device__ __forceinline__ void skip(const Consumer& c, Ring<kStages>& ring) const {
+        ring.wait_full();
+        release(c, ring.empty());
+        ring.advance();
     }
 
     // o += P V, begun; the first time o = P V.
@@ -333,11 +375,12 @@ struct Forward {
         wgmma_commit();
     }
 
-    // From the first scores, which are there, to the last probabilities.
-    __device__ __forceinline__ void walk_keys(Consumer& c, const Item& item) const {
+    // From the first scores, which are there, to the last probabilities. True: there was one tile only.
+    __device__ __forceinline__ bool walk_keys(Consumer& c, const Item& item) const {
         const float scale = item.safe ? 1.0f : params.scale_log2;
         float factor[2];
-        int tile = item.keys.end - 1;
+        int tile = end_of_keys(c, item) - 1;
+        for (int skipped = item.keys.end - 1; skipped > tile; --skipped) skip(c, c.v);
         c.softmax.clear();
         release_scores(c, item, tile);
         prepare_scores(c, item, tile);
@@ -348,11 +391,9 @@ struct Forward {
         for (--tile; tile >= item.keys.begin; --tile) {
             c.k.wait_full();
             wgmma_settle(c.s);
-            take_turn(c);
             start_scores(c);
             c.v.wait_full();
             start_values(c, first);
-            pass_turn(c);
             wgmma_wait<1>();
             wgmma_settle(c.s);
             release_scores(c, item, tile);
@@ -369,6 +410,7 @@ struct Forward {
             round_probabilities(c);
             first = false;
         }
+        return first;
     }
 
     // K of the tile is no longer needed; after the last one, neither is Q.
@@ -421,7 +463,7 @@ struct Forward {
     }
 
     // Writes the lse of a row, with the sink if there is one. What its sums of p v are to be multiplied by; 0: the row sees no key.
-    __device__ __forceinline__ float finish_row(const Consumer& c, const Item& item, int r, float base, float sum) const {
+    __device__ __forceinline__ float finish_row(const Item& item, int row, float base, float sum, bool write) const {
         const WorkTile& work = item.work;
         const float sink = params.sink.data ? head_number<T>(params.sink, work.batch, work.head) * kLog2e : -INFINITY;
         const float largest = fmaxf(base, sink);
@@ -430,17 +472,16 @@ struct Forward {
             factor = exp2_approx(base - largest);
             sum = sum * factor + exp2_approx(sink - largest);
         }
-        const int row = row_of(c, item, r);
-        if (params.lse.data && c.lane % 4 == 0 && row < params.q_lengths.capacity)
+        if (params.lse.data && write && row < params.q_lengths.capacity)
             params.lse.data[work.batch * params.lse.batch + work.head * params.lse.head + row * params.lse.row] =
                 sum != 0.0f ? (largest + __log2f(sum)) * kLn2 : -INFINITY;
         // A NaN row stays one: the sum is NaN then, and so is its reciprocal.
-        return sum != 0.0f ? factor / sum : 0.0f;
+        return sum != 0.0f ? __fdividef(factor, sum) : 0.0f;
     }
 
     // Row r of this thread, times `inverse`; 0 whatever the sums are if that is 0. Each of the four lanes of a row gets eight neighbouring channels of 32.
     __device__ __forceinline__ void write_row(const Consumer& c, const Item& item, int r, float inverse) const {
-        T* out = row_of_out(c, item, r);
+        T* out = row_of_out(item, row_of(c, item, r));
         const int lane = opaque(c.lane);
 #pragma unroll
         for (int first = 0; first < kHeadDimV / 8; first += 4) {
@@ -455,17 +496,8 @@ struct Forward {
         }
     }
 
-    __device__ __forceinline__ void write_nothing(const Consumer& c, const Item& item) const {
-        for (int r = 0; r < 2; ++r) {
-            finish_row(c, item, r, Softmax::kNothing, 0.0f);
-            for (int col = c.lane % 4 * 8; col < kHeadDimV; col += 32)
-                write_eight(row_of_out(c, item, r), col, make_uint4(0, 0, 0, 0));
-        }
-    }
-
     // nullptr: there is no such row.
-    __device__ __forceinline__ T* row_of_out(const Consumer& c, const Item& item, int r) const {
-        const int row = row_of(c, item, r);
+    __device__ __forceinline__ T* row_of_out(const Item& item, int row) const {
         if (row >= params.q_lengths.capacity) return nullptr;
         return static_cast<T*>(params.out.data) + item.work.batch * params.out.batch + item.work.head * params.out.head +
                row * params.out.row;
@@ -488,7 +520,11 @@ struct Forward {
         prepare();
         if (threadIdx.x < 128) {
             give_registers<kProducerRegisters>();
-            if (threadIdx.x < 32) produce();
+            if (threadIdx.x < 32) {
+                produce();
+            } else if (threadIdx.x < 64) {
+                write_empty_items();
+            }
         } else {
             take_registers<kConsumerRegisters>();
             consume();
@@ -499,7 +535,7 @@ struct Forward {
 template <class Row>
 __global__ void __launch_bounds__(Forward<Row>::kThreads, 1)
     forward_kernel(const __grid_constant__ ForwardParams params, const __grid_constant__ ForwardMaps maps) {
-    extern __shared__ char shared[];
+    extern __shared__ __align__(1024) char shared[];
     constexpr uint32_t kAlignment = Forward<Row>::QTile::kAlignment;
     Forward<Row> body(params, maps, shared + (kAlignment - shared_address(shared) % kAlignment) % kAlignment);
     body.run();
@@ -550,8 +586,8 @@ int launch_forward(const ForwardParams& params, void* stream) {
     if (error != cudaSuccess) return error;
     const int64_t units = int64_t{params.schedule.heads} * params.schedule.tiles;
     if (units < blocks) blocks = static_cast<int>(units);
-    kernel<<<static_cast<unsigned>(blocks), Body::kThreads, Body::kSharedBytes, static_cast<cudaStream_t>(stream)>>>(params,
-                                                                                                                     maps);
+    const auto cuda_stream = static_cast<cudaStream_t>(stream);
+    kernel<<<static_cast<unsigned>(blocks), Body::kThreads, Body::kSharedBytes, cuda_stream>>>(params, maps);
     return cudaGetLastError();
 }
 

@@ -5,8 +5,11 @@
 
 namespace libflash::cuda {
 
-inline uint32_t shared_address(const void* pointer) { return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(pointer)); }
-inline char* shared_pointer(uint64_t address) { return reinterpret_cast<char*>(static_cast<uintptr_t>(address)); }
+// As on the device, addresses count from the beginning of shared memory.
+inline uint32_t shared_address(const void* pointer) {
+    return static_cast<uint32_t>(static_cast<const char*>(pointer) - emulation::dynamic_shared);
+}
+inline char* shared_pointer(uint64_t address) { return emulation::dynamic_shared + address; }
 inline void store_shared(uint32_t address, uint32_t x) { std::memcpy(shared_pointer(address), &x, 4); }
 
 inline void cp_async_16(uint32_t address, const void* global, bool valid) {
