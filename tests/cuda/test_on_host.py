@@ -27,37 +27,69 @@ ROWS = {
 }
 
 
+# Forward for sm_90a, with its stages: three, two and two warpgroups. And the disorders of forward_sm90.cpp it is run in.
+ROWS_SM90 = {
+    "bf16-64": ("bf16_", 64, "192, 128", 4),
+    "f16-128": ("f16_", 128, "128, 128", 3),
+    "bf16-256": ("bf16_", 256, "128, 80", 2),
+}
+DISORDERS = (0, 1)
+
+
 def for_the_host(source: str) -> str:
     """Shared memory that is sized by the launch, and the launch itself, are no C++."""
     source = re.sub(r"extern __shared__ __align__\(\d+\) char (\w+)\[\];", r"char* \1 = emulation::dynamic_shared;", source)
-    launch = r"(\w+)<<<(.*?), (\S*?), \S*?, \S*?>>>\((\w+)\);"
+    launch = r"(\w+)<<<(.*?), (\S*?), \S*?, \S*?>>>\(([\w, ]+)\);"
     return re.sub(launch, r"emulation::launch(\2, \3, [&] { \1(\4); });", source)
+
+
+def compiled(folder: Path, room: str, headers: tuple[str, ...], source: str, defines: dict[str, object]) -> Path:
+    if CXX is None or CUDA_HEADERS is None:
+        pytest.skip("no g++ or no CUDA headers")
+    (folder / "cuda" / room).mkdir(parents=True)
+    for name in headers:
+        changed = for_the_host((ROOT / "libflash/cuda" / room / name).read_text())
+        assert "emulation::launch(" in changed
+        (folder / "cuda" / room / name).write_text(changed)
+    command = [CXX, "-std=c++17", "-O2", "-fno-strict-aliasing", "-fno-pie", "-no-pie", "-w", "-fpermissive"]
+    command += [f"-D{name}={value}" for name, value in (defines | {"__CUDA_ARCH__": 900}).items()]
+    # The changed headers first, then the stand-ins, then the library's own.
+    command += [f"-I{path}" for path in (folder, HERE, ROOT / "libflash", ROOT / "include", CUDA_HEADERS)]
+    done = subprocess.run([*command, HERE / source, "-o", folder / "program"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:3000]
+    return folder / "program"
 
 
 @pytest.fixture(scope="module", params=ROWS)
 def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    if CXX is None or CUDA_HEADERS is None:
-        pytest.skip("no g++ or no CUDA headers")
-    folder = tmp_path_factory.mktemp("on_host")
-    (folder / "cuda/sm80").mkdir(parents=True)
-    for name in ("backward.cuh", "forward.cuh"):
-        changed = for_the_host((ROOT / "libflash/cuda/sm80" / name).read_text())
-        assert "emulation::launch(" in changed
-        (folder / "cuda/sm80" / name).write_text(changed)
     dtype, head_dim, forward, backward = ROWS[request.param]
-    defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "FORWARD_TILE": forward, "BACKWARD_TILE": backward, "__CUDA_ARCH__": 900}
-    command = [CXX, "-std=c++17", "-O2", "-fno-strict-aliasing", "-fno-pie", "-no-pie", "-w", "-fpermissive"]
-    command += [f"-D{name}={value}" for name, value in defines.items()]
-    # The changed headers first, then the stand-ins, then the library's own.
-    command += [f"-I{path}" for path in (folder, HERE, ROOT / "libflash", ROOT / "include", CUDA_HEADERS)]
-    done = subprocess.run(
-        [*command, HERE / "attention.cpp", "-o", folder / "program"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[:3000]
-    return folder / "program"
+    defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "FORWARD_TILE": forward, "BACKWARD_TILE": backward}
+    return compiled(tmp_path_factory.mktemp("on_host"), "sm80", ("backward.cuh", "forward.cuh"), "attention.cpp", defines)
+
+
+@pytest.fixture(scope="module", params=ROWS_SM90)
+def program_sm90(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    dtype, head_dim, tile, stages = ROWS_SM90[request.param]
+    defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "FORWARD_TILE": tile, "STAGES": stages}
+    return compiled(tmp_path_factory.mktemp("on_host"), "sm90", ("forward.cuh",), "forward_sm90.cpp", defines)
 
 
 @pytest.mark.parametrize(("size", "rare", "deterministic"), [(1, 0, 0), (1, 1, 0), (4, 0, 1), (4, 1, 1)])
 def test_against_double(program: Path, size: int, rare: int, deterministic: int) -> None:
     done = subprocess.run([program, str(size), str(rare), str(deterministic)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("disorder", DISORDERS)
+def test_sm90_against_double(program_sm90: Path, disorder: int) -> None:
+    done = subprocess.run([program_sm90, str(disorder)], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert done.stdout.count("ok ") == 7
+
+
+def test_rows_of_the_table_are_run() -> None:
+    """The tiles above are those of the library."""
+    table = (ROOT / "libflash/cuda/kernels.table").read_text()
+    for dtype, head_dim, tile, stages in ROWS_SM90.values():
+        row = rf"forward +sm90 +{dtype.rstrip('_')} +{head_dim} +{tile.replace(', ', 'x')} +{stages} "
+        assert re.search(row, table), row

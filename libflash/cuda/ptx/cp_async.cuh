@@ -13,15 +13,6 @@ __device__ __forceinline__ void store_shared(uint32_t smem_address, uint32_t x) 
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(smem_address), "r"(x) : "memory");
 }
 
-__device__ __forceinline__ uint4 load_shared_16(uint32_t smem_address) {
-    uint4 x;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-                 : "r"(smem_address)
-                 : "memory");
-    return x;
-}
-
 // Copies 16 bytes, or writes 16 zero bytes if not `valid`: then nothing is read, wherever `global` points.
 __device__ __forceinline__ void cp_async_16(uint32_t smem_address, const void* global, bool valid) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(smem_address), "l"(global), "r"(valid ? 16 : 0)

@@ -1,7 +1,7 @@
 // FlashAttention-3 forward for sm_90a (Shah and others, arXiv 2407.08608). A thread block stays and does one tile of query rows after the other. One
 // warp finds out which, and asks the copy engine for tiles of Q, K and V; warpgroups of 64 query rows each multiply and exponentiate. In a warpgroup the
-// product Q K^T of a tile and P V of the one before go on under the exponentials, and so do the first product of the next query tile under the end of
-// this one. P goes from registers to registers. The warpgroups need no order among themselves: taking turns at the tensor cores cost 2 to 3 %.
+// product Q K^T of a tile and P V of the one before go on under the exponentials, and so does the first product of the next query tile under the end of
+// this one. P goes from registers to registers. The warpgroups need no order among themselves: turns at the tensor cores cost 2 to 3 % at long lengths.
 //
 // Rows whose maximum was not safe (row_softmax.cuh) are noted; at the end of all its work the thread block does the tiles with such rows again.
 #pragma once
@@ -277,6 +277,7 @@ struct Forward {
         do {
             c.q.wait_full();
             if (common.items[c.slot].keys.begin == common.items[c.slot].keys.end) {
+                __syncwarp();
                 release(c, c.q.empty());
                 c.q.advance();
                 c.slot = following(c.slot);
@@ -358,9 +359,10 @@ struct Forward {
         const int end = min((max(cols, 0) + kBlockN - 1) / kBlockN, item.keys.end);
         return max(max(end, item.keys.begin + 1), item.keys.end - (kStages - 1));
     }
-    // A stage is given back when it is full: before that, an arrival might count for what was in it before.
+    // A stage is given back when it is full: before that, an arrival might count for what was in it before; and when all lanes have seen it.
     __device__ __forceinline__ void skip(const Consumer& c, Ring<kStages>& ring) const {
         ring.wait_full();
+        __syncwarp();
         release(c, ring.empty());
         ring.advance();
     }

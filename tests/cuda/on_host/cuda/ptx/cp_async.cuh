@@ -5,11 +5,11 @@
 
 namespace libflash::cuda {
 
-// As on the device, addresses count from the beginning of shared memory.
+// As on the device, addresses count from the beginning of shared memory; static shared memory lies somewhere before or behind.
 inline uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(static_cast<const char*>(pointer) - emulation::dynamic_shared);
 }
-inline char* shared_pointer(uint64_t address) { return emulation::dynamic_shared + address; }
+inline char* shared_pointer(uint64_t address) { return emulation::dynamic_shared + static_cast<int32_t>(address); }
 inline void store_shared(uint32_t address, uint32_t x) { std::memcpy(shared_pointer(address), &x, 4); }
 
 inline void cp_async_16(uint32_t address, const void* global, bool valid) {
