@@ -43,6 +43,22 @@ def test_nan_stays_in_its_tile(kernel: str) -> None:
     assert not dirty[:, :384].isnan().any()
 
 
+@needs_gpu
+@pytest.mark.parametrize("jump", [80.0, 87.0, 88.0, 88.5, 95.0])
+@pytest.mark.parametrize("kernel", [k["name"] for k in KERNELS])
+def test_one_score_far_above_the_others(kernel: str, jump: float) -> None:
+    """The exponential of the difference is near the end of float, or past it, and the kernel looks at the other keys first."""
+    dtype = torch.bfloat16 if "_bf16_" in kernel else torch.float16
+    generator = torch.Generator("cuda").manual_seed(4)
+    q, k = (torch.zeros(1, rows, 2, 64, device="cuda", dtype=dtype) for rows in (150, 333))
+    v = torch.randn(1, 333, 2, 64, generator=generator, device="cuda").to(dtype)
+    q[..., 0] = 8
+    k[:, 5, :, 0] = jump  # times 8, by the square root of 64
+    out, lse = libflash.attention(q, k, v, return_lse=True, kernel=kernel)
+    torch.testing.assert_close(out, v[:, 5:6].expand_as(out), rtol=0.01, atol=0)
+    torch.testing.assert_close(lse, torch.full_like(lse, k[0, 5, 0, 0].item()), rtol=1e-5, atol=0)
+
+
 # What not every kernel knows, by the field of a case that says so.
 OPTIONS = {
     "softcap": {"softcap": 20.0},

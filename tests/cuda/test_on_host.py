@@ -84,7 +84,7 @@ def test_against_double(program: Path, size: int, rare: int, deterministic: int)
 def test_sm90_against_double(program_sm90: Path, disorder: int) -> None:
     done = subprocess.run([program_sm90, str(disorder)], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert done.stdout.count("ok ") == 7
+    assert done.stdout.count("ok ") == 8
 
 
 def test_rows_of_the_table_are_run() -> None:

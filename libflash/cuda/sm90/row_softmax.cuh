@@ -92,19 +92,14 @@ private:
             float largest = fmaxf(sum[r], __shfl_xor_sync(0xffffffffu, sum[r], 1));
             largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
             if (!(largest > kSumLimit && largest < INFINITY)) continue;
-            // In two halves: 2^-up may be too small to be a number.
-            const float up = 2.0f * ceilf(0.5f * __log2f(largest)), half = exp2_approx(-0.5f * up);
+            const float up = fminf(ceilf(__log2f(largest)), 126.0f), down = exp2_approx(-up);  // 2^-127 would be 0
             base[r] += up;
-            sum[r] *= half;
-            sum[r] *= half;
-            factor[r] *= half;
-            factor[r] *= half;
+            sum[r] *= down;
+            factor[r] *= down;
 #pragma unroll
             for (int i = 2 * r; i < kScores; i += 4) {
-                s[i] *= half;
-                s[i] *= half;
-                s[i + 1] *= half;
-                s[i + 1] *= half;
+                s[i] *= down;
+                s[i + 1] *= down;
             }
         }
     }

@@ -23,7 +23,7 @@ constexpr double kRounding = Row::config.dtype == RowType::f16_ ? 0x1p-11 : 0x1p
 struct Case {
     int batch, heads_q, heads_k, queries, keys, head_dim;
     int left, right;  // of the window; kUnboundedWindow: none
-    float size;       // of q and k
+    float size;       // of q and k; 0: they are nothing but one score far above the others, which are 0
     bool sink;
 };
 
@@ -43,6 +43,9 @@ bool check(const Case& c) {
                    k = random<T>(size_t(c.batch) * c.keys * c.heads_k * dim, c.size), v = random<T>(k.size(), 1);
     std::vector<float> sink = random<float>(c.heads_q, 1), lse(size_t(c.batch) * c.heads_q * c.queries, NAN);
     std::vector<T> out(q.size(), T(NAN));
+
+    for (size_t i = 0; c.size == 0 && i < q.size(); i += dim) q[i] = T(8.0f);
+    if (c.size == 0) k[5 * dim] = T(static_cast<float>(88 / (8 * scale)));  // nearly the largest exponent of a float
 
     ForwardParams params{};
     const auto rows = [&](std::vector<T>& x, int count, int heads) {
@@ -121,6 +124,7 @@ int main(int, char** argv) {
         {1, 1, 1, 520, 520, kDim - 8, 100, 0, 1, false},   // a window, more items than multiprocessors
         {1, 2, 1, 150, 700, kDim, kAll, kAll, 12, false},  // scores that overflow with a kept maximum
         {1, 1, 1, 400, 400, kDim, kAll, 0, 12, true},      // the same, causal
+        {1, 1, 1, 64, 300, kDim, kAll, kAll, 0, false},    // one score that nearly does
         {1, 1, 1, 3, 0, kDim, kAll, kAll, 1, true},        // no keys at all
     };
     bool good = true;
