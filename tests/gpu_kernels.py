@@ -45,18 +45,42 @@ def parameters(rows: list[dict]) -> list:
     return [pytest.param(k, id=k["name"], marks=pytest.mark.skipif(bool(skipped(k)), reason=skipped(k))) for k in rows]
 
 
+# Fields of a case that a kernel of sm90 refuses unless they have this value.
+BEYOND_SM90 = {"softcap": 0.0, "alibi": None, "bias": None, "mask": None, "block_mask": None, "dropout_p": 0.0} | dict.fromkeys(
+    ("used_q", "used_k")
+)
+
+
+def knows(kernel: dict, case: Case | DecodeCase) -> bool:
+    """Whether a kernel has the options of a case, and can read rows of its alignment."""
+    if kernel["backend"] != "sm90" or isinstance(case, DecodeCase):
+        return True
+    dims = {case.head_dim, case.head_dim if case.head_dim_v is None else case.head_dim_v}
+    aligned = not any(dim % 8 for dim in dims)
+    scaled = case.softmax_scale is None or case.softmax_scale > 0
+    return aligned and scaled and not case.packed and all(getattr(case, name) == value for name, value in BEYOND_SM90.items())
+
+
+def knowing(rows: list[dict], **fields: object) -> list[dict]:
+    """The rows that know these fields of a case."""
+    return [kernel for kernel in rows if knows(kernel, Case("", **fields))]  # type: ignore[arg-type]
+
+
 def serves(kernel: dict, case: Case | DecodeCase) -> bool:
     dim_v = case.head_dim if case.head_dim_v is None else case.head_dim_v
     fits = case.head_dim <= kernel["head_dim"] and dim_v <= kernel["head_dim_v"]
-    return fits and TYPES.get(kernel["dtype"]) == case.dtype
+    return fits and TYPES.get(kernel["dtype"]) == case.dtype and knows(kernel, case)
 
 
 def chosen(rows: list[dict], case: Case | DecodeCase, index: int) -> list[dict]:
-    """Of the rows that serve a case: those of its own width, and one of the wider in turn. All of them would take an hour."""
-    able = [kernel for kernel in rows if serves(kernel, case)]
-    narrowest = min((kernel["head_dim"] for kernel in able), default=0)
-    wider = [kernel for kernel in able if kernel["head_dim"] > narrowest]
-    return [kernel for kernel in able if kernel["head_dim"] == narrowest] + wider[index % max(1, len(wider)) :][:1]
+    """Of a room's rows that serve a case: those of its own width, and one of the wider in turn. All would take an hour."""
+    found = []
+    for room in dict.fromkeys(kernel["backend"] for kernel in rows):
+        able = [kernel for kernel in rows if kernel["backend"] == room and serves(kernel, case)]
+        narrowest = min((kernel["head_dim"] for kernel in able), default=0)
+        wider = [kernel for kernel in able if kernel["head_dim"] > narrowest]
+        found += [kernel for kernel in able if kernel["head_dim"] == narrowest] + wider[index % max(1, len(wider)) :][:1]
+    return found
 
 
 def widths(kernel: dict) -> dict[str, int | None]:

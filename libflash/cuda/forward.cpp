@@ -1,4 +1,6 @@
 // Forward: from the problem to the parameters of the kernel, and its launch.
+#include <cstring>
+
 #include "cuda/attention/fill_params.h"
 #include "cuda/attention/fill_schedule.h"
 #include "cuda/kernels.h"
@@ -8,9 +10,13 @@ namespace libflash::cuda {
 namespace {
 
 ScheduleParams schedule(const AttentionProblem& problem, const KernelConfig& config) {
-    // Later rows see more keys under a causal rule: the longest first.
-    return schedule_params(problem.q_rows, problem.batch, problem.heads_q, config.tile_q, key_bytes(problem),
-                           problem.mask_rule.right < MaskRule::kUnbounded);
+    // Later rows see more keys under a causal rule: the longest first, or, where a thread block's work is settled beforehand, long with short.
+    const bool causal = problem.mask_rule.right < MaskRule::kUnbounded;
+    const bool paired = causal && std::strcmp(config.room, "sm90") == 0;
+    ScheduleParams params = schedule_params(problem.q_rows, problem.batch, problem.heads_q, config.tile_q * (paired ? 2 : 1),
+                                            key_bytes(problem), causal && !paired);
+    params.paired = paired;
+    return params;
 }
 
 ForwardParams make_params(const AttentionProblem& problem, const KernelConfig& config) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 
 #include "cuda/config.h"
 #include "cuda/params.h"
@@ -29,6 +30,9 @@ const Row* all_rows(int* count);
 
 // What a thread block of the row takes, where that may be more than a device has; else 0.
 int shared_bytes(const KernelConfig& config);
+
+// Can the row do what the problem asks for besides its type and head dims? If not, `why`, where given, says what it does not know.
+bool knows_options(const KernelConfig& config, const AttentionProblem& problem, std::string* why);
 
 // Refuses what the kernels cannot count.
 void check_sizes(const AttentionProblem& problem);

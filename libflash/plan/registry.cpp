@@ -87,6 +87,10 @@ void add_cuda(Registry& registry, const cuda::Row& kernel) {
 
 int shared_bytes(const KernelRow& row) { return cuda::shared_bytes(row.cuda->config); }
 
+bool knows_options(const KernelRow& row, const AttentionProblem& problem, std::string* why) {
+    return cuda::knows_options(row.cuda->config, problem, why);
+}
+
 void add_cuda_rows(Registry& registry) {
     int count = 0;
     const cuda::Row* rows = cuda::all_rows(&count);
@@ -97,6 +101,7 @@ void add_cuda_rows(Registry& registry) {
 
 void add_cuda_rows(Registry&) {}
 int shared_bytes(const KernelRow&) { return 0; }
+bool knows_options(const KernelRow&, const AttentionProblem&, std::string*) { return true; }
 
 #endif
 
@@ -178,7 +183,8 @@ bool accepts_cuda(const KernelRow& row, const Subject& subject, std::string* why
     if (needed > there) {
         return why && decline(why, text_of("device: its thread blocks take ", needed, " bytes of shared memory (", there, ")"));
     }
-    return fits_cuda_tile(row, subject, why);
+    if (!fits_cuda_tile(row, subject, why)) return false;
+    return !subject.attention || knows_options(row, *subject.attention, why);
 }
 
 bool asked_for(const KernelRow& row, const Request& request) {
@@ -229,20 +235,18 @@ bool usable_here(const KernelRow& row, const char** why_not) {
 
 Subject subject_of(const AttentionProblem& p) {
     const Operation operation = p.backward ? Operation::backward : Operation::forward;
-    return {operation, p.device, p.dtype, p.head_dim, p.head_dim_v, &p.request, nullptr};
+    return {operation, p.device, p.dtype, p.head_dim, p.head_dim_v, &p.request, nullptr, &p};
 }
 
 Subject subject_of(const DecodeProblem& p) {
-    return {Operation::decode, p.device, p.dtype, p.head_dim, p.head_dim_v, &p.request, nullptr};
+    return {Operation::decode, p.device, p.dtype, p.head_dim, p.head_dim_v, &p.request};
 }
 
 Subject subject_of(const MergeProblem& p) {
     return {Operation::merge, p.device, p.out.dtype, p.head_dim_v, p.head_dim_v, &p.request, &p};
 }
 
-Subject subject_of(const CompressProblem& p) {
-    return {Operation::compress, p.device, DType::boolean, 0, 0, &p.request, nullptr};
-}
+Subject subject_of(const CompressProblem& p) { return {Operation::compress, p.device, DType::boolean, 0, 0, &p.request}; }
 
 bool accepts(const KernelRow& row, const Subject& subject, std::string* why) {
     if (row.operation != subject.operation) return why && decline(why, "operation: another one");

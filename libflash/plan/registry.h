@@ -45,6 +45,7 @@ struct Subject {
     int64_t head_dim = 0, head_dim_v = 0;
     const Request* request = nullptr;
     const MergeProblem* merge = nullptr;
+    const AttentionProblem* attention = nullptr;  // forward, backward
 };
 Subject subject_of(const AttentionProblem& problem);
 Subject subject_of(const DecodeProblem& problem);

@@ -1,4 +1,7 @@
-"""The building blocks of the CUDA kernels, cuda/ptx, cuda/tile and cuda/attention, on a GPU: the programs of blocks/."""
+"""The building blocks of the CUDA kernels, cuda/ptx, cuda/tile and cuda/attention, on a GPU: the programs of blocks/.
+
+Those named sm90_* are about instructions that sm_90a alone has.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ PROGRAMS = sorted((ROOT / "tests" / "cuda" / "blocks").glob("*.cu"))
 
 
 def test_programs_are_there() -> None:
-    assert {path.stem.split("_")[0] for path in PROGRAMS} == {"ptx", "tile", "attention"}
+    assert {path.stem.split("_")[0] for path in PROGRAMS} == {"ptx", "tile", "attention", "sm90"}
 
 
 @pytest.mark.parametrize("source", PROGRAMS, ids=[path.stem for path in PROGRAMS])
@@ -24,8 +27,13 @@ def test_block(source: Path, tmp_path: Path) -> None:
     arch = architecture()
     if not arch:
         pytest.skip("no CUDA device")
+    target = [f"-arch={arch}"]
+    if source.stem.startswith("sm90_"):
+        if arch != "sm_90":
+            pytest.skip(f"for sm_90, the GPU is of {arch}")
+        target = ["-gencode=arch=compute_90a,code=sm_90a"]
     program = tmp_path / source.stem
-    options = ["-std=c++17", f"-arch={arch}", "-Xcompiler=-Wall,-Wextra", f"-I{ROOT / 'libflash'}", f"-I{ROOT / 'include'}"]
+    options = ["-std=c++17", *target, "-Xcompiler=-Wall,-Wextra", f"-I{ROOT / 'libflash'}", f"-I{ROOT / 'include'}"]
     built = subprocess.run([nvcc, *options, "-o", program, source], capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stdout + built.stderr
     done = subprocess.run([program], capture_output=True, text=True, check=False, timeout=300)

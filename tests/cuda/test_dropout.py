@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from dropout_mask import keep_mask
-from gpu_kernels import device_of, parameters, with_cpu
+from gpu_kernels import device_of, knowing, parameters, with_cpu
 
 import libflash
 
@@ -71,7 +71,7 @@ class Sequences:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("kernel", parameters(with_cpu("forward")))
+@pytest.mark.parametrize("kernel", parameters(knowing(with_cpu("forward"), dropout_p=P)))
 def test_forward(kernel: dict, packed: bool) -> None:
     s = Sequences(kernel, packed)
     q, k, _ = s.inputs()

@@ -329,3 +329,101 @@ def test_inference() -> None:
         assert torch.equal(got, wanted)
     with pytest.raises(libflash.UnsupportedError, match="dtype"):
         flash_attn.flash_attn_func(q.double(), k.double(), v.double())
+
+
+# -- the cache
+
+
+def cached(dtype: torch.dtype, page_size: int | None, seed: int = 0) -> tuple[list[torch.Tensor], dict[str, Any]]:
+    """Three sequences of up to 300 keys in a cache of 320, or in pages of it; what is behind a sequence is NaN."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.tensor([300, 17, 128], dtype=torch.int32)
+    caches = [torch.randn(3, 320, 2, 64, generator=generator) for _ in range(2)]
+    for cache in caches:
+        for b, n in enumerate(lengths.tolist()):
+            cache[b, n:] = torch.nan
+    place: dict[str, Any] = {"cache_seqlens": lengths.to(DEVICE)}
+    if page_size:
+        columns = 320 // page_size
+        order = torch.randperm(3 * columns, generator=generator)
+        caches = [cache.reshape(3 * columns, page_size, 2, 64)[order] for cache in caches]
+        place["block_table"] = order.argsort().reshape(3, columns).int().to(DEVICE)
+    return [cache.to(dtype).to(DEVICE) for cache in caches], place
+
+
+def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, positions: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """In float64, rounded to the type of x; positions (batch, rows)."""
+    r = cos.shape[1]
+    c, s = (table.double()[positions][:, :, None, :] for table in (cos, sin))
+    wide = x.double()
+    first, second = (wide[..., : 2 * r : 2], wide[..., 1 : 2 * r : 2]) if interleaved else (wide[..., :r], wide[..., r : 2 * r])
+    turned = [first * c - second * s, first * s + second * c]
+    front = torch.stack(turned, -1).flatten(-2) if interleaved else torch.cat(turned, -1)
+    return torch.cat([front, wide[..., 2 * r :]], -1).to(x.dtype)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("page_size", [None, 16, 64])
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_with_kvcache(dtype: torch.dtype, rows: int, page_size: int | None, interleaved: bool) -> None:
+    """Append, rotary embedding and attention in one call, against the definition; the cache holds the new rows."""
+    generator = torch.Generator().manual_seed(1)
+    q, new_k, new_v = (torch.randn(3, rows, h, 64, generator=generator).to(dtype).to(DEVICE) for h in (6, 2, 2))
+    angles = torch.arange(320)[:, None] * 0.5 ** torch.arange(16)
+    cos, sin = angles.cos().to(dtype).to(DEVICE), angles.sin().to(dtype).to(DEVICE)
+    for options in ({"causal": True}, {"causal": True, "window_size": (40, 0), "softcap": 15.0}):
+        (k_cache, v_cache), place = cached(dtype, page_size)
+        lengths = place["cache_seqlens"].long()
+        positions = lengths[:, None] + torch.arange(rows, device=DEVICE)
+        out, lse = flash_attn.flash_attn_with_kvcache(
+            q,
+            k_cache,
+            v_cache,
+            new_k,
+            new_v,
+            cos,
+            sin,
+            rotary_interleaved=interleaved,
+            return_softmax_lse=True,
+            **place,
+            **options,
+        )
+        dense = [x[place["block_table"].long()].flatten(1, 2) if page_size else x for x in (k_cache, v_cache)]
+        turned_k = rotated(new_k, cos, sin, positions, interleaved)
+        turned_q = rotated(q, cos, sin, positions, interleaved)
+        for b, n in enumerate(lengths.tolist()):
+            keys, values = (x[b, : n + rows] for x in dense)
+            torch.testing.assert_close(keys[n:].float(), turned_k[b].float(), rtol=2e-2, atol=1e-3)
+            assert torch.equal(values[n:], new_v[b])
+            assert dense[0][b, n + rows :].isnan().all()
+            exact, exact_lse = defined(turned_q[b], keys, values, **options)
+            assert (out[b].double() - exact).abs().max() <= 8 * torch.finfo(dtype).eps
+            torch.testing.assert_close(lse[b].double(), exact_lse, rtol=0, atol=3e-2 if dtype == torch.bfloat16 else 4e-3)
+
+
+def defined(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, window_size: tuple[int, int] = (-1, -1), softcap: float = 0.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """One sequence in float64: (rows, heads, channels) and (heads, rows)."""
+    group = q.shape[1] // k.shape[1]
+    k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))
+    s = torch.einsum("ihd,jhd->hij", q.double(), k) * q.shape[-1] ** -0.5
+    if softcap:
+        s = softcap * torch.tanh(s / softcap)
+    distance = torch.arange(len(q), device=q.device)[:, None] + len(k) - len(q) - torch.arange(len(k), device=q.device)
+    hidden = (distance < 0) & torch.tensor(causal, device=q.device)
+    if window_size[0] >= 0:
+        hidden |= distance > window_size[0]
+    s = s.masked_fill(hidden, -torch.inf)
+    return torch.einsum("hij,jhd->ihd", s.softmax(-1), v), s.logsumexp(-1)
+
+
+def test_with_kvcache_length_as_a_number_and_batch_index() -> None:
+    (k_cache, v_cache), _ = cached(torch.float16, None)
+    q = torch.randn(2, 1, 6, 64, device=DEVICE, dtype=torch.float16)
+    rows = torch.tensor([2, 0], dtype=torch.int32, device=DEVICE)
+    got = flash_attn.flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=100, cache_batch_idx=rows)
+    for b, row in enumerate(rows.tolist()):
+        exact, _ = defined(q[b], k_cache[row, :100], v_cache[row, :100], causal=False)
+        assert (got[b].double() - exact).abs().max() < 4e-3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import cases
 import pytest
 from case import Case
-from gpu_kernels import chosen, kernels
+from gpu_kernels import TYPES, chosen, kernels, knowing, parameters
 
 import libflash
 
@@ -42,3 +42,45 @@ def test_nan_stays_in_its_tile(kernel: str) -> None:
     assert torch.equal(clean[:, :384], dirty[:, :384])
     assert dirty[:, 400].isnan().all()
     assert not dirty[:, :384].isnan().any()
+
+
+@needs_gpu
+@pytest.mark.parametrize("jump", [80.0, 87.0, 88.0, 88.5, 95.0])
+@pytest.mark.parametrize("kernel", [k["name"] for k in KERNELS])
+def test_one_score_far_above_the_others(kernel: str, jump: float) -> None:
+    """The exponential of the difference is near the end of float, or past it, and the kernel looks at the other keys first."""
+    dtype = next(dtype for name, dtype in DTYPES.items() if f"_{name}_" in kernel)
+    generator = torch.Generator("cuda").manual_seed(4)
+    q, k = (torch.zeros(1, rows, 2, 64, device="cuda", dtype=dtype) for rows in (150, 333))
+    v = torch.randn(1, 333, 2, 64, generator=generator, device="cuda").to(dtype)
+    q[..., 0] = 8
+    k[:, 5, :, 0] = jump  # times 8, by the square root of 64
+    out, lse = libflash.attention(q, k, v, return_lse=True, kernel=kernel)
+    torch.testing.assert_close(out, v[:, 5:6].expand_as(out), rtol=0.01, atol=0)
+    torch.testing.assert_close(lse, torch.full_like(lse, k[0, 5, 0, 0].item()), rtol=1e-5, atol=0)
+
+
+# What not every kernel knows, by the field of a case that says so.
+OPTIONS = {
+    "softcap": {"softcap": 20.0},
+    "dropout_p": {"dropout_p": 0.25},
+    "alibi_slopes": {"alibi": "h"},
+    "bias": {"bias": "hqk"},
+    "mask": {"mask": "qk"},
+    "block_mask": {"block_mask": "h"},
+    "seqused_q": {"used_q": (30,)},
+    "seqused_k": {"used_k": (30,)},
+    "cu_seqlens_q": {"seqlen_q": (30, 34), "seqlen_k": (30, 34)},
+    "softmax_scale": {"softmax_scale": -0.5},
+    "q": {"head_dim": 33},
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("kernel", parameters([k for k in KERNELS if not knowing([k], softcap=20.0)]))
+def test_what_it_does_not_know(kernel: dict, option: str) -> None:
+    """It is refused with a reason, and another kernel takes it."""
+    case = Case(f"unknown-{option}", TYPES[kernel["dtype"]], **OPTIONS[option])
+    with pytest.raises(libflash.UnsupportedError, match=rf"^{option}: .*\[{kernel['name']}\]"):
+        run_forward(case, kernel["name"])
+    case.check(**run_forward(case, None))

@@ -36,24 +36,32 @@ DECODE_ROWS = {
     "f32-128-small": ("f32_", 128, "16, 32, 2"),
 }
 
+# Forward for sm_90a, with its stages: three, two and two warpgroups. And the disorders of forward_sm90.cpp it is run in.
+ROWS_SM90 = {
+    "bf16-64": ("bf16_", 64, "192, 128", 4),
+    "f16-128": ("f16_", 128, "128, 128", 3),
+    "bf16-256": ("bf16_", 256, "128, 80", 2),
+}
+DISORDERS = (0, 1)
+
 
 def for_the_host(source: str) -> str:
     """Shared memory that is sized by the launch, and the launch itself, are no C++."""
     source = re.sub(r"extern __shared__ __align__\(\d+\) char (\w+)\[\];", r"char* \1 = emulation::dynamic_shared;", source)
-    launch = r"(\w+)<<<(.*?), (\S*?), \S*?, \S*?>>>\((\w+)\);"
+    launch = r"(\w+)<<<(.*?), (\S*?), \S*?, \S*?>>>\(([\w, ]+)\);"
     return re.sub(launch, r"emulation::launch(\2, \3, [&] { \1(\4); });", source)
 
 
-def compiled(folder: Path, program: str, sources: tuple[str, ...], **defines: object) -> Path:
-    """`program` of on_host, with these files of sm80 made ready for the host."""
+def compiled(folder: Path, room: str, headers: tuple[str, ...], program: str, **defines: object) -> Path:
+    """`program` of on_host, with these headers of a room made ready for the host."""
     if CXX is None or CUDA_HEADERS is None:
         pytest.skip("no g++ or no CUDA headers")
-    (folder / "cuda/sm80").mkdir(parents=True)
-    for name in sources:
-        source = (ROOT / "libflash/cuda/sm80" / name).read_text()
+    (folder / "cuda" / room).mkdir(parents=True)
+    for name in headers:
+        source = (ROOT / "libflash/cuda" / room / name).read_text()
         changed = for_the_host(source)
         assert changed != source
-        (folder / "cuda/sm80" / name).write_text(changed)
+        (folder / "cuda" / room / name).write_text(changed)
     command = [CXX, "-std=c++17", "-O2", "-fno-strict-aliasing", "-fno-pie", "-no-pie", "-w", "-fpermissive"]
     command += [f"-D{name}={value}" for name, value in {**defines, "__CUDA_ARCH__": 900}.items()]
     # The changed headers first, then the stand-ins, then the library's own.
@@ -73,7 +81,8 @@ def attention(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     dtype, head_dim, forward, backward = ROWS[request.param]
     tiles = {"FORWARD_TILE": forward, "BACKWARD_TILE": backward}
     folder = tmp_path_factory.mktemp("attention")
-    return compiled(folder, "attention.cpp", ("backward.cuh", "forward.cuh"), DTYPE=dtype, HEAD_DIM=head_dim, **tiles)
+    headers = ("backward.cuh", "forward.cuh")
+    return compiled(folder, "sm80", headers, "attention.cpp", DTYPE=dtype, HEAD_DIM=head_dim, **tiles)
 
 
 @pytest.mark.parametrize(("size", "rare", "deterministic"), [(1, 0, 0), (1, 1, 0), (4, 0, 1), (4, 1, 1)])
@@ -85,7 +94,7 @@ def test_attention_against_double(attention: Path, size: int, rare: int, determi
 def decode(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     dtype, head_dim, tile = DECODE_ROWS[request.param]
     folder = tmp_path_factory.mktemp("decode")
-    return compiled(folder, "decode.cpp", ("decode.cuh",), DTYPE=dtype, HEAD_DIM=head_dim, DECODE_TILE=tile)
+    return compiled(folder, "sm80", ("decode.cuh",), "decode.cpp", DTYPE=dtype, HEAD_DIM=head_dim, DECODE_TILE=tile)
 
 
 @pytest.mark.parametrize(
@@ -93,3 +102,26 @@ def decode(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 )
 def test_decode_against_double(decode: Path, rows: int, splits: int, paged: int, append: int) -> None:
     assert_right(decode, rows, splits, paged, append)
+
+
+@pytest.fixture(scope="module", params=ROWS_SM90)
+def forward_sm90(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    dtype, head_dim, tile, stages = ROWS_SM90[request.param]
+    folder = tmp_path_factory.mktemp("forward_sm90")
+    defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "FORWARD_TILE": tile, "STAGES": stages}
+    return compiled(folder, "sm90", ("forward.cuh",), "forward_sm90.cpp", **defines)
+
+
+@pytest.mark.parametrize("disorder", DISORDERS)
+def test_sm90_against_double(forward_sm90: Path, disorder: int) -> None:
+    done = subprocess.run([forward_sm90, str(disorder)], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    assert done.stdout.count("ok ") == 8
+
+
+def test_rows_of_the_table_are_run() -> None:
+    """The tiles above are those of the library."""
+    table = (ROOT / "libflash/cuda/kernels.table").read_text()
+    for dtype, head_dim, tile, stages in ROWS_SM90.values():
+        row = rf"forward +sm90 +{dtype.rstrip('_')} +{head_dim} +{tile.replace(', ', 'x')} +{stages} "
+        assert re.search(row, table), row

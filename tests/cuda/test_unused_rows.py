@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 from case import Case, used_rows
-from gpu_kernels import TYPES, device_of, parameters, with_cpu
+from gpu_kernels import TYPES, device_of, knowing, parameters, with_cpu
 
 torch = pytest.importorskip("torch")
 from gpu_case import Problem, problem, same_bits, to_numpy  # noqa: E402  (needs torch)
@@ -33,7 +33,7 @@ def unused(p: Problem, case: Case) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("kernel", parameters(with_cpu("forward")))
+@pytest.mark.parametrize("kernel", parameters(knowing(with_cpu("forward"), used_k=(1,))))
 def test_forward(kernel: dict, name: str) -> None:
     case = Case(f"unused-{name}", TYPES[kernel["dtype"]], head_dim=kernel["head_dim"], **HEADS, **OPTIONS[name])
     clean, poisoned = (problem(c, device_of(kernel)) for c in (case, dataclasses.replace(case, poison="unused")))

@@ -35,6 +35,7 @@ TOTAL = 530  # whatever the limits of the stages add up to
 MOST_WORKERS = 16
 NO_GPU = "no CUDA device"  # what tests/cuda says when it skips
 TIMED = ("test_interop.py",)  # of tests/cuda: tests of who waits for whom
+ON_HOST = ("test_on_host.py",)  # needs no GPU, and some minutes of the processors
 TAIL = 15  # lines of a failed stage's log that are shown
 
 
@@ -67,7 +68,7 @@ def tests(run: Run) -> tuple[str, str, dict]:
     codes, reports = [], []
     workers = min(MOST_WORKERS, os.cpu_count() or 1) if importlib.util.find_spec("xdist") else 1
     timed = [str(ROOT / "tests/cuda" / name) for name in TIMED]
-    others = [str(ROOT / "tests/cuda"), *(f"--ignore={path}" for path in timed)]
+    others = [str(ROOT / "tests/cuda"), *(f"--ignore={ROOT / 'tests/cuda' / name}" for name in TIMED + ON_HOST)]
     for name, arguments in {"timed": timed, "others": others + ["-n", str(workers)] * (workers > 1)}.items():
         report = run.logs / f"tests-{name}.xml"
         report.unlink(missing_ok=True)

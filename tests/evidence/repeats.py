@@ -26,7 +26,7 @@ import torch
 from decode_cases import DecodeCase
 from gpu_case import bits, run_backward, run_forward
 from gpu_decode import run_decode
-from gpu_kernels import TYPES, attention_kernels, device_of, widths
+from gpu_kernels import TYPES, attention_kernels, device_of, knowing, widths
 
 import libflash
 
@@ -80,7 +80,9 @@ def calls(kernel: dict) -> dict[str, Callable[[], Tensors]]:
     q, k = normal(SEQLEN_Q, HEADS_Q, "head_dim"), normal(SEQLEN_K, HEADS_K, "head_dim")
     v, dout = normal(SEQLEN_K, HEADS_K, "head_dim_v"), normal(SEQLEN_Q, HEADS_Q, "head_dim_v")
     used = [(37 * b) % (SEQLEN_K + 1) * (b % 7 != 3) for b in range(BATCH)]
-    options = {"causal": True, "seqused_k": torch.tensor(used, dtype=torch.int32, device=device)}
+    options = {"causal": True}
+    if knowing([kernel], used_k=(1,)):
+        options["seqused_k"] = torch.tensor(used, dtype=torch.int32, device=device)
 
     def forward(kernel: str | None = None) -> Tensors:
         return dict(zip(("o", "lse"), libflash.attention(q, k, v, return_lse=True, kernel=kernel, **options), strict=True))

@@ -38,6 +38,7 @@ const Kernels* const* all_kernels(int* count) { return *count = 0, nullptr; }
 
 namespace cuda {
 int shared_bytes(const KernelConfig& config) { return config.stages * 1000; }
+bool knows_options(const KernelConfig&, const AttentionProblem&, std::string*) { return true; }
 const Row* all_rows(int* count) {
     static Row rows[2];
     rows[0].config.name = "forward_sm80_f16_d128";
@@ -66,7 +67,7 @@ extern "C" int choose(int arch, int shared_memory, char* text, size_t capacity) 
     facts.arch = arch;
     facts.shared_memory_bytes = shared_memory;
     Request request{};
-    Subject subject{Operation::forward, Device{FLASH_DEVICE_CUDA, 0}, DType::f16, 64, 64, &request, nullptr};
+    Subject subject{Operation::forward, Device{FLASH_DEVICE_CUDA, 0}, DType::f16, 64, 64, &request};
     try {
         std::snprintf(text, capacity, "%s", choose_kernel(subject).name);
         return 0;

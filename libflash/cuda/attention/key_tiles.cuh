@@ -2,18 +2,14 @@
 // One thread fills the struct in shared memory and all read it there, a few words a tile: in registers it would push out accumulators.
 #pragma once
 
-#include "cuda/attention/params.h"
-#include "cuda/attention/schedule.cuh"
+#include "cuda/attention/key_range.cuh"
 
 namespace libflash::cuda {
 
 template <int kBlockM, int kBlockN>
-struct KeyTiles {
-    int first_row;  // of the query tile
-    int shift;      // column of the diagonal in row 0
-    int length_k;
-    int left, right;
-    int begin, end;           // key tiles [begin, end)
+struct KeyTiles : KeyRange<kBlockM, kBlockN> {
+    using Range = KeyRange<kBlockM, kBlockN>;
+    using Range::begin, Range::end, Range::first_row;
     const uint8_t* mask_row;  // dense block mask: the row of blocks that the query tile lies in, or nullptr
     const int32_t* list;      // compressed: the same row as ascending column numbers, or nullptr
     int64_t stride;           // between entries of either
@@ -21,16 +17,7 @@ struct KeyTiles {
 
     __device__ __forceinline__ void init(const MaskParams& mask, const BlockMaskParams& blocks, const WorkTile& work,
                                          const SequenceRows& q, const SequenceRows& k) {
-        first_row = work.tile * kBlockM;
-        length_k = k.length;
-        shift = mask.top_left ? 0 : k.length - q.length;
-        left = mask.left;
-        right = mask.right;
-        const int last_row = min(first_row + kBlockM, q.length) - 1;
-        const int first_col = max(0, first_row + shift - left);
-        const int last_col = min(k.length, last_row + shift + right + 1);
-        begin = first_col / kBlockN;
-        end = last_row < first_row || last_col <= first_col ? begin : (last_col + kBlockN - 1) / kBlockN;
+        Range::init(mask, work.tile, q.length, k.length);
         mask_row = nullptr;
         list = nullptr;
         list_count = 0;
@@ -65,12 +52,6 @@ struct KeyTiles {
             }
         }
         return tile >= begin ? tile : -1;
-    }
-
-    // Does any score of the tile fall outside the length, the causal rule or the window?
-    __device__ __forceinline__ bool is_edge(int tile) const {
-        const int first_col = tile * kBlockN, last_col = first_col + kBlockN - 1;
-        return last_col >= length_k || last_col > first_row + shift + right || first_col < first_row + kBlockM - 1 + shift - left;
     }
 };
 

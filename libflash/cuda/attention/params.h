@@ -85,6 +85,7 @@ struct ScheduleParams {
     Divisor group;        // heads_per_group
     Divisor sequence;     // dense: heads of a batch entry
     bool reversed;        // later rows see more keys (causal): start with the last tile
+    bool paired;          // `tiles` are pairs, a tile from the end with one from the beginning: each is as much work as any other
 };
 
 struct ForwardParams {

@@ -64,11 +64,12 @@ __device__ __forceinline__ int divide(int n, const Divisor& by) {
     return by.divisor == 1 ? n : static_cast<int>(__umulhi(static_cast<uint32_t>(n), by.multiplier) >> by.shift);
 }
 
-// `lengths`: of the side whose tiles are scheduled.
+// Work number `index`. `lengths`: of the side whose tiles are scheduled.
 template <int kTileRows>
-__device__ __forceinline__ WorkTile work_tile(const ScheduleParams& schedule, const LengthsParams& lengths, int batch) {
-    const int group = divide(blockIdx.x, schedule.group_items);
-    const int item = blockIdx.x - group * static_cast<int>(schedule.group_items.divisor);
+__device__ __forceinline__ WorkTile work_tile(const ScheduleParams& schedule, const LengthsParams& lengths, int batch,
+                                              int index) {
+    const int group = divide(index, schedule.group_items);
+    const int item = index - group * static_cast<int>(schedule.group_items.divisor);
     const int first_head = group * schedule.heads_per_group;
     const int heads_here = min(schedule.heads_per_group, schedule.heads - first_head);
     int tile = heads_here == schedule.heads_per_group ? divide(item, schedule.group) : item / heads_here;
@@ -77,6 +78,12 @@ __device__ __forceinline__ WorkTile work_tile(const ScheduleParams& schedule, co
     if (lengths.cu) return find_packed_tile<kTileRows>(lengths, batch, tile, head);
     const int entry = divide(head, schedule.sequence);
     return {entry, head - entry * static_cast<int>(schedule.sequence.divisor), tile};
+}
+
+// That of a thread block that does no other.
+template <int kTileRows>
+__device__ __forceinline__ WorkTile work_tile(const ScheduleParams& schedule, const LengthsParams& lengths, int batch) {
+    return work_tile<kTileRows>(schedule, lengths, batch, static_cast<int>(blockIdx.x));
 }
 
 }  // namespace libflash::cuda

@@ -91,7 +91,7 @@ struct RunningSoftmax {
                 sum = fmaxf(sum, __shfl_xor_sync(0xffffffffu, sum, 1));
                 sum = fmaxf(sum, __shfl_xor_sync(0xffffffffu, sum, 2));
                 if (sum > kSumLimit && sum < INFINITY) {
-                    const float up = ceilf(__log2f(sum));
+                    const float up = fminf(ceilf(__log2f(sum)), 126.0f);  // 2^-127 would be 0, and the row lost
                     base[a][r] += up;
                     scale_row(a, r, exp2_approx(-up));
                 }

@@ -12,6 +12,8 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <random>
+#include <utility>
 #include <vector>
 
 #undef __align__
@@ -48,10 +50,15 @@ struct Machine {
     std::vector<ucontext_t> fibers;
     std::vector<std::vector<char>> stacks;
     std::vector<bool> done;
-    Barrier block, warps[kMaxWarps];
+    Barrier block, warps[kMaxWarps], named[16];
     uint64_t slots[kMaxWarps][32][8];  // what the lanes of a warp show each other
-    unsigned block_index = 0, threads = 0, thread = 0;
+    unsigned block_index = 0, blocks = 0, threads = 0, thread = 0;
+    int64_t polls = 0;  // of mbarriers, since the last arrival at one
     std::function<void()> kernel;
+    // Disorder: warps that fall behind for a while, and what is asked for and done at some later time. Off: everything as soon as it can be.
+    bool disorder = false;
+    std::mt19937 dice{1};
+    std::vector<std::function<void()>> later;
 };
 inline Machine machine;
 
@@ -82,6 +89,7 @@ inline void start_block(unsigned index) {
     machine.block_index = index;
     machine.block = {};
     for (Barrier& barrier : machine.warps) barrier = {};
+    for (Barrier& barrier : machine.named) barrier = {};
     machine.done.assign(machine.threads, false);
     machine.fibers.assign(machine.threads, {});
     for (unsigned t = 0; t < machine.threads; ++t) {
@@ -92,17 +100,44 @@ inline void start_block(unsigned index) {
     }
 }
 
+inline unsigned roll(unsigned sides) { return machine.dice() % sides; }
+
+// Now or, in disorder, at some time of the scheduler's choice.
+inline void do_later(std::function<void()> what) {
+    if (!machine.disorder) return what();
+    machine.later.push_back(std::move(what));
+}
+
+inline void run_warp(unsigned warp) {
+    for (machine.thread = warp * 32; machine.thread < min(warp * 32 + 32, machine.threads); ++machine.thread) {
+        if (!machine.done[machine.thread]) swapcontext(&machine.scheduler, &machine.fibers[machine.thread]);
+    }
+}
+
+inline void run_block() {
+    std::vector<unsigned> slowness((machine.threads + 31) / 32, 1);  // a warp runs one time in so many
+    for (unsigned round = 0; std::find(machine.done.begin(), machine.done.end(), false) != machine.done.end(); ++round) {
+        for (unsigned warp = 0; warp < slowness.size(); ++warp) {
+            if (machine.disorder && round % 256 == 0) slowness[warp] = 1 + roll(3) * roll(40);
+            if (roll(slowness[warp]) == 0) run_warp(warp);
+        }
+        for (size_t i = machine.later.size(); i-- > 0;) {
+            if (roll(20) != 0) continue;
+            const std::function<void()> what = std::move(machine.later[i]);
+            machine.later.erase(machine.later.begin() + i);
+            what();
+        }
+    }
+}
+
 inline void launch(unsigned blocks, unsigned threads, std::function<void()> kernel) {
     machine.kernel = std::move(kernel);
     machine.threads = threads;
+    machine.blocks = blocks;
     machine.stacks.assign(threads, std::vector<char>(kStackBytes));
     for (unsigned b = 0; b < blocks; ++b) {
         start_block(b);
-        while (std::find(machine.done.begin(), machine.done.end(), false) != machine.done.end()) {
-            for (machine.thread = 0; machine.thread < threads; ++machine.thread) {
-                if (!machine.done[machine.thread]) swapcontext(&machine.scheduler, &machine.fibers[machine.thread]);
-            }
-        }
+        run_block();
     }
 }
 
@@ -126,7 +161,8 @@ struct EmulatedIndex {
         operator unsigned() const { return emulation::machine.*is; }
     } x{x_is};
 };
-inline EmulatedIndex threadIdx{&emulation::Machine::thread}, blockIdx{&emulation::Machine::block_index};
+inline EmulatedIndex threadIdx{&emulation::Machine::thread}, blockIdx{&emulation::Machine::block_index},
+    gridDim{&emulation::Machine::blocks};
 
 inline void __syncthreads() { emulation::wait(emulation::machine.block, static_cast<int>(emulation::machine.threads)); }
 inline void __syncwarp() { emulation::wait_for_warp(); }
@@ -177,5 +213,10 @@ inline float __double2float_rz(double x) {
     const float nearest = static_cast<float>(x);
     return std::fabs(nearest) > std::fabs(x) ? std::nextafter(nearest, 0.0f) : nearest;
 }
+inline float __fdividef(float x, float y) { return x / y; }
+inline int atomicMin(int* place, int x) { return std::exchange(*place, min(*place, x)); }
+inline int atomicMax(int* place, int x) { return std::exchange(*place, max(*place, x)); }
 #define cudaFuncSetAttribute(...) cudaSuccess
 #define cudaGetLastError() cudaSuccess
+#define cudaGetDevice(device) (*(device) = 0, cudaSuccess)
+#define cudaDeviceGetAttribute(value, ...) (*(value) = 3, cudaSuccess)  // multiprocessors

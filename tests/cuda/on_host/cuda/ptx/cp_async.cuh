@@ -5,8 +5,11 @@
 
 namespace libflash::cuda {
 
-inline uint32_t shared_address(const void* pointer) { return static_cast<uint32_t>(reinterpret_cast<uintptr_t>(pointer)); }
-inline char* shared_pointer(uint64_t address) { return reinterpret_cast<char*>(static_cast<uintptr_t>(address)); }
+// As on the device, addresses count from the beginning of shared memory; static shared memory lies somewhere before or behind.
+inline uint32_t shared_address(const void* pointer) {
+    return static_cast<uint32_t>(static_cast<const char*>(pointer) - emulation::dynamic_shared);
+}
+inline char* shared_pointer(uint64_t address) { return emulation::dynamic_shared + static_cast<int32_t>(address); }
 inline void store_shared(uint32_t address, uint32_t x) { std::memcpy(shared_pointer(address), &x, 4); }
 inline uint32_t load_shared(uint32_t address) {
     uint32_t x;

@@ -1,0 +1,94 @@
+// Barriers of sm_90: mbarriers in shared memory, which count arrivals and bytes and have phases, and the sixteen named barriers of a thread
+// block.
+//
+// An mbarrier's phase ends when all arrivals that it was made for and all bytes that it was told of have come. wait(barrier, parity) returns once
+// the phase of that parity has ended: a fresh barrier lets parity 1 pass at once, and parity 0 after its first phase.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/ptx/cp_async.cuh"
+
+namespace libflash::cuda {
+
+struct MBarrier {
+    uint32_t address;  // in shared memory, of 8 bytes aligned to 8
+
+    // By one thread, before fence_barrier_init() and a barrier of the thread block.
+    __device__ __forceinline__ void init(uint32_t arrivals) const {
+        asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address), "r"(arrivals) : "memory");
+    }
+    __device__ __forceinline__ void arrive() const {
+        asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
+    }
+    // One arrival, which announces bytes that copies to this barrier will bring.
+    __device__ __forceinline__ void arrive_and_expect(uint32_t bytes) const {
+        asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
+    }
+    __device__ __forceinline__ bool has_ended(uint32_t parity) const {
+        uint32_t ended;
+        asm volatile(
+            "{\n"
+            ".reg .pred p;\n"
+            "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, p;\n"
+            "}"
+            : "=r"(ended)
+            : "r"(address), "r"(parity)
+            : "memory");
+        return ended != 0;
+    }
+    // With LIBFLASH_BOUNDED_WAITS a wait gives up after some 100 ms: for finding out why it would not end. (A trap would make the compiler wait after
+    // every matrix instruction.)
+    __device__ __forceinline__ void wait(uint32_t parity) const {
+#ifdef LIBFLASH_BOUNDED_WAITS
+        const long long start = clock64();
+        while (!has_ended(parity) && clock64() - start < (1ll << 28)) {
+        }
+#else
+        while (!has_ended(parity)) {
+        }
+#endif
+    }
+};
+
+// Makes initialised mbarriers known to the copy engine.
+__device__ __forceinline__ void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
+// What this thread has written to shared memory is seen by copies and matrix instructions that begin after a barrier.
+__device__ __forceinline__ void fence_shared_for_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// Named barriers 1 to 15 (0 is __syncthreads). `threads` counts those that wait and those that merely arrive, whole warps of either.
+__device__ __forceinline__ void named_barrier_wait(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Registers of a thread, from here on; all warps of a warpgroup call it. Only in a kernel with an upper bound for its registers.
+template <int kRegisters>
+__device__ __forceinline__ void give_registers() {
+    static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256, "what setmaxnreg knows");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void take_registers() {
+    static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256, "what setmaxnreg knows");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+// True in one lane of a whole warp, always the same.
+__device__ __forceinline__ bool elect_one() {
+    uint32_t elected;
+    asm volatile(
+        "{\n"
+        ".reg .pred p;\n"
+        "elect.sync _|p, 0xffffffff;\n"
+        "selp.u32 %0, 1, 0, p;\n"
+        "}"
+        : "=r"(elected));
+    return elected != 0;
+}
+
+}  // namespace libflash::cuda

@@ -1,0 +1,54 @@
+// The copy engine of sm_90: boxes of a tensor of up to four dimensions to shared memory and back, by a map that the host has encoded. One thread
+// starts a copy. What lies past the end of a dimension is read as zeros and not written; coordinates count elements, innermost first, and are not
+// negative.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "cuda/ptx/barrier.cuh"
+
+namespace libflash::cuda {
+
+// The map is a kernel parameter (__grid_constant__), named by its address.
+__device__ __forceinline__ void tma_prefetch_map(const CUtensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// `barrier` is told of the box's bytes, those outside the tensor among them.
+__device__ __forceinline__ void tma_load(uint32_t smem_address, const CUtensorMap& map, const MBarrier& barrier, int c0, int c1,
+                                         int c2, int c3) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], [%2];" ::
+            "r"(smem_address),
+        "l"(&map), "r"(barrier.address), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+        : "memory");
+}
+
+// The same into the L2 cache alone.
+__device__ __forceinline__ void tma_prefetch(const CUtensorMap& map, int c0, int c1, int c2, int c3) {
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(c0), "r"(c1), "r"(c2),
+                 "r"(c3)
+                 : "memory");
+}
+
+// After fence_shared_for_async() of those who wrote the box and a barrier.
+__device__ __forceinline__ void tma_store(uint32_t smem_address, const CUtensorMap& map, int c0, int c1, int c2, int c3) {
+    asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
+                 "r"(smem_address), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+                 : "memory");
+}
+__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until at most `kPending` of this thread's groups of stores have still to read shared memory.
+template <int kPending>
+__device__ __forceinline__ void tma_store_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+// Until they have been written.
+template <int kPending>
+__device__ __forceinline__ void tma_store_wait() {
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+}  // namespace libflash::cuda

@@ -1,0 +1,114 @@
+// Matrix instructions of a warpgroup of sm_90a: d (64 x kN, in registers) += a b, 16 columns of `a` at a time. `b` lies in shared memory, `a` there
+// or in registers; descriptors say where (tile/swizzled_tile.cuh). All four warps of a group execute them together.
+//
+// Registers, for warp w of the group and lane = 4 * g + t:
+//   d[i]:  row 16 w + g + 8 * (i / 2 % 2), column 8 * (i / 4) + 2 t + i % 2
+//   a[..]: as mma_sync.cuh has it, rows 16 w and further, so that sixteen neighbouring columns of d, converted pairwise, are a fragment of `a`.
+//
+// An instruction runs on after it was issued. wgmma_fence() before the first one that uses registers which others have written;
+// wgmma_commit() closes a group; registers of d and `a` may be touched again after wgmma_wait(), and wgmma_settle() keeps the compiler to it.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace libflash::cuda {
+
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+// Until at most `kPending` of the youngest groups are still under way.
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+// After the wait: no read of d may move ahead of it.
+template <int kCount>
+__device__ __forceinline__ void wgmma_settle(float (&d)[kCount]) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+// multiply_shared: `a` by descriptor, its rows contiguous along k. multiply: `a` from registers. Both: b[n][k] with k contiguous, or b[k][n] with n
+// contiguous if kTransposedB. `accumulate` false: d = a b, whatever d held.
+template <class T, int kN>
+struct Wgmma;
+
+// Lists of operands, eight at a time.
+#define LIBFLASH_P0 "%0, %1, %2, %3, %4, %5, %6, %7"
+#define LIBFLASH_P8 "%8, %9, %10, %11, %12, %13, %14, %15"
+#define LIBFLASH_P16 "%16, %17, %18, %19, %20, %21, %22, %23"
+#define LIBFLASH_P24 "%24, %25, %26, %27, %28, %29, %30, %31"
+#define LIBFLASH_P32 "%32, %33, %34, %35, %36, %37, %38, %39"
+#define LIBFLASH_P40 "%40, %41, %42, %43, %44, %45, %46, %47"
+#define LIBFLASH_P48 "%48, %49, %50, %51, %52, %53, %54, %55"
+#define LIBFLASH_P56 "%56, %57, %58, %59, %60, %61, %62, %63"
+#define LIBFLASH_P64 "%64, %65, %66, %67, %68, %69, %70, %71"
+#define LIBFLASH_P72 "%72, %73, %74, %75, %76, %77, %78, %79"
+#define LIBFLASH_P80 "%80, %81, %82, %83, %84, %85, %86, %87"
+#define LIBFLASH_P88 "%88, %89, %90, %91, %92, %93, %94, %95"
+#define LIBFLASH_P96 "%96, %97, %98, %99, %100, %101, %102, %103"
+#define LIBFLASH_P104 "%104, %105, %106, %107, %108, %109, %110, %111"
+#define LIBFLASH_P112 "%112, %113, %114, %115, %116, %117, %118, %119"
+#define LIBFLASH_P120 "%120, %121, %122, %123, %124, %125, %126, %127"
+#define LIBFLASH_D8(d, i) \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
+#define LIBFLASH_PLACES_32 LIBFLASH_P0 ", " LIBFLASH_P8 ", " LIBFLASH_P16 ", " LIBFLASH_P24
+#define LIBFLASH_VALUES_32(d) LIBFLASH_D8(d, 0), LIBFLASH_D8(d, 8), LIBFLASH_D8(d, 16), LIBFLASH_D8(d, 24)
+#define LIBFLASH_PLACES_40 LIBFLASH_PLACES_32 ", " LIBFLASH_P32
+#define LIBFLASH_VALUES_40(d) LIBFLASH_VALUES_32(d), LIBFLASH_D8(d, 32)
+#define LIBFLASH_PLACES_48 LIBFLASH_PLACES_40 ", " LIBFLASH_P40
+#define LIBFLASH_VALUES_48(d) LIBFLASH_VALUES_40(d), LIBFLASH_D8(d, 40)
+#define LIBFLASH_PLACES_56 LIBFLASH_PLACES_48 ", " LIBFLASH_P48
+#define LIBFLASH_VALUES_56(d) LIBFLASH_VALUES_48(d), LIBFLASH_D8(d, 48)
+#define LIBFLASH_PLACES_64 LIBFLASH_PLACES_56 ", " LIBFLASH_P56
+#define LIBFLASH_VALUES_64(d) LIBFLASH_VALUES_56(d), LIBFLASH_D8(d, 56)
+#define LIBFLASH_PLACES_88 LIBFLASH_PLACES_64 ", " LIBFLASH_P64 ", " LIBFLASH_P72 ", " LIBFLASH_P80
+#define LIBFLASH_VALUES_88(d) LIBFLASH_VALUES_64(d), LIBFLASH_D8(d, 64), LIBFLASH_D8(d, 72), LIBFLASH_D8(d, 80)
+#define LIBFLASH_PLACES_96 LIBFLASH_PLACES_88 ", " LIBFLASH_P88
+#define LIBFLASH_VALUES_96(d) LIBFLASH_VALUES_88(d), LIBFLASH_D8(d, 88)
+#define LIBFLASH_PLACES_128 LIBFLASH_PLACES_96 ", " LIBFLASH_P96 ", " LIBFLASH_P104 ", " LIBFLASH_P112 ", " LIBFLASH_P120
+#define LIBFLASH_VALUES_128(d) \
+    LIBFLASH_VALUES_96(d), LIBFLASH_D8(d, 96), LIBFLASH_D8(d, 104), LIBFLASH_D8(d, 112), LIBFLASH_D8(d, 120)
+
+// P0 to P6 are the places of what follows the kCount registers of d.
+#define LIBFLASH_WGMMA(TYPE, NAME, N, COUNT, P0, P1, P2, P3, P4, P5, P6)                                                     \
+    template <>                                                                                                              \
+    struct Wgmma<TYPE, N> {                                                                                                  \
+        template <bool kTransposedB>                                                                                         \
+        __device__ static __forceinline__ void multiply_shared(float (&d)[COUNT], uint64_t a, uint64_t b, bool accumulate) { \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P2                                                            \
+                         ", 0;\n"                                                                                            \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {" LIBFLASH_PLACES_##COUNT        \
+                         "}, %" #P0 ", %" #P1 ", p, 1, 1, 0, %" #P3 ";\n}"                                                   \
+                         : LIBFLASH_VALUES_##COUNT(d)                                                                        \
+                         : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransposedB ? 1 : 0));                    \
+        }                                                                                                                    \
+        template <bool kTransposedB>                                                                                         \
+        __device__ static __forceinline__ void multiply(float (&d)[COUNT], const uint32_t (&a)[4], uint64_t b,               \
+                                                        bool accumulate) {                                                   \
+            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P5                                                            \
+                         ", 0;\n"                                                                                            \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {" LIBFLASH_PLACES_##COUNT        \
+                         "}, {%" #P0 ", %" #P1 ", %" #P2 ", %" #P3 "}, %" #P4 ", p, 1, 1, %" #P6 ";\n}"                      \
+                         : LIBFLASH_VALUES_##COUNT(d)                                                                        \
+                         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),            \
+                           "n"(kTransposedB ? 1 : 0));                                                                       \
+        }                                                                                                                    \
+    };
+#define LIBFLASH_WGMMA_TYPES(...)                      \
+    LIBFLASH_WGMMA(__nv_bfloat16, "bf16", __VA_ARGS__) \
+    LIBFLASH_WGMMA(__half, "f16", __VA_ARGS__)
+LIBFLASH_WGMMA_TYPES(64, 32, 32, 33, 34, 35, 36, 37, 38)
+LIBFLASH_WGMMA_TYPES(80, 40, 40, 41, 42, 43, 44, 45, 46)
+LIBFLASH_WGMMA_TYPES(96, 48, 48, 49, 50, 51, 52, 53, 54)
+LIBFLASH_WGMMA_TYPES(112, 56, 56, 57, 58, 59, 60, 61, 62)
+LIBFLASH_WGMMA_TYPES(128, 64, 64, 65, 66, 67, 68, 69, 70)
+LIBFLASH_WGMMA_TYPES(176, 88, 88, 89, 90, 91, 92, 93, 94)
+LIBFLASH_WGMMA_TYPES(192, 96, 96, 97, 98, 99, 100, 101, 102)
+LIBFLASH_WGMMA_TYPES(256, 128, 128, 129, 130, 131, 132, 133, 134)
+#undef LIBFLASH_WGMMA_TYPES
+#undef LIBFLASH_WGMMA
+
+}  // namespace libflash::cuda

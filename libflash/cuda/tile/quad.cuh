@@ -1,0 +1,31 @@
+// Four neighbouring lanes that share the rows of an accumulator exchange what they hold.
+#pragma once
+
+#include <cstdint>
+
+namespace libflash::cuda {
+
+// Transposes the 4 x 4 words of four lanes: lane t gives word k to lane k, where it is word t.
+__device__ __forceinline__ void transpose_quad(uint32_t (&words)[4], int lane) {
+    const bool odd = lane & 1, upper = lane & 2;
+#pragma unroll
+    for (int k = 0; k < 4; k += 2) {
+        const uint32_t got = __shfl_xor_sync(0xffffffffu, odd ? words[k] : words[k + 1], 1);
+        if (odd) {
+            words[k] = got;
+        } else {
+            words[k + 1] = got;
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+        const uint32_t got = __shfl_xor_sync(0xffffffffu, upper ? words[k] : words[k + 2], 2);
+        if (upper) {
+            words[k] = got;
+        } else {
+            words[k + 2] = got;
+        }
+    }
+}
+
+}  // namespace libflash::cuda

@@ -1,0 +1,65 @@
+// A tile of 16-bit values in shared memory as the copy engine and the matrix instructions of sm_90 share it: chunks of 64 columns, one after the
+// other, each a dense block of kRows rows of 128 bytes. Within a row the eight groups of 16 bytes are exchanged, group g of row r at place
+// g ^ (r % 8): both do that by the bits of the address, so a tile begins at a multiple of 1024.
+//
+// A descriptor tells a matrix instruction where an operand lies. Its low word is address / 16 and the step from chunk to chunk, its high word the
+// step from 8 rows to the next 8 and the exchange; along the columns or rows of a tile the low word alone changes.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/ptx/mma_sync.cuh"
+#include "cuda/ptx/tma.cuh"
+
+namespace libflash::cuda {
+
+template <int kRows, int kCols>
+struct SwizzledTile {
+    static_assert(kRows % 8 == 0 && kRows <= 256, "groups of 8 rows, and a box of the copy engine has 256 at most");
+    static_assert(kCols % 64 == 0, "chunks of 64 columns");
+    static constexpr int kChunkCols = 64;
+    static constexpr int kChunks = kCols / kChunkCols;
+    static constexpr int kChunkBytes = kRows * 128;
+    static constexpr int kBytes = kChunks * kChunkBytes;
+    static constexpr int kAlignment = 1024;
+
+    // Byte offset of the 16 bytes that hold columns 8 * group and further of a row.
+    __device__ static __forceinline__ int offset(int row, int group) {
+        return group / 8 * kChunkBytes + row * 128 + (((group ^ row) & 7) << 4);
+    }
+
+    // One thread: rows [first_row, first_row + kRows) of matrix (head, batch). The barrier has been told of kBytes.
+    __device__ static __forceinline__ void load(uint32_t tile, const CUtensorMap& map, const MBarrier& barrier, int first_row,
+                                                int head, int batch) {
+#pragma unroll
+        for (int chunk = 0; chunk < kChunks; ++chunk)
+            tma_load(tile + chunk * kChunkBytes, map, barrier, chunk * kChunkCols, first_row, head, batch);
+    }
+
+    // The tile as an operand whose k runs along the columns (a of Q K^T, and its b): 16 of them, number `step`, from row `first_row` on, a multiple
+    // of 8.
+    __device__ static __forceinline__ uint64_t along_columns(uint32_t tile, int step, int first_row = 0) {
+        return descriptor(tile, first_row * 128 + step / 4 * kChunkBytes + step % 4 * 32, 16);
+    }
+    // As an operand whose k runs down the rows (b of P V, "transposed"): 16 of them, number `step`, and all columns.
+    __device__ static __forceinline__ uint64_t down_rows(uint32_t tile, int step) {
+        return descriptor(tile, step * 2048, kChunkBytes);
+    }
+
+    // Writes a fragment of 16 rows x 16 columns, in the order of an A fragment, to columns 8 * group and further (`group` even).
+    __device__ static __forceinline__ void store_fragment(uint32_t tile, int first_row, int group, int lane,
+                                                          const uint32_t (&f)[4]) {
+        stmatrix_x4(tile + offset(first_row + (lane & 15), group + (lane >> 4)), f);
+    }
+
+private:
+    // `chunk_step`: bytes between chunks, where an operand has several side by side. What is known at compile time is one addition.
+    __device__ static __forceinline__ uint64_t descriptor(uint32_t tile, int offset, int chunk_step) {
+        constexpr uint32_t kEightRows = 1024, kExchange128 = 1u << 30;
+        const uint32_t low = (tile >> 4) + static_cast<uint32_t>(offset >> 4 | chunk_step >> 4 << 16);
+        const uint32_t high = kEightRows >> 4 | kExchange128;
+        return static_cast<uint64_t>(high) << 32 | low;
+    }
+};
+
+}  // namespace libflash::cuda

@@ -1,0 +1,56 @@
+// Encodes, on the host, what the copy engine has to know of a tensor. The function is the driver's and is asked for at run time: nothing here is
+// linked against the driver.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdint>
+
+namespace libflash::cuda {
+
+// Element (batch, head, row, column) of 16-bit values; strides in elements, columns are contiguous.
+struct TensorExtent {
+    void* data;
+    int64_t columns, rows, heads, batch;
+    int64_t row_stride, head_stride, batch_stride;
+};
+
+inline CUtensorMapDataType map_type(__nv_bfloat16) { return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16; }
+inline CUtensorMapDataType map_type(__half) { return CU_TENSOR_MAP_DATA_TYPE_FLOAT16; }
+
+using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
+
+// nullptr: the driver has none.
+inline EncodeTiled encode_tiled() {
+    static const EncodeTiled function = [] {
+        void* found = nullptr;
+        cudaDriverEntryPointQueryResult result;
+        const cudaError_t error =
+            cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
+        return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<EncodeTiled>(found) : nullptr;
+    }();
+    return function;
+}
+
+// For boxes of `box_rows` rows and 64 columns in the order of SwizzledTile. Address and strides are multiples of 16 bytes.
+template <class T>
+cudaError_t encode_map(CUtensorMap* map, const TensorExtent& tensor, int box_rows) {
+    const EncodeTiled encode = encode_tiled();
+    if (!encode) return cudaErrorNotSupported;
+    const auto size = [](int64_t extent) { return static_cast<cuuint64_t>(std::max<int64_t>(1, extent)); };
+    const auto bytes = [](int64_t stride) { return static_cast<cuuint64_t>(stride) * sizeof(T); };
+    const cuuint64_t sizes[4] = {size(tensor.columns), size(tensor.rows), size(tensor.heads), size(tensor.batch)};
+    const cuuint64_t strides[3] = {bytes(tensor.row_stride), bytes(tensor.head_stride), bytes(tensor.batch_stride)};
+    const cuuint32_t box[4] = {64, static_cast<cuuint32_t>(box_rows), 1, 1};
+    const cuuint32_t steps[4] = {1, 1, 1, 1};
+    // Numbers of CUresult and of cudaError_t agree.
+    return static_cast<cudaError_t>(encode(map, map_type(T()), 4, tensor.data, sizes, strides, box, steps,
+                                           CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
+}
+
+}  // namespace libflash::cuda

@@ -1,0 +1,60 @@
+// What the rows of a room do not know of all that a problem may ask for. Type, head dims and device are the registry's business.
+#include <cstring>
+
+#include "cuda/attention/fill_params.h"
+#include "cuda/kernels.h"
+#include "problem/check.h"
+
+namespace libflash::cuda {
+namespace {
+
+// The first of the options that is there, or nullptr.
+const char* option_beyond_sm90(const AttentionProblem& p) {
+    if (p.q_rows.packed()) return "cu_seqlens_q";
+    if (p.k_rows.packed()) return "cu_seqlens_k";
+    if (p.q_rows.used) return "seqused_q";
+    if (p.k_rows.used) return "seqused_k";
+    if (p.softcap > 0) return "softcap";
+    if (p.dropout.active()) return "dropout_p";
+    if (p.alibi_slopes.present) return "alibi_slopes";
+    if (p.bias.present) return "bias";
+    if (p.mask.present) return "mask";
+    if (p.block_mask.present) return p.block_mask.has_lists ? "block_lists" : "block_mask";
+    return nullptr;
+}
+
+// Whether the copy engine can be told of the tensor: steps are multiples of 16 bytes, from 0 to 2^40.
+bool copy_engine_reads(const TensorView& tensor) {
+    constexpr int64_t kElement = 2, kLimit = int64_t{1} << 40;
+    const RowsParams rows = rows_params(tensor);
+    const auto fits = [](int64_t stride) { return stride >= 0 && stride < kLimit / kElement && stride * kElement % 16 == 0; };
+    return reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && fits(rows.batch) && fits(rows.row) && fits(rows.head);
+}
+
+const char* tensor_beyond_sm90(const AttentionProblem& p) {
+    if (!copy_engine_reads(p.q)) return "q";
+    if (p.k_rows.capacity == 0) return nullptr;  // then neither is read
+    if (!copy_engine_reads(p.k)) return "k";
+    return copy_engine_reads(p.v) ? nullptr : "v";
+}
+
+}  // namespace
+
+bool knows_options(const KernelConfig& config, const AttentionProblem& problem, std::string* why) {
+    if (std::strcmp(config.room, "sm90") != 0) return true;
+    if (const char* option = option_beyond_sm90(problem)) {
+        if (why) *why = text_of(option, ": the kernel does not know it");
+        return false;
+    }
+    if (!(problem.softmax_scale > 0)) {
+        if (why) *why = text_of("softmax_scale: must be positive for it (", problem.softmax_scale, ")");
+        return false;
+    }
+    if (const char* tensor = tensor_beyond_sm90(problem)) {
+        if (why) *why = text_of(tensor, ": its address and its strides must be multiples of 16 bytes for it, and not negative");
+        return false;
+    }
+    return true;
+}
+
+}  // namespace libflash::cuda

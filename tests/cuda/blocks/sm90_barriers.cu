@@ -1,0 +1,123 @@
+// ptx/barrier.cuh: phases of an mbarrier and what ends them, named barriers, registers that change hands, one lane of a warp.
+#include "check.cuh"
+#include "cuda/ptx/barrier.cuh"
+
+using namespace libflash::cuda;
+
+namespace {
+
+constexpr int kThreads = 256;
+
+// What has_ended() says of both parities of a barrier for two arrivals: at first, then after each of four arrivals.
+__global__ void phases(int* out) {
+    __shared__ uint64_t word;
+    const MBarrier barrier{shared_address(&word)};
+    if (threadIdx.x != 0) return;
+    barrier.init(2);
+    fence_barrier_init();
+    for (int arrivals = 0; arrivals <= 4; ++arrivals) {
+        if (arrivals > 0) barrier.arrive();
+        for (int parity = 0; parity < 2; ++parity) *out++ = barrier.has_ended(parity);
+    }
+}
+
+void check_phases() {
+    const blocks::Device<int> out(10, -1);
+    phases<<<1, 32>>>(out.get());
+    blocks::finish("mbarrier phases");
+    const std::vector<int> got = out.read();
+    blocks::Check check("mbarrier phases");
+    for (int arrivals = 0; arrivals <= 4; ++arrivals)
+        for (int parity = 0; parity < 2; ++parity)
+            check.equal(got[2 * arrivals + parity], parity != arrivals / 2 % 2, "%d arrivals, parity %d", arrivals, parity);
+}
+
+// A ring of two words: one warp writes numbers, another reads them. With a wrong parity one is lost, or there is no end.
+__global__ void ring(int count, int* out) {
+    __shared__ uint64_t words[4];
+    __shared__ volatile int numbers[2];
+    const auto barrier = [&](int i) { return MBarrier{shared_address(words + i)}; };  // full, full, empty, empty
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < 4; ++i) barrier(i).init(1);
+        fence_barrier_init();
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < count; ++i) {
+            barrier(2 + i % 2).wait(i / 2 % 2 ^ 1);
+            numbers[i % 2] = 7 * i + 1;
+            barrier(i % 2).arrive();
+        }
+    } else if (threadIdx.x == 32) {
+        for (int i = 0; i < count; ++i) {
+            barrier(i % 2).wait(i / 2 % 2);
+            out[i] = numbers[i % 2];
+            barrier(2 + i % 2).arrive();
+        }
+    }
+}
+
+void check_ring() {
+    const int count = 1001;
+    const blocks::Device<int> out(count, -1);
+    ring<<<1, 64>>>(count, out.get());
+    blocks::finish("mbarrier ring");
+    const std::vector<int> got = out.read();
+    blocks::Check check("mbarrier ring");
+    for (int i = 0; i < count; ++i) check.equal(got[i], 7 * i + 1, "number %d", i);
+}
+
+// Two warpgroups take turns, after registers have changed hands. Who writes a place is a matter of order alone.
+__global__ void __launch_bounds__(kThreads, 1) turns(int rounds, int* out) {
+    __shared__ volatile int counter;
+    if (threadIdx.x == 0) counter = 0;
+    __syncthreads();
+    const int group = threadIdx.x / 128;
+    if (group == 0) {
+        give_registers<40>();
+        named_barrier_arrive(1, kThreads);
+    } else {
+        take_registers<232>();
+    }
+    for (int round = 0; round < rounds; ++round) {
+        named_barrier_wait(1 + group, kThreads);
+        if (threadIdx.x % 128 == 0) {
+            out[counter] = group;
+            counter = counter + 1;
+        }
+        if (group == 0 || round + 1 < rounds) named_barrier_arrive(2 - group, kThreads);
+    }
+}
+
+void check_turns() {
+    const int rounds = 100;
+    const blocks::Device<int> out(2 * rounds, -1);
+    turns<<<1, kThreads>>>(rounds, out.get());
+    blocks::finish("named barriers");
+    const std::vector<int> got = out.read();
+    blocks::Check check("named barriers");
+    for (int i = 0; i < 2 * rounds; ++i) check.equal(got[i], i % 2, "turn %d", i);
+}
+
+__global__ void elected(int* out) {
+    if (elect_one()) atomicAdd(out + threadIdx.x / 32, 1);
+}
+
+void check_elected() {
+    const blocks::Device<int> out(8, 0);
+    elected<<<1, 256>>>(out.get());
+    blocks::finish("elect_one");
+    const std::vector<int> got = out.read();
+    blocks::Check check("elect_one");
+    for (int i = 0; i < 8; ++i) check.equal(got[i], 1, "warp %d", i);
+}
+
+}  // namespace
+
+int main() {
+    check_phases();
+    check_ring();
+    check_turns();
+    check_elected();
+    return blocks::failed_checks() > 0;
+}

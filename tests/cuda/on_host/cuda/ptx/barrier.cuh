@@ -1,0 +1,69 @@
+// Stands for the library's header of that name. Whoever waits lets the others go on; when nobody has arrived anywhere for very long, the kernel
+// would hang.
+#pragma once
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "cuda/ptx/cp_async.cuh"
+#include "emulation.h"
+
+namespace libflash::cuda {
+
+struct MBarrier {
+    uint32_t address;
+    struct State {
+        uint8_t needed, pending, phase, unused;
+        int32_t bytes;
+    };
+    static_assert(sizeof(State) == 8, "as on the device");
+
+    State& state() const { return *reinterpret_cast<State*>(shared_pointer(address)); }
+    void init(uint32_t arrivals) const {
+        const uint8_t count = static_cast<uint8_t>(arrivals);
+        state() = {count, count, 0, 0, 0};
+    }
+    void finish_phase() const {
+        if (state().pending > 0 || state().bytes != 0) return;
+        state().phase ^= 1;
+        state().pending = state().needed;
+    }
+    void arrive() const {
+        emulation::machine.polls = 0;
+        if (state().pending == 0) {
+            std::puts("WRONG: more arrivals at a barrier than it was made for");
+            std::exit(3);
+        }
+        --state().pending;
+        finish_phase();
+    }
+    void arrive_and_expect(uint32_t bytes) const {
+        state().bytes += static_cast<int32_t>(bytes);
+        arrive();
+    }
+    void have_come(uint32_t bytes) const {
+        state().bytes -= static_cast<int32_t>(bytes);
+        finish_phase();
+    }
+    bool has_ended(uint32_t parity) const { return state().phase != parity; }
+    void wait(uint32_t parity) const {
+        while (!has_ended(parity)) {
+            if (++emulation::machine.polls > 3000000) {
+                std::printf("WRONG: thread %u waits for ever\n", emulation::machine.thread);
+                std::exit(3);
+            }
+            emulation::yield();
+        }
+    }
+};
+
+inline void fence_barrier_init() {}
+inline void fence_shared_for_async() {}
+inline void named_barrier_wait(int id, int threads) { emulation::wait(emulation::machine.named[id], threads); }
+template <int>
+void give_registers() {}
+template <int>
+void take_registers() {}
+inline bool elect_one() { return emulation::lane() == 0; }
+
+}  // namespace libflash::cuda

@@ -1,0 +1,32 @@
+// Stands for the library's header of that name.
+#pragma once
+
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/tile/tensor_map.cuh"
+
+namespace libflash::cuda {
+
+inline void tma_prefetch_map(const CUtensorMap&) {}
+inline void tma_prefetch(const CUtensorMap&, int, int, int, int) {}
+
+inline void copy_box(uint32_t address, const MapWords& words, const MBarrier& barrier, const int (&at)[4]) {
+    const TensorExtent& from = words.tensor;
+    for (int row = 0; row < words.box_rows; ++row)
+        for (int col = 0; col < 64; ++col) {
+            const bool inside = at[0] + col < from.columns && at[1] + row < from.rows;
+            const int64_t element =
+                at[3] * from.batch_stride + at[2] * from.head_stride + (at[1] + row) * from.row_stride + at[0] + col;
+            const uint16_t value = inside ? static_cast<const uint16_t*>(from.data)[element] : 0;
+            const uint32_t place = address + row * 128 + col * 2;
+            std::memcpy(shared_pointer(place ^ (place >> 7 & 7) << 4), &value, 2);
+        }
+    barrier.have_come(words.box_rows * 128);
+}
+
+inline void tma_load(uint32_t address, const CUtensorMap& map, const MBarrier& barrier, int c0, int c1, int c2, int c3) {
+    MapWords words;
+    std::memcpy(&words, &map, sizeof words);
+    emulation::do_later([=] { copy_box(address, words, barrier, {c0, c1, c2, c3}); });
+}
+
+}  // namespace libflash::cuda

@@ -1,0 +1,29 @@
+// Stands for the library's header of that name: a map says in plain words what it is of.
+#pragma once
+
+#include <cuda.h>
+
+#include "emulation.h"
+
+namespace libflash::cuda {
+
+struct TensorExtent {
+    void* data;
+    int64_t columns, rows, heads, batch;
+    int64_t row_stride, head_stride, batch_stride;
+};
+
+struct MapWords {
+    TensorExtent tensor;
+    int box_rows;
+};
+static_assert(sizeof(MapWords) <= sizeof(CUtensorMap), "it is kept there");
+
+template <class T>
+cudaError_t encode_map(CUtensorMap* map, const TensorExtent& tensor, int box_rows) {
+    const MapWords words{tensor, box_rows};
+    std::memcpy(map, &words, sizeof words);
+    return cudaSuccess;
+}
+
+}  // namespace libflash::cuda
