@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import pathlib
 import subprocess
 import sys
-import types
 
 import pytest
-
-FOLDER = pathlib.Path(__file__).parent / "benchmark"
-
-
-def program(name: str) -> types.ModuleType:
-    """A file of tests/benchmark as a module; its neighbours are found as when it is run."""
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    sys.path.insert(0, str(FOLDER))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(FOLDER))
-    return module
+from benchmark_program import FOLDER, program
 
 
 def cell(direction: str, ratio: float, **changes) -> dict:

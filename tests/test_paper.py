@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
-import pathlib
 import subprocess
 import sys
-import types
 
 import pytest
+from benchmark_program import FOLDER, program
 
-FOLDER = pathlib.Path(__file__).parent / "benchmark"
 METHODS = ("standard", "torch_plain", "flash1", "flash1_split", "fa2", "libflash")
-
-
-def program(name: str) -> types.ModuleType:
-    """A file of tests/benchmark as a module; its neighbours are found as when it is run."""
-    spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    sys.path.insert(0, str(FOLDER))
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.path.remove(str(FOLDER))
-    return module
 
 
 report = program("_paper_report")

@@ -11,30 +11,11 @@ namespace libflash::cuda {
 
 namespace {
 
-// One for each operation, so that a row of the generated list fills in its own launcher.
-[[maybe_unused]] Row make_row(const KernelConfig& config, Launcher<Operation::merge> launcher) {
+// A row with its launcher in the place of its operation.
+template <class OfOperation>
+[[maybe_unused]] Row make_row(const KernelConfig& config, OfOperation Row::*place, OfOperation launcher) {
     Row row{config};
-    row.merge = launcher;
-    return row;
-}
-[[maybe_unused]] Row make_row(const KernelConfig& config, Launcher<Operation::compress> launcher) {
-    Row row{config};
-    row.compress = launcher;
-    return row;
-}
-[[maybe_unused]] Row make_row(const KernelConfig& config, Launcher<Operation::forward> launcher) {
-    Row row{config};
-    row.forward = launcher;
-    return row;
-}
-[[maybe_unused]] Row make_row(const KernelConfig& config, Launcher<Operation::backward> launcher) {
-    Row row{config};
-    row.backward = launcher;
-    return row;
-}
-[[maybe_unused]] Row make_row(const KernelConfig& config, Launcher<Operation::decode> launcher) {
-    Row row{config};
-    row.decode = launcher;
+    row.*place = launcher;
     return row;
 }
 
@@ -42,7 +23,7 @@ namespace {
 
 const Row* all_rows(int* count) {
     static const Row rows[] = {
-#define LIBFLASH_CUDA_ROW(operation, name, ...) make_row(KernelConfig{__VA_ARGS__}, launch_##name),
+#define LIBFLASH_CUDA_ROW(operation, name, ...) make_row(KernelConfig{__VA_ARGS__}, &Row::operation, &launch_##name),
 #include "cuda_rows.inc"
 #undef LIBFLASH_CUDA_ROW
     };
