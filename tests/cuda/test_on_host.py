@@ -25,8 +25,8 @@ ROWS = {
     "bf16-192": ("bf16_", 192, "64, 64", "64, 64, 2"),
     "bf16-256-small": ("bf16_", 256, "64, 64", "32, 32, 1"),
     "f32-64": ("f32_", 64, "128, 32", "32, 128, 1"),
-    "f32-96": ("f32_", 96, "128, 32", "32, 64, 1"),
-    "f32-192-small": ("f32_", 192, "64, 32", "16, 32, 1"),
+    "f32-128": ("f32_", 128, "128, 32", "32, 64, 1"),
+    "f32-256-small": ("f32_", 256, "64, 16", "16, 32, 1"),
 }
 
 # Which row, how large the inputs are, whether with the rare options, whether deterministic. The slowest take half a minute each.
