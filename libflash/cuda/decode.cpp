@@ -6,11 +6,14 @@
 #include "cuda/launch.h"
 #include "plan/device.h"
 #include "plan/workspace.h"
+#include "problem/check.h"
 
 #include <algorithm>
 
 namespace libflash::cuda {
 namespace {
+
+constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;  // of a launch
 
 int64_t rows_of_group(const DecodeProblem& problem) { return problem.seqlen_q * problem.group_size(); }
 
@@ -50,7 +53,7 @@ int64_t choose_splits(const KernelConfig& config, const DecodeProblem& problem) 
     const int64_t tiles = std::max<int64_t>(1, ceil_div(visible_keys(problem), config.tile_k));
     int64_t best = 1;
     double best_cost = 0;
-    for (int64_t splits = 1; splits <= std::min(tiles, kMost); ++splits) {
+    for (int64_t splits = 1; splits <= std::min({tiles, kMost, kMostBlocks / blocks}); ++splits) {
         const int64_t each = ceil_div(tiles, splits);
         if (splits > 1 && ceil_div(tiles, each) < splits) continue;  // some would be empty
         const double rounds = static_cast<double>(blocks * splits) / static_cast<double>(at_once);
@@ -178,9 +181,15 @@ DecodeParams make_params(const KernelConfig& config, const DecodeProblem& proble
 
 int64_t decode_splits(const Row& row, const DecodeProblem& problem) {
     if (problem.batch == 0 || problem.heads_q == 0 || problem.seqlen_q == 0) return 1;
-    if (problem.request.split_size > 0) return std::max<int64_t>(1, ceil_div(problem.cache.capacity, problem.request.split_size));
-    if (problem.request.num_splits > 0) return problem.request.num_splits;
-    return choose_splits(row.config, problem);
+    const Request& request = problem.request;
+    if (request.split_size == 0 && request.num_splits == 0) return choose_splits(row.config, problem);
+    const int64_t ranges = request.split_size > 0 ? ceil_div(problem.cache.capacity, request.split_size) : request.num_splits;
+    if (ranges > kMostBlocks / unsplit_blocks(row.config, problem)) {
+        refuse(FLASH_STATUS_UNSUPPORTED, request.split_size > 0 ? "split_size" : "num_splits",
+               "must leave fewer than 2^31 thread blocks on CUDA",
+               text_of(ranges, " ranges of keys for each of ", unsplit_blocks(row.config, problem)));
+    }
+    return std::max<int64_t>(1, ranges);
 }
 
 size_t decode_workspace_bytes(const Row& row, const DecodeProblem& problem) {

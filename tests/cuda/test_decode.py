@@ -322,3 +322,12 @@ def test_a_cache_of_more_than_two_to_the_31_elements() -> None:
     small = [x[table[0].long()] for x in caches]
     wanted = libflash.decode(q, *small, block_table=torch.arange(3, dtype=torch.int32, device="cuda")[None])
     assert same_bits(got, wanted)
+
+
+def test_more_ranges_than_thread_blocks_can_be_counted_are_refused() -> None:
+    pages = torch.zeros(1, 16, 1, 64, dtype=torch.bfloat16, device="cuda")
+    table = torch.zeros(1, 1 << 20, dtype=torch.int32, device="cuda").expand(70000, -1)
+    q = torch.zeros(70000, 1, 1, 64, dtype=torch.bfloat16, device="cuda")
+    lengths = torch.ones(70000, dtype=torch.int32, device="cuda")
+    with pytest.raises(libflash.UnsupportedError, match=r"split_size: .*131072 ranges"):
+        libflash.decode(q, pages, pages.clone(), block_table=table, cache_seqlens=lengths, split_size=128)
