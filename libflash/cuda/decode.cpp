@@ -51,9 +51,11 @@ int64_t choose_splits(const KernelConfig& config, const DecodeProblem& problem) 
     constexpr int64_t kMost = 256;
     const int64_t blocks = unsplit_blocks(config, problem), at_once = blocks_at_once(config, problem);
     const int64_t tiles = std::max<int64_t>(1, ceil_div(visible_keys(problem), config.tile_k));
+    // More than some two rounds only adds to the end.
+    const int64_t most = std::min({tiles, kMost, kMostBlocks / blocks, ceil_div(2 * at_once, blocks) + 1});
     int64_t best = 1;
     double best_cost = 0;
-    for (int64_t splits = 1; splits <= std::min({tiles, kMost, kMostBlocks / blocks}); ++splits) {
+    for (int64_t splits = 1; splits <= most; ++splits) {
         const int64_t each = ceil_div(tiles, splits);
         if (splits > 1 && ceil_div(tiles, each) < splits) continue;  // some would be empty
         const double rounds = static_cast<double>(blocks * splits) / static_cast<double>(at_once);
@@ -192,13 +194,12 @@ int64_t decode_splits(const Row& row, const DecodeProblem& problem) {
     return std::max<int64_t>(1, ranges);
 }
 
-size_t decode_workspace_bytes(const Row& row, const DecodeProblem& problem) {
-    return workspace_of(row, problem, decode_splits(row, problem)).bytes();
+size_t decode_workspace_bytes(const Row& row, const DecodeProblem& problem, int64_t splits) {
+    return workspace_of(row, problem, splits).bytes();
 }
 
-void decode(const Row& row, const DecodeProblem& problem, void* workspace, void* stream) {
+void decode(const Row& row, const DecodeProblem& problem, int64_t splits, void* workspace, void* stream) {
     if (problem.batch == 0 || problem.heads_k == 0) return;
-    const int64_t splits = decode_splits(row, problem);
     const Workspace regions = workspace_of(row, problem, splits);
     const DecodeParams params = make_params(row.config, problem, regions, splits, static_cast<char*>(workspace));
     const DeviceGuard guard(problem.device.id);

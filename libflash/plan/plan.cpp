@@ -30,7 +30,7 @@ Plan make_plan(const DecodeProblem& problem, const KernelRow& row) {
     if (row.cuda) {
         cuda::check_sizes(problem);
         plan.cuda_splits = cuda::decode_splits(*row.cuda, problem);
-        plan.workspace_bytes = cuda::decode_workspace_bytes(*row.cuda, problem);
+        plan.workspace_bytes = cuda::decode_workspace_bytes(*row.cuda, problem, plan.cuda_splits);
         return plan;
     }
 #endif
@@ -54,7 +54,7 @@ void launch(const AttentionProblem& problem, const Plan& plan, void* workspace, 
 
 void launch(const DecodeProblem& problem, const Plan& plan, void* workspace, void* stream) {
 #if LIBFLASH_BUILD_CUDA
-    if (plan.row->cuda) return cuda::decode(*plan.row->cuda, problem, workspace, stream);
+    if (plan.row->cuda) return cuda::decode(*plan.row->cuda, problem, plan.cuda_splits, workspace, stream);
 #endif
     static_cast<void>(stream);
     plan.row->cpu->decode(problem, plan.cpu, workspace);
