@@ -132,16 +132,15 @@ bool accepts_cpu(const KernelRow& row, const Subject& subject, std::string* why)
     if (subject.device.is_cuda()) {
         return why && decline(why, text_of("backend: a CPU kernel needs tensors on the CPU (they are on ", subject.device, ")"));
     }
-    if (!row.processor_has_it) return why && decline(why, "kernel: this processor lacks the instructions");
-    if (!row.cpu) return true;
-    if (subject.head_dim > kMaxHeadDimCpu) {
+    // First what no processor would change.
+    if (row.cpu && subject.head_dim > kMaxHeadDimCpu) {
         return why && decline(why, text_of("head_dim: must be at most ", kMaxHeadDimCpu, " on the CPU (", subject.head_dim, ")"));
     }
-    if (subject.head_dim_v > kMaxHeadDimCpu) {
+    if (row.cpu && subject.head_dim_v > kMaxHeadDimCpu) {
         return why &&
                decline(why, text_of("head_dim_v: must be at most ", kMaxHeadDimCpu, " on the CPU (", subject.head_dim_v, ")"));
     }
-    return true;
+    return row.processor_has_it || (why && decline(why, "kernel: this processor lacks the instructions"));
 }
 
 bool has_code(const KernelRow& row, int arch) { return has_code_for(row.architectures, arch, row.specific); }

@@ -17,7 +17,7 @@ MAY_INCLUDE = {
     "plan": {"plan", "problem", "cpu/kernels.h", "cuda/kernels.h", "build_info.h"},
     "capi": {"capi", "plan", "problem", "build_info.h"},
     # The host side of the CUDA backend, then what kernels are made of, from the instruction upwards.
-    "cuda": {"cuda", "cuda/attention", "problem", "plan/workspace.h", "cuda_rows.inc"},
+    "cuda": {"cuda", "cuda/attention", "problem", "plan/device.h", "plan/workspace.h", "cuda_rows.inc"},
     "cuda/ptx": {"cuda/ptx"},
     "cuda/tile": {"cuda/tile", "cuda/ptx"},
     "cuda/attention": {"cuda/attention", "cuda/tile", "cuda/ptx", "cuda/config.h", "cuda/params.h"},
