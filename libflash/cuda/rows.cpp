@@ -13,7 +13,7 @@ namespace {
 
 // A row with its launcher in the place of its operation.
 template <class OfOperation>
-[[maybe_unused]] Row make_row(const KernelConfig& config, OfOperation Row::*place, OfOperation launcher) {
+[[maybe_unused]] Row make_row(const KernelConfig& config, OfOperation Row::* place, OfOperation launcher) {
     Row row{config};
     row.*place = launcher;
     return row;
