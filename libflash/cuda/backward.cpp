@@ -9,9 +9,6 @@
 namespace libflash::cuda {
 namespace {
 
-// Bytes of an element that a row is for.
-int element_of(const KernelConfig& config) { return config.dtype == RowType::f32_ ? 4 : 2; }
-
 // Units of workspace rows of a head; see QueryUnits.
 int64_t units_of(const AttentionProblem& problem) {
     const Sequences& rows = problem.q_rows;
@@ -79,9 +76,10 @@ BackwardParams make_params(const AttentionProblem& problem, const KernelConfig& 
     params.key_schedule = key_schedule(problem, config);
     params.query_schedule = schedule_params(problem.q_rows, problem.batch, problem.heads_q, kUnitRows, kL2Bytes, false);
     params.general = has_rare_options(problem) || !params.vector_loads;
-    params.query_tile_schedule = schedule_params(problem.q_rows, problem.batch, problem.heads_q,
-                                                 backward_query_tile(config.head_dim, params.general, element_of(config)),
-                                                 key_bytes(problem), problem.mask_rule.right < MaskRule::kUnbounded);
+    params.query_tile_schedule =
+        schedule_params(problem.q_rows, problem.batch, problem.heads_q,
+                        backward_query_tile(config.head_dim, params.general, element_bytes(config.dtype)), key_bytes(problem),
+                        problem.mask_rule.right < MaskRule::kUnbounded);
     return params;
 }
 

@@ -7,6 +7,9 @@ namespace libflash::cuda {
 
 enum class RowType : int32_t { any_, f16_, bf16_, f32_ };
 
+// Bytes of an element that a row is for; a row for any type has none of its own.
+constexpr int element_bytes(RowType type) { return type == RowType::f32_ ? 4 : (type == RowType::any_ ? 0 : 2); }
+
 enum class Operation : int32_t { merge, compress, forward, backward, decode };
 
 struct KernelConfig {

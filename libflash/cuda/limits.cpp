@@ -59,7 +59,7 @@ void check_sizes(const DecodeProblem& problem) {
 
 int shared_bytes(const KernelConfig& config) {
     const std::string operation = config.operation;
-    const int element = config.dtype == RowType::f32_ ? 4 : 2;
+    const int element = element_bytes(config.dtype);
     if (operation == "backward")
         return backward_shared_bytes(config.head_dim, config.tile_q, config.tile_k, config.stages, element);
     if (operation == "decode") return decode_shared_bytes(config.head_dim, config.tile_k, config.stages, element, true);

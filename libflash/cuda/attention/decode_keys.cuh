@@ -38,13 +38,13 @@ struct KeyPlaces {
 };
 
 // The keys that query rows [first_row, last_row] see, and the share of them that is this split's.
-struct KeyRange {
+struct VisibleKeys {
     int32_t length;  // keys of the sequence, new ones included
     int32_t leftpad;
     int32_t first, last;       // of this split: [first, last)
     int32_t plain, plain_end;  // every row sees these: [plain, plain_end)
 
-    __device__ __forceinline__ KeyRange(const DecodeParams& p, int batch, int first_row, int last_row, int split, int unit) {
+    __device__ __forceinline__ VisibleKeys(const DecodeParams& p, int batch, int first_row, int last_row, int split, int unit) {
         const CacheParams& cache = p.cache;
         length = cached_keys(cache, batch) + cache.seqlen_new;
         leftpad = cache.leftpad ? min(max(cache.leftpad[batch], 0), length) : 0;

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "cuda/attention/decode_keys.cuh"
+#include "cuda/attention/element.cuh"
 #include "cuda/attention/scores.cuh"
 #include "cuda/params.h"
 #include "cuda/ptx/cp_async.cuh"
@@ -19,8 +20,6 @@
 #include "cuda/sm80/append.cuh"
 #include "cuda/sm80/combine_splits.cuh"
 #include "cuda/sm80/decode_products.cuh"
-
-#include <type_traits>
 
 namespace libflash::cuda::sm80 {
 
@@ -74,6 +73,10 @@ struct Decode {
     __device__ __forceinline__ float* part_facts(int slab, int row) const {
         return reinterpret_cast<float*>(shared) + kWarps * kDecodeSlab * kPartRow + (slab * kDecodeSlab + row) * 4;
     }
+    // A row of the tile is made of kParts parts: those of all warps, or that of the one that has it.
+    static constexpr int kParts = kSharesKeys ? 1 : kWarps;
+    static __device__ __forceinline__ int slab_of(int row) { return kSharesKeys ? row / kDecodeSlab : 0; }
+
     static __device__ __forceinline__ void synchronize() {
         if constexpr (kSharesKeys) {
             __syncthreads();
@@ -119,7 +122,7 @@ struct Decode {
 
     // Where the keys lie that this warp fetches of two tiles, from `first` on: lanes 0 to 15 know of the one, the others of the next. Out of
     // range: the key does not exist, or is not of this range.
-    __device__ __forceinline__ KeyPlace look_up(const KeyPlaces& places, const KeyRange& range, int first) const {
+    __device__ __forceinline__ KeyPlace look_up(const KeyPlaces& places, const VisibleKeys& range, int first) const {
         const int key = first + warp * kDecodeSlab + lane % kDecodeSlab + lane / kDecodeSlab * kTileK;
         return key >= range.first && key < range.last ? places.of(key) : KeyPlace{-1, 0};
     }
@@ -157,7 +160,7 @@ struct Decode {
         }
     }
 
-    __device__ __forceinline__ void prepare_rows(const KeyRange& range) {
+    __device__ __forceinline__ void prepare_rows(const VisibleKeys& range) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int packed = first_row + min((kSharesKeys ? warp * kDecodeSlab : 0) + r * 8 + lane / 4, rows - 1);
@@ -225,7 +228,7 @@ struct Decode {
     }
 
     // 16 keys from `first_key` on.
-    __device__ __forceinline__ void attend(int stage, int group, int first_key, const KeyRange& range) {
+    __device__ __forceinline__ void attend(int stage, int group, int first_key, const VisibleKeys& range) {
         const uint32_t exist = existing(stage, group);
         if (exist == 0) return;
         products.scores(s, keys(stage, group), lane);
@@ -247,7 +250,7 @@ struct Decode {
         products.load_queries(queries() + (kSharesKeys ? warp * kSlabBytes : 0), lane);
     }
 
-    __device__ __forceinline__ void attend_tile(int stage, int first, const KeyRange& range) {
+    __device__ __forceinline__ void attend_tile(int stage, int first, const VisibleKeys& range) {
         if constexpr (kSharesKeys) {
 #pragma unroll 1
             for (int group = 0; group < kWarps; ++group) attend(stage, group, first + group * kDecodeSlab, range);
@@ -257,7 +260,7 @@ struct Decode {
     }
 
     // One loop, whose first kStages rounds have nothing to attend to: short ranges are over before more code would have been fetched.
-    __device__ __forceinline__ void walk_keys(const KeyRange& range, const KeyPlaces& places) {
+    __device__ __forceinline__ void walk_keys(const VisibleKeys& range, const KeyPlaces& places) {
         const int begin = range.first / kTileK * kTileK;
         KeyPlace known = look_up(places, range, begin), next = look_up(places, range, begin + 2 * kTileK);
         bool second = false;
@@ -313,9 +316,8 @@ struct Decode {
 
     // For each row of the tile the logsumexp of its parts and the factors that make of them one result, divided by the sum.
     __device__ __forceinline__ void weigh_parts() {
-        constexpr int kParts = kSharesKeys ? 1 : kWarps;
         for (int row = threadIdx.x; row < rows; row += kThreads) {
-            const int slab = kSharesKeys ? row / kDecodeSlab : 0, in_slab = row % kDecodeSlab;
+            const int slab = slab_of(row), in_slab = row % kDecodeSlab;
             float largest = kNothing, total = 0.0f;
 #pragma unroll
             for (int w = 0; w < kParts; ++w) largest = fmaxf(largest, part_facts(slab + w, in_slab)[0]);
@@ -342,15 +344,14 @@ struct Decode {
         if (params.splits > 1) {
             params.partial_lse[partial_row(params, batch, head_k, packed) * params.splits + split] = lse;
         } else {
-            part_facts(kSharesKeys ? row / kDecodeSlab : 0, row % kDecodeSlab)[3] =
+            part_facts(slab_of(row), row % kDecodeSlab)[3] =
                 finish_row(params, batch, query_row(packed), head, lse, sink_of<T>(params, batch, head), true);
         }
     }
 
     // Two channels of a row, of all its parts.
     __device__ __forceinline__ float2 sum_of_parts(int row, int channel) const {
-        constexpr int kParts = kSharesKeys ? 1 : kWarps;
-        const int slab = kSharesKeys ? row / kDecodeSlab : 0, in_slab = row % kDecodeSlab;
+        const int slab = slab_of(row), in_slab = row % kDecodeSlab;
         float2 sum = make_float2(0.0f, 0.0f);
 #pragma unroll
         for (int w = 0; w < kParts; ++w) {
@@ -374,7 +375,7 @@ struct Decode {
                             channel;
                 *reinterpret_cast<float2*>(to) = x;
             } else {
-                const float weight = part_facts(kSharesKeys ? row / kDecodeSlab : 0, row % kDecodeSlab)[3];
+                const float weight = part_facts(slab_of(row), row % kDecodeSlab)[3];
                 store_pair<T>(params, batch, query_row(packed), query_head(packed), channel, {x.x * weight, x.y * weight});
             }
         }
@@ -382,7 +383,7 @@ struct Decode {
 
     __device__ __forceinline__ void run() {
         find_work();
-        const KeyRange range(params, batch, query_row(first_row), query_row(first_row + rows - 1), split, kTileK);
+        const VisibleKeys range(params, batch, query_row(first_row), query_row(first_row + rows - 1), split, kTileK);
         const KeyPlaces places(params.cache, batch);
         let_next_kernel_begin();
         wait_for_kernel_ahead();  // the one that appends
@@ -404,8 +405,7 @@ struct Decode {
 template <class Row, bool kSharesKeys>
 struct DecodeInstance {
     static constexpr KernelConfig config = Row::config;
-    using T = std::conditional_t<config.dtype == RowType::f16_, __half,
-                                 std::conditional_t<config.dtype == RowType::bf16_, __nv_bfloat16, float>>;
+    using T = ElementOf<config.dtype>;
     using Body = Decode<T, config.head_dim, config.tile_k / kDecodeSlab, config.stages, kSharesKeys>;
     static constexpr int kMinBlocks = decode_blocks_at_once(Body::kSharedBytes, 227 * 1024, Body::kThreads);
 };
