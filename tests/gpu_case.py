@@ -13,6 +13,8 @@ from case import Case, Inputs
 
 import libflash
 
+DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}  # by the names of the registry
+
 
 def to_device(x: np.ndarray, device: str = "cuda") -> torch.Tensor:
     if x.dtype.name == "bfloat16":

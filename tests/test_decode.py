@@ -74,20 +74,26 @@ def paged(cache: np.ndarray, table: np.ndarray, page_size: int, pages: int) -> n
     return out
 
 
+def in_pages(caches: tuple[np.ndarray, ...], page_size: int) -> tuple[list[np.ndarray], np.ndarray]:
+    """Caches for LENGTHS in pages of any order, and their table, which holds no page behind the last key."""
+    columns = -(-caches[0].shape[1] // page_size)
+    pages = len(LENGTHS) * columns + 3
+    table = np.random.default_rng(page_size).permutation(pages)[:-3].reshape(len(LENGTHS), columns)
+    for b, n in enumerate(LENGTHS):
+        table[b, -(-n // page_size) :] = 2**31 - 1
+    return [paged(x, table, page_size, pages) for x in caches], table.astype(np.int32)
+
+
 @every_kernel
 @every_dtype
 @pytest.mark.parametrize("page_size", [1, 3, 16, 64, 100, 128, 256, 1024])
 def test_pages_are_a_contiguous_cache_bit_for_bit(kernel: str, dtype: np.dtype, page_size: int) -> None:
     q, (k, v) = queries(dtype), cached(dtype)
-    columns = -(-k.shape[1] // page_size)
-    table = np.random.default_rng(page_size).permutation(len(q) * columns + 3)[: len(q) * columns].reshape(len(q), columns)
-    for b, n in enumerate(LENGTHS):
-        table[b, -(-n // page_size) :] = 2**31 - 1
-    pages = [paged(x, table, page_size, len(q) * columns + 3) for x in (k, v)]
+    pages, table = in_pages((k, v), page_size)
     for split in SPLITS[::3]:
         options = dict(cache_seqlens=LENGTHS, return_lse=True, kernel=kernel, softcap=20.0, **split)
         wanted = libflash.decode(q, k, v, **options)
-        got = libflash.decode(q, *pages, block_table=table.astype(np.int32), **options)
+        got = libflash.decode(q, *pages, block_table=table, **options)
         assert_same_bits(got[0], wanted[0])
         assert_same_bits(got[1], wanted[1])
 

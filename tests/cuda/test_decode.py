@@ -13,9 +13,9 @@ from reference import forward
 import libflash
 
 torch = pytest.importorskip("torch")
-from gpu_case import bits, same_bits  # noqa: E402  (needs torch)
+from gpu_case import DTYPES, bits, same_bits  # noqa: E402  (needs torch)
 from gpu_decode import decode  # noqa: E402
-from test_decode import LENGTHS, cached, paged, queries, turn  # noqa: E402
+from test_decode import LENGTHS, cached, in_pages, queries, turn  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -24,7 +24,6 @@ CASES = decode_cases.quick()
 RUNS = [(case, kernel["name"]) for index, case in enumerate(CASES) for kernel in chosen(KERNELS, case, index)]
 SPLITS = [{}, {"num_splits": 1}, {"num_splits": 5}, {"split_size": 128}]
 NUMPY = {"f16": np.dtype("float16"), "bf16": BFLOAT16, "f32": np.dtype("float32")}
-TORCH = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 # Of a result with values around 1, and of a logsumexp.
 LIMITS = {"f16": (3e-3, 1e-5), "bf16": (2e-2, 1e-5), "f32": (5e-6, 5e-6)}
 every_kernel = pytest.mark.parametrize("kernel", parameters(KERNELS))
@@ -48,15 +47,11 @@ def test_pages_are_a_contiguous_cache_bit_for_bit(kernel: dict, page_size: int) 
     """Pages of any size in any order; what the table holds behind the last key is no page."""
     dtype = NUMPY[kernel["dtype"]]
     q, (k, v) = queries(dtype), cached(dtype)
-    columns = -(-k.shape[1] // page_size)
-    table = np.random.default_rng(page_size).permutation(len(q) * columns + 3)[: len(q) * columns].reshape(len(q), columns)
-    for b, n in enumerate(LENGTHS):
-        table[b, -(-n // page_size) :] = 2**31 - 1
-    pages = [paged(x, table, page_size, len(q) * columns + 3) for x in (k, v)]
+    pages, table = in_pages((k, v), page_size)
     for split in SPLITS[1:]:
         options = dict(cache_seqlens=LENGTHS, kernel=kernel["name"], softcap=20.0, **split)
         wanted = decode(q, k, v, **options)
-        got = decode(q, *pages, block_table=table.astype(np.int32), **options)
+        got = decode(q, *pages, block_table=table, **options)
         assert_same_bits(got[0], wanted[0])
         assert_same_bits(got[1], wanted[1])
 
@@ -144,14 +139,14 @@ def test_five_hundred_steps(kernel: dict, pages: bool) -> None:
     columns = 64
     table = np.random.default_rng(0).permutation(2 * columns + 1)[:-1].reshape(2, columns).astype(np.int32)
     shape = (2 * columns + 1, 8) if pages else (2, columns * 8)
-    caches = [torch.full((*shape, heads_k, dim), torch.nan, dtype=TORCH[kernel["dtype"]], device="cuda") for _ in range(2)]
+    caches = [torch.full((*shape, heads_k, dim), torch.nan, dtype=DTYPES[kernel["dtype"]], device="cuda") for _ in range(2)]
     options = {"block_table": torch.from_numpy(table).cuda()} if pages else {}
     options |= {
         "rotary_cos": torch.from_numpy(cos).cuda(),
         "rotary_sin": torch.from_numpy(sin).cuda(),
         "rotary_interleaved": False,
     }
-    q, k, v = (torch.from_numpy(x.astype(np.float32)).cuda().to(TORCH[kernel["dtype"]]) for x in arrays)
+    q, k, v = (torch.from_numpy(x.astype(np.float32)).cuda().to(DTYPES[kernel["dtype"]]) for x in arrays)
     lengths, out = torch.zeros(2, dtype=torch.int32, device="cuda"), torch.empty_like(q)
     for t in range(steps):
         new = slice(t, t + 1)
@@ -219,7 +214,7 @@ def test_leftpad_hides_whatever_is_there(kernel: dict) -> None:
 @pytest.mark.parametrize("append", [0, 3])
 def test_bad_numbers_on_the_device_reach_nothing(kernel: dict, append: int) -> None:
     """Lengths are cut to what fits, entries and pages that are not there are absent. What surrounds the cache stays as it was."""
-    dtype = TORCH[kernel["dtype"]]
+    dtype = DTYPES[kernel["dtype"]]
     generator = torch.Generator("cuda").manual_seed(0)
 
     def made(*shape: int) -> torch.Tensor:
@@ -254,7 +249,7 @@ def test_bad_numbers_on_the_device_reach_nothing(kernel: dict, append: int) -> N
 
 @every_kernel
 def test_a_replayed_graph_sees_new_lengths_and_pages(kernel: dict) -> None:
-    dtype = TORCH[kernel["dtype"]]
+    dtype = DTYPES[kernel["dtype"]]
     generator = torch.Generator("cuda").manual_seed(0)
     q, new_k, new_v = (torch.randn(3, 1, h, 64, generator=generator, device="cuda").to(dtype) for h in (4, 2, 2))
     caches = [torch.randn(40, 16, 2, 64, generator=generator, device="cuda").to(dtype) for _ in range(2)]
@@ -282,7 +277,7 @@ def test_a_replayed_graph_sees_new_lengths_and_pages(kernel: dict) -> None:
 @every_kernel
 def test_any_alignment(kernel: dict) -> None:
     """Rows that cannot be moved 16 bytes at a time: the same numbers."""
-    dtype = TORCH[kernel["dtype"]]
+    dtype = DTYPES[kernel["dtype"]]
     generator = torch.Generator("cuda").manual_seed(0)
     q, k, v = (torch.randn(2, n, h, 50, generator=generator, device="cuda").to(dtype) for n, h in ((2, 4), (300, 2), (300, 2)))
     lengths = torch.tensor([300, 77], dtype=torch.int32, device="cuda")

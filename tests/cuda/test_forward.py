@@ -10,11 +10,10 @@ from gpu_kernels import TYPES, chosen, kernels, knowing, parameters
 import libflash
 
 torch = pytest.importorskip("torch")
-from gpu_case import run_forward  # noqa: E402  (needs torch)
+from gpu_case import DTYPES, run_forward  # noqa: E402  (needs torch)
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 KERNELS = kernels("forward")
-DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 
 # A NaN in V at a hidden key may reach other rows of its tile, because the matrix instruction multiplies it by 0.
 # test_nan_stays_in_its_tile says how far it gets.

@@ -12,12 +12,11 @@ from gpu_kernels import kernels, knowing, parameters
 import libflash
 
 torch = pytest.importorskip("torch")
-from gpu_case import same_bits  # noqa: E402  (needs torch)
+from gpu_case import DTYPES, same_bits  # noqa: E402  (needs torch)
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 DEVICE = "cuda"
-DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 REPLAYS = 100
 ROUNDING = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-21}
 

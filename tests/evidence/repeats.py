@@ -24,7 +24,7 @@ import cases
 import numpy as np
 import torch
 from decode_cases import DecodeCase
-from gpu_case import bits, run_backward, run_forward
+from gpu_case import DTYPES, bits, run_backward, run_forward
 from gpu_decode import run_decode
 from gpu_kernels import TYPES, attention_kernels, device_of, knowing, widths
 
@@ -71,7 +71,7 @@ def run(case: cases.Case | DecodeCase, kernel: dict) -> dict[str, np.ndarray]:
 def calls(kernel: dict) -> dict[str, Callable[[], Tensors]]:
     """What is repeated, by the name of its figures."""
     device, name = device_of(kernel), kernel["name"]
-    dtype = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}[kernel["dtype"]]
+    dtype = DTYPES[kernel["dtype"]]
     generator = torch.Generator(device).manual_seed(5)
 
     def normal(seqlen: int, heads: int, dim: str) -> torch.Tensor:

@@ -25,7 +25,7 @@ import torch
 from case import Case
 from decode_cases import DecodeCase
 from dlpack_producer import Array
-from gpu_case import run_backward, run_forward, to_device
+from gpu_case import DTYPES, run_backward, run_forward, to_device
 from gpu_decode import run_decode
 from gpu_kernels import TYPES, attention_kernels, device_of, widths
 
@@ -95,7 +95,7 @@ def run_merge() -> None:
 def plant(kernel: dict) -> None:
     """The last row of the output is described, but not allocated."""
     shape = (1, 128, 2, min(kernel["head_dim"], kernel["head_dim_v"]))
-    dtype = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}[kernel["dtype"]]
+    dtype = DTYPES[kernel["dtype"]]
     q, k, v = (torch.ones(shape, dtype=dtype).cuda() for _ in range(3))
     short = torch.zeros((1, shape[1] - 1, *shape[2:]), dtype=dtype).cuda()
     stand_in = np.zeros(shape, np.float32 if dtype == torch.float32 else np.float16)  # as many bytes an element

@@ -14,9 +14,8 @@ struct CacheParams {
     int64_t table_batch, table_column;
     const int32_t* leftpad;  // or nullptr
     int32_t default_seqlen, seqlen_new, capacity;
-    int32_t places;     // entries or pages there are
-    int32_t page_size;  // contiguous: above every key
-    Divisor page;
+    int32_t places;  // entries or pages there are
+    Divisor page;    // paged: its size
 };
 
 // New rows, what turns them, and where turned queries go.
