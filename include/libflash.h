@@ -297,7 +297,8 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * (Sq, Lk). Paged: key j of sequence b is row j mod page_size of page block_table[b][j / page_size]; entries past the last key are
  * not read. Pages and cache entries may be shared for reading, but no two sequences may append to the same row.
  * On the CPU a bad length or page number is refused (INVALID); on CUDA, where lengths stay on the device, a page number out of range
- * is treated as absent, lengths are clamped to what fits, and nothing is written outside the cache.
+ * is treated as absent, lengths are clamped to what fits, a position behind the rotary tables takes their last row, and nothing is
+ * written outside the cache.
  *
  * Rotary embedding (with rotary_cos and rotary_sin) turns the first r = 2 * rotary_cos.shape[1] channels of q and k_new: pair (x, y) at
  * position t becomes (x cos_t - y sin_t, x sin_t + y cos_t). The new key number i stands at position cache_seqlens[b] + i; so does
