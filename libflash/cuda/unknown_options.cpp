@@ -54,6 +54,10 @@ bool knows_options(const KernelConfig& config, const AttentionProblem& problem, 
         if (why) *why = text_of(tensor, ": its address and its strides must be multiples of 16 bytes for it, and not negative");
         return false;
     }
+    if (!in_vectors(rows_params(problem.out), problem.head_dim_v, 2)) {
+        if (why) *why = "out: its address, its strides and its rows must be multiples of 16 bytes for it";
+        return false;
+    }
     return true;
 }
 

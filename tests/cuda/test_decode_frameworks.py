@@ -21,6 +21,7 @@ def problem(dtype: torch.dtype = torch.bfloat16) -> tuple[list[torch.Tensor], di
     return [q, k_cache, v_cache], {"k": k, "v": v, "cache_seqlens": lengths}
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own
 def test_compiled_without_a_graph_break() -> None:
     (q, *caches), options = problem()
     wanted_caches = [x.clone() for x in caches]

@@ -45,18 +45,33 @@ def test_nan_stays_in_its_tile(kernel: str) -> None:
 
 @needs_gpu
 @pytest.mark.parametrize("jump", [80.0, 87.0, 88.0, 88.5, 95.0])
-@pytest.mark.parametrize("kernel", [k["name"] for k in KERNELS])
-def test_one_score_far_above_the_others(kernel: str, jump: float) -> None:
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel["name"])
+def test_one_score_far_above_the_others(kernel: dict, jump: float) -> None:
     """The exponential of the difference is near the end of float, or past it, and the kernel looks at the other keys first."""
-    dtype = next(dtype for name, dtype in DTYPES.items() if f"_{name}_" in kernel)
+    dtype, dim = DTYPES[kernel["dtype"]], min(kernel["head_dim"], 64)
     generator = torch.Generator("cuda").manual_seed(4)
-    q, k = (torch.zeros(1, rows, 2, 64, device="cuda", dtype=dtype) for rows in (150, 333))
-    v = torch.randn(1, 333, 2, 64, generator=generator, device="cuda").to(dtype)
+    q, k = (torch.zeros(1, rows, 2, dim, device="cuda", dtype=dtype) for rows in (150, 333))
+    v = torch.randn(1, 333, 2, dim, generator=generator, device="cuda").to(dtype)
     q[..., 0] = 8
-    k[:, 5, :, 0] = jump  # times 8, by the square root of 64
-    out, lse = libflash.attention(q, k, v, return_lse=True, kernel=kernel)
+    k[:, 5, :, 0] = jump
+    out, lse = libflash.attention(q, k, v, softmax_scale=0.125, return_lse=True, kernel=kernel["name"])
     torch.testing.assert_close(out, v[:, 5:6].expand_as(out), rtol=0.01, atol=0)
     torch.testing.assert_close(lse, torch.full_like(lse, k[0, 5, 0, 0].item()), rtol=1e-5, atol=0)
+
+
+@needs_gpu
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel["name"])
+def test_values_near_the_end_of_float(kernel: dict) -> None:
+    """Under a maximum that is not the largest, probabilities may be well above 1, and their products with such values past the end."""
+    if kernel["dtype"] == "f16":
+        pytest.skip("its values end at 65504")
+    dtype, dim = DTYPES[kernel["dtype"]], min(kernel["head_dim"], 64)
+    q, k = (torch.zeros(1, rows, 2, dim, device="cuda", dtype=dtype) for rows in (150, 333))
+    v = torch.full((1, 333, 2, dim), 1e36, device="cuda").to(dtype)
+    q[..., 0] = 8
+    k[:, 5, :, 0] = 8.5
+    out = libflash.attention(q, k, v, softmax_scale=0.125, kernel=kernel["name"])
+    torch.testing.assert_close(out, v[:, 5:6].expand_as(out), rtol=0.01, atol=0)
 
 
 # What not every kernel knows, by the field of a case that says so.

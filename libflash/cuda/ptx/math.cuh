@@ -50,6 +50,14 @@ __device__ __forceinline__ uint32_t pack_pair(float low, float high, __half) {
     return pair;
 }
 
+// `trace`, 0 at first, becomes NaN in the half where a number of `pair` is not finite, and stays 0 where all were.
+__device__ __forceinline__ void trace_pair(uint32_t& trace, uint32_t pair, __nv_bfloat16) {
+    asm volatile("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(trace) : "r"(pair), "r"(0u));
+}
+__device__ __forceinline__ void trace_pair(uint32_t& trace, uint32_t pair, __half) {
+    asm volatile("fma.rn.f16x2 %0, %1, %2, %0;" : "+r"(trace) : "r"(pair), "r"(0u));
+}
+
 __device__ __forceinline__ __nv_bfloat16 from_float(float x, __nv_bfloat16) { return __float2bfloat16_rn(x); }
 __device__ __forceinline__ __half from_float(float x, __half) { return __float2half_rn(x); }
 __device__ __forceinline__ float from_float(float x, float) { return x; }

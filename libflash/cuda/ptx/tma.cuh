@@ -33,7 +33,8 @@ __device__ __forceinline__ void tma_prefetch(const CUtensorMap& map, int c0, int
                  : "memory");
 }
 
-// After fence_shared_for_async() of those who wrote the box and a barrier.
+// After fence_shared_for_async() of those who wrote the box and a barrier. Innermost coordinates go in steps of 16 bytes: up to 14 bytes past the end of a
+// row are written as well.
 __device__ __forceinline__ void tma_store(uint32_t smem_address, const CUtensorMap& map, int c0, int c1, int c2, int c3) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
                  "r"(smem_address), "r"(c0), "r"(c1), "r"(c2), "r"(c3)

@@ -6,8 +6,8 @@
 // Softmax. Any finite number may be subtracted from a row's scores; the row maximum is merely the safe choice. So the maximum is taken in the
 // first tile and in tiles that need a mask, and kept for all others: there a score costs one multiply-add, one exponential and one
 // addition, 16 columns at a time between the products that use them. Afterwards a row whose sum has grown past kSumLimit is brought back
-// to size. Only a jump by about 75 (natural units) within one tile can overflow; such a row is seen at the end, and the thread block then does
-// its work once more with the maximum of every tile. `half` overflows sooner, at 65504: there
+// to size. Only a jump by about 75 (natural units) within one tile, or less with large values, can overflow; such a row is seen at the end, and the
+// thread block then does its work once more with the maximum of every tile. `half` overflows sooner, at 65504: there
 // every tile is looked through for a score that far above, and its maximum taken if there is one.
 //
 // The base of a row is a rounded product, the same for all its tiles, so its rounding cancels; rows whose base is so large that
@@ -377,7 +377,7 @@ struct Forward : RunningSoftmax<kBlockM / kWarps / 16, kBlockN / 8, kHeadDim / 8
                 row_sum[a][r] += __shfl_xor_sync(0xffffffffu, row_sum[a][r], 2);
                 bad |= row_sum[a][r] == INFINITY || (fabsf(base[a][r]) > kBaseLimit && base[a][r] != kNothing);
             }
-        return __syncthreads_or(bad);
+        return __syncthreads_or(bad || Softmax::values_overflowed());
     }
 
     // Divides the rows by their sums, with the sink if there is one, and writes lse.

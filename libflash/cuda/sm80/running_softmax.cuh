@@ -98,6 +98,25 @@ struct RunningSoftmax {
             }
     }
 
+    // Whether a sum of p v is not finite though the row's sum, over all its lanes, is: with a probability far above 1 it may have gone past the end
+    // of float on the way.
+    __device__ __forceinline__ bool values_overflowed() const {
+        bool bad = false;
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                float trace[2] = {};  // stays 0 as long as what it sees is finite
+#pragma unroll
+                for (int n = 0; n < kChannelBlocks; ++n) {
+                    trace[0] = fmaf(o[a][n][2 * r], 0.0f, trace[0]);
+                    trace[1] = fmaf(o[a][n][2 * r + 1], 0.0f, trace[1]);
+                }
+                bad |= trace[0] + trace[1] != 0.0f && row_sum[a][r] == row_sum[a][r];
+            }
+        return bad;
+    }
+
     __device__ __forceinline__ void clear() {
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a) {

@@ -27,7 +27,7 @@
 namespace libflash::cuda::sm90 {
 
 struct ForwardMaps {
-    CUtensorMap q, k, v;
+    CUtensorMap q, k, v, out;
 };
 
 template <class Row>
@@ -43,6 +43,7 @@ struct Forward {
     using QTile = SwizzledTile<kGroupRows, kHeadDim>;
     using KTile = SwizzledTile<kBlockN, kHeadDim>;
     using VTile = SwizzledTile<kBlockN, kHeadDimV>;
+    using OutTile = SwizzledTile<16, kHeadDimV>;  // of a warp
     using Softmax = RowSoftmax<kBlockN>;
     static constexpr int kScores = kBlockN / 2, kSums = kHeadDimV / 2;
 
@@ -60,38 +61,53 @@ struct Forward {
         int next, end;
         bool safe;
     };
-    static constexpr int kItems = 4;
+    static constexpr int kMostBytes = 227 * 1024;  // of a thread block
+    static constexpr int kOwnBytes = 3 * 1024;     // for what is not a tile
+    static constexpr int kQBytes = kGroups * QTile::kBytes, kOutBytes = kGroups * 4 * OutTile::kBytes,
+                         kLeastBytes = kQBytes + kStages * (KTile::kBytes + VTile::kBytes);
+    // What there is room for beyond the least: the results go out through shared memory, V has a third stage, and Q of the next item comes before the
+    // present one is done with.
+    static constexpr int kRoom = kMostBytes - kOwnBytes - kLeastBytes;
+    static constexpr bool kSendsRows = kRoom >= kOutBytes;
+    static constexpr int kVStages = kStages + (kStages == 2 && kSendsRows && kRoom >= kOutBytes + VTile::kBytes ? 1 : 0);
+    static constexpr int kQStages = kSendsRows && kRoom >= kOutBytes + (kVStages - kStages) * VTile::kBytes + kQBytes ? 2 : 1;
+    static constexpr int kItems = 4 + kQStages;
     struct Common {
-        RingBarriers<kStages> k, v;
-        RingBarriers<1> q[kGroups];
+        RingBarriers<kStages> k;
+        RingBarriers<kVStages> v;
+        RingBarriers<kQStages> q[kGroups];
         int redo_begin, redo_end;  // rounds that are to be done again
-        // From the warp that copies to those that multiply, in turn. An item is written while the one before is handed over, and that is when all have
-        // released Q of the second before, and are done with the third before.
+        // From the warp that copies to those that multiply, in turn. With one stage for Q, an item is written when all have released Q of the third before
+        // it: they may still have to write the rows of the fourth.
         Item items[kItems];
     };
-    static constexpr int kTileBytes = kGroups * QTile::kBytes + kStages * (KTile::kBytes + VTile::kBytes);
+    static constexpr int kTileBytes =
+        kQStages * kQBytes + kStages * KTile::kBytes + kVStages * VTile::kBytes + (kSendsRows ? kOutBytes : 0);
     static constexpr int kSharedBytes = kTileBytes + static_cast<int>(sizeof(Common)) + QTile::kAlignment;
-    static_assert(kSharedBytes <= 232448, "a thread block has 227 KB of shared memory");
+    static_assert(sizeof(Common) + QTile::kAlignment <= kOwnBytes && kSharedBytes <= kMostBytes, "a thread block has 227 KB");
 
     // Named barrier.
     static constexpr int kAllDone = 1;
 
     const ForwardParams& params;
     const ForwardMaps& maps;
-    uint32_t q_smem, k_smem, v_smem;
+    uint32_t q_smem, k_smem, v_smem, out_smem;
     Common& common;
 
     __device__ __forceinline__ Forward(const ForwardParams& p, const ForwardMaps& m, char* aligned)
         : params(p), maps(m), common(*reinterpret_cast<Common*>(aligned + kTileBytes)) {
         q_smem = shared_address(aligned);
-        k_smem = q_smem + kGroups * QTile::kBytes;
+        k_smem = q_smem + kQStages * kQBytes;
         v_smem = k_smem + kStages * KTile::kBytes;
+        out_smem = v_smem + kVStages * VTile::kBytes;
     }
 
     // The tile of query rows that this thread block has in a round; batch < 0: none.
     __device__ __forceinline__ WorkTile work_of(int round) const {
         const ScheduleParams& schedule = params.schedule;
-        const int unit = (schedule.paired ? round / 2 : round) * static_cast<int>(gridDim.x) + static_cast<int>(blockIdx.x);
+        // One further in each round: else a thread block could have the same tile of every head, and that be a longer or shorter one than others.
+        const int turn = schedule.paired ? round / 2 : round, blocks = gridDim.x;
+        const int unit = turn * blocks + (static_cast<int>(blockIdx.x) + turn) % blocks;
         if (unit >= schedule.heads * schedule.tiles) return {-1, 0, 0};
         WorkTile work = work_tile<kBlockM>(schedule, params.q_lengths, params.batch, unit);
         if (!schedule.paired) return work;
@@ -132,6 +148,7 @@ struct Forward {
             tma_prefetch_map(maps.q);
             tma_prefetch_map(maps.k);
             tma_prefetch_map(maps.v);
+            if (kSendsRows) tma_prefetch_map(maps.out);
             common.k.init(kGroups * 4);
             common.v.init(kGroups * 4);
             for (int group = 0; group < kGroups; ++group) common.q[group].init(4);
@@ -144,15 +161,16 @@ struct Forward {
 
     // The thread that finds out what there is to do, and copies.
     struct Producer {
-        Ring<kStages> k, v;
-        uint32_t q_phase;
-        int slot;  // the item's
+        Ring<kStages> k;
+        Ring<kVStages> v;
+        Ring<kQStages> q;  // of any group: they go in step
+        int slot;          // the item's
     };
 
     // One warp, of which one lane works. Keys go from the last tile to the first; V of a tile comes after K of the next.
     __device__ __forceinline__ void produce() {
         const bool leader = elect_one();
-        Producer p{Ring<kStages>(common.k), Ring<kStages>(common.v), 0, 0};
+        Producer p{Ring<kStages>(common.k), Ring<kVStages>(common.v), Ring<kQStages>(common.q[0]), 0};
         Rounds rounds = first_rounds();
         do {
             if (leader) hand_over_all(p, rounds);
@@ -181,6 +199,7 @@ struct Forward {
             if (item.keys.begin != item.keys.end) return true;
         }
         item.keys.begin = item.keys.end = 0;
+        item.safe = rounds.safe;
         return false;
     }
 
@@ -198,22 +217,26 @@ struct Forward {
         const Item& item = common.items[p.slot];
         if (has_keys) load_k(p, item, item.keys.end - 1);
         for (int group = 0; group < kGroups; ++group) {
-            Ring<1> q(common.q[group]);
-            q.phase = p.q_phase;
+            Ring<kQStages> q = p.q;
+            q.barriers = shared_address(&common.q[group]);
             q.wait_empty();
             if (!has_keys) {
                 q.full().arrive();
                 continue;
             }
             q.full().arrive_and_expect(QTile::kBytes);
-            QTile::load(q_smem + group * QTile::kBytes, maps.q, q.full(), item.keys.first_row + group * kGroupRows,
-                        item.work.head, item.work.batch);
+            QTile::load(q_tile(q.stage, group), maps.q, q.full(), item.keys.first_row + group * kGroupRows, item.work.head,
+                        item.work.batch);
         }
         if (has_keys) load_keys(p, item);
-        p.q_phase ^= 1;
+        p.q.advance();
         p.slot = following(p.slot);
     }
+    __device__ __forceinline__ uint32_t q_tile(int stage, int group) const {
+        return q_smem + stage * kQBytes + group * QTile::kBytes;
+    }
     __device__ static __forceinline__ int following(int slot) { return slot + 1 == kItems ? 0 : slot + 1; }
+    __device__ static __forceinline__ int preceding(int slot) { return (slot == 0 ? kItems : slot) - 1; }
 
     // Into the L2 cache: its place in shared memory is not free before the present item is nearly done.
     __device__ __forceinline__ void prefetch_q(const Item& item) const {
@@ -252,28 +275,31 @@ struct Forward {
 
     // What a warpgroup that multiplies has at hand.
     struct Consumer {
-        int group, warp, lane;  // `warp` of the group
-        Ring<kStages> k, v;
-        Ring<1> q;
-        int slot;                     // the item's
+        int group, lane;
+        Ring<kStages> k;
+        Ring<kVStages> v;
+        Ring<kQStages> q;
+        int slot;                     // of the item whose scores come next
+        int tile;                     // of its keys, that scores have been begun of last
+        bool last;                    // of them
         float s[kScores];             // scores, then probabilities
         float o[kSums];               // sums of p v
         uint32_t p[kBlockN / 16][4];  // probabilities, rounded
         Softmax softmax;
+        // The item before, as long as its last product is not there: what its sums are to be multiplied by, and its slot; or kNothingYet or kClosed.
+        float inverse[2];
+        int closing_slot;
     };
+    static constexpr int kNothingYet = -1, kClosed = -2;
 
     __device__ __forceinline__ void consume() {
         // The same for all lanes, and known to be so.
         const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
         const int group = warp / 4 - 1;
-        Consumer c{group,
-                   warp % 4,
-                   static_cast<int>(threadIdx.x) % 32,
-                   Ring<kStages>(common.k),
-                   Ring<kStages>(common.v),
-                   Ring<1>(common.q[group]),
-                   0};
-        Rounds rounds = first_rounds();
+        const int lane = static_cast<int>(threadIdx.x & 31);
+        Consumer c{group, lane, Ring<kStages>(common.k), Ring<kVStages>(common.v), Ring<kQStages>(common.q[group])};
+        c.slot = 0;
+        Rounds rounds{};
         do {
             c.q.wait_full();
             if (common.items[c.slot].keys.begin == common.items[c.slot].keys.end) {
@@ -284,50 +310,137 @@ struct Forward {
             } else {
                 do_items(c);
             }
+            rounds.safe = common.items[preceding(c.slot)].safe;
+            if (kSendsRows && c.lane == 0) tma_store_wait<0>();  // what is done again is written again
         } while (start_again(rounds));
     }
 
-    // From the present item to the last.
+    // From the present item to the last, in steps: the scores of a tile, and the product of the probabilities of the tile before, whichever items these
+    // are of. An item's rows are written while the second product of scores after its last goes on.
     __device__ __forceinline__ void do_items(Consumer& c) {
-        start_first_scores(c);
+        c.closing_slot = kNothingYet;
+        c.softmax.clear();
+        begin_item(c);
+        start_scores(c);
         wgmma_wait<0>();
         wgmma_settle(c.s);
+        release_scores(c);
+        float factor[2];
+        take_scores(c, factor);
+        skip_values(c);
+        if (!c.last) c.k.wait_full();
+        round_probabilities(c);
         while (true) {
-            const Item& item = common.items[c.slot];
-            const bool first = walk_keys(c, item);
-            c.slot = following(c.slot);
-            c.v.wait_full();
-            if (!item.more) {
-                start_values(c, first);
-                wgmma_wait<0>();
-                finish(c, item);
-                return;
-            }
-            // The last product, and the first scores of the next item, which go on under what is left to do of this one.
-            start_values(c, first);
-            c.q.wait_full();
-            start_first_scores(c);
-            wgmma_wait<1>();
-            finish(c, item);
-            wgmma_wait<0>();
-            wgmma_settle(c.s);
+            // Apart from the loop below, so that its instructions stand close together.
+#pragma unroll 1
+            do {
+                const bool enters = c.last;
+                if (enters && !common.items[c.slot].more) return end(c);
+                step<true>(c, enters);
+            } while (c.last || c.closing_slot != kClosed);
+#pragma unroll 1
+            while (!c.last) step<false>(c, false);
         }
     }
 
-    // O of an item, once its last product is there.
-    __device__ __forceinline__ void finish(Consumer& c, const Item& item) const {
-        wgmma_settle(c.o);
-        release(c, c.v.empty());
-        c.v.advance();
-        if (c.softmax.finish() && !item.safe && c.lane == 0) {
-            atomicMin(&common.redo_begin, item.round);
-            atomicMax(&common.redo_end, item.round + 1);
+    // kBetween: the scores may be those of the next item (`enters`), and the product the first of an item.
+    template <bool kBetween>
+    __device__ __forceinline__ void step(Consumer& c, bool enters) const {
+        --c.tile;
+        if (kBetween && enters) {
+            c.slot = following(c.slot);
+            c.q.wait_full();
+            begin_item(c);
         }
+        wgmma_settle(c.s);
+        start_scores(c);
+        start_values<kBetween>(c);
+        wgmma_wait<1>();
+        wgmma_settle(c.s);
+        if (kBetween && enters) finish(c, preceding(c.slot));
+        release_scores(c);
+        float factor[2];
+        const bool moved = take_scores(c, factor);
+        if (!c.last) c.k.wait_full();  // here, because nothing goes on between the end of this product and the next
+        wgmma_wait<0>();
+        release_values(c);
+        if (kBetween && enters) {
+            skip_values(c);
+        } else if (moved) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const float inverse = finish_row(item, row_of(c, item, r), c.softmax.base[r], c.softmax.sum[r], c.lane % 4 == 0);
-            write_row(c, item, r, inverse);
+            for (int i = 0; i < kSums; ++i) c.o[i] *= factor[i / 2 % 2];
         }
+        round_probabilities(c);
+    }
+
+    // After the last item's last scores.
+    __device__ __forceinline__ void end(Consumer& c) const {
+        start_values<true>(c);
+        wgmma_wait<0>();
+        release_values(c);
+        finish(c, c.slot);
+        c.slot = following(c.slot);
+        write_rows(c);
+    }
+
+    // The scores of an item are done. Writes lse, and finds out what the sums have to be multiplied by.
+    __device__ __forceinline__ void finish(Consumer& c, int slot) const {
+        const Item& item = common.items[slot];
+        if (c.softmax.finish()) do_again(c, item);
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+            c.inverse[r] = finish_row(item, row_of(c, item, r), c.softmax.base[r], c.softmax.sum[r], (c.lane & 3) == 0);
+        c.closing_slot = slot;
+        c.softmax.clear();
+    }
+    __device__ __forceinline__ void do_again(const Consumer& c, const Item& item) const {
+        if (item.safe || c.lane != 0) return;
+        atomicMin(&common.redo_begin, item.round);
+        atomicMax(&common.redo_end, item.round + 1);
+    }
+
+    // The rows of the item that is closing.
+    __device__ __forceinline__ void write_rows(Consumer& c) const {
+        const Item& item = common.items[c.closing_slot];
+        bool lost = false;
+        if constexpr (kSendsRows) {
+            lost = send_rows(c, item);
+        } else {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) lost |= write_row(c, item, r, c.inverse[r]);
+        }
+        if (__any_sync(0xffffffffu, lost)) do_again(c, item);
+    }
+
+    // Through shared memory and by the copy engine. True: a row has a number that is not finite, though its probabilities are: perhaps their sum with
+    // values went past the end of float.
+    __device__ __forceinline__ bool send_rows(const Consumer& c, const Item& item) const {
+        const int warp = static_cast<int>(threadIdx.x) / 32 - 4;
+        const uint32_t tile = out_smem + warp * OutTile::kBytes;
+        if (c.lane == 0) tma_store_wait_read<0>();
+        __syncwarp();
+        uint32_t trace[2] = {};
+#pragma unroll
+        for (int group = 0; group < kHeadDimV / 8; group += 2) {
+            uint32_t words[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float inverse = c.inverse[i % 2], *o = c.o + 4 * group + 2 * i;
+                words[i] = inverse == 0.0f ? 0 : pack_pair(o[0] * inverse, o[1] * inverse, T());
+                trace_pair(trace[i % 2], words[i], T());
+            }
+            OutTile::store_fragment(tile, 0, group, c.lane, words);
+        }
+        fence_shared_for_async();
+        __syncwarp();
+        if (c.lane == 0) {
+#pragma unroll
+            for (int chunk = 0; chunk < OutTile::kChunks; ++chunk)
+                tma_store(tile + chunk * OutTile::kChunkBytes, maps.out, chunk * 64, item.keys.first_row + warp * 16,
+                          item.work.head, item.work.batch);
+            tma_store_commit();
+        }
+        return (trace[0] != 0 && c.inverse[0] == c.inverse[0]) || (trace[1] != 0 && c.inverse[1] == c.inverse[1]);
     }
 
     __device__ __forceinline__ void release(const Consumer& c, const MBarrier& empty) const {
@@ -335,7 +448,7 @@ struct Forward {
     }
     // s = Q K^T, begun.
     __device__ __forceinline__ void start_scores(Consumer& c) const {
-        const uint32_t q = q_smem + c.group * QTile::kBytes, k = k_smem + c.k.stage * KTile::kBytes;
+        const uint32_t q = q_tile(c.q.stage, c.group), k = k_smem + c.k.stage * KTile::kBytes;
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kHeadDim / 16; ++step)
@@ -343,11 +456,18 @@ struct Forward {
                                                                step > 0);
         wgmma_commit();
     }
-    __device__ __forceinline__ void start_first_scores(Consumer& c) const {
+
+    // The first tile of the item; K of tiles that are left out before it is given back.
+    __device__ __forceinline__ void begin_item(Consumer& c) const {
         const Item& item = common.items[c.slot];
-        for (int tile = item.keys.end; tile > end_of_keys(c, item); --tile) skip(c, c.k);
+        const int end = end_of_keys(c, item);
+        for (int tile = item.keys.end; tile > end; --tile) skip(c, c.k);
         c.k.wait_full();
-        start_scores(c);
+        c.tile = end - 1;
+    }
+    // The same for V.
+    __device__ __forceinline__ void skip_values(Consumer& c) const {
+        for (int skipped = common.items[c.slot].keys.end - 1; skipped > c.tile; --skipped) skip(c, c.v);
     }
 
     // Key tiles that none of this group's rows sees are left out at the end, all but one: groups that have fewer keys, or no rows, do not work as long as
@@ -360,15 +480,21 @@ struct Forward {
         return max(max(end, item.keys.begin + 1), item.keys.end - (kStages - 1));
     }
     // A stage is given back when it is full: before that, an arrival might count for what was in it before; and when all lanes have seen it.
-    __device__ __forceinline__ void skip(const Consumer& c, Ring<kStages>& ring) const {
+    template <class AnyRing>
+    __device__ __forceinline__ void skip(const Consumer& c, AnyRing& ring) const {
         ring.wait_full();
         __syncwarp();
         release(c, ring.empty());
         ring.advance();
     }
 
-    // o += P V, begun; the first time o = P V.
-    __device__ __forceinline__ void start_values(Consumer& c, bool first) const {
+    // o += P V, begun; or, after the item before has been written, o = P V.
+    template <bool kBetween>
+    __device__ __forceinline__ void start_values(Consumer& c) const {
+        const bool first = kBetween && c.closing_slot != kClosed;
+        if (kBetween && c.closing_slot >= 0) write_rows(c);
+        if (kBetween) c.closing_slot = kClosed;
+        c.v.wait_full();
         const uint32_t v = v_smem + c.v.stage * VTile::kBytes;
         wgmma_fence();
 #pragma unroll
@@ -376,50 +502,25 @@ struct Forward {
             Wgmma<T, kHeadDimV>::template multiply<true>(c.o, c.p[step], VTile::down_rows(v, step), step > 0 || !first);
         wgmma_commit();
     }
-
-    // From the first scores, which are there, to the last probabilities. True: there was one tile only.
-    __device__ __forceinline__ bool walk_keys(Consumer& c, const Item& item) const {
-        const float scale = item.safe ? 1.0f : params.scale_log2;
-        float factor[2];
-        int tile = end_of_keys(c, item) - 1;
-        for (int skipped = item.keys.end - 1; skipped > tile; --skipped) skip(c, c.v);
-        c.softmax.clear();
-        release_scores(c, item, tile);
-        prepare_scores(c, item, tile);
-        c.softmax.apply(c.s, scale, true, factor);
-        round_probabilities(c);
-        bool first = true;
-#pragma unroll 1
-        for (--tile; tile >= item.keys.begin; --tile) {
-            c.k.wait_full();
-            wgmma_settle(c.s);
-            start_scores(c);
-            c.v.wait_full();
-            start_values(c, first);
-            wgmma_wait<1>();
-            wgmma_settle(c.s);
-            release_scores(c, item, tile);
-            const bool edge = prepare_scores(c, item, tile);
-            const bool moved = c.softmax.apply(c.s, scale, edge || item.safe, factor);
-            wgmma_wait<0>();
-            wgmma_settle(c.o);
-            release(c, c.v.empty());
-            c.v.advance();
-            if (moved) {
-#pragma unroll
-                for (int i = 0; i < kSums; ++i) c.o[i] *= factor[i / 2 % 2];
-            }
-            round_probabilities(c);
-            first = false;
-        }
-        return first;
+    __device__ __forceinline__ void release_values(Consumer& c) const {
+        wgmma_settle(c.o);
+        release(c, c.v.empty());
+        c.v.advance();
     }
 
-    // K of the tile is no longer needed; after the last one, neither is Q.
-    __device__ __forceinline__ void release_scores(Consumer& c, const Item& item, int tile) const {
+    // From scores, which are there, to probabilities. True: the sums of the item are to be multiplied by `factor`.
+    __device__ __forceinline__ bool take_scores(Consumer& c, float (&factor)[2]) const {
+        const Item& item = common.items[c.slot];
+        const bool edge = prepare_scores(c, item, c.tile);
+        return c.softmax.apply(c.s, item.safe ? 1.0f : params.scale_log2, edge || item.safe, factor);
+    }
+
+    // K of the tile is no longer needed; after the item's last one, neither is Q.
+    __device__ __forceinline__ void release_scores(Consumer& c) const {
         release(c, c.k.empty());
         c.k.advance();
-        if (tile > item.keys.begin) return;
+        c.last = c.tile == common.items[c.slot].keys.begin;
+        if (!c.last) return;
         release(c, c.q.empty());
         c.q.advance();
     }
@@ -436,11 +537,11 @@ struct Forward {
     }
 
     __device__ __forceinline__ int row_of(const Consumer& c, const Item& item, int r) const {
-        return item.keys.first_row + c.group * kGroupRows + c.warp * 16 + r * 8 + c.lane / 4;
+        return item.keys.first_row + (opaque(static_cast<int>(threadIdx.x)) >> 5 << 4) - kGroupRows + r * 8 + (c.lane >> 2);
     }
 
     __device__ __forceinline__ void mask_scores(Consumer& c, const Item& item, int tile) const {
-        const int first_col = tile * kBlockN + c.lane % 4 * 2;
+        const int first_col = tile * kBlockN + (opaque(c.lane) & 3) * 2;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             // Columns of this lane, counted from its first one, that the row sees: [begin, end).
@@ -482,20 +583,25 @@ struct Forward {
     }
 
     // Row r of this thread, times `inverse`; 0 whatever the sums are if that is 0. Each of the four lanes of a row gets eight neighbouring channels of 32.
-    __device__ __forceinline__ void write_row(const Consumer& c, const Item& item, int r, float inverse) const {
+    // True: the row has a number that is not finite, though its probabilities are: perhaps their sum with values went past the end of float.
+    __device__ __forceinline__ bool write_row(const Consumer& c, const Item& item, int r, float inverse) const {
         T* out = row_of_out(item, row_of(c, item, r));
         const int lane = opaque(c.lane);
+        uint32_t trace = 0;
 #pragma unroll
         for (int first = 0; first < kHeadDimV / 8; first += 4) {
+            if (first * 8 >= params.head_dim_v) break;  // also keeps the compiler from beginning with all of them at once
             uint32_t words[4];
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
                 const float left = c.o[4 * (first + k) + 2 * r], right = c.o[4 * (first + k) + 2 * r + 1];
                 words[k] = inverse == 0.0f ? 0 : pack_pair(left * inverse, right * inverse, T());
+                trace_pair(trace, words[k], T());
             }
             transpose_quad(words, lane);
-            write_eight(out, (first + lane % 4) * 8, make_uint4(words[0], words[1], words[2], words[3]));
+            write_eight(out, (first + (lane & 3)) * 8, make_uint4(words[0], words[1], words[2], words[3]));
         }
+        return trace != 0 && inverse == inverse && row_of(c, item, r) < params.q_lengths.capacity;
     }
 
     // nullptr: there is no such row.
@@ -506,16 +612,7 @@ struct Forward {
     }
 
     __device__ __forceinline__ void write_eight(T* row, int col, const uint4& eight) const {
-        if (!row || col >= params.head_dim_v) return;
-        if (params.vector_out) {
-            *reinterpret_cast<uint4*>(row + col) = eight;
-        } else {
-            const uint32_t words[4] = {eight.x, eight.y, eight.z, eight.w};
-#pragma unroll
-            for (int e = 0; e < 8; ++e)
-                if (col + e < params.head_dim_v)
-                    reinterpret_cast<uint16_t*>(row)[col + e] = static_cast<uint16_t>(words[e / 2] >> e % 2 * 16);
-        }
+        if (row && col < params.head_dim_v) *reinterpret_cast<uint4*>(row + col) = eight;
     }
 
     __device__ __forceinline__ void run() {
@@ -560,6 +657,8 @@ cudaError_t encode(ForwardMaps* maps, const ForwardParams& params) {
     cudaError_t error = encode_map<T>(&maps->q, q, Body::kGroupRows);
     if (error == cudaSuccess) error = encode_map<T>(&maps->k, k, Body::kBlockN);
     if (error == cudaSuccess) error = encode_map<T>(&maps->v, v, Body::kBlockN);
+    const TensorExtent out = extent(params.out, params.head_dim_v, queries, params.heads_q, params.batch);
+    if (error == cudaSuccess) error = encode_map<T>(&maps->out, out, 16);
     return error;
 }
 

@@ -18,12 +18,14 @@ struct Row {
                                          FORWARD_TILE, STAGES,    ""};
 };
 using T = sm90::Forward<Row>::T;
+constexpr bool kWide = Row::config.dtype == RowType::bf16_;  // its exponents are those of floats
 constexpr double kRounding = Row::config.dtype == RowType::f16_ ? 0x1p-11 : 0x1p-8;
 
 struct Case {
     int batch, heads_q, heads_k, queries, keys, head_dim;
     int left, right;  // of the window; kUnboundedWindow: none
-    float size;       // of q and k; 0: they are nothing but one score far above the others, which are 0
+    // Of q and k; 0: they are nothing but one score far above the others, which are 0; -1: that score is lower, but values are near the end of float.
+    float size;
     bool sink;
 };
 
@@ -44,8 +46,15 @@ bool check(const Case& c) {
     std::vector<float> sink = random<float>(c.heads_q, 1), lse(size_t(c.batch) * c.heads_q * c.queries, NAN);
     std::vector<T> out(q.size(), T(NAN));
 
-    for (size_t i = 0; c.size == 0 && i < q.size(); i += dim) q[i] = T(8.0f);
-    if (c.size == 0) k[5 * dim] = T(static_cast<float>(88 / (8 * scale)));  // nearly the largest exponent of a float
+    if (c.size <= 0) {
+        for (T& x : q) x = T(0.0f);
+        for (T& x : k) x = T(0.0f);
+        for (size_t i = 0; i < q.size(); i += dim) q[i] = T(8.0f);
+        // Nearly the largest exponent of a float; or a probability below the limit of sums.
+        k[5 * dim] = T(static_cast<float>((c.size == 0 ? 88 : 9) / (8 * scale)));
+        if (c.size < 0 && kWide)
+            for (T& x : v) x = T(1e35f * float(x));
+    }
 
     ForwardParams params{};
     const auto rows = [&](std::vector<T>& x, int count, int heads) {
@@ -126,6 +135,9 @@ int main(int, char** argv) {
         {1, 1, 1, 400, 400, kDim, kAll, 0, 12, true},      // the same, causal
         {1, 1, 1, 64, 300, kDim, kAll, kAll, 0, false},    // one score that nearly does
         {1, 1, 1, 3, 0, kDim, kAll, kAll, 1, true},        // no keys at all
+        {2, 4, 2, 400, 60, kDim, kAll, kAll, 1, false},    // many items of one key tile
+        {2, 4, 4, 260, 200, kDim, 40, 0, 12, false},       // the same with a window, and overflow
+        {1, 1, 1, 64, 300, kDim, kAll, kAll, -1, false},   // values that overflow under a kept maximum
     };
     bool good = true;
     for (const Case& c : cases) good &= check(c);

@@ -40,4 +40,12 @@ uint32_t pack_pair(float low, float high, T) {
     return pair;
 }
 
+template <class T>
+void trace_pair(uint32_t& trace, uint32_t pair, T) {
+    T both[2];
+    std::memcpy(both, &pair, 4);
+    for (int i = 0; i < 2; ++i)
+        if (!std::isfinite(to_float(both[i]))) trace |= 0x7fffu << 16 * i;
+}
+
 }  // namespace libflash::cuda

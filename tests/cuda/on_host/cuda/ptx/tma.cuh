@@ -29,4 +29,23 @@ inline void tma_load(uint32_t address, const CUtensorMap& map, const MBarrier& b
     emulation::do_later([=] { copy_box(address, words, barrier, {c0, c1, c2, c3}); });
 }
 
+inline void tma_store(uint32_t address, const CUtensorMap& map, int c0, int c1, int c2, int c3) {
+    MapWords words;
+    std::memcpy(&words, &map, sizeof words);
+    const TensorExtent& to = words.tensor;
+    for (int row = 0; row < words.box_rows && c1 + row < to.rows; ++row)
+        for (int col = 0; col < 64 && c0 + col < to.columns; ++col) {
+            const uint32_t place = address + row * 128 + col * 2;
+            uint16_t value;
+            std::memcpy(&value, shared_pointer(place ^ (place >> 7 & 7) << 4), 2);
+            static_cast<uint16_t*>(to.data)[c3 * to.batch_stride + c2 * to.head_stride + (c1 + row) * to.row_stride + c0 + col] =
+                value;
+        }
+}
+inline void tma_store_commit() {}
+template <int kPending>
+void tma_store_wait_read() {}
+template <int kPending>
+void tma_store_wait() {}
+
 }  // namespace libflash::cuda
