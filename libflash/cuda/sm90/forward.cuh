@@ -76,6 +76,7 @@ struct Forward {
         RingBarriers<kStages> k;
         RingBarriers<kVStages> v;
         RingBarriers<kQStages> q[kGroups];
+        uint64_t all_done;
         int redo_begin, redo_end;  // rounds that are to be done again
         // From the warp that copies to those that multiply, in turn. With one stage for Q, an item is written when all have released Q of the third before
         // it: they may still have to write the rows of the fourth.
@@ -85,9 +86,6 @@ struct Forward {
         kQStages * kQBytes + kStages * KTile::kBytes + kVStages * VTile::kBytes + (kSendsRows ? kOutBytes : 0);
     static constexpr int kSharedBytes = kTileBytes + static_cast<int>(sizeof(Common)) + QTile::kAlignment;
     static_assert(sizeof(Common) + QTile::kAlignment <= kOwnBytes && kSharedBytes <= kMostBytes, "a thread block has 227 KB");
-
-    // Named barrier.
-    static constexpr int kAllDone = 1;
 
     const ForwardParams& params;
     const ForwardMaps& maps;
@@ -124,7 +122,10 @@ struct Forward {
     // Waits for the others to have done theirs. False: there is nothing left.
     __device__ __forceinline__ bool start_again(Rounds& rounds) const {
         if (rounds.safe) return false;
-        named_barrier_wait(kAllDone, kGroups * 128 + 32);
+        const MBarrier all_done{shared_address(&common.all_done)};
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) all_done.arrive();
+        all_done.wait(0);
         rounds = {*const_cast<volatile int*>(&common.redo_begin), *const_cast<volatile int*>(&common.redo_end), true};
         return rounds.next < rounds.end;
     }
@@ -152,6 +153,7 @@ struct Forward {
             common.k.init(kGroups * 4);
             common.v.init(kGroups * 4);
             for (int group = 0; group < kGroups; ++group) common.q[group].init(4);
+            MBarrier{shared_address(&common.all_done)}.init(kGroups * 4 + 1);
             common.redo_begin = INT_MAX;
             common.redo_end = 0;
             fence_barrier_init();
