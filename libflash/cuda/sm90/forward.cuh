@@ -6,274 +6,27 @@
 // Rows whose maximum was not safe (row_softmax.cuh) are noted; at the end of all its work the thread block does the tiles with such rows again.
 #pragma once
 
-#include "cuda/attention/key_range.cuh"
-#include "cuda/attention/params.h"
-#include "cuda/attention/schedule.cuh"
-#include "cuda/attention/scores.cuh"
 #include "cuda/params.h"
-#include "cuda/ptx/barrier.cuh"
-#include "cuda/ptx/math.cuh"
 #include "cuda/ptx/opaque.cuh"
 #include "cuda/ptx/wgmma.cuh"
-#include "cuda/sm90/ring.cuh"
+#include "cuda/sm90/forward_producer.cuh"
 #include "cuda/sm90/row_softmax.cuh"
 #include "cuda/tile/quad.cuh"
-#include "cuda/tile/swizzled_tile.cuh"
-#include "cuda/tile/tensor_map.cuh"
-
-#include <climits>
-#include <type_traits>
 
 namespace libflash::cuda::sm90 {
 
-struct ForwardMaps {
-    CUtensorMap q, k, v, out;
-};
-
 template <class Row>
-struct Forward {
-    static constexpr KernelConfig config = Row::config;
-    using T = std::conditional_t<config.dtype == RowType::f16_, __half, __nv_bfloat16>;
-    static constexpr int kHeadDim = config.head_dim, kHeadDimV = config.head_dim_v;
-    static constexpr int kBlockM = config.tile_q, kBlockN = config.tile_k, kStages = config.stages;
-    static constexpr int kGroupRows = 64, kGroups = kBlockM / kGroupRows;
-    static constexpr int kThreads = (kGroups + 1) * 128;
-    static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 40, kConsumerRegisters = kGroups == 3 ? 160 : 232;
-
-    using QTile = SwizzledTile<kGroupRows, kHeadDim>;
-    using KTile = SwizzledTile<kBlockN, kHeadDim>;
-    using VTile = SwizzledTile<kBlockN, kHeadDimV>;
-    using OutTile = SwizzledTile<16, kHeadDimV>;  // of a warp
+struct Forward : ForwardProducer<Row> {
+    using Base = ForwardProducer<Row>;
+    using Base::Base, Base::common, Base::finish_row, Base::following, Base::k_smem, Base::kBlockN, Base::kConsumerRegisters,
+        Base::kGroupRows, Base::kGroups, Base::kHeadDim, Base::kHeadDimV, Base::kProducerRegisters, Base::kQStages,
+        Base::kSendsRows, Base::kStages, Base::kVStages, Base::maps, Base::out_smem, Base::params, Base::preceding, Base::prepare,
+        Base::produce, Base::q_tile, Base::row_of_out, Base::start_again, Base::v_smem, Base::write_eight,
+        Base::write_empty_items;
+    using typename Base::Item, typename Base::KTile, typename Base::OutTile, typename Base::QTile, typename Base::Rounds,
+        typename Base::T, typename Base::VTile;
     using Softmax = RowSoftmax<kBlockN>;
     static constexpr int kScores = kBlockN / 2, kSums = kHeadDimV / 2;
-
-    // One tile of query rows.
-    struct Item {
-        WorkTile work;
-        KeyRange<kBlockM, kBlockN> keys;
-        int kv_head;
-        int round;
-        bool safe;  // the maximum of every tile
-        bool more;  // another item follows
-    };
-    // Where a role stands in the work of this thread block: all of it, and then what is to be done again.
-    struct Rounds {
-        int next, end;
-        bool safe;
-    };
-    static constexpr int kMostBytes = 227 * 1024;  // of a thread block
-    static constexpr int kOwnBytes = 3 * 1024;     // for what is not a tile
-    static constexpr int kQBytes = kGroups * QTile::kBytes, kOutBytes = kGroups * 4 * OutTile::kBytes,
-                         kLeastBytes = kQBytes + kStages * (KTile::kBytes + VTile::kBytes);
-    // What there is room for beyond the least: the results go out through shared memory, V has a third stage, and Q of the next item comes before the
-    // present one is done with.
-    static constexpr int kRoom = kMostBytes - kOwnBytes - kLeastBytes;
-    static constexpr bool kSendsRows = kRoom >= kOutBytes;
-    static constexpr int kVStages = kStages + (kStages == 2 && kSendsRows && kRoom >= kOutBytes + VTile::kBytes ? 1 : 0);
-    static constexpr int kQStages = kSendsRows && kRoom >= kOutBytes + (kVStages - kStages) * VTile::kBytes + kQBytes ? 2 : 1;
-    static constexpr int kItems = 4 + kQStages;
-    struct Common {
-        RingBarriers<kStages> k;
-        RingBarriers<kVStages> v;
-        RingBarriers<kQStages> q[kGroups];
-        uint64_t all_done;
-        int redo_begin, redo_end;  // rounds that are to be done again
-        // From the warp that copies to those that multiply, in turn. With one stage for Q, an item is written when all have released Q of the third before
-        // it: they may still have to write the rows of the fourth.
-        Item items[kItems];
-    };
-    static constexpr int kTileBytes =
-        kQStages * kQBytes + kStages * KTile::kBytes + kVStages * VTile::kBytes + (kSendsRows ? kOutBytes : 0);
-    static constexpr int kSharedBytes = kTileBytes + static_cast<int>(sizeof(Common)) + QTile::kAlignment;
-    static_assert(sizeof(Common) + QTile::kAlignment <= kOwnBytes && kSharedBytes <= kMostBytes, "a thread block has 227 KB");
-
-    const ForwardParams& params;
-    const ForwardMaps& maps;
-    uint32_t q_smem, k_smem, v_smem, out_smem;
-    Common& common;
-
-    __device__ __forceinline__ Forward(const ForwardParams& p, const ForwardMaps& m, char* aligned)
-        : params(p), maps(m), common(*reinterpret_cast<Common*>(aligned + kTileBytes)) {
-        q_smem = shared_address(aligned);
-        k_smem = q_smem + kQStages * kQBytes;
-        v_smem = k_smem + kStages * KTile::kBytes;
-        out_smem = v_smem + kVStages * VTile::kBytes;
-    }
-
-    // The tile of query rows that this thread block has in a round; batch < 0: none.
-    __device__ __forceinline__ WorkTile work_of(int round) const {
-        const ScheduleParams& schedule = params.schedule;
-        // One further in each round: else a thread block could have the same tile of every head, and that be a longer or shorter one than others.
-        const int turn = schedule.paired ? round / 2 : round, blocks = gridDim.x;
-        const int unit = turn * blocks + (static_cast<int>(blockIdx.x) + turn) % blocks;
-        if (unit >= schedule.heads * schedule.tiles) return {-1, 0, 0};
-        WorkTile work = work_tile<kBlockM>(schedule, params.q_lengths, params.batch, unit);
-        if (!schedule.paired) return work;
-        const int early = work.tile, late = (params.q_lengths.capacity + kBlockM - 1) / kBlockM - 1 - early;
-        if (round % 2 == 1 && early == late) return {-1, 0, 0};
-        work.tile = round % 2 == 1 ? early : late;
-        return work;
-    }
-
-    __device__ __forceinline__ Rounds first_rounds() const {
-        const int units = params.schedule.heads * params.schedule.tiles, blocks = gridDim.x;
-        return {0, (units + blocks - 1) / blocks * (params.schedule.paired ? 2 : 1), false};
-    }
-    // Waits for the others to have done theirs. False: there is nothing left.
-    __device__ __forceinline__ bool start_again(Rounds& rounds) const {
-        if (rounds.safe) return false;
-        const MBarrier all_done{shared_address(&common.all_done)};
-        __syncwarp();
-        if (threadIdx.x % 32 == 0) all_done.arrive();
-        all_done.wait(0);
-        rounds = {*const_cast<volatile int*>(&common.redo_begin), *const_cast<volatile int*>(&common.redo_end), true};
-        return rounds.next < rounds.end;
-    }
-    // False: the rounds are over.
-    __device__ __forceinline__ bool next_item(Rounds& rounds, Item& item) const {
-        while (rounds.next < rounds.end) {
-            item.round = rounds.next++;
-            item.safe = rounds.safe;
-            item.work = work_of(item.round);
-            if (item.work.batch < 0) continue;
-            item.kv_head = item.work.head / params.group_size;
-            item.keys.init(params.mask, item.work.tile, params.q_lengths.capacity, params.k_lengths.capacity);
-            return true;
-        }
-        return false;
-    }
-
-    // Before the roles part.
-    __device__ __forceinline__ void prepare() {
-        if (threadIdx.x == 0) {
-            tma_prefetch_map(maps.q);
-            tma_prefetch_map(maps.k);
-            tma_prefetch_map(maps.v);
-            if (kSendsRows) tma_prefetch_map(maps.out);
-            common.k.init(kGroups * 4);
-            common.v.init(kGroups * 4);
-            for (int group = 0; group < kGroups; ++group) common.q[group].init(4);
-            MBarrier{shared_address(&common.all_done)}.init(kGroups * 4 + 1);
-            common.redo_begin = INT_MAX;
-            common.redo_end = 0;
-            fence_barrier_init();
-        }
-        __syncthreads();
-    }
-
-    // The thread that finds out what there is to do, and copies.
-    struct Producer {
-        Ring<kStages> k;
-        Ring<kVStages> v;
-        Ring<kQStages> q;  // of any group: they go in step
-        int slot;          // the item's
-    };
-
-    // One warp, of which one lane works. Keys go from the last tile to the first; V of a tile comes after K of the next.
-    __device__ __forceinline__ void produce() {
-        const bool leader = elect_one();
-        Producer p{Ring<kStages>(common.k), Ring<kVStages>(common.v), Ring<kQStages>(common.q[0]), 0};
-        Rounds rounds = first_rounds();
-        do {
-            if (leader) hand_over_all(p, rounds);
-            __syncwarp();
-        } while (start_again(rounds));
-    }
-
-    __device__ __forceinline__ void hand_over_all(Producer& p, Rounds& rounds) const {
-        bool pending = false, found = true;  // an item is known, and not yet handed over
-#pragma unroll 1
-        while (found) {
-            Item& item = common.items[pending ? following(p.slot) : p.slot];
-            found = find_item(rounds, item);
-            if (pending) {
-                common.items[p.slot].more = found;
-                if (found) prefetch_q(item);
-            }
-            if (pending || !found) hand_over(p, pending);
-            pending = true;
-        }
-    }
-
-    // The next item that has keys. False: the rounds are over, and the item has none.
-    __device__ __forceinline__ bool find_item(Rounds& rounds, Item& item) const {
-        while (next_item(rounds, item)) {
-            if (item.keys.begin != item.keys.end) return true;
-        }
-        item.keys.begin = item.keys.end = 0;
-        item.safe = rounds.safe;
-        return false;
-    }
-
-    // Another warp: rows that see no key.
-    __device__ __forceinline__ void write_empty_items() const {
-        Rounds rounds = first_rounds();
-        Item item;
-        while (next_item(rounds, item)) {
-            if (item.keys.begin == item.keys.end) write_nothing(item);
-        }
-    }
-
-    // Tells the others of an item, and copies what it needs, if it has keys.
-    __device__ __forceinline__ void hand_over(Producer& p, bool has_keys) const {
-        const Item& item = common.items[p.slot];
-        if (has_keys) load_k(p, item, item.keys.end - 1);
-        for (int group = 0; group < kGroups; ++group) {
-            Ring<kQStages> q = p.q;
-            q.barriers = shared_address(&common.q[group]);
-            q.wait_empty();
-            if (!has_keys) {
-                q.full().arrive();
-                continue;
-            }
-            q.full().arrive_and_expect(QTile::kBytes);
-            QTile::load(q_tile(q.stage, group), maps.q, q.full(), item.keys.first_row + group * kGroupRows, item.work.head,
-                        item.work.batch);
-        }
-        if (has_keys) load_keys(p, item);
-        p.q.advance();
-        p.slot = following(p.slot);
-    }
-    __device__ __forceinline__ uint32_t q_tile(int stage, int group) const {
-        return q_smem + stage * kQBytes + group * QTile::kBytes;
-    }
-    __device__ static __forceinline__ int following(int slot) { return slot + 1 == kItems ? 0 : slot + 1; }
-    __device__ static __forceinline__ int preceding(int slot) { return (slot == 0 ? kItems : slot) - 1; }
-
-    // Into the L2 cache: its place in shared memory is not free before the present item is nearly done.
-    __device__ __forceinline__ void prefetch_q(const Item& item) const {
-        for (int group = 0; group < kGroups; ++group)
-            for (int chunk = 0; chunk < QTile::kChunks; ++chunk)
-                tma_prefetch(maps.q, chunk * 64, item.keys.first_row + group * kGroupRows, item.work.head, item.work.batch);
-    }
-
-    __device__ __forceinline__ void load_k(Producer& p, const Item& item, int tile) const {
-        p.k.wait_empty();
-        p.k.full().arrive_and_expect(KTile::kBytes);
-        KTile::load(k_smem + p.k.stage * KTile::kBytes, maps.k, p.k.full(), tile * kBlockN, item.kv_head, item.work.batch);
-        p.k.advance();
-    }
-    __device__ __forceinline__ void load_v(Producer& p, const Item& item, int tile) const {
-        p.v.wait_empty();
-        p.v.full().arrive_and_expect(VTile::kBytes);
-        VTile::load(v_smem + p.v.stage * VTile::kBytes, maps.v, p.v.full(), tile * kBlockN, item.kv_head, item.work.batch);
-        p.v.advance();
-    }
-    __device__ __forceinline__ void load_keys(Producer& p, const Item& item) const {
-#pragma unroll 1
-        for (int tile = item.keys.end - 2; tile >= item.keys.begin; --tile) {
-            load_k(p, item, tile);
-            load_v(p, item, tile + 1);
-        }
-        load_v(p, item, item.keys.begin);
-    }
-
-    __device__ __forceinline__ void write_nothing(const Item& item) const {
-        for (int row = item.keys.first_row + static_cast<int>(threadIdx.x % 32); row < item.keys.first_row + kBlockM; row += 32) {
-            finish_row(item, row, Softmax::kNothing, 0.0f, true);
-            for (int col = 0; col < kHeadDimV; col += 8) write_eight(row_of_out(item, row), col, make_uint4(0, 0, 0, 0));
-        }
-    }
 
     // What a warpgroup that multiplies has at hand.
     struct Consumer {
@@ -567,23 +320,6 @@ struct Forward {
             for (int i = 0; i < 4; ++i) c.p[step][i] = pack_pair(c.s[8 * step + 2 * i], c.s[8 * step + 2 * i + 1], T());
     }
 
-    // Writes the lse of a row, with the sink if there is one. What its sums of p v are to be multiplied by; 0: the row sees no key.
-    __device__ __forceinline__ float finish_row(const Item& item, int row, float base, float sum, bool write) const {
-        const WorkTile& work = item.work;
-        const float sink = params.sink.data ? head_number<T>(params.sink, work.batch, work.head) * kLog2e : -INFINITY;
-        const float largest = fmaxf(base, sink);
-        float factor = 1.0f;
-        if (largest != Softmax::kNothing) {  // else no score at all: the sum is 0, or NaN where there was nothing but NaN
-            factor = exp2_approx(base - largest);
-            sum = sum * factor + exp2_approx(sink - largest);
-        }
-        if (params.lse.data && write && row < params.q_lengths.capacity)
-            params.lse.data[work.batch * params.lse.batch + work.head * params.lse.head + row * params.lse.row] =
-                sum != 0.0f ? (largest + __log2f(sum)) * kLn2 : -INFINITY;
-        // A NaN row stays one: the sum is NaN then, and so is its reciprocal.
-        return sum != 0.0f ? __fdividef(factor, sum) : 0.0f;
-    }
-
     // Row r of this thread, times `inverse`; 0 whatever the sums are if that is 0. Each of the four lanes of a row gets eight neighbouring channels of 32.
     // True: the row has a number that is not finite, though its probabilities are: perhaps their sum with values went past the end of float.
     __device__ __forceinline__ bool write_row(const Consumer& c, const Item& item, int r, float inverse) const {
@@ -604,17 +340,6 @@ struct Forward {
             write_eight(out, (first + (lane & 3)) * 8, make_uint4(words[0], words[1], words[2], words[3]));
         }
         return trace != 0 && inverse == inverse && row_of(c, item, r) < params.q_lengths.capacity;
-    }
-
-    // nullptr: there is no such row.
-    __device__ __forceinline__ T* row_of_out(const Item& item, int row) const {
-        if (row >= params.q_lengths.capacity) return nullptr;
-        return static_cast<T*>(params.out.data) + item.work.batch * params.out.batch + item.work.head * params.out.head +
-               row * params.out.row;
-    }
-
-    __device__ __forceinline__ void write_eight(T* row, int col, const uint4& eight) const {
-        if (row && col < params.head_dim_v) *reinterpret_cast<uint4*>(row + col) = eight;
     }
 
     __device__ __forceinline__ void run() {

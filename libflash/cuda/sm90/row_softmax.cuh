@@ -11,15 +11,15 @@
 
 namespace libflash::cuda::sm90 {
 
+// Below every score, and yet finite: differences with it are never NaN.
+constexpr float kNothing = -3.402823466e38f;
+
 template <int kBlockN>
 struct RowSoftmax {
     static constexpr int kScores = kBlockN / 2;
     static constexpr float kSumLimit = 16384.0f;  // and of a probability: `half` ends at 65504
     static constexpr float kBaseLimit =
         134217728.0f;  // 2^27: half a unit in the last place is 4, and its rounding could overflow the exponential
-    // Below every score, and yet finite: differences with it are never NaN.
-    static constexpr float kNothing = -3.402823466e38f;
-
     float base[2];     // what is subtracted, in base-2 units; kNothing: no score yet
     float sum[2];      // this lane's share
     bool has_nothing;  // a row of this warp: it needs the maximum of the next tile

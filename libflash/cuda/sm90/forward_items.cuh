@@ -1,0 +1,159 @@
+// The work of a thread block of the forward kernel for sm_90a: its tiles of query rows one after the other, what its roles know of them, and where things
+// lie in shared memory.
+#pragma once
+
+#include "cuda/attention/key_range.cuh"
+#include "cuda/attention/params.h"
+#include "cuda/attention/schedule.cuh"
+#include "cuda/config.h"
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/sm90/ring.cuh"
+#include "cuda/tile/swizzled_tile.cuh"
+#include "cuda/tile/tensor_map.cuh"
+
+#include <climits>
+#include <type_traits>
+
+namespace libflash::cuda::sm90 {
+
+struct ForwardMaps {
+    CUtensorMap q, k, v, out;
+};
+
+template <class Row>
+struct ForwardItems {
+    static constexpr KernelConfig config = Row::config;
+    using T = std::conditional_t<config.dtype == RowType::f16_, __half, __nv_bfloat16>;
+    static constexpr int kHeadDim = config.head_dim, kHeadDimV = config.head_dim_v;
+    static constexpr int kBlockM = config.tile_q, kBlockN = config.tile_k, kStages = config.stages;
+    static constexpr int kGroupRows = 64, kGroups = kBlockM / kGroupRows;
+    static constexpr int kThreads = (kGroups + 1) * 128;
+    static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 40, kConsumerRegisters = kGroups == 3 ? 160 : 232;
+
+    using QTile = SwizzledTile<kGroupRows, kHeadDim>;
+    using KTile = SwizzledTile<kBlockN, kHeadDim>;
+    using VTile = SwizzledTile<kBlockN, kHeadDimV>;
+    using OutTile = SwizzledTile<16, kHeadDimV>;  // of a warp
+
+    // One tile of query rows.
+    struct Item {
+        WorkTile work;
+        KeyRange<kBlockM, kBlockN> keys;
+        int kv_head;
+        int round;
+        bool safe;  // the maximum of every tile
+        bool more;  // another item follows
+    };
+    // Where a role stands in the work of this thread block: all of it, and then what is to be done again.
+    struct Rounds {
+        int next, end;
+        bool safe;
+    };
+    static constexpr int kMostBytes = 227 * 1024;  // of a thread block
+    static constexpr int kOwnBytes = 3 * 1024;     // for what is not a tile
+    static constexpr int kQBytes = kGroups * QTile::kBytes, kOutBytes = kGroups * 4 * OutTile::kBytes,
+                         kLeastBytes = kQBytes + kStages * (KTile::kBytes + VTile::kBytes);
+    // What there is room for beyond the least: the results go out through shared memory, V has a third stage, and Q of the next item comes before the
+    // present one is done with.
+    static constexpr int kRoom = kMostBytes - kOwnBytes - kLeastBytes;
+    static constexpr bool kSendsRows = kRoom >= kOutBytes;
+    static constexpr int kVStages = kStages + (kStages == 2 && kSendsRows && kRoom >= kOutBytes + VTile::kBytes ? 1 : 0);
+    static constexpr int kQStages = kSendsRows && kRoom >= kOutBytes + (kVStages - kStages) * VTile::kBytes + kQBytes ? 2 : 1;
+    static constexpr int kItems = 4 + kQStages;
+    struct Common {
+        RingBarriers<kStages> k;
+        RingBarriers<kVStages> v;
+        RingBarriers<kQStages> q[kGroups];
+        uint64_t all_done;
+        int redo_begin, redo_end;  // rounds that are to be done again
+        // From the warp that copies to those that multiply, in turn. With one stage for Q, an item is written when all have released Q of the third before
+        // it: they may still have to write the rows of the fourth.
+        Item items[kItems];
+    };
+    static constexpr int kTileBytes =
+        kQStages * kQBytes + kStages * KTile::kBytes + kVStages * VTile::kBytes + (kSendsRows ? kOutBytes : 0);
+    static constexpr int kSharedBytes = kTileBytes + static_cast<int>(sizeof(Common)) + QTile::kAlignment;
+    static_assert(sizeof(Common) + QTile::kAlignment <= kOwnBytes && kSharedBytes <= kMostBytes, "a thread block has 227 KB");
+
+    const ForwardParams& params;
+    const ForwardMaps& maps;
+    uint32_t q_smem, k_smem, v_smem, out_smem;
+    Common& common;
+
+    __device__ __forceinline__ ForwardItems(const ForwardParams& p, const ForwardMaps& m, char* aligned)
+        : params(p), maps(m), common(*reinterpret_cast<Common*>(aligned + kTileBytes)) {
+        q_smem = shared_address(aligned);
+        k_smem = q_smem + kQStages * kQBytes;
+        v_smem = k_smem + kStages * KTile::kBytes;
+        out_smem = v_smem + kVStages * VTile::kBytes;
+    }
+
+    // The tile of query rows that this thread block has in a round; batch < 0: none.
+    __device__ __forceinline__ WorkTile work_of(int round) const {
+        const ScheduleParams& schedule = params.schedule;
+        // One further in each round: else a thread block could have the same tile of every head, and that be a longer or shorter one than others.
+        const int turn = schedule.paired ? round / 2 : round, blocks = gridDim.x;
+        const int unit = turn * blocks + (static_cast<int>(blockIdx.x) + turn) % blocks;
+        if (unit >= schedule.heads * schedule.tiles) return {-1, 0, 0};
+        WorkTile work = work_tile<kBlockM>(schedule, params.q_lengths, params.batch, unit);
+        if (!schedule.paired) return work;
+        const int early = work.tile, late = (params.q_lengths.capacity + kBlockM - 1) / kBlockM - 1 - early;
+        if (round % 2 == 1 && early == late) return {-1, 0, 0};
+        work.tile = round % 2 == 1 ? early : late;
+        return work;
+    }
+
+    __device__ __forceinline__ Rounds first_rounds() const {
+        const int units = params.schedule.heads * params.schedule.tiles, blocks = gridDim.x;
+        return {0, (units + blocks - 1) / blocks * (params.schedule.paired ? 2 : 1), false};
+    }
+    // Waits for the others to have done theirs. False: there is nothing left.
+    __device__ __forceinline__ bool start_again(Rounds& rounds) const {
+        if (rounds.safe) return false;
+        const MBarrier all_done{shared_address(&common.all_done)};
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) all_done.arrive();
+        all_done.wait(0);
+        rounds = {*const_cast<volatile int*>(&common.redo_begin), *const_cast<volatile int*>(&common.redo_end), true};
+        return rounds.next < rounds.end;
+    }
+    // False: the rounds are over.
+    __device__ __forceinline__ bool next_item(Rounds& rounds, Item& item) const {
+        while (rounds.next < rounds.end) {
+            item.round = rounds.next++;
+            item.safe = rounds.safe;
+            item.work = work_of(item.round);
+            if (item.work.batch < 0) continue;
+            item.kv_head = item.work.head / params.group_size;
+            item.keys.init(params.mask, item.work.tile, params.q_lengths.capacity, params.k_lengths.capacity);
+            return true;
+        }
+        return false;
+    }
+
+    // Before the roles part.
+    __device__ __forceinline__ void prepare() {
+        if (threadIdx.x == 0) {
+            tma_prefetch_map(maps.q);
+            tma_prefetch_map(maps.k);
+            tma_prefetch_map(maps.v);
+            if (kSendsRows) tma_prefetch_map(maps.out);
+            common.k.init(kGroups * 4);
+            common.v.init(kGroups * 4);
+            for (int group = 0; group < kGroups; ++group) common.q[group].init(4);
+            MBarrier{shared_address(&common.all_done)}.init(kGroups * 4 + 1);
+            common.redo_begin = INT_MAX;
+            common.redo_end = 0;
+            fence_barrier_init();
+        }
+        __syncthreads();
+    }
+
+    __device__ __forceinline__ uint32_t q_tile(int stage, int group) const {
+        return q_smem + stage * kQBytes + group * QTile::kBytes;
+    }
+    __device__ static __forceinline__ int following(int slot) { return slot + 1 == kItems ? 0 : slot + 1; }
+    __device__ static __forceinline__ int preceding(int slot) { return (slot == 0 ? kItems : slot) - 1; }
+};
+
+}  // namespace libflash::cuda::sm90
