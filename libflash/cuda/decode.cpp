@@ -72,10 +72,18 @@ int64_t padded_channels(const DecodeProblem& problem) {
     return ceil_div(problem.head_dim, vector) * vector;
 }
 
+// A step of one row a sequence, which thread blocks of decode take in by themselves. The new key is seen, so it is in one range.
+bool takes_in_new(const DecodeProblem& problem) {
+    return (problem.k_new.present || problem.rotary_cos.present) && problem.seqlen_q == 1 && problem.seqlen_new <= 1 &&
+           problem.heads_q > 0 && !decode_shares_keys(rows_of_group(problem)) && !problem.leftpad;
+}
+
+bool turns_ahead(const DecodeProblem& problem) { return problem.rotary_cos.present && !takes_in_new(problem); }
+
 Workspace workspace_of(const Row& row, const DecodeProblem& problem, int64_t splits) {
     Workspace regions;
     const int64_t rows = problem.batch * problem.heads_q * problem.seqlen_q;
-    if (problem.rotary_cos.present) {
+    if (turns_ahead(problem)) {
         regions.add("turned_q", static_cast<size_t>(rows * padded_channels(problem) * element_bytes(problem.dtype)));
     }
     if (splits > 1) {
@@ -106,6 +114,7 @@ CacheParams cache_params(const DecodeProblem& problem) {
 
 AppendParams append_params(const DecodeProblem& problem, void* turned) {
     AppendParams params{};
+    params.within = takes_in_new(problem);
     params.q = rows_params(problem.q);
     if (problem.k_new.present && problem.seqlen_new > 0) {
         params.k_new = rows_params(problem.k_new);
@@ -113,7 +122,7 @@ AppendParams append_params(const DecodeProblem& problem, void* turned) {
     }
     if (!problem.rotary_cos.present) return params;
     const int64_t channels = padded_channels(problem);
-    params.turned = {turned, problem.seqlen_q * problem.heads_q * channels, problem.heads_q * channels, channels};
+    if (turned) params.turned = {turned, problem.seqlen_q * problem.heads_q * channels, problem.heads_q * channels, channels};
     params.cos = problem.rotary_cos.data;
     params.sin = problem.rotary_sin.data;
     params.cos_row = problem.rotary_cos.stride[0];
@@ -150,8 +159,8 @@ DecodeParams make_params(const KernelConfig& config, const DecodeProblem& proble
     params.out = rows_params(problem.out);
     params.lse = row_numbers_params(problem.lse);
     params.cache = cache_params(problem);
-    params.append = append_params(problem, problem.rotary_cos.present ? workspace + regions.offset("turned_q") : nullptr);
-    params.q = params.append.cos ? params.append.turned : rows_params(problem.q);
+    params.append = append_params(problem, turns_ahead(problem) ? workspace + regions.offset("turned_q") : nullptr);
+    params.q = params.append.turned.data ? params.append.turned : rows_params(problem.q);
     params.batch = static_cast<int32_t>(problem.batch);
     params.seqlen_q = static_cast<int32_t>(problem.seqlen_q);
     params.heads_q = static_cast<int32_t>(problem.heads_q);

@@ -101,9 +101,14 @@ def decode(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return compiled(folder, "sm80", ("decode.cuh",), "decode.cpp", DTYPE=dtype, HEAD_DIM=head_dim, DECODE_TILE=tile)
 
 
-@pytest.mark.parametrize(
-    ("rows", "splits", "paged", "append"), [(1, 1, 0, 0), (5, 3, 1, 0), (6, 1, 0, 1), (9, -128, 1, 1), (25, 2, 0, 1)]
+# Query rows, ranges (negative: the keys of each), whether paged, and appended: nothing, two rows ahead of decode, one within it.
+DECODE_RUNS = (
+    *((1, 1, 0, 0), (5, 3, 1, 0), (6, 1, 0, 1), (9, -128, 1, 1), (25, 2, 0, 1)),
+    *((1, 1, 0, 2), (1, 3, 0, 2), (1, -128, 1, 2), (1, 40, 1, 2)),
 )
+
+
+@pytest.mark.parametrize(("rows", "splits", "paged", "append"), DECODE_RUNS)
 def test_decode_against_double(decode: Path, rows: int, splits: int, paged: int, append: int) -> None:
     assert_right(decode, rows, splits, paged, append)
 

@@ -27,6 +27,7 @@ struct AppendParams {
     int32_t positions, pairs;
     bool interleaved, is_float;
     bool query_rows_advance;  // query row i stands i positions behind the first
+    bool within;              // one row a sequence: decode does all this itself, no kernel ahead of it
 };
 
 struct DecodeParams {

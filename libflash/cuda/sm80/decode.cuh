@@ -20,13 +20,17 @@
 #include "cuda/sm80/append.cuh"
 #include "cuda/sm80/combine_splits.cuh"
 #include "cuda/sm80/decode_products.cuh"
+#include "cuda/sm80/new_row.cuh"
 
 namespace libflash::cuda::sm80 {
 
-template <class T, int kHeadDim, int kWarps, int kStages, bool kSharesKeys>
+// `kTakesIn`: a step of one new row a sequence, which is turned and appended here (new_row.cuh). An instance of its own: within the other its code
+// cost 0.7 us of 10.6, though it was only jumped over.
+template <class T, int kHeadDim, int kWarps, int kStages, bool kSharesKeys, bool kTakesIn>
 struct Decode {
     using Products = DecodeProducts<T, kHeadDim>;
     static constexpr int kThreads = kWarps * 32;
+    using New = NewRow<T, kHeadDim, kThreads>;
     static constexpr int kTileK = kWarps * kDecodeSlab;
     static constexpr int kTileRows = kSharesKeys ? kWarps * kDecodeSlab : kDecodeSlab;
     static constexpr int kChunkValues = 16 / sizeof(T);
@@ -245,8 +249,14 @@ struct Decode {
     }
 
     // What the products need before the first tile. The queries came with its copies, by all threads.
-    __device__ __forceinline__ void begin_products() {
+    __device__ __forceinline__ void begin_products(const New& fresh) {
         __syncthreads();
+        if constexpr (kTakesIn) {
+            fresh.turn_queries(rows, [&](int row, int channel) -> T& {
+                return reinterpret_cast<T*>(queries() + Slab::offset(row, channel / kChunkValues))[channel % kChunkValues];
+            });
+            __syncthreads();
+        }
         products.load_queries(queries() + (kSharesKeys ? warp * kSlabBytes : 0), lane);
     }
 
@@ -265,14 +275,24 @@ struct Decode {
         KeyPlace known = look_up(places, range, begin), next = look_up(places, range, begin + 2 * kTileK);
         bool second = false;
         int stage = 0;
+        const int old = range.length - params.cache.seqlen_new;
+        bool to_append = kTakesIn && range.last > old;
+        New fresh{{params}};
+        if constexpr (kTakesIn) fresh.load(places, batch, head_k, old, to_append);
         prepare_rows(range);
 #pragma unroll 1
         for (int loading = begin; loading < range.last + kStages * kTileK; loading += kTileK) {
             const int first = loading - kStages * kTileK;  // the tile in whose place the new one goes
+            // With all copies under way that can be, but ahead of those of the new key.
+            if (to_append && (first == begin || loading + kTileK > old)) {
+                fresh.append(head_k);
+                __syncthreads();
+                to_append = false;
+            }
             if (first >= begin) {
                 cp_async_wait<kStages - 1>();
                 synchronize();  // it has arrived, also what other threads copied of it
-                if (first == begin) begin_products();
+                if (first == begin) begin_products(fresh);
                 attend_tile(stage, first, range);
                 synchronize();  // it is no longer read
             }
@@ -402,32 +422,34 @@ struct Decode {
     }
 };
 
-template <class Row, bool kSharesKeys>
+template <class Row, bool kSharesKeys, bool kTakesIn = false>
 struct DecodeInstance {
     static constexpr KernelConfig config = Row::config;
     using T = ElementOf<config.dtype>;
-    using Body = Decode<T, config.head_dim, config.tile_k / kDecodeSlab, config.stages, kSharesKeys>;
+    using Body = Decode<T, config.head_dim, config.tile_k / kDecodeSlab, config.stages, kSharesKeys, kTakesIn>;
     static constexpr int kMinBlocks = decode_blocks_at_once(Body::kSharedBytes, 227 * 1024, Body::kThreads);
 };
 
-template <class Row, bool kSharesKeys>
-__global__ void __launch_bounds__(DecodeInstance<Row, kSharesKeys>::Body::kThreads, DecodeInstance<Row, kSharesKeys>::kMinBlocks)
+template <class Row, bool kSharesKeys, bool kTakesIn>
+__global__ void __launch_bounds__(DecodeInstance<Row, kSharesKeys, kTakesIn>::Body::kThreads,
+                                  DecodeInstance<Row, kSharesKeys, kTakesIn>::kMinBlocks)
     decode_kernel(const __grid_constant__ DecodeParams params) {
     extern __shared__ __align__(128) char shared[];
-    typename DecodeInstance<Row, kSharesKeys>::Body body(params, shared);
+    typename DecodeInstance<Row, kSharesKeys, kTakesIn>::Body body(params, shared);
     body.run();
 }
 
-template <class Row, bool kSharesKeys>
+template <class Row, bool kSharesKeys, bool kTakesIn>
 int launch_splits(const DecodeParams& params, cudaStream_t stream) {
-    using Body = typename DecodeInstance<Row, kSharesKeys>::Body;
-    const auto kernel = decode_kernel<Row, kSharesKeys>;
+    using Body = typename DecodeInstance<Row, kSharesKeys, kTakesIn>::Body;
+    const auto kernel = decode_kernel<Row, kSharesKeys, kTakesIn>;
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Body::kSharedBytes);
     if (error != cudaSuccess) return error;
     const int64_t rows = int64_t{params.seqlen_q} * params.group_size;
     const int64_t tiles = (rows + Body::kTileRows - 1) / Body::kTileRows;
     const int64_t blocks = tiles * params.heads_k * params.splits * params.batch;
-    return launch_behind(kernel, blocks, Body::kThreads, Body::kSharedBytes, stream, params.overlap && appends(params), params);
+    return launch_behind(kernel, blocks, Body::kThreads, Body::kSharedBytes, stream, params.overlap && appends_ahead(params),
+                         params);
 }
 
 }  // namespace libflash::cuda::sm80
@@ -442,8 +464,9 @@ int launch_decode(const DecodeParams& params, void* stream) {
     if (const int error = sm80::launch_append<Row, T>(params, cuda_stream)) return error;
     if (params.seqlen_q == 0 || params.heads_q == 0) return cudaSuccess;
     const bool shares = decode_shares_keys(int64_t{params.seqlen_q} * params.group_size);
-    const int error =
-        shares ? sm80::launch_splits<Row, true>(params, cuda_stream) : sm80::launch_splits<Row, false>(params, cuda_stream);
+    const int error = shares                 ? sm80::launch_splits<Row, true, false>(params, cuda_stream)
+                      : params.append.within ? sm80::launch_splits<Row, false, true>(params, cuda_stream)
+                                             : sm80::launch_splits<Row, false, false>(params, cuda_stream);
     if (error != cudaSuccess || params.splits == 1) return error;
     return sm80::launch_combine<Row, T>(params, cuda_stream);
 }
