@@ -259,6 +259,21 @@ def test_steps_replayed_from_a_graph(kernel: dict) -> None:
 
 
 @every_kernel
+def test_more_thread_blocks_than_run_at_once(kernel: dict) -> None:
+    """Where thread blocks follow each other some begin later, with fewer copies under way: the same bits as where they do not."""
+    dtype, dim = DTYPES[kernel["dtype"]], kernel["head_dim"]
+    generator = torch.Generator("cuda").manual_seed(0)
+    q, k, v = (
+        torch.randn(80, n, h, dim, generator=generator, device="cuda").to(dtype) for n, h in ((1, 16), (1200, 8), (1200, 8))
+    )
+    lengths = torch.randint(1000, 1201, (80,), generator=generator, device="cuda", dtype=torch.int32)
+    options = {"kernel": kernel["name"], "num_splits": 1}
+    together = libflash.decode(q, k, v, cache_seqlens=lengths, **options)
+    for few in map(slice, range(0, 80, 10), range(10, 90, 10)):
+        assert same_bits(together[few], libflash.decode(q[few], k[few], v[few], cache_seqlens=lengths[few], **options))
+
+
+@every_kernel
 def test_nan_in_one_sequence_stays_there(kernel: dict) -> None:
     dtype = NUMPY[kernel["dtype"]]
     q, (k, v) = queries(dtype), cached(dtype)

@@ -21,7 +21,6 @@ struct Append {
 
     // Two channels of a row.
     struct Two {
-        int first, second;
         T x, y;
     };
     struct Angle {
@@ -30,21 +29,30 @@ struct Append {
 
     // Slot number n of a row are the channels of a pair that is turned, or two neighbours behind the turned ones.
     __device__ __forceinline__ bool is_pair(int slot) const { return params.append.cos && slot < params.append.pairs; }
+    __device__ __forceinline__ int first(int slot) const { return is_pair(slot) && !params.append.interleaved ? slot : 2 * slot; }
+    __device__ __forceinline__ int second(int slot) const {
+        return is_pair(slot) && !params.append.interleaved ? slot + params.append.pairs : 2 * slot + 1;
+    }
+
+    static __device__ __forceinline__ Two load(const T* from, int first, int second, int channels) {
+        const T zero = T(0.0f);
+        return {first < channels ? from[first] : zero, second < channels ? from[second] : zero};
+    }
+    static __device__ __forceinline__ void store(const Two& two, T* to, int first, int second, int channels) {
+        if (first < channels) to[first] = two.x;
+        if (second < channels) to[second] = two.y;
+    }
     __device__ __forceinline__ Two load(const T* from, int slot) const {
-        const bool apart = is_pair(slot) && !params.append.interleaved;
-        const int first = apart ? slot : 2 * slot;
-        return load(from, first, apart ? slot + params.append.pairs : first + 1, params.head_dim);
+        return load(from, first(slot), second(slot), params.head_dim);
+    }
+    __device__ __forceinline__ void store(const Two& two, T* to, int slot) const {
+        store(two, to, first(slot), second(slot), params.head_dim);
     }
     __device__ __forceinline__ Two load_value(const T* from, int slot) const {
         return load(from, 2 * slot, 2 * slot + 1, params.head_dim_v);
     }
-    static __device__ __forceinline__ Two load(const T* from, int first, int second, int channels) {
-        const T zero = T(0.0f);
-        return {first, second, first < channels ? from[first] : zero, second < channels ? from[second] : zero};
-    }
-    static __device__ __forceinline__ void store(const Two& two, T* to, int channels) {
-        if (two.first < channels) to[two.first] = two.x;
-        if (two.second < channels) to[two.second] = two.y;
+    __device__ __forceinline__ void store_value(const Two& two, T* to, int slot) const {
+        store(two, to, 2 * slot, 2 * slot + 1, params.head_dim_v);
     }
 
     __device__ __forceinline__ Angle angle(int slot, int position) const {
@@ -73,7 +81,7 @@ struct Append {
     __device__ __forceinline__ void turn_row(const T* from, T* to, int slot, int position) const {
         Two two = load(from, slot);
         if (is_pair(slot)) turn(two, angle(slot, position));
-        store(two, to, params.head_dim);
+        store(two, to, slot);
     }
 
     static __device__ __forceinline__ T* row_of(const RowsParams& rows, int batch, int row, int head) {
@@ -92,8 +100,8 @@ struct Append {
         const KeyPlace place = KeyPlaces(cache, batch).of(key);
         if (static_cast<uint32_t>(place.place) >= static_cast<uint32_t>(cache.places)) return;  // an absent page
         turn_row(row_of(params.append.k_new, batch, row, head), row_of(cache.k, place.place, place.row, head), slot, key);
-        store(load_value(row_of(params.append.v_new, batch, row, head), slot), row_of(cache.v, place.place, place.row, head),
-              params.head_dim_v);
+        store_value(load_value(row_of(params.append.v_new, batch, row, head), slot),
+                    row_of(cache.v, place.place, place.row, head), slot);
     }
 };
 

@@ -1,7 +1,7 @@
 // The decode kernels of one row on the host, against double precision: argument 1 is the number of query rows, 2 into how many ranges the keys are
-// cut (negative: the keys of each), 3 whether the cache is paged, 4 whether keys are appended, with rotary embedding: 1 two rows
-// ahead of decode, 2 one row within it. Prints what is wrong; the exit code is 0
-// if nothing is.
+// cut (negative: the keys of each), 3 whether the cache is paged, 4 what is appended, with rotary embedding (1: two rows ahead of decode, 2: one row
+// within it, if the row of the table can), 5 how many tiles fewer are under way than there is room for. Prints what is wrong; the exit code is 0 if
+// nothing is.
 #include "emulation.h"
 
 #include <cstdio>
@@ -123,8 +123,8 @@ struct Problem {
         p.append.k_new = p.append.v_new = given;
         p.append.v_new.data = new_v.data();
         p.append.q = p.q;
-        p.append.within = within;
-        if (!within) {
+        p.append.within = within && decode_takes_in_rows(kDim, DecodeRow::config.tile_k);
+        if (!p.append.within) {
             p.append.turned = p.q;
             p.q.data = p.append.turned.data = turned.data();
         }
@@ -185,7 +185,8 @@ struct Problem {
 
 int main(int, char** argv) {
     Problem p(std::atoi(argv[1]), std::atoi(argv[2]), std::atoi(argv[3]) != 0, std::atoi(argv[4]));
-    const DecodeParams params = p.params();
+    DecodeParams params = p.params();
+    params.stages = DecodeRow::config.stages - std::atoi(argv[5]);
     launch_decode<DecodeRow>(params, nullptr);
     bool good = p.wrong_bits() == 0;
     std::printf("%s cache: %d wrong\n", good ? "ok" : "WRONG", p.wrong_bits());
