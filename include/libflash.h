@@ -295,7 +295,8 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * Sequence b uses cache entry cache_batch_idx[b] (default b). Its keys are those before cache_seqlens[b] (default: the capacity,
  * or without it and with k_new: 0), then the appended ones; Lk counts both. The causal rule and the window are aligned bottom-right on
  * (Sq, Lk). Paged: key j of sequence b is row j mod page_size of page block_table[b][j / page_size]; entries past the last key are
- * not read. Pages and cache entries may be shared for reading, but no two sequences may append to the same row.
+ * not read. Pages and cache entries may be shared for reading, but a row that one sequence appends to must not be a key of another in
+ * the same call, old or new.
  * On the CPU a bad length or page number is refused (INVALID); on CUDA, where lengths stay on the device, a page number out of range
  * is treated as absent, lengths are clamped to what fits, a position behind the rotary tables takes their last row, and nothing is
  * written outside the cache.

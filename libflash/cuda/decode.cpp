@@ -26,14 +26,18 @@ int64_t unsplit_blocks(const KernelConfig& config, const DecodeProblem& problem)
     return ceil_div(rows_of_group(problem), tile_rows(config, problem)) * problem.heads_k * problem.batch;
 }
 
-// Thread blocks that the device runs at the same time.
+int shared_bytes(const KernelConfig& config, const DecodeProblem& problem) {
+    return decode_shared_bytes(config.head_dim, config.tile_k, config.stages, static_cast<int>(element_bytes(problem.dtype)),
+                               decode_shares_keys(rows_of_group(problem)));
+}
+
+// Thread blocks that a multiprocessor, and that the device runs at the same time.
+int64_t blocks_of_multiprocessor(const KernelConfig& config, const DecodeProblem& problem) {
+    return decode_blocks_at_once(shared_bytes(config, problem), device_facts(problem.device.id).shared_memory_bytes,
+                                 config.tile_k / kDecodeSlab * 32);
+}
 int64_t blocks_at_once(const KernelConfig& config, const DecodeProblem& problem) {
-    const DeviceFacts& facts = device_facts(problem.device.id);
-    const int bytes =
-        decode_shared_bytes(config.head_dim, config.tile_k, config.stages, static_cast<int>(element_bytes(problem.dtype)),
-                            decode_shares_keys(rows_of_group(problem)));
-    return int64_t{facts.multiprocessors} *
-           decode_blocks_at_once(bytes, facts.shared_memory_bytes, config.tile_k / kDecodeSlab * 32);
+    return device_facts(problem.device.id).multiprocessors * blocks_of_multiprocessor(config, problem);
 }
 
 // Keys that the rows of one tile can see at most.
@@ -44,6 +48,21 @@ int64_t visible_keys(const DecodeProblem& problem) {
     return std::min(problem.cache.capacity, rule.left + right + problem.seqlen_q);
 }
 
+// How many ranges leave each multiprocessor one long one; 0: there is no such number. One thread block with 96 KB under way reads as fast as two,
+// and its results are half as many: 1 to 3 % from 32 tiles on. With 8 tiles two are faster by a quarter, so this is only for a length that is
+// known: in a cache that is hardly filled all ranges are short.
+int64_t one_range_each(const KernelConfig& config, const DecodeProblem& problem, int64_t blocks, int64_t tiles) {
+    constexpr int64_t kLong = 24;
+    constexpr int kEnoughBytes = 96 << 10;
+    const int64_t multiprocessors = device_facts(problem.device.id).multiprocessors, splits = multiprocessors / blocks;
+    const bool is_known = !problem.cache_seqlens && !problem.leftpad && problem.default_seqlen == problem.cache.capacity;
+    if (!is_known || blocks_of_multiprocessor(config, problem) < 2 || shared_bytes(config, problem) < kEnoughBytes || splits == 0)
+        return 0;
+    const int64_t each = ceil_div(tiles, splits);
+    const bool fills = splits * blocks >= multiprocessors - multiprocessors / 20;
+    return fills && each >= kLong && ceil_div(tiles, each) == splits ? splits : 0;
+}
+
 // By what a call takes: so many rounds of thread blocks, each as long as its tiles of keys and what a thread block costs beyond them, and
 // the end where results are put together. In units of one tile of one thread block.
 int64_t choose_splits(const KernelConfig& config, const DecodeProblem& problem) {
@@ -51,6 +70,7 @@ int64_t choose_splits(const KernelConfig& config, const DecodeProblem& problem) 
     constexpr int64_t kMost = 256;
     const int64_t blocks = unsplit_blocks(config, problem), at_once = blocks_at_once(config, problem);
     const int64_t tiles = std::max<int64_t>(1, ceil_div(visible_keys(problem), config.tile_k));
+    if (const int64_t splits = one_range_each(config, problem, blocks, tiles)) return splits;
     // More than some two rounds only adds to the end.
     const int64_t most = std::min({tiles, kMost, kMostBlocks / blocks, ceil_div(2 * at_once, blocks) + 1});
     int64_t best = 1;
@@ -72,10 +92,21 @@ int64_t padded_channels(const DecodeProblem& problem) {
     return ceil_div(problem.head_dim, vector) * vector;
 }
 
+// A step of one row a sequence, which thread blocks of decode take in by themselves. The new key is seen, so it is in one range.
+bool takes_in_new(const KernelConfig& config, const DecodeProblem& problem) {
+    return decode_takes_in_rows(config.head_dim, config.tile_k) && (problem.k_new.present || problem.rotary_cos.present) &&
+           problem.seqlen_q == 1 && problem.seqlen_new <= 1 && problem.heads_q > 0 &&
+           !decode_shares_keys(rows_of_group(problem)) && !problem.leftpad;
+}
+
+bool turns_ahead(const KernelConfig& config, const DecodeProblem& problem) {
+    return problem.rotary_cos.present && !takes_in_new(config, problem);
+}
+
 Workspace workspace_of(const Row& row, const DecodeProblem& problem, int64_t splits) {
     Workspace regions;
     const int64_t rows = problem.batch * problem.heads_q * problem.seqlen_q;
-    if (problem.rotary_cos.present) {
+    if (turns_ahead(row.config, problem)) {
         regions.add("turned_q", static_cast<size_t>(rows * padded_channels(problem) * element_bytes(problem.dtype)));
     }
     if (splits > 1) {
@@ -113,7 +144,7 @@ AppendParams append_params(const DecodeProblem& problem, void* turned) {
     }
     if (!problem.rotary_cos.present) return params;
     const int64_t channels = padded_channels(problem);
-    params.turned = {turned, problem.seqlen_q * problem.heads_q * channels, problem.heads_q * channels, channels};
+    if (turned) params.turned = {turned, problem.seqlen_q * problem.heads_q * channels, problem.heads_q * channels, channels};
     params.cos = problem.rotary_cos.data;
     params.sin = problem.rotary_sin.data;
     params.cos_row = problem.rotary_cos.stride[0];
@@ -144,14 +175,30 @@ void fill_in_rules(DecodeParams& params, const DecodeProblem& problem) {
     params.sink = head_params(problem.sink);
 }
 
+// Several rounds of thread blocks. Those that begin together also end together, and then memory is idle until the next ones have begun: a part of
+// them begins a little later. And as others cover for the one that waits, fewer copies under way are enough, with which memory is faster.
+void pace_rounds(DecodeParams& params, const KernelConfig& config, const DecodeProblem& problem, int64_t blocks) {
+    constexpr int kEnoughBytes = 128 << 10;  // of a multiprocessor
+    const int64_t of_each = blocks_of_multiprocessor(config, problem),
+                  multiprocessors = device_facts(problem.device.id).multiprocessors;
+    params.stages = config.stages;
+    if (blocks <= of_each * multiprocessors || of_each < 2) return;
+    params.late_begin = static_cast<uint32_t>(multiprocessors);
+    params.late_count = static_cast<uint32_t>((of_each - 1) * multiprocessors);
+    const int64_t tile_bytes = 2 * config.tile_k * config.head_dim * element_bytes(problem.dtype);
+    const bool shares = decode_shares_keys(rows_of_group(problem));
+    if (!shares && (config.stages - 1) * tile_bytes * of_each >= kEnoughBytes) params.stages = config.stages - 1;
+}
+
 DecodeParams make_params(const KernelConfig& config, const DecodeProblem& problem, const Workspace& regions, int64_t splits,
                          char* workspace) {
     DecodeParams params{};
     params.out = rows_params(problem.out);
     params.lse = row_numbers_params(problem.lse);
     params.cache = cache_params(problem);
-    params.append = append_params(problem, problem.rotary_cos.present ? workspace + regions.offset("turned_q") : nullptr);
-    params.q = params.append.cos ? params.append.turned : rows_params(problem.q);
+    params.append = append_params(problem, turns_ahead(config, problem) ? workspace + regions.offset("turned_q") : nullptr);
+    params.append.within = takes_in_new(config, problem);
+    params.q = params.append.turned.data ? params.append.turned : rows_params(problem.q);
     params.batch = static_cast<int32_t>(problem.batch);
     params.seqlen_q = static_cast<int32_t>(problem.seqlen_q);
     params.heads_q = static_cast<int32_t>(problem.heads_q);
@@ -175,6 +222,7 @@ DecodeParams make_params(const KernelConfig& config, const DecodeProblem& proble
     params.vector_kv =
         in_vectors(params.cache.k, problem.head_dim, element) && in_vectors(params.cache.v, problem.head_dim_v, element);
     params.vector_out = in_pairs(params.out, problem.head_dim_v, element);
+    pace_rounds(params, config, problem, unsplit_blocks(config, problem) * splits);
     params.overlap = device_facts(problem.device.id).arch >= 90;
     return params;
 }

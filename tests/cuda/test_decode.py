@@ -182,6 +182,97 @@ def test_an_appended_cache_holds_the_bits_of_the_cpu(kernel: dict) -> None:
         assert_same_bits(caches[0][1], caches[1][1])
 
 
+class Steps:
+    """Tokens that four sequences get, one after the other, and a cache in one piece or in pages that they are appended to."""
+
+    STARTS = (0, 13, 61, 126)  # of tiles, pages and ranges of 128 keys the ends are crossed
+
+    def __init__(self, dtype: torch.dtype, group: int, dim: int, steps: int, *, interleaved: bool, float_tables: bool) -> None:
+        generator = torch.Generator("cuda").manual_seed(group + dim)
+
+        def made(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator, device="cuda").to(dtype)
+
+        self.count, rows = steps, (len(self.STARTS), steps)
+        self.q, self.k, self.v = made(*rows, 2 * group, dim), made(*rows, 2, dim), made(*rows, 2, dim - 8)
+        self.start = made(4, 192, 2, dim), made(4, 192, 2, dim - 8)
+        angles = torch.rand(192, dim // 4, generator=generator, device="cuda") * 6
+        tables = [x if float_tables else x.to(dtype) for x in (angles.cos(), angles.sin())]
+        self.rotary = {"rotary_cos": tables[0], "rotary_sin": tables[1], "rotary_interleaved": interleaved}
+
+    def lengths(self, step: int = 0) -> torch.Tensor:
+        return torch.tensor(self.STARTS, dtype=torch.int32, device="cuda") + step
+
+    def token(self, step: int) -> tuple[torch.Tensor, ...]:
+        return tuple(x[:, step : step + 1] for x in (self.q, self.k, self.v))
+
+    def decode(self, step: int, caches: list[torch.Tensor], **options: object) -> tuple[torch.Tensor, torch.Tensor]:
+        q, k, v = self.token(step)
+        lengths = self.lengths(step)
+        return libflash.decode(q, *caches, k=k, v=v, cache_seqlens=lengths, return_lse=True, **self.rotary, **options)
+
+
+@every_kernel
+@pytest.mark.parametrize("group", [1, 5, 16])
+@pytest.mark.parametrize("rule", [{}, {"window_size": (0, 0)}, {"window_size": (70, 0), "num_splits": 3}, *SPLITS[1:]], ids=str)
+def test_a_step_is_what_appending_first_gives(kernel: dict, group: int, rule: dict) -> None:
+    """One new row a sequence is taken in by the thread blocks that need it; with a leftpad of nothing there is a kernel ahead."""
+    dim = min(kernel["head_dim"], 72)
+    steps = Steps(DTYPES[kernel["dtype"]], group, dim, 9, interleaved=group == 5, float_tables=group != 1)
+    within, ahead = ([x.clone() for x in steps.start] for _ in range(2))
+    table = torch.randperm(48, generator=torch.Generator("cuda").manual_seed(0), device="cuda").int().reshape(4, 12)
+    pages = [torch.empty_like(x).reshape(48, 16, *x.shape[2:]) for x in steps.start]
+    for x, y in zip(pages, steps.start, strict=True):
+        x[table.long()] = y.reshape(4, 12, 16, *y.shape[2:])
+    nothing = torch.zeros(4, dtype=torch.int32, device="cuda")
+    options = {"kernel": kernel["name"], "causal": True, **rule}
+    for step in range(steps.count):
+        wanted = steps.decode(step, ahead, cache_leftpad=nothing, **options)
+        for got in (steps.decode(step, within, **options), steps.decode(step, pages, block_table=table, **options)):
+            assert same_bits(got[0], wanted[0])
+            assert same_bits(got[1], wanted[1])
+    assert not same_bits(within[0], steps.start[0])
+    for x, y, z in zip(within, ahead, pages, strict=True):
+        assert same_bits(x, y)
+        assert same_bits(z[table.long()].reshape(y.shape), y)
+
+
+@every_kernel
+def test_steps_replayed_from_a_graph(kernel: dict) -> None:
+    """One graph of a step that also moves the lengths on, replayed token by token."""
+    steps = Steps(DTYPES[kernel["dtype"]], 3, 64, 40, interleaved=False, float_tables=True)
+    caches, others = ([x.clone() for x in steps.start] for _ in range(2))
+    q, k, v = (x.clone() for x in steps.token(0))
+    lengths, out = steps.lengths(), torch.empty(4, 1, 6, 56, dtype=q.dtype, device="cuda")
+    options = {"cache_seqlens": lengths, "kernel": kernel["name"], "num_splits": 2, **steps.rotary}
+    libflash.decode(q, *(x.clone() for x in caches), k=k, v=v, **options)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        libflash.decode(q, *caches, k=k, v=v, out=out, **options)
+        lengths.add_(1)
+    for step in range(steps.count):
+        for x, y in zip((q, k, v), steps.token(step), strict=True):
+            x.copy_(y)
+        graph.replay()
+        assert same_bits(out, steps.decode(step, others, kernel=kernel["name"], num_splits=2)[0]), step
+    assert all(same_bits(x, y) for x, y in zip(caches, others, strict=True))
+
+
+@every_kernel
+def test_more_thread_blocks_than_run_at_once(kernel: dict) -> None:
+    """Where thread blocks follow each other some begin later, with fewer copies under way: the same bits as where they do not."""
+    dtype, dim = DTYPES[kernel["dtype"]], kernel["head_dim"]
+    generator = torch.Generator("cuda").manual_seed(0)
+    q, k, v = (
+        torch.randn(80, n, h, dim, generator=generator, device="cuda").to(dtype) for n, h in ((1, 16), (1200, 8), (1200, 8))
+    )
+    lengths = torch.randint(1000, 1201, (80,), generator=generator, device="cuda", dtype=torch.int32)
+    options = {"kernel": kernel["name"], "num_splits": 1}
+    together = libflash.decode(q, k, v, cache_seqlens=lengths, **options)
+    for few in map(slice, range(0, 80, 10), range(10, 90, 10)):
+        assert same_bits(together[few], libflash.decode(q[few], k[few], v[few], cache_seqlens=lengths[few], **options))
+
+
 @every_kernel
 def test_nan_in_one_sequence_stays_there(kernel: dict) -> None:
     dtype = NUMPY[kernel["dtype"]]

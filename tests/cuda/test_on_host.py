@@ -101,11 +101,17 @@ def decode(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return compiled(folder, "sm80", ("decode.cuh",), "decode.cpp", DTYPE=dtype, HEAD_DIM=head_dim, DECODE_TILE=tile)
 
 
-@pytest.mark.parametrize(
-    ("rows", "splits", "paged", "append"), [(1, 1, 0, 0), (5, 3, 1, 0), (6, 1, 0, 1), (9, -128, 1, 1), (25, 2, 0, 1)]
+# Query rows, ranges (negative: the keys of each), whether paged, what is appended (nothing, two rows ahead of decode, one
+# within it), and how many tiles fewer are under way than there is room for.
+DECODE_RUNS = (
+    *((1, 1, 0, 0, 1), (5, 3, 1, 0, 0), (6, 1, 0, 1, 0), (9, -128, 1, 1, 0), (25, 2, 0, 1, 0)),
+    *((1, 1, 0, 2, 1), (1, 3, 0, 2, 0), (1, -128, 1, 2, 0), (1, 40, 1, 2, 0), (4, 2, 1, 0, 1)),
 )
-def test_decode_against_double(decode: Path, rows: int, splits: int, paged: int, append: int) -> None:
-    assert_right(decode, rows, splits, paged, append)
+
+
+@pytest.mark.parametrize(("rows", "splits", "paged", "append", "fewer"), DECODE_RUNS)
+def test_decode_against_double(decode: Path, rows: int, splits: int, paged: int, append: int, fewer: int) -> None:
+    assert_right(decode, rows, splits, paged, append, fewer)
 
 
 @pytest.fixture(scope="module", params=ROWS_SM90)

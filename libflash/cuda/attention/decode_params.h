@@ -27,6 +27,7 @@ struct AppendParams {
     int32_t positions, pairs;
     bool interleaved, is_float;
     bool query_rows_advance;  // query row i stands i positions behind the first
+    bool within;              // a step of one row a sequence: decode does all this itself
 };
 
 struct DecodeParams {
@@ -46,12 +47,18 @@ struct DecodeParams {
     float* partial_lse;        // [batch][heads_k][row][split], in base-2 units
     bool vector_q, vector_kv;  // rows may be read 16 bytes at a time
     bool vector_out;           // rows of out may be written two elements at a time
+    int32_t stages;            // tiles of keys under way: as many as the kernel has room for, or one fewer
+    uint32_t late_begin;       // thread blocks from this one on,
+    uint32_t late_count;       // so many, begin a little later
     bool overlap;              // a kernel may be launched before the one ahead of it has ended (sm_90)
 };
 
 // Warps that share keys work on rows of their own, 16 each; with 16 rows or fewer it is the other way round.
 constexpr int kDecodeSlab = 16;
 constexpr bool decode_shares_keys(int64_t rows) { return rows > kDecodeSlab; }
+
+// Whether thread blocks can take in one new row: a thread of theirs for every two channels.
+constexpr bool decode_takes_in_rows(int head_dim, int tile_k) { return tile_k / kDecodeSlab * 32 >= head_dim / 2; }
 
 constexpr int decode_shared_bytes(int head_dim, int tile_k, int stages, int element_bytes, bool shares_keys) {
     const int row = head_dim * element_bytes, warps = tile_k / kDecodeSlab;

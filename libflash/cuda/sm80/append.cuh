@@ -1,5 +1,6 @@
 // Ahead of decode: new keys and values into the cache, in place, and rotary embedding of new keys and queries. A thread has two channels of a row,
 // and all it needs on the way at once. Arithmetic in double, as on the CPU, so that the cache holds the same bits whatever wrote it.
+// A step of one row a sequence needs no kernel ahead: new_row.cuh.
 #pragma once
 
 #include "cuda/attention/decode_keys.cuh"
@@ -10,14 +11,60 @@
 namespace libflash::cuda::sm80 {
 
 __host__ __device__ inline bool turns(const DecodeParams& params) { return params.append.cos != nullptr; }
-inline bool appends(const DecodeParams& params) { return params.append.k_new.data || turns(params); }
+inline bool appends_ahead(const DecodeParams& params) {
+    return !params.append.within && (params.append.k_new.data || turns(params));
+}
 
 template <class T>
 struct Append {
     const DecodeParams& params;
 
-    __device__ __forceinline__ double number(const void* table, int64_t row_stride, int position, int pair) const {
-        return load_number<T>(table, position * row_stride + pair, params.append.is_float);
+    // Two channels of a row.
+    struct Two {
+        T x, y;
+    };
+    struct Angle {
+        float cos, sin;
+    };
+
+    // Slot number n of a row are the channels of a pair that is turned, or two neighbours behind the turned ones.
+    __device__ __forceinline__ bool is_pair(int slot) const { return params.append.cos && slot < params.append.pairs; }
+    __device__ __forceinline__ int first(int slot) const { return is_pair(slot) && !params.append.interleaved ? slot : 2 * slot; }
+    __device__ __forceinline__ int second(int slot) const {
+        return is_pair(slot) && !params.append.interleaved ? slot + params.append.pairs : 2 * slot + 1;
+    }
+
+    static __device__ __forceinline__ Two load(const T* from, int first, int second, int channels) {
+        const T zero = T(0.0f);
+        return {first < channels ? from[first] : zero, second < channels ? from[second] : zero};
+    }
+    static __device__ __forceinline__ void store(const Two& two, T* to, int first, int second, int channels) {
+        if (first < channels) to[first] = two.x;
+        if (second < channels) to[second] = two.y;
+    }
+    __device__ __forceinline__ Two load(const T* from, int slot) const {
+        return load(from, first(slot), second(slot), params.head_dim);
+    }
+    __device__ __forceinline__ void store(const Two& two, T* to, int slot) const {
+        store(two, to, first(slot), second(slot), params.head_dim);
+    }
+    __device__ __forceinline__ Two load_value(const T* from, int slot) const {
+        return load(from, 2 * slot, 2 * slot + 1, params.head_dim_v);
+    }
+    __device__ __forceinline__ void store_value(const Two& two, T* to, int slot) const {
+        store(two, to, 2 * slot, 2 * slot + 1, params.head_dim_v);
+    }
+
+    __device__ __forceinline__ Angle angle(int slot, int position) const {
+        const AppendParams& append = params.append;
+        const int at = min(position, append.positions - 1);  // there is nothing behind the table
+        return {load_number<T>(append.cos, at * append.cos_row + slot, append.is_float),
+                load_number<T>(append.sin, at * append.sin_row + slot, append.is_float)};
+    }
+    static __device__ __forceinline__ void turn(Two& two, const Angle& angle) {
+        const double x = to_float(two.x), y = to_float(two.y), c = angle.cos, s = angle.sin;
+        two.x = narrow(x * c - y * s);
+        two.y = narrow(x * s + y * c);
     }
 
     // Rounded once: to odd in float, then to the 16-bit type.
@@ -31,23 +78,10 @@ struct Append {
         }
     }
 
-    // Two channels number `slot` of a row: a pair that is turned, or two neighbours behind the turned ones.
-    __device__ __forceinline__ void turn(const T* from, T* to, int slot, int position) const {
-        const AppendParams& append = params.append;
-        const int pairs = append.cos ? append.pairs : 0;
-        if (slot >= pairs) return copy(from, to, slot, params.head_dim);
-        const int at = min(position, append.positions - 1);  // there is nothing behind the table
-        const int first = append.interleaved ? 2 * slot : slot, second = append.interleaved ? first + 1 : slot + pairs;
-        const double x = to_float(from[first]), y = to_float(from[second]);
-        const double c = number(append.cos, append.cos_row, at, slot), s = number(append.sin, append.sin_row, at, slot);
-        to[first] = narrow(x * c - y * s);
-        to[second] = narrow(x * s + y * c);
-    }
-    __device__ __forceinline__ void copy(const T* from, T* to, int slot, int channels) const {
-        const T zero = T(0.0f);
-        const T x = 2 * slot < channels ? from[2 * slot] : zero, y = 2 * slot + 1 < channels ? from[2 * slot + 1] : zero;
-        if (2 * slot < channels) to[2 * slot] = x;
-        if (2 * slot + 1 < channels) to[2 * slot + 1] = y;
+    __device__ __forceinline__ void turn_row(const T* from, T* to, int slot, int position) const {
+        Two two = load(from, slot);
+        if (is_pair(slot)) turn(two, angle(slot, position));
+        store(two, to, slot);
     }
 
     static __device__ __forceinline__ T* row_of(const RowsParams& rows, int batch, int row, int head) {
@@ -57,7 +91,7 @@ struct Append {
     __device__ __forceinline__ void turn_query(int batch, int row, int head, int slot) const {
         const AppendParams& append = params.append;
         const int position = cached_keys(params.cache, batch) + (append.query_rows_advance ? row : 0);
-        turn(row_of(append.q, batch, row, head), row_of(append.turned, batch, row, head), slot, position);
+        turn_row(row_of(append.q, batch, row, head), row_of(append.turned, batch, row, head), slot, position);
     }
 
     __device__ __forceinline__ void append_row(int batch, int row, int head, int slot) const {
@@ -65,9 +99,9 @@ struct Append {
         const int key = cached_keys(cache, batch) + row;
         const KeyPlace place = KeyPlaces(cache, batch).of(key);
         if (static_cast<uint32_t>(place.place) >= static_cast<uint32_t>(cache.places)) return;  // an absent page
-        turn(row_of(params.append.k_new, batch, row, head), row_of(cache.k, place.place, place.row, head), slot, key);
-        copy(row_of(params.append.v_new, batch, row, head), row_of(cache.v, place.place, place.row, head), slot,
-             params.head_dim_v);
+        turn_row(row_of(params.append.k_new, batch, row, head), row_of(cache.k, place.place, place.row, head), slot, key);
+        store_value(load_value(row_of(params.append.v_new, batch, row, head), slot),
+                    row_of(cache.v, place.place, place.row, head), slot);
     }
 };
 
@@ -94,7 +128,7 @@ __global__ void __launch_bounds__(kAppendThreads, 8)
 
 template <class Row, class T>
 int launch_append(const DecodeParams& params, cudaStream_t stream) {
-    if (!appends(params)) return cudaSuccess;
+    if (!appends_ahead(params)) return cudaSuccess;
     const int64_t new_rows = params.append.k_new.data ? int64_t{params.batch} * params.cache.seqlen_new * params.heads_k : 0;
     const int64_t rows = new_rows + (turns(params) ? int64_t{params.batch} * params.seqlen_q * params.heads_q : 0);
     if (rows == 0) return cudaSuccess;

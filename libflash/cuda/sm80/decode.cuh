@@ -1,7 +1,8 @@
 // Flash-Decoding for sm_80 and later: a few query rows of each sequence against its cache (split-KV).
 //
 // A thread block takes one key head of one sequence, all query heads that share it (their rows are packed into one tile), and one range of the
-// keys. Every warp fetches 16 keys of a tile by itself (cp.async, kStages tiles under way), looking up 16 pages at a time, one tile ahead.
+// keys. Every warp fetches 16 keys of a tile by itself (cp.async, kStages tiles under way, or one fewer), looking up 16 pages at a time, one
+// tile ahead.
 //   up to 16 rows    the warps work on the keys that they fetched, with no barrier, and put their results together at the end
 //   more rows        each warp has 16 rows of its own and works on all keys of the tile (kSharesKeys)
 // What decides the speed is memory: there are some 100 KB under way in each multiprocessor.
@@ -17,16 +18,21 @@
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/dependent_launch.cuh"
 #include "cuda/ptx/math.cuh"
+#include "cuda/ptx/sleep.cuh"
 #include "cuda/sm80/append.cuh"
 #include "cuda/sm80/combine_splits.cuh"
 #include "cuda/sm80/decode_products.cuh"
+#include "cuda/sm80/new_row.cuh"
 
 namespace libflash::cuda::sm80 {
 
-template <class T, int kHeadDim, int kWarps, int kStages, bool kSharesKeys>
+// `kTakesIn`: a step of one new row a sequence, which is turned and appended here (new_row.cuh). An instance of its own: within the other its code
+// cost 0.7 us of 10.6, though it was only jumped over.
+template <class T, int kHeadDim, int kWarps, int kStages, bool kSharesKeys, bool kTakesIn>
 struct Decode {
     using Products = DecodeProducts<T, kHeadDim>;
     static constexpr int kThreads = kWarps * 32;
+    using New = NewRow<T, kHeadDim, kThreads>;  // with kTakesIn
     static constexpr int kTileK = kWarps * kDecodeSlab;
     static constexpr int kTileRows = kSharesKeys ? kWarps * kDecodeSlab : kDecodeSlab;
     static constexpr int kChunkValues = 16 / sizeof(T);
@@ -43,6 +49,8 @@ struct Decode {
     static_assert((kWarps * kDecodeSlab * (kPartRow + 4)) * 4 <= kStages * kStageBytes, "they fit");
     static constexpr float kNothing = -3.402823466e38f;  // below every score, and yet finite
     static constexpr float kSlack = 8.0f;                // half: 2^8 as well as its 2^-24 have room
+    static constexpr uint32_t kLateNs = 3000;            // more than memory is idle between two thread blocks
+    static constexpr int kLateTiles = 16;                // in shorter ranges that is too much
 
     const DecodeParams& params;
     char* shared;
@@ -245,8 +253,14 @@ struct Decode {
     }
 
     // What the products need before the first tile. The queries came with its copies, by all threads.
-    __device__ __forceinline__ void begin_products() {
+    __device__ __forceinline__ void begin_products(const New& fresh) {
         __syncthreads();
+        if constexpr (kTakesIn) {
+            fresh.turn_queries(rows, [&](int row, int channel) -> T& {
+                return reinterpret_cast<T*>(queries() + Slab::offset(row, channel / kChunkValues))[channel % kChunkValues];
+            });
+            __syncthreads();
+        }
         products.load_queries(queries() + (kSharesKeys ? warp * kSlabBytes : 0), lane);
     }
 
@@ -259,20 +273,40 @@ struct Decode {
         }
     }
 
-    // One loop, whose first kStages rounds have nothing to attend to: short ranges are over before more code would have been fetched.
+    // Until the oldest of `stages` tiles has arrived, also what other threads copied of it.
+    static __device__ __forceinline__ void wait_for_oldest(int stages) {
+        if (stages == kStages) {
+            cp_async_wait<kStages - 1>();
+        } else {
+            cp_async_wait<kStages - 2>();
+        }
+        synchronize();
+    }
+
+    // One loop, whose first rounds, one for each stage, have nothing to attend to: short ranges are over before more code would have been fetched.
     __device__ __forceinline__ void walk_keys(const VisibleKeys& range, const KeyPlaces& places) {
         const int begin = range.first / kTileK * kTileK;
         KeyPlace known = look_up(places, range, begin), next = look_up(places, range, begin + 2 * kTileK);
         bool second = false;
         int stage = 0;
+        const int stages = params.stages;
+        const int old = range.length - params.cache.seqlen_new;
+        bool to_append = kTakesIn && range.last > old;
+        New fresh{{params}};
+        if constexpr (kTakesIn) fresh.load(places, batch, head_k, old, to_append);
         prepare_rows(range);
 #pragma unroll 1
-        for (int loading = begin; loading < range.last + kStages * kTileK; loading += kTileK) {
-            const int first = loading - kStages * kTileK;  // the tile in whose place the new one goes
+        for (int loading = begin; loading < range.last + stages * kTileK; loading += kTileK) {
+            const int first = loading - stages * kTileK;  // the tile in whose place the new one goes
+            // With all copies under way that can be, but ahead of those of the new key.
+            if (to_append && (first == begin || loading + kTileK > old)) {
+                fresh.append(head_k);
+                __syncthreads();
+                to_append = false;
+            }
             if (first >= begin) {
-                cp_async_wait<kStages - 1>();
-                synchronize();  // it has arrived, also what other threads copied of it
-                if (first == begin) begin_products();
+                wait_for_oldest(stages);
+                if (first == begin) begin_products(fresh);
                 attend_tile(stage, first, range);
                 synchronize();  // it is no longer read
             }
@@ -286,7 +320,7 @@ struct Decode {
             }
             if (loading == begin) load_queries();
             cp_async_commit();
-            stage = stage + 1 == kStages ? 0 : stage + 1;
+            stage = stage + 1 == stages ? 0 : stage + 1;
         }
         cp_async_wait<0>();
     }
@@ -386,6 +420,7 @@ struct Decode {
         const VisibleKeys range(params, batch, query_row(first_row), query_row(first_row + rows - 1), split, kTileK);
         const KeyPlaces places(params.cache, batch);
         let_next_kernel_begin();
+        if (blockIdx.x - params.late_begin < params.late_count && range.last - range.first >= kLateTiles * kTileK) sleep(kLateNs);
         wait_for_kernel_ahead();  // the one that appends
         if (range.first < range.last) {
             walk_keys(range, places);
@@ -402,32 +437,34 @@ struct Decode {
     }
 };
 
-template <class Row, bool kSharesKeys>
+template <class Row, bool kSharesKeys, bool kTakesIn = false>
 struct DecodeInstance {
     static constexpr KernelConfig config = Row::config;
     using T = ElementOf<config.dtype>;
-    using Body = Decode<T, config.head_dim, config.tile_k / kDecodeSlab, config.stages, kSharesKeys>;
+    using Body = Decode<T, config.head_dim, config.tile_k / kDecodeSlab, config.stages, kSharesKeys, kTakesIn>;
     static constexpr int kMinBlocks = decode_blocks_at_once(Body::kSharedBytes, 227 * 1024, Body::kThreads);
 };
 
-template <class Row, bool kSharesKeys>
-__global__ void __launch_bounds__(DecodeInstance<Row, kSharesKeys>::Body::kThreads, DecodeInstance<Row, kSharesKeys>::kMinBlocks)
+template <class Row, bool kSharesKeys, bool kTakesIn>
+__global__ void __launch_bounds__(DecodeInstance<Row, kSharesKeys, kTakesIn>::Body::kThreads,
+                                  DecodeInstance<Row, kSharesKeys, kTakesIn>::kMinBlocks)
     decode_kernel(const __grid_constant__ DecodeParams params) {
     extern __shared__ __align__(128) char shared[];
-    typename DecodeInstance<Row, kSharesKeys>::Body body(params, shared);
+    typename DecodeInstance<Row, kSharesKeys, kTakesIn>::Body body(params, shared);
     body.run();
 }
 
-template <class Row, bool kSharesKeys>
+template <class Row, bool kSharesKeys, bool kTakesIn>
 int launch_splits(const DecodeParams& params, cudaStream_t stream) {
-    using Body = typename DecodeInstance<Row, kSharesKeys>::Body;
-    const auto kernel = decode_kernel<Row, kSharesKeys>;
+    using Body = typename DecodeInstance<Row, kSharesKeys, kTakesIn>::Body;
+    const auto kernel = decode_kernel<Row, kSharesKeys, kTakesIn>;
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Body::kSharedBytes);
     if (error != cudaSuccess) return error;
     const int64_t rows = int64_t{params.seqlen_q} * params.group_size;
     const int64_t tiles = (rows + Body::kTileRows - 1) / Body::kTileRows;
     const int64_t blocks = tiles * params.heads_k * params.splits * params.batch;
-    return launch_behind(kernel, blocks, Body::kThreads, Body::kSharedBytes, stream, params.overlap && appends(params), params);
+    return launch_behind(kernel, blocks, Body::kThreads, Body::kSharedBytes, stream, params.overlap && appends_ahead(params),
+                         params);
 }
 
 }  // namespace libflash::cuda::sm80
@@ -442,8 +479,10 @@ int launch_decode(const DecodeParams& params, void* stream) {
     if (const int error = sm80::launch_append<Row, T>(params, cuda_stream)) return error;
     if (params.seqlen_q == 0 || params.heads_q == 0) return cudaSuccess;
     const bool shares = decode_shares_keys(int64_t{params.seqlen_q} * params.group_size);
-    const int error =
-        shares ? sm80::launch_splits<Row, true>(params, cuda_stream) : sm80::launch_splits<Row, false>(params, cuda_stream);
+    constexpr bool kCanTakeIn = decode_takes_in_rows(Row::config.head_dim, Row::config.tile_k);
+    const int error = shares                               ? sm80::launch_splits<Row, true, false>(params, cuda_stream)
+                      : kCanTakeIn && params.append.within ? sm80::launch_splits<Row, false, kCanTakeIn>(params, cuda_stream)
+                                                           : sm80::launch_splits<Row, false, false>(params, cuda_stream);
     if (error != cudaSuccess || params.splits == 1) return error;
     return sm80::launch_combine<Row, T>(params, cuda_stream);
 }

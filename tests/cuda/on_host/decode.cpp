@@ -1,6 +1,7 @@
 // The decode kernels of one row on the host, against double precision: argument 1 is the number of query rows, 2 into how many ranges the keys are
-// cut (negative: the keys of each), 3 whether the cache is paged, 4 whether keys are appended, with rotary embedding. Prints what is wrong; the exit code is 0
-// if nothing is.
+// cut (negative: the keys of each), 3 whether the cache is paged, 4 what is appended, with rotary embedding (1: two rows ahead of decode, 2: one row
+// within it, if the row of the table can), 5 how many tiles fewer are under way than there is room for. Prints what is wrong; the exit code is 0 if
+// nothing is.
 #include "emulation.h"
 
 #include <cstdio>
@@ -18,8 +19,8 @@ struct DecodeRow {
 };
 using T = sm80::DecodeInstance<DecodeRow, false>::T;
 constexpr int kDim = HEAD_DIM, kBatch = 3, kHeadsK = 2, kGroup = 3, kHeads = kHeadsK * kGroup, kCapacity = 200, kPage = 16;
-constexpr int kColumns = (kCapacity + kPage - 1) / kPage, kPages = kBatch * kColumns + 2, kNew = 2;
-constexpr int kLengths[kBatch] = {150, 0, 77};
+constexpr int kColumns = (kCapacity + kPage - 1) / kPage, kPages = kBatch * kColumns + 2;
+constexpr int kLengths[kBatch] = {127, 0, 77};  // the new keys of the first lie in two tiles, pages and ranges of 128
 constexpr double kRounding = sizeof(T) == 4 ? 0x1p-21 : (std::is_same<T, __half>::value ? 0x1p-11 : 0x1p-8);
 
 std::mt19937 generator(5);
@@ -36,17 +37,18 @@ float rounded(double x, float) { return static_cast<float>(x); }
 
 struct Problem {
     const int rows, splits;
-    const bool paged, append;
+    const bool paged, append, within;
+    const int news;  // appended rows of a sequence
     std::vector<T> q, new_k, new_v, k, v, out, turned;
     std::vector<float> lse, cos, sin, partial_out, partial_lse;
     std::vector<int32_t> table;
     std::vector<T> dense_k, dense_v;  // of each sequence, as they ought to be after the append
 
-    Problem(int query_rows, int ranges, bool pages, bool appended)
-        : rows(query_rows), splits(ranges), paged(pages), append(appended), q(random(size_t(kBatch) * rows * kHeads * kDim)),
-          new_k(random(size_t(kBatch) * kNew * kHeadsK * kDim)), new_v(random(new_k.size())),
-          k(size_t(kPages) * kPage * kHeadsK * kDim, from_float(NAN, T())), v(k), out(q.size(), from_float(NAN, T())),
-          turned(q.size()), lse(size_t(kBatch) * kHeads * rows, NAN),
+    Problem(int query_rows, int ranges, bool pages, int appended)
+        : rows(query_rows), splits(ranges), paged(pages), append(appended != 0), within(appended == 2), news(within ? 1 : 2),
+          q(random(size_t(kBatch) * rows * kHeads * kDim)), new_k(random(size_t(kBatch) * news * kHeadsK * kDim)),
+          new_v(random(new_k.size())), k(size_t(kPages) * kPage * kHeadsK * kDim, from_float(NAN, T())), v(k),
+          out(q.size(), from_float(NAN, T())), turned(q.size()), lse(size_t(kBatch) * kHeads * rows, NAN),
           dense_k(random(size_t(kBatch) * kCapacity * kHeadsK * kDim)), dense_v(random(dense_k.size())) {
         for (int c = 0; c < kBatch * kColumns; ++c) table.push_back((c * 7 + 3) % (kBatch * kColumns));
         for (int i = 0; i < kCapacity * kDim / 2; ++i) {
@@ -67,7 +69,7 @@ struct Problem {
         const size_t row = paged ? size_t(table[b * kColumns + j / kPage]) * kPage + j % kPage : size_t(b) * kCapacity + j;
         return row * kHeadsK * kDim;
     }
-    int length(int b) const { return kLengths[b] + (append ? kNew : 0); }
+    int length(int b) const { return kLengths[b] + (append ? news : 0); }
 
     // Channels in halves.
     void turn(const T* from, T* to, int position) const {
@@ -80,9 +82,9 @@ struct Problem {
     }
     void append_exactly() {
         for (int b = 0; b < kBatch; ++b)
-            for (int i = 0; i < kNew; ++i)
+            for (int i = 0; i < news; ++i)
                 for (int h = 0; h < kHeadsK; ++h) {
-                    const size_t from = ((size_t(b) * kNew + i) * kHeadsK + h) * kDim, to = at(b, kLengths[b] + i) + h * kDim;
+                    const size_t from = ((size_t(b) * news + i) * kHeadsK + h) * kDim, to = at(b, kLengths[b] + i) + h * kDim;
                     turn(&new_k[from], &dense_k[to], kLengths[b] + i);
                     for (int c = 0; c < kDim; ++c) dense_v[to + c] = new_v[from + c];
                 }
@@ -117,16 +119,20 @@ struct Problem {
         return p;
     }
     void append_params(DecodeParams& p) {
-        const RowsParams given{new_k.data(), int64_t{kNew} * kHeadsK * kDim, int64_t{kHeadsK} * kDim, kDim};
+        const RowsParams given{new_k.data(), int64_t{news} * kHeadsK * kDim, int64_t{kHeadsK} * kDim, kDim};
         p.append.k_new = p.append.v_new = given;
         p.append.v_new.data = new_v.data();
-        p.append.q = p.append.turned = p.q;
-        p.q.data = p.append.turned.data = turned.data();
+        p.append.q = p.q;
+        p.append.within = within && decode_takes_in_rows(kDim, DecodeRow::config.tile_k);
+        if (!p.append.within) {
+            p.append.turned = p.q;
+            p.q.data = p.append.turned.data = turned.data();
+        }
         p.append.cos = cos.data(), p.append.sin = sin.data();
         p.append.cos_row = p.append.sin_row = kDim / 2;
         p.append.positions = kCapacity, p.append.pairs = kDim / 2;
         p.append.is_float = p.append.query_rows_advance = true;
-        p.cache.seqlen_new = kNew;
+        p.cache.seqlen_new = news;
     }
 
     // The largest error of a row, in units of what rounding may make of it.
@@ -178,8 +184,9 @@ struct Problem {
 };
 
 int main(int, char** argv) {
-    Problem p(std::atoi(argv[1]), std::atoi(argv[2]), std::atoi(argv[3]) != 0, std::atoi(argv[4]) != 0);
-    const DecodeParams params = p.params();
+    Problem p(std::atoi(argv[1]), std::atoi(argv[2]), std::atoi(argv[3]) != 0, std::atoi(argv[4]));
+    DecodeParams params = p.params();
+    params.stages = DecodeRow::config.stages - std::atoi(argv[5]);
     launch_decode<DecodeRow>(params, nullptr);
     bool good = p.wrong_bits() == 0;
     std::printf("%s cache: %d wrong\n", good ? "ok" : "WRONG", p.wrong_bits());
