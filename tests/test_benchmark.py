@@ -9,6 +9,8 @@ import sys
 import pytest
 from benchmark_program import FOLDER, program
 
+import libflash
+
 
 def cell(direction: str, ratio: float, **changes) -> dict:
     values = {"dtype": "float32", "head_dim": 64, "seqlen": 512, "causal": False, "batch": 2, "heads": 8}
@@ -76,6 +78,12 @@ def test_gpu_cells_have_the_same_number_of_tokens_and_channels():
     assert {c.batch * c.seqlen for c in found} == {16384}
     assert {c.heads * c.head_dim for c in found} == {2048}
     assert set(cells.gpu_cells(["bfloat16"], ["forward"], quick=True)) < set(found)
+    floats = cells.gpu_cells(["float32"], ["forward", "backward"], quick=False)
+    problems = {(c.direction, c.head_dim, c.seqlen, c.causal) for c in floats}
+    assert len(problems) == len(floats) == 16
+    assert {(c.head_dim, c.seqlen) for c in floats} == {(64, 1024), (64, 4096), (128, 1024), (128, 4096)}
+    assert set(cells.gpu_cells(["float32"], ["forward"], quick=True)) < set(floats)
+    assert {(c.batch * c.seqlen, c.heads * c.head_dim) for c in floats} == {(16384, 2048)}
 
 
 def test_gpu_summaries_are_over_the_cells_that_the_peer_knows():
@@ -92,8 +100,16 @@ def test_gpu_summaries_are_over_the_cells_that_the_peer_knows():
 def test_gpu_figures():
     pytest.importorskip("torch")
     one = program("_cells").Cell("forward", "bfloat16", head_dim=100, seqlen=1000, causal=True, batch=5, heads=2)
-    made = program("gpu_attention").figures(one, {"fa2": 4.0, "libflash": 2.0})
+    benchmark = program("gpu_attention")
+    made = benchmark.figures(one, {"fa2": 4.0, "libflash": 2.0})
     assert made == {"ms": {"fa2": 4.0, "libflash": 2.0}, "tflops": {"fa2": 0.5, "libflash": 1.0}, "ratio": {"fa2": 2.0}}
+    held = benchmark.figures(one, {"fa2": 4.0, "cudnn": 3.0, "libflash sm80": 4.0, "libflash": 2.0})
+    assert held["ratio"] == {"fa2": 1.0, "cudnn": 1.5}
+    assert held["tflops"]["libflash sm80"] == 0.5
+    alone = benchmark.figures(one, {"efficient": 3.0, "libflash": 2.0})
+    assert alone["ratio"] == {"efficient": 1.5}
+    cell = {"direction": "forward", "dtype": "float32", "head_dim": 64, "seqlen": 1000, "causal": True, "batch": 5, "heads": 2}
+    assert benchmark.line(cell | alone | {"spread": 0.1}).split()[-9:] == ["-", "-", "0.7", "-", "1.0", "-", "-", "1.5", "0.1"]
 
 
 def test_gpu_results_are_compared_row_by_row():
@@ -113,11 +129,14 @@ def test_gpu_results_are_compared_row_by_row():
 
 @pytest.fixture
 def on_the_cpu(monkeypatch):
-    """The GPU benchmark with the CPU in a GPU's place: PyTorch has its flash kernel there, and no cuDNN."""
+    """The GPU benchmark with the CPU in a GPU's place: PyTorch has its flash kernel there, and no other."""
     torch = pytest.importorskip("torch")
     benchmark = program("gpu_attention")
+    contenders = sys.modules["_gpu_contenders"]
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(sys.modules["_gpu_contenders"], "DEVICE", "cpu")
+    monkeypatch.setattr(contenders, "DEVICE", "cpu")
+    monkeypatch.setattr(contenders, "FAMILY", "cpu")
+    monkeypatch.setitem(contenders.SDPA, "efficient", contenders.SDPA["fa2"])
     return benchmark
 
 
@@ -134,6 +153,41 @@ def test_gpu_contenders_compute_the_same(on_the_cpu, capsys, direction, dtype, c
         on_the_cpu.compare(one, calls)
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_gpu_contenders_in_float32(on_the_cpu, direction, causal):
+    """PyTorch's memory-efficient attention alone; a result as wrong as tf32 makes it is not timed."""
+    torch = pytest.importorskip("torch")
+    one = program("_cells").Cell(direction, "float32", head_dim=64, seqlen=300, causal=causal, batch=2, heads=4)
+    calls = on_the_cpu.calls_that_work(one, None)
+    assert list(calls) == ["efficient", "libflash"]
+    on_the_cpu.compare(one, calls)
+    noise = torch.Generator().manual_seed(0)
+    wrong = tuple(x * (1 + 2**-11 * torch.randn(x.shape, generator=noise)) for x in calls["libflash"]())
+    with pytest.raises(SystemExit, match="a row differs from efficient"):
+        on_the_cpu.compare(one, calls | {"libflash": lambda: wrong})
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_gpu_contenders_where_libflash_chooses_other_rows(on_the_cpu, monkeypatch, direction):
+    """Timed twice: as it chooses, and held to the family that FlashAttention-2 is compared with; not where a kernel is named."""
+    module = sys.modules["_gpu_contenders"]
+    one = program("_cells").Cell(direction, "bfloat16", head_dim=64, seqlen=100, causal=True, batch=2, heads=4)
+    p = module.problem(one)
+    assert module.own_choice(p) == "cpu"
+    monkeypatch.setattr(module, "own_choice", lambda _: "sm90")
+    calls = on_the_cpu.calls_that_work(one, None)
+    assert list(calls) == ["fa2", "libflash sm80", "libflash"]
+    on_the_cpu.compare(one, calls)
+    wrong = tuple(-x for x in calls["libflash"]())
+    with pytest.raises(SystemExit, match="a row differs from libflash sm80"):
+        on_the_cpu.compare(one, {name: calls[name] for name in ("libflash sm80",)} | {"libflash": lambda: wrong})
+    assert "libflash sm80" not in module.contenders(p, f"{direction}_cpu_generic")
+    monkeypatch.setattr(module, "FAMILY", "sm80")
+    with pytest.raises(libflash.UnsupportedError, match="sm80"):  # libflash itself may not be left out
+        on_the_cpu.calls_that_work(one, None)
+
+
 @pytest.mark.parametrize("name", ["dq", "dk", "dv"])
 def test_gpu_gradients_are_compared_row_by_row(on_the_cpu, name):
     one = program("_cells").Cell("backward", "bfloat16", head_dim=64, seqlen=300, causal=True, batch=2, heads=4)
@@ -147,7 +201,7 @@ def test_gpu_gradients_are_compared_row_by_row(on_the_cpu, name):
 
 
 def test_gpu_cells_that_are_timed(on_the_cpu, monkeypatch):
-    """All of bf16 and some of fp16, both directions; unless told otherwise."""
+    """All of bf16 and some of fp16 and fp32, both directions; unless told otherwise."""
 
     def kinds(*arguments: str) -> tuple[int, set[str], set[str]]:
         monkeypatch.setattr(sys, "argv", ["gpu_attention.py", *arguments])
@@ -155,9 +209,10 @@ def test_gpu_cells_that_are_timed(on_the_cpu, monkeypatch):
         assert len(set(cells)) == len(cells)
         return len(cells), {cell.direction for cell in cells}, {cell.dtype for cell in cells}
 
-    both, types = {"forward", "backward"}, {"bfloat16", "float16"}
-    assert kinds() == (2 * (36 + 8), both, types)
-    assert kinds("--quick") == (2 * (8 + 8), both, types)
+    both, types = {"forward", "backward"}, {"bfloat16", "float16", "float32"}
+    assert kinds() == (2 * (36 + 8 + 8), both, types)
+    assert kinds("--quick") == (2 * (8 + 8 + 4), both, types)
+    assert kinds("--dtype", "fp32") == (2 * 8, both, {"float32"})
     assert kinds("--dtype", "fp16") == (2 * 36, both, {"float16"})
     assert kinds("--dtype", "bf16", "--direction", "backward") == (36, {"backward"}, {"bfloat16"})
     assert kinds("--dtype", "bf16", "--kernel", "backward_sm80_bf16_d64") == (36, {"backward"}, {"bfloat16"})

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import json
+import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
 from benchmark_program import FOLDER, program
 
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 METHODS = ("standard", "torch_plain", "flash1", "flash1_split", "fa2", "libflash")
 
 
@@ -200,7 +203,11 @@ def test_every_speed_cell_is_there_once_and_has_both_baselines():
     assert {c.batch * c.seqlen for c in cells} == {16384}
     assert set(speed.cells(quick=True)) < set(cells)
     contenders = program("_paper_contenders")
+    registry = (ROOT / "libflash/cuda/kernels.table").read_text()
     for cell in cells:
+        row = contenders.kernel(cell.direction, cell.head_dim)
+        assert row.startswith(f"{cell.direction}_sm80_")  # FlashAttention-2, whatever libflash would choose
+        assert re.search(rf"^{cell.direction} +sm80 +bf16 +{cell.head_dim} ", registry, re.MULTILINE)
         names = list(contenders.contenders(cell))
         assert names[-1] == "libflash"
         assert {"standard", "flash1", "flash1_split", "fa2"} < set(names)

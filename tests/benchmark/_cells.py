@@ -20,6 +20,7 @@ GPU_TOKENS, GPU_WIDTH = 16384, 2048
 GPU_SEQLENS = (512, 1024, 2048, 4096, 8192, 16384)
 GPU_HEAD_DIMS = (64, 128, 256)
 GPU_QUICK_SEQLENS, GPU_QUICK_HEAD_DIMS = (1024, 8192), (64, 128)
+GPU_FLOAT_SEQLENS, GPU_FLOAT_HEAD_DIMS = (1024, 4096), (64, 128)  # float32 takes an order of magnitude longer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,10 +54,17 @@ def cells(quick: bool) -> list[Cell]:
     ]
 
 
+def gpu_shapes(dtype: str, quick: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Head dims and lengths that a type is timed at."""
+    if dtype == "float32":
+        return GPU_FLOAT_HEAD_DIMS, GPU_FLOAT_SEQLENS[:1] if quick else GPU_FLOAT_SEQLENS
+    return (GPU_QUICK_HEAD_DIMS, GPU_QUICK_SEQLENS) if quick else (GPU_HEAD_DIMS, GPU_SEQLENS)
+
+
 def gpu_cells(dtypes: list[str], directions: list[str], quick: bool) -> list[Cell]:
-    head_dims, seqlens = (GPU_QUICK_HEAD_DIMS, GPU_QUICK_SEQLENS) if quick else (GPU_HEAD_DIMS, GPU_SEQLENS)
-    problems = itertools.product(directions, dtypes, head_dims, (False, True), seqlens)
-    return [
-        Cell(direction, dtype, head_dim, seqlen, causal, GPU_TOKENS // seqlen, GPU_WIDTH // head_dim)
-        for direction, dtype, head_dim, causal, seqlen in problems
-    ]
+    found = []
+    for direction, dtype in itertools.product(directions, dtypes):
+        head_dims, seqlens = gpu_shapes(dtype, quick)
+        for head_dim, causal, seqlen in itertools.product(head_dims, (False, True), seqlens):
+            found.append(Cell(direction, dtype, head_dim, seqlen, causal, GPU_TOKENS // seqlen, GPU_WIDTH // head_dim))
+    return found

@@ -1,4 +1,8 @@
-"""Who is timed on a GPU: PyTorch's FlashAttention-2, its cuDNN, and libflash, each as a call that a CUDA graph can capture.
+"""Who is timed on a GPU: what PyTorch brings (FlashAttention-2, cuDNN; in float32 memory-efficient attention), and libflash, each
+as a call that a CUDA graph can capture.
+
+libflash is there with the kernel that it chooses itself; and, where that is none of the sm80 rows, once more held to these: they
+are the same algorithm in the same instructions as the peer's FlashAttention-2.
 
 Backward is the gradient of q, k and v alone: what comes before it is done once, when the call is made. PyTorch runs it on the
 stream that its forward ran on, which must therefore be the stream of the capture.
@@ -7,6 +11,7 @@ stream that its forward ran on, which must therefore be the stream of the captur
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 
 import torch
@@ -16,7 +21,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import libflash
 
 DEVICE = "cuda"  # the tests of this program put "cpu" here
-OURS = "libflash"
+FAMILY = "sm80"  # and here too
+OURS, HELD = "libflash", "libflash sm80"  # its own choice; held to FAMILY
+SDPA = {
+    "fa2": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
 RESULTS = {"forward": ("out",), "backward": ("dq", "dk", "dv")}
 
 Call = Callable[[], tuple[torch.Tensor, ...]]  # tensors of (batch, seqlen, heads, head_dim), named in RESULTS
@@ -63,23 +74,40 @@ def backward_sdpa(p: Problem, backend: SDPBackend) -> Call:
     return lambda: swapped(*torch.autograd.grad(out, inputs, dout, retain_graph=True))
 
 
-def forward_libflash(p: Problem, kernel: str | None) -> Call:
+def forward_libflash(p: Problem, kernel: str | None, backend: str | None = None) -> Call:
+    options = {"causal": p.cell.causal, "kernel": kernel, "backend": backend}
     out = torch.empty_like(p.q)
-    return lambda: (libflash.attention(p.q, p.k, p.v, causal=p.cell.causal, out=out, kernel=kernel),)
+    return lambda: (libflash.attention(p.q, p.k, p.v, out=out, **options),)
 
 
-def backward_libflash(p: Problem, kernel: str | None) -> Call:
+def backward_libflash(p: Problem, kernel: str | None, backend: str | None = None) -> Call:
     options = {"causal": p.cell.causal}
     out, lse = libflash.attention(p.q, p.k, p.v, return_lse=True, **options)
+    options |= {"kernel": kernel, "backend": backend}
     made = {name: torch.empty_like(p.q) for name in RESULTS["backward"]}
-    return lambda: libflash.attention_backward(p.dout, p.q, p.k, p.v, out, lse, kernel=kernel, **made, **options)
+    return lambda: libflash.attention_backward(p.dout, p.q, p.k, p.v, out, lse, **made, **options)
 
 
-def contenders(direction: str, kernel: str | None) -> dict[str, Callable[[Problem], Call]]:
-    """Peers first, libflash last."""
-    sdpa, ours = {"forward": (forward_sdpa, forward_libflash), "backward": (backward_sdpa, backward_libflash)}[direction]
-    return {
-        "fa2": lambda p: sdpa(p, SDPBackend.FLASH_ATTENTION),
-        "cudnn": lambda p: sdpa(p, SDPBackend.CUDNN_ATTENTION),
-        OURS: lambda p: ours(p, kernel),
-    }
+def own_choice(p: Problem) -> str:
+    """The family of the kernel that libflash takes for this problem."""
+    said = libflash.explain(p.q, p.k, p.v, causal=p.cell.causal, op=p.cell.direction)
+    found = re.search(r"^kernel +\w+, backend (\w+)$", said, re.MULTILINE)
+    if not found:
+        raise ValueError(f"explain names no kernel: {said}")
+    return found[1]
+
+
+def contenders(p: Problem, kernel: str | None) -> dict[str, Callable[[], Call]]:
+    """Peers first, libflash last; held to a family only where that is another kernel than the one it chooses, or was told."""
+    forward = p.cell.direction == "forward"
+    sdpa, ours = (forward_sdpa, forward_libflash) if forward else (backward_sdpa, backward_libflash)
+    peers = ("efficient",) if p.cell.dtype == "float32" else ("fa2", "cudnn")
+    found: dict[str, Callable[[], Call]] = {peer: lambda peer=peer: sdpa(p, SDPA[peer]) for peer in peers}
+    if kernel is None and own_choice(p) != FAMILY:
+        found[HELD] = lambda: ours(p, None, FAMILY)
+    return found | {OURS: lambda: ours(p, kernel)}
+
+
+def measured_against(peer: str, ms: dict[str, float]) -> str:
+    """FlashAttention-2 is held against the rows of its own kind, the others against libflash's choice."""
+    return HELD if peer == "fa2" and HELD in ms else OURS

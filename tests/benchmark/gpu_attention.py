@@ -1,4 +1,5 @@
-"""Attention on a GPU, forward and backward, against PyTorch's FlashAttention-2 and cuDNN, in one process, by device time.
+"""Attention on a GPU, forward and backward, against PyTorch's FlashAttention-2 and cuDNN, in float32 against its memory-efficient
+attention, in one process, by device time.
 
 Work as in the papers: batch * seqlen = 16384, heads * head_dim = 2048, random-normal values. Calls are replayed from CUDA graphs
 of some 30 ms, so that no host time is in the figures; the contenders take turns, and medians over the rounds are compared. They
@@ -9,9 +10,10 @@ the gradient of q, k and v alone, from a forward that is not timed.
     python tests/benchmark/gpu_attention.py --quick --dtype fp16       sixteen cells
     python tests/benchmark/gpu_attention.py --only d=128,causal --kernel forward_sm80_bf16_d128
 
-A ratio is the peer's time divided by libflash's: above 1, libflash is faster. The card's clocks follow its temperature and power,
-so the ratios of one run are the figure, not the TFLOP/s. `spread` is the largest (slowest - fastest) / median among a cell's
-contenders.
+A ratio is the peer's time divided by libflash's: above 1, libflash is faster. FlashAttention-2 is divided by the time of the sm80
+rows (`libflash sm80`, timed where libflash would choose others), the other peers by that of libflash's own choice. The card's
+clocks follow its temperature and power, so the ratios of one run are the figure, not the TFLOP/s. `spread` is the largest
+(slowest - fastest) / median among a cell's contenders.
 """
 
 from __future__ import annotations
@@ -25,28 +27,29 @@ import sys
 
 import torch
 from _cells import PASSES, Cell, gpu_cells
-from _gpu_contenders import OURS, RESULTS, Call, contenders, problem
+from _gpu_contenders import HELD, OURS, RESULTS, SDPA, Call, contenders, measured_against, problem
 from _gpu_timing import medians
 from _report import chosen, direction_and_dtype, name_of, summary
 
 import libflash
 
-DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
-# |difference| / |row| in the forward direction, and twice as much in the other; two right results differ by about a third of it
-ROW_TOLERANCE = {"bfloat16": 0.02, "float16": 0.0025}
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+COLUMNS = (*SDPA, HELD, OURS)
+# |difference| / |row| in the forward direction, and twice as much in the other; two right results differ by about a third of it,
+# in float32 by a hundredth: products of one tf32 instruction would differ by seven times as much.
+ROW_TOLERANCE = {"bfloat16": 0.02, "float16": 0.0025, "float32": 0.0001}
 
 
 def calls_that_work(cell: Cell, kernel: str | None) -> dict[str, Call]:
     """Each called once; a peer that does not know this problem is left out, libflash may not be."""
-    p = problem(cell)
     working = {}
-    for name, contender in contenders(cell.direction, kernel).items():
+    for name, contender in contenders(problem(cell), kernel).items():
         try:
-            call = contender(p)
+            call = contender()
             call()
             torch.cuda.synchronize()
         except RuntimeError as refused:
-            if name == OURS or "CUDA error" in str(refused):
+            if name in (OURS, HELD) or "CUDA error" in str(refused):
                 raise
             print(f"{name}: left out: {str(refused).splitlines()[0]}", file=sys.stderr)
             continue
@@ -95,7 +98,7 @@ def figures(cell: Cell, ms: dict[str, float]) -> dict[str, object]:
     return {
         "ms": {name: float(f"{value:.4g}") for name, value in ms.items()},
         "tflops": {name: round(cell.gflop / value, 1) for name, value in ms.items()},
-        "ratio": {name: round(value / ms[OURS], 3) for name, value in ms.items() if name != OURS},
+        "ratio": {name: round(ms[name] / ms[measured_against(name, ms)], 3) for name in SDPA if name in ms},
     }
 
 
@@ -126,7 +129,7 @@ def setting(rounds: int, kernel: str | None) -> dict[str, object]:
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dtype", nargs="+", choices=DTYPES, help="default: bf16, and fp16 in the cells of --quick")
+    parser.add_argument("--dtype", nargs="+", choices=DTYPES, help="default: bf16, fp32, and fp16 in the cells of --quick")
     parser.add_argument("--direction", nargs="+", choices=PASSES, help="default: both, or that of --kernel")
     parser.add_argument("--rounds", type=int, default=5, help="replays of each contender, in turn (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="a few cells: a look, not a figure to quote")
@@ -142,13 +145,19 @@ def wanted(options: argparse.Namespace) -> list[Cell]:
     directions = options.direction or of_kernel or PASSES
     if options.dtype:
         return gpu_cells([DTYPES[name] for name in options.dtype], directions, options.quick)
-    return [*gpu_cells(["bfloat16"], directions, options.quick), *gpu_cells(["float16"], directions, quick=True)]
+    most = gpu_cells(["bfloat16", "float32"], directions, options.quick)
+    return [*most, *gpu_cells(["float16"], directions, quick=True)]
 
 
 def line(result: dict) -> str:
-    values = [f"{result['tflops'].get(name, float('nan')):9.1f}" for name in ("fa2", "cudnn", OURS)]
-    ratios = [f"{result['ratio'].get(name, float('nan')):8.3f}" for name in ("fa2", "cudnn")]
-    return f"{name_of(result):52}{''.join(values)}{''.join(ratios)}{result['spread']:8.3f}"
+    """A dash for who does not know the problem, or was not timed because libflash's own choice is the same."""
+    values = [f"{result['tflops'].get(name, '-'):>{width(name)}}" for name in COLUMNS]
+    ratios = [f"{result['ratio'].get(name, '-'):>{width(f'/ {name}')}}" for name in SDPA]
+    return f"{name_of(result):52}{''.join(values)}{''.join(ratios)}{result['spread']:8}"
+
+
+def width(name: str) -> int:
+    return max(8, len(name) + 2)
 
 
 @torch.no_grad()
@@ -158,7 +167,9 @@ def main() -> int:
         sys.exit("no GPU")
     about = setting(options.rounds, options.kernel)
     print(", ".join(f"{name} {value}" for name, value in about.items()))
-    print(f"{'TFLOP/s':52}{'fa2':>9}{'cudnn':>9}{OURS:>9}{'/ fa2':>8}{'/ cudnn':>8}{'spread':>8}")
+    torch.set_float32_matmul_precision("highest")  # the default: no tf32 where PyTorch computes in float32
+    head = (*COLUMNS, *(f"/ {name}" for name in SDPA), "spread")
+    print(f"{'TFLOP/s':52}{''.join(f'{name:>{width(name)}}' for name in head)}")
     results = []
     with torch.cuda.stream(torch.cuda.Stream()):  # the default stream cannot be captured
         for cell in chosen(wanted(options), options.only):

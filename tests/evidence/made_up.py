@@ -14,6 +14,15 @@ def evidence(**changes: object) -> dict:
         cell | {"direction": "backward", "tflops": {"libflash": 100.4}, "ratio": {"fa2": 4.0}, "seqlen": 1024},
         cell | {"direction": "backward", "tflops": {"libflash": 50.4}, "ratio": {}, "seqlen": 1024, "dtype": "float16"},
     ]
+    held = {"fa2": 250.2, "libflash": 600.4, "libflash sm80": 275.4}  # libflash would choose other rows than those of sm80
+    float32 = cell | {"dtype": "float32", "tflops": {"efficient": 20.04, "libflash": 30.06}, "ratio": {"efficient": 1.5}}
+    forward = [
+        cell,
+        cell | {"head_dim": 128, "tflops": held, "ratio": {"fa2": 1.1, "cudnn": 1.2}},
+        float32,
+        float32 | {"causal": False, "tflops": {"libflash": 40.0}, "ratio": {}},
+        float32 | {"direction": "backward", "tflops": {"efficient": 10.0, "libflash": 12.5}, "ratio": {"efficient": 1.25}},
+    ]
     us = {"libflash": 12.5, "lengths": 12.9, "paged": 13.1, "append": 14.2}
     decode = {"heads_q": 32, "heads_k": 8, "batch": 1, "seqlen": 8192, "us": us}
     decode |= {"tb_per_s": {"libflash": 3.1}, "ratio": {"fa2": 2.0, "cudnn": 0.9}}
@@ -32,7 +41,7 @@ def evidence(**changes: object) -> dict:
         "benchmark": {
             "setting": {"torch": "2", "cudnn": 9, "rounds": 5},
             "summary": {"fa2": {"geometric_mean": {"all": 2.0}, "worst": {"ratio": 2.0}}},
-            "cells": [cell, *backward],
+            "cells": [*forward, *backward],
         },
         "decode": {"setting": {"torch": "2", "cudnn": 9, "rounds": 5, "read_tb_per_s": 4.4}, "cells": [decode]},
     }

@@ -8,6 +8,7 @@ python tests/evidence/tables.py --print    print them
 from __future__ import annotations
 
 import argparse
+import itertools
 import pathlib
 import statistics
 import sys
@@ -19,52 +20,111 @@ from table import write
 
 README = pathlib.Path(__file__).resolve().parents[2] / "README.md"
 NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "f16": "fp16", "f32": "fp32"}
-PEERS = {"fa2": "FlashAttention-2", "cudnn": "cuDNN"}
+PEERS = {"fa2": "FlashAttention-2", "cudnn": "cuDNN", "efficient": "PyTorch's memory-efficient attention"}
+OURS, HELD = "libflash", "libflash sm80"  # as tests/benchmark/_gpu_contenders.py names them
+DIRECTIONS = ("forward", "backward")
+DECODE_PEERS = ("fa2", "cudnn")
 GRADIENTS = ("dq", "dk", "dv")
 
 
-def speed_table(data: dict, direction: str) -> str:
-    """A row for each type, head_dim and mask; a column for each length."""
-    cells = [cell for cell in data.get("benchmark", {}).get("cells", []) if cell["direction"] == direction]
+def timed(data: dict, direction: str, *, floats: bool) -> list[dict]:
+    """Cells of the benchmark, in float32 or in 16 bits."""
+    cells = data.get("benchmark", {}).get("cells", [])
+    return [cell for cell in cells if cell["direction"] == direction and (cell["dtype"] == "float32") == floats]
+
+
+def speed_tables(data: dict, direction: str) -> str:
+    """What libflash chooses against cuDNN; then its sm80 rows against the FlashAttention-2 that they are an own form of."""
+    cells = timed(data, direction, floats=False)
     if not cells:
         return f"{direction.capitalize()} on {data['gpu']}: not measured."
+    setting = data["benchmark"]["setting"]
+    own = (
+        f"{direction.capitalize()} on {data['gpu']}: TFLOP/s of libflash, and how many times as fast as cuDNN {setting['cudnn']} "
+        f"in the same run. {work(data)}"
+    )
+    held = (
+        f'{direction.capitalize()} held to FlashAttention-2 (`backend="sm80"`), in the same run: TFLOP/s, and how many times as '
+        f"fast as PyTorch {setting['torch']}'s FlashAttention-2."
+    )
+    return "\n\n".join([speed_table(own, cells, OURS, "cudnn"), speed_table(held, cells, HELD, "fa2")])
+
+
+def work(data: dict) -> str:
+    return (
+        "batch * seqlen = 16384, heads * head_dim = 2048; device time, medians of "
+        f"{data['benchmark']['setting']['rounds']} rounds in turn, {data['stages']['benchmark']['date']}."
+    )
+
+
+def speed_table(caption: str, cells: list[dict], whose: str, peer: str) -> str:
+    """A row for each type, head_dim and mask; a column for each length."""
     seqlens = sorted({cell["seqlen"] for cell in cells})
-    lines = [caption(data, direction), "", "| type | head_dim | causal | " + " | ".join(f"S = {s}" for s in seqlens) + " |"]
+    lines = [caption, "", "| type | head_dim | causal | " + " | ".join(f"S = {s}" for s in seqlens) + " |"]
     lines.append("|---|---:|---|" + "---:|" * len(seqlens))
     rows: dict[tuple, dict[int, dict]] = {}
     for cell in cells:
         rows.setdefault((cell["dtype"], cell["head_dim"], cell["causal"]), {})[cell["seqlen"]] = cell
     for (dtype, head_dim, causal), row in rows.items():
-        texts = [NAMES[dtype], str(head_dim), "yes" if causal else "no", *(figure(row.get(s)) for s in seqlens)]
+        texts = [NAMES[dtype], str(head_dim), "yes" if causal else "no", *(figure(row.get(s), whose, peer) for s in seqlens)]
         lines.append("| " + " | ".join(texts) + " |")
-    return "\n".join([*lines, "", *conclusions(cells)])
+    return "\n".join([*lines, "", *conclusions(cells, peer)])
 
 
-def caption(data: dict, direction: str) -> str:
-    setting = data["benchmark"]["setting"]
-    peers = f"PyTorch {setting['torch']}'s FlashAttention-2 / cuDNN {setting['cudnn']}"
-    return (
-        f"{direction.capitalize()} on {data['gpu']}: TFLOP/s of libflash, and how many times as fast as ({peers}) in the same "
-        f"run. batch * seqlen = 16384, heads * head_dim = 2048; device time, medians of {setting['rounds']} rounds in turn, "
-        f"{data['stages']['benchmark']['date']}."
-    )
-
-
-def figure(cell: dict | None) -> str:
+def figure(cell: dict | None, whose: str, peer: str) -> str:
+    """Where libflash chooses an sm80 row itself, it was timed once and not held to it a second time."""
     if cell is None:
         return "-"
-    ratios = (f"{cell['ratio'][peer]:.2f}" if peer in cell["ratio"] else "-" for peer in PEERS)
-    return f"{cell['tflops']['libflash']:.0f} ({' / '.join(ratios)})"
+    tflops = cell["tflops"].get(whose, cell["tflops"][OURS])
+    return f"{tflops:.0f} ({ratio(cell, peer)})"
 
 
-def conclusions(cells: list[dict]) -> list[str]:
+def ratio(cell: dict, peer: str) -> str:
+    return f"{cell['ratio'][peer]:.2f}" if peer in cell["ratio"] else "-"
+
+
+def conclusions(cells: list[dict], *peers: str) -> list[str]:
     """A line for each peer, over the cells that it knows."""
     found = []
-    for peer, name in PEERS.items():
+    for peer in peers:
         if ratios := [cell["ratio"][peer] for cell in cells if peer in cell["ratio"]]:
             mean = statistics.geometric_mean(ratios)
-            found.append(f"Geometric mean against {name}: {mean:.2f}, smallest {min(ratios):.2f}.  ")
+            found.append(f"Geometric mean against {PEERS[peer]}: {mean:.2f}, smallest {min(ratios):.2f}.  ")
     return found
+
+
+def float_table(data: dict) -> str:
+    """A row for each problem, forward and backward side by side."""
+    sides = [timed(data, direction, floats=True) for direction in DIRECTIONS]
+    if not any(sides):
+        return f"float32 on {data['gpu']}: not measured."
+    peer = f"PyTorch {data['benchmark']['setting']['torch']}'s memory-efficient attention"
+    lines = [
+        f"float32 on {data['gpu']}: TFLOP/s of {peer} (TF32 not allowed) and of libflash, and how many times as fast libflash "
+        f"is. {work(data)}",
+        "",
+        "| head_dim | seqlen | causal | forward: PyTorch | libflash | ratio | backward: PyTorch | libflash | ratio |",
+        "|---:|---:|---|" + "---:|" * 6,
+    ]
+    rows: dict[tuple, dict[str, dict]] = {}
+    for cell in itertools.chain(*sides):
+        rows.setdefault((cell["head_dim"], cell["seqlen"], cell["causal"]), {})[cell["direction"]] = cell
+    for (head_dim, seqlen, causal), row in rows.items():
+        texts = [str(head_dim), str(seqlen), "yes" if causal else "no"]
+        for direction in DIRECTIONS:
+            texts += float_figures(row[direction]) if direction in row else ["-"] * 3
+        lines.append("| " + " | ".join(texts) + " |")
+    said = [
+        f"{direction.capitalize()}. {text}"
+        for direction, side in zip(DIRECTIONS, sides, strict=True)
+        for text in conclusions(side, "efficient")
+    ]
+    return "\n".join([*lines, "", *said])
+
+
+def float_figures(cell: dict) -> list[str]:
+    peer = cell["tflops"].get("efficient")
+    return ["-" if peer is None else f"{peer:.1f}", f"{cell['tflops'][OURS]:.1f}", ratio(cell, "efficient")]
 
 
 def accuracy_table(data: dict) -> str:
@@ -145,17 +205,18 @@ def decode_table(data: dict) -> str:
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for cell in cells:
-        ratios = " / ".join(f"{cell['ratio'][peer]:.2f}" if peer in cell["ratio"] else "-" for peer in PEERS)
+        ratios = " / ".join(ratio(cell, peer) for peer in DECODE_PEERS)
         us = cell["us"]
         texts = [f"{cell['heads_q']}/{cell['heads_k']}", str(cell["batch"]), str(cell["seqlen"]), f"{us['libflash']:.1f}"]
         texts += [f"{cell['tb_per_s']['libflash']:.2f}", ratios, *(f"{us[name]:.1f}" for name in ("lengths", "paged", "append"))]
         lines.append("| " + " | ".join(texts) + " |")
-    return "\n".join([*lines, "", *conclusions(cells)])
+    return "\n".join([*lines, "", *conclusions(cells, *DECODE_PEERS)])
 
 
 TABLES = {
-    "gpu-forward-table": lambda data: speed_table(data, "forward"),
-    "gpu-backward-table": lambda data: speed_table(data, "backward"),
+    "gpu-forward-table": lambda data: speed_tables(data, "forward"),
+    "gpu-backward-table": lambda data: speed_tables(data, "backward"),
+    "gpu-float-table": float_table,
     "gpu-decode-table": decode_table,
     "gpu-accuracy-table": accuracy_table,
 }

@@ -12,18 +12,41 @@ from made_up import evidence
 
 
 def test_rows_of_the_speed_tables() -> None:
+    """What libflash chooses against cuDNN, the rows of sm80 against FlashAttention-2; no float32 among them."""
     made = tables.contents({"a.json": evidence()})
-    assert "| bf16 | 64 | yes | 300 (2.00 / -) |" in made["gpu-forward-table"]
-    assert "Geometric mean against FlashAttention-2: 2.00, smallest 2.00." in made["gpu-forward-table"]
-    assert "cuDNN:" not in made["gpu-forward-table"]
-    backward = made["gpu-backward-table"]
-    assert backward.startswith("Backward on NVIDIA H200: TFLOP/s")
-    assert "| type | head_dim | causal | S = 512 | S = 1024 |" in backward
-    assert "| bf16 | 64 | yes | 200 (1.00 / 0.50) | 100 (4.00 / -) |" in backward
-    assert "| fp16 | 64 | yes | - | 50 (- / -) |" in backward
-    assert "Geometric mean against FlashAttention-2: 2.00, smallest 1.00." in backward
-    assert "Geometric mean against cuDNN: 0.50, smallest 0.50." in backward
+    own, held = made["gpu-forward-table"].split("Forward held to FlashAttention-2")
+    assert "| bf16 | 64 | yes | 300 (-) |" in own
+    assert "| bf16 | 64 | yes | 300 (2.00) |" in held
+    assert "| bf16 | 128 | yes | 600 (1.20) |" in own
+    assert "| bf16 | 128 | yes | 275 (1.10) |" in held
+    assert "Geometric mean against cuDNN: 1.20, smallest 1.20." in own
+    assert "Geometric mean against FlashAttention-2: 1.48, smallest 1.10." in held
+    assert "fp32" not in own + held
+    own, held = made["gpu-backward-table"].split("Backward held to FlashAttention-2")
+    assert own.startswith("Backward on NVIDIA H200: TFLOP/s")
+    assert "| type | head_dim | causal | S = 512 | S = 1024 |" in own
+    assert "| bf16 | 64 | yes | 200 (0.50) | 100 (-) |" in own
+    assert "| bf16 | 64 | yes | 200 (1.00) | 100 (4.00) |" in held
+    assert "| fp16 | 64 | yes | - | 50 (-) |" in held
+    assert "Geometric mean against FlashAttention-2: 2.00, smallest 1.00." in held
+    assert "Geometric mean against cuDNN: 0.50, smallest 0.50." in own
     assert tables.contents({}) == {}
+
+
+def test_a_peer_that_computed_nothing_is_not_summed_up() -> None:
+    data = evidence()
+    del data["benchmark"]["cells"][1]
+    made = tables.contents({"a.json": data})["gpu-forward-table"]
+    assert "Geometric mean against FlashAttention-2: 2.00, smallest 2.00." in made
+    assert "against cuDNN" not in made
+
+
+def test_rows_of_the_float_table() -> None:
+    made = tables.contents({"a.json": evidence()})["gpu-float-table"]
+    assert "| 64 | 512 | yes | 20.0 | 30.1 | 1.50 | 10.0 | 12.5 | 1.25 |" in made
+    assert "| 64 | 512 | no | - | 40.0 | - | - | - | - |" in made
+    assert "Forward. Geometric mean against PyTorch's memory-efficient attention: 1.50, smallest 1.50." in made
+    assert "Backward. Geometric mean against PyTorch's memory-efficient attention: 1.25, smallest 1.25." in made
 
 
 def test_what_was_not_measured() -> None:
@@ -32,6 +55,7 @@ def test_what_was_not_measured() -> None:
     data["accuracy"]["rows"] = data["accuracy"]["rows"][:1]
     made = tables.contents({"a.json": data})
     assert made["gpu-backward-table"] == "Backward on NVIDIA H200: not measured."
+    assert made["gpu-float-table"] == "float32 on NVIDIA H200: not measured."
     assert "dq" not in made["gpu-accuracy-table"]
 
 
@@ -76,8 +100,8 @@ def test_the_readme_is_written_and_then_checked(tmp_path: pathlib.Path) -> None:
     record.write(tmp_path / "nvidia-h200.json", evidence())
     failed = run_tables(*where, "--check")
     assert failed.returncode == 1
-    assert "gpu-forward-table, gpu-backward-table, gpu-decode-table, gpu-accuracy-table" in failed.stderr
-    assert readme.read_text().count("old") == 4
+    assert "gpu-forward-table, gpu-backward-table, gpu-float-table, gpu-decode-table, gpu-accuracy-table" in failed.stderr
+    assert readme.read_text().count("old") == 5
     assert run_tables(*where).returncode == 0
     assert run_tables(*where, "--check").returncode == 0
     written = readme.read_text()
