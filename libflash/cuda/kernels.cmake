@@ -35,20 +35,16 @@ function(libflash_pair text first second)
   set(${second} ${b} PARENT_SCOPE)
 endfunction()
 
-# Architectures of this build that a room is compiled for.
-set(LIBFLASH_ARCHITECTURES_any ${CMAKE_CUDA_ARCHITECTURES})
-set(LIBFLASH_ARCHITECTURES_sm80 ${CMAKE_CUDA_ARCHITECTURES})
-set(LIBFLASH_ARCHITECTURES_sm90 ${CMAKE_CUDA_ARCHITECTURES})
-list(FILTER LIBFLASH_ARCHITECTURES_sm90 INCLUDE REGEX "^90a")
-# Rows marked large: for the architectures whose thread blocks may have 227 KB of shared memory. Small: for the others, PTX included, or for
-# whatever there is in a build for large ones alone.
-set(LIBFLASH_ARCHITECTURES_sm80_large ${CMAKE_CUDA_ARCHITECTURES})
-list(FILTER LIBFLASH_ARCHITECTURES_sm80_large INCLUDE REGEX "^(90|100|103)")
-set(LIBFLASH_ARCHITECTURES_sm80_small ${CMAKE_CUDA_ARCHITECTURES})
-list(FILTER LIBFLASH_ARCHITECTURES_sm80_small EXCLUDE REGEX "^(90|100|103)")
-if(NOT LIBFLASH_ARCHITECTURES_sm80_small)
-  set(LIBFLASH_ARCHITECTURES_sm80_small ${CMAKE_CUDA_ARCHITECTURES})
-endif()
+include(libflash/cuda/architectures.cmake)
+libflash_room_architectures()
+# The versions that there are of a row's sources: what they ask __CUDA_ARCH__ for. Rows that spill where their machine code is not from PTX
+# made for it have more: sm80/forward.cuh takes fewer scores at a time from version 100 on, the others are the same sources once more.
+set(versions 80 90)
+set(versions_forward_sm80_bf16_d128 80 90 100)
+set(versions_forward_sm80_f32_d128 80 90 100)
+set(versions_backward_sm80_f32_d64 80 90 120)
+set(versions_backward_sm80_f32_d128_small 80 90 120)
+set(versions_backward_sm80_f32_d256_small 80 90 120)
 
 set(registry "// Generated from cuda/kernels.table.\n")
 file(STRINGS ${table} rows REGEX "^[a-z]")
@@ -113,6 +109,11 @@ int launch_${name}(const LaunchParams<Operation::${operation}>& params, void* st
 
 }  // namespace libflash::cuda
 ")
+  if(NOT DEFINED versions_${name})
+    set(versions_${name} ${versions})
+  endif()
+  libflash_gencode("${LIBFLASH_ARCHITECTURES_${compiled_as}}" "${versions_${name}}" gencode)
+  set_source_files_properties(${generated}/${name}.cu PROPERTIES COMPILE_OPTIONS "${gencode}")
   string(APPEND registry "LIBFLASH_CUDA_ROW(${operation}, ${name}, ${fields})\n")
   list(APPEND sources_${compiled_as} ${generated}/${name}.cu)
   list(APPEND rooms ${compiled_as})
@@ -123,8 +124,8 @@ list(REMOVE_DUPLICATES rooms)
 foreach(room IN LISTS rooms)
   add_library(libflash_cuda_${room} OBJECT ${sources_${room}})
   target_link_libraries(libflash_cuda_${room} PRIVATE libflash_flags)
-  set_target_properties(libflash_cuda_${room} PROPERTIES CUDA_ARCHITECTURES "${LIBFLASH_ARCHITECTURES_${room}}"
-                        CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON CUDA_VISIBILITY_PRESET hidden)
+  set_target_properties(libflash_cuda_${room} PROPERTIES CUDA_ARCHITECTURES OFF CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON
+                        CUDA_VISIBILITY_PRESET hidden)
   target_compile_options(libflash_cuda_${room} PRIVATE --compress-mode=size -Xcompiler=-Wall,-Wextra)
   target_sources(libflash PRIVATE $<TARGET_OBJECTS:libflash_cuda_${room}>)
 endforeach()

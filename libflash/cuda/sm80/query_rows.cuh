@@ -34,8 +34,8 @@ struct QueryRows {
     static constexpr int kBlockN = query_rows_tile_k(kHeadDim, sizeof(T));
     static constexpr int kWarps = kFloat ? kBlockM / 16 : 4, kThreads = kWarps * 32;
     static constexpr int kSlabs = kBlockM / kWarps / 16;
-    // Keys at a time. The compiler needs more registers for the widest tile on all architectures but sm_90.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ / 10 == 90
+    // Keys at a time. Before sm_90 the compiler needs more registers for the widest tile.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     static constexpr int kChunk = kGeneral || kFloat ? 16 : 32;
 #else
     static constexpr int kChunk = kGeneral || kFloat || kHeadDim > 96 ? 16 : 32;
