@@ -5,10 +5,14 @@ Slow, and blind to races and to what instructions really do; but it runs where t
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -31,7 +35,6 @@ ROWS = {
 
 # Which row, how large the inputs are, whether with the rare options, whether deterministic. The slowest take half a minute each.
 CASES = ((1, 0, 0), (1, 1, 0), (4, 0, 1), (4, 1, 1))
-RUNS = [(row, *case) for row in ROWS for case in (CASES[1:3] if row.endswith("small") else CASES)]
 
 # Type, head_dim, tile with its stages: fragments of Q in registers or not, matrix instructions or none, few warps.
 DECODE_ROWS = {
@@ -39,6 +42,8 @@ DECODE_ROWS = {
     "f16-256-small": ("f16_", 256, "16, 32, 2"),
     "f32-128-small": ("f32_", 128, "16, 32, 2"),
 }
+# Query rows, key ranges (or their size), whether in pages, whether keys are appended.
+DECODE_CASES = ((1, 1, 0, 0), (5, 3, 1, 0), (6, 1, 0, 1), (9, -128, 1, 1), (25, 2, 0, 1))
 
 # Forward for sm_90a, with its stages: three, two and two warpgroups. And the disorders of forward_sm90.cpp it is run in.
 ROWS_SM90 = {
@@ -49,6 +54,50 @@ ROWS_SM90 = {
 DISORDERS = (0, 1)
 
 
+class Program(NamedTuple):
+    """One of on_host, with these headers of a room made ready for the host."""
+
+    source: str
+    room: str
+    headers: tuple[str, ...]
+    defines: tuple[tuple[str, object], ...]
+
+
+class Run(NamedTuple):
+    program: Program
+    arguments: tuple[int, ...]
+
+
+def attention(dtype: str, head_dim: int, forward: str, backward: str) -> Program:
+    defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "FORWARD_TILE": forward, "BACKWARD_TILE": backward}
+    return Program("attention.cpp", "sm80", ("backward.cuh", "forward.cuh"), tuple(defines.items()))
+
+
+def decode(dtype: str, head_dim: int, tile: str) -> Program:
+    defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "DECODE_TILE": tile}
+    return Program("decode.cpp", "sm80", ("decode.cuh",), tuple(defines.items()))
+
+
+def forward_sm90(dtype: str, head_dim: int, tile: str, stages: int) -> Program:
+    defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "FORWARD_TILE": tile, "STAGES": stages}
+    return Program("forward_sm90.cpp", "sm90", ("forward.cuh",), tuple(defines.items()))
+
+
+def runs(programs: dict[str, Program], cases: Callable[[str], tuple[tuple[int, ...], ...]]) -> list[object]:
+    return [
+        pytest.param(Run(program, case), id="-".join(map(str, (row, *case))))
+        for row, program in programs.items()
+        for case in cases(row)
+    ]
+
+
+ATTENTION_RUNS = runs(
+    {row: attention(*about) for row, about in ROWS.items()}, lambda row: CASES[1:3] if row.endswith("small") else CASES
+)
+DECODE_RUNS = runs({row: decode(*about) for row, about in DECODE_ROWS.items()}, lambda _: DECODE_CASES)
+SM90_RUNS = runs({row: forward_sm90(*about) for row, about in ROWS_SM90.items()}, lambda _: tuple((x,) for x in DISORDERS))
+
+
 def for_the_host(source: str) -> str:
     """Shared memory that is sized by the launch, and the launch itself, are no C++."""
     source = re.sub(r"extern __shared__ __align__\(\d+\) char (\w+)\[\];", r"char* \1 = emulation::dynamic_shared;", source)
@@ -56,71 +105,76 @@ def for_the_host(source: str) -> str:
     return re.sub(launch, r"emulation::launch(\2, \3, [&] { \1(\4); });", source)
 
 
-def compiled(folder: Path, room: str, headers: tuple[str, ...], program: str, **defines: object) -> Path:
-    """`program` of on_host, with these headers of a room made ready for the host."""
-    if CXX is None or CUDA_HEADERS is None:
-        pytest.skip("no g++ or no CUDA headers")
-    (folder / "cuda" / room).mkdir(parents=True)
-    for name in headers:
-        source = (ROOT / "libflash/cuda" / room / name).read_text()
+def compiled(program: Program, folder: Path) -> Path:
+    (folder / "cuda" / program.room).mkdir(parents=True)
+    for name in program.headers:
+        source = (ROOT / "libflash/cuda" / program.room / name).read_text()
         changed = for_the_host(source)
         assert changed != source
-        (folder / "cuda" / room / name).write_text(changed)
+        (folder / "cuda" / program.room / name).write_text(changed)
     command = [CXX, "-std=c++17", "-O2", "-fno-strict-aliasing", "-fno-pie", "-no-pie", "-w", "-fpermissive"]
-    command += [f"-D{name}={value}" for name, value in {**defines, "__CUDA_ARCH__": 900}.items()]
+    command += [f"-D{name}={value}" for name, value in (*program.defines, ("__CUDA_ARCH__", 900))]
     # The changed headers first, then the stand-ins, then the library's own.
     command += [f"-I{path}" for path in (folder, HERE, ROOT / "libflash", ROOT / "include", CUDA_HEADERS)]
-    done = subprocess.run([*command, HERE / program, "-o", folder / "program"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, HERE / program.source, "-o", folder / "program"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[:3000]
     return folder / "program"
 
 
-def assert_right(program: Path, *arguments: int) -> None:
-    done = subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, check=False)
+def finished(program: Future[Path], arguments: tuple[int, ...]) -> str:
+    """What a run that found nothing wrong printed."""
+    command = [program.result(), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
-def attention(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    dtype, head_dim, forward, backward = ROWS[request.param]
-    tiles = {"FORWARD_TILE": forward, "BACKWARD_TILE": backward}
-    folder = tmp_path_factory.mktemp("attention")
-    headers = ("backward.cuh", "forward.cuh")
-    return compiled(folder, "sm80", headers, "attention.cpp", DTYPE=dtype, HEAD_DIM=head_dim, **tiles)
+def output(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Run], str]]:
+    """Of a run. Those of all tests that were asked for begin with the first of them, as many at a time as there are processors;
+    where pytest shares the tests out among processes of its own, each begins with its test.
+    """
+    if CXX is None or CUDA_HEADERS is None:
+        pytest.skip("no g++ or no CUDA headers")
+    items = [] if hasattr(request.config, "workerinput") else request.session.items
+    ahead = [item.callspec.params["run"] for item in items if item.path == request.path and hasattr(item, "callspec")]
+    programs: dict[Program, Future[Path]] = {}
+    begun: dict[Run, Future[str]] = {}
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+
+        def begin_program(program: Program) -> Future[Path]:
+            if program not in programs:
+                programs[program] = pool.submit(compiled, program, tmp_path_factory.mktemp("on_host"))
+            return programs[program]
+
+        def begin(run: Run) -> Future[str]:
+            if run not in begun:
+                begun[run] = pool.submit(finished, begin_program(run.program), run.arguments)
+            return begun[run]
+
+        for run in ahead:  # all programs before the first run: a run that waits for one then waits for one that is being made
+            begin_program(run.program)
+        for run in ahead:
+            begin(run)
+        yield lambda run: begin(run).result()
+        pool.shutdown(cancel_futures=True)
 
 
-@pytest.mark.parametrize(("attention", "size", "rare", "deterministic"), RUNS, indirect=["attention"])
-def test_attention_against_double(attention: Path, size: int, rare: int, deterministic: int) -> None:
-    assert_right(attention, size, rare, deterministic)
+@pytest.mark.parametrize("run", ATTENTION_RUNS)
+def test_attention_against_double(output: Callable[[Run], str], run: Run) -> None:
+    output(run)
 
 
-@pytest.fixture(scope="module", params=DECODE_ROWS)
-def decode(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    dtype, head_dim, tile = DECODE_ROWS[request.param]
-    folder = tmp_path_factory.mktemp("decode")
-    return compiled(folder, "sm80", ("decode.cuh",), "decode.cpp", DTYPE=dtype, HEAD_DIM=head_dim, DECODE_TILE=tile)
+@pytest.mark.parametrize("run", DECODE_RUNS)
+def test_decode_against_double(output: Callable[[Run], str], run: Run) -> None:
+    output(run)
 
 
-@pytest.mark.parametrize(
-    ("rows", "splits", "paged", "append"), [(1, 1, 0, 0), (5, 3, 1, 0), (6, 1, 0, 1), (9, -128, 1, 1), (25, 2, 0, 1)]
-)
-def test_decode_against_double(decode: Path, rows: int, splits: int, paged: int, append: int) -> None:
-    assert_right(decode, rows, splits, paged, append)
-
-
-@pytest.fixture(scope="module", params=ROWS_SM90)
-def forward_sm90(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    dtype, head_dim, tile, stages = ROWS_SM90[request.param]
-    folder = tmp_path_factory.mktemp("forward_sm90")
-    defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "FORWARD_TILE": tile, "STAGES": stages}
-    return compiled(folder, "sm90", ("forward.cuh",), "forward_sm90.cpp", **defines)
-
-
-@pytest.mark.parametrize("disorder", DISORDERS)
-def test_sm90_against_double(forward_sm90: Path, disorder: int) -> None:
-    done = subprocess.run([forward_sm90, str(disorder)], capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert done.stdout.count("ok ") == 11
+@pytest.mark.parametrize("run", SM90_RUNS)
+def test_sm90_against_double(output: Callable[[Run], str], run: Run) -> None:
+    assert output(run).count("ok ") == 11
 
 
 def test_rows_of_the_table_are_run() -> None:
