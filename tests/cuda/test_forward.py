@@ -62,7 +62,7 @@ def test_one_score_far_above_the_others(kernel: dict, jump: float) -> None:
 @needs_gpu
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel["name"])
 def test_values_near_the_end_of_float(kernel: dict) -> None:
-    """Under a maximum that is not the largest, probabilities may be well above 1, and their products with such values past the end."""
+    """Under a maximum that is not the largest, probabilities may be far above 1: their products with such values pass the end."""
     if kernel["dtype"] == "f16":
         pytest.skip("its values end at 65504")
     dtype, dim = DTYPES[kernel["dtype"]], min(kernel["head_dim"], 64)
