@@ -1,7 +1,8 @@
 // FlashAttention-2 forward for sm_80 and later (Dao, arXiv 2307.08691): one thread block makes one tile of query rows of one head.
 //
 // Each warp owns kBlockM / warps query rows and walks all their keys, so no two warps exchange anything but the tiles of K and V that they
-// all read. All threads copy (cp.async): V of a tile under its QK^T, K of the next tile under the softmax and PV. Q stays in shared memory.
+// all read. (With 256 channels two warps share rows: row_pair.cuh.) All threads copy (cp.async): V of a tile under its QK^T, K of the next tile
+// under the softmax and PV. Q stays in shared memory.
 //
 // Softmax. Any finite number may be subtracted from a row's scores; the row maximum is merely the safe choice. So the maximum is taken in the
 // first tile and in tiles that need a mask, and kept for all others: there a score costs one multiply-add, one exponential and one
@@ -26,6 +27,7 @@
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/opaque.cuh"
+#include "cuda/sm80/row_pair.cuh"
 #include "cuda/sm80/running_softmax.cuh"
 #include "cuda/tile/product.cuh"
 #include "cuda/tile/shared_tile.cuh"
@@ -36,16 +38,21 @@
 
 namespace libflash::cuda::sm80 {
 
+// kSharers: warps that share query rows; two of them have half of the keys and half of the channels each (row_pair.cuh).
 // kGeneral: knows softcap, ALiBi, bias, mask, dropout, scales that are not positive, and rows of any alignment.
-template <class T, int kHeadDim, int kBlockM, int kBlockN, int kWarps, bool kGeneral>
-struct Forward : RunningSoftmax<kBlockM / kWarps / 16, kBlockN / 8, kHeadDim / 8> {
-    using Softmax = RunningSoftmax<kBlockM / kWarps / 16, kBlockN / 8, kHeadDim / 8>;
+template <class T, int kHeadDim, int kBlockM, int kBlockN, int kWarps, int kSharers, bool kGeneral>
+struct Forward : RunningSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSharers / 8, kHeadDim / kSharers / 8> {
+    using Softmax = RunningSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSharers / 8, kHeadDim / kSharers / 8>;
     using Softmax::any_too_large, Softmax::clear, Softmax::move_base, Softmax::sums_past_limit, Softmax::update_max;
     using Softmax::base, Softmax::o, Softmax::row_sum, Softmax::s, Softmax::scale, Softmax::kNothing;
+    using Element = T;
     static constexpr int kThreads = kWarps * 32;
-    static constexpr int kSlabs = kBlockM / kWarps / 16;  // 16-row slabs of a warp
-    static constexpr int kKeyBlocks = kBlockN / 8;
-    static constexpr int kChannelBlocks = kHeadDim / 8;
+    static constexpr int kSlabs = kBlockM * kSharers / kWarps / 16;  // 16-row slabs of a warp
+    static constexpr int kKeyBlocks = kBlockN / kSharers / 8;        // of 8 keys of a tile, those a warp has scores of
+    static constexpr int kChannelBlocks = kHeadDim / kSharers / 8;   // of 8 channels, those a warp has sums of
+    static constexpr int kTileRows = kBlockM, kTileKeys = kBlockN;
+    static constexpr bool kRare = kGeneral;
+    using Pair = RowPair<Forward>;
     static constexpr bool kHalf = std::is_same<T, __half>::value;
     static constexpr float kBaseLimit = 134217728.0f;  // 2^27: half a unit in the last place is 4
 
@@ -74,13 +81,23 @@ struct Forward : RunningSoftmax<kBlockM / kWarps / 16, kBlockN / 8, kHeadDim / 8
     }
 
     __device__ __forceinline__ Common& common() const { return *reinterpret_cast<Common*>(shared + kTileBytes); }
+    // Which of the warps that share rows this one is, and the first of the rows within the tile.
+    __device__ __forceinline__ int part() const { return warp % kSharers; }
+    __device__ __forceinline__ int warp_row() const { return warp / kSharers * kSlabs * 16; }
     __device__ __forceinline__ uint32_t q_smem() const { return shared_address(shared); }
     __device__ __forceinline__ uint32_t k_smem() const { return shared_address(shared) + QTile::kBytes; }
     __device__ __forceinline__ uint32_t v_smem() const { return shared_address(shared) + QTile::kBytes + KvTile::kBytes; }
-    // Row of the sequence that accumulator element e of slab a of this lane belongs to; columns are 8 * block + 2 * (lane % 4) + e % 2.
+    // Row of the sequence that accumulator element e of slab a of this lane belongs to; its column is 8 * block + e % 2 past first_column().
     __device__ __forceinline__ int row_of(int a, int e) const {
         if constexpr (kFloat) return common().tiles.first_row + (opaque(warp) * kSlabs + a) * 16 + (e >> 1) * 8 + lane / 4;
-        return common().tiles.first_row + (warp * kSlabs + a) * 16 + (e >> 1) * 8 + lane / 4;
+        return common().tiles.first_row + (warp / kSharers * kSlabs + a) * 16 + (e >> 1) * 8 + lane / 4;
+    }
+    __device__ __forceinline__ int first_column(int tile) const {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 1000
+        // With floats there is no register for the lane's part of it from tile to tile; later architectures spill if it is made anew.
+        if constexpr (kFloat) return tile * kBlockN + opaque(lane) % 4 * 2;
+#endif
+        return tile * kBlockN + part() * kKeyBlocks * 8 + lane % 4 * 2;
     }
 
     // False: there is nothing to do. Ends with the thread block in step.
@@ -102,7 +119,7 @@ struct Forward : RunningSoftmax<kBlockM / kWarps / 16, kBlockN / 8, kHeadDim / 8
         c.v = start<const T>(params.v, work.batch, c.k_rows.start, kv_head);
         load_first(c);
         if (thread == 0) common() = c;
-        q_address = QTile::a_address(q_smem(), warp * kSlabs * 16, lane);
+        q_address = QTile::a_address(q_smem(), warp_row(), lane);
         __syncthreads();
         return true;
     }
@@ -140,8 +157,8 @@ struct Forward : RunningSoftmax<kBlockM / kWarps / 16, kBlockN / 8, kHeadDim / 8
 
     // s = Q K^T. The fragments of the next 16 keys are loaded before the products of the present ones.
     __device__ __forceinline__ void multiply_qk() {
-        const auto k_address = KvTile::b_address(k_smem(), opaque(lane));
-        constexpr int kPairs = kBlockN / 16, kSteps = kHeadDim / 16;
+        const auto k_address = KvTile::b_address(k_smem() + part() * kKeyBlocks * 8 * KvTile::kRowBytes, opaque(lane));
+        constexpr int kPairs = kKeyBlocks / 2, kSteps = kHeadDim / 16;
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a)
 #pragma unroll
@@ -257,7 +274,7 @@ struct Forward : RunningSoftmax<kBlockM / kWarps / 16, kBlockN / 8, kHeadDim / 8
     // Masks by position.
     __device__ __forceinline__ void mask_edge(int tile) {
         const auto& tiles = common().tiles;
-        const int first_col = tile * kBlockN + lane % 4 * 2;
+        const int first_col = first_column(tile);
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a)
 #pragma unroll
@@ -279,7 +296,7 @@ struct Forward : RunningSoftmax<kBlockM / kWarps / 16, kBlockN / 8, kHeadDim / 8
     // Calls rule(score, row, col) for all scores of this lane.
     template <class Rule>
     __device__ __forceinline__ void for_all_scores(int tile, const Rule& rule) {
-        const int first_col = tile * kBlockN + lane % 4 * 2;
+        const int first_col = first_column(tile);
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a)
 #pragma unroll
@@ -354,7 +371,8 @@ struct Forward : RunningSoftmax<kBlockM / kWarps / 16, kBlockN / 8, kHeadDim / 8
 #pragma unroll 1
         for (int i = 0; i < kSlabs * 2; ++i) {
             uint2 words[2];
-            dropout_words_of_row(dropout, batch_head, row_of(i / 2, i % 2 * 2), tile * kBlockN + block * 8, lane, words);
+            dropout_words_of_row(dropout, batch_head, row_of(i / 2, i % 2 * 2),
+                                 tile * kBlockN + (part() * kKeyBlocks + block) * 8, lane, words);
 #pragma unroll
             for (int n = 0; n < 2; ++n)
                 keep |= ((words[n].x >= dropout.threshold ? 1u : 0u) | (words[n].y >= dropout.threshold ? 2u : 0u))
@@ -366,7 +384,7 @@ struct Forward : RunningSoftmax<kBlockM / kWarps / 16, kBlockN / 8, kHeadDim / 8
         }
     }
 
-    // Adds up each row's sum over its four lanes; says whether any row of the thread block overflowed on the way.
+    // Adds up each row's sum over all lanes that have a part of it; says whether any row of the thread block overflowed on the way.
     __device__ __forceinline__ bool finish_sums() {
         bool bad = false;
 #pragma unroll
@@ -375,13 +393,21 @@ struct Forward : RunningSoftmax<kBlockM / kWarps / 16, kBlockN / 8, kHeadDim / 8
             for (int r = 0; r < 2; ++r) {
                 row_sum[a][r] += __shfl_xor_sync(0xffffffffu, row_sum[a][r], 1);
                 row_sum[a][r] += __shfl_xor_sync(0xffffffffu, row_sum[a][r], 2);
-                bad |= row_sum[a][r] == INFINITY || (fabsf(base[a][r]) > kBaseLimit && base[a][r] != kNothing);
+                if constexpr (kSharers == 1)
+                    bad |= row_sum[a][r] == INFINITY || (fabsf(base[a][r]) > kBaseLimit && base[a][r] != kNothing);
             }
+        if constexpr (kSharers == 2) {
+            Pair(*this).add_sums();
+            Pair::for_rows([&](int a, int r) {
+                bad |= row_sum[a][r] == INFINITY || (fabsf(base[a][r]) > kBaseLimit && base[a][r] != kNothing);
+            });
+        }
         return __syncthreads_or(bad || Softmax::values_overflowed());
     }
 
-    // Divides the rows by their sums, with the sink if there is one, and writes lse.
-    __device__ __forceinline__ void normalize() {
+    // By what the rows are to be multiplied, with the sink if there is one, is what scale_by(a, r, factor) is told; writes lse.
+    template <class Scale>
+    __device__ __forceinline__ void normalize(const Scale& scale_by) {
         const WorkTile work = common().work;
         const SequenceRows q_rows = common().q_rows;
         const float sink = params.sink.data ? head_number<T>(params.sink, work.batch, work.head) * kLog2e : -INFINITY;
@@ -401,16 +427,19 @@ struct Forward : RunningSoftmax<kBlockM / kWarps / 16, kBlockN / 8, kHeadDim / 8
                 // A NaN row stays one: total is NaN then, and so is its reciprocal.
                 float inverse = exists && total != 0.0f ? factor / total : 0.0f;
                 if constexpr (kGeneral) inverse *= params.rare.dropout.keep_factor;
-                if (lse && lane % 4 == 0 && row < q_rows.owned)
+                if (lse && part() == 0 && lane % 4 == 0 && row < q_rows.owned)
                     lse[(q_rows.start + row) * params.lse.row] =
                         exists && total != 0.0f ? (largest + __log2f(total)) * kLn2 : -INFINITY;
-#pragma unroll
-                for (int n = 0; n < kChannelBlocks; ++n) {
-                    // Rows that see no key have o = 0 and inverse = 0; rows past the end may hold anything.
-                    o[a][n][2 * r] = inverse == 0.0f ? 0.0f : o[a][n][2 * r] * inverse;
-                    o[a][n][2 * r + 1] = inverse == 0.0f ? 0.0f : o[a][n][2 * r + 1] * inverse;
-                }
+                scale_by(a, r, inverse);
             }
+    }
+    // Rows that see no key have o = 0 and a factor of 0; rows past the end may hold anything.
+    __device__ __forceinline__ void scale_out(int a, int r, float factor) {
+#pragma unroll
+        for (int n = 0; n < kChannelBlocks; ++n) {
+            o[a][n][2 * r] = factor == 0.0f ? 0.0f : o[a][n][2 * r] * factor;
+            o[a][n][2 * r + 1] = factor == 0.0f ? 0.0f : o[a][n][2 * r + 1] * factor;
+        }
     }
 
     // Through the warp's own rows of Q's tile, which nobody reads any more, so that the stores are whole rows.
@@ -465,17 +494,25 @@ struct Forward : RunningSoftmax<kBlockM / kWarps / 16, kBlockN / 8, kHeadDim / 8
         bool safe = false;
 #pragma unroll 1
         while (true) {
-            walk_keys(safe);
+            if constexpr (kSharers == 2) {
+                Pair(*this).walk_keys(safe);
+            } else {
+                walk_keys(safe);
+            }
             const bool overflow = finish_sums();
             if (safe || !overflow) break;
             safe = true;
             load_first(common());
         }
-        normalize();
-        if constexpr (kFloat) {
-            store_out_floats();
+        if constexpr (kSharers == 2) {
+            Pair(*this).store_out();
         } else {
-            store_out();
+            normalize([&](int a, int r, float factor) { scale_out(a, r, factor); });
+            if constexpr (kFloat) {
+                store_out_floats();
+            } else {
+                store_out();
+            }
         }
     }
 };
@@ -487,6 +524,12 @@ struct Instance {
     // 32 rows a warp: each fragment of K or V then serves two products. Wide heads have no registers for that, nor have floats with rare options.
     static constexpr bool kFewRows = config.head_dim > 128 || (config.dtype == RowType::f32_ && kGeneral);
     static constexpr int kWarps = config.tile_q / (kFewRows ? 16 : 32);
+    // Two warps can share 32 rows instead where there is shared memory for their probabilities.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1100
+    static constexpr int kSharers = config.head_dim == 256 && config.dtype != RowType::f32_ ? 2 : 1;
+#else
+    static constexpr int kSharers = 1;
+#endif
     static constexpr int kMinBlocks = kWarps <= 4 ? 2 : 1;
     // Half as many scores at a time where the tile is large: for the rare options, which need registers of their own, and on architectures
     // where the compiler needs a few more than there are.
@@ -497,7 +540,7 @@ struct Instance {
 #endif
     static constexpr int kSmallTileK = config.tile_k > kLargest ? kLargest : config.tile_k;
     template <int kTileK>
-    using Tiled = Forward<T, config.head_dim, config.tile_q, kTileK, kWarps, kGeneral>;
+    using Tiled = Forward<T, config.head_dim, config.tile_q, kTileK, kWarps, kSharers, kGeneral>;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
     static constexpr bool kTight = true;
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900

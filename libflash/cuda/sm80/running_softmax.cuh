@@ -49,19 +49,26 @@ struct RunningSoftmax {
         return largest;
     }
 
-    // Takes the maximum of the tile into account and brings sums and accumulators to the new base.
+    // The same over the four lanes of the row.
+    __device__ __forceinline__ float row_largest(int a, int r) const {
+        float largest = largest_of(a, r);
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+        return fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+    }
+
+    // Brings sum and accumulators of a row to the base that its largest score asks for.
+    __device__ __forceinline__ void raise_base(int a, int r, float largest) {
+        const float new_base = fmaxf(base[a][r], largest * scale);  // -infinity and NaN leave it as it was
+        scale_row(a, r, exp2_approx(base[a][r] - new_base));
+        base[a][r] = new_base;
+    }
+
+    // Takes the maximum of the tile into account.
     __device__ __forceinline__ void update_max() {
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a)
 #pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                float largest = largest_of(a, r);
-                largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-                largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-                const float new_base = fmaxf(base[a][r], largest * scale);  // -infinity and NaN leave it as it was
-                scale_row(a, r, exp2_approx(base[a][r] - new_base));
-                base[a][r] = new_base;
-            }
+            for (int r = 0; r < 2; ++r) raise_base(a, r, row_largest(a, r));
     }
 
     __device__ __forceinline__ void scale_row(int a, int r, float factor) {
@@ -81,21 +88,28 @@ struct RunningSoftmax {
         return __any_sync(0xffffffffu, past);
     }
 
-    // Brings rows with large sums back to size by moving their base up. Lanes of a row must agree on the base, so they agree on the sum first.
+    // The largest of the sums that the lanes of a row have.
+    __device__ __forceinline__ float row_largest_sum(int a, int r) const {
+        float sum = row_sum[a][r];
+        sum = fmaxf(sum, __shfl_xor_sync(0xffffffffu, sum, 1));
+        return fmaxf(sum, __shfl_xor_sync(0xffffffffu, sum, 2));
+    }
+
+    // Brings a row with a large sum back to size by moving its base up. All that have a part of the row must agree on the base, so they agree on
+    // `sum` first.
+    __device__ __forceinline__ void move_row_base(int a, int r, float sum) {
+        if (sum > kSumLimit && sum < INFINITY) {
+            const float up = fminf(ceilf(__log2f(sum)), 126.0f);  // 2^-127 would be 0, and the row lost
+            base[a][r] += up;
+            scale_row(a, r, exp2_approx(-up));
+        }
+    }
+
     __device__ __forceinline__ void move_base() {
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a)
 #pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                float sum = row_sum[a][r];
-                sum = fmaxf(sum, __shfl_xor_sync(0xffffffffu, sum, 1));
-                sum = fmaxf(sum, __shfl_xor_sync(0xffffffffu, sum, 2));
-                if (sum > kSumLimit && sum < INFINITY) {
-                    const float up = fminf(ceilf(__log2f(sum)), 126.0f);  // 2^-127 would be 0, and the row lost
-                    base[a][r] += up;
-                    scale_row(a, r, exp2_approx(-up));
-                }
-            }
+            for (int r = 0; r < 2; ++r) move_row_base(a, r, row_largest_sum(a, r));
     }
 
     // Whether a sum of p v is not finite though the row's sum, over all its lanes, is: with a probability far above 1 it may have gone past the end

@@ -1,0 +1,243 @@
+// Forward where two warps share query rows: 32 rows, half of the keys of a tile each for Q K^T, and half of the channels each for P V.
+//
+// A fragment of K or V then serves two products where there are no registers for 32 rows of all channels. What it costs: each warp's probabilities
+// go through shared memory to the other, and both need the same base. Largest scores and sums are therefore exchanged where
+// forward.cuh takes them from one warp; that a row's sum has grown too large is said to all with the barrier at the beginning of the next tile.
+//
+// P V begins with the warp's own keys: 16 of them while the exponentials of the other 16 are taken. Then the other warp's are there.
+#pragma once
+
+#include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/math.cuh"
+#include "cuda/ptx/mma_sync.cuh"
+#include "cuda/ptx/opaque.cuh"
+#include "cuda/tile/product.cuh"
+#include "cuda/tile/shared_tile.cuh"
+
+#include <type_traits>
+
+namespace libflash::cuda::sm80 {
+
+template <class Body>
+struct RowPair {
+    using T = typename Body::Element;
+    using QTile = typename Body::QTile;
+    using KvTile = typename Body::KvTile;
+    static constexpr int kSlabs = Body::kSlabs, kChannelBlocks = Body::kChannelBlocks, kRows = Body::kTileRows;
+    static constexpr int kPairs = kChannelBlocks / 2;    // of channel blocks
+    static constexpr int kSteps = Body::kKeyBlocks / 2;  // of 16 keys, of each warp
+    using PTile = SharedTile<kSlabs * 16, Body::kTileKeys>;
+    using Fragments = uint32_t[kSteps][kSlabs][4];
+    // Between two uses of the same words there is always another barrier of the thread block.
+    struct Words {
+        float largest[2][kRows], sum[2][kRows];  // by warp of the pair
+    };
+
+    Body& body;
+    const int part;
+    __device__ __forceinline__ explicit RowPair(Body& b) : body(b), part(b.part()) {}
+
+    // Not of the dynamic shared memory, whose size the host gives: it does not know which architecture's code will run.
+    __device__ static __forceinline__ Words& words() {
+        __shared__ Words shared;
+        return shared;
+    }
+    __device__ __forceinline__ uint32_t p_smem() const {
+        __shared__ __align__(128) char shared[kRows / (kSlabs * 16) * PTile::kBytes];
+        return shared_address(shared) + body.warp / 2 * PTile::kBytes;
+    }
+
+    template <class Do>
+    __device__ static __forceinline__ void for_rows(const Do& for_row) {
+#pragma unroll
+        for (int i = 0; i < kSlabs * 2; ++i) for_row(i / 2, i % 2);
+    }
+
+    // Each x becomes combine(x, that of the other warp). With a barrier.
+    template <class Combine>
+    __device__ __forceinline__ void exchange(float (&of)[2][kRows], float (&x)[kSlabs][2], const Combine& combine) {
+        const int row = body.warp_row() + body.lane / 4;
+        for_rows([&](int a, int r) {
+            if (body.lane % 4 == 0) of[part][row + a * 16 + r * 8] = x[a][r];
+        });
+        __syncthreads();
+        for_rows([&](int a, int r) { x[a][r] = combine(x[a][r], of[1 - part][row + a * 16 + r * 8]); });
+    }
+    __device__ __forceinline__ void take_larger(float (&of)[2][kRows], float (&x)[kSlabs][2]) {
+        exchange(of, x, [](float mine, float others) { return fmaxf(mine, others); });
+    }
+
+    // What RunningSoftmax does for the rows of one warp. `first`: there are no sums yet.
+    __device__ __forceinline__ void update_max(bool first) {
+        float largest[kSlabs][2];
+        for_rows([&](int a, int r) { largest[a][r] = body.row_largest(a, r); });
+        take_larger(words().largest, largest);
+        for_rows([&](int a, int r) {
+            if (first) {
+                body.base[a][r] = fmaxf(Body::kNothing, largest[a][r] * body.scale);
+            } else {
+                body.raise_base(a, r, largest[a][r]);
+            }
+        });
+    }
+    __device__ __forceinline__ void move_base() {
+        float sum[kSlabs][2];
+        for_rows([&](int a, int r) { sum[a][r] = body.row_largest_sum(a, r); });
+        take_larger(words().sum, sum);
+        for_rows([&](int a, int r) { body.move_row_base(a, r, sum[a][r]); });
+    }
+    __device__ __forceinline__ void add_sums() {
+        exchange(words().sum, body.row_sum, [](float mine, float others) { return mine + others; });
+    }
+
+    // The probabilities of 16 of the warp's keys, rounded; the other warp finds them in shared memory.
+    __device__ __forceinline__ void publish(int step, Fragments& own) {
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a) {
+            to_fragment<T>(own[step][a], body.s[a][2 * step], body.s[a][2 * step + 1]);
+            PTile::store_fragment(p_smem(), a * 16, part * Body::kKeyBlocks + 2 * step, body.lane, own[step][a]);
+        }
+    }
+    // Those of the other warp.
+    __device__ __forceinline__ void load_others(Fragments& others) {
+        named_barrier_wait(1 + body.warp / 2, 64);
+        const auto address =
+            PTile::template skip_columns<kSteps>(PTile::a_address(p_smem(), 0, opaque(body.lane)), (1 - part) * kSteps);
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step)
+#pragma unroll
+            for (int a = 0; a < kSlabs; ++a) ldmatrix_x4(others[step][a], address.at(a * 16, step));
+    }
+
+    // o += P V for the warp's channels. between(t) is what else is to be done before the product of 16 keys and 16 channels number t.
+    template <class Between>
+    __device__ __forceinline__ void multiply_pv(const Fragments& own, const Fragments& others, const Between& between) {
+        constexpr int kOwn = kSteps * kPairs, kKeyBytes = Body::kKeyBlocks * 8 * KvTile::kRowBytes;
+        auto v_address =
+            KvTile::template skip_columns<kPairs>(KvTile::b_trans_address(body.v_smem(), opaque(body.lane)), part * kPairs);
+        const uint32_t own_base = v_address.base + part * kKeyBytes, others_base = v_address.base + (1 - part) * kKeyBytes;
+        uint32_t vf[2][4];
+        const auto load = [&](int t) {
+            v_address.base = t < kOwn ? own_base : others_base;
+            ldmatrix_x4_trans(vf[t % 2], v_address.at(t / kPairs % kSteps * 16, t % kPairs));
+        };
+        load(0);
+#pragma unroll
+        for (int t = 0; t < 2 * kOwn; ++t) {
+            if (t + 1 < 2 * kOwn) load(t + 1);
+            between(t);
+            const int step = t / kPairs % kSteps, pair = t % kPairs;
+#pragma unroll
+            for (int a = 0; a < kSlabs; ++a) {
+                const uint32_t (&p)[4] = t < kOwn ? own[step][a] : others[step][a];
+                mma_m16n8k16(body.o[a][2 * pair], p, vf[t % 2][0], vf[t % 2][1], T());
+                mma_m16n8k16(body.o[a][2 * pair + 1], p, vf[t % 2][2], vf[t % 2][3], T());
+            }
+        }
+    }
+
+    // From scores to sums; K of the next tile is asked for as soon as all are done with this one's.
+    __device__ __forceinline__ void add_values(int tile, int next) {
+        // With the rare options all exponentials come first: there are no registers for them among the products.
+        constexpr int kBefore = Body::kRare ? kSteps : 1;
+        Fragments own, others;
+#pragma unroll
+        for (int step = 0; step < kBefore; ++step) {
+            body.template exponentiate<1>(2 * step, 0);
+            if constexpr (Body::kRare) {
+                if (body.params.rare.dropout.active) body.drop(2 * step, tile);
+            }
+            publish(step, own);
+        }
+        cp_async_wait<0>();
+        __syncthreads();  // V has arrived; K is no longer read
+        body.load_k(body.common(), next);
+        multiply_pv(own, others, [&](int t) {
+            const int step = t / kPairs, pair = t % kPairs;
+            if (step + 1 >= kBefore && step + 1 < kSteps) body.template exponentiate<kPairs>(2 * step + 2, pair);
+            if (pair == 0 && step >= kBefore && step < kSteps) publish(step, own);
+            if (step == kSteps - 1 && pair == kPairs / 2) load_others(others);
+        });
+    }
+
+    __device__ __forceinline__ void walk_keys(bool safe) {
+        body.clear();
+        body.scale = Body::kRare || safe ? 1.0f : body.params.scale_log2;
+        int cursor = body.common().tiles.list_count;
+        int tile = body.common().tiles.previous(body.common().tiles.end, cursor);
+        bool first = true, past_limit = false;
+#pragma unroll 1
+        while (tile >= 0) {
+            const int next = body.common().tiles.previous(tile, cursor);
+            cp_async_wait<0>();
+            if (__syncthreads_or(past_limit)) move_base();  // K has arrived; V of the tile before is no longer read
+            body.load_v(body.common(), tile);
+            bool need_max = body.common().tiles.is_edge(tile);
+            body.multiply_qk();
+            if constexpr (Body::kRare) {
+                body.apply_rules(tile);
+            } else if (safe) {
+                body.for_all_scores(tile, [&](float& score, int, int) { score *= body.params.scale_log2; });
+            }
+            if (need_max) body.mask_edge(tile);
+            need_max |= safe || first;
+            if (std::is_same<T, __half>::value && __syncthreads_or(body.any_too_large())) need_max = true;
+            if (need_max) update_max(first);
+            add_values(tile, next);
+            past_limit = body.sums_past_limit();
+            first = false;
+            tile = next;
+        }
+        cp_async_wait<0>();
+    }
+
+    // Through the pair's rows of Q's tile, which nobody reads any more; each warp's channels of them are its own.
+    __device__ __forceinline__ void store_out() {
+        float factor[kSlabs][2];
+        body.normalize([&](int a, int r, float inverse) {
+            factor[a][r] = inverse;
+            if (inverse == 0.0f) body.scale_out(a, r, inverse);
+        });
+        const auto address = QTile::template skip_columns<kPairs>(
+            QTile::a_address(body.q_smem(), body.warp_row(), opaque(body.lane)), part * kPairs);
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a)
+#pragma unroll
+            for (int pair = 0; pair < kPairs; ++pair) {
+                const auto& o = body.o[a];
+                uint32_t f[4];
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    const float* x = o[2 * pair + i / 2] + i % 2 * 2;
+                    f[i] = pack_pair(x[0] * factor[a][i % 2], x[1] * factor[a][i % 2], T());
+                }
+                stmatrix_x4(address.at(a * 16, pair), f);
+            }
+        __syncwarp();
+        store_rows();
+    }
+    __device__ __forceinline__ void store_rows() {
+        const auto work = body.common().work;
+        const auto q_rows = body.common().q_rows;
+        const auto& out = body.params.out;
+        constexpr int kRowsAtOnce = 32 / kChannelBlocks;
+        const int row = body.warp_row() + body.lane / kChannelBlocks, chunk = part * kChannelBlocks + body.lane % kChannelBlocks;
+        const int sequence_row = work.tile * kRows + row, rows_left = q_rows.owned - sequence_row;
+        const int cols_left = body.params.head_dim_v - chunk * 8;
+        T* target = Body::template start<T>(out, work.batch, q_rows.start, work.head) + sequence_row * out.row + chunk * 8;
+        const auto source = [&](int i) { return body.shared + QTile::offset(row + i, chunk); };
+        if (cols_left <= 0) return;
+        if (body.params.vector_out) {
+#pragma unroll
+            for (int i = 0; i < kSlabs * 16; i += kRowsAtOnce, target += kRowsAtOnce * out.row)
+                if (i < rows_left) *reinterpret_cast<uint4*>(target) = *reinterpret_cast<const uint4*>(source(i));
+        } else {
+#pragma unroll 1
+            for (int i = 0; i < kSlabs * 16 && i < rows_left; i += kRowsAtOnce, target += kRowsAtOnce * out.row)
+                for (int c = 0; c < min(8, cols_left); ++c) target[c] = reinterpret_cast<const T*>(source(i))[c];
+        }
+    }
+};
+
+}  // namespace libflash::cuda::sm80
