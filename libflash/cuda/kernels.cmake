@@ -41,6 +41,7 @@ libflash_room_architectures()
 # made for it have more: sm80/forward.cuh takes fewer scores at a time from version 100 on, the others are the same sources once more.
 set(versions 80 90)
 set(versions_forward_sm80_bf16_d128 80 90 100)
+set(versions_forward_sm80_f16_d128 80 90 100)
 set(versions_forward_sm80_f32_d128 80 90 100)
 set(versions_backward_sm80_f32_d64 80 90 120)
 set(versions_backward_sm80_f32_d128_small 80 90 120)
