@@ -103,8 +103,10 @@ def test_sources_ask_for_versions_that_are_made():
         for relation, number in re.findall(r"__CUDA_ARCH__ (\S+) (\d+)", path.read_text()):
             assert relation in ("<", ">="), path
             asked.setdefault(int(number), set()).add(path.relative_to(CUDA).as_posix())
-    assert set(asked) == {900, 1000}
-    assert asked[1000] == {"sm80/forward.cuh"}
+    assert set(asked) == {900, 1000, 1100}
+    assert asked[1000] == asked[1100] == {"sm80/forward.cuh"}
+    for dtype in ("bf16", "f16"):  # 256 channels: the first version past 1100 is that of sm_120
+        assert "120" in versions[f"_forward_sm80_{dtype}_d256"].split()
     rows = {f"_{operation}_{room}_{dtype}_d{dims}" for operation, room, dtype, dims in table()}
     for row, some in versions.items():
         assert row == "" or row.removesuffix("_small") in rows
