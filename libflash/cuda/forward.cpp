@@ -12,7 +12,7 @@ namespace {
 ScheduleParams schedule(const AttentionProblem& problem, const KernelConfig& config) {
     // Later rows see more keys under a causal rule: the longest first, or, where a thread block's work is settled beforehand, long with short.
     const bool causal = problem.mask_rule.right < MaskRule::kUnbounded;
-    const bool settled = std::strcmp(config.room, "sm90") == 0, paired = causal && settled;
+    const bool settled = std::strcmp(config.room, "sm90") == 0, paired = causal && settled && !problem.q_rows.packed();
     ScheduleParams params = schedule_params(problem.q_rows, problem.batch, problem.heads_q, config.tile_q * (paired ? 2 : 1),
                                             settled ? kL2Bytes : key_bytes(problem), causal && !paired);
     params.paired = paired;

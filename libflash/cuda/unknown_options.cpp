@@ -10,15 +10,6 @@ namespace {
 
 // The first of the options that is there, or nullptr.
 const char* option_beyond_sm90(const AttentionProblem& p) {
-    if (p.q_rows.packed()) return "cu_seqlens_q";
-    if (p.k_rows.packed()) return "cu_seqlens_k";
-    if (p.q_rows.used) return "seqused_q";
-    if (p.k_rows.used) return "seqused_k";
-    if (p.softcap > 0) return "softcap";
-    if (p.dropout.active()) return "dropout_p";
-    if (p.alibi_slopes.present) return "alibi_slopes";
-    if (p.bias.present) return "bias";
-    if (p.mask.present) return "mask";
     if (p.block_mask.present) return p.block_mask.has_lists ? "block_lists" : "block_mask";
     return nullptr;
 }
@@ -29,6 +20,20 @@ bool copy_engine_reads(const TensorView& tensor) {
     const RowsParams rows = rows_params(tensor);
     const auto fits = [](int64_t stride) { return stride >= 0 && stride < kLimit / kElement && stride * kElement % 16 == 0; };
     return reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && fits(rows.batch) && fits(rows.row) && fits(rows.head);
+}
+
+// Where lengths of K and V are known on the device alone, one map goes through all batch entries: from one to the next it is so many rows, or -1.
+int64_t rows_of_batch(const TensorView& tensor, int64_t batch) {
+    const RowsParams rows = rows_params(tensor);
+    if (rows.row == 0 || rows.batch % rows.row != 0) return -1;
+    const int64_t count = rows.batch / rows.row;
+    return count < INT32_MAX / (batch + 1) ? count : -1;
+}
+const char* steps_beyond_sm90(const AttentionProblem& p) {
+    if (!p.k_rows.used || p.k_rows.packed() || p.batch < 2 || p.k_rows.capacity == 0) return nullptr;
+    const int64_t count = rows_of_batch(p.k, p.batch);
+    if (count < 0) return "k";
+    return rows_of_batch(p.v, p.batch) == count ? nullptr : "v";
 }
 
 const char* tensor_beyond_sm90(const AttentionProblem& p) {
@@ -46,12 +51,15 @@ bool knows_options(const KernelConfig& config, const AttentionProblem& problem, 
         if (why) *why = text_of(option, ": the kernel does not know it");
         return false;
     }
-    if (!(problem.softmax_scale > 0)) {
-        if (why) *why = text_of("softmax_scale: must be positive for it (", problem.softmax_scale, ")");
-        return false;
-    }
     if (const char* tensor = tensor_beyond_sm90(problem)) {
         if (why) *why = text_of(tensor, ": its address and its strides must be multiples of 16 bytes for it, and not negative");
+        return false;
+    }
+    if (const char* tensor = steps_beyond_sm90(problem)) {
+        if (why)
+            *why = text_of(
+                tensor,
+                ": with seqused_k its batch stride must be a multiple of its row stride for it, the same one for k and v");
         return false;
     }
     if (!in_vectors(rows_params(problem.out), problem.head_dim_v, 2)) {

@@ -6,6 +6,7 @@
 // Rows whose maximum was not safe (row_softmax.cuh) are noted; at the end of all its work the thread block does the tiles with such rows again.
 #pragma once
 
+#include "cuda/attention/dropout.cuh"
 #include "cuda/params.h"
 #include "cuda/ptx/opaque.cuh"
 #include "cuda/ptx/wgmma.cuh"
@@ -15,13 +16,13 @@
 
 namespace libflash::cuda::sm90 {
 
-template <class Row>
-struct Forward : ForwardProducer<Row> {
-    using Base = ForwardProducer<Row>;
+template <class Row, bool kGeneral>
+struct Forward : ForwardProducer<Row, kGeneral> {
+    using Base = ForwardProducer<Row, kGeneral>;
     using Base::Base, Base::common, Base::finish_row, Base::following, Base::k_smem, Base::kBlockN, Base::kConsumerRegisters,
         Base::kGroupRows, Base::kGroups, Base::kHeadDim, Base::kHeadDimV, Base::kProducerRegisters, Base::kQStages,
-        Base::kSendsRows, Base::kStages, Base::kVStages, Base::maps, Base::out_smem, Base::params, Base::preceding, Base::prepare,
-        Base::produce, Base::q_tile, Base::row_of_out, Base::start_again, Base::v_smem, Base::write_eight,
+        Base::kSendsRows, Base::kStages, Base::kVStages, Base::lose, Base::maps, Base::out_smem, Base::params, Base::preceding,
+        Base::prepare, Base::produce, Base::q_tile, Base::row_of_out, Base::start_again, Base::v_smem, Base::write_eight,
         Base::write_empty_items;
     using typename Base::Item, typename Base::KTile, typename Base::OutTile, typename Base::QTile, typename Base::Rounds,
         typename Base::T, typename Base::VTile;
@@ -135,23 +136,25 @@ struct Forward : ForwardProducer<Row> {
         release_values(c);
         finish(c, c.slot);
         c.slot = following(c.slot);
-        write_rows(c);
+        if (c.closing_slot >= 0) write_rows(c);
     }
 
     // The scores of an item are done. Writes lse, and finds out what the sums have to be multiplied by.
     __device__ __forceinline__ void finish(Consumer& c, int slot) const {
         const Item& item = common.items[slot];
-        if (c.softmax.finish()) do_again(c, item);
+        const bool writes =
+            __any_sync(0xffffffffu, item.writers >> warp_of_item() & 1);  // the same for all lanes, and known to be so
+        // Rows that take no part may hold anything.
+        if (c.softmax.finish(row_of(c, item, 0) < item.q_rows.length, row_of(c, item, 1) < item.q_rows.length)) do_again(c, item);
 #pragma unroll
         for (int r = 0; r < 2; ++r)
-            c.inverse[r] = finish_row(item, row_of(c, item, r), c.softmax.base[r], c.softmax.sum[r], (c.lane & 3) == 0);
-        c.closing_slot = slot;
+            c.inverse[r] = finish_row(item, row_of(c, item, r), c.softmax.base[r], c.softmax.sum[r], writes && (c.lane & 3) == 0);
+        c.closing_slot = writes ? slot : kNothingYet;
         c.softmax.clear();
     }
+    __device__ __forceinline__ int warp_of_item() const { return static_cast<int>(threadIdx.x) / 32 - 4; }
     __device__ __forceinline__ void do_again(const Consumer& c, const Item& item) const {
-        if (item.safe || c.lane != 0) return;
-        atomicMin(&common.redo_begin, item.round);
-        atomicMax(&common.redo_end, item.round + 1);
+        if (!item.safe && c.lane == 0) lose(item.round, warp_of_item());
     }
 
     // The rows of the item that is closing.
@@ -170,7 +173,7 @@ struct Forward : ForwardProducer<Row> {
     // Through shared memory and by the copy engine. True: a row has a number that is not finite, though its probabilities are: perhaps their sum with
     // values went past the end of float.
     __device__ __forceinline__ bool send_rows(const Consumer& c, const Item& item) const {
-        const int warp = static_cast<int>(threadIdx.x) / 32 - 4;
+        const int warp = warp_of_item();
         const uint32_t tile = out_smem + warp * OutTile::kBytes;
         if (c.lane == 0) tma_store_wait_read<0>();
         __syncwarp();
@@ -188,14 +191,19 @@ struct Forward : ForwardProducer<Row> {
         }
         fence_shared_for_async();
         __syncwarp();
-        if (c.lane == 0) {
-#pragma unroll
-            for (int chunk = 0; chunk < OutTile::kChunks; ++chunk)
-                tma_store(tile + chunk * OutTile::kChunkBytes, maps.out, chunk * 64, item.keys.first_row + warp * 16,
-                          item.work.head, item.work.batch);
-            tma_store_commit();
-        }
+        if (c.lane == 0) store_rows(tile, item, item.keys.first_row + warp * 16);
         return (trace[0] != 0 && c.inverse[0] == c.inverse[0]) || (trace[1] != 0 && c.inverse[1] == c.inverse[1]);
+    }
+
+    __device__ __forceinline__ void store_rows(uint32_t tile, const Item& item, int row) const {
+        const int count = min(16, item.q_rows.owned - row);
+        if (count <= 0) return;
+        int at[3] = {row, item.work.head, item.work.batch};
+        if (maps.ragged_out) at[0] = 16 - count, at[1] = item.q_rows.start + row + count, at[2] = item.work.head;
+#pragma unroll
+        for (int chunk = 0; chunk < OutTile::kChunks; ++chunk)
+            tma_store(tile + chunk * OutTile::kChunkBytes, maps.out, chunk * 64, at[0], at[1], at[2]);
+        tma_store_commit();
     }
 
     __device__ __forceinline__ void release(const Consumer& c, const MBarrier& empty) const {
@@ -229,7 +237,7 @@ struct Forward : ForwardProducer<Row> {
     // the others. Not more than there are stages, because K is asked for before V of the tiles that are left out can be given back.
     __device__ __forceinline__ int end_of_keys(const Consumer& c, const Item& item) const {
         const int first_row = item.keys.first_row + c.group * kGroupRows,
-                  last_row = min(first_row + kGroupRows, params.q_lengths.capacity) - 1;
+                  last_row = min(first_row + kGroupRows, item.q_rows.length) - 1;
         const int cols = last_row < first_row ? 0 : last_row + item.keys.shift + item.keys.right + 1;
         const int end = min((max(cols, 0) + kBlockN - 1) / kBlockN, item.keys.end);
         return max(max(end, item.keys.begin + 1), item.keys.end - (kStages - 1));
@@ -267,7 +275,33 @@ struct Forward : ForwardProducer<Row> {
     __device__ __forceinline__ bool take_scores(Consumer& c, float (&factor)[2]) const {
         const Item& item = common.items[c.slot];
         const bool edge = prepare_scores(c, item, c.tile);
-        return c.softmax.apply(c.s, item.safe ? 1.0f : params.scale_log2, edge || item.safe, factor);
+        const bool moved = c.softmax.apply(c.s, kGeneral || item.safe ? 1.0f : params.scale_log2, edge || item.safe, factor);
+        if constexpr (kGeneral) {
+            if (params.rare.dropout.active) drop(c, item);
+        }
+        return moved;
+    }
+
+    // What dropout hides of the probabilities.
+    __device__ __forceinline__ void drop(Consumer& c, const Item& item) const {
+        const DropoutParams& dropout = params.rare.dropout;
+        const uint32_t batch_head = static_cast<uint32_t>(item.work.batch) * params.heads_q + item.work.head;
+#pragma unroll
+        for (int block = 0; block < kBlockN / 8; block += 2) {
+            uint32_t keep = 0;
+#pragma unroll 1
+            for (int r = 0; r < 2; ++r) {
+                uint2 words[2];
+                dropout_words_of_row(dropout, batch_head, row_of(c, item, r), c.tile * kBlockN + block * 8, c.lane, words);
+#pragma unroll
+                for (int n = 0; n < 2; ++n)
+                    keep |= ((words[n].x >= dropout.threshold ? 1u : 0u) | (words[n].y >= dropout.threshold ? 2u : 0u))
+                            << (r * 4 + n * 2);
+            }
+#pragma unroll
+            for (int i = 0; i < 8; ++i)  // row i / 4, block i / 2 % 2, column i % 2
+                if (!(keep >> i & 1)) c.s[(block + i / 2 % 2) * 4 + i / 4 * 2 + i % 2] = 0.0f;
+        }
     }
 
     // K of the tile is no longer needed; after the item's last one, neither is Q.
@@ -282,13 +316,38 @@ struct Forward : ForwardProducer<Row> {
 
     // True: the tile has a mask.
     __device__ __forceinline__ bool prepare_scores(Consumer& c, const Item& item, int tile) const {
-        if (item.safe) {
+        if constexpr (kGeneral) {
+            apply_rules(c, item, tile);
+        } else if (item.safe) {
 #pragma unroll
             for (int i = 0; i < kScores; ++i) c.s[i] *= params.scale_log2;
         }
         const bool edge = item.keys.template is_edge<kGroupRows>(tile, c.group * kGroupRows);
         if (edge) mask_scores(c, item, tile);
         return edge;
+    }
+
+    // From dot products to scores in base-2 units.
+    __device__ __forceinline__ void apply_rules(Consumer& c, const Item& item, int tile) const {
+        const int rows = item.q_rows.length, cols = item.keys.length_k;
+        const auto for_all = [&](const auto& rule) {
+            const int first_col = tile * kBlockN + (opaque(c.lane) & 3) * 2;
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int row = row_of(c, item, r);
+#pragma unroll
+                for (int i = 2 * r; i < kScores; i += 4)
+#pragma unroll
+                    for (int e = 0; e < 2; ++e) rule(c.s[i + e], row, first_col + i / 4 * 8 + e);
+            }
+        };
+        const auto for_each = [&](const auto& rule) {
+            for_all([&](float& score, int row, int col) {
+                if (row < rows && col < cols) rule(score, row, col);
+            });
+        };
+        scale_and_cap(params.rare, params.softmax_scale, for_all);
+        add_and_hide<T>(params.rare, item.rules, for_all, for_each);
     }
 
     __device__ __forceinline__ int row_of(const Consumer& c, const Item& item, int r) const {
@@ -339,7 +398,7 @@ struct Forward : ForwardProducer<Row> {
             transpose_quad(words, lane);
             write_eight(out, (first + (lane & 3)) * 8, make_uint4(words[0], words[1], words[2], words[3]));
         }
-        return trace != 0 && inverse == inverse && row_of(c, item, r) < params.q_lengths.capacity;
+        return trace != 0 && inverse == inverse && row_of(c, item, r) < item.q_rows.length;
     }
 
     __device__ __forceinline__ void run() {
@@ -358,12 +417,13 @@ struct Forward : ForwardProducer<Row> {
     }
 };
 
-template <class Row>
-__global__ void __launch_bounds__(Forward<Row>::kThreads, 1)
+template <class Row, bool kGeneral>
+__global__ void __launch_bounds__(Forward<Row, kGeneral>::kThreads, 1)
     forward_kernel(const __grid_constant__ ForwardParams params, const __grid_constant__ ForwardMaps maps) {
     extern __shared__ __align__(1024) char shared[];
-    constexpr uint32_t kAlignment = Forward<Row>::QTile::kAlignment;
-    Forward<Row> body(params, maps, shared + (kAlignment - shared_address(shared) % kAlignment) % kAlignment);
+    using Body = Forward<Row, kGeneral>;
+    constexpr uint32_t kAlignment = Body::QTile::kAlignment;
+    Body body(params, maps, shared + (kAlignment - shared_address(shared) % kAlignment) % kAlignment);
     body.run();
 }
 
@@ -371,20 +431,34 @@ __global__ void __launch_bounds__(Forward<Row>::kThreads, 1)
 inline TensorExtent extent(const RowsParams& rows, int64_t columns, int64_t count, int64_t heads, int64_t batch) {
     return {rows.data, columns, count, heads, batch, rows.row, rows.head, rows.batch};
 }
+// The same with two dimensions down the rows, see ForwardMaps; `count` rows of all batch entries together.
+template <class T>
+TensorExtent ragged_extent(const RowsParams& rows, int64_t columns, int64_t count, int64_t heads, int box_rows) {
+    return {static_cast<T*>(rows.data) - box_rows * rows.row, columns, box_rows, count + 1, heads, rows.row, rows.row, rows.head};
+}
 
-template <class Row>
+template <class Row, bool kGeneral>
 cudaError_t encode(ForwardMaps* maps, const ForwardParams& params) {
-    using Body = Forward<Row>;
+    using Body = Forward<Row, kGeneral>;
     using T = typename Body::T;
     const int64_t queries = params.q_lengths.capacity, keys = params.k_lengths.capacity,
                   kv_heads = params.heads_q / params.group_size;
+    maps->ragged_out = params.q_lengths.cu != nullptr;
+    maps->ragged_keys = keys > 0 && (params.k_lengths.cu || params.k_lengths.used);
+    const bool in_one = params.k_lengths.cu || params.batch == 1 || params.k.row == 0;
+    maps->key_rows_of_batch = maps->ragged_keys && !in_one ? static_cast<int32_t>(params.k.batch / params.k.row) : 0;
+    const int64_t all_keys = int64_t{params.batch - 1} * maps->key_rows_of_batch + keys;
     const TensorExtent q = extent(params.q, params.head_dim, queries, params.heads_q, params.batch);
-    const TensorExtent k = keys > 0 ? extent(params.k, params.head_dim, keys, kv_heads, params.batch) : q;
-    const TensorExtent v = keys > 0 ? extent(params.v, params.head_dim_v, keys, kv_heads, params.batch) : q;
+    const auto of_keys = [&](const RowsParams& rows, int64_t columns) {
+        if (keys == 0) return q;
+        if (maps->ragged_keys) return ragged_extent<T>(rows, columns, all_keys, kv_heads, Body::kBlockN);
+        return extent(rows, columns, keys, kv_heads, params.batch);
+    };
     cudaError_t error = encode_map<T>(&maps->q, q, Body::kGroupRows);
-    if (error == cudaSuccess) error = encode_map<T>(&maps->k, k, Body::kBlockN);
-    if (error == cudaSuccess) error = encode_map<T>(&maps->v, v, Body::kBlockN);
-    const TensorExtent out = extent(params.out, params.head_dim_v, queries, params.heads_q, params.batch);
+    if (error == cudaSuccess) error = encode_map<T>(&maps->k, of_keys(params.k, params.head_dim), Body::kBlockN);
+    if (error == cudaSuccess) error = encode_map<T>(&maps->v, of_keys(params.v, params.head_dim_v), Body::kBlockN);
+    const TensorExtent out = maps->ragged_out ? ragged_extent<T>(params.out, params.head_dim_v, queries, params.heads_q, 16)
+                                              : extent(params.out, params.head_dim_v, queries, params.heads_q, params.batch);
     if (error == cudaSuccess) error = encode_map<T>(&maps->out, out, 16);
     return error;
 }
@@ -399,14 +473,13 @@ inline cudaError_t multiprocessors(int* count) {
 
 namespace libflash::cuda {
 
-// Enqueues the work on `stream` and returns what cudaGetLastError() then says.
-template <class Row>
-int launch_forward(const ForwardParams& params, void* stream) {
-    using Body = sm90::Forward<Row>;
-    const auto kernel = sm90::forward_kernel<Row>;
+template <class Row, bool kGeneral>
+int launch_forward_instance(const ForwardParams& params, void* stream) {
+    using Body = sm90::Forward<Row, kGeneral>;
+    const auto kernel = sm90::forward_kernel<Row, kGeneral>;
     sm90::ForwardMaps maps;
     int blocks = 0;
-    cudaError_t error = sm90::encode<Row>(&maps, params);
+    cudaError_t error = sm90::encode<Row, kGeneral>(&maps, params);
     if (error == cudaSuccess) error = sm90::multiprocessors(&blocks);
     // Costs a fraction of a microsecond, and holds for the current device, whichever that is.
     if (error == cudaSuccess)
@@ -417,6 +490,13 @@ int launch_forward(const ForwardParams& params, void* stream) {
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
     kernel<<<static_cast<unsigned>(blocks), Body::kThreads, Body::kSharedBytes, cuda_stream>>>(params, maps);
     return cudaGetLastError();
+}
+
+// Enqueues the work on `stream` and returns what cudaGetLastError() then says.
+template <class Row>
+int launch_forward(const ForwardParams& params, void* stream) {
+    return params.general ? launch_forward_instance<Row, true>(params, stream)
+                          : launch_forward_instance<Row, false>(params, stream);
 }
 
 }  // namespace libflash::cuda

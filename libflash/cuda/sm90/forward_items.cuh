@@ -5,6 +5,7 @@
 #include "cuda/attention/key_range.cuh"
 #include "cuda/attention/params.h"
 #include "cuda/attention/schedule.cuh"
+#include "cuda/attention/scores.cuh"
 #include "cuda/config.h"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/sm90/ring.cuh"
@@ -16,16 +17,24 @@
 
 namespace libflash::cuda::sm90 {
 
+// Lengths that are known on the device alone: rows past a sequence's end belong to others, or to nobody, and must be neither read (K, V: a NaN times 0 is
+// NaN) nor written. The map of such a tensor has two dimensions that go down its rows, i and j, and begins a box before the tensor; a box at i = box - n,
+// j = first row + n reads n rows from the first row on and zeros, because i ends with the box.
 struct ForwardMaps {
     CUtensorMap q, k, v, out;
+    bool ragged_keys, ragged_out;
+    int32_t key_rows_of_batch;  // ragged and not packed: rows of K and V from one batch entry to the next
 };
 
-template <class Row>
+// kGeneral: knows softcap, ALiBi, bias, mask, dropout, and scales that are not positive.
+template <class Row, bool kGeneral>
 struct ForwardItems {
     static constexpr KernelConfig config = Row::config;
     using T = std::conditional_t<config.dtype == RowType::f16_, __half, __nv_bfloat16>;
     static constexpr int kHeadDim = config.head_dim, kHeadDimV = config.head_dim_v;
-    static constexpr int kBlockM = config.tile_q, kBlockN = config.tile_k, kStages = config.stages;
+    // The rare options need registers of their own.
+    static constexpr int kGeneralKeys = kHeadDim == 64 ? 48 : (kHeadDim == 128 ? 64 : 32);
+    static constexpr int kBlockM = config.tile_q, kBlockN = kGeneral ? kGeneralKeys : config.tile_k, kStages = config.stages;
     static constexpr int kGroupRows = 64, kGroups = kBlockM / kGroupRows;
     static constexpr int kThreads = (kGroups + 1) * 128;
     static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 40, kConsumerRegisters = kGroups == 3 ? 160 : 232;
@@ -35,13 +44,19 @@ struct ForwardItems {
     using VTile = SwizzledTile<kBlockN, kHeadDimV>;
     using OutTile = SwizzledTile<16, kHeadDimV>;  // of a warp
 
+    struct Nothing {};
     // One tile of query rows.
     struct Item {
         WorkTile work;
+        SequenceRows q_rows;
+        int first_key;  // row of K and V
         KeyRange<kBlockM, kBlockN> keys;
+        std::conditional_t<kGeneral, ScoreRules<T>, Nothing> rules;
         int kv_head;
         int round;
         bool safe;  // the maximum of every tile
+        uint32_t
+            writers;  // a bit for each warp: when items are done again, only those write whose rows were lost, and the others' keep their bits
         bool more;  // another item follows
     };
     // Where a role stands in the work of this thread block: all of it, and then what is to be done again.
@@ -60,12 +75,15 @@ struct ForwardItems {
     static constexpr int kVStages = kStages + (kStages == 2 && kSendsRows && kRoom >= kOutBytes + VTile::kBytes ? 1 : 0);
     static constexpr int kQStages = kSendsRows && kRoom >= kOutBytes + (kVStages - kStages) * VTile::kBytes + kQBytes ? 2 : 1;
     static constexpr int kItems = 4 + kQStages;
+    static constexpr int kLost = 128;
     struct Common {
         RingBarriers<kStages> k;
         RingBarriers<kVStages> v;
         RingBarriers<kQStages> q[kGroups];
         uint64_t all_done;
-        int redo_begin, redo_end;  // rounds that are to be done again
+        // What is to be done again: rounds from the first to the last, and in them warps, as round * 16 + warp; all, if these are more than there is room for.
+        int redo_begin, redo_end;
+        int lost_count, lost[kLost];
         // From the warp that copies to those that multiply, in turn. With one stage for Q, an item is written when all have released Q of the third before
         // it: they may still have to write the rows of the fourth.
         Item items[kItems];
@@ -117,18 +135,47 @@ struct ForwardItems {
         rounds = {*const_cast<volatile int*>(&common.redo_begin), *const_cast<volatile int*>(&common.redo_end), true};
         return rounds.next < rounds.end;
     }
-    // False: the rounds are over.
-    __device__ __forceinline__ bool next_item(Rounds& rounds, Item& item) const {
+    // A whole warp; all have the same. False: the rounds are over.
+    __device__ __forceinline__ bool next_work(Rounds& rounds, int& round, WorkTile& work) const {
         while (rounds.next < rounds.end) {
-            item.round = rounds.next++;
-            item.safe = rounds.safe;
-            item.work = work_of(item.round);
-            if (item.work.batch < 0) continue;
-            item.kv_head = item.work.head / params.group_size;
-            item.keys.init(params.mask, item.work.tile, params.q_lengths.capacity, params.k_lengths.capacity);
-            return true;
+            round = rounds.next++;
+            if (rounds.safe && lost_warps(round) == 0) continue;
+            work = work_of(round);
+            if (work.batch >= 0) return true;
         }
         return false;
+    }
+
+    // One thread of a warp whose rows have to be done again.
+    __device__ __forceinline__ void lose(int round, int warp) const {
+        atomicMin(&common.redo_begin, round);
+        atomicMax(&common.redo_end, round + 1);
+        const int place = atomicAdd(&common.lost_count, 1);
+        if (place < kLost) common.lost[place] = round * 16 + warp;
+    }
+    // After all have noted what they lost: the warps that did, a bit each.
+    __device__ __forceinline__ uint32_t lost_warps(int round) const {
+        const int count = *const_cast<volatile int*>(&common.lost_count);
+        if (count > kLost) return 0xffffffffu;
+        uint32_t warps = 0;
+        for (int i = 0; i < count; ++i) {
+            const int lost = *const_cast<volatile int*>(common.lost + i);
+            if (lost / 16 == round) warps |= 1u << lost % 16;
+        }
+        return warps;
+    }
+
+    __device__ __forceinline__ void fill(Item& item, int round, const WorkTile& work, bool safe) const {
+        const SequenceRows k_rows = SequenceRows::of(params.k_lengths, work.batch);
+        item.round = round;
+        item.work = work;
+        item.safe = safe;
+        item.writers = safe ? lost_warps(round) : 0xffffffffu;
+        item.q_rows = SequenceRows::of(params.q_lengths, work.batch);
+        item.first_key = k_rows.start + work.batch * maps.key_rows_of_batch;
+        item.kv_head = work.head / params.group_size;
+        item.keys.init(params.mask, work.tile, item.q_rows.length, k_rows.length);
+        if constexpr (kGeneral) item.rules.init(params.rare, work.batch, work.head, item.q_rows.length, k_rows.length);
     }
 
     // Before the roles part.
@@ -143,7 +190,7 @@ struct ForwardItems {
             for (int group = 0; group < kGroups; ++group) common.q[group].init(4);
             MBarrier{shared_address(&common.all_done)}.init(kGroups * 4 + 1);
             common.redo_begin = INT_MAX;
-            common.redo_end = 0;
+            common.redo_end = common.lost_count = 0;
             fence_barrier_init();
         }
         __syncthreads();

@@ -8,12 +8,13 @@
 
 namespace libflash::cuda::sm90 {
 
-template <class Row>
-struct ForwardRows : ForwardItems<Row> {
-    using Base = ForwardItems<Row>;
-    using Base::Base, Base::params, Base::next_item, Base::first_rounds, Base::kBlockM, Base::kHeadDimV;
+template <class Row, bool kGeneral>
+struct ForwardRows : ForwardItems<Row, kGeneral> {
+    using Base = ForwardItems<Row, kGeneral>;
+    using Base::Base, Base::params, Base::next_work, Base::fill, Base::first_rounds, Base::kBlockM, Base::kHeadDimV;
     using typename Base::Item, typename Base::Rounds, typename Base::T;
-    // Writes the lse of a row, with the sink if there is one. What its sums of p v are to be multiplied by; 0: the row sees no key.
+
+    // Writes the lse of a row, with the sink if there is one. What its sums of p v are to be multiplied by; 0: the row sees no key, or takes no part.
     __device__ __forceinline__ float finish_row(const Item& item, int row, float base, float sum, bool write) const {
         const WorkTile& work = item.work;
         const float sink = params.sink.data ? head_number<T>(params.sink, work.batch, work.head) * kLog2e : -INFINITY;
@@ -23,18 +24,21 @@ struct ForwardRows : ForwardItems<Row> {
             factor = exp2_approx(base - largest);
             sum = sum * factor + exp2_approx(sink - largest);
         }
-        if (params.lse.data && write && row < params.q_lengths.capacity)
-            params.lse.data[work.batch * params.lse.batch + work.head * params.lse.head + row * params.lse.row] =
-                sum != 0.0f ? (largest + __log2f(sum)) * kLn2 : -INFINITY;
+        const bool sees_keys = row < item.q_rows.length && sum != 0.0f;
+        if (params.lse.data && write && row < item.q_rows.owned)
+            params.lse
+                .data[work.batch * params.lse.batch + work.head * params.lse.head + (item.q_rows.start + row) * params.lse.row] =
+                sees_keys ? (largest + __log2f(sum)) * kLn2 : -INFINITY;
+        if constexpr (kGeneral) factor *= params.rare.dropout.keep_factor;
         // A NaN row stays one: the sum is NaN then, and so is its reciprocal.
-        return sum != 0.0f ? __fdividef(factor, sum) : 0.0f;
+        return sees_keys ? __fdividef(factor, sum) : 0.0f;
     }
 
     // nullptr: there is no such row.
     __device__ __forceinline__ T* row_of_out(const Item& item, int row) const {
-        if (row >= params.q_lengths.capacity) return nullptr;
+        if (row >= item.q_rows.owned) return nullptr;
         return static_cast<T*>(params.out.data) + item.work.batch * params.out.batch + item.work.head * params.out.head +
-               row * params.out.row;
+               (item.q_rows.start + row) * params.out.row;
     }
 
     __device__ __forceinline__ void write_eight(T* row, int col, const uint4& eight) const {
@@ -44,14 +48,18 @@ struct ForwardRows : ForwardItems<Row> {
     // Another warp: rows that see no key.
     __device__ __forceinline__ void write_empty_items() const {
         Rounds rounds = first_rounds();
-        Item item;
-        while (next_item(rounds, item)) {
+        int round;
+        WorkTile work;
+        while (next_work(rounds, round, work)) {
+            Item item;
+            fill(item, round, work, false);
             if (item.keys.begin == item.keys.end) write_nothing(item);
         }
     }
 
     __device__ __forceinline__ void write_nothing(const Item& item) const {
-        for (int row = item.keys.first_row + static_cast<int>(threadIdx.x % 32); row < item.keys.first_row + kBlockM; row += 32) {
+        const int end = min(item.keys.first_row + kBlockM, item.q_rows.owned);
+        for (int row = item.keys.first_row + static_cast<int>(threadIdx.x % 32); row < end; row += 32) {
             finish_row(item, row, kNothing, 0.0f, true);
             for (int col = 0; col < kHeadDimV; col += 8) write_eight(row_of_out(item, row), col, make_uint4(0, 0, 0, 0));
         }

@@ -36,27 +36,28 @@ struct RowSoftmax {
         factor[0] = factor[1] = 1.0f;
         if (moved) raise_to_maximum(s, scale, factor);
         exponentiate(s, scale);
+        if (moved) has_nothing = any_without_scores();
         const bool past =
             __any_sync(0xffffffffu, sum[0] > kSumLimit || sum[1] > kSumLimit);  // NaN is not: its neighbours stay as they are
         if (past) shrink(s, factor);
         return moved || past;
     }
 
-    // Adds up the rows' sums over their lanes; says whether one has overflowed on the way.
-    __device__ __forceinline__ bool finish() {
+    // Adds up the rows' sums over their lanes; says whether one that counts has overflowed on the way.
+    __device__ __forceinline__ bool finish(bool first_counts, bool second_counts) {
         bool bad = false;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
             sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
-            bad |= sum[r] == INFINITY || (fabsf(base[r]) > kBaseLimit && base[r] != kNothing);
+            const bool lost = sum[r] == INFINITY || (fabsf(base[r]) > kBaseLimit && base[r] != kNothing);
+            bad |= lost && (r == 0 ? first_counts : second_counts);
         }
         return __any_sync(0xffffffffu, bad);
     }
 
 private:
     __device__ __forceinline__ void raise_to_maximum(const float (&s)[kScores], float scale, float (&factor)[2]) {
-        has_nothing = false;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             float largest = s[2 * r];
@@ -68,9 +69,18 @@ private:
             factor[r] = exp2_approx(base[r] - raised);
             sum[r] *= sum[r] == INFINITY ? 1.0f : factor[r];  // an overflow is remembered
             base[r] = raised;
-            has_nothing |= raised == kNothing;
         }
-        has_nothing = __any_sync(0xffffffffu, has_nothing);
+    }
+
+    // A row with nothing but NaN has no maximum either; but it must not change how its neighbours are done.
+    __device__ __forceinline__ bool any_without_scores() const {
+        bool any = false;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const unsigned lanes_with_nan = __ballot_sync(0xffffffffu, sum[r] != sum[r]);
+            any |= base[r] == kNothing && (lanes_with_nan >> (threadIdx.x & 28) & 15) == 0;
+        }
+        return __any_sync(0xffffffffu, any);
     }
 
     __device__ __forceinline__ void exponentiate(float (&s)[kScores], float scale) {

@@ -214,6 +214,7 @@ inline float __double2float_rz(double x) {
     return std::fabs(nearest) > std::fabs(x) ? std::nextafter(nearest, 0.0f) : nearest;
 }
 inline float __fdividef(float x, float y) { return x / y; }
+inline int atomicAdd(int* place, int value) { return std::exchange(*place, *place + value); }
 inline int atomicMin(int* place, int x) { return std::exchange(*place, min(*place, x)); }
 inline int atomicMax(int* place, int x) { return std::exchange(*place, max(*place, x)); }
 #define cudaFuncSetAttribute(...) cudaSuccess

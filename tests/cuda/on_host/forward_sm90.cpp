@@ -17,9 +17,11 @@ struct Row {
     static constexpr KernelConfig config{"forward",    "forward", "sm90", RowType::DTYPE, HEAD_DIM, HEAD_DIM,
                                          FORWARD_TILE, STAGES,    ""};
 };
-using T = sm90::Forward<Row>::T;
+using T = sm90::Forward<Row, false>::T;
 constexpr bool kWide = Row::config.dtype == RowType::bf16_;  // its exponents are those of floats
 constexpr double kRounding = Row::config.dtype == RowType::f16_ ? 0x1p-11 : 0x1p-8;
+
+enum class Lengths { dense, used, packed };
 
 struct Case {
     int batch, heads_q, heads_k, queries, keys, head_dim;
@@ -27,6 +29,8 @@ struct Case {
     // Of q and k; 0: they are nothing but one score far above the others, which are 0; -1: that score is lower, but values are near the end of float.
     float size;
     bool sink;
+    Lengths lengths = Lengths::dense;  // else sequences differ, and what lies past them, or is another's, is NaN
+    bool rare = false;                 // softcap, bias and dropout
 };
 
 std::mt19937 generator(3);
@@ -38,87 +42,159 @@ std::vector<Number> random(size_t count, float scale) {
     return x;
 }
 
-bool check(const Case& c) {
-    const int dim = c.head_dim, group = c.heads_q / c.heads_k;
-    const double scale = 1 / std::sqrt(double(dim));
-    std::vector<T> q = random<T>(size_t(c.batch) * c.queries * c.heads_q * dim, c.size),
-                   k = random<T>(size_t(c.batch) * c.keys * c.heads_k * dim, c.size), v = random<T>(k.size(), 1);
-    std::vector<float> sink = random<float>(c.heads_q, 1), lse(size_t(c.batch) * c.heads_q * c.queries, NAN);
-    std::vector<T> out(q.size(), T(NAN));
+// Where the sequences of one side lie, in rows of all of them.
+struct Side {
+    std::vector<int32_t> start, owned, length, cu;
+    int rows = 0;
 
-    if (c.size <= 0) {
+    Side(const Case& c, int count, int less) : cu(1, 0) {
+        for (int b = 0; b < c.batch; ++b) {
+            const int here = c.lengths == Lengths::packed && b > 0 ? count / (b + 1) - less : count;
+            start.push_back(rows), owned.push_back(here);
+            length.push_back(c.lengths == Lengths::used ? count - b * less : here);
+            cu.push_back(rows += here);
+        }
+    }
+    LengthsParams params(const Case& c) const {
+        if (c.lengths == Lengths::packed) return {cu.data(), nullptr, rows};
+        return {nullptr, c.lengths == Lengths::used ? length.data() : nullptr, owned[0]};
+    }
+    // Rows that nobody may look at: past the end; of packed sequences the second one's, whose own results are not looked at then.
+    template <class Visit>
+    void for_hidden_rows(const Case& c, const Visit& visit) const {
+        for (int b = 0; b < c.batch; ++b) {
+            const bool poisoned = c.lengths == Lengths::packed && b == 1;
+            for (int i = poisoned ? 0 : length[b]; i < owned[b]; ++i) visit(start[b] + i);
+        }
+    }
+};
+
+struct Problem {
+    Case c;
+    double scale, cap = 9;
+    Side queries, keys;
+    std::vector<T> q, k, v, out;
+    std::vector<float> sink, lse, bias;
+    ForwardParams params{};
+
+    explicit Problem(const Case& given)
+        : c(given), scale(1 / std::sqrt(double(c.head_dim))), queries(c, c.queries, 5), keys(c, c.keys, 41) {
+        q = random<T>(size_t(queries.rows) * c.heads_q * c.head_dim, c.size);
+        k = random<T>(size_t(keys.rows) * c.heads_k * c.head_dim, c.size), v = random<T>(k.size(), 1);
+        sink = random<float>(c.heads_q, 1), lse.assign(size_t(c.heads_q) * queries.rows, NAN), out.assign(q.size(), T(NAN));
+        bias = random<float>(size_t(c.heads_q) * c.queries * c.keys, 1);
+        if (c.size <= 0) one_large_score();
+        queries.for_hidden_rows(c, [&](int row) { spoil(q, row, c.heads_q); });
+        keys.for_hidden_rows(c, [&](int row) { spoil(k, row, c.heads_k), spoil(v, row, c.heads_k); });
+        fill_in();
+    }
+    void spoil(std::vector<T>& x, int row, int heads) const {
+        std::fill_n(x.begin() + int64_t{row} * heads * c.head_dim, heads * c.head_dim, T(NAN));
+    }
+    void one_large_score() {
         for (T& x : q) x = T(0.0f);
         for (T& x : k) x = T(0.0f);
-        for (size_t i = 0; i < q.size(); i += dim) q[i] = T(8.0f);
+        for (size_t i = 0; i < q.size(); i += c.head_dim) q[i] = T(8.0f);
         // Nearly the largest exponent of a float; or a probability below the limit of sums.
-        k[5 * dim] = T(static_cast<float>((c.size == 0 ? 88 : 9) / (8 * scale)));
+        k[5 * c.head_dim] = T(static_cast<float>((c.size == 0 ? 88 : 9) / (8 * scale)));
         if (c.size < 0 && kWide)
             for (T& x : v) x = T(1e35f * float(x));
     }
 
-    ForwardParams params{};
-    const auto rows = [&](std::vector<T>& x, int count, int heads) {
-        return RowsParams{x.data(), int64_t{count} * heads * dim, int64_t{heads} * dim, dim};
-    };
-    params.q = rows(q, c.queries, c.heads_q), params.out = rows(out, c.queries, c.heads_q);
-    params.k = rows(k, c.keys, c.heads_k), params.v = rows(v, c.keys, c.heads_k);
-    params.lse = {lse.data(), int64_t{c.heads_q} * c.queries, 1, c.queries};
-    params.q_lengths = {nullptr, nullptr, c.queries}, params.k_lengths = {nullptr, nullptr, c.keys};
-    params.batch = c.batch, params.heads_q = c.heads_q, params.group_size = group, params.head_dim = params.head_dim_v = dim;
-    params.softmax_scale = static_cast<float>(scale), params.scale_log2 = static_cast<float>(scale * 1.4426950408889634);
-    params.mask = {c.left, c.right, false};
-    params.vector_out = dim % 8 == 0;
-    if (c.sink) params.sink = {sink.data(), 0, 1, true};
-    Sequences side;
-    side.capacity = side.max_length = c.queries;
-    const bool paired = c.right < kUnboundedWindow;
-    params.schedule = schedule_params(side, c.batch, c.heads_q, Row::config.tile_q * (paired ? 2 : 1), 1e3, false);
-    params.schedule.paired = paired;
-    launch_forward<Row>(params, nullptr);
+    void fill_in() {
+        const int dim = c.head_dim;
+        const auto rows = [&](std::vector<T>& x, const Side& side, int heads) {
+            const int64_t row = int64_t{heads} * dim;
+            return RowsParams{x.data(), c.lengths == Lengths::packed ? 0 : side.owned[0] * row, row, dim};
+        };
+        params.q = rows(q, queries, c.heads_q), params.out = rows(out, queries, c.heads_q);
+        params.k = rows(k, keys, c.heads_k), params.v = rows(v, keys, c.heads_k);
+        // (head, row of all sequences)
+        params.lse = {lse.data(), c.lengths == Lengths::packed ? 0 : queries.owned[0], 1, queries.rows};
+        params.q_lengths = queries.params(c), params.k_lengths = keys.params(c);
+        params.batch = c.batch, params.heads_q = c.heads_q, params.group_size = c.heads_q / c.heads_k;
+        params.head_dim = params.head_dim_v = dim;
+        params.softmax_scale = static_cast<float>(scale), params.scale_log2 = static_cast<float>(scale * 1.4426950408889634);
+        params.mask = {c.left, c.right, false};
+        params.vector_out = dim % 8 == 0;
+        params.rare.dropout.keep_factor = 1;
+        if (c.sink) params.sink = {sink.data(), 0, 1, true};
+        if (c.rare) {
+            params.general = true;
+            params.rare.softcap = static_cast<float>(cap);
+            params.rare.bias = {bias.data(), {0, int64_t{c.queries} * c.keys, c.keys, 1}, true};
+            params.rare.dropout = {1u << 30, 7, 9, 3, 4.0f / 3, true};
+        }
+        Sequences side;
+        side.capacity = params.q_lengths.capacity;
+        side.max_length = c.queries;
+        side.cu = params.q_lengths.cu;
+        const bool paired = c.right < kUnboundedWindow && !params.q_lengths.cu;
+        params.schedule = schedule_params(side, c.batch, c.heads_q, Row::config.tile_q * (paired ? 2 : 1), 1e3, false);
+        params.schedule.paired = paired;
+    }
 
+    double score(int b, int h, int i, int j) const {
+        const T *a = &q[(size_t(queries.start[b] + i) * c.heads_q + h) * c.head_dim],
+                *x = &k[(size_t(keys.start[b] + j) * c.heads_k + h / params.group_size) * c.head_dim];
+        double sum = 0;
+        for (int d = 0; d < c.head_dim; ++d) sum += double(float(a[d])) * float(x[d]);
+        if (!c.rare) return sum * scale;
+        return cap * std::tanh(sum * scale / cap) + bias[(size_t(h) * c.queries + i) * c.keys + j];
+    }
+    bool kept(int b, int h, int i, int j) const {
+        if (!c.rare) return true;
+        const uint4 words = dropout_words(params.rare.dropout, b * c.heads_q + h, i, j / 4 * 4);
+        const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+        return word[j % 4] >= params.rare.dropout.threshold;
+    }
+
+    // Errors of a row, squared, and what it is.
+    void check_row(int b, int h, int i, double& error, double& size, double& worst_lse) const {
+        const int dim = c.head_dim, length_k = keys.length[b], shift = length_k - queries.length[b];
+        std::vector<double> s(length_k, -INFINITY), o(dim, 0);
+        double largest = c.sink ? double{sink[h]} : -INFINITY, sum = 0;
+        const bool exists = i < queries.length[b];
+        for (int j = 0; exists && j < length_k; ++j) {
+            const int64_t ahead = int64_t{j} - i - shift;
+            if (ahead > c.right || -ahead > c.left) continue;
+            s[j] = score(b, h, i, j);
+            largest = std::max(largest, s[j]);
+        }
+        if (c.sink) sum = std::exp(sink[h] - largest);
+        for (int j = 0; j < length_k && largest > -INFINITY; ++j) {
+            const double p = std::exp(s[j] - largest);
+            sum += p;
+            const T* value = &v[(size_t(keys.start[b] + j) * c.heads_k + h / params.group_size) * dim];
+            for (int x = 0; p > 0 && kept(b, h, i, j) && x < dim; ++x)
+                o[x] += p * params.rare.dropout.keep_factor * float(value[x]);
+        }
+        const bool sees = exists && sum > 0;
+        const float got = lse[size_t(h) * queries.rows + queries.start[b] + i];
+        const double wanted = largest + std::log(sum);
+        worst_lse = std::max(worst_lse, sees ? std::fabs(got - wanted) / (1 + std::fabs(wanted)) : got == -INFINITY ? 0.0 : 1e9);
+        if (!(std::fabs(got) >= 0)) worst_lse = 1e9;
+        for (int x = 0; x < dim; ++x) {
+            const double exact = sees ? o[x] / sum : 0,
+                         difference = float(out[(size_t(queries.start[b] + i) * c.heads_q + h) * dim + x]) - exact;
+            error += difference * difference;
+            size += exact * exact;
+        }
+    }
+};
+
+bool check(const Case& c) {
+    Problem p(c);
+    launch_forward<Row>(p.params, nullptr);
     double error = 0, size = 0, worst_lse = 0;
     for (int b = 0; b < c.batch; ++b)
-        for (int h = 0; h < c.heads_q; ++h)
-            for (int i = 0; i < c.queries; ++i) {
-                const auto at = [&](int count, int heads, int row, int head) {
-                    return ((size_t(b) * count + row) * heads + head) * dim;
-                };
-                std::vector<double> s(c.keys, -INFINITY), o(dim, 0);
-                double largest = c.sink ? double{sink[h]} : -INFINITY, sum = 0;
-                for (int j = 0; j < c.keys; ++j) {
-                    const int64_t ahead = int64_t{j} - i - (c.keys - c.queries);
-                    if (ahead > c.right || -ahead > c.left) continue;
-                    s[j] = 0;
-                    for (int x = 0; x < dim; ++x)
-                        s[j] += double(float(q[at(c.queries, c.heads_q, i, h) + x])) *
-                                float(k[at(c.keys, c.heads_k, j, h / group) + x]);
-                    s[j] *= scale;
-                    largest = std::max(largest, s[j]);
-                }
-                if (c.sink) sum = std::exp(sink[h] - largest);
-                for (int j = 0; j < c.keys && largest > -INFINITY; ++j) {
-                    const double p = std::exp(s[j] - largest);
-                    sum += p;
-                    for (int x = 0; p > 0 && x < dim; ++x) o[x] += p * float(v[at(c.keys, c.heads_k, j, h / group) + x]);
-                }
-                const float got = lse[(size_t(b) * c.heads_q + h) * c.queries + i];
-                const double wanted = largest + std::log(sum);
-                worst_lse = std::max(worst_lse, sum > 0            ? std::fabs(got - wanted) / (1 + std::fabs(wanted))
-                                                : got == -INFINITY ? 0.0
-                                                                   : 1e9);
-                if (!(std::fabs(got) >= 0)) worst_lse = 1e9;
-                for (int x = 0; x < dim; ++x) {
-                    const double exact = sum > 0 ? o[x] / sum : 0,
-                                 difference = float(out[at(c.queries, c.heads_q, i, h) + x]) - exact;
-                    error += difference * difference;
-                    size += exact * exact;
-                }
-            }
+        for (int h = 0; h < c.heads_q && !(c.lengths == Lengths::packed && b == 1); ++h)
+            for (int i = 0; i < p.queries.owned[b]; ++i) p.check_row(b, h, i, error, size, worst_lse);
     const double relative = size > 0 ? std::sqrt(error / size) : std::sqrt(error);
     const bool good = relative <= kRounding && worst_lse < 1e-4;
-    std::printf("%s %d x %d heads %d/%d keys %d dim %d window %d %d size %g: relative error %.2e, lse %.1e\n",
-                good ? "ok" : "WRONG", c.batch, c.queries, c.heads_q, c.heads_k, c.keys, dim, c.left, c.right, c.size, relative,
-                worst_lse);
+    std::printf("%s %d x %d heads %d/%d keys %d dim %d window %d %d size %g lengths %d rare %d: relative error %.2e, lse %.1e\n",
+                good ? "ok" : "WRONG", c.batch, c.queries, c.heads_q, c.heads_k, c.keys, c.head_dim, c.left, c.right, c.size,
+                static_cast<int>(c.lengths), c.rare, relative, worst_lse);
     return good;
 }
 
@@ -138,6 +214,12 @@ int main(int, char** argv) {
         {2, 4, 2, 400, 60, kDim, kAll, kAll, 1, false},    // many items of one key tile
         {2, 4, 4, 260, 200, kDim, 40, 0, 12, false},       // the same with a window, and overflow
         {1, 1, 1, 64, 300, kDim, kAll, kAll, -1, false},   // values that overflow under a kept maximum
+        {3, 2, 1, 150, 300, kDim, kAll, kAll, 1, false, Lengths::used},
+        {3, 2, 1, 230, 200, kDim, 100, 0, 1, true, Lengths::used},
+        {4, 2, 1, 300, 280, kDim, kAll, kAll, 1, true, Lengths::packed},
+        {4, 2, 2, 250, 333, kDim, kAll, 0, 12, false, Lengths::packed},
+        {1, 2, 1, 150, 200, kDim - 8, 120, 0, 1, true, Lengths::dense, true},
+        {3, 2, 1, 100, 150, kDim, kAll, kAll, 3, false, Lengths::packed, true},
     };
     bool good = true;
     for (const Case& c : cases) good &= check(c);
