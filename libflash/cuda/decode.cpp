@@ -48,21 +48,6 @@ int64_t visible_keys(const DecodeProblem& problem) {
     return std::min(problem.cache.capacity, rule.left + right + problem.seqlen_q);
 }
 
-// How many ranges leave each multiprocessor one long one; 0: there is no such number. One thread block with 96 KB under way reads as fast as two,
-// and its results are half as many: 1 to 3 % from 32 tiles on. With 8 tiles two are faster by a quarter, so this is only for a length that is
-// known: in a cache that is hardly filled all ranges are short.
-int64_t one_range_each(const KernelConfig& config, const DecodeProblem& problem, int64_t blocks, int64_t tiles) {
-    constexpr int64_t kLong = 24;
-    constexpr int kEnoughBytes = 96 << 10;
-    const int64_t multiprocessors = device_facts(problem.device.id).multiprocessors, splits = multiprocessors / blocks;
-    const bool is_known = !problem.cache_seqlens && !problem.leftpad && problem.default_seqlen == problem.cache.capacity;
-    if (!is_known || blocks_of_multiprocessor(config, problem) < 2 || shared_bytes(config, problem) < kEnoughBytes || splits == 0)
-        return 0;
-    const int64_t each = ceil_div(tiles, splits);
-    const bool fills = splits * blocks >= multiprocessors - multiprocessors / 20;
-    return fills && each >= kLong && ceil_div(tiles, each) == splits ? splits : 0;
-}
-
 // By what a call takes: so many rounds of thread blocks, each as long as its tiles of keys and what a thread block costs beyond them, and
 // the end where results are put together. In units of one tile of one thread block.
 int64_t choose_splits(const KernelConfig& config, const DecodeProblem& problem) {
@@ -70,7 +55,6 @@ int64_t choose_splits(const KernelConfig& config, const DecodeProblem& problem) 
     constexpr int64_t kMost = 256;
     const int64_t blocks = unsplit_blocks(config, problem), at_once = blocks_at_once(config, problem);
     const int64_t tiles = std::max<int64_t>(1, ceil_div(visible_keys(problem), config.tile_k));
-    if (const int64_t splits = one_range_each(config, problem, blocks, tiles)) return splits;
     // More than some two rounds only adds to the end.
     const int64_t most = std::min({tiles, kMost, kMostBlocks / blocks, ceil_div(2 * at_once, blocks) + 1});
     int64_t best = 1;

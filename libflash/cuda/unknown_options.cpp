@@ -14,6 +14,21 @@ const char* option_beyond_sm90(const AttentionProblem& p) {
     return nullptr;
 }
 
+// The first of the options that have been tried on the host alone, or nullptr. Until evidence has them a call must ask for the kernel.
+const char* option_not_in_evidence(const AttentionProblem& p) {
+    if (p.request.kernel || p.request.backend) return nullptr;
+    if (p.q_rows.packed()) return "cu_seqlens_q";
+    if (p.k_rows.packed()) return "cu_seqlens_k";
+    if (p.q_rows.used) return "seqused_q";
+    if (p.k_rows.used) return "seqused_k";
+    if (p.softcap > 0) return "softcap";
+    if (p.dropout.active()) return "dropout_p";
+    if (p.alibi_slopes.present) return "alibi_slopes";
+    if (p.bias.present) return "bias";
+    if (p.mask.present) return "mask";
+    return p.softmax_scale > 0 ? nullptr : "softmax_scale";
+}
+
 // Whether the copy engine can be told of the tensor: steps are multiples of 16 bytes, from 0 to 2^40.
 bool copy_engine_reads(const TensorView& tensor) {
     constexpr int64_t kElement = 2, kLimit = int64_t{1} << 40;
@@ -49,6 +64,10 @@ bool knows_options(const KernelConfig& config, const AttentionProblem& problem, 
     if (std::strcmp(config.room, "sm90") != 0) return true;
     if (const char* option = option_beyond_sm90(problem)) {
         if (why) *why = text_of(option, ": the kernel does not know it");
+        return false;
+    }
+    if (const char* option = option_not_in_evidence(problem)) {
+        if (why) *why = text_of(option, ": the kernel knows it, but is taken for it only when it is asked for");
         return false;
     }
     if (const char* tensor = tensor_beyond_sm90(problem)) {

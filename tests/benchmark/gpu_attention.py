@@ -36,8 +36,8 @@ import libflash
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 COLUMNS = (*SDPA, HELD, OURS)
 # |difference| / |row| in the forward direction, and twice as much in the other; two right results differ by about a third of it,
-# in float32 by a hundredth: products of one tf32 instruction would differ by seven times as much.
-ROW_TOLERANCE = {"bfloat16": 0.02, "float16": 0.0025, "float32": 0.0001}
+# in float32 by up to half of it where sums are long: products of one tf32 instruction would differ by twice as much.
+ROW_TOLERANCE = {"bfloat16": 0.02, "float16": 0.0025, "float32": 0.0003}
 
 
 def calls_that_work(cell: Cell, kernel: str | None) -> dict[str, Call]:
@@ -115,6 +115,11 @@ def summaries(results: list[dict]) -> dict[str, dict]:
     }
 
 
+def write(path: pathlib.Path | None, about: dict[str, object], results: list[dict]) -> None:
+    if path:
+        path.write_text(json.dumps({"setting": about, "summary": summaries(results), "cells": results}, indent=1) + "\n")
+
+
 def setting(rounds: int, kernel: str | None) -> dict[str, object]:
     about = {
         "date": datetime.date.today().isoformat(),
@@ -175,13 +180,12 @@ def main() -> int:
         for cell in chosen(wanted(options), options.only):
             results.append(run(cell, options.rounds, options.kernel))
             print(line(results[-1]), flush=True)
+            write(options.json, about, results)  # each time: what is cut off loses nothing
             torch.cuda.empty_cache()
     total = summaries(results)
     for peer, sums in total.items():
         means = ", ".join(f"{name} {mean:.3f}" for name, mean in sums["geometric_mean"].items())
         print(f"against {peer}: geometric mean, {means}; worst {sums['worst']['ratio']:.3f} ({sums['worst']['cell']})")
-    if options.json:
-        options.json.write_text(json.dumps({"setting": about, "summary": total, "cells": results}, indent=1) + "\n")
     if not total:
         sys.exit("no peer computed any of these cells: there is nothing to compare with")
     worst = min(sums["worst"]["ratio"] for sums in total.values())
