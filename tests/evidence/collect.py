@@ -6,7 +6,8 @@
     python tests/evidence/collect.py --out DIR_OR_FILE       elsewhere; with --only, what is there or in the repository is kept
 
 libflash must be installed, built from these sources with all rows of kernels.table. Each stage has its time limit; one that fails
-is recorded and the next one runs. The exit code is 0 if all that ran passed. Logs go to build/evidence.
+is recorded and the next one runs. Where there are two GPUs the stages of ASIDE run on the second one beside the others: some 4
+minutes. The exit code is 0 if all that ran passed. Logs go to build/evidence.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import os
 import pathlib
 import re
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import junit
 import record
@@ -31,6 +34,7 @@ ROOT = sources.ROOT
 FOLDER = record.FOLDER
 LIMITS = {"tests": 200, "accuracy": 60, "repeats": 60, "sanitizer": 200, "benchmark": 150, "decode": 60}  # seconds
 QUICK_LIMITS = {"tests": 120, "accuracy": 30, "repeats": 30, "sanitizer": 90, "benchmark": 75, "decode": 30}
+ASIDE = ("benchmark", "decode", "sanitizer")
 TOTAL = 530  # whatever the limits of the stages add up to
 MOST_WORKERS = 16
 NO_GPU = "no CUDA device"  # what tests/cuda says when it skips
@@ -42,8 +46,10 @@ TAIL = 15  # lines of a failed stage's log that are shown
 class Run:
     """What the stages need to know."""
 
-    def __init__(self, quick: bool, logs: pathlib.Path, arch: int) -> None:
+    def __init__(self, quick: bool, logs: pathlib.Path, arch: int, gpu: int | None = None) -> None:
+        """`gpu`: the only one that the stages see; None: all."""
         self.quick, self.logs, self.arch = quick, logs, arch
+        self.environment = {**os.environ, **({} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)})}
         self.end = self.stage_end = time.monotonic() + TOTAL
 
     def begin(self, stage: str) -> None:
@@ -57,7 +63,9 @@ class Run:
     def program(self, log: str, command: list[str], **environment: str) -> Done:
         path = os.pathsep.join(filter(None, [str(ROOT / "tests"), str(FOLDER), os.environ.get("PYTHONPATH", "")]))
         where = self.logs / f"{log}.log"
-        done = run_limited([sys.executable, *command], self.left(), where, {**os.environ, "PYTHONPATH": path, **environment})
+        done = run_limited(
+            [sys.executable, *command], self.left(), where, {**self.environment, "PYTHONPATH": path, **environment}
+        )
         if done.code != 0:
             print("\n".join(f"    {line[:200]}" for line in done.text.splitlines()[-TAIL:]))
         return done
@@ -123,7 +131,7 @@ def repeats(run: Run) -> tuple[str, str, dict]:
 
 
 def sanitize(run: Run) -> tuple[str, str, dict]:
-    return sanitizer.stage(run.quick, run.left(), run.logs, run.arch)
+    return sanitizer.stage(run.quick, run.left(), run.logs, run.arch, run.environment)
 
 
 def benchmark(run: Run) -> tuple[str, str, dict]:
@@ -151,6 +159,14 @@ STAGES = {
 }
 
 
+def lanes(names: list[str], gpus: int) -> list[tuple[list[str], int | None]]:
+    """What runs side by side: stages one after the other, and the only GPU that they see, if not all."""
+    if gpus < 2:
+        return [(names, None)]
+    aside = [name for name in names if name in ASIDE]
+    return [([name for name in names if name not in aside], None), (aside, 1)]
+
+
 def target(out: pathlib.Path | None, gpu: str) -> pathlib.Path:
     name = record.file_name(gpu)
     if out is None:
@@ -168,42 +184,70 @@ def earlier(path: pathlib.Path, wanted: list[str]) -> dict | None:
     return None
 
 
+class Collection:
+    """The file as it grows; stages of two lanes write to it."""
+
+    def __init__(self, path: pathlib.Path, facts: dict, quick: bool, wanted: list[str]) -> None:
+        self.path, self.writing = path, threading.Lock()
+        self.new: dict = {**facts, "sources": sources.digest(), "quick": quick, "stages": {}}
+        self.old = earlier(path, wanted)
+        try:
+            record.merged(self.old, self.new)
+        except ValueError as wrong:
+            print(f"{path.name} begins anew: {wrong}", file=sys.stderr)
+            self.old = None
+
+    def write(self) -> None:
+        record.write(self.path, record.merged(self.old, self.new))
+
+    def add(self, name: str, outcome: tuple[str, str, dict], seconds: float) -> None:
+        status, why, data = outcome
+        about = {"status": status, "seconds": seconds, "date": datetime.date.today().isoformat()}
+        about["driver"] = self.new["setting"]["driver"]
+        with self.writing:
+            self.new["stages"][name] = about | ({"why": why} if why else {})
+            self.new[name] = data
+            print(f"{name:10} {status:10} {seconds:6.1f} s  {why}", flush=True)
+            self.write()  # after each stage: what comes later cannot lose it
+
+    def run_stages(self, names: list[str], run: Run) -> None:
+        for name in names:
+            start = time.monotonic()
+            run.begin(name)
+            try:
+                outcome = STAGES[name](run)
+            except (OSError, ValueError) as wrong:  # e.g. a program that left half a JSON
+                outcome = "failed", f"{type(wrong).__name__}: {wrong}"[:300], {}
+            self.add(name, outcome, round(time.monotonic() - start, 1))
+
+    def end(self) -> int:
+        """The exit code."""
+        if sources.digest() != self.new["sources"]:
+            for stage in self.new["stages"].values():
+                stage |= {"status": "failed", "why": "the sources changed meanwhile"}
+            self.write()
+            print("the sources changed meanwhile: this is no evidence", file=sys.stderr)
+        print(f"{self.path}: {self.path.stat().st_size} bytes, sources {self.new['sources'][:12]}")
+        return 0 if all(stage["status"] == "passed" for stage in self.new["stages"].values()) else 1
+
+
 def collect(options: argparse.Namespace) -> int:
     asked = run_limited([sys.executable, str(FOLDER / "facts.py")], 60, options.logs / "facts.log")
     if asked.code != 0:
         print(f"cannot measure here: {asked.text.strip()[-2000:]}", file=sys.stderr)
         return 2
     facts = json.loads(asked.text.strip().splitlines()[-1])
-    path, wanted, before = target(options.out, facts["gpu"]), options.only or list(STAGES), sources.digest()
-    new = {**facts, "sources": before, "quick": options.quick, "stages": {}}
-    old = earlier(path, wanted)
-    try:
-        record.merged(old, new)
-    except ValueError as wrong:
-        print(f"{path.name} begins anew: {wrong}", file=sys.stderr)
-        old = None
-    run = Run(options.quick, options.logs, facts["setting"]["arch"])
-    for name in (stage for stage in STAGES if stage in wanted):
-        start = time.monotonic()
-        run.begin(name)
-        try:
-            status, why, data = STAGES[name](run)
-        except (OSError, ValueError) as wrong:  # e.g. a program that left half a JSON
-            status, why, data = "failed", f"{type(wrong).__name__}: {wrong}"[:300], {}
-        seconds = round(time.monotonic() - start, 1)
-        about = {"status": status, "seconds": seconds, "date": datetime.date.today().isoformat()}
-        about["driver"] = facts["setting"]["driver"]
-        new["stages"][name] = about | ({"why": why} if why else {})
-        new[name] = data
-        print(f"{name:10} {status:10} {seconds:6.1f} s  {why}", flush=True)
-        record.write(path, record.merged(old, new))  # after each stage: what comes later cannot lose it
-    if sources.digest() != before:
-        for stage in new["stages"].values():
-            stage |= {"status": "failed", "why": "the sources changed meanwhile"}
-        record.write(path, record.merged(old, new))
-        print("the sources changed meanwhile: this is no evidence", file=sys.stderr)
-    print(f"{path}: {path.stat().st_size} bytes, sources {before[:12]}")
-    return 0 if all(stage["status"] == "passed" for stage in new["stages"].values()) else 1
+    gpus = facts.pop("gpus", 1)
+    wanted = [name for name in STAGES if name in (options.only or STAGES)]
+    collection = Collection(target(options.out, facts["gpu"]), facts, options.quick, wanted)
+    with ThreadPoolExecutor(2) as pool:
+        begun = [
+            pool.submit(collection.run_stages, names, Run(options.quick, options.logs, facts["setting"]["arch"], gpu))
+            for names, gpu in lanes(wanted, gpus)
+        ]
+        for lane in begun:
+            lane.result()
+    return collection.end()
 
 
 def main() -> int:

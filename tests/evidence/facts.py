@@ -61,6 +61,7 @@ def main() -> int:
         return 1
     facts = {
         "gpu": device["name"],
+        "gpus": len(info["devices"]),
         "setting": {
             "arch": device["arch"],
             "multiprocessors": device["multiprocessors"],

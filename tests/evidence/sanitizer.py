@@ -8,7 +8,6 @@ virtual machines let the tools run but not see: then the result says that they p
 from __future__ import annotations
 
 import dataclasses
-import os
 import pathlib
 import re
 import shutil
@@ -108,10 +107,10 @@ def find_tool() -> str | None:
 class Session:
     """Runs with one time limit for all of them."""
 
-    def __init__(self, tool: str, limit: float, logs: pathlib.Path) -> None:
+    def __init__(self, tool: str, limit: float, logs: pathlib.Path, environment: dict[str, str]) -> None:
         self.tool, self.end, self.logs = tool, time.monotonic() + limit, logs
         # Kernels are loaded when first called: torch has thousands that are not.
-        self.environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "CUDA_MODULE_LOADING": "LAZY"}
+        self.environment = {**environment, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "CUDA_MODULE_LOADING": "LAZY"}
 
     def run(self, name: str, command: list[str]) -> Done:
         left = max(1.0, self.end - time.monotonic())
@@ -122,13 +121,13 @@ class Session:
         return self.run(f"{tool}-{name}", [self.tool, *options, *program])
 
 
-def stage(quick: bool, limit: float, logs: pathlib.Path, arch: int) -> tuple[str, str, dict]:
+def stage(quick: bool, limit: float, logs: pathlib.Path, arch: int, environment: dict[str, str]) -> tuple[str, str, dict]:
     """(status, why, data)."""
     tool = find_tool()
     nvcc = shutil.which("nvcc")
     if tool is None or nvcc is None:
         return "failed", "compute-sanitizer or nvcc is not on the PATH", {}
-    session, canary = Session(tool, limit, logs), logs / "canary"
+    session, canary = Session(tool, limit, logs, environment), logs / "canary"
     built = session.run("nvcc", [nvcc, f"-arch=sm_{arch}", "-lineinfo", "-o", str(canary), str(FOLDER / "canary.cu")])
     if built.code != 0:
         return "failed", f"the canary does not compile: {complaint(built.text)}", {}

@@ -65,6 +65,21 @@ def test_a_stage_by_a_program(tmp_path: pathlib.Path) -> None:
     assert outcome("time.sleep(60)")[0] == "timed out"
 
 
+def test_two_gpus_share_the_stages() -> None:
+    names = list(collect.STAGES)
+    assert collect.lanes(names, 1) == [(names, None)]
+    (first, everything), (second, gpu) = collect.lanes(names, 2)
+    assert (everything, gpu) == (None, 1)  # the first lane's tests of several devices see all
+    assert first[0] == "tests"
+    assert sorted(first + second) == sorted(names)
+    assert collect.lanes(["tests"], 2) == [(["tests"], None), ([], 1)]
+
+
+def test_the_second_lane_sees_one_gpu(tmp_path: pathlib.Path) -> None:
+    run = collect.Run(quick=False, logs=tmp_path, arch=90, gpu=1)
+    assert run.program("seen", ["-c", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"]).text == "1\n"
+
+
 def test_the_limits_fit_the_total() -> None:
     assert set(collect.LIMITS) == set(collect.QUICK_LIMITS) == set(collect.STAGES) == set(record.STAGES)
     assert collect.TOTAL <= 540  # a minute beside it for the build, and ten in all
@@ -74,7 +89,7 @@ def test_the_limits_fit_the_total() -> None:
 @pytest.fixture
 def collected(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Callable[..., tuple[int, dict]]:
     """Runs collect with stages that do nothing, as if on a GPU; gives the exit code and the file."""
-    known = {"gpu": "NVIDIA H200", "setting": {"arch": 90, "driver": "1", "toolkit": "13.0"}}
+    known = {"gpu": "NVIDIA H200", "gpus": 2, "setting": {"arch": 90, "driver": "1", "toolkit": "13.0"}}
     monkeypatch.setattr(collect, "run_limited", lambda *_: limited.Done(0, f"a warning\n{json.dumps(known)}\n", 0.1))
 
     def run(*only: str, **outcomes: object) -> tuple[int, dict]:
