@@ -1,0 +1,416 @@
+// What multiplies in the forward kernel for sm_90a: warpgroups of 64 query rows each. In one of them the product Q K^T of a tile and P V of the one before
+// go on under the exponentials, and so does the first product of the next query tile under the end of this one. P goes from registers to registers. The
+// warpgroups need no order among themselves: turns at the tensor cores cost 2 to 3 % at long lengths.
+#pragma once
+
+#include "cuda/attention/dropout.cuh"
+#include "cuda/ptx/opaque.cuh"
+#include "cuda/ptx/wgmma.cuh"
+#include "cuda/sm90/forward_producer.cuh"
+#include "cuda/sm90/row_softmax.cuh"
+#include "cuda/tile/quad.cuh"
+
+namespace libflash::cuda::sm90 {
+
+template <class Row, bool kGeneral>
+struct Forward : ForwardProducer<Row, kGeneral> {
+    using Base = ForwardProducer<Row, kGeneral>;
+    using Base::Base, Base::common, Base::finish_row, Base::following, Base::k_smem, Base::kBlockN, Base::kConsumerRegisters,
+        Base::kGroupRows, Base::kGroups, Base::kHeadDim, Base::kHeadDimV, Base::kProducerRegisters, Base::kQStages,
+        Base::kSendsRows, Base::kStages, Base::kVStages, Base::lose, Base::maps, Base::out_smem, Base::params, Base::preceding,
+        Base::prepare, Base::produce, Base::q_tile, Base::row_of_out, Base::start_again, Base::v_smem, Base::write_eight,
+        Base::write_empty_items;
+    using typename Base::Item, typename Base::KTile, typename Base::OutTile, typename Base::QTile, typename Base::Rounds,
+        typename Base::T, typename Base::VTile;
+    using Softmax = RowSoftmax<kBlockN>;
+    static constexpr int kScores = kBlockN / 2, kSums = kHeadDimV / 2;
+
+    // What a warpgroup that multiplies has at hand.
+    struct Consumer {
+        int group, lane;
+        Ring<kStages> k;
+        Ring<kVStages> v;
+        Ring<kQStages> q;
+        int slot;                     // of the item whose scores come next
+        int tile;                     // of its keys, that scores have been begun of last
+        bool last;                    // of them
+        float s[kScores];             // scores, then probabilities
+        float o[kSums];               // sums of p v
+        uint32_t p[kBlockN / 16][4];  // probabilities, rounded
+        Softmax softmax;
+        // The item before, as long as its last product is not there: what its sums are to be multiplied by, and its slot; or kNothingYet or kClosed.
+        float inverse[2];
+        int closing_slot;
+    };
+    static constexpr int kNothingYet = -1, kClosed = -2;
+
+    __device__ __forceinline__ void consume() {
+        // The same for all lanes, and known to be so.
+        const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+        const int group = warp / 4 - 1;
+        const int lane = static_cast<int>(threadIdx.x & 31);
+        Consumer c{group, lane, Ring<kStages>(common.k), Ring<kVStages>(common.v), Ring<kQStages>(common.q[group])};
+        c.slot = 0;
+        Rounds rounds{};
+        do {
+            c.q.wait_full();
+            if (common.items[c.slot].keys.begin == common.items[c.slot].keys.end) {
+                __syncwarp();
+                release(c, c.q.empty());
+                c.q.advance();
+                c.slot = following(c.slot);
+            } else {
+                do_items(c);
+            }
+            rounds.safe = common.items[preceding(c.slot)].safe;
+            if (kSendsRows && c.lane == 0) tma_store_wait<0>();  // what is done again is written again
+        } while (start_again(rounds));
+    }
+
+    // From the present item to the last, in steps: the scores of a tile, and the product of the probabilities of the tile before, whichever items these
+    // are of. An item's rows are written while the second product of scores after its last goes on.
+    __device__ __forceinline__ void do_items(Consumer& c) {
+        c.closing_slot = kNothingYet;
+        c.softmax.clear();
+        begin_item(c);
+        start_scores(c);
+        wgmma_wait<0>();
+        wgmma_settle(c.s);
+        release_scores(c);
+        float factor[2];
+        take_scores(c, factor);
+        skip_values(c);
+        if (!c.last) c.k.wait_full();
+        round_probabilities(c);
+        while (true) {
+            // Apart from the loop below, so that its instructions stand close together.
+#pragma unroll 1
+            do {
+                const bool enters = c.last;
+                if (enters && !common.items[c.slot].more) return end(c);
+                step<true>(c, enters);
+            } while (c.last || c.closing_slot != kClosed);
+#pragma unroll 1
+            while (!c.last) step<false>(c, false);
+        }
+    }
+
+    // kBetween: the scores may be those of the next item (`enters`), and the product the first of an item.
+    template <bool kBetween>
+    __device__ __forceinline__ void step(Consumer& c, bool enters) const {
+        --c.tile;
+        if (kBetween && enters) {
+            c.slot = following(c.slot);
+            c.q.wait_full();
+            begin_item(c);
+        }
+        wgmma_settle(c.s);
+        start_scores(c);
+        start_values<kBetween>(c);
+        wgmma_wait<1>();
+        wgmma_settle(c.s);
+        if (kBetween && enters) finish(c, preceding(c.slot));
+        release_scores(c);
+        float factor[2];
+        const bool moved = take_scores(c, factor);
+        if (!c.last) c.k.wait_full();  // here, because nothing goes on between the end of this product and the next
+        wgmma_wait<0>();
+        release_values(c);
+        if (kBetween && enters) {
+            skip_values(c);
+        } else if (moved) {
+#pragma unroll
+            for (int i = 0; i < kSums; ++i) c.o[i] *= factor[i / 2 % 2];
+        }
+        round_probabilities(c);
+    }
+
+    // After the last item's last scores.
+    __device__ __forceinline__ void end(Consumer& c) const {
+        start_values<true>(c);
+        wgmma_wait<0>();
+        release_values(c);
+        finish(c, c.slot);
+        c.slot = following(c.slot);
+        if (c.closing_slot >= 0) write_rows(c);
+    }
+
+    // The scores of an item are done. Writes lse, and finds out what the sums have to be multiplied by.
+    __device__ __forceinline__ void finish(Consumer& c, int slot) const {
+        const Item& item = common.items[slot];
+        const bool writes =
+            __any_sync(0xffffffffu, item.writers >> warp_of_item() & 1);  // the same for all lanes, and known to be so
+        // Rows that take no part may hold anything.
+        if (c.softmax.finish(row_of(c, item, 0) < item.q_rows.length, row_of(c, item, 1) < item.q_rows.length)) do_again(c, item);
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+            c.inverse[r] = finish_row(item, row_of(c, item, r), c.softmax.base[r], c.softmax.sum[r], writes && (c.lane & 3) == 0);
+        c.closing_slot = writes ? slot : kNothingYet;
+        c.softmax.clear();
+    }
+    __device__ __forceinline__ int warp_of_item() const { return static_cast<int>(threadIdx.x) / 32 - 4; }
+    __device__ __forceinline__ void do_again(const Consumer& c, const Item& item) const {
+        if (!item.safe && c.lane == 0) lose(item.round, warp_of_item());
+    }
+
+    // The rows of the item that is closing.
+    __device__ __forceinline__ void write_rows(Consumer& c) const {
+        const Item& item = common.items[c.closing_slot];
+        bool lost = false;
+        if constexpr (kSendsRows) {
+            lost = send_rows(c, item);
+        } else {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) lost |= write_row(c, item, r, c.inverse[r]);
+        }
+        if (__any_sync(0xffffffffu, lost)) do_again(c, item);
+    }
+
+    // Through shared memory and by the copy engine. True: a row has a number that is not finite, though its probabilities are: perhaps their sum with
+    // values went past the end of float.
+    __device__ __forceinline__ bool send_rows(const Consumer& c, const Item& item) const {
+        const int warp = warp_of_item();
+        const uint32_t tile = out_smem + warp * OutTile::kBytes;
+        if (c.lane == 0) tma_store_wait_read<0>();
+        __syncwarp();
+        uint32_t trace[2] = {};
+#pragma unroll
+        for (int group = 0; group < kHeadDimV / 8; group += 2) {
+            uint32_t words[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float inverse = c.inverse[i % 2], *o = c.o + 4 * group + 2 * i;
+                words[i] = inverse == 0.0f ? 0 : pack_pair(o[0] * inverse, o[1] * inverse, T());
+                trace_pair(trace[i % 2], words[i], T());
+            }
+            OutTile::store_fragment(tile, 0, group, c.lane, words);
+        }
+        fence_shared_for_async();
+        __syncwarp();
+        if (c.lane == 0) store_rows(tile, item, item.keys.first_row + warp * 16);
+        return (trace[0] != 0 && c.inverse[0] == c.inverse[0]) || (trace[1] != 0 && c.inverse[1] == c.inverse[1]);
+    }
+
+    __device__ __forceinline__ void store_rows(uint32_t tile, const Item& item, int row) const {
+        const int count = min(16, item.q_rows.owned - row);
+        if (count <= 0) return;
+        int at[3] = {row, item.work.head, item.work.batch};
+        if (maps.ragged_out) at[0] = 16 - count, at[1] = item.q_rows.start + row + count, at[2] = item.work.head;
+#pragma unroll
+        for (int chunk = 0; chunk < OutTile::kChunks; ++chunk)
+            tma_store(tile + chunk * OutTile::kChunkBytes, maps.out, chunk * 64, at[0], at[1], at[2]);
+        tma_store_commit();
+    }
+
+    __device__ __forceinline__ void release(const Consumer& c, const MBarrier& empty) const {
+        if (c.lane == 0) empty.arrive();
+    }
+    // s = Q K^T, begun.
+    __device__ __forceinline__ void start_scores(Consumer& c) const {
+        const uint32_t q = q_tile(c.q.stage, c.group), k = k_smem + c.k.stage * KTile::kBytes;
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < kHeadDim / 16; ++step)
+            Wgmma<T, kBlockN>::template multiply_shared<false>(c.s, QTile::along_columns(q, step), KTile::along_columns(k, step),
+                                                               step > 0);
+        wgmma_commit();
+    }
+
+    // The first tile of the item; K of tiles that are left out before it is given back.
+    __device__ __forceinline__ void begin_item(Consumer& c) const {
+        const Item& item = common.items[c.slot];
+        const int end = end_of_keys(c, item);
+        for (int tile = item.keys.end; tile > end; --tile) skip(c, c.k);
+        c.k.wait_full();
+        c.tile = end - 1;
+    }
+    // The same for V.
+    __device__ __forceinline__ void skip_values(Consumer& c) const {
+        for (int skipped = common.items[c.slot].keys.end - 1; skipped > c.tile; --skipped) skip(c, c.v);
+    }
+
+    // Key tiles that none of this group's rows sees are left out at the end, all but one: groups that have fewer keys, or no rows, do not work as long as
+    // the others. Not more than there are stages, because K is asked for before V of the tiles that are left out can be given back.
+    __device__ __forceinline__ int end_of_keys(const Consumer& c, const Item& item) const {
+        const int first_row = item.keys.first_row + c.group * kGroupRows,
+                  last_row = min(first_row + kGroupRows, item.q_rows.length) - 1;
+        const int cols = last_row < first_row ? 0 : last_row + item.keys.shift + item.keys.right + 1;
+        const int end = min((max(cols, 0) + kBlockN - 1) / kBlockN, item.keys.end);
+        return max(max(end, item.keys.begin + 1), item.keys.end - (kStages - 1));
+    }
+    // A stage is given back when it is full: before that, an arrival might count for what was in it before; and when all lanes have seen it.
+    template <class AnyRing>
+    __device__ __forceinline__ void skip(const Consumer& c, AnyRing& ring) const {
+        ring.wait_full();
+        __syncwarp();
+        release(c, ring.empty());
+        ring.advance();
+    }
+
+    // o += P V, begun; or, after the item before has been written, o = P V.
+    template <bool kBetween>
+    __device__ __forceinline__ void start_values(Consumer& c) const {
+        const bool first = kBetween && c.closing_slot != kClosed;
+        if (kBetween && c.closing_slot >= 0) write_rows(c);
+        if (kBetween) c.closing_slot = kClosed;
+        c.v.wait_full();
+        const uint32_t v = v_smem + c.v.stage * VTile::kBytes;
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < kBlockN / 16; ++step)
+            Wgmma<T, kHeadDimV>::template multiply<true>(c.o, c.p[step], VTile::down_rows(v, step), step > 0 || !first);
+        wgmma_commit();
+    }
+    __device__ __forceinline__ void release_values(Consumer& c) const {
+        wgmma_settle(c.o);
+        release(c, c.v.empty());
+        c.v.advance();
+    }
+
+    // From scores, which are there, to probabilities. True: the sums of the item are to be multiplied by `factor`.
+    __device__ __forceinline__ bool take_scores(Consumer& c, float (&factor)[2]) const {
+        const Item& item = common.items[c.slot];
+        const bool edge = prepare_scores(c, item, c.tile);
+        const bool moved = c.softmax.apply(c.s, kGeneral || item.safe ? 1.0f : params.scale_log2, edge || item.safe, factor);
+        if constexpr (kGeneral) {
+            if (params.rare.dropout.active) drop(c, item);
+        }
+        return moved;
+    }
+
+    // What dropout hides of the probabilities.
+    __device__ __forceinline__ void drop(Consumer& c, const Item& item) const {
+        const DropoutParams& dropout = params.rare.dropout;
+        const uint32_t batch_head = static_cast<uint32_t>(item.work.batch) * params.heads_q + item.work.head;
+#pragma unroll
+        for (int block = 0; block < kBlockN / 8; block += 2) {
+            uint32_t keep = 0;
+#pragma unroll 1
+            for (int r = 0; r < 2; ++r) {
+                uint2 words[2];
+                dropout_words_of_row(dropout, batch_head, row_of(c, item, r), c.tile * kBlockN + block * 8, c.lane, words);
+#pragma unroll
+                for (int n = 0; n < 2; ++n)
+                    keep |= ((words[n].x >= dropout.threshold ? 1u : 0u) | (words[n].y >= dropout.threshold ? 2u : 0u))
+                            << (r * 4 + n * 2);
+            }
+#pragma unroll
+            for (int i = 0; i < 8; ++i)  // row i / 4, block i / 2 % 2, column i % 2
+                if (!(keep >> i & 1)) c.s[(block + i / 2 % 2) * 4 + i / 4 * 2 + i % 2] = 0.0f;
+        }
+    }
+
+    // K of the tile is no longer needed; after the item's last one, neither is Q.
+    __device__ __forceinline__ void release_scores(Consumer& c) const {
+        release(c, c.k.empty());
+        c.k.advance();
+        c.last = c.tile == common.items[c.slot].keys.begin;
+        if (!c.last) return;
+        release(c, c.q.empty());
+        c.q.advance();
+    }
+
+    // True: the tile has a mask.
+    __device__ __forceinline__ bool prepare_scores(Consumer& c, const Item& item, int tile) const {
+        if constexpr (kGeneral) {
+            apply_rules(c, item, tile);
+        } else if (item.safe) {
+#pragma unroll
+            for (int i = 0; i < kScores; ++i) c.s[i] *= params.scale_log2;
+        }
+        const bool edge = item.keys.template is_edge<kGroupRows>(tile, c.group * kGroupRows);
+        if (edge) mask_scores(c, item, tile);
+        return edge;
+    }
+
+    // From dot products to scores in base-2 units.
+    __device__ __forceinline__ void apply_rules(Consumer& c, const Item& item, int tile) const {
+        const int rows = item.q_rows.length, cols = item.keys.length_k;
+        const auto for_all = [&](const auto& rule) {
+            const int first_col = tile * kBlockN + (opaque(c.lane) & 3) * 2;
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int row = row_of(c, item, r);
+#pragma unroll
+                for (int i = 2 * r; i < kScores; i += 4)
+#pragma unroll
+                    for (int e = 0; e < 2; ++e) rule(c.s[i + e], row, first_col + i / 4 * 8 + e);
+            }
+        };
+        const auto for_each = [&](const auto& rule) {
+            for_all([&](float& score, int row, int col) {
+                if (row < rows && col < cols) rule(score, row, col);
+            });
+        };
+        scale_and_cap(params.rare, params.softmax_scale, for_all);
+        add_and_hide<T>(params.rare, item.rules, for_all, for_each);
+    }
+
+    __device__ __forceinline__ int row_of(const Consumer& c, const Item& item, int r) const {
+        return item.keys.first_row + (opaque(static_cast<int>(threadIdx.x)) >> 5 << 4) - kGroupRows + r * 8 + (c.lane >> 2);
+    }
+
+    __device__ __forceinline__ void mask_scores(Consumer& c, const Item& item, int tile) const {
+        const int first_col = tile * kBlockN + (opaque(c.lane) & 3) * 2;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            // Columns of this lane, counted from its first one, that the row sees: [begin, end).
+            const int row = row_of(c, item, r);
+            const int begin = row + item.keys.shift - item.keys.left - first_col;
+            const int end = min(item.keys.length_k, row + item.keys.shift + item.keys.right + 1) - first_col;
+#pragma unroll
+            for (int i = 2 * r; i < kScores; i += 4)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    const int col = i / 4 * 8 + e;
+                    if (col < begin || col >= end) c.s[i + e] = -INFINITY;
+                }
+        }
+    }
+
+    __device__ __forceinline__ void round_probabilities(Consumer& c) const {
+#pragma unroll
+        for (int step = 0; step < kBlockN / 16; ++step)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) c.p[step][i] = pack_pair(c.s[8 * step + 2 * i], c.s[8 * step + 2 * i + 1], T());
+    }
+
+    // Row r of this thread, times `inverse`; 0 whatever the sums are if that is 0. Each of the four lanes of a row gets eight neighbouring channels of 32.
+    // True: the row has a number that is not finite, though its probabilities are: perhaps their sum with values went past the end of float.
+    __device__ __forceinline__ bool write_row(const Consumer& c, const Item& item, int r, float inverse) const {
+        T* out = row_of_out(item, row_of(c, item, r));
+        const int lane = opaque(c.lane);
+        uint32_t trace = 0;
+#pragma unroll
+        for (int first = 0; first < kHeadDimV / 8; first += 4) {
+            if (first * 8 >= params.head_dim_v) break;  // also keeps the compiler from beginning with all of them at once
+            uint32_t words[4];
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                const float left = c.o[4 * (first + k) + 2 * r], right = c.o[4 * (first + k) + 2 * r + 1];
+                words[k] = inverse == 0.0f ? 0 : pack_pair(left * inverse, right * inverse, T());
+                trace_pair(trace, words[k], T());
+            }
+            transpose_quad(words, lane);
+            write_eight(out, (first + (lane & 3)) * 8, make_uint4(words[0], words[1], words[2], words[3]));
+        }
+        return trace != 0 && inverse == inverse && row_of(c, item, r) < item.q_rows.length;
+    }
+
+    __device__ __forceinline__ void run() {
+        prepare();
+        if (threadIdx.x < 128) {
+            give_registers<kProducerRegisters>();
+            if (threadIdx.x < 32) {
+                produce();
+            } else if (threadIdx.x < 64) {
+                write_empty_items();
+            }
+        } else {
+            take_registers<kConsumerRegisters>();
+            consume();
+        }
+    }
+};
+
+}  // namespace libflash::cuda::sm90
