@@ -49,7 +49,10 @@ class Run:
     def __init__(self, quick: bool, logs: pathlib.Path, arch: int, gpu: int | None = None) -> None:
         """`gpu`: the only one that the stages see; None: all."""
         self.quick, self.logs, self.arch = quick, logs, arch
-        self.environment = {**os.environ, **({} if gpu is None else {"CUDA_VISIBLE_DEVICES": str(gpu)})}
+        self.environment = {**os.environ}
+        if gpu is not None:
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # may be a choice already
+            self.environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[gpu] if visible else str(gpu)
         self.end = self.stage_end = time.monotonic() + TOTAL
 
     def begin(self, stage: str) -> None:

@@ -75,9 +75,16 @@ def test_two_gpus_share_the_stages() -> None:
     assert collect.lanes(["tests"], 2) == [(["tests"], None), ([], 1)]
 
 
-def test_the_second_lane_sees_one_gpu(tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize(("given", "seen"), [(None, "1"), ("2,5", "5")])
+def test_the_second_lane_sees_one_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, given: str | None, seen: str
+) -> None:
+    """The second of those that there are to be seen."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if given:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
     run = collect.Run(quick=False, logs=tmp_path, arch=90, gpu=1)
-    assert run.program("seen", ["-c", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"]).text == "1\n"
+    assert run.program("seen", ["-c", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"]).text == f"{seen}\n"
 
 
 def test_the_limits_fit_the_total() -> None:
