@@ -36,8 +36,8 @@ import libflash
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 COLUMNS = (*SDPA, HELD, OURS)
 # |difference| / |row| in the forward direction, and twice as much in the other; two right results differ by about a third of it,
-# in float32 by up to half of it where sums are long: products of one tf32 instruction would differ by twice as much.
-ROW_TOLERANCE = {"bfloat16": 0.02, "float16": 0.0025, "float32": 0.0003}
+# in float32 by a hundredth: products of one tf32 instruction would differ by seven times as much.
+ROW_TOLERANCE = {"bfloat16": 0.02, "float16": 0.0025, "float32": 0.0001}
 
 
 def calls_that_work(cell: Cell, kernel: str | None) -> dict[str, Call]:
