@@ -13,8 +13,10 @@ ScheduleParams schedule(const AttentionProblem& problem, const KernelConfig& con
     // Later rows see more keys under a causal rule: the longest first, or, where a thread block's work is settled beforehand, long with short.
     const bool causal = problem.mask_rule.right < MaskRule::kUnbounded;
     const bool settled = std::strcmp(config.room, "sm90") == 0, paired = causal && settled && !problem.q_rows.packed();
+    // As if a head filled the cache: then one head comes after the other, and those at work share its keys and values at once.
+    const double head_bytes = settled ? kL2Bytes : key_bytes(problem);
     ScheduleParams params = schedule_params(problem.q_rows, problem.batch, problem.heads_q, config.tile_q * (paired ? 2 : 1),
-                                            settled ? kL2Bytes : key_bytes(problem), causal && !paired);
+                                            head_bytes, causal && !paired);
     params.paired = paired;
     return params;
 }

@@ -52,7 +52,7 @@ cudaError_t encode(ForwardMaps* maps, const ForwardParams& params) {
     if (error == cudaSuccess) error = encode_map<T>(&maps->v, of_keys(params.v, params.head_dim_v), Body::kBlockN);
     const TensorExtent out = maps->ragged_out ? ragged_extent<T>(params.out, params.head_dim_v, queries, params.heads_q, 16)
                                               : extent(params.out, params.head_dim_v, queries, params.heads_q, params.batch);
-    if (error == cudaSuccess) error = encode_map<T>(&maps->out, out, 16);
+    if (Body::kSendsRows && error == cudaSuccess) error = encode_map<T>(&maps->out, out, 16);
     return error;
 }
 
@@ -70,7 +70,7 @@ template <class Row, bool kGeneral>
 int launch_forward_instance(const ForwardParams& params, void* stream) {
     using Body = sm90::Forward<Row, kGeneral>;
     const auto kernel = sm90::forward_kernel<Row, kGeneral>;
-    sm90::ForwardMaps maps;
+    sm90::ForwardMaps maps{};
     int blocks = 0;
     cudaError_t error = sm90::encode<Row, kGeneral>(&maps, params);
     if (error == cudaSuccess) error = sm90::multiprocessors(&blocks);
