@@ -200,6 +200,23 @@ def test_gpu_gradients_are_compared_row_by_row(on_the_cpu, name):
             on_the_cpu.compare(one, calls | {"libflash": lambda wrong=wrong: tuple(wrong.values())})
 
 
+@pytest.mark.parametrize(("error", "refused"), [(1e-5, False), (1e-3, True)])
+def test_gpu_gradients_that_are_nothing_are_held_against_the_usual_row(on_the_cpu, error, refused):
+    """The first row of a causal dq is 0: what is computed there is rounding errors, which no tolerance of its own can have."""
+    torch = pytest.importorskip("torch")
+    one = program("_cells").Cell("backward", "float32", head_dim=64, seqlen=50, causal=True, batch=1, heads=2)
+    right = torch.randn(1, 50, 2, 64, generator=torch.Generator().manual_seed(0))
+    right[:, 0] *= 1e-6
+    wrong = right.clone()
+    wrong[0, 0, 1] += error
+    calls = {"efficient": lambda: (right,) * 3, "libflash": lambda: (wrong, right, right)}
+    if refused:
+        with pytest.raises(SystemExit, match="dq: a row differs from efficient"):
+            on_the_cpu.compare(one, calls)
+    else:
+        on_the_cpu.compare(one, calls)
+
+
 def test_gpu_cells_that_are_timed(on_the_cpu, monkeypatch):
     """All of bf16 and some of fp16 and fp32, both directions; unless told otherwise."""
 

@@ -37,6 +37,7 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 COLUMNS = (*SDPA, HELD, OURS)
 # |difference| / |row| in the forward direction, and twice as much in the other; two right results differ by about a third of it,
 # in float32 by a hundredth: products of one tf32 instruction would differ by seven times as much.
+NOTHING = 1e-3  # of the usual row: no more than rounding errors
 ROW_TOLERANCE = {"bfloat16": 0.02, "float16": 0.0025, "float32": 0.0001}
 
 
@@ -61,14 +62,15 @@ def worst_row(direction: str, a: torch.Tensor, b: torch.Tensor) -> float:
     """Largest |a - b| / |b| of a row; NaN where there is one.
 
     The gradient of a row can be next to nothing where that of others at its place is not, with errors as large as theirs: then
-    |b| is the root mean square over batch and heads. In the first row of a causal dq all are nothing but rounding errors: it is
-    held against a tenth of the usual row.
+    |b| is the root mean square over batch and heads, or a tenth of the usual row. In the first row of a causal dq all are 0, and
+    what is computed is the rounding errors of numbers that are subtracted from themselves: it is held against the usual row.
     """
     a, b = a.float(), b.float()
     difference, size = (a - b).norm(dim=-1), b.norm(dim=-1)
     if direction == "backward":
         typical = size.square().mean(dim=(0, 2), keepdim=True).sqrt()
-        size = size.maximum(typical).clamp(min=0.1 * size.median())
+        usual = size.median()
+        size = torch.where(typical < NOTHING * usual, usual, size.maximum(typical).clamp(min=0.1 * usual))
     return (difference / size).max().item()
 
 

@@ -24,6 +24,13 @@ __device__ __forceinline__ float min_or_nan(float x, float y) {
     return z;
 }
 
+// The larger one, or NaN if either is.
+__device__ __forceinline__ float max_or_nan(float x, float y) {
+    float z;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+    return z;
+}
+
 // tanh to a relative error of about 2^-22: a polynomial near 0, where 1 - e would cancel, and exponentials elsewhere. No branch.
 __device__ __forceinline__ float tanh_accurate(float x) {
     const float square = x * x;

@@ -8,6 +8,8 @@
 #include "cuda/params.h"
 #include "cuda/sm90/forward_consumer.cuh"
 
+#include <algorithm>
+
 namespace libflash::cuda::sm90 {
 
 template <class Row, bool kGeneral>
@@ -24,10 +26,17 @@ __global__ void __launch_bounds__(Forward<Row, kGeneral>::kThreads, 1)
 inline TensorExtent extent(const RowsParams& rows, int64_t columns, int64_t count, int64_t heads, int64_t batch) {
     return {rows.data, columns, count, heads, batch, rows.row, rows.head, rows.batch};
 }
-// The same with two dimensions down the rows, see ForwardMaps; `count` rows of all batch entries together.
-template <class T>
-TensorExtent ragged_extent(const RowsParams& rows, int64_t columns, int64_t count, int64_t heads, int box_rows) {
-    return {static_cast<T*>(rows.data) - box_rows * rows.row, columns, box_rows, count + 1, heads, rows.row, rows.row, rows.head};
+
+// Lengths are known here, and the first row and the last one see keys.
+inline bool all_see_keys(const ForwardParams& params) {
+    const LengthsParams &queries = params.q_lengths, &keys = params.k_lengths;
+    if (queries.cu || queries.used || keys.cu || keys.used) return false;
+    const auto sees_keys = [&](int64_t row) {
+        const int64_t diagonal = row + (params.mask.top_left ? 0 : int64_t{keys.capacity} - queries.capacity);
+        return std::max<int64_t>(0, diagonal - params.mask.left) <
+               std::min<int64_t>(keys.capacity, diagonal + params.mask.right + 1);
+    };
+    return sees_keys(0) && sees_keys(queries.capacity - 1);
 }
 
 template <class Row, bool kGeneral>
@@ -36,23 +45,15 @@ cudaError_t encode(ForwardMaps* maps, const ForwardParams& params) {
     using T = typename Body::T;
     const int64_t queries = params.q_lengths.capacity, keys = params.k_lengths.capacity,
                   kv_heads = params.heads_q / params.group_size;
-    maps->ragged_out = params.q_lengths.cu != nullptr;
-    maps->ragged_keys = keys > 0 && (params.k_lengths.cu || params.k_lengths.used);
-    const bool in_one = params.k_lengths.cu || params.batch == 1 || params.k.row == 0;
-    maps->key_rows_of_batch = maps->ragged_keys && !in_one ? static_cast<int32_t>(params.k.batch / params.k.row) : 0;
-    const int64_t all_keys = int64_t{params.batch - 1} * maps->key_rows_of_batch + keys;
-    const TensorExtent q = extent(params.q, params.head_dim, queries, params.heads_q, params.batch);
-    const auto of_keys = [&](const RowsParams& rows, int64_t columns) {
-        if (keys == 0) return q;
-        if (maps->ragged_keys) return ragged_extent<T>(rows, columns, all_keys, kv_heads, Body::kBlockN);
-        return extent(rows, columns, keys, kv_heads, params.batch);
-    };
+    const TensorExtent q = extent(params.q, params.head_dim, queries, params.heads_q, params.batch),
+                       k = keys > 0 ? extent(params.k, params.head_dim, keys, kv_heads, params.batch) : q,
+                       v = keys > 0 ? extent(params.v, params.head_dim_v, keys, kv_heads, params.batch) : q,
+                       out = extent(params.out, params.head_dim_v, queries, params.heads_q, params.batch);
+    maps->all_see_keys = all_see_keys(params);
     cudaError_t error = encode_map<T>(&maps->q, q, Body::kGroupRows);
-    if (error == cudaSuccess) error = encode_map<T>(&maps->k, of_keys(params.k, params.head_dim), Body::kBlockN);
-    if (error == cudaSuccess) error = encode_map<T>(&maps->v, of_keys(params.v, params.head_dim_v), Body::kBlockN);
-    const TensorExtent out = maps->ragged_out ? ragged_extent<T>(params.out, params.head_dim_v, queries, params.heads_q, 16)
-                                              : extent(params.out, params.head_dim_v, queries, params.heads_q, params.batch);
-    if (Body::kSendsRows && error == cudaSuccess) error = encode_map<T>(&maps->out, out, 16);
+    if (error == cudaSuccess) error = encode_ending_map<T>(&maps->k, k, Body::kBlockN);
+    if (error == cudaSuccess) error = encode_ending_map<T>(&maps->v, v, Body::kBlockN);
+    if (Body::kSendsRows && error == cudaSuccess) error = encode_ending_map<T>(&maps->out, out, 16);
     return error;
 }
 

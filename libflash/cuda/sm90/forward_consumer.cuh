@@ -16,10 +16,10 @@ template <class Row, bool kGeneral>
 struct Forward : ForwardProducer<Row, kGeneral> {
     using Base = ForwardProducer<Row, kGeneral>;
     using Base::Base, Base::common, Base::finish_row, Base::following, Base::k_smem, Base::kBlockN, Base::kConsumerRegisters,
-        Base::kGroupRows, Base::kGroups, Base::kHeadDim, Base::kHeadDimV, Base::kProducerRegisters, Base::kQStages,
-        Base::kSendsRows, Base::kStages, Base::kVStages, Base::lose, Base::maps, Base::out_smem, Base::params, Base::preceding,
-        Base::prepare, Base::produce, Base::q_tile, Base::row_of_out, Base::start_again, Base::v_smem, Base::write_eight,
-        Base::write_empty_items;
+        Base::kFirstApart, Base::kGroupRows, Base::kGroups, Base::kHeadDim, Base::kHeadDimV, Base::kProducerRegisters,
+        Base::kQStages, Base::kSendsRows, Base::kStages, Base::kVStages, Base::lose, Base::maps, Base::out_smem, Base::params,
+        Base::preceding, Base::prepare, Base::produce, Base::q_tile, Base::row_of_out, Base::start_again, Base::v_smem,
+        Base::write_eight, Base::write_empty_items;
     using typename Base::Item, typename Base::KTile, typename Base::OutTile, typename Base::QTile, typename Base::Rounds,
         typename Base::T, typename Base::VTile;
     using Softmax = RowSoftmax<kBlockN>;
@@ -38,11 +38,12 @@ struct Forward : ForwardProducer<Row, kGeneral> {
         float o[kSums];               // sums of p v
         uint32_t p[kBlockN / 16][4];  // probabilities, rounded
         Softmax softmax;
-        // The item before, as long as its last product is not there: what its sums are to be multiplied by, and its slot; or kNothingYet or kClosed.
+        // The item before, as long as its last product is not there: what its sums are to be multiplied by, and its slot; or kNothingYet, kClosed, or
+        // kNoneBefore as long as there are no probabilities.
         float inverse[2];
         int closing_slot;
     };
-    static constexpr int kNothingYet = -1, kClosed = -2;
+    static constexpr int kNothingYet = -1, kClosed = -2, kNoneBefore = -3;
 
     __device__ __forceinline__ void consume() {
         // The same for all lanes, and known to be so.
@@ -54,24 +55,50 @@ struct Forward : ForwardProducer<Row, kGeneral> {
         Rounds rounds{};
         do {
             c.q.wait_full();
-            if (common.items[c.slot].keys.begin == common.items[c.slot].keys.end) {
-                __syncwarp();
-                release(c, c.q.empty());
-                c.q.advance();
-                c.slot = following(c.slot);
-            } else {
-                do_items(c);
-            }
-            rounds.safe = common.items[preceding(c.slot)].safe;
+            if (has_keys(c.slot)) do_items(c);
+            rounds.safe = common.items[c.slot].safe;
+            __syncwarp();
+            release(c, c.q.empty());
+            c.q.advance();
+            c.slot = following(c.slot);
             if (kSendsRows && c.lane == 0) tma_store_wait<0>();  // what is done again is written again
         } while (start_again(rounds));
     }
 
-    // From the present item to the last, in steps: the scores of a tile, and the product of the probabilities of the tile before, whichever items these
+    __device__ __forceinline__ bool has_keys(int slot) const {
+        const Item& item = common.items[slot];
+        return item.keys.begin != item.keys.end;
+    }
+
+    // From the present item to the one without keys, in steps: the scores of a tile, and the product of the probabilities of the tile before, whichever items these
     // are of. An item's rows are written while the second product of scores after its last goes on.
     __device__ __forceinline__ void do_items(Consumer& c) {
-        c.closing_slot = kNothingYet;
         c.softmax.clear();
+        if constexpr (kFirstApart) {
+            begin_first_item(c);
+        } else {
+            begin_with_none(c);
+        }
+        while (true) {
+            // Apart from the loop below, so that its instructions stand close together.
+#pragma unroll 1
+            do {
+                const bool enters = c.last;
+                if (enters) {
+                    c.slot = following(c.slot);
+                    c.q.wait_full();
+                    if (!has_keys(c.slot)) return end(c);
+                }
+                step<true>(c, enters);
+            } while (c.last || c.closing_slot != kClosed);
+#pragma unroll 1
+            while (!c.last) step<false>(c, false);
+        }
+    }
+
+    // The first scores and their softmax, while no product of values goes on.
+    __device__ __forceinline__ void begin_first_item(Consumer& c) const {
+        c.closing_slot = kNothingYet;
         begin_item(c);
         start_scores(c);
         wgmma_wait<0>();
@@ -82,39 +109,38 @@ struct Forward : ForwardProducer<Row, kGeneral> {
         skip_values(c);
         if (!c.last) c.k.wait_full();
         round_probabilities(c);
-        while (true) {
-            // Apart from the loop below, so that its instructions stand close together.
-#pragma unroll 1
-            do {
-                const bool enters = c.last;
-                if (enters && !common.items[c.slot].more) return end(c);
-                step<true>(c, enters);
-            } while (c.last || c.closing_slot != kClosed);
-#pragma unroll 1
-            while (!c.last) step<false>(c, false);
-        }
+    }
+    // Or as if an item had come before: less code that is executed for the first time.
+    __device__ __forceinline__ void begin_with_none(Consumer& c) const {
+        c.closing_slot = kNoneBefore;
+        c.slot = preceding(c.slot);
+        c.last = true;
+#pragma unroll
+        for (int i = 0; i < kScores; ++i) c.s[i] = 0.0f;
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) c.o[i] = 0.0f;
+        round_probabilities(c);
+        wgmma_wait<0>();  // for nothing; else the compiler adds a wait where rows are written
     }
 
     // kBetween: the scores may be those of the next item (`enters`), and the product the first of an item.
     template <bool kBetween>
     __device__ __forceinline__ void step(Consumer& c, bool enters) const {
+        const bool none_before = kBetween && !kFirstApart && c.closing_slot == kNoneBefore;
         --c.tile;
-        if (kBetween && enters) {
-            c.slot = following(c.slot);
-            c.q.wait_full();
-            begin_item(c);
-        }
+        if (kBetween && enters) begin_item(c);
         wgmma_settle(c.s);
         start_scores(c);
         start_values<kBetween>(c);
         wgmma_wait<1>();
         wgmma_settle(c.s);
-        if (kBetween && enters) finish(c, preceding(c.slot));
+        if (kBetween && enters && !none_before) finish(c, preceding(c.slot));
         release_scores(c);
         float factor[2];
         const bool moved = take_scores(c, factor);
         if (!c.last) c.k.wait_full();  // here, because nothing goes on between the end of this product and the next
         wgmma_wait<0>();
+        wgmma_settle(c.o);
         release_values(c);
         if (kBetween && enters) {
             skip_values(c);
@@ -129,9 +155,9 @@ struct Forward : ForwardProducer<Row, kGeneral> {
     __device__ __forceinline__ void end(Consumer& c) const {
         start_values<true>(c);
         wgmma_wait<0>();
+        wgmma_settle(c.o);
         release_values(c);
-        finish(c, c.slot);
-        c.slot = following(c.slot);
+        finish(c, preceding(c.slot));
         if (c.closing_slot >= 0) write_rows(c);
     }
 
@@ -140,11 +166,16 @@ struct Forward : ForwardProducer<Row, kGeneral> {
         const Item& item = common.items[slot];
         const bool writes =
             __any_sync(0xffffffffu, item.writers >> warp_of_item() & 1);  // the same for all lanes, and known to be so
-        // Rows that take no part may hold anything.
-        if (c.softmax.finish(row_of(c, item, 0) < item.q_rows.length, row_of(c, item, 1) < item.q_rows.length)) do_again(c, item);
+        bool lost = false;
 #pragma unroll
-        for (int r = 0; r < 2; ++r)
-            c.inverse[r] = finish_row(item, row_of(c, item, r), c.softmax.base[r], c.softmax.sum[r], writes && (c.lane & 3) == 0);
+        for (int r = 0; r < 2; ++r) {
+            const int place = place_of(c, r);
+            const bool counts = place < item.q_rows.length - item.keys.first_row;  // others may hold anything
+            const bool past_the_end = c.softmax.finish(r);
+            lost |= past_the_end && counts;
+            c.inverse[r] = finish_row(item, place, counts, c.softmax.base[r], c.softmax.sum[r], writes && (c.lane & 3) == 0);
+        }
+        if (__any_sync(0xffffffffu, lost)) do_again(c, item);
         c.closing_slot = writes ? slot : kNothingYet;
         c.softmax.clear();
     }
@@ -194,11 +225,7 @@ struct Forward : ForwardProducer<Row, kGeneral> {
     __device__ __forceinline__ void store_rows(uint32_t tile, const Item& item, int row) const {
         const int count = min(16, item.q_rows.owned - row);
         if (count <= 0) return;
-        int at[3] = {row, item.work.head, item.work.batch};
-        if (maps.ragged_out) at[0] = 16 - count, at[1] = item.q_rows.start + row + count, at[2] = item.work.head;
-#pragma unroll
-        for (int chunk = 0; chunk < OutTile::kChunks; ++chunk)
-            tma_store(tile + chunk * OutTile::kChunkBytes, maps.out, chunk * 64, at[0], at[1], at[2]);
+        OutTile::store_first(tile, maps.out, item.q_rows.start + row, count, item.work.head, item.work.batch);
         tma_store_commit();
     }
 
@@ -247,12 +274,14 @@ struct Forward : ForwardProducer<Row, kGeneral> {
         ring.advance();
     }
 
-    // o += P V, begun; or, after the item before has been written, o = P V.
+    // o += P V, begun; or, after the item before has been written, o = P V. As long as there are no probabilities the producer hands over values without
+    // having copied any, and the product is not used: were it left out, the compiler would wait for the one before it.
     template <bool kBetween>
     __device__ __forceinline__ void start_values(Consumer& c) const {
-        const bool first = kBetween && c.closing_slot != kClosed;
+        const bool first = kBetween && c.closing_slot != kClosed,
+                   none_before = kBetween && !kFirstApart && c.closing_slot == kNoneBefore;
         if (kBetween && c.closing_slot >= 0) write_rows(c);
-        if (kBetween) c.closing_slot = kClosed;
+        if (kBetween) c.closing_slot = none_before ? kNothingYet : kClosed;
         c.v.wait_full();
         const uint32_t v = v_smem + c.v.stage * VTile::kBytes;
         wgmma_fence();
@@ -262,7 +291,6 @@ struct Forward : ForwardProducer<Row, kGeneral> {
         wgmma_commit();
     }
     __device__ __forceinline__ void release_values(Consumer& c) const {
-        wgmma_settle(c.o);
         release(c, c.v.empty());
         c.v.advance();
     }
@@ -346,8 +374,12 @@ struct Forward : ForwardProducer<Row, kGeneral> {
         add_and_hide<T>(params.rare, item.rules, for_all, for_each);
     }
 
+    // Row r of this thread in the item's tile.
+    __device__ __forceinline__ int place_of(const Consumer& c, int r) const {
+        return (opaque(static_cast<int>(threadIdx.x)) >> 5 << 4) - kGroupRows + r * 8 + (c.lane >> 2);
+    }
     __device__ __forceinline__ int row_of(const Consumer& c, const Item& item, int r) const {
-        return item.keys.first_row + (opaque(static_cast<int>(threadIdx.x)) >> 5 << 4) - kGroupRows + r * 8 + (c.lane >> 2);
+        return item.keys.first_row + place_of(c, r);
     }
 
     __device__ __forceinline__ void mask_scores(Consumer& c, const Item& item, int tile) const {
@@ -398,15 +430,14 @@ struct Forward : ForwardProducer<Row, kGeneral> {
     }
 
     __device__ __forceinline__ void run() {
-        prepare();
         if (threadIdx.x < 128) {
             give_registers<kProducerRegisters>();
-            if (threadIdx.x < 32) {
-                produce();
-            } else if (threadIdx.x < 64) {
-                write_empty_items();
-            }
+            if (threadIdx.x < 32) return produce();
+            __syncthreads();
+            if (threadIdx.x < 64 && !maps.all_see_keys) write_empty_items();
         } else {
+            if (threadIdx.x == 128) prepare();
+            __syncthreads();
             take_registers<kConsumerRegisters>();
             consume();
         }

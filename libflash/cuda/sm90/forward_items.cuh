@@ -17,13 +17,11 @@
 
 namespace libflash::cuda::sm90 {
 
-// Lengths that are known on the device alone: rows past a sequence's end belong to others, or to nobody, and must be neither read (K, V: a NaN times 0 is
-// NaN) nor written. The map of such a tensor has two dimensions that go down its rows, i and j, and begins a box before the tensor; a box at i = box - n,
-// j = first row + n reads n rows from the first row on and zeros, because i ends with the box.
+// Rows past a sequence's end belong to others, or to nobody, and must be neither read (K, V: a NaN times 0 is NaN) nor written: maps of all but Q are those
+// of encode_ending_map().
 struct ForwardMaps {
     CUtensorMap q, k, v, out;
-    bool ragged_keys, ragged_out;
-    int32_t key_rows_of_batch;  // ragged and not packed: rows of K and V from one batch entry to the next
+    bool all_see_keys;  // no row is without, as far as the host knows
 };
 
 // kGeneral: knows softcap, ALiBi, bias, mask, dropout, and scales that are not positive.
@@ -37,6 +35,7 @@ struct ForwardItems {
     static constexpr int kBlockM = config.tile_q, kBlockN = kGeneral ? kGeneralKeys : config.tile_k, kStages = config.stages;
     static constexpr int kGroupRows = 64, kGroups = kBlockM / kGroupRows;
     static constexpr int kThreads = (kGroups + 1) * 128;
+    static constexpr bool kFirstApart = kGroups == 3;  // the first tile has code of its own: measured, see README.md
     static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 40, kConsumerRegisters = kGroups == 3 ? 160 : 232;
 
     using QTile = SwizzledTile<kGroupRows, kHeadDim>;
@@ -45,19 +44,21 @@ struct ForwardItems {
     using OutTile = SwizzledTile<16, kHeadDimV>;  // of a warp
 
     struct Nothing {};
-    // One tile of query rows.
-    struct Item {
+    struct Turn {
         WorkTile work;
+        int round;
+        uint32_t
+            writers;  // a bit for each warp: when items are done again, only those write whose rows were lost, and the others' keep their bits
+    };
+    // One tile of query rows.
+    struct Item : Turn {
         SequenceRows q_rows;
         int first_key;  // row of K and V
+        float* lse;     // of the first row; nullptr: not asked for
         KeyRange<kBlockM, kBlockN> keys;
         std::conditional_t<kGeneral, ScoreRules<T>, Nothing> rules;
         int kv_head;
-        int round;
         bool safe;  // the maximum of every tile
-        uint32_t
-            writers;  // a bit for each warp: when items are done again, only those write whose rows were lost, and the others' keep their bits
-        bool more;  // another item follows
     };
     // Where a role stands in the work of this thread block: all of it, and then what is to be done again.
     struct Rounds {
@@ -72,9 +73,9 @@ struct ForwardItems {
     // present one is done with.
     static constexpr int kRoom = kMostBytes - kOwnBytes - kLeastBytes;
     static constexpr bool kSendsRows = kRoom >= kOutBytes;
-    static constexpr int kVStages = kStages + (kStages == 2 && kSendsRows && kRoom >= kOutBytes + VTile::kBytes ? 1 : 0);
+    static constexpr int kVStages = kStages + (kStages == 2 && kRoom >= (kSendsRows ? kOutBytes : 0) + VTile::kBytes ? 1 : 0);
     static constexpr int kQStages = kSendsRows && kRoom >= kOutBytes + (kVStages - kStages) * VTile::kBytes + kQBytes ? 2 : 1;
-    static constexpr int kItems = 4 + kQStages;
+    static constexpr int kItems = 3 + kQStages;
     static constexpr int kLost = 128;
     struct Common {
         RingBarriers<kStages> k;
@@ -84,8 +85,8 @@ struct ForwardItems {
         // What is to be done again: rounds from the first to the last, and in them warps, as round * 16 + warp; all, if these are more than there is room for.
         int redo_begin, redo_end;
         int lost_count, lost[kLost];
-        // From the warp that copies to those that multiply, in turn. With one stage for Q, an item is written when all have released Q of the third before
-        // it: they may still have to write the rows of the fourth.
+        // From the warp that copies to those that multiply, in turn. With one stage for Q, an item is written when all have released Q of the second before
+        // it: they may still have to write the rows of the third.
         Item items[kItems];
     };
     static constexpr int kTileBytes =
@@ -135,13 +136,14 @@ struct ForwardItems {
         rounds = {*const_cast<volatile int*>(&common.redo_begin), *const_cast<volatile int*>(&common.redo_end), true};
         return rounds.next < rounds.end;
     }
-    // A whole warp; all have the same. False: the rounds are over.
-    __device__ __forceinline__ bool next_work(Rounds& rounds, int& round, WorkTile& work) const {
+    // The next tile of query rows: its number, and who writes its rows. A whole warp; all have the same. False: the rounds are over.
+    __device__ __forceinline__ bool next_work(Rounds& rounds, Turn& turn) const {
         while (rounds.next < rounds.end) {
-            round = rounds.next++;
-            if (rounds.safe && lost_warps(round) == 0) continue;
-            work = work_of(round);
-            if (work.batch >= 0) return true;
+            turn.round = rounds.next++;
+            turn.writers = rounds.safe ? lost_warps(turn.round) : 0xffffffffu;
+            if (turn.writers == 0) continue;
+            turn.work = work_of(turn.round);
+            if (turn.work.batch >= 0) return true;
         }
         return false;
     }
@@ -165,35 +167,35 @@ struct ForwardItems {
         return warps;
     }
 
-    __device__ __forceinline__ void fill(Item& item, int round, const WorkTile& work, bool safe) const {
+    __device__ __forceinline__ void fill(Item& item, const Turn& turn, bool safe) const {
+        const WorkTile& work = turn.work;
         const SequenceRows k_rows = SequenceRows::of(params.k_lengths, work.batch);
-        item.round = round;
-        item.work = work;
+        static_cast<Turn&>(item) = turn;
         item.safe = safe;
-        item.writers = safe ? lost_warps(round) : 0xffffffffu;
         item.q_rows = SequenceRows::of(params.q_lengths, work.batch);
-        item.first_key = k_rows.start + work.batch * maps.key_rows_of_batch;
+        item.first_key = k_rows.start;
         item.kv_head = work.head / params.group_size;
         item.keys.init(params.mask, work.tile, item.q_rows.length, k_rows.length);
+        const RowNumbersParams& lse = params.lse;
+        item.lse = lse.data ? lse.data + work.batch * lse.batch + work.head * lse.head +
+                                  (item.q_rows.start + item.keys.first_row) * lse.row
+                            : nullptr;
         if constexpr (kGeneral) item.rules.init(params.rare, work.batch, work.head, item.q_rows.length, k_rows.length);
     }
 
-    // Before the roles part.
+    // One thread, before any other goes past the first barrier of the thread block.
     __device__ __forceinline__ void prepare() {
-        if (threadIdx.x == 0) {
-            tma_prefetch_map(maps.q);
-            tma_prefetch_map(maps.k);
-            tma_prefetch_map(maps.v);
-            if (kSendsRows) tma_prefetch_map(maps.out);
-            common.k.init(kGroups * 4);
-            common.v.init(kGroups * 4);
-            for (int group = 0; group < kGroups; ++group) common.q[group].init(4);
-            MBarrier{shared_address(&common.all_done)}.init(kGroups * 4 + 1);
-            common.redo_begin = INT_MAX;
-            common.redo_end = common.lost_count = 0;
-            fence_barrier_init();
-        }
-        __syncthreads();
+        tma_prefetch_map(maps.q);
+        tma_prefetch_map(maps.k);
+        tma_prefetch_map(maps.v);
+        if (kSendsRows) tma_prefetch_map(maps.out);
+        common.k.init(kGroups * 4);
+        common.v.init(kGroups * 4);
+        for (int group = 0; group < kGroups; ++group) common.q[group].init(4);
+        MBarrier{shared_address(&common.all_done)}.init(kGroups * 4 + 1);
+        common.redo_begin = INT_MAX;
+        common.redo_end = common.lost_count = 0;
+        fence_barrier_init();
     }
 
     __device__ __forceinline__ uint32_t q_tile(int stage, int group) const {

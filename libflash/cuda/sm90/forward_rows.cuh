@@ -12,23 +12,22 @@ template <class Row, bool kGeneral>
 struct ForwardRows : ForwardItems<Row, kGeneral> {
     using Base = ForwardItems<Row, kGeneral>;
     using Base::Base, Base::params, Base::next_work, Base::fill, Base::first_rounds, Base::kBlockM, Base::kHeadDimV;
-    using typename Base::Item, typename Base::Rounds, typename Base::T;
+    using typename Base::Item, typename Base::Rounds, typename Base::T, typename Base::Turn;
 
-    // Writes the lse of a row, with the sink if there is one. What its sums of p v are to be multiplied by; 0: the row sees no key, or takes no part.
-    __device__ __forceinline__ float finish_row(const Item& item, int row, float base, float sum, bool write) const {
-        const WorkTile& work = item.work;
-        const float sink = params.sink.data ? head_number<T>(params.sink, work.batch, work.head) * kLog2e : -INFINITY;
+    // Writes the lse of a row of the item's tile, with the sink if there is one. What its sums of p v are to be multiplied by; 0: the row sees no key, or does
+    // not count.
+    __device__ __forceinline__ float finish_row(const Item& item, int place, bool counts, float base, float sum,
+                                                bool write) const {
+        const float sink = params.sink.data ? head_number<T>(params.sink, item.work.batch, item.work.head) * kLog2e : -INFINITY;
         const float largest = fmaxf(base, sink);
         float factor = 1.0f;
         if (largest != kNothing) {  // else no score at all: the sum is 0, or NaN where there was nothing but NaN
             factor = exp2_approx(base - largest);
             sum = sum * factor + exp2_approx(sink - largest);
         }
-        const bool sees_keys = row < item.q_rows.length && sum != 0.0f;
-        if (params.lse.data && write && row < item.q_rows.owned)
-            params.lse
-                .data[work.batch * params.lse.batch + work.head * params.lse.head + (item.q_rows.start + row) * params.lse.row] =
-                sees_keys ? (largest + __log2f(sum)) * kLn2 : -INFINITY;
+        const bool sees_keys = counts && sum != 0.0f;
+        if (item.lse && write && place < item.q_rows.owned - item.keys.first_row)
+            item.lse[place * params.lse.row] = sees_keys ? (largest + __log2f(sum)) * kLn2 : -INFINITY;
         if constexpr (kGeneral) factor *= params.rare.dropout.keep_factor;
         // A NaN row stays one: the sum is NaN then, and so is its reciprocal.
         return sees_keys ? __fdividef(factor, sum) : 0.0f;
@@ -48,11 +47,10 @@ struct ForwardRows : ForwardItems<Row, kGeneral> {
     // Another warp: rows that see no key.
     __device__ __forceinline__ void write_empty_items() const {
         Rounds rounds = first_rounds();
-        int round;
-        WorkTile work;
-        while (next_work(rounds, round, work)) {
+        Turn turn;
+        while (next_work(rounds, turn)) {
             Item item;
-            fill(item, round, work, false);
+            fill(item, turn, false);
             if (item.keys.begin == item.keys.end) write_nothing(item);
         }
     }
@@ -60,7 +58,7 @@ struct ForwardRows : ForwardItems<Row, kGeneral> {
     __device__ __forceinline__ void write_nothing(const Item& item) const {
         const int end = min(item.keys.first_row + kBlockM, item.q_rows.owned);
         for (int row = item.keys.first_row + static_cast<int>(threadIdx.x % 32); row < end; row += 32) {
-            finish_row(item, row, kNothing, 0.0f, true);
+            finish_row(item, row - item.keys.first_row, true, kNothing, 0.0f, true);
             for (int col = 0; col < kHeadDimV; col += 8) write_eight(row_of_out(item, row), col, make_uint4(0, 0, 0, 0));
         }
     }

@@ -36,51 +36,37 @@ struct RowSoftmax {
         factor[0] = factor[1] = 1.0f;
         if (moved) raise_to_maximum(s, scale, factor);
         exponentiate(s, scale);
-        if (moved) has_nothing = any_without_scores();
         const bool past =
             __any_sync(0xffffffffu, sum[0] > kSumLimit || sum[1] > kSumLimit);  // NaN is not: its neighbours stay as they are
         if (past) shrink(s, factor);
         return moved || past;
     }
 
-    // Adds up the rows' sums over their lanes; says whether one that counts has overflowed on the way.
-    __device__ __forceinline__ bool finish(bool first_counts, bool second_counts) {
-        bool bad = false;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
-            sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
-            const bool lost = sum[r] == INFINITY || (fabsf(base[r]) > kBaseLimit && base[r] != kNothing);
-            bad |= lost && (r == 0 ? first_counts : second_counts);
-        }
-        return __any_sync(0xffffffffu, bad);
+    // Adds up a row's sums over its lanes; says whether it has overflowed on the way.
+    __device__ __forceinline__ bool finish(int r) {
+        sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
+        sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
+        return sum[r] == INFINITY || (fabsf(base[r]) > kBaseLimit && base[r] != kNothing);
     }
 
 private:
+    // A row with a NaN has no maximum: whatever it is will not change how its neighbours are done.
     __device__ __forceinline__ void raise_to_maximum(const float (&s)[kScores], float scale, float (&factor)[2]) {
+        bool nothing = false;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             float largest = s[2 * r];
 #pragma unroll
-            for (int i = 0; i < kScores; i += 4) largest = fmaxf(largest, fmaxf(s[i + 2 * r], s[i + 2 * r + 1]));
-            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+            for (int i = 0; i < kScores; i += 4) largest = max_or_nan(largest, max_or_nan(s[i + 2 * r], s[i + 2 * r + 1]));
+            largest = max_or_nan(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+            largest = max_or_nan(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
             const float raised = fmaxf(base[r], largest * scale);  // -infinity and NaN leave it as it was
             factor[r] = exp2_approx(base[r] - raised);
             sum[r] *= sum[r] == INFINITY ? 1.0f : factor[r];  // an overflow is remembered
             base[r] = raised;
+            nothing |= raised == kNothing && largest == largest;
         }
-    }
-
-    // A row with nothing but NaN has no maximum either; but it must not change how its neighbours are done.
-    __device__ __forceinline__ bool any_without_scores() const {
-        bool any = false;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const unsigned lanes_with_nan = __ballot_sync(0xffffffffu, sum[r] != sum[r]);
-            any |= base[r] == kNothing && (lanes_with_nan >> (threadIdx.x & 28) & 15) == 0;
-        }
-        return __any_sync(0xffffffffu, any);
+        has_nothing = __any_sync(0xffffffffu, nothing);
     }
 
     __device__ __forceinline__ void exponentiate(float (&s)[kScores], float scale) {

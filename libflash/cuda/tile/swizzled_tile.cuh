@@ -36,6 +36,21 @@ struct SwizzledTile {
             tma_load(tile + chunk * kChunkBytes, map, barrier, chunk * kChunkCols, first_row, head, batch);
     }
 
+    // Of the rows the first `count` alone, by a map of encode_ending_map(); the others are zeros.
+    __device__ static __forceinline__ void load_first(uint32_t tile, const CUtensorMap& map, const MBarrier& barrier,
+                                                      int first_row, int count, int head, int batch) {
+#pragma unroll
+        for (int chunk = 0; chunk < kChunks; ++chunk)
+            tma_load(tile + chunk * kChunkBytes, map, barrier, chunk * kChunkCols, kRows - count, first_row + count, head, batch);
+    }
+    // Of a tile of kRows the first `count` to memory, with such a map.
+    __device__ static __forceinline__ void store_first(uint32_t tile, const CUtensorMap& map, int first_row, int count, int head,
+                                                       int batch) {
+#pragma unroll
+        for (int chunk = 0; chunk < kChunks; ++chunk)
+            tma_store(tile + chunk * kChunkBytes, map, chunk * kChunkCols, kRows - count, first_row + count, head, batch);
+    }
+
     // The tile as an operand whose k runs along the columns (a of Q K^T, and its b): 16 of them, number `step`, from row `first_row` on, a multiple
     // of 8.
     __device__ static __forceinline__ uint64_t along_columns(uint32_t tile, int step, int first_row = 0) {

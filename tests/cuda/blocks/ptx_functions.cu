@@ -1,7 +1,9 @@
-// exp2_approx and tanh_accurate of ptx/math.cuh over every float of their range, and min_or_nan. The device compares with its own functions
+// exp2_approx and tanh_accurate of ptx/math.cuh over every float of their range, min_or_nan and max_or_nan. The device compares with its own functions
 // of double; these are compared with the host's at every kStride-th float.
 #include <cmath>
 #include <limits>
+
+#include <algorithm>
 
 #include "check.cuh"
 #include "cuda/ptx/math.cuh"
@@ -114,24 +116,25 @@ void check_function(std::initializer_list<uint32_t> first, uint32_t size) {
     }
 }
 
-__global__ void smaller(const float* values, int count, float* out) {
+__global__ void compare(bool larger, const float* values, int count, float* out) {
     const int i = threadIdx.x;
-    for (int j = 0; j < count; ++j) out[i * count + j] = min_or_nan(values[i], values[j]);
+    for (int j = 0; j < count; ++j)
+        out[i * count + j] = larger ? max_or_nan(values[i], values[j]) : min_or_nan(values[i], values[j]);
 }
 
-void check_min_or_nan() {
+void check_or_nan(const char* name, bool larger) {
     const float inf = std::numeric_limits<float>::infinity(), nan = std::numeric_limits<float>::quiet_NaN();
     const std::vector<float> values = {0.0f, 1.0f, -1.0f, 2.5f, -2.5f, inf, -inf, nan, -nan, 1e-45f, -1e-45f, 3e38f, -3e38f};
     const int count = static_cast<int>(values.size());
     const blocks::Device<float> there(values), out(values.size() * values.size(), 0.0f);
-    smaller<<<1, count>>>(there.get(), count, out.get());
-    blocks::finish("min_or_nan");
+    compare<<<1, count>>>(larger, there.get(), count, out.get());
+    blocks::finish(name);
     const std::vector<float> got = out.read();
-    blocks::Check check("min_or_nan");
+    blocks::Check check(name);
     for (int i = 0; i < count; ++i)
         for (int j = 0; j < count; ++j) {
             const float x = values[i], y = values[j];
-            const float expected = std::isnan(x) || std::isnan(y) ? nan : (x < y ? x : y);
+            const float expected = std::isnan(x) || std::isnan(y) ? nan : (larger ? std::max(x, y) : std::min(x, y));
             check.equal(got[i * count + j], expected, "(%g, %g)", x, y);
         }
 }
@@ -141,6 +144,7 @@ void check_min_or_nan() {
 int main() {
     check_function<Exp2>({0x80000000u}, 0x43160000u);  // -0 to -150
     check_function<Tanh>({0u, 0x80000000u}, 0x7f7fffffu);
-    check_min_or_nan();
+    check_or_nan("min_or_nan", false);
+    check_or_nan("max_or_nan", true);
     return blocks::failed_checks() > 0;
 }

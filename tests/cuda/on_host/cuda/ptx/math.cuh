@@ -12,6 +12,7 @@ inline float exp2_approx(float x) {
     return y < 1.17549435e-38f ? 0.0f : y;
 }
 inline float min_or_nan(float x, float y) { return std::isnan(x) || std::isnan(y) ? NAN : min(x, y); }
+inline float max_or_nan(float x, float y) { return std::isnan(x) || std::isnan(y) ? NAN : max(x, y); }
 inline float tanh_accurate(float x) { return std::tanh(x); }
 
 inline __nv_bfloat16 from_float(float x, __nv_bfloat16) { return __float2bfloat16_rn(x); }
