@@ -28,7 +28,7 @@ int64_t unsplit_blocks(const KernelConfig& config, const DecodeProblem& problem)
 
 int shared_bytes(const KernelConfig& config, const DecodeProblem& problem) {
     return decode_shared_bytes(config.head_dim, config.tile_k, config.stages, static_cast<int>(element_bytes(problem.dtype)),
-                               decode_shares_keys(rows_of_group(problem)));
+                               static_cast<int>(tile_rows(config, problem)));
 }
 
 // Thread blocks that a multiprocessor, and that the device runs at the same time.
@@ -69,6 +69,28 @@ int64_t choose_splits(const KernelConfig& config, const DecodeProblem& problem) 
         if (splits == 1 || cost < best_cost) best = splits, best_cost = cost;
     }
     return best;
+}
+
+bool can_take_two_heads(const KernelConfig& config, const DecodeProblem& problem) {
+    const int element = static_cast<int>(element_bytes(problem.dtype));
+    return !decode_shares_keys(rows_of_group(problem)) && problem.heads_k % 2 == 0 &&
+           decode_heads_beside(config.head_dim, config.tile_k, config.stages, element) == 2 &&
+           blocks_of_multiprocessor(config, problem) >= 2;
+}
+
+// Two key heads a thread block, measured on an H200, are a gain
+//   where that makes fewer rounds of short thread blocks, and leaves enough of these;
+//   with pages, in whose disorder memory likes to be asked for longer pieces: in ranges half as long, unless putting more of them together
+//   takes longer than that gives.
+DecodeCut choose_cut(const KernelConfig& config, const DecodeProblem& problem) {
+    constexpr int64_t kShort = 32, kFew = 16, kLong = 64;
+    const int64_t splits = choose_splits(config, problem);
+    if (!can_take_two_heads(config, problem)) return {splits, 1};
+    const int64_t tiles = ceil_div(ceil_div(visible_keys(problem), config.tile_k), splits);  // of a range
+    const int64_t blocks = unsplit_blocks(config, problem) * splits, at_once = blocks_at_once(config, problem);
+    if (blocks > at_once) return {splits, tiles <= kShort && 5 * blocks >= 8 * at_once ? 2 : 1};
+    const bool pays = tiles >= kLong || (splits > 1 && 2 * splits <= kFew && 2 * tiles >= kShort);
+    return problem.cache.paged() && pays ? DecodeCut{2 * splits, 2} : DecodeCut{splits, 1};
 }
 
 int64_t padded_channels(const DecodeProblem& problem) {
@@ -174,7 +196,7 @@ void pace_rounds(DecodeParams& params, const KernelConfig& config, const DecodeP
     if (!shares && (config.stages - 1) * tile_bytes * of_each >= kEnoughBytes) params.stages = config.stages - 1;
 }
 
-DecodeParams make_params(const KernelConfig& config, const DecodeProblem& problem, const Workspace& regions, int64_t splits,
+DecodeParams make_params(const KernelConfig& config, const DecodeProblem& problem, const Workspace& regions, DecodeCut cut,
                          char* workspace) {
     DecodeParams params{};
     params.out = rows_params(problem.out);
@@ -192,12 +214,14 @@ DecodeParams make_params(const KernelConfig& config, const DecodeProblem& proble
     params.head_dim_v = static_cast<int32_t>(problem.head_dim_v);
     params.by_tiles = divisor_params(std::max<int64_t>(1, ceil_div(rows_of_group(problem), tile_rows(config, problem))));
     params.by_heads = divisor_params(problem.heads_k);
-    params.by_splits = divisor_params(splits);
+    params.heads_beside = cut.heads;
+    params.by_head_groups = divisor_params(problem.heads_k / cut.heads);
+    params.by_splits = divisor_params(cut.splits);
     params.by_group = divisor_params(std::max<int64_t>(1, problem.group_size()));
     fill_in_rules(params, problem);
-    params.splits = static_cast<int32_t>(splits);
+    params.splits = static_cast<int32_t>(cut.splits);
     params.split_size = static_cast<int32_t>(std::min<int64_t>(problem.request.split_size, kUnboundedWindow));
-    if (splits > 1) {
+    if (cut.splits > 1) {
         params.partial_out = reinterpret_cast<float*>(workspace + regions.offset("partial_out"));
         params.partial_lse = reinterpret_cast<float*>(workspace + regions.offset("partial_lse"));
     }
@@ -206,34 +230,35 @@ DecodeParams make_params(const KernelConfig& config, const DecodeProblem& proble
     params.vector_kv =
         in_vectors(params.cache.k, problem.head_dim, element) && in_vectors(params.cache.v, problem.head_dim_v, element);
     params.vector_out = in_pairs(params.out, problem.head_dim_v, element);
-    pace_rounds(params, config, problem, unsplit_blocks(config, problem) * splits);
+    pace_rounds(params, config, problem, unsplit_blocks(config, problem) * cut.splits / cut.heads);
     params.overlap = device_facts(problem.device.id).arch >= 90;
+    params.fetch_early = params.overlap;
     return params;
 }
 
 }  // namespace
 
-int64_t decode_splits(const Row& row, const DecodeProblem& problem) {
-    if (problem.batch == 0 || problem.heads_q == 0 || problem.seqlen_q == 0) return 1;
+DecodeCut decode_cut(const Row& row, const DecodeProblem& problem) {
+    if (problem.batch == 0 || problem.heads_q == 0 || problem.seqlen_q == 0) return {1, 1};
     const Request& request = problem.request;
-    if (request.split_size == 0 && request.num_splits == 0) return choose_splits(row.config, problem);
+    if (request.split_size == 0 && request.num_splits == 0) return choose_cut(row.config, problem);
     const int64_t ranges = request.split_size > 0 ? ceil_div(problem.cache.capacity, request.split_size) : request.num_splits;
     if (ranges > kMostBlocks / unsplit_blocks(row.config, problem)) {
         refuse(FLASH_STATUS_UNSUPPORTED, request.split_size > 0 ? "split_size" : "num_splits",
                "must leave fewer than 2^31 thread blocks on CUDA",
                text_of(ranges, " ranges of keys for each of ", unsplit_blocks(row.config, problem)));
     }
-    return std::max<int64_t>(1, ranges);
+    return {std::max<int64_t>(1, ranges), 1};
 }
 
-size_t decode_workspace_bytes(const Row& row, const DecodeProblem& problem, int64_t splits) {
-    return workspace_of(row, problem, splits).bytes();
+size_t decode_workspace_bytes(const Row& row, const DecodeProblem& problem, DecodeCut cut) {
+    return workspace_of(row, problem, cut.splits).bytes();
 }
 
-void decode(const Row& row, const DecodeProblem& problem, int64_t splits, void* workspace, void* stream) {
+void decode(const Row& row, const DecodeProblem& problem, DecodeCut cut, void* workspace, void* stream) {
     if (problem.batch == 0 || problem.heads_k == 0) return;
-    const Workspace regions = workspace_of(row, problem, splits);
-    const DecodeParams params = make_params(row.config, problem, regions, splits, static_cast<char*>(workspace));
+    const Workspace regions = workspace_of(row, problem, cut.splits);
+    const DecodeParams params = make_params(row.config, problem, regions, cut, static_cast<char*>(workspace));
     const DeviceGuard guard(problem.device.id);
     check(row.decode(params, stream), row.config.name);
 }

@@ -41,14 +41,19 @@ void check_sizes(const DecodeProblem& problem);
 // The workspace that backward needs.
 size_t backward_workspace_bytes(const Row& row, const AttentionProblem& problem);
 
-// Into how many ranges decode cuts the keys of a sequence at most, and the workspace for their results and for turned queries.
-int64_t decode_splits(const Row& row, const DecodeProblem& problem);
-size_t decode_workspace_bytes(const Row& row, const DecodeProblem& problem, int64_t splits);
+// Into how many ranges decode cuts the keys of a sequence at most, and how many key heads a thread block takes of one; the workspace for
+// the results of ranges and for turned queries.
+struct DecodeCut {
+    int64_t splits;
+    int heads;
+};
+DecodeCut decode_cut(const Row& row, const DecodeProblem& problem);
+size_t decode_workspace_bytes(const Row& row, const DecodeProblem& problem, DecodeCut cut);
 
 // Run `row` on the problem's device, on `stream`; the caller's current device is the same afterwards. Throw Error (CUDA).
 void forward(const Row& row, const AttentionProblem& problem, void* stream);
 void backward(const Row& row, const AttentionProblem& problem, void* workspace, void* stream);
-void decode(const Row& row, const DecodeProblem& problem, int64_t splits, void* workspace, void* stream);
+void decode(const Row& row, const DecodeProblem& problem, DecodeCut cut, void* workspace, void* stream);
 void merge(const Row& row, const MergeProblem& problem, void* stream);
 void compress(const Row& row, const CompressProblem& problem, void* stream);
 

@@ -62,7 +62,7 @@ int shared_bytes(const KernelConfig& config) {
     const int element = element_bytes(config.dtype);
     if (operation == "backward")
         return backward_shared_bytes(config.head_dim, config.tile_q, config.tile_k, config.stages, element);
-    if (operation == "decode") return decode_shared_bytes(config.head_dim, config.tile_k, config.stages, element, true);
+    if (operation == "decode") return decode_shared_bytes(config.head_dim, config.tile_k, config.stages, element, config.tile_k);
     return 0;
 }
 

@@ -29,8 +29,10 @@ Plan make_plan(const DecodeProblem& problem, const KernelRow& row) {
 #if LIBFLASH_BUILD_CUDA
     if (row.cuda) {
         cuda::check_sizes(problem);
-        plan.cuda_splits = cuda::decode_splits(*row.cuda, problem);
-        plan.workspace_bytes = cuda::decode_workspace_bytes(*row.cuda, problem, plan.cuda_splits);
+        const cuda::DecodeCut cut = cuda::decode_cut(*row.cuda, problem);
+        plan.cuda_splits = cut.splits;
+        plan.cuda_heads = cut.heads;
+        plan.workspace_bytes = cuda::decode_workspace_bytes(*row.cuda, problem, cut);
         return plan;
     }
 #endif
@@ -54,7 +56,7 @@ void launch(const AttentionProblem& problem, const Plan& plan, void* workspace, 
 
 void launch(const DecodeProblem& problem, const Plan& plan, void* workspace, void* stream) {
 #if LIBFLASH_BUILD_CUDA
-    if (plan.row->cuda) return cuda::decode(*plan.row->cuda, problem, plan.cuda_splits, workspace, stream);
+    if (plan.row->cuda) return cuda::decode(*plan.row->cuda, problem, {plan.cuda_splits, plan.cuda_heads}, workspace, stream);
 #endif
     static_cast<void>(stream);
     plan.row->cpu->decode(problem, plan.cpu, workspace);

@@ -11,6 +11,7 @@ struct Plan {
     const KernelRow* row = nullptr;
     cpu::Plan cpu;            // if the row is one of the CPU
     int64_t cuda_splits = 0;  // decode on CUDA: ranges of keys; else 0
+    int cuda_heads = 1;       // decode on CUDA: key heads that a thread block takes
     size_t workspace_bytes = 0;
 };
 

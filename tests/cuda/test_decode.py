@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import decode_cases
 import numpy as np
 import pytest
@@ -258,19 +260,147 @@ def test_steps_replayed_from_a_graph(kernel: dict) -> None:
     assert all(same_bits(x, y) for x, y in zip(caches, others, strict=True))
 
 
+class Many:
+    """Sequences of any length, with and without a step to take in."""
+
+    def __init__(self, kernel: dict, sequences: int, keys: int) -> None:
+        self.sequences, self.keys = sequences, keys
+        self.kernel, dtype, dim = kernel["name"], DTYPES[kernel["dtype"]], kernel["head_dim"]
+        self.generator = torch.Generator("cuda").manual_seed(0)
+        shapes = ((1, 16), (keys, 8), (keys, 8), (1, 8), (1, 8))
+        self.q, self.k, self.v, k, v = (self.random(sequences, n, h, dim).to(dtype) for n, h in shapes)
+        self.news = {"k": k, "v": v}, {f"rotary_{name}": self.random(keys, dim // 4) for name in ("cos", "sin")}
+
+    def random(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=self.generator, device="cuda")
+
+    def lengths(self) -> Iterator[torch.Tensor]:
+        """Where all are long, where some are short, and where most are empty."""
+        for least in (self.keys - 50, 0):
+            yield torch.randint(least, self.keys, (self.sequences,), generator=self.generator, device="cuda", dtype=torch.int32)
+        yield torch.where(self.random(self.sequences) < 1.0, 0, self.keys - 1).int()
+
+    def decode(
+        self, which: slice, lengths: torch.Tensor, caches: list[torch.Tensor], step: bool, **options: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Caches are contiguous, or in pages where there is a table."""
+        if step:
+            options |= {name: x[which] for name, x in self.news[0].items()} | self.news[1]
+        if "block_table" not in options:
+            caches = [x[which] for x in caches]
+        options |= {"cache_seqlens": lengths[which], "kernel": self.kernel, "return_lse": True}
+        return libflash.decode(self.q[which], *caches, **options)
+
+
 @every_kernel
-def test_more_thread_blocks_than_run_at_once(kernel: dict) -> None:
+@pytest.mark.parametrize("split", [{"num_splits": 1}, {"split_size": 512}], ids=str)
+def test_more_thread_blocks_than_run_at_once(kernel: dict, split: dict) -> None:
     """Where thread blocks follow each other some begin later, with fewer copies under way: the same bits as where they do not."""
+    many = Many(kernel, 48, 1100)
+    for lengths in many.lengths():
+        for step in (False, True):
+            caches, others = ([many.k.clone(), many.v.clone()] for _ in range(2))
+            together = many.decode(slice(None), lengths, caches, step, **split)
+            for few in map(slice, range(0, 48, 8), range(8, 56, 8)):
+                got = many.decode(few, lengths, others, step, **split)
+                assert all(same_bits(x, y[few]) for x, y in zip(got, together, strict=True))
+            assert all(map(same_bits, caches, others))
+
+
+@every_kernel
+@pytest.mark.parametrize(("sequences", "keys"), [(56, 1100), (16, 2100), (1, 1100)])
+@pytest.mark.parametrize("page", [0, 16])
+def test_as_many_ranges_as_it_chooses(kernel: dict, sequences: int, keys: int, page: int) -> None:
+    """Left to itself it may take two key heads a thread block, in any number of ranges: the result is that of one range."""
+    many, limits, which = Many(kernel, sequences, keys), LIMITS[kernel["dtype"]], slice(None)
+    for lengths in many.lengths():
+        for step in (False, True):
+            caches, others = ([many.k.clone(), many.v.clone()] for _ in range(2))
+            wanted = many.decode(which, lengths, others, step, num_splits=1)
+            options = {}
+            if page:
+                shape = (-1, page, *many.k.shape[2:])
+                padded = [torch.nn.functional.pad(x, (0, 0, 0, 0, 0, -x.shape[1] % page)) for x in caches]
+                order = torch.randperm(padded[0].shape[0] * padded[0].shape[1] // page, device="cuda")
+                caches = [x.reshape(shape)[order] for x in padded]
+                options["block_table"] = order.argsort().reshape(sequences, -1).int()
+            got = many.decode(which, lengths, caches, step, **options)
+            for x, y, limit in zip(got, wanted, limits, strict=True):
+                torch.testing.assert_close(x, y, rtol=limit, atol=limit)
+            if page:
+                caches = [x[options["block_table"].long()].reshape(sequences, -1, *many.k.shape[2:])[:, :keys] for x in caches]
+            assert all(map(same_bits, caches, others))
+
+
+@every_kernel
+@pytest.mark.parametrize("ahead", ["kernel", "copy", "fill", "join", "decode"])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_it_waits_for_what_is_ahead_of_it(kernel: dict, ahead: str, splits: int) -> None:
+    """A call may be launched before the work ahead of it has ended, and sees all that this writes, also in a graph."""
     dtype, dim = DTYPES[kernel["dtype"]], kernel["head_dim"]
     generator = torch.Generator("cuda").manual_seed(0)
-    q, k, v = (
-        torch.randn(80, n, h, dim, generator=generator, device="cuda").to(dtype) for n, h in ((1, 16), (1200, 8), (1200, 8))
+    q, source, v = (
+        torch.randn(48, n, h, dim, generator=generator, device="cuda").to(dtype) for n, h in ((1, 16), (1000, 8), (1000, 8))
     )
-    lengths = torch.randint(1000, 1201, (80,), generator=generator, device="cuda", dtype=torch.int32)
-    options = {"kernel": kernel["name"], "num_splits": 1}
-    together = libflash.decode(q, k, v, cache_seqlens=lengths, **options)
-    for few in map(slice, range(0, 80, 10), range(10, 90, 10)):
-        assert same_bits(together[few], libflash.decode(q[few], k[few], v[few], cache_seqlens=lengths[few], **options))
+    keys, out, first_out = torch.empty_like(source), torch.empty_like(q), torch.empty_like(q)
+    length = torch.empty(48, dtype=torch.int32, device="cuda")
+    options = {"cache_seqlens": length, "kernel": kernel["name"], "num_splits": splits}
+    side = torch.cuda.Stream()
+
+    def attend(query: torch.Tensor, to: torch.Tensor) -> None:
+        libflash.decode(query, keys, v, out=to, **options)
+
+    def work(between: Callable[[], None]) -> None:
+        main = torch.cuda.current_stream()
+        if ahead == "join":
+            side.wait_stream(main)
+            with torch.cuda.stream(side):
+                keys.copy_(source)
+            length.fill_(700)
+            main.wait_stream(side)
+        elif ahead == "kernel":
+            length.fill_(900)
+            torch.mul(source, 2, out=keys)
+        elif ahead == "copy":
+            length.fill_(1000)
+            keys.copy_(source)
+        elif ahead == "fill":
+            length.fill_(500)
+            keys.zero_()
+        else:
+            keys.copy_(source)
+            length.fill_(1000)
+            for _ in range(3):
+                between()
+                attend(q, first_out)
+                between()
+                attend(first_out, out)
+                between()
+                length.sub_(250)
+        between()
+        attend(q if ahead != "decode" else out, out if ahead != "decode" else first_out)
+
+    def results() -> list[torch.Tensor]:
+        return [out.clone(), first_out.clone()]
+
+    def forget() -> None:
+        for x in (keys, out, first_out):
+            x.fill_(float("nan"))
+        length.fill_(1)
+        torch.cuda.synchronize()
+
+    forget()
+    work(torch.cuda.synchronize)
+    torch.cuda.synchronize()
+    wanted = results()
+    assert not wanted[0].isnan().any()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work(lambda: None)
+    for call in (lambda: work(lambda: None), graph.replay) * 3:
+        forget()
+        call()
+        assert all(map(same_bits, results(), wanted))
 
 
 @every_kernel

@@ -42,11 +42,17 @@ DECODE_ROWS = {
     "f16-256-small": ("f16_", 256, "16, 32, 2"),
     "f32-128-small": ("f32_", 128, "16, 32, 2"),
 }
+DECODE_ROWS_OF_TWO_HEADS = {"bf16-64": DECODE_ROWS["bf16-64"], "f16-128": ("f16_", 128, "16, 64, 3")}
 # Query rows, ranges (negative: the keys of each), whether paged, what is appended (nothing, two rows ahead of decode, one
-# within it), and how many tiles fewer are under way than there is room for.
+# within it), how many tiles fewer are under way than there is room for, key heads of a thread block, and whether copies arrive as
+# late as they may.
 DECODE_CASES = (
-    *((1, 1, 0, 0, 1), (5, 3, 1, 0, 0), (6, 1, 0, 1, 0), (9, -128, 1, 1, 0), (25, 2, 0, 1, 0)),
-    *((1, 1, 0, 2, 1), (1, 3, 0, 2, 0), (1, -128, 1, 2, 0), (1, 40, 1, 2, 0), (4, 2, 1, 0, 1)),
+    *((1, 1, 0, 0, 1, 1, 1), (5, 3, 1, 0, 0, 1, 0), (6, 1, 0, 1, 0, 1, 1), (9, -128, 1, 1, 0, 1, 0), (25, 2, 0, 1, 0, 1, 1)),
+    *((1, 1, 0, 2, 1, 1, 0), (1, 3, 0, 2, 0, 1, 1), (1, -128, 1, 2, 0, 1, 1), (1, 40, 1, 2, 0, 1, 0), (4, 2, 1, 0, 1, 1, 1)),
+)
+TWO_HEADS = (
+    *((1, 1, 0, 0, 1, 2, 1), (5, 3, 1, 0, 0, 2, 0), (2, 1, 1, 1, 0, 2, 1), (3, -96, 0, 1, 1, 2, 1), (1, 1, 0, 2, 0, 2, 1)),
+    *((1, 3, 1, 2, 1, 2, 1), (1, 40, 1, 2, 0, 2, 0)),
 )
 
 # Forward for sm_90a, with its stages: three, two and two warpgroups. And the disorders of forward_sm90.cpp it is run in.
@@ -98,7 +104,10 @@ def runs(programs: dict[str, Program], cases: Callable[[str], tuple[tuple[int, .
 ATTENTION_RUNS = runs(
     {row: attention(*about) for row, about in ROWS.items()}, lambda row: CASES[1:3] if row.endswith("small") else CASES
 )
-DECODE_RUNS = runs({row: decode(*about) for row, about in DECODE_ROWS.items()}, lambda _: DECODE_CASES)
+DECODE_RUNS = [
+    *runs({row: decode(*about) for row, about in DECODE_ROWS.items()}, lambda _: DECODE_CASES),
+    *runs({row: decode(*about) for row, about in DECODE_ROWS_OF_TWO_HEADS.items()}, lambda _: TWO_HEADS),
+]
 SM90_RUNS = runs({row: forward_sm90(*about) for row, about in ROWS_SM90.items()}, lambda _: tuple((x,) for x in DISORDERS))
 
 

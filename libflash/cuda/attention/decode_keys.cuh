@@ -4,14 +4,36 @@
 
 #include "cuda/attention/decode_params.h"
 #include "cuda/attention/schedule.cuh"
+#include "cuda/ptx/early.cuh"
 
 namespace libflash::cuda {
 
+// How numbers on the device are read: as usual, or before the kernel ahead has ended.
+struct Settled {
+    static __device__ __forceinline__ int32_t load(const int32_t* from) { return *from; }
+};
+struct Unsettled {
+    static __device__ __forceinline__ int32_t load(const int32_t* from) { return load_early(from); }
+};
+
 // Valid keys before the call, so that the new ones still fit.
+template <class Numbers = Settled>
 __device__ __forceinline__ int cached_keys(const CacheParams& cache, int batch) {
-    const int given = cache.seqlens ? cache.seqlens[batch] : cache.default_seqlen;
+    const int given = cache.seqlens ? Numbers::load(cache.seqlens + batch) : cache.default_seqlen;
     return min(max(given, 0), cache.capacity - cache.seqlen_new);
 }
+
+// Of one sequence.
+struct KeyCount {
+    int32_t length;  // new ones included
+    int32_t leftpad;
+
+    template <class Numbers = Settled>
+    static __device__ __forceinline__ KeyCount of(const CacheParams& cache, int batch) {
+        const int length = cached_keys<Numbers>(cache, batch) + cache.seqlen_new;
+        return {length, cache.leftpad ? min(max(Numbers::load(cache.leftpad + batch), 0), length) : 0};
+    }
+};
 
 struct KeyPlace {
     int32_t place;  // entry or page; out of range: the key does not exist
@@ -19,35 +41,36 @@ struct KeyPlace {
 };
 
 // Of one sequence.
-struct KeyPlaces {
+template <class Numbers>
+struct KeyPlacesOf {
     const int32_t* table;
     int64_t column_stride;
     int32_t entry;
     Divisor page;
 
-    __device__ __forceinline__ KeyPlaces(const CacheParams& cache, int batch)
+    __device__ __forceinline__ KeyPlacesOf(const CacheParams& cache, int batch)
         : table(cache.table ? cache.table + batch * cache.table_batch : nullptr), column_stride(cache.table_column),
-          entry(cache.entries ? cache.entries[batch] : batch), page(cache.page) {}
+          entry(cache.entries ? Numbers::load(cache.entries + batch) : batch), page(cache.page) {}
 
     // `key` must be one that the sequence has.
     __device__ __forceinline__ KeyPlace of(int key) const {
         if (!table) return {entry, key};
         const int column = divide(key, page);
-        return {table[column * column_stride], key - column * static_cast<int>(page.divisor)};
+        return {Numbers::load(table + column * column_stride), key - column * static_cast<int>(page.divisor)};
     }
 };
 
+using KeyPlaces = KeyPlacesOf<Settled>;
+
 // The keys that query rows [first_row, last_row] see, and the share of them that is this split's.
 struct VisibleKeys {
-    int32_t length;  // keys of the sequence, new ones included
-    int32_t leftpad;
+    int32_t length, leftpad;   // of the sequence
     int32_t first, last;       // of this split: [first, last)
     int32_t plain, plain_end;  // every row sees these: [plain, plain_end)
 
-    __device__ __forceinline__ VisibleKeys(const DecodeParams& p, int batch, int first_row, int last_row, int split, int unit) {
-        const CacheParams& cache = p.cache;
-        length = cached_keys(cache, batch) + cache.seqlen_new;
-        leftpad = cache.leftpad ? min(max(cache.leftpad[batch], 0), length) : 0;
+    __device__ __forceinline__ VisibleKeys(const DecodeParams& p, KeyCount count, int first_row, int last_row, int split,
+                                           int unit)
+        : length(count.length), leftpad(count.leftpad) {
         const int begin = first_visible(p, first_row), end = end_of_visible(p, last_row);
         plain = first_visible(p, last_row);
         plain_end = end_of_visible(p, first_row);

@@ -37,6 +37,7 @@ struct DecodeParams {
     AppendParams append;
     int32_t batch, seqlen_q, heads_q, heads_k, group_size;
     Divisor by_tiles, by_heads, by_splits, by_group;  // tiles of the packed rows of a key head; heads_k, splits, group_size
+    Divisor by_head_groups;                           // heads_k / heads_beside
     int32_t head_dim, head_dim_v;
     float softmax_scale, scale_log2, softcap;
     int32_t left, right;  // of the diagonal that ends at the last query row and the last key
@@ -50,6 +51,8 @@ struct DecodeParams {
     int32_t stages;            // tiles of keys under way: as many as the kernel has room for, or one fewer
     uint32_t late_begin;       // thread blocks from this one on,
     uint32_t late_count;       // so many, begin a little later
+    int32_t heads_beside;      // key heads that a thread block takes: 1, or what decode_heads_beside() says
+    bool fetch_early;          // into the L2 cache, before the kernel ahead has ended
     bool overlap;              // a kernel may be launched before the one ahead of it has ended (sm_90)
 };
 
@@ -60,9 +63,10 @@ constexpr bool decode_shares_keys(int64_t rows) { return rows > kDecodeSlab; }
 // Whether thread blocks can take in one new row: a thread of theirs for every two channels.
 constexpr bool decode_takes_in_rows(int head_dim, int tile_k) { return tile_k / kDecodeSlab * 32 >= head_dim / 2; }
 
-constexpr int decode_shared_bytes(int head_dim, int tile_k, int stages, int element_bytes, bool shares_keys) {
+// `tile_k`: keys of a tile, of all heads; `tile_rows`: query rows of a thread block.
+constexpr int decode_shared_bytes(int head_dim, int tile_k, int stages, int element_bytes, int tile_rows) {
     const int row = head_dim * element_bytes, warps = tile_k / kDecodeSlab;
-    return stages * 2 * tile_k * row + (shares_keys ? warps : 1) * kDecodeSlab * row + stages * warps * 4;
+    return stages * 2 * tile_k * row + tile_rows * row + stages * warps * 4;
 }
 
 // Thread blocks that a multiprocessor runs at the same time, if a thread block may have `most` bytes of shared memory: as many as fit, up to 256 threads,
@@ -70,6 +74,17 @@ constexpr int decode_shared_bytes(int head_dim, int tile_k, int stages, int elem
 constexpr int decode_blocks_at_once(int bytes, int most, int threads) {
     const int fit = (most + 1024) / (bytes + 1024), enough = 256 / threads;  // 1 KB is reserved for each
     return fit < 1 || enough < 1 ? 1 : (fit < enough ? fit : enough);
+}
+
+// Key heads that a thread block may take side by side. Not where only one thread block finds room in a multiprocessor.
+constexpr int decode_heads_beside(int head_dim, int tile_k, int stages, int element_bytes) {
+    constexpr int kMost = 2;
+    const int threads = tile_k / kDecodeSlab * 32;
+    const bool all_take_in = threads >= kMost * (head_dim / 2),
+               two_blocks =
+                   decode_blocks_at_once(decode_shared_bytes(head_dim, tile_k, stages, element_bytes, kMost * kDecodeSlab),
+                                         227 * 1024, threads) >= 2;
+    return all_take_in && two_blocks && element_bytes == 2 ? kMost : 1;
 }
 
 }  // namespace libflash::cuda

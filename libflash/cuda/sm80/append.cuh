@@ -111,6 +111,7 @@ template <class Row, class T>
 __global__ void __launch_bounds__(kAppendThreads, 8)
     append_kernel(const __grid_constant__ DecodeParams params, uint32_t new_rows, uint32_t slots) {
     let_next_kernel_begin();
+    wait_for_kernel_ahead();
     const uint32_t index = blockIdx.x * (kAppendThreads / slots) + threadIdx.x / slots, slot = threadIdx.x % slots;
     const Append<T> body{params};
     const bool is_key = index < new_rows;
@@ -135,8 +136,8 @@ int launch_append(const DecodeParams& params, cudaStream_t stream) {
     int64_t slots = 1;  // two channels each
     while (2 * slots < params.head_dim || 2 * slots < params.head_dim_v) slots *= 2;
     const int64_t rows_of_block = kAppendThreads / slots, blocks = (rows + rows_of_block - 1) / rows_of_block;
-    return launch_behind(append_kernel<Row, T>, blocks, kAppendThreads, 0, stream, false, params, static_cast<uint32_t>(new_rows),
-                         static_cast<uint32_t>(slots));
+    return launch_behind(append_kernel<Row, T>, blocks, kAppendThreads, 0, stream, params.overlap, params,
+                         static_cast<uint32_t>(new_rows), static_cast<uint32_t>(slots));
 }
 
 }  // namespace libflash::cuda::sm80

@@ -63,7 +63,9 @@ struct CombineSplits {
     const DecodeParams& params;
     const float *lse, *out;  // of the first range of the row
     const int lane, warp;
-    float2 loaded[kShare][kPairs], sums[kPairs];
+    using Loaded = float2[kShare][kPairs];
+    Loaded even, odd;  // of a group and of the next
+    float2 sums[kPairs];
 
     __device__ __forceinline__ CombineSplits(const DecodeParams& p, int64_t row)
         : params(p), lse(p.partial_lse + row * p.splits), out(p.partial_out + row * p.splits * kHeadDim), lane(threadIdx.x % 32),
@@ -72,7 +74,8 @@ struct CombineSplits {
     __device__ __forceinline__ float lse_of(int range) const { return range < params.splits ? lse[range] : -INFINITY; }
 
     // Also those without a key, whose numbers mean nothing: waiting for the logsumexps would take longer.
-    __device__ __forceinline__ void load(int group) {
+    __device__ __forceinline__ void load(Loaded& loaded, int group) const {
+        if (group >= params.splits) return;
 #pragma unroll
         for (int i = 0; i < kShare; ++i) {
             const int range = min(group + i * kWarps + warp, params.splits - 1);
@@ -83,7 +86,7 @@ struct CombineSplits {
     }
 
     // `factor`: of range number `lane` of the group.
-    __device__ __forceinline__ void add(float factor) {
+    __device__ __forceinline__ void add(const Loaded& loaded, float factor) {
 #pragma unroll
         for (int i = 0; i < kShare; ++i) {
             const float weight = __shfl_sync(0xffffffffu, factor, i * kWarps + warp);
@@ -118,17 +121,21 @@ struct CombineSplits {
 
     __device__ __forceinline__ void run(int batch, int row, int head, float2 (*parts)[kPairs][32]) {
         const float own = lse_of(lane);
-        load(0);
+        load(even, 0);
+        load(odd, 32);
         const float all = all_ranges(own);
         const float weight = finish_row(params, batch, row, head, all, sink_of<T>(params, batch, head), threadIdx.x == 0);
         const auto factor_of = [&](float range_lse) {
             return range_lse == -INFINITY ? 0.0f : exp2_approx(range_lse - all) * weight;
         };
-        add(factor_of(own));
+        add(even, factor_of(own));
 #pragma unroll 1
-        for (int group = 32; group < params.splits; group += 32) {
-            load(group);
-            add(factor_of(lse_of(group + lane)));
+        for (int group = 32; group < params.splits; group += 64) {
+            load(even, group + 32);
+            add(odd, factor_of(lse_of(group + lane)));
+            if (group + 32 >= params.splits) break;
+            load(odd, group + 64);
+            add(even, factor_of(lse_of(group + 32 + lane)));
         }
 #pragma unroll
         for (int c = 0; c < kPairs; ++c) parts[warp][c][lane] = sums[c];
@@ -151,6 +158,7 @@ __global__ void __launch_bounds__(128) combine_kernel(const __grid_constant__ De
     const int packed = blockIdx.x - head_index * rows_of_head, row = divide(packed, params.by_group);
     const int batch = divide(head_index, params.by_heads), head_k = head_index - batch * params.heads_k;
     Body body(params, blockIdx.x);
+    let_next_kernel_begin();
     wait_for_kernel_ahead();
     body.run(batch, row, head_k * params.group_size + packed - row * params.group_size, parts);
 }

@@ -7,7 +7,8 @@
 
 namespace libflash::cuda::sm80 {
 
-// `overlap`: only if the kernel ahead is one of ours and the GPU can.
+// `overlap`: only if the GPU can, and the kernel, whatever may be ahead of it, waits before it reads what results depend on or writes. Where a kernel
+// ahead does not say that the next one may begin, this saves the launch alone.
 template <class... Params>
 int launch_behind(void (*kernel)(Params...), int64_t blocks, int threads, int shared_bytes, cudaStream_t stream, bool overlap,
                   const Params&... params) {

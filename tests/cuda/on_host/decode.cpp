@@ -1,7 +1,7 @@
 // The decode kernels of one row on the host, against double precision: argument 1 is the number of query rows, 2 into how many ranges the keys are
 // cut (negative: the keys of each), 3 whether the cache is paged, 4 what is appended, with rotary embedding (1: two rows ahead of decode, 2: one row
-// within it, if the row of the table can), 5 how many tiles fewer are under way than there is room for. Prints what is wrong; the exit code is 0 if
-// nothing is.
+// within it, if the row of the table can), 5 how many tiles fewer are under way than there is room for, 6 how many key heads a thread block takes, 7 whether copies are late. Prints what is
+// wrong; the exit code is 0 if nothing is.
 #include "emulation.h"
 
 #include <cstdio>
@@ -17,7 +17,7 @@ using namespace libflash::cuda;
 struct DecodeRow {
     static constexpr KernelConfig config{"decode", "decode", "sm80", RowType::DTYPE, HEAD_DIM, HEAD_DIM, DECODE_TILE, ""};
 };
-using T = sm80::DecodeInstance<DecodeRow, false>::T;
+using T = sm80::DecodeInstance<DecodeRow, sm80::Keys::own>::T;
 constexpr int kDim = HEAD_DIM, kBatch = 3, kHeadsK = 2, kGroup = 3, kHeads = kHeadsK * kGroup, kCapacity = 200, kPage = 16;
 constexpr int kColumns = (kCapacity + kPage - 1) / kPage, kPages = kBatch * kColumns + 2;
 constexpr int kLengths[kBatch] = {127, 0, 77};  // the new keys of the first lie in two tiles, pages and ranges of 128
@@ -187,6 +187,10 @@ int main(int, char** argv) {
     Problem p(std::atoi(argv[1]), std::atoi(argv[2]), std::atoi(argv[3]) != 0, std::atoi(argv[4]));
     DecodeParams params = p.params();
     params.stages = DecodeRow::config.stages - std::atoi(argv[5]);
+    params.heads_beside = std::atoi(argv[6]);
+    params.by_head_groups = divisor_params(kHeadsK / params.heads_beside);
+    params.fetch_early = true;
+    late_copies = std::atoi(argv[7]) != 0;
     launch_decode<DecodeRow>(params, nullptr);
     bool good = p.wrong_bits() == 0;
     std::printf("%s cache: %d wrong\n", good ? "ok" : "WRONG", p.wrong_bits());

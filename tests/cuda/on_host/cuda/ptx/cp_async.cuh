@@ -1,5 +1,9 @@
-// Stands for the library's header of that name: copies are done when they are asked for.
+// Stands for the library's header of that name: copies are done when they are asked for, or, with `late_copies`, no sooner than somebody waits for them.
 #pragma once
+
+#include <deque>
+#include <map>
+#include <vector>
 
 #include "emulation.h"
 
@@ -17,15 +21,44 @@ inline uint32_t load_shared(uint32_t address) {
     return x;
 }
 
+struct AsyncCopy {
+    uint32_t address;
+    const void* global;
+    bool valid;
+
+    void done() const {
+        if (valid) {
+            std::memcpy(shared_pointer(address), global, 16);
+        } else {
+            std::memset(shared_pointer(address), 0, 16);
+        }
+    }
+};
+inline bool late_copies = false;
+inline std::map<unsigned, std::deque<std::vector<AsyncCopy>>>
+    copies_under_way;  // of each thread, group by group; the last one is not committed
+inline std::deque<std::vector<AsyncCopy>>& own_copies() {
+    auto& groups = copies_under_way[threadIdx.x];
+    if (groups.empty()) groups.emplace_back();
+    return groups;
+}
+
 inline void cp_async_16(uint32_t address, const void* global, bool valid) {
-    if (valid) {
-        std::memcpy(shared_pointer(address), global, 16);
+    const AsyncCopy copy{address, global, valid};
+    if (late_copies) {
+        own_copies().back().push_back(copy);
     } else {
-        std::memset(shared_pointer(address), 0, 16);
+        copy.done();
     }
 }
-inline void cp_async_commit() {}
-template <int>
-void cp_async_wait() {}
+inline void cp_async_commit() {
+    if (late_copies) own_copies().emplace_back();
+}
+template <int kPending>
+void cp_async_wait() {
+    if (!late_copies) return;
+    for (auto& groups = own_copies(); groups.size() > kPending + 1; groups.pop_front())
+        for (const AsyncCopy& copy : groups.front()) copy.done();
+}
 
 }  // namespace libflash::cuda

@@ -1,0 +1,495 @@
+// Flash-Decoding for sm_80 and later: a few query rows of each sequence against its cache (split-KV).
+//
+// A thread block takes one key head of one sequence, all query heads that share it (their rows are packed into one tile), and one range of the
+// keys. Every warp fetches 16 keys of a tile by itself (cp.async, kStages tiles under way, or one fewer), looking up 16 pages at a time, one
+// tile ahead.
+//   up to 16 rows    the warps work on the keys that they fetched, with no barrier, and put their results together at the end
+//   more rows        each warp has 16 rows of its own and works on all keys of the tile (kSharesKeys)
+// What decides the speed is memory: there are some 100 KB under way in each multiprocessor.
+//
+// The maximum of a row is moved only when a score lies 2^kSlack above it. Results of several ranges go to the workspace, each
+// divided by its own sum, and combine_splits.cuh makes the output of them.
+#pragma once
+
+#include "cuda/attention/decode_keys.cuh"
+#include "cuda/attention/element.cuh"
+#include "cuda/attention/scores.cuh"
+#include "cuda/params.h"
+#include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/math.cuh"
+#include "cuda/ptx/sleep.cuh"
+#include "cuda/sm80/combine_splits.cuh"
+#include "cuda/sm80/decode_products.cuh"
+#include "cuda/sm80/new_row.cuh"
+
+namespace libflash::cuda::sm80 {
+
+// `kTakesIn`: a step of one new row a sequence, which is turned and appended here (new_row.cuh). An instance of its own: within the other its code
+// cost 0.7 us of 10.6, though it was only jumped over.
+//
+// `kHeads`: key heads side by side that a thread block takes, so many warps each. What it reads of a key is then longer, and there are fewer thread blocks.
+template <class T, int kHeadDim, int kWarps, int kStages, bool kSharesKeys, bool kTakesIn, int kHeads = 1>
+struct Decode {
+    using Products = DecodeProducts<T, kHeadDim>;
+    static constexpr int kThreads = kWarps * 32;
+    using New = NewRow<T, kHeadDim, kThreads, kHeads>;  // with kTakesIn
+    static constexpr int kTileK = kWarps / kHeads * kDecodeSlab;
+    static constexpr int kTileRows = (kSharesKeys ? kWarps : kHeads) * kDecodeSlab;
+    static_assert(kHeads == 1 || !kSharesKeys);
+    static constexpr int kChunkValues = 16 / sizeof(T);
+    static constexpr int kChunks = kHeadDim / kChunkValues;
+    static constexpr int kLanesPerRow = kChunks < 32 ? kChunks : 32, kRowsAtOnce = 32 / kLanesPerRow;
+    using Slab = typename Products::template Tile<kDecodeSlab>;
+    static constexpr int kSlabBytes = Slab::kBytes, kRowBytes = Slab::kRowBytes;
+    static constexpr int kStageBytes = 2 * kWarps * kSlabBytes;  // keys, then values
+    static constexpr int kQueryBytes = kTileRows * Slab::kRowBytes;
+    static constexpr int kSharedBytes = decode_shared_bytes(kHeadDim, kWarps* kDecodeSlab, kStages, sizeof(T), kTileRows);
+    static_assert(kSharedBytes == kStages * kStageBytes + kQueryBytes + kStages * kWarps * 4, "the host counts the same");
+    // Results of the warps, where the stages were.
+    static constexpr int kPartRow = kHeadDim + 8;
+    static_assert((kWarps * kDecodeSlab * (kPartRow + 4)) * 4 <= kStages * kStageBytes, "they fit");
+    static constexpr float kNothing = -3.402823466e38f;  // below every score, and yet finite
+    static constexpr float kSlack = 8.0f;                // half: 2^8 as well as its 2^-24 have room
+    static constexpr uint32_t kLateNs = 3000;            // more than memory is idle between two thread blocks
+    static constexpr int kLateTiles = 16;                // in shorter ranges that is too much
+
+    // What a thread block does at a time. Row tiles lie beside each other so that they find the keys in the L2 cache, then heads, splits and
+    // sequences.
+    struct Item {
+        int batch, head_k, split, first_row, rows;  // rows of this tile that exist
+
+        __device__ __forceinline__ Item(const DecodeParams& params, int index) {
+            const int head = divide(index, params.by_tiles), range = divide(head, params.by_head_groups);
+            batch = divide(range, params.by_splits);
+            split = range - batch * params.splits;
+            head_k = (head - range * static_cast<int>(params.by_head_groups.divisor)) * kHeads;
+            first_row = (index - head * static_cast<int>(params.by_tiles.divisor)) * kTileRows;
+            rows = min(kHeads > 1 ? kDecodeSlab : kTileRows, params.seqlen_q * params.group_size - first_row);
+        }
+    };
+
+    const DecodeParams& params;
+    char* shared;
+    int lane, warp;
+    Item item;
+    Products products;
+    float s[2][4], o[kHeadDim / 8][4];
+    float base[2], row_sum[2];
+    // Of the lane's two rows.
+    int begin[2], end[2], diagonal[2];
+    float slope[2];
+
+    __device__ __forceinline__ Decode(const DecodeParams& p, char* memory)
+        : params(p), shared(memory), lane(threadIdx.x % 32), warp(threadIdx.x / 32), item(p, static_cast<int>(blockIdx.x)) {}
+
+    __device__ __forceinline__ char* keys(int stage, int group) const {
+        return shared + stage * kStageBytes + group * kSlabBytes;
+    }
+    __device__ __forceinline__ char* values(int stage, int group) const { return keys(stage, kWarps + group); }
+    __device__ __forceinline__ char* queries() const { return shared + kStages * kStageBytes; }
+    __device__ __forceinline__ uint32_t& existing(int stage, int group) const {
+        return reinterpret_cast<uint32_t*>(queries() + kQueryBytes)[stage * kWarps + group];
+    }
+    __device__ __forceinline__ float* part(int slab, int row) const {
+        return reinterpret_cast<float*>(shared) + (slab * kDecodeSlab + row) * kPartRow;
+    }
+    // Four numbers of each row and slab: base, sum, then the factor of the part, and what all parts together are multiplied by.
+    __device__ __forceinline__ float* part_facts(int slab, int row) const {
+        return reinterpret_cast<float*>(shared) + kWarps * kDecodeSlab * kPartRow + (slab * kDecodeSlab + row) * 4;
+    }
+    // A row of the tile is made of kParts parts.
+    static constexpr int kParts = kSharesKeys ? 1 : kWarps / kHeads;
+    // One of the rows that exist: the first of all heads, then the second of all.
+    struct ExistingRow {
+        int head_k, packed, slab, in_slab;
+    };
+    __device__ __forceinline__ ExistingRow existing_row(int n) const {
+        const int head = n % kHeads, row = n / kHeads;
+        return {item.head_k + head, item.first_row + row, kHeads > 1 ? head : row / kDecodeSlab, row % kDecodeSlab};
+    }
+    __device__ __forceinline__ int own_head() const { return item.head_k + (kHeads > 1 ? warp % kHeads : 0); }
+    __device__ __forceinline__ int own_keys() const { return warp / kHeads * kDecodeSlab; }
+
+    static __device__ __forceinline__ void synchronize() {
+        if constexpr (kSharesKeys) {
+            __syncthreads();
+        } else {
+            __syncwarp();
+        }
+    }
+
+    __device__ __forceinline__ int query_row(int row) const { return divide(row, params.by_group); }
+    template <class Numbers = Settled>
+    static __device__ __forceinline__ VisibleKeys keys_of(const DecodeParams& params, const Item& item) {
+        const int first = divide(item.first_row, params.by_group), last = divide(item.first_row + item.rows - 1, params.by_group);
+        return VisibleKeys(params, KeyCount::of<Numbers>(params.cache, item.batch), first, last, item.split, kTileK);
+    }
+    __device__ __forceinline__ int query_head(int head_k, int row) const {
+        return head_k * params.group_size + row - query_row(row) * params.group_size;
+    }
+
+    // Copies `count` values of any alignment; the rest of the chunk becomes zeros.
+    static __device__ __forceinline__ void copy_slowly(char* to, const T* from, int count) {
+#pragma unroll 1
+        for (int i = 0; i < kChunkValues; ++i) reinterpret_cast<T*>(to)[i] = i < count ? from[i] : T(0.0f);
+    }
+
+    __device__ __forceinline__ void load_queries() {
+        for (int i = threadIdx.x; i < kTileRows * kChunks; i += kThreads) {
+            const int row = i / kChunks, chunk = i % kChunks, of_head = kHeads > 1 ? row % kDecodeSlab : row;
+            const int head_k = item.head_k + (kHeads > 1 ? row / kDecodeSlab : 0),
+                      packed = item.first_row + min(of_head, item.rows - 1);
+            const T* from = static_cast<const T*>(params.q.data) + item.batch * params.q.batch +
+                            query_row(packed) * params.q.row + query_head(head_k, packed) * params.q.head + chunk * kChunkValues;
+            const int count = of_head < item.rows ? params.head_dim - chunk * kChunkValues : 0;
+            char* const to = queries() + Slab::offset(row, chunk);
+            if (params.vector_q) {
+                cp_async_16(shared_address(to), from, count > 0);
+            } else {
+                copy_slowly(to, from, count);
+            }
+        }
+    }
+
+    // Where the keys lie that this warp fetches of two tiles, from `first` on: lanes 0 to 15 know of the one, the others of the next. Out of
+    // range: the key does not exist, or is not of this range.
+    __device__ __forceinline__ KeyPlace look_up(const KeyPlaces& places, const VisibleKeys& range, int first) const {
+        const int key = first + own_keys() + lane % kDecodeSlab + lane / kDecodeSlab * kTileK;
+        return key >= range.first && key < range.last ? places.of(key) : KeyPlace{-1, 0};
+    }
+
+    // Starts the copies of this warp's 16 keys and values of a tile; `second`: of the two that `known` is about. Keys that do not exist become zeros.
+    __device__ __forceinline__ void load_keys(int head_k, int stage, const KeyPlace& known, bool second) {
+        const CacheParams& cache = params.cache;
+        const int from = second ? kDecodeSlab : 0;
+        const bool exists = static_cast<uint32_t>(known.place) < static_cast<uint32_t>(cache.places);
+        const uint32_t all = __ballot_sync(0xffffffffu, exists) >> from & 0xffffu;
+        if (lane == 0) existing(stage, warp) = all;
+        const T* const k = static_cast<const T*>(cache.k.data) + head_k * cache.k.head;
+        const T* const v = static_cast<const T*>(cache.v.data) + head_k * cache.v.head;
+        const auto copy_rows = [&](int step, const auto& copy) {
+            const int row = step * kRowsAtOnce + lane / kLanesPerRow;
+            const int64_t place = __shfl_sync(0xffffffffu, known.place, from + row);
+            const int64_t at = __shfl_sync(0xffffffffu, known.row, from + row);
+            const bool there = all >> row & 1;
+#pragma unroll
+            for (int chunk = lane % kLanesPerRow; chunk < kChunks; chunk += kLanesPerRow) {
+                const int first = chunk * kChunkValues, offset = Slab::offset(row, chunk);
+                copy(keys(stage, warp) + offset, k + place * cache.k.batch + at * cache.k.row + first,
+                     there ? params.head_dim - first : 0);
+                copy(values(stage, warp) + offset, v + place * cache.v.batch + at * cache.v.row + first,
+                     there ? params.head_dim_v - first : 0);
+            }
+        };
+        if (params.vector_kv) {
+#pragma unroll(kRowBytes > 512 ? 2 : kDecodeSlab)
+            for (int step = 0; step < kDecodeSlab / kRowsAtOnce; ++step)
+                copy_rows(step, [](char* to, const T* rows, int count) { cp_async_16(shared_address(to), rows, count > 0); });
+        } else {
+#pragma unroll 1
+            for (int step = 0; step < kDecodeSlab / kRowsAtOnce; ++step) copy_rows(step, copy_slowly);
+        }
+    }
+
+    __device__ __forceinline__ void prepare_rows(const VisibleKeys& range) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int packed = item.first_row + min((kSharesKeys ? warp * kDecodeSlab : 0) + r * 8 + lane / 4, item.rows - 1);
+            const int row = query_row(packed);
+            begin[r] = range.first_visible(params, row);
+            end[r] = range.end_of_visible(params, row);
+            diagonal[r] = row + range.length - params.seqlen_q;
+            slope[r] = params.alibi_slopes.data
+                           ? head_number<T>(params.alibi_slopes, item.batch, query_head(own_head(), packed)) * kLog2e
+                           : 0.0f;
+            base[r] = kNothing;
+            row_sum[r] = 0.0f;
+        }
+#pragma unroll
+        for (int n = 0; n < kHeadDim / 8; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) o[n][e] = 0.0f;
+    }
+
+    // Calls rule(score, r, key) for all scores of this lane.
+    template <class Rule>
+    __device__ __forceinline__ void for_all_scores(int first_key, const Rule& rule) {
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) rule(s[n][e], e / 2, first_key + 8 * n + lane % 4 * 2 + e % 2);
+    }
+
+    // From dot products to scores in base-2 units.
+    __device__ __forceinline__ void apply_rules(int first_key) {
+        if (params.softcap > 0.0f) {
+            const float inverse = params.softmax_scale / params.softcap, cap = params.softcap * kLog2e;
+            for_all_scores(first_key, [&](float& score, int, int) { score = cap * tanh_accurate(score * inverse); });
+        } else {
+            for_all_scores(first_key, [&](float& score, int, int) { score *= params.scale_log2; });
+        }
+        if (params.alibi_slopes.data) {
+            for_all_scores(first_key, [&](float& score, int r, int key) {
+                score -= slope[r] * fabsf(static_cast<float>(diagonal[r] - key));
+            });
+        }
+    }
+
+    __device__ __forceinline__ void hide(int first_key, uint32_t exist) {
+        for_all_scores(first_key, [&](float& score, int r, int key) {
+            if (key < begin[r] || key >= end[r] || !(exist >> (key - first_key) & 1)) score = -INFINITY;
+        });
+    }
+
+    // Brings the two rows to the base that the new scores ask for.
+    __device__ __forceinline__ void move_base() {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float largest = fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1]));
+            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+            const float higher = fmaxf(base[r], largest);  // -infinity and NaN leave it as it was
+            const float factor = exp2_approx(base[r] - higher);
+            base[r] = higher;
+            row_sum[r] *= factor;
+#pragma unroll
+            for (int n = 0; n < kHeadDim / 8; ++n) {
+                o[n][2 * r] *= factor;
+                o[n][2 * r + 1] *= factor;
+            }
+        }
+    }
+
+    // 16 keys from `first_key` on.
+    __device__ __forceinline__ void attend(int stage, int group, int first_key, const VisibleKeys& range) {
+        const uint32_t exist = existing(stage, group);
+        if (exist == 0) return;
+        products.scores(s, keys(stage, group), lane);
+        apply_rules(first_key);
+        if (exist != 0xffffu || first_key < range.plain || first_key + kDecodeSlab > range.plain_end) hide(first_key, exist);
+        bool high = false;
+        for_all_scores(first_key, [&](float& score, int r, int) { high |= score - base[r] > kSlack; });
+        if (__any_sync(0xffffffffu, high)) move_base();
+        for_all_scores(first_key, [&](float& score, int r, int) {
+            score = exp2_approx(score - base[r]);
+            row_sum[r] += score;
+        });
+        products.add_values(o, s, values(stage, group), lane);
+    }
+
+    // What the products need before the first tile. The queries came with its copies, by all threads.
+    __device__ __forceinline__ void begin_products(const New& fresh) {
+        __syncthreads();
+        if constexpr (kTakesIn) {
+            fresh.turn_queries(kHeads * item.rows, [&](int n, int channel) -> T& {
+                const ExistingRow row = existing_row(n);
+                const int in_tile = row.slab * kDecodeSlab + row.in_slab;
+                return reinterpret_cast<T*>(queries() + Slab::offset(in_tile, channel / kChunkValues))[channel % kChunkValues];
+            });
+            __syncthreads();
+        }
+        products.load_queries(queries() + (kSharesKeys ? warp : warp % kHeads) * kSlabBytes, lane);
+    }
+
+    __device__ __forceinline__ void attend_tile(int stage, int first, const VisibleKeys& range) {
+        if constexpr (kSharesKeys) {
+#pragma unroll 1
+            for (int group = 0; group < kWarps; ++group) attend(stage, group, first + group * kDecodeSlab, range);
+        } else {
+            attend(stage, warp, first + own_keys(), range);
+        }
+    }
+
+    // Until the oldest of `stages` tiles has arrived, also what other threads copied of it.
+    static __device__ __forceinline__ void wait_for_oldest(int stages) {
+        if (stages == kStages) {
+            cp_async_wait<kStages - 1>();
+        } else {
+            cp_async_wait<kStages - 2>();
+        }
+        synchronize();
+    }
+
+    // One loop, whose first rounds, one for each stage, have nothing to attend to: short ranges are over before more code would have been fetched.
+    __device__ __forceinline__ void walk_keys(const VisibleKeys& range, const KeyPlaces& places) {
+        const int begin = range.first / kTileK * kTileK;
+        KeyPlace known = look_up(places, range, begin), next = look_up(places, range, begin + 2 * kTileK);
+        bool second = false;
+        int stage = 0;
+        const int stages = params.stages;
+        const int old = range.length - params.cache.seqlen_new;
+        bool to_append = kTakesIn && range.last > old;
+        New fresh{{params}};
+        if constexpr (kTakesIn) fresh.load(places, item.batch, item.head_k, old, to_append);
+        prepare_rows(range);
+#pragma unroll 1
+        for (int loading = begin; loading < range.last + stages * kTileK; loading += kTileK) {
+            const int first = loading - stages * kTileK;  // the tile in whose place the new one goes
+            // With all copies under way that can be, but ahead of those of the new key.
+            if (to_append && (first == begin || loading + kTileK > old)) {
+                fresh.append(item.head_k);
+                __syncthreads();
+                to_append = false;
+            }
+            if (first >= begin) {
+                wait_for_oldest(stages);
+                if (first == begin) begin_products(fresh);
+                attend_tile(stage, first, range);
+                synchronize();  // it is no longer read
+            }
+            if (loading < range.last) {
+                load_keys(own_head(), stage, known, second);
+                if (second) {
+                    known = next;
+                    next = look_up(places, range, loading + 3 * kTileK);
+                }
+                second = !second;
+            }
+            if (loading == begin) load_queries();
+            cp_async_commit();
+            stage = stage + 1 == stages ? 0 : stage + 1;
+        }
+        cp_async_wait<0>();
+    }
+
+    // What each warp has, to shared memory.
+    __device__ __forceinline__ void lay_down() {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            row_sum[r] += __shfl_xor_sync(0xffffffffu, row_sum[r], 1);
+            row_sum[r] += __shfl_xor_sync(0xffffffffu, row_sum[r], 2);
+        }
+        __syncthreads();  // no stage is read or written any more
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int row = r * 8 + lane / 4;
+            if (lane % 4 == 0) {
+                part_facts(warp, row)[0] = base[r];
+                part_facts(warp, row)[1] = row_sum[r];
+            }
+            float* to = part(warp, row) + lane % 4 * 2;
+#pragma unroll
+            for (int n = 0; n < kHeadDim / 8; ++n)
+                *reinterpret_cast<float2*>(to + n * 8) = make_float2(o[n][2 * r], o[n][2 * r + 1]);
+        }
+        __syncthreads();
+    }
+
+    // For each row the logsumexp of its parts and the factors that make of them one result, divided by the sum.
+    __device__ __forceinline__ void weigh_parts() {
+        for (int n = threadIdx.x; n < kHeads * item.rows; n += kThreads) {
+            const ExistingRow row = existing_row(n);
+            const auto facts_of = [&](int w) { return part_facts(row.slab + w * kHeads, row.in_slab); };
+            float largest = kNothing, total = 0.0f;
+#pragma unroll
+            for (int w = 0; w < kParts; ++w) largest = fmaxf(largest, facts_of(w)[0]);
+#pragma unroll
+            for (int w = 0; w < kParts; ++w) {
+                const float* facts = facts_of(w);
+                total += exp2_approx(facts[0] - largest) * facts[1];
+            }
+            const float inverse = total != 0.0f ? 1.0f / total : 0.0f;  // 0: no key at all
+            const float lse = total != 0.0f ? largest + __log2f(total) : -INFINITY;
+#pragma unroll
+            for (int w = 0; w < kParts; ++w) {
+                float* facts = facts_of(w);
+                facts[2] = exp2_approx(facts[0] - largest) * inverse;
+            }
+            store_lse(row, lse);
+        }
+        __syncthreads();
+    }
+
+    // The logsumexp of this range; where it is the only one, the row's own, and what the sink leaves of its weight.
+    __device__ __forceinline__ void store_lse(const ExistingRow& row, float lse) {
+        const int head = query_head(row.head_k, row.packed);
+        if (params.splits > 1) {
+            params.partial_lse[partial_row(params, item.batch, row.head_k, row.packed) * params.splits + item.split] = lse;
+        } else {
+            part_facts(row.slab, row.in_slab)[3] =
+                finish_row(params, item.batch, query_row(row.packed), head, lse, sink_of<T>(params, item.batch, head), true);
+        }
+    }
+
+    // Two channels of a row, of all its parts.
+    __device__ __forceinline__ float2 sum_of_parts(const ExistingRow& row, int channel) const {
+        float2 sum = make_float2(0.0f, 0.0f);
+#pragma unroll
+        for (int w = 0; w < kParts; ++w) {
+            const float factor = part_facts(row.slab + w * kHeads, row.in_slab)[2];
+            const float2 x = *reinterpret_cast<const float2*>(part(row.slab + w * kHeads, row.in_slab) + channel);
+            if (factor == 0.0f) continue;  // whatever it holds
+            sum.x = fmaf(factor, x.x, sum.x);
+            sum.y = fmaf(factor, x.y, sum.y);
+        }
+        return sum;
+    }
+
+    __device__ __forceinline__ void store_rows() {
+        constexpr int kPairs = kHeadDim / 2;
+        for (int i = threadIdx.x; i < kHeads * item.rows * kPairs; i += kThreads) {
+            const ExistingRow row = existing_row(i / kPairs);
+            const int channel = i % kPairs * 2;
+            const float2 x = sum_of_parts(row, channel);
+            if (params.splits > 1) {
+                const int64_t range = partial_row(params, item.batch, row.head_k, row.packed) * params.splits + item.split;
+                *reinterpret_cast<float2*>(params.partial_out + range * kHeadDim + channel) = x;
+            } else {
+                const float weight = part_facts(row.slab, row.in_slab)[3];
+                store_pair<T>(params, item.batch, query_row(row.packed), query_head(row.head_k, row.packed), channel,
+                              {x.x * weight, x.y * weight});
+            }
+        }
+    }
+
+    // Of a range without keys, with several for each sequence: sums are then never read.
+    __device__ __forceinline__ void store_nothing() {
+        for (int n = threadIdx.x; n < kHeads * item.rows; n += kThreads) store_lse(existing_row(n), -INFINITY);
+    }
+    __device__ __forceinline__ void store_result() {
+        lay_down();
+        weigh_parts();
+        store_rows();
+    }
+
+    // While the kernel ahead ends, memory is idle: the first tile is brought into the L2 cache. Should that kernel write to it, it writes to what is there.
+    static __device__ __forceinline__ void fetch_early(const DecodeParams& params) {
+        constexpr int kLine = 128 / sizeof(T), kLines = (kHeadDim + kLine - 1) / kLine;  // of a key of one head
+        const Item item(params, static_cast<int>(blockIdx.x));
+        const CacheParams& cache = params.cache;
+        const VisibleKeys range = keys_of<Unsettled>(params, item);
+        const KeyPlacesOf<Unsettled> places(cache, item.batch);
+        const int begin = range.first / kTileK * kTileK;
+#pragma unroll 1
+        for (int i = threadIdx.x; i < kTileK * kHeads * kLines; i += kThreads) {
+            const int key = begin + i / (kHeads * kLines), head_k = item.head_k + i / kLines % kHeads,
+                      channel = i % kLines * kLine;
+            if (key < range.first || key >= range.last) continue;
+            const KeyPlace at = places.of(key);
+            if (static_cast<uint32_t>(at.place) >= static_cast<uint32_t>(cache.places)) continue;
+            const auto fetch = [&](const RowsParams& rows, int channels) {
+                const T* row = static_cast<const T*>(rows.data) + at.place * rows.batch + at.row * rows.row + head_k * rows.head;
+                if (channel < channels) prefetch_to_l2(row + channel);
+            };
+            fetch(cache.k, params.head_dim);
+            fetch(cache.v, params.head_dim_v);
+        }
+    }
+
+    __device__ __forceinline__ void run() {
+        const VisibleKeys range = keys_of(params, item);
+        const KeyPlaces places(params.cache, item.batch);
+        if (blockIdx.x - params.late_begin < params.late_count && range.last - range.first >= kLateTiles * kTileK) sleep(kLateNs);
+        if (range.first < range.last) {
+            walk_keys(range, places);
+        } else if (params.splits > 1) {
+            store_nothing();
+            return;
+        } else {
+            prepare_rows(range);
+        }
+        store_result();
+    }
+};
+
+}  // namespace libflash::cuda::sm80
