@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cuda/params.h"
+#include "cuda/sm90/extent.cuh"
 #include "cuda/sm90/forward_consumer.cuh"
 
 namespace libflash::cuda::sm90 {
@@ -20,11 +21,7 @@ __global__ void __launch_bounds__(Forward<Row, kGeneral>::kThreads, 1)
     body.run();
 }
 
-// A tensor's rows as the copy engine is told of them. Without rows nothing is read, and any address will do.
-inline TensorExtent extent(const RowsParams& rows, int64_t columns, int64_t count, int64_t heads, int64_t batch) {
-    return {rows.data, columns, count, heads, batch, rows.row, rows.head, rows.batch};
-}
-// The same with two dimensions down the rows, see ForwardMaps; `count` rows of all batch entries together.
+// As extent(), with two dimensions down the rows, see ForwardMaps; `count` rows of all batch entries together.
 template <class T>
 TensorExtent ragged_extent(const RowsParams& rows, int64_t columns, int64_t count, int64_t heads, int box_rows) {
     return {static_cast<T*>(rows.data) - box_rows * rows.row, columns, box_rows, count + 1, heads, rows.row, rows.row, rows.head};

@@ -29,6 +29,13 @@ inline void tma_load(uint32_t address, const CUtensorMap& map, const MBarrier& b
     emulation::do_later([=] { copy_box(address, words, barrier, {c0, c1, c2, c3}); });
 }
 
+inline void tma_load_bytes(uint32_t address, const void* global, int bytes, const MBarrier& barrier) {
+    emulation::do_later([=] {
+        std::memcpy(shared_pointer(address), global, bytes);
+        barrier.have_come(bytes);
+    });
+}
+
 inline void tma_store(uint32_t address, const CUtensorMap& map, int c0, int c1, int c2, int c3) {
     MapWords words;
     std::memcpy(&words, &map, sizeof words);
