@@ -39,6 +39,14 @@ struct BackwardItem {
     static constexpr int kPieces = kBlockM / 64 * (kHeadDim / 64);
     using Sums = QuerySums<T, kHeadDim, kBlockM, kPieces * 4, kBlockM / 16>;
 
+    // The query tiles [begin, end) of each head; those outside of [whole, whole + count) need a mask for each score.
+    struct alignas(16) Walk {
+        int begin, end, whole, count;
+
+        __device__ __forceinline__ bool is_edge(int tile) const {
+            return static_cast<unsigned>(tile - whole) >= static_cast<unsigned>(count);
+        }
+    };
     // A query tile on the way.
     struct Position {
         int head, tile;
@@ -60,6 +68,7 @@ struct BackwardItem {
         WorkTile work;                        // head: of the key heads
         SequenceRows q_rows;
         Tiles tiles;
+        Walk walk;
     };
     static constexpr int kFactBytes = kBlockM * static_cast<int>(sizeof(RowFacts));
     static constexpr int kStageBytes = 2 * QTile::kBytes;
@@ -100,20 +109,30 @@ struct BackwardItem {
             common.q_rows = SequenceRows::of(params.q_lengths, common.work.batch);
             common.tiles.init(params, common.work, common.q_rows.length,
                               SequenceRows::of(params.k_lengths, common.work.batch).length);
+            common.walk = walk_of(common.tiles);
         }
         __syncthreads();
     }
+    // As Tiles::is_edge has it.
+    __device__ static __forceinline__ Walk walk_of(const Tiles& tiles) {
+        const int last_col = tiles.first_col + kBlockN - 1;
+        const int first_row = last_col - tiles.shift - tiles.right;  // from here on the last key is seen, and up to there the first
+        const int last_row = min(tiles.length_q - 1, tiles.first_col - tiles.shift + tiles.left);
+        const int whole = max(tiles.begin, (max(first_row, 0) + kBlockM - 1) / kBlockM);
+        const int end = last_col < tiles.length_k && last_row >= 0 ? min(tiles.end, (last_row + 1) / kBlockM) : 0;
+        return {tiles.begin, tiles.end, whole, max(0, end - whole)};
+    }
 
     __device__ __forceinline__ Position first_position() const {
-        const Tiles& tiles = common.tiles;
-        return {common.work.head * params.group_size, tiles.begin, (tiles.end - tiles.begin) * params.group_size};
+        const Walk& walk = common.walk;
+        return {common.work.head * params.group_size, walk.begin, (walk.end - walk.begin) * params.group_size};
     }
     __device__ __forceinline__ void advance(Position& at) const {
+        const Walk walk = common.walk;
         --at.left;
-        if (++at.tile == common.tiles.end) {
-            at.tile = common.tiles.begin;
-            ++at.head;
-        }
+        const bool ends = at.tile + 1 == walk.end;
+        at.tile = ends ? walk.begin : at.tile + 1;
+        at.head += ends;
     }
     __device__ __forceinline__ int64_t first_unit(const Position& at) const {
         return QueryUnits::first(params, common.work.batch, at.head, common.q_rows.start);

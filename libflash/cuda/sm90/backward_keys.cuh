@@ -66,21 +66,25 @@ struct Backward : BackwardQueries<Row> {
     // exponentials.
     __device__ __forceinline__ void walk_queries(Keys& c, Position at) const {
         Fragments p, ds;  // rounded
+        bool edge = common.walk.is_edge(at.tile);
         c.queries.wait_full();
         start_scores(c);
         int stage = c.queries.stage;
-        finish_scores<0>(c, at, p, ds);
+        finish_scores<true>(c, at, edge, p, ds);
 #pragma unroll 1
-        while (at.left > 1) {
-            advance(at);
+        while (at.left > 0) {
+            const bool room = c.gradients.is_empty();
             start_scores(c);
             start_products(c, stage, p, ds);
+            share(c, ds, room);
             const int before = stage;
             stage = c.queries.stage;
-            finish_scores<1>(c, at, p, ds);
+            finish_scores<false>(c, at, edge, p, ds);
             if (c.lane == 0) c.queries.empty_of(before).arrive();
         }
         start_products(c, stage, p, ds);
+        share(c, ds, false);
+        hand_over(c);
         wgmma_wait<0>();
         wgmma_settle(c.dk);
         wgmma_settle(c.dv);
@@ -90,23 +94,27 @@ struct Backward : BackwardQueries<Row> {
         add_product(c.dv, p, dout_smem(stage));
         add_product(c.dk, ds, q_smem(stage));
         wgmma_commit();
-        share(c, ds);
     }
 
-    // From S and dP to P and dS, rounded; so many groups of products have been begun after them. Waits for the next tile as well. What stands between
-    // the waits for products has a branch, else the compiler would move it behind the last of them.
-    template <int kBehind>
-    __device__ __forceinline__ void finish_scores(Keys& c, const Position& at, Fragments& p, Fragments& ds) const {
+    // From S and dP to P and dS, rounded. Unless it is the first tile, the products of the one before have been begun after them, and its dS is handed
+    // over here, when it has long been stored. Goes on to the next tile, and waits for it. What stands between the waits for products has a branch, else
+    // the compiler would move it behind the last of them.
+    template <bool kFirst>
+    __device__ __forceinline__ void finish_scores(Keys& c, Position& at, bool& edge, Fragments& p, Fragments& ds) const {
         const RowFacts* mine = facts(c.queries.stage) + (c.lane & 3) * 2;
-        wgmma_wait<kBehind + 1>();
+        wgmma_wait<kFirst ? 1 : 2>();
         wgmma_settle(c.p);
         exponentiate(c, mine);
-        if (common.tiles.is_edge(at.tile)) hide_edge(c, at.tile);
-        wgmma_wait<kBehind>();
+        if (edge) hide_edge(c, at.tile);
+        if (!kFirst) hand_over(c);
+        c.queries.advance();
+        const bool has_come = c.queries.is_full();
+        wgmma_wait<kFirst ? 0 : 1>();
         wgmma_settle(c.ds);
         differentiate(c, mine);
-        c.queries.advance();
-        if (at.left > 1) c.queries.wait_full();
+        advance(at);
+        edge = common.walk.is_edge(at.tile);
+        if (at.left > 0 && !has_come) c.queries.wait_full();
         wgmma_wait<0>();
         wgmma_settle(c.dk);
         wgmma_settle(c.dv);
@@ -181,12 +189,14 @@ struct Backward : BackwardQueries<Row> {
         }
     }
 
-    // dS to the warpgroup that multiplies it with K.
-    __device__ __forceinline__ void share(Keys& c, const Fragments& ds) const {
-        c.gradients.wait_empty();
+    // dS to the warpgroup that multiplies it with K. `room`: there is some, as has been seen before.
+    __device__ __forceinline__ void share(const Keys& c, const Fragments& ds, bool room) const {
+        if (!room) c.gradients.wait_empty();
         const uint32_t tile = ds_smem(c.gradients.stage);
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) ScoreTile::store_fragment(tile, c.first_key, step * 2, c.lane, ds[step]);
+    }
+    __device__ __forceinline__ void hand_over(Keys& c) const {
         fence_shared_for_async();
         __syncwarp();
         if (c.lane == 0) c.gradients.full().arrive();

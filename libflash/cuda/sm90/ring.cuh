@@ -32,6 +32,9 @@ struct Ring {
     __device__ __forceinline__ MBarrier empty_of(int which) const { return {barriers + (kStages + which) * 8}; }
     __device__ __forceinline__ void wait_full() const { full().wait(phase); }
     __device__ __forceinline__ void wait_empty() const { empty().wait(phase ^ 1); }
+    // Early looks at what will be waited for.
+    __device__ __forceinline__ bool is_full() const { return full().has_ended_already(phase); }
+    __device__ __forceinline__ bool is_empty() const { return empty().has_ended_already(phase ^ 1); }
     __device__ __forceinline__ void advance() {
         if (++stage == kStages) {
             stage = 0;
