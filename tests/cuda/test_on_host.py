@@ -57,8 +57,8 @@ ROWS_SM90 = {
 }
 # Backward for sm_90a, with its stages.
 BACKWARD_ROWS_SM90 = {
-    "bf16-64": ("bf16_", 64, "64, 128", 4),
-    "f16-64": ("f16_", 64, "64, 128", 4),
+    "bf16-64": ("bf16_", 64, "64, 128", 6),
+    "f16-64": ("f16_", 64, "64, 128", 6),
 }
 DISORDERS = (0, 1)
 
@@ -78,7 +78,9 @@ class Run(NamedTuple):
 
 def attention(dtype: str, head_dim: int, forward: str, backward: str) -> Program:
     defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "FORWARD_TILE": forward, "BACKWARD_TILE": backward}
-    return Program("attention.cpp", ("attention/backward_steps.cuh", "sm80/backward.cuh", "sm80/forward.cuh"), tuple(defines.items()))
+    return Program(
+        "attention.cpp", ("attention/backward_steps.cuh", "sm80/backward.cuh", "sm80/forward.cuh"), tuple(defines.items())
+    )
 
 
 def decode(dtype: str, head_dim: int, tile: str) -> Program:

@@ -9,7 +9,8 @@
 namespace libflash::cuda {
 
 template <class Row>
-using RowFactsOf = RowFactsUnit<ElementOf<Row::config.dtype>>;
+using RowFactsOf =
+    RowFactsUnit<ElementOf<Row::config.dtype>, row_facts_lanes(Row::config.head_dim, sizeof(ElementOf<Row::config.dtype>))>;
 template <class Row>
 using SinkGradientOf = SinkGradient<ElementOf<Row::config.dtype>>;
 

@@ -79,7 +79,8 @@ int launch_backward(const BackwardParams& params, void* stream) {
     int error = launch_row_facts<Row>(params, cuda_stream);
     if (error == cudaSuccess) error = sm90::launch_key_gradients<Row>(params, cuda_stream);
     if (error == cudaSuccess)
-        error = enqueue(sm90::query_sums_kernel<Row>, params, blocks_of(params.query_schedule), Sums::kWarps * 32, 0, cuda_stream);
+        error =
+            enqueue(sm90::query_sums_kernel<Row>, params, blocks_of(params.query_schedule), Sums::kWarps * 32, 0, cuda_stream);
     if (error == cudaSuccess) error = launch_sink_gradient<Row>(params, cuda_stream);
     return error;
 }

@@ -61,11 +61,11 @@ struct BackwardItem {
 
     static constexpr int kScoreStages = 2;
     struct Common {
-        uint64_t keys;                        // K and V have come
-        RingBarriers<kStages> queries;        // Q, dO and the facts of their rows
+        uint64_t keys;                         // K and V have come
+        RingBarriers<kStages> queries;         // Q, dO and the facts of their rows
         RingBarriers<kScoreStages> gradients;  // dS
         Copies copies;
-        WorkTile work;                        // head: of the key heads
+        WorkTile work;  // head: of the key heads
         SequenceRows q_rows;
         Tiles tiles;
         Walk walk;
@@ -116,7 +116,8 @@ struct BackwardItem {
     // As Tiles::is_edge has it.
     __device__ static __forceinline__ Walk walk_of(const Tiles& tiles) {
         const int last_col = tiles.first_col + kBlockN - 1;
-        const int first_row = last_col - tiles.shift - tiles.right;  // from here on the last key is seen, and up to there the first
+        const int first_row =
+            last_col - tiles.shift - tiles.right;  // from here on the last key is seen, and up to there the first
         const int last_row = min(tiles.length_q - 1, tiles.first_col - tiles.shift + tiles.left);
         const int whole = max(tiles.begin, (max(first_row, 0) + kBlockM - 1) / kBlockM);
         const int end = last_col < tiles.length_k && last_row >= 0 ? min(tiles.end, (last_row + 1) / kBlockM) : 0;

@@ -30,9 +30,9 @@ struct Backward : BackwardQueries<Row> {
         int first_key, lane;  // the warp's, in the tile
         Ring<kStages> queries;
         Ring<kScoreStages> gradients;
-        Operand k;            // this warp's rows
-        float p[kScores];        // scores, then probabilities
-        float ds[kScores];       // dP, then dS
+        Operand k;          // this warp's rows; there are no registers for those of V
+        float p[kScores];   // scores, then probabilities
+        float ds[kScores];  // dP, then dS
         float dk[kSums], dv[kSums];
     };
 
@@ -57,9 +57,8 @@ struct Backward : BackwardQueries<Row> {
 
     __device__ __forceinline__ void load_operands(Keys& c) const {
 #pragma unroll
-        for (int step = 0; step < kHeadDim / 16; ++step) {
+        for (int step = 0; step < kHeadDim / 16; ++step)
             KvTile::load_fragment(k_smem(), c.first_key, step * 2, c.lane, c.k[step]);
-        }
     }
 
     // S and dP of a tile are begun as soon as there are registers for them: ahead of the products of the tile before, which then go on under the
@@ -102,16 +101,21 @@ struct Backward : BackwardQueries<Row> {
     template <bool kFirst>
     __device__ __forceinline__ void finish_scores(Keys& c, Position& at, bool& edge, Fragments& p, Fragments& ds) const {
         const RowFacts* mine = facts(c.queries.stage) + (c.lane & 3) * 2;
+        float numbers[kBlockM / 4];  // of this lane's queries, loaded ahead of the wait
+#pragma unroll
+        for (int i = 0; i < kBlockM / 4; ++i) numbers[i] = mine[i / 2 * 8 + i % 2].lse_log2;
         wgmma_wait<kFirst ? 1 : 2>();
         wgmma_settle(c.p);
-        exponentiate(c, mine);
+        exponentiate(c, numbers);
         if (edge) hide_edge(c, at.tile);
         if (!kFirst) hand_over(c);
         c.queries.advance();
         const bool has_come = c.queries.is_full();
+#pragma unroll
+        for (int i = 0; i < kBlockM / 4; ++i) numbers[i] = mine[i / 2 * 8 + i % 2].delta;
         wgmma_wait<kFirst ? 0 : 1>();
         wgmma_settle(c.ds);
-        differentiate(c, mine);
+        differentiate(c, numbers);
         advance(at);
         edge = common.walk.is_edge(at.tile);
         if (at.left > 0 && !has_come) c.queries.wait_full();
@@ -124,20 +128,18 @@ struct Backward : BackwardQueries<Row> {
 
     // S^T = K Q^T and dP^T = V dO^T, begun.
     __device__ __forceinline__ void start_scores(Keys& c) const {
-        wgmma_fence();
-        multiply_transposed(c.p, c.k, q_smem(c.queries.stage));
-        wgmma_commit();
+        const uint32_t q = q_smem(c.queries.stage), dout = dout_smem(c.queries.stage);
         const int first_row = c.first_key / kGroupKeys * kGroupKeys;
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < kHeadDim / 16; ++step)
+            Wgmma<T, kBlockM>::template multiply<false>(c.p, c.k[step], QTile::along_columns(q, step), step > 0);
+        wgmma_commit();
 #pragma unroll
         for (int step = 0; step < kHeadDim / 16; ++step)
             Wgmma<T, kBlockM>::template multiply_shared<false>(c.ds, KvTile::along_columns(v_smem(), step, first_row),
-                                                               QTile::along_columns(dout_smem(c.queries.stage), step), step > 0);
+                                                               QTile::along_columns(dout, step), step > 0);
         wgmma_commit();
-    }
-    __device__ static __forceinline__ void multiply_transposed(float (&scores)[kScores], const Operand& keys, uint32_t queries) {
-#pragma unroll
-        for (int step = 0; step < kHeadDim / 16; ++step)
-            Wgmma<T, kBlockM>::template multiply<false>(scores, keys[step], QTile::along_columns(queries, step), step > 0);
     }
     // sums += (rounded scores) (a tile of Q or dO).
     __device__ static __forceinline__ void add_product(float (&sums)[kSums], const Fragments& scores, uint32_t queries) {
@@ -146,23 +148,15 @@ struct Backward : BackwardQueries<Row> {
             Wgmma<T, kHeadDim>::template multiply<true>(sums, scores[step], QTile::down_rows(queries, step), true);
     }
 
-    // p = exp(score - lse); `mine`: of the lane's first query.
-    __device__ __forceinline__ void exponentiate(Keys& c, const RowFacts* mine) const {
+    // p = exp(score - lse).
+    __device__ __forceinline__ void exponentiate(Keys& c, const float (&lse_log2)[kBlockM / 4]) const {
 #pragma unroll
-        for (int i = 0; i < kScores; i += 4) {
-            const float first = mine[2 * i].lse_log2, second = mine[2 * i + 1].lse_log2;
-#pragma unroll
-            for (int e = 0; e < 4; ++e) c.p[i + e] = exp2_approx(fmaf(c.p[i + e], params.scale_log2, e & 1 ? -second : -first));
-        }
+        for (int i = 0; i < kScores; ++i) c.p[i] = exp2_approx(fmaf(c.p[i], params.scale_log2, -lse_log2[i / 4 * 2 + i % 2]));
     }
     // ds = p (dP - delta), both times 2^raised_by().
-    __device__ __forceinline__ void differentiate(Keys& c, const RowFacts* mine) const {
+    __device__ static __forceinline__ void differentiate(Keys& c, const float (&delta)[kBlockM / 4]) {
 #pragma unroll
-        for (int i = 0; i < kScores; i += 4) {
-            const float first = mine[2 * i].delta, second = mine[2 * i + 1].delta;
-#pragma unroll
-            for (int e = 0; e < 4; ++e) c.ds[i + e] = c.p[i + e] * (c.ds[i + e] - (e & 1 ? second : first));
-        }
+        for (int i = 0; i < kScores; ++i) c.ds[i] = c.p[i] * (c.ds[i] - delta[i / 4 * 2 + i % 2]);
     }
     __device__ static __forceinline__ void round(Fragments& rounded, const float (&x)[kScores]) {
 #pragma unroll

@@ -14,8 +14,8 @@ struct BackwardQueries : BackwardItem<Row> {
     using Base::advance, Base::Base, Base::common, Base::dout_smem, Base::ds_smem, Base::facts, Base::first_position,
         Base::first_unit, Base::k_smem, Base::kBlockM, Base::kBlockN, Base::keys_have_come, Base::kFactBytes, Base::kHeadDim,
         Base::kPieces, Base::kScoreStages, Base::kStages, Base::maps, Base::params, Base::q_smem, Base::v_smem;
-    using typename Base::Copies, typename Base::KvTile, typename Base::Position, typename Base::QTile, typename Base::ScoreTile, typename Base::Sums,
-        typename Base::T;
+    using typename Base::Copies, typename Base::KvTile, typename Base::Position, typename Base::QTile, typename Base::ScoreTile,
+        typename Base::Sums, typename Base::T;
 
     __device__ __forceinline__ void load_keys() const {
         const MBarrier barrier = keys_have_come();
@@ -80,9 +80,9 @@ struct BackwardQueries : BackwardItem<Row> {
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kBlockN / 16; ++step)
-            Wgmma<T, 64>::template multiply_shared<true, true>(dq, ScoreTile::down_rows(ds + row_piece * ScoreTile::kChunkBytes, step),
-                                                               KvTile::down_rows(k_smem() + col_piece * KvTile::kChunkBytes, step),
-                                                               step > 0);
+            Wgmma<T, 64>::template multiply_shared<true, true>(
+                dq, ScoreTile::down_rows(ds + row_piece * ScoreTile::kChunkBytes, step),
+                KvTile::down_rows(k_smem() + col_piece * KvTile::kChunkBytes, step), step > 0);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_settle(dq);

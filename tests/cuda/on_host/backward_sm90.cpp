@@ -64,16 +64,10 @@ struct Problem {
     BackwardParams params{};
 
     explicit Problem(const Case& given)
-        : c(given),
-          scale(1 / std::sqrt(double(c.head_dim))),
-          q(c.batch, c.queries, c.heads_q, c.head_dim, c.size),
-          k(c.batch, c.keys, c.heads_k, c.head_dim, c.size),
-          v(c.batch, c.keys, c.heads_k, c.head_dim_v, c.size),
-          out(c.batch, c.queries, c.heads_q, c.head_dim_v, 0),
-          dout(c.batch, c.queries, c.heads_q, c.head_dim_v, c.size),
-          dq(q),
-          dk(k),
-          dv(v) {
+        : c(given), scale(1 / std::sqrt(double(c.head_dim))), q(c.batch, c.queries, c.heads_q, c.head_dim, c.size),
+          k(c.batch, c.keys, c.heads_k, c.head_dim, c.size), v(c.batch, c.keys, c.heads_k, c.head_dim_v, c.size),
+          out(c.batch, c.queries, c.heads_q, c.head_dim_v, 0), dout(c.batch, c.queries, c.heads_q, c.head_dim_v, c.size), dq(q),
+          dk(k), dv(v) {
         for (Rows* x : {&dq, &dk, &dv}) x->spoil();
         lse.resize(size_t(c.batch) * c.heads_q * c.queries);
         std::normal_distribution<float> normal;
@@ -185,16 +179,16 @@ int main(int, char** argv) {
     emulation::machine.dice.seed(std::atoi(argv[1]));
     constexpr int kAll = kUnboundedWindow, kDim = HEAD_DIM;
     const Case cases[] = {
-        {1, 1, 1, 64, 128, kDim, kDim, kAll, kAll, 1, false, false},           // one tile of each
-        {1, 1, 1, 100, 90, kDim, kDim, kAll, kAll, 1, false, true},            // tiles of which parts are missing
-        {1, 2, 1, 300, 333, kDim, kDim, kAll, 0, 1, false, false},             // causal, two heads share keys
-        {2, 2, 2, 330, 70, kDim, kDim, kAll, 0, 1, false, false},              // rows without keys
-        {1, 1, 1, 100, 400, kDim, kDim, kAll, 0, 1, true, false},              // keys without rows: zeros are written
-        {1, 1, 1, 520, 520, kDim - 8, kDim, 100, 0, 1, false, false},          // a window
-        {2, 4, 2, 150, 200, kDim, kDim - 16, 70, 30, 1, false, true},          // several of everything
+        {1, 1, 1, 64, 128, kDim, kDim, kAll, kAll, 1, false, false},                 // one tile of each
+        {1, 1, 1, 100, 90, kDim, kDim, kAll, kAll, 1, false, true},                  // tiles of which parts are missing
+        {1, 2, 1, 300, 333, kDim, kDim, kAll, 0, 1, false, false},                   // causal, two heads share keys
+        {2, 2, 2, 330, 70, kDim, kDim, kAll, 0, 1, false, false},                    // rows without keys
+        {1, 1, 1, 100, 400, kDim, kDim, kAll, 0, 1, true, false},                    // keys without rows: zeros are written
+        {1, 1, 1, 520, 520, kDim - 8, kDim, 100, 0, 1, false, false},                // a window
+        {2, 4, 2, 150, 200, kDim, kDim - 16, 70, 30, 1, false, true},                // several of everything
         {1, 2, 1, 150, 200, kDim, kDim, 120, 0, kWide ? 4.0f : 2.0f, false, false},  // probabilities down to the smallest
-        {1, 1, 1, 0, 130, kDim, kDim, kAll, kAll, 1, false, false},            // no queries at all
-        {1, 1, 1, 70, 0, kDim, kDim, kAll, kAll, 1, false, false},             // no keys
+        {1, 1, 1, 0, 130, kDim, kDim, kAll, kAll, 1, false, false},                  // no queries at all
+        {1, 1, 1, 70, 0, kDim, kDim, kAll, kAll, 1, false, false},                   // no keys
     };
     bool good = true;
     for (const Case& c : cases) good &= check(c);
