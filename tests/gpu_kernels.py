@@ -45,23 +45,33 @@ def parameters(rows: list[dict]) -> list:
     return [pytest.param(k, id=k["name"], marks=pytest.mark.skipif(bool(skipped(k)), reason=skipped(k))) for k in rows]
 
 
-def knows(kernel: dict, case: Case | DecodeCase) -> bool:
-    """Whether a kernel has the options of a case, and can read rows of its alignment."""
+def knows(kernel: dict, case: Case | DecodeCase, deterministic: bool = False) -> bool:
+    """Whether a kernel has the options of a case, and can read rows of its alignment; and, backward, is deterministic."""
     if kernel["backend"] != "sm90" or isinstance(case, DecodeCase):
         return True
     dims = {case.head_dim, case.head_dim if case.head_dim_v is None else case.head_dim_v}
-    return case.block_mask is None and not any(dim % 8 for dim in dims)
+    if case.block_mask is not None or any(dim % 8 for dim in dims):
+        return False
+    return kernel["operation"] != "backward" or not (deterministic or has_lengths(case) or has_rare_options(case))
 
 
-def knowing(rows: list[dict], **fields: object) -> list[dict]:
+def has_lengths(case: Case) -> bool:
+    return case.packed or case.used_q is not None or case.used_k is not None
+
+
+def has_rare_options(case: Case) -> bool:
+    return bool(case.softcap or case.dropout_p or case.alibi or case.bias is not None or case.mask is not None)
+
+
+def knowing(rows: list[dict], deterministic: bool = False, **fields: object) -> list[dict]:
     """The rows that know these fields of a case."""
-    return [kernel for kernel in rows if knows(kernel, Case("", **fields))]  # type: ignore[arg-type]
+    return [kernel for kernel in rows if knows(kernel, Case("", **fields), deterministic)]  # type: ignore[arg-type]
 
 
-def serves(kernel: dict, case: Case | DecodeCase) -> bool:
+def serves(kernel: dict, case: Case | DecodeCase, deterministic: bool = False) -> bool:
     dim_v = case.head_dim if case.head_dim_v is None else case.head_dim_v
     fits = case.head_dim <= kernel["head_dim"] and dim_v <= kernel["head_dim_v"]
-    return fits and TYPES.get(kernel["dtype"]) == case.dtype and knows(kernel, case)
+    return fits and TYPES.get(kernel["dtype"]) == case.dtype and knows(kernel, case, deterministic)
 
 
 def chosen(rows: list[dict], case: Case | DecodeCase, index: int) -> list[dict]:

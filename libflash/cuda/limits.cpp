@@ -1,4 +1,5 @@
 // What the CUDA kernels cannot count, for they number rows, heads and thread blocks in 32 bits; and how much shared memory they take.
+#include <cstring>
 #include <string>
 
 #include "cuda/attention/params.h"
@@ -60,7 +61,7 @@ void check_sizes(const DecodeProblem& problem) {
 int shared_bytes(const KernelConfig& config) {
     const std::string operation = config.operation;
     const int element = element_bytes(config.dtype);
-    if (operation == "backward")
+    if (operation == "backward" && std::strcmp(config.room, "sm90") != 0)
         return backward_shared_bytes(config.head_dim, config.tile_q, config.tile_k, config.stages, element);
     if (operation == "decode") return decode_shared_bytes(config.head_dim, config.tile_k, config.stages, element, config.tile_k);
     return 0;

@@ -29,10 +29,44 @@ const char* tensor_beyond_sm90(const AttentionProblem& p) {
     return copy_engine_reads(p.v) ? nullptr : "v";
 }
 
+// The same of backward, whose kernel knows masks by position, shared heads, sinks and dlse.
+const char* option_beyond_backward_sm90(const AttentionProblem& p) {
+    if (p.request.deterministic) return "deterministic";
+    if (p.q_rows.packed()) return "cu_seqlens_q";
+    if (p.k_rows.packed()) return "cu_seqlens_k";
+    if (p.q_rows.used) return "seqused_q";
+    if (p.k_rows.used) return "seqused_k";
+    if (p.softcap > 0) return "softcap";
+    if (p.dropout.active()) return "dropout_p";
+    if (p.alibi_slopes.present) return "alibi_slopes";
+    if (p.bias.present) return "bias";
+    if (p.mask.present) return "mask";
+    if (p.block_mask.present) return p.block_mask.has_lists ? "block_lists" : "block_mask";
+    return nullptr;
+}
+
+bool knows_backward_options(const AttentionProblem& p, std::string* why) {
+    if (const char* option = option_beyond_backward_sm90(p)) {
+        if (why) *why = text_of(option, ": the kernel does not know it");
+        return false;
+    }
+    const char* tensor = tensor_beyond_sm90(p);
+    if (!tensor && !copy_engine_reads(p.dout)) tensor = "dout";
+    if (tensor) {
+        if (why) *why = text_of(tensor, ": its address and its strides must be multiples of 16 bytes for it, and not negative");
+        return false;
+    }
+    const bool dk = in_vectors(rows_params(p.dk), p.head_dim, 2), dv = in_vectors(rows_params(p.dv), p.head_dim_v, 2);
+    if (dk && dv) return true;
+    if (why) *why = text_of(dk ? "dv" : "dk", ": its address, its strides and its rows must be multiples of 16 bytes for it");
+    return false;
+}
+
 }  // namespace
 
 bool knows_options(const KernelConfig& config, const AttentionProblem& problem, std::string* why) {
     if (std::strcmp(config.room, "sm90") != 0) return true;
+    if (std::strcmp(config.operation, "backward") == 0) return knows_backward_options(problem, why);
     if (const char* option = option_beyond_sm90(problem)) {
         if (why) *why = text_of(option, ": the kernel does not know it");
         return false;

@@ -5,12 +5,13 @@ Here and in the files beside it, what is asked of every kernel is asked of one o
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import cases
 import pytest
 from case import Case
-from gpu_kernels import TYPES, chosen, device_of, kernels, parameters, with_cpu
+from gpu_kernels import TYPES, chosen, device_of, kernels, knows, parameters, serves, with_cpu
 
 import libflash
 
@@ -31,7 +32,7 @@ def runs() -> list:
     found = []
     for index, case in enumerate(CASES):
         for number, kernel in enumerate(chosen(kernels("backward"), case, index)):
-            both = (index + number) % DETERMINISTIC_SHARE == 0
+            both = (index + number) % DETERMINISTIC_SHARE == 0 and serves(kernel, case, deterministic=True)
             for deterministic in (False, True)[: 1 + both]:
                 name = f"{case}-{kernel['name']}{'-deterministic' * deterministic}"
                 found.append(pytest.param(case, kernel["name"], deterministic, id=name, marks=marks[kernel["name"]]))
@@ -43,25 +44,34 @@ def test_case(case: Case, kernel: str, deterministic: bool) -> None:
     case.check(**run_backward(case, kernel, deterministic))
 
 
+def same_sums(a: torch.Tensor, b: torch.Tensor, ordered: bool) -> bool:
+    """To the bit; sums without an order may differ by their rounding, and are no NaN."""
+    if ordered:
+        return same_bits(a, b)
+    a, b = a.double(), b.double()
+    return bool((a - b).square().mean().sqrt() <= 2**-8 * b.square().mean().sqrt())
+
+
 @pytest.mark.parametrize("poisoned", ["q", "dout", "k", "v"])
 @pytest.mark.parametrize("kernel", EVERY_KERNEL)
 def test_nan_stays_in_its_tile(kernel: dict, poisoned: str) -> None:
     """Causal, tiles of at most 128: tiles that lie wholly out of a NaN's sight, and the other head, are the same to the bit."""
     case = Case("nan", TYPES[kernel["dtype"]], 1, 700, 700, head_dim=kernel["head_dim"], causal=True)
     p = problem(case, device_of(kernel))
-    clean = p.backward(*p.forward(), kernel["name"], deterministic=True)
+    ordered = knows(kernel, case, deterministic=True)
+    clean = p.backward(*p.forward(), kernel["name"], deterministic=ordered)
     row = 400 if poisoned in ("q", "dout") else 690
     getattr(p, poisoned)[0, row, 0] = torch.nan
-    dirty = p.backward(*p.forward(), kernel["name"], deterministic=True)
+    dirty = p.backward(*p.forward(), kernel["name"], deterministic=ordered)
     if poisoned in ("q", "dout"):
         unmoved = {"dq": torch.arange(700) != row, "dk": torch.arange(700) >= 512, "dv": torch.arange(700) >= 512}
     else:
         unmoved = {"dq": torch.arange(700) < 640}
     for name, rows in unmoved.items():
-        assert same_bits(clean[name][0, rows, 0], dirty[name][0, rows, 0]), name
+        assert same_sums(clean[name][0, rows, 0], dirty[name][0, rows, 0], ordered or name != "dq"), name
     assert dirty["dq"][0, row, 0].isnan().all()
     for name, x in dirty.items():
-        assert same_bits(clean[name][:, :, 1], x[:, :, 1]), name
+        assert same_sums(clean[name][:, :, 1], x[:, :, 1], ordered or name != "dq"), name
 
 
 def heads_first(x: torch.Tensor) -> torch.Tensor:
@@ -81,6 +91,7 @@ def odd_rows(x: torch.Tensor) -> torch.Tensor:
 def test_strides(kernel: dict, layout: Callable) -> None:
     """Of every tensor; and of dout alone, where a row may stand for all."""
     case = Case("strides", TYPES[kernel["dtype"]], 2, 150, 170, 4, 2, kernel["head_dim"], causal=True)
+    ordered = knows(kernel, case, deterministic=True)
     p = problem(case, device_of(kernel))
     o, lse = p.forward()
     names = ("q", "k", "v", "dout")
@@ -88,13 +99,43 @@ def test_strides(kernel: dict, layout: Callable) -> None:
         setattr(p, name, layout(getattr(p, name)))
     made = {f"d{name}": layout(torch.full_like(getattr(p, name), torch.nan)) for name in "qkv"}
     options = {"causal": True, "kernel": kernel["name"]}
+    if layout is odd_rows and not knows(kernel, dataclasses.replace(case, head_dim=33)):
+        with pytest.raises(libflash.UnsupportedError, match=r"^q: its address and its strides must be multiples of 16 bytes"):
+            libflash.attention_backward(p.dout, p.q, p.k, p.v, layout(o), layout(lse), **made, **options)
+        return
     libflash.attention_backward(p.dout, p.q, p.k, p.v, layout(o), layout(lse), **made, **options)
     case.check(**{name: to_numpy(x, p.inputs.q.dtype) for name, x in made.items()})
 
     repeated = p.dout[:, :1].expand_as(p.dout)
     results = [
-        libflash.attention_backward(dout, p.q, p.k, p.v, o, lse, deterministic=True, **options)
+        libflash.attention_backward(dout, p.q, p.k, p.v, o, lse, deterministic=ordered, **options)
         for dout in (repeated, repeated.contiguous())
     ]
-    for one, other in zip(*results, strict=True):
-        assert same_bits(one, other)
+    for name, one, other in zip(("dq", "dk", "dv"), *results, strict=True):
+        assert same_sums(one, other, ordered or name != "dq"), name
+
+
+# What not every kernel knows, by the field of a case that says so.
+OPTIONS = {
+    "cu_seqlens_q": {"seqlen_q": (40, 24), "seqlen_k": (40, 24)},
+    "seqused_q": {"used_q": (50,)},
+    "seqused_k": {"used_k": (50,)},
+    "softcap": {"softcap": 20.0},
+    "dropout_p": {"dropout_p": 0.25},
+    "alibi_slopes": {"alibi": "h"},
+    "bias": {"bias": "hqk"},
+    "mask": {"mask": "qk"},
+    "block_mask": {"block_mask": "h"},
+    "q": {"head_dim": 33},
+}
+
+
+@pytest.mark.parametrize("option", [*OPTIONS, "deterministic"])
+@pytest.mark.parametrize("kernel", parameters([k for k in kernels("backward") if k["backend"] == "sm90"]))
+def test_what_it_does_not_know(kernel: dict, option: str) -> None:
+    """It is refused with a reason, and another kernel takes it."""
+    case = Case(f"unknown-{option}", TYPES[kernel["dtype"]], **OPTIONS.get(option, {}))
+    deterministic = option == "deterministic"
+    with pytest.raises(libflash.UnsupportedError, match=rf"^{option}: .*\[{kernel['name']}\]"):
+        run_backward(case, kernel["name"], deterministic)
+    case.check(**run_backward(case, None, deterministic))

@@ -11,7 +11,7 @@ import abi
 import numpy as np
 import pytest
 from case import Case
-from gpu_kernels import TYPES, device_of, parameters, with_cpu
+from gpu_kernels import TYPES, device_of, knowing, parameters, with_cpu
 from memory_harness import Guarded
 
 import libflash
@@ -144,7 +144,7 @@ BLOCKS = {"": "one mask for all", "b": "a mask for each batch", "h": "a mask for
 
 
 @pytest.mark.parametrize("letters", BLOCKS, ids=BLOCKS.values())
-@pytest.mark.parametrize("kernel", parameters(with_cpu("backward")))
+@pytest.mark.parametrize("kernel", parameters(knowing(with_cpu("backward"), block_mask="")))
 def test_attention_with_the_lists(kernel: dict, letters: str) -> None:
     """Bit for bit that of the dense mask, forward and backward."""
     sizes = {"batch": 2, "seqlen_q": 700, "seqlen_k": 1030, "heads_q": 4, "heads_k": 2, "head_dim": kernel["head_dim"]}

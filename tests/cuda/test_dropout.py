@@ -81,7 +81,7 @@ def test_forward(kernel: dict, packed: bool) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("kernel", parameters(with_cpu("backward")))
+@pytest.mark.parametrize("kernel", parameters(knowing(with_cpu("backward"), dropout_p=P)))
 def test_dv(kernel: dict, packed: bool) -> None:
     s = Sequences(kernel, packed)
     q, k, v = s.inputs()
@@ -94,7 +94,7 @@ def test_dv(kernel: dict, packed: bool) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("kernel", parameters(with_cpu("backward")))
+@pytest.mark.parametrize("kernel", parameters(knowing(with_cpu("backward"), dropout_p=P)))
 def test_dbias(kernel: dict, packed: bool) -> None:
     """With dp = 1 wherever kept, ds = p (kept / (1 - P) - delta) is positive there and negative elsewhere."""
     s = Sequences(kernel, packed)

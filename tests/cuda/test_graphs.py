@@ -90,10 +90,23 @@ def partner(kernel: dict, **fields: object) -> str:
     return min(wide, key=lambda k: k["head_dim"])["name"]
 
 
+def ordered(kernel: dict) -> bool:
+    """Whether the kernel can be deterministic; else dq may differ by the rounding of sums."""
+    return bool(knowing([kernel], deterministic=True))
+
+
+def unordered(kernel: dict) -> tuple[str, ...]:
+    return () if ordered(kernel) else ("dq",)
+
+
+WITH_LENGTHS = parameters(knowing(kernels("backward"), used_k=(1,)))
+
+
 @pytest.mark.parametrize("deterministic", [True, False], ids=["deterministic", "default"])
 @pytest.mark.parametrize("kernel", parameters(kernels("backward")))
 def test_replays_with_other_contents(kernel: dict, deterministic: bool) -> None:
     dtype, dim = DTYPES[kernel["dtype"]], kernel["head_dim"]
+    deterministic = deterministic and ordered(kernel)
     x = dense(dtype, 0, dim)
     made, wanted = results_of(x), results_of(x)
     options = {"forward": partner(kernel), "backward": kernel["name"], "deterministic": deterministic, "causal": True}
@@ -123,7 +136,7 @@ def sums(lengths: tuple[int, ...]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("maxima", [{}, {"max_seqlen_q": 500, "max_seqlen_k": 500}], ids=["capacity", "maxima"])
-@pytest.mark.parametrize("kernel", parameters(kernels("backward")))
+@pytest.mark.parametrize("kernel", WITH_LENGTHS)
 def test_replays_with_other_sequences(kernel: dict, maxima: dict) -> None:
     """Up to the capacity captured: lengths live on the device, and the grid is for whatever they are."""
     dtype, dim = DTYPES[kernel["dtype"]], kernel["head_dim"]
@@ -145,7 +158,7 @@ def test_replays_with_other_sequences(kernel: dict, maxima: dict) -> None:
         assert_same(made, wanted, what=f"replay {number}")
 
 
-@pytest.mark.parametrize("kernel", parameters(kernels("backward")))
+@pytest.mark.parametrize("kernel", WITH_LENGTHS)
 def test_replays_with_other_used_lengths(kernel: dict) -> None:
     """Dense tensors of which each replay uses other rows, with a sink and a gradient of lse."""
     dtype, dim = DTYPES[kernel["dtype"]], kernel["head_dim"]
@@ -175,7 +188,7 @@ def test_graphs_allocate_their_results(kernel: dict) -> None:
     def call() -> None:
         out, lse = libflash.attention(x["q"], x["k"], x["v"], causal=True, return_lse=True)
         gradients = libflash.attention_backward(
-            x["dout"], x["q"], x["k"], x["v"], out, lse, causal=True, deterministic=True, kernel=kernel["name"]
+            x["dout"], x["q"], x["k"], x["v"], out, lse, causal=True, deterministic=ordered(kernel), kernel=kernel["name"]
         )
         kept.update(zip(("out", "lse", "dq", "dk", "dv"), (out, lse, *gradients), strict=True))
 
@@ -186,14 +199,14 @@ def test_graphs_allocate_their_results(kernel: dict) -> None:
         torch.empty(2**22, device=DEVICE).fill_(torch.nan)  # somebody else's memory in between
         replay()
         call()
-        assert_same(of_the_graph, kept)
+        assert_same(of_the_graph, kept, unordered(kernel))
 
 
 @pytest.mark.parametrize("kernel", parameters(kernels("backward")))
 def test_streams_and_threads(kernel: dict) -> None:
     """Eight threads on four streams, each with problems and results of its own: the bits of one call after the other."""
     dtype, dim = DTYPES[kernel["dtype"]], kernel["head_dim"]
-    names = {"forward": partner(kernel, used_k=(1,)), "backward": kernel["name"]}
+    names = {"forward": partner(kernel, used_k=(1,)), "backward": kernel["name"], "deterministic": ordered(kernel)}
     problems = [dense(dtype, number, dim, 64 + 40 * number, 400 - 30 * number) for number in range(8)]
     options = [{"causal": number % 2 == 0, "softmax_scale": 0.05 * (number + 1)} for number in range(8)]
     wanted = [results_of(x) for x in problems]
@@ -209,7 +222,7 @@ def test_streams_and_threads(kernel: dict) -> None:
             with torch.cuda.stream(streams[(number + turn) % 4]):
                 made = results_of(problems[number])
                 forward_and_backward(problems[number], made, **names, **options[number])
-                assert_same(made, wanted[number], what=f"thread {number}, turn {turn}")
+                assert_same(made, wanted[number], unordered(kernel), f"thread {number}, turn {turn}")
 
     with ThreadPoolExecutor(8) as pool:
         for done in [pool.submit(work, number) for number in range(8)]:
@@ -222,6 +235,7 @@ def test_neighbours_on_the_stream(kernel: dict, side: bool) -> None:
     """Inputs written by a slow kernel right before the call, and overwritten by the next one right after it."""
     dtype, dim = DTYPES[kernel["dtype"]], kernel["head_dim"]
     names = {"forward": partner(kernel, used_k=(1,)), "backward": kernel["name"], "causal": True}
+    names["deterministic"] = ordered(kernel)
     contents = [dense(dtype, seed, dim) for seed in range(4)]
     wanted = [results_of(x) for x in contents]
     for x, made in zip(contents, wanted, strict=True):
@@ -238,4 +252,4 @@ def test_neighbours_on_the_stream(kernel: dict, side: bool) -> None:
             copy_into(x, nothing)
     torch.cuda.synchronize()
     for number, made in enumerate(mades):
-        assert_same(made, wanted[number], what=f"call {number}")
+        assert_same(made, wanted[number], unordered(kernel), f"call {number}")

@@ -43,13 +43,15 @@ RUNS = pairs(CHOSEN)
 def test_attention_stays_inside(case: Case, pair: tuple[str, str]) -> None:
     """Guards, holes between rows, unwritten elements; the same bits whatever is in the workspace; and any alignment."""
     gpu = {"place": GuardedOnGpu, "workspace": WorkspaceOnGpu}
-    step = 8 if "_sm90_" in pair[0] else 1  # elements: sm90 refuses rows that are not aligned to 16 bytes
+    step = 8 if any("_sm90_" in kernel for kernel in pair) else 1  # elements: sm90 refuses rows that are not aligned to 16 bytes
+    flags = 0 if "_sm90_" in pair[1] else abi.DETERMINISTIC
     same = [
-        guarded_run(case, pair, content, gap, flags=abi.DETERMINISTIC, **gpu)
+        guarded_run(case, pair, content, gap, flags=flags, **gpu)
         for content, gap in (("zeros", 0), ("ones", 3 * step), ("random", 0))
     ]
     for other in same[1:]:
-        assert_same_bits(other, same[0])
+        # Without an order dq may differ by the rounding of its sums.
+        assert_same_bits(*({name: x for name, x in run.items() if flags or name != "dq"} for run in (other, same[0])))
     case.check(**same[0])
     for content, gap, shift in (("ones", 0, 0), ("random", 3 * step, step)):
         case.check(**guarded_run(case, pair, content, gap, shift, **gpu))

@@ -61,14 +61,18 @@ ROWS_SM90 = {
     "f16-128": ("f16_", 128, "128, 128", 2),
     "bf16-256": ("bf16_", 256, "128, 64", 2),
 }
+# Backward for sm_90a, with its stages.
+BACKWARD_ROWS_SM90 = {
+    "bf16-64": ("bf16_", 64, "64, 128", 6),
+    "f16-64": ("f16_", 64, "64, 128", 6),
+}
 DISORDERS = (0, 1)
 
 
 class Program(NamedTuple):
-    """One of on_host, with these headers of a room made ready for the host."""
+    """One of on_host, with these headers of the backend made ready for the host."""
 
     source: str
-    room: str
     headers: tuple[str, ...]
     defines: tuple[tuple[str, object], ...]
 
@@ -80,17 +84,25 @@ class Run(NamedTuple):
 
 def attention(dtype: str, head_dim: int, forward: str, backward: str) -> Program:
     defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "FORWARD_TILE": forward, "BACKWARD_TILE": backward}
-    return Program("attention.cpp", "sm80", ("backward.cuh", "forward.cuh"), tuple(defines.items()))
+    return Program(
+        "attention.cpp", ("attention/backward_steps.cuh", "sm80/backward.cuh", "sm80/forward.cuh"), tuple(defines.items())
+    )
 
 
 def decode(dtype: str, head_dim: int, tile: str) -> Program:
     defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "DECODE_TILE": tile}
-    return Program("decode.cpp", "sm80", ("decode.cuh",), tuple(defines.items()))
+    return Program("decode.cpp", ("sm80/decode.cuh",), tuple(defines.items()))
 
 
 def forward_sm90(dtype: str, head_dim: int, tile: str, stages: int) -> Program:
     defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "FORWARD_TILE": tile, "STAGES": stages}
-    return Program("forward_sm90.cpp", "sm90", ("forward.cuh",), tuple(defines.items()))
+    return Program("forward_sm90.cpp", ("sm90/forward.cuh",), tuple(defines.items()))
+
+
+def backward_sm90(dtype: str, head_dim: int, tile: str, stages: int) -> Program:
+    defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "BACKWARD_TILE": tile, "STAGES": stages}
+    headers = ("attention/backward_steps.cuh", "sm90/backward.cuh")
+    return Program("backward_sm90.cpp", headers, tuple(defines.items()))
 
 
 def runs(programs: dict[str, Program], cases: Callable[[str], tuple[tuple[int, ...], ...]]) -> list[object]:
@@ -110,6 +122,10 @@ DECODE_RUNS = [
 ]
 SM90_RUNS = runs({row: forward_sm90(*about) for row, about in ROWS_SM90.items()}, lambda _: tuple((x,) for x in DISORDERS))
 
+BACKWARD_SM90_RUNS = runs(
+    {row: backward_sm90(*about) for row, about in BACKWARD_ROWS_SM90.items()}, lambda _: tuple((x,) for x in DISORDERS)
+)
+
 
 def for_the_host(source: str) -> str:
     """Shared memory that is sized by the launch, and the launch itself, are no C++."""
@@ -119,12 +135,12 @@ def for_the_host(source: str) -> str:
 
 
 def compiled(program: Program, folder: Path) -> Path:
-    (folder / "cuda" / program.room).mkdir(parents=True)
     for name in program.headers:
-        source = (ROOT / "libflash/cuda" / program.room / name).read_text()
+        source = (ROOT / "libflash/cuda" / name).read_text()
         changed = for_the_host(source)
         assert changed != source
-        (folder / "cuda" / program.room / name).write_text(changed)
+        (folder / "cuda" / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "cuda" / name).write_text(changed)
     command = [CXX, "-std=c++17", "-O2", "-fno-strict-aliasing", "-fno-pie", "-no-pie", "-w", "-fpermissive"]
     command += [f"-D{name}={value}" for name, value in (*program.defines, ("__CUDA_ARCH__", 900))]
     # The changed headers first, then the stand-ins, then the library's own.
@@ -190,9 +206,15 @@ def test_sm90_against_double(output: Callable[[Run], str], run: Run) -> None:
     assert output(run).count("ok ") == 17
 
 
+@pytest.mark.parametrize("run", BACKWARD_SM90_RUNS)
+def test_backward_sm90_against_double(output: Callable[[Run], str], run: Run) -> None:
+    assert output(run).count("ok ") == 10
+
+
 def test_rows_of_the_table_are_run() -> None:
     """The tiles above are those of the library."""
     table = (ROOT / "libflash/cuda/kernels.table").read_text()
-    for dtype, head_dim, tile, stages in ROWS_SM90.values():
-        row = rf"forward +sm90 +{dtype.rstrip('_')} +{head_dim} +{tile.replace(', ', 'x')} +{stages} "
-        assert re.search(row, table), row
+    for operation, rows in (("forward", ROWS_SM90), ("backward", BACKWARD_ROWS_SM90)):
+        for dtype, head_dim, tile, stages in rows.values():
+            row = rf"{operation} +sm90 +{dtype.rstrip('_')} +{head_dim} +{tile.replace(', ', 'x')} +{stages} "
+            assert re.search(row, table), row

@@ -42,7 +42,7 @@ def test_forward(kernel: dict, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("kernel", parameters(with_cpu("backward")))
+@pytest.mark.parametrize("kernel", parameters(knowing(with_cpu("backward"), used_k=(1,))))
 def test_backward(kernel: dict, name: str) -> None:
     case = Case(f"unused-{name}", TYPES[kernel["dtype"]], head_dim=kernel["head_dim"], **HEADS, **OPTIONS[name])
     clean, poisoned = (problem(c, device_of(kernel)) for c in (case, dataclasses.replace(case, poison="unused")))

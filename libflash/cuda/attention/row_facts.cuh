@@ -10,10 +10,15 @@
 
 namespace libflash::cuda {
 
-template <class T>
+// Lanes that share a row of up to so many channels: each has 16 bytes of it at a time.
+constexpr int row_facts_lanes(int head_dim, int element) {
+    const int loads = head_dim * element / 16;
+    return loads >= 16 ? 16 : (loads >= 8 ? 8 : 4);
+}
+
+template <class T, int kLanes>
 struct RowFactsUnit {
     static constexpr int kThreads = 256;
-    static constexpr int kLanes = 16;  // that share a row
 
     const BackwardParams& params;
     WorkTile work;
@@ -67,6 +72,7 @@ struct RowFactsUnit {
         rows = SequenceRows::of(params.q_lengths, work.batch);
         if (work.tile * kUnitRows >= rows.owned) return;
         const int64_t unit = QueryUnits::first(params, work.batch, work.head, rows.start) + work.tile;
+        if (params.dq_sums) clear(reinterpret_cast<float4*>(params.dq_sums + unit * sums_per_unit), sums_per_unit / 4);
         const int lane = threadIdx.x % kLanes;
         constexpr int kTogether = sizeof(T) == 4 ? 2 : 4;  // rows
 #pragma unroll kTogether
@@ -77,9 +83,10 @@ struct RowFactsUnit {
             for (int step = kLanes / 2; step > 0; step /= 2) dot += __shfl_xor_sync(0xffffffffu, dot, step);
             if (lane == 0) params.row_facts[unit * kUnitRows + i] = facts_of(row, dot);
         }
-        if (!params.dq_sums) return;
-        float4* sums = reinterpret_cast<float4*>(params.dq_sums + unit * sums_per_unit);
-        for (int i = threadIdx.x; i < sums_per_unit / 4; i += kThreads) sums[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+
+    __device__ static __forceinline__ void clear(float4* sums, int count) {
+        for (int i = threadIdx.x; i < count; i += kThreads) sums[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
 };
 

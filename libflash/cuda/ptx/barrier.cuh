@@ -38,6 +38,20 @@ struct MBarrier {
             : "memory");
         return ended != 0;
     }
+    // The same without waiting a little: for what is looked at early, so that the answer is there when it is needed.
+    __device__ __forceinline__ bool has_ended_already(uint32_t parity) const {
+        uint32_t ended;
+        asm volatile(
+            "{\n"
+            ".reg .pred p;\n"
+            "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+            "selp.u32 %0, 1, 0, p;\n"
+            "}"
+            : "=r"(ended)
+            : "r"(address), "r"(parity)
+            : "memory");
+        return ended != 0;
+    }
     // With LIBFLASH_BOUNDED_WAITS a wait gives up after some 100 ms: for finding out why it would not end. (A trap would make the compiler wait after
     // every matrix instruction.)
     __device__ __forceinline__ void wait(uint32_t parity) const {

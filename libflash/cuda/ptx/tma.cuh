@@ -35,7 +35,14 @@ __device__ __forceinline__ void tma_load(uint32_t smem_address, const CUtensorMa
         : "memory");
 }
 
-// The same into the L2 cache alone.
+// `bytes` consecutive bytes, a multiple of 16 as both addresses are; no map is needed.
+__device__ __forceinline__ void tma_load_bytes(uint32_t smem_address, const void* global, int bytes, const MBarrier& barrier) {
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(smem_address),
+                 "l"(global), "r"(bytes), "r"(barrier.address)
+                 : "memory");
+}
+
+// A box into the L2 cache alone.
 __device__ __forceinline__ void tma_prefetch(const CUtensorMap& map, int c0, int c1, int c2, int c3) {
     asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(c0), "r"(c1), "r"(c2),
                  "r"(c3)

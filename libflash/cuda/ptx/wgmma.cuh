@@ -30,8 +30,8 @@ __device__ __forceinline__ void wgmma_settle(float (&d)[kCount]) {
     for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// multiply_shared: `a` by descriptor, its rows contiguous along k. multiply: `a` from registers. Both: b[n][k] with k contiguous, or b[k][n] with n
-// contiguous if kTransposedB. `accumulate` false: d = a b, whatever d held.
+// multiply_shared: `a` by descriptor, its rows contiguous along k, or if kTransposedA its columns. multiply: `a` from registers. Both: b[n][k] with k
+// contiguous, or b[k][n] with n contiguous if kTransposedB. `accumulate` false: d = a b, whatever d held.
 template <class T, int kN>
 struct Wgmma;
 
@@ -80,14 +80,15 @@ struct Wgmma;
 #define LIBFLASH_WGMMA(TYPE, NAME, N, COUNT, P0, P1, P2, P3, P4, P5, P6)                                                     \
     template <>                                                                                                              \
     struct Wgmma<TYPE, N> {                                                                                                  \
-        template <bool kTransposedB>                                                                                         \
+        template <bool kTransposedB, bool kTransposedA = false>                                                              \
         __device__ static __forceinline__ void multiply_shared(float (&d)[COUNT], uint64_t a, uint64_t b, bool accumulate) { \
             asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P2                                                            \
                          ", 0;\n"                                                                                            \
                          "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {" LIBFLASH_PLACES_##COUNT        \
-                         "}, %" #P0 ", %" #P1 ", p, 1, 1, 0, %" #P3 ";\n}"                                                   \
+                         "}, %" #P0 ", %" #P1 ", p, 1, 1, %" #P4 ", %" #P3 ";\n}"                                            \
                          : LIBFLASH_VALUES_##COUNT(d)                                                                        \
-                         : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransposedB ? 1 : 0));                    \
+                         : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransposedB ? 1 : 0),                     \
+                           "n"(kTransposedA ? 1 : 0));                                                                       \
         }                                                                                                                    \
         template <bool kTransposedB>                                                                                         \
         __device__ static __forceinline__ void multiply(float (&d)[COUNT], const uint32_t (&a)[4], uint64_t b,               \

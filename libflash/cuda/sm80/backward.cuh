@@ -4,14 +4,13 @@
 
 #include <type_traits>
 
-#include "cuda/attention/element.cuh"
-#include "cuda/attention/row_facts.cuh"
+#include "cuda/attention/backward_steps.cuh"
+#include "cuda/attention/query_sums.cuh"
 #include "cuda/params.h"
 #include "cuda/sm80/bias_gradient.cuh"
 #include "cuda/sm80/key_gradients.cuh"
 #include "cuda/sm80/key_gradients_f32.cuh"
 #include "cuda/sm80/query_gradient.cuh"
-#include "cuda/sm80/query_sums.cuh"
 
 namespace libflash::cuda::sm80 {
 
@@ -28,22 +27,13 @@ struct BackwardRow {
     template <bool kGeneral>
     using Queries = QueryGradient<T, config.head_dim, kGeneral>;
     using Bias = BiasGradient<T, config.head_dim>;
-    using Facts = RowFactsUnit<T>;
     using Sums = typename Keys<false>::Sums;
     static constexpr int kThreads = Keys<false>::kThreads;
     static constexpr int kMinBlocks = kThreads <= 128 ? 2 : 1;
-    static constexpr int kSumsPerUnit = kUnitRows * config.head_dim;
     static_assert(Keys<false>::kSharedBytes ==
                       backward_shared_bytes(config.head_dim, config.tile_q, config.tile_k, config.stages, sizeof(T)),
                   "the host and the kernel must agree");
 };
-
-template <class Row>
-__global__ void __launch_bounds__(BackwardRow<Row>::Facts::kThreads)
-    row_facts_kernel(const __grid_constant__ BackwardParams params) {
-    typename BackwardRow<Row>::Facts unit{params, {}, {}};
-    unit.run(BackwardRow<Row>::kSumsPerUnit);
-}
 
 template <class Row, bool kGeneral>
 __global__ void __launch_bounds__(BackwardRow<Row>::kThreads, BackwardRow<Row>::kMinBlocks)
@@ -80,24 +70,6 @@ __global__ void __launch_bounds__(BackwardRow<Row>::Bias::kThreads, 2)
     body.run();
 }
 
-template <class Row>
-__global__ void __launch_bounds__(SinkGradient<typename BackwardRow<Row>::T>::kThreads)
-    sink_gradient_kernel(const __grid_constant__ BackwardParams params) {
-    SinkGradient<typename BackwardRow<Row>::T>::run(params);
-}
-
-// Enqueues `kernel`, whose shared memory may be more than is given without asking; nothing if there are no blocks.
-inline int enqueue(void (*kernel)(BackwardParams), const BackwardParams& params, int64_t blocks, int threads, int shared_bytes,
-                   cudaStream_t stream) {
-    if (blocks == 0) return cudaSuccess;
-    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-    if (error != cudaSuccess) return error;
-    kernel<<<static_cast<unsigned>(blocks), threads, shared_bytes, stream>>>(params);
-    return cudaGetLastError();
-}
-
-inline int64_t blocks_of(const ScheduleParams& schedule) { return int64_t{schedule.heads} * schedule.tiles; }
-
 template <class Row, bool kGeneral>
 int launch_gradients(const BackwardParams& params, cudaStream_t stream) {
     using Keys = typename BackwardRow<Row>::template Keys<kGeneral>;
@@ -129,16 +101,12 @@ namespace libflash::cuda {
 template <class Row>
 int launch_backward(const BackwardParams& params, void* stream) {
     using namespace sm80;
-    using Kernels = BackwardRow<Row>;
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
-    int error =
-        enqueue(row_facts_kernel<Row>, params, blocks_of(params.query_schedule), Kernels::Facts::kThreads, 0, cuda_stream);
+    int error = launch_row_facts<Row>(params, cuda_stream);
     if (error == cudaSuccess)
         error =
             params.general ? launch_gradients<Row, true>(params, cuda_stream) : launch_gradients<Row, false>(params, cuda_stream);
-    if (error == cudaSuccess && params.dsink.data)
-        error = enqueue(sink_gradient_kernel<Row>, params, params.heads_q, SinkGradient<typename Kernels::T>::kThreads, 0,
-                        cuda_stream);
+    if (error == cudaSuccess) error = launch_sink_gradient<Row>(params, cuda_stream);
     if (error == cudaSuccess && params.dbias.data) error = launch_bias_gradient<Row>(params, cuda_stream);
     return error;
 }

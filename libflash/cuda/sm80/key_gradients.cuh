@@ -10,12 +10,12 @@
 #pragma once
 
 #include "cuda/attention/params.h"
+#include "cuda/attention/query_sums.cuh"
 #include "cuda/attention/query_tiles.cuh"
 #include "cuda/attention/schedule.cuh"
 #include "cuda/attention/shared_bytes.h"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/opaque.cuh"
-#include "cuda/sm80/query_sums.cuh"
 #include "cuda/sm80/score_chunk.cuh"
 #include "cuda/tile/product.cuh"
 #include "cuda/tile/shared_tile.cuh"

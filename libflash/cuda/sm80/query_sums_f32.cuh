@@ -1,7 +1,7 @@
 // The sums of the query gradient in float: where they lie is as in query_sums.cuh; a warp makes its share a few columns at a time.
 #pragma once
 
-#include "cuda/sm80/query_sums.cuh"
+#include "cuda/attention/query_sums.cuh"
 #include "cuda/tile/split_product.cuh"
 #include "cuda/tile/store_floats.cuh"
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "cuda/params.h"
+#include "cuda/sm90/extent.cuh"
 #include "cuda/sm90/forward_consumer.cuh"
 
 #include <algorithm>
@@ -20,11 +21,6 @@ __global__ void __launch_bounds__(Forward<Row, kGeneral>::kThreads, 1)
     constexpr uint32_t kAlignment = Body::QTile::kAlignment;
     Body body(params, maps, shared + (kAlignment - shared_address(shared) % kAlignment) % kAlignment);
     body.run();
-}
-
-// A tensor's rows as the copy engine is told of them. Without rows nothing is read, and any address will do.
-inline TensorExtent extent(const RowsParams& rows, int64_t columns, int64_t count, int64_t heads, int64_t batch) {
-    return {rows.data, columns, count, heads, batch, rows.row, rows.head, rows.batch};
 }
 
 // Lengths are known here, and the first row and the last one see keys.

@@ -1,4 +1,4 @@
-// Stages of shared memory that one producer fills and several consumers empty, in turn.
+// Stages of shared memory that producers, mostly one, fill and several consumers empty, in turn.
 #pragma once
 
 #include "cuda/ptx/barrier.cuh"
@@ -10,9 +10,9 @@ template <int kStages>
 struct RingBarriers {
     uint64_t full[kStages], empty[kStages];
 
-    __device__ __forceinline__ void init(int consumers) {
+    __device__ __forceinline__ void init(int consumers, int producers = 1) {
         for (int i = 0; i < kStages; ++i) {
-            MBarrier{shared_address(full + i)}.init(1);
+            MBarrier{shared_address(full + i)}.init(producers);
             MBarrier{shared_address(empty + i)}.init(consumers);
         }
     }
@@ -22,14 +22,19 @@ struct RingBarriers {
 template <int kStages>
 struct Ring {
     uint32_t barriers;  // address of RingBarriers
-    int stage = 0;
-    uint32_t phase = 0;
+    int stage;
+    uint32_t phase;
 
-    __device__ __forceinline__ explicit Ring(const RingBarriers<kStages>& of) : barriers(shared_address(&of)) {}
+    __device__ __forceinline__ explicit Ring(const RingBarriers<kStages>& of, int at = 0, uint32_t in_phase = 0)
+        : barriers(shared_address(&of)), stage(at), phase(in_phase) {}
     __device__ __forceinline__ MBarrier full() const { return {barriers + stage * 8}; }
-    __device__ __forceinline__ MBarrier empty() const { return {barriers + (kStages + stage) * 8}; }
+    __device__ __forceinline__ MBarrier empty() const { return empty_of(stage); }
+    __device__ __forceinline__ MBarrier empty_of(int which) const { return {barriers + (kStages + which) * 8}; }
     __device__ __forceinline__ void wait_full() const { full().wait(phase); }
     __device__ __forceinline__ void wait_empty() const { empty().wait(phase ^ 1); }
+    // Early looks at what will be waited for.
+    __device__ __forceinline__ bool is_full() const { return full().has_ended_already(phase); }
+    __device__ __forceinline__ bool is_empty() const { return empty().has_ended_already(phase ^ 1); }
     __device__ __forceinline__ void advance() {
         if (++stage == kStages) {
             stage = 0;

@@ -66,6 +66,10 @@ struct SwizzledTile {
                                                           const uint32_t (&f)[4]) {
         stmatrix_x4(tile + offset(first_row + (lane & 15), group + (lane >> 4)), f);
     }
+    // Reads one: an operand `a` in registers.
+    __device__ static __forceinline__ void load_fragment(uint32_t tile, int first_row, int group, int lane, uint32_t (&f)[4]) {
+        ldmatrix_x4(f, tile + offset(first_row + (lane & 15), group + (lane >> 4)));
+    }
 
 private:
     // `chunk_step`: bytes between chunks, where an operand has several side by side. What is known at compile time is one addition.

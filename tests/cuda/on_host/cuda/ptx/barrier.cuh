@@ -46,6 +46,7 @@ struct MBarrier {
         finish_phase();
     }
     bool has_ended(uint32_t parity) const { return state().phase != parity; }
+    bool has_ended_already(uint32_t parity) const { return has_ended(parity); }
     void wait(uint32_t parity) const {
         while (!has_ended(parity)) {
             if (++emulation::machine.polls > 3000000) {

@@ -59,6 +59,13 @@ void tma_load(uint32_t address, const CUtensorMap& map, const MBarrier& barrier,
     emulation::do_later([=] { copy_box(address, box, barrier); });
 }
 
+inline void tma_load_bytes(uint32_t address, const void* global, int bytes, const MBarrier& barrier) {
+    emulation::do_later([=] {
+        std::memcpy(shared_pointer(address), global, bytes);
+        barrier.have_come(bytes);
+    });
+}
+
 template <class... At>
 void tma_store(uint32_t address, const CUtensorMap& map, At... at) {
     const Box box = box_of(map, at...);

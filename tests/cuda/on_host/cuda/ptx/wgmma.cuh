@@ -58,13 +58,13 @@ struct Wgmma {
         }
     }
 
-    template <bool kTransposedB>
+    template <bool kTransposedB, bool kTransposedA = false>
     static void multiply_shared(float (&d)[kN / 2], uint64_t a, uint64_t b, bool accumulate) {
         issue([=, &d] {
             const int first_row = emulation::warp() % 4 * 16 + emulation::lane() / 4;
             float rows[2][16];
             for (int r = 0; r < 2; ++r)
-                for (int k = 0; k < 16; ++k) rows[r][k] = element_of<T>(a, false, first_row + r * 8, k);
+                for (int k = 0; k < 16; ++k) rows[r][k] = element_of<T>(a, kTransposedA, first_row + r * 8, k);
             add<kTransposedB>(d, [&](int r, int k) { return rows[r][k]; }, b, accumulate);
             emulation::wait_for_warp();
         });

@@ -10,7 +10,7 @@
 #include "cuda/tile/product.cuh"
 #include "cuda/tile/shared_tile.cuh"
 
-namespace libflash::cuda::sm80 {
+namespace libflash::cuda {
 
 // Address in columns [16 * kCount * part, + 16 * kCount) of a tile.
 template <class Tile, int kCount>
@@ -25,10 +25,15 @@ struct ColumnAddress {
     __device__ __forceinline__ uint32_t at(int row, int step) const { return address.at(row, kAligned ? step : first + step); }
 };
 
-template <class T, int kHeadDim, int kBlockM, int kWarps>
+// Warps that share the rows of a tile, of those that share the tile.
+constexpr int query_sums_row_warps(int head_dim, int block_m, int warps) {
+    return block_m < 32 ? 1 : (head_dim / (warps / 2) % 16 == 0 ? 2 : 4);
+}
+
+template <class T, int kHeadDim, int kBlockM, int kAllWarps, int kRows = query_sums_row_warps(kHeadDim, kBlockM, kAllWarps)>
 struct QuerySums {
     // kRowWarps x kColWarps warps share the tile.
-    static constexpr int kRowWarps = kBlockM < 32 ? 1 : (kHeadDim / (kWarps / 2) % 16 == 0 ? 2 : 4);
+    static constexpr int kWarps = kAllWarps, kRowWarps = kRows;
     static constexpr int kColWarps = kWarps / kRowWarps;
     static constexpr int kSlabs = kBlockM / kRowWarps / 16;
     static constexpr int kBlocks = kHeadDim / kColWarps / 8;
@@ -104,4 +109,4 @@ struct QuerySums {
     }
 };
 
-}  // namespace libflash::cuda::sm80
+}  // namespace libflash::cuda

@@ -1,0 +1,88 @@
+// FlashAttention-3 backward for sm_90a (Shah and others, arXiv 2407.08608): what each query row needs (row_facts), the gradients of keys and values with
+// the sums of the query gradient, and those sums rounded (query_sums). A thread block makes dk and dv of one tile of keys; one of its warpgroups copies and
+// adds to the sums (backward_queries.cuh), the others have 64 keys each (backward_keys.cuh).
+#pragma once
+
+#include "cuda/attention/backward_steps.cuh"
+#include "cuda/params.h"
+#include "cuda/sm90/backward_keys.cuh"
+#include "cuda/sm90/extent.cuh"
+
+namespace libflash::cuda::sm90 {
+
+template <class Row>
+__global__ void __launch_bounds__(Backward<Row>::kThreads, 1)
+    backward_kernel(const __grid_constant__ BackwardParams params, const __grid_constant__ BackwardMaps maps) {
+    extern __shared__ __align__(1024) char shared[];
+    using Body = Backward<Row>;
+    constexpr uint32_t kAlignment = Body::QTile::kAlignment;
+    Body body(params, maps, shared + (kAlignment - shared_address(shared) % kAlignment) % kAlignment);
+    body.run();
+}
+
+template <class Row>
+__global__ void __launch_bounds__(Backward<Row>::Sums::kWarps * 32)
+    query_sums_kernel(const __grid_constant__ BackwardParams params) {
+    using Body = Backward<Row>;
+    __shared__ __align__(128) char shared[SharedTile<Body::kBlockM, Body::kHeadDim>::kBytes];
+    Body::Sums::convert(params, shared);
+}
+
+template <class Row>
+cudaError_t encode(BackwardMaps* maps, const BackwardParams& params) {
+    using Body = Backward<Row>;
+    using T = typename Body::T;
+    const int64_t queries = params.q_lengths.capacity, keys = params.k_lengths.capacity, dim = params.head_dim,
+                  dim_v = params.head_dim_v;
+    cudaError_t error = cudaSuccess;
+    const auto one = [&](CUtensorMap& map, const TensorExtent& tensor, int rows) {
+        if (error == cudaSuccess) error = encode_map<T>(&map, tensor, rows);
+    };
+    const TensorExtent k = extent(params.k, dim, keys, params.heads_k, params.batch);
+    const auto of_queries = [&](const RowsParams& rows, int64_t columns) {
+        return queries == 0 ? k : extent(rows, columns, queries, params.heads_q, params.batch);
+    };
+    one(maps->q, of_queries(params.q, dim), Body::kBlockM);
+    one(maps->dout, of_queries(params.dout, dim_v), Body::kBlockM);
+    one(maps->k, k, Body::kBlockN);
+    one(maps->v, extent(params.v, dim_v, keys, params.heads_k, params.batch), Body::kBlockN);
+    one(maps->dk, extent(params.dk, dim, keys, params.heads_k, params.batch), 16);
+    one(maps->dv, extent(params.dv, dim_v, keys, params.heads_k, params.batch), 16);
+    return error;
+}
+
+template <class Row>
+int launch_key_gradients(const BackwardParams& params, cudaStream_t stream) {
+    using Body = Backward<Row>;
+    const auto blocks = static_cast<unsigned>(blocks_of(params.key_schedule));
+    if (blocks == 0) return cudaSuccess;
+    const auto kernel = backward_kernel<Row>;
+    BackwardMaps maps{};
+    cudaError_t error = encode<Row>(&maps, params);
+    // Costs a fraction of a microsecond, and holds for the current device, whichever that is.
+    if (error == cudaSuccess)
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Body::kSharedBytes);
+    if (error != cudaSuccess) return error;
+    kernel<<<blocks, Body::kThreads, Body::kSharedBytes, stream>>>(params, maps);
+    return cudaGetLastError();
+}
+
+}  // namespace libflash::cuda::sm90
+
+namespace libflash::cuda {
+
+// Enqueues the work on `stream` and returns what cudaGetLastError() then says.
+template <class Row>
+int launch_backward(const BackwardParams& params, void* stream) {
+    using Sums = typename sm90::Backward<Row>::Sums;
+    const auto cuda_stream = static_cast<cudaStream_t>(stream);
+    int error = launch_row_facts<Row>(params, cuda_stream);
+    if (error == cudaSuccess) error = sm90::launch_key_gradients<Row>(params, cuda_stream);
+    if (error == cudaSuccess)
+        error =
+            enqueue(sm90::query_sums_kernel<Row>, params, blocks_of(params.query_schedule), Sums::kWarps * 32, 0, cuda_stream);
+    if (error == cudaSuccess) error = launch_sink_gradient<Row>(params, cuda_stream);
+    return error;
+}
+
+}  // namespace libflash::cuda

@@ -1,0 +1,234 @@
+// The warpgroups of the backward kernel for sm_90a that have to do with keys, 64 of them each: their dk and dv stay in registers. Scores are computed
+// transposed, S^T = K Q^T and dP^T = V dO^T, so that what comes out of one product, rounded, is the left operand of the next, dV += P^T dO and dK += dS^T Q;
+// only dS goes through shared memory, for the warpgroup that has to do with queries.
+#pragma once
+
+#include "cuda/attention/scores.cuh"
+#include "cuda/ptx/math.cuh"
+#include "cuda/ptx/opaque.cuh"
+#include "cuda/sm90/backward_queries.cuh"
+
+namespace libflash::cuda::sm90 {
+
+template <class Row>
+struct Backward : BackwardQueries<Row> {
+    using Base = BackwardQueries<Row>;
+    using Base::add_to_sums, Base::advance, Base::Base, Base::common, Base::dout_smem, Base::ds_smem, Base::facts,
+        Base::first_position, Base::k_smem, Base::kBlockM, Base::keys_have_come, Base::kGroupKeys, Base::kHeadDim,
+        Base::kKeyRegisters, Base::kQueryRegisters, Base::kScoreStages, Base::kStages, Base::maps, Base::params, Base::prepare,
+        Base::q_smem, Base::v_smem;
+    using typename Base::KvTile, typename Base::Position, typename Base::QTile, typename Base::ScoreTile, typename Base::T,
+        typename Base::Tiles;
+    static constexpr int kScores = kBlockM / 2, kSums = kHeadDim / 2, kSteps = kBlockM / 16;
+
+    using Fragments = uint32_t[kSteps][4];
+    using Operand = uint32_t[kHeadDim / 16][4];
+
+    // What such a warpgroup has at hand. For lane 4 g + t, element i of scores is of key g + 8 * (i / 2 % 2) of the warp's sixteen and query
+    // 8 * (i / 4) + 2 t + i % 2.
+    struct Keys {
+        int first_key, lane;  // the warp's, in the tile
+        Ring<kStages> queries;
+        Ring<kScoreStages> gradients;
+        Operand k;          // this warp's rows; there are no registers for those of V
+        float p[kScores];   // scores, then probabilities
+        float ds[kScores];  // dP, then dS
+        float dk[kSums], dv[kSums];
+    };
+
+    __device__ __forceinline__ void make_gradients() const {
+        // The same for all lanes, and known to be so.
+        const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0) - 4;
+        Keys c{warp * 16, static_cast<int>(threadIdx.x & 31), Ring<kStages>(common.queries),
+               Ring<kScoreStages>(common.gradients)};
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) c.dk[i] = c.dv[i] = 0.0f;
+        Position at = first_position();
+        keys_have_come().wait(0);
+        if (at.left > 0) {
+            load_operands(c);
+            walk_queries(c, at);
+        }
+        named_barrier_wait(1 + warp / 4, 128);  // nobody reads this group's rows of V any more
+        store(c, c.dv, maps.dv, lowered<T>());
+        store(c, c.dk, maps.dk, lowered<T>() * params.softmax_scale);
+        if (c.lane == 0) tma_store_wait_read<0>();
+    }
+
+    __device__ __forceinline__ void load_operands(Keys& c) const {
+#pragma unroll
+        for (int step = 0; step < kHeadDim / 16; ++step)
+            KvTile::load_fragment(k_smem(), c.first_key, step * 2, c.lane, c.k[step]);
+    }
+
+    // S and dP of a tile are begun as soon as there are registers for them: ahead of the products of the tile before, which then go on under the
+    // exponentials.
+    __device__ __forceinline__ void walk_queries(Keys& c, Position at) const {
+        Fragments p, ds;  // rounded
+        bool edge = common.walk.is_edge(at.tile);
+        c.queries.wait_full();
+        start_scores(c);
+        int stage = c.queries.stage;
+        finish_scores<true>(c, at, edge, p, ds);
+#pragma unroll 1
+        while (at.left > 0) {
+            const bool room = c.gradients.is_empty();
+            start_scores(c);
+            start_products(c, stage, p, ds);
+            share(c, ds, room);
+            const int before = stage;
+            stage = c.queries.stage;
+            finish_scores<false>(c, at, edge, p, ds);
+            if (c.lane == 0) c.queries.empty_of(before).arrive();
+        }
+        start_products(c, stage, p, ds);
+        share(c, ds, false);
+        hand_over(c);
+        wgmma_wait<0>();
+        wgmma_settle(c.dk);
+        wgmma_settle(c.dv);
+    }
+    __device__ __forceinline__ void start_products(Keys& c, int stage, const Fragments& p, const Fragments& ds) const {
+        wgmma_fence();
+        add_product(c.dv, p, dout_smem(stage));
+        add_product(c.dk, ds, q_smem(stage));
+        wgmma_commit();
+    }
+
+    // From S and dP to P and dS, rounded. Unless it is the first tile, the products of the one before have been begun after them, and its dS is handed
+    // over here, when it has long been stored. Goes on to the next tile, and waits for it. What stands between the waits for products has a branch, else
+    // the compiler would move it behind the last of them.
+    template <bool kFirst>
+    __device__ __forceinline__ void finish_scores(Keys& c, Position& at, bool& edge, Fragments& p, Fragments& ds) const {
+        const RowFacts* mine = facts(c.queries.stage) + (c.lane & 3) * 2;
+        float numbers[kBlockM / 4];  // of this lane's queries, loaded ahead of the wait
+#pragma unroll
+        for (int i = 0; i < kBlockM / 4; ++i) numbers[i] = mine[i / 2 * 8 + i % 2].lse_log2;
+        wgmma_wait<kFirst ? 1 : 2>();
+        wgmma_settle(c.p);
+        exponentiate(c, numbers);
+        if (edge) hide_edge(c, at.tile);
+        if (!kFirst) hand_over(c);
+        c.queries.advance();
+        const bool has_come = c.queries.is_full();
+#pragma unroll
+        for (int i = 0; i < kBlockM / 4; ++i) numbers[i] = mine[i / 2 * 8 + i % 2].delta;
+        wgmma_wait<kFirst ? 0 : 1>();
+        wgmma_settle(c.ds);
+        differentiate(c, numbers);
+        advance(at);
+        edge = common.walk.is_edge(at.tile);
+        if (at.left > 0 && !has_come) c.queries.wait_full();
+        wgmma_wait<0>();
+        wgmma_settle(c.dk);
+        wgmma_settle(c.dv);
+        round(p, c.p);
+        round(ds, c.ds);
+    }
+
+    // S^T = K Q^T and dP^T = V dO^T, begun.
+    __device__ __forceinline__ void start_scores(Keys& c) const {
+        const uint32_t q = q_smem(c.queries.stage), dout = dout_smem(c.queries.stage);
+        const int first_row = c.first_key / kGroupKeys * kGroupKeys;
+        wgmma_fence();
+#pragma unroll
+        for (int step = 0; step < kHeadDim / 16; ++step)
+            Wgmma<T, kBlockM>::template multiply<false>(c.p, c.k[step], QTile::along_columns(q, step), step > 0);
+        wgmma_commit();
+#pragma unroll
+        for (int step = 0; step < kHeadDim / 16; ++step)
+            Wgmma<T, kBlockM>::template multiply_shared<false>(c.ds, KvTile::along_columns(v_smem(), step, first_row),
+                                                               QTile::along_columns(dout, step), step > 0);
+        wgmma_commit();
+    }
+    // sums += (rounded scores) (a tile of Q or dO).
+    __device__ static __forceinline__ void add_product(float (&sums)[kSums], const Fragments& scores, uint32_t queries) {
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step)
+            Wgmma<T, kHeadDim>::template multiply<true>(sums, scores[step], QTile::down_rows(queries, step), true);
+    }
+
+    // p = exp(score - lse).
+    __device__ __forceinline__ void exponentiate(Keys& c, const float (&lse_log2)[kBlockM / 4]) const {
+#pragma unroll
+        for (int i = 0; i < kScores; ++i) c.p[i] = exp2_approx(fmaf(c.p[i], params.scale_log2, -lse_log2[i / 4 * 2 + i % 2]));
+    }
+    // ds = p (dP - delta), both times 2^raised_by().
+    __device__ static __forceinline__ void differentiate(Keys& c, const float (&delta)[kBlockM / 4]) {
+#pragma unroll
+        for (int i = 0; i < kScores; ++i) c.ds[i] = c.p[i] * (c.ds[i] - delta[i / 4 * 2 + i % 2]);
+    }
+    __device__ static __forceinline__ void round(Fragments& rounded, const float (&x)[kScores]) {
+#pragma unroll
+        for (int i = 0; i < kSteps * 4; ++i) rounded[i / 4][i % 4] = pack_pair(x[2 * i], x[2 * i + 1], T());
+    }
+
+    // Masks by position, on probabilities: whatever their scores are, they become 0.
+    __device__ __forceinline__ void hide_edge(Keys& c, int tile) const {
+        const Tiles& tiles = common.tiles;
+        const int lane = opaque(c.lane), first_row = tile * kBlockM + (lane & 3) * 2;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            // Rows of this lane, counted from its first one, that see the key: [begin, end).
+            const int key = tiles.first_col + c.first_key + r * 8 + (lane >> 2);
+            const int begin = key - tiles.shift - tiles.right - first_row;
+            const int end = key < tiles.length_k ? min(tiles.length_q, key - tiles.shift + tiles.left + 1) - first_row : -1;
+#pragma unroll
+            for (int i = 2 * r; i < kScores; i += 4)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    const int row = i / 4 * 8 + e;
+                    if (row < begin || row >= end) c.p[i + e] = 0.0f;
+                }
+        }
+    }
+
+    // dS to the warpgroup that multiplies it with K. `room`: there is some, as has been seen before.
+    __device__ __forceinline__ void share(const Keys& c, const Fragments& ds, bool room) const {
+        if (!room) c.gradients.wait_empty();
+        const uint32_t tile = ds_smem(c.gradients.stage);
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) ScoreTile::store_fragment(tile, c.first_key, step * 2, c.lane, ds[step]);
+    }
+    __device__ __forceinline__ void hand_over(Keys& c) const {
+        fence_shared_for_async();
+        __syncwarp();
+        if (c.lane == 0) c.gradients.full().arrive();
+        c.gradients.advance();
+    }
+
+    // The warp's rows of dk or dv, through its rows of V.
+    __device__ __forceinline__ void store(const Keys& c, const float (&sums)[kSums], const CUtensorMap& map, float factor) const {
+        if (c.lane == 0) tma_store_wait_read<0>();
+        __syncwarp();
+#pragma unroll
+        for (int group = 0; group < kHeadDim / 8; group += 2) {
+            uint32_t words[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                words[i] = pack_pair(sums[4 * group + 2 * i] * factor, sums[4 * group + 2 * i + 1] * factor, T());
+            KvTile::store_fragment(v_smem(), c.first_key, group, c.lane, words);
+        }
+        fence_shared_for_async();
+        __syncwarp();
+        if (c.lane != 0) return;
+#pragma unroll
+        for (int chunk = 0; chunk < KvTile::kChunks; ++chunk)
+            tma_store(v_smem() + chunk * KvTile::kChunkBytes + c.first_key * 128, map, chunk * 64,
+                      common.tiles.first_col + c.first_key, common.work.head, common.work.batch);
+        tma_store_commit();
+    }
+
+    __device__ __forceinline__ void run() {
+        prepare();
+        if (threadIdx.x < 128) {
+            give_registers<kQueryRegisters>();
+            add_to_sums();
+        } else {
+            take_registers<kKeyRegisters>();
+            make_gradients();
+        }
+    }
+};
+
+}  // namespace libflash::cuda::sm90
