@@ -50,7 +50,7 @@ def knows(kernel: dict, case: Case | DecodeCase) -> bool:
     if kernel["backend"] != "sm90" or isinstance(case, DecodeCase):
         return True
     dims = {case.head_dim, case.head_dim if case.head_dim_v is None else case.head_dim_v}
-    return case.block_mask is None and not any(dim % 8 for dim in dims)
+    return not any(dim % 8 for dim in dims)
 
 
 def knowing(rows: list[dict], **fields: object) -> list[dict]:

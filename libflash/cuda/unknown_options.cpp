@@ -8,12 +8,6 @@
 namespace libflash::cuda {
 namespace {
 
-// The first of the options that is there, or nullptr.
-const char* option_beyond_sm90(const AttentionProblem& p) {
-    if (p.block_mask.present) return p.block_mask.has_lists ? "block_lists" : "block_mask";
-    return nullptr;
-}
-
 // The first of the options that have been tried on the host alone, or nullptr. Until evidence has them a call must ask for the kernel.
 const char* option_not_in_evidence(const AttentionProblem& p) {
     if (p.request.kernel || p.request.backend) return nullptr;
@@ -62,10 +56,6 @@ const char* tensor_beyond_sm90(const AttentionProblem& p) {
 
 bool knows_options(const KernelConfig& config, const AttentionProblem& problem, std::string* why) {
     if (std::strcmp(config.room, "sm90") != 0) return true;
-    if (const char* option = option_beyond_sm90(problem)) {
-        if (why) *why = text_of(option, ": the kernel does not know it");
-        return false;
-    }
     if (const char* option = option_not_in_evidence(problem)) {
         if (why) *why = text_of(option, ": the kernel knows it, but is taken for it only when it is asked for");
         return false;

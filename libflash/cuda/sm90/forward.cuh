@@ -10,11 +10,11 @@
 
 namespace libflash::cuda::sm90 {
 
-template <class Row, bool kGeneral>
-__global__ void __launch_bounds__(Forward<Row, kGeneral>::kThreads, 1)
+template <class Row, ForwardKind kKind>
+__global__ void __launch_bounds__(Forward<Row, kKind>::kThreads, 1)
     forward_kernel(const __grid_constant__ ForwardParams params, const __grid_constant__ ForwardMaps maps) {
     extern __shared__ __align__(1024) char shared[];
-    using Body = Forward<Row, kGeneral>;
+    using Body = Forward<Row, kKind>;
     constexpr uint32_t kAlignment = Body::QTile::kAlignment;
     Body body(params, maps, shared + (kAlignment - shared_address(shared) % kAlignment) % kAlignment);
     body.run();
@@ -30,9 +30,9 @@ TensorExtent ragged_extent(const RowsParams& rows, int64_t columns, int64_t coun
     return {static_cast<T*>(rows.data) - box_rows * rows.row, columns, box_rows, count + 1, heads, rows.row, rows.row, rows.head};
 }
 
-template <class Row, bool kGeneral>
+template <class Row, ForwardKind kKind>
 cudaError_t encode(ForwardMaps* maps, const ForwardParams& params) {
-    using Body = Forward<Row, kGeneral>;
+    using Body = Forward<Row, kKind>;
     using T = typename Body::T;
     const int64_t queries = params.q_lengths.capacity, keys = params.k_lengths.capacity,
                   kv_heads = params.heads_q / params.group_size;
@@ -66,13 +66,13 @@ inline cudaError_t multiprocessors(int* count) {
 
 namespace libflash::cuda {
 
-template <class Row, bool kGeneral>
+template <class Row, sm90::ForwardKind kKind>
 int launch_forward_instance(const ForwardParams& params, void* stream) {
-    using Body = sm90::Forward<Row, kGeneral>;
-    const auto kernel = sm90::forward_kernel<Row, kGeneral>;
+    using Body = sm90::Forward<Row, kKind>;
+    const auto kernel = sm90::forward_kernel<Row, kKind>;
     sm90::ForwardMaps maps{};
     int blocks = 0;
-    cudaError_t error = sm90::encode<Row, kGeneral>(&maps, params);
+    cudaError_t error = sm90::encode<Row, kKind>(&maps, params);
     if (error == cudaSuccess) error = sm90::multiprocessors(&blocks);
     // Costs a fraction of a microsecond, and holds for the current device, whichever that is.
     if (error == cudaSuccess)
@@ -88,8 +88,11 @@ int launch_forward_instance(const ForwardParams& params, void* stream) {
 // Enqueues the work on `stream` and returns what cudaGetLastError() then says.
 template <class Row>
 int launch_forward(const ForwardParams& params, void* stream) {
-    return params.general ? launch_forward_instance<Row, true>(params, stream)
-                          : launch_forward_instance<Row, false>(params, stream);
+    using sm90::ForwardKind;
+    if (params.general) return launch_forward_instance<Row, ForwardKind::general>(params, stream);
+    if (params.block_mask.mask || params.block_mask.counts)
+        return launch_forward_instance<Row, ForwardKind::blocks>(params, stream);
+    return launch_forward_instance<Row, ForwardKind::plain>(params, stream);
 }
 
 }  // namespace libflash::cuda

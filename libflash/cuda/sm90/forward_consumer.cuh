@@ -12,14 +12,14 @@
 
 namespace libflash::cuda::sm90 {
 
-template <class Row, bool kGeneral>
-struct Forward : ForwardProducer<Row, kGeneral> {
-    using Base = ForwardProducer<Row, kGeneral>;
-    using Base::Base, Base::common, Base::finish_row, Base::following, Base::k_smem, Base::kBlockN, Base::kConsumerRegisters,
-        Base::kGroupRows, Base::kGroups, Base::kHeadDim, Base::kHeadDimV, Base::kProducerRegisters, Base::kQStages,
-        Base::kSendsRows, Base::kStages, Base::kVStages, Base::lose, Base::maps, Base::out_smem, Base::params, Base::preceding,
-        Base::prepare, Base::produce, Base::q_tile, Base::row_of_out, Base::start_again, Base::v_smem, Base::write_eight,
-        Base::write_empty_items;
+template <class Row, ForwardKind kKind>
+struct Forward : ForwardProducer<Row, kKind> {
+    using Base = ForwardProducer<Row, kKind>;
+    using Base::Base, Base::common, Base::finish_row, Base::following, Base::k_smem, Base::kBlockN, Base::kBlocks, Base::kGeneral,
+        Base::kConsumerRegisters, Base::kGroupRows, Base::kGroups, Base::kHeadDim, Base::kHeadDimV, Base::kProducerRegisters,
+        Base::kQStages, Base::kSendsRows, Base::kSkips, Base::kStages, Base::kVStages, Base::lose, Base::maps, Base::out_smem,
+        Base::params, Base::preceding, Base::prepare, Base::produce, Base::q_tile, Base::row_of_out, Base::start_again,
+        Base::v_smem, Base::write_eight, Base::write_empty_items;
     using typename Base::Item, typename Base::KTile, typename Base::OutTile, typename Base::QTile, typename Base::Rounds,
         typename Base::T, typename Base::VTile;
     using Softmax = RowSoftmax<kBlockN>;
@@ -34,6 +34,8 @@ struct Forward : ForwardProducer<Row, kGeneral> {
         int slot;                     // of the item whose scores come next
         int tile;                     // of its keys, that scores have been begun of last
         bool last;                    // of them
+        TileWord word;                // of the tile, where blocks may be left out
+        int skipped;                  // tiles before it that this group does not do, V of which has not been given back
         float s[kScores];             // scores, then probabilities
         float o[kSums];               // sums of p v
         uint32_t p[kBlockN / 16][4];  // probabilities, rounded
@@ -79,9 +81,11 @@ struct Forward : ForwardProducer<Row, kGeneral> {
         release_scores(c);
         float factor[2];
         take_scores(c, factor);
+        if constexpr (kSkips) give_back_values(c);
         skip_values(c);
         if (!c.last) c.k.wait_full();
         round_probabilities(c);
+        if constexpr (kSkips) pass_over(c);
         while (true) {
             // Apart from the loop below, so that its instructions stand close together.
 #pragma unroll 1
@@ -98,11 +102,13 @@ struct Forward : ForwardProducer<Row, kGeneral> {
     // kBetween: the scores may be those of the next item (`enters`), and the product the first of an item.
     template <bool kBetween>
     __device__ __forceinline__ void step(Consumer& c, bool enters) const {
-        --c.tile;
+        if constexpr (!kBlocks) --c.tile;
         if (kBetween && enters) {
             c.slot = following(c.slot);
             c.q.wait_full();
             begin_item(c);
+        } else if constexpr (kBlocks) {
+            next_tile(c);
         }
         wgmma_settle(c.s);
         start_scores(c);
@@ -116,6 +122,7 @@ struct Forward : ForwardProducer<Row, kGeneral> {
         if (!c.last) c.k.wait_full();  // here, because nothing goes on between the end of this product and the next
         wgmma_wait<0>();
         release_values(c);
+        if constexpr (kSkips) give_back_values(c);
         if (kBetween && enters) {
             skip_values(c);
         } else if (moved) {
@@ -123,6 +130,7 @@ struct Forward : ForwardProducer<Row, kGeneral> {
             for (int i = 0; i < kSums; ++i) c.o[i] *= factor[i / 2 % 2];
         }
         round_probabilities(c);
+        if constexpr (kSkips) pass_over(c);
     }
 
     // After the last item's last scores.
@@ -218,6 +226,12 @@ struct Forward : ForwardProducer<Row, kGeneral> {
 
     // The first tile of the item; K of tiles that are left out before it is given back.
     __device__ __forceinline__ void begin_item(Consumer& c) const {
+        if constexpr (kBlocks) {
+            c.k.wait_full();
+            c.last = false;
+            if constexpr (kSkips) pass_over(c);
+            return next_tile(c);
+        }
         const Item& item = common.items[c.slot];
         const int end = end_of_keys(c, item);
         for (int tile = item.keys.end; tile > end; --tile) skip(c, c.k);
@@ -226,7 +240,26 @@ struct Forward : ForwardProducer<Row, kGeneral> {
     }
     // The same for V.
     __device__ __forceinline__ void skip_values(Consumer& c) const {
+        if (kBlocks) return;
         for (int skipped = common.items[c.slot].keys.end - 1; skipped > c.tile; --skipped) skip(c, c.v);
+    }
+
+    // Where blocks may be left out: the next tile, K of which is there.
+    __device__ __forceinline__ void next_tile(Consumer& c) const {
+        c.word = common.walk.tiles[c.k.stage];
+        c.tile = c.word.tile();
+    }
+    // K of tiles that this group does not do is given back; V later, when that of the tile before has been.
+    __device__ __forceinline__ void pass_over(Consumer& c) const {
+        c.skipped = 0;
+        while (!c.last && !common.walk.tiles[c.k.stage].done_by(c.group)) {
+            ++c.skipped;
+            skip(c, c.k);
+            c.k.wait_full();
+        }
+    }
+    __device__ __forceinline__ void give_back_values(Consumer& c) const {
+        for (; c.skipped > 0; --c.skipped) skip(c, c.v);
     }
 
     // Key tiles that none of this group's rows sees are left out at the end, all but one: groups that have fewer keys, or no rows, do not work as long as
@@ -304,7 +337,7 @@ struct Forward : ForwardProducer<Row, kGeneral> {
     __device__ __forceinline__ void release_scores(Consumer& c) const {
         release(c, c.k.empty());
         c.k.advance();
-        c.last = c.tile == common.items[c.slot].keys.begin;
+        c.last = kBlocks ? c.word.last() : c.tile == common.items[c.slot].keys.begin;
         if (!c.last) return;
         release(c, c.q.empty());
         c.q.advance();
@@ -318,7 +351,8 @@ struct Forward : ForwardProducer<Row, kGeneral> {
 #pragma unroll
             for (int i = 0; i < kScores; ++i) c.s[i] *= params.scale_log2;
         }
-        const bool edge = item.keys.template is_edge<kGroupRows>(tile, c.group * kGroupRows);
+        bool edge = item.keys.template is_edge<kGroupRows>(tile, c.group * kGroupRows);
+        if (kBlocks) edge |= !c.word.seen_by(c.group);
         if (edge) mask_scores(c, item, tile);
         return edge;
     }
@@ -357,7 +391,8 @@ struct Forward : ForwardProducer<Row, kGeneral> {
             // Columns of this lane, counted from its first one, that the row sees: [begin, end).
             const int row = row_of(c, item, r);
             const int begin = row + item.keys.shift - item.keys.left - first_col;
-            const int end = min(item.keys.length_k, row + item.keys.shift + item.keys.right + 1) - first_col;
+            int end = min(item.keys.length_k, row + item.keys.shift + item.keys.right + 1) - first_col;
+            if (kBlocks && !c.word.seen_by(c.group)) end = 0;
 #pragma unroll
             for (int i = 2 * r; i < kScores; i += 4)
 #pragma unroll

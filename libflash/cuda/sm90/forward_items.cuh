@@ -8,6 +8,7 @@
 #include "cuda/attention/scores.cuh"
 #include "cuda/config.h"
 #include "cuda/ptx/barrier.cuh"
+#include "cuda/sm90/block_walk.cuh"
 #include "cuda/sm90/ring.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
 #include "cuda/tile/tensor_map.cuh"
@@ -26,18 +27,27 @@ struct ForwardMaps {
     int32_t key_rows_of_batch;  // ragged and not packed: rows of K and V from one batch entry to the next
 };
 
-// kGeneral: knows softcap, ALiBi, bias, mask, dropout, and scales that are not positive.
-template <class Row, bool kGeneral>
+// What an instance of the kernel knows: nothing rare; masks of blocks; these, softcap, ALiBi, bias, mask, dropout, and scales that are not positive.
+enum class ForwardKind { plain, blocks, general };
+
+template <class Row, ForwardKind kKind>
 struct ForwardItems {
     static constexpr KernelConfig config = Row::config;
     using T = std::conditional_t<config.dtype == RowType::f16_, __half, __nv_bfloat16>;
     static constexpr int kHeadDim = config.head_dim, kHeadDimV = config.head_dim_v;
-    // The rare options need registers of their own.
-    static constexpr int kGeneralKeys = kHeadDim == 64 ? 48 : (kHeadDim == 128 ? 64 : 32);
-    static constexpr int kBlockM = config.tile_q, kBlockN = kGeneral ? kGeneralKeys : config.tile_k, kStages = config.stages;
+    static constexpr bool kGeneral = kKind == ForwardKind::general, kBlocks = kKind != ForwardKind::plain;
+    // The rare options need registers of their own. A tile of keys must not lie in two blocks.
+    static constexpr int kGeneralKeys = kHeadDim <= 128 ? 64 : 32, kBlockKeys = config.tile_k >= 128 ? 128 : 64;
+    static constexpr int kBlockM = config.tile_q, kBlockN = kGeneral ? kGeneralKeys : (kBlocks ? kBlockKeys : config.tile_k),
+                         kStages = config.stages;
     static constexpr int kGroupRows = 64, kGroups = kBlockM / kGroupRows;
+    static constexpr bool kSkips =
+        kBlocks && kBlockM > 128;  // groups lie in different blocks, and leave out tiles that others do
     static constexpr int kThreads = (kGroups + 1) * 128;
-    static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 40, kConsumerRegisters = kGroups == 3 ? 160 : 232;
+    // Looking for tiles takes registers too, where the products can spare them.
+    static constexpr bool kSpares = kGeneral ? kHeadDim < 256 : kBlocks && kGroups == 2;
+    static constexpr int kProducerRegisters = kSpares ? 56 : (kGroups == 3 ? 32 : 40),
+                         kConsumerRegisters = (kGroups == 3 ? 160 : 232) - (kSpares ? 8 : 0);
 
     using QTile = SwizzledTile<kGroupRows, kHeadDim>;
     using KTile = SwizzledTile<kBlockN, kHeadDim>;
@@ -64,6 +74,18 @@ struct ForwardItems {
         int next, end;
         bool safe;
     };
+    // Where blocks may be left out.
+    struct WalkState {
+        TileWord tiles[kStages];  // in the stages of K
+        // The producer's own, for which it has no registers.
+        TileWord found;
+        uint32_t recent;  // see groups_that_do()
+        int entries_left[2];
+        Rounds rounds;
+        int slot, q_stage;
+        uint32_t q_phase;
+        bool more;
+    };
     static constexpr int kMostBytes = 227 * 1024;  // of a thread block
     static constexpr int kOwnBytes = 3 * 1024;     // for what is not a tile
     static constexpr int kQBytes = kGroups * QTile::kBytes, kOutBytes = kGroups * 4 * OutTile::kBytes,
@@ -87,6 +109,7 @@ struct ForwardItems {
         // From the warp that copies to those that multiply, in turn. With one stage for Q, an item is written when all have released Q of the third before
         // it: they may still have to write the rows of the fourth.
         Item items[kItems];
+        std::conditional_t<kBlocks, WalkState, Nothing> walk;
     };
     static constexpr int kTileBytes =
         kQStages * kQBytes + kStages * KTile::kBytes + kVStages * VTile::kBytes + (kSendsRows ? kOutBytes : 0);
@@ -178,6 +201,11 @@ struct ForwardItems {
         if constexpr (kGeneral) item.rules.init(params.rare, work.batch, work.head, item.q_rows.length, k_rows.length);
     }
 
+    // The key tiles of an item where blocks may be left out. A whole warp.
+    __device__ __forceinline__ BlockWalk<kBlockM, kBlockN> walk_of(const Item& item) const {
+        return {params.block_mask, item.work, item.keys, item.q_rows, common.walk.entries_left};
+    }
+
     // Before the roles part.
     __device__ __forceinline__ void prepare() {
         if (threadIdx.x == 0) {
@@ -189,6 +217,7 @@ struct ForwardItems {
             common.v.init(kGroups * 4);
             for (int group = 0; group < kGroups; ++group) common.q[group].init(4);
             MBarrier{shared_address(&common.all_done)}.init(kGroups * 4 + 1);
+            if constexpr (kBlocks) common.walk.recent = ~0u;
             common.redo_begin = INT_MAX;
             common.redo_end = common.lost_count = 0;
             fence_barrier_init();

@@ -1,16 +1,17 @@
 // The producer of the forward kernel for sm_90a: a warp finds out what there is to do, and one of its threads copies.
 #pragma once
 
+#include "cuda/ptx/opaque.cuh"
 #include "cuda/sm90/forward_rows.cuh"
 
 namespace libflash::cuda::sm90 {
 
-template <class Row, bool kGeneral>
-struct ForwardProducer : ForwardRows<Row, kGeneral> {
-    using Base = ForwardRows<Row, kGeneral>;
-    using Base::Base, Base::common, Base::first_rounds, Base::following, Base::k_smem, Base::kBlockN, Base::kGroupRows,
-        Base::kGroups, Base::kQStages, Base::kStages, Base::kVStages, Base::maps, Base::next_work, Base::fill, Base::q_tile,
-        Base::start_again, Base::v_smem;
+template <class Row, ForwardKind kKind>
+struct ForwardProducer : ForwardRows<Row, kKind> {
+    using Base = ForwardRows<Row, kKind>;
+    using Base::Base, Base::common, Base::first_rounds, Base::following, Base::k_smem, Base::kBlockN, Base::kBlocks,
+        Base::kGroupRows, Base::kGroups, Base::kQStages, Base::kSkips, Base::kStages, Base::kVStages, Base::maps, Base::next_work,
+        Base::fill, Base::q_tile, Base::start_again, Base::v_smem, Base::walk_of;
     using typename Base::Item, typename Base::KTile, typename Base::QTile, typename Base::Rounds, typename Base::VTile;
 
     // Where it stands.
@@ -35,14 +36,36 @@ struct ForwardProducer : ForwardRows<Row, kGeneral> {
         bool pending = false, found = true;  // an item is known, and not yet handed over
 #pragma unroll 1
         while (found) {
-            found = find_item(rounds, p.leader, pending ? following(p.slot) : p.slot);
+            found = find_item(rounds, p.leader, pending ? slot_after(p) : p.slot);
             if (p.leader && pending) {
                 common.items[p.slot].more = found;
-                if (found) prefetch_q(common.items[following(p.slot)]);
+                if (found) prefetch_q(common.items[slot_after(p)]);
             }
+            if constexpr (kSkips) put_away(p, rounds, found);
             if (pending || !found) hand_over(p, pending);
+            if constexpr (kSkips) fetch(rounds, found);
             pending = true;
         }
+    }
+
+    // Where registers are short: into shared memory what the loop over an item's tiles does not need, and back.
+    __device__ __forceinline__ void put_away(const Producer& p, const Rounds& rounds, bool found) const {
+        if (p.leader) {
+            common.walk.rounds = rounds;
+            common.walk.more = found;
+            common.walk.slot = p.slot, common.walk.q_stage = p.q.stage, common.walk.q_phase = p.q.phase;
+        }
+        __syncwarp();
+    }
+    __device__ __forceinline__ void fetch(Producer& p) const {
+        const volatile auto& from = common.walk;
+        p.slot = from.slot, p.q.stage = from.q_stage, p.q.phase = from.q_phase;
+    }
+    __device__ __forceinline__ void fetch(Rounds& rounds, bool& found) const {
+        const volatile auto& from = common.walk;
+        rounds = {from.rounds.next, from.rounds.end, from.rounds.safe};
+        found = from.more;
+        __syncwarp();  // before they are written again
     }
 
     // The next item that has keys. False: the rounds are over, and the item in the slot has none.
@@ -56,7 +79,7 @@ struct ForwardProducer : ForwardRows<Row, kGeneral> {
                 fill(item, round, work, rounds.safe);
                 has_keys = item.keys.begin != item.keys.end;
             }
-            if (__any_sync(0xffffffffu, has_keys)) return true;
+            if (__any_sync(0xffffffffu, has_keys)) return true;  // and all see the item
         }
         if (leader) {
             item.keys.begin = item.keys.end = 0;
@@ -67,15 +90,72 @@ struct ForwardProducer : ForwardRows<Row, kGeneral> {
 
     // Tells the others of an item, and copies what it needs, if it has keys.
     __device__ __forceinline__ void hand_over(Producer& p, bool has_keys) const {
+        if constexpr (kBlocks) {
+            if (has_keys) return hand_over_blocks(p);
+        }
         if (p.leader) {
             const Item& item = common.items[p.slot];
             if (has_keys) load_k(p, item, item.keys.end - 1);
             for (int group = 0; group < kGroups; ++group) load_q(p, item, group, has_keys);
             if (has_keys) load_keys(p, item);
         }
+        done_with(p);
+    }
+    __device__ __forceinline__ void done_with(Producer& p) const {
         __syncwarp();
         p.q.advance();
-        p.slot = following(p.slot);
+        p.slot = slot_after(p);
+    }
+    // Made anew each time where registers are short.
+    __device__ __forceinline__ int slot_after(const Producer& p) const { return following(kSkips ? opaque(p.slot) : p.slot); }
+
+    // The same where blocks may be left out; the whole warp looks for the next tile. An item of which all are left out has one that no row sees.
+    __device__ __forceinline__ void hand_over_blocks(Producer& p) const {
+        const Item& item = common.items[p.slot];
+        auto walk = walk_of(item);
+        if (p.leader) common.walk.found = TileWord::of(item.keys.begin, false, 0, 0);
+        bool first = true;
+        int tile;
+#pragma unroll 1
+        do {
+            tile = walk.next();
+            // A tile is asked for when it is known whether another one follows.
+            if (p.leader && (tile < 0 || common.walk.found.seen() != 0)) {
+                load_tile(p, item, tile < 0, first);
+                first = false;
+            }
+            if (p.leader) common.walk.found = TileWord::of(tile, false, 0, walk.seen);
+        } while (tile >= 0);
+        if (p.leader) load_v(p, item, loaded_tile(p, 1));
+        if constexpr (kSkips) fetch(p);
+        done_with(p);
+    }
+    __device__ __forceinline__ void load_tile(Producer& p, const Item& item, bool last, bool first) const {
+        const TileWord found = common.walk.found;
+        p.k.wait_empty();
+        common.walk.tiles[p.k.stage] = TileWord::of(found.tile(), last, groups_that_do(last, found.seen()), found.seen());
+        load_k(p, item, found.tile());
+        if (!first) return load_v(p, item, loaded_tile(p, 2));
+        if constexpr (kSkips) fetch(p);
+        for (int group = 0; group < kGroups; ++group) load_q(p, item, group, true);
+    }
+
+    // The tile whose K was asked for last, or (2) the one before.
+    __device__ __forceinline__ int loaded_tile(const Producer& p, int back) const {
+        return common.walk.tiles[(p.k.stage + kStages - back) % kStages].tile();
+    }
+
+    // Every group does the last tile, and one after kStages - 1 others that it has left out, whether its rows see it or not: V of the tile before is given
+    // back only after scores of the next have begun. `recent` has a digit for each of so many tiles: the groups that did it, a bit each.
+    __device__ __forceinline__ uint32_t groups_that_do(bool last, uint32_t seen) const {
+        constexpr uint32_t kAll = (1u << kGroups) - 1;
+        if (!kSkips) return kAll;
+        uint32_t did = 0;
+#pragma unroll
+        for (int i = 0; i < kStages - 1; ++i) did |= common.walk.recent >> i * kGroups;
+        const uint32_t some = last ? kAll : (seen | ~did) & kAll;
+        common.walk.recent = common.walk.recent << kGroups | some;
+        return some;
     }
 
     __device__ __forceinline__ void load_q(const Producer& p, const Item& item, int group, bool has_keys) const {

@@ -8,10 +8,11 @@
 
 namespace libflash::cuda::sm90 {
 
-template <class Row, bool kGeneral>
-struct ForwardRows : ForwardItems<Row, kGeneral> {
-    using Base = ForwardItems<Row, kGeneral>;
-    using Base::Base, Base::params, Base::next_work, Base::fill, Base::first_rounds, Base::kBlockM, Base::kHeadDimV;
+template <class Row, ForwardKind kKind>
+struct ForwardRows : ForwardItems<Row, kKind> {
+    using Base = ForwardItems<Row, kKind>;
+    using Base::Base, Base::params, Base::next_work, Base::fill, Base::first_rounds, Base::kBlockM, Base::kGeneral,
+        Base::kHeadDimV;
     using typename Base::Item, typename Base::Rounds, typename Base::T;
 
     // Writes the lse of a row, with the sink if there is one. What its sums of p v are to be multiplied by; 0: the row sees no key, or takes no part.

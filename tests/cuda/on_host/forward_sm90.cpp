@@ -17,11 +17,14 @@ struct Row {
     static constexpr KernelConfig config{"forward",    "forward", "sm90", RowType::DTYPE, HEAD_DIM, HEAD_DIM,
                                          FORWARD_TILE, STAGES,    ""};
 };
-using T = sm90::Forward<Row, false>::T;
+using T = sm90::Forward<Row, sm90::ForwardKind::plain>::T;
 constexpr bool kWide = Row::config.dtype == RowType::bf16_;  // its exponents are those of floats
 constexpr double kRounding = Row::config.dtype == RowType::f16_ ? 0x1p-11 : 0x1p-8;
 
 enum class Lengths { dense, used, packed };
+// Blocks of 128 x 128: all; some by a mask or by lists, different ones for each head, a row of blocks that has none, and one that has the first alone;
+// none at all.
+enum class Blocks { all, mask, lists, none };
 
 struct Case {
     int batch, heads_q, heads_k, queries, keys, head_dim;
@@ -31,6 +34,8 @@ struct Case {
     bool sink;
     Lengths lengths = Lengths::dense;  // else sequences differ, and what lies past them, or is another's, is NaN
     bool rare = false;                 // softcap, bias and dropout
+    Blocks blocks = Blocks::all;
+    int percent = 50;  // of blocks that take part
 };
 
 std::mt19937 generator(3);
@@ -76,6 +81,9 @@ struct Problem {
     std::vector<T> q, k, v, out;
     std::vector<float> sink, lse, bias;
     ForwardParams params{};
+    int block_rows, block_cols;
+    std::vector<uint8_t> blocks;  // (head, row, column)
+    std::vector<int32_t> counts, indices;
 
     explicit Problem(const Case& given)
         : c(given), scale(1 / std::sqrt(double(c.head_dim))), queries(c, c.queries, 5), keys(c, c.keys, 41) {
@@ -84,12 +92,35 @@ struct Problem {
         sink = random<float>(c.heads_q, 1), lse.assign(size_t(c.heads_q) * queries.rows, NAN), out.assign(q.size(), T(NAN));
         bias = random<float>(size_t(c.heads_q) * c.queries * c.keys, 1);
         if (c.size <= 0) one_large_score();
+        choose_blocks();
         queries.for_hidden_rows(c, [&](int row) { spoil(q, row, c.heads_q); });
         keys.for_hidden_rows(c, [&](int row) { spoil(k, row, c.heads_k), spoil(v, row, c.heads_k); });
         fill_in();
     }
     void spoil(std::vector<T>& x, int row, int heads) const {
         std::fill_n(x.begin() + int64_t{row} * heads * c.head_dim, heads * c.head_dim, T(NAN));
+    }
+    void choose_blocks() {
+        block_rows = (c.queries + 127) / 128, block_cols = (c.keys + 127) / 128;
+        blocks.assign(size_t(c.heads_q) * block_rows * block_cols, 0), indices.assign(blocks.size(), -1);
+        for (int row = 0; row < c.heads_q * block_rows; ++row) {
+            counts.push_back(0);
+            for (int col = 0; col < block_cols; ++col) {
+                const bool there = row % 5 == 2 ? false : row % 5 == 3 ? col == 0 : int(generator() % 100) < c.percent;
+                if (!there || c.blocks == Blocks::none) continue;
+                blocks[row * block_cols + col] = 1;
+                indices[row * block_cols + counts[row]++] = col;
+            }
+        }
+        const int64_t per_head = int64_t{block_rows} * block_cols;
+        if (c.blocks == Blocks::lists) {
+            params.block_mask = {nullptr, {}, counts.data(), indices.data(), {0, block_rows, 1}, {0, per_head, block_cols, 1}};
+        } else if (c.blocks != Blocks::all) {
+            params.block_mask = {blocks.data(), {0, per_head, block_cols, 1}};
+        }
+    }
+    bool left_out(int h, int i, int j) const {
+        return c.blocks != Blocks::all && !blocks[(size_t(h) * block_rows + i / 128) * block_cols + j / 128];
     }
     void one_large_score() {
         for (T& x : q) x = T(0.0f);
@@ -157,7 +188,7 @@ struct Problem {
         const bool exists = i < queries.length[b];
         for (int j = 0; exists && j < length_k; ++j) {
             const int64_t ahead = int64_t{j} - i - shift;
-            if (ahead > c.right || -ahead > c.left) continue;
+            if (ahead > c.right || -ahead > c.left || left_out(h, i, j)) continue;
             s[j] = score(b, h, i, j);
             largest = std::max(largest, s[j]);
         }
@@ -192,9 +223,11 @@ bool check(const Case& c) {
             for (int i = 0; i < p.queries.owned[b]; ++i) p.check_row(b, h, i, error, size, worst_lse);
     const double relative = size > 0 ? std::sqrt(error / size) : std::sqrt(error);
     const bool good = relative <= kRounding && worst_lse < 1e-4;
-    std::printf("%s %d x %d heads %d/%d keys %d dim %d window %d %d size %g lengths %d rare %d: relative error %.2e, lse %.1e\n",
-                good ? "ok" : "WRONG", c.batch, c.queries, c.heads_q, c.heads_k, c.keys, c.head_dim, c.left, c.right, c.size,
-                static_cast<int>(c.lengths), c.rare, relative, worst_lse);
+    std::printf(
+        "%s %d x %d heads %d/%d keys %d dim %d window %d %d size %g lengths %d rare %d blocks %d: relative error %.2e, lse "
+        "%.1e\n",
+        good ? "ok" : "WRONG", c.batch, c.queries, c.heads_q, c.heads_k, c.keys, c.head_dim, c.left, c.right, c.size,
+        static_cast<int>(c.lengths), c.rare, static_cast<int>(c.blocks), relative, worst_lse);
     return good;
 }
 
@@ -220,6 +253,14 @@ int main(int, char** argv) {
         {4, 2, 2, 250, 333, kDim, kAll, 0, 12, false, Lengths::packed},
         {1, 2, 1, 150, 200, kDim - 8, 120, 0, 1, true, Lengths::dense, true},
         {3, 2, 1, 100, 150, kDim, kAll, kAll, 3, false, Lengths::packed, true},
+        {1, 2, 1, 700, 1100, kDim, kAll, kAll, 1, true, Lengths::dense, false, Blocks::mask},
+        {1, 2, 2, 900, 900, kDim, kAll, 0, 1, false, Lengths::dense, false, Blocks::lists},
+        {1, 1, 1, 260, 9000, kDim, kAll, kAll, 1, false, Lengths::dense, false, Blocks::lists, 10},
+        {1, 1, 1, 260, 9000, kDim, 8500, kAll, 1, true, Lengths::dense, false, Blocks::mask, 10},
+        {3, 2, 1, 700, 600, kDim, 300, 0, 1, true, Lengths::packed, false, Blocks::mask, 70},
+        {2, 2, 1, 500, 700, kDim, kAll, kAll, 12, false, Lengths::used, false, Blocks::lists},
+        {2, 1, 1, 300, 300, kDim, kAll, 0, 1, true, Lengths::dense, false, Blocks::none},
+        {1, 2, 1, 400, 500, kDim, kAll, 50, 1, true, Lengths::dense, true, Blocks::lists},
     };
     bool good = true;
     for (const Case& c : cases) good &= check(c);
