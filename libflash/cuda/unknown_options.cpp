@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "cuda/attention/fill_params.h"
+#include "cuda/attention/fill_schedule.h"
 #include "cuda/kernels.h"
 #include "problem/check.h"
 
@@ -45,6 +46,13 @@ const char* steps_beyond_sm90(const AttentionProblem& p) {
     return rows_of_batch(p.v, p.batch) == count ? nullptr : "v";
 }
 
+// Tiles of the queries that are numbered, sequences without any among them: each takes a number in the workspace.
+int64_t numbered_tiles(const AttentionProblem& p, const KernelConfig& config) {
+    const ScheduleParams schedule = schedule_params(p.q_rows, p.batch, p.heads_q, config.tile_q, 1, false);
+    return int64_t{schedule.heads} * schedule.tiles;
+}
+constexpr int64_t kMostTiles = 1 << 24;
+
 const char* tensor_beyond_sm90(const AttentionProblem& p) {
     if (!copy_engine_reads(p.q)) return "q";
     if (p.k_rows.capacity == 0) return nullptr;  // then neither is read
@@ -69,6 +77,10 @@ bool knows_options(const KernelConfig& config, const AttentionProblem& problem, 
             *why = text_of(
                 tensor,
                 ": with seqused_k its batch stride must be a multiple of its row stride for it, the same one for k and v");
+        return false;
+    }
+    if (const int64_t tiles = numbered_tiles(problem, config); problem.q_rows.packed() && tiles > kMostTiles) {
+        if (why) *why = text_of("cu_seqlens_q: tiles of all heads must be at most ", kMostTiles, " for it (", tiles, ")");
         return false;
     }
     if (!in_vectors(rows_params(problem.out), problem.head_dim_v, 2)) {

@@ -81,6 +81,10 @@ int launch_forward_instance(const ForwardParams& params, void* stream) {
     const int64_t units = int64_t{params.schedule.heads} * params.schedule.tiles;
     if (units < blocks) blocks = static_cast<int>(units);
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
+    if (params.work_order) {
+        const auto order = sm90::order_kernel<Row>;
+        order<<<1, sm90::kOrderThreads, 0, cuda_stream>>>(params);
+    }
     kernel<<<static_cast<unsigned>(blocks), Body::kThreads, Body::kSharedBytes, cuda_stream>>>(params, maps);
     return cudaGetLastError();
 }
@@ -90,8 +94,7 @@ template <class Row>
 int launch_forward(const ForwardParams& params, void* stream) {
     using sm90::ForwardKind;
     if (params.general) return launch_forward_instance<Row, ForwardKind::general>(params, stream);
-    if (params.block_mask.mask || params.block_mask.counts)
-        return launch_forward_instance<Row, ForwardKind::blocks>(params, stream);
+    if (params.work_order) return launch_forward_instance<Row, ForwardKind::unequal>(params, stream);
     return launch_forward_instance<Row, ForwardKind::plain>(params, stream);
 }
 

@@ -15,11 +15,11 @@ namespace libflash::cuda::sm90 {
 template <class Row, ForwardKind kKind>
 struct Forward : ForwardProducer<Row, kKind> {
     using Base = ForwardProducer<Row, kKind>;
-    using Base::Base, Base::common, Base::finish_row, Base::following, Base::k_smem, Base::kBlockN, Base::kBlocks, Base::kGeneral,
-        Base::kConsumerRegisters, Base::kGroupRows, Base::kGroups, Base::kHeadDim, Base::kHeadDimV, Base::kProducerRegisters,
-        Base::kQStages, Base::kSendsRows, Base::kSkips, Base::kStages, Base::kVStages, Base::lose, Base::maps, Base::out_smem,
-        Base::params, Base::preceding, Base::prepare, Base::produce, Base::q_tile, Base::row_of_out, Base::start_again,
-        Base::v_smem, Base::write_eight, Base::write_empty_items;
+    using Base::Base, Base::common, Base::finish_row, Base::following, Base::k_smem, Base::kBlockN, Base::kUnequal,
+        Base::kGeneral, Base::kConsumerRegisters, Base::kGroupRows, Base::kGroups, Base::kHeadDim, Base::kHeadDimV,
+        Base::kProducerRegisters, Base::kQStages, Base::kSendsRows, Base::kSkips, Base::kStages, Base::kVStages, Base::lose,
+        Base::maps, Base::out_smem, Base::params, Base::preceding, Base::prepare, Base::produce, Base::q_tile, Base::row_of_out,
+        Base::start_again, Base::v_smem, Base::write_eight, Base::write_empty_items;
     using typename Base::Item, typename Base::KTile, typename Base::OutTile, typename Base::QTile, typename Base::Rounds,
         typename Base::T, typename Base::VTile;
     using Softmax = RowSoftmax<kBlockN>;
@@ -102,12 +102,12 @@ struct Forward : ForwardProducer<Row, kKind> {
     // kBetween: the scores may be those of the next item (`enters`), and the product the first of an item.
     template <bool kBetween>
     __device__ __forceinline__ void step(Consumer& c, bool enters) const {
-        if constexpr (!kBlocks) --c.tile;
+        if constexpr (!kUnequal) --c.tile;
         if (kBetween && enters) {
             c.slot = following(c.slot);
             c.q.wait_full();
             begin_item(c);
-        } else if constexpr (kBlocks) {
+        } else if constexpr (kUnequal) {
             next_tile(c);
         }
         wgmma_settle(c.s);
@@ -226,7 +226,7 @@ struct Forward : ForwardProducer<Row, kKind> {
 
     // The first tile of the item; K of tiles that are left out before it is given back.
     __device__ __forceinline__ void begin_item(Consumer& c) const {
-        if constexpr (kBlocks) {
+        if constexpr (kUnequal) {
             c.k.wait_full();
             c.last = false;
             if constexpr (kSkips) pass_over(c);
@@ -240,7 +240,7 @@ struct Forward : ForwardProducer<Row, kKind> {
     }
     // The same for V.
     __device__ __forceinline__ void skip_values(Consumer& c) const {
-        if (kBlocks) return;
+        if (kUnequal) return;
         for (int skipped = common.items[c.slot].keys.end - 1; skipped > c.tile; --skipped) skip(c, c.v);
     }
 
@@ -337,7 +337,7 @@ struct Forward : ForwardProducer<Row, kKind> {
     __device__ __forceinline__ void release_scores(Consumer& c) const {
         release(c, c.k.empty());
         c.k.advance();
-        c.last = kBlocks ? c.word.last() : c.tile == common.items[c.slot].keys.begin;
+        c.last = kUnequal ? c.word.last() : c.tile == common.items[c.slot].keys.begin;
         if (!c.last) return;
         release(c, c.q.empty());
         c.q.advance();
@@ -352,7 +352,7 @@ struct Forward : ForwardProducer<Row, kKind> {
             for (int i = 0; i < kScores; ++i) c.s[i] *= params.scale_log2;
         }
         bool edge = item.keys.template is_edge<kGroupRows>(tile, c.group * kGroupRows);
-        if (kBlocks) edge |= !c.word.seen_by(c.group);
+        if (kUnequal) edge |= !c.word.seen_by(c.group);
         if (edge) mask_scores(c, item, tile);
         return edge;
     }
@@ -392,7 +392,7 @@ struct Forward : ForwardProducer<Row, kKind> {
             const int row = row_of(c, item, r);
             const int begin = row + item.keys.shift - item.keys.left - first_col;
             int end = min(item.keys.length_k, row + item.keys.shift + item.keys.right + 1) - first_col;
-            if (kBlocks && !c.word.seen_by(c.group)) end = 0;
+            if (kUnequal && !c.word.seen_by(c.group)) end = 0;
 #pragma unroll
             for (int i = 2 * r; i < kScores; i += 4)
 #pragma unroll

@@ -10,6 +10,7 @@
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/sm90/block_walk.cuh"
 #include "cuda/sm90/ring.cuh"
+#include "cuda/sm90/work_order.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
 #include "cuda/tile/tensor_map.cuh"
 
@@ -27,25 +28,27 @@ struct ForwardMaps {
     int32_t key_rows_of_batch;  // ragged and not packed: rows of K and V from one batch entry to the next
 };
 
-// What an instance of the kernel knows: nothing rare; masks of blocks; these, softcap, ALiBi, bias, mask, dropout, and scales that are not positive.
-enum class ForwardKind { plain, blocks, general };
+// What an instance of the kernel knows. plain: nothing rare. unequal: items that take nobody knows how long, because lengths are on the device or blocks are
+// left out; they are given out as thread blocks come free (work_order.cuh). general: both, softcap, ALiBi, bias, mask, dropout, and scales that are not
+// positive.
+enum class ForwardKind { plain, unequal, general };
 
 template <class Row, ForwardKind kKind>
 struct ForwardItems {
     static constexpr KernelConfig config = Row::config;
     using T = std::conditional_t<config.dtype == RowType::f16_, __half, __nv_bfloat16>;
     static constexpr int kHeadDim = config.head_dim, kHeadDimV = config.head_dim_v;
-    static constexpr bool kGeneral = kKind == ForwardKind::general, kBlocks = kKind != ForwardKind::plain;
+    static constexpr bool kGeneral = kKind == ForwardKind::general, kUnequal = kKind != ForwardKind::plain;
     // The rare options need registers of their own. A tile of keys must not lie in two blocks.
-    static constexpr int kGeneralKeys = kHeadDim <= 128 ? 64 : 32, kBlockKeys = config.tile_k >= 128 ? 128 : 64;
-    static constexpr int kBlockM = config.tile_q, kBlockN = kGeneral ? kGeneralKeys : (kBlocks ? kBlockKeys : config.tile_k),
+    static constexpr int kGeneralKeys = kHeadDim <= 128 ? 64 : 32, kUnequalKeys = config.tile_k >= 128 ? 128 : 64;
+    static constexpr int kBlockM = config.tile_q, kBlockN = kGeneral ? kGeneralKeys : (kUnequal ? kUnequalKeys : config.tile_k),
                          kStages = config.stages;
     static constexpr int kGroupRows = 64, kGroups = kBlockM / kGroupRows;
     static constexpr bool kSkips =
-        kBlocks && kBlockM > 128;  // groups lie in different blocks, and leave out tiles that others do
+        kUnequal && kBlockM > 128;  // groups lie in different blocks, and leave out tiles that others do
     static constexpr int kThreads = (kGroups + 1) * 128;
     // Looking for tiles takes registers too, where the products can spare them.
-    static constexpr bool kSpares = kGeneral ? kHeadDim < 256 : kBlocks && kGroups == 2;
+    static constexpr bool kSpares = kGeneral ? kHeadDim < 256 : kUnequal && kGroups == 2;
     static constexpr int kProducerRegisters = kSpares ? 56 : (kGroups == 3 ? 32 : 40),
                          kConsumerRegisters = (kGroups == 3 ? 160 : 232) - (kSpares ? 8 : 0);
 
@@ -77,6 +80,7 @@ struct ForwardItems {
     // Where blocks may be left out.
     struct WalkState {
         TileWord tiles[kStages];  // in the stages of K
+        int newest;               // of the units that were taken, see WorkOrder
         // The producer's own, for which it has no registers.
         TileWord found;
         uint32_t recent;  // see groups_that_do()
@@ -109,7 +113,7 @@ struct ForwardItems {
         // From the warp that copies to those that multiply, in turn. With one stage for Q, an item is written when all have released Q of the third before
         // it: they may still have to write the rows of the fourth.
         Item items[kItems];
-        std::conditional_t<kBlocks, WalkState, Nothing> walk;
+        std::conditional_t<kUnequal, WalkState, Nothing> walk;
     };
     static constexpr int kTileBytes =
         kQStages * kQBytes + kStages * KTile::kBytes + kVStages * VTile::kBytes + (kSendsRows ? kOutBytes : 0);
@@ -129,8 +133,8 @@ struct ForwardItems {
         out_smem = v_smem + kVStages * VTile::kBytes;
     }
 
-    // The tile of query rows that this thread block has in a round; batch < 0: none.
-    __device__ __forceinline__ WorkTile work_of(int round) const {
+    // The tile of query rows that this thread block has in a round, where all is known before the launch; batch < 0: none.
+    __device__ __forceinline__ WorkTile settled_work(int round) const {
         const ScheduleParams& schedule = params.schedule;
         // One further in each round: else a thread block could have the same tile of every head, and that be a longer or shorter one than others.
         const int turn = schedule.paired ? round / 2 : round, blocks = gridDim.x;
@@ -142,6 +146,9 @@ struct ForwardItems {
         if (round % 2 == 1 && early == late) return {-1, 0, 0};
         work.tile = round % 2 == 1 ? early : late;
         return work;
+    }
+    __device__ __forceinline__ WorkTile unit_of_order(int unit) const {
+        return WorkOrder(params).template tile_of<kBlockM>(unit, params.q_lengths, params.schedule.reversed);
     }
 
     __device__ __forceinline__ Rounds first_rounds() const {
@@ -159,14 +166,45 @@ struct ForwardItems {
         return rounds.next < rounds.end;
     }
     // A whole warp; all have the same. False: the rounds are over.
-    __device__ __forceinline__ bool next_work(Rounds& rounds, int& round, WorkTile& work) const {
+    __device__ __forceinline__ bool next_settled_work(Rounds& rounds, int& round, WorkTile& work) const {
         while (rounds.next < rounds.end) {
             round = rounds.next++;
             if (rounds.safe && lost_warps(round) == 0) continue;
-            work = work_of(round);
+            work = settled_work(round);
             if (work.batch >= 0) return true;
         }
         return false;
+    }
+    // The same where work is given out; a unit stands for the round. A thread block's first two are known, so that it can begin at once. What is done
+    // again is looked for among the units that it took, from the last to the first.
+    __device__ __forceinline__ bool next_given_work(Rounds& rounds, int& unit, WorkTile& work) const {
+        const WorkOrder order(params);
+        const bool leader = threadIdx.x % 32 == 0;
+        if (rounds.safe) {
+            do {
+                unit = *const_cast<volatile int*>(&common.walk.newest);
+                if (unit < 0) return false;
+                __syncwarp();
+                if (leader) common.walk.newest = order.before()[unit];
+                __syncwarp();
+            } while (lost_warps(unit) == 0);
+        } else {
+            const int blocks = gridDim.x, block = blockIdx.x, taken = rounds.next++;
+            unit = taken == 0 ? block : 2 * blocks - 1 - block;
+            if (leader && taken > 1) unit = 2 * blocks + atomicAdd(order.counter(), 1);
+            unit = __shfl_sync(0xffffffffu, unit, 0);
+            if (unit >= order.units()) return false;
+            if (leader) order.before()[unit] = common.walk.newest, common.walk.newest = unit;
+        }
+        work = unit_of_order(unit);
+        return true;
+    }
+
+    __device__ __forceinline__ bool next_work(Rounds& rounds, int& round, WorkTile& work) const {
+        if constexpr (kUnequal) {
+            if (params.work_order) return next_given_work(rounds, round, work);
+        }
+        return next_settled_work(rounds, round, work);
     }
 
     // One thread of a warp whose rows have to be done again.
@@ -217,7 +255,7 @@ struct ForwardItems {
             common.v.init(kGroups * 4);
             for (int group = 0; group < kGroups; ++group) common.q[group].init(4);
             MBarrier{shared_address(&common.all_done)}.init(kGroups * 4 + 1);
-            if constexpr (kBlocks) common.walk.recent = ~0u;
+            if constexpr (kUnequal) common.walk.recent = ~0u, common.walk.newest = -1;
             common.redo_begin = INT_MAX;
             common.redo_end = common.lost_count = 0;
             fence_barrier_init();

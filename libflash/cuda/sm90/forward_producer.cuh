@@ -9,7 +9,7 @@ namespace libflash::cuda::sm90 {
 template <class Row, ForwardKind kKind>
 struct ForwardProducer : ForwardRows<Row, kKind> {
     using Base = ForwardRows<Row, kKind>;
-    using Base::Base, Base::common, Base::first_rounds, Base::following, Base::k_smem, Base::kBlockN, Base::kBlocks,
+    using Base::Base, Base::common, Base::first_rounds, Base::following, Base::k_smem, Base::kBlockN, Base::kUnequal,
         Base::kGroupRows, Base::kGroups, Base::kQStages, Base::kSkips, Base::kStages, Base::kVStages, Base::maps, Base::next_work,
         Base::fill, Base::q_tile, Base::start_again, Base::v_smem, Base::walk_of;
     using typename Base::Item, typename Base::KTile, typename Base::QTile, typename Base::Rounds, typename Base::VTile;
@@ -90,7 +90,7 @@ struct ForwardProducer : ForwardRows<Row, kKind> {
 
     // Tells the others of an item, and copies what it needs, if it has keys.
     __device__ __forceinline__ void hand_over(Producer& p, bool has_keys) const {
-        if constexpr (kBlocks) {
+        if constexpr (kUnequal) {
             if (has_keys) return hand_over_blocks(p);
         }
         if (p.leader) {
