@@ -18,14 +18,23 @@ bool is_given_out(const AttentionProblem& problem, const KernelConfig& config) {
            (lengths_on_device(problem.q_rows) || lengths_on_device(problem.k_rows) || problem.block_mask.present);
 }
 
+// Rows of q, k and v can be read 16 bytes at a time, and head dims are whole multiples of that.
+bool loads_in_vectors(const AttentionProblem& problem) {
+    const int64_t element = element_bytes(problem.dtype);
+    const auto fits = [&](const TensorView& tensor, int64_t dim) { return in_vectors(rows_params(tensor), dim, element); };
+    return fits(problem.q, problem.head_dim) && fits(problem.k, problem.head_dim) && fits(problem.v, problem.head_dim_v);
+}
+bool is_general(const AttentionProblem& problem) { return has_rare_options(problem) || !loads_in_vectors(problem); }
+
 ScheduleParams schedule(const AttentionProblem& problem, const KernelConfig& config) {
     // Later rows see more keys under a causal rule: the longest first, or, where a thread block's work is settled beforehand, long with short.
-    const bool causal = problem.mask_rule.right < MaskRule::kUnbounded;
-    const bool paired = causal && on_sm90(config) && !is_given_out(problem, config);
+    const bool causal = problem.mask_rule.right < MaskRule::kUnbounded, given_out = is_given_out(problem, config);
+    const bool paired = causal && on_sm90(config) && !given_out;
+    const int tile = given_out && !is_general(problem) ? unequal_tile_q(config) : config.tile_q;
     // As if a head filled the cache: then one head comes after the other, and those at work share its keys and values at once.
     const double head_bytes = on_sm90(config) ? kL2Bytes : key_bytes(problem);
-    ScheduleParams params = schedule_params(problem.q_rows, problem.batch, problem.heads_q, config.tile_q * (paired ? 2 : 1),
-                                            head_bytes, causal && !paired);
+    ScheduleParams params =
+        schedule_params(problem.q_rows, problem.batch, problem.heads_q, tile * (paired ? 2 : 1), head_bytes, causal && !paired);
     params.paired = paired;
     return params;
 }
@@ -35,11 +44,9 @@ ForwardParams make_params(const AttentionProblem& problem, const KernelConfig& c
     fill_in_problem(params, problem);
     params.block_mask = block_mask_params(problem.block_mask, true);
     params.schedule = schedule(problem, config);
-    const int64_t dim = problem.head_dim, dim_v = problem.head_dim_v, element = element_bytes(problem.dtype);
-    params.vector_loads =
-        in_vectors(params.q, dim, element) && in_vectors(params.k, dim, element) && in_vectors(params.v, dim_v, element);
-    params.vector_out = in_vectors(params.out, dim_v, element);
-    params.general = has_rare_options(problem) || !params.vector_loads;
+    params.vector_loads = loads_in_vectors(problem);
+    params.vector_out = in_vectors(params.out, problem.head_dim_v, element_bytes(problem.dtype));
+    params.general = is_general(problem);
     return params;
 }
 

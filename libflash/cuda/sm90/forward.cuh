@@ -82,7 +82,7 @@ int launch_forward_instance(const ForwardParams& params, void* stream) {
     if (units < blocks) blocks = static_cast<int>(units);
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
     if (params.work_order) {
-        const auto order = sm90::order_kernel<Row>;
+        const auto order = sm90::order_kernel<Row, Body::kBlockM>;
         order<<<1, sm90::kOrderThreads, 0, cuda_stream>>>(params);
     }
     kernel<<<static_cast<unsigned>(blocks), Body::kThreads, Body::kSharedBytes, cuda_stream>>>(params, maps);

@@ -17,9 +17,9 @@ struct Forward : ForwardProducer<Row, kKind> {
     using Base = ForwardProducer<Row, kKind>;
     using Base::Base, Base::common, Base::finish_row, Base::following, Base::k_smem, Base::kBlockN, Base::kUnequal,
         Base::kGeneral, Base::kConsumerRegisters, Base::kGroupRows, Base::kGroups, Base::kHeadDim, Base::kHeadDimV,
-        Base::kProducerRegisters, Base::kQStages, Base::kSendsRows, Base::kSkips, Base::kStages, Base::kVStages, Base::lose,
-        Base::maps, Base::out_smem, Base::params, Base::preceding, Base::prepare, Base::produce, Base::q_tile, Base::row_of_out,
-        Base::start_again, Base::v_smem, Base::write_eight, Base::write_empty_items;
+        Base::kProducerRegisters, Base::kQStages, Base::kSendsRows, Base::kSkips, Base::kStages, Base::kVStages, Base::look_ahead,
+        Base::lose, Base::maps, Base::out_smem, Base::params, Base::preceding, Base::prepare, Base::produce, Base::q_tile,
+        Base::row_of_out, Base::start_again, Base::v_smem, Base::write_eight, Base::write_empty_items;
     using typename Base::Item, typename Base::KTile, typename Base::OutTile, typename Base::QTile, typename Base::Rounds,
         typename Base::T, typename Base::VTile;
     using Softmax = RowSoftmax<kBlockN>;
@@ -34,7 +34,7 @@ struct Forward : ForwardProducer<Row, kKind> {
         int slot;                     // of the item whose scores come next
         int tile;                     // of its keys, that scores have been begun of last
         bool last;                    // of them
-        TileWord word;                // of the tile, where blocks may be left out
+        TileWord word;                // instead of it, where blocks may be left out
         int skipped;                  // tiles before it that this group does not do, V of which has not been given back
         float s[kScores];             // scores, then probabilities
         float o[kSums];               // sums of p v
@@ -83,7 +83,7 @@ struct Forward : ForwardProducer<Row, kKind> {
         take_scores(c, factor);
         if constexpr (kSkips) give_back_values(c);
         skip_values(c);
-        if (!c.last) c.k.wait_full();
+        if (!c.last) wait_for_next(c);
         round_probabilities(c);
         if constexpr (kSkips) pass_over(c);
         while (true) {
@@ -107,8 +107,6 @@ struct Forward : ForwardProducer<Row, kKind> {
             c.slot = following(c.slot);
             c.q.wait_full();
             begin_item(c);
-        } else if constexpr (kUnequal) {
-            next_tile(c);
         }
         wgmma_settle(c.s);
         start_scores(c);
@@ -119,7 +117,7 @@ struct Forward : ForwardProducer<Row, kKind> {
         release_scores(c);
         float factor[2];
         const bool moved = take_scores(c, factor);
-        if (!c.last) c.k.wait_full();  // here, because nothing goes on between the end of this product and the next
+        if (!c.last) wait_for_next(c);  // here, because nothing goes on between the end of this product and the next
         wgmma_wait<0>();
         release_values(c);
         if constexpr (kSkips) give_back_values(c);
@@ -227,10 +225,10 @@ struct Forward : ForwardProducer<Row, kKind> {
     // The first tile of the item; K of tiles that are left out before it is given back.
     __device__ __forceinline__ void begin_item(Consumer& c) const {
         if constexpr (kUnequal) {
-            c.k.wait_full();
+            wait_for_next(c);
             c.last = false;
             if constexpr (kSkips) pass_over(c);
-            return next_tile(c);
+            return;
         }
         const Item& item = common.items[c.slot];
         const int end = end_of_keys(c, item);
@@ -240,22 +238,26 @@ struct Forward : ForwardProducer<Row, kKind> {
     }
     // The same for V.
     __device__ __forceinline__ void skip_values(Consumer& c) const {
-        if (kUnequal) return;
-        for (int skipped = common.items[c.slot].keys.end - 1; skipped > c.tile; --skipped) skip(c, c.v);
+        if constexpr (!kUnequal)
+            for (int skipped = common.items[c.slot].keys.end - 1; skipped > c.tile; --skipped) skip(c, c.v);
     }
 
-    // Where blocks may be left out: the next tile, K of which is there.
-    __device__ __forceinline__ void next_tile(Consumer& c) const {
-        c.word = common.walk.tiles[c.k.stage];
-        c.tile = c.word.tile();
+    // K of the next tile is there; which one it is stands beside it.
+    __device__ __forceinline__ void wait_for_next(Consumer& c) const {
+        c.k.wait_full();
+        if constexpr (kUnequal) c.word = common.walk.tiles[c.k.stage];
+    }
+    __device__ __forceinline__ int tile_of(const Consumer& c) const {
+        if constexpr (kUnequal) return c.word.tile();
+        return c.tile;
     }
     // K of tiles that this group does not do is given back; V later, when that of the tile before has been.
     __device__ __forceinline__ void pass_over(Consumer& c) const {
         c.skipped = 0;
-        while (!c.last && !common.walk.tiles[c.k.stage].done_by(c.group)) {
+        while (!c.last && !c.word.done_by(c.group)) {
             ++c.skipped;
             skip(c, c.k);
-            c.k.wait_full();
+            wait_for_next(c);
         }
     }
     __device__ __forceinline__ void give_back_values(Consumer& c) const {
@@ -303,7 +305,7 @@ struct Forward : ForwardProducer<Row, kKind> {
     // From scores, which are there, to probabilities. True: the sums of the item are to be multiplied by `factor`.
     __device__ __forceinline__ bool take_scores(Consumer& c, float (&factor)[2]) const {
         const Item& item = common.items[c.slot];
-        const bool edge = prepare_scores(c, item, c.tile);
+        const bool edge = prepare_scores(c, item, tile_of(c));
         const bool moved = c.softmax.apply(c.s, kGeneral || item.safe ? 1.0f : params.scale_log2, edge || item.safe, factor);
         if constexpr (kGeneral) {
             if (params.rare.dropout.active) drop(c, item);
@@ -321,7 +323,7 @@ struct Forward : ForwardProducer<Row, kKind> {
 #pragma unroll 1
             for (int r = 0; r < 2; ++r) {
                 uint2 words[2];
-                dropout_words_of_row(dropout, batch_head, row_of(c, item, r), c.tile * kBlockN + block * 8, c.lane, words);
+                dropout_words_of_row(dropout, batch_head, row_of(c, item, r), tile_of(c) * kBlockN + block * 8, c.lane, words);
 #pragma unroll
                 for (int n = 0; n < 2; ++n)
                     keep |= ((words[n].x >= dropout.threshold ? 1u : 0u) | (words[n].y >= dropout.threshold ? 2u : 0u))
@@ -440,6 +442,8 @@ struct Forward : ForwardProducer<Row, kKind> {
                 produce();
             } else if (threadIdx.x < 64) {
                 write_empty_items();
+            } else if constexpr (kUnequal) {
+                if (threadIdx.x < 96) look_ahead();
             }
         } else {
             take_registers<kConsumerRegisters>();

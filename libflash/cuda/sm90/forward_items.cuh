@@ -39,16 +39,17 @@ struct ForwardItems {
     using T = std::conditional_t<config.dtype == RowType::f16_, __half, __nv_bfloat16>;
     static constexpr int kHeadDim = config.head_dim, kHeadDimV = config.head_dim_v;
     static constexpr bool kGeneral = kKind == ForwardKind::general, kUnequal = kKind != ForwardKind::plain;
-    // The rare options need registers of their own. A tile of keys must not lie in two blocks.
-    static constexpr int kGeneralKeys = kHeadDim <= 128 ? 64 : 32, kUnequalKeys = config.tile_k >= 128 ? 128 : 64;
-    static constexpr int kBlockM = config.tile_q, kBlockN = kGeneral ? kGeneralKeys : (kUnequal ? kUnequalKeys : config.tile_k),
-                         kStages = config.stages;
+    // The rare options need registers of their own. Where work is unequal, a tile of keys must not lie in two blocks.
+    static constexpr int kGeneralKeys = kHeadDimV <= 192 ? 64 : 32,
+                         kUnequalKeys = kHeadDim <= 128 || config.tile_k >= 128 ? 128 : 64;
+    static constexpr int kBlockM = kKind == ForwardKind::unequal ? unequal_tile_q(config) : config.tile_q,
+                         kBlockN = kGeneral ? kGeneralKeys : (kUnequal ? kUnequalKeys : config.tile_k), kStages = config.stages;
     static constexpr int kGroupRows = 64, kGroups = kBlockM / kGroupRows;
     static constexpr bool kSkips =
         kUnequal && kBlockM > 128;  // groups lie in different blocks, and leave out tiles that others do
     static constexpr int kThreads = (kGroups + 1) * 128;
     // Looking for tiles takes registers too, where the products can spare them.
-    static constexpr bool kSpares = kGeneral ? kHeadDim < 256 : kUnequal && kGroups == 2;
+    static constexpr bool kSpares = kGeneral ? kHeadDimV < 256 : kUnequal && (kGroups == 2 || kBlockN < 128);
     static constexpr int kProducerRegisters = kSpares ? 56 : (kGroups == 3 ? 32 : 40),
                          kConsumerRegisters = (kGroups == 3 ? 160 : 232) - (kSpares ? 8 : 0);
 
@@ -77,7 +78,7 @@ struct ForwardItems {
         int next, end;
         bool safe;
     };
-    // Where blocks may be left out.
+    static constexpr int kAhead = 1;
     struct WalkState {
         TileWord tiles[kStages];  // in the stages of K
         int newest;               // of the units that were taken, see WorkOrder
@@ -85,10 +86,14 @@ struct ForwardItems {
         TileWord found;
         uint32_t recent;  // see groups_that_do()
         int entries_left[2];
-        Rounds rounds;
-        int slot, q_stage;
-        uint32_t q_phase;
-        bool more;
+        struct {
+            int slot, q_stage;
+            uint32_t q_phase, ahead_phase;
+            bool found;
+        } put_away;
+        // Items that have been found, and not yet taken.
+        RingBarriers<kAhead> ahead;
+        Item items_ahead[kAhead];
     };
     static constexpr int kMostBytes = 227 * 1024;  // of a thread block
     static constexpr int kOwnBytes = 3 * 1024;     // for what is not a tile
@@ -151,6 +156,8 @@ struct ForwardItems {
         return WorkOrder(params).template tile_of<kBlockM>(unit, params.q_lengths, params.schedule.reversed);
     }
 
+    __device__ __forceinline__ bool is_given_out() const { return !kGeneral || params.work_order; }
+
     __device__ __forceinline__ Rounds first_rounds() const {
         const int units = params.schedule.heads * params.schedule.tiles, blocks = gridDim.x;
         return {0, (units + blocks - 1) / blocks * (params.schedule.paired ? 2 : 1), false};
@@ -202,7 +209,7 @@ struct ForwardItems {
 
     __device__ __forceinline__ bool next_work(Rounds& rounds, int& round, WorkTile& work) const {
         if constexpr (kUnequal) {
-            if (params.work_order) return next_given_work(rounds, round, work);
+            if (is_given_out()) return next_given_work(rounds, round, work);
         }
         return next_settled_work(rounds, round, work);
     }
@@ -254,8 +261,12 @@ struct ForwardItems {
             common.k.init(kGroups * 4);
             common.v.init(kGroups * 4);
             for (int group = 0; group < kGroups; ++group) common.q[group].init(4);
-            MBarrier{shared_address(&common.all_done)}.init(kGroups * 4 + 1);
-            if constexpr (kUnequal) common.walk.recent = ~0u, common.walk.newest = -1;
+            MBarrier{shared_address(&common.all_done)}.init(kGroups * 4 + (kUnequal ? 2 : 1));
+            if constexpr (kUnequal) {
+                common.walk.recent = ~0u;
+                common.walk.newest = -1;
+                common.walk.ahead.init(1);
+            }
             common.redo_begin = INT_MAX;
             common.redo_end = common.lost_count = 0;
             fence_barrier_init();

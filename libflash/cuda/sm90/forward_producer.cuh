@@ -9,10 +9,11 @@ namespace libflash::cuda::sm90 {
 template <class Row, ForwardKind kKind>
 struct ForwardProducer : ForwardRows<Row, kKind> {
     using Base = ForwardRows<Row, kKind>;
-    using Base::Base, Base::common, Base::first_rounds, Base::following, Base::k_smem, Base::kBlockN, Base::kUnequal,
-        Base::kGroupRows, Base::kGroups, Base::kQStages, Base::kSkips, Base::kStages, Base::kVStages, Base::maps, Base::next_work,
-        Base::fill, Base::q_tile, Base::start_again, Base::v_smem, Base::walk_of;
-    using typename Base::Item, typename Base::KTile, typename Base::QTile, typename Base::Rounds, typename Base::VTile;
+    using Base::Base, Base::common, Base::first_rounds, Base::kAhead, Base::following, Base::k_smem, Base::kBlockN,
+        Base::kUnequal, Base::kGroupRows, Base::kGroups, Base::kQStages, Base::kSkips, Base::kStages, Base::kVStages, Base::maps,
+        Base::next_work, Base::fill, Base::q_tile, Base::start_again, Base::v_smem, Base::walk_of;
+    using typename Base::Item, typename Base::KTile, typename Base::Nothing, typename Base::QTile, typename Base::Rounds,
+        typename Base::VTile;
 
     // Where it stands.
     struct Producer {
@@ -21,11 +22,20 @@ struct ForwardProducer : ForwardRows<Row, kKind> {
         Ring<kVStages> v;
         Ring<kQStages> q;  // of any group: they go in step
         int slot;          // the item's
+        std::conditional_t<kUnequal, Ring<kAhead>, Nothing> ahead;
     };
+
+    __device__ __forceinline__ auto ahead() const {
+        if constexpr (kUnequal) {
+            return Ring<kAhead>(common.walk.ahead);
+        } else {
+            return Nothing{};
+        }
+    }
 
     // Keys go from the last tile to the first; V of a tile comes after K of the next.
     __device__ __forceinline__ void produce() {
-        Producer p{elect_one(), Ring<kStages>(common.k), Ring<kVStages>(common.v), Ring<kQStages>(common.q[0]), 0};
+        Producer p{elect_one(), Ring<kStages>(common.k), Ring<kVStages>(common.v), Ring<kQStages>(common.q[0]), 0, ahead()};
         Rounds rounds = first_rounds();
         do {
             hand_over_all(p, rounds);
@@ -36,41 +46,40 @@ struct ForwardProducer : ForwardRows<Row, kKind> {
         bool pending = false, found = true;  // an item is known, and not yet handed over
 #pragma unroll 1
         while (found) {
-            found = find_item(rounds, p.leader, pending ? slot_after(p) : p.slot);
+            Item& item = common.items[pending ? slot_after(p) : p.slot];
+            if constexpr (kUnequal) {
+                found = take_item(p, item);
+            } else {
+                found = find_item(rounds, p.leader, item);
+            }
             if (p.leader && pending) {
                 common.items[p.slot].more = found;
                 if (found) prefetch_q(common.items[slot_after(p)]);
             }
-            if constexpr (kSkips) put_away(p, rounds, found);
+            if constexpr (kSkips) put_away(p, found);
             if (pending || !found) hand_over(p, pending);
-            if constexpr (kSkips) fetch(rounds, found);
+            if constexpr (kSkips) fetch(p, found);
             pending = true;
         }
     }
 
     // Where registers are short: into shared memory what the loop over an item's tiles does not need, and back.
-    __device__ __forceinline__ void put_away(const Producer& p, const Rounds& rounds, bool found) const {
-        if (p.leader) {
-            common.walk.rounds = rounds;
-            common.walk.more = found;
-            common.walk.slot = p.slot, common.walk.q_stage = p.q.stage, common.walk.q_phase = p.q.phase;
-        }
+    __device__ __forceinline__ void put_away(const Producer& p, bool found) const {
+        if (p.leader) common.walk.put_away = {p.slot, p.q.stage, p.q.phase, p.ahead.phase, found};
         __syncwarp();
     }
     __device__ __forceinline__ void fetch(Producer& p) const {
-        const volatile auto& from = common.walk;
+        const volatile auto& from = common.walk.put_away;
         p.slot = from.slot, p.q.stage = from.q_stage, p.q.phase = from.q_phase;
     }
-    __device__ __forceinline__ void fetch(Rounds& rounds, bool& found) const {
-        const volatile auto& from = common.walk;
-        rounds = {from.rounds.next, from.rounds.end, from.rounds.safe};
-        found = from.more;
+    __device__ __forceinline__ void fetch(Producer& p, bool& found) const {
+        const volatile auto& from = common.walk.put_away;
+        p.ahead.phase = from.ahead_phase, found = from.found;
         __syncwarp();  // before they are written again
     }
 
-    // The next item that has keys. False: the rounds are over, and the item in the slot has none.
-    __device__ __forceinline__ bool find_item(Rounds& rounds, bool leader, int slot) const {
-        Item& item = common.items[slot];
+    // The next item that has keys. False: the rounds are over, and the item has none.
+    __device__ __forceinline__ bool find_item(Rounds& rounds, bool leader, Item& item) const {
         int round;
         WorkTile work;
         while (next_work(rounds, round, work)) {
@@ -88,10 +97,39 @@ struct ForwardProducer : ForwardRows<Row, kKind> {
         return false;
     }
 
+    // Where work is unequal it takes several answers from memory to know the next item, so that another warp is ahead by one.
+    __device__ __forceinline__ void look_ahead() const {
+        const bool leader = elect_one();
+        Ring<kAhead> ahead(common.walk.ahead);
+        Rounds rounds = first_rounds();
+        do {
+            bool found = true;
+#pragma unroll 1
+            while (found) {
+                ahead.wait_empty();
+                found = find_item(rounds, leader, common.walk.items_ahead[ahead.stage]);
+                if (leader) ahead.full().arrive();
+                __syncwarp();
+                ahead.advance();
+            }
+        } while (start_again(rounds));
+    }
+    __device__ __forceinline__ bool take_item(Producer& p, Item& item) const {
+        p.ahead.wait_full();
+        const Item& found = common.walk.items_ahead[p.ahead.stage];
+        static_assert(sizeof(Item) % 4 == 0 && std::is_trivially_copyable<Item>::value, "copied word by word");
+        for (int i = static_cast<int>(threadIdx.x % 32); i < static_cast<int>(sizeof(Item)) / 4; i += 32)
+            reinterpret_cast<uint32_t*>(&item)[i] = reinterpret_cast<const uint32_t*>(&found)[i];
+        __syncwarp();
+        if (p.leader) p.ahead.empty().arrive();
+        p.ahead.advance();
+        return item.keys.begin != item.keys.end;
+    }
+
     // Tells the others of an item, and copies what it needs, if it has keys.
     __device__ __forceinline__ void hand_over(Producer& p, bool has_keys) const {
         if constexpr (kUnequal) {
-            if (has_keys) return hand_over_blocks(p);
+            if (has_keys) return hand_over_tiles(p);
         }
         if (p.leader) {
             const Item& item = common.items[p.slot];
@@ -109,8 +147,8 @@ struct ForwardProducer : ForwardRows<Row, kKind> {
     // Made anew each time where registers are short.
     __device__ __forceinline__ int slot_after(const Producer& p) const { return following(kSkips ? opaque(p.slot) : p.slot); }
 
-    // The same where blocks may be left out; the whole warp looks for the next tile. An item of which all are left out has one that no row sees.
-    __device__ __forceinline__ void hand_over_blocks(Producer& p) const {
+    // The same where work is unequal; the whole warp looks for the next tile. An item of which all are left out has one that no row sees.
+    __device__ __forceinline__ void hand_over_tiles(Producer& p) const {
         const Item& item = common.items[p.slot];
         auto walk = walk_of(item);
         if (p.leader) common.walk.found = TileWord::of(item.keys.begin, false, 0, 0);
@@ -118,13 +156,14 @@ struct ForwardProducer : ForwardRows<Row, kKind> {
         int tile;
 #pragma unroll 1
         do {
-            tile = walk.next();
+            uint32_t seen = 0;
+            tile = walk.next(seen);
             // A tile is asked for when it is known whether another one follows.
             if (p.leader && (tile < 0 || common.walk.found.seen() != 0)) {
                 load_tile(p, item, tile < 0, first);
                 first = false;
             }
-            if (p.leader) common.walk.found = TileWord::of(tile, false, 0, walk.seen);
+            if (p.leader) common.walk.found = TileWord::of(tile, false, 0, seen);
         } while (tile >= 0);
         if (p.leader) load_v(p, item, loaded_tile(p, 1));
         if constexpr (kSkips) fetch(p);

@@ -11,8 +11,8 @@ namespace libflash::cuda::sm90 {
 template <class Row, ForwardKind kKind>
 struct ForwardRows : ForwardItems<Row, kKind> {
     using Base = ForwardItems<Row, kKind>;
-    using Base::Base, Base::params, Base::kUnequal, Base::next_settled_work, Base::unit_of_order, Base::fill, Base::first_rounds,
-        Base::kBlockM, Base::kGeneral, Base::kHeadDimV;
+    using Base::Base, Base::params, Base::kUnequal, Base::is_given_out, Base::next_settled_work, Base::unit_of_order, Base::fill,
+        Base::first_rounds, Base::kBlockM, Base::kGeneral, Base::kHeadDimV;
     using typename Base::Item, typename Base::Rounds, typename Base::T;
 
     // Writes the lse of a row, with the sink if there is one. What its sums of p v are to be multiplied by; 0: the row sees no key, or takes no part.
@@ -49,7 +49,7 @@ struct ForwardRows : ForwardItems<Row, kKind> {
     // Another warp: rows that see no key.
     __device__ __forceinline__ void write_empty_items() const {
         if constexpr (kUnequal) {
-            if (params.work_order) return write_empty_units();
+            if (is_given_out()) return write_empty_units();
         }
         Rounds rounds = first_rounds();
         int round;

@@ -49,18 +49,20 @@ struct WorkOrder {
 
 constexpr int kOrderThreads = 512;
 
-// One thread block. Sorts so many sequences at a time: where there are more, no single one is much of the work.
-template <class Row>
+// One thread block. Sorts so many sequences at a time: where there are more, no single one is much of the work. Units end where the workspace does,
+// however wrong the lengths are.
+template <class Row, int kTileRows>
 __global__ void __launch_bounds__(kOrderThreads) order_kernel(const __grid_constant__ ForwardParams params) {
     __shared__ int keys[kOrderThreads], sums[kOrderThreads];
     const WorkOrder order(params);
+    const int most = params.schedule.heads * params.schedule.tiles;
     const int thread = static_cast<int>(threadIdx.x);
     int before = 0;
     for (int start = 0; start < params.batch; start += kOrderThreads) {
         const int here = min(kOrderThreads, params.batch - start), entry = start + thread;
         int tiles = 0;
         if (thread < here) {
-            tiles = (SequenceRows::of(params.q_lengths, entry).owned + Row::config.tile_q - 1) / Row::config.tile_q;
+            tiles = (SequenceRows::of(params.q_lengths, entry).owned + kTileRows - 1) / kTileRows;
             keys[thread] = SequenceRows::of(params.k_lengths, entry).length;
         }
         __syncthreads();
@@ -69,22 +71,22 @@ __global__ void __launch_bounds__(kOrderThreads) order_kernel(const __grid_const
             rank += keys[other] > keys[thread] || (keys[other] == keys[thread] && other < thread);
         if (thread < here) {
             order.sequence()[start + rank] = entry;
-            sums[rank] = tiles * params.heads_q;
+            sums[rank] = min(tiles * params.heads_q, most);
         }
         __syncthreads();
         for (int step = 1; step < here; step *= 2) {
             const int other = thread >= step && thread < here ? sums[thread - step] : 0;
             __syncthreads();
-            if (thread < here) sums[thread] += other;
+            if (thread < here) sums[thread] = min(sums[thread] + other, most);
             __syncthreads();
         }
-        if (thread < here) order.first()[start + thread + 1] = before + sums[thread];
-        before += sums[here - 1];
+        if (thread < here) order.first()[start + thread + 1] = min(before + sums[thread], most);
+        before = min(before + sums[here - 1], most);
         __syncthreads();
     }
     if (thread == 0) {
         *order.counter() = order.first()[0] = 0;
-        order.units() = min(before, params.schedule.heads * params.schedule.tiles);  // what the workspace was made for
+        order.units() = before;
     }
 }
 
