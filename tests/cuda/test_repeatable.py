@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 from case import Case
-from gpu_kernels import TYPES, device_of, parameters, with_cpu
+from gpu_kernels import TYPES, device_of, parameters, widths, with_cpu
 
 torch = pytest.importorskip("torch")
 from gpu_case import problem, same_bits, to_numpy  # noqa: E402  (needs torch)
@@ -48,7 +48,7 @@ RUNS = [
 
 @pytest.mark.parametrize(("kernel", "name"), RUNS)
 def test_the_same_bits_again(kernel: dict, name: str) -> None:
-    case = Case(f"repeat-{name}", TYPES[kernel["dtype"]], head_dim=kernel["head_dim"], **CASES[name])
+    case = Case(f"repeat-{name}", TYPES[kernel["dtype"]], **widths(kernel), **CASES[name])
     p = problem(case, device_of(kernel))
     o, lse = p.forward()
     for deterministic in (True, False):

@@ -1,5 +1,5 @@
 // A tile of 16-bit values in shared memory as the copy engine and the matrix instructions of sm_90 share it: chunks of 64 columns, one after the
-// other, each a dense block of kRows rows of 128 bytes. Within a row the eight groups of 16 bytes are exchanged, group g of row r at place
+// other, each a dense block of kRows rows of 128 bytes, the last one perhaps only partly in use. Within a row the eight groups of 16 bytes are exchanged, group g of row r at place
 // g ^ (r % 8): both do that by the bits of the address, so a tile begins at a multiple of 1024.
 //
 // A descriptor tells a matrix instruction where an operand lies. Its low word is address / 16 and the step from chunk to chunk, its high word the
@@ -16,9 +16,9 @@ namespace libflash::cuda {
 template <int kRows, int kCols>
 struct SwizzledTile {
     static_assert(kRows % 8 == 0 && kRows <= 256, "groups of 8 rows, and a box of the copy engine has 256 at most");
-    static_assert(kCols % 64 == 0, "chunks of 64 columns");
+    static_assert(kCols % 16 == 0, "what matrix instructions take at a time");
     static constexpr int kChunkCols = 64;
-    static constexpr int kChunks = kCols / kChunkCols;
+    static constexpr int kChunks = (kCols + kChunkCols - 1) / kChunkCols;
     static constexpr int kChunkBytes = kRows * 128;
     static constexpr int kBytes = kChunks * kChunkBytes;
     static constexpr int kAlignment = 1024;

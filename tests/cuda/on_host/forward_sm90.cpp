@@ -14,7 +14,7 @@ using namespace libflash;
 using namespace libflash::cuda;
 
 struct Row {
-    static constexpr KernelConfig config{"forward",    "forward", "sm90", RowType::DTYPE, HEAD_DIM, HEAD_DIM,
+    static constexpr KernelConfig config{"forward",    "forward", "sm90", RowType::DTYPE, HEAD_DIM, HEAD_DIM_V,
                                          FORWARD_TILE, STAGES,    ""};
 };
 using T = sm90::Forward<Row, sm90::ForwardKind::plain>::T;
@@ -38,6 +38,7 @@ struct Case {
     Blocks blocks = Blocks::all;
     int percent = 50;  // of blocks that take part
 
+    int head_dim_v() const { return head_dim - (HEAD_DIM - HEAD_DIM_V); }
     bool is_packed() const { return lengths == Lengths::packed || lengths == Lengths::uneven; }
 };
 
@@ -95,18 +96,19 @@ struct Problem {
     explicit Problem(const Case& given)
         : c(given), scale(1 / std::sqrt(double(c.head_dim))), queries(c, c.queries, 5), keys(c, c.keys, 41) {
         q = random<T>(size_t(queries.rows) * c.heads_q * c.head_dim, c.size);
-        k = random<T>(size_t(keys.rows) * c.heads_k * c.head_dim, c.size), v = random<T>(k.size(), 1);
-        sink = random<float>(c.heads_q, 1), lse.assign(size_t(c.heads_q) * queries.rows, NAN), out.assign(q.size(), T(NAN));
+        k = random<T>(size_t(keys.rows) * c.heads_k * c.head_dim, c.size),
+        v = random<T>(size_t(keys.rows) * c.heads_k * c.head_dim_v(), 1);
+        sink = random<float>(c.heads_q, 1), lse.assign(size_t(c.heads_q) * queries.rows, NAN),
+        out.assign(size_t(queries.rows) * c.heads_q * c.head_dim_v(), T(NAN));
         bias = random<float>(size_t(c.heads_q) * c.queries * c.keys, 1);
         if (c.size <= 0) one_large_score();
         choose_blocks();
-        queries.for_hidden_rows(c, [&](int row) { spoil(q, row, c.heads_q); });
-        keys.for_hidden_rows(c, [&](int row) { spoil(k, row, c.heads_k), spoil(v, row, c.heads_k); });
+        queries.for_hidden_rows(c, [&](int row) { spoil(q, row, c.heads_q * c.head_dim); });
+        keys.for_hidden_rows(c,
+                             [&](int row) { spoil(k, row, c.heads_k * c.head_dim), spoil(v, row, c.heads_k * c.head_dim_v()); });
         fill_in();
     }
-    void spoil(std::vector<T>& x, int row, int heads) const {
-        std::fill_n(x.begin() + int64_t{row} * heads * c.head_dim, heads * c.head_dim, T(NAN));
-    }
+    void spoil(std::vector<T>& x, int row, int size) const { std::fill_n(x.begin() + int64_t{row} * size, size, T(NAN)); }
     void choose_blocks() {
         block_rows = (c.queries + 127) / 128, block_cols = (c.keys + 127) / 128;
         blocks.assign(size_t(c.heads_q) * block_rows * block_cols, 0), indices.assign(blocks.size(), -1);
@@ -140,21 +142,20 @@ struct Problem {
     }
 
     void fill_in() {
-        const int dim = c.head_dim;
-        const auto rows = [&](std::vector<T>& x, const Side& side, int heads) {
+        const auto rows = [&](std::vector<T>& x, const Side& side, int heads, int dim) {
             const int64_t row = int64_t{heads} * dim;
             return RowsParams{x.data(), c.is_packed() ? 0 : side.owned[0] * row, row, dim};
         };
-        params.q = rows(q, queries, c.heads_q), params.out = rows(out, queries, c.heads_q);
-        params.k = rows(k, keys, c.heads_k), params.v = rows(v, keys, c.heads_k);
+        params.q = rows(q, queries, c.heads_q, c.head_dim), params.out = rows(out, queries, c.heads_q, c.head_dim_v());
+        params.k = rows(k, keys, c.heads_k, c.head_dim), params.v = rows(v, keys, c.heads_k, c.head_dim_v());
         // (head, row of all sequences)
         params.lse = {lse.data(), c.is_packed() ? 0 : queries.owned[0], 1, queries.rows};
         params.q_lengths = queries.params(c), params.k_lengths = keys.params(c);
         params.batch = c.batch, params.heads_q = c.heads_q, params.group_size = c.heads_q / c.heads_k;
-        params.head_dim = params.head_dim_v = dim;
+        params.head_dim = c.head_dim, params.head_dim_v = c.head_dim_v();
         params.softmax_scale = static_cast<float>(scale), params.scale_log2 = static_cast<float>(scale * 1.4426950408889634);
         params.mask = {c.left, c.right, false};
-        params.vector_out = dim % 8 == 0;
+        params.vector_out = c.head_dim_v() % 8 == 0;
         params.rare.dropout.keep_factor = 1;
         if (c.sink) params.sink = {sink.data(), 0, 1, true};
         if (c.rare) {
@@ -169,8 +170,8 @@ struct Problem {
         side.cu = params.q_lengths.cu;
         const bool causal = c.right < kUnboundedWindow, unequal = c.lengths != Lengths::dense || c.blocks != Blocks::all;
         const bool paired = causal && !unequal;
-        params.schedule =
-            schedule_params(side, c.batch, c.heads_q, Row::config.tile_q * (paired ? 2 : 1), 1e3, causal && !paired);
+        const int tile = unequal && !c.rare ? unequal_tile_q(Row::config) : Row::config.tile_q;
+        params.schedule = schedule_params(side, c.batch, c.heads_q, tile * (paired ? 2 : 1), 1e3, causal && !paired);
         params.schedule.paired = paired;
         if (!unequal) return;
         const int64_t units = int64_t{params.schedule.heads} * params.schedule.tiles;
@@ -195,7 +196,7 @@ struct Problem {
 
     // Errors of a row, squared, and what it is.
     void check_row(int b, int h, int i, double& error, double& size, double& worst_lse) const {
-        const int dim = c.head_dim, length_k = keys.length[b], shift = length_k - queries.length[b];
+        const int dim = c.head_dim_v(), length_k = keys.length[b], shift = length_k - queries.length[b];
         std::vector<double> s(length_k, -INFINITY), o(dim, 0);
         double largest = c.sink ? double{sink[h]} : -INFINITY, sum = 0;
         const bool exists = i < queries.length[b];
