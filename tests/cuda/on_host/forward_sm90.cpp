@@ -267,16 +267,16 @@ int main(int, char** argv) {
         {4, 2, 2, 250, 333, kDim, kAll, 0, 12, false, Lengths::packed},
         {1, 2, 1, 150, 200, kDim - 8, 120, 0, 1, true, Lengths::dense, true},
         {3, 2, 1, 100, 150, kDim, kAll, kAll, 3, false, Lengths::packed, true},
-        {1, 2, 1, 700, 1100, kDim, kAll, kAll, 1, true, Lengths::dense, false, Blocks::mask},
-        {1, 2, 2, 900, 900, kDim, kAll, 0, 1, false, Lengths::dense, false, Blocks::lists},
-        {1, 1, 1, 260, 9000, kDim, kAll, kAll, 1, false, Lengths::dense, false, Blocks::lists, 10},
-        {1, 1, 1, 260, 9000, kDim, 8500, kAll, 1, true, Lengths::dense, false, Blocks::mask, 10},
-        {3, 2, 1, 700, 600, kDim, 300, 0, 1, true, Lengths::packed, false, Blocks::mask, 70},
-        {2, 2, 1, 500, 700, kDim, kAll, kAll, 12, false, Lengths::used, false, Blocks::lists},
+        {1, 2, 1, 500, 800, kDim, kAll, kAll, 1, true, Lengths::dense, false, Blocks::mask},
+        {1, 2, 2, 600, 600, kDim, kAll, 0, 1, false, Lengths::dense, false, Blocks::lists},
+        {1, 1, 1, 130, 5000, kDim, kAll, kAll, 1, false, Lengths::dense, false, Blocks::lists, 10},
+        {1, 1, 1, 130, 5000, kDim, 4600, kAll, 1, true, Lengths::dense, false, Blocks::mask, 10},
+        {3, 2, 1, 450, 500, kDim, 300, 0, 1, true, Lengths::packed, false, Blocks::mask, 70},
+        {2, 1, 1, 400, 500, kDim, kAll, kAll, 12, false, Lengths::used, false, Blocks::lists},
         {2, 1, 1, 300, 300, kDim, kAll, 0, 1, true, Lengths::dense, false, Blocks::none},
-        {40, 2, 1, 500, 400, kDim, kAll, 0, 1, true, Lengths::uneven},
+        {40, 2, 1, 400, 300, kDim, kAll, 0, 1, true, Lengths::uneven},
         {530, 1, 1, 300, 300, kDim, kAll, kAll, 3, false, Lengths::uneven},
-        {1, 6, 2, 900, 300, kDim, kAll, 100, 12, false, Lengths::used},  // more is done again than there is room to note
+        {1, 6, 2, 600, 150, kDim, kAll, 100, 12, false, Lengths::used},  // more is done again than there is room to note
         {1, 2, 1, 400, 500, kDim, kAll, 50, 1, true, Lengths::dense, true, Blocks::lists},
     };
     bool good = true;
