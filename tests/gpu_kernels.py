@@ -50,9 +50,10 @@ def knows(kernel: dict, case: Case | DecodeCase, deterministic: bool = False) ->
     if kernel["backend"] != "sm90" or isinstance(case, DecodeCase):
         return True
     dims = {case.head_dim, case.head_dim if case.head_dim_v is None else case.head_dim_v}
-    if case.block_mask is not None or any(dim % 8 for dim in dims):
+    if any(dim % 8 for dim in dims):
         return False
-    return kernel["operation"] != "backward" or not (deterministic or has_lengths(case) or has_rare_options(case))
+    backward = kernel["operation"] == "backward"
+    return not (backward and (deterministic or has_lengths(case) or has_rare_options(case) or case.block_mask is not None))
 
 
 def has_lengths(case: Case) -> bool:

@@ -38,6 +38,9 @@ bool knows_options(const KernelConfig& config, const AttentionProblem& problem, 
 void check_sizes(const AttentionProblem& problem);
 void check_sizes(const DecodeProblem& problem);
 
+// The workspace that forward needs: where thread blocks are given work as they come free.
+size_t forward_workspace_bytes(const Row& row, const AttentionProblem& problem);
+
 // The workspace that backward needs.
 size_t backward_workspace_bytes(const Row& row, const AttentionProblem& problem);
 
@@ -51,7 +54,7 @@ DecodeCut decode_cut(const Row& row, const DecodeProblem& problem);
 size_t decode_workspace_bytes(const Row& row, const DecodeProblem& problem, DecodeCut cut);
 
 // Run `row` on the problem's device, on `stream`; the caller's current device is the same afterwards. Throw Error (CUDA).
-void forward(const Row& row, const AttentionProblem& problem, void* stream);
+void forward(const Row& row, const AttentionProblem& problem, void* workspace, void* stream);
 void backward(const Row& row, const AttentionProblem& problem, void* workspace, void* stream);
 void decode(const Row& row, const DecodeProblem& problem, DecodeCut cut, void* workspace, void* stream);
 void merge(const Row& row, const MergeProblem& problem, void* stream);

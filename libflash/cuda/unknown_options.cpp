@@ -2,16 +2,27 @@
 #include <cstring>
 
 #include "cuda/attention/fill_params.h"
+#include "cuda/attention/fill_schedule.h"
 #include "cuda/kernels.h"
 #include "problem/check.h"
 
 namespace libflash::cuda {
 namespace {
 
-// The first of the options that is there, or nullptr.
-const char* option_beyond_sm90(const AttentionProblem& p) {
+// The first of the options that have been tried on the host alone as they are now, or nullptr. Until evidence has them a call must ask for the kernel.
+const char* option_not_in_evidence(const AttentionProblem& p) {
+    if (p.request.kernel || p.request.backend) return nullptr;
+    if (p.q_rows.packed()) return "cu_seqlens_q";
+    if (p.k_rows.packed()) return "cu_seqlens_k";
+    if (p.q_rows.used) return "seqused_q";
+    if (p.k_rows.used) return "seqused_k";
+    if (p.softcap > 0) return "softcap";
+    if (p.dropout.active()) return "dropout_p";
+    if (p.alibi_slopes.present) return "alibi_slopes";
+    if (p.bias.present) return "bias";
+    if (p.mask.present) return "mask";
     if (p.block_mask.present) return p.block_mask.has_lists ? "block_lists" : "block_mask";
-    return nullptr;
+    return p.softmax_scale > 0 ? nullptr : "softmax_scale";
 }
 
 // Whether the copy engine can be told of the tensor: steps are multiples of 16 bytes, from 0 to 2^40.
@@ -21,6 +32,13 @@ bool copy_engine_reads(const TensorView& tensor) {
     const auto fits = [](int64_t stride) { return stride >= 0 && stride < kLimit / kElement && stride * kElement % 16 == 0; };
     return reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && fits(rows.batch) && fits(rows.row) && fits(rows.head);
 }
+
+// Tiles of the queries that are numbered, sequences without any among them: each takes a number in the workspace.
+int64_t numbered_tiles(const AttentionProblem& p, const KernelConfig& config) {
+    const ScheduleParams schedule = schedule_params(p.q_rows, p.batch, p.heads_q, config.tile_q, 1, false);
+    return int64_t{schedule.heads} * schedule.tiles;
+}
+constexpr int64_t kMostTiles = 1 << 24;
 
 const char* tensor_beyond_sm90(const AttentionProblem& p) {
     if (!copy_engine_reads(p.q)) return "q";
@@ -67,12 +85,16 @@ bool knows_backward_options(const AttentionProblem& p, std::string* why) {
 bool knows_options(const KernelConfig& config, const AttentionProblem& problem, std::string* why) {
     if (std::strcmp(config.room, "sm90") != 0) return true;
     if (std::strcmp(config.operation, "backward") == 0) return knows_backward_options(problem, why);
-    if (const char* option = option_beyond_sm90(problem)) {
-        if (why) *why = text_of(option, ": the kernel does not know it");
+    if (const char* option = option_not_in_evidence(problem)) {
+        if (why) *why = text_of(option, ": the kernel knows it, but is taken for it only when it is asked for");
         return false;
     }
     if (const char* tensor = tensor_beyond_sm90(problem)) {
         if (why) *why = text_of(tensor, ": its address and its strides must be multiples of 16 bytes for it, and not negative");
+        return false;
+    }
+    if (const int64_t tiles = numbered_tiles(problem, config); problem.q_rows.packed() && tiles > kMostTiles) {
+        if (why) *why = text_of("cu_seqlens_q: tiles of all heads must be at most ", kMostTiles, " for it (", tiles, ")");
         return false;
     }
     if (!in_vectors(rows_params(problem.out), problem.head_dim_v, 2)) {

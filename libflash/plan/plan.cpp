@@ -14,7 +14,8 @@ Plan make_plan(const AttentionProblem& problem, const KernelRow& row) {
 #if LIBFLASH_BUILD_CUDA
     if (row.cuda) {
         cuda::check_sizes(problem);
-        if (problem.backward) plan.workspace_bytes = cuda::backward_workspace_bytes(*row.cuda, problem);
+        const auto bytes = problem.backward ? cuda::backward_workspace_bytes : cuda::forward_workspace_bytes;
+        plan.workspace_bytes = bytes(*row.cuda, problem);
         return plan;
     }
 #endif
@@ -47,7 +48,7 @@ Plan make_plan(const DecodeProblem& problem) { return make_plan(problem, choose_
 void launch(const AttentionProblem& problem, const Plan& plan, void* workspace, void* stream) {
 #if LIBFLASH_BUILD_CUDA
     if (plan.row->cuda && problem.backward) return cuda::backward(*plan.row->cuda, problem, workspace, stream);
-    if (plan.row->cuda) return cuda::forward(*plan.row->cuda, problem, stream);
+    if (plan.row->cuda) return cuda::forward(*plan.row->cuda, problem, workspace, stream);
 #endif
     static_cast<void>(stream);
     const auto function = problem.backward ? plan.row->cpu->backward : plan.row->cpu->forward;

@@ -86,7 +86,7 @@ def assert_same(got: Tensors, wanted: Tensors, unordered: tuple[str, ...] = (), 
 def partner(kernel: dict, **fields: object) -> str:
     """The narrowest forward kernel that serves what a backward kernel does, with these fields of a case."""
     able = knowing(kernels("forward"), **fields)
-    wide = [k for k in able if k["dtype"] == kernel["dtype"] and k["head_dim"] >= kernel["head_dim"]]
+    wide = [k for k in able if k["dtype"] == kernel["dtype"] and min(k["head_dim"], k["head_dim_v"]) >= kernel["head_dim"]]
     return min(wide, key=lambda k: k["head_dim"])["name"]
 
 

@@ -57,9 +57,11 @@ TWO_HEADS = (
 
 # Forward for sm_90a, with its stages: three, two and two warpgroups. And the disorders of forward_sm90.cpp it is run in.
 ROWS_SM90 = {
-    "bf16-64": ("bf16_", 64, "192, 128", 4),
-    "f16-128": ("f16_", 128, "128, 128", 2),
-    "bf16-256": ("bf16_", 256, "128, 64", 2),
+    "bf16-64": ("bf16_", 64, 64, "192, 128", 4),
+    "bf16-96": ("bf16_", 96, 96, "192, 96", 2),
+    "f16-128": ("f16_", 128, 128, "128, 128", 2),
+    "bf16-192x128": ("bf16_", 192, 128, "128, 128", 2),
+    "bf16-256": ("bf16_", 256, 256, "128, 64", 2),
 }
 # Backward for sm_90a, with its stages.
 BACKWARD_ROWS_SM90 = {
@@ -94,8 +96,8 @@ def decode(dtype: str, head_dim: int, tile: str) -> Program:
     return Program("decode.cpp", ("sm80/decode.cuh",), tuple(defines.items()))
 
 
-def forward_sm90(dtype: str, head_dim: int, tile: str, stages: int) -> Program:
-    defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "FORWARD_TILE": tile, "STAGES": stages}
+def forward_sm90(dtype: str, head_dim: int, head_dim_v: int, tile: str, stages: int) -> Program:
+    defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "HEAD_DIM_V": head_dim_v, "FORWARD_TILE": tile, "STAGES": stages}
     return Program("forward_sm90.cpp", ("sm90/forward.cuh",), tuple(defines.items()))
 
 
@@ -203,7 +205,7 @@ def test_decode_against_double(output: Callable[[Run], str], run: Run) -> None:
 
 @pytest.mark.parametrize("run", SM90_RUNS)
 def test_sm90_against_double(output: Callable[[Run], str], run: Run) -> None:
-    assert output(run).count("ok ") == 17
+    assert output(run).count("ok ") == 28
 
 
 @pytest.mark.parametrize("run", BACKWARD_SM90_RUNS)
@@ -214,7 +216,10 @@ def test_backward_sm90_against_double(output: Callable[[Run], str], run: Run) ->
 def test_rows_of_the_table_are_run() -> None:
     """The tiles above are those of the library."""
     table = (ROOT / "libflash/cuda/kernels.table").read_text()
-    for operation, rows in (("forward", ROWS_SM90), ("backward", BACKWARD_ROWS_SM90)):
-        for dtype, head_dim, tile, stages in rows.values():
-            row = rf"{operation} +sm90 +{dtype.rstrip('_')} +{head_dim} +{tile.replace(', ', 'x')} +{stages} "
-            assert re.search(row, table), row
+    for dtype, head_dim, head_dim_v, tile, stages in ROWS_SM90.values():
+        dims = head_dim if head_dim == head_dim_v else f"{head_dim}x{head_dim_v}"
+        row = rf"forward +sm90 +{dtype.rstrip('_')} +{dims} +{tile.replace(', ', 'x')} +{stages} "
+        assert re.search(row, table), row
+    for dtype, head_dim, tile, stages in BACKWARD_ROWS_SM90.values():
+        row = rf"backward +sm90 +{dtype.rstrip('_')} +{head_dim} +{tile.replace(', ', 'x')} +{stages} "
+        assert re.search(row, table), row

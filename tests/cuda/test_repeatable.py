@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 from case import Case
-from gpu_kernels import TYPES, device_of, knows, parameters, with_cpu
+from gpu_kernels import TYPES, device_of, knows, parameters, widths, with_cpu
 
 torch = pytest.importorskip("torch")
 from gpu_case import problem, same_bits, to_numpy  # noqa: E402  (needs torch)
@@ -41,7 +41,7 @@ EVERY = 4  # kernels: one in so many for each case, other ones for the next
 
 
 def case_of(kernel: dict, name: str) -> Case:
-    return Case(f"repeat-{name}", TYPES[kernel["dtype"]], head_dim=kernel["head_dim"], **CASES[name])
+    return Case(f"repeat-{name}", TYPES[kernel["dtype"]], **widths(kernel), **CASES[name])
 
 
 def runs() -> list:

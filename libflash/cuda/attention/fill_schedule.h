@@ -51,6 +51,11 @@ inline ScheduleParams schedule_params(const Sequences& rows, int64_t batch, int6
     return params;
 }
 
+// The workspace of sm90/work_order.cuh.
+inline size_t work_order_bytes(int64_t batch, int64_t units) {
+    return sizeof(int32_t) * static_cast<size_t>(3 + 2 * batch + units);
+}
+
 // Keys and values that a query head reads, counted once for all heads that share them.
 inline double key_bytes(const AttentionProblem& problem) {
     const int64_t row_bytes = element_bytes(problem.dtype) * (problem.head_dim + problem.head_dim_v);

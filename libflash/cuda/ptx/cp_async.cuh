@@ -13,6 +13,10 @@ __device__ __forceinline__ void store_shared(uint32_t smem_address, uint32_t x) 
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(smem_address), "r"(x) : "memory");
 }
 
+__device__ __forceinline__ void store_zeros_16(uint32_t smem_address) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(smem_address), "r"(0) : "memory");
+}
+
 __device__ __forceinline__ uint32_t load_shared(uint32_t smem_address) {
     uint32_t x;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(smem_address));

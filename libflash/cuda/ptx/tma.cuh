@@ -1,4 +1,4 @@
-// The copy engine of sm_90: boxes of a tensor of four or five dimensions to shared memory and back, by a map that the host has encoded. One thread
+// The copy engine of sm_90: boxes of a tensor of up to four dimensions to shared memory and back, by a map that the host has encoded. One thread
 // starts a copy. What lies past the end of a dimension is read as zeros and not written; coordinates count elements, innermost first, and are not
 // negative.
 #pragma once
@@ -26,15 +26,6 @@ __device__ __forceinline__ void tma_load(uint32_t smem_address, const CUtensorMa
         : "memory");
 }
 
-__device__ __forceinline__ void tma_load(uint32_t smem_address, const CUtensorMap& map, const MBarrier& barrier, int c0, int c1,
-                                         int c2, int c3, int c4) {
-    asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], "
-        "[%2];" ::"r"(smem_address),
-        "l"(&map), "r"(barrier.address), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-        : "memory");
-}
-
 // `bytes` consecutive bytes, a multiple of 16 as both addresses are; no map is needed.
 __device__ __forceinline__ void tma_load_bytes(uint32_t smem_address, const void* global, int bytes, const MBarrier& barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(smem_address),
@@ -54,11 +45,6 @@ __device__ __forceinline__ void tma_prefetch(const CUtensorMap& map, int c0, int
 __device__ __forceinline__ void tma_store(uint32_t smem_address, const CUtensorMap& map, int c0, int c1, int c2, int c3) {
     asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
                  "r"(smem_address), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-                 : "memory");
-}
-__device__ __forceinline__ void tma_store(uint32_t smem_address, const CUtensorMap& map, int c0, int c1, int c2, int c3, int c4) {
-    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(&map),
-                 "r"(smem_address), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
                  : "memory");
 }
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }

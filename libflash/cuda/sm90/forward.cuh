@@ -13,11 +13,11 @@
 
 namespace libflash::cuda::sm90 {
 
-template <class Row, bool kGeneral>
-__global__ void __launch_bounds__(Forward<Row, kGeneral>::kThreads, 1)
+template <class Row, ForwardKind kKind>
+__global__ void __launch_bounds__(Forward<Row, kKind>::kThreads, 1)
     forward_kernel(const __grid_constant__ ForwardParams params, const __grid_constant__ ForwardMaps maps) {
     extern __shared__ __align__(1024) char shared[];
-    using Body = Forward<Row, kGeneral>;
+    using Body = Forward<Row, kKind>;
     constexpr uint32_t kAlignment = Body::QTile::kAlignment;
     Body body(params, maps, shared + (kAlignment - shared_address(shared) % kAlignment) % kAlignment);
     body.run();
@@ -35,9 +35,9 @@ inline bool all_see_keys(const ForwardParams& params) {
     return sees_keys(0) && sees_keys(queries.capacity - 1);
 }
 
-template <class Row, bool kGeneral>
+template <class Row, ForwardKind kKind>
 cudaError_t encode(ForwardMaps* maps, const ForwardParams& params) {
-    using Body = Forward<Row, kGeneral>;
+    using Body = Forward<Row, kKind>;
     using T = typename Body::T;
     const int64_t queries = params.q_lengths.capacity, keys = params.k_lengths.capacity,
                   kv_heads = params.heads_q / params.group_size;
@@ -46,10 +46,11 @@ cudaError_t encode(ForwardMaps* maps, const ForwardParams& params) {
                        v = keys > 0 ? extent(params.v, params.head_dim_v, keys, kv_heads, params.batch) : q,
                        out = extent(params.out, params.head_dim_v, queries, params.heads_q, params.batch);
     maps->all_see_keys = all_see_keys(params);
+    maps->keys_end_early = params.k_lengths.cu || params.k_lengths.used;
     cudaError_t error = encode_map<T>(&maps->q, q, Body::kGroupRows);
-    if (error == cudaSuccess) error = encode_ending_map<T>(&maps->k, k, Body::kBlockN);
-    if (error == cudaSuccess) error = encode_ending_map<T>(&maps->v, v, Body::kBlockN);
-    if (Body::kSendsRows && error == cudaSuccess) error = encode_ending_map<T>(&maps->out, out, 16);
+    if (error == cudaSuccess) error = encode_map<T>(&maps->k, k, Body::kBlockN);
+    if (error == cudaSuccess) error = encode_map<T>(&maps->v, v, Body::kBlockN);
+    if (Body::kSendsRows && error == cudaSuccess) error = encode_map<T>(&maps->out, out, 16);
     return error;
 }
 
@@ -63,13 +64,13 @@ inline cudaError_t multiprocessors(int* count) {
 
 namespace libflash::cuda {
 
-template <class Row, bool kGeneral>
+template <class Row, sm90::ForwardKind kKind>
 int launch_forward_instance(const ForwardParams& params, void* stream) {
-    using Body = sm90::Forward<Row, kGeneral>;
-    const auto kernel = sm90::forward_kernel<Row, kGeneral>;
+    using Body = sm90::Forward<Row, kKind>;
+    const auto kernel = sm90::forward_kernel<Row, kKind>;
     sm90::ForwardMaps maps{};
     int blocks = 0;
-    cudaError_t error = sm90::encode<Row, kGeneral>(&maps, params);
+    cudaError_t error = sm90::encode<Row, kKind>(&maps, params);
     if (error == cudaSuccess) error = sm90::multiprocessors(&blocks);
     // Costs a fraction of a microsecond, and holds for the current device, whichever that is.
     if (error == cudaSuccess)
@@ -78,6 +79,10 @@ int launch_forward_instance(const ForwardParams& params, void* stream) {
     const int64_t units = int64_t{params.schedule.heads} * params.schedule.tiles;
     if (units < blocks) blocks = static_cast<int>(units);
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
+    if (params.work_order) {
+        const auto order = sm90::order_kernel<Row, Body::kBlockM>;
+        order<<<1, sm90::kOrderThreads, 0, cuda_stream>>>(params);
+    }
     kernel<<<static_cast<unsigned>(blocks), Body::kThreads, Body::kSharedBytes, cuda_stream>>>(params, maps);
     return cudaGetLastError();
 }
@@ -85,8 +90,10 @@ int launch_forward_instance(const ForwardParams& params, void* stream) {
 // Enqueues the work on `stream` and returns what cudaGetLastError() then says.
 template <class Row>
 int launch_forward(const ForwardParams& params, void* stream) {
-    return params.general ? launch_forward_instance<Row, true>(params, stream)
-                          : launch_forward_instance<Row, false>(params, stream);
+    using sm90::ForwardKind;
+    if (params.general) return launch_forward_instance<Row, ForwardKind::general>(params, stream);
+    if (params.work_order) return launch_forward_instance<Row, ForwardKind::unequal>(params, stream);
+    return launch_forward_instance<Row, ForwardKind::plain>(params, stream);
 }
 
 }  // namespace libflash::cuda

@@ -12,14 +12,15 @@
 
 namespace libflash::cuda::sm90 {
 
-template <class Row, bool kGeneral>
-struct Forward : ForwardProducer<Row, kGeneral> {
-    using Base = ForwardProducer<Row, kGeneral>;
-    using Base::Base, Base::common, Base::finish_row, Base::following, Base::k_smem, Base::kBlockN, Base::kConsumerRegisters,
-        Base::kFirstApart, Base::kGroupRows, Base::kGroups, Base::kHeadDim, Base::kHeadDimV, Base::kProducerRegisters,
-        Base::kQStages, Base::kSendsRows, Base::kStages, Base::kVStages, Base::lose, Base::maps, Base::out_smem, Base::params,
-        Base::preceding, Base::prepare, Base::produce, Base::q_tile, Base::row_of_out, Base::start_again, Base::v_smem,
-        Base::write_eight, Base::write_empty_items;
+template <class Row, ForwardKind kKind>
+struct Forward : ForwardProducer<Row, kKind> {
+    using Base = ForwardProducer<Row, kKind>;
+    using Base::Base, Base::common, Base::finish_row, Base::following, Base::k_smem, Base::kBlockN, Base::kUnequal,
+        Base::kGeneral, Base::kConsumerRegisters, Base::kFirstApart, Base::kGroupRows, Base::kGroups, Base::kHeadDim,
+        Base::kHeadDimV, Base::kProducerRegisters, Base::kQStages, Base::kSendsRows, Base::kSkips, Base::kStages, Base::kVStages,
+        Base::length_of, Base::look_ahead, Base::lose, Base::maps, Base::mend_values, Base::out_smem, Base::owned_of,
+        Base::params, Base::preceding, Base::prepare, Base::produce, Base::q_tile, Base::row_of_out, Base::start_again,
+        Base::start_of, Base::v_smem, Base::write_eight, Base::write_empty_items;
     using typename Base::Item, typename Base::KTile, typename Base::OutTile, typename Base::QTile, typename Base::Rounds,
         typename Base::T, typename Base::VTile;
     using Softmax = RowSoftmax<kBlockN>;
@@ -33,6 +34,8 @@ struct Forward : ForwardProducer<Row, kGeneral> {
         Ring<kQStages> q;
         int slot;                     // of the item whose scores come next
         int tile;                     // of its keys, that scores have been begun of last
+        TileWord word;                // instead of it, where blocks may be left out
+        int skipped;                  // tiles before it that this group does not do, V of which has not been given back
         bool last;                    // of them
         float s[kScores];             // scores, then probabilities
         float o[kSums];               // sums of p v
@@ -106,9 +109,11 @@ struct Forward : ForwardProducer<Row, kGeneral> {
         release_scores(c);
         float factor[2];
         take_scores(c, factor);
+        if constexpr (kSkips) give_back_values(c);
         skip_values(c);
-        if (!c.last) c.k.wait_full();
+        if (!c.last) wait_for_next(c);
         round_probabilities(c);
+        if constexpr (kSkips) pass_over(c);
     }
     // Or as if an item had come before: less code that is executed for the first time.
     __device__ __forceinline__ void begin_with_none(Consumer& c) const {
@@ -127,7 +132,7 @@ struct Forward : ForwardProducer<Row, kGeneral> {
     template <bool kBetween>
     __device__ __forceinline__ void step(Consumer& c, bool enters) const {
         const bool none_before = kBetween && !kFirstApart && c.closing_slot == kNoneBefore;
-        --c.tile;
+        if constexpr (!kUnequal) --c.tile;
         if (kBetween && enters) begin_item(c);
         wgmma_settle(c.s);
         start_scores(c);
@@ -138,10 +143,11 @@ struct Forward : ForwardProducer<Row, kGeneral> {
         release_scores(c);
         float factor[2];
         const bool moved = take_scores(c, factor);
-        if (!c.last) c.k.wait_full();  // here, because nothing goes on between the end of this product and the next
+        if (!c.last) wait_for_next(c);  // here, because nothing goes on between the end of this product and the next
         wgmma_wait<0>();
         wgmma_settle(c.o);
         release_values(c);
+        if constexpr (kSkips) give_back_values(c);
         if (kBetween && enters) {
             skip_values(c);
         } else if (moved) {
@@ -149,6 +155,7 @@ struct Forward : ForwardProducer<Row, kGeneral> {
             for (int i = 0; i < kSums; ++i) c.o[i] *= factor[i / 2 % 2];
         }
         round_probabilities(c);
+        if constexpr (kSkips) pass_over(c);
     }
 
     // After the last item's last scores.
@@ -170,7 +177,7 @@ struct Forward : ForwardProducer<Row, kGeneral> {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int place = place_of(c, r);
-            const bool counts = place < item.q_rows.length - item.keys.first_row;  // others may hold anything
+            const bool counts = place < length_of(item) - item.keys.first_row;  // others may hold anything
             const bool past_the_end = c.softmax.finish(r);
             lost |= past_the_end && counts;
             c.inverse[r] = finish_row(item, place, counts, c.softmax.base[r], c.softmax.sum[r], writes && (c.lane & 3) == 0);
@@ -188,14 +195,17 @@ struct Forward : ForwardProducer<Row, kGeneral> {
     __device__ __forceinline__ void write_rows(Consumer& c) const {
         const Item& item = common.items[c.closing_slot];
         bool lost = false;
-        if constexpr (kSendsRows) {
+        // Where the rows behind a sequence's last one belong to others, the copy engine, which takes 16 of them, must not have these.
+        const bool sends = kSendsRows && !(kUnequal && __any_sync(0xffffffffu, first_row_of_warp(item) + 16 > owned_of(item)));
+        if (sends) {
             lost = send_rows(c, item);
-        } else {
+        } else if constexpr (!kSendsRows || kUnequal) {
 #pragma unroll
             for (int r = 0; r < 2; ++r) lost |= write_row(c, item, r, c.inverse[r]);
         }
         if (__any_sync(0xffffffffu, lost)) do_again(c, item);
     }
+    __device__ __forceinline__ int first_row_of_warp(const Item& item) const { return item.keys.first_row + warp_of_item() * 16; }
 
     // Through shared memory and by the copy engine. True: a row has a number that is not finite, though its probabilities are: perhaps their sum with
     // values went past the end of float.
@@ -218,14 +228,17 @@ struct Forward : ForwardProducer<Row, kGeneral> {
         }
         fence_shared_for_async();
         __syncwarp();
-        if (c.lane == 0) store_rows(tile, item, item.keys.first_row + warp * 16);
+        if (c.lane == 0) store_rows(tile, item);
         return (trace[0] != 0 && c.inverse[0] == c.inverse[0]) || (trace[1] != 0 && c.inverse[1] == c.inverse[1]);
     }
 
-    __device__ __forceinline__ void store_rows(uint32_t tile, const Item& item, int row) const {
-        const int count = min(16, item.q_rows.owned - row);
-        if (count <= 0) return;
-        OutTile::store_first(tile, maps.out, item.q_rows.start + row, count, item.work.head, item.work.batch);
+    __device__ __forceinline__ void store_rows(uint32_t tile, const Item& item) const {
+        const int row = first_row_of_warp(item);
+        if (row >= owned_of(item)) return;
+#pragma unroll
+        for (int chunk = 0; chunk < OutTile::kChunks; ++chunk)
+            tma_store(tile + chunk * OutTile::kChunkBytes, maps.out, chunk * 64, start_of(item) + row, item.work.head,
+                      item.work.batch);
         tma_store_commit();
     }
 
@@ -245,6 +258,12 @@ struct Forward : ForwardProducer<Row, kGeneral> {
 
     // The first tile of the item; K of tiles that are left out before it is given back.
     __device__ __forceinline__ void begin_item(Consumer& c) const {
+        if constexpr (kUnequal) {
+            wait_for_next(c);
+            c.last = false;
+            if constexpr (kSkips) pass_over(c);
+            return;
+        }
         const Item& item = common.items[c.slot];
         const int end = end_of_keys(c, item);
         for (int tile = item.keys.end; tile > end; --tile) skip(c, c.k);
@@ -253,14 +272,37 @@ struct Forward : ForwardProducer<Row, kGeneral> {
     }
     // The same for V.
     __device__ __forceinline__ void skip_values(Consumer& c) const {
-        for (int skipped = common.items[c.slot].keys.end - 1; skipped > c.tile; --skipped) skip(c, c.v);
+        if constexpr (!kUnequal)
+            for (int skipped = common.items[c.slot].keys.end - 1; skipped > c.tile; --skipped) skip(c, c.v);
+    }
+
+    // K of the next tile is there; which one it is stands beside it.
+    __device__ __forceinline__ void wait_for_next(Consumer& c) const {
+        c.k.wait_full();
+        if constexpr (kUnequal) c.word = common.walk.tiles[c.k.stage];
+    }
+    __device__ __forceinline__ int tile_of(const Consumer& c) const {
+        if constexpr (kUnequal) return c.word.tile();
+        return c.tile;
+    }
+    // K of tiles that this group does not do is given back; V later, when that of the tile before has been.
+    __device__ __forceinline__ void pass_over(Consumer& c) const {
+        c.skipped = 0;
+        while (!c.last && !c.word.done_by(c.group)) {
+            ++c.skipped;
+            skip(c, c.k);
+            wait_for_next(c);
+        }
+    }
+    __device__ __forceinline__ void give_back_values(Consumer& c) const {
+        for (; c.skipped > 0; --c.skipped) skip(c, c.v);
     }
 
     // Key tiles that none of this group's rows sees are left out at the end, all but one: groups that have fewer keys, or no rows, do not work as long as
     // the others. Not more than there are stages, because K is asked for before V of the tiles that are left out can be given back.
     __device__ __forceinline__ int end_of_keys(const Consumer& c, const Item& item) const {
         const int first_row = item.keys.first_row + c.group * kGroupRows,
-                  last_row = min(first_row + kGroupRows, item.q_rows.length) - 1;
+                  last_row = min(first_row + kGroupRows, length_of(item)) - 1;
         const int cols = last_row < first_row ? 0 : last_row + item.keys.shift + item.keys.right + 1;
         const int end = min((max(cols, 0) + kBlockN - 1) / kBlockN, item.keys.end);
         return max(max(end, item.keys.begin + 1), item.keys.end - (kStages - 1));
@@ -298,7 +340,7 @@ struct Forward : ForwardProducer<Row, kGeneral> {
     // From scores, which are there, to probabilities. True: the sums of the item are to be multiplied by `factor`.
     __device__ __forceinline__ bool take_scores(Consumer& c, float (&factor)[2]) const {
         const Item& item = common.items[c.slot];
-        const bool edge = prepare_scores(c, item, c.tile);
+        const bool edge = prepare_scores(c, item, tile_of(c));
         const bool moved = c.softmax.apply(c.s, kGeneral || item.safe ? 1.0f : params.scale_log2, edge || item.safe, factor);
         if constexpr (kGeneral) {
             if (params.rare.dropout.active) drop(c, item);
@@ -316,7 +358,7 @@ struct Forward : ForwardProducer<Row, kGeneral> {
 #pragma unroll 1
             for (int r = 0; r < 2; ++r) {
                 uint2 words[2];
-                dropout_words_of_row(dropout, batch_head, row_of(c, item, r), c.tile * kBlockN + block * 8, c.lane, words);
+                dropout_words_of_row(dropout, batch_head, row_of(c, item, r), tile_of(c) * kBlockN + block * 8, c.lane, words);
 #pragma unroll
                 for (int n = 0; n < 2; ++n)
                     keep |= ((words[n].x >= dropout.threshold ? 1u : 0u) | (words[n].y >= dropout.threshold ? 2u : 0u))
@@ -332,7 +374,7 @@ struct Forward : ForwardProducer<Row, kGeneral> {
     __device__ __forceinline__ void release_scores(Consumer& c) const {
         release(c, c.k.empty());
         c.k.advance();
-        c.last = c.tile == common.items[c.slot].keys.begin;
+        c.last = kUnequal ? c.word.last() : c.tile == common.items[c.slot].keys.begin;
         if (!c.last) return;
         release(c, c.q.empty());
         c.q.advance();
@@ -346,7 +388,8 @@ struct Forward : ForwardProducer<Row, kGeneral> {
 #pragma unroll
             for (int i = 0; i < kScores; ++i) c.s[i] *= params.scale_log2;
         }
-        const bool edge = item.keys.template is_edge<kGroupRows>(tile, c.group * kGroupRows);
+        bool edge = item.keys.template is_edge<kGroupRows>(tile, c.group * kGroupRows);
+        if (kUnequal) edge |= !c.word.seen_by(c.group);
         if (edge) mask_scores(c, item, tile);
         return edge;
     }
@@ -389,7 +432,8 @@ struct Forward : ForwardProducer<Row, kGeneral> {
             // Columns of this lane, counted from its first one, that the row sees: [begin, end).
             const int row = row_of(c, item, r);
             const int begin = row + item.keys.shift - item.keys.left - first_col;
-            const int end = min(item.keys.length_k, row + item.keys.shift + item.keys.right + 1) - first_col;
+            int end = min(item.keys.length_k, row + item.keys.shift + item.keys.right + 1) - first_col;
+            if (kUnequal && !c.word.seen_by(c.group)) end = 0;
 #pragma unroll
             for (int i = 2 * r; i < kScores; i += 4)
 #pragma unroll
@@ -426,18 +470,26 @@ struct Forward : ForwardProducer<Row, kGeneral> {
             transpose_quad(words, lane);
             write_eight(out, (first + (lane & 3)) * 8, make_uint4(words[0], words[1], words[2], words[3]));
         }
-        return trace != 0 && inverse == inverse && row_of(c, item, r) < item.q_rows.length;
+        return trace != 0 && inverse == inverse && row_of(c, item, r) < length_of(item);
     }
 
     __device__ __forceinline__ void run() {
+        if (threadIdx.x == 0) prepare();
+        __syncthreads();
         if (threadIdx.x < 128) {
             give_registers<kProducerRegisters>();
-            if (threadIdx.x < 32) return produce();
-            __syncthreads();
-            if (threadIdx.x < 64 && !maps.all_see_keys) write_empty_items();
+            if (threadIdx.x < 32) {
+                produce();
+            } else if (threadIdx.x < 64) {
+                if (!maps.all_see_keys) write_empty_items();
+            } else if constexpr (kUnequal) {
+                if (threadIdx.x < 96) {
+                    look_ahead();
+                } else {
+                    mend_values();
+                }
+            }
         } else {
-            if (threadIdx.x == 128) prepare();
-            __syncthreads();
             take_registers<kConsumerRegisters>();
             consume();
         }

@@ -8,7 +8,9 @@
 #include "cuda/attention/scores.cuh"
 #include "cuda/config.h"
 #include "cuda/ptx/barrier.cuh"
+#include "cuda/sm90/block_walk.cuh"
 #include "cuda/sm90/ring.cuh"
+#include "cuda/sm90/work_order.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
 #include "cuda/tile/tensor_map.cuh"
 
@@ -17,26 +19,37 @@
 
 namespace libflash::cuda::sm90 {
 
-// Rows past a sequence's end belong to others, or to nobody, and must be neither read (K, V: a NaN times 0 is NaN) nor written: maps of all but Q are those
-// of encode_ending_map().
 struct ForwardMaps {
     CUtensorMap q, k, v, out;
-    bool all_see_keys;  // no row is without, as far as the host knows
+    bool all_see_keys;    // no row is without, as far as the host knows
+    bool keys_end_early;  // behind an item's keys there are others, or what nobody has written
 };
 
-// kGeneral: knows softcap, ALiBi, bias, mask, dropout, and scales that are not positive.
-template <class Row, bool kGeneral>
+// What an instance of the kernel knows. plain: nothing rare. unequal: items that take nobody knows how long, because lengths are on the device or blocks are
+// left out; they are given out as thread blocks come free (work_order.cuh). general: both, softcap, ALiBi, bias, mask, dropout, and scales that are not
+// positive.
+enum class ForwardKind { plain, unequal, general };
+
+template <class Row, ForwardKind kKind>
 struct ForwardItems {
     static constexpr KernelConfig config = Row::config;
     using T = std::conditional_t<config.dtype == RowType::f16_, __half, __nv_bfloat16>;
     static constexpr int kHeadDim = config.head_dim, kHeadDimV = config.head_dim_v;
-    // The rare options need registers of their own.
-    static constexpr int kGeneralKeys = kHeadDim == 64 ? 48 : (kHeadDim == 128 ? 64 : 32);
-    static constexpr int kBlockM = config.tile_q, kBlockN = kGeneral ? kGeneralKeys : config.tile_k, kStages = config.stages;
+    static constexpr bool kGeneral = kKind == ForwardKind::general, kUnequal = kKind != ForwardKind::plain;
+    // The rare options need registers of their own. Where work is unequal, a tile of keys must not lie in two blocks.
+    static constexpr int kGeneralKeys = kHeadDimV <= 192 ? 64 : 32,
+                         kUnequalKeys = kHeadDim <= 128 || config.tile_k >= 128 ? 128 : 64;
+    static constexpr int kBlockM = kKind == ForwardKind::unequal ? unequal_tile_q(config) : config.tile_q,
+                         kBlockN = kGeneral ? kGeneralKeys : (kUnequal ? kUnequalKeys : config.tile_k), kStages = config.stages;
     static constexpr int kGroupRows = 64, kGroups = kBlockM / kGroupRows;
+    static constexpr bool kSkips =
+        kUnequal && kBlockM > 128;  // groups lie in different blocks, and leave out tiles that others do
     static constexpr int kThreads = (kGroups + 1) * 128;
     static constexpr bool kFirstApart = kGroups == 3;  // the first tile has code of its own: measured, see README.md
-    static constexpr int kProducerRegisters = kGroups == 3 ? 32 : 40, kConsumerRegisters = kGroups == 3 ? 160 : 232;
+    // Looking for tiles takes registers too, where the products can spare them.
+    static constexpr bool kSpares = kGeneral ? kHeadDimV < 256 : kUnequal && (kGroups == 2 || kBlockN < 128);
+    static constexpr int kProducerRegisters = kSpares ? 56 : (kGroups == 3 ? 32 : 40),
+                         kConsumerRegisters = (kGroups == 3 ? 160 : 232) - (kSpares ? 8 : 0);
 
     using QTile = SwizzledTile<kGroupRows, kHeadDim>;
     using KTile = SwizzledTile<kBlockN, kHeadDim>;
@@ -65,6 +78,29 @@ struct ForwardItems {
         int next, end;
         bool safe;
     };
+    static constexpr int kAhead = 1;
+    // A tile of V that reaches beyond its sequence, on its way: its stage, and how many of its rows are the sequence's; -1: there is none any more.
+    struct Mend {
+        RingBarriers<1> barriers;
+        uint32_t phase;  // the producer's
+        int stage, count;
+    };
+    struct WalkState {
+        TileWord tiles[kStages];  // in the stages of K
+        int newest;               // of the units that were taken, see WorkOrder
+        // The producer's own, for which it has no registers.
+        TileWord found;
+        uint32_t recent;  // see groups_that_do()
+        int entries_left[2];
+        struct {
+            int slot, q_stage;
+            uint32_t q_phase, ahead_phase;
+        } put_away;
+        // Items that have been found, and not yet taken.
+        RingBarriers<kAhead> ahead;
+        Item items_ahead[kAhead];
+        Mend mend;
+    };
     static constexpr int kMostBytes = 227 * 1024;  // of a thread block
     static constexpr int kOwnBytes = 3 * 1024;     // for what is not a tile
     static constexpr int kQBytes = kGroups * QTile::kBytes, kOutBytes = kGroups * 4 * OutTile::kBytes,
@@ -88,6 +124,7 @@ struct ForwardItems {
         // From the warp that copies to those that multiply, in turn. With one stage for Q, an item is written when all have released Q of the second before
         // it: they may still have to write the rows of the third.
         Item items[kItems];
+        std::conditional_t<kUnequal, WalkState, Nothing> walk;
     };
     static constexpr int kTileBytes =
         kQStages * kQBytes + kStages * KTile::kBytes + kVStages * VTile::kBytes + (kSendsRows ? kOutBytes : 0);
@@ -107,8 +144,8 @@ struct ForwardItems {
         out_smem = v_smem + kVStages * VTile::kBytes;
     }
 
-    // The tile of query rows that this thread block has in a round; batch < 0: none.
-    __device__ __forceinline__ WorkTile work_of(int round) const {
+    // The tile of query rows that this thread block has in a round, where all is known before the launch; batch < 0: none.
+    __device__ __forceinline__ WorkTile settled_work(int round) const {
         const ScheduleParams& schedule = params.schedule;
         // One further in each round: else a thread block could have the same tile of every head, and that be a longer or shorter one than others.
         const int turn = schedule.paired ? round / 2 : round, blocks = gridDim.x;
@@ -121,6 +158,11 @@ struct ForwardItems {
         work.tile = round % 2 == 1 ? early : late;
         return work;
     }
+    __device__ __forceinline__ WorkTile unit_of_order(int unit) const {
+        return WorkOrder(params).template tile_of<kBlockM>(unit, params.q_lengths, params.schedule.reversed);
+    }
+
+    __device__ __forceinline__ bool is_given_out() const { return !kGeneral || params.work_order; }
 
     __device__ __forceinline__ Rounds first_rounds() const {
         const int units = params.schedule.heads * params.schedule.tiles, blocks = gridDim.x;
@@ -137,15 +179,49 @@ struct ForwardItems {
         return rounds.next < rounds.end;
     }
     // The next tile of query rows: its number, and who writes its rows. A whole warp; all have the same. False: the rounds are over.
-    __device__ __forceinline__ bool next_work(Rounds& rounds, Turn& turn) const {
+    __device__ __forceinline__ bool next_settled_work(Rounds& rounds, Turn& turn) const {
         while (rounds.next < rounds.end) {
             turn.round = rounds.next++;
             turn.writers = rounds.safe ? lost_warps(turn.round) : 0xffffffffu;
             if (turn.writers == 0) continue;
-            turn.work = work_of(turn.round);
+            turn.work = settled_work(turn.round);
             if (turn.work.batch >= 0) return true;
         }
         return false;
+    }
+    // The same where work is given out; a unit stands for the round. A thread block's first two are known, so that it can begin at once. What is done
+    // again is looked for among the units that it took, from the last to the first.
+    __device__ __forceinline__ bool next_given_work(Rounds& rounds, Turn& turn) const {
+        const WorkOrder order(params);
+        const bool leader = threadIdx.x % 32 == 0;
+        int& unit = turn.round;
+        if (rounds.safe) {
+            do {
+                unit = *const_cast<volatile int*>(&common.walk.newest);
+                if (unit < 0) return false;
+                __syncwarp();
+                if (leader) common.walk.newest = order.before()[unit];
+                __syncwarp();
+                turn.writers = lost_warps(unit);
+            } while (turn.writers == 0);
+        } else {
+            const int blocks = gridDim.x, block = blockIdx.x, taken = rounds.next++;
+            unit = taken == 0 ? block : 2 * blocks - 1 - block;
+            if (leader && taken > 1) unit = 2 * blocks + atomicAdd(order.counter(), 1);
+            unit = __shfl_sync(0xffffffffu, unit, 0);
+            if (unit >= order.units()) return false;
+            if (leader) order.before()[unit] = common.walk.newest, common.walk.newest = unit;
+            turn.writers = 0xffffffffu;
+        }
+        turn.work = unit_of_order(unit);
+        return true;
+    }
+
+    __device__ __forceinline__ bool next_work(Rounds& rounds, Turn& turn) const {
+        if constexpr (kUnequal) {
+            if (is_given_out()) return next_given_work(rounds, turn);
+        }
+        return next_settled_work(rounds, turn);
     }
 
     // One thread of a warp whose rows have to be done again.
@@ -183,7 +259,20 @@ struct ForwardItems {
         if constexpr (kGeneral) item.rules.init(params.rare, work.batch, work.head, item.q_rows.length, k_rows.length);
     }
 
-    // One thread, before any other goes past the first barrier of the thread block.
+    // Rows of the item's sequence: its first one, all of them, and those that take part. Known without it where none has lengths of its own.
+    __device__ __forceinline__ int start_of(const Item& item) const { return kUnequal ? item.q_rows.start : 0; }
+    __device__ __forceinline__ int owned_of(const Item& item) const {
+        return kUnequal ? item.q_rows.owned : params.q_lengths.capacity;
+    }
+    __device__ __forceinline__ int length_of(const Item& item) const {
+        return kUnequal ? item.q_rows.length : params.q_lengths.capacity;
+    }
+    // The key tiles of an item where blocks may be left out. A whole warp.
+    __device__ __forceinline__ BlockWalk<kBlockM, kBlockN> walk_of(const Item& item) const {
+        return {params.block_mask, item.work, item.keys, item.q_rows, common.walk.entries_left};
+    }
+
+    // One thread, before the roles part.
     __device__ __forceinline__ void prepare() {
         tma_prefetch_map(maps.q);
         tma_prefetch_map(maps.k);
@@ -192,7 +281,14 @@ struct ForwardItems {
         common.k.init(kGroups * 4);
         common.v.init(kGroups * 4);
         for (int group = 0; group < kGroups; ++group) common.q[group].init(4);
-        MBarrier{shared_address(&common.all_done)}.init(kGroups * 4 + 1);
+        MBarrier{shared_address(&common.all_done)}.init(kGroups * 4 + (kUnequal ? 3 : 1));
+        if constexpr (kUnequal) {
+            common.walk.recent = ~0u;
+            common.walk.newest = -1;
+            common.walk.ahead.init(1);
+            common.walk.mend.barriers.init(1);
+            common.walk.mend.phase = 0;
+        }
         common.redo_begin = INT_MAX;
         common.redo_end = common.lost_count = 0;
         fence_barrier_init();

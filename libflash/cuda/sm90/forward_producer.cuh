@@ -1,18 +1,20 @@
 // The producer of the forward kernel for sm_90a: a warp finds out what there is to do, and one of its threads copies.
 #pragma once
 
+#include "cuda/ptx/opaque.cuh"
 #include "cuda/sm90/forward_rows.cuh"
 
 namespace libflash::cuda::sm90 {
 
-template <class Row, bool kGeneral>
-struct ForwardProducer : ForwardRows<Row, kGeneral> {
-    using Base = ForwardRows<Row, kGeneral>;
-    using Base::Base, Base::common, Base::first_rounds, Base::following, Base::k_smem, Base::kFirstApart, Base::kBlockN,
-        Base::kGroupRows, Base::kGroups, Base::kQStages, Base::kStages, Base::kVStages, Base::maps, Base::next_work,
-        Base::preceding, Base::fill, Base::q_tile, Base::start_again, Base::v_smem;
-    using typename Base::Item, typename Base::KTile, typename Base::QTile, typename Base::Rounds, typename Base::Turn,
-        typename Base::VTile;
+template <class Row, ForwardKind kKind>
+struct ForwardProducer : ForwardRows<Row, kKind> {
+    using Base = ForwardRows<Row, kKind>;
+    using Base::Base, Base::common, Base::first_rounds, Base::kAhead, Base::following, Base::k_smem, Base::kFirstApart,
+        Base::kBlockN, Base::kUnequal, Base::kGroupRows, Base::kGroups, Base::kQStages, Base::kSkips, Base::kStages,
+        Base::kVStages, Base::maps, Base::next_work, Base::preceding, Base::fill, Base::q_tile, Base::start_again, Base::start_of,
+        Base::v_smem, Base::walk_of;
+    using typename Base::Item, typename Base::KTile, typename Base::Mend, typename Base::Nothing, typename Base::QTile,
+        typename Base::Rounds, typename Base::Turn, typename Base::VTile;
 
     // Where it stands.
     struct Producer {
@@ -21,47 +23,75 @@ struct ForwardProducer : ForwardRows<Row, kGeneral> {
         Ring<kVStages> v;
         Ring<kQStages> q;  // of any group: they go in step
         int slot;          // the item's
+        std::conditional_t<kUnequal, Ring<kAhead>, Nothing> ahead;
     };
 
-    // Keys go from the last tile to the first; V of a tile comes after K of the next.
-    __device__ __forceinline__ void produce() {
-        Producer p{elect_one(), Ring<kStages>(common.k), Ring<kVStages>(common.v), Ring<kQStages>(common.q[0]), 0};
-        Rounds rounds = first_rounds();
-        bool prepared = false;
-        do {
-            hand_over_all(p, rounds, prepared);
-        } while (start_again(rounds));
+    __device__ __forceinline__ Producer begin() const {
+        const Ring<kStages> k(common.k);
+        const Ring<kVStages> v(common.v);
+        const Ring<kQStages> q(common.q[0]);
+        if constexpr (kUnequal) {
+            return {elect_one(), k, v, q, 0, Ring<kAhead>(common.walk.ahead)};
+        } else {
+            return {elect_one(), k, v, q, 0, {}};
+        }
     }
 
-    // The next item is looked for while the first copies for the present one are under way; the first one while others prepare the barriers, because a
-    // warp that executes something for the first time waits for most instructions. After the last item comes one without keys.
-    __device__ __forceinline__ void hand_over_all(Producer& p, Rounds& rounds, bool& prepared) const {
-        bool found = true, present = false;
+    // Keys go from the last tile to the first; V of a tile comes after K of the next.
+    __device__ __forceinline__ void produce() const {
+        Producer p = begin();
+        if constexpr (!kUnequal) return hand_over_all(p);
+        if constexpr (kUnequal) {
+            Rounds rounds{};
+            do {
+                bool found = take_item(p);
+                if (!kFirstApart && found && p.leader) hand_over_no_values(p);
+                for (; found; found = take_item(p)) hand_over_tiles(p);
+                hand_over_end(p);
+                rounds.safe = common.items[preceding(p.slot)].safe;  // not kept, for want of registers
+            } while (start_again(rounds));
+        }
+    }
+
+    // The next item is looked for while the first copies for the present one are under way. After the last one comes one without keys.
+    __device__ __forceinline__ void hand_over_all(Producer& p) const {
+        Rounds rounds = first_rounds();
+        bool first = true;
 #pragma unroll 1
-        do {
-            found = find_item(rounds, p.leader, p.slot);
-            if (!prepared) __syncthreads();
-            prepared = true;
-            const Item& item = common.items[p.slot];
+        while (true) {
+            const bool found = find_item(rounds, p.leader, common.items[p.slot]);
             if (p.leader) {
-                if (present) {
+                const Item& item = common.items[p.slot];
+                if (!first) {
                     if (kQStages == 1 && found) prefetch_q(item);
                     load_keys(p, common.items[preceding(p.slot)]);
                 }
                 if (found) load_k(p, item, item.keys.end - 1);
                 load_q(p, item, found);
-                if (!kFirstApart && found && !present) hand_over_no_values(p);
+                if (!kFirstApart && found && first) hand_over_no_values(p);
             }
-            __syncwarp();
-            p.q.advance();
-            p.slot = following(p.slot);
-            present = true;
-        } while (found);
+            done_with(p);
+            if (!found && !start_again(rounds)) return;
+            first = !found;
+        }
     }
 
-    // The next item that has keys. False: the rounds are over, and the item in the slot has none.
-    __device__ __forceinline__ bool find_item(Rounds& rounds, bool leader, int slot) const {
-        Item& item = common.items[slot];
+    // Where registers are short: into shared memory what the loop over an item's tiles does not need, and back.
+    __device__ __forceinline__ void put_away(const Producer& p) const {
+        if (p.leader) common.walk.put_away = {p.slot, p.q.stage, p.q.phase, p.ahead.phase};
+        __syncwarp();
+    }
+    __device__ __forceinline__ void fetch(Producer& p) const {
+        const volatile auto& from = common.walk.put_away;
+        p.slot = from.slot, p.q.stage = from.q_stage, p.q.phase = from.q_phase;
+    }
+    __device__ __forceinline__ void fetch_ahead(Producer& p) const {
+        p.ahead.phase = *const_cast<volatile uint32_t*>(&common.walk.put_away.ahead_phase);
+        __syncwarp();  // before it is written again
+    }
+
+    // The next item that has keys. False: the rounds are over, and the item has none.
+    __device__ __forceinline__ bool find_item(Rounds& rounds, bool leader, Item& item) const {
         Turn turn;
         while (next_work(rounds, turn)) {
             bool has_keys = false;
@@ -69,13 +99,117 @@ struct ForwardProducer : ForwardRows<Row, kGeneral> {
                 fill(item, turn, rounds.safe);
                 has_keys = item.keys.begin != item.keys.end;
             }
-            if (__any_sync(0xffffffffu, has_keys)) return true;
+            if (__any_sync(0xffffffffu, has_keys)) return true;  // and all see the item
         }
         if (leader) {
             item.keys.begin = item.keys.end = 0;
             item.safe = rounds.safe;
         }
         return false;
+    }
+
+    // Where work is unequal it takes several answers from memory to know the next item, so that another warp is ahead by one.
+    __device__ __forceinline__ void look_ahead() const {
+        const bool leader = elect_one();
+        Ring<kAhead> ahead(common.walk.ahead);
+        Rounds rounds = first_rounds();
+        do {
+            bool found = true;
+#pragma unroll 1
+            while (found) {
+                ahead.wait_empty();
+                Item& item = common.walk.items_ahead[ahead.stage];
+                found = find_item(rounds, leader, item);
+                if (leader) {
+                    if (found) prefetch_q(item);
+                    ahead.full().arrive();
+                }
+                __syncwarp();
+                ahead.advance();
+            }
+        } while (start_again(rounds));
+    }
+    __device__ __forceinline__ bool take_item(Producer& p) const {
+        Item& item = common.items[p.slot];
+        p.ahead.wait_full();
+        const Item& found = common.walk.items_ahead[p.ahead.stage];
+        static_assert(sizeof(Item) % 4 == 0 && std::is_trivially_copyable<Item>::value, "copied word by word");
+        for (int i = static_cast<int>(threadIdx.x % 32); i < static_cast<int>(sizeof(Item)) / 4; i += 32)
+            reinterpret_cast<uint32_t*>(&item)[i] = reinterpret_cast<const uint32_t*>(&found)[i];
+        __syncwarp();
+        if (p.leader) p.ahead.empty().arrive();
+        p.ahead.advance();
+        return item.keys.begin != item.keys.end;
+    }
+
+    // The item without keys, and that no tile of V is to be mended any more.
+    __device__ __forceinline__ void hand_over_end(Producer& p) const {
+        if (p.leader) {
+            to_be_mended(p, -1).arrive();
+            load_q(p, common.items[p.slot], false);
+        }
+        done_with(p);
+    }
+    __device__ __forceinline__ void done_with(Producer& p) const {
+        __syncwarp();
+        p.q.advance();
+        p.slot = slot_after(p);
+    }
+    // Made anew each time where registers are short.
+    __device__ __forceinline__ int slot_after(const Producer& p) const { return following(kSkips ? opaque(p.slot) : p.slot); }
+
+    // Tells the others of an item, and copies what it needs; the whole warp looks for the next tile. An item of which all are left out has one that no row sees.
+    __device__ __forceinline__ void hand_over_tiles(Producer& p) const {
+        if constexpr (kSkips) put_away(p);
+        const Item& item = common.items[p.slot];
+        auto walk = walk_of(item);
+        if (p.leader) common.walk.found = TileWord::of(item.keys.begin, false, 0, 0);
+        bool first = true;
+        int tile;
+#pragma unroll 1
+        do {
+            uint32_t seen = 0;
+            tile = walk.next(seen);
+            // A tile is asked for when it is known whether another one follows.
+            if (p.leader && (tile < 0 || common.walk.found.seen() != 0)) {
+                load_tile(p, item, tile < 0, first);
+                first = false;
+            }
+            if (p.leader) common.walk.found = TileWord::of(tile, false, 0, seen);
+        } while (tile >= 0);
+        if (p.leader) load_v(p, item, loaded_tile(p, 1));
+        if constexpr (kSkips) {
+            fetch(p);
+            fetch_ahead(p);
+        }
+        done_with(p);
+    }
+    __device__ __forceinline__ void load_tile(Producer& p, const Item& item, bool last, bool first) const {
+        const TileWord found = common.walk.found;
+        p.k.wait_empty();
+        common.walk.tiles[p.k.stage] = TileWord::of(found.tile(), last, groups_that_do(last, found.seen()), found.seen());
+        load_k(p, item, found.tile());
+        if (!first) return load_v(p, item, loaded_tile(p, 2));
+        if constexpr (kSkips) fetch(p);
+        load_q(p, item, true);
+    }
+
+    // The tile whose K was asked for last, or (2) the one before.
+    __device__ __forceinline__ int loaded_tile(const Producer& p, int back) const {
+        return common.walk.tiles[(p.k.stage + kStages - back) % kStages].tile();
+    }
+
+    // Every group does the last tile, and one after kStages - 1 others that it has left out, whether its rows see it or not: V of the tile before is given
+    // back only after scores of the next have begun. `recent` has a digit for each of so many tiles: the groups that did it, a bit each.
+    __device__ __forceinline__ uint32_t groups_that_do(bool last, uint32_t seen) const {
+        constexpr uint32_t kAll = (1u << kGroups) - 1;
+        if (!kSkips) return kAll;
+        uint32_t did = 0;
+#pragma unroll
+        for (int i = 0; i < kStages - 1; ++i) did |= common.walk.recent >> i * kGroups;
+        const uint32_t some = last ? kAll : (seen | ~did) & kAll;
+        common.walk.recent = common.walk.recent << kGroups | some;
+        return some;
     }
 
     // Also tells the others of the item.
@@ -86,26 +220,26 @@ struct ForwardProducer : ForwardRows<Row, kGeneral> {
             q.wait_empty();
             if (has_keys) {
                 q.full().arrive_and_expect(QTile::kBytes);
-                QTile::load(q_tile(q.stage, group), maps.q, q.full(),
-                            item.q_rows.start + item.keys.first_row + group * kGroupRows, item.work.head, item.work.batch);
+                QTile::load(q_tile(q.stage, group), maps.q, q.full(), start_of(item) + item.keys.first_row + group * kGroupRows,
+                            item.work.head, item.work.batch);
             } else {
                 q.full().arrive();
             }
         }
     }
 
-    // Into the L2 cache: its place in shared memory is not free before the present item is nearly done.
+    // Into the L2 cache: its place in shared memory may not be free before the present item is nearly done.
     __device__ __forceinline__ void prefetch_q(const Item& item) const {
         for (int group = 0; group < kGroups; ++group)
             for (int chunk = 0; chunk < QTile::kChunks; ++chunk)
-                tma_prefetch(maps.q, chunk * 64, item.q_rows.start + item.keys.first_row + group * kGroupRows, item.work.head,
+                tma_prefetch(maps.q, chunk * 64, start_of(item) + item.keys.first_row + group * kGroupRows, item.work.head,
                              item.work.batch);
     }
 
     __device__ __forceinline__ void load_k(Producer& p, const Item& item, int tile) const {
         p.k.wait_empty();
         p.k.full().arrive_and_expect(KTile::kBytes);
-        load_rows<KTile>(k_smem + p.k.stage * KTile::kBytes, maps.k, p.k.full(), item, tile);
+        KTile::load(k_smem + p.k.stage * KTile::kBytes, maps.k, p.k.full(), key_row(item, tile), item.kv_head, item.work.batch);
         p.k.advance();
     }
     // For the product before the first one.
@@ -116,17 +250,55 @@ struct ForwardProducer : ForwardRows<Row, kGeneral> {
     }
     __device__ __forceinline__ void load_v(Producer& p, const Item& item, int tile) const {
         p.v.wait_empty();
-        p.v.full().arrive_and_expect(VTile::kBytes);
-        load_rows<VTile>(v_smem + p.v.stage * VTile::kBytes, maps.v, p.v.full(), item, tile);
+        MBarrier full = p.v.full();
+        if constexpr (kUnequal) {
+            const int count = item.keys.length_k - tile * kBlockN;
+            if (count < kBlockN && maps.keys_end_early) full = to_be_mended(p, count);
+        }
+        full.arrive_and_expect(VTile::kBytes);
+        VTile::load(v_smem + p.v.stage * VTile::kBytes, maps.v, full, key_row(item, tile), item.kv_head, item.work.batch);
         p.v.advance();
     }
-    template <class Tile>
-    __device__ __forceinline__ void load_rows(uint32_t shared, const CUtensorMap& map, const MBarrier& full, const Item& item,
-                                              int tile) const {
-        const int row = tile * kBlockN;
-        Tile::load_first(shared, map, full, item.first_key + row, min(kBlockN, item.keys.length_k - row), item.kv_head,
-                         item.work.batch);
+    __device__ __forceinline__ int key_row(const Item& item, int tile) const {
+        return (kUnequal ? item.first_key : 0) + tile * kBlockN;
     }
+
+    // What a tile of V has of others is multiplied by 0; but that is NaN where they have NaN. So another warp waits for the tile and writes zeros over it
+    // before it is handed over. (Of K nothing is done: scores beyond the end are hidden.)
+    __device__ __forceinline__ MBarrier to_be_mended(Producer& p, int count) const {
+        Mend& mend = common.walk.mend;
+        MBarrier{shared_address(mend.barriers.empty)}.wait(mend.phase ^ 1);
+        mend.phase ^= 1;
+        mend.stage = p.v.stage, mend.count = count;
+        return {shared_address(mend.barriers.full)};
+    }
+    __device__ __forceinline__ void mend_values() const {
+        Ring<1> mend(common.walk.mend.barriers);
+        Rounds rounds{};
+        do {
+#pragma unroll 1
+            while (true) {
+                mend.wait_full();
+                const volatile Mend& there = common.walk.mend;
+                const int stage = there.stage, count = there.count;
+                if (count >= 0) write_zeros(v_smem + stage * VTile::kBytes, count);
+                fence_shared_for_async();
+                __syncwarp();
+                if (threadIdx.x % 32 == 0) {
+                    mend.empty().arrive();
+                    if (count >= 0) MBarrier{shared_address(&common.v.full[stage])}.arrive();
+                }
+                mend.advance();
+                if (count < 0) break;
+            }
+        } while (start_again(rounds));
+    }
+    __device__ __forceinline__ void write_zeros(uint32_t tile, int first_row) const {
+        constexpr int kEights = VTile::kChunks * 8;
+        for (int i = first_row * kEights + static_cast<int>(threadIdx.x % 32); i < kBlockN * kEights; i += 32)
+            store_zeros_16(tile + VTile::offset(i / kEights, i % kEights));
+    }
+
     __device__ __forceinline__ void load_keys(Producer& p, const Item& item) const {
 #pragma unroll 1
         for (int tile = item.keys.end - 2; tile >= item.keys.begin; --tile) {

@@ -8,10 +8,11 @@
 
 namespace libflash::cuda::sm90 {
 
-template <class Row, bool kGeneral>
-struct ForwardRows : ForwardItems<Row, kGeneral> {
-    using Base = ForwardItems<Row, kGeneral>;
-    using Base::Base, Base::params, Base::next_work, Base::fill, Base::first_rounds, Base::kBlockM, Base::kHeadDimV;
+template <class Row, ForwardKind kKind>
+struct ForwardRows : ForwardItems<Row, kKind> {
+    using Base = ForwardItems<Row, kKind>;
+    using Base::Base, Base::params, Base::kUnequal, Base::is_given_out, Base::next_settled_work, Base::unit_of_order, Base::fill,
+        Base::first_rounds, Base::kBlockM, Base::kGeneral, Base::kHeadDimV, Base::owned_of, Base::start_of;
     using typename Base::Item, typename Base::Rounds, typename Base::T, typename Base::Turn;
 
     // Writes the lse of a row of the item's tile, with the sink if there is one. What its sums of p v are to be multiplied by; 0: the row sees no key, or does
@@ -26,7 +27,7 @@ struct ForwardRows : ForwardItems<Row, kGeneral> {
             sum = sum * factor + exp2_approx(sink - largest);
         }
         const bool sees_keys = counts && sum != 0.0f;
-        if (item.lse && write && place < item.q_rows.owned - item.keys.first_row)
+        if (item.lse && write && place < owned_of(item) - item.keys.first_row)
             item.lse[place * params.lse.row] = sees_keys ? (largest + __log2f(sum)) * kLn2 : -INFINITY;
         if constexpr (kGeneral) factor *= params.rare.dropout.keep_factor;
         // A NaN row stays one: the sum is NaN then, and so is its reciprocal.
@@ -35,9 +36,9 @@ struct ForwardRows : ForwardItems<Row, kGeneral> {
 
     // nullptr: there is no such row.
     __device__ __forceinline__ T* row_of_out(const Item& item, int row) const {
-        if (row >= item.q_rows.owned) return nullptr;
+        if (row >= owned_of(item)) return nullptr;
         return static_cast<T*>(params.out.data) + item.work.batch * params.out.batch + item.work.head * params.out.head +
-               (item.q_rows.start + row) * params.out.row;
+               (start_of(item) + row) * params.out.row;
     }
 
     __device__ __forceinline__ void write_eight(T* row, int col, const uint4& eight) const {
@@ -46,13 +47,21 @@ struct ForwardRows : ForwardItems<Row, kGeneral> {
 
     // Another warp: rows that see no key.
     __device__ __forceinline__ void write_empty_items() const {
+        if constexpr (kUnequal) {
+            if (is_given_out()) return write_empty_units();
+        }
         Rounds rounds = first_rounds();
         Turn turn;
-        while (next_work(rounds, turn)) {
-            Item item;
-            fill(item, turn, false);
-            if (item.keys.begin == item.keys.end) write_nothing(item);
-        }
+        while (next_settled_work(rounds, turn)) write_if_empty(turn);
+    }
+    __device__ __forceinline__ void write_empty_units() const {
+        const int units = WorkOrder(params).units();
+        for (int unit = blockIdx.x; unit < units; unit += gridDim.x) write_if_empty({unit_of_order(unit), unit, 0});
+    }
+    __device__ __forceinline__ void write_if_empty(const Turn& turn) const {
+        Item item;
+        fill(item, turn, false);
+        if (item.keys.begin == item.keys.end) write_nothing(item);
     }
 
     __device__ __forceinline__ void write_nothing(const Item& item) const {

@@ -1,5 +1,5 @@
 // A tile of 16-bit values in shared memory as the copy engine and the matrix instructions of sm_90 share it: chunks of 64 columns, one after the
-// other, each a dense block of kRows rows of 128 bytes. Within a row the eight groups of 16 bytes are exchanged, group g of row r at place
+// other, each a dense block of kRows rows of 128 bytes, the last one perhaps only partly in use. Within a row the eight groups of 16 bytes are exchanged, group g of row r at place
 // g ^ (r % 8): both do that by the bits of the address, so a tile begins at a multiple of 1024.
 //
 // A descriptor tells a matrix instruction where an operand lies. Its low word is address / 16 and the step from chunk to chunk, its high word the
@@ -16,9 +16,9 @@ namespace libflash::cuda {
 template <int kRows, int kCols>
 struct SwizzledTile {
     static_assert(kRows % 8 == 0 && kRows <= 256, "groups of 8 rows, and a box of the copy engine has 256 at most");
-    static_assert(kCols % 64 == 0, "chunks of 64 columns");
+    static_assert(kCols % 16 == 0, "what matrix instructions take at a time");
     static constexpr int kChunkCols = 64;
-    static constexpr int kChunks = kCols / kChunkCols;
+    static constexpr int kChunks = (kCols + kChunkCols - 1) / kChunkCols;
     static constexpr int kChunkBytes = kRows * 128;
     static constexpr int kBytes = kChunks * kChunkBytes;
     static constexpr int kAlignment = 1024;
@@ -34,21 +34,6 @@ struct SwizzledTile {
 #pragma unroll
         for (int chunk = 0; chunk < kChunks; ++chunk)
             tma_load(tile + chunk * kChunkBytes, map, barrier, chunk * kChunkCols, first_row, head, batch);
-    }
-
-    // Of the rows the first `count` alone, by a map of encode_ending_map(); the others are zeros.
-    __device__ static __forceinline__ void load_first(uint32_t tile, const CUtensorMap& map, const MBarrier& barrier,
-                                                      int first_row, int count, int head, int batch) {
-#pragma unroll
-        for (int chunk = 0; chunk < kChunks; ++chunk)
-            tma_load(tile + chunk * kChunkBytes, map, barrier, chunk * kChunkCols, kRows - count, first_row + count, head, batch);
-    }
-    // Of a tile of kRows the first `count` to memory, with such a map.
-    __device__ static __forceinline__ void store_first(uint32_t tile, const CUtensorMap& map, int first_row, int count, int head,
-                                                       int batch) {
-#pragma unroll
-        for (int chunk = 0; chunk < kChunks; ++chunk)
-            tma_store(tile + chunk * kChunkBytes, map, chunk * kChunkCols, kRows - count, first_row + count, head, batch);
     }
 
     // The tile as an operand whose k runs along the columns (a of Q K^T, and its b): 16 of them, number `step`, from row `first_row` on, a multiple

@@ -197,6 +197,8 @@ inline int __syncthreads_or(int vote) {
     return votes;
 }
 inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return static_cast<uint32_t>(uint64_t{a} * b >> 32); }
 inline float __log2f(float x) { return std::log2(x); }
 inline uint32_t __float_as_uint(float x) {

@@ -14,14 +14,18 @@ using namespace libflash;
 using namespace libflash::cuda;
 
 struct Row {
-    static constexpr KernelConfig config{"forward",    "forward", "sm90", RowType::DTYPE, HEAD_DIM, HEAD_DIM,
+    static constexpr KernelConfig config{"forward",    "forward", "sm90", RowType::DTYPE, HEAD_DIM, HEAD_DIM_V,
                                          FORWARD_TILE, STAGES,    ""};
 };
-using T = sm90::Forward<Row, false>::T;
+using T = sm90::Forward<Row, sm90::ForwardKind::plain>::T;
 constexpr bool kWide = Row::config.dtype == RowType::bf16_;  // its exponents are those of floats
 constexpr double kRounding = Row::config.dtype == RowType::f16_ ? 0x1p-11 : 0x1p-8;
 
-enum class Lengths { dense, used, packed };
+// uneven: packed, one long sequence, some short ones and many without rows.
+enum class Lengths { dense, used, packed, uneven };
+// Blocks of 128 x 128: all; some by a mask or by lists, different ones for each head, a row of blocks that has none, and one that has the first alone;
+// none at all.
+enum class Blocks { all, mask, lists, none };
 
 struct Case {
     int batch, heads_q, heads_k, queries, keys, head_dim;
@@ -31,6 +35,11 @@ struct Case {
     bool sink;
     Lengths lengths = Lengths::dense;  // else sequences differ, and what lies past them, or is another's, is NaN
     bool rare = false;                 // softcap, bias and dropout
+    Blocks blocks = Blocks::all;
+    int percent = 50;  // of blocks that take part
+
+    int head_dim_v() const { return head_dim - (HEAD_DIM - HEAD_DIM_V); }
+    bool is_packed() const { return lengths == Lengths::packed || lengths == Lengths::uneven; }
 };
 
 std::mt19937 generator(3);
@@ -49,21 +58,25 @@ struct Side {
 
     Side(const Case& c, int count, int less) : cu(1, 0) {
         for (int b = 0; b < c.batch; ++b) {
-            const int here = c.lengths == Lengths::packed && b > 0 ? count / (b + 1) - less : count;
+            const int here = length_of(c, count, less, b);
             start.push_back(rows), owned.push_back(here);
             length.push_back(c.lengths == Lengths::used ? count - b * less : here);
             cu.push_back(rows += here);
         }
     }
+    static int length_of(const Case& c, int count, int less, int b) {
+        if (c.lengths == Lengths::uneven) return b == 7 ? count : b % 16 == 5 || b == 1 ? b % 20 + 1 : 0;
+        return c.lengths == Lengths::packed && b > 0 ? count / (b + 1) - less : count;
+    }
     LengthsParams params(const Case& c) const {
-        if (c.lengths == Lengths::packed) return {cu.data(), nullptr, rows};
+        if (c.is_packed()) return {cu.data(), nullptr, rows};
         return {nullptr, c.lengths == Lengths::used ? length.data() : nullptr, owned[0]};
     }
     // Rows that nobody may look at: past the end; of packed sequences the second one's, whose own results are not looked at then.
     template <class Visit>
     void for_hidden_rows(const Case& c, const Visit& visit) const {
         for (int b = 0; b < c.batch; ++b) {
-            const bool poisoned = c.lengths == Lengths::packed && b == 1;
+            const bool poisoned = c.is_packed() && b == 1;
             for (int i = poisoned ? 0 : length[b]; i < owned[b]; ++i) visit(start[b] + i);
         }
     }
@@ -76,20 +89,47 @@ struct Problem {
     std::vector<T> q, k, v, out;
     std::vector<float> sink, lse, bias;
     ForwardParams params{};
+    int block_rows, block_cols;
+    std::vector<uint8_t> blocks;  // (head, row, column)
+    std::vector<int32_t> counts, indices, work_order;
 
     explicit Problem(const Case& given)
         : c(given), scale(1 / std::sqrt(double(c.head_dim))), queries(c, c.queries, 5), keys(c, c.keys, 41) {
         q = random<T>(size_t(queries.rows) * c.heads_q * c.head_dim, c.size);
-        k = random<T>(size_t(keys.rows) * c.heads_k * c.head_dim, c.size), v = random<T>(k.size(), 1);
-        sink = random<float>(c.heads_q, 1), lse.assign(size_t(c.heads_q) * queries.rows, NAN), out.assign(q.size(), T(NAN));
+        k = random<T>(size_t(keys.rows) * c.heads_k * c.head_dim, c.size),
+        v = random<T>(size_t(keys.rows) * c.heads_k * c.head_dim_v(), 1);
+        sink = random<float>(c.heads_q, 1), lse.assign(size_t(c.heads_q) * queries.rows, NAN),
+        out.assign(size_t(queries.rows) * c.heads_q * c.head_dim_v(), T(NAN));
         bias = random<float>(size_t(c.heads_q) * c.queries * c.keys, 1);
         if (c.size <= 0) one_large_score();
-        queries.for_hidden_rows(c, [&](int row) { spoil(q, row, c.heads_q); });
-        keys.for_hidden_rows(c, [&](int row) { spoil(k, row, c.heads_k), spoil(v, row, c.heads_k); });
+        choose_blocks();
+        queries.for_hidden_rows(c, [&](int row) { spoil(q, row, c.heads_q * c.head_dim); });
+        keys.for_hidden_rows(c,
+                             [&](int row) { spoil(k, row, c.heads_k * c.head_dim), spoil(v, row, c.heads_k * c.head_dim_v()); });
         fill_in();
     }
-    void spoil(std::vector<T>& x, int row, int heads) const {
-        std::fill_n(x.begin() + int64_t{row} * heads * c.head_dim, heads * c.head_dim, T(NAN));
+    void spoil(std::vector<T>& x, int row, int size) const { std::fill_n(x.begin() + int64_t{row} * size, size, T(NAN)); }
+    void choose_blocks() {
+        block_rows = (c.queries + 127) / 128, block_cols = (c.keys + 127) / 128;
+        blocks.assign(size_t(c.heads_q) * block_rows * block_cols, 0), indices.assign(blocks.size(), -1);
+        for (int row = 0; row < c.heads_q * block_rows; ++row) {
+            counts.push_back(0);
+            for (int col = 0; col < block_cols; ++col) {
+                const bool there = row % 5 == 2 ? false : row % 5 == 3 ? col == 0 : int(generator() % 100) < c.percent;
+                if (!there || c.blocks == Blocks::none) continue;
+                blocks[row * block_cols + col] = 1;
+                indices[row * block_cols + counts[row]++] = col;
+            }
+        }
+        const int64_t per_head = int64_t{block_rows} * block_cols;
+        if (c.blocks == Blocks::lists) {
+            params.block_mask = {nullptr, {}, counts.data(), indices.data(), {0, block_rows, 1}, {0, per_head, block_cols, 1}};
+        } else if (c.blocks != Blocks::all) {
+            params.block_mask = {blocks.data(), {0, per_head, block_cols, 1}};
+        }
+    }
+    bool left_out(int h, int i, int j) const {
+        return c.blocks != Blocks::all && !blocks[(size_t(h) * block_rows + i / 128) * block_cols + j / 128];
     }
     void one_large_score() {
         for (T& x : q) x = T(0.0f);
@@ -102,21 +142,20 @@ struct Problem {
     }
 
     void fill_in() {
-        const int dim = c.head_dim;
-        const auto rows = [&](std::vector<T>& x, const Side& side, int heads) {
+        const auto rows = [&](std::vector<T>& x, const Side& side, int heads, int dim) {
             const int64_t row = int64_t{heads} * dim;
-            return RowsParams{x.data(), c.lengths == Lengths::packed ? 0 : side.owned[0] * row, row, dim};
+            return RowsParams{x.data(), c.is_packed() ? 0 : side.owned[0] * row, row, dim};
         };
-        params.q = rows(q, queries, c.heads_q), params.out = rows(out, queries, c.heads_q);
-        params.k = rows(k, keys, c.heads_k), params.v = rows(v, keys, c.heads_k);
+        params.q = rows(q, queries, c.heads_q, c.head_dim), params.out = rows(out, queries, c.heads_q, c.head_dim_v());
+        params.k = rows(k, keys, c.heads_k, c.head_dim), params.v = rows(v, keys, c.heads_k, c.head_dim_v());
         // (head, row of all sequences)
-        params.lse = {lse.data(), c.lengths == Lengths::packed ? 0 : queries.owned[0], 1, queries.rows};
+        params.lse = {lse.data(), c.is_packed() ? 0 : queries.owned[0], 1, queries.rows};
         params.q_lengths = queries.params(c), params.k_lengths = keys.params(c);
         params.batch = c.batch, params.heads_q = c.heads_q, params.group_size = c.heads_q / c.heads_k;
-        params.head_dim = params.head_dim_v = dim;
+        params.head_dim = c.head_dim, params.head_dim_v = c.head_dim_v();
         params.softmax_scale = static_cast<float>(scale), params.scale_log2 = static_cast<float>(scale * 1.4426950408889634);
         params.mask = {c.left, c.right, false};
-        params.vector_out = dim % 8 == 0;
+        params.vector_out = c.head_dim_v() % 8 == 0;
         params.rare.dropout.keep_factor = 1;
         if (c.sink) params.sink = {sink.data(), 0, 1, true};
         if (c.rare) {
@@ -129,9 +168,15 @@ struct Problem {
         side.capacity = params.q_lengths.capacity;
         side.max_length = c.queries;
         side.cu = params.q_lengths.cu;
-        const bool paired = c.right < kUnboundedWindow && !params.q_lengths.cu;
-        params.schedule = schedule_params(side, c.batch, c.heads_q, Row::config.tile_q * (paired ? 2 : 1), 1e3, false);
+        const bool causal = c.right < kUnboundedWindow, unequal = c.lengths != Lengths::dense || c.blocks != Blocks::all;
+        const bool paired = causal && !unequal;
+        const int tile = unequal && !c.rare ? unequal_tile_q(Row::config) : Row::config.tile_q;
+        params.schedule = schedule_params(side, c.batch, c.heads_q, tile * (paired ? 2 : 1), 1e3, causal && !paired);
         params.schedule.paired = paired;
+        if (!unequal) return;
+        const int64_t units = int64_t{params.schedule.heads} * params.schedule.tiles;
+        work_order.assign(work_order_bytes(c.batch, units) / sizeof(int32_t) + 1, 0x7ead7ead);  // the last one is not part of it
+        params.work_order = work_order.data();
     }
 
     double score(int b, int h, int i, int j) const {
@@ -151,13 +196,13 @@ struct Problem {
 
     // Errors of a row, squared, and what it is.
     void check_row(int b, int h, int i, double& error, double& size, double& worst_lse) const {
-        const int dim = c.head_dim, length_k = keys.length[b], shift = length_k - queries.length[b];
+        const int dim = c.head_dim_v(), length_k = keys.length[b], shift = length_k - queries.length[b];
         std::vector<double> s(length_k, -INFINITY), o(dim, 0);
         double largest = c.sink ? double{sink[h]} : -INFINITY, sum = 0;
         const bool exists = i < queries.length[b];
         for (int j = 0; exists && j < length_k; ++j) {
             const int64_t ahead = int64_t{j} - i - shift;
-            if (ahead > c.right || -ahead > c.left) continue;
+            if (ahead > c.right || -ahead > c.left || left_out(h, i, j)) continue;
             s[j] = score(b, h, i, j);
             largest = std::max(largest, s[j]);
         }
@@ -188,13 +233,15 @@ bool check(const Case& c) {
     launch_forward<Row>(p.params, nullptr);
     double error = 0, size = 0, worst_lse = 0;
     for (int b = 0; b < c.batch; ++b)
-        for (int h = 0; h < c.heads_q && !(c.lengths == Lengths::packed && b == 1); ++h)
+        for (int h = 0; h < c.heads_q && !(c.is_packed() && b == 1); ++h)
             for (int i = 0; i < p.queries.owned[b]; ++i) p.check_row(b, h, i, error, size, worst_lse);
     const double relative = size > 0 ? std::sqrt(error / size) : std::sqrt(error);
-    const bool good = relative <= kRounding && worst_lse < 1e-4;
-    std::printf("%s %d x %d heads %d/%d keys %d dim %d window %d %d size %g lengths %d rare %d: relative error %.2e, lse %.1e\n",
-                good ? "ok" : "WRONG", c.batch, c.queries, c.heads_q, c.heads_k, c.keys, c.head_dim, c.left, c.right, c.size,
-                static_cast<int>(c.lengths), c.rare, relative, worst_lse);
+    const bool good = relative <= kRounding && worst_lse < 1e-4 && (p.work_order.empty() || p.work_order.back() == 0x7ead7ead);
+    std::printf(
+        "%s %d x %d heads %d/%d keys %d dim %d window %d %d size %g lengths %d rare %d blocks %d: relative error %.2e, lse "
+        "%.1e\n",
+        good ? "ok" : "WRONG", c.batch, c.queries, c.heads_q, c.heads_k, c.keys, c.head_dim, c.left, c.right, c.size,
+        static_cast<int>(c.lengths), c.rare, static_cast<int>(c.blocks), relative, worst_lse);
     return good;
 }
 
@@ -220,6 +267,17 @@ int main(int, char** argv) {
         {4, 2, 2, 250, 333, kDim, kAll, 0, 12, false, Lengths::packed},
         {1, 2, 1, 150, 200, kDim - 8, 120, 0, 1, true, Lengths::dense, true},
         {3, 2, 1, 100, 150, kDim, kAll, kAll, 3, false, Lengths::packed, true},
+        {1, 2, 1, 500, 800, kDim, kAll, kAll, 1, true, Lengths::dense, false, Blocks::mask},
+        {1, 2, 2, 600, 600, kDim, kAll, 0, 1, false, Lengths::dense, false, Blocks::lists},
+        {1, 1, 1, 130, 5000, kDim, kAll, kAll, 1, false, Lengths::dense, false, Blocks::lists, 10},
+        {1, 1, 1, 130, 5000, kDim, 4600, kAll, 1, true, Lengths::dense, false, Blocks::mask, 10},
+        {3, 2, 1, 450, 500, kDim, 300, 0, 1, true, Lengths::packed, false, Blocks::mask, 70},
+        {2, 1, 1, 400, 500, kDim, kAll, kAll, 12, false, Lengths::used, false, Blocks::lists},
+        {2, 1, 1, 300, 300, kDim, kAll, 0, 1, true, Lengths::dense, false, Blocks::none},
+        {40, 2, 1, 400, 300, kDim, kAll, 0, 1, true, Lengths::uneven},
+        {530, 1, 1, 300, 300, kDim, kAll, kAll, 3, false, Lengths::uneven},
+        {1, 6, 2, 600, 150, kDim, kAll, 100, 12, false, Lengths::used},  // more is done again than there is room to note
+        {1, 2, 1, 400, 500, kDim, kAll, 50, 1, true, Lengths::dense, true, Blocks::lists},
     };
     bool good = true;
     for (const Case& c : cases) good &= check(c);

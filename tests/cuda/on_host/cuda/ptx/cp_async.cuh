@@ -15,6 +15,7 @@ inline uint32_t shared_address(const void* pointer) {
 }
 inline char* shared_pointer(uint64_t address) { return emulation::dynamic_shared + static_cast<int32_t>(address); }
 inline void store_shared(uint32_t address, uint32_t x) { std::memcpy(shared_pointer(address), &x, 4); }
+inline void store_zeros_16(uint32_t address) { std::memset(shared_pointer(address), 0, 16); }
 inline uint32_t load_shared(uint32_t address) {
     uint32_t x;
     std::memcpy(&x, shared_pointer(address), 4);

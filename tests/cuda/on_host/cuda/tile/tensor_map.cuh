@@ -16,20 +16,12 @@ struct TensorExtent {
 struct MapWords {
     TensorExtent tensor;
     int box_rows;
-    bool ending;  // by encode_ending_map()
 };
 static_assert(sizeof(MapWords) <= sizeof(CUtensorMap), "it is kept there");
 
 template <class T>
 cudaError_t encode_map(CUtensorMap* map, const TensorExtent& tensor, int box_rows) {
-    const MapWords words{tensor, box_rows, false};
-    std::memcpy(map, &words, sizeof words);
-    return cudaSuccess;
-}
-
-template <class T>
-cudaError_t encode_ending_map(CUtensorMap* map, const TensorExtent& tensor, int box_rows) {
-    const MapWords words{tensor, box_rows, true};
+    const MapWords words{tensor, box_rows};
     std::memcpy(map, &words, sizeof words);
     return cudaSuccess;
 }

@@ -1,0 +1,93 @@
+// Work that is given out as thread blocks come free, where it is not known before the launch how long it takes: lengths on the device, blocks left out.
+// Sequences come one after the other, the longest first, each with all tiles of all its heads; a unit is one tile, and units are numbered through.
+//
+// Who does a unit changes nothing about its result.
+#pragma once
+
+#include "cuda/attention/params.h"
+#include "cuda/attention/schedule.cuh"
+
+namespace libflash::cuda::sm90 {
+
+// Where that stands, in the call's workspace.
+struct WorkOrder {
+    int32_t* base;
+    int32_t batch;
+
+    __device__ __forceinline__ explicit WorkOrder(const ForwardParams& params) : base(params.work_order), batch(params.batch) {}
+    __device__ __forceinline__ int* counter() const { return base; }  // of units that have been asked for
+    __device__ __forceinline__ int& units() const { return base[1]; }
+    __device__ __forceinline__ int* sequence() const { return base + 2; }       // which one comes first, second, ...
+    __device__ __forceinline__ int* first() const { return base + 2 + batch; }  // its first unit; then the number of all
+    __device__ __forceinline__ int* before() const {
+        return base + 3 + 2 * int64_t{batch};
+    }  // of each unit, the thread block's unit before it, or -1
+
+    // The sequence that a unit is of, as a place in the order. A whole warp.
+    __device__ __forceinline__ int place_of(int unit) const {
+        const int lane = static_cast<int>(threadIdx.x % 32);
+        int low = 0, count = batch;
+        while (count > 1) {
+            const int step = (count + 31) / 32;
+            const bool begins_before = lane * step < count && first()[low + lane * step] <= unit;
+            const int last = __popc(__ballot_sync(0xffffffffu, begins_before)) - 1;
+            low += last * step;
+            count = min(step, count - last * step);
+        }
+        return low;
+    }
+
+    // `reversed`: later rows see more keys, so that they come first.
+    template <int kTileRows>
+    __device__ __forceinline__ WorkTile tile_of(int unit, const LengthsParams& lengths, bool reversed) const {
+        const int place = place_of(unit), entry = sequence()[place];
+        const int tiles = (SequenceRows::of(lengths, entry).owned + kTileRows - 1) / kTileRows;
+        const int head = (unit - first()[place]) / tiles, tile = unit - first()[place] - head * tiles;
+        return {entry, head, reversed ? tiles - 1 - tile : tile};
+    }
+};
+
+constexpr int kOrderThreads = 512;
+
+// One thread block. Sorts so many sequences at a time: where there are more, no single one is much of the work. Units end where the workspace does,
+// however wrong the lengths are.
+template <class Row, int kTileRows>
+__global__ void __launch_bounds__(kOrderThreads) order_kernel(const __grid_constant__ ForwardParams params) {
+    __shared__ int keys[kOrderThreads], sums[kOrderThreads];
+    const WorkOrder order(params);
+    const int most = params.schedule.heads * params.schedule.tiles;
+    const int thread = static_cast<int>(threadIdx.x);
+    int before = 0;
+    for (int start = 0; start < params.batch; start += kOrderThreads) {
+        const int here = min(kOrderThreads, params.batch - start), entry = start + thread;
+        int tiles = 0;
+        if (thread < here) {
+            tiles = (SequenceRows::of(params.q_lengths, entry).owned + kTileRows - 1) / kTileRows;
+            keys[thread] = SequenceRows::of(params.k_lengths, entry).length;
+        }
+        __syncthreads();
+        int rank = 0;
+        for (int other = 0; thread < here && other < here; ++other)
+            rank += keys[other] > keys[thread] || (keys[other] == keys[thread] && other < thread);
+        if (thread < here) {
+            order.sequence()[start + rank] = entry;
+            sums[rank] = min(tiles * params.heads_q, most);
+        }
+        __syncthreads();
+        for (int step = 1; step < here; step *= 2) {
+            const int other = thread >= step && thread < here ? sums[thread - step] : 0;
+            __syncthreads();
+            if (thread < here) sums[thread] = min(sums[thread] + other, most);
+            __syncthreads();
+        }
+        if (thread < here) order.first()[start + thread + 1] = min(before + sums[thread], most);
+        before = min(before + sums[here - 1], most);
+        __syncthreads();
+    }
+    if (thread == 0) {
+        *order.counter() = order.first()[0] = 0;
+        order.units() = before;
+    }
+}
+
+}  // namespace libflash::cuda::sm90
