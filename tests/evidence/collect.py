@@ -6,8 +6,8 @@
     python tests/evidence/collect.py --out DIR_OR_FILE       elsewhere; with --only, what is there or in the repository is kept
 
 libflash must be installed, built from these sources with all rows of kernels.table. Each stage has its time limit; one that fails
-is recorded and the next one runs. Where there are two GPUs the stages of ASIDE run on the second one beside the others: some 4
-minutes. The exit code is 0 if all that ran passed. Logs go to build/evidence.
+is recorded and the next one runs. Where there are two GPUs the stages of ASIDE run on the second one beside the others, some 4
+minutes; on one GPU those of BESIDE run beside the tests, and nothing beside what is timed. The exit code is 0 if all that ran passed. Logs go to build/evidence.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ from limited import Done, run_limited
 
 ROOT = sources.ROOT
 FOLDER = record.FOLDER
-LIMITS = {"tests": 200, "accuracy": 60, "repeats": 60, "sanitizer": 200, "benchmark": 150, "decode": 60}  # seconds
+LIMITS = {"tests": 300, "accuracy": 120, "repeats": 120, "sanitizer": 350, "benchmark": 150, "decode": 60}  # seconds
 QUICK_LIMITS = {"tests": 120, "accuracy": 30, "repeats": 30, "sanitizer": 90, "benchmark": 75, "decode": 30}
-ASIDE = ("benchmark", "decode", "accuracy", "repeats")
+BESIDE = ("accuracy", "repeats", "sanitizer")  # the tests, on one GPU: what is not timed
+ASIDE = ("benchmark", "decode", "accuracy", "repeats")  # on the second GPU, where there are two
 TOTAL = 530  # whatever the limits of the stages add up to
 MOST_WORKERS = 16
 NO_GPU = "no CUDA device"  # what tests/cuda says when it skips
@@ -46,8 +47,11 @@ TAIL = 15  # lines of a failed stage's log that are shown
 class Run:
     """What the stages need to know."""
 
-    def __init__(self, quick: bool, logs: pathlib.Path, arch: int, gpu: int | None = None) -> None:
-        """`gpu`: the only one that the stages see; None: all."""
+    def __init__(
+        self, quick: bool, logs: pathlib.Path, arch: int, gpu: int | None = None, quiet: threading.Event | None = None
+    ) -> None:
+        """`gpu`: the only one that the stages see; None: all. `quiet`: set when nothing needs the machine for itself any more."""
+        self.quiet = quiet or threading.Event()
         self.quick, self.logs, self.arch = quick, logs, arch
         self.environment = {**os.environ}
         if gpu is not None:
@@ -88,6 +92,7 @@ def tests(run: Run) -> tuple[str, str, dict]:
         environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} if workers > 1 else {}
         codes.append(run.program(f"tests-{name}", [*command, *arguments], **environment).code)
         reports += [report.read_text()] if report.exists() else []
+        run.quiet.set()
     return tests_verdict(codes, junit.counts(*reports) if len(reports) == len(codes) else {})
 
 
@@ -162,12 +167,16 @@ STAGES = {
 }
 
 
-def lanes(names: list[str], gpus: int) -> list[tuple[list[str], int | None]]:
-    """What runs side by side: stages one after the other, and the only GPU that they see, if not all."""
-    if gpus < 2:
-        return [(names, None)]
-    aside = [name for name in names if name in ASIDE]
-    return [([name for name in names if name not in aside], None), (aside, 1)]
+def phases(names: list[str], gpus: int) -> list[list[tuple[list[str], int | None]]]:
+    """What runs one after the other, and in each of these what runs side by side: stages, and the only GPU that they see, if not all."""
+
+    def among(some: tuple[str, ...]) -> list[str]:
+        return [name for name in names if name in some]
+
+    if gpus > 1:
+        return [[([name for name in names if name not in ASIDE], None), (among(ASIDE), 1)]]
+    timed = tuple(name for name in STAGES if name not in ("tests", *BESIDE))
+    return [[(among(("tests",)), None), (among(BESIDE), None)], [(among(timed), None)]]
 
 
 def target(out: pathlib.Path | None, gpu: str) -> pathlib.Path:
@@ -214,6 +223,8 @@ class Collection:
             self.write()  # after each stage: what comes later cannot lose it
 
     def run_stages(self, names: list[str], run: Run) -> None:
+        if "tests" not in names:
+            run.quiet.wait()
         for name in names:
             start = time.monotonic()
             run.begin(name)
@@ -221,6 +232,7 @@ class Collection:
                 outcome = STAGES[name](run)
             except (OSError, ValueError) as wrong:  # e.g. a program that left half a JSON
                 outcome = "failed", f"{type(wrong).__name__}: {wrong}"[:300], {}
+            run.quiet.set()  # whatever has become of the tests
             self.add(name, outcome, round(time.monotonic() - start, 1))
 
     def end(self) -> int:
@@ -243,13 +255,17 @@ def collect(options: argparse.Namespace) -> int:
     gpus = facts.pop("gpus", 1)
     wanted = [name for name in STAGES if name in (options.only or STAGES)]
     collection = Collection(target(options.out, facts["gpu"]), facts, options.quick, wanted)
-    with ThreadPoolExecutor(2) as pool:
-        begun = [
-            pool.submit(collection.run_stages, names, Run(options.quick, options.logs, facts["setting"]["arch"], gpu))
-            for names, gpu in lanes(wanted, gpus)
-        ]
-        for lane in begun:
-            lane.result()
+    for phase in phases(wanted, gpus):
+        quiet = threading.Event()
+        if not any("tests" in names for names, _ in phase):
+            quiet.set()
+        with ThreadPoolExecutor(2) as pool:
+            begun = [
+                pool.submit(collection.run_stages, names, Run(options.quick, options.logs, facts["setting"]["arch"], gpu, quiet))
+                for names, gpu in phase
+            ]
+            for lane in begun:
+                lane.result()
     return collection.end()
 
 

@@ -67,12 +67,17 @@ def test_a_stage_by_a_program(tmp_path: pathlib.Path) -> None:
 
 def test_two_gpus_share_the_stages() -> None:
     names = list(collect.STAGES)
-    assert collect.lanes(names, 1) == [(names, None)]
-    (first, everything), (second, gpu) = collect.lanes(names, 2)
+    [(first, everything), (second, gpu)] = collect.phases(names, 2)[0]
     assert (everything, gpu) == (None, 1)  # the first lane's tests of several devices see all
     assert first[0] == "tests"
     assert sorted(first + second) == sorted(names)
-    assert collect.lanes(["tests"], 2) == [(["tests"], None), ([], 1)]
+    assert collect.phases(["tests"], 2) == [[(["tests"], None), ([], 1)]]
+
+
+def test_on_one_gpu_nothing_is_beside_what_is_timed() -> None:
+    (tests, beside), *alone = collect.phases(list(collect.STAGES), 1)
+    assert (tests, beside) == ((["tests"], None), (["accuracy", "repeats", "sanitizer"], None))
+    assert alone == [[(["benchmark", "decode"], None)]]
 
 
 @pytest.mark.parametrize(("given", "seen"), [(None, "1"), ("2,5", "5")])
