@@ -29,14 +29,16 @@ SMALL = ("80", "86", "89", "120")
 LARGEST_SHARED = 2048
 
 
-def rows(folder):
-    """name -> (room, compiler command) of each row that the build folder compiles."""
+def units(folder):
+    """name -> (room, compiler command, its rows) of each translation unit with kernels that the build folder compiles."""
     found = {}
     for entry in json.loads((folder / "compile_commands.json").read_text()):
         source = Path(entry["file"])
         if source.suffix == ".cu" and source.parent.name == "generated":
-            found[source.stem] = re.search(r"libflash_cuda_([a-z0-9]+)\w*\.dir", entry["command"])[1], entry
+            room = re.search(r"libflash_cuda_([a-z0-9]+)\w*\.dir", entry["command"])[1]
+            found[source.stem] = room, entry, re.findall(r"^int launch_(\w+)\(", source.read_text(), re.MULTILINE)
     assert found, f"{folder}: no CUDA kernels in this build"
+    assert all(names for _, _, names in found.values()), found
     return found
 
 
@@ -50,23 +52,28 @@ def architectures(entry):
     return sorted(code.removeprefix("sm_") for codes in made_from(entry).values() for code in codes if code.startswith("sm_"))
 
 
+def row_of(symbol, names):
+    """A kernel's symbol has its row's name in it."""
+    row = max((name for name in names if name in symbol), key=len, default=None)
+    assert row, f"a profiler would not show the row of {symbol}"
+    return row
+
+
 def kernels(log, names):
-    """(row, architecture) -> what the assembler said of its kernels. A kernel's symbol has its row's name in it."""
+    """(row, architecture) -> what the assembler said of its kernels."""
     found = {}
     for match in KERNEL.finditer(log):
-        row = max((name for name in names if name in match["name"]), key=len, default=None)
-        assert row, f"a profiler would not show the row of {match['name']}"
-        found.setdefault((row, match["arch"]), []).append(match.groupdict())
+        found.setdefault((row_of(match["name"], names), match["arch"]), []).append(match.groupdict())
     return found
 
 
 if "LIBFLASH_BUILD_DIR" not in os.environ:
     pytest.skip("LIBFLASH_BUILD_DIR names no build folder with the CUDA part", allow_module_level=True)
 FOLDER = Path(os.environ["LIBFLASH_BUILD_DIR"])
-ROWS = rows(FOLDER)
+UNITS = units(FOLDER)
 LOG = (FOLDER / "build.log").read_text()
-KERNELS = kernels(LOG, ROWS)
-WANTED = [(name, arch) for name, (_, entry) in ROWS.items() for arch in architectures(entry)]
+KERNELS = kernels(LOG, [name for _, _, names in UNITS.values() for name in names])
+WANTED = [(name, arch) for _, entry, names in UNITS.values() for name in names for arch in architectures(entry)]
 
 
 def test_nothing_is_serialized():
@@ -109,9 +116,18 @@ def instruction(name, room):
     return "fma.rn.f32" if name.startswith("decode") else OF_FLOATS[room]
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_matrix_instructions(tmp_path, name):
-    room, entry = ROWS[name]
+def entries(ptx, names):
+    """row -> the PTX of its kernels."""
+    found = dict.fromkeys(names, "")
+    for kernel in re.split(r"^(?=.*\.entry )", ptx, flags=re.MULTILINE)[1:]:
+        found[row_of(re.search(r"\.entry (\w+)", kernel)[1], names)] += kernel
+    return found
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_matrix_instructions(tmp_path, unit):
+    room, entry, names = UNITS[unit]
     if room not in MATRIX_INSTRUCTION:
-        pytest.skip(f"{name} multiplies no matrices")
-    assert instruction(name, room) in ptx_of(entry, tmp_path / "row.ptx")
+        pytest.skip(f"{unit} multiplies no matrices")
+    for name, code in entries(ptx_of(entry, tmp_path / "unit.ptx"), names).items():
+        assert instruction(name, room) in code, name

@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def table_rows(text: str) -> dict[str, str]:
-    """Rows of kernels.table: the kernel's name, and the room it is in. Names are put together as kernels.cmake does."""
+    """Rows of kernels.table: the kernel's name, and the room it is in. Names are put together as units.cmake does."""
     rooms = {}
     for line in text.splitlines():
         if not line[:1].islower():

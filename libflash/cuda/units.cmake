@@ -1,0 +1,150 @@
+# From kernels.table: which rows there are in this build, and the translation units that they are compiled in. A header costs a unit the same
+# for one row as for two, so rows that differ in nothing but f16 for bf16 share a unit; rows with other architectures or versions never do.
+# A unit's file is named as its row is, with two as forward_sm80_bf16_f16_d128.cu.
+
+# Writes only what changed, so that a new row recompiles its unit and the registry alone.
+function(libflash_write path text)
+  set(old "")
+  if(EXISTS ${path})
+    file(READ ${path} old)
+  endif()
+  if(NOT old STREQUAL text OR NOT EXISTS ${path})
+    file(WRITE ${path} "${text}")
+  endif()
+endfunction()
+
+# "128x176" to 128 and 176, "128" to 128 and 128, "-" to 0 and 0.
+function(libflash_pair text first second)
+  set(a 0)
+  set(b 0)
+  if(text MATCHES "^([0-9]+)x([0-9]+)$")
+    set(a ${CMAKE_MATCH_1})
+    set(b ${CMAKE_MATCH_2})
+  elseif(text MATCHES "^[0-9]+$")
+    set(a ${text})
+    set(b ${text})
+  elseif(NOT text STREQUAL "-")
+    message(FATAL_ERROR "kernels.table: a number, NxM or - is needed, got '${text}'")
+  endif()
+  set(${first} ${a} PARENT_SCOPE)
+  set(${second} ${b} PARENT_SCOPE)
+endfunction()
+
+# One line of the table. Sets name, its parts before_dtype, dtype and after_dtype, compiled_as (the room with its mark), chosen (by
+# LIBFLASH_ROWS, with an architecture to compile it for), fields (of KernelConfig), operation and room.
+macro(libflash_read_row line)
+  string(REGEX REPLACE "[ \t]+" ";" row "${line}")
+  list(LENGTH row columns)
+  if(NOT columns EQUAL 7)
+    message(FATAL_ERROR "kernels.table: a row has 7 columns, got ${columns}: ${row}")
+  endif()
+  list(GET row 0 operation)
+  list(GET row 1 room)
+  list(GET row 2 dtype)
+  list(GET row 3 head_dims)
+  list(GET row 4 tile)
+  list(GET row 5 stages)
+  list(GET row 6 marks)
+  libflash_pair("${head_dims}" head_dim head_dim_v)
+  libflash_pair("${tile}" tile_q tile_k)
+  string(REPLACE "-" "0" stages "${stages}")
+
+  set(before_dtype ${operation}_${room})
+  set(after_dtype "")
+  if(NOT head_dims STREQUAL "-")
+    string(APPEND after_dtype _d${head_dims})
+  endif()
+  set(compiled_as ${room})
+  if(marks MATCHES "small|large")
+    string(APPEND compiled_as _${CMAKE_MATCH_0})
+  endif()
+  if(marks MATCHES "small")
+    string(APPEND after_dtype _small)
+  endif()
+  set(name ${before_dtype}_${dtype}${after_dtype})
+  if(dtype STREQUAL "any")
+    set(name ${before_dtype}${after_dtype})
+  endif()
+
+  set(wanted "${name}")  # what the choice of rows is held against
+  set(pattern "${LIBFLASH_ROWS}")
+  if(pattern STREQUAL "all")
+    set(pattern "")
+  elseif(pattern STREQUAL "dev")
+    set(wanted "${marks}")
+  endif()
+  set(chosen OFF)
+  if(LIBFLASH_ARCHITECTURES_${compiled_as} AND "${wanted}" MATCHES "${pattern}")
+    set(chosen ON)
+  endif()
+
+  list(JOIN LIBFLASH_ARCHITECTURES_${compiled_as} " " architectures)
+  set(fields "\"${name}\", \"${operation}\", \"${room}\", RowType::${dtype}_, ${head_dim}, ${head_dim_v}, ${tile_q}, ${tile_k}, ${stages}, \"${architectures}\"")
+endmacro()
+
+# Puts the row that was read last into its unit: sets unit, and of it unit_<unit>_dtypes, _rows (names), _code and what all its rows share.
+macro(libflash_join_unit)
+  set(kind ${dtype})
+  if(dtype MATCHES "^b?f16$")
+    set(kind 16)
+  endif()
+  if(NOT DEFINED versions_${name})
+    set(versions_${name} ${versions})
+  endif()
+  string(MAKE_C_IDENTIFIER "${before_dtype}_${kind}${after_dtype}_${tile}_${stages}_${compiled_as}_from_${versions_${name}}" unit)
+  list(APPEND units ${unit})
+  list(APPEND unit_${unit}_dtypes ${dtype})
+  list(APPEND unit_${unit}_rows ${name})
+  set(unit_${unit}_header cuda/${room}/${operation}.cuh)
+  set(unit_${unit}_room ${compiled_as})
+  set(unit_${unit}_versions ${versions_${name}})
+  list(JOIN unit_${unit}_dtypes _ dtypes)
+  set(unit_${unit}_file ${before_dtype}_${dtypes}${after_dtype}.cu)
+  if(dtype STREQUAL "any")
+    set(unit_${unit}_file ${name}.cu)
+  endif()
+  string(APPEND unit_${unit}_code "struct ${name} {
+    static constexpr KernelConfig config{${fields}};
+};
+
+int launch_${name}(const LaunchParams<Operation::${operation}>& params, void* stream) {
+    return launch_${operation}<${name}>(params, stream);
+}
+
+")
+endmacro()
+
+# Writes the registry and the units of `table` into the folder `generated`. Sets rooms, for each of them sources_<room>, and for each source
+# gencode_<file>: its options for the architectures.
+macro(libflash_units table generated)
+  set(units "")
+  set(rooms "")
+  set(registry "// Generated from cuda/kernels.table.\n")
+  file(STRINGS "${table}" lines REGEX "^[a-z]")
+  foreach(line IN LISTS lines)
+    libflash_read_row("${line}")
+    if(chosen)
+      libflash_join_unit()
+      string(APPEND registry "LIBFLASH_CUDA_ROW(${operation}, ${name}, ${fields})\n")
+    endif()
+  endforeach()
+  libflash_write("${generated}/cuda_rows.inc" "${registry}")
+
+  list(REMOVE_DUPLICATES units)
+  foreach(unit IN LISTS units)
+    list(JOIN unit_${unit}_rows ", " names)
+    set(file ${unit_${unit}_file})
+    libflash_write("${generated}/${file}" "// Generated from cuda/kernels.table: ${names}.
+#include \"${unit_${unit}_header}\"
+
+namespace libflash::cuda {
+
+${unit_${unit}_code}}  // namespace libflash::cuda
+")
+    set(room ${unit_${unit}_room})
+    libflash_gencode("${LIBFLASH_ARCHITECTURES_${room}}" "${unit_${unit}_versions}" gencode_${file})
+    list(APPEND sources_${room} ${file})
+    list(APPEND rooms ${room})
+  endforeach()
+  list(REMOVE_DUPLICATES rooms)
+endmacro()
