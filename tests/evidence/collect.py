@@ -7,7 +7,8 @@
 
 libflash must be installed, built from these sources with all rows of kernels.table. Each stage has its time limit; one that fails
 is recorded and the next one runs. Where there are two GPUs the stages of ASIDE run on the second one beside the others, some 4
-minutes; on one GPU those of BESIDE run beside the tests, and nothing beside what is timed. The exit code is 0 if all that ran passed. Logs go to build/evidence.
+minutes; on one GPU those of BESIDE run beside the tests, and nothing beside what is timed. The exit code is 0 if all that ran
+passed. Logs go to build/evidence.
 """
 
 from __future__ import annotations
@@ -168,7 +169,7 @@ STAGES = {
 
 
 def phases(names: list[str], gpus: int) -> list[list[tuple[list[str], int | None]]]:
-    """What runs one after the other, and in each of these what runs side by side: stages, and the only GPU that they see, if not all."""
+    """What runs one after the other, and in each of these side by side: stages, and the only GPU that they see, if not all."""
 
     def among(some: tuple[str, ...]) -> list[str]:
         return [name for name in names if name in some]
