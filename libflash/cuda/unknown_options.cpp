@@ -9,9 +9,8 @@
 namespace libflash::cuda {
 namespace {
 
-// The first of the options that have been tried on the host alone as they are now, or nullptr. Until evidence has them a call must ask for the kernel.
-const char* option_not_in_evidence(const AttentionProblem& p) {
-    if (p.request.kernel || p.request.backend) return nullptr;
+// The first of the options that change lengths, scores or probabilities, or nullptr: of what the plain loops of sm90 are without.
+const char* rare_option(const AttentionProblem& p) {
     if (p.q_rows.packed()) return "cu_seqlens_q";
     if (p.k_rows.packed()) return "cu_seqlens_k";
     if (p.q_rows.used) return "seqused_q";
@@ -22,6 +21,13 @@ const char* option_not_in_evidence(const AttentionProblem& p) {
     if (p.bias.present) return "bias";
     if (p.mask.present) return "mask";
     if (p.block_mask.present) return p.block_mask.has_lists ? "block_lists" : "block_mask";
+    return nullptr;
+}
+
+// The first of the options that have been tried on the host alone as they are now, or nullptr. Until evidence has them a call must ask for the kernel.
+const char* option_not_in_evidence(const AttentionProblem& p) {
+    if (p.request.kernel || p.request.backend) return nullptr;
+    if (const char* option = rare_option(p)) return option;
     return p.softmax_scale > 0 ? nullptr : "softmax_scale";
 }
 
@@ -40,27 +46,23 @@ int64_t numbered_tiles(const AttentionProblem& p, const KernelConfig& config) {
 }
 constexpr int64_t kMostTiles = 1 << 24;
 
+// The first tensor that the copy engine cannot be told of, or nullptr. Without keys neither K nor V is read.
 const char* tensor_beyond_sm90(const AttentionProblem& p) {
     if (!copy_engine_reads(p.q)) return "q";
-    if (p.k_rows.capacity == 0) return nullptr;  // then neither is read
-    if (!copy_engine_reads(p.k)) return "k";
-    return copy_engine_reads(p.v) ? nullptr : "v";
+    if (p.k_rows.capacity > 0 && !copy_engine_reads(p.k)) return "k";
+    if (p.k_rows.capacity > 0 && !copy_engine_reads(p.v)) return "v";
+    return p.backward && !copy_engine_reads(p.dout) ? "dout" : nullptr;
+}
+bool copy_engine_reads_all(const AttentionProblem& p, std::string* why) {
+    const char* tensor = tensor_beyond_sm90(p);
+    if (tensor && why)
+        *why = text_of(tensor, ": its address and its strides must be multiples of 16 bytes for it, and not negative");
+    return !tensor;
 }
 
-// The same of backward, whose kernel knows masks by position, shared heads, sinks and dlse.
+// The first option that is beyond backward, whose kernel knows masks by position, shared heads, sinks and dlse.
 const char* option_beyond_backward_sm90(const AttentionProblem& p) {
-    if (p.request.deterministic) return "deterministic";
-    if (p.q_rows.packed()) return "cu_seqlens_q";
-    if (p.k_rows.packed()) return "cu_seqlens_k";
-    if (p.q_rows.used) return "seqused_q";
-    if (p.k_rows.used) return "seqused_k";
-    if (p.softcap > 0) return "softcap";
-    if (p.dropout.active()) return "dropout_p";
-    if (p.alibi_slopes.present) return "alibi_slopes";
-    if (p.bias.present) return "bias";
-    if (p.mask.present) return "mask";
-    if (p.block_mask.present) return p.block_mask.has_lists ? "block_lists" : "block_mask";
-    return nullptr;
+    return p.request.deterministic ? "deterministic" : rare_option(p);
 }
 
 bool knows_backward_options(const AttentionProblem& p, std::string* why) {
@@ -68,12 +70,7 @@ bool knows_backward_options(const AttentionProblem& p, std::string* why) {
         if (why) *why = text_of(option, ": the kernel does not know it");
         return false;
     }
-    const char* tensor = tensor_beyond_sm90(p);
-    if (!tensor && !copy_engine_reads(p.dout)) tensor = "dout";
-    if (tensor) {
-        if (why) *why = text_of(tensor, ": its address and its strides must be multiples of 16 bytes for it, and not negative");
-        return false;
-    }
+    if (!copy_engine_reads_all(p, why)) return false;
     const bool dk = in_vectors(rows_params(p.dk), p.head_dim, 2), dv = in_vectors(rows_params(p.dv), p.head_dim_v, 2);
     if (dk && dv) return true;
     if (why) *why = text_of(dk ? "dv" : "dk", ": its address, its strides and its rows must be multiples of 16 bytes for it");
@@ -89,13 +86,13 @@ bool knows_options(const KernelConfig& config, const AttentionProblem& problem, 
         if (why) *why = text_of(option, ": the kernel knows it, but is taken for it only when it is asked for");
         return false;
     }
-    if (const char* tensor = tensor_beyond_sm90(problem)) {
-        if (why) *why = text_of(tensor, ": its address and its strides must be multiples of 16 bytes for it, and not negative");
-        return false;
-    }
-    if (const int64_t tiles = numbered_tiles(problem, config); problem.q_rows.packed() && tiles > kMostTiles) {
-        if (why) *why = text_of("cu_seqlens_q: tiles of all heads must be at most ", kMostTiles, " for it (", tiles, ")");
-        return false;
+    if (!copy_engine_reads_all(problem, why)) return false;
+    if (problem.q_rows.packed()) {  // else nothing has to be counted
+        const int64_t tiles = numbered_tiles(problem, config);
+        if (tiles > kMostTiles) {
+            if (why) *why = text_of("cu_seqlens_q: tiles of all heads must be at most ", kMostTiles, " for it (", tiles, ")");
+            return false;
+        }
     }
     if (!in_vectors(rows_params(problem.out), problem.head_dim_v, 2)) {
         if (why) *why = "out: its address, its strides and its rows must be multiples of 16 bytes for it";

@@ -1,10 +1,6 @@
 """What a list of architectures makes of each room's rows: CMake's functions run by themselves, nothing configured or compiled."""
 
-import os
 import re
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -24,17 +20,11 @@ endforeach()
 
 
 @pytest.fixture
-def cmake(tmp_path):
-    beside = str(Path(sys.executable).parent)
-    program = shutil.which("cmake", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
-    if not program:
-        pytest.skip("no cmake on this machine")
-
+def cmake(cmake_script):
     def run(architectures, versions="80;90"):
         """room -> (its architectures, PTX and what is made of it)."""
-        script = tmp_path / "script.cmake"
-        script.write_text(SCRIPT.format(functions=CUDA / "architectures.cmake", architectures=architectures, versions=versions))
-        done = subprocess.run([program, "-P", script], capture_output=True, text=True, check=False)
+        text = SCRIPT.format(functions=CUDA / "architectures.cmake", architectures=architectures, versions=versions)
+        done = cmake_script(text)
         if done.returncode != 0:
             return " ".join(done.stderr.split())
         lines = [line.split("|") for line in done.stderr.splitlines()]

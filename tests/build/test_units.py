@@ -1,10 +1,7 @@
 """Which translation units kernels.table makes: CMake's part run by itself, nothing configured or compiled."""
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -31,21 +28,14 @@ endforeach()
 
 
 @pytest.fixture
-def cmake(tmp_path):
-    beside = str(Path(sys.executable).parent)
-    program = shutil.which("cmake", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
-    if not program:
-        pytest.skip("no cmake on this machine")
-
+def cmake(cmake_script, tmp_path):
     def run(rows="all", architectures=DEFAULT, versions="", table=TABLE):
         """unit -> (its rows, room, options), and the rows of the registry."""
         folder = tmp_path / "with spaces" / "generated"
         shutil.rmtree(folder, ignore_errors=True)
         (tmp_path / "table").write_text(table)
-        script = tmp_path / "script.cmake"
         about = {"rows": rows, "architectures": architectures, "versions": versions}
-        script.write_text(SCRIPT.format(cuda=CUDA, table=tmp_path / "table", folder=folder, **about))
-        done = subprocess.run([program, "-P", script], capture_output=True, text=True, check=False)
+        done = cmake_script(SCRIPT.format(cuda=CUDA, table=tmp_path / "table", folder=folder, **about))
         assert done.returncode == 0, done.stderr
         units = {}
         for room, file, options in (line.split("|") for line in done.stderr.splitlines()):

@@ -49,16 +49,24 @@ class Run:
     """What the stages need to know."""
 
     def __init__(
-        self, quick: bool, logs: pathlib.Path, arch: int, gpu: int | None = None, quiet: threading.Event | None = None
+        self,
+        quick: bool,
+        logs: pathlib.Path,
+        arch: int,
+        gpu: int | None = None,
+        quiet: threading.Event | None = None,
+        end: float | None = None,
     ) -> None:
-        """`gpu`: the only one that the stages see; None: all. `quiet`: set when nothing needs the machine for itself any more."""
+        """`gpu`: the only one that the stages see; None: all. `quiet`: set when nothing needs the machine for itself any more.
+        `end`: of all stages, by time.monotonic(); None: TOTAL from now.
+        """
         self.quiet = quiet or threading.Event()
         self.quick, self.logs, self.arch = quick, logs, arch
         self.environment = {**os.environ}
         if gpu is not None:
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # may be a choice already
             self.environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[gpu] if visible else str(gpu)
-        self.end = self.stage_end = time.monotonic() + TOTAL
+        self.end = self.stage_end = end or time.monotonic() + TOTAL
 
     def begin(self, stage: str) -> None:
         limit = (QUICK_LIMITS if self.quick else LIMITS)[stage]
@@ -256,13 +264,14 @@ def collect(options: argparse.Namespace) -> int:
     gpus = facts.pop("gpus", 1)
     wanted = [name for name in STAGES if name in (options.only or STAGES)]
     collection = Collection(target(options.out, facts["gpu"]), facts, options.quick, wanted)
+    arch, end = facts["setting"]["arch"], time.monotonic() + TOTAL  # of all phases together
     for phase in phases(wanted, gpus):
         quiet = threading.Event()
         if not any("tests" in names for names, _ in phase):
             quiet.set()
         with ThreadPoolExecutor(2) as pool:
             begun = [
-                pool.submit(collection.run_stages, names, Run(options.quick, options.logs, facts["setting"]["arch"], gpu, quiet))
+                pool.submit(collection.run_stages, names, Run(options.quick, options.logs, arch, gpu, quiet, end))
                 for names, gpu in phase
             ]
             for lane in begun:

@@ -92,6 +92,13 @@ def test_the_second_lane_sees_one_gpu(
     assert run.program("seen", ["-c", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"]).text == f"{seen}\n"
 
 
+def test_phases_have_one_end(tmp_path: pathlib.Path) -> None:
+    """However many there are: a run's stages end when it says."""
+    run = collect.Run(quick=False, logs=tmp_path, arch=90, end=collect.time.monotonic() + 5)
+    run.begin("tests")
+    assert run.left() <= 5
+
+
 def test_the_limits_fit_the_total() -> None:
     assert set(collect.LIMITS) == set(collect.QUICK_LIMITS) == set(collect.STAGES) == set(record.STAGES)
     assert collect.TOTAL <= 540  # a minute beside it for the build, and ten in all

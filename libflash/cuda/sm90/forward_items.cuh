@@ -267,6 +267,7 @@ struct ForwardItems {
     __device__ __forceinline__ int length_of(const Item& item) const {
         return kUnequal ? item.q_rows.length : params.q_lengths.capacity;
     }
+
     // The key tiles of an item where blocks may be left out. A whole warp.
     __device__ __forceinline__ BlockWalk<kBlockM, kBlockN> walk_of(const Item& item) const {
         return {params.block_mask, item.work, item.keys, item.q_rows, common.walk.entries_left};

@@ -40,8 +40,9 @@ struct ForwardProducer : ForwardRows<Row, kKind> {
     // Keys go from the last tile to the first; V of a tile comes after K of the next.
     __device__ __forceinline__ void produce() const {
         Producer p = begin();
-        if constexpr (!kUnequal) return hand_over_all(p);
-        if constexpr (kUnequal) {
+        if constexpr (!kUnequal) {
+            hand_over_all(p);
+        } else {
             Rounds rounds{};
             do {
                 bool found = take_item(p);

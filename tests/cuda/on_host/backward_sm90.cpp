@@ -175,8 +175,7 @@ bool check(const Case& c) {
 }
 
 int main(int, char** argv) {
-    emulation::machine.disorder = std::atoi(argv[1]) != 0;
-    emulation::machine.dice.seed(std::atoi(argv[1]));
+    emulation::set_disorder(std::atoi(argv[1]));
     constexpr int kAll = kUnboundedWindow, kDim = HEAD_DIM;
     const Case cases[] = {
         {1, 1, 1, 64, 128, kDim, kDim, kAll, kAll, 1, false, false},                 // one tile of each

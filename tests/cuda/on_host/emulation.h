@@ -100,6 +100,11 @@ inline void start_block(unsigned index) {
     }
 }
 
+// 0: none.
+inline void set_disorder(int number) {
+    machine.disorder = number != 0;
+    machine.dice.seed(number);
+}
 inline unsigned roll(unsigned sides) { return machine.dice() % sides; }
 
 // Now or, in disorder, at some time of the scheduler's choice.

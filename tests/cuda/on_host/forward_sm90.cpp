@@ -246,8 +246,7 @@ bool check(const Case& c) {
 }
 
 int main(int, char** argv) {
-    emulation::machine.disorder = std::atoi(argv[1]) != 0;
-    emulation::machine.dice.seed(std::atoi(argv[1]));
+    emulation::set_disorder(std::atoi(argv[1]));
     constexpr int kAll = kUnboundedWindow, kDim = HEAD_DIM;
     const Case cases[] = {
         {1, 1, 1, 64, 100, kDim, kAll, kAll, 1, false},    // one item, tiles of which parts are missing

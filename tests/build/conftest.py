@@ -1,0 +1,25 @@
+"""CMake's functions run by themselves: nothing is configured or compiled."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def cmake_script(tmp_path):
+    """What a script in CMake's language did, as a finished process: what it said is in stderr."""
+    beside = str(Path(sys.executable).parent)
+    program = shutil.which("cmake", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
+    if not program:
+        pytest.skip("no cmake on this machine")
+
+    def run(text):
+        script = tmp_path / "script.cmake"
+        script.write_text(text)
+        return subprocess.run([program, "-P", script], capture_output=True, text=True, check=False)
+
+    return run
