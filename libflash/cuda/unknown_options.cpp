@@ -9,7 +9,7 @@
 namespace libflash::cuda {
 namespace {
 
-// The first of the options that change lengths, scores or probabilities, or nullptr: of what the plain loops of sm90 are without.
+// The first of the options that change lengths, scores or probabilities, or nullptr: what backward of sm90 is without.
 const char* rare_option(const AttentionProblem& p) {
     if (p.q_rows.packed()) return "cu_seqlens_q";
     if (p.k_rows.packed()) return "cu_seqlens_k";
@@ -22,13 +22,6 @@ const char* rare_option(const AttentionProblem& p) {
     if (p.mask.present) return "mask";
     if (p.block_mask.present) return p.block_mask.has_lists ? "block_lists" : "block_mask";
     return nullptr;
-}
-
-// The first of the options that have been tried on the host alone as they are now, or nullptr. Until evidence has them a call must ask for the kernel.
-const char* option_not_in_evidence(const AttentionProblem& p) {
-    if (p.request.kernel || p.request.backend) return nullptr;
-    if (const char* option = rare_option(p)) return option;
-    return p.softmax_scale > 0 ? nullptr : "softmax_scale";
 }
 
 // Whether the copy engine can be told of the tensor: steps are multiples of 16 bytes, from 0 to 2^40.
@@ -82,10 +75,6 @@ bool knows_backward_options(const AttentionProblem& p, std::string* why) {
 bool knows_options(const KernelConfig& config, const AttentionProblem& problem, std::string* why) {
     if (std::strcmp(config.room, "sm90") != 0) return true;
     if (std::strcmp(config.operation, "backward") == 0) return knows_backward_options(problem, why);
-    if (const char* option = option_not_in_evidence(problem)) {
-        if (why) *why = text_of(option, ": the kernel knows it, but is taken for it only when it is asked for");
-        return false;
-    }
     if (!copy_engine_reads_all(problem, why)) return false;
     if (problem.q_rows.packed()) {  // else nothing has to be counted
         const int64_t tiles = numbered_tiles(problem, config);

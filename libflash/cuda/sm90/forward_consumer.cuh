@@ -279,7 +279,8 @@ struct Forward : ForwardProducer<Row, kKind> {
     // K of the next tile is there; which one it is stands beside it.
     __device__ __forceinline__ void wait_for_next(Consumer& c) const {
         c.k.wait_full();
-        if constexpr (kUnequal) c.word = common.walk.tiles[c.k.stage];
+        if constexpr (kUnequal)  // read by the lane that gives the stage back
+            c.word.bits = __shfl_sync(0xffffffffu, c.lane == 0 ? common.walk.tiles[c.k.stage].bits : 0, 0);
     }
     __device__ __forceinline__ int tile_of(const Consumer& c) const {
         if constexpr (kUnequal) return c.word.tile();

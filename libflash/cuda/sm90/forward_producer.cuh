@@ -133,14 +133,22 @@ struct ForwardProducer : ForwardRows<Row, kKind> {
     __device__ __forceinline__ bool take_item(Producer& p) const {
         Item& item = common.items[p.slot];
         p.ahead.wait_full();
-        const Item& found = common.walk.items_ahead[p.ahead.stage];
-        static_assert(sizeof(Item) % 4 == 0 && std::is_trivially_copyable<Item>::value, "copied word by word");
-        for (int i = static_cast<int>(threadIdx.x % 32); i < static_cast<int>(sizeof(Item)) / 4; i += 32)
-            reinterpret_cast<uint32_t*>(&item)[i] = reinterpret_cast<const uint32_t*>(&found)[i];
+        if (p.leader) {  // whoever says that it is there, and that its place is free, has read and written all of it
+            copy_item(item, common.walk.items_ahead[p.ahead.stage]);
+            p.ahead.empty().arrive();
+        }
         __syncwarp();
-        if (p.leader) p.ahead.empty().arrive();
         p.ahead.advance();
         return item.keys.begin != item.keys.end;
+    }
+
+    // With few registers.
+    __device__ __forceinline__ void copy_item(Item& to, const Item& from) const {
+        static_assert(sizeof(Item) % 8 == 0 && alignof(Item) == 8 && std::is_trivially_copyable<Item>::value,
+                      "copied by eight bytes");
+#pragma unroll 2
+        for (int i = 0; i < static_cast<int>(sizeof(Item)) / 8; ++i)
+            reinterpret_cast<uint2*>(&to)[i] = reinterpret_cast<const uint2*>(&from)[i];
     }
 
     // The item without keys, and that no tile of V is to be mended any more.
@@ -281,11 +289,13 @@ struct ForwardProducer : ForwardRows<Row, kKind> {
             while (true) {
                 mend.wait_full();
                 const volatile Mend& there = common.walk.mend;
-                const int stage = there.stage, count = there.count;
+                const bool first = threadIdx.x % 32 == 0;  // it alone reads what it then gives back
+                const int stage = __shfl_sync(0xffffffffu, first ? there.stage : 0, 0),
+                          count = __shfl_sync(0xffffffffu, first ? there.count : 0, 0);
                 if (count >= 0) write_zeros(v_smem + stage * VTile::kBytes, count);
                 fence_shared_for_async();
                 __syncwarp();
-                if (threadIdx.x % 32 == 0) {
+                if (first) {
                     mend.empty().arrive();
                     if (count >= 0) MBarrier{shared_address(&common.v.full[stage])}.arrive();
                 }

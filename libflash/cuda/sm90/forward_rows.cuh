@@ -67,7 +67,7 @@ struct ForwardRows : ForwardItems<Row, kKind> {
     __device__ __forceinline__ void write_nothing(const Item& item) const {
         const int end = min(item.keys.first_row + kBlockM, item.q_rows.owned);
         for (int row = item.keys.first_row + static_cast<int>(threadIdx.x % 32); row < end; row += 32) {
-            finish_row(item, row - item.keys.first_row, true, kNothing, 0.0f, true);
+            finish_row(item, row - item.keys.first_row, row < item.q_rows.length, kNothing, 0.0f, true);
             for (int col = 0; col < kHeadDimV; col += 8) write_eight(row_of_out(item, row), col, make_uint4(0, 0, 0, 0));
         }
     }

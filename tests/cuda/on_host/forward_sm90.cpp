@@ -262,6 +262,7 @@ int main(int, char** argv) {
         {1, 1, 1, 64, 300, kDim, kAll, kAll, -1, false},   // values that overflow under a kept maximum
         {3, 2, 1, 150, 300, kDim, kAll, kAll, 1, false, Lengths::used},
         {3, 2, 1, 230, 200, kDim, 100, 0, 1, true, Lengths::used},
+        {3, 2, 1, 10, 300, kDim, kAll, kAll, 1, true, Lengths::used},  // a sequence none of whose rows takes part
         {4, 2, 1, 300, 280, kDim, kAll, kAll, 1, true, Lengths::packed},
         {4, 2, 2, 250, 333, kDim, kAll, 0, 12, false, Lengths::packed},
         {1, 2, 1, 150, 200, kDim - 8, 120, 0, 1, true, Lengths::dense, true},
