@@ -4,6 +4,7 @@
 
 #include "cuda/attention/decode_params.h"
 #include "cuda/attention/schedule.cuh"
+#include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/early.cuh"
 
 namespace libflash::cuda {
@@ -57,6 +58,16 @@ struct KeyPlacesOf {
         if (!table) return {entry, key};
         const int column = divide(key, page);
         return {Numbers::load(table + column * column_stride), key - column * static_cast<int>(page.divisor)};
+    }
+
+    // The same in two steps: what the table says is copied to `answer`, in shared memory, and there when the copies begun by then are. (With a load into a
+    // register the compiler does not wait until that is used, but until it has moved it to where the next round of a loop expects it: at once.)
+    __device__ __forceinline__ void ask(int32_t* answer, int key) const {
+        if (table) cp_async_4(shared_address(answer), table + divide(key, page) * column_stride);
+    }
+    __device__ __forceinline__ KeyPlace answered(const int32_t* answer, int key) const {
+        if (!table) return {entry, key};
+        return {*answer, key - divide(key, page) * static_cast<int>(page.divisor)};
     }
 };
 

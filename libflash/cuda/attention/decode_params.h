@@ -66,7 +66,7 @@ constexpr bool decode_takes_in_rows(int head_dim, int tile_k) { return tile_k / 
 // `tile_k`: keys of a tile, of all heads; `tile_rows`: query rows of a thread block.
 constexpr int decode_shared_bytes(int head_dim, int tile_k, int stages, int element_bytes, int tile_rows) {
     const int row = head_dim * element_bytes, warps = tile_k / kDecodeSlab;
-    return stages * 2 * tile_k * row + tile_rows * row + stages * warps * 4;
+    return stages * 2 * tile_k * row + tile_rows * row + stages * warps * (1 + kDecodeSlab) * 4;
 }
 
 // Thread blocks that a multiprocessor runs at the same time, if a thread block may have `most` bytes of shared memory: as many as fit, up to 256 threads,

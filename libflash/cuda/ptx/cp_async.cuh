@@ -1,4 +1,4 @@
-// Asynchronous 16-byte copies from global to shared memory (sm_80), in groups that can be waited for.
+// Asynchronous copies from global to shared memory (sm_80), in groups that can be waited for.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +27,11 @@ __device__ __forceinline__ uint32_t load_shared(uint32_t smem_address) {
 __device__ __forceinline__ void cp_async_16(uint32_t smem_address, const void* global, bool valid) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(smem_address), "l"(global), "r"(valid ? 16 : 0)
                  : "memory");
+}
+
+// Copies 4 bytes.
+__device__ __forceinline__ void cp_async_4(uint32_t smem_address, const void* global) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(smem_address), "l"(global) : "memory");
 }
 
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }

@@ -4,9 +4,9 @@
 #pragma once
 
 #include "cuda/attention/decode_keys.cuh"
+#include "cuda/attention/launch_behind.cuh"
 #include "cuda/attention/scores.cuh"
 #include "cuda/ptx/dependent_launch.cuh"
-#include "cuda/sm80/launch_behind.cuh"
 
 namespace libflash::cuda::sm80 {
 

@@ -4,12 +4,12 @@
 #pragma once
 
 #include "cuda/attention/decode_params.h"
+#include "cuda/attention/launch_behind.cuh"
 #include "cuda/attention/schedule.cuh"
 #include "cuda/attention/scores.cuh"
 #include "cuda/config.h"
 #include "cuda/ptx/dependent_launch.cuh"
 #include "cuda/ptx/math.cuh"
-#include "cuda/sm80/launch_behind.cuh"
 
 namespace libflash::cuda::sm80 {
 

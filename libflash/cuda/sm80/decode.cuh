@@ -3,13 +3,13 @@
 
 #include "cuda/attention/decode_params.h"
 #include "cuda/attention/element.cuh"
+#include "cuda/attention/launch_behind.cuh"
 #include "cuda/config.h"
 #include "cuda/params.h"
 #include "cuda/ptx/dependent_launch.cuh"
 #include "cuda/sm80/append.cuh"
 #include "cuda/sm80/combine_splits.cuh"
 #include "cuda/sm80/decode_range.cuh"
-#include "cuda/sm80/launch_behind.cuh"
 
 namespace libflash::cuda::sm80 {
 

@@ -1,8 +1,8 @@
 // Flash-Decoding for sm_80 and later: a few query rows of each sequence against its cache (split-KV).
 //
 // A thread block takes one key head of one sequence, all query heads that share it (their rows are packed into one tile), and one range of the
-// keys. Every warp fetches 16 keys of a tile by itself (cp.async, kStages tiles under way, or one fewer), looking up 16 pages at a time, one
-// tile ahead.
+// keys. Every warp fetches 16 keys of a tile by itself (cp.async, kStages tiles under way, or one fewer); what the table says of them comes with the copies
+// of a tile before.
 //   up to 16 rows    the warps work on the keys that they fetched, with no barrier, and put their results together at the end
 //   more rows        each warp has 16 rows of its own and works on all keys of the tile (kSharesKeys)
 // What decides the speed is memory: there are some 100 KB under way in each multiprocessor.
@@ -44,7 +44,8 @@ struct Decode {
     static constexpr int kStageBytes = 2 * kWarps * kSlabBytes;  // keys, then values
     static constexpr int kQueryBytes = kTileRows * Slab::kRowBytes;
     static constexpr int kSharedBytes = decode_shared_bytes(kHeadDim, kWarps* kDecodeSlab, kStages, sizeof(T), kTileRows);
-    static_assert(kSharedBytes == kStages * kStageBytes + kQueryBytes + kStages * kWarps * 4, "the host counts the same");
+    static_assert(kSharedBytes == kStages * kStageBytes + kQueryBytes + kStages * kWarps * (1 + kDecodeSlab) * 4,
+                  "the host counts the same");
     // Results of the warps, where the stages were.
     static constexpr int kPartRow = kHeadDim + 8;
     static_assert((kWarps * kDecodeSlab * (kPartRow + 4)) * 4 <= kStages * kStageBytes, "they fit");
@@ -89,6 +90,10 @@ struct Decode {
     __device__ __forceinline__ char* queries() const { return shared + kStages * kStageBytes; }
     __device__ __forceinline__ uint32_t& existing(int stage, int group) const {
         return reinterpret_cast<uint32_t*>(queries() + kQueryBytes)[stage * kWarps + group];
+    }
+    __device__ __forceinline__ int32_t& answer(int stage) const {
+        return reinterpret_cast<int32_t*>(
+            queries() + kQueryBytes)[kStages * kWarps + (stage * kWarps + warp) * kDecodeSlab + lane % kDecodeSlab];
     }
     __device__ __forceinline__ float* part(int slab, int row) const {
         return reinterpret_cast<float*>(shared) + (slab * kDecodeSlab + row) * kPartRow;
@@ -151,26 +156,30 @@ struct Decode {
         }
     }
 
-    // Where the keys lie that this warp fetches of two tiles, from `first` on: lanes 0 to 15 know of the one, the others of the next. Out of
-    // range: the key does not exist, or is not of this range.
-    __device__ __forceinline__ KeyPlace look_up(const KeyPlaces& places, const VisibleKeys& range, int first) const {
-        const int key = first + own_keys() + lane % kDecodeSlab + lane / kDecodeSlab * kTileK;
-        return key >= range.first && key < range.last ? places.of(key) : KeyPlace{-1, 0};
+    // Where the 16 keys lie that this warp fetches of the tile from `first` on, a lane a key, and twice: what the table says of them is asked for with the
+    // copies of the tile that goes to the same stage before. Out of range: the key does not exist, or is not of this range.
+    __device__ __forceinline__ int key_of(int first) const { return first + own_keys() + lane % kDecodeSlab; }
+    __device__ __forceinline__ void ask(const KeyPlaces& places, const VisibleKeys& range, int stage, int first) const {
+        const int key = key_of(first);
+        if (lane < kDecodeSlab && key >= range.first && key < range.last) places.ask(&answer(stage), key);
+    }
+    __device__ __forceinline__ KeyPlace look_up(const KeyPlaces& places, const VisibleKeys& range, int stage, int first) const {
+        const int key = key_of(first);
+        return key >= range.first && key < range.last ? places.answered(&answer(stage), key) : KeyPlace{-1, 0};
     }
 
-    // Starts the copies of this warp's 16 keys and values of a tile; `second`: of the two that `known` is about. Keys that do not exist become zeros.
-    __device__ __forceinline__ void load_keys(int head_k, int stage, const KeyPlace& known, bool second) {
+    // Starts the copies of this warp's 16 keys and values of a tile. Keys that do not exist become zeros.
+    __device__ __forceinline__ void load_keys(int head_k, int stage, const KeyPlace& known) {
         const CacheParams& cache = params.cache;
-        const int from = second ? kDecodeSlab : 0;
         const bool exists = static_cast<uint32_t>(known.place) < static_cast<uint32_t>(cache.places);
-        const uint32_t all = __ballot_sync(0xffffffffu, exists) >> from & 0xffffu;
+        const uint32_t all = __ballot_sync(0xffffffffu, exists) & 0xffffu;
         if (lane == 0) existing(stage, warp) = all;
         const T* const k = static_cast<const T*>(cache.k.data) + head_k * cache.k.head;
         const T* const v = static_cast<const T*>(cache.v.data) + head_k * cache.v.head;
         const auto copy_rows = [&](int step, const auto& copy) {
             const int row = step * kRowsAtOnce + lane / kLanesPerRow;
-            const int64_t place = __shfl_sync(0xffffffffu, known.place, from + row);
-            const int64_t at = __shfl_sync(0xffffffffu, known.row, from + row);
+            const int64_t place = __shfl_sync(0xffffffffu, known.place, row);
+            const int64_t at = __shfl_sync(0xffffffffu, known.row, row);
             const bool there = all >> row & 1;
 #pragma unroll
             for (int chunk = lane % kLanesPerRow; chunk < kChunks; chunk += kLanesPerRow) {
@@ -313,15 +322,16 @@ struct Decode {
     // One loop, whose first rounds, one for each stage, have nothing to attend to: short ranges are over before more code would have been fetched.
     __device__ __forceinline__ void walk_keys(const VisibleKeys& range, const KeyPlaces& places) {
         const int begin = range.first / kTileK * kTileK;
-        KeyPlace known = look_up(places, range, begin), next = look_up(places, range, begin + 2 * kTileK);
-        bool second = false;
         int stage = 0;
         const int stages = params.stages;
+        for (int i = 0; i < stages; ++i) ask(places, range, i, begin + i * kTileK);
+        cp_async_commit();
         const int old = range.length - params.cache.seqlen_new;
         bool to_append = kTakesIn && range.last > old;
         New fresh{{params}};
         if constexpr (kTakesIn) fresh.load(places, item.batch, item.head_k, old, to_append);
         prepare_rows(range);
+        cp_async_wait<0>();
 #pragma unroll 1
         for (int loading = begin; loading < range.last + stages * kTileK; loading += kTileK) {
             const int first = loading - stages * kTileK;  // the tile in whose place the new one goes
@@ -338,12 +348,8 @@ struct Decode {
                 synchronize();  // it is no longer read
             }
             if (loading < range.last) {
-                load_keys(own_head(), stage, known, second);
-                if (second) {
-                    known = next;
-                    next = look_up(places, range, loading + 3 * kTileK);
-                }
-                second = !second;
+                load_keys(own_head(), stage, look_up(places, range, stage, loading));
+                ask(places, range, stage, loading + stages * kTileK);
             }
             if (loading == begin) load_queries();
             cp_async_commit();

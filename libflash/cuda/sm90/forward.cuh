@@ -5,6 +5,7 @@
 // Rows whose maximum was not safe (row_softmax.cuh) are noted; at the end of all its work the thread block does the tiles with such rows again.
 #pragma once
 
+#include "cuda/attention/launch_behind.cuh"
 #include "cuda/params.h"
 #include "cuda/sm90/extent.cuh"
 #include "cuda/sm90/forward_consumer.cuh"
@@ -83,8 +84,7 @@ int launch_forward_instance(const ForwardParams& params, void* stream) {
         const auto order = sm90::order_kernel<Row, Body::kBlockM>;
         order<<<1, sm90::kOrderThreads, 0, cuda_stream>>>(params);
     }
-    kernel<<<static_cast<unsigned>(blocks), Body::kThreads, Body::kSharedBytes, cuda_stream>>>(params, maps);
-    return cudaGetLastError();
+    return launch_behind(kernel, blocks, Body::kThreads, Body::kSharedBytes, cuda_stream, true, params, maps);
 }
 
 // Enqueues the work on `stream` and returns what cudaGetLastError() then says.

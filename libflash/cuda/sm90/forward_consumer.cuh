@@ -474,6 +474,8 @@ struct Forward : ForwardProducer<Row, kKind> {
         return trace != 0 && inverse == inverse && row_of(c, item, r) < length_of(item);
     }
 
+    // Who finds items and who writes empty ones waits for the kernel ahead. The others need not: what they read and write comes after a copy, or an item,
+    // that they have through a barrier.
     __device__ __forceinline__ void run() {
         if (threadIdx.x == 0) prepare();
         __syncthreads();

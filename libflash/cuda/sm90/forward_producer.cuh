@@ -1,6 +1,7 @@
 // The producer of the forward kernel for sm_90a: a warp finds out what there is to do, and one of its threads copies.
 #pragma once
 
+#include "cuda/ptx/dependent_launch.cuh"
 #include "cuda/ptx/opaque.cuh"
 #include "cuda/sm90/forward_rows.cuh"
 
@@ -55,6 +56,9 @@ struct ForwardProducer : ForwardRows<Row, kKind> {
     }
 
     // The next item is looked for while the first copies for the present one are under way. After the last one comes one without keys.
+    // To find the first one takes nothing from memory, so that its first tiles are on their way into the L2 cache while the kernel ahead ends. That is waited
+    // for even if there is no item: who comes behind waits for this kernel alone. The next one may begin when only the last item is still to be copied; it
+    // waits for the end of all of this.
     __device__ __forceinline__ void hand_over_all(Producer& p) const {
         Rounds rounds = first_rounds();
         bool first = true;
@@ -63,8 +67,12 @@ struct ForwardProducer : ForwardRows<Row, kKind> {
             const bool found = find_item(rounds, p.leader, common.items[p.slot]);
             if (p.leader) {
                 const Item& item = common.items[p.slot];
-                if (!first) {
-                    if (kQStages == 1 && found) prefetch_q(item);
+                if (!found) let_next_kernel_begin();
+                if (found && (first || kQStages == 1)) prefetch_q(item);
+                if (first) {
+                    if (found) prefetch_keys(item);
+                    wait_for_kernel_ahead();
+                } else {
                     load_keys(p, common.items[preceding(p.slot)]);
                 }
                 if (found) load_k(p, item, item.keys.end - 1);
@@ -109,8 +117,10 @@ struct ForwardProducer : ForwardRows<Row, kKind> {
         return false;
     }
 
-    // Where work is unequal it takes several answers from memory to know the next item, so that another warp is ahead by one.
+    // Where work is unequal it takes several answers from memory to know the next item, so that another warp is ahead by one. What it asks, even of the first
+    // one, the kernel ahead may be about to write.
     __device__ __forceinline__ void look_ahead() const {
+        wait_for_kernel_ahead();
         const bool leader = elect_one();
         Ring<kAhead> ahead(common.walk.ahead);
         Rounds rounds = first_rounds();
@@ -128,6 +138,7 @@ struct ForwardProducer : ForwardRows<Row, kKind> {
                 __syncwarp();
                 ahead.advance();
             }
+            if (leader) let_next_kernel_begin();  // said again after what is done again, it is nothing
         } while (start_again(rounds));
     }
     __device__ __forceinline__ bool take_item(Producer& p) const {
@@ -240,9 +251,13 @@ struct ForwardProducer : ForwardRows<Row, kKind> {
     // Into the L2 cache: its place in shared memory may not be free before the present item is nearly done.
     __device__ __forceinline__ void prefetch_q(const Item& item) const {
         for (int group = 0; group < kGroups; ++group)
-            for (int chunk = 0; chunk < QTile::kChunks; ++chunk)
-                tma_prefetch(maps.q, chunk * 64, start_of(item) + item.keys.first_row + group * kGroupRows, item.work.head,
-                             item.work.batch);
+            QTile::prefetch(maps.q, start_of(item) + item.keys.first_row + group * kGroupRows, item.work.head, item.work.batch);
+    }
+    // The tile that is loaded first.
+    __device__ __forceinline__ void prefetch_keys(const Item& item) const {
+        const int row = key_row(item, item.keys.end - 1);
+        KTile::prefetch(maps.k, row, item.kv_head, item.work.batch);
+        VTile::prefetch(maps.v, row, item.kv_head, item.work.batch);
     }
 
     __device__ __forceinline__ void load_k(Producer& p, const Item& item, int tile) const {

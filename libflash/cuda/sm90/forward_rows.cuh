@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/attention/scores.cuh"
+#include "cuda/ptx/dependent_launch.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/sm90/forward_items.cuh"
 #include "cuda/sm90/row_softmax.cuh"
@@ -47,6 +48,7 @@ struct ForwardRows : ForwardItems<Row, kKind> {
 
     // Another warp: rows that see no key.
     __device__ __forceinline__ void write_empty_items() const {
+        wait_for_kernel_ahead();
         if constexpr (kUnequal) {
             if (is_given_out()) return write_empty_units();
         }

@@ -36,6 +36,11 @@ struct SwizzledTile {
             tma_load(tile + chunk * kChunkBytes, map, barrier, chunk * kChunkCols, first_row, head, batch);
     }
 
+    // The same rows into the L2 cache alone.
+    __device__ static __forceinline__ void prefetch(const CUtensorMap& map, int first_row, int head, int batch) {
+        for (int chunk = 0; chunk < kChunks; ++chunk) tma_prefetch(map, chunk * kChunkCols, first_row, head, batch);
+    }
+
     // The tile as an operand whose k runs along the columns (a of Q K^T, and its b): 16 of them, number `step`, from row `first_row` on, a multiple
     // of 8.
     __device__ static __forceinline__ uint64_t along_columns(uint32_t tile, int step, int first_row = 0) {

@@ -24,14 +24,14 @@ inline uint32_t load_shared(uint32_t address) {
 
 struct AsyncCopy {
     uint32_t address;
-    const void* global;
-    bool valid;
+    const void* global;  // nullptr: zeros
+    size_t bytes;
 
     void done() const {
-        if (valid) {
-            std::memcpy(shared_pointer(address), global, 16);
+        if (global) {
+            std::memcpy(shared_pointer(address), global, bytes);
         } else {
-            std::memset(shared_pointer(address), 0, 16);
+            std::memset(shared_pointer(address), 0, bytes);
         }
     }
 };
@@ -44,14 +44,15 @@ inline std::deque<std::vector<AsyncCopy>>& own_copies() {
     return groups;
 }
 
-inline void cp_async_16(uint32_t address, const void* global, bool valid) {
-    const AsyncCopy copy{address, global, valid};
+inline void begin_copy(const AsyncCopy& copy) {
     if (late_copies) {
         own_copies().back().push_back(copy);
     } else {
         copy.done();
     }
 }
+inline void cp_async_16(uint32_t address, const void* global, bool valid) { begin_copy({address, valid ? global : nullptr, 16}); }
+inline void cp_async_4(uint32_t address, const void* global) { begin_copy({address, global, 4}); }
 inline void cp_async_commit() {
     if (late_copies) own_copies().emplace_back();
 }

@@ -3,7 +3,7 @@
 
 #include "emulation.h"
 
-namespace libflash::cuda::sm80 {
+namespace libflash::cuda {
 
 template <class... Params>
 int launch_behind(void (*kernel)(Params...), int64_t blocks, int threads, int, cudaStream_t, bool, const Params&... params) {
@@ -11,4 +11,4 @@ int launch_behind(void (*kernel)(Params...), int64_t blocks, int threads, int, c
     return cudaSuccess;
 }
 
-}  // namespace libflash::cuda::sm80
+}  // namespace libflash::cuda

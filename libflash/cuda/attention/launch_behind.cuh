@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-namespace libflash::cuda::sm80 {
+namespace libflash::cuda {
 
 // `overlap`: only if the GPU can, and the kernel, whatever may be ahead of it, waits before it reads what results depend on or writes. Where a kernel
 // ahead does not say that the next one may begin, this saves the launch alone.
@@ -26,4 +26,4 @@ int launch_behind(void (*kernel)(Params...), int64_t blocks, int threads, int sh
     return error != cudaSuccess ? error : cudaGetLastError();
 }
 
-}  // namespace libflash::cuda::sm80
+}  // namespace libflash::cuda
