@@ -214,14 +214,13 @@ def test_every_speed_cell_is_there_once_and_has_both_baselines():
         assert set(names) <= set(report.NAMES)
 
 
-def test_block_masks_have_their_density_and_the_diagonal(monkeypatch):
+def test_block_masks_have_their_density_and_the_diagonal():
     pytest.importorskip("torch")
-    blocks = program("_paper_blocks")
-    monkeypatch.setattr(blocks, "DEVICE", "cpu")
+    masks, blocks = program("_block_masks"), program("_paper_blocks")
     for density in blocks.DENSITIES:
-        mask = blocks.block_mask(density)[0, 0]
+        mask = masks.block_mask(density, blocks.SEQLEN)[0, 0]
         assert mask.diagonal().all()
-        assert mask.float().mean().item() == pytest.approx(density, abs=1 / (blocks.SEQLEN // blocks.BLOCK))
+        assert mask.float().mean().item() == pytest.approx(density, abs=1 / (blocks.SEQLEN // masks.BLOCK))
 
 
 @pytest.mark.parametrize("seqlen", [100, 1000])

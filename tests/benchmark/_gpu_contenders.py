@@ -74,8 +74,9 @@ def backward_sdpa(p: Problem, backend: SDPBackend) -> Call:
     return lambda: swapped(*torch.autograd.grad(out, inputs, dout, retain_graph=True))
 
 
-def forward_libflash(p: Problem, kernel: str | None, backend: str | None = None) -> Call:
-    options = {"causal": p.cell.causal, "kernel": kernel, "backend": backend}
+def forward_libflash(p: Problem, kernel: str | None, backend: str | None = None, **more: object) -> Call:
+    """`more`: further options of the call."""
+    options = {"causal": p.cell.causal, "kernel": kernel, "backend": backend, **more}
     out = torch.empty_like(p.q)
     return lambda: (libflash.attention(p.q, p.k, p.v, out=out, **options),)
 

@@ -5,27 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
+from _block_masks import block_mask, compare
 from _cells import GPU_TOKENS, GPU_WIDTH, PASSES, Cell
 from _gpu_contenders import DEVICE, RESULTS, Problem, problem
 from _gpu_timing import medians
 from _paper_contenders import kernel
-from gpu_attention import ROW_TOLERANCE, worst_row
 
 import libflash
 
-SEQLEN, HEAD_DIM, BLOCK = 8192, 128, 128
+SEQLEN, HEAD_DIM = 8192, 128
 DENSITIES = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0)
 QUICK_DENSITIES = (0.1, 0.5, 1.0)
-
-
-def block_mask(density: float) -> torch.Tensor:
-    """(1, 1, rows, columns): the diagonal, and of the other blocks as many in each row, at random, as make up the density."""
-    count = SEQLEN // BLOCK
-    kept = max(1, round(density * count))
-    order = torch.rand((count, count), generator=torch.Generator().manual_seed(0))
-    order.fill_diagonal_(-1.0)
-    mask = torch.zeros((count, count), dtype=torch.bool).scatter_(1, order.argsort(dim=1)[:, :kept], value=True)
-    return mask[None, None].to(DEVICE)
 
 
 def call(p: Problem, mask: torch.Tensor | None) -> Callable[[], tuple[torch.Tensor, ...]]:
@@ -39,28 +29,12 @@ def call(p: Problem, mask: torch.Tensor | None) -> Callable[[], tuple[torch.Tens
     return lambda: libflash.attention_backward(p.dout, p.q, p.k, p.v, out, lse, kernel=backward, **made, **options)
 
 
-def compare(p: Problem, mask: torch.Tensor, results: tuple[torch.Tensor, ...]) -> None:
-    """The first head against plain attention in float32; for gradients its dq alone, which every key tile adds to."""
-    q, k, v, dout = (x[0, :, 0].float() for x in (p.q, p.k, p.v, p.dout))
-    hidden = ~mask[0, 0].repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
-    weights = (q @ k.T * HEAD_DIM**-0.5).masked_fill_(hidden, -torch.inf).softmax(dim=-1)
-    exact = weights @ v
-    if p.cell.direction == "backward":
-        dweights = dout @ v.T
-        dscores = weights * (dweights - (dout * exact).sum(dim=-1, keepdim=True))
-        exact = dscores @ k * HEAD_DIM**-0.5
-    limit = ROW_TOLERANCE[p.cell.dtype] * (2 if p.cell.direction == "backward" else 1)
-    difference = worst_row(p.cell.direction, results[0][:1, :, :1], exact[None, :, None])
-    if not difference <= limit:
-        raise SystemExit(f"block mask, {p.cell.direction}: a row differs by {difference:.3g}; nothing is timed")
-
-
 def measure(quick: bool) -> Iterator[dict]:
     """A row a direction and density; density None is a call without a mask."""
     for direction in PASSES:
         one = Cell(direction, "bfloat16", HEAD_DIM, SEQLEN, False, GPU_TOKENS // SEQLEN, GPU_WIDTH // HEAD_DIM)
         p = problem(one)
-        masks = {density: block_mask(density) for density in (QUICK_DENSITIES if quick else DENSITIES)}
+        masks = {density: block_mask(density, SEQLEN).to(DEVICE) for density in (QUICK_DENSITIES if quick else DENSITIES)}
         calls = {"dense": call(p, None)} | {str(density): call(p, mask) for density, mask in masks.items()}
         for density, mask in masks.items():
             compare(p, mask, calls[str(density)]())

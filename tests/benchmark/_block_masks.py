@@ -1,0 +1,37 @@
+"""Block masks that benchmarks time, and what a call with one must give."""
+
+from __future__ import annotations
+
+import torch
+from _gpu_contenders import Problem
+from gpu_attention import ROW_TOLERANCE, worst_row
+
+BLOCK = 128
+
+
+def block_mask(density: float, seqlen: int) -> torch.Tensor:
+    """(1, 1, rows, columns): the diagonal, and of the other blocks as many in each row, at random, as make up the density."""
+    count = seqlen // BLOCK
+    kept = max(1, round(density * count))
+    order = torch.rand((count, count), generator=torch.Generator().manual_seed(0))
+    order.fill_diagonal_(-1.0)
+    mask = torch.zeros((count, count), dtype=torch.bool).scatter_(1, order.argsort(dim=1)[:, :kept], value=True)
+    return mask[None, None]
+
+
+def compare(p: Problem, mask: torch.Tensor, results: tuple[torch.Tensor, ...]) -> None:
+    """The first head against plain attention in float32; for gradients its dq alone, which every key tile adds to."""
+    q, k, v, dout = (x[0, :, 0].float() for x in (p.q, p.k, p.v, p.dout))
+    scale = p.cell.head_dim**-0.5
+    hidden = ~mask[0, 0].repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
+    weights = (q @ k.T * scale).masked_fill_(hidden, -torch.inf).softmax(dim=-1)
+    exact = weights @ v
+    if p.cell.direction == "backward":
+        dweights = dout @ v.T
+        dscores = weights * (dweights - (dout * exact).sum(dim=-1, keepdim=True))
+        exact = dscores @ k * scale
+    limit = ROW_TOLERANCE[p.cell.dtype] * (2 if p.cell.direction == "backward" else 1)
+    difference = worst_row(p.cell.direction, results[0][:1, :, :1], exact[None, :, None])
+    if not difference <= limit:
+        where = f"block mask, {p.cell.direction} d={p.cell.head_dim}"
+        raise SystemExit(f"{where}: a row differs by {difference:.3g}; nothing is timed")

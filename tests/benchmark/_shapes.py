@@ -1,0 +1,200 @@
+"""The cells of gpu_shapes.py: calls that are timed in turn, and how their results are compared before."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import sys
+from collections.abc import Callable, Iterator
+
+import torch
+from _block_masks import block_mask, compare
+from _cells import GPU_TOKENS, GPU_WIDTH, Cell
+from _gpu_contenders import FAMILY, HELD, OURS, Problem, forward_libflash, problem
+from gpu_attention import ROW_TOLERANCE, worst_row
+
+import libflash
+
+TOKENS, WIDTH = GPU_TOKENS, GPU_WIDTH
+HEAD_DIMS, MASKS = (64, 128), (False, True)
+SEQUENCES, LONGEST, DENSE_SEQLEN, SEEDS = 16, 8192, 4096, (0, 1)
+GROUP, HEADS_SEQLENS = 8, (1024, 8192)
+SIDE, PRODUCT_HEAD_DIMS, PRODUCT_SEQLENS = 8192, (128, 256), (4096, 8192, 16384)
+FP16_SEQLEN = 8192
+DENSITY, BLOCKS_HEAD_DIMS, BLOCKS_SEQLEN = 0.5, (64, 96, 128, 192, 256), 4096
+OPTIONS = ("softcap", "alibi", "bias", "mask", "dropout")
+OPTIONS_HEAD_DIMS, OPTIONS_SEQLEN = (64, 128, 256), 2048
+
+Call = Callable[[], object]
+
+
+@dataclasses.dataclass(frozen=True)
+class Contest:
+    """Calls that are timed in turn, and the figures that their times make."""
+
+    name: str
+    calls: dict[str, Call]
+    ratios: dict[str, tuple[str, str]]  # figure: time of the first call over that of the second
+    gflop: dict[str, float] = dataclasses.field(default_factory=dict)  # where given, of times for the same work
+    check: Callable[[], None] = lambda: None  # refuses to time a wrong result
+
+
+def cell(head_dim: int, seqlen: int, causal: bool, dtype: str = "bfloat16", batch: int | None = None) -> Cell:
+    return Cell("forward", dtype, head_dim, seqlen, causal, batch or TOKENS // seqlen, WIDTH // head_dim)
+
+
+def name_of(c: Cell) -> str:
+    return f"d={c.head_dim} S={c.seqlen} {mask_name(c.causal)}"
+
+
+def mask_name(causal: bool) -> str:
+    return "causal" if causal else "full"
+
+
+def exact_gflop(lengths: list[int], c: Cell) -> float:
+    """Of the matrix products; under a causal rule of the pairs that are visible."""
+    pairs = sum(n * (n + 1) // 2 if c.causal else n * n for n in lengths)
+    return 4 * c.heads * c.head_dim * pairs / 1e9
+
+
+def agree(what: str, a: torch.Tensor, b: torch.Tensor) -> None:
+    """(batch, seqlen, heads, head_dim)"""
+    difference = worst_row("forward", a, b)
+    if not difference <= ROW_TOLERANCE["bfloat16"]:
+        sys.exit(f"{what}: a row differs by {difference:.3g}; nothing is timed")
+
+
+def packed(head_dim: int, causal: bool, seed: int) -> Contest:
+    lengths = torch.randint(1, LONGEST + 1, (SEQUENCES,), generator=torch.Generator().manual_seed(seed)).tolist()
+    p, cu_seqlens = packed_problem(lengths, head_dim, causal)
+    longest = max(lengths)
+    limits = {"cu_seqlens_q": cu_seqlens, "cu_seqlens_k": cu_seqlens, "max_seqlen_q": longest, "max_seqlen_k": longest}
+    call = forward_libflash(p, None, **limits)
+    batch = nearest_batch(lengths)
+    dense = problem(cell(head_dim, DENSE_SEQLEN, causal, batch=batch))
+    name = f"d={head_dim} {mask_name(causal)} seed={seed}"
+    return Contest(
+        name,
+        {"packed": call, "dense": forward_libflash(dense, None)},
+        {"packed": ("dense", "packed")},
+        {"packed": exact_gflop(lengths, p.cell), "dense": exact_gflop([DENSE_SEQLEN] * batch, p.cell)},
+        lambda: compare_sequences(f"packed {name}", p, lengths, call()[0]),
+    )
+
+
+def packed_problem(lengths: list[int], head_dim: int, causal: bool) -> tuple[Problem, torch.Tensor]:
+    """Tensors of (rows, heads, head_dim), and where in them each sequence begins."""
+    p = problem(cell(head_dim, sum(lengths), causal, batch=1))
+    begins = [0, *itertools.accumulate(lengths)]
+    cu_seqlens = torch.tensor(begins, dtype=torch.int32, device=p.q.device)
+    return dataclasses.replace(p, q=p.q[0], k=p.k[0], v=p.v[0], dout=p.dout[0]), cu_seqlens
+
+
+def nearest_batch(lengths: list[int]) -> int:
+    """Of the dense call with as many operations."""
+    return max(1, round(sum(n * n for n in lengths) / DENSE_SEQLEN**2))
+
+
+def compare_sequences(what: str, p: Problem, lengths: list[int], out: torch.Tensor) -> None:
+    """The shortest and the longest against a call of their own."""
+    for which in (lengths.index(min(lengths)), lengths.index(max(lengths))):
+        begin = sum(lengths[:which])
+        rows = slice(begin, begin + lengths[which])
+        alone = libflash.attention(*(x[None, rows] for x in (p.q, p.k, p.v)), causal=p.cell.causal)
+        agree(f"{what}, sequence {which}", out[None, rows], alone)
+
+
+def heads(head_dim: int, seqlen: int, causal: bool) -> Contest:
+    p = problem(cell(head_dim, seqlen, causal))
+    grouped = dataclasses.replace(p, k=p.k[:, :, ::GROUP].contiguous(), v=p.v[:, :, ::GROUP].contiguous())
+    calls = {"gqa": forward_libflash(grouped, None), "mha": forward_libflash(p, None)}
+    name = name_of(p.cell)
+
+    def check() -> None:
+        """The first sequence against one whose key heads are repeated."""
+        k, v = (x[:1].repeat_interleave(GROUP, dim=2) for x in (grouped.k, grouped.v))
+        agree(f"heads {name}", calls["gqa"]()[0][:1], libflash.attention(p.q[:1], k, v, causal=causal))
+
+    return Contest(name, calls, {"heads": ("gqa", "mha")}, check=check)
+
+
+def product(head_dim: int, seqlen: int, causal: bool) -> Contest:
+    p = problem(cell(head_dim, seqlen, causal))
+    return Contest(
+        name_of(p.cell),
+        {"attention": forward_libflash(p, None), "product": matrix_product(p.q)},
+        {f"product d={head_dim}": ("product", "attention")},
+        {"attention": exact_gflop([seqlen] * p.cell.batch, p.cell), "product": 2 * SIDE**3 / 1e9},
+    )
+
+
+def matrix_product(like: torch.Tensor) -> Call:
+    """Of that tensor's type, where it is."""
+    a, b = (torch.randn(SIDE, SIDE, device=like.device).to(like.dtype) for _ in range(2))
+    out = torch.empty_like(a)
+    return lambda: torch.mm(a, b, out=out)
+
+
+def fp16(head_dim: int, causal: bool) -> Contest:
+    dtypes = {"bf16": "bfloat16", "fp16": "float16"}
+    problems = {kind: problem(cell(head_dim, FP16_SEQLEN, causal, dtype)) for kind, dtype in dtypes.items()}
+    calls: dict[str, Call] = {kind: forward_libflash(p, None) for kind, p in problems.items()}
+    calls |= {f"product {kind}": matrix_product(p.q) for kind, p in problems.items()}
+    ratios = {"fp16": ("bf16", "fp16"), "fp16 product": ("product bf16", "product fp16")}
+    return Contest(name_of(problems["bf16"].cell), calls, ratios)
+
+
+def blocks(head_dim: int) -> Contest:
+    p = problem(cell(head_dim, BLOCKS_SEQLEN, causal=False))
+    mask = block_mask(DENSITY, BLOCKS_SEQLEN).to(p.q.device)
+    call = forward_libflash(p, None, block_mask=libflash.compress_block_mask(mask))
+    calls = {"blocks": call, "dense": forward_libflash(p, None)}
+    return Contest(name_of(p.cell), calls, {"blocks": ("blocks", "dense")}, check=lambda: compare(p, mask, call()))
+
+
+def options(option: str, head_dim: int) -> Contest:
+    p = problem(cell(head_dim, OPTIONS_SEQLEN, causal=option == "alibi"))
+    given = arguments(option, p)
+    calls = {HELD: forward_libflash(p, None, FAMILY, **given), OURS: forward_libflash(p, None, **given)}
+    name = f"{name_of(p.cell)} {option}"
+    return Contest(
+        name, calls, {option: (HELD, OURS)}, check=lambda: agree(f"options {name}", calls[OURS]()[0], calls[HELD]()[0])
+    )
+
+
+def arguments(option: str, p: Problem) -> dict[str, object]:
+    """A bias for each head; one mask for all of them, half of it at random."""
+    seqlen, heads, device = p.cell.seqlen, p.cell.heads, p.q.device
+    if option == "softcap":
+        return {"softcap": 30.0}
+    if option == "alibi":
+        return {"alibi_slopes": 2.0 ** torch.linspace(-8 / heads, -8, heads, device=device)}
+    if option == "bias":
+        return {"bias": torch.randn(1, heads, seqlen, seqlen, device=device).to(p.q.dtype)}
+    if option == "mask":
+        return {"mask": torch.rand(1, 1, seqlen, seqlen, device=device) < 0.5}
+    return {"dropout_p": 0.1, "seed": 1}
+
+
+SECTIONS = {"packed": packed, "heads": heads, "product": product, "fp16": fp16, "blocks": blocks, "options": options}
+
+
+def axes(quick: bool) -> dict[str, tuple[tuple, ...]]:
+    """What a section's function is called with: all combinations."""
+
+    def few(values: tuple) -> tuple:
+        return values[-1:] if quick else values
+
+    return {
+        "packed": (few(HEAD_DIMS), MASKS, few(SEEDS)),
+        "heads": (few(HEAD_DIMS), few(HEADS_SEQLENS), MASKS),
+        "product": (PRODUCT_HEAD_DIMS, few(PRODUCT_SEQLENS), MASKS),
+        "fp16": (few(HEAD_DIMS), MASKS),
+        "blocks": (few(BLOCKS_HEAD_DIMS),),
+        "options": (OPTIONS, few(OPTIONS_HEAD_DIMS)),
+    }
+
+
+def contests(section: str, quick: bool) -> Iterator[Contest]:
+    """One at a time: each has tensors of its own."""
+    return itertools.starmap(SECTIONS[section], itertools.product(*axes(quick)[section]))

@@ -1,0 +1,118 @@
+"""What the grid of gpu_attention.py does not show of forward on a GPU: ratios of calls that take turns in one process, by device
+time.
+
+packed    16 sequences of 1 to 8192 rows, their lengths on the device: TFLOP/s over those of a dense call. That one has sequences
+          of 4096 rows, as many as come nearest to the same number of operations; both are counted exactly
+heads     eight query heads a key head: time over that of as many key heads as query heads
+product   TFLOP/s over those of the product of two 8192 x 8192 matrices
+fp16      time of bf16 over that of fp16; beside it the same of the product
+blocks    half of the 128 x 128 blocks left out at random, as lists: time over that of the dense call
+options   softcap, ALiBi (causal), bias, mask, dropout: time of the sm80 rows over that of libflash's own choice
+
+    python tests/benchmark/gpu_shapes.py --json shapes.json         everything, less than half a minute
+    python tests/benchmark/gpu_shapes.py --quick                    some cells of each
+    python tests/benchmark/gpu_shapes.py --only packed blocks
+
+bf16 unless said; heads * head_dim = 2048, batch * seqlen = 16384 but in packed calls, random-normal values. Calls are replayed
+from CUDA graphs; medians; `spread` is the largest (slowest - fastest) / median among a cell's calls. What no other program
+compares is compared before it is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import pathlib
+import statistics
+import sys
+
+import torch
+from _gpu_timing import medians
+from _shapes import SECTIONS, Contest, contests
+from gpu_attention import setting
+
+REPLAY_MS = 10.0
+WANTED = {  # of every cell
+    "packed": "0.92 or more",
+    "heads": "at most 1.00, but for the spread",
+    "product d=128": "0.95 or more",
+    "fp16": "0.97 or more",
+    "blocks": "at most 0.60",
+}
+
+
+def run(contest: Contest, rounds: int) -> dict[str, object]:
+    contest.check()
+    ms, spread = medians(contest.calls, rounds, REPLAY_MS)
+    return {"name": contest.name} | figures(contest, ms) | {"spread": round(spread, 3)}
+
+
+def figures(contest: Contest, ms: dict[str, float]) -> dict[str, object]:
+    """What is reported of milliseconds a call."""
+    time = {name: value / contest.gflop.get(name, 1.0) for name, value in ms.items()}
+    return {
+        "ms": {name: float(f"{value:.4g}") for name, value in ms.items()},
+        "tflops": {name: round(work / ms[name], 1) for name, work in contest.gflop.items()},
+        "ratio": {figure: round(time[above] / time[below], 3) for figure, (above, below) in contest.ratios.items()},
+    }
+
+
+def summaries(results: list[dict]) -> dict[str, dict]:
+    """Of each figure, over the cells that have it."""
+    found: dict[str, list[float]] = {}
+    for result in results:
+        for figure, ratio in result["ratio"].items():
+            found.setdefault(figure, []).append(ratio)
+    return {
+        figure: {"geometric_mean": round(statistics.geometric_mean(ratios), 3), "smallest": min(ratios), "largest": max(ratios)}
+        for figure, ratios in found.items()
+    }
+
+
+def line(result: dict) -> str:
+    ratios = ", ".join(f"{figure} {ratio:.3f}" for figure, ratio in result["ratio"].items())
+    times = ", ".join(f"{name} {ms}" for name, ms in result["ms"].items())
+    return f"{result['section']:9}{result['name']:26}{ratios:34}{result['spread']:6.3f}  {times}"
+
+
+def conclusion(figure: str, sums: dict[str, float]) -> str:
+    wanted = f" (wanted: {WANTED[figure]})" if figure in WANTED else ""
+    return f"{figure}: {sums['smallest']:.3f} to {sums['largest']:.3f}, geometric mean {sums['geometric_mean']:.3f}{wanted}"
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, help="replays of each call, in turn (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="some cells: a look, not a figure to quote")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="SECTION", help=f"some of: {', '.join(SECTIONS)}")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the results")
+    return parser.parse_args()
+
+
+@torch.no_grad()
+def main() -> int:
+    asked = parse()
+    if not torch.cuda.is_available():
+        sys.exit("no GPU")
+    about = setting(asked.rounds, None)
+    print(", ".join(f"{name} {value}" for name, value in about.items()))
+    print(f"{'':35}{'ratio':34}spread  milliseconds")
+    gc.freeze()  # a capture may collect garbage: not what was imported
+    torch.manual_seed(0)
+    results: list[dict] = []
+    with torch.cuda.stream(torch.cuda.Stream()):  # the default stream cannot be captured
+        for section in asked.only or SECTIONS:
+            for contest in contests(section, asked.quick):
+                results.append({"section": section} | run(contest, asked.rounds))
+                print(line(results[-1]), flush=True)
+                if asked.json:  # each time: what is cut off loses nothing
+                    data = {"setting": about, "summary": summaries(results), "cells": results}
+                    asked.json.write_text(json.dumps(data, indent=1) + "\n")
+    for figure, sums in summaries(results).items():
+        print(conclusion(figure, sums))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""gpu_shapes.py: its cells, its arithmetic, and its calls with the CPU in a GPU's place."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pathlib
+import sys
+import types
+from collections.abc import Callable
+
+import pytest
+from benchmark_program import program
+
+SMALL = {
+    "TOKENS": 512,
+    "WIDTH": 1024,  # eight heads of 128: the least that share one key head
+    "SEQUENCES": 3,
+    "LONGEST": 100,
+    "DENSE_SEQLEN": 64,
+    "HEADS_SEQLENS": (32, 64),
+    "SIDE": 32,
+    "PRODUCT_SEQLENS": (32, 64, 128),
+    "FP16_SEQLEN": 64,
+    "BLOCKS_SEQLEN": 512,
+    "OPTIONS_SEQLEN": 64,
+}
+
+
+@pytest.fixture
+def benchmark() -> types.ModuleType:
+    pytest.importorskip("torch")
+    return program("gpu_shapes")
+
+
+@pytest.fixture
+def shapes(benchmark: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """Small cells on the CPU."""
+    module = sys.modules["_shapes"]
+    monkeypatch.setattr(sys.modules["_gpu_contenders"], "DEVICE", "cpu")
+    monkeypatch.setattr(module, "FAMILY", "cpu")
+    for name, value in SMALL.items():
+        monkeypatch.setattr(module, name, value)
+    return module
+
+
+def test_every_cell_is_there_once(benchmark: types.ModuleType, shapes: types.ModuleType) -> None:
+    counts = {"packed": 8, "heads": 8, "product": 12, "fp16": 4, "blocks": 5, "options": 15}
+    quick = {"packed": 2, "heads": 2, "product": 4, "fp16": 2, "blocks": 1, "options": 5}
+    for section in benchmark.SECTIONS:
+        names = [contest.name for contest in shapes.contests(section, quick=False)]
+        assert len(set(names)) == len(names) == counts[section]
+        some = [contest.name for contest in shapes.contests(section, quick=True)]
+        assert set(some) < set(names)
+        assert len(some) == quick[section]
+
+
+def test_operations_are_counted_exactly(benchmark: types.ModuleType) -> None:
+    shapes = sys.modules["_shapes"]
+    full, causal = (shapes.cell(128, 3, mask, batch=1) for mask in (False, True))
+    assert shapes.exact_gflop([3, 2], full) == pytest.approx(4 * 16 * 128 * (9 + 4) / 1e9)
+    assert shapes.exact_gflop([3, 2], causal) == pytest.approx(4 * 16 * 128 * (6 + 3) / 1e9)
+
+
+def test_the_dense_call_has_about_as_many_operations(benchmark: types.ModuleType) -> None:
+    """As near as a whole number of its sequences comes."""
+    shapes = sys.modules["_shapes"]
+    lengths = [4096, 4096, 2048, 2048, 1024]
+    assert shapes.nearest_batch(lengths) == 3
+    assert shapes.nearest_batch([1, 2]) == 1
+
+
+def test_figures(benchmark: types.ModuleType) -> None:
+    """A ratio of times; where the work is counted, of times for the same work."""
+    calls = {"a": lambda: None, "b": lambda: None}
+    plain = sys.modules["_shapes"].Contest("x", calls, {"blocks": ("a", "b")})
+    assert benchmark.figures(plain, {"a": 3.0, "b": 4.0}) == {"ms": {"a": 3.0, "b": 4.0}, "tflops": {}, "ratio": {"blocks": 0.75}}
+    counted = sys.modules["_shapes"].Contest("x", calls, {"packed": ("a", "b")}, {"a": 600.0, "b": 1000.0})
+    made = benchmark.figures(counted, {"a": 3.0, "b": 4.0})
+    assert made == {"ms": {"a": 3.0, "b": 4.0}, "tflops": {"a": 200.0, "b": 250.0}, "ratio": {"packed": 1.25}}
+
+
+def test_summaries_and_lines(benchmark: types.ModuleType) -> None:
+    cells = [{"ratio": {"fp16": 0.5, "fp16 product": 1.0}}, {"ratio": {"fp16": 2.0}}, {"ratio": {"mask": 3.0}}]
+    sums = benchmark.summaries(cells)
+    assert list(sums) == ["fp16", "fp16 product", "mask"]
+    assert sums["fp16"] == {"geometric_mean": 1.0, "smallest": 0.5, "largest": 2.0}
+    assert benchmark.conclusion("fp16", sums["fp16"]) == "fp16: 0.500 to 2.000, geometric mean 1.000 (wanted: 0.97 or more)"
+    assert benchmark.conclusion("mask", sums["mask"]) == "mask: 3.000 to 3.000, geometric mean 3.000"
+    cell = {"section": "heads", "name": "d=64 S=1024 full", "ms": {"gqa": 1.5, "mha": 2.0}, "ratio": {"heads": 0.75}}
+    words = " ".join(benchmark.line(cell | {"spread": 0.01}).split())
+    assert words == "heads d=64 S=1024 full heads 0.750 0.010 gqa 1.5, mha 2.0"
+
+
+@pytest.fixture
+def run_program(
+    benchmark: types.ModuleType, shapes: types.ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> Callable[..., dict]:
+    """The whole program, every call made once for a time of its own; gives what it writes."""
+    torch = pytest.importorskip("torch")
+
+    def medians(calls: dict[str, Callable], rounds: int, replay_ms: float) -> tuple[dict[str, float], float]:
+        for call in calls.values():
+            call()
+        return {name: 2.0**i for i, name in enumerate(calls)}, 0.0123
+
+    monkeypatch.setattr(benchmark, "medians", medians)
+    monkeypatch.setattr(benchmark, "setting", lambda rounds, kernel: {"rounds": rounds})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    monkeypatch.setattr(benchmark.gc, "freeze", lambda: None)
+
+    def run(*arguments: str) -> dict:
+        out = tmp_path / "shapes.json"
+        monkeypatch.setattr(sys, "argv", ["gpu_shapes.py", "--json", str(out), *arguments])
+        assert benchmark.main() == 0
+        return json.loads(out.read_text())
+
+    return run
+
+
+def test_the_program_on_the_cpu(run_program: Callable[..., dict], capsys: pytest.CaptureFixture[str]) -> None:
+    data = run_program()
+    assert data["setting"] == {"rounds": 5}
+    assert len(data["cells"]) == 52
+    assert list(data["summary"]) == [
+        *("packed", "heads", "product d=128", "product d=256", "fp16", "fp16 product", "blocks"),
+        *("softcap", "alibi", "bias", "mask", "dropout"),
+    ]
+    assert data["summary"]["heads"] == {"geometric_mean": 0.5, "smallest": 0.5, "largest": 0.5}
+    assert all(set(cell) == {"section", "name", "ms", "tflops", "ratio", "spread"} for cell in data["cells"])
+    said = capsys.readouterr().out
+    assert "heads: 0.500 to 0.500" in said
+    assert len(said.splitlines()) == 2 + 52 + 12
+
+
+def test_some_sections_of_the_quick_set(run_program: Callable[..., dict]) -> None:
+    data = run_program("--quick", "--only", "blocks", "packed")
+    assert [cell["section"] for cell in data["cells"]] == ["blocks", "packed", "packed"]
+
+
+@pytest.mark.parametrize("section", ["packed", "heads", "blocks", "options"])
+def test_a_wrong_result_is_not_timed(shapes: types.ModuleType, monkeypatch: pytest.MonkeyPatch, section: str) -> None:
+    right = shapes.forward_libflash
+
+    def wrong(p: object, kernel: str | None, backend: str | None = None, **more: object) -> Callable:
+        call = right(p, kernel, backend, **more)
+        return call if backend else lambda: (call()[0] * 1.1,)
+
+    for contest in shapes.contests(section, quick=True):
+        contest.check()
+    monkeypatch.setattr(shapes, "forward_libflash", wrong)
+    for contest in shapes.contests(section, quick=True):
+        with pytest.raises(SystemExit, match="a row differs"):
+            contest.check()
+
+
+def test_one_wrong_sequence_is_seen(shapes: types.ModuleType) -> None:
+    """The shortest and the longest are looked at, wherever they stand."""
+    lengths = [40, 7, 90]
+    p, cu_seqlens = shapes.packed_problem(lengths, 64, True)
+    assert cu_seqlens.tolist() == [0, 40, 47, 137]
+    out = shapes.libflash.attention(p.q, p.k, p.v, causal=True, cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens)
+    shapes.compare_sequences("packed", p, lengths, out)
+    for row, which in ((46, 1), (100, 2)):
+        broken = out.clone()
+        broken[row, 3] = 0
+        with pytest.raises(SystemExit, match=f"packed, sequence {which}: a row differs"):
+            shapes.compare_sequences("packed", p, lengths, broken)
