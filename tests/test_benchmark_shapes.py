@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import pathlib
 import sys
@@ -10,7 +11,7 @@ import types
 from collections.abc import Callable
 
 import pytest
-from benchmark_program import program
+from benchmark_program import FOLDER, program
 
 SMALL = {
     "TOKENS": 512,
@@ -138,6 +139,11 @@ def test_the_program_on_the_cpu(run_program: Callable[..., dict], capsys: pytest
 def test_some_sections_of_the_quick_set(run_program: Callable[..., dict]) -> None:
     data = run_program("--quick", "--only", "blocks", "packed")
     assert [cell["section"] for cell in data["cells"]] == ["blocks", "packed", "packed"]
+
+
+def test_the_readme_has_a_row_for_each_figure(run_program: Callable[..., dict], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(FOLDER.parent / "evidence")
+    assert list(importlib.import_module("tables").SHAPES) == list(run_program("--quick")["summary"])
 
 
 @pytest.mark.parametrize("section", ["packed", "heads", "blocks", "options"])

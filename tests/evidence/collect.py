@@ -1,6 +1,6 @@
 """The evidence of one GPU: tests, accuracy, repeats, sanitizer and benchmarks, into tests/evidence/<gpu>.json.
 
-    python tests/evidence/collect.py                         everything, some 6 minutes
+    python tests/evidence/collect.py                         everything, some 7 minutes
     python tests/evidence/collect.py --quick                 a smaller set; a file that says so, and that CI does not take
     python tests/evidence/collect.py --only sanitizer        that stage again, into the file that is there
     python tests/evidence/collect.py --out DIR_OR_FILE       elsewhere; with --only, what is there or in the repository is kept
@@ -33,10 +33,11 @@ from limited import Done, run_limited
 
 ROOT = sources.ROOT
 FOLDER = record.FOLDER
-LIMITS = {"tests": 300, "accuracy": 120, "repeats": 120, "sanitizer": 350, "benchmark": 150, "decode": 60}  # seconds
-QUICK_LIMITS = {"tests": 120, "accuracy": 30, "repeats": 30, "sanitizer": 90, "benchmark": 75, "decode": 30}
+# Seconds.
+LIMITS = {"tests": 300, "accuracy": 120, "repeats": 120, "sanitizer": 350, "benchmark": 150, "decode": 60, "shapes": 50}
+QUICK_LIMITS = {"tests": 120, "accuracy": 30, "repeats": 30, "sanitizer": 90, "benchmark": 75, "decode": 30, "shapes": 25}
 BESIDE = ("accuracy", "repeats", "sanitizer")  # the tests, on one GPU: what is not timed
-ASIDE = ("benchmark", "decode", "accuracy", "repeats")  # on the second GPU, where there are two
+ASIDE = ("benchmark", "decode", "shapes", "accuracy", "repeats")  # on the second GPU, where there are two
 TOTAL = 530  # whatever the limits of the stages add up to
 MOST_WORKERS = 16
 NO_GPU = "no CUDA device"  # what tests/cuda says when it skips
@@ -166,12 +167,17 @@ def decode(run: Run) -> tuple[str, str, dict]:
     return by_json("decode", ROOT / "tests/benchmark/gpu_decode.py", run, "--rounds", "3", "--json")
 
 
+def shapes(run: Run) -> tuple[str, str, dict]:
+    return by_json("shapes", ROOT / "tests/benchmark/gpu_shapes.py", run, "--json")
+
+
 STAGES = {
     "tests": tests,
     "accuracy": accuracy,
     "repeats": repeats,
     "benchmark": benchmark,
     "decode": decode,
+    "shapes": shapes,
     "sanitizer": sanitize,
 }
 

@@ -26,6 +26,9 @@ def evidence(**changes: object) -> dict:
     us = {"libflash": 12.5, "lengths": 12.9, "paged": 13.1, "append": 14.2}
     decode = {"heads_q": 32, "heads_k": 8, "batch": 1, "seqlen": 8192, "us": us}
     decode |= {"tb_per_s": {"libflash": 3.1}, "ratio": {"fa2": 2.0, "cudnn": 0.9}}
+    shapes = [
+        {"name": f"d={head_dim}", "ratio": {"fp16": ratio, "fp16 product": 1.05}} for head_dim, ratio in ((64, 0.5), (128, 2.0))
+    ]
     kind = {"dtype": "bf16", "fill": "randn"}
     gradients = {name: {"t1": t1, "rms": 3e-3, "t2": 0.5} for name, t1 in (("dq", 0.6), ("dk", 0.7), ("dv", 0.8))}
     data = {
@@ -44,5 +47,6 @@ def evidence(**changes: object) -> dict:
             "cells": [*forward, *backward],
         },
         "decode": {"setting": {"torch": "2", "cudnn": 9, "rounds": 5, "read_tb_per_s": 4.4}, "cells": [decode]},
+        "shapes": {"setting": {"rounds": 5}, "cells": [*shapes, {"name": "S=2048 mask", "ratio": {"mask": 1.234}}]},
     }
     return data | changes

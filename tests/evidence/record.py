@@ -14,7 +14,7 @@ import json
 import pathlib
 import re
 
-STAGES = ("tests", "accuracy", "repeats", "benchmark", "decode", "sanitizer")
+STAGES = ("tests", "accuracy", "repeats", "benchmark", "decode", "shapes", "sanitizer")
 FOLDER = pathlib.Path(__file__).resolve().parent
 WIDTH = 150  # what fits on one line stands on one line: a table's row is a line of the file
 MAY_DIFFER = {"driver", "python"}  # between runs merged into one file; each stage says its driver

@@ -25,6 +25,20 @@ OURS, HELD = "libflash", "libflash sm80"  # as tests/benchmark/_gpu_contenders.p
 DIRECTIONS = ("forward", "backward")
 DECODE_PEERS = ("fa2", "cudnn")
 GRADIENTS = ("dq", "dk", "dv")
+SHAPES = {  # figures of tests/benchmark/gpu_shapes.py
+    "packed": "16 packed sequences of 1 to 8192 rows: TFLOP/s over those of a dense call of as many operations",
+    "heads": "eight query heads a key head: time over that of as many key heads",
+    "product d=128": "head_dim 128: TFLOP/s over those of a product of 8192 x 8192 matrices",
+    "product d=256": "head_dim 256: the same",
+    "fp16": "bf16: time over that of fp16",
+    "fp16 product": "the product of matrices in bf16: time over that in fp16",
+    "blocks": "half of the 128 x 128 blocks left out: time over that of the dense call",
+    "softcap": 'softcap: time of `backend="sm80"` over that of libflash\'s choice',
+    "alibi": "ALiBi, causal: the same",
+    "bias": "bias: the same",
+    "mask": "mask: the same",
+    "dropout": "dropout: the same",
+}
 
 
 def timed(data: dict, direction: str, *, floats: bool) -> list[dict]:
@@ -213,9 +227,30 @@ def decode_table(data: dict) -> str:
     return "\n".join([*lines, "", *conclusions(cells, *DECODE_PEERS)])
 
 
+def shapes_table(data: dict) -> str:
+    """A row for each figure; nothing where they were not measured."""
+    cells = data.get("shapes", {}).get("cells", [])
+    if not cells:
+        return ""
+    lines = [
+        f"Forward on {data['gpu']}, what the tables above do not show: ratios of two calls in turn, bf16 unless said, over cells "
+        "of several head dims, lengths and masks (`tests/benchmark/gpu_shapes.py`). Device time, medians of "
+        f"{data['shapes']['setting']['rounds']} rounds, {data['stages']['shapes']['date']}.",
+        "",
+        "| ratio | cells | smallest | geometric mean | largest |",
+        "|---|" + "---:|" * 4,
+    ]
+    for figure, said in SHAPES.items():
+        if ratios := [cell["ratio"][figure] for cell in cells if figure in cell["ratio"]]:
+            values = (min(ratios), statistics.geometric_mean(ratios), max(ratios))
+            lines.append("| " + " | ".join([said, str(len(ratios)), *(f"{value:.2f}" for value in values)]) + " |")
+    return "\n".join(lines)
+
+
 TABLES = {
     "gpu-forward-table": lambda data: speed_tables(data, "forward"),
     "gpu-backward-table": lambda data: speed_tables(data, "backward"),
+    "gpu-shapes-table": shapes_table,
     "gpu-float-table": float_table,
     "gpu-decode-table": decode_table,
     "gpu-accuracy-table": accuracy_table,
@@ -224,7 +259,9 @@ TABLES = {
 
 def contents(files: dict[str, dict]) -> dict[str, str]:
     """Each table of every GPU, by the name of its markers."""
-    return {name: "\n\n".join(made(data) for data in files.values()) for name, made in TABLES.items()} if files else {}
+    if not files:
+        return {}
+    return {name: "\n\n".join(filter(None, map(made, files.values()))) for name, made in TABLES.items()}
 
 
 def main() -> int:

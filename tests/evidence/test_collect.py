@@ -77,7 +77,7 @@ def test_two_gpus_share_the_stages() -> None:
 def test_on_one_gpu_nothing_is_beside_what_is_timed() -> None:
     (tests, beside), *alone = collect.phases(list(collect.STAGES), 1)
     assert (tests, beside) == ((["tests"], None), (["accuracy", "repeats", "sanitizer"], None))
-    assert alone == [[(["benchmark", "decode"], None)]]
+    assert alone == [[(["benchmark", "decode", "shapes"], None)]]
 
 
 @pytest.mark.parametrize(("given", "seen"), [(None, "1"), ("2,5", "5")])

@@ -29,6 +29,7 @@ def failed_stage() -> dict:
         ({"a.json": evidence(quick=True)}, "quick"),
         ({"a.json": failed_stage()}, "accuracy: failed: 3 rows"),
         ({"a.json": {k: v for k, v in evidence().items() if k != "sanitizer"}}, "sanitizer: not run"),
+        ({"a.json": {k: v for k, v in evidence().items() if k != "shapes"}}, "shapes: not run"),
         ({"a.json": evidence(), "b.json": evidence(sources="bbb")}, "b.json"),
     ],
 )

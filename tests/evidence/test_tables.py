@@ -86,6 +86,19 @@ def test_rows_of_the_decode_table() -> None:
     assert "Geometric mean against cuDNN: 0.90, smallest 0.90." in made
 
 
+def test_rows_of_the_shapes_table() -> None:
+    """A row for each figure that was measured; nothing at all where none was."""
+    made = tables.contents({"a.json": evidence()})["gpu-shapes-table"]
+    assert made.startswith("Forward on NVIDIA H200, what the tables above do not show")
+    assert "medians of 5 rounds, 2026-01-01." in made
+    assert "| bf16: time over that of fp16 | 2 | 0.50 | 1.00 | 2.00 |" in made
+    assert "| mask: the same | 1 | 1.23 | 1.23 | 1.23 |" in made
+    assert made.count("\n| ") == 1 + 3
+    without = {name: value for name, value in evidence().items() if name != "shapes"}
+    assert tables.contents({"a.json": without})["gpu-shapes-table"] == ""
+    assert tables.contents({"a.json": without, "b.json": evidence()})["gpu-shapes-table"] == made
+
+
 def run_tables(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, record.FOLDER / "tables.py", *arguments]
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
@@ -100,8 +113,8 @@ def test_the_readme_is_written_and_then_checked(tmp_path: pathlib.Path) -> None:
     record.write(tmp_path / "nvidia-h200.json", evidence())
     failed = run_tables(*where, "--check")
     assert failed.returncode == 1
-    assert "gpu-forward-table, gpu-backward-table, gpu-float-table, gpu-decode-table, gpu-accuracy-table" in failed.stderr
-    assert readme.read_text().count("old") == 5
+    assert ", ".join(tables.TABLES) in failed.stderr
+    assert readme.read_text().count("old") == len(tables.TABLES) == 6
     assert run_tables(*where).returncode == 0
     assert run_tables(*where, "--check").returncode == 0
     written = readme.read_text()
