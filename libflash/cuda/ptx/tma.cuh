@@ -1,6 +1,6 @@
-// The copy engine of sm_90: boxes of a tensor of up to four dimensions to shared memory and back, by a map that the host has encoded. One thread
-// starts a copy. What lies past the end of a dimension is read as zeros and not written; coordinates count elements, innermost first, and are not
-// negative.
+// The copy engine of sm_90: boxes of a tensor of up to four dimensions to shared memory and back, by a map that the host has encoded, and consecutive bytes
+// without one; back also as additions. One thread starts a copy. What lies past the end of a dimension is read as zeros and not written; coordinates
+// count elements, innermost first, and are not negative.
 #pragma once
 
 #include <cuda.h>
@@ -26,6 +26,17 @@ __device__ __forceinline__ void tma_load(uint32_t smem_address, const CUtensorMa
         : "memory");
 }
 
+// The same box to the same place in shared memory of each thread block of the cluster whose bit 1 << rank is set in `ranks`; its mbarrier at the place of
+// `barrier` is told of the bytes, whether it has announced them yet or not. cluster.cuh says from when to when others may be reached.
+__device__ __forceinline__ void tma_load_multicast(uint32_t smem_address, const CUtensorMap& map, const MBarrier& barrier,
+                                                   uint16_t ranks, int c0, int c1, int c2, int c3) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+        "[%1, {%4, %5, %6, %7}], [%2], %3;" ::"r"(smem_address),
+        "l"(&map), "r"(barrier.address), "h"(ranks), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+        : "memory");
+}
+
 // `bytes` consecutive bytes, a multiple of 16 as both addresses are; no map is needed.
 __device__ __forceinline__ void tma_load_bytes(uint32_t smem_address, const void* global, int bytes, const MBarrier& barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(smem_address),
@@ -47,13 +58,30 @@ __device__ __forceinline__ void tma_store(uint32_t smem_address, const CUtensorM
                  "r"(smem_address), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
                  : "memory");
 }
+
+// The same, but the box is added to what the tensor holds, in the map's type, each number by itself: thread blocks may add to the same ones. Floats below the
+// normal ones count as 0.
+__device__ __forceinline__ void tma_add(uint32_t smem_address, const CUtensorMap& map, int c0, int c1, int c2, int c3) {
+    asm volatile(
+        "cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
+        "r"(smem_address), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
+        : "memory");
+}
+// Adds consecutive floats; `bytes` as for tma_load_bytes.
+__device__ __forceinline__ void tma_add_floats(float* global, uint32_t smem_address, int bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global), "r"(smem_address),
+                 "r"(bytes)
+                 : "memory");
+}
+
+// Stores and additions of this thread since the last call become a group.
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// Until at most `kPending` of this thread's groups of stores have still to read shared memory.
+// Until at most `kPending` of this thread's groups have still to read shared memory.
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
-// Until they have been written.
+// Until they have been written, and this thread sees it.
 template <int kPending>
 __device__ __forceinline__ void tma_store_wait() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");

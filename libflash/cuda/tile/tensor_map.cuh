@@ -12,7 +12,7 @@
 
 namespace libflash::cuda {
 
-// Element (batch, head, row, column) of 16-bit values; strides in elements, columns are contiguous.
+// Element (batch, head, row, column); strides in elements, columns are contiguous.
 struct TensorExtent {
     void* data;
     int64_t columns, rows, heads, batch;
@@ -21,6 +21,7 @@ struct TensorExtent {
 
 inline CUtensorMapDataType map_type(__nv_bfloat16) { return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16; }
 inline CUtensorMapDataType map_type(__half) { return CU_TENSOR_MAP_DATA_TYPE_FLOAT16; }
+inline CUtensorMapDataType map_type(float) { return CU_TENSOR_MAP_DATA_TYPE_FLOAT32; }
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 
@@ -36,7 +37,7 @@ inline EncodeTiled encode_tiled() {
     return function;
 }
 
-// For boxes of `box_rows` rows and 64 columns in the order of SwizzledTile. Address and strides are multiples of 16 bytes.
+// For boxes of `box_rows` rows of 128 bytes, 64 columns of 16-bit values, in the order of SwizzledTile. Address and strides are multiples of 16 bytes.
 template <class T>
 cudaError_t encode_map(CUtensorMap* map, const TensorExtent& tensor, int box_rows) {
     const EncodeTiled encode = encode_tiled();
@@ -45,7 +46,7 @@ cudaError_t encode_map(CUtensorMap* map, const TensorExtent& tensor, int box_row
     const auto bytes = [](int64_t stride) { return static_cast<cuuint64_t>(stride) * sizeof(T); };
     const cuuint64_t sizes[4] = {size(tensor.columns), size(tensor.rows), size(tensor.heads), size(tensor.batch)};
     const cuuint64_t strides[3] = {bytes(tensor.row_stride), bytes(tensor.head_stride), bytes(tensor.batch_stride)};
-    const cuuint32_t box[4] = {64, static_cast<cuuint32_t>(box_rows), 1, 1};
+    const cuuint32_t box[4] = {128 / sizeof(T), static_cast<cuuint32_t>(box_rows), 1, 1};
     const cuuint32_t steps[4] = {1, 1, 1, 1};
     // Numbers of CUresult and of cudaError_t agree.
     return static_cast<cudaError_t>(encode(map, map_type(T()), 4, tensor.data, sizes, strides, box, steps,
