@@ -18,9 +18,9 @@ struct Forward : ForwardProducer<Row, kKind> {
     using Base::Base, Base::common, Base::finish_row, Base::following, Base::k_smem, Base::kBlockN, Base::kUnequal,
         Base::kGeneral, Base::kConsumerRegisters, Base::kFirstApart, Base::kGroupRows, Base::kGroups, Base::kHeadDim,
         Base::kHeadDimV, Base::kProducerRegisters, Base::kQStages, Base::kSendsRows, Base::kSkips, Base::kStages, Base::kVStages,
-        Base::length_of, Base::look_ahead, Base::lose, Base::maps, Base::mend_values, Base::out_smem, Base::owned_of,
-        Base::params, Base::preceding, Base::prepare, Base::produce, Base::q_tile, Base::row_of_out, Base::start_again,
-        Base::start_of, Base::v_smem, Base::write_eight, Base::write_empty_items;
+        Base::kWalks, Base::length_of, Base::look_ahead, Base::lose, Base::maps, Base::mend_values, Base::out_smem,
+        Base::owned_of, Base::params, Base::preceding, Base::prepare, Base::produce, Base::q_tile, Base::row_of_out,
+        Base::start_again, Base::start_of, Base::v_smem, Base::write_eight, Base::write_empty_items;
     using typename Base::Item, typename Base::KTile, typename Base::OutTile, typename Base::QTile, typename Base::Rounds,
         typename Base::T, typename Base::VTile;
     using Softmax = RowSoftmax<kBlockN>;
@@ -132,7 +132,7 @@ struct Forward : ForwardProducer<Row, kKind> {
     template <bool kBetween>
     __device__ __forceinline__ void step(Consumer& c, bool enters) const {
         const bool none_before = kBetween && !kFirstApart && c.closing_slot == kNoneBefore;
-        if constexpr (!kUnequal) --c.tile;
+        if constexpr (!kWalks) --c.tile;
         if (kBetween && enters) begin_item(c);
         wgmma_settle(c.s);
         start_scores(c);
@@ -258,7 +258,7 @@ struct Forward : ForwardProducer<Row, kKind> {
 
     // The first tile of the item; K of tiles that are left out before it is given back.
     __device__ __forceinline__ void begin_item(Consumer& c) const {
-        if constexpr (kUnequal) {
+        if constexpr (kWalks) {
             wait_for_next(c);
             c.last = false;
             if constexpr (kSkips) pass_over(c);
@@ -272,18 +272,18 @@ struct Forward : ForwardProducer<Row, kKind> {
     }
     // The same for V.
     __device__ __forceinline__ void skip_values(Consumer& c) const {
-        if constexpr (!kUnequal)
+        if constexpr (!kWalks)
             for (int skipped = common.items[c.slot].keys.end - 1; skipped > c.tile; --skipped) skip(c, c.v);
     }
 
     // K of the next tile is there; which one it is stands beside it.
     __device__ __forceinline__ void wait_for_next(Consumer& c) const {
         c.k.wait_full();
-        if constexpr (kUnequal)  // read by the lane that gives the stage back
+        if constexpr (kWalks)  // read by the lane that gives the stage back
             c.word.bits = __shfl_sync(0xffffffffu, c.lane == 0 ? common.walk.tiles[c.k.stage].bits : 0, 0);
     }
     __device__ __forceinline__ int tile_of(const Consumer& c) const {
-        if constexpr (kUnequal) return c.word.tile();
+        if constexpr (kWalks) return c.word.tile();
         return c.tile;
     }
     // K of tiles that this group does not do is given back; V later, when that of the tile before has been.
@@ -375,7 +375,7 @@ struct Forward : ForwardProducer<Row, kKind> {
     __device__ __forceinline__ void release_scores(Consumer& c) const {
         release(c, c.k.empty());
         c.k.advance();
-        c.last = kUnequal ? c.word.last() : c.tile == common.items[c.slot].keys.begin;
+        c.last = kWalks ? c.word.last() : c.tile == common.items[c.slot].keys.begin;
         if (!c.last) return;
         release(c, c.q.empty());
         c.q.advance();
@@ -390,7 +390,7 @@ struct Forward : ForwardProducer<Row, kKind> {
             for (int i = 0; i < kScores; ++i) c.s[i] *= params.scale_log2;
         }
         bool edge = item.keys.template is_edge<kGroupRows>(tile, c.group * kGroupRows);
-        if (kUnequal) edge |= !c.word.seen_by(c.group);
+        if (kWalks) edge |= !c.word.seen_by(c.group);
         if (edge) mask_scores(c, item, tile);
         return edge;
     }
@@ -434,7 +434,7 @@ struct Forward : ForwardProducer<Row, kKind> {
             const int row = row_of(c, item, r);
             const int begin = row + item.keys.shift - item.keys.left - first_col;
             int end = min(item.keys.length_k, row + item.keys.shift + item.keys.right + 1) - first_col;
-            if (kUnequal && !c.word.seen_by(c.group)) end = 0;
+            if (kWalks && !c.word.seen_by(c.group)) end = 0;
 #pragma unroll
             for (int i = 2 * r; i < kScores; i += 4)
 #pragma unroll

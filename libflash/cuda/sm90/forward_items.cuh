@@ -2,6 +2,7 @@
 // lie in shared memory.
 #pragma once
 
+#include "cuda/attention/forward_kind.h"
 #include "cuda/attention/key_range.cuh"
 #include "cuda/attention/params.h"
 #include "cuda/attention/schedule.cuh"
@@ -25,29 +26,24 @@ struct ForwardMaps {
     bool keys_end_early;  // behind an item's keys there are others, or what nobody has written
 };
 
-// What an instance of the kernel knows. plain: nothing rare. unequal: items that take nobody knows how long, because lengths are on the device or blocks are
-// left out; they are given out as thread blocks come free (work_order.cuh). general: both, softcap, ALiBi, bias, mask, dropout, and scales that are not
-// positive.
-enum class ForwardKind { plain, unequal, general };
-
 template <class Row, ForwardKind kKind>
 struct ForwardItems {
     static constexpr KernelConfig config = Row::config;
     using T = std::conditional_t<config.dtype == RowType::f16_, __half, __nv_bfloat16>;
     static constexpr int kHeadDim = config.head_dim, kHeadDimV = config.head_dim_v;
-    static constexpr bool kGeneral = kKind == ForwardKind::general, kUnequal = kKind != ForwardKind::plain;
-    // The rare options need registers of their own. Where work is unequal, a tile of keys must not lie in two blocks.
+    static constexpr bool kGeneral = kKind == ForwardKind::general, kUnequal = kKind != ForwardKind::plain,
+                          kWalks = kGeneral || kKind == ForwardKind::blocks;  // from block to block
+    // The rare options need registers of their own. A tile of keys must not lie in two blocks.
     static constexpr int kGeneralKeys = kHeadDimV <= 192 ? 64 : 32,
-                         kUnequalKeys = kHeadDim <= 128 || config.tile_k >= 128 ? 128 : 64;
-    static constexpr int kBlockM = kKind == ForwardKind::unequal ? unequal_tile_q(config) : config.tile_q,
-                         kBlockN = kGeneral ? kGeneralKeys : (kUnequal ? kUnequalKeys : config.tile_k), kStages = config.stages;
+                         kKeysInBlock = kHeadDim <= 128 || config.tile_k >= 128 ? 128 : 64;
+    static constexpr int kBlockM = forward_tile_q(config, kKind),
+                         kBlockN = kGeneral ? kGeneralKeys : (kWalks ? kKeysInBlock : config.tile_k), kStages = config.stages;
     static constexpr int kGroupRows = 64, kGroups = kBlockM / kGroupRows;
-    static constexpr bool kSkips =
-        kUnequal && kBlockM > 128;  // groups lie in different blocks, and leave out tiles that others do
+    static constexpr bool kSkips = kWalks && kBlockM > 128;  // groups lie in different blocks, and leave out tiles that others do
     static constexpr int kThreads = (kGroups + 1) * 128;
     static constexpr bool kFirstApart = kGroups == 3;  // the first tile has code of its own: measured, see README.md
     // Looking for tiles takes registers too, where the products can spare them.
-    static constexpr bool kSpares = kGeneral ? kHeadDimV < 256 : kUnequal && (kGroups == 2 || kBlockN < 128);
+    static constexpr bool kSpares = kGeneral ? kHeadDimV < 256 : kWalks;
     static constexpr int kProducerRegisters = kSpares ? 56 : (kGroups == 3 ? 32 : 40),
                          kConsumerRegisters = (kGroups == 3 ? 160 : 232) - (kSpares ? 8 : 0);
 

@@ -12,8 +12,8 @@ struct ForwardProducer : ForwardRows<Row, kKind> {
     using Base = ForwardRows<Row, kKind>;
     using Base::Base, Base::common, Base::first_rounds, Base::kAhead, Base::following, Base::k_smem, Base::kFirstApart,
         Base::kBlockN, Base::kUnequal, Base::kGroupRows, Base::kGroups, Base::kQStages, Base::kSkips, Base::kStages,
-        Base::kVStages, Base::maps, Base::next_work, Base::preceding, Base::fill, Base::q_tile, Base::start_again, Base::start_of,
-        Base::v_smem, Base::walk_of;
+        Base::kVStages, Base::kWalks, Base::maps, Base::next_work, Base::preceding, Base::fill, Base::q_tile, Base::start_again,
+        Base::start_of, Base::v_smem, Base::walk_of;
     using typename Base::Item, typename Base::KTile, typename Base::Mend, typename Base::Nothing, typename Base::QTile,
         typename Base::Rounds, typename Base::Turn, typename Base::VTile;
 
@@ -48,7 +48,7 @@ struct ForwardProducer : ForwardRows<Row, kKind> {
             do {
                 bool found = take_item(p);
                 if (!kFirstApart && found && p.leader) hand_over_no_values(p);
-                for (; found; found = take_item(p)) hand_over_tiles(p);
+                for (; found; found = take_item(p)) hand_over(p);
                 hand_over_end(p);
                 rounds.safe = common.items[preceding(p.slot)].safe;  // not kept, for want of registers
             } while (start_again(rounds));
@@ -178,7 +178,18 @@ struct ForwardProducer : ForwardRows<Row, kKind> {
     // Made anew each time where registers are short.
     __device__ __forceinline__ int slot_after(const Producer& p) const { return following(kSkips ? opaque(p.slot) : p.slot); }
 
-    // Tells the others of an item, and copies what it needs; the whole warp looks for the next tile. An item of which all are left out has one that no row sees.
+    // Tells the others of an item, and copies what it needs.
+    __device__ __forceinline__ void hand_over(Producer& p) const {
+        if constexpr (kWalks) return hand_over_tiles(p);
+        if (p.leader) {
+            const Item& item = common.items[p.slot];
+            load_k(p, item, item.keys.end - 1);
+            load_q(p, item, true);
+            load_keys(p, item);
+        }
+        done_with(p);
+    }
+    // The whole warp looks for the next tile. An item of which all are left out has one that no row sees.
     __device__ __forceinline__ void hand_over_tiles(Producer& p) const {
         if constexpr (kSkips) put_away(p);
         const Item& item = common.items[p.slot];
