@@ -21,7 +21,7 @@ constexpr ForwardKind forward_kind(const KernelConfig& config, bool general, boo
 
 // Where blocks of 128 x 128 are left out, a tile of more rows would lie in two rows of blocks and have the keys of both.
 constexpr int forward_tile_q(const KernelConfig& config, ForwardKind kind) {
-    return kind == ForwardKind::blocks ? 128 : config.tile_q;
+    return kind == ForwardKind::blocks || kind == ForwardKind::general ? 128 : config.tile_q;
 }
 
 }  // namespace libflash::cuda

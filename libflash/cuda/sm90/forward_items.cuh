@@ -39,11 +39,10 @@ struct ForwardItems {
     static constexpr int kBlockM = forward_tile_q(config, kKind),
                          kBlockN = kGeneral ? kGeneralKeys : (kWalks ? kKeysInBlock : config.tile_k), kStages = config.stages;
     static constexpr int kGroupRows = 64, kGroups = kBlockM / kGroupRows;
-    static constexpr bool kSkips = kWalks && kBlockM > 128;  // groups lie in different blocks, and leave out tiles that others do
     static constexpr int kThreads = (kGroups + 1) * 128;
     static constexpr bool kFirstApart = kGroups == 3;  // the first tile has code of its own: measured, see README.md
     // Looking for tiles takes registers too, where the products can spare them.
-    static constexpr bool kSpares = kGeneral ? kHeadDimV < 256 : kWalks;
+    static constexpr bool kSpares = kWalks && !(kGeneral && kHeadDimV == 256);
     static constexpr int kProducerRegisters = kSpares ? 56 : (kGroups == 3 ? 32 : 40),
                          kConsumerRegisters = (kGroups == 3 ? 160 : 232) - (kSpares ? 8 : 0);
 
@@ -81,17 +80,9 @@ struct ForwardItems {
         uint32_t phase;  // the producer's
         int stage, count;
     };
-    struct WalkState {
+    struct UnequalState {
         TileWord tiles[kStages];  // in the stages of K
         int newest;               // of the units that were taken, see WorkOrder
-        // The producer's own, for which it has no registers.
-        TileWord found;
-        uint32_t recent;  // see groups_that_do()
-        int entries_left[2];
-        struct {
-            int slot, q_stage;
-            uint32_t q_phase, ahead_phase;
-        } put_away;
         // Items that have been found, and not yet taken.
         RingBarriers<kAhead> ahead;
         Item items_ahead[kAhead];
@@ -120,7 +111,7 @@ struct ForwardItems {
         // From the warp that copies to those that multiply, in turn. With one stage for Q, an item is written when all have released Q of the second before
         // it: they may still have to write the rows of the third.
         Item items[kItems];
-        std::conditional_t<kUnequal, WalkState, Nothing> walk;
+        std::conditional_t<kUnequal, UnequalState, Nothing> unequal;
     };
     static constexpr int kTileBytes =
         kQStages * kQBytes + kStages * KTile::kBytes + kVStages * VTile::kBytes + (kSendsRows ? kOutBytes : 0);
@@ -193,10 +184,10 @@ struct ForwardItems {
         int& unit = turn.round;
         if (rounds.safe) {
             do {
-                unit = *const_cast<volatile int*>(&common.walk.newest);
+                unit = *const_cast<volatile int*>(&common.unequal.newest);
                 if (unit < 0) return false;
                 __syncwarp();
-                if (leader) common.walk.newest = order.before()[unit];
+                if (leader) common.unequal.newest = order.before()[unit];
                 __syncwarp();
                 turn.writers = lost_warps(unit);
             } while (turn.writers == 0);
@@ -206,7 +197,7 @@ struct ForwardItems {
             if (leader && taken > 1) unit = 2 * blocks + atomicAdd(order.counter(), 1);
             unit = __shfl_sync(0xffffffffu, unit, 0);
             if (unit >= order.units()) return false;
-            if (leader) order.before()[unit] = common.walk.newest, common.walk.newest = unit;
+            if (leader) order.before()[unit] = common.unequal.newest, common.unequal.newest = unit;
             turn.writers = 0xffffffffu;
         }
         turn.work = unit_of_order(unit);
@@ -266,7 +257,7 @@ struct ForwardItems {
 
     // The key tiles of an item where blocks may be left out. A whole warp.
     __device__ __forceinline__ BlockWalk<kBlockM, kBlockN> walk_of(const Item& item) const {
-        return {params.block_mask, item.work, item.keys, item.q_rows, common.walk.entries_left};
+        return {params.block_mask, item.work, item.keys};
     }
 
     // One thread, before the roles part.
@@ -280,11 +271,10 @@ struct ForwardItems {
         for (int group = 0; group < kGroups; ++group) common.q[group].init(4);
         MBarrier{shared_address(&common.all_done)}.init(kGroups * 4 + (kUnequal ? 3 : 1));
         if constexpr (kUnequal) {
-            common.walk.recent = ~0u;
-            common.walk.newest = -1;
-            common.walk.ahead.init(1);
-            common.walk.mend.barriers.init(1);
-            common.walk.mend.phase = 0;
+            common.unequal.newest = -1;
+            common.unequal.ahead.init(1);
+            common.unequal.mend.barriers.init(1);
+            common.unequal.mend.phase = 0;
         }
         common.redo_begin = INT_MAX;
         common.redo_end = common.lost_count = 0;
