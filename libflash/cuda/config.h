@@ -23,7 +23,4 @@ struct KernelConfig {
     const char* architectures;  // it was compiled for, as in flash_build_info()
 };
 
-// Rows of a tile where work is unequal (sm90/forward_items.cuh): a tile of keys lies in one block of 128 then, and is larger or smaller than `tile_k`.
-constexpr int unequal_tile_q(const KernelConfig& config) { return config.tile_k % 64 == 0 ? config.tile_q : 128; }
-
 }  // namespace libflash::cuda

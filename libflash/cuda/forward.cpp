@@ -3,6 +3,7 @@
 
 #include "cuda/attention/fill_params.h"
 #include "cuda/attention/fill_schedule.h"
+#include "cuda/attention/forward_kind.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
 
@@ -26,11 +27,17 @@ bool loads_in_vectors(const AttentionProblem& problem) {
 }
 bool is_general(const AttentionProblem& problem) { return has_rare_options(problem) || !loads_in_vectors(problem); }
 
+int tile_rows(const AttentionProblem& problem, const KernelConfig& config) {
+    if (!on_sm90(config)) return config.tile_q;
+    return forward_tile_q(config,
+                          forward_kind(config, is_general(problem), is_given_out(problem, config), problem.block_mask.present));
+}
+
 ScheduleParams schedule(const AttentionProblem& problem, const KernelConfig& config) {
     // Later rows see more keys under a causal rule: the longest first, or, where a thread block's work is settled beforehand, long with short.
     const bool causal = problem.mask_rule.right < MaskRule::kUnbounded, given_out = is_given_out(problem, config);
     const bool paired = causal && on_sm90(config) && !given_out;
-    const int tile = given_out && !is_general(problem) ? unequal_tile_q(config) : config.tile_q;
+    const int tile = tile_rows(problem, config);
     // As if a head filled the cache: then one head comes after the other, and those at work share its keys and values at once.
     const double head_bytes = on_sm90(config) ? kL2Bytes : key_bytes(problem);
     ScheduleParams params =

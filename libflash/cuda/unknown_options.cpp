@@ -3,6 +3,7 @@
 
 #include "cuda/attention/fill_params.h"
 #include "cuda/attention/fill_schedule.h"
+#include "cuda/attention/forward_kind.h"
 #include "cuda/kernels.h"
 #include "problem/check.h"
 
@@ -32,9 +33,10 @@ bool copy_engine_reads(const TensorView& tensor) {
     return reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && fits(rows.batch) && fits(rows.row) && fits(rows.head);
 }
 
-// Tiles of the queries that are numbered, sequences without any among them: each takes a number in the workspace.
+// Tiles of the queries that are numbered, sequences without any among them: each takes a number in the workspace. Those of the instance that has most.
 int64_t numbered_tiles(const AttentionProblem& p, const KernelConfig& config) {
-    const ScheduleParams schedule = schedule_params(p.q_rows, p.batch, p.heads_q, config.tile_q, 1, false);
+    const int tile = forward_tile_q(config, ForwardKind::general);
+    const ScheduleParams schedule = schedule_params(p.q_rows, p.batch, p.heads_q, tile, 1, false);
     return int64_t{schedule.heads} * schedule.tiles;
 }
 constexpr int64_t kMostTiles = 1 << 24;

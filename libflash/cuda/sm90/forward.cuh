@@ -65,7 +65,7 @@ inline cudaError_t multiprocessors(int* count) {
 
 namespace libflash::cuda {
 
-template <class Row, sm90::ForwardKind kKind>
+template <class Row, ForwardKind kKind>
 int launch_forward_instance(const ForwardParams& params, void* stream) {
     using Body = sm90::Forward<Row, kKind>;
     const auto kernel = sm90::forward_kernel<Row, kKind>;
@@ -90,9 +90,16 @@ int launch_forward_instance(const ForwardParams& params, void* stream) {
 // Enqueues the work on `stream` and returns what cudaGetLastError() then says.
 template <class Row>
 int launch_forward(const ForwardParams& params, void* stream) {
-    using sm90::ForwardKind;
-    if (params.general) return launch_forward_instance<Row, ForwardKind::general>(params, stream);
-    if (params.work_order) return launch_forward_instance<Row, ForwardKind::unequal>(params, stream);
+    const BlockMaskParams& blocks = params.block_mask;
+    switch (forward_kind(Row::config, params.general, params.work_order, blocks.mask || blocks.counts)) {
+        case ForwardKind::general: return launch_forward_instance<Row, ForwardKind::general>(params, stream);
+        case ForwardKind::blocks: return launch_forward_instance<Row, ForwardKind::blocks>(params, stream);
+        case ForwardKind::unequal:
+            if constexpr (has_unequal_kind(Row::config))
+                return launch_forward_instance<Row, ForwardKind::unequal>(params, stream);
+            break;
+        case ForwardKind::plain: break;
+    }
     return launch_forward_instance<Row, ForwardKind::plain>(params, stream);
 }
 

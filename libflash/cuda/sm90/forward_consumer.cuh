@@ -17,7 +17,7 @@ struct Forward : ForwardProducer<Row, kKind> {
     using Base = ForwardProducer<Row, kKind>;
     using Base::Base, Base::common, Base::finish_row, Base::following, Base::k_smem, Base::kBlockN, Base::kUnequal,
         Base::kGeneral, Base::kConsumerRegisters, Base::kFirstApart, Base::kGroupRows, Base::kGroups, Base::kHeadDim,
-        Base::kHeadDimV, Base::kProducerRegisters, Base::kQStages, Base::kSendsRows, Base::kSkips, Base::kStages, Base::kVStages,
+        Base::kHeadDimV, Base::kProducerRegisters, Base::kQStages, Base::kSendsRows, Base::kStages, Base::kVStages, Base::kWalks,
         Base::length_of, Base::look_ahead, Base::lose, Base::maps, Base::mend_values, Base::out_smem, Base::owned_of,
         Base::params, Base::preceding, Base::prepare, Base::produce, Base::q_tile, Base::row_of_out, Base::start_again,
         Base::start_of, Base::v_smem, Base::write_eight, Base::write_empty_items;
@@ -35,7 +35,6 @@ struct Forward : ForwardProducer<Row, kKind> {
         int slot;                     // of the item whose scores come next
         int tile;                     // of its keys, that scores have been begun of last
         TileWord word;                // instead of it, where blocks may be left out
-        int skipped;                  // tiles before it that this group does not do, V of which has not been given back
         bool last;                    // of them
         float s[kScores];             // scores, then probabilities
         float o[kSums];               // sums of p v
@@ -109,11 +108,9 @@ struct Forward : ForwardProducer<Row, kKind> {
         release_scores(c);
         float factor[2];
         take_scores(c, factor);
-        if constexpr (kSkips) give_back_values(c);
         skip_values(c);
         if (!c.last) wait_for_next(c);
         round_probabilities(c);
-        if constexpr (kSkips) pass_over(c);
     }
     // Or as if an item had come before: less code that is executed for the first time.
     __device__ __forceinline__ void begin_with_none(Consumer& c) const {
@@ -132,7 +129,7 @@ struct Forward : ForwardProducer<Row, kKind> {
     template <bool kBetween>
     __device__ __forceinline__ void step(Consumer& c, bool enters) const {
         const bool none_before = kBetween && !kFirstApart && c.closing_slot == kNoneBefore;
-        if constexpr (!kUnequal) --c.tile;
+        if constexpr (!kWalks) --c.tile;
         if (kBetween && enters) begin_item(c);
         wgmma_settle(c.s);
         start_scores(c);
@@ -147,7 +144,6 @@ struct Forward : ForwardProducer<Row, kKind> {
         wgmma_wait<0>();
         wgmma_settle(c.o);
         release_values(c);
-        if constexpr (kSkips) give_back_values(c);
         if (kBetween && enters) {
             skip_values(c);
         } else if (moved) {
@@ -155,7 +151,6 @@ struct Forward : ForwardProducer<Row, kKind> {
             for (int i = 0; i < kSums; ++i) c.o[i] *= factor[i / 2 % 2];
         }
         round_probabilities(c);
-        if constexpr (kSkips) pass_over(c);
     }
 
     // After the last item's last scores.
@@ -258,12 +253,7 @@ struct Forward : ForwardProducer<Row, kKind> {
 
     // The first tile of the item; K of tiles that are left out before it is given back.
     __device__ __forceinline__ void begin_item(Consumer& c) const {
-        if constexpr (kUnequal) {
-            wait_for_next(c);
-            c.last = false;
-            if constexpr (kSkips) pass_over(c);
-            return;
-        }
+        if constexpr (kWalks) return wait_for_next(c);
         const Item& item = common.items[c.slot];
         const int end = end_of_keys(c, item);
         for (int tile = item.keys.end; tile > end; --tile) skip(c, c.k);
@@ -272,33 +262,20 @@ struct Forward : ForwardProducer<Row, kKind> {
     }
     // The same for V.
     __device__ __forceinline__ void skip_values(Consumer& c) const {
-        if constexpr (!kUnequal)
+        if constexpr (!kWalks)
             for (int skipped = common.items[c.slot].keys.end - 1; skipped > c.tile; --skipped) skip(c, c.v);
     }
 
     // K of the next tile is there; which one it is stands beside it.
     __device__ __forceinline__ void wait_for_next(Consumer& c) const {
         c.k.wait_full();
-        if constexpr (kUnequal)  // read by the lane that gives the stage back
-            c.word.bits = __shfl_sync(0xffffffffu, c.lane == 0 ? common.walk.tiles[c.k.stage].bits : 0, 0);
+        if constexpr (kWalks)  // read by the lane that gives the stage back
+            c.word.bits = __shfl_sync(0xffffffffu, c.lane == 0 ? common.unequal.tiles[c.k.stage].bits : 0, 0);
     }
     __device__ __forceinline__ int tile_of(const Consumer& c) const {
-        if constexpr (kUnequal) return c.word.tile();
+        if constexpr (kWalks) return c.word.tile();
         return c.tile;
     }
-    // K of tiles that this group does not do is given back; V later, when that of the tile before has been.
-    __device__ __forceinline__ void pass_over(Consumer& c) const {
-        c.skipped = 0;
-        while (!c.last && !c.word.done_by(c.group)) {
-            ++c.skipped;
-            skip(c, c.k);
-            wait_for_next(c);
-        }
-    }
-    __device__ __forceinline__ void give_back_values(Consumer& c) const {
-        for (; c.skipped > 0; --c.skipped) skip(c, c.v);
-    }
-
     // Key tiles that none of this group's rows sees are left out at the end, all but one: groups that have fewer keys, or no rows, do not work as long as
     // the others. Not more than there are stages, because K is asked for before V of the tiles that are left out can be given back.
     __device__ __forceinline__ int end_of_keys(const Consumer& c, const Item& item) const {
@@ -375,7 +352,7 @@ struct Forward : ForwardProducer<Row, kKind> {
     __device__ __forceinline__ void release_scores(Consumer& c) const {
         release(c, c.k.empty());
         c.k.advance();
-        c.last = kUnequal ? c.word.last() : c.tile == common.items[c.slot].keys.begin;
+        c.last = kWalks ? c.word.last() : c.tile == common.items[c.slot].keys.begin;
         if (!c.last) return;
         release(c, c.q.empty());
         c.q.advance();
@@ -389,8 +366,7 @@ struct Forward : ForwardProducer<Row, kKind> {
 #pragma unroll
             for (int i = 0; i < kScores; ++i) c.s[i] *= params.scale_log2;
         }
-        bool edge = item.keys.template is_edge<kGroupRows>(tile, c.group * kGroupRows);
-        if (kUnequal) edge |= !c.word.seen_by(c.group);
+        const bool edge = item.keys.template is_edge<kGroupRows>(tile, c.group * kGroupRows);
         if (edge) mask_scores(c, item, tile);
         return edge;
     }
@@ -433,8 +409,7 @@ struct Forward : ForwardProducer<Row, kKind> {
             // Columns of this lane, counted from its first one, that the row sees: [begin, end).
             const int row = row_of(c, item, r);
             const int begin = row + item.keys.shift - item.keys.left - first_col;
-            int end = min(item.keys.length_k, row + item.keys.shift + item.keys.right + 1) - first_col;
-            if (kUnequal && !c.word.seen_by(c.group)) end = 0;
+            const int end = min(item.keys.length_k, row + item.keys.shift + item.keys.right + 1) - first_col;
 #pragma unroll
             for (int i = 2 * r; i < kScores; i += 4)
 #pragma unroll

@@ -2,6 +2,7 @@
 // lie in shared memory.
 #pragma once
 
+#include "cuda/attention/forward_kind.h"
 #include "cuda/attention/key_range.cuh"
 #include "cuda/attention/params.h"
 #include "cuda/attention/schedule.cuh"
@@ -25,29 +26,23 @@ struct ForwardMaps {
     bool keys_end_early;  // behind an item's keys there are others, or what nobody has written
 };
 
-// What an instance of the kernel knows. plain: nothing rare. unequal: items that take nobody knows how long, because lengths are on the device or blocks are
-// left out; they are given out as thread blocks come free (work_order.cuh). general: both, softcap, ALiBi, bias, mask, dropout, and scales that are not
-// positive.
-enum class ForwardKind { plain, unequal, general };
-
 template <class Row, ForwardKind kKind>
 struct ForwardItems {
     static constexpr KernelConfig config = Row::config;
     using T = std::conditional_t<config.dtype == RowType::f16_, __half, __nv_bfloat16>;
     static constexpr int kHeadDim = config.head_dim, kHeadDimV = config.head_dim_v;
-    static constexpr bool kGeneral = kKind == ForwardKind::general, kUnequal = kKind != ForwardKind::plain;
-    // The rare options need registers of their own. Where work is unequal, a tile of keys must not lie in two blocks.
+    static constexpr bool kGeneral = kKind == ForwardKind::general, kUnequal = kKind != ForwardKind::plain,
+                          kWalks = kGeneral || kKind == ForwardKind::blocks;  // from block to block
+    // The rare options need registers of their own. A tile of keys must not lie in two blocks.
     static constexpr int kGeneralKeys = kHeadDimV <= 192 ? 64 : 32,
-                         kUnequalKeys = kHeadDim <= 128 || config.tile_k >= 128 ? 128 : 64;
-    static constexpr int kBlockM = kKind == ForwardKind::unequal ? unequal_tile_q(config) : config.tile_q,
-                         kBlockN = kGeneral ? kGeneralKeys : (kUnequal ? kUnequalKeys : config.tile_k), kStages = config.stages;
+                         kKeysInBlock = kHeadDim <= 128 || config.tile_k >= 128 ? 128 : 64;
+    static constexpr int kBlockM = forward_tile_q(config, kKind),
+                         kBlockN = kGeneral ? kGeneralKeys : (kWalks ? kKeysInBlock : config.tile_k), kStages = config.stages;
     static constexpr int kGroupRows = 64, kGroups = kBlockM / kGroupRows;
-    static constexpr bool kSkips =
-        kUnequal && kBlockM > 128;  // groups lie in different blocks, and leave out tiles that others do
     static constexpr int kThreads = (kGroups + 1) * 128;
     static constexpr bool kFirstApart = kGroups == 3;  // the first tile has code of its own: measured, see README.md
     // Looking for tiles takes registers too, where the products can spare them.
-    static constexpr bool kSpares = kGeneral ? kHeadDimV < 256 : kUnequal && (kGroups == 2 || kBlockN < 128);
+    static constexpr bool kSpares = kWalks && !(kGeneral && kHeadDimV == 256);
     static constexpr int kProducerRegisters = kSpares ? 56 : (kGroups == 3 ? 32 : 40),
                          kConsumerRegisters = (kGroups == 3 ? 160 : 232) - (kSpares ? 8 : 0);
 
@@ -85,17 +80,9 @@ struct ForwardItems {
         uint32_t phase;  // the producer's
         int stage, count;
     };
-    struct WalkState {
+    struct UnequalState {
         TileWord tiles[kStages];  // in the stages of K
         int newest;               // of the units that were taken, see WorkOrder
-        // The producer's own, for which it has no registers.
-        TileWord found;
-        uint32_t recent;  // see groups_that_do()
-        int entries_left[2];
-        struct {
-            int slot, q_stage;
-            uint32_t q_phase, ahead_phase;
-        } put_away;
         // Items that have been found, and not yet taken.
         RingBarriers<kAhead> ahead;
         Item items_ahead[kAhead];
@@ -124,7 +111,7 @@ struct ForwardItems {
         // From the warp that copies to those that multiply, in turn. With one stage for Q, an item is written when all have released Q of the second before
         // it: they may still have to write the rows of the third.
         Item items[kItems];
-        std::conditional_t<kUnequal, WalkState, Nothing> walk;
+        std::conditional_t<kUnequal, UnequalState, Nothing> unequal;
     };
     static constexpr int kTileBytes =
         kQStages * kQBytes + kStages * KTile::kBytes + kVStages * VTile::kBytes + (kSendsRows ? kOutBytes : 0);
@@ -197,10 +184,10 @@ struct ForwardItems {
         int& unit = turn.round;
         if (rounds.safe) {
             do {
-                unit = *const_cast<volatile int*>(&common.walk.newest);
+                unit = *const_cast<volatile int*>(&common.unequal.newest);
                 if (unit < 0) return false;
                 __syncwarp();
-                if (leader) common.walk.newest = order.before()[unit];
+                if (leader) common.unequal.newest = order.before()[unit];
                 __syncwarp();
                 turn.writers = lost_warps(unit);
             } while (turn.writers == 0);
@@ -210,7 +197,7 @@ struct ForwardItems {
             if (leader && taken > 1) unit = 2 * blocks + atomicAdd(order.counter(), 1);
             unit = __shfl_sync(0xffffffffu, unit, 0);
             if (unit >= order.units()) return false;
-            if (leader) order.before()[unit] = common.walk.newest, common.walk.newest = unit;
+            if (leader) order.before()[unit] = common.unequal.newest, common.unequal.newest = unit;
             turn.writers = 0xffffffffu;
         }
         turn.work = unit_of_order(unit);
@@ -270,7 +257,7 @@ struct ForwardItems {
 
     // The key tiles of an item where blocks may be left out. A whole warp.
     __device__ __forceinline__ BlockWalk<kBlockM, kBlockN> walk_of(const Item& item) const {
-        return {params.block_mask, item.work, item.keys, item.q_rows, common.walk.entries_left};
+        return {params.block_mask, item.work, item.keys};
     }
 
     // One thread, before the roles part.
@@ -284,11 +271,10 @@ struct ForwardItems {
         for (int group = 0; group < kGroups; ++group) common.q[group].init(4);
         MBarrier{shared_address(&common.all_done)}.init(kGroups * 4 + (kUnequal ? 3 : 1));
         if constexpr (kUnequal) {
-            common.walk.recent = ~0u;
-            common.walk.newest = -1;
-            common.walk.ahead.init(1);
-            common.walk.mend.barriers.init(1);
-            common.walk.mend.phase = 0;
+            common.unequal.newest = -1;
+            common.unequal.ahead.init(1);
+            common.unequal.mend.barriers.init(1);
+            common.unequal.mend.phase = 0;
         }
         common.redo_begin = INT_MAX;
         common.redo_end = common.lost_count = 0;

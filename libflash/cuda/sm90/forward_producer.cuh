@@ -2,7 +2,6 @@
 #pragma once
 
 #include "cuda/ptx/dependent_launch.cuh"
-#include "cuda/ptx/opaque.cuh"
 #include "cuda/sm90/forward_rows.cuh"
 
 namespace libflash::cuda::sm90 {
@@ -11,8 +10,8 @@ template <class Row, ForwardKind kKind>
 struct ForwardProducer : ForwardRows<Row, kKind> {
     using Base = ForwardRows<Row, kKind>;
     using Base::Base, Base::common, Base::first_rounds, Base::kAhead, Base::following, Base::k_smem, Base::kFirstApart,
-        Base::kBlockN, Base::kUnequal, Base::kGroupRows, Base::kGroups, Base::kQStages, Base::kSkips, Base::kStages,
-        Base::kVStages, Base::maps, Base::next_work, Base::preceding, Base::fill, Base::q_tile, Base::start_again, Base::start_of,
+        Base::kBlockN, Base::kUnequal, Base::kGroupRows, Base::kGroups, Base::kQStages, Base::kStages, Base::kVStages,
+        Base::kWalks, Base::maps, Base::next_work, Base::preceding, Base::fill, Base::q_tile, Base::start_again, Base::start_of,
         Base::v_smem, Base::walk_of;
     using typename Base::Item, typename Base::KTile, typename Base::Mend, typename Base::Nothing, typename Base::QTile,
         typename Base::Rounds, typename Base::Turn, typename Base::VTile;
@@ -32,7 +31,7 @@ struct ForwardProducer : ForwardRows<Row, kKind> {
         const Ring<kVStages> v(common.v);
         const Ring<kQStages> q(common.q[0]);
         if constexpr (kUnequal) {
-            return {elect_one(), k, v, q, 0, Ring<kAhead>(common.walk.ahead)};
+            return {elect_one(), k, v, q, 0, Ring<kAhead>(common.unequal.ahead)};
         } else {
             return {elect_one(), k, v, q, 0, {}};
         }
@@ -48,7 +47,7 @@ struct ForwardProducer : ForwardRows<Row, kKind> {
             do {
                 bool found = take_item(p);
                 if (!kFirstApart && found && p.leader) hand_over_no_values(p);
-                for (; found; found = take_item(p)) hand_over_tiles(p);
+                for (; found; found = take_item(p)) hand_over(p);
                 hand_over_end(p);
                 rounds.safe = common.items[preceding(p.slot)].safe;  // not kept, for want of registers
             } while (start_again(rounds));
@@ -85,20 +84,6 @@ struct ForwardProducer : ForwardRows<Row, kKind> {
         }
     }
 
-    // Where registers are short: into shared memory what the loop over an item's tiles does not need, and back.
-    __device__ __forceinline__ void put_away(const Producer& p) const {
-        if (p.leader) common.walk.put_away = {p.slot, p.q.stage, p.q.phase, p.ahead.phase};
-        __syncwarp();
-    }
-    __device__ __forceinline__ void fetch(Producer& p) const {
-        const volatile auto& from = common.walk.put_away;
-        p.slot = from.slot, p.q.stage = from.q_stage, p.q.phase = from.q_phase;
-    }
-    __device__ __forceinline__ void fetch_ahead(Producer& p) const {
-        p.ahead.phase = *const_cast<volatile uint32_t*>(&common.walk.put_away.ahead_phase);
-        __syncwarp();  // before it is written again
-    }
-
     // The next item that has keys. False: the rounds are over, and the item has none.
     __device__ __forceinline__ bool find_item(Rounds& rounds, bool leader, Item& item) const {
         Turn turn;
@@ -122,14 +107,14 @@ struct ForwardProducer : ForwardRows<Row, kKind> {
     __device__ __forceinline__ void look_ahead() const {
         wait_for_kernel_ahead();
         const bool leader = elect_one();
-        Ring<kAhead> ahead(common.walk.ahead);
+        Ring<kAhead> ahead(common.unequal.ahead);
         Rounds rounds = first_rounds();
         do {
             bool found = true;
 #pragma unroll 1
             while (found) {
                 ahead.wait_empty();
-                Item& item = common.walk.items_ahead[ahead.stage];
+                Item& item = common.unequal.items_ahead[ahead.stage];
                 found = find_item(rounds, leader, item);
                 if (leader) {
                     if (found) prefetch_q(item);
@@ -145,7 +130,7 @@ struct ForwardProducer : ForwardRows<Row, kKind> {
         Item& item = common.items[p.slot];
         p.ahead.wait_full();
         if (p.leader) {  // whoever says that it is there, and that its place is free, has read and written all of it
-            copy_item(item, common.walk.items_ahead[p.ahead.stage]);
+            copy_item(item, common.unequal.items_ahead[p.ahead.stage]);
             p.ahead.empty().arrive();
         }
         __syncwarp();
@@ -173,63 +158,54 @@ struct ForwardProducer : ForwardRows<Row, kKind> {
     __device__ __forceinline__ void done_with(Producer& p) const {
         __syncwarp();
         p.q.advance();
-        p.slot = slot_after(p);
+        p.slot = following(p.slot);
     }
-    // Made anew each time where registers are short.
-    __device__ __forceinline__ int slot_after(const Producer& p) const { return following(kSkips ? opaque(p.slot) : p.slot); }
 
-    // Tells the others of an item, and copies what it needs; the whole warp looks for the next tile. An item of which all are left out has one that no row sees.
-    __device__ __forceinline__ void hand_over_tiles(Producer& p) const {
-        if constexpr (kSkips) put_away(p);
-        const Item& item = common.items[p.slot];
-        auto walk = walk_of(item);
-        if (p.leader) common.walk.found = TileWord::of(item.keys.begin, false, 0, 0);
-        bool first = true;
-        int tile;
-#pragma unroll 1
-        do {
-            uint32_t seen = 0;
-            tile = walk.next(seen);
-            // A tile is asked for when it is known whether another one follows.
-            if (p.leader && (tile < 0 || common.walk.found.seen() != 0)) {
-                load_tile(p, item, tile < 0, first);
-                first = false;
-            }
-            if (p.leader) common.walk.found = TileWord::of(tile, false, 0, seen);
-        } while (tile >= 0);
-        if (p.leader) load_v(p, item, loaded_tile(p, 1));
-        if constexpr (kSkips) {
-            fetch(p);
-            fetch_ahead(p);
+    // Tells the others of an item, and copies what it needs.
+    __device__ __forceinline__ void hand_over(Producer& p) const {
+        if constexpr (kWalks) {
+            hand_over_found(p);
+        } else if (p.leader) {
+            const Item& item = common.items[p.slot];
+            load_k(p, item, item.keys.end - 1);
+            load_q(p, item, true);
+            load_keys(p, item);
         }
         done_with(p);
     }
-    __device__ __forceinline__ void load_tile(Producer& p, const Item& item, bool last, bool first) const {
-        const TileWord found = common.walk.found;
+    // The whole warp looks for the next tile. An item of which all are left out has one behind its keys.
+    __device__ __forceinline__ void hand_over_found(Producer& p) const {
+        const Item& item = common.items[p.slot];
+        auto walk = walk_of(item);
+        int found = -1, next;
+        bool first = true;
+#pragma unroll 1
+        do {
+            next = walk.next();
+            if (found < 0 && next < 0) found = (item.keys.length_k + kBlockN - 1) / kBlockN;
+            // A tile is asked for when it is known whether another one follows.
+            if (p.leader && found >= 0) {
+                load_tile(p, item, TileWord::of(found, next < 0), first);
+                first = false;
+            }
+            found = next;
+        } while (next >= 0);
+        if (p.leader) load_v(p, item, loaded_tile(p, 1));
+    }
+    __device__ __forceinline__ void load_tile(Producer& p, const Item& item, TileWord word, bool first) const {
         p.k.wait_empty();
-        common.walk.tiles[p.k.stage] = TileWord::of(found.tile(), last, groups_that_do(last, found.seen()), found.seen());
-        load_k(p, item, found.tile());
-        if (!first) return load_v(p, item, loaded_tile(p, 2));
-        if constexpr (kSkips) fetch(p);
-        load_q(p, item, true);
+        common.unequal.tiles[p.k.stage] = word;
+        load_k(p, item, word.tile());
+        if (first) {
+            load_q(p, item, true);
+        } else {
+            load_v(p, item, loaded_tile(p, 2));
+        }
     }
 
     // The tile whose K was asked for last, or (2) the one before.
     __device__ __forceinline__ int loaded_tile(const Producer& p, int back) const {
-        return common.walk.tiles[(p.k.stage + kStages - back) % kStages].tile();
-    }
-
-    // Every group does the last tile, and one after kStages - 1 others that it has left out, whether its rows see it or not: V of the tile before is given
-    // back only after scores of the next have begun. `recent` has a digit for each of so many tiles: the groups that did it, a bit each.
-    __device__ __forceinline__ uint32_t groups_that_do(bool last, uint32_t seen) const {
-        constexpr uint32_t kAll = (1u << kGroups) - 1;
-        if (!kSkips) return kAll;
-        uint32_t did = 0;
-#pragma unroll
-        for (int i = 0; i < kStages - 1; ++i) did |= common.walk.recent >> i * kGroups;
-        const uint32_t some = last ? kAll : (seen | ~did) & kAll;
-        common.walk.recent = common.walk.recent << kGroups | some;
-        return some;
+        return common.unequal.tiles[(p.k.stage + kStages - back) % kStages].tile();
     }
 
     // Also tells the others of the item.
@@ -277,7 +253,7 @@ struct ForwardProducer : ForwardRows<Row, kKind> {
         MBarrier full = p.v.full();
         if constexpr (kUnequal) {
             const int count = item.keys.length_k - tile * kBlockN;
-            if (count < kBlockN && maps.keys_end_early) full = to_be_mended(p, count);
+            if (count < kBlockN && maps.keys_end_early) full = to_be_mended(p, max(count, 0));
         }
         full.arrive_and_expect(VTile::kBytes);
         VTile::load(v_smem + p.v.stage * VTile::kBytes, maps.v, full, key_row(item, tile), item.kv_head, item.work.batch);
@@ -290,20 +266,20 @@ struct ForwardProducer : ForwardRows<Row, kKind> {
     // What a tile of V has of others is multiplied by 0; but that is NaN where they have NaN. So another warp waits for the tile and writes zeros over it
     // before it is handed over. (Of K nothing is done: scores beyond the end are hidden.)
     __device__ __forceinline__ MBarrier to_be_mended(Producer& p, int count) const {
-        Mend& mend = common.walk.mend;
+        Mend& mend = common.unequal.mend;
         MBarrier{shared_address(mend.barriers.empty)}.wait(mend.phase ^ 1);
         mend.phase ^= 1;
         mend.stage = p.v.stage, mend.count = count;
         return {shared_address(mend.barriers.full)};
     }
     __device__ __forceinline__ void mend_values() const {
-        Ring<1> mend(common.walk.mend.barriers);
+        Ring<1> mend(common.unequal.mend.barriers);
         Rounds rounds{};
         do {
 #pragma unroll 1
             while (true) {
                 mend.wait_full();
-                const volatile Mend& there = common.walk.mend;
+                const volatile Mend& there = common.unequal.mend;
                 const bool first = threadIdx.x % 32 == 0;  // it alone reads what it then gives back
                 const int stage = __shfl_sync(0xffffffffu, first ? there.stage : 0, 0),
                           count = __shfl_sync(0xffffffffu, first ? there.count : 0, 0);

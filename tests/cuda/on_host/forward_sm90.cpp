@@ -17,7 +17,7 @@ struct Row {
     static constexpr KernelConfig config{"forward",    "forward", "sm90", RowType::DTYPE, HEAD_DIM, HEAD_DIM_V,
                                          FORWARD_TILE, STAGES,    ""};
 };
-using T = sm90::Forward<Row, sm90::ForwardKind::plain>::T;
+using T = sm90::Forward<Row, ForwardKind::plain>::T;
 constexpr bool kWide = Row::config.dtype == RowType::bf16_;  // its exponents are those of floats
 constexpr double kRounding = Row::config.dtype == RowType::f16_ ? 0x1p-11 : 0x1p-8;
 
@@ -170,7 +170,7 @@ struct Problem {
         side.cu = params.q_lengths.cu;
         const bool causal = c.right < kUnboundedWindow, unequal = c.lengths != Lengths::dense || c.blocks != Blocks::all;
         const bool paired = causal && !unequal;
-        const int tile = unequal && !c.rare ? unequal_tile_q(Row::config) : Row::config.tile_q;
+        const int tile = forward_tile_q(Row::config, forward_kind(Row::config, c.rare, unequal, c.blocks != Blocks::all));
         params.schedule = schedule_params(side, c.batch, c.heads_q, tile * (paired ? 2 : 1), 1e3, causal && !paired);
         params.schedule.paired = paired;
         if (!unequal) return;
