@@ -129,11 +129,10 @@ struct ForwardProducer : ForwardRows<Row, kKind> {
     __device__ __forceinline__ bool take_item(Producer& p) const {
         Item& item = common.items[p.slot];
         p.ahead.wait_full();
-        if (p.leader) {  // whoever says that it is there, and that its place is free, has read and written all of it
-            copy_item(item, common.unequal.items_ahead[p.ahead.stage]);
-            p.ahead.empty().arrive();
-        }
+        // One thread copies, and says that the place is free; but not before all have seen that it was full, or it may be so for the second time.
+        if (p.leader) copy_item(item, common.unequal.items_ahead[p.ahead.stage]);
         __syncwarp();
+        if (p.leader) p.ahead.empty().arrive();
         p.ahead.advance();
         return item.keys.begin != item.keys.end;
     }

@@ -106,6 +106,11 @@ inline void set_disorder(int number) {
     machine.dice.seed(number);
 }
 inline unsigned roll(unsigned sides) { return machine.dice() % sides; }
+// In disorder a lane may come to something later than the others of its warp, as long as nothing keeps them together.
+inline void fall_behind() {
+    if (!machine.disorder || roll(32) != 0) return;
+    for (unsigned rounds = roll(100); rounds > 0; --rounds) yield();
+}
 
 // Now or, in disorder, at some time of the scheduler's choice.
 inline void do_later(std::function<void()> what) {

@@ -48,6 +48,7 @@ struct MBarrier {
     bool has_ended(uint32_t parity) const { return state().phase != parity; }
     bool has_ended_already(uint32_t parity) const { return has_ended(parity); }
     void wait(uint32_t parity) const {
+        emulation::fall_behind();
         while (!has_ended(parity)) {
             if (++emulation::machine.polls > 3000000) {
                 std::printf("WRONG: thread %u waits for ever\n", emulation::machine.thread);
