@@ -34,7 +34,7 @@ struct ForwardItems {
     static constexpr bool kGeneral = kKind == ForwardKind::general, kUnequal = kKind != ForwardKind::plain,
                           kWalks = kGeneral || kKind == ForwardKind::blocks;  // from block to block
     // The rare options need registers of their own. A tile of keys must not lie in two blocks.
-    static constexpr int kGeneralKeys = kHeadDimV <= 192 ? 64 : 32,
+    static constexpr int kGeneralKeys = kHeadDim <= 64 ? 128 : (kHeadDimV <= 192 ? 64 : 32),
                          kKeysInBlock = kHeadDim <= 128 || config.tile_k >= 128 ? 128 : 64;
     static constexpr int kBlockM = forward_tile_q(config, kKind),
                          kBlockN = kGeneral ? kGeneralKeys : (kWalks ? kKeysInBlock : config.tile_k), kStages = config.stages;
