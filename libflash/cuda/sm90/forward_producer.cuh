@@ -114,6 +114,7 @@ struct ForwardProducer : ForwardRows<Row, kKind> {
 #pragma unroll 1
             while (found) {
                 ahead.wait_empty();
+                __syncwarp();  // all have seen it, before it can be taken and be empty for the second time
                 Item& item = common.unequal.items_ahead[ahead.stage];
                 found = find_item(rounds, leader, item);
                 if (leader) {
