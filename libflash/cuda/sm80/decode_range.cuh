@@ -91,9 +91,10 @@ struct Decode {
     __device__ __forceinline__ uint32_t& existing(int stage, int group) const {
         return reinterpret_cast<uint32_t*>(queries() + kQueryBytes)[stage * kWarps + group];
     }
-    __device__ __forceinline__ int32_t& answer(int stage) const {
-        return reinterpret_cast<int32_t*>(
-            queries() + kQueryBytes)[kStages * kWarps + (stage * kWarps + warp) * kDecodeSlab + lane % kDecodeSlab];
+    // What the table says of the keys that this warp fetches.
+    __device__ __forceinline__ int32_t& answer(int stage, int key) const {
+        int32_t* const answers = reinterpret_cast<int32_t*>(&existing(kStages, 0));  // behind these
+        return answers[(stage * kWarps + warp) * kDecodeSlab + key];
     }
     __device__ __forceinline__ float* part(int slab, int row) const {
         return reinterpret_cast<float*>(shared) + (slab * kDecodeSlab + row) * kPartRow;
@@ -156,23 +157,43 @@ struct Decode {
         }
     }
 
-    // Where the 16 keys lie that this warp fetches of the tile from `first` on, a lane a key, and twice: what the table says of them is asked for with the
-    // copies of the tile that goes to the same stage before. Out of range: the key does not exist, or is not of this range.
-    __device__ __forceinline__ int key_of(int first) const { return first + own_keys() + lane % kDecodeSlab; }
+    // Where the keys lie that this warp fetches of the tile from `first` on, one for each of its first 16 lanes. What the table says of it a lane asks for with
+    // the copies of the tile that goes to the same stage before. Out of range: the key does not exist, or is not of this range.
+    __device__ __forceinline__ int key_of(int first) const { return first + own_keys() + lane; }
+    __device__ __forceinline__ bool has_key(const VisibleKeys& range, int key) const {
+        return lane < kDecodeSlab && key >= range.first && key < range.last;
+    }
     __device__ __forceinline__ void ask(const KeyPlaces& places, const VisibleKeys& range, int stage, int first) const {
         const int key = key_of(first);
-        if (lane < kDecodeSlab && key >= range.first && key < range.last) places.ask(&answer(stage), key);
+        if (has_key(range, key)) places.ask(&answer(stage, lane), key);
     }
     __device__ __forceinline__ KeyPlace look_up(const KeyPlaces& places, const VisibleKeys& range, int stage, int first) const {
         const int key = key_of(first);
-        return key >= range.first && key < range.last ? places.answered(&answer(stage), key) : KeyPlace{-1, 0};
+        return has_key(range, key) ? places.answered(&answer(stage, lane), key) : KeyPlace{-1, 0};
+    }
+
+    // For the first tiles, when there is nothing yet to do meanwhile: by loads, all of them at once.
+    __device__ __forceinline__ void ask_first(const KeyPlaces& places, const VisibleKeys& range, int stages, int begin) const {
+        constexpr int kRounds = (kStages * kDecodeSlab + 31) / 32;
+        int32_t found[kRounds];
+#pragma unroll
+        for (int i = 0; i < kRounds; ++i) {
+            const int n = i * 32 + lane, tile = n / kDecodeSlab, key = begin + tile * kTileK + own_keys() + n % kDecodeSlab;
+            found[i] = tile < stages && key >= range.first && key < range.last ? places.of(key).place : -1;
+        }
+#pragma unroll
+        for (int i = 0; i < kRounds; ++i) {
+            const int n = i * 32 + lane, tile = n / kDecodeSlab;
+            if (tile < stages) answer(tile, n % kDecodeSlab) = found[i];
+        }
+        __syncwarp();
     }
 
     // Starts the copies of this warp's 16 keys and values of a tile. Keys that do not exist become zeros.
     __device__ __forceinline__ void load_keys(int head_k, int stage, const KeyPlace& known) {
         const CacheParams& cache = params.cache;
         const bool exists = static_cast<uint32_t>(known.place) < static_cast<uint32_t>(cache.places);
-        const uint32_t all = __ballot_sync(0xffffffffu, exists) & 0xffffu;
+        const uint32_t all = __ballot_sync(0xffffffffu, exists);
         if (lane == 0) existing(stage, warp) = all;
         const T* const k = static_cast<const T*>(cache.k.data) + head_k * cache.k.head;
         const T* const v = static_cast<const T*>(cache.v.data) + head_k * cache.v.head;
@@ -324,14 +345,12 @@ struct Decode {
         const int begin = range.first / kTileK * kTileK;
         int stage = 0;
         const int stages = params.stages;
-        for (int i = 0; i < stages; ++i) ask(places, range, i, begin + i * kTileK);
-        cp_async_commit();
+        if (__builtin_expect(places.table != nullptr, false)) ask_first(places, range, stages, begin);
         const int old = range.length - params.cache.seqlen_new;
         bool to_append = kTakesIn && range.last > old;
         New fresh{{params}};
         if constexpr (kTakesIn) fresh.load(places, item.batch, item.head_k, old, to_append);
         prepare_rows(range);
-        cp_async_wait<0>();
 #pragma unroll 1
         for (int loading = begin; loading < range.last + stages * kTileK; loading += kTileK) {
             const int first = loading - stages * kTileK;  // the tile in whose place the new one goes
@@ -349,7 +368,7 @@ struct Decode {
             }
             if (loading < range.last) {
                 load_keys(own_head(), stage, look_up(places, range, stage, loading));
-                ask(places, range, stage, loading + stages * kTileK);
+                if (places.table) ask(places, range, stage, loading + stages * kTileK);
             }
             if (loading == begin) load_queries();
             cp_async_commit();
