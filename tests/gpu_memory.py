@@ -25,10 +25,10 @@ def fetched(block: np.ndarray, from_gpu: torch.Tensor) -> None:
     block.view(np.uint8)[...] = from_gpu.cpu().numpy()
 
 
-def on_gpu(array: np.ndarray, address: int) -> abi.Tensor:
+def on_gpu(array: np.ndarray, address: int, device: int = 0) -> abi.Tensor:
     """What `array` describes, at `address`."""
     view = abi.tensor(array)
-    view.data, view.device_type, view.device_id = address, abi.CUDA_DEVICE, 0
+    view.data, view.device_type, view.device_id = address, abi.CUDA_DEVICE, device
     return view
 
 
@@ -39,7 +39,8 @@ class GuardedOnGpu(Guarded):
 
     @property
     def view(self) -> abi.Tensor:
-        return on_gpu(self.array, self.on_gpu.data_ptr() + self.array.ctypes.data - self.block.ctypes.data)
+        address = self.on_gpu.data_ptr() + self.array.ctypes.data - self.block.ctypes.data
+        return on_gpu(self.array, address, self.on_gpu.get_device())
 
     def check(self, owned: np.ndarray | None = None) -> None:
         fetched(self.block, self.on_gpu)
