@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from _gpu_contenders import DEVICE
 from _gpu_timing import medians
-from gpu_attention import ROW_TOLERANCE, worst_row
+from gpu_attention import agree
 
 import libflash
 
@@ -30,9 +30,7 @@ def calls(seqlen: int) -> dict[str, Callable[[], torch.Tensor]]:
     made = {"unsplit": decode(1), "split": decode(0)}
     exact = plain(q, k, v)
     for name, call in made.items():
-        difference = worst_row("forward", call(), exact)
-        if not difference <= ROW_TOLERANCE["bfloat16"]:
-            raise SystemExit(f"decode, {name}, {seqlen} keys: a row differs by {difference:.3g}; nothing is timed")
+        agree(f"decode, {name}, {seqlen} keys", "forward", "bfloat16", call(), exact)
     return made
 
 

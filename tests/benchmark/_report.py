@@ -10,9 +10,13 @@ from collections.abc import Callable
 from _cells import Cell
 
 
+def mask_name(causal: bool) -> str:
+    return "causal" if causal else "full"
+
+
 def name_of(cell: dict) -> str:
     return (
-        f"{cell['direction']} {cell['dtype']} d={cell['head_dim']} S={cell['seqlen']} {'causal' if cell['causal'] else 'full'} "
+        f"{cell['direction']} {cell['dtype']} d={cell['head_dim']} S={cell['seqlen']} {mask_name(cell['causal'])} "
         f"B={cell['batch']} H={cell['heads']}"
     )
 

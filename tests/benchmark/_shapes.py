@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import sys
 from collections.abc import Callable, Iterator
 
 import torch
 from _block_masks import block_mask, compare
 from _cells import GPU_TOKENS, GPU_WIDTH, Cell
 from _gpu_contenders import FAMILY, HELD, OURS, Problem, forward_libflash, problem
-from gpu_attention import ROW_TOLERANCE, worst_row
+from _report import mask_name
+from gpu_attention import agree
 
 import libflash
 
@@ -47,21 +47,10 @@ def name_of(c: Cell) -> str:
     return f"d={c.head_dim} S={c.seqlen} {mask_name(c.causal)}"
 
 
-def mask_name(causal: bool) -> str:
-    return "causal" if causal else "full"
-
-
 def exact_gflop(lengths: list[int], c: Cell) -> float:
     """Of the matrix products; under a causal rule of the pairs that are visible."""
     pairs = sum(n * (n + 1) // 2 if c.causal else n * n for n in lengths)
     return 4 * c.heads * c.head_dim * pairs / 1e9
-
-
-def agree(what: str, a: torch.Tensor, b: torch.Tensor) -> None:
-    """(batch, seqlen, heads, head_dim)"""
-    difference = worst_row("forward", a, b)
-    if not difference <= ROW_TOLERANCE["bfloat16"]:
-        sys.exit(f"{what}: a row differs by {difference:.3g}; nothing is timed")
 
 
 def packed(head_dim: int, causal: bool, seed: int) -> Contest:
@@ -101,7 +90,7 @@ def compare_sequences(what: str, p: Problem, lengths: list[int], out: torch.Tens
         begin = sum(lengths[:which])
         rows = slice(begin, begin + lengths[which])
         alone = libflash.attention(*(x[None, rows] for x in (p.q, p.k, p.v)), causal=p.cell.causal)
-        agree(f"{what}, sequence {which}", out[None, rows], alone)
+        agree(f"{what}, sequence {which}", "forward", "bfloat16", out[None, rows], alone)
 
 
 def heads(head_dim: int, seqlen: int, causal: bool) -> Contest:
@@ -113,7 +102,8 @@ def heads(head_dim: int, seqlen: int, causal: bool) -> Contest:
     def check() -> None:
         """The first sequence against one whose key heads are repeated."""
         k, v = (x[:1].repeat_interleave(GROUP, dim=2) for x in (grouped.k, grouped.v))
-        agree(f"heads {name}", calls["gqa"]()[0][:1], libflash.attention(p.q[:1], k, v, causal=causal))
+        alone = libflash.attention(p.q[:1], k, v, causal=causal)
+        agree(f"heads {name}", "forward", "bfloat16", calls["gqa"]()[0][:1], alone)
 
     return Contest(name, calls, {"heads": ("gqa", "mha")}, check=check)
 
@@ -157,9 +147,11 @@ def options(option: str, head_dim: int) -> Contest:
     given = arguments(option, p)
     calls = {HELD: forward_libflash(p, None, FAMILY, **given), OURS: forward_libflash(p, None, **given)}
     name = f"{name_of(p.cell)} {option}"
-    return Contest(
-        name, calls, {option: (HELD, OURS)}, check=lambda: agree(f"options {name}", calls[OURS]()[0], calls[HELD]()[0])
-    )
+
+    def check() -> None:
+        agree(f"options {name}", "forward", "bfloat16", calls[OURS]()[0], calls[HELD]()[0])
+
+    return Contest(name, calls, {option: (HELD, OURS)}, check=check)
 
 
 def arguments(option: str, p: Problem) -> dict[str, object]:

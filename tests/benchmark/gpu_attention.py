@@ -74,17 +74,22 @@ def worst_row(direction: str, a: torch.Tensor, b: torch.Tensor) -> float:
     return (difference / size).max().item()
 
 
+def agree(
+    where: str, direction: str, dtype: str, mine: torch.Tensor, other: torch.Tensor, *, slack: float = 1.0, whose: str = ""
+) -> None:
+    """Refuses to time a wrong result: (batch, seqlen, heads, head_dim). `slack`: how many times the tolerance there is."""
+    difference = worst_row(direction, mine, other)
+    if not difference <= ROW_TOLERANCE[dtype] * (2 if direction == "backward" else 1) * slack:
+        sys.exit(f"{where}: a row differs{whose} by {difference:.3g}; nothing is timed")
+
+
 def compare(cell: Cell, calls: dict[str, Call], slack: dict[str, float] | None = None) -> None:
-    """Refuses to time a wrong result. `slack`: of peers that round more often, how many times the tolerance they have."""
-    tolerance = ROW_TOLERANCE[cell.dtype] * (2 if cell.direction == "backward" else 1)
+    """All contenders' results. `slack`: of peers that round more often, how many times the tolerance they have."""
     ours = calls[OURS]()
     for peer in calls.keys() - {OURS}:
-        limit = tolerance * (slack or {}).get(peer, 1)
+        about = {"slack": (slack or {}).get(peer, 1.0), "whose": f" from {peer}'s"}
         for name, mine, other in zip(RESULTS[cell.direction], ours, calls[peer](), strict=True):
-            difference = worst_row(cell.direction, mine, other)
-            if not difference <= limit:
-                where = f"{name_of(dataclasses.asdict(cell))}: {name}"
-                sys.exit(f"{where}: a row differs from {peer}'s by {difference:.3g}; nothing is timed")
+            agree(f"{name_of(dataclasses.asdict(cell))}: {name}", cell.direction, cell.dtype, mine, other, **about)
 
 
 def run(cell: Cell, rounds: int, kernel: str | None) -> dict[str, object]:

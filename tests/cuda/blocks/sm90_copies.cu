@@ -1,5 +1,6 @@
 // ptx/tma.cuh, tile/tensor_map.cuh and tile/swizzled_tile.cuh: where the copy engine puts a tile of a tensor with any strides, what it makes of what
 // lies outside, and back.
+#include "aligned.cuh"
 #include "check.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
 #include "cuda/tile/tensor_map.cuh"
@@ -11,8 +12,6 @@ namespace {
 constexpr int kThreads = 128;
 constexpr uint16_t kJunk = 0xabcd;
 
-__device__ char* aligned(char* shared) { return shared + (1024 - shared_address(shared) % 1024) % 1024; }
-
 // Loads a tile, writes out what lies in shared memory, and stores it again, one chunk after the other, where `target` says.
 template <int kRows, int kCols>
 __global__ void copy(const __grid_constant__ CUtensorMap source, const __grid_constant__ CUtensorMap target, int row, int head,
@@ -20,7 +19,7 @@ __global__ void copy(const __grid_constant__ CUtensorMap source, const __grid_co
     using Tile = SwizzledTile<kRows, kCols>;
     extern __shared__ char shared[];
     __shared__ uint64_t word;
-    char* tile = aligned(shared);
+    char* tile = blocks::aligned(shared);
     const MBarrier barrier{shared_address(&word)};
     for (int i = threadIdx.x; i < kRows * kCols; i += kThreads) reinterpret_cast<uint16_t*>(tile)[i] = kJunk;
     fence_shared_for_async();
@@ -113,7 +112,7 @@ template <int kRows, int kCols>
 __global__ void place_values(uint16_t* in_tile, int* offsets) {
     using Tile = SwizzledTile<kRows, kCols>;
     extern __shared__ char shared[];
-    char* tile = aligned(shared);
+    char* tile = blocks::aligned(shared);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (int slab = warp; slab < kRows / 16; slab += kThreads / 32)
         for (int group = 0; group < kCols / 8; group += 2) {

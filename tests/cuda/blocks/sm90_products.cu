@@ -1,5 +1,6 @@
 // ptx/wgmma.cuh with the descriptors of tile/swizzled_tile.cuh: both forms, every width there is, all steps of a tile. Operands are small whole
 // numbers, so that every sum is exact.
+#include "aligned.cuh"
 #include "check.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/wgmma.cuh"
@@ -11,8 +12,6 @@ namespace {
 
 constexpr int kThreads = 128, kM = 64;
 constexpr float kBefore = 5.0f;  // what accumulators hold at first
-
-__device__ char* aligned(char* shared) { return shared + (1024 - shared_address(shared) % 1024) % 1024; }
 
 template <class Tile, class T, int kRows, int kCols>
 __device__ void fill(char* tile, const T* matrix) {
@@ -34,7 +33,7 @@ __global__ void rows_by_rows(const T* a, const T* b, bool accumulate, float* out
     using A = SwizzledTile<kM + 8, kK>;
     using B = SwizzledTile<kN, kK>;
     extern __shared__ char shared[];
-    char* tiles = aligned(shared);
+    char* tiles = blocks::aligned(shared);
     fill<A, T, kM + 8, kK>(tiles, a);
     fill<B, T, kN, kK>(tiles + A::kBytes, b);
     fence_shared_for_async();
@@ -60,7 +59,7 @@ template <class T, int kN, int kK>
 __global__ void rows_by_columns(const T* a, const T* b, bool accumulate, float* out) {
     using B = SwizzledTile<kK, kN>;
     extern __shared__ char shared[];
-    char* tile = aligned(shared);
+    char* tile = blocks::aligned(shared);
     fill<B, T, kK, kN>(tile, b);
     fence_shared_for_async();
     __syncthreads();
