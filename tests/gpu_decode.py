@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from decode_cases import DecodeCase
 from gpu_case import to_device, to_numpy
+from gpu_kernels import kernels, parameters
+from harness import BFLOAT16
 
 import libflash
+
+KERNELS = kernels("decode")
+SPLITS = [{}, {"num_splits": 1}, {"num_splits": 5}, {"split_size": 128}]
+NUMPY = {"f16": np.dtype("float16"), "bf16": BFLOAT16, "f32": np.dtype("float32")}
+# Of a result with values around 1, and of a logsumexp.
+LIMITS = {"f16": (3e-3, 1e-5), "bf16": (2e-2, 1e-5), "f32": (5e-6, 5e-6)}
+every_kernel = pytest.mark.parametrize("kernel", parameters(KERNELS))
 
 
 def decode(

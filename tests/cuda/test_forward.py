@@ -5,7 +5,7 @@ from __future__ import annotations
 import cases
 import pytest
 from case import Case
-from gpu_kernels import TYPES, chosen, kernels, knowing, parameters
+from gpu_kernels import TYPES, chosen, kernels, knowing, parameters, widths
 
 import libflash
 
@@ -25,6 +25,25 @@ RUNS = [(case, kernel["name"]) for index, case in enumerate(CASES) for kernel in
 @pytest.mark.parametrize(("case", "kernel"), RUNS, ids=[f"{case}-{kernel}" for case, kernel in RUNS])
 def test_case(case: Case, kernel: str) -> None:
     case.check(**run_forward(case, kernel))
+
+
+# The last query tile of a sequence has rows for some of its warpgroups only, and more tiles of keys than are under way at a time.
+FEW_ROWS = {
+    "dense": {"seqlen_q": 260, "seqlen_k": 900, "batch": 2},
+    "causal": {"seqlen_q": 640, "seqlen_k": 640, "causal": True},
+    "window": {"seqlen_q": 650, "seqlen_k": 1300, "window_size": (700, 0)},
+    "packed": {"seqlen_q": (200, 450, 1), "seqlen_k": (700, 650, 900), "causal": True},
+    "used": {"seqlen_q": 450, "seqlen_k": 800, "batch": 3, "used_q": (450, 260, 70), "used_k": (800, 710, 780)},
+}
+
+
+@needs_gpu
+@pytest.mark.parametrize("lengths", FEW_ROWS)
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel["name"])
+def test_tiles_of_few_rows(kernel: dict, lengths: str) -> None:
+    shape = {**widths(kernel), **FEW_ROWS[lengths]}
+    case = Case(f"few-rows-{lengths}", TYPES[kernel["dtype"]], heads_q=4, heads_k=2, sink=True, **shape)
+    case.check(**run_forward(case, kernel["name"]))
 
 
 @needs_gpu

@@ -27,12 +27,11 @@ struct KeyRange {
         end = last_row < first_row || last_col <= first_col ? begin : (last_col + kBlockN - 1) / kBlockN;
     }
 
-    // Does any score of rows [row, row + kRows) of the query tile and this key tile fall outside?
-    template <int kRows = kBlockM>
-    __device__ __forceinline__ bool is_edge(int tile, int row = 0) const {
+    // Does any score of the query tile and this key tile fall outside?
+    __device__ __forceinline__ bool is_edge(int tile) const {
         const int first_col = tile * kBlockN, last_col = first_col + kBlockN - 1;
-        const int first = first_row + row + shift;
-        return last_col >= length_k || last_col > first + right || first_col < first + kRows - 1 - left;
+        const int first = first_row + shift;
+        return last_col >= length_k || last_col > first + right || first_col < first + kBlockM - 1 - left;
     }
 };
 

@@ -20,6 +20,7 @@
 #include "cuda/ptx/sleep.cuh"
 #include "cuda/sm80/combine_splits.cuh"
 #include "cuda/sm80/decode_products.cuh"
+#include "cuda/sm80/fetched_keys.cuh"
 #include "cuda/sm80/new_row.cuh"
 
 namespace libflash::cuda::sm80 {
@@ -91,10 +92,10 @@ struct Decode {
     __device__ __forceinline__ uint32_t& existing(int stage, int group) const {
         return reinterpret_cast<uint32_t*>(queries() + kQueryBytes)[stage * kWarps + group];
     }
-    // What the table says of the keys that this warp fetches.
-    __device__ __forceinline__ int32_t& answer(int stage, int key) const {
+    using Fetched = FetchedKeys<kTileK, kStages>;
+    __device__ __forceinline__ Fetched fetched(const KeyPlaces& places, const VisibleKeys& range) const {
         int32_t* const answers = reinterpret_cast<int32_t*>(&existing(kStages, 0));  // behind these
-        return answers[(stage * kWarps + warp) * kDecodeSlab + key];
+        return {places, range, answers + warp * kDecodeSlab, kWarps * kDecodeSlab, own_keys(), lane};
     }
     __device__ __forceinline__ float* part(int slab, int row) const {
         return reinterpret_cast<float*>(shared) + (slab * kDecodeSlab + row) * kPartRow;
@@ -155,38 +156,6 @@ struct Decode {
                 copy_slowly(to, from, count);
             }
         }
-    }
-
-    // Where the keys lie that this warp fetches of the tile from `first` on, one for each of its first 16 lanes. What the table says of it a lane asks for with
-    // the copies of the tile that goes to the same stage before. Out of range: the key does not exist, or is not of this range.
-    __device__ __forceinline__ int key_of(int first) const { return first + own_keys() + lane; }
-    __device__ __forceinline__ bool has_key(const VisibleKeys& range, int key) const {
-        return lane < kDecodeSlab && key >= range.first && key < range.last;
-    }
-    __device__ __forceinline__ void ask(const KeyPlaces& places, const VisibleKeys& range, int stage, int first) const {
-        const int key = key_of(first);
-        if (has_key(range, key)) places.ask(&answer(stage, lane), key);
-    }
-    __device__ __forceinline__ KeyPlace look_up(const KeyPlaces& places, const VisibleKeys& range, int stage, int first) const {
-        const int key = key_of(first);
-        return has_key(range, key) ? places.answered(&answer(stage, lane), key) : KeyPlace{-1, 0};
-    }
-
-    // For the first tiles, when there is nothing yet to do meanwhile: by loads, all of them at once.
-    __device__ __forceinline__ void ask_first(const KeyPlaces& places, const VisibleKeys& range, int stages, int begin) const {
-        constexpr int kRounds = (kStages * kDecodeSlab + 31) / 32;
-        int32_t found[kRounds];
-#pragma unroll
-        for (int i = 0; i < kRounds; ++i) {
-            const int n = i * 32 + lane, tile = n / kDecodeSlab, key = begin + tile * kTileK + own_keys() + n % kDecodeSlab;
-            found[i] = tile < stages && key >= range.first && key < range.last ? places.of(key).place : -1;
-        }
-#pragma unroll
-        for (int i = 0; i < kRounds; ++i) {
-            const int n = i * 32 + lane, tile = n / kDecodeSlab;
-            if (tile < stages) answer(tile, n % kDecodeSlab) = found[i];
-        }
-        __syncwarp();
     }
 
     // Starts the copies of this warp's 16 keys and values of a tile. Keys that do not exist become zeros.
@@ -345,12 +314,16 @@ struct Decode {
         const int begin = range.first / kTileK * kTileK;
         int stage = 0;
         const int stages = params.stages;
-        if (__builtin_expect(places.table != nullptr, false)) ask_first(places, range, stages, begin);
+        const Fetched where = fetched(places, range);
+        const bool has_table = __builtin_expect(places.table != nullptr, false);
+        typename Fetched::First first_answers;
+        if (has_table) first_answers = where.load_first(stages, begin);
         const int old = range.length - params.cache.seqlen_new;
         bool to_append = kTakesIn && range.last > old;
         New fresh{{params}};
         if constexpr (kTakesIn) fresh.load(places, item.batch, item.head_k, old, to_append);
         prepare_rows(range);
+        if (has_table) where.keep(first_answers, stages);
 #pragma unroll 1
         for (int loading = begin; loading < range.last + stages * kTileK; loading += kTileK) {
             const int first = loading - stages * kTileK;  // the tile in whose place the new one goes
@@ -367,8 +340,8 @@ struct Decode {
                 synchronize();  // it is no longer read
             }
             if (loading < range.last) {
-                load_keys(own_head(), stage, look_up(places, range, stage, loading));
-                if (places.table) ask(places, range, stage, loading + stages * kTileK);
+                load_keys(own_head(), stage, where.look_up(stage, loading));
+                if (has_table) where.ask(stage, loading + stages * kTileK);
             }
             if (loading == begin) load_queries();
             cp_async_commit();

@@ -15,8 +15,7 @@ __global__ void __launch_bounds__(Backward<Row>::kThreads, 1)
     backward_kernel(const __grid_constant__ BackwardParams params, const __grid_constant__ BackwardMaps maps) {
     extern __shared__ __align__(1024) char shared[];
     using Body = Backward<Row>;
-    constexpr uint32_t kAlignment = Body::QTile::kAlignment;
-    Body body(params, maps, shared + (kAlignment - shared_address(shared) % kAlignment) % kAlignment);
+    Body body(params, maps, Body::QTile::first_place(shared));
     body.run();
 }
 

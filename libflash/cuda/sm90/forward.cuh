@@ -19,8 +19,7 @@ __global__ void __launch_bounds__(Forward<Row, kKind>::kThreads, 1)
     forward_kernel(const __grid_constant__ ForwardParams params, const __grid_constant__ ForwardMaps maps) {
     extern __shared__ __align__(1024) char shared[];
     using Body = Forward<Row, kKind>;
-    constexpr uint32_t kAlignment = Body::QTile::kAlignment;
-    Body body(params, maps, shared + (kAlignment - shared_address(shared) % kAlignment) % kAlignment);
+    Body body(params, maps, Body::QTile::first_place(shared));
     body.run();
 }
 

@@ -17,14 +17,16 @@ struct Forward : ForwardProducer<Row, kKind> {
     using Base = ForwardProducer<Row, kKind>;
     using Base::Base, Base::common, Base::finish_row, Base::following, Base::k_smem, Base::kBlockN, Base::kUnequal,
         Base::kGeneral, Base::kConsumerRegisters, Base::kFirstApart, Base::kGroupRows, Base::kGroups, Base::kHeadDim,
-        Base::kHeadDimV, Base::kProducerRegisters, Base::kQStages, Base::kSendsRows, Base::kStages, Base::kVStages, Base::kWalks,
-        Base::length_of, Base::look_ahead, Base::lose, Base::maps, Base::mend_values, Base::out_smem, Base::owned_of,
-        Base::params, Base::preceding, Base::prepare, Base::produce, Base::q_tile, Base::row_of_out, Base::start_again,
-        Base::start_of, Base::v_smem, Base::write_eight, Base::write_empty_items;
-    using typename Base::Item, typename Base::KTile, typename Base::OutTile, typename Base::QTile, typename Base::Rounds,
-        typename Base::T, typename Base::VTile;
+        Base::kHeadDimV, Base::kProducerRegisters, Base::kQStages, Base::kSendsRows, Base::kSkipsItems, Base::kStages,
+        Base::kVStages, Base::kWalks, Base::length_of, Base::look_ahead, Base::lose, Base::maps, Base::mend_values,
+        Base::out_smem, Base::owned_of, Base::params, Base::preceding, Base::prepare, Base::produce, Base::q_tile,
+        Base::row_of_out, Base::start_again, Base::start_of, Base::v_smem, Base::write_eight, Base::write_empty_items;
+    using typename Base::GroupTiles, typename Base::Item, typename Base::KTile, typename Base::OutTile, typename Base::QTile,
+        typename Base::Rounds, typename Base::T, typename Base::VTile;
     using Softmax = RowSoftmax<kBlockN>;
     static constexpr int kScores = kBlockN / 2, kSums = kHeadDimV / 2;
+    // What is known of a tile is looked up ahead of the wait for its scores: measured, see README.md.
+    static constexpr bool kFactsAhead = kHeadDim == 128;
 
     // What a warpgroup that multiplies has at hand.
     struct Consumer {
@@ -45,6 +47,10 @@ struct Forward : ForwardProducer<Row, kKind> {
         float inverse[2];
         int closing_slot;
     };
+    // Of a tile of keys: the item's last; with a mask; the maximum of every tile.
+    struct TileFacts {
+        bool last, edge, safe;
+    };
     static constexpr int kNothingYet = -1, kClosed = -2, kNoneBefore = -3;
 
     __device__ __forceinline__ void consume() {
@@ -57,7 +63,11 @@ struct Forward : ForwardProducer<Row, kKind> {
         Rounds rounds{};
         do {
             c.q.wait_full();
-            if (has_keys(c.slot)) do_items(c);
+            if constexpr (kSkipsItems) {
+                while (has_keys(c.slot)) works(c) ? do_items(c) : skip_item(c);
+            } else {
+                if (has_keys(c.slot)) do_items(c);
+            }
             rounds.safe = common.items[c.slot].safe;
             __syncwarp();
             release(c, c.q.empty());
@@ -72,7 +82,26 @@ struct Forward : ForwardProducer<Row, kKind> {
         return item.keys.begin != item.keys.end;
     }
 
-    // From the present item to the one without keys, in steps: the scores of a tile, and the product of the probabilities of the tile before, whichever items these
+    __device__ __forceinline__ const GroupTiles& tiles_of(const Consumer& c) const {
+        return common.items[c.slot].of_group[c.group];
+    }
+    // There is something in the item for this group.
+    __device__ __forceinline__ bool works(const Consumer& c) const { return tiles_of(c).begin != tiles_of(c).end; }
+    // All that belongs to it is given back.
+    __device__ __forceinline__ void skip_item(Consumer& c) const {
+        const auto& keys = common.items[c.slot].keys;
+#pragma unroll 1
+        for (int tile = keys.end; tile > keys.begin; --tile) {
+            skip(c, c.k);
+            skip(c, c.v);
+        }
+        release(c, c.q.empty());
+        c.q.advance();
+        c.slot = following(c.slot);
+        c.q.wait_full();
+    }
+
+    // From the present item to one without work for this group, in steps: the scores of a tile, and the product of the probabilities of the tile before, whichever items these
     // are of. An item's rows are written while the second product of scores after its last goes on.
     __device__ __forceinline__ void do_items(Consumer& c) {
         c.softmax.clear();
@@ -89,7 +118,7 @@ struct Forward : ForwardProducer<Row, kKind> {
                 if (enters) {
                     c.slot = following(c.slot);
                     c.q.wait_full();
-                    if (!has_keys(c.slot)) return end(c);
+                    if (!works(c)) return end(c);
                 }
                 step<true>(c, enters);
             } while (c.last || c.closing_slot != kClosed);
@@ -103,11 +132,12 @@ struct Forward : ForwardProducer<Row, kKind> {
         c.closing_slot = kNothingYet;
         begin_item(c);
         start_scores(c);
+        const TileFacts facts = facts_of(c);
         wgmma_wait<0>();
         wgmma_settle(c.s);
-        release_scores(c);
+        release_scores(c, facts);
         float factor[2];
-        take_scores(c, factor);
+        take_scores(c, facts, factor);
         skip_values(c);
         if (!c.last) wait_for_next(c);
         round_probabilities(c);
@@ -134,12 +164,15 @@ struct Forward : ForwardProducer<Row, kKind> {
         wgmma_settle(c.s);
         start_scores(c);
         start_values<kBetween>(c);
+        TileFacts facts;
+        if constexpr (kFactsAhead) facts = facts_of(c);
         wgmma_wait<1>();
         wgmma_settle(c.s);
         if (kBetween && enters && !none_before) finish(c, preceding(c.slot));
-        release_scores(c);
+        if constexpr (!kFactsAhead) facts = facts_of(c);
+        release_scores(c, facts);
         float factor[2];
-        const bool moved = take_scores(c, factor);
+        const bool moved = take_scores(c, facts, factor);
         if (!c.last) wait_for_next(c);  // here, because nothing goes on between the end of this product and the next
         wgmma_wait<0>();
         wgmma_settle(c.o);
@@ -169,12 +202,12 @@ struct Forward : ForwardProducer<Row, kKind> {
         const bool writes =
             __any_sync(0xffffffffu, item.writers >> warp_of_item() & 1);  // the same for all lanes, and known to be so
         bool lost = false;
+        const bool past_the_end[2] = {c.softmax.finish(0), c.softmax.finish(1)};
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int place = place_of(c, r);
             const bool counts = place < length_of(item) - item.keys.first_row;  // others may hold anything
-            const bool past_the_end = c.softmax.finish(r);
-            lost |= past_the_end && counts;
+            lost |= past_the_end[r] && counts;
             c.inverse[r] = finish_row(item, place, counts, c.softmax.base[r], c.softmax.sum[r], writes && (c.lane & 3) == 0);
         }
         if (__any_sync(0xffffffffu, lost)) do_again(c, item);
@@ -207,6 +240,7 @@ struct Forward : ForwardProducer<Row, kKind> {
     __device__ __forceinline__ bool send_rows(const Consumer& c, const Item& item) const {
         const int warp = warp_of_item();
         const uint32_t tile = out_smem + warp * OutTile::kBytes;
+        const int lane = kUnequal ? opaque(c.lane) : c.lane;  // addresses are made anew where registers are short
         if (c.lane == 0) tma_store_wait_read<0>();
         __syncwarp();
         uint32_t trace[2] = {};
@@ -219,7 +253,7 @@ struct Forward : ForwardProducer<Row, kKind> {
                 words[i] = inverse == 0.0f ? 0 : pack_pair(o[0] * inverse, o[1] * inverse, T());
                 trace_pair(trace[i % 2], words[i], T());
             }
-            OutTile::store_fragment(tile, 0, group, c.lane, words);
+            OutTile::store_fragment(tile, 0, group, lane, words);
         }
         fence_shared_for_async();
         __syncwarp();
@@ -254,9 +288,8 @@ struct Forward : ForwardProducer<Row, kKind> {
     // The first tile of the item; K of tiles that are left out before it is given back.
     __device__ __forceinline__ void begin_item(Consumer& c) const {
         if constexpr (kWalks) return wait_for_next(c);
-        const Item& item = common.items[c.slot];
-        const int end = end_of_keys(c, item);
-        for (int tile = item.keys.end; tile > end; --tile) skip(c, c.k);
+        const int end = tiles_of(c).end;
+        for (int tile = common.items[c.slot].keys.end; tile > end; --tile) skip(c, c.k);
         c.k.wait_full();
         c.tile = end - 1;
     }
@@ -275,15 +308,6 @@ struct Forward : ForwardProducer<Row, kKind> {
     __device__ __forceinline__ int tile_of(const Consumer& c) const {
         if constexpr (kWalks) return c.word.tile();
         return c.tile;
-    }
-    // Key tiles that none of this group's rows sees are left out at the end, all but one: groups that have fewer keys, or no rows, do not work as long as
-    // the others. Not more than there are stages, because K is asked for before V of the tiles that are left out can be given back.
-    __device__ __forceinline__ int end_of_keys(const Consumer& c, const Item& item) const {
-        const int first_row = item.keys.first_row + c.group * kGroupRows,
-                  last_row = min(first_row + kGroupRows, length_of(item)) - 1;
-        const int cols = last_row < first_row ? 0 : last_row + item.keys.shift + item.keys.right + 1;
-        const int end = min((max(cols, 0) + kBlockN - 1) / kBlockN, item.keys.end);
-        return max(max(end, item.keys.begin + 1), item.keys.end - (kStages - 1));
     }
     // A stage is given back when it is full: before that, an arrival might count for what was in it before; and when all lanes have seen it.
     template <class AnyRing>
@@ -316,10 +340,11 @@ struct Forward : ForwardProducer<Row, kKind> {
     }
 
     // From scores, which are there, to probabilities. True: the sums of the item are to be multiplied by `factor`.
-    __device__ __forceinline__ bool take_scores(Consumer& c, float (&factor)[2]) const {
+    __device__ __forceinline__ bool take_scores(Consumer& c, const TileFacts& facts, float (&factor)[2]) const {
         const Item& item = common.items[c.slot];
-        const bool edge = prepare_scores(c, item, tile_of(c));
-        const bool moved = c.softmax.apply(c.s, kGeneral || item.safe ? 1.0f : params.scale_log2, edge || item.safe, factor);
+        prepare_scores(c, item, tile_of(c), facts);
+        const bool moved =
+            c.softmax.apply(c.s, kGeneral || facts.safe ? 1.0f : params.scale_log2, facts.edge || facts.safe, factor);
         if constexpr (kGeneral) {
             if (params.rare.dropout.active) drop(c, item);
         }
@@ -348,27 +373,30 @@ struct Forward : ForwardProducer<Row, kKind> {
         }
     }
 
+    __device__ __forceinline__ TileFacts facts_of(const Consumer& c) const {
+        const GroupTiles& tiles = tiles_of(c);
+        const int tile = tile_of(c);
+        return {kWalks ? c.word.last() : tile == tiles.begin, tile < tiles.plain_begin || tile >= tiles.plain_end,
+                common.items[c.slot].safe};
+    }
     // K of the tile is no longer needed; after the item's last one, neither is Q.
-    __device__ __forceinline__ void release_scores(Consumer& c) const {
+    __device__ __forceinline__ void release_scores(Consumer& c, const TileFacts& facts) const {
         release(c, c.k.empty());
         c.k.advance();
-        c.last = kWalks ? c.word.last() : c.tile == common.items[c.slot].keys.begin;
+        c.last = facts.last;
         if (!c.last) return;
         release(c, c.q.empty());
         c.q.advance();
     }
 
-    // True: the tile has a mask.
-    __device__ __forceinline__ bool prepare_scores(Consumer& c, const Item& item, int tile) const {
+    __device__ __forceinline__ void prepare_scores(Consumer& c, const Item& item, int tile, const TileFacts& facts) const {
         if constexpr (kGeneral) {
             apply_rules(c, item, tile);
-        } else if (item.safe) {
+        } else if (facts.safe) {
 #pragma unroll
             for (int i = 0; i < kScores; ++i) c.s[i] *= params.scale_log2;
         }
-        const bool edge = item.keys.template is_edge<kGroupRows>(tile, c.group * kGroupRows);
-        if (edge) mask_scores(c, item, tile);
-        return edge;
+        if (facts.edge) mask_scores(c, item, tile);
     }
 
     // From dot products to scores in base-2 units.
@@ -449,8 +477,8 @@ struct Forward : ForwardProducer<Row, kKind> {
         return trace != 0 && inverse == inverse && row_of(c, item, r) < length_of(item);
     }
 
-    // Who finds items and who writes empty ones waits for the kernel ahead. The others need not: what they read and write comes after a copy, or an item,
-    // that they have through a barrier.
+    // Who copies and who writes empty items waits for the kernel ahead, and who finds items where memory says what they are. The others need not: what they
+    // read and write comes after a copy that they have through a barrier.
     __device__ __forceinline__ void run() {
         if (threadIdx.x == 0) prepare();
         __syncthreads();
@@ -459,13 +487,11 @@ struct Forward : ForwardProducer<Row, kKind> {
             if (threadIdx.x < 32) {
                 produce();
             } else if (threadIdx.x < 64) {
+                look_ahead();
+            } else if (threadIdx.x < 96) {
                 if (!maps.all_see_keys) write_empty_items();
             } else if constexpr (kUnequal) {
-                if (threadIdx.x < 96) {
-                    look_ahead();
-                } else {
-                    mend_values();
-                }
+                mend_values();
             }
         } else {
             take_registers<kConsumerRegisters>();

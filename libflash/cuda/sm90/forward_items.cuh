@@ -41,6 +41,7 @@ struct ForwardItems {
     static constexpr int kGroupRows = 64, kGroups = kBlockM / kGroupRows;
     static constexpr int kThreads = (kGroups + 1) * 128;
     static constexpr bool kFirstApart = kGroups == 3;  // the first tile has code of its own: measured, see README.md
+    static constexpr bool kSkipsItems = kFirstApart;   // needs it
     // Looking for tiles takes registers too, where the products can spare them.
     static constexpr bool kSpares = kWalks && !(kGeneral && kHeadDimV == 256);
     static constexpr int kProducerRegisters = kSpares ? 56 : (kGroups == 3 ? 32 : 40),
@@ -58,12 +59,17 @@ struct ForwardItems {
         uint32_t
             writers;  // a bit for each warp: when items are done again, only those write whose rows were lost, and the others' keep their bits
     };
+    // Tiles of keys that a warpgroup works on, and those of them in which it sees all keys: [begin, end), [plain_begin, plain_end).
+    struct alignas(16) GroupTiles {
+        int begin, end, plain_begin, plain_end;
+    };
     // One tile of query rows.
     struct Item : Turn {
         SequenceRows q_rows;
         int first_key;  // row of K and V
         float* lse;     // of the first row; nullptr: not asked for
         KeyRange<kBlockM, kBlockN> keys;
+        GroupTiles of_group[kGroups];  // made from it, once for all who ask with every tile
         std::conditional_t<kGeneral, ScoreRules<T>, Nothing> rules;
         int kv_head;
         bool safe;  // the maximum of every tile
@@ -73,7 +79,7 @@ struct ForwardItems {
         int next, end;
         bool safe;
     };
-    static constexpr int kAhead = 1;
+    static constexpr int kAhead = 1;  // items that have been found, and not yet taken
     // A tile of V that reaches beyond its sequence, on its way: its stage, and how many of its rows are the sequence's; -1: there is none any more.
     struct Mend {
         RingBarriers<1> barriers;
@@ -83,9 +89,6 @@ struct ForwardItems {
     struct UnequalState {
         TileWord tiles[kStages];  // in the stages of K
         int newest;               // of the units that were taken, see WorkOrder
-        // Items that have been found, and not yet taken.
-        RingBarriers<kAhead> ahead;
-        Item items_ahead[kAhead];
         Mend mend;
     };
     static constexpr int kMostBytes = 227 * 1024;  // of a thread block
@@ -98,18 +101,19 @@ struct ForwardItems {
     static constexpr bool kSendsRows = kRoom >= kOutBytes;
     static constexpr int kVStages = kStages + (kStages == 2 && kRoom >= (kSendsRows ? kOutBytes : 0) + VTile::kBytes ? 1 : 0);
     static constexpr int kQStages = kSendsRows && kRoom >= kOutBytes + (kVStages - kStages) * VTile::kBytes + kQBytes ? 2 : 1;
-    static constexpr int kItems = 3 + kQStages;
+    static constexpr int kItems = 3 + kQStages + kAhead;
     static constexpr int kLost = 128;
     struct Common {
         RingBarriers<kStages> k;
         RingBarriers<kVStages> v;
         RingBarriers<kQStages> q[kGroups];
+        RingBarriers<kAhead> ahead;
         uint64_t all_done;
         // What is to be done again: rounds from the first to the last, and in them warps, as round * 16 + warp; all, if these are more than there is room for.
         int redo_begin, redo_end;
         int lost_count, lost[kLost];
-        // From the warp that copies to those that multiply, in turn. With one stage for Q, an item is written when all have released Q of the second before
-        // it: they may still have to write the rows of the third.
+        // From the warp that finds them to the one that copies and those that multiply, in turn. With one stage for Q, an item is written when the one before
+        // it is taken, so when all have released Q of the third before it: they may still have to write the rows of the fourth.
         Item items[kItems];
         std::conditional_t<kUnequal, UnequalState, Nothing> unequal;
     };
@@ -243,7 +247,25 @@ struct ForwardItems {
         item.lse = lse.data ? lse.data + work.batch * lse.batch + work.head * lse.head +
                                   (item.q_rows.start + item.keys.first_row) * lse.row
                             : nullptr;
+#pragma unroll
+        for (int group = 0; group < kGroups; ++group) item.of_group[group] = tiles_of_group(item, group);
         if constexpr (kGeneral) item.rules.init(params.rare, work.batch, work.head, item.q_rows.length, k_rows.length);
+    }
+
+    // Key tiles that none of the group's rows sees are left out at the end, all but one: groups that have fewer keys, or no rows, do not work as long as the
+    // others. Not more than there are stages, because K is asked for before V of the tiles that are left out can be given back. In a longer item a group
+    // without rows has nothing to do at all, which costs a pause between its items.
+    __device__ __forceinline__ GroupTiles tiles_of_group(const Item& item, int group) const {
+        const auto& keys = item.keys;
+        const int row = keys.first_row + group * kGroupRows, diagonal = row + keys.shift,
+                  rows = min(length_of(item) - row, kGroupRows);
+        const int seen = rows <= 0 ? 0 : max(diagonal + rows + keys.right, 0);  // keys, by position
+        GroupTiles tiles{keys.begin, min((seen + kBlockN - 1) / kBlockN, keys.end)};
+        tiles.end = min(max(max(tiles.end, keys.begin + 1), keys.end - (kStages - 1)), keys.end);
+        if (kSkipsItems && row >= owned_of(item) && keys.end - keys.begin > kStages) tiles.end = keys.begin;
+        tiles.plain_begin = (max(diagonal + kGroupRows - 1 - keys.left, 0) + kBlockN - 1) / kBlockN;
+        tiles.plain_end = max(min(keys.length_k, diagonal + keys.right + 1), 0) / kBlockN;
+        return tiles;
     }
 
     // Rows of the item's sequence: its first one, all of them, and those that take part. Known without it where none has lengths of its own.
@@ -269,10 +291,10 @@ struct ForwardItems {
         common.k.init(kGroups * 4);
         common.v.init(kGroups * 4);
         for (int group = 0; group < kGroups; ++group) common.q[group].init(4);
-        MBarrier{shared_address(&common.all_done)}.init(kGroups * 4 + (kUnequal ? 3 : 1));
+        common.ahead.init(1);
+        MBarrier{shared_address(&common.all_done)}.init(kGroups * 4 + (kUnequal ? 3 : 2));
         if constexpr (kUnequal) {
             common.unequal.newest = -1;
-            common.unequal.ahead.init(1);
             common.unequal.mend.barriers.init(1);
             common.unequal.mend.phase = 0;
         }

@@ -13,7 +13,7 @@ struct ForwardProducer : ForwardRows<Row, kKind> {
         Base::kBlockN, Base::kUnequal, Base::kGroupRows, Base::kGroups, Base::kQStages, Base::kStages, Base::kVStages,
         Base::kWalks, Base::maps, Base::next_work, Base::preceding, Base::fill, Base::q_tile, Base::start_again, Base::start_of,
         Base::v_smem, Base::walk_of;
-    using typename Base::Item, typename Base::KTile, typename Base::Mend, typename Base::Nothing, typename Base::QTile,
+    using typename Base::GroupTiles, typename Base::Item, typename Base::KTile, typename Base::Mend, typename Base::QTile,
         typename Base::Rounds, typename Base::Turn, typename Base::VTile;
 
     // Where it stands.
@@ -22,66 +22,31 @@ struct ForwardProducer : ForwardRows<Row, kKind> {
         Ring<kStages> k;
         Ring<kVStages> v;
         Ring<kQStages> q;  // of any group: they go in step
-        int slot;          // the item's
-        std::conditional_t<kUnequal, Ring<kAhead>, Nothing> ahead;
+        Ring<kAhead> ahead;
+        int slot;  // the item's
     };
 
     __device__ __forceinline__ Producer begin() const {
-        const Ring<kStages> k(common.k);
-        const Ring<kVStages> v(common.v);
-        const Ring<kQStages> q(common.q[0]);
-        if constexpr (kUnequal) {
-            return {elect_one(), k, v, q, 0, Ring<kAhead>(common.unequal.ahead)};
-        } else {
-            return {elect_one(), k, v, q, 0, {}};
-        }
+        return {elect_one(),
+                Ring<kStages>(common.k),
+                Ring<kVStages>(common.v),
+                Ring<kQStages>(common.q[0]),
+                Ring<kAhead>(common.ahead),
+                0};
     }
 
-    // Keys go from the last tile to the first; V of a tile comes after K of the next.
+    // Keys go from the last tile to the first; V of a tile comes after K of the next. What is first copied, the kernel ahead may be about to write.
     __device__ __forceinline__ void produce() const {
         Producer p = begin();
-        if constexpr (!kUnequal) {
-            hand_over_all(p);
-        } else {
-            Rounds rounds{};
-            do {
-                bool found = take_item(p);
-                if (!kFirstApart && found && p.leader) hand_over_no_values(p);
-                for (; found; found = take_item(p)) hand_over(p);
-                hand_over_end(p);
-                rounds.safe = common.items[preceding(p.slot)].safe;  // not kept, for want of registers
-            } while (start_again(rounds));
-        }
-    }
-
-    // The next item is looked for while the first copies for the present one are under way. After the last one comes one without keys.
-    // To find the first one takes nothing from memory, so that its first tiles are on their way into the L2 cache while the kernel ahead ends. That is waited
-    // for even if there is no item: who comes behind waits for this kernel alone. The next one may begin when only the last item is still to be copied; it
-    // waits for the end of all of this.
-    __device__ __forceinline__ void hand_over_all(Producer& p) const {
-        Rounds rounds = first_rounds();
-        bool first = true;
-#pragma unroll 1
-        while (true) {
-            const bool found = find_item(rounds, p.leader, common.items[p.slot]);
-            if (p.leader) {
-                const Item& item = common.items[p.slot];
-                if (!found) let_next_kernel_begin();
-                if (found && (first || kQStages == 1)) prefetch_q(item);
-                if (first) {
-                    if (found) prefetch_keys(item);
-                    wait_for_kernel_ahead();
-                } else {
-                    load_keys(p, common.items[preceding(p.slot)]);
-                }
-                if (found) load_k(p, item, item.keys.end - 1);
-                load_q(p, item, found);
-                if (!kFirstApart && found && first) hand_over_no_values(p);
-            }
-            done_with(p);
-            if (!found && !start_again(rounds)) return;
-            first = !found;
-        }
+        Rounds rounds{};
+        wait_for_kernel_ahead();
+        do {
+            bool found = take_item(p);
+            if (!kFirstApart && found && p.leader) hand_over_no_values(p);
+            for (; found; found = take_item(p)) hand_over(p);
+            hand_over_end(p);
+            rounds.safe = common.items[preceding(p.slot)].safe;  // not kept, for want of registers
+        } while (start_again(rounds));
     }
 
     // The next item that has keys. False: the rounds are over, and the item has none.
@@ -97,60 +62,56 @@ struct ForwardProducer : ForwardRows<Row, kKind> {
         }
         if (leader) {
             item.keys.begin = item.keys.end = 0;
+            for (GroupTiles& tiles : item.of_group) tiles.begin = tiles.end = 0;
             item.safe = rounds.safe;
         }
         return false;
     }
 
-    // Where work is unequal it takes several answers from memory to know the next item, so that another warp is ahead by one. What it asks, even of the first
-    // one, the kernel ahead may be about to write.
+    // A warp of its own is one item ahead of the one that copies, which has K of an item's second tile to ask for when it would look for the next item.
+    // Where work is unequal it takes several answers from memory to know an item, which the kernel ahead may be about to write. Else the first one's Q and keys
+    // are on their way into the L2 cache while that kernel ends. The next one may begin when no item is left to be found; it waits for the end of all of this.
     __device__ __forceinline__ void look_ahead() const {
-        wait_for_kernel_ahead();
+        if constexpr (kUnequal) wait_for_kernel_ahead();
         const bool leader = elect_one();
-        Ring<kAhead> ahead(common.unequal.ahead);
+        Ring<kAhead> ahead(common.ahead);
         Rounds rounds = first_rounds();
+        int slot = 0;
+        bool first = !kUnequal;
         do {
             bool found = true;
 #pragma unroll 1
             while (found) {
                 ahead.wait_empty();
                 __syncwarp();  // all have seen it, before it can be taken and be empty for the second time
-                Item& item = common.unequal.items_ahead[ahead.stage];
+                Item& item = common.items[slot];
                 found = find_item(rounds, leader, item);
                 if (leader) {
                     if (found) prefetch_q(item);
+                    if (found && first) prefetch_keys(item);
                     ahead.full().arrive();
                 }
                 __syncwarp();
                 ahead.advance();
+                slot = following(slot);
+                first = false;
             }
             if (leader) let_next_kernel_begin();  // said again after what is done again, it is nothing
         } while (start_again(rounds));
     }
     __device__ __forceinline__ bool take_item(Producer& p) const {
-        Item& item = common.items[p.slot];
         p.ahead.wait_full();
-        // One thread copies, and says that the place is free; but not before all have seen that it was full, or it may be so for the second time.
-        if (p.leader) copy_item(item, common.unequal.items_ahead[p.ahead.stage]);
-        __syncwarp();
+        __syncwarp();  // all have seen it, before it can be full for the second time
         if (p.leader) p.ahead.empty().arrive();
         p.ahead.advance();
+        const Item& item = common.items[p.slot];
         return item.keys.begin != item.keys.end;
-    }
-
-    // With few registers.
-    __device__ __forceinline__ void copy_item(Item& to, const Item& from) const {
-        static_assert(sizeof(Item) % 8 == 0 && alignof(Item) == 8 && std::is_trivially_copyable<Item>::value,
-                      "copied by eight bytes");
-#pragma unroll 2
-        for (int i = 0; i < static_cast<int>(sizeof(Item)) / 8; ++i)
-            reinterpret_cast<uint2*>(&to)[i] = reinterpret_cast<const uint2*>(&from)[i];
     }
 
     // The item without keys, and that no tile of V is to be mended any more.
     __device__ __forceinline__ void hand_over_end(Producer& p) const {
         if (p.leader) {
-            to_be_mended(p, -1).arrive();
+            if constexpr (kUnequal) to_be_mended(p, -1).arrive();
             load_q(p, common.items[p.slot], false);
         }
         done_with(p);

@@ -20,10 +20,10 @@ struct ForwardRows : ForwardItems<Row, kKind> {
     // not count.
     __device__ __forceinline__ float finish_row(const Item& item, int place, bool counts, float base, float sum,
                                                 bool write) const {
-        const float sink = params.sink.data ? head_number<T>(params.sink, item.work.batch, item.work.head) * kLog2e : -INFINITY;
-        const float largest = fmaxf(base, sink);
-        float factor = 1.0f;
-        if (largest != kNothing) {  // else no score at all: the sum is 0, or NaN where there was nothing but NaN
+        float largest = base, factor = 1.0f;
+        if (params.sink.data) {
+            const float sink = head_number<T>(params.sink, item.work.batch, item.work.head) * kLog2e;
+            largest = fmaxf(base, sink);
             factor = exp2_approx(base - largest);
             sum = sum * factor + exp2_approx(sink - largest);
         }

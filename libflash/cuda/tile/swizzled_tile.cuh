@@ -22,6 +22,10 @@ struct SwizzledTile {
     static constexpr int kChunkBytes = kRows * 128;
     static constexpr int kBytes = kChunks * kChunkBytes;
     static constexpr int kAlignment = 1024;
+    // Where a tile can begin in the memory of a thread block that was asked for with kAlignment bytes to spare.
+    __device__ static __forceinline__ char* first_place(char* memory) {
+        return memory + (kAlignment - shared_address(memory) % kAlignment) % kAlignment;
+    }
 
     // Byte offset of the 16 bytes that hold columns 8 * group and further of a row.
     __device__ static __forceinline__ int offset(int row, int group) {

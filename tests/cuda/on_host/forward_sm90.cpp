@@ -278,6 +278,9 @@ int main(int, char** argv) {
         {530, 1, 1, 300, 300, kDim, kAll, kAll, 3, false, Lengths::uneven},
         {1, 6, 2, 600, 150, kDim, kAll, 100, 12, false, Lengths::used},  // more is done again than there is room to note
         {1, 2, 1, 400, 500, kDim, kAll, 50, 1, true, Lengths::dense, true, Blocks::lists},
+        {2, 2, 1, 260, 900, kDim, kAll, kAll, 12, false},  // groups without rows in items of many tiles, and overflow
+        {1, 2, 2, 640, 640, kDim, kAll, 0, 1, true},       // the same, causal
+        {4, 2, 1, 450, 800, kDim, kAll, 0, 1, true, Lengths::packed},
     };
     bool good = true;
     for (const Case& c : cases) good &= check(c);
