@@ -16,11 +16,7 @@ const char* rare_option(const AttentionProblem& p) {
     if (p.k_rows.packed()) return "cu_seqlens_k";
     if (p.q_rows.used) return "seqused_q";
     if (p.k_rows.used) return "seqused_k";
-    if (p.softcap > 0) return "softcap";
-    if (p.dropout.active()) return "dropout_p";
-    if (p.alibi_slopes.present) return "alibi_slopes";
-    if (p.bias.present) return "bias";
-    if (p.mask.present) return "mask";
+    if (const char* option = score_option(p)) return option;
     if (p.block_mask.present) return p.block_mask.has_lists ? "block_lists" : "block_mask";
     return nullptr;
 }

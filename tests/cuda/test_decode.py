@@ -267,6 +267,43 @@ def test_it_waits_for_what_is_ahead_of_it(kernel: dict, ahead: str, splits: int)
 
 
 @every_kernel
+@pytest.mark.parametrize("splits", [1, 4])
+def test_pages_that_the_call_ahead_writes(kernel: dict, splits: int) -> None:
+    """The key that one call appends is the next one's block table, of which it may have read what was there before."""
+    dtype, size = DTYPES[kernel["dtype"]], 16
+    generator = torch.Generator("cuda").manual_seed(0)
+    q, new_v = (torch.randn(1, 1, h, 64, generator=generator, device="cuda").to(dtype) for h in (4, 1))
+    keys, values = (torch.randn(1, 3000, 1, 64, generator=generator, device="cuda").to(dtype) for _ in range(2))
+    new_k = torch.zeros_like(new_v)
+    table, new_table = keys[0, 2000].view(torch.int32), new_k[0, 0].view(torch.int32)
+    pages = table.numel()
+    caches = [torch.randn(pages, size, 2, 64, generator=generator, device="cuda").to(dtype) for _ in range(2)]
+    position = torch.tensor([2000], dtype=torch.int32, device="cuda")
+    first_out, out = torch.empty_like(q), torch.empty_like(q)
+    own = {"kernel": kernel["name"], "num_splits": splits}
+
+    def both() -> None:
+        libflash.decode(q, keys, values, k=new_k, v=new_v, cache_seqlens=position, out=first_out, **own)
+        libflash.decode(q, *caches, block_table=table, out=out, **own)
+
+    def shuffle(x: torch.Tensor) -> None:
+        x.copy_(torch.randperm(pages, generator=generator, device="cuda", dtype=torch.int32)[None])
+
+    both()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        both()
+    for call in (both, graph.replay) * 20:
+        shuffle(table)
+        shuffle(new_table)
+        torch.cuda.synchronize()
+        call()
+        assert torch.equal(table, new_table)
+        wanted = libflash.decode(q, *caches, block_table=new_table.clone(), **own)
+        assert same_bits(out, wanted)
+
+
+@every_kernel
 def test_nan_in_one_sequence_stays_there(kernel: dict) -> None:
     dtype = NUMPY[kernel["dtype"]]
     q, (k, v) = queries(dtype), cached(dtype)

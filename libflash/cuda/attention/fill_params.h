@@ -86,11 +86,18 @@ inline RareParams rare_params(const AttentionProblem& problem) {
             score_params(problem.mask), dropout_params(problem.dropout)};
 }
 
-// Only general kernel instances will do.
-inline bool has_rare_options(const AttentionProblem& problem) {
-    return problem.softcap > 0 || problem.alibi_slopes.present || problem.bias.present || problem.mask.present ||
-           problem.dropout.active() || !(problem.softmax_scale > 0);
+// The first of the options that change scores or probabilities, or nullptr.
+inline const char* score_option(const AttentionProblem& problem) {
+    if (problem.softcap > 0) return "softcap";
+    if (problem.dropout.active()) return "dropout_p";
+    if (problem.alibi_slopes.present) return "alibi_slopes";
+    if (problem.bias.present) return "bias";
+    if (problem.mask.present) return "mask";
+    return nullptr;
 }
+
+// Only general kernel instances will do.
+inline bool has_rare_options(const AttentionProblem& problem) { return score_option(problem) || !(problem.softmax_scale > 0); }
 
 // What forward and backward have in common.
 template <class Params>
