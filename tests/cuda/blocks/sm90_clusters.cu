@@ -1,7 +1,6 @@
 // ptx/cluster.cuh and the multicast of ptx/tma.cuh: ranks and the barrier of a cluster, arrivals from one thread block in another, boxes that several
 // thread blocks get. Waits are bounded: what is never told of enough bytes is found by its values.
 #define LIBFLASH_BOUNDED_WAITS
-#include "aligned.cuh"
 #include "check.cuh"
 #include "cuda/ptx/cluster.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
@@ -129,7 +128,7 @@ template <int kSize>
 __global__ void __cluster_dims__(kSize) send(const __grid_constant__ CUtensorMap map, const uint16_t* masks, uint16_t* out) {
     extern __shared__ char shared[];
     __shared__ uint64_t word;
-    uint16_t* const slots = reinterpret_cast<uint16_t*>(blocks::aligned(shared));
+    uint16_t* const slots = reinterpret_cast<uint16_t*>(SwizzledTile<kBoxRows, 64>::first_place(shared));
     const MBarrier barrier{shared_address(&word)};
     const int rank = static_cast<int>(cluster_rank()), cluster = blockIdx.x / kSize;
     const uint16_t* const mine = masks + cluster * kSize;
@@ -219,7 +218,7 @@ template <int kSize>
 __global__ void __cluster_dims__(kSize) ring(const __grid_constant__ CUtensorMap map, int count, uint16_t* out) {
     extern __shared__ char shared[];
     __shared__ uint64_t full[kStages], empty[kStages];
-    char* const tiles = blocks::aligned(shared);
+    char* const tiles = Tile::first_place(shared);
     if (threadIdx.x == 0) {
         for (int i = 0; i < kStages; ++i) {
             MBarrier{shared_address(full + i)}.init(1);

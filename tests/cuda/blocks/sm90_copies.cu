@@ -1,6 +1,5 @@
 // ptx/tma.cuh, tile/tensor_map.cuh and tile/swizzled_tile.cuh: where the copy engine puts a tile of a tensor with any strides, what it makes of what
 // lies outside, and back.
-#include "aligned.cuh"
 #include "check.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
 #include "cuda/tile/tensor_map.cuh"
@@ -19,7 +18,7 @@ __global__ void copy(const __grid_constant__ CUtensorMap source, const __grid_co
     using Tile = SwizzledTile<kRows, kCols>;
     extern __shared__ char shared[];
     __shared__ uint64_t word;
-    char* tile = blocks::aligned(shared);
+    char* tile = Tile::first_place(shared);
     const MBarrier barrier{shared_address(&word)};
     for (int i = threadIdx.x; i < kRows * kCols; i += kThreads) reinterpret_cast<uint16_t*>(tile)[i] = kJunk;
     fence_shared_for_async();
@@ -112,7 +111,7 @@ template <int kRows, int kCols>
 __global__ void place_values(uint16_t* in_tile, int* offsets) {
     using Tile = SwizzledTile<kRows, kCols>;
     extern __shared__ char shared[];
-    char* tile = blocks::aligned(shared);
+    char* tile = Tile::first_place(shared);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (int slab = warp; slab < kRows / 16; slab += kThreads / 32)
         for (int group = 0; group < kCols / 8; group += 2) {

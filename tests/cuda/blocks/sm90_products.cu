@@ -1,6 +1,5 @@
 // ptx/wgmma.cuh with the descriptors of tile/swizzled_tile.cuh: both forms, every width there is, all steps of a tile. Operands are small whole
 // numbers, so that every sum is exact.
-#include "aligned.cuh"
 #include "check.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/wgmma.cuh"
@@ -33,7 +32,7 @@ __global__ void rows_by_rows(const T* a, const T* b, bool accumulate, float* out
     using A = SwizzledTile<kM + 8, kK>;
     using B = SwizzledTile<kN, kK>;
     extern __shared__ char shared[];
-    char* tiles = blocks::aligned(shared);
+    char* tiles = A::first_place(shared);
     fill<A, T, kM + 8, kK>(tiles, a);
     fill<B, T, kN, kK>(tiles + A::kBytes, b);
     fence_shared_for_async();
@@ -59,7 +58,7 @@ template <class T, int kN, int kK>
 __global__ void rows_by_columns(const T* a, const T* b, bool accumulate, float* out) {
     using B = SwizzledTile<kK, kN>;
     extern __shared__ char shared[];
-    char* tile = blocks::aligned(shared);
+    char* tile = B::first_place(shared);
     fill<B, T, kK, kN>(tile, b);
     fence_shared_for_async();
     __syncthreads();
