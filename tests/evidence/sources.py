@@ -1,6 +1,7 @@
-"""The hash of what evidence is about: the sources that decide what a GPU computes.
+"""The hash of what evidence is about: the sources that decide what a GPU computes, as a compiler sees them.
 
-All files under libflash/ and include/ but those of libflash/cpu/, which CI runs itself, and hidden ones, which no compiler reads.
+All files under libflash/ and include/ but those of libflash/cpu/, which CI runs itself, documents (*.md) and hidden files, which
+no compiler reads. Comments and white space between words do not count.
 New files count before they are committed, so that evidence taken just before a commit holds after it. Where there is no git
 (a source archive, a copy on another machine) the folders are walked; both ways give the same list.
 
@@ -13,13 +14,19 @@ from __future__ import annotations
 import argparse
 import hashlib
 import pathlib
+import re
 import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDERS = ("libflash", "include")
 LEFT_OUT = "libflash/cpu/"
-GENERATED = (".so", ".o", ".a", ".pyc", ".pyo", ".pyd")
+NOT_COMPILED = (".so", ".o", ".a", ".pyc", ".pyo", ".pyd", ".md")
+C_FILES = (".h", ".cpp", ".cuh", ".cu", ".c", ".h.in")
+HASH_FILES = (".cmake", ".table", ".txt")  # a comment begins with '#'
+# A literal is kept as it stands; a comment is as much as a space.
+C_TOKENS = re.compile(r'(?P<kept>"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\')|//(?:\\\n|[^\n])*|/\*.*?\*/', re.DOTALL)
+HASH_TOKENS = re.compile(r'(?P<kept>"(?:\\.|[^"\\])*")|#[^\n]*', re.DOTALL)
 
 
 def listed_by_git(root: pathlib.Path) -> list[str] | None:
@@ -51,11 +58,21 @@ def files(root: pathlib.Path = ROOT) -> list[str]:
 def counts(root: pathlib.Path, path: str) -> bool:
     parts = path.split("/")
     hidden = any(part.startswith(".") or part == "__pycache__" for part in parts)
-    return not (path.startswith(LEFT_OUT) or hidden or path.endswith(GENERATED)) and (root / path).is_file()
+    return not (path.startswith(LEFT_OUT) or hidden or path.endswith(NOT_COMPILED)) and (root / path).is_file()
+
+
+def compiled_text(path: pathlib.Path) -> bytes:
+    """What is left of a file without comments, empty lines and repeated spaces."""
+    tokens = C_TOKENS if path.name.endswith(C_FILES) else HASH_TOKENS if path.name.endswith(HASH_FILES) else None
+    if tokens is None:
+        return path.read_bytes()
+    text = tokens.sub(lambda found: found["kept"] or " ", path.read_text())
+    lines = (" ".join(line.split()) for line in text.splitlines())
+    return "\n".join(line for line in lines if line).encode()
 
 
 def file_digest(path: pathlib.Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashlib.sha256(compiled_text(path)).hexdigest()
 
 
 def digest(root: pathlib.Path = ROOT) -> str:
@@ -68,7 +85,7 @@ def digest(root: pathlib.Path = ROOT) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--list", action="store_true", help="the files, as sha256sum prints them")
+    parser.add_argument("--list", action="store_true", help="hash and path of each file")
     if parser.parse_args().list:
         print("\n".join(f"{file_digest(ROOT / path)}  {path}" for path in files()))
     else:

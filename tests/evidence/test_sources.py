@@ -39,10 +39,31 @@ def test_the_hash_ignores_the_rest(tree: pathlib.Path) -> None:
     (tree / "libflash/cpu/c.cpp").write_text("changed")
     (tree / "libflash/cpu/more.h").touch()
     (tree / "tests/e.py").write_text("changed")
-    for path in ("include/.clang-format", "libflash/__pycache__/x.py", "libflash/x.so"):
+    for path in ("include/.clang-format", "libflash/__pycache__/x.py", "libflash/x.so", "libflash/x.md"):
         (tree / path).parent.mkdir(exist_ok=True)
         (tree / path).touch()
     assert sources.digest(tree) == before
+
+
+def test_comments_and_documents_do_not_count(tree: pathlib.Path) -> None:
+    kernel, table = tree / "libflash/cuda/a.cuh", tree / "libflash/cuda/kernels.table"
+    kernel.write_text('int x = 1;  // one\nauto path = "a // b /* c */";\n')
+    table.write_text("forward sm80  # a kernel\n")
+    before = sources.digest(tree)
+    kernel.write_text('/* a word:\n   "two" */\n\nint x  =  1;\nauto path = "a // b /* c */";\n')
+    table.write_text("# another\nforward   sm80\n")
+    (tree / "libflash/cuda/README.md").write_text("how a kernel is made")
+    assert sources.digest(tree) == before
+    seen = {before}
+    kernel.write_text('int x = 1;\nauto path = "a // b";\n')  # what stands in a literal is no comment
+    seen.add(sources.digest(tree))
+    kernel.write_text('intx = 1;\nauto path = "a // b /* c */";\n')
+    seen.add(sources.digest(tree))
+    kernel.write_text("#define A 1 // one\n")
+    seen.add(sources.digest(tree))
+    kernel.write_text("#define A\n1 // one\n")  # a line end is part of a directive
+    seen.add(sources.digest(tree))
+    assert len(seen) == 5
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="no git")
