@@ -250,29 +250,29 @@ def run_table(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
 
 
-def test_readme_is_written_once_and_then_checked(tmp_path):
-    readme, data = tmp_path / "README.md", tmp_path / "cpu.json"
-    readme.write_text("before\n<!-- cpu-table -->\nold\n<!-- /cpu-table -->\nafter\n")
+def test_results_are_written_once_and_then_checked(tmp_path):
+    document, data = tmp_path / "RESULTS.md", tmp_path / "cpu.json"
+    document.write_text("before\n<!-- cpu-table -->\nold\n<!-- /cpu-table -->\nafter\n")
     data.write_text(json.dumps(results([cell("forward", 2.0)])))
-    assert run_table(data, "--into", readme, "--check").returncode == 1
-    assert "old" in readme.read_text()
-    assert run_table(data, "--into", readme).returncode == 0
-    assert run_table(data, "--into", readme, "--check").returncode == 0
-    written = readme.read_text()
+    assert run_table(data, "--into", document, "--check").returncode == 1
+    assert "old" in document.read_text()
+    assert run_table(data, "--into", document).returncode == 0
+    assert run_table(data, "--into", document, "--check").returncode == 0
+    written = document.read_text()
     assert written.startswith("before\n<!-- cpu-table -->\nGFLOP/s on a CPU")
     assert written.endswith("<!-- /cpu-table -->\nafter\n")
-    readme.write_text(written.replace("2.00", "3.00"))
-    assert run_table(data, "--into", readme, "--check").returncode == 1
+    document.write_text(written.replace("2.00", "3.00"))
+    assert run_table(data, "--into", document, "--check").returncode == 1
 
 
 @pytest.mark.parametrize("text", ["", "<!-- cpu-table -->", "<!-- /cpu-table --><!-- cpu-table -->", "<!-- cpu-table -->" * 2])
 def test_a_readme_without_the_place_is_refused(tmp_path, text):
-    (tmp_path / "README.md").write_text(text)
+    (tmp_path / "RESULTS.md").write_text(text)
     (tmp_path / "cpu.json").write_text(json.dumps(results([cell("forward", 2.0)])))
-    done = run_table(tmp_path / "cpu.json", "--into", tmp_path / "README.md")
+    done = run_table(tmp_path / "cpu.json", "--into", tmp_path / "RESULTS.md")
     assert done.returncode != 0
     assert "<!-- cpu-table -->" in done.stderr
-    assert (tmp_path / "README.md").read_text() == text
+    assert (tmp_path / "RESULTS.md").read_text() == text
 
 
 def test_decode_cells_and_their_bytes():

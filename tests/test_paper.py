@@ -101,13 +101,13 @@ def test_quadratic_memory_is_called_so():
         row["bytes"]["libflash"] = row["bytes"]["standard"]
     assert not report.is_linear(data["memory"])
     assert "NOT linear" in report.sections(data)["memory"]
-    assert "is not linear" in report.readme(data, "charts")
+    assert "is not linear" in report.section(data, "charts")
 
 
 def test_what_was_not_measured_is_left_out():
     data = made_up() | {"decode": [], "traffic": []}
     assert list(report.sections(data)) == ["speed", "memory", "blocks"]
-    assert "decode" not in report.readme(data, "charts")
+    assert "decode" not in report.section(data, "charts")
 
 
 def test_charts_are_drawn_and_small(tmp_path):
@@ -144,20 +144,20 @@ def run_paper(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
 
 
-def test_readme_is_written_once_and_then_checked(tmp_path):
-    readme, data = tmp_path / "README.md", tmp_path / "paper.json"
-    readme.write_text("before\n<!-- paper-tables -->\nold\n<!-- /paper-tables -->\nafter\n")
+def test_results_are_written_once_and_then_checked(tmp_path):
+    results, data = tmp_path / "RESULTS.md", tmp_path / "paper.json"
+    results.write_text("before\n<!-- paper-tables -->\nold\n<!-- /paper-tables -->\nafter\n")
     data.write_text(json.dumps(made_up()))
-    assert run_paper("--from", data, "--into", readme, "--check").returncode == 1
-    assert run_paper("--from", data, "--into", readme).returncode == 0
-    assert run_paper("--from", data, "--into", readme, "--check").returncode == 0
-    assert "tests/benchmark/charts/memory.png" in readme.read_text()
+    assert run_paper("--from", data, "--into", results, "--check").returncode == 1
+    assert run_paper("--from", data, "--into", results).returncode == 0
+    assert run_paper("--from", data, "--into", results, "--check").returncode == 0
+    assert "charts/memory.png" in results.read_text()
     other = copy.deepcopy(made_up())
     other["speed"][0]["ms"]["libflash"] = 1.0
     data.write_text(json.dumps(other))
-    assert run_paper("--from", data, "--into", readme, "--check").returncode == 1
-    readme.write_text("no place")
-    assert "paper-tables" in run_paper("--from", data, "--into", readme).stderr
+    assert run_paper("--from", data, "--into", results, "--check").returncode == 1
+    results.write_text("no place")
+    assert "paper-tables" in run_paper("--from", data, "--into", results).stderr
 
 
 @pytest.fixture(scope="module")

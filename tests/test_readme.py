@@ -16,6 +16,7 @@ import libflash
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
+DOCUMENTS = [path for path in ROOT.rglob("*.md") if not {"build", ".venv", ".git"} & set(path.relative_to(ROOT).parts)]
 
 
 def block(language: str) -> str:
@@ -49,8 +50,6 @@ def test_names_in_the_text_exist() -> None:
     """Files and folders that the README names, kernels and attributes of the package."""
     for path in re.findall(r"`((?:include|libflash|python|tests)/[\w./*]*)`", README):
         assert list(ROOT.glob(path.rstrip("/"))), path
-    for path in re.findall(r"\]\(([^)#]+)\)", README):
-        assert (ROOT / path).exists(), path
     kernels = {kernel["name"] for kernel in libflash.info()["kernels"]}
     rows = re.findall(r"^(\w+) +(sm\d+) +(\w+) +(\w+) ", (ROOT / "libflash/cuda/kernels.table").read_text(), re.MULTILINE)
     kernels |= {f"{operation}_{room}_{dtype}_d{dims}" for operation, room, dtype, dims in rows}
@@ -60,13 +59,39 @@ def test_names_in_the_text_exist() -> None:
         assert hasattr(libflash, name), name
 
 
-def test_table_is_that_of_the_figures() -> None:
+@pytest.mark.parametrize("document", sorted(DOCUMENTS), ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document: pathlib.Path) -> None:
+    text = document.read_text()
+    sections = {
+        re.sub(r"[^\w -]", "", title).strip().lower().replace(" ", "-") for title in re.findall(r"^#+ (.*)", text, re.MULTILINE)
+    }
+    for path in re.findall(r"\]\(([^)]+)\)", text):
+        if path.startswith("#"):
+            assert path[1:] in sections, path
+        else:
+            assert (document.parent / path.partition("#")[0]).exists(), path
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) < 220
+    assert len((ROOT / "libflash/cuda/README.md").read_text().splitlines()) < 120
+
+
+def test_the_cpu_table_is_that_of_the_figures() -> None:
     folder = ROOT / "tests" / "benchmark"
-    command = [sys.executable, folder / "table.py", folder / "cpu.json", "--into", ROOT / "README.md", "--check"]
+    command = [sys.executable, folder / "table.py", folder / "cpu.json", "--into", folder / "RESULTS.md", "--check"]
     subprocess.run(command, check=True)
 
 
-def test_section_on_the_papers_is_that_of_the_figures() -> None:
+def test_the_section_on_the_papers_is_that_of_the_figures() -> None:
     folder = ROOT / "tests" / "benchmark"
-    command = [sys.executable, folder / "paper.py", "--from", folder / "paper-h200.json", "--into", ROOT / "README.md", "--check"]
+    command = [
+        sys.executable,
+        folder / "paper.py",
+        "--from",
+        folder / "paper-h200.json",
+        "--into",
+        folder / "RESULTS.md",
+        "--check",
+    ]
     subprocess.run(command, check=True)

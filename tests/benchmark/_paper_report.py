@@ -183,8 +183,8 @@ def sections(data: dict) -> dict[str, str]:
     return made
 
 
-def readme(data: dict, charts: str) -> str:
-    """What stands in the README: how it was measured, ratios, the small tables, the charts (a folder, as a link)."""
+def section(data: dict, charts: str) -> str:
+    """What stands in RESULTS.md: how it was measured, ratios, the small tables, the charts (a folder, as a link)."""
     setting = data["setting"]
     intro = (
         f"On {setting['gpu']}, bf16, {setting['date']}: libflash's FlashAttention-2 (the sm80 rows) against kernels of our own "

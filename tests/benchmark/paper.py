@@ -11,7 +11,7 @@ decode     one query against a growing cache, split or not
     python tests/benchmark/paper.py --quick                               a look
     python tests/benchmark/paper.py --only memory blocks
     python tests/benchmark/paper.py --from paper.json --charts charts     draw again, measure nothing
-    python tests/benchmark/paper.py --from paper.json --into README.md    write the README's section; --check: only look
+    python tests/benchmark/paper.py --from paper.json --into RESULTS.md   write the section of RESULTS.md; --check: only look
 
 Device time by CUDA graphs, contenders in turn in one process, medians; every result is compared before it is timed. The kernels
 of tests/benchmark/baselines are compiled by nvcc when they are first needed.
@@ -28,13 +28,13 @@ import pathlib
 import sys
 import time
 
-from _paper_report import readme, sections
+from _paper_report import section, sections
 from table import write
 
 SECTIONS = ("speed", "traffic", "memory", "blocks", "decode")
 FOLDER = pathlib.Path(__file__).parent
 MARKER = "paper-tables"
-CHARTS = "tests/benchmark/charts"  # as the README links to them
+CHARTS = "charts"  # as RESULTS.md links to them
 
 
 def measured(wanted: list[str], quick: bool) -> dict:
@@ -80,7 +80,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the results")
     parser.add_argument("--charts", type=pathlib.Path, metavar="FOLDER", help="draw them there, as PNG; needs matplotlib")
     parser.add_argument("--from", type=pathlib.Path, metavar="FILE", dest="source", help="measure nothing: results of --json")
-    parser.add_argument("--into", type=pathlib.Path, metavar="README.md", help="write the section between its markers")
+    parser.add_argument("--into", type=pathlib.Path, metavar="RESULTS.md", help="write the section between its markers")
     parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if --into says anything else")
     return parser.parse_args()
 
@@ -99,7 +99,7 @@ def main() -> int:
         print("\n\n".join(f"{name}\n\n{text}" for name, text in sections(data).items()))
         return 0
     try:
-        outdated = write(options.into, {MARKER: readme(data, CHARTS)}, options.check)
+        outdated = write(options.into, {MARKER: section(data, CHARTS)}, options.check)
     except ValueError as wrong:
         sys.exit(f"{options.into}: {wrong}")
     if options.check and outdated:

@@ -1,8 +1,8 @@
-"""The README's CPU table from cpu_attention.py's JSON.
+"""The CPU table of RESULTS.md from cpu_attention.py's JSON.
 
-python tests/benchmark/table.py cpu.json                          print it
-python tests/benchmark/table.py cpu.json --into README.md         write it between the markers
-python tests/benchmark/table.py cpu.json --into README.md --check   exit code 1 if the README says anything else
+python tests/benchmark/table.py cpu.json                             print it
+python tests/benchmark/table.py cpu.json --into RESULTS.md           write it between the markers
+python tests/benchmark/table.py cpu.json --into RESULTS.md --check   exit code 1 if the file says anything else
 """
 
 from __future__ import annotations
@@ -56,32 +56,32 @@ def short(name: str) -> str:
     return " ".join(NAMES.get(word, word) for word in name.split())
 
 
-def replaced(readme: str, content: str, name: str = NAME) -> str:
-    """The README with `content` between the markers of that name; both must be there, once, in order."""
+def replaced(document: str, content: str, name: str = NAME) -> str:
+    """The document with `content` between the markers of that name; both must be there, once, in order."""
     begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-    if readme.count(begin) != 1 or readme.count(end) != 1 or readme.index(end) < readme.index(begin):
+    if document.count(begin) != 1 or document.count(end) != 1 or document.index(end) < document.index(begin):
         raise ValueError(f"expected {begin} and then {end}, each once")
-    before, rest = readme.split(begin)
+    before, rest = document.split(begin)
     return f"{before}{begin}\n{content}\n{end}{rest.split(end)[1]}"
 
 
-def write(readme: pathlib.Path, contents: dict[str, str], check: bool) -> list[str]:
+def write(document: pathlib.Path, contents: dict[str, str], check: bool) -> list[str]:
     """Puts each table between the markers of its name; with `check` changes nothing. The names of those that were not current."""
-    old = text = readme.read_text()
+    old = text = document.read_text()
     outdated = []
     for name, content in contents.items():
         new = replaced(text, content, name)
         outdated += [name] * (new != text)
         text = new
     if text != old and not check:
-        readme.write_text(text)
+        document.write_text(text)
     return outdated
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("json", type=pathlib.Path, help="what cpu_attention.py --json wrote")
-    parser.add_argument("--into", type=pathlib.Path, metavar="README.md", help="the file with the markers")
+    parser.add_argument("--into", type=pathlib.Path, metavar="RESULTS.md", help="the file with the markers")
     parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if --into differs from the JSON")
     options = parser.parse_args()
     content = table(json.loads(options.json.read_text()))

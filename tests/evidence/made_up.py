@@ -23,7 +23,7 @@ def evidence(**changes: object) -> dict:
         float32 | {"causal": False, "tflops": {"libflash": 40.0}, "ratio": {}},
         float32 | {"direction": "backward", "tflops": {"efficient": 10.0, "libflash": 12.5}, "ratio": {"efficient": 1.25}},
     ]
-    us = {"libflash": 12.5, "lengths": 12.9, "paged": 13.1, "append": 14.2}
+    us = {"libflash": 12.5, "lengths": 12.9, "paged": 13.1, "append": 14.2, "cudnn": 14.0}
     decode = {"heads_q": 32, "heads_k": 8, "batch": 1, "seqlen": 8192, "us": us}
     decode |= {"tb_per_s": {"libflash": 3.1}, "ratio": {"fa2": 2.0, "cudnn": 0.9}}
     shapes = [

@@ -1,7 +1,7 @@
-"""The README's GPU tables from the evidence files.
+"""The GPU tables of tests/benchmark/RESULTS.md from the evidence files, and the README's summary of them.
 
-python tests/evidence/tables.py            write them between the README's markers
-python tests/evidence/tables.py --check    change nothing; exit code 1 if the README says anything else
+python tests/evidence/tables.py            write them between the markers of both files
+python tests/evidence/tables.py --check    change nothing; exit code 1 if a file says anything else
 python tests/evidence/tables.py --print    print them
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import pathlib
 import statistics
 import sys
@@ -16,9 +17,12 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "benchmark"))
 
 import record
+import summary
 from table import write
 
-README = pathlib.Path(__file__).resolve().parents[2] / "README.md"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BENCHMARK = ROOT / "tests/benchmark"
+RESULTS, README = BENCHMARK / "RESULTS.md", ROOT / "README.md"
 NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "f16": "fp16", "f32": "fp32"}
 PEERS = {"fa2": "FlashAttention-2", "cudnn": "cuDNN", "efficient": "PyTorch's memory-efficient attention"}
 OURS, HELD = "libflash", "libflash sm80"  # as tests/benchmark/_gpu_contenders.py names them
@@ -264,23 +268,37 @@ def contents(files: dict[str, dict]) -> dict[str, str]:
     return {name: "\n\n".join(filter(None, map(made, files.values()))) for name, made in TABLES.items()}
 
 
+def summed_up(files: dict[str, dict], cpu: pathlib.Path) -> dict[str, str]:
+    """The README's table, by the name of its markers."""
+    return {summary.NAME: summary.table(files.values(), json.loads(cpu.read_text()))} if files else {}
+
+
+def outdated_in(path: pathlib.Path, made: dict[str, str], check: bool) -> list[str]:
+    """Writes the tables into the file, or with `check` only compares: what to say of the file if it was not current."""
+    try:
+        outdated = write(path, made, check)
+    except ValueError as wrong:
+        sys.exit(f"{path}: {wrong}")
+    return [f"{path}: not what the evidence says: {', '.join(outdated)}"] * bool(outdated)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--print", action="store_true", dest="show")
-    parser.add_argument("--into", type=pathlib.Path, default=README, metavar="README.md")
+    parser.add_argument("--results", type=pathlib.Path, default=RESULTS, metavar="RESULTS.md", help="the file of all tables")
+    parser.add_argument("--readme", type=pathlib.Path, default=README, metavar="README.md", help="the file of the summary")
     parser.add_argument("--evidence", type=pathlib.Path, default=record.FOLDER, metavar="FOLDER", help="where the *.json are")
+    parser.add_argument("--cpu", type=pathlib.Path, default=BENCHMARK / "cpu.json", metavar="FILE", help="of cpu_attention.py")
     options = parser.parse_args()
-    made = contents(record.read_all(options.evidence))
+    files = record.read_all(options.evidence)
+    made, short = contents(files), summed_up(files, options.cpu)
     if options.show:
-        print("\n\n".join(made.values()))
+        print("\n\n".join([*short.values(), *made.values()]))
         return 0
-    try:
-        outdated = write(options.into, made, options.check)
-    except ValueError as wrong:
-        sys.exit(f"{options.into}: {wrong}")
-    if options.check and outdated:
-        print(f"{options.into}: not what the evidence says: {', '.join(outdated)}; run {parser.prog}", file=sys.stderr)
+    said = outdated_in(options.results, made, options.check) + outdated_in(options.readme, short, options.check)
+    if options.check and said:
+        print("\n".join([*said, f"run {parser.prog}"]), file=sys.stderr)
         return 1
     return 0
 

@@ -1,14 +1,25 @@
-"""The README's tables."""
+"""The tables of RESULTS.md and the README's summary."""
 
 from __future__ import annotations
 
+import json
 import pathlib
 import subprocess
 import sys
 
 import record
+import summary
 import tables
 from made_up import evidence
+
+CPU_CELL = {"direction": "forward", "dtype": "float32", "head_dim": 64, "seqlen": 512, "causal": False}
+CPU = {
+    "setting": {"cpu": "EPYC", "torch": "2.13"},
+    "cells": [
+        CPU_CELL | {"torch_gflops": 10.0, "libflash_gflops": 40.0},
+        CPU_CELL | {"torch_gflops": 10.0, "libflash_gflops": 20.0, "causal": True},
+    ],
+}
 
 
 def test_rows_of_the_speed_tables() -> None:
@@ -104,25 +115,45 @@ def run_tables(*arguments: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
 
 
-def test_the_readme_is_written_and_then_checked(tmp_path: pathlib.Path) -> None:
-    readme = tmp_path / "README.md"
-    where = ("--into", readme, "--evidence", tmp_path)
-    places = "".join(f"<!-- {name} -->\nold\n<!-- /{name} -->\n" for name in tables.TABLES)
-    readme.write_text(f"before\n{places}after\n")
-    assert run_tables(*where, "--check").returncode == 0  # no evidence, nothing to say
-    record.write(tmp_path / "nvidia-h200.json", evidence())
+def test_results_and_readme_are_written_and_then_checked(tmp_path: pathlib.Path) -> None:
+    results, readme, cpu = (tmp_path / name for name in ("RESULTS.md", "README.md", "cpu.json"))
+    where = ("--results", results, "--readme", readme, "--evidence", tmp_path / "evidence", "--cpu", cpu)
+    sections = "".join(f"<!-- {name} -->\nold\n<!-- /{name} -->\n" for name in tables.TABLES)
+    results.write_text(f"before\n{sections}after\n")
+    readme.write_text("<!-- performance-table -->\nold\n<!-- /performance-table -->\n")
+    cpu.write_text(json.dumps(CPU))
+    (tmp_path / "evidence").mkdir()
+    assert run_tables(*where, "--check").returncode == 0  # no evidence, no tables
+    record.write(tmp_path / "evidence" / "nvidia-h200.json", evidence())
     failed = run_tables(*where, "--check")
     assert failed.returncode == 1
     assert ", ".join(tables.TABLES) in failed.stderr
-    assert readme.read_text().count("old") == len(tables.TABLES) == 6
+    assert "performance-table" in failed.stderr
+    assert results.read_text().count("old") == len(tables.TABLES) == 6
     assert run_tables(*where).returncode == 0
     assert run_tables(*where, "--check").returncode == 0
-    written = readme.read_text()
+    written = results.read_text()
     assert written.startswith("before\n<!-- gpu-forward-table -->\nForward on NVIDIA H200")
     assert written.endswith("after\n")
-    readme.write_text(written.replace("300 (2.00", "300 (3.00"))
+    assert "| NVIDIA H200: decode, bf16 | cuDNN |" in readme.read_text()
+    results.write_text(written.replace("300 (2.00", "300 (3.00"))
     assert run_tables(*where, "--check").returncode == 1
-    readme.write_text("no places")
+    assert run_tables(*where).returncode == 0
+    readme.write_text(readme.read_text().replace("cuDNN", "nobody"))
+    assert run_tables(*where, "--check").returncode == 1
+    results.write_text("no markers")
     missing = run_tables(*where)
     assert missing.returncode != 0
     assert "gpu-forward-table" in missing.stderr
+
+
+def test_the_summary_has_the_best_typical_and_worst_cell() -> None:
+    made = summary.table([evidence()], CPU)
+    best_and_worst = (
+        "2.40 (bf16, d=128, S=512, causal) | 2.19 | 2.00 (bf16, d=64, S=512, causal)"  # libflash's choice, not the sm80 kernel
+    )
+    assert f"| NVIDIA H200: forward, fp16, bf16 | FlashAttention-2 of PyTorch | 2 | {best_and_worst} |" in made
+    assert "| NVIDIA H200: forward, fp32 | memory-efficient attention of PyTorch | 1 | 1.50" in made
+    assert "| NVIDIA H200: decode, bf16 | cuDNN | 1 | 1.12 (32/8 heads, 1 x 8192 keys) | 1.12 |" in made
+    assert "| EPYC: forward, fp32, bf16 | PyTorch 2.13 | 2 | 4.00 (fp32, d=64, S=512, full) | 2.83 | 2.00" in made
+    assert "NVIDIA H200: backward, fp16, bf16 | cuDNN" not in made  # no such cell
