@@ -125,7 +125,8 @@ typedef enum flash_dtype_t {
     FLASH_DTYPE_FLOAT32 = 3,
     FLASH_DTYPE_FLOAT64 = 4, /* CPU only */
     FLASH_DTYPE_INT32 = 5,
-    FLASH_DTYPE_BOOL = 6 /* one byte, 0 is false, anything else true */
+    FLASH_DTYPE_BOOL = 6, /* one byte, 0 is false, anything else true */
+    FLASH_DTYPE_INT64 = 7 /* rng_state only */
 } flash_dtype_t;
 
 typedef enum flash_device_type_t {
@@ -196,7 +197,7 @@ typedef struct flash_attention_options_t {
     double softcap;         /* 0: off; otherwise positive and finite */
     double dropout_p;       /* probability of dropping an entry of P; 0 <= p < 1 */
     uint64_t seed;          /* of the dropout mask, which depends on (seed, offset, batch, head, row, column) alone: */
-    uint64_t offset;        /*   the same in forward and backward, on every backend, in any tiling; see below */
+    uint64_t offset;        /*   the same in forward and backward, on every backend, in any tiling; see below. Or rng_state */
     int64_t window_left;    /* with FLASH_FLAG_WINDOW: keys to the left that are visible; -1: all. Inclusive of the diagonal. */
                             /*   Without the flag 0 or -1 */
     int64_t window_right;   /* the same to the right; FLASH_FLAG_CAUSAL makes it 0 */
@@ -231,6 +232,11 @@ typedef struct flash_attention_options_t {
     int32_t tile_q;       /* see section 12; 0 */
     int32_t tile_k;       /* see section 12; 0 */
     int32_t reserved;     /* 0 */
+
+    /* INT64 (2,), contiguous, on the device of q: seed and offset of the dropout mask, each the 64 bits of an unsigned number; `seed` and
+     * `offset` must then be 0. On CUDA the kernels read it when they run, so that a captured graph takes what it holds at each replay;
+     * on the CPU the call reads it. */
+    const flash_tensor_t *rng_state;
 } flash_attention_options_t;
 
 #define FLASH_ATTENTION_OPTIONS_INIT FLASH_OPTIONS_INIT_(flash_attention_options_t)

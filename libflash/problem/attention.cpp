@@ -6,15 +6,26 @@
 namespace libflash {
 
 // Later versions append fields; this one's size stays.
-static_assert(sizeof(flash_attention_options_t) == 224, "version 1 of the attention options");
+constexpr size_t kVersion1 = 224;
+static_assert(sizeof(flash_attention_options_t) == 232, "the attention options: rng_state came after version 1");
+
+namespace {
+
+void check_no_seed(const flash_attention_options_t& options) {
+    if (options.seed != 0) invalid("seed", "must be 0 with rng_state", options.seed);
+    if (options.offset != 0) invalid("offset", "must be 0 with rng_state", options.offset);
+}
+
+}  // namespace
 
 flash_attention_options_t read_attention_options(AttentionProblem& problem, const flash_attention_options_t* given) {
-    const flash_attention_options_t options = read_options(given, 224);
+    const flash_attention_options_t options = read_options(given, kVersion1);
     check_flags(options.flags, kAttentionFlags);
     check_reserved(options.reserved);
     problem.softmax_scale = read_softmax_scale(options.softmax_scale, options.flags);
     problem.softcap = read_softcap(options.softcap);
     problem.dropout = {read_dropout(options.dropout_p), options.seed, options.offset};
+    if (options.rng_state) check_no_seed(options);
     problem.mask_rule = read_mask_rule(options.flags, options.window_left, options.window_right);
     check_max_seqlen(options.max_seqlen_q, "max_seqlen_q");
     check_max_seqlen(options.max_seqlen_k, "max_seqlen_k");
@@ -48,11 +59,12 @@ OptionTensors read_option_tensors(Reader& reader, const flash_attention_options_
         if (options.dlse) invalid("dlse", "must be NULL in a forward call", "given");
         if (options.dbias) invalid("dbias", "must be NULL in a forward call", "given");
         if (options.dsink) invalid("dsink", "must be NULL in a forward call", "given");
-        return tensors;
+    } else {
+        tensors.dlse = reader.optional(options.dlse, "dlse");
+        tensors.dbias = reader.optional(options.dbias, "dbias", kWritten);
+        tensors.dsink = reader.optional(options.dsink, "dsink", kWritten);
     }
-    tensors.dlse = reader.optional(options.dlse, "dlse");
-    tensors.dbias = reader.optional(options.dbias, "dbias", kWritten);
-    tensors.dsink = reader.optional(options.dsink, "dsink", kWritten);
+    tensors.rng_state = reader.optional(options.rng_state, "rng_state");
     return tensors;
 }
 
@@ -158,6 +170,14 @@ void build_backward_options(AttentionProblem& p, const OptionTensors& tensors, c
     }
 }
 
+void build_rng_state(AttentionProblem& p, const TensorView& state) {
+    check_device(state, "rng_state", p.device);
+    check_dtype(state, "rng_state", DType::i64);
+    check_shape(state, "rng_state", {2}, "(seed, offset)");
+    check_contiguous(state, "rng_state");
+    if (p.device.is_cuda()) p.dropout.state = static_cast<const uint64_t*>(state.data);
+}
+
 }  // namespace
 
 void build_option_tensors(AttentionProblem& p, const OptionTensors& tensors, const flash_attention_options_t& options) {
@@ -183,6 +203,7 @@ void build_option_tensors(AttentionProblem& p, const OptionTensors& tensors, con
     if (tensors.block_mask.present) p.block_mask = build_block_mask(tensors.block_mask, blocks, p.device);
     if (options.block_lists) p.block_mask = build_block_lists(tensors.lists, blocks, p.device, p.backward);
     if (p.backward) build_backward_options(p, tensors, sizes);
+    if (tensors.rng_state.present) build_rng_state(p, tensors.rng_state);
 }
 
 void check_attention_contents(const AttentionProblem& p, const OptionTensors& tensors, const flash_attention_options_t& options) {
@@ -195,6 +216,13 @@ void check_attention_contents(const AttentionProblem& p, const OptionTensors& te
         check_blocks_cover(p.block_mask, p.block_mask.has_lists ? "block_lists" : "block_mask", covered_rows, covered_cols);
     }
     if (p.block_mask.has_lists) check_block_lists(tensors.lists);
+}
+
+void read_rng_state(AttentionProblem& p, const TensorView& state) {
+    if (!state.present) return;
+    const auto* numbers = static_cast<const uint64_t*>(state.data);
+    p.dropout.seed = numbers[0];
+    p.dropout.offset = numbers[1];
 }
 
 }  // namespace libflash

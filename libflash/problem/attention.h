@@ -50,6 +50,7 @@ struct Dropout {
     double p = 0;  // 0: off
     uint64_t seed = 0;
     uint64_t offset = 0;
+    const uint64_t* state = nullptr;  // CUDA: {seed, offset} on the device, instead of the two above
     bool active() const { return p > 0; }
 };
 

@@ -12,6 +12,7 @@ struct OptionTensors {
     TensorView slopes, bias, mask, sink, block_mask;
     BlockListViews lists;
     TensorView dlse, dbias, dsink;
+    TensorView rng_state;
 };
 
 constexpr uint32_t kAttentionFlags =
@@ -34,5 +35,6 @@ OptionTensors read_option_tensors(Reader& reader, const flash_attention_options_
 void build_option_tensors(AttentionProblem& problem, const OptionTensors& tensors, const flash_attention_options_t& options);
 void check_attention_contents(const AttentionProblem& problem, const OptionTensors& tensors,
                               const flash_attention_options_t& options);
+void read_rng_state(AttentionProblem& problem, const TensorView& state);  // on the CPU
 
 }  // namespace libflash

@@ -12,6 +12,7 @@ const char* dtype_name(DType dtype) {
         case DType::f64: return "float64";
         case DType::i32: return "int32";
         case DType::boolean: return "bool";
+        case DType::i64: return "int64";
         default: return "none";
     }
 }

@@ -13,7 +13,7 @@ alignas(256) unsigned char nowhere[256];
 constexpr int64_t kSizeLimit = int64_t{1} << 40;
 
 void check_kind(const flash_tensor_t& t, const Argument& argument) {
-    if (t.dtype < FLASH_DTYPE_FLOAT16 || t.dtype > FLASH_DTYPE_BOOL) invalid(argument, "dtype must be a flash_dtype_t", t.dtype);
+    if (t.dtype < FLASH_DTYPE_FLOAT16 || t.dtype > FLASH_DTYPE_INT64) invalid(argument, "dtype must be a flash_dtype_t", t.dtype);
     if (t.device_type != FLASH_DEVICE_CPU && t.device_type != FLASH_DEVICE_CUDA) {
         invalid(argument, "device_type must be a flash_device_type_t", t.device_type);
     }

@@ -16,6 +16,7 @@ enum class DType : int32_t {
     f64 = FLASH_DTYPE_FLOAT64,
     i32 = FLASH_DTYPE_INT32,
     boolean = FLASH_DTYPE_BOOL,
+    i64 = FLASH_DTYPE_INT64,
 };
 
 inline int64_t element_bytes(DType dtype) {
@@ -24,7 +25,8 @@ inline int64_t element_bytes(DType dtype) {
         case DType::bf16: return 2;
         case DType::f32:
         case DType::i32: return 4;
-        case DType::f64: return 8;
+        case DType::f64:
+        case DType::i64: return 8;
         case DType::boolean: return 1;
         default: return 0;
     }

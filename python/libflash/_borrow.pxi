@@ -27,6 +27,7 @@ cdef enum Role:
     READ = 0
     WRITE = 1
     LENGTHS = 2  # int32, or int64 that fits
+    RANDOM = 3   # seed and offset: int64 or uint64, whose bits count
 
 
 cdef int start(Call *call, object stream) except -1:
@@ -95,6 +96,16 @@ cdef inline bint is_int64(DLDataType dtype) noexcept:
     return dtype.code == DL_INT and dtype.bits == 64 and dtype.lanes == 1
 
 
+cdef inline bint is_uint64(DLDataType dtype) noexcept:
+    return dtype.code == DL_UINT and dtype.bits == 64 and dtype.lanes == 1
+
+
+cdef str dtype_rule(Role role):
+    if role == LENGTHS:
+        return "int32 (or int64 on the CPU) is needed"
+    return "int64 or uint64 is needed" if role == RANDOM else DTYPE_RULE
+
+
 cdef str dtype_text(DLDataType dtype):
     cdef str name = DTYPE_NAMES.get(dtype.code, f"DLPack code {dtype.code}, bits ")
     return f"{name}{dtype.bits}" + (f" x {dtype.lanes} lanes" if dtype.lanes != 1 else "")
@@ -124,12 +135,13 @@ cdef int describe(Call *call, DLTensor *x, str name, flash_tensor_t *out, Role r
     if out.data == NULL and step != 0:
         raise TypeError(f"{name} has no data; a fake or meta tensor cannot be computed with")
     out.dtype = FLASH_DTYPE_BFLOAT16 if bfloat16 else dtype_of(x.dtype)
+    if role == RANDOM:
+        out.dtype = FLASH_DTYPE_INT64 if is_int64(x.dtype) or is_uint64(x.dtype) else FLASH_DTYPE_NONE
     if out.dtype == FLASH_DTYPE_NONE:
         if role == LENGTHS and is_int64(x.dtype):
             narrow(call, name, out)
         else:
-            raise InvalidError(f"{name} has dtype {dtype_text(x.dtype)}; "
-                               f"{'int32 (or int64 on the CPU) is needed' if role == LENGTHS else DTYPE_RULE}")
+            raise InvalidError(f"{name} has dtype {dtype_text(x.dtype)}; {dtype_rule(role)}")
     return 0
 
 

@@ -32,6 +32,7 @@ cdef extern from "libflash.h" nogil:
         FLASH_DTYPE_FLOAT64
         FLASH_DTYPE_INT32
         FLASH_DTYPE_BOOL
+        FLASH_DTYPE_INT64
         FLASH_DEVICE_CPU
         FLASH_DEVICE_CUDA
         FLASH_MAX_NDIM
@@ -88,6 +89,7 @@ cdef extern from "libflash.h" nogil:
         int32_t tile_q
         int32_t tile_k
         int32_t reserved
+        const flash_tensor_t *rng_state
 
     # 5  Forward
     flash_status_t flash_attention_forward(

@@ -136,6 +136,8 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
         Probability of dropping an entry of the softmax, from 0 up to but not 1. The mask depends on (seed, offset, batch, head,
         row, column) alone; the definition (Philox4x32-10) is in libflash.h.
     seed, offset : int from 0 to 2**64 - 1
+        Or seed alone: an array of two int64 or uint64 numbers on q's device, seed and offset, of which the 64 bits count. On a GPU
+        the kernels read it when they run, so that a captured CUDA graph takes the numbers that it holds at each replay.
     layout : "bshd", "bhsd" or "sbhd"
         The order of the axes of q, k, v and out: b batch, s seqlen, h heads, d head_dim. Packed arrays, lse, bias and masks
         always have the order given here.

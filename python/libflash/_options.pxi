@@ -89,6 +89,20 @@ cdef flash_tensor_t *extra(Call *call, Extras *extras, object x, str name, Role 
     return made
 
 
+cdef bint is_array(object x):
+    """An array with dimensions: a scalar of NumPy or a tensor without dimensions counts as its number."""
+    return hasattr(x, "__dlpack__") and getattr(x, "ndim", 1) != 0
+
+
+cdef flash_tensor_t *random_state(Call *call, Extras *extras, object seed) except NULL:
+    """Seed and offset of the dropout mask, from an array that the kernels read."""
+    cdef flash_tensor_t *made = extra(call, extras, seed, "seed", RANDOM)
+    if made.ndim != 1 or made.shape[0] != 2:
+        raise InvalidError(f"seed is an array of shape {tuple([made.shape[i] for i in range(made.ndim)])}; an array must hold "
+                           "two numbers, seed and offset")
+    return made
+
+
 cdef uint32_t mask_flags(object causal, object causal_align, object window_size, int64_t *left, int64_t *right) except *:
     cdef uint32_t flags = FLASH_FLAG_CAUSAL if causal else 0
     if causal_align == "top_left":
@@ -120,8 +134,13 @@ cdef int attention_options(
         made.softmax_scale = number(softmax_scale, "softmax_scale")
     made.softcap = number(softcap, "softcap") if softcap is not None else 0
     made.dropout_p = number(dropout_p, "dropout_p")
-    made.seed = unsigned(seed, "seed")
+    if is_array(seed):
+        made.rng_state = random_state(call, extras, seed)
+    else:
+        made.seed = unsigned(seed, "seed")
     made.offset = unsigned(offset, "offset")
+    if made.rng_state != NULL and made.offset != 0:
+        raise InvalidError(f"offset is {offset}; it must be 0 when seed is an array, which holds both")
     made.num_splits = integer(num_splits, "num_splits")
     made.max_seqlen_q = bound(max_seqlen_q, "max_seqlen_q")
     made.max_seqlen_k = bound(max_seqlen_k, "max_seqlen_k")

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HEADER = ROOT / "include" / "libflash.h"
 
 OK, INVALID, UNSUPPORTED, VERSION, WORKSPACE, NO_DEVICE, CUDA, OUT_OF_MEMORY, INTERNAL = range(9)
-NONE, FLOAT16, BFLOAT16, FLOAT32, FLOAT64, INT32, BOOL = range(7)
+NONE, FLOAT16, BFLOAT16, FLOAT32, FLOAT64, INT32, BOOL, INT64 = range(8)
 CPU_DEVICE, CUDA_DEVICE = 0, 1
 CAUSAL, TOP_LEFT, WINDOW, SCALE, DETERMINISTIC, ROTARY_INTERLEAVED = 1, 2, 4, 8, 16, 32
 MAX_NDIM = 4
@@ -30,6 +30,7 @@ DTYPES = {
     np.dtype(np.float64): FLOAT64,
     np.dtype(np.int32): INT32,
     np.dtype(np.bool_): BOOL,
+    np.dtype(np.int64): INT64,
 }
 
 
@@ -85,6 +86,7 @@ class AttentionOptions(c.Structure):
         ("tile_q", c.c_int32),
         ("tile_k", c.c_int32),
         ("reserved", c.c_int32),
+        ("rng_state", TensorPointer),
     )
 
 

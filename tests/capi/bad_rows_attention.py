@@ -3,6 +3,7 @@
 import math
 
 import abi
+import numpy as np
 from bad_cases import (
     HQ,
     SK,
@@ -35,6 +36,10 @@ def flagged(extra, **fields):
     return lambda case: (flags_of(case, extra), case.options.update(fields))
 
 
+def with_rng_state(*values):
+    return with_tensor("rng_state", lambda: np.array(values or (1, 2), np.int64))
+
+
 # fmt: off
 VALUES = [
     Row("flag-unknown", ALL3, flagged(1 << 31), "flags", "an unknown bit", "unknown bits 2147483648"),
@@ -58,6 +63,13 @@ VALUES = [
     *(
         Row(f"dropout-{v}", BOTH, with_options(dropout_p=v), "dropout_p", "must be at least 0 and below 1", f"{v:g}")
         for v in (-0.25, 1.0, NAN, INF)
+    ),
+    *(
+        Row(
+            f"rng-state-{name}", BOTH, both(with_rng_state(), with_options(**{name: 2**64 - 1})),
+            name, "must be 0 with rng_state", "18446744073709551615",
+        )
+        for name in ("seed", "offset")
     ),
     Row("window-left", ALL3, flagged(abi.WINDOW, window_left=-2), "window_left", "must be -1 (unbounded) or more", "-2"),
     Row("window-right", ALL3, flagged(abi.WINDOW, window_right=-9), "window_right", "must be -1 (unbounded) or more", "-9"),
@@ -249,6 +261,22 @@ LENGTHS = [
     ),
 ]
 
+RANDOM = [
+    Row("rng-state-length", BOTH, with_rng_state(1, 2, 3), "rng_state", "shape must be (seed, offset) = (2,)", "it is (3,)"),
+    Row(
+        "rng-state-device", BOTH, both(with_rng_state(), on_cuda("rng_state")),
+        "rng_state", "must be on the device", "it is on cuda:0",
+    ),
+    Row(
+        "rng-state-stride", BOTH, both(with_rng_state(), striding("rng_state", 0, 2)),
+        "rng_state", "must be contiguous", "strides (2,)",
+    ),
+    Row(
+        "rng-state-dtype", BOTH, both(with_rng_state(), setting("rng_state", dtype=abi.INT32)),
+        "rng_state", "dtype must be int64", "it is int32",
+    ),
+]
+
 SUPPORT = [
     Row(
         "kernel-unknown", ALL3, with_options(kernel=b"forward_cpu_mmx"),
@@ -274,4 +302,4 @@ SUPPORT = [
     ),
 ]
 
-ROWS = [*VALUES, *SHAPES, *LENGTHS, *SUPPORT]
+ROWS = [*VALUES, *SHAPES, *LENGTHS, *RANDOM, *SUPPORT]

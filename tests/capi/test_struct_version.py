@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes as c
 
 import abi
+import numpy as np
 import pytest
 from bad_cases import OPTION_TYPES, build, call, field_bytes, options_of
 
@@ -35,6 +36,15 @@ def test_bytes_behind_the_struct_are_not_read(function: str) -> None:
     case = build(function, "dense")
     case.struct_tail = b"\xff" * 64
     case.options["struct_size"] = c.sizeof(OPTION_TYPES[function])
+    assert call(case) == abi.OK, abi.last_error()
+
+
+@pytest.mark.parametrize("function", ["forward", "backward"])
+def test_a_program_of_version_1(function: str) -> None:
+    """What such a program has behind its struct is not rng_state."""
+    case = build(function, "dense")
+    case.options["struct_size"] = abi.AttentionOptions.rng_state.offset
+    case.option("rng_state", np.zeros(5, np.float32))
     assert call(case) == abi.OK, abi.last_error()
 
 

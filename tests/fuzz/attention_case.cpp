@@ -150,6 +150,14 @@ void AttentionCase::make_score_terms(Bytes& bytes, Random& random) {
     }
 }
 
+void AttentionCase::make_rng_state(Bytes& bytes) {
+    if (!bytes.chance(60)) return;
+    allocate(kRngState, contiguous(FLASH_DTYPE_INT64, {2}), bytes);
+    const uint64_t state[2] = {options.seed, options.offset};
+    std::memcpy(tensor[kRngState].view.data, state, sizeof state);
+    options.seed = options.offset = 0;
+}
+
 void AttentionCase::make_block_mask(Bytes& bytes, Random& random) {
     if (!bytes.chance(50)) return;
     const int64_t b = bytes.chance(128) ? 1 : batch, h = bytes.chance(128) ? 1 : heads_q;
@@ -186,6 +194,7 @@ AttentionCase::AttentionCase(Bytes& bytes) {
         if (tensor[role].present()) tensor[role].fill(random, magnitude);
     make_score_terms(bytes, random);
     make_block_mask(bytes, random);
+    make_rng_state(bytes);
     if (tensor[kBias].present() && bytes.chance(160)) tensor[kDbias].allocate(tensor[kBias].view);
     if (tensor[kSink].present() && bytes.chance(160)) tensor[kDsink].allocate(tensor[kSink].view);
 
@@ -218,7 +227,7 @@ void AttentionCall::bind() {
     options.seqused_q = at(kUsedQ), options.seqused_k = at(kUsedK);
     options.alibi_slopes = at(kAlibi), options.bias = at(kBias), options.mask = at(kMask);
     options.learnable_sink = at(kSink), options.block_mask = at(kBlockMask);
-    options.dlse = at(kDlse), options.dbias = at(kDbias), options.dsink = at(kDsink);
+    options.dlse = at(kDlse), options.dbias = at(kDbias), options.dsink = at(kDsink), options.rng_state = at(kRngState);
     lists = {view[kRowCounts], view[kRowIndices], view[kColCounts], view[kColIndices]};
     options.block_lists = given[kRowCounts] ? &lists : nullptr;
 }

@@ -33,6 +33,7 @@ enum Role {
     kDlse,
     kDbias,
     kDsink,
+    kRngState,
     kRoles
 };
 
@@ -75,6 +76,7 @@ private:
     void make_lengths(Role cu, Role used, Bytes& bytes, int64_t rows, int64_t seqlen, bool packed);
     void make_score_terms(Bytes& bytes, Random& random);
     void make_block_mask(Bytes& bytes, Random& random);
+    void make_rng_state(Bytes& bytes);  // instead of seed and offset
 };
 
 // Empty if it cannot be applied here; else what was done to the call. `expected` is the status it must be refused with.

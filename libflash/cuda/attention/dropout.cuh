@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/attention/params.h"
+#include "cuda/ptx/opaque.cuh"
 
 namespace libflash::cuda {
 
@@ -19,10 +20,18 @@ __device__ __forceinline__ uint4 philox(uint4 counter, uint32_t key_low, uint32_
     return counter;
 }
 
-// The words of keys col .. col + 3 (col a multiple of 4) of a row.
+// The words of keys col .. col + 3 (col a multiple of 4) of a row. What comes from device memory is loaded for each call and takes no
+// registers between calls.
 __device__ __forceinline__ uint4 dropout_words(const DropoutParams& dropout, uint32_t batch_head, int row, int col) {
-    return philox(make_uint4(static_cast<uint32_t>(col) >> 2, static_cast<uint32_t>(row), batch_head, dropout.offset_mix),
-                  dropout.seed_low, dropout.seed_high);
+    const auto words = [&](uint32_t seed_low, uint32_t seed_high, uint32_t offset_mix) {
+        return philox(make_uint4(static_cast<uint32_t>(col) >> 2, static_cast<uint32_t>(row), batch_head, offset_mix), seed_low,
+                      seed_high);
+    };
+    if (!dropout.state) return words(dropout.seed_low, dropout.seed_high, dropout.offset_mix);
+    const uint64_t* state = opaque(dropout.state);
+    const uint64_t offset = state[1], seed = state[0];
+    return words(static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32),
+                 static_cast<uint32_t>(offset) ^ (static_cast<uint32_t>(offset >> 32) * 0x9E3779B9u));
 }
 
 // For a row of two neighbouring accumulator blocks from key `col` (a multiple of 8) on: words[n].x and .y are those of keys

@@ -75,6 +75,7 @@ inline DropoutParams dropout_params(const Dropout& dropout) {
     params.keep_factor = static_cast<float>(1 / (1 - dropout.p));
     params.active = dropout.active();
     params.threshold = static_cast<uint32_t>(std::floor(dropout.p * 4294967296.0));
+    params.state = dropout.state;
     params.seed_low = static_cast<uint32_t>(dropout.seed);
     params.seed_high = static_cast<uint32_t>(dropout.seed >> 32);
     params.offset_mix = static_cast<uint32_t>(dropout.offset) ^ (static_cast<uint32_t>(dropout.offset >> 32) * 0x9E3779B9u);

@@ -58,7 +58,8 @@ struct BlockMaskParams {
 struct DropoutParams {
     uint32_t threshold;  // an entry is kept if its word is not below this
     uint32_t seed_low, seed_high, offset_mix;
-    float keep_factor;  // 1 / (1 - p)
+    const uint64_t* state;  // {seed, offset} in device memory instead of these; or nullptr
+    float keep_factor;      // 1 / (1 - p)
     bool active;
 };
 

@@ -9,4 +9,10 @@ __device__ __forceinline__ int opaque(int value) {
     return value;
 }
 
+template <class T>
+__device__ __forceinline__ T* opaque(T* pointer) {
+    asm volatile("" : "+l"(pointer));
+    return pointer;
+}
+
 }  // namespace libflash::cuda

@@ -123,8 +123,8 @@ struct KeyGradients {
 
     template <class Tile>
     __device__ __forceinline__ void load(int offset, const T* rows, int64_t stride, int first_row, int row_limit, int col_limit) {
-        // With floats there are no registers for addresses that wait from tile to tile.
-        const int me = kFloat ? opaque(thread) : thread;
+        // With floats and in the general instance there are no registers for addresses that wait from tile to tile.
+        const int me = kFloat || kGeneral ? opaque(thread) : thread;
         if (kGeneral && !params.vector_loads) {
             Tile::template load_slow<kThreads>(shared + offset, rows, stride, first_row, row_limit, col_limit, me);
         } else {

@@ -96,13 +96,17 @@ struct Place {
 };
 
 // How many are kept.
-int check_mask(blocks::Check& check_kept, blocks::Check (&checks)[kWays], const libflash::Dropout& dropout, const Place& at) {
+int check_mask(blocks::Check& check_kept, blocks::Check (&checks)[kWays], const libflash::Dropout& dropout, const Place& at,
+               bool in_memory) {
+    const blocks::Device<uint64_t> state(std::vector<uint64_t>{dropout.seed, dropout.offset});
+    libflash::Dropout given = dropout;
+    if (in_memory) given.seed = given.offset = 0, given.state = state.get();
     const blocks::Device<uint32_t> words(kWays * kWords, 0);
     const blocks::Device<uint8_t> mask(kWays * kWords, 2);
     const uint64_t sequence_head = static_cast<uint64_t>(at.batch) * at.heads + at.head, seed = dropout.seed,
                    offset = dropout.offset;
-    words_of_scores<<<kWords / 128, 32>>>(dropout_params(dropout), static_cast<uint32_t>(sequence_head), at.first_row,
-                                          at.first_col, words.get(), mask.get());
+    words_of_scores<<<kWords / 128, 32>>>(dropout_params(given), static_cast<uint32_t>(sequence_head), at.first_row, at.first_col,
+                                          words.get(), mask.get());
     blocks::finish("dropout");
     const std::vector<uint32_t> got = words.read();
     const std::vector<uint8_t> kept = mask.read();
@@ -139,9 +143,11 @@ void check_masks() {
                 for (const Place& at : places) {
                     libflash::Dropout dropout;
                     dropout.p = p, dropout.seed = seed, dropout.offset = offset;
-                    const int count = check_mask(mask, checks, dropout, at);
-                    some += count > 0 && count < kWords;
-                    problems += p >= 0.1 && p < 0.99;
+                    for (const bool in_memory : {false, true}) {
+                        const int count = check_mask(mask, checks, dropout, at, in_memory);
+                        some += count > 0 && count < kWords;
+                        problems += p >= 0.1 && p < 0.99;
+                    }
                 }
     mask.at_most(problems - some, 0, "masks of medium p that keep all entries or drop all");
 }

@@ -82,6 +82,10 @@ struct Side {
     }
 };
 
+// The same numbers by value and in memory.
+constexpr DropoutParams kDropout = {1u << 30, 7, 9, 3, nullptr, 4.0f / 3, true};
+constexpr uint64_t kState[2] = {7 | uint64_t{9} << 32, 3};
+
 struct Problem {
     Case c;
     double scale, cap = 9;
@@ -162,7 +166,7 @@ struct Problem {
             params.general = true;
             params.rare.softcap = static_cast<float>(cap);
             params.rare.bias = {bias.data(), {0, int64_t{c.queries} * c.keys, c.keys, 1}, true};
-            params.rare.dropout = {1u << 30, 7, 9, 3, 4.0f / 3, true};
+            params.rare.dropout = c.is_packed() ? DropoutParams{1u << 30, 0, 0, 0, kState, 4.0f / 3, true} : kDropout;
         }
         Sequences side;
         side.capacity = params.q_lengths.capacity;
@@ -189,9 +193,9 @@ struct Problem {
     }
     bool kept(int b, int h, int i, int j) const {
         if (!c.rare) return true;
-        const uint4 words = dropout_words(params.rare.dropout, b * c.heads_q + h, i, j / 4 * 4);
+        const uint4 words = dropout_words(kDropout, b * c.heads_q + h, i, j / 4 * 4);
         const uint32_t word[4] = {words.x, words.y, words.z, words.w};
-        return word[j % 4] >= params.rare.dropout.threshold;
+        return word[j % 4] >= kDropout.threshold;
     }
 
     // Errors of a row, squared, and what it is.

@@ -4,5 +4,9 @@
 namespace libflash::cuda {
 
 inline int opaque(int value) { return value; }
+template <class T>
+T* opaque(T* pointer) {
+    return pointer;
+}
 
 }  // namespace libflash::cuda
