@@ -15,7 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = ROOT / "tests" / "examples" / "attention.c"
 INCLUDED = {
     "add_subdirectory": f'add_subdirectory("{ROOT}" libflash)',
-    "FetchContent": f'include(FetchContent)\nFetchContent_Declare(libflash SOURCE_DIR "{ROOT}")\nFetchContent_MakeAvailable(libflash)',
+    "FetchContent": "include(FetchContent)\n"
+    f'FetchContent_Declare(libflash SOURCE_DIR "{ROOT}")\nFetchContent_MakeAvailable(libflash)',
     "find_package": "find_package(libflash 0.1 CONFIG REQUIRED)",
 }
 QUICK = ["-DCMAKE_BUILD_TYPE=Debug", *(f"-DLIBFLASH_COMPILER_KNOWS_{isa}=OFF" for isa in ("AVX2", "AVX512", "AVX512BF16"))]
