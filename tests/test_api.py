@@ -214,7 +214,11 @@ def test_command_line() -> None:
         return done.stdout.strip()
 
     assert run("--version") == libflash.__version__
-    assert "forward_cpu_scalar" in run("info")
+    information = run("info")
+    assert "forward_cpu_scalar" in information
+    labels = [line.partition(":")[0].strip() for line in information.splitlines() if ":" in line]
+    assert labels.count("cuda") == 1
+    assert len(set(labels)) == len(labels)
     assert run() == run("info")
     here = pathlib.Path(libflash.__file__).parent
     if (here / "include").is_dir():  # a wheel, rather than a module put together by hand

@@ -36,8 +36,11 @@ def print_info() -> int:
 
     found = libflash.info()
     print(f"libflash {found['version']}")
+    built_with_cuda = found["build"]["cuda architectures"] != ""  # else the line `cuda` below says why not
     for key, value in found["build"].items():
-        if key != "version":
+        if key == "cuda":
+            key = "cuda compiler"
+        if key != "version" and (built_with_cuda or not key.startswith("cuda")):
             print(f"  {key}: {value}")
     print(f"  cpu: {found['cpu']['isa']}, {found['cpu']['threads']} threads")
     print(f"  cuda: {found['cuda']}")
