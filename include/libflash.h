@@ -49,11 +49,13 @@
  * A first call, all defaults (q, k, v and out are (batch, seqlen, heads, head_dim)):
  *
  *     flash_tensor_t q = ..., k = ..., v = ..., out = ...;
- *     size_t bytes;
+ *     size_t bytes = 0;
  *     flash_attention_forward_workspace_size(&q, &k, &v, &out, NULL, NULL, &bytes);
- *     void *workspace = aligned_alloc(256, (bytes + 255) / 256 * 256);
+ *     char *block = malloc(bytes + 255);
+ *     void *workspace = (void *)(((uintptr_t)block + 255) / 256 * 256);
  *     if (flash_attention_forward(&q, &k, &v, &out, NULL, NULL, workspace, bytes, NULL) != FLASH_STATUS_OK)
  *         fprintf(stderr, "%s\n", flash_last_error());
+ *     free(block);
  */
 #ifndef LIBFLASH_H
 #define LIBFLASH_H
@@ -74,9 +76,9 @@ extern "C" {
 /* ---------------------------------------------------------------------------------------------------------------------
  * 2  VERSION
  *
- * Semantic versioning. While the major version is 0, a new minor version may change the interface, and the shared object's
- * name (SONAME libflash.so.0) stays. Option structs grow at their end; `struct_size` tells the library which fields a caller
- * knows. */
+ * Semantic versioning. While the major version is 0, a new minor version may change the interface, so the shared object's name
+ * has both numbers: its SONAME is libflash.so.0.1. Later it has the major version alone. Option and info structs grow at their
+ * end; `struct_size` tells the library which fields a caller knows. */
 #define FLASH_VERSION_MAJOR 0
 #define FLASH_VERSION_MINOR 1
 #define FLASH_VERSION_PATCH 0
@@ -181,11 +183,11 @@ typedef struct flash_block_lists_t {
     flash_tensor_t col_indices; /* (B1, H1, nk, nq), each row ascending */
 } flash_block_lists_t;
 
-/* What the FLASH_..._OPTIONS_INIT below expand to, without a warning in either language. */
+/* What the FLASH_..._INIT below expand to: a struct of zeros with its struct_size set, without a warning in either language. */
 #ifdef __cplusplus
-#define FLASH_OPTIONS_INIT_(type) [] { type options = {}; options.struct_size = sizeof(type); return options; }()
+#define FLASH_INIT_(type) [] { type flash_init_ = {}; flash_init_.struct_size = sizeof(type); return flash_init_; }()
 #else
-#define FLASH_OPTIONS_INIT_(type) {.struct_size = sizeof(type)}
+#define FLASH_INIT_(type) {.struct_size = sizeof(type)}
 #endif
 
 /* Options of forward and backward. Set everything to zero, then struct_size; zero or NULL means "not used" everywhere.
@@ -239,7 +241,7 @@ typedef struct flash_attention_options_t {
     const flash_tensor_t *rng_state;
 } flash_attention_options_t;
 
-#define FLASH_ATTENTION_OPTIONS_INIT FLASH_OPTIONS_INIT_(flash_attention_options_t)
+#define FLASH_ATTENTION_OPTIONS_INIT FLASH_INIT_(flash_attention_options_t)
 
 /* The dropout mask. Philox4x32-10 (Salmon et al., SC 2011) with key (seed mod 2^32, seed / 2^32) and counter
  * (column / 4, row, (batch * Hq + head) mod 2^32, offset mod 2^32 xor (offset / 2^32 * 0x9E3779B9 mod 2^32)) gives four words; word
@@ -336,7 +338,7 @@ typedef struct flash_decode_options_t {
     int32_t reserved;
 } flash_decode_options_t;
 
-#define FLASH_DECODE_OPTIONS_INIT FLASH_OPTIONS_INIT_(flash_decode_options_t)
+#define FLASH_DECODE_OPTIONS_INIT FLASH_INIT_(flash_decode_options_t)
 
 FLASH_API flash_status_t flash_attention_decode(const flash_tensor_t *q, const flash_tensor_t *k_cache,
                                                 const flash_tensor_t *v_cache, const flash_tensor_t *out,
@@ -366,7 +368,7 @@ typedef struct flash_merge_options_t {
     int32_t reserved;
 } flash_merge_options_t;
 
-#define FLASH_MERGE_OPTIONS_INIT FLASH_OPTIONS_INIT_(flash_merge_options_t)
+#define FLASH_MERGE_OPTIONS_INIT FLASH_INIT_(flash_merge_options_t)
 
 FLASH_API flash_status_t flash_attention_merge(const flash_tensor_t *outs, const flash_tensor_t *lses, int32_t count,
                                                const flash_tensor_t *out, const flash_tensor_t *lse,
@@ -402,7 +404,7 @@ FLASH_API flash_status_t flash_attention_decode_explain(const flash_tensor_t *q,
 
 /* One kernel of this build. Texts are valid as long as the library is loaded. */
 typedef struct flash_kernel_info_t {
-    uint32_t struct_size;   /* sizeof(flash_kernel_info_t), set by the caller */
+    uint32_t struct_size;   /* sizeof(flash_kernel_info_t): FLASH_KERNEL_INFO_INIT sets it */
     int32_t usable;         /* 1 if this machine can run it */
     const char *name;       /* "forward_cpu_avx512": what `kernel` in the options takes */
     const char *operation;  /* "forward", "backward", "decode", "merge", "compress" */
@@ -417,18 +419,26 @@ typedef struct flash_kernel_info_t {
     int32_t reserved;
 } flash_kernel_info_t;
 
+#define FLASH_KERNEL_INFO_INIT FLASH_INIT_(flash_kernel_info_t)
+
 FLASH_API int32_t flash_kernel_count(void);
+
+/* Fills in `info` for 0 <= index < flash_kernel_count(). Of a struct of a later version, what this library does not know becomes 0.
+ * INVALID for an index out of range or no `info`; VERSION for a struct_size below that of version 0.1 (72) or above 4096. `info` is then
+ * not written. flash_device_info likewise, with 280 bytes. */
 FLASH_API flash_status_t flash_kernel_info(int32_t index, flash_kernel_info_t *info);
 
 /* CUDA devices, as this process sees them. No driver or no GPU is 0 devices, not an error; flash_cuda_state says why. */
 typedef struct flash_device_info_t {
-    uint32_t struct_size;
+    uint32_t struct_size;          /* sizeof(flash_device_info_t): FLASH_DEVICE_INFO_INIT sets it */
     int32_t arch;                  /* 90 for compute capability 9.0 */
     int32_t multiprocessors;
     int32_t shared_memory_bytes;   /* that one thread block may use */
     int64_t memory_bytes;
     char name[256];
 } flash_device_info_t;
+
+#define FLASH_DEVICE_INFO_INIT FLASH_INIT_(flash_device_info_t)
 
 FLASH_API int32_t flash_device_count(void);
 FLASH_API flash_status_t flash_device_info(int32_t index, flash_device_info_t *info);

@@ -13,6 +13,7 @@ from harness import BFLOAT16, assert_same_bits, bits, qkv, random
 from reference import forward
 
 import libflash
+import libflash.__main__ as command_line
 
 AXES = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3), "sbhd": (1, 0, 2, 3)}  # from bshd; each is its own inverse
 
@@ -214,7 +215,11 @@ def test_command_line() -> None:
         return done.stdout.strip()
 
     assert run("--version") == libflash.__version__
-    assert "forward_cpu_scalar" in run("info")
+    information = run("info")
+    assert "forward_cpu_scalar" in information
+    labels = [line.partition(":")[0].strip() for line in information.splitlines() if ":" in line]
+    assert labels.count("cuda") == 1
+    assert len(set(labels)) == len(labels)
     assert run() == run("info")
     here = pathlib.Path(libflash.__file__).parent
     if (here / "include").is_dir():  # a wheel, rather than a module put together by hand
@@ -223,6 +228,19 @@ def test_command_line() -> None:
     assert "cpu_attention" in run("bench", "--help")
     cut_short = subprocess.run(f"{sys.executable} -m libflash | head -1", shell=True, capture_output=True, text=True, check=True)
     assert cut_short.stderr == ""
+
+
+def test_bench_runs_no_other_projects_file(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "tests" / "benchmark"
+    folder.mkdir(parents=True)
+    (folder / "theirs.py").write_text("raise SystemExit(77)\n")
+    monkeypatch.chdir(tmp_path)
+    assert command_line.main(["bench", "theirs"]) == 2
+    (tmp_path / "include").mkdir()  # what makes it libflash's own
+    (tmp_path / "include" / "libflash.h").write_text("")
+    with pytest.raises(SystemExit) as ended:
+        command_line.main(["bench", "theirs"])
+    assert ended.value.code == 77
 
 
 def test_decode_writes_the_cache_in_place() -> None:

@@ -36,6 +36,23 @@ def measurement(seqlen: int, method: str = "libflash", **changes) -> Measurement
     return Measurement(method, seqlen, **(values | changes))
 
 
+# Times
+
+
+def test_a_warm_up_is_not_measured():
+    """Slow at first, as a library that starts its threads may be; then fast."""
+    end = time.perf_counter() + 0.6
+
+    def call():
+        time.sleep(0.1 if time.perf_counter() < end else 0.005)
+
+    assert measure.median_seconds(call, 0.1) < 0.05
+
+
+def test_a_long_call_counts_alone():
+    assert measure.median_seconds(lambda: pytest.fail("called again"), 5 * measure.REPEAT_SECONDS) == 5 * measure.REPEAT_SECONDS
+
+
 # The text
 
 

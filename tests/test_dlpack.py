@@ -129,6 +129,37 @@ def test_read_only_inputs() -> None:
     assert_same_bits(libflash.attention(*arrays), wanted)
 
 
+def test_numpy_is_read_without_its_dlpack() -> None:
+    """NumPy before 2.1 exports no read-only array through DLPack, so that is not the way to its memory."""
+
+    class Old(np.ndarray):
+        def __dlpack__(self, **arguments: object) -> object:
+            raise BufferError("Cannot export readonly array since signalling readonly is unsupported by DLPack.")
+
+    arrays = qkv()
+    old = [x.view(Old) for x in arrays]
+    for x in old:
+        x.flags.writeable = False
+    assert_same_bits(np.asarray(libflash.attention(*old)), libflash.attention(*arrays))
+
+
+def test_numpy_strides_that_are_no_elements() -> None:
+    """A field of a record: float32 values 6 bytes from each other."""
+    records = np.zeros((1, 40, 4, 16), np.dtype([("x", "f4"), ("y", "u2")]))
+    with pytest.raises(libflash.InvalidError, match=r"q has a stride of 6 bytes; it must be a multiple of its element's 4"):
+        libflash.attention(records["x"], *qkv()[1:])
+
+
+def test_numpy_memory_outlives_its_array() -> None:
+    """What a call borrows it holds, and no longer."""
+    q, k, v = qkv()
+    wanted = libflash.attention(q, k, v)
+    count = sys.getrefcount(q)
+    assert_same_bits(libflash.attention(q[:], k[:], v[:]), wanted)
+    assert sys.getrefcount(q) == count
+    assert q.resize(q.shape, refcheck=True) is None  # no buffer is left open
+
+
 def test_views() -> None:
     """Offsets, padding, other orders, repeated rows: the bits of a contiguous copy."""
     whole = random(3, 50, 5, 40)
@@ -145,9 +176,12 @@ def test_views() -> None:
 
 REFUSED = {
     "lanes": ({"lanes": 4}, libflash.InvalidError, r"q has dtype float32 x 4 lanes"),
-    "float8": ({"code": 10}, libflash.InvalidError, r"q has dtype DLPack code 10"),
     "device": ({"device": (8, 0)}, libflash.UnsupportedError, r"q is on a device of DLPack type 8"),
     "major version": ({"version": (2, 0)}, libflash.UnsupportedError, r"q is exported as DLPack 2\.0"),
+    "float8_e4m3fn": ({"code": 10}, libflash.InvalidError, r"q has dtype float8_e4m3fn; float16, bfloat16"),
+    "float8_e5m2": ({"code": 12}, libflash.InvalidError, r"q has dtype float8_e5m2;"),
+    "float4": ({"code": 17, "lanes": 2}, libflash.InvalidError, r"q has dtype float4_e2m1fn x 2 lanes;"),
+    "unknown code": ({"code": 99}, libflash.InvalidError, r"q has dtype DLPack code 99, bits 32;"),
     "no data": ({"null_data": True}, TypeError, r"q has no data"),
 }
 

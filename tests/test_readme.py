@@ -11,6 +11,7 @@ import sys
 
 import pytest
 from harness import run_python
+from library_name import soname
 
 import libflash
 
@@ -37,10 +38,10 @@ def test_c_program(tmp_path: pathlib.Path) -> None:
     package = pathlib.Path(next(iter(libflash.__path__)))
     source, program = tmp_path / "readme.c", tmp_path / "readme"
     source.write_text(block("c"))
-    library = package / "lib"
+    folder = package / "lib"
     subprocess.run(
-        ["cc", "-std=c11", "-Wall", "-Wextra", "-Werror", source, f"-I{package / 'include'}", f"-L{library}", "-l:libflash.so.0",
-         f"-Wl,-rpath,{library}", "-o", program],
+        ["cc", "-std=c99", "-Wall", "-Wextra", "-Wpedantic", "-Wshadow", "-Werror", source, f"-I{package / 'include'}",
+         f"-L{folder}", f"-l:{soname(libflash.__version__)}", f"-Wl,-rpath,{folder}", "-o", program],
         check=True,
     )  # fmt: skip
     assert subprocess.run([program], check=True, capture_output=True, text=True, env=os.environ).stdout == "done\n"

@@ -9,6 +9,44 @@ from harness import qkv
 
 import libflash
 
+FLAGS = {
+    "causal of attention": ("causal", lambda a, **o: libflash.attention(*a, **o)),
+    "return_lse of attention": ("return_lse", lambda a, **o: libflash.attention(*a, **o)),
+    "causal of backward": ("causal", lambda a, **o: backward(a, **o)),
+    "deterministic": ("deterministic", lambda a, **o: backward(a, **o)),
+    "causal of decode": ("causal", lambda a, **o: libflash.decode(*a, **o)),
+    "return_lse of decode": ("return_lse", lambda a, **o: libflash.decode(*a, **o)),
+    "rotary_interleaved": ("rotary_interleaved", lambda a, **o: libflash.decode(*a, **o)),
+    "return_lse of merge": ("return_lse", lambda a, **o: merge(a, **o)),
+    "causal of explain": ("causal", lambda a, **o: libflash.explain(*a, **o)),
+    "return_lse of explain": ("return_lse", lambda a, **o: libflash.explain(*a, **o)),
+    "deterministic of explain": ("deterministic", lambda a, **o: libflash.explain(*a, op="backward", **o)),
+    "rotary_interleaved of explain": ("rotary_interleaved", lambda a, **o: libflash.explain(*a, op="decode", **o)),
+}
+
+
+def backward(arrays, **options):
+    out, lse = libflash.attention(*arrays, return_lse=True)
+    return libflash.attention_backward(out, *arrays, out, lse, **options)
+
+
+def merge(arrays, **options):
+    out, lse = libflash.attention(*arrays, return_lse=True)
+    return libflash.merge([out], [lse], **options)
+
+
+@pytest.mark.parametrize("case", FLAGS)
+def test_flags_are_bools(case: str) -> None:
+    """Text such as "no" counts as true in Python, so what is no bool is refused. NumPy's bools are bools."""
+    name, call = FLAGS[case]
+    arrays = qkv(d=8)
+    for good in (True, False, np.True_, np.False_):
+        call(arrays, **{name: good})
+    for bad, said in (("no", "'no'"), (1, "1"), (0.0, r"0\.0"), (None, "NoneType"), (np.array([True]), "ndarray")):
+        with pytest.raises(TypeError, match=rf"{name} must be a bool, not {said}$"):
+            call(arrays, **{name: bad})
+
+
 TYPE_ERRORS = {
     "q is a list": (lambda a: libflash.attention([1.0], a[1], a[2]), r"q must be an array .* not list"),
     "k is None": (lambda a: libflash.attention(a[0], None, a[2]), r"k must be an array"),
@@ -55,7 +93,20 @@ INVALID = {
         lambda a: libflash.attention(*a, cu_seqlens_q=np.array([0, 1], "i4")),
         r"q has 4 dimensions; it needs 3",
     ),
-    "rank of v": (lambda a: libflash.attention(*a[:2], a[2][0]), r"v has 3 dimensions"),
+    "rank of v": (lambda a: libflash.attention(*a[:2], a[2][0]), r"v has 3 dimensions.* without cu_seqlens_k; packed, "),
+    "packed k without lengths": (
+        lambda a: libflash.attention(a[0][0], a[1][0], a[2][0], cu_seqlens_q=np.array([0, 40], "i4")),
+        r"k has 3 dimensions; .* without cu_seqlens_k; packed, with 3, cu_seqlens_k must be given",
+    ),
+    "packed k without lengths, explained": (
+        lambda a: libflash.explain(a[0][0], a[1][0], a[2][0], cu_seqlens_q=np.array([0, 40], "i4")),
+        r"k: must have 4 dimensions, .* without cu_seqlens_k",
+    ),
+    "backend": (lambda a: libflash.attention(*a, backend="gpu"), r'backend: must be "cpu", "sm80" or "sm90", if it is given'),
+    "k alone": (
+        lambda a: libflash.decode(*a, k=a[1][:, :1].copy()),
+        r"k_new and v_new are given together or not at all \(it is missing\)",
+    ),
     "five dimensions": (lambda a: libflash.attention(a[0][None], *a[1:]), r"q has 5 dimensions; at most 4"),
     "integers": (lambda a: libflash.attention(a[0].astype("i8"), *a[1:]), r"q has dtype int64"),
     "complex": (lambda a: libflash.attention(a[0].astype("c8"), *a[1:]), r"q has dtype complex64"),
@@ -65,7 +116,10 @@ INVALID = {
     "heads": (lambda a: libflash.attention(a[0][:, :, :3], *a[1:]), r"heads"),
     "head_dim": (lambda a: libflash.attention(a[0][..., :4], *a[1:]), r"head_dim"),
     "length of v": (lambda a: libflash.attention(*a[:2], a[2][:, 1:]), r"v"),
-    "strides": (lambda a: libflash.attention(a[0][..., ::2], a[1][..., :4], a[2]), r"q.*last dimension"),
+    "strides": (
+        lambda a: libflash.attention(a[0][..., ::2], a[1][..., :4], a[2]),
+        r"q: the last dimension must be contiguous .*; numpy\.ascontiguousarray\(q\) and q\.contiguous\(\) of PyTorch",
+    ),
     "negative stride": (lambda a: libflash.attention(a[0][:, ::-1], *a[1:]), r"q.*negative"),
     "scale": (lambda a: libflash.attention(*a, softmax_scale=float("nan")), r"softmax_scale"),
     "softcap": (lambda a: libflash.attention(*a, softcap=-1), r"softcap"),
@@ -112,3 +166,12 @@ def test_unsupported() -> None:
         assert isinstance(caught.value, NotImplementedError)
         assert caught.value.status_name == "UNSUPPORTED"
         assert next(iter(options.values())) in str(caught.value)
+        assert "NULL" not in str(caught.value)
+
+
+def test_an_unknown_kernel_is_answered_with_the_names() -> None:
+    names = [k["name"] for k in libflash.info()["kernels"] if k["operation"] == "forward" and k["backend"] == "cpu"]
+    with pytest.raises(libflash.UnsupportedError) as caught:
+        libflash.attention(*qkv(), kernel="no_such_kernel")
+    text = f"kernel: must be one of the kernels for forward on the CPU in this build: {', '.join(names)}"
+    assert str(caught.value) == f'{text} ("no_such_kernel")'

@@ -43,3 +43,8 @@ file(GLOB cuda_sources CONFIGURE_DEPENDS libflash/cuda/*.cpp)
 target_sources(libflash PRIVATE ${cuda_sources})
 target_include_directories(libflash_flags SYSTEM INTERFACE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 set_target_properties(libflash PROPERTIES CUDA_RUNTIME_LIBRARY Static LINKER_LANGUAGE CXX)
+if(LIBFLASH_KIND STREQUAL "STATIC")
+  # A project that links the static library may have no CUDA compiler, so the runtime is named.
+  find_package(CUDAToolkit REQUIRED)
+  target_link_libraries(libflash PRIVATE CUDA::cudart_static)
+endif()

@@ -6,22 +6,37 @@ if(SKBUILD)
   set(CMAKE_INSTALL_LIBDIR lib)
   set(CMAKE_INSTALL_INCLUDEDIR include)
   set(namelink NAMELINK_SKIP)
-  set(LIBFLASH_PC_LIB "-l:libflash.so.0")
+  set(LIBFLASH_PC_LIB "-l:libflash.so.${LIBFLASH_SOVERSION}")
 else()
   set_target_properties(libflash PROPERTIES VERSION ${PROJECT_VERSION})
   set(namelink "")
   set(LIBFLASH_PC_LIB "-lflash")
 endif()
+if(LIBFLASH_KIND STREQUAL "STATIC")
+  # Who links it by pkg-config names every library that its objects need.
+  string(APPEND LIBFLASH_PC_LIB " -pthread")
+  if(CMAKE_CUDA_COMPILER_LOADED)
+    string(APPEND LIBFLASH_PC_LIB " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt")
+  endif()
+  foreach(library IN LISTS CMAKE_CXX_IMPLICIT_LINK_LIBRARIES)
+    if(library MATCHES "^(stdc\\+\\+|c\\+\\+|c\\+\\+abi|m)$")
+      string(APPEND LIBFLASH_PC_LIB " -l${library}")
+    endif()
+  endforeach()
+endif()
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/libflash)
 
-install(TARGETS libflash EXPORT libflash-targets LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ${namelink}
+install(TARGETS libflash EXPORT libflash-targets
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ${namelink}
+        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
         INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(FILES ${PROJECT_SOURCE_DIR}/include/libflash.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT libflash-targets NAMESPACE libflash:: DESTINATION ${package_dir})
 
 # While the major version is 0 a minor version may change the interface.
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/libflash-config-version.cmake COMPATIBILITY SameMinorVersion)
-install(FILES ${CMAKE_CURRENT_LIST_DIR}/libflash-config.cmake ${PROJECT_BINARY_DIR}/libflash-config-version.cmake
+configure_file(${CMAKE_CURRENT_LIST_DIR}/libflash-config.cmake.in ${PROJECT_BINARY_DIR}/libflash-config.cmake @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/libflash-config.cmake ${PROJECT_BINARY_DIR}/libflash-config-version.cmake
         DESTINATION ${package_dir})
 
 file(RELATIVE_PATH LIBFLASH_PC_UP /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)

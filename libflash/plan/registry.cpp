@@ -192,16 +192,34 @@ bool asked_for(const KernelRow& row, const Request& request) {
     return row.cuda && std::strcmp(row.backend, "any") == 0 && std::strcmp(request.backend, "cpu") != 0;
 }
 
-// Rows that were not asked for need no explanation beyond the request itself.
+// Whether a kernel might have been meant: of this operation, for tensors on this kind of device, of the backend that was asked for.
+bool might_be_meant(const KernelRow& row, const Subject& subject) {
+    if (row.operation != subject.operation || (row.cuda != nullptr) != subject.device.is_cuda()) return false;
+    Request any_name = *subject.request;
+    any_name.kernel = nullptr;
+    return asked_for(row, any_name);
+}
+
+std::string names_of_kernels(const Subject& subject) {
+    std::string names;
+    const Registry& all = registry();
+    for (int i = 0; i < all.count; ++i) {
+        if (might_be_meant(all.rows[i], subject)) names += (names.empty() ? "" : ", ") + std::string(all.rows[i].name);
+    }
+    return names.empty() ? "none" : names;
+}
+
+// No kernel of the operation has the name or is of the backend that was asked for.
 std::string why_none_asked_for(const Subject& subject) {
     const char* operation = operation_name(subject.operation);
-    if (subject.request->kernel) {
-        const std::string start(subject.request->kernel, strnlen(subject.request->kernel, 60));
-        std::string text = text_of("kernel: must be one of ", operation, " in this build");
-        if (subject.request->backend) text += text_of(" of backend ", subject.request->backend);
-        return text + text_of(" (\"", start, "\")");
+    const char* place = subject.device.is_cuda() ? "CUDA" : "the CPU";
+    if (!subject.request->kernel) {
+        return text_of("backend: must have a kernel for ", operation, " in this build (", subject.request->backend, ")");
     }
-    return text_of("backend: must have a kernel of ", operation, " in this build (", subject.request->backend, ")");
+    std::string text = text_of("kernel: must be one of the kernels for ", operation, " on ", place);
+    if (subject.request->backend) text += text_of(" of backend ", subject.request->backend);
+    const std::string start(subject.request->kernel, strnlen(subject.request->kernel, 60));
+    return text + text_of(" in this build: ", names_of_kernels(subject), " (\"", start, "\")");
 }
 
 }  // namespace

@@ -56,9 +56,9 @@ OptionTensors read_option_tensors(Reader& reader, const flash_attention_options_
         tensors.lists = read_block_lists(reader, *options.block_lists, kRead);
     }
     if (!backward) {
-        if (options.dlse) invalid("dlse", "must be NULL in a forward call", "given");
-        if (options.dbias) invalid("dbias", "must be NULL in a forward call", "given");
-        if (options.dsink) invalid("dsink", "must be NULL in a forward call", "given");
+        if (options.dlse) invalid("dlse", "is for backward, not for a forward call", "given");
+        if (options.dbias) invalid("dbias", "is for backward, not for a forward call", "given");
+        if (options.dsink) invalid("dsink", "is for backward, not for a forward call", "given");
     } else {
         tensors.dlse = reader.optional(options.dlse, "dlse");
         tensors.dbias = reader.optional(options.dbias, "dbias", kWritten);
@@ -96,10 +96,15 @@ void build_attention_sizes(AttentionProblem& p, const OptionTensors& tensors, co
     check_device(p.v, "v", p.device);
     check_dtype(p.k, "k", p.dtype);
     check_dtype(p.v, "v", p.dtype);
-    check_ndim(p.q, "q", packed_q ? 3 : 4, packed_q ? "(total_q, heads_q, head_dim)" : "(batch, seqlen_q, heads_q, head_dim)");
-    check_ndim(p.k, "k", packed_k ? 3 : 4, packed_k ? "(total_k, heads_k, head_dim)" : "(batch, seqlen_k, heads_k, head_dim)");
+    check_ndim(p.q, "q", packed_q ? 3 : 4,
+               packed_q ? "(total_q, heads_q, head_dim) with cu_seqlens_q"
+                        : "(batch, seqlen_q, heads_q, head_dim) without cu_seqlens_q");
+    check_ndim(p.k, "k", packed_k ? 3 : 4,
+               packed_k ? "(total_k, heads_k, head_dim) with cu_seqlens_k"
+                        : "(batch, seqlen_k, heads_k, head_dim) without cu_seqlens_k");
     check_ndim(p.v, "v", packed_k ? 3 : 4,
-               packed_k ? "(total_k, heads_k, head_dim_v)" : "(batch, seqlen_k, heads_k, head_dim_v)");
+               packed_k ? "(total_k, heads_k, head_dim_v) with cu_seqlens_k"
+                        : "(batch, seqlen_k, heads_k, head_dim_v) without cu_seqlens_k");
 
     p.batch = packed_q ? sequences_in(tensors.cu_q, "cu_seqlens_q") : p.q.shape[0];
     p.heads_q = p.q.shape[p.q.ndim - 2];
@@ -152,7 +157,7 @@ void build_backward_options(AttentionProblem& p, const OptionTensors& tensors, c
     p.dlse = tensors.dlse;
     if (p.dlse.present) check_like_lse(p, p.dlse, "dlse");
     if (tensors.dbias.present) {
-        if (!p.bias.present) invalid("dbias", "needs bias", "bias is NULL");
+        if (!p.bias.present) invalid("dbias", "needs bias", "there is no bias");
         check_device(tensors.dbias, "dbias", p.device);
         check_dtype(tensors.dbias, "dbias", p.bias.dtype);
         p.dbias = build_score_tensor(tensors.dbias, "dbias", sizes, p.device);
@@ -164,7 +169,7 @@ void build_backward_options(AttentionProblem& p, const OptionTensors& tensors, c
         }
     }
     if (tensors.dsink.present) {
-        if (!p.sink.present) invalid("dsink", "needs learnable_sink", "learnable_sink is NULL");
+        if (!p.sink.present) invalid("dsink", "needs learnable_sink", "there is no learnable_sink");
         check_dtype(tensors.dsink, "dsink", p.sink.dtype);
         p.dsink = build_head_vector(tensors.dsink, "dsink", p.heads_q, p.dtype, p.device);
     }

@@ -47,11 +47,11 @@ DecodeTensors read_decode_tensors(DecodeProblem& p, Reader& reader, const flash_
     tensors.slopes = reader.optional(options.alibi_slopes, "alibi_slopes");
     tensors.sink = reader.optional(options.learnable_sink, "learnable_sink");
     if (p.k_new.present != p.v_new.present) {
-        invalid(p.k_new.present ? "v_new" : "k_new", "k_new and v_new are given together or not at all", "NULL");
+        invalid(p.k_new.present ? "v_new" : "k_new", "k_new and v_new are given together or not at all", "it is missing");
     }
     if (p.rotary_cos.present != p.rotary_sin.present) {
         invalid(p.rotary_cos.present ? "rotary_sin" : "rotary_cos", "rotary_cos and rotary_sin are given together or not at all",
-                "NULL");
+                "it is missing");
     }
     if (tensors.block_table.present && tensors.batch_idx.present) {
         invalid("cache_batch_idx", "cannot be given together with block_table", "both are");

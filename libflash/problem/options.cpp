@@ -90,7 +90,7 @@ int64_t read_split_size(int64_t split_size, int64_t num_splits) {
 const char* read_backend(const char* backend) {
     if (backend && std::strcmp(backend, "cpu") != 0 && std::strcmp(backend, "sm80") != 0 && std::strcmp(backend, "sm90") != 0) {
         const std::string start(backend, strnlen(backend, 40));
-        invalid("backend", "must be NULL, \"cpu\", \"sm80\" or \"sm90\"", "\"", start, "\"");
+        invalid("backend", "must be \"cpu\", \"sm80\" or \"sm90\", if it is given", "\"", start, "\"");
     }
     return backend;
 }

@@ -36,8 +36,11 @@ def print_info() -> int:
 
     found = libflash.info()
     print(f"libflash {found['version']}")
+    built_with_cuda = found["build"]["cuda architectures"] != ""  # else the line `cuda` below says why not
     for key, value in found["build"].items():
-        if key != "version":
+        if key == "cuda":
+            key = "cuda compiler"
+        if key != "version" and (built_with_cuda or not key.startswith("cuda")):
             print(f"  {key}: {value}")
     print(f"  cpu: {found['cpu']['isa']}, {found['cpu']['threads']} threads")
     print(f"  cuda: {found['cuda']}")
@@ -51,14 +54,19 @@ def print_info() -> int:
     return 0
 
 
+def is_source_tree(folder: pathlib.Path) -> bool:
+    """Another project may have a tests/benchmark too."""
+    return (folder / "include" / "libflash.h").is_file() and (folder / "tests" / "benchmark").is_dir()
+
+
 def bench(arguments: Sequence[str]) -> int:
-    """Run a program of tests/benchmark, which exists in a source tree only."""
+    """Run a program of tests/benchmark, which exists in libflash's source tree only."""
     here = pathlib.Path.cwd()
-    folders = [folder / "tests" / "benchmark" for folder in (here, *here.parents, pathlib.Path(__file__).parents[2])]
-    folder = next((folder for folder in folders if folder.is_dir()), None)
-    if folder is None:
-        print("The benchmarks are programs under tests/benchmark of the source tree; run this inside it.", file=sys.stderr)
+    root = next(filter(is_source_tree, (here, *here.parents, pathlib.Path(__file__).parents[2])), None)
+    if root is None:
+        print("The benchmarks are programs under tests/benchmark of libflash's source tree; run this inside it.", file=sys.stderr)
         return 2
+    folder = root / "tests" / "benchmark"
     programs = sorted(path for path in folder.glob("*.py") if not path.name.startswith("_"))
     names = [path.stem for path in programs]
     if not arguments or arguments[0] not in names:

@@ -107,12 +107,14 @@ cdef str dtype_rule(Role role):
 
 
 cdef str dtype_text(DLDataType dtype):
-    cdef str name = DTYPE_NAMES.get(dtype.code, f"DLPack code {dtype.code}, bits ")
-    return f"{name}{dtype.bits}" + (f" x {dtype.lanes} lanes" if dtype.lanes != 1 else "")
+    cdef str name = SMALL_DTYPE_NAMES.get(dtype.code)
+    if name is None:
+        name = DTYPE_NAMES.get(dtype.code, f"DLPack code {dtype.code}, bits ") + str(dtype.bits)
+    return name + (f" x {dtype.lanes} lanes" if dtype.lanes != 1 else "")
 
 
-cdef int describe(Call *call, DLTensor *x, str name, flash_tensor_t *out, Role role, bint bfloat16=False) except -1:
-    """Fill the C library's view. `bfloat16`: the array poses as uint16, since NumPy exports no bfloat16."""
+cdef int describe(Call *call, DLTensor *x, str name, flash_tensor_t *out, Role role) except -1:
+    """Fill the C library's view."""
     cdef int i
     cdef int64_t step = 1
     if x.device.device_type == DL_CPU or x.device.device_type == DL_CUDA_HOST:
@@ -134,7 +136,7 @@ cdef int describe(Call *call, DLTensor *x, str name, flash_tensor_t *out, Role r
     out.data = <char *>x.data + x.byte_offset if x.data != NULL else NULL
     if out.data == NULL and step != 0:
         raise TypeError(f"{name} has no data; a fake or meta tensor cannot be computed with")
-    out.dtype = FLASH_DTYPE_BFLOAT16 if bfloat16 else dtype_of(x.dtype)
+    out.dtype = dtype_of(x.dtype)
     if role == RANDOM:
         out.dtype = FLASH_DTYPE_INT64 if is_int64(x.dtype) or is_uint64(x.dtype) else FLASH_DTYPE_NONE
     if out.dtype == FLASH_DTYPE_NONE:
@@ -176,18 +178,11 @@ cdef int narrow(Call *call, str name, flash_tensor_t *x) except -1:
 cdef int borrow(Call *call, object x, str name, flash_tensor_t *out, Role role=READ) except -1:
     """Describe the array `x` in `out` and hold what keeps the description valid until finish(call)."""
     cdef _Source source = source_of(x, name)
-    cdef object dtype
-    cdef object how
     if source.kind == KIND_EXCHANGE:
         return borrow_by_table(call, source, x, name, out, role)
     if source.kind == KIND_NUMPY:
-        dtype = x.dtype
-        how = _numpy_dtypes.get(dtype)
-        if how is None:
-            how = numpy_dtype(dtype, name)
-        if how is True:
-            return borrow_by_capsule(call, source, x.view(source.uint16), name, out, role, True)
-    elif source.kind == KIND_JAX and role == WRITE:
+        return borrow_numpy(call, source, x, name, out, role)
+    if source.kind == KIND_JAX and role == WRITE:
         raise TypeError(f"{name} is a JAX array; those are immutable and cannot be written to")
     return borrow_by_capsule(call, source, x, name, out, role)
 
@@ -214,8 +209,7 @@ cdef int borrow_by_table(Call *call, _Source source, object x, str name, flash_t
     return 0
 
 
-cdef int borrow_by_capsule(Call *call, _Source source, object x, str name, flash_tensor_t *out, Role role,
-                           bint bfloat16=False) except -1:
+cdef int borrow_by_capsule(Call *call, _Source source, object x, str name, flash_tensor_t *out, Role role) except -1:
     cdef object capsule = export(call, source, x, name)
     cdef DLManagedVersioned *versioned
     cdef DLManaged *managed
@@ -228,12 +222,12 @@ cdef int borrow_by_capsule(Call *call, _Source source, object x, str name, flash
                                    "version 1 and its predecessors are understood")
         if role == WRITE and versioned.flags & DL_READ_ONLY:
             raise InvalidError(f"{name} is read-only and cannot be written to")
-        return describe(call, &versioned.dl_tensor, name, out, role, bfloat16)
+        return describe(call, &versioned.dl_tensor, name, out, role)
     if PyCapsule_IsValid(capsule, "dltensor"):
         managed = <DLManaged *>PyCapsule_GetPointer(capsule, "dltensor")
         PyCapsule_SetName(capsule, "used_dltensor")
         hold(call, HELD_MANAGED, managed)
-        return describe(call, &managed.dl_tensor, name, out, role, bfloat16)
+        return describe(call, &managed.dl_tensor, name, out, role)
     raise InvalidError(f"{name}.__dlpack__() gave {capsule!r}, not a fresh DLPack capsule; one capsule serves once")
 
 
@@ -241,13 +235,12 @@ cdef object export(Call *call, _Source source, object x, str name):
     """A capsule from __dlpack__. On a GPU its library makes our stream wait for what is still being written to `x`."""
     cdef dict arguments = _versioned
     cdef int device_type
-    if source.kind != KIND_NUMPY:
-        device_type, device_id = x.__dlpack_device__()
-        if device_type == DL_CUDA or device_type == DL_CUDA_MANAGED:
-            if source.kind == KIND_JAX:
-                raise UnsupportedError(f"{name} is a JAX array on a GPU, where XLA orders all work: use libflash.jax.attention")
-            find_stream(call, source, device_id)
-            arguments = {"max_version": (1, 3), "stream": stream_number(call)}
+    device_type, device_id = x.__dlpack_device__()
+    if device_type == DL_CUDA or device_type == DL_CUDA_MANAGED:
+        if source.kind == KIND_JAX:
+            raise UnsupportedError(f"{name} is a JAX array on a GPU, where XLA orders all work: use libflash.jax.attention")
+        find_stream(call, source, device_id)
+        arguments = {"max_version": (1, 3), "stream": stream_number(call)}
     try:
         if not source.no_max_version:
             try:

@@ -1,14 +1,15 @@
 # cython: language_level=3, freethreading_compatible=True, boundscheck=False, wraparound=False, cdivision=True
 """The one compiled module of libflash: arrays in, the C call without the GIL, status to exception. No policy of its own.
 
-The parts, in the order of a call: _sources.pxi (where an array comes from), _borrow.pxi (the C library's view of it),
-_outputs.pxi (streams, outputs, workspace), _options.pxi (keywords to structs), and the operations below and in _operations.pxi.
+The parts, in the order of a call: _sources.pxi (where an array comes from), _borrow.pxi and _numpy.pxi (the C library's view of
+it), _outputs.pxi (streams, outputs, workspace), _options.pxi (keywords to structs), and the operations below and in _operations.pxi.
 """
 import sys
 
 from ._block_mask import BlockMask
 from ._errors import Error, InternalError, InvalidError, OutOfMemoryError, UnsupportedError, VersionError, from_status
 
+from cpython.buffer cimport PyBUF_STRIDED_RO, PyBuffer_Release, PyObject_GetBuffer
 from cpython.object cimport PyObject_Call
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_SetName
 from cpython.ref cimport Py_DECREF, Py_INCREF
@@ -31,29 +32,43 @@ cdef extern from "stdlib.h" nogil:
 cdef object _no_window = (-1, -1)
 NO_WINDOW = _no_window
 DTYPE_RULE = "float16, bfloat16, float32, float64 (and bool for masks, int32 for lengths) are supported"
-DTYPE_NAMES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}
+DTYPE_NAMES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}  # the bits follow
+SMALL_DTYPE_NAMES = {  # less than 16 bits: the name says all
+    7: "float8_e3m4", 8: "float8_e4m3", 9: "float8_e4m3b11fnuz", 10: "float8_e4m3fn", 11: "float8_e4m3fnuz", 12: "float8_e5m2",
+    13: "float8_e5m2fnuz", 14: "float8_e8m0fnu", 15: "float6_e2m3fn", 16: "float6_e3m2fn", 17: "float4_e2m1fn"}
 DTYPE_OBJECTS = {1: "float16", 2: "bfloat16", 3: "float32", 4: "float64", 5: "int32"}
 
 cdef int32_t _num_threads = 0
 
 include "_sources.pxi"
 include "_borrow.pxi"
+include "_numpy.pxi"
 include "_outputs.pxi"
 include "_options.pxi"
 
 
 cdef int check(flash_status_t status) except -1:
     if status != FLASH_STATUS_OK:
-        raise from_status(status, flash_last_error().decode("utf-8", "replace"))
+        raise from_status(status, with_hint(flash_last_error().decode("utf-8", "replace")))
     return 0
+
+
+cdef str with_hint(str text):
+    """The C library's text, and where it asks for contiguous memory how to get that."""
+    if "must be contiguous" not in text:
+        return text
+    cdef str name = text.partition(":")[0]
+    return f"{text}; numpy.ascontiguousarray({name}) and {name}.contiguous() of PyTorch copy into such memory"
 
 
 cdef int check_rank(const flash_tensor_t *x, str name, bint packed) except -1:
     """What allocating an output needs to know; the C library checks the rest."""
+    cdef str lengths = "cu_seqlens_q" if name == "q" else "cu_seqlens_k"
     if x.ndim != (3 if packed else 4):
         raise InvalidError(f"{name} has {x.ndim} dimensions; it needs "
-                           + ("3, (total, heads, head_dim), with cu_seqlens" if packed else
-                              "4, (batch, seqlen, heads, head_dim) in the order that layout says; 3 only with cu_seqlens"))
+                           + (f"3, (total, heads, head_dim), with {lengths}" if packed else
+                              f"4, (batch, seqlen, heads, head_dim) in the order that layout says, without {lengths}; "
+                              f"packed, with 3, {lengths} must be given"))
     return 0
 
 
@@ -180,7 +195,9 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
     cdef void *on
     cdef flash_status_t status
     cdef _Source source = source_of(q, "q")
+    cdef bint lse_wanted = flag(return_lse, "return_lse")
     if source.torch and gradients_wanted(source, (q, k, v, alibi_slopes, bias, learnable_sink)):
+        flag(causal, "causal")
         differentiable_only(out, lse)
         return differentiable(q, k, v, dict(
             causal=causal, causal_align=causal_align, window_size=window_size, softmax_scale=softmax_scale, softcap=softcap,
@@ -214,7 +231,7 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
         if lse is not None:
             borrow(&call, lse, "lse", &tlse, WRITE)
             lse_or_null = &tlse
-        elif return_lse:
+        elif lse_wanted:
             lse_array = new_lse(&call, source, q, &tq, &tlse)
             lse_or_null = &tlse
         check(flash_attention_forward_workspace_size(&tq, &tk, &tv, &tout, lse_or_null, &options, &size))
@@ -228,7 +245,7 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
     if source.kind == KIND_JAX:
         out_array = deliver(source, q, out_array) if out is None else out
         lse_array = deliver(source, q, lse_array) if lse is None else lse
-    if return_lse:
+    if lse_wanted:
         return out_array, lse_array
     return out_array
 

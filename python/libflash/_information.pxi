@@ -45,6 +45,7 @@ def explain(q, k, v, /, *, op="forward", **options):
         raise InvalidError(f"op is {op!r}; it must be 'forward', 'backward' or 'decode'")
     o = with_defaults(options, DECODE_DEFAULTS if op == "decode" else
                       BACKWARD_DEFAULTS if op == "backward" else ATTENTION_DEFAULTS, op)
+    flag(o["return_lse"], "return_lse")
     start(&call, o["stream"])
     try:
         borrow(&call, q, "q", &tq)
@@ -83,7 +84,7 @@ def explain(q, k, v, /, *, op="forward", **options):
 
 
 cdef int options_of_backward(Call *call, Extras *extras, flash_attention_options_t *made, dict o) except -1:
-    if o["deterministic"]:
+    if flag(o["deterministic"], "deterministic"):
         made.flags |= FLASH_FLAG_DETERMINISTIC
     made.dlse = extra(call, extras, o["dlse"], "dlse")
     return 0

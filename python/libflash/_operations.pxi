@@ -73,7 +73,7 @@ def attention_backward(
         attention_options(&call, &extras, &options, causal, causal_align, window_size, softmax_scale, softcap, alibi_slopes,
                           bias, mask, learnable_sink, block_mask, dropout_p, seed, offset, cu_seqlens_q, cu_seqlens_k,
                           max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, num_splits, backend, kernel)
-        if deterministic:
+        if flag(deterministic, "deterministic"):
             options.flags |= FLASH_FLAG_DETERMINISTIC
         options.dlse = extra(&call, &extras, dlse, "dlse")
         options.dbias = extra(&call, &extras, dbias, "dbias", WRITE)
@@ -171,6 +171,7 @@ def decode(q, k_cache, v_cache, *, cache_seqlens=None, block_table=None, cache_b
     cdef flash_status_t status
     cdef _Source source = source_of(q, "q")
     cdef Role role = READ if k is None else WRITE
+    cdef bint lse_wanted = flag(return_lse, "return_lse")
     if source.torch and gradients_wanted(source, (q, k_cache, v_cache, k, v, learnable_sink)):
         raise UnsupportedError("decode has no gradient, but a tensor requires one; call it under torch.no_grad()")
     cdef object out_array = out
@@ -193,7 +194,7 @@ def decode(q, k_cache, v_cache, *, cache_seqlens=None, block_table=None, cache_b
         if lse is not None:
             borrow(&call, lse, "lse", &tlse, WRITE)
             lse_or_null = &tlse
-        elif return_lse:
+        elif lse_wanted:
             lse_array = new_lse(&call, source, q, &tq, &tlse)
             lse_or_null = &tlse
         check(flash_attention_decode_workspace_size(&tq, &tk, &tv, &tout, lse_or_null, &options, &size))
@@ -207,7 +208,7 @@ def decode(q, k_cache, v_cache, *, cache_seqlens=None, block_table=None, cache_b
     if source.kind == KIND_JAX:
         out_array = deliver(source, q, out_array) if out is None else out
         lse_array = deliver(source, q, lse_array) if lse is None else lse
-    if return_lse:
+    if lse_wanted:
         return out_array, lse_array
     return out_array
 
@@ -244,6 +245,7 @@ def merge(outs, lses, *, return_lse=True, layout="bshd", out=None, lse=None, str
     cdef flash_status_t status
     cdef void *on
     cdef int32_t count, i
+    cdef bint lse_wanted = flag(return_lse, "return_lse")
     for name, given in (("outs", outs), ("lses", lses)):
         if not isinstance(given, (list, tuple)):
             raise TypeError(f"{name} must be a list or tuple of arrays, not {type(given).__name__}")
@@ -284,7 +286,7 @@ def merge(outs, lses, *, return_lse=True, layout="bshd", out=None, lse=None, str
         if lse is not None:
             borrow(&call, lse, "lse", &tlse, WRITE)
             lse_or_null = &tlse
-        elif return_lse:
+        elif lse_wanted:
             lse_array = new_lse(&call, source, like, &touts[0], &tlse)
             lse_or_null = &tlse
         on = call.stream
@@ -296,7 +298,7 @@ def merge(outs, lses, *, return_lse=True, layout="bshd", out=None, lse=None, str
     if source.kind == KIND_JAX:
         out_array = deliver(source, like, out_array) if out is None else out
         lse_array = deliver(source, like, lse_array) if lse is None else lse
-    if return_lse:
+    if lse_wanted:
         return out_array, lse_array
     return out_array
 

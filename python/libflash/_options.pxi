@@ -38,6 +38,18 @@ cdef inline void to_bshd(flash_tensor_t *x, Layout layout) noexcept:
         swap_axes(x, 0, 1)
 
 
+cpdef bint flag(object x, str name) except -1:
+    """A bool of Python or NumPy. Anything else is refused: that "no" or "False" counts as true would be no help."""
+    if x is True:
+        return True
+    if x is False:
+        return False
+    if type(x).__module__ == "numpy" and type(x).__name__ in ("bool", "bool_"):
+        return bool(x)
+    raise TypeError(f"{name} must be a bool, not {x!r}" if isinstance(x, (str, int, float)) else
+                    f"{name} must be a bool, not {type(x).__name__}")
+
+
 cdef double number(object x, str name) except? -1:
     if isinstance(x, float):
         return x
@@ -104,7 +116,7 @@ cdef flash_tensor_t *random_state(Call *call, Extras *extras, object seed) excep
 
 
 cdef uint32_t mask_flags(object causal, object causal_align, object window_size, int64_t *left, int64_t *right) except *:
-    cdef uint32_t flags = FLASH_FLAG_CAUSAL if causal else 0
+    cdef uint32_t flags = FLASH_FLAG_CAUSAL if flag(causal, "causal") else 0
     if causal_align == "top_left":
         flags |= FLASH_FLAG_TOP_LEFT
     elif causal_align != "bottom_right":
@@ -185,7 +197,7 @@ cdef int decode_options(
     made.struct_size = sizeof(flash_decode_options_t)
     made.num_threads = _num_threads
     made.flags = mask_flags(causal, "bottom_right", window_size, &made.window_left, &made.window_right)
-    if rotary_interleaved and rotary_cos is not None:
+    if flag(rotary_interleaved, "rotary_interleaved") and rotary_cos is not None:
         made.flags |= FLASH_FLAG_ROTARY_INTERLEAVED
     if softmax_scale is not None:
         made.flags |= FLASH_FLAG_SCALE

@@ -23,7 +23,6 @@ cdef class _Source:
 
 
 cdef dict _sources = {}          # type -> _Source
-cdef dict _numpy_dtypes = {}     # numpy.dtype -> whether it is bfloat16, which goes through DLPack as uint16
 cdef tuple _no_arguments = ()
 cdef dict _versioned = {"max_version": (1, 3)}
 
@@ -98,17 +97,6 @@ cdef inline _Source source_of(object x, str name):
     if found is not None:
         return <_Source>found
     return new_source(type(x), name)
-
-
-cdef bint numpy_dtype(object dtype, str name) except -1:
-    """Whether a NumPy dtype, met for the first time, is the bfloat16 of ml_dtypes. Refuses what DLPack cannot carry."""
-    cdef bint bfloat16 = dtype.name == "bfloat16"
-    if not dtype.isnative:
-        raise InvalidError(f"{name} has dtype {dtype.str}, which is not in this machine's byte order")
-    if not bfloat16 and (dtype.kind not in "fiub" or dtype.isbuiltin != 1):  # float8_e5m2 says that it is an "f"
-        raise InvalidError(f"{name} has dtype {dtype.name}; {DTYPE_RULE}")
-    _numpy_dtypes[dtype] = bfloat16
-    return bfloat16
 
 
 cdef bint gradients_wanted(_Source source, tuple arrays) except -1:

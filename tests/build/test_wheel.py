@@ -14,11 +14,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from library_name import soname
 
 import libflash
 
 ROOT = Path(__file__).resolve().parents[2]
 MEGABYTE = 10**6
+SONAME = soname(libflash.__version__)
 # All that may be needed at run time: the C library and its parts.
 C_LIBRARY = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1"}
 
@@ -62,7 +64,7 @@ def test_exactly_these_files(installed):
         "libflash/_core.abi3.so",
         "libflash/_jax_ffi.abi3.so",
         "libflash/include/libflash.h",
-        "libflash/lib/libflash.so.0",
+        f"libflash/lib/{SONAME}",
         "libflash/lib/pkgconfig/libflash.pc",
         f"{package}/libflash-config.cmake",
         f"{package}/libflash-config-version.cmake",
@@ -110,17 +112,17 @@ def test_size(installed):
 
 
 def test_needs_the_c_library_only(readelf, installed):
-    library = installed["libflash/lib/libflash.so.0"]
+    library = installed[f"libflash/lib/{SONAME}"]
     extra = {n for n in dynamic(readelf, library, "NEEDED") - C_LIBRARY if not n.startswith("ld-linux")}
     assert extra == set()
-    assert dynamic(readelf, library, "SONAME") == {"libflash.so.0"}
+    assert dynamic(readelf, library, "SONAME") == {SONAME}
     assert not dynamic(readelf, library, "RUNPATH") | dynamic(readelf, library, "RPATH")
 
 
 @pytest.mark.parametrize("module", ["_core", "_jax_ffi"])
 def test_modules_find_the_library_beside_them(readelf, installed, module):
     path = installed[f"libflash/{module}.abi3.so"]
-    assert {n for n in dynamic(readelf, path, "NEEDED") - C_LIBRARY if not n.startswith("ld-linux")} == {"libflash.so.0"}
+    assert {n for n in dynamic(readelf, path, "NEEDED") - C_LIBRARY if not n.startswith("ld-linux")} == {SONAME}
     assert dynamic(readelf, path, "RUNPATH") | dynamic(readelf, path, "RPATH") == {"$ORIGIN/lib"}
 
 
@@ -138,7 +140,7 @@ def test_exports_are_the_header(readelf, installed):
     header = re.sub(r"/\*.*?\*/", "", installed["libflash/include/libflash.h"].read_text(), flags=re.S)
     declared = set(re.findall(r"FLASH_API[^;]*?\b(flash_\w+)\(", header))
     assert len(declared) >= 20
-    symbols = exported(readelf, installed["libflash/lib/libflash.so.0"])
+    symbols = exported(readelf, installed[f"libflash/lib/{SONAME}"])
     assert symbols == {f"{function}@@LIBFLASH_0.1" for function in declared}
 
 
@@ -149,7 +151,7 @@ def test_modules_export_their_entry_only(readelf, installed, module):
 
 def test_no_path_of_the_building_machine(installed):
     home = str(ROOT).encode()
-    native = [n for n in installed if n.endswith((".so", ".so.0"))]
+    native = [n for n in installed if n.endswith((".so", SONAME))]
     assert native
     for name in native:
         assert home not in installed[name].read_bytes(), f"{name} names {home.decode()}"

@@ -8,11 +8,13 @@ from __future__ import annotations
 import ctypes as c
 import importlib.util
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+from library_name import soname
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = ROOT / "include" / "libflash.h"
@@ -191,16 +193,20 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
+def header_version() -> str:
+    return ".".join(re.findall(r"^#define FLASH_VERSION_(?:MAJOR|MINOR|PATCH) (\d+)", HEADER.read_text(), re.M))
+
+
 def library_path() -> Path:
     """The library under test: of the installed package, found without importing it; or LIBFLASH_LIBRARY."""
     if path := os.environ.get("LIBFLASH_LIBRARY"):
         return Path(path)
     spec = importlib.util.find_spec("libflash")
     for folder in (spec.submodule_search_locations or []) if spec else []:
-        path = Path(folder) / "lib" / "libflash.so.0"
+        path = Path(folder) / "lib" / soname(header_version())
         if path.exists():
             return path
-    raise RuntimeError("libflash is not installed: pip install '.[test]', or set LIBFLASH_LIBRARY to a libflash.so.0")
+    raise RuntimeError("libflash is not installed: pip install '.[test]', or set LIBFLASH_LIBRARY to a libflash.so")
 
 
 def load(path: Path | None = None) -> c.CDLL:

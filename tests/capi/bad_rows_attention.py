@@ -83,16 +83,16 @@ VALUES = [
     Row("threads-many", ALL3, with_options(num_threads=4097), "num_threads", "must be 0 (the default) to 4096", "4097"),
     Row("tile-q", BOTH, with_options(tile_q=513), "tile_q", "must be 0 (the library chooses) to 512", "513"),
     Row("tile-k", BOTH, with_options(tile_k=-1), "tile_k", "must be 0 (the library chooses) to 512", "-1"),
-    Row("backend-empty", ALL3, with_options(backend=b""), "backend", 'must be NULL, "cpu", "sm80" or "sm90"', '""'),
+    Row("backend-empty", ALL3, with_options(backend=b""), "backend", 'must be "cpu", "sm80" or "sm90", if it is given', '""'),
     Row(
         "dlse-forward", FORWARD, with_tensor("dlse", lambda: floats(B, HQ, SQ)),
-        "dlse", "must be NULL in a forward call", "given",
+        "dlse", "is for backward, not for a forward call", "given",
     ),
     Row(
         "dbias-forward", FORWARD, with_tensor("dbias", lambda: floats(SQ, SK)),
-        "dbias", "must be NULL in a forward call", "given",
+        "dbias", "is for backward, not for a forward call", "given",
     ),
-    Row("dsink-forward", FORWARD, with_tensor("dsink", lambda: floats(HQ)), "dsink", "must be NULL in a forward call", "given"),
+    Row("dsink-forward", FORWARD, with_tensor("dsink", lambda: floats(HQ)), "dsink", "is for backward, not for a forward call", "given"),
 ]
 
 SHAPES = [
@@ -288,7 +288,7 @@ SUPPORT = [
     ),
     Row(
         "kernel-other-backend", FORWARD, with_options(kernel=b"forward_cpu_scalar", backend=b"sm80"),
-        "kernel", "must be one of forward in this build of backend sm80", '"forward_cpu_scalar"', UNSUPPORTED,
+        "kernel", "must be one of the kernels for forward on the CPU of backend sm80 in this build: none", '"forward_cpu_scalar"', UNSUPPORTED,
     ),
     Row("kernel-empty", ALL3, with_options(kernel=b""), "kernel", "must be one of", '""', UNSUPPORTED),
     Row(

@@ -194,8 +194,8 @@ TABLES = [
 ]
 
 APPENDED = [
-    row("v-new-missing", without("v_new"), "v_new", "k_new and v_new are given together or not at all", "NULL"),
-    row("k-new-missing", without("k_new"), "k_new", "k_new and v_new are given together or not at all", "NULL"),
+    row("v-new-missing", without("v_new"), "v_new", "k_new and v_new are given together or not at all", "it is missing"),
+    row("k-new-missing", without("k_new"), "k_new", "k_new and v_new are given together or not at all", "it is missing"),
     row(
         "k-new-dtype", with_tensor("k_new", lambda: floats(2, 2, 2, 8, dtype=BF16)),
         "k_new", "dtype must be float32", "it is bfloat16",
@@ -217,8 +217,8 @@ APPENDED = [
         "new-many", both(with_tensor("k_new", lambda: floats(2, 13, 2, 8)), with_tensor("v_new", lambda: floats(2, 13, 2, 6))),
         "k_new", "must not have more rows than the cache", "13 of 12",
     ),
-    row("sin-missing", without("rotary_sin"), "rotary_sin", "rotary_cos and rotary_sin are given together or not at all", "NULL"),
-    row("cos-missing", without("rotary_cos"), "rotary_cos", "rotary_cos and rotary_sin are given together or not at all", "NULL"),
+    row("sin-missing", without("rotary_sin"), "rotary_sin", "rotary_cos and rotary_sin are given together or not at all", "it is missing"),
+    row("cos-missing", without("rotary_cos"), "rotary_cos", "rotary_cos and rotary_sin are given together or not at all", "it is missing"),
     row(
         "cos-dtype", with_tensor("rotary_cos", lambda: floats(20, 3, dtype=np.float16)),
         "rotary_cos", "dtype must be float32 or that of q, float32", "it is float16",

@@ -40,7 +40,7 @@ MERGES = [
     Row("lses-null", MERGE, null("lses"), "lses", "an array of count tensors is required", "NULL"),
     Row("flags", MERGE, with_options(flags=1), "flags", "an unknown bit", "unknown bits 1"),
     Row("reserved", MERGE, with_options(reserved=-1), "reserved", "must be 0", "-1"),
-    Row("backend", MERGE, with_options(backend=b"sm70"), "backend", 'must be NULL, "cpu", "sm80" or "sm90"', '"sm70"'),
+    Row("backend", MERGE, with_options(backend=b"sm70"), "backend", 'must be "cpu", "sm80" or "sm90", if it is given', '"sm70"'),
     Row("threads", MERGE, with_options(num_threads=-2), "num_threads", "must be 0 (the default) to 4096", "-2"),
     Row("out-null", MERGE, without("out"), "out", "is required", "NULL"),
     Row("part-kind", MERGE, setting("outs[1]", dtype=99), "outs[1]", "dtype must be a flash_dtype_t", "99"),
@@ -103,7 +103,7 @@ MERGES = [
     ),
     Row(
         "kernel", MERGE, with_options(kernel=b"forward_cpu_scalar"),
-        "kernel", "must be one of merge in this build", '"forward_cpu_scalar"', abi.UNSUPPORTED,
+        "kernel", "must be one of the kernels for merge on the CPU in this build: merge_cpu", '"forward_cpu_scalar"', abi.UNSUPPORTED,
     ),
     Row("backend-cuda", MERGE, with_options(backend=b"sm90"), "backend", "", "", abi.UNSUPPORTED),
 ]

@@ -87,7 +87,7 @@ SCORES = [
         "dlse-dtype", BACKWARD, with_tensor("dlse", lambda: floats(2, 4, 5, dtype=np.float16)),
         "dlse", "dtype must be float32", "it is float16",
     ),
-    Row("dbias-no-bias", BACKWARD, with_tensor("dbias", lambda: floats(5, 7)), "dbias", "needs bias", "bias is NULL"),
+    Row("dbias-no-bias", BACKWARD, with_tensor("dbias", lambda: floats(5, 7)), "dbias", "needs bias", "there is no bias"),
     Row(
         "dbias-shape", BACKWARD,
         both(with_tensor("bias", lambda: floats(1, 1, 5, 7)), with_tensor("dbias", lambda: floats(4, 5, 7))),
@@ -119,7 +119,7 @@ SCORES = [
     ),
     Row(
         "dsink-no-sink", BACKWARD, with_tensor("dsink", lambda: floats(4)),
-        "dsink", "needs learnable_sink", "learnable_sink is NULL",
+        "dsink", "needs learnable_sink", "there is no learnable_sink",
     ),
     Row(
         "dsink-shape", BACKWARD, both(with_tensor("learnable_sink", lambda: floats(4)), with_tensor("dsink", lambda: floats(3))),

@@ -101,7 +101,9 @@ def test_unsupported_is_explained(function: str) -> None:
     case.options["kernel"] = b"forward_sm70"
     said = lines_of(case)
     assert said["kernel"] == "none: UNSUPPORTED"
-    assert said["because"] == f'kernel: must be one of {function} in this build ("forward_sm70")'
+    names = [k.name.decode() for k in abi.kernels() if k.operation.decode() == function and k.backend == b"cpu"]
+    rule = f"kernel: must be one of the kernels for {function} on the CPU in this build: {', '.join(names)}"
+    assert said["because"] == f'{rule} ("forward_sm70")'
 
 
 def test_head_dim_is_explained() -> None:

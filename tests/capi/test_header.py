@@ -28,11 +28,16 @@ USE = """
 #include <libflash.h>
 #include <libflash.h>
 flash_attention_options_t forward_options(void);
-flash_attention_options_t forward_options(void) { flash_attention_options_t o = FLASH_ATTENTION_OPTIONS_INIT; return o; }
+flash_attention_options_t forward_options(void) {
+    flash_attention_options_t options = FLASH_ATTENTION_OPTIONS_INIT; return options; }
 flash_decode_options_t decode_options(void);
-flash_decode_options_t decode_options(void) { flash_decode_options_t o = FLASH_DECODE_OPTIONS_INIT; return o; }
+flash_decode_options_t decode_options(void) { flash_decode_options_t options = FLASH_DECODE_OPTIONS_INIT; return options; }
 flash_merge_options_t merge_options(void);
-flash_merge_options_t merge_options(void) { flash_merge_options_t o = FLASH_MERGE_OPTIONS_INIT; return o; }
+flash_merge_options_t merge_options(void) { flash_merge_options_t options = FLASH_MERGE_OPTIONS_INIT; return options; }
+flash_kernel_info_t kernel_info(void);
+flash_kernel_info_t kernel_info(void) { flash_kernel_info_t info = FLASH_KERNEL_INFO_INIT; return info; }
+flash_device_info_t device_info(void);
+flash_device_info_t device_info(void) { flash_device_info_t info = FLASH_DEVICE_INFO_INIT; return info; }
 """
 
 

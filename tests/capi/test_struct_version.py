@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ctypes as c
+import shutil
+import subprocess
+from pathlib import Path
 
 import abi
 import numpy as np
@@ -62,17 +65,61 @@ def test_no_options_are_all_defaults(function: str) -> None:
         assert case.arrays[name].tobytes() == same.arrays[name].tobytes()
 
 
-def test_kernel_info_of_a_later_version() -> None:
+@pytest.mark.parametrize("function", INFOS)
+def test_info_of_a_later_version(function: str) -> None:
     """The library fills in what it knows and leaves zeros behind it, and keeps the caller's size."""
-    size = c.sizeof(abi.KernelInfo)
+    if function == "flash_device_info" and abi.lib.flash_device_count() == 0:
+        pytest.skip("no CUDA device")
+    size = c.sizeof(INFOS[function])
     block = c.create_string_buffer(b"\xff" * (size + 32), size + 32)
-    info = c.cast(block, c.POINTER(abi.KernelInfo))
+    info, known = c.cast(block, c.POINTER(INFOS[function])), INFOS[function](struct_size=size)
     info.contents.struct_size = size + 16
-    assert abi.lib.flash_kernel_info(0, info) == abi.OK, abi.last_error()
+    assert getattr(abi.lib, function)(0, info) == abi.OK, abi.last_error()
+    assert getattr(abi.lib, function)(0, c.byref(known)) == abi.OK, abi.last_error()
     assert info.contents.struct_size == size + 16
-    assert info.contents.name == abi.kernels()[0].name
+    assert info.contents.name == known.name != b""
+    assert block.raw[4:size] == bytes(known)[4:]
     assert block.raw[size : size + 16] == bytes(16)
     assert block.raw[size + 16 :] == b"\xff" * 16
+
+
+@pytest.mark.parametrize("function", INFOS)
+@pytest.mark.parametrize("less", [1, 8])
+def test_info_before_version_1(function: str, less: int) -> None:
+    """Refused, and nothing is written."""
+    size = c.sizeof(INFOS[function])
+    block = c.create_string_buffer(b"\xff" * size, size)
+    info = c.cast(block, c.POINTER(INFOS[function]))
+    info.contents.struct_size = size - less
+    assert getattr(abi.lib, function)(0, info) == abi.VERSION
+    assert abi.last_error().startswith("struct_size: ")
+    assert block.raw[4:] == b"\xff" * (size - 4)
+
+
+INIT = r"""
+#include <libflash.h>
+#include <stdio.h>
+int main(void) {
+    flash_kernel_info_t kernel = FLASH_KERNEL_INFO_INIT;
+    flash_device_info_t device = FLASH_DEVICE_INFO_INIT;
+    if (flash_kernel_info(0, &kernel) != FLASH_STATUS_OK) return puts(flash_last_error()), 1;
+    if (flash_device_count() > 0 && flash_device_info(0, &device) != FLASH_STATUS_OK) return puts(flash_last_error()), 1;
+    printf("%u %u %s\n", (unsigned)kernel.struct_size, (unsigned)device.struct_size, kernel.name);
+    return 0;
+}
+"""
+
+
+@pytest.mark.parametrize(("compiler", "standard", "suffix"), [("cc", "c99", ".c"), ("c++", "c++11", ".cpp")])
+def test_info_by_the_initializers(compiler: str, standard: str, suffix: str, tmp_path: Path) -> None:
+    if not shutil.which(compiler):
+        pytest.skip(f"{compiler} is not installed")
+    source, program, library = tmp_path / f"use{suffix}", tmp_path / "use", abi.library_path().resolve()
+    source.write_text(INIT)
+    flags = [f"-std={standard}", "-Wall", "-Wextra", "-Wshadow", "-Werror", f"-I{abi.HEADER.parent}"]
+    subprocess.run([compiler, *flags, source, library, f"-Wl,-rpath,{library.parent}", "-o", program], check=True)
+    printed = subprocess.run([program], capture_output=True, text=True, check=True).stdout.split()
+    assert printed == [str(c.sizeof(abi.KernelInfo)), str(c.sizeof(abi.DeviceInfo)), abi.kernels()[0].name.decode()]
 
 
 def test_version() -> None:

@@ -1,2 +1,0 @@
-# find_package(libflash): the target libflash::libflash.
-include("${CMAKE_CURRENT_LIST_DIR}/libflash-targets.cmake")

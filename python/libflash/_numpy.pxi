@@ -1,0 +1,67 @@
+# NumPy arrays, through Python's buffer protocol: its __dlpack__ refuses read-only arrays before NumPy 2.1, and bfloat16 in all versions.
+
+cdef class _NumpyDtype:
+    """What a NumPy dtype is to DLPack."""
+
+    cdef DLDataType described
+    cdef bint bfloat16  # of ml_dtypes, which the buffer protocol does not carry
+
+
+cdef dict _numpy_dtypes = {}  # numpy.dtype -> _NumpyDtype
+cdef dict NUMPY_CODES = {"i": DL_INT, "u": DL_UINT, "f": DL_FLOAT, "b": DL_BOOL}
+
+
+cdef _NumpyDtype numpy_dtype(object dtype, str name):
+    """Refuses what is no number of this machine, or a kind that only its own package knows."""
+    cdef object found = _numpy_dtypes.get(dtype)
+    if found is not None:
+        return <_NumpyDtype>found
+    cdef _NumpyDtype made = _NumpyDtype.__new__(_NumpyDtype)
+    made.bfloat16 = dtype.name == "bfloat16"
+    if not dtype.isnative:
+        raise InvalidError(f"{name} has dtype {dtype.str}, which is not in this machine's byte order")
+    if not made.bfloat16 and (dtype.kind not in NUMPY_CODES or dtype.isbuiltin != 1):  # float8_e5m2 says that it is an "f"
+        raise InvalidError(f"{name} has dtype {dtype.name}; {DTYPE_RULE}")
+    made.described.code = DL_BFLOAT if made.bfloat16 else NUMPY_CODES[dtype.kind]
+    made.described.bits = <uint8_t>(8 * dtype.itemsize)
+    made.described.lanes = 1
+    _numpy_dtypes[dtype] = made
+    return made
+
+
+cdef int borrow_numpy(Call *call, _Source source, object x, str name, flash_tensor_t *out, Role role) except -1:
+    cdef _NumpyDtype dtype = numpy_dtype(x.dtype, name)
+    cdef object memory = x.view(source.uint16) if dtype.bfloat16 else x
+    cdef Py_buffer view
+    PyObject_GetBuffer(memory, &view, PyBUF_STRIDED_RO)
+    Py_INCREF(memory)  # NumPy's memory lives as long as the array: the buffer itself may go
+    hold(call, HELD_OBJECT, <void *>memory)
+    try:
+        if role == WRITE and view.readonly:
+            raise InvalidError(f"{name} is read-only and cannot be written to")
+        describe_buffer(call, &view, dtype, name, out, role)
+    finally:
+        PyBuffer_Release(&view)
+    return 0
+
+
+cdef int describe_buffer(Call *call, Py_buffer *view, _NumpyDtype dtype, str name, flash_tensor_t *out, Role role) except -1:
+    cdef DLTensor described
+    cdef int64_t shape[FLASH_MAX_NDIM]
+    cdef int64_t strides[FLASH_MAX_NDIM]
+    cdef int i
+    described.data = view.buf
+    described.byte_offset = 0
+    described.device.device_type = DL_CPU
+    described.device.device_id = 0
+    described.dtype = dtype.described
+    described.ndim = view.ndim  # describe() refuses one beyond FLASH_MAX_NDIM before it reads a size
+    described.shape = shape
+    described.strides = strides
+    for i in range(min(view.ndim, FLASH_MAX_NDIM)):
+        shape[i] = view.shape[i]
+        strides[i] = view.strides[i] // view.itemsize
+        if view.shape[i] > 1 and strides[i] * view.itemsize != view.strides[i]:
+            raise InvalidError(f"{name} has a stride of {view.strides[i]} bytes; it must be a multiple of its element's "
+                               f"{view.itemsize}")
+    return describe(call, &described, name, out, role)
