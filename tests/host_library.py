@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def compile_host(folder: Path, wrapper: str, *sources: str) -> ctypes.CDLL:
+def compile_host(folder: Path, wrapper: str, *sources: str, optimize: str = "-O1") -> ctypes.CDLL:
     """`wrapper` is C++ with extern "C" functions; `sources` are paths below libflash/."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if not compiler:
@@ -25,7 +25,7 @@ def compile_host(folder: Path, wrapper: str, *sources: str) -> ctypes.CDLL:
     command = [
         compiler,
         "-std=c++17",
-        "-O1",
+        optimize,
         "-shared",
         "-fPIC",
         "-fsanitize=undefined",

@@ -1,6 +1,6 @@
 #include "capi/guard.h"
 #include "plan/plan.h"
-#include "plan/workspace.h"
+#include "problem/workspace.h"
 
 using namespace libflash;
 
@@ -11,7 +11,7 @@ extern "C" flash_status_t flash_attention_backward(const flash_tensor_t* dout, c
                                                    size_t workspace_bytes, void* stream) {
     return guard([&] {
         const AttentionProblem problem = make_backward_problem(dout, q, k, v, out, lse, dq, dk, dv, options, Reading::call);
-        const Plan plan = make_plan(problem);
+        const BackwardPlan plan = plan_backward(problem);
         check_workspace(plan.workspace_bytes, workspace, workspace_bytes);
         launch(problem, plan, workspace, stream);
     });
@@ -25,6 +25,7 @@ extern "C" flash_status_t flash_attention_backward_workspace_size(const flash_te
                                                                   const flash_attention_options_t* options, size_t* bytes) {
     return guard([&] {
         if (!bytes) invalid("bytes", "is required", "NULL");
-        *bytes = make_plan(make_backward_problem(dout, q, k, v, out, lse, dq, dk, dv, options, Reading::shapes)).workspace_bytes;
+        *bytes =
+            plan_backward(make_backward_problem(dout, q, k, v, out, lse, dq, dk, dv, options, Reading::shapes)).workspace_bytes;
     });
 }

@@ -5,5 +5,8 @@ using namespace libflash;
 
 extern "C" flash_status_t flash_block_mask_compress(const flash_tensor_t* block_mask, const flash_block_lists_t* lists,
                                                     void* stream) {
-    return guard([&] { run(make_compress_problem(block_mask, lists), stream); });
+    return guard([&] {
+        const CompressProblem problem = make_compress_problem(block_mask, lists);
+        launch(problem, plan_compress(problem), stream);
+    });
 }

@@ -1,6 +1,6 @@
 #include "capi/guard.h"
 #include "plan/plan.h"
-#include "plan/workspace.h"
+#include "problem/workspace.h"
 
 using namespace libflash;
 
@@ -10,7 +10,7 @@ extern "C" flash_status_t flash_attention_decode(const flash_tensor_t* q, const 
                                                  void* workspace, size_t workspace_bytes, void* stream) {
     return guard([&] {
         const DecodeProblem problem = make_decode_problem(q, k_cache, v_cache, out, lse, options, Reading::call);
-        const Plan plan = make_plan(problem);
+        const DecodePlan plan = plan_decode(problem);
         check_workspace(plan.workspace_bytes, workspace, workspace_bytes);
         launch(problem, plan, workspace, stream);
     });
@@ -22,6 +22,6 @@ extern "C" flash_status_t flash_attention_decode_workspace_size(const flash_tens
                                                                 size_t* bytes) {
     return guard([&] {
         if (!bytes) invalid("bytes", "is required", "NULL");
-        *bytes = make_plan(make_decode_problem(q, k_cache, v_cache, out, lse, options, Reading::shapes)).workspace_bytes;
+        *bytes = plan_decode(make_decode_problem(q, k_cache, v_cache, out, lse, options, Reading::shapes)).workspace_bytes;
     });
 }

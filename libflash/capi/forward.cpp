@@ -1,6 +1,6 @@
 #include "capi/guard.h"
 #include "plan/plan.h"
-#include "plan/workspace.h"
+#include "problem/workspace.h"
 
 using namespace libflash;
 
@@ -10,7 +10,7 @@ extern "C" flash_status_t flash_attention_forward(const flash_tensor_t* q, const
                                                   size_t workspace_bytes, void* stream) {
     return guard([&] {
         const AttentionProblem problem = make_forward_problem(q, k, v, out, lse, options, Reading::call);
-        const Plan plan = make_plan(problem);
+        const ForwardPlan plan = plan_forward(problem);
         check_workspace(plan.workspace_bytes, workspace, workspace_bytes);
         launch(problem, plan, workspace, stream);
     });
@@ -22,6 +22,6 @@ extern "C" flash_status_t flash_attention_forward_workspace_size(const flash_ten
                                                                  const flash_attention_options_t* options, size_t* bytes) {
     return guard([&] {
         if (!bytes) invalid("bytes", "is required", "NULL");
-        *bytes = make_plan(make_forward_problem(q, k, v, out, lse, options, Reading::shapes)).workspace_bytes;
+        *bytes = plan_forward(make_forward_problem(q, k, v, out, lse, options, Reading::shapes)).workspace_bytes;
     });
 }

@@ -4,7 +4,6 @@
 
 #include "build_info.h"
 #include "capi/guard.h"
-#include "plan/device.h"
 #include "plan/registry.h"
 #include "problem/options.h"
 
@@ -60,39 +59,39 @@ extern "C" int32_t flash_kernel_count(void) { return kernel_count(); }
 extern "C" flash_status_t flash_kernel_info(int32_t index, flash_kernel_info_t* info) {
     return guard([&] {
         check_info(info, kKernelInfo1, index, kernel_count());
-        const KernelRow& row = kernel_row(index);
+        const KernelEntry& kernel = kernel_entry(index);
         flash_kernel_info_t known = {};
-        known.usable = usable_here(row, &known.why_not) ? 1 : 0;
-        known.name = row.name;
-        known.operation = operation_name(row.operation);
-        known.backend = row.backend;
-        known.dtype = row.dtype;
-        known.head_dim = row.head_dim;
-        known.head_dim_v = row.head_dim_v;
-        known.tile_q = row.tile_q;
-        known.tile_k = row.tile_k;
-        known.stages = row.stages;
+        known.usable = usable_here(kernel, &known.why_not) ? 1 : 0;
+        known.name = kernel.name;
+        known.operation = operation_name(kernel.operation);
+        known.backend = kernel.backend;
+        known.dtype = kernel.dtype;
+        known.head_dim = kernel.head_dim;
+        known.head_dim_v = kernel.head_dim_v;
+        known.tile_q = kernel.tile_q;
+        known.tile_k = kernel.tile_k;
+        known.stages = kernel.stages;
         hand_out(known, info);
     });
 }
 
-extern "C" int32_t flash_device_count(void) { return device_count(); }
+extern "C" int32_t flash_device_count(void) { return cuda::device_count(); }
 
 extern "C" flash_status_t flash_device_info(int32_t index, flash_device_info_t* info) {
     return guard([&] {
-        check_info(info, kDeviceInfo1, index, device_count());
-        const DeviceFacts& facts = device_facts(index);
+        check_info(info, kDeviceInfo1, index, cuda::device_count());
+        const cuda::DeviceProperties& device = cuda::device_properties(index);
         flash_device_info_t known = {};
-        known.arch = facts.arch;
-        known.multiprocessors = facts.multiprocessors;
-        known.shared_memory_bytes = facts.shared_memory_bytes;
-        known.memory_bytes = facts.memory_bytes;
-        std::memcpy(known.name, facts.name, sizeof known.name);
+        known.arch = device.arch;
+        known.multiprocessors = device.multiprocessors;
+        known.shared_memory_bytes = device.shared_memory_bytes;
+        known.memory_bytes = device.memory_bytes;
+        std::memcpy(known.name, device.name, sizeof known.name);
         hand_out(known, info);
     });
 }
 
-extern "C" const char* flash_cuda_state(void) { return cuda_state(); }
+extern "C" const char* flash_cuda_state(void) { return cuda::state_text(); }
 
 extern "C" const char* flash_build_info(void) {
     return "version: " LIBFLASH_VERSION_TEXT "\ncompiler: " LIBFLASH_BUILD_COMPILER "\nbuild type: " LIBFLASH_BUILD_TYPE

@@ -1,26 +1,33 @@
-// What a row of kernels.table says, as a value: kernels read it at compile time, the registry at run time. No CUDA header.
+// A line of kernels.table as a value: kernels read it at compile time, plans at run time. No CUDA header.
 #pragma once
 
 #include <cstdint>
+
+#include "problem/operation.h"
 
 namespace libflash::cuda {
 
 enum class RowType : int32_t { any_, f16_, bf16_, f32_ };
 
-// Bytes of an element that a row is for; a row for any type has none of its own.
+// Bytes of an element of the kernel's type; 0: the type is decided at run time.
 constexpr int element_bytes(RowType type) { return type == RowType::f32_ ? 4 : (type == RowType::any_ ? 0 : 2); }
-
-enum class Operation : int32_t { merge, compress, forward, backward, decode };
 
 struct KernelConfig {
     const char* name;
-    const char* operation;
-    const char* room;  // "any": every GPU the build has code for; "sm80", "sm90"
+    Operation operation;
+    const char* backend;  // the folder of its code: "sm80", "sm90"; "any": every GPU, whichever backend is asked for
     RowType dtype;
-    int head_dim, head_dim_v;   // the largest; 0: whatever comes
-    int tile_q, tile_k;         // 0: none
-    int stages;                 // 0: none
-    const char* architectures;  // it was compiled for, as in flash_build_info()
+    int head_dim, head_dim_v;  // the largest; 0: any
+    int tile_q, tile_k;        // of the plain instance; 0: none
+    int stages;                // 0: none
+    const char* compiled_for;  // architectures, as in flash_build_info()
+    const char* versions;      // "80 90": the values of __CUDA_ARCH__ / 10 that its code was compiled with
+};
+
+// What a thread block of one template instance takes.
+struct KernelResources {
+    int threads;
+    int shared_bytes;  // dynamic shared memory
 };
 
 }  // namespace libflash::cuda

@@ -1,4 +1,4 @@
-# From kernels.table: for each row one line of cuda_rows.inc and its code in a .cu, in the build folder, which it shares with the row of the
+# From kernels.table: for each row one line of cuda_kernels.inc and its code in a .cu, in the build folder, which it shares with the row of the
 # other type of 16 bits if all else is equal (units.cmake). Rows of one room are compiled for the architectures that room is for; a room
 # without any is left out, and its rows are then in no registry.
 #
@@ -39,7 +39,8 @@ foreach(room IN LISTS rooms)
 endforeach()
 
 # The host side of the backend. cudart is linked statically and the driver is asked for at run time, so the library loads without one.
-file(GLOB cuda_sources CONFIGURE_DEPENDS libflash/cuda/*.cpp)
+file(GLOB cuda_sources CONFIGURE_DEPENDS libflash/cuda/*.cpp libflash/cuda/*/*.cpp)
+list(FILTER cuda_sources EXCLUDE REGEX "/cuda/(device|machine_code).cpp$")  # in every build
 target_sources(libflash PRIVATE ${cuda_sources})
 target_include_directories(libflash_flags SYSTEM INTERFACE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
 set_target_properties(libflash PROPERTIES CUDA_RUNTIME_LIBRARY Static LINKER_LANGUAGE CXX)

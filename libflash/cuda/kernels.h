@@ -1,23 +1,22 @@
-// What the rest of the library sees of the CUDA backend: the rows that were compiled, and one function for each operation that turns a
-// problem into a launch. No CUDA header. Only in builds with the CUDA part (LIBFLASH_BUILD_CUDA in build_info.h).
+// What the plan layer sees of the CUDA backend: the kernels that were compiled, how an architecture plans each operation, and the
+// launch of a plan. No CUDA header. The functions are only in builds with the CUDA part (LIBFLASH_BUILD_CUDA in build_info.h).
 #pragma once
 
-#include <cstddef>
-#include <string>
-
-#include "cuda/config.h"
+#include "cuda/architecture.h"
 #include "cuda/params.h"
-#include "problem/build.h"
 
 namespace libflash::cuda {
 
-// Enqueues a kernel on a stream; what cudaGetLastError() says then.
+// Enqueues the kernels of a plan on a stream; returns what cudaGetLastError() says then.
 template <Operation op>
-using Launcher = int (*)(const LaunchParams<op>&, void* stream);
+using Launcher = int (*)(const LaunchPlan<op>&, const LaunchParams<op>&, void* stream);
 
-struct Row {
+struct Kernel {
     KernelConfig config;
-    // Of these the one of the row's operation; the others are null.
+    const Architecture* architecture = nullptr;
+    // Of one step of the operation (ForwardStep, ...) and one template instance; of operations with a single step, step 0.
+    KernelResources (*resources)(int step, int instance) = nullptr;
+    // Of these the one of the kernel's operation; the others are null.
     Launcher<Operation::merge> merge = nullptr;
     Launcher<Operation::compress> compress = nullptr;
     Launcher<Operation::forward> forward = nullptr;
@@ -25,39 +24,15 @@ struct Row {
     Launcher<Operation::decode> decode = nullptr;
 };
 
-// The rows of this build, in order of preference within an operation. `count` receives the number.
-const Row* all_rows(int* count);
+// The kernels of this build, in order of preference within an operation. `count` receives the number.
+const Kernel* compiled_kernels(int* count);
 
-// What a thread block of the row takes, where that may be more than a device has; else 0.
-int shared_bytes(const KernelConfig& config);
-
-// Can the row do what the problem asks for besides its type and head dims? If not, `why`, where given, says what it does not know.
-bool knows_options(const KernelConfig& config, const AttentionProblem& problem, std::string* why);
-
-// Refuses what the kernels cannot count.
-void check_sizes(const AttentionProblem& problem);
-void check_sizes(const DecodeProblem& problem);
-
-// The workspace that forward needs: where thread blocks are given work as they come free.
-size_t forward_workspace_bytes(const Row& row, const AttentionProblem& problem);
-
-// The workspace that backward needs.
-size_t backward_workspace_bytes(const Row& row, const AttentionProblem& problem);
-
-// Into how many ranges decode cuts the keys of a sequence at most, and how many key heads a thread block takes of one; the workspace for
-// the results of ranges and for turned queries.
-struct DecodeCut {
-    int64_t splits;
-    int heads;
-};
-DecodeCut decode_cut(const Row& row, const DecodeProblem& problem);
-size_t decode_workspace_bytes(const Row& row, const DecodeProblem& problem, DecodeCut cut);
-
-// Run `row` on the problem's device, on `stream`; the caller's current device is the same afterwards. Throw Error (CUDA).
-void forward(const Row& row, const AttentionProblem& problem, void* workspace, void* stream);
-void backward(const Row& row, const AttentionProblem& problem, void* workspace, void* stream);
-void decode(const Row& row, const DecodeProblem& problem, DecodeCut cut, void* workspace, void* stream);
-void merge(const Row& row, const MergeProblem& problem, void* stream);
-void compress(const Row& row, const CompressProblem& problem, void* stream);
+// Launch `plan` of `kernel` on the problem's device, on `stream`; the caller's current device is the same afterwards. Throw Error
+// (CUDA).
+void forward(const Kernel& kernel, const AttentionProblem& problem, const ForwardPlan& plan, void* workspace, void* stream);
+void backward(const Kernel& kernel, const AttentionProblem& problem, const BackwardPlan& plan, void* workspace, void* stream);
+void decode(const Kernel& kernel, const DecodeProblem& problem, const DecodePlan& plan, void* workspace, void* stream);
+void merge(const Kernel& kernel, const MergeProblem& problem, const MergePlan& plan, void* stream);
+void compress(const Kernel& kernel, const CompressProblem& problem, const CompressPlan& plan, void* stream);
 
 }  // namespace libflash::cuda

@@ -1,5 +1,5 @@
 // What kernels receive: small structs of plain values, passed by value. Strides are in elements. No CUDA header, so that the host
-// side can fill them in.
+// side can fill them in. And which plan and parameters belong to an operation.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,7 @@
 #include "cuda/attention/decode_params.h"
 #include "cuda/attention/params.h"
 #include "cuda/config.h"
+#include "cuda/plans.h"
 
 namespace libflash::cuda {
 
@@ -44,28 +45,35 @@ struct CompressParams {
 };
 
 template <Operation>
-struct ParamsOf;
+struct TypesOf;
 template <>
-struct ParamsOf<Operation::merge> {
-    using type = MergeParams;
+struct TypesOf<Operation::merge> {
+    using Plan = MergePlan;
+    using Params = MergeParams;
 };
 template <>
-struct ParamsOf<Operation::compress> {
-    using type = CompressParams;
+struct TypesOf<Operation::compress> {
+    using Plan = CompressPlan;
+    using Params = CompressParams;
 };
 template <>
-struct ParamsOf<Operation::forward> {
-    using type = ForwardParams;
+struct TypesOf<Operation::forward> {
+    using Plan = ForwardPlan;
+    using Params = ForwardParams;
 };
 template <>
-struct ParamsOf<Operation::backward> {
-    using type = BackwardParams;
+struct TypesOf<Operation::backward> {
+    using Plan = BackwardPlan;
+    using Params = BackwardParams;
 };
 template <>
-struct ParamsOf<Operation::decode> {
-    using type = DecodeParams;
+struct TypesOf<Operation::decode> {
+    using Plan = DecodePlan;
+    using Params = DecodeParams;
 };
 template <Operation op>
-using LaunchParams = typename ParamsOf<op>::type;
+using LaunchPlan = typename TypesOf<op>::Plan;
+template <Operation op>
+using LaunchParams = typename TypesOf<op>::Params;
 
 }  // namespace libflash::cuda

@@ -78,8 +78,12 @@ macro(libflash_read_row line)
     set(chosen ON)
   endif()
 
+  if(NOT DEFINED versions_${name})
+    set(versions_${name} ${versions})
+  endif()
   list(JOIN LIBFLASH_ARCHITECTURES_${compiled_as} " " architectures)
-  set(fields "\"${name}\", \"${operation}\", \"${room}\", RowType::${dtype}_, ${head_dim}, ${head_dim_v}, ${tile_q}, ${tile_k}, ${stages}, \"${architectures}\"")
+  list(JOIN versions_${name} " " versions_of_code)
+  set(fields "\"${name}\", Operation::${operation}, \"${room}\", RowType::${dtype}_, ${head_dim}, ${head_dim_v}, ${tile_q}, ${tile_k}, ${stages}, \"${architectures}\", \"${versions_of_code}\"")
 endmacro()
 
 # Puts the row that was read last into its unit: sets unit, and of it unit_<unit>_dtypes, _rows (names), _code and what all its rows share.
@@ -87,9 +91,6 @@ macro(libflash_join_unit)
   set(kind ${dtype})
   if(dtype MATCHES "^b?f16$")
     set(kind 16)
-  endif()
-  if(NOT DEFINED versions_${name})
-    set(versions_${name} ${versions})
   endif()
   string(MAKE_C_IDENTIFIER "${before_dtype}_${kind}${after_dtype}_${tile}_${stages}_${compiled_as}_from_${versions_${name}}" unit)
   list(APPEND units ${unit})
@@ -107,28 +108,38 @@ macro(libflash_join_unit)
     static constexpr KernelConfig config{${fields}};
 };
 
-int launch_${name}(const LaunchParams<Operation::${operation}>& params, void* stream) {
-    return launch_${operation}<${name}>(params, stream);
+int launch_${name}(const LaunchPlan<Operation::${operation}>& plan, const LaunchParams<Operation::${operation}>& params, void* stream) {
+    return launch_${operation}<${name}>(plan, params, stream);
+}
+
+KernelResources resources_${name}(int step, int instance) {
+    return resources_of_${operation}<${name}>(step, instance);
 }
 
 ")
 endmacro()
 
-# Writes the registry and the units of `table` into the folder `generated`. Sets rooms, for each of them sources_<room>, and for each source
+# Writes the registry, the table of architectures and the units of `table` into the folder `generated`. Sets rooms, for each of them sources_<room>, and for each source
 # gencode_<file>: its options for the architectures.
 macro(libflash_units table generated)
   set(units "")
   set(rooms "")
+  set(folders "")
   set(registry "// Generated from cuda/kernels.table.\n")
   file(STRINGS "${table}" lines REGEX "^[a-z]")
   foreach(line IN LISTS lines)
     libflash_read_row("${line}")
+    list(APPEND folders ${room})
     if(chosen)
       libflash_join_unit()
-      string(APPEND registry "LIBFLASH_CUDA_ROW(${operation}, ${name}, ${fields})\n")
+      string(APPEND registry "LIBFLASH_CUDA_KERNEL(${operation}, ${name}, ${fields})\n")
     endif()
   endforeach()
-  libflash_write("${generated}/cuda_rows.inc" "${registry}")
+  libflash_write("${generated}/cuda_kernels.inc" "${registry}")
+  list(REMOVE_DUPLICATES folders)
+  list(TRANSFORM folders REPLACE "(.+)" "LIBFLASH_CUDA_ARCHITECTURE(\\1)\n")
+  string(CONCAT architecture_lines "// Generated from cuda/kernels.table.\n" ${folders})
+  libflash_write("${generated}/cuda_architectures.inc" "${architecture_lines}")
 
   list(REMOVE_DUPLICATES units)
   foreach(unit IN LISTS units)

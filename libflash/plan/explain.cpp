@@ -3,20 +3,13 @@
 #include <utility>
 #include <vector>
 
-#include "plan/device.h"
-#include "plan/plan.h"
+#include "plan/explain_line.h"
+#include "plan/explain_plan.h"
+#include "plan/selection.h"
 
 namespace libflash {
 
 namespace {
-
-// "kernel      forward_cpu_avx512"
-template <class... Parts>
-void line(std::string& text, const char* label, const Parts&... parts) {
-    std::string start = label;
-    start.resize(12, ' ');
-    text += start + text_of(parts...) + "\n";
-}
 
 std::string rows_text(const Sequences& rows) {
     std::string text = rows.packed() ? text_of("packed ", rows.capacity, " rows") : text_of(rows.capacity);
@@ -73,27 +66,6 @@ std::string options_text(const DecodeProblem& p) {
     return text;
 }
 
-void splits_line(std::string& text, int64_t splits) {
-    line(text, "splits", splits, splits == 1 ? " (keys are not split)" : " ranges of keys");
-}
-
-void cpu_lines(std::string& text, const cpu::Plan& plan) {
-    line(text, "threads", plan.threads);
-    splits_line(text, plan.num_splits);
-    if (plan.key_chunks > 1) line(text, "chunks", plan.key_chunks, " ranges of keys with a query gradient of their own");
-}
-
-template <class Problem>
-void plan_lines(std::string& text, const Problem& problem, const KernelRow& row) {
-    const Plan plan = make_plan(problem, row);
-    line(text, "kernel", row.name, ", backend ", row.backend);
-    const int tile_q = row.cuda ? row.tile_q : plan.cpu.tile_q, tile_k = row.cuda ? row.tile_k : plan.cpu.tile_k;
-    if (tile_q > 0) line(text, "tile", tile_q, " queries x ", tile_k, " keys");
-    if (row.cpu) cpu_lines(text, plan.cpu);
-    if (plan.cuda_splits > 0) splits_line(text, plan.cuda_splits);
-    line(text, "workspace", plan.workspace_bytes, " bytes");
-}
-
 // Names, separated by ", ", in lines that fit a screen.
 void wrapped(std::string& text, std::string names) {
     constexpr size_t kWidth = 110;
@@ -105,20 +77,20 @@ void wrapped(std::string& text, std::string names) {
     line(text, "", "  ", names);
 }
 
-// Why not the others; rows with the same reason share a line.
-void other_lines(std::string& text, const Subject& subject, const KernelRow& chosen) {
+// Why not the others; kernels with the same reason share a line.
+void other_lines(std::string& text, const Subject& subject, const KernelEntry& chosen) {
     std::vector<std::pair<std::string, std::string>> reasons;  // and the names
     bool after = false;
     for (int i = 0; i < kernel_count(); ++i) {
-        const KernelRow& row = kernel_row(i);
-        if (&row == &chosen) after = true;
-        if (row.operation != subject.operation || &row == &chosen) continue;
+        const KernelEntry& kernel = kernel_entry(i);
+        if (&kernel == &chosen) after = true;
+        if (kernel.operation != subject.operation || &kernel == &chosen) continue;
         std::string why;
-        if (accepts(row, subject, &why)) why = after ? "would do, comes later in order of preference" : "would do";
+        if (accepts(kernel, subject, &why)) why = after ? "would do, comes later in order of preference" : "would do";
         size_t at = 0;
         while (at < reasons.size() && reasons[at].first != why) ++at;
         if (at == reasons.size()) reasons.emplace_back(why, "");
-        reasons[at].second += (reasons[at].second.empty() ? "" : ", ") + std::string(row.name);
+        reasons[at].second += (reasons[at].second.empty() ? "" : ", ") + std::string(kernel.name);
     }
     for (const auto& [why, names] : reasons) {
         line(text, "not", why);
@@ -126,18 +98,19 @@ void other_lines(std::string& text, const Subject& subject, const KernelRow& cho
     }
 }
 
-template <class Problem>
-void finish(std::string& text, const Problem& problem) {
+// `plan_with`: the plan with a kernel that accepts the problem.
+template <class Problem, class PlanWith>
+void finish(std::string& text, const Problem& problem, const PlanWith& plan_with) {
     const Subject subject = subject_of(problem);
-    if (device_count() > 0) check_device_exists(subject.device);  // a machine without a GPU is explained instead
-    if (const KernelRow* row = find_kernel(subject)) {
-        plan_lines(text, problem, *row);
-        other_lines(text, subject, *row);
+    if (cuda::device_count() > 0) cuda::check_device_exists(subject.device);  // a machine without a GPU is explained instead
+    if (const KernelEntry* kernel = find_kernel(subject)) {
+        add_plan_lines(text, plan_with(*kernel));
+        other_lines(text, subject, *kernel);
     } else {
         line(text, "kernel", "none: UNSUPPORTED");
         line(text, "because", why_no_kernel(subject));
     }
-    if (problem.device.is_cuda()) line(text, "cuda", cuda_state());
+    if (problem.device.is_cuda()) line(text, "cuda", cuda::state_text());
 }
 
 }  // namespace
@@ -147,7 +120,11 @@ std::string explain(const AttentionProblem& problem) {
     line(text, "operation", problem.backward ? "backward" : "forward");
     sizes_line(text, problem, rows_text(problem.q_rows), rows_text(problem.k_rows));
     line(text, "options", options_text(problem));
-    finish(text, problem);
+    if (problem.backward) {
+        finish(text, problem, [&](const KernelEntry& kernel) { return plan_backward(problem, kernel); });
+    } else {
+        finish(text, problem, [&](const KernelEntry& kernel) { return plan_forward(problem, kernel); });
+    }
     return text;
 }
 
@@ -156,7 +133,7 @@ std::string explain(const DecodeProblem& problem) {
     line(text, "operation", "decode");
     sizes_line(text, problem, text_of(problem.seqlen_q), text_of("up to ", problem.cache.capacity));
     line(text, "options", options_text(problem));
-    finish(text, problem);
+    finish(text, problem, [&](const KernelEntry& kernel) { return plan_decode(problem, kernel); });
     return text;
 }
 

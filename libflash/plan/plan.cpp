@@ -1,85 +1,72 @@
 #include "plan/plan.h"
 
-#include "build_info.h"
-
-#if LIBFLASH_BUILD_CUDA
-#include "cuda/kernels.h"
-#endif
+#include "plan/selection.h"
 
 namespace libflash {
 
-Plan make_plan(const AttentionProblem& problem, const KernelRow& row) {
+namespace {
+
+const cuda::DeviceProperties& device_of(const Device& device) { return cuda::device_properties(device.id); }
+
+// The backend's plan, and the workspace that it needs.
+template <class Plan, class MakeCpu, class MakeCuda>
+Plan make_plan(const KernelEntry& kernel, const MakeCpu& make_cpu, const MakeCuda& make_cuda) {
     Plan plan;
-    plan.row = &row;
-#if LIBFLASH_BUILD_CUDA
-    if (row.cuda) {
-        cuda::check_sizes(problem);
-        const auto bytes = problem.backward ? cuda::backward_workspace_bytes : cuda::forward_workspace_bytes;
-        plan.workspace_bytes = bytes(*row.cuda, problem);
-        return plan;
+    plan.kernel = &kernel;
+    if (kernel.cuda) {
+        plan.cuda = make_cuda(*kernel.cuda->architecture);
+        plan.workspace_bytes = plan.cuda.workspace.bytes();
+    } else {
+        plan.cpu = make_cpu(*kernel.cpu);
+        plan.workspace_bytes = plan.cpu.workspace_bytes;
     }
-#endif
-    plan.cpu = problem.backward ? row.cpu->plan_backward(problem) : row.cpu->plan_forward(problem);
-    plan.workspace_bytes = plan.cpu.workspace_bytes;
     return plan;
 }
 
-Plan make_plan(const DecodeProblem& problem, const KernelRow& row) {
-    Plan plan;
-    plan.row = &row;
-#if LIBFLASH_BUILD_CUDA
-    if (row.cuda) {
-        cuda::check_sizes(problem);
-        const cuda::DecodeCut cut = cuda::decode_cut(*row.cuda, problem);
-        plan.cuda_splits = cut.splits;
-        plan.cuda_heads = cut.heads;
-        plan.workspace_bytes = cuda::decode_workspace_bytes(*row.cuda, problem, cut);
-        return plan;
-    }
-#endif
-    plan.cpu = row.cpu->plan_decode(problem);
-    plan.workspace_bytes = plan.cpu.workspace_bytes;
+}  // namespace
+
+ForwardPlan plan_forward(const AttentionProblem& problem, const KernelEntry& kernel) {
+    return make_plan<ForwardPlan>(
+        kernel, [&](const cpu::Kernels& kernels) { return kernels.plan_forward(problem); },
+        [&](const cuda::Architecture& architecture) {
+            return architecture.plan_forward(*kernel.cuda, problem, device_of(problem.device));
+        });
+}
+
+BackwardPlan plan_backward(const AttentionProblem& problem, const KernelEntry& kernel) {
+    return make_plan<BackwardPlan>(
+        kernel, [&](const cpu::Kernels& kernels) { return kernels.plan_backward(problem); },
+        [&](const cuda::Architecture& architecture) {
+            return architecture.plan_backward(*kernel.cuda, problem, device_of(problem.device));
+        });
+}
+
+DecodePlan plan_decode(const DecodeProblem& problem, const KernelEntry& kernel) {
+    return make_plan<DecodePlan>(
+        kernel, [&](const cpu::Kernels& kernels) { return kernels.plan_decode(problem); },
+        [&](const cuda::Architecture& architecture) {
+            return architecture.plan_decode(*kernel.cuda, problem, device_of(problem.device));
+        });
+}
+
+ForwardPlan plan_forward(const AttentionProblem& problem) { return plan_forward(problem, choose_kernel(subject_of(problem))); }
+BackwardPlan plan_backward(const AttentionProblem& problem) { return plan_backward(problem, choose_kernel(subject_of(problem))); }
+DecodePlan plan_decode(const DecodeProblem& problem) { return plan_decode(problem, choose_kernel(subject_of(problem))); }
+
+MergePlan plan_merge(const MergeProblem& problem) {
+    MergePlan plan;
+    plan.kernel = &choose_kernel(subject_of(problem));
+    if (const cuda::Kernel* kernel = plan.kernel->cuda)
+        plan.cuda = kernel->architecture->plan_merge(*kernel, problem, device_of(problem.device));
     return plan;
 }
 
-Plan make_plan(const AttentionProblem& problem) { return make_plan(problem, choose_kernel(subject_of(problem))); }
-Plan make_plan(const DecodeProblem& problem) { return make_plan(problem, choose_kernel(subject_of(problem))); }
-
-void launch(const AttentionProblem& problem, const Plan& plan, void* workspace, void* stream) {
-#if LIBFLASH_BUILD_CUDA
-    if (plan.row->cuda && problem.backward) return cuda::backward(*plan.row->cuda, problem, workspace, stream);
-    if (plan.row->cuda) return cuda::forward(*plan.row->cuda, problem, workspace, stream);
-#endif
-    static_cast<void>(stream);
-    const auto function = problem.backward ? plan.row->cpu->backward : plan.row->cpu->forward;
-    function(problem, plan.cpu, workspace);
-}
-
-void launch(const DecodeProblem& problem, const Plan& plan, void* workspace, void* stream) {
-#if LIBFLASH_BUILD_CUDA
-    if (plan.row->cuda) return cuda::decode(*plan.row->cuda, problem, {plan.cuda_splits, plan.cuda_heads}, workspace, stream);
-#endif
-    static_cast<void>(stream);
-    plan.row->cpu->decode(problem, plan.cpu, workspace);
-}
-
-void run(const MergeProblem& problem, void* stream) {
-    const KernelRow& row = choose_kernel(subject_of(problem));
-#if LIBFLASH_BUILD_CUDA
-    if (row.cuda) return cuda::merge(*row.cuda, problem, stream);
-#endif
-    static_cast<void>(row), static_cast<void>(stream);
-    cpu::merge(problem);
-}
-
-void run(const CompressProblem& problem, void* stream) {
-    const KernelRow& row = choose_kernel(subject_of(problem));
-#if LIBFLASH_BUILD_CUDA
-    if (row.cuda) return cuda::compress(*row.cuda, problem, stream);
-#endif
-    static_cast<void>(row), static_cast<void>(stream);
-    cpu::compress_block_mask(problem.mask, problem.matrices, problem.rows, problem.cols, problem.row_counts, problem.row_indices,
-                             problem.col_counts, problem.col_indices);
+CompressPlan plan_compress(const CompressProblem& problem) {
+    CompressPlan plan;
+    plan.kernel = &choose_kernel(subject_of(problem));
+    if (const cuda::Kernel* kernel = plan.kernel->cuda)
+        plan.cuda = kernel->architecture->plan_compress(*kernel, problem, device_of(problem.device));
+    return plan;
 }
 
 }  // namespace libflash

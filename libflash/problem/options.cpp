@@ -1,6 +1,9 @@
 #include "problem/options.h"
 
 #include <cmath>
+#include <string>
+
+#include "build_info.h"
 
 namespace libflash {
 
@@ -87,12 +90,16 @@ int64_t read_split_size(int64_t split_size, int64_t num_splits) {
     return split_size;
 }
 
+// Any backend that kernels.table names, compiled or not: whether there is a kernel of it is decided later.
 const char* read_backend(const char* backend) {
-    if (backend && std::strcmp(backend, "cpu") != 0 && std::strcmp(backend, "sm80") != 0 && std::strcmp(backend, "sm90") != 0) {
-        const std::string start(backend, strnlen(backend, 40));
-        invalid("backend", "must be \"cpu\", \"sm80\" or \"sm90\", if it is given", "\"", start, "\"");
+    if (!backend) return nullptr;
+    for (const char* name = LIBFLASH_BUILD_BACKENDS; *name;) {
+        const size_t length = std::strcspn(name, " ");
+        if (std::strlen(backend) == length && std::strncmp(name, backend, length) == 0) return backend;
+        name += length + (name[length] ? 1 : 0);
     }
-    return backend;
+    const std::string start(backend, strnlen(backend, 40));
+    invalid("backend", "must be the name of a backend, if it is given", "\"", start, "\", the names are ", LIBFLASH_BUILD_BACKENDS);
 }
 
 int read_num_threads(int32_t num_threads) {

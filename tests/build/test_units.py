@@ -42,10 +42,13 @@ def cmake(cmake_script, tmp_path):
             text = (folder / file).read_text()
             names = re.findall(r"^struct (\w+) \{$", text, re.MULTILINE)
             assert names == re.findall(r"^int launch_(\w+)\(", text, re.MULTILINE)
+            assert names == re.findall(r"^KernelResources resources_(\w+)\(", text, re.MULTILINE)
             assert text.startswith(f"// Generated from cuda/kernels.table: {', '.join(names)}.\n")
             units[file.removesuffix(".cu")] = names, room, options
-        assert {f"{unit}.cu" for unit in units} | {"cuda_rows.inc"} == {path.name for path in folder.iterdir()}
-        return units, re.findall(r"^LIBFLASH_CUDA_ROW\(\w+, (\w+), ", (folder / "cuda_rows.inc").read_text(), re.MULTILINE)
+        assert {f"{unit}.cu" for unit in units} | {"cuda_kernels.inc", "cuda_architectures.inc"} == {
+            path.name for path in folder.iterdir()
+        }
+        return units, re.findall(r"^LIBFLASH_CUDA_KERNEL\(\w+, (\w+), ", (folder / "cuda_kernels.inc").read_text(), re.MULTILINE)
 
     return run
 

@@ -83,7 +83,10 @@ VALUES = [
     Row("threads-many", ALL3, with_options(num_threads=4097), "num_threads", "must be 0 (the default) to 4096", "4097"),
     Row("tile-q", BOTH, with_options(tile_q=513), "tile_q", "must be 0 (the library chooses) to 512", "513"),
     Row("tile-k", BOTH, with_options(tile_k=-1), "tile_k", "must be 0 (the library chooses) to 512", "-1"),
-    Row("backend-empty", ALL3, with_options(backend=b""), "backend", 'must be "cpu", "sm80" or "sm90", if it is given', '""'),
+    Row(
+        "backend-empty", ALL3, with_options(backend=b""),
+        "backend", "must be the name of a backend, if it is given", '"", the names are cpu sm80 sm90',
+    ),
     Row(
         "dlse-forward", FORWARD, with_tensor("dlse", lambda: floats(B, HQ, SQ)),
         "dlse", "is for backward, not for a forward call", "given",

@@ -40,7 +40,10 @@ MERGES = [
     Row("lses-null", MERGE, null("lses"), "lses", "an array of count tensors is required", "NULL"),
     Row("flags", MERGE, with_options(flags=1), "flags", "an unknown bit", "unknown bits 1"),
     Row("reserved", MERGE, with_options(reserved=-1), "reserved", "must be 0", "-1"),
-    Row("backend", MERGE, with_options(backend=b"sm70"), "backend", 'must be "cpu", "sm80" or "sm90", if it is given', '"sm70"'),
+    Row(
+        "backend", MERGE, with_options(backend=b"sm70"),
+        "backend", "must be the name of a backend, if it is given", '"sm70", the names are cpu sm80 sm90',
+    ),
     Row("threads", MERGE, with_options(num_threads=-2), "num_threads", "must be 0 (the default) to 4096", "-2"),
     Row("out-null", MERGE, without("out"), "out", "is required", "NULL"),
     Row("part-kind", MERGE, setting("outs[1]", dtype=99), "outs[1]", "dtype must be a flash_dtype_t", "99"),

@@ -1,4 +1,4 @@
-"""GPUs that are too old or too small, made up: the registry, compiled against them, refuses and says why."""
+"""GPUs that are too old or too small, made up: the choice of a kernel, compiled against them, refuses and says why."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from host_library import compile_host
 
 UNSUPPORTED = 2
-ENOUGH = 100_000  # bytes of shared memory, for the rows below
+ENOUGH = 100_000  # bytes of shared memory, for the kernels below
 
 BUILD_INFO = """
 #define LIBFLASH_BUILD_CUDA 1
@@ -17,55 +17,56 @@ BUILD_INFO = """
 
 WRAPPER = """
 #include <cstdio>
-#include "cuda/kernels.h"
-#include "plan/device.h"
-#include "plan/registry.h"
+#include "cuda/device.h"
+#include "plan/selection.h"
 #include "problem/error.h"
 
 namespace libflash {
-
-static int devices;
-static DeviceFacts facts;
-
-int device_count() { return devices; }
-const DeviceFacts& device_facts(int) { return facts; }
-const char* cuda_state() { return "made up"; }
-void check_device_exists(const Device&) {}
 
 namespace cpu {
 const Kernels* const* all_kernels(int* count) { return *count = 0, nullptr; }
 }
 
 namespace cuda {
+static int devices;
+static DeviceProperties properties;
+
+int device_count() { return devices; }
+const DeviceProperties& device_properties(int) { return properties; }
+const char* state_text() { return "made up"; }
+void check_device_exists(const Device&) {}
+
 int shared_bytes(const KernelConfig& config) { return config.stages * 1000; }
-bool knows_options(const KernelConfig&, const AttentionProblem&, std::string*) { return true; }
-const Row* all_rows(int* count) {
-    static Row rows[2];
-    rows[0].config.name = "forward_sm80_f16_d128";
-    rows[1].config.name = "forward_sm90_f16_d128";
-    rows[0].config.room = "sm80";
-    rows[1].config.room = "sm90";
-    for (Row& row : rows) {
-        row.config.operation = "forward";
-        row.config.dtype = RowType::f16_;
-        row.config.head_dim = row.config.head_dim_v = 128;
-        row.config.stages = 100;
-        row.config.architectures = "80-real 90a-real 80-virtual";
+const Kernel* compiled_kernels(int* count) {
+    static const Architecture older{"sm80", false, nullptr, shared_bytes}, newer{"sm90", true, nullptr, shared_bytes};
+    static Kernel kernels[2];
+    kernels[0].config.name = "forward_sm80_f16_d128";
+    kernels[1].config.name = "forward_sm90_f16_d128";
+    kernels[0].architecture = &older;
+    kernels[1].architecture = &newer;
+    for (Kernel& kernel : kernels) {
+        kernel.config.operation = Operation::forward;
+        kernel.config.backend = kernel.architecture->name;
+        kernel.config.dtype = RowType::f16_;
+        kernel.config.head_dim = kernel.config.head_dim_v = 128;
+        kernel.config.stages = 100;
+        kernel.config.compiled_for = "80-real 90a-real 80-virtual";
     }
     *count = 2;
-    return rows;
+    return kernels;
 }
 }
 
 }  // namespace libflash
 
 using namespace libflash;
+using cuda::devices, cuda::properties;
 
 // The name of the kernel, or the reason why there is none; the status.
 extern "C" int choose(int arch, int shared_memory, char* text, size_t capacity) {
     devices = 1;
-    facts.arch = arch;
-    facts.shared_memory_bytes = shared_memory;
+    properties.arch = arch;
+    properties.shared_memory_bytes = shared_memory;
     Request request{};
     Subject subject{Operation::forward, Device{FLASH_DEVICE_CUDA, 0}, DType::f16, 64, 64, &request};
     try {
@@ -77,11 +78,11 @@ extern "C" int choose(int arch, int shared_memory, char* text, size_t capacity) 
     }
 }
 
-extern "C" int usable(int count, int arch, int row, char* text, size_t capacity) {
+extern "C" int usable(int count, int arch, int kernel, char* text, size_t capacity) {
     devices = count;
-    facts.arch = arch;
+    properties.arch = arch;
     const char* why_not = nullptr;
-    const bool can = usable_here(kernel_row(row), &why_not);
+    const bool can = usable_here(kernel_entry(kernel), &why_not);
     std::snprintf(text, capacity, "%s", why_not);
     return can;
 }
@@ -92,7 +93,7 @@ extern "C" int usable(int count, int arch, int row, char* text, size_t capacity)
 def lib(tmp_path_factory: pytest.TempPathFactory) -> c.CDLL:
     folder: Path = tmp_path_factory.mktemp("old_gpu")
     (folder / "build_info.h").write_text(BUILD_INFO)
-    return compile_host(folder, WRAPPER, "plan/registry.cpp", "plan/architectures.cpp", "problem/check.cpp")
+    return compile_host(folder, WRAPPER, "plan/registry.cpp", "plan/selection.cpp", "cuda/machine_code.cpp", "problem/check.cpp")
 
 
 def text_of(function: c._CFuncPtr, *arguments: int) -> tuple[int, str]:
@@ -108,10 +109,10 @@ def test_a_gpu_before_ampere(lib: c.CDLL, arch: int) -> None:
     assert "forward_sm80_f16_d128, forward_sm90_f16_d128" in text
 
 
-@pytest.mark.parametrize(("arch", "row"), [(80, 0), (86, 0), (90, 0), (120, 0), (90, 1)])
-def test_a_gpu_that_it_has_code_for(lib: c.CDLL, arch: int, row: int) -> None:
+@pytest.mark.parametrize(("arch", "kernel"), [(80, 0), (86, 0), (90, 0), (120, 0), (90, 1)])
+def test_a_gpu_that_it_has_code_for(lib: c.CDLL, arch: int, kernel: int) -> None:
     assert text_of(lib.choose, arch, ENOUGH) == (0, "forward_sm80_f16_d128")
-    assert text_of(lib.usable, 1, arch, row) == (1, "")
+    assert text_of(lib.usable, 1, arch, kernel) == (1, "")
 
 
 def test_a_gpu_with_too_little_shared_memory(lib: c.CDLL) -> None:

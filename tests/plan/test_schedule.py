@@ -10,7 +10,7 @@ import pytest
 from host_library import compile_host
 
 WRAPPER = """
-#include "cuda/attention/fill_schedule.h"
+#include "cuda/host/tile_schedule.h"
 
 extern "C" uint32_t divide(uint32_t n, int64_t divisor) {  // what __umulhi gives on the device
     const libflash::cuda::Divisor by = libflash::cuda::divisor_params(divisor);

@@ -62,14 +62,18 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor) compress_k
 
 namespace libflash::cuda {
 
+template <class Row>
+KernelResources resources_of_compress(int, int) {
+    return {compress::kThreads, 0};
+}
+
 // Enqueues the work on `stream` and returns what cudaGetLastError() then says.
 template <class Row>
-int launch_compress(const CompressParams& p, void* stream) {
-    const int64_t lines = compress::row_lines(p) + compress::col_lines(p);
-    if (lines == 0) return cudaSuccess;
-    const int64_t blocks = (lines + compress::kWarps - 1) / compress::kWarps;
-    const unsigned grid = static_cast<unsigned>(blocks < INT32_MAX ? blocks : INT32_MAX);
-    compress::compress_kernel<Row><<<grid, compress::kThreads, 0, static_cast<cudaStream_t>(stream)>>>(p);
+int launch_compress(const CompressPlan& plan, const CompressParams& p, void* stream) {
+    const LaunchShape& shape = plan.compress;
+    if (shape.blocks == 0) return cudaSuccess;
+    const auto kernel = compress::compress_kernel<Row>;
+    kernel<<<static_cast<unsigned>(shape.blocks), shape.threads, shape.shared_bytes, static_cast<cudaStream_t>(stream)>>>(p);
     return cudaGetLastError();
 }
 

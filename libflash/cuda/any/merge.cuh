@@ -167,47 +167,21 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     }
 }
 
-inline int element_bytes(ElementType type) { return type == ElementType::f32 ? 4 : 2; }
-
-// Whether `vector` neighbouring elements can be moved at once, wherever a row of the tensor begins.
-inline bool allows(const RowTensor& tensor, int vector) {
-    const int bytes = vector * element_bytes(tensor.type);
-    const uintptr_t alignment = static_cast<uintptr_t>(bytes < 16 ? bytes : 16);
-    const auto fits = [&](int64_t stride) { return static_cast<uint64_t>(stride) * element_bytes(tensor.type) % alignment == 0; };
-    return reinterpret_cast<uintptr_t>(tensor.data) % alignment == 0 && fits(tensor.batch) && fits(tensor.row) &&
-           fits(tensor.head);
-}
-
-inline int widest_vector(const MergeParams& p) {
-    for (int vector : {8, 4}) {
-        bool all = p.head_dim_v % vector == 0 && allows(p.out, vector);
-        for (int n = 0; n < p.count; ++n) all = all && allows(p.outs[n], vector);
-        if (all) return vector;
-    }
-    return 1;
-}
-
 template <class Row, int kVector, class T>
-int launch(const MergeParams& p, cudaStream_t stream) {
-    int group = 1;
-    while (group < 32 && group * kVector < p.head_dim_v) group *= 2;
-    const int slots = kThreads / group;
-    const int64_t blocks = (p.batch * p.rows * p.heads + slots - 1) / slots;
-    const size_t smem_bytes = sizeof(float) * static_cast<size_t>(slots) * static_cast<size_t>(p.count);
-    const unsigned grid = static_cast<unsigned>(blocks < INT32_MAX ? blocks : INT32_MAX);
-    merge_kernel<Row, kVector, T><<<grid, kThreads, smem_bytes, stream>>>(p, group);
+int launch(const MergePlan& plan, const MergeParams& p, cudaStream_t stream) {
+    const LaunchShape& shape = plan.merge;
+    const auto kernel = merge_kernel<Row, kVector, T>;
+    kernel<<<static_cast<unsigned>(shape.blocks), shape.threads, shape.shared_bytes, stream>>>(p, plan.group);
     return cudaGetLastError();
 }
 
 template <class Row, int kVector>
-int launch(const MergeParams& p, cudaStream_t stream) {
-    bool uniform = true;
-    for (int n = 1; n < p.count; ++n) uniform = uniform && p.outs[n].type == p.outs[0].type;
-    if (!uniform) return launch<Row, kVector, void>(p, stream);
+int launch(const MergePlan& plan, const MergeParams& p, cudaStream_t stream) {
+    if (plan.mixed) return launch<Row, kVector, void>(plan, p, stream);
     switch (p.outs[0].type) {
-        case ElementType::f16: return launch<Row, kVector, __half>(p, stream);
-        case ElementType::bf16: return launch<Row, kVector, __nv_bfloat16>(p, stream);
-        default: return launch<Row, kVector, float>(p, stream);
+        case ElementType::f16: return launch<Row, kVector, __half>(plan, p, stream);
+        case ElementType::bf16: return launch<Row, kVector, __nv_bfloat16>(plan, p, stream);
+        default: return launch<Row, kVector, float>(plan, p, stream);
     }
 }
 
@@ -215,15 +189,20 @@ int launch(const MergeParams& p, cudaStream_t stream) {
 
 namespace libflash::cuda {
 
+template <class Row>
+KernelResources resources_of_merge(int, int) {
+    return {merge::kThreads, 0};
+}
+
 // Enqueues the work on `stream` and returns what cudaGetLastError() then says.
 template <class Row>
-int launch_merge(const MergeParams& p, void* stream) {
-    if (p.batch * p.rows * p.heads == 0) return cudaSuccess;
+int launch_merge(const MergePlan& plan, const MergeParams& p, void* stream) {
+    if (plan.merge.blocks == 0) return cudaSuccess;
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
-    switch (merge::widest_vector(p)) {
-        case 8: return merge::launch<Row, 8>(p, cuda_stream);
-        case 4: return merge::launch<Row, 4>(p, cuda_stream);
-        default: return merge::launch<Row, 1>(p, cuda_stream);
+    switch (plan.vector) {
+        case 8: return merge::launch<Row, 8>(plan, p, cuda_stream);
+        case 4: return merge::launch<Row, 4>(plan, p, cuda_stream);
+        default: return merge::launch<Row, 1>(plan, p, cuda_stream);
     }
 }
 

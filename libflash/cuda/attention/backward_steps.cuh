@@ -5,6 +5,7 @@
 #include "cuda/attention/element.cuh"
 #include "cuda/attention/params.h"
 #include "cuda/attention/row_facts.cuh"
+#include "cuda/plans.h"
 
 namespace libflash::cuda {
 
@@ -26,28 +27,13 @@ __global__ void __launch_bounds__(SinkGradientOf<Row>::kThreads)
     SinkGradientOf<Row>::run(params);
 }
 
-// Enqueues `kernel`, whose shared memory may be more than is given without asking; nothing if there are no blocks.
-inline int enqueue(void (*kernel)(BackwardParams), const BackwardParams& params, int64_t blocks, int threads, int shared_bytes,
-                   cudaStream_t stream) {
-    if (blocks == 0) return cudaSuccess;
-    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+// Enqueues `kernel`, whose shared memory may be more than is given without asking; nothing if there are no thread blocks.
+inline int enqueue(void (*kernel)(BackwardParams), const LaunchShape& shape, const BackwardParams& params, cudaStream_t stream) {
+    if (shape.blocks == 0) return cudaSuccess;
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
     if (error != cudaSuccess) return error;
-    kernel<<<static_cast<unsigned>(blocks), threads, shared_bytes, stream>>>(params);
+    kernel<<<static_cast<unsigned>(shape.blocks), shape.threads, shape.shared_bytes, stream>>>(params);
     return cudaGetLastError();
-}
-
-inline int64_t blocks_of(const ScheduleParams& schedule) { return int64_t{schedule.heads} * schedule.tiles; }
-
-template <class Row>
-int launch_row_facts(const BackwardParams& params, cudaStream_t stream) {
-    return enqueue(row_facts_kernel<Row>, params, blocks_of(params.query_schedule), RowFactsOf<Row>::kThreads, 0, stream);
-}
-
-// Where it is asked for.
-template <class Row>
-int launch_sink_gradient(const BackwardParams& params, cudaStream_t stream) {
-    if (!params.dsink.data) return cudaSuccess;
-    return enqueue(sink_gradient_kernel<Row>, params, params.heads_q, SinkGradientOf<Row>::kThreads, 0, stream);
 }
 
 }  // namespace libflash::cuda

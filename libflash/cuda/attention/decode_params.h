@@ -53,7 +53,6 @@ struct DecodeParams {
     uint32_t late_count;       // so many, begin a little later
     int32_t heads_beside;      // key heads that a thread block takes: 1, or what decode_heads_beside() says
     bool fetch_early;          // into the L2 cache, before the kernel ahead has ended
-    bool overlap;              // a kernel may be launched before the one ahead of it has ended (sm_90)
 };
 
 // Warps that share keys work on rows of their own, 16 each; with 16 rows or fewer it is the other way round.

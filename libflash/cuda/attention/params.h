@@ -105,7 +105,6 @@ struct ForwardParams {
     int32_t* work_order;  // in the workspace (sm90/work_order.cuh); nullptr: it is known before the launch who does what
     bool vector_loads;    // rows of q, k and v may be read 16 bytes at a time, and head dims are whole multiples of that
     bool vector_out;      // rows of out may be written so
-    bool general;         // take the instance that knows the rare options and any alignment
 };
 
 // What the backward kernels know of a query row besides its tensors; +infinity and 0 for rows that take no part.
@@ -155,7 +154,6 @@ struct BackwardParams {
     ScheduleParams query_tile_schedule;  // deterministic: by tile of query rows
     bool vector_loads;  // rows of q, k, v, out and dout may be read 16 bytes at a time, and head dims are whole multiples of that
     bool vector_out;    // rows of dq, dk and dv may be written so
-    bool general;       // take the instances that know the rare options and any alignment
 };
 
 }  // namespace libflash::cuda

@@ -6,14 +6,13 @@
 #include "cuda/attention/decode_keys.cuh"
 #include "cuda/attention/launch_behind.cuh"
 #include "cuda/attention/scores.cuh"
+#include "cuda/plans.h"
 #include "cuda/ptx/dependent_launch.cuh"
+#include "cuda/sm80/decode_instance.h"
 
 namespace libflash::cuda::sm80 {
 
-__host__ __device__ inline bool turns(const DecodeParams& params) { return params.append.cos != nullptr; }
-inline bool appends_ahead(const DecodeParams& params) {
-    return !params.append.within && (params.append.k_new.data || turns(params));
-}
+__device__ __forceinline__ bool turns(const DecodeParams& params) { return params.append.cos != nullptr; }
 
 template <class T>
 struct Append {
@@ -105,8 +104,6 @@ struct Append {
     }
 };
 
-constexpr int kAppendThreads = 128;  // as many as a row of 256 channels has pairs
-
 template <class Row, class T>
 __global__ void __launch_bounds__(kAppendThreads, 8)
     append_kernel(const __grid_constant__ DecodeParams params, uint32_t new_rows, uint32_t slots) {
@@ -128,16 +125,10 @@ __global__ void __launch_bounds__(kAppendThreads, 8)
 }
 
 template <class Row, class T>
-int launch_append(const DecodeParams& params, cudaStream_t stream) {
-    if (!appends_ahead(params)) return cudaSuccess;
-    const int64_t new_rows = params.append.k_new.data ? int64_t{params.batch} * params.cache.seqlen_new * params.heads_k : 0;
-    const int64_t rows = new_rows + (turns(params) ? int64_t{params.batch} * params.seqlen_q * params.heads_q : 0);
-    if (rows == 0) return cudaSuccess;
-    int64_t slots = 1;  // two channels each
-    while (2 * slots < params.head_dim || 2 * slots < params.head_dim_v) slots *= 2;
-    const int64_t rows_of_block = kAppendThreads / slots, blocks = (rows + rows_of_block - 1) / rows_of_block;
-    return launch_behind(append_kernel<Row, T>, blocks, kAppendThreads, 0, stream, params.overlap, params,
-                         static_cast<uint32_t>(new_rows), static_cast<uint32_t>(slots));
+int launch_append(const DecodePlan& plan, const DecodeParams& params, cudaStream_t stream) {
+    if (plan.append.blocks == 0) return cudaSuccess;
+    return launch_behind(append_kernel<Row, T>, plan.append.blocks, plan.append.threads, plan.append.shared_bytes, stream,
+                         plan.dependent_launch, params, plan.append_rows, plan.append_slots);
 }
 
 }  // namespace libflash::cuda::sm80

@@ -70,44 +70,51 @@ __global__ void __launch_bounds__(BackwardRow<Row>::Bias::kThreads, 2)
     body.run();
 }
 
+// dk and dv, then dq.
 template <class Row, bool kGeneral>
-int launch_gradients(const BackwardParams& params, cudaStream_t stream) {
-    using Keys = typename BackwardRow<Row>::template Keys<kGeneral>;
-    using Queries = typename BackwardRow<Row>::template Queries<kGeneral>;
-    const int error = enqueue(key_gradients_kernel<Row, kGeneral>, params, blocks_of(params.key_schedule), Keys::kThreads,
-                              Keys::kSharedBytes, stream);
-    if (error != cudaSuccess) return error;
-    if (params.dq_sums)
-        return enqueue(query_sums_kernel<Row>, params, blocks_of(params.query_schedule), BackwardRow<Row>::kThreads, 0, stream);
-    return enqueue(query_gradient_kernel<Row, kGeneral>, params, blocks_of(params.query_tile_schedule), Queries::kThreads,
-                   Queries::kSharedBytes, stream);
+int launch_gradients(const BackwardPlan& plan, const BackwardParams& params, cudaStream_t stream) {
+    int error = enqueue(key_gradients_kernel<Row, kGeneral>, plan.key_gradients, params, stream);
+    if (error == cudaSuccess) error = enqueue(query_sums_kernel<Row>, plan.dq_conversion, params, stream);
+    if (error == cudaSuccess) error = enqueue(query_gradient_kernel<Row, kGeneral>, plan.query_gradient, params, stream);
+    return error;
 }
 
-template <class Row>
-int launch_bias_gradient(const BackwardParams& params, cudaStream_t stream) {
+template <class Row, bool kGeneral>
+KernelResources backward_resources(BackwardStep step) {
+    using Keys = typename BackwardRow<Row>::template Keys<kGeneral>;
+    using Queries = typename BackwardRow<Row>::template Queries<kGeneral>;
     using Bias = typename BackwardRow<Row>::Bias;
-    const int32_t* extent = params.dbias.extent;
-    const int64_t row_tiles = (int64_t{extent[2]} + Bias::kBlockM - 1) / Bias::kBlockM;
-    const int64_t col_tiles = (int64_t{extent[3]} + Bias::kBlockN - 1) / Bias::kBlockN;
-    return enqueue(bias_gradient_kernel<Row>, params, extent[0] * extent[1] * row_tiles * col_tiles, Bias::kThreads,
-                   Bias::kSharedBytes, stream);
+    switch (step) {
+        case BackwardStep::statistics: return {RowFactsOf<Row>::kThreads, 0};
+        case BackwardStep::key_gradients: return {Keys::kThreads, Keys::kSharedBytes};
+        case BackwardStep::dq_conversion: return {BackwardRow<Row>::kThreads, 0};
+        case BackwardStep::query_gradient: return {Queries::kThreads, Queries::kSharedBytes};
+        case BackwardStep::sink_gradient: return {SinkGradientOf<Row>::kThreads, 0};
+        default: return {Bias::kThreads, Bias::kSharedBytes};
+    }
 }
 
 }  // namespace libflash::cuda::sm80
 
 namespace libflash::cuda {
 
+template <class Row>
+KernelResources resources_of_backward(int step, int instance) {
+    const auto resources =
+        instance == kGeneralInstance.number ? sm80::backward_resources<Row, true> : sm80::backward_resources<Row, false>;
+    return resources(static_cast<BackwardStep>(step));
+}
+
 // Enqueues the work on `stream` and returns what cudaGetLastError() then says.
 template <class Row>
-int launch_backward(const BackwardParams& params, void* stream) {
-    using namespace sm80;
+int launch_backward(const BackwardPlan& plan, const BackwardParams& params, void* stream) {
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
-    int error = launch_row_facts<Row>(params, cuda_stream);
-    if (error == cudaSuccess)
-        error =
-            params.general ? launch_gradients<Row, true>(params, cuda_stream) : launch_gradients<Row, false>(params, cuda_stream);
-    if (error == cudaSuccess) error = launch_sink_gradient<Row>(params, cuda_stream);
-    if (error == cudaSuccess && params.dbias.data) error = launch_bias_gradient<Row>(params, cuda_stream);
+    const auto launch_gradients =
+        plan.instance.number == kGeneralInstance.number ? sm80::launch_gradients<Row, true> : sm80::launch_gradients<Row, false>;
+    int error = enqueue(row_facts_kernel<Row>, plan.statistics, params, cuda_stream);
+    if (error == cudaSuccess) error = launch_gradients(plan, params, cuda_stream);
+    if (error == cudaSuccess) error = enqueue(sink_gradient_kernel<Row>, plan.sink_gradient, params, cuda_stream);
+    if (error == cudaSuccess) error = enqueue(sm80::bias_gradient_kernel<Row>, plan.bias_gradient, params, cuda_stream);
     return error;
 }
 

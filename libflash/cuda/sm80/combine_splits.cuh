@@ -8,6 +8,7 @@
 #include "cuda/attention/schedule.cuh"
 #include "cuda/attention/scores.cuh"
 #include "cuda/config.h"
+#include "cuda/plans.h"
 #include "cuda/ptx/dependent_launch.cuh"
 #include "cuda/ptx/math.cuh"
 
@@ -164,10 +165,10 @@ __global__ void __launch_bounds__(128) combine_kernel(const __grid_constant__ De
 }
 
 template <class Row, class T>
-int launch_combine(const DecodeParams& params, cudaStream_t stream) {
-    const int64_t blocks = int64_t{params.batch} * params.heads_q * params.seqlen_q;
-    return launch_behind(combine_kernel<Row, T>, blocks, CombineSplits<T, Row::config.head_dim>::kThreads, 0, stream,
-                         params.overlap, params);
+int launch_combine(const DecodePlan& plan, const DecodeParams& params, cudaStream_t stream) {
+    if (plan.combine.blocks == 0) return cudaSuccess;
+    return launch_behind(combine_kernel<Row, T>, plan.combine.blocks, plan.combine.threads, plan.combine.shared_bytes, stream,
+                         plan.dependent_launch, params);
 }
 
 }  // namespace libflash::cuda::sm80

@@ -9,7 +9,10 @@
 #include "cuda/ptx/dependent_launch.cuh"
 #include "cuda/sm80/append.cuh"
 #include "cuda/sm80/combine_splits.cuh"
+#include "cuda/sm80/decode_instance.h"
 #include "cuda/sm80/decode_range.cuh"
+
+#include <type_traits>
 
 namespace libflash::cuda::sm80 {
 
@@ -39,44 +42,63 @@ __global__ void __launch_bounds__(DecodeInstance<Row, kKeys, kTakesIn>::Body::kT
 }
 
 template <class Row, Keys kKeys, bool kTakesIn>
-int launch_ranges(const DecodeParams& params, cudaStream_t stream) {
-    using Body = typename DecodeInstance<Row, kKeys, kTakesIn>::Body;
+int launch_ranges(const DecodePlan& plan, const DecodeParams& params, cudaStream_t stream) {
     const auto kernel = decode_kernel<Row, kKeys, kTakesIn>;
-    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Body::kSharedBytes);
+    const LaunchShape& shape = plan.attention;
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
     if (error != cudaSuccess) return error;
-    const int64_t tiles = params.by_tiles.divisor, head_groups = params.by_head_groups.divisor;
-    return launch_behind(kernel, tiles * head_groups * params.splits * params.batch, Body::kThreads, Body::kSharedBytes, stream,
-                         params.overlap, params);
+    return launch_behind(kernel, shape.blocks, shape.threads, shape.shared_bytes, stream, plan.dependent_launch, params);
 }
 
-// With at most 16 rows of a key head.
-template <class Row, bool kTakesIn>
-int launch_few_rows(const DecodeParams& params, cudaStream_t stream) {
+// do_with(the template instance's parameters as types).
+template <class Row, class DoWith>
+auto with_instance(int instance, const DoWith& do_with) {
     constexpr KernelConfig config = Row::config;
-    if constexpr (decode_heads_beside(config.head_dim, config.tile_k, config.stages, sizeof(ElementOf<config.dtype>)) == 2) {
-        if (params.heads_beside == 2) return launch_ranges<Row, Keys::own_of_two_heads, kTakesIn>(params, stream);
+    constexpr bool kCanTakeIn = decode_takes_in_rows(config.head_dim, config.tile_k);
+    constexpr bool kTwoHeads =
+        decode_heads_beside(config.head_dim, config.tile_k, config.stages, sizeof(ElementOf<config.dtype>)) == 2;
+    using std::bool_constant;
+    using Own = std::integral_constant<Keys, Keys::own>;
+    using OwnOfTwo = std::integral_constant<Keys, kTwoHeads ? Keys::own_of_two_heads : Keys::own>;
+    switch (static_cast<DecodeKind>(instance)) {
+        case DecodeKind::shared_keys: return do_with(std::integral_constant<Keys, Keys::shared>(), bool_constant<false>());
+        case DecodeKind::own_keys: return do_with(Own(), bool_constant<false>());
+        case DecodeKind::own_keys_append: return do_with(Own(), bool_constant<kCanTakeIn>());
+        case DecodeKind::two_heads: return do_with(OwnOfTwo(), bool_constant<false>());
+        default: return do_with(OwnOfTwo(), bool_constant<kCanTakeIn>());
     }
-    return launch_ranges<Row, Keys::own, kTakesIn>(params, stream);
 }
 
 }  // namespace libflash::cuda::sm80
 
 namespace libflash::cuda {
 
+template <class Row>
+KernelResources resources_of_decode(int step, int instance) {
+    using T = ElementOf<Row::config.dtype>;
+    switch (static_cast<DecodeStep>(step)) {
+        case DecodeStep::append: return {kAppendThreads, 0};
+        case DecodeStep::combine: return {sm80::CombineSplits<T, Row::config.head_dim>::kThreads, 0};
+        default: break;
+    }
+    return sm80::with_instance<Row>(instance, [](auto keys, auto takes_in) -> KernelResources {
+        using Body = typename sm80::DecodeInstance<Row, decltype(keys)::value, decltype(takes_in)::value>::Body;
+        return {Body::kThreads, Body::kSharedBytes};
+    });
+}
+
 // Enqueues the work on `stream` and returns what cudaGetLastError() then says.
 template <class Row>
-int launch_decode(const DecodeParams& params, void* stream) {
+int launch_decode(const DecodePlan& plan, const DecodeParams& params, void* stream) {
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
     using T = ElementOf<Row::config.dtype>;
-    if (const int error = sm80::launch_append<Row, T>(params, cuda_stream)) return error;
-    if (params.seqlen_q == 0 || params.heads_q == 0) return cudaSuccess;
-    const bool shares = decode_shares_keys(int64_t{params.seqlen_q} * params.group_size);
-    constexpr bool kCanTakeIn = decode_takes_in_rows(Row::config.head_dim, Row::config.tile_k);
-    const int error = shares ? sm80::launch_ranges<Row, sm80::Keys::shared, false>(params, cuda_stream)
-                      : kCanTakeIn && params.append.within ? sm80::launch_few_rows<Row, kCanTakeIn>(params, cuda_stream)
-                                                           : sm80::launch_few_rows<Row, false>(params, cuda_stream);
-    if (error != cudaSuccess || params.splits == 1) return error;
-    return sm80::launch_combine<Row, T>(params, cuda_stream);
+    int error = sm80::launch_append<Row, T>(plan, params, cuda_stream);
+    if (error == cudaSuccess && plan.attention.blocks > 0) {
+        error = sm80::with_instance<Row>(plan.instance.number, [&](auto keys, auto takes_in) {
+            return sm80::launch_ranges<Row, decltype(keys)::value, decltype(takes_in)::value>(plan, params, cuda_stream);
+        });
+    }
+    return error != cudaSuccess ? error : sm80::launch_combine<Row, T>(plan, params, cuda_stream);
 }
 
 }  // namespace libflash::cuda

@@ -27,6 +27,7 @@
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/opaque.cuh"
+#include "cuda/sm80/forward_instance.h"
 #include "cuda/sm80/row_pair.cuh"
 #include "cuda/sm80/running_softmax.cuh"
 #include "cuda/tile/product.cuh"
@@ -531,24 +532,14 @@ struct Instance {
     static constexpr int kSharers = 1;
 #endif
     static constexpr int kMinBlocks = kWarps <= 4 ? 2 : 1;
-    // Half as many scores at a time where the tile is large: for the rare options, which need registers of their own, and on architectures
-    // where the compiler needs a few more than there are.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-    static constexpr int kLargest = 32;
+#if defined(__CUDA_ARCH__)
+    static constexpr int kVersion = __CUDA_ARCH__ / 10;
 #else
-    static constexpr int kLargest = config.head_dim > 128 ? config.tile_k : (config.head_dim > 64 ? 32 : 64);
+    static constexpr int kVersion = 90;  // the host asks for the larger shared memory
 #endif
-    static constexpr int kSmallTileK = config.tile_k > kLargest ? kLargest : config.tile_k;
     template <int kTileK>
     using Tiled = Forward<T, config.head_dim, config.tile_q, kTileK, kWarps, kSharers, kGeneral>;
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-    static constexpr bool kTight = true;
-#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-    static constexpr bool kTight = config.dtype == RowType::f16_ && config.head_dim == 64;
-#else
-    static constexpr bool kTight = false;  // and on the host, which asks for the larger shared memory
-#endif
-    using Body = Tiled<kGeneral || kTight ? kSmallTileK : config.tile_k>;
+    using Body = Tiled<forward_tile_k_sm80(config, kGeneral, kVersion)>;
 };
 
 template <class Row, bool kGeneral>
@@ -560,27 +551,36 @@ __global__ void __launch_bounds__(Instance<Row, kGeneral>::Body::kThreads, Insta
 }
 
 template <class Row, bool kGeneral>
-int launch(const ForwardParams& params, cudaStream_t stream) {
-    using Body = typename Instance<Row, kGeneral>::Body;
+int launch(const LaunchShape& shape, const ForwardParams& params, cudaStream_t stream) {
     const auto kernel = forward_kernel<Row, kGeneral>;
     // Costs a fraction of a microsecond, and holds for the current device, whichever that is.
-    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Body::kSharedBytes);
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
     if (error != cudaSuccess) return error;
-    const ScheduleParams& schedule = params.schedule;
-    const int64_t blocks = int64_t{schedule.heads} * schedule.tiles;
-    kernel<<<static_cast<unsigned>(blocks), Body::kThreads, Body::kSharedBytes, stream>>>(params);
+    kernel<<<static_cast<unsigned>(shape.blocks), shape.threads, shape.shared_bytes, stream>>>(params);
     return cudaGetLastError();
+}
+
+template <class Row, bool kGeneral>
+constexpr KernelResources forward_resources() {
+    using Body = typename Instance<Row, kGeneral>::Body;
+    return {Body::kThreads, Body::kSharedBytes};
 }
 
 }  // namespace libflash::cuda::sm80
 
 namespace libflash::cuda {
 
+template <class Row>
+KernelResources resources_of_forward(int, int instance) {
+    return instance == kGeneralInstance.number ? sm80::forward_resources<Row, true>() : sm80::forward_resources<Row, false>();
+}
+
 // Enqueues the work on `stream` and returns what cudaGetLastError() then says.
 template <class Row>
-int launch_forward(const ForwardParams& params, void* stream) {
+int launch_forward(const ForwardPlan& plan, const ForwardParams& params, void* stream) {
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
-    return params.general ? sm80::launch<Row, true>(params, cuda_stream) : sm80::launch<Row, false>(params, cuda_stream);
+    return plan.instance.number == kGeneralInstance.number ? sm80::launch<Row, true>(plan.attention, params, cuda_stream)
+                                                           : sm80::launch<Row, false>(plan.attention, params, cuda_stream);
 }
 
 }  // namespace libflash::cuda

@@ -8,10 +8,10 @@
 #include "cuda/attention/query_tiles.cuh"
 #include "cuda/attention/schedule.cuh"
 #include "cuda/attention/scores.cuh"
-#include "cuda/attention/shared_bytes.h"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/opaque.cuh"
+#include "cuda/sm80/backward_tiles.h"
 #include "cuda/tile/product.cuh"
 #include "cuda/tile/shared_tile.cuh"
 #include "cuda/tile/split_product.cuh"
@@ -20,12 +20,6 @@
 #include <type_traits>
 
 namespace libflash::cuda::sm80 {
-
-// Keys at a time; with backward_query_tile() rows they fit every GPU's shared memory.
-constexpr int query_rows_tile_k(int head_dim, int element) {
-    if (element == 4) return head_dim <= 192 ? 32 : 16;
-    return head_dim <= 128 ? 64 : 32;
-}
 
 template <class T, int kHeadDim, bool kGeneral>
 struct QueryRows {

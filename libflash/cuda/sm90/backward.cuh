@@ -51,18 +51,16 @@ cudaError_t encode(BackwardMaps* maps, const BackwardParams& params) {
 }
 
 template <class Row>
-int launch_key_gradients(const BackwardParams& params, cudaStream_t stream) {
-    using Body = Backward<Row>;
-    const auto blocks = static_cast<unsigned>(blocks_of(params.key_schedule));
-    if (blocks == 0) return cudaSuccess;
+int launch_key_gradients(const LaunchShape& shape, const BackwardParams& params, cudaStream_t stream) {
+    if (shape.blocks == 0) return cudaSuccess;
     const auto kernel = backward_kernel<Row>;
     BackwardMaps maps{};
     cudaError_t error = encode<Row>(&maps, params);
     // Costs a fraction of a microsecond, and holds for the current device, whichever that is.
     if (error == cudaSuccess)
-        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Body::kSharedBytes);
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
     if (error != cudaSuccess) return error;
-    kernel<<<blocks, Body::kThreads, Body::kSharedBytes, stream>>>(params, maps);
+    kernel<<<static_cast<unsigned>(shape.blocks), shape.threads, shape.shared_bytes, stream>>>(params, maps);
     return cudaGetLastError();
 }
 
@@ -70,17 +68,26 @@ int launch_key_gradients(const BackwardParams& params, cudaStream_t stream) {
 
 namespace libflash::cuda {
 
+template <class Row>
+KernelResources resources_of_backward(int step, int) {
+    using Body = sm90::Backward<Row>;
+    switch (static_cast<BackwardStep>(step)) {
+        case BackwardStep::statistics: return {RowFactsOf<Row>::kThreads, 0};
+        case BackwardStep::key_gradients: return {Body::kThreads, Body::kSharedBytes};
+        case BackwardStep::dq_conversion: return {Body::Sums::kWarps * 32, 0};
+        case BackwardStep::sink_gradient: return {SinkGradientOf<Row>::kThreads, 0};
+        default: return {0, 0};  // there is no such step
+    }
+}
+
 // Enqueues the work on `stream` and returns what cudaGetLastError() then says.
 template <class Row>
-int launch_backward(const BackwardParams& params, void* stream) {
-    using Sums = typename sm90::Backward<Row>::Sums;
+int launch_backward(const BackwardPlan& plan, const BackwardParams& params, void* stream) {
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
-    int error = launch_row_facts<Row>(params, cuda_stream);
-    if (error == cudaSuccess) error = sm90::launch_key_gradients<Row>(params, cuda_stream);
-    if (error == cudaSuccess)
-        error =
-            enqueue(sm90::query_sums_kernel<Row>, params, blocks_of(params.query_schedule), Sums::kWarps * 32, 0, cuda_stream);
-    if (error == cudaSuccess) error = launch_sink_gradient<Row>(params, cuda_stream);
+    int error = enqueue(row_facts_kernel<Row>, plan.statistics, params, cuda_stream);
+    if (error == cudaSuccess) error = sm90::launch_key_gradients<Row>(plan.key_gradients, params, cuda_stream);
+    if (error == cudaSuccess) error = enqueue(sm90::query_sums_kernel<Row>, plan.dq_conversion, params, cuda_stream);
+    if (error == cudaSuccess) error = enqueue(sink_gradient_kernel<Row>, plan.sink_gradient, params, cuda_stream);
     return error;
 }
 

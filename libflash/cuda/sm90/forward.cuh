@@ -11,6 +11,7 @@
 #include "cuda/sm90/forward_consumer.cuh"
 
 #include <algorithm>
+#include <type_traits>
 
 namespace libflash::cuda::sm90 {
 
@@ -54,52 +55,61 @@ cudaError_t encode(ForwardMaps* maps, const ForwardParams& params) {
     return error;
 }
 
-inline cudaError_t multiprocessors(int* count) {
-    int device = 0;
-    const cudaError_t error = cudaGetDevice(&device);
-    return error == cudaSuccess ? cudaDeviceGetAttribute(count, cudaDevAttrMultiProcessorCount, device) : error;
+template <class Row, ForwardKind kKind>
+constexpr KernelResources forward_resources() {
+    using Body = Forward<Row, kKind>;
+    return {Body::kThreads, Body::kSharedBytes};
+}
+
+template <class Row, ForwardKind kKind>
+int launch_instance(const ForwardPlan& plan, const ForwardParams& params, cudaStream_t stream) {
+    using Body = Forward<Row, kKind>;
+    const auto kernel = forward_kernel<Row, kKind>;
+    ForwardMaps maps{};
+    cudaError_t error = encode<Row, kKind>(&maps, params);
+    // Costs a fraction of a microsecond, and holds for the current device, whichever that is.
+    if (error == cudaSuccess)
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.attention.shared_bytes);
+    if (error != cudaSuccess) return error;
+    if (plan.order.blocks > 0) {
+        const auto order = order_kernel<Row, Body::kBlockM>;
+        order<<<static_cast<unsigned>(plan.order.blocks), plan.order.threads, 0, stream>>>(params);
+    }
+    return launch_behind(kernel, plan.attention.blocks, plan.attention.threads, plan.attention.shared_bytes, stream, true, params,
+                         maps);
+}
+
+// do_with(the template instance's number as a type).
+template <class Row, class DoWith>
+auto with_instance(int instance, const DoWith& do_with) {
+    switch (static_cast<ForwardKind>(instance)) {
+        case ForwardKind::general: return do_with(std::integral_constant<ForwardKind, ForwardKind::general>());
+        case ForwardKind::blocks: return do_with(std::integral_constant<ForwardKind, ForwardKind::blocks>());
+        case ForwardKind::unequal:
+            if constexpr (has_unequal_kind(Row::config))
+                return do_with(std::integral_constant<ForwardKind, ForwardKind::unequal>());
+            break;
+        case ForwardKind::plain: break;
+    }
+    return do_with(std::integral_constant<ForwardKind, ForwardKind::plain>());
 }
 
 }  // namespace libflash::cuda::sm90
 
 namespace libflash::cuda {
 
-template <class Row, ForwardKind kKind>
-int launch_forward_instance(const ForwardParams& params, void* stream) {
-    using Body = sm90::Forward<Row, kKind>;
-    const auto kernel = sm90::forward_kernel<Row, kKind>;
-    sm90::ForwardMaps maps{};
-    int blocks = 0;
-    cudaError_t error = sm90::encode<Row, kKind>(&maps, params);
-    if (error == cudaSuccess) error = sm90::multiprocessors(&blocks);
-    // Costs a fraction of a microsecond, and holds for the current device, whichever that is.
-    if (error == cudaSuccess)
-        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Body::kSharedBytes);
-    if (error != cudaSuccess) return error;
-    const int64_t units = int64_t{params.schedule.heads} * params.schedule.tiles;
-    if (units < blocks) blocks = static_cast<int>(units);
-    const auto cuda_stream = static_cast<cudaStream_t>(stream);
-    if (params.work_order) {
-        const auto order = sm90::order_kernel<Row, Body::kBlockM>;
-        order<<<1, sm90::kOrderThreads, 0, cuda_stream>>>(params);
-    }
-    return launch_behind(kernel, blocks, Body::kThreads, Body::kSharedBytes, cuda_stream, true, params, maps);
+template <class Row>
+KernelResources resources_of_forward(int step, int instance) {
+    if (static_cast<ForwardStep>(step) == ForwardStep::order) return {sm90::kOrderThreads, 0};
+    return sm90::with_instance<Row>(instance, [](auto kind) { return sm90::forward_resources<Row, decltype(kind)::value>(); });
 }
 
 // Enqueues the work on `stream` and returns what cudaGetLastError() then says.
 template <class Row>
-int launch_forward(const ForwardParams& params, void* stream) {
-    const BlockMaskParams& blocks = params.block_mask;
-    switch (forward_kind(Row::config, params.general, params.work_order, blocks.mask || blocks.counts)) {
-        case ForwardKind::general: return launch_forward_instance<Row, ForwardKind::general>(params, stream);
-        case ForwardKind::blocks: return launch_forward_instance<Row, ForwardKind::blocks>(params, stream);
-        case ForwardKind::unequal:
-            if constexpr (has_unequal_kind(Row::config))
-                return launch_forward_instance<Row, ForwardKind::unequal>(params, stream);
-            break;
-        case ForwardKind::plain: break;
-    }
-    return launch_forward_instance<Row, ForwardKind::plain>(params, stream);
+int launch_forward(const ForwardPlan& plan, const ForwardParams& params, void* stream) {
+    return sm90::with_instance<Row>(plan.instance.number, [&](auto kind) {
+        return sm90::launch_instance<Row, decltype(kind)::value>(plan, params, static_cast<cudaStream_t>(stream));
+    });
 }
 
 }  // namespace libflash::cuda

@@ -2,7 +2,6 @@
 // lie in shared memory.
 #pragma once
 
-#include "cuda/attention/forward_kind.h"
 #include "cuda/attention/key_range.cuh"
 #include "cuda/attention/params.h"
 #include "cuda/attention/schedule.cuh"
@@ -10,6 +9,7 @@
 #include "cuda/config.h"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/sm90/block_walk.cuh"
+#include "cuda/sm90/forward_instance.h"
 #include "cuda/sm90/ring.cuh"
 #include "cuda/sm90/work_order.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
@@ -33,11 +33,8 @@ struct ForwardItems {
     static constexpr int kHeadDim = config.head_dim, kHeadDimV = config.head_dim_v;
     static constexpr bool kGeneral = kKind == ForwardKind::general, kUnequal = kKind != ForwardKind::plain,
                           kWalks = kGeneral || kKind == ForwardKind::blocks;  // from block to block
-    // The rare options need registers of their own. A tile of keys must not lie in two blocks.
-    static constexpr int kGeneralKeys = kHeadDim <= 64 ? 128 : (kHeadDimV <= 192 ? 64 : 32),
-                         kKeysInBlock = kHeadDim <= 128 || config.tile_k >= 128 ? 128 : 64;
-    static constexpr int kBlockM = forward_tile_q(config, kKind),
-                         kBlockN = kGeneral ? kGeneralKeys : (kWalks ? kKeysInBlock : config.tile_k), kStages = config.stages;
+    static constexpr int kBlockM = forward_tile_q(config, kKind), kBlockN = forward_tile_k(config, kKind),
+                         kStages = config.stages;
     static constexpr int kGroupRows = 64, kGroups = kBlockM / kGroupRows;
     static constexpr int kThreads = (kGroups + 1) * 128;
     static constexpr bool kFirstApart = kGroups == 3;  // the first tile has code of its own: measured, see README.md

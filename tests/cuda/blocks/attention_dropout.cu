@@ -4,7 +4,7 @@
 
 #include "check.cuh"
 #include "cuda/attention/dropout.cuh"
-#include "cuda/attention/fill_params.h"
+#include "cuda/host/problem_params.h"
 
 using namespace libflash::cuda;
 

@@ -5,9 +5,9 @@
 #include <tuple>
 
 #include "check.cuh"
-#include "cuda/attention/fill_schedule.h"
 #include "cuda/attention/query_tiles.cuh"
 #include "cuda/attention/schedule.cuh"
+#include "cuda/host/tile_schedule.h"
 
 using namespace libflash::cuda;
 

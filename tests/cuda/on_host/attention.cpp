@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <random>
 
-#include "cuda/attention/fill_schedule.h"
+#include "cuda/host/tile_schedule.h"
 #include "cuda/sm80/backward.cuh"
 #include "cuda/sm80/forward.cuh"
 
@@ -14,10 +14,12 @@ using namespace libflash;
 using namespace libflash::cuda;
 
 struct ForwardRow {
-    static constexpr KernelConfig config{"forward", "forward", "sm80", RowType::DTYPE, HEAD_DIM, HEAD_DIM, FORWARD_TILE, 1, ""};
+    static constexpr KernelConfig config{
+        "forward", Operation::forward, "sm80", RowType::DTYPE, HEAD_DIM, HEAD_DIM, FORWARD_TILE, 1, ""};
 };
 struct BackwardRow_ {
-    static constexpr KernelConfig config{"backward", "backward", "sm80", RowType::DTYPE, HEAD_DIM, HEAD_DIM, BACKWARD_TILE, ""};
+    static constexpr KernelConfig config{"backward", Operation::backward, "sm80", RowType::DTYPE, HEAD_DIM,
+                                         HEAD_DIM,   BACKWARD_TILE,       ""};
 };
 using T = ElementOf<ForwardRow::config.dtype>;
 constexpr int kDim = HEAD_DIM, kRows = 150, kKeys = 200, kHeads = 2, kLeft = 120;  // two query heads share one key head; causal
@@ -115,7 +117,6 @@ struct Problem {
         params.mask = {kLeft, 0, false};
         params.rare.dropout.keep_factor = 1;
         params.vector_loads = params.vector_out = true;
-        params.general = rare;
         if (!rare) return;
         params.rare.softcap = static_cast<float>(cap);
         params.rare.bias = {bias.data(), {0, int64_t{kRows} * kKeys, kKeys, 1}, true};
@@ -133,7 +134,10 @@ void forward(Problem& p) {
     ForwardParams params{};
     p.fill_in(params);
     params.schedule = schedule_params(side(kRows), 1, kHeads, ForwardRow::config.tile_q, 1e3, true);
-    launch_forward<ForwardRow>(params, nullptr);
+    ForwardPlan plan;
+    plan.instance = p.rare ? kGeneralInstance : kPlainInstance;
+    plan.attention = launch_shape(blocks_of(params.schedule), resources_of_forward<ForwardRow>(0, plan.instance.number));
+    launch_forward<ForwardRow>(plan, params, nullptr);
 }
 
 void backward(Problem& p, bool deterministic) {
@@ -154,7 +158,24 @@ void backward(Problem& p, bool deterministic) {
         params.dbias = {p.dbias.data(), {0, int64_t{kRows} * kKeys, kKeys, 1}, {1, kHeads, kRows, kKeys}, true};
         params.dsink = {p.dsink.data(), 1, true};
     }
-    launch_backward<BackwardRow_>(params, nullptr);
+    BackwardPlan plan;
+    plan.instance = p.rare ? kGeneralInstance : kPlainInstance;
+    const auto launch = [&](BackwardStep step, int64_t blocks) {
+        return launch_shape(blocks, resources_of_backward<BackwardRow_>(int(step), plan.instance.number));
+    };
+    plan.statistics = launch(BackwardStep::statistics, blocks_of(params.query_schedule));
+    plan.key_gradients = launch(BackwardStep::key_gradients, blocks_of(params.key_schedule));
+    if (deterministic) {
+        plan.query_gradient = launch(BackwardStep::query_gradient, blocks_of(params.query_tile_schedule));
+    } else {
+        plan.dq_conversion = launch(BackwardStep::dq_conversion, blocks_of(params.query_schedule));
+    }
+    if (p.rare) {
+        const int tile_q = backward_query_tile(kDim, true, sizeof(T)), tile_k = query_rows_tile_k(kDim, sizeof(T));
+        plan.sink_gradient = launch(BackwardStep::sink_gradient, kHeads);
+        plan.bias_gradient = launch(BackwardStep::bias_gradient, kHeads * ceil_div(kRows, tile_q) * ceil_div(kKeys, tile_k));
+    }
+    launch_backward<BackwardRow_>(plan, params, nullptr);
 }
 
 // Relative error in the mean square; and nothing that a bf16 number or a float could hold is lost (fp16 probabilities end at 2^-25).

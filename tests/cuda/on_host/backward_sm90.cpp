@@ -7,15 +7,15 @@
 #include <cstdlib>
 #include <random>
 
-#include "cuda/attention/fill_schedule.h"
+#include "cuda/host/tile_schedule.h"
 #include "cuda/sm90/backward.cuh"
 
 using namespace libflash;
 using namespace libflash::cuda;
 
 struct Row {
-    static constexpr KernelConfig config{"backward",    "backward", "sm90", RowType::DTYPE, HEAD_DIM, HEAD_DIM,
-                                         BACKWARD_TILE, STAGES,     ""};
+    static constexpr KernelConfig config{
+        "backward", Operation::backward, "sm90", RowType::DTYPE, HEAD_DIM, HEAD_DIM, BACKWARD_TILE, STAGES, ""};
 };
 using T = sm90::Backward<Row>::T;
 constexpr bool kWide = Row::config.dtype == RowType::bf16_;  // its exponents are those of floats
@@ -143,6 +143,17 @@ struct Problem {
         params.key_schedule = schedule_params(side(c.keys), c.batch, c.heads_k, Row::config.tile_k, 1e7, false);
         params.query_schedule = schedule_params(side(c.queries), c.batch, c.heads_q, kUnitRows, 1e9, false);
     }
+
+    BackwardPlan plan() const {
+        BackwardPlan plan;
+        const auto launch = [](BackwardStep step, const ScheduleParams& schedule) {
+            return launch_shape(blocks_of(schedule), resources_of_backward<Row>(int(step), 0));
+        };
+        plan.statistics = launch(BackwardStep::statistics, params.query_schedule);
+        plan.key_gradients = launch(BackwardStep::key_gradients, params.key_schedule);
+        plan.dq_conversion = launch(BackwardStep::dq_conversion, params.query_schedule);
+        return plan;
+    }
 };
 
 // Error in the mean square, relative to what is right; and nothing that a bf16 number could hold is lost (fp16 probabilities end at 2^-25).
@@ -167,7 +178,7 @@ bool near(const char* name, const Rows& got) {
 
 bool check(const Case& c) {
     Problem p(c);
-    launch_backward<Row>(p.params, nullptr);
+    launch_backward<Row>(p.plan(), p.params, nullptr);
     const bool good = near("dq", p.dq) & near("dk", p.dk) & near("dv", p.dv);
     std::printf("%s %d x %d heads %d/%d keys %d dims %d %d window %d %d size %g\n", good ? "ok" : "WRONG", c.batch, c.queries,
                 c.heads_q, c.heads_k, c.keys, c.head_dim, c.head_dim_v, c.left, c.right, c.size);

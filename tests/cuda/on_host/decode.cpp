@@ -8,14 +8,15 @@
 #include <cstdlib>
 #include <random>
 
-#include "cuda/attention/fill_schedule.h"
+#include "cuda/host/tile_schedule.h"
 #include "cuda/sm80/decode.cuh"
 
 using namespace libflash;
 using namespace libflash::cuda;
 
 struct DecodeRow {
-    static constexpr KernelConfig config{"decode", "decode", "sm80", RowType::DTYPE, HEAD_DIM, HEAD_DIM, DECODE_TILE, ""};
+    static constexpr KernelConfig config{"decode", Operation::decode, "sm80",      RowType::DTYPE,
+                                         HEAD_DIM, HEAD_DIM,          DECODE_TILE, ""};
 };
 using T = sm80::DecodeInstance<DecodeRow, sm80::Keys::own>::T;
 constexpr int kDim = HEAD_DIM, kBatch = 3, kHeadsK = 2, kGroup = 3, kHeads = kHeadsK * kGroup, kCapacity = 200, kPage = 16;
@@ -118,6 +119,23 @@ struct Problem {
         if (append) append_params(p);
         return p;
     }
+    DecodePlan plan(const DecodeParams& p) const {
+        DecodePlan plan;
+        plan.splits = p.splits;
+        plan.instance.number = int(decode_kind(decode_shares_keys(rows * kGroup), p.heads_beside, p.append.within));
+        const auto launch = [&](DecodeStep step, int64_t blocks) {
+            return launch_shape(blocks, resources_of_decode<DecodeRow>(int(step), plan.instance.number));
+        };
+        plan.attention =
+            launch(DecodeStep::attention, int64_t{p.by_tiles.divisor} * p.by_head_groups.divisor * p.splits * kBatch);
+        if (p.splits > 1) plan.combine = launch(DecodeStep::combine, int64_t{kBatch} * kHeads * rows);
+        if (!append || p.append.within) return plan;
+        plan.append_rows = kBatch * news * kHeadsK;
+        plan.append_slots = kDim / 2;
+        plan.append =
+            launch(DecodeStep::append, ceil_div(plan.append_rows + int64_t{kBatch} * rows * kHeads, kAppendThreads * 2 / kDim));
+        return plan;
+    }
     void append_params(DecodeParams& p) {
         const RowsParams given{new_k.data(), int64_t{news} * kHeadsK * kDim, int64_t{kHeadsK} * kDim, kDim};
         p.append.k_new = p.append.v_new = given;
@@ -190,8 +208,9 @@ int main(int, char** argv) {
     params.heads_beside = std::atoi(argv[6]);
     params.by_head_groups = divisor_params(kHeadsK / params.heads_beside);
     params.fetch_early = true;
+    const DecodePlan plan = p.plan(params);
     late_copies = std::atoi(argv[7]) != 0;
-    launch_decode<DecodeRow>(params, nullptr);
+    launch_decode<DecodeRow>(plan, params, nullptr);
     bool good = p.wrong_bits() == 0;
     std::printf("%s cache: %d wrong\n", good ? "ok" : "WRONG", p.wrong_bits());
     for (int b = 0; b < kBatch; ++b)

@@ -7,15 +7,16 @@
 #include <cstdlib>
 #include <random>
 
-#include "cuda/attention/fill_schedule.h"
+#include "cuda/host/tile_schedule.h"
 #include "cuda/sm90/forward.cuh"
 
 using namespace libflash;
 using namespace libflash::cuda;
 
+constexpr int kMultiprocessors = 3;
 struct Row {
-    static constexpr KernelConfig config{"forward",    "forward", "sm90", RowType::DTYPE, HEAD_DIM, HEAD_DIM_V,
-                                         FORWARD_TILE, STAGES,    ""};
+    static constexpr KernelConfig config{
+        "forward", Operation::forward, "sm90", RowType::DTYPE, HEAD_DIM, HEAD_DIM_V, FORWARD_TILE, STAGES, ""};
 };
 using T = sm90::Forward<Row, ForwardKind::plain>::T;
 constexpr bool kWide = Row::config.dtype == RowType::bf16_;  // its exponents are those of floats
@@ -93,6 +94,7 @@ struct Problem {
     std::vector<T> q, k, v, out;
     std::vector<float> sink, lse, bias;
     ForwardParams params{};
+    ForwardPlan plan;
     int block_rows, block_cols;
     std::vector<uint8_t> blocks;  // (head, row, column)
     std::vector<int32_t> counts, indices, work_order;
@@ -163,7 +165,6 @@ struct Problem {
         params.rare.dropout.keep_factor = 1;
         if (c.sink) params.sink = {sink.data(), 0, 1, true};
         if (c.rare) {
-            params.general = true;
             params.rare.softcap = static_cast<float>(cap);
             params.rare.bias = {bias.data(), {0, int64_t{c.queries} * c.keys, c.keys, 1}, true};
             params.rare.dropout = c.is_packed() ? DropoutParams{1u << 30, 0, 0, 0, kState, 4.0f / 3, true} : kDropout;
@@ -174,11 +175,16 @@ struct Problem {
         side.cu = params.q_lengths.cu;
         const bool causal = c.right < kUnboundedWindow, unequal = c.lengths != Lengths::dense || c.blocks != Blocks::all;
         const bool paired = causal && !unequal;
-        const int tile = forward_tile_q(Row::config, forward_kind(Row::config, c.rare, unequal, c.blocks != Blocks::all));
+        const ForwardKind kind = forward_kind(Row::config, c.rare, unequal, c.blocks != Blocks::all);
+        const int tile = forward_tile_q(Row::config, kind);
         params.schedule = schedule_params(side, c.batch, c.heads_q, tile * (paired ? 2 : 1), 1e3, causal && !paired);
         params.schedule.paired = paired;
+        const int64_t units = blocks_of(params.schedule);
+        const auto resources = [&](ForwardStep step) { return resources_of_forward<Row>(int(step), plan.instance.number); };
+        plan.instance.number = int(kind);
+        plan.attention = launch_shape(std::min<int64_t>(units, kMultiprocessors), resources(ForwardStep::attention));
         if (!unequal) return;
-        const int64_t units = int64_t{params.schedule.heads} * params.schedule.tiles;
+        plan.order = launch_shape(1, resources(ForwardStep::order));
         work_order.assign(work_order_bytes(c.batch, units) / sizeof(int32_t) + 1, 0x7ead7ead);  // the last one is not part of it
         params.work_order = work_order.data();
     }
@@ -234,7 +240,7 @@ struct Problem {
 
 bool check(const Case& c) {
     Problem p(c);
-    launch_forward<Row>(p.params, nullptr);
+    launch_forward<Row>(p.plan, p.params, nullptr);
     double error = 0, size = 0, worst_lse = 0;
     for (int b = 0; b < c.batch; ++b)
         for (int h = 0; h < c.heads_q && !(c.is_packed() && b == 1); ++h)

@@ -1,14 +1,14 @@
-// Compress: from the problem to the parameters of the kernel, and its launch.
+// Compress: the launch of a plan.
+#include "cuda/host/launch.h"
 #include "cuda/kernels.h"
-#include "cuda/launch.h"
 
 namespace libflash::cuda {
 
-void compress(const Row& row, const CompressProblem& problem, void* stream) {
+void compress(const Kernel& kernel, const CompressProblem& problem, const CompressPlan& plan, void* stream) {
     const CompressParams params{problem.mask,       problem.matrices,    problem.rows,       problem.cols,
                                 problem.row_counts, problem.row_indices, problem.col_counts, problem.col_indices};
     const DeviceGuard guard(problem.device.id);
-    check(row.compress(params, stream), "compress");
+    check(kernel.compress(plan, params, stream), "compress");
 }
 
 }  // namespace libflash::cuda

@@ -1,10 +1,9 @@
-// What the CUDA kernels cannot count, for they number rows, heads and thread blocks in 32 bits; and how much shared memory they take.
-#include <cstring>
-#include <string>
+// The kernels number rows, heads and thread blocks in 32 bits.
+#include "cuda/host/limits.h"
+
+#include <initializer_list>
 
 #include "cuda/attention/params.h"
-#include "cuda/attention/shared_bytes.h"
-#include "cuda/kernels.h"
 #include "problem/check.h"
 
 namespace libflash::cuda {
@@ -56,15 +55,6 @@ void check_sizes(const DecodeProblem& problem) {
                    int64_t{1} << 30);
     check_products("k_new", "the number of its rows of all heads", {problem.batch, problem.heads_k, problem.seqlen_new},
                    int64_t{1} << 30);
-}
-
-int shared_bytes(const KernelConfig& config) {
-    const std::string operation = config.operation;
-    const int element = element_bytes(config.dtype);
-    if (operation == "backward" && std::strcmp(config.room, "sm90") != 0)
-        return backward_shared_bytes(config.head_dim, config.tile_q, config.tile_k, config.stages, element);
-    if (operation == "decode") return decode_shared_bytes(config.head_dim, config.tile_k, config.stages, element, config.tile_k);
-    return 0;
 }
 
 }  // namespace libflash::cuda

@@ -1,5 +1,5 @@
-// How much shared memory a thread block of a backward row takes: the kernels lay it out so, and the choice of a kernel asks before
-// there is a launch. No CUDA header.
+// The tiles of the backward kernels for sm_80 and later, and how much shared memory a thread block of them takes: the plan and
+// the kernels both read them here. No CUDA header.
 #pragma once
 
 namespace libflash::cuda {
@@ -10,11 +10,17 @@ constexpr int backward_split(int head_dim) { return head_dim <= 64 ? 1 : (head_d
 // Score tiles: with two of them, and three stages of Q and dO, one barrier a step is enough.
 constexpr int backward_buffers(int stages) { return stages >= 3 ? 2 : 1; }
 
-// Rows of queries of a thread block of query_rows.cuh, which fits every GPU. The rare options need registers of their own; floats take twice the
-// room. `element`: bytes of one.
+// Rows of queries of a thread block of query_rows.cuh, which fits every GPU. The rare options need registers of their own; floats
+// take twice the room. `element`: bytes of one.
 constexpr int backward_query_tile(int head_dim, bool general, int element) {
     if (element == 4) return head_dim <= 128 ? 64 : 32;
     return head_dim <= 128 && !general ? 128 : 64;
+}
+
+// Keys at a time of that kernel.
+constexpr int query_rows_tile_k(int head_dim, int element) {
+    if (element == 4) return head_dim <= 192 ? 32 : 16;
+    return head_dim <= 128 ? 64 : 32;
 }
 
 constexpr int kBackwardCommonBytes = 128;

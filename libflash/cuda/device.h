@@ -1,4 +1,5 @@
-// Facts about the CUDA devices, read once, at the first question. No CUDA header; a build without CUDA has no devices and says so.
+// The CUDA devices of this machine, read once, at the first question. No CUDA header; a build without CUDA has no devices and
+// says so.
 #pragma once
 
 #include <cstddef>
@@ -6,9 +7,9 @@
 
 #include "problem/tensor.h"
 
-namespace libflash {
+namespace libflash::cuda {
 
-struct DeviceFacts {
+struct DeviceProperties {
     int32_t arch = 0;  // 90 for compute capability 9.0
     int32_t multiprocessors = 0;
     int32_t shared_memory_bytes = 0;  // that one thread block may use
@@ -17,12 +18,12 @@ struct DeviceFacts {
 };
 
 int device_count();
-const DeviceFacts& device_facts(int index);  // 0 <= index < device_count()
+const DeviceProperties& device_properties(int index);  // 0 <= index < device_count()
 
 // One line: "ready: 1 device", "no NVIDIA driver", "built without CUDA: ...".
-const char* cuda_state();
+const char* state_text();
 
 // Refuses tensors on a device that is not there.
 void check_device_exists(const Device& device);
 
-}  // namespace libflash
+}  // namespace libflash::cuda

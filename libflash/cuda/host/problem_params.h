@@ -6,6 +6,7 @@
 
 #include "cuda/attention/params.h"
 #include "problem/attention.h"
+#include "problem/decode.h"
 
 namespace libflash::cuda {
 
@@ -97,8 +98,21 @@ inline const char* score_option(const AttentionProblem& problem) {
     return nullptr;
 }
 
-// Only general kernel instances will do.
+// Only the general instance of a kernel has them.
 inline bool has_rare_options(const AttentionProblem& problem) { return score_option(problem) || !(problem.softmax_scale > 0); }
+
+// Rows of q, k and v can be read 16 bytes at a time, and head dims are whole multiples of that.
+inline bool loads_in_vectors(const AttentionProblem& problem) {
+    const int64_t element = element_bytes(problem.dtype);
+    const auto fits = [&](const TensorView& tensor, int64_t dim) { return in_vectors(rows_params(tensor), dim, element); };
+    return fits(problem.q, problem.head_dim) && fits(problem.k, problem.head_dim) && fits(problem.v, problem.head_dim_v);
+}
+
+// Channels of a rotated query in the workspace: whole vectors of 16 bytes.
+inline int64_t padded_channels(const DecodeProblem& problem) {
+    const int64_t vector = 16 / element_bytes(problem.dtype);
+    return (problem.head_dim + vector - 1) / vector * vector;
+}
 
 // What forward and backward have in common.
 template <class Params>

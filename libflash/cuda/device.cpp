@@ -1,4 +1,4 @@
-#include "plan/device.h"
+#include "cuda/device.h"
 
 #include <cstdio>
 
@@ -9,7 +9,7 @@
 #include <cuda_runtime_api.h>
 #endif
 
-namespace libflash {
+namespace libflash::cuda {
 
 namespace {
 
@@ -18,7 +18,7 @@ constexpr int kMaxDevices = 64;
 // Trivially destructible, so that threads which outlive main() may still ask.
 struct Devices {
     int count = 0;
-    DeviceFacts facts[kMaxDevices];
+    DeviceProperties properties[kMaxDevices];
     char state[256] = {};
 };
 
@@ -40,14 +40,14 @@ void describe_failure(Devices& devices, cudaError_t error) {
     }
 }
 
-bool read_facts(int index, DeviceFacts& facts) {
-    cudaDeviceProp properties;
-    if (cudaGetDeviceProperties(&properties, index) != cudaSuccess) return false;
-    facts.arch = properties.major * 10 + properties.minor;
-    facts.multiprocessors = properties.multiProcessorCount;
-    facts.shared_memory_bytes = static_cast<int32_t>(properties.sharedMemPerBlockOptin);
-    facts.memory_bytes = static_cast<int64_t>(properties.totalGlobalMem);
-    std::snprintf(facts.name, sizeof facts.name, "%s", properties.name);
+bool read_properties(int index, DeviceProperties& properties) {
+    cudaDeviceProp read;
+    if (cudaGetDeviceProperties(&read, index) != cudaSuccess) return false;
+    properties.arch = read.major * 10 + read.minor;
+    properties.multiprocessors = read.multiProcessorCount;
+    properties.shared_memory_bytes = static_cast<int32_t>(read.sharedMemPerBlockOptin);
+    properties.memory_bytes = static_cast<int64_t>(read.totalGlobalMem);
+    std::snprintf(properties.name, sizeof properties.name, "%s", read.name);
     return true;
 }
 
@@ -59,13 +59,13 @@ Devices read_devices() {
         describe_failure(devices, error);
     } else {
         for (int i = 0; i < count && i < kMaxDevices; ++i) {
-            if (!read_facts(i, devices.facts[i])) break;
+            if (!read_properties(i, devices.properties[i])) break;
             devices.count = i + 1;
         }
         std::snprintf(devices.state, sizeof devices.state, "ready: %d device%s", devices.count, devices.count == 1 ? "" : "s");
         if (devices.count == 0) std::snprintf(devices.state, sizeof devices.state, "an NVIDIA driver, but no GPU");
     }
-    cudaGetLastError();  // our question's failure is not the next launch's
+    cudaGetLastError();  // so that the next launch does not report the failure of these calls
     return devices;
 }
 
@@ -87,17 +87,17 @@ const Devices& devices() {
 }  // namespace
 
 int device_count() { return devices().count; }
-const DeviceFacts& device_facts(int index) { return devices().facts[index]; }
-const char* cuda_state() { return devices().state; }
+const DeviceProperties& device_properties(int index) { return devices().properties[index]; }
+const char* state_text() { return devices().state; }
 
 void check_device_exists(const Device& device) {
     if (!device.is_cuda()) return;
     if (device_count() == 0) {
-        refuse(FLASH_STATUS_NO_DEVICE, "device_type", "the tensors are on a GPU, and there is no usable one", cuda_state());
+        refuse(FLASH_STATUS_NO_DEVICE, "device_type", "the tensors are on a GPU, and there is no usable one", state_text());
     }
     if (device.id >= device_count()) {
         invalid("device_id", "must be below the number of devices", device.id, " of ", device_count());
     }
 }
 
-}  // namespace libflash
+}  // namespace libflash::cuda

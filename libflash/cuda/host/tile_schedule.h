@@ -23,8 +23,8 @@ inline Divisor divisor_params(int64_t divisor) {
 // What the heads at work at the same time read again and again should fit the L2 cache with room to spare.
 constexpr double kL2Bytes = 24e6;
 
-// So many heads at a time: as many as fit, and for equal groups a divisor of all of them if there is one not far below. A small last
-// group would begin with its longest tiles when everything else is done.
+// So many heads at a time: as many as fit, and for equal groups a divisor of all of them if there is one not far below. A small
+// last group would begin with its longest tiles when everything else is done.
 inline int64_t group_of_heads(int64_t all, double head_bytes) {
     const int64_t fit = std::max<int64_t>(1, std::min(all, static_cast<int64_t>(kL2Bytes / std::max(1.0, head_bytes))));
     for (int64_t group = fit; 2 * group >= fit && fit - group < 64; --group) {
@@ -51,10 +51,7 @@ inline ScheduleParams schedule_params(const Sequences& rows, int64_t batch, int6
     return params;
 }
 
-// The workspace of sm90/work_order.cuh.
-inline size_t work_order_bytes(int64_t batch, int64_t units) {
-    return sizeof(int32_t) * static_cast<size_t>(3 + 2 * batch + units);
-}
+inline int64_t blocks_of(const ScheduleParams& schedule) { return int64_t{schedule.heads} * schedule.tiles; }
 
 // Keys and values that a query head reads, counted once for all heads that share them.
 inline double key_bytes(const AttentionProblem& problem) {

@@ -1,4 +1,4 @@
-#include "plan/workspace.h"
+#include "problem/workspace.h"
 
 #include <cstdint>
 #include <cstring>

@@ -8,7 +8,7 @@ import pytest
 from host_library import compile_host
 
 WRAPPER = """
-#include "plan/workspace.h"
+#include "problem/workspace.h"
 #include "problem/error.h"
 using namespace libflash;
 static Workspace work;
@@ -25,7 +25,7 @@ UNSUPPORTED, INTERNAL = 2, 8
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> c.CDLL:
-    lib = compile_host(tmp_path_factory.mktemp("workspace"), WRAPPER, "plan/workspace.cpp", "problem/check.cpp")
+    lib = compile_host(tmp_path_factory.mktemp("workspace"), WRAPPER, "problem/workspace.cpp", "problem/check.cpp")
     lib.add.restype = lib.find.restype = lib.total.restype = c.c_long
     lib.add.argtypes = [c.c_char_p, c.c_size_t]
     return lib

@@ -1,6 +1,6 @@
-// Merge: from the problem to the parameters of the kernel, and its launch.
-#include "cuda/kernels.h"
-#include "cuda/launch.h"
+#include "cuda/host/merge_params.h"
+
+#include "problem/error.h"
 
 namespace libflash::cuda {
 namespace {
@@ -26,7 +26,9 @@ RowTensor row_tensor(const MergeProblem& problem, const TensorView& tensor, cons
             0};
 }
 
-MergeParams make_params(const MergeProblem& problem) {
+}  // namespace
+
+MergeParams merge_params(const MergeProblem& problem) {
     MergeParams params{};
     params.batch = problem.batch;
     params.rows = problem.rows;
@@ -40,15 +42,6 @@ MergeParams make_params(const MergeProblem& problem) {
         params.lses[n] = row_tensor(problem, problem.lses[n], lse_strides(problem.lses[n]));
     }
     return params;
-}
-
-}  // namespace
-
-void merge(const Row& row, const MergeProblem& problem, void* stream) {
-    if (problem.head_dim_v > INT32_MAX / 2) throw Error(FLASH_STATUS_UNSUPPORTED, "outs: head_dim_v must be below 2^30 on CUDA");
-    const MergeParams params = make_params(problem);
-    const DeviceGuard guard(problem.device.id);
-    check(row.merge(params, stream), "merge");
 }
 
 }  // namespace libflash::cuda

@@ -1,0 +1,19 @@
+// The kernels for every GPU: merge and compress.
+#include "cuda/architecture.h"
+#include "cuda/any/plan.h"
+
+namespace libflash::cuda {
+
+namespace {
+
+bool supports(const KernelConfig&, const AttentionProblem&, std::string*) { return true; }
+int shared_bytes(const KernelConfig&) { return 0; }  // little
+
+}  // namespace
+
+extern const Architecture architecture_any;
+const Architecture architecture_any = {
+    "any", false, supports, shared_bytes, nullptr, nullptr, nullptr, any::plan_merge, any::plan_compress,
+};
+
+}  // namespace libflash::cuda

@@ -1,0 +1,11 @@
+// The plans of the kernels for every GPU. No CUDA header.
+#pragma once
+
+#include "cuda/architecture.h"
+
+namespace libflash::cuda::any {
+
+MergePlan plan_merge(const Kernel& kernel, const MergeProblem& problem, const DeviceProperties& device);
+CompressPlan plan_compress(const Kernel& kernel, const CompressProblem& problem, const DeviceProperties& device);
+
+}  // namespace libflash::cuda::any

@@ -1,0 +1,64 @@
+// Backward: the parameters of the kernels, from the problem and the plan, and their launch.
+#include "cuda/host/launch.h"
+#include "cuda/host/problem_params.h"
+#include "cuda/kernels.h"
+
+namespace libflash::cuda {
+namespace {
+
+HeadGradientParams head_gradient_params(const HeadTensor& tensor) {
+    if (!tensor.present) return {};
+    return {tensor.data, tensor.head_stride, tensor.dtype == DType::f32};
+}
+
+ScoreGradientParams score_gradient_params(const ScoreTensor& tensor) {
+    ScoreGradientParams params{};
+    if (!tensor.present) return params;
+    params.data = tensor.data;
+    params.is_float = tensor.dtype == DType::f32;
+    for (int i = 0; i < 4; ++i) {
+        params.stride[i] = tensor.stride[i];
+        params.extent[i] = static_cast<int32_t>(tensor.shape[i]);
+    }
+    return params;
+}
+
+// After fill_in_problem().
+void fill_in_gradients(BackwardParams& params, const AttentionProblem& problem) {
+    params.dout = rows_params(problem.dout);
+    params.dq = rows_params(problem.dq);
+    params.dk = rows_params(problem.dk);
+    params.dv = rows_params(problem.dv);
+    params.dlse = row_numbers_params(problem.dlse);
+    params.dsink = head_gradient_params(problem.dsink);
+    params.dbias = score_gradient_params(problem.dbias);
+}
+
+BackwardParams make_params(const AttentionProblem& problem, const BackwardPlan& plan, char* workspace) {
+    BackwardParams params{};
+    fill_in_problem(params, problem);
+    fill_in_gradients(params, problem);
+    params.heads_k = static_cast<int32_t>(problem.heads_k);
+    params.block_rows = block_mask_params(problem.block_mask, true);
+    params.block_cols = block_mask_params(problem.block_mask, false);
+    params.units = static_cast<int32_t>(plan.units);
+    params.key_schedule = plan.key_schedule;
+    params.query_schedule = plan.query_schedule;
+    params.query_tile_schedule = plan.query_tile_schedule;
+    params.vector_loads = plan.vector_loads;
+    params.vector_out = plan.vector_out;
+    params.row_facts = reinterpret_cast<RowFacts*>(workspace + plan.workspace.offset("statistics"));
+    if (!plan.deterministic) params.dq_sums = reinterpret_cast<float*>(workspace + plan.workspace.offset("dq_accumulator"));
+    return params;
+}
+
+}  // namespace
+
+void backward(const Kernel& kernel, const AttentionProblem& problem, const BackwardPlan& plan, void* workspace, void* stream) {
+    if (problem.batch == 0 || problem.heads_q == 0) return;
+    const BackwardParams params = make_params(problem, plan, static_cast<char*>(workspace));
+    const DeviceGuard guard(problem.device.id);
+    check(kernel.backward(plan, params, stream), kernel.config.name);
+}
+
+}  // namespace libflash::cuda

@@ -1,0 +1,77 @@
+#include "cuda/host/backward_plan.h"
+
+#include "cuda/host/limits.h"
+#include "cuda/host/problem_params.h"
+#include "cuda/host/tile_schedule.h"
+#include "cuda/kernels.h"
+
+namespace libflash::cuda {
+
+namespace {
+
+bool fits_vectors(const AttentionProblem& problem, const TensorView& tensor, int64_t channels) {
+    return in_vectors(rows_params(tensor), channels, element_bytes(problem.dtype));
+}
+
+bool stores_in_vectors(const AttentionProblem& problem) {
+    return fits_vectors(problem, problem.dq, problem.head_dim) && fits_vectors(problem, problem.dk, problem.head_dim) &&
+           fits_vectors(problem, problem.dv, problem.head_dim_v);
+}
+
+// Units of workspace rows of a head; see QueryUnits.
+int64_t units_of(const AttentionProblem& problem) {
+    const Sequences& rows = problem.q_rows;
+    return rows.packed() ? rows.capacity / kUnitRows + problem.batch : ceil_div(rows.capacity, kUnitRows);
+}
+
+Workspace workspace_of(const BackwardPlan& plan, const AttentionProblem& problem, const KernelConfig& config) {
+    const int64_t heads = problem.q_rows.packed() ? problem.heads_q : problem.batch * problem.heads_q;
+    const size_t rows = static_cast<size_t>(heads * plan.units * kUnitRows);
+    Workspace workspace;
+    workspace.add("statistics", rows * sizeof(RowFacts));
+    if (!plan.deterministic) workspace.add("dq_accumulator", rows * static_cast<size_t>(config.head_dim) * sizeof(float));
+    return workspace;
+}
+
+ScheduleParams key_schedule(const AttentionProblem& problem, const KernelConfig& config) {
+    const double element = static_cast<double>(element_bytes(problem.dtype));
+    const double row_bytes = element * static_cast<double>(problem.head_dim + problem.head_dim_v) + 4.0 * config.head_dim;
+    const double head_bytes = row_bytes * static_cast<double>(problem.q_rows.max_length * problem.group_size());
+    return schedule_params(problem.k_rows, problem.batch, problem.heads_k, config.tile_k, head_bytes, false);
+}
+
+}  // namespace
+
+bool backward_loads_in_vectors(const AttentionProblem& problem) {
+    return loads_in_vectors(problem) && fits_vectors(problem, problem.out, problem.head_dim_v) &&
+           fits_vectors(problem, problem.dout, problem.head_dim_v);
+}
+
+LaunchShape backward_launch(const Kernel& kernel, const BackwardPlan& plan, BackwardStep step, int64_t blocks) {
+    return launch_shape(blocks, kernel.resources(static_cast<int>(step), plan.instance.number));
+}
+
+BackwardPlan common_backward_plan(const Kernel& kernel, const AttentionProblem& problem, const Instance& instance) {
+    check_sizes(problem);
+    const KernelConfig& config = kernel.config;
+    BackwardPlan plan;
+    plan.instance = instance;
+    plan.tile_q = config.tile_q;
+    plan.tile_k = config.tile_k;
+    plan.deterministic = problem.request.deterministic;
+    plan.units = units_of(problem);
+    plan.workspace = workspace_of(plan, problem, config);
+    plan.vector_loads = backward_loads_in_vectors(problem);
+    plan.vector_out = stores_in_vectors(problem);
+    plan.key_schedule = key_schedule(problem, config);
+    plan.query_schedule = schedule_params(problem.q_rows, problem.batch, problem.heads_q, kUnitRows, kL2Bytes, false);
+    if (problem.batch == 0 || problem.heads_q == 0) return plan;
+    const auto launch = [&](BackwardStep step, int64_t blocks) { return backward_launch(kernel, plan, step, blocks); };
+    plan.statistics = launch(BackwardStep::statistics, blocks_of(plan.query_schedule));
+    plan.key_gradients = launch(BackwardStep::key_gradients, blocks_of(plan.key_schedule));
+    if (!plan.deterministic) plan.dq_conversion = launch(BackwardStep::dq_conversion, blocks_of(plan.query_schedule));
+    if (problem.dsink.present) plan.sink_gradient = launch(BackwardStep::sink_gradient, problem.heads_q);
+    return plan;
+}
+
+}  // namespace libflash::cuda

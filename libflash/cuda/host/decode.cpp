@@ -1,0 +1,122 @@
+// Decode: the parameters of the kernels, from the problem and the plan, and their launch.
+#include <algorithm>
+
+#include "cuda/host/launch.h"
+#include "cuda/host/problem_params.h"
+#include "cuda/host/tile_schedule.h"
+#include "cuda/kernels.h"
+
+namespace libflash::cuda {
+namespace {
+
+CacheParams cache_params(const DecodeProblem& problem) {
+    const KvCache& cache = problem.cache;
+    CacheParams params{};
+    params.k = rows_params(cache.k);
+    params.v = rows_params(cache.v);
+    params.seqlens = problem.cache_seqlens;
+    params.entries = cache.batch_idx;
+    params.table = cache.block_table;
+    params.table_batch = cache.block_table_stride[0];
+    params.table_column = cache.block_table_stride[1];
+    params.leftpad = problem.leftpad;
+    params.default_seqlen = static_cast<int32_t>(problem.default_seqlen);
+    params.seqlen_new = static_cast<int32_t>(problem.seqlen_new);
+    params.capacity = static_cast<int32_t>(cache.capacity);
+    params.places = static_cast<int32_t>(cache.k.shape[0]);
+    if (cache.paged()) params.page = divisor_params(cache.page_size);
+    return params;
+}
+
+// `rotated`: where the append kernel writes rotated queries, or nullptr.
+AppendParams append_params(const DecodeProblem& problem, void* rotated) {
+    AppendParams params{};
+    params.q = rows_params(problem.q);
+    if (problem.k_new.present && problem.seqlen_new > 0) {
+        params.k_new = rows_params(problem.k_new);
+        params.v_new = rows_params(problem.v_new);
+    }
+    if (!problem.rotary_cos.present) return params;
+    const int64_t channels = padded_channels(problem);
+    if (rotated) params.turned = {rotated, problem.seqlen_q * problem.heads_q * channels, problem.heads_q * channels, channels};
+    params.cos = problem.rotary_cos.data;
+    params.sin = problem.rotary_sin.data;
+    params.cos_row = problem.rotary_cos.stride[0];
+    params.sin_row = problem.rotary_sin.stride[0];
+    params.positions = static_cast<int32_t>(problem.rotary_cos.shape[0]);
+    params.pairs = static_cast<int32_t>(problem.rotary_cos.shape[1]);
+    params.interleaved = problem.rotary_interleaved;
+    params.is_float = problem.rotary_cos.dtype == DType::f32;
+    params.query_rows_advance = problem.mask_rule.bounded();
+    return params;
+}
+
+// Whether two elements of a row can be written at once.
+bool in_pairs(const RowsParams& rows, int64_t channels, int64_t element) {
+    const auto even = [](int64_t elements) { return elements % 2 == 0; };
+    return reinterpret_cast<uintptr_t>(rows.data) % static_cast<uintptr_t>(2 * element) == 0 && even(rows.batch) &&
+           even(rows.row) && even(rows.head) && even(channels);
+}
+
+void fill_in_rules(DecodeParams& params, const DecodeProblem& problem) {
+    constexpr double kLog2e = 1.4426950408889634;
+    params.softmax_scale = static_cast<float>(problem.softmax_scale);
+    params.scale_log2 = static_cast<float>(problem.softmax_scale * kLog2e);
+    params.softcap = static_cast<float>(problem.softcap);
+    params.left = window_side(problem.mask_rule.left);
+    params.right = window_side(problem.mask_rule.right);
+    params.alibi_slopes = head_params(problem.alibi_slopes);
+    params.sink = head_params(problem.sink);
+}
+
+DecodeParams make_params(const DecodeProblem& problem, const DecodePlan& plan, char* workspace) {
+    const auto region = [&](const char* name) { return workspace + plan.workspace.offset(name); };
+    DecodeParams params{};
+    params.out = rows_params(problem.out);
+    params.lse = row_numbers_params(problem.lse);
+    params.cache = cache_params(problem);
+    params.append = append_params(problem, plan.rotates_ahead ? region("rotated_q") : nullptr);
+    params.append.within = plan.appends_inside;
+    params.q = params.append.turned.data ? params.append.turned : rows_params(problem.q);
+    params.batch = static_cast<int32_t>(problem.batch);
+    params.seqlen_q = static_cast<int32_t>(problem.seqlen_q);
+    params.heads_q = static_cast<int32_t>(problem.heads_q);
+    params.heads_k = static_cast<int32_t>(problem.heads_k);
+    params.group_size = static_cast<int32_t>(problem.group_size());
+    params.head_dim = static_cast<int32_t>(problem.head_dim);
+    params.head_dim_v = static_cast<int32_t>(problem.head_dim_v);
+    params.by_tiles = divisor_params(plan.query_tiles);
+    params.by_heads = divisor_params(problem.heads_k);
+    params.heads_beside = plan.key_heads;
+    params.by_head_groups = divisor_params(problem.heads_k / plan.key_heads);
+    params.by_splits = divisor_params(plan.splits);
+    params.by_group = divisor_params(std::max<int64_t>(1, problem.group_size()));
+    fill_in_rules(params, problem);
+    params.splits = static_cast<int32_t>(plan.splits);
+    params.split_size = static_cast<int32_t>(std::min<int64_t>(problem.request.split_size, kUnboundedWindow));
+    if (plan.splits > 1) {
+        params.partial_out = reinterpret_cast<float*>(region("partial_out"));
+        params.partial_lse = reinterpret_cast<float*>(region("partial_lse"));
+    }
+    const int64_t element = element_bytes(problem.dtype);
+    params.vector_q = in_vectors(params.q, problem.head_dim, element);
+    params.vector_kv =
+        in_vectors(params.cache.k, problem.head_dim, element) && in_vectors(params.cache.v, problem.head_dim_v, element);
+    params.vector_out = in_pairs(params.out, problem.head_dim_v, element);
+    params.stages = plan.stages;
+    params.late_begin = plan.late_begin;
+    params.late_count = plan.late_count;
+    params.fetch_early = plan.dependent_launch;
+    return params;
+}
+
+}  // namespace
+
+void decode(const Kernel& kernel, const DecodeProblem& problem, const DecodePlan& plan, void* workspace, void* stream) {
+    if (problem.batch == 0 || problem.heads_k == 0) return;
+    const DecodeParams params = make_params(problem, plan, static_cast<char*>(workspace));
+    const DeviceGuard guard(problem.device.id);
+    check(kernel.decode(plan, params, stream), kernel.config.name);
+}
+
+}  // namespace libflash::cuda

@@ -1,0 +1,29 @@
+// Forward: the parameters of the kernel, from the problem and the plan, and its launch.
+#include "cuda/host/launch.h"
+#include "cuda/host/problem_params.h"
+#include "cuda/kernels.h"
+
+namespace libflash::cuda {
+namespace {
+
+ForwardParams make_params(const AttentionProblem& problem, const ForwardPlan& plan, char* workspace) {
+    ForwardParams params{};
+    fill_in_problem(params, problem);
+    params.block_mask = block_mask_params(problem.block_mask, true);
+    params.schedule = plan.schedule;
+    params.vector_loads = plan.vector_loads;
+    params.vector_out = plan.vector_out;
+    if (plan.dynamic) params.work_order = reinterpret_cast<int32_t*>(workspace + plan.workspace.offset("work_order"));
+    return params;
+}
+
+}  // namespace
+
+void forward(const Kernel& kernel, const AttentionProblem& problem, const ForwardPlan& plan, void* workspace, void* stream) {
+    if (plan.attention.blocks == 0) return;
+    const ForwardParams params = make_params(problem, plan, static_cast<char*>(workspace));
+    const DeviceGuard guard(problem.device.id);
+    check(kernel.forward(plan, params, stream), kernel.config.name);
+}
+
+}  // namespace libflash::cuda

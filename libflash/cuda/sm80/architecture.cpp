@@ -1,0 +1,30 @@
+// What the kernels for sm_80 and later can do: everything.
+#include "cuda/architecture.h"
+#include "cuda/attention/decode_params.h"
+#include "cuda/sm80/backward_tiles.h"
+#include "cuda/sm80/plan.h"
+
+namespace libflash::cuda {
+
+namespace {
+
+bool supports(const KernelConfig&, const AttentionProblem&, std::string*) { return true; }
+
+// Forward fits every GPU.
+int shared_bytes(const KernelConfig& config) {
+    const int element = element_bytes(config.dtype);
+    if (config.operation == Operation::backward)
+        return backward_shared_bytes(config.head_dim, config.tile_q, config.tile_k, config.stages, element);
+    if (config.operation == Operation::decode)
+        return decode_shared_bytes(config.head_dim, config.tile_k, config.stages, element, config.tile_k);
+    return 0;
+}
+
+}  // namespace
+
+extern const Architecture architecture_sm80;
+const Architecture architecture_sm80 = {
+    "sm80", false, supports, shared_bytes, sm80::plan_forward, sm80::plan_backward, sm80::plan_decode, nullptr, nullptr,
+};
+
+}  // namespace libflash::cuda

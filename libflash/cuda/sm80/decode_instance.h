@@ -1,0 +1,34 @@
+// The template instances of decode: the plan and the kernel both read them here. No CUDA header.
+#pragma once
+
+#include "cuda/attention/decode_params.h"
+
+namespace libflash::cuda {
+
+// Whose keys a warp works on, and whether the kernel itself takes in a new row.
+//   shared_keys       more than 16 query rows share a key head: every warp has rows of its own and works on all keys
+//   own_keys          each warp works on the keys that it has loaded
+//   own_keys_append   the same, and the kernel appends one new row and rotates the queries
+//   two_heads         own keys of two key heads
+//   two_heads_append  the same with the new row
+enum class DecodeKind { shared_keys, own_keys, own_keys_append, two_heads, two_heads_append };
+
+constexpr DecodeKind decode_kind(bool shares_keys, int key_heads, bool appends_inside) {
+    if (shares_keys) return DecodeKind::shared_keys;
+    if (key_heads == 2) return appends_inside ? DecodeKind::two_heads_append : DecodeKind::two_heads;
+    return appends_inside ? DecodeKind::own_keys_append : DecodeKind::own_keys;
+}
+
+constexpr const char* decode_kind_name(DecodeKind kind) {
+    switch (kind) {
+        case DecodeKind::shared_keys: return "warps share keys";
+        case DecodeKind::own_keys: return "each warp its own keys";
+        case DecodeKind::own_keys_append: return "each warp its own keys, appends";
+        case DecodeKind::two_heads: return "two key heads";
+        default: return "two key heads, appends";
+    }
+}
+
+constexpr int kAppendThreads = 128;  // of a thread block that appends: as many as a row of 256 channels has pairs
+
+}  // namespace libflash::cuda

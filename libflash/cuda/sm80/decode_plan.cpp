@@ -1,0 +1,100 @@
+// How decode will be done: splits, which kernels append and rotate, the launches, the workspace.
+#include <algorithm>
+
+#include "cuda/host/limits.h"
+#include "cuda/host/problem_params.h"
+#include "cuda/kernels.h"
+#include "cuda/sm80/decode_instance.h"
+#include "cuda/sm80/decode_splits.h"
+#include "cuda/sm80/plan.h"
+
+namespace libflash::cuda::sm80 {
+
+namespace {
+
+// One new row a sequence, which the attention kernel can append itself. The new key is visible, so it is in exactly one range.
+bool appends_inside(const KernelConfig& config, const DecodeProblem& problem) {
+    return decode_takes_in_rows(config.head_dim, config.tile_k) && (problem.k_new.present || problem.rotary_cos.present) &&
+           problem.seqlen_q == 1 && problem.seqlen_new <= 1 && problem.heads_q > 0 &&
+           !decode_shares_keys(problem.seqlen_q * problem.group_size()) && !problem.leftpad;
+}
+
+Workspace workspace_of(const DecodePlan& plan, const KernelConfig& config, const DecodeProblem& problem) {
+    Workspace regions;
+    const int64_t rows = problem.batch * problem.heads_q * problem.seqlen_q;
+    if (plan.rotates_ahead) {
+        regions.add("rotated_q", static_cast<size_t>(rows * padded_channels(problem) * element_bytes(problem.dtype)));
+    }
+    if (plan.splits > 1) {
+        regions.add("partial_out", static_cast<size_t>(rows * plan.splits * config.head_dim) * sizeof(float));
+        regions.add("partial_lse", static_cast<size_t>(rows * plan.splits) * sizeof(float));
+    }
+    return regions;
+}
+
+// The kernel that appends new rows and rotates them and the queries.
+void plan_append(DecodePlan& plan, const Kernel& kernel, const DecodeProblem& problem) {
+    const bool appends = problem.k_new.present && problem.seqlen_new > 0, rotates = problem.rotary_cos.present;
+    if (plan.appends_inside || (!appends && !rotates)) return;
+    const int64_t new_rows = appends ? problem.batch * problem.seqlen_new * problem.heads_k : 0;
+    const int64_t rows = new_rows + (rotates ? problem.batch * problem.seqlen_q * problem.heads_q : 0);
+    int64_t slots = 1;  // two channels each
+    while (2 * slots < problem.head_dim || 2 * slots < problem.head_dim_v) slots *= 2;
+    plan.append_rows = static_cast<uint32_t>(new_rows);
+    plan.append_slots = static_cast<uint32_t>(slots);
+    const KernelResources resources = kernel.resources(static_cast<int>(DecodeStep::append), plan.instance.number);
+    plan.append = launch_shape(ceil_div(rows, kAppendThreads / slots), resources);
+}
+
+// Several waves of thread blocks. Those that begin together also end together, and memory is idle until the next ones have begun:
+// so a part of the first wave begins a little later. And where others cover for the one that waits, one stage fewer is enough,
+// and memory is faster.
+void pace_waves(DecodePlan& plan, const DecodeSizes& sizes) {
+    constexpr int kEnoughBytes = 128 << 10;  // of a multiprocessor
+    const KernelConfig& config = sizes.config;
+    const int64_t of_each = sizes.blocks_per_multiprocessor(), multiprocessors = sizes.device.multiprocessors,
+                  blocks = sizes.unsplit_blocks() * plan.splits / plan.key_heads;
+    if (blocks <= of_each * multiprocessors || of_each < 2) return;
+    plan.late_begin = static_cast<uint32_t>(multiprocessors);
+    plan.late_count = static_cast<uint32_t>((of_each - 1) * multiprocessors);
+    const int64_t tile_bytes = 2 * config.tile_k * config.head_dim * element_bytes(sizes.problem.dtype);
+    if (!sizes.shares_keys() && (config.stages - 1) * tile_bytes * of_each >= kEnoughBytes) plan.stages = config.stages - 1;
+}
+
+void plan_attention(DecodePlan& plan, const Kernel& kernel, const DecodeProblem& problem) {
+    if (problem.seqlen_q == 0 || problem.heads_q == 0) return;
+    const auto resources = [&](DecodeStep step) { return kernel.resources(static_cast<int>(step), plan.instance.number); };
+    const int64_t blocks = plan.query_tiles * (problem.heads_k / plan.key_heads) * plan.splits * problem.batch;
+    plan.attention = launch_shape(blocks, resources(DecodeStep::attention));
+    if (plan.splits > 1)
+        plan.combine = launch_shape(problem.batch * problem.heads_q * problem.seqlen_q, resources(DecodeStep::combine));
+}
+
+}  // namespace
+
+DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const DeviceProperties& device) {
+    check_sizes(problem);
+    const KernelConfig& config = kernel.config;
+    const DecodeSizes sizes(config, problem, device);
+    const DecodeSplits splits = choose_splits(sizes);
+    DecodePlan plan;
+    plan.splits = splits.splits;
+    plan.key_heads = splits.key_heads;
+    plan.appends_inside = appends_inside(config, problem);
+    plan.rotates_ahead = problem.rotary_cos.present && !plan.appends_inside;
+    const DecodeKind kind = decode_kind(sizes.shares_keys(), plan.key_heads, plan.appends_inside);
+    plan.instance = {static_cast<int>(kind), decode_kind_name(kind)};
+    plan.tile_q = static_cast<int>(sizes.tile_q());
+    plan.tile_k = config.tile_k / plan.key_heads;
+    plan.query_tiles = std::max<int64_t>(1, sizes.query_tiles());
+    plan.stages = config.stages;
+    plan.dependent_launch = device.arch >= 90;
+    plan.workspace = workspace_of(plan, config, problem);
+    if (problem.batch == 0 || problem.heads_k == 0) return plan;
+    pace_waves(plan, sizes);
+    plan_append(plan, kernel, problem);
+    plan_attention(plan, kernel, problem);
+    return plan;
+}
+
+}  // namespace libflash::cuda::sm80

@@ -1,0 +1,91 @@
+#include "cuda/sm80/decode_splits.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "problem/check.h"
+
+namespace libflash::cuda::sm80 {
+
+namespace {
+
+constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;  // of a launch
+
+// A model of the time of a call, in units of one tile of keys of one thread block: the number of waves of thread blocks, each as
+// long as its tiles and a constant; with splits, the kernel that combines them.
+int64_t fastest_splits(const DecodeSizes& sizes) {
+    constexpr double kBlockCost = 2, kCombineCost = 3, kTail = 0.3;
+    constexpr int64_t kMost = 256;
+    const int64_t blocks = sizes.unsplit_blocks(), at_once = sizes.blocks_at_once();
+    const int64_t tiles = std::max<int64_t>(1, ceil_div(sizes.visible_keys(), sizes.config.tile_k));
+    // More than some two waves only make the combination longer.
+    const int64_t most = std::min({tiles, kMost, kMostBlocks / blocks, ceil_div(2 * at_once, blocks) + 1});
+    int64_t best = 1;
+    double best_cost = 0;
+    for (int64_t splits = 1; splits <= most; ++splits) {
+        const int64_t each = ceil_div(tiles, splits);
+        if (splits > 1 && ceil_div(tiles, each) < splits) continue;  // some would be empty
+        const double full = static_cast<double>(blocks * splits) / static_cast<double>(at_once);
+        // Thread blocks share the memory bandwidth: a last wave that is not full is faster, but a single thread block has a limit
+        // of its own.
+        const double waves = full <= 1 ? 1 : kTail * std::ceil(full) + (1 - kTail) * full;
+        const double cost = waves * (static_cast<double>(each) + kBlockCost) + (splits > 1 ? kCombineCost : 0);
+        if (splits == 1 || cost < best_cost) best = splits, best_cost = cost;
+    }
+    return best;
+}
+
+bool can_take_two_heads(const DecodeSizes& sizes) {
+    const KernelConfig& config = sizes.config;
+    const int element = static_cast<int>(element_bytes(sizes.problem.dtype));
+    return !sizes.shares_keys() && sizes.problem.heads_k % 2 == 0 &&
+           decode_heads_beside(config.head_dim, config.tile_k, config.stages, element) == 2 &&
+           sizes.blocks_per_multiprocessor() >= 2;
+}
+
+// Two key heads a thread block are faster
+//   where that makes fewer waves of short thread blocks, and leaves enough of these;
+//   with pages, where memory is faster with longer reads: then in ranges half as long, unless the combination of more of them
+// takes longer than that
+//   gains.
+DecodeSplits fastest(const DecodeSizes& sizes) {
+    constexpr int64_t kShort = 32, kFew = 16, kLong = 64;
+    const int64_t splits = fastest_splits(sizes);
+    if (!can_take_two_heads(sizes)) return {splits, 1};
+    const int64_t tiles = ceil_div(ceil_div(sizes.visible_keys(), sizes.config.tile_k), splits);  // of a range
+    const int64_t blocks = sizes.unsplit_blocks() * splits, at_once = sizes.blocks_at_once();
+    if (blocks > at_once) return {splits, tiles <= kShort && 5 * blocks >= 8 * at_once ? 2 : 1};
+    const bool pays = tiles >= kLong || (splits > 1 && 2 * splits <= kFew && 2 * tiles >= kShort);
+    return sizes.problem.cache.paged() && pays ? DecodeSplits{2 * splits, 2} : DecodeSplits{splits, 1};
+}
+
+}  // namespace
+
+int64_t DecodeSizes::blocks_per_multiprocessor() const {
+    const int bytes = decode_shared_bytes(config.head_dim, config.tile_k, config.stages,
+                                          static_cast<int>(element_bytes(problem.dtype)), static_cast<int>(tile_q()));
+    return decode_blocks_at_once(bytes, device.shared_memory_bytes, config.tile_k / kDecodeSlab * 32);
+}
+
+int64_t DecodeSizes::visible_keys() const {
+    const MaskRule& rule = problem.mask_rule;
+    const int64_t right = std::min(rule.right, problem.seqlen_q);
+    if (rule.left == MaskRule::kUnbounded) return problem.cache.capacity;
+    return std::min(problem.cache.capacity, rule.left + right + problem.seqlen_q);
+}
+
+DecodeSplits choose_splits(const DecodeSizes& sizes) {
+    const DecodeProblem& problem = sizes.problem;
+    if (problem.batch == 0 || problem.heads_q == 0 || problem.seqlen_q == 0) return {1, 1};
+    const Request& request = problem.request;
+    if (request.split_size == 0 && request.num_splits == 0) return fastest(sizes);
+    const int64_t ranges = request.split_size > 0 ? ceil_div(problem.cache.capacity, request.split_size) : request.num_splits;
+    if (ranges > kMostBlocks / sizes.unsplit_blocks()) {
+        refuse(FLASH_STATUS_UNSUPPORTED, request.split_size > 0 ? "split_size" : "num_splits",
+               "must leave fewer than 2^31 thread blocks on CUDA",
+               text_of(ranges, " ranges of keys for each of ", sizes.unsplit_blocks()));
+    }
+    return {std::max<int64_t>(1, ranges), 1};
+}
+
+}  // namespace libflash::cuda::sm80

@@ -1,0 +1,32 @@
+// How forward will be done on sm_80 and later: a thread block for each tile of query rows of each head.
+#include "cuda/host/limits.h"
+#include "cuda/host/problem_params.h"
+#include "cuda/host/tile_schedule.h"
+#include "cuda/kernels.h"
+#include "cuda/machine_code.h"
+#include "cuda/sm80/forward_instance.h"
+#include "cuda/sm80/plan.h"
+
+namespace libflash::cuda::sm80 {
+
+ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties& device) {
+    check_sizes(problem);
+    const KernelConfig& config = kernel.config;
+    ForwardPlan plan;
+    plan.vector_loads = loads_in_vectors(problem);
+    plan.vector_out = in_vectors(rows_params(problem.out), problem.head_dim_v, element_bytes(problem.dtype));
+    const bool general = has_rare_options(problem) || !plan.vector_loads;
+    plan.instance = general ? kGeneralInstance : kPlainInstance;
+    plan.tile_q = config.tile_q;
+    plan.tile_k = forward_tile_k_sm80(config, general, code_version(config.compiled_for, config.versions, device.arch));
+    // Later rows see more keys under a causal mask: the longest tiles first.
+    const bool longest_last = problem.mask_rule.right < MaskRule::kUnbounded;
+    plan.schedule =
+        schedule_params(problem.q_rows, problem.batch, problem.heads_q, plan.tile_q, key_bytes(problem), longest_last);
+    if (problem.batch == 0 || problem.heads_q == 0 || problem.q_rows.capacity == 0) return plan;
+    const int step = static_cast<int>(ForwardStep::attention);
+    plan.attention = launch_shape(blocks_of(plan.schedule), kernel.resources(step, plan.instance.number));
+    return plan;
+}
+
+}  // namespace libflash::cuda::sm80

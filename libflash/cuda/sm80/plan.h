@@ -1,0 +1,12 @@
+// The plans of the kernels for sm_80 and later. No CUDA header.
+#pragma once
+
+#include "cuda/architecture.h"
+
+namespace libflash::cuda::sm80 {
+
+ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties& device);
+BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties& device);
+DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const DeviceProperties& device);
+
+}  // namespace libflash::cuda::sm80

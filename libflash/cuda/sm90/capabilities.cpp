@@ -1,0 +1,82 @@
+// The options that the kernels for sm_90a lack. Type, head dims and device are checked where a kernel is chosen.
+#include "cuda/host/problem_params.h"
+#include "cuda/host/tile_schedule.h"
+#include "cuda/sm90/forward_instance.h"
+#include "cuda/sm90/plan.h"
+#include "problem/check.h"
+
+namespace libflash::cuda::sm90 {
+namespace {
+
+// The first option that backward lacks, or nullptr: those that change lengths, scores or probabilities, and the order of sums.
+const char* option_backward_lacks(const AttentionProblem& p) {
+    if (p.request.deterministic) return "deterministic";
+    if (p.q_rows.packed()) return "cu_seqlens_q";
+    if (p.k_rows.packed()) return "cu_seqlens_k";
+    if (p.q_rows.used) return "seqused_q";
+    if (p.k_rows.used) return "seqused_k";
+    if (const char* option = score_option(p)) return option;
+    if (p.block_mask.present) return p.block_mask.has_lists ? "block_lists" : "block_mask";
+    return nullptr;
+}
+
+// Whether TMA can read the tensor: strides are multiples of 16 bytes, from 0 to 2^40.
+bool tma_reads(const TensorView& tensor) {
+    constexpr int64_t kElement = 2, kLimit = int64_t{1} << 40;
+    const RowsParams rows = rows_params(tensor);
+    const auto fits = [](int64_t stride) { return stride >= 0 && stride < kLimit / kElement && stride * kElement % 16 == 0; };
+    return reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && fits(rows.batch) && fits(rows.row) && fits(rows.head);
+}
+
+// The first tensor that TMA cannot read, or nullptr. Without keys neither K nor V is read.
+const char* tensor_tma_cannot_read(const AttentionProblem& p) {
+    if (!tma_reads(p.q)) return "q";
+    if (p.k_rows.capacity > 0 && !tma_reads(p.k)) return "k";
+    if (p.k_rows.capacity > 0 && !tma_reads(p.v)) return "v";
+    return p.backward && !tma_reads(p.dout) ? "dout" : nullptr;
+}
+
+bool tma_reads_all(const AttentionProblem& p, std::string* why) {
+    const char* tensor = tensor_tma_cannot_read(p);
+    if (tensor && why)
+        *why = text_of(tensor, ": its address and its strides must be multiples of 16 bytes for it, and not negative");
+    return !tensor;
+}
+
+bool supports_backward(const AttentionProblem& p, std::string* why) {
+    if (const char* option = option_backward_lacks(p)) {
+        if (why) *why = text_of(option, ": the kernel does not know it");
+        return false;
+    }
+    if (!tma_reads_all(p, why)) return false;
+    const bool dk = in_vectors(rows_params(p.dk), p.head_dim, 2), dv = in_vectors(rows_params(p.dv), p.head_dim_v, 2);
+    if (dk && dv) return true;
+    if (why) *why = text_of(dk ? "dv" : "dk", ": its address, its strides and its rows must be multiples of 16 bytes for it");
+    return false;
+}
+
+// Packed queries: the workspace has a number for each tile, empty ones included, of the instance that has the most tiles.
+bool supports_tile_count(const KernelConfig& config, const AttentionProblem& p, std::string* why) {
+    constexpr int64_t kMostTiles = 1 << 24;
+    if (!p.q_rows.packed()) return true;
+    const int tile = forward_tile_q(config, ForwardKind::general);
+    const int64_t tiles = blocks_of(schedule_params(p.q_rows, p.batch, p.heads_q, tile, 1, false));
+    if (tiles <= kMostTiles) return true;
+    if (why) *why = text_of("cu_seqlens_q: tiles of all heads must be at most ", kMostTiles, " for it (", tiles, ")");
+    return false;
+}
+
+bool supports_forward(const KernelConfig& config, const AttentionProblem& p, std::string* why) {
+    if (!tma_reads_all(p, why) || !supports_tile_count(config, p, why)) return false;
+    if (in_vectors(rows_params(p.out), p.head_dim_v, 2)) return true;
+    if (why) *why = "out: its address, its strides and its rows must be multiples of 16 bytes for it";
+    return false;
+}
+
+}  // namespace
+
+bool supports(const KernelConfig& config, const AttentionProblem& problem, std::string* why) {
+    return config.operation == Operation::backward ? supports_backward(problem, why) : supports_forward(config, problem, why);
+}
+
+}  // namespace libflash::cuda::sm90

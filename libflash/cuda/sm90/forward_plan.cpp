@@ -1,0 +1,58 @@
+// How forward will be done on sm_90a: persistent thread blocks, one for each multiprocessor, with a static or a dynamic tile
+// schedule.
+#include <algorithm>
+
+#include "cuda/host/limits.h"
+#include "cuda/host/problem_params.h"
+#include "cuda/host/tile_schedule.h"
+#include "cuda/kernels.h"
+#include "cuda/sm90/forward_instance.h"
+#include "cuda/sm90/plan.h"
+
+namespace libflash::cuda::sm90 {
+
+namespace {
+
+// The host does not know how long a tile takes: lengths are on the device, or there is a block mask.
+bool needs_dynamic_schedule(const AttentionProblem& problem) {
+    const auto lengths_on_device = [](const Sequences& rows) { return rows.packed() || rows.used; };
+    return lengths_on_device(problem.q_rows) || lengths_on_device(problem.k_rows) || problem.block_mask.present;
+}
+
+// A static schedule pairs a long tile with a short one where later rows see more keys; a dynamic one begins with the longest.
+ScheduleParams schedule_of(const ForwardPlan& plan, const AttentionProblem& problem) {
+    const bool causal = problem.mask_rule.right < MaskRule::kUnbounded, paired = causal && !plan.dynamic;
+    // As if a head filled the L2 cache: then one head comes after the other, and the thread blocks share its keys and values.
+    ScheduleParams schedule = schedule_params(problem.q_rows, problem.batch, problem.heads_q, plan.tile_q * (paired ? 2 : 1),
+                                              kL2Bytes, causal && !paired);
+    schedule.paired = paired;
+    return schedule;
+}
+
+}  // namespace
+
+ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties& device) {
+    check_sizes(problem);
+    const KernelConfig& config = kernel.config;
+    ForwardPlan plan;
+    plan.vector_loads = loads_in_vectors(problem);
+    plan.vector_out = in_vectors(rows_params(problem.out), problem.head_dim_v, element_bytes(problem.dtype));
+    plan.dynamic = needs_dynamic_schedule(problem);
+    const bool general = has_rare_options(problem) || !plan.vector_loads;
+    const ForwardKind kind = forward_kind(config, general, plan.dynamic, problem.block_mask.present);
+    plan.instance = {static_cast<int>(kind), forward_kind_name(kind)};
+    plan.tile_q = forward_tile_q(config, kind);
+    plan.tile_k = forward_tile_k(config, kind);
+    plan.schedule = schedule_of(plan, problem);
+    if (problem.batch == 0 || problem.heads_q == 0 || problem.q_rows.capacity == 0) return plan;
+    const auto resources = [&](ForwardStep step) { return kernel.resources(static_cast<int>(step), plan.instance.number); };
+    const int64_t tiles = blocks_of(plan.schedule);
+    plan.attention = launch_shape(std::min<int64_t>(tiles, device.multiprocessors), resources(ForwardStep::attention));
+    if (plan.dynamic) {
+        plan.order = launch_shape(1, resources(ForwardStep::order));
+        plan.workspace.add("work_order", work_order_bytes(problem.batch, tiles));
+    }
+    return plan;
+}
+
+}  // namespace libflash::cuda::sm90

@@ -1,0 +1,16 @@
+// The plans of the kernels for sm_90a, and the options that these lack. No CUDA header.
+#pragma once
+
+#include <string>
+
+#include "cuda/architecture.h"
+
+namespace libflash::cuda::sm90 {
+
+ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties& device);
+BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties& device);
+
+// See Architecture.
+bool supports(const KernelConfig& config, const AttentionProblem& problem, std::string* why);
+
+}  // namespace libflash::cuda::sm90

@@ -1,0 +1,84 @@
+#include "plan/explain_plan.h"
+
+#include "plan/explain_line.h"
+
+namespace libflash {
+
+namespace {
+
+using cuda::LaunchShape;
+
+void tile_line(std::string& text, int tile_q, int tile_k) {
+    if (tile_q > 0) line(text, "tile", tile_q, " queries x ", tile_k, " keys");
+}
+
+void splits_line(std::string& text, int64_t splits) {
+    line(text, "splits", splits, splits == 1 ? " (keys are not split)" : " ranges of keys");
+}
+
+void cpu_lines(std::string& text, const cpu::Plan& plan) {
+    tile_line(text, plan.tile_q, plan.tile_k);
+    line(text, "threads", plan.threads);
+    splits_line(text, plan.num_splits);
+    if (plan.key_chunks > 1) line(text, "chunks", plan.key_chunks, " ranges of keys with a query gradient of their own");
+}
+
+// What is not launched has no line. The first launch of a plan has the label.
+void launch_line(std::string& text, const char* label, const char* what, const LaunchShape& shape) {
+    if (shape.blocks == 0) return;
+    const std::string shared = shape.shared_bytes > 0 ? text_of(", ", shape.shared_bytes, " bytes of shared memory each") : "";
+    line(text, label, what, ": ", shape.blocks, " thread blocks of ", shape.threads, " threads", shared);
+}
+
+void cuda_lines(std::string& text, const cuda::ForwardPlan& plan) {
+    const cuda::ScheduleParams& schedule = plan.schedule;
+    line(text, "instance", plan.instance.name);
+    tile_line(text, plan.tile_q, plan.tile_k);
+    const char* order = schedule.paired ? ", a long tile with a short one" : schedule.reversed ? ", the longest tiles first" : "";
+    line(text, "schedule", plan.dynamic ? "dynamic" : "static", ", ", schedule.heads_per_group, " heads at a time", order);
+    launch_line(text, plan.order.blocks > 0 ? "launch" : "", "tile order", plan.order);
+    launch_line(text, plan.order.blocks > 0 ? "" : "launch", "attention", plan.attention);
+}
+
+void cuda_lines(std::string& text, const cuda::BackwardPlan& plan) {
+    line(text, "instance", plan.instance.name);
+    tile_line(text, plan.tile_q, plan.tile_k);
+    if (plan.dq_tile_q > 0) line(text, "", "dq: ", plan.dq_tile_q, " queries x ", plan.dq_tile_k, " keys");
+    line(text, "schedule", "static, ", plan.key_schedule.heads_per_group, " key heads at a time");
+    launch_line(text, "launch", "softmax statistics", plan.statistics);
+    launch_line(text, "", "dk and dv", plan.key_gradients);
+    launch_line(text, "", "dq from its accumulator", plan.dq_conversion);
+    launch_line(text, "", "dq", plan.query_gradient);
+    launch_line(text, "", "dsink", plan.sink_gradient);
+    launch_line(text, "", "dbias", plan.bias_gradient);
+}
+
+void cuda_lines(std::string& text, const cuda::DecodePlan& plan) {
+    line(text, "instance", plan.instance.name);
+    tile_line(text, plan.tile_q, plan.tile_k);
+    line(text, "pipeline", plan.stages, " stages",
+         plan.late_count > 0 ? text_of(", ", plan.late_count, " thread blocks begin later") : "");
+    splits_line(text, plan.splits);
+    launch_line(text, plan.append.blocks > 0 ? "launch" : "", "append", plan.append);
+    launch_line(text, plan.append.blocks > 0 ? "" : "launch", "attention", plan.attention);
+    launch_line(text, "", "combine splits", plan.combine);
+}
+
+template <class Plan>
+void all_lines(std::string& text, const Plan& plan) {
+    line(text, "kernel", plan.kernel->name, ", backend ", plan.kernel->backend);
+    if (plan.kernel->cuda) {
+        cuda_lines(text, plan.cuda);
+    } else {
+        cpu_lines(text, plan.cpu);
+    }
+    line(text, "workspace", plan.workspace_bytes, " bytes");
+}
+
+}  // namespace
+
+void add_plan_lines(std::string& text, const ForwardPlan& plan) { all_lines(text, plan); }
+void add_plan_lines(std::string& text, const BackwardPlan& plan) { all_lines(text, plan); }
+void add_plan_lines(std::string& text, const DecodePlan& plan) { all_lines(text, plan); }
+
+}  // namespace libflash

@@ -1,0 +1,43 @@
+// From a plan to its backend, which does what the plan says.
+#include "build_info.h"
+#include "plan/plan.h"
+
+namespace libflash {
+
+void launch(const AttentionProblem& problem, const ForwardPlan& plan, void* workspace, [[maybe_unused]] void* stream) {
+#if LIBFLASH_BUILD_CUDA
+    if (plan.kernel->cuda) return cuda::forward(*plan.kernel->cuda, problem, plan.cuda, workspace, stream);
+#endif
+    plan.kernel->cpu->forward(problem, plan.cpu, workspace);
+}
+
+void launch(const AttentionProblem& problem, const BackwardPlan& plan, void* workspace, [[maybe_unused]] void* stream) {
+#if LIBFLASH_BUILD_CUDA
+    if (plan.kernel->cuda) return cuda::backward(*plan.kernel->cuda, problem, plan.cuda, workspace, stream);
+#endif
+    plan.kernel->cpu->backward(problem, plan.cpu, workspace);
+}
+
+void launch(const DecodeProblem& problem, const DecodePlan& plan, void* workspace, [[maybe_unused]] void* stream) {
+#if LIBFLASH_BUILD_CUDA
+    if (plan.kernel->cuda) return cuda::decode(*plan.kernel->cuda, problem, plan.cuda, workspace, stream);
+#endif
+    plan.kernel->cpu->decode(problem, plan.cpu, workspace);
+}
+
+void launch(const MergeProblem& problem, [[maybe_unused]] const MergePlan& plan, [[maybe_unused]] void* stream) {
+#if LIBFLASH_BUILD_CUDA
+    if (plan.kernel->cuda) return cuda::merge(*plan.kernel->cuda, problem, plan.cuda, stream);
+#endif
+    cpu::merge(problem);
+}
+
+void launch(const CompressProblem& problem, [[maybe_unused]] const CompressPlan& plan, [[maybe_unused]] void* stream) {
+#if LIBFLASH_BUILD_CUDA
+    if (plan.kernel->cuda) return cuda::compress(*plan.kernel->cuda, problem, plan.cuda, stream);
+#endif
+    cpu::compress_block_mask(problem.mask, problem.matrices, problem.rows, problem.cols, problem.row_counts, problem.row_indices,
+                             problem.col_counts, problem.col_indices);
+}
+
+}  // namespace libflash

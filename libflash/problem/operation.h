@@ -1,0 +1,20 @@
+// The operations of the library: one type for every layer.
+#pragma once
+
+#include <cstdint>
+
+namespace libflash {
+
+enum class Operation : int32_t { forward, backward, decode, merge, compress };
+
+constexpr const char* operation_name(Operation operation) {
+    switch (operation) {
+        case Operation::forward: return "forward";
+        case Operation::backward: return "backward";
+        case Operation::decode: return "decode";
+        case Operation::merge: return "merge";
+        default: return "compress";
+    }
+}
+
+}  // namespace libflash
