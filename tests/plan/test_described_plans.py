@@ -1,0 +1,235 @@
+"""Plans for GPUs that need not be there: explain shows the template instance that runs, its tile, schedule and launches."""
+
+from __future__ import annotations
+
+import ctypes as c
+from typing import Any, NamedTuple
+
+import abi
+import pytest
+from described import ADDRESS, CUDA, DEVICES, build, explain, lines_of, tensor
+
+KERNELS = [line for line in (CUDA / "kernels.table").read_text().splitlines() if line and not line.startswith("#")]
+
+
+@pytest.fixture(scope="module")
+def lib(tmp_path_factory: pytest.TempPathFactory) -> c.CDLL:
+    return build(tmp_path_factory.mktemp("described"))
+
+
+class Case(NamedTuple):
+    device: str
+    operation: str
+    arrays: tuple[abi.Tensor, ...]
+    options: dict[str, Any]
+    said: dict[str, str]  # label: how its first line begins
+
+
+def attention(device: str, head_dim: int, said: dict[str, str], operation: str = "forward", **options: Any) -> Case:
+    """Two sequences of 1000 rows, 16 heads."""
+    dtype, dim_v = options.pop("dtype", abi.BFLOAT16), options.pop("head_dim_v", head_dim)
+    q, v = tensor(2, 1000, 16, head_dim, dtype=dtype), tensor(2, 1000, 16, dim_v, dtype=dtype)
+    return Case(device, operation, (q, q, v), options, said)
+
+
+def kernel(name: str, instance: str, tile: str, **said: str) -> dict[str, str]:
+    backend = name.split("_")[1]
+    tile_q, tile_k = tile.split("x")
+    return {"kernel": f"{name}, backend {backend}", "instance": instance, "tile": f"{tile_q} queries x {tile_k} keys", **said}
+
+
+SLOPES = tensor(16, dtype=abi.FLOAT32)
+BLOCKS = tensor(1, 1, 8, 8, dtype=abi.BOOL)
+USED = tensor(2, dtype=abi.INT32)
+RARE = ({"softcap": 30.0}, {"alibi_slopes": SLOPES}, {"dropout_p": 0.5}, {"flags": abi.SCALE, "softmax_scale": -1.0})
+
+SM90 = {  # head dims: tiles of the plain instance, of the one for block masks, of the general one
+    (64, 64): ("192x128", "128x128", "128x128"),
+    (96, 96): ("192x96", "128x128", "128x64"),
+    (128, 128): ("128x128", "128x128", "128x64"),
+    (192, 128): ("128x128", "128x128", "128x64"),
+    (192, 192): ("128x112", "128x64", "128x64"),
+    (256, 256): ("128x64", "128x64", "128x32"),
+}
+
+
+def forward_sm90() -> list[Case]:
+    cases = []
+    for (dim, dim_v), (plain, blocks, general) in SM90.items():
+        name = f"forward_sm90_bf16_d{dim}" + (f"x{dim_v}" if dim != dim_v else "")
+        variable = plain if dim == 64 else blocks
+        instance = "variable lengths" if dim == 64 else "block mask"
+        cases += [
+            attention("H200", dim, kernel(name, "plain", plain, schedule="static"), head_dim_v=dim_v),
+            attention("H200", dim, kernel(name, "block mask", blocks, schedule="dynamic"), head_dim_v=dim_v, block_mask=BLOCKS),
+            attention("H200", dim, kernel(name, instance, variable, schedule="dynamic"), head_dim_v=dim_v, seqused_k=USED),
+            *(attention("H200", dim, kernel(name, "general", general), head_dim_v=dim_v, **rare) for rare in RARE),
+        ]
+    return cases
+
+
+def forward_sm80() -> list[Case]:
+    cases = []
+    # device, type, head_dim: tiles of the plain and of the general instance. Code for sm_80 and for later architectures differs.
+    rows = [
+        ("A100", abi.BFLOAT16, 64, "128x128", "128x32"),
+        ("A100", abi.FLOAT16, 64, "128x32", "128x32"),
+        ("A100", abi.BFLOAT16, 128, "128x64", "128x32"),
+        ("A100", abi.BFLOAT16, 256, "64x64", "64x32"),
+        ("L40S", abi.FLOAT16, 64, "128x32", "128x32"),
+        ("H200", abi.BFLOAT16, 64, "128x128", "128x64"),
+        ("H200", abi.FLOAT16, 64, "128x128", "128x64"),
+        ("H200", abi.BFLOAT16, 128, "128x64", "128x32"),
+        ("H200", abi.BFLOAT16, 256, "64x64", "64x64"),
+        ("H200", abi.FLOAT32, 256, "64x16", "64x16"),
+        ("B200", abi.BFLOAT16, 64, "128x128", "128x64"),
+        ("B200", abi.BFLOAT16, 128, "128x32", "128x32"),
+        ("RTX 5090", abi.BFLOAT16, 128, "128x32", "128x32"),
+        ("RTX 5090", abi.BFLOAT16, 256, "64x64", "64x64"),
+        ("Thor", abi.FLOAT16, 64, "128x32", "128x32"),
+    ]
+    names = {abi.BFLOAT16: "bf16", abi.FLOAT16: "f16", abi.FLOAT32: "f32"}
+    for device, dtype, dim, plain, general in rows:
+        name, options = f"forward_sm80_{names[dtype]}_d{dim}", {"dtype": dtype, "backend": b"sm80"}
+        cases.append(attention(device, dim, kernel(name, "plain", plain, schedule="static"), **options))
+        cases.append(attention(device, dim, kernel(name, "general", general), **options, softcap=30.0))
+    return cases
+
+
+def decode(device: str, said: dict[str, str], rows: int = 1, **options: Any) -> Case:
+    """Four sequences, 32 query heads over 8 key heads, 8192 keys."""
+    cache = tensor(4, 8192, 8, 128)
+    return Case(device, "decode", (tensor(4, rows, 32, 128), cache, cache), options, said)
+
+
+def decode_cases() -> list[Case]:
+    large, small, new = "decode_sm80_bf16_d128", "decode_sm80_bf16_d128_small", tensor(4, 1, 8, 128, address=2 * ADDRESS)
+    news = {"k_new": new, "v_new": tensor(4, 1, 8, 128, address=3 * ADDRESS)}
+    several = {name: tensor(4, 5, 8, 128, address=(n + 2) * ADDRESS) for n, name in enumerate(news)}
+    pages = {"block_table": tensor(32, 512, dtype=abi.INT32), "cache_seqlens": tensor(32, dtype=abi.INT32)}
+    paged = (tensor(32, 1, 32, 128), *[tensor(32 * 512, 16, 8, 128)] * 2)
+    return [
+        decode("H200", kernel(large, "each warp its own keys", "16x64", splits="8 ranges", pipeline="3 stages")),
+        decode("H200", kernel(large, "each warp its own keys, appends", "16x64"), **news),
+        decode("H200", kernel(large, "warps share keys", "64x64"), rows=5),
+        decode("H200", kernel(large, "warps share keys", "64x64", launch="append: 80 "), rows=5, **several),
+        decode("H200", kernel(large, "each warp its own keys", "16x64", splits="1 (keys"), num_splits=1),
+        decode("A100", kernel(small, "two key heads", "16x32", splits="13 ranges")),
+        Case("H200", "decode", paged, pages, kernel(large, "two key heads", "16x32", splits="2 ranges")),
+    ]
+
+
+def backward_cases() -> list[Case]:
+    static = {"schedule": "static"}
+    deterministic = {"flags": abi.DETERMINISTIC}
+    return [
+        attention("H200", 64, kernel("backward_sm90_bf16_d64", "plain", "64x128", **static), "backward"),
+        attention("H200", 64, kernel("backward_sm80_bf16_d64", "general", "128x128"), "backward", softcap=30.0),
+        attention("H200", 64, kernel("backward_sm80_bf16_d64", "plain", "128x128"), "backward", seqused_k=USED),
+        attention("H200", 128, kernel("backward_sm80_bf16_d128", "plain", "64x128"), "backward", **deterministic),
+        attention("A100", 128, kernel("backward_sm80_bf16_d128_small", "plain", "32x64"), "backward"),
+    ]
+
+
+def name_of(case: object) -> str:
+    assert isinstance(case, Case)
+    options = "-".join(name for name in case.options if name != "backend")
+    return f"{case.device}-{case.said['kernel'].partition(',')[0]}-{options or 'plain'}"
+
+
+@pytest.mark.parametrize("case", [*forward_sm90(), *forward_sm80(), *backward_cases(), *decode_cases()], ids=name_of)
+def test_the_instance_that_runs(lib: c.CDLL, case: Case) -> None:
+    lib.describe(*DEVICES[case.device])
+    said = lines_of(explain(lib, case.operation, case.arrays, **case.options))
+    for label, start in case.said.items():
+        assert said[label][0].startswith(start), f"{label}: {said[label][0]}"
+    if "tile" in case.said:
+        assert said["tile"][0] == case.said["tile"]
+
+
+def launches(lib: c.CDLL, case: Case) -> list[str]:
+    lib.describe(*DEVICES[case.device])
+    return [
+        line.partition(" threads")[0] for line in lines_of(explain(lib, case.operation, case.arrays, **case.options))["launch"]
+    ]
+
+
+def test_launches_of_forward(lib: c.CDLL) -> None:
+    """The wrapper gives step s of instance n 1000 + 100 s + n threads."""
+    few = Case("H200", "forward", (tensor(1, 300, 2, 128),) * 3, {}, {})
+    assert launches(lib, few) == ["attention: 6 thread blocks of 1000"]
+    assert launches(lib, few._replace(options={"backend": b"sm80"})) == ["attention: 6 thread blocks of 1000"]
+    assert launches(lib, attention("H200", 128, {})) == ["attention: 132 thread blocks of 1000"]
+    dynamic = launches(lib, attention("H200", 128, {}, block_mask=BLOCKS))
+    assert dynamic == ["tile order: 1 thread blocks of 1102", "attention: 132 thread blocks of 1002"]
+    causal = attention("H200", 128, {}, flags=abi.CAUSAL)  # 4 pairs of tiles for each of 32 heads
+    assert launches(lib, causal) == ["attention: 128 thread blocks of 1000"]
+
+
+def test_launches_of_backward(lib: c.CDLL) -> None:
+    bias = {"bias": tensor(1, 16, 1000, 1000), "dbias": tensor(1, 16, 1000, 1000, address=2 * ADDRESS)}
+    sink = {"learnable_sink": SLOPES, "dsink": tensor(16, dtype=abi.FLOAT32, address=2 * ADDRESS)}
+    assert launches(lib, attention("H200", 128, {}, "backward", **bias, **sink)) == [
+        "softmax statistics: 256 thread blocks of 1001",
+        "dk and dv: 256 thread blocks of 1101",
+        "dq from its accumulator: 256 thread blocks of 1201",
+        "dsink: 16 thread blocks of 1401",
+        f"dbias: {16 * 16 * 16} thread blocks of 1501",
+    ]
+    case = attention("H200", 128, {}, "backward", flags=abi.DETERMINISTIC)
+    assert launches(lib, case)[2:] == ["dq: 256 thread blocks of 1300"]
+    said = lines_of(explain(lib, "backward", case.arrays, **case.options))
+    assert said["tile"] == ["64 queries x 128 keys", "dq: 128 queries x 64 keys"]
+
+
+def test_launches_of_decode(lib: c.CDLL) -> None:
+    assert launches(lib, decode("H200", {}, num_splits=3)) == [
+        "attention: 96 thread blocks of 1101",
+        "combine splits: 128 thread blocks of 1201",
+    ]
+    rotary = {name: tensor(8192, 64, address=(n + 4) * ADDRESS) for n, name in enumerate(("rotary_cos", "rotary_sin"))}
+    new = {name: tensor(4, 5, 8, 128, address=(n + 2) * ADDRESS) for n, name in enumerate(("k_new", "v_new"))}
+    # 160 new rows and 640 query rows of 64 threads each, two a thread block.
+    assert launches(lib, decode("H200", {}, rows=5, num_splits=1, **rotary, **new)) == [
+        "append: 400 thread blocks of 1000",
+        "attention: 32 thread blocks of 1100",
+    ]
+
+
+def size_of(lib: c.CDLL, operation: str, arrays: list[abi.Tensor | None], options: Any) -> int:
+    bytes_ = c.c_size_t()
+    views = [c.pointer(array) if array is not None else None for array in arrays]
+    status = getattr(lib, f"flash_attention_{operation}_workspace_size")(*views, options, c.byref(bytes_))
+    assert status == abi.OK, lib.flash_last_error().decode()
+    return bytes_.value
+
+
+@pytest.mark.parametrize("options", [{}, {"block_mask": BLOCKS}, {"softcap": 1.0}], ids=["plain", "block mask", "general"])
+def test_the_workspace_is_the_one_of_the_plan(lib: c.CDLL, options: dict[str, Any]) -> None:
+    lib.describe(*DEVICES["H200"])
+    q, out = tensor(2, 1000, 16, 64), tensor(2, 1000, 16, 64, address=2 * ADDRESS)
+    size = size_of(lib, "forward", [q, q, q, out, None], abi.options(abi.AttentionOptions, **options))
+    assert lines_of(explain(lib, "forward", (q, q, q), **options))["workspace"] == [f"{size} bytes"]
+    # Where tiles are handed out at run time: three words, two a sequence, one a tile, in units of 256 bytes.
+    tiles = 2 * 16 * 8 if "block_mask" in options else 0
+    assert size == (-(-4 * (3 + 2 * 2 + tiles) // 256) * 256 if tiles else 0)
+
+
+def test_every_kernel_of_the_table_can_be_planned(lib: c.CDLL) -> None:
+    """On the first described device that it runs on."""
+    types = {"bf16": abi.BFLOAT16, "f16": abi.FLOAT16, "f32": abi.FLOAT32}
+    planned = 0
+    for line in KERNELS:
+        operation, backend, dtype, dims, tile, _, marks = line.split()
+        if dtype == "any":
+            continue
+        dim, dim_v = (int(d) for d in (dims if "x" in dims else f"{dims}x{dims}").split("x"))
+        name = f"{operation}_{backend}_{dtype}_d{dims}" + ("_small" if "small" in marks else "")
+        lib.describe(*DEVICES["A100" if "small" in marks else "H200"])
+        q, v = tensor(2, 100, 4, dim, dtype=types[dtype]), tensor(2, 100, 4, dim_v, dtype=types[dtype])
+        said = lines_of(explain(lib, operation, (q, q, v), kernel=name.encode()))
+        assert said["kernel"] == [f"{name}, backend {backend}"]
+        if operation != "decode":  # 400 rows of a key head: larger tiles
+            assert said["tile"][0] == "{} queries x {} keys".format(*tile.split("x"))
+        planned += 1
+    assert planned == len(KERNELS) - 2
