@@ -83,7 +83,8 @@ macro(libflash_read_row line)
   endif()
   list(JOIN LIBFLASH_ARCHITECTURES_${compiled_as} " " architectures)
   list(JOIN versions_${name} " " versions_of_code)
-  set(fields "\"${name}\", Operation::${operation}, \"${room}\", RowType::${dtype}_, ${head_dim}, ${head_dim_v}, ${tile_q}, ${tile_k}, ${stages}, \"${architectures}\", \"${versions_of_code}\"")
+  set(fields "\"${name}\", Operation::${operation}, \"${room}\", RowType::${dtype}_, ${head_dim}, ${head_dim_v}")
+  string(APPEND fields ", ${tile_q}, ${tile_k}, ${stages}, \"${architectures}\", \"${versions_of_code}\"")
 endmacro()
 
 # Puts the row that was read last into its unit: sets unit, and of it unit_<unit>_dtypes, _rows (names), _code and what all its rows share.
@@ -108,7 +109,8 @@ macro(libflash_join_unit)
     static constexpr KernelConfig config{${fields}};
 };
 
-int launch_${name}(const LaunchPlan<Operation::${operation}>& plan, const LaunchParams<Operation::${operation}>& params, void* stream) {
+int launch_${name}(const LaunchPlan<Operation::${operation}>& plan,
+                   const LaunchParams<Operation::${operation}>& params, void* stream) {
     return launch_${operation}<${name}>(plan, params, stream);
 }
 

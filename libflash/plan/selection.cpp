@@ -81,7 +81,7 @@ bool asked_for(const KernelEntry& kernel, const Request& request) {
     return kernel.cuda && std::strcmp(kernel.backend, "any") == 0 && std::strcmp(request.backend, "cpu") != 0;
 }
 
-// Whether a kernel might have been meant: of this operation, for tensors on this kind of device, of the backend that was asked for.
+// Whether a kernel might have been meant: of this operation, for tensors on this kind of device, of the requested backend.
 bool might_be_meant(const KernelEntry& kernel, const Subject& subject) {
     if (kernel.operation != subject.operation || (kernel.cuda != nullptr) != subject.device.is_cuda()) return false;
     Request any_name = *subject.request;

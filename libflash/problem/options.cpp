@@ -99,7 +99,8 @@ const char* read_backend(const char* backend) {
         name += length + (name[length] ? 1 : 0);
     }
     const std::string start(backend, strnlen(backend, 40));
-    invalid("backend", "must be the name of a backend, if it is given", "\"", start, "\", the names are ", LIBFLASH_BUILD_BACKENDS);
+    const char* const names = LIBFLASH_BUILD_BACKENDS;
+    invalid("backend", "must be the name of a backend, if it is given", "\"", start, "\", the names are ", names);
 }
 
 int read_num_threads(int32_t num_threads) {

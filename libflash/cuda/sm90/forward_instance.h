@@ -24,8 +24,8 @@ constexpr const char* forward_kind_name(ForwardKind kind) {
     }
 }
 
-// Where there is no instance for variable lengths, the one for block masks serves: it has the plain tiles, or, with 96 and 192 channels,
-// others.
+// Where there is no instance for variable lengths, the one for block masks serves. It has the plain tiles but with 96 and 192
+// channels.
 constexpr bool has_unequal_kind(const KernelConfig& config) { return config.tile_q > 128 && config.tile_k == 128; }
 
 constexpr ForwardKind forward_kind(const KernelConfig& config, bool general, bool dynamic, bool has_block_mask) {
