@@ -238,7 +238,7 @@ def exact_gradient(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.T
 @pytest.mark.parametrize("fullgraph", [True, False])
 def test_gradients_inside_a_compiled_function(backend: str, fullgraph: bool) -> None:
     """torch.func.grad, vmap and jacrev compiled: right, never zero."""
-    q, k, v = (x[..., :5] .contiguous() for x in qkv(grad=False))
+    q, k, v = (x[..., :5].contiguous() for x in qkv(grad=False))
 
     def compile_it(function: object) -> object:
         torch._dynamo.reset()
@@ -305,7 +305,9 @@ class Everything(torch.nn.Module):
     def forward(self, q, k, v, bias, lengths):
         first = libflash.torch.attention(q * 1, k, v, bias=bias, window_size=(3, 2), softcap=4.0, seqused_k=lengths, num_splits=2)
         turned = [x.transpose(1, 2) for x in (q + 1, k, v)]
-        second = libflash.torch.attention(*turned, layout="bhsd", causal=True, causal_align="top_left", kernel=KERNEL, backend="cpu")
+        second = libflash.torch.attention(
+            *turned, layout="bhsd", causal=True, causal_align="top_left", kernel=KERNEL, backend="cpu"
+        )
         third, lse = libflash.torch.merge([first, second.transpose(1, 2).contiguous()], [q.sum(-1).mT.contiguous()] * 2)
         return third, lse, libflash.torch.decode(q, k, v, cache_seqlens=lengths)
 

@@ -102,7 +102,9 @@ def test_vmap_of_some_arguments(layout: str, mapped: tuple[int | None, ...]) -> 
     leaves = [x if dim is None else torch.stack([x, -x, x * 2], dim) for x, dim in zip(leaves, mapped, strict=True)]
     gradient = func.grad(lambda *x: loss(*x, layout=layout), argnums=(0, 1, 2))
     got = func.vmap(gradient, in_dims=mapped)(*leaves)
-    wanted = [gradient(*(x if dim is None else x.select(dim, i) for x, dim in zip(leaves, mapped, strict=True))) for i in range(3)]
+    wanted = [
+        gradient(*(x if dim is None else x.select(dim, i) for x, dim in zip(leaves, mapped, strict=True))) for i in range(3)
+    ]
     assert_close(got, tuple(map(torch.stack, zip(*wanted, strict=True))))
 
 

@@ -18,7 +18,9 @@ PROGRAM = pathlib.Path(__file__).with_name("torch_shards.py")
 def test_two_processes(tmp_path: pathlib.Path) -> None:
     command = [sys.executable, "-W", "ignore", str(PROGRAM)]
     both = [
-        subprocess.Popen([*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path / "store")], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
         for rank in range(2)
     ]
     try:

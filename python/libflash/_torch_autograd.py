@@ -1,7 +1,7 @@
 """Gradients of the PyTorch operators: what runs at PyTorch's Autograd dispatch key, and the Functions that it records.
 
-One level of differentiation. Forward-mode AD and a gradient of a gradient raise: nothing is dropped. The Functions are single-level
-ones, as those of PyTorch's own operators: under torch.func each level runs the Autograd key anew.
+One level of differentiation. Forward-mode AD and a gradient of a gradient raise: nothing is dropped. The Functions are
+single-level ones, as those of PyTorch's own operators: under torch.func each level runs the Autograd key anew.
 """
 
 from __future__ import annotations
@@ -125,6 +125,7 @@ class Attention(_Function):
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
         q, k, v, out, lse, *tensors = ctx.saved_tensors
         options = dict(zip(ctx.names, tensors, strict=True), **ctx.numbers)
+        options.pop("kernel_name", None)  # it names a kernel of forward
         wanted = {name for name, needed in zip(ctx.names, ctx.needs_input_grad[6:], strict=True) if needed}
         if dlse is not None:
             options["dlse"] = rows_contiguous(dlse)
@@ -141,7 +142,9 @@ class Attention(_Function):
 def run_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: dict[str, Any]) -> Any:
     from ._torch_ops import OPERATORS, eager
 
-    batched = is_batched(dout) or ("dlse" in options and is_batched(options["dlse"]))  # torch.autograd.grad(is_grads_batched=True)
+    batched = is_batched(dout) or (
+        "dlse" in options and is_batched(options["dlse"])
+    )  # torch.autograd.grad(is_grads_batched=True)
     if not torch.is_grad_enabled() and not batched and eager(dout, q, k, v, options.get("dlse")):
         return _core.call_as_operator(_torch_kernels.gradients, (dout, q, k, v, out, lse), options)
     return OPERATORS["attention_backward"](dout, q, k, v, out, lse, **options)
@@ -222,8 +225,8 @@ class Merge(_Function):
     """(run, options, *outs, *lses) -> (out, lse)
 
     With w_n = exp(lse_n - lse): douts_n = w_n dout, dlses_n = w_n (dlse + dout . (outs_n - out)).
-    A part with lse_n = -inf has w_n = 0 and takes part in nothing, whatever its outs_n holds. The gradients are made of PyTorch's own
-    operators, which are differentiable again.
+    A part with lse_n = -inf has w_n = 0 and takes part in nothing, whatever its outs_n holds. The gradients are made of
+    PyTorch's own operators, which are differentiable again.
     """
 
     @staticmethod

@@ -55,7 +55,6 @@ def check(function: Any, *tensors: Any, meta: bool, **options: Any) -> None:
 
 
 def without_values(options: dict[str, Any]) -> dict[str, Any]:
-    """rng_state is read when the call runs; its numbers are always valid."""
     return {name: value for name, value in options.items() if name not in ("rng_state", "deterministic")}
 
 

@@ -1,7 +1,7 @@
 """FLOP counts of the operators for torch.utils.flop_counter.
 
-Counted as PyTorch counts its own attention: the products only, two operations for a multiplication and an addition, and all pairs of
-queries and keys, whatever is masked. Packed sequences count their own pairs.
+Counted as PyTorch counts its own attention: the products only, two operations for a multiplication and an addition, and all pairs
+of queries and keys, whatever is masked. Packed sequences count their own pairs.
 """
 
 from __future__ import annotations

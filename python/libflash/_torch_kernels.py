@@ -1,7 +1,7 @@
 """The bodies of the PyTorch operators: plain tensors in, the library's call, tensors out. No gradients here.
 
-A function gets an option only if it is not at its default. Results have the memory order that the library allocates: dense, in the
-order of the axes of the caller's layout.
+A function gets an option only if it is not at its default. Results have the memory order that the library allocates: dense, in
+the order of the axes of the caller's layout.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def native(options: dict[str, Any]) -> dict[str, Any]:
     if "row_counts" in options:
         options["block_mask"] = BlockMask(*(options.pop(name) for name in BLOCK_LISTS))
     if "rng_state" in options:
-        options["seed"], options["offset"] = options.pop("rng_state").tolist()
+        options["seed"] = options.pop("rng_state")
     for name in ("seed", "offset"):
-        if name in options:
+        if name in options and not isinstance(options[name], Tensor):
             options[name] %= 1 << 64  # PyTorch's integers are signed
     if "kernel_name" in options:
         options["kernel"] = options.pop("kernel_name")

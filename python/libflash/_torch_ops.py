@@ -1,5 +1,5 @@
-"""libflash as PyTorch operators: torch.ops.libflash.attention and its kin, which torch.compile, torch.export and torch.func take as
-they are.
+"""libflash as PyTorch operators: torch.ops.libflash.attention and its kin, which torch.compile, torch.export and torch.func take
+as they are.
 
 An operator is a schema and one implementation each for plain tensors (_torch_kernels.py), tensors without data (_torch_fake.py),
 autograd (_torch_autograd.py) and vmap (_torch_vmap.py). Where nobody but autograd looks on, libflash/torch.py does without the
@@ -23,10 +23,11 @@ from . import _core, _torch_autograd, _torch_fake, _torch_kernels, _torch_vmap
 Tensor = torch.Tensor
 
 # What forward and backward share. `deterministic` concerns the gradients.
+# New ones go to the end: PyTorch's compile cache outlives a version of libflash and keeps arguments by their position.
 # An integer comes first: PyTorch's DTensor remembers how a call is sharded by the arguments from the first integer on.
 _OPTIONS = """
-    SymInt num_splits=0, bool causal=False, str causal_align="bottom_right", SymInt[2] window_size=[-1, -1], float? softmax_scale=None,
-    float softcap=0.0, Tensor? alibi_slopes=None, Tensor? bias=None, Tensor? mask=None, Tensor? learnable_sink=None,
+    SymInt num_splits=0, bool causal=False, str causal_align="bottom_right", SymInt[2] window_size=[-1, -1],
+    float? softmax_scale=None, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? bias=None, Tensor? mask=None, Tensor? learnable_sink=None,
     Tensor? block_mask=None, Tensor? row_counts=None, Tensor? row_indices=None, Tensor? col_counts=None,
     Tensor? col_indices=None, float dropout_p=0.0, SymInt seed=0, SymInt offset=0, Tensor? rng_state=None, str layout="bshd",
     Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None,
@@ -48,7 +49,8 @@ _SCHEMAS = (
     f"decode(Tensor q, Tensor k_cache, Tensor v_cache, {_DECODE_OPTIONS}) -> (Tensor out, Tensor lse)",
     "decode_append(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, "
     f"{_DECODE_OPTIONS}) -> (Tensor out, Tensor lse)",
-    'merge(Tensor[] outs, Tensor[] lses, str layout="bshd", str? backend=None, str? kernel_name=None) -> (Tensor out, Tensor lse)',
+    'merge(Tensor[] outs, Tensor[] lses, str layout="bshd", str? backend=None, str? kernel_name=None) '
+    "-> (Tensor out, Tensor lse)",
 )
 
 library = torch.library.Library("libflash", "DEF")

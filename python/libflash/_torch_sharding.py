@@ -1,4 +1,4 @@
-"""DTensors: how the operators work on shards. By batch and by heads every shard computes on its own; anything else is gathered first.
+"""DTensors: how the operators work on shards. By batch and by heads every shard computes on its own; anything else is gathered.
 
 Operators that write to their arguments have no rule: PyTorch might write to a gathered copy.
 """
@@ -14,10 +14,10 @@ from torch.distributed.tensor.experimental import register_sharding
 Placement = Any
 
 SEQUENCES = ("dout", "q", "k", "v", "out", "k_cache", "v_cache")
-SCORES = ("bias", "mask", "block_mask")                                # (batch, heads, ...), aligned to the right, each full or 1
-LISTS = ("row_counts", "row_indices", "col_counts", "col_indices")     # (batch or 1, heads or 1, ...)
+SCORES = ("bias", "mask", "block_mask")  # (batch, heads, ...), aligned to the right, each full or 1
+LISTS = ("row_counts", "row_indices", "col_counts", "col_indices")  # (batch or 1, heads or 1, ...)
 BY_BATCH = ("seqused_q", "seqused_k", "cache_seqlens", "cache_leftpad", "cache_batch_idx", "block_table")
-SHARED_CACHE = ("block_table", "cache_batch_idx")                      # with them the cache's first axis is not the batch
+SHARED_CACHE = ("block_table", "cache_batch_idx")  # with them the cache's first axis is not the batch
 
 
 def placement(name: str, x: Any, by: str, layout: str) -> Placement:

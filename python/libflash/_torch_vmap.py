@@ -1,5 +1,5 @@
-"""torch.vmap of an operator: the new axis is folded into the batch where that gives the same results; otherwise one slice after the
-other."""
+"""torch.vmap of an operator: the new axis is folded into the batch where that gives the same results; otherwise one slice after
+the other."""
 
 from __future__ import annotations
 

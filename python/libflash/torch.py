@@ -3,12 +3,11 @@
     import libflash.torch
     out = libflash.torch.attention(q, k, v, causal=True)
 
-`libflash.attention` calls this module by itself for tensors that require a gradient, and where PyTorch casts (autocast), transforms
-(torch.func) or traces. Inside torch.compile and torch.export call it by name. enable() lets
-torch.nn.functional.scaled_dot_product_attention and Hugging Face models run on libflash without a change.
+`libflash.attention` calls this module by itself for tensors that require a gradient, and where PyTorch casts (autocast),
+transforms (torch.func) or traces. Inside torch.compile and torch.export call it by name. enable() lets torch.nn.functional.scaled_dot_product_attention and Hugging Face models run on libflash without a change.
 
-Work goes to PyTorch's current stream. Reverse mode, once: a gradient of a gradient and forward-mode AD raise. torch.func's grad, vjp,
-vmap and jacrev work, and DTensors that are sharded by batch or heads stay so.
+Work goes to PyTorch's current stream. Reverse mode, once: a gradient of a gradient and forward-mode AD raise. torch.func's grad,
+vjp, vmap and jacrev work, and DTensors that are sharded by batch or heads stay so.
 """
 
 from __future__ import annotations
@@ -82,8 +81,10 @@ def attention(
 
     Arguments, results and errors are those of `libflash.attention`, but for these:
 
-    seed : int, int64 tensor of two elements (seed, offset) in host memory, or None
-        None draws both from PyTorch's default generator (torch.manual_seed), anew in each call, as its own dropout does.
+    seed : int, int64 tensor of two elements (seed, offset), or None
+        None draws both from the default generator of q's device (torch.manual_seed), anew in each call and in each replay of a CUDA
+        graph, as PyTorch's own dropout does. A tensor on q's device is read when the kernel runs.
+    kernel : the forward's; the backward's is chosen by the library.
     deterministic : bool
         The gradients have the same bits in every run; raises UnsupportedError where that cannot be had. On the CPU they always
         do.
@@ -103,7 +104,7 @@ def attention(
         causal, bias = True, None
     numbers: dict[str, Any] = {}
     if causal:
-        numbers["causal"] = True
+        numbers["causal"] = causal
     if causal_align != "bottom_right":
         numbers["causal_align"] = causal_align
     if window_size is not NO_WINDOW and window_size is not None:
@@ -125,7 +126,7 @@ def attention(
     if kernel is not None:
         numbers["kernel_name"] = kernel
     if deterministic:
-        numbers["deterministic"] = True
+        numbers["deterministic"] = deterministic
 
     tensors: dict[str, Tensor] = {}
     if alibi_slopes is not None:
@@ -152,7 +153,7 @@ def attention(
         tensors["seqused_k"] = seqused_k
     if dropout_p:
         numbers["dropout_p"] = dropout_p
-        add_random_state(seed, offset, numbers, tensors)
+        add_random_state(q, seed, offset, numbers, tensors)
 
     if out is not None or lse is not None:
         return attention_into(q, k, v, out, lse, return_lse, numbers, tensors)
@@ -201,21 +202,16 @@ def window(window_size: Any) -> list[int]:
     return [-1 if left is None else left, -1 if right is None else right]
 
 
-def add_random_state(seed: Any, offset: int, numbers: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """The dropout mask's seed and offset: as numbers, or as a tensor, which a compiled graph can make anew in each run."""
+def add_random_state(q: Tensor, seed: Any, offset: int, numbers: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """The dropout mask's seed and offset: as numbers, or as a tensor on q's device, which graphs can make anew in each run."""
     if seed is None:
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            raise UnsupportedError(
-                "dropout in a CUDA graph would drop the same entries in every replay; give seed to accept that"
-            )
-        seed = torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device="cpu")
+        seed = torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=q.device)
     if isinstance(seed, Tensor):
-        if seed.dtype != torch.int64 or seed.shape != (2,) or seed.device.type != "cpu":
-            raise InvalidError(
-                f"seed is a tensor of {seed.dtype}, shape {tuple(seed.shape)}, on {seed.device}; "
-                "it must be int64, (2,), on the CPU"
-            )
-        tensors["rng_state"] = seed
+        if seed.dtype != torch.int64 or seed.shape != (2,):
+            raise InvalidError(f"seed is a tensor of {seed.dtype}, shape {tuple(seed.shape)}; it must be int64, (2,)")
+        if offset != 0:
+            raise InvalidError(f"offset is {offset}; it must be 0 when seed is a tensor, which holds both")
+        tensors["rng_state"] = seed if seed.device == q.device else seed.to(q.device)
         return
     for name, value in (("seed", seed), ("offset", offset)):
         if not 0 <= value < 2**64:
@@ -289,10 +285,10 @@ def decode(
         softmax_scale=softmax_scale, backend=backend, kernel_name=kernel,
     )  # fmt: skip
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if not rotary_interleaved:
-        options["rotary_interleaved"] = False
-    if not causal:
-        options["causal"] = False
+    if rotary_interleaved is not True:
+        options["rotary_interleaved"] = rotary_interleaved
+    if causal is not True:
+        options["causal"] = causal
     if window_size is not NO_WINDOW and window_size is not None:
         options["window_size"] = window(window_size)
     if softcap:
