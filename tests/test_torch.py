@@ -113,7 +113,7 @@ def test_no_graph_without_need() -> None:
 def test_second_derivative_is_refused() -> None:
     q, k, v = qkv()
     (first,) = torch.autograd.grad(libflash.torch.attention(q, k, v).square().sum(), q, create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    with pytest.raises(libflash.UnsupportedError, match="no second derivative"):
         first.sum().backward()
 
 
@@ -195,6 +195,27 @@ def test_autocast_runs_in_low_precision() -> None:
     assert dq.dtype == dbias.dtype == torch.float32
 
 
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("call", [libflash.attention, libflash.torch.attention])
+def test_autocast_casts_with_and_without_a_gradient(call, grad: bool) -> None:
+    q, k, v = qkv(grad=grad)
+    slopes = torch.linspace(0.1, 1, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        out, lse = call(q, k, v, alibi_slopes=slopes, return_lse=True)
+    assert (out.dtype, lse.dtype) == (torch.bfloat16, torch.float32)
+    assert torch.equal(out, call(q.bfloat16(), k.bfloat16(), v.bfloat16(), alibi_slopes=slopes))
+    with torch.autocast("cpu", torch.bfloat16, enabled=False):
+        assert call(q, k, v).dtype == torch.float32
+
+
+def test_autocast_leaves_calls_with_out_alone() -> None:
+    q, k, v = qkv(grad=False)
+    for call in (libflash.attention, libflash.torch.attention):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = call(q, k, v, out=torch.empty(2, 7, 4, 5))
+        assert torch.equal(out, call(q, k, v))
+
+
 def test_autocast_leaves_float64_alone() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert libflash.torch.attention(*qkv(torch.float64)).dtype == torch.float64
@@ -214,6 +235,140 @@ def test_out_and_lse_are_written() -> None:
     assert result[1] is lse
     assert torch.equal(lse, wanted_lse)
     assert torch.equal(libflash.torch.attention(q, k, v, out=out, return_lse=True)[1], wanted_lse)
+
+
+def test_written_tensors_are_noticed_by_autograd() -> None:
+    """A tensor that was saved for a gradient and then written to must not go unnoticed."""
+    q, k, v = qkv(grad=False)
+    out, lse = libflash.attention(q, k, v, return_lse=True)
+    calls = {
+        "adapter": lambda: libflash.torch.attention(q, k, v, out=out, lse=lse, return_lse=True),
+        "plain": lambda: libflash.attention(q, k, v, out=out, lse=lse, return_lse=True),
+        "operator": lambda: torch.ops.libflash.attention_out(q, k, v, out, lse),
+        "decode": lambda: libflash.decode(q, k, v, out=out, lse=lse, return_lse=True),
+        "merge": lambda: libflash.merge([out.clone()], [lse.clone()], out=out, lse=lse),
+        "adapter-merge": lambda: libflash.torch.merge([out.clone()], [lse.clone()], out=out, lse=lse),
+    }
+    for name, call in calls.items():
+        for x in (out, lse):
+            factor = torch.ones((), requires_grad=True)
+            product = x * factor
+            call()
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                product.sum().backward()
+            assert name
+    gradients = [torch.empty_like(x) for x in (q, k, v)]
+    libflash.attention_backward(out, q, k, v, out, lse, dq=gradients[0], dk=gradients[1], dv=gradients[2])
+    assert [x._version for x in gradients] == [1, 1, 1]
+
+
+def test_out_must_not_require_a_gradient() -> None:
+    q, k, v = qkv(grad=False)
+    for call in (libflash.attention, libflash.torch.attention):
+        with pytest.raises(libflash.InvalidError, match="out and lse"):
+            call(q, k, v, out=torch.empty(2, 7, 4, 5, requires_grad=True))
+
+
+# -- tensors that are more than their memory
+
+
+def negative(x: torch.Tensor) -> torch.Tensor:
+    """-x as a view."""
+    return torch._neg_view(x.detach()).requires_grad_(x.requires_grad)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_negative_views_have_their_values(grad: bool) -> None:
+    q, k, v = qkv(grad=grad)
+    bias, sink = tensors((7, 9), (4,), grad=False)
+    for call in (libflash.attention, libflash.torch.attention):
+        got = call(negative(q), negative(k), negative(v), bias=negative(bias), learnable_sink=negative(sink))
+        assert torch.equal(got, call(-q, -k, -v, bias=-bias, learnable_sink=-sink))
+        complex_q = torch.complex(torch.zeros_like(q), -q)
+        assert torch.equal(call(complex_q.conj().imag.contiguous(), k, v), call(q, k, v))
+    with torch.no_grad():
+        assert torch.equal(libflash.torch.decode(q, negative(k), v), libflash.torch.decode(q, -k, v))
+
+
+def test_negative_outputs_are_refused() -> None:
+    q, k, v = qkv(grad=False)
+    out = torch.full((2, 7, 4, 5), 3.0)
+    for call in (libflash.attention, libflash.torch.attention):
+        with pytest.raises(libflash.InvalidError, match="out is a negative view"):
+            call(q, k, v, out=torch._neg_view(out))
+    with pytest.raises(libflash.InvalidError, match="k_cache is a negative view"):
+        libflash.torch.decode(q, negative(k), v, k=k, v=v)
+    assert (out == 3).all()
+    with pytest.raises(libflash.InvalidError, match="complex"):
+        libflash.torch.attention(q, k, v, out=torch.zeros(2, 7, 4, 5, dtype=torch.complex64).conj())
+
+
+class Meaningful(torch.Tensor):
+    """A subclass whose operators do something else."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+class Plain(torch.Tensor):
+    pass
+
+
+def test_subclasses_with_behaviour_of_their_own_are_refused_by_name() -> None:
+    q, k, v = qkv(grad=False)
+    odd = {
+        "k": lambda call: call(q, k.as_subclass(Meaningful), v),
+        "v": lambda call: call(q, k, v.as_subclass(Meaningful)),
+        "bias": lambda call: call(q, k, v, bias=torch.zeros(7, 9).as_subclass(Meaningful)),
+        "mask": lambda call: call(q, k, v, mask=torch.ones(7, 9, dtype=torch.bool).as_subclass(Meaningful)),
+        "seqused_k": lambda call: call(q, k, v, seqused_k=torch.tensor([1, 2], dtype=torch.int32).as_subclass(Meaningful)),
+        "out": lambda call: call(q, k, v, out=torch.empty(2, 7, 4, 5).as_subclass(Meaningful)),
+    }
+    for name, run in odd.items():
+        for call in (libflash.attention, libflash.torch.attention):
+            with pytest.raises(TypeError, match=rf"{name} is a .*Meaningful, a subclass of torch.Tensor"):
+                run(call)
+    with pytest.raises(TypeError, match="k_cache is a .*Meaningful"):
+        libflash.torch.decode(q, k.as_subclass(Meaningful), v)
+    assert torch.equal(libflash.attention(q.as_subclass(Plain), torch.nn.Parameter(k, False), v), libflash.attention(q, k, v))
+
+
+@pytest.mark.filterwarnings("ignore:Lower right causal bias will produce NaNs")
+@pytest.mark.parametrize("call", [libflash.torch.attention])
+def test_causal_bias_of_pytorch(call) -> None:
+    from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+
+    q, k, v = qkv()
+    assert torch.equal(call(q, k, v, bias=causal_lower_right(7, 9)), call(q, k, v, causal=True))
+    assert torch.equal(call(q, k, v, bias=causal_upper_left(7, 9)), call(q, k, v, causal=True, causal_align="top_left"))
+    turned = [x.transpose(1, 2) for x in (q, k, v)]
+    assert torch.equal(call(*turned, layout="bhsd", bias=causal_lower_right(7, 9)), call(*turned, layout="bhsd", causal=True))
+    with pytest.raises(libflash.InvalidError, match=r"CausalBias for \(6, 6\)"):
+        call(q, k, v, bias=causal_lower_right(6, 6))
+    with pytest.raises(libflash.UnsupportedError, match="cannot be combined with window_size"):
+        call(q, k, v, bias=causal_lower_right(7, 9), window_size=(2, 0))
+    with pytest.raises(TypeError, match="bias is a .*CausalBias"):
+        libflash.attention(q.detach(), k.detach(), v.detach(), bias=causal_lower_right(7, 9))
+
+
+def test_flops_are_counted() -> None:
+    from torch.utils.flop_counter import FlopCounterMode
+
+    q, k, v = qkv()
+    pairs = 2 * 4 * 7 * 9
+    with FlopCounterMode(display=False) as counter:
+        libflash.torch.attention(q, k, v, causal=True).sum().backward()
+    assert counter.get_total_flops() == 2 * pairs * (8 + 5) + 2 * pairs * (3 * 8 + 2 * 5)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        libflash.attention(q, k, v, causal=True)
+        libflash.torch.decode(q, k, v)
+    assert counter.get_total_flops() == 4 * pairs * (8 + 5)
+    q, k, v = tensors((9, 4, 8), (9, 2, 8), (9, 2, 8), grad=False)
+    cu = torch.tensor([0, 3, 7], dtype=torch.int32)
+    with FlopCounterMode(display=False) as counter:
+        libflash.torch.attention(q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu)
+    assert counter.get_total_flops() == 2 * 4 * (3 * 3 + 4 * 4) * 16
 
 
 def test_refusals_come_from_the_library() -> None:

@@ -35,7 +35,7 @@ def sample_calls() -> dict[str, tuple]:
         "packed": (OPERATORS.attention, (q[0], k[0, :7], v[0, :7]), {"cu_seqlens_q": cu, "cu_seqlens_k": cu, "max_seqlen_q": 4}),
         "bhsd": (OPERATORS.attention, tuple(x.transpose(1, 2) for x in (q, k, v)), {"layout": "bhsd", "backend": "cpu"}),
         "float64": (OPERATORS.attention, (q.double(), k.double(), v.double()), {}),
-        "out": (OPERATORS.attention_out, (q, k, v), {"out": torch.empty_like(out), "lse": torch.empty_like(lse)}),
+        "out": (OPERATORS.attention_out, (q, k, v, torch.empty_like(out), torch.empty_like(lse)), {}),
         "backward": (
             OPERATORS.attention_backward, (torch.randn_like(out), q, k, v, out, lse),
             {"dlse": torch.randn_like(lse), "need_dbias": True, "need_dsink": True, **mixed},
@@ -54,8 +54,15 @@ def test_operator(name: str) -> None:
     torch.library.opcheck(operator, arguments, options)
 
 
-def test_an_operator_called_by_name_gives_no_gradient() -> None:
-    assert _torch_ops.OPERATORS["attention"](*qkv())[0].shape == (2, 7, 4, 5)
+def test_an_operator_called_by_name_has_gradients() -> None:
+    q, k, v = qkv()
+    got = torch.autograd.grad(OPERATORS.attention(q, k, v, causal=True)[0].sum(), (q, k, v))
+    wanted = torch.autograd.grad(libflash.torch.attention(q, k, v, causal=True).sum(), (q, k, v))
+    assert all(map(torch.equal, got, wanted))
+    with pytest.raises(libflash.UnsupportedError, match="alibi_slopes requires a gradient"):
+        OPERATORS.attention(q, k, v, alibi_slopes=torch.ones(4, requires_grad=True))
+    with pytest.raises(libflash.UnsupportedError, match="k_cache requires one"):
+        OPERATORS.decode(q.detach(), k, v)
 
 
 def compiled(function: object) -> object:
@@ -72,6 +79,7 @@ COMPILED = {
     "mask": {"mask": torch.rand(2, 1, 7, 9) < 0.8},
     "blocks": {"block_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool)},
     "lists": {"block_mask": libflash.compress_block_mask(torch.ones(1, 1, 1, 1, dtype=torch.bool))},
+    "kernel": {"kernel": next(x["name"] for x in libflash.info()["kernels"] if x["operation"] == "forward" and x["usable"])},
     "lengths": {"seqused_q": torch.tensor([7, 3], dtype=torch.int32), "seqused_k": torch.tensor([2, 9], dtype=torch.int32)},
 }
 
@@ -168,10 +176,172 @@ def test_profiler_sees_the_operator() -> None:
     assert "libflash::attention" in {event.name for event in profile.function_events}
 
 
-def test_a_refused_operator_raises_inside_a_compiled_graph() -> None:
+REFUSED = {
+    "v: shape": lambda q, k, v: libflash.torch.attention(q, k, v[:, :5]),
+    "softcap": lambda q, k, v: libflash.torch.attention(q, k, v, softcap=-1.0),
+    "bias": lambda q, k, v: libflash.torch.attention(q, k, v, bias=v.new_ones(3, 9)),
+    "mask has dtype|mask: ": lambda q, k, v: libflash.torch.attention(q, k, v, mask=v.new_ones(7, 9)),
+    "contiguous": lambda q, k, v: libflash.torch.attention(q.transpose(1, 3).contiguous().transpose(1, 3), k, v),
+    "head_dim": lambda q, k, v: libflash.torch.attention(q.new_ones(2, 7, 4, 520), k.new_ones(2, 9, 2, 520), v),
+    "no_such_kernel": lambda q, k, v: libflash.torch.attention(q, k, v, kernel="no_such_kernel"),
+    "complex64": lambda q, k, v: libflash.torch.attention(q.to(torch.complex64), k, v),
+    "cu_seqlens": lambda q, k, v: libflash.torch.attention(q[0], k[0], v[0]),
+    "out: ": lambda q, k, v: libflash.torch.attention(q, k, v, out=q.new_ones(2, 7, 4, 8)),
+    "lses.0.": lambda q, k, v: libflash.torch.merge([q, q], [q, q]),
+    "outs.1.": lambda q, k, v: libflash.torch.merge([q, k], [q.new_ones(2, 4, 7)] * 2),
+    "k_cache|k: ": lambda q, k, v: libflash.torch.decode(q, k[..., :4].clone(), v),
+    "cache_seqlens": lambda q, k, v: libflash.torch.decode(q, k, v, cache_seqlens=q.new_ones(3).int()),
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_what_is_refused_is_refused_without_data_too(text: str) -> None:
+    """By the real call, with meta tensors, with fake ones and when a graph is compiled."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    call, inputs = REFUSED[text], qkv(grad=False)
+    with pytest.raises(libflash.Error, match=text) as real:
+        call(*inputs)
+    if text != "no_such_kernel":  # which kernels there will be is not known of a meta tensor
+        with pytest.raises(real.type, match=text):
+            call(*(x.to("meta") for x in inputs))
+    with FakeTensorMode() as mode, pytest.raises(real.type, match=text):
+        call(*(mode.from_tensor(x) for x in inputs))
+    with pytest.raises(Exception, match=text):
+        compiled(call)(*inputs)
+
+
+def test_the_backward_operator_refuses_without_data_too() -> None:
+    q, k, v = (x.to("meta") for x in qkv(grad=False))
+    out, lse = OPERATORS.attention(q, k, v)
+    with pytest.raises(libflash.InvalidError, match="dout"):
+        OPERATORS.attention_backward(out[:, :3], q, k, v, out, lse)
+    with pytest.raises(libflash.InvalidError, match="lse"):
+        OPERATORS.attention_backward(out, q, k, v, out, lse[..., :3])
+
+
+# -- torch.func and torch.compile together
+
+
+def function_with_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    out, lse = libflash.torch.attention(q * 1, k, v, causal=True, return_lse=True)
+    return out.square().sum() + torch.where(lse > -torch.inf, lse, 0).sum()
+
+
+def exact_gradient(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    own = q.detach().clone().requires_grad_()
+    return torch.autograd.grad(function_with_attention(own, k, v), own)[0]
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_gradients_inside_a_compiled_function(backend: str, fullgraph: bool) -> None:
+    """torch.func.grad, vmap and jacrev compiled: right, never zero."""
+    q, k, v = (x[..., :5].contiguous() for x in qkv(grad=False))
+
+    def compile_it(function: object) -> object:
+        torch._dynamo.reset()
+        return torch.compile(function, fullgraph=fullgraph, backend=backend)
+
+    wanted = exact_gradient(q, k, v)
+    assert wanted.abs().max() > 0.1
+    torch.testing.assert_close(compile_it(torch.func.grad(function_with_attention))(q, k, v), wanted)
+    singles = [x[:, None] for x in (q, k, v)]
+    got = compile_it(torch.func.vmap(torch.func.grad(function_with_attention)))(*singles)
+    torch.testing.assert_close(got[:, 0], torch.cat([exact_gradient(*(x[i] for x in singles)) for i in range(2)]))
+    got = compile_it(torch.func.jacrev(function_with_attention))(q, k, v)
+    torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_other_derivatives_inside_a_compiled_function_are_refused(fullgraph: bool) -> None:
     q, k, v = qkv(grad=False)
-    with pytest.raises(libflash.InvalidError, match="v: shape"):
-        compiled(libflash.torch.attention)(q, k, v[:, :5])
+
+    def tangent(q, t):
+        return torch.func.jvp(lambda q: function_with_attention(q, k, v), (q,), (t,))
+
+    def twice(q):
+        return torch.func.grad(lambda q: torch.func.grad(function_with_attention)(q, k, v).sum())(q)
+
+    for function, arguments, text in ((tangent, (q, q), "forward-mode"), (twice, (q,), "second derivative")):
+        torch._dynamo.reset()
+        with pytest.raises(Exception, match=text):
+            torch.compile(function, fullgraph=fullgraph, backend="aot_eager")(*arguments)
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler's own
+def test_a_compiled_function_under_a_transform() -> None:
+    """Right, or refused by PyTorch: whole graphs cannot be entered from outside."""
+    q, k, v = qkv(grad=False)
+    torch._dynamo.reset()
+    function = torch.compile(function_with_attention, backend="aot_eager")
+    function(q, k, v)
+    torch.testing.assert_close(torch.func.grad(function)(q, k, v), exact_gradient(q, k, v))
+    with pytest.raises(Exception, match="forward-mode"):
+        torch.func.jvp(lambda q: function(q, k, v), (q,), (q,))
+
+
+# -- programs: export, ahead of time, TorchScript
+
+
+def test_an_exported_program_has_gradients() -> None:
+    layer, x = Layer(), torch.randn(2, 6, 32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of PyTorch's own tools
+        program = torch.export.export(layer, (x,)).module()
+    wanted = torch.autograd.grad(layer(x).square().sum(), list(layer.parameters()))
+    got = torch.autograd.grad(program(x).square().sum(), list(program.parameters()))
+    assert wanted[0].abs().max() > 0.1
+    torch.testing.assert_close(sorted(got, key=torch.numel), sorted(wanted, key=torch.numel))
+    with torch.no_grad():
+        torch.testing.assert_close(program(x), layer(x))
+
+
+class Everything(torch.nn.Module):
+    """Options of every type, and a transposed layout."""
+
+    def forward(self, q, k, v, bias, lengths):
+        first = libflash.torch.attention(q * 1, k, v, bias=bias, window_size=(3, 2), softcap=4.0, seqused_k=lengths, num_splits=2)
+        turned = [x.transpose(1, 2) for x in (q + 1, k, v)]
+        second = libflash.torch.attention(
+            *turned, layout="bhsd", causal=True, causal_align="top_left", kernel=KERNEL, backend="cpu"
+        )
+        third, lse = libflash.torch.merge([first, second.transpose(1, 2).contiguous()], [q.sum(-1).mT.contiguous()] * 2)
+        return third, lse, libflash.torch.decode(q, k, v, cache_seqlens=lengths)
+
+
+KERNEL = COMPILED["kernel"]["kernel"]
+
+
+@pytest.mark.filterwarnings("ignore")  # of PyTorch's own tools
+def test_a_package_compiled_ahead_of_time_runs(tmp_path) -> None:
+    q, k, v = qkv(grad=False)
+    arguments = (q, k, v, torch.randn(7, 9), torch.tensor([4, 9], dtype=torch.int32))
+    with torch.no_grad():
+        program = torch.export.export(Everything(), arguments)
+        path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+        got = torch._inductor.aoti_load_package(path)(*arguments)
+        torch.testing.assert_close(tuple(got), Everything()(*arguments))
+
+
+@pytest.mark.filterwarnings("ignore")  # of TorchScript, which is deprecated
+@pytest.mark.parametrize("module", [libflash.torch, libflash])
+def test_a_trace_records_the_operators(module) -> None:
+    q, k, v = qkv(grad=False)
+
+    def function(q):
+        out, lse = module.attention(q, k, v, causal=True, window_size=(4, 1), bias=q.new_ones(7, 9), return_lse=True)
+        merged = module.merge([out, out], [lse, lse])[0]
+        return merged + module.decode(q, k, v, cache_seqlens=torch.tensor([4, 9], dtype=torch.int32))
+
+    traced = torch.jit.trace(function, (q,))
+    assert all(f"libflash::{name}" in str(traced.graph) for name in ("attention", "merge", "decode"))
+    torch.testing.assert_close(traced(q * 2), function(q * 2))
+    appended = torch.jit.trace(lambda q: module.decode(q, k.clone(), v.clone(), k=k[:, :2], v=v[:, :2]), (q,))
+    assert "libflash::decode_append" in str(appended.graph)
+    torch.testing.assert_close(appended(q * 2), module.decode(q * 2, k.clone(), v.clone(), k=k[:, :2], v=v[:, :2]))
 
 
 def test_merge_compiles() -> None:

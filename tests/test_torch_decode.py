@@ -72,3 +72,56 @@ def test_merge_ignores_empty_parts_whatever_they_hold() -> None:
     assert not gradients[2].any()
     empty = libflash.torch.merge([garbage, garbage], [nothing, nothing])
     assert not any(gradient.any() for gradient in torch.autograd.grad(empty[0].sum(), (garbage, nothing)))
+
+
+def test_autocast_casts_decode_but_not_a_cache_that_is_written() -> None:
+    q, k_cache, v_cache, k, v = tensors((2, 1, 4, 8), (2, 9, 2, 8), (2, 9, 2, 8), (2, 1, 2, 8), (2, 1, 2, 8), grad=False)
+    lengths = torch.tensor([4, 6], dtype=torch.int32)
+    low = [x.bfloat16() for x in (q, k_cache, v_cache, k, v)]
+    for call in (libflash.torch.decode, libflash.decode):
+        with torch.autocast("cpu", torch.bfloat16):
+            out = call(q, k_cache, v_cache, cache_seqlens=lengths)
+            assert torch.equal(out, call(*low[:3], cache_seqlens=lengths))
+            assert out.dtype == torch.bfloat16
+            mine, other = [x.clone() for x in low[1:3]], [x.clone() for x in low[1:3]]
+            out = call(q, *mine, k=k, v=v, cache_seqlens=lengths)
+            assert torch.equal(out, call(low[0], *other, k=low[3], v=low[4], cache_seqlens=lengths))
+            assert torch.equal(mine[0], other[0])
+            cache = k_cache.clone(), v_cache.clone()
+            assert call(low[0], *cache, k=low[3], v=low[4], cache_seqlens=lengths).dtype == torch.float32
+            assert not torch.equal(cache[0], k_cache)
+
+
+def test_appending_is_noticed_by_autograd() -> None:
+    q, k_cache, v_cache, k, v = tensors((2, 1, 4, 8), (2, 9, 2, 8), (2, 9, 2, 8), (2, 1, 2, 8), (2, 1, 2, 8), grad=False)
+    lengths = torch.tensor([4, 6], dtype=torch.int32)
+    for call in (libflash.torch.decode, libflash.decode):
+        for cache in (k_cache, v_cache):
+            product = cache * torch.ones((), requires_grad=True)
+            call(q, k_cache, v_cache, k=k, v=v, cache_seqlens=lengths)
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                product.sum().backward()
+        before = k_cache._version
+        call(q, k_cache, v_cache, cache_seqlens=lengths)
+        assert k_cache._version == before
+
+
+def test_out_and_lse_are_written() -> None:
+    q, k_cache, v_cache = qkv(grad=False)
+    wanted, wanted_lse = libflash.decode(q, k_cache, v_cache, return_lse=True)
+    out, lse = torch.empty_like(wanted), torch.empty_like(wanted_lse)
+    got = libflash.torch.decode(q, k_cache, v_cache, out=out, lse=lse, return_lse=True)
+    assert got[0] is out
+    assert got[1] is lse
+    assert torch.equal(out, wanted)
+    assert torch.equal(lse, wanted_lse)
+
+
+def test_merge_takes_parts_of_several_types_under_autocast() -> None:
+    q, k, v = qkv(grad=False)
+    whole = libflash.attention(q, k, v)
+    with torch.autocast("cpu", torch.bfloat16):
+        parts = [libflash.torch.attention(q, k[:, i : i + 5], v[:, i : i + 5], return_lse=True) for i in (0, 5)]
+        out, lse = libflash.merge(*zip(*parts, strict=True))
+    assert (out.dtype, lse.dtype) == (torch.bfloat16, torch.float32)
+    torch.testing.assert_close(out.float(), whole, rtol=2e-2, atol=2e-2)

@@ -15,6 +15,7 @@ cdef enum:
 
 cdef struct Call:
     int count
+    bint shapes_only     # nothing is borrowed: the arrays of the call are given as TensorShape
     bint stream_given    # by the caller's stream= argument
     bint stream_known    # that, or asked of the library of the first array on a GPU
     void *stream
@@ -32,6 +33,7 @@ cdef enum Role:
 
 cdef int start(Call *call, object stream) except -1:
     call.count = 0
+    call.shapes_only = False
     call.stream_given = call.stream_known = False
     call.stream = NULL
     call.stream_api = NULL
@@ -177,7 +179,14 @@ cdef int narrow(Call *call, str name, flash_tensor_t *x) except -1:
 
 cdef int borrow(Call *call, object x, str name, flash_tensor_t *out, Role role=READ) except -1:
     """Describe the array `x` in `out` and hold what keeps the description valid until finish(call)."""
+    if call.shapes_only:
+        return describe_shape(x, name, out, role)
     cdef _Source source = source_of(x, name)
+    if source.subclass:
+        raise TypeError(f"{name} is a {type(x).__module__}.{type(x).__name__}, a subclass of torch.Tensor that gives its memory a "
+                        f"meaning of its own; pass a plain tensor, or use libflash.torch where PyTorch's dispatcher knows it")
+    if source.torch:
+        x = without_negative_bit(call, x, name, role)
     if source.kind == KIND_EXCHANGE:
         return borrow_by_table(call, source, x, name, out, role)
     if source.kind == KIND_NUMPY:

@@ -1,6 +1,6 @@
 """Types of the compiled module. `_Array` stands for an array of any library with DLPack; results are of the library of q."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, overload
 
 from ._block_mask import BlockMask
@@ -28,6 +28,7 @@ DTYPE_OBJECTS: dict[int, str]
 ATTENTION_DEFAULTS: dict[str, Any]
 BACKWARD_DEFAULTS: dict[str, Any]
 DECODE_DEFAULTS: dict[str, Any]
+MERGE_DEFAULTS: dict[str, Any]
 
 @overload
 def attention(
@@ -314,3 +315,21 @@ def info() -> dict[str, Any]: ...
 def set_num_threads(threads: int) -> None: ...
 def get_num_threads() -> int: ...
 def flag(x: object, name: str) -> bool: ...
+
+class TensorShape:
+    def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...], dtype: str, device: str) -> None: ...
+
+def check_attention(
+    q: TensorShape,
+    k: TensorShape,
+    v: TensorShape,
+    out: TensorShape,
+    lse: TensorShape | None,
+    gradients: tuple[TensorShape, TensorShape | None, TensorShape | None] | None,
+    **options: Any,
+) -> None: ...
+def check_decode(
+    q: TensorShape, k_cache: TensorShape, v_cache: TensorShape, out: TensorShape, lse: TensorShape, **options: Any
+) -> None: ...
+def torch_is_plain() -> bool: ...
+def call_as_operator(function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]) -> Any: ...

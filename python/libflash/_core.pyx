@@ -1,8 +1,9 @@
 # cython: language_level=3, freethreading_compatible=True, boundscheck=False, wraparound=False, cdivision=True
 """The one compiled module of libflash: arrays in, the C call without the GIL, status to exception. No policy of its own.
 
-The parts, in the order of a call: _sources.pxi (where an array comes from), _borrow.pxi and _numpy.pxi (the C library's view of
-it), _outputs.pxi (streams, outputs, workspace), _options.pxi (keywords to structs), and the operations below and in _operations.pxi.
+The parts, in the order of a call: _sources.pxi (where an array comes from), _torch_state.pxi (what PyTorch does around a call),
+_borrow.pxi and _numpy.pxi (the C library's view of an array), _outputs.pxi (streams, outputs, workspace), _options.pxi (keywords to
+structs), the operations below and in _operations.pxi, and _shapes.pxi (a call's checks without its data).
 """
 import sys
 
@@ -41,6 +42,7 @@ DTYPE_OBJECTS = {1: "float16", 2: "bfloat16", 3: "float32", 4: "float64", 5: "in
 cdef int32_t _num_threads = 0
 
 include "_sources.pxi"
+include "_torch_state.pxi"
 include "_borrow.pxi"
 include "_numpy.pxi"
 include "_outputs.pxi"
@@ -69,13 +71,6 @@ cdef int check_rank(const flash_tensor_t *x, str name, bint packed) except -1:
                            + (f"3, (total, heads, head_dim), with {lengths}" if packed else
                               f"4, (batch, seqlen, heads, head_dim) in the order that layout says, without {lengths}; "
                               f"packed, with 3, {lengths} must be given"))
-    return 0
-
-
-cdef int differentiable_only(object out, object lse) except -1:
-    if out is not None or lse is not None:
-        raise InvalidError("out and lse cannot be given for tensors that require a gradient; leave them out, "
-                           "or call under torch.no_grad()")
     return 0
 
 
@@ -196,16 +191,15 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
     cdef flash_status_t status
     cdef _Source source = source_of(q, "q")
     cdef bint lse_wanted = flag(return_lse, "return_lse")
-    if source.torch and gradients_wanted(source, (q, k, v, alibi_slopes, bias, learnable_sink)):
+    if source.torch and belongs_to_adapter(source, (q, k, v, alibi_slopes, bias, learnable_sink, out, lse)):
         flag(causal, "causal")
-        differentiable_only(out, lse)
-        return differentiable(q, k, v, dict(
+        return by_adapter("attention", (q, k, v), ATTENTION_DEFAULTS, dict(
             causal=causal, causal_align=causal_align, window_size=window_size, softmax_scale=softmax_scale, softcap=softcap,
             alibi_slopes=alibi_slopes, bias=bias, mask=mask, learnable_sink=learnable_sink, block_mask=block_mask,
             dropout_p=dropout_p, seed=seed, offset=offset, layout=layout, cu_seqlens_q=cu_seqlens_q,
             cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_q=seqused_q,
-            seqused_k=seqused_k, num_splits=num_splits, return_lse=return_lse, stream=stream, backend=backend,
-            kernel=kernel))
+            seqused_k=seqused_k, num_splits=num_splits, return_lse=return_lse, out=out, lse=lse, stream=stream,
+            backend=backend, kernel=kernel))
     cdef Layout axes = layout_of(layout)
     cdef object out_array = out
     cdef object lse_array = lse
@@ -240,6 +234,8 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
         with nogil:
             status = flash_attention_forward(&tq, &tk, &tv, &tout, lse_or_null, &options, scratch, size, on)
         check(status)
+        count_write(out)
+        count_write(lse)
     finally:
         finish(&call)
     if source.kind == KIND_JAX:
@@ -251,4 +247,5 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
 
 
 include "_operations.pxi"
+include "_shapes.pxi"
 include "_information.pxi"

@@ -10,6 +10,7 @@ DECODE_DEFAULTS = dict(
     cache_seqlens=None, block_table=None, cache_batch_idx=None, cache_leftpad=None, k=None, v=None, rotary_cos=None,
     rotary_sin=None, rotary_interleaved=True, causal=True, window_size=NO_WINDOW, softmax_scale=None, softcap=0.0,
     alibi_slopes=None, learnable_sink=None, num_splits=0, split_size=0, return_lse=False, stream=None, backend=None, kernel=None)
+MERGE_DEFAULTS = dict(return_lse=True, layout="bshd", stream=None, backend=None, kernel=None)
 
 
 cdef dict with_defaults(dict options, dict defaults, str op):

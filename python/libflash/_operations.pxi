@@ -1,20 +1,22 @@
 # The other operations: backward, decode, merge, block masks.
 
 
-cdef object differentiable(object q, object k, object v, dict options):
-    """To PyTorch's autograd, with the options that are not at their defaults. `seed` goes along always: the adapter's default is
-    a fresh one for each call. Its operators take tensors only, so arrays of other libraries are handed over as such."""
+cdef object by_adapter(str name, tuple arrays, dict defaults, dict options):
+    """To libflash/torch.py, with the options that are not at their defaults. `seed` goes along always: the adapter's default is a
+    fresh one for each call. PyTorch's operators take tensors only, so arrays of other libraries are handed over as such."""
     from . import torch as adapter
     if options.pop("stream") is not None:
-        raise InvalidError("stream cannot be given for tensors that require a gradient; use torch.cuda.stream()")
-    cdef dict given = {"seed": options["seed"]}
-    for name, value in options.items():
-        if value is ATTENTION_DEFAULTS[name]:
-            continue
-        if hasattr(value, "__dlpack__") and not isinstance(value, adapter.Tensor):
-            value = adapter.torch.from_dlpack(value)
-        given[name] = value
-    return adapter.attention(q, k, v, **given)
+        raise InvalidError("stream cannot be given where PyTorch records gradients, casts (autocast), transforms or traces; use "
+                           "torch.cuda.stream()")
+    cdef dict given = {"seed": options["seed"]} if "seed" in options else {}
+    for option, value in options.items():
+        if value is not defaults.get(option):
+            given[option] = as_tensor(adapter, value)
+    return getattr(adapter, name)(*(as_tensor(adapter, x) for x in arrays), **given)
+
+
+cdef object as_tensor(object adapter, object x):
+    return adapter.torch.from_dlpack(x) if hasattr(x, "__dlpack__") and not isinstance(x, adapter.Tensor) else x
 
 
 def attention_backward(
@@ -96,6 +98,8 @@ def attention_backward(
             status = flash_attention_backward(&tdout, &tq, &tk, &tv, &tout, &tlse, &tdq, &tdk, &tdv, &options, scratch, size,
                                               on)
         check(status)
+        for array in (dq, dk, dv, dbias, dsink):
+            count_write(array)
     finally:
         finish(&call)
     if source.kind == KIND_JAX:
@@ -172,8 +176,13 @@ def decode(q, k_cache, v_cache, *, cache_seqlens=None, block_table=None, cache_b
     cdef _Source source = source_of(q, "q")
     cdef Role role = READ if k is None else WRITE
     cdef bint lse_wanted = flag(return_lse, "return_lse")
-    if source.torch and gradients_wanted(source, (q, k_cache, v_cache, k, v, learnable_sink)):
-        raise UnsupportedError("decode has no gradient, but a tensor requires one; call it under torch.no_grad()")
+    if source.torch and belongs_to_adapter(source, (q, k_cache, v_cache, k, v, alibi_slopes, learnable_sink, out, lse)):
+        return by_adapter("decode", (q, k_cache, v_cache), DECODE_DEFAULTS, dict(
+            cache_seqlens=cache_seqlens, block_table=block_table, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad,
+            k=k, v=v, rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_interleaved=rotary_interleaved, causal=causal,
+            window_size=window_size, softmax_scale=softmax_scale, softcap=softcap, alibi_slopes=alibi_slopes,
+            learnable_sink=learnable_sink, num_splits=num_splits, split_size=split_size, return_lse=return_lse, out=out,
+            lse=lse, stream=stream, backend=backend, kernel=kernel))
     cdef object out_array = out
     cdef object lse_array = lse
     start(&call, stream)
@@ -203,6 +212,11 @@ def decode(q, k_cache, v_cache, *, cache_seqlens=None, block_table=None, cache_b
         with nogil:
             status = flash_attention_decode(&tq, &tk, &tv, &tout, lse_or_null, &options, scratch, size, on)
         check(status)
+        count_write(out)
+        count_write(lse)
+        if k is not None:
+            count_write(k_cache)
+            count_write(v_cache)
     finally:
         finish(&call)
     if source.kind == KIND_JAX:
@@ -256,12 +270,9 @@ def merge(outs, lses, *, return_lse=True, layout="bshd", out=None, lse=None, str
     count = <int32_t>len(outs)
     like = outs[0]
     cdef _Source source = source_of(like, "outs[0]")
-    if source.torch and gradients_wanted(source, (*outs, *lses)):
-        from . import torch as adapter
-        differentiable_only(out, lse)
-        if layout == "bshd":
-            return adapter.merge(outs, lses, return_lse=return_lse)
-        return adapter.merge(outs, lses, return_lse=return_lse, layout=layout)
+    if source.torch and belongs_to_adapter(source, (*outs, *lses, out, lse)):
+        return by_adapter("merge", (outs, lses), MERGE_DEFAULTS, dict(
+            return_lse=return_lse, layout=layout, out=out, lse=lse, stream=stream, backend=backend, kernel=kernel))
     cdef Layout axes = layout_of(layout)
     cdef object out_array = out
     cdef object lse_array = lse
@@ -293,6 +304,8 @@ def merge(outs, lses, *, return_lse=True, layout="bshd", out=None, lse=None, str
         with nogil:
             status = flash_attention_merge(touts, tlses, count, &tout, lse_or_null, &options, on)
         check(status)
+        count_write(out)
+        count_write(lse)
     finally:
         finish(&call)
     if source.kind == KIND_JAX:

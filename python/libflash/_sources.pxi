@@ -12,10 +12,10 @@ cdef class _Source:
     """One type of array."""
 
     cdef Kind kind
-    cdef bint torch             # PyTorch: gradients exist
+    cdef bint torch             # PyTorch: see _torch_state.pxi
+    cdef bint subclass          # a subclass of torch.Tensor with behaviour of its own: its memory alone does not say what it means
     cdef bint no_max_version    # its __dlpack__ is older than DLPack 1.0
     cdef DLExchange *api
-    cdef object grad_enabled    # torch.is_grad_enabled
     cdef object module          # the library, where outputs come from; None: ask the array
     cdef object empty           # module.empty
     cdef object float32
@@ -57,7 +57,8 @@ cdef _Source new_source(object cls, str name):
     if is_kind_of(cls, "torch", "Tensor"):
         source.torch = True
         source.module = sys.modules["torch"]
-        source.grad_enabled = source.module.is_grad_enabled
+        load_torch_state(source.module)
+        source.subclass = has_own_behaviour(cls, source.module)
         if cls.__name__ == "FakeTensor":
             raise TypeError(f"{name} is a FakeTensor, which has no data: use libflash.torch.attention under tracing")
     if source.api != NULL:
@@ -97,13 +98,3 @@ cdef inline _Source source_of(object x, str name):
     if found is not None:
         return <_Source>found
     return new_source(type(x), name)
-
-
-cdef bint gradients_wanted(_Source source, tuple arrays) except -1:
-    """True if PyTorch records gradients and one of the arrays requires one."""
-    if not source.grad_enabled():
-        return False
-    for x in arrays:
-        if x is not None and getattr(x, "requires_grad", False):
-            return True
-    return False

@@ -3,24 +3,28 @@
     import libflash.torch
     out = libflash.torch.attention(q, k, v, causal=True)
 
-`libflash.attention` calls this module by itself for tensors that require a gradient. Inside torch.compile and torch.export call
-it by name. enable() lets torch.nn.functional.scaled_dot_product_attention and Hugging Face models run on libflash without a
-change.
+`libflash.attention` calls this module by itself for tensors that require a gradient, and where PyTorch casts (autocast),
+transforms (torch.func) or traces. Inside torch.compile and torch.export call it by name. enable() lets torch.nn.functional.scaled_dot_product_attention and Hugging Face models run on libflash without a change.
 
-Work goes to PyTorch's current stream. Reverse mode only, once: a gradient of a gradient raises.
+Work goes to PyTorch's current stream. Reverse mode, once: a gradient of a gradient and forward-mode AD raise. torch.func's grad,
+vjp, vmap and jacrev work, and DTensors that are sharded by batch or heads stay so.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, Unpack, overload
 
 import torch
-from torch.autograd.function import once_differentiable
 
+from . import _core
+from . import _torch_kernels as kernels
 from . import _torch_ops as ops
 from ._block_mask import BlockMask
 from ._errors import InvalidError, UnsupportedError
+from ._torch_autograd import record, record_merge, refuse_gradients, requires_gradient
+from ._torch_bias import CausalBias, causal_options
 from ._torch_switch import Switch, disable, enable
+from ._torch_types import AttentionOptions, DecodeOptions, MergeOptions, Window
 
 __all__ = ["Switch", "attention", "decode", "disable", "enable", "merge"]
 
@@ -28,14 +32,26 @@ Tensor = torch.Tensor
 NO_WINDOW = (-1, -1)
 
 
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = False, **options: Unpack[AttentionOptions]
+) -> Tensor: ...
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **options: Unpack[AttentionOptions]
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def attention(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, **options: Unpack[AttentionOptions]
+) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     *,
     causal: bool = False,
-    causal_align: str = "bottom_right",
-    window_size: tuple[int | None, int | None] | None = NO_WINDOW,
+    causal_align: Literal["bottom_right", "top_left"] = "bottom_right",
+    window_size: Window = NO_WINDOW,
     softmax_scale: float | None = None,
     softcap: float | None = 0.0,
     alibi_slopes: Tensor | None = None,
@@ -46,7 +62,7 @@ def attention(
     dropout_p: float = 0.0,
     seed: int | Tensor | None = None,
     offset: int = 0,
-    layout: str = "bshd",
+    layout: Literal["bshd", "bhsd", "sbhd"] = "bshd",
     cu_seqlens_q: Tensor | None = None,
     cu_seqlens_k: Tensor | None = None,
     max_seqlen_q: int | None = None,
@@ -65,21 +81,30 @@ def attention(
 
     Arguments, results and errors are those of `libflash.attention`, but for these:
 
-    seed : int, int64 tensor of two elements (seed, offset) in host memory, or None
-        None draws both from PyTorch's default generator (torch.manual_seed), anew in each call, as its own dropout does.
+    seed : int, int64 tensor of two elements (seed, offset), or None
+        None draws both from the default generator of q's device (torch.manual_seed), anew in each call and in each replay of a CUDA
+        graph, as PyTorch's own dropout does. A tensor on q's device is read when the kernel runs.
+    kernel : the forward's; the backward's is chosen by the library.
     deterministic : bool
         The gradients have the same bits in every run; raises UnsupportedError where that cannot be had. On the CPU they always
         do.
-    out, lse : not for calls that record a gradient.
+    out, lse : not for calls that record a gradient, and not cast under autocast.
+    bias : also torch.nn.attention.bias.causal_upper_left(...) and causal_lower_right(...)
     Rows of packed tensors that belong to no sequence are 0 (lse: -inf), in results and gradients; rows of a given out stay as
     they are.
 
     Under autocast q, k and v are cast to its type, as scaled_dot_product_attention's are. There is no stream argument: use
-    torch.cuda.stream. There is no gradient for alibi_slopes.
+    torch.cuda.stream. There is no gradient for alibi_slopes, no second derivative and no forward-mode derivative: those raise
+    UnsupportedError.
     """
+    if type(bias) is CausalBias:
+        others = {"causal": causal, "window_size": None if window_size is NO_WINDOW else window_size, "seqused_q": seqused_q}
+        others |= {"seqused_k": seqused_k, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
+        causal_align = causal_options(bias, q, k, layout, others)
+        causal, bias = True, None
     numbers: dict[str, Any] = {}
     if causal:
-        numbers["causal"] = True
+        numbers["causal"] = causal
     if causal_align != "bottom_right":
         numbers["causal_align"] = causal_align
     if window_size is not NO_WINDOW and window_size is not None:
@@ -99,7 +124,9 @@ def attention(
     if backend is not None:
         numbers["backend"] = backend
     if kernel is not None:
-        numbers["kernel"] = kernel
+        numbers["kernel_name"] = kernel
+    if deterministic:
+        numbers["deterministic"] = deterministic
 
     tensors: dict[str, Tensor] = {}
     if alibi_slopes is not None:
@@ -112,7 +139,7 @@ def attention(
         tensors["learnable_sink"] = learnable_sink
     if block_mask is not None:
         if isinstance(block_mask, BlockMask):
-            for name in ops.BLOCK_LISTS:
+            for name in kernels.BLOCK_LISTS:
                 tensors[name] = getattr(block_mask, name)
         else:
             tensors["block_mask"] = block_mask
@@ -126,28 +153,45 @@ def attention(
         tensors["seqused_k"] = seqused_k
     if dropout_p:
         numbers["dropout_p"] = dropout_p
-        add_random_state(seed, offset, numbers, tensors)
+        add_random_state(q, seed, offset, numbers, tensors)
 
+    if out is not None or lse is not None:
+        return attention_into(q, k, v, out, lse, return_lse, numbers, tensors)
     if torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu"):
         q, k, v = autocast(q, k, v, tensors)
-    if torch.is_grad_enabled() and (
-        q.requires_grad or k.requires_grad or v.requires_grad or requires_gradient(alibi_slopes, bias, learnable_sink)
+    if not ops.eager(q, k, v, *tensors.values()):
+        result = ops.OPERATORS["attention"](q, k, v, **numbers, **tensors)
+    elif torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad or requires_gradient((alibi_slopes, bias, learnable_sink))
     ):
-        if out is not None or lse is not None:
-            raise InvalidError("out and lse cannot be given for tensors that require a gradient")
-        if alibi_slopes is not None and alibi_slopes.requires_grad:
-            raise UnsupportedError("alibi_slopes requires a gradient, and there is none for it; pass alibi_slopes.detach()")
-        result = _Attention.apply(numbers, tuple(tensors), deterministic, q, k, v, *tensors.values())
-    elif out is not None or lse is not None:
-        if out is None:
-            raise InvalidError("lse is given and out is not; give both, or out alone")
-        if lse is None and return_lse:
-            lse = q.new_empty(ops.lse_shape(q, layout), dtype=torch.float64 if q.dtype == torch.float64 else torch.float32)
-        ops.attention_out(q, k, v, out=out, lse=lse, **numbers, **tensors)
-        return (out, lse) if return_lse else out  # type: ignore[return-value]
+        result = record(run_attention, q, k, v, numbers | tensors)
     else:
-        result = ops.attention(q, k, v, return_lse, **numbers, **tensors)
+        run = kernels.attention if return_lse else kernels.attention_alone
+        result = _core.call_as_operator(run, (q, k, v), numbers | tensors)
     return result if return_lse else result[0]
+
+
+def run_attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+    return _core.call_as_operator(kernels.attention, (q, k, v), options)
+
+
+def attention_into(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, lse: Tensor | None, return_lse: bool, numbers: dict[str, Any],
+    tensors: dict[str, Tensor],
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    if out is None:
+        raise InvalidError("lse is given and out is not; give both, or out alone")
+    if torch.is_grad_enabled() and requires_gradient((q, k, v, out, lse, *tensors.values())):
+        raise InvalidError(
+            "out and lse cannot be given for tensors that require a gradient; leave them out, or call under torch.no_grad()"
+        )
+    if lse is None and return_lse:
+        lse = q.new_empty(kernels.lse_shape(q, str(numbers.get("layout", "bshd"))), dtype=kernels.lse_type(q))
+    if ops.eager(q, k, v, out, lse, *tensors.values()):
+        _core.call_as_operator(kernels.attention_out, (q, k, v, out, lse), numbers | tensors)
+    else:
+        ops.OPERATORS["attention_out"](q, k, v, out, lse, **numbers, **tensors)
+    return out if lse is None or not return_lse else (out, lse)
 
 
 def window(window_size: Any) -> list[int]:
@@ -158,28 +202,16 @@ def window(window_size: Any) -> list[int]:
     return [-1 if left is None else left, -1 if right is None else right]
 
 
-def requires_gradient(*tensors: Tensor | None) -> bool:
-    for x in tensors:  # noqa: SIM110  any() of a generator takes three times as long
-        if x is not None and x.requires_grad:
-            return True
-    return False
-
-
-def add_random_state(seed: Any, offset: int, numbers: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """The dropout mask's seed and offset: as numbers, or as a tensor, which a compiled graph can make anew in each run."""
+def add_random_state(q: Tensor, seed: Any, offset: int, numbers: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+    """The dropout mask's seed and offset: as numbers, or as a tensor on q's device, which graphs can make anew in each run."""
     if seed is None:
-        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            raise UnsupportedError(
-                "dropout in a CUDA graph would drop the same entries in every replay; give seed to accept that"
-            )
-        seed = torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device="cpu")
+        seed = torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=q.device)
     if isinstance(seed, Tensor):
-        if seed.dtype != torch.int64 or seed.shape != (2,) or seed.device.type != "cpu":
-            raise InvalidError(
-                f"seed is a tensor of {seed.dtype}, shape {tuple(seed.shape)}, on {seed.device}; "
-                "it must be int64, (2,), on the CPU"
-            )
-        tensors["rng_state"] = seed
+        if seed.dtype != torch.int64 or seed.shape != (2,):
+            raise InvalidError(f"seed is a tensor of {seed.dtype}, shape {tuple(seed.shape)}; it must be int64, (2,)")
+        if offset != 0:
+            raise InvalidError(f"offset is {offset}; it must be 0 when seed is a tensor, which holds both")
+        tensors["rng_state"] = seed if seed.device == q.device else seed.to(q.device)
         return
     for name, value in (("seed", seed), ("offset", offset)):
         if not 0 <= value < 2**64:
@@ -198,49 +230,18 @@ def autocast(q: Tensor, k: Tensor, v: Tensor, tensors: dict[str, Tensor]) -> tup
     return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
-def rows_contiguous(x: Tensor) -> Tensor:
-    """Gradients may come in any strides, expanded from a scalar for instance; the library wants dense rows."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-class _Attention(torch.autograd.Function):
-    """(numbers, names, deterministic, q, k, v, *tensors) -> (out, lse), where `names` are the options that `tensors` are."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, numbers: dict[str, Any], names: tuple[str, ...], deterministic: bool, q: Tensor, k: Tensor, v: Tensor,
-        *tensors: Tensor,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        out, lse = ops.attention(q, k, v, True, **numbers, **dict(zip(names, tensors, strict=True)))
-        ctx.numbers, ctx.names, ctx.deterministic = numbers, names, deterministic
-        ctx.save_for_backward(q, k, v, out, lse, *tensors)
-        ctx.set_materialize_grads(False)
-        return out, lse
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
-        q, k, v, out, lse, *tensors = ctx.saved_tensors
-        options = dict(zip(ctx.names, tensors, strict=True), **ctx.numbers)
-        gradients: dict[str, Tensor | None] = dict.fromkeys(ctx.names)
-        wanted = {name for name, needed in zip(ctx.names, ctx.needs_input_grad[6:], strict=True) if needed}
-        if ctx.deterministic:
-            options["deterministic"] = True
-        if dlse is not None:
-            options["dlse"] = rows_contiguous(dlse)
-        if "bias" in wanted:
-            options["need_dbias"] = True
-        if "learnable_sink" in wanted:
-            options["need_dsink"] = True
-        dout = torch.zeros_like(out) if dout is None else rows_contiguous(dout)
-        dq, dk, dv, dbias, dsink = ops.attention_backward(dout, q, k, v, out, lse, **options)
-        if "bias" in wanted:
-            gradients["bias"] = dbias
-        if "learnable_sink" in wanted:
-            gradients["learnable_sink"] = dsink
-        return None, None, None, dq, dk, dv, *gradients.values()
-
-
+@overload
+def decode(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, *, return_lse: Literal[False] = False, **options: Unpack[DecodeOptions]
+) -> Tensor: ...
+@overload
+def decode(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, *, return_lse: Literal[True], **options: Unpack[DecodeOptions]
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def decode(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, *, return_lse: bool, **options: Unpack[DecodeOptions]
+) -> Tensor | tuple[Tensor, Tensor]: ...
 def decode(
     q: Tensor,
     k_cache: Tensor,
@@ -256,7 +257,7 @@ def decode(
     rotary_sin: Tensor | None = None,
     rotary_interleaved: bool = True,
     causal: bool = True,
-    window_size: tuple[int | None, int | None] | None = NO_WINDOW,
+    window_size: Window = NO_WINDOW,
     softmax_scale: float | None = None,
     softcap: float | None = 0.0,
     alibi_slopes: Tensor | None = None,
@@ -264,25 +265,30 @@ def decode(
     num_splits: int = 0,
     split_size: int = 0,
     return_lse: bool = False,
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
     backend: str | None = None,
     kernel: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """A few query rows per sequence against a cache of keys and values, for torch.compile and torch.export.
 
-    Arguments, results and errors are those of `libflash.decode` (without out, lse and stream). With k and v the caches are
-    written in place, which compiled graphs know. Forward only: raises UnsupportedError for tensors that require a gradient while
-    gradients are recorded.
+    Arguments, results and errors are those of `libflash.decode` (without stream). With k and v the caches are written in place,
+    which compiled graphs know. Forward only: raises UnsupportedError for tensors that require a gradient while gradients are
+    recorded, or that carry a tangent.
+
+    Under autocast all tensors are cast to its type, the caches too, unless they are written to: with k and v, q, k and v are cast
+    to the type of the caches. With out or lse nothing is cast.
     """
     given = dict(
         cache_seqlens=cache_seqlens, block_table=block_table, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad,
         rotary_cos=rotary_cos, rotary_sin=rotary_sin, alibi_slopes=alibi_slopes, learnable_sink=learnable_sink,
-        softmax_scale=softmax_scale, backend=backend, kernel=kernel,
+        softmax_scale=softmax_scale, backend=backend, kernel_name=kernel,
     )  # fmt: skip
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if not rotary_interleaved:
-        options["rotary_interleaved"] = False
-    if not causal:
-        options["causal"] = False
+    if rotary_interleaved is not True:
+        options["rotary_interleaved"] = rotary_interleaved
+    if causal is not True:
+        options["causal"] = causal
     if window_size is not NO_WINDOW and window_size is not None:
         options["window_size"] = window(window_size)
     if softcap:
@@ -291,85 +297,87 @@ def decode(
         options["num_splits"] = num_splits
     if split_size:
         options["split_size"] = split_size
-    if torch.is_grad_enabled() and requires_gradient(q, k_cache, v_cache, k, v, alibi_slopes, learnable_sink):
-        raise UnsupportedError("decode has no gradient; call it under torch.no_grad(), or use attention")
-    if k is None and v is None:
-        result = ops.decode(q, k_cache, v_cache, **options)
-    elif k is None or v is None:
+    if (k is None) != (v is None):
         raise InvalidError("k and v must be given together")
+    if out is None and lse is None and torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu"):
+        q, k_cache, v_cache, k, v = autocast_decode(q, k_cache, v_cache, k, v, options)
+    refuse_gradients(
+        "decode", {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v, "out": out, "lse": lse, **options}
+    )
+    name, tensors = ("decode", (q, k_cache, v_cache)) if k is None else ("decode_append", (q, k_cache, v_cache, k, v))
+    if ops.eager(*tensors, out, lse, *options.values()):
+        run = kernels.decode if k is None else kernels.decode_append
+        if out is not None or lse is not None:
+            options |= {"out": out, "lse": lse}
+        result = _core.call_as_operator(run, tensors, options)
     else:
-        result = ops.decode_append(q, k_cache, v_cache, k, v, **options)
+        result = written_to(out, lse, ops.OPERATORS[name](*tensors, **options))
     return result if return_lse else result[0]
 
 
+def autocast_decode(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v: Tensor | None, options: dict[str, Any]
+) -> tuple[Any, ...]:
+    if q.dtype == torch.float64 or not q.is_floating_point():
+        return q, k_cache, v_cache, k, v
+    dtype = torch.get_autocast_dtype(q.device.type) if k is None else k_cache.dtype
+    for name in ("alibi_slopes", "learnable_sink", "rotary_cos", "rotary_sin"):
+        if name in options and options[name].dtype != torch.float32:
+            options[name] = options[name].to(dtype)
+    return tuple(x if x is None else x.to(dtype) for x in (q, k_cache, v_cache, k, v))
+
+
+def written_to(out: Tensor | None, lse: Tensor | None, result: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """The results in the caller's tensors, where there are some."""
+    return (result[0] if out is None else out.copy_(result[0])), (result[1] if lse is None else lse.copy_(result[1]))
+
+
+Parts = list[Tensor] | tuple[Tensor, ...]
+
+
+@overload
 def merge(
-    outs: list[Tensor] | tuple[Tensor, ...],
-    lses: list[Tensor] | tuple[Tensor, ...],
+    outs: Parts, lses: Parts, *, return_lse: Literal[True] = True, **options: Unpack[MergeOptions]
+) -> tuple[Tensor, Tensor]: ...
+@overload
+def merge(outs: Parts, lses: Parts, *, return_lse: Literal[False], **options: Unpack[MergeOptions]) -> Tensor: ...
+@overload
+def merge(outs: Parts, lses: Parts, *, return_lse: bool, **options: Unpack[MergeOptions]) -> Tensor | tuple[Tensor, Tensor]: ...
+def merge(
+    outs: Parts,
+    lses: Parts,
     *,
     return_lse: bool = True,
-    layout: str = "bshd",
+    layout: Literal["bshd", "bhsd", "sbhd"] = "bshd",
+    out: Tensor | None = None,
+    lse: Tensor | None = None,
+    backend: str | None = None,
+    kernel: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention over several disjoint ranges of keys, put together; differentiable in outs and lses.
+    """Attention over several disjoint ranges of keys, put together; differentiable in outs and lses, twice and more.
 
-    Arguments, results and errors are those of `libflash.merge`.
+    Arguments, results and errors are those of `libflash.merge` (without stream). Raises UnsupportedError for tensors that carry a
+    tangent. Autocast changes nothing: the types of the parts may differ.
     """
     if len(outs) != len(lses):
         raise InvalidError(f"outs has {len(outs)} tensors and lses {len(lses)}; they must be as many")
-    if torch.is_grad_enabled() and requires_gradient(*outs, *lses):
-        result = _Merge.apply(layout, *outs, *lses)
+    given = {"layout": None if layout == "bshd" else layout, "backend": backend, "kernel_name": kernel}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    records = torch.is_grad_enabled() and requires_gradient((*outs, *lses, out, lse))
+    if records and (out is not None or lse is not None):
+        raise InvalidError(
+            "out and lse cannot be given for tensors that require a gradient; leave them out, or call under torch.no_grad()"
+        )
+    if not ops.eager(*outs, *lses, out, lse):
+        result = written_to(out, lse, ops.OPERATORS["merge"](list(outs), list(lses), **options))
+    elif records:
+        result = record_merge(run_merge, outs, lses, options)
     else:
-        result = ops.merge(list(outs), list(lses), layout)
+        if out is not None or lse is not None:
+            options |= {"out": out, "lse": lse}
+        result = run_merge(list(outs), list(lses), **options)
     return result if return_lse else result[0]
 
 
-def as_out(lse: Tensor, layout: str) -> Tensor:
-    """lse with the axes of out and one more."""
-    if lse.dim() == 2:
-        return lse.t().unsqueeze(-1)
-    order = {"bshd": (0, 2, 1), "bhsd": (0, 1, 2), "sbhd": (2, 0, 1)}[layout]
-    return lse.permute(order).unsqueeze(-1)
-
-
-def as_lse(x: Tensor, layout: str) -> Tensor:
-    """The way back."""
-    x = x.squeeze(-1)
-    if x.dim() == 2:
-        return x.t()
-    return x.permute({"bshd": (0, 2, 1), "bhsd": (0, 1, 2), "sbhd": (1, 2, 0)}[layout])
-
-
-class _Merge(torch.autograd.Function):
-    """(layout, *outs, *lses) -> (out, lse)
-
-    With w_n = exp(lse_n - lse): douts_n = w_n dout, dlses_n = w_n (dlse + dout . (outs_n - out)).
-    A part with lse_n = -inf has w_n = 0 and takes part in nothing, whatever its outs_n holds.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, layout: str, *parts: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        count = len(parts) // 2
-        out, lse = ops.merge(list(parts[:count]), list(parts[count:]), layout)
-        ctx.layout = layout
-        ctx.save_for_backward(out, lse, *parts)
-        ctx.set_materialize_grads(False)
-        return out, lse
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
-        out, lse, *parts = ctx.saved_tensors
-        count = len(parts) // 2
-        dout = torch.zeros_like(out) if dout is None else dout
-        dout, out, lse = dout.to(lse.dtype), out.to(lse.dtype), as_out(lse, ctx.layout)
-        slope = -(dout * out).sum(-1, keepdim=True)
-        if dlse is not None:
-            slope = slope + as_out(dlse, ctx.layout)
-        douts, dlses = [], []
-        for part, given in zip(parts[:count], parts[count:], strict=True):
-            part_lse = as_out(given, ctx.layout)
-            counts = part_lse > -float("inf")
-            weight = torch.where(counts, (part_lse - lse).exp(), 0.0)
-            inner = (dout * torch.where(counts, part, 0.0)).sum(-1, keepdim=True)
-            douts.append((weight * dout).to(part.dtype))
-            dlses.append(as_lse(weight * (slope + inner), ctx.layout).to(given.dtype))
-        return None, *douts, *dlses
+def run_merge(outs: list[Tensor], lses: list[Tensor], **options: Any) -> Any:
+    return _core.call_as_operator(kernels.merge, (outs, lses), options)

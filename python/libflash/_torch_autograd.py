@@ -1,0 +1,259 @@
+"""Gradients of the PyTorch operators: what runs at PyTorch's Autograd dispatch key, and the Functions that it records.
+
+One level of differentiation. Forward-mode AD and a gradient of a gradient raise: nothing is dropped. The Functions are
+single-level ones, as those of PyTorch's own operators: under torch.func each level runs the Autograd key anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch._C._functorch import is_legacy_batchedtensor as is_batched
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
+
+from . import _core, _torch_kernels
+from ._errors import UnsupportedError
+
+Tensor = torch.Tensor
+_Function = torch.autograd.function._SingleLevelFunction
+
+NO_SECOND = "attention has no second derivative; where it is not needed, leave out create_graph=True or detach() the gradient"
+
+
+# -- what a call at the Autograd key asks first
+
+
+def requires_gradient(tensors: Iterable[Any]) -> bool:
+    for x in tensors:  # noqa: SIM110  any() of a generator takes three times as long
+        if isinstance(x, Tensor) and x.requires_grad:
+            return True
+    return False
+
+
+def refuse_tangents(operation: str, tensors: dict[str, Any]) -> None:
+    if forward_ad._current_level < 0:
+        return
+    for name, x in tensors.items():
+        if isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None:
+            raise UnsupportedError(
+                f"{operation} has no forward-mode derivative, and {name} carries a tangent; use reverse mode (torch.func.vjp, "
+                "torch.autograd.grad), or pass the primal"
+            )
+
+
+def refuse_gradients(operation: str, tensors: dict[str, Any]) -> None:
+    if torch.is_grad_enabled():
+        for name, x in tensors.items():
+            if isinstance(x, Tensor) and x.requires_grad:
+                raise UnsupportedError(
+                    f"{operation} has no gradient, and {name} requires one; call it under torch.no_grad(), or use attention"
+                )
+
+
+@contextlib.contextmanager
+def below_autograd() -> Iterator[None]:
+    """The operator goes on to the next level of torch.func, which may record gradients of its own, or to the kernel."""
+    with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True), torch._C._AutoDispatchBelowAutograd():
+        yield
+
+
+def operator(name: str) -> Callable[..., Any]:
+    def call(*args: Any, **options: Any) -> Any:
+        with below_autograd():
+            return getattr(torch.ops.libflash, name).default(*args, **options)
+
+    return call
+
+
+def only_forward(name: str, names: tuple[str, ...], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """An operation that writes to its arguments or has no gradient."""
+    operation = "decode" if name.startswith("decode") else "attention into out"
+    tensors = dict(zip(names, args, strict=True)) | options
+    refuse_tangents(operation, tensors)
+    refuse_gradients(operation, tensors)
+    with torch._C._AutoDispatchBelowAutograd():
+        return getattr(torch.ops.libflash, name).default(*args, **options)
+
+
+# -- attention
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+    refuse_tangents("attention", {"q": q, "k": k, "v": v, **options})
+    if torch.is_grad_enabled() and requires_gradient((q, k, v, *options.values())):
+        with enable_single_level_autograd_function():
+            return record(operator("attention"), q, k, v, options)
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.libflash.attention.default(q, k, v, **options)
+
+
+def record(run: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Any:
+    """(out, lse), with gradients; `run` computes them."""
+    numbers, tensors = {}, {}
+    for name, value in options.items():
+        (tensors if isinstance(value, Tensor) else numbers)[name] = value
+    slopes = tensors.get("alibi_slopes")
+    if slopes is not None and slopes.requires_grad:
+        raise UnsupportedError("alibi_slopes requires a gradient, and there is none for it; pass alibi_slopes.detach()")
+    return Attention.apply(run, numbers, tuple(tensors), q, k, v, *tensors.values())
+
+
+def rows_contiguous(x: Tensor) -> Tensor:
+    """Gradients may come in any strides, expanded from a scalar for instance; the library wants dense rows."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+class Attention(_Function):
+    """(run, numbers, names, q, k, v, *tensors) -> (out, lse), where `names` are the options that `tensors` are."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any, run: Callable[..., Any], numbers: dict[str, Any], names: tuple[str, ...], q: Tensor, k: Tensor, v: Tensor,
+        *tensors: Tensor,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        out, lse = run(q, k, v, **numbers, **dict(zip(names, tensors, strict=True)))
+        ctx.numbers, ctx.names = numbers, names
+        ctx.save_for_backward(q, k, v, out, lse, *tensors)
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+        q, k, v, out, lse, *tensors = ctx.saved_tensors
+        options = dict(zip(ctx.names, tensors, strict=True), **ctx.numbers)
+        options.pop("kernel_name", None)  # it names a kernel of forward
+        wanted = {name for name, needed in zip(ctx.names, ctx.needs_input_grad[6:], strict=True) if needed}
+        if dlse is not None:
+            options["dlse"] = rows_contiguous(dlse)
+        if "bias" in wanted:
+            options["need_dbias"] = True
+        if "learnable_sink" in wanted:
+            options["need_dsink"] = True
+        dout = torch.zeros_like(out) if dout is None else rows_contiguous(dout)
+        dq, dk, dv, dbias, dsink = run_backward(dout, q, k, v, out, lse, options)
+        given = {"bias": dbias, "learnable_sink": dsink}
+        return None, None, None, dq, dk, dv, *(given[name] if name in wanted else None for name in ctx.names)
+
+
+def run_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, options: dict[str, Any]) -> Any:
+    from ._torch_ops import OPERATORS, eager
+
+    batched = is_batched(dout) or (
+        "dlse" in options and is_batched(options["dlse"])
+    )  # torch.autograd.grad(is_grads_batched=True)
+    if not torch.is_grad_enabled() and not batched and eager(dout, q, k, v, options.get("dlse")):
+        return _core.call_as_operator(_torch_kernels.gradients, (dout, q, k, v, out, lse), options)
+    return OPERATORS["attention_backward"](dout, q, k, v, out, lse, **options)
+
+
+def attention_backward(*tensors: Tensor, **options: Any) -> Any:
+    names = ("dout", "q", "k", "v", "out", "lse")
+    refuse_tangents("attention's backward", dict(zip(names, tensors, strict=True)) | options)
+    values = (*tensors, *options.values())
+    if torch.is_grad_enabled() and requires_gradient(values):
+        with enable_single_level_autograd_function():
+            return Backward.apply(tuple(options), *values)
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.libflash.attention_backward.default(*tensors, **options)
+
+
+class Backward(_Function):
+    """The gradients, recorded so that differentiating them raises."""
+
+    @staticmethod
+    def forward(ctx: Any, names: tuple[str, ...], *values: Any) -> Any:  # type: ignore[override]
+        count = len(values) - len(names)
+        return operator("attention_backward")(*values[:count], **dict(zip(names, values[count:], strict=True)))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:  # type: ignore[override]
+        raise UnsupportedError(NO_SECOND)
+
+
+def attention_out(*args: Any, **options: Any) -> Any:
+    return only_forward("attention_out", ("q", "k", "v", "out", "lse"), args, options)
+
+
+# -- decode
+
+
+def decode(*args: Any, **options: Any) -> Any:
+    return only_forward("decode", ("q", "k_cache", "v_cache"), args, options)
+
+
+def decode_append(*args: Any, **options: Any) -> Any:
+    return only_forward("decode_append", ("q", "k_cache", "v_cache", "k", "v"), args, options)
+
+
+# -- merge
+
+
+def merge(outs: list[Tensor], lses: list[Tensor], **options: Any) -> Any:
+    refuse_tangents("merge", {f"{name}[{i}]": x for name, parts in (("outs", outs), ("lses", lses)) for i, x in enumerate(parts)})
+    if torch.is_grad_enabled() and requires_gradient((*outs, *lses)):
+        with enable_single_level_autograd_function():
+            return record_merge(operator("merge"), outs, lses, options)
+    with torch._C._AutoDispatchBelowAutograd():
+        return torch.ops.libflash.merge.default(outs, lses, **options)
+
+
+def record_merge(run: Callable[..., Any], outs: Any, lses: Any, options: dict[str, Any]) -> Any:
+    return Merge.apply(run, options, *outs, *lses)
+
+
+def as_out(lse: Tensor, layout: str) -> Tensor:
+    """lse with the axes of out and one more."""
+    if lse.dim() == 2:
+        return lse.t().unsqueeze(-1)
+    order = {"bshd": (0, 2, 1), "bhsd": (0, 1, 2), "sbhd": (2, 0, 1)}[layout]
+    return lse.permute(order).unsqueeze(-1)
+
+
+def as_lse(x: Tensor, layout: str) -> Tensor:
+    """The way back."""
+    x = x.squeeze(-1)
+    if x.dim() == 2:
+        return x.t()
+    return x.permute({"bshd": (0, 2, 1), "bhsd": (0, 1, 2), "sbhd": (1, 2, 0)}[layout])
+
+
+class Merge(_Function):
+    """(run, options, *outs, *lses) -> (out, lse)
+
+    With w_n = exp(lse_n - lse): douts_n = w_n dout, dlses_n = w_n (dlse + dout . (outs_n - out)).
+    A part with lse_n = -inf has w_n = 0 and takes part in nothing, whatever its outs_n holds. The gradients are made of
+    PyTorch's own operators, which are differentiable again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., Any], options: dict[str, Any], *parts: Tensor) -> Any:  # type: ignore[override]
+        count = len(parts) // 2
+        out, lse = run(list(parts[:count]), list(parts[count:]), **options)
+        ctx.layout = options.get("layout", "bshd")
+        ctx.save_for_backward(out, lse, *parts)
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+        out, lse, *parts = ctx.saved_tensors
+        count = len(parts) // 2
+        dout = torch.zeros_like(out) if dout is None else dout
+        dout, out, lse = dout.to(lse.dtype), out.to(lse.dtype), as_out(lse, ctx.layout)
+        slope = -(dout * out).sum(-1, keepdim=True)
+        if dlse is not None:
+            slope = slope + as_out(dlse, ctx.layout)
+        douts, dlses = [], []
+        for part, given in zip(parts[:count], parts[count:], strict=True):
+            part_lse = as_out(given, ctx.layout)
+            counts = part_lse > -float("inf")
+            difference = torch.where(counts, part_lse, 0.0) - torch.where(counts, lse, 0.0)
+            weight = torch.where(counts, difference.exp(), 0.0)
+            inner = (dout * torch.where(counts, part, 0.0)).sum(-1, keepdim=True)
+            douts.append((weight * dout).to(part.dtype))
+            dlses.append(as_lse(weight * (slope + inner), ctx.layout).to(given.dtype))
+        return None, None, *douts, *dlses

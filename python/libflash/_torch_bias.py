@@ -1,0 +1,25 @@
+"""torch.nn.attention.bias.CausalBias, whose memory says nothing: its meaning is a causal mask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.nn.attention.bias import CausalBias, CausalVariant
+
+from ._errors import InvalidError, UnsupportedError
+
+__all__ = ["CausalBias", "causal_options"]
+
+
+def causal_options(bias: Any, q: Any, k: Any, layout: str, others: dict[str, Any]) -> str:
+    """The causal_align that is the same as `bias`. `others` are options that it cannot be combined with."""
+    for name, value in others.items():
+        if value is not None and value is not False:
+            raise UnsupportedError(f"bias is a CausalBias, which cannot be combined with {name}; use causal= and causal_align=")
+    axis = {"bshd": 1, "bhsd": 2, "sbhd": 0}.get(layout, 1)
+    lengths = q.shape[axis], k.shape[axis]
+    if (bias.seq_len_q, bias.seq_len_kv) != lengths:
+        raise InvalidError(
+            f"bias is a CausalBias for ({bias.seq_len_q}, {bias.seq_len_kv}) queries and keys; there are {lengths}"
+        )
+    return "top_left" if bias.variant == CausalVariant.UPPER_LEFT else "bottom_right"

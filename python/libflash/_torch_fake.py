@@ -1,0 +1,138 @@
+"""What the PyTorch operators return for tensors without data (fake and meta tensors): shapes, and the refusals of the real call.
+
+The library itself checks the shapes. Where a size is not known yet, the call is checked when it runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import _core
+from ._block_mask import BlockMask
+from ._errors import InvalidError, NoDeviceError
+from ._torch_kernels import BLOCK_LISTS, lse_shape, lse_type, native
+
+Tensor = torch.Tensor
+
+
+class _UnknownSize(Exception):
+    """A symbolic size without an example."""
+
+
+def number(x: Any) -> int:
+    """A size or stride: of a symbolic one the example that the trace is made with, without a guard on it."""
+    if type(x) is int:
+        return x
+    hint = getattr(getattr(x, "node", None), "hint", None)
+    if not isinstance(hint, int):
+        raise _UnknownSize
+    return hint
+
+
+def shape_of(x: Any) -> Any:
+    """The library's view of a tensor without data; anything else as it is. A meta tensor may become one of any device: what the
+    CPU refuses, all refuse."""
+    if isinstance(x, BlockMask):
+        return BlockMask(*(shape_of(getattr(x, name)) for name in BLOCK_LISTS))
+    if not isinstance(x, Tensor):
+        return number(x) if isinstance(x, torch.SymInt) else x
+    device = "cuda" if x.device.type == "cuda" else "cpu"
+    sizes, strides = tuple(map(number, x.shape)), tuple(map(number, x.stride()))
+    return _core.TensorShape(sizes, strides, str(x.dtype).removeprefix("torch."), device)
+
+
+def check(function: Any, *tensors: Any, meta: bool, **options: Any) -> None:
+    options = native(options)
+    if meta:
+        options.pop("backend", None)
+        options.pop("kernel", None)
+    try:
+        function(*map(shape_of, tensors), **{name: shape_of(value) for name, value in options.items()})
+    except (_UnknownSize, NoDeviceError):  # a program may be made where it does not run
+        return
+
+
+def without_values(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in ("rng_state", "deterministic")}
+
+
+def check_rank(q: Tensor, v: Tensor) -> None:
+    if q.dim() not in (3, 4) or v.dim() not in (3, 4):
+        raise InvalidError(f"q and v have {q.dim()} and {v.dim()} dimensions; 4 are needed, or 3 with cu_seqlens")
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    check_rank(q, v)
+    out = q.new_empty((*q.shape[:-1], v.shape[-1]))
+    lse = q.new_empty(lse_shape(q, options.get("layout", "bshd")), dtype=lse_type(q))
+    check(_core.check_attention, q, k, v, out, lse, None, meta=q.is_meta, **without_values(options))
+    return out, lse
+
+
+def attention_out(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, **options: Any) -> None:
+    check_rank(q, v)
+    check(_core.check_attention, q, k, v, out, lse, None, meta=q.is_meta, **without_values(options))
+
+
+def attention_backward(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    need_dbias: bool = False,
+    need_dsink: bool = False,
+    **options: Any,
+) -> tuple[Tensor, ...]:
+    check_rank(q, v)
+    bias, sink = options.get("bias"), options.get("learnable_sink")
+    dbias = bias.new_empty(bias.shape) if need_dbias and bias is not None else None
+    dsink = sink.new_empty(sink.shape) if need_dsink and sink is not None else None
+    wanted = tuple(map(_shape_or_unknown, (dout, dbias, dsink)))
+    options = without_values(options) | {"deterministic": options.get("deterministic", False)}
+    if "unknown" not in wanted:
+        check(_core.check_attention, q, k, v, out, lse, wanted, meta=q.is_meta, **options)
+    more = (q.new_empty(0) if x is None else x for x in (dbias, dsink))
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), *more
+
+
+def _shape_or_unknown(x: Any) -> Any:
+    try:
+        return shape_of(x)
+    except _UnknownSize:
+        return "unknown"
+
+
+def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    if q.dim() != 4 or v_cache.dim() != 4:
+        raise InvalidError(f"q and v_cache have {q.dim()} and {v_cache.dim()} dimensions; both need 4")
+    out = q.new_empty((*q.shape[:-1], v_cache.shape[-1]))
+    lse = q.new_empty(lse_shape(q, "bshd"), dtype=lse_type(q))
+    check(_core.check_decode, q, k_cache, v_cache, out, lse, meta=q.is_meta, **options)
+    return out, lse
+
+
+def decode_append(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    return decode(q, k_cache, v_cache, k=k, v=v, **options)
+
+
+def merge(outs: list[Tensor], lses: list[Tensor], *, layout: str = "bshd", **options: Any) -> tuple[Tensor, Tensor]:
+    if not outs or len(outs) != len(lses):
+        raise InvalidError(f"outs has {len(outs)} tensors and lses {len(lses)}; they must be as many, and at least one")
+    first = outs[0]
+    if first.dim() not in (3, 4):
+        raise InvalidError(f"outs[0] has {first.dim()} dimensions; it needs 4, or 3 if packed")
+    rows = lse_shape(first, layout)
+    for i, (out, lse) in enumerate(zip(outs, lses, strict=True)):
+        if tuple(out.shape) != tuple(first.shape) or not out.is_floating_point() or out.stride(-1) != 1:
+            raise InvalidError(
+                f"outs[{i}] is {out.dtype}, {tuple(out.shape)}, strides {out.stride()}; it must be floating point, "
+                f"{tuple(first.shape)}, with a contiguous last dimension"
+            )
+        if tuple(lse.shape) != tuple(rows) or lse.dtype != lse_type(out):
+            raise InvalidError(f"lses[{i}] is {lse.dtype}, {tuple(lse.shape)}; it must be {lse_type(out)}, {tuple(rows)}")
+    return first.new_empty(first.shape), first.new_empty(rows, dtype=lse_type(first))

@@ -1,0 +1,116 @@
+"""The bodies of the PyTorch operators: plain tensors in, the library's call, tensors out. No gradients here.
+
+A function gets an option only if it is not at its default. Results have the memory order that the library allocates: dense, in
+the order of the axes of the caller's layout.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import _core
+from ._block_mask import BlockMask
+
+Tensor = torch.Tensor
+
+BLOCK_LISTS = ("row_counts", "row_indices", "col_counts", "col_indices")
+
+
+def native(options: dict[str, Any]) -> dict[str, Any]:
+    """From the operator's arguments, which the dispatcher understands, to those of libflash.attention."""
+    if "row_counts" in options:
+        options["block_mask"] = BlockMask(*(options.pop(name) for name in BLOCK_LISTS))
+    if "rng_state" in options:
+        options["seed"] = options.pop("rng_state")
+    for name in ("seed", "offset"):
+        if name in options and not isinstance(options[name], Tensor):
+            options[name] %= 1 << 64  # PyTorch's integers are signed
+    if "kernel_name" in options:
+        options["kernel"] = options.pop("kernel_name")
+    return options
+
+
+def lse_type(q: Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
+def lse_shape(q: Tensor, layout: str) -> tuple[int, ...]:
+    """(batch, heads_q, seqlen_q), or (heads_q, total_q) if packed."""
+    if q.dim() == 3:
+        return q.shape[1], q.shape[0]
+    if layout == "bhsd":
+        return q.shape[0], q.shape[1], q.shape[2]
+    if layout == "sbhd":
+        return q.shape[1], q.shape[2], q.shape[0]
+    return q.shape[0], q.shape[2], q.shape[1]
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, *, deterministic: bool = False, **options: Any) -> tuple[Tensor, Tensor]:
+    """Packed rows that belong to no sequence are not written by the library. A gradient that flows through them must not be
+    garbage, so they are 0 here (lse: -inf), and so are their gradients. Forward is deterministic always."""
+    filled: dict[str, Any] = {}
+    if "cu_seqlens_q" in options:
+        filled["out"] = q.new_zeros((*q.shape[:-1], v.shape[-1]))
+        filled["lse"] = torch.full(lse_shape(q, "bshd"), -torch.inf, dtype=lse_type(q), device=q.device)
+    out, lse = _core.attention(q, k, v, return_lse=True, **filled, **native(options))
+    return out, lse
+
+
+def attention_alone(q: Tensor, k: Tensor, v: Tensor, *, deterministic: bool = False, **options: Any) -> tuple[Tensor]:
+    """Without lse; not an operator."""
+    if "cu_seqlens_q" in options:
+        return attention(q, k, v, **options)[:1]
+    return (_core.attention(q, k, v, **native(options)),)
+
+
+def attention_out(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *, deterministic: bool = False, **options: Any
+) -> None:
+    _core.attention(q, k, v, out=out, lse=lse, return_lse=lse is not None, **native(options))
+
+
+def gradients(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    *,
+    need_dbias: bool = False,
+    need_dsink: bool = False,
+    **options: Any,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """dq, dk, dv, dbias, dsink; None for what is not asked for."""
+    bias, sink = options.get("bias"), options.get("learnable_sink")
+    dbias = bias.new_empty(bias.shape) if need_dbias and bias is not None else None
+    dsink = sink.new_empty(sink.shape) if need_dsink and sink is not None else None
+    filled: dict[str, Any] = {}
+    if "cu_seqlens_q" in options:
+        filled["dq"] = q.new_zeros(q.shape)
+    if "cu_seqlens_k" in options:
+        filled |= {"dk": k.new_zeros(k.shape), "dv": v.new_zeros(v.shape)}
+    dq, dk, dv = _core.attention_backward(dout, q, k, v, out, lse, dbias=dbias, dsink=dsink, **filled, **native(options))
+    return dq, dk, dv, dbias, dsink
+
+
+def attention_backward(*tensors: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    """An operator returns tensors only: empty ones for what was not asked for."""
+    return tuple(tensors[1].new_empty(0) if x is None else x for x in gradients(*tensors, **options))
+
+
+def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    out, lse = _core.decode(q, k_cache, v_cache, return_lse=True, **native(options))
+    return out, lse
+
+
+def decode_append(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    out, lse = _core.decode(q, k_cache, v_cache, k=k, v=v, return_lse=True, **native(options))
+    return out, lse
+
+
+def merge(outs: list[Tensor], lses: list[Tensor], **options: Any) -> tuple[Tensor, Tensor]:
+    out, lse = _core.merge(outs, lses, **native(options))
+    return out, lse

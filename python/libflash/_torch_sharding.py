@@ -1,0 +1,116 @@
+"""DTensors: how the operators work on shards. By batch and by heads every shard computes on its own; anything else is gathered.
+
+Operators that write to their arguments have no rule: PyTorch might write to a gathered copy.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor.experimental import register_sharding
+
+Placement = Any
+
+SEQUENCES = ("dout", "q", "k", "v", "out", "k_cache", "v_cache")
+SCORES = ("bias", "mask", "block_mask")  # (batch, heads, ...), aligned to the right, each full or 1
+LISTS = ("row_counts", "row_indices", "col_counts", "col_indices")  # (batch or 1, heads or 1, ...)
+BY_BATCH = ("seqused_q", "seqused_k", "cache_seqlens", "cache_leftpad", "cache_batch_idx", "block_table")
+SHARED_CACHE = ("block_table", "cache_batch_idx")  # with them the cache's first axis is not the batch
+
+
+def placement(name: str, x: Any, by: str, layout: str) -> Placement:
+    """Of one argument, if the operator is sharded by "b" (batch) or "h" (heads)."""
+    if name in SEQUENCES:
+        return Shard(1 if x.ndim == 3 else layout.index(by))
+    if name in ("lse", "dlse"):
+        return Shard(0 if by == "b" or x.ndim == 2 else 1)
+    if name in SCORES or name in LISTS:
+        axis = "bh".index(by) + (x.ndim - 4 if name in SCORES else 0)
+        return Shard(axis) if axis >= 0 and x.shape[axis] > 1 else Replicate()
+    if name == "alibi_slopes":
+        return Shard(x.ndim - 1) if by == "h" else Shard(0) if x.ndim == 2 else Replicate()
+    if name == "learnable_sink":
+        return Shard(0) if by == "h" else Replicate()
+    return Shard(0) if name in BY_BATCH and by == "b" else Replicate()
+
+
+def summed(x: Placement) -> Placement:
+    """Of the gradient of an argument that all shards share."""
+    return Partial() if x == Replicate() else x
+
+
+def is_tensor(x: Any) -> bool:
+    return hasattr(x, "placements") and hasattr(x, "tensor_meta")
+
+
+def ways(given: dict[str, Any]) -> list[str]:
+    """By what the call may be sharded. The groups of query heads must stay with their key head. A dropout mask depends on the batch
+    entry and the head, which a shard does not know."""
+    q, k = given["q"], given.get("k", given.get("k_cache"))
+    layout = given.get("layout", "bshd")
+    if given.get("dropout_p") or q.ndim not in (3, 4) or k.ndim != (3 if given.get("cu_seqlens_k") is not None else 4):
+        return []
+    possible = []
+    if q.ndim == 4 and k.ndim == 4 and all(given.get(name) is None for name in SHARED_CACHE):
+        possible.append("b")
+    heads = k.shape[1 if k.ndim == 3 else layout.index("h")]
+    if heads % q.mesh.size() == 0:
+        possible.append("h")
+    return possible
+
+
+def rule(name: str, operator: Any) -> Any:
+    names = [argument.name for argument in operator._schema.arguments]
+
+    def acceptable(*args: Any, **keywords: Any) -> list[Any]:
+        given = dict(zip(names, args, strict=False)) | keywords
+        layout = given.get("layout", "bshd")
+        accepted = []
+        for by in (*ways(given), None):
+            places = {
+                argument: (placement(argument, x, by, layout) if by else Replicate()) if is_tensor(x) else None
+                for argument, x in given.items()
+            }
+            accepted.append((results(name, given, places, by), list(places.values())))
+        return accepted
+
+    return acceptable
+
+
+def results(name: str, given: dict[str, Any], places: dict[str, Placement], by: str | None) -> list[Placement]:
+    if name != "attention_backward":
+        lse = Replicate() if by is None else Shard(0 if by == "b" or given["q"].ndim == 3 else 1)
+        return [places["q"], lse]
+    of_scores = [
+        summed(places[argument]) if by and given.get(needed) else Replicate()
+        for argument, needed in (("bias", "need_dbias"), ("learnable_sink", "need_dsink"))
+    ]
+    return [places["q"], places["k"], places["v"], *of_scores]
+
+
+def merge_rule(outs: Any, lses: Any, *args: Any) -> list[Any]:
+    layout = args[0] if args else "bshd"
+    accepted = []
+    for by in ("b", "h", None):
+        if by is None:
+            out, lse = Replicate(), Replicate()
+        elif outs[0].ndim == 3:
+            if by == "b":
+                continue
+            out, lse = Shard(1), Shard(0)
+        else:
+            out, lse = Shard(layout.index(by)), Shard("bh".index(by))
+        accepted.append(([out, lse], [out] * len(outs) + [lse] * len(lses) + [None] * len(args)))
+    return accepted
+
+
+def register() -> None:
+    for name in ("attention", "attention_backward", "decode"):
+        operator = getattr(torch.ops.libflash, name).default
+        register_sharding(operator)(rule(name, operator))
+    register_sharding(torch.ops.libflash.merge.default)(merge_rule)
+
+
+register()
