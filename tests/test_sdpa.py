@@ -507,6 +507,22 @@ def test_a_mask_of_ours_does_not_go_to_pytorch(monkeypatch: pytest.MonkeyPatch) 
         forward_and_backward(EFFICIENT, [x.detach() for x in problem()], None, 0.5, causal=False)
 
 
+@pytest.mark.parametrize("name", [FLASH, CUDNN, EFFICIENT])
+def test_a_mask_in_a_captured_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its state stays in tensors, which the library reads when it runs; who drew it is told without reading one."""
+    monkeypatch.setattr(_torch_sdpa_random, "capturing", lambda x: True)
+    leaves = [x.detach() for x in problem()]
+    out, gradients, dout, (first, second) = forward_and_backward(name, leaves, None, 0.5, causal=False)
+    monkeypatch.setattr(_torch_sdpa_random, "MARK", None)  # a number that was read would not fit
+    assert _torch_sdpa_random.is_ours(second)
+    assert not _torch_sdpa_random.is_ours(second.clone())
+    leaves = [x.clone().requires_grad_() for x in leaves]
+    numbers = {"seed": int(first.flatten()[0]), "offset": int(second)}
+    wanted = libflash.torch.attention(*leaves, layout="bhsd", softmax_scale=0.3, dropout_p=0.5, **numbers)
+    torch.testing.assert_close(out, wanted.detach())
+    torch.testing.assert_close(tuple(gradients[:3]), torch.autograd.grad(wanted, leaves, dout))
+
+
 @pytest.fixture
 def backward_kernels(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(_torch_sdpa_random, "masks", type(_torch_sdpa_random.masks)())
@@ -523,7 +539,7 @@ def test_backward_operators_stay_for_masks_of_ours(backward_kernels: Any) -> Non
     operator.original = lambda: type("Kernel", (), {"call_boxed": staticmethod(lambda *args: seen.append("PyTorch"))})
     kernel = backward_kernels.kernel(operator)
     mine, theirs = ([None] * 7 + [seed, offset, 0.5, [True] * 4] for seed, offset in (
-        _torch_sdpa_random.as_seed_and_offset(_torch_sdpa_random.draw(0.5)), (torch.tensor(7), torch.tensor(4))
+        _torch_sdpa_random.as_seed_and_offset(_torch_sdpa_random.draw(0.5, torch.zeros(1))), (torch.tensor(7), torch.tensor(4))
     ))  # fmt: skip
     kernel(None, *theirs)
     backward_kernels.stop()

@@ -156,7 +156,7 @@ def _flash_sdpa_forward(
     scale: float | None = None,
 ) -> tuple[Any, ...]:
     refuse_debug_mask(return_debug_mask)
-    state = random.draw(dropout_p)
+    state = random.draw(dropout_p, query)
     out = torch.empty_like(query)
     lse = query.new_empty(query.shape[:3], dtype=torch.float32)
     forward(query, key, value, out, lse, layout="bhsd", causal=is_causal, softmax_scale=scale, **state.options)
@@ -218,7 +218,7 @@ def _flash_forward(
     refuse_debug_mask(return_debug_mask)
     if block_table is not None:
         raise UnsupportedError("block_table: a paged cache goes to libflash.torch.decode")
-    state = random.draw(dropout_p)
+    state = random.draw(dropout_p, query)
     out = like_packed(query, cum_seq_q)
     shape = (query.shape[1], query.shape[0]) if cum_seq_q is not None else (query.shape[0], query.shape[2], query.shape[1])
     lse = query.new_full(shape, -torch.inf, dtype=torch.float32)
@@ -275,7 +275,7 @@ def _cudnn_forward(
     scale: float | None = None,
 ) -> tuple[Any, ...]:
     refuse_debug_mask(return_debug_mask)
-    state = random.draw(dropout_p)
+    state = random.draw(dropout_p, query)
     out = like_order(query, value.shape[-1])
     lse = query.new_empty((*query.shape[:3], 1), dtype=torch.float32)
     forward(
@@ -333,7 +333,7 @@ def _efficient_forward(
     *,
     scale: float | None = None,
 ) -> tuple[Any, ...]:
-    state = random.draw(dropout_p)
+    state = random.draw(dropout_p, query)
     batch, heads, seqlen, _ = query.shape
     out = like_bshd(query, value.shape[-1])
     lse = query.new_full((batch, heads, padded(seqlen, 32)), torch.inf, dtype=torch.float32)
