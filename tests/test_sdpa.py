@@ -507,6 +507,21 @@ def test_a_mask_of_ours_does_not_go_to_pytorch(monkeypatch: pytest.MonkeyPatch) 
         forward_and_backward(EFFICIENT, [x.detach() for x in problem()], None, 0.5, causal=False)
 
 
+@pytest.mark.parametrize("keys", [33, 150])
+def test_the_mask_itself(keys: int) -> None:
+    """As PyTorch's tests ask for it: entries above dropout_p are kept."""
+    q, k, v = (x.detach() for x in problem(20, keys))
+    torch.manual_seed(5)
+    out, _, seed, offset = on_cpu(EFFICIENT, q, k, v, None, True, 0.3)
+    with torch.no_grad():
+        mask = _torch_sdpa.fill_mask(torch.empty(2, 4, 20, keys), 0.3, seed.item(), offset.item())
+    p = (q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5).softmax(-1)
+    torch.testing.assert_close((p * (mask > 0.3) / 0.7) @ v, out)
+    assert abs((mask == 0).float().mean() - 0.3) < 0.02
+    with pytest.raises(libflash.UnsupportedError, match="PyTorch's kernel drew the mask"):
+        _torch_sdpa.fill_mask(mask, 0.3, 7, 4)
+
+
 @pytest.mark.parametrize("name", [FLASH, CUDNN, EFFICIENT])
 def test_a_mask_in_a_captured_graph(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its state stays in tensors, which the library reads when it runs; who drew it is told without reading one."""

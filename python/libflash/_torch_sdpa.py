@@ -16,6 +16,7 @@ import torch
 
 from . import _torch_sdpa_random as random
 from ._errors import InvalidError, NoDeviceError, UnsupportedError
+from ._torch_sdpa_mask import fill_mask
 from ._torch_sdpa_operators import NOT_SERVED, PAIRS
 
 left: Counter[tuple[str, str]] = Counter()  # (operator, reason) -> calls since the process began
@@ -154,6 +155,9 @@ class Override:
         self.library: Any = torch.library.Library("aten", "IMPL")
         for forward, _ in taken:
             forward.install(self.library, _with_fallback(forward.name, forward.function, forward.original()))
+        mask = _Operator("_fill_mem_eff_dropout_mask_", "CUDA", fill_mask)
+        if mask.refusal() is None:
+            mask.install(self.library, _with_fallback(mask.name, mask.function, mask.original()))
         _backward_kernels.start([backward for _, backward in taken])
 
     def remove(self) -> None:

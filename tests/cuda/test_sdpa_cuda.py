@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -125,3 +126,67 @@ def test_a_mask_that_pytorch_drew_stays_with_pytorch(choice: str, calls: list[st
     assert calls == []
     ratio = (dv.double() * v.double()).sum() / (2 * out.double().square().sum())
     assert abs(ratio - 1) < 5e-3
+
+
+def test_the_mask_as_pytorchs_tests_ask_for_it() -> None:
+    q, k, v = sdpa_programs.leaves({"dtype": torch.float32, "device": "cuda"}, *[(2, 4, 100, 64)] * 3)
+    with libflash.torch.enable():
+        out, _, seed, offset = torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.3)
+        mask = torch.empty(2, 4, 100, 100, device="cuda")
+        torch._fill_mem_eff_dropout_mask_(mask, 0.3, seed.item(), offset.item())
+    p = (q @ k.transpose(-1, -2) / 8).softmax(-1)
+    torch.testing.assert_close((p * (mask > 0.3) / 0.7) @ v, out, rtol=0, atol=1e-2)
+
+
+# -- dropout in captured graphs
+
+
+def linear_in_v(out: torch.Tensor, dv: torch.Tensor, v: torch.Tensor) -> bool:
+    return abs((dv.double() * v.double()).sum() / (2 * out.double().square().sum()) - 1) < 5e-3
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_graph_draws_a_new_mask_in_each_replay(choice: str, calls: list[str]) -> None:
+    q, k, v = sdpa_programs.leaves({"dtype": torch.bfloat16, "device": "cuda"}, *[(2, 4, 200, 64)] * 3)
+
+    def step() -> tuple[torch.Tensor, torch.Tensor]:
+        out = sdpa(q, k, v, dropout_p=0.5)
+        return out, torch.autograd.grad(out.float().square().sum(), v)[0]
+
+    with sdpa_kernel(list(CHOICES[choice])), libflash.torch.enable() as switch:
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out, dv = step()
+        assert not any(count for reasons in switch.left().values() for count in reasons.values())
+        results = []
+        for _ in range(3):
+            graph.replay()
+            assert linear_in_v(out, dv, v)
+            results.append(out.clone())
+    assert len(calls) == 4
+    assert not torch.equal(results[0], results[1])
+    assert not torch.equal(results[1], results[2])
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_reduce_overhead_with_dropout(choice: str, calls: list[str]) -> None:
+    q, k, v = sdpa_programs.leaves({"dtype": torch.bfloat16, "device": "cuda"}, *[(2, 4, 200, 64)] * 3)
+    torch._dynamo.reset()
+    with sdpa_kernel(list(CHOICES[choice])), libflash.torch.enable():
+        compiled = torch.compile(lambda *x: sdpa(*x, dropout_p=0.5) * 1, mode="reduce-overhead")
+        results = []
+        for _ in range(6):
+            torch.compiler.cudagraph_mark_step_begin()
+            out = compiled(q, k, v)
+            kept = out.detach().clone()
+            (dv,) = torch.autograd.grad(out.float().square().sum(), v)
+            assert linear_in_v(kept, dv, v)
+            results.append(kept)
+    torch._dynamo.reset()
+    assert calls
+    assert all(not torch.equal(x, y) for x, y in itertools.pairwise(results))
