@@ -22,11 +22,11 @@ COMMON = (
     "return_attn_probs=False"
 )
 LENGTHS = "cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k"
-SIGNATURES = {  # flash-attn 2.8, flash_attn/flash_attn_interface.py
-    "flash_attn_func": f"q, k, v, {COMMON}",
+SIGNATURES = {  # flash-attn 2.8, flash_attn/flash_attn_interface.py; learnable_sink: flash-attn 4
+    "flash_attn_func": f"q, k, v, {COMMON}, learnable_sink=None",
     "flash_attn_qkvpacked_func": f"qkv, {COMMON}",
     "flash_attn_kvpacked_func": f"q, kv, {COMMON}",
-    "flash_attn_varlen_func": f"q, k, v, {LENGTHS}, {COMMON}, block_table=None",
+    "flash_attn_varlen_func": f"q, k, v, {LENGTHS}, {COMMON}, block_table=None, learnable_sink=None",
     "flash_attn_varlen_qkvpacked_func": f"qkv, cu_seqlens, max_seqlen, {COMMON}",
     "flash_attn_varlen_kvpacked_func": f"q, kv, {LENGTHS}, {COMMON}",
     "flash_attn_with_kvcache": "q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None, "
@@ -119,6 +119,79 @@ def test_last_dimension_may_have_any_stride() -> None:
     got, wanted = flash_attn.flash_attn_func(*turned), flash_attn.flash_attn_func(q, k, v)
     assert torch.equal(got, wanted)
     assert all(map(torch.equal, gradients(got, *turned), gradients(wanted, q, k, v)))
+
+
+PAIRS = {
+    "torch": lambda: torch.tensor([3, 0]),
+    "torch, int32": lambda: torch.tensor([3, 0], dtype=torch.int32),
+    "numpy": lambda: np.array([3, 0]),
+    "list": lambda: [3, 0],
+    "tuple of tensors": lambda: tuple(torch.tensor([3, 0])),
+    "jax": lambda: pytest.importorskip("jax").numpy.array([3, 0]),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_window_size_as_an_array(name: str) -> None:
+    q, k, v = torch_qkv()
+    wanted = flash_attn.flash_attn_func(q, k, v, window_size=(3, 0))
+    assert not torch.equal(wanted, flash_attn.flash_attn_func(q, k, v))
+    assert torch.equal(flash_attn.flash_attn_func(q, k, v, window_size=PAIRS[name]()), wanted)
+    qkv_packed = torch.stack([q, q, q], 2).detach()
+    got = flash_attn.flash_attn_qkvpacked_func(qkv_packed, window_size=PAIRS[name]())
+    assert torch.equal(got, flash_attn.flash_attn_qkvpacked_func(qkv_packed, window_size=(3, 0)))
+    step = flash_attn.flash_attn_with_kvcache(q, k, v, window_size=PAIRS[name]())
+    assert torch.equal(step, flash_attn.flash_attn_with_kvcache(q, k, v, window_size=(3, 0)))
+
+
+def test_window_size_in_a_compiled_program() -> None:
+    q, k, v = (x.detach() for x in torch_qkv())
+    function = lambda q: flash_attn.flash_attn_func(q, k, v, window_size=(3, 0))  # noqa: E731
+    assert torch.equal(torch.compile(function, fullgraph=True, backend="aot_eager")(q), function(q))
+
+
+def test_window_size_without_a_bound() -> None:
+    q, k, v = torch_qkv()
+    wanted = flash_attn.flash_attn_func(q, k, v)
+    for window in (None, (None, None), (-1, None), torch.tensor([-1, -1])):
+        assert torch.equal(flash_attn.flash_attn_func(q, k, v, window_size=window), wanted)
+
+
+@pytest.mark.parametrize(
+    "window",
+    [3, (3,), (3, 0, 0), (0.5, 0), torch.tensor([0.5, 0]), torch.tensor(3), torch.ones(2, 2).int(), np.ones((2, 2), int)],
+)
+def test_what_is_no_window_size(window: Any) -> None:
+    q, k, v = torch_qkv()
+    with pytest.raises(TypeError, match="window_size must be two integers"):
+        flash_attn.flash_attn_func(q, k, v, window_size=window)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_learnable_sink(packed: bool) -> None:
+    """One more key in each row, without a value; with its gradient."""
+    q, k, v = torch_qkv()
+    sink = torch.linspace(-1, 2, 4).requires_grad_()
+    if packed:
+        cu_q, cu_k = (torch.tensor([0, x.shape[1]], dtype=torch.int32) for x in (q, k))
+        got = flash_attn.flash_attn_varlen_func(
+            q[0], k[0], v[0], cu_q, cu_k, q.shape[1], k.shape[1], causal=True, learnable_sink=sink
+        )[None]  # fmt: skip
+    else:
+        got = flash_attn.flash_attn_func(q, k, v, causal=True, learnable_sink=sink)
+    group = q.shape[2] // k.shape[2]
+    scores = torch.einsum("bihd,bjhd->bhij", q, k.repeat_interleave(group, 2)) * q.shape[-1] ** -0.5
+    rows, keys = scores.shape[-2:]
+    scores = scores.masked_fill(~torch.ones(rows, keys, dtype=torch.bool).tril(keys - rows), -torch.inf)
+    scores = torch.cat([scores, sink[None, :, None, None].expand(*scores.shape[:3], 1)], -1)
+    wanted = torch.einsum("bhij,bjhd->bihd", scores.softmax(-1)[..., :-1], v.repeat_interleave(group, 2))
+    torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(gradients(got, q, k, v, sink), gradients(wanted, q, k, v, sink), rtol=1e-4, atol=1e-5)
+    if not packed:
+        arrays = [x.detach().numpy() for x in (q, k, v)]
+        assert_same_bits(
+            flash_attn.flash_attn_func(*arrays, causal=True, learnable_sink=sink.detach().numpy()), got.detach().numpy()
+        )
 
 
 # -- dropout

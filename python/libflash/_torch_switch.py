@@ -21,38 +21,75 @@ registry.register_flash_attention_impl(NAME, register_fn=_torch_sdpa.install)
 _switches: list[Switch] = []
 
 
+class _Activation:
+    """libflash's entry in PyTorch's registry, active while a switch wants it. Not touched where it was active before, or where
+    somebody activated another implementation since."""
+
+    def __init__(self) -> None:
+        self.users = 0
+        self.before: str | None = None
+
+    def acquire(self) -> None:
+        current = registry.current_flash_attention_impl()
+        if self.users == 0 or current != NAME:
+            self.before = current
+        if current != NAME:
+            registry.activate_flash_attention_impl(NAME)
+        self.users += 1
+
+    def release(self) -> None:
+        self.users -= 1
+        if self.users or self.before == NAME or registry.current_flash_attention_impl() != NAME:
+            return
+        registry.restore_flash_attention_impl()
+        if self.before is not None:
+            registry.activate_flash_attention_impl(self.before)
+
+
+_activation = _Activation()
+
+
 class Switch:
     """What enable() did, to be undone by close() or at the end of a with statement."""
 
     def __init__(self, sdpa: bool, models: tuple[Any, ...]) -> None:
         self.sdpa = sdpa
         self.models = [(model, model.config._attn_implementation) for model in models]
-        self.before: str | None = None
         if "transformers" in sys.modules:
             _torch_hf.register()
         elif models:
             raise TypeError(f"{type(models[0]).__name__} is no Hugging Face model: transformers is not loaded")
         for model in models:
             model.set_attn_implementation(_torch_hf.NAME)
-        if sdpa and registry.current_flash_attention_impl() != NAME:
-            self.before = registry.current_flash_attention_impl()
-            registry.activate_flash_attention_impl(NAME)
+        self._left_before = _torch_sdpa.left.copy()
+        if sdpa:
+            _activation.acquire()
         _switches.append(self)
 
+    def left(self) -> dict[str, dict[str, int]]:
+        """What libflash left to PyTorch since this switch was opened.
+
+        Returns
+        -------
+        dict from the name of PyTorch's operator to a dict from each reason to the number of calls. An operator that is not taken
+        over at all is there with its reason and 0 calls: they are not counted.
+        """
+        result: dict[str, dict[str, int]] = {}
+        for name, reason in _torch_sdpa.not_taken().items():
+            result[name] = {reason: 0}
+        for (name, reason), calls in (_torch_sdpa.left - self._left_before).items():
+            result.setdefault(name, {})[reason] = calls
+        return result
+
     def close(self) -> None:
-        """Undo it. PyTorch's own attention comes back when the last switch that wants libflash is closed."""
+        """Undo it. What was active before comes back when the last switch that wants libflash is closed."""
         if self not in _switches:
             return
         _switches.remove(self)
         for model, implementation in self.models:
             model.set_attn_implementation(implementation)
-        heirs = [other for other in _switches if other.sdpa]
-        if self.sdpa and heirs:
-            heirs[0].before = heirs[0].before or self.before
-        elif self.sdpa and registry.current_flash_attention_impl() == NAME:
-            registry.restore_flash_attention_impl()
-            if self.before is not None:
-                registry.activate_flash_attention_impl(self.before)
+        if self.sdpa:
+            _activation.release()
 
     def __enter__(self) -> Switch:
         return self
@@ -65,7 +102,7 @@ def enable(*models: Any, sdpa: bool = True) -> Switch:
     """Let existing models run on libflash.
 
         with libflash.torch.enable():
-            model(x)                       # every scaled_dot_product_attention that would take PyTorch's flash kernel
+            model(x)                       # every scaled_dot_product_attention that would take a fused kernel
 
         libflash.torch.enable(model)       # a Hugging Face model, grouped queries and sinks included
 
@@ -75,9 +112,11 @@ def enable(*models: Any, sdpa: bool = True) -> Switch:
         Their attention implementation becomes "lf_attention". If transformers is loaded, that name is registered in any case, for
         `attn_implementation=` when a model is loaded.
     sdpa : bool
-        Take over torch.nn.functional.scaled_dot_product_attention, where PyTorch would choose its flash kernel: on the CPU for
-        floating-point tensors, on CUDA for float16 and bfloat16. A call that libflash has no kernel for runs on PyTorch's own,
-        with one warning for each reason. Masks and their meaning stay PyTorch's.
+        Take over torch.nn.functional.scaled_dot_product_attention, where PyTorch would choose a fused kernel: its flash kernel on
+        the CPU; flash, cuDNN or memory-efficient attention on CUDA. Masks and their meaning stay PyTorch's, and so does the
+        choice itself: what PyTorch gives to its math path stays there. A call that libflash does not serve runs on PyTorch's own
+        kernel, with one warning for each reason; Switch.left() tells what was left and why. Dropout draws its seed from PyTorch's
+        default generator, with a mask of its own.
 
     Returns
     -------

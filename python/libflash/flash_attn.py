@@ -2,7 +2,8 @@
 
     from libflash.flash_attn import flash_attn_func             # was: from flash_attn import flash_attn_func
 
-Signatures, the order of arguments and returned values are those of flash-attn 2.8, https://github.com/Dao-AILab/flash-attention.
+Signatures, the order of arguments and returned values are those of flash-attn 2.8, https://github.com/Dao-AILab/flash-attention,
+with learnable_sink of flash-attn 4 as the last argument of the functions that have it there.
 What is different:
 
 - Any device and type that libflash serves, any head_dim and page size, head_dim_v of its own.
@@ -15,6 +16,7 @@ same
 from __future__ import annotations
 
 import sys
+from operator import index
 from typing import Any
 
 from . import _core
@@ -31,6 +33,7 @@ __all__ = [
 ]
 
 Array = Any
+Window = Any  # (left, right): a tuple, a list, or an array of two integers
 NO_WINDOW = (-1, -1)
 
 
@@ -41,16 +44,19 @@ def flash_attn_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = NO_WINDOW,
+    window_size: Window = NO_WINDOW,
     softcap: float = 0.0,
     alibi_slopes: Array | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    learnable_sink: Array | None = None,
 ) -> Any:
     """Attention of q (batch, seqlen_q, heads, head_dim) over k, v (batch, seqlen_k, heads_k, head_dim).
 
-    heads must be a multiple of heads_k. causal and window_size (left, right; inclusive, -1: unbounded) are aligned bottom-right.
-    alibi_slopes is (heads,) or (batch, heads). dropout_p should be 0 in evaluation. deterministic is about the gradients.
+    heads must be a multiple of heads_k. causal and window_size (left, right; inclusive, -1: unbounded; two integers in a tuple, a
+    list or an array) are aligned bottom-right. alibi_slopes is (heads,) or (batch, heads). dropout_p should be 0 in evaluation.
+    deterministic is about the gradients. learnable_sink, (heads,), is one more score in each row whose key has no value; it is
+    an argument of flash-attn 4 and comes last here.
 
     Returns
     -------
@@ -59,7 +65,8 @@ def flash_attn_func(
     rounded up to 128); it is empty without dropout, and None for arrays that are not PyTorch's.
     """
     return _attention(
-        q, k, v, {}, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+        q, k, v, {}, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+        learnable_sink,
     )  # fmt: skip
 
 
@@ -68,7 +75,7 @@ def flash_attn_qkvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = NO_WINDOW,
+    window_size: Window = NO_WINDOW,
     softcap: float = 0.0,
     alibi_slopes: Array | None = None,
     deterministic: bool = False,
@@ -88,7 +95,7 @@ def flash_attn_kvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = NO_WINDOW,
+    window_size: Window = NO_WINDOW,
     softcap: float = 0.0,
     alibi_slopes: Array | None = None,
     deterministic: bool = False,
@@ -113,12 +120,13 @@ def flash_attn_varlen_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = NO_WINDOW,
+    window_size: Window = NO_WINDOW,
     softcap: float = 0.0,
     alibi_slopes: Array | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
     block_table: Array | None = None,
+    learnable_sink: Array | None = None,
 ) -> Any:
     """flash_attn_func of packed sequences: q (total_q, heads, head_dim), k and v (total_k, heads_k, head_dim).
 
@@ -137,7 +145,8 @@ def flash_attn_varlen_func(
     if block_table is not None:
         k, v, lengths = _gather_pages(q, k, v, block_table, lengths)
     return _attention(
-        q, k, v, lengths, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs
+        q, k, v, lengths, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
+        learnable_sink,
     )  # fmt: skip
 
 
@@ -148,7 +157,7 @@ def flash_attn_varlen_qkvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = NO_WINDOW,
+    window_size: Window = NO_WINDOW,
     softcap: float = 0.0,
     alibi_slopes: Array | None = None,
     deterministic: bool = False,
@@ -173,7 +182,7 @@ def flash_attn_varlen_kvpacked_func(
     dropout_p: float = 0.0,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = NO_WINDOW,
+    window_size: Window = NO_WINDOW,
     softcap: float = 0.0,
     alibi_slopes: Array | None = None,
     deterministic: bool = False,
@@ -207,7 +216,7 @@ def flash_attn_with_kvcache(
     block_table: Array | None = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    window_size: tuple[int, int] = NO_WINDOW,
+    window_size: Window = NO_WINDOW,
     softcap: float = 0.0,
     rotary_interleaved: bool = True,
     alibi_slopes: Array | None = None,
@@ -236,7 +245,7 @@ def flash_attn_with_kvcache(
         block_table=block_table,
         softmax_scale=softmax_scale,
         causal=causal,
-        window_size=window_size,
+        window_size=_window(window_size),
         softcap=softcap,
         rotary_interleaved=rotary_interleaved,
         alibi_slopes=alibi_slopes,
@@ -272,10 +281,11 @@ def _attention(
     alibi_slopes: Array | None,
     deterministic: bool,
     return_attn_probs: bool,
+    learnable_sink: Array | None = None,
 ) -> Any:
     options = dict(
-        lengths, softmax_scale=softmax_scale, causal=causal, window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes,
-        return_lse=return_attn_probs,
+        lengths, softmax_scale=softmax_scale, causal=causal, window_size=_window(window_size), softcap=softcap,
+        alibi_slopes=alibi_slopes, learnable_sink=learnable_sink, return_lse=return_attn_probs,
     )  # fmt: skip
     if _is(q, "torch", "Tensor"):
         from . import _flash_attn_probabilities as probabilities
@@ -305,6 +315,18 @@ def _is(x: Any, library: str, name: str) -> bool:
     """A library that is not loaded cannot have made the array."""
     module = sys.modules.get(library)
     return module is not None and isinstance(x, getattr(module, name))
+
+
+def _window(window_size: Any) -> tuple[int | None, int | None]:
+    """(left, right) of a pair or of an array of two integers, as flash-attn takes them."""
+    if window_size is None:
+        return NO_WINDOW
+    pair = window_size.tolist() if hasattr(window_size, "tolist") else window_size
+    try:
+        left, right = (None if x is None else index(x) for x in pair)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"window_size must be two integers (left, right), not {window_size!r}") from error
+    return left, right
 
 
 def _rows(x: Any) -> Any:

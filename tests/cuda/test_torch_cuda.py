@@ -19,6 +19,7 @@ from gpu_case import run_backward, run_forward  # noqa: E402
 from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 from libflash import _torch_sdpa  # noqa: E402
+from libflash import _torch_sdpa_operators as operators  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -203,7 +204,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         return call
 
     for name in ("attention", "attention_backward"):
-        monkeypatch.setattr(_torch_sdpa._core, name, spy(name, getattr(_torch_sdpa._core, name)))
+        monkeypatch.setattr(operators._core, name, spy(name, getattr(operators._core, name)))
     yield seen
     libflash.torch.disable()
     _torch_sdpa._warned.clear()

@@ -1,0 +1,80 @@
+"""Random state of dropout in PyTorch's attention operators.
+
+A forward operator returns two tensors that only its backward operator reads. PyTorch's kernels keep a Philox seed and offset
+there. libflash keeps a seed and, in the second tensor, MARK, so that a backward operator knows whose mask it has to draw again:
+a forward pass may run on one library and its backward pass start when the other one is active.
+
+The tensors are in host memory. While a CUDA graph is captured they are on the device: the graph draws a new seed in each replay,
+and nothing can be read. The second tensor then tells by its place in memory whose it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, NamedTuple
+
+import torch
+
+from ._errors import UnsupportedError
+
+Tensor = torch.Tensor
+MARK = int.from_bytes(b"libflash", "big")  # PyTorch's offsets are small multiples of 4
+PLACE = 2  # of the second tensor in its memory; PyTorch's is at 0. The compiler wants 16 bytes of alignment
+
+masks: Counter[str] = Counter()  # "drawn": how many since the process began
+
+
+class RandomState(NamedTuple):
+    """`options` for the library, and the numbers (seed, MARK, MARK, unused) that the backward pass finds."""
+
+    options: dict[str, Any]
+    numbers: Tensor
+
+
+def capturing(x: Tensor) -> bool:
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def draw(dropout_p: float, query: Tensor) -> RandomState:
+    """A new state, from PyTorch's default generator, or from the one of the device while a graph is captured."""
+    device = query.device if capturing(query) else torch.device("cpu")
+    if dropout_p == 0:
+        return RandomState({}, torch.zeros(4, dtype=torch.int64, device=device))
+    masks["drawn"] += 1
+    numbers = torch.randint(2**63 - 1, (4,), dtype=torch.int64, device=device)
+    numbers[1:].fill_(MARK)
+    state = {"seed": numbers[:2]} if capturing(query) else {"seed": int(numbers[0]), "offset": MARK}
+    return RandomState({"dropout_p": dropout_p, **state}, numbers)
+
+
+def as_rng_state(state: RandomState) -> tuple[Tensor, Tensor]:
+    """For operators that return rng_state, two elements, and a tensor that they do not use."""
+    return state.numbers[:2].view(torch.uint64), state.numbers[PLACE].view(torch.uint64)
+
+
+def as_seed_and_offset(state: RandomState) -> tuple[Tensor, Tensor]:
+    """For operators that return seed and offset, one element each."""
+    return state.numbers[0], state.numbers[PLACE]
+
+
+def is_ours(second: Tensor | None) -> bool:
+    """Whether libflash drew the mask, from the second tensor of the state."""
+    if second is None or second.numel() != 1:
+        return False
+    if capturing(second):
+        return second.storage_offset() == PLACE
+    return int(second) == MARK
+
+
+def redraw(dropout_p: float, first: Tensor, second: Tensor | None) -> dict[str, Any]:
+    """The options of a backward pass from the state that the forward pass returned.
+
+    Raises UnsupportedError for the state of a mask that PyTorch's kernel drew.
+    """
+    if dropout_p == 0:
+        return {}
+    if second is None or not is_ours(second):
+        raise UnsupportedError("dropout_p: PyTorch's kernel drew the mask in the forward pass")
+    if first.is_cuda or capturing(first):
+        return {"dropout_p": dropout_p, "seed": first if first.numel() == 2 else torch.stack([first, second])}
+    return {"dropout_p": dropout_p, "seed": int(first.flatten()[0]), "offset": MARK}
