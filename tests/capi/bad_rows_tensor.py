@@ -158,5 +158,8 @@ ROWS = [
     Row("bytes-null", ALL3, null("bytes"), "bytes", "is required", "NULL"),
     Row("text-null", ALL3, null("text"), "text", "may be NULL only if capacity is 0", "capacity 4096"),
     # The workspace.
-    Row("backend-name", ALL3, with_options(backend=b"gpu"), "backend", 'must be "cpu", "sm80" or "sm90", if it is given', '"gpu"'),
+    Row(
+        "backend-name", ALL3, with_options(backend=b"gpu"),
+        "backend", 'must be "cpu", "sm80" or "sm90", if it is given', '"gpu"',
+    ),
 ]
