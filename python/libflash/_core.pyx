@@ -2,7 +2,8 @@
 """The one compiled module of libflash: arrays in, the C call without the GIL, status to exception. No policy of its own.
 
 The parts, in the order of a call: _sources.pxi (where an array comes from), _borrow.pxi and _numpy.pxi (the C library's view of
-it), _outputs.pxi (streams, outputs, workspace), _options.pxi (keywords to structs), and the operations below and in _operations.pxi.
+it), _outputs.pxi (streams, outputs, workspace), _options.pxi (keywords to structs), and the operations below and in
+_operations.pxi.
 """
 import sys
 
