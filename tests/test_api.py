@@ -7,13 +7,13 @@ import pathlib
 import subprocess
 import sys
 
+import libflash.__main__ as command_line
 import numpy as np
 import pytest
 from harness import BFLOAT16, assert_same_bits, bits, qkv, random
 from reference import forward
 
 import libflash
-import libflash.__main__ as command_line
 
 AXES = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3), "sbhd": (1, 0, 2, 3)}  # from bshd; each is its own inverse
 

@@ -9,21 +9,6 @@ from harness import qkv
 
 import libflash
 
-FLAGS = {
-    "causal of attention": ("causal", lambda a, **o: libflash.attention(*a, **o)),
-    "return_lse of attention": ("return_lse", lambda a, **o: libflash.attention(*a, **o)),
-    "causal of backward": ("causal", lambda a, **o: backward(a, **o)),
-    "deterministic": ("deterministic", lambda a, **o: backward(a, **o)),
-    "causal of decode": ("causal", lambda a, **o: libflash.decode(*a, **o)),
-    "return_lse of decode": ("return_lse", lambda a, **o: libflash.decode(*a, **o)),
-    "rotary_interleaved": ("rotary_interleaved", lambda a, **o: libflash.decode(*a, **o)),
-    "return_lse of merge": ("return_lse", lambda a, **o: merge(a, **o)),
-    "causal of explain": ("causal", lambda a, **o: libflash.explain(*a, **o)),
-    "return_lse of explain": ("return_lse", lambda a, **o: libflash.explain(*a, **o)),
-    "deterministic of explain": ("deterministic", lambda a, **o: libflash.explain(*a, op="backward", **o)),
-    "rotary_interleaved of explain": ("rotary_interleaved", lambda a, **o: libflash.explain(*a, op="decode", **o)),
-}
-
 
 def backward(arrays, **options):
     out, lse = libflash.attention(*arrays, return_lse=True)
@@ -33,6 +18,22 @@ def backward(arrays, **options):
 def merge(arrays, **options):
     out, lse = libflash.attention(*arrays, return_lse=True)
     return libflash.merge([out], [lse], **options)
+
+
+FLAGS = {
+    "causal of attention": ("causal", lambda a, **o: libflash.attention(*a, **o)),
+    "return_lse of attention": ("return_lse", lambda a, **o: libflash.attention(*a, **o)),
+    "causal of backward": ("causal", backward),
+    "deterministic": ("deterministic", backward),
+    "causal of decode": ("causal", lambda a, **o: libflash.decode(*a, **o)),
+    "return_lse of decode": ("return_lse", lambda a, **o: libflash.decode(*a, **o)),
+    "rotary_interleaved": ("rotary_interleaved", lambda a, **o: libflash.decode(*a, **o)),
+    "return_lse of merge": ("return_lse", merge),
+    "causal of explain": ("causal", lambda a, **o: libflash.explain(*a, **o)),
+    "return_lse of explain": ("return_lse", lambda a, **o: libflash.explain(*a, **o)),
+    "deterministic of explain": ("deterministic", lambda a, **o: libflash.explain(*a, op="backward", **o)),
+    "rotary_interleaved of explain": ("rotary_interleaved", lambda a, **o: libflash.explain(*a, op="decode", **o)),
+}
 
 
 @pytest.mark.parametrize("case", FLAGS)

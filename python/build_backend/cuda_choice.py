@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MODES = ("auto", "on", "off", "pypi", "system")
+SPELLINGS = {"1": "on", "true": "on", "yes": "on", "0": "off", "false": "off", "no": "off"}
 OLDEST_DRIVER = 13000  # as cuDriverGetVersion counts; older drivers cannot run what CUDA 13 compiles
 
 
@@ -26,6 +27,7 @@ class Choice:
     mode: str  # what was asked: one of MODES
     requires: tuple[str, ...]  # additional build requirements
     line: str  # why, for the person who builds
+    cuda: bool  # whether the CUDA kernels are to be compiled
 
 
 class ChoiceError(Exception):
@@ -35,7 +37,7 @@ class ChoiceError(Exception):
 def requested_mode(config_settings: Mapping[str, object] | None, environ: Mapping[str, str] = os.environ) -> str:
     """LIBFLASH_CUDA from the build settings (-Ccmake.define.LIBFLASH_CUDA=...), else from the environment, else "auto"."""
     value = (config_settings or {}).get("cmake.define.LIBFLASH_CUDA") or environ.get("LIBFLASH_CUDA") or "auto"
-    mode = str(value).lower()
+    mode = SPELLINGS.get(str(value).lower(), str(value).lower())
     if mode not in MODES:
         raise ChoiceError(f"LIBFLASH_CUDA: one of {', '.join(MODES)} is needed, got {value!r}")
     return mode
@@ -78,27 +80,29 @@ def has_compiler_wheels() -> bool:
 def choose(mode: str, nvcc: str | None, driver: int | None, wheels_exist: bool) -> Choice:
     """Decides; all that is known of the machine comes in as arguments."""
     if mode == "off":
-        return Choice(mode, (), "the CPU library, as asked")
+        return Choice(mode, (), "the CPU library, as asked", cuda=False)
     if mode == "system":
         if nvcc is None:
             raise ChoiceError("LIBFLASH_CUDA=system: no nvcc in $CUDACXX, on PATH, in $CUDA_HOME, $CUDA_PATH or /usr/local/cuda")
-        return Choice(mode, (), f"CUDA part with {nvcc}")
+        return Choice(mode, (), f"CUDA part with {nvcc}", cuda=True)
     if mode != "pypi" and nvcc is not None:
-        return Choice(mode, (), f"CUDA part with {nvcc}")
+        return Choice(mode, (), f"CUDA part with {nvcc}", cuda=True)
     if mode in ("pypi", "on"):
         if not wheels_exist:
             raise ChoiceError(
                 f"LIBFLASH_CUDA={mode}: the package index has no CUDA compiler for {sys.platform} {platform.machine()}"
             )
-        return Choice(mode, compiler_wheels(), "CUDA part with the compiler from the package index")
+        return Choice(mode, compiler_wheels(), "CUDA part with the compiler from the package index", cuda=True)
     if driver is None:
-        return Choice(mode, (), "no nvcc and no NVIDIA driver: the CPU library")
+        return Choice(mode, (), "no nvcc and no NVIDIA driver: the CPU library", cuda=False)
     if driver < OLDEST_DRIVER:
         found = f"{driver // 1000}.{driver % 1000 // 10}"
-        return Choice(mode, (), f"no nvcc, and the NVIDIA driver serves CUDA {found}, 13.0 is needed: the CPU library")
+        line = f"no nvcc, and the NVIDIA driver serves CUDA {found}, 13.0 is needed: the CPU library"
+        return Choice(mode, (), line, cuda=False)
     if not wheels_exist:
-        return Choice(mode, (), f"no nvcc, and none in the package index for {platform.machine()}: the CPU library")
-    return Choice(mode, compiler_wheels(), "an NVIDIA driver, no nvcc: CUDA part with the compiler from the package index")
+        return Choice(mode, (), f"no nvcc, and none in the package index for {platform.machine()}: the CPU library", cuda=False)
+    line = "an NVIDIA driver, no nvcc: CUDA part with the compiler from the package index"
+    return Choice(mode, compiler_wheels(), line, cuda=True)
 
 
 def choose_here(config_settings: Mapping[str, object] | None) -> Choice:

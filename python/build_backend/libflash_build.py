@@ -3,7 +3,7 @@
 LIBFLASH_CUDA in the environment or -Ccmake.define.LIBFLASH_CUDA=... :
     auto    (default) what this machine can use: its nvcc; without one but with an NVIDIA driver the compiler from the package
             index; else the CPU library
-    on      the CUDA part, or the build stops      off     the CPU library
+    on      the CUDA part, or the build stops      off     the CPU library (1, true, yes and 0, false, no mean the same)
     system  as on, with the machine's nvcc only    pypi    as on, with the compiler from the package index only
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 
+import announce
 import cuda_choice
 from scikit_build_core import build as _backend
 from scikit_build_core.build import (  # noqa: F401  (hooks that stay as they are)
@@ -40,15 +41,18 @@ def get_requires_for_build_editable(config_settings: Settings = None) -> list[st
     return [*_backend.get_requires_for_build_editable(config_settings), *_choice(config_settings).requires]
 
 
-def _with_mode(config_settings: Settings) -> Settings:
-    return {**(config_settings or {}), "cmake.define.LIBFLASH_CUDA": _choice(config_settings).mode}
+def _about_to_build(config_settings: Settings) -> Settings:
+    """Announces the build; returns the settings with the mode that was chosen."""
+    choice = _choice(config_settings)
+    announce.announce(announce.line(choice.cuda, announce.processors()))
+    return {**(config_settings or {}), "cmake.define.LIBFLASH_CUDA": choice.mode}
 
 
 def build_wheel(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
-    name: str = _backend.build_wheel(wheel_directory, _with_mode(config_settings), metadata_directory)
+    name: str = _backend.build_wheel(wheel_directory, _about_to_build(config_settings), metadata_directory)
     return name
 
 
 def build_editable(wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
-    name: str = _backend.build_editable(wheel_directory, _with_mode(config_settings), metadata_directory)
+    name: str = _backend.build_editable(wheel_directory, _about_to_build(config_settings), metadata_directory)
     return name

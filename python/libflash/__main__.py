@@ -38,10 +38,8 @@ def print_info() -> int:
     print(f"libflash {found['version']}")
     built_with_cuda = found["build"]["cuda architectures"] != ""  # else the line `cuda` below says why not
     for key, value in found["build"].items():
-        if key == "cuda":
-            key = "cuda compiler"
         if key != "version" and (built_with_cuda or not key.startswith("cuda")):
-            print(f"  {key}: {value}")
+            print(f"  {'cuda compiler' if key == 'cuda' else key}: {value}")
     print(f"  cpu: {found['cpu']['isa']}, {found['cpu']['threads']} threads")
     print(f"  cuda: {found['cuda']}")
     for number, device in enumerate(found["devices"]):

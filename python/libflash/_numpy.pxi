@@ -1,4 +1,4 @@
-# NumPy arrays, through Python's buffer protocol: its __dlpack__ refuses read-only arrays before NumPy 2.1, and bfloat16 in all versions.
+# NumPy arrays, through Python's buffer protocol: their __dlpack__ refuses bfloat16, and before NumPy 2.1 what is read-only.
 
 cdef class _NumpyDtype:
     """What a NumPy dtype is to DLPack."""

@@ -60,6 +60,7 @@ def test_decision(choice, mode, nvcc, driver, wheels, required, words):
     made = choice.choose(mode, nvcc, driver, wheels)
     assert made.mode == mode
     assert bool(made.requires) == required
+    assert made.cuda == ("CPU library" not in made.line)
     assert words in made.line
     assert "\n" not in made.line
 
@@ -82,9 +83,18 @@ def test_mode_setting_beats_environment_beats_default(choice):
     assert choice.requested_mode({"cmake.define.LIBFLASH_CUDA": "OFF"}, {"LIBFLASH_CUDA": "pypi"}) == "off"
 
 
+@pytest.mark.parametrize("value", ["1", "0", "true", "False", "YES", "no", "ON", "OFF", "Auto", ""])
+def test_spellings(choice, value):
+    """CMake's words for true and false; empty is as if not set."""
+    on = value.lower() in ("1", "true", "yes", "on")
+    wanted = "auto" if value.lower() in ("auto", "") else "on" if on else "off"
+    assert choice.requested_mode(None, {"LIBFLASH_CUDA": value}) == wanted
+    assert choice.requested_mode({"cmake.define.LIBFLASH_CUDA": value}, {}) == wanted
+
+
 def test_unknown_mode_is_refused(choice):
-    with pytest.raises(choice.ChoiceError, match="one of auto, on, off, pypi, system is needed, got 'yes'"):
-        choice.requested_mode(None, {"LIBFLASH_CUDA": "yes"})
+    with pytest.raises(choice.ChoiceError, match="one of auto, on, off, pypi, system is needed, got 'perhaps'"):
+        choice.requested_mode(None, {"LIBFLASH_CUDA": "perhaps"})
 
 
 def test_nvcc_is_found_in_order(choice, nvcc_folder, tmp_path):
@@ -120,6 +130,9 @@ def backend(choice, monkeypatch):
 
             return hook
 
+    announcements = type(sys)("announce")
+    announcements.processors, announcements.line, announcements.announce = lambda: 2, lambda *_: "a line", calls.append
+    monkeypatch.setitem(sys.modules, "announce", announcements)
     package, below = type(sys)("scikit_build_core"), Below()
     package.build = below
     monkeypatch.setitem(sys.modules, "scikit_build_core", package)
@@ -147,7 +160,8 @@ def test_backend_adds_the_compiler_where_it_is_needed(backend, choice, monkeypat
 def test_backend_hands_the_mode_to_cmake(backend, monkeypatch, hook):
     monkeypatch.setenv("LIBFLASH_CUDA", "off")
     getattr(backend, hook)("out", {"build-dir": "b"})
-    assert backend.calls == [(hook, ("out", {"build-dir": "b", "cmake.define.LIBFLASH_CUDA": "off"}, None))]
+    built = (hook, ("out", {"build-dir": "b", "cmake.define.LIBFLASH_CUDA": "off"}, None))
+    assert backend.calls == ["a line", built]  # announced first
 
 
 def test_backend_stops_in_words(backend, choice, monkeypatch):

@@ -62,6 +62,23 @@ def test_off(configure):
     assert facts["CUDA_VERSION"] == "LIBFLASH_CUDA=off"
 
 
+@pytest.mark.parametrize("word", ["0", "False", "no"])
+def test_off_in_cmakes_words(configure, word):
+    status, _, facts = configure(word, BROKEN)
+    assert status == 0
+    assert facts["CUDA"] == "0"
+    assert facts["CUDA_VERSION"] == "LIBFLASH_CUDA=off"
+
+
+@pytest.mark.parametrize("word", ["1", "TRUE", "yes"])
+def test_on_in_cmakes_words(configure, word):
+    if has_wheel_compiler():
+        pytest.skip("this Python has the compiler wheels")
+    status, output, _ = configure(word, None)
+    assert status != 0
+    assert "LIBFLASH_CUDA=on: no CUDA compiler found" in output
+
+
 def test_auto_without_compiler_is_the_cpu_library(configure):
     if has_wheel_compiler():
         pytest.skip("this Python has the compiler wheels")

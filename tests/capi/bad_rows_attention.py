@@ -95,7 +95,10 @@ VALUES = [
         "dbias-forward", FORWARD, with_tensor("dbias", lambda: floats(SQ, SK)),
         "dbias", "is for backward, not for a forward call", "given",
     ),
-    Row("dsink-forward", FORWARD, with_tensor("dsink", lambda: floats(HQ)), "dsink", "is for backward, not for a forward call", "given"),
+    Row(
+        "dsink-forward", FORWARD, with_tensor("dsink", lambda: floats(HQ)),
+        "dsink", "is for backward, not for a forward call", "given",
+    ),
 ]
 
 SHAPES = [
@@ -291,7 +294,8 @@ SUPPORT = [
     ),
     Row(
         "kernel-other-backend", FORWARD, with_options(kernel=b"forward_cpu_scalar", backend=b"sm80"),
-        "kernel", "must be one of the kernels for forward on the CPU of backend sm80 in this build: none", '"forward_cpu_scalar"', UNSUPPORTED,
+        "kernel", "must be one of the kernels for forward on the CPU of backend sm80 in this build: none",
+        '"forward_cpu_scalar"', UNSUPPORTED,
     ),
     Row("kernel-empty", ALL3, with_options(kernel=b""), "kernel", "must be one of", '""', UNSUPPORTED),
     Row(

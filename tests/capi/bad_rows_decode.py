@@ -217,8 +217,14 @@ APPENDED = [
         "new-many", both(with_tensor("k_new", lambda: floats(2, 13, 2, 8)), with_tensor("v_new", lambda: floats(2, 13, 2, 6))),
         "k_new", "must not have more rows than the cache", "13 of 12",
     ),
-    row("sin-missing", without("rotary_sin"), "rotary_sin", "rotary_cos and rotary_sin are given together or not at all", "it is missing"),
-    row("cos-missing", without("rotary_cos"), "rotary_cos", "rotary_cos and rotary_sin are given together or not at all", "it is missing"),
+    row(
+        "sin-missing", without("rotary_sin"),
+        "rotary_sin", "rotary_cos and rotary_sin are given together or not at all", "it is missing",
+    ),
+    row(
+        "cos-missing", without("rotary_cos"),
+        "rotary_cos", "rotary_cos and rotary_sin are given together or not at all", "it is missing",
+    ),
     row(
         "cos-dtype", with_tensor("rotary_cos", lambda: floats(20, 3, dtype=np.float16)),
         "rotary_cos", "dtype must be float32 or that of q, float32", "it is float16",

@@ -106,7 +106,8 @@ MERGES = [
     ),
     Row(
         "kernel", MERGE, with_options(kernel=b"forward_cpu_scalar"),
-        "kernel", "must be one of the kernels for merge on the CPU in this build: merge_cpu", '"forward_cpu_scalar"', abi.UNSUPPORTED,
+        "kernel", "must be one of the kernels for merge on the CPU in this build: merge_cpu",
+        '"forward_cpu_scalar"', abi.UNSUPPORTED,
     ),
     Row("backend-cuda", MERGE, with_options(backend=b"sm90"), "backend", "", "", abi.UNSUPPORTED),
 ]

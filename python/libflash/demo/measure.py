@@ -71,8 +71,8 @@ def attention_call(method: str) -> Callable[[np.ndarray, np.ndarray, np.ndarray]
 
 
 def median_seconds(call: Callable[[], object], first: float) -> float:
-    """Seconds of a call: the lowest median of some rounds of calls, because in the first ones a library may still start its threads. A long
-    call has one round, or none where there is no time for it."""
+    """Seconds of a call: the lowest median of some rounds of calls, because in the first a library may still start its threads. A
+    long call has one round, or none where there is no time for it."""
     if first > 4 * REPEAT_SECONDS:
         return first
     return min(round_of(call) for _ in range(ROUNDS if first < REPEAT_SECONDS else 1))

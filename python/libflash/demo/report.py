@@ -16,8 +16,8 @@ from libflash.demo.text import RETOLD, TOLD_FIRST, Text
 COLUMN = 12  # as in libflash.explain
 MODEL = f"""one causal attention layer, {HEADS} heads of {HEAD_DIM}, float32, nothing trained: each word looks for earlier places
 where the text stood as it stands now, and reads what came next there"""
-COLUMNS = f"""time: median of a call. memory: growth of the process's peak during a call, result included. error: largest
-difference from float64. guessed: next words guessed right, always the last {GUESSES} of the text"""
+COLUMNS = f"""time: of a call, the lowest median of some rounds. memory: growth of the process's peak during a call, result
+included. error: largest difference from float64. guessed: next words guessed right, always the last {GUESSES} of the text"""
 
 
 def introduction(text: Text, longest: int, threads: int) -> str:

@@ -1,0 +1,41 @@
+"""Says what is about to be compiled and how long that takes.
+
+pip hides what a build prints, on stdout and stderr, so that an installation of minutes looks like one that hangs. The line goes
+to the terminal that the build was started from too, if there is one.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Mapping
+
+PROCESSOR_MINUTES = {False: 2, True: 12}  # without and with the CUDA kernels, on a processor with nothing else to do
+
+
+def processors(environ: Mapping[str, str] = os.environ) -> int:
+    """How many the build may use."""
+    told = environ.get("CMAKE_BUILD_PARALLEL_LEVEL", "")
+    return int(told) if told.isdecimal() and int(told) > 0 else len(os.sched_getaffinity(0))
+
+
+def line(cuda: bool, count: int) -> str:
+    """What is compiled, by how many processors, in about how many minutes."""
+    minutes = math.ceil(PROCESSOR_MINUTES[cuda] / count)
+    what = "the CPU library and the CUDA kernels" if cuda else "the CPU library"
+    time = f"about {minutes} minute{'s' if minutes > 1 else ''} on {count} processor{'s' if count > 1 else ''}"
+    shorter = " LIBFLASH_CUDA=off compiles the CPU library alone, in about a minute." if cuda else ""
+    return f"libflash: compiling {what}: {time}, more on a busy machine.{shorter}"
+
+
+def announce(text: str) -> None:
+    """To stderr, and to the terminal if that is somewhere else."""
+    print(text, file=sys.stderr, flush=True)
+    if sys.stderr.isatty():
+        return
+    try:
+        with open("/dev/tty", "w") as terminal:
+            print(f"\n{text}", file=terminal, flush=True)  # pip's own line, which it has not ended yet, stays as it is
+    except OSError:  # there is no terminal: a job of CI, a container
+        pass

@@ -1,0 +1,67 @@
+"""What an installation says before it compiles, also where pip hides its output."""
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BACKEND = Path(__file__).resolve().parents[2] / "python" / "build_backend"
+SAY = f"import sys; sys.path.insert(0, {str(BACKEND)!r}); import announce; announce.announce('a line')"
+
+
+@pytest.fixture(scope="module")
+def announce():
+    space = {"__name__": "announce"}
+    exec((BACKEND / "announce.py").read_text(), space)
+    return space
+
+
+@pytest.mark.parametrize(
+    ("cuda", "count", "words"),
+    [
+        (True, 2, "the CPU library and the CUDA kernels: about 6 minutes on 2 processors, more on a busy machine. "),
+        (True, 2, " LIBFLASH_CUDA=off compiles the CPU library alone, in about a minute."),
+        (True, 64, "about 1 minute on 64 processors"),
+        (False, 2, "compiling the CPU library: about 1 minute on 2 processors, more on a busy machine."),
+        (False, 1, "about 2 minutes on 1 processor,"),
+    ],
+)
+def test_line(announce, cuda, count, words):
+    said = announce["line"](cuda, count)
+    assert words in said
+    assert "\n" not in said
+
+
+def test_processors(announce):
+    assert announce["processors"]({}) == len(os.sched_getaffinity(0))
+    assert announce["processors"]({"CMAKE_BUILD_PARALLEL_LEVEL": "3"}) == 3
+    assert announce["processors"]({"CMAKE_BUILD_PARALLEL_LEVEL": "many"}) == len(os.sched_getaffinity(0))
+
+
+def test_without_a_terminal_it_is_on_stderr():
+    done = subprocess.run([sys.executable, "-c", SAY], capture_output=True, text=True, check=True, start_new_session=True)
+    assert (done.stdout, done.stderr) == ("", "a line\n")
+
+
+@pytest.mark.parametrize("hidden", [True, False])
+def test_it_reaches_the_terminal_once(hidden):
+    """`hidden`: a program in between keeps what is printed, as pip does."""
+    child, terminal = pty.fork()
+    if child == 0:
+        if hidden:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, 1)
+            os.dup2(null, 2)
+        os.execv(sys.executable, [sys.executable, "-c", SAY])
+    seen = b""
+    try:
+        while piece := os.read(terminal, 4096):
+            seen += piece
+    except OSError:  # the child has ended, and its terminal with it
+        pass
+    assert os.waitpid(child, 0)[1] == 0
+    assert re.findall(rb"a line", seen) == [b"a line"]
