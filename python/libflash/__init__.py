@@ -2,8 +2,8 @@
 
     out = libflash.attention(q, k, v, causal=True)
 
-q, k, v are (batch, seqlen, heads, head_dim) arrays of NumPy, PyTorch, CuPy, JAX or any library with DLPack; out is one of the
-same library. Nothing is copied, and no library is imported but the one the arrays came from.
+q, k, v are (batch, seqlen, heads, head_dim) arrays of NumPy (1.26 or later), PyTorch, CuPy, JAX or any library with DLPack; out
+is one of the same library. Nothing is copied, and no library is imported but the one the arrays came from.
 
 Adapters, each imported on its own: libflash.torch (autograd, torch.compile), libflash.jax (jit, grad, vmap), libflash.flash_attn
 (the functions of the flash-attn package).
