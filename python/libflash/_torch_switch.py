@@ -101,8 +101,8 @@ def enable(*models: Any, sdpa: bool = True) -> Switch:
     Parameters
     ----------
     models : Hugging Face models (transformers), or modules that contain some
-        Their attention implementation becomes "lf_attention". A warning names parts that compute attention by themselves. If transformers is loaded, that name is registered in any case, for
-        `attn_implementation=` when a model is loaded.
+        Their attention implementation becomes "lf_attention". A warning names parts that compute attention by themselves. If
+        transformers is loaded, that name is registered in any case, for `attn_implementation=` when a model is loaded.
     sdpa : bool
         Take over torch.nn.functional.scaled_dot_product_attention, where PyTorch would choose a fused kernel: its flash kernel on
         the CPU; flash, cuDNN or memory-efficient attention on CUDA. Masks and their meaning stay PyTorch's, and so does the
