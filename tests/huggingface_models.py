@@ -6,6 +6,7 @@ Nothing is downloaded. Sizes are the least that keep grouped queries, several la
 from __future__ import annotations
 
 import inspect
+import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -204,7 +205,9 @@ MODELS = [
     Tiny("MarianMTModel", "seq2seq", {**BART, "decoder_vocab_size": VOCABULARY}),
     Tiny("PegasusForConditionalGeneration", "seq2seq", BART),
 ]
-PRESENT = [tiny for tiny in MODELS if hasattr(transformers, tiny.model)]
+with warnings.catch_warnings():  # transformers imports a model when it is asked for, with warnings of its own
+    warnings.simplefilter("ignore")
+    PRESENT = [tiny for tiny in MODELS if hasattr(transformers, tiny.model)]
 
 
 def cases(models: list[Tiny]) -> list[Any]:
