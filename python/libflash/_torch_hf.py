@@ -1,7 +1,8 @@
 """The attention function that Hugging Face transformers calls under the name "lf_attention".
 
-transformers asks for two things: the function, and how to make the mask for it. Without the second, padded batches would be
-silently wrong. The name must not contain "flash": transformers takes such names for packages of its own.
+transformers asks for two things: the function, and how to make the mask for it. Both follow the contract of its "sdpa"
+implementation, and the result is that of its "eager" one. The name must not contain "flash": transformers takes such names for
+packages of its own.
 """
 
 from __future__ import annotations
@@ -10,9 +11,25 @@ from typing import Any
 
 import torch
 
+from ._errors import InvalidError, UnsupportedError
+
 NAME = "lf_attention"
 
 Tensor = torch.Tensor
+
+# Keywords that reach the attention function and change nothing in it: they steer other parts of the model, or the mask and the
+# rotary embedding, which are made before.
+HARMLESS = {
+    "cache_position", "input_ids", "inputs_embeds", "interpolate_pos_encoding", "labels", "logits_to_keep", "mm_token_type_ids",
+    "num_items_in_batch", "output_hidden_states", "output_router_logits", "position_embeddings", "position_ids", "return_dict",
+    "return_loss", "seq_idx", "token_type_ids", "use_cache",
+}  # fmt: skip
+
+# Model types whose attention modules do not say, or say wrongly in some versions of transformers, whether they are causal. Their
+# masks are always made, so that None needs no meaning.
+ALWAYS_MASKED = {
+    "align_text_model", "bigbird_pegasus", "clap_text_model", "informer", "nllb-moe", "pegasus_x", "splinter", "umt5",
+}  # fmt: skip
 
 
 def forward(
@@ -26,42 +43,183 @@ def forward(
     softcap: float | None = None,
     is_causal: bool | None = None,
     s_aux: Tensor | None = None,
-    **unused: Any,
+    position_bias: Tensor | None = None,
+    sliding_window: int | None = None,
+    deterministic: bool | None = None,
+    cu_seq_lens_q: Tensor | None = None,
+    cu_seq_lens_k: Tensor | None = None,
+    max_length_q: int | None = None,
+    max_length_k: int | None = None,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """query (batch, heads, seqlen, head_dim), key and value with their own number of heads; out (batch, seqlen, heads, head_dim).
 
-    The mask, bool and true for keys to keep or else additive, says everything: causality, padding and sliding window. It is None
-    where plain causality suffices. `s_aux` is a learnable sink. `sliding_window` is in the mask already.
+    attention_mask : bool, True for keys to keep, or floating-point and added to the scores
+        It says everything: causality, padding, sliding window, packed sequences. None, as transformers defines it for "sdpa":
+        full attention if the module is not causal or there is one query; else query i sees keys 0 to i.
+    position_bias : (batch or 1, heads or 1, seqlen, keys)
+        Added to the scores, with a gradient.
+    s_aux : (heads,)
+        A learnable sink.
+    cu_seq_lens_q, cu_seq_lens_k : (sequences + 1,), of self-attention over packed sequences
+        Tokens see those of their own sequence only, where the mask also allows it.
+
+    Raises UnsupportedError for any other keyword that is not None and not known to leave the result alone.
     """
     from .torch import attention
 
-    causal = attention_mask is None and query.shape[2] > 1
-    if causal:
-        causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    options: dict[str, Any] = {}
-    if attention_mask is not None:
-        visible = attention_mask[..., : key.shape[2]]
-        options["mask" if visible.dtype == torch.bool else "bias"] = visible
+    refuse_unknown(module, others)
+    refuse_weights(module, others)
+    if s_aux is None and getattr(module, "sinks", None) is not None:
+        raise UnsupportedError(f"{type(module).__name__} has sinks and passes no s_aux")
+    causal = False
+    if attention_mask is None:
+        causal = query.shape[2] > 1 and causality(module, is_causal)
+        if causal and key.shape[2] > query.shape[2]:  # a static cache whose rest is empty
+            key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
+            position_bias = None if position_bias is None else position_bias[..., : query.shape[2]]
+        if sliding_window is not None and key.shape[2] > sliding_window:
+            raise UnsupportedError(
+                f"{type(module).__name__} passes sliding_window={sliding_window} for {key.shape[2]} keys and no attention_mask; "
+                "the mask must contain the window"
+            )
+    options: dict[str, Any] = {"softmax_scale": scaling, "softcap": softcap or 0.0}
+    if module.training:
+        options["dropout_p"] = dropout
     if s_aux is not None:
-        options["learnable_sink"] = s_aux
-    out = attention(
-        query.transpose(1, 2),
-        key.transpose(1, 2),
-        value.transpose(1, 2),
-        causal=causal,
-        softmax_scale=scaling,
-        softcap=softcap or 0.0,
-        dropout_p=dropout,
-        **options,
-    )
+        options["learnable_sink"] = beside(query, s_aux)
+    if deterministic:
+        options["deterministic"] = True
+
+    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    if cu_seq_lens_q is not None or cu_seq_lens_k is not None:
+        check_packed(query, key, cu_seq_lens_q, cu_seq_lens_k)
+        if attention_mask is None and position_bias is None:
+            options |= lengths(cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k)
+            out = attention(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), causal=causal, **options)
+            assert isinstance(out, Tensor)
+            return out.unflatten(0, q.shape[:2]), None
+        same = same_sequence(query, cu_seq_lens_q)
+        attention_mask = same if attention_mask is None else narrowed(attention_mask, same)
+    options |= score_options(query, attention_mask, position_bias)
+    out = attention(q, k, v, causal=causal, **options)
     assert isinstance(out, Tensor)
     return out, None
+
+
+def causality(module: torch.nn.Module, is_causal: bool | None) -> bool:
+    """Whether None for a mask means causal attention."""
+    if is_causal is None:
+        is_causal = getattr(module, "is_causal", None)
+    if is_causal is None:
+        raise UnsupportedError(
+            f"{type(module).__name__} passes no attention_mask and does not say whether it is causal; set its attribute is_causal"
+        )
+    return is_causal
+
+
+def score_options(query: Tensor, attention_mask: Tensor | None, position_bias: Tensor | None) -> dict[str, Tensor]:
+    """mask and bias of libflash.torch.attention."""
+    options = {}
+    bias = position_bias
+    if attention_mask is not None and attention_mask.dtype == torch.bool:
+        options["mask"] = attention_mask
+    elif attention_mask is not None:
+        if not attention_mask.is_floating_point():
+            raise InvalidError(f"attention_mask is {attention_mask.dtype}; it must be bool or floating-point")
+        bias = attention_mask if bias is None else bias + attention_mask
+    if bias is not None:
+        options["bias"] = beside(query, bias)
+    return options
+
+
+def beside(query: Tensor, x: Tensor) -> Tensor:
+    """In a type that the library takes beside this query."""
+    return x if x.dtype in (torch.float32, query.dtype) else x.float()
+
+
+# -- packed sequences
+
+
+def check_packed(query: Tensor, key: Tensor, cu_seq_lens_q: Tensor | None, cu_seq_lens_k: Tensor | None) -> None:
+    if cu_seq_lens_q is None or cu_seq_lens_k is None:
+        raise InvalidError("cu_seq_lens_q and cu_seq_lens_k must be given together")
+    if query.shape[2] != key.shape[2]:
+        raise UnsupportedError(
+            f"cu_seq_lens_q and cu_seq_lens_k are given for {query.shape[2]} queries and {key.shape[2]} keys; "
+            "packed sequences are served in self-attention without a cache"
+        )
+
+
+def lengths(cu_seq_lens_q: Tensor, cu_seq_lens_k: Tensor, max_length_q: int | None, max_length_k: int | None) -> dict[str, Any]:
+    options: dict[str, Any] = {"cu_seqlens_q": cu_seq_lens_q.to(torch.int32), "cu_seqlens_k": cu_seq_lens_k.to(torch.int32)}
+    if max_length_q is not None and max_length_k is not None:
+        options |= {"max_seqlen_q": int(max_length_q), "max_seqlen_k": int(max_length_k)}
+    return options
+
+
+def same_sequence(query: Tensor, cu_seq_lens: Tensor) -> Tensor:
+    """(batch, 1, seqlen, seqlen): whether two tokens are of one packed sequence. Rows of the batch follow each other."""
+    batch, seqlen = query.shape[0], query.shape[2]
+    tokens = torch.arange(batch * seqlen, device=query.device, dtype=cu_seq_lens.dtype)
+    sequence = torch.searchsorted(cu_seq_lens, tokens, right=True).view(batch, 1, seqlen)
+    return sequence.unsqueeze(-1) == sequence.unsqueeze(-2)
+
+
+def narrowed(attention_mask: Tensor, same: Tensor) -> Tensor:
+    if attention_mask.dtype == torch.bool:
+        return attention_mask & same
+    return attention_mask.masked_fill(~same, -float("inf"))
+
+
+# -- what is refused
+
+
+def refuse_unknown(module: torch.nn.Module, others: dict[str, Any]) -> None:
+    for name, given in others.items():
+        if given is not None and name not in HARMLESS and name != "output_attentions":
+            raise UnsupportedError(
+                f"{type(module).__name__} passes {name}, which {NAME} does not know and which may change the result; "
+                'use attn_implementation="eager"'
+            )
+
+
+def refuse_weights(module: torch.nn.Module, others: dict[str, Any]) -> None:
+    """The weights of attention are asked for by a keyword, in the configuration, or by transformers' hooks around the model."""
+    asked = others.get("output_attentions") or getattr(getattr(module, "config", None), "output_attentions", False)
+    if not asked and not torch.compiler.is_compiling():
+        asked = any(name.endswith("attentions") for name in recorded())
+    if asked:
+        raise UnsupportedError(
+            f'output_attentions is True; {NAME} never forms the weights of attention, so use attn_implementation="eager"'
+        )
+
+
+def recorded() -> list[str]:
+    """The outputs that transformers records during this call of a model."""
+    try:
+        from transformers.utils.output_capturing import _active_collector
+    except ImportError:
+        return []
+    return list(_active_collector.get() or ())
+
+
+# -- transformers' registries
+
+
+def mask(*args: Any, **options: Any) -> Tensor | None:
+    """transformers' mask for "sdpa", which is None where the module's own causality says the same."""
+    from transformers.masking_utils import sdpa_mask
+
+    if getattr(options.get("config"), "model_type", None) in ALWAYS_MASKED:
+        options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+    made: Tensor | None = sdpa_mask(*args, **options)
+    return made
 
 
 def register() -> None:
     """Enter the name into transformers; again and again is fine."""
     from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
 
     AttentionInterface.register(NAME, forward)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
+    AttentionMaskInterface.register(NAME, mask)

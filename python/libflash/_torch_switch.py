@@ -6,13 +6,12 @@ PyTorch keeps a registry of flash-attention implementations (torch.nn.attention)
 
 from __future__ import annotations
 
-import sys
 from types import TracebackType
 from typing import Any
 
 import torch.nn.attention as registry
 
-from . import _torch_hf, _torch_sdpa
+from . import _torch_hf_models, _torch_sdpa
 
 NAME = "libflash"
 
@@ -54,13 +53,7 @@ class Switch:
 
     def __init__(self, sdpa: bool, models: tuple[Any, ...]) -> None:
         self.sdpa = sdpa
-        self.models = [(model, model.config._attn_implementation) for model in models]
-        if "transformers" in sys.modules:
-            _torch_hf.register()
-        elif models:
-            raise TypeError(f"{type(models[0]).__name__} is no Hugging Face model: transformers is not loaded")
-        for model in models:
-            model.set_attn_implementation(_torch_hf.NAME)
+        self.models = _torch_hf_models.switch(models)
         self._left_before = _torch_sdpa.left.copy()
         if sdpa:
             _activation.acquire()
@@ -86,8 +79,7 @@ class Switch:
         if self not in _switches:
             return
         _switches.remove(self)
-        for model, implementation in self.models:
-            model.set_attn_implementation(implementation)
+        _torch_hf_models.restore(self.models)
         if self.sdpa:
             _activation.release()
 
@@ -108,9 +100,9 @@ def enable(*models: Any, sdpa: bool = True) -> Switch:
 
     Parameters
     ----------
-    models : Hugging Face models (transformers)
-        Their attention implementation becomes "lf_attention". If transformers is loaded, that name is registered in any case, for
-        `attn_implementation=` when a model is loaded.
+    models : Hugging Face models (transformers), or modules that contain some
+        Their attention implementation becomes "lf_attention". A warning names parts that compute attention by themselves. If
+        transformers is loaded, that name is registered in any case, for `attn_implementation=` when a model is loaded.
     sdpa : bool
         Take over torch.nn.functional.scaled_dot_product_attention, where PyTorch would choose a fused kernel: its flash kernel on
         the CPU; flash, cuDNN or memory-efficient attention on CUDA. Masks and their meaning stay PyTorch's, and so does the
@@ -121,6 +113,11 @@ def enable(*models: Any, sdpa: bool = True) -> Switch:
     Returns
     -------
     Switch, with close(), and a context manager
+
+    Raises
+    ------
+    TypeError for what is no Hugging Face model, and for a model that does not use transformers' attention interface. Nothing is
+    switched then.
     """
     return Switch(sdpa, models)
 

@@ -1,0 +1,126 @@
+"""Hugging Face models switched to "lf_attention" and back.
+
+A model may have several configurations, one for each of its parts, sometimes copies of one another. Each attention module reads
+the name of its implementation from its own, so this sets the name in every one that matters.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import CodeType
+from typing import Any
+
+import torch
+
+from ._torch_hf import NAME, register
+
+
+@dataclass(eq=False)
+class Change:
+    """The name in one configuration, and the one that was there before."""
+
+    config: Any
+    before: str | None
+
+
+_changes: list[Change] = []
+
+
+def switch(models: tuple[Any, ...]) -> list[Change]:
+    """Let these models use libflash, all or none of them.
+
+    Raises TypeError for what is no Hugging Face model, or one that computes all of its attention by itself; warns of modules that
+    compute theirs by themselves.
+    """
+    if "transformers" in sys.modules:
+        register()
+    configs: list[Any] = []
+    for model in models:
+        configs += configurations(model)
+    changes = []
+    for config in configs:
+        changes.append(Change(config, config._attn_implementation))
+        set_implementation(config, NAME)
+    _changes.extend(changes)
+    return changes
+
+
+def restore(changes: list[Change]) -> None:
+    """Undo it. A model that another switch still wants stays switched."""
+    for change in changes:
+        _changes.remove(change)
+        heir = next((other for other in _changes if other.config is change.config), None)
+        if heir is None:
+            if change.config._attn_implementation == NAME:
+                set_implementation(change.config, change.before)
+        elif heir.before == NAME:
+            heir.before = change.before
+
+
+def set_implementation(config: Any, name: str | None) -> None:
+    config._attn_implementation = {"": name}  # a plain name would go to all of its sub-configurations
+
+
+def configurations(model: Any) -> list[Any]:
+    """Those of the modules that ask transformers' attention interface, and of the models around them."""
+    kind = type(model).__name__
+    transformers = sys.modules.get("transformers")
+    if transformers is None:
+        raise TypeError(f"{kind} is no Hugging Face model: transformers is not loaded")
+    if not isinstance(model, torch.nn.Module) or not any(
+        isinstance(part, transformers.PreTrainedModel) for part in model.modules()
+    ):
+        raise TypeError(f"{kind} is no Hugging Face model: neither it nor a part of it is a transformers.PreTrainedModel")
+    served = [part for part in model.modules() if asks_interface(part)]
+    alone = sorted({type(part).__name__ for part in by_themselves(model)})
+    if not served:
+        raise TypeError(
+            f"{kind} does not use transformers' attention interface ({', '.join(alone) or 'its layers'} compute attention by "
+            "themselves), so libflash cannot serve it; enable() without it serves its calls of scaled_dot_product_attention"
+        )
+    if alone:
+        warnings.warn(
+            f"{kind} runs on libflash except {', '.join(alone)}, which do not use transformers' attention interface",
+            stacklevel=5,  # the caller of enable()
+        )
+    inside = set(map(id, served))
+    found = {}
+    for part in model.modules():
+        around = isinstance(part, transformers.PreTrainedModel) and any(id(inner) in inside for inner in part.modules())
+        if (around or id(part) in inside) and getattr(part, "config", None) is not None:
+            found[id(part.config)] = part.config
+    return list(found.values())
+
+
+def asks_interface(part: torch.nn.Module) -> bool:
+    """Whether a function of this module's class mentions transformers' table of attention functions."""
+    if isinstance(part, sys.modules["transformers"].PreTrainedModel):  # which mentions it, and lets its parts use it
+        return False
+    functions = (function for base in type(part).__mro__ if base is not torch.nn.Module for function in vars(base).values())
+    return any("ALL_ATTENTION_FUNCTIONS" in names_in(function) for function in functions)
+
+
+def names_in(function: Any) -> Iterator[str]:
+    while hasattr(function, "__wrapped__"):
+        function = function.__wrapped__
+    code = getattr(function, "__code__", None)
+    if isinstance(code, CodeType):
+        yield from code.co_names
+
+
+def by_themselves(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The innermost modules named after attention that do not ask the interface, and have none within that does."""
+    return [
+        part
+        for part in model.modules()
+        if named_attention(part)
+        and not any(named_attention(inner) for inner in part.modules() if inner is not part)
+        and not any(asks_interface(inner) for inner in part.modules())
+    ]
+
+
+def named_attention(part: torch.nn.Module) -> bool:
+    return "Attention" in type(part).__name__
