@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import pathlib
+import pickle
 import subprocess
 import sys
+import weakref
 
 import libflash.__main__ as command_line
 import numpy as np
@@ -28,6 +30,23 @@ def test_defaults_are_the_documented_ones() -> None:
         "seqused_q": None, "seqused_k": None, "num_splits": 0, "return_lse": False, "out": None, "lse": None, "stream": None,
         "backend": None, "kernel": None,
     }  # fmt: skip
+
+
+FIRST = {
+    "attention": "q k v causal", "attention_backward": "dout q k v", "decode": "q k_cache v_cache", "merge": "outs lses",
+    "compress_block_mask": "block_mask", "explain": "q k v op", "info": "", "set_num_threads": "threads",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_functions_are_ordinary_ones(name: str) -> None:
+    """They have a name, a signature and a docstring, can be pickled, and can be referred to weakly, as jax.jit does."""
+    function = getattr(libflash, name)
+    assert weakref.ref(function)() is function
+    assert pickle.loads(pickle.dumps(function)) is function
+    assert function.__name__ == name
+    assert " ".join(inspect.signature(function).parameters).startswith(FIRST[name])
+    assert function.__doc__[0].isupper() or name == "info"
 
 
 def test_returns() -> None:

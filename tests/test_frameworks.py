@@ -194,10 +194,65 @@ def test_jax_refusals() -> None:
         libflash.attention(q, k, v, out=q + 0)
     with pytest.raises(TypeError, match="k_cache is a JAX array"):
         libflash.decode(q[:, :1], k, v, k=k[:, :1], v=v[:, :1])
-    with pytest.raises(TypeError, match=r"q is a JAX tracer .*use libflash\.jax\.attention"):
-        jax.jit(lambda q, k, v: libflash.attention(q, k, v, causal=True))(q, k, v)
     given = np.empty(q.shape, np.float32)
     assert libflash.attention(q, k, v, out=given) is given
+    with pytest.raises(TypeError, match=r"q is a jax\.ShapeDtypeStruct"):
+        libflash.attention(jax.ShapeDtypeStruct(q.shape, q.dtype), k, v)
+    for i, name in enumerate("qkv"):
+        gone = [q + 0, k + 0, v + 0]
+        gone[i].delete()
+        with pytest.raises(libflash.InvalidError, match=f"{name} is a JAX array without data"):
+            libflash.attention(*gone)
+
+
+def test_traced_arrays_go_to_the_adapter() -> None:
+    """libflash.attention, decode and merge inside jit, grad and vmap, whichever of the arrays is traced."""
+    jax = pytest.importorskip("jax")
+    q, k, v = (jax.numpy.asarray(x) for x in qkv())
+    wanted = libflash.attention(q, k, v)
+    assert_same_bits(np.asarray(jax.jit(libflash.attention)(q, k, v)), np.asarray(wanted))
+    for i in range(3):
+        one = jax.jit(lambda x, i=i: libflash.attention(*(x if i == j else y for j, y in enumerate((q, k, v)))))
+        assert_same_bits(np.asarray(one((q, k, v)[i])), np.asarray(wanted))
+    bias = jax.numpy.asarray(qkv()[0][0, :, :1, 0] + jax.numpy.zeros((40, 56), "float32"))
+    options = {"causal": True, "softcap": 3.0, "return_lse": True, "window_size": (9, 0)}
+    got = jax.jit(lambda bias: libflash.attention(q, k, v, bias=bias, **options))(bias)
+    for mine, other in zip(got, libflash.attention(q, k, v, bias=bias, **options), strict=True):
+        assert_same_bits(np.asarray(mine), np.asarray(other))
+    gradient = jax.grad(lambda q: (libflash.attention(q, k, v) ** 2).sum())(q)
+    other = jax.grad(lambda q: (libflash.jax.attention(q, k, v) ** 2).sum())(q)
+    assert_same_bits(np.asarray(gradient), np.asarray(other))
+    several = jax.vmap(libflash.attention)(*(x[None].repeat(2, 0) for x in (q, k, v)))
+    assert_same_bits(np.asarray(several[1]), np.asarray(wanted))
+
+    lengths = jax.numpy.array([9], "int32")
+    got = jax.jit(lambda n: libflash.decode(q[:, :1], k, v, cache_seqlens=n))(lengths)
+    assert_same_bits(np.asarray(got), np.asarray(libflash.decode(q[:, :1], k, v, cache_seqlens=lengths)))
+    out, lse = libflash.attention(q, k, v, return_lse=True)
+    for mine, other in zip(
+        jax.jit(libflash.merge, static_argnames=("return_lse", "layout"))([out, out], [lse, lse]),
+        libflash.merge([out, out], [lse, lse]), strict=True,
+    ):  # fmt: skip
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6)
+
+
+def test_what_traced_arrays_do_not_allow() -> None:
+    jax = pytest.importorskip("jax")
+    q, k, v = (jax.numpy.asarray(x) for x in qkv())
+    room = np.empty(q.shape, np.float32)
+    refused = {
+        "out cannot be given": lambda q: libflash.attention(q, k, v, out=room),
+        "stream cannot be given": lambda q: libflash.attention(q, k, v, stream=0),
+        "lse cannot be given": lambda q: libflash.merge([q], [q[..., 0].transpose(0, 2, 1)], lse=room),
+        "k and v would be written into caches": lambda q: libflash.decode(q, k, v, k=k, v=v),
+        "backend and kernel cannot be given": lambda q: libflash.merge([q], [q[..., 0].transpose(0, 2, 1)], backend="cpu"),
+        r"q is a JAX tracer .*jax\.grad": lambda q: libflash.attention_backward(q, q, k, v, q, q),
+        r"q is a JAX tracer ": lambda q: libflash.explain(q, k, v),
+        r"k is a JAX tracer .*give all arrays to libflash\.jax\.attention": lambda k: libflash.attention(room, k, v),
+    }
+    for text, function in refused.items():
+        with pytest.raises((TypeError, ValueError, NotImplementedError), match=text):
+            jax.jit(function)(q)
 
 
 def test_a_framework_that_is_not_loaded_is_not_asked_for() -> None:

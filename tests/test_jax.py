@@ -149,16 +149,6 @@ def test_threads_may_call_at_once() -> None:
         assert all((np.asarray(x) == wanted).all() for x in pool.map(lambda _: function(q, k, v), range(64)))
 
 
-def test_exports_and_serialises() -> None:
-    pytest.importorskip("flatbuffers")
-    q, k, v, *_ = problem()
-    exported = jax.export.export(
-        jax.jit(libflash.jax.attention), disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("libflash_forward")]
-    )(q, k, v)
-    again = jax.export.deserialize(exported.serialize())
-    assert_same_bits(again.call(q, k, v), libflash.jax.attention(q, k, v))
-
-
 def test_bfloat16_round_trip() -> None:
     x = jnp.arange(7, dtype=jnp.bfloat16)
     assert_same_bits(numpy_of(x), np.asarray(x))

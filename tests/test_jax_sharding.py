@@ -8,7 +8,7 @@ from harness import run_python
 pytest.importorskip("jax")
 
 SHARDED = """
-    import jax, jax.numpy as jnp, numpy as np, libflash.jax
+    import jax, jax.numpy as jnp, numpy as np, libflash, libflash.jax
     from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
     rng = np.random.default_rng(0)
     q, k, v, sink = (jnp.asarray(rng.standard_normal(s), "float32") for s in ((4, 8, 8, 16), (4, 8, 4, 16), (4, 8, 4, 8), (8,)))
@@ -27,6 +27,7 @@ DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
 def test_sharded_arrays_stay_where_they_are(kind: str) -> None:
     run_python(SHARDED.replace("{kind}", kind) + """
     forward, backward = jax.jit(attention), jax.jit(jax.grad(loss, argnums=(0, 1, 2, 3)))
+    same(libflash.attention(q, K, V, learnable_sink=sink, causal=True), plain)
     out, gradient = forward(Q, K, V, sink), backward(Q, K, V, sink)
     same(out, plain), same(gradient, plain_gradient)
     for x in (out, *gradient[:3]):

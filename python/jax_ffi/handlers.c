@@ -75,18 +75,13 @@ static flash_status_t take_buffers(request_t *request, const xla_buffers *given,
 
 /* The operand and the result that are no tensors of the library: random state at the end of the operands, scratch memory at the
  * end of the results. */
-static flash_status_t take_extras(request_t *request, const xla_frame *frame, bool host, int64_t *operands, int64_t *results) {
+static flash_status_t take_extras(request_t *request, const xla_frame *frame, int64_t *operands, int64_t *results) {
     *operands = frame->args.size;
     *results = frame->rets.size;
     if (request_has(request, WITH_RNG)) {
         if (*operands < 1) return refuse(request, "the random state is missing");
         const xla_buffer *rng = frame->args.items[--*operands];
         if (rng->dtype != XLA_U32 || rng->rank != 1 || rng->dims[0] != 4) return refuse(request, "seed must become U32[4]");
-        if (!host) {
-            refuse(request,
-                   "on CUDA seed and offset must be Python integers: an array would have to be read back from the device");
-            return FLASH_STATUS_UNSUPPORTED;
-        }
         request->rng = rng->data;
     }
     if (request_has(request, WITH_WORKSPACE)) {
@@ -107,7 +102,7 @@ static flash_status_t take_frame(request_t *request, const xla_frame *frame, boo
     int64_t operands, results;
     int32_t device_type = host ? FLASH_DEVICE_CPU : FLASH_DEVICE_CUDA;
     flash_status_t status = take_attributes(request, &frame->attrs);
-    if (status == FLASH_STATUS_OK) status = take_extras(request, frame, host, &operands, &results);
+    if (status == FLASH_STATUS_OK) status = take_extras(request, frame, &operands, &results);
     if (status == FLASH_STATUS_OK)
         status = take_buffers(request, &frame->args, operands, device_type, device_id, &request->operands);
     if (status == FLASH_STATUS_OK)

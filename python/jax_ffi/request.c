@@ -51,6 +51,7 @@ const char *request_error(const request_t *request) { return request->text[0] ? 
 typedef struct call_t {
     flash_tensor_t axes[9]; /* the tensors whose axes were put in order */
     int ordered;
+    flash_tensor_t rng_state;
     const flash_tensor_t *in[6], *out[5];
     flash_attention_options_t attention;
     flash_decode_options_t decode;
@@ -98,22 +99,32 @@ static int bind_operands(request_t *request, int fixed, void *options, const siz
     return next;
 }
 
+/* Four words, low ones first, are the two little-endian INT64 that the library reads when the kernels run. */
+static const flash_tensor_t *bind_rng(const request_t *request, call_t *call) {
+    flash_tensor_t *state = &call->rng_state;
+    memset(state, 0, sizeof *state);
+    state->data = request->rng;
+    state->dtype = FLASH_DTYPE_INT64;
+    state->ndim = 1;
+    state->shape[0] = 2;
+    state->stride[0] = 1;
+    state->device_type = request->operands.items[0].device_type;
+    state->device_id = request->operands.items[0].device_id;
+    return state;
+}
+
 static flash_status_t bind_attention(request_t *request, call_t *call) {
     const attributes_t *a = &request->attributes;
     flash_attention_options_t *options = &call->attention;
-    uint64_t seed = (uint64_t)a->seed, offset = (uint64_t)a->offset;
-    if (request->rng) {
-        seed = request->rng[0] | (uint64_t)request->rng[1] << 32;
-        offset = request->rng[2] | (uint64_t)request->rng[3] << 32;
-    }
     memset(options, 0, sizeof *options);
     options->struct_size = sizeof *options;
     options->flags = (uint32_t)a->flags;
     options->softmax_scale = a->softmax_scale;
     options->softcap = a->softcap;
     options->dropout_p = a->dropout_p;
-    options->seed = seed;
-    options->offset = offset;
+    options->seed = (uint64_t)a->seed;
+    options->offset = (uint64_t)a->offset;
+    if (request_has(request, WITH_RNG)) options->rng_state = bind_rng(request, call);
     options->window_left = a->window_left;
     options->window_right = a->window_right;
     options->max_seqlen_q = a->max_seqlen_q;

@@ -48,7 +48,7 @@ enum { /* bits of DECODE */
        DECODE_OPERANDS
 };
 enum {                /* bits of all */
-       WITH_RNG = 16, /* one more operand, U32[4] in host memory: seed and offset, low words first */
+       WITH_RNG = 16, /* one more operand, U32[4] beside the others: seed and offset, low words first */
        WITH_WORKSPACE,
        WITH_DBIAS,
        WITH_FILLED /* at the end of the operands, before the random state, one for each result: the memory that the results take
@@ -90,8 +90,8 @@ typedef struct request_t {
     attributes_t attributes;
     tensors_t operands;
     tensors_t results;
-    const uint32_t* rng; /* NULL: seed and offset are those of the attributes */
-    void* workspace;     /* of the result for it; NULL: none was given */
+    void* rng;       /* of the operand for it; NULL while JAX traces */
+    void* workspace; /* of the result for it; NULL: none was given */
     size_t workspace_bytes;
     char text[512]; /* why a function below failed, where the library has not said it */
 } request_t;

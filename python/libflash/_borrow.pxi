@@ -191,9 +191,20 @@ cdef int borrow(Call *call, object x, str name, flash_tensor_t *out, Role role=R
         return borrow_by_table(call, source, x, name, out, role)
     if source.kind == KIND_NUMPY:
         return borrow_numpy(call, source, x, name, out, role)
-    if source.kind == KIND_JAX and role == WRITE:
-        raise TypeError(f"{name} is a JAX array; those are immutable and cannot be written to")
+    if source.kind == KIND_JAX:
+        refuse_jax(source, x, name, role)
     return borrow_by_capsule(call, source, x, name, out, role)
+
+
+cdef int refuse_jax(_Source source, object x, str name, Role role) except -1:
+    if source.traced:
+        raise TypeError(f"{name} is a JAX tracer ({type(x).__name__}), a shape without data: inside jit, grad and vmap give all "
+                        "arrays to libflash.jax.attention, decode or merge, and take gradients with jax.grad")
+    if role == WRITE:
+        raise TypeError(f"{name} is a JAX array; those are immutable and cannot be written to")
+    if x.is_deleted():
+        raise InvalidError(f"{name} is a JAX array without data: it was deleted, or donated to a jitted function")
+    return 0
 
 
 cdef int borrow_by_table(Call *call, _Source source, object x, str name, flash_tensor_t *out, Role role) except -1:
@@ -247,7 +258,8 @@ cdef object export(Call *call, _Source source, object x, str name):
     device_type, device_id = x.__dlpack_device__()
     if device_type == DL_CUDA or device_type == DL_CUDA_MANAGED:
         if source.kind == KIND_JAX:
-            raise UnsupportedError(f"{name} is a JAX array on a GPU, where XLA orders all work: use libflash.jax.attention")
+            raise UnsupportedError(f"{name} is a JAX array on a GPU, where XLA orders all work: give all arrays to "
+                                   "libflash.jax.attention, decode or merge, and take gradients with jax.grad")
         find_stream(call, source, device_id)
         arguments = {"max_version": (1, 3), "stream": stream_number(call)}
     try:

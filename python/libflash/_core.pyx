@@ -1,5 +1,9 @@
-# cython: language_level=3, freethreading_compatible=True, boundscheck=False, wraparound=False, cdivision=True
+# cython: language_level=3, binding=False, embedsignature=True, embedsignature.format=clinic
+# cython: freethreading_compatible=True, boundscheck=False, wraparound=False, cdivision=True
 """The one compiled module of libflash: arrays in, the C call without the GIL, status to exception. No policy of its own.
+
+Functions are plain C functions (binding=False), because JAX takes weak references to the functions that it compiles. Defaults are
+literals, because the text from which inspect reads the signature cannot name a variable.
 
 The parts, in the order of a call: _sources.pxi (where an array comes from), _torch_state.pxi (what PyTorch does around a call),
 _borrow.pxi and _numpy.pxi (the C library's view of an array), _outputs.pxi (streams, outputs, workspace), _options.pxi (keywords to
@@ -102,7 +106,7 @@ cdef object new_lse(Call *call, _Source source, object like, const flash_tensor_
     return new_array(call, source, like, q, dtype, q.ndim - 1, shape, "lse", lse)
 
 
-def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size=NO_WINDOW, softmax_scale=None, softcap=0.0,
+def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size=(-1, -1), softmax_scale=None, softcap=0.0,
               alibi_slopes=None, bias=None, mask=None, learnable_sink=None, block_mask=None, dropout_p=0.0, seed=0, offset=0,
               layout="bshd", cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, seqused_q=None,
               seqused_k=None, num_splits=0, return_lse=False, out=None, lse=None, stream=None, backend=None, kernel=None):
@@ -191,9 +195,11 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
     cdef flash_status_t status
     cdef _Source source = source_of(q, "q")
     cdef bint lse_wanted = flag(return_lse, "return_lse")
-    if source.torch and belongs_to_adapter(source, (q, k, v, alibi_slopes, bias, learnable_sink, out, lse)):
-        flag(causal, "causal")
-        return by_adapter("attention", (q, k, v), ATTENTION_DEFAULTS, dict(
+    if (source.torch and belongs_to_adapter(source, (q, k, v, alibi_slopes, bias, learnable_sink, out, lse))
+            or source.kind == KIND_JAX and needs_xla(q, (
+                k, v, alibi_slopes, bias, mask, learnable_sink, block_mask, seed, offset, softmax_scale, cu_seqlens_q, cu_seqlens_k,
+                seqused_q, seqused_k))):
+        return by_adapter(source, "attention", (q, k, v), ATTENTION_DEFAULTS, dict(
             causal=causal, causal_align=causal_align, window_size=window_size, softmax_scale=softmax_scale, softcap=softcap,
             alibi_slopes=alibi_slopes, bias=bias, mask=mask, learnable_sink=learnable_sink, block_mask=block_mask,
             dropout_p=dropout_p, seed=seed, offset=offset, layout=layout, cu_seqlens_q=cu_seqlens_q,

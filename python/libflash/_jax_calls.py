@@ -153,24 +153,44 @@ def result_shapes(call: Call, operands: Sequence[Any]) -> list[Shape]:
 def workspace_size(call: Call, operands: Sequence[Any], results: Sequence[Shape], device_type: int) -> int:
     """Bytes of scratch memory; raises what is wrong with the call. `device_type` is 0 for the CPU, 1 for CUDA."""
 
-    def described(arrays: Sequence[Any], what: str) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        for name, x in zip((*call.fixed, *call.names), arrays, strict=False):
-            if what == "operand" and (len(x.shape) > 4 or x.dtype.name not in TYPE_CODES):
-                raise InvalidError(
-                    f"{name} is {x.dtype.name}{list(x.shape)}; arrays have at most 4 dimensions and a type that libflash has"
-                )
+    def described(arrays: Sequence[Any]) -> tuple[tuple[int, tuple[int, ...]], ...]:
         return tuple((TYPE_CODES[x.dtype.name], tuple(x.shape)) for x in arrays)
 
     status, text, size = _jax_ffi.workspace_size(
         call.operation,
         device_type,
-        described(without_rng(call, operands), "operand"),
-        described(results, "result"),
+        described(without_rng(call, operands)),
+        described(results),
         call.attributes(),
     )
     if status != 0:
         raise from_status(status, text)
     return int(size)
+
+
+def check_types(call: Call, operands: Sequence[Any]) -> None:
+    for name, x in zip((*call.fixed, *call.names), operands, strict=True):
+        if len(x.shape) > 4 or x.dtype.name not in TYPE_CODES:
+            raise InvalidError(
+                f"{name} is {x.dtype.name}{list(x.shape)}; arrays have at most 4 dimensions and a type that libflash has"
+            )
+
+
+def check_ranks(call: Call, operands: Sequence[Any]) -> None:
+    """What the shapes of results are made from; the C library checks the rest."""
+    packed = {name for name, side in (("q", "q"), ("k", "k"), ("v", "k")) if f"cu_seqlens_{side}" in call.names}
+    for name, x in zip(call.fixed, operands, strict=False):
+        if name not in ("q", "k", "v", "k_cache", "v_cache") or len(x.shape) == (3 if name in packed else 4):
+            continue
+        needed = "3, (total, heads, head_dim), with cu_seqlens" if name in packed else "4, (batch, seqlen, heads, head_dim)"
+        if name not in packed and call.operation != DECODE:
+            needed += " in the order that layout says; 3 only with cu_seqlens"
+        raise InvalidError(f"{name} has {len(x.shape)} dimensions; it needs {needed}")
+
+
+def symbolic(operands: Sequence[Any]) -> bool:
+    """True if jax.export has left a dimension open."""
+    return any(not isinstance(size, (int, np.integer)) for x in operands for size in x.shape)
 
 
 def without_rng(call: Call, operands: Sequence[Any]) -> Sequence[Any]:
@@ -179,8 +199,17 @@ def without_rng(call: Call, operands: Sequence[Any]) -> Sequence[Any]:
 
 def run(call: Call, *operands: Any) -> list[Any]:
     """The operation on one device: checked by shape, then handed to XLA for the platform it compiles for."""
+    check_types(call, operands)
+    check_ranks(call, operands)
     results = result_shapes(call, operands)
     on_gpu = jax.default_backend() == "gpu"
+    if symbolic(operands):  # the rest is checked when the program runs
+        if on_gpu:
+            raise UnsupportedError(
+                "symbolic dimensions work on the CPU only: on a GPU the program plans scratch memory when it is compiled; "
+                "export with the dimensions that it will run with"
+            )
+        return on_platform(call, operands, results, None)
     if call.operation == DECODE or not on_gpu:
         workspace_size(call, operands, results, 0)
     if not on_gpu:

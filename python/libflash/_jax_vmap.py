@@ -1,4 +1,4 @@
-"""jax.vmap of an operation: the new axis is folded into the batch."""
+"""What JAX's transformations make of an operation: vmap folds the new axis into the batch, differentiation is refused by name."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
+from ._errors import UnsupportedError
 from ._jax_axes import operand_labels, result_labels
-from ._jax_calls import Call, Shape
+from ._jax_calls import BACKWARD, DECODE, Call, Shape
 from ._jax_sharding import partitioned
 
 
@@ -30,7 +31,29 @@ def vectorised(call: Call) -> Callable[..., list[Any]]:
         outs = folded(call, size, batched, operands) if fold_all else one_by_one(call, batched, operands)
         return outs, [True] * len(outs)
 
-    return run_batched  # type: ignore[no-any-return]
+    return without_derivative(call.operation, run_batched)
+
+
+NO_DERIVATIVE = {
+    DECODE: "libflash.jax.decode has no gradient: use libflash.jax.attention to train, "
+    "or call jax.lax.stop_gradient on what is given to decode",
+    BACKWARD: "the gradient of libflash.jax.attention has no derivative of its own (jax.grad of jax.grad, jax.hessian, "
+    "jax.jvp of jax.grad): write attention in jax.numpy where second derivatives are needed, "
+    "or call jax.lax.stop_gradient on what is given to the first",
+}
+
+
+def without_derivative(operation: int, function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """The function, which says what is missing when JAX differentiates it."""
+    if operation not in NO_DERIVATIVE:  # forward: differentiated as a whole in jax.py
+        return function
+    guarded = jax.custom_jvp(function)
+
+    @guarded.defjvp
+    def refuse(primals: Any, tangents: Any) -> Any:
+        raise UnsupportedError(NO_DERIVATIVE[operation])
+
+    return guarded
 
 
 def foldable(call: Call, batched: Sequence[bool]) -> bool:

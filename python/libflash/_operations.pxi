@@ -1,9 +1,31 @@
 # The other operations: backward, decode, merge, block masks.
 
 
-cdef object by_adapter(str name, tuple arrays, dict defaults, dict options):
+cdef object by_xla(str name, tuple arrays, dict defaults, dict options):
+    """To libflash/jax.py, with the options that are not at their defaults."""
+    for option in ("out", "lse", "stream"):
+        if options.pop(option) is not None:
+            raise InvalidError(f"{option} cannot be given for JAX arrays that are traced, sharded or on a GPU: "
+                               "XLA owns memory and streams")
+    if options.get("k") is not None:
+        raise InvalidError("k and v would be written into caches that are JAX arrays, which are immutable: use "
+                           "libflash.jax.decode, which returns the new caches")
+    if name == "merge" and (options.pop("backend") is not None or options.pop("kernel") is not None):
+        raise UnsupportedError("backend and kernel cannot be given for JAX arrays that are traced, sharded or on a GPU: "
+                               "XLA compiles the merge")
+    from . import jax as adapter
+    cdef dict given = {option: value for option, value in options.items() if value is not defaults[option]}
+    return getattr(adapter, name)(*arrays, **given)
+
+
+cdef object by_adapter(_Source source, str name, tuple arrays, dict defaults, dict options):
     """To libflash/torch.py, with the options that are not at their defaults. `seed` goes along always: the adapter's default is a
-    fresh one for each call. PyTorch's operators take tensors only, so arrays of other libraries are handed over as such."""
+    fresh one for each call. PyTorch's operators take tensors only, so arrays of other libraries are handed over as such. Arrays of
+    JAX go to libflash/jax.py."""
+    if source.kind == KIND_JAX:
+        return by_xla(name, arrays, defaults, options)
+    if name == "attention":
+        flag(options["causal"], "causal")
     from . import torch as adapter
     if options.pop("stream") is not None:
         raise InvalidError("stream cannot be given where PyTorch records gradients, casts (autocast), transforms or traces; use "
@@ -20,7 +42,7 @@ cdef object as_tensor(object adapter, object x):
 
 
 def attention_backward(
-        dout, q, k, v, out, lse, *, causal=False, causal_align="bottom_right", window_size=NO_WINDOW, softmax_scale=None,
+        dout, q, k, v, out, lse, *, causal=False, causal_align="bottom_right", window_size=(-1, -1), softmax_scale=None,
         softcap=0.0, alibi_slopes=None, bias=None, mask=None, learnable_sink=None, block_mask=None, dropout_p=0.0, seed=0,
         offset=0, layout="bshd", cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, seqused_q=None,
         seqused_k=None, num_splits=0, dlse=None, deterministic=False, dq=None, dk=None, dv=None, dbias=None, dsink=None,
@@ -120,7 +142,7 @@ cdef object gradient(Call *call, _Source source, object q, object given, const f
 
 
 def decode(q, k_cache, v_cache, *, cache_seqlens=None, block_table=None, cache_batch_idx=None, cache_leftpad=None, k=None, v=None,
-           rotary_cos=None, rotary_sin=None, rotary_interleaved=True, causal=True, window_size=NO_WINDOW, softmax_scale=None,
+           rotary_cos=None, rotary_sin=None, rotary_interleaved=True, causal=True, window_size=(-1, -1), softmax_scale=None,
            softcap=0.0, alibi_slopes=None, learnable_sink=None, num_splits=0, split_size=0, return_lse=False, out=None, lse=None,
            stream=None, backend=None, kernel=None):
     """A few new query rows per sequence against a cache of keys and values, as when generating text. Forward only.
@@ -176,8 +198,11 @@ def decode(q, k_cache, v_cache, *, cache_seqlens=None, block_table=None, cache_b
     cdef _Source source = source_of(q, "q")
     cdef Role role = READ if k is None else WRITE
     cdef bint lse_wanted = flag(return_lse, "return_lse")
-    if source.torch and belongs_to_adapter(source, (q, k_cache, v_cache, k, v, alibi_slopes, learnable_sink, out, lse)):
-        return by_adapter("decode", (q, k_cache, v_cache), DECODE_DEFAULTS, dict(
+    if (source.torch and belongs_to_adapter(source, (q, k_cache, v_cache, k, v, alibi_slopes, learnable_sink, out, lse))
+            or source.kind == KIND_JAX and needs_xla(q, (
+                k_cache, v_cache, cache_seqlens, block_table, cache_batch_idx, cache_leftpad, k, v, rotary_cos, rotary_sin,
+                softmax_scale, alibi_slopes, learnable_sink))):
+        return by_adapter(source, "decode", (q, k_cache, v_cache), DECODE_DEFAULTS, dict(
             cache_seqlens=cache_seqlens, block_table=block_table, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad,
             k=k, v=v, rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_interleaved=rotary_interleaved, causal=causal,
             window_size=window_size, softmax_scale=softmax_scale, softcap=softcap, alibi_slopes=alibi_slopes,
@@ -270,8 +295,9 @@ def merge(outs, lses, *, return_lse=True, layout="bshd", out=None, lse=None, str
     count = <int32_t>len(outs)
     like = outs[0]
     cdef _Source source = source_of(like, "outs[0]")
-    if source.torch and belongs_to_adapter(source, (*outs, *lses, out, lse)):
-        return by_adapter("merge", (outs, lses), MERGE_DEFAULTS, dict(
+    if (source.torch and belongs_to_adapter(source, (*outs, *lses, out, lse))
+            or source.kind == KIND_JAX and needs_xla(like, (*outs, *lses))):
+        return by_adapter(source, "merge", (outs, lses), MERGE_DEFAULTS, dict(
             return_lse=return_lse, layout=layout, out=out, lse=lse, stream=stream, backend=backend, kernel=kernel))
     cdef Layout axes = layout_of(layout)
     cdef object out_array = out

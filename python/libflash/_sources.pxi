@@ -14,6 +14,7 @@ cdef class _Source:
     cdef Kind kind
     cdef bint torch             # PyTorch: see _torch_state.pxi
     cdef bint subclass          # a subclass of torch.Tensor with behaviour of its own: its memory alone does not say what it means
+    cdef bint traced            # JAX's placeholder inside jit, grad and vmap: a shape without data
     cdef bint no_max_version    # its __dlpack__ is older than DLPack 1.0
     cdef DLExchange *api
     cdef object module          # the library, where outputs come from; None: ask the array
@@ -64,7 +65,10 @@ cdef _Source new_source(object cls, str name):
     if source.api != NULL:
         source.kind = KIND_EXCHANGE
     elif is_kind_of(cls, "jax", "core.Tracer"):
-        raise TypeError(f"{name} is a JAX tracer ({cls.__name__}): inside jit, grad and vmap use libflash.jax.attention")
+        source.kind = KIND_JAX
+        source.traced = True
+    elif is_kind_of(cls, "jax", "ShapeDtypeStruct"):
+        raise TypeError(f"{name} is a jax.ShapeDtypeStruct, a shape without data: use jax.eval_shape(libflash.jax.attention, ...)")
     elif not hasattr(cls, "__dlpack__"):
         raise TypeError(f"{name} must be an array (NumPy, PyTorch, CuPy, JAX or another with __dlpack__), "
                         f"not {cls.__name__}")
@@ -98,3 +102,23 @@ cdef inline _Source source_of(object x, str name):
     if found is not None:
         return <_Source>found
     return new_source(type(x), name)
+
+
+cdef bint needs_xla(object first, tuple others) except -1:
+    """True if only XLA can run the call: an array is traced, or an array of JAX is not on one CPU device."""
+    if only_for_xla(first):
+        return True
+    for x in others:
+        if x is not None and type(x) is not int and type(x) is not float and only_for_xla(x):
+            return True
+    return False
+
+
+cdef bint only_for_xla(object x) except -1:
+    cdef object found = _sources.get(type(x))
+    if is_kind_of(type(x), "jax", "core.Tracer"):
+        return True
+    if found is None or (<_Source>found).kind != KIND_JAX or x.is_deleted():  # deleted: refused by name when it is borrowed
+        return False
+    devices = x.devices()
+    return len(devices) != 1 or next(iter(devices)).platform != "cpu"

@@ -3,8 +3,17 @@
     import libflash.jax
     out = libflash.jax.attention(q, k, v, causal=True)
 
-Wrong shapes and values raise libflash's own exceptions while JAX traces. Gradients: reverse mode, once. vmap folds the new axis
-into the batch. On sharded arrays jit keeps shards of batch and heads in place; inside shard_map each device does its part.
+`libflash.attention`, `decode` and `merge` call these functions by themselves for traced arrays, and for arrays of JAX on a GPU.
+
+Wrong shapes and values raise libflash's own exceptions while JAX traces. Gradients: reverse mode, once. A second derivative
+raises UnsupportedError, and forward mode (jax.jvp, jacfwd, linearize, hessian) JAX's TypeError. vmap folds the new axis into the
+batch. On sharded arrays jit keeps shards of batch and heads in place; inside shard_map each device does its part.
+
+jax.export wants to be told that libflash keeps its custom calls compatible. Dimensions may be symbolic; then shapes are checked
+when the program runs. Where the program is loaded, import libflash.jax first.
+
+    checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in libflash.jax.CUSTOM_CALLS]
+    exported = jax.export.export(jax.jit(step), disabled_checks=checks)(q, k, v)
 
 Inputs are row-major to XLA: a transposed view is copied. The number of threads on the CPU is LIBFLASH_NUM_THREADS from the
 environment, else all processors; set_num_threads does not reach compiled programs.
@@ -17,32 +26,30 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ._block_mask import BlockMask
 from ._errors import InvalidError, UnsupportedError
 from ._jax_calls import (
     ATTENTION_OPERANDS,
     BACKWARD,
-    CAUSAL,
     DECODE,
     DECODE_OPERANDS,
-    DETERMINISTIC,
     FORWARD,
     INTERLEAVED,
     LAYOUTS,
-    SCALE,
-    TOP_LEFT,
-    WINDOW,
+    TARGETS,
     Call,
     Options,
     lse_dtype,
     vary,
     varying_axes,
 )
+from ._jax_options import arrays_of, flags, integer, one_of, operands, random_state, real, switch, text, window
 from ._jax_vmap import vectorised
 
-__all__ = ["attention", "decode", "merge"]
+__all__ = ["CUSTOM_CALLS", "attention", "decode", "merge"]
+
+CUSTOM_CALLS = TARGETS
 
 Array = jax.Array
 
@@ -83,93 +90,52 @@ def attention(
     Arguments, results and errors are those of `libflash.attention`, but for these:
 
     Numbers and texts are static: part of the compiled program, as with jit's static arguments.
-    seed : int, a JAX PRNG key, or uint32 array (4,) of seed and offset, low words first
-        A number is static too: give a key for a mask that is new in each step. On CUDA a number is needed.
+    seed : int, integer array of no dimensions, PRNG key (jax.random.key or PRNGKey), or uint32 array (4,)
+        A Python number is static: give a key or an array for a mask that is new in each step of one compiled program. An integer
+        array counts modulo 2**64. The array (4,) holds seed and offset, low words first; with it, or with a key, offset stays 0.
+    offset : int, or integer array of no dimensions
     block_mask : the dense form
+    cu_seqlens_q, cu_seqlens_k, seqused_q, seqused_k : int32 or int64 arrays, or lists
     deterministic : the gradients have the same bits in every run. On the CPU they always do.
     Rows of packed arrays that belong to no sequence are 0 (lse: -inf), in results and gradients.
     There are no out, lse and stream: XLA owns memory and streams. There is no gradient for alibi_slopes.
     """
     if isinstance(block_mask, BlockMask):
         raise InvalidError("block_mask must be the dense bool array in JAX, not a BlockMask")
+    q, k, v = arrays_of(q=q, k=k, v=v)
     options = Options(
         flags=flags(causal, causal_align, window_size, softmax_scale, deterministic),
         layout=one_of(layout, LAYOUTS, "layout"),
         **window(window_size),
-        softmax_scale=float(softmax_scale or 0.0),
-        softcap=float(softcap or 0.0),
-        dropout_p=float(dropout_p),
-        max_seqlen_q=int(max_seqlen_q or 0),
-        max_seqlen_k=int(max_seqlen_k or 0),
-        num_splits=int(num_splits),
-        backend=backend or "",
-        kernel=kernel or "",
+        softmax_scale=0.0 if softmax_scale is None else real(softmax_scale, "softmax_scale"),
+        softcap=0.0 if softcap is None else real(softcap, "softcap"),
+        dropout_p=real(dropout_p, "dropout_p"),
+        max_seqlen_q=0 if max_seqlen_q is None else integer(max_seqlen_q, "max_seqlen_q"),
+        max_seqlen_k=0 if max_seqlen_k is None else integer(max_seqlen_k, "max_seqlen_k"),
+        num_splits=integer(num_splits, "num_splits"),
+        backend=text(backend, "backend"),
+        kernel=text(kernel, "kernel"),
     )
-    extras = dict(
-        alibi_slopes=alibi_slopes,
-        bias=four_dimensions(bias, "bias"),
-        mask=four_dimensions(mask, "mask"),
-        learnable_sink=learnable_sink,
-        block_mask=block_mask,
-        cu_seqlens_q=cu_seqlens_q,
-        cu_seqlens_k=cu_seqlens_k,
-        seqused_q=seqused_q,
-        seqused_k=seqused_k,
+    extras = operands(
+        dict(
+            alibi_slopes=alibi_slopes,
+            bias=bias,
+            mask=mask,
+            learnable_sink=learnable_sink,
+            block_mask=block_mask,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_k=cu_seqlens_k,
+            seqused_q=seqused_q,
+            seqused_k=seqused_k,
+        )
     )
-    if dropout_p:
-        if isinstance(seed, (int, np.integer)):
-            options = options._replace(seed=signed(seed, "seed"), offset=signed(offset, "offset"))
-        else:
-            extras["rng"] = random_words(seed)
-    out, lse = _compiled(options, q, k, v, {name: x for name, x in extras.items() if x is not None})
+    if options.dropout_p:
+        numbers, words = random_state(seed, offset)
+        options = options._replace(**numbers)
+        if words is not None:
+            extras["rng"] = words
+    out, lse = _compiled(options, q, k, v, extras)
     return (out, lse) if return_lse else out
-
-
-def flags(causal: Any, causal_align: str, window_size: Any, softmax_scale: float | None, deterministic: bool = False) -> int:
-    value = CAUSAL if causal else 0
-    value |= TOP_LEFT if one_of(causal_align, ("bottom_right", "top_left"), "causal_align") == "top_left" else 0
-    value |= WINDOW if window(window_size) else 0
-    value |= SCALE if softmax_scale is not None else 0
-    return value | (DETERMINISTIC if deterministic else 0)
-
-
-def one_of(value: str, allowed: Any, name: str) -> str:
-    if value not in allowed:
-        raise InvalidError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}")
-    return value
-
-
-def window(window_size: Any) -> dict[str, Any]:
-    if window_size is None:
-        return {}
-    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
-        raise TypeError(f"window_size must be a pair (left, right), not {window_size!r}")
-    left, right = (-1 if side is None else int(side) for side in window_size)
-    return {} if left == right == -1 else {"window_left": left, "window_right": right}
-
-
-def four_dimensions(x: Array | None, name: str) -> Array | None:
-    """Axes of size 1 in front: what vmap and sharding go by."""
-    if x is None or x.ndim == 4:
-        return x
-    if x.ndim > 4:
-        raise InvalidError(f"{name} has {x.ndim} dimensions; at most 4")
-    return x.reshape((1,) * (4 - x.ndim) + x.shape)
-
-
-def signed(value: int, name: str) -> int:
-    """As XLA's attributes take it."""
-    if not 0 <= value < 2**64:
-        raise InvalidError(f"{name} is {value}; it must be from 0 to 2**64 - 1")
-    return int(value) - 2**64 if value >= 2**63 else int(value)
-
-
-def random_words(seed: Array) -> Array:
-    if jnp.issubdtype(seed.dtype, jax.dtypes.prng_key):
-        return jax.random.bits(seed, (4,), np.uint32)
-    if seed.shape != (4,) or seed.dtype != np.uint32:
-        raise InvalidError(f"seed is {seed.dtype}{list(seed.shape)}; it must be an int, a PRNG key or uint32[4]")
-    return seed
 
 
 def call_of(operation: int, options: Options, extras: dict[str, Array]) -> tuple[Any, list[Array]]:
@@ -278,9 +244,9 @@ def decode(
 ) -> Array | tuple[Array, ...]:
     """A few query rows per sequence against a cache of keys and values. Forward only.
 
-    Arguments and errors are those of `libflash.decode`; numbers and texts are static. Arrays are immutable in JAX, so with k and
-    v the new caches are returned: donate the old ones to your jitted step (donate_argnums), and XLA writes in place instead of
-    copying.
+    Arguments and errors are those of `libflash.decode`; numbers and texts are static, lengths and tables may be int64 or lists.
+    There is no gradient: jax.grad raises UnsupportedError. Arrays are immutable in JAX, so with k and v the new caches are
+    returned: donate the old ones to your jitted step (donate_argnums), and XLA writes in place instead of copying.
 
     Returns
     -------
@@ -290,28 +256,31 @@ def decode(
         raise InvalidError("k and v must be given together")
     options = Options(
         flags=flags(causal, "bottom_right", window_size, softmax_scale)
-        | (INTERLEAVED if rotary_interleaved and rotary_cos is not None else 0),
+        | (INTERLEAVED if switch(rotary_interleaved, "rotary_interleaved") and rotary_cos is not None else 0),
         **window(window_size),
-        softmax_scale=float(softmax_scale or 0.0),
-        softcap=float(softcap or 0.0),
-        num_splits=int(num_splits),
-        split_size=int(split_size),
-        backend=backend or "",
-        kernel=kernel or "",
+        softmax_scale=0.0 if softmax_scale is None else real(softmax_scale, "softmax_scale"),
+        softcap=0.0 if softcap is None else real(softcap, "softcap"),
+        num_splits=integer(num_splits, "num_splits"),
+        split_size=integer(split_size, "split_size"),
+        backend=text(backend, "backend"),
+        kernel=text(kernel, "kernel"),
     )
-    extras = dict(
-        cache_seqlens=cache_seqlens,
-        block_table=block_table,
-        cache_batch_idx=cache_batch_idx,
-        cache_leftpad=cache_leftpad,
-        k=k,
-        v=v,
-        rotary_cos=rotary_cos,
-        rotary_sin=rotary_sin,
-        alibi_slopes=alibi_slopes,
-        learnable_sink=learnable_sink,
+    extras = operands(
+        dict(
+            cache_seqlens=cache_seqlens,
+            block_table=block_table,
+            cache_batch_idx=cache_batch_idx,
+            cache_leftpad=cache_leftpad,
+            k=k,
+            v=v,
+            rotary_cos=rotary_cos,
+            rotary_sin=rotary_sin,
+            alibi_slopes=alibi_slopes,
+            learnable_sink=learnable_sink,
+        )
     )
-    results = _decode(options, q, k_cache, v_cache, {name: x for name, x in extras.items() if x is not None})
+    arrays = arrays_of(q=q, k_cache=k_cache, v_cache=v_cache)
+    results = _decode(options, *arrays, extras)
     kept = [results[0], *([results[1]] if return_lse else []), *results[2:]]
     return tuple(kept) if len(kept) > 1 else kept[0]
 

@@ -180,14 +180,51 @@ def test_dropout_is_that_of_the_cpu() -> None:
     np.testing.assert_allclose(np.asarray(got, np.float32), wanted.astype(np.float32), rtol=2e-3, atol=2e-3)
 
 
-def test_a_key_is_refused_when_it_runs() -> None:
-    """It would have to be read back from the device; the text says what to do."""
+def test_a_new_key_is_no_new_program() -> None:
+    """The kernels read the seed when they run: the same mask as on the CPU, forward and backward, with one program."""
+    q, k, v, *_ = problem("float16")
+    traces = []
+
+    @jax.jit
+    def step(q, key):
+        traces.append(1)
+        attention = lambda q: libflash.jax.attention(q, k, v, dropout_p=0.5, seed=key)  # noqa: E731
+        out, back = jax.vjp(attention, q)
+        return out, back(jnp.ones_like(out))[0]
+
+    for i in (0, 1, 0):
+        key = jax.random.key(i)
+        out, gradient = step(q, key)
+        low, high, *offset = (int(x) for x in jax.random.bits(key, (4,), np.uint32))
+        numbers = {"dropout_p": 0.5, "seed": low + (high << 32), "offset": offset[0] + (offset[1] << 32)}
+        assert_same_bits(np.asarray(out), np.asarray(libflash.jax.attention(q, k, v, **numbers)))
+        wanted = libflash.attention(*(np.asarray(x) for x in (q, k, v)), **numbers)
+        np.testing.assert_allclose(np.asarray(out, np.float32), wanted.astype(np.float32), rtol=2e-3, atol=2e-3)
+        by_value = jax.grad(lambda q, numbers=numbers: libflash.jax.attention(q, k, v, **numbers).astype("float32").sum())(q)
+        assert_close(gradient, by_value, 4 * ROUNDING["float16"])
+    assert len(traces) == 1
+
+
+# -- libflash.attention
+
+
+def test_arrays_on_the_gpu_go_to_the_adapter() -> None:
+    """XLA orders all work on its arrays, traced or not."""
     q, k, v, *_ = problem()
-    with pytest.raises((ValueError, NotImplementedError, jax.errors.JaxRuntimeError), match="must be Python integers"):
-        jax.block_until_ready(libflash.jax.attention(q, k, v, dropout_p=0.5, seed=jax.random.key(0)))
-    assert_same_bits(  # and the next call is none the worse
-        np.asarray(libflash.jax.attention(q, k, v)), np.asarray(libflash.jax.attention(q, k, v))
-    )
+    wanted = libflash.jax.attention(q, k, v, causal=True)
+    assert_same_bits(np.asarray(libflash.attention(q, k, v, causal=True)), np.asarray(wanted))
+    assert_same_bits(np.asarray(jax.jit(lambda *x: libflash.attention(*x, causal=True))(q, k, v)), np.asarray(wanted))
+    assert_same_bits(np.asarray(libflash.decode(q, k, v)), np.asarray(libflash.jax.decode(q, k, v)))
+    with pytest.raises(libflash.InvalidError, match="out cannot be given"):
+        libflash.attention(q, k, v, out=np.empty(q.shape, np.float32))
+    with pytest.raises(libflash.UnsupportedError, match="q is a JAX array on a GPU"):
+        libflash.explain(q, k, v)
+
+
+def test_symbolic_dimensions_are_refused() -> None:
+    shapes = [jax.ShapeDtypeStruct(jax.export.symbolic_shape("b, s, 4, 64"), jnp.bfloat16)] * 3
+    with pytest.raises(libflash.UnsupportedError, match="symbolic dimensions"):
+        jax.export.export(jax.jit(libflash.jax.attention))(*shapes)
 
 
 # -- devices

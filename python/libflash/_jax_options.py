@@ -1,0 +1,200 @@
+"""What may be given to libflash.jax: arrays, lengths, seeds; numbers and texts, which become part of the compiled program."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._errors import InvalidError, UnsupportedError
+from ._jax_calls import CAUSAL, DETERMINISTIC, SCALE, TOP_LEFT, WINDOW
+
+Array: TypeAlias = Any  # of JAX or NumPy
+INT32 = np.iinfo(np.int32)
+LENGTHS = (
+    "cu_seqlens_q",
+    "cu_seqlens_k",
+    "seqused_q",
+    "seqused_k",
+    "cache_seqlens",
+    "block_table",
+    "cache_batch_idx",
+    "cache_leftpad",
+)
+
+# -- numbers and texts
+
+
+def known(x: Any, name: str) -> Any:
+    """x, if its value is known while the program is compiled."""
+    if not isinstance(x, jax.core.Tracer):
+        return x
+    text = (
+        f"{name} is traced ({x.dtype}{list(x.shape)}), and its value is part of the compiled program. Give a Python number: "
+        f"name {name.partition('[')[0]} in static_argnames of jax.jit, or close over it"
+    )
+    if name == "softmax_scale":
+        text += "; or multiply q by the scale, which rounds q once more, and give softmax_scale=1.0"
+    raise UnsupportedError(text)
+
+
+def real(x: Any, name: str) -> float:
+    known(x, name)
+    try:
+        if not isinstance(x, (str, bytes, bytearray)):
+            return float(x)
+    except (TypeError, ValueError):
+        pass
+    raise TypeError(f"{name} must be a number, not {type(x).__name__}")
+
+
+def integer(x: Any, name: str) -> int:
+    known(x, name)
+    try:
+        return operator.index(x)
+    except TypeError:
+        raise TypeError(f"{name} must be an integer, not {type(x).__name__}") from None
+
+
+def switch(x: Any, name: str) -> bool:
+    known(x, name)
+    if isinstance(x, (bool, np.bool_)) or (isinstance(x, (int, np.integer, jax.Array, np.ndarray)) and x in (0, 1)):
+        return bool(x)
+    raise TypeError(f"{name} must be True or False, not {x!r}")
+
+
+def one_of(value: str, allowed: Any, name: str) -> str:
+    if value not in allowed:
+        raise InvalidError(f"{name} is {value!r}; it must be one of {', '.join(map(repr, allowed))}")
+    return value
+
+
+def text(x: str | None, name: str) -> str:
+    if x is not None and not isinstance(x, str):
+        raise TypeError(f"{name} must be a str, not {type(x).__name__}")
+    return x or ""
+
+
+def window(window_size: Any) -> dict[str, int]:
+    if window_size is None:
+        return {}
+    known(window_size, "window_size")
+    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
+        raise TypeError(f"window_size must be a pair (left, right), not {window_size!r}")
+    left, right = (-1 if side is None else integer(side, f"window_size[{i}]") for i, side in enumerate(window_size))
+    return {} if left == right == -1 else {"window_left": left, "window_right": right}
+
+
+def flags(causal: Any, causal_align: str, window_size: Any, softmax_scale: Any, deterministic: Any = False) -> int:
+    value = CAUSAL if switch(causal, "causal") else 0
+    value |= TOP_LEFT if one_of(causal_align, ("bottom_right", "top_left"), "causal_align") == "top_left" else 0
+    value |= WINDOW if window(window_size) else 0
+    value |= SCALE if softmax_scale is not None else 0
+    return value | (DETERMINISTIC if switch(deterministic, "deterministic") else 0)
+
+
+# -- arrays
+
+
+def array(x: Any, name: str) -> Array:
+    """An array of JAX or NumPy, traced or not."""
+    if not isinstance(x, (jax.Array, np.ndarray)) and hasattr(x, "__jax_array__"):  # parameters of neural network libraries
+        x = x.__jax_array__()
+    if isinstance(x, (jax.Array, np.ndarray)):
+        return x
+    if isinstance(x, jax.ShapeDtypeStruct):
+        raise TypeError(f"{name} is a jax.ShapeDtypeStruct, a shape without data: use jax.eval_shape")
+    raise TypeError(f"{name} must be an array of JAX or NumPy, not {type(x).__module__}.{type(x).__qualname__}")
+
+
+def arrays_of(**given: Any) -> list[Array]:
+    return [array(x, name) for name, x in given.items()]
+
+
+def lengths(x: Any, name: str) -> Array:
+    """Lengths and indices as int32: from arrays of int32 or int64, or lists. A traced int64 that does not fit becomes the largest
+    int32, which is as wrong for every length, and is refused where lengths are checked."""
+    if isinstance(x, (list, tuple)):
+        x = jnp.asarray(x) if any(isinstance(y, jax.Array) for y in x) else np.asarray(x)
+        if x.size == 0:
+            x = x.astype(np.int32)
+    x = array(x, name)
+    if x.dtype == np.int32:
+        return x
+    if x.dtype != np.int64:
+        raise InvalidError(f"{name} is {x.dtype.name}{list(x.shape)}; it must be int32 or int64")
+    if isinstance(x, jax.Array):
+        return jnp.clip(x, INT32.min, INT32.max).astype(np.int32)
+    for value in (x.min(initial=0), x.max(initial=0)):
+        if not INT32.min <= value <= INT32.max:
+            raise InvalidError(f"{name} holds {value}, which does not fit int32")
+    return x.astype(np.int32)
+
+
+def operands(given: dict[str, Any]) -> dict[str, Array]:
+    """The optional arrays that were given."""
+    return {
+        name: lengths(x, name) if name in LENGTHS else four_dimensions(x, name) if name in ("bias", "mask") else array(x, name)
+        for name, x in given.items()
+        if x is not None
+    }
+
+
+def four_dimensions(x: Any, name: str) -> Array:
+    """Axes of size 1 in front: what vmap and sharding go by."""
+    x = array(x, name)
+    if x.ndim > 4:
+        raise InvalidError(f"{name} has {x.ndim} dimensions; at most 4")
+    return x if x.ndim == 4 else x.reshape((1,) * (4 - x.ndim) + x.shape)
+
+
+# -- the random state of dropout
+
+
+def random_state(seed: Any, offset: Any) -> tuple[dict[str, int], Array | None]:
+    """Seed and offset, as numbers or as uint32[4], low words first, which the program reads when it runs."""
+    if is_number(seed) and is_number(offset):
+        return {"seed": signed(seed, "seed"), "offset": signed(offset, "offset")}, None
+    if not is_number(seed):
+        seed = array(seed, "seed")
+    if is_number(seed) or (seed.shape == () and jnp.issubdtype(seed.dtype, np.integer)):
+        return {}, jnp.concatenate([two_words(seed, "seed"), two_words(offset, "offset")])
+    if not is_number(offset) or offset != 0:
+        raise InvalidError("offset cannot be given with a PRNG key or uint32[4] as seed, which holds it; give an integer seed")
+    if seed.dtype == np.uint32 and seed.shape == (4,):
+        return {}, seed
+    if seed.dtype == np.uint32 and seed.shape == (2,):
+        seed = jax.random.wrap_key_data(seed, impl="threefry2x32")
+    if not jnp.issubdtype(seed.dtype, jax.dtypes.prng_key) or seed.shape != ():
+        raise InvalidError(
+            f"seed is {seed.dtype}{list(seed.shape)}; it must be an integer, one PRNG key (jax.random.key, or uint32[2] from "
+            "jax.random.PRNGKey), or uint32[4]"
+        )
+    return {}, jax.random.bits(seed, (4,), np.uint32)
+
+
+def is_number(x: Any) -> bool:
+    return isinstance(x, (int, np.integer))
+
+
+def signed(value: int, name: str) -> int:
+    """As XLA's attributes take it."""
+    if not 0 <= value < 2**64:
+        raise InvalidError(f"{name} is {value}; it must be from 0 to 2**64 - 1")
+    return int(value) - 2**64 if value >= 2**63 else int(value)
+
+
+def two_words(x: Any, name: str) -> Array:
+    """The low and the high 32 bits of an integer, modulo 2**64 if it is an array."""
+    if is_number(x):
+        x = signed(x, name) % 2**64
+        return jnp.array([x % 2**32, x >> 32], np.uint32)
+    x = array(x, name)
+    if x.shape != () or not jnp.issubdtype(x.dtype, np.integer):
+        raise InvalidError(f"{name} is {x.dtype}{list(x.shape)}; it must be an integer")
+    narrow = x.dtype.itemsize <= 4
+    sign = jnp.where(x < 0, np.uint32(2**32 - 1), np.uint32(0))
+    return jnp.stack([jnp.asarray(x).astype(np.uint32), sign if narrow else (x >> 32).astype(np.uint32)])
