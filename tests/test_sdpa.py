@@ -129,6 +129,25 @@ def test_compiled_models(backend: str, calls: list[str]) -> None:
     torch.testing.assert_close(got, wanted, rtol=2e-5, atol=2e-5)
 
 
+def test_subclasses_of_tensor(calls: list[str]) -> None:
+    """What a subclass does, it has done above these operators."""
+
+    class Traced(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return super().__torch_function__(function, types, args, kwargs or {})
+
+    leaves = problem()
+    mask = torch.randn(33, 33)
+    wanted = both(lambda *x: sdpa(*x, attn_mask=mask), leaves)
+    with libflash.torch.enable():
+        traced = mask.as_subclass(Traced)
+        got = both(lambda *x: sdpa(*(y.as_subclass(Traced) for y in x), attn_mask=traced), leaves)
+    assert calls == ["attention", "attention_backward"]
+    assert isinstance(got[0], Traced)
+    torch.testing.assert_close([x.as_subclass(torch.Tensor) for x in got], list(wanted), rtol=2e-5, atol=2e-5)
+
+
 def test_strided_inputs() -> None:
     leaves = [x.detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_() for x in problem()]
     turned = [x.detach().transpose(2, 3).contiguous().transpose(2, 3).requires_grad_() for x in problem()]

@@ -65,8 +65,9 @@ def _with_fallback(name: str, ours: Callable[..., Any], theirs: Any) -> Callable
 
     def call(keyset: Any, *args: Any, **keywords: Any) -> Any:
         try:
-            with torch.no_grad():  # PyTorch's autograd stands above these operators; libflash must not see another one
-                return ours(*args, **keywords)
+            # PyTorch's autograd stands above these operators; libflash must not see another one. So do subclasses of Tensor.
+            with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+                return ours(*map(_plain, args), **{name: _plain(x) for name, x in keywords.items()})
         except (UnsupportedError, InvalidError, NoDeviceError) as refusal:
             if theirs is None:
                 raise
@@ -74,6 +75,10 @@ def _with_fallback(name: str, ours: Callable[..., Any], theirs: Any) -> Callable
         return theirs.call_boxed(keyset, *args, **keywords)
 
     return call
+
+
+def _plain(x: Any) -> Any:
+    return x.as_subclass(torch.Tensor) if isinstance(x, torch.Tensor) and type(x) is not torch.Tensor else x
 
 
 def _leave(name: str, reason: str) -> None:
