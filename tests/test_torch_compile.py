@@ -13,8 +13,6 @@ torch = pytest.importorskip("torch")
 import libflash.torch  # noqa: E402
 from torch_problem import qkv, tensors  # noqa: E402
 
-from libflash import _torch_ops  # noqa: E402
-
 OPERATORS = torch.ops.libflash
 
 # A warning of torch.compile's own about autograd.Function, which it instantiates itself.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
+import libflash.torch
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, init_device_mesh
 
 import libflash
-import libflash.torch
 
 
 def check(placements: list, layout: str, **options: object) -> None:

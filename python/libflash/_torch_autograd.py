@@ -19,7 +19,7 @@ from . import _core, _torch_kernels
 from ._errors import UnsupportedError
 
 Tensor = torch.Tensor
-_Function = torch.autograd.function._SingleLevelFunction
+_Function: Any = torch.autograd.function._SingleLevelFunction
 
 NO_SECOND = "attention has no second derivative; where it is not needed, leave out create_graph=True or detach() the gradient"
 
@@ -93,7 +93,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
 
 def record(run: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Any:
     """(out, lse), with gradients; `run` computes them."""
-    numbers, tensors = {}, {}
+    numbers: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
     for name, value in options.items():
         (tensors if isinstance(value, Tensor) else numbers)[name] = value
     slopes = tensors.get("alibi_slopes")
@@ -107,11 +108,11 @@ def rows_contiguous(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-class Attention(_Function):
+class Attention(_Function):  # type: ignore[misc]
     """(run, numbers, names, q, k, v, *tensors) -> (out, lse), where `names` are the options that `tensors` are."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, run: Callable[..., Any], numbers: dict[str, Any], names: tuple[str, ...], q: Tensor, k: Tensor, v: Tensor,
         *tensors: Tensor,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
@@ -122,7 +123,7 @@ class Attention(_Function):
         return out, lse
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         q, k, v, out, lse, *tensors = ctx.saved_tensors
         options = dict(zip(ctx.names, tensors, strict=True), **ctx.numbers)
         options.pop("kernel_name", None)  # it names a kernel of forward
@@ -161,16 +162,16 @@ def attention_backward(*tensors: Tensor, **options: Any) -> Any:
         return torch.ops.libflash.attention_backward.default(*tensors, **options)
 
 
-class Backward(_Function):
+class Backward(_Function):  # type: ignore[misc]
     """The gradients, recorded so that differentiating them raises."""
 
     @staticmethod
-    def forward(ctx: Any, names: tuple[str, ...], *values: Any) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, names: tuple[str, ...], *values: Any) -> Any:
         count = len(values) - len(names)
         return operator("attention_backward")(*values[:count], **dict(zip(names, values[count:], strict=True)))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: Any) -> Any:
         raise UnsupportedError(NO_SECOND)
 
 
@@ -221,7 +222,7 @@ def as_lse(x: Tensor, layout: str) -> Tensor:
     return x.permute({"bshd": (0, 2, 1), "bhsd": (0, 1, 2), "sbhd": (1, 2, 0)}[layout])
 
 
-class Merge(_Function):
+class Merge(_Function):  # type: ignore[misc]
     """(run, options, *outs, *lses) -> (out, lse)
 
     With w_n = exp(lse_n - lse): douts_n = w_n dout, dlses_n = w_n (dlse + dout . (outs_n - out)).
@@ -230,7 +231,7 @@ class Merge(_Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, run: Callable[..., Any], options: dict[str, Any], *parts: Tensor) -> Any:  # type: ignore[override]
+    def forward(ctx: Any, run: Callable[..., Any], options: dict[str, Any], *parts: Tensor) -> Any:
         count = len(parts) // 2
         out, lse = run(list(parts[:count]), list(parts[count:]), **options)
         ctx.layout = options.get("layout", "bshd")
@@ -239,7 +240,7 @@ class Merge(_Function):
         return out, lse
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
         out, lse, *parts = ctx.saved_tensors
         count = len(parts) // 2
         dout = torch.zeros_like(out) if dout is None else dout

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from torch.nn.attention.bias import CausalBias, CausalVariant
 
@@ -11,7 +11,7 @@ from ._errors import InvalidError, UnsupportedError
 __all__ = ["CausalBias", "causal_options"]
 
 
-def causal_options(bias: Any, q: Any, k: Any, layout: str, others: dict[str, Any]) -> str:
+def causal_options(bias: Any, q: Any, k: Any, layout: str, others: dict[str, Any]) -> Literal["bottom_right", "top_left"]:
     """The causal_align that is the same as `bias`. `others` are options that it cannot be combined with."""
     for name, value in others.items():
         if value is not None and value is not False:

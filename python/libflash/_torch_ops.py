@@ -27,7 +27,8 @@ Tensor = torch.Tensor
 # An integer comes first: PyTorch's DTensor remembers how a call is sharded by the arguments from the first integer on.
 _OPTIONS = """
     SymInt num_splits=0, bool causal=False, str causal_align="bottom_right", SymInt[2] window_size=[-1, -1],
-    float? softmax_scale=None, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? bias=None, Tensor? mask=None, Tensor? learnable_sink=None,
+    float? softmax_scale=None, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? bias=None,
+    Tensor? mask=None, Tensor? learnable_sink=None,
     Tensor? block_mask=None, Tensor? row_counts=None, Tensor? row_indices=None, Tensor? col_counts=None,
     Tensor? col_indices=None, float dropout_p=0.0, SymInt seed=0, SymInt offset=0, Tensor? rng_state=None, str layout="bshd",
     Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None,

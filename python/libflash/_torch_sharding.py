@@ -46,9 +46,9 @@ def is_tensor(x: Any) -> bool:
 
 
 def ways(given: dict[str, Any]) -> list[str]:
-    """By what the call may be sharded. The groups of query heads must stay with their key head. A dropout mask depends on the batch
-    entry and the head, which a shard does not know."""
-    q, k = given["q"], given.get("k", given.get("k_cache"))
+    """By what the call may be sharded. The groups of query heads must stay with their key head. A dropout mask depends on the
+    batch entry and the head, which a shard does not know."""
+    q, k = given["q"], given["k" if "k" in given else "k_cache"]
     layout = given.get("layout", "bshd")
     if given.get("dropout_p") or q.ndim not in (3, 4) or k.ndim != (3 if given.get("cu_seqlens_k") is not None else 4):
         return []
@@ -93,6 +93,8 @@ def results(name: str, given: dict[str, Any], places: dict[str, Placement], by: 
 def merge_rule(outs: Any, lses: Any, *args: Any) -> list[Any]:
     layout = args[0] if args else "bshd"
     accepted = []
+    out: Placement
+    lse: Placement
     for by in ("b", "h", None):
         if by is None:
             out, lse = Replicate(), Replicate()

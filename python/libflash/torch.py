@@ -4,7 +4,8 @@
     out = libflash.torch.attention(q, k, v, causal=True)
 
 `libflash.attention` calls this module by itself for tensors that require a gradient, and where PyTorch casts (autocast),
-transforms (torch.func) or traces. Inside torch.compile and torch.export call it by name. enable() lets torch.nn.functional.scaled_dot_product_attention and Hugging Face models run on libflash without a change.
+transforms (torch.func) or traces. Inside torch.compile and torch.export call it by name. enable() lets
+torch.nn.functional.scaled_dot_product_attention and Hugging Face models run on libflash without a change.
 
 Work goes to PyTorch's current stream. Reverse mode, once: a gradient of a gradient and forward-mode AD raise. torch.func's grad,
 vjp, vmap and jacrev work, and DTensors that are sharded by batch or heads stay so.
@@ -20,7 +21,7 @@ from . import _core
 from . import _torch_kernels as kernels
 from . import _torch_ops as ops
 from ._block_mask import BlockMask
-from ._errors import InvalidError, UnsupportedError
+from ._errors import InvalidError
 from ._torch_autograd import record, record_merge, refuse_gradients, requires_gradient
 from ._torch_bias import CausalBias, causal_options
 from ._torch_switch import Switch, disable, enable
@@ -82,8 +83,8 @@ def attention(
     Arguments, results and errors are those of `libflash.attention`, but for these:
 
     seed : int, int64 tensor of two elements (seed, offset), or None
-        None draws both from the default generator of q's device (torch.manual_seed), anew in each call and in each replay of a CUDA
-        graph, as PyTorch's own dropout does. A tensor on q's device is read when the kernel runs.
+        None draws both from the default generator of q's device (torch.manual_seed), anew in each call and in each replay of
+        a CUDA graph, as PyTorch's own dropout does. A tensor on q's device is read when the kernel runs.
     kernel : the forward's; the backward's is chosen by the library.
     deterministic : bool
         The gradients have the same bits in every run; raises UnsupportedError where that cannot be had. On the CPU they always
