@@ -1,11 +1,10 @@
 // Merge: from the problem to the parameters of the kernel, and its launch.
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
+#include "problem/check.h"
 
 namespace libflash::cuda {
 namespace {
-
-static_assert(kMergeMax == FLASH_MERGE_MAX, "the header and the kernel agree on the number of parts");
 
 ElementType element_type(DType dtype) {
     switch (dtype) {
@@ -45,6 +44,8 @@ MergeParams make_params(const MergeProblem& problem) {
 }  // namespace
 
 void merge(const Row& row, const MergeProblem& problem, void* stream) {
+    if (problem.count > kMergeMax)
+        throw Error(FLASH_STATUS_UNSUPPORTED, text_of("count: must be at most ", kMergeMax, " on CUDA (", problem.count, ")"));
     if (problem.head_dim_v > INT32_MAX / 2) throw Error(FLASH_STATUS_UNSUPPORTED, "outs: head_dim_v must be below 2^30 on CUDA");
     const MergeParams params = make_params(problem);
     const DeviceGuard guard(problem.device.id);

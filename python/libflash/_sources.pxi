@@ -16,6 +16,7 @@ cdef class _Source:
     cdef bint no_max_version    # its __dlpack__ is older than DLPack 1.0
     cdef DLExchange *api
     cdef object grad_enabled    # torch.is_grad_enabled
+    cdef object get_num_threads  # torch.get_num_threads
     cdef object module          # the library, where outputs come from; None: ask the array
     cdef object empty           # module.empty
     cdef object float32
@@ -58,6 +59,7 @@ cdef _Source new_source(object cls, str name):
         source.torch = True
         source.module = sys.modules["torch"]
         source.grad_enabled = source.module.is_grad_enabled
+        source.get_num_threads = source.module.get_num_threads
         if cls.__name__ == "FakeTensor":
             raise TypeError(f"{name} is a FakeTensor, which has no data: use libflash.torch.attention under tracing")
     if source.api != NULL:

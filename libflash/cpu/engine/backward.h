@@ -147,6 +147,7 @@ private:
     }
 
     void run_panel(KeyRange keys, int64_t head, const ScoreRule<A>& rule, int64_t number) {
+        stop_point();
         GradientPanel<T>& panel = room_.panel;
         const int64_t row0 = number * plan_.tile_q, left = length_q_ - row0;
         set_lanes(panel.lanes, problem_, batch_, head, row0, left < plan_.tile_q ? left : plan_.tile_q);
@@ -193,8 +194,9 @@ static Plan plan_backward_as(const AttentionProblem& problem) {
     plan.tile_k = static_cast<int>(tile_size(problem, problem.k_rows, problem.request.tile_k, kBackwardKeys, 512));
     const int64_t chunk = chunk_keys(problem, plan);
     plan.key_chunks = problem.k_rows.max_length > chunk ? (problem.k_rows.max_length + chunk - 1) / chunk : 1;
+    plan.most_threads = threads_or_default(problem.request.num_threads);
     plan.threads =
-        choose_threads(problem.request, plan.key_chunks * problem.batch * problem.heads_k, attention_flops(problem, 2.5));
+        choose_threads(plan.most_threads, plan.key_chunks * problem.batch * problem.heads_k, attention_flops(problem, 2.5));
     Arena shared(nullptr), room(nullptr);
     BackwardRows<Acc<T>>(problem, plan, shared);
     BackwardRoom<T>(problem, plan, room);

@@ -4,6 +4,7 @@
 // [row][channel].
 #pragma once
 
+#include "cpu/cancel.h"
 #include "cpu/engine/attend.h"
 
 namespace libflash::cpu {
@@ -316,6 +317,7 @@ static void few_walk(const FewRoom<T>& room, const Rows& k, const Rows& v, int64
     int turn = 0;
     if (!some.empty()) tiles[turn].find(k, v, some.first, some.last);
     for (int64_t key = some.first; key < some.last; key += kFewKeys, turn ^= 1) {
+        stop_point();
         FewTile<T>& next = tiles[turn ^ 1];
         next.count = 0;
         if (key + kFewKeys < some.last) next.find(k, v, key + kFewKeys, some.last);

@@ -31,20 +31,19 @@ struct DecodeSizes {
 };
 
 // All heads whose rows lie side by side in the cache, unless that leaves threads without work. Results do not depend on it.
-FLASH_INLINE int64_t choose_heads_together(const DecodeProblem& problem, int64_t splits) {
+FLASH_INLINE int64_t choose_heads_together(const DecodeProblem& problem, int64_t splits, int64_t threads) {
     const TensorView &k = problem.cache.k, &v = problem.cache.v;
     const auto side_by_side = [&](const TensorView& t) {
         return t.stride[2] * problem.heads_k <= t.stride[1] || t.shape[1] == 1;
     };
     if (!side_by_side(k) || !side_by_side(v)) return 1;
-    const int64_t threads = problem.request.num_threads > 0 ? problem.request.num_threads : default_threads();
     int64_t heads = problem.heads_k;
     while (heads > 1 && problem.batch * splits * ceil_div(problem.heads_k, heads) < 4 * threads) heads = ceil_div(heads, 2);
     return heads > 0 ? heads : 1;
 }
 
 template <class T>
-static DecodeSizes decode_sizes(const DecodeProblem& problem) {
+static DecodeSizes decode_sizes(const DecodeProblem& problem, int threads) {
     DecodeSizes sizes;
     sizes.dims = {problem.head_dim, problem.head_dim_v};
     sizes.rows = problem.group_size() * problem.seqlen_q;
@@ -54,7 +53,7 @@ static DecodeSizes decode_sizes(const DecodeProblem& problem) {
     if (sizes.rows <= kFewRows) sizes.row_stride = few_stride<T>(sizes.dims.v);
     sizes.ranges = Splits(problem.request, sizes.few() ? problem.batch : sizes.groups);
     sizes.splits = sizes.ranges.most(problem.cache.capacity);
-    if (sizes.few()) sizes.heads_together = choose_heads_together(problem, sizes.splits);
+    if (sizes.few()) sizes.heads_together = choose_heads_together(problem, sizes.splits, threads);
     return sizes;
 }
 

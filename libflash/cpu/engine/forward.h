@@ -92,6 +92,7 @@ private:
         const KeyRange seen = keys_seen();
         for (int64_t first = seen.empty() ? seen.last : seen.first / plan_.tile_k * plan_.tile_k; first < seen.last;
              first += plan_.tile_k) {
+            stop_point();
             const int64_t left = seen.last - first;
             KeyTile<T> tile;
             for (int64_t p = 0; p < panels_; ++p) {
@@ -140,7 +141,8 @@ static Plan plan_forward_as(const AttentionProblem& problem) {
     Plan plan;
     choose_forward_tiles(problem, plan);
     const int64_t panels = Tiling(problem.q_rows, plan.tile_q).count() * problem.heads_q;
-    plan.threads = choose_threads(problem.request, panels, attention_flops(problem, 1));
+    plan.most_threads = threads_or_default(problem.request.num_threads);
+    plan.threads = choose_threads(plan.most_threads, panels, attention_flops(problem, 1));
     Arena arena(nullptr);
     ForwardRoom<T> room(problem, plan, arena);
     plan.workspace_bytes = arena.used() * static_cast<size_t>(plan.threads);
