@@ -37,6 +37,7 @@ public:
             for (int64_t first = some.first; first < some.last; first += kDecodeKeys) {
                 stop_point();
                 const int64_t left = some.last - first, count = left < kDecodeKeys ? left : kDecodeKeys;
+                fold_before(panel, first, sizes_.dims.v, 0, score_unit(rule_));
                 attend(panel, load_key_tile<T>(k, v, sizes_.dims, first, count, room_.keys), sizes_.dims, rule_, nullptr,
                        room_.tile);
             }
@@ -94,6 +95,7 @@ private:
     }
 
     void end(QueryPanel<T>& panel, const Place& place) const {
+        end_folds(panel, sizes_.dims.v, sizes_.row_stride, score_unit(rule_));
         if (sizes_.splits == 1) return finish(panel, place);
         const int64_t first = place.group * sizes_.splits;
         memory_.partials.empty[first + split_] = panel.empty;

@@ -67,16 +67,16 @@ struct DecodeRoom {
     Acc<T>* lse = nullptr;
     double* sinks = nullptr;
 
-    void lay_out(Arena& arena, const DecodeSizes& sizes) {
+    void lay_out(Arena& arena, const DecodeSizes& sizes, int64_t most_keys) {
         lse = arena.take<Acc<T>>(kPanelWidth);
         sinks = arena.take<double>(kPanelWidth);
         if (sizes.few()) {
             panel.lanes.lay_out(arena);
             panel.softmax.lay_out(arena);
             panel.o = arena.take<Acc<T>>(sizes.panel_numbers());
-            few.lay_out(arena, sizes.dims, sizes.heads_together, sizes.rows);
+            few.lay_out(arena, sizes.dims, most_keys, sizes.heads_together, sizes.rows);
         } else {
-            panel.lay_out(arena, sizes.dims);
+            panel.lay_out(arena, sizes.dims, most_keys);
             keys.lay_out(arena, sizes.dims, kDecodeKeys);
             tile.lay_out(arena, kDecodeKeys, false);
         }
@@ -90,6 +90,7 @@ struct DecodeMemory {
     Partials<T> partials;
     int32_t* finished = nullptr;  // ranges done, of each panel
     char* rooms = nullptr;
+    int64_t most_keys = 0;  // of a sequence
     size_t room_bytes = 0, bytes = 0;
 
     DecodeMemory(const DecodeProblem& problem, const DecodeSizes& sizes, int threads, void* workspace) {
@@ -101,7 +102,8 @@ struct DecodeMemory {
             finished = arena.take<int32_t>(sizes.groups);
         }
         Arena one(nullptr);
-        DecodeRoom<T>().lay_out(one, sizes);
+        most_keys = problem.cache.capacity;
+        DecodeRoom<T>().lay_out(one, sizes, most_keys);
         room_bytes = one.used();
         rooms = arena.take<char>(static_cast<int64_t>(room_bytes) * threads);
         bytes = arena.used();
@@ -109,7 +111,7 @@ struct DecodeMemory {
     DecodeRoom<T> room(int thread, const DecodeSizes& sizes) const {
         Arena arena(rooms + room_bytes * static_cast<size_t>(thread));
         DecodeRoom<T> room;
-        room.lay_out(arena, sizes);
+        room.lay_out(arena, sizes, most_keys);
         return room;
     }
 };

@@ -36,7 +36,7 @@ struct ForwardRoom {
     ForwardRoom(const AttentionProblem& problem, const Plan& plan, Arena& arena) {
         const HeadDims dims{problem.head_dim, problem.head_dim_v};
         const int64_t width = round_up(plan.tile_q, kLanes<Acc<T>>);
-        for (int64_t p = 0; p < panels_per_item(problem, plan); ++p) panels[p].lay_out(arena, dims, width);
+        for (int64_t p = 0; p < panels_per_item(problem, plan); ++p) panels[p].lay_out(arena, dims, problem.k_rows.max_length, width);
         keys.lay_out(arena, dims, plan.tile_k);
         tile.lay_out(arena, plan.tile_k, problem.bias.present || problem.mask.present, width);
         lse = arena.take<Acc<T>>(kPanelWidth);
@@ -103,12 +103,14 @@ private:
                     tile = load_key_tile<T>(k, v, dims_, first, left < plan_.tile_k ? left : plan_.tile_k, room_.keys);
                 KeyTile<T> part = tile;
                 if (panel.lanes.some.last - first < part.count) part.count = panel.lanes.some.last - first;
+                fold_before(panel, first, dims_.v, 0, score_unit(rule_));
                 attend(panel, part, dims_, rule_, problem_.dropout.active() ? &dropout_ : nullptr, room_.tile);
             }
         }
     }
 
     void finish(QueryPanel<T>& panel) {
+        end_folds(panel, dims_.v, 0, score_unit(rule_));
         double sink = 0;
         if (problem_.sink.present) sink = head_number(problem_.sink, batch_, head_);
         finish_panel(panel, rule_, problem_.sink.present ? &sink : nullptr, 0, problem_.dropout.active() ? dropout_.kept : 1.0,
