@@ -5,7 +5,9 @@ The parts, in the order of a call: _sources.pxi (where an array comes from), _bo
 it), _outputs.pxi (streams, outputs, workspace), _options.pxi (keywords to structs), _cpu_calls.pxi (threads, signals), and the
 operations below and in _operations.pxi.
 """
+import os
 import sys
+import threading
 
 from ._block_mask import BlockMask
 from ._errors import Error, InternalError, InvalidError, OutOfMemoryError, UnsupportedError, VersionError, from_status

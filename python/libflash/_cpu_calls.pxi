@@ -1,25 +1,22 @@
 # Calls on the CPU: how many threads they use, and how a signal (Ctrl-C) ends them.
 
-from os import register_at_fork
-from threading import main_thread
-
-
 cdef extern from "Python.h":
     int PyErr_CheckSignals() except -1
     unsigned long PyThread_get_thread_ident() nogil
 
-cdef int32_t _num_threads = 0       # of set_num_threads(); 0: the default
+
+cdef int32_t _num_threads = 0        # of set_num_threads(); 0: the default
 cdef unsigned long _main_thread = 0  # the thread that runs Python's signal handlers
-cdef object _interrupt = None       # what a signal handler raised during a call
+cdef object _interrupt = None        # what a signal handler raised during a call
 
 
 def _find_main_thread():
     global _main_thread
-    _main_thread = main_thread().ident
+    _main_thread = threading.main_thread().ident
 
 
 _find_main_thread()
-register_at_fork(after_in_child=_find_main_thread)
+os.register_at_fork(after_in_child=_find_main_thread)
 
 
 cdef int32_t num_threads_for(_Source source, const flash_tensor_t *x) except -1:
