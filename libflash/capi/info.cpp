@@ -49,7 +49,7 @@ extern "C" const char* flash_version_string(void) { return LIBFLASH_VERSION_TEXT
 
 extern "C" const char* flash_status_name(flash_status_t status) {
     // Not a switch over the enum: a C caller may pass any number.
-    static const char* const names[] = {"OK",        "INVALID", "UNSUPPORTED",   "VERSION", "WORKSPACE",
+    static const char* const names[] = {"OK",        "INVALID", "UNSUPPORTED",   "VERSION",  "WORKSPACE",
                                         "NO_DEVICE", "CUDA",    "OUT_OF_MEMORY", "INTERNAL", "CANCELLED"};
     const auto number = static_cast<int64_t>(status);
     return number >= 0 && number < static_cast<int64_t>(sizeof names / sizeof *names) ? names[number] : "UNKNOWN";

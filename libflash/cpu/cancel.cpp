@@ -35,7 +35,8 @@ void set_interrupt(int32_t (*check)(void* context), void* context) {
 bool has_interrupt() { return thread.check != nullptr; }
 
 void stop_point() {
-    if (thread.stopped && thread.stopped->load(std::memory_order_relaxed)) throw Error(FLASH_STATUS_CANCELLED, "another thread ended it");
+    if (thread.stopped && thread.stopped->load(std::memory_order_relaxed))
+        throw Error(FLASH_STATUS_CANCELLED, "another thread ended it");
     if (!thread.check) return;
     const int64_t time = now();
     if (time - thread.asked < kInterval) return;

@@ -1,7 +1,7 @@
 #include <type_traits>
 
-#include "cpu/cancel.h"
 #include "cpu/append.h"
+#include "cpu/cancel.h"
 #include "cpu/scalar.h"
 #include "cpu/scalar_score.h"
 

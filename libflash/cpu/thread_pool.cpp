@@ -39,8 +39,8 @@ timespec time_after(int milliseconds) {
 // Never destroyed. Plain POSIX objects: a sleeping thread must not meet their destructors.
 struct Pool {
     pthread_mutex_t mutex;
-    pthread_cond_t work;  // there are jobs
-    pthread_cond_t done;  // a job has no active helper left
+    pthread_cond_t work;      // there are jobs
+    pthread_cond_t done;      // a job has no active helper left
     Helpers* jobs = nullptr;  // that want more threads
     int threads = 0, idle = 0;
     const int processors = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));

@@ -10,7 +10,7 @@ import sys
 import threading
 
 from ._block_mask import BlockMask
-from ._errors import Error, InternalError, InvalidError, OutOfMemoryError, UnsupportedError, VersionError, from_status
+from ._errors import Error, InvalidError, OutOfMemoryError, UnsupportedError, VersionError, from_status
 
 from cpython.buffer cimport PyBUF_STRIDED_RO, PyBuffer_Release, PyObject_GetBuffer
 from cpython.object cimport PyObject_Call

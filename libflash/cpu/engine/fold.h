@@ -40,7 +40,8 @@ template <class A>
 static void fold_row_sums(SoftmaxState<A>& softmax, Folds<A>& folds, int64_t width, A unit) {
     for (int64_t i = 0; i < width; i += kLanes<A>) {
         const Vec<A> top = load(softmax.row_max + i), sum = load(softmax.row_sum + i);
-        const Vec<A> weight = folds.any ? exp2<A>((load(folds.row_max + i) - finite_maximum<A>(top)) * broadcast(unit)) : Vec<A>{};
+        const Vec<A> weight =
+            folds.any ? exp2<A>((load(folds.row_max + i) - finite_maximum<A>(top)) * broadcast(unit)) : Vec<A>{};
         store(folds.row_sum + i, folds.any ? multiply_add(load(folds.row_sum + i), weight, sum) : sum);
         store(folds.row_max + i, top);
         store(softmax.row_sum + i, Vec<A>{});

@@ -36,7 +36,8 @@ struct ForwardRoom {
     ForwardRoom(const AttentionProblem& problem, const Plan& plan, Arena& arena) {
         const HeadDims dims{problem.head_dim, problem.head_dim_v};
         const int64_t width = round_up(plan.tile_q, kLanes<Acc<T>>);
-        for (int64_t p = 0; p < panels_per_item(problem, plan); ++p) panels[p].lay_out(arena, dims, problem.k_rows.max_length, width);
+        for (int64_t p = 0; p < panels_per_item(problem, plan); ++p)
+            panels[p].lay_out(arena, dims, problem.k_rows.max_length, width);
         keys.lay_out(arena, dims, plan.tile_k);
         tile.lay_out(arena, plan.tile_k, problem.bias.present || problem.mask.present, width);
         lse = arena.take<Acc<T>>(kPanelWidth);
