@@ -7,7 +7,8 @@
  *   1  Introduction             5  Forward                9  Block masks
  *   2  Version                  6  Backward              10  What would run: explain
  *   3  Status and error text    7  Decode (KV cache)     11  Information: kernels, devices, build
- *   4  Tensors and options      8  Merge                 12  Not stable: switches for tests
+ *   4  Tensors and options      8  Merge                 12  Interrupting a CPU call
+ *                                                        13  Not stable: switches for tests
  *
  * ---------------------------------------------------------------------------------------------------------------------
  * 1  INTRODUCTION
@@ -36,9 +37,13 @@
  * With BFLOAT16 on processors with AVX-512-BF16, subnormal numbers count as zero in the products.
  *
  * Rules that hold for every function:
- *   - The caller owns all memory, the stream and the voice. The library allocates no device memory, never synchronises with
- *     the device, prints nothing, and keeps no state but read-once facts about the devices and the last error text of each
- *     thread. Any function may be called from any number of threads at once.
+ *   - The caller owns all memory and the stream. The library allocates no device memory, never synchronises with the device, and
+ *     prints nothing. Any function may be called from any number of threads at once.
+ *   - Between calls the library keeps properties of the devices that it read once, the last error text and the interrupt check of
+ *     each thread, and a pool of threads for the CPU. The pool starts with the first CPU call that uses more than one thread. Its
+ *     threads sleep between calls and block all signals; during a call they have the affinity and the floating-point environment of
+ *     the calling thread. All calls share them: together they have no more than there are processors, or than one call asks for.
+ *     After fork() the child has a pool of its own. dlclose() leaves the library loaded once there is a pool.
  *   - Where the tensors are decides the backend: host tensors run on the CPU, before the function returns; CUDA tensors run on
  *     `stream` and the function returns as soon as the work is enqueued.
  *   - Everything is checked before the first byte is written. A refused call leaves the outputs untouched, returns a status
@@ -101,7 +106,8 @@ typedef enum flash_status_t {
     FLASH_STATUS_NO_DEVICE = 5,     /* CUDA tensors, but no usable GPU, no driver, or a driver that is too old */
     FLASH_STATUS_CUDA = 6,          /* the CUDA runtime reported an error, also one left over from earlier work */
     FLASH_STATUS_OUT_OF_MEMORY = 7, /* host memory or a thread could not be had */
-    FLASH_STATUS_INTERNAL = 8       /* a defect of the library */
+    FLASH_STATUS_INTERNAL = 8,      /* a defect of the library */
+    FLASH_STATUS_CANCELLED = 9      /* the interrupt check ended the call (section 12); what it was to write is undefined */
 } flash_status_t;
 
 /* "INVALID" for FLASH_STATUS_INVALID, and so on; "UNKNOWN" for a value that is no status. Never NULL. */
@@ -190,6 +196,9 @@ typedef struct flash_block_lists_t {
 #define FLASH_INIT_(type) {.struct_size = sizeof(type)}
 #endif
 
+/* The largest num_threads of any options. */
+#define FLASH_MAX_THREADS 4096
+
 /* Options of forward and backward. Set everything to zero, then struct_size; zero or NULL means "not used" everywhere.
  * FLASH_ATTENTION_OPTIONS_INIT does both. Passing NULL for the options means all defaults. */
 typedef struct flash_attention_options_t {
@@ -229,10 +238,9 @@ typedef struct flash_attention_options_t {
 
     const char *backend;  /* NULL, "cpu", "sm80" or "sm90": refuse every kernel of another backend */
     const char *kernel;   /* NULL, or the name of a kernel (flash_kernel_info): run this one or refuse, never another */
-    int32_t num_threads;  /* CPU, up to 4096; 0: LIBFLASH_NUM_THREADS from the environment, else all processors of this */
-                          /*   process. Results do not depend on it */
-    int32_t tile_q;       /* see section 12; 0 */
-    int32_t tile_k;       /* see section 12; 0 */
+    int32_t num_threads;  /* CPU, up to FLASH_MAX_THREADS; 0: what flash_cpu_threads() says. Results do not depend on it */
+    int32_t tile_q;       /* see section 13; 0 */
+    int32_t tile_k;       /* see section 13; 0 */
     int32_t reserved;     /* 0 */
 
     /* INT64 (2,), contiguous, on the device of q: seed and offset of the dropout mask, each the 64 bits of an unsigned number; `seed` and
@@ -254,8 +262,8 @@ typedef struct flash_attention_options_t {
  *
  * Writes out and, if not NULL, lse. Rows of a packed tensor that belong to no sequence are not written; rows of a sequence past
  * seqused_q get out = 0 and lse = -infinity.
- * Deterministic: the same inputs, options, device and build give the same bits. Every status but CUDA, OUT_OF_MEMORY and INTERNAL
- * comes before the first write. */
+ * Deterministic: the same inputs, options, device and build give the same bits. Every status but CUDA, OUT_OF_MEMORY, INTERNAL and
+ * CANCELLED comes before the first write. */
 FLASH_API flash_status_t flash_attention_forward(const flash_tensor_t *q, const flash_tensor_t *k, const flash_tensor_t *v,
                                                  const flash_tensor_t *out, const flash_tensor_t *lse,
                                                  const flash_attention_options_t *options, void *workspace,
@@ -355,10 +363,8 @@ FLASH_API flash_status_t flash_attention_decode_workspace_size(const flash_tenso
  *
  * Attention over several disjoint ranges of keys, put together: from outs[n] and lses[n], each what forward gave for one range,
  * lse = log(sum_n exp(lses[n])) and out = sum_n exp(lses[n] - lse) outs[n]. A part with lse = -infinity contributes nothing,
- * whatever its out holds. `outs` and `lses` are arrays of `count` tensors, 1 to FLASH_MERGE_MAX, of one shape: (B, S, H, Dv) with
+ * whatever its out holds. `outs` and `lses` are arrays of `count` tensors, 1 or more, of one shape: (B, S, H, Dv) with
  * (B, H, S), or (total, H, Dv) with (H, total). Parts and result may have different types. lse may be NULL. No workspace. */
-#define FLASH_MERGE_MAX 64
-
 typedef struct flash_merge_options_t {
     uint32_t struct_size; /* sizeof(flash_merge_options_t) */
     uint32_t flags;       /* 0 */
@@ -449,12 +455,26 @@ FLASH_API const char *flash_cuda_state(void);
 /* How this library was built: lines of "key: value" (version, compiler, cuda, architectures). */
 FLASH_API const char *flash_build_info(void);
 
-/* What the CPU backend found: "avx512bf16", "avx512", "avx2", "generic"; and how many threads a call takes by default. */
+/* What the CPU backend found: "avx512bf16", "avx512", "avx2", "generic". */
 FLASH_API const char *flash_cpu_isa(void);
+
+/* How many threads a CPU call of this thread takes if its options do not say. LIBFLASH_NUM_THREADS from the environment, 1 to 4096;
+ * else OMP_NUM_THREADS; else the processors that this thread may run on (its affinity mask), but no more than the CPU quota of the
+ * process's control group allows, rounded up. The environment is read at the first use; a variable that is empty counts as not
+ * set. 0 if LIBFLASH_NUM_THREADS is no such number: flash_last_error() then says so, and CPU calls that do not give num_threads are
+ * INVALID. */
 FLASH_API int32_t flash_cpu_threads(void);
 
 /* ---------------------------------------------------------------------------------------------------------------------
- * 12  NOT STABLE: SWITCHES FOR TESTS
+ * 12  INTERRUPTING A CPU CALL
+ *
+ * From then on CPU calls made on this thread ask check(context) from time to time, on this thread, at most some twenty times a second.
+ * The first answer other than 0 ends the call with FLASH_STATUS_CANCELLED: its outputs, and rows appended to a cache, are then
+ * undefined. The check may call the library. NULL: ask nobody, as at the start. Calls on CUDA tensors return at once and never ask. */
+FLASH_API void flash_set_interrupt(int32_t (*check)(void *context), void *context);
+
+/* ---------------------------------------------------------------------------------------------------------------------
+ * 13  NOT STABLE: SWITCHES FOR TESTS
  *
  * tile_q and tile_k in flash_attention_options_t, if positive, are the CPU backend's rows and keys per tile (1 to 512): tiny problems
  * then cross tile edges. They may disappear in any version. */

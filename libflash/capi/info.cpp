@@ -48,8 +48,8 @@ extern "C" const char* flash_version_string(void) { return LIBFLASH_VERSION_TEXT
 
 extern "C" const char* flash_status_name(flash_status_t status) {
     // Not a switch over the enum: a C caller may pass any number.
-    static const char* const names[] = {"OK",        "INVALID", "UNSUPPORTED",   "VERSION", "WORKSPACE",
-                                        "NO_DEVICE", "CUDA",    "OUT_OF_MEMORY", "INTERNAL"};
+    static const char* const names[] = {"OK",        "INVALID", "UNSUPPORTED",   "VERSION",  "WORKSPACE",
+                                        "NO_DEVICE", "CUDA",    "OUT_OF_MEMORY", "INTERNAL", "CANCELLED"};
     const auto number = static_cast<int64_t>(status);
     return number >= 0 && number < static_cast<int64_t>(sizeof names / sizeof *names) ? names[number] : "UNKNOWN";
 }
@@ -101,4 +101,10 @@ extern "C" const char* flash_build_info(void) {
 
 extern "C" const char* flash_cpu_isa(void) { return cpu::best_kernels().isa; }
 
-extern "C" int32_t flash_cpu_threads(void) { return cpu::default_threads(); }
+extern "C" int32_t flash_cpu_threads(void) {
+    int32_t threads = 0;
+    guard([&] { threads = cpu::default_threads(); });
+    return threads;
+}
+
+extern "C" void flash_set_interrupt(int32_t (*check)(void* context), void* context) { cpu::set_interrupt(check, context); }

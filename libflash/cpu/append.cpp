@@ -3,7 +3,7 @@
 #include <type_traits>
 
 #include "cpu/convert.h"
-#include "cpu/threads.h"
+#include "cpu/run_items.h"
 
 namespace libflash::cpu {
 namespace {

@@ -4,6 +4,8 @@
 
 #include <cstddef>
 
+#include "cpu/cancel.h"
+#include "cpu/thread_count.h"
 #include "problem/attention.h"
 #include "problem/decode.h"
 #include "problem/merge.h"
@@ -13,6 +15,7 @@ namespace libflash::cpu {
 // How a CPU call will be done; made by plan_*() of the same table entry, printed by explain.
 struct Plan {
     int threads = 1;
+    int most_threads = 1;  // that the call may have; `threads` is what its work is worth
     int tile_q = 0, tile_k = 0;
     int64_t num_splits = 1;
     int64_t key_chunks = 1;  // backward: ranges of keys with a query gradient of their own, added up at the end
@@ -35,9 +38,8 @@ struct Kernels {
 // In order of preference, the scalar truth last. `count` receives the length.
 const Kernels* const* all_kernels(int* count);
 
-// The first usable one that is not the scalar truth, and the default number of threads.
+// The first usable one that is not the scalar truth.
 const Kernels& best_kernels();
-int default_threads();
 
 void merge(const MergeProblem&);
 // Dense block mask to lists; everything contiguous. Either pair of lists may be nullptr.

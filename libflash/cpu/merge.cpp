@@ -1,36 +1,42 @@
 // out = sum_n exp(lses[n] - lse) outs[n], lse = log(sum_n exp(lses[n])): a row at a time, threads over rows.
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "cpu/convert.h"
 #include "cpu/kernels.h"
-#include "cpu/threads.h"
+#include "cpu/run_items.h"
+#include "cpu/thread_count.h"
 
 namespace libflash::cpu {
 namespace {
 
 constexpr int64_t kChannels = 512;      // accumulated at a time
 constexpr int64_t kRowsPerItem = 64;    // of one head: what a thread takes at once
-constexpr double kWorkPerThread = 1e5;  // elements; fewer do not pay for starting a thread
+constexpr double kWorkPerThread = 1e5;  // elements; fewer do not pay for waking a thread
+constexpr int kMostInFloat = 64;        // parts; the outputs of more are added in double precision
 
-// Share of each part, so that they add up to 1, and the logsumexp. All shares are 0 where no part has a key.
+// Share of each part in one row, so that they add up to 1, and the logsumexp. All shares are 0 where no part has a key.
 struct Shares {
-    double share[FLASH_MERGE_MAX];
-    double lse;
+    std::vector<double> share;
+    double lse = 0;
 
-    Shares(const double* lses, int count) {
+    explicit Shares(int count) : share(static_cast<size_t>(count)) {}
+
+    void set(const std::vector<double>& lses) {
+        const size_t count = lses.size();
         double largest = -std::numeric_limits<double>::infinity();
-        for (int n = 0; n < count; ++n)
+        for (size_t n = 0; n < count; ++n)
             if (lses[n] > largest || std::isnan(lses[n])) largest = lses[n];
         lse = largest;
         double sum = 0;
-        for (int n = 0; n < count; ++n) {
+        for (size_t n = 0; n < count; ++n) {
             share[n] = std::isinf(largest) && largest < 0 ? 0.0 : std::exp(lses[n] - largest);
             sum += share[n];
         }
         if (sum == 0) return;
         lse += std::log(sum);
-        for (int n = 0; n < count; ++n) share[n] /= sum;
+        for (size_t n = 0; n < count; ++n) share[n] /= sum;
     }
 };
 
@@ -48,7 +54,7 @@ void merge_row(const MergeProblem& problem, const Shares& shares, int64_t b, int
     for (int64_t first = 0; first < problem.head_dim_v; first += kChannels) {
         const int64_t left = problem.head_dim_v - first, n = left < kChannels ? left : kChannels;
         Sum sums[kChannels] = {};
-        for (int part = 0; part < problem.count; ++part) {
+        for (size_t part = 0; part < problem.outs.size(); ++part) {
             if (shares.share[part] == 0) continue;  // whatever its out holds
             const TensorView& out = problem.outs[part];
             with_type(out.dtype, [&](auto* type) {
@@ -69,24 +75,25 @@ void merge_rows(const MergeProblem& problem, int64_t b, int64_t h, int64_t first
         const RowStrides strides = lse_strides(lse);
         return b * strides.batch + i * strides.row + h * strides.head;
     };
+    std::vector<double> lses(problem.lses.size());
+    Shares shares(problem.count);
     for (int64_t i = first; i < last; ++i) {
-        double lses[FLASH_MERGE_MAX];
-        for (int n = 0; n < problem.count; ++n)
+        for (size_t n = 0; n < lses.size(); ++n)
             lses[n] = load_as(problem.lses[n].dtype, problem.lses[n].data, at(problem.lses[n], i));
-        const Shares shares(lses, problem.count);
+        shares.set(lses);
         merge_row<Sum>(problem, shares, b, i, h);
         if (problem.lse.present) store_as(problem.lse.dtype, problem.lse.data, at(problem.lse, i), shares.lse);
     }
 }
 
-bool any_double(const MergeProblem& problem) {
-    bool found = problem.out.dtype == DType::f64;
-    for (int n = 0; n < problem.count; ++n) found = found || problem.outs[n].dtype == DType::f64;
+bool wants_double(const MergeProblem& problem) {
+    bool found = problem.out.dtype == DType::f64 || problem.count > kMostInFloat;
+    for (const TensorView& out : problem.outs) found = found || out.dtype == DType::f64;
     return found;
 }
 
 int count_threads(const MergeProblem& problem) {
-    const int most = problem.request.num_threads > 0 ? problem.request.num_threads : default_threads();
+    const int most = threads_or_default(problem.request.num_threads);
     const double work = static_cast<double>(problem.batch * problem.rows * problem.heads) *
                         static_cast<double>(problem.head_dim_v * problem.count);
     return work < most * kWorkPerThread ? 1 + static_cast<int>(work / kWorkPerThread) : most;
@@ -95,7 +102,7 @@ int count_threads(const MergeProblem& problem) {
 }  // namespace
 
 void merge(const MergeProblem& problem) {
-    const bool wide = any_double(problem);
+    const bool wide = wants_double(problem);
     const int64_t chunks = (problem.rows + kRowsPerItem - 1) / kRowsPerItem;
     parallel_for(problem.batch * problem.heads * chunks, count_threads(problem), [&](int64_t item, int) {
         const int64_t first = item % chunks * kRowsPerItem, h = item / chunks % problem.heads, b = item / chunks / problem.heads;

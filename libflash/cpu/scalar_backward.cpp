@@ -6,6 +6,7 @@
 //     dbias_ij = ds_ij     dsink = -sum_i exp(sink - lse_i) delta_i
 #include <type_traits>
 
+#include "cpu/cancel.h"
 #include "cpu/scalar.h"
 #include "cpu/scalar_score.h"
 
@@ -57,6 +58,7 @@ void query_gradient(const GradientHead<T>& head) {
     const AttentionProblem& problem = head.problem;
     const Rows<T> dq = rows_of<T>(problem.dq, problem.q_rows, head.batch, head.head);
     for (int64_t i = 0; i < problem.q_rows.owned(head.batch); ++i) {
+        stop_point();
         double sums[512] = {};
         const double delta = i < head.length_q ? head.delta(i) : 0.0;
         for (int64_t j = 0; i < head.length_q && j < head.length_k; ++j) {
@@ -86,6 +88,7 @@ void key_gradients(const AttentionProblem& problem, int64_t batch, int64_t key_h
     const Rows<T> dv = rows_of<T>(problem.dv, problem.k_rows, batch, key_head);
     const int64_t group = problem.group_size();
     for (int64_t j = 0; j < problem.k_rows.owned(batch); ++j) {
+        stop_point();
         double dk_sums[512] = {}, dv_sums[512] = {};
         for (int64_t h = key_head * group; j < problem.k_rows.length(batch) && h < (key_head + 1) * group; ++h)
             add_key_gradient(GradientHead<T>(problem, batch, h), j, dk_sums, dv_sums);
@@ -114,8 +117,10 @@ double bias_gradient_element(const AttentionProblem& problem, const int64_t (&at
         for (int64_t h = heads.begin; h < heads.end; ++h) {
             const GradientHead<T> head(problem, b, h);
             const Range rows = sharing(at[2], shape[2], head.length_q), keys = sharing(at[3], shape[3], head.length_k);
-            for (int64_t i = rows.begin; i < rows.end; ++i)
+            for (int64_t i = rows.begin; i < rows.end; ++i) {
+                stop_point();
                 for (int64_t j = keys.begin; j < keys.end; ++j) sum += head.pair(i, j, head.delta(i)).ds;
+            }
         }
     return sum;
 }

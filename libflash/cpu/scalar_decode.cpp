@@ -1,6 +1,7 @@
 #include <type_traits>
 
 #include "cpu/append.h"
+#include "cpu/cancel.h"
 #include "cpu/scalar.h"
 #include "cpu/scalar_score.h"
 
@@ -43,6 +44,7 @@ struct DecodeRow {
 
 template <class T>
 void decode_row(const DecodeRow<T>& at, T* out, const LseRows& lse) {
+    stop_point();
     const DecodeProblem& problem = at.problem;
     double o[512] = {};
     SoftmaxRow row;

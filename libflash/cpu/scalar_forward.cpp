@@ -1,5 +1,6 @@
 #include <type_traits>
 
+#include "cpu/cancel.h"
 #include "cpu/scalar.h"
 #include "cpu/scalar_score.h"
 
@@ -30,6 +31,7 @@ void forward_head(const AttentionProblem& problem, int64_t batch, int64_t query_
     const Rows<T> out = rows_of<T>(problem.out, problem.q_rows, batch, query_head);
     const LseRows lse(problem.lse, problem.q_rows, batch, query_head);
     for (int64_t i = 0; i < problem.q_rows.owned(batch); ++i) {
+        stop_point();
         double o[512] = {};
         SoftmaxRow row;
         if (i < head.length_q) row = softmax_row(head, i, o);

@@ -41,14 +41,16 @@ MergeProblem make_merge_problem(const flash_tensor_t* outs, const flash_tensor_t
     problem.request.kernel = options.kernel;
     problem.request.num_threads = read_num_threads(options.num_threads);
     check_reserved(options.reserved);
-    if (count < 1 || count > FLASH_MERGE_MAX) invalid("count", "must be 1 to 64", count);
+    if (count < 1) invalid("count", "must be at least 1", count);
     if (!outs) invalid("outs", "an array of count tensors is required", "NULL");
     if (!lses) invalid("lses", "an array of count tensors is required", "NULL");
 
     Reader reader(Reading::call);
     problem.count = count;
-    for (int i = 0; i < count; ++i) problem.outs[i] = reader.required(&outs[i], Argument("outs", i), kRows);
-    for (int i = 0; i < count; ++i) problem.lses[i] = reader.required(&lses[i], Argument("lses", i));
+    problem.outs.reserve(static_cast<size_t>(count));
+    problem.lses.reserve(static_cast<size_t>(count));
+    for (int i = 0; i < count; ++i) problem.outs.push_back(reader.required(&outs[i], Argument("outs", i), kRows));
+    for (int i = 0; i < count; ++i) problem.lses.push_back(reader.required(&lses[i], Argument("lses", i)));
     problem.out = reader.required(out, "out", kRows | kWritten);
     problem.lse = reader.optional(lse, "lse", kWritten);
 

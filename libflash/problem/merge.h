@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "problem/attention.h"
 
@@ -11,9 +12,8 @@ struct MergeProblem {
     Device device;
     int count = 0;
     int64_t batch = 1, rows = 0, heads = 0, head_dim_v = 0;  // packed: batch is 1, rows are all rows
-    TensorView outs[FLASH_MERGE_MAX];
-    TensorView lses[FLASH_MERGE_MAX];
-    TensorView out, lse;  // lse may be absent
+    std::vector<TensorView> outs, lses;                      // `count` of each
+    TensorView out, lse;                                     // lse may be absent
     Request request;
 };
 

@@ -11,7 +11,7 @@ namespace libflash {
 
 constexpr uint32_t kLargestOptions = 4096;  // a struct_size beyond this is garbage, not a later version
 constexpr int64_t kMaxSplits = 1024;
-constexpr int32_t kMaxThreads = 4096;
+constexpr int32_t kMaxThreads = FLASH_MAX_THREADS;
 
 // Refuses a size before version 1, and anything but zeros behind what this library knows.
 void check_struct(const void* options, uint32_t struct_size, size_t version_1, size_t known);

@@ -111,8 +111,11 @@ TensorView Reader::required(const flash_tensor_t* tensor, const Argument& argume
 }
 
 void Reader::remember(const TensorView& view, const Argument& argument, bool written) {
-    if (count_ == kMaxTensors) throw Error(FLASH_STATUS_INTERNAL, "more tensors than a call can have");
-    new (&entries()[count_]) Entry{argument, written, footprint_of(view)};
+    const Entry made{argument, written, footprint_of(view)};
+    if (count_ < kInPlace)
+        new (storage_ + static_cast<size_t>(count_) * sizeof(Entry)) Entry(made);
+    else
+        more_.push_back(made);
     count_ += 1;
     written_ += written ? 1 : 0;
 }
@@ -120,14 +123,14 @@ void Reader::remember(const TensorView& view, const Argument& argument, bool wri
 void Reader::check_overlap() const {
     if (written_ == 0) return;
     for (int i = 0; i < count_; ++i) {
-        const Entry& one = entries()[i];
+        const Entry& one = entry(i);
         if (!one.written) continue;
         if (!disjoint_elements(one.footprint)) {
             invalid(one.argument, "an output must not overlap itself", "strides in bytes ",
                     Sizes{one.footprint.stride, one.footprint.ndim}, " of sizes ", Sizes{one.footprint.size, one.footprint.ndim});
         }
         for (int j = 0; j < count_; ++j) {
-            const Entry& other = entries()[j];
+            const Entry& other = entry(j);
             if (j == i || (other.written && j < i) || disjoint(one.footprint, other.footprint)) continue;
             invalid(one.argument, "an output must not overlap another tensor", "it overlaps ", other.argument);
         }

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <initializer_list>
+#include <vector>
 
 #include "problem/check.h"
 #include "problem/overlap.h"
@@ -37,7 +38,7 @@ public:
     void check_overlap() const;
 
 private:
-    static constexpr int kMaxTensors = 2 * FLASH_MERGE_MAX + 2;
+    static constexpr int kInPlace = 32;  // more than any call but a merge has
     struct Entry {
         Argument argument = "";
         bool written = false;
@@ -48,10 +49,12 @@ private:
     Reading reading_;
     int count_ = 0;
     int written_ = 0;
-    // Not initialised, on purpose: a call has five tensors, a merge may have 130.
-    alignas(Entry) unsigned char storage_[kMaxTensors * sizeof(Entry)];
-    Entry* entries() { return reinterpret_cast<Entry*>(storage_); }
-    const Entry* entries() const { return reinterpret_cast<const Entry*>(storage_); }
+    // Not initialised, on purpose: most calls have five tensors.
+    alignas(Entry) unsigned char storage_[kInPlace * sizeof(Entry)];
+    std::vector<Entry> more_;  // those after the first kInPlace
+    const Entry& entry(int i) const {
+        return i < kInPlace ? reinterpret_cast<const Entry*>(storage_)[i] : more_[static_cast<size_t>(i - kInPlace)];
+    }
 };
 
 bool is_float(DType dtype);

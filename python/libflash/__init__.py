@@ -23,6 +23,7 @@ from ._core import (
     set_num_threads,
 )
 from ._errors import (
+    CancelledError,
     CudaError,
     Error,
     InternalError,
@@ -36,6 +37,7 @@ from ._errors import (
 
 __all__ = [
     "BlockMask",
+    "CancelledError",
     "CudaError",
     "Error",
     "InternalError",

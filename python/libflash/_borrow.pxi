@@ -11,7 +11,7 @@ cdef struct Held:
     void *pointer
 
 cdef enum:
-    MAX_HELD = 2 * 64 + 40  # merge borrows the most: FLASH_MERGE_MAX outs and lses
+    HELD_IN_PLACE = 64  # more than any call but a merge of many parts holds
 
 cdef struct Call:
     int count
@@ -20,7 +20,9 @@ cdef struct Call:
     bint stream_known    # that, or asked of the library of the first array on a GPU
     void *stream
     DLExchange *stream_api
-    Held held[MAX_HELD]
+    Held held[HELD_IN_PLACE]
+    Held *more           # those after them, in memory of its own
+    int more_capacity
 
 
 # What an array is for.
@@ -37,38 +39,68 @@ cdef int start(Call *call, object stream) except -1:
     call.stream_given = call.stream_known = False
     call.stream = NULL
     call.stream_api = NULL
+    call.more = NULL
+    call.more_capacity = 0
     if stream is not None:
         take_stream(call, stream)
     return 0
 
 
 cdef int hold(Call *call, Holding kind, void *pointer) except -1:
-    if call.count == MAX_HELD:
-        raise InternalError("too many arrays in one call")
-    call.held[call.count].kind = kind
-    call.held[call.count].pointer = pointer
+    cdef Held *grown
+    cdef int past = call.count - HELD_IN_PLACE
+    if past >= 0 and past == call.more_capacity:
+        grown = <Held *>realloc(call.more, <size_t>(2 * past + HELD_IN_PLACE) * sizeof(Held))
+        if grown == NULL:
+            release(kind, pointer)
+            raise OutOfMemoryError(f"no memory to hold {call.count + 1} arrays")
+        call.more, call.more_capacity = grown, 2 * past + HELD_IN_PLACE
+    cdef Held *place = held_at(call, call.count)
+    place.kind = kind
+    place.pointer = pointer
     call.count += 1
+    return 0
+
+
+cdef inline Held *held_at(Call *call, int i) noexcept:
+    return &call.held[i] if i < HELD_IN_PLACE else &call.more[i - HELD_IN_PLACE]
+
+
+cdef flash_tensor_t *tensors(Call *call, int32_t count) except NULL:
+    """Room for so many descriptions, which lasts as long as the call."""
+    cdef flash_tensor_t *made = <flash_tensor_t *>malloc(<size_t>count * sizeof(flash_tensor_t))
+    if made == NULL:
+        raise OutOfMemoryError(f"no memory to describe {count} arrays")
+    hold(call, HELD_MEMORY, made)
+    return made
+
+
+cdef int release(Holding kind, void *pointer) except -1:
+    cdef DLManagedVersioned *versioned
+    cdef DLManaged *managed
+    if kind == HELD_VERSIONED:
+        versioned = <DLManagedVersioned *>pointer
+        if versioned.deleter != NULL:
+            versioned.deleter(versioned)
+    elif kind == HELD_MANAGED:
+        managed = <DLManaged *>pointer
+        if managed.deleter != NULL:
+            managed.deleter(managed)
+    elif kind == HELD_MEMORY:
+        free(pointer)
+    else:
+        Py_DECREF(<object>pointer)
     return 0
 
 
 cdef int finish(Call *call) except -1:
     """Give back everything that the call borrowed."""
-    cdef DLManagedVersioned *versioned
-    cdef DLManaged *managed
+    cdef Held *held
     cdef int i
     for i in range(call.count):
-        if call.held[i].kind == HELD_VERSIONED:
-            versioned = <DLManagedVersioned *>call.held[i].pointer
-            if versioned.deleter != NULL:
-                versioned.deleter(versioned)
-        elif call.held[i].kind == HELD_MANAGED:
-            managed = <DLManaged *>call.held[i].pointer
-            if managed.deleter != NULL:
-                managed.deleter(managed)
-        elif call.held[i].kind == HELD_MEMORY:
-            free(call.held[i].pointer)
-        else:
-            Py_DECREF(<object>call.held[i].pointer)
+        held = held_at(call, i)
+        release(held.kind, held.pointer)
+    free(call.more)
     call.count = 0
     return 0
 

@@ -20,6 +20,7 @@ cdef extern from "libflash.h" nogil:
         FLASH_STATUS_CUDA
         FLASH_STATUS_OUT_OF_MEMORY
         FLASH_STATUS_INTERNAL
+        FLASH_STATUS_CANCELLED
     const char *flash_status_name(flash_status_t status)
     const char *flash_last_error()
 
@@ -36,6 +37,7 @@ cdef extern from "libflash.h" nogil:
         FLASH_DEVICE_CPU
         FLASH_DEVICE_CUDA
         FLASH_MAX_NDIM
+        FLASH_MAX_THREADS
     ctypedef struct flash_tensor_t:
         void *data
         int32_t dtype
@@ -144,8 +146,6 @@ cdef extern from "libflash.h" nogil:
         const flash_tensor_t *lse, const flash_decode_options_t *options, size_t *bytes)
 
     # 8  Merge
-    enum:
-        FLASH_MERGE_MAX
     ctypedef struct flash_merge_options_t:
         uint32_t struct_size
         uint32_t flags
@@ -202,3 +202,6 @@ cdef extern from "libflash.h" nogil:
     const char *flash_build_info()
     const char *flash_cpu_isa()
     int32_t flash_cpu_threads()
+
+    # 12  Interrupting a CPU call
+    void flash_set_interrupt(int32_t (*check)(void *context) noexcept nogil, void *context)

@@ -7,19 +7,22 @@ literals, because the text from which inspect reads the signature cannot name a 
 
 The parts, in the order of a call: _sources.pxi (where an array comes from), _torch_state.pxi (what PyTorch does around a call),
 _borrow.pxi and _numpy.pxi (the C library's view of an array), _outputs.pxi (streams, outputs, workspace), _options.pxi (keywords to
-structs), the operations below and in _operations.pxi, and _shapes.pxi (a call's checks without its data).
+structs), _cpu_calls.pxi (threads, signals), the operations below and in _operations.pxi, and _shapes.pxi (a call's checks without
+its data).
 """
+import os
 import sys
+import threading
 
 from ._block_mask import BlockMask
-from ._errors import Error, InternalError, InvalidError, OutOfMemoryError, UnsupportedError, VersionError, from_status
+from ._errors import Error, InvalidError, OutOfMemoryError, UnsupportedError, VersionError, from_status
 
 from cpython.buffer cimport PyBUF_STRIDED_RO, PyBuffer_Release, PyObject_GetBuffer
 from cpython.object cimport PyObject_Call
 from cpython.pycapsule cimport PyCapsule_GetPointer, PyCapsule_IsValid, PyCapsule_SetName
 from cpython.ref cimport Py_DECREF, Py_INCREF
 from libc.stdint cimport INT32_MAX, INT32_MIN, int32_t, int64_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport free, malloc, realloc
 from libc.string cimport memset, strcmp
 
 from libflash._capi cimport *
@@ -43,17 +46,18 @@ SMALL_DTYPE_NAMES = {  # less than 16 bits: the name says all
     13: "float8_e5m2fnuz", 14: "float8_e8m0fnu", 15: "float6_e2m3fn", 16: "float6_e3m2fn", 17: "float4_e2m1fn"}
 DTYPE_OBJECTS = {1: "float16", 2: "bfloat16", 3: "float32", 4: "float64", 5: "int32"}
 
-cdef int32_t _num_threads = 0
-
 include "_sources.pxi"
 include "_torch_state.pxi"
 include "_borrow.pxi"
 include "_numpy.pxi"
 include "_outputs.pxi"
 include "_options.pxi"
+include "_cpu_calls.pxi"
 
 
 cdef int check(flash_status_t status) except -1:
+    if status == FLASH_STATUS_CANCELLED and _interrupt is not None:
+        raise_interrupt()
     if status != FLASH_STATUS_OK:
         raise from_status(status, with_hint(flash_last_error().decode("utf-8", "replace")))
     return 0
@@ -234,11 +238,14 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
         elif lse_wanted:
             lse_array = new_lse(&call, source, q, &tq, &tlse)
             lse_or_null = &tlse
+        options.num_threads = num_threads_for(source, &tq)
         check(flash_attention_forward_workspace_size(&tq, &tk, &tv, &tout, lse_or_null, &options, &size))
         scratch = workspace(&call, source, &tq, size)
         on = call.stream
+        allow_interrupt(&tq)
         with nogil:
             status = flash_attention_forward(&tq, &tk, &tv, &tout, lse_or_null, &options, scratch, size, on)
+        end_interrupt(&tq)
         check(status)
         count_write(out)
         count_write(lse)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "CancelledError",
     "CudaError",
     "Error",
     "InternalError",
@@ -80,6 +81,16 @@ class InternalError(Error, RuntimeError):
 
     status = 8
     status_name = "INTERNAL"
+
+
+class CancelledError(Error, RuntimeError):
+    """A call on the CPU was ended before it was done; its outputs are undefined.
+
+    Python's callers do not meet it: when a signal handler ends a call (Ctrl-C), what the handler raised is raised.
+    """
+
+    status = 9
+    status_name = "CANCELLED"
 
 
 _BY_STATUS: dict[int, type[Error]] = {cls.status: cls for cls in Error.__subclasses__()}

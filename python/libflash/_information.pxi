@@ -1,4 +1,4 @@
-# What would run, what there is, and how many threads.
+# What would run, and what there is.
 
 ATTENTION_DEFAULTS = dict(
     causal=False, causal_align="bottom_right", window_size=NO_WINDOW, softmax_scale=None, softcap=0.0, alibi_slopes=None,
@@ -57,11 +57,13 @@ def explain(q, k, v, /, *, op="forward", **options):
                            o["cache_leftpad"], o["k"], o["v"], o["rotary_cos"], o["rotary_sin"], o["rotary_interleaved"],
                            o["causal"], o["window_size"], o["softmax_scale"], o["softcap"], o["alibi_slopes"],
                            o["learnable_sink"], o["num_splits"], o["split_size"], o["backend"], o["kernel"])
+            decode.num_threads = num_threads_for(source_of(q, "q"), &tq)
         else:
             attention_options(&call, &extras, &attention, o["causal"], o["causal_align"], o["window_size"], o["softmax_scale"],
                               o["softcap"], o["alibi_slopes"], o["bias"], o["mask"], o["learnable_sink"], o["block_mask"],
                               o["dropout_p"], o["seed"], o["offset"], o["cu_seqlens_q"], o["cu_seqlens_k"], o["max_seqlen_q"],
                               o["max_seqlen_k"], o["seqused_q"], o["seqused_k"], o["num_splits"], o["backend"], o["kernel"])
+            attention.num_threads = num_threads_for(source_of(q, "q"), &tq)
             axes = layout_of(o["layout"])
             to_bshd(&tq, axes)
             to_bshd(&tk, axes)
@@ -122,22 +124,6 @@ def info():
         version=flash_version_string().decode(), build={key.strip(): value.strip() for key, colon, value in lines if colon},
         cpu=dict(isa=flash_cpu_isa().decode(), threads=get_num_threads()), cuda=flash_cuda_state().decode(), devices=devices,
         kernels=kernels)
-
-
-def set_num_threads(threads):
-    """How many threads a call on the CPU uses, the caller's own included; 0: the default (LIBFLASH_NUM_THREADS from the
-    environment, else all processors of this process). Holds for all Python threads, from the next call on. Results do not depend
-    on it."""
-    global _num_threads
-    cdef int64_t wanted = integer(threads, "threads")
-    if wanted < 0 or wanted > INT32_MAX:
-        raise InvalidError(f"threads is {wanted}; it must not be negative, nor above {INT32_MAX}")
-    _num_threads = <int32_t>wanted
-
-
-def get_num_threads():
-    """How many threads a call on the CPU uses."""
-    return _num_threads if _num_threads > 0 else flash_cpu_threads()
 
 
 __version__ = flash_version_string().decode()

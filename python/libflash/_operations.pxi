@@ -113,12 +113,15 @@ def attention_backward(
         dq_array = gradient(&call, source, q, dq, &tq, axes, "dq", &tdq)
         dk_array = gradient(&call, source, q, dk, &tk, axes, "dk", &tdk)
         dv_array = gradient(&call, source, q, dv, &tv, axes, "dv", &tdv)
+        options.num_threads = num_threads_for(source, &tq)
         check(flash_attention_backward_workspace_size(&tdout, &tq, &tk, &tv, &tout, &tlse, &tdq, &tdk, &tdv, &options, &size))
         scratch = workspace(&call, source, &tq, size)
         on = call.stream
+        allow_interrupt(&tq)
         with nogil:
             status = flash_attention_backward(&tdout, &tq, &tk, &tv, &tout, &tlse, &tdq, &tdk, &tdv, &options, scratch, size,
                                               on)
+        end_interrupt(&tq)
         check(status)
         for array in (dq, dk, dv, dbias, dsink):
             count_write(array)
@@ -231,11 +234,14 @@ def decode(q, k_cache, v_cache, *, cache_seqlens=None, block_table=None, cache_b
         elif lse_wanted:
             lse_array = new_lse(&call, source, q, &tq, &tlse)
             lse_or_null = &tlse
+        options.num_threads = num_threads_for(source, &tq)
         check(flash_attention_decode_workspace_size(&tq, &tk, &tv, &tout, lse_or_null, &options, &size))
         scratch = workspace(&call, source, &tq, size)
         on = call.stream
+        allow_interrupt(&tq)
         with nogil:
             status = flash_attention_decode(&tq, &tk, &tv, &tout, lse_or_null, &options, scratch, size, on)
+        end_interrupt(&tq)
         check(status)
         count_write(out)
         count_write(lse)
@@ -261,7 +267,7 @@ def merge(outs, lses, *, return_lse=True, layout="bshd", out=None, lse=None, str
 
     Parameters
     ----------
-    outs : sequence of 1 to 64 arrays (batch, seqlen, heads, head_dim_v), or packed (total, heads, head_dim_v)
+    outs : sequence of 1 or more arrays (batch, seqlen, heads, head_dim_v), or packed (total, heads, head_dim_v)
     lses : sequence of as many arrays (batch, heads, seqlen), or packed (heads, total); float32 (float64 for float64)
     layout : the order of axes of the outs and of out, as in attention()
     out, lse : where to write; allocated if not given, with the types of outs[0] and lses[0]
@@ -277,8 +283,8 @@ def merge(outs, lses, *, return_lse=True, layout="bshd", out=None, lse=None, str
     """
     cdef Call call
     cdef flash_merge_options_t options
-    cdef flash_tensor_t touts[64]
-    cdef flash_tensor_t tlses[64]
+    cdef flash_tensor_t *touts
+    cdef flash_tensor_t *tlses
     cdef flash_tensor_t tout, tlse
     cdef flash_tensor_t *lse_or_null = NULL
     cdef flash_status_t status
@@ -290,8 +296,8 @@ def merge(outs, lses, *, return_lse=True, layout="bshd", out=None, lse=None, str
             raise TypeError(f"{name} must be a list or tuple of arrays, not {type(given).__name__}")
     if len(outs) != len(lses):
         raise InvalidError(f"outs has {len(outs)} arrays and lses {len(lses)}; they must be as many")
-    if not 1 <= len(outs) <= FLASH_MERGE_MAX:
-        raise InvalidError(f"outs has {len(outs)} arrays; it needs 1 to {FLASH_MERGE_MAX}")
+    if not 1 <= len(outs) <= INT32_MAX:
+        raise InvalidError(f"outs has {len(outs)} arrays; it needs 1 or more")
     count = <int32_t>len(outs)
     like = outs[0]
     cdef _Source source = source_of(like, "outs[0]")
@@ -304,6 +310,8 @@ def merge(outs, lses, *, return_lse=True, layout="bshd", out=None, lse=None, str
     cdef object lse_array = lse
     start(&call, stream)
     try:
+        touts = tensors(&call, count)
+        tlses = tensors(&call, count)
         for i in range(count):
             borrow(&call, outs[i], f"outs[{i}]", &touts[i])
             borrow(&call, lses[i], f"lses[{i}]", &tlses[i])
@@ -312,7 +320,7 @@ def merge(outs, lses, *, return_lse=True, layout="bshd", out=None, lse=None, str
             raise InvalidError(f"outs[0] has {touts[0].ndim} dimensions; it needs 4, or 3 if packed")
         memset(&options, 0, sizeof(options))
         options.struct_size = sizeof(options)
-        options.num_threads = _num_threads
+        options.num_threads = num_threads_for(source, touts)
         options.backend = text(&call, backend, "backend")
         options.kernel = text(&call, kernel, "kernel")
         if out is None:
@@ -327,8 +335,10 @@ def merge(outs, lses, *, return_lse=True, layout="bshd", out=None, lse=None, str
             lse_array = new_lse(&call, source, like, &touts[0], &tlse)
             lse_or_null = &tlse
         on = call.stream
+        allow_interrupt(touts)
         with nogil:
             status = flash_attention_merge(touts, tlses, count, &tout, lse_or_null, &options, on)
+        end_interrupt(touts)
         check(status)
         count_write(out)
         count_write(lse)

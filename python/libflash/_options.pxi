@@ -139,7 +139,6 @@ cdef int attention_options(
     extras.count = 0
     memset(made, 0, sizeof(flash_attention_options_t))
     made.struct_size = sizeof(flash_attention_options_t)
-    made.num_threads = _num_threads
     made.flags = mask_flags(causal, causal_align, window_size, &made.window_left, &made.window_right)
     if softmax_scale is not None:
         made.flags |= FLASH_FLAG_SCALE
@@ -195,7 +194,6 @@ cdef int decode_options(
     extras.count = 0
     memset(made, 0, sizeof(flash_decode_options_t))
     made.struct_size = sizeof(flash_decode_options_t)
-    made.num_threads = _num_threads
     made.flags = mask_flags(causal, "bottom_right", window_size, &made.window_left, &made.window_right)
     if flag(rotary_interleaved, "rotary_interleaved") and rotary_cos is not None:
         made.flags |= FLASH_FLAG_ROTARY_INTERLEAVED

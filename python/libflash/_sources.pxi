@@ -17,6 +17,7 @@ cdef class _Source:
     cdef bint traced            # JAX's placeholder inside jit, grad and vmap: a shape without data
     cdef bint no_max_version    # its __dlpack__ is older than DLPack 1.0
     cdef DLExchange *api
+    cdef object get_num_threads  # torch.get_num_threads
     cdef object module          # the library, where outputs come from; None: ask the array
     cdef object empty           # module.empty
     cdef object float32
@@ -60,6 +61,7 @@ cdef _Source new_source(object cls, str name):
         source.module = sys.modules["torch"]
         load_torch_state(source.module)
         source.subclass = has_own_behaviour(cls, source.module)
+        source.get_num_threads = source.module.get_num_threads
         if cls.__name__ == "FakeTensor":
             raise TypeError(f"{name} is a FakeTensor, which has no data: use libflash.torch.attention under tracing")
     if source.api != NULL:

@@ -19,7 +19,7 @@ from library_name import soname
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = ROOT / "include" / "libflash.h"
 
-OK, INVALID, UNSUPPORTED, VERSION, WORKSPACE, NO_DEVICE, CUDA, OUT_OF_MEMORY, INTERNAL = range(9)
+OK, INVALID, UNSUPPORTED, VERSION, WORKSPACE, NO_DEVICE, CUDA, OUT_OF_MEMORY, INTERNAL, CANCELLED = range(10)
 NONE, FLOAT16, BFLOAT16, FLOAT32, FLOAT64, INT32, BOOL, INT64 = range(8)
 CPU_DEVICE, CUDA_DEVICE = 0, 1
 CAUSAL, TOP_LEFT, WINDOW, SCALE, DETERMINISTIC, ROTARY_INTERLEAVED = 1, 2, 4, 8, 16, 32
@@ -165,6 +165,8 @@ _WORK = [c.c_void_p, c.c_size_t, c.c_void_p]
 _SIZE = [c.POINTER(c.c_size_t)]
 _TEXT = [c.c_char_p, c.c_size_t, c.POINTER(c.c_size_t)]
 
+INTERRUPT = c.CFUNCTYPE(c.c_int32, c.c_void_p)
+
 # Result and arguments of every function of the header.
 PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "flash_version": (c.c_int32, []),
@@ -190,6 +192,7 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "flash_build_info": (c.c_char_p, []),
     "flash_cpu_isa": (c.c_char_p, []),
     "flash_cpu_threads": (c.c_int32, []),
+    "flash_set_interrupt": (None, [INTERRUPT, c.c_void_p]),
 }
 
 

@@ -33,9 +33,8 @@ def field(**fields):
 
 # fmt: off
 MERGES = [
-    Row("count-0", MERGE, field(count=0), "count", "must be 1 to 64", "0"),
-    Row("count-65", MERGE, field(count=65), "count", "must be 1 to 64", "65"),
-    Row("count-negative", MERGE, field(count=-1), "count", "must be 1 to 64", "-1"),
+    Row("count-0", MERGE, field(count=0), "count", "must be at least 1", "0"),
+    Row("count-negative", MERGE, field(count=-1), "count", "must be at least 1", "-1"),
     Row("outs-null", MERGE, null("outs"), "outs", "an array of count tensors is required", "NULL"),
     Row("lses-null", MERGE, null("lses"), "lses", "an array of count tensors is required", "NULL"),
     Row("flags", MERGE, with_options(flags=1), "flags", "an unknown bit", "unknown bits 1"),

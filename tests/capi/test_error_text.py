@@ -9,7 +9,7 @@ import abi
 import pytest
 from bad_cases import build, call
 
-NAMES = ["OK", "INVALID", "UNSUPPORTED", "VERSION", "WORKSPACE", "NO_DEVICE", "CUDA", "OUT_OF_MEMORY", "INTERNAL"]
+NAMES = ["OK", "INVALID", "UNSUPPORTED", "VERSION", "WORKSPACE", "NO_DEVICE", "CUDA", "OUT_OF_MEMORY", "INTERNAL", "CANCELLED"]
 
 
 @pytest.mark.parametrize(("status", "name"), list(enumerate(NAMES)))
@@ -17,7 +17,7 @@ def test_status_names(status: int, name: str) -> None:
     assert abi.status_name(status) == name
 
 
-@pytest.mark.parametrize("status", [-1, 9, 1000, -(2**31), 2**31 - 1])
+@pytest.mark.parametrize("status", [-1, 10, 1000, -(2**31), 2**31 - 1])
 def test_unknown_status(status: int) -> None:
     assert abi.status_name(status) == "UNKNOWN"
 

@@ -6,6 +6,7 @@ import ctypes as c
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import abi
 import pytest
@@ -76,20 +77,58 @@ def test_build_info_is_lines_of_key_and_value() -> None:
 
 
 THREADS = """
-import ctypes, sys
+import ctypes, os, sys
+if len(sys.argv) > 2:
+    os.sched_setaffinity(0, {int(n) for n in sys.argv[2].split(",")})
 lib = ctypes.CDLL(sys.argv[1])
 lib.flash_cpu_threads.restype = ctypes.c_int32
-print(lib.flash_cpu_threads())
+lib.flash_last_error.restype = ctypes.c_char_p
+print(lib.flash_cpu_threads(), lib.flash_last_error().decode())
 """
 
 
-@pytest.mark.parametrize(("given", "expected"), [("3", 3), ("1", 1), ("0", None), ("-2", None), ("many", None), ("", None)])
-def test_number_of_threads(given: str, expected: int | None) -> None:
-    """LIBFLASH_NUM_THREADS if it is a positive number, else the processors of the process."""
-    environment = {**os.environ, "LIBFLASH_NUM_THREADS": given}
-    command = [sys.executable, "-c", THREADS, str(abi.library_path())]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert int(done.stdout) == (expected or len(os.sched_getaffinity(0)))
+def default_threads(*arguments: str, **environment: str) -> tuple[int, str]:
+    """flash_cpu_threads() of a fresh process, and the error text that it leaves."""
+    base = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    command = [sys.executable, "-c", THREADS, str(abi.library_path()), *arguments]
+    done = subprocess.run(command, env={**base, **environment}, capture_output=True, text=True, check=True)
+    number, _, text = done.stdout.strip().partition(" ")
+    return int(number), text
+
+
+def processors() -> int:
+    """Of this process, with the quota of its control group."""
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    own = Path("/sys/fs/cgroup", *(line[4:].strip() for line in lines if line.startswith("0::/")))
+    limits = [(folder / "cpu.max").read_text().split() for folder in (own, *own.parents) if (folder / "cpu.max").exists()]
+    return min([len(os.sched_getaffinity(0)), *(-(-int(quota) // int(period)) for quota, period in limits if quota != "max")])
+
+
+@pytest.mark.parametrize("given", [1, 3, 4096])
+def test_number_of_threads_from_the_environment(given: int) -> None:
+    assert default_threads(LIBFLASH_NUM_THREADS=str(given)) == (given, "")
+    assert default_threads(OMP_NUM_THREADS=str(given)) == (given, "")
+    assert default_threads(LIBFLASH_NUM_THREADS=str(given), OMP_NUM_THREADS="7") == (given, "")
+
+
+@pytest.mark.parametrize("given", ["0", "-2", "many", "3 ", "4097", "99999", "2,2", "1e1", "9" * 100])
+def test_a_bad_number_of_threads_is_refused(given: str) -> None:
+    number, text = default_threads(LIBFLASH_NUM_THREADS=given, OMP_NUM_THREADS="2")
+    assert number == 0
+    assert text == f'LIBFLASH_NUM_THREADS: this environment variable must be a whole number from 1 to 4096 ("{given[:63]}")'
+
+
+def test_number_of_threads_without_a_usable_variable() -> None:
+    """An empty variable is none; what OMP_NUM_THREADS means beyond a number, or a list of them, is for OpenMP to say."""
+    assert default_threads(LIBFLASH_NUM_THREADS="") == (processors(), "")
+    assert default_threads(OMP_NUM_THREADS="many") == (processors(), "")
+    assert default_threads(OMP_NUM_THREADS="3,2") == (3, "")
+
+
+def test_number_of_threads_follows_the_affinity_mask() -> None:
+    mine = sorted(os.sched_getaffinity(0))
+    assert default_threads(str(mine[0])) == (1, "")
+    assert default_threads(",".join(map(str, mine))) == (processors(), "")
 
 
 def test_two_copies_load_in_one_process(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -21,7 +21,7 @@ struct MergeCase {
         rows = bytes.between(0, 80), heads = bytes.between(1, 3);
         channels = bytes.one_of<int64_t>({1, 2, 3, 16, 17, 64, 128, 512});
         num_threads = static_cast<int32_t>(bytes.between(0, 4));
-        const auto count = static_cast<size_t>(bytes.chance(10) ? FLASH_MERGE_MAX : bytes.between(1, 6));
+        const auto count = static_cast<size_t>(bytes.chance(10) ? bytes.between(60, 140) : bytes.between(1, 6));
         Random random(bytes.word());
         outs.resize(count), lses.resize(count);
         for (size_t n = 0; n < count; ++n) {

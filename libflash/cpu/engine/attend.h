@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cpu/engine/dropout.h"
+#include "cpu/engine/fold.h"
 #include "cpu/engine/score.h"
 #include "cpu/engine/softmax.h"
 #include "cpu/engine/weighted.h"
@@ -61,19 +62,25 @@ struct QueryPanel {
     SoftmaxState<Acc<T>> softmax;
     Element<T>* q = nullptr;  // [channel or pair][lane]
     Acc<T>* o = nullptr;      // [channel][lane], not yet divided by the sum
-    bool empty = true;        // no tile so far
+    bool empty = true;        // no tile so far, or none since the last fold
+    Folds<Acc<T>> folds;
 
-    void lay_out(Arena& arena, HeadDims dims, int64_t width = kPanelWidth) {
+    void lay_out(Arena& arena, HeadDims dims, int64_t most_keys, int64_t width = kPanelWidth) {
         lanes.lay_out(arena);
         softmax.lay_out(arena);
         q = arena.take<Element<T>>(elements_for<T>(dims.qk) * width);
         o = arena.take<Acc<T>>(dims.v * width);
+        folds.lay_out(arena, most_keys, dims.v * width);
     }
 
     template <class Rows>
     void load_queries(const Rows& rows, HeadDims dims) {
         pack_columns<T>(rows, lanes.rows, lanes.width, dims.qk, q);
+        start();
+    }
+    void start() {
         softmax.start(lanes.width);
+        folds.start();
         empty = true;
     }
 };

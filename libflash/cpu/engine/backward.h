@@ -33,6 +33,14 @@ FLASH_INLINE int64_t chunk_keys(const AttentionProblem& problem, const Plan& pla
     return (per_chunk > 0 ? per_chunk : 1) * block;
 }
 
+// Query panels whose key and value gradients are added up before they are added to those of the panels before them; see fold.h.
+constexpr int64_t kFoldPanels = 64;
+
+// At most so many panels meet one key.
+FLASH_INLINE int64_t panels_of_group(const AttentionProblem& problem, const Plan& plan) {
+    return problem.group_size() * ((problem.q_rows.max_length + plan.tile_q - 1) / plan.tile_q);
+}
+
 template <class T>
 struct BackwardRoom {
     using A = Acc<T>;
@@ -41,6 +49,7 @@ struct BackwardRoom {
     GradientRoom<T> tile;
     E *k = nullptr, *v = nullptr, *k_elements = nullptr;
     A *dk = nullptr, *dv = nullptr, *bias_sums = nullptr;
+    A *dk_total = nullptr, *dv_total = nullptr;  // of the panels before the last fold; nullptr: there are too few to fold
 
     BackwardRoom(const AttentionProblem& problem, const Plan& plan, Arena& arena) {
         const HeadDims dims{problem.head_dim, problem.head_dim_v};
@@ -54,6 +63,10 @@ struct BackwardRoom {
         if constexpr (kPaired<T>) k_elements = arena.take<E>(tiles * elements_for<T>(plan.tile_k) * dims.qk);
         dk = arena.take<A>(keys * round_up(dims.qk, kLanes<A>));
         dv = arena.take<A>(keys * round_up(dims.v, kLanes<A>));
+        if (panels_of_group(problem, plan) > kFoldPanels) {
+            dk_total = arena.take<A>(keys * round_up(dims.qk, kLanes<A>));
+            dv_total = arena.take<A>(keys * round_up(dims.v, kLanes<A>));
+        }
         if (problem.dbias.present) bias_sums = arena.take<A>(plan.tile_k * kPanelWidth);
     }
 };
@@ -98,17 +111,41 @@ private:
     void run_block(KeyRange keys) {
         load_block(keys);
         const int64_t width_k = round_up(dims_.qk, kLanes<A>), width_v = round_up(dims_.v, kLanes<A>);
-        std::memset(static_cast<void*>(room_.dk), 0, static_cast<size_t>(keys.count() * width_k) * sizeof(A));
-        std::memset(static_cast<void*>(room_.dv), 0, static_cast<size_t>(keys.count() * width_v) * sizeof(A));
+        clear(room_.dk, keys.count() * width_k);
+        clear(room_.dv, keys.count() * width_v);
+        const bool folds = room_.dk_total && problem_.group_size() * panels() > kFoldPanels;
+        if (folds) clear(room_.dk_total, keys.count() * width_k), clear(room_.dv_total, keys.count() * width_v);
+        int64_t done = 0;
         for (int64_t head = first_head(); head < last_head(); ++head) {
             const ScoreRule<A> rule = score_rule<A>(problem_, batch_, head);
-            for (int64_t panel = 0; panel < panels(); ++panel) run_panel(keys, head, rule, panel);
+            for (int64_t panel = 0; panel < panels(); ++panel) {
+                run_panel(keys, head, rule, panel);
+                if (folds && ++done % kFoldPanels == 0) fold_gradients(keys.count());
+            }
+        }
+        if (folds) {
+            fold_gradients(keys.count());
+            std::memcpy(room_.dk, room_.dk_total, static_cast<size_t>(keys.count() * width_k) * sizeof(A));
+            std::memcpy(room_.dv, room_.dv_total, static_cast<size_t>(keys.count() * width_v) * sizeof(A));
         }
         const A scale = static_cast<A>(problem_.softmax_scale);
         for (int64_t r = 0; r < keys.count(); ++r) {
             store_row(room_.dk + r * width_k, dims_.qk, scale, dk_(keys.first + r));
             store_row(room_.dv + r * width_v, dims_.v, A(1), dv_(keys.first + r));
         }
+    }
+
+    static void clear(A* sums, int64_t count) {
+        std::memset(static_cast<void*>(sums), 0, static_cast<size_t>(count) * sizeof(A));
+    }
+
+    void fold_gradients(int64_t keys) {
+        move(room_.dk, room_.dk_total, keys * round_up(dims_.qk, kLanes<A>));
+        move(room_.dv, room_.dv_total, keys * round_up(dims_.v, kLanes<A>));
+    }
+    static void move(A* from, A* to, int64_t count) {
+        for (int64_t n = 0; n < count; n += kLanes<A>) store(to + n, load(to + n) + load(from + n));
+        clear(from, count);
     }
 
     static void store_row(const A* sums, int64_t channels, A factor, T* to) {
@@ -147,6 +184,7 @@ private:
     }
 
     void run_panel(KeyRange keys, int64_t head, const ScoreRule<A>& rule, int64_t number) {
+        stop_point();
         GradientPanel<T>& panel = room_.panel;
         const int64_t row0 = number * plan_.tile_q, left = length_q_ - row0;
         set_lanes(panel.lanes, problem_, batch_, head, row0, left < plan_.tile_q ? left : plan_.tile_q);
@@ -193,8 +231,9 @@ static Plan plan_backward_as(const AttentionProblem& problem) {
     plan.tile_k = static_cast<int>(tile_size(problem, problem.k_rows, problem.request.tile_k, kBackwardKeys, 512));
     const int64_t chunk = chunk_keys(problem, plan);
     plan.key_chunks = problem.k_rows.max_length > chunk ? (problem.k_rows.max_length + chunk - 1) / chunk : 1;
+    plan.most_threads = threads_or_default(problem.request.num_threads);
     plan.threads =
-        choose_threads(problem.request, plan.key_chunks * problem.batch * problem.heads_k, attention_flops(problem, 2.5));
+        choose_threads(plan.most_threads, plan.key_chunks * problem.batch * problem.heads_k, attention_flops(problem, 2.5));
     Arena shared(nullptr), room(nullptr);
     BackwardRows<Acc<T>>(problem, plan, shared);
     BackwardRoom<T>(problem, plan, room);

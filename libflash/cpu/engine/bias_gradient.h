@@ -56,6 +56,7 @@ private:
     }
 
     void add_panel(int64_t batch, int64_t head, const ScoreRule<A>& rule, KeyRange keys) {
+        stop_point();
         GradientPanel<T>& panel = room_.panel;
         const int64_t row0 = panel.lanes.row0;
         BlockRow blocks(problem_.block_mask, batch, head, row0 / FLASH_BLOCK_SIZE);

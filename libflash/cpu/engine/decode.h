@@ -35,7 +35,9 @@ public:
         with_cache(key_head, [&](const auto& k, const auto& v) __attribute__((always_inline)) {
             const KeyRange some = panel.lanes.some;
             for (int64_t first = some.first; first < some.last; first += kDecodeKeys) {
+                stop_point();
                 const int64_t left = some.last - first, count = left < kDecodeKeys ? left : kDecodeKeys;
+                fold_before(panel, first, sizes_.dims.v, 0, score_unit(rule_));
                 attend(panel, load_key_tile<T>(k, v, sizes_.dims, first, count, room_.keys), sizes_.dims, rule_, nullptr,
                        room_.tile);
             }
@@ -93,6 +95,7 @@ private:
     }
 
     void end(QueryPanel<T>& panel, const Place& place) const {
+        end_folds(panel, sizes_.dims.v, sizes_.row_stride, score_unit(rule_));
         if (sizes_.splits == 1) return finish(panel, place);
         const int64_t first = place.group * sizes_.splits;
         memory_.partials.empty[first + split_] = panel.empty;
@@ -136,20 +139,21 @@ FLASH_INLINE double decode_flops(const DecodeProblem& problem, const DecodeSizes
 
 template <class T>
 static Plan plan_decode_as(const DecodeProblem& problem) {
-    const DecodeSizes sizes = decode_sizes<T>(problem);
     Plan plan;
+    plan.most_threads = threads_or_default(problem.request.num_threads);
+    const DecodeSizes sizes = decode_sizes<T>(problem, plan.most_threads);
     plan.tile_q = static_cast<int>(sizes.rows < kPanelWidth ? sizes.rows : kPanelWidth);
     plan.tile_k = static_cast<int>(kDecodeKeys);
     plan.num_splits = sizes.splits;
     const double keys = static_cast<double>(problem.batch) * static_cast<double>(problem.cache.capacity);
-    plan.threads = choose_threads(problem.request, sizes.items(problem), decode_flops(problem, sizes, keys));
+    plan.threads = choose_threads(plan.most_threads, sizes.items(problem), decode_flops(problem, sizes, keys));
     plan.workspace_bytes = DecodeMemory<T>(problem, sizes, plan.threads, nullptr).bytes;
     return plan;
 }
 
 template <class T>
 static void decode_as(const DecodeProblem& problem, const Plan& plan, void* workspace) {
-    const DecodeSizes sizes = decode_sizes<T>(problem);
+    const DecodeSizes sizes = decode_sizes<T>(problem, plan.most_threads);
     const DecodeMemory<T> memory(problem, sizes, plan.threads, workspace);
     const auto threads_for = [&](int64_t elements) { return elements < kSerialElements ? 1 : plan.threads; };
     append_new_keys(problem, threads_for(problem.batch * problem.seqlen_new * problem.heads_k * problem.head_dim));
@@ -159,7 +163,7 @@ static void decode_as(const DecodeProblem& problem, const Plan& plan, void* work
 
     double keys = 0;
     for (int64_t b = 0; b < problem.batch; ++b) keys += static_cast<double>(problem.cached(b) + problem.seqlen_new);
-    const int threads = choose_threads(problem.request, sizes.items(problem), decode_flops(problem, sizes, keys));
+    const int threads = choose_threads(plan.most_threads, sizes.items(problem), decode_flops(problem, sizes, keys));
     // All heads of a range of keys one after the other: their rows lie side by side in the cache.
     const int64_t items = sizes.items_of_range(problem);
     run(sizes.items(problem), threads < plan.threads ? threads : plan.threads, [&](int64_t item, int thread) {

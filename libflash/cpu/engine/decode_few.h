@@ -4,6 +4,7 @@
 // [row][channel].
 #pragma once
 
+#include "cpu/cancel.h"
 #include "cpu/engine/attend.h"
 
 namespace libflash::cpu {
@@ -56,7 +57,7 @@ struct FewRoom {
     FewElement<T>* q = nullptr;       // [head][row][channel], zeros up to a whole step
     Acc<T>* scores = nullptr;         // [head][row][key]
 
-    void lay_out(Arena& arena, HeadDims dims, int64_t most_heads, int64_t rows_of_head) {
+    void lay_out(Arena& arena, HeadDims dims, int64_t most_keys, int64_t most_heads, int64_t rows_of_head) {
         heads = most_heads, rows = rows_of_head;
         q_stride = round_up(dims.qk, kStepChannels<T>), o_stride = few_stride<T>(dims.v);
         panels = arena.take<QueryPanel<T>>(heads);
@@ -67,6 +68,7 @@ struct FewRoom {
             panel.lanes.lay_out(arena);
             panel.softmax.lay_out(arena);
             panel.o = arena.take<Acc<T>>(rows * o_stride);
+            panel.folds.lay_out(arena, most_keys, rows * o_stride);
             if (panels) panels[head] = panel;
         }
     }
@@ -82,8 +84,7 @@ struct FewRoom {
                     to[c] = c < dims.qk ? widen(row[c]) : 0;
             }
         }
-        panels[head].softmax.start(panels[head].lanes.width);
-        panels[head].empty = true;
+        panels[head].start();
     }
 };
 
@@ -148,10 +149,7 @@ FLASH_INLINE void few_output(const T* const* v, int64_t head, int64_t count, int
     FLASH_UNROLL
     for (int r = 0; r < Count; ++r) {
         FLASH_UNROLL
-        for (int n = 0; n < Vectors; ++n) {
-            const A* at = o + r * o_stride + c + n * L;
-            sum[r][n] = start == Start::zero ? Vec<A>{} : start == Start::add ? load(at) : load(at) * broadcast(rescale[r]);
-        }
+        for (int n = 0; n < Vectors; ++n) sum[r][n] = Vec<A>{};
     }
     for (int64_t j = 0; j < count; ++j) {
         const T* row = v[j] + head + c;
@@ -168,7 +166,12 @@ FLASH_INLINE void few_output(const T* const* v, int64_t head, int64_t count, int
     FLASH_UNROLL
     for (int r = 0; r < Count; ++r) {
         FLASH_UNROLL
-        for (int n = 0; n < Vectors; ++n) store(o + r * o_stride + c + n * L, sum[r][n]);
+        for (int n = 0; n < Vectors; ++n) {
+            A* at = o + r * o_stride + c + n * L;
+            if (start != Start::zero)
+                sum[r][n] = multiply_add(load(at), broadcast(start == Start::scaled ? rescale[r] : A(1)), sum[r][n]);
+            store(at, sum[r][n]);
+        }
     }
 }
 
@@ -205,6 +208,18 @@ static void few_scores(const ScoreRule<A>& rule, const Lanes<A>& lanes, int64_t 
     }
 }
 
+// before * rescale + the sum of p, in the order in which few_output adds p times values: where all values are 1, the output is 1.
+static float add_as_output(const float* p, int64_t count, float before, float rescale) {
+    float parts[kFewKeys / kFewValues] = {};
+    const int64_t whole = count / kFewValues;
+    for (int64_t j = 0; j < kFewValues; ++j)
+        for (int64_t part = 0; part < whole; ++part) parts[part] += p[part * kFewValues + j];
+    for (int64_t j = whole * kFewValues; j < count; ++j) parts[whole] += p[j];
+    Vec<float> sum = multiply_add(broadcast(before), broadcast(rescale), broadcast(parts[0]));
+    for (int64_t part = 1; part * kFewValues < count; ++part) sum += broadcast(parts[part]);
+    return sum[0];
+}
+
 // The online softmax of one row: scores become probabilities.
 template <class T>
 static void few_softmax(SoftmaxState<Acc<T>>& state, int64_t r, int64_t count, Acc<T> unit, Acc<T>* scores) {
@@ -223,7 +238,10 @@ static void few_softmax(SoftmaxState<Acc<T>>& state, int64_t r, int64_t count, A
         store(scores + j, p);
     }
     state.row_max[r] = new_max;
-    state.row_sum[r] = state.row_sum[r] * rescale + sum_of_lanes<A>(sum);
+    if constexpr (std::is_same_v<T, float>)
+        state.row_sum[r] = add_as_output(scores, count, state.row_sum[r], rescale);
+    else
+        state.row_sum[r] = state.row_sum[r] * rescale + sum_of_lanes<A>(sum);
     state.rescale[r] = rescale;
 }
 
@@ -316,8 +334,11 @@ static void few_walk(const FewRoom<T>& room, const Rows& k, const Rows& v, int64
     int turn = 0;
     if (!some.empty()) tiles[turn].find(k, v, some.first, some.last);
     for (int64_t key = some.first; key < some.last; key += kFewKeys, turn ^= 1) {
+        stop_point();
         FewTile<T>& next = tiles[turn ^ 1];
         next.count = 0;
+        for (int64_t head = 0; head < room.heads; ++head)
+            fold_before(room.panels[head], key, dims.v, room.o_stride, score_unit(rule));
         if (key + kFewKeys < some.last) next.find(k, v, key + kFewKeys, some.last);
         few_attend(room, tiles[turn], next, dims, rule);
     }

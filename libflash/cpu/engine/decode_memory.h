@@ -31,20 +31,19 @@ struct DecodeSizes {
 };
 
 // All heads whose rows lie side by side in the cache, unless that leaves threads without work. Results do not depend on it.
-FLASH_INLINE int64_t choose_heads_together(const DecodeProblem& problem, int64_t splits) {
+FLASH_INLINE int64_t choose_heads_together(const DecodeProblem& problem, int64_t splits, int64_t threads) {
     const TensorView &k = problem.cache.k, &v = problem.cache.v;
     const auto side_by_side = [&](const TensorView& t) {
         return t.stride[2] * problem.heads_k <= t.stride[1] || t.shape[1] == 1;
     };
     if (!side_by_side(k) || !side_by_side(v)) return 1;
-    const int64_t threads = problem.request.num_threads > 0 ? problem.request.num_threads : default_threads();
     int64_t heads = problem.heads_k;
     while (heads > 1 && problem.batch * splits * ceil_div(problem.heads_k, heads) < 4 * threads) heads = ceil_div(heads, 2);
     return heads > 0 ? heads : 1;
 }
 
 template <class T>
-static DecodeSizes decode_sizes(const DecodeProblem& problem) {
+static DecodeSizes decode_sizes(const DecodeProblem& problem, int threads) {
     DecodeSizes sizes;
     sizes.dims = {problem.head_dim, problem.head_dim_v};
     sizes.rows = problem.group_size() * problem.seqlen_q;
@@ -54,7 +53,7 @@ static DecodeSizes decode_sizes(const DecodeProblem& problem) {
     if (sizes.rows <= kFewRows) sizes.row_stride = few_stride<T>(sizes.dims.v);
     sizes.ranges = Splits(problem.request, sizes.few() ? problem.batch : sizes.groups);
     sizes.splits = sizes.ranges.most(problem.cache.capacity);
-    if (sizes.few()) sizes.heads_together = choose_heads_together(problem, sizes.splits);
+    if (sizes.few()) sizes.heads_together = choose_heads_together(problem, sizes.splits, threads);
     return sizes;
 }
 
@@ -68,16 +67,16 @@ struct DecodeRoom {
     Acc<T>* lse = nullptr;
     double* sinks = nullptr;
 
-    void lay_out(Arena& arena, const DecodeSizes& sizes) {
+    void lay_out(Arena& arena, const DecodeSizes& sizes, int64_t most_keys) {
         lse = arena.take<Acc<T>>(kPanelWidth);
         sinks = arena.take<double>(kPanelWidth);
         if (sizes.few()) {
             panel.lanes.lay_out(arena);
             panel.softmax.lay_out(arena);
             panel.o = arena.take<Acc<T>>(sizes.panel_numbers());
-            few.lay_out(arena, sizes.dims, sizes.heads_together, sizes.rows);
+            few.lay_out(arena, sizes.dims, most_keys, sizes.heads_together, sizes.rows);
         } else {
-            panel.lay_out(arena, sizes.dims);
+            panel.lay_out(arena, sizes.dims, most_keys);
             keys.lay_out(arena, sizes.dims, kDecodeKeys);
             tile.lay_out(arena, kDecodeKeys, false);
         }
@@ -91,6 +90,7 @@ struct DecodeMemory {
     Partials<T> partials;
     int32_t* finished = nullptr;  // ranges done, of each panel
     char* rooms = nullptr;
+    int64_t most_keys = 0;  // of a sequence
     size_t room_bytes = 0, bytes = 0;
 
     DecodeMemory(const DecodeProblem& problem, const DecodeSizes& sizes, int threads, void* workspace) {
@@ -102,7 +102,8 @@ struct DecodeMemory {
             finished = arena.take<int32_t>(sizes.groups);
         }
         Arena one(nullptr);
-        DecodeRoom<T>().lay_out(one, sizes);
+        most_keys = problem.cache.capacity;
+        DecodeRoom<T>().lay_out(one, sizes, most_keys);
         room_bytes = one.used();
         rooms = arena.take<char>(static_cast<int64_t>(room_bytes) * threads);
         bytes = arena.used();
@@ -110,7 +111,7 @@ struct DecodeMemory {
     DecodeRoom<T> room(int thread, const DecodeSizes& sizes) const {
         Arena arena(rooms + room_bytes * static_cast<size_t>(thread));
         DecodeRoom<T> room;
-        room.lay_out(arena, sizes);
+        room.lay_out(arena, sizes, most_keys);
         return room;
     }
 };

@@ -76,7 +76,7 @@ static void combine_sums(const Partials<T>& parts, int64_t n, int64_t splits, Ac
             if (parts.empty[s]) continue;
             A* at = parts.row_max + s * parts.width + i;
             const Vec<A> weight = exp2<A>((load(at) - finite_maximum<A>(top)) * broadcast(unit));
-            sum += weight * load(parts.row_sum + s * parts.width + i);
+            sum = multiply_add(weight, load(parts.row_sum + s * parts.width + i), sum);
             store(at, weight);
         }
         store(panel.softmax.row_max + i, top);
@@ -86,8 +86,8 @@ static void combine_sums(const Partials<T>& parts, int64_t n, int64_t splits, Ac
 
 template <class A>
 FLASH_INLINE void add_weighted(A* to, const A* from, Vec<A> weight, bool first) {
-    const Vec<A> part = weight == 0 ? Vec<A>{} : weight * load(from);
-    store(to, first ? part : load(to) + part);
+    const Vec<A> before = first ? Vec<A>{} : load(to);
+    store(to, weight == 0 ? before : multiply_add(weight, load(from), before));
 }
 
 // Partials n to n + splits - 1 into the panel, whose output is [channel][lane], or with `row_stride` [row][channel]. A part

@@ -36,7 +36,8 @@ struct ForwardRoom {
     ForwardRoom(const AttentionProblem& problem, const Plan& plan, Arena& arena) {
         const HeadDims dims{problem.head_dim, problem.head_dim_v};
         const int64_t width = round_up(plan.tile_q, kLanes<Acc<T>>);
-        for (int64_t p = 0; p < panels_per_item(problem, plan); ++p) panels[p].lay_out(arena, dims, width);
+        for (int64_t p = 0; p < panels_per_item(problem, plan); ++p)
+            panels[p].lay_out(arena, dims, problem.k_rows.max_length, width);
         keys.lay_out(arena, dims, plan.tile_k);
         tile.lay_out(arena, plan.tile_k, problem.bias.present || problem.mask.present, width);
         lse = arena.take<Acc<T>>(kPanelWidth);
@@ -92,6 +93,7 @@ private:
         const KeyRange seen = keys_seen();
         for (int64_t first = seen.empty() ? seen.last : seen.first / plan_.tile_k * plan_.tile_k; first < seen.last;
              first += plan_.tile_k) {
+            stop_point();
             const int64_t left = seen.last - first;
             KeyTile<T> tile;
             for (int64_t p = 0; p < panels_; ++p) {
@@ -102,12 +104,14 @@ private:
                     tile = load_key_tile<T>(k, v, dims_, first, left < plan_.tile_k ? left : plan_.tile_k, room_.keys);
                 KeyTile<T> part = tile;
                 if (panel.lanes.some.last - first < part.count) part.count = panel.lanes.some.last - first;
+                fold_before(panel, first, dims_.v, 0, score_unit(rule_));
                 attend(panel, part, dims_, rule_, problem_.dropout.active() ? &dropout_ : nullptr, room_.tile);
             }
         }
     }
 
     void finish(QueryPanel<T>& panel) {
+        end_folds(panel, dims_.v, 0, score_unit(rule_));
         double sink = 0;
         if (problem_.sink.present) sink = head_number(problem_.sink, batch_, head_);
         finish_panel(panel, rule_, problem_.sink.present ? &sink : nullptr, 0, problem_.dropout.active() ? dropout_.kept : 1.0,
@@ -140,7 +144,8 @@ static Plan plan_forward_as(const AttentionProblem& problem) {
     Plan plan;
     choose_forward_tiles(problem, plan);
     const int64_t panels = Tiling(problem.q_rows, plan.tile_q).count() * problem.heads_q;
-    plan.threads = choose_threads(problem.request, panels, attention_flops(problem, 1));
+    plan.most_threads = threads_or_default(problem.request.num_threads);
+    plan.threads = choose_threads(plan.most_threads, panels, attention_flops(problem, 1));
     Arena arena(nullptr);
     ForwardRoom<T> room(problem, plan, arena);
     plan.workspace_bytes = arena.used() * static_cast<size_t>(plan.threads);

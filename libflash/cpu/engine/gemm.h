@@ -1,7 +1,8 @@
 // The one matrix product under everything: C[m][n] (+)= sum_k A(m, k) B[k][n].
 //
 // Vectors run along n; elements of A are broadcast one by one, so A may be any strided view and is never packed. B and C have
-// contiguous rows, whole vectors wide. A register tile of M x NV vectors of C stays in registers for all of k.
+// contiguous rows, whole vectors wide. A register tile of M x NV vectors of C stays in registers for all of k. The sum over k starts
+// from zero and the old C is added at its end, so C is rounded once for each product, not once for each k.
 #pragma once
 
 #include "cpu/engine/vector.h"
@@ -50,7 +51,7 @@ FLASH_INLINE F32 dot_step(U32 a, U32 b, F32 sum) { return _mm512_dpbf16_ps(sum, 
 #define FLASH_BF16_DOT 0
 #endif
 
-enum class Start { zero, add, scaled };  // C starts as 0, as it is, or times factors[n]
+enum class Start { zero, add, scaled };  // what the sum is added to: 0, C, or C times factors[n]
 
 template <class E>
 struct Product {
@@ -73,21 +74,10 @@ __attribute__((noinline)) static void multiply_tile(const Product<E>& p, int64_t
     const int64_t a_m = p.a_m, a_k = p.a_k, b_k = p.b_k, c_m = p.c_m;
     Acc* c = p.c + m0 * c_m + n0;
     Vec<Acc> sum[M][NV];
-    if (p.start == Start::zero) {
+    FLASH_UNROLL
+    for (int m = 0; m < M; ++m) {
         FLASH_UNROLL
-        for (int m = 0; m < M; ++m) {
-            FLASH_UNROLL
-            for (int n = 0; n < NV; ++n) sum[m][n] = Vec<Acc>{};
-        }
-    } else {
-        Vec<Acc> factor[NV];
-        FLASH_UNROLL
-        for (int n = 0; n < NV; ++n) factor[n] = p.start == Start::scaled ? load(p.factors + n0 + n * L) : broadcast<Acc>(1);
-        FLASH_UNROLL
-        for (int m = 0; m < M; ++m) {
-            FLASH_UNROLL
-            for (int n = 0; n < NV; ++n) sum[m][n] = load(c + m * c_m + n * L) * factor[n];
-        }
+        for (int n = 0; n < NV; ++n) sum[m][n] = Vec<Acc>{};
     }
     const E *a = p.a + m0 * a_m, *b = p.b + n0;
     for (int64_t k = p.k; k > 0; --k, a += a_k, b += b_k) {
@@ -99,6 +89,16 @@ __attribute__((noinline)) static void multiply_tile(const Product<E>& p, int64_t
             const auto x = broadcast_a(a + m * a_m);
             FLASH_UNROLL
             for (int n = 0; n < NV; ++n) sum[m][n] = dot_step(x, row[n], sum[m][n]);
+        }
+    }
+    if (p.start != Start::zero) {
+        Vec<Acc> factor[NV];
+        FLASH_UNROLL
+        for (int n = 0; n < NV; ++n) factor[n] = p.start == Start::scaled ? load(p.factors + n0 + n * L) : broadcast<Acc>(1);
+        FLASH_UNROLL
+        for (int m = 0; m < M; ++m) {
+            FLASH_UNROLL
+            for (int n = 0; n < NV; ++n) sum[m][n] = multiply_add(load(c + m * c_m + n * L), factor[n], sum[m][n]);
         }
     }
     FLASH_UNROLL

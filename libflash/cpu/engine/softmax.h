@@ -79,12 +79,12 @@ static void softmax_tile(SoftmaxState<Acc<T>>& state, Acc<T>* scores, int64_t co
         const Vec<A> old_max = load(state.row_max + i), factor = broadcast(unit);
         const Vec<A> new_max = largest_of_lane<A>(at, width, count, old_max), shift = finite_maximum<A>(new_max);
         const Vec<A> rescale = exp2<A>((old_max - shift) * factor);
-        Vec<A> even{}, odd{};
+        Vec<A> sum{};  // in the order of the product with V: where all values are 1, the output is 1
         int64_t j = 0;
         for (; j + 2 <= count; j += 2, at += 2 * width) {
             const Vec<A> p0 = exp2<A>((load(at) - shift) * factor), p1 = exp2<A>((load(at + width) - shift) * factor);
-            even += p0;
-            odd += p1;
+            sum += p0;
+            sum += p1;
 #if FLASH_BF16_DOT
             if constexpr (kPaired<T> && !kInPlace) {
                 store(&p[j / 2 * width + i].bits, make_pairs(p0, p1));
@@ -96,14 +96,14 @@ static void softmax_tile(SoftmaxState<Acc<T>>& state, Acc<T>* scores, int64_t co
         }
         if (j < count) {
             const Vec<A> p0 = exp2<A>((load(at) - shift) * factor);
-            even += p0;
+            sum += p0;
             store(at, p0);
 #if FLASH_BF16_DOT
             if constexpr (kPaired<T> && !kInPlace) store(&p[j / 2 * width + i].bits, make_pairs(p0, F32{}));
 #endif
         }
         store(state.row_max + i, new_max);
-        store(state.row_sum + i, multiply_add(load(state.row_sum + i), rescale, even + odd));
+        store(state.row_sum + i, multiply_add(load(state.row_sum + i), rescale, sum));
         store(state.rescale + i, rescale);
     }
     (void)p;

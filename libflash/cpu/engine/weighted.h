@@ -50,12 +50,12 @@ static void multiply_weighted_slowly(const Product<E>& p) {
     for (int64_t m = 0; m < p.m; ++m)
         for (int64_t n = 0; n < p.n; ++n) {
             Accumulator<E>& c = p.c[m * p.c_m + n];
-            Accumulator<E> sum = p.start == Start::zero ? 0 : p.start == Start::add ? c : c * p.factors[n];
+            Accumulator<E> sum = 0;
             for (int64_t k = 0; k < p.k; ++k) {
                 const E a = p.a[m * p.a_m + k * p.a_k], b = p.b[k * p.b_k + n];
                 sum = kWeights == Weights::a ? add_if_weighted(sum, a, b) : add_if_weighted(sum, b, a);
             }
-            c = sum;
+            c = p.start == Start::zero ? sum : p.start == Start::add ? c + sum : c * p.factors[n] + sum;
         }
 }
 

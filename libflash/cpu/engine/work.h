@@ -1,9 +1,11 @@
 // How big tiles are and how many threads a call is worth.
 #pragma once
 
+#include "cpu/cancel.h"
 #include "cpu/engine/vector.h"
 #include "cpu/kernels.h"
 #include "cpu/run_items.h"
+#include "cpu/thread_count.h"
 
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
@@ -35,9 +37,8 @@ FLASH_INLINE double attention_flops(const AttentionProblem& problem, double prod
     return 2 * products * rows * keys * static_cast<double>(problem.heads_q * (problem.head_dim + problem.head_dim_v));
 }
 
-// A thread costs some 15 us to start, so each gets at least about 100 us of work.
-FLASH_INLINE int choose_threads(const Request& request, int64_t items, double flops) {
-    const int most = request.num_threads > 0 ? request.num_threads : default_threads();
+// Waking a thread takes some 10 us, so each gets at least about 100 us of work.
+FLASH_INLINE int choose_threads(int most, int64_t items, double flops) {
     const double worth = flops / 8e6 + 1;
     int threads = worth < most ? static_cast<int>(worth) : most;
     if (threads > items) threads = items > 1 ? static_cast<int>(items) : 1;

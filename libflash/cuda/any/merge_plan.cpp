@@ -4,6 +4,7 @@
 #include "cuda/any/plan.h"
 #include "cuda/host/merge_params.h"
 #include "cuda/kernels.h"
+#include "problem/check.h"
 #include "problem/error.h"
 
 namespace libflash::cuda::any {
@@ -40,6 +41,8 @@ bool has_mixed_types(const MergeParams& p) {
 }  // namespace
 
 MergePlan plan_merge(const Kernel& kernel, const MergeProblem& problem, const DeviceProperties&) {
+    if (problem.count > kMergeMax)
+        throw Error(FLASH_STATUS_UNSUPPORTED, text_of("count: must be at most ", kMergeMax, " on CUDA (", problem.count, ")"));
     if (problem.head_dim_v > INT32_MAX / 2) throw Error(FLASH_STATUS_UNSUPPORTED, "outs: head_dim_v must be below 2^30 on CUDA");
     const MergeParams params = merge_params(problem);
     MergePlan plan;

@@ -5,8 +5,6 @@
 namespace libflash::cuda {
 namespace {
 
-static_assert(kMergeMax == FLASH_MERGE_MAX, "the header and the kernel agree on the number of parts");
-
 ElementType element_type(DType dtype) {
     switch (dtype) {
         case DType::f16: return ElementType::f16;

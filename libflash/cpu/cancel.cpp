@@ -1,0 +1,55 @@
+#include "cpu/cancel.h"
+
+#include <ctime>
+
+#include "problem/error.h"
+
+namespace libflash::cpu {
+namespace {
+
+constexpr int64_t kInterval = 50'000'000;  // nanoseconds from one question to the next
+
+// Plain values: neither the end of a thread nor unloading the library has anything to destroy.
+struct Thread {
+    int32_t (*check)(void*) = nullptr;
+    void* context = nullptr;
+    int64_t asked = 0;  // when
+    const std::atomic<bool>* stopped = nullptr;
+};
+thread_local Thread thread;
+
+int64_t now() {
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC_COARSE, &time);
+    return static_cast<int64_t>(time.tv_sec) * 1'000'000'000 + time.tv_nsec;
+}
+
+}  // namespace
+
+void set_interrupt(int32_t (*check)(void* context), void* context) {
+    thread.check = check;
+    thread.context = context;
+    if (check) thread.asked = now();
+}
+
+bool has_interrupt() { return thread.check != nullptr; }
+
+void stop_point() {
+    if (thread.stopped && thread.stopped->load(std::memory_order_relaxed))
+        throw Error(FLASH_STATUS_CANCELLED, "another thread ended it");
+    if (!thread.check) return;
+    const int64_t time = now();
+    if (time - thread.asked < kInterval) return;
+    int32_t (*const check)(void*) = thread.check;
+    thread.check = nullptr;  // a call from within the check does not ask
+    const int32_t answer = check(thread.context);
+    thread.check = check;
+    thread.asked = now();
+    if (answer != 0)
+        throw Error(FLASH_STATUS_CANCELLED, "the interrupt check of this thread ended the call; its outputs are incomplete");
+}
+
+StopScope::StopScope(const std::atomic<bool>& stopped) : outer_(thread.stopped) { thread.stopped = &stopped; }
+StopScope::~StopScope() { thread.stopped = outer_; }
+
+}  // namespace libflash::cpu

@@ -1,0 +1,14 @@
+// How many threads a call on the CPU takes when its options do not say.
+#pragma once
+
+namespace libflash::cpu {
+
+// LIBFLASH_NUM_THREADS, else OMP_NUM_THREADS, from the environment as it was at the first call; else the processors that the calling
+// thread may run on, no more than the control group of the process pays for. Throws Error if LIBFLASH_NUM_THREADS is no number of
+// threads.
+int default_threads();
+
+// The number that a call gave, or the default for 0.
+int threads_or_default(int given);
+
+}  // namespace libflash::cpu

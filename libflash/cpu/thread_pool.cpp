@@ -1,0 +1,201 @@
+#include "cpu/thread_pool.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <ctime>
+#include <new>
+
+namespace libflash::cpu {
+namespace {
+
+class Lock {
+public:
+    explicit Lock(pthread_mutex_t& mutex) : mutex_(mutex) { pthread_mutex_lock(&mutex_); }
+    ~Lock() { pthread_mutex_unlock(&mutex_); }
+    Lock(const Lock&) = delete;
+    Lock& operator=(const Lock&) = delete;
+
+private:
+    pthread_mutex_t& mutex_;
+};
+
+timespec time_after(int milliseconds) {
+    timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    time.tv_nsec += milliseconds * 1'000'000L;
+    time.tv_sec += time.tv_nsec / 1'000'000'000;
+    time.tv_nsec %= 1'000'000'000;
+    return time;
+}
+
+}  // namespace
+
+// Never destroyed. Plain POSIX objects: a sleeping thread must not meet their destructors.
+struct Pool {
+    pthread_mutex_t mutex;
+    pthread_cond_t work;      // there are jobs
+    pthread_cond_t done;      // a job has no active helper left
+    Helpers* jobs = nullptr;  // that want more threads
+    int threads = 0, idle = 0;
+    const int processors = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+
+    Pool() {
+        pthread_condattr_t monotonic;
+        pthread_condattr_init(&monotonic);
+        pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+        pthread_mutex_init(&mutex, nullptr);
+        pthread_cond_init(&work, nullptr);
+        pthread_cond_init(&done, &monotonic);
+        pthread_condattr_destroy(&monotonic);
+    }
+    Pool(const Pool&) = delete;
+    Pool& operator=(const Pool&) = delete;
+
+    void add(Helpers& job);
+    bool finish(Helpers& job, int milliseconds);
+
+private:
+    static void* start(void* pool) {
+        static_cast<Pool*>(pool)->serve();
+        return nullptr;
+    }
+    void remove(Helpers& job);
+    void grow(int wanted);
+    void wake(int wanted);
+    [[noreturn]] void serve();
+};
+
+namespace {
+
+std::atomic<Pool*> the_pool{nullptr};
+
+// The code of the threads must stay where it is: one more reference that is never given back.
+void stay_loaded() {
+    Dl_info object;
+    if (dladdr(reinterpret_cast<void*>(&stay_loaded), &object) != 0 && object.dli_fname)
+        dlopen(object.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
+}
+
+void forget_pool() { the_pool.store(nullptr, std::memory_order_relaxed); }
+
+// nullptr without memory.
+Pool* find_pool() {
+    Pool* pool = the_pool.load(std::memory_order_acquire);
+    if (pool) return pool;
+    Pool* made = new (std::nothrow) Pool;
+    if (!made) return nullptr;
+    if (!the_pool.compare_exchange_strong(pool, made, std::memory_order_acq_rel)) {
+        delete made;  // another thread was first
+        return pool;
+    }
+    static std::atomic<bool> prepared{false};
+    if (!prepared.exchange(true)) {
+        stay_loaded();
+        pthread_atfork(nullptr, nullptr, forget_pool);
+    }
+    return made;
+}
+
+}  // namespace
+
+void Pool::add(Helpers& job) {
+    const Lock lock(mutex);
+    job.next_ = jobs;
+    jobs = &job;
+    grow(job.wanted_);
+    wake(job.wanted_);
+}
+
+// More threads if too few are asleep. All calls together have no more than there are processors, or than one of them asks for.
+void Pool::grow(int wanted) {
+    const int most = wanted > processors ? wanted : processors;
+    if (idle >= wanted || threads >= most) return;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_attr_t detached;
+    if (pthread_attr_init(&detached) != 0) return;
+    pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    for (int missing = wanted - idle; missing > 0 && threads < most; --missing) {
+        pthread_t thread;
+        if (pthread_create(&thread, &detached, start, this) != 0) break;
+        ++threads;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    pthread_attr_destroy(&detached);
+}
+
+// Two at most: each thread that wakes up wakes two more.
+void Pool::wake(int wanted) {
+    for (int n = 0; n < 2 && n < wanted && n < idle; ++n) pthread_cond_signal(&work);
+}
+
+void Pool::remove(Helpers& job) {
+    for (Helpers** at = &jobs; *at; at = &(*at)->next_)
+        if (*at == &job) {
+            *at = job.next_;
+            return;
+        }
+}
+
+bool Pool::finish(Helpers& job, int milliseconds) {
+    const Lock lock(mutex);
+    if (job.wanted_ > 0) remove(job);
+    job.wanted_ = 0;
+    const timespec until = time_after(milliseconds);
+    while (job.active_ > 0) {
+        if (milliseconds == 0)
+            pthread_cond_wait(&done, &mutex);
+        else if (pthread_cond_timedwait(&done, &mutex, &until) != 0)
+            break;
+    }
+    return job.active_ == 0;
+}
+
+// The life of one thread.
+void Pool::serve() {
+    pthread_setname_np(pthread_self(), "libflash");
+    Helpers::Affinity mine;
+    pthread_mutex_lock(&mutex);
+    for (;;) {
+        while (!jobs) {
+            ++idle;
+            pthread_cond_wait(&work, &mutex);
+            --idle;
+        }
+        Helpers& job = *jobs;
+        const int number = ++job.joined_;
+        ++job.active_;
+        if (--job.wanted_ == 0) jobs = job.next_;
+        wake(job.wanted_);
+        pthread_mutex_unlock(&mutex);
+        if (std::memcmp(&mine, &job.affinity_, sizeof mine) != 0) {
+            mine = job.affinity_;
+            sched_setaffinity(0, sizeof mine, reinterpret_cast<const cpu_set_t*>(mine.word));
+        }
+        std::fesetenv(&job.arithmetic_);
+        job.run_(job.context_, number);
+        pthread_mutex_lock(&mutex);
+        if (--job.active_ == 0) pthread_cond_broadcast(&done);
+    }
+}
+
+Helpers::Helpers(int count, void (*run)(void* context, int number), void* context)
+    : run_(run), context_(context), pool_(count > 0 ? find_pool() : nullptr), wanted_(count) {
+    if (!pool_) return;
+    sched_getaffinity(0, sizeof affinity_, reinterpret_cast<cpu_set_t*>(affinity_.word));
+    std::fegetenv(&arithmetic_);
+    pool_->add(*this);
+}
+
+bool Helpers::lost() const { return pool_ && pool_ != the_pool.load(std::memory_order_relaxed); }
+
+bool Helpers::finish(int milliseconds) { return !pool_ || lost() || pool_->finish(*this, milliseconds); }
+
+}  // namespace libflash::cpu

@@ -1,0 +1,90 @@
+# Calls on the CPU: how many threads they use, and how a signal (Ctrl-C) ends them.
+
+cdef extern from "Python.h":
+    int PyErr_CheckSignals() except -1
+    unsigned long PyThread_get_thread_ident() nogil
+
+
+cdef int32_t _num_threads = 0        # of set_num_threads(); 0: the default
+cdef unsigned long _main_thread = 0  # the thread that runs Python's signal handlers
+cdef object _interrupt = None        # what a signal handler raised during a call
+
+
+def _find_main_thread():
+    global _main_thread
+    _main_thread = threading.main_thread().ident
+
+
+_find_main_thread()
+os.register_at_fork(after_in_child=_find_main_thread)
+
+
+cdef int32_t num_threads_for(_Source source, const flash_tensor_t *x) except -1:
+    """options.num_threads of a call whose first array is `x`. PyTorch tensors: at most torch.get_num_threads() threads, unless
+    set_num_threads() was called."""
+    cdef int32_t usual
+    cdef int64_t torch_threads
+    if _num_threads > 0 or x.device_type != FLASH_DEVICE_CPU:
+        return _num_threads
+    usual = flash_cpu_threads()  # 0 if LIBFLASH_NUM_THREADS is refused: so is then the call
+    if source.torch:
+        torch_threads = source.get_num_threads()
+        if torch_threads < usual:
+            return <int32_t>torch_threads
+    return usual
+
+
+cdef int32_t run_signal_handlers() noexcept with gil:
+    global _interrupt
+    try:
+        PyErr_CheckSignals()
+    except BaseException as error:
+        _interrupt = error
+        return 1
+    return 0
+
+
+cdef int32_t interrupted(void *context) noexcept nogil:
+    return run_signal_handlers()
+
+
+cdef inline void allow_interrupt(const flash_tensor_t *x) noexcept:
+    """Python's signal handlers run during the call that follows, if it is on the CPU and this is the thread that runs them."""
+    if x.device_type == FLASH_DEVICE_CPU and PyThread_get_thread_ident() == _main_thread:
+        flash_set_interrupt(interrupted, NULL)
+
+
+cdef inline void end_interrupt(const flash_tensor_t *x) noexcept:
+    if x.device_type == FLASH_DEVICE_CPU:
+        flash_set_interrupt(NULL, NULL)
+
+
+cdef int raise_interrupt() except -1:
+    """Raise what the signal handler raised: KeyboardInterrupt for Ctrl-C, unless the program has a handler of its own."""
+    global _interrupt
+    error, _interrupt = _interrupt, None
+    raise error
+
+
+def set_num_threads(threads):
+    """How many threads a call on the CPU uses, the caller's own included: 1 to 4096, or 0 for the default.
+
+    The default is LIBFLASH_NUM_THREADS from the environment (1 to 4096; another value is refused), else OMP_NUM_THREADS, else
+    the processors that the calling thread may run on: its affinity mask, and no more than the CPU quota of its control group
+    allows. Calls on PyTorch tensors then use at most torch.get_num_threads().
+
+    Holds for all Python threads, from the next call on. Results do not depend on it. Raises InvalidError for another number.
+    """
+    global _num_threads
+    cdef int64_t wanted = integer(threads, "threads")
+    if wanted < 0 or wanted > FLASH_MAX_THREADS:
+        raise InvalidError(f"threads is {wanted}; it must be 0 (the default) to {FLASH_MAX_THREADS}")
+    _num_threads = <int32_t>wanted
+
+
+def get_num_threads():
+    """How many threads a call on the CPU uses. Raises InvalidError if LIBFLASH_NUM_THREADS is not a number from 1 to 4096."""
+    cdef int32_t threads = _num_threads if _num_threads > 0 else flash_cpu_threads()
+    if threads == 0:
+        raise InvalidError(flash_last_error().decode("utf-8", "replace"))
+    return threads

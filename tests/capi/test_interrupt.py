@@ -1,0 +1,72 @@
+"""flash_set_interrupt: who is asked, when, and what the answers do."""
+
+from __future__ import annotations
+
+import ctypes as c
+import threading
+from collections.abc import Iterator
+
+import abi
+import numpy as np
+import pytest
+
+SIZE = (1, 4000, 2, 64)
+
+
+def forward(threads: int = 1) -> tuple[int, np.ndarray]:
+    x, out = np.ones(SIZE, np.float32), np.full(SIZE, np.nan, np.float32)
+    options = abi.options(abi.AttentionOptions, num_threads=threads)
+    tensors = [abi.pointer(abi.tensor(array)) for array in (x, x, x, out)]
+    bytes_needed = c.c_size_t()
+    abi.check(abi.lib.flash_attention_forward_workspace_size(*tensors, None, c.byref(options), c.byref(bytes_needed)))
+    scratch = np.empty(bytes_needed.value + 256, np.uint8)
+    at = scratch.ctypes.data + -scratch.ctypes.data % 256
+    return abi.lib.flash_attention_forward(*tensors, None, c.byref(options), at, bytes_needed, None), out
+
+
+@pytest.fixture
+def asked() -> Iterator[list[int]]:
+    """The threads that were asked."""
+    yield []
+    abi.lib.flash_set_interrupt(abi.INTERRUPT(), None)
+
+
+def set_check(asked: list[int], answers: list[int]) -> object:
+    """Answers in order, then 0. The caller keeps what is returned."""
+
+    def check(context: int) -> int:
+        assert context == 77
+        asked.append(threading.get_ident())
+        return answers.pop(0) if answers else 0
+
+    made = abi.INTERRUPT(check)
+    abi.lib.flash_set_interrupt(made, 77)
+    return made
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("answer", [1, -1])
+def test_an_answer_ends_the_call(asked: list[int], threads: int, answer: int) -> None:
+    kept = set_check(asked, [0, answer])
+    status, out = forward(threads)
+    assert status == abi.CANCELLED
+    assert "interrupt check" in abi.last_error()
+    assert not np.isfinite(out).all()
+    assert asked == [threading.get_ident()] * 2
+    status, out = forward(threads)
+    assert status == abi.OK
+    assert (out == 1).all()
+    del kept
+
+
+def test_nobody_else_is_asked(asked: list[int]) -> None:
+    kept = set_check(asked, [1] * 1000)
+    results = []
+    other = threading.Thread(target=lambda: results.append(forward(2)[0]))
+    other.start()
+    other.join()
+    abi.lib.flash_set_interrupt(abi.INTERRUPT(), None)
+    results.append(forward()[0])
+    assert results == [abi.OK, abi.OK]
+    assert asked == []
+    del kept
