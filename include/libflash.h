@@ -314,8 +314,11 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * not read. Pages and cache entries may be shared for reading, but a row that one sequence appends to must not be a key of another in
  * the same call, old or new.
  * On the CPU a bad length or page number is refused (INVALID); on CUDA, where lengths stay on the device, a page number out of range
- * is treated as absent, lengths are clamped to what fits, a position behind the rotary tables takes their last row, and nothing is
- * written outside the cache.
+ * is treated as absent, cache_seqlens is clamped to 0 .. capacity, a position behind the rotary tables takes their last row, and nothing
+ * is written outside the cache.
+ * On CUDA a new row that does not fit, because cache_seqlens[b] + i >= capacity, is absent: it is not written and no query sees it, while
+ * Lk and so the positions of queries still count it. The valid keys of that sequence and of all others stay as they are. The call does
+ * not report it; a sequence has lost rows exactly if cache_seqlens[b] + S_new > capacity, which the caller can compare beforehand.
  *
  * Rotary embedding (with rotary_cos and rotary_sin) turns the first r = 2 * rotary_cos.shape[1] channels of q and k_new: pair (x, y) at
  * position t becomes (x cos_t - y sin_t, x sin_t + y cos_t). The new key number i stands at position cache_seqlens[b] + i; so does

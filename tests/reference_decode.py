@@ -7,7 +7,8 @@ and nothing is written to it. `cache_batch_idx` names the cache row of each sequ
 
 `cache_seqlens` positions are filled (default: the whole capacity, or none when there are new keys). New `k`,
 `v` go to positions cache_seqlens + i, rounded to the cache's dtype, k after rotary at that position. q turns
-by position cache_seqlens + i when causal or windowed, else every row by cache_seqlens. Then q attends to the
+by position cache_seqlens + i when causal or windowed, else every row by cache_seqlens. A new row that stands behind
+the capacity is absent, as on an absent page: not written and not visible, but positions count it. Then q attends to the
 cache, new keys included; positions before `cache_leftpad` are hidden.
 """
 
@@ -74,7 +75,7 @@ def gather(
     if cache_seqlens is None:
         cache_seqlens = capacity if k is None else 0
     filled = np.clip(np.broadcast_to(cache_seqlens, (batch,)).astype(np.int64), 0, capacity)
-    lengths = np.minimum(filled + appended, capacity)
+    lengths = filled + appended
 
     q = q.astype(np.float64)
     if rotary_cos is not None:
@@ -90,9 +91,9 @@ def gather(
     visible = np.zeros((batch, 1, 1, longest), dtype=bool)
     places = [cache_places(b, capacity, k_cache.shape, block_table, cache_batch_idx) for b in range(batch)]
     for b, (rows, columns, present) in enumerate(places):
-        for i in range(lengths[b] - filled[b]):
+        for i in range(appended):
             t = filled[b] + i
-            if present[t]:
+            if t < capacity and present[t]:
                 k_cache[rows[t], columns[t]] = k[b, i].astype(k_cache.dtype)
                 v_cache[rows[t], columns[t]] = v[b, i].astype(v_cache.dtype)
     for b, (rows, columns, present) in enumerate(places):

@@ -92,6 +92,22 @@ def test_append_past_the_capacity_keeps_what_fits() -> None:
     np.testing.assert_array_equal(got.k_cache, want.k_cache)
 
 
+@pytest.mark.parametrize("filled", [18, 19, 20])
+def test_a_row_that_does_not_fit_moves_no_query(filled: int) -> None:
+    """The capacity is 20: with more room and those rows hidden, the result is the same."""
+    new = {"k": normal(3, 2, 2, 8), "v": normal(3, 2, 2, 6), "cache_seqlens": filled}
+    q = normal(3, 2, 4, 8, seed=4)
+    got = decode(q, K_CACHE, V_CACHE, **new)
+    roomy = [np.concatenate([x, np.zeros_like(x[:, :4])], axis=1) for x in (K_CACHE, V_CACHE)]
+    after = decode(q, *roomy, **new)
+    for i in range(2):
+        keys = min(filled + i + 1, 20)
+        o, _ = forward(q[:, i : i + 1], after.k_cache[:, :keys], after.v_cache[:, :keys])
+        np.testing.assert_allclose(got.out[:, i : i + 1], o, **CLOSE)
+    np.testing.assert_array_equal(got.k_cache, after.k_cache[:, :20])
+    np.testing.assert_array_equal(got.k_cache[:, :filled], K_CACHE[:, :filled])
+
+
 def test_cache_batch_idx_and_leftpad() -> None:
     index, pad = np.array([2, 0, 1]), np.array([4, 7, 0])
     got = decode(Q, K_CACHE, V_CACHE, cache_seqlens=LENGTHS, cache_batch_idx=index, cache_leftpad=pad)

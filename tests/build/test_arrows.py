@@ -24,7 +24,7 @@ MAY_INCLUDE = {
     "cuda/sm90 (host)": {"cuda", "cuda/host", "cuda/attention", "cuda/sm90", "problem"},
     # What kernels are made of, from the instruction upwards.
     "cuda/ptx": {"cuda/ptx"},
-    "cuda/tile": {"cuda/tile", "cuda/ptx"},
+    "cuda/tile": {"cuda/tile", "cuda/ptx", "cuda/driver.h"},
     "cuda/attention": {"cuda/attention", "cuda/tile", "cuda/ptx", *KERNEL_HEADERS},
     "cuda/any": {"cuda/any", "cuda/attention", "cuda/tile", "cuda/ptx", *KERNEL_HEADERS},
     "cuda/sm80": {"cuda/sm80", "cuda/attention", "cuda/tile", "cuda/ptx", *KERNEL_HEADERS},

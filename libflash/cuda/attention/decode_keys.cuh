@@ -17,22 +17,24 @@ struct Unsettled {
     static __device__ __forceinline__ int32_t load(const int32_t* from) { return load_early(from); }
 };
 
-// Valid keys before the call, so that the new ones still fit.
+// Valid keys before the call.
 template <class Numbers = Settled>
 __device__ __forceinline__ int cached_keys(const CacheParams& cache, int batch) {
     const int given = cache.seqlens ? Numbers::load(cache.seqlens + batch) : cache.default_seqlen;
-    return min(max(given, 0), cache.capacity - cache.seqlen_new);
+    return min(max(given, 0), cache.capacity);
 }
 
 // Of one sequence.
 struct KeyCount {
-    int32_t length;  // new ones included
+    int32_t length;    // new ones included, also those that do not fit: positions count them
+    int32_t existing;  // those that the cache has room for: keys from here on are absent
     int32_t leftpad;
 
     template <class Numbers = Settled>
     static __device__ __forceinline__ KeyCount of(const CacheParams& cache, int batch) {
         const int length = cached_keys<Numbers>(cache, batch) + cache.seqlen_new;
-        return {length, cache.leftpad ? min(max(Numbers::load(cache.leftpad + batch), 0), length) : 0};
+        return {length, min(length, cache.capacity),
+                cache.leftpad ? min(max(Numbers::load(cache.leftpad + batch), 0), length) : 0};
     }
 };
 
@@ -75,13 +77,13 @@ using KeyPlaces = KeyPlacesOf<Settled>;
 
 // The keys that query rows [first_row, last_row] see, and the share of them that is this split's.
 struct VisibleKeys {
-    int32_t length, leftpad;   // of the sequence
-    int32_t first, last;       // of this split: [first, last)
-    int32_t plain, plain_end;  // every row sees these: [plain, plain_end)
+    int32_t length, existing, leftpad;  // of the sequence
+    int32_t first, last;                // of this split: [first, last)
+    int32_t plain, plain_end;           // every row sees these: [plain, plain_end)
 
     __device__ __forceinline__ VisibleKeys(const DecodeParams& p, KeyCount count, int first_row, int last_row, int split,
                                            int unit)
-        : length(count.length), leftpad(count.leftpad) {
+        : length(count.length), existing(count.existing), leftpad(count.leftpad) {
         const int begin = first_visible(p, first_row), end = end_of_visible(p, last_row);
         plain = first_visible(p, last_row);
         plain_end = end_of_visible(p, first_row);
@@ -105,7 +107,7 @@ struct VisibleKeys {
         return max(leftpad, row + length - p.seqlen_q - p.left);
     }
     __device__ __forceinline__ int end_of_visible(const DecodeParams& p, int row) const {
-        return min(length, row + length - p.seqlen_q + p.right + 1);
+        return min(existing, row + length - p.seqlen_q + p.right + 1);
     }
 };
 

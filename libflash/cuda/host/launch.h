@@ -5,6 +5,7 @@
 
 #include <string>
 
+#include "cuda/driver.h"
 #include "problem/error.h"
 
 namespace libflash::cuda {
@@ -15,14 +16,15 @@ inline void check(int code, const char* what) {
     throw Error(FLASH_STATUS_CUDA, std::string(what) + ": " + cudaGetErrorName(error) + ": " + cudaGetErrorString(error));
 }
 
-// Makes `device` the current one as long as the guard lives; a device that is current already costs one query.
+// Makes `device` the current one as long as the guard lives, with a context that is current: the caller's own if there is one, else the
+// device's primary one. Where both are current already that costs two queries. Allowed while a stream is captured.
 class DeviceGuard {
 public:
     explicit DeviceGuard(int device) {
         check(cudaGetDevice(&before_), "cudaGetDevice");
-        if (before_ == device) return;
+        if (before_ == device && has_context()) return;
         check(cudaSetDevice(device), "cudaSetDevice");
-        changed_ = true;
+        changed_ = before_ != device;
     }
     ~DeviceGuard() {
         if (changed_) cudaSetDevice(before_);

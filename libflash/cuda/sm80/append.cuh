@@ -96,6 +96,7 @@ struct Append {
     __device__ __forceinline__ void append_row(int batch, int row, int head, int slot) const {
         const CacheParams& cache = params.cache;
         const int key = cached_keys(cache, batch) + row;
+        if (key >= cache.capacity) return;  // no room: the row is absent
         const KeyPlace place = KeyPlaces(cache, batch).of(key);
         if (static_cast<uint32_t>(place.place) >= static_cast<uint32_t>(cache.places)) return;  // an absent page
         turn_row(row_of(params.append.k_new, batch, row, head), row_of(cache.k, place.place, place.row, head), slot, key);

@@ -1,5 +1,4 @@
-// Encodes, on the host, what the copy engine has to know of a tensor. The function is the driver's and is asked for at run time: nothing here is
-// linked against the driver.
+// Encodes, on the host, what TMA has to know of a tensor. The function is the driver's; it needs a current context.
 #pragma once
 
 #include <cuda.h>
@@ -9,6 +8,8 @@
 
 #include <algorithm>
 #include <cstdint>
+
+#include "cuda/driver.h"
 
 namespace libflash::cuda {
 
@@ -27,13 +28,7 @@ using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 
 // nullptr: the driver has none.
 inline EncodeTiled encode_tiled() {
-    static const EncodeTiled function = [] {
-        void* found = nullptr;
-        cudaDriverEntryPointQueryResult result;
-        const cudaError_t error =
-            cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
-        return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? reinterpret_cast<EncodeTiled>(found) : nullptr;
-    }();
+    static const auto function = reinterpret_cast<EncodeTiled>(driver_function("cuTensorMapEncodeTiled"));
     return function;
 }
 

@@ -19,9 +19,11 @@ struct DecodeRow {
                                          HEAD_DIM, HEAD_DIM,          DECODE_TILE, ""};
 };
 using T = sm80::DecodeInstance<DecodeRow, sm80::Keys::own>::T;
-constexpr int kDim = HEAD_DIM, kBatch = 3, kHeadsK = 2, kGroup = 3, kHeads = kHeadsK * kGroup, kCapacity = 200, kPage = 16;
+constexpr int kDim = HEAD_DIM, kBatch = 5, kHeadsK = 2, kGroup = 3, kHeads = kHeadsK * kGroup, kCapacity = 200, kPage = 16;
 constexpr int kColumns = (kCapacity + kPage - 1) / kPage, kPages = kBatch * kColumns + 2;
-constexpr int kLengths[kBatch] = {127, 0, 77};  // the new keys of the first lie in two tiles, pages and ranges of 128
+// The new keys of the first lie in two tiles, pages and ranges of 128; of the fourth sequence one fits, of the fifth none.
+constexpr int kLengths[kBatch] = {127, 0, 77, kCapacity - 1, kCapacity};
+constexpr int kPositions = kCapacity + 40;
 constexpr double kRounding = sizeof(T) == 4 ? 0x1p-21 : (std::is_same<T, __half>::value ? 0x1p-11 : 0x1p-8);
 
 std::mt19937 generator(5);
@@ -52,7 +54,7 @@ struct Problem {
           out(q.size(), from_float(NAN, T())), turned(q.size()), lse(size_t(kBatch) * kHeads * rows, NAN),
           dense_k(random(size_t(kBatch) * kCapacity * kHeadsK * kDim)), dense_v(random(dense_k.size())) {
         for (int c = 0; c < kBatch * kColumns; ++c) table.push_back((c * 7 + 3) % (kBatch * kColumns));
-        for (int i = 0; i < kCapacity * kDim / 2; ++i) {
+        for (int i = 0; i < kPositions * kDim / 2; ++i) {
             cos.push_back(static_cast<float>(std::cos(i * 0.01)));
             sin.push_back(static_cast<float>(std::sin(i * 0.01)));
         }
@@ -71,6 +73,7 @@ struct Problem {
         return row * kHeadsK * kDim;
     }
     int length(int b) const { return kLengths[b] + (append ? news : 0); }
+    int existing(int b) const { return std::min(length(b), kCapacity); }
 
     // Channels in halves.
     void turn(const T* from, T* to, int position) const {
@@ -83,7 +86,7 @@ struct Problem {
     }
     void append_exactly() {
         for (int b = 0; b < kBatch; ++b)
-            for (int i = 0; i < news; ++i)
+            for (int i = 0; i < news && kLengths[b] + i < kCapacity; ++i)
                 for (int h = 0; h < kHeadsK; ++h) {
                     const size_t from = ((size_t(b) * news + i) * kHeadsK + h) * kDim, to = at(b, kLengths[b] + i) + h * kDim;
                     turn(&new_k[from], &dense_k[to], kLengths[b] + i);
@@ -148,7 +151,7 @@ struct Problem {
         }
         p.append.cos = cos.data(), p.append.sin = sin.data();
         p.append.cos_row = p.append.sin_row = kDim / 2;
-        p.append.positions = kCapacity, p.append.pairs = kDim / 2;
+        p.append.positions = kPositions, p.append.pairs = kDim / 2;
         p.append.is_float = p.append.query_rows_advance = true;
         p.cache.seqlen_new = news;
     }
@@ -163,7 +166,7 @@ struct Problem {
             std::copy_n(&q[row], kDim, query.begin());
         }
         double sum = 0, o[kDim] = {}, size[kDim] = {};
-        for (int j = 0; j <= length(b) - rows + i; ++j) {
+        for (int j = 0; j <= length(b) - rows + i && j < existing(b); ++j) {
             double score = 0;
             for (int c = 0; c < kDim; ++c) score += wide(query[c]) * wide(dense_k[at(b, j) + h / kGroup * kDim + c]);
             const double p = std::exp(0.2 * score);
@@ -187,7 +190,7 @@ struct Problem {
     int wrong_bits() const {
         std::vector<T> wanted_k(k.size(), from_float(NAN, T())), wanted_v(wanted_k);
         for (int b = 0; b < kBatch; ++b)
-            for (int j = 0; j < length(b); ++j)
+            for (int j = 0; j < existing(b); ++j)
                 for (int e = 0; e < kHeadsK * kDim; ++e) {
                     wanted_k[place(b, j) + e] = dense_k[at(b, j) + e];
                     wanted_v[place(b, j) + e] = dense_v[at(b, j) + e];
