@@ -103,7 +103,10 @@ INVALID = {
         lambda a: libflash.explain(a[0][0], a[1][0], a[2][0], cu_seqlens_q=np.array([0, 40], "i4")),
         r"k: must have 4 dimensions, .* without cu_seqlens_k",
     ),
-    "backend": (lambda a: libflash.attention(*a, backend="gpu"), r'backend: must be the name of a backend, if it is given; it is "gpu"'),
+    "backend": (
+        lambda a: libflash.attention(*a, backend="gpu"),
+        r'backend: must be the name of a backend, if it is given; it is "gpu"',
+    ),
     "k alone": (
         lambda a: libflash.decode(*a, k=a[1][:, :1].copy()),
         r"k_new and v_new are given together or not at all \(it is missing\)",
