@@ -201,8 +201,8 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
     cdef bint lse_wanted = flag(return_lse, "return_lse")
     if (source.torch and belongs_to_adapter(source, (q, k, v, alibi_slopes, bias, learnable_sink, out, lse))
             or source.kind == KIND_JAX and needs_xla(q, (
-                k, v, alibi_slopes, bias, mask, learnable_sink, block_mask, seed, offset, softmax_scale, cu_seqlens_q, cu_seqlens_k,
-                seqused_q, seqused_k))):
+                k, v, alibi_slopes, bias, mask, learnable_sink, block_mask, seed, offset, softmax_scale, cu_seqlens_q,
+                cu_seqlens_k, seqused_q, seqused_k))):
         return by_adapter(source, "attention", (q, k, v), ATTENTION_DEFAULTS, dict(
             causal=causal, causal_align=causal_align, window_size=window_size, softmax_scale=softmax_scale, softcap=softcap,
             alibi_slopes=alibi_slopes, bias=bias, mask=mask, learnable_sink=learnable_sink, block_mask=block_mask,

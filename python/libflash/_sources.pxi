@@ -70,7 +70,7 @@ cdef _Source new_source(object cls, str name):
         source.kind = KIND_JAX
         source.traced = True
     elif is_kind_of(cls, "jax", "ShapeDtypeStruct"):
-        raise TypeError(f"{name} is a jax.ShapeDtypeStruct, a shape without data: use jax.eval_shape(libflash.jax.attention, ...)")
+        raise TypeError(f"{name} is a jax.ShapeDtypeStruct, a shape without data: use jax.eval_shape")
     elif not hasattr(cls, "__dlpack__"):
         raise TypeError(f"{name} must be an array (NumPy, PyTorch, CuPy, JAX or another with __dlpack__), "
                         f"not {cls.__name__}")
