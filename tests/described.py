@@ -34,7 +34,7 @@ include({cuda}/architectures.cmake)
 include({cuda}/units.cmake)
 set(CMAKE_CUDA_ARCHITECTURES {architectures})
 libflash_room_architectures()
-set(LIBFLASH_ROWS all)
+set(LIBFLASH_KERNELS all)
 {versions}
 libflash_units("{cuda}/kernels.table" "{folder}")
 """

@@ -7,16 +7,16 @@
 
 namespace libflash::cuda {
 
-enum class RowType : int32_t { any_, f16_, bf16_, f32_ };
+enum class KernelType : int32_t { any_, f16_, bf16_, f32_ };
 
 // Bytes of an element of the kernel's type; 0: the type is decided at run time.
-constexpr int element_bytes(RowType type) { return type == RowType::f32_ ? 4 : (type == RowType::any_ ? 0 : 2); }
+constexpr int element_bytes(KernelType type) { return type == KernelType::f32_ ? 4 : (type == KernelType::any_ ? 0 : 2); }
 
 struct KernelConfig {
     const char* name;
     Operation operation;
     const char* backend;  // the folder of its code: "sm80", "sm90"; "any": every GPU, whichever backend is asked for
-    RowType dtype;
+    KernelType dtype;
     int head_dim, head_dim_v;  // the largest; 0: any
     int tile_q, tile_k;        // of the plain instance; 0: none
     int stages;                // 0: none

@@ -2,8 +2,8 @@
 # other type of 16 bits if all else is equal (units.cmake). Rows of one room are compiled for the architectures that room is for; a room
 # without any is left out, and its rows are then in no registry.
 #
-# LIBFLASH_ROWS   all, dev (the marked rows), or a regular expression that a row's name has to match
-set(LIBFLASH_ROWS all CACHE STRING "which rows of cuda/kernels.table to compile: all, dev or a regular expression")
+# LIBFLASH_KERNELS   all, dev (the marked rows), or a regular expression that a row's name has to match
+set(LIBFLASH_KERNELS all CACHE STRING "which rows of cuda/kernels.table to compile: all, dev or a regular expression")
 set(table ${PROJECT_SOURCE_DIR}/libflash/cuda/kernels.table)
 set(generated ${PROJECT_BINARY_DIR}/generated)
 set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${table})

@@ -41,7 +41,7 @@ struct ForwardPlan {
     bool vector_out = false;    // rows of out may be written so
     LaunchShape attention;
     LaunchShape order;    // dynamic: the kernel that puts the tiles in order
-    Workspace workspace;  // "work_order"
+    Workspace workspace;  // "sequence_order"
 };
 
 enum class BackwardStep { statistics, key_gradients, dq_conversion, query_gradient, sink_gradient, bias_gradient };

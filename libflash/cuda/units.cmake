@@ -31,7 +31,7 @@ function(libflash_pair text first second)
 endfunction()
 
 # One line of the table. Sets name, its parts before_dtype, dtype and after_dtype, compiled_as (the room with its mark), chosen (by
-# LIBFLASH_ROWS, with an architecture to compile it for), fields (of KernelConfig), operation and room.
+# LIBFLASH_KERNELS, with an architecture to compile it for), fields (of KernelConfig), operation and room.
 macro(libflash_read_row line)
   string(REGEX REPLACE "[ \t]+" ";" row "${line}")
   list(LENGTH row columns)
@@ -67,7 +67,7 @@ macro(libflash_read_row line)
   endif()
 
   set(wanted "${name}")  # what the choice of rows is held against
-  set(pattern "${LIBFLASH_ROWS}")
+  set(pattern "${LIBFLASH_KERNELS}")
   if(pattern STREQUAL "all")
     set(pattern "")
   elseif(pattern STREQUAL "dev")
@@ -83,7 +83,7 @@ macro(libflash_read_row line)
   endif()
   list(JOIN LIBFLASH_ARCHITECTURES_${compiled_as} " " architectures)
   list(JOIN versions_${name} " " versions_of_code)
-  set(fields "\"${name}\", Operation::${operation}, \"${room}\", RowType::${dtype}_, ${head_dim}, ${head_dim_v}")
+  set(fields "\"${name}\", Operation::${operation}, \"${room}\", KernelType::${dtype}_, ${head_dim}, ${head_dim_v}")
   string(APPEND fields ", ${tile_q}, ${tile_k}, ${stages}, \"${architectures}\", \"${versions_of_code}\"")
 endmacro()
 

@@ -45,11 +45,11 @@ void add_cpu(Registry& registry, Operation operation, const cpu::Kernels* kernel
 
 #if LIBFLASH_BUILD_CUDA
 
-const char* type_name(cuda::RowType type) {
+const char* type_name(cuda::KernelType type) {
     switch (type) {
-        case cuda::RowType::f16_: return "f16";
-        case cuda::RowType::bf16_: return "bf16";
-        case cuda::RowType::f32_: return "f32";
+        case cuda::KernelType::f16_: return "f16";
+        case cuda::KernelType::bf16_: return "bf16";
+        case cuda::KernelType::f32_: return "f32";
         default: return "any";
     }
 }

@@ -15,7 +15,7 @@ include({cuda}/architectures.cmake)
 include({cuda}/units.cmake)
 set(CMAKE_CUDA_ARCHITECTURES {architectures})
 libflash_room_architectures()
-set(LIBFLASH_ROWS "{rows}")
+set(LIBFLASH_KERNELS "{rows}")
 set(versions 80 90)
 {versions}
 libflash_units("{table}" "{folder}")

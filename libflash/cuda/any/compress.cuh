@@ -50,7 +50,7 @@ __device__ __forceinline__ void warp_list_line(const Line& line, int lane) {
     if (lane == 0) *line.count = static_cast<int32_t>(count);
 }
 
-template <class Row>
+template <class Kernel>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor) compress_kernel(const __grid_constant__ CompressParams p) {
     const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
     const int64_t lines = row_lines(p) + col_lines(p);
@@ -62,17 +62,17 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor) compress_k
 
 namespace libflash::cuda {
 
-template <class Row>
+template <class Kernel>
 KernelResources resources_of_compress(int, int) {
     return {compress::kThreads, 0};
 }
 
 // Enqueues the work on `stream` and returns what cudaGetLastError() then says.
-template <class Row>
+template <class Kernel>
 int launch_compress(const CompressPlan& plan, const CompressParams& p, void* stream) {
     const LaunchShape& shape = plan.compress;
     if (shape.blocks == 0) return cudaSuccess;
-    const auto kernel = compress::compress_kernel<Row>;
+    const auto kernel = compress::compress_kernel<Kernel>;
     kernel<<<static_cast<unsigned>(shape.blocks), shape.threads, shape.shared_bytes, static_cast<cudaStream_t>(stream)>>>(p);
     return cudaGetLastError();
 }

@@ -132,7 +132,7 @@ __device__ __forceinline__ void add_mixed_parts(const MergeParams& p, int64_t b,
 }
 
 // T: the type of all parts, or void for a type of its own each.
-template <class Row, int kVector, class T>
+template <class Kernel, int kVector, class T>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     merge_kernel(const __grid_constant__ MergeParams p, int group) {
     extern __shared__ float weights_smem[];
@@ -167,21 +167,21 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     }
 }
 
-template <class Row, int kVector, class T>
+template <class Kernel, int kVector, class T>
 int launch(const MergePlan& plan, const MergeParams& p, cudaStream_t stream) {
     const LaunchShape& shape = plan.merge;
-    const auto kernel = merge_kernel<Row, kVector, T>;
+    const auto kernel = merge_kernel<Kernel, kVector, T>;
     kernel<<<static_cast<unsigned>(shape.blocks), shape.threads, shape.shared_bytes, stream>>>(p, plan.group);
     return cudaGetLastError();
 }
 
-template <class Row, int kVector>
+template <class Kernel, int kVector>
 int launch(const MergePlan& plan, const MergeParams& p, cudaStream_t stream) {
-    if (plan.mixed) return launch<Row, kVector, void>(plan, p, stream);
+    if (plan.mixed) return launch<Kernel, kVector, void>(plan, p, stream);
     switch (p.outs[0].type) {
-        case ElementType::f16: return launch<Row, kVector, __half>(plan, p, stream);
-        case ElementType::bf16: return launch<Row, kVector, __nv_bfloat16>(plan, p, stream);
-        default: return launch<Row, kVector, float>(plan, p, stream);
+        case ElementType::f16: return launch<Kernel, kVector, __half>(plan, p, stream);
+        case ElementType::bf16: return launch<Kernel, kVector, __nv_bfloat16>(plan, p, stream);
+        default: return launch<Kernel, kVector, float>(plan, p, stream);
     }
 }
 
@@ -189,20 +189,20 @@ int launch(const MergePlan& plan, const MergeParams& p, cudaStream_t stream) {
 
 namespace libflash::cuda {
 
-template <class Row>
+template <class Kernel>
 KernelResources resources_of_merge(int, int) {
     return {merge::kThreads, 0};
 }
 
 // Enqueues the work on `stream` and returns what cudaGetLastError() then says.
-template <class Row>
+template <class Kernel>
 int launch_merge(const MergePlan& plan, const MergeParams& p, void* stream) {
     if (plan.merge.blocks == 0) return cudaSuccess;
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
     switch (plan.vector) {
-        case 8: return merge::launch<Row, 8>(plan, p, cuda_stream);
-        case 4: return merge::launch<Row, 4>(plan, p, cuda_stream);
-        default: return merge::launch<Row, 1>(plan, p, cuda_stream);
+        case 8: return merge::launch<Kernel, 8>(plan, p, cuda_stream);
+        case 4: return merge::launch<Kernel, 4>(plan, p, cuda_stream);
+        default: return merge::launch<Kernel, 1>(plan, p, cuda_stream);
     }
 }
 

@@ -4,27 +4,28 @@
 
 #include "cuda/attention/element.cuh"
 #include "cuda/attention/params.h"
-#include "cuda/attention/row_facts.cuh"
+#include "cuda/attention/softmax_statistics.cuh"
 #include "cuda/plans.h"
 
 namespace libflash::cuda {
 
-template <class Row>
-using RowFactsOf =
-    RowFactsUnit<ElementOf<Row::config.dtype>, row_facts_lanes(Row::config.head_dim, sizeof(ElementOf<Row::config.dtype>))>;
-template <class Row>
-using SinkGradientOf = SinkGradient<ElementOf<Row::config.dtype>>;
+template <class Kernel>
+using SoftmaxStatisticsOf =
+    SoftmaxStatisticsUnit<ElementOf<Kernel::config.dtype>,
+                          softmax_statistics_lanes(Kernel::config.head_dim, sizeof(ElementOf<Kernel::config.dtype>))>;
+template <class Kernel>
+using DsinkOf = Dsink<ElementOf<Kernel::config.dtype>>;
 
-template <class Row>
-__global__ void __launch_bounds__(RowFactsOf<Row>::kThreads) row_facts_kernel(const __grid_constant__ BackwardParams params) {
-    RowFactsOf<Row> unit{params, {}, {}};
-    unit.run(kUnitRows * Row::config.head_dim);
+template <class Kernel>
+__global__ void __launch_bounds__(SoftmaxStatisticsOf<Kernel>::kThreads)
+    softmax_statistics_kernel(const __grid_constant__ BackwardParams params) {
+    SoftmaxStatisticsOf<Kernel> unit{params, {}, {}};
+    unit.run(kUnitRows * Kernel::config.head_dim);
 }
 
-template <class Row>
-__global__ void __launch_bounds__(SinkGradientOf<Row>::kThreads)
-    sink_gradient_kernel(const __grid_constant__ BackwardParams params) {
-    SinkGradientOf<Row>::run(params);
+template <class Kernel>
+__global__ void __launch_bounds__(DsinkOf<Kernel>::kThreads) dsink_kernel(const __grid_constant__ BackwardParams params) {
+    DsinkOf<Kernel>::run(params);
 }
 
 // Enqueues `kernel`, whose shared memory may be more than is given without asking; nothing if there are no thread blocks.

@@ -5,20 +5,20 @@
 #include "cuda/attention/decode_params.h"
 #include "cuda/attention/schedule.cuh"
 #include "cuda/ptx/cp_async.cuh"
-#include "cuda/ptx/early.cuh"
+#include "cuda/ptx/prefetch.cuh"
 
 namespace libflash::cuda {
 
 // How numbers on the device are read: as usual, or before the kernel ahead has ended.
-struct Settled {
+struct PlainLoad {
     static __device__ __forceinline__ int32_t load(const int32_t* from) { return *from; }
 };
-struct Unsettled {
-    static __device__ __forceinline__ int32_t load(const int32_t* from) { return load_early(from); }
+struct RelaxedLoad {
+    static __device__ __forceinline__ int32_t load(const int32_t* from) { return load_relaxed(from); }
 };
 
 // Valid keys before the call.
-template <class Numbers = Settled>
+template <class Numbers = PlainLoad>
 __device__ __forceinline__ int cached_keys(const CacheParams& cache, int batch) {
     const int given = cache.seqlens ? Numbers::load(cache.seqlens + batch) : cache.default_seqlen;
     return min(max(given, 0), cache.capacity);
@@ -30,7 +30,7 @@ struct KeyCount {
     int32_t existing;  // those that the cache has room for: keys from here on are absent
     int32_t leftpad;
 
-    template <class Numbers = Settled>
+    template <class Numbers = PlainLoad>
     static __device__ __forceinline__ KeyCount of(const CacheParams& cache, int batch) {
         const int length = cached_keys<Numbers>(cache, batch) + cache.seqlen_new;
         return {length, min(length, cache.capacity),
@@ -38,25 +38,25 @@ struct KeyCount {
     }
 };
 
-struct KeyPlace {
+struct KeyLocation {
     int32_t place;  // entry or page; out of range: the key does not exist
     int32_t row;
 };
 
 // Of one sequence.
 template <class Numbers>
-struct KeyPlacesOf {
+struct KeyLocationsOf {
     const int32_t* table;
     int64_t column_stride;
     int32_t entry;
     Divisor page;
 
-    __device__ __forceinline__ KeyPlacesOf(const CacheParams& cache, int batch)
+    __device__ __forceinline__ KeyLocationsOf(const CacheParams& cache, int batch)
         : table(cache.table ? cache.table + batch * cache.table_batch : nullptr), column_stride(cache.table_column),
           entry(cache.entries ? Numbers::load(cache.entries + batch) : batch), page(cache.page) {}
 
     // `key` must be one that the sequence has.
-    __device__ __forceinline__ KeyPlace of(int key) const {
+    __device__ __forceinline__ KeyLocation of(int key) const {
         if (!table) return {entry, key};
         const int column = divide(key, page);
         return {Numbers::load(table + column * column_stride), key - column * static_cast<int>(page.divisor)};
@@ -67,13 +67,13 @@ struct KeyPlacesOf {
     __device__ __forceinline__ void ask(int32_t* answer, int key) const {
         if (table) cp_async_4(shared_address(answer), table + divide(key, page) * column_stride);
     }
-    __device__ __forceinline__ KeyPlace answered(const int32_t* answer, int key) const {
+    __device__ __forceinline__ KeyLocation answered(const int32_t* answer, int key) const {
         if (!table) return {entry, key};
         return {*answer, key - divide(key, page) * static_cast<int>(page.divisor)};
     }
 };
 
-using KeyPlaces = KeyPlacesOf<Settled>;
+using KeyLocations = KeyLocationsOf<PlainLoad>;
 
 // The keys that query rows [first_row, last_row] see, and the share of them that is this split's.
 struct VisibleKeys {

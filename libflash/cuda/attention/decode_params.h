@@ -32,7 +32,7 @@ struct AppendParams {
 
 struct DecodeParams {
     RowsParams q, out;
-    RowNumbersParams lse;
+    RowStatisticsParams lse;
     CacheParams cache;
     AppendParams append;
     int32_t batch, seqlen_q, heads_q, heads_k, group_size;

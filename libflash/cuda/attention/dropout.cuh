@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cuda/attention/params.h"
-#include "cuda/ptx/opaque.cuh"
+#include "cuda/ptx/hide_from_compiler.cuh"
 
 namespace libflash::cuda {
 
@@ -28,7 +28,7 @@ __device__ __forceinline__ uint4 dropout_words(const DropoutParams& dropout, uin
                       seed_high);
     };
     if (!dropout.state) return words(dropout.seed_low, dropout.seed_high, dropout.offset_mix);
-    const uint64_t* state = opaque(dropout.state);
+    const uint64_t* state = hide_from_compiler(dropout.state);
     const uint64_t offset = state[1], seed = state[0];
     return words(static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32),
                  static_cast<uint32_t>(offset) ^ (static_cast<uint32_t>(offset >> 32) * 0x9E3779B9u));

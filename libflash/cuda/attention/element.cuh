@@ -10,8 +10,8 @@
 
 namespace libflash::cuda {
 
-template <RowType type>
+template <KernelType type>
 using ElementOf =
-    std::conditional_t<type == RowType::f32_, float, std::conditional_t<type == RowType::f16_, __half, __nv_bfloat16>>;
+    std::conditional_t<type == KernelType::f32_, float, std::conditional_t<type == KernelType::f16_, __half, __nv_bfloat16>>;
 
 }  // namespace libflash::cuda

@@ -15,7 +15,7 @@ struct KeyTiles : KeyRange<kBlockM, kBlockN> {
     int64_t stride;           // between entries of either
     int list_count;
 
-    __device__ __forceinline__ void init(const MaskParams& mask, const BlockMaskParams& blocks, const WorkTile& work,
+    __device__ __forceinline__ void init(const MaskParams& mask, const BlockMaskParams& blocks, const TileCoordinates& work,
                                          const SequenceRows& q, const SequenceRows& k) {
         Range::init(mask, work.tile, q.length, k.length);
         mask_row = nullptr;

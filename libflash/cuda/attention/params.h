@@ -12,7 +12,7 @@ struct RowsParams {
 };
 
 // lse, dlse: one number a row.
-struct RowNumbersParams {
+struct RowStatisticsParams {
     float* data;  // may be nullptr
     int64_t batch, row, head;
 };
@@ -82,7 +82,7 @@ struct ScheduleParams {
     int32_t tiles;            // query tiles of a head (dense), or an upper bound of all sequences' tiles (packed)
     int32_t heads_per_group;  // of the batch * heads_q (dense) or heads_q (packed) heads
     int32_t heads;
-    Divisor group_items;  // heads_per_group * tiles
+    Divisor group_tiles;  // heads_per_group * tiles
     Divisor group;        // heads_per_group
     Divisor sequence;     // dense: heads of a batch entry
     bool reversed;        // later rows see more keys (causal): start with the last tile
@@ -91,7 +91,7 @@ struct ScheduleParams {
 
 struct ForwardParams {
     RowsParams q, k, v, out;
-    RowNumbersParams lse;
+    RowStatisticsParams lse;
     LengthsParams q_lengths, k_lengths;
     int32_t batch, heads_q, group_size;
     int32_t head_dim, head_dim_v;
@@ -102,14 +102,14 @@ struct ForwardParams {
     HeadParams sink;
     RareParams rare;
     ScheduleParams schedule;
-    int32_t* work_order;  // in the workspace (sm90/work_order.cuh); nullptr: it is known before the launch who does what
-    bool vector_loads;    // rows of q, k and v may be read 16 bytes at a time, and head dims are whole multiples of that
-    bool vector_out;      // rows of out may be written so
+    int32_t* sequence_order;  // in the workspace (sm90/sequence_order.cuh); nullptr: it is known before the launch who does what
+    bool vector_loads;        // rows of q, k and v may be read 16 bytes at a time, and head dims are whole multiples of that
+    bool vector_out;          // rows of out may be written so
 };
 
 // What the backward kernels know of a query row besides its tensors; +infinity and 0 for rows that take no part.
-struct RowFacts {
-    float lse_log2;  // logsumexp in base-2 units, less the exponent of raised_by(); +infinity: the row sees no key
+struct SoftmaxStatistics {
+    float lse_log2;  // logsumexp in base-2 units, less the exponent of exponent_shift(); +infinity: the row sees no key
     float delta;     // dout . out - dlse
 };
 
@@ -133,7 +133,7 @@ struct ScoreGradientParams {
 
 struct BackwardParams {
     RowsParams q, k, v, out, dout, dq, dk, dv;
-    RowNumbersParams lse, dlse;
+    RowStatisticsParams lse, dlse;
     LengthsParams q_lengths, k_lengths;
     int32_t batch, heads_q, heads_k, group_size;
     int32_t head_dim, head_dim_v;
@@ -146,9 +146,10 @@ struct BackwardParams {
     RareParams rare;
     ScoreGradientParams dbias;
     // Workspace; one entry for each unit of each query head, see QueryUnits.
-    RowFacts* row_facts;  // kUnitRows each
-    float* dq_sums;       // kUnitRows * kHeadDim each, in the order of the kernel's registers; nullptr: deterministic, not needed
-    int32_t units;        // of a head: of a batch entry (dense), or an upper bound for all sequences together (packed)
+    SoftmaxStatistics* softmax_statistics;  // kUnitRows each
+    float*
+        dq_accumulator;  // kUnitRows * kHeadDim each, in the order of the kernel's registers; nullptr: deterministic, not needed
+    int32_t units;       // of a head: of a batch entry (dense), or an upper bound for all sequences together (packed)
     ScheduleParams key_schedule;         // thread blocks by key tile and key head
     ScheduleParams query_schedule;       // by unit of query rows and query head
     ScheduleParams query_tile_schedule;  // deterministic: by tile of query rows

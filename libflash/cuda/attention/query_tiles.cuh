@@ -16,7 +16,7 @@ struct QueryTiles {
     int left, right;
     int begin, end;  // query tiles [begin, end)
 
-    __device__ __forceinline__ void init(const BackwardParams& params, const WorkTile& work, int queries, int keys) {
+    __device__ __forceinline__ void init(const BackwardParams& params, const TileCoordinates& work, int queries, int keys) {
         batch = work.batch;
         first_col = work.tile * kBlockN;
         length_q = queries;

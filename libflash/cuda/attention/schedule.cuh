@@ -28,14 +28,14 @@ struct SequenceRows {
     }
 };
 
-struct WorkTile {
+struct TileCoordinates {
     int32_t batch, head, tile;  // batch < 0: nothing to do
 };
 
 // Packed sequences: the tile number `index` counts through the tiles of all sequences; find its sequence. One warp's worth of prefix sums
 // at a time; every warp of the block does the same.
 template <int kTileRows>
-__device__ __forceinline__ WorkTile find_packed_tile(const LengthsParams& lengths, int batch_count, int index, int head) {
+__device__ __forceinline__ TileCoordinates find_packed_tile(const LengthsParams& lengths, int batch_count, int index, int head) {
     const int lane = threadIdx.x % 32;
     int before = 0;
     for (int first = 0; first < batch_count; first += 32) {
@@ -66,10 +66,10 @@ __device__ __forceinline__ int divide(int n, const Divisor& by) {
 
 // Work number `index`. `lengths`: of the side whose tiles are scheduled.
 template <int kTileRows>
-__device__ __forceinline__ WorkTile work_tile(const ScheduleParams& schedule, const LengthsParams& lengths, int batch,
-                                              int index) {
-    const int group = divide(index, schedule.group_items);
-    const int item = index - group * static_cast<int>(schedule.group_items.divisor);
+__device__ __forceinline__ TileCoordinates tile_coordinates(const ScheduleParams& schedule, const LengthsParams& lengths,
+                                                            int batch, int index) {
+    const int group = divide(index, schedule.group_tiles);
+    const int item = index - group * static_cast<int>(schedule.group_tiles.divisor);
     const int first_head = group * schedule.heads_per_group;
     const int heads_here = min(schedule.heads_per_group, schedule.heads - first_head);
     int tile = heads_here == schedule.heads_per_group ? divide(item, schedule.group) : item / heads_here;
@@ -82,8 +82,9 @@ __device__ __forceinline__ WorkTile work_tile(const ScheduleParams& schedule, co
 
 // That of a thread block that does no other.
 template <int kTileRows>
-__device__ __forceinline__ WorkTile work_tile(const ScheduleParams& schedule, const LengthsParams& lengths, int batch) {
-    return work_tile<kTileRows>(schedule, lengths, batch, static_cast<int>(blockIdx.x));
+__device__ __forceinline__ TileCoordinates tile_coordinates(const ScheduleParams& schedule, const LengthsParams& lengths,
+                                                            int batch) {
+    return tile_coordinates<kTileRows>(schedule, lengths, batch, static_cast<int>(blockIdx.x));
 }
 
 }  // namespace libflash::cuda

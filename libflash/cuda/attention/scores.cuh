@@ -27,15 +27,15 @@ __device__ __forceinline__ float head_number(const HeadParams& numbers, int batc
     return load_number<T>(numbers.data, batch * numbers.batch_stride + head * numbers.head_stride, numbers.is_float);
 }
 
-// Backward computes with probabilities times 2^raised_by(): a probability below the smallest normal number would be flushed to zero, though
+// Backward computes with probabilities times 2^exponent_shift(): a probability below the smallest normal number would be flushed to zero, though
 // what it is multiplied by may be large. `half` has no room for that, and no need: there such a product is below the smallest number. Of a float
 // the exponent loses the bits that the larger number needs: 3 of them, where bf16 can spare 5.
 template <class T>
-__device__ constexpr float raised_by() {
+__device__ constexpr float exponent_shift() {
     return std::is_same<T, __half>::value ? 0.0f : (std::is_same<T, float>::value ? 8.0f : 32.0f);
 }
 template <class T>
-__device__ constexpr float lowered() {  // 2^-raised_by()
+__device__ constexpr float undo_exponent_shift() {  // 2^-exponent_shift()
     return std::is_same<T, __half>::value ? 1.0f : (std::is_same<T, float>::value ? 0.00390625f : 2.3283064365386963e-10f);
 }
 

@@ -29,7 +29,7 @@ void fill_in_gradients(BackwardParams& params, const AttentionProblem& problem) 
     params.dq = rows_params(problem.dq);
     params.dk = rows_params(problem.dk);
     params.dv = rows_params(problem.dv);
-    params.dlse = row_numbers_params(problem.dlse);
+    params.dlse = row_statistics_params(problem.dlse);
     params.dsink = head_gradient_params(problem.dsink);
     params.dbias = score_gradient_params(problem.dbias);
 }
@@ -47,8 +47,9 @@ BackwardParams make_params(const AttentionProblem& problem, const BackwardPlan& 
     params.query_tile_schedule = plan.query_tile_schedule;
     params.vector_loads = plan.vector_loads;
     params.vector_out = plan.vector_out;
-    params.row_facts = reinterpret_cast<RowFacts*>(workspace + plan.workspace.offset("statistics"));
-    if (!plan.deterministic) params.dq_sums = reinterpret_cast<float*>(workspace + plan.workspace.offset("dq_accumulator"));
+    params.softmax_statistics = reinterpret_cast<SoftmaxStatistics*>(workspace + plan.workspace.offset("statistics"));
+    if (!plan.deterministic)
+        params.dq_accumulator = reinterpret_cast<float*>(workspace + plan.workspace.offset("dq_accumulator"));
     return params;
 }
 

@@ -28,7 +28,7 @@ Workspace workspace_of(const BackwardPlan& plan, const AttentionProblem& problem
     const int64_t heads = problem.q_rows.packed() ? problem.heads_q : problem.batch * problem.heads_q;
     const size_t rows = static_cast<size_t>(heads * plan.units * kUnitRows);
     Workspace workspace;
-    workspace.add("statistics", rows * sizeof(RowFacts));
+    workspace.add("statistics", rows * sizeof(SoftmaxStatistics));
     if (!plan.deterministic) workspace.add("dq_accumulator", rows * static_cast<size_t>(config.head_dim) * sizeof(float));
     return workspace;
 }

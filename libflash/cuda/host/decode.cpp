@@ -73,7 +73,7 @@ DecodeParams make_params(const DecodeProblem& problem, const DecodePlan& plan, c
     const auto region = [&](const char* name) { return workspace + plan.workspace.offset(name); };
     DecodeParams params{};
     params.out = rows_params(problem.out);
-    params.lse = row_numbers_params(problem.lse);
+    params.lse = row_statistics_params(problem.lse);
     params.cache = cache_params(problem);
     params.append = append_params(problem, plan.rotates_ahead ? region("rotated_q") : nullptr);
     params.append.within = plan.appends_inside;

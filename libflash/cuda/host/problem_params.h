@@ -29,7 +29,7 @@ inline bool in_vectors(const RowsParams& rows, int64_t channels, int64_t element
            fits(channels);
 }
 
-inline RowNumbersParams row_numbers_params(const TensorView& tensor) {
+inline RowStatisticsParams row_statistics_params(const TensorView& tensor) {
     if (!tensor.present) return {};
     const RowStrides strides = lse_strides(tensor);
     return {static_cast<float*>(tensor.data), strides.batch, strides.row, strides.head};
@@ -122,7 +122,7 @@ void fill_in_problem(Params& params, const AttentionProblem& problem) {
     params.k = rows_params(problem.k);
     params.v = rows_params(problem.v);
     params.out = rows_params(problem.out);
-    params.lse = row_numbers_params(problem.lse);
+    params.lse = row_statistics_params(problem.lse);
     params.sink = head_params(problem.sink);
     params.rare = rare_params(problem);
     params.q_lengths = lengths_params(problem.q_rows);

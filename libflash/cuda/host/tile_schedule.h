@@ -44,7 +44,7 @@ inline ScheduleParams schedule_params(const Sequences& rows, int64_t batch, int6
     params.tiles = static_cast<int32_t>(tiles);
     params.heads = static_cast<int32_t>(all);
     params.heads_per_group = static_cast<int32_t>(group);
-    params.group_items = divisor_params(std::max<int64_t>(1, group * tiles));
+    params.group_tiles = divisor_params(std::max<int64_t>(1, group * tiles));
     params.group = divisor_params(group);
     params.sequence = divisor_params(std::max<int64_t>(1, heads));
     params.reversed = reversed;

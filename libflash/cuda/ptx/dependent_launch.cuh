@@ -5,14 +5,14 @@
 namespace libflash::cuda {
 
 // Until all of the kernel ahead has ended and what it wrote can be read.
-__device__ __forceinline__ void wait_for_kernel_ahead() {
+__device__ __forceinline__ void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
 // From here on the next kernel may begin, as soon as all thread blocks have come this far.
-__device__ __forceinline__ void let_next_kernel_begin() {
+__device__ __forceinline__ void allow_next_kernel() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif

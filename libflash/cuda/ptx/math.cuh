@@ -44,7 +44,7 @@ __device__ __forceinline__ float tanh_accurate(float x) {
     return fabsf(x) < 0.25f ? near_zero : far;
 }
 
-// Rounds to nearest even; `low` goes to the low half.
+// ScheduleCursor to nearest even; `low` goes to the low half.
 __device__ __forceinline__ uint32_t pack_pair(float low, float high, __nv_bfloat16) {
     uint32_t pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));

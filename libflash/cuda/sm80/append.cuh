@@ -1,10 +1,10 @@
 // Ahead of decode: new keys and values into the cache, in place, and rotary embedding of new keys and queries. A thread has two channels of a row,
 // and all it needs on the way at once. Arithmetic in double, as on the CPU, so that the cache holds the same bits whatever wrote it.
-// A step of one row a sequence needs no kernel ahead: new_row.cuh.
+// A step of one row a sequence needs no kernel ahead: appended_row.cuh.
 #pragma once
 
 #include "cuda/attention/decode_keys.cuh"
-#include "cuda/attention/launch_behind.cuh"
+#include "cuda/attention/launch_dependent.cuh"
 #include "cuda/attention/scores.cuh"
 #include "cuda/plans.h"
 #include "cuda/ptx/dependent_launch.cuh"
@@ -60,7 +60,7 @@ struct Append {
         return {load_number<T>(append.cos, at * append.cos_row + slot, append.is_float),
                 load_number<T>(append.sin, at * append.sin_row + slot, append.is_float)};
     }
-    static __device__ __forceinline__ void turn(Two& two, const Angle& angle) {
+    static __device__ __forceinline__ void rotate(Two& two, const Angle& angle) {
         const double x = to_float(two.x), y = to_float(two.y), c = angle.cos, s = angle.sin;
         two.x = narrow(x * c - y * s);
         two.y = narrow(x * s + y * c);
@@ -77,9 +77,9 @@ struct Append {
         }
     }
 
-    __device__ __forceinline__ void turn_row(const T* from, T* to, int slot, int position) const {
+    __device__ __forceinline__ void rotate_row(const T* from, T* to, int slot, int position) const {
         Two two = load(from, slot);
-        if (is_pair(slot)) turn(two, angle(slot, position));
+        if (is_pair(slot)) rotate(two, angle(slot, position));
         store(two, to, slot);
     }
 
@@ -87,29 +87,29 @@ struct Append {
         return static_cast<T*>(rows.data) + batch * rows.batch + row * rows.row + head * rows.head;
     }
 
-    __device__ __forceinline__ void turn_query(int batch, int row, int head, int slot) const {
+    __device__ __forceinline__ void rotate_query(int batch, int row, int head, int slot) const {
         const AppendParams& append = params.append;
         const int position = cached_keys(params.cache, batch) + (append.query_rows_advance ? row : 0);
-        turn_row(row_of(append.q, batch, row, head), row_of(append.turned, batch, row, head), slot, position);
+        rotate_row(row_of(append.q, batch, row, head), row_of(append.turned, batch, row, head), slot, position);
     }
 
     __device__ __forceinline__ void append_row(int batch, int row, int head, int slot) const {
         const CacheParams& cache = params.cache;
         const int key = cached_keys(cache, batch) + row;
         if (key >= cache.capacity) return;  // no room: the row is absent
-        const KeyPlace place = KeyPlaces(cache, batch).of(key);
+        const KeyLocation place = KeyLocations(cache, batch).of(key);
         if (static_cast<uint32_t>(place.place) >= static_cast<uint32_t>(cache.places)) return;  // an absent page
-        turn_row(row_of(params.append.k_new, batch, row, head), row_of(cache.k, place.place, place.row, head), slot, key);
+        rotate_row(row_of(params.append.k_new, batch, row, head), row_of(cache.k, place.place, place.row, head), slot, key);
         store_value(load_value(row_of(params.append.v_new, batch, row, head), slot),
                     row_of(cache.v, place.place, place.row, head), slot);
     }
 };
 
-template <class Row, class T>
+template <class Kernel, class T>
 __global__ void __launch_bounds__(kAppendThreads, 8)
     append_kernel(const __grid_constant__ DecodeParams params, uint32_t new_rows, uint32_t slots) {
-    let_next_kernel_begin();
-    wait_for_kernel_ahead();
+    allow_next_kernel();
+    wait_for_previous_kernel();
     const uint32_t index = blockIdx.x * (kAppendThreads / slots) + threadIdx.x / slots, slot = threadIdx.x % slots;
     const Append<T> body{params};
     const bool is_key = index < new_rows;
@@ -121,15 +121,15 @@ __global__ void __launch_bounds__(kAppendThreads, 8)
     if (is_key) {
         body.append_row(batch, row, head, slot);
     } else if (turns(params)) {
-        body.turn_query(batch, row, head, slot);
+        body.rotate_query(batch, row, head, slot);
     }
 }
 
-template <class Row, class T>
+template <class Kernel, class T>
 int launch_append(const DecodePlan& plan, const DecodeParams& params, cudaStream_t stream) {
     if (plan.append.blocks == 0) return cudaSuccess;
-    return launch_behind(append_kernel<Row, T>, plan.append.blocks, plan.append.threads, plan.append.shared_bytes, stream,
-                         plan.dependent_launch, params, plan.append_rows, plan.append_slots);
+    return launch_dependent(append_kernel<Kernel, T>, plan.append.blocks, plan.append.threads, plan.append.shared_bytes, stream,
+                            plan.dependent_launch, params, plan.append_rows, plan.append_slots);
 }
 
 }  // namespace libflash::cuda::sm80

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cuda/attention/decode_params.h"
-#include "cuda/attention/launch_behind.cuh"
+#include "cuda/attention/launch_dependent.cuh"
 #include "cuda/attention/schedule.cuh"
 #include "cuda/attention/scores.cuh"
 #include "cuda/config.h"
@@ -150,25 +150,25 @@ struct CombineSplits {
     }
 };
 
-template <class Row, class T>
+template <class Kernel, class T>
 __global__ void __launch_bounds__(128) combine_kernel(const __grid_constant__ DecodeParams params) {
-    using Body = CombineSplits<T, Row::config.head_dim>;
+    using Body = CombineSplits<T, Kernel::config.head_dim>;
     __shared__ float2 parts[Body::kWarps][Body::kPairs][32];
     // Rows lie query row by query row, key head by key head, sequence by sequence.
     const int rows_of_head = params.seqlen_q * params.group_size, head_index = blockIdx.x / rows_of_head;
     const int packed = blockIdx.x - head_index * rows_of_head, row = divide(packed, params.by_group);
     const int batch = divide(head_index, params.by_heads), head_k = head_index - batch * params.heads_k;
     Body body(params, blockIdx.x);
-    let_next_kernel_begin();
-    wait_for_kernel_ahead();
+    allow_next_kernel();
+    wait_for_previous_kernel();
     body.run(batch, row, head_k * params.group_size + packed - row * params.group_size, parts);
 }
 
-template <class Row, class T>
+template <class Kernel, class T>
 int launch_combine(const DecodePlan& plan, const DecodeParams& params, cudaStream_t stream) {
     if (plan.combine.blocks == 0) return cudaSuccess;
-    return launch_behind(combine_kernel<Row, T>, plan.combine.blocks, plan.combine.threads, plan.combine.shared_bytes, stream,
-                         plan.dependent_launch, params);
+    return launch_dependent(combine_kernel<Kernel, T>, plan.combine.blocks, plan.combine.threads, plan.combine.shared_bytes,
+                            stream, plan.dependent_launch, params);
 }
 
 }  // namespace libflash::cuda::sm80

@@ -3,7 +3,7 @@
 
 #include "cuda/attention/decode_params.h"
 #include "cuda/attention/element.cuh"
-#include "cuda/attention/launch_behind.cuh"
+#include "cuda/attention/launch_dependent.cuh"
 #include "cuda/config.h"
 #include "cuda/params.h"
 #include "cuda/ptx/dependent_launch.cuh"
@@ -19,41 +19,41 @@ namespace libflash::cuda::sm80 {
 // Who works on which keys: a warp on those that it fetched, of one key head or of two, or all warps on those of all.
 enum class Keys { own, own_of_two_heads, shared };
 
-template <class Row, Keys kKeys, bool kTakesIn = false>
+template <class Kernel, Keys kKeys, bool kTakesIn = false>
 struct DecodeInstance {
-    static constexpr KernelConfig config = Row::config;
+    static constexpr KernelConfig config = Kernel::config;
     using T = ElementOf<config.dtype>;
     using Body = Decode<T, config.head_dim, config.tile_k / kDecodeSlab, config.stages, kKeys == Keys::shared, kTakesIn,
                         kKeys == Keys::own_of_two_heads ? 2 : 1>;
     static constexpr int kMinBlocks = decode_blocks_at_once(Body::kSharedBytes, 227 * 1024, Body::kThreads);
 };
 
-template <class Row, Keys kKeys, bool kTakesIn>
-__global__ void __launch_bounds__(DecodeInstance<Row, kKeys, kTakesIn>::Body::kThreads,
-                                  DecodeInstance<Row, kKeys, kTakesIn>::kMinBlocks)
+template <class Kernel, Keys kKeys, bool kTakesIn>
+__global__ void __launch_bounds__(DecodeInstance<Kernel, kKeys, kTakesIn>::Body::kThreads,
+                                  DecodeInstance<Kernel, kKeys, kTakesIn>::kMinBlocks)
     decode_kernel(const __grid_constant__ DecodeParams params) {
     extern __shared__ __align__(128) char shared[];
-    using Body = typename DecodeInstance<Row, kKeys, kTakesIn>::Body;
-    let_next_kernel_begin();
+    using Body = typename DecodeInstance<Kernel, kKeys, kTakesIn>::Body;
+    allow_next_kernel();
     if (params.fetch_early) Body::fetch_early(params);
-    wait_for_kernel_ahead();
+    wait_for_previous_kernel();
     Body body(params, shared);
     body.run();
 }
 
-template <class Row, Keys kKeys, bool kTakesIn>
+template <class Kernel, Keys kKeys, bool kTakesIn>
 int launch_ranges(const DecodePlan& plan, const DecodeParams& params, cudaStream_t stream) {
-    const auto kernel = decode_kernel<Row, kKeys, kTakesIn>;
+    const auto kernel = decode_kernel<Kernel, kKeys, kTakesIn>;
     const LaunchShape& shape = plan.attention;
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
     if (error != cudaSuccess) return error;
-    return launch_behind(kernel, shape.blocks, shape.threads, shape.shared_bytes, stream, plan.dependent_launch, params);
+    return launch_dependent(kernel, shape.blocks, shape.threads, shape.shared_bytes, stream, plan.dependent_launch, params);
 }
 
 // do_with(the template instance's parameters as types).
-template <class Row, class DoWith>
+template <class Kernel, class DoWith>
 auto with_instance(int instance, const DoWith& do_with) {
-    constexpr KernelConfig config = Row::config;
+    constexpr KernelConfig config = Kernel::config;
     constexpr bool kCanTakeIn = decode_takes_in_rows(config.head_dim, config.tile_k);
     constexpr bool kTwoHeads =
         decode_heads_beside(config.head_dim, config.tile_k, config.stages, sizeof(ElementOf<config.dtype>)) == 2;
@@ -73,32 +73,32 @@ auto with_instance(int instance, const DoWith& do_with) {
 
 namespace libflash::cuda {
 
-template <class Row>
+template <class Kernel>
 KernelResources resources_of_decode(int step, int instance) {
-    using T = ElementOf<Row::config.dtype>;
+    using T = ElementOf<Kernel::config.dtype>;
     switch (static_cast<DecodeStep>(step)) {
         case DecodeStep::append: return {kAppendThreads, 0};
-        case DecodeStep::combine: return {sm80::CombineSplits<T, Row::config.head_dim>::kThreads, 0};
+        case DecodeStep::combine: return {sm80::CombineSplits<T, Kernel::config.head_dim>::kThreads, 0};
         default: break;
     }
-    return sm80::with_instance<Row>(instance, [](auto keys, auto takes_in) -> KernelResources {
-        using Body = typename sm80::DecodeInstance<Row, decltype(keys)::value, decltype(takes_in)::value>::Body;
+    return sm80::with_instance<Kernel>(instance, [](auto keys, auto takes_in) -> KernelResources {
+        using Body = typename sm80::DecodeInstance<Kernel, decltype(keys)::value, decltype(takes_in)::value>::Body;
         return {Body::kThreads, Body::kSharedBytes};
     });
 }
 
 // Enqueues the work on `stream` and returns what cudaGetLastError() then says.
-template <class Row>
+template <class Kernel>
 int launch_decode(const DecodePlan& plan, const DecodeParams& params, void* stream) {
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
-    using T = ElementOf<Row::config.dtype>;
-    int error = sm80::launch_append<Row, T>(plan, params, cuda_stream);
+    using T = ElementOf<Kernel::config.dtype>;
+    int error = sm80::launch_append<Kernel, T>(plan, params, cuda_stream);
     if (error == cudaSuccess && plan.attention.blocks > 0) {
-        error = sm80::with_instance<Row>(plan.instance.number, [&](auto keys, auto takes_in) {
-            return sm80::launch_ranges<Row, decltype(keys)::value, decltype(takes_in)::value>(plan, params, cuda_stream);
+        error = sm80::with_instance<Kernel>(plan.instance.number, [&](auto keys, auto takes_in) {
+            return sm80::launch_ranges<Kernel, decltype(keys)::value, decltype(takes_in)::value>(plan, params, cuda_stream);
         });
     }
-    return error != cudaSuccess ? error : sm80::launch_combine<Row, T>(plan, params, cuda_stream);
+    return error != cudaSuccess ? error : sm80::launch_combine<Kernel, T>(plan, params, cuda_stream);
 }
 
 }  // namespace libflash::cuda

@@ -17,15 +17,15 @@
 #include "cuda/params.h"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/math.cuh"
-#include "cuda/ptx/sleep.cuh"
+#include "cuda/ptx/nanosleep.cuh"
+#include "cuda/sm80/appended_row.cuh"
 #include "cuda/sm80/combine_splits.cuh"
 #include "cuda/sm80/decode_products.cuh"
-#include "cuda/sm80/fetched_keys.cuh"
-#include "cuda/sm80/new_row.cuh"
+#include "cuda/sm80/key_lookup.cuh"
 
 namespace libflash::cuda::sm80 {
 
-// `kTakesIn`: a step of one new row a sequence, which is turned and appended here (new_row.cuh). An instance of its own: within the other its code
+// `kTakesIn`: a step of one new row a sequence, which is turned and appended here (appended_row.cuh). An instance of its own: within the other its code
 // cost 0.7 us of 10.6, though it was only jumped over.
 //
 // `kHeads`: key heads side by side that a thread block takes, so many warps each. What it reads of a key is then longer, and there are fewer thread blocks.
@@ -33,7 +33,7 @@ template <class T, int kHeadDim, int kWarps, int kStages, bool kSharesKeys, bool
 struct Decode {
     using Products = DecodeProducts<T, kHeadDim>;
     static constexpr int kThreads = kWarps * 32;
-    using New = NewRow<T, kHeadDim, kThreads, kHeads>;  // with kTakesIn
+    using New = AppendedRow<T, kHeadDim, kThreads, kHeads>;  // with kTakesIn
     static constexpr int kTileK = kWarps / kHeads * kDecodeSlab;
     static constexpr int kTileRows = (kSharesKeys ? kWarps : kHeads) * kDecodeSlab;
     static_assert(kHeads == 1 || !kSharesKeys);
@@ -50,17 +50,17 @@ struct Decode {
     // Results of the warps, where the stages were.
     static constexpr int kPartRow = kHeadDim + 8;
     static_assert((kWarps * kDecodeSlab * (kPartRow + 4)) * 4 <= kStages * kStageBytes, "they fit");
-    static constexpr float kNothing = -3.402823466e38f;  // below every score, and yet finite
+    static constexpr float kNoScore = -3.402823466e38f;  // below every score, and yet finite
     static constexpr float kSlack = 8.0f;                // half: 2^8 as well as its 2^-24 have room
     static constexpr uint32_t kLateNs = 3000;            // more than memory is idle between two thread blocks
     static constexpr int kLateTiles = 16;                // in shorter ranges that is too much
 
     // What a thread block does at a time. Row tiles lie beside each other so that they find the keys in the L2 cache, then heads, splits and
     // sequences.
-    struct Item {
+    struct WorkTile {
         int batch, head_k, split, first_row, rows;  // rows of this tile that exist
 
-        __device__ __forceinline__ Item(const DecodeParams& params, int index) {
+        __device__ __forceinline__ WorkTile(const DecodeParams& params, int index) {
             const int head = divide(index, params.by_tiles), range = divide(head, params.by_head_groups);
             batch = divide(range, params.by_splits);
             split = range - batch * params.splits;
@@ -73,7 +73,7 @@ struct Decode {
     const DecodeParams& params;
     char* shared;
     int lane, warp;
-    Item item;
+    WorkTile item;
     Products products;
     float s[2][4], o[kHeadDim / 8][4];
     float base[2], row_sum[2];
@@ -92,8 +92,8 @@ struct Decode {
     __device__ __forceinline__ uint32_t& existing(int stage, int group) const {
         return reinterpret_cast<uint32_t*>(queries() + kQueryBytes)[stage * kWarps + group];
     }
-    using Fetched = FetchedKeys<kTileK, kStages>;
-    __device__ __forceinline__ Fetched fetched(const KeyPlaces& places, const VisibleKeys& range) const {
+    using Fetched = KeyLookup<kTileK, kStages>;
+    __device__ __forceinline__ Fetched fetched(const KeyLocations& places, const VisibleKeys& range) const {
         int32_t* const answers = reinterpret_cast<int32_t*>(&existing(kStages, 0));  // behind these
         return {places, range, answers + warp * kDecodeSlab, kWarps * kDecodeSlab, own_keys(), lane};
     }
@@ -126,8 +126,8 @@ struct Decode {
     }
 
     __device__ __forceinline__ int query_row(int row) const { return divide(row, params.by_group); }
-    template <class Numbers = Settled>
-    static __device__ __forceinline__ VisibleKeys keys_of(const DecodeParams& params, const Item& item) {
+    template <class Numbers = PlainLoad>
+    static __device__ __forceinline__ VisibleKeys keys_of(const DecodeParams& params, const WorkTile& item) {
         const int first = divide(item.first_row, params.by_group), last = divide(item.first_row + item.rows - 1, params.by_group);
         return VisibleKeys(params, KeyCount::of<Numbers>(params.cache, item.batch), first, last, item.split, kTileK);
     }
@@ -159,7 +159,7 @@ struct Decode {
     }
 
     // Starts the copies of this warp's 16 keys and values of a tile. Keys that do not exist become zeros.
-    __device__ __forceinline__ void load_keys(int head_k, int stage, const KeyPlace& known) {
+    __device__ __forceinline__ void load_keys(int head_k, int stage, const KeyLocation& known) {
         const CacheParams& cache = params.cache;
         const bool exists = static_cast<uint32_t>(known.place) < static_cast<uint32_t>(cache.places);
         const uint32_t all = __ballot_sync(0xffffffffu, exists);
@@ -201,7 +201,7 @@ struct Decode {
             slope[r] = params.alibi_slopes.data
                            ? head_number<T>(params.alibi_slopes, item.batch, query_head(own_head(), packed)) * kLog2e
                            : 0.0f;
-            base[r] = kNothing;
+            base[r] = kNoScore;
             row_sum[r] = 0.0f;
         }
 #pragma unroll
@@ -280,7 +280,7 @@ struct Decode {
     __device__ __forceinline__ void begin_products(const New& fresh) {
         __syncthreads();
         if constexpr (kTakesIn) {
-            fresh.turn_queries(kHeads * item.rows, [&](int n, int channel) -> T& {
+            fresh.rotate_queries(kHeads * item.rows, [&](int n, int channel) -> T& {
                 const ExistingRow row = existing_row(n);
                 const int in_tile = row.slab * kDecodeSlab + row.in_slab;
                 return reinterpret_cast<T*>(queries() + Slab::offset(in_tile, channel / kChunkValues))[channel % kChunkValues];
@@ -310,7 +310,7 @@ struct Decode {
     }
 
     // One loop, whose first rounds, one for each stage, have nothing to attend to: short ranges are over before more code would have been fetched.
-    __device__ __forceinline__ void walk_keys(const VisibleKeys& range, const KeyPlaces& places) {
+    __device__ __forceinline__ void loop_over_keys(const VisibleKeys& range, const KeyLocations& places) {
         const int begin = range.first / kTileK * kTileK;
         int stage = 0;
         const int stages = params.stages;
@@ -378,7 +378,7 @@ struct Decode {
         for (int n = threadIdx.x; n < kHeads * item.rows; n += kThreads) {
             const ExistingRow row = existing_row(n);
             const auto facts_of = [&](int w) { return part_facts(row.slab + w * kHeads, row.in_slab); };
-            float largest = kNothing, total = 0.0f;
+            float largest = kNoScore, total = 0.0f;
 #pragma unroll
             for (int w = 0; w < kParts; ++w) largest = fmaxf(largest, facts_of(w)[0]);
 #pragma unroll
@@ -453,17 +453,17 @@ struct Decode {
     // While the kernel ahead ends, memory is idle: the first tile is brought into the L2 cache. Should that kernel write to it, it writes to what is there.
     static __device__ __forceinline__ void fetch_early(const DecodeParams& params) {
         constexpr int kLine = 128 / sizeof(T), kLines = (kHeadDim + kLine - 1) / kLine;  // of a key of one head
-        const Item item(params, static_cast<int>(blockIdx.x));
+        const WorkTile item(params, static_cast<int>(blockIdx.x));
         const CacheParams& cache = params.cache;
-        const VisibleKeys range = keys_of<Unsettled>(params, item);
-        const KeyPlacesOf<Unsettled> places(cache, item.batch);
+        const VisibleKeys range = keys_of<RelaxedLoad>(params, item);
+        const KeyLocationsOf<RelaxedLoad> places(cache, item.batch);
         const int begin = range.first / kTileK * kTileK;
 #pragma unroll 1
         for (int i = threadIdx.x; i < kTileK * kHeads * kLines; i += kThreads) {
             const int key = begin + i / (kHeads * kLines), head_k = item.head_k + i / kLines % kHeads,
                       channel = i % kLines * kLine;
             if (key < range.first || key >= range.last) continue;
-            const KeyPlace at = places.of(key);
+            const KeyLocation at = places.of(key);
             if (static_cast<uint32_t>(at.place) >= static_cast<uint32_t>(cache.places)) continue;
             const auto fetch = [&](const RowsParams& rows, int channels) {
                 const T* row = static_cast<const T*>(rows.data) + at.place * rows.batch + at.row * rows.row + head_k * rows.head;
@@ -476,10 +476,11 @@ struct Decode {
 
     __device__ __forceinline__ void run() {
         const VisibleKeys range = keys_of(params, item);
-        const KeyPlaces places(params.cache, item.batch);
-        if (blockIdx.x - params.late_begin < params.late_count && range.last - range.first >= kLateTiles * kTileK) sleep(kLateNs);
+        const KeyLocations places(params.cache, item.batch);
+        if (blockIdx.x - params.late_begin < params.late_count && range.last - range.first >= kLateTiles * kTileK)
+            nanosleep(kLateNs);
         if (range.first < range.last) {
-            walk_keys(range, places);
+            loop_over_keys(range, places);
         } else if (params.splits > 1) {
             store_nothing();
             return;

@@ -25,11 +25,11 @@
 #include "cuda/attention/scores.cuh"
 #include "cuda/params.h"
 #include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/ptx/math.cuh"
-#include "cuda/ptx/opaque.cuh"
 #include "cuda/sm80/forward_instance.h"
+#include "cuda/sm80/online_softmax.cuh"
 #include "cuda/sm80/row_pair.cuh"
-#include "cuda/sm80/running_softmax.cuh"
 #include "cuda/tile/product.cuh"
 #include "cuda/tile/shared_tile.cuh"
 #include "cuda/tile/split_product.cuh"
@@ -42,10 +42,10 @@ namespace libflash::cuda::sm80 {
 // kSharers: warps that share query rows; two of them have half of the keys and half of the channels each (row_pair.cuh).
 // kGeneral: knows softcap, ALiBi, bias, mask, dropout, scales that are not positive, and rows of any alignment.
 template <class T, int kHeadDim, int kBlockM, int kBlockN, int kWarps, int kSharers, bool kGeneral>
-struct Forward : RunningSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSharers / 8, kHeadDim / kSharers / 8> {
-    using Softmax = RunningSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSharers / 8, kHeadDim / kSharers / 8>;
+struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSharers / 8, kHeadDim / kSharers / 8> {
+    using Softmax = OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSharers / 8, kHeadDim / kSharers / 8>;
     using Softmax::any_too_large, Softmax::clear, Softmax::move_base, Softmax::sums_past_limit, Softmax::update_max;
-    using Softmax::base, Softmax::o, Softmax::row_sum, Softmax::s, Softmax::scale, Softmax::kNothing;
+    using Softmax::base, Softmax::o, Softmax::row_sum, Softmax::s, Softmax::scale, Softmax::kNoScore;
     using Element = T;
     static constexpr int kThreads = kWarps * 32;
     static constexpr int kSlabs = kBlockM * kSharers / kWarps / 16;  // 16-row slabs of a warp
@@ -62,7 +62,7 @@ struct Forward : RunningSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSha
     using KvTile = SharedTile<kBlockN, kHeadDim, sizeof(T)>;
     // What all threads agree on, found once by one of them.
     struct Common {
-        WorkTile work;
+        TileCoordinates work;
         SequenceRows q_rows, k_rows;
         KeyTiles<kBlockM, kBlockN> tiles;
         ScoreRules<T> rules;
@@ -90,20 +90,21 @@ struct Forward : RunningSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSha
     __device__ __forceinline__ uint32_t v_smem() const { return shared_address(shared) + QTile::kBytes + KvTile::kBytes; }
     // Row of the sequence that accumulator element e of slab a of this lane belongs to; its column is 8 * block + e % 2 past first_column().
     __device__ __forceinline__ int row_of(int a, int e) const {
-        if constexpr (kFloat) return common().tiles.first_row + (opaque(warp) * kSlabs + a) * 16 + (e >> 1) * 8 + lane / 4;
+        if constexpr (kFloat)
+            return common().tiles.first_row + (hide_from_compiler(warp) * kSlabs + a) * 16 + (e >> 1) * 8 + lane / 4;
         return common().tiles.first_row + (warp / kSharers * kSlabs + a) * 16 + (e >> 1) * 8 + lane / 4;
     }
     __device__ __forceinline__ int first_column(int tile) const {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 1000
         // With floats there is no register for the lane's part of it from tile to tile; later architectures spill if it is made anew.
-        if constexpr (kFloat) return tile * kBlockN + opaque(lane) % 4 * 2;
+        if constexpr (kFloat) return tile * kBlockN + hide_from_compiler(lane) % 4 * 2;
 #endif
         return tile * kBlockN + part() * kKeyBlocks * 8 + lane % 4 * 2;
     }
 
     // False: there is nothing to do. Ends with the thread block in step.
     __device__ __forceinline__ bool prepare() {
-        const WorkTile work = work_tile<kBlockM>(params.schedule, params.q_lengths, params.batch);
+        const TileCoordinates work = tile_coordinates<kBlockM>(params.schedule, params.q_lengths, params.batch);
         if (work.batch < 0) return false;
         const SequenceRows q_rows = SequenceRows::of(params.q_lengths, work.batch);
         if (work.tile * kBlockM >= q_rows.owned) return false;
@@ -134,7 +135,7 @@ struct Forward : RunningSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSha
     __device__ __forceinline__ void load(int shared_offset, const T* rows, int64_t stride, int first_row, int row_limit,
                                          int col_limit) {
         // With floats there are no registers for addresses that wait from tile to tile.
-        const int me = kFloat ? opaque(thread) : thread;
+        const int me = kFloat ? hide_from_compiler(thread) : thread;
         if (kGeneral && !params.vector_loads) {
             Tile::template load_slow<kThreads>(shared + shared_offset, rows, stride, first_row, row_limit, col_limit, me);
         } else {
@@ -158,7 +159,8 @@ struct Forward : RunningSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSha
 
     // s = Q K^T. The fragments of the next 16 keys are loaded before the products of the present ones.
     __device__ __forceinline__ void multiply_qk() {
-        const auto k_address = KvTile::b_address(k_smem() + part() * kKeyBlocks * 8 * KvTile::kRowBytes, opaque(lane));
+        const auto k_address =
+            KvTile::b_address(k_smem() + part() * kKeyBlocks * 8 * KvTile::kRowBytes, hide_from_compiler(lane));
         constexpr int kPairs = kKeyBlocks / 2, kSteps = kHeadDim / 16;
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a)
@@ -204,7 +206,7 @@ struct Forward : RunningSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSha
 
     // The same for floats.
     __device__ __forceinline__ void multiply_qk_split() {
-        const int me = opaque(lane);
+        const int me = hide_from_compiler(lane);
         const auto q_rows = QTile::a_address(q_smem(), warp * kSlabs * 16, me);
         const auto k_address = KvTile::b_address(k_smem(), me);
         split_product<kSlabs == 1, kHeadDim / 8>(
@@ -218,7 +220,7 @@ struct Forward : RunningSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSha
 
     // o += P V for floats, 32 keys at a time if there are as many.
     __device__ __forceinline__ void multiply_pv_split(int tile) {
-        const auto v_rows = KvTile::row_pair(v_smem(), opaque(lane));
+        const auto v_rows = KvTile::row_pair(v_smem(), hide_from_compiler(lane));
         constexpr int kSteps = kKeyBlocks < 4 ? kKeyBlocks : 4;
 #pragma unroll
         for (int first = 0; first < kKeyBlocks; first += kSteps) {
@@ -243,7 +245,7 @@ struct Forward : RunningSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSha
     // o += P V. s holds scores; each 16 columns become probabilities just before their product or, where there are registers for it, while the
     // product of the 16 before them is going on.
     __device__ __forceinline__ void multiply_pv(int tile) {
-        const auto v_address = KvTile::b_trans_address(v_smem(), opaque(lane));
+        const auto v_address = KvTile::b_trans_address(v_smem(), hide_from_compiler(lane));
         constexpr int kPairs = kHeadDim / 16, kSteps = kBlockN / 16;
         uint32_t vf[2][4];
         ldmatrix_x4_trans(vf[0], v_address.at(0, 0));
@@ -324,7 +326,7 @@ struct Forward : RunningSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSha
     }
 
     // All key tiles. `safe`: every tile's maximum is taken.
-    __device__ __forceinline__ void walk_keys(bool safe) {
+    __device__ __forceinline__ void loop_over_keys(bool safe) {
         clear();
         scale = kGeneral || safe ? 1.0f : params.scale_log2;
         int cursor = common().tiles.list_count;
@@ -395,12 +397,12 @@ struct Forward : RunningSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSha
                 row_sum[a][r] += __shfl_xor_sync(0xffffffffu, row_sum[a][r], 1);
                 row_sum[a][r] += __shfl_xor_sync(0xffffffffu, row_sum[a][r], 2);
                 if constexpr (kSharers == 1)
-                    bad |= row_sum[a][r] == INFINITY || (fabsf(base[a][r]) > kBaseLimit && base[a][r] != kNothing);
+                    bad |= row_sum[a][r] == INFINITY || (fabsf(base[a][r]) > kBaseLimit && base[a][r] != kNoScore);
             }
         if constexpr (kSharers == 2) {
             Pair(*this).add_sums();
             Pair::for_rows([&](int a, int r) {
-                bad |= row_sum[a][r] == INFINITY || (fabsf(base[a][r]) > kBaseLimit && base[a][r] != kNothing);
+                bad |= row_sum[a][r] == INFINITY || (fabsf(base[a][r]) > kBaseLimit && base[a][r] != kNoScore);
             });
         }
         return __syncthreads_or(bad || Softmax::values_overflowed());
@@ -409,7 +411,7 @@ struct Forward : RunningSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSha
     // By what the rows are to be multiplied, with the sink if there is one, is what scale_by(a, r, factor) is told; writes lse.
     template <class Scale>
     __device__ __forceinline__ void normalize(const Scale& scale_by) {
-        const WorkTile work = common().work;
+        const TileCoordinates work = common().work;
         const SequenceRows q_rows = common().q_rows;
         const float sink = params.sink.data ? head_number<T>(params.sink, work.batch, work.head) * kLog2e : -INFINITY;
         float* lse = params.lse.data ? params.lse.data + work.batch * params.lse.batch + work.head * params.lse.head : nullptr;
@@ -421,7 +423,7 @@ struct Forward : RunningSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSha
                 const bool exists = row < q_rows.length;
                 const float largest = fmaxf(base[a][r], sink);
                 float total = row_sum[a][r], factor = 1.0f;  // no score at all: 0, or NaN where there was nothing but NaN
-                if (largest != kNothing) {
+                if (largest != kNoScore) {
                     factor = exp2_approx(base[a][r] - largest);
                     total = row_sum[a][r] * factor + exp2_approx(sink - largest);
                 }
@@ -445,7 +447,7 @@ struct Forward : RunningSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSha
 
     // Through the warp's own rows of Q's tile, which nobody reads any more, so that the stores are whole rows.
     __device__ __forceinline__ void store_out() {
-        const WorkTile work = common().work;
+        const TileCoordinates work = common().work;
         const SequenceRows q_rows = common().q_rows;
         T* out = start<T>(params.out, work.batch, q_rows.start, work.head);
 #pragma unroll
@@ -496,9 +498,9 @@ struct Forward : RunningSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSha
 #pragma unroll 1
         while (true) {
             if constexpr (kSharers == 2) {
-                Pair(*this).walk_keys(safe);
+                Pair(*this).loop_over_keys(safe);
             } else {
-                walk_keys(safe);
+                loop_over_keys(safe);
             }
             const bool overflow = finish_sums();
             if (safe || !overflow) break;
@@ -518,16 +520,16 @@ struct Forward : RunningSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSha
     }
 };
 
-template <class Row, bool kGeneral>
+template <class Kernel, bool kGeneral>
 struct Instance {
-    static constexpr KernelConfig config = Row::config;
+    static constexpr KernelConfig config = Kernel::config;
     using T = ElementOf<config.dtype>;
     // 32 rows a warp: each fragment of K or V then serves two products. Wide heads have no registers for that, nor have floats with rare options.
-    static constexpr bool kFewRows = config.head_dim > 128 || (config.dtype == RowType::f32_ && kGeneral);
+    static constexpr bool kFewRows = config.head_dim > 128 || (config.dtype == KernelType::f32_ && kGeneral);
     static constexpr int kWarps = config.tile_q / (kFewRows ? 16 : 32);
     // Two warps can share 32 rows instead where there is shared memory for their probabilities.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1100
-    static constexpr int kSharers = config.head_dim == 256 && config.dtype != RowType::f32_ ? 2 : 1;
+    static constexpr int kSharers = config.head_dim == 256 && config.dtype != KernelType::f32_ ? 2 : 1;
 #else
     static constexpr int kSharers = 1;
 #endif
@@ -542,17 +544,17 @@ struct Instance {
     using Body = Tiled<forward_tile_k_sm80(config, kGeneral, kVersion)>;
 };
 
-template <class Row, bool kGeneral>
-__global__ void __launch_bounds__(Instance<Row, kGeneral>::Body::kThreads, Instance<Row, kGeneral>::kMinBlocks)
+template <class Kernel, bool kGeneral>
+__global__ void __launch_bounds__(Instance<Kernel, kGeneral>::Body::kThreads, Instance<Kernel, kGeneral>::kMinBlocks)
     forward_kernel(const __grid_constant__ ForwardParams params) {
     extern __shared__ __align__(128) char shared[];
-    typename Instance<Row, kGeneral>::Body body(params, shared);
+    typename Instance<Kernel, kGeneral>::Body body(params, shared);
     body.run();
 }
 
-template <class Row, bool kGeneral>
+template <class Kernel, bool kGeneral>
 int launch(const LaunchShape& shape, const ForwardParams& params, cudaStream_t stream) {
-    const auto kernel = forward_kernel<Row, kGeneral>;
+    const auto kernel = forward_kernel<Kernel, kGeneral>;
     // Costs a fraction of a microsecond, and holds for the current device, whichever that is.
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
     if (error != cudaSuccess) return error;
@@ -560,9 +562,9 @@ int launch(const LaunchShape& shape, const ForwardParams& params, cudaStream_t s
     return cudaGetLastError();
 }
 
-template <class Row, bool kGeneral>
+template <class Kernel, bool kGeneral>
 constexpr KernelResources forward_resources() {
-    using Body = typename Instance<Row, kGeneral>::Body;
+    using Body = typename Instance<Kernel, kGeneral>::Body;
     return {Body::kThreads, Body::kSharedBytes};
 }
 
@@ -570,17 +572,18 @@ constexpr KernelResources forward_resources() {
 
 namespace libflash::cuda {
 
-template <class Row>
+template <class Kernel>
 KernelResources resources_of_forward(int, int instance) {
-    return instance == kGeneralInstance.number ? sm80::forward_resources<Row, true>() : sm80::forward_resources<Row, false>();
+    return instance == kGeneralInstance.number ? sm80::forward_resources<Kernel, true>()
+                                               : sm80::forward_resources<Kernel, false>();
 }
 
 // Enqueues the work on `stream` and returns what cudaGetLastError() then says.
-template <class Row>
+template <class Kernel>
 int launch_forward(const ForwardPlan& plan, const ForwardParams& params, void* stream) {
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
-    return plan.instance.number == kGeneralInstance.number ? sm80::launch<Row, true>(plan.attention, params, cuda_stream)
-                                                           : sm80::launch<Row, false>(plan.attention, params, cuda_stream);
+    return plan.instance.number == kGeneralInstance.number ? sm80::launch<Kernel, true>(plan.attention, params, cuda_stream)
+                                                           : sm80::launch<Kernel, false>(plan.attention, params, cuda_stream);
 }
 
 }  // namespace libflash::cuda

@@ -10,7 +10,7 @@ namespace libflash::cuda {
 // with the rare options, and on architectures where the compiler needs a few more than there are.
 constexpr int forward_tile_k_sm80(const KernelConfig& config, bool general, int version) {
     const int most = version < 90 ? 32 : (config.head_dim > 128 ? config.tile_k : (config.head_dim > 64 ? 32 : 64));
-    const bool tight = version >= 100 || (version < 90 && config.dtype == RowType::f16_ && config.head_dim == 64);
+    const bool tight = version >= 100 || (version < 90 && config.dtype == KernelType::f16_ && config.head_dim == 64);
     return (general || tight) && config.tile_k > most ? most : config.tile_k;
 }
 

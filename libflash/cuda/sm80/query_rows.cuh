@@ -9,8 +9,8 @@
 #include "cuda/attention/schedule.cuh"
 #include "cuda/attention/scores.cuh"
 #include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/ptx/math.cuh"
-#include "cuda/ptx/opaque.cuh"
 #include "cuda/sm80/backward_tiles.h"
 #include "cuda/tile/product.cuh"
 #include "cuda/tile/shared_tile.cuh"
@@ -42,16 +42,16 @@ struct QueryRows {
     using Scores = float[kSlabs][kBlocks][4];
     using Fragments = uint32_t[kChunk / 16][kSlabs][4];
 
-    // Shared memory: Q, dO, K, V, the facts of the rows.
+    // Shared memory: Q, dO, K, V, the statistics of the rows.
     static constexpr int kKeysAt = 2 * QTile::kBytes;
-    static constexpr int kFactsAt = kKeysAt + 2 * KvTile::kBytes;
-    static constexpr int kSharedBytes = kFactsAt + kBlockM * static_cast<int>(sizeof(RowFacts));
+    static constexpr int kStatisticsAt = kKeysAt + 2 * KvTile::kBytes;
+    static constexpr int kSharedBytes = kStatisticsAt + kBlockM * static_cast<int>(sizeof(SoftmaxStatistics));
 
     const BackwardParams& params;
     char* shared;
     int thread, warp, lane;
     // The sequence and head that are being worked on, and its query tile.
-    WorkTile work;
+    TileCoordinates work;
     SequenceRows q_rows, k_rows;
     Tiles tiles;
 
@@ -63,7 +63,7 @@ struct QueryRows {
 
     __device__ __forceinline__ uint32_t smem() const { return shared_address(shared); }
 
-    __device__ __forceinline__ void begin(const WorkTile& next) {
+    __device__ __forceinline__ void begin(const TileCoordinates& next) {
         work = next;
         q_rows = SequenceRows::of(params.q_lengths, work.batch);
         k_rows = SequenceRows::of(params.k_lengths, work.batch);
@@ -85,8 +85,9 @@ struct QueryRows {
         load<QTile>(0, params.q, work.head, q_rows, tiles.first_row, params.head_dim);
         load<QTile>(QTile::kBytes, params.dout, work.head, q_rows, tiles.first_row, params.head_dim_v);
         const int64_t row = QueryUnits::first(params, work.batch, work.head, q_rows.start) * kUnitRows + tiles.first_row;
-        constexpr int kCopies = kBlockM * sizeof(RowFacts) / 16;
-        if (thread < kCopies) cp_async_16(smem() + kFactsAt + thread * 16, params.row_facts + row + thread * 2, true);
+        constexpr int kCopies = kBlockM * sizeof(SoftmaxStatistics) / 16;
+        if (thread < kCopies)
+            cp_async_16(smem() + kStatisticsAt + thread * 16, params.softmax_statistics + row + thread * 2, true);
         cp_async_commit();
     }
     __device__ __forceinline__ void load_keys(int tile) {
@@ -98,7 +99,7 @@ struct QueryRows {
 
     // (the warp's rows of a Q-like tile) (kChunk keys of a K-like tile)^T over `channels`.
     __device__ __forceinline__ void multiply(Scores& s, int rows_at, int keys_at, int first, int channels) const {
-        const int at = opaque(lane);
+        const int at = hide_from_compiler(lane);
         const auto a_address = QTile::a_address(smem() + rows_at, warp * kSlabs * 16, at);
         const auto b_address = KvTile::b_address(smem() + keys_at + first * KvTile::kRowBytes, at);
         const auto load_a = [=](int step, uint32_t (&f)[kSlabs][4]) {
@@ -123,8 +124,9 @@ struct QueryRows {
     __device__ __forceinline__ int col_of(int tile, int first, int n, int e) const {
         return tile * kBlockN + first + n * 8 + lane % 4 * 2 + (e & 1);
     }
-    __device__ __forceinline__ RowFacts facts_of(int a, int e) const {
-        return reinterpret_cast<const RowFacts*>(shared + kFactsAt)[(warp * kSlabs + a) * 16 + (e >> 1) * 8 + lane / 4];
+    __device__ __forceinline__ SoftmaxStatistics statistics_of(int a, int e) const {
+        return reinterpret_cast<const SoftmaxStatistics*>(shared +
+                                                          kStatisticsAt)[(warp * kSlabs + a) * 16 + (e >> 1) * 8 + lane / 4];
     }
 
     // Calls rule(element, row, col) for each score.
@@ -138,7 +140,7 @@ struct QueryRows {
                 for (int e = 0; e < 4; ++e) rule(s[a][n][e], row_of(a, e), col_of(tile, first, n, e));
     }
 
-    // ds times 2^raised_by() of the warp's rows and keys [first, first + kChunk) of the tile in shared memory: the gradient of the score itself,
+    // ds times 2^exponent_shift() of the warp's rows and keys [first, first + kChunk) of the tile in shared memory: the gradient of the score itself,
     // or with kThroughCap that of the scaled dot product under the softcap.
     template <bool kThroughCap>
     __device__ __forceinline__ void gradients(Scores& ds, int tile, int first) const {
@@ -153,9 +155,9 @@ struct QueryRows {
             hide_edge(s, tile, first);
             exponentiate(s);
             multiply(ds, QTile::kBytes, kKeysAt + KvTile::kBytes, first, params.head_dim_v);
-            for_each_row([&](int a, int e, const RowFacts& facts) {
+            for_each_row([&](int a, int e, const SoftmaxStatistics& statistics) {
 #pragma unroll
-                for (int n = 0; n < kBlocks; ++n) ds[a][n][e] = s[a][n][e] * (ds[a][n][e] - facts.delta);
+                for (int n = 0; n < kBlocks; ++n) ds[a][n][e] = s[a][n][e] * (ds[a][n][e] - statistics.delta);
             });
         }
     }
@@ -165,7 +167,7 @@ struct QueryRows {
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) rule(a, e, facts_of(a, e));
+            for (int e = 0; e < 4; ++e) rule(a, e, statistics_of(a, e));
     }
 
     // Masks by position.
@@ -179,11 +181,12 @@ struct QueryRows {
 
     // Scores in base-2 units, or dot products where there is no rule between the two, to probabilities.
     __device__ __forceinline__ void exponentiate(Scores& s) const {
-        for_each_row([&](int a, int e, const RowFacts& facts) {
+        for_each_row([&](int a, int e, const SoftmaxStatistics& statistics) {
 #pragma unroll
             for (int n = 0; n < kBlocks; ++n) {
                 float& x = s[a][n][e];
-                x = kGeneral ? min_or_nan(x - facts.lse_log2, raised_by<T>()) : fmaf(x, params.scale_log2, -facts.lse_log2);
+                x = kGeneral ? min_or_nan(x - statistics.lse_log2, exponent_shift<T>())
+                             : fmaf(x, params.scale_log2, -statistics.lse_log2);
                 x = exp2_approx(x);
             }
         });
@@ -202,11 +205,11 @@ struct QueryRows {
         };
         scale_and_cap(rare, params.softmax_scale, all);
         const float inverse = kThroughCap && rare.softcap > 0.0f ? 1.0f / rare.softcap : 0.0f;
-        for_each_row([&](int a, int e, const RowFacts& facts) {
+        for_each_row([&](int a, int e, const SoftmaxStatistics& statistics) {
 #pragma unroll
             for (int n = 0; n < kBlocks; ++n) {
                 const float bent = s[a][n][e] * inverse;
-                ds[a][n][e] = (ds[a][n][e] - facts.delta) * fmaf(-bent, bent, 1.0f);
+                ds[a][n][e] = (ds[a][n][e] - statistics.delta) * fmaf(-bent, bent, 1.0f);
             }
         });
         ScoreRules<T> rules;

@@ -9,9 +9,9 @@
 
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma_sync.cuh"
-#include "cuda/ptx/opaque.cuh"
 #include "cuda/tile/product.cuh"
 #include "cuda/tile/shared_tile.cuh"
 
@@ -68,14 +68,14 @@ struct RowPair {
         exchange(of, x, [](float mine, float others) { return fmaxf(mine, others); });
     }
 
-    // What RunningSoftmax does for the rows of one warp. `first`: there are no sums yet.
+    // What OnlineSoftmax does for the rows of one warp. `first`: there are no sums yet.
     __device__ __forceinline__ void update_max(bool first) {
         float largest[kSlabs][2];
         for_rows([&](int a, int r) { largest[a][r] = body.row_largest(a, r); });
         take_larger(words().largest, largest);
         for_rows([&](int a, int r) {
             if (first) {
-                body.base[a][r] = fmaxf(Body::kNothing, largest[a][r] * body.scale);
+                body.base[a][r] = fmaxf(Body::kNoScore, largest[a][r] * body.scale);
             } else {
                 body.raise_base(a, r, largest[a][r]);
             }
@@ -102,8 +102,8 @@ struct RowPair {
     // Those of the other warp.
     __device__ __forceinline__ void load_others(Fragments& others) {
         named_barrier_wait(1 + body.warp / 2, 64);
-        const auto address =
-            PTile::template skip_columns<kSteps>(PTile::a_address(p_smem(), 0, opaque(body.lane)), (1 - part) * kSteps);
+        const auto address = PTile::template skip_columns<kSteps>(PTile::a_address(p_smem(), 0, hide_from_compiler(body.lane)),
+                                                                  (1 - part) * kSteps);
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)
 #pragma unroll
@@ -114,8 +114,8 @@ struct RowPair {
     template <class Between>
     __device__ __forceinline__ void multiply_pv(const Fragments& own, const Fragments& others, const Between& between) {
         constexpr int kOwn = kSteps * kPairs, kKeyBytes = Body::kKeyBlocks * 8 * KvTile::kRowBytes;
-        auto v_address =
-            KvTile::template skip_columns<kPairs>(KvTile::b_trans_address(body.v_smem(), opaque(body.lane)), part * kPairs);
+        auto v_address = KvTile::template skip_columns<kPairs>(
+            KvTile::b_trans_address(body.v_smem(), hide_from_compiler(body.lane)), part * kPairs);
         const uint32_t own_base = v_address.base + part * kKeyBytes, others_base = v_address.base + (1 - part) * kKeyBytes;
         uint32_t vf[2][4];
         const auto load = [&](int t) {
@@ -161,7 +161,7 @@ struct RowPair {
         });
     }
 
-    __device__ __forceinline__ void walk_keys(bool safe) {
+    __device__ __forceinline__ void loop_over_keys(bool safe) {
         body.clear();
         body.scale = Body::kRare || safe ? 1.0f : body.params.scale_log2;
         int cursor = body.common().tiles.list_count;
@@ -200,7 +200,7 @@ struct RowPair {
             if (inverse == 0.0f) body.scale_out(a, r, inverse);
         });
         const auto address = QTile::template skip_columns<kPairs>(
-            QTile::a_address(body.q_smem(), body.warp_row(), opaque(body.lane)), part * kPairs);
+            QTile::a_address(body.q_smem(), body.warp_row(), hide_from_compiler(body.lane)), part * kPairs);
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a)
 #pragma unroll

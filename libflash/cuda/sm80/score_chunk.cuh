@@ -1,7 +1,7 @@
 // What happens to single scores in backward, between the products: a chunk of 32 keys of a warp and kChunk queries, transposed. Element e of
 // block (a, n) of lane 4 * g + t belongs to key 16 * a + g + 8 * (e / 2) and query 8 * n + 2 * t + e % 2.
 //
-//   p = exp(score - lse)      ds = p (keep dp / (1 - p_drop) - delta)      both times 2^raised_by()
+//   p = exp(score - lse)      ds = p (keep dp / (1 - p_drop) - delta)      both times 2^exponent_shift()
 #pragma once
 
 #include "cuda/attention/dropout.cuh"
@@ -22,15 +22,15 @@ struct ScoreChunk {
     const Tiles& tiles;
     int head;                  // of the queries
     int first_row, first_col;  // of this lane
-    const float4* facts;       // of this lane's rows: those of blocks n at facts[4 * n], two rows each
+    const float4* statistics;  // of this lane's rows: those of blocks n at statistics[4 * n], two rows each
 
     __device__ __forceinline__ ScoreChunk(const BackwardParams& p, const Tiles& t, int query_head, int row, int col,
-                                          const RowFacts* row_facts)
+                                          const SoftmaxStatistics* softmax_statistics)
         : params(p), tiles(t), head(query_head) {
         const int lane = threadIdx.x % 32;
         first_row = row + lane % 4 * 2;
         first_col = col + lane / 4;
-        facts = reinterpret_cast<const float4*>(row_facts + lane % 4 * 2);
+        statistics = reinterpret_cast<const float4*>(softmax_statistics + lane % 4 * 2);
     }
 
     // Masks by position.
@@ -58,7 +58,7 @@ struct ScoreChunk {
     __device__ __forceinline__ void exponentiate(Scores& s, int share) const {
 #pragma unroll
         for (int i = share * kBlocks / kShares; i < (share + 1) * kBlocks / kShares; ++i) {
-            const float4 f = facts[i / 2 * 4];
+            const float4 f = statistics[i / 2 * 4];
             float (&x)[4] = s[i % 2][i / 2];
 #pragma unroll
             for (int e = 0; e < 4; ++e) x[e] = exp2_approx(fmaf(x[e], params.scale_log2, e & 1 ? -f.z : -f.x));
@@ -69,7 +69,7 @@ struct ScoreChunk {
     __device__ __forceinline__ void differentiate(Scores& dp, const Scores& p, int share) const {
 #pragma unroll
         for (int i = share * kBlocks / kShares; i < (share + 1) * kBlocks / kShares; ++i) {
-            const float4 f = facts[i / 2 * 4];
+            const float4 f = statistics[i / 2 * 4];
             float (&x)[4] = dp[i % 2][i / 2];
 #pragma unroll
             for (int e = 0; e < 4; ++e) x[e] = p[i % 2][i / 2][e] * (x[e] - (e & 1 ? f.w : f.y));
@@ -107,7 +107,7 @@ struct ScoreChunk {
         const float inverse = rare.softcap > 0.0f ? 1.0f / rare.softcap : 0.0f;
 #pragma unroll
         for (int i = 0; i < kBlocks * 4; ++i) {
-            const float4 f = facts[i / 8 * 4];
+            const float4 f = statistics[i / 8 * 4];
             const float bent = s[i / 4 % 2][i / 8][i % 4] * inverse, slope = fmaf(-bent, bent, 1.0f);
             float& x = dp[i / 4 % 2][i / 8][i % 4];
             x = ((keep >> i & 1 ? x * rare.dropout.keep_factor : 0.0f) - (i & 1 ? f.w : f.y)) * slope;
@@ -118,9 +118,9 @@ struct ScoreChunk {
         if (edge) mask_edge(s);
 #pragma unroll
         for (int i = 0; i < kBlocks * 4; ++i) {
-            const float4 f = facts[i / 8 * 4];
+            const float4 f = statistics[i / 8 * 4];
             float& x = s[i / 4 % 2][i / 8][i % 4];
-            x = exp2_approx(min_or_nan(x - (i & 1 ? f.z : f.x), raised_by<T>()));
+            x = exp2_approx(min_or_nan(x - (i & 1 ? f.z : f.x), exponent_shift<T>()));
             dp[i / 4 % 2][i / 8][i % 4] *= x;
             if (!(keep >> i & 1)) x = 0.0f;
         }

@@ -1,35 +1,35 @@
-// FlashAttention-3 backward for sm_90a (Shah and others, arXiv 2407.08608): what each query row needs (row_facts), the gradients of keys and values with
+// FlashAttention-3 backward for sm_90a (Shah and others, arXiv 2407.08608): what each query row needs (softmax_statistics), the gradients of keys and values with
 // the sums of the query gradient, and those sums rounded (query_sums). A thread block makes dk and dv of one tile of keys; one of its warpgroups copies and
-// adds to the sums (backward_queries.cuh), the others have 64 keys each (backward_keys.cuh).
+// adds to the sums (backward_dq.cuh), the others have 64 keys each (backward_dk_dv.cuh).
 #pragma once
 
 #include "cuda/attention/backward_steps.cuh"
 #include "cuda/params.h"
-#include "cuda/sm90/backward_keys.cuh"
+#include "cuda/sm90/backward_dk_dv.cuh"
 #include "cuda/sm90/extent.cuh"
 
 namespace libflash::cuda::sm90 {
 
-template <class Row>
-__global__ void __launch_bounds__(Backward<Row>::kThreads, 1)
+template <class Kernel>
+__global__ void __launch_bounds__(Backward<Kernel>::kThreads, 1)
     backward_kernel(const __grid_constant__ BackwardParams params, const __grid_constant__ BackwardMaps maps) {
     extern __shared__ __align__(1024) char shared[];
-    using Body = Backward<Row>;
+    using Body = Backward<Kernel>;
     Body body(params, maps, Body::QTile::first_place(shared));
     body.run();
 }
 
-template <class Row>
-__global__ void __launch_bounds__(Backward<Row>::Sums::kWarps * 32)
-    query_sums_kernel(const __grid_constant__ BackwardParams params) {
-    using Body = Backward<Row>;
+template <class Kernel>
+__global__ void __launch_bounds__(Backward<Kernel>::Accumulator::kWarps * 32)
+    dq_accumulator_kernel(const __grid_constant__ BackwardParams params) {
+    using Body = Backward<Kernel>;
     __shared__ __align__(128) char shared[SharedTile<Body::kBlockM, Body::kHeadDim>::kBytes];
-    Body::Sums::convert(params, shared);
+    Body::Accumulator::convert(params, shared);
 }
 
-template <class Row>
+template <class Kernel>
 cudaError_t encode(BackwardMaps* maps, const BackwardParams& params) {
-    using Body = Backward<Row>;
+    using Body = Backward<Kernel>;
     using T = typename Body::T;
     const int64_t queries = params.q_lengths.capacity, keys = params.k_lengths.capacity, dim = params.head_dim,
                   dim_v = params.head_dim_v;
@@ -50,12 +50,12 @@ cudaError_t encode(BackwardMaps* maps, const BackwardParams& params) {
     return error;
 }
 
-template <class Row>
-int launch_key_gradients(const LaunchShape& shape, const BackwardParams& params, cudaStream_t stream) {
+template <class Kernel>
+int launch_dk_dv(const LaunchShape& shape, const BackwardParams& params, cudaStream_t stream) {
     if (shape.blocks == 0) return cudaSuccess;
-    const auto kernel = backward_kernel<Row>;
+    const auto kernel = backward_kernel<Kernel>;
     BackwardMaps maps{};
-    cudaError_t error = encode<Row>(&maps, params);
+    cudaError_t error = encode<Kernel>(&maps, params);
     // Costs a fraction of a microsecond, and holds for the current device, whichever that is.
     if (error == cudaSuccess)
         error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
@@ -68,26 +68,26 @@ int launch_key_gradients(const LaunchShape& shape, const BackwardParams& params,
 
 namespace libflash::cuda {
 
-template <class Row>
+template <class Kernel>
 KernelResources resources_of_backward(int step, int) {
-    using Body = sm90::Backward<Row>;
+    using Body = sm90::Backward<Kernel>;
     switch (static_cast<BackwardStep>(step)) {
-        case BackwardStep::statistics: return {RowFactsOf<Row>::kThreads, 0};
+        case BackwardStep::statistics: return {SoftmaxStatisticsOf<Kernel>::kThreads, 0};
         case BackwardStep::key_gradients: return {Body::kThreads, Body::kSharedBytes};
-        case BackwardStep::dq_conversion: return {Body::Sums::kWarps * 32, 0};
-        case BackwardStep::sink_gradient: return {SinkGradientOf<Row>::kThreads, 0};
+        case BackwardStep::dq_conversion: return {Body::Accumulator::kWarps * 32, 0};
+        case BackwardStep::sink_gradient: return {DsinkOf<Kernel>::kThreads, 0};
         default: return {0, 0};  // there is no such step
     }
 }
 
 // Enqueues the work on `stream` and returns what cudaGetLastError() then says.
-template <class Row>
+template <class Kernel>
 int launch_backward(const BackwardPlan& plan, const BackwardParams& params, void* stream) {
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
-    int error = enqueue(row_facts_kernel<Row>, plan.statistics, params, cuda_stream);
-    if (error == cudaSuccess) error = sm90::launch_key_gradients<Row>(plan.key_gradients, params, cuda_stream);
-    if (error == cudaSuccess) error = enqueue(sm90::query_sums_kernel<Row>, plan.dq_conversion, params, cuda_stream);
-    if (error == cudaSuccess) error = enqueue(sink_gradient_kernel<Row>, plan.sink_gradient, params, cuda_stream);
+    int error = enqueue(softmax_statistics_kernel<Kernel>, plan.statistics, params, cuda_stream);
+    if (error == cudaSuccess) error = sm90::launch_dk_dv<Kernel>(plan.key_gradients, params, cuda_stream);
+    if (error == cudaSuccess) error = enqueue(sm90::dq_accumulator_kernel<Kernel>, plan.dq_conversion, params, cuda_stream);
+    if (error == cudaSuccess) error = enqueue(dsink_kernel<Kernel>, plan.sink_gradient, params, cuda_stream);
     return error;
 }
 

@@ -59,7 +59,7 @@ bool supports_backward(const AttentionProblem& p, std::string* why) {
 bool supports_tile_count(const KernelConfig& config, const AttentionProblem& p, std::string* why) {
     constexpr int64_t kMostTiles = 1 << 24;
     if (!p.q_rows.packed()) return true;
-    const int tile = forward_tile_q(config, ForwardKind::general);
+    const int tile = forward_tile_q(config, ForwardInstance::general);
     const int64_t tiles = blocks_of(schedule_params(p.q_rows, p.batch, p.heads_q, tile, 1, false));
     if (tiles <= kMostTiles) return true;
     if (why) *why = text_of("cu_seqlens_q: tiles of all heads must be at most ", kMostTiles, " for it (", tiles, ")");

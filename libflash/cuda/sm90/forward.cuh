@@ -1,11 +1,11 @@
 // FlashAttention-3 forward for sm_90a (Shah and others, arXiv 2407.08608). A thread block stays and does one tile of query rows after the other
-// (forward_items.cuh). One warp finds out which, and asks the copy engine for tiles of Q, K and V (forward_producer.cuh); warpgroups multiply and
+// (forward_work.cuh). One warp finds out which, and asks the copy engine for tiles of Q, K and V (forward_producer.cuh); warpgroups multiply and
 // exponentiate (forward_consumer.cuh).
 //
-// Rows whose maximum was not safe (row_softmax.cuh) are noted; at the end of all its work the thread block does the tiles with such rows again.
+// Rows whose maximum was not safe (online_softmax.cuh) are noted; at the end of all its work the thread block does the tiles with such rows again.
 #pragma once
 
-#include "cuda/attention/launch_behind.cuh"
+#include "cuda/attention/launch_dependent.cuh"
 #include "cuda/params.h"
 #include "cuda/sm90/extent.cuh"
 #include "cuda/sm90/forward_consumer.cuh"
@@ -15,11 +15,11 @@
 
 namespace libflash::cuda::sm90 {
 
-template <class Row, ForwardKind kKind>
-__global__ void __launch_bounds__(Forward<Row, kKind>::kThreads, 1)
+template <class Kernel, ForwardInstance kInstance>
+__global__ void __launch_bounds__(Forward<Kernel, kInstance>::kThreads, 1)
     forward_kernel(const __grid_constant__ ForwardParams params, const __grid_constant__ ForwardMaps maps) {
     extern __shared__ __align__(1024) char shared[];
-    using Body = Forward<Row, kKind>;
+    using Body = Forward<Kernel, kInstance>;
     Body body(params, maps, Body::QTile::first_place(shared));
     body.run();
 }
@@ -36,9 +36,9 @@ inline bool all_see_keys(const ForwardParams& params) {
     return sees_keys(0) && sees_keys(queries.capacity - 1);
 }
 
-template <class Row, ForwardKind kKind>
+template <class Kernel, ForwardInstance kInstance>
 cudaError_t encode(ForwardMaps* maps, const ForwardParams& params) {
-    using Body = Forward<Row, kKind>;
+    using Body = Forward<Kernel, kInstance>;
     using T = typename Body::T;
     const int64_t queries = params.q_lengths.capacity, keys = params.k_lengths.capacity,
                   kv_heads = params.heads_q / params.group_size;
@@ -55,60 +55,61 @@ cudaError_t encode(ForwardMaps* maps, const ForwardParams& params) {
     return error;
 }
 
-template <class Row, ForwardKind kKind>
+template <class Kernel, ForwardInstance kInstance>
 constexpr KernelResources forward_resources() {
-    using Body = Forward<Row, kKind>;
+    using Body = Forward<Kernel, kInstance>;
     return {Body::kThreads, Body::kSharedBytes};
 }
 
-template <class Row, ForwardKind kKind>
+template <class Kernel, ForwardInstance kInstance>
 int launch_instance(const ForwardPlan& plan, const ForwardParams& params, cudaStream_t stream) {
-    using Body = Forward<Row, kKind>;
-    const auto kernel = forward_kernel<Row, kKind>;
+    using Body = Forward<Kernel, kInstance>;
+    const auto kernel = forward_kernel<Kernel, kInstance>;
     ForwardMaps maps{};
-    cudaError_t error = encode<Row, kKind>(&maps, params);
+    cudaError_t error = encode<Kernel, kInstance>(&maps, params);
     // Costs a fraction of a microsecond, and holds for the current device, whichever that is.
     if (error == cudaSuccess)
         error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.attention.shared_bytes);
     if (error != cudaSuccess) return error;
     if (plan.order.blocks > 0) {
-        const auto order = order_kernel<Row, Body::kBlockM>;
+        const auto order = order_kernel<Kernel, Body::kBlockM>;
         order<<<static_cast<unsigned>(plan.order.blocks), plan.order.threads, 0, stream>>>(params);
     }
-    return launch_behind(kernel, plan.attention.blocks, plan.attention.threads, plan.attention.shared_bytes, stream, true, params,
-                         maps);
+    return launch_dependent(kernel, plan.attention.blocks, plan.attention.threads, plan.attention.shared_bytes, stream, true,
+                            params, maps);
 }
 
 // do_with(the template instance's number as a type).
-template <class Row, class DoWith>
+template <class Kernel, class DoWith>
 auto with_instance(int instance, const DoWith& do_with) {
-    switch (static_cast<ForwardKind>(instance)) {
-        case ForwardKind::general: return do_with(std::integral_constant<ForwardKind, ForwardKind::general>());
-        case ForwardKind::blocks: return do_with(std::integral_constant<ForwardKind, ForwardKind::blocks>());
-        case ForwardKind::unequal:
-            if constexpr (has_unequal_kind(Row::config))
-                return do_with(std::integral_constant<ForwardKind, ForwardKind::unequal>());
+    switch (static_cast<ForwardInstance>(instance)) {
+        case ForwardInstance::general: return do_with(std::integral_constant<ForwardInstance, ForwardInstance::general>());
+        case ForwardInstance::block_mask: return do_with(std::integral_constant<ForwardInstance, ForwardInstance::block_mask>());
+        case ForwardInstance::dynamic:
+            if constexpr (has_dynamic_instance(Kernel::config))
+                return do_with(std::integral_constant<ForwardInstance, ForwardInstance::dynamic>());
             break;
-        case ForwardKind::plain: break;
+        case ForwardInstance::plain: break;
     }
-    return do_with(std::integral_constant<ForwardKind, ForwardKind::plain>());
+    return do_with(std::integral_constant<ForwardInstance, ForwardInstance::plain>());
 }
 
 }  // namespace libflash::cuda::sm90
 
 namespace libflash::cuda {
 
-template <class Row>
+template <class Kernel>
 KernelResources resources_of_forward(int step, int instance) {
     if (static_cast<ForwardStep>(step) == ForwardStep::order) return {sm90::kOrderThreads, 0};
-    return sm90::with_instance<Row>(instance, [](auto kind) { return sm90::forward_resources<Row, decltype(kind)::value>(); });
+    return sm90::with_instance<Kernel>(instance,
+                                       [](auto kind) { return sm90::forward_resources<Kernel, decltype(kind)::value>(); });
 }
 
 // Enqueues the work on `stream` and returns what cudaGetLastError() then says.
-template <class Row>
+template <class Kernel>
 int launch_forward(const ForwardPlan& plan, const ForwardParams& params, void* stream) {
-    return sm90::with_instance<Row>(plan.instance.number, [&](auto kind) {
-        return sm90::launch_instance<Row, decltype(kind)::value>(plan, params, static_cast<cudaStream_t>(stream));
+    return sm90::with_instance<Kernel>(plan.instance.number, [&](auto kind) {
+        return sm90::launch_instance<Kernel, decltype(kind)::value>(plan, params, static_cast<cudaStream_t>(stream));
     });
 }
 

@@ -4,37 +4,38 @@
 #pragma once
 
 #include "cuda/attention/dropout.cuh"
-#include "cuda/ptx/opaque.cuh"
+#include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/forward_producer.cuh"
-#include "cuda/sm90/row_softmax.cuh"
+#include "cuda/sm90/online_softmax.cuh"
 #include "cuda/tile/quad.cuh"
 
 namespace libflash::cuda::sm90 {
 
-template <class Row, ForwardKind kKind>
-struct Forward : ForwardProducer<Row, kKind> {
-    using Base = ForwardProducer<Row, kKind>;
-    using Base::Base, Base::common, Base::finish_row, Base::following, Base::k_smem, Base::kBlockN, Base::kUnequal,
+template <class Kernel, ForwardInstance kInstance>
+struct Forward : ForwardProducer<Kernel, kInstance> {
+    using Base = ForwardProducer<Kernel, kInstance>;
+    using Base::Base, Base::common, Base::finish_row, Base::following, Base::k_smem, Base::kBlockN, Base::kDynamic,
         Base::kGeneral, Base::kConsumerRegisters, Base::kFirstApart, Base::kGroupRows, Base::kGroups, Base::kHeadDim,
-        Base::kHeadDimV, Base::kProducerRegisters, Base::kQStages, Base::kSendsRows, Base::kSkipsItems, Base::kStages,
-        Base::kVStages, Base::kWalks, Base::length_of, Base::look_ahead, Base::lose, Base::maps, Base::mend_values,
-        Base::out_smem, Base::owned_of, Base::params, Base::preceding, Base::prepare, Base::produce, Base::q_tile,
-        Base::row_of_out, Base::start_again, Base::start_of, Base::v_smem, Base::write_eight, Base::write_empty_items;
-    using typename Base::GroupTiles, typename Base::Item, typename Base::KTile, typename Base::OutTile, typename Base::QTile,
-        typename Base::Rounds, typename Base::T, typename Base::VTile;
-    using Softmax = RowSoftmax<kBlockN>;
+        Base::kHeadDimV, Base::kProducerRegisters, Base::kQStages, Base::kSendsRows, Base::kSkipsWorkTiles, Base::kStages,
+        Base::kVStages, Base::kBlockMask, Base::length_of, Base::schedule_ahead, Base::mark_for_recompute, Base::maps,
+        Base::zero_fill_values, Base::out_smem, Base::owned_of, Base::params, Base::preceding, Base::prepare, Base::produce,
+        Base::q_tile, Base::row_of_out, Base::start_recompute, Base::start_of, Base::v_smem, Base::write_eight,
+        Base::write_empty_work_tiles;
+    using typename Base::GroupTiles, typename Base::WorkTile, typename Base::KTile, typename Base::OutTile, typename Base::QTile,
+        typename Base::ScheduleCursor, typename Base::T, typename Base::VTile;
+    using Softmax = OnlineSoftmax<kBlockN>;
     static constexpr int kScores = kBlockN / 2, kSums = kHeadDimV / 2;
     // What is known of a tile is looked up ahead of the wait for its scores: measured, see README.md.
-    static constexpr bool kFactsAhead = kHeadDim == 128;
+    static constexpr bool kTileInfoAhead = kHeadDim == 128;
 
     // What a warpgroup that multiplies has at hand.
     struct Consumer {
         int group, lane;
-        Ring<kStages> k;
-        Ring<kVStages> v;
-        Ring<kQStages> q;
-        int slot;                     // of the item whose scores come next
+        PipelineState<kStages> k;
+        PipelineState<kVStages> v;
+        PipelineState<kQStages> q;
+        int slot;                     // of the work_tile whose scores come next
         int tile;                     // of its keys, that scores have been begun of last
         TileWord word;                // instead of it, where blocks may be left out
         bool last;                    // of them
@@ -42,13 +43,13 @@ struct Forward : ForwardProducer<Row, kKind> {
         float o[kSums];               // sums of p v
         uint32_t p[kBlockN / 16][4];  // probabilities, rounded
         Softmax softmax;
-        // The item before, as long as its last product is not there: what its sums are to be multiplied by, and its slot; or kNothingYet, kClosed, or
+        // The work_tile before, as long as its last product is not there: what its sums are to be multiplied by, and its slot; or kNothingYet, kClosed, or
         // kNoneBefore as long as there are no probabilities.
         float inverse[2];
         int closing_slot;
     };
-    // Of a tile of keys: the item's last; with a mask; the maximum of every tile.
-    struct TileFacts {
+    // Of a tile of keys: the work_tile's last; with a mask; the maximum of every tile.
+    struct TileInfo {
         bool last, edge, safe;
     };
     static constexpr int kNothingYet = -1, kClosed = -2, kNoneBefore = -3;
@@ -58,38 +59,39 @@ struct Forward : ForwardProducer<Row, kKind> {
         const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
         const int group = warp / 4 - 1;
         const int lane = static_cast<int>(threadIdx.x & 31);
-        Consumer c{group, lane, Ring<kStages>(common.k), Ring<kVStages>(common.v), Ring<kQStages>(common.q[group])};
+        Consumer c{group, lane, PipelineState<kStages>(common.k), PipelineState<kVStages>(common.v),
+                   PipelineState<kQStages>(common.q[group])};
         c.slot = 0;
-        Rounds rounds{};
+        ScheduleCursor rounds{};
         do {
             c.q.wait_full();
-            if constexpr (kSkipsItems) {
-                while (has_keys(c.slot)) works(c) ? do_items(c) : skip_item(c);
+            if constexpr (kSkipsWorkTiles) {
+                while (has_keys(c.slot)) works(c) ? compute_work_tiles(c) : skip_work_tile(c);
             } else {
-                if (has_keys(c.slot)) do_items(c);
+                if (has_keys(c.slot)) compute_work_tiles(c);
             }
-            rounds.safe = common.items[c.slot].safe;
+            rounds.safe = common.work_tiles[c.slot].safe;
             __syncwarp();
             release(c, c.q.empty());
             c.q.advance();
             c.slot = following(c.slot);
             if (kSendsRows && c.lane == 0) tma_store_wait<0>();  // what is done again is written again
-        } while (start_again(rounds));
+        } while (start_recompute(rounds));
     }
 
     __device__ __forceinline__ bool has_keys(int slot) const {
-        const Item& item = common.items[slot];
-        return item.keys.begin != item.keys.end;
+        const WorkTile& work_tile = common.work_tiles[slot];
+        return work_tile.keys.begin != work_tile.keys.end;
     }
 
     __device__ __forceinline__ const GroupTiles& tiles_of(const Consumer& c) const {
-        return common.items[c.slot].of_group[c.group];
+        return common.work_tiles[c.slot].of_group[c.group];
     }
-    // There is something in the item for this group.
+    // There is something in the work_tile for this group.
     __device__ __forceinline__ bool works(const Consumer& c) const { return tiles_of(c).begin != tiles_of(c).end; }
     // All that belongs to it is given back.
-    __device__ __forceinline__ void skip_item(Consumer& c) const {
-        const auto& keys = common.items[c.slot].keys;
+    __device__ __forceinline__ void skip_work_tile(Consumer& c) const {
+        const auto& keys = common.work_tiles[c.slot].keys;
 #pragma unroll 1
         for (int tile = keys.end; tile > keys.begin; --tile) {
             skip(c, c.k);
@@ -101,12 +103,12 @@ struct Forward : ForwardProducer<Row, kKind> {
         c.q.wait_full();
     }
 
-    // From the present item to one without work for this group, in steps: the scores of a tile, and the product of the probabilities of the tile before, whichever items these
-    // are of. An item's rows are written while the second product of scores after its last goes on.
-    __device__ __forceinline__ void do_items(Consumer& c) {
+    // From the present work_tile to one without work for this group, in steps: the scores of a tile, and the product of the probabilities of the tile before, whichever work_tiles these
+    // are of. An work_tile's rows are written while the second product of scores after its last goes on.
+    __device__ __forceinline__ void compute_work_tiles(Consumer& c) {
         c.softmax.clear();
         if constexpr (kFirstApart) {
-            begin_first_item(c);
+            begin_first_work_tile(c);
         } else {
             begin_with_none(c);
         }
@@ -128,21 +130,21 @@ struct Forward : ForwardProducer<Row, kKind> {
     }
 
     // The first scores and their softmax, while no product of values goes on.
-    __device__ __forceinline__ void begin_first_item(Consumer& c) const {
+    __device__ __forceinline__ void begin_first_work_tile(Consumer& c) const {
         c.closing_slot = kNothingYet;
-        begin_item(c);
+        begin_work_tile(c);
         start_scores(c);
-        const TileFacts facts = facts_of(c);
+        const TileInfo tile_info = tile_info_of(c);
         wgmma_wait<0>();
         wgmma_settle(c.s);
-        release_scores(c, facts);
+        release_scores(c, tile_info);
         float factor[2];
-        take_scores(c, facts, factor);
+        take_scores(c, tile_info, factor);
         skip_values(c);
         if (!c.last) wait_for_next(c);
         round_probabilities(c);
     }
-    // Or as if an item had come before: less code that is executed for the first time.
+    // Or as if an work_tile had come before: less code that is executed for the first time.
     __device__ __forceinline__ void begin_with_none(Consumer& c) const {
         c.closing_slot = kNoneBefore;
         c.slot = preceding(c.slot);
@@ -155,24 +157,24 @@ struct Forward : ForwardProducer<Row, kKind> {
         wgmma_wait<0>();  // for nothing; else the compiler adds a wait where rows are written
     }
 
-    // kBetween: the scores may be those of the next item (`enters`), and the product the first of an item.
+    // kBetween: the scores may be those of the next work_tile (`enters`), and the product the first of an work_tile.
     template <bool kBetween>
     __device__ __forceinline__ void step(Consumer& c, bool enters) const {
         const bool none_before = kBetween && !kFirstApart && c.closing_slot == kNoneBefore;
-        if constexpr (!kWalks) --c.tile;
-        if (kBetween && enters) begin_item(c);
+        if constexpr (!kBlockMask) --c.tile;
+        if (kBetween && enters) begin_work_tile(c);
         wgmma_settle(c.s);
         start_scores(c);
         start_values<kBetween>(c);
-        TileFacts facts;
-        if constexpr (kFactsAhead) facts = facts_of(c);
+        TileInfo tile_info;
+        if constexpr (kTileInfoAhead) tile_info = tile_info_of(c);
         wgmma_wait<1>();
         wgmma_settle(c.s);
         if (kBetween && enters && !none_before) finish(c, preceding(c.slot));
-        if constexpr (!kFactsAhead) facts = facts_of(c);
-        release_scores(c, facts);
+        if constexpr (!kTileInfoAhead) tile_info = tile_info_of(c);
+        release_scores(c, tile_info);
         float factor[2];
-        const bool moved = take_scores(c, facts, factor);
+        const bool moved = take_scores(c, tile_info, factor);
         if (!c.last) wait_for_next(c);  // here, because nothing goes on between the end of this product and the next
         wgmma_wait<0>();
         wgmma_settle(c.o);
@@ -186,7 +188,7 @@ struct Forward : ForwardProducer<Row, kKind> {
         round_probabilities(c);
     }
 
-    // After the last item's last scores.
+    // After the last work_tile's last scores.
     __device__ __forceinline__ void end(Consumer& c) const {
         start_values<true>(c);
         wgmma_wait<0>();
@@ -196,51 +198,54 @@ struct Forward : ForwardProducer<Row, kKind> {
         if (c.closing_slot >= 0) write_rows(c);
     }
 
-    // The scores of an item are done. Writes lse, and finds out what the sums have to be multiplied by.
+    // The scores of an work_tile are done. Writes lse, and finds out what the sums have to be multiplied by.
     __device__ __forceinline__ void finish(Consumer& c, int slot) const {
-        const Item& item = common.items[slot];
+        const WorkTile& work_tile = common.work_tiles[slot];
         const bool writes =
-            __any_sync(0xffffffffu, item.writers >> warp_of_item() & 1);  // the same for all lanes, and known to be so
-        bool lost = false;
+            __any_sync(0xffffffffu, work_tile.writers >> warp_of_work_tile() & 1);  // the same for all lanes, and known to be so
+        bool overflowed = false;
         const bool past_the_end[2] = {c.softmax.finish(0), c.softmax.finish(1)};
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int place = place_of(c, r);
-            const bool counts = place < length_of(item) - item.keys.first_row;  // others may hold anything
-            lost |= past_the_end[r] && counts;
-            c.inverse[r] = finish_row(item, place, counts, c.softmax.base[r], c.softmax.sum[r], writes && (c.lane & 3) == 0);
+            const bool counts = place < length_of(work_tile) - work_tile.keys.first_row;  // others may hold anything
+            overflowed |= past_the_end[r] && counts;
+            c.inverse[r] = finish_row(work_tile, place, counts, c.softmax.base[r], c.softmax.sum[r], writes && (c.lane & 3) == 0);
         }
-        if (__any_sync(0xffffffffu, lost)) do_again(c, item);
+        if (__any_sync(0xffffffffu, overflowed)) request_recompute(c, work_tile);
         c.closing_slot = writes ? slot : kNothingYet;
         c.softmax.clear();
     }
-    __device__ __forceinline__ int warp_of_item() const { return static_cast<int>(threadIdx.x) / 32 - 4; }
-    __device__ __forceinline__ void do_again(const Consumer& c, const Item& item) const {
-        if (!item.safe && c.lane == 0) lose(item.round, warp_of_item());
+    __device__ __forceinline__ int warp_of_work_tile() const { return static_cast<int>(threadIdx.x) / 32 - 4; }
+    __device__ __forceinline__ void request_recompute(const Consumer& c, const WorkTile& work_tile) const {
+        if (!work_tile.safe && c.lane == 0) mark_for_recompute(work_tile.round, warp_of_work_tile());
     }
 
-    // The rows of the item that is closing.
+    // The rows of the work_tile that is closing.
     __device__ __forceinline__ void write_rows(Consumer& c) const {
-        const Item& item = common.items[c.closing_slot];
-        bool lost = false;
+        const WorkTile& work_tile = common.work_tiles[c.closing_slot];
+        bool overflowed = false;
         // Where the rows behind a sequence's last one belong to others, the copy engine, which takes 16 of them, must not have these.
-        const bool sends = kSendsRows && !(kUnequal && __any_sync(0xffffffffu, first_row_of_warp(item) + 16 > owned_of(item)));
+        const bool sends =
+            kSendsRows && !(kDynamic && __any_sync(0xffffffffu, first_row_of_warp(work_tile) + 16 > owned_of(work_tile)));
         if (sends) {
-            lost = send_rows(c, item);
-        } else if constexpr (!kSendsRows || kUnequal) {
+            overflowed = send_rows(c, work_tile);
+        } else if constexpr (!kSendsRows || kDynamic) {
 #pragma unroll
-            for (int r = 0; r < 2; ++r) lost |= write_row(c, item, r, c.inverse[r]);
+            for (int r = 0; r < 2; ++r) overflowed |= write_row(c, work_tile, r, c.inverse[r]);
         }
-        if (__any_sync(0xffffffffu, lost)) do_again(c, item);
+        if (__any_sync(0xffffffffu, overflowed)) request_recompute(c, work_tile);
     }
-    __device__ __forceinline__ int first_row_of_warp(const Item& item) const { return item.keys.first_row + warp_of_item() * 16; }
+    __device__ __forceinline__ int first_row_of_warp(const WorkTile& work_tile) const {
+        return work_tile.keys.first_row + warp_of_work_tile() * 16;
+    }
 
     // Through shared memory and by the copy engine. True: a row has a number that is not finite, though its probabilities are: perhaps their sum with
     // values went past the end of float.
-    __device__ __forceinline__ bool send_rows(const Consumer& c, const Item& item) const {
-        const int warp = warp_of_item();
+    __device__ __forceinline__ bool send_rows(const Consumer& c, const WorkTile& work_tile) const {
+        const int warp = warp_of_work_tile();
         const uint32_t tile = out_smem + warp * OutTile::kBytes;
-        const int lane = kUnequal ? opaque(c.lane) : c.lane;  // addresses are made anew where registers are short
+        const int lane = kDynamic ? hide_from_compiler(c.lane) : c.lane;  // addresses are made anew where registers are short
         if (c.lane == 0) tma_store_wait_read<0>();
         __syncwarp();
         uint32_t trace[2] = {};
@@ -257,17 +262,17 @@ struct Forward : ForwardProducer<Row, kKind> {
         }
         fence_shared_for_async();
         __syncwarp();
-        if (c.lane == 0) store_rows(tile, item);
+        if (c.lane == 0) store_rows(tile, work_tile);
         return (trace[0] != 0 && c.inverse[0] == c.inverse[0]) || (trace[1] != 0 && c.inverse[1] == c.inverse[1]);
     }
 
-    __device__ __forceinline__ void store_rows(uint32_t tile, const Item& item) const {
-        const int row = first_row_of_warp(item);
-        if (row >= owned_of(item)) return;
+    __device__ __forceinline__ void store_rows(uint32_t tile, const WorkTile& work_tile) const {
+        const int row = first_row_of_warp(work_tile);
+        if (row >= owned_of(work_tile)) return;
 #pragma unroll
         for (int chunk = 0; chunk < OutTile::kChunks; ++chunk)
-            tma_store(tile + chunk * OutTile::kChunkBytes, maps.out, chunk * 64, start_of(item) + row, item.work.head,
-                      item.work.batch);
+            tma_store(tile + chunk * OutTile::kChunkBytes, maps.out, chunk * 64, start_of(work_tile) + row, work_tile.work.head,
+                      work_tile.work.batch);
         tma_store_commit();
     }
 
@@ -285,40 +290,40 @@ struct Forward : ForwardProducer<Row, kKind> {
         wgmma_commit();
     }
 
-    // The first tile of the item; K of tiles that are left out before it is given back.
-    __device__ __forceinline__ void begin_item(Consumer& c) const {
-        if constexpr (kWalks) return wait_for_next(c);
+    // The first tile of the work_tile; K of tiles that are left out before it is given back.
+    __device__ __forceinline__ void begin_work_tile(Consumer& c) const {
+        if constexpr (kBlockMask) return wait_for_next(c);
         const int end = tiles_of(c).end;
-        for (int tile = common.items[c.slot].keys.end; tile > end; --tile) skip(c, c.k);
+        for (int tile = common.work_tiles[c.slot].keys.end; tile > end; --tile) skip(c, c.k);
         c.k.wait_full();
         c.tile = end - 1;
     }
     // The same for V.
     __device__ __forceinline__ void skip_values(Consumer& c) const {
-        if constexpr (!kWalks)
-            for (int skipped = common.items[c.slot].keys.end - 1; skipped > c.tile; --skipped) skip(c, c.v);
+        if constexpr (!kBlockMask)
+            for (int skipped = common.work_tiles[c.slot].keys.end - 1; skipped > c.tile; --skipped) skip(c, c.v);
     }
 
     // K of the next tile is there; which one it is stands beside it.
     __device__ __forceinline__ void wait_for_next(Consumer& c) const {
         c.k.wait_full();
-        if constexpr (kWalks)  // read by the lane that gives the stage back
-            c.word.bits = __shfl_sync(0xffffffffu, c.lane == 0 ? common.unequal.tiles[c.k.stage].bits : 0, 0);
+        if constexpr (kBlockMask)  // read by the lane that gives the stage back
+            c.word.bits = __shfl_sync(0xffffffffu, c.lane == 0 ? common.dynamic.tiles[c.k.stage].bits : 0, 0);
     }
     __device__ __forceinline__ int tile_of(const Consumer& c) const {
-        if constexpr (kWalks) return c.word.tile();
+        if constexpr (kBlockMask) return c.word.tile();
         return c.tile;
     }
     // A stage is given back when it is full: before that, an arrival might count for what was in it before; and when all lanes have seen it.
-    template <class AnyRing>
-    __device__ __forceinline__ void skip(const Consumer& c, AnyRing& ring) const {
+    template <class AnyPipelineState>
+    __device__ __forceinline__ void skip(const Consumer& c, AnyPipelineState& ring) const {
         ring.wait_full();
         __syncwarp();
         release(c, ring.empty());
         ring.advance();
     }
 
-    // o += P V, begun; or, after the item before has been written, o = P V. As long as there are no probabilities the producer hands over values without
+    // o += P V, begun; or, after the work_tile before has been written, o = P V. As long as there are no probabilities the producer hands over values without
     // having copied any, and the product is not used: were it left out, the compiler would wait for the one before it.
     template <bool kBetween>
     __device__ __forceinline__ void start_values(Consumer& c) const {
@@ -339,29 +344,30 @@ struct Forward : ForwardProducer<Row, kKind> {
         c.v.advance();
     }
 
-    // From scores, which are there, to probabilities. True: the sums of the item are to be multiplied by `factor`.
-    __device__ __forceinline__ bool take_scores(Consumer& c, const TileFacts& facts, float (&factor)[2]) const {
-        const Item& item = common.items[c.slot];
-        prepare_scores(c, item, tile_of(c), facts);
+    // From scores, which are there, to probabilities. True: the sums of the work_tile are to be multiplied by `factor`.
+    __device__ __forceinline__ bool take_scores(Consumer& c, const TileInfo& tile_info, float (&factor)[2]) const {
+        const WorkTile& work_tile = common.work_tiles[c.slot];
+        prepare_scores(c, work_tile, tile_of(c), tile_info);
         const bool moved =
-            c.softmax.apply(c.s, kGeneral || facts.safe ? 1.0f : params.scale_log2, facts.edge || facts.safe, factor);
+            c.softmax.apply(c.s, kGeneral || tile_info.safe ? 1.0f : params.scale_log2, tile_info.edge || tile_info.safe, factor);
         if constexpr (kGeneral) {
-            if (params.rare.dropout.active) drop(c, item);
+            if (params.rare.dropout.active) drop(c, work_tile);
         }
         return moved;
     }
 
     // What dropout hides of the probabilities.
-    __device__ __forceinline__ void drop(Consumer& c, const Item& item) const {
+    __device__ __forceinline__ void drop(Consumer& c, const WorkTile& work_tile) const {
         const DropoutParams& dropout = params.rare.dropout;
-        const uint32_t batch_head = static_cast<uint32_t>(item.work.batch) * params.heads_q + item.work.head;
+        const uint32_t batch_head = static_cast<uint32_t>(work_tile.work.batch) * params.heads_q + work_tile.work.head;
 #pragma unroll
         for (int block = 0; block < kBlockN / 8; block += 2) {
             uint32_t keep = 0;
 #pragma unroll 1
             for (int r = 0; r < 2; ++r) {
                 uint2 words[2];
-                dropout_words_of_row(dropout, batch_head, row_of(c, item, r), tile_of(c) * kBlockN + block * 8, c.lane, words);
+                dropout_words_of_row(dropout, batch_head, row_of(c, work_tile, r), tile_of(c) * kBlockN + block * 8, c.lane,
+                                     words);
 #pragma unroll
                 for (int n = 0; n < 2; ++n)
                     keep |= ((words[n].x >= dropout.threshold ? 1u : 0u) | (words[n].y >= dropout.threshold ? 2u : 0u))
@@ -373,40 +379,41 @@ struct Forward : ForwardProducer<Row, kKind> {
         }
     }
 
-    __device__ __forceinline__ TileFacts facts_of(const Consumer& c) const {
+    __device__ __forceinline__ TileInfo tile_info_of(const Consumer& c) const {
         const GroupTiles& tiles = tiles_of(c);
         const int tile = tile_of(c);
-        return {kWalks ? c.word.last() : tile == tiles.begin, tile < tiles.plain_begin || tile >= tiles.plain_end,
-                common.items[c.slot].safe};
+        return {kBlockMask ? c.word.last() : tile == tiles.begin, tile < tiles.plain_begin || tile >= tiles.plain_end,
+                common.work_tiles[c.slot].safe};
     }
-    // K of the tile is no longer needed; after the item's last one, neither is Q.
-    __device__ __forceinline__ void release_scores(Consumer& c, const TileFacts& facts) const {
+    // K of the tile is no longer needed; after the work_tile's last one, neither is Q.
+    __device__ __forceinline__ void release_scores(Consumer& c, const TileInfo& tile_info) const {
         release(c, c.k.empty());
         c.k.advance();
-        c.last = facts.last;
+        c.last = tile_info.last;
         if (!c.last) return;
         release(c, c.q.empty());
         c.q.advance();
     }
 
-    __device__ __forceinline__ void prepare_scores(Consumer& c, const Item& item, int tile, const TileFacts& facts) const {
+    __device__ __forceinline__ void prepare_scores(Consumer& c, const WorkTile& work_tile, int tile,
+                                                   const TileInfo& tile_info) const {
         if constexpr (kGeneral) {
-            apply_rules(c, item, tile);
-        } else if (facts.safe) {
+            apply_rules(c, work_tile, tile);
+        } else if (tile_info.safe) {
 #pragma unroll
             for (int i = 0; i < kScores; ++i) c.s[i] *= params.scale_log2;
         }
-        if (facts.edge) mask_scores(c, item, tile);
+        if (tile_info.edge) mask_scores(c, work_tile, tile);
     }
 
     // From dot products to scores in base-2 units.
-    __device__ __forceinline__ void apply_rules(Consumer& c, const Item& item, int tile) const {
-        const int rows = item.q_rows.length, cols = item.keys.length_k;
+    __device__ __forceinline__ void apply_rules(Consumer& c, const WorkTile& work_tile, int tile) const {
+        const int rows = work_tile.q_rows.length, cols = work_tile.keys.length_k;
         const auto for_all = [&](const auto& rule) {
-            const int first_col = tile * kBlockN + (opaque(c.lane) & 3) * 2;
+            const int first_col = tile * kBlockN + (hide_from_compiler(c.lane) & 3) * 2;
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                const int row = row_of(c, item, r);
+                const int row = row_of(c, work_tile, r);
 #pragma unroll
                 for (int i = 2 * r; i < kScores; i += 4)
 #pragma unroll
@@ -419,25 +426,25 @@ struct Forward : ForwardProducer<Row, kKind> {
             });
         };
         scale_and_cap(params.rare, params.softmax_scale, for_all);
-        add_and_hide<T>(params.rare, item.rules, for_all, for_each);
+        add_and_hide<T>(params.rare, work_tile.rules, for_all, for_each);
     }
 
-    // Row r of this thread in the item's tile.
+    // Row r of this thread in the work_tile's tile.
     __device__ __forceinline__ int place_of(const Consumer& c, int r) const {
-        return (opaque(static_cast<int>(threadIdx.x)) >> 5 << 4) - kGroupRows + r * 8 + (c.lane >> 2);
+        return (hide_from_compiler(static_cast<int>(threadIdx.x)) >> 5 << 4) - kGroupRows + r * 8 + (c.lane >> 2);
     }
-    __device__ __forceinline__ int row_of(const Consumer& c, const Item& item, int r) const {
-        return item.keys.first_row + place_of(c, r);
+    __device__ __forceinline__ int row_of(const Consumer& c, const WorkTile& work_tile, int r) const {
+        return work_tile.keys.first_row + place_of(c, r);
     }
 
-    __device__ __forceinline__ void mask_scores(Consumer& c, const Item& item, int tile) const {
-        const int first_col = tile * kBlockN + (opaque(c.lane) & 3) * 2;
+    __device__ __forceinline__ void mask_scores(Consumer& c, const WorkTile& work_tile, int tile) const {
+        const int first_col = tile * kBlockN + (hide_from_compiler(c.lane) & 3) * 2;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             // Columns of this lane, counted from its first one, that the row sees: [begin, end).
-            const int row = row_of(c, item, r);
-            const int begin = row + item.keys.shift - item.keys.left - first_col;
-            const int end = min(item.keys.length_k, row + item.keys.shift + item.keys.right + 1) - first_col;
+            const int row = row_of(c, work_tile, r);
+            const int begin = row + work_tile.keys.shift - work_tile.keys.left - first_col;
+            const int end = min(work_tile.keys.length_k, row + work_tile.keys.shift + work_tile.keys.right + 1) - first_col;
 #pragma unroll
             for (int i = 2 * r; i < kScores; i += 4)
 #pragma unroll
@@ -457,9 +464,9 @@ struct Forward : ForwardProducer<Row, kKind> {
 
     // Row r of this thread, times `inverse`; 0 whatever the sums are if that is 0. Each of the four lanes of a row gets eight neighbouring channels of 32.
     // True: the row has a number that is not finite, though its probabilities are: perhaps their sum with values went past the end of float.
-    __device__ __forceinline__ bool write_row(const Consumer& c, const Item& item, int r, float inverse) const {
-        T* out = row_of_out(item, row_of(c, item, r));
-        const int lane = opaque(c.lane);
+    __device__ __forceinline__ bool write_row(const Consumer& c, const WorkTile& work_tile, int r, float inverse) const {
+        T* out = row_of_out(work_tile, row_of(c, work_tile, r));
+        const int lane = hide_from_compiler(c.lane);
         uint32_t trace = 0;
 #pragma unroll
         for (int first = 0; first < kHeadDimV / 8; first += 4) {
@@ -474,10 +481,10 @@ struct Forward : ForwardProducer<Row, kKind> {
             transpose_quad(words, lane);
             write_eight(out, (first + (lane & 3)) * 8, make_uint4(words[0], words[1], words[2], words[3]));
         }
-        return trace != 0 && inverse == inverse && row_of(c, item, r) < length_of(item);
+        return trace != 0 && inverse == inverse && row_of(c, work_tile, r) < length_of(work_tile);
     }
 
-    // Who copies and who writes empty items waits for the kernel ahead, and who finds items where memory says what they are. The others need not: what they
+    // Who copies and who writes empty work_tiles waits for the kernel ahead, and who finds work_tiles where memory says what they are. The others need not: what they
     // read and write comes after a copy that they have through a barrier.
     __device__ __forceinline__ void run() {
         if (threadIdx.x == 0) prepare();
@@ -487,11 +494,11 @@ struct Forward : ForwardProducer<Row, kKind> {
             if (threadIdx.x < 32) {
                 produce();
             } else if (threadIdx.x < 64) {
-                look_ahead();
+                schedule_ahead();
             } else if (threadIdx.x < 96) {
-                if (!maps.all_see_keys) write_empty_items();
-            } else if constexpr (kUnequal) {
-                mend_values();
+                if (!maps.all_see_keys) write_empty_work_tiles();
+            } else if constexpr (kDynamic) {
+                zero_fill_values();
             }
         } else {
             take_registers<kConsumerRegisters>();

@@ -39,7 +39,7 @@ ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, 
     plan.vector_out = in_vectors(rows_params(problem.out), problem.head_dim_v, element_bytes(problem.dtype));
     plan.dynamic = needs_dynamic_schedule(problem);
     const bool general = has_rare_options(problem) || !plan.vector_loads;
-    const ForwardKind kind = forward_kind(config, general, plan.dynamic, problem.block_mask.present);
+    const ForwardInstance kind = forward_instance(config, general, plan.dynamic, problem.block_mask.present);
     plan.instance = {static_cast<int>(kind), forward_kind_name(kind)};
     plan.tile_q = forward_tile_q(config, kind);
     plan.tile_k = forward_tile_k(config, kind);
@@ -50,7 +50,7 @@ ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, 
     plan.attention = launch_shape(std::min<int64_t>(tiles, device.multiprocessors), resources(ForwardStep::attention));
     if (plan.dynamic) {
         plan.order = launch_shape(1, resources(ForwardStep::order));
-        plan.workspace.add("work_order", work_order_bytes(problem.batch, tiles));
+        plan.workspace.add("sequence_order", sequence_order_bytes(problem.batch, tiles));
     }
     return plan;
 }

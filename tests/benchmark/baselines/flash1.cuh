@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cuda/ptx/cp_async.cuh"
-#include "cuda/ptx/opaque.cuh"
+#include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/tile/product.cuh"
 #include "cuda/tile/shared_tile.cuh"
 #include "device.cuh"

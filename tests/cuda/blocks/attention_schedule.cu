@@ -24,8 +24,8 @@ struct Problem {
 };
 
 template <int kTileRows>
-__global__ void all_tiles(ScheduleParams schedule, LengthsParams lengths, int batch, WorkTile* out) {
-    const WorkTile work = work_tile<kTileRows>(schedule, lengths, batch);
+__global__ void all_tiles(ScheduleParams schedule, LengthsParams lengths, int batch, TileCoordinates* out) {
+    const TileCoordinates work = tile_coordinates<kTileRows>(schedule, lengths, batch);
     if (threadIdx.x % 32 == blockIdx.x % 32) out[blockIdx.x * kWarps + threadIdx.x / 32] = work;
 }
 
@@ -57,16 +57,16 @@ void check_schedule(const Problem& p) {
     }
     const ScheduleParams schedule = schedule_params(rows, p.batch, p.heads, kTileRows, p.head_bytes, p.reversed);
     const int count = schedule.tiles * schedule.heads, group = schedule.heads_per_group;
-    const blocks::Device<WorkTile> there(static_cast<size_t>(count) * kWarps, WorkTile{-9, -9, -9});
+    const blocks::Device<TileCoordinates> there(static_cast<size_t>(count) * kWarps, TileCoordinates{-9, -9, -9});
     if (count > 0) all_tiles<kTileRows><<<count, kWarps * 32>>>(schedule, {rows.cu, nullptr, p.capacity}, p.batch, there.get());
-    blocks::finish("work_tile");
-    const std::vector<WorkTile> got = there.read();
+    blocks::finish("tile_coordinates");
+    const std::vector<TileCoordinates> got = there.read();
 
-    blocks::Check check(name_of("work_tile", p, kTileRows, group));
+    blocks::Check check(name_of("tile_coordinates", p, kTileRows, group));
     std::map<std::tuple<int, int, int>, int> times;
     for (int i = 0; i < count; ++i) {
-        const WorkTile& work = got[i * kWarps];
-        const WorkTile& other = got[i * kWarps + 1];
+        const TileCoordinates& work = got[i * kWarps];
+        const TileCoordinates& other = got[i * kWarps + 1];
         check.equal(other.batch, work.batch, "block %d, batch in the second warp", i);
         if (work.batch >= 0) {
             check.equal(other.head, work.head, "block %d, head in the second warp", i);
@@ -91,7 +91,7 @@ void check_schedule(const Problem& p) {
     // All heads of a group at one tile, then its next tile; no head of another group between.
     std::tuple<int, int, int> last{-1, 0, 0};
     for (int i = 0; i < count; ++i) {
-        const WorkTile& work = got[i * kWarps];
+        const TileCoordinates& work = got[i * kWarps];
         if (work.batch < 0) continue;
         const int head = p.cu.empty() ? work.batch * p.heads + work.head : work.head;
         int tile = work.tile;

@@ -24,7 +24,7 @@ struct Case {
 };
 
 template <int kM, int kN>
-__global__ void walk_keys(const Case* cases, int tiles, int* out) {
+__global__ void loop_over_keys(const Case* cases, int tiles, int* out) {
     const int tile = threadIdx.x;
     const Case c = cases[blockIdx.x];
     if (tile >= tiles) return;
@@ -38,7 +38,7 @@ __global__ void walk_keys(const Case* cases, int tiles, int* out) {
 }
 
 template <int kM, int kN>
-__global__ void walk_queries(const Case* cases, int tiles, int* out) {
+__global__ void loop_over_queries(const Case* cases, int tiles, int* out) {
     const int tile = threadIdx.x;
     const Case c = cases[blockIdx.x];
     if (tile >= tiles) return;
@@ -173,8 +173,8 @@ void check_tiles(const std::vector<Case>& cases, const Blocks& all_blocks) {
     const size_t count = cases.size();
     const blocks::Device<Case> there(cases);
     const blocks::Device<int> keys(count * q_tiles * kSlots, -1), queries(count * k_tiles * kSlots, -1);
-    walk_keys<kM, kN><<<kCases, 64>>>(there.get(), q_tiles, keys.get());
-    walk_queries<kM, kN><<<kCases, 64>>>(there.get(), k_tiles, queries.get());
+    loop_over_keys<kM, kN><<<kCases, 64>>>(there.get(), q_tiles, keys.get());
+    loop_over_queries<kM, kN><<<kCases, 64>>>(there.get(), k_tiles, queries.get());
     blocks::finish("KeyTiles and QueryTiles");
     const std::vector<int> got_keys = keys.read(), got_queries = queries.read();
     const std::string size = " " + std::to_string(kM) + "x" + std::to_string(kN);

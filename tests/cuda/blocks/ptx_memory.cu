@@ -1,8 +1,8 @@
-// ptx/cp_async.cuh, reduction.cuh and opaque.cuh: copies that are valid and copies that are not, groups of them, and additions of many warps to
+// ptx/cp_async.cuh, reduction.cuh and hide_from_compiler.cuh: copies that are valid and copies that are not, groups of them, and additions of many warps to
 // the same floats.
 #include "check.cuh"
 #include "cuda/ptx/cp_async.cuh"
-#include "cuda/ptx/opaque.cuh"
+#include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/ptx/reduction.cuh"
 
 using namespace libflash::cuda;
@@ -74,7 +74,7 @@ __global__ void store_words(uint32_t* out, int* same) {
     store_shared(shared_address(&words[31 - lane]), 1000 + lane);
     __syncthreads();
     out[lane] = words[lane];
-    same[lane] = opaque(lane - 16);
+    same[lane] = hide_from_compiler(lane - 16);
 }
 
 void check_words() {
@@ -84,7 +84,7 @@ void check_words() {
     blocks::finish("store_shared");
     const std::vector<uint32_t> got = out.read();
     const std::vector<int> values = same.read();
-    blocks::Check check("store_shared"), check_opaque("opaque");
+    blocks::Check check("store_shared"), check_opaque("hide_from_compiler");
     for (int i = 0; i < 32; ++i) {
         check.equal(got[i], 1000 + 31 - i, "word %d", i);
         check_opaque.equal(values[i], i - 16, "lane %d", i);

@@ -15,17 +15,17 @@ using namespace libflash::cuda;
 
 struct ForwardRow {
     static constexpr KernelConfig config{
-        "forward", Operation::forward, "sm80", RowType::DTYPE, HEAD_DIM, HEAD_DIM, FORWARD_TILE, 1, ""};
+        "forward", Operation::forward, "sm80", KernelType::DTYPE, HEAD_DIM, HEAD_DIM, FORWARD_TILE, 1, ""};
 };
 struct BackwardRow_ {
-    static constexpr KernelConfig config{"backward", Operation::backward, "sm80", RowType::DTYPE, HEAD_DIM,
+    static constexpr KernelConfig config{"backward", Operation::backward, "sm80", KernelType::DTYPE, HEAD_DIM,
                                          HEAD_DIM,   BACKWARD_TILE,       ""};
 };
 using T = ElementOf<ForwardRow::config.dtype>;
 constexpr int kDim = HEAD_DIM, kRows = 150, kKeys = 200, kHeads = 2, kLeft = 120;  // two query heads share one key head; causal
-constexpr bool kFloat = ForwardRow::config.dtype == RowType::f32_;
+constexpr bool kFloat = ForwardRow::config.dtype == KernelType::f32_;
 // Of a float result: what its arithmetic does to it.
-constexpr double kRounding = kFloat ? 0x1p-19 : (ForwardRow::config.dtype == RowType::f16_ ? 0x1p-11 : 0x1p-8);
+constexpr double kRounding = kFloat ? 0x1p-19 : (ForwardRow::config.dtype == KernelType::f16_ ? 0x1p-11 : 0x1p-8);
 
 std::mt19937 generator(3);
 template <class Number>
@@ -147,10 +147,10 @@ void backward(Problem& p, bool deterministic) {
     params.dout = rows(p.dout, kHeads), params.dq = rows(p.dq, kHeads), params.dk = rows(p.dk, 1), params.dv = rows(p.dv, 1);
     params.heads_k = 1;
     params.units = (kRows + kUnitRows - 1) / kUnitRows;
-    std::vector<RowFacts> facts(kHeads * params.units * kUnitRows, RowFacts{NAN, NAN});
+    std::vector<SoftmaxStatistics> facts(kHeads * params.units * kUnitRows, SoftmaxStatistics{NAN, NAN});
     std::vector<float> sums(facts.size() * kDim, NAN);
-    params.row_facts = facts.data();
-    params.dq_sums = deterministic ? nullptr : sums.data();
+    params.softmax_statistics = facts.data();
+    params.dq_accumulator = deterministic ? nullptr : sums.data();
     params.key_schedule = schedule_params(side(kKeys), 1, 1, BackwardRow_::config.tile_k, 1e3, false);
     params.query_schedule = schedule_params(side(kRows), 1, kHeads, kUnitRows, 1e9, false);
     params.query_tile_schedule = schedule_params(side(kRows), 1, kHeads, backward_query_tile(kDim, p.rare, sizeof(T)), 1e3, true);

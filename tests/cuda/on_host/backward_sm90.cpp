@@ -15,10 +15,10 @@ using namespace libflash::cuda;
 
 struct Row {
     static constexpr KernelConfig config{
-        "backward", Operation::backward, "sm90", RowType::DTYPE, HEAD_DIM, HEAD_DIM, BACKWARD_TILE, STAGES, ""};
+        "backward", Operation::backward, "sm90", KernelType::DTYPE, HEAD_DIM, HEAD_DIM, BACKWARD_TILE, STAGES, ""};
 };
-using T = sm90::Backward<Row>::T;
-constexpr bool kWide = Row::config.dtype == RowType::bf16_;  // its exponents are those of floats
+using T = sm90::Backward<Kernel>::T;
+constexpr bool kWide = Kernel::config.dtype == KernelType::bf16_;  // its exponents are those of floats
 constexpr double kRounding = kWide ? 0x1p-8 : 0x1p-11;
 
 struct Case {
@@ -60,7 +60,7 @@ struct Problem {
     double scale;
     Rows q, k, v, out, dout, dq, dk, dv;
     std::vector<float> lse, dlse, sums;
-    std::vector<RowFacts> facts;
+    std::vector<SoftmaxStatistics> statistics;
     BackwardParams params{};
 
     explicit Problem(const Case& given)
@@ -136,18 +136,18 @@ struct Problem {
         params.mask = {c.left, c.right, c.top_left};
         params.vector_loads = params.vector_out = true;
         params.units = (c.queries + kUnitRows - 1) / kUnitRows;
-        facts.assign(size_t(c.batch) * c.heads_q * params.units * kUnitRows, RowFacts{NAN, NAN});
-        sums.assign(facts.size() * HEAD_DIM, NAN);
-        params.row_facts = facts.data();
-        params.dq_sums = sums.data();
-        params.key_schedule = schedule_params(side(c.keys), c.batch, c.heads_k, Row::config.tile_k, 1e7, false);
+        statistics.assign(size_t(c.batch) * c.heads_q * params.units * kUnitRows, SoftmaxStatistics{NAN, NAN});
+        sums.assign(statistics.size() * HEAD_DIM, NAN);
+        params.softmax_statistics = statistics.data();
+        params.dq_accumulator = sums.data();
+        params.key_schedule = schedule_params(side(c.keys), c.batch, c.heads_k, Kernel::config.tile_k, 1e7, false);
         params.query_schedule = schedule_params(side(c.queries), c.batch, c.heads_q, kUnitRows, 1e9, false);
     }
 
     BackwardPlan plan() const {
         BackwardPlan plan;
         const auto launch = [](BackwardStep step, const ScheduleParams& schedule) {
-            return launch_shape(blocks_of(schedule), resources_of_backward<Row>(int(step), 0));
+            return launch_shape(blocks_of(schedule), resources_of_backward<Kernel>(int(step), 0));
         };
         plan.statistics = launch(BackwardStep::statistics, params.query_schedule);
         plan.key_gradients = launch(BackwardStep::key_gradients, params.key_schedule);
@@ -178,7 +178,7 @@ bool near(const char* name, const Rows& got) {
 
 bool check(const Case& c) {
     Problem p(c);
-    launch_backward<Row>(p.plan(), p.params, nullptr);
+    launch_backward<Kernel>(p.plan(), p.params, nullptr);
     const bool good = near("dq", p.dq) & near("dk", p.dk) & near("dv", p.dv);
     std::printf("%s %d x %d heads %d/%d keys %d dims %d %d window %d %d size %g\n", good ? "ok" : "WRONG", c.batch, c.queries,
                 c.heads_q, c.heads_k, c.keys, c.head_dim, c.head_dim_v, c.left, c.right, c.size);

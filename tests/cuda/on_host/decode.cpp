@@ -15,7 +15,7 @@ using namespace libflash;
 using namespace libflash::cuda;
 
 struct DecodeRow {
-    static constexpr KernelConfig config{"decode", Operation::decode, "sm80",      RowType::DTYPE,
+    static constexpr KernelConfig config{"decode", Operation::decode, "sm80",      KernelType::DTYPE,
                                          HEAD_DIM, HEAD_DIM,          DECODE_TILE, ""};
 };
 using T = sm80::DecodeInstance<DecodeRow, sm80::Keys::own>::T;
@@ -76,7 +76,7 @@ struct Problem {
     int existing(int b) const { return std::min(length(b), kCapacity); }
 
     // Channels in halves.
-    void turn(const T* from, T* to, int position) const {
+    void rotate(const T* from, T* to, int position) const {
         for (int n = 0; n < kDim / 2; ++n) {
             const double x = wide(from[n]), y = wide(from[n + kDim / 2]);
             const double c = cos[position * kDim / 2 + n], s = sin[position * kDim / 2 + n];
@@ -89,7 +89,7 @@ struct Problem {
             for (int i = 0; i < news && kLengths[b] + i < kCapacity; ++i)
                 for (int h = 0; h < kHeadsK; ++h) {
                     const size_t from = ((size_t(b) * news + i) * kHeadsK + h) * kDim, to = at(b, kLengths[b] + i) + h * kDim;
-                    turn(&new_k[from], &dense_k[to], kLengths[b] + i);
+                    rotate(&new_k[from], &dense_k[to], kLengths[b] + i);
                     for (int c = 0; c < kDim; ++c) dense_v[to + c] = new_v[from + c];
                 }
     }
@@ -161,7 +161,7 @@ struct Problem {
         std::vector<T> query(kDim);
         const size_t row = ((size_t(b) * rows + i) * kHeads + h) * kDim;
         if (append) {
-            turn(&q[row], query.data(), kLengths[b] + i);
+            rotate(&q[row], query.data(), kLengths[b] + i);
         } else {
             std::copy_n(&q[row], kDim, query.begin());
         }

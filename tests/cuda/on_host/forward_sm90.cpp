@@ -16,11 +16,11 @@ using namespace libflash::cuda;
 constexpr int kMultiprocessors = 3;
 struct Row {
     static constexpr KernelConfig config{
-        "forward", Operation::forward, "sm90", RowType::DTYPE, HEAD_DIM, HEAD_DIM_V, FORWARD_TILE, STAGES, ""};
+        "forward", Operation::forward, "sm90", KernelType::DTYPE, HEAD_DIM, HEAD_DIM_V, FORWARD_TILE, STAGES, ""};
 };
-using T = sm90::Forward<Row, ForwardKind::plain>::T;
-constexpr bool kWide = Row::config.dtype == RowType::bf16_;  // its exponents are those of floats
-constexpr double kRounding = Row::config.dtype == RowType::f16_ ? 0x1p-11 : 0x1p-8;
+using T = sm90::Forward<Kernel, ForwardInstance::plain>::T;
+constexpr bool kWide = Kernel::config.dtype == KernelType::bf16_;  // its exponents are those of floats
+constexpr double kRounding = Kernel::config.dtype == KernelType::f16_ ? 0x1p-11 : 0x1p-8;
 
 // uneven: packed, one long sequence, some short ones and many without rows.
 enum class Lengths { dense, used, packed, uneven };
@@ -97,7 +97,7 @@ struct Problem {
     ForwardPlan plan;
     int block_rows, block_cols;
     std::vector<uint8_t> blocks;  // (head, row, column)
-    std::vector<int32_t> counts, indices, work_order;
+    std::vector<int32_t> counts, indices, sequence_order;
 
     explicit Problem(const Case& given)
         : c(given), scale(1 / std::sqrt(double(c.head_dim))), queries(c, c.queries, 5), keys(c, c.keys, 41) {
@@ -175,18 +175,19 @@ struct Problem {
         side.cu = params.q_lengths.cu;
         const bool causal = c.right < kUnboundedWindow, unequal = c.lengths != Lengths::dense || c.blocks != Blocks::all;
         const bool paired = causal && !unequal;
-        const ForwardKind kind = forward_kind(Row::config, c.rare, unequal, c.blocks != Blocks::all);
-        const int tile = forward_tile_q(Row::config, kind);
+        const ForwardInstance kind = forward_instance(Kernel::config, c.rare, unequal, c.blocks != Blocks::all);
+        const int tile = forward_tile_q(Kernel::config, kind);
         params.schedule = schedule_params(side, c.batch, c.heads_q, tile * (paired ? 2 : 1), 1e3, causal && !paired);
         params.schedule.paired = paired;
         const int64_t units = blocks_of(params.schedule);
-        const auto resources = [&](ForwardStep step) { return resources_of_forward<Row>(int(step), plan.instance.number); };
+        const auto resources = [&](ForwardStep step) { return resources_of_forward<Kernel>(int(step), plan.instance.number); };
         plan.instance.number = int(kind);
         plan.attention = launch_shape(std::min<int64_t>(units, kMultiprocessors), resources(ForwardStep::attention));
         if (!unequal) return;
         plan.order = launch_shape(1, resources(ForwardStep::order));
-        work_order.assign(work_order_bytes(c.batch, units) / sizeof(int32_t) + 1, 0x7ead7ead);  // the last one is not part of it
-        params.work_order = work_order.data();
+        sequence_order.assign(sequence_order_bytes(c.batch, units) / sizeof(int32_t) + 1,
+                              0x7ead7ead);  // the last one is not part of it
+        params.sequence_order = sequence_order.data();
     }
 
     double score(int b, int h, int i, int j) const {
@@ -240,13 +241,14 @@ struct Problem {
 
 bool check(const Case& c) {
     Problem p(c);
-    launch_forward<Row>(p.plan, p.params, nullptr);
+    launch_forward<Kernel>(p.plan, p.params, nullptr);
     double error = 0, size = 0, worst_lse = 0;
     for (int b = 0; b < c.batch; ++b)
         for (int h = 0; h < c.heads_q && !(c.is_packed() && b == 1); ++h)
             for (int i = 0; i < p.queries.owned[b]; ++i) p.check_row(b, h, i, error, size, worst_lse);
     const double relative = size > 0 ? std::sqrt(error / size) : std::sqrt(error);
-    const bool good = relative <= kRounding && worst_lse < 1e-4 && (p.work_order.empty() || p.work_order.back() == 0x7ead7ead);
+    const bool good =
+        relative <= kRounding && worst_lse < 1e-4 && (p.sequence_order.empty() || p.sequence_order.back() == 0x7ead7ead);
     std::printf(
         "%s %d x %d heads %d/%d keys %d dim %d window %d %d size %g lengths %d rare %d blocks %d: relative error %.2e, lse "
         "%.1e\n",

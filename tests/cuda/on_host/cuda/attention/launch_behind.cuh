@@ -6,7 +6,7 @@
 namespace libflash::cuda {
 
 template <class... Params>
-int launch_behind(void (*kernel)(Params...), int64_t blocks, int threads, int, cudaStream_t, bool, const Params&... params) {
+int launch_dependent(void (*kernel)(Params...), int64_t blocks, int threads, int, cudaStream_t, bool, const Params&... params) {
     emulation::launch(static_cast<unsigned>(blocks), static_cast<unsigned>(threads), [&] { kernel(params...); });
     return cudaSuccess;
 }

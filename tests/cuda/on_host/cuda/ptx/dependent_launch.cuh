@@ -3,7 +3,7 @@
 
 namespace libflash::cuda {
 
-inline void wait_for_kernel_ahead() {}
-inline void let_next_kernel_begin() {}
+inline void wait_for_previous_kernel() {}
+inline void allow_next_kernel() {}
 
 }  // namespace libflash::cuda

@@ -3,9 +3,9 @@
 
 namespace libflash::cuda {
 
-inline int opaque(int value) { return value; }
+inline int hide_from_compiler(int value) { return value; }
 template <class T>
-T* opaque(T* pointer) {
+T* hide_from_compiler(T* pointer) {
     return pointer;
 }
 

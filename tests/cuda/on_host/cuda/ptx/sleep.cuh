@@ -5,6 +5,6 @@
 
 namespace libflash::cuda {
 
-inline void sleep(uint32_t) {}
+inline void nanosleep(uint32_t) {}
 
 }  // namespace libflash::cuda

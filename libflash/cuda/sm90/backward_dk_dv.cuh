@@ -4,16 +4,16 @@
 #pragma once
 
 #include "cuda/attention/scores.cuh"
+#include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/ptx/math.cuh"
-#include "cuda/ptx/opaque.cuh"
-#include "cuda/sm90/backward_queries.cuh"
+#include "cuda/sm90/backward_dq.cuh"
 
 namespace libflash::cuda::sm90 {
 
-template <class Row>
-struct Backward : BackwardQueries<Row> {
-    using Base = BackwardQueries<Row>;
-    using Base::add_to_sums, Base::advance, Base::Base, Base::common, Base::dout_smem, Base::ds_smem, Base::facts,
+template <class Kernel>
+struct Backward : BackwardDq<Kernel> {
+    using Base = BackwardDq<Kernel>;
+    using Base::add_to_sums, Base::advance, Base::Base, Base::common, Base::dout_smem, Base::ds_smem, Base::statistics,
         Base::first_position, Base::k_smem, Base::kBlockM, Base::keys_have_come, Base::kGroupKeys, Base::kHeadDim,
         Base::kKeyRegisters, Base::kQueryRegisters, Base::kScoreStages, Base::kStages, Base::maps, Base::params, Base::prepare,
         Base::q_smem, Base::v_smem;
@@ -28,8 +28,8 @@ struct Backward : BackwardQueries<Row> {
     // 8 * (i / 4) + 2 t + i % 2.
     struct Keys {
         int first_key, lane;  // the warp's, in the tile
-        Ring<kStages> queries;
-        Ring<kScoreStages> gradients;
+        PipelineState<kStages> queries;
+        PipelineState<kScoreStages> gradients;
         Operand k;          // this warp's rows; there are no registers for those of V
         float p[kScores];   // scores, then probabilities
         float ds[kScores];  // dP, then dS
@@ -39,19 +39,19 @@ struct Backward : BackwardQueries<Row> {
     __device__ __forceinline__ void make_gradients() const {
         // The same for all lanes, and known to be so.
         const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0) - 4;
-        Keys c{warp * 16, static_cast<int>(threadIdx.x & 31), Ring<kStages>(common.queries),
-               Ring<kScoreStages>(common.gradients)};
+        Keys c{warp * 16, static_cast<int>(threadIdx.x & 31), PipelineState<kStages>(common.queries),
+               PipelineState<kScoreStages>(common.gradients)};
 #pragma unroll
         for (int i = 0; i < kSums; ++i) c.dk[i] = c.dv[i] = 0.0f;
         Position at = first_position();
         keys_have_come().wait(0);
         if (at.left > 0) {
             load_operands(c);
-            walk_queries(c, at);
+            loop_over_queries(c, at);
         }
         named_barrier_wait(1 + warp / 4, 128);  // nobody reads this group's rows of V any more
-        store(c, c.dv, maps.dv, lowered<T>());
-        store(c, c.dk, maps.dk, lowered<T>() * params.softmax_scale);
+        store(c, c.dv, maps.dv, undo_exponent_shift<T>());
+        store(c, c.dk, maps.dk, undo_exponent_shift<T>() * params.softmax_scale);
         if (c.lane == 0) tma_store_wait_read<0>();
     }
 
@@ -63,7 +63,7 @@ struct Backward : BackwardQueries<Row> {
 
     // S and dP of a tile are begun as soon as there are registers for them: ahead of the products of the tile before, which then go on under the
     // exponentials.
-    __device__ __forceinline__ void walk_queries(Keys& c, Position at) const {
+    __device__ __forceinline__ void loop_over_queries(Keys& c, Position at) const {
         Fragments p, ds;  // rounded
         bool edge = common.walk.is_edge(at.tile);
         c.queries.wait_full();
@@ -100,7 +100,7 @@ struct Backward : BackwardQueries<Row> {
     // the compiler would move it behind the last of them.
     template <bool kFirst>
     __device__ __forceinline__ void finish_scores(Keys& c, Position& at, bool& edge, Fragments& p, Fragments& ds) const {
-        const RowFacts* mine = facts(c.queries.stage) + (c.lane & 3) * 2;
+        const SoftmaxStatistics* mine = statistics(c.queries.stage) + (c.lane & 3) * 2;
         float numbers[kBlockM / 4];  // of this lane's queries, loaded ahead of the wait
 #pragma unroll
         for (int i = 0; i < kBlockM / 4; ++i) numbers[i] = mine[i / 2 * 8 + i % 2].lse_log2;
@@ -153,7 +153,7 @@ struct Backward : BackwardQueries<Row> {
 #pragma unroll
         for (int i = 0; i < kScores; ++i) c.p[i] = exp2_approx(fmaf(c.p[i], params.scale_log2, -lse_log2[i / 4 * 2 + i % 2]));
     }
-    // ds = p (dP - delta), both times 2^raised_by().
+    // ds = p (dP - delta), both times 2^exponent_shift().
     __device__ static __forceinline__ void differentiate(Keys& c, const float (&delta)[kBlockM / 4]) {
 #pragma unroll
         for (int i = 0; i < kScores; ++i) c.ds[i] = c.p[i] * (c.ds[i] - delta[i / 4 * 2 + i % 2]);
@@ -166,7 +166,7 @@ struct Backward : BackwardQueries<Row> {
     // Masks by position, on probabilities: whatever their scores are, they become 0.
     __device__ __forceinline__ void hide_edge(Keys& c, int tile) const {
         const Tiles& tiles = common.tiles;
-        const int lane = opaque(c.lane), first_row = tile * kBlockM + (lane & 3) * 2;
+        const int lane = hide_from_compiler(c.lane), first_row = tile * kBlockM + (lane & 3) * 2;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             // Rows of this lane, counted from its first one, that see the key: [begin, end).

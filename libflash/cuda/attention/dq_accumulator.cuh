@@ -26,12 +26,12 @@ struct ColumnAddress {
 };
 
 // Warps that share the rows of a tile, of those that share the tile.
-constexpr int query_sums_row_warps(int head_dim, int block_m, int warps) {
+constexpr int dq_accumulator_row_warps(int head_dim, int block_m, int warps) {
     return block_m < 32 ? 1 : (head_dim / (warps / 2) % 16 == 0 ? 2 : 4);
 }
 
-template <class T, int kHeadDim, int kBlockM, int kAllWarps, int kRows = query_sums_row_warps(kHeadDim, kBlockM, kAllWarps)>
-struct QuerySums {
+template <class T, int kHeadDim, int kBlockM, int kAllWarps, int kRows = dq_accumulator_row_warps(kHeadDim, kBlockM, kAllWarps)>
+struct DqAccumulator {
     // kRowWarps x kColWarps warps share the tile.
     static constexpr int kWarps = kAllWarps, kRowWarps = kRows;
     static constexpr int kColWarps = kWarps / kRowWarps;
@@ -74,7 +74,7 @@ struct QuerySums {
     // dq of one unit of rows. All warps of the thread block call it, with room for a tile in shared memory.
     __device__ static __forceinline__ void convert(const BackwardParams& params, char* shared) {
         using QTile = SharedTile<kBlockM, kHeadDim>;
-        const WorkTile work = work_tile<kUnitRows>(params.query_schedule, params.q_lengths, params.batch);
+        const TileCoordinates work = tile_coordinates<kUnitRows>(params.query_schedule, params.q_lengths, params.batch);
         if (work.batch < 0) return;
         const SequenceRows rows = SequenceRows::of(params.q_lengths, work.batch);
         const int64_t first_unit = QueryUnits::first(params, work.batch, work.head, rows.start);
@@ -84,7 +84,7 @@ struct QuerySums {
         for (int i = 0; i < kUnitRows / kBlockM; ++i) {
             const int tile = work.tile * (kUnitRows / kBlockM) + i;
             if (tile * kBlockM >= rows.owned) return;
-            const float* mine = params.dq_sums + tile_offset(first_unit, tile) + warp * kWarpFloats;
+            const float* mine = params.dq_accumulator + tile_offset(first_unit, tile) + warp * kWarpFloats;
 #pragma unroll
             for (int a = 0; a < kSlabs; ++a)
 #pragma unroll
@@ -95,7 +95,7 @@ struct QuerySums {
                     for (int r = 0; r < 2; ++r) {
                         const int row = (warp % kRowWarps * kSlabs + a) * 16 + r * 8 + lane / 4;
                         const bool exists = tile * kBlockM + row < rows.length;
-                        const float factor = lowered<T>() * params.softmax_scale;
+                        const float factor = undo_exponent_shift<T>() * params.softmax_scale;
                         const uint32_t pair = exists ? pack_pair(x[2 * r] * factor, x[2 * r + 1] * factor, T()) : 0;
                         store_shared(shared_address(shared) + QTile::offset(row, warp / kRowWarps * kBlocks + n) + lane % 4 * 4,
                                      pair);

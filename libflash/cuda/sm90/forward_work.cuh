@@ -8,10 +8,10 @@
 #include "cuda/attention/scores.cuh"
 #include "cuda/config.h"
 #include "cuda/ptx/barrier.cuh"
-#include "cuda/sm90/block_walk.cuh"
+#include "cuda/sm90/block_mask_iterator.cuh"
 #include "cuda/sm90/forward_instance.h"
-#include "cuda/sm90/ring.cuh"
-#include "cuda/sm90/work_order.cuh"
+#include "cuda/sm90/pipeline.cuh"
+#include "cuda/sm90/sequence_order.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
 #include "cuda/tile/tensor_map.cuh"
 
@@ -23,24 +23,24 @@ namespace libflash::cuda::sm90 {
 struct ForwardMaps {
     CUtensorMap q, k, v, out;
     bool all_see_keys;    // no row is without, as far as the host knows
-    bool keys_end_early;  // behind an item's keys there are others, or what nobody has written
+    bool keys_end_early;  // behind an work_tile's keys there are others, or what nobody has written
 };
 
-template <class Row, ForwardKind kKind>
-struct ForwardItems {
-    static constexpr KernelConfig config = Row::config;
-    using T = std::conditional_t<config.dtype == RowType::f16_, __half, __nv_bfloat16>;
+template <class Kernel, ForwardInstance kInstance>
+struct ForwardWork {
+    static constexpr KernelConfig config = Kernel::config;
+    using T = std::conditional_t<config.dtype == KernelType::f16_, __half, __nv_bfloat16>;
     static constexpr int kHeadDim = config.head_dim, kHeadDimV = config.head_dim_v;
-    static constexpr bool kGeneral = kKind == ForwardKind::general, kUnequal = kKind != ForwardKind::plain,
-                          kWalks = kGeneral || kKind == ForwardKind::blocks;  // from block to block
-    static constexpr int kBlockM = forward_tile_q(config, kKind), kBlockN = forward_tile_k(config, kKind),
+    static constexpr bool kGeneral = kInstance == ForwardInstance::general, kDynamic = kInstance != ForwardInstance::plain,
+                          kBlockMask = kGeneral || kInstance == ForwardInstance::block_mask;  // from block to block
+    static constexpr int kBlockM = forward_tile_q(config, kInstance), kBlockN = forward_tile_k(config, kInstance),
                          kStages = config.stages;
     static constexpr int kGroupRows = 64, kGroups = kBlockM / kGroupRows;
     static constexpr int kThreads = (kGroups + 1) * 128;
-    static constexpr bool kFirstApart = kGroups == 3;  // the first tile has code of its own: measured, see README.md
-    static constexpr bool kSkipsItems = kFirstApart;   // needs it
+    static constexpr bool kFirstApart = kGroups == 3;     // the first tile has code of its own: measured, see README.md
+    static constexpr bool kSkipsWorkTiles = kFirstApart;  // needs it
     // Looking for tiles takes registers too, where the products can spare them.
-    static constexpr bool kSpares = kWalks && !(kGeneral && kHeadDimV == 256);
+    static constexpr bool kSpares = kBlockMask && !(kGeneral && kHeadDimV == 256);
     static constexpr int kProducerRegisters = kSpares ? 56 : (kGroups == 3 ? 32 : 40),
                          kConsumerRegisters = (kGroups == 3 ? 160 : 232) - (kSpares ? 8 : 0);
 
@@ -50,18 +50,18 @@ struct ForwardItems {
     using OutTile = SwizzledTile<16, kHeadDimV>;  // of a warp
 
     struct Nothing {};
-    struct Turn {
-        WorkTile work;
+    struct Assignment {
+        TileCoordinates work;
         int round;
         uint32_t
-            writers;  // a bit for each warp: when items are done again, only those write whose rows were lost, and the others' keep their bits
+            writers;  // a bit for each warp: when work_tiles are done again, only those write whose rows were overflowed, and the others' keep their bits
     };
     // Tiles of keys that a warpgroup works on, and those of them in which it sees all keys: [begin, end), [plain_begin, plain_end).
     struct alignas(16) GroupTiles {
         int begin, end, plain_begin, plain_end;
     };
     // One tile of query rows.
-    struct Item : Turn {
+    struct WorkTile : Assignment {
         SequenceRows q_rows;
         int first_key;  // row of K and V
         float* lse;     // of the first row; nullptr: not asked for
@@ -72,47 +72,47 @@ struct ForwardItems {
         bool safe;  // the maximum of every tile
     };
     // Where a role stands in the work of this thread block: all of it, and then what is to be done again.
-    struct Rounds {
+    struct ScheduleCursor {
         int next, end;
         bool safe;
     };
-    static constexpr int kAhead = 1;  // items that have been found, and not yet taken
+    static constexpr int kAhead = 1;  // work_tiles that have been found, and not yet taken
     // A tile of V that reaches beyond its sequence, on its way: its stage, and how many of its rows are the sequence's; -1: there is none any more.
-    struct Mend {
-        RingBarriers<1> barriers;
+    struct ZeroFill {
+        PipelineBarriers<1> barriers;
         uint32_t phase;  // the producer's
         int stage, count;
     };
-    struct UnequalState {
+    struct DynamicState {
         TileWord tiles[kStages];  // in the stages of K
-        int newest;               // of the units that were taken, see WorkOrder
-        Mend mend;
+        int newest;               // of the units that were taken, see SequenceOrder
+        ZeroFill zero_fill;
     };
     static constexpr int kMostBytes = 227 * 1024;  // of a thread block
     static constexpr int kOwnBytes = 3 * 1024;     // for what is not a tile
     static constexpr int kQBytes = kGroups * QTile::kBytes, kOutBytes = kGroups * 4 * OutTile::kBytes,
                          kLeastBytes = kQBytes + kStages * (KTile::kBytes + VTile::kBytes);
-    // What there is room for beyond the least: the results go out through shared memory, V has a third stage, and Q of the next item comes before the
+    // What there is room for beyond the least: the results go out through shared memory, V has a third stage, and Q of the next work_tile comes before the
     // present one is done with.
     static constexpr int kRoom = kMostBytes - kOwnBytes - kLeastBytes;
     static constexpr bool kSendsRows = kRoom >= kOutBytes;
     static constexpr int kVStages = kStages + (kStages == 2 && kRoom >= (kSendsRows ? kOutBytes : 0) + VTile::kBytes ? 1 : 0);
     static constexpr int kQStages = kSendsRows && kRoom >= kOutBytes + (kVStages - kStages) * VTile::kBytes + kQBytes ? 2 : 1;
-    static constexpr int kItems = 3 + kQStages + kAhead;
-    static constexpr int kLost = 128;
+    static constexpr int kWorkTiles = 3 + kQStages + kAhead;
+    static constexpr int kMostRecomputed = 128;
     struct Common {
-        RingBarriers<kStages> k;
-        RingBarriers<kVStages> v;
-        RingBarriers<kQStages> q[kGroups];
-        RingBarriers<kAhead> ahead;
+        PipelineBarriers<kStages> k;
+        PipelineBarriers<kVStages> v;
+        PipelineBarriers<kQStages> q[kGroups];
+        PipelineBarriers<kAhead> ahead;
         uint64_t all_done;
         // What is to be done again: rounds from the first to the last, and in them warps, as round * 16 + warp; all, if these are more than there is room for.
-        int redo_begin, redo_end;
-        int lost_count, lost[kLost];
-        // From the warp that finds them to the one that copies and those that multiply, in turn. With one stage for Q, an item is written when the one before
+        int recompute_begin, recompute_end;
+        int recompute_count, overflowed[kMostRecomputed];
+        // From the warp that finds them to the one that copies and those that multiply, in turn. With one stage for Q, an work_tile is written when the one before
         // it is taken, so when all have released Q of the third before it: they may still have to write the rows of the fourth.
-        Item items[kItems];
-        std::conditional_t<kUnequal, UnequalState, Nothing> unequal;
+        WorkTile work_tiles[kWorkTiles];
+        std::conditional_t<kDynamic, DynamicState, Nothing> dynamic;
     };
     static constexpr int kTileBytes =
         kQStages * kQBytes + kStages * KTile::kBytes + kVStages * VTile::kBytes + (kSendsRows ? kOutBytes : 0);
@@ -124,7 +124,7 @@ struct ForwardItems {
     uint32_t q_smem, k_smem, v_smem, out_smem;
     Common& common;
 
-    __device__ __forceinline__ ForwardItems(const ForwardParams& p, const ForwardMaps& m, char* aligned)
+    __device__ __forceinline__ ForwardWork(const ForwardParams& p, const ForwardMaps& m, char* aligned)
         : params(p), maps(m), common(*reinterpret_cast<Common*>(aligned + kTileBytes)) {
         q_smem = shared_address(aligned);
         k_smem = q_smem + kQStages * kQBytes;
@@ -133,64 +133,64 @@ struct ForwardItems {
     }
 
     // The tile of query rows that this thread block has in a round, where all is known before the launch; batch < 0: none.
-    __device__ __forceinline__ WorkTile settled_work(int round) const {
+    __device__ __forceinline__ TileCoordinates static_work(int round) const {
         const ScheduleParams& schedule = params.schedule;
         // One further in each round: else a thread block could have the same tile of every head, and that be a longer or shorter one than others.
         const int turn = schedule.paired ? round / 2 : round, blocks = gridDim.x;
         const int unit = turn * blocks + (static_cast<int>(blockIdx.x) + turn) % blocks;
         if (unit >= schedule.heads * schedule.tiles) return {-1, 0, 0};
-        WorkTile work = work_tile<kBlockM>(schedule, params.q_lengths, params.batch, unit);
+        TileCoordinates work = tile_coordinates<kBlockM>(schedule, params.q_lengths, params.batch, unit);
         if (!schedule.paired) return work;
         const int early = work.tile, late = (params.q_lengths.capacity + kBlockM - 1) / kBlockM - 1 - early;
         if (round % 2 == 1 && early == late) return {-1, 0, 0};
         work.tile = round % 2 == 1 ? early : late;
         return work;
     }
-    __device__ __forceinline__ WorkTile unit_of_order(int unit) const {
-        return WorkOrder(params).template tile_of<kBlockM>(unit, params.q_lengths, params.schedule.reversed);
+    __device__ __forceinline__ TileCoordinates tile_of_order(int unit) const {
+        return SequenceOrder(params).template tile_of<kBlockM>(unit, params.q_lengths, params.schedule.reversed);
     }
 
-    __device__ __forceinline__ bool is_given_out() const { return !kGeneral || params.work_order; }
+    __device__ __forceinline__ bool dynamic_schedule() const { return !kGeneral || params.sequence_order; }
 
-    __device__ __forceinline__ Rounds first_rounds() const {
+    __device__ __forceinline__ ScheduleCursor first_cursor() const {
         const int units = params.schedule.heads * params.schedule.tiles, blocks = gridDim.x;
         return {0, (units + blocks - 1) / blocks * (params.schedule.paired ? 2 : 1), false};
     }
     // Waits for the others to have done theirs. False: there is nothing left.
-    __device__ __forceinline__ bool start_again(Rounds& rounds) const {
+    __device__ __forceinline__ bool start_recompute(ScheduleCursor& rounds) const {
         if (rounds.safe) return false;
         const MBarrier all_done{shared_address(&common.all_done)};
         __syncwarp();
         if (threadIdx.x % 32 == 0) all_done.arrive();
         all_done.wait(0);
-        rounds = {*const_cast<volatile int*>(&common.redo_begin), *const_cast<volatile int*>(&common.redo_end), true};
+        rounds = {*const_cast<volatile int*>(&common.recompute_begin), *const_cast<volatile int*>(&common.recompute_end), true};
         return rounds.next < rounds.end;
     }
     // The next tile of query rows: its number, and who writes its rows. A whole warp; all have the same. False: the rounds are over.
-    __device__ __forceinline__ bool next_settled_work(Rounds& rounds, Turn& turn) const {
+    __device__ __forceinline__ bool next_static_work(ScheduleCursor& rounds, Assignment& turn) const {
         while (rounds.next < rounds.end) {
             turn.round = rounds.next++;
-            turn.writers = rounds.safe ? lost_warps(turn.round) : 0xffffffffu;
+            turn.writers = rounds.safe ? warps_to_recompute(turn.round) : 0xffffffffu;
             if (turn.writers == 0) continue;
-            turn.work = settled_work(turn.round);
+            turn.work = static_work(turn.round);
             if (turn.work.batch >= 0) return true;
         }
         return false;
     }
     // The same where work is given out; a unit stands for the round. A thread block's first two are known, so that it can begin at once. What is done
     // again is looked for among the units that it took, from the last to the first.
-    __device__ __forceinline__ bool next_given_work(Rounds& rounds, Turn& turn) const {
-        const WorkOrder order(params);
+    __device__ __forceinline__ bool next_dynamic_work(ScheduleCursor& rounds, Assignment& turn) const {
+        const SequenceOrder order(params);
         const bool leader = threadIdx.x % 32 == 0;
         int& unit = turn.round;
         if (rounds.safe) {
             do {
-                unit = *const_cast<volatile int*>(&common.unequal.newest);
+                unit = *const_cast<volatile int*>(&common.dynamic.newest);
                 if (unit < 0) return false;
                 __syncwarp();
-                if (leader) common.unequal.newest = order.before()[unit];
+                if (leader) common.dynamic.newest = order.before()[unit];
                 __syncwarp();
-                turn.writers = lost_warps(unit);
+                turn.writers = warps_to_recompute(unit);
             } while (turn.writers == 0);
         } else {
             const int blocks = gridDim.x, block = blockIdx.x, taken = rounds.next++;
@@ -198,85 +198,85 @@ struct ForwardItems {
             if (leader && taken > 1) unit = 2 * blocks + atomicAdd(order.counter(), 1);
             unit = __shfl_sync(0xffffffffu, unit, 0);
             if (unit >= order.units()) return false;
-            if (leader) order.before()[unit] = common.unequal.newest, common.unequal.newest = unit;
+            if (leader) order.before()[unit] = common.dynamic.newest, common.dynamic.newest = unit;
             turn.writers = 0xffffffffu;
         }
-        turn.work = unit_of_order(unit);
+        turn.work = tile_of_order(unit);
         return true;
     }
 
-    __device__ __forceinline__ bool next_work(Rounds& rounds, Turn& turn) const {
-        if constexpr (kUnequal) {
-            if (is_given_out()) return next_given_work(rounds, turn);
+    __device__ __forceinline__ bool next_work(ScheduleCursor& rounds, Assignment& turn) const {
+        if constexpr (kDynamic) {
+            if (dynamic_schedule()) return next_dynamic_work(rounds, turn);
         }
-        return next_settled_work(rounds, turn);
+        return next_static_work(rounds, turn);
     }
 
     // One thread of a warp whose rows have to be done again.
-    __device__ __forceinline__ void lose(int round, int warp) const {
-        atomicMin(&common.redo_begin, round);
-        atomicMax(&common.redo_end, round + 1);
-        const int place = atomicAdd(&common.lost_count, 1);
-        if (place < kLost) common.lost[place] = round * 16 + warp;
+    __device__ __forceinline__ void mark_for_recompute(int round, int warp) const {
+        atomicMin(&common.recompute_begin, round);
+        atomicMax(&common.recompute_end, round + 1);
+        const int place = atomicAdd(&common.recompute_count, 1);
+        if (place < kMostRecomputed) common.overflowed[place] = round * 16 + warp;
     }
-    // After all have noted what they lost: the warps that did, a bit each.
-    __device__ __forceinline__ uint32_t lost_warps(int round) const {
-        const int count = *const_cast<volatile int*>(&common.lost_count);
-        if (count > kLost) return 0xffffffffu;
+    // After all have noted what they overflowed: the warps that did, a bit each.
+    __device__ __forceinline__ uint32_t warps_to_recompute(int round) const {
+        const int count = *const_cast<volatile int*>(&common.recompute_count);
+        if (count > kMostRecomputed) return 0xffffffffu;
         uint32_t warps = 0;
         for (int i = 0; i < count; ++i) {
-            const int lost = *const_cast<volatile int*>(common.lost + i);
-            if (lost / 16 == round) warps |= 1u << lost % 16;
+            const int overflowed = *const_cast<volatile int*>(common.overflowed + i);
+            if (overflowed / 16 == round) warps |= 1u << overflowed % 16;
         }
         return warps;
     }
 
-    __device__ __forceinline__ void fill(Item& item, const Turn& turn, bool safe) const {
-        const WorkTile& work = turn.work;
+    __device__ __forceinline__ void fill(WorkTile& work_tile, const Assignment& turn, bool safe) const {
+        const TileCoordinates& work = turn.work;
         const SequenceRows k_rows = SequenceRows::of(params.k_lengths, work.batch);
-        static_cast<Turn&>(item) = turn;
-        item.safe = safe;
-        item.q_rows = SequenceRows::of(params.q_lengths, work.batch);
-        item.first_key = k_rows.start;
-        item.kv_head = work.head / params.group_size;
-        item.keys.init(params.mask, work.tile, item.q_rows.length, k_rows.length);
-        const RowNumbersParams& lse = params.lse;
-        item.lse = lse.data ? lse.data + work.batch * lse.batch + work.head * lse.head +
-                                  (item.q_rows.start + item.keys.first_row) * lse.row
-                            : nullptr;
+        static_cast<Assignment&>(work_tile) = turn;
+        work_tile.safe = safe;
+        work_tile.q_rows = SequenceRows::of(params.q_lengths, work.batch);
+        work_tile.first_key = k_rows.start;
+        work_tile.kv_head = work.head / params.group_size;
+        work_tile.keys.init(params.mask, work.tile, work_tile.q_rows.length, k_rows.length);
+        const RowStatisticsParams& lse = params.lse;
+        work_tile.lse = lse.data ? lse.data + work.batch * lse.batch + work.head * lse.head +
+                                       (work_tile.q_rows.start + work_tile.keys.first_row) * lse.row
+                                 : nullptr;
 #pragma unroll
-        for (int group = 0; group < kGroups; ++group) item.of_group[group] = tiles_of_group(item, group);
-        if constexpr (kGeneral) item.rules.init(params.rare, work.batch, work.head, item.q_rows.length, k_rows.length);
+        for (int group = 0; group < kGroups; ++group) work_tile.of_group[group] = tiles_of_group(work_tile, group);
+        if constexpr (kGeneral) work_tile.rules.init(params.rare, work.batch, work.head, work_tile.q_rows.length, k_rows.length);
     }
 
     // Key tiles that none of the group's rows sees are left out at the end, all but one: groups that have fewer keys, or no rows, do not work as long as the
-    // others. Not more than there are stages, because K is asked for before V of the tiles that are left out can be given back. In a longer item a group
-    // without rows has nothing to do at all, which costs a pause between its items.
-    __device__ __forceinline__ GroupTiles tiles_of_group(const Item& item, int group) const {
-        const auto& keys = item.keys;
+    // others. Not more than there are stages, because K is asked for before V of the tiles that are left out can be given back. In a longer work_tile a group
+    // without rows has nothing to do at all, which costs a pause between its work_tiles.
+    __device__ __forceinline__ GroupTiles tiles_of_group(const WorkTile& work_tile, int group) const {
+        const auto& keys = work_tile.keys;
         const int row = keys.first_row + group * kGroupRows, diagonal = row + keys.shift,
-                  rows = min(length_of(item) - row, kGroupRows);
+                  rows = min(length_of(work_tile) - row, kGroupRows);
         const int seen = rows <= 0 ? 0 : max(diagonal + rows + keys.right, 0);  // keys, by position
         GroupTiles tiles{keys.begin, min((seen + kBlockN - 1) / kBlockN, keys.end)};
         tiles.end = min(max(max(tiles.end, keys.begin + 1), keys.end - (kStages - 1)), keys.end);
-        if (kSkipsItems && row >= owned_of(item) && keys.end - keys.begin > kStages) tiles.end = keys.begin;
+        if (kSkipsWorkTiles && row >= owned_of(work_tile) && keys.end - keys.begin > kStages) tiles.end = keys.begin;
         tiles.plain_begin = (max(diagonal + kGroupRows - 1 - keys.left, 0) + kBlockN - 1) / kBlockN;
         tiles.plain_end = max(min(keys.length_k, diagonal + keys.right + 1), 0) / kBlockN;
         return tiles;
     }
 
-    // Rows of the item's sequence: its first one, all of them, and those that take part. Known without it where none has lengths of its own.
-    __device__ __forceinline__ int start_of(const Item& item) const { return kUnequal ? item.q_rows.start : 0; }
-    __device__ __forceinline__ int owned_of(const Item& item) const {
-        return kUnequal ? item.q_rows.owned : params.q_lengths.capacity;
+    // Rows of the work_tile's sequence: its first one, all of them, and those that take part. Known without it where none has lengths of its own.
+    __device__ __forceinline__ int start_of(const WorkTile& work_tile) const { return kDynamic ? work_tile.q_rows.start : 0; }
+    __device__ __forceinline__ int owned_of(const WorkTile& work_tile) const {
+        return kDynamic ? work_tile.q_rows.owned : params.q_lengths.capacity;
     }
-    __device__ __forceinline__ int length_of(const Item& item) const {
-        return kUnequal ? item.q_rows.length : params.q_lengths.capacity;
+    __device__ __forceinline__ int length_of(const WorkTile& work_tile) const {
+        return kDynamic ? work_tile.q_rows.length : params.q_lengths.capacity;
     }
 
-    // The key tiles of an item where blocks may be left out. A whole warp.
-    __device__ __forceinline__ BlockWalk<kBlockM, kBlockN> walk_of(const Item& item) const {
-        return {params.block_mask, item.work, item.keys};
+    // The key tiles of an work_tile where blocks may be left out. A whole warp.
+    __device__ __forceinline__ BlockMaskIterator<kBlockM, kBlockN> walk_of(const WorkTile& work_tile) const {
+        return {params.block_mask, work_tile.work, work_tile.keys};
     }
 
     // One thread, before the roles part.
@@ -289,22 +289,22 @@ struct ForwardItems {
         common.v.init(kGroups * 4);
         for (int group = 0; group < kGroups; ++group) common.q[group].init(4);
         common.ahead.init(1);
-        MBarrier{shared_address(&common.all_done)}.init(kGroups * 4 + (kUnequal ? 3 : 2));
-        if constexpr (kUnequal) {
-            common.unequal.newest = -1;
-            common.unequal.mend.barriers.init(1);
-            common.unequal.mend.phase = 0;
+        MBarrier{shared_address(&common.all_done)}.init(kGroups * 4 + (kDynamic ? 3 : 2));
+        if constexpr (kDynamic) {
+            common.dynamic.newest = -1;
+            common.dynamic.zero_fill.barriers.init(1);
+            common.dynamic.zero_fill.phase = 0;
         }
-        common.redo_begin = INT_MAX;
-        common.redo_end = common.lost_count = 0;
+        common.recompute_begin = INT_MAX;
+        common.recompute_end = common.recompute_count = 0;
         fence_barrier_init();
     }
 
     __device__ __forceinline__ uint32_t q_tile(int stage, int group) const {
         return q_smem + stage * kQBytes + group * QTile::kBytes;
     }
-    __device__ static __forceinline__ int following(int slot) { return slot + 1 == kItems ? 0 : slot + 1; }
-    __device__ static __forceinline__ int preceding(int slot) { return (slot == 0 ? kItems : slot) - 1; }
+    __device__ static __forceinline__ int following(int slot) { return slot + 1 == kWorkTiles ? 0 : slot + 1; }
+    __device__ static __forceinline__ int preceding(int slot) { return (slot == 0 ? kWorkTiles : slot) - 1; }
 };
 
 }  // namespace libflash::cuda::sm90

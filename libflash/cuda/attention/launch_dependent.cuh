@@ -1,4 +1,4 @@
-// A launch that may begin before the kernel ahead of it in the stream has ended; the kernel says by wait_for_kernel_ahead() when it needs it.
+// A launch that may begin before the kernel ahead of it in the stream has ended; the kernel says by wait_for_previous_kernel() when it needs it.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,8 +10,8 @@ namespace libflash::cuda {
 // `overlap`: only if the GPU can, and the kernel, whatever may be ahead of it, waits before it reads what results depend on or writes. Where a kernel
 // ahead does not say that the next one may begin, this saves the launch alone.
 template <class... Params>
-int launch_behind(void (*kernel)(Params...), int64_t blocks, int threads, int shared_bytes, cudaStream_t stream, bool overlap,
-                  const Params&... params) {
+int launch_dependent(void (*kernel)(Params...), int64_t blocks, int threads, int shared_bytes, cudaStream_t stream, bool overlap,
+                     const Params&... params) {
     cudaLaunchConfig_t config{};
     config.gridDim = dim3(static_cast<unsigned>(blocks));
     config.blockDim = dim3(static_cast<unsigned>(threads));

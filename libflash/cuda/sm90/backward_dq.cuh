@@ -4,18 +4,18 @@
 
 #include "cuda/ptx/reduction.cuh"
 #include "cuda/ptx/wgmma.cuh"
-#include "cuda/sm90/backward_item.cuh"
+#include "cuda/sm90/backward_work.cuh"
 
 namespace libflash::cuda::sm90 {
 
-template <class Row>
-struct BackwardQueries : BackwardItem<Row> {
-    using Base = BackwardItem<Row>;
-    using Base::advance, Base::Base, Base::common, Base::dout_smem, Base::ds_smem, Base::facts, Base::first_position,
-        Base::first_unit, Base::k_smem, Base::kBlockM, Base::kBlockN, Base::keys_have_come, Base::kFactBytes, Base::kHeadDim,
-        Base::kPieces, Base::kScoreStages, Base::kStages, Base::maps, Base::params, Base::q_smem, Base::v_smem;
+template <class Kernel>
+struct BackwardDq : BackwardWork<Kernel> {
+    using Base = BackwardWork<Kernel>;
+    using Base::advance, Base::Base, Base::common, Base::dout_smem, Base::ds_smem, Base::statistics, Base::first_position,
+        Base::first_unit, Base::k_smem, Base::kBlockM, Base::kBlockN, Base::keys_have_come, Base::kStatisticsBytes,
+        Base::kHeadDim, Base::kPieces, Base::kScoreStages, Base::kStages, Base::maps, Base::params, Base::q_smem, Base::v_smem;
     using typename Base::Copies, typename Base::KvTile, typename Base::Position, typename Base::QTile, typename Base::ScoreTile,
-        typename Base::Sums, typename Base::T;
+        typename Base::Accumulator, typename Base::T;
 
     __device__ __forceinline__ void load_keys() const {
         const MBarrier barrier = keys_have_come();
@@ -26,14 +26,14 @@ struct BackwardQueries : BackwardItem<Row> {
     __device__ __forceinline__ void load_queries() const {
         Copies& next = common.copies;
         if (next.at.left <= 0) return;
-        Ring<kStages> queries(common.queries, next.stage, next.phase);
+        PipelineState<kStages> queries(common.queries, next.stage, next.phase);
         queries.wait_empty();
         const MBarrier full = queries.full();
         const int row = next.at.tile * kBlockM;
-        full.arrive_and_expect(2 * QTile::kBytes + kFactBytes);
+        full.arrive_and_expect(2 * QTile::kBytes + kStatisticsBytes);
         QTile::load(q_smem(queries.stage), maps.q, full, row, next.at.head, common.work.batch);
-        tma_load_bytes(shared_address(facts(queries.stage)), params.row_facts + first_unit(next.at) * kUnitRows + row, kFactBytes,
-                       full);
+        tma_load_bytes(shared_address(statistics(queries.stage)),
+                       params.softmax_statistics + first_unit(next.at) * kUnitRows + row, kStatisticsBytes, full);
         QTile::load(dout_smem(queries.stage), maps.dout, full, row, next.at.head, common.work.batch);
         queries.advance();
         next.stage = queries.stage;
@@ -52,7 +52,7 @@ struct BackwardQueries : BackwardItem<Row> {
         }
         __syncwarp();
         Position at = first_position();
-        Ring<kScoreStages> gradients(common.gradients);
+        PipelineState<kScoreStages> gradients(common.gradients);
         keys_have_come().wait(0);
 #pragma unroll 1
         for (; at.left > 0; advance(at)) {
@@ -60,7 +60,7 @@ struct BackwardQueries : BackwardItem<Row> {
             // The stage that is filled here was given back before dS was complete.
             if (copies) load_queries();
             __syncwarp();
-            float* const sums = params.dq_sums + Sums::tile_offset(first_unit(at), at.tile);
+            float* const sums = params.dq_accumulator + Accumulator::tile_offset(first_unit(at), at.tile);
 #pragma unroll
             for (int piece = 0; piece < kPieces; ++piece)
                 add_piece(ds_smem(gradients.stage), sums, piece, warp, lane, [&] {
@@ -87,7 +87,7 @@ struct BackwardQueries : BackwardItem<Row> {
         wgmma_wait<0>();
         wgmma_settle(dq);
         release();
-        float* const mine = sums + (piece * 4 + warp) * Sums::kWarpFloats;
+        float* const mine = sums + (piece * 4 + warp) * Accumulator::kWarpFloats;
 #pragma unroll
         for (int n = 0; n < 8; ++n) WarpQuad::add(mine + n * 128, lane, {dq[4 * n], dq[4 * n + 1], dq[4 * n + 2], dq[4 * n + 3]});
     }

@@ -1,5 +1,5 @@
 // dq without sums in the workspace: each thread block walks over all keys of its query rows, so that the order of the additions is always
-// the same. Two products more than key_gradients.cuh needs for it, which is what deterministic costs.
+// the same. Two products more than dk_dv.cuh needs for it, which is what deterministic costs.
 #pragma once
 
 #include "cuda/sm80/query_rows.cuh"
@@ -7,7 +7,7 @@
 namespace libflash::cuda::sm80 {
 
 template <class T, int kHeadDim, bool kGeneral>
-struct QueryGradient : QueryRows<T, kHeadDim, kGeneral> {
+struct Dq : QueryRows<T, kHeadDim, kGeneral> {
     using Base = QueryRows<T, kHeadDim, kGeneral>;
     using Base::kAhead, Base::kBlockM, Base::kBlockN, Base::kChunk, Base::kSlabs, Base::kThreads, Base::kBlocks;
     using Base::kFloat, Base::params, Base::shared, Base::work, Base::q_rows, Base::tiles, Base::lane, Base::warp, Base::thread;
@@ -35,7 +35,7 @@ struct QueryGradient : QueryRows<T, kHeadDim, kGeneral> {
         for (int n = 0; n < kBlocks; ++n)
 #pragma unroll
             for (int a = 0; a < kSlabs; ++a) f[n].split_columns(a, ds[a][n]);
-        const auto pair = KvTile::row_pair(this->smem() + Base::kKeysAt + first * KvTile::kRowBytes, opaque(lane));
+        const auto pair = KvTile::row_pair(this->smem() + Base::kKeysAt + first * KvTile::kRowBytes, hide_from_compiler(lane));
         add_split_product<false>(dq, f, params.head_dim,
                                  [=](int step, int block, uint32_t (&b)[2]) { pair.load(step * 8, block, b[0], b[1]); });
     }
@@ -45,7 +45,8 @@ struct QueryGradient : QueryRows<T, kHeadDim, kGeneral> {
         for (int step = 0; step < kChunk / 16; ++step)
 #pragma unroll
             for (int a = 0; a < kSlabs; ++a) to_fragment<T>(f[step][a], ds[a][2 * step], ds[a][2 * step + 1]);
-        const auto b_address = KvTile::b_trans_address(this->smem() + Base::kKeysAt + first * KvTile::kRowBytes, opaque(lane));
+        const auto b_address =
+            KvTile::b_trans_address(this->smem() + Base::kKeysAt + first * KvTile::kRowBytes, hide_from_compiler(lane));
         auto product = make_product<T, kChunk / 16, kAhead, kSlabs, kChannelBlocks>(
             [&](int step, uint32_t (&a)[kSlabs][4]) {
 #pragma unroll
@@ -56,7 +57,7 @@ struct QueryGradient : QueryRows<T, kHeadDim, kGeneral> {
         product.add_to(dq, [](int) {});
     }
 
-    __device__ __forceinline__ void walk_keys() {
+    __device__ __forceinline__ void loop_over_keys() {
         int cursor = tiles.list_count;
         int tile = tiles.previous(tiles.end, cursor);
 #pragma unroll 1
@@ -83,7 +84,7 @@ struct QueryGradient : QueryRows<T, kHeadDim, kGeneral> {
             for (int r = 0; r < 2; ++r) {
                 const int row = this->row_of(a, 2 * r);
                 if (row >= q_rows.owned) continue;
-                const float factor = row < q_rows.length ? lowered<T>() * params.softmax_scale : 0.0f;
+                const float factor = row < q_rows.length ? undo_exponent_shift<T>() * params.softmax_scale : 0.0f;
                 store_floats<kChannelBlocks>(matrix + row * rows.row, params.head_dim - col, params.vector_out,
                                              [&](int n, int e) { return dq[a][n][2 * r + e] * factor; });
             }
@@ -91,7 +92,7 @@ struct QueryGradient : QueryRows<T, kHeadDim, kGeneral> {
 
     // Through the warp's own rows of Q's tile, which nobody else reads.
     __device__ __forceinline__ void store() {
-        const float factor = lowered<T>() * params.softmax_scale;
+        const float factor = undo_exponent_shift<T>() * params.softmax_scale;
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a)
 #pragma unroll
@@ -111,13 +112,13 @@ struct QueryGradient : QueryRows<T, kHeadDim, kGeneral> {
     }
 
     __device__ __forceinline__ void run() {
-        const WorkTile next = work_tile<kBlockM>(params.query_tile_schedule, params.q_lengths, params.batch);
+        const TileCoordinates next = tile_coordinates<kBlockM>(params.query_tile_schedule, params.q_lengths, params.batch);
         if (next.batch < 0) return;
         this->begin(next);
         if (tiles.first_row >= q_rows.owned) return;
         this->load_rows();
         clear(dq);
-        walk_keys();
+        loop_over_keys();
         __syncthreads();
         if constexpr (kFloat) {
             store_from_registers();

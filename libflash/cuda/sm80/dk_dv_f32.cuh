@@ -1,25 +1,25 @@
-// Gradients of keys and values in float: the walk of key_gradients.cuh, with products of split values (split_product.cuh).
+// Gradients of keys and values in float: the walk of dk_dv.cuh, with products of split values (split_product.cuh).
 //
 // Scores are transposed there too, so P^T and dS^T are left operands straight from registers, 16 queries at a time. Where warps split a head they
 // go through shared memory instead, which has room for one of them: dS^T waits in registers until P^T has been read.
 #pragma once
 
-#include "cuda/sm80/key_gradients.cuh"
-#include "cuda/sm80/query_sums_f32.cuh"
+#include "cuda/sm80/dk_dv.cuh"
+#include "cuda/sm80/dq_accumulator_f32.cuh"
 #include "cuda/tile/split_product.cuh"
 #include "cuda/tile/store_floats.cuh"
 
 namespace libflash::cuda::sm80 {
 
 template <int kHeadDim, int kBlockM, int kBlockN, int kStages, bool kGeneral>
-struct FloatKeyGradients : KeyGradients<float, kHeadDim, kBlockM, kBlockN, kStages, kGeneral> {
-    using Base = KeyGradients<float, kHeadDim, kBlockM, kBlockN, kStages, kGeneral>;
+struct FloatDkDv : DkDv<float, kHeadDim, kBlockM, kBlockN, kStages, kGeneral> {
+    using Base = DkDv<float, kHeadDim, kBlockM, kBlockN, kStages, kGeneral>;
     using Base::Base;
     using Base::kChannels, Base::kChunk, Base::kKeyWarps, Base::kQueries, Base::kSplit, Base::kWarps;
     using Base::params, Base::dk, Base::dv;
     using typename Base::Chunk, typename Base::KvTile, typename Base::Position, typename Base::QTile, typename Base::Scores,
         typename Base::ScoreTile;
-    using Sums = FloatQuerySums<kHeadDim, kBlockM, kWarps>;
+    using Accumulator = FloatDqAccumulator<kHeadDim, kBlockM, kWarps>;
     using ChannelPair = ColumnPair<QTile, kChannels / 8>;
     static constexpr int kSteps = kChunk / 8;
     static_assert(kSplit == 1 || kQueries == kChunk, "dS of one chunk waits in registers");
@@ -27,7 +27,7 @@ struct FloatKeyGradients : KeyGradients<float, kHeadDim, kBlockM, kBlockN, kStag
     Scores waiting;  // dS of this warp's queries
 
     // What the base keeps in registers is worked out anew here: there are none to spare.
-    __device__ __forceinline__ static int thread() { return opaque(static_cast<int>(threadIdx.x)); }
+    __device__ __forceinline__ static int thread() { return hide_from_compiler(static_cast<int>(threadIdx.x)); }
     __device__ __forceinline__ static int lane() { return thread() % 32; }
     __device__ __forceinline__ static int key_warp() { return thread() / 32 / kSplit; }
     __device__ __forceinline__ static int part() { return thread() / 32 % kSplit; }
@@ -49,7 +49,7 @@ struct FloatKeyGradients : KeyGradients<float, kHeadDim, kBlockM, kBlockN, kStag
     // P and dS, both transposed, of queries [first, first + kChunk) of the tile.
     __device__ __forceinline__ void make_scores(Scores& p, Scores& ds, const Position& at, int first, bool edge) {
         const Chunk rules(params, this->common().tiles, at.head, at.tile * kBlockM + first,
-                          this->common().tiles.first_col + key_warp() * 32, this->facts(0) + first);
+                          this->common().tiles.first_col + key_warp() * 32, this->statistics(0) + first);
         if constexpr (kGeneral) {
             score_product(ds, this->v_smem(), this->dout_smem(0), first, params.head_dim_v);
             const uint32_t keep = rules.keep_bits();
@@ -139,14 +139,14 @@ struct FloatKeyGradients : KeyGradients<float, kHeadDim, kBlockM, kBlockN, kStag
             __syncthreads();  // dS is complete
             add_from_shared(dk, shared_scores, this->q_smem(0), params.head_dim);
         }
-        if (params.dq_sums)
-            Sums::template add_product<kBlockN>(this->sums_of(at), shared_scores, this->k_smem(), thread() / 32, lane(),
-                                                params.head_dim);
+        if (params.dq_accumulator)
+            Accumulator::template add_product<kBlockN>(this->sums_of(at), shared_scores, this->k_smem(), thread() / 32, lane(),
+                                                       params.head_dim);
     }
 
     // One stage: the thread blocks of a multiprocessor cover for each other. The next position is found when it is needed; there are no registers
     // for two.
-    __device__ __forceinline__ void walk_queries() {
+    __device__ __forceinline__ void loop_over_queries() {
         static_assert(kStages == 1, "");
         clear(dk);
         clear(dv);
@@ -185,9 +185,10 @@ struct FloatKeyGradients : KeyGradients<float, kHeadDim, kBlockM, kBlockN, kStag
 
     __device__ __forceinline__ void run() {
         if (!this->prepare()) return;
-        walk_queries();
-        store(dv, params.dv, lowered<float>() * (kGeneral ? params.rare.dropout.keep_factor : 1.0f), params.head_dim_v);
-        store(dk, params.dk, lowered<float>() * params.softmax_scale, params.head_dim);
+        loop_over_queries();
+        store(dv, params.dv, undo_exponent_shift<float>() * (kGeneral ? params.rare.dropout.keep_factor : 1.0f),
+              params.head_dim_v);
+        store(dk, params.dk, undo_exponent_shift<float>() * params.softmax_scale, params.head_dim);
     }
 };
 

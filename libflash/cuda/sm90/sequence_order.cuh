@@ -10,11 +10,12 @@
 namespace libflash::cuda::sm90 {
 
 // Where that stands, in the call's workspace.
-struct WorkOrder {
+struct SequenceOrder {
     int32_t* base;
     int32_t batch;
 
-    __device__ __forceinline__ explicit WorkOrder(const ForwardParams& params) : base(params.work_order), batch(params.batch) {}
+    __device__ __forceinline__ explicit SequenceOrder(const ForwardParams& params)
+        : base(params.sequence_order), batch(params.batch) {}
     __device__ __forceinline__ int* counter() const { return base; }  // of units that have been asked for
     __device__ __forceinline__ int& units() const { return base[1]; }
     __device__ __forceinline__ int* sequence() const { return base + 2; }       // which one comes first, second, ...
@@ -39,7 +40,7 @@ struct WorkOrder {
 
     // `reversed`: later rows see more keys, so that they come first.
     template <int kTileRows>
-    __device__ __forceinline__ WorkTile tile_of(int unit, const LengthsParams& lengths, bool reversed) const {
+    __device__ __forceinline__ TileCoordinates tile_of(int unit, const LengthsParams& lengths, bool reversed) const {
         const int place = place_of(unit), entry = sequence()[place];
         const int tiles = (SequenceRows::of(lengths, entry).owned + kTileRows - 1) / kTileRows;
         const int head = (unit - first()[place]) / tiles, tile = unit - first()[place] - head * tiles;
@@ -51,10 +52,10 @@ constexpr int kOrderThreads = 512;
 
 // One thread block. Sorts so many sequences at a time: where there are more, no single one is much of the work. Units end where the workspace does,
 // however wrong the lengths are.
-template <class Row, int kTileRows>
+template <class Kernel, int kTileRows>
 __global__ void __launch_bounds__(kOrderThreads) order_kernel(const __grid_constant__ ForwardParams params) {
     __shared__ int keys[kOrderThreads], sums[kOrderThreads];
-    const WorkOrder order(params);
+    const SequenceOrder order(params);
     const int most = params.schedule.heads * params.schedule.tiles;
     const int thread = static_cast<int>(threadIdx.x);
     int before = 0;

@@ -12,20 +12,20 @@
 namespace libflash::cuda::sm90 {
 
 // Below every score, and yet finite: differences with it are never NaN.
-constexpr float kNothing = -3.402823466e38f;
+constexpr float kNoScore = -3.402823466e38f;
 
 template <int kBlockN>
-struct RowSoftmax {
+struct OnlineSoftmax {
     static constexpr int kScores = kBlockN / 2;
     static constexpr float kSumLimit = 16384.0f;  // and of a probability: `half` ends at 65504
     static constexpr float kBaseLimit =
         134217728.0f;  // 2^27: half a unit in the last place is 4, and its rounding could overflow the exponential
-    float base[2];     // what is subtracted, in base-2 units; kNothing: no score yet
+    float base[2];     // what is subtracted, in base-2 units; kNoScore: no score yet
     float sum[2];      // this lane's share
     bool has_nothing;  // a row of this warp: it needs the maximum of the next tile
 
     __device__ __forceinline__ void clear() {
-        base[0] = base[1] = kNothing;
+        base[0] = base[1] = kNoScore;
         sum[0] = sum[1] = 0.0f;
         has_nothing = true;
     }
@@ -46,7 +46,7 @@ struct RowSoftmax {
     __device__ __forceinline__ bool finish(int r) {
         sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
         sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
-        return sum[r] == INFINITY || (fabsf(base[r]) > kBaseLimit && base[r] != kNothing);
+        return sum[r] == INFINITY || (fabsf(base[r]) > kBaseLimit && base[r] != kNoScore);
     }
 
 private:
@@ -64,7 +64,7 @@ private:
             factor[r] = exp2_approx(base[r] - raised);
             sum[r] *= sum[r] == INFINITY ? 1.0f : factor[r];  // an overflow is remembered
             base[r] = raised;
-            nothing |= raised == kNothing && largest == largest;
+            nothing |= raised == kNoScore && largest == largest;
         }
         has_nothing = __any_sync(0xffffffffu, nothing);
     }

@@ -2,14 +2,14 @@
 // share it. What its roles know of that, and where things lie in shared memory.
 #pragma once
 
+#include "cuda/attention/dq_accumulator.cuh"
 #include "cuda/attention/element.cuh"
 #include "cuda/attention/params.h"
-#include "cuda/attention/query_sums.cuh"
 #include "cuda/attention/query_tiles.cuh"
 #include "cuda/attention/schedule.cuh"
 #include "cuda/config.h"
 #include "cuda/ptx/barrier.cuh"
-#include "cuda/sm90/ring.cuh"
+#include "cuda/sm90/pipeline.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
 #include "cuda/tile/tensor_map.cuh"
 
@@ -19,9 +19,9 @@ struct BackwardMaps {
     CUtensorMap q, dout, k, v, dk, dv;
 };
 
-template <class Row>
-struct BackwardItem {
-    static constexpr KernelConfig config = Row::config;
+template <class Kernel>
+struct BackwardWork {
+    static constexpr KernelConfig config = Kernel::config;
     using T = ElementOf<config.dtype>;
     static constexpr int kHeadDim = config.head_dim, kBlockM = config.tile_q, kBlockN = config.tile_k, kStages = config.stages;
     static constexpr int kGroupKeys = 64, kGroups = kBlockN / kGroupKeys;
@@ -37,10 +37,10 @@ struct BackwardItem {
 
     // dS K is made in pieces of 64 x 64, each by four warps: where these add is as if each piece had warps of its own.
     static constexpr int kPieces = kBlockM / 64 * (kHeadDim / 64);
-    using Sums = QuerySums<T, kHeadDim, kBlockM, kPieces * 4, kBlockM / 16>;
+    using Accumulator = DqAccumulator<T, kHeadDim, kBlockM, kPieces * 4, kBlockM / 16>;
 
     // The query tiles [begin, end) of each head; those outside of [whole, whole + count) need a mask for each score.
-    struct alignas(16) Walk {
+    struct alignas(16) QueryTileRange {
         int begin, end, whole, count;
 
         __device__ __forceinline__ bool is_edge(int tile) const {
@@ -61,22 +61,22 @@ struct BackwardItem {
 
     static constexpr int kScoreStages = 2;
     struct Common {
-        uint64_t keys;                         // K and V have come
-        RingBarriers<kStages> queries;         // Q, dO and the facts of their rows
-        RingBarriers<kScoreStages> gradients;  // dS
+        uint64_t keys;                             // K and V have come
+        PipelineBarriers<kStages> queries;         // Q, dO and the statistics of their rows
+        PipelineBarriers<kScoreStages> gradients;  // dS
         Copies copies;
-        WorkTile work;  // head: of the key heads
+        TileCoordinates work;  // head: of the key heads
         SequenceRows q_rows;
         Tiles tiles;
-        Walk walk;
+        QueryTileRange walk;
     };
-    static constexpr int kFactBytes = kBlockM * static_cast<int>(sizeof(RowFacts));
+    static constexpr int kStatisticsBytes = kBlockM * static_cast<int>(sizeof(SoftmaxStatistics));
     static constexpr int kStageBytes = 2 * QTile::kBytes;
-    // K, V; the stages of Q and dO; dS; the facts of all stages.
+    // K, V; the stages of Q and dO; dS; the statistics of all stages.
     static constexpr int kStagesAt = 2 * KvTile::kBytes;
     static constexpr int kScoresAt = kStagesAt + kStages * kStageBytes;
-    static constexpr int kFactsAt = kScoresAt + kScoreStages * ScoreTile::kBytes;
-    static constexpr int kTileBytes = kFactsAt + kStages * kFactBytes;
+    static constexpr int kStatisticsAt = kScoresAt + kScoreStages * ScoreTile::kBytes;
+    static constexpr int kTileBytes = kStatisticsAt + kStages * kStatisticsBytes;
     static constexpr int kSharedBytes = kTileBytes + static_cast<int>(sizeof(Common)) + QTile::kAlignment;
     static_assert(kSharedBytes <= 227 * 1024, "a thread block has 227 KB");
 
@@ -85,7 +85,7 @@ struct BackwardItem {
     char* shared;
     Common& common;
 
-    __device__ __forceinline__ BackwardItem(const BackwardParams& p, const BackwardMaps& m, char* aligned)
+    __device__ __forceinline__ BackwardWork(const BackwardParams& p, const BackwardMaps& m, char* aligned)
         : params(p), maps(m), shared(aligned), common(*reinterpret_cast<Common*>(aligned + kTileBytes)) {}
 
     __device__ __forceinline__ uint32_t k_smem() const { return shared_address(shared); }
@@ -93,8 +93,8 @@ struct BackwardItem {
     __device__ __forceinline__ uint32_t q_smem(int stage) const { return k_smem() + kStagesAt + stage * kStageBytes; }
     __device__ __forceinline__ uint32_t dout_smem(int stage) const { return q_smem(stage) + QTile::kBytes; }
     __device__ __forceinline__ uint32_t ds_smem(int stage) const { return k_smem() + kScoresAt + stage * ScoreTile::kBytes; }
-    __device__ __forceinline__ const RowFacts* facts(int stage) const {
-        return reinterpret_cast<const RowFacts*>(shared + kFactsAt + stage * kFactBytes);
+    __device__ __forceinline__ const SoftmaxStatistics* statistics(int stage) const {
+        return reinterpret_cast<const SoftmaxStatistics*>(shared + kStatisticsAt + stage * kStatisticsBytes);
     }
     __device__ __forceinline__ MBarrier keys_have_come() const { return {shared_address(&common.keys)}; }
 
@@ -105,7 +105,7 @@ struct BackwardItem {
             common.queries.init(kGroups * 4);
             common.gradients.init(4, kGroups * 4);
             fence_barrier_init();
-            common.work = work_tile<kBlockN>(params.key_schedule, params.k_lengths, params.batch);
+            common.work = tile_coordinates<kBlockN>(params.key_schedule, params.k_lengths, params.batch);
             common.q_rows = SequenceRows::of(params.q_lengths, common.work.batch);
             common.tiles.init(params, common.work, common.q_rows.length,
                               SequenceRows::of(params.k_lengths, common.work.batch).length);
@@ -114,7 +114,7 @@ struct BackwardItem {
         __syncthreads();
     }
     // As Tiles::is_edge has it.
-    __device__ static __forceinline__ Walk walk_of(const Tiles& tiles) {
+    __device__ static __forceinline__ QueryTileRange walk_of(const Tiles& tiles) {
         const int last_col = tiles.first_col + kBlockN - 1;
         const int first_row =
             last_col - tiles.shift - tiles.right;  // from here on the last key is seen, and up to there the first
@@ -125,11 +125,11 @@ struct BackwardItem {
     }
 
     __device__ __forceinline__ Position first_position() const {
-        const Walk& walk = common.walk;
+        const QueryTileRange& walk = common.walk;
         return {common.work.head * params.group_size, walk.begin, (walk.end - walk.begin) * params.group_size};
     }
     __device__ __forceinline__ void advance(Position& at) const {
-        const Walk walk = common.walk;
+        const QueryTileRange walk = common.walk;
         --at.left;
         const bool ends = at.tile + 1 == walk.end;
         at.tile = ends ? walk.begin : at.tile + 1;

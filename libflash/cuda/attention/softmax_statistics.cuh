@@ -11,17 +11,17 @@
 namespace libflash::cuda {
 
 // Lanes that share a row of up to so many channels: each has 16 bytes of it at a time.
-constexpr int row_facts_lanes(int head_dim, int element) {
+constexpr int softmax_statistics_lanes(int head_dim, int element) {
     const int loads = head_dim * element / 16;
     return loads >= 16 ? 16 : (loads >= 8 ? 8 : 4);
 }
 
 template <class T, int kLanes>
-struct RowFactsUnit {
+struct SoftmaxStatisticsUnit {
     static constexpr int kThreads = 256;
 
     const BackwardParams& params;
-    WorkTile work;
+    TileCoordinates work;
     SequenceRows rows;
 
     template <class Element>
@@ -49,7 +49,7 @@ struct RowFactsUnit {
         return sum;
     }
 
-    __device__ __forceinline__ float number(const RowNumbersParams& numbers, int row) const {
+    __device__ __forceinline__ float number(const RowStatisticsParams& numbers, int row) const {
         return numbers.data[work.batch * numbers.batch + work.head * numbers.head + (rows.start + row) * numbers.row];
     }
 
@@ -59,20 +59,21 @@ struct RowFactsUnit {
         return fabsf(lse_log2) > 1048576.0f ? fmaf(fabsf(lse_log2), 4.7683716e-07f, lse_log2) : lse_log2;
     }
 
-    __device__ __forceinline__ RowFacts facts_of(int row, float dot) const {
+    __device__ __forceinline__ SoftmaxStatistics statistics_of(int row, float dot) const {
         if (row >= rows.length) return {INFINITY, 0.0f};
         const float lse = number(params.lse, row);
         if (lse == -INFINITY) return {INFINITY, 0.0f};
-        return {with_margin(lse * kLog2e) - raised_by<T>(), params.dlse.data ? dot - number(params.dlse, row) : dot};
+        return {with_margin(lse * kLog2e) - exponent_shift<T>(), params.dlse.data ? dot - number(params.dlse, row) : dot};
     }
 
     __device__ __forceinline__ void run(int sums_per_unit) {
-        work = work_tile<kUnitRows>(params.query_schedule, params.q_lengths, params.batch);
+        work = tile_coordinates<kUnitRows>(params.query_schedule, params.q_lengths, params.batch);
         if (work.batch < 0) return;
         rows = SequenceRows::of(params.q_lengths, work.batch);
         if (work.tile * kUnitRows >= rows.owned) return;
         const int64_t unit = QueryUnits::first(params, work.batch, work.head, rows.start) + work.tile;
-        if (params.dq_sums) clear(reinterpret_cast<float4*>(params.dq_sums + unit * sums_per_unit), sums_per_unit / 4);
+        if (params.dq_accumulator)
+            clear(reinterpret_cast<float4*>(params.dq_accumulator + unit * sums_per_unit), sums_per_unit / 4);
         const int lane = threadIdx.x % kLanes;
         constexpr int kTogether = sizeof(T) == 4 ? 2 : 4;  // rows
 #pragma unroll kTogether
@@ -81,7 +82,7 @@ struct RowFactsUnit {
             float dot = row < rows.length ? partial_dot(row, lane) : 0.0f;
 #pragma unroll
             for (int step = kLanes / 2; step > 0; step /= 2) dot += __shfl_xor_sync(0xffffffffu, dot, step);
-            if (lane == 0) params.row_facts[unit * kUnitRows + i] = facts_of(row, dot);
+            if (lane == 0) params.softmax_statistics[unit * kUnitRows + i] = statistics_of(row, dot);
         }
     }
 
@@ -92,7 +93,7 @@ struct RowFactsUnit {
 
 // dsink = -sum over rows of exp(sink - lse) delta, all sequences of a head by one thread block: always in the same order.
 template <class T>
-struct SinkGradient {
+struct Dsink {
     static constexpr int kThreads = 512;
 
     __device__ static __forceinline__ float partial(const BackwardParams& params, int head) {
@@ -100,11 +101,12 @@ struct SinkGradient {
         for (int batch = 0; batch < params.batch; ++batch) {
             const SequenceRows rows = SequenceRows::of(params.q_lengths, batch);
             const float sink = head_number<T>(params.sink, batch, head) * kLog2e;
-            const RowFacts* facts = params.row_facts + QueryUnits::first(params, batch, head, rows.start) * kUnitRows;
+            const SoftmaxStatistics* statistics =
+                params.softmax_statistics + QueryUnits::first(params, batch, head, rows.start) * kUnitRows;
             if (sink == -INFINITY) continue;
             for (int row = threadIdx.x; row < rows.length; row += kThreads) {
-                const RowFacts f = facts[row];
-                sum -= exp2_approx(min_or_nan(sink - f.lse_log2 - raised_by<T>(), 0.0f)) * f.delta;
+                const SoftmaxStatistics f = statistics[row];
+                sum -= exp2_approx(min_or_nan(sink - f.lse_log2 - exponent_shift<T>(), 0.0f)) * f.delta;
             }
         }
         return sum;

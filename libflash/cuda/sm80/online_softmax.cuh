@@ -8,17 +8,17 @@
 namespace libflash::cuda::sm80 {
 
 template <int kSlabs, int kKeyBlocks, int kChannelBlocks>
-struct RunningSoftmax {
+struct OnlineSoftmax {
     static constexpr float kSumLimit = 16384.0f;
     static constexpr float kHalfLimit = 15.0f;  // of the exponent of a probability
     // Below every score, and yet finite: differences with it are never NaN.
-    static constexpr float kNothing = -3.402823466e38f;
+    static constexpr float kNoScore = -3.402823466e38f;
 
     float scale;  // from the scores in registers to base-2 units: scale_log2, or 1 where they have been scaled already
 
     float s[kSlabs][kKeyBlocks][4];      // scores, then probabilities
     float o[kSlabs][kChannelBlocks][4];  // sums of p v
-    float base[kSlabs][2];               // what is subtracted, in base-2 units; kNothing: no score yet
+    float base[kSlabs][2];               // what is subtracted, in base-2 units; kNoScore: no score yet
     float row_sum[kSlabs][2];
 
     // Part `share` of kShares of the scores of two neighbouring 8-column blocks to probabilities; adds them to the row sums.
@@ -138,7 +138,7 @@ struct RunningSoftmax {
             for (int n = 0; n < kChannelBlocks; ++n)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) o[a][n][e] = 0.0f;
-            base[a][0] = base[a][1] = kNothing;
+            base[a][0] = base[a][1] = kNoScore;
             row_sum[a][0] = row_sum[a][1] = 0.0f;
         }
     }

@@ -9,12 +9,12 @@
 // products and its part of the channels in the next two, with P^T and dS^T in shared memory between.
 #pragma once
 
+#include "cuda/attention/dq_accumulator.cuh"
 #include "cuda/attention/params.h"
-#include "cuda/attention/query_sums.cuh"
 #include "cuda/attention/query_tiles.cuh"
 #include "cuda/attention/schedule.cuh"
 #include "cuda/ptx/cp_async.cuh"
-#include "cuda/ptx/opaque.cuh"
+#include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/sm80/backward_tiles.h"
 #include "cuda/sm80/score_chunk.cuh"
 #include "cuda/tile/product.cuh"
@@ -25,7 +25,7 @@
 namespace libflash::cuda::sm80 {
 
 template <class T, int kHeadDim, int kBlockM, int kBlockN, int kStages, bool kGeneral>
-struct KeyGradients {
+struct DkDv {
     static constexpr int kSplit = backward_split(kHeadDim);
     static constexpr int kKeyWarps = kBlockN / 32;
     static constexpr int kWarps = kKeyWarps * kSplit;
@@ -48,21 +48,21 @@ struct KeyGradients {
     using KvTile = SharedTile<kBlockN, kHeadDim, sizeof(T)>;
     using QTile = SharedTile<kBlockM, kHeadDim, sizeof(T)>;
     using ScoreTile = SharedTile<kBlockN, kBlockM, sizeof(T)>;  // transposed: a row for each key
-    using Sums = QuerySums<T, kHeadDim, kBlockM, kWarps>;
+    using Accumulator = DqAccumulator<T, kHeadDim, kBlockM, kWarps>;
     using Tiles = QueryTiles<kBlockM, kBlockN>;
     using Chunk = ScoreChunk<T, kChunk, Tiles>;
     using Scores = typename Chunk::Scores;
     using Fragments = typename Chunk::Fragments;
 
-    // Shared memory: K, V, the stages (Q, dO, facts), the buffers (dS, and P if it is shared), Common.
-    static constexpr int kFactBytes = kBlockM * sizeof(RowFacts);
-    static constexpr int kStageBytes = 2 * QTile::kBytes + kFactBytes;
+    // Shared memory: K, V, the stages (Q, dO, statistics), the buffers (dS, and P if it is shared), Common.
+    static constexpr int kStatisticsBytes = kBlockM * sizeof(SoftmaxStatistics);
+    static constexpr int kStageBytes = 2 * QTile::kBytes + kStatisticsBytes;
     static constexpr int kBufferBytes = ScoreTile::kBytes * backward_score_tiles(kHeadDim, sizeof(T));
     static constexpr int kStagesAt = 2 * KvTile::kBytes;
     static constexpr int kBuffersAt = kStagesAt + kStages * kStageBytes;
     static constexpr int kCommonAt = kBuffersAt + kBuffers * kBufferBytes;
     struct Common {
-        WorkTile work;  // head: of the key heads
+        TileCoordinates work;  // head: of the key heads
         SequenceRows q_rows, k_rows;
         Tiles tiles;
     };
@@ -80,7 +80,7 @@ struct KeyGradients {
 
     float dk[2][kChannels / 8][4], dv[2][kChannels / 8][4];
 
-    __device__ __forceinline__ KeyGradients(const BackwardParams& p, char* shared_memory) : params(p), shared(shared_memory) {
+    __device__ __forceinline__ DkDv(const BackwardParams& p, char* shared_memory) : params(p), shared(shared_memory) {
         thread = threadIdx.x;
         lane = thread % 32;
         key_warp = thread / 32 / kSplit;
@@ -93,8 +93,8 @@ struct KeyGradients {
     __device__ __forceinline__ uint32_t v_smem() const { return smem() + KvTile::kBytes; }
     __device__ __forceinline__ uint32_t q_smem(int stage) const { return smem() + kStagesAt + stage * kStageBytes; }
     __device__ __forceinline__ uint32_t dout_smem(int stage) const { return q_smem(stage) + QTile::kBytes; }
-    __device__ __forceinline__ const RowFacts* facts(int stage) const {
-        return reinterpret_cast<const RowFacts*>(shared + kStagesAt + stage * kStageBytes + 2 * QTile::kBytes);
+    __device__ __forceinline__ const SoftmaxStatistics* statistics(int stage) const {
+        return reinterpret_cast<const SoftmaxStatistics*>(shared + kStagesAt + stage * kStageBytes + 2 * QTile::kBytes);
     }
     __device__ __forceinline__ uint32_t ds_smem(int buffer) const { return smem() + kBuffersAt + buffer * kBufferBytes; }
     __device__ __forceinline__ uint32_t p_smem(int buffer) const { return ds_smem(buffer) + ScoreTile::kBytes; }
@@ -106,7 +106,7 @@ struct KeyGradients {
 
     // False: there is nothing to do. Ends with the thread block in step.
     __device__ __forceinline__ bool prepare() {
-        const WorkTile work = work_tile<kBlockN>(params.key_schedule, params.k_lengths, params.batch);
+        const TileCoordinates work = tile_coordinates<kBlockN>(params.key_schedule, params.k_lengths, params.batch);
         if (work.batch < 0) return false;
         const SequenceRows k_rows = SequenceRows::of(params.k_lengths, work.batch);
         if (work.tile * kBlockN >= k_rows.owned) return false;
@@ -124,7 +124,7 @@ struct KeyGradients {
     template <class Tile>
     __device__ __forceinline__ void load(int offset, const T* rows, int64_t stride, int first_row, int row_limit, int col_limit) {
         // With floats and in the general instance there are no registers for addresses that wait from tile to tile.
-        const int me = kFloat || kGeneral ? opaque(thread) : thread;
+        const int me = kFloat || kGeneral ? hide_from_compiler(thread) : thread;
         if (kGeneral && !params.vector_loads) {
             Tile::template load_slow<kThreads>(shared + offset, rows, stride, first_row, row_limit, col_limit, me);
         } else {
@@ -138,7 +138,7 @@ struct KeyGradients {
         load<KvTile>(KvTile::kBytes, start<const T>(params.v, start_row, c.work.head), params.v.row, first, length,
                      params.head_dim_v);
     }
-    // Q, dO and the facts of their rows.
+    // Q, dO and the statistics of their rows.
     __device__ __forceinline__ void load_stage(int stage, const Position& at) {
         const Common& c = common();
         const int first = at.tile * kBlockM, start_row = c.q_rows.start, length = c.q_rows.length;
@@ -147,9 +147,9 @@ struct KeyGradients {
         load<QTile>(offset + QTile::kBytes, start<const T>(params.dout, start_row, at.head), params.dout.row, first, length,
                     params.head_dim_v);
         const int64_t row = QueryUnits::first(params, c.work.batch, at.head, start_row) * kUnitRows + first;
-        constexpr int kCopies = kFactBytes / 16;
+        constexpr int kCopies = kStatisticsBytes / 16;
         if (thread < kCopies)
-            cp_async_16(smem() + offset + 2 * QTile::kBytes + thread * 16, params.row_facts + row + thread * 2, true);
+            cp_async_16(smem() + offset + 2 * QTile::kBytes + thread * 16, params.softmax_statistics + row + thread * 2, true);
     }
 
     __device__ __forceinline__ Position first_position() const {
@@ -168,7 +168,7 @@ struct KeyGradients {
 
     // (32 rows of a K-like tile) (kChunk rows of a Q-like tile)^T.
     __device__ __forceinline__ auto score_product(uint32_t keys, uint32_t queries, int first) {
-        const int at = opaque(lane);
+        const int at = hide_from_compiler(lane);
         const auto a_address = KvTile::a_address(keys, key_warp * 32, at);
         const auto b_address = QTile::b_address(queries + first * QTile::kRowBytes, at);
         return make_product<T, kHeadDim / 16, kAhead, 2, kChunk / 8>(
@@ -192,7 +192,7 @@ struct KeyGradients {
 
     // (the warp's fragments: 32 keys, kChunk queries) (the queries' rows of a Q-like tile): not split, all channels.
     __device__ __forceinline__ auto product_from_registers(const Fragments& f, uint32_t rows, int first) {
-        const auto b_address = QTile::b_trans_address(rows + first * QTile::kRowBytes, opaque(lane));
+        const auto b_address = QTile::b_trans_address(rows + first * QTile::kRowBytes, hide_from_compiler(lane));
         return make_product<T, kChunk / 16, kAhead, 2, kChannels / 8>(
             [&f](int step, uint32_t (&a)[2][4]) {
 #pragma unroll
@@ -203,7 +203,7 @@ struct KeyGradients {
 
     // The same from a transposed score tile, with all queries of the tile and this warp's channels.
     __device__ __forceinline__ auto product_from_shared(uint32_t scores, uint32_t rows) {
-        const int at = opaque(lane);
+        const int at = hide_from_compiler(lane);
         const auto a_address = ScoreTile::a_address(scores, key_warp * 32, at);
         const ChannelAddress b_address(QTile::b_trans_address(rows, at), part);
         return make_product<T, kBlockM / 16, kAhead, 2, kChannels / 8>(
@@ -218,7 +218,7 @@ struct KeyGradients {
     __device__ __forceinline__ void chunk(int stage, int buffer, const Position& at, int first, bool edge) {
         constexpr int kSteps = kHeadDim / 16;
         const Chunk rules(params, common().tiles, at.head, at.tile * kBlockM + first, common().tiles.first_col + key_warp * 32,
-                          facts(stage) + first);
+                          statistics(stage) + first);
         Scores p, ds;
         Fragments f;
         auto s_product = score_product(k_smem(), q_smem(stage), first);
@@ -268,7 +268,7 @@ struct KeyGradients {
 
     __device__ __forceinline__ float* sums_of(const Position& at) const {
         const int64_t unit = QueryUnits::first(params, common().work.batch, at.head, common().q_rows.start);
-        return params.dq_sums + Sums::tile_offset(unit, at.tile);
+        return params.dq_accumulator + Accumulator::tile_offset(unit, at.tile);
     }
 
     // What needs the scores of all warps; `release` says that the stage is no longer read. The additions to the sums of dQ are spread over the
@@ -277,16 +277,17 @@ struct KeyGradients {
     template <class Release>
     __device__ __forceinline__ void products(int stage, int buffer, const Position& at, const Release& release) {
         const int warp = thread / 32;
-        float dq[Sums::kSlabs][Sums::kBlocks][4];
+        float dq[Accumulator::kSlabs][Accumulator::kBlocks][4];
         clear(dq);
-        auto dq_product = Sums::template product<kBlockN, kAhead>(ds_smem(buffer), k_smem(), warp, opaque(lane));
+        auto dq_product =
+            Accumulator::template product<kBlockN, kAhead>(ds_smem(buffer), k_smem(), warp, hide_from_compiler(lane));
         if constexpr (kSplit == 1) {
-            if (params.dq_sums) {
+            if (params.dq_accumulator) {
                 dq_product.start();
                 dq_product.add_to(dq, [](int) {});
             }
             release();
-            if (params.dq_sums) Sums::template add<1>(sums_of(at), dq, warp, lane, 0);
+            if (params.dq_accumulator) Accumulator::template add<1>(sums_of(at), dq, warp, lane, 0);
         } else {
             constexpr int kSteps = kBlockM / 16;
             auto dv_product = product_from_shared(p_smem(buffer), dout_smem(stage));
@@ -297,17 +298,17 @@ struct KeyGradients {
             });
             float* const sums = sums_of(at);
             dv_product.add_to(dv, [&](int step) {
-                if (params.dq_sums) Sums::template add<2 * kSteps>(sums, dq, warp, lane, step);
+                if (params.dq_accumulator) Accumulator::template add<2 * kSteps>(sums, dq, warp, lane, step);
                 if (step == kSteps - 1) dk_product.start();
             });
             dk_product.add_to(dk, [&](int step) {
-                if (params.dq_sums) Sums::template add<2 * kSteps>(sums, dq, warp, lane, kSteps + step);
+                if (params.dq_accumulator) Accumulator::template add<2 * kSteps>(sums, dq, warp, lane, kSteps + step);
             });
             release();
         }
     }
 
-    __device__ __forceinline__ void walk_queries() {
+    __device__ __forceinline__ void loop_over_queries() {
         clear(dk);
         clear(dv);
         Position current = first_position(), ahead = current;
@@ -378,10 +379,10 @@ struct KeyGradients {
 
     __device__ __forceinline__ void run() {
         if (!prepare()) return;
-        walk_queries();
-        store(dv, KvTile::kBytes, params.dv, lowered<T>() * (kGeneral ? params.rare.dropout.keep_factor : 1.0f),
+        loop_over_queries();
+        store(dv, KvTile::kBytes, params.dv, undo_exponent_shift<T>() * (kGeneral ? params.rare.dropout.keep_factor : 1.0f),
               params.head_dim_v);
-        store(dk, 0, params.dk, lowered<T>() * params.softmax_scale, params.head_dim);
+        store(dk, 0, params.dk, undo_exponent_shift<T>() * params.softmax_scale, params.head_dim);
     }
 };
 

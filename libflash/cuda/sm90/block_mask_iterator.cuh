@@ -7,7 +7,7 @@
 
 namespace libflash::cuda::sm90 {
 
-// A tile of keys, as the producer tells those who multiply: which it is, and whether it is the item's last.
+// A tile of keys, as the producer tells those who multiply: which it is, and whether it is the work_tile's last.
 struct TileWord {
     uint32_t bits;
 
@@ -19,7 +19,7 @@ struct TileWord {
 };
 
 template <int kBlockM, int kBlockN>
-struct BlockWalk {
+struct BlockMaskIterator {
     static_assert(kBlockM == 128 && 128 % kBlockN == 0, "a tile of scores lies in one block");
     static constexpr int kTiles = 128 / kBlockN;  // of keys in a block
     static constexpr int kWindow = 32,
@@ -27,16 +27,16 @@ struct BlockWalk {
     static constexpr uint32_t kAll = 0xffffffffu;
     using Range = KeyRange<kBlockM, kBlockN>;
 
-    // An item's own; the rest is made from it each time, because whoever walks has few registers.
+    // An work_tile's own; the rest is made from it each time, because whoever walks has few registers.
     const BlockMaskParams& blocks;
-    const WorkTile& work;
+    const TileCoordinates& work;
     const Range& range;
     int tile;        // tiles before it have not been passed
     int window;      // that is known, or -1
     uint32_t there;  // tiles of the window, a bit each, that are not left out
     int left;        // entries of the list that have not been passed
 
-    __device__ __forceinline__ BlockWalk(const BlockMaskParams& b, const WorkTile& w, const Range& r)
+    __device__ __forceinline__ BlockMaskIterator(const BlockMaskParams& b, const TileCoordinates& w, const Range& r)
         : blocks(b), work(w), range(r), tile(r.end), window(-1), left(b.counts ? b.counts[start(b.counts_stride)] : 0) {}
 
     // The next tile; or -1.

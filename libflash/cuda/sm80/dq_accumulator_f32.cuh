@@ -1,7 +1,7 @@
-// The sums of the query gradient in float: where they lie is as in query_sums.cuh; a warp makes its share a few columns at a time.
+// The sums of the query gradient in float: where they lie is as in dq_accumulator.cuh; a warp makes its share a few columns at a time.
 #pragma once
 
-#include "cuda/attention/query_sums.cuh"
+#include "cuda/attention/dq_accumulator.cuh"
 #include "cuda/tile/split_product.cuh"
 #include "cuda/tile/store_floats.cuh"
 
@@ -21,8 +21,8 @@ struct ColumnPair {
 };
 
 template <int kHeadDim, int kBlockM, int kWarps>
-struct FloatQuerySums : QuerySums<float, kHeadDim, kBlockM, kWarps> {
-    using Base = QuerySums<float, kHeadDim, kBlockM, kWarps>;
+struct FloatDqAccumulator : DqAccumulator<float, kHeadDim, kBlockM, kWarps> {
+    using Base = DqAccumulator<float, kHeadDim, kBlockM, kWarps>;
     using Base::kBlocks, Base::kRowWarps, Base::kSlabs, Base::kWarpFloats;
     static constexpr int kTogether = kBlocks % 4 == 0 && kSlabs == 1 ? 4 : 2;  // column blocks
 
@@ -62,7 +62,7 @@ struct FloatQuerySums : QuerySums<float, kHeadDim, kBlockM, kWarps> {
 
     // dq of one unit of rows. All warps of the thread block call it.
     __device__ static __forceinline__ void convert(const BackwardParams& params) {
-        const WorkTile work = work_tile<kUnitRows>(params.query_schedule, params.q_lengths, params.batch);
+        const TileCoordinates work = tile_coordinates<kUnitRows>(params.query_schedule, params.q_lengths, params.batch);
         if (work.batch < 0) return;
         const SequenceRows rows = SequenceRows::of(params.q_lengths, work.batch);
         const int64_t first_unit = QueryUnits::first(params, work.batch, work.head, rows.start);
@@ -72,7 +72,7 @@ struct FloatQuerySums : QuerySums<float, kHeadDim, kBlockM, kWarps> {
                     rows.start * params.dq.row + col;
         for (int i = 0; i < kUnitRows / kBlockM; ++i) {
             const int tile = work.tile * (kUnitRows / kBlockM) + i;
-            const float* mine = params.dq_sums + Base::tile_offset(first_unit, tile) + warp * kWarpFloats;
+            const float* mine = params.dq_accumulator + Base::tile_offset(first_unit, tile) + warp * kWarpFloats;
             for (int a = 0; a < kSlabs; ++a) {
                 float x[kBlocks][4];
 #pragma unroll
@@ -81,7 +81,7 @@ struct FloatQuerySums : QuerySums<float, kHeadDim, kBlockM, kWarps> {
                 for (int r = 0; r < 2; ++r) {
                     const int row = tile * kBlockM + (warp % kRowWarps * kSlabs + a) * 16 + r * 8 + lane / 4;
                     if (row >= rows.owned) continue;
-                    const float factor = row < rows.length ? lowered<float>() * params.softmax_scale : 0.0f;
+                    const float factor = row < rows.length ? undo_exponent_shift<float>() * params.softmax_scale : 0.0f;
                     store_floats<kBlocks>(dq + row * params.dq.row, params.head_dim - col, params.vector_out,
                                           [&](int n, int e) { return x[n][2 * r + e] * factor; });
                 }

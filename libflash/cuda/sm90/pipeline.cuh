@@ -7,7 +7,7 @@ namespace libflash::cuda::sm90 {
 
 // The barriers of a ring, in shared memory.
 template <int kStages>
-struct RingBarriers {
+struct PipelineBarriers {
     uint64_t full[kStages], empty[kStages];
 
     __device__ __forceinline__ void init(int consumers, int producers = 1) {
@@ -20,12 +20,12 @@ struct RingBarriers {
 
 // Where one side of it stands.
 template <int kStages>
-struct Ring {
-    uint32_t barriers;  // address of RingBarriers
+struct PipelineState {
+    uint32_t barriers;  // address of PipelineBarriers
     int stage;
     uint32_t phase;
 
-    __device__ __forceinline__ explicit Ring(const RingBarriers<kStages>& of, int at = 0, uint32_t in_phase = 0)
+    __device__ __forceinline__ explicit PipelineState(const PipelineBarriers<kStages>& of, int at = 0, uint32_t in_phase = 0)
         : barriers(shared_address(&of)), stage(at), phase(in_phase) {}
     __device__ __forceinline__ MBarrier full() const { return {barriers + stage * 8}; }
     __device__ __forceinline__ MBarrier empty() const { return empty_of(stage); }

@@ -7,7 +7,7 @@
 namespace libflash::cuda::sm80 {
 
 template <class T, int kHeadDim>
-struct BiasGradient : QueryRows<T, kHeadDim, true> {
+struct Dbias : QueryRows<T, kHeadDim, true> {
     using Base = QueryRows<T, kHeadDim, true>;
     using Base::kBlockM, Base::kBlockN, Base::kChunk, Base::kSlabs, Base::kThreads, Base::kBlocks;
     using Base::params, Base::shared, Base::work, Base::q_rows, Base::tiles, Base::lane, Base::warp, Base::thread;
@@ -91,7 +91,7 @@ struct BiasGradient : QueryRows<T, kHeadDim, true> {
                 for (int k = 0; k < same_cols; ++k) sum += tile[(row + r) * kBlockN + col + k];
             const int64_t at =
                 (int64_t{row_tile} * kBlockM + row) * out.stride[2] + (int64_t{col_tile} * kBlockN + col) * out.stride[3];
-            store_number<T>(out.data, start + at, out.is_float, lowered<T>() * sum);
+            store_number<T>(out.data, start + at, out.is_float, undo_exponent_shift<T>() * sum);
         }
     }
 

@@ -6,6 +6,6 @@
 namespace libflash::cuda {
 
 // Something like so many nanoseconds, up to twice as many.
-__device__ __forceinline__ void sleep(uint32_t nanoseconds) { asm volatile("nanosleep.u32 %0;" ::"r"(nanoseconds)); }
+__device__ __forceinline__ void nanosleep(uint32_t nanoseconds) { asm volatile("nanosleep.u32 %0;" ::"r"(nanoseconds)); }
 
 }  // namespace libflash::cuda

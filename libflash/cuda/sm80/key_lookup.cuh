@@ -8,8 +8,8 @@
 namespace libflash::cuda::sm80 {
 
 template <int kTileK, int kStages>
-struct FetchedKeys {
-    const KeyPlaces& places;
+struct KeyLookup {
+    const KeyLocations& places;
     const VisibleKeys& range;
     int32_t* answers;  // of this warp, 16 for a stage
     int step;          // from stage to stage
@@ -22,9 +22,9 @@ struct FetchedKeys {
         if (lane < kDecodeSlab && has(key)) places.ask(answers + stage * step + lane, key);
     }
     // Out of range: the key does not exist, or is not of this range.
-    __device__ __forceinline__ KeyPlace look_up(int stage, int first) const {
+    __device__ __forceinline__ KeyLocation look_up(int stage, int first) const {
         const int key = first + own + lane;
-        return lane < kDecodeSlab && has(key) ? places.answered(answers + stage * step + lane, key) : KeyPlace{-1, 0};
+        return lane < kDecodeSlab && has(key) ? places.answered(answers + stage * step + lane, key) : KeyLocation{-1, 0};
     }
 
     // Of the first tiles, which nothing comes before: by loads, all of them at once, by all lanes.
