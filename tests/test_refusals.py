@@ -138,7 +138,6 @@ INVALID = {
     "explain like the call": (lambda a: libflash.explain(*a, softcap=-1), r"softcap"),
     "threads": (lambda a: libflash.set_num_threads(-1), r"threads is -1"),
     "merge of none": (lambda a: libflash.merge([], []), r"outs has 0 arrays; it needs 1 or more"),
-    "merge of many": (lambda a: libflash.merge([a[0]] * 65, [a[0]] * 65), r"outs has 65 arrays"),
     "merge unlike": (lambda a: libflash.merge([a[0]], []), r"outs has 1 arrays and lses 0"),
 }
 
