@@ -8,8 +8,8 @@
 namespace libflash::cpu {
 
 // Calls body(context, item, thread) for every item in [0, items), in order of item but on whichever thread is free next. `thread`
-// is in [0, threads), 0 is the caller's, and no two calls with the same `thread` overlap. If the pool gives fewer threads, the work
-// is done all the same. An exception of a body ends the work and is thrown again here.
+// is in [0, threads), 0 is the caller's, and no two calls with the same `thread` overlap. If the pool gives fewer threads, the
+// work is done all the same. An exception of a body ends the work and is thrown again here.
 void run_items(int64_t items, int threads, void (*body)(const void* context, int64_t item, int thread), const void* context);
 
 // The same for any callable body(item, thread).
