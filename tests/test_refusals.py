@@ -137,8 +137,7 @@ INVALID = {
     "explain op": (lambda a: libflash.explain(*a, op="sideways"), r"op is 'sideways'"),
     "explain like the call": (lambda a: libflash.explain(*a, softcap=-1), r"softcap"),
     "threads": (lambda a: libflash.set_num_threads(-1), r"threads is -1"),
-    "merge of none": (lambda a: libflash.merge([], []), r"outs has 0 arrays; it needs 1 to 64"),
-    "merge of many": (lambda a: libflash.merge([a[0]] * 65, [a[0]] * 65), r"outs has 65 arrays"),
+    "merge of none": (lambda a: libflash.merge([], []), r"outs has 0 arrays; it needs 1 or more"),
     "merge unlike": (lambda a: libflash.merge([a[0]], []), r"outs has 1 arrays and lses 0"),
 }
 

@@ -159,7 +159,7 @@ def test_unloading_leaves_the_threads_alone(tmp_path: object) -> None:
     """dlclose() after a call with threads: their code stays. Without such a call the library goes."""
     code = f"""
         import _ctypes, pathlib, shutil
-        sys.path.insert(0, {os.path.join(os.path.dirname(__file__), "capi")!r})
+        sys.path[:0] = [{os.path.dirname(__file__)!r}, {os.path.join(os.path.dirname(__file__), "capi")!r}]
         import abi
         def loaded(path):
             return str(path) in open("/proc/self/maps").read()

@@ -1,5 +1,5 @@
-// How a call on the CPU is ended before it is done: by the caller's interrupt check (flash_set_interrupt), or because another of its
-// threads failed. The loops over tiles call stop_point().
+// How a call on the CPU is ended before it is done: by the caller's interrupt check (flash_set_interrupt), or because another of
+// its threads failed. The loops over tiles call stop_point().
 #pragma once
 
 #include <atomic>

@@ -31,8 +31,8 @@ int read_threads(const char* text, char end) {
                : 0;
 }
 
-// OMP_NUM_THREADS may be a list, one number for each level of nesting: the first counts. One that cannot be read belongs to OpenMP,
-// which reports it.
+// OMP_NUM_THREADS may be a list, one number for each level of nesting: the first counts. OpenMP itself reports one that cannot be
+// read; here it counts as not set.
 Environment read_environment() {
     Environment read;
     const char* ours = std::getenv("LIBFLASH_NUM_THREADS");

@@ -1,9 +1,10 @@
-// The threads that the library keeps between calls. They start when a call first wants them, sleep while there is nothing to do, and
-// stay until the process ends.
+// The threads that the library keeps between calls. They start when a call first wants them, sleep while there is nothing to do,
+// and stay until the process ends.
 //
-//   - Any number of calls use the pool at once. No call waits for a thread of the pool to become free: the caller's own thread works
-//     through everything, and threads of the pool help it.
-//   - Nothing is destroyed at exit. The object file that holds this code stays loaded once there are threads, even after dlclose().
+//   - Any number of calls use the pool at once. No call waits for a thread of the pool to become free: the caller's own thread
+//     works through everything, and threads of the pool help it.
+//   - Nothing is destroyed at exit. The object file that holds this code stays loaded once there are threads, even after
+//     dlclose().
 //   - After fork() the child has no such threads and forgets the pool. Its first call makes another one.
 //   - The threads block all signals. While they help, they run on the processors that the calling thread may use, and with its
 //     floating-point environment.

@@ -10,11 +10,12 @@ import abi
 import numpy as np
 import pytest
 
-SIZE = (1, 4000, 2, 64)
+LONG = 24_000  # rows and keys of a call that takes a second or more
 
 
-def forward(threads: int = 1) -> tuple[int, np.ndarray]:
-    x, out = np.ones(SIZE, np.float32), np.full(SIZE, np.nan, np.float32)
+def forward(threads: int = 1, length: int = 2000) -> tuple[int, np.ndarray]:
+    size = (1, length, 2, 64)
+    x, out = np.ones(size, np.float32), np.full(size, np.nan, np.float32)
     options = abi.options(abi.AttentionOptions, num_threads=threads)
     tensors = [abi.pointer(abi.tensor(array)) for array in (x, x, x, out)]
     bytes_needed = c.c_size_t()
@@ -48,7 +49,7 @@ def set_check(asked: list[int], answers: list[int]) -> object:
 @pytest.mark.parametrize("answer", [1, -1])
 def test_an_answer_ends_the_call(asked: list[int], threads: int, answer: int) -> None:
     kept = set_check(asked, [0, answer])
-    status, out = forward(threads)
+    status, out = forward(threads, LONG)
     assert status == abi.CANCELLED
     assert "interrupt check" in abi.last_error()
     assert not np.isfinite(out).all()

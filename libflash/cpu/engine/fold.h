@@ -1,6 +1,6 @@
-// Long sums in parts. A sum in single precision that runs over all keys of a long sequence loses one rounding error with each tile; with
-// equal terms these errors have one sign, and at 2^20 keys they would show in a 16-bit result. So the row sum and the output of a panel
-// run over kFoldKeys keys only. Then they are added to the totals of the keys before them, and start again from zero.
+// Long sums in parts. A sum in single precision over all keys of a long sequence is rounded once for each tile. With equal terms
+// these errors have one sign, and at 2^20 keys they would show in a 16-bit result. So the row sum and the output of a panel run
+// over kFoldKeys keys only. Then they are added to the totals of the keys before them, and start again from zero.
 //
 // Where a fold comes depends on the positions of the keys alone. Sequences of at most kFoldKeys keys have none.
 #pragma once
@@ -34,8 +34,8 @@ struct Folds {
     }
 };
 
-// Adds the row sums to their totals and leaves in softmax.rescale what the totals of the output are to be multiplied by before the output
-// is added to them. unit: from scores to powers of two.
+// Adds the row sums to their totals. Leaves in softmax.rescale what the totals of the output are to be multiplied by before the
+// output is added to them. unit: from scores to powers of two.
 template <class A>
 static void fold_row_sums(SoftmaxState<A>& softmax, Folds<A>& folds, int64_t width, A unit) {
     for (int64_t i = 0; i < width; i += kLanes<A>) {

@@ -1,8 +1,8 @@
 // The one matrix product under everything: C[m][n] (+)= sum_k A(m, k) B[k][n].
 //
 // Vectors run along n; elements of A are broadcast one by one, so A may be any strided view and is never packed. B and C have
-// contiguous rows, whole vectors wide. A register tile of M x NV vectors of C stays in registers for all of k. The sum over k starts
-// from zero and the old C is added at its end, so C is rounded once for each product, not once for each k.
+// contiguous rows, whole vectors wide. A register tile of M x NV vectors of C stays in registers for all of k. The sum over k
+// starts from zero and the old C is added at its end, so C is rounded once for each product, not once for each k.
 #pragma once
 
 #include "cpu/engine/vector.h"
