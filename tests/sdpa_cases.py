@@ -207,7 +207,7 @@ def run(case: Case, device: str, exact: bool = False) -> Outcome:
         torch.manual_seed(1)
         dout = case.dout(tuple(out.shape), dtype=case.dtype, device=device).to(out.dtype)
         gradients = torch.autograd.grad(out, wanted, dout) if wanted else ()
-    except (RuntimeError, ValueError, TypeError) as error:
+    except (RuntimeError, ValueError, TypeError, AttributeError) as error:  # PyTorch 2.11 returns None from cuDNN for three axes
         return Outcome(error)
     return Outcome(None, [out.detach(), *gradients], type(out.grad_fn).__name__)
 
@@ -250,7 +250,9 @@ def check(case: Case, device: str, calls: list[str], backends: Sequence[SDPBacke
     if got.error is not None:
         assert (type(got.error), str(got.error)) == (type(wanted.error), str(wanted.error))
         return
-    if wanted.node.startswith(TAKEN):
+    if wanted.node.startswith(TAKEN) and case.k[-3] != case.v[-3]:
+        assert left, "libflash has one number of heads for keys and values"
+    elif wanted.node.startswith(TAKEN):
         assert (got.node, left, calls) == (wanted.node, {}, ["attention", "attention_backward"])
     assert_as_exact(case, got, wanted if wanted.error is None else got, exact)
 

@@ -66,6 +66,11 @@ cdef object on_stream(Call *call, _Source source, int32_t device_id):
     cuda = source.module.cuda
     handle = <uintptr_t>call.stream
     if source.torch:
+        if handle <= 1:  # the legacy default stream has two handles; PyTorch knows one
+            return cuda.stream(cuda.default_stream(device_id))
+        if handle == 2:
+            raise InvalidError("stream is 2, the default stream of each thread, for which PyTorch allocates no memory; "
+                               "pass another stream")
         return cuda.stream(cuda.ExternalStream(handle, device=device_id))
     if hasattr(cuda.Stream, "from_external"):
         return cuda.Stream.from_external(_Handle(handle))

@@ -141,13 +141,15 @@ def test_devices_must_agree() -> None:
         libflash.attention(q, q, q, seqused_k=torch.tensor([4], device="cuda"))
 
 
-def test_jax_on_a_gpu_goes_by_its_own_way() -> None:
+def test_jax_arrays_on_a_gpu_go_to_the_jax_adapter() -> None:
     jax = pytest.importorskip("jax")
     if jax.default_backend() != "gpu":
         pytest.skip("no JAX for CUDA")
-    x = jax.numpy.zeros((1, 4, 2, 64), "float16")
-    with pytest.raises(libflash.UnsupportedError, match=r"use libflash\.jax\.attention"):
-        libflash.attention(x, x, x)
+    x = jax.random.normal(jax.random.key(0), (1, 4, 2, 64), "float16")
+    out = libflash.attention(x, x, x)
+    assert isinstance(out, jax.Array)
+    host = np.asarray(x)
+    np.testing.assert_allclose(np.asarray(out, "float32"), np.asarray(libflash.attention(host, host, host), "float32"), atol=2e-3)
 
 
 def test_memory_is_given_back() -> None:

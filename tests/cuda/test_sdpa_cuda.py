@@ -58,7 +58,9 @@ def test_libflash_runs_what_pytorch_gives_to_a_fused_kernel(dtype: torch.dtype, 
 @pytest.mark.parametrize("name", sdpa_programs.PROGRAMS)
 def test_programs(name: str, kind: dict[str, Any], calls: list[str]) -> None:
     program = sdpa_programs.PROGRAMS[name]
-    wanted = program(kind)
+    # Not PyTorch's fused kernels: some give wrong gradients, or none, under vmap and where no gradient arrives.
+    with sdpa_kernel(SDPBackend.MATH):
+        wanted = program(kind)
     with libflash.torch.enable():
         got = program(kind)
     assert_near(got, wanted)
