@@ -1,6 +1,7 @@
 // The append kernel, which runs before decode: writes new keys and values to the cache and applies the rotary embedding to new
 // keys and queries. A thread handles two channels of a row. Arithmetic is in double, as on the CPU, so that both write the same
-// bits to the cache. With one new row per sequence the decode kernel does this itself: appended_row.cuh.
+// bits to the cache. If a sequence has one query row and at most one new row, the decode kernel usually does this itself
+// (appended_row.cuh; decode_plan.cpp has the conditions).
 #pragma once
 
 #include "cuda/attention/decode_keys.cuh"
