@@ -1,6 +1,7 @@
-// Ahead of decode: new keys and values into the cache, in place, and rotary embedding of new keys and queries. A thread has two channels of a row,
-// and all it needs on the way at once. Arithmetic in double, as on the CPU, so that the cache holds the same bits whatever wrote it.
-// A step of one row a sequence needs no kernel ahead: appended_row.cuh.
+// The append kernel, which runs before decode: writes new keys and values to the cache and applies the rotary embedding to new
+// keys and queries. A thread handles two channels of a row. Arithmetic is in double, as on the CPU, so that both write the same
+// bits to the cache. If a sequence has one query row and at most one new row, the decode kernel usually does this itself
+// (appended_row.cuh; decode_plan.cpp has the conditions).
 #pragma once
 
 #include "cuda/attention/decode_keys.cuh"
@@ -26,7 +27,7 @@ struct Append {
         float cos, sin;
     };
 
-    // Slot number n of a row are the channels of a pair that is turned, or two neighbours behind the turned ones.
+    // A row consists of slots of two channels: slot n is rotated pair n or, after the rotated channels, channels 2n and 2n + 1.
     __device__ __forceinline__ bool is_pair(int slot) const { return params.append.cos && slot < params.append.pairs; }
     __device__ __forceinline__ int first(int slot) const { return is_pair(slot) && !params.append.interleaved ? slot : 2 * slot; }
     __device__ __forceinline__ int second(int slot) const {
@@ -56,7 +57,7 @@ struct Append {
 
     __device__ __forceinline__ Angle angle(int slot, int position) const {
         const AppendParams& append = params.append;
-        const int at = min(position, append.positions - 1);  // there is nothing behind the table
+        const int at = min(position, append.positions - 1);  // the table ends there
         return {load_number<T>(append.cos, at * append.cos_row + slot, append.is_float),
                 load_number<T>(append.sin, at * append.sin_row + slot, append.is_float)};
     }
@@ -66,7 +67,7 @@ struct Append {
         two.y = narrow(x * s + y * c);
     }
 
-    // Rounded once: to odd in float, then to the 16-bit type.
+    // Rounds only once: round-to-odd to float, then to nearest in the 16-bit type, which avoids double rounding.
     static __device__ __forceinline__ T narrow(double x) {
         if constexpr (sizeof(T) == 4) {
             return static_cast<float>(x);
@@ -96,9 +97,9 @@ struct Append {
     __device__ __forceinline__ void append_row(int batch, int row, int head, int slot) const {
         const CacheParams& cache = params.cache;
         const int key = cached_keys(cache, batch) + row;
-        if (key >= cache.capacity) return;  // no room: the row is absent
+        if (key >= cache.capacity) return;  // the row does not fit and is not stored
         const KeyLocation place = KeyLocations(cache, batch).of(key);
-        if (static_cast<uint32_t>(place.place) >= static_cast<uint32_t>(cache.places)) return;  // an absent page
+        if (static_cast<uint32_t>(place.place) >= static_cast<uint32_t>(cache.places)) return;  // no such page
         rotate_row(row_of(params.append.k_new, batch, row, head), row_of(cache.k, place.place, place.row, head), slot, key);
         store_value(load_value(row_of(params.append.v_new, batch, row, head), slot),
                     row_of(cache.v, place.place, place.row, head), slot);

@@ -1,13 +1,15 @@
-// The one new row of a sequence, in a step of decode that needs no kernel ahead: the thread block whose range the new key is in turns and appends it, and
-// every thread block turns its own queries. What that needs is loaded first of all and used when the first tile of keys is about to be there.
-// Nobody waits for what another sequence appends: that is no key of this one.
+// Append and rotary embedding inside the decode kernel, for one new row per sequence: the thread block whose split contains the
+// new key rotates and appends it; every thread block rotates its own queries. The inputs are loaded first and used shortly before
+// the first tile of keys arrives. Thread blocks need not wait for each other: a row that another sequence appends is not a key of
+// this one.
 #pragma once
 
 #include "cuda/sm80/append.cuh"
 
 namespace libflash::cuda::sm80 {
 
-// A thread has one slot of two channels, and all threads together one row or several, at least one of each key head that the thread block takes.
+// A thread has one slot of two channels. All threads together have one or more rows, at least one per key head of the thread
+// block.
 template <class T, int kHeadDim, int kThreads, int kHeads>
 struct AppendedRow {
     using Body = Append<T>;
@@ -15,14 +17,14 @@ struct AppendedRow {
     static_assert(kRows >= kHeads || kHeads == 1);
 
     const Body body;
-    KeyLocation place;  // out of range: there is nothing to append here
+    KeyLocation place;  // invalid if this thread block appends nothing
     typename Body::Angle angle;
     typename Body::Two key, value;
 
     static __device__ __forceinline__ int slot() { return threadIdx.x % kSlots; }
-    static __device__ __forceinline__ int head() { return threadIdx.x / kSlots; }  // beside the first one
+    static __device__ __forceinline__ int head() { return threadIdx.x / kSlots; }  // relative to the first key head
 
-    // `position` is that of the queries and of the new key; `in_range`: there is one, and it is of this thread block's range.
+    // `position`: of the queries and the new key. `in_range`: there is a new key and it is in this thread block's split.
     __device__ __forceinline__ void load(const KeyLocations& places, int batch, int first_head, int position, bool in_range) {
         const AppendParams& append = body.params.append;
         place = in_range ? places.of(position) : KeyLocation{-1, 0};
@@ -41,7 +43,7 @@ struct AppendedRow {
         body.store_value(value, Body::row_of(cache.v, place.place, place.row, first_head + head()), slot());
     }
 
-    // Queries in shared memory, where they are. `at(row, channel)`: one value.
+    // Rotates the queries in place, in shared memory. at(row, channel): reference to one value.
     template <class At>
     __device__ __forceinline__ void rotate_queries(int rows, const At& at) const {
         if (!body.is_pair(slot())) return;

@@ -1,4 +1,4 @@
-// What the kernels for sm_80 and later can do: everything.
+// The architecture sm80: its kernels support every problem.
 #include "cuda/architecture.h"
 #include "cuda/attention/decode_params.h"
 #include "cuda/sm80/backward_tiles.h"
@@ -10,7 +10,7 @@ namespace {
 
 bool supports(const KernelConfig&, const AttentionProblem&, std::string*) { return true; }
 
-// Forward fits every GPU.
+// Shared memory that a GPU must have for a kernel; 0: fits every GPU.
 int shared_bytes(const KernelConfig& config) {
     const int element = element_bytes(config.dtype);
     if (config.operation == Operation::backward)

@@ -1,5 +1,5 @@
-// FlashAttention-2 backward for sm_80 and later: what each query row needs (softmax_statistics), the gradients of keys and values with the sums of the
-// query gradient (key_gradients), and those sums rounded (query_sums).
+// FlashAttention-2 backward for sm_80 and later: the kernels and their launches. Order: softmax statistics, dK/dV with the dQ
+// accumulator, conversion of the accumulator to dq (or the deterministic dq kernel), dsink, dbias.
 #pragma once
 
 #include <type_traits>
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(BackwardRow<Kernel>::Bias::kThreads, 2)
     body.run();
 }
 
-// dk and dv, then dq.
+// dK/dV, then dq. A launch with no blocks in the plan does nothing.
 template <class Kernel, bool kGeneral>
 int launch_gradients(const BackwardPlan& plan, const BackwardParams& params, cudaStream_t stream) {
     int error = enqueue(dk_dv_kernel<Kernel, kGeneral>, plan.key_gradients, params, stream);
@@ -105,7 +105,7 @@ KernelResources resources_of_backward(int step, int instance) {
     return resources(static_cast<BackwardStep>(step));
 }
 
-// Enqueues the work on `stream` and returns what cudaGetLastError() then says.
+// Enqueues the work on `stream` and returns the CUDA error.
 template <class Kernel>
 int launch_backward(const BackwardPlan& plan, const BackwardParams& params, void* stream) {
     const auto cuda_stream = static_cast<cudaStream_t>(stream);

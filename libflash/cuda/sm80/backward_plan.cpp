@@ -1,4 +1,4 @@
-// How backward will be done on sm_80 and later.
+// The plan of backward for sm_80 and later.
 #include "cuda/host/backward_plan.h"
 #include "cuda/host/problem_params.h"
 #include "cuda/host/tile_schedule.h"

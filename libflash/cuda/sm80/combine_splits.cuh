@@ -1,6 +1,6 @@
-// The end of decode: from the results of several ranges of keys, each divided by its own sum, and their logsumexps to the output. A thread block
-// a row of the output; its warps take the ranges in turn. A range without a key is not read, and a single one comes out as if
-// nothing had been split, bit for bit.
+// Combine, the last kernel of decode: one result from the partial results of the splits (each divided by its own row sum) and
+// their LSE. One thread block computes one output row. Splits without keys do not contribute; if only one split has keys, the
+// result has the same bits as without splits.
 #pragma once
 
 #include "cuda/attention/decode_params.h"
@@ -14,18 +14,19 @@
 
 namespace libflash::cuda::sm80 {
 
-// Row of the workspace: `row` counts query rows, and in each the query heads of a key head.
+// Row of the workspace. `row`: query row * group_size + query head within the key head's group.
 __device__ __forceinline__ int64_t partial_row(const DecodeParams& p, int batch, int head_k, int row) {
     return (int64_t{batch} * p.heads_k + head_k) * (int64_t{p.seqlen_q} * p.group_size) + row;
 }
 
-// In base-2 units; -infinity: there is none.
+// The sink in base-2 units, or -infinity.
 template <class T>
 __device__ __forceinline__ float sink_of(const DecodeParams& p, int batch, int head) {
     return p.sink.data ? head_number<T>(p.sink, batch, head) * kLog2e : -INFINITY;
 }
 
-// The weight of all ranges together beside the sink. Of the threads that call it one writes lse.
+// The factor that the sink leaves for the result of a row whose splits together have the LSE ranges_lse (base 2). The thread with
+// `writes` stores lse.
 __device__ __forceinline__ float finish_row(const DecodeParams& p, int batch, int row, int head, float ranges_lse, float sink,
                                             bool writes) {
     const float largest = fmaxf(ranges_lse, sink);
@@ -54,18 +55,19 @@ __device__ __forceinline__ void store_pair(const DecodeParams& p, int batch, int
     }
 }
 
-// Ranges come in groups of 32: lane n of every warp weighs number n, and each warp adds up a quarter of them.
+// Splits are processed in groups of 32: lane n of every warp computes the weight of split n of the group, and each warp adds up a
+// quarter of the group.
 template <class T, int kHeadDim>
 struct CombineSplits {
     static constexpr int kWarps = 4, kThreads = kWarps * 32;
-    static constexpr int kPairs = kHeadDim / 64;  // of channels, of a lane
-    static constexpr int kShare = 32 / kWarps;    // of a group, of a warp
+    static constexpr int kPairs = kHeadDim / 64;  // channel pairs per lane
+    static constexpr int kShare = 32 / kWarps;    // splits of a group per warp
 
     const DecodeParams& params;
-    const float *lse, *out;  // of the first range of the row
+    const float *lse, *out;  // of the first split of the row
     const int lane, warp;
     using Loaded = float2[kShare][kPairs];
-    Loaded even, odd;  // of a group and of the next
+    Loaded even, odd;  // of the current group and the next one
     float2 sums[kPairs];
 
     __device__ __forceinline__ CombineSplits(const DecodeParams& p, int64_t row)
@@ -74,7 +76,7 @@ struct CombineSplits {
 
     __device__ __forceinline__ float lse_of(int range) const { return range < params.splits ? lse[range] : -INFINITY; }
 
-    // Also those without a key, whose numbers mean nothing: waiting for the logsumexps would take longer.
+    // Also loads splits without keys, whose values are undefined and not used: waiting for the LSE first would take longer.
     __device__ __forceinline__ void load(Loaded& loaded, int group) const {
         if (group >= params.splits) return;
 #pragma unroll
@@ -86,7 +88,7 @@ struct CombineSplits {
         }
     }
 
-    // `factor`: of range number `lane` of the group.
+    // `factor`: weight of split number `lane` of the group.
     __device__ __forceinline__ void add(const Loaded& loaded, float factor) {
 #pragma unroll
         for (int i = 0; i < kShare; ++i) {
@@ -100,7 +102,7 @@ struct CombineSplits {
         }
     }
 
-    // The logsumexp of all ranges, in base-2 units; `own` is that of range number `lane`.
+    // LSE of all splits in base-2 units. `own`: LSE of split number `lane`.
     __device__ __forceinline__ float all_ranges(float own) const {
         float largest = own;
         bool bad = own != own;
@@ -154,7 +156,7 @@ template <class Kernel, class T>
 __global__ void __launch_bounds__(128) combine_kernel(const __grid_constant__ DecodeParams params) {
     using Body = CombineSplits<T, Kernel::config.head_dim>;
     __shared__ float2 parts[Body::kWarps][Body::kPairs][32];
-    // Rows lie query row by query row, key head by key head, sequence by sequence.
+    // Order of rows: [batch][key head][query row][query head of the group].
     const int rows_of_head = params.seqlen_q * params.group_size, head_index = blockIdx.x / rows_of_head;
     const int packed = blockIdx.x - head_index * rows_of_head, row = divide(packed, params.by_group);
     const int batch = divide(head_index, params.by_heads), head_k = head_index - batch * params.heads_k;

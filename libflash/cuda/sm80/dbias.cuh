@@ -1,5 +1,5 @@
-// dbias: the gradient of the scores, summed over the dimensions that the bias repeats. A thread block makes one tile of it and walks over all
-// batch entries, heads and tiles that share it, so that every element is written once, and always from the same sum.
+// dbias: dS summed over the dimensions in which the bias is broadcast. A thread block computes one tile of dbias and loops over
+// all batch entries, heads and tiles that share it, so every element is written once and its sum has a fixed order.
 #pragma once
 
 #include "cuda/sm80/query_rows.cuh"
@@ -13,14 +13,15 @@ struct Dbias : QueryRows<T, kHeadDim, true> {
     using Base::params, Base::shared, Base::work, Base::q_rows, Base::tiles, Base::lane, Base::warp, Base::thread;
     using typename Base::Scores;
     static constexpr int kChunks = kBlockN / kChunk;
-    static constexpr int kSumBytes = kBlockM * kBlockN * 4;  // where the tiles were
+    static constexpr int kSumBytes = kBlockM * kBlockN * 4;  // in the same memory as the tiles
     static constexpr int kSharedBytes = Base::kSharedBytes > kSumBytes ? Base::kSharedBytes : kSumBytes;
 
     float sums[kChunks][kSlabs][kBlocks][4];
 
     using Base::Base;
 
-    // Of one dimension: the tiles or indices that share the element or tile `index` of the bias.
+    // In one dimension, the indices (or tiles) that share element (or tile) `index` of the bias: all of them if the bias is
+    // broadcast.
     struct Range {
         int begin, end;
         __device__ __forceinline__ Range(int index, int extent, int all) {
@@ -37,13 +38,13 @@ struct Dbias : QueryRows<T, kHeadDim, true> {
     }
     __device__ static __forceinline__ int tiles_of(int extent, int tile) { return (extent + tile - 1) / tile; }
 
-    // The part of one head that falls into query tile `work.tile` and the key tiles of `cols`.
+    // Adds dS of the current head and query tile for the key tiles in `cols`.
     __device__ __forceinline__ void add_head_tile(const Range& cols) {
         int cursor = tiles.list_count;
         bool rows_loaded = false;
         for (int tile = tiles.previous(min(tiles.end, cols.end), cursor); tile >= cols.begin;
              tile = tiles.previous(tile, cursor)) {
-            __syncthreads();  // nobody reads the tiles before
+            __syncthreads();  // no warp reads the previous tiles
             if (!rows_loaded) this->load_rows();
             rows_loaded = true;
             this->load_keys(tile);
@@ -63,7 +64,7 @@ struct Dbias : QueryRows<T, kHeadDim, true> {
         }
     }
 
-    // Through shared memory, where rows or columns are added up that the bias has one element for.
+    // Stages the sums in shared memory. If the bias is broadcast over rows or columns, they are added up here.
     __device__ __forceinline__ void store(int batch, int head, int row_tile, int col_tile) {
         const ScoreGradientParams& out = params.dbias;
         const int64_t start = batch * out.stride[0] + head * out.stride[1];

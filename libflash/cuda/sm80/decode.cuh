@@ -1,4 +1,5 @@
-// Decode: the kernels and their launch. What a thread block does is in decode_range.cuh.
+// Decode: the attention kernel, its template instances, and the launches of append, attention and combine. decode_range.cuh has
+// the code of a thread block.
 #pragma once
 
 #include "cuda/attention/decode_params.h"
@@ -16,7 +17,7 @@
 
 namespace libflash::cuda::sm80 {
 
-// Who works on which keys: a warp on those that it fetched, of one key head or of two, or all warps on those of all.
+// Which keys a warp works on: those that it loaded, with one key head per thread block or two, or all keys of the tile.
 enum class Keys { own, own_of_two_heads, shared };
 
 template <class Kernel, Keys kKeys, bool kTakesIn = false>
@@ -50,7 +51,7 @@ int launch_ranges(const DecodePlan& plan, const DecodeParams& params, cudaStream
     return launch_dependent(kernel, shape.blocks, shape.threads, shape.shared_bytes, stream, plan.dependent_launch, params);
 }
 
-// do_with(the template instance's parameters as types).
+// Calls do_with(keys, takes_in) with the template parameters of the instance as integral constants.
 template <class Kernel, class DoWith>
 auto with_instance(int instance, const DoWith& do_with) {
     constexpr KernelConfig config = Kernel::config;
@@ -87,7 +88,7 @@ KernelResources resources_of_decode(int step, int instance) {
     });
 }
 
-// Enqueues the work on `stream` and returns what cudaGetLastError() then says.
+// Enqueues the work on `stream` and returns the CUDA error.
 template <class Kernel>
 int launch_decode(const DecodePlan& plan, const DecodeParams& params, void* stream) {
     const auto cuda_stream = static_cast<cudaStream_t>(stream);

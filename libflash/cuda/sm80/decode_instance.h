@@ -1,16 +1,16 @@
-// The template instances of decode: the plan and the kernel both read them here. No CUDA header.
+// The template instances of decode, for the plan and the kernel. No CUDA header.
 #pragma once
 
 #include "cuda/attention/decode_params.h"
 
 namespace libflash::cuda {
 
-// Whose keys a warp works on, and whether the kernel itself takes in a new row.
-//   shared_keys       more than 16 query rows share a key head: every warp has rows of its own and works on all keys
+// Which keys a warp works on, and whether the attention kernel appends a new row.
+//   shared_keys       more than 16 query rows share a key head: each warp has its own rows and works on all keys
 //   own_keys          each warp works on the keys that it has loaded
 //   own_keys_append   the same, and the kernel appends one new row and rotates the queries
-//   two_heads         own keys of two key heads
-//   two_heads_append  the same with the new row
+//   two_heads         like own_keys, for two key heads per thread block
+//   two_heads_append  the same, and the kernel appends and rotates
 enum class DecodeKind { shared_keys, own_keys, own_keys_append, two_heads, two_heads_append };
 
 constexpr DecodeKind decode_kind(bool shares_keys, int key_heads, bool appends_inside) {
@@ -29,6 +29,6 @@ constexpr const char* decode_kind_name(DecodeKind kind) {
     }
 }
 
-constexpr int kAppendThreads = 128;  // of a thread block that appends: as many as a row of 256 channels has pairs
+constexpr int kAppendThreads = 128;  // threads per block of the append kernel: one per channel pair of a row of 256 channels
 
 }  // namespace libflash::cuda

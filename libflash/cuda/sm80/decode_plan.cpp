@@ -1,4 +1,4 @@
-// How decode will be done: splits, which kernels append and rotate, the launches, the workspace.
+// The plan of decode for sm_80 and later: splits, where rows are appended and rotated, launches, workspace.
 #include <algorithm>
 
 #include "cuda/host/limits.h"
@@ -12,7 +12,8 @@ namespace libflash::cuda::sm80 {
 
 namespace {
 
-// One new row a sequence, which the attention kernel can append itself. The new key is visible, so it is in exactly one range.
+// True if the attention kernel appends and rotates: one query row and at most one new row per sequence. The new key is visible,
+// so exactly one split contains it.
 bool appends_inside(const KernelConfig& config, const DecodeProblem& problem) {
     return decode_takes_in_rows(config.head_dim, config.tile_k) && (problem.k_new.present || problem.rotary_cos.present) &&
            problem.seqlen_q == 1 && problem.seqlen_new <= 1 && problem.heads_q > 0 &&
@@ -32,13 +33,13 @@ Workspace workspace_of(const DecodePlan& plan, const KernelConfig& config, const
     return regions;
 }
 
-// The kernel that appends new rows and rotates them and the queries.
+// The kernel that appends and rotates new rows and rotates the queries, if it is needed.
 void plan_append(DecodePlan& plan, const Kernel& kernel, const DecodeProblem& problem) {
     const bool appends = problem.k_new.present && problem.seqlen_new > 0, rotates = problem.rotary_cos.present;
     if (plan.appends_inside || (!appends && !rotates)) return;
     const int64_t new_rows = appends ? problem.batch * problem.seqlen_new * problem.heads_k : 0;
     const int64_t rows = new_rows + (rotates ? problem.batch * problem.seqlen_q * problem.heads_q : 0);
-    int64_t slots = 1;  // two channels each
+    int64_t slots = 1;  // threads per row, two channels each; a power of two
     while (2 * slots < problem.head_dim || 2 * slots < problem.head_dim_v) slots *= 2;
     plan.append_rows = static_cast<uint32_t>(new_rows);
     plan.append_slots = static_cast<uint32_t>(slots);
@@ -46,11 +47,11 @@ void plan_append(DecodePlan& plan, const Kernel& kernel, const DecodeProblem& pr
     plan.append = launch_shape(ceil_div(rows, kAppendThreads / slots), resources);
 }
 
-// Several waves of thread blocks. Those that begin together also end together, and memory is idle until the next ones have begun:
-// so a part of the first wave begins a little later. And where others cover for the one that waits, one stage fewer is enough,
-// and memory is faster.
+// For several waves of thread blocks. Thread blocks that begin together end together, and memory is idle until the next ones have
+// begun: so all but one thread block per multiprocessor of the first wave begin later. If the thread blocks of a multiprocessor
+// have enough bytes in flight with one stage fewer, they use one fewer, which is faster.
 void pace_waves(DecodePlan& plan, const DecodeSizes& sizes) {
-    constexpr int kEnoughBytes = 128 << 10;  // of a multiprocessor
+    constexpr int kEnoughBytes = 128 << 10;  // in flight per multiprocessor
     const KernelConfig& config = sizes.config;
     const int64_t of_each = sizes.blocks_per_multiprocessor(), multiprocessors = sizes.device.multiprocessors,
                   blocks = sizes.unsplit_blocks() * plan.splits / plan.key_heads;

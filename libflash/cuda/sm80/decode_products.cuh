@@ -1,5 +1,5 @@
-// The two products of decode for 16 query rows and 16 keys of a warp. Scores and sums are in the order of matrix accumulators, whatever
-// makes them: lane 4 * g + t has rows g and g + 8 (elements 0, 1 and 2, 3) and columns 2t, 2t + 1 of each block of 8.
+// The two products of decode for 16 query rows and 16 keys of a warp. For all types scores and sums have the layout of mma
+// accumulators: lane 4 * g + t has rows g and g + 8 (elements 0, 1 and 2, 3) and columns 2t, 2t + 1 of each block of 8.
 #pragma once
 
 #include "cuda/ptx/math.cuh"
@@ -9,18 +9,18 @@
 
 namespace libflash::cuda::sm80 {
 
-// 16-bit types: matrix instructions.
+// 16-bit types: mma.sync.
 template <class T, int kHeadDim>
 struct DecodeProducts {
     static constexpr int kSteps = kHeadDim / 16;
     template <int kRows>
     using Tile = SharedTile<kRows, kHeadDim>;
-    static constexpr bool kKept = kHeadDim <= 128;  // are fragments of Q kept in registers?
+    static constexpr bool kKept = kHeadDim <= 128;  // fragments of Q stay in registers
 
     uint32_t qf[kKept ? kSteps : 1][4];
     typename Tile<16>::LaneAddress q_address;
 
-    // `q`: the warp's 16 rows in shared memory, which stay there.
+    // `q`: the warp's 16 rows in shared memory, which must stay there.
     __device__ __forceinline__ void load_queries(const char* q, int lane) {
         q_address = Tile<16>::a_address(shared_address(q), 0, lane);
         if constexpr (kKept) {
@@ -29,7 +29,7 @@ struct DecodeProducts {
         }
     }
 
-    // s = Q K^T for 16 rows of keys. The even and the odd steps have sums of their own: the chain is half as long.
+    // s = Q K^T for 16 keys. Even and odd steps have separate accumulators, which halves the chain of dependent instructions.
     __device__ __forceinline__ void scores(float (&s)[2][4], const char* keys, int lane) {
         const auto address = Tile<16>::b_address(shared_address(keys), lane);
         float odd[2][4];
@@ -68,7 +68,7 @@ struct DecodeProducts {
     }
 };
 
-// float: multiply-adds, in full precision. Memory is still the slower one for a few rows.
+// float32: FMA, in full precision. With few rows memory is still the bottleneck.
 template <int kHeadDim>
 struct DecodeProducts<float, kHeadDim> {
     template <int kRows>
@@ -110,7 +110,8 @@ struct DecodeProducts<float, kHeadDim> {
         const int t = lane % 4;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            // Keys 0, 2, 4, 6 of the first block, then 1, 3, 5, 7, then the second block: lane `owner` of the four has their scores.
+            // Order of keys: 0, 2, 4, 6 of the first block, then 1, 3, 5, 7, then the second block. Lane `owner` of the four has
+            // the scores.
 #pragma unroll 1
             for (int owner = 0; owner < 4; ++owner) {
                 const int key = i / 2 * 8 + owner * 2 + i % 2, from = (lane & ~3) + owner;

@@ -1,14 +1,14 @@
-// Flash-Decoding for sm_80 and later: a few query rows of each sequence against its cache (split-KV).
+// Flash-Decoding for sm_80 and later: a few query rows per sequence against its KV cache (split-KV). A thread block computes one
+// split for one key head, or two adjacent ones; the rows of all query heads that share a key head are packed into one query tile.
 //
-// A thread block takes one key head of one sequence, all query heads that share it (their rows are packed into one tile), and one range of the
-// keys. Every warp fetches 16 keys of a tile by itself (cp.async, kStages tiles under way, or one fewer); what the table says of them comes with the copies
-// of a tile before.
-//   up to 16 rows    the warps work on the keys that they fetched, with no barrier, and put their results together at the end
-//   more rows        each warp has 16 rows of its own and works on all keys of the tile (kSharesKeys)
-// What decides the speed is memory: there are some 100 KB under way in each multiprocessor.
+// Each warp loads 16 keys of a tile by itself (cp.async, kStages tiles in flight, or one fewer). Block table entries are loaded
+// with an earlier tile (key_lookup.cuh). Memory bandwidth limits the speed, so each multiprocessor has about 100 KB of loads in
+// flight.
+//   up to 16 rows    each warp works on the keys that it loaded, without barriers; at the end their results are combined
+//   more rows        each warp has its own 16 rows and works on all keys of the tile (kSharesKeys)
 //
-// The maximum of a row is moved only when a score lies 2^kSlack above it. Results of several ranges go to the workspace, each
-// divided by its own sum, and combine_splits.cuh makes the output of them.
+// The maximum of a row is kept until a score exceeds it by more than kSlack (base-2 units). With several splits each result,
+// divided by its own row sum, goes to the workspace; combine_splits.cuh computes the output.
 #pragma once
 
 #include "cuda/attention/decode_keys.cuh"
@@ -25,10 +25,11 @@
 
 namespace libflash::cuda::sm80 {
 
-// `kTakesIn`: a step of one new row a sequence, which is turned and appended here (appended_row.cuh). An instance of its own: within the other its code
-// cost 0.7 us of 10.6, though it was only jumped over.
+// kTakesIn: the kernel appends one new row per sequence and rotates it and the queries (appended_row.cuh). A separate instance,
+// because this code costs time even if it is skipped.
 //
-// `kHeads`: key heads side by side that a thread block takes, so many warps each. What it reads of a key is then longer, and there are fewer thread blocks.
+// kHeads: adjacent key heads per thread block; each has kWarps / kHeads of the warps. With two, reads of a key are longer and
+// there are fewer thread blocks.
 template <class T, int kHeadDim, int kWarps, int kStages, bool kSharesKeys, bool kTakesIn, int kHeads = 1>
 struct Decode {
     using Products = DecodeProducts<T, kHeadDim>;
@@ -42,23 +43,23 @@ struct Decode {
     static constexpr int kLanesPerRow = kChunks < 32 ? kChunks : 32, kRowsAtOnce = 32 / kLanesPerRow;
     using Slab = typename Products::template Tile<kDecodeSlab>;
     static constexpr int kSlabBytes = Slab::kBytes, kRowBytes = Slab::kRowBytes;
-    static constexpr int kStageBytes = 2 * kWarps * kSlabBytes;  // keys, then values
+    static constexpr int kStageBytes = 2 * kWarps * kSlabBytes;  // K, then V
     static constexpr int kQueryBytes = kTileRows * Slab::kRowBytes;
     static constexpr int kSharedBytes = decode_shared_bytes(kHeadDim, kWarps* kDecodeSlab, kStages, sizeof(T), kTileRows);
     static_assert(kSharedBytes == kStages * kStageBytes + kQueryBytes + kStages * kWarps * (1 + kDecodeSlab) * 4,
                   "the host counts the same");
-    // Results of the warps, where the stages were.
+    // Results of the warps; they reuse the memory of the stages.
     static constexpr int kPartRow = kHeadDim + 8;
     static_assert((kWarps * kDecodeSlab * (kPartRow + 4)) * 4 <= kStages * kStageBytes, "they fit");
-    static constexpr float kNoScore = -3.402823466e38f;  // below every score, and yet finite
-    static constexpr float kSlack = 8.0f;                // half: 2^8 as well as its 2^-24 have room
-    static constexpr uint32_t kLateNs = 3000;            // more than memory is idle between two thread blocks
-    static constexpr int kLateTiles = 16;                // in shorter ranges that is too much
+    static constexpr float kNoScore = -3.402823466e38f;  // below every score but finite
+    static constexpr float kSlack = 8.0f;                // `half` can represent 2^8 and, as its smallest number, 2^-24
+    static constexpr uint32_t kLateNs = 3000;            // delay; longer than memory is idle between two thread blocks
+    static constexpr int kLateTiles = 16;                // splits with fewer tiles are not delayed: it would cost too much
 
-    // What a thread block does at a time. Row tiles lie beside each other so that they find the keys in the L2 cache, then heads, splits and
-    // sequences.
+    // The work tile of a thread block. Consecutive thread blocks take the query tiles of one key head, so that they find the keys
+    // in the L2 cache; then follow heads, splits and sequences.
     struct WorkTile {
-        int batch, head_k, split, first_row, rows;  // rows of this tile that exist
+        int batch, head_k, split, first_row, rows;  // rows: those of the tile that exist
 
         __device__ __forceinline__ WorkTile(const DecodeParams& params, int index) {
             const int head = divide(index, params.by_tiles), range = divide(head, params.by_head_groups);
@@ -94,19 +95,19 @@ struct Decode {
     }
     using Fetched = KeyLookup<kTileK, kStages>;
     __device__ __forceinline__ Fetched fetched(const KeyLocations& places, const VisibleKeys& range) const {
-        int32_t* const answers = reinterpret_cast<int32_t*>(&existing(kStages, 0));  // behind these
+        int32_t* const answers = reinterpret_cast<int32_t*>(&existing(kStages, 0));  // after the last `existing`
         return {places, range, answers + warp * kDecodeSlab, kWarps * kDecodeSlab, own_keys(), lane};
     }
     __device__ __forceinline__ float* part(int slab, int row) const {
         return reinterpret_cast<float*>(shared) + (slab * kDecodeSlab + row) * kPartRow;
     }
-    // Four numbers of each row and slab: base, sum, then the factor of the part, and what all parts together are multiplied by.
+    // Four numbers per row and slab: base, row sum, weight of this part, and the factor for the sum of all parts.
     __device__ __forceinline__ float* part_facts(int slab, int row) const {
         return reinterpret_cast<float*>(shared) + kWarps * kDecodeSlab * kPartRow + (slab * kDecodeSlab + row) * 4;
     }
-    // A row of the tile is made of kParts parts.
+    // Warps with partial results of the same row.
     static constexpr int kParts = kSharesKeys ? 1 : kWarps / kHeads;
-    // One of the rows that exist: the first of all heads, then the second of all.
+    // Existing row number n. Heads vary fastest: row 0 of all heads, then row 1 of all heads.
     struct ExistingRow {
         int head_k, packed, slab, in_slab;
     };
@@ -158,7 +159,7 @@ struct Decode {
         }
     }
 
-    // Starts the copies of this warp's 16 keys and values of a tile. Keys that do not exist become zeros.
+    // Starts the loads of this warp's 16 keys and values of a tile. Keys that do not exist become zeros.
     __device__ __forceinline__ void load_keys(int head_k, int stage, const KeyLocation& known) {
         const CacheParams& cache = params.cache;
         const bool exists = static_cast<uint32_t>(known.place) < static_cast<uint32_t>(cache.places);
@@ -240,14 +241,14 @@ struct Decode {
         });
     }
 
-    // Brings the two rows to the base that the new scores ask for.
+    // Raises the base of the lane's two rows to the maximum of the new scores and rescales their sums and accumulators.
     __device__ __forceinline__ void move_base() {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             float largest = fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1]));
             largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
             largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-            const float higher = fmaxf(base[r], largest);  // -infinity and NaN leave it as it was
+            const float higher = fmaxf(base[r], largest);  // unchanged for -infinity and NaN
             const float factor = exp2_approx(base[r] - higher);
             base[r] = higher;
             row_sum[r] *= factor;
@@ -259,7 +260,7 @@ struct Decode {
         }
     }
 
-    // 16 keys from `first_key` on.
+    // Attention of the warp's 16 rows to 16 keys from `first_key` on.
     __device__ __forceinline__ void attend(int stage, int group, int first_key, const VisibleKeys& range) {
         const uint32_t exist = existing(stage, group);
         if (exist == 0) return;
@@ -276,7 +277,7 @@ struct Decode {
         products.add_values(o, s, values(stage, group), lane);
     }
 
-    // What the products need before the first tile. The queries came with its copies, by all threads.
+    // Prepares the queries before the first tile. All threads have loaded them, in the cp.async group of that tile.
     __device__ __forceinline__ void begin_products(const New& fresh) {
         __syncthreads();
         if constexpr (kTakesIn) {
@@ -299,7 +300,7 @@ struct Decode {
         }
     }
 
-    // Until the oldest of `stages` tiles has arrived, also what other threads copied of it.
+    // Waits until the oldest of `stages` tiles has arrived, including the parts that other threads loaded.
     static __device__ __forceinline__ void wait_for_oldest(int stages) {
         if (stages == kStages) {
             cp_async_wait<kStages - 1>();
@@ -309,7 +310,8 @@ struct Decode {
         synchronize();
     }
 
-    // One loop, whose first rounds, one for each stage, have nothing to attend to: short ranges are over before more code would have been fetched.
+    // Prologue and main loop in one: the first iteration for each stage only loads. A short split would end before the
+    // instructions of a separate prologue were fetched.
     __device__ __forceinline__ void loop_over_keys(const VisibleKeys& range, const KeyLocations& places) {
         const int begin = range.first / kTileK * kTileK;
         int stage = 0;
@@ -326,8 +328,9 @@ struct Decode {
         if (has_table) where.keep(first_answers, stages);
 #pragma unroll 1
         for (int loading = begin; loading < range.last + stages * kTileK; loading += kTileK) {
-            const int first = loading - stages * kTileK;  // the tile in whose place the new one goes
-            // With all copies under way that can be, but ahead of those of the new key.
+            const int first = loading - stages * kTileK;  // the tile whose stage the new one overwrites
+            // Appends as late as possible, with the loads of the first tiles in flight, but before the tile with the new key is
+            // loaded.
             if (to_append && (first == begin || loading + kTileK > old)) {
                 fresh.append(item.head_k);
                 __syncthreads();
@@ -337,7 +340,7 @@ struct Decode {
                 wait_for_oldest(stages);
                 if (first == begin) begin_products(fresh);
                 attend_tile(stage, first, range);
-                synchronize();  // it is no longer read
+                synchronize();  // the stage is no longer read
             }
             if (loading < range.last) {
                 load_keys(own_head(), stage, where.look_up(stage, loading));
@@ -350,14 +353,14 @@ struct Decode {
         cp_async_wait<0>();
     }
 
-    // What each warp has, to shared memory.
+    // Stores the results of each warp in shared memory.
     __device__ __forceinline__ void lay_down() {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             row_sum[r] += __shfl_xor_sync(0xffffffffu, row_sum[r], 1);
             row_sum[r] += __shfl_xor_sync(0xffffffffu, row_sum[r], 2);
         }
-        __syncthreads();  // no stage is read or written any more
+        __syncthreads();  // no warp reads or writes a stage
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int row = r * 8 + lane / 4;
@@ -373,7 +376,7 @@ struct Decode {
         __syncthreads();
     }
 
-    // For each row the logsumexp of its parts and the factors that make of them one result, divided by the sum.
+    // For each row: the LSE of its parts, and the weights by which the parts are added, including the division by the row sum.
     __device__ __forceinline__ void weigh_parts() {
         for (int n = threadIdx.x; n < kHeads * item.rows; n += kThreads) {
             const ExistingRow row = existing_row(n);
@@ -386,7 +389,7 @@ struct Decode {
                 const float* facts = facts_of(w);
                 total += exp2_approx(facts[0] - largest) * facts[1];
             }
-            const float inverse = total != 0.0f ? 1.0f / total : 0.0f;  // 0: no key at all
+            const float inverse = total != 0.0f ? 1.0f / total : 0.0f;  // 0: the row sees no key
             const float lse = total != 0.0f ? largest + __log2f(total) : -INFINITY;
 #pragma unroll
             for (int w = 0; w < kParts; ++w) {
@@ -398,7 +401,8 @@ struct Decode {
         __syncthreads();
     }
 
-    // The logsumexp of this range; where it is the only one, the row's own, and what the sink leaves of its weight.
+    // Stores the LSE of this split in the workspace or, without splits, the LSE of the row in the output, and then the factor
+    // that the sink leaves for the result.
     __device__ __forceinline__ void store_lse(const ExistingRow& row, float lse) {
         const int head = query_head(row.head_k, row.packed);
         if (params.splits > 1) {
@@ -409,14 +413,14 @@ struct Decode {
         }
     }
 
-    // Two channels of a row, of all its parts.
+    // Weighted sum of the parts of a row, for two channels.
     __device__ __forceinline__ float2 sum_of_parts(const ExistingRow& row, int channel) const {
         float2 sum = make_float2(0.0f, 0.0f);
 #pragma unroll
         for (int w = 0; w < kParts; ++w) {
             const float factor = part_facts(row.slab + w * kHeads, row.in_slab)[2];
             const float2 x = *reinterpret_cast<const float2*>(part(row.slab + w * kHeads, row.in_slab) + channel);
-            if (factor == 0.0f) continue;  // whatever it holds
+            if (factor == 0.0f) continue;  // the part may hold NaN
             sum.x = fmaf(factor, x.x, sum.x);
             sum.y = fmaf(factor, x.y, sum.y);
         }
@@ -440,7 +444,7 @@ struct Decode {
         }
     }
 
-    // Of a range without keys, with several for each sequence: sums are then never read.
+    // For a split without keys: only the LSE, because combine does not use the partial result.
     __device__ __forceinline__ void store_nothing() {
         for (int n = threadIdx.x; n < kHeads * item.rows; n += kThreads) store_lse(existing_row(n), -INFINITY);
     }
@@ -450,7 +454,9 @@ struct Decode {
         store_rows();
     }
 
-    // While the kernel ahead ends, memory is idle: the first tile is brought into the L2 cache. Should that kernel write to it, it writes to what is there.
+    // Prefetches the first tile into the L2 cache while the previous kernel ends and memory is idle. This is correct even if that
+    // kernel still writes to the KV cache, because its writes go through L2, too. Lengths and block table may still change; no
+    // result depends on what is read here.
     static __device__ __forceinline__ void fetch_early(const DecodeParams& params) {
         constexpr int kLine = 128 / sizeof(T), kLines = (kHeadDim + kLine - 1) / kLine;  // of a key of one head
         const WorkTile item(params, static_cast<int>(blockIdx.x));

@@ -9,25 +9,25 @@ namespace libflash::cuda::sm80 {
 
 namespace {
 
-constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;  // of a launch
+constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;  // largest grid
 
-// A model of the time of a call, in units of one tile of keys of one thread block: the number of waves of thread blocks, each as
-// long as its tiles and a constant; with splits, the kernel that combines them.
+// Cost model. The unit is the time of one key tile of a thread block. Cost: number of waves * (tiles per thread block +
+// kBlockCost), plus kCombineCost if there are splits.
 int64_t fastest_splits(const DecodeSizes& sizes) {
     constexpr double kBlockCost = 2, kCombineCost = 3, kTail = 0.3;
     constexpr int64_t kMost = 256;
     const int64_t blocks = sizes.unsplit_blocks(), at_once = sizes.blocks_at_once();
     const int64_t tiles = std::max<int64_t>(1, ceil_div(sizes.visible_keys(), sizes.config.tile_k));
-    // More than some two waves only make the combination longer.
+    // More than about two waves only make combine longer.
     const int64_t most = std::min({tiles, kMost, kMostBlocks / blocks, ceil_div(2 * at_once, blocks) + 1});
     int64_t best = 1;
     double best_cost = 0;
     for (int64_t splits = 1; splits <= most; ++splits) {
         const int64_t each = ceil_div(tiles, splits);
-        if (splits > 1 && ceil_div(tiles, each) < splits) continue;  // some would be empty
+        if (splits > 1 && ceil_div(tiles, each) < splits) continue;  // some splits would be empty
         const double full = static_cast<double>(blocks * splits) / static_cast<double>(at_once);
-        // Thread blocks share the memory bandwidth: a last wave that is not full is faster, but a single thread block has a limit
-        // of its own.
+        // Thread blocks share memory bandwidth, so a partial last wave is shorter than a full one; but not in proportion, because
+        // the bandwidth of a single thread block is limited.
         const double waves = full <= 1 ? 1 : kTail * std::ceil(full) + (1 - kTail) * full;
         const double cost = waves * (static_cast<double>(each) + kBlockCost) + (splits > 1 ? kCombineCost : 0);
         if (splits == 1 || cost < best_cost) best = splits, best_cost = cost;
@@ -43,16 +43,15 @@ bool can_take_two_heads(const DecodeSizes& sizes) {
            sizes.blocks_per_multiprocessor() >= 2;
 }
 
-// Two key heads a thread block are faster
-//   where that makes fewer waves of short thread blocks, and leaves enough of these;
-//   with pages, where memory is faster with longer reads: then in ranges half as long, unless the combination of more of them
-// takes longer than that
-//   gains.
+// Two key heads per thread block are faster in two cases:
+// - several waves of short thread blocks: there are fewer waves, and still enough thread blocks to fill the GPU;
+// - a paged cache, because memory is faster with longer reads. Splits are then half as long, unless combining twice as many costs
+//   more than that gains.
 DecodeSplits fastest(const DecodeSizes& sizes) {
     constexpr int64_t kShort = 32, kFew = 16, kLong = 64;
     const int64_t splits = fastest_splits(sizes);
     if (!can_take_two_heads(sizes)) return {splits, 1};
-    const int64_t tiles = ceil_div(ceil_div(sizes.visible_keys(), sizes.config.tile_k), splits);  // of a range
+    const int64_t tiles = ceil_div(ceil_div(sizes.visible_keys(), sizes.config.tile_k), splits);  // per split
     const int64_t blocks = sizes.unsplit_blocks() * splits, at_once = sizes.blocks_at_once();
     if (blocks > at_once) return {splits, tiles <= kShort && 5 * blocks >= 8 * at_once ? 2 : 1};
     const bool pays = tiles >= kLong || (splits > 1 && 2 * splits <= kFew && 2 * tiles >= kShort);

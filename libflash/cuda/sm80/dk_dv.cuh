@@ -1,12 +1,12 @@
-// Gradients of keys and values, and the sums of the query gradient: backward of FlashAttention-2 (Dao, arXiv 2307.08691, Algorithm 2).
-// One thread block makes dk and dv of one tile of keys of one key head; it walks over the query tiles of all query heads that share it.
+// Main backward kernel: dK, dV and the dQ accumulator (FlashAttention-2, Dao, arXiv 2307.08691, Algorithm 2). A thread block
+// computes dK and dV of one key tile of one key head; it loops over the query tiles of all query heads that share the key head.
 //
-// Scores are computed transposed, S^T = K Q^T and dP^T = V dO^T: a warp has 32 keys, one tile of accumulators for them, and what comes out of
-// one product, rounded, is the left operand of the next, dV += P^T dO and dK += dS^T Q, straight from registers. dS goes through shared
-// memory, because dQ = dS K sums over the keys of all warps; it is added to sums in the workspace.
+// Scores are computed transposed, S^T = K Q^T and dP^T = V dO^T, 32 keys per warp. The rounded accumulators of these products are
+// then left operands of dV += P^T dO and dK += dS^T Q without leaving registers. dS goes through shared memory, because dQ = dS K
+// sums over the keys of all warps; the result is added to the dQ accumulator.
 //
-// Wide heads have too many accumulators for one warp. There kSplit warps share 32 keys: each takes its part of the queries in the first two
-// products and its part of the channels in the next two, with P^T and dS^T in shared memory between.
+// With wide heads dK and dV do not fit into the registers of one warp. Then kSplit warps share 32 keys: each takes a part of the
+// queries in the first two products and a part of the channels in the next two. P^T and dS^T go through shared memory.
 #pragma once
 
 #include "cuda/attention/dq_accumulator.cuh"
@@ -30,14 +30,14 @@ struct DkDv {
     static constexpr int kKeyWarps = kBlockN / 32;
     static constexpr int kWarps = kKeyWarps * kSplit;
     static constexpr int kThreads = kWarps * 32;
-    // Of a tile, whose scores a warp computes, kChunk at a time. Small tiles leave some warps without.
+    // Queries of a tile whose scores a warp computes, kChunk at a time. With small tiles some warps have none.
     static constexpr int kQueries = kBlockM / kSplit < 16 ? 16 : kBlockM / kSplit;
     static constexpr bool kFloat = std::is_same<T, float>::value;
     static constexpr int kMostAtOnce = kGeneral || kFloat ? 16 : 32;
     static constexpr int kChunk = kQueries < kMostAtOnce ? kQueries : kMostAtOnce;
-    static constexpr int kChannels = kHeadDim / kSplit;  // of dk and dv, that a warp accumulates
+    static constexpr int kChannels = kHeadDim / kSplit;  // channels of dK and dV per warp
     static constexpr int kBuffers = backward_buffers(kStages);
-    // Fragments loaded ahead; for the rare options and on older architectures the compiler has no registers for more.
+    // Fragments loaded ahead. With rare options and on older architectures registers suffice for one only.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
     static constexpr int kAhead = 1;
 #else
@@ -47,14 +47,14 @@ struct DkDv {
 
     using KvTile = SharedTile<kBlockN, kHeadDim, sizeof(T)>;
     using QTile = SharedTile<kBlockM, kHeadDim, sizeof(T)>;
-    using ScoreTile = SharedTile<kBlockN, kBlockM, sizeof(T)>;  // transposed: a row for each key
+    using ScoreTile = SharedTile<kBlockN, kBlockM, sizeof(T)>;  // transposed: one row per key
     using Accumulator = DqAccumulator<T, kHeadDim, kBlockM, kWarps>;
     using Tiles = QueryTiles<kBlockM, kBlockN>;
     using Chunk = ScoreChunk<T, kChunk, Tiles>;
     using Scores = typename Chunk::Scores;
     using Fragments = typename Chunk::Fragments;
 
-    // Shared memory: K, V, the stages (Q, dO, statistics), the buffers (dS, and P if it is shared), Common.
+    // Shared memory: K, V, the stages (Q, dO, softmax statistics), the buffers (dS, and P if it is shared), Common.
     static constexpr int kStatisticsBytes = kBlockM * sizeof(SoftmaxStatistics);
     static constexpr int kStageBytes = 2 * QTile::kBytes + kStatisticsBytes;
     static constexpr int kBufferBytes = ScoreTile::kBytes * backward_score_tiles(kHeadDim, sizeof(T));
@@ -62,16 +62,16 @@ struct DkDv {
     static constexpr int kBuffersAt = kStagesAt + kStages * kStageBytes;
     static constexpr int kCommonAt = kBuffersAt + kBuffers * kBufferBytes;
     struct Common {
-        TileCoordinates work;  // head: of the key heads
+        TileCoordinates work;  // work.head is a key head
         SequenceRows q_rows, k_rows;
         Tiles tiles;
     };
     static constexpr int kSharedBytes = kCommonAt + kBackwardCommonBytes;
     static_assert(sizeof(Common) <= kBackwardCommonBytes, "");
 
-    // A query tile on the way: of this query head.
+    // A query tile of a query head in the main loop.
     struct Position {
-        int head, tile, cursor;  // tile < 0: there is none any more
+        int head, tile, cursor;  // tile < 0: no tile is left
     };
 
     const BackwardParams& params;
@@ -104,7 +104,7 @@ struct DkDv {
         return static_cast<Element*>(rows.data) + common().work.batch * rows.batch + row * rows.row + head * rows.head;
     }
 
-    // False: there is nothing to do. Ends with the thread block in step.
+    // False: the thread block has no work. Otherwise ends with a barrier.
     __device__ __forceinline__ bool prepare() {
         const TileCoordinates work = tile_coordinates<kBlockN>(params.key_schedule, params.k_lengths, params.batch);
         if (work.batch < 0) return false;
@@ -123,7 +123,7 @@ struct DkDv {
 
     template <class Tile>
     __device__ __forceinline__ void load(int offset, const T* rows, int64_t stride, int first_row, int row_limit, int col_limit) {
-        // With floats and in the general instance there are no registers for addresses that wait from tile to tile.
+        // float32 and the general instance have no registers to keep addresses from tile to tile.
         const int me = kFloat || kGeneral ? hide_from_compiler(thread) : thread;
         if (kGeneral && !params.vector_loads) {
             Tile::template load_slow<kThreads>(shared + offset, rows, stride, first_row, row_limit, col_limit, me);
@@ -138,7 +138,7 @@ struct DkDv {
         load<KvTile>(KvTile::kBytes, start<const T>(params.v, start_row, c.work.head), params.v.row, first, length,
                      params.head_dim_v);
     }
-    // Q, dO and the statistics of their rows.
+    // Q, dO and the softmax statistics of their rows.
     __device__ __forceinline__ void load_stage(int stage, const Position& at) {
         const Common& c = common();
         const int first = at.tile * kBlockM, start_row = c.q_rows.start, length = c.q_rows.length;
@@ -166,7 +166,7 @@ struct DkDv {
         }
     }
 
-    // (32 rows of a K-like tile) (kChunk rows of a Q-like tile)^T.
+    // A B^T. A: the warp's 32 rows of the K or V tile. B: kChunk rows, from `first` on, of the Q or dO tile.
     __device__ __forceinline__ auto score_product(uint32_t keys, uint32_t queries, int first) {
         const int at = hide_from_compiler(lane);
         const auto a_address = KvTile::a_address(keys, key_warp * 32, at);
@@ -179,7 +179,7 @@ struct DkDv {
             [=](int step, int pair, uint32_t (&f)[4]) { ldmatrix_x4(f, b_address.at(pair * 16, step)); });
     }
 
-    // Writes rounded scores of the warp's keys and queries [first, first + kChunk) to a transposed score tile.
+    // Stores rounded P^T or dS^T of the warp's keys and queries [first, first + kChunk) in a transposed score tile.
     __device__ __forceinline__ void share(uint32_t tile, const Fragments& f, int first) const {
 #pragma unroll
         for (int step = 0; step < kChunk / 16; ++step)
@@ -190,7 +190,8 @@ struct DkDv {
 
     using ChannelAddress = ColumnAddress<QTile, kChannels / 16>;
 
-    // (the warp's fragments: 32 keys, kChunk queries) (the queries' rows of a Q-like tile): not split, all channels.
+    // A B without a split. A: fragments of the warp's 32 keys and kChunk queries. B: the rows of these queries in the Q or dO
+    // tile, all channels.
     __device__ __forceinline__ auto product_from_registers(const Fragments& f, uint32_t rows, int first) {
         const auto b_address = QTile::b_trans_address(rows + first * QTile::kRowBytes, hide_from_compiler(lane));
         return make_product<T, kChunk / 16, kAhead, 2, kChannels / 8>(
@@ -201,7 +202,7 @@ struct DkDv {
             [=](int step, int pair, uint32_t (&b)[4]) { ldmatrix_x4_trans(b, b_address.at(step * 16, pair)); });
     }
 
-    // The same from a transposed score tile, with all queries of the tile and this warp's channels.
+    // The same with a split: A from a transposed score tile, with all queries of the tile; B has this warp's channels.
     __device__ __forceinline__ auto product_from_shared(uint32_t scores, uint32_t rows) {
         const int at = hide_from_compiler(lane);
         const auto a_address = ScoreTile::a_address(scores, key_warp * 32, at);
@@ -214,7 +215,8 @@ struct DkDv {
             [=](int step, int pair, uint32_t (&b)[4]) { ldmatrix_x4_trans(b, b_address.at(step * 16, pair)); });
     }
 
-    // Queries [first, first + kChunk) of the tile: P^T and dS^T, and what can be done with them at once.
+    // P^T and dS^T of queries [first, first + kChunk) of the tile. Without a split also their products; with a split they are
+    // only stored.
     __device__ __forceinline__ void chunk(int stage, int buffer, const Position& at, int first, bool edge) {
         constexpr int kSteps = kHeadDim / 16;
         const Chunk rules(params, common().tiles, at.head, at.tile * kBlockM + first, common().tiles.first_col + key_warp * 32,
@@ -271,9 +273,10 @@ struct DkDv {
         return params.dq_accumulator + Accumulator::tile_offset(unit, at.tile);
     }
 
-    // What needs the scores of all warps; `release` says that the stage is no longer read. The additions to the sums of dQ are spread over the
-    // products of dv and dk, or over the time that the next stage takes to arrive: all at once they would hold up the loads from shared
-    // memory. The condition, always the same, keeps the compiler from moving them together.
+    // The products that need the scores of all warps. `release` is called when this warp no longer reads the stage. The additions
+    // to the dQ accumulator are spread over the products of dV and dK, or overlap the loads of the next stage: all at once they
+    // would delay loads from shared memory. The condition in the loops is uniform; it keeps the compiler from moving the
+    // additions together.
     template <class Release>
     __device__ __forceinline__ void products(int stage, int buffer, const Position& at, const Release& release) {
         const int warp = thread / 32;
@@ -323,23 +326,23 @@ struct DkDv {
         int stage = 0, buffer = 0;
 #pragma unroll 1
         while (current.tile >= 0) {
-            const int last = stage == 0 ? kStages - 1 : stage - 1;  // the stage that was used before this one
+            const int last = stage == 0 ? kStages - 1 : stage - 1;  // the previous stage
             if constexpr (kOneBarrier) {
                 scores(stage, buffer, current);
                 cp_async_wait<0>();
-                __syncthreads();  // dS is complete; the next stage has arrived; nobody reads the stage and the buffer before this one
+                __syncthreads();  // dS is complete; the next stage has arrived; no warp reads the previous stage and buffer
                 load_ahead(last, ahead);
                 products(stage, buffer, current, [] {});
                 buffer ^= 1;
             } else {
                 cp_async_wait<kStages == 1 ? 0 : kStages - 2>();
-                __syncthreads();  // the stage has arrived; nobody reads dS and the stage before this one
+                __syncthreads();  // the stage has arrived; no warp reads dS and the previous stage
                 if constexpr (kStages > 1) load_ahead(last, ahead);
                 scores(stage, 0, current);
                 __syncthreads();  // dS is complete
                 products(stage, 0, current, [&] {
                     if constexpr (kStages == 1) {
-                        __syncthreads();  // nobody reads the stage
+                        __syncthreads();  // no warp reads the stage
                         load_ahead(0, ahead);
                     }
                 });
@@ -358,7 +361,7 @@ struct DkDv {
         cp_async_commit();
     }
 
-    // Through the tiles of K and V, which nobody reads any more, so that the stores are whole rows.
+    // Stages the gradient in shared memory, in the tile of K or V at `offset`, so that the global stores are contiguous.
     __device__ __forceinline__ void store(const float (&sums)[2][kChannels / 8][4], int offset, const RowsParams& rows,
                                           float factor, int channels) {
 #pragma unroll

@@ -1,7 +1,6 @@
-// Gradients of keys and values in float: the walk of dk_dv.cuh, with products of split values (split_product.cuh).
-//
-// Scores are transposed there too, so P^T and dS^T are left operands straight from registers, 16 queries at a time. Where warps split a head they
-// go through shared memory instead, which has room for one of them: dS^T waits in registers until P^T has been read.
+// dK and dV in float32: the algorithm of dk_dv.cuh with 3xTF32 products (split_product.cuh), one stage, 16 queries at a time.
+// Without a split P^T and dS^T are left operands from registers. With a split they go through shared memory, which has space for
+// one of them: dS^T stays in registers until P^T has been read.
 #pragma once
 
 #include "cuda/sm80/dk_dv.cuh"
@@ -24,15 +23,15 @@ struct FloatDkDv : DkDv<float, kHeadDim, kBlockM, kBlockN, kStages, kGeneral> {
     static constexpr int kSteps = kChunk / 8;
     static_assert(kSplit == 1 || kQueries == kChunk, "dS of one chunk waits in registers");
 
-    Scores waiting;  // dS of this warp's queries
+    Scores waiting;  // dS^T of this warp's queries until P^T has been read
 
-    // What the base keeps in registers is worked out anew here: there are none to spare.
+    // Recomputed at every use, unlike in the base class: registers are short.
     __device__ __forceinline__ static int thread() { return hide_from_compiler(static_cast<int>(threadIdx.x)); }
     __device__ __forceinline__ static int lane() { return thread() % 32; }
     __device__ __forceinline__ static int key_warp() { return thread() / 32 / kSplit; }
     __device__ __forceinline__ static int part() { return thread() / 32 % kSplit; }
 
-    // (32 rows of a K-like tile) (kChunk rows of a Q-like tile)^T over `channels`.
+    // c = A B^T over `channels`. A: the warp's 32 rows of the K or V tile. B: kChunk rows, from `first` on, of the Q or dO tile.
     __device__ __forceinline__ void score_product(Scores& c, uint32_t keys, uint32_t queries, int first, int channels) {
         const int at = lane();
         const auto a_address = KvTile::a_address(keys, key_warp() * 32, at);
@@ -46,7 +45,7 @@ struct FloatDkDv : DkDv<float, kHeadDim, kBlockM, kBlockN, kStages, kGeneral> {
             [=](int step, int pair, uint32_t (&f)[4]) { ldmatrix_x4(f, b_address.at(pair * 16, step)); });
     }
 
-    // P and dS, both transposed, of queries [first, first + kChunk) of the tile.
+    // P^T and dS^T of queries [first, first + kChunk) of the tile.
     __device__ __forceinline__ void make_scores(Scores& p, Scores& ds, const Position& at, int first, bool edge) {
         const Chunk rules(params, this->common().tiles, at.head, at.tile * kBlockM + first,
                           this->common().tiles.first_col + key_warp() * 32, this->statistics(0) + first);
@@ -74,7 +73,7 @@ struct FloatDkDv : DkDv<float, kHeadDim, kBlockM, kBlockN, kStages, kGeneral> {
 
     using Gradient = float[2][kChannels / 8][4];
 
-    // sum += (scores of the warp's 32 keys) (rows [first, first + kChunk) of a Q-like tile).
+    // sum += x B. x: P^T or dS^T of the warp's 32 keys. B: rows [first, first + kChunk) of the Q or dO tile.
     __device__ __forceinline__ void add_from_registers(Gradient& sum, const Scores& x, uint32_t rows, int first, int channels) {
         SplitRows<2> f[kSteps];
 #pragma unroll
@@ -86,7 +85,7 @@ struct FloatDkDv : DkDv<float, kHeadDim, kBlockM, kBlockN, kStages, kGeneral> {
                                  [=](int step, int block, uint32_t (&b)[2]) { pair.load(step * 8, block, b[0], b[1]); });
     }
 
-    // The same with all rows of the tile and scores from a transposed score tile, for this warp's channels.
+    // The same with P^T or dS^T from a transposed score tile, all rows of the Q or dO tile, and this warp's channels.
     __device__ __forceinline__ void add_from_shared(Gradient& sum, uint32_t scores, uint32_t rows, int channels) {
         constexpr int kTogether = 2;
         const int at = lane();
@@ -108,7 +107,7 @@ struct FloatDkDv : DkDv<float, kHeadDim, kBlockM, kBlockN, kStages, kGeneral> {
         }
     }
 
-    // Warps that split a head have kChunk queries each; small tiles leave some without.
+    // With a split each warp has kChunk queries; with small tiles some warps have none.
     __device__ __forceinline__ bool has_queries() const { return part() * kQueries < kBlockM; }
 
     __device__ __forceinline__ void scores(const Position& at) {
@@ -134,7 +133,7 @@ struct FloatDkDv : DkDv<float, kHeadDim, kBlockM, kBlockN, kStages, kGeneral> {
         const uint32_t shared_scores = this->ds_smem(0);
         if constexpr (kSplit > 1) {
             add_from_shared(dv, shared_scores, this->dout_smem(0), params.head_dim_v);
-            __syncthreads();  // nobody reads P
+            __syncthreads();  // no warp reads P
             if (has_queries()) share(shared_scores, waiting, part() * kQueries);
             __syncthreads();  // dS is complete
             add_from_shared(dk, shared_scores, this->q_smem(0), params.head_dim);
@@ -144,8 +143,8 @@ struct FloatDkDv : DkDv<float, kHeadDim, kBlockM, kBlockN, kStages, kGeneral> {
                                                        params.head_dim);
     }
 
-    // One stage: the thread blocks of a multiprocessor cover for each other. The next position is found when it is needed; there are no registers
-    // for two.
+    // One stage: the thread blocks of a multiprocessor hide each other's latency. Only one position is kept, because registers
+    // are short.
     __device__ __forceinline__ void loop_over_queries() {
         static_assert(kStages == 1, "");
         clear(dk);
@@ -161,7 +160,7 @@ struct FloatDkDv : DkDv<float, kHeadDim, kBlockM, kBlockN, kStages, kGeneral> {
             scores(at);
             __syncthreads();  // P or dS is complete
             products(at);
-            __syncthreads();  // nobody reads the stage and the scores
+            __syncthreads();  // no warp reads the stage and the scores
             this->advance(at);
         }
         cp_async_wait<0>();

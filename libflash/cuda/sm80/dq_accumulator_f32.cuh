@@ -1,4 +1,5 @@
-// The sums of the query gradient in float: where they lie is as in dq_accumulator.cuh; a warp makes its share a few columns at a time.
+// dQ accumulator for float32: the layout of dq_accumulator.cuh. To save registers a warp computes its part of dS K a few columns
+// at a time.
 #pragma once
 
 #include "cuda/attention/dq_accumulator.cuh"
@@ -7,7 +8,7 @@
 
 namespace libflash::cuda::sm80 {
 
-// Of a float tile's row pairs the columns [8 * kCount * part, + 8 * kCount).
+// Row pairs of a float32 tile, restricted to the 8 * kCount columns from 8 * kCount * part on.
 template <class Tile, int kCount>
 struct ColumnPair {
     ColumnAddress<Tile, kCount> even, odd;
@@ -26,7 +27,7 @@ struct FloatDqAccumulator : DqAccumulator<float, kHeadDim, kBlockM, kWarps> {
     using Base::kBlocks, Base::kRowWarps, Base::kSlabs, Base::kWarpFloats;
     static constexpr int kTogether = kBlocks % 4 == 0 && kSlabs == 1 ? 4 : 2;  // column blocks
 
-    // Adds dS K, from the transposed score tile, to the tile's sums.
+    // Adds dS K to the accumulator of the query tile. dS comes from the transposed score tile.
     template <int kBlockN>
     __device__ static __forceinline__ void add_product(float* tile, uint32_t scores, uint32_t keys, int warp, int lane,
                                                        int cols) {
@@ -60,7 +61,7 @@ struct FloatDqAccumulator : DqAccumulator<float, kHeadDim, kBlockM, kWarps> {
         }
     }
 
-    // dq of one unit of rows. All warps of the thread block call it.
+    // Converts one unit (kUnitRows rows) of the accumulator to dq. All warps of the thread block call it.
     __device__ static __forceinline__ void convert(const BackwardParams& params) {
         const TileCoordinates work = tile_coordinates<kUnitRows>(params.query_schedule, params.q_lengths, params.batch);
         if (work.batch < 0) return;

@@ -1,20 +1,7 @@
-// FlashAttention-2 forward for sm_80 and later (Dao, arXiv 2307.08691): one thread block makes one tile of query rows of one head.
-//
-// Each warp owns kBlockM / warps query rows and walks all their keys, so no two warps exchange anything but the tiles of K and V that they
-// all read. (With 256 channels two warps share rows: row_pair.cuh.) All threads copy (cp.async): V of a tile under its QK^T, K of the next tile
-// under the softmax and PV. Q stays in shared memory.
-//
-// Softmax. Any finite number may be subtracted from a row's scores; the row maximum is merely the safe choice. So the maximum is taken in the
-// first tile and in tiles that need a mask, and kept for all others: there a score costs one multiply-add, one exponential and one
-// addition, 16 columns at a time between the products that use them. Afterwards a row whose sum has grown past kSumLimit is brought back
-// to size. Only a jump by about 75 (natural units) within one tile, or less with large values, can overflow; such a row is seen at the end, and the
-// thread block then does its work once more with the maximum of every tile. `half` overflows sooner, at 65504: there
-// every tile is looked through for a score that far above, and its maximum taken if there is one.
-//
-// The base of a row is a rounded product, the same for all its tiles, so its rounding cancels; rows whose base is so large that
-// the rounding could overflow the exponential are done again too, on scores that were scaled first.
-//
-// Accumulators are not scaled on the way; one division at the end. Only the logsumexp is kept for the backward pass.
+// FlashAttention-2 forward for sm_80 and later (Dao, arXiv 2307.08691): one thread block computes one tile of query rows of one
+// head. Each warp computes its own query rows against all keys; warps share only the tiles of K and V. (With 256 channels two
+// warps may share rows: row_pair.cuh.) Q stays in shared memory. All threads load with cp.async: V of a tile during its Q K^T, K
+// of the next tile during the softmax and P V. online_softmax.cuh describes the softmax.
 #pragma once
 
 #include "cuda/attention/dropout.cuh"
@@ -39,8 +26,8 @@
 
 namespace libflash::cuda::sm80 {
 
-// kSharers: warps that share query rows; two of them have half of the keys and half of the channels each (row_pair.cuh).
-// kGeneral: knows softcap, ALiBi, bias, mask, dropout, scales that are not positive, and rows of any alignment.
+// kSharers: warps that share query rows. With two, each has half of the keys and half of the channels (row_pair.cuh).
+// kGeneral: supports softcap, ALiBi, bias, mask, dropout, scales that are not positive, and rows of any alignment.
 template <class T, int kHeadDim, int kBlockM, int kBlockN, int kWarps, int kSharers, bool kGeneral>
 struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSharers / 8, kHeadDim / kSharers / 8> {
     using Softmax = OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSharers / 8, kHeadDim / kSharers / 8>;
@@ -49,8 +36,8 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
     using Element = T;
     static constexpr int kThreads = kWarps * 32;
     static constexpr int kSlabs = kBlockM * kSharers / kWarps / 16;  // 16-row slabs of a warp
-    static constexpr int kKeyBlocks = kBlockN / kSharers / 8;        // of 8 keys of a tile, those a warp has scores of
-    static constexpr int kChannelBlocks = kHeadDim / kSharers / 8;   // of 8 channels, those a warp has sums of
+    static constexpr int kKeyBlocks = kBlockN / kSharers / 8;        // blocks of 8 keys in a warp's scores
+    static constexpr int kChannelBlocks = kHeadDim / kSharers / 8;   // blocks of 8 channels in a warp's O
     static constexpr int kTileRows = kBlockM, kTileKeys = kBlockN;
     static constexpr bool kRare = kGeneral;
     using Pair = RowPair<Forward>;
@@ -60,7 +47,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
     static constexpr bool kFloat = std::is_same<T, float>::value;
     using QTile = SharedTile<kBlockM, kHeadDim, sizeof(T)>;
     using KvTile = SharedTile<kBlockN, kHeadDim, sizeof(T)>;
-    // What all threads agree on, found once by one of them.
+    // The same for all threads; in shared memory, because registers are short.
     struct Common {
         TileCoordinates work;
         SequenceRows q_rows, k_rows;
@@ -82,13 +69,13 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
     }
 
     __device__ __forceinline__ Common& common() const { return *reinterpret_cast<Common*>(shared + kTileBytes); }
-    // Which of the warps that share rows this one is, and the first of the rows within the tile.
+    // This warp's number among the warps that share rows, and the warp's first row in the tile.
     __device__ __forceinline__ int part() const { return warp % kSharers; }
     __device__ __forceinline__ int warp_row() const { return warp / kSharers * kSlabs * 16; }
     __device__ __forceinline__ uint32_t q_smem() const { return shared_address(shared); }
     __device__ __forceinline__ uint32_t k_smem() const { return shared_address(shared) + QTile::kBytes; }
     __device__ __forceinline__ uint32_t v_smem() const { return shared_address(shared) + QTile::kBytes + KvTile::kBytes; }
-    // Row of the sequence that accumulator element e of slab a of this lane belongs to; its column is 8 * block + e % 2 past first_column().
+    // Row in the sequence of accumulator element e of slab a of this lane. Its column is first_column() + 8 * block + e % 2.
     __device__ __forceinline__ int row_of(int a, int e) const {
         if constexpr (kFloat)
             return common().tiles.first_row + (hide_from_compiler(warp) * kSlabs + a) * 16 + (e >> 1) * 8 + lane / 4;
@@ -96,19 +83,20 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
     }
     __device__ __forceinline__ int first_column(int tile) const {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 1000
-        // With floats there is no register for the lane's part of it from tile to tile; later architectures spill if it is made anew.
+        // float32: no register is free to keep the lane's offset from tile to tile. On sm_100 and later recomputing it causes
+        // spills.
         if constexpr (kFloat) return tile * kBlockN + hide_from_compiler(lane) % 4 * 2;
 #endif
         return tile * kBlockN + part() * kKeyBlocks * 8 + lane % 4 * 2;
     }
 
-    // False: there is nothing to do. Ends with the thread block in step.
+    // False: the thread block has no work. Otherwise ends with a barrier.
     __device__ __forceinline__ bool prepare() {
         const TileCoordinates work = tile_coordinates<kBlockM>(params.schedule, params.q_lengths, params.batch);
         if (work.batch < 0) return false;
         const SequenceRows q_rows = SequenceRows::of(params.q_lengths, work.batch);
         if (work.tile * kBlockM >= q_rows.owned) return false;
-        // Every thread works it out for itself, so that the first copies need not wait for the one whose words stay.
+        // Every thread computes it, so that the first loads do not wait for thread 0, which stores it.
         Common c;
         c.work = work;
         c.q_rows = q_rows;
@@ -134,7 +122,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
     template <class Tile>
     __device__ __forceinline__ void load(int shared_offset, const T* rows, int64_t stride, int first_row, int row_limit,
                                          int col_limit) {
-        // With floats there are no registers for addresses that wait from tile to tile.
+        // float32: no registers are free to keep addresses from tile to tile.
         const int me = kFloat ? hide_from_compiler(thread) : thread;
         if (kGeneral && !params.vector_loads) {
             Tile::template load_slow<kThreads>(shared + shared_offset, rows, stride, first_row, row_limit, col_limit, me);
@@ -157,7 +145,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         load_k(c, c.tiles.previous(c.tiles.end, cursor));
     }
 
-    // s = Q K^T. The fragments of the next 16 keys are loaded before the products of the present ones.
+    // s = Q K^T. The fragments of the next 16 keys are loaded before the products with the current ones.
     __device__ __forceinline__ void multiply_qk() {
         const auto k_address =
             KvTile::b_address(k_smem() + part() * kKeyBlocks * 8 * KvTile::kRowBytes, hide_from_compiler(lane));
@@ -168,7 +156,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
             for (int n = 0; n < kKeyBlocks; ++n)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) s[a][n][e] = 0.0f;
-        // Fragments of Q ahead of their use as well, where there are registers left for it.
+        // Fragments of Q are also loaded one step early if registers allow.
         constexpr int kAhead = kSlabs * kKeyBlocks * 4 < 128 ? 2 : 1;
         uint32_t qf[kAhead][kSlabs][4], kf[2][4];
 #pragma unroll
@@ -204,7 +192,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         }
     }
 
-    // The same for floats.
+    // s = Q K^T for float32.
     __device__ __forceinline__ void multiply_qk_split() {
         const int me = hide_from_compiler(lane);
         const auto q_rows = QTile::a_address(q_smem(), warp * kSlabs * 16, me);
@@ -218,7 +206,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
             [&](int step, int pair, uint32_t (&f)[4]) { ldmatrix_x4(f, k_address.at(pair * 16, step)); });
     }
 
-    // o += P V for floats, 32 keys at a time if there are as many.
+    // o += P V for float32, at most 32 keys at a time.
     __device__ __forceinline__ void multiply_pv_split(int tile) {
         const auto v_rows = KvTile::row_pair(v_smem(), hide_from_compiler(lane));
         constexpr int kSteps = kKeyBlocks < 4 ? kKeyBlocks : 4;
@@ -242,8 +230,8 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         }
     }
 
-    // o += P V. s holds scores; each 16 columns become probabilities just before their product or, where there are registers for it, while the
-    // product of the 16 before them is going on.
+    // o += P V. s holds scores. Each 16 columns become probabilities just before their product or, if registers allow (kEarly),
+    // during the product of the previous 16.
     __device__ __forceinline__ void multiply_pv(int tile) {
         const auto v_address = KvTile::b_trans_address(v_smem(), hide_from_compiler(lane));
         constexpr int kPairs = kHeadDim / 16, kSteps = kBlockN / 16;
@@ -274,7 +262,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         }
     }
 
-    // Masks by position.
+    // Applies the causal mask, the window and the length.
     __device__ __forceinline__ void mask_edge(int tile) {
         const auto& tiles = common().tiles;
         const int first_col = first_column(tile);
@@ -282,7 +270,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         for (int a = 0; a < kSlabs; ++a)
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                // Columns of this lane, counted from its first one, that the row sees: [begin, end).
+                // The row sees columns [begin, end), relative to the lane's first column.
                 const int row = row_of(a, 2 * r);
                 const int begin = row + tiles.shift - tiles.left - first_col;
                 const int end = min(tiles.length_k, row + tiles.shift + tiles.right + 1) - first_col;
@@ -325,7 +313,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         add_and_hide<T>(params.rare, common().rules, for_all, for_each);
     }
 
-    // All key tiles. `safe`: every tile's maximum is taken.
+    // Main loop over the key tiles. `safe`: the maximum is updated for every tile.
     __device__ __forceinline__ void loop_over_keys(bool safe) {
         clear();
         scale = kGeneral || safe ? 1.0f : params.scale_log2;
@@ -336,7 +324,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         while (tile >= 0) {
             const int next = common().tiles.previous(tile, cursor);
             cp_async_wait<0>();
-            __syncthreads();  // K has arrived; V of the tile before is no longer read
+            __syncthreads();  // K has arrived; no warp reads V of the previous tile
             load_v(common(), tile);
             const bool edge = common().tiles.is_edge(tile);
             if constexpr (kFloat) {
@@ -352,7 +340,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
             if (edge) mask_edge(tile);
             if (safe || first || edge || (kHalf && any_too_large())) update_max();
             cp_async_wait<0>();
-            __syncthreads();  // V has arrived; K is no longer read
+            __syncthreads();  // V has arrived; no warp reads K
             load_k(common(), next);
             if constexpr (kFloat) {
                 multiply_pv_split(tile);
@@ -366,7 +354,8 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         cp_async_wait<0>();
     }
 
-    // What dropout hides of two neighbouring 8-column blocks. The generator stands in a loop, its result in bits, because it needs registers.
+    // Applies dropout to two adjacent 8-column blocks. The random generator needs many registers: it runs in a loop that is not
+    // unrolled, and its result is kept as bits.
     __device__ __forceinline__ void drop(int block, int tile) {
         const DropoutParams& dropout = params.rare.dropout;
         const uint32_t batch_head = static_cast<uint32_t>(common().work.batch) * params.heads_q + common().work.head;
@@ -387,7 +376,8 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         }
     }
 
-    // Adds up each row's sum over all lanes that have a part of it; says whether any row of the thread block overflowed on the way.
+    // Adds the partial row sums of all lanes of a row. True if any row of the thread block overflowed or its base is beyond
+    // kBaseLimit.
     __device__ __forceinline__ bool finish_sums() {
         bool bad = false;
 #pragma unroll
@@ -408,7 +398,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         return __syncthreads_or(bad || Softmax::values_overflowed());
     }
 
-    // By what the rows are to be multiplied, with the sink if there is one, is what scale_by(a, r, factor) is told; writes lse.
+    // Calls scale_by(a, r, factor) with the factor that normalizes each row of o, sink included. Writes LSE.
     template <class Scale>
     __device__ __forceinline__ void normalize(const Scale& scale_by) {
         const TileCoordinates work = common().work;
@@ -422,12 +412,12 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
                 const int row = row_of(a, 2 * r);
                 const bool exists = row < q_rows.length;
                 const float largest = fmaxf(base[a][r], sink);
-                float total = row_sum[a][r], factor = 1.0f;  // no score at all: 0, or NaN where there was nothing but NaN
+                float total = row_sum[a][r], factor = 1.0f;  // without any score: 0, or NaN if all scores were NaN
                 if (largest != kNoScore) {
                     factor = exp2_approx(base[a][r] - largest);
                     total = row_sum[a][r] * factor + exp2_approx(sink - largest);
                 }
-                // A NaN row stays one: total is NaN then, and so is its reciprocal.
+                // NaN in total propagates: the comparison with 0 is true and the quotient is NaN.
                 float inverse = exists && total != 0.0f ? factor / total : 0.0f;
                 if constexpr (kGeneral) inverse *= params.rare.dropout.keep_factor;
                 if (lse && part() == 0 && lane % 4 == 0 && row < q_rows.owned)
@@ -436,7 +426,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
                 scale_by(a, r, inverse);
             }
     }
-    // Rows that see no key have o = 0 and a factor of 0; rows past the end may hold anything.
+    // A factor of 0 means a row that sees no key or a row past the end. The latter may hold NaN, so it is not multiplied.
     __device__ __forceinline__ void scale_out(int a, int r, float factor) {
 #pragma unroll
         for (int n = 0; n < kChannelBlocks; ++n) {
@@ -445,7 +435,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         }
     }
 
-    // Through the warp's own rows of Q's tile, which nobody reads any more, so that the stores are whole rows.
+    // Stages the warp's rows of O in shared memory, in its own rows of the Q tile, so that the global stores are contiguous.
     __device__ __forceinline__ void store_out() {
         const TileCoordinates work = common().work;
         const SequenceRows q_rows = common().q_rows;
@@ -493,7 +483,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
 
     __device__ __forceinline__ void run() {
         if (!prepare()) return;
-        // One loop, not two calls: a second copy of the walk costs registers.
+        // One loop, not two calls: a second inlined copy of the main loop costs registers.
         bool safe = false;
 #pragma unroll 1
         while (true) {
@@ -524,10 +514,11 @@ template <class Kernel, bool kGeneral>
 struct Instance {
     static constexpr KernelConfig config = Kernel::config;
     using T = ElementOf<config.dtype>;
-    // 32 rows a warp: each fragment of K or V then serves two products. Wide heads have no registers for that, nor have floats with rare options.
+    // With 32 rows per warp each fragment of K or V is used in two products. Registers do not suffice for wide heads, nor for
+    // float32 with rare options; these use 16 rows.
     static constexpr bool kFewRows = config.head_dim > 128 || (config.dtype == KernelType::f32_ && kGeneral);
     static constexpr int kWarps = config.tile_q / (kFewRows ? 16 : 32);
-    // Two warps can share 32 rows instead where there is shared memory for their probabilities.
+    // If shared memory has space for P, two warps share 32 rows instead.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1100
     static constexpr int kSharers = config.head_dim == 256 && config.dtype != KernelType::f32_ ? 2 : 1;
 #else
@@ -537,7 +528,7 @@ struct Instance {
 #if defined(__CUDA_ARCH__)
     static constexpr int kVersion = __CUDA_ARCH__ / 10;
 #else
-    static constexpr int kVersion = 90;  // the host asks for the larger shared memory
+    static constexpr int kVersion = 90;  // host compilation: the largest tiles, so the largest shared memory
 #endif
     template <int kTileK>
     using Tiled = Forward<T, config.head_dim, config.tile_q, kTileK, kWarps, kSharers, kGeneral>;
@@ -555,7 +546,7 @@ __global__ void __launch_bounds__(Instance<Kernel, kGeneral>::Body::kThreads, In
 template <class Kernel, bool kGeneral>
 int launch(const LaunchShape& shape, const ForwardParams& params, cudaStream_t stream) {
     const auto kernel = forward_kernel<Kernel, kGeneral>;
-    // Costs a fraction of a microsecond, and holds for the current device, whichever that is.
+    // Set at every launch, because the attribute belongs to the current device.
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
     if (error != cudaSuccess) return error;
     kernel<<<static_cast<unsigned>(shape.blocks), shape.threads, shape.shared_bytes, stream>>>(params);
@@ -578,7 +569,7 @@ KernelResources resources_of_forward(int, int instance) {
                                                : sm80::forward_resources<Kernel, false>();
 }
 
-// Enqueues the work on `stream` and returns what cudaGetLastError() then says.
+// Enqueues the work on `stream` and returns the CUDA error.
 template <class Kernel>
 int launch_forward(const ForwardPlan& plan, const ForwardParams& params, void* stream) {
     const auto cuda_stream = static_cast<cudaStream_t>(stream);

@@ -1,4 +1,4 @@
-// How forward will be done on sm_80 and later: a thread block for each tile of query rows of each head.
+// The plan of forward for sm_80 and later: one thread block per query tile and head.
 #include "cuda/host/limits.h"
 #include "cuda/host/problem_params.h"
 #include "cuda/host/tile_schedule.h"
@@ -19,7 +19,7 @@ ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, 
     plan.instance = general ? kGeneralInstance : kPlainInstance;
     plan.tile_q = config.tile_q;
     plan.tile_k = forward_tile_k_sm80(config, general, code_version(config.compiled_for, config.versions, device.arch));
-    // Later rows see more keys under a causal mask: the longest tiles first.
+    // Under a causal mask later rows see more keys. The tiles with most keys start first.
     const bool longest_last = problem.mask_rule.right < MaskRule::kUnbounded;
     plan.schedule =
         schedule_params(problem.q_rows, problem.batch, problem.heads_q, plan.tile_q, key_bytes(problem), longest_last);

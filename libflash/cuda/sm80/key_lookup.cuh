@@ -1,5 +1,5 @@
-// Where the keys lie that a warp of decode fetches: of a tile, one for each of its first 16 lanes. What the table says of them is asked for ahead of its use,
-// and kept in shared memory.
+// Cache locations of the 16 keys of a tile that a decode warp loads, one for each of its first 16 lanes. Block table entries are
+// loaded ahead of their use with cp.async and kept in shared memory.
 #pragma once
 
 #include "cuda/attention/decode_keys.cuh"
@@ -11,23 +11,25 @@ template <int kTileK, int kStages>
 struct KeyLookup {
     const KeyLocations& places;
     const VisibleKeys& range;
-    int32_t* answers;  // of this warp, 16 for a stage
-    int step;          // from stage to stage
-    int own;           // the warp's first key of a tile
+    int32_t* answers;  // block table entries for this warp in shared memory, 16 per stage
+    int step;          // distance between two stages in `answers`
+    int own;           // the warp's first key in a tile
     int lane;
 
-    // With the copies of the tile that goes to the same stage before that of keys from `first` on.
+    // Starts to load the block table entries of the tile that begins at key `first`. The caller issues it in the cp.async group
+    // of the tile that is in the same stage before, so the entries have arrived when that tile has.
     __device__ __forceinline__ void ask(int stage, int first) const {
         const int key = first + own + lane;
         if (lane < kDecodeSlab && has(key)) places.ask(answers + stage * step + lane, key);
     }
-    // Out of range: the key does not exist, or is not of this range.
+    // The location, or an invalid one if the key does not exist or is not in this split.
     __device__ __forceinline__ KeyLocation look_up(int stage, int first) const {
         const int key = first + own + lane;
         return lane < kDecodeSlab && has(key) ? places.answered(answers + stage * step + lane, key) : KeyLocation{-1, 0};
     }
 
-    // Of the first tiles, which nothing comes before: by loads, all of them at once, by all lanes.
+    // The first tile of each stage has no earlier cp.async group. All lanes read the block table entries of these tiles with
+    // plain loads, all at once; keep() stores them in shared memory.
     static constexpr int kRounds = (kStages * kDecodeSlab + 31) / 32;
     struct First {
         int32_t found[kRounds];

@@ -1,6 +1,18 @@
-// The softmax of a tile walk, and what it works on, in a thread's registers: scores, sums and accumulators of kSlabs times 16 query rows of a
-// warp. forward.cuh says how the maximum is kept. Rows r = 0, 1 of a slab are those of accumulator elements 2 * r and 2 * r + 1; four lanes share
-// a row.
+// Online softmax with a kept maximum, in the registers of a warp: scores, row sums and O accumulators of kSlabs * 16 query rows.
+// Row r (0 or 1) of a slab has accumulator elements 2 * r and 2 * r + 1; four lanes share a row.
+//
+// Softmax allows any finite number to be subtracted from the scores of a row. That number is `base`. It is the row maximum of the
+// first tile, is raised in edge tiles, and is kept for all other tiles. There a score costs one multiply-add, one exponential and
+// one addition, and the accumulators are not rescaled. After a tile, a row whose sum exceeds kSumLimit gets a higher base
+// (move_base).
+//
+// Overflow is possible only if the scores of a row jump by about 75 (natural units) within one tile, or by less with large
+// values. It is detected after the last tile; the thread block then repeats its work and updates the maximum for every tile.
+// `half` probabilities overflow at 65504 already, so for `half` every tile is checked for a score that far above the base
+// (any_too_large), and the maximum is updated if there is one.
+//
+// `base` is a rounded product (maximum * scale) and the same for all tiles, so its rounding error cancels. If a base is so large
+// that the rounding error could overflow the exponential, the work is repeated, too, with scores that are scaled first.
 #pragma once
 
 #include "cuda/ptx/math.cuh"
@@ -10,18 +22,19 @@ namespace libflash::cuda::sm80 {
 template <int kSlabs, int kKeyBlocks, int kChannelBlocks>
 struct OnlineSoftmax {
     static constexpr float kSumLimit = 16384.0f;
-    static constexpr float kHalfLimit = 15.0f;  // of the exponent of a probability
-    // Below every score, and yet finite: differences with it are never NaN.
+    static constexpr float kHalfLimit = 15.0f;  // largest exponent (base 2) of a probability
+    // Below every score but finite: differences with it are never NaN.
     static constexpr float kNoScore = -3.402823466e38f;
 
-    float scale;  // from the scores in registers to base-2 units: scale_log2, or 1 where they have been scaled already
+    float scale;  // from the scores in registers to base-2 units: scale_log2, or 1 if they are scaled already
 
     float s[kSlabs][kKeyBlocks][4];      // scores, then probabilities
-    float o[kSlabs][kChannelBlocks][4];  // sums of p v
-    float base[kSlabs][2];               // what is subtracted, in base-2 units; kNoScore: no score yet
+    float o[kSlabs][kChannelBlocks][4];  // sums of p * v, not normalized
+    float base[kSlabs][2];               // subtracted from the scores, in base-2 units; kNoScore: no score yet
     float row_sum[kSlabs][2];
 
-    // Part `share` of kShares of the scores of two neighbouring 8-column blocks to probabilities; adds them to the row sums.
+    // Turns the scores of two adjacent 8-column blocks into probabilities and adds these to the row sums. Does part `share` of
+    // kShares, so that a caller can interleave it with products.
     template <int kShares>
     __device__ __forceinline__ void exponentiate(int block, int share) {
         constexpr int kRows = kSlabs * 2;
@@ -41,7 +54,7 @@ struct OnlineSoftmax {
         }
     }
 
-    // The largest of this lane's scores of a row.
+    // Maximum of this lane's scores of a row.
     __device__ __forceinline__ float largest_of(int a, int r) const {
         float largest = s[a][0][2 * r];
 #pragma unroll
@@ -49,21 +62,21 @@ struct OnlineSoftmax {
         return largest;
     }
 
-    // The same over the four lanes of the row.
+    // Maximum over the four lanes of the row.
     __device__ __forceinline__ float row_largest(int a, int r) const {
         float largest = largest_of(a, r);
         largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
         return fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
     }
 
-    // Brings sum and accumulators of a row to the base that its largest score asks for.
+    // Raises the base to the row maximum `largest` (unscaled) and rescales the row's sum and accumulators.
     __device__ __forceinline__ void raise_base(int a, int r, float largest) {
-        const float new_base = fmaxf(base[a][r], largest * scale);  // -infinity and NaN leave it as it was
+        const float new_base = fmaxf(base[a][r], largest * scale);  // unchanged for -infinity and NaN
         scale_row(a, r, exp2_approx(base[a][r] - new_base));
         base[a][r] = new_base;
     }
 
-    // Takes the maximum of the tile into account.
+    // Raises the base of every row to the maximum of the tile.
     __device__ __forceinline__ void update_max() {
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a)
@@ -72,7 +85,7 @@ struct OnlineSoftmax {
     }
 
     __device__ __forceinline__ void scale_row(int a, int r, float factor) {
-        row_sum[a][r] *= row_sum[a][r] == INFINITY ? 1.0f : factor;  // an overflow is remembered
+        row_sum[a][r] *= row_sum[a][r] == INFINITY ? 1.0f : factor;  // keeps an overflow visible: infinity * 0 would be NaN
 #pragma unroll
         for (int n = 0; n < kChannelBlocks; ++n) {
             o[a][n][2 * r] *= factor;
@@ -80,7 +93,7 @@ struct OnlineSoftmax {
         }
     }
 
-    // Whether a row sum of this warp has grown past the limit. NaN is none of it: a row with one must not change how its neighbours are done.
+    // True if a row sum of this warp exceeds the limit. False for NaN: a NaN row must not change how other rows are computed.
     __device__ __forceinline__ bool sums_past_limit() const {
         bool past = false;
 #pragma unroll
@@ -88,18 +101,18 @@ struct OnlineSoftmax {
         return __any_sync(0xffffffffu, past);
     }
 
-    // The largest of the sums that the lanes of a row have.
+    // Maximum of the partial sums of the row's lanes.
     __device__ __forceinline__ float row_largest_sum(int a, int r) const {
         float sum = row_sum[a][r];
         sum = fmaxf(sum, __shfl_xor_sync(0xffffffffu, sum, 1));
         return fmaxf(sum, __shfl_xor_sync(0xffffffffu, sum, 2));
     }
 
-    // Brings a row with a large sum back to size by moving its base up. All that have a part of the row must agree on the base, so they agree on
-    // `sum` first.
+    // Raises the base of a row with a large sum. All lanes of the row need the same base, so `sum` must be the same in all of
+    // them.
     __device__ __forceinline__ void move_row_base(int a, int r, float sum) {
         if (sum > kSumLimit && sum < INFINITY) {
-            const float up = fminf(ceilf(__log2f(sum)), 126.0f);  // 2^-127 would be 0, and the row lost
+            const float up = fminf(ceilf(__log2f(sum)), 126.0f);  // 2^-127 would be flushed to 0
             base[a][r] += up;
             scale_row(a, r, exp2_approx(-up));
         }
@@ -112,15 +125,15 @@ struct OnlineSoftmax {
             for (int r = 0; r < 2; ++r) move_row_base(a, r, row_largest_sum(a, r));
     }
 
-    // Whether a sum of p v is not finite though the row's sum, over all its lanes, is: with a probability far above 1 it may have gone past the end
-    // of float on the way.
+    // True if an element of o is not finite while the row sum is not NaN: with probabilities far above 1 a sum of p * v can
+    // overflow. Needs row sums over all lanes.
     __device__ __forceinline__ bool values_overflowed() const {
         bool bad = false;
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a)
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                float trace[2] = {};  // stays 0 as long as what it sees is finite
+                float trace[2] = {};  // 0 if all elements are finite, else NaN
 #pragma unroll
                 for (int n = 0; n < kChannelBlocks; ++n) {
                     trace[0] = fmaf(o[a][n][2 * r], 0.0f, trace[0]);
@@ -143,7 +156,7 @@ struct OnlineSoftmax {
         }
     }
 
-    // Half precision: does any score of this warp lie so far above what is subtracted that its probability might not be finite?
+    // For `half`: true if a score of this warp is so far above the base that its probability could overflow.
     __device__ __forceinline__ bool any_too_large() const {
         bool large = false;
 #pragma unroll

@@ -1,5 +1,5 @@
-// Scores and their gradients once more, a tile of query rows at a time: for results that are sums over keys or over heads and must not depend
-// on the order of thread blocks. Each warp has kSlabs * 16 query rows and takes 32 keys at a time; everything stays in its registers.
+// Base class of dq.cuh and dbias.cuh: recomputes scores and dS for a tile of query rows, so that sums over keys or heads have a
+// fixed order. Each warp has kSlabs * 16 query rows and processes kChunk keys at a time in registers.
 #pragma once
 
 #include "cuda/attention/dropout.cuh"
@@ -28,7 +28,7 @@ struct QueryRows {
     static constexpr int kBlockN = query_rows_tile_k(kHeadDim, sizeof(T));
     static constexpr int kWarps = kFloat ? kBlockM / 16 : 4, kThreads = kWarps * 32;
     static constexpr int kSlabs = kBlockM / kWarps / 16;
-    // Keys at a time. Before sm_90 the compiler needs more registers for the widest tile.
+    // Keys at a time. Before sm_90 the compiler needs more registers for wide heads.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     static constexpr int kChunk = kGeneral || kFloat ? 16 : 32;
 #else
@@ -42,7 +42,7 @@ struct QueryRows {
     using Scores = float[kSlabs][kBlocks][4];
     using Fragments = uint32_t[kChunk / 16][kSlabs][4];
 
-    // Shared memory: Q, dO, K, V, the statistics of the rows.
+    // Shared memory: Q, dO, K, V, softmax statistics of the rows.
     static constexpr int kKeysAt = 2 * QTile::kBytes;
     static constexpr int kStatisticsAt = kKeysAt + 2 * KvTile::kBytes;
     static constexpr int kSharedBytes = kStatisticsAt + kBlockM * static_cast<int>(sizeof(SoftmaxStatistics));
@@ -50,7 +50,7 @@ struct QueryRows {
     const BackwardParams& params;
     char* shared;
     int thread, warp, lane;
-    // The sequence and head that are being worked on, and its query tile.
+    // The current work tile: sequence, head, query tile.
     TileCoordinates work;
     SequenceRows q_rows, k_rows;
     Tiles tiles;
@@ -97,7 +97,8 @@ struct QueryRows {
         cp_async_commit();
     }
 
-    // (the warp's rows of a Q-like tile) (kChunk keys of a K-like tile)^T over `channels`.
+    // s = A B^T over `channels`. A: the warp's rows of the Q or dO tile at rows_at. B: kChunk rows, from `first` on, of the K or
+    // V tile at keys_at.
     __device__ __forceinline__ void multiply(Scores& s, int rows_at, int keys_at, int first, int channels) const {
         const int at = hide_from_compiler(lane);
         const auto a_address = QTile::a_address(smem() + rows_at, warp * kSlabs * 16, at);
@@ -117,7 +118,7 @@ struct QueryRows {
         }
     }
 
-    // Element e of block n of slab a: its row and key.
+    // Row and key of element e of block n of slab a.
     __device__ __forceinline__ int row_of(int a, int e) const {
         return tiles.first_row + (warp * kSlabs + a) * 16 + (e >> 1) * 8 + lane / 4;
     }
@@ -140,8 +141,8 @@ struct QueryRows {
                 for (int e = 0; e < 4; ++e) rule(s[a][n][e], row_of(a, e), col_of(tile, first, n, e));
     }
 
-    // ds times 2^exponent_shift() of the warp's rows and keys [first, first + kChunk) of the tile in shared memory: the gradient of the score itself,
-    // or with kThroughCap that of the scaled dot product under the softcap.
+    // dS times 2^exponent_shift() for the warp's rows and keys [first, first + kChunk) of the tile in shared memory: the gradient
+    // of the score or, with kThroughCap, the gradient of the scaled dot product before the softcap.
     template <bool kThroughCap>
     __device__ __forceinline__ void gradients(Scores& ds, int tile, int first) const {
         Scores s;
@@ -170,7 +171,7 @@ struct QueryRows {
             for (int e = 0; e < 4; ++e) rule(a, e, statistics_of(a, e));
     }
 
-    // Masks by position.
+    // Applies the causal mask, the window and the length.
     __device__ __forceinline__ void hide_edge(Scores& s, int tile, int first) const {
         if (!tiles.is_edge(tile)) return;
         for_all(s, tile, first, [&](float& x, int row, int col) {
@@ -179,7 +180,7 @@ struct QueryRows {
         });
     }
 
-    // Scores in base-2 units, or dot products where there is no rule between the two, to probabilities.
+    // Probabilities from scores in base-2 units (kGeneral) or from dot products.
     __device__ __forceinline__ void exponentiate(Scores& s) const {
         for_each_row([&](int a, int e, const SoftmaxStatistics& statistics) {
 #pragma unroll
@@ -192,7 +193,8 @@ struct QueryRows {
         });
     }
 
-    // Option after option, so that ds holds what is known of it at any time; it comes in as dp.
+    // From dot products s and dp (in ds) to p and dS. Each step updates ds as soon as its factor is known, so that no other
+    // values are kept.
     template <bool kThroughCap>
     __device__ __forceinline__ void apply_rules(Scores& s, Scores& ds, int tile, int first) const {
         const RareParams& rare = params.rare;

@@ -1,10 +1,10 @@
-// Forward where two warps share query rows: 32 rows, half of the keys of a tile each for Q K^T, and half of the channels each for P V.
+// Forward with two warps for the same 32 query rows: each takes half of the keys of a tile for Q K^T and half of the channels for
+// P V. A fragment of K or V is then used in two products, though one warp has no registers for 32 rows of all channels. The warps
+// exchange P through shared memory and agree on the base of a row: they exchange maxima and sums. The barrier at the beginning of
+// a tile tells all warps whether a sum of the previous tile exceeded its limit.
 //
-// A fragment of K or V then serves two products where there are no registers for 32 rows of all channels. What it costs: each warp's probabilities
-// go through shared memory to the other, and both need the same base. Largest scores and sums are therefore exchanged where
-// forward.cuh takes them from one warp; that a row's sum has grown too large is said to all with the barrier at the beginning of the next tile.
-//
-// P V begins with the warp's own keys: 16 of them while the exponentials of the other 16 are taken. Then the other warp's are there.
+// P V begins with the warp's own keys: the products of the first 16 keys overlap the exponentials of the next 16. The other
+// warp's P comes last.
 #pragma once
 
 #include "cuda/ptx/barrier.cuh"
@@ -25,20 +25,20 @@ struct RowPair {
     using QTile = typename Body::QTile;
     using KvTile = typename Body::KvTile;
     static constexpr int kSlabs = Body::kSlabs, kChannelBlocks = Body::kChannelBlocks, kRows = Body::kTileRows;
-    static constexpr int kPairs = kChannelBlocks / 2;    // of channel blocks
-    static constexpr int kSteps = Body::kKeyBlocks / 2;  // of 16 keys, of each warp
+    static constexpr int kPairs = kChannelBlocks / 2;    // pairs of channel blocks
+    static constexpr int kSteps = Body::kKeyBlocks / 2;  // steps of 16 keys per warp
     using PTile = SharedTile<kSlabs * 16, Body::kTileKeys>;
     using Fragments = uint32_t[kSteps][kSlabs][4];
-    // Between two uses of the same words there is always another barrier of the thread block.
+    // Between two uses of the same array there is always another barrier of the thread block.
     struct Words {
-        float largest[2][kRows], sum[2][kRows];  // by warp of the pair
+        float largest[2][kRows], sum[2][kRows];  // [warp of the pair][row]
     };
 
     Body& body;
     const int part;
     __device__ __forceinline__ explicit RowPair(Body& b) : body(b), part(b.part()) {}
 
-    // Not of the dynamic shared memory, whose size the host gives: it does not know which architecture's code will run.
+    // Static shared memory: the host sets the size of the dynamic part and does not know which architecture's code will run.
     __device__ static __forceinline__ Words& words() {
         __shared__ Words shared;
         return shared;
@@ -54,7 +54,7 @@ struct RowPair {
         for (int i = 0; i < kSlabs * 2; ++i) for_row(i / 2, i % 2);
     }
 
-    // Each x becomes combine(x, that of the other warp). With a barrier.
+    // x = combine(x, x of the other warp). Contains a barrier of the thread block. x must be the same in the four lanes of a row.
     template <class Combine>
     __device__ __forceinline__ void exchange(float (&of)[2][kRows], float (&x)[kSlabs][2], const Combine& combine) {
         const int row = body.warp_row() + body.lane / 4;
@@ -68,7 +68,7 @@ struct RowPair {
         exchange(of, x, [](float mine, float others) { return fmaxf(mine, others); });
     }
 
-    // What OnlineSoftmax does for the rows of one warp. `first`: there are no sums yet.
+    // The same functions as in OnlineSoftmax, for a pair of warps. `first`: the sums are still zero.
     __device__ __forceinline__ void update_max(bool first) {
         float largest[kSlabs][2];
         for_rows([&](int a, int r) { largest[a][r] = body.row_largest(a, r); });
@@ -91,7 +91,7 @@ struct RowPair {
         exchange(words().sum, body.row_sum, [](float mine, float others) { return mine + others; });
     }
 
-    // The probabilities of 16 of the warp's keys, rounded; the other warp finds them in shared memory.
+    // Rounds the probabilities of 16 of the warp's keys and stores them in shared memory for the other warp.
     __device__ __forceinline__ void publish(int step, Fragments& own) {
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a) {
@@ -99,7 +99,7 @@ struct RowPair {
             PTile::store_fragment(p_smem(), a * 16, part * Body::kKeyBlocks + 2 * step, body.lane, own[step][a]);
         }
     }
-    // Those of the other warp.
+    // Waits for the other warp and loads its probabilities.
     __device__ __forceinline__ void load_others(Fragments& others) {
         named_barrier_wait(1 + body.warp / 2, 64);
         const auto address = PTile::template skip_columns<kSteps>(PTile::a_address(p_smem(), 0, hide_from_compiler(body.lane)),
@@ -110,7 +110,7 @@ struct RowPair {
             for (int a = 0; a < kSlabs; ++a) ldmatrix_x4(others[step][a], address.at(a * 16, step));
     }
 
-    // o += P V for the warp's channels. between(t) is what else is to be done before the product of 16 keys and 16 channels number t.
+    // o += P V for the warp's channels. Calls between(t) before product number t (16 keys, 16 channels).
     template <class Between>
     __device__ __forceinline__ void multiply_pv(const Fragments& own, const Fragments& others, const Between& between) {
         constexpr int kOwn = kSteps * kPairs, kKeyBytes = Body::kKeyBlocks * 8 * KvTile::kRowBytes;
@@ -137,9 +137,9 @@ struct RowPair {
         }
     }
 
-    // From scores to sums; K of the next tile is asked for as soon as all are done with this one's.
+    // From scores to o. Loads K of the next tile as soon as no warp reads this one's.
     __device__ __forceinline__ void add_values(int tile, int next) {
-        // With the rare options all exponentials come first: there are no registers for them among the products.
+        // With rare options all exponentials come first: registers do not suffice to interleave them with the products.
         constexpr int kBefore = Body::kRare ? kSteps : 1;
         Fragments own, others;
 #pragma unroll
@@ -151,7 +151,7 @@ struct RowPair {
             publish(step, own);
         }
         cp_async_wait<0>();
-        __syncthreads();  // V has arrived; K is no longer read
+        __syncthreads();  // V has arrived; no warp reads K
         body.load_k(body.common(), next);
         multiply_pv(own, others, [&](int t) {
             const int step = t / kPairs, pair = t % kPairs;
@@ -171,7 +171,7 @@ struct RowPair {
         while (tile >= 0) {
             const int next = body.common().tiles.previous(tile, cursor);
             cp_async_wait<0>();
-            if (__syncthreads_or(past_limit)) move_base();  // K has arrived; V of the tile before is no longer read
+            if (__syncthreads_or(past_limit)) move_base();  // K has arrived; no warp reads V of the previous tile
             body.load_v(body.common(), tile);
             bool need_max = body.common().tiles.is_edge(tile);
             body.multiply_qk();
@@ -192,7 +192,7 @@ struct RowPair {
         cp_async_wait<0>();
     }
 
-    // Through the pair's rows of Q's tile, which nobody reads any more; each warp's channels of them are its own.
+    // Stages O in shared memory, in the pair's rows of the Q tile. Each warp writes and reads only its own channels.
     __device__ __forceinline__ void store_out() {
         float factor[kSlabs][2];
         body.normalize([&](int a, int r, float inverse) {

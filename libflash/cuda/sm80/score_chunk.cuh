@@ -1,5 +1,5 @@
-// What happens to single scores in backward, between the products: a chunk of 32 keys of a warp and kChunk queries, transposed. Element e of
-// block (a, n) of lane 4 * g + t belongs to key 16 * a + g + 8 * (e / 2) and query 8 * n + 2 * t + e % 2.
+// Elementwise operations on scores in backward, between the products: a transposed chunk of a warp's 32 keys and kChunk queries.
+// Element e of block (a, n) of lane 4 * g + t belongs to key 16 * a + g + 8 * (e / 2) and query 8 * n + 2 * t + e % 2.
 //
 //   p = exp(score - lse)      ds = p (keep dp / (1 - p_drop) - delta)      both times 2^exponent_shift()
 #pragma once
@@ -14,15 +14,15 @@ namespace libflash::cuda::sm80 {
 
 template <class T, int kChunk, class Tiles>
 struct ScoreChunk {
-    static constexpr int kBlocks = kChunk / 4;  // of 16 keys and 8 queries
+    static constexpr int kBlocks = kChunk / 4;  // blocks of 16 keys and 8 queries
     using Scores = float[2][kChunk / 8][4];
-    using Fragments = uint32_t[kChunk / 16][2][4];  // rounded, as left operands of a product over queries
+    using Fragments = uint32_t[kChunk / 16][2][4];  // rounded; left operand of a product over queries
 
     const BackwardParams& params;
     const Tiles& tiles;
-    int head;                  // of the queries
+    int head;                  // query head
     int first_row, first_col;  // of this lane
-    const float4* statistics;  // of this lane's rows: those of blocks n at statistics[4 * n], two rows each
+    const float4* statistics;  // of this lane's rows: statistics[4 * n] holds (LSE, delta) of the two rows in blocks n
 
     __device__ __forceinline__ ScoreChunk(const BackwardParams& p, const Tiles& t, int query_head, int row, int col,
                                           const SoftmaxStatistics* softmax_statistics)
@@ -33,13 +33,13 @@ struct ScoreChunk {
         statistics = reinterpret_cast<const float4*>(softmax_statistics + lane % 4 * 2);
     }
 
-    // Masks by position.
+    // Applies the causal mask, the window and the lengths.
     __device__ __forceinline__ void mask_edge(Scores& s) const {
 #pragma unroll
         for (int a = 0; a < 2; ++a)
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                // Rows of this lane, counted from its first one, that see the key: [begin, end).
+                // Rows [begin, end), relative to the lane's first row, see the key.
                 const int key = first_col + a * 16 + r * 8;
                 const int begin = key - tiles.shift - tiles.right - first_row;
                 const int end = key < tiles.length_k ? min(tiles.length_q, key - tiles.shift + tiles.left + 1) - first_row : -1;
@@ -53,7 +53,8 @@ struct ScoreChunk {
             }
     }
 
-    // Part `share` of kShares of the elements, to be done while a product goes on.
+    // Probabilities from dot products. Does part `share` of kShares of the elements, so that a caller can interleave it with a
+    // product.
     template <int kShares>
     __device__ __forceinline__ void exponentiate(Scores& s, int share) const {
 #pragma unroll
@@ -83,7 +84,7 @@ struct ScoreChunk {
             for (int a = 0; a < 2; ++a) to_fragment<T>(f[step][a], s[a][2 * step], s[a][2 * step + 1]);
     }
 
-    // The rest is for the rare options. Calls rule(element, row, col) for all elements.
+    // The rest is for rare options. Calls rule(element, row, col) for all elements.
     template <class Rule>
     __device__ __forceinline__ void for_all(Scores& s, const Rule& rule) const {
 #pragma unroll
@@ -93,8 +94,8 @@ struct ScoreChunk {
         }
     }
 
-    // From the dot products s and dp (of which `keep` are not dropped) to p and ds times the slope of the softcap. Option after option, so that
-    // dp holds what is known of ds at any time.
+    // From dot products s and dp to p and dS, the gradient of the scaled dot product before the softcap. keep: bits from
+    // keep_bits(). Each step updates dp as soon as its factor is known, so that no other values are kept.
     __device__ __forceinline__ void apply_rules(Scores& s, Scores& dp, uint32_t keep, bool edge) const {
         const RareParams& rare = params.rare;
         const auto all = [&](const auto& rule) { for_all(s, rule); };
@@ -126,7 +127,7 @@ struct ScoreChunk {
         }
     }
 
-    // Bit i: element i, in the order of for_all, is not dropped.
+    // Dropout mask: bit i is set if element i, in the order of for_all, is kept.
     __device__ __forceinline__ uint32_t keep_bits() const {
         const DropoutParams& dropout = params.rare.dropout;
         if (!dropout.active) return 0xffffffffu;
