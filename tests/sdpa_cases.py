@@ -207,7 +207,7 @@ def run(case: Case, device: str, exact: bool = False) -> Outcome:
         torch.manual_seed(1)
         dout = case.dout(tuple(out.shape), dtype=case.dtype, device=device).to(out.dtype)
         gradients = torch.autograd.grad(out, wanted, dout) if wanted else ()
-    except (RuntimeError, ValueError, TypeError, AttributeError) as error:  # PyTorch 2.11 returns None from cuDNN for three axes
+    except (RuntimeError, ValueError, TypeError, AttributeError) as error:  # cuDNN of PyTorch 2.11 gives None for no batch
         return Outcome(error)
     return Outcome(None, [out.detach(), *gradients], type(out.grad_fn).__name__)
 
