@@ -48,7 +48,7 @@ struct BackwardWork {
             return static_cast<unsigned>(tile - whole) >= static_cast<unsigned>(count);
         }
     };
-    // A position in the sequence of query tiles of all query heads.
+    // A position in the sequence of query tiles of all query heads that share the key head.
     struct Position {
         int head, tile;
         int left;  // number of tiles left, this one included

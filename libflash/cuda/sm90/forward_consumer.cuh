@@ -105,8 +105,8 @@ struct Forward : ForwardProducer<Kernel, kInstance> {
     }
 
     // Computes work tiles until one without key tiles for this group. A step issues the scores of a tile and P V of the previous
-    // tile, whichever work tiles these belong to. The rows of a work tile are written while the second scores after its last ones
-    // are computed.
+    // tile, whichever work tiles these belong to. The rows of a work tile are written while the scores of the second tile
+    // after its last tile are computed.
     __device__ __forceinline__ void compute_work_tiles(Consumer& c) {
         c.softmax.clear();
         if constexpr (kFirstApart) {
@@ -179,7 +179,7 @@ struct Forward : ForwardProducer<Kernel, kInstance> {
         release_scores(c, tile_info);
         float factor[2];
         const bool moved = take_scores(c, tile_info, factor);
-        if (!c.last) wait_for_next(c);  // here, because after this product the tensor cores idle until the next
+        if (!c.last) wait_for_next(c);  // here, while P V still runs: after it no product runs until the next step
         wgmma_wait<0>();
         wgmma_settle(c.o);
         release_values(c);
@@ -213,7 +213,7 @@ struct Forward : ForwardProducer<Kernel, kInstance> {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int place = place_of(c, r);
-            const bool counts = place < length_of(work_tile) - work_tile.keys.first_row;  // others may hold anything
+            const bool counts = place < length_of(work_tile) - work_tile.keys.first_row;  // other rows may hold anything
             overflowed |= past_the_end[r] && counts;
             c.inverse[r] = finish_row(work_tile, place, counts, c.softmax.base[r], c.softmax.sum[r], writes && (c.lane & 3) == 0);
         }
@@ -245,8 +245,8 @@ struct Forward : ForwardProducer<Kernel, kInstance> {
         return work_tile.keys.first_row + warp_of_work_tile() * 16;
     }
 
-    // Through shared memory, by TMA. Returns true if a row has values that are not finite although its factor is not NaN: the sum
-    // of P V may have overflowed float.
+    // Writes the warp's rows through shared memory, by TMA. Returns true if a row has values that are not finite although its
+    // factor is not NaN: the sum of P V may have overflowed float.
     __device__ __forceinline__ bool send_rows(const Consumer& c, const WorkTile& work_tile) const {
         const int warp = warp_of_work_tile();
         const uint32_t tile = out_smem + warp * OutTile::kBytes;
@@ -295,7 +295,7 @@ struct Forward : ForwardProducer<Kernel, kInstance> {
         wgmma_commit();
     }
 
-    // Sets the first tile of the work tile. Releases K of the tiles that this group skips before it.
+    // Goes to the first tile of this group in the work tile: releases K of the tiles skipped before it, waits for its own K.
     __device__ __forceinline__ void begin_work_tile(Consumer& c) const {
         if constexpr (kBlockMask) return wait_for_next(c);
         const int end = tiles_of(c).end;

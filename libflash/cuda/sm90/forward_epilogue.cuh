@@ -47,7 +47,7 @@ struct ForwardEpilogue : ForwardWork<Kernel, kInstance> {
         if (row && col < params.head_dim_v) *reinterpret_cast<uint4*>(row + col) = eight;
     }
 
-    // Executed by a warp of its own: writes the work tiles that see no key, which the other warps skip.
+    // Executed by one warp of the producer warpgroup: writes the work tiles that see no key, which the scheduler warp skips.
     __device__ __forceinline__ void write_empty_work_tiles() const {
         wait_for_previous_kernel();
         if constexpr (kDynamic) {

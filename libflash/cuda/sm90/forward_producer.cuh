@@ -1,5 +1,5 @@
 // The producer warpgroup of the sm_90a forward kernel: the producer warp loads Q, K and V by TMA, the scheduler warp finds work
-// tiles, and a third warp zeroes rows of V that lie beyond a sequence.
+// tiles, and the zero-fill warp zeroes rows of V that lie beyond a sequence. (For the remaining warp see forward_epilogue.cuh.)
 #pragma once
 
 #include "cuda/ptx/dependent_launch.cuh"
@@ -37,7 +37,7 @@ struct ForwardProducer : ForwardEpilogue<Kernel, kInstance> {
     }
 
     // Loads key tiles from the last to the first; V of a tile after K of the next. Waits first, because the previous kernel may
-    // still write its inputs.
+    // still write q, k and v.
     __device__ __forceinline__ void produce() const {
         Producer p = begin();
         ScheduleCursor rounds{};
@@ -112,7 +112,7 @@ struct ForwardProducer : ForwardEpilogue<Kernel, kInstance> {
         return work_tile.keys.begin != work_tile.keys.end;
     }
 
-    // Announces the end mark to the consumers, and to the third warp that no tile of V needs zeros any more.
+    // Announces the end mark to the consumers, and to the zero-fill warp that no further request comes.
     __device__ __forceinline__ void hand_over_end(Producer& p) const {
         if (p.leader) {
             if constexpr (kDynamic) request_zero_fill(p, -1).arrive();
@@ -233,9 +233,9 @@ struct ForwardProducer : ForwardEpilogue<Kernel, kInstance> {
         return (kDynamic ? work_tile.first_key : 0) + tile * kBlockN;
     }
 
-    // Rows of V beyond the sequence are multiplied by 0, which gives NaN where they hold NaN or infinity. So the third warp waits
-    // for such a tile, zeroes the rows and only then marks the stage full. K needs nothing: scores beyond the end are masked.
-    // Returns the barrier on which the load must complete.
+    // Rows of V beyond the sequence are multiplied by 0, which gives NaN where they hold NaN or infinity. So the zero-fill
+    // warp waits for such a tile, zeroes the rows and only then marks the stage full. K needs nothing: scores beyond the end are
+    // masked. Returns the barrier on which the load must complete.
     __device__ __forceinline__ MBarrier request_zero_fill(Producer& p, int count) const {
         ZeroFill& zero_fill = common.dynamic.zero_fill;
         MBarrier{shared_address(zero_fill.barriers.empty)}.wait(zero_fill.phase ^ 1);
@@ -243,7 +243,7 @@ struct ForwardProducer : ForwardEpilogue<Kernel, kInstance> {
         zero_fill.stage = p.v.stage, zero_fill.count = count;
         return {shared_address(zero_fill.barriers.full)};
     }
-    // The third warp.
+    // The zero-fill warp.
     __device__ __forceinline__ void zero_fill_values() const {
         PipelineState<1> zero_fill(common.dynamic.zero_fill.barriers);
         ScheduleCursor rounds{};

@@ -113,9 +113,9 @@ struct ForwardWork {
         // list is too short.
         int recompute_begin, recompute_end;
         int recompute_count, overflowed[kMostRecomputed];
-        // A ring of slots that the scheduler warp fills; the producer warp and the consumers read them in the same order. With
-        // one stage of Q, work tile n is filled in when the producer has taken n - 1, so when all consumers have released Q of n
-        // - 3. They may still have to write the rows of n - 4.
+        // A ring of slots: the scheduler warp fills them, the producer warp and the consumers read them in the same order.
+        // With one stage of Q, work tile n is filled in after the producer warp took n-1, so after all consumers released Q
+        // of n-3. They may still have to write the rows of n-4, so that five slots are needed.
         WorkTile work_tiles[kWorkTiles];
         std::conditional_t<kDynamic, DynamicState, Nothing> dynamic;
     };
@@ -258,8 +258,8 @@ struct ForwardWork {
 
     // Skips key tiles at the end that no row of the group sees, so that groups with fewer keys, or without rows, do not compute
     // as long as the rest. One tile always remains. At most kStages - 1 are skipped: the group releases their stages of V only
-    // when K of its first tile has arrived, and the producer loads V of the tiles before that K. In a longer work tile a group
-    // without rows gets no tile at all; this costs a pause between its work tiles.
+    // when K of its first tile has arrived, and the producer loads V of the skipped tiles before that K. In a longer work tile a
+    // group without rows gets no tile at all; this costs a pause between its work tiles.
     __device__ __forceinline__ GroupTiles tiles_of_group(const WorkTile& work_tile, int group) const {
         const auto& keys = work_tile.keys;
         const int row = keys.first_row + group * kGroupRows, diagonal = row + keys.shift,

@@ -12,7 +12,7 @@
 
 namespace libflash::cuda::sm90 {
 
-// Less than every score, but finite: a difference of two of them is not NaN.
+// Less than every score, but finite: subtracting it never gives NaN.
 constexpr float kNoScore = -3.402823466e38f;
 
 template <int kBlockN>
