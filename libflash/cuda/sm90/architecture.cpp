@@ -1,4 +1,5 @@
-// What the kernels for sm_90a can do: forward and backward in 16 bits, without some options (capabilities.cpp).
+// The entry of sm_90a in the table of architectures: forward and backward in f16 and bf16. capabilities.cpp names the options
+// that these kernels lack.
 #include "cuda/architecture.h"
 #include "cuda/sm90/plan.h"
 
@@ -6,7 +7,7 @@ namespace libflash::cuda {
 
 namespace {
 
-int shared_bytes(const KernelConfig&) { return 0; }  // every GPU of this architecture has enough
+int shared_bytes(const KernelConfig&) { return 0; }  // every GPU of this architecture has enough shared memory
 
 }  // namespace
 

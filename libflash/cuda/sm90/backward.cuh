@@ -1,6 +1,7 @@
-// FlashAttention-3 backward for sm_90a (Shah and others, arXiv 2407.08608): what each query row needs (softmax_statistics), the gradients of keys and values with
-// the sums of the query gradient, and those sums rounded (query_sums). A thread block makes dk and dv of one tile of keys; one of its warpgroups copies and
-// adds to the sums (backward_dq.cuh), the others have 64 keys each (backward_dk_dv.cuh).
+// FlashAttention-3 backward for sm_90a (Shah and others, arXiv 2407.08608). Its kernels compute the softmax statistics, then dK,
+// dV and the dQ accumulator, then dQ from the accumulator, then the gradient of a sink. In the second one a thread block has one
+// key tile: the first warpgroup loads tiles and computes the dQ accumulator (backward_dq.cuh), the other two have 64 keys each
+// (backward_dk_dv.cuh).
 #pragma once
 
 #include "cuda/attention/backward_steps.cuh"
@@ -34,6 +35,7 @@ cudaError_t encode(BackwardMaps* maps, const BackwardParams& params) {
     const int64_t queries = params.q_lengths.capacity, keys = params.k_lengths.capacity, dim = params.head_dim,
                   dim_v = params.head_dim_v;
     cudaError_t error = cudaSuccess;
+    // A map needs a valid address also where the tensor has no rows: there q and dout get the map of k, which is not used.
     const auto one = [&](CUtensorMap& map, const TensorExtent& tensor, int rows) {
         if (error == cudaSuccess) error = encode_map<T>(&map, tensor, rows);
     };
@@ -56,7 +58,7 @@ int launch_dk_dv(const LaunchShape& shape, const BackwardParams& params, cudaStr
     const auto kernel = backward_kernel<Kernel>;
     BackwardMaps maps{};
     cudaError_t error = encode<Kernel>(&maps, params);
-    // Costs a fraction of a microsecond, and holds for the current device, whichever that is.
+    // At each launch, because the attribute holds for the current device only.
     if (error == cudaSuccess)
         error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
     if (error != cudaSuccess) return error;
@@ -76,11 +78,11 @@ KernelResources resources_of_backward(int step, int) {
         case BackwardStep::key_gradients: return {Body::kThreads, Body::kSharedBytes};
         case BackwardStep::dq_conversion: return {Body::Accumulator::kWarps * 32, 0};
         case BackwardStep::sink_gradient: return {DsinkOf<Kernel>::kThreads, 0};
-        default: return {0, 0};  // there is no such step
+        default: return {0, 0};  // no such step
     }
 }
 
-// Enqueues the work on `stream` and returns what cudaGetLastError() then says.
+// Enqueues the kernels on `stream`. Returns the first CUDA error.
 template <class Kernel>
 int launch_backward(const BackwardPlan& plan, const BackwardParams& params, void* stream) {
     const auto cuda_stream = static_cast<cudaStream_t>(stream);

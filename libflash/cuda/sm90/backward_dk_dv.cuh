@@ -1,6 +1,6 @@
-// The warpgroups of the backward kernel for sm_90a that have to do with keys, 64 of them each: their dk and dv stay in registers. Scores are computed
-// transposed, S^T = K Q^T and dP^T = V dO^T, so that what comes out of one product, rounded, is the left operand of the next, dV += P^T dO and dK += dS^T Q;
-// only dS goes through shared memory, for the warpgroup that has to do with queries.
+// The consumer warpgroups of the sm_90a backward kernel: each has 64 keys and keeps their dK and dV in registers. Scores are
+// transposed, S^T = K Q^T and dP^T = V dO^T, so that P^T and dS^T, rounded in registers, are the left operands of dV += P^T dO
+// and dK += dS^T Q. Only dS goes through shared memory, to the warpgroup that computes dQ.
 #pragma once
 
 #include "cuda/attention/scores.cuh"
@@ -24,20 +24,20 @@ struct Backward : BackwardDq<Kernel> {
     using Fragments = uint32_t[kSteps][4];
     using Operand = uint32_t[kHeadDim / 16][4];
 
-    // What such a warpgroup has at hand. For lane 4 g + t, element i of scores is of key g + 8 * (i / 2 % 2) of the warp's sixteen and query
-    // 8 * (i / 4) + 2 t + i % 2.
+    // State of a consumer warp. In lane 4 g + t, element i of the scores belongs to key g + 8 * (i / 2 % 2) of the warp's 16 keys
+    // and to query 8 * (i / 4) + 2 t + i % 2.
     struct Keys {
-        int first_key, lane;  // the warp's, in the tile
+        int first_key, lane;  // first key of the warp, in the tile
         PipelineState<kStages> queries;
         PipelineState<kScoreStages> gradients;
-        Operand k;          // this warp's rows; there are no registers for those of V
+        Operand k;          // this warp's rows of K; there are no registers for V
         float p[kScores];   // scores, then probabilities
         float ds[kScores];  // dP, then dS
         float dk[kSums], dv[kSums];
     };
 
     __device__ __forceinline__ void make_gradients() const {
-        // The same for all lanes, and known to be so.
+        // The shuffle tells the compiler that the warp number is uniform.
         const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0) - 4;
         Keys c{warp * 16, static_cast<int>(threadIdx.x & 31), PipelineState<kStages>(common.queries),
                PipelineState<kScoreStages>(common.gradients)};
@@ -49,7 +49,7 @@ struct Backward : BackwardDq<Kernel> {
             load_operands(c);
             loop_over_queries(c, at);
         }
-        named_barrier_wait(1 + warp / 4, 128);  // nobody reads this group's rows of V any more
+        named_barrier_wait(1 + warp / 4, 128);  // no warp reads the group's rows of V any more; store() overwrites them
         store(c, c.dv, maps.dv, undo_exponent_shift<T>());
         store(c, c.dk, maps.dk, undo_exponent_shift<T>() * params.softmax_scale);
         if (c.lane == 0) tma_store_wait_read<0>();
@@ -61,10 +61,10 @@ struct Backward : BackwardDq<Kernel> {
             KvTile::load_fragment(k_smem(), c.first_key, step * 2, c.lane, c.k[step]);
     }
 
-    // S and dP of a tile are begun as soon as there are registers for them: ahead of the products of the tile before, which then go on under the
-    // exponentials.
+    // S and dP of a tile are issued as soon as their registers are free: before dV and dK of the previous tile, which then
+    // overlap the exponentials.
     __device__ __forceinline__ void loop_over_queries(Keys& c, Position at) const {
-        Fragments p, ds;  // rounded
+        Fragments p, ds;  // P and dS, rounded
         bool edge = common.walk.is_edge(at.tile);
         c.queries.wait_full();
         start_scores(c);
@@ -95,13 +95,14 @@ struct Backward : BackwardDq<Kernel> {
         wgmma_commit();
     }
 
-    // From S and dP to P and dS, rounded. Unless it is the first tile, the products of the one before have been begun after them, and its dS is handed
-    // over here, when it has long been stored. Goes on to the next tile, and waits for it. What stands between the waits for products has a branch, else
-    // the compiler would move it behind the last of them.
+    // Computes P and dS, rounded, from S and dP. After the first tile, dV and dK of the previous tile were issued after S and dP,
+    // hence the wait counts, and dS of the previous tile, which was stored earlier, is published here. Then advances to the next
+    // tile and waits for it. The code between the wgmma waits contains a branch: otherwise the compiler would move it past the
+    // last wait.
     template <bool kFirst>
     __device__ __forceinline__ void finish_scores(Keys& c, Position& at, bool& edge, Fragments& p, Fragments& ds) const {
         const SoftmaxStatistics* mine = statistics(c.queries.stage) + (c.lane & 3) * 2;
-        float numbers[kBlockM / 4];  // of this lane's queries, loaded ahead of the wait
+        float numbers[kBlockM / 4];  // LSE, then delta, of this lane's queries; loaded before the wait
 #pragma unroll
         for (int i = 0; i < kBlockM / 4; ++i) numbers[i] = mine[i / 2 * 8 + i % 2].lse_log2;
         wgmma_wait<kFirst ? 1 : 2>();
@@ -126,7 +127,7 @@ struct Backward : BackwardDq<Kernel> {
         round(ds, c.ds);
     }
 
-    // S^T = K Q^T and dP^T = V dO^T, begun.
+    // Issues S^T = K Q^T and dP^T = V dO^T, one wgmma group each.
     __device__ __forceinline__ void start_scores(Keys& c) const {
         const uint32_t q = q_smem(c.queries.stage), dout = dout_smem(c.queries.stage);
         const int first_row = c.first_key / kGroupKeys * kGroupKeys;
@@ -141,19 +142,19 @@ struct Backward : BackwardDq<Kernel> {
                                                                QTile::along_columns(dout, step), step > 0);
         wgmma_commit();
     }
-    // sums += (rounded scores) (a tile of Q or dO).
+    // sums += scores * tile; `queries` is the shared address of a tile of Q or dO.
     __device__ static __forceinline__ void add_product(float (&sums)[kSums], const Fragments& scores, uint32_t queries) {
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)
             Wgmma<T, kHeadDim>::template multiply<true>(sums, scores[step], QTile::down_rows(queries, step), true);
     }
 
-    // p = exp(score - lse).
+    // P = exp(S - LSE) * 2^exponent_shift(); the statistics contain the shift.
     __device__ __forceinline__ void exponentiate(Keys& c, const float (&lse_log2)[kBlockM / 4]) const {
 #pragma unroll
         for (int i = 0; i < kScores; ++i) c.p[i] = exp2_approx(fmaf(c.p[i], params.scale_log2, -lse_log2[i / 4 * 2 + i % 2]));
     }
-    // ds = p (dP - delta), both times 2^exponent_shift().
+    // dS = P (dP - delta), with the same factor 2^exponent_shift().
     __device__ static __forceinline__ void differentiate(Keys& c, const float (&delta)[kBlockM / 4]) {
 #pragma unroll
         for (int i = 0; i < kScores; ++i) c.ds[i] = c.p[i] * (c.ds[i] - delta[i / 4 * 2 + i % 2]);
@@ -163,13 +164,13 @@ struct Backward : BackwardDq<Kernel> {
         for (int i = 0; i < kSteps * 4; ++i) rounded[i / 4][i % 4] = pack_pair(x[2 * i], x[2 * i + 1], T());
     }
 
-    // Masks by position, on probabilities: whatever their scores are, they become 0.
+    // Applies the causal mask, the window and the lengths to probabilities: a hidden one becomes 0 whatever its score was.
     __device__ __forceinline__ void hide_edge(Keys& c, int tile) const {
         const Tiles& tiles = common.tiles;
         const int lane = hide_from_compiler(c.lane), first_row = tile * kBlockM + (lane & 3) * 2;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            // Rows of this lane, counted from its first one, that see the key: [begin, end).
+            // Query rows that see the key, relative to this lane's first row: [begin, end).
             const int key = tiles.first_col + c.first_key + r * 8 + (lane >> 2);
             const int begin = key - tiles.shift - tiles.right - first_row;
             const int end = key < tiles.length_k ? min(tiles.length_q, key - tiles.shift + tiles.left + 1) - first_row : -1;
@@ -183,13 +184,14 @@ struct Backward : BackwardDq<Kernel> {
         }
     }
 
-    // dS to the warpgroup that multiplies it with K. `room`: there is some, as has been seen before.
+    // Stores dS for the warpgroup that computes dS K. `room`: the stage was already seen empty.
     __device__ __forceinline__ void share(const Keys& c, const Fragments& ds, bool room) const {
         if (!room) c.gradients.wait_empty();
         const uint32_t tile = ds_smem(c.gradients.stage);
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) ScoreTile::store_fragment(tile, c.first_key, step * 2, c.lane, ds[step]);
     }
+    // Publishes the stored dS: the fence makes it visible to wgmma, which reads shared memory through the async proxy.
     __device__ __forceinline__ void hand_over(Keys& c) const {
         fence_shared_for_async();
         __syncwarp();
@@ -197,7 +199,7 @@ struct Backward : BackwardDq<Kernel> {
         c.gradients.advance();
     }
 
-    // The warp's rows of dk or dv, through its rows of V.
+    // Writes the warp's rows of dK or dV by TMA, through its rows of V in shared memory.
     __device__ __forceinline__ void store(const Keys& c, const float (&sums)[kSums], const CUtensorMap& map, float factor) const {
         if (c.lane == 0) tma_store_wait_read<0>();
         __syncwarp();

@@ -1,5 +1,6 @@
-// The warpgroup of the backward kernel for sm_90a that has to do with queries: it asks for Q and dO a tile ahead of the one that is wanted next, and adds dS K
-// to the sums of dq. The others need not be in step with each other for that, only not too far apart.
+// The dQ warpgroup of the sm_90a backward kernel. One of its threads is the producer: it loads K, V, Q, dO and softmax statistics
+// by TMA. All four warps compute dS K and add it to the dQ accumulator. The consumer warpgroups need no barrier between each
+// other: only the stages of dS bound their distance.
 #pragma once
 
 #include "cuda/ptx/reduction.cuh"
@@ -57,7 +58,7 @@ struct BackwardDq : BackwardWork<Kernel> {
 #pragma unroll 1
         for (; at.left > 0; advance(at)) {
             gradients.wait_full();
-            // The stage that is filled here was given back before dS was complete.
+            // Does not block: the consumers released this stage, that of the previous tile, before they published this dS.
             if (copies) load_queries();
             __syncwarp();
             float* const sums = params.dq_accumulator + Accumulator::tile_offset(first_unit(at), at.tile);
@@ -70,7 +71,7 @@ struct BackwardDq : BackwardWork<Kernel> {
         }
     }
 
-    // 64 rows and 64 channels; release() when the product is there.
+    // Computes and adds one piece of 64 rows x 64 channels. Calls release() when the product is complete.
     template <class Release>
     __device__ __forceinline__ void add_piece(uint32_t ds, float* sums, int piece, int warp, int lane,
                                               const Release& release) const {

@@ -1,4 +1,4 @@
-// How backward will be done on sm_90a: a thread block for each tile of keys; the kernel has one instance.
+// The backward plan of sm_90a: one thread block per key tile, and one instance of the kernel.
 #include "cuda/host/backward_plan.h"
 #include "cuda/sm90/plan.h"
 

@@ -1,5 +1,5 @@
-// The work of a thread block of the backward kernel for sm_90a: a tile of keys of one key head, and the query tiles that see it, of all query heads that
-// share it. What its roles know of that, and where things lie in shared memory.
+// The work of a thread block of the sm_90a backward kernel: one key tile of one key head, and the query tiles that see it in all
+// query heads that share the key head. The shared memory layout, and the state that the warpgroups share.
 #pragma once
 
 #include "cuda/attention/dq_accumulator.cuh"
@@ -31,15 +31,16 @@ struct BackwardWork {
 
     using KvTile = SwizzledTile<kBlockN, kHeadDim>;
     using QTile = SwizzledTile<kBlockM, kHeadDim>;
-    using ScoreTile = SwizzledTile<kBlockN, kBlockM>;  // transposed: a row for each key
+    using ScoreTile = SwizzledTile<kBlockN, kBlockM>;  // dS^T: one row per key
 
     using Tiles = QueryTiles<kBlockM, kBlockN>;
 
-    // dS K is made in pieces of 64 x 64, each by four warps: where these add is as if each piece had warps of its own.
+    // Four warps compute dS K in pieces of 64 x 64, one after another. The layout of the accumulator treats each piece as if it
+    // had four warps of its own.
     static constexpr int kPieces = kBlockM / 64 * (kHeadDim / 64);
     using Accumulator = DqAccumulator<T, kHeadDim, kBlockM, kPieces * 4, kBlockM / 16>;
 
-    // The query tiles [begin, end) of each head; those outside of [whole, whole + count) need a mask for each score.
+    // The query tiles [begin, end) of each head. Those outside [whole, whole + count) are edge tiles.
     struct alignas(16) QueryTileRange {
         int begin, end, whole, count;
 
@@ -47,32 +48,32 @@ struct BackwardWork {
             return static_cast<unsigned>(tile - whole) >= static_cast<unsigned>(count);
         }
     };
-    // A query tile on the way.
+    // A position in the sequence of query tiles of all query heads that share the key head.
     struct Position {
         int head, tile;
-        int left;  // tiles from this one on
+        int left;  // number of tiles left, this one included
     };
 
-    // What is copied next. The thread that copies has it in shared memory, for it has few registers.
+    // The next tile to load. The producer thread keeps it in shared memory, because it has few registers.
     struct Copies {
         Position at;
-        int stage, phase;  // of the ring
+        int stage, phase;  // of the pipeline
     };
 
     static constexpr int kScoreStages = 2;
     struct Common {
-        uint64_t keys;                             // K and V have come
-        PipelineBarriers<kStages> queries;         // Q, dO and the statistics of their rows
+        uint64_t keys;                             // full barrier of K and V
+        PipelineBarriers<kStages> queries;         // Q, dO and softmax statistics
         PipelineBarriers<kScoreStages> gradients;  // dS
         Copies copies;
-        TileCoordinates work;  // head: of the key heads
+        TileCoordinates work;  // head: a key head
         SequenceRows q_rows;
         Tiles tiles;
         QueryTileRange walk;
     };
     static constexpr int kStatisticsBytes = kBlockM * static_cast<int>(sizeof(SoftmaxStatistics));
     static constexpr int kStageBytes = 2 * QTile::kBytes;
-    // K, V; the stages of Q and dO; dS; the statistics of all stages.
+    // Shared memory: K, V; stages of Q and dO; stages of dS; softmax statistics of all stages; Common.
     static constexpr int kStagesAt = 2 * KvTile::kBytes;
     static constexpr int kScoresAt = kStagesAt + kStages * kStageBytes;
     static constexpr int kStatisticsAt = kScoresAt + kScoreStages * ScoreTile::kBytes;
@@ -98,7 +99,7 @@ struct BackwardWork {
     }
     __device__ __forceinline__ MBarrier keys_have_come() const { return {shared_address(&common.keys)}; }
 
-    // Before the roles part.
+    // All threads call it before the warpgroups take their roles.
     __device__ __forceinline__ void prepare() {
         if (threadIdx.x == 0) {
             keys_have_come().init(1);
@@ -113,11 +114,12 @@ struct BackwardWork {
         }
         __syncthreads();
     }
-    // As Tiles::is_edge has it.
+    // Must agree with Tiles::is_edge.
     __device__ static __forceinline__ QueryTileRange walk_of(const Tiles& tiles) {
         const int last_col = tiles.first_col + kBlockN - 1;
         const int first_row =
-            last_col - tiles.shift - tiles.right;  // from here on the last key is seen, and up to there the first
+            // Rows from first_row on see the last key of the tile; rows up to last_row see the first one.
+            last_col - tiles.shift - tiles.right;
         const int last_row = min(tiles.length_q - 1, tiles.first_col - tiles.shift + tiles.left);
         const int whole = max(tiles.begin, (max(first_row, 0) + kBlockM - 1) / kBlockM);
         const int end = last_col < tiles.length_k && last_row >= 0 ? min(tiles.end, (last_row + 1) / kBlockM) : 0;

@@ -1,4 +1,5 @@
-// Which key tiles a tile of query rows has to look at where blocks of 128 x 128 are left out: from the last to the first, by a whole warp.
+// Iterates over the visible key tiles of a query tile under a block mask (blocks of 128 x 128), from the last to the first. A
+// whole warp executes it.
 #pragma once
 
 #include "cuda/attention/key_range.cuh"
@@ -7,7 +8,7 @@
 
 namespace libflash::cuda::sm90 {
 
-// A tile of keys, as the producer tells those who multiply: which it is, and whether it is the work_tile's last.
+// A key tile as the producer announces it to the consumers: its number, and whether it is the last one of the work tile.
 struct TileWord {
     uint32_t bits;
 
@@ -21,31 +22,33 @@ struct TileWord {
 template <int kBlockM, int kBlockN>
 struct BlockMaskIterator {
     static_assert(kBlockM == 128 && 128 % kBlockN == 0, "a tile of scores lies in one block");
-    static constexpr int kTiles = 128 / kBlockN;  // of keys in a block
+    static constexpr int kTiles = 128 / kBlockN;  // key tiles in a block
     static constexpr int kWindow = 32,
-                         kBlocks = kWindow / kTiles;  // tiles, and blocks, that are looked at together, a lane a tile
+                         kBlocks = kWindow / kTiles;  // key tiles, and blocks, that a warp examines together, one tile per lane
     static constexpr uint32_t kAll = 0xffffffffu;
     using Range = KeyRange<kBlockM, kBlockN>;
 
-    // An work_tile's own; the rest is made from it each time, because whoever walks has few registers.
+    // Derived values are computed from these each time, because the producer warp has few registers.
     const BlockMaskParams& blocks;
     const TileCoordinates& work;
     const Range& range;
-    int tile;        // tiles before it have not been passed
-    int window;      // that is known, or -1
-    uint32_t there;  // tiles of the window, a bit each, that are not left out
-    int left;        // entries of the list that have not been passed
+    int tile;        // tiles below it have not been visited
+    int window;      // the one that `there` describes, or -1
+    uint32_t there;  // a bit per tile of the window: visible
+    int left;        // list entries that have not been visited
 
     __device__ __forceinline__ BlockMaskIterator(const BlockMaskParams& b, const TileCoordinates& w, const Range& r)
         : blocks(b), work(w), range(r), tile(r.end), window(-1), left(b.counts ? b.counts[start(b.counts_stride)] : 0) {}
 
-    // The next tile; or -1.
+    // The next visible tile, or -1.
     __device__ __forceinline__ int next() {
         while (--tile >= range.begin) {
             if (tile / kWindow != window) load();
             const uint32_t here = there & kAll >> (kWindow - 1 - tile % kWindow);
             tile =
-                window * kWindow + 31 - __clz(static_cast<int>(here));  // none: the last one before the window, and one too many
+                // If the window has no visible tile left (__clz is 32): the last tile before the window; ++tile below undoes
+                // --tile.
+                window * kWindow + 31 - __clz(static_cast<int>(here));
             if (here != 0) return tile >= range.begin ? tile : -1;
             ++tile;
         }
@@ -66,7 +69,8 @@ private:
         const int block = window * kBlocks + lane() / kTiles;
         return block * 128 < range.length_k && blocks.mask[start(blocks.mask_stride) + block * blocks.mask_stride[3]];
     }
-    // 32 entries at a time, from the last on. They ascend: first come those past the window, then its own.
+    // Reads 32 list entries at a time, from the end. Entries ascend, so those past the window come first, then those in the
+    // window.
     __device__ __forceinline__ bool list_has() {
         uint32_t found = 0;
         while (true) {

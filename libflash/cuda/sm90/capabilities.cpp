@@ -1,4 +1,4 @@
-// The options that the kernels for sm_90a lack. Type, head dims and device are checked where a kernel is chosen.
+// The options that the sm_90a kernels lack. plan/selection.cpp checks dtype, head dims and device.
 #include "cuda/host/problem_params.h"
 #include "cuda/host/tile_schedule.h"
 #include "cuda/sm90/forward_instance.h"
@@ -8,7 +8,7 @@
 namespace libflash::cuda::sm90 {
 namespace {
 
-// The first option that backward lacks, or nullptr: those that change lengths, scores or probabilities, and the order of sums.
+// The first requested option that backward lacks, or nullptr: sequence lengths, score options, block masks, deterministic sums.
 const char* option_backward_lacks(const AttentionProblem& p) {
     if (p.request.deterministic) return "deterministic";
     if (p.q_rows.packed()) return "cu_seqlens_q";
@@ -20,7 +20,8 @@ const char* option_backward_lacks(const AttentionProblem& p) {
     return nullptr;
 }
 
-// Whether TMA can read the tensor: strides are multiples of 16 bytes, from 0 to 2^40.
+// Whether TMA can read the tensor: address and strides are multiples of 16 bytes, strides are at least 0 and less than 2^40
+// bytes.
 bool tma_reads(const TensorView& tensor) {
     constexpr int64_t kElement = 2, kLimit = int64_t{1} << 40;
     const RowsParams rows = rows_params(tensor);
@@ -28,7 +29,7 @@ bool tma_reads(const TensorView& tensor) {
     return reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && fits(rows.batch) && fits(rows.row) && fits(rows.head);
 }
 
-// The first tensor that TMA cannot read, or nullptr. Without keys neither K nor V is read.
+// The first tensor that TMA cannot read, or nullptr. Without keys, K and V are not read.
 const char* tensor_tma_cannot_read(const AttentionProblem& p) {
     if (!tma_reads(p.q)) return "q";
     if (p.k_rows.capacity > 0 && !tma_reads(p.k)) return "k";
@@ -55,7 +56,8 @@ bool supports_backward(const AttentionProblem& p, std::string* why) {
     return false;
 }
 
-// Packed queries: the workspace has a number for each tile, empty ones included, of the instance that has the most tiles.
+// Packed queries: the workspace has an entry for each work tile, empty ones included. `general` is an instance with the most work
+// tiles.
 bool supports_tile_count(const KernelConfig& config, const AttentionProblem& p, std::string* why) {
     constexpr int64_t kMostTiles = 1 << 24;
     if (!p.q_rows.packed()) return true;

@@ -1,4 +1,4 @@
-// A tensor's rows as the copy engine is told of them.
+// The description of a tensor from which encode_map() makes a tensor map.
 #pragma once
 
 #include "cuda/attention/params.h"
@@ -6,7 +6,7 @@
 
 namespace libflash::cuda::sm90 {
 
-// Without rows nothing is read, and any address will do.
+// `count` rows of `columns` elements in each head.
 inline TensorExtent extent(const RowsParams& rows, int64_t columns, int64_t count, int64_t heads, int64_t batch) {
     return {rows.data, columns, count, heads, batch, rows.row, rows.head, rows.batch};
 }

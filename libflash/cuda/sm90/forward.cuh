@@ -1,8 +1,7 @@
-// FlashAttention-3 forward for sm_90a (Shah and others, arXiv 2407.08608). A thread block stays and does one tile of query rows after the other
-// (forward_work.cuh). One warp finds out which, and asks the copy engine for tiles of Q, K and V (forward_producer.cuh); warpgroups multiply and
-// exponentiate (forward_consumer.cuh).
-//
-// Rows whose maximum was not safe (online_softmax.cuh) are noted; at the end of all its work the thread block does the tiles with such rows again.
+// FlashAttention-3 forward for sm_90a (Shah and others, arXiv 2407.08608). Persistent thread blocks compute one work tile after
+// another (forward_work.cuh): a producer warpgroup finds work tiles and loads Q, K and V by TMA (forward_producer.cuh), consumer
+// warpgroups compute (forward_consumer.cuh). Rows that overflow under a kept maximum (online_softmax.cuh) are recorded; after its
+// last work tile a thread block recomputes the work tiles with such rows.
 #pragma once
 
 #include "cuda/attention/launch_dependent.cuh"
@@ -24,7 +23,7 @@ __global__ void __launch_bounds__(Forward<Kernel, kInstance>::kThreads, 1)
     body.run();
 }
 
-// Lengths are known here, and the first row and the last one see keys.
+// Whether the host knows that every query row sees a key. If the first and the last row do, so do those between them.
 inline bool all_see_keys(const ForwardParams& params) {
     const LengthsParams &queries = params.q_lengths, &keys = params.k_lengths;
     if (queries.cu || queries.used || keys.cu || keys.used) return false;
@@ -46,6 +45,7 @@ cudaError_t encode(ForwardMaps* maps, const ForwardParams& params) {
                        k = keys > 0 ? extent(params.k, params.head_dim, keys, kv_heads, params.batch) : q,
                        v = keys > 0 ? extent(params.v, params.head_dim_v, keys, kv_heads, params.batch) : q,
                        out = extent(params.out, params.head_dim_v, queries, params.heads_q, params.batch);
+    // Without keys, K and V are not read, but their maps need a valid address: they get that of q.
     maps->all_see_keys = all_see_keys(params);
     maps->keys_end_early = params.k_lengths.cu || params.k_lengths.used;
     cudaError_t error = encode_map<T>(&maps->q, q, Body::kGroupRows);
@@ -67,7 +67,7 @@ int launch_instance(const ForwardPlan& plan, const ForwardParams& params, cudaSt
     const auto kernel = forward_kernel<Kernel, kInstance>;
     ForwardMaps maps{};
     cudaError_t error = encode<Kernel, kInstance>(&maps, params);
-    // Costs a fraction of a microsecond, and holds for the current device, whichever that is.
+    // At each launch, because the attribute holds for the current device only.
     if (error == cudaSuccess)
         error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.attention.shared_bytes);
     if (error != cudaSuccess) return error;
@@ -79,7 +79,7 @@ int launch_instance(const ForwardPlan& plan, const ForwardParams& params, cudaSt
                             params, maps);
 }
 
-// do_with(the template instance's number as a type).
+// Calls do_with with the instance as an integral_constant.
 template <class Kernel, class DoWith>
 auto with_instance(int instance, const DoWith& do_with) {
     switch (static_cast<ForwardInstance>(instance)) {
@@ -105,7 +105,7 @@ KernelResources resources_of_forward(int step, int instance) {
                                        [](auto kind) { return sm90::forward_resources<Kernel, decltype(kind)::value>(); });
 }
 
-// Enqueues the work on `stream` and returns what cudaGetLastError() then says.
+// Enqueues the kernels on `stream`. Returns a CUDA error.
 template <class Kernel>
 int launch_forward(const ForwardPlan& plan, const ForwardParams& params, void* stream) {
     return sm90::with_instance<Kernel>(plan.instance.number, [&](auto kind) {

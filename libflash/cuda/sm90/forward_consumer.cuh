@@ -1,6 +1,6 @@
-// What multiplies in the forward kernel for sm_90a: warpgroups of 64 query rows each. In one of them the product Q K^T of a tile and P V of the one before
-// go on under the exponentials, and so does the first product of the next query tile under the end of this one. P goes from registers to registers. The
-// warpgroups need no order among themselves: turns at the tensor cores cost 2 to 3 % at long lengths.
+// The consumer warpgroups of the sm_90a forward kernel, 64 query rows each. Q K^T of a tile and P V of the previous tile overlap
+// the exponentials, also across two work tiles. P stays in registers. The warpgroups are not synchronised with each other: taking
+// turns at the tensor cores is slower.
 #pragma once
 
 #include "cuda/attention/dropout.cuh"
@@ -26,36 +26,37 @@ struct Forward : ForwardProducer<Kernel, kInstance> {
         typename Base::ScheduleCursor, typename Base::T, typename Base::VTile;
     using Softmax = OnlineSoftmax<kBlockN>;
     static constexpr int kScores = kBlockN / 2, kSums = kHeadDimV / 2;
-    // What is known of a tile is looked up ahead of the wait for its scores: measured, see README.md.
+    // Whether TileInfo is read before the wait for the scores, or after it. Only speed depends on it.
     static constexpr bool kTileInfoAhead = kHeadDim == 128;
 
-    // What a warpgroup that multiplies has at hand.
+    // State of a consumer warp.
     struct Consumer {
         int group, lane;
         PipelineState<kStages> k;
         PipelineState<kVStages> v;
         PipelineState<kQStages> q;
-        int slot;                     // of the work_tile whose scores come next
-        int tile;                     // of its keys, that scores have been begun of last
-        TileWord word;                // instead of it, where blocks may be left out
-        bool last;                    // of them
+        int slot;                     // of the work tile whose scores come next
+        int tile;                     // the key tile whose scores were issued last
+        TileWord word;                // the same with a block mask
+        bool last;                    // it is the last one of the work tile
         float s[kScores];             // scores, then probabilities
-        float o[kSums];               // sums of p v
+        float o[kSums];               // accumulator of P V
         uint32_t p[kBlockN / 16][4];  // probabilities, rounded
         Softmax softmax;
-        // The work_tile before, as long as its last product is not there: what its sums are to be multiplied by, and its slot; or kNothingYet, kClosed, or
-        // kNoneBefore as long as there are no probabilities.
+        // The previous work tile until its rows are written: the factors of its rows, and its slot. Instead of a slot:
+        // kNothingYet, nothing to write before the first P V of a work tile; kClosed, P V of the current work tile has begun;
+        // kNoneBefore, there are no probabilities yet.
         float inverse[2];
         int closing_slot;
     };
-    // Of a tile of keys: the work_tile's last; with a mask; the maximum of every tile.
+    // Of a key tile: the last of the work tile; an edge tile; take the maximum in any case.
     struct TileInfo {
         bool last, edge, safe;
     };
     static constexpr int kNothingYet = -1, kClosed = -2, kNoneBefore = -3;
 
     __device__ __forceinline__ void consume() {
-        // The same for all lanes, and known to be so.
+        // The shuffle tells the compiler that the warp number is uniform.
         const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
         const int group = warp / 4 - 1;
         const int lane = static_cast<int>(threadIdx.x & 31);
@@ -75,7 +76,7 @@ struct Forward : ForwardProducer<Kernel, kInstance> {
             release(c, c.q.empty());
             c.q.advance();
             c.slot = following(c.slot);
-            if (kSendsRows && c.lane == 0) tma_store_wait<0>();  // what is done again is written again
+            if (kSendsRows && c.lane == 0) tma_store_wait<0>();  // recomputation writes the same rows again
         } while (start_recompute(rounds));
     }
 
@@ -87,9 +88,9 @@ struct Forward : ForwardProducer<Kernel, kInstance> {
     __device__ __forceinline__ const GroupTiles& tiles_of(const Consumer& c) const {
         return common.work_tiles[c.slot].of_group[c.group];
     }
-    // There is something in the work_tile for this group.
+    // Whether this group has key tiles in the work tile.
     __device__ __forceinline__ bool works(const Consumer& c) const { return tiles_of(c).begin != tiles_of(c).end; }
-    // All that belongs to it is given back.
+    // Releases all stages of a work tile in which this group has no key tiles.
     __device__ __forceinline__ void skip_work_tile(Consumer& c) const {
         const auto& keys = common.work_tiles[c.slot].keys;
 #pragma unroll 1
@@ -103,8 +104,9 @@ struct Forward : ForwardProducer<Kernel, kInstance> {
         c.q.wait_full();
     }
 
-    // From the present work_tile to one without work for this group, in steps: the scores of a tile, and the product of the probabilities of the tile before, whichever work_tiles these
-    // are of. An work_tile's rows are written while the second product of scores after its last goes on.
+    // Computes work tiles until one without key tiles for this group. A step issues the scores of a tile and P V of the previous
+    // tile, whichever work tiles these belong to. The rows of a work tile are written while the scores of the second tile
+    // after its last tile are computed.
     __device__ __forceinline__ void compute_work_tiles(Consumer& c) {
         c.softmax.clear();
         if constexpr (kFirstApart) {
@@ -113,7 +115,8 @@ struct Forward : ForwardProducer<Kernel, kInstance> {
             begin_with_none(c);
         }
         while (true) {
-            // Apart from the loop below, so that its instructions stand close together.
+            // The steps between work tiles. Their code is separate, so that the code of the main loop below stays small and
+            // contiguous.
 #pragma unroll 1
             do {
                 const bool enters = c.last;
@@ -129,7 +132,7 @@ struct Forward : ForwardProducer<Kernel, kInstance> {
         }
     }
 
-    // The first scores and their softmax, while no product of values goes on.
+    // The scores and the softmax of the first tile, without a P V at the same time.
     __device__ __forceinline__ void begin_first_work_tile(Consumer& c) const {
         c.closing_slot = kNothingYet;
         begin_work_tile(c);
@@ -144,7 +147,8 @@ struct Forward : ForwardProducer<Kernel, kInstance> {
         if (!c.last) wait_for_next(c);
         round_probabilities(c);
     }
-    // Or as if an work_tile had come before: less code that is executed for the first time.
+    // The alternative: begin as if a work tile with P = 0 had come before. This executes less code that is not yet in the
+    // instruction cache.
     __device__ __forceinline__ void begin_with_none(Consumer& c) const {
         c.closing_slot = kNoneBefore;
         c.slot = preceding(c.slot);
@@ -154,10 +158,10 @@ struct Forward : ForwardProducer<Kernel, kInstance> {
 #pragma unroll
         for (int i = 0; i < kSums; ++i) c.o[i] = 0.0f;
         round_probabilities(c);
-        wgmma_wait<0>();  // for nothing; else the compiler adds a wait where rows are written
+        wgmma_wait<0>();  // nothing is pending; without it the compiler adds a wait where rows are written
     }
 
-    // kBetween: the scores may be those of the next work_tile (`enters`), and the product the first of an work_tile.
+    // kBetween: the scores may be the first of the next work tile (`enters`), and P V may be the first of a work tile.
     template <bool kBetween>
     __device__ __forceinline__ void step(Consumer& c, bool enters) const {
         const bool none_before = kBetween && !kFirstApart && c.closing_slot == kNoneBefore;
@@ -175,7 +179,7 @@ struct Forward : ForwardProducer<Kernel, kInstance> {
         release_scores(c, tile_info);
         float factor[2];
         const bool moved = take_scores(c, tile_info, factor);
-        if (!c.last) wait_for_next(c);  // here, because nothing goes on between the end of this product and the next
+        if (!c.last) wait_for_next(c);  // here, while P V still runs: after it no product runs until the next step
         wgmma_wait<0>();
         wgmma_settle(c.o);
         release_values(c);
@@ -188,7 +192,7 @@ struct Forward : ForwardProducer<Kernel, kInstance> {
         round_probabilities(c);
     }
 
-    // After the last work_tile's last scores.
+    // After the last scores of the last work tile.
     __device__ __forceinline__ void end(Consumer& c) const {
         start_values<true>(c);
         wgmma_wait<0>();
@@ -198,17 +202,18 @@ struct Forward : ForwardProducer<Kernel, kInstance> {
         if (c.closing_slot >= 0) write_rows(c);
     }
 
-    // The scores of an work_tile are done. Writes lse, and finds out what the sums have to be multiplied by.
+    // All scores of a work tile are complete: writes the LSE, and computes the factors for the sums of P V.
     __device__ __forceinline__ void finish(Consumer& c, int slot) const {
         const WorkTile& work_tile = common.work_tiles[slot];
         const bool writes =
-            __any_sync(0xffffffffu, work_tile.writers >> warp_of_work_tile() & 1);  // the same for all lanes, and known to be so
+            // __any_sync tells the compiler that the value is uniform.
+            __any_sync(0xffffffffu, work_tile.writers >> warp_of_work_tile() & 1);
         bool overflowed = false;
         const bool past_the_end[2] = {c.softmax.finish(0), c.softmax.finish(1)};
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int place = place_of(c, r);
-            const bool counts = place < length_of(work_tile) - work_tile.keys.first_row;  // others may hold anything
+            const bool counts = place < length_of(work_tile) - work_tile.keys.first_row;  // other rows may hold anything
             overflowed |= past_the_end[r] && counts;
             c.inverse[r] = finish_row(work_tile, place, counts, c.softmax.base[r], c.softmax.sum[r], writes && (c.lane & 3) == 0);
         }
@@ -221,11 +226,11 @@ struct Forward : ForwardProducer<Kernel, kInstance> {
         if (!work_tile.safe && c.lane == 0) mark_for_recompute(work_tile.round, warp_of_work_tile());
     }
 
-    // The rows of the work_tile that is closing.
+    // Writes the rows of the previous work tile.
     __device__ __forceinline__ void write_rows(Consumer& c) const {
         const WorkTile& work_tile = common.work_tiles[c.closing_slot];
         bool overflowed = false;
-        // Where the rows behind a sequence's last one belong to others, the copy engine, which takes 16 of them, must not have these.
+        // A TMA store writes 16 rows. It must not reach beyond the end of a sequence, where the rows of another one begin.
         const bool sends =
             kSendsRows && !(kDynamic && __any_sync(0xffffffffu, first_row_of_warp(work_tile) + 16 > owned_of(work_tile)));
         if (sends) {
@@ -240,12 +245,12 @@ struct Forward : ForwardProducer<Kernel, kInstance> {
         return work_tile.keys.first_row + warp_of_work_tile() * 16;
     }
 
-    // Through shared memory and by the copy engine. True: a row has a number that is not finite, though its probabilities are: perhaps their sum with
-    // values went past the end of float.
+    // Writes the warp's rows through shared memory, by TMA. Returns true if a row has values that are not finite although its
+    // factor is not NaN: the sum of P V may have overflowed float.
     __device__ __forceinline__ bool send_rows(const Consumer& c, const WorkTile& work_tile) const {
         const int warp = warp_of_work_tile();
         const uint32_t tile = out_smem + warp * OutTile::kBytes;
-        const int lane = kDynamic ? hide_from_compiler(c.lane) : c.lane;  // addresses are made anew where registers are short
+        const int lane = kDynamic ? hide_from_compiler(c.lane) : c.lane;  // recompute addresses where registers are short
         if (c.lane == 0) tma_store_wait_read<0>();
         __syncwarp();
         uint32_t trace[2] = {};
@@ -279,7 +284,7 @@ struct Forward : ForwardProducer<Kernel, kInstance> {
     __device__ __forceinline__ void release(const Consumer& c, const MBarrier& empty) const {
         if (c.lane == 0) empty.arrive();
     }
-    // s = Q K^T, begun.
+    // Issues s = Q K^T.
     __device__ __forceinline__ void start_scores(Consumer& c) const {
         const uint32_t q = q_tile(c.q.stage, c.group), k = k_smem + c.k.stage * KTile::kBytes;
         wgmma_fence();
@@ -290,7 +295,7 @@ struct Forward : ForwardProducer<Kernel, kInstance> {
         wgmma_commit();
     }
 
-    // The first tile of the work_tile; K of tiles that are left out before it is given back.
+    // Goes to the first tile of this group in the work tile: releases K of the tiles skipped before it, waits for its own K.
     __device__ __forceinline__ void begin_work_tile(Consumer& c) const {
         if constexpr (kBlockMask) return wait_for_next(c);
         const int end = tiles_of(c).end;
@@ -298,23 +303,24 @@ struct Forward : ForwardProducer<Kernel, kInstance> {
         c.k.wait_full();
         c.tile = end - 1;
     }
-    // The same for V.
+    // Releases V of the skipped tiles.
     __device__ __forceinline__ void skip_values(Consumer& c) const {
         if constexpr (!kBlockMask)
             for (int skipped = common.work_tiles[c.slot].keys.end - 1; skipped > c.tile; --skipped) skip(c, c.v);
     }
 
-    // K of the next tile is there; which one it is stands beside it.
+    // Waits for K of the next tile; with a block mask, also reads its TileWord.
     __device__ __forceinline__ void wait_for_next(Consumer& c) const {
         c.k.wait_full();
-        if constexpr (kBlockMask)  // read by the lane that gives the stage back
+        if constexpr (kBlockMask)  // only the lane that releases the stage reads it
             c.word.bits = __shfl_sync(0xffffffffu, c.lane == 0 ? common.dynamic.tiles[c.k.stage].bits : 0, 0);
     }
     __device__ __forceinline__ int tile_of(const Consumer& c) const {
         if constexpr (kBlockMask) return c.word.tile();
         return c.tile;
     }
-    // A stage is given back when it is full: before that, an arrival might count for what was in it before; and when all lanes have seen it.
+    // Releases a stage without using it: only when it is full, because an earlier arrival could count for the previous phase, and
+    // when all lanes have seen that.
     template <class AnyPipelineState>
     __device__ __forceinline__ void skip(const Consumer& c, AnyPipelineState& ring) const {
         ring.wait_full();
@@ -323,8 +329,9 @@ struct Forward : ForwardProducer<Kernel, kInstance> {
         ring.advance();
     }
 
-    // o += P V, begun; or, after the work_tile before has been written, o = P V. As long as there are no probabilities the producer hands over values without
-    // having copied any, and the product is not used: were it left out, the compiler would wait for the one before it.
+    // Issues o += P V; for the first tile of a work tile o = P V, after the rows of the previous work tile are written. Before
+    // the first tile of all (kNoneBefore) the producer provides a stage of V without data, and the result is not used: without a
+    // product here, the compiler would add a wait for the one before it.
     template <bool kBetween>
     __device__ __forceinline__ void start_values(Consumer& c) const {
         const bool first = kBetween && c.closing_slot != kClosed,
@@ -344,7 +351,7 @@ struct Forward : ForwardProducer<Kernel, kInstance> {
         c.v.advance();
     }
 
-    // From scores, which are there, to probabilities. True: the sums of the work_tile are to be multiplied by `factor`.
+    // Turns complete scores into probabilities. Returns true if the sums of P V must be multiplied by `factor`.
     __device__ __forceinline__ bool take_scores(Consumer& c, const TileInfo& tile_info, float (&factor)[2]) const {
         const WorkTile& work_tile = common.work_tiles[c.slot];
         prepare_scores(c, work_tile, tile_of(c), tile_info);
@@ -356,7 +363,7 @@ struct Forward : ForwardProducer<Kernel, kInstance> {
         return moved;
     }
 
-    // What dropout hides of the probabilities.
+    // Sets the probabilities that dropout removes to 0.
     __device__ __forceinline__ void drop(Consumer& c, const WorkTile& work_tile) const {
         const DropoutParams& dropout = params.rare.dropout;
         const uint32_t batch_head = static_cast<uint32_t>(work_tile.work.batch) * params.heads_q + work_tile.work.head;
@@ -385,7 +392,7 @@ struct Forward : ForwardProducer<Kernel, kInstance> {
         return {kBlockMask ? c.word.last() : tile == tiles.begin, tile < tiles.plain_begin || tile >= tiles.plain_end,
                 common.work_tiles[c.slot].safe};
     }
-    // K of the tile is no longer needed; after the work_tile's last one, neither is Q.
+    // Releases K of the tile; after the last tile of the work tile, also Q.
     __device__ __forceinline__ void release_scores(Consumer& c, const TileInfo& tile_info) const {
         release(c, c.k.empty());
         c.k.advance();
@@ -406,7 +413,7 @@ struct Forward : ForwardProducer<Kernel, kInstance> {
         if (tile_info.edge) mask_scores(c, work_tile, tile);
     }
 
-    // From dot products to scores in base-2 units.
+    // Turns dot products into scores in base-2 units, with the rare options.
     __device__ __forceinline__ void apply_rules(Consumer& c, const WorkTile& work_tile, int tile) const {
         const int rows = work_tile.q_rows.length, cols = work_tile.keys.length_k;
         const auto for_all = [&](const auto& rule) {
@@ -429,7 +436,7 @@ struct Forward : ForwardProducer<Kernel, kInstance> {
         add_and_hide<T>(params.rare, work_tile.rules, for_all, for_each);
     }
 
-    // Row r of this thread in the work_tile's tile.
+    // Row r of this thread, relative to the first row of the work tile.
     __device__ __forceinline__ int place_of(const Consumer& c, int r) const {
         return (hide_from_compiler(static_cast<int>(threadIdx.x)) >> 5 << 4) - kGroupRows + r * 8 + (c.lane >> 2);
     }
@@ -441,7 +448,7 @@ struct Forward : ForwardProducer<Kernel, kInstance> {
         const int first_col = tile * kBlockN + (hide_from_compiler(c.lane) & 3) * 2;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            // Columns of this lane, counted from its first one, that the row sees: [begin, end).
+            // Keys that the row sees, relative to this lane's first column: [begin, end).
             const int row = row_of(c, work_tile, r);
             const int begin = row + work_tile.keys.shift - work_tile.keys.left - first_col;
             const int end = min(work_tile.keys.length_k, row + work_tile.keys.shift + work_tile.keys.right + 1) - first_col;
@@ -462,15 +469,16 @@ struct Forward : ForwardProducer<Kernel, kInstance> {
             for (int i = 0; i < 4; ++i) c.p[step][i] = pack_pair(c.s[8 * step + 2 * i], c.s[8 * step + 2 * i + 1], T());
     }
 
-    // Row r of this thread, times `inverse`; 0 whatever the sums are if that is 0. Each of the four lanes of a row gets eight neighbouring channels of 32.
-    // True: the row has a number that is not finite, though its probabilities are: perhaps their sum with values went past the end of float.
+    // Writes row r of this thread times `inverse`; if that is 0, zeros, whatever the sums are. Of every 32 channels each of the
+    // row's four lanes gets eight neighbouring ones. Returns true if values are not finite although `inverse` is not NaN: the sum
+    // of P V may have overflowed float.
     __device__ __forceinline__ bool write_row(const Consumer& c, const WorkTile& work_tile, int r, float inverse) const {
         T* out = row_of_out(work_tile, row_of(c, work_tile, r));
         const int lane = hide_from_compiler(c.lane);
         uint32_t trace = 0;
 #pragma unroll
         for (int first = 0; first < kHeadDimV / 8; first += 4) {
-            if (first * 8 >= params.head_dim_v) break;  // also keeps the compiler from beginning with all of them at once
+            if (first * 8 >= params.head_dim_v) break;  // also keeps the compiler from starting all iterations at once
             uint32_t words[4];
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
@@ -484,8 +492,9 @@ struct Forward : ForwardProducer<Kernel, kInstance> {
         return trace != 0 && inverse == inverse && row_of(c, work_tile, r) < length_of(work_tile);
     }
 
-    // Who copies and who writes empty work_tiles waits for the kernel ahead, and who finds work_tiles where memory says what they are. The others need not: what they
-    // read and write comes after a copy that they have through a barrier.
+    // Three warps wait for the previous kernel: the one that loads, the one that writes work tiles without keys and, with lengths
+    // on the device, the one that finds work tiles. The rest need not: what they read and write comes after a load that they have
+    // waited for on an mbarrier.
     __device__ __forceinline__ void run() {
         if (threadIdx.x == 0) prepare();
         __syncthreads();

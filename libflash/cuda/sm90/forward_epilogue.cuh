@@ -1,4 +1,5 @@
-// What the forward kernel for sm_90a writes to memory from registers: the lse of a row, eight channels of a row, and rows that see no key.
+// What the sm_90a forward kernel writes from registers: the LSE of a row, eight channels of a row, and work tiles that see no
+// key.
 #pragma once
 
 #include "cuda/attention/scores.cuh"
@@ -16,8 +17,8 @@ struct ForwardEpilogue : ForwardWork<Kernel, kInstance> {
         Base::fill, Base::first_cursor, Base::kBlockM, Base::kGeneral, Base::kHeadDimV, Base::owned_of, Base::start_of;
     using typename Base::WorkTile, typename Base::ScheduleCursor, typename Base::T, typename Base::Assignment;
 
-    // Writes the lse of a row of the work_tile's tile, with the sink if there is one. What its sums of p v are to be multiplied by; 0: the row sees no key, or does
-    // not count.
+    // Writes the LSE of row `place` of the work tile, with the sink if there is one. Returns the factor for the row's sum of P V;
+    // 0 if the row sees no key, or if it does not count (`counts` is false), because it is beyond the used length.
     __device__ __forceinline__ float finish_row(const WorkTile& work_tile, int place, bool counts, float base, float sum,
                                                 bool write) const {
         float largest = base, factor = 1.0f;
@@ -31,11 +32,11 @@ struct ForwardEpilogue : ForwardWork<Kernel, kInstance> {
         if (work_tile.lse && write && place < owned_of(work_tile) - work_tile.keys.first_row)
             work_tile.lse[place * params.lse.row] = sees_keys ? (largest + __log2f(sum)) * kLn2 : -INFINITY;
         if constexpr (kGeneral) factor *= params.rare.dropout.keep_factor;
-        // A NaN row stays one: the sum is NaN then, and so is its reciprocal.
+        // A row with NaN stays NaN: a NaN sum is not equal to 0, and its reciprocal is NaN.
         return sees_keys ? __fdividef(factor, sum) : 0.0f;
     }
 
-    // nullptr: there is no such row.
+    // nullptr if the row does not exist.
     __device__ __forceinline__ T* row_of_out(const WorkTile& work_tile, int row) const {
         if (row >= owned_of(work_tile)) return nullptr;
         return static_cast<T*>(params.out.data) + work_tile.work.batch * params.out.batch +
@@ -46,7 +47,7 @@ struct ForwardEpilogue : ForwardWork<Kernel, kInstance> {
         if (row && col < params.head_dim_v) *reinterpret_cast<uint4*>(row + col) = eight;
     }
 
-    // Another warp: rows that see no key.
+    // Executed by one warp of the producer warpgroup: writes the work tiles that see no key, which the scheduler warp skips.
     __device__ __forceinline__ void write_empty_work_tiles() const {
         wait_for_previous_kernel();
         if constexpr (kDynamic) {

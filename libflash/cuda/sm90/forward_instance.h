@@ -1,4 +1,4 @@
-// The template instances of forward for sm_90a, and their tiles: the plan and the kernel both read them here. No CUDA header.
+// The template instances of the sm_90a forward kernel and their tiles, for the plan and for the kernel. No CUDA header.
 #pragma once
 
 #include <cstddef>
@@ -9,10 +9,10 @@
 namespace libflash::cuda {
 
 // What an instance can do.
-//   plain    no rare option, and lengths that the host knows
-//   unequal  lengths on the device: thread blocks take tiles as they become free (sm90/sequence_order.cuh)
-//   blocks   the same, and a block mask
-//   general  all of it, and softcap, ALiBi, bias, mask, dropout, and scales that are not positive
+//   plain       no rare options; the host knows the lengths
+//   dynamic     the same with lengths on the device: dynamic tile scheduler (sm90/sequence_order.cuh)
+//   block_mask  the same as dynamic, and block masks
+//   general     all of that, and softcap, ALiBi, bias, mask, dropout, and scales that are not positive
 enum class ForwardInstance { plain, dynamic, block_mask, general };
 
 constexpr const char* forward_kind_name(ForwardInstance kind) {
@@ -24,8 +24,8 @@ constexpr const char* forward_kind_name(ForwardInstance kind) {
     }
 }
 
-// Where there is no instance for variable lengths, the one for block masks serves. It has the plain tiles but with 96 and 192
-// channels.
+// Kernels without a dynamic instance use block_mask instead. Its tiles are those of the plain instance, except for head dims 96
+// and 192.
 constexpr bool has_dynamic_instance(const KernelConfig& config) { return config.tile_q > 128 && config.tile_k == 128; }
 
 constexpr ForwardInstance forward_instance(const KernelConfig& config, bool general, bool dynamic, bool has_block_mask) {
@@ -34,19 +34,19 @@ constexpr ForwardInstance forward_instance(const KernelConfig& config, bool gene
     return has_block_mask || !has_dynamic_instance(config) ? ForwardInstance::block_mask : ForwardInstance::dynamic;
 }
 
-// A tile of more than 128 query rows would lie in two rows of blocks and need the keys of both.
+// With a block mask, a query tile must lie within one row of blocks.
 constexpr int forward_tile_q(const KernelConfig& config, ForwardInstance kind) {
     return kind == ForwardInstance::block_mask || kind == ForwardInstance::general ? 128 : config.tile_q;
 }
 
-// The rare options need registers of their own. With a block mask a tile of keys must not lie in two blocks.
+// The rare options need more registers, so their key tiles are smaller. With a block mask, a key tile must lie within one block.
 constexpr int forward_tile_k(const KernelConfig& config, ForwardInstance kind) {
     if (kind == ForwardInstance::general) return config.head_dim <= 64 ? 128 : (config.head_dim_v <= 192 ? 64 : 32);
     if (kind == ForwardInstance::block_mask) return config.head_dim <= 128 || config.tile_k >= 128 ? 128 : 64;
     return config.tile_k;
 }
 
-// The workspace of sm90/sequence_order.cuh.
+// Size of the workspace of sm90/sequence_order.cuh.
 inline size_t sequence_order_bytes(int64_t batch, int64_t units) {
     return sizeof(int32_t) * static_cast<size_t>(3 + 2 * batch + units);
 }

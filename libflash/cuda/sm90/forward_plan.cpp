@@ -1,5 +1,4 @@
-// How forward will be done on sm_90a: persistent thread blocks, one for each multiprocessor, with a static or a dynamic tile
-// schedule.
+// The forward plan of sm_90a: persistent thread blocks, one per multiprocessor, with a static or a dynamic tile scheduler.
 #include <algorithm>
 
 #include "cuda/host/limits.h"
@@ -13,16 +12,16 @@ namespace libflash::cuda::sm90 {
 
 namespace {
 
-// The host does not know how long a tile takes: lengths are on the device, or there is a block mask.
+// Whether the host cannot know how long a work tile takes: lengths are on the device, or there is a block mask.
 bool needs_dynamic_schedule(const AttentionProblem& problem) {
     const auto lengths_on_device = [](const Sequences& rows) { return rows.packed() || rows.used; };
     return lengths_on_device(problem.q_rows) || lengths_on_device(problem.k_rows) || problem.block_mask.present;
 }
 
-// A static schedule pairs a long tile with a short one where later rows see more keys; a dynamic one begins with the longest.
+// Under a causal mask a static schedule pairs a long work tile with a short one; a dynamic one begins with the longest.
 ScheduleParams schedule_of(const ForwardPlan& plan, const AttentionProblem& problem) {
     const bool causal = problem.mask_rule.right < MaskRule::kUnbounded, paired = causal && !plan.dynamic;
-    // As if a head filled the L2 cache: then one head comes after the other, and the thread blocks share its keys and values.
+    // kL2Bytes as the size of a head makes head groups of one head: the thread blocks then share its keys and values in L2.
     ScheduleParams schedule = schedule_params(problem.q_rows, problem.batch, problem.heads_q, plan.tile_q * (paired ? 2 : 1),
                                               kL2Bytes, causal && !paired);
     schedule.paired = paired;

@@ -1,4 +1,5 @@
-// The producer of the forward kernel for sm_90a: a warp finds out what there is to do, and one of its threads copies.
+// The producer warpgroup of the sm_90a forward kernel: the producer warp loads Q, K and V by TMA, the scheduler warp finds work
+// tiles, and the zero-fill warp zeroes rows of V that lie beyond a sequence. (For the remaining warp see forward_epilogue.cuh.)
 #pragma once
 
 #include "cuda/ptx/dependent_launch.cuh"
@@ -16,14 +17,14 @@ struct ForwardProducer : ForwardEpilogue<Kernel, kInstance> {
     using typename Base::GroupTiles, typename Base::WorkTile, typename Base::KTile, typename Base::ZeroFill, typename Base::QTile,
         typename Base::ScheduleCursor, typename Base::Assignment, typename Base::VTile;
 
-    // Where it stands.
+    // State of the producer warp.
     struct Producer {
-        bool leader;  // the thread that writes and copies
+        bool leader;  // the thread that issues loads and arrives
         PipelineState<kStages> k;
         PipelineState<kVStages> v;
-        PipelineState<kQStages> q;  // of any group: they go in step
+        PipelineState<kQStages> q;  // of group 0; all groups have the same stage and phase
         PipelineState<kAhead> ahead;
-        int slot;  // the work_tile's
+        int slot;  // of the work tile
     };
 
     __device__ __forceinline__ Producer begin() const {
@@ -35,7 +36,8 @@ struct ForwardProducer : ForwardEpilogue<Kernel, kInstance> {
                 0};
     }
 
-    // Keys go from the last tile to the first; V of a tile comes after K of the next. What is first copied, the kernel ahead may be about to write.
+    // Loads key tiles from the last to the first; V of a tile after K of the next. Waits first, because the previous kernel may
+    // still write q, k and v.
     __device__ __forceinline__ void produce() const {
         Producer p = begin();
         ScheduleCursor rounds{};
@@ -45,11 +47,11 @@ struct ForwardProducer : ForwardEpilogue<Kernel, kInstance> {
             if (!kFirstApart && found && p.leader) hand_over_no_values(p);
             for (; found; found = take_work_tile(p)) hand_over(p);
             hand_over_end(p);
-            rounds.safe = common.work_tiles[preceding(p.slot)].safe;  // not kept, for want of registers
+            rounds.safe = common.work_tiles[preceding(p.slot)].safe;  // read back: there are too few registers to keep it
         } while (start_recompute(rounds));
     }
 
-    // The next work_tile that has keys. False: the rounds are over, and the work_tile has none.
+    // Finds the next work tile that sees keys. False: no rounds are left, and `work_tile` has no keys, which marks the end.
     __device__ __forceinline__ bool find_work_tile(ScheduleCursor& rounds, bool leader, WorkTile& work_tile) const {
         Assignment turn;
         while (next_work(rounds, turn)) {
@@ -58,7 +60,7 @@ struct ForwardProducer : ForwardEpilogue<Kernel, kInstance> {
                 fill(work_tile, turn, rounds.safe);
                 has_keys = work_tile.keys.begin != work_tile.keys.end;
             }
-            if (__any_sync(0xffffffffu, has_keys)) return true;  // and all see the work_tile
+            if (__any_sync(0xffffffffu, has_keys)) return true;  // the same for all lanes
         }
         if (leader) {
             work_tile.keys.begin = work_tile.keys.end = 0;
@@ -68,9 +70,10 @@ struct ForwardProducer : ForwardEpilogue<Kernel, kInstance> {
         return false;
     }
 
-    // A warp of its own is one work_tile ahead of the one that copies, which has K of an work_tile's second tile to ask for when it would look for the next work_tile.
-    // Where work is unequal it takes several answers from memory to know an work_tile, which the kernel ahead may be about to write. Else the first one's Q and keys
-    // are on their way into the L2 cache while that kernel ends. The next one may begin when no work_tile is left to be found; it waits for the end of all of this.
+    // The scheduler warp, one work tile ahead of the producer warp: a search by the latter would delay its load of the second K
+    // of a work tile. With lengths on the device a work tile depends on memory that the previous kernel may still write, so the
+    // warp waits for that kernel. Otherwise it prefetches the first Q, K and V into L2 while that kernel ends. The next kernel
+    // may begin when no work tile is left to be found; it waits for the end of this whole kernel.
     __device__ __forceinline__ void schedule_ahead() const {
         if constexpr (kDynamic) wait_for_previous_kernel();
         const bool leader = elect_one();
@@ -83,7 +86,7 @@ struct ForwardProducer : ForwardEpilogue<Kernel, kInstance> {
 #pragma unroll 1
             while (found) {
                 ahead.wait_empty();
-                __syncwarp();  // all have seen it, before it can be taken and be empty for the second time
+                __syncwarp();  // all lanes have seen this phase before the slot can be filled, taken and empty again
                 WorkTile& work_tile = common.work_tiles[slot];
                 found = find_work_tile(rounds, leader, work_tile);
                 if (leader) {
@@ -96,19 +99,20 @@ struct ForwardProducer : ForwardEpilogue<Kernel, kInstance> {
                 slot = following(slot);
                 first = false;
             }
-            if (leader) allow_next_kernel();  // said again after what is done again, it is nothing
+            if (leader) allow_next_kernel();  // the second call, after recomputation, has no effect
         } while (start_recompute(rounds));
     }
+    // Waits for the next work tile. False: the end mark.
     __device__ __forceinline__ bool take_work_tile(Producer& p) const {
         p.ahead.wait_full();
-        __syncwarp();  // all have seen it, before it can be full for the second time
+        __syncwarp();  // all lanes have seen this phase before it can be full again
         if (p.leader) p.ahead.empty().arrive();
         p.ahead.advance();
         const WorkTile& work_tile = common.work_tiles[p.slot];
         return work_tile.keys.begin != work_tile.keys.end;
     }
 
-    // The work_tile without keys, and that no tile of V is to be mended any more.
+    // Announces the end mark to the consumers, and to the zero-fill warp that no further request comes.
     __device__ __forceinline__ void hand_over_end(Producer& p) const {
         if (p.leader) {
             if constexpr (kDynamic) request_zero_fill(p, -1).arrive();
@@ -122,7 +126,7 @@ struct ForwardProducer : ForwardEpilogue<Kernel, kInstance> {
         p.slot = following(p.slot);
     }
 
-    // Tells the others of an work_tile, and copies what it needs.
+    // Announces a work tile to the consumers, and loads its tiles.
     __device__ __forceinline__ void hand_over(Producer& p) const {
         if constexpr (kBlockMask) {
             hand_over_found(p);
@@ -134,7 +138,8 @@ struct ForwardProducer : ForwardEpilogue<Kernel, kInstance> {
         }
         done_with(p);
     }
-    // The whole warp looks for the next tile. An work_tile of which all are left out has one behind its keys.
+    // With a block mask: the whole warp searches for the next tile. A work tile without a visible block gets the tile after its
+    // keys, which is masked entirely.
     __device__ __forceinline__ void hand_over_found(Producer& p) const {
         const WorkTile& work_tile = common.work_tiles[p.slot];
         auto walk = walk_of(work_tile);
@@ -144,7 +149,7 @@ struct ForwardProducer : ForwardEpilogue<Kernel, kInstance> {
         do {
             next = walk.next();
             if (found < 0 && next < 0) found = (work_tile.keys.length_k + kBlockN - 1) / kBlockN;
-            // A tile is asked for when it is known whether another one follows.
+            // A tile is loaded when it is known whether another one follows, because its TileWord says so.
             if (p.leader && found >= 0) {
                 load_tile(p, work_tile, TileWord::of(found, next < 0), first);
                 first = false;
@@ -164,12 +169,12 @@ struct ForwardProducer : ForwardEpilogue<Kernel, kInstance> {
         }
     }
 
-    // The tile whose K was asked for last, or (2) the one before.
+    // The tile whose K was loaded last (1), or the one before it (2).
     __device__ __forceinline__ int loaded_tile(const Producer& p, int back) const {
         return common.dynamic.tiles[(p.k.stage + kStages - back) % kStages].tile();
     }
 
-    // Also tells the others of the work_tile.
+    // Also announces the work tile: the consumers wait for Q.
     __device__ __forceinline__ void load_q(const Producer& p, const WorkTile& work_tile, bool has_keys) const {
         for (int group = 0; group < kGroups; ++group) {
             PipelineState<kQStages> q = p.q;
@@ -186,13 +191,13 @@ struct ForwardProducer : ForwardEpilogue<Kernel, kInstance> {
         }
     }
 
-    // Into the L2 cache: its place in shared memory may not be free before the present work_tile is nearly done.
+    // Into L2: the stage of Q in shared memory may not be free before the current work tile is nearly done.
     __device__ __forceinline__ void prefetch_q(const WorkTile& work_tile) const {
         for (int group = 0; group < kGroups; ++group)
             QTile::prefetch(maps.q, start_of(work_tile) + work_tile.keys.first_row + group * kGroupRows, work_tile.work.head,
                             work_tile.work.batch);
     }
-    // The tile that is loaded first.
+    // K and V of the tile that is loaded first, into L2.
     __device__ __forceinline__ void prefetch_keys(const WorkTile& work_tile) const {
         const int row = key_row(work_tile, work_tile.keys.end - 1);
         KTile::prefetch(maps.k, row, work_tile.kv_head, work_tile.work.batch);
@@ -206,7 +211,7 @@ struct ForwardProducer : ForwardEpilogue<Kernel, kInstance> {
                     work_tile.work.batch);
         p.k.advance();
     }
-    // For the product before the first one.
+    // A stage of V without data, for the product that the consumers issue before their first tile (begin_with_none).
     __device__ __forceinline__ void hand_over_no_values(Producer& p) const {
         p.v.wait_empty();
         p.v.full().arrive();
@@ -228,8 +233,9 @@ struct ForwardProducer : ForwardEpilogue<Kernel, kInstance> {
         return (kDynamic ? work_tile.first_key : 0) + tile * kBlockN;
     }
 
-    // What a tile of V has of others is multiplied by 0; but that is NaN where they have NaN. So another warp waits for the tile and writes zeros over it
-    // before it is handed over. (Of K nothing is done: scores beyond the end are hidden.)
+    // Rows of V beyond the sequence are multiplied by 0, which gives NaN where they hold NaN or infinity. So the zero-fill
+    // warp waits for such a tile, zeroes the rows and only then marks the stage full. K needs nothing: scores beyond the end are
+    // masked. Returns the barrier on which the load must complete.
     __device__ __forceinline__ MBarrier request_zero_fill(Producer& p, int count) const {
         ZeroFill& zero_fill = common.dynamic.zero_fill;
         MBarrier{shared_address(zero_fill.barriers.empty)}.wait(zero_fill.phase ^ 1);
@@ -237,6 +243,7 @@ struct ForwardProducer : ForwardEpilogue<Kernel, kInstance> {
         zero_fill.stage = p.v.stage, zero_fill.count = count;
         return {shared_address(zero_fill.barriers.full)};
     }
+    // The zero-fill warp.
     __device__ __forceinline__ void zero_fill_values() const {
         PipelineState<1> zero_fill(common.dynamic.zero_fill.barriers);
         ScheduleCursor rounds{};
@@ -245,7 +252,7 @@ struct ForwardProducer : ForwardEpilogue<Kernel, kInstance> {
             while (true) {
                 zero_fill.wait_full();
                 const volatile ZeroFill& there = common.dynamic.zero_fill;
-                const bool first = threadIdx.x % 32 == 0;  // it alone reads what it then gives back
+                const bool first = threadIdx.x % 32 == 0;  // only the lane that releases the request reads it
                 const int stage = __shfl_sync(0xffffffffu, first ? there.stage : 0, 0),
                           count = __shfl_sync(0xffffffffu, first ? there.count : 0, 0);
                 if (count >= 0) write_zeros(v_smem + stage * VTile::kBytes, count);

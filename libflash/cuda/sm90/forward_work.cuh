@@ -1,5 +1,5 @@
-// The work of a thread block of the forward kernel for sm_90a: its tiles of query rows one after the other, what its roles know of them, and where things
-// lie in shared memory.
+// The work of a thread block of the sm_90a forward kernel: its work tiles, what the warps know of each (WorkTile), and the shared
+// memory layout (Common).
 #pragma once
 
 #include "cuda/attention/key_range.cuh"
@@ -22,8 +22,8 @@ namespace libflash::cuda::sm90 {
 
 struct ForwardMaps {
     CUtensorMap q, k, v, out;
-    bool all_see_keys;    // no row is without, as far as the host knows
-    bool keys_end_early;  // behind an work_tile's keys there are others, or what nobody has written
+    bool all_see_keys;    // the host knows that every query row sees a key
+    bool keys_end_early;  // rows after the keys of a sequence may belong to others or hold anything
 };
 
 template <class Kernel, ForwardInstance kInstance>
@@ -32,14 +32,14 @@ struct ForwardWork {
     using T = std::conditional_t<config.dtype == KernelType::f16_, __half, __nv_bfloat16>;
     static constexpr int kHeadDim = config.head_dim, kHeadDimV = config.head_dim_v;
     static constexpr bool kGeneral = kInstance == ForwardInstance::general, kDynamic = kInstance != ForwardInstance::plain,
-                          kBlockMask = kGeneral || kInstance == ForwardInstance::block_mask;  // from block to block
+                          kBlockMask = kGeneral || kInstance == ForwardInstance::block_mask;  // iterates over a block mask
     static constexpr int kBlockM = forward_tile_q(config, kInstance), kBlockN = forward_tile_k(config, kInstance),
                          kStages = config.stages;
     static constexpr int kGroupRows = 64, kGroups = kBlockM / kGroupRows;
     static constexpr int kThreads = (kGroups + 1) * 128;
-    static constexpr bool kFirstApart = kGroups == 3;     // the first tile has code of its own: measured, see README.md
-    static constexpr bool kSkipsWorkTiles = kFirstApart;  // needs it
-    // Looking for tiles takes registers too, where the products can spare them.
+    static constexpr bool kFirstApart = kGroups == 3;     // the first tile has code of its own (begin_first_work_tile)
+    static constexpr bool kSkipsWorkTiles = kFirstApart;  // needs kFirstApart
+    // Iteration over a block mask needs more registers in the producer warp; it gets them where the consumers can spare them.
     static constexpr bool kSpares = kBlockMask && !(kGeneral && kHeadDimV == 256);
     static constexpr int kProducerRegisters = kSpares ? 56 : (kGroups == 3 ? 32 : 40),
                          kConsumerRegisters = (kGroups == 3 ? 160 : 232) - (kSpares ? 8 : 0);
@@ -47,53 +47,56 @@ struct ForwardWork {
     using QTile = SwizzledTile<kGroupRows, kHeadDim>;
     using KTile = SwizzledTile<kBlockN, kHeadDim>;
     using VTile = SwizzledTile<kBlockN, kHeadDimV>;
-    using OutTile = SwizzledTile<16, kHeadDimV>;  // of a warp
+    using OutTile = SwizzledTile<16, kHeadDimV>;  // one per consumer warp
 
     struct Nothing {};
     struct Assignment {
         TileCoordinates work;
         int round;
         uint32_t
-            writers;  // a bit for each warp: when work_tiles are done again, only those write whose rows were overflowed, and the others' keep their bits
+            writers;  // a bit per consumer warp: whether it writes; in recomputation only warps with overflowed rows write theirs
     };
-    // Tiles of keys that a warpgroup works on, and those of them in which it sees all keys: [begin, end), [plain_begin, plain_end).
+    // The key tiles [begin, end) that a consumer warpgroup processes. Its rows see all keys of the tiles [plain_begin,
+    // plain_end); the others are edge tiles.
     struct alignas(16) GroupTiles {
         int begin, end, plain_begin, plain_end;
     };
-    // One tile of query rows.
+    // One query tile of one head.
     struct WorkTile : Assignment {
         SequenceRows q_rows;
-        int first_key;  // row of K and V
-        float* lse;     // of the first row; nullptr: not asked for
+        int first_key;  // first row of its sequence in K and V
+        float* lse;     // of the first row; nullptr: not requested
         KeyRange<kBlockM, kBlockN> keys;
-        GroupTiles of_group[kGroups];  // made from it, once for all who ask with every tile
+        GroupTiles of_group[kGroups];  // computed once from `keys`, read for every key tile
         std::conditional_t<kGeneral, ScoreRules<T>, Nothing> rules;
         int kv_head;
-        bool safe;  // the maximum of every tile
+        bool safe;  // recomputation: take the maximum of every tile
     };
-    // Where a role stands in the work of this thread block: all of it, and then what is to be done again.
+    // The position of a warp in the thread block's rounds [next, end). A round is a work tile (static schedule) or a unit
+    // (dynamic schedule). All are computed once; then (`safe`) those with overflowed rows are computed again.
     struct ScheduleCursor {
         int next, end;
         bool safe;
     };
-    static constexpr int kAhead = 1;  // work_tiles that have been found, and not yet taken
-    // A tile of V that reaches beyond its sequence, on its way: its stage, and how many of its rows are the sequence's; -1: there is none any more.
+    static constexpr int kAhead = 1;  // work tiles that the scheduler warp has found and the producer warp has not taken
+    // A request to zero rows of a tile of V that reaches beyond its sequence: its stage, and how many of its rows belong to the
+    // sequence; -1: no more requests.
     struct ZeroFill {
         PipelineBarriers<1> barriers;
-        uint32_t phase;  // the producer's
+        uint32_t phase;  // of the producer warp
         int stage, count;
     };
     struct DynamicState {
-        TileWord tiles[kStages];  // in the stages of K
-        int newest;               // of the units that were taken, see SequenceOrder
+        TileWord tiles[kStages];  // those in the stages of K
+        int newest;               // the unit that was taken last, see SequenceOrder::before()
         ZeroFill zero_fill;
     };
-    static constexpr int kMostBytes = 227 * 1024;  // of a thread block
-    static constexpr int kOwnBytes = 3 * 1024;     // for what is not a tile
+    static constexpr int kMostBytes = 227 * 1024;  // shared memory of a thread block
+    static constexpr int kOwnBytes = 3 * 1024;     // of it for Common and alignment
     static constexpr int kQBytes = kGroups * QTile::kBytes, kOutBytes = kGroups * 4 * OutTile::kBytes,
                          kLeastBytes = kQBytes + kStages * (KTile::kBytes + VTile::kBytes);
-    // What there is room for beyond the least: the results go out through shared memory, V has a third stage, and Q of the next work_tile comes before the
-    // present one is done with.
+    // Shared memory beyond the minimum is used, in this order, for: output tiles, so that TMA stores the output; a third stage of
+    // V; a second stage of Q, so that Q of the next work tile is loaded before the current one is done.
     static constexpr int kRoom = kMostBytes - kOwnBytes - kLeastBytes;
     static constexpr bool kSendsRows = kRoom >= kOutBytes;
     static constexpr int kVStages = kStages + (kStages == 2 && kRoom >= (kSendsRows ? kOutBytes : 0) + VTile::kBytes ? 1 : 0);
@@ -106,11 +109,13 @@ struct ForwardWork {
         PipelineBarriers<kQStages> q[kGroups];
         PipelineBarriers<kAhead> ahead;
         uint64_t all_done;
-        // What is to be done again: rounds from the first to the last, and in them warps, as round * 16 + warp; all, if these are more than there is room for.
+        // What must be recomputed: the rounds [begin, end), and in them the warps listed as round * 16 + warp; all warps if the
+        // list is too short.
         int recompute_begin, recompute_end;
         int recompute_count, overflowed[kMostRecomputed];
-        // From the warp that finds them to the one that copies and those that multiply, in turn. With one stage for Q, an work_tile is written when the one before
-        // it is taken, so when all have released Q of the third before it: they may still have to write the rows of the fourth.
+        // A ring of slots: the scheduler warp fills them, the producer warp and the consumers read them in the same order.
+        // With one stage of Q, work tile n is filled in after the producer warp took n-1, so after all consumers released Q
+        // of n-3. They may still have to write the rows of n-4, so that five slots are needed.
         WorkTile work_tiles[kWorkTiles];
         std::conditional_t<kDynamic, DynamicState, Nothing> dynamic;
     };
@@ -132,10 +137,11 @@ struct ForwardWork {
         out_smem = v_smem + kVStages * VTile::kBytes;
     }
 
-    // The tile of query rows that this thread block has in a round, where all is known before the launch; batch < 0: none.
+    // Static schedule: the work tile of this thread block in a round; batch < 0: none.
     __device__ __forceinline__ TileCoordinates static_work(int round) const {
         const ScheduleParams& schedule = params.schedule;
-        // One further in each round: else a thread block could have the same tile of every head, and that be a longer or shorter one than others.
+        // Rotated by one thread block per round: otherwise a thread block could get the same tile of every head, which may be
+        // longer or shorter than the rest.
         const int turn = schedule.paired ? round / 2 : round, blocks = gridDim.x;
         const int unit = turn * blocks + (static_cast<int>(blockIdx.x) + turn) % blocks;
         if (unit >= schedule.heads * schedule.tiles) return {-1, 0, 0};
@@ -156,7 +162,8 @@ struct ForwardWork {
         const int units = params.schedule.heads * params.schedule.tiles, blocks = gridDim.x;
         return {0, (units + blocks - 1) / blocks * (params.schedule.paired ? 2 : 1), false};
     }
-    // Waits for the others to have done theirs. False: there is nothing left.
+    // Waits until all warps have finished the first pass. Returns false if there is nothing to recompute, or if that has been
+    // done.
     __device__ __forceinline__ bool start_recompute(ScheduleCursor& rounds) const {
         if (rounds.safe) return false;
         const MBarrier all_done{shared_address(&common.all_done)};
@@ -166,7 +173,7 @@ struct ForwardWork {
         rounds = {*const_cast<volatile int*>(&common.recompute_begin), *const_cast<volatile int*>(&common.recompute_end), true};
         return rounds.next < rounds.end;
     }
-    // The next tile of query rows: its number, and who writes its rows. A whole warp; all have the same. False: the rounds are over.
+    // The next work tile and its writers. A whole warp calls it; all lanes get the same. False: no rounds are left.
     __device__ __forceinline__ bool next_static_work(ScheduleCursor& rounds, Assignment& turn) const {
         while (rounds.next < rounds.end) {
             turn.round = rounds.next++;
@@ -177,8 +184,8 @@ struct ForwardWork {
         }
         return false;
     }
-    // The same where work is given out; a unit stands for the round. A thread block's first two are known, so that it can begin at once. What is done
-    // again is looked for among the units that it took, from the last to the first.
+    // The same for the dynamic schedule: a round is a unit. The first two units of a thread block are fixed, so that it can begin
+    // without the counter. For recomputation the thread block goes through the units that it took, from the last to the first.
     __device__ __forceinline__ bool next_dynamic_work(ScheduleCursor& rounds, Assignment& turn) const {
         const SequenceOrder order(params);
         const bool leader = threadIdx.x % 32 == 0;
@@ -212,14 +219,14 @@ struct ForwardWork {
         return next_static_work(rounds, turn);
     }
 
-    // One thread of a warp whose rows have to be done again.
+    // One lane calls it for its warp, whose rows of this round must be recomputed.
     __device__ __forceinline__ void mark_for_recompute(int round, int warp) const {
         atomicMin(&common.recompute_begin, round);
         atomicMax(&common.recompute_end, round + 1);
         const int place = atomicAdd(&common.recompute_count, 1);
         if (place < kMostRecomputed) common.overflowed[place] = round * 16 + warp;
     }
-    // After all have noted what they overflowed: the warps that did, a bit each.
+    // After the first pass of all warps: the warps that must recompute a round, a bit each.
     __device__ __forceinline__ uint32_t warps_to_recompute(int round) const {
         const int count = *const_cast<volatile int*>(&common.recompute_count);
         if (count > kMostRecomputed) return 0xffffffffu;
@@ -249,14 +256,15 @@ struct ForwardWork {
         if constexpr (kGeneral) work_tile.rules.init(params.rare, work.batch, work.head, work_tile.q_rows.length, k_rows.length);
     }
 
-    // Key tiles that none of the group's rows sees are left out at the end, all but one: groups that have fewer keys, or no rows, do not work as long as the
-    // others. Not more than there are stages, because K is asked for before V of the tiles that are left out can be given back. In a longer work_tile a group
-    // without rows has nothing to do at all, which costs a pause between its work_tiles.
+    // Skips key tiles at the end that no row of the group sees, so that groups with fewer keys, or without rows, do not compute
+    // as long as the rest. One tile always remains. At most kStages - 1 are skipped: the group releases their stages of V only
+    // when K of its first tile has arrived, and the producer loads V of the skipped tiles before that K. In a longer work tile a
+    // group without rows gets no tile at all; this costs a pause between its work tiles.
     __device__ __forceinline__ GroupTiles tiles_of_group(const WorkTile& work_tile, int group) const {
         const auto& keys = work_tile.keys;
         const int row = keys.first_row + group * kGroupRows, diagonal = row + keys.shift,
                   rows = min(length_of(work_tile) - row, kGroupRows);
-        const int seen = rows <= 0 ? 0 : max(diagonal + rows + keys.right, 0);  // keys, by position
+        const int seen = rows <= 0 ? 0 : max(diagonal + rows + keys.right, 0);  // end of the keys that some row sees
         GroupTiles tiles{keys.begin, min((seen + kBlockN - 1) / kBlockN, keys.end)};
         tiles.end = min(max(max(tiles.end, keys.begin + 1), keys.end - (kStages - 1)), keys.end);
         if (kSkipsWorkTiles && row >= owned_of(work_tile) && keys.end - keys.begin > kStages) tiles.end = keys.begin;
@@ -265,7 +273,8 @@ struct ForwardWork {
         return tiles;
     }
 
-    // Rows of the work_tile's sequence: its first one, all of them, and those that take part. Known without it where none has lengths of its own.
+    // Rows of the sequence: the first one, the number that exist, the used length. In the plain instance they are the same for
+    // all sequences.
     __device__ __forceinline__ int start_of(const WorkTile& work_tile) const { return kDynamic ? work_tile.q_rows.start : 0; }
     __device__ __forceinline__ int owned_of(const WorkTile& work_tile) const {
         return kDynamic ? work_tile.q_rows.owned : params.q_lengths.capacity;
@@ -274,12 +283,12 @@ struct ForwardWork {
         return kDynamic ? work_tile.q_rows.length : params.q_lengths.capacity;
     }
 
-    // The key tiles of an work_tile where blocks may be left out. A whole warp.
+    // The visible key tiles of a work tile under a block mask. A whole warp calls it.
     __device__ __forceinline__ BlockMaskIterator<kBlockM, kBlockN> walk_of(const WorkTile& work_tile) const {
         return {params.block_mask, work_tile.work, work_tile.keys};
     }
 
-    // One thread, before the roles part.
+    // One thread calls it before the warps take their roles.
     __device__ __forceinline__ void prepare() {
         tma_prefetch_map(maps.q);
         tma_prefetch_map(maps.k);

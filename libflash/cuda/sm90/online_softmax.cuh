@@ -1,28 +1,30 @@
-// The softmax of a tile walk over the accumulators of a warpgroup: each thread has a share of two rows, elements i with i / 2 % 2 == r, and four
-// lanes share a row.
+// Online softmax over the score accumulators of a warpgroup. Each thread holds parts of two rows: elements i with i / 2 % 2 == r
+// belong to row r. Four lanes share a row.
 //
-// Any finite number may be subtracted from a row's scores; the maximum is merely the safe choice. It is taken in the first tile and in tiles with a
-// mask, and kept for the others: matrix instructions leave the other units so little of the register file that a comparison costs as much as
-// an exponential. A row whose sum has grown past kSumLimit is brought back to size at once, before probabilities are rounded. Only a jump by about
-// 88 (natural units) within one tile overflows; needs_maxima() says so at the end, and the work is done once more with the maximum of every tile.
+// Any finite number may be subtracted from the scores of a row; the maximum is merely the safe choice. It is computed in the
+// first tile and in edge tiles and kept for the others: wgmma leaves so little register file bandwidth that a comparison costs as
+// much as an exponential. A row whose sum exceeds kSumLimit is rescaled at once, before its probabilities are rounded. Only
+// scores that rise by about 88 (natural units) within one tile overflow; finish() reports it, and the work tile is recomputed
+// with the maximum of every tile.
 #pragma once
 
 #include "cuda/ptx/math.cuh"
 
 namespace libflash::cuda::sm90 {
 
-// Below every score, and yet finite: differences with it are never NaN.
+// Less than every score, but finite: subtracting it never gives NaN.
 constexpr float kNoScore = -3.402823466e38f;
 
 template <int kBlockN>
 struct OnlineSoftmax {
     static constexpr int kScores = kBlockN / 2;
-    static constexpr float kSumLimit = 16384.0f;  // and of a probability: `half` ends at 65504
+    static constexpr float kSumLimit = 16384.0f;  // also bounds the probabilities: the largest half is 65504
     static constexpr float kBaseLimit =
-        134217728.0f;  // 2^27: half a unit in the last place is 4, and its rounding could overflow the exponential
-    float base[2];     // what is subtracted, in base-2 units; kNoScore: no score yet
-    float sum[2];      // this lane's share
-    bool has_nothing;  // a row of this warp: it needs the maximum of the next tile
+        // 2^27: half a unit in the last place is 4 there; beyond it the rounding of the base could overflow the exponential.
+        134217728.0f;
+    float base[2];     // subtracted from the scores, in base-2 units; kNoScore: no score yet
+    float sum[2];      // of this lane's elements
+    bool has_nothing;  // a row of this warp has no score yet: take the maximum of the next tile
 
     __device__ __forceinline__ void clear() {
         base[0] = base[1] = kNoScore;
@@ -30,19 +32,21 @@ struct OnlineSoftmax {
         has_nothing = true;
     }
 
-    // Scores to probabilities. `scale` makes base-2 units of them. True: what has been summed up so far is to be multiplied by `factor`.
+    // Turns scores into probabilities. `scale` converts scores to base-2 units. Returns true if the sums of P V must be
+    // multiplied by `factor`.
     __device__ __forceinline__ bool apply(float (&s)[kScores], float scale, bool take_maximum, float (&factor)[2]) {
         const bool moved = take_maximum || has_nothing;
         factor[0] = factor[1] = 1.0f;
         if (moved) raise_to_maximum(s, scale, factor);
         exponentiate(s, scale);
         const bool past =
-            __any_sync(0xffffffffu, sum[0] > kSumLimit || sum[1] > kSumLimit);  // NaN is not: its neighbours stay as they are
+            // False for a NaN sum: a row with NaN must not change how other rows are computed.
+            __any_sync(0xffffffffu, sum[0] > kSumLimit || sum[1] > kSumLimit);
         if (past) shrink(s, factor);
         return moved || past;
     }
 
-    // Adds up a row's sums over its lanes; says whether it has overflowed on the way.
+    // Adds up the sum of row r over its lanes. Returns true if the row overflowed.
     __device__ __forceinline__ bool finish(int r) {
         sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
         sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
@@ -50,7 +54,7 @@ struct OnlineSoftmax {
     }
 
 private:
-    // A row with a NaN has no maximum: whatever it is will not change how its neighbours are done.
+    // A NaN leaves the base of its row unchanged and does not set has_nothing: it must not change how other rows are computed.
     __device__ __forceinline__ void raise_to_maximum(const float (&s)[kScores], float scale, float (&factor)[2]) {
         bool nothing = false;
 #pragma unroll
@@ -60,9 +64,9 @@ private:
             for (int i = 0; i < kScores; i += 4) largest = max_or_nan(largest, max_or_nan(s[i + 2 * r], s[i + 2 * r + 1]));
             largest = max_or_nan(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
             largest = max_or_nan(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-            const float raised = fmaxf(base[r], largest * scale);  // -infinity and NaN leave it as it was
+            const float raised = fmaxf(base[r], largest * scale);  // -infinity and NaN leave the base unchanged
             factor[r] = exp2_approx(base[r] - raised);
-            sum[r] *= sum[r] == INFINITY ? 1.0f : factor[r];  // an overflow is remembered
+            sum[r] *= sum[r] == INFINITY ? 1.0f : factor[r];  // infinity marks an overflow; inf * 0 would be NaN
             base[r] = raised;
             nothing |= raised == kNoScore && largest == largest;
         }
@@ -81,14 +85,15 @@ private:
         sum[1] += part[1][0] + part[1][1];
     }
 
-    // Rows with large sums get a higher base. The lanes of a row must agree on it, so they agree on the sum first.
+    // Raises the base of rows with large sums. The lanes of a row must use the same base, so they take the largest of their sums
+    // first.
     __device__ __forceinline__ void shrink(float (&s)[kScores], float (&factor)[2]) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             float largest = fmaxf(sum[r], __shfl_xor_sync(0xffffffffu, sum[r], 1));
             largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
             if (!(largest > kSumLimit && largest < INFINITY)) continue;
-            const float up = fminf(ceilf(__log2f(largest)), 126.0f), down = exp2_approx(-up);  // 2^-127 would be 0
+            const float up = fminf(ceilf(__log2f(largest)), 126.0f), down = exp2_approx(-up);  // 2^-127 would be flushed to 0
             base[r] += up;
             sum[r] *= down;
             factor[r] *= down;

@@ -1,11 +1,11 @@
-// Stages of shared memory that producers, mostly one, fill and several consumers empty, in turn.
+// A pipeline of shared memory stages: producers, usually one, fill the stages in turn; consumers read and release them.
 #pragma once
 
 #include "cuda/ptx/barrier.cuh"
 
 namespace libflash::cuda::sm90 {
 
-// The barriers of a ring, in shared memory.
+// The full and empty mbarriers of a pipeline, in shared memory. The arrival counts are those of consumers and producers.
 template <int kStages>
 struct PipelineBarriers {
     uint64_t full[kStages], empty[kStages];
@@ -18,7 +18,7 @@ struct PipelineBarriers {
     }
 };
 
-// Where one side of it stands.
+// The current stage and phase of one producer or consumer.
 template <int kStages>
 struct PipelineState {
     uint32_t barriers;  // address of PipelineBarriers
@@ -32,7 +32,7 @@ struct PipelineState {
     __device__ __forceinline__ MBarrier empty_of(int which) const { return {barriers + (kStages + which) * 8}; }
     __device__ __forceinline__ void wait_full() const { full().wait(phase); }
     __device__ __forceinline__ void wait_empty() const { empty().wait(phase ^ 1); }
-    // Early looks at what will be waited for.
+    // Test without waiting.
     __device__ __forceinline__ bool is_full() const { return full().has_ended_already(phase); }
     __device__ __forceinline__ bool is_empty() const { return empty().has_ended_already(phase ^ 1); }
     __device__ __forceinline__ void advance() {

@@ -1,4 +1,4 @@
-// The plans of the kernels for sm_90a, and the options that these lack. No CUDA header.
+// The plans of the sm_90a kernels, and the check of their capabilities. No CUDA header.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@ namespace libflash::cuda::sm90 {
 ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties& device);
 BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties& device);
 
-// See Architecture.
+// See Architecture::supports.
 bool supports(const KernelConfig& config, const AttentionProblem& problem, std::string* why);
 
 }  // namespace libflash::cuda::sm90

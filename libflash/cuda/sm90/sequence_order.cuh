@@ -1,7 +1,6 @@
-// Work that is given out as thread blocks come free, where it is not known before the launch how long it takes: lengths on the device, blocks left out.
-// Sequences come one after the other, the longest first, each with all tiles of all its heads; a unit is one tile, and units are numbered through.
-//
-// Who does a unit changes nothing about its result.
+// The dynamic tile scheduler, for work tiles whose length is not known at launch: lengths on the device, block masks. A unit is
+// one query tile of one head. Units are numbered sequence by sequence, the sequence with the most keys first; each has all tiles
+// of all its heads. Results do not depend on which thread block computes a unit.
 #pragma once
 
 #include "cuda/attention/params.h"
@@ -9,22 +8,23 @@
 
 namespace libflash::cuda::sm90 {
 
-// Where that stands, in the call's workspace.
+// The state of the scheduler, in the workspace.
 struct SequenceOrder {
     int32_t* base;
     int32_t batch;
 
     __device__ __forceinline__ explicit SequenceOrder(const ForwardParams& params)
         : base(params.sequence_order), batch(params.batch) {}
-    __device__ __forceinline__ int* counter() const { return base; }  // of units that have been asked for
+    __device__ __forceinline__ int* counter() const { return base; }  // units taken beyond the first two of each thread block
     __device__ __forceinline__ int& units() const { return base[1]; }
-    __device__ __forceinline__ int* sequence() const { return base + 2; }       // which one comes first, second, ...
-    __device__ __forceinline__ int* first() const { return base + 2 + batch; }  // its first unit; then the number of all
+    __device__ __forceinline__ int* sequence() const { return base + 2; }       // by position in the order: its sequence
+    __device__ __forceinline__ int* first() const { return base + 2 + batch; }  // its first unit; at the end, all units
     __device__ __forceinline__ int* before() const {
+        // For each unit: the unit that its thread block took before it, or -1.
         return base + 3 + 2 * int64_t{batch};
-    }  // of each unit, the thread block's unit before it, or -1
+    }
 
-    // The sequence that a unit is of, as a place in the order. A whole warp.
+    // The position in the order of the sequence that a unit belongs to. A whole warp calls it.
     __device__ __forceinline__ int place_of(int unit) const {
         const int lane = static_cast<int>(threadIdx.x % 32);
         int low = 0, count = batch;
@@ -38,7 +38,7 @@ struct SequenceOrder {
         return low;
     }
 
-    // `reversed`: later rows see more keys, so that they come first.
+    // `reversed`: the last tile of a head comes first, because later rows see more keys.
     template <int kTileRows>
     __device__ __forceinline__ TileCoordinates tile_of(int unit, const LengthsParams& lengths, bool reversed) const {
         const int place = place_of(unit), entry = sequence()[place];
@@ -50,8 +50,8 @@ struct SequenceOrder {
 
 constexpr int kOrderThreads = 512;
 
-// One thread block. Sorts so many sequences at a time: where there are more, no single one is much of the work. Units end where the workspace does,
-// however wrong the lengths are.
+// One thread block writes the order. It sorts kOrderThreads sequences at a time, not all together: of so many sequences none is a
+// large part of the work. Unit numbers are clamped to the size of the workspace, however wrong the lengths are.
 template <class Kernel, int kTileRows>
 __global__ void __launch_bounds__(kOrderThreads) order_kernel(const __grid_constant__ ForwardParams params) {
     __shared__ int keys[kOrderThreads], sums[kOrderThreads];
