@@ -27,14 +27,14 @@
  * sees is approximated or skipped. The matrix of scores is never stored, so memory is linear in the sequence length. Method:
  * Dao et al., "FlashAttention" (arXiv 2205.14135) and "FlashAttention-2" (arXiv 2307.08691).
  *
- * A row that sees no key has o = 0, lse = -infinity (with a sink: the sink), and zero gradients.
+ * A row that sees no key has o = 0, lse = -infinity (with a sink: lse = the sink), and zero gradients.
  *
  * NaN and infinity. In q they affect only the results of their own row; in k and v, only those of the rows that see the key.
  * Memory outside the sequences (rows past a length, the unused rest of a page, free pages) never affects a result. Exceptions:
  *   - On CUDA, and in decode on the CPU too, a NaN or infinity in v at a key that a row does not see can reach that row if the
  *     row sees another key of the same tile (at most 128 keys), but no other row.
- *   - In backward on CUDA, a NaN or infinity in q, k, v or dout can reach the gradients of all rows and keys that share a tile
- *     of at most 128 rows and 128 keys with it, but no others.
+ *   - In backward on CUDA, a NaN or infinity in q, k, v or dout can reach, besides the gradients that depend on it, those of the
+ *     rows and keys that share a tile of at most 128 rows and 128 keys with it.
  * With BFLOAT16 on processors with AVX-512-BF16, the matrix products treat subnormal numbers as zero.
  *
  * Rules for every function:

@@ -23,7 +23,7 @@ void cpu_lines(std::string& text, const cpu::Plan& plan) {
     if (plan.key_chunks > 1) line(text, "chunks", plan.key_chunks, " ranges of keys with a query gradient of their own");
 }
 
-// What is not launched has no line. The first launch of a plan has the label.
+// A kernel that is not launched (0 blocks) has no line. Only the first line has the label.
 void launch_line(std::string& text, const char* label, const char* what, const LaunchShape& shape) {
     if (shape.blocks == 0) return;
     const std::string shared = shape.shared_bytes > 0 ? text_of(", ", shape.shared_bytes, " bytes of shared memory each") : "";

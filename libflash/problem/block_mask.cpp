@@ -68,7 +68,7 @@ void check_list_contents(const BlockListPair& pair, const char* counts_name, con
     }
 }
 
-// Zero throughout: not asked for.
+// The caller left the tensor zero: not given.
 const flash_tensor_t* if_given(const flash_tensor_t& tensor) {
     return tensor.data == nullptr && tensor.dtype == FLASH_DTYPE_NONE && tensor.ndim == 0 ? nullptr : &tensor;
 }

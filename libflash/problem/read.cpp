@@ -6,10 +6,10 @@ namespace libflash {
 
 namespace {
 
-// What a view without data points at.
+// The data of views of tensors without data.
 alignas(256) unsigned char nowhere[256];
 
-// Sums of a few sizes, offsets and windows (MaskRule::kUnbounded) must not overflow.
+// Small enough that a sum of a few sizes, offsets and window widths (MaskRule::kUnbounded) does not overflow.
 constexpr int64_t kSizeLimit = int64_t{1} << 40;
 
 void check_kind(const flash_tensor_t& t, const Argument& argument) {
@@ -40,7 +40,7 @@ bool check_sizes(const flash_tensor_t& t, const Argument& argument) {
     return !empty;
 }
 
-// Of a tensor with elements; strides of dimensions of one element are not looked at. Returns the bytes from first to last.
+// For a tensor with elements. Ignores the strides of dimensions of size 1. Returns the extent in bytes.
 int64_t check_strides(const flash_tensor_t& t, const Argument& argument, unsigned role) {
     const int64_t element = element_bytes(static_cast<DType>(t.dtype));
     int64_t last = 0;
