@@ -80,13 +80,11 @@ void wrapped(std::string& text, std::string names) {
 // Appends why the other kernels of the operation are not chosen; kernels with the same reason are listed together.
 void other_lines(std::string& text, const Subject& subject, const KernelEntry& chosen) {
     std::vector<std::pair<std::string, std::string>> reasons;  // (reason, names of kernels)
-    bool after = false;
     for (int i = 0; i < kernel_count(); ++i) {
         const KernelEntry& kernel = kernel_entry(i);
-        if (&kernel == &chosen) after = true;
         if (kernel.operation != subject.operation || &kernel == &chosen) continue;
         std::string why;
-        if (accepts(kernel, subject, &why)) why = after ? "would do, comes later in order of preference" : "would do";
+        if (accepts(kernel, subject, &why)) why = "accepts the call too, but comes later in the order of preference";
         size_t at = 0;
         while (at < reasons.size() && reasons[at].first != why) ++at;
         if (at == reasons.size()) reasons.emplace_back(why, "");

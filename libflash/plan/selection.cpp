@@ -45,11 +45,12 @@ bool fits_cuda_tile(const KernelEntry& kernel, const Subject& subject, std::stri
                                                                                       : DType::f32);
     if (!same_type) return why && decline(why, text_of("dtype: the kernel is for ", kernel.dtype, " (", subject.dtype, ")"));
     if (subject.head_dim > kernel.head_dim) {
-        return why && decline(why, text_of("head_dim: must be at most ", kernel.head_dim, " for it (", subject.head_dim, ")"));
+        return why &&
+               decline(why, text_of("head_dim: must be at most ", kernel.head_dim, " for this kernel (", subject.head_dim, ")"));
     }
     if (subject.head_dim_v > kernel.head_dim_v) {
-        return why &&
-               decline(why, text_of("head_dim_v: must be at most ", kernel.head_dim_v, " for it (", subject.head_dim_v, ")"));
+        return why && decline(why, text_of("head_dim_v: must be at most ", kernel.head_dim_v, " for this kernel (",
+                                           subject.head_dim_v, ")"));
     }
     return true;
 }
@@ -69,7 +70,8 @@ bool accepts_cuda(const KernelEntry& kernel, const Subject& subject, std::string
     const int needed = kernel.cuda->architecture->shared_bytes(kernel.cuda->config),
               there = cuda::device_properties(subject.device.id).shared_memory_bytes;
     if (needed > there) {
-        return why && decline(why, text_of("device: its thread blocks take ", needed, " bytes of shared memory (", there, ")"));
+        return why &&
+               decline(why, text_of("device: must have ", needed, " bytes of shared memory for a thread block (", there, ")"));
     }
     if (!fits_cuda_tile(kernel, subject, why)) return false;
     return !subject.attention || kernel.cuda->architecture->supports(kernel.cuda->config, *subject.attention, why);
@@ -130,7 +132,7 @@ Subject subject_of(const CompressProblem& p) { return {Operation::compress, p.de
 
 bool accepts(const KernelEntry& kernel, const Subject& subject, std::string* why) {
     if (kernel.operation != subject.operation) return why && decline(why, "operation: another one");
-    if (!asked_for(kernel, *subject.request)) return why && decline(why, "another kernel or backend was asked for");
+    if (!asked_for(kernel, *subject.request)) return why && decline(why, "another kernel or backend was requested");
     return kernel.cuda ? accepts_cuda(kernel, subject, why) : accepts_cpu(kernel, subject, why);
 }
 

@@ -16,7 +16,7 @@ void check_cache_seqlens(const DecodeProblem& p) {
                     ", capacity ", p.cache.capacity);
         }
         if (p.cached(b) + p.seqlen_new > p.cache.capacity) {
-            invalid("k_new", "its rows must fit into the cache behind cache_seqlens", "sequence ", b, ": ", p.cached(b), " + ",
+            invalid("k_new", "its rows must fit into the cache after cache_seqlens", "sequence ", b, ": ", p.cached(b), " + ",
                     p.seqlen_new, ", capacity ", p.cache.capacity);
         }
         if (p.leftpad && (p.leftpad[b] < 0 || p.leftpad[b] > p.cached(b))) {

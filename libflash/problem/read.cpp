@@ -36,7 +36,7 @@ bool check_sizes(const flash_tensor_t& t, const Argument& argument) {
             overflow |= __builtin_mul_overflow(bytes, t.shape[i], &bytes);
         }
     }
-    if (overflow) invalid(argument, "its bytes must fit into 63 bits", "shape ", Sizes{t.shape, t.ndim});
+    if (overflow) invalid(argument, "its size in bytes must be below 2^63", "shape ", Sizes{t.shape, t.ndim});
     return !empty;
 }
 
@@ -57,7 +57,7 @@ int64_t check_strides(const flash_tensor_t& t, const Argument& argument, unsigne
     }
     overflow |= __builtin_add_overflow(last, int64_t{1}, &last);
     overflow |= __builtin_mul_overflow(last, element, &last);
-    if (overflow) invalid(argument, "its strides must stay within 63 bits of bytes", "strides ", Sizes{t.stride, t.ndim});
+    if (overflow) invalid(argument, "its extent in bytes must be below 2^63", "strides ", Sizes{t.stride, t.ndim});
     if ((role & kRows) && t.ndim > 0 && t.shape[t.ndim - 1] > 1 && t.stride[t.ndim - 1] != 1) {
         invalid(argument, "the last dimension must be contiguous (stride 1)", "stride ", t.stride[t.ndim - 1]);
     }
