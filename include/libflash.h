@@ -117,8 +117,8 @@ typedef enum flash_status_t {
 /* "INVALID" for FLASH_STATUS_INVALID, and so on; "UNKNOWN" for any other value. Never NULL. */
 FLASH_API const char *flash_status_name(flash_status_t status);
 
-/* The error text of the last call on this thread; "" if that call succeeded. Never NULL. Valid until the next call of a libflash
- * function on this thread. */
+/* The error text of the last call on this thread that returned a flash_status_t; "" if it succeeded. Never NULL. Valid until the
+ * next call of a libflash function on this thread. */
 FLASH_API const char *flash_last_error(void);
 
 /* ---------------------------------------------------------------------------------------------------------------------
@@ -191,9 +191,9 @@ typedef struct flash_tensor_t {
 
 /* A block mask in compressed form; flash_block_mask_compress writes it. A block is 128 queries by 128 keys. The row lists give,
  * for each row of blocks, the columns of the blocks that are kept: forward and dq use them. The column lists give, for each
- * column, the rows: dk and dv use them. All tensors are INT32. B1 is B or 1, H1 is Hq or 1, nq = ceil(Sq / 128), nk = ceil(Sk /
- * 128). Each list is in ascending order; entries past its count are not read. A forward call needs the row lists only: the column
- * lists may then be all zero, also in flash_block_mask_compress. */
+ * column, the rows: dk and dv use them. All tensors are INT32. B1 is B or 1, H1 is Hq or 1, nq = ceil(Sq / 128) and
+ * nk = ceil(Sk / 128). Each list is in ascending order; entries past its count are not read. A forward call needs the row lists
+ * only: the column lists may then be all zero, also in flash_block_mask_compress. */
 #define FLASH_BLOCK_SIZE 128
 typedef struct flash_block_lists_t {
     flash_tensor_t row_counts;  /* (B1, H1, nq) */
@@ -276,7 +276,7 @@ typedef struct flash_attention_options_t {
  *
  * Writes out and, if not NULL, lse. Rows of a packed tensor that belong to no sequence are not written; rows of a sequence past
  * seqused_q get out = 0 and lse = -infinity.
- * Deterministic: the same inputs, options, device and build give the same bits.
+ * The result is deterministic: the same inputs, options, device and build give the same bits.
  * Only the statuses CUDA, OUT_OF_MEMORY, INTERNAL and CANCELLED can be returned after the first write. */
 FLASH_API flash_status_t flash_attention_forward(const flash_tensor_t *q, const flash_tensor_t *k, const flash_tensor_t *v,
                                                  const flash_tensor_t *out, const flash_tensor_t *lse,
@@ -489,7 +489,7 @@ FLASH_API const char *flash_cpu_isa(void);
 
 /* The number of threads that a CPU call on this thread uses if num_threads is 0. It is, in this order:
  *   - the environment variable LIBFLASH_NUM_THREADS, 1 to 4096;
- *   - the environment variable OMP_NUM_THREADS;
+ *   - the environment variable OMP_NUM_THREADS (of a list, the first number), if it is a valid number;
  *   - the number of processors that this thread may run on (its affinity mask), at most the CPU quota of the process's control
  *     group, rounded up.
  * The environment is read at the first use; an empty variable counts as not set. Returns 0 if LIBFLASH_NUM_THREADS is not such a

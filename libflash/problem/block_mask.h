@@ -6,7 +6,7 @@
 
 namespace libflash {
 
-// The size that a block mask must have, in blocks. With *_at_least, for a packed side, it is a lower bound, as in ScoreSizes.
+// The size that a block mask must have, in blocks. With *_at_least, for a packed side, it may be larger, as in ScoreSizes.
 struct BlockSizes {
     int64_t batch = 0, heads = 0;
     int64_t rows = 0, cols = 0;

@@ -9,7 +9,7 @@ namespace libflash {
 
 struct Footprint {
     uintptr_t begin = 0, end = 0;  // addresses of the first byte and one past the last
-    int ndim = 0;                  // only dimensions of more than one element count
+    int ndim = 0;                  // number of dimensions of more than one element
     int64_t size[FLASH_MAX_NDIM] = {0, 0, 0, 0};
     int64_t stride[FLASH_MAX_NDIM] = {0, 0, 0, 0};  // in bytes, in descending order
     int64_t element = 0;                            // bytes of one element

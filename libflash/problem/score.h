@@ -6,7 +6,7 @@
 
 namespace libflash {
 
-// The size that bias and mask must have. With *_at_least, for a packed side, the size is a lower bound: a bound of the lengths.
+// The size that bias and mask must have. With *_at_least, for a packed side, they may be larger: they must cover every length.
 struct ScoreSizes {
     int64_t batch = 0, heads = 0;
     int64_t rows = 0, cols = 0;
