@@ -1,19 +1,19 @@
-/* libflash: exact attention on the CPU and on NVIDIA GPUs, behind a plain C interface.
+/* libflash: exact attention on the CPU and on NVIDIA GPUs, with a plain C interface.
  *
- * This header is the manual. It is the only header that is installed, it is C99 (and C++11 and later), and it includes
- * nothing but <stddef.h> and <stdint.h>.
+ * This header is the manual. It is the only header that is installed. It is valid C99 and C++11 (and later), and it includes
+ * only <stddef.h> and <stdint.h>.
  *
  * CONTENTS
  *   1  Introduction             5  Forward                9  Block masks
- *   2  Version                  6  Backward              10  What would run: explain
+ *   2  Version                  6  Backward              10  Explain: what a call would run
  *   3  Status and error text    7  Decode (KV cache)     11  Information: kernels, devices, build
  *   4  Tensors and options      8  Merge                 12  Interrupting a CPU call
- *                                                        13  Not stable: switches for tests
+ *                                                        13  Not stable: options for tests
  *
  * ---------------------------------------------------------------------------------------------------------------------
  * 1  INTRODUCTION
  *
- * Attention of a query row i over the keys j it may see, for one head:
+ * For one head, attention of query row i over the keys j that it sees is:
  *
  *     s_ij = softmax_scale * dot(q_i, k_j)                    default softmax_scale: 1 / sqrt(head_dim)
  *     s_ij = softcap * tanh(s_ij / softcap)                   if softcap > 0
@@ -22,36 +22,40 @@
  *     p_ij = exp(s_ij - lse_i),  lse_i = log(sum_j exp(s_ij) [+ exp(learnable_sink)])
  *     o_i  = sum_j dropout(p_ij) v_j
  *
- * where Lq and Lk are the lengths of that batch entry's queries and keys, and the sums run over the visible keys only: those
- * that the causal rule, the window, `mask` and `block_mask` all let through. The result is exact: no key is approximated or
- * left out. Memory is linear in the sequence length: the matrix of scores is never stored. Method: Dao et al.,
- * "FlashAttention" (arXiv 2205.14135) and "FlashAttention-2" (arXiv 2307.08691).
+ * Lq and Lk are the numbers of queries and keys of the sequence (one entry of the batch). A row sees a key if the causal rule,
+ * the window, `mask` and `block_mask` all allow it; the sums run over these keys only. The result is exact: no key that a row
+ * sees is approximated or skipped. The matrix of scores is never stored, so memory is linear in the sequence length. Method:
+ * Dao et al., "FlashAttention" (arXiv 2205.14135) and "FlashAttention-2" (arXiv 2307.08691).
  *
- * A row that sees no key gives o = 0, lse = -infinity (or the sink), and zero gradients.
+ * A row that sees no key has o = 0, lse = -infinity (with a sink: lse = the sink), and zero gradients.
  *
- * NaN and infinities in q reach their own row only; in k and v they reach the rows that see them. What lies outside the sequences (past a
- * length, in a page's tail, in free pages) reaches nothing. One exception: on CUDA and in decode, a NaN or infinity in v at a key that a
- * row does not see may still reach that row, if the row sees another key within the same tile (at most 128 keys); never further.
- * In backward on CUDA the same holds for one in q, k, v or dout: beyond what depends on it, it may reach gradients of the rows and keys
- * that a tile of at most 128 rows and 128 keys has in common with it.
- * With BFLOAT16 on processors with AVX-512-BF16, subnormal numbers count as zero in the products.
+ * NaN and infinity. In q they affect only the results of their own row; in k and v, only those of the rows that see the key.
+ * Memory outside the sequences (rows past a length, the unused rest of a page, free pages) never affects a result. Exceptions:
+ *   - On CUDA, and in decode on the CPU too, a NaN or infinity in v at a key that a row does not see can reach that row if the
+ *     row sees another key of the same tile (at most 128 keys), but no other row.
+ *   - In backward on CUDA, a NaN or infinity in q, k, v or dout can reach, besides the gradients that depend on it, those of the
+ *     rows and keys that share a tile of at most 128 rows and 128 keys with it.
+ * With BFLOAT16 on processors with AVX-512-BF16, the matrix products treat subnormal numbers as zero.
  *
- * Rules that hold for every function:
- *   - The caller owns all memory and the stream. The library allocates no device memory, never synchronises with the device, and
- *     prints nothing. Any function may be called from any number of threads at once.
- *   - Between calls the library keeps properties of the devices that it read once, the last error text and the interrupt check of
- *     each thread, and a pool of threads for the CPU. The pool starts with the first CPU call that uses more than one thread. Its
- *     threads sleep between calls and block all signals; during a call they have the affinity and the floating-point environment of
- *     the calling thread. All calls share them: together they have no more than there are processors, or than one call asks for.
- *     After fork() the child has a pool of its own. dlclose() leaves the library loaded once there is a pool.
- *   - Where the tensors are decides the backend: host tensors run on the CPU, before the function returns; CUDA tensors run on
- *     `stream` and the function returns as soon as the work is enqueued.
- *   - Everything is checked before the first byte is written. A refused call leaves the outputs untouched, returns a status
- *     other than FLASH_STATUS_OK, and flash_last_error() then names the argument, the rule and the value.
- *   - Scratch memory comes from the caller: ask the `..._workspace_size` function, pass a block of at least that many bytes,
- *     aligned to 256. Its contents mean nothing before or after the call. One block must not serve two calls at once.
+ * Rules for every function:
+ *   - Memory. The caller owns all memory. The library allocates no device memory and prints nothing.
+ *   - Device. The tensors decide where a call runs. With host tensors it runs on the CPU and is complete when the function
+ *     returns. With CUDA tensors it runs on `stream` (a cudaStream_t; NULL is the default stream), and the function returns
+ *     when the work is enqueued. The library never synchronises with the device.
+ *   - Checks. All arguments are checked before the first byte is written. A refused call leaves the outputs untouched and
+ *     returns a status other than FLASH_STATUS_OK. flash_last_error() then names the argument, the rule and the value.
+ *   - Workspace. Scratch memory comes from the caller, on the device of the tensors. The `..._workspace_size` functions return
+ *     how many bytes a call needs. Pass at least that many, aligned to 256 bytes; if the size is 0, the workspace may be NULL.
+ *     Its contents have no meaning before or after the call. Two calls that run at the same time need two workspaces.
+ *   - Threads. Any function may be called from any number of threads at once.
+ *   - State. Between calls the library keeps: device properties, read once; for each thread the last error text and the
+ *     interrupt check; and a pool of threads for CPU calls. The first CPU call that uses more than one thread starts the pool.
+ *     All CPU calls share it. It never has more threads than the machine has processors, or than one call asks for if that is
+ *     more. Its threads sleep between calls and block all signals. During a call they have the affinity and the floating-point
+ *     environment of the calling thread. After fork() the child starts its own pool. Once the pool exists, dlclose() does not
+ *     unload the library.
  *
- * A first call, all defaults (q, k, v and out are (batch, seqlen, heads, head_dim)):
+ * A first call with all defaults; q, k, v and out are (batch, seqlen, heads, head_dim) in host memory:
  *
  *     flash_tensor_t q = ..., k = ..., v = ..., out = ...;
  *     size_t bytes = 0;
@@ -81,51 +85,55 @@ extern "C" {
 /* ---------------------------------------------------------------------------------------------------------------------
  * 2  VERSION
  *
- * Semantic versioning. While the major version is 0, a new minor version may change the interface, so the shared object's name
- * has both numbers: its SONAME is libflash.so.0.1. Later it has the major version alone. Option and info structs grow at their
- * end; `struct_size` tells the library which fields a caller knows. */
+ * Semantic versioning. While the major version is 0, a minor version may change the interface, so the SONAME contains both
+ * numbers: libflash.so.0.1. From version 1 on it contains the major version only. New versions add fields at the end of option
+ * and info structs; `struct_size` tells the library which fields the caller has. */
 #define FLASH_VERSION_MAJOR 0
 #define FLASH_VERSION_MINOR 1
 #define FLASH_VERSION_PATCH 0
 #define FLASH_VERSION (FLASH_VERSION_MAJOR * 10000 + FLASH_VERSION_MINOR * 100 + FLASH_VERSION_PATCH)
 
-/* The version of the library that is loaded, as FLASH_VERSION is composed. Compare with FLASH_VERSION of this header. */
+/* The version of the loaded library, encoded like FLASH_VERSION, which is the version of this header. */
 FLASH_API int32_t flash_version(void);
 
-/* The same as text, "0.1.0". Valid as long as the library is loaded. */
+/* The version of the loaded library as text, "0.1.0". Valid as long as the library is loaded. */
 FLASH_API const char *flash_version_string(void);
 
 /* ---------------------------------------------------------------------------------------------------------------------
  * 3  STATUS AND ERROR TEXT */
 typedef enum flash_status_t {
     FLASH_STATUS_OK = 0,
-    FLASH_STATUS_INVALID = 1,       /* the call is wrong whatever the machine: a shape, a stride, a value, a missing tensor */
-    FLASH_STATUS_UNSUPPORTED = 2,   /* the call is right, but no kernel in this build serves it here */
-    FLASH_STATUS_VERSION = 3,       /* `struct_size` is of no known version, or a field this library does not know is set */
-    FLASH_STATUS_WORKSPACE = 4,     /* the workspace is missing, too small or misaligned; the text gives the size needed */
+    FLASH_STATUS_INVALID = 1,       /* the call is wrong on every machine: a shape, a stride, a value, a missing tensor */
+    FLASH_STATUS_UNSUPPORTED = 2,   /* the call is correct, but no kernel of this build supports it on this machine */
+    FLASH_STATUS_VERSION = 3,       /* `struct_size` fits no version, or a field is set that this library does not know */
+    FLASH_STATUS_WORKSPACE = 4,     /* the workspace is missing, too small or misaligned; the error text has the size needed */
     FLASH_STATUS_NO_DEVICE = 5,     /* CUDA tensors, but no usable GPU, no driver, or a driver that is too old */
-    FLASH_STATUS_CUDA = 6,          /* the CUDA runtime reported an error, also one left over from earlier work */
-    FLASH_STATUS_OUT_OF_MEMORY = 7, /* host memory or a thread could not be had */
+    FLASH_STATUS_CUDA = 6,          /* the CUDA runtime reported an error, possibly one of earlier work */
+    FLASH_STATUS_OUT_OF_MEMORY = 7, /* host memory could not be allocated, or a thread could not be started */
     FLASH_STATUS_INTERNAL = 8,      /* a defect of the library */
-    FLASH_STATUS_CANCELLED = 9      /* the interrupt check ended the call (section 12); what it was to write is undefined */
+    FLASH_STATUS_CANCELLED = 9      /* the interrupt check ended the call (section 12); its outputs are undefined */
 } flash_status_t;
 
-/* "INVALID" for FLASH_STATUS_INVALID, and so on; "UNKNOWN" for a value that is no status. Never NULL. */
+/* "INVALID" for FLASH_STATUS_INVALID, and so on; "UNKNOWN" for any other value. Never NULL. */
 FLASH_API const char *flash_status_name(flash_status_t status);
 
-/* What the last failing call of this thread had to say; "" if its last call succeeded. Never NULL; valid until the next call
- * of a libflash function on this thread. */
+/* The error text of the last call on this thread that returned a flash_status_t; "" if it succeeded. Never NULL. Valid until the
+ * next call of a libflash function on this thread. */
 FLASH_API const char *flash_last_error(void);
 
 /* ---------------------------------------------------------------------------------------------------------------------
  * 4  TENSORS AND OPTIONS
  *
- * A tensor is a borrowed view. Strides count elements, not bytes, and may be anything that is not negative, as long as the
- * last dimension is contiguous (stride 1) for q, k, v, out, dout, dq, dk, dv, the caches, what is appended to them, and the
- * rotary tables; inputs may repeat (stride 0). So (batch, heads, seqlen, head_dim) memory is passed by naming the axes in the
- * order this header asks for, with its strides. Vectors of lengths are contiguous. Each size is below 2^40. Strides of dimensions
- * of size 0 or 1 are not looked at. Data must be aligned to its element size. `data` may be NULL when the tensor has no elements.
- * Outputs must not overlap inputs, each other or themselves; slices of one buffer (dq, dk, dv in a packed tensor) do not. */
+ * A flash_tensor_t is a view; the caller owns the data.
+ *   - Strides count elements, not bytes. They may have any value that is not negative. Inputs may repeat (stride 0). Strides of
+ *     dimensions of size 0 or 1 are ignored. (batch, heads, seqlen, head_dim) memory is therefore passed by giving shape and
+ *     strides in the order that this header states.
+ *   - The last dimension must be contiguous (stride 1) in q, k, v, out, dout, dq, dk, dv, the caches, k_new, v_new and the rotary
+ *     tables. Vectors of lengths must be contiguous.
+ *   - Each size is less than 2^40. Data must be aligned to the size of its elements. `data` may be NULL if the tensor has no
+ *     elements.
+ *   - An output must not overlap an input, another output or itself. Slices of one buffer (dq, dk and dv of one packed tensor)
+ *     do not overlap. */
 typedef enum flash_dtype_t {
     FLASH_DTYPE_NONE = 0,
     FLASH_DTYPE_FLOAT16 = 1,
@@ -133,7 +141,7 @@ typedef enum flash_dtype_t {
     FLASH_DTYPE_FLOAT32 = 3,
     FLASH_DTYPE_FLOAT64 = 4, /* CPU only */
     FLASH_DTYPE_INT32 = 5,
-    FLASH_DTYPE_BOOL = 6, /* one byte, 0 is false, anything else true */
+    FLASH_DTYPE_BOOL = 6, /* one byte; 0 is false, any other value is true */
     FLASH_DTYPE_INT64 = 7 /* rng_state only */
 } flash_dtype_t;
 
@@ -154,7 +162,8 @@ typedef struct flash_tensor_t {
     int64_t stride[FLASH_MAX_NDIM]; /* in elements */
 } flash_tensor_t;
 
-/* Shapes, with B = batch, Sq and Sk = seqlen, Hq and Hk = heads, D = head_dim, Dv = head_dim_v:
+/* Shapes. B = batch, Sq and Sk = seqlen of queries and keys, Hq and Hk = heads of queries and keys, D = head_dim,
+ * Dv = head_dim_v:
  *
  *              dense               packed (`cu_seqlens_q` / `cu_seqlens_k` given)
  *     q        (B, Sq, Hq, D)      (total_q, Hq, D)
@@ -163,113 +172,119 @@ typedef struct flash_tensor_t {
  *     out      (B, Sq, Hq, Dv)     (total_q, Hq, Dv)
  *     lse      (B, Hq, Sq)         (Hq, total_q)
  *
- * Hq must be a multiple of Hk; query head h reads key head h / (Hq / Hk). q, k, v, out and the gradients share one of the types
- * FLOAT16, BFLOAT16, FLOAT32 and FLOAT64. D and Dv are 1 to 512 on the CPU and 1 to 256 on CUDA. lse and dlse are FLOAT32 (FLOAT64
- * with FLOAT64 tensors), natural logarithm. Sums and the softmax are computed in FLOAT32 (FLOAT64 with FLOAT64 tensors).
- * The query and the key side are dense or packed independently of each other.
+ * The query side and the key side may be dense or packed independently. Hq must be a multiple of Hk; query head h uses key head
+ * h / (Hq / Hk). D and Dv are 1 to 512 on the CPU and 1 to 256 on CUDA.
+ * Types: q, k, v, out and the gradients have one type: FLOAT16, BFLOAT16, FLOAT32 or FLOAT64 (CPU only). lse and dlse are FLOAT32
+ * (FLOAT64 with FLOAT64 tensors); lse is a natural logarithm. Sums and the softmax are computed in FLOAT32 (FLOAT64 with FLOAT64
+ * tensors).
  *
- * Flags. An unknown bit is refused. */
+ * Flags. An unknown bit is refused, and so is a bit that the operation does not have. Forward and backward: all but
+ * ROTARY_INTERLEAVED. Decode: CAUSAL, WINDOW, SCALE, ROTARY_INTERLEAVED. */
 #define FLASH_FLAG_CAUSAL 0x1u        /* query i sees key j only if j <= i + shift; shift = Lk - Lq (bottom-right aligned) */
-#define FLASH_FLAG_TOP_LEFT 0x2u      /* align the causal rule and the window top-left instead: shift = 0 */
+#define FLASH_FLAG_TOP_LEFT 0x2u      /* the causal rule and the window are aligned top-left: shift = 0 */
 #define FLASH_FLAG_WINDOW 0x4u        /* use window_left and window_right: i + shift - left <= j <= i + shift + right */
-#define FLASH_FLAG_SCALE 0x8u         /* use softmax_scale; without it the default 1 / sqrt(D) */
-#define FLASH_FLAG_DETERMINISTIC 0x10u /* backward: the same bits in every run. On CUDA dq is else a sum in any order; with the flag it takes
-                                        * less workspace and some 1.4 times as long. UNSUPPORTED where it cannot be had */
+#define FLASH_FLAG_SCALE 0x8u         /* use softmax_scale; without the flag the scale is 1 / sqrt(D) */
+#define FLASH_FLAG_DETERMINISTIC 0x10u /* backward: the same bits in every run. On CUDA, dq is otherwise summed in an order that
+                                        * varies; the flag makes backward slower (about 1.4 times) and its workspace smaller.
+                                        * UNSUPPORTED where no kernel can do it */
 #define FLASH_FLAG_ROTARY_INTERLEAVED 0x20u /* decode: rotary pairs are (0,1), (2,3), ...; without it (0, r/2), (1, r/2+1), ... */
 
-/* The two compressed forms of a block mask, as flash_block_mask_compress writes them: for each row of blocks which columns are
- * kept (the forward and the query gradient read this one), and for each column which rows (the key and value gradients).
- * B1 is B or 1, H1 is Hq or 1, nq = ceil(Sq / 128), nk = ceil(Sk / 128). All INT32. Entries past a count are not read. A forward
- * call needs the row lists alone: the others may be left zero, there and in flash_block_mask_compress. */
+/* A block mask in compressed form; flash_block_mask_compress writes it. A block is 128 queries by 128 keys. The row lists give,
+ * for each row of blocks, the columns of the blocks that are kept: forward and dq use them. The column lists give, for each
+ * column, the rows: dk and dv use them. All tensors are INT32. B1 is B or 1, H1 is Hq or 1, nq = ceil(Sq / 128) and
+ * nk = ceil(Sk / 128). Each list is in ascending order; entries past its count are not read. A forward call needs the row lists
+ * only: the column lists may then be all zero, also in flash_block_mask_compress. */
 #define FLASH_BLOCK_SIZE 128
 typedef struct flash_block_lists_t {
     flash_tensor_t row_counts;  /* (B1, H1, nq) */
-    flash_tensor_t row_indices; /* (B1, H1, nq, nk), each row ascending */
+    flash_tensor_t row_indices; /* (B1, H1, nq, nk) */
     flash_tensor_t col_counts;  /* (B1, H1, nk) */
-    flash_tensor_t col_indices; /* (B1, H1, nk, nq), each row ascending */
+    flash_tensor_t col_indices; /* (B1, H1, nk, nq) */
 } flash_block_lists_t;
 
-/* What the FLASH_..._INIT below expand to: a struct of zeros with its struct_size set, without a warning in either language. */
+/* Initialises a struct to zeros with struct_size set, in C and in C++. Use the macros FLASH_..._INIT below, not this one. */
 #ifdef __cplusplus
 #define FLASH_INIT_(type) [] { type flash_init_ = {}; flash_init_.struct_size = sizeof(type); return flash_init_; }()
 #else
 #define FLASH_INIT_(type) {.struct_size = sizeof(type)}
 #endif
 
-/* The largest num_threads of any options. */
+/* The largest value of num_threads. */
 #define FLASH_MAX_THREADS 4096
 
-/* Options of forward and backward. Set everything to zero, then struct_size; zero or NULL means "not used" everywhere.
- * FLASH_ATTENTION_OPTIONS_INIT does both. Passing NULL for the options means all defaults. */
+/* Options of forward and backward. NULL for the options means all defaults. Otherwise start from FLASH_ATTENTION_OPTIONS_INIT, or
+ * set all bytes to 0 and then struct_size. A field that is 0 or NULL is not used or has its default. */
 typedef struct flash_attention_options_t {
     uint32_t struct_size;   /* sizeof(flash_attention_options_t) */
     uint32_t flags;         /* FLASH_FLAG_... */
     double softmax_scale;   /* with FLASH_FLAG_SCALE, else 0; any finite value, negative and zero included */
     double softcap;         /* 0: off; otherwise positive and finite */
     double dropout_p;       /* probability of dropping an entry of P; 0 <= p < 1 */
-    uint64_t seed;          /* of the dropout mask, which depends on (seed, offset, batch, head, row, column) alone: */
-    uint64_t offset;        /*   the same in forward and backward, on every backend, in any tiling; see below. Or rng_state */
-    int64_t window_left;    /* with FLASH_FLAG_WINDOW: keys to the left that are visible; -1: all. Inclusive of the diagonal. */
-                            /*   Without the flag 0 or -1 */
-    int64_t window_right;   /* the same to the right; FLASH_FLAG_CAUSAL makes it 0 */
-    int64_t max_seqlen_q;   /* packed: an upper bound of the lengths, if known; 0: not known. Never needed */
+    uint64_t seed;          /* seed and offset of the dropout mask, which depends only on (seed, offset, batch, head, row, */
+    uint64_t offset;        /*   column) and is the same in forward and backward and on every backend. See below, and rng_state */
+    int64_t window_left;    /* with FLASH_FLAG_WINDOW: how many keys before the diagonal are visible; -1: all. */
+                            /*   Without the flag: 0 or -1 */
+    int64_t window_right;   /* the same after the diagonal; with FLASH_FLAG_CAUSAL it counts as 0 */
+    int64_t max_seqlen_q;   /* packed: upper bound of the sequence lengths; 0: not known. Optional */
     int64_t max_seqlen_k;
-    int64_t num_splits;     /* forward: into how many ranges the keys of a row are split, up to 1024; 0: the library chooses, */
-                            /*   1: none */
+    int64_t num_splits;     /* forward: the number of ranges into which the keys are split, 1 to 1024; 1: no split; */
+                            /*   0: the library chooses */
 
     const flash_tensor_t *cu_seqlens_q; /* INT32 (B + 1): sequence b is rows cu[b] to cu[b + 1] - 1 of the packed tensor */
     const flash_tensor_t *cu_seqlens_k;
-    const flash_tensor_t *seqused_q;    /* INT32 (B): only the first so many rows of each sequence exist; out is 0 past them */
+    const flash_tensor_t *seqused_q;    /* INT32 (B): only the first seqused_q[b] rows of sequence b exist; out is 0 past them */
     const flash_tensor_t *seqused_k;
 
-    const flash_tensor_t *alibi_slopes;   /* (Hq) or (B, Hq); FLOAT32, or the type of q */
-    const flash_tensor_t *bias;           /* up to 4 dimensions, aligned to the right with (B, Hq, Sq, Sk); each of them full */
-                                          /*   size or 1 (repeated); FLOAT32, or the type of q. Packed: Sq, Sk are the      */
-                                          /*   largest lengths, or more; row and column count inside the sequence           */
-    const flash_tensor_t *mask;           /* BOOL, shapes as bias; true keeps the key */
-    const flash_tensor_t *learnable_sink; /* (Hq): one more logit in each row's softmax, without a value; FLOAT32 or q's type */
-    const flash_tensor_t *block_mask;     /* BOOL (B or 1, Hq or 1, ceil(Sq / 128), ceil(Sk / 128)): true keeps the block */
-    const flash_block_lists_t *block_lists; /* the same, compressed; give one of the two */
+    const flash_tensor_t *alibi_slopes;   /* (Hq) or (B, Hq); FLOAT32 or the type of q */
+    const flash_tensor_t *bias;           /* (B, Hq, Sq, Sk); a size may be 1 (repeated), leading dimensions may be missing; */
+                                          /*   FLOAT32 or the type of q. Packed: Sq and Sk are at least the largest lengths; */
+                                          /*   row and column count from the start of each sequence */
+    const flash_tensor_t *mask;           /* BOOL, shaped like bias; a query sees a key only where it is true */
+    const flash_tensor_t *learnable_sink; /* (Hq): one more score in each row's softmax, without a value; type as alibi_slopes */
+    const flash_tensor_t *block_mask;     /* BOOL (B or 1, Hq or 1, ceil(Sq / 128), ceil(Sk / 128)): true keeps the block; */
+                                          /*   packed: as for bias */
+    const flash_block_lists_t *block_lists; /* a block mask in compressed form; not together with block_mask */
 
     /* Backward only; must be NULL in a forward call. */
-    const flash_tensor_t *dlse;  /* gradient with respect to lse, shape and type of lse */
-    const flash_tensor_t *dbias; /* output, shape and type of bias: summed over the repeated dimensions */
-    const flash_tensor_t *dsink; /* output, shape and type of learnable_sink */
+    const flash_tensor_t *dlse;  /* input: gradient of the loss with respect to lse; shape and type of lse */
+    const flash_tensor_t *dbias; /* output: shape and type of bias; summed over the repeated dimensions */
+    const flash_tensor_t *dsink; /* output: shape and type of learnable_sink */
 
-    const char *backend;  /* NULL, "cpu", "sm80" or "sm90": refuse every kernel of another backend */
-    const char *kernel;   /* NULL, or the name of a kernel (flash_kernel_info): run this one or refuse, never another */
-    int32_t num_threads;  /* CPU, up to FLASH_MAX_THREADS; 0: what flash_cpu_threads() says. Results do not depend on it */
-    int32_t tile_q;       /* see section 13; 0 */
-    int32_t tile_k;       /* see section 13; 0 */
+    const char *backend;  /* NULL, "cpu", "sm80" or "sm90": use only kernels of this backend, and of "any" on CUDA */
+    const char *kernel;   /* NULL, or the name of a kernel (flash_kernel_info): use this kernel or refuse the call */
+    int32_t num_threads;  /* CPU: 1 to FLASH_MAX_THREADS; 0: flash_cpu_threads(). Results do not depend on it */
+    int32_t tile_q;       /* 0; see section 13 */
+    int32_t tile_k;       /* 0; see section 13 */
     int32_t reserved;     /* 0 */
 
-    /* INT64 (2,), contiguous, on the device of q: seed and offset of the dropout mask, each the 64 bits of an unsigned number; `seed` and
-     * `offset` must then be 0. On CUDA the kernels read it when they run, so that a captured graph takes what it holds at each replay;
-     * on the CPU the call reads it. */
+    /* INT64 (2,), contiguous, on the device of q: {seed, offset} of the dropout mask, the bits of two unsigned 64-bit numbers.
+     * The fields `seed` and `offset` must then be 0. On CUDA the kernels read it when they run, so each replay of a captured
+     * CUDA graph uses its current contents; on the CPU the call reads it. */
     const flash_tensor_t *rng_state;
 } flash_attention_options_t;
 
 #define FLASH_ATTENTION_OPTIONS_INIT FLASH_INIT_(flash_attention_options_t)
 
-/* The dropout mask. Philox4x32-10 (Salmon et al., SC 2011) with key (seed mod 2^32, seed / 2^32) and counter
- * (column / 4, row, (batch * Hq + head) mod 2^32, offset mod 2^32 xor (offset / 2^32 * 0x9E3779B9 mod 2^32)) gives four words; word
- * column mod 4 belongs to that column. An entry is kept if its word >= floor(dropout_p * 2^32), and kept entries are multiplied by
- * 1 / (1 - dropout_p). Row and column count inside the sequence; in packed tensors `batch` is the number of the sequence. lse is that
- * of the undropped row. */
+/* The dropout mask. Philox4x32-10 (Salmon et al., SC 2011) with key (seed mod 2^32, seed / 2^32) and counter (column / 4, row,
+ * (batch * Hq + head) mod 2^32, offset mod 2^32 xor (offset / 2^32 * 0x9E3779B9 mod 2^32)) gives four words. Word number (column
+ * mod 4) belongs to the column. An entry of P is kept if its word >= floor(dropout_p * 2^32); kept entries are multiplied by
+ * 1 / (1 - dropout_p). `row` and `column` count from the start of the sequence; in packed tensors `batch` is the number of the
+ * sequence. Dropout does not change lse. */
 
 /* ---------------------------------------------------------------------------------------------------------------------
  * 5  FORWARD
  *
  * Writes out and, if not NULL, lse. Rows of a packed tensor that belong to no sequence are not written; rows of a sequence past
  * seqused_q get out = 0 and lse = -infinity.
- * Deterministic: the same inputs, options, device and build give the same bits. Every status but CUDA, OUT_OF_MEMORY, INTERNAL and
- * CANCELLED comes before the first write. */
+ * The result is deterministic: the same inputs, options, device and build give the same bits.
+ * Only the statuses CUDA, OUT_OF_MEMORY, INTERNAL and CANCELLED can be returned after the first write. */
 FLASH_API flash_status_t flash_attention_forward(const flash_tensor_t *q, const flash_tensor_t *k, const flash_tensor_t *v,
                                                  const flash_tensor_t *out, const flash_tensor_t *lse,
                                                  const flash_attention_options_t *options, void *workspace,
                                                  size_t workspace_bytes, void *stream);
 
-/* Bytes of workspace for that very call. Reads no tensor data; `data` pointers may be NULL. */
+/* Writes to `bytes` the size of the workspace that the call with these arguments needs. Reads no tensor data: the `data` pointers
+ * may be NULL. The same holds for the other ..._workspace_size functions. */
 FLASH_API flash_status_t flash_attention_forward_workspace_size(const flash_tensor_t *q, const flash_tensor_t *k,
                                                                 const flash_tensor_t *v, const flash_tensor_t *out,
                                                                 const flash_tensor_t *lse,
@@ -278,10 +293,11 @@ FLASH_API flash_status_t flash_attention_forward_workspace_size(const flash_tens
 /* ---------------------------------------------------------------------------------------------------------------------
  * 6  BACKWARD
  *
- * From dout = d loss / d out (and options->dlse = d loss / d lse, if given) writes dq, dk, dv, with the shapes of q, k, v, and
- * options->dbias and options->dsink if given. q, k, v, out, lse and the options must be those of the forward call; lse is
- * required. With GQA, dk and dv are the sums over the query heads of a group, added in FLOAT32. Rows of packed tensors that belong to
- * no sequence are not written; gradients of rows past seqused_q / seqused_k are 0. */
+ * Reads dout = d loss / d out and, if given, options->dlse = d loss / d lse. Writes dq, dk and dv, with the shapes of q, k and v,
+ * and, if given, options->dbias and options->dsink. q, k, v, out, lse and the options must be those of the forward call; lse is
+ * required. With grouped query heads (Hq > Hk), dk and dv are sums over the query heads of the group, added in FLOAT32 (FLOAT64
+ * with FLOAT64 tensors). Rows of packed tensors that belong to no sequence are not written; gradients of rows past seqused_q and
+ * seqused_k are 0. */
 FLASH_API flash_status_t flash_attention_backward(const flash_tensor_t *dout, const flash_tensor_t *q, const flash_tensor_t *k,
                                                   const flash_tensor_t *v, const flash_tensor_t *out,
                                                   const flash_tensor_t *lse, const flash_tensor_t *dq,
@@ -299,8 +315,8 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
 /* ---------------------------------------------------------------------------------------------------------------------
  * 7  DECODE
  *
- * A few new query rows per sequence against a cache of keys and values; forward only ("Flash-Decoding"). With k_new and v_new
- * the new rows are first written into the cache behind the valid ones, in place, and then take part.
+ * Attention of a few query rows per sequence over a cache of keys and values ("Flash-Decoding"); forward only. If k_new and v_new
+ * are given, the call first appends their rows to the cache, in place; the queries then see them too.
  *
  *     q         (B, Sq, Hq, D)
  *     k_cache   (B_cache, capacity, Hk, D), or with block_table (num_pages, page_size, Hk, D)
@@ -308,22 +324,27 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  *     out       (B, Sq, Hq, Dv)
  *     lse       (B, Hq, Sq), or NULL
  *
- * Sequence b uses cache entry cache_batch_idx[b] (default b). Its keys are those before cache_seqlens[b] (default: the capacity,
- * or without it and with k_new: 0), then the appended ones; Lk counts both. The causal rule and the window are aligned bottom-right on
- * (Sq, Lk). Paged: key j of sequence b is row j mod page_size of page block_table[b][j / page_size]; entries past the last key are
- * not read. Pages and cache entries may be shared for reading, but a row that one sequence appends to must not be a key of another in
- * the same call, old or new.
- * On the CPU a bad length or page number is refused (INVALID); on CUDA, where lengths stay on the device, a page number out of range
- * is treated as absent, cache_seqlens is clamped to 0 .. capacity, a position behind the rotary tables takes their last row, and nothing
- * is written outside the cache.
- * On CUDA a new row that does not fit, because cache_seqlens[b] + i >= capacity, is absent: it is not written and no query sees it, while
- * Lk and so the positions of queries still count it. The valid keys of that sequence and of all others stay as they are. The call does
- * not report it; a sequence has lost rows exactly if cache_seqlens[b] + S_new > capacity, which the caller can compare beforehand.
+ * Keys. Sequence b uses cache entry cache_batch_idx[b] (default: b). Its keys are the first cache_seqlens[b] keys of the entry,
+ * then the S_new appended ones; Lk = cache_seqlens[b] + S_new. Without cache_seqlens the cache counts as full, or as empty if
+ * k_new is given. The causal rule and the window are aligned bottom-right, with lengths Sq and Lk.
  *
- * Rotary embedding (with rotary_cos and rotary_sin) turns the first r = 2 * rotary_cos.shape[1] channels of q and k_new: pair (x, y) at
- * position t becomes (x cos_t - y sin_t, x sin_t + y cos_t). The new key number i stands at position cache_seqlens[b] + i; so does
- * query row i when the call is causal or has a window; otherwise all query rows stand at cache_seqlens[b]. The cache holds turned keys.
- * Turned rows are rounded to the type of q. */
+ * Pages. With block_table, key j of sequence b is row j mod page_size of page block_table[b][j / page_size], and the capacity is
+ * columns * page_size. Table entries past the last key are not read. Sequences may share pages or cache entries that they only
+ * read. But a row to which one sequence appends must not hold a key, old or new, of another sequence in the same call.
+ *
+ * Bad contents. On the CPU a length or page number that is out of range is refused (INVALID). On CUDA the host does not read the
+ * lengths and tables: a page whose number is out of range counts as absent; cache_seqlens is clamped to 0 .. capacity; a position
+ * past the end of the rotary tables uses their last row; nothing is written outside the cache.
+ *
+ * Full cache. On CUDA, new row i of sequence b does not fit if cache_seqlens[b] + i >= capacity. It is then not written and no
+ * query sees it, but Lk, and so the positions of the queries, still count it. The valid keys of this and all other sequences do
+ * not change. The call does not report it: the caller can check beforehand that cache_seqlens[b] + S_new <= capacity. On the CPU
+ * such a call is refused.
+ *
+ * Rotary embedding. With rotary_cos and rotary_sin, the call rotates the first r = 2 * rotary_cos.shape[1] channels of q and
+ * k_new: pair (x, y) at position t becomes (x cos_t - y sin_t, x sin_t + y cos_t). New key i has position cache_seqlens[b] + i.
+ * Query row i has the same position if the call is causal or has a window; otherwise all query rows have position
+ * cache_seqlens[b]. Rotated rows are rounded to the type of q. The cache holds keys after rotation. */
 typedef struct flash_decode_options_t {
     uint32_t struct_size; /* sizeof(flash_decode_options_t) */
     uint32_t flags;       /* CAUSAL, WINDOW, SCALE, ROTARY_INTERLEAVED */
@@ -331,17 +352,18 @@ typedef struct flash_decode_options_t {
     double softcap;
     int64_t window_left;
     int64_t window_right;
-    int64_t num_splits; /* into how many ranges the keys are split, up to 1024; 0: the library chooses, 1: none */
-    int64_t split_size; /* instead: keys per range, a multiple of 128; the bits of a sequence then do not depend on its batch */
-    const flash_tensor_t *cache_seqlens;   /* INT32 (B): valid keys before this call */
+    int64_t num_splits; /* the number of ranges into which the keys are split, 1 to 1024; 1: no split; 0: the library chooses */
+    int64_t split_size; /* instead of num_splits: keys per range, a multiple of 128; 0: not used. The bits of a sequence's */
+                        /*   result then do not depend on the rest of the batch */
+    const flash_tensor_t *cache_seqlens;   /* INT32 (B): number of valid keys before this call */
     const flash_tensor_t *block_table;     /* INT32 (B, columns) */
     const flash_tensor_t *cache_batch_idx; /* INT32 (B); not together with block_table */
-    const flash_tensor_t *cache_leftpad;   /* INT32 (B): the first so many cached keys do not exist; not with block_table */
+    const flash_tensor_t *cache_leftpad;   /* INT32 (B): the first cache_leftpad[b] keys do not exist; not with block_table */
     const flash_tensor_t *k_new;           /* (B, S_new, Hk, D) */
     const flash_tensor_t *v_new;           /* (B, S_new, Hk, Dv) */
     const flash_tensor_t *rotary_cos;      /* (positions, r / 2), contiguous rows; FLOAT32 or the type of q */
     const flash_tensor_t *rotary_sin;
-    const flash_tensor_t *alibi_slopes;
+    const flash_tensor_t *alibi_slopes;    /* these and the fields not explained here: as in flash_attention_options_t */
     const flash_tensor_t *learnable_sink;
     const char *backend;
     const char *kernel;
@@ -364,10 +386,11 @@ FLASH_API flash_status_t flash_attention_decode_workspace_size(const flash_tenso
 /* ---------------------------------------------------------------------------------------------------------------------
  * 8  MERGE
  *
- * Attention over several disjoint ranges of keys, put together: from outs[n] and lses[n], each what forward gave for one range,
- * lse = log(sum_n exp(lses[n])) and out = sum_n exp(lses[n] - lse) outs[n]. A part with lse = -infinity contributes nothing,
- * whatever its out holds. `outs` and `lses` are arrays of `count` tensors, 1 or more, of one shape: (B, S, H, Dv) with
- * (B, H, S), or (total, H, Dv) with (H, total). Parts and result may have different types. lse may be NULL. No workspace. */
+ * Combines results of attention over disjoint ranges of keys. From outs[n] and lses[n], the results of forward for range n, it
+ * computes lse = log(sum_n exp(lses[n])) and out = sum_n exp(lses[n] - lse) outs[n]. Where lses[n] = -infinity, outs[n] is
+ * ignored, whatever it holds. `outs` and `lses` are arrays of `count` >= 1 tensors of one shape: (B, S, H, Dv) with (B, H, S), or
+ * (total, H, Dv) with (H, total). The outs and out may have different types; each lse is FLOAT32, or FLOAT64 if its out is
+ * FLOAT64. `lse` may be NULL. No workspace. */
 typedef struct flash_merge_options_t {
     uint32_t struct_size; /* sizeof(flash_merge_options_t) */
     uint32_t flags;       /* 0 */
@@ -386,17 +409,18 @@ FLASH_API flash_status_t flash_attention_merge(const flash_tensor_t *outs, const
 /* ---------------------------------------------------------------------------------------------------------------------
  * 9  BLOCK MASKS
  *
- * From a dense block mask (section 4) to the lists that the kernels walk. Do this once for a mask that serves many calls; a call that
- * is given the dense form compresses it itself, in its workspace. All tensors contiguous, on one device. */
+ * Writes the lists (section 4) of a dense block mask. Do this once for a mask that is used in many calls: a call that gets the
+ * dense form compresses it itself, in its workspace. All tensors are contiguous and on one device. */
 FLASH_API flash_status_t flash_block_mask_compress(const flash_tensor_t *block_mask, const flash_block_lists_t *lists,
                                                    void *stream);
 
 /* ---------------------------------------------------------------------------------------------------------------------
- * 10  WHAT WOULD RUN
+ * 10  EXPLAIN
  *
- * Text a person can read: which kernel, tile, splits, workspace the call would take, and why not the others. Reads no tensor data.
- * Writes at most `capacity` bytes including the final 0 and, if `needed` is not NULL, the bytes the whole text takes. An unsupported
- * call is explained too (status OK); an invalid one is refused like the call itself. Outputs are not needed. */
+ * Text for people: which kernel, tile, splits and workspace the call would use, and why it would not use the other kernels. Reads
+ * no tensor data and needs no outputs. Writes at most `capacity` bytes to `text`, including the final 0; `text` may be NULL if
+ * `capacity` is 0. If `needed` is not NULL, it gets the number of bytes of the whole text, including the final 0. An unsupported
+ * call is explained too (status OK); an invalid one is refused like the call itself. */
 FLASH_API flash_status_t flash_attention_forward_explain(const flash_tensor_t *q, const flash_tensor_t *k,
                                                          const flash_tensor_t *v, const flash_attention_options_t *options,
                                                          char *text, size_t capacity, size_t *needed);
@@ -415,16 +439,16 @@ FLASH_API flash_status_t flash_attention_decode_explain(const flash_tensor_t *q,
 typedef struct flash_kernel_info_t {
     uint32_t struct_size;   /* sizeof(flash_kernel_info_t): FLASH_KERNEL_INFO_INIT sets it */
     int32_t usable;         /* 1 if this machine can run it */
-    const char *name;       /* "forward_cpu_avx512": what `kernel` in the options takes */
+    const char *name;       /* "forward_cpu_avx512"; the option `kernel` takes this name */
     const char *operation;  /* "forward", "backward", "decode", "merge", "compress" */
-    const char *backend;    /* "cpu", "sm80", "sm90"; "any": every CUDA device, whichever backend is asked for */
-    const char *dtype;      /* "bf16", or "any" */
-    const char *why_not;    /* if not usable: the reason; else "" */
-    int32_t head_dim;       /* largest; 0: any that the backend takes */
+    const char *backend;    /* "cpu", "sm80", "sm90"; "any": runs on every CUDA device, whichever CUDA backend is requested */
+    const char *dtype;      /* "bf16", "f16", "f32"; "any": several types */
+    const char *why_not;    /* if not usable: the reason; otherwise "" */
+    int32_t head_dim;       /* the largest that it supports; 0: no limit but that of the backend */
     int32_t head_dim_v;
-    int32_t tile_q;         /* rows and keys of a tile; 0: chosen at run time */
-    int32_t tile_k;
-    int32_t stages;         /* tiles of K and V in flight; 0: none */
+    int32_t tile_q;         /* query rows per tile; 0: chosen at run time */
+    int32_t tile_k;         /* keys per tile; 0: chosen at run time */
+    int32_t stages;         /* stages of the pipeline that loads K and V; 0: no pipeline */
     int32_t reserved;
 } flash_kernel_info_t;
 
@@ -432,17 +456,19 @@ typedef struct flash_kernel_info_t {
 
 FLASH_API int32_t flash_kernel_count(void);
 
-/* Fills in `info` for 0 <= index < flash_kernel_count(). Of a struct of a later version, what this library does not know becomes 0.
- * INVALID for an index out of range or no `info`; VERSION for a struct_size below that of version 0.1 (72) or above 4096. `info` is then
- * not written. flash_device_info likewise, with 280 bytes. */
+/* Writes `info` for 0 <= index < flash_kernel_count(). The caller sets info->struct_size. If the caller's struct is of a later
+ * version, fields that this library does not know become 0. INVALID for an index out of range or if `info` is NULL; VERSION for a
+ * struct_size below that of version 0.1 (72 bytes) or above 4096. `info` is then not written. The same holds for
+ * flash_device_info, whose struct has 280 bytes in version 0.1. */
 FLASH_API flash_status_t flash_kernel_info(int32_t index, flash_kernel_info_t *info);
 
-/* CUDA devices, as this process sees them. No driver or no GPU is 0 devices, not an error; flash_cuda_state says why. */
+/* The CUDA devices that this process sees. Without a driver or a GPU there are 0 devices; that is no error, and flash_cuda_state
+ * gives the reason. */
 typedef struct flash_device_info_t {
     uint32_t struct_size;          /* sizeof(flash_device_info_t): FLASH_DEVICE_INFO_INIT sets it */
     int32_t arch;                  /* 90 for compute capability 9.0 */
     int32_t multiprocessors;
-    int32_t shared_memory_bytes;   /* that one thread block may use */
+    int32_t shared_memory_bytes;   /* the most that one thread block may use */
     int64_t memory_bytes;
     char name[256];
 } flash_device_info_t;
@@ -452,35 +478,38 @@ typedef struct flash_device_info_t {
 FLASH_API int32_t flash_device_count(void);
 FLASH_API flash_status_t flash_device_info(int32_t index, flash_device_info_t *info);
 
-/* One line: "ready: 1 device", "no NVIDIA driver", "built without CUDA: no compiler found", ... */
+/* One line of text: "ready: 1 device", "no NVIDIA driver", "built without CUDA: no compiler found", ... */
 FLASH_API const char *flash_cuda_state(void);
 
 /* How this library was built: lines of "key: value" (version, compiler, cuda, architectures). */
 FLASH_API const char *flash_build_info(void);
 
-/* What the CPU backend found: "avx512bf16", "avx512", "avx2", "generic". */
+/* The instruction set that the CPU backend uses: "avx512bf16", "avx512", "avx2" or "generic". */
 FLASH_API const char *flash_cpu_isa(void);
 
-/* How many threads a CPU call of this thread takes if its options do not say. LIBFLASH_NUM_THREADS from the environment, 1 to 4096;
- * else OMP_NUM_THREADS; else the processors that this thread may run on (its affinity mask), but no more than the CPU quota of the
- * process's control group allows, rounded up. The environment is read at the first use; a variable that is empty counts as not
- * set. 0 if LIBFLASH_NUM_THREADS is no such number: flash_last_error() then says so, and CPU calls that do not give num_threads are
- * INVALID. */
+/* The number of threads that a CPU call on this thread uses if num_threads is 0. It is, in this order:
+ *   - the environment variable LIBFLASH_NUM_THREADS, 1 to 4096;
+ *   - the environment variable OMP_NUM_THREADS (of a list, the first number), if it is a valid number;
+ *   - the number of processors that this thread may run on (its affinity mask), at most the CPU quota of the process's control
+ *     group, rounded up.
+ * The environment is read at the first use; an empty variable counts as not set. Returns 0 if LIBFLASH_NUM_THREADS is not such a
+ * number: flash_last_error() then says so, and CPU calls with num_threads = 0 are refused (INVALID). */
 FLASH_API int32_t flash_cpu_threads(void);
 
 /* ---------------------------------------------------------------------------------------------------------------------
  * 12  INTERRUPTING A CPU CALL
  *
- * From then on CPU calls made on this thread ask check(context) from time to time, on this thread, at most some twenty times a second.
- * The first answer other than 0 ends the call with FLASH_STATUS_CANCELLED: its outputs, and rows appended to a cache, are then
- * undefined. The check may call the library. NULL: ask nobody, as at the start. Calls on CUDA tensors return at once and never ask. */
+ * Sets the interrupt check of this thread; NULL, as at the start, removes it. Each later CPU call on this thread calls
+ * check(context) repeatedly while it runs, on this thread, at most about twenty times a second. When the check returns a value
+ * other than 0, the call ends with FLASH_STATUS_CANCELLED; its outputs, and rows that it was appending to a cache, are then
+ * undefined. The check may call libflash. Calls with CUDA tensors return when the work is enqueued and never call the check. */
 FLASH_API void flash_set_interrupt(int32_t (*check)(void *context), void *context);
 
 /* ---------------------------------------------------------------------------------------------------------------------
- * 13  NOT STABLE: SWITCHES FOR TESTS
+ * 13  NOT STABLE: OPTIONS FOR TESTS
  *
- * tile_q and tile_k in flash_attention_options_t, if positive, are the CPU backend's rows and keys per tile (1 to 512): tiny problems
- * then cross tile edges. They may disappear in any version. */
+ * If positive, tile_q and tile_k in flash_attention_options_t set the query rows and keys per tile of the CPU backend (1 to 512),
+ * so that small problems have several tiles. Any version may remove them. */
 
 #ifdef __cplusplus
 }

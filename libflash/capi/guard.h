@@ -1,4 +1,4 @@
-// The one edge between C++ and C: runs a body, and turns whatever it throws into a status and the text of flash_last_error().
+// The border between C++ and C: guard() runs a body and turns an exception into a status and the text of flash_last_error().
 #pragma once
 
 #include <new>
@@ -8,8 +8,8 @@
 
 namespace libflash {
 
-// The text of this thread: plain characters, so that neither the end of a thread nor unloading has anything to destroy.
-void set_last_error(const char* text) noexcept;  // cut if it is very long
+// The error text of this thread, a plain character array: no destructor runs when a thread ends or the library is unloaded.
+void set_last_error(const char* text) noexcept;  // truncated to 2047 characters
 const char* last_error() noexcept;
 
 template <class Body>

@@ -1,4 +1,4 @@
-// Version, status names, the kernels and devices of this build and machine.
+// Section 11 of libflash.h and small functions: version, status names, kernels, devices, build, CPU threads, interrupt check.
 #include <algorithm>
 #include <cstring>
 
@@ -16,12 +16,12 @@ using namespace libflash;
 
 namespace {
 
-// Later versions append fields; these are what version 1 has.
+// Sizes of the structs in version 1; later versions append fields.
 constexpr size_t kKernelInfo1 = 72;
 constexpr size_t kDeviceInfo1 = 280;
 static_assert(sizeof(flash_kernel_info_t) == kKernelInfo1 && sizeof(flash_device_info_t) == kDeviceInfo1, "version 1");
 
-// Into a struct of the caller's version: what both know, and zeros behind it.
+// Copies the fields that the caller's struct_size covers; sets fields that this library does not know to 0.
 template <class Info>
 void hand_out(Info known, Info* info) {
     const uint32_t struct_size = info->struct_size;

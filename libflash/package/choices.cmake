@@ -1,7 +1,7 @@
-# What the settings of CMakeLists.txt mean.
+# Reads the settings LIBFLASH_CUDA and BUILD_SHARED_LIBS.
 
-# LIBFLASH_CUDA, from the environment if it is set there, as one of auto, on, off, system, pypi. python/build_backend/cuda_choice.py reads
-# the same words.
+# Sets LIBFLASH_CUDA to auto, on, off, system or pypi. The environment variable takes precedence.
+# python/build_backend/cuda_choice.py accepts the same words.
 macro(libflash_choose_cuda)
   if(NOT "$ENV{LIBFLASH_CUDA}" STREQUAL "")
     set(LIBFLASH_CUDA "$ENV{LIBFLASH_CUDA}" CACHE STRING "auto, on, off, system or pypi")
@@ -17,7 +17,7 @@ macro(libflash_choose_cuda)
   endif()
 endmacro()
 
-# LIBFLASH_KIND: STATIC if BUILD_SHARED_LIBS is OFF, else SHARED, also where nothing is said.
+# Sets LIBFLASH_KIND: STATIC if BUILD_SHARED_LIBS is OFF; SHARED if it is ON or not set.
 macro(libflash_choose_kind)
   set(LIBFLASH_KIND SHARED)
   if(DEFINED BUILD_SHARED_LIBS AND NOT BUILD_SHARED_LIBS)

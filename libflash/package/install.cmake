@@ -1,5 +1,5 @@
-# What `cmake --install` puts where: the library, its header, the CMake package, the pkg-config file. In a wheel the library is one
-# file, because wheels hold no links and would carry it once for each of its three names.
+# Install rules: the library, its header, the CMake package, the pkg-config file. A wheel gets the library under one name only:
+# wheels cannot hold links, so each further name would be a copy.
 include(CMakePackageConfigHelpers)
 
 if(SKBUILD)
@@ -13,7 +13,7 @@ else()
   set(LIBFLASH_PC_LIB "-lflash")
 endif()
 if(LIBFLASH_KIND STREQUAL "STATIC")
-  # Who links it by pkg-config names every library that its objects need.
+  # A program that links a static library must name every library that its objects need.
   string(APPEND LIBFLASH_PC_LIB " -pthread -ldl")
   if(CMAKE_CUDA_COMPILER_LOADED)
     string(APPEND LIBFLASH_PC_LIB " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -lrt")
@@ -33,7 +33,7 @@ install(TARGETS libflash EXPORT libflash-targets
 install(FILES ${PROJECT_SOURCE_DIR}/include/libflash.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(EXPORT libflash-targets NAMESPACE libflash:: DESTINATION ${package_dir})
 
-# While the major version is 0 a minor version may change the interface.
+# While the major version is 0, a minor version may change the interface.
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/libflash-config-version.cmake COMPATIBILITY SameMinorVersion)
 configure_file(${CMAKE_CURRENT_LIST_DIR}/libflash-config.cmake.in ${PROJECT_BINARY_DIR}/libflash-config.cmake @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/libflash-config.cmake ${PROJECT_BINARY_DIR}/libflash-config-version.cmake

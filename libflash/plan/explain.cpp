@@ -66,7 +66,7 @@ std::string options_text(const DecodeProblem& p) {
     return text;
 }
 
-// Names, separated by ", ", in lines that fit a screen.
+// Appends `names`, separated by ", ", broken into lines of at most kWidth characters.
 void wrapped(std::string& text, std::string names) {
     constexpr size_t kWidth = 110;
     while (names.size() > kWidth) {
@@ -77,16 +77,14 @@ void wrapped(std::string& text, std::string names) {
     line(text, "", "  ", names);
 }
 
-// Why not the others; kernels with the same reason share a line.
+// Appends why the other kernels of the operation are not chosen; kernels with the same reason are listed together.
 void other_lines(std::string& text, const Subject& subject, const KernelEntry& chosen) {
-    std::vector<std::pair<std::string, std::string>> reasons;  // and the names
-    bool after = false;
+    std::vector<std::pair<std::string, std::string>> reasons;  // (reason, names of kernels)
     for (int i = 0; i < kernel_count(); ++i) {
         const KernelEntry& kernel = kernel_entry(i);
-        if (&kernel == &chosen) after = true;
         if (kernel.operation != subject.operation || &kernel == &chosen) continue;
         std::string why;
-        if (accepts(kernel, subject, &why)) why = after ? "would do, comes later in order of preference" : "would do";
+        if (accepts(kernel, subject, &why)) why = "accepts the call too, but comes later in the order of preference";
         size_t at = 0;
         while (at < reasons.size() && reasons[at].first != why) ++at;
         if (at == reasons.size()) reasons.emplace_back(why, "");
@@ -98,11 +96,11 @@ void other_lines(std::string& text, const Subject& subject, const KernelEntry& c
     }
 }
 
-// `plan_with`: the plan with a kernel that accepts the problem.
+// `plan_with(kernel)` makes the plan for a kernel that accepts the problem.
 template <class Problem, class PlanWith>
 void finish(std::string& text, const Problem& problem, const PlanWith& plan_with) {
     const Subject subject = subject_of(problem);
-    if (cuda::device_count() > 0) cuda::check_device_exists(subject.device);  // a machine without a GPU is explained instead
+    if (cuda::device_count() > 0) cuda::check_device_exists(subject.device);  // without a GPU the text gives the reason
     if (const KernelEntry* kernel = find_kernel(subject)) {
         add_plan_lines(text, plan_with(*kernel));
         other_lines(text, subject, *kernel);

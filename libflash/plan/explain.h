@@ -1,4 +1,4 @@
-// What would run and why, as text for a person.
+// The text of the explain functions: the problem, the plan, and why the other kernels would not run.
 #pragma once
 
 #include <string>

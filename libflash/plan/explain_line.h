@@ -1,4 +1,4 @@
-// One line of the text that explain gives: a label, then what it says.
+// One line of explain's text: a label of 12 columns, then the value.
 #pragma once
 
 #include <string>

@@ -20,10 +20,10 @@ void cpu_lines(std::string& text, const cpu::Plan& plan) {
     tile_line(text, plan.tile_q, plan.tile_k);
     line(text, "threads", plan.threads);
     splits_line(text, plan.num_splits);
-    if (plan.key_chunks > 1) line(text, "chunks", plan.key_chunks, " ranges of keys with a query gradient of their own");
+    if (plan.key_chunks > 1) line(text, "chunks", plan.key_chunks, " ranges of keys, each with its own sum of dq");
 }
 
-// What is not launched has no line. The first launch of a plan has the label.
+// A kernel that is not launched (0 blocks) has no line. Only the first line has the label.
 void launch_line(std::string& text, const char* label, const char* what, const LaunchShape& shape) {
     if (shape.blocks == 0) return;
     const std::string shared = shape.shared_bytes > 0 ? text_of(", ", shape.shared_bytes, " bytes of shared memory each") : "";
@@ -34,7 +34,9 @@ void cuda_lines(std::string& text, const cuda::ForwardPlan& plan) {
     const cuda::ScheduleParams& schedule = plan.schedule;
     line(text, "instance", plan.instance.name);
     tile_line(text, plan.tile_q, plan.tile_k);
-    const char* order = schedule.paired ? ", a long tile with a short one" : schedule.reversed ? ", the longest tiles first" : "";
+    const char* order = schedule.paired     ? ", long tiles paired with short ones"
+                        : schedule.reversed ? ", longest tiles first"
+                                            : "";
     line(text, "schedule", plan.dynamic ? "dynamic" : "static", ", ", schedule.heads_per_group, " heads at a time", order);
     launch_line(text, plan.order.blocks > 0 ? "launch" : "", "tile order", plan.order);
     launch_line(text, plan.order.blocks > 0 ? "" : "launch", "attention", plan.attention);

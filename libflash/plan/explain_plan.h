@@ -1,4 +1,4 @@
-// A plan as text for a person.
+// The lines of explain's text that describe a plan.
 #pragma once
 
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace libflash {
 
-// Append the lines of a plan: kernel, template instance, tiles, schedule, splits, launches, workspace.
+// Append these lines: kernel, template instance, tiles, schedule, splits, launches, workspace.
 void add_plan_lines(std::string& text, const ForwardPlan& plan);
 void add_plan_lines(std::string& text, const BackwardPlan& plan);
 void add_plan_lines(std::string& text, const DecodePlan& plan);

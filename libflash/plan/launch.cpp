@@ -1,4 +1,4 @@
-// From a plan to its backend, which does what the plan says.
+// Passes a plan to its backend, which runs it and decides nothing.
 #include "build_info.h"
 #include "plan/plan.h"
 

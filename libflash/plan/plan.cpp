@@ -8,7 +8,7 @@ namespace {
 
 const cuda::DeviceProperties& device_of(const Device& device) { return cuda::device_properties(device.id); }
 
-// The backend's plan, and the workspace that it needs.
+// Calls the backend's planner and copies the workspace size.
 template <class Plan, class MakeCpu, class MakeCuda>
 Plan make_plan(const KernelEntry& kernel, const MakeCpu& make_cpu, const MakeCuda& make_cuda) {
     Plan plan;

@@ -1,5 +1,5 @@
-// How a problem will be done: one complete plan for each operation. It is made from the problem and the device without touching
-// tensor data; then explain prints it, the workspace query reads it, and launch() does what it says.
+// The complete plan of each operation. It is made from the problem and the device without reading tensor data; explain prints it,
+// the workspace query returns its size, and launch() runs it.
 #pragma once
 
 #include <cstddef>
@@ -12,24 +12,24 @@ namespace libflash {
 template <class CudaPlan>
 struct PlanOf {
     const KernelEntry* kernel = nullptr;
-    cpu::Plan cpu;  // if the kernel is one of the CPU
-    CudaPlan cuda;  // if it is one of CUDA
+    cpu::Plan cpu;  // set for a CPU kernel
+    CudaPlan cuda;  // set for a CUDA kernel
     size_t workspace_bytes = 0;
 };
 using ForwardPlan = PlanOf<cuda::ForwardPlan>;
 using BackwardPlan = PlanOf<cuda::BackwardPlan>;
 using DecodePlan = PlanOf<cuda::DecodePlan>;
-using MergePlan = PlanOf<cuda::MergePlan>;        // needs no workspace
-using CompressPlan = PlanOf<cuda::CompressPlan>;  // nor does this
+using MergePlan = PlanOf<cuda::MergePlan>;        // no workspace
+using CompressPlan = PlanOf<cuda::CompressPlan>;  // no workspace
 
-// With the first kernel that accepts the problem; refuse if none does.
+// The plan with the first kernel that accepts the problem. Throw Error if none does.
 ForwardPlan plan_forward(const AttentionProblem& problem);
 BackwardPlan plan_backward(const AttentionProblem& problem);
 DecodePlan plan_decode(const DecodeProblem& problem);
 MergePlan plan_merge(const MergeProblem& problem);
 CompressPlan plan_compress(const CompressProblem& problem);
 
-// With a kernel that accepts the problem.
+// The plan with `kernel`, which must accept the problem.
 ForwardPlan plan_forward(const AttentionProblem& problem, const KernelEntry& kernel);
 BackwardPlan plan_backward(const AttentionProblem& problem, const KernelEntry& kernel);
 DecodePlan plan_decode(const DecodeProblem& problem, const KernelEntry& kernel);

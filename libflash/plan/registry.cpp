@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kMaxKernels = 256;
 
-// Trivially destructible, so that threads which outlive main() may still ask.
+// Trivially destructible, so that threads that outlive main() can still use it.
 struct Registry {
     int count = 0;
     KernelEntry kernels[kMaxKernels];
@@ -26,7 +26,7 @@ KernelEntry& add(Registry& registry) {
     return kernel;
 }
 
-// An instruction set need not have every operation.
+// The kernels of an instruction set may lack an operation.
 bool has_operation(const cpu::Kernels& kernels, Operation operation) {
     if (operation == Operation::forward) return kernels.forward != nullptr;
     return operation == Operation::backward ? kernels.backward != nullptr : kernels.decode != nullptr;

@@ -1,4 +1,4 @@
-// The kernels of this build, of every backend, in order of preference within an operation.
+// The registry: the kernels of this build, of every backend, in order of preference within each operation.
 #pragma once
 
 #include <cstdint>
@@ -12,22 +12,22 @@ namespace libflash {
 struct KernelEntry {
     char name[48];
     Operation operation;
-    const char* backend;  // "any": every CUDA device, whichever CUDA backend is asked for
+    const char* backend;  // "any": runs on every CUDA device, whichever CUDA backend is requested
     const char* dtype;
     int32_t head_dim, head_dim_v;
     int32_t tile_q, tile_k, stages;
-    const cpu::Kernels* cpu;      // CPU: forward, backward, decode
-    const cuda::Kernel* cuda;     // CUDA
-    bool supported_by_processor;  // CPU
+    const cpu::Kernels* cpu;      // set for forward, backward and decode on the CPU
+    const cuda::Kernel* cuda;     // set for CUDA kernels
+    bool supported_by_processor;  // CPU kernels
 };
 
 int kernel_count();
 const KernelEntry& kernel_entry(int index);
 
-// Whether a GPU of this architecture can run it.
+// Whether the build has code of this kernel for a GPU of architecture `arch` (90 for compute capability 9.0).
 bool has_code(const KernelEntry& kernel, int arch);
 
-// Can this machine run it? If not, `why_not` says it; valid as long as the library is loaded.
+// Whether this machine can run the kernel. If not, `why_not` gets the reason, valid as long as the library is loaded; else "".
 bool usable_here(const KernelEntry& kernel, const char** why_not);
 
 }  // namespace libflash

@@ -20,7 +20,7 @@ bool accepts_cpu(const KernelEntry& kernel, const Subject& subject, std::string*
     if (subject.device.is_cuda()) {
         return why && decline(why, text_of("backend: a CPU kernel needs tensors on the CPU (they are on ", subject.device, ")"));
     }
-    // First what no processor would change.
+    // Reasons that hold for every processor come first.
     if (kernel.cpu && subject.head_dim > kMaxHeadDimCpu) {
         return why && decline(why, text_of("head_dim: must be at most ", kMaxHeadDimCpu, " on the CPU (", subject.head_dim, ")"));
     }
@@ -37,7 +37,7 @@ bool any_double(const MergeProblem& problem) {
     return found;
 }
 
-// Kernels with tiles are for one type and for head dims up to their own.
+// A kernel with a head_dim in kernels.table takes one dtype and head dimensions up to its own; the others take all.
 bool fits_cuda_tile(const KernelEntry& kernel, const Subject& subject, std::string* why) {
     if (kernel.head_dim == 0) return true;
     const bool same_type = subject.dtype == (std::strcmp(kernel.dtype, "f16") == 0    ? DType::f16
@@ -45,11 +45,12 @@ bool fits_cuda_tile(const KernelEntry& kernel, const Subject& subject, std::stri
                                                                                       : DType::f32);
     if (!same_type) return why && decline(why, text_of("dtype: the kernel is for ", kernel.dtype, " (", subject.dtype, ")"));
     if (subject.head_dim > kernel.head_dim) {
-        return why && decline(why, text_of("head_dim: must be at most ", kernel.head_dim, " for it (", subject.head_dim, ")"));
+        return why &&
+               decline(why, text_of("head_dim: must be at most ", kernel.head_dim, " for this kernel (", subject.head_dim, ")"));
     }
     if (subject.head_dim_v > kernel.head_dim_v) {
-        return why &&
-               decline(why, text_of("head_dim_v: must be at most ", kernel.head_dim_v, " for it (", subject.head_dim_v, ")"));
+        return why && decline(why, text_of("head_dim_v: must be at most ", kernel.head_dim_v, " for this kernel (",
+                                           subject.head_dim_v, ")"));
     }
     return true;
 }
@@ -69,7 +70,8 @@ bool accepts_cuda(const KernelEntry& kernel, const Subject& subject, std::string
     const int needed = kernel.cuda->architecture->shared_bytes(kernel.cuda->config),
               there = cuda::device_properties(subject.device.id).shared_memory_bytes;
     if (needed > there) {
-        return why && decline(why, text_of("device: its thread blocks take ", needed, " bytes of shared memory (", there, ")"));
+        return why &&
+               decline(why, text_of("device: must have ", needed, " bytes of shared memory for a thread block (", there, ")"));
     }
     if (!fits_cuda_tile(kernel, subject, why)) return false;
     return !subject.attention || kernel.cuda->architecture->supports(kernel.cuda->config, *subject.attention, why);
@@ -81,7 +83,7 @@ bool asked_for(const KernelEntry& kernel, const Request& request) {
     return kernel.cuda && std::strcmp(kernel.backend, "any") == 0 && std::strcmp(request.backend, "cpu") != 0;
 }
 
-// Whether a kernel might have been meant: of this operation, for tensors on this kind of device, of the requested backend.
+// Whether the error text should name this kernel: it has the operation, the kind of device and the requested backend.
 bool might_be_meant(const KernelEntry& kernel, const Subject& subject) {
     if (kernel.operation != subject.operation || (kernel.cuda != nullptr) != subject.device.is_cuda()) return false;
     Request any_name = *subject.request;
@@ -98,7 +100,7 @@ std::string names_of_kernels(const Subject& subject) {
     return names.empty() ? "none" : names;
 }
 
-// No kernel of the operation has the name or is of the backend that was asked for.
+// The error text if no kernel of the operation has the requested name or backend.
 std::string why_none_asked_for(const Subject& subject) {
     const char* operation = operation_name(subject.operation);
     const char* place = subject.device.is_cuda() ? "CUDA" : "the CPU";
@@ -130,7 +132,7 @@ Subject subject_of(const CompressProblem& p) { return {Operation::compress, p.de
 
 bool accepts(const KernelEntry& kernel, const Subject& subject, std::string* why) {
     if (kernel.operation != subject.operation) return why && decline(why, "operation: another one");
-    if (!asked_for(kernel, *subject.request)) return why && decline(why, "another kernel or backend was asked for");
+    if (!asked_for(kernel, *subject.request)) return why && decline(why, "another kernel or backend was requested");
     return kernel.cuda ? accepts_cuda(kernel, subject, why) : accepts_cpu(kernel, subject, why);
 }
 
@@ -143,8 +145,8 @@ const KernelEntry* find_kernel(const Subject& subject) {
 
 namespace {
 
-// Why each kernel of the operation that was asked for declined; kernels with the same reason together. `other_devices`: also the
-// kernels for tensors on another kind of device, whose reason matters only if there is no other.
+// The reason of each requested kernel of the operation; kernels with the same reason are listed together.
+// `other_devices`: include kernels for another kind of device; their reason is of interest only if there are no others.
 std::string reasons_of(const Subject& subject, bool other_devices) {
     struct Reason {
         std::string text, names;

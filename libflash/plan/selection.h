@@ -1,5 +1,5 @@
-// The choice of a kernel: the first of the registry that accepts the problem. Every other one says why it does not; if none
-// accepts, the reasons are the error.
+// The choice of a kernel: the first one of the registry that accepts the problem. If none accepts it, the error text
+// lists the reason of each kernel.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace libflash {
 
-// The part of a problem by which kernels accept or decline.
+// The properties of a problem that decide which kernels accept it.
 struct Subject {
     Operation operation;
     Device device;
@@ -24,11 +24,11 @@ Subject subject_of(const DecodeProblem& problem);
 Subject subject_of(const MergeProblem& problem);
 Subject subject_of(const CompressProblem& problem);
 
-// Nothing is formatted unless `why` is given.
+// Whether `kernel` accepts the problem. If not, writes the reason to `why`; with a null `why` it formats nothing.
 bool accepts(const KernelEntry& kernel, const Subject& subject, std::string* why);
 
-const KernelEntry* find_kernel(const Subject& subject);    // nullptr: none accepts
-const KernelEntry& choose_kernel(const Subject& subject);  // or UNSUPPORTED, NO_DEVICE, INVALID
-std::string why_no_kernel(const Subject& subject);
+const KernelEntry* find_kernel(const Subject& subject);    // nullptr if none accepts
+const KernelEntry& choose_kernel(const Subject& subject);  // throws Error: UNSUPPORTED, NO_DEVICE, INVALID
+std::string why_no_kernel(const Subject& subject);         // if none accepts
 
 }  // namespace libflash

@@ -5,7 +5,7 @@
 
 namespace libflash {
 
-// Later versions append fields; this one's size stays.
+// Size of the struct in version 1; later versions append fields.
 constexpr size_t kVersion1 = 224;
 static_assert(sizeof(flash_attention_options_t) == 232, "the attention options: rng_state came after version 1");
 
@@ -70,7 +70,7 @@ OptionTensors read_option_tensors(Reader& reader, const flash_attention_options_
 
 namespace {
 
-// cu_seqlens is looked at before the tensor it describes, since it says how many dimensions that has.
+// cu_seqlens is checked before the tensor it belongs to, because it decides how many dimensions that tensor has.
 int64_t sequences_in(const TensorView& cu, const char* argument) {
     check_ndim(cu, argument, 1, "(batch + 1,)");
     if (cu.shape[0] < 1) invalid(argument, "must have batch + 1 entries, so at least one", "it has none");
@@ -190,7 +190,7 @@ void build_option_tensors(AttentionProblem& p, const OptionTensors& tensors, con
     p.k_rows = build_sequences(kKeySide, p.k, p.batch, tensors.cu_k, tensors.used_k, options.max_seqlen_k);
     if (tensors.slopes.present) p.alibi_slopes = build_slopes(tensors.slopes, p.batch, p.heads_q, p.dtype, p.device);
 
-    // A packed side's sizes are the caller's bound, if there is one; contents are compared later, where they can be read.
+    // A packed side has no single length: use the caller's bound (0 if not given). Step 4 compares with the real lengths.
     const bool packed_q = p.q_rows.packed(), packed_k = p.k_rows.packed();
     const int64_t rows = packed_q ? options.max_seqlen_q : p.q_rows.capacity;
     const int64_t cols = packed_k ? options.max_seqlen_k : p.k_rows.capacity;

@@ -1,4 +1,4 @@
-// What is asked of forward and backward: the checked, normalised form of the C call. Host only, no CUDA header.
+// AttentionProblem: a forward or backward call in checked, normalised form. Host code; includes no CUDA header.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace libflash {
 
-// bias, mask and their like: element (b, h, i, j) is data[b*stride[0] + h*stride[1] + i*stride[2] + j*stride[3]], where the stride
-// of a repeated dimension is 0. `shape` is what was given, aligned to the right with 1 in front.
+// bias, mask, dbias: element (b, h, i, j) is data[b*stride[0] + h*stride[1] + i*stride[2] + j*stride[3]]; a repeated dimension
+// has stride 0. `shape` is the caller's shape, with leading dimensions of size 1 added.
 struct ScoreTensor {
     bool present = false;
     void* data = nullptr;
@@ -19,7 +19,7 @@ struct ScoreTensor {
     int64_t stride[4] = {0, 0, 0, 0};
 };
 
-// alibi_slopes and learnable_sink: one number a head, possibly another one for each batch entry.
+// alibi_slopes, learnable_sink, dsink: one number per head; alibi_slopes may have one per batch entry and head.
 struct HeadTensor {
     bool present = false;
     void* data = nullptr;
@@ -28,11 +28,11 @@ struct HeadTensor {
     int64_t head_stride = 0;
 };
 
-// Blocks of FLASH_BLOCK_SIZE x FLASH_BLOCK_SIZE that take part. Dense (`mask`), or as lists, or neither: all of them.
+// The blocks of FLASH_BLOCK_SIZE x FLASH_BLOCK_SIZE scores that are kept: dense (`mask`) or as lists; not present: all blocks.
 // Repeated batch and head dimensions have stride 0.
 struct BlockMask {
     bool present = false;
-    int64_t rows = 0, cols = 0;  // blocks: ceil(seqlen / FLASH_BLOCK_SIZE)
+    int64_t rows = 0, cols = 0;  // in blocks: ceil(seqlen / FLASH_BLOCK_SIZE), or more if packed
     const uint8_t* mask = nullptr;
     int64_t mask_stride[4] = {0, 0, 0, 0};
     bool has_lists = false;
@@ -50,15 +50,15 @@ struct Dropout {
     double p = 0;  // 0: off
     uint64_t seed = 0;
     uint64_t offset = 0;
-    const uint64_t* state = nullptr;  // CUDA: {seed, offset} on the device, instead of the two above
+    const uint64_t* state = nullptr;  // CUDA with rng_state: {seed, offset} on the device; replaces the two above
     bool active() const { return p > 0; }
 };
 
-// What the caller asks of the choice itself.
+// Options that decide which kernel runs and how.
 struct Request {
     const char* backend = nullptr;
     const char* kernel = nullptr;
-    int num_threads = 0;  // as given; 0: the default
+    int num_threads = 0;  // the caller's number; 0: the default
     int tile_q = 0, tile_k = 0;
     int64_t num_splits = 0;
     int64_t split_size = 0;  // decode

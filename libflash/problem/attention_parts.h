@@ -1,4 +1,4 @@
-// What forward and backward have in common: the same tensors and options, read in the same order.
+// The steps that forward.cpp and backward.cpp share: they read the same options and tensors in the same order (build.h).
 #pragma once
 
 #include "problem/block_mask.h"
@@ -6,7 +6,7 @@
 
 namespace libflash {
 
-// The options' tensors as views; those of a backward call are absent in a forward one.
+// The tensors of the options as views. dlse, dbias and dsink are absent in a forward call.
 struct OptionTensors {
     TensorView cu_q, cu_k, used_q, used_k;
     TensorView slopes, bias, mask, sink, block_mask;
@@ -18,20 +18,20 @@ struct OptionTensors {
 constexpr uint32_t kAttentionFlags =
     FLASH_FLAG_CAUSAL | FLASH_FLAG_TOP_LEFT | FLASH_FLAG_WINDOW | FLASH_FLAG_SCALE | FLASH_FLAG_DETERMINISTIC;
 
-// Step 1 of build.h: plain values, into `problem`.
+// Step 1 of build.h: copies the plain values into `problem`.
 flash_attention_options_t read_attention_options(AttentionProblem& problem, const flash_attention_options_t* options);
 
-// Step 2: device, dtype, sizes of q, k, v, which are read already; batch, heads, lengths.
+// Step 2: checks device, dtype and sizes of q, k and v, which the reader has already read; sets batch, heads and head dimensions.
 void build_attention_sizes(AttentionProblem& problem, const OptionTensors& tensors, const flash_attention_options_t& options);
 
-// Shapes that follow from the problem: (batch, rows, heads, channels) or packed, and that of lse.
-void check_like_rows(const AttentionProblem& problem, const TensorView& view, const Argument& argument);  // q but head_dim_v
+// Check a tensor against the problem: the shape of out (that of q, with head_dim_v), of lse, or of `model`.
+void check_like_rows(const AttentionProblem& problem, const TensorView& view, const Argument& argument);
 void check_like_lse(const AttentionProblem& problem, const TensorView& view, const Argument& argument);
 void check_same(const TensorView& view, const Argument& argument, const TensorView& model, const char* names);
 
 OptionTensors read_option_tensors(Reader& reader, const flash_attention_options_t& options, bool backward);
 
-// Step 3, then step 4.
+// Step 3, and step 4 (on the CPU).
 void build_option_tensors(AttentionProblem& problem, const OptionTensors& tensors, const flash_attention_options_t& options);
 void check_attention_contents(const AttentionProblem& problem, const OptionTensors& tensors,
                               const flash_attention_options_t& options);

@@ -28,7 +28,8 @@ void check_pair(const BlockListPair& pair, const char* counts, const char* indic
     check_ndim(pair.counts, counts, 3, "(batch or 1, heads_q or 1, blocks)");
     check_ndim(pair.indices, indices, 4, "(batch or 1, heads_q or 1, blocks, blocks of the other side)");
     const int64_t* shape = pair.counts.shape;
-    check_shape(pair.indices, indices, {shape[0], shape[1], shape[2], pair.indices.shape[3]}, "that of the counts, and one more");
+    check_shape(pair.indices, indices, {shape[0], shape[1], shape[2], pair.indices.shape[3]},
+                "that of the counts with one more dimension");
 }
 
 void copy_strides(int64_t* to, const TensorView& view) {
@@ -68,7 +69,7 @@ void check_list_contents(const BlockListPair& pair, const char* counts_name, con
     }
 }
 
-// Zero throughout: not asked for.
+// The caller left the tensor zero: not given.
 const flash_tensor_t* if_given(const flash_tensor_t& tensor) {
     return tensor.data == nullptr && tensor.dtype == FLASH_DTYPE_NONE && tensor.ndim == 0 ? nullptr : &tensor;
 }
@@ -107,10 +108,9 @@ BlockMask build_block_mask(const TensorView& mask, const BlockSizes& sizes, cons
 }
 
 BlockMask build_block_lists(const BlockListViews& lists, const BlockSizes& sizes, const Device& device, bool needs_cols) {
-    if (!lists.rows.counts.present)
-        invalid("block_lists.row_counts", "is needed, with row_indices, to walk the keys of a row", "zero");
+    if (!lists.rows.counts.present) invalid("block_lists.row_counts", "is required, with row_indices", "zero");
     if (needs_cols && !lists.cols.counts.present) {
-        invalid("block_lists.col_counts", "is needed, with col_indices, by the backward", "zero");
+        invalid("block_lists.col_counts", "is required in backward, with col_indices", "zero");
     }
     BlockMask result;
     result.present = true;
@@ -127,7 +127,7 @@ BlockMask build_block_lists(const BlockListViews& lists, const BlockSizes& sizes
         check_pair(lists.cols, "block_lists.col_counts", "block_lists.col_indices", device);
         const int64_t* shape = lists.rows.counts.shape;
         check_shape(lists.cols.indices, "block_lists.col_indices", {shape[0], shape[1], result.cols, result.rows},
-                    "that of row_indices with the blocks exchanged");
+                    "that of row_indices with the last two dimensions exchanged");
         result.col_counts = static_cast<const int32_t*>(lists.cols.counts.data);
         result.col_indices = static_cast<const int32_t*>(lists.cols.indices.data);
         copy_strides(result.col_counts_stride, lists.cols.counts);
@@ -157,7 +157,7 @@ CompressProblem make_compress_problem(const flash_tensor_t* block_mask, const fl
     check_ndim(mask, "block_mask", 4, "(batch or 1, heads_q or 1, ceil(seqlen_q / 128), ceil(seqlen_k / 128))");
     check_contiguous(mask, "block_mask");
     if (!views.rows.counts.present && !views.cols.counts.present)
-        invalid("lists", "one pair of lists at least must be given", "none");
+        invalid("lists", "must have the row lists, the column lists or both", "none");
 
     CompressProblem problem;
     problem.device = mask.device;
@@ -178,7 +178,7 @@ CompressProblem make_compress_problem(const flash_tensor_t* block_mask, const fl
     if (views.cols.counts.present) {
         check_pair(views.cols, "block_lists.col_counts", "block_lists.col_indices", mask.device);
         check_shape(views.cols.indices, "block_lists.col_indices", {shape[0], shape[1], shape[3], shape[2]},
-                    "that of block_mask with the blocks exchanged");
+                    "that of block_mask with the last two dimensions exchanged");
         check_contiguous(views.cols.counts, "block_lists.col_counts");
         check_contiguous(views.cols.indices, "block_lists.col_indices");
         problem.col_counts = static_cast<int32_t*>(views.cols.counts.data);

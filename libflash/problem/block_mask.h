@@ -1,4 +1,4 @@
-// Block masks: dense, or as lists of the kept blocks.
+// Checks of block masks, dense or as lists of the kept blocks.
 #pragma once
 
 #include "problem/attention.h"
@@ -6,7 +6,7 @@
 
 namespace libflash {
 
-// How many blocks each way. As with ScoreSizes, a packed side needs at least so many.
+// The size that a block mask must have, in blocks. With *_at_least, for a packed side, it may be larger, as in ScoreSizes.
 struct BlockSizes {
     int64_t batch = 0, heads = 0;
     int64_t rows = 0, cols = 0;
@@ -15,7 +15,7 @@ struct BlockSizes {
 
 int64_t blocks_of(int64_t length);
 
-// The pair of tensors that is one compressed form, as read. Not present if the caller left it zero.
+// The row lists or the column lists. Not present if the caller left both tensors zero.
 struct BlockListPair {
     TensorView counts, indices;
 };
@@ -27,10 +27,10 @@ BlockListViews read_block_lists(Reader& reader, const flash_block_lists_t& lists
 BlockMask build_block_mask(const TensorView& mask, const BlockSizes& sizes, const Device& device);
 BlockMask build_block_lists(const BlockListViews& lists, const BlockSizes& sizes, const Device& device, bool needs_cols);
 
-// Reads the lists: on the CPU, in a call.
+// Checks the contents of the lists, which must be in host memory.
 void check_block_lists(const BlockListViews& lists);
 
-// On the CPU, in a call, packed: do the blocks cover the largest lengths that occur?
+// For packed calls on the CPU: checks that the blocks cover `rows` and `cols`, the largest lengths.
 void check_blocks_cover(const BlockMask& mask, const Argument& argument, int64_t rows, int64_t cols);
 
 }  // namespace libflash

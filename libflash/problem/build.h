@@ -1,13 +1,13 @@
-// From the C arguments of each operation to its checked problem. Everything that can be known to be wrong without a kernel in view
-// is refused here, before anything is written, in one fixed order so that messages are stable:
+// Makes the checked problem of each operation from the C arguments. All errors that do not depend on the kernel are refused
+// here, in a fixed order, so that a call with several errors always gets the same message:
 //
 //   1  the options struct: version, flags, reserved fields, then each plain value in the order of the header
-//   2  each tensor by itself, in the order of the arguments; then device, dtype and shape against the others
-//   3  the tensors of the options, likewise, in the order of the header
-//   4  on the CPU, contents: lengths, tables, block lists
+//   2  each tensor alone, in the order of the arguments; then their devices, dtypes and shapes against each other
+//   3  the tensors of the options in the same way, in the order of the header
+//   4  on the CPU, contents of tensors: lengths, block tables, block lists
 //   5  overlap of outputs
 //
-// What no kernel here can do is not refused here but by plan/: UNSUPPORTED, then the workspace.
+// Later, plan/ refuses what no kernel supports (UNSUPPORTED); after that the workspace is checked.
 #pragma once
 
 #include "problem/attention.h"
@@ -33,7 +33,7 @@ DecodeProblem make_decode_problem(const flash_tensor_t* q, const flash_tensor_t*
 MergeProblem make_merge_problem(const flash_tensor_t* outs, const flash_tensor_t* lses, int32_t count, const flash_tensor_t* out,
                                 const flash_tensor_t* lse, const flash_merge_options_t* options);
 
-// A dense block mask and the lists to be written; a pair of lists that is not asked for is null.
+// A dense block mask and the lists to write. The pointers of lists that the caller did not give are null.
 struct CompressProblem {
     Device device;
     int64_t matrices = 0, rows = 0, cols = 0;

@@ -16,7 +16,7 @@ void check_cache_seqlens(const DecodeProblem& p) {
                     ", capacity ", p.cache.capacity);
         }
         if (p.cached(b) + p.seqlen_new > p.cache.capacity) {
-            invalid("k_new", "its rows must fit into the cache behind cache_seqlens", "sequence ", b, ": ", p.cached(b), " + ",
+            invalid("k_new", "its rows must fit into the cache after cache_seqlens", "sequence ", b, ": ", p.cached(b), " + ",
                     p.seqlen_new, ", capacity ", p.cache.capacity);
         }
         if (p.leftpad && (p.leftpad[b] < 0 || p.leftpad[b] > p.cached(b))) {
@@ -40,7 +40,7 @@ void check_entries(const DecodeProblem& p) {
     }
 }
 
-// Only the pages that hold keys are looked at; the rest of a table's row means nothing.
+// Checks only the pages that hold keys; entries of the table past them are not used.
 void check_pages(const DecodeProblem& p) {
     for (int64_t b = 0; b < p.batch; ++b) {
         const int64_t used = (p.cached(b) + p.seqlen_new + p.cache.page_size - 1) / p.cache.page_size;
@@ -54,7 +54,7 @@ void check_pages(const DecodeProblem& p) {
     }
 }
 
-// A stretch of rows, in one cache entry or page, to which a sequence appends.
+// Rows [first, last) of a cache entry or page (`place`), to which a sequence appends.
 struct Stretch {
     int64_t place, first, last, sequence;
     bool operator<(const Stretch& other) const { return place != other.place ? place < other.place : first < other.first; }

@@ -1,11 +1,11 @@
-// The contents of a KV cache's tables: lengths, entries, pages, and where new rows go. On the CPU, in a call.
+// Checks of the contents of a KV cache's tables: lengths, entries, pages, and the rows to which new keys are appended. CPU only.
 #pragma once
 
 #include "problem/decode.h"
 
 namespace libflash {
 
-// Refuses what would read or write outside the cache, or write one row twice.
+// Refuses a call that would read or write outside the cache, or write a row twice.
 void check_cache_contents(const DecodeProblem& problem);
 
 }  // namespace libflash

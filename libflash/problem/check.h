@@ -1,6 +1,6 @@
-// Refusals and their one style of message: "argument: rule (value)". A check is a plain `if` around a call of invalid(), so the
-// good path costs a comparison and nothing is formatted before something is wrong. The rule is a string literal at the
-// call: tests/capi/test_bad_input.py reads these calls and demands a test of each.
+// Refusals. Every message has the form "argument: rule (value)". A check is an `if` around a call of invalid(), so a correct call
+// pays one comparison and formats nothing. The rule must be a string literal at the call, because
+// tests/capi/test_bad_input_coverage.py reads these calls from the source and requires a test of each.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@
 
 namespace libflash {
 
-// The name by which the caller knows what is wrong: "q", "block_lists.row_counts", "outs[3]".
+// The caller's name of the argument that is wrong: "q", "block_lists.row_counts", "outs[3]".
 struct Argument {
     const char* name;
     int index = -1;

@@ -127,8 +127,8 @@ void build_cache(DecodeProblem& p, const DecodeTensors& tensors) {
     } else if (tensors.batch_idx.present) {
         p.cache.batch_idx = read_int32_vector(tensors.batch_idx, "cache_batch_idx", p.batch, p.device, "(batch,)");
     } else if (p.cache.k.shape[0] < p.batch) {
-        invalid("k_cache", "must have an entry for each sequence, or cache_batch_idx be given", "batch ", p.batch, ", entries ",
-                p.cache.k.shape[0]);
+        invalid("k_cache", "must have an entry for each sequence, unless cache_batch_idx is given", "batch ", p.batch,
+                ", entries ", p.cache.k.shape[0]);
     }
     if (tensors.leftpad.present) p.leftpad = read_int32_vector(tensors.leftpad, "cache_leftpad", p.batch, p.device, "(batch,)");
     p.default_seqlen = p.k_new.present ? 0 : p.cache.capacity;
@@ -157,7 +157,7 @@ void build_appended(DecodeProblem& p) {
         check_ndim(p.rotary_cos, "rotary_cos", 2, "(positions, channels / 2)");
         const int64_t pairs = p.rotary_cos.shape[1];
         if (pairs < 1 || 2 * pairs > p.head_dim) {
-            invalid("rotary_cos", "must turn at least 2 channels and at most head_dim", 2 * pairs, " of ", p.head_dim);
+            invalid("rotary_cos", "must rotate at least 2 channels and at most head_dim", 2 * pairs, " of ", p.head_dim);
         }
         check_shape(p.rotary_sin, "rotary_sin", {p.rotary_cos.shape[0], pairs}, "that of rotary_cos");
         check_dtype(p.rotary_sin, "rotary_sin", p.rotary_cos.dtype);

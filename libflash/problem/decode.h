@@ -1,4 +1,4 @@
-// What is asked of decode: a few query rows per sequence against a cache of keys and values.
+// DecodeProblem: a decode call in checked form, a few query rows per sequence over a cache of keys and values.
 #pragma once
 
 #include <cstdint>
@@ -7,11 +7,11 @@
 
 namespace libflash {
 
-// Where key j of sequence b lies: in its cache entry, or in a page named by the table.
+// Where key j of sequence b is stored: row j of its cache entry or, with a block table, a row of one of its pages.
 struct KvCache {
     TensorView k, v;                         // (entries or pages, capacity or page size, heads, channels)
-    int64_t capacity = 0;                    // keys a sequence can have
-    const int32_t* batch_idx = nullptr;      // contiguous: cache entry of each sequence; nullptr: its own number
+    int64_t capacity = 0;                    // largest number of keys of a sequence
+    const int32_t* batch_idx = nullptr;      // contiguous: cache entry of each sequence; nullptr: entry b for sequence b
     const int32_t* block_table = nullptr;    // paged
     int64_t block_table_stride[2] = {0, 0};  // (sequence, column), in elements
     int64_t block_table_columns = 0;
@@ -45,7 +45,7 @@ struct DecodeProblem {
     Request request;
 
     int64_t group_size() const { return heads_k ? heads_q / heads_k : 0; }
-    // Reads the array: host problems only.
+    // Reads the array, so for host tensors only.
     int64_t cached(int64_t b) const { return cache_seqlens ? cache_seqlens[b] : default_seqlen; }
 };
 

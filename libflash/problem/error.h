@@ -1,5 +1,5 @@
-// The one exception type of the library: a status and a text for the person who made the call. capi/guard.h turns it into a status
-// and the per-thread error text.
+// The only exception type that the library throws: a status and a text for the caller. capi/guard.h returns the status and stores
+// the text for flash_last_error().
 #pragma once
 
 #include <stdexcept>

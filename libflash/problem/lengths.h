@@ -1,4 +1,4 @@
-// Ragged and partly used sequences: cu_seqlens, seqused, and what they say about the largest length.
+// Checks of cu_seqlens and seqused.
 #pragma once
 
 #include "problem/read.h"
@@ -6,7 +6,7 @@
 
 namespace libflash {
 
-// One side, query or key, of a call: which tensors describe its lengths and what they are called.
+// The names of the arguments of one side (queries or keys), for error texts.
 struct Side {
     const char* rows;        // "q"
     const char* cu;          // "cu_seqlens_q"
@@ -17,15 +17,15 @@ struct Side {
 inline constexpr Side kQuerySide = {"q", "cu_seqlens_q", "seqused_q", "max_seqlen_q"};
 inline constexpr Side kKeySide = {"k", "cu_seqlens_k", "seqused_k", "max_seqlen_k"};
 
-// An INT32 vector without gaps.
+// Checks that `view` is a contiguous INT32 vector of `size` elements; returns its data.
 const int32_t* read_int32_vector(const TensorView& view, const Argument& argument, int64_t size, const Device& device,
                                  const char* names);
 
-// `rows` is q or k. Contents are not looked at.
+// `rows` is q or k. Does not read the contents of `cu` and `used`.
 Sequences build_sequences(const Side& side, const TensorView& rows, int64_t batch, const TensorView& cu, const TensorView& used,
                           int64_t max_seqlen);
 
-// Reads the arrays: on the CPU, in a call. Returns the largest number of rows that take part in any sequence.
+// Checks the contents of the arrays, which must be in host memory. Returns the largest length of a sequence.
 int64_t check_lengths(const Side& side, const Sequences& sequences, int64_t max_seqlen);
 
 }  // namespace libflash

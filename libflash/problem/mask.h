@@ -1,4 +1,4 @@
-// Causal and window as one description: which keys a query row may see by position alone.
+// Causal rule and window in one form: which keys a query row sees by position.
 #pragma once
 
 #include <cstdint>
@@ -9,14 +9,14 @@ struct MaskRule {
     // Larger than any length, small enough that sums of a few of them do not overflow.
     static constexpr int64_t kUnbounded = int64_t{1} << 48;
 
-    int64_t left = kUnbounded;   // keys to the left of the diagonal, inclusive of it
-    int64_t right = kUnbounded;  // keys to the right; causal is right = 0
+    int64_t left = kUnbounded;   // keys left of the diagonal that are visible
+    int64_t right = kUnbounded;  // keys right of the diagonal; causal: 0
     bool top_left = false;       // the diagonal starts at (0, 0) instead of ending at (Lq - 1, Lk - 1)
 
     bool bounded() const { return left < kUnbounded || right < kUnbounded; }
     // Column of the diagonal in row 0.
     int64_t shift(int64_t length_q, int64_t length_k) const { return top_left ? 0 : length_k - length_q; }
-    // Keys that row i may see are [first, last), to be cut to [0, length_k).
+    // `row` sees the keys [first, last), intersected with [0, length_k).
     int64_t first(int64_t row, int64_t shift) const { return row + shift - left; }
     int64_t last(int64_t row, int64_t shift) const { return row + shift + right + 1; }
 };

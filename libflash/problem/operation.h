@@ -1,4 +1,4 @@
-// The operations of the library: one type for every layer.
+// The operations of the library; all layers use this type.
 #pragma once
 
 #include <cstdint>

@@ -90,7 +90,7 @@ int64_t read_split_size(int64_t split_size, int64_t num_splits) {
     return split_size;
 }
 
-// Any backend that kernels.table names, compiled or not: whether there is a kernel of it is decided later.
+// Accepts every backend named in kernels.table, compiled or not. plan/ refuses the call if the build has no kernel of it.
 const char* read_backend(const char* backend) {
     if (!backend) return nullptr;
     for (const char* name = LIBFLASH_BUILD_BACKENDS; *name;) {

@@ -1,4 +1,4 @@
-// The plain values of the option structs: version, flags, numbers, names.
+// Checks of the plain values of the option structs: version, flags, numbers, names.
 #pragma once
 
 #include <algorithm>
@@ -9,15 +9,15 @@
 
 namespace libflash {
 
-constexpr uint32_t kLargestOptions = 4096;  // a struct_size beyond this is garbage, not a later version
+constexpr uint32_t kLargestOptions = 4096;  // a larger struct_size is an error, not a later version
 constexpr int64_t kMaxSplits = 1024;
 constexpr int32_t kMaxThreads = FLASH_MAX_THREADS;
 
-// Refuses a size before version 1, and anything but zeros behind what this library knows.
+// Refuses a struct_size below that of version 1, and bytes other than 0 past the `known` bytes of this library's struct.
 void check_struct(const void* options, uint32_t struct_size, size_t version_1, size_t known);
 
-// A copy of what this library knows of the caller's options: defaults where the caller's version ends, or where there are none.
-// `version_1` is the size that the struct had in the first version.
+// A copy of the caller's options. Fields that the caller's version does not have have their defaults, and all fields if `options`
+// is null. `version_1` is the size of the struct in version 1.
 template <class Options>
 Options read_options(const Options* options, size_t version_1) {
     Options known = {};
@@ -30,7 +30,7 @@ Options read_options(const Options* options, size_t version_1) {
 void check_flags(uint32_t flags, uint32_t known);
 void check_reserved(int32_t reserved);
 
-double read_softmax_scale(double given, uint32_t flags);  // the default, 1 / sqrt(head_dim), is 0 here
+double read_softmax_scale(double given, uint32_t flags);  // 0 without FLASH_FLAG_SCALE
 double read_softcap(double softcap);
 double read_dropout(double p);
 MaskRule read_mask_rule(uint32_t flags, int64_t window_left, int64_t window_right);
@@ -42,7 +42,7 @@ const char* read_backend(const char* backend);
 int read_num_threads(int32_t num_threads);
 int read_tile(int32_t tile, const Argument& argument);
 
-// The value to use, once the head dimension is known.
+// The scale to use: `given` with FLASH_FLAG_SCALE, else 1 / sqrt(head_dim).
 double scale_or_default(double given, uint32_t flags, int64_t head_dim);
 
 }  // namespace libflash

@@ -16,7 +16,7 @@ flash_tensor_t contiguous(const TensorView& like) {
     for (int i = like.ndim - 1; i >= 0; --i) {
         t.shape[i] = like.shape[i];
         t.stride[i] = stride;
-        static_cast<void>(__builtin_mul_overflow(stride, like.shape[i], &stride));  // too large is refused when the shape is read
+        static_cast<void>(__builtin_mul_overflow(stride, like.shape[i], &stride));  // overflow: refused when the shape is read
     }
     return t;
 }

@@ -1,4 +1,4 @@
-// Shapes of the outputs that a call with these inputs would have: for explain, which is asked without them.
+// The outputs that a call with these inputs would have. explain needs them because its caller gives no outputs.
 #pragma once
 
 #include "libflash.h"

@@ -6,7 +6,7 @@ namespace libflash {
 
 namespace {
 
-// Bytes from the first to past the last of those dimensions that are not repetitions of `period` (0: of all dimensions).
+// Extent in bytes over the dimensions whose stride is not a multiple of `period`; period 0: over all dimensions.
 int64_t extent(const Footprint& one, int64_t period) {
     int64_t bytes = one.element;
     for (int i = 0; i < one.ndim; ++i) {
@@ -15,7 +15,8 @@ int64_t extent(const Footprint& one, int64_t period) {
     return bytes;
 }
 
-// Modulo the period each tensor keeps to one interval; are the two intervals apart? `distance` is from one to other, >= 0.
+// Modulo `period`, each tensor covers one interval. Returns whether the two intervals are disjoint. `distance` is the address of
+// `other` minus that of `one`, >= 0.
 bool apart_modulo(const Footprint& one, const Footprint& other, int64_t distance, int64_t period) {
     const int64_t shift = distance % period;
     return extent(one, period) <= shift && shift + extent(other, period) <= period;
@@ -38,7 +39,8 @@ bool strides_apart(const Footprint& one, const Footprint& other, int64_t distanc
             if (tensor->stride[i] > 0 && apart_modulo(one, other, distance, tensor->stride[i])) return true;
         }
     }
-    // Both step by the same largest stride, and what is left fits into one step: only elements of one step can meet.
+    // Both have the same largest stride, and their other dimensions fit into one such stride: then it is enough to compare the
+    // tensors without that dimension.
     if (one.ndim == 0 || other.ndim == 0 || one.stride[0] != other.stride[0] || one.stride[0] == 0) return false;
     const int64_t period = one.stride[0];
     const int64_t shift = distance % period;

@@ -1,4 +1,4 @@
-// Which bytes a strided tensor touches, and whether two tensors share any.
+// Which bytes a strided tensor covers, and whether two tensors share a byte.
 #pragma once
 
 #include <cstdint>
@@ -8,20 +8,22 @@
 namespace libflash {
 
 struct Footprint {
-    uintptr_t begin = 0, end = 0;  // bytes, from the first to past the last
-    int ndim = 0;                  // dimensions of more than one element
+    uintptr_t begin = 0, end = 0;  // addresses of the first byte and one past the last
+    int ndim = 0;                  // number of dimensions of more than one element
     int64_t size[FLASH_MAX_NDIM] = {0, 0, 0, 0};
-    int64_t stride[FLASH_MAX_NDIM] = {0, 0, 0, 0};  // bytes, largest first
+    int64_t stride[FLASH_MAX_NDIM] = {0, 0, 0, 0};  // in bytes, in descending order
     int64_t element = 0;                            // bytes of one element
 };
 
-// Of a tensor with elements, whose extent in bytes is known not to overflow.
+// The tensor must have elements, and its extent in bytes must not overflow.
 Footprint footprint_of(const TensorView& view);
 
-// No two elements share a byte. Sound; refuses a few exotic stride patterns whose elements interleave without meeting.
+// Whether no two elements of the tensor share a byte. True is always right. False is wrong for a few unusual stride patterns
+// whose elements interleave without sharing bytes.
 bool disjoint_elements(const Footprint& one);
 
-// No byte belongs to both. Sound, and exact for slices of one buffer along any axis (dq, dk and dv inside one packed tensor).
+// Whether no byte belongs to both tensors. True is always right. Both answers are right for slices of one buffer along any axis
+// (dq, dk and dv of one packed tensor).
 bool disjoint(const Footprint& one, const Footprint& other);
 
 }  // namespace libflash

@@ -6,10 +6,10 @@ namespace libflash {
 
 namespace {
 
-// What a view without data points at.
+// The data of views of tensors without data.
 alignas(256) unsigned char nowhere[256];
 
-// Sums of a few sizes, offsets and windows (MaskRule::kUnbounded) must not overflow.
+// Small enough that a sum of a few sizes, offsets and window widths (MaskRule::kUnbounded) does not overflow.
 constexpr int64_t kSizeLimit = int64_t{1} << 40;
 
 void check_kind(const flash_tensor_t& t, const Argument& argument) {
@@ -36,11 +36,11 @@ bool check_sizes(const flash_tensor_t& t, const Argument& argument) {
             overflow |= __builtin_mul_overflow(bytes, t.shape[i], &bytes);
         }
     }
-    if (overflow) invalid(argument, "its bytes must fit into 63 bits", "shape ", Sizes{t.shape, t.ndim});
+    if (overflow) invalid(argument, "its size in bytes must be below 2^63", "shape ", Sizes{t.shape, t.ndim});
     return !empty;
 }
 
-// Of a tensor with elements; strides of dimensions of one element are not looked at. Returns the bytes from first to last.
+// For a tensor with elements. Ignores the strides of dimensions of size 1. Returns the extent in bytes.
 int64_t check_strides(const flash_tensor_t& t, const Argument& argument, unsigned role) {
     const int64_t element = element_bytes(static_cast<DType>(t.dtype));
     int64_t last = 0;
@@ -57,7 +57,7 @@ int64_t check_strides(const flash_tensor_t& t, const Argument& argument, unsigne
     }
     overflow |= __builtin_add_overflow(last, int64_t{1}, &last);
     overflow |= __builtin_mul_overflow(last, element, &last);
-    if (overflow) invalid(argument, "its strides must stay within 63 bits of bytes", "strides ", Sizes{t.stride, t.ndim});
+    if (overflow) invalid(argument, "its extent in bytes must be below 2^63", "strides ", Sizes{t.stride, t.ndim});
     if ((role & kRows) && t.ndim > 0 && t.shape[t.ndim - 1] > 1 && t.stride[t.ndim - 1] != 1) {
         invalid(argument, "the last dimension must be contiguous (stride 1)", "stride ", t.stride[t.ndim - 1]);
     }

@@ -1,5 +1,5 @@
-// From the C tensors to views: each tensor is checked by itself when it is read, and remembered, so that in the end all of them
-// can be checked for overlap.
+// Reader: makes views of the C tensors. It checks each tensor alone when it reads it, and records it, so that check_overlap() can
+// compare all tensors at the end.
 #pragma once
 
 #include <cstdint>
@@ -12,33 +12,33 @@
 
 namespace libflash {
 
-// A call looks at data pointers and, on the CPU, at the contents of lengths and tables. The queries (workspace size, explain)
-// know shapes only.
+// `call` checks data pointers and, on the CPU, the contents of lengths and tables. `shapes`, for the workspace query and explain,
+// does not read data pointers.
 enum class Reading { call, shapes };
 
 enum Role : unsigned {
     kRead = 0,
-    kWritten = 1,  // no element may be written twice, and no other tensor may share a byte
-    kRows = 2,     // the last dimension is contiguous
+    kWritten = 1,  // an output: its elements must not overlap each other or another tensor
+    kRows = 2,     // the last dimension must be contiguous
 };
 
 class Reader {
 public:
     explicit Reader(Reading reading) : reading_(reading) {}
 
-    // The view's `data` is never null: a tensor without elements, or without data in a query, points at nothing in particular.
+    // The view's `data` is never null: if the caller's is, it points to a static dummy.
     TensorView required(const flash_tensor_t* tensor, const Argument& argument, unsigned role = kRead);
     TensorView optional(const flash_tensor_t* tensor, const Argument& argument, unsigned role = kRead);
 
     bool is_call() const { return reading_ == Reading::call; }
-    // May the contents of a tensor on this device be looked at?
+    // Whether the contents of a tensor on this device may be read.
     bool may_look(const Device& device) const { return is_call() && !device.is_cuda(); }
 
-    // Last check of every problem.
+    // The last check of every problem: an output overlaps no other tensor and not itself.
     void check_overlap() const;
 
 private:
-    static constexpr int kInPlace = 32;  // more than any call but a merge has
+    static constexpr int kInPlace = 32;  // enough for every call but a merge
     struct Entry {
         Argument argument = "";
         bool written = false;
@@ -49,7 +49,7 @@ private:
     Reading reading_;
     int count_ = 0;
     int written_ = 0;
-    // Not initialised, on purpose: most calls have five tensors.
+    // Left uninitialised to save time: most calls have five tensors.
     alignas(Entry) unsigned char storage_[kInPlace * sizeof(Entry)];
     std::vector<Entry> more_;  // those after the first kInPlace
     const Entry& entry(int i) const {
@@ -59,7 +59,7 @@ private:
 
 bool is_float(DType dtype);
 
-// Checks of one tensor against what the others ask of it. `names` says the shape in words, "(batch, heads_q, seqlen_q)".
+// Checks of one tensor against values that follow from others. `names` is the shape in words, "(batch, heads_q, seqlen_q)".
 void check_ndim(const TensorView& view, const Argument& argument, int ndim, const char* names);
 void check_shape(const TensorView& view, const Argument& argument, std::initializer_list<int64_t> shape, const char* names);
 void check_dtype(const TensorView& view, const Argument& argument, DType dtype);

@@ -1,4 +1,4 @@
-// A borrowed view of a tensor and the few types every room speaks: dtype, device, shape, strides.
+// TensorView, a view of the caller's tensor, and the types that all layers use: DType, Device, strides.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +40,7 @@ struct Device {
     bool operator!=(const Device& other) const { return !(*this == other); }
 };
 
-// `present` is false for an optional tensor that was not given; nothing else of such a view means anything.
+// `present` is false for an optional tensor that was not given; the other members then have no meaning.
 struct TensorView {
     bool present = false;
     void* data = nullptr;
@@ -57,9 +57,8 @@ struct TensorView {
     }
 };
 
-// The three strides by which a kernel walks q, k, v, out and their gradients, whether the tensor is dense
-// (batch, row, head, channel) or packed (row, head, channel): then `batch` is 0 and rows count through all sequences.
-// Channels are contiguous.
+// Strides of q, k, v, out and their gradients, dense (batch, row, head, channel) or packed (row, head, channel). In packed
+// tensors `batch` is 0 and rows are counted over all sequences. Channels are contiguous.
 struct RowStrides {
     int64_t batch = 0;
     int64_t row = 0;
@@ -71,7 +70,7 @@ inline RowStrides row_strides(const TensorView& t) {
     return {0, t.stride[0], t.stride[1]};
 }
 
-// lse and dlse: (batch, head, row), or (head, row) when packed. Rows need not be contiguous.
+// The same for lse and dlse: (batch, head, row), packed (head, row). Rows need not be contiguous.
 inline RowStrides lse_strides(const TensorView& t) {
     if (t.ndim == 3) return {t.stride[0], t.stride[2], t.stride[1]};
     return {0, t.stride[1], t.stride[0]};

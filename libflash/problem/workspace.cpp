@@ -14,7 +14,7 @@ size_t Workspace::add(const char* name, size_t bytes) {
     if (__builtin_add_overflow(bytes, kWorkspaceAlignment - 1, &padded) ||
         __builtin_add_overflow(bytes_, padded / kWorkspaceAlignment * kWorkspaceAlignment, &bytes_) ||
         bytes_ > static_cast<size_t>(PTRDIFF_MAX)) {
-        refuse(FLASH_STATUS_UNSUPPORTED, "workspace", "its size must fit into 63 bits", text_of("region ", name));
+        refuse(FLASH_STATUS_UNSUPPORTED, "workspace", "its size in bytes must be below 2^63", text_of("region ", name));
     }
     regions_[count_++] = {name, offset};
     return offset;
@@ -33,13 +33,13 @@ void check_workspace(size_t needed, const void* workspace, size_t bytes) {
         refuse(FLASH_STATUS_WORKSPACE, "workspace", "must not be NULL for this call", text_of("it needs ", needed, " bytes"));
     }
     if (bytes < needed) {
-        refuse(FLASH_STATUS_WORKSPACE, "workspace_bytes", "must be at least what the query says",
-               text_of("it is ", bytes, ", needed are ", needed));
+        refuse(FLASH_STATUS_WORKSPACE, "workspace_bytes", "must be at least the size that the workspace query returns",
+               text_of("it is ", bytes, ", the call needs ", needed));
     }
     if (reinterpret_cast<uintptr_t>(workspace) % kWorkspaceAlignment != 0) {
         refuse(FLASH_STATUS_WORKSPACE, "workspace", "must be aligned to 256",
-               text_of("address modulo 256 is ", reinterpret_cast<uintptr_t>(workspace) % kWorkspaceAlignment, ", needed are ",
-                       needed, " bytes"));
+               text_of("address modulo 256 is ", reinterpret_cast<uintptr_t>(workspace) % kWorkspaceAlignment,
+                       ", the call needs ", needed, " bytes"));
     }
 }
 

@@ -1,4 +1,4 @@
-// Scratch memory: what a plan needs, as named regions of one block, and the check of the block that the caller passes.
+// The layout of a plan's workspace, as named regions of one block, and the check of the block that the caller passes.
 #pragma once
 
 #include <cstddef>
@@ -7,10 +7,10 @@ namespace libflash {
 
 constexpr size_t kWorkspaceAlignment = 256;
 
-// Regions one after the other, each aligned. A plan adds them in a fixed order; a launch finds them again by name.
+// Regions one after another, each aligned to kWorkspaceAlignment. A plan adds them; a launch looks up their offsets by name.
 class Workspace {
 public:
-    // Returns the offset. `name` must outlive the object. Refuses what does not fit into an address space.
+    // Returns the offset of the region. `name` must outlive the object. Refuses a workspace too large for the address space.
     size_t add(const char* name, size_t bytes);
     size_t offset(const char* name) const;
     size_t bytes() const { return bytes_; }
@@ -26,7 +26,7 @@ private:
     size_t bytes_ = 0;
 };
 
-// Refuses a block that is missing, short or misaligned; `needed` of 0 needs none.
+// Refuses a block that is missing, too small or misaligned. If `needed` is 0, any block is accepted.
 void check_workspace(size_t needed, const void* workspace, size_t bytes);
 
 }  // namespace libflash

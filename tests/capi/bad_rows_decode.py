@@ -84,7 +84,7 @@ SHAPES = [
     row(
         "few-entries",
         both(without("cache_batch_idx"), sizing("k_cache", 0, 1), sizing("v_cache", 0, 1)),
-        "k_cache", "must have an entry for each sequence, or cache_batch_idx be given", "batch 2, entries 1",
+        "k_cache", "must have an entry for each sequence, unless cache_batch_idx is given", "batch 2, entries 1",
     ),
 ]
 
@@ -148,11 +148,11 @@ TABLES = [
     ),
     row(
         "append-past", with_tensor("cache_seqlens", lambda: ints(6, 11)),
-        "k_new", "its rows must fit into the cache behind cache_seqlens", "sequence 1: 11 + 2, capacity 12", data=True,
+        "k_new", "its rows must fit into the cache after cache_seqlens", "sequence 1: 11 + 2, capacity 12", data=True,
     ),
     row(
         "append-past-paged", with_tensor("cache_seqlens", lambda: ints(11, 0)),
-        "k_new", "its rows must fit into the cache behind cache_seqlens", "sequence 0: 11 + 2, capacity 12", base="paged",
+        "k_new", "its rows must fit into the cache after cache_seqlens", "sequence 0: 11 + 2, capacity 12", base="paged",
         data=True,
     ),
     row(
@@ -236,9 +236,9 @@ APPENDED = [
     ),
     row(
         "cos-wide", with_tensor("rotary_cos", lambda: floats(20, 5)),
-        "rotary_cos", "must turn at least 2 channels and at most head_dim", "10 of 8",
+        "rotary_cos", "must rotate at least 2 channels and at most head_dim", "10 of 8",
     ),
-    row("cos-empty", sizing("rotary_cos", 1, 0), "rotary_cos", "must turn at least 2 channels and at most head_dim", "0 of 8"),
+    row("cos-empty", sizing("rotary_cos", 1, 0), "rotary_cos", "must rotate at least 2 channels and at most head_dim", "0 of 8"),
     row(
         "sin-shape", with_tensor("rotary_sin", lambda: floats(20, 2)),
         "rotary_sin", "shape must be that of rotary_cos = (20, 3)", "it is (20, 2)",

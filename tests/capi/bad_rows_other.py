@@ -125,7 +125,7 @@ def cleared(*names):
 COMPRESSIONS = [
     Row("mask-null", COMPRESS, without("block_mask"), "block_mask", "is required", "NULL"),
     Row("lists-null", COMPRESS, null("lists"), "lists", "is required", "NULL"),
-    Row("lists-none", COMPRESS, cleared(*NAMES), "lists", "one pair of lists at least must be given", "none"),
+    Row("lists-none", COMPRESS, cleared(*NAMES), "lists", "must have the row lists, the column lists or both", "none"),
     Row("lists-half", COMPRESS, cleared("row_counts"), "block_lists.row_counts", "is required", "NULL"),
     Row("mask-dtype", COMPRESS, setting("block_mask", dtype=abi.INT32, data=None), "block_mask", "", "shape (2, 1, 3, 4)"),
     Row(
@@ -149,7 +149,7 @@ COMPRESSIONS = [
     ),
     Row(
         "col-shape", COMPRESS, of_lists("col_indices", lambda t: t.shape.__setitem__(3, 2)),
-        "block_lists.col_indices", "shape must be that of block_mask with the blocks exchanged = (2, 1, 4, 3)",
+        "block_lists.col_indices", "shape must be that of block_mask with the last two dimensions exchanged = (2, 1, 4, 3)",
         "it is (2, 1, 4, 2)",
     ),
     Row(
@@ -231,7 +231,7 @@ def needs_workspace(function):
 
 
 NEEDS = tuple(function for function in ALL3 if needs_workspace(function))
-QUERY_TEXT = "it is {less}, needed are {needed}"
+QUERY_TEXT = "it is {less}, the call needs {needed}"
 
 WORK = [
     Row(
@@ -240,11 +240,12 @@ WORK = [
     ),
     Row(
         "workspace-short", NEEDS, field(short_workspace="short"),
-        "workspace_bytes", "must be at least what the query says", QUERY_TEXT, abi.WORKSPACE, data=True,
+        "workspace_bytes", "must be at least the size that the workspace query returns", QUERY_TEXT, abi.WORKSPACE, data=True,
     ),
     Row(
         "workspace-misaligned", NEEDS, field(short_workspace="misaligned"),
-        "workspace", "must be aligned to 256", "address modulo 256 is 64, needed are {needed} bytes", abi.WORKSPACE, data=True,
+        "workspace", "must be aligned to 256", "address modulo 256 is 64, the call needs {needed} bytes", abi.WORKSPACE,
+        data=True,
     ),
 ]
 

@@ -202,11 +202,11 @@ BLOCKS = [
     ),
     Row(
         "lists-no-rows", BOTH, cleared("row_counts", "row_indices"),
-        "block_lists.row_counts", "is needed, with row_indices", "zero", base="blocks",
+        "block_lists.row_counts", "is required, with row_indices", "zero", base="blocks",
     ),
     Row(
         "lists-no-cols", BACKWARD, cleared("col_counts", "col_indices"),
-        "block_lists.col_counts", "is needed, with col_indices, by the backward", "zero", base="blocks",
+        "block_lists.col_counts", "is required in backward, with col_indices", "zero", base="blocks",
     ),
     Row("lists-half", BOTH, cleared("row_indices"), "block_lists.row_indices", "is required", "NULL", base="blocks"),
     Row("lists-half-2", BOTH, cleared("col_counts"), "block_lists.col_counts", "is required", "NULL", base="blocks"),
@@ -234,8 +234,8 @@ BLOCKS = [
     ),
     Row(
         "lists-indices-shape", BOTH, of_lists("row_indices", lambda t: t.shape.__setitem__(1, 3)),
-        "block_lists.row_indices", "shape must be that of the counts, and one more = (1, 4, 1, 1)", "it is (1, 3, 1, 1)",
-        base="blocks",
+        "block_lists.row_indices", "shape must be that of the counts with one more dimension = (1, 4, 1, 1)",
+        "it is (1, 3, 1, 1)", base="blocks",
     ),
     Row(
         "lists-blocks", BOTH, of_lists("row_indices", lambda t: t.shape.__setitem__(3, 2)),
@@ -243,7 +243,7 @@ BLOCKS = [
     ),
     Row(
         "lists-cols-shape", BOTH, of_lists("col_indices", lambda t: t.shape.__setitem__(3, 2)),
-        "block_lists.col_indices", "shape must be that of row_indices with the blocks exchanged = (1, 4, 1, 1)",
+        "block_lists.col_indices", "shape must be that of row_indices with the last two dimensions exchanged = (1, 4, 1, 1)",
         "it is (1, 4, 1, 2)", base="blocks",
     ),
     Row(

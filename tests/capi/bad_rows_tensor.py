@@ -43,20 +43,20 @@ ROWS = [
     Row("size-huge", BOTH, sizing("k", 1, 1 << 40), "k", "each size must be below 2^40", "shape (2, 1099511627776, 2, 8)"),
     Row(
         "bytes-overflow", BOTH, both(sizing("k", 0, 1 << 31), sizing("k", 1, 1 << 31)),
-        "k", "its bytes must fit into 63 bits", "shape (2147483648, 2147483648, 2, 8)",
+        "k", "its size in bytes must be below 2^63", "shape (2147483648, 2147483648, 2, 8)",
     ),
     Row(
         "bytes-overflow-empty", BOTH, both(sizing("q", 0, 0), sizing("q", 1, 1 << 39), sizing("q", 2, 1 << 39)),
-        "q", "its bytes must fit into 63 bits", "shape (0, 549755813888, 549755813888, 8)",
+        "q", "its size in bytes must be below 2^63", "shape (0, 549755813888, 549755813888, 8)",
     ),
     Row("stride-negative", BOTH, striding("k", 0, -112), "k", "no stride may be negative", "strides (-112, 16, 8, 1)"),
     Row(
         "stride-overflow", BOTH, striding("k", 0, 1 << 62),
-        "k", "its strides must stay within 63 bits of bytes", "strides (4611686018427387904, 16, 8, 1)",
+        "k", "its extent in bytes must be below 2^63", "strides (4611686018427387904, 16, 8, 1)",
     ),
     Row(
         "stride-overflow-sum", BOTH, both(striding("k", 0, (1 << 63) - 1), striding("k", 1, (1 << 60))),
-        "k", "its strides must stay within 63 bits of bytes", "strides (9223372036854775807, 1152921504606846976, 8, 1)",
+        "k", "its extent in bytes must be below 2^63", "strides (9223372036854775807, 1152921504606846976, 8, 1)",
     ),
     *(
         Row(f"last-stride-{n}", f, striding(n, 3, 2), n, "the last dimension must be contiguous (stride 1)", "stride 2")

@@ -43,7 +43,7 @@ def test_a_kernel_that_is_asked_for(function: str) -> None:
     case = build(function, "dense")
     case.options["kernel"] = f"{function}_cpu_scalar".encode()
     assert lines_of(case)["kernel"] == f"{function}_cpu_scalar, backend cpu"
-    assert "another kernel or backend was asked for" in text_of(case)
+    assert "another kernel or backend was requested" in text_of(case)
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_a_gpu_that_it_has_code_for(lib: c.CDLL, arch: int, kernel: int) -> None
 def test_a_gpu_with_too_little_shared_memory(lib: c.CDLL) -> None:
     status, text = text_of(lib.choose, 86, ENOUGH - 1)
     assert status == UNSUPPORTED
-    assert f"its thread blocks take {ENOUGH} bytes of shared memory ({ENOUGH - 1})" in text
+    assert f"device: must have {ENOUGH} bytes of shared memory for a thread block ({ENOUGH - 1})" in text
 
 
 def test_why_a_kernel_cannot_run_here(lib: c.CDLL) -> None:
