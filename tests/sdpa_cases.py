@@ -261,7 +261,10 @@ def assert_as_exact(case: Case, got: Outcome, wanted: Outcome, exact: Outcome) -
     """Laid out as PyTorch's result, and no more than twice as far from the exact one, or within the type's precision."""
     for x, y, z in zip(got.tensors, wanted.tensors, exact.tensors, strict=True):
         assert (x.shape, x.dtype, x.device) == (y.shape, y.dtype, y.device)
-        assert strides(x) == strides(y)
+        if (
+            case.strides is not expanded
+        ):  # PyTorch's flash kernel then differs from what the compiler is told; another test has that
+            assert strides(x) == strides(y)
         ours, theirs = ((tensor.double() - z).abs() for tensor in (x, y))
         assert not (ours.isnan() & ~theirs.isnan()).any()
         known = ~theirs.isnan()  # PyTorch's kernels give NaN for some rows that see nothing

@@ -68,6 +68,10 @@ def compiled(function: object) -> object:
     return torch.compile(function, fullgraph=True, backend="aot_eager")
 
 
+CPU_KERNEL = next(
+    x["name"] for x in libflash.info()["kernels"] if (x["operation"], x["backend"]) == ("forward", "cpu") and x["usable"]
+)
+
 COMPILED = {
     "plain": {},
     "causal": {"causal": True, "window_size": (3, None), "causal_align": "top_left"},
@@ -77,7 +81,7 @@ COMPILED = {
     "mask": {"mask": torch.rand(2, 1, 7, 9) < 0.8},
     "blocks": {"block_mask": torch.ones(1, 1, 1, 1, dtype=torch.bool)},
     "lists": {"block_mask": libflash.compress_block_mask(torch.ones(1, 1, 1, 1, dtype=torch.bool))},
-    "kernel": {"kernel": next(x["name"] for x in libflash.info()["kernels"] if x["operation"] == "forward" and x["usable"])},
+    "kernel": {"kernel": CPU_KERNEL},
     "lengths": {"seqused_q": torch.tensor([7, 3], dtype=torch.int32), "seqused_k": torch.tensor([2, 9], dtype=torch.int32)},
 }
 

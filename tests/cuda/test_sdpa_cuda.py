@@ -26,6 +26,7 @@ CHOICES: dict[str, tuple[SDPBackend, ...]] = {
     "flash": (SDPBackend.FLASH_ATTENTION,),
     "memory-efficient": (SDPBackend.EFFICIENT_ATTENTION,),
 }
+ROUNDINGS = {torch.float64: 1e-3, torch.float32: 1e-3, torch.bfloat16: 8 * 2**-8}  # of a whole layer, in and out of attention
 KINDS = [{"dtype": dtype, "device": "cuda"} for dtype in (torch.bfloat16, torch.float32)]
 
 
@@ -58,6 +59,10 @@ def test_libflash_runs_what_pytorch_gives_to_a_fused_kernel(dtype: torch.dtype, 
 @pytest.mark.parametrize("name", sdpa_programs.PROGRAMS)
 def test_programs(name: str, kind: dict[str, Any], calls: list[str]) -> None:
     program = sdpa_programs.PROGRAMS[name]
+    try:
+        program(kind)
+    except RuntimeError as refused:  # PyTorch's memory-efficient backward under vmap
+        pytest.skip(f"PyTorch's own kernel refuses this: {refused}")
     # Not PyTorch's fused kernels: some give wrong gradients, or none, under vmap and where no gradient arrives.
     with sdpa_kernel(SDPBackend.MATH):
         wanted = program(kind)
@@ -68,7 +73,7 @@ def test_programs(name: str, kind: dict[str, Any], calls: list[str]) -> None:
 
 def assert_near(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
     for x, y in zip(got, wanted, strict=True):
-        limit = 2e-2 * max(1.0, y.abs().max().item())
+        limit = ROUNDINGS[x.dtype] * max(1.0, y.abs().max().item())
         torch.testing.assert_close(x, y, rtol=0, atol=limit)
 
 
