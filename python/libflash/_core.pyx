@@ -73,8 +73,8 @@ cdef str with_hint(str text):
 
 cdef int check_rank(const flash_tensor_t *x, str name, bint packed) except -1:
     """What allocating an output needs to know; the C library checks the rest."""
-    cdef str lengths = "cu_seqlens_q" if name == "q" else "cu_seqlens_k"
     if x.ndim != (3 if packed else 4):
+        lengths = "cu_seqlens_q" if name == "q" else "cu_seqlens_k"
         raise InvalidError(f"{name} has {x.ndim} dimensions; it needs "
                            + (f"3, (total, heads, head_dim), with {lengths}" if packed else
                               f"4, (batch, seqlen, heads, head_dim) in the order that layout says, without {lengths}; "
@@ -197,9 +197,11 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
     cdef void *scratch
     cdef void *on
     cdef flash_status_t status
+    cdef bint small
     cdef _Source source = source_of(q, "q")
     cdef bint lse_wanted = flag(return_lse, "return_lse")
-    if (source.torch and belongs_to_adapter(source, (q, k, v, alibi_slopes, bias, learnable_sink, out, lse))
+    if (source.torch and (dispatcher_needed(source) or records_gradients() and one_requires_grad(
+                (q, k, v, alibi_slopes, bias, learnable_sink, out, lse)))
             or source.kind == KIND_JAX and needs_xla(q, (
                 k, v, alibi_slopes, bias, mask, learnable_sink, block_mask, seed, offset, softmax_scale, cu_seqlens_q,
                 cu_seqlens_k, seqused_q, seqused_k))):
@@ -238,14 +240,15 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
         elif lse_wanted:
             lse_array = new_lse(&call, source, q, &tq, &tlse)
             lse_or_null = &tlse
-        options.num_threads = num_threads_for(source, &tq)
+        small = is_small(&tq, &tk, &tv)
+        options.num_threads = num_threads_for(source, &tq, small)
         check(flash_attention_forward_workspace_size(&tq, &tk, &tv, &tout, lse_or_null, &options, &size))
         scratch = workspace(&call, source, &tq, size)
         on = call.stream
-        allow_interrupt(&tq)
+        allow_interrupt(&tq, small)
         with nogil:
             status = flash_attention_forward(&tq, &tk, &tv, &tout, lse_or_null, &options, scratch, size, on)
-        end_interrupt(&tq)
+        end_interrupt(&tq, small)
         check(status)
         count_write(out)
         count_write(lse)

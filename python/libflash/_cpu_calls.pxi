@@ -5,7 +5,11 @@ cdef extern from "Python.h":
     unsigned long PyThread_get_thread_ident() nogil
 
 
+cdef enum:
+    SMALL_WORK = 1 << 19  # products of elements of queries and keys; the CPU backend plans one thread for more than that
+
 cdef int32_t _num_threads = 0        # of set_num_threads(); 0: the default
+cdef bint _environment_accepted = False
 cdef unsigned long _main_thread = 0  # the thread that runs Python's signal handlers
 cdef object _interrupt = None        # what a signal handler raised during a call
 
@@ -19,19 +23,46 @@ _find_main_thread()
 os.register_at_fork(after_in_child=_find_main_thread)
 
 
-cdef int32_t num_threads_for(_Source source, const flash_tensor_t *x) except -1:
+cdef int32_t num_threads_for(_Source source, const flash_tensor_t *x, bint small=False) except -1:
     """options.num_threads of a call whose first array is `x`. PyTorch tensors: at most torch.get_num_threads() threads, unless
-    set_num_threads() was called."""
+    set_num_threads() was called. A small problem runs on one thread, and needs no system call to know that."""
+    global _environment_accepted
     cdef int32_t usual
     cdef int64_t torch_threads
     if _num_threads > 0 or x.device_type != FLASH_DEVICE_CPU:
         return _num_threads
-    usual = flash_cpu_threads()  # 0 if LIBFLASH_NUM_THREADS is refused: so is then the call
+    if small and _environment_accepted:
+        return 1
+    usual = flash_cpu_threads()
+    if usual == 0:  # LIBFLASH_NUM_THREADS is refused: the call refuses it with its text
+        return 0
+    _environment_accepted = True  # the library reads the environment once
     if source.torch:
         torch_threads = source.get_num_threads()
         if torch_threads < usual:
             return <int32_t>torch_threads
     return usual
+
+
+cdef double elements(const flash_tensor_t *x) noexcept:
+    cdef double count = 1
+    cdef int i
+    for i in range(x.ndim):
+        count *= <double>x.shape[i]
+    return count
+
+
+cdef bint is_small(const flash_tensor_t *q, const flash_tensor_t *k, const flash_tensor_t *v, int64_t pages=1) noexcept:
+    """True for attention that one thread computes in a few milliseconds at most: no other threads, no signals. `pages` is the
+    number of columns of a block table."""
+    cdef double keys, products
+    if q.device_type != FLASH_DEVICE_CPU or q.ndim < 3 or k.ndim < 3 or v.ndim != k.ndim:
+        return False
+    keys = <double>(k.shape[0] if k.ndim == 3 else k.shape[1]) * <double>pages  # as if a packed batch were one sequence
+    products = elements(q) * keys
+    if v.shape[v.ndim - 1] > q.shape[q.ndim - 1]:
+        products *= <double>v.shape[v.ndim - 1] / <double>(q.shape[q.ndim - 1] + 1)
+    return products + elements(q) + elements(k) + elements(v) < SMALL_WORK
 
 
 cdef int32_t run_signal_handlers() noexcept with gil:
@@ -48,14 +79,15 @@ cdef int32_t interrupted(void *context) noexcept nogil:
     return run_signal_handlers()
 
 
-cdef inline void allow_interrupt(const flash_tensor_t *x) noexcept:
-    """Python's signal handlers run during the call that follows, if it is on the CPU and this is the thread that runs them."""
-    if x.device_type == FLASH_DEVICE_CPU and PyThread_get_thread_ident() == _main_thread:
+cdef inline void allow_interrupt(const flash_tensor_t *x, bint small=False) noexcept:
+    """Python's signal handlers run during the call that follows, if it is on the CPU, takes more than a few milliseconds and
+    this is the thread that runs them."""
+    if not small and x.device_type == FLASH_DEVICE_CPU and PyThread_get_thread_ident() == _main_thread:
         flash_set_interrupt(interrupted, NULL)
 
 
-cdef inline void end_interrupt(const flash_tensor_t *x) noexcept:
-    if x.device_type == FLASH_DEVICE_CPU:
+cdef inline void end_interrupt(const flash_tensor_t *x, bint small=False) noexcept:
+    if not small and x.device_type == FLASH_DEVICE_CPU:
         flash_set_interrupt(NULL, NULL)
 
 

@@ -81,6 +81,7 @@ def attention_backward(
     cdef void *scratch
     cdef void *on
     cdef flash_status_t status
+    cdef bint small
     cdef _Source source = source_of(q, "q")
     cdef Layout axes = layout_of(layout)
     cdef object dq_array = dq
@@ -113,15 +114,16 @@ def attention_backward(
         dq_array = gradient(&call, source, q, dq, &tq, axes, "dq", &tdq)
         dk_array = gradient(&call, source, q, dk, &tk, axes, "dk", &tdk)
         dv_array = gradient(&call, source, q, dv, &tv, axes, "dv", &tdv)
-        options.num_threads = num_threads_for(source, &tq)
+        small = is_small(&tq, &tk, &tv)
+        options.num_threads = num_threads_for(source, &tq, small)
         check(flash_attention_backward_workspace_size(&tdout, &tq, &tk, &tv, &tout, &tlse, &tdq, &tdk, &tdv, &options, &size))
         scratch = workspace(&call, source, &tq, size)
         on = call.stream
-        allow_interrupt(&tq)
+        allow_interrupt(&tq, small)
         with nogil:
             status = flash_attention_backward(&tdout, &tq, &tk, &tv, &tout, &tlse, &tdq, &tdk, &tdv, &options, scratch, size,
                                               on)
-        end_interrupt(&tq)
+        end_interrupt(&tq, small)
         check(status)
         for array in (dq, dk, dv, dbias, dsink):
             count_write(array)
@@ -198,10 +200,12 @@ def decode(q, k_cache, v_cache, *, cache_seqlens=None, block_table=None, cache_b
     cdef void *scratch
     cdef void *on
     cdef flash_status_t status
+    cdef bint small
     cdef _Source source = source_of(q, "q")
     cdef Role role = READ if k is None else WRITE
     cdef bint lse_wanted = flag(return_lse, "return_lse")
-    if (source.torch and belongs_to_adapter(source, (q, k_cache, v_cache, k, v, alibi_slopes, learnable_sink, out, lse))
+    if (source.torch and (dispatcher_needed(source) or records_gradients() and one_requires_grad(
+                (q, k_cache, v_cache, k, v, alibi_slopes, learnable_sink, out, lse)))
             or source.kind == KIND_JAX and needs_xla(q, (
                 k_cache, v_cache, cache_seqlens, block_table, cache_batch_idx, cache_leftpad, k, v, rotary_cos, rotary_sin,
                 softmax_scale, alibi_slopes, learnable_sink))):
@@ -234,14 +238,15 @@ def decode(q, k_cache, v_cache, *, cache_seqlens=None, block_table=None, cache_b
         elif lse_wanted:
             lse_array = new_lse(&call, source, q, &tq, &tlse)
             lse_or_null = &tlse
-        options.num_threads = num_threads_for(source, &tq)
+        small = is_small(&tq, &tk, &tv, options.block_table.shape[1] if options.block_table != NULL else 1)
+        options.num_threads = num_threads_for(source, &tq, small)
         check(flash_attention_decode_workspace_size(&tq, &tk, &tv, &tout, lse_or_null, &options, &size))
         scratch = workspace(&call, source, &tq, size)
         on = call.stream
-        allow_interrupt(&tq)
+        allow_interrupt(&tq, small)
         with nogil:
             status = flash_attention_decode(&tq, &tk, &tv, &tout, lse_or_null, &options, scratch, size, on)
-        end_interrupt(&tq)
+        end_interrupt(&tq, small)
         check(status)
         count_write(out)
         count_write(lse)
@@ -301,7 +306,8 @@ def merge(outs, lses, *, return_lse=True, layout="bshd", out=None, lse=None, str
     count = <int32_t>len(outs)
     like = outs[0]
     cdef _Source source = source_of(like, "outs[0]")
-    if (source.torch and belongs_to_adapter(source, (*outs, *lses, out, lse))
+    if (source.torch and (dispatcher_needed(source) or records_gradients() and one_requires_grad(
+                (*outs, *lses, out, lse)))
             or source.kind == KIND_JAX and needs_xla(like, (*outs, *lses))):
         return by_adapter(source, "merge", (outs, lses), MERGE_DEFAULTS, dict(
             return_lse=return_lse, layout=layout, out=out, lse=lse, stream=stream, backend=backend, kernel=kernel))

@@ -8,6 +8,10 @@ cdef enum Layout:
 cdef enum:
     MAX_EXTRAS = 16
 
+# Default values, compared by identity before anything else.
+cdef object _bottom_right = "bottom_right"
+cdef object _bshd = "bshd"
+
 # The optional tensors of one call; the option structs point in here.
 cdef struct Extras:
     int count
@@ -16,7 +20,7 @@ cdef struct Extras:
 
 
 cdef Layout layout_of(object layout) except *:
-    if layout == "bshd":
+    if layout is _bshd or layout == "bshd":
         return BSHD
     if layout == "bhsd":
         return BHSD
@@ -52,7 +56,7 @@ cpdef bint flag(object x, str name) except -1:
 
 cdef double number(object x, str name) except? -1:
     if isinstance(x, float):
-        return x
+        return <double>x
     try:
         if not isinstance(x, (str, bytes, bytearray)):
             return float(x)
@@ -62,6 +66,8 @@ cdef double number(object x, str name) except? -1:
 
 
 cdef int64_t integer(object x, str name) except? -1:
+    if x is _zero:
+        return 0
     try:
         return <int64_t>x.__index__()
     except AttributeError:
@@ -71,6 +77,8 @@ cdef int64_t integer(object x, str name) except? -1:
 
 
 cdef uint64_t unsigned(object x, str name) except? 0xFFFFFFFFFFFFFFFF:
+    if x is _zero:
+        return 0
     try:
         return <uint64_t>x.__index__()
     except AttributeError:
@@ -103,7 +111,7 @@ cdef flash_tensor_t *extra(Call *call, Extras *extras, object x, str name, Role 
 
 cdef bint is_array(object x):
     """An array with dimensions: a scalar of NumPy or a tensor without dimensions counts as its number."""
-    return hasattr(x, "__dlpack__") and getattr(x, "ndim", 1) != 0
+    return type(x) is not int and hasattr(x, "__dlpack__") and getattr(x, "ndim", 1) != 0
 
 
 cdef flash_tensor_t *random_state(Call *call, Extras *extras, object seed) except NULL:
@@ -117,7 +125,9 @@ cdef flash_tensor_t *random_state(Call *call, Extras *extras, object seed) excep
 
 cdef uint32_t mask_flags(object causal, object causal_align, object window_size, int64_t *left, int64_t *right) except *:
     cdef uint32_t flags = FLASH_FLAG_CAUSAL if flag(causal, "causal") else 0
-    if causal_align == "top_left":
+    if causal_align is _bottom_right:
+        pass
+    elif causal_align == "top_left":
         flags |= FLASH_FLAG_TOP_LEFT
     elif causal_align != "bottom_right":
         raise InvalidError(f"causal_align is {causal_align!r}; it must be 'bottom_right' or 'top_left'")

@@ -1,5 +1,10 @@
-# What PyTorch does around a call: autograd, autocast, transforms, tracing. The library sees memory only. Where PyTorch does
-# more, a call goes to libflash/torch.py, whose operators PyTorch's dispatcher knows.
+# PyTorch's state during a call: autograd, autocast, transforms, tracing. The library reads and writes memory only. Where PyTorch
+# does more, the call goes to libflash/torch.py, whose operators PyTorch's dispatcher knows.
+
+cdef extern from "Python.h":
+    # In the stable ABI these two pass their arguments without a tuple; Cython's own call builds one.
+    object PyObject_CallNoArgs(object function)
+    object PyObject_CallFunctionObjArgs(object function, ...)
 
 cdef extern from *:
     """
@@ -9,19 +14,21 @@ cdef extern from *:
 
 
 cdef class _TorchState:
-    """PyTorch's functions that say so, looked up once."""
+    """PyTorch's functions for this state, looked up once."""
 
     cdef object grad_enabled       # torch.is_grad_enabled
     cdef object autocast_enabled
-    cdef object transform_level    # of torch.func; None outside
-    cdef object forward_ad         # module whose _current_level is -1 outside dual levels
-    cdef object dispatch_modes     # how many are active
+    cdef object in_transform       # True inside a transform of torch.func
+    cdef dict forward_ad           # names of a module whose _current_level is -1 outside dual levels
+    cdef object dispatch_modes     # number of active dispatch modes
     cdef object tracing            # torch.jit.trace
     cdef object is_neg
     cdef object increment_version
 
 
 cdef _TorchState _torch = None
+cdef object _zero = 0      # compared by identity first
+cdef object _outside = -1  # of forward-mode AD
 
 
 cdef int load_torch_state(object torch) except -1:
@@ -32,14 +39,23 @@ cdef int load_torch_state(object torch) except -1:
     cdef _TorchState state = _TorchState.__new__(_TorchState)
     state.grad_enabled = torch.is_grad_enabled
     state.autocast_enabled = torch._C._is_any_autocast_enabled
-    state.transform_level = torch._C._functorch.maybe_current_level
-    state.forward_ad = forward_ad
+    state.in_transform = torch._C._are_functorch_transforms_active
+    state.forward_ad = forward_ad.__dict__
     state.dispatch_modes = torch._C._len_torch_dispatch_stack
     state.tracing = torch._C._is_tracing
     state.is_neg = torch.Tensor.is_neg
-    state.increment_version = torch.autograd.graph.increment_version
+    state.increment_version = increment_version(torch)
     _torch = state
     return 0
+
+
+cdef object increment_version(object torch):
+    """The function that takes a tuple of tensors."""
+    try:
+        torch._C._increment_version(())
+        return torch._C._increment_version
+    except (AttributeError, TypeError):  # the C function of an older PyTorch takes one tensor
+        return lambda tensors: torch.autograd.graph.increment_version(tensors[0])
 
 
 cdef bint has_own_behaviour(object cls, object torch) except -1:
@@ -51,31 +67,37 @@ cdef bint has_own_behaviour(object cls, object torch) except -1:
             and function is not torch._C._disabled_torch_function_impl)
 
 
-cdef bint is_watched() except -1:
-    """True if a transform, a dispatch mode or a tracer wants to see the operator."""
-    return (_torch.dispatch_modes() != 0 or _torch.transform_level() is not None or _torch.forward_ad._current_level >= 0
-            or _torch.tracing())
+cdef inline bint says_true(object question) except -1:
+    return PyObject_CallNoArgs(question) is True
 
 
-cdef bint gradients_wanted(tuple arrays) except -1:
-    """True if PyTorch records gradients and one of the arrays requires one."""
-    if not _torch.grad_enabled():
-        return False
+cdef bint is_observed() except -1:
+    """True if a transform, a dispatch mode or a tracer must see the operator."""
+    cdef object modes = PyObject_CallNoArgs(_torch.dispatch_modes)
+    cdef object level = _torch.forward_ad["_current_level"]
+    return (modes is not _zero and modes != 0 or level is not _outside and level != _outside or says_true(_torch.in_transform)
+            or says_true(_torch.tracing))
+
+
+cdef bint dispatcher_needed(_Source source) except -1:
+    """True if the call must go through libflash/torch.py, whatever its tensors require. Inside an operator it already has."""
+    return operator_depth == 0 and (source.subclass or is_observed() or says_true(_torch.autocast_enabled))
+
+
+cdef inline bint records_gradients() except -1:
+    return operator_depth == 0 and says_true(_torch.grad_enabled)
+
+
+cdef bint one_requires_grad(tuple arrays) except -1:
     for x in arrays:
         if x is not None and getattr(x, "requires_grad", False):
             return True
     return False
 
 
-cdef bint belongs_to_adapter(_Source source, tuple arrays) except -1:
-    """True if the call must go through libflash/torch.py. Inside an operator it has."""
-    return operator_depth == 0 and (
-        source.subclass or gradients_wanted(arrays) or is_watched() or _torch.autocast_enabled())
-
-
 cdef object without_negative_bit(Call *call, object x, str name, Role role):
     """The tensor, or a copy with its values if `x` is a view that negates its memory."""
-    if not _torch.is_neg(x):
+    if PyObject_CallFunctionObjArgs(_torch.is_neg, <void *>x, NULL) is False:
         return x
     if role == WRITE or call.stream_given:
         raise InvalidError(f"{name} is a negative view (its is_neg() is true), which has no memory of its own values"
@@ -87,21 +109,22 @@ cdef object without_negative_bit(Call *call, object x, str name, Role role):
 
 
 cdef int count_write(object x) except -1:
-    """Tell PyTorch's autograd that `x` has new values, so that it notices saved tensors that are stale."""
+    """Count a new version of `x` in PyTorch's autograd, which then refuses a backward pass that saved the old values."""
     if x is not None and _torch is not None and source_of(x, "out").torch:
-        _torch.increment_version(x)
+        tensors = (x,)
+        PyObject_CallFunctionObjArgs(_torch.increment_version, <void *>tensors, NULL)
     return 0
 
 
 def torch_is_plain():
-    """True if no transform, dispatch mode or tracer wants to see the operator."""
+    """True if no transform, dispatch mode or tracer must see the operator."""
     if _torch is None:
         load_torch_state(sys.modules["torch"])
-    return not is_watched()
+    return not is_observed()
 
 
 def call_as_operator(function, args, options):
-    """function(*args, **options) as the body of a PyTorch operator: calls inside go straight to the library."""
+    """function(*args, **options) as the body of a PyTorch operator: calls within it go to the library directly."""
     global operator_depth
     operator_depth += 1
     try:
