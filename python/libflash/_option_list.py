@@ -32,7 +32,7 @@ TEXT = Kind("str", "must be a str", "str", "const char *")
 WINDOW = Kind("Window", "must be a pair (left, right)", "SymInt[2]", "int64_t")
 SEED = Kind("int | Array", "must be an integer", "SymInt", "uint64_t")
 OFFSET = Kind("int", "must be an integer", "SymInt", "uint64_t")
-STREAM = Kind("Stream", "must be an integer or an object with __cuda_stream__")
+STREAM = Kind("Stream", "must be a CUDA stream handle")
 ARRAY = Kind("Array", _AN_ARRAY, "Tensor", _POINTER, array=True)  # of q's type
 FLOATS = Kind("Array", _AN_ARRAY, "Tensor", _POINTER, array=True)  # of q's type, or float32
 MASK = Kind("Array", _AN_ARRAY, "Tensor", _POINTER, array=True)  # of bool
