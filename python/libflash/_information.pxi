@@ -1,16 +1,9 @@
 # What would run, and what there is.
 
-ATTENTION_DEFAULTS = dict(
-    causal=False, causal_align="bottom_right", window_size=NO_WINDOW, softmax_scale=None, softcap=0.0, alibi_slopes=None,
-    bias=None, mask=None, learnable_sink=None, block_mask=None, dropout_p=0.0, seed=0, offset=0, layout="bshd", cu_seqlens_q=None,
-    cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, seqused_q=None, seqused_k=None, num_splits=0, return_lse=False,
-    stream=None, backend=None, kernel=None)
-BACKWARD_DEFAULTS = dict(ATTENTION_DEFAULTS, deterministic=False, dlse=None)
-DECODE_DEFAULTS = dict(
-    cache_seqlens=None, block_table=None, cache_batch_idx=None, cache_leftpad=None, k=None, v=None, rotary_cos=None,
-    rotary_sin=None, rotary_interleaved=True, causal=True, window_size=NO_WINDOW, softmax_scale=None, softcap=0.0,
-    alibi_slopes=None, learnable_sink=None, num_splits=0, split_size=0, return_lse=False, stream=None, backend=None, kernel=None)
-MERGE_DEFAULTS = dict(return_lse=True, layout="bshd", stream=None, backend=None, kernel=None)
+ATTENTION_DEFAULTS = dict(defaults_of("attention"), window_size=NO_WINDOW)
+BACKWARD_DEFAULTS = dict(ATTENTION_DEFAULTS, **defaults_of("attention_backward") | {"window_size": NO_WINDOW})
+DECODE_DEFAULTS = dict(defaults_of("decode"), window_size=NO_WINDOW)
+MERGE_DEFAULTS = defaults_of("merge")
 
 
 cdef dict with_defaults(dict options, dict defaults, str op):
@@ -53,16 +46,10 @@ def explain(q, k, v, /, *, op="forward", **options):
         borrow(&call, k, "k", &tk)
         borrow(&call, v, "v", &tv)
         if op == "decode":
-            decode_options(&call, &extras, &decode, o["cache_seqlens"], o["block_table"], o["cache_batch_idx"],
-                           o["cache_leftpad"], o["k"], o["v"], o["rotary_cos"], o["rotary_sin"], o["rotary_interleaved"],
-                           o["causal"], o["window_size"], o["softmax_scale"], o["softcap"], o["alibi_slopes"],
-                           o["learnable_sink"], o["num_splits"], o["split_size"], o["backend"], o["kernel"])
+            decode_options_from(&call, &extras, &decode, o)
             decode.num_threads = num_threads_for(source_of(q, "q"), &tq)
         else:
-            attention_options(&call, &extras, &attention, o["causal"], o["causal_align"], o["window_size"], o["softmax_scale"],
-                              o["softcap"], o["alibi_slopes"], o["bias"], o["mask"], o["learnable_sink"], o["block_mask"],
-                              o["dropout_p"], o["seed"], o["offset"], o["cu_seqlens_q"], o["cu_seqlens_k"], o["max_seqlen_q"],
-                              o["max_seqlen_k"], o["seqused_q"], o["seqused_k"], o["num_splits"], o["backend"], o["kernel"])
+            attention_options_from(&call, &extras, &attention, o)
             attention.num_threads = num_threads_for(source_of(q, "q"), &tq)
             axes = layout_of(o["layout"])
             to_bshd(&tq, axes)

@@ -14,7 +14,7 @@ cdef object by_xla(str name, tuple arrays, dict defaults, dict options):
         raise UnsupportedError("backend and kernel cannot be given for JAX arrays that are traced, sharded or on a GPU: "
                                "XLA compiles the merge")
     from . import jax as adapter
-    cdef dict given = {option: value for option, value in options.items() if value is not defaults[option]}
+    cdef dict given = {option: value for option, value in options.items() if is_given(value, defaults[option])}
     return getattr(adapter, name)(*arrays, **given)
 
 
@@ -32,9 +32,14 @@ cdef object by_adapter(_Source source, str name, tuple arrays, dict defaults, di
                            "torch.cuda.stream()")
     cdef dict given = {"seed": options["seed"]} if "seed" in options else {}
     for option, value in options.items():
-        if value is not defaults.get(option):
+        if is_given(value, defaults.get(option)):
             given[option] = as_tensor(adapter, value)
     return getattr(adapter, name)(*(as_tensor(adapter, x) for x in arrays), **given)
+
+
+cdef bint is_given(object value, object default) except -1:
+    """True if an option is not at its default. Numbers are equal or not, everything else is the same object or not."""
+    return value != default if type(value) is float else value is not default
 
 
 cdef object as_tensor(object adapter, object x):

@@ -184,6 +184,14 @@ cdef int attention_options(
     return 0
 
 
+cdef int attention_options_from(Call *call, Extras *extras, flash_attention_options_t *made, dict o) except -1:
+    return attention_options(
+        call, extras, made, o["causal"], o["causal_align"], o["window_size"], o["softmax_scale"], o["softcap"],
+        o["alibi_slopes"], o["bias"], o["mask"], o["learnable_sink"], o["block_mask"], o["dropout_p"], o["seed"], o["offset"],
+        o["cu_seqlens_q"], o["cu_seqlens_k"], o["max_seqlen_q"], o["max_seqlen_k"], o["seqused_q"], o["seqused_k"],
+        o["num_splits"], o["backend"], o["kernel"])
+
+
 cdef int64_t bound(object x, str name) except? -1:
     """A largest length: None and 0 mean not known, which the C library writes as 0."""
     return 0 if x is None else integer(x, name)
@@ -226,3 +234,10 @@ cdef int decode_options(
     made.backend = text(call, backend, "backend")
     made.kernel = text(call, kernel, "kernel")
     return 0
+
+
+cdef int decode_options_from(Call *call, Extras *extras, flash_decode_options_t *made, dict o) except -1:
+    return decode_options(
+        call, extras, made, o["cache_seqlens"], o["block_table"], o["cache_batch_idx"], o["cache_leftpad"], o["k"], o["v"],
+        o["rotary_cos"], o["rotary_sin"], o["rotary_interleaved"], o["causal"], o["window_size"], o["softmax_scale"],
+        o["softcap"], o["alibi_slopes"], o["learnable_sink"], o["num_splits"], o["split_size"], o["backend"], o["kernel"])

@@ -19,39 +19,20 @@ from typing import Any
 import torch
 
 from . import _core, _torch_autograd, _torch_fake, _torch_kernels, _torch_vmap
+from ._option_list import operator_arguments
 
 Tensor = torch.Tensor
 
-# What forward and backward share. `deterministic` concerns the gradients.
-# New ones go to the end: PyTorch's compile cache outlives a version of libflash and keeps arguments by their position.
-# An integer comes first: PyTorch's DTensor remembers how a call is sharded by the arguments from the first integer on.
-_OPTIONS = """
-    SymInt num_splits=0, bool causal=False, str causal_align="bottom_right", SymInt[2] window_size=[-1, -1],
-    float? softmax_scale=None, float softcap=0.0, Tensor? alibi_slopes=None, Tensor? bias=None,
-    Tensor? mask=None, Tensor? learnable_sink=None,
-    Tensor? block_mask=None, Tensor? row_counts=None, Tensor? row_indices=None, Tensor? col_counts=None,
-    Tensor? col_indices=None, float dropout_p=0.0, SymInt seed=0, SymInt offset=0, Tensor? rng_state=None, str layout="bshd",
-    Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None,
-    Tensor? seqused_q=None, Tensor? seqused_k=None, bool deterministic=False, str? backend=None, str? kernel_name=None
-"""
-_DECODE_OPTIONS = """
-    SymInt num_splits=0,
-    Tensor? cache_seqlens=None, Tensor? block_table=None, Tensor? cache_batch_idx=None, Tensor? cache_leftpad=None,
-    Tensor? rotary_cos=None, Tensor? rotary_sin=None, bool rotary_interleaved=True, bool causal=True,
-    SymInt[2] window_size=[-1, -1], float? softmax_scale=None, float softcap=0.0, Tensor? alibi_slopes=None,
-    Tensor? learnable_sink=None, SymInt split_size=0, str? backend=None, str? kernel_name=None
-"""
 _SCHEMAS = (
-    f"attention(Tensor q, Tensor k, Tensor v, {_OPTIONS}) -> (Tensor out, Tensor lse)",
-    f"attention_out(Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, {_OPTIONS}) -> ()",
+    f"attention(Tensor q, Tensor k, Tensor v, {operator_arguments('attention')}) -> (Tensor out, Tensor lse)",
+    f"attention_out(Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, {operator_arguments('attention')}) -> ()",
     "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse=None, "
-    f"{_OPTIONS}, bool need_dbias=False, bool need_dsink=False) "
+    f"{operator_arguments('attention', 'bool need_dbias=False', 'bool need_dsink=False')}) "
     "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)",
-    f"decode(Tensor q, Tensor k_cache, Tensor v_cache, {_DECODE_OPTIONS}) -> (Tensor out, Tensor lse)",
+    f"decode(Tensor q, Tensor k_cache, Tensor v_cache, {operator_arguments('decode')}) -> (Tensor out, Tensor lse)",
     "decode_append(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, "
-    f"{_DECODE_OPTIONS}) -> (Tensor out, Tensor lse)",
-    'merge(Tensor[] outs, Tensor[] lses, str layout="bshd", str? backend=None, str? kernel_name=None) '
-    "-> (Tensor out, Tensor lse)",
+    f"{operator_arguments('decode')}) -> (Tensor out, Tensor lse)",
+    f"merge(Tensor[] outs, Tensor[] lses, {operator_arguments('merge')}) -> (Tensor out, Tensor lse)",
 )
 
 library = torch.library.Library("libflash", "DEF")

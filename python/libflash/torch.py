@@ -22,10 +22,10 @@ from . import _torch_kernels as kernels
 from . import _torch_ops as ops
 from ._block_mask import BlockMask
 from ._errors import InvalidError
+from ._option_types import AttentionOptions, DecodeOptions, MergeOptions, Results, Window
 from ._torch_autograd import record, record_merge, refuse_gradients, requires_gradient
 from ._torch_bias import CausalBias, causal_options
 from ._torch_switch import Switch, disable, enable
-from ._torch_types import AttentionOptions, DecodeOptions, MergeOptions, Window
 
 __all__ = ["Switch", "attention", "decode", "disable", "enable", "merge"]
 
@@ -33,17 +33,20 @@ Tensor = torch.Tensor
 NO_WINDOW = (-1, -1)
 
 
+class _Options(AttentionOptions[Tensor], Results[Tensor], total=False):
+    seed: int | Tensor | None
+    deterministic: bool
+
+
+@overload
+def attention(q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = False, **options: Unpack[_Options]) -> Tensor: ...
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[False] = False, **options: Unpack[AttentionOptions]
-) -> Tensor: ...
-@overload
-def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **options: Unpack[AttentionOptions]
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: Literal[True], **options: Unpack[_Options]
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, **options: Unpack[AttentionOptions]
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, **options: Unpack[_Options]
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def attention(
     q: Tensor,
@@ -233,15 +236,15 @@ def autocast(q: Tensor, k: Tensor, v: Tensor, tensors: dict[str, Tensor]) -> tup
 
 @overload
 def decode(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, *, return_lse: Literal[False] = False, **options: Unpack[DecodeOptions]
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, *, return_lse: Literal[False] = False, **options: Unpack[DecodeOptions[Tensor]]
 ) -> Tensor: ...
 @overload
 def decode(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, *, return_lse: Literal[True], **options: Unpack[DecodeOptions]
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, *, return_lse: Literal[True], **options: Unpack[DecodeOptions[Tensor]]
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def decode(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, *, return_lse: bool, **options: Unpack[DecodeOptions]
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, *, return_lse: bool, **options: Unpack[DecodeOptions[Tensor]]
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 def decode(
     q: Tensor,
@@ -338,12 +341,14 @@ Parts = list[Tensor] | tuple[Tensor, ...]
 
 @overload
 def merge(
-    outs: Parts, lses: Parts, *, return_lse: Literal[True] = True, **options: Unpack[MergeOptions]
+    outs: Parts, lses: Parts, *, return_lse: Literal[True] = True, **options: Unpack[MergeOptions[Tensor]]
 ) -> tuple[Tensor, Tensor]: ...
 @overload
-def merge(outs: Parts, lses: Parts, *, return_lse: Literal[False], **options: Unpack[MergeOptions]) -> Tensor: ...
+def merge(outs: Parts, lses: Parts, *, return_lse: Literal[False], **options: Unpack[MergeOptions[Tensor]]) -> Tensor: ...
 @overload
-def merge(outs: Parts, lses: Parts, *, return_lse: bool, **options: Unpack[MergeOptions]) -> Tensor | tuple[Tensor, Tensor]: ...
+def merge(
+    outs: Parts, lses: Parts, *, return_lse: bool, **options: Unpack[MergeOptions[Tensor]]
+) -> Tensor | tuple[Tensor, Tensor]: ...
 def merge(
     outs: Parts,
     lses: Parts,

@@ -1,0 +1,176 @@
+"""The options of attention, attention_backward, decode and merge: each is stated here once.
+
+From this list come the defaults of explain(), the schemas of the PyTorch operators, and what the adapters know about groups of
+options. tests/test_options.py checks that everything else agrees with it: signatures, stubs, the C structs, and the attributes
+and operands of the JAX adapter. To add an option, add it here and run that test, which names each place that lacks it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What values an option takes. `Array` is an array of any library with DLPack; in an adapter, one of its own library."""
+
+    type: str  # in signatures, without "| None"
+    error: str  # what an error says of a value of another type, after the option's name
+    operator: str = ""  # type of the argument of the PyTorch operators
+    c: str = ""  # type of the field of the C structs
+    array: bool = False
+
+
+_AN_ARRAY, _POINTER = "must be an array", "const flash_tensor_t *"
+SWITCH = Kind("bool", "must be a bool", "bool")
+CHOICE = Kind("Literal", "it must be", "str")
+NUMBER = Kind("float", "must be a number", "float", "double")
+INTEGER = Kind("int", "must be an integer", "SymInt", "int64_t")
+TEXT = Kind("str", "must be a str", "str", "const char *")
+WINDOW = Kind("Window", "must be a pair (left, right)", "SymInt[2]", "int64_t")
+SEED = Kind("int | Array", "must be an integer", "SymInt", "uint64_t")
+OFFSET = Kind("int", "must be an integer", "SymInt", "uint64_t")
+STREAM = Kind("Stream", "must be a CUDA stream handle")
+ARRAY = Kind("Array", _AN_ARRAY, "Tensor", _POINTER, array=True)  # of q's type
+FLOATS = Kind("Array", _AN_ARRAY, "Tensor", _POINTER, array=True)  # of q's type, or float32
+MASK = Kind("Array", _AN_ARRAY, "Tensor", _POINTER, array=True)  # of bool
+LENGTHS = Kind("Array", _AN_ARRAY, "Tensor", _POINTER, array=True)  # of int32; int64 on the CPU is converted
+BLOCKS = Kind("Array | BlockMask", _AN_ARRAY, "Tensor", _POINTER, array=True)
+OUTPUT = Kind("Array", _AN_ARRAY, "", _POINTER)  # written by the call
+
+FORWARD, BACKWARD, DECODE, MERGE = ("attention",), ("attention_backward",), ("decode",), ("merge",)
+ATTENTION = FORWARD + BACKWARD
+SCORES = ATTENTION + DECODE
+
+
+@dataclass(frozen=True)
+class Option:
+    name: str
+    kind: Kind
+    default: Any
+    operations: tuple[str, ...]
+    nullable: bool = False  # None is allowed although it is not the default
+    choices: tuple[str, ...] = ()
+    c: tuple[str, ...] | None = None  # fields of the C struct; None: the one with the option's name, if its kind has a type in C
+    flag: str = ""  # FLASH_FLAG_... that the option sets
+    operator: str | None = None  # arguments of the PyTorch operators, "": none; None: the one with the option's name
+    rank: int = 0  # the operators' arguments are in the order of rank, then of this list
+    adapters: tuple[str, ...] | None = None  # functions of the adapters that take it; None: those of `operations`
+    torch: bool = True  # False: libflash.torch does not take it
+    jax: bool = True
+
+    @property
+    def type(self) -> str:
+        kind = f"Literal[{', '.join(map(repr, self.choices))}]" if self.choices else self.kind.type
+        return f"{kind} | None" if self.default is None or self.nullable else kind
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        if self.c is not None:
+            return self.c
+        return (self.name,) if self.kind.c else ()
+
+    @property
+    def functions(self) -> tuple[str, ...]:
+        """Functions of the adapters. attention_backward is none of them."""
+        if self.adapters is not None:
+            return self.adapters
+        return tuple(operation for operation in self.operations if operation != "attention_backward")
+
+    @property
+    def arguments(self) -> str:
+        """In a schema of a PyTorch operator."""
+        if self.operator is not None or not self.kind.operator:
+            return self.operator or ""
+        optional = "?" if self.default is None else ""
+        default = f'"{self.default}"' if isinstance(self.default, str) else self.default
+        return f"{self.kind.operator}{optional} {self.name}={list(default) if isinstance(default, tuple) else default}"
+
+
+# The order is that of the Python signatures. An option added later has a rank of 1, the next one of 2, and so on: PyTorch's
+# compile cache outlives a version of libflash and keeps the operators' arguments by their position. num_splits comes first,
+# since DTensor remembers how a call is sharded by the arguments from the first integer on.
+OPTIONS = (
+    Option("return_lse", SWITCH, True, MERGE, operator=""),
+    Option("cache_seqlens", LENGTHS, None, DECODE),
+    Option("block_table", LENGTHS, None, DECODE),
+    Option("cache_batch_idx", LENGTHS, None, DECODE),
+    Option("cache_leftpad", LENGTHS, None, DECODE),
+    Option("k", ARRAY, None, DECODE, c=("k_new",), operator=""),  # the operator decode_append has k and v
+    Option("v", ARRAY, None, DECODE, c=("v_new",), operator=""),
+    Option("rotary_cos", FLOATS, None, DECODE),
+    Option("rotary_sin", FLOATS, None, DECODE),
+    Option("rotary_interleaved", SWITCH, True, DECODE, flag="ROTARY_INTERLEAVED"),
+    Option("causal", SWITCH, False, ATTENTION, flag="CAUSAL"),
+    Option("causal", SWITCH, True, DECODE, flag="CAUSAL"),
+    Option("causal_align", CHOICE, "bottom_right", ATTENTION, choices=("bottom_right", "top_left"), flag="TOP_LEFT"),
+    Option("window_size", WINDOW, (-1, -1), SCORES, nullable=True, c=("window_left", "window_right"), flag="WINDOW"),
+    Option("softmax_scale", NUMBER, None, SCORES, flag="SCALE"),
+    Option("softcap", NUMBER, 0.0, SCORES, nullable=True),
+    Option("alibi_slopes", FLOATS, None, SCORES),
+    Option("bias", FLOATS, None, ATTENTION),
+    Option("mask", MASK, None, ATTENTION),
+    Option("learnable_sink", FLOATS, None, SCORES),
+    Option(
+        "block_mask",
+        BLOCKS,
+        None,
+        ATTENTION,
+        c=("block_mask", "block_lists"),
+        operator="Tensor? block_mask=None, Tensor? row_counts=None, Tensor? row_indices=None, Tensor? col_counts=None, "
+        "Tensor? col_indices=None",
+    ),
+    Option("dropout_p", NUMBER, 0.0, ATTENTION),
+    Option("seed", SEED, 0, ATTENTION, c=("seed", "rng_state")),  # libflash.torch draws one by default: None
+    Option("offset", OFFSET, 0, ATTENTION, operator="SymInt offset=0, Tensor? rng_state=None"),
+    Option("layout", CHOICE, "bshd", (*ATTENTION, *MERGE), choices=("bshd", "bhsd", "sbhd")),
+    Option("cu_seqlens_q", LENGTHS, None, ATTENTION),
+    Option("cu_seqlens_k", LENGTHS, None, ATTENTION),
+    Option("max_seqlen_q", INTEGER, None, ATTENTION),
+    Option("max_seqlen_k", INTEGER, None, ATTENTION),
+    Option("seqused_q", LENGTHS, None, ATTENTION),
+    Option("seqused_k", LENGTHS, None, ATTENTION),
+    Option("num_splits", INTEGER, 0, SCORES, rank=-1),
+    Option("split_size", INTEGER, 0, DECODE),
+    Option("dlse", ARRAY, None, BACKWARD),
+    Option("deterministic", SWITCH, False, BACKWARD, flag="DETERMINISTIC", adapters=FORWARD),
+    Option("dq", OUTPUT, None, BACKWARD, c=()),
+    Option("dk", OUTPUT, None, BACKWARD, c=()),
+    Option("dv", OUTPUT, None, BACKWARD, c=()),
+    Option("dbias", OUTPUT, None, BACKWARD),
+    Option("dsink", OUTPUT, None, BACKWARD),
+    Option("return_lse", SWITCH, False, FORWARD + DECODE, operator=""),
+    Option("out", OUTPUT, None, FORWARD + DECODE + MERGE, c=(), jax=False),
+    Option("lse", OUTPUT, None, FORWARD + DECODE + MERGE, c=(), jax=False),
+    Option("stream", STREAM, None, SCORES + MERGE, torch=False, jax=False),
+    # PyTorch's compiler has an argument `kernel` of its own. In JAX, XLA compiles the merge.
+    Option("backend", TEXT, None, SCORES),
+    Option("backend", TEXT, None, MERGE, jax=False),
+    Option("kernel", TEXT, None, SCORES, operator="str? kernel_name=None"),
+    Option("kernel", TEXT, None, MERGE, operator="str? kernel_name=None", jax=False),
+)
+
+
+def options_of(operation: str) -> Iterator[Option]:
+    """Of libflash.attention, attention_backward, decode or merge."""
+    return (option for option in OPTIONS if operation in option.operations)
+
+
+def defaults_of(operation: str) -> dict[str, Any]:
+    """Without the arrays that the call writes."""
+    return {option.name: option.default for option in options_of(operation) if option.kind is not OUTPUT}
+
+
+def names_of(kind: Kind, function: str) -> tuple[str, ...]:
+    """The options of one kind that a function of the adapters takes."""
+    return tuple(option.name for option in OPTIONS if option.kind is kind and function in option.functions)
+
+
+def operator_arguments(function: str, *first: str) -> str:
+    """The options in the schema of a PyTorch operator: of attention, decode or merge. `first` stands before those added later."""
+    given = sorted((option for option in OPTIONS if function in option.functions), key=lambda option: option.rank)
+    at_first = [option.arguments for option in given if option.rank <= 0]
+    added = [option.arguments for option in given if option.rank > 0]
+    return ", ".join(text for text in (*at_first, *first, *added) if text)

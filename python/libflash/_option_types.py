@@ -1,0 +1,71 @@
+"""The options for type checkers and editors: one list an operation, which overloads and adapters share.
+
+`A` is what an option's array may be: any array with DLPack for libflash.attention, a tensor for libflash.torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Generic, Literal, TypeAlias, TypedDict, TypeVar
+
+from ._block_mask import BlockMask
+
+A = TypeVar("A")
+Window: TypeAlias = Sequence[int | None] | None
+Align: TypeAlias = Literal["bottom_right", "top_left"]
+Layout: TypeAlias = Literal["bshd", "bhsd", "sbhd"]
+
+
+class CallOptions(TypedDict, total=False):
+    backend: str | None
+    kernel: str | None
+
+
+class Results(TypedDict, Generic[A], total=False):
+    out: A | None
+    lse: A | None
+
+
+class ScoreOptions(CallOptions, Generic[A], total=False):
+    causal: bool
+    window_size: Window
+    softmax_scale: float | None
+    softcap: float | None
+    alibi_slopes: A | None
+    learnable_sink: A | None
+    num_splits: int
+
+
+class AttentionOptions(ScoreOptions[A], Generic[A], total=False):
+    """Of attention and attention_backward. seed is not among them: its type is another in each adapter."""
+
+    causal_align: Align
+    bias: A | None
+    mask: A | None
+    block_mask: A | BlockMask | None
+    dropout_p: float
+    offset: int
+    layout: Layout
+    cu_seqlens_q: A | None
+    cu_seqlens_k: A | None
+    max_seqlen_q: int | None
+    max_seqlen_k: int | None
+    seqused_q: A | None
+    seqused_k: A | None
+
+
+class DecodeOptions(ScoreOptions[A], Results[A], Generic[A], total=False):
+    cache_seqlens: A | None
+    block_table: A | None
+    cache_batch_idx: A | None
+    cache_leftpad: A | None
+    k: A | None
+    v: A | None
+    rotary_cos: A | None
+    rotary_sin: A | None
+    rotary_interleaved: bool
+    split_size: int
+
+
+class MergeOptions(CallOptions, Results[A], Generic[A], total=False):
+    layout: Layout
