@@ -13,7 +13,7 @@
 using namespace libflash;
 using namespace libflash::cuda;
 
-struct Row {
+struct Kernel {
     static constexpr KernelConfig config{
         "backward", Operation::backward, "sm90", KernelType::DTYPE, HEAD_DIM, HEAD_DIM, BACKWARD_TILE, STAGES, ""};
 };

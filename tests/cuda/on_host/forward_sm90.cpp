@@ -14,7 +14,7 @@ using namespace libflash;
 using namespace libflash::cuda;
 
 constexpr int kMultiprocessors = 3;
-struct Row {
+struct Kernel {
     static constexpr KernelConfig config{
         "forward", Operation::forward, "sm90", KernelType::DTYPE, HEAD_DIM, HEAD_DIM_V, FORWARD_TILE, STAGES, ""};
 };
