@@ -45,7 +45,8 @@ file(GLOB cuda_sources CONFIGURE_DEPENDS libflash/cuda/*.cpp libflash/cuda/*/*.c
 list(FILTER cuda_sources EXCLUDE REGEX "/cuda/(device|machine_code).cpp$")  # in every build
 target_sources(libflash PRIVATE ${cuda_sources})
 target_include_directories(libflash_flags SYSTEM INTERFACE ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
-set_target_properties(libflash PROPERTIES CUDA_RUNTIME_LIBRARY Static LINKER_LANGUAGE CXX)
+# The target was added before the language was enabled, so its architectures are unset, which CMake refuses.
+set_target_properties(libflash PROPERTIES CUDA_ARCHITECTURES OFF CUDA_RUNTIME_LIBRARY Static LINKER_LANGUAGE CXX)
 if(LIBFLASH_KIND STREQUAL "STATIC")
   # A project that links the static library may have no CUDA compiler, so the runtime is named here.
   find_package(CUDAToolkit REQUIRED)
