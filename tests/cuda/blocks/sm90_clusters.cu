@@ -58,7 +58,7 @@ void check_barrier() {
     }
 }
 
-// Lane `from` of rank `to`: so often it arrives there.
+// How often rank `from` arrives at the mbarrier of rank `to`.
 template <int kSize>
 __host__ __device__ int arrivals(int from, int to) {
     return 1 + from * kSize + to;

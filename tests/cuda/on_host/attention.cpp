@@ -208,7 +208,7 @@ int main(int, char** argv) {
     bool good = near("out", p.out, p.o64, limit) & near("lse", p.lse, p.lse64, 0x1p-18);
     backward(p, std::atoi(argv[3]) != 0);
     good &= near("dq", p.dq, p.dq64, 2 * limit) & near("dk", p.dk, p.dk64, 2 * limit) & near("dv", p.dv, p.dv64, limit);
-    // The output that backward gets is not rounded from the exact one, but itself off by as much.
+    // The output that backward reads is not the rounded exact one, but has an error of its own of the same size.
     if (p.rare) good &= near("dbias", p.dbias, p.dbias64, limit) & near("dsink", p.dsink, p.dsink64, 4 * limit);
     return good ? 0 : 1;
 }

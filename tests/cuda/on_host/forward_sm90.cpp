@@ -144,7 +144,8 @@ struct Problem {
         for (T& x : q) x = T(0.0f);
         for (T& x : k) x = T(0.0f);
         for (size_t i = 0; i < q.size(); i += c.head_dim) q[i] = T(8.0f);
-        // Nearly the largest exponent of a float; or a probability below the limit of sums.
+        // Size 0: the difference of scores is nearly the largest exponent of a float. Size -1: a smaller difference, with large
+        // values.
         k[5 * c.head_dim] = T(static_cast<float>((c.size == 0 ? 88 : 9) / (8 * scale)));
         if (c.size < 0 && kWide)
             for (T& x : v) x = T(1e35f * float(x));
