@@ -1,6 +1,6 @@
-"""The library up to the launch, with every kernel of kernels.table, for a GPU that is described and need not be there.
+"""The library up to the launch, with every kernel of kernels.table, for a described GPU that need not exist.
 
-Compiled without CUDA: `explain` and the workspace queries answer, and nothing can be launched.
+Compiled without CUDA: `explain` and the workspace queries work, nothing can be launched.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from host_library import ROOT, compile_host
 CUDA = ROOT / "libflash" / "cuda"
 ARCHITECTURES = "80-real 90a-real 100-real 120-real 80-virtual"
 
-# Any address will do: shapes are read, data is not.
+# Any address works: no data is read.
 ADDRESS = 1 << 20
 
 BUILD_INFO = """
@@ -33,13 +33,13 @@ CMAKE = """
 include({cuda}/architectures.cmake)
 include({cuda}/units.cmake)
 set(CMAKE_CUDA_ARCHITECTURES {architectures})
-libflash_room_architectures()
+libflash_folder_architectures()
 set(LIBFLASH_KERNELS all)
 {versions}
 libflash_units("{cuda}/kernels.table" "{folder}")
 """
 
-# Threads tell which step and which instance a plan asked for: 1000 + 100 * step + instance.
+# The number of threads shows which step and instance a plan used: 1000 + 100 * step + instance.
 WRAPPER = """
 #include "cuda/device.h"
 #include "plan/plan.h"
@@ -83,7 +83,7 @@ extern "C" void describe(int arch, int multiprocessors, int shared_memory) {
 }
 """
 
-# arch, multiprocessors, shared memory of a thread block
+# arch, multiprocessors, shared memory per thread block
 DEVICES = {
     "A100": (80, 108, 166912),
     "L40S": (89, 142, 101376),
@@ -113,7 +113,7 @@ def write_generated(folder: Path) -> None:
 
 
 def sources() -> list[str]:
-    """Everything between the C functions and the launch that needs no CUDA header."""
+    """All sources between the C functions and the launch; none needs a CUDA header."""
     capi = [f"capi/{name}.cpp" for name in ("forward", "backward", "decode", "explain", "last_error")]
     found = [*(ROOT / "libflash/problem").glob("*.cpp"), *(ROOT / "libflash/plan").glob("*.cpp"), *CUDA.rglob("*.cpp")]
     names = [path.relative_to(ROOT / "libflash").as_posix() for path in found]
@@ -151,7 +151,7 @@ def explain(library: c.CDLL, operation: str, arrays: tuple[abi.Tensor, ...], **f
 
 
 def lines_of(text: str) -> dict[str, list[str]]:
-    """The lines of each label."""
+    """label -> its lines."""
     found: dict[str, list[str]] = {}
     label = ""
     for line in text.splitlines():

@@ -1,21 +1,23 @@
-# Which architectures a room is compiled for, and how: from CMAKE_CUDA_ARCHITECTURES, CMake's list ("80-real;90a-real;80-virtual": machine
-# code, PTX, or without a word both).
+# The architectures that the kernels of a folder are compiled for, and the compiler options for them, from
+# CMAKE_CUDA_ARCHITECTURES, CMake's list ("80-real;90a-real;80-virtual": machine code, PTX, or both without a suffix).
 
-# Sets LIBFLASH_ARCHITECTURES_<room> for each room, and for rows marked large or small LIBFLASH_ARCHITECTURES_<room>_<mark>.
-macro(libflash_room_architectures)
+# Sets LIBFLASH_ARCHITECTURES_<folder> for each folder, and LIBFLASH_ARCHITECTURES_<folder>_<mark> for kernels marked large or
+# small.
+macro(libflash_folder_architectures)
   foreach(architecture IN LISTS CMAKE_CUDA_ARCHITECTURES)
     if(NOT architecture MATCHES "^([0-9]+)[af]?(-real|-virtual)?$" OR CMAKE_MATCH_1 LESS 80)
-      message(FATAL_ERROR "CMAKE_CUDA_ARCHITECTURES: numbers from 80 on are needed, as in 80-real;90a-real;80-virtual, got '${architecture}'")
+      message(FATAL_ERROR "CMAKE_CUDA_ARCHITECTURES: numbers from 80 on are needed, "
+                          "as in 80-real;90a-real;80-virtual, got '${architecture}'")
     endif()
   endforeach()
-  # wgmma and TMA are in sm_90a alone. No other room needs a letter: 90a is 90 there.
+  # wgmma needs sm_90a, so sm90 is compiled for 90a alone. No other folder needs the letter: 90a is 90 there.
   set(LIBFLASH_ARCHITECTURES_sm90 ${CMAKE_CUDA_ARCHITECTURES})
   list(FILTER LIBFLASH_ARCHITECTURES_sm90 INCLUDE REGEX "^90a")
   string(REGEX REPLACE "([0-9])[af]" "\\1" LIBFLASH_ARCHITECTURES_any "${CMAKE_CUDA_ARCHITECTURES}")
   list(REMOVE_DUPLICATES LIBFLASH_ARCHITECTURES_any)
   set(LIBFLASH_ARCHITECTURES_sm80 ${LIBFLASH_ARCHITECTURES_any})
-  # Rows marked large: for the architectures whose thread blocks may have 227 KB of shared memory. Small: for the others, PTX included, or for
-  # whatever there is in a build for large ones alone.
+  # Kernels marked large: for architectures whose thread blocks may have 227 KB of shared memory. Small: for the others, PTX
+  # included, or for all architectures if the build has only large ones.
   set(LIBFLASH_ARCHITECTURES_sm80_large ${LIBFLASH_ARCHITECTURES_sm80})
   list(FILTER LIBFLASH_ARCHITECTURES_sm80_large INCLUDE REGEX "^(90|100|103)")
   set(LIBFLASH_ARCHITECTURES_sm80_small ${LIBFLASH_ARCHITECTURES_sm80})
@@ -25,10 +27,10 @@ macro(libflash_room_architectures)
   endif()
 endmacro()
 
-# nvcc's options for `architectures`. Making PTX is what a row takes longest for, so that machine code is made from as few as
-# there are versions of the sources: `versions` are the architectures that they ask for (__CUDA_ARCH__ >= ...), and each architecture takes
-# the last version that is not above it. What is kept as PTX, for GPUs to come, is what the list says. CMake by itself would make PTX for
-# each architecture.
+# nvcc's options for `architectures`. Generating PTX takes most of the time, so machine code is made from as few PTX versions as
+# possible: `versions` are the architectures for which the sources differ (__CUDA_ARCH__ >= ...), and each architecture takes
+# the last version that is not above it. The PTX that is kept for future GPUs is that of the list. CMake by itself would
+# generate PTX for each architecture.
 function(libflash_gencode architectures versions result)
   set(from "")
   foreach(architecture IN LISTS architectures)

@@ -1,4 +1,4 @@
-// The table of architectures, as CMake made it from kernels.table.
+// The table of architectures, which CMake makes from kernels.table.
 #include "cuda/architecture.h"
 
 #include <cstring>

@@ -1,4 +1,4 @@
-// The kernels of kernels.table that this build has, as CMake wrote them.
+// The registry of the kernels in this build, which CMake makes from kernels.table.
 #include <iterator>
 
 #include "cuda/kernels.h"
@@ -13,7 +13,7 @@ namespace libflash::cuda {
 
 namespace {
 
-// `member`: where the launcher of its operation stands.
+// `member`: the launcher pointer of the kernel's operation.
 template <class OfOperation>
 [[maybe_unused]] Kernel make_kernel(const KernelConfig& config, KernelResources (*resources)(int, int),
                                     OfOperation Kernel::* member, OfOperation launcher) {

@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kMaxDevices = 64;
 
-// Trivially destructible, so that threads which outlive main() may still ask.
+// Trivially destructible: threads that outlive main() may still read it.
 struct Devices {
     int count = 0;
     DeviceProperties properties[kMaxDevices];
@@ -53,7 +53,7 @@ bool read_properties(int index, DeviceProperties& properties) {
 
 Devices read_devices() {
     Devices devices;
-    int count = 0;  // left untouched when there is no driver
+    int count = 0;  // cudaGetDeviceCount does not set it without a driver
     const cudaError_t error = cudaGetDeviceCount(&count);
     if (error != cudaSuccess) {
         describe_failure(devices, error);
@@ -65,7 +65,7 @@ Devices read_devices() {
         std::snprintf(devices.state, sizeof devices.state, "ready: %d device%s", devices.count, devices.count == 1 ? "" : "s");
         if (devices.count == 0) std::snprintf(devices.state, sizeof devices.state, "an NVIDIA driver, but no GPU");
     }
-    cudaGetLastError();  // so that the next launch does not report the failure of these calls
+    cudaGetLastError();  // clears the error, which the next launch would report
     return devices;
 }
 

@@ -1,5 +1,5 @@
-// The CUDA devices of this machine, read once, at the first question. No CUDA header; a build without CUDA has no devices and
-// says so.
+// The CUDA devices of this machine, read once at the first query. No CUDA header; a build without CUDA has no devices, and
+// state_text() says so.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace libflash::cuda {
 struct DeviceProperties {
     int32_t arch = 0;  // 90 for compute capability 9.0
     int32_t multiprocessors = 0;
-    int32_t shared_memory_bytes = 0;  // that one thread block may use
+    int32_t shared_memory_bytes = 0;  // the most that a thread block may use
     int64_t memory_bytes = 0;
     char name[256] = {};
 };

@@ -1,4 +1,4 @@
-// Functions of the driver, asked for at run time: nothing here is linked against it.
+// Driver functions, looked up at run time: the library is not linked against the driver.
 #pragma once
 
 #include <cuda.h>
@@ -6,7 +6,7 @@
 
 namespace libflash::cuda {
 
-// nullptr: the driver has none of that name. The oldest driver that the library runs with is that of CUDA 12.0.
+// nullptr: the driver has no function of that name. The oldest supported driver is that of CUDA 12.0.
 inline void* driver_function(const char* name) {
     void* found = nullptr;
     cudaDriverEntryPointQueryResult result;
@@ -14,8 +14,8 @@ inline void* driver_function(const char* name) {
     return error == cudaSuccess && result == cudaDriverEntryPointSuccess ? found : nullptr;
 }
 
-// Whether a context is current on the calling thread. A host thread starts without one, and the runtime makes one current in the calls that
-// need it; the driver's own functions, those that encode tensor maps among them, do not.
+// Whether a context is current on the calling thread. A host thread starts without one. Runtime calls that need a context make
+// one current; driver functions, such as those that encode tensor maps, do not.
 inline bool has_context() {
     static const auto get_current = reinterpret_cast<decltype(&cuCtxGetCurrent)>(driver_function("cuCtxGetCurrent"));
     CUcontext context = nullptr;

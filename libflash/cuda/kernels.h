@@ -1,5 +1,5 @@
-// What the plan layer sees of the CUDA backend: the kernels that were compiled, how an architecture plans each operation, and the
-// launch of a plan. No CUDA header. The functions are only in builds with the CUDA part (LIBFLASH_BUILD_CUDA in build_info.h).
+// The interface of the CUDA backend for the plan layer: the compiled kernels and the launch of a plan. No CUDA header. The
+// functions exist only in builds with CUDA (LIBFLASH_BUILD_CUDA in build_info.h).
 #pragma once
 
 #include "cuda/architecture.h"
@@ -7,16 +7,16 @@
 
 namespace libflash::cuda {
 
-// Enqueues the kernels of a plan on a stream; returns what cudaGetLastError() says then.
+// Enqueues the kernels of a plan on a stream and returns the result of cudaGetLastError().
 template <Operation op>
 using Launcher = int (*)(const LaunchPlan<op>&, const LaunchParams<op>&, void* stream);
 
 struct Kernel {
     KernelConfig config;
     const Architecture* architecture = nullptr;
-    // Of one step of the operation (ForwardStep, ...) and one template instance; of operations with a single step, step 0.
+    // The resources of one step of the operation (ForwardStep, ...) and one instance; step 0 if the operation has only one.
     KernelResources (*resources)(int step, int instance) = nullptr;
-    // Of these the one of the kernel's operation; the others are null.
+    // The launcher of the kernel's operation; the others are nullptr.
     Launcher<Operation::merge> merge = nullptr;
     Launcher<Operation::compress> compress = nullptr;
     Launcher<Operation::forward> forward = nullptr;
@@ -24,11 +24,11 @@ struct Kernel {
     Launcher<Operation::decode> decode = nullptr;
 };
 
-// The kernels of this build, in order of preference within an operation. `count` receives the number.
+// The kernels of this build, in order of preference within an operation. Writes their number to `count`.
 const Kernel* compiled_kernels(int* count);
 
-// Launch `plan` of `kernel` on the problem's device, on `stream`; the caller's current device is the same afterwards. Throw Error
-// (CUDA).
+// Launch `plan` of `kernel` on `stream` of the problem's device; the caller's current device does not change. Throw Error with
+// FLASH_STATUS_CUDA.
 void forward(const Kernel& kernel, const AttentionProblem& problem, const ForwardPlan& plan, void* workspace, void* stream);
 void backward(const Kernel& kernel, const AttentionProblem& problem, const BackwardPlan& plan, void* workspace, void* stream);
 void decode(const Kernel& kernel, const DecodeProblem& problem, const DecodePlan& plan, void* workspace, void* stream);

@@ -8,7 +8,7 @@ namespace libflash::cuda {
 
 namespace {
 
-// "90a-real": one entry of CMake's list.
+// One entry of CMake's list, such as "90a-real".
 struct Entry {
     int number;
     bool exact;      // 90a
@@ -36,7 +36,7 @@ void for_each_word(const char* text, const Do& with_word) {
     }
 }
 
-// The last of `versions` that is not above `number`; `number` itself if there is none.
+// The last of `versions` that is not above `number`, or `number` if there is none.
 int version_for(const char* versions, int number) {
     int last = 0;
     for_each_word(versions, [&](const char* text, size_t) {

@@ -1,5 +1,5 @@
-// What kernels receive: small structs of plain values, passed by value. Strides are in elements. No CUDA header, so that the host
-// side can fill them in. And which plan and parameters belong to an operation.
+// Kernel parameters: small structs of plain values, passed by value; strides in elements. No CUDA header, so that host code can
+// fill them. Also the plan and parameter types of each operation.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace libflash::cuda {
 
 enum class ElementType : int32_t { f16, bf16, f32 };
 
-// A tensor of rows of contiguous channels, or with `row`s of single numbers (lse).
+// A tensor of rows of contiguous channels, or of one number per row (lse).
 struct RowTensor {
     void* data;
     int64_t batch, row, head;
@@ -28,13 +28,13 @@ struct MergeParams {
     int32_t head_dim_v;
     int32_t count;
     RowTensor out;
-    RowTensor lse;  // data is null when it is not asked for
+    RowTensor lse;  // data is nullptr when it is not wanted
     RowTensor outs[kMergeMax];
     RowTensor lses[kMergeMax];
 };
 static_assert(sizeof(MergeParams) <= 32764, "kernel parameters are limited to 32764 bytes");
 
-// A dense block mask and its lists, everything contiguous. A pair of lists that is not asked for is null.
+// A dense block mask and its lists, all contiguous. A pair of lists that is not wanted is nullptr.
 struct CompressParams {
     const uint8_t* mask;
     int64_t matrices, rows, cols;

@@ -1,5 +1,5 @@
-// How a kernel will be launched: one plan for each operation, made from the problem and the device before anything runs. explain
-// prints it, the workspace query reads it, and the launcher does what it says. No CUDA header.
+// The plan of each operation: how its kernels are launched, decided from problem and device before anything runs. explain
+// prints it, the workspace query reads it, and the launcher executes it. No CUDA header.
 #pragma once
 
 #include <cstdint>
@@ -10,24 +10,24 @@
 
 namespace libflash::cuda {
 
-// The grid of one kernel. Without thread blocks there is no launch.
+// The launch of one kernel. With 0 thread blocks it is not launched.
 struct LaunchShape {
     int64_t blocks = 0;
     int threads = 0;
-    int shared_bytes = 0;  // dynamic shared memory of a thread block
+    int shared_bytes = 0;  // dynamic shared memory per thread block
 };
 
 inline LaunchShape launch_shape(int64_t blocks, const KernelResources& resources) {
     return {blocks, resources.threads, resources.shared_bytes};
 }
 
-// The template instance of a kernel: the architecture's own number for it, and its name.
+// An instance of a kernel: its number within the architecture, and its name.
 struct Instance {
     int number = 0;
     const char* name = "";
 };
 
-// Instances of the sm80 kernels, and of every backward kernel.
+// The instances of the sm80 kernels and of all backward kernels.
 constexpr Instance kPlainInstance{0, "plain"}, kGeneralInstance{1, "general"};
 
 enum class ForwardStep { attention, order };
@@ -36,11 +36,11 @@ struct ForwardPlan {
     Instance instance;
     int tile_q = 0, tile_k = 0;
     ScheduleParams schedule{};
-    bool dynamic = false;       // thread blocks take tiles as they become free; else the schedule is static
-    bool vector_loads = false;  // rows of q, k and v may be read 16 bytes at a time
-    bool vector_out = false;    // rows of out may be written so
+    bool dynamic = false;       // dynamic tile scheduler, else static
+    bool vector_loads = false;  // rows of q, k and v can be read 16 bytes at a time
+    bool vector_out = false;    // rows of out can be written so
     LaunchShape attention;
-    LaunchShape order;    // dynamic: the kernel that puts the tiles in order
+    LaunchShape order;    // dynamic: the kernel that sorts the sequences
     Workspace workspace;  // "sequence_order"
 };
 
@@ -48,16 +48,15 @@ enum class BackwardStep { statistics, key_gradients, dq_conversion, query_gradie
 
 struct BackwardPlan {
     Instance instance;
-    int tile_q = 0, tile_k = 0;        // of the kernel that computes dk and dv
-    int dq_tile_q = 0, dq_tile_k = 0;  // deterministic: of the kernel that computes dq
-    int64_t units = 0;                 // kUnitRows query rows each, in the workspace of a head
+    int tile_q = 0, tile_k = 0;        // of the dK/dV kernel
+    int dq_tile_q = 0, dq_tile_k = 0;  // deterministic: of the dQ kernel
+    int64_t units = 0;                 // workspace units of a head, kUnitRows query rows each
     ScheduleParams key_schedule{};
-    ScheduleParams query_schedule{};       // by unit of query rows
-    ScheduleParams query_tile_schedule{};  // deterministic: by tile of query rows
+    ScheduleParams query_schedule{};       // by workspace unit
+    ScheduleParams query_tile_schedule{};  // deterministic: by query tile
     bool vector_loads = false, vector_out = false;
     bool deterministic = false;
-    // In the order of their launch. dq is either converted from the dQ accumulator or, deterministic, computed by a kernel of its
-    // own.
+    // In launch order. dq is converted from the dQ accumulator or, if deterministic, computed by a separate kernel.
     LaunchShape statistics, key_gradients, dq_conversion, query_gradient, sink_gradient, bias_gradient;
     Workspace workspace;  // "statistics", "dq_accumulator"
 };
@@ -66,23 +65,23 @@ enum class DecodeStep { append, attention, combine };
 
 struct DecodePlan {
     Instance instance;
-    int tile_q = 0, tile_k = 0;               // query rows of a thread block; keys of one head
-    int64_t splits = 1;                       // ranges of keys
-    int key_heads = 1;                        // that a thread block takes
-    int64_t query_tiles = 1;                  // of the query rows that share a key head
-    int stages = 0;                           // tiles of keys under way
-    uint32_t late_begin = 0, late_count = 0;  // thread blocks that begin a little later: the first, and how many
-    bool appends_inside = false;              // the attention kernel itself takes in the new row
+    int tile_q = 0, tile_k = 0;               // query rows of a thread block; keys of a tile of one head
+    int64_t splits = 1;                       // key ranges
+    int key_heads = 1;                        // key heads of a thread block
+    int64_t query_tiles = 1;                  // of the query rows of a key head
+    int stages = 0;                           // pipeline stages in use
+    uint32_t late_begin = 0, late_count = 0;  // thread blocks that start later: the first, and how many
+    bool appends_inside = false;              // the attention kernel appends the new row
     bool rotates_ahead = false;               // the append kernel writes rotated queries to the workspace
     bool dependent_launch = false;            // programmatic dependent launch
     uint32_t append_rows = 0;                 // new rows of all key heads, for the append kernel
-    uint32_t append_slots = 0;                // threads a row takes there
+    uint32_t append_slots = 0;                // threads per row there
     LaunchShape append, attention, combine;
     Workspace workspace;  // "rotated_q", "partial_out", "partial_lse"
 };
 
 struct MergePlan {
-    int vector = 1;      // neighbouring channels that a thread moves at once
+    int vector = 1;      // neighbouring channels that a thread loads at once
     bool mixed = false;  // parts of different types
     int group = 1;       // threads that share a row
     LaunchShape merge;

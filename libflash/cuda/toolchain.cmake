@@ -1,18 +1,18 @@
-# Finds a CUDA compiler, proves that it works, and enables the language; or says why there is no CUDA part.
+# Finds a CUDA compiler, tests it, and enables the language, or gives the reason why there is no CUDA part.
 #
-# In: LIBFLASH_CUDA (auto, on, off, system, pypi). Out: LIBFLASH_CUDA_WHY_NOT, empty when CUDA is enabled.
-# Searched in this order: CMAKE_CUDA_COMPILER, $CUDACXX, PATH, $CUDA_HOME, $CUDA_PATH, the conventional place (the machine's, `system`), then
-# the compiler wheels of the package index in this Python (`pypi`). python/build_backend/cuda_choice.py searches alike.
+# In: LIBFLASH_CUDA (auto, on, off, system, pypi). Out: LIBFLASH_CUDA_WHY_NOT, empty if CUDA is enabled.
+# Search order: CMAKE_CUDA_COMPILER, $CUDACXX, PATH, $CUDA_HOME, $CUDA_PATH, /usr/local/cuda (these are `system`), then the
+# compiler wheels in this Python (`pypi`). python/build_backend/cuda_choice.py searches in the same order.
 
-# Every architecture there is machine code for, and one PTX for those to come.
+# Machine code for every supported architecture, and one PTX version for future ones.
 set(LIBFLASH_DEFAULT_ARCHITECTURES 80-real 90a-real 100-real 120-real 80-virtual)
 
 if(NOT DEFINED LIBFLASH_CUDA_PREFIX)
-  set(LIBFLASH_CUDA_PREFIX /usr/local/cuda)  # where CUDA is by convention
+  set(LIBFLASH_CUDA_PREFIX /usr/local/cuda)  # the conventional prefix
 endif()
 
-# Compiles and links a program that includes the headers the kernels need. A compiler that is merely present is no proof: parts of a
-# toolkit may be missing or of another version, and the host compiler may be too new for it.
+# Compiles and links a program that includes the headers the kernels need. The presence of a compiler is not enough: parts of
+# the toolkit may be missing or of another version, and the host compiler may be too new for it.
 function(libflash_probe_nvcc nvcc flags why_not)
   set(dir ${PROJECT_BINARY_DIR}/nvcc_probe)
   file(WRITE ${dir}/probe.cu "#include <cuda.h>\n#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n#include <cuda_runtime.h>\n\
@@ -29,7 +29,7 @@ __global__ void probe(__nv_bfloat16 *x) { *x = __float2bfloat16(1.0f); }\nint ma
                   RESULT_VARIABLE result OUTPUT_VARIABLE output ERROR_VARIABLE output)
   set(text "")
   if(NOT result EQUAL 0 OR NOT EXISTS ${dir}/probe)
-    # The line that says what is wrong, as well as that can be told; one line without characters that CMake or C would read.
+    # The line that most likely names the error, without characters that CMake or C would interpret.
     string(REGEX MATCH "[^\n]*(error|fatal|Unsupported|unsupported|cannot|not found)[^\n]*" text "${output}")
     if(NOT text)
       string(REGEX MATCH "[^\n]+" text "${output} (${result})")
@@ -40,7 +40,7 @@ __global__ void probe(__nv_bfloat16 *x) { *x = __float2bfloat16(1.0f); }\nint ma
   set(${why_not} "${text}" PARENT_SCOPE)
 endfunction()
 
-# The machine's nvcc, or nothing.
+# The nvcc of the system, or an empty string.
 function(libflash_system_nvcc result)
   set(found "")
   if(CMAKE_CUDA_COMPILER)
@@ -59,7 +59,7 @@ function(libflash_system_nvcc result)
   set(${result} "${found}" PARENT_SCOPE)
 endfunction()
 
-# The nvcc of the compiler wheels, or nothing. `nvidia` is a namespace package with possibly several roots.
+# The nvcc of the compiler wheels, or an empty string. `nvidia` is a namespace package that may have several roots.
 function(libflash_wheel_nvcc result)
   set(${result} "" PARENT_SCOPE)
   find_package(Python QUIET COMPONENTS Interpreter)
@@ -96,7 +96,7 @@ else()
     set(flags "")
     get_filename_component(root "${nvcc}" DIRECTORY)
     get_filename_component(root "${root}" DIRECTORY)
-    # The compiler wheels of 13.0 and 13.1 look for the runtime in lib64 and keep it in lib.
+    # In the compiler wheels of 13.0 and 13.1, nvcc looks for the runtime in lib64, but it is in lib.
     if(EXISTS "${root}/lib/libcudart_static.a" AND NOT EXISTS "${root}/lib64")
       set(flags "-L${root}/lib")
     endif()

@@ -1,8 +1,8 @@
-# From kernels.table: which rows there are in this build, and the translation units that they are compiled in. A header costs a unit the same
-# for one row as for two, so rows that differ in nothing but f16 for bf16 share a unit; rows with other architectures or versions never do.
-# A unit's file is named as its row is, with two as forward_sm80_bf16_f16_d128.cu.
+# Reads kernels.table: selects the kernels of this build and assigns them to translation units. Parsing the headers costs a unit
+# the same for one kernel as for two, so kernels that differ only in f16 for bf16 share a unit; kernels with other architectures
+# or versions never do. A unit's file is named as its kernel is, with two as forward_sm80_bf16_f16_d128.cu.
 
-# Writes only what changed, so that a new row recompiles its unit and the registry alone.
+# Writes a file only if its content changed, so that a new kernel recompiles only its unit and the registry.
 function(libflash_write path text)
   set(old "")
   if(EXISTS ${path})
@@ -30,33 +30,34 @@ function(libflash_pair text first second)
   set(${second} ${b} PARENT_SCOPE)
 endfunction()
 
-# One line of the table. Sets name, its parts before_dtype, dtype and after_dtype, compiled_as (the room with its mark), chosen (by
-# LIBFLASH_KERNELS, with an architecture to compile it for), fields (of KernelConfig), operation and room.
-macro(libflash_read_row line)
-  string(REGEX REPLACE "[ \t]+" ";" row "${line}")
-  list(LENGTH row columns)
-  if(NOT columns EQUAL 7)
-    message(FATAL_ERROR "kernels.table: a row has 7 columns, got ${columns}: ${row}")
+# Reads one line of the table. Sets name and its parts before_dtype, dtype and after_dtype; group (the folder with its mark);
+# chosen (whether LIBFLASH_KERNELS selects it and there is an architecture to compile it for); fields (of KernelConfig);
+# operation and folder.
+macro(libflash_read_kernel line)
+  string(REGEX REPLACE "[ \t]+" ";" columns "${line}")
+  list(LENGTH columns count)
+  if(NOT count EQUAL 7)
+    message(FATAL_ERROR "kernels.table: a line has 7 columns, got ${count}: ${columns}")
   endif()
-  list(GET row 0 operation)
-  list(GET row 1 room)
-  list(GET row 2 dtype)
-  list(GET row 3 head_dims)
-  list(GET row 4 tile)
-  list(GET row 5 stages)
-  list(GET row 6 marks)
+  list(GET columns 0 operation)
+  list(GET columns 1 folder)
+  list(GET columns 2 dtype)
+  list(GET columns 3 head_dims)
+  list(GET columns 4 tile)
+  list(GET columns 5 stages)
+  list(GET columns 6 marks)
   libflash_pair("${head_dims}" head_dim head_dim_v)
   libflash_pair("${tile}" tile_q tile_k)
   string(REPLACE "-" "0" stages "${stages}")
 
-  set(before_dtype ${operation}_${room})
+  set(before_dtype ${operation}_${folder})
   set(after_dtype "")
   if(NOT head_dims STREQUAL "-")
     string(APPEND after_dtype _d${head_dims})
   endif()
-  set(compiled_as ${room})
+  set(group ${folder})
   if(marks MATCHES "small|large")
-    string(APPEND compiled_as _${CMAKE_MATCH_0})
+    string(APPEND group _${CMAKE_MATCH_0})
   endif()
   if(marks MATCHES "small")
     string(APPEND after_dtype _small)
@@ -66,7 +67,7 @@ macro(libflash_read_row line)
     set(name ${before_dtype}${after_dtype})
   endif()
 
-  set(wanted "${name}")  # what the choice of rows is held against
+  set(wanted "${name}")  # the text that the pattern must match
   set(pattern "${LIBFLASH_KERNELS}")
   if(pattern STREQUAL "all")
     set(pattern "")
@@ -74,31 +75,32 @@ macro(libflash_read_row line)
     set(wanted "${marks}")
   endif()
   set(chosen OFF)
-  if(LIBFLASH_ARCHITECTURES_${compiled_as} AND "${wanted}" MATCHES "${pattern}")
+  if(LIBFLASH_ARCHITECTURES_${group} AND "${wanted}" MATCHES "${pattern}")
     set(chosen ON)
   endif()
 
   if(NOT DEFINED versions_${name})
     set(versions_${name} ${versions})
   endif()
-  list(JOIN LIBFLASH_ARCHITECTURES_${compiled_as} " " architectures)
+  list(JOIN LIBFLASH_ARCHITECTURES_${group} " " architectures)
   list(JOIN versions_${name} " " versions_of_code)
-  set(fields "\"${name}\", Operation::${operation}, \"${room}\", KernelType::${dtype}_, ${head_dim}, ${head_dim_v}")
+  set(fields "\"${name}\", Operation::${operation}, \"${folder}\", KernelType::${dtype}_, ${head_dim}, ${head_dim_v}")
   string(APPEND fields ", ${tile_q}, ${tile_k}, ${stages}, \"${architectures}\", \"${versions_of_code}\"")
 endmacro()
 
-# Puts the row that was read last into its unit: sets unit, and of it unit_<unit>_dtypes, _rows (names), _code and what all its rows share.
+# Adds the kernel that was read last to its unit. Sets unit, unit_<unit>_dtypes, unit_<unit>_kernels (names), unit_<unit>_code,
+# and what the kernels of the unit share.
 macro(libflash_join_unit)
   set(kind ${dtype})
   if(dtype MATCHES "^b?f16$")
     set(kind 16)
   endif()
-  string(MAKE_C_IDENTIFIER "${before_dtype}_${kind}${after_dtype}_${tile}_${stages}_${compiled_as}_from_${versions_${name}}" unit)
+  string(MAKE_C_IDENTIFIER "${before_dtype}_${kind}${after_dtype}_${tile}_${stages}_${group}_from_${versions_${name}}" unit)
   list(APPEND units ${unit})
   list(APPEND unit_${unit}_dtypes ${dtype})
-  list(APPEND unit_${unit}_rows ${name})
-  set(unit_${unit}_header cuda/${room}/${operation}.cuh)
-  set(unit_${unit}_room ${compiled_as})
+  list(APPEND unit_${unit}_kernels ${name})
+  set(unit_${unit}_header cuda/${folder}/${operation}.cuh)
+  set(unit_${unit}_group ${group})
   set(unit_${unit}_versions ${versions_${name}})
   list(JOIN unit_${unit}_dtypes _ dtypes)
   set(unit_${unit}_file ${before_dtype}_${dtypes}${after_dtype}.cu)
@@ -121,17 +123,17 @@ KernelResources resources_${name}(int step, int instance) {
 ")
 endmacro()
 
-# Writes the registry, the table of architectures and the units of `table` into the folder `generated`. Sets rooms, for each of them sources_<room>, and for each source
-# gencode_<file>: its options for the architectures.
+# Writes the registry, the table of architectures and the units of `table` to the folder `generated`. Sets groups (of kernels
+# with the same architectures), for each group sources_<group>, and for each source gencode_<file>, its compiler options.
 macro(libflash_units table generated)
   set(units "")
-  set(rooms "")
+  set(groups "")
   set(folders "")
   set(registry "// Generated from cuda/kernels.table.\n")
   file(STRINGS "${table}" lines REGEX "^[a-z]")
   foreach(line IN LISTS lines)
-    libflash_read_row("${line}")
-    list(APPEND folders ${room})
+    libflash_read_kernel("${line}")
+    list(APPEND folders ${folder})
     if(chosen)
       libflash_join_unit()
       string(APPEND registry "LIBFLASH_CUDA_KERNEL(${operation}, ${name}, ${fields})\n")
@@ -145,7 +147,7 @@ macro(libflash_units table generated)
 
   list(REMOVE_DUPLICATES units)
   foreach(unit IN LISTS units)
-    list(JOIN unit_${unit}_rows ", " names)
+    list(JOIN unit_${unit}_kernels ", " names)
     set(file ${unit_${unit}_file})
     libflash_write("${generated}/${file}" "// Generated from cuda/kernels.table: ${names}.
 #include \"${unit_${unit}_header}\"
@@ -154,10 +156,10 @@ namespace libflash::cuda {
 
 ${unit_${unit}_code}}  // namespace libflash::cuda
 ")
-    set(room ${unit_${unit}_room})
-    libflash_gencode("${LIBFLASH_ARCHITECTURES_${room}}" "${unit_${unit}_versions}" gencode_${file})
-    list(APPEND sources_${room} ${file})
-    list(APPEND rooms ${room})
+    set(group ${unit_${unit}_group})
+    libflash_gencode("${LIBFLASH_ARCHITECTURES_${group}}" "${unit_${unit}_versions}" gencode_${file})
+    list(APPEND sources_${group} ${file})
+    list(APPEND groups ${group})
   endforeach()
-  list(REMOVE_DUPLICATES rooms)
+  list(REMOVE_DUPLICATES groups)
 endmacro()

@@ -1,4 +1,6 @@
-"""What a list of architectures makes of each room's rows: CMake's functions run by themselves, nothing configured or compiled."""
+"""What the kernels of each folder are compiled for, given a list of architectures. Runs the CMake functions alone;
+configures and compiles nothing.
+"""
 
 import re
 from pathlib import Path
@@ -11,10 +13,10 @@ DEFAULT = "80-real 90a-real 100-real 120-real 80-virtual"
 SCRIPT = """
 include({functions})
 set(CMAKE_CUDA_ARCHITECTURES {architectures})
-libflash_room_architectures()
-foreach(room any sm80 sm80_large sm80_small sm90)
-  libflash_gencode("${{LIBFLASH_ARCHITECTURES_${{room}}}}" "{versions}" options)
-  message("${{room}}|${{LIBFLASH_ARCHITECTURES_${{room}}}}|${{options}}")
+libflash_folder_architectures()
+foreach(group any sm80 sm80_large sm80_small sm90)
+  libflash_gencode("${{LIBFLASH_ARCHITECTURES_${{group}}}}" "{versions}" options)
+  message("${{group}}|${{LIBFLASH_ARCHITECTURES_${{group}}}}|${{options}}")
 endforeach()
 """
 
@@ -22,13 +24,13 @@ endforeach()
 @pytest.fixture
 def cmake(cmake_script):
     def run(architectures, versions="80;90"):
-        """room -> (its architectures, PTX and what is made of it)."""
+        """group of kernels -> (its architectures, {PTX version: the code made from it})."""
         text = SCRIPT.format(functions=CUDA / "architectures.cmake", architectures=architectures, versions=versions)
         done = cmake_script(text)
         if done.returncode != 0:
             return " ".join(done.stderr.split())
         lines = [line.split("|") for line in done.stderr.splitlines()]
-        return {room: (" ".join(found.split(";")), dict(re.findall(OPTION, options))) for room, found, options in lines}
+        return {group: (" ".join(found.split(";")), dict(re.findall(OPTION, options))) for group, found, options in lines}
 
     return run
 
@@ -48,7 +50,7 @@ def test_default_architectures(cmake):
     assert made["sm90"] == ("90a-real", {"90a": "sm_90a"})
 
 
-def test_rows_with_more_versions(cmake):
+def test_kernels_with_more_versions(cmake):
     assert cmake(DEFAULT, "80;90;100")["sm80"][1] == {"80": "sm_80,compute_80", "90": "sm_90", "100": "sm_100,sm_120"}
     assert cmake(DEFAULT, "80;90;120")["sm80"][1] == {"80": "sm_80,compute_80", "90": "sm_90,sm_100", "120": "sm_120"}
 
@@ -69,8 +71,8 @@ def test_other_architectures(cmake, architectures, sm80, options):
     assert cmake(architectures)["sm80"] == (sm80, options)
 
 
-def test_rows_that_have_no_architecture(cmake):
-    """Without 90a none of sm90; small rows, for what there is, where all have the larger shared memory."""
+def test_kernels_that_have_no_architecture(cmake):
+    """Without 90a there is no sm90 kernel; if all architectures have the larger shared memory, small kernels take those."""
     made = cmake("90-real 100-real")
     assert made["sm90"] == ("", {})
     assert made["sm80_small"] == made["sm80_large"] == made["sm80"]
@@ -79,30 +81,30 @@ def test_rows_that_have_no_architecture(cmake):
 
 @pytest.mark.parametrize("wrong", ["native", "all-major", "75-real", "80-reel", "sm_80"])
 def test_other_words_are_refused(cmake, wrong):
-    said = cmake(f"80-real {wrong}")
-    assert "CMAKE_CUDA_ARCHITECTURES: numbers from 80 on are needed" in said
-    assert f"got '{wrong}'" in said
+    error = cmake(f"80-real {wrong}")
+    assert "CMAKE_CUDA_ARCHITECTURES: numbers from 80 on are needed" in error
+    assert f"got '{wrong}'" in error
 
 
-def test_sources_ask_for_versions_that_are_made():
-    """A version asked for that no PTX is made for would be left out in silence."""
+def test_every_version_in_the_sources_has_ptx():
+    """A version that the sources test but that has no PTX would never be compiled, without an error."""
     versions = dict(re.findall(r"^set\(versions(\w*) ([\d ]+)\)", (CUDA / "kernels.cmake").read_text(), re.MULTILINE))
     assert versions[""] == "80 90"
-    asked = {}
+    tested = {}
     for path in sorted(CUDA.rglob("*.cuh")):
-        for relation, number in re.findall(r"__CUDA_ARCH__ (\S+) (\d+)", path.read_text()):
+        for relation, number in re.findall(r"__CUDA_ARCH__ ([<>=!]+) (\d+)", path.read_text()):
             assert relation in ("<", ">="), path
-            asked.setdefault(int(number), set()).add(path.relative_to(CUDA).as_posix())
-    assert set(asked) == {900, 1000, 1100}
-    assert asked[1000] == asked[1100] == {"sm80/forward.cuh"}
-    for dtype in ("bf16", "f16"):  # 256 channels: the first version past 1100 is that of sm_120
+            tested.setdefault(int(number), set()).add(path.relative_to(CUDA).as_posix())
+    assert set(tested) == {900, 1000, 1100}
+    assert tested[1000] == tested[1100] == {"sm80/forward.cuh"}
+    for dtype in ("bf16", "f16"):  # 256 channels: the first version after 1100 is that of sm_120
         assert "120" in versions[f"_forward_sm80_{dtype}_d256"].split()
-    rows = {f"_{operation}_{room}_{dtype}_d{dims}" for operation, room, dtype, dims in table()}
-    for row, some in versions.items():
-        assert row == "" or row.removesuffix("_small") in rows
-        assert "100" not in some.split() or row.startswith("_forward_sm80_")
+    kernels = {f"_{operation}_{folder}_{dtype}_d{dims}" for operation, folder, dtype, dims in table()}
+    for kernel, some in versions.items():
+        assert kernel == "" or kernel.removesuffix("_small") in kernels
+        assert "100" not in some.split() or kernel.startswith("_forward_sm80_")
 
 
 def table():
-    rows = [line.split() for line in (CUDA / "kernels.table").read_text().splitlines() if re.match("[a-z]", line)]
-    return [row[:4] for row in rows]
+    lines = [line.split() for line in (CUDA / "kernels.table").read_text().splitlines() if re.match("[a-z]", line)]
+    return [line[:4] for line in lines]

@@ -1,8 +1,8 @@
-"""The kernels' machine code, as far as it can be judged without a GPU: what the assembler said of every row of kernels.table on
+"""Checks of the kernels' machine code that need no GPU: the assembler's report on every kernel of kernels.table for
 every architecture of the build, and the matrix instructions in the PTX.
 
-LIBFLASH_BUILD_DIR names a build folder with the CUDA part, configured with -DCMAKE_CUDA_FLAGS=-Xptxas=-v; its build.log is what
-the build printed, from a clean start.
+LIBFLASH_BUILD_DIR names a build folder with the CUDA part, configured with -DCMAKE_CUDA_FLAGS=-Xptxas=-v; its build.log is the
+output of a clean build.
 """
 
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-# What a room's kernels exist for; without it in the PTX a kernel computes in the slow way.
+# The matrix instruction of each folder's kernels. Without it in the PTX a kernel would use slower instructions.
 MATRIX_INSTRUCTION = {"sm80": "mma.sync.aligned.m16n8k16", "sm90": "wgmma.mma_async"}
 OF_FLOATS = {"sm80": "mma.sync.aligned.m16n8k8.row.col.f32.tf32"}
 KERNEL = re.compile(
@@ -24,46 +24,46 @@ KERNEL = re.compile(
     re.S,
 )
 LARGEST_REGISTERS = 255
-# Code for GPUs with 99 KB of shared memory a thread block: 96 KB are tiles, and the launch asks for them and for a few words.
+# GPUs with 99 KB of shared memory per thread block: tiles take 96 KB of dynamic shared memory, so static memory must be small.
 SMALL = ("80", "86", "89", "120")
 LARGEST_SHARED = 2048
 
 
-def units(folder):
-    """name -> (room, compiler command, its rows) of each translation unit with kernels that the build folder compiles."""
+def units(build):
+    """name -> (folder, compiler command, kernels) of each translation unit with kernels in the build folder."""
     found = {}
-    for entry in json.loads((folder / "compile_commands.json").read_text()):
+    for entry in json.loads((build / "compile_commands.json").read_text()):
         source = Path(entry["file"])
         if source.suffix == ".cu" and source.parent.name == "generated":
-            room = re.search(r"libflash_cuda_([a-z0-9]+)\w*\.dir", entry["command"])[1]
-            found[source.stem] = room, entry, re.findall(r"^int launch_(\w+)\(", source.read_text(), re.MULTILINE)
-    assert found, f"{folder}: no CUDA kernels in this build"
+            folder = re.search(r"libflash_cuda_([a-z0-9]+)\w*\.dir", entry["command"])[1]
+            found[source.stem] = folder, entry, re.findall(r"^int launch_(\w+)\(", source.read_text(), re.MULTILINE)
+    assert found, f"{build}: no CUDA kernels in this build"
     assert all(names for _, _, names in found.values()), found
     return found
 
 
 def made_from(entry):
-    """PTX -> what is made of it: {"80": ["sm_80", "compute_80"], "90a": ["sm_90a"]}."""
+    """PTX version -> the code made from it: {"80": ["sm_80", "compute_80"], "90a": ["sm_90a"]}."""
     return {ptx: codes.split(",") for ptx, codes in re.findall(r"arch=compute_(\w+),code=\[([\w,]+)\]", entry["command"])}
 
 
 def architectures(entry):
-    """Those with machine code: "80", "90a"."""
+    """The architectures with machine code: "80", "90a"."""
     return sorted(code.removeprefix("sm_") for codes in made_from(entry).values() for code in codes if code.startswith("sm_"))
 
 
-def row_of(symbol, names):
-    """A kernel's symbol has its row's name in it."""
-    row = max((name for name in names if name in symbol), key=len, default=None)
-    assert row, f"a profiler would not show the row of {symbol}"
-    return row
+def kernel_of(symbol, names):
+    """The kernel's name, which its symbol contains."""
+    kernel = max((name for name in names if name in symbol), key=len, default=None)
+    assert kernel, f"the symbol {symbol} contains no kernel's name"
+    return kernel
 
 
 def kernels(log, names):
-    """(row, architecture) -> what the assembler said of its kernels."""
+    """(kernel, architecture) -> the assembler's report on each of its functions."""
     found = {}
     for match in KERNEL.finditer(log):
-        found.setdefault((row_of(match["name"], names), match["arch"]), []).append(match.groupdict())
+        found.setdefault((kernel_of(match["name"], names), match["arch"]), []).append(match.groupdict())
     return found
 
 
@@ -82,7 +82,7 @@ def test_nothing_is_serialized():
 
 @pytest.mark.parametrize(("name", "arch"), WANTED, ids=[f"{name}-{arch}" for name, arch in WANTED])
 def test_no_spills_no_local_memory(name, arch):
-    assert (name, arch) in KERNELS, f"build.log says nothing of it: {sorted(KERNELS)}"
+    assert (name, arch) in KERNELS, f"not in build.log: {sorted(KERNELS)}"
     for kernel in KERNELS[name, arch]:
         assert (kernel["stack"], kernel["stores"], kernel["loads"]) == ("0", "0", "0"), kernel
         assert int(kernel["registers"]) <= LARGEST_REGISTERS
@@ -94,7 +94,7 @@ def test_forward_fits_the_small_gpus(name, arch):
 
 
 def ptx_of(entry, out):
-    """The command of the build, up to the first PTX that it makes."""
+    """The PTX of the first version, by the compiler command of the build."""
     words = shlex.split(entry["command"])
     if Path(words[0]).name == "ccache":
         words = words[1:]
@@ -109,25 +109,25 @@ def ptx_of(entry, out):
     return out.read_text()
 
 
-def instruction(name, room):
-    """The one that a row lives by."""
+def instruction(name, folder):
+    """The instruction that a kernel must contain."""
     if "_f32_" not in name:
-        return MATRIX_INSTRUCTION[room]
-    return "fma.rn.f32" if name.startswith("decode") else OF_FLOATS[room]
+        return MATRIX_INSTRUCTION[folder]
+    return "fma.rn.f32" if name.startswith("decode") else OF_FLOATS[folder]
 
 
 def entries(ptx, names):
-    """row -> the PTX of its kernels."""
+    """kernel -> the PTX of its functions."""
     found = dict.fromkeys(names, "")
     for kernel in re.split(r"^(?=.*\.entry )", ptx, flags=re.MULTILINE)[1:]:
-        found[row_of(re.search(r"\.entry (\w+)", kernel)[1], names)] += kernel
+        found[kernel_of(re.search(r"\.entry (\w+)", kernel)[1], names)] += kernel
     return found
 
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_matrix_instructions(tmp_path, unit):
-    room, entry, names = UNITS[unit]
-    if room not in MATRIX_INSTRUCTION:
+    folder, entry, names = UNITS[unit]
+    if folder not in MATRIX_INSTRUCTION:
         pytest.skip(f"{unit} multiplies no matrices")
     for name, code in entries(ptx_of(entry, tmp_path / "unit.ptx"), names).items():
-        assert instruction(name, room) in code, name
+        assert instruction(name, folder) in code, name

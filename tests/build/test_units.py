@@ -1,4 +1,4 @@
-"""Which translation units kernels.table makes: CMake's part run by itself, nothing configured or compiled."""
+"""The translation units that units.cmake makes from kernels.table. Runs the CMake functions alone; compiles nothing."""
 
 import re
 import shutil
@@ -14,14 +14,14 @@ SCRIPT = """
 include({cuda}/architectures.cmake)
 include({cuda}/units.cmake)
 set(CMAKE_CUDA_ARCHITECTURES {architectures})
-libflash_room_architectures()
-set(LIBFLASH_KERNELS "{rows}")
+libflash_folder_architectures()
+set(LIBFLASH_KERNELS "{kernels}")
 set(versions 80 90)
 {versions}
 libflash_units("{table}" "{folder}")
-foreach(room IN LISTS rooms)
-  foreach(file IN LISTS sources_${{room}})
-    message("${{room}}|${{file}}|${{gencode_${{file}}}}")
+foreach(group IN LISTS groups)
+  foreach(file IN LISTS sources_${{group}})
+    message("${{group}}|${{file}}|${{gencode_${{file}}}}")
   endforeach()
 endforeach()
 """
@@ -29,22 +29,22 @@ endforeach()
 
 @pytest.fixture
 def cmake(cmake_script, tmp_path):
-    def run(rows="all", architectures=DEFAULT, versions="", table=TABLE):
-        """unit -> (its rows, room, options), and the rows of the registry."""
+    def run(kernels="all", architectures=DEFAULT, versions="", table=TABLE):
+        """unit -> (its kernels, group, options), and the kernels of the registry."""
         folder = tmp_path / "with spaces" / "generated"
         shutil.rmtree(folder, ignore_errors=True)
         (tmp_path / "table").write_text(table)
-        about = {"rows": rows, "architectures": architectures, "versions": versions}
+        about = {"kernels": kernels, "architectures": architectures, "versions": versions}
         done = cmake_script(SCRIPT.format(cuda=CUDA, table=tmp_path / "table", folder=folder, **about))
         assert done.returncode == 0, done.stderr
         units = {}
-        for room, file, options in (line.split("|") for line in done.stderr.splitlines()):
+        for group, file, options in (line.split("|") for line in done.stderr.splitlines()):
             text = (folder / file).read_text()
             names = re.findall(r"^struct (\w+) \{$", text, re.MULTILINE)
             assert names == re.findall(r"^int launch_(\w+)\(", text, re.MULTILINE)
             assert names == re.findall(r"^KernelResources resources_(\w+)\(", text, re.MULTILINE)
             assert text.startswith(f"// Generated from cuda/kernels.table: {', '.join(names)}.\n")
-            units[file.removesuffix(".cu")] = names, room, options
+            units[file.removesuffix(".cu")] = names, group, options
         assert {f"{unit}.cu" for unit in units} | {"cuda_kernels.inc", "cuda_architectures.inc"} == {
             path.name for path in folder.iterdir()
         }
@@ -53,22 +53,22 @@ def cmake(cmake_script, tmp_path):
     return run
 
 
-def rows_of(units):
+def kernels_of(units):
     return [name for names, *_ in units.values() for name in names]
 
 
-def test_every_row_is_in_one_unit(cmake):
+def test_every_kernel_is_in_one_unit(cmake):
     lines = [line for line in TABLE.splitlines() if re.match("[a-z]", line)]
     units, registry = cmake()
     assert len(registry) == len(lines)
-    assert sorted(rows_of(units)) == sorted(registry) == sorted(set(registry))
+    assert sorted(kernels_of(units)) == sorted(registry) == sorted(set(registry))
     assert max(len(names) for names, *_ in units.values()) == 2
 
 
 def test_both_types_of_16_bits_share_a_unit(cmake):
     units, _ = cmake()
     assert units["forward_sm90_bf16_f16_d192x128"][0] == ["forward_sm90_bf16_d192x128", "forward_sm90_f16_d192x128"]
-    assert units["decode_sm80_f32_d128"][0] == ["decode_sm80_f32_d128"]  # tile and stages of the others, and still by itself
+    assert units["decode_sm80_f32_d128"][0] == ["decode_sm80_f32_d128"]  # tile and stages of the 16-bit ones, but apart
     assert units["decode_sm80_bf16_f16_d128"][1] == "sm80_large"
     assert units["decode_sm80_bf16_f16_d128_small"][1] == "sm80_small"
     assert units["merge_any"][0] == ["merge_any"]
@@ -77,19 +77,19 @@ def test_both_types_of_16_bits_share_a_unit(cmake):
 PAIR = "forward sm80 bf16 64 128x128 1 dev\nforward sm80 f16 64 {}\n"
 
 
-def test_dev_is_no_difference(cmake):
+def test_the_mark_dev_does_not_separate_kernels(cmake):
     units, registry = cmake(table=PAIR.format("128x128 1 -"))
     assert units["forward_sm80_bf16_f16_d64"][0] == registry == ["forward_sm80_bf16_d64", "forward_sm80_f16_d64"]
 
 
 @pytest.mark.parametrize("second", ["128x64 1 -", "128x128 2 -", "128x128 1 large", "128x128 1 small"])
-def test_rows_that_differ_are_apart(cmake, second):
+def test_kernels_that_differ_are_apart(cmake, second):
     units, _ = cmake(table=PAIR.format(second))
     apart = "forward_sm80_f16_d64" + ("_small" if "small" in second else "")
     assert {unit: names for unit, (names, *_) in units.items()} == {unit: [unit] for unit in ("forward_sm80_bf16_d64", apart)}
 
 
-def test_rows_with_other_versions_are_apart(cmake):
+def test_kernels_with_other_versions_are_apart(cmake):
     units, _ = cmake(versions="set(versions_forward_sm80_f16_d64 80 90 100)", table=PAIR.format("128x128 1 -"))
     assert list(units) == ["forward_sm80_bf16_d64", "forward_sm80_f16_d64"]
     assert "compute_100" not in units["forward_sm80_bf16_d64"][2]
@@ -97,29 +97,29 @@ def test_rows_with_other_versions_are_apart(cmake):
 
 
 @pytest.mark.parametrize(
-    ("rows", "wanted"),
+    ("pattern", "wanted"),
     [
         ("forward_sm80_f16_d128$", {"forward_sm80_f16_d128": ["forward_sm80_f16_d128"]}),
         ("^decode_.*16_d64", {"decode_sm80_bf16_f16_d64": ["decode_sm80_bf16_d64", "decode_sm80_f16_d64"]}),
         ("^(merge|compress)", {"merge_any": ["merge_any"], "compress_any": ["compress_any"]}),
     ],
 )
-def test_chosen_rows_alone(cmake, rows, wanted):
-    units, registry = cmake(rows)
+def test_chosen_kernels_alone(cmake, pattern, wanted):
+    units, registry = cmake(pattern)
     assert {unit: names for unit, (names, *_) in units.items()} == wanted
-    assert sorted(registry) == sorted(rows_of(units))
+    assert sorted(registry) == sorted(kernels_of(units))
 
 
-def test_dev_rows(cmake):
+def test_dev_kernels(cmake):
     units, registry = cmake("dev")
     marked = [line.split() for line in TABLE.splitlines() if re.match("[a-z].*dev", line)]
     assert len(registry) == len(marked) > 0
-    assert sorted(rows_of(units)) == sorted(registry)
+    assert sorted(kernels_of(units)) == sorted(registry)
     assert units["forward_sm80_bf16_d128"][0] == ["forward_sm80_bf16_d128"]
 
 
-def test_rows_without_an_architecture(cmake):
+def test_kernels_without_an_architecture(cmake):
     units, registry = cmake(architectures="80-real")
-    assert sorted(registry) == sorted(rows_of(units))
+    assert sorted(registry) == sorted(kernels_of(units))
     assert not [name for name in registry if "sm90" in name]
-    assert {room for _, room, _ in units.values()} == {"any", "sm80", "sm80_small"}
+    assert {group for _, group, _ in units.values()} == {"any", "sm80", "sm80_small"}

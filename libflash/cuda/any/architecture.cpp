@@ -1,4 +1,4 @@
-// The kernels for every GPU: merge and compress.
+// The capabilities and plans of the kernels that run on every GPU: merge and compress.
 #include "cuda/architecture.h"
 #include "cuda/any/plan.h"
 
@@ -7,7 +7,7 @@ namespace libflash::cuda {
 namespace {
 
 bool supports(const KernelConfig&, const AttentionProblem&, std::string*) { return true; }
-int shared_bytes(const KernelConfig&) { return 0; }  // little
+int shared_bytes(const KernelConfig&) { return 0; }  // so little that every device has it
 
 }  // namespace
 

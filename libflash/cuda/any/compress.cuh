@@ -1,8 +1,8 @@
-// Compress: a dense block mask as lists of the kept blocks, of each row and of each column.
+// Compress: lists of the kept blocks of a dense block mask, for each row and each column.
 //
-// A warp makes one list, 32 entries of the line at a time: a ballot says which are kept, and the bits below a lane's own how many
-// of them come before it, so the list ascends. Neighbouring warps make the lists of neighbouring columns and find each other's bytes
-// in the cache. Entries past a count are 0, as on the CPU.
+// A warp makes one list and reads 32 entries of its line at a time: a ballot tells which blocks are kept, and the number of
+// bits below a lane's own is the lane's position in the list, so the list ascends. Neighbouring warps process neighbouring
+// columns and share their bytes through the cache. Entries after the count are 0, as on the CPU.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,12 +13,12 @@ namespace libflash::cuda::compress {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / 32;
-constexpr int kBlocksPerMultiprocessor = 4;  // leaves 64 registers a thread; at 32, the compiler's own choice, it spills
+constexpr int kBlocksPerMultiprocessor = 4;  // allows 64 registers per thread; with the compiler's own choice of 32 it spills
 
-// A row or a column of one matrix, and where its list goes.
+// A row or a column of one mask matrix, and where its list is written.
 struct Line {
     const uint8_t* entries;
-    int64_t step;  // from one entry to the next
+    int64_t step;  // between entries
     int64_t length;
     int32_t* count;
     int32_t* indices;
@@ -27,7 +27,7 @@ struct Line {
 __host__ __device__ __forceinline__ int64_t row_lines(const CompressParams& p) { return p.row_counts ? p.matrices * p.rows : 0; }
 __host__ __device__ __forceinline__ int64_t col_lines(const CompressParams& p) { return p.col_counts ? p.matrices * p.cols : 0; }
 
-// The rows of all matrices, then their columns.
+// Line `index`: the rows of all matrices come first, then their columns.
 __device__ __forceinline__ Line line_of(const CompressParams& p, int64_t index) {
     const int64_t rows = row_lines(p);
     if (index < rows) return {p.mask + index * p.cols, 1, p.cols, p.row_counts + index, p.row_indices + index * p.cols};
@@ -67,7 +67,7 @@ KernelResources resources_of_compress(int, int) {
     return {compress::kThreads, 0};
 }
 
-// Enqueues the work on `stream` and returns what cudaGetLastError() then says.
+// Enqueues the kernel on `stream` and returns the result of cudaGetLastError().
 template <class Kernel>
 int launch_compress(const CompressPlan& plan, const CompressParams& p, void* stream) {
     const LaunchShape& shape = plan.compress;

@@ -1,4 +1,4 @@
-// How compress will be done: a warp for each row and each column of a block mask.
+// The plan of compress: one warp for each row and each column of a block mask.
 #include <algorithm>
 
 #include "cuda/any/plan.h"

@@ -1,8 +1,8 @@
-// Merge: the outputs of several ranges of keys, weighted by their logsumexp.
+// Merge: combines the outputs of several key ranges, weighted by their LSE.
 //
-// A group of kGroup lanes of one warp makes one row of the result. Its lanes share out the parts to find each part's weight
-// exp(lse_n - lse), leave the weights in shared memory, and then walk the channels, kVector at a time each. Every element is read
-// once and written once, so the kernel's speed is that of memory. A part of weight 0 is not read: its rows may hold anything.
+// A group of lanes of one warp computes one row of the result. Its lanes divide the parts, compute each part's weight exp(lse_n
+// - lse) into shared memory, and then loop over the channels, kVector at a time per lane. Every element is read once and
+// written once, so the kernel is bound by memory. A part of weight 0 is not read: its row may hold anything.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -16,8 +16,8 @@
 namespace libflash::cuda::merge {
 
 constexpr int kThreads = 128;
-constexpr int kInFlight = 4;                 // parts that a lane loads before it adds the first
-constexpr int kBlocksPerMultiprocessor = 8;  // leaves 64 registers a thread; at 32, the compiler's own choice, it spills
+constexpr int kInFlight = 4;                 // loads of parts in flight per lane
+constexpr int kBlocksPerMultiprocessor = 8;  // allows 64 registers per thread; with the compiler's own choice of 32 it spills
 
 __device__ __forceinline__ float widen(float x) { return x; }
 __device__ __forceinline__ float widen(__half x) { return __half2float(x); }
@@ -27,7 +27,7 @@ __device__ __forceinline__ void narrow(float& to, float x) { to = x; }
 __device__ __forceinline__ void narrow(__half& to, float x) { to = __float2half_rn(x); }
 __device__ __forceinline__ void narrow(__nv_bfloat16& to, float x) { to = __float2bfloat16_rn(x); }
 
-// Neighbouring elements that are loaded and stored in pieces of up to 16 bytes.
+// kCount neighbouring elements, aligned so that they are loaded and stored in pieces of up to 16 bytes.
 template <class T, int kCount>
 struct alignas(kCount * sizeof(T) < 16 ? kCount * sizeof(T) : 16) Pack {
     T at[kCount];
@@ -52,7 +52,7 @@ __device__ __forceinline__ void store(void* data, int64_t start, const float (&s
     *reinterpret_cast<Pack<T, kVector>*>(static_cast<T*>(data) + start) = pack;
 }
 
-// Where a row of the problem stands in a tensor.
+// Offset of a row in a tensor.
 __device__ __forceinline__ int64_t row_start(const RowTensor& tensor, int64_t batch, int64_t row, int64_t head) {
     return batch * tensor.batch + row * tensor.row + head * tensor.head;
 }
@@ -70,8 +70,8 @@ __device__ __forceinline__ float group_sum(float x, int group) {
     return x;
 }
 
-// Writes the weights of all parts, which add up to 1 (or are all 0 where no part has a key), and returns the logsumexp. The whole
-// warp takes part; a group whose row does not exist says so by `valid`.
+// Writes the weights of all parts, which add up to 1 (or are all 0 if no part has a key), and returns the LSE. All lanes of the
+// warp call it, because of the shuffles; a group without a row passes `valid` = false.
 __device__ __forceinline__ float weigh(const MergeParams& p, int64_t b, int64_t i, int64_t h, bool valid, int lane, int group,
                                        float* weights) {
     float largest = -INFINITY;
@@ -94,7 +94,7 @@ __device__ __forceinline__ float weigh(const MergeParams& p, int64_t b, int64_t 
     return largest == -INFINITY ? -INFINITY : largest + logf(sum);
 }
 
-// The row of every part, times its weight. All parts are of type T: kInFlight loads are on their way before the first is used.
+// Adds the weighted rows of all parts, which are all of type T. kInFlight loads are issued before the first is used.
 template <class T, int kVector>
 __device__ __forceinline__ void add_parts(const MergeParams& p, int64_t b, int64_t i, int64_t h, int channel,
                                           const float* weights, float (&sums)[kVector]) {
@@ -113,7 +113,7 @@ __device__ __forceinline__ void add_parts(const MergeParams& p, int64_t b, int64
     }
 }
 
-// The same with a type of its own for each part.
+// The same for parts of different types.
 template <int kVector>
 __device__ __forceinline__ void add_mixed_parts(const MergeParams& p, int64_t b, int64_t i, int64_t h, int channel,
                                                 const float* weights, float (&sums)[kVector]) {
@@ -131,7 +131,7 @@ __device__ __forceinline__ void add_mixed_parts(const MergeParams& p, int64_t b,
     }
 }
 
-// T: the type of all parts, or void for a type of its own each.
+// T: the type of all parts, or void if they differ.
 template <class Kernel, int kVector, class T>
 __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     merge_kernel(const __grid_constant__ MergeParams p, int group) {
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
                 default: store<float>(p.out.data, start, sums);
             }
         }
-        __syncwarp();  // the weights are read to the end before the next row's are written
+        __syncwarp();  // all lanes have read the weights before those of the next row overwrite them
     }
 }
 
@@ -194,7 +194,7 @@ KernelResources resources_of_merge(int, int) {
     return {merge::kThreads, 0};
 }
 
-// Enqueues the work on `stream` and returns what cudaGetLastError() then says.
+// Enqueues the kernel on `stream` and returns the result of cudaGetLastError().
 template <class Kernel>
 int launch_merge(const MergePlan& plan, const MergeParams& p, void* stream) {
     if (plan.merge.blocks == 0) return cudaSuccess;

@@ -1,4 +1,4 @@
-// How merge will be done: a group of threads for each row, which reads as many neighbouring channels at once as alignment allows.
+// The plan of merge: a group of threads for each row, and the widest vector that alignment allows.
 #include <algorithm>
 
 #include "cuda/any/plan.h"
@@ -13,7 +13,7 @@ namespace {
 
 int element_bytes(ElementType type) { return type == ElementType::f32 ? 4 : 2; }
 
-// Whether `vector` neighbouring elements can be moved at once, wherever a row of the tensor begins.
+// Whether `vector` neighbouring elements can be loaded at once in every row of the tensor.
 bool allows(const RowTensor& tensor, int vector) {
     const uint64_t element = static_cast<uint64_t>(element_bytes(tensor.type)),
                    alignment = std::min<uint64_t>(static_cast<uint64_t>(vector) * element, 16);

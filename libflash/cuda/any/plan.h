@@ -1,4 +1,4 @@
-// The plans of the kernels for every GPU. No CUDA header.
+// The plans of the kernels that run on every GPU. No CUDA header.
 #pragma once
 
 #include "cuda/architecture.h"

@@ -1,5 +1,5 @@
-// The steps of backward that are the same in every room, before and after the gradients of keys and values: what each query row needs, and the gradient of
-// the sink. And how a step is enqueued.
+// The kernels of backward that all architectures share: softmax statistics of the query rows, which run before dK/dV, and the
+// gradient of the sink. Also the launch of one step.
 #pragma once
 
 #include "cuda/attention/element.cuh"
@@ -28,7 +28,8 @@ __global__ void __launch_bounds__(DsinkOf<Kernel>::kThreads) dsink_kernel(const 
     DsinkOf<Kernel>::run(params);
 }
 
-// Enqueues `kernel`, whose shared memory may be more than is given without asking; nothing if there are no thread blocks.
+// Enqueues `kernel` after raising its limit of dynamic shared memory, which is 48 KB by default. Does nothing without thread
+// blocks.
 inline int enqueue(void (*kernel)(BackwardParams), const LaunchShape& shape, const BackwardParams& params, cudaStream_t stream) {
     if (shape.blocks == 0) return cudaSuccess;
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);

@@ -1,5 +1,5 @@
-// Which keys of a sequence a thread block of decode works on, and where each lies: in a cache entry, or in the pages that a table names.
-// Lengths, entries and pages come from the device unchecked; here they are cut to what the cache has.
+// The keys that a thread block of decode works on, and the address of each: a contiguous cache entry, or a page of the block
+// table. Lengths, entries and page numbers come from device memory unchecked; here they are clamped to the size of the cache.
 #pragma once
 
 #include "cuda/attention/decode_params.h"
@@ -9,7 +9,8 @@
 
 namespace libflash::cuda {
 
-// How numbers on the device are read: as usual, or before the kernel ahead has ended.
+// How lengths and block table entries are read: with plain loads, or with relaxed loads that may run before the previous kernel
+// has ended.
 struct PlainLoad {
     static __device__ __forceinline__ int32_t load(const int32_t* from) { return *from; }
 };
@@ -17,17 +18,17 @@ struct RelaxedLoad {
     static __device__ __forceinline__ int32_t load(const int32_t* from) { return load_relaxed(from); }
 };
 
-// Valid keys before the call.
+// Valid keys of a sequence before the call.
 template <class Numbers = PlainLoad>
 __device__ __forceinline__ int cached_keys(const CacheParams& cache, int batch) {
     const int given = cache.seqlens ? Numbers::load(cache.seqlens + batch) : cache.default_seqlen;
     return min(max(given, 0), cache.capacity);
 }
 
-// Of one sequence.
+// The number of keys of one sequence.
 struct KeyCount {
-    int32_t length;    // new ones included, also those that do not fit: positions count them
-    int32_t existing;  // those that the cache has room for: keys from here on are absent
+    int32_t length;    // with the new keys, also those that do not fit into the cache: positions count them
+    int32_t existing;  // keys that fit into the cache: keys from here on are absent
     int32_t leftpad;
 
     template <class Numbers = PlainLoad>
@@ -39,11 +40,11 @@ struct KeyCount {
 };
 
 struct KeyLocation {
-    int32_t place;  // entry or page; out of range: the key does not exist
+    int32_t place;  // entry or page number; out of range: the key does not exist
     int32_t row;
 };
 
-// Of one sequence.
+// The locations of the keys of one sequence.
 template <class Numbers>
 struct KeyLocationsOf {
     const int32_t* table;
@@ -55,15 +56,16 @@ struct KeyLocationsOf {
         : table(cache.table ? cache.table + batch * cache.table_batch : nullptr), column_stride(cache.table_column),
           entry(cache.entries ? Numbers::load(cache.entries + batch) : batch), page(cache.page) {}
 
-    // `key` must be one that the sequence has.
+    // `key` must be a key of the sequence.
     __device__ __forceinline__ KeyLocation of(int key) const {
         if (!table) return {entry, key};
         const int column = divide(key, page);
         return {Numbers::load(table + column * column_stride), key - column * static_cast<int>(page.divisor)};
     }
 
-    // The same in two steps: what the table says is copied to `answer`, in shared memory, and there when the copies begun by then are. (With a load into a
-    // register the compiler does not wait until that is used, but until it has moved it to where the next round of a loop expects it: at once.)
+    // The same in two steps: ask() copies the block table entry to `answer` in shared memory with cp.async; answered() reads it
+    // after the caller has waited for that copy. A load into a register would not help: the compiler waits for it at once, to
+    // move the value to the register where the next iteration of the loop expects it.
     __device__ __forceinline__ void ask(int32_t* answer, int key) const {
         if (table) cp_async_4(shared_address(answer), table + divide(key, page) * column_stride);
     }
@@ -75,11 +77,11 @@ struct KeyLocationsOf {
 
 using KeyLocations = KeyLocationsOf<PlainLoad>;
 
-// The keys that query rows [first_row, last_row] see, and the share of them that is this split's.
+// The keys that the query rows [first_row, last_row] see, and the part of them that belongs to this split.
 struct VisibleKeys {
     int32_t length, existing, leftpad;  // of the sequence
-    int32_t first, last;                // of this split: [first, last)
-    int32_t plain, plain_end;           // every row sees these: [plain, plain_end)
+    int32_t first, last;                // keys of this split: [first, last)
+    int32_t plain, plain_end;           // all of the rows see these keys: [plain, plain_end)
 
     __device__ __forceinline__ VisibleKeys(const DecodeParams& p, KeyCount count, int first_row, int last_row, int split,
                                            int unit)
@@ -91,7 +93,7 @@ struct VisibleKeys {
             first = static_cast<int>(min(int64_t{split} * p.split_size, int64_t{kUnboundedWindow}));
             last = first + p.split_size;
         } else {
-            // Equal ranges of whole units, so that a row of keys is in the same place of a tile whatever the number of splits.
+            // Equal ranges of whole units, so that a key has the same row in its tile for every number of splits.
             const int start = begin / unit * unit;
             const int units = (max(end - start, 0) + unit - 1) / unit;
             const int size = divide(units + p.splits - 1, p.by_splits) * unit;
@@ -102,7 +104,7 @@ struct VisibleKeys {
         last = min(last, end);
     }
 
-    // Keys that a query row sees, by position: [first_visible, end_of_visible).
+    // The keys that a query row sees, by position: [first_visible, end_of_visible).
     __device__ __forceinline__ int first_visible(const DecodeParams& p, int row) const {
         return max(leftpad, row + length - p.seqlen_q - p.left);
     }

@@ -1,33 +1,33 @@
-// What the kernels of decode receive, and how much shared memory a thread block of them takes. No CUDA header.
+// The parameters of the decode kernels, and the shared memory of their thread blocks. No CUDA header.
 #pragma once
 
 #include "cuda/attention/params.h"
 
 namespace libflash::cuda {
 
-// Where the keys of each sequence lie.
+// The KV cache: where the keys of each sequence are.
 struct CacheParams {
-    RowsParams k, v;         // `batch`: from one entry or page to the next
+    RowsParams k, v;         // `batch`: stride between entries or pages
     const int32_t* seqlens;  // valid keys before the call; nullptr: default_seqlen for all
-    const int32_t* entries;  // contiguous: entry of each sequence; nullptr: its own number
-    const int32_t* table;    // paged: page of each column; else nullptr
+    const int32_t* entries;  // contiguous: the entry of each sequence; nullptr: entry i for sequence i
+    const int32_t* table;    // paged: the block table; else nullptr
     int64_t table_batch, table_column;
     const int32_t* leftpad;  // or nullptr
     int32_t default_seqlen, seqlen_new, capacity;
-    int32_t places;  // entries or pages there are
-    Divisor page;    // paged: its size
+    int32_t places;  // number of entries or pages
+    Divisor page;    // paged: the page size
 };
 
-// New rows, what turns them, and where turned queries go.
+// The new rows, the rotary embedding, and where rotated queries are written.
 struct AppendParams {
-    RowsParams q, k_new, v_new;  // data is nullptr where there is nothing to do
-    RowsParams turned;           // (batch, seqlen_q, heads_q, channels)
-    const void *cos, *sin;       // (positions, pairs); nullptr: nothing is turned
+    RowsParams q, k_new, v_new;  // data is nullptr where nothing is appended
+    RowsParams turned;           // rotated queries: (batch, seqlen_q, heads_q, channels)
+    const void *cos, *sin;       // (positions, pairs); nullptr: no rotary embedding
     int64_t cos_row, sin_row;
     int32_t positions, pairs;
     bool interleaved, is_float;
-    bool query_rows_advance;  // query row i stands i positions behind the first
-    bool within;              // a step of one row a sequence: decode does all this itself
+    bool query_rows_advance;  // the position of query row i is that of the first one plus i
+    bool within;              // one new row per sequence: the attention kernel rotates and appends it
 };
 
 struct DecodeParams {
@@ -36,46 +36,48 @@ struct DecodeParams {
     CacheParams cache;
     AppendParams append;
     int32_t batch, seqlen_q, heads_q, heads_k, group_size;
-    Divisor by_tiles, by_heads, by_splits, by_group;  // tiles of the packed rows of a key head; heads_k, splits, group_size
+    Divisor by_tiles, by_heads, by_splits, by_group;  // query tiles of a key head; heads_k; splits; group_size
     Divisor by_head_groups;                           // heads_k / heads_beside
     int32_t head_dim, head_dim_v;
     float softmax_scale, scale_log2, softcap;
-    int32_t left, right;  // of the diagonal that ends at the last query row and the last key
+    int32_t left, right;  // window beside the diagonal through the last query row and the last key
     HeadParams alibi_slopes, sink;
-    int32_t splits;            // ranges of keys that a sequence is cut into at most
-    int32_t split_size;        // keys of each; 0: equal ranges of what is visible
-    float* partial_out;        // [batch][heads_k][row][split][kHeadDim], if there is more than one split
+    int32_t splits;            // the most key ranges of a sequence
+    int32_t split_size;        // keys of each range; 0: equal ranges of the visible keys
+    float* partial_out;        // [batch][heads_k][row][split][kHeadDim], with more than one split
     float* partial_lse;        // [batch][heads_k][row][split], in base-2 units
-    bool vector_q, vector_kv;  // rows may be read 16 bytes at a time
-    bool vector_out;           // rows of out may be written two elements at a time
-    int32_t stages;            // tiles of keys under way: as many as the kernel has room for, or one fewer
-    uint32_t late_begin;       // thread blocks from this one on,
-    uint32_t late_count;       // so many, begin a little later
-    int32_t heads_beside;      // key heads that a thread block takes: 1, or what decode_heads_beside() says
-    bool fetch_early;          // into the L2 cache, before the kernel ahead has ended
+    bool vector_q, vector_kv;  // rows can be read 16 bytes at a time
+    bool vector_out;           // rows of out can be written two elements at a time
+    int32_t stages;            // stages in use: those of the kernel, or one fewer
+    uint32_t late_begin;       // the first of the thread blocks that start later
+    uint32_t late_count;       // the number of thread blocks that start later
+    int32_t heads_beside;      // key heads of a thread block: 1 or decode_heads_beside()
+    bool fetch_early;          // prefetch the first tiles into L2 before the previous kernel has ended
 };
 
-// Warps that share keys work on rows of their own, 16 each; with 16 rows or fewer it is the other way round.
+// Query rows of a matrix product. With more rows than this, all warps of a thread block work on the same keys and each on 16
+// rows; with 16 rows or fewer, all warps work on the same rows and each on 16 keys.
 constexpr int kDecodeSlab = 16;
 constexpr bool decode_shares_keys(int64_t rows) { return rows > kDecodeSlab; }
 
-// Whether thread blocks can take in one new row: a thread of theirs for every two channels.
+// Whether the attention kernel can append one new row: it needs one thread for every two channels.
 constexpr bool decode_takes_in_rows(int head_dim, int tile_k) { return tile_k / kDecodeSlab * 32 >= head_dim / 2; }
 
-// `tile_k`: keys of a tile, of all heads; `tile_rows`: query rows of a thread block.
+// `tile_k`: keys of a tile, of all its heads together; `tile_rows`: query rows of a thread block.
 constexpr int decode_shared_bytes(int head_dim, int tile_k, int stages, int element_bytes, int tile_rows) {
     const int row = head_dim * element_bytes, warps = tile_k / kDecodeSlab;
     return stages * 2 * tile_k * row + tile_rows * row + stages * warps * (1 + kDecodeSlab) * 4;
 }
 
-// Thread blocks that a multiprocessor runs at the same time, if a thread block may have `most` bytes of shared memory: as many as fit, up to 256 threads,
-// which is what registers suffice for.
+// Thread blocks that are resident on a multiprocessor together, if a thread block may use at most `most` bytes of shared
+// memory: as many as fit, up to 256 threads, for which there are enough registers.
 constexpr int decode_blocks_at_once(int bytes, int most, int threads) {
-    const int fit = (most + 1024) / (bytes + 1024), enough = 256 / threads;  // 1 KB is reserved for each
+    const int fit = (most + 1024) / (bytes + 1024), enough = 256 / threads;  // CUDA reserves 1 KB for each
     return fit < 1 || enough < 1 ? 1 : (fit < enough ? fit : enough);
 }
 
-// Key heads that a thread block may take side by side. Not where only one thread block finds room in a multiprocessor.
+// Key heads that a thread block may process side by side: 2 if its threads can append the new rows of both and if two thread
+// blocks still fit on a multiprocessor, else 1.
 constexpr int decode_heads_beside(int head_dim, int tile_k, int stages, int element_bytes) {
     constexpr int kMost = 2;
     const int threads = tile_k / kDecodeSlab * 32;

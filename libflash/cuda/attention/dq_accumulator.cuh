@@ -1,5 +1,6 @@
-// The sums of the query gradient: where a warp's share of a tile lies in the product dQ = dS K and in the workspace, in the order of
-// registers, so that the additions of a warp are consecutive; and the last step of backward, from the sums to dq.
+// The dQ accumulator: the part of a tile that a warp computes in the product dQ = dS K, and the address of that part in the
+// workspace. The workspace has the order of the registers, so that the additions of a warp are consecutive. Also the last step
+// of backward, the conversion of the accumulator to dq.
 #pragma once
 
 #include "cuda/attention/params.h"
@@ -12,7 +13,7 @@
 
 namespace libflash::cuda {
 
-// Address in columns [16 * kCount * part, + 16 * kCount) of a tile.
+// Address within the columns [16 * kCount * part, 16 * kCount * (part + 1)) of a tile.
 template <class Tile, int kCount>
 struct ColumnAddress {
     static constexpr bool kAligned = (kCount & (kCount - 1)) == 0;
@@ -25,14 +26,14 @@ struct ColumnAddress {
     __device__ __forceinline__ uint32_t at(int row, int step) const { return address.at(row, kAligned ? step : first + step); }
 };
 
-// Warps that share the rows of a tile, of those that share the tile.
+// The number of warps along the rows of a tile; the other warps divide its columns.
 constexpr int dq_accumulator_row_warps(int head_dim, int block_m, int warps) {
     return block_m < 32 ? 1 : (head_dim / (warps / 2) % 16 == 0 ? 2 : 4);
 }
 
 template <class T, int kHeadDim, int kBlockM, int kAllWarps, int kRows = dq_accumulator_row_warps(kHeadDim, kBlockM, kAllWarps)>
 struct DqAccumulator {
-    // kRowWarps x kColWarps warps share the tile.
+    // kRowWarps x kColWarps warps divide the tile.
     static constexpr int kWarps = kAllWarps, kRowWarps = kRows;
     static constexpr int kColWarps = kWarps / kRowWarps;
     static constexpr int kSlabs = kBlockM / kRowWarps / 16;
@@ -40,12 +41,12 @@ struct DqAccumulator {
     static_assert(kSlabs * kRowWarps * 16 == kBlockM && kBlocks * kColWarps * 8 == kHeadDim && kBlocks % 2 == 0, "no such share");
     static constexpr int kWarpFloats = kSlabs * kBlocks * 128;
 
-    // Floats before the tile, in the workspace.
+    // Offset of the tile in the workspace, in floats.
     __device__ static __forceinline__ int64_t tile_offset(int64_t first_unit, int tile) {
         return first_unit * (kUnitRows * kHeadDim) + int64_t{tile} * (kBlockM * kHeadDim);
     }
 
-    // dq = dS K, from the transposed score tile.
+    // dq = dS K, from the transposed tile of dS.
     template <int kBlockN, int kAhead>
     __device__ static __forceinline__ auto product(uint32_t scores, uint32_t keys, int warp, int lane) {
         using ScoreTile = SharedTile<kBlockN, kBlockM>;
@@ -60,7 +61,7 @@ struct DqAccumulator {
             [=](int step, int pair, uint32_t (&f)[4]) { ldmatrix_x4_trans(f, b_address.at(step * 16, pair)); });
     }
 
-    // The warp's share `share` of kShares of its additions.
+    // Adds part `share` of kShares of the warp's sums to the workspace.
     template <int kShares>
     __device__ static __forceinline__ void add(float* tile, const float (&dq)[kSlabs][kBlocks][4], int warp, int lane,
                                                int share) {
@@ -71,7 +72,7 @@ struct DqAccumulator {
             WarpQuad::add(mine + i * 128, lane, dq[i / kBlocks][i % kBlocks]);
     }
 
-    // dq of one unit of rows. All warps of the thread block call it, with room for a tile in shared memory.
+    // Converts one unit of rows to dq. All warps of the thread block call it; `shared` holds one tile.
     __device__ static __forceinline__ void convert(const BackwardParams& params, char* shared) {
         using QTile = SharedTile<kBlockM, kHeadDim>;
         const TileCoordinates work = tile_coordinates<kUnitRows>(params.query_schedule, params.q_lengths, params.batch);

@@ -1,5 +1,5 @@
-// Which probabilities dropout keeps: one 32-bit word each, as libflash.h defines it, so that the mask is the same in every kernel. One call of
-// the generator gives the words of 4 keys of a row; lanes that need words of the same call share it.
+// The dropout mask: one 32-bit random word for each probability, as libflash.h defines it, so that all kernels agree. One call
+// of the generator gives the words of 4 keys of a row; lanes that need words of the same call share it.
 #pragma once
 
 #include "cuda/attention/params.h"
@@ -20,8 +20,8 @@ __device__ __forceinline__ uint4 philox(uint4 counter, uint32_t key_low, uint32_
     return counter;
 }
 
-// The words of keys col .. col + 3 (col a multiple of 4) of a row. What comes from device memory is loaded for each call and takes no
-// registers between calls.
+// The words of the keys col .. col + 3 (col a multiple of 4) of a row. The state in device memory is loaded in each call, so
+// that it takes no registers between calls.
 __device__ __forceinline__ uint4 dropout_words(const DropoutParams& dropout, uint32_t batch_head, int row, int col) {
     const auto words = [&](uint32_t seed_low, uint32_t seed_high, uint32_t offset_mix) {
         return philox(make_uint4(static_cast<uint32_t>(col) >> 2, static_cast<uint32_t>(row), batch_head, offset_mix), seed_low,
@@ -34,8 +34,9 @@ __device__ __forceinline__ uint4 dropout_words(const DropoutParams& dropout, uin
                  static_cast<uint32_t>(offset) ^ (static_cast<uint32_t>(offset >> 32) * 0x9E3779B9u));
 }
 
-// For a row of two neighbouring accumulator blocks from key `col` (a multiple of 8) on: words[n].x and .y are those of keys
-// col + 8 * n + 2 * (lane % 4) and the next. Two lanes share a call; each makes that of one block. The whole warp calls it.
+// For a row of two neighbouring accumulator blocks from key `col` (a multiple of 8) on: words[n].x and .y belong to the keys
+// col + 8 * n + 2 * (lane % 4) and the next one. Two lanes share calls: each makes the call for one block. The whole warp calls
+// it.
 __device__ __forceinline__ void dropout_words_of_row(const DropoutParams& dropout, uint32_t batch_head, int row, int col,
                                                      int lane, uint2 (&words)[2]) {
     const bool odd = lane & 1;
@@ -46,9 +47,9 @@ __device__ __forceinline__ void dropout_words_of_row(const DropoutParams& dropou
     words[1] = odd ? make_uint2(w.z, w.w) : make_uint2(other_x, other_y);
 }
 
-// For a transposed accumulator block: words[e] is that of row row + e % 2 and key col + 8 * (e / 2) + lane / 4, where row may differ between
-// lanes by lane % 4 only and col is a multiple of 8. Four lanes share four calls: each makes one, and they exchange words like a matrix
-// and its transpose. The whole warp calls it.
+// For a transposed accumulator block: words[e] belongs to row `row` + e % 2 and key col + 8 * (e / 2) + lane / 4, where `row`
+// may differ between lanes by lane % 4 only and col is a multiple of 8. Four lanes share four calls: each makes one, and they
+// exchange words as in a 4 x 4 transpose. The whole warp calls it.
 __device__ __forceinline__ void dropout_words_transposed(const DropoutParams& dropout, uint32_t batch_head, int row, int col,
                                                          int lane, uint32_t (&words)[4]) {
     const int mine = lane >> 2 & 3;

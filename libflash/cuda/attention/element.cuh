@@ -1,4 +1,4 @@
-// The type of the elements that a row of kernels.table is for.
+// The C++ type of a kernel's elements.
 #pragma once
 
 #include <cuda_bf16.h>

@@ -1,4 +1,4 @@
-// Which keys a tile of query rows sees by the lengths, the causal rule and the window, in tiles.
+// The range of key tiles that a query tile sees by sequence lengths, causal mask and window.
 #pragma once
 
 #include "cuda/attention/params.h"
@@ -27,7 +27,7 @@ struct KeyRange {
         end = last_row < first_row || last_col <= first_col ? begin : (last_col + kBlockN - 1) / kBlockN;
     }
 
-    // Does any score of the query tile and this key tile fall outside?
+    // Whether any score of the query tile and this key tile is masked by these rules.
     __device__ __forceinline__ bool is_edge(int tile) const {
         const int first_col = tile * kBlockN, last_col = first_col + kBlockN - 1;
         const int first = first_row + shift;

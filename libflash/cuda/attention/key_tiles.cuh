@@ -1,5 +1,5 @@
-// Which key tiles a tile of query rows has to look at, from the last to the first, and which of them need a mask for each score.
-// One thread fills the struct in shared memory and all read it there, a few words a tile: in registers it would push out accumulators.
+// The key tiles of a query tile, from the last to the first, with block masks, and which of them are edge tiles. One thread
+// fills the struct in shared memory and all read it there, a few words per tile: in registers it would displace accumulators.
 #pragma once
 
 #include "cuda/attention/key_range.cuh"
@@ -10,7 +10,7 @@ template <int kBlockM, int kBlockN>
 struct KeyTiles : KeyRange<kBlockM, kBlockN> {
     using Range = KeyRange<kBlockM, kBlockN>;
     using Range::begin, Range::end, Range::first_row;
-    const uint8_t* mask_row;  // dense block mask: the row of blocks that the query tile lies in, or nullptr
+    const uint8_t* mask_row;  // dense block mask: the row of blocks of the query tile, or nullptr
     const int32_t* list;      // compressed: the same row as ascending column numbers, or nullptr
     int64_t stride;           // between entries of either
     int list_count;
@@ -36,7 +36,8 @@ struct KeyTiles : KeyRange<kBlockM, kBlockN> {
         }
     }
 
-    // The largest tile below `tile` that takes part, or -1. `cursor` counts the list entries not yet passed; start it with list_count.
+    // The largest visible tile below `tile`, or -1. `cursor` is the number of list entries not yet passed; it starts as
+    // list_count.
     __device__ __forceinline__ int previous(int tile, int& cursor) const {
         --tile;
         if (mask_row) {

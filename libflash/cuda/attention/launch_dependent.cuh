@@ -1,4 +1,5 @@
-// A launch that may begin before the kernel ahead of it in the stream has ended; the kernel says by wait_for_previous_kernel() when it needs it.
+// A launch with programmatic dependent launch: the kernel may begin before the previous kernel on the stream has ended, and
+// calls wait_for_previous_kernel() before it depends on that.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,8 +8,9 @@
 
 namespace libflash::cuda {
 
-// `overlap`: only if the GPU can, and the kernel, whatever may be ahead of it, waits before it reads what results depend on or writes. Where a kernel
-// ahead does not say that the next one may begin, this saves the launch alone.
+// `overlap` requires a GPU with this feature and a kernel that waits before it writes anything or reads what its results depend
+// on, whatever the previous kernel is. Where the previous kernel does not call allow_next_kernel(), only the launch latency is
+// hidden.
 template <class... Params>
 int launch_dependent(void (*kernel)(Params...), int64_t blocks, int threads, int shared_bytes, cudaStream_t stream, bool overlap,
                      const Params&... params) {

@@ -1,30 +1,30 @@
-// What the attention kernels receive: small plain structs, filled by a launcher from the problem and the plan.
+// The parameters of the attention kernels: small plain structs that the launch code fills from the problem and the plan.
 #pragma once
 
 #include <cstdint>
 
 namespace libflash::cuda {
 
-// Where the rows of q, k, v, out or a gradient lie; strides in elements. Packed: batch is 0. Channels are contiguous.
+// A tensor of rows: q, k, v, out or a gradient; strides in elements, channels contiguous. Packed: the batch stride is 0.
 struct RowsParams {
     void* data;
     int64_t batch, row, head;
 };
 
-// lse, dlse: one number a row.
+// lse, dlse: one number per row.
 struct RowStatisticsParams {
     float* data;  // may be nullptr
     int64_t batch, row, head;
 };
 
-// Lengths of the sequences of one side; everything stays on the device.
+// Lengths of the sequences of one side. They are read on the device only.
 struct LengthsParams {
     const int32_t* cu;    // packed: batch + 1 prefix sums, else nullptr
     const int32_t* used;  // or nullptr
     int32_t capacity;     // dense: rows of each batch entry; packed: rows of the tensor
 };
 
-// Lengths are below 2^29, so that sums of a length, a window and a tile stay in 32 bits.
+// Lengths are below 2^29, so that the sum of a length, a window and a tile fits 32 bits.
 constexpr int32_t kUnboundedWindow = 1 << 29;
 
 struct MaskParams {
@@ -32,7 +32,7 @@ struct MaskParams {
     bool top_left;
 };
 
-// Tensors over scores, (batch, head, row, column) by stride; a repeated dimension has stride 0.
+// A tensor over scores, strides of (batch, head, row, column); a broadcast dimension has stride 0.
 struct ScoreParams {
     const void* data;  // nullptr: absent
     int64_t stride[4];
@@ -45,7 +45,7 @@ struct HeadParams {
     bool is_float;
 };
 
-// Blocks of 128 x 128 that take part, by dense mask or by lists; both nullptr: all.
+// Visible blocks of 128 x 128 scores, by dense mask or by lists; both nullptr: all blocks.
 struct BlockMaskParams {
     const uint8_t* mask;
     int64_t mask_stride[4];
@@ -56,14 +56,14 @@ struct BlockMaskParams {
 };
 
 struct DropoutParams {
-    uint32_t threshold;  // an entry is kept if its word is not below this
+    uint32_t threshold;  // a probability is kept if its word is not below this
     uint32_t seed_low, seed_high, offset_mix;
     const uint64_t* state;  // {seed, offset} in device memory instead of these; or nullptr
     float keep_factor;      // 1 / (1 - p)
     bool active;
 };
 
-// Options that only the general instance of a kernel knows.
+// The rare options, which only the general instance of a kernel supports.
 struct RareParams {
     float softcap;  // 0: off
     HeadParams alibi_slopes;
@@ -71,22 +71,22 @@ struct RareParams {
     DropoutParams dropout;
 };
 
-// Division by a number that is known before the launch: the instruction for it takes as long as forty others.
+// Division by a number that is known at launch, as a multiplication: integer division takes about forty instructions.
 struct Divisor {
     uint32_t divisor, multiplier, shift;  // n / divisor = n * multiplier >> 32 + shift, for n below 2^31
 };
 
-// Which thread block works on which rows: heads in groups whose keys and values fit the L2 cache together, all tiles of a group before the
-// next group, the longest first.
+// The order of the work tiles. Heads form groups whose keys and values fit the L2 cache together; all tiles of a group come
+// before the next group, the longest first.
 struct ScheduleParams {
-    int32_t tiles;            // query tiles of a head (dense), or an upper bound of all sequences' tiles (packed)
+    int32_t tiles;            // tiles of a head (dense), or an upper bound of the tiles of all sequences (packed)
     int32_t heads_per_group;  // of the batch * heads_q (dense) or heads_q (packed) heads
     int32_t heads;
     Divisor group_tiles;  // heads_per_group * tiles
     Divisor group;        // heads_per_group
     Divisor sequence;     // dense: heads of a batch entry
     bool reversed;        // later rows see more keys (causal): start with the last tile
-    bool paired;          // `tiles` are pairs, a tile from the end with one from the beginning: each is as much work as any other
+    bool paired;          // `tiles` counts pairs of a late and an early tile, which all take the same time (causal)
 };
 
 struct ForwardParams {
@@ -102,30 +102,31 @@ struct ForwardParams {
     HeadParams sink;
     RareParams rare;
     ScheduleParams schedule;
-    int32_t* sequence_order;  // in the workspace (sm90/sequence_order.cuh); nullptr: it is known before the launch who does what
-    bool vector_loads;        // rows of q, k and v may be read 16 bytes at a time, and head dims are whole multiples of that
-    bool vector_out;          // rows of out may be written so
+    int32_t* sequence_order;  // in the workspace (sm90/sequence_order.cuh); nullptr: static schedule
+    bool vector_loads;        // rows of q, k and v can be read 16 bytes at a time, and head dims are multiples of 16 bytes
+    bool vector_out;          // the same for writing rows of out
 };
 
-// What the backward kernels know of a query row besides its tensors; +infinity and 0 for rows that take no part.
+// What the backward kernels read for a query row besides its tensors; {+infinity, 0} for a row that does not take part.
 struct SoftmaxStatistics {
-    float lse_log2;  // logsumexp in base-2 units, less the exponent of exponent_shift(); +infinity: the row sees no key
+    float lse_log2;  // LSE in base-2 units, minus exponent_shift(); +infinity: the row sees no key
     float delta;     // dout . out - dlse
 };
 
-// Rows of workspace tensors come in units of this many, and every sequence begins with a new unit; tiles divide it.
+// Query rows of the workspace are allocated in units of this many, and every sequence begins with a new unit. The tile sizes
+// divide it.
 constexpr int32_t kUnitRows = 128;
 
-// Gradient of a sink, one number a head for all batch entries.
+// The gradient of the sink: one number per head, summed over the batch.
 struct HeadGradientParams {
-    void* data;  // nullptr: not asked for
+    void* data;  // nullptr: not wanted
     int64_t stride;
     bool is_float;
 };
 
-// Gradient of a bias; an extent of 1 stands for a dimension that the bias repeats.
+// The gradient of the bias; an extent of 1 is a dimension that the bias broadcasts.
 struct ScoreGradientParams {
-    void* data;  // nullptr: not asked for
+    void* data;  // nullptr: not wanted
     int64_t stride[4];
     int32_t extent[4];  // (batch, head, row, column)
     bool is_float;
@@ -140,21 +141,21 @@ struct BackwardParams {
     float softmax_scale;
     float scale_log2;  // softmax_scale * log2(e)
     MaskParams mask;
-    BlockMaskParams block_rows, block_cols;  // the same blocks, listed by row of blocks and by column
+    BlockMaskParams block_rows, block_cols;  // the same blocks, listed by row and by column
     HeadParams sink;
     HeadGradientParams dsink;
     RareParams rare;
     ScoreGradientParams dbias;
-    // Workspace; one entry for each unit of each query head, see QueryUnits.
-    SoftmaxStatistics* softmax_statistics;  // kUnitRows each
+    // Workspace: one entry for each unit of each query head, see QueryUnits.
+    SoftmaxStatistics* softmax_statistics;  // kUnitRows per unit
     float*
-        dq_accumulator;  // kUnitRows * kHeadDim each, in the order of the kernel's registers; nullptr: deterministic, not needed
-    int32_t units;       // of a head: of a batch entry (dense), or an upper bound for all sequences together (packed)
-    ScheduleParams key_schedule;         // thread blocks by key tile and key head
+        dq_accumulator;  // kUnitRows * kHeadDim per unit, in the order of the kernel's registers; nullptr: deterministic, no sums
+    int32_t units;       // units of a head: of a batch entry (dense), or an upper bound for all sequences together (packed)
+    ScheduleParams key_schedule;         // by key tile and key head
     ScheduleParams query_schedule;       // by unit of query rows and query head
     ScheduleParams query_tile_schedule;  // deterministic: by tile of query rows
-    bool vector_loads;  // rows of q, k, v, out and dout may be read 16 bytes at a time, and head dims are whole multiples of that
-    bool vector_out;    // rows of dq, dk and dv may be written so
+    bool vector_loads;  // rows of q, k, v, out and dout can be read 16 bytes at a time, and head dims are multiples of 16 bytes
+    bool vector_out;    // the same for writing rows of dq, dk and dv
 };
 
 }  // namespace libflash::cuda

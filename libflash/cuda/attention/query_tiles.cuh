@@ -1,5 +1,5 @@
-// Which tiles of query rows a tile of keys has to look at, from the first to the last, and which of them need a mask for each score.
-// The other way round from key_tiles.cuh; the same for all query heads, but for the block mask.
+// The query tiles of a key tile, from the first to the last, and which of them are edge tiles: the reverse of key_tiles.cuh.
+// The same for all query heads except for the block mask.
 #pragma once
 
 #include "cuda/attention/params.h"
@@ -31,8 +31,8 @@ struct QueryTiles {
         end = last_col < first_col || last_row <= first_row ? begin : (last_row + kBlockM - 1) / kBlockM;
     }
 
-    // The smallest tile past `tile` that takes part for this query head, or -1. `cursor` counts the list entries passed; start with
-    // tile = begin - 1 and cursor = 0.
+    // The smallest visible tile above `tile` for this query head, or -1. `cursor` is the number of list entries passed; start
+    // with tile = begin - 1 and cursor = 0.
     __device__ __forceinline__ int next(const BlockMaskParams& blocks, int head, int tile, int& cursor) const {
         ++tile;
         const int block_col = first_col / 128;
@@ -53,7 +53,7 @@ struct QueryTiles {
         return tile < end ? tile : -1;
     }
 
-    // Does any score of the tile fall outside the lengths, the causal rule or the window?
+    // Whether any score of the tile is masked by the lengths, the causal mask or the window.
     __device__ __forceinline__ bool is_edge(int tile) const {
         const int first_row = tile * kBlockM, last_row = first_row + kBlockM - 1, last_col = first_col + kBlockN - 1;
         return last_row >= length_q || last_col >= length_k || last_col > first_row + shift + right ||
@@ -61,7 +61,8 @@ struct QueryTiles {
     }
 };
 
-// Where the units of workspace of a query head begin: every head has `units`, and in a packed tensor every sequence starts a new one.
+// The first workspace unit of a sequence: every head has params.units units, and in a packed tensor every sequence begins with
+// a new unit.
 struct QueryUnits {
     __device__ static __forceinline__ int64_t first(const BackwardParams& params, int batch, int head, int start_row) {
         if (params.q_lengths.cu) return int64_t{head} * params.units + start_row / kUnitRows + batch;

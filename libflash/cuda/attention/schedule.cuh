@@ -1,4 +1,4 @@
-// Which query rows a thread block works on, and how long its sequences are.
+// From the index of a work tile to its batch entry, head and tile; and the lengths of a sequence.
 #pragma once
 
 #include "cuda/attention/params.h"
@@ -9,7 +9,7 @@ namespace libflash::cuda {
 struct SequenceRows {
     int32_t start;   // first row, inside the batch entry (dense) or the tensor (packed)
     int32_t owned;   // rows of the sequence
-    int32_t length;  // rows that take part
+    int32_t length;  // rows in use (used length)
 
     __device__ static __forceinline__ SequenceRows of(const LengthsParams& lengths, int batch) {
         SequenceRows rows;
@@ -32,8 +32,8 @@ struct TileCoordinates {
     int32_t batch, head, tile;  // batch < 0: nothing to do
 };
 
-// Packed sequences: the tile number `index` counts through the tiles of all sequences; find its sequence. One warp's worth of prefix sums
-// at a time; every warp of the block does the same.
+// Packed sequences: `index` counts the tiles of all sequences; finds the sequence by prefix sums over 32 sequences at a time.
+// Every warp of the thread block computes the same.
 template <int kTileRows>
 __device__ __forceinline__ TileCoordinates find_packed_tile(const LengthsParams& lengths, int batch_count, int index, int head) {
     const int lane = threadIdx.x % 32;
@@ -64,7 +64,7 @@ __device__ __forceinline__ int divide(int n, const Divisor& by) {
     return by.divisor == 1 ? n : static_cast<int>(__umulhi(static_cast<uint32_t>(n), by.multiplier) >> by.shift);
 }
 
-// Work number `index`. `lengths`: of the side whose tiles are scheduled.
+// The work tile number `index`. `lengths`: of the side whose tiles are scheduled.
 template <int kTileRows>
 __device__ __forceinline__ TileCoordinates tile_coordinates(const ScheduleParams& schedule, const LengthsParams& lengths,
                                                             int batch, int index) {
@@ -80,7 +80,7 @@ __device__ __forceinline__ TileCoordinates tile_coordinates(const ScheduleParams
     return {entry, head - entry * static_cast<int>(schedule.sequence.divisor), tile};
 }
 
-// That of a thread block that does no other.
+// The work tile of a thread block that processes only one.
 template <int kTileRows>
 __device__ __forceinline__ TileCoordinates tile_coordinates(const ScheduleParams& schedule, const LengthsParams& lengths,
                                                             int batch) {

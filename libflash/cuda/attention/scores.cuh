@@ -1,4 +1,4 @@
-// What the options for single scores need: softcap, ALiBi, bias, boolean mask.
+// The rare options that change single scores: softcap, ALiBi, bias, boolean mask.
 #pragma once
 
 #include "cuda/attention/params.h"
@@ -27,9 +27,10 @@ __device__ __forceinline__ float head_number(const HeadParams& numbers, int batc
     return load_number<T>(numbers.data, batch * numbers.batch_stride + head * numbers.head_stride, numbers.is_float);
 }
 
-// Backward computes with probabilities times 2^exponent_shift(): a probability below the smallest normal number would be flushed to zero, though
-// what it is multiplied by may be large. `half` has no room for that, and no need: there such a product is below the smallest number. Of a float
-// the exponent loses the bits that the larger number needs: 3 of them, where bf16 can spare 5.
+// Backward computes with probabilities times 2^exponent_shift(): a probability below the smallest normal number would be
+// flushed to zero, though its product with dP may be large. `half` has too small a range for the shift and does not need it:
+// there such a product is below the smallest number. With the shift the exponent is a larger float and loses low bits: 3 with
+// the shift of 8; bf16 can spare the 5 bits of a shift of 32.
 template <class T>
 __device__ constexpr float exponent_shift() {
     return std::is_same<T, __half>::value ? 0.0f : (std::is_same<T, float>::value ? 8.0f : 32.0f);
@@ -39,11 +40,11 @@ __device__ constexpr float undo_exponent_shift() {  // 2^-exponent_shift()
     return std::is_same<T, __half>::value ? 1.0f : (std::is_same<T, float>::value ? 0.00390625f : 2.3283064365386963e-10f);
 }
 
-// Where the numbers for single scores of one (batch, head) begin.
+// The option data of one (batch, head).
 template <class T>
 struct ScoreRules {
     float slope;
-    int bottom_right;  // length_k - length_q: ALiBi's distance is 0 there, however the causal rule is aligned
+    int bottom_right;  // length_k - length_q: where ALiBi's distance is 0, independent of the alignment of the causal mask
     const void* bias;  // or nullptr
     const uint8_t* mask;
 
@@ -60,10 +61,11 @@ struct ScoreRules {
     }
 };
 
-// The rules as passes over all scores of a thread, one option after the other: each pass needs little state. for_all(rule) calls
-// rule(score, row, col) for every score, for_each for those whose row and key exist: what is read from memory is read there alone.
+// The options are applied as passes over all scores of a thread, one option after the other: each pass needs few registers.
+// for_all(rule) calls rule(score, row, col) for every score; for_each calls it only for scores whose row and key exist, and
+// only there is memory read.
 //
-// Dot products become scores in natural units ...
+// scale_and_cap: dot products become scores in natural units.
 template <class ForAll>
 __device__ __forceinline__ void scale_and_cap(const RareParams& rare, float softmax_scale, const ForAll& for_all) {
     if (rare.softcap > 0.0f) {
@@ -74,7 +76,7 @@ __device__ __forceinline__ void scale_and_cap(const RareParams& rare, float soft
     }
 }
 
-// ... and, after what is added to them or hides them, scores in base-2 units.
+// Adds ALiBi and bias, applies the boolean mask, and converts the scores to base-2 units.
 template <class T, class ForAll, class ForEach>
 __device__ __forceinline__ void add_and_hide(const RareParams& rare, const ScoreRules<T>& rules, const ForAll& for_all,
                                              const ForEach& for_each) {

@@ -1,5 +1,5 @@
-// The first step of backward: what each query row needs besides its tensors, delta = dout . out - dlse and its logsumexp, into the
-// workspace; and the sums of the query gradient set to zero. Also the gradient of the sink, which needs nothing else.
+// The first step of backward: writes delta = dout . out - dlse and the LSE of each query row to the workspace, and sets the dQ
+// accumulator to zero. Also the gradient of the sink, which needs only these statistics.
 #pragma once
 
 #include "cuda/attention/params.h"
@@ -10,7 +10,7 @@
 
 namespace libflash::cuda {
 
-// Lanes that share a row of up to so many channels: each has 16 bytes of it at a time.
+// Lanes that share a row of up to head_dim channels: each reads 16 bytes at a time.
 constexpr int softmax_statistics_lanes(int head_dim, int element) {
     const int loads = head_dim * element / 16;
     return loads >= 16 ? 16 : (loads >= 8 ? 8 : 4);
@@ -30,7 +30,7 @@ struct SoftmaxStatisticsUnit {
                (rows.start + row) * tensor.row;
     }
 
-    // This lane's share of dout . out.
+    // This lane's part of dout . out.
     __device__ __forceinline__ float partial_dot(int row, int lane) const {
         const T* dout = row_start<const T>(params.dout, row);
         const T* out = row_start<const T>(params.out, row);
@@ -53,8 +53,8 @@ struct SoftmaxStatisticsUnit {
         return numbers.data[work.batch * numbers.batch + work.head * numbers.head + (rows.start + row) * numbers.row];
     }
 
-    // Where the rounding of a large logsumexp could make exp2(score - lse) large, it is raised by more than that: nothing can overflow. There
-    // the probabilities have no digit left anyway.
+    // The rounding error of a large LSE could make exp2(score - lse) overflow. Such an LSE is raised by more than that error;
+    // its probabilities have no correct digit anyway.
     __device__ static __forceinline__ float with_margin(float lse_log2) {
         return fabsf(lse_log2) > 1048576.0f ? fmaf(fabsf(lse_log2), 4.7683716e-07f, lse_log2) : lse_log2;
     }
@@ -75,7 +75,7 @@ struct SoftmaxStatisticsUnit {
         if (params.dq_accumulator)
             clear(reinterpret_cast<float4*>(params.dq_accumulator + unit * sums_per_unit), sums_per_unit / 4);
         const int lane = threadIdx.x % kLanes;
-        constexpr int kTogether = sizeof(T) == 4 ? 2 : 4;  // rows
+        constexpr int kTogether = sizeof(T) == 4 ? 2 : 4;  // rows in flight
 #pragma unroll kTogether
         for (int i = threadIdx.x / kLanes; i < kUnitRows; i += kThreads / kLanes) {
             const int row = work.tile * kUnitRows + i;
@@ -91,7 +91,8 @@ struct SoftmaxStatisticsUnit {
     }
 };
 
-// dsink = -sum over rows of exp(sink - lse) delta, all sequences of a head by one thread block: always in the same order.
+// dsink = -sum over rows of exp(sink - lse) delta. One thread block sums all sequences of a head, so the order of the sum is
+// fixed.
 template <class T>
 struct Dsink {
     static constexpr int kThreads = 512;

@@ -1,4 +1,4 @@
-// Backward: the parameters of the kernels, from the problem and the plan, and their launch.
+// Backward: fills the kernel parameters from the problem and the plan, and launches the kernels.
 #include "cuda/host/launch.h"
 #include "cuda/host/problem_params.h"
 #include "cuda/kernels.h"
@@ -23,7 +23,7 @@ ScoreGradientParams score_gradient_params(const ScoreTensor& tensor) {
     return params;
 }
 
-// After fill_in_problem().
+// Called after fill_in_problem().
 void fill_in_gradients(BackwardParams& params, const AttentionProblem& problem) {
     params.dout = rows_params(problem.dout);
     params.dq = rows_params(problem.dq);

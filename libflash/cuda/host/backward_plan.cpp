@@ -18,7 +18,7 @@ bool stores_in_vectors(const AttentionProblem& problem) {
            fits_vectors(problem, problem.dv, problem.head_dim_v);
 }
 
-// Units of workspace rows of a head; see QueryUnits.
+// Workspace units of a head; see QueryUnits.
 int64_t units_of(const AttentionProblem& problem) {
     const Sequences& rows = problem.q_rows;
     return rows.packed() ? rows.capacity / kUnitRows + problem.batch : ceil_div(rows.capacity, kUnitRows);

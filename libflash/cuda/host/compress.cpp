@@ -1,4 +1,4 @@
-// Compress: the launch of a plan.
+// Compress: launches a plan.
 #include "cuda/host/launch.h"
 #include "cuda/kernels.h"
 

@@ -1,4 +1,4 @@
-// Decode: the parameters of the kernels, from the problem and the plan, and their launch.
+// Decode: fills the kernel parameters from the problem and the plan, and launches the kernels.
 #include <algorithm>
 
 #include "cuda/host/launch.h"

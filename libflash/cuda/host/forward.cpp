@@ -1,4 +1,4 @@
-// Forward: the parameters of the kernel, from the problem and the plan, and its launch.
+// Forward: fills the kernel parameters from the problem and the plan, and launches the kernel.
 #include "cuda/host/launch.h"
 #include "cuda/host/problem_params.h"
 #include "cuda/kernels.h"

@@ -1,4 +1,4 @@
-// Around every launch: the right device, and an error in words.
+// For every launch: makes the right device current, and turns a CUDA error into an Error.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -16,8 +16,8 @@ inline void check(int code, const char* what) {
     throw Error(FLASH_STATUS_CUDA, std::string(what) + ": " + cudaGetErrorName(error) + ": " + cudaGetErrorString(error));
 }
 
-// Makes `device` the current one as long as the guard lives, with a context that is current: the caller's own if there is one, else the
-// device's primary one. Where both are current already that costs two queries. Allowed while a stream is captured.
+// Makes `device` current during the guard's life, with a current context: the caller's own if there is one, else the device's
+// primary context. If both are current already, this costs two queries. Allowed during stream capture.
 class DeviceGuard {
 public:
     explicit DeviceGuard(int device) {

@@ -1,4 +1,4 @@
-// The kernels number rows, heads and thread blocks in 32 bits.
+// The kernels count rows, heads and thread blocks in 32 bits; larger problems are refused here.
 #include "cuda/host/limits.h"
 
 #include <initializer_list>
@@ -15,7 +15,7 @@ void check_below(const char* argument, const char* what, int64_t size, int64_t l
            text_of(what, " is ", size, ", it must be below ", limit));
 }
 
-// Thread blocks of tiles of at least 32 rows.
+// Checks the number of thread blocks, for tiles of at least 32 rows.
 void check_blocks(const char* argument, const Sequences& rows, int64_t batch, int64_t heads) {
     constexpr int64_t kSmallestTile = 32;
     const int64_t tiles = rows.capacity / kSmallestTile + 1 + (rows.packed() ? batch : 0);
@@ -50,7 +50,7 @@ void check_sizes(const DecodeProblem& problem) {
     check_below("k_cache", "its number of entries or pages", problem.cache.k.shape[0], int64_t{1} << 31);
     if (problem.rotary_cos.present)
         check_below("rotary_cos", "its number of rows", problem.rotary_cos.shape[0], int64_t{1} << 31);
-    // The kernel that appends counts both together.
+    // The append kernel counts the rows of q and k_new together.
     check_products("q", "the number of its rows of all heads", {problem.batch, problem.heads_q, problem.seqlen_q},
                    int64_t{1} << 30);
     check_products("k_new", "the number of its rows of all heads", {problem.batch, problem.heads_k, problem.seqlen_new},

@@ -1,4 +1,4 @@
-// What the CUDA kernels cannot count. Host only, no CUDA header.
+// The size limits of the CUDA kernels. Host only, no CUDA header.
 #pragma once
 
 #include "problem/attention.h"

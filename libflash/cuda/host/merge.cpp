@@ -1,4 +1,4 @@
-// Merge: the launch of a plan.
+// Merge: launches a plan.
 #include "cuda/host/launch.h"
 #include "cuda/host/merge_params.h"
 #include "cuda/kernels.h"

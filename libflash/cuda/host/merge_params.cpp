@@ -14,7 +14,7 @@ ElementType element_type(DType dtype) {
     }
 }
 
-// Strides of dimensions of one element mean nothing to the caller; zero keeps them from deciding about vector width.
+// The stride of a dimension with one element has no meaning; 0 keeps it from limiting the vector width.
 RowTensor row_tensor(const MergeProblem& problem, const TensorView& tensor, const RowStrides& strides) {
     return {tensor.data,
             problem.batch > 1 ? strides.batch : 0,

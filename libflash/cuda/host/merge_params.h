@@ -1,4 +1,4 @@
-// The parameters of merge, from the problem. Host only, no CUDA header.
+// Fills the parameters of the merge kernel from the problem. Host only, no CUDA header.
 #pragma once
 
 #include "cuda/params.h"

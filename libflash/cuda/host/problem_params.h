@@ -1,4 +1,4 @@
-// From a checked problem to the small structs that kernels receive. Host only, no CUDA header.
+// Conversions from a checked problem to the parameter structs of the kernels. Host only, no CUDA header.
 #pragma once
 
 #include <cmath>
@@ -12,7 +12,7 @@ namespace libflash::cuda {
 
 inline bool one_or_less(int64_t extent) { return extent <= 1; }
 
-// Strides of dimensions of one element mean nothing to the caller; zero keeps them from deciding about alignment.
+// The stride of a dimension with one element has no meaning; 0 keeps it from failing the alignment checks.
 inline RowsParams rows_params(const TensorView& tensor) {
     const RowStrides strides = row_strides(tensor);
     const bool dense = tensor.ndim == 4;
@@ -22,7 +22,7 @@ inline RowsParams rows_params(const TensorView& tensor) {
             one_or_less(heads) ? 0 : strides.head};
 }
 
-// Whether every row can be moved 16 bytes at a time.
+// Whether every row can be accessed 16 bytes at a time.
 inline bool in_vectors(const RowsParams& rows, int64_t channels, int64_t element) {
     const auto fits = [&](int64_t elements) { return elements * element % 16 == 0; };
     return reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && fits(rows.batch) && fits(rows.row) && fits(rows.head) &&
@@ -55,7 +55,7 @@ inline HeadParams head_params(const HeadTensor& tensor) {
     return {tensor.data, tensor.batch_stride, tensor.head_stride, tensor.dtype == DType::f32};
 }
 
-// `rows`: the row lists (forward, query gradient), else the column lists.
+// `rows`: the row lists (for forward and dQ), else the column lists (for dK/dV).
 inline BlockMaskParams block_mask_params(const BlockMask& blocks, bool rows) {
     BlockMaskParams params{};
     if (!blocks.present) return params;
@@ -88,7 +88,7 @@ inline RareParams rare_params(const AttentionProblem& problem) {
             score_params(problem.mask), dropout_params(problem.dropout)};
 }
 
-// The first of the options that change scores or probabilities, or nullptr.
+// The name of the first rare option that the problem uses, or nullptr.
 inline const char* score_option(const AttentionProblem& problem) {
     if (problem.softcap > 0) return "softcap";
     if (problem.dropout.active()) return "dropout_p";
@@ -98,23 +98,23 @@ inline const char* score_option(const AttentionProblem& problem) {
     return nullptr;
 }
 
-// Only the general instance of a kernel has them.
+// Whether the problem needs the general instance of a kernel.
 inline bool has_rare_options(const AttentionProblem& problem) { return score_option(problem) || !(problem.softmax_scale > 0); }
 
-// Rows of q, k and v can be read 16 bytes at a time, and head dims are whole multiples of that.
+// Whether rows of q, k and v can be read 16 bytes at a time and head dims are multiples of 16 bytes.
 inline bool loads_in_vectors(const AttentionProblem& problem) {
     const int64_t element = element_bytes(problem.dtype);
     const auto fits = [&](const TensorView& tensor, int64_t dim) { return in_vectors(rows_params(tensor), dim, element); };
     return fits(problem.q, problem.head_dim) && fits(problem.k, problem.head_dim) && fits(problem.v, problem.head_dim_v);
 }
 
-// Channels of a rotated query in the workspace: whole vectors of 16 bytes.
+// Channels of a rotated query in the workspace, rounded up to whole 16-byte vectors.
 inline int64_t padded_channels(const DecodeProblem& problem) {
     const int64_t vector = 16 / element_bytes(problem.dtype);
     return (problem.head_dim + vector - 1) / vector * vector;
 }
 
-// What forward and backward have in common.
+// Fills the fields that forward and backward share.
 template <class Params>
 void fill_in_problem(Params& params, const AttentionProblem& problem) {
     constexpr double kLog2e = 1.4426950408889634;

@@ -1,4 +1,4 @@
-// The order of thread blocks, from a problem. Host only, no CUDA header.
+// Makes the tile schedule of a problem. Host only, no CUDA header.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,8 @@ namespace libflash::cuda {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// For 1 <= divisor < 2^31. With 2^shift >= divisor, the quotient of 2^(31 + shift) rounded up is exact for 31 bits.
+// For 1 <= divisor < 2^31. With 2^shift >= divisor, 2^(31 + shift) / divisor rounded up is an exact multiplier for 31-bit
+// dividends.
 inline Divisor divisor_params(int64_t divisor) {
     uint32_t shift = 0;
     while ((int64_t{1} << shift) < divisor) ++shift;
@@ -20,11 +21,11 @@ inline Divisor divisor_params(int64_t divisor) {
     return {static_cast<uint32_t>(divisor), static_cast<uint32_t>(multiplier), shift - 1};
 }
 
-// What the heads at work at the same time read again and again should fit the L2 cache with room to spare.
+// A group's heads run at the same time and read their data repeatedly; it should fit the L2 cache with a margin.
 constexpr double kL2Bytes = 24e6;
 
-// So many heads at a time: as many as fit, and for equal groups a divisor of all of them if there is one not far below. A small
-// last group would begin with its longest tiles when everything else is done.
+// Heads per group: as many as fit, or a slightly smaller divisor of all heads, so that groups are equal. A small last group
+// would start its longest tiles when everything else has finished.
 inline int64_t group_of_heads(int64_t all, double head_bytes) {
     const int64_t fit = std::max<int64_t>(1, std::min(all, static_cast<int64_t>(kL2Bytes / std::max(1.0, head_bytes))));
     for (int64_t group = fit; 2 * group >= fit && fit - group < 64; --group) {
@@ -33,7 +34,8 @@ inline int64_t group_of_heads(int64_t all, double head_bytes) {
     return fit;
 }
 
-// Tiles of `tile` rows of one side, `heads` heads of a sequence; a head reads `head_bytes` of the other side.
+// The schedule for tiles of `tile` rows of one side, with `heads` heads per sequence; a head reads `head_bytes` of the other
+// side.
 inline ScheduleParams schedule_params(const Sequences& rows, int64_t batch, int64_t heads, int64_t tile, double head_bytes,
                                       bool reversed) {
     ScheduleParams params{};
@@ -53,7 +55,7 @@ inline ScheduleParams schedule_params(const Sequences& rows, int64_t batch, int6
 
 inline int64_t blocks_of(const ScheduleParams& schedule) { return int64_t{schedule.heads} * schedule.tiles; }
 
-// Keys and values that a query head reads, counted once for all heads that share them.
+// Bytes of keys and values that a query head reads, divided by the heads that share them.
 inline double key_bytes(const AttentionProblem& problem) {
     const int64_t row_bytes = element_bytes(problem.dtype) * (problem.head_dim + problem.head_dim_v);
     return static_cast<double>(problem.k_rows.max_length) * static_cast<double>(row_bytes) /

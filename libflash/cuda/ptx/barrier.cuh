@@ -1,8 +1,8 @@
-// Barriers of sm_90: mbarriers in shared memory, which count arrivals and bytes and have phases, and the sixteen named barriers of a thread
+// Barriers of sm_90: mbarriers in shared memory, which count arrivals and bytes, and the sixteen named barriers of a thread
 // block.
 //
-// An mbarrier's phase ends when all arrivals that it was made for and all bytes that it was told of have come. wait(barrier, parity) returns once
-// the phase of that parity has ended: a fresh barrier lets parity 1 pass at once, and parity 0 after its first phase.
+// A phase of an mbarrier ends when all expected arrivals and all announced bytes have come. wait(parity) returns once the phase
+// of that parity has ended: on a new barrier, parity 1 passes at once, and parity 0 after the first phase.
 #pragma once
 
 #include <cstdint>
@@ -12,16 +12,16 @@
 namespace libflash::cuda {
 
 struct MBarrier {
-    uint32_t address;  // in shared memory, of 8 bytes aligned to 8
+    uint32_t address;  // of 8 bytes in shared memory, aligned to 8
 
-    // By one thread, before fence_barrier_init() and a barrier of the thread block.
+    // Called by one thread, before fence_barrier_init() and a barrier of the thread block.
     __device__ __forceinline__ void init(uint32_t arrivals) const {
         asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address), "r"(arrivals) : "memory");
     }
     __device__ __forceinline__ void arrive() const {
         asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(address) : "memory");
     }
-    // One arrival, which announces bytes that copies to this barrier will bring.
+    // One arrival that also announces the bytes that asynchronous copies will bring.
     __device__ __forceinline__ void arrive_and_expect(uint32_t bytes) const {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
     }
@@ -38,7 +38,7 @@ struct MBarrier {
             : "memory");
         return ended != 0;
     }
-    // The same without waiting a little: for what is looked at early, so that the answer is there when it is needed.
+    // The same without suspending the thread: for an early test whose result is used later.
     __device__ __forceinline__ bool has_ended_already(uint32_t parity) const {
         uint32_t ended;
         asm volatile(
@@ -52,8 +52,8 @@ struct MBarrier {
             : "memory");
         return ended != 0;
     }
-    // With LIBFLASH_BOUNDED_WAITS a wait gives up after some 100 ms: for finding out why it would not end. (A trap would make the compiler wait after
-    // every matrix instruction.)
+    // With LIBFLASH_BOUNDED_WAITS a wait gives up after about 100 ms, for debugging deadlocks. (A trap instead would make the
+    // compiler wait after every wgmma.)
     __device__ __forceinline__ void wait(uint32_t parity) const {
 #ifdef LIBFLASH_BOUNDED_WAITS
         const long long start = clock64();
@@ -66,13 +66,14 @@ struct MBarrier {
     }
 };
 
-// Makes initialised mbarriers known to the copy engine.
+// Makes initialised mbarriers visible to asynchronous copies and to the cluster.
 __device__ __forceinline__ void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-// What this thread has written to shared memory is seen by copies and matrix instructions that begin after a barrier.
+// Makes this thread's writes to shared memory visible to TMA and wgmma that start after a following barrier.
 __device__ __forceinline__ void fence_shared_for_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
-// Named barriers 1 to 15 (0 is __syncthreads). `threads` counts those that wait and those that merely arrive, whole warps of either.
+// Named barriers 1 to 15 (0 is __syncthreads). `threads` counts the threads that wait and those that only arrive, in whole
+// warps.
 __device__ __forceinline__ void named_barrier_wait(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -80,7 +81,8 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Registers of a thread, from here on; all warps of a warpgroup call it. Only in a kernel with an upper bound for its registers.
+// Changes the number of registers per thread; all warps of the warpgroup call it. Only in kernels with a register limit at
+// compile time.
 template <int kRegisters>
 __device__ __forceinline__ void give_registers() {
     static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256, "what setmaxnreg knows");
@@ -92,7 +94,7 @@ __device__ __forceinline__ void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
-// True in one lane of a whole warp, always the same.
+// True in one lane of a full warp, always the same lane.
 __device__ __forceinline__ bool elect_one() {
     uint32_t elected;
     asm volatile(

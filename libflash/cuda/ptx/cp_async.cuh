@@ -1,4 +1,4 @@
-// Asynchronous copies from global to shared memory (sm_80), in groups that can be waited for.
+// Asynchronous copies from global to shared memory (sm_80), committed in groups, and plain accesses by shared address.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ __device__ __forceinline__ uint32_t load_shared(uint32_t smem_address) {
     return x;
 }
 
-// Copies 16 bytes, or writes 16 zero bytes if not `valid`: then nothing is read, wherever `global` points.
+// Copies 16 bytes, or writes 16 zero bytes if not `valid`; then `global` is not read and may be any address.
 __device__ __forceinline__ void cp_async_16(uint32_t smem_address, const void* global, bool valid) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(smem_address), "l"(global), "r"(valid ? 16 : 0)
                  : "memory");
@@ -36,7 +36,7 @@ __device__ __forceinline__ void cp_async_4(uint32_t smem_address, const void* gl
 
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
-// Waits until at most `kPending` of the youngest groups of this thread are still under way.
+// Waits until at most the `kPending` youngest groups of this thread are incomplete.
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");

@@ -1,9 +1,10 @@
-// A value that the compiler knows nothing about.
+// Values whose origin is hidden from the compiler.
 #pragma once
 
 namespace libflash::cuda {
 
-// What is computed from the result is computed where it stands, not once ahead of a loop and then kept in registers.
+// Computations that depend on the result stay where they are; the compiler cannot hoist them out of a loop and keep their
+// results in registers.
 __device__ __forceinline__ int hide_from_compiler(int value) {
     asm volatile("" : "+r"(value));
     return value;

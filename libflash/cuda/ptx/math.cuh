@@ -1,4 +1,5 @@
-// Single instructions of arithmetic: base-2 exponential, conversion of float pairs to 16-bit pairs, floats as their bits.
+// Arithmetic: base-2 exponential, tanh, minimum and maximum that propagate NaN, and conversions between float and the 16-bit
+// types.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -10,7 +11,7 @@ namespace libflash::cuda {
 
 constexpr float kLog2e = 1.4426950408889634f, kLn2 = 0.6931471805599453f;
 
-// 2^x; results below 2^-126 are 0. Largest relative error 2^-22 (PTX ISA). The plain form costs three more instructions.
+// 2^x; results below 2^-126 are 0. Relative error at most 2^-22 (PTX ISA). Without .ftz it costs three more instructions.
 __device__ __forceinline__ float exp2_approx(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -31,7 +32,8 @@ __device__ __forceinline__ float max_or_nan(float x, float y) {
     return z;
 }
 
-// tanh to a relative error of about 2^-22: a polynomial near 0, where 1 - e would cancel, and exponentials elsewhere. No branch.
+// tanh with a relative error of about 2^-22: a polynomial near 0, where 1 - decay would cancel, and an exponential elsewhere.
+// Branch-free.
 __device__ __forceinline__ float tanh_accurate(float x) {
     const float square = x * x;
     float series = 0.021869488536f;                   // 62 / 2835
@@ -44,7 +46,7 @@ __device__ __forceinline__ float tanh_accurate(float x) {
     return fabsf(x) < 0.25f ? near_zero : far;
 }
 
-// ScheduleCursor to nearest even; `low` goes to the low half.
+// Rounds to nearest even; `low` goes to the low half.
 __device__ __forceinline__ uint32_t pack_pair(float low, float high, __nv_bfloat16) {
     uint32_t pair;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
@@ -57,7 +59,7 @@ __device__ __forceinline__ uint32_t pack_pair(float low, float high, __half) {
     return pair;
 }
 
-// `trace`, 0 at first, becomes NaN in the half where a number of `pair` is not finite, and stays 0 where all were.
+// `trace` starts as 0. Each half becomes NaN once that half of a `pair` is not finite, and stays 0 otherwise.
 __device__ __forceinline__ void trace_pair(uint32_t& trace, uint32_t pair, __nv_bfloat16) {
     asm volatile("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(trace) : "r"(pair), "r"(0u));
 }

@@ -1,17 +1,18 @@
-// Warp-wide matrix instructions of sm_80 and later: m16n8k16 products of 16-bit operands and m16n8k8 products of tf32 operands, both with
-// float accumulators, and ldmatrix, which loads their fragments from shared memory.
+// Warp-wide matrix products of sm_80 and newer: m16n8k16 with 16-bit operands and m16n8k8 with tf32 operands, both with float
+// accumulators; and ldmatrix, which loads their fragments from shared memory.
 //
 // Fragments, for lane = 4 * g + t:
 //   accumulator c[0..3]: (row g, cols 2t and 2t + 1), (row g + 8, the same cols)
-//   a[0..3]: (row g, k 2t..), (row g + 8, k 2t..), (row g, k 2t + 8..), (row g + 8, k 2t + 8..), two values each, lower k in the low half
+//   a[0..3]: (row g, k 2t..), (row g + 8, k 2t..), (row g, k 2t + 8..), (row g + 8, k 2t + 8..), two values each, lower k in
+//   the low half
 //   b0, b1:  (k 2t.., col g), (k 2t + 8.., col g)
-// so two neighbouring accumulator blocks, converted pairwise, are an A fragment of the next product.
+// so two neighbouring accumulator blocks, converted pairwise, form an A fragment of the next product.
 //
 // tf32, one value each:
 //   a[0..3]: (row g, k t), (row g + 8, k t), (row g, k t + 4), (row g + 8, k t + 4)
 //   b0, b1:  (k t, col g), (k t + 4, col g)
-// ldmatrix loads these too, four bytes of a row being one value. tf32 is a float whose last 13 bits are not looked at. The adders cut off what
-// lies below the last bit of the sum (seen on sm_90), so that long sums come out too small.
+// ldmatrix loads these too, with one value in four bytes of a row. tf32 is a float whose last 13 bits are ignored. The adders
+// truncate below the last bit of the sum (observed on sm_90), so long sums come out too small.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -41,22 +42,22 @@ __device__ __forceinline__ void mma_m16n8k8(float (&c)[4], const uint32_t (&a)[4
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Four 8x8 matrices; lanes 8i to 8i + 7 give the addresses of the rows of matrix i, 16 bytes each.
+// Loads four 8x8 matrices; lanes 8i to 8i + 7 give the addresses of the rows of matrix i, 16 bytes each.
 __device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t smem_address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(smem_address));
 }
 
-// The same, each matrix transposed.
+// The same, with each matrix transposed.
 __device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t smem_address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(smem_address));
 }
 
-// Writes the four 8x8 matrices of an A fragment or of two accumulator blocks: lanes 8i to 8i + 7 give the addresses of the rows of matrix i.
-// Only where there is the instruction (sm_90).
+// Writes the four 8x8 matrices of an A fragment or of two accumulator blocks; lanes 8i to 8i + 7 give the addresses of the rows
+// of matrix i. Only on sm_90 and newer; elsewhere it does nothing and must not be called.
 __device__ __forceinline__ void stmatrix_x4(uint32_t smem_address, const uint32_t (&r)[4]) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(smem_address), "r"(r[0]), "r"(r[1]),

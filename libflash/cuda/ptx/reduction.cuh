@@ -1,10 +1,11 @@
-// Additions to global memory by many thread blocks at once, without an answer.
+// Atomic additions to global memory without a return value (red).
 #pragma once
 
 namespace libflash::cuda {
 
-// Four numbers a lane, to be added to 32 * 4 consecutive floats that the whole warp owns a share of. Which lane adds to which is the
-// architecture's choice: one instruction where it takes four floats (sm_90), else four that are contiguous over the lanes.
+// Adds four numbers per lane to the warp's 32 * 4 consecutive floats. The assignment of floats to lanes depends on the
+// architecture: one instruction where it can add four floats (sm_90), else four instructions that are contiguous over the
+// lanes.
 struct WarpQuad {
     __device__ static __forceinline__ void add(float* quads, int lane, const float (&x)[4]) {
 #if __CUDA_ARCH__ >= 900
@@ -18,7 +19,7 @@ struct WarpQuad {
 #endif
     }
 
-    // The sums of this lane, in a later kernel.
+    // Loads the sums that belong to this lane, in a later kernel.
     __device__ static __forceinline__ void load(const float* quads, int lane, float (&x)[4]) {
 #if __CUDA_ARCH__ >= 900
         const float4 sums = *reinterpret_cast<const float4*>(quads + lane * 4);

@@ -1,12 +1,15 @@
-// Matrix instructions of a warpgroup of sm_90a: d (64 x kN, in registers) += a b, 16 columns of `a` at a time. `b` lies in shared memory, `a` there
-// or in registers; descriptors say where (tile/swizzled_tile.cuh). All four warps of a group execute them together.
+// Matrix products of a warpgroup on sm_90a (wgmma): d (64 x kN, in registers) += a b, 16 columns of `a` at a time. `b` is in
+// shared memory, `a` in shared memory or registers; descriptors (tile/swizzled_tile.cuh) give the shared memory operands. All
+// four warps of a warpgroup execute them together.
 //
-// Registers, for warp w of the group and lane = 4 * g + t:
+// Registers, for warp w of the warpgroup and lane = 4 * g + t:
 //   d[i]:  row 16 w + g + 8 * (i / 2 % 2), column 8 * (i / 4) + 2 t + i % 2
-//   a[..]: as mma_sync.cuh has it, rows 16 w and further, so that sixteen neighbouring columns of d, converted pairwise, are a fragment of `a`.
+//   a[..]: as in mma_sync.cuh, for rows 16 w to 16 w + 15, so sixteen neighbouring columns of d, converted pairwise, form a
+//   fragment of `a`.
 //
-// An instruction runs on after it was issued. wgmma_fence() before the first one that uses registers which others have written;
-// wgmma_commit() closes a group; registers of d and `a` may be touched again after wgmma_wait(), and wgmma_settle() keeps the compiler to it.
+// The products are asynchronous. wgmma_fence() is needed before the first one that uses registers which other instructions have
+// written; wgmma_commit() closes a group; d and `a` may be accessed again after wgmma_wait(), and wgmma_settle() keeps the
+// compiler from moving reads of d before it.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -18,24 +21,24 @@ namespace libflash::cuda {
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Until at most `kPending` of the youngest groups are still under way.
+// Waits until at most the `kPending` youngest groups are incomplete.
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
-// After the wait: no read of d may move ahead of it.
+// Called after the wait: the compiler cannot move a read of d before it.
 template <int kCount>
 __device__ __forceinline__ void wgmma_settle(float (&d)[kCount]) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// multiply_shared: `a` by descriptor, its rows contiguous along k, or if kTransposedA its columns. multiply: `a` from registers. Both: b[n][k] with k
-// contiguous, or b[k][n] with n contiguous if kTransposedB. `accumulate` false: d = a b, whatever d held.
+// multiply_shared: `a` in shared memory, stored row by row, or column by column with kTransposedA. multiply: `a` in registers.
+// Both: b[n][k] with contiguous k, or b[k][n] with contiguous n for kTransposedB. Without `accumulate`: d = a b.
 template <class T, int kN>
 struct Wgmma;
 
-// Lists of operands, eight at a time.
+// Operand lists, eight operands at a time.
 #define LIBFLASH_P0 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define LIBFLASH_P8 "%8, %9, %10, %11, %12, %13, %14, %15"
 #define LIBFLASH_P16 "%16, %17, %18, %19, %20, %21, %22, %23"
@@ -76,7 +79,7 @@ struct Wgmma;
 #define LIBFLASH_VALUES_128(d) \
     LIBFLASH_VALUES_96(d), LIBFLASH_D8(d, 96), LIBFLASH_D8(d, 104), LIBFLASH_D8(d, 112), LIBFLASH_D8(d, 120)
 
-// P0 to P6 are the places of what follows the kCount registers of d.
+// P0 to P6 are the numbers of the operands after the COUNT registers of d.
 #define LIBFLASH_WGMMA(TYPE, NAME, N, COUNT, P0, P1, P2, P3, P4, P5, P6)                                                     \
     template <>                                                                                                              \
     struct Wgmma<TYPE, N> {                                                                                                  \

@@ -1,5 +1,5 @@
-// A warp's product of two matrices in 16-bit fragments: c += A B, 16 columns of A at a time. Where the fragments come from, shared memory or
-// registers, the two callables know.
+// A matrix product of one warp in 16-bit fragments: c += A B, 16 columns of A per step. Two callables load the fragments, from
+// shared memory or registers.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace libflash::cuda {
 
-// load_a(step, fragments of all slabs of 16 rows); load_b(step, pair, fragments of column blocks 2 * pair and 2 * pair + 1). Fragments of B are
-// loaded kAhead pairs before their use, those of A one step.
+// load_a(step, fragments of all slabs of 16 rows); load_b(step, pair, fragments of column blocks 2 * pair and 2 * pair + 1).
+// Fragments of B are loaded kAhead pairs before their use, fragments of A one step before.
 template <class T, int kSteps, int kAhead, int kSlabs, int kBlocks, class LoadA, class LoadB>
 struct Product {
     static_assert(kBlocks % 2 == 0, "column blocks come in pairs");
@@ -21,14 +21,15 @@ struct Product {
 
     __device__ __forceinline__ Product(const LoadA& a, const LoadB& b) : load_a(a), load_b(b) {}
 
-    // Loads the first fragments: best called while another product is going on.
+    // Loads the first fragments; best called while another product is in progress.
     __device__ __forceinline__ void start() {
         load_a(0, af[0]);
 #pragma unroll
         for (int t = 0; t < kAhead && t < kAll; ++t) load_b(t / kPairs, t % kPairs, bf[t]);
     }
 
-    // After start(). c[a][n]: accumulator blocks of 16 rows and 8 columns. between(step) is what else is to be done at each step.
+    // After start(). c[a][n]: accumulator blocks of 16 rows and 8 columns. between(step) is called before each step, for other
+    // work to interleave.
     template <class Between>
     __device__ __forceinline__ void add_to(float (&c)[kSlabs][kBlocks][4], const Between& between) {
 #pragma unroll
@@ -66,7 +67,7 @@ __device__ __forceinline__ void clear(float (&c)[kSlabs][kBlocks][4]) {
             for (int e = 0; e < 4; ++e) c[a][n][e] = 0.0f;
 }
 
-// Two neighbouring accumulator blocks, rounded, are a fragment of A.
+// Two neighbouring accumulator blocks, rounded, form a fragment of A.
 template <class T>
 __device__ __forceinline__ void to_fragment(uint32_t (&a)[4], const float (&left)[4], const float (&right)[4]) {
     a[0] = pack_pair(left[0], left[1], T());

@@ -1,11 +1,11 @@
-// Four neighbouring lanes that share the rows of an accumulator exchange what they hold.
+// Exchanges between the four neighbouring lanes (a quad) that share the rows of an accumulator.
 #pragma once
 
 #include <cstdint>
 
 namespace libflash::cuda {
 
-// Transposes the 4 x 4 words of four lanes: lane t gives word k to lane k, where it is word t.
+// Transposes the 4 x 4 words of a quad: word k of lane t goes to lane k as word t.
 __device__ __forceinline__ void transpose_quad(uint32_t (&words)[4], int lane) {
     const bool odd = lane & 1, upper = lane & 2;
 #pragma unroll

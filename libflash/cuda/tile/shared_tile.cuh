@@ -1,8 +1,10 @@
-// A tile of 16-bit values or of floats in shared memory, rows of kCols, laid out so that ldmatrix reads it without bank conflicts: 16-byte
-// chunks are exchanged within a group, by an exclusive or with the row number.
-//   rows a multiple of 128 bytes: groups of 8 chunks, chunk c of row r at place c ^ (r % 8)
-//   else (64, 192, ...):          groups of 4 chunks, chunk c of row r at place c ^ (r / 2 % 4); two rows share 128 bytes
-// Either way the 8 rows of an 8x8 matrix lie in 8 different groups of 4 banks. Where one says 16 columns below, it is 8 of floats: 32 bytes.
+// A tile of 16-bit values or floats in shared memory, with rows of kCols, swizzled so that ldmatrix has no bank conflicts: the
+// 16-byte chunks of a group are permuted by an exclusive or with bits of the row number.
+//   rows of a multiple of 128 bytes: groups of 8 chunks, chunk c of row r is stored at c ^ (r % 8)
+//   other rows (64, 192, ... bytes): groups of 4 chunks, chunk c of row r is stored at c ^ (r / 2 % 4); two rows share 128
+//   bytes
+// Either way the 8 rows of an 8x8 matrix are in 8 different groups of 4 banks. A step of 16 columns below is 8 columns of
+// floats: 32 bytes.
 #pragma once
 
 #include <cstdint>
@@ -27,20 +29,20 @@ struct SharedTile {
         return row * kRowBytes + (((chunk & ~(kGroup - 1)) | ((chunk ^ twist) & (kGroup - 1))) << 4);
     }
 
-    // ldmatrix addresses for chunk columns that are compile-time constants: `lane_base` holds the lane's row and its own swizzle; stepping to
-    // another pair of chunks is an exclusive or, to another group an addition.
+    // ldmatrix addresses of chunk columns that are compile-time constants: `base` holds the lane's row, `twist` its swizzle.
+    // Another pair of chunks is an exclusive or, another group an addition.
     struct LaneAddress {
         uint32_t base;   // address of the lane's row
         uint32_t twist;  // (lane's chunk within the pair ^ row's swizzle) * 16
 
-        // Address of the lane's row in the 16 columns number `step`, `row` rows further down (a multiple of 16).
+        // Address of the lane's row in columns [16 * step, 16 * step + 16), `row` rows further down (a multiple of 16).
         __device__ __forceinline__ uint32_t at(int row, int step) const {
             constexpr int kSteps = kGroup / 2;
             return base + row * kRowBytes + step / kSteps * (kGroup * 16) + (twist ^ ((step % kSteps) << 5));
         }
     };
 
-    // The columns from 16 * `first` on; `count` steps of them are used, and `first` is a multiple of it.
+    // The address from column 16 * `first` on; `kCount` steps of it are used, and `first` is a multiple of kCount.
     template <int kCount>
     __device__ static __forceinline__ LaneAddress skip_columns(LaneAddress address, int first) {
         constexpr int kSteps = kGroup / 2;
@@ -48,34 +50,38 @@ struct SharedTile {
         return {address.base + first / kSteps * (kGroup * 16), address.twist ^ ((first % kSteps) << 5)};
     }
 
-    // `chunk` is 0 or 1: which half of the 16 columns this lane addresses.
+    // `chunk` is 0 or 1: the half of the 16 columns that this lane addresses.
     __device__ static __forceinline__ LaneAddress lane_address(uint32_t tile, int row, int chunk) {
         const int twist = kGroup == 8 ? row & 7 : (row >> 1) & 3;
         return {tile + row * kRowBytes, static_cast<uint32_t>((chunk ^ twist) << 4)};
     }
 
-    // A fragment (16 rows x 16 columns, row-major): matrices (rows 0-7, k 0-7), (rows 8-15, k 0-7), (rows 0-7, k 8-15), (rows 8-15, k 8-15).
+    // A fragment (16 rows x 16 columns, row-major), as matrices (rows 0-7, k 0-7), (rows 8-15, k 0-7), (rows 0-7, k 8-15),
+    // (rows 8-15, k 8-15).
     __device__ static __forceinline__ LaneAddress a_address(uint32_t tile, int first_row, int lane) {
         return lane_address(tile, first_row + ((lane >> 3) & 1) * 8 + (lane & 7), lane >> 4);
     }
-    // B fragments of two neighbouring 8-column blocks, stored [column][k]: (n 0-7, k 0-7), (n 0-7, k 8-15), (n 8-15, k 0-7), (n 8-15, k 8-15).
+    // B fragments of two neighbouring blocks of 8 columns, stored [column][k]: (n 0-7, k 0-7), (n 0-7, k 8-15), (n 8-15, k
+    // 0-7), (n 8-15, k 8-15).
     __device__ static __forceinline__ LaneAddress b_address(uint32_t tile, int lane) {
         return lane_address(tile, (lane >> 4) * 8 + (lane & 7), (lane >> 3) & 1);
     }
-    // The same from storage [k][column], to be read transposed: (k 0-7, n 0-7), (k 8-15, n 0-7), (k 0-7, n 8-15), (k 8-15, n 8-15).
+    // The same, stored [k][column] and loaded with .trans: (k 0-7, n 0-7), (k 8-15, n 0-7), (k 0-7, n 8-15), (k 8-15, n 8-15).
     __device__ static __forceinline__ LaneAddress b_trans_address(uint32_t tile, int lane) {
         return lane_address(tile, ((lane >> 3) & 1) * 8 + (lane & 7), lane >> 4);
     }
 
-    // An A fragment from storage [k][row], to be read transposed: (k 0-7, rows 0-7), (k 0-7, rows 8-15), (k 8-15, rows 0-7), (k 8-15, rows 8-15).
+    // An A fragment, stored [k][row] and loaded with .trans: (k 0-7, rows 0-7), (k 0-7, rows 8-15), (k 8-15, rows 0-7), (k
+    // 8-15, rows 8-15).
     __device__ static __forceinline__ LaneAddress a_trans_address(uint32_t tile, int lane) { return b_address(tile, lane); }
 
-    // Of floats, to be multiplied along the rows' numbers: rows 2t and 2t + 1 of eight, for lane 4 * g + t, in column g of eight. As numbers k and
-    // k + 4 of a fragment they are a permutation of the eight, the same one that makes an accumulator block a left operand.
+    // Floats of a product that sums over the rows of the tile: lane 4 * g + t reads rows 2t and 2t + 1 of eight, in column g of
+    // eight, as k = t and k = t + 4 of a fragment. This permutation of the eight rows is the one with which an accumulator
+    // block is an A operand.
     struct RowPair {
         LaneAddress even, odd;
 
-        // Eight rows `row` further down (a multiple of 8), columns from 8 * `block` on.
+        // The eight rows `row` further down (a multiple of 8), columns from 8 * `block` on.
         __device__ __forceinline__ void load(int row, int block, uint32_t& x, uint32_t& y) const {
             x = load_shared(even.at(row, block));
             y = load_shared(odd.at(row, block));
@@ -84,7 +90,7 @@ struct SharedTile {
     __device__ static __forceinline__ RowPair row_pair(uint32_t tile, int lane) {
         return row_pair_at(tile, lane % 4 * 2, lane / 4 / 4, lane / 4 % 4);
     }
-    // The same where store_columns() wrote the columns.
+    // The same for a tile that store_columns() wrote.
     __device__ static __forceinline__ RowPair row_pair_of_columns(uint32_t tile, int lane) {
         return row_pair_at(tile, lane % 4 * 2, lane / 4 % 2, lane / 4 / 2);
     }
@@ -95,16 +101,17 @@ struct SharedTile {
         return pair;
     }
 
-    // Writes a float accumulator block of 16 rows, from column 8 * `block` on: of its eight columns the even ones to the first four places, the
-    // odd ones to the last. An A fragment from there has the permutation of row_pair().
+    // Writes a float accumulator block of 16 rows, from column 8 * `block` on: the even ones of its eight columns to the first
+    // four, the odd ones to the last four. An A fragment loaded from there has the permutation of row_pair().
     __device__ static __forceinline__ void store_columns(uint32_t tile, int first_row, int block, int lane, const float (&x)[4]) {
 #pragma unroll
         for (int e = 0; e < 4; ++e)
             store_shared(tile + offset(first_row + (e >> 1) * 8 + lane / 4, block * 2 + (e & 1)) + lane % 4 * 4, bits_of(x[e]));
     }
 
-    // Starts the copy of rows [first_row, first_row + kRows) of a matrix with contiguous 16-byte aligned rows into the tile. Rows at `row_limit`
-    // and past it and chunks past `col_limit` values become zeros. All kThreads threads of the block call it.
+    // Starts the asynchronous copy of rows [first_row, first_row + kRows) of a matrix with contiguous, 16-byte aligned rows to
+    // the tile. Rows from `row_limit` on and chunks from column `col_limit` on become zeros. All kThreads threads of the thread
+    // block call it.
     template <int kThreads, class T>
     __device__ static __forceinline__ void load_async(uint32_t tile, const T* matrix, int64_t row_stride, int first_row,
                                                       int row_limit, int col_limit, int thread) {
@@ -138,8 +145,8 @@ struct SharedTile {
 #endif
     }
 
-    // 16-bit values: writes rows [first_row, min(first_row + kRows, row_limit)) of the tile to a matrix, `col_limit` columns of them. `vectors`: its rows are
-    // 16-byte aligned and whole chunks. All kThreads threads call it.
+    // For 16-bit values: writes rows [first_row, min(first_row + kRows, row_limit)) of the tile to a matrix, `col_limit`
+    // columns of them. `vectors`: the rows of the matrix are 16-byte aligned and whole chunks. All kThreads threads call it.
     template <int kThreads, class T>
     __device__ static __forceinline__ void store(const char* tile, T* matrix, int64_t row_stride, int first_row, int row_limit,
                                                  int col_limit, bool vectors, int thread) {
@@ -157,7 +164,7 @@ struct SharedTile {
         }
     }
 
-    // load_async without any demand on alignment, value by value, done when it returns (after a barrier).
+    // load_async for any alignment: value by value and synchronous; the data is visible after a barrier.
     template <int kThreads, class T>
     __device__ static __forceinline__ void load_slow(char* tile, const T* matrix, int64_t row_stride, int first_row,
                                                      int row_limit, int col_limit, int thread) {

@@ -1,8 +1,8 @@
-// Products of float matrices with tf32 instructions, at the accuracy of floats. Each value is split into two tf32 numbers, high + low; of the four
-// products of the parts all but low * low are made and added up in float (known as 3xTF32).
+// Products of float matrices by tf32 instructions, with the accuracy of float (3xTF32). Each value is split into two tf32
+// numbers, high + low; of the four products of these parts all but low * low are computed and added in float.
 //
-// The adders of the matrix unit cut off instead of rounding. So no sum is left in them for long: the small products have accumulators of their own,
-// and after at most kHeadDim or 32 terms the sums are added with rounding to where they belong.
+// The adders of the tensor cores truncate instead of rounding, so no sum stays in them for long: the small products have
+// accumulators of their own, and after at most kHeadDim or 32 terms the sums are added to the result by rounding additions.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +15,15 @@ namespace libflash::cuda {
 
 constexpr uint32_t kTf32Mask = 0xffffe000u;
 
-// Left operands: high is rounded to nearest, so that low has either sign and the missing low * low no preferred one.
+// A operands: high is rounded to nearest, so that low has either sign and the omitted product low * low is unbiased.
 __device__ __forceinline__ void split_left(uint32_t x, uint32_t& high, uint32_t& low) {
     high = (x + 0x1000u) & kTf32Mask;
     low = bits_of(float_of(x) - float_of(high));
 }
-// Right operands: the instruction itself cuts off the last bits of x, which leaves one subtraction.
+// B operands: the instruction itself truncates x to high, so only low has to be computed, by one subtraction.
 __device__ __forceinline__ uint32_t low_of_right(uint32_t x) { return bits_of(float_of(x) - float_of(x & kTf32Mask)); }
 
-// Fragments of 16 * kSlabs rows and 8 terms, split.
+// A fragments of 16 * kSlabs rows and 8 terms, split.
 template <int kSlabs>
 struct SplitRows {
     uint32_t high[kSlabs][4], low[kSlabs][4];
@@ -32,13 +32,13 @@ struct SplitRows {
 #pragma unroll
         for (int i = 0; i < kSlabs * 4; ++i) split_left(x[i / 4][i % 4], high[i / 4][i % 4], low[i / 4][i % 4]);
     }
-    // An accumulator block of each slab as left operand: its columns become terms, 2t number t and 2t + 1 number t + 4.
+    // Takes an accumulator block of a slab as A operand: column 2t becomes term t, and column 2t + 1 term t + 4.
     __device__ __forceinline__ void split_columns(int slab, const float (&block)[4]) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) split_left(bits_of(block[e]), high[slab][e % 2 * 2 + e / 2], low[slab][e % 2 * 2 + e / 2]);
     }
 
-    // One column block: large and small sums.
+    // Multiplies one column block; separate sums of large and small products.
     __device__ __forceinline__ void multiply(float (&large)[4], float (&small)[4], int slab, const uint32_t (&x)[2],
                                              const uint32_t (&x_low)[2]) const {
         mma_m16n8k8(small, low[slab], x[0], x[1]);
@@ -47,12 +47,13 @@ struct SplitRows {
     }
 };
 
-// c = A B: few column blocks and many terms, 8 a step; those past `terms` are known to be zero. load_a(step, fragments of all slabs), load_b(step,
-// pair, the fragments of column blocks 2 * pair and 2 * pair + 1); kAhead: fragments of A are loaded a step before their use.
+// c = A B with few column blocks and many terms, 8 per step; terms from `terms` on are known to be zero. load_a(step, fragments
+// of all slabs); load_b(step, pair, fragments of column blocks 2 * pair and 2 * pair + 1). kAhead: fragments of A are loaded
+// one step before their use.
 template <bool kAhead, int kSteps, int kSlabs, int kBlocks, class LoadA, class LoadB>
 __device__ __forceinline__ void split_product(float (&c)[kSlabs][kBlocks][4], int terms, const LoadA& load_a,
                                               const LoadB& load_b) {
-    constexpr int kPairs = kBlocks / 2, kTogether = 4;  // steps of one turn of the loop
+    constexpr int kPairs = kBlocks / 2, kTogether = 4;  // steps per iteration of the loop
     static_assert(kBlocks % 2 == 0 && kSteps % kTogether == 0, "column blocks come in pairs, steps in fours");
     float small[kSlabs][kBlocks][4];
     clear(c);
@@ -87,8 +88,8 @@ __device__ __forceinline__ void split_product(float (&c)[kSlabs][kBlocks][4], in
         c[i / (kBlocks * 4)][i / 4 % kBlocks][i % 4] += small[i / (kBlocks * 4)][i / 4 % kBlocks][i % 4];
 }
 
-// c += A B: few terms, 8 a step, with A in registers, and many column blocks, of which those past `cols` are left out. load_b(step, block, its
-// fragment); kAhead: a block before its use.
+// c += A B with few terms, 8 per step, A in registers, and many column blocks; blocks from column `cols` on are skipped.
+// load_b(step, block, fragment). kAhead: a fragment is loaded one block before its use.
 template <bool kAhead, int kSteps, int kSlabs, int kBlocks, class LoadB>
 __device__ __forceinline__ void add_split_product(float (&c)[kSlabs][kBlocks][4], const SplitRows<kSlabs> (&a)[kSteps], int cols,
                                                   const LoadB& load_b) {
@@ -99,7 +100,7 @@ __device__ __forceinline__ void add_split_product(float (&c)[kSlabs][kBlocks][4]
     }
 #pragma unroll
     for (int n = 0; n < kBlocks; ++n) {
-        // Also keeps the compiler from beginning with all blocks at once, for which there are no registers.
+        // This branch also keeps the compiler from starting all blocks at once, for which there are too few registers.
         if (n % (kSlabs > 1 ? 2 : 4) == 0 && n * 8 >= cols) break;
         float large[kSlabs][1][4], small[kSlabs][1][4];
         clear(large);

@@ -1,11 +1,11 @@
-// Float accumulators of a row from registers to global memory. The four lanes that share the row write 32 bytes of it together, which is what
-// memory takes at a time: no detour through shared memory.
+// Stores a row of float accumulators to global memory. The four lanes that share the row write 32 contiguous bytes, a whole
+// memory sector, so staging in shared memory would gain nothing.
 #pragma once
 
 namespace libflash::cuda {
 
-// Columns 8 * n + e of `row` from x[n][e], for n below kBlocks and e = 0, 1; of the row there are `cols` from there on. `row` points at the
-// lane's first column, 2 * (lane % 4) further. `vectors`: rows are 16-byte aligned, and cols a multiple of 4.
+// Writes x(n, e) to column 8 * n + e for n below kBlocks and e = 0, 1. `row` points to the lane's first column, 2 * (lane % 4);
+// `cols` columns exist from there on. `vectors`: rows are 16-byte aligned and cols is a multiple of 4.
 template <int kBlocks, class Values>
 __device__ __forceinline__ void store_floats(float* row, int cols, bool vectors, const Values& x) {
     if (vectors) {

@@ -1,9 +1,10 @@
-// A tile of 16-bit values in shared memory as the copy engine and the matrix instructions of sm_90 share it: chunks of 64 columns, one after the
-// other, each a dense block of kRows rows of 128 bytes, the last one perhaps only partly in use. Within a row the eight groups of 16 bytes are exchanged, group g of row r at place
-// g ^ (r % 8): both do that by the bits of the address, so a tile begins at a multiple of 1024.
+// A tile of 16-bit values in shared memory, in the 128-byte swizzle that TMA writes and wgmma reads: chunks of 64 columns one
+// after the other, each a dense block of kRows rows of 128 bytes; the last chunk may be only partly used. Group g (16 bytes) of
+// row r is stored at g ^ (r % 8). The hardware takes these bits from the address, so a tile begins at a multiple of 1024.
 //
-// A descriptor tells a matrix instruction where an operand lies. Its low word is address / 16 and the step from chunk to chunk, its high word the
-// step from 8 rows to the next 8 and the exchange; along the columns or rows of a tile the low word alone changes.
+// A wgmma descriptor gives the location of an operand. Its low word holds address / 16 and the stride between chunks, its high
+// word the stride between groups of 8 rows and the swizzle mode. Moving along the columns or rows of a tile changes the low
+// word only.
 #pragma once
 
 #include <cstdint>
@@ -22,17 +23,18 @@ struct SwizzledTile {
     static constexpr int kChunkBytes = kRows * 128;
     static constexpr int kBytes = kChunks * kChunkBytes;
     static constexpr int kAlignment = 1024;
-    // Where a tile can begin in the memory of a thread block that was asked for with kAlignment bytes to spare.
+    // The first aligned address in memory that was allocated with kAlignment bytes to spare.
     __device__ static __forceinline__ char* first_place(char* memory) {
         return memory + (kAlignment - shared_address(memory) % kAlignment) % kAlignment;
     }
 
-    // Byte offset of the 16 bytes that hold columns 8 * group and further of a row.
+    // Byte offset of the 16 bytes with columns 8 * group to 8 * group + 7 of a row.
     __device__ static __forceinline__ int offset(int row, int group) {
         return group / 8 * kChunkBytes + row * 128 + (((group ^ row) & 7) << 4);
     }
 
-    // One thread: rows [first_row, first_row + kRows) of matrix (head, batch). The barrier has been told of kBytes.
+    // Loads rows [first_row, first_row + kRows) of matrix (head, batch). Called by one thread, after the barrier was told to
+    // expect kBytes.
     __device__ static __forceinline__ void load(uint32_t tile, const CUtensorMap& map, const MBarrier& barrier, int first_row,
                                                 int head, int batch) {
 #pragma unroll
@@ -40,33 +42,34 @@ struct SwizzledTile {
             tma_load(tile + chunk * kChunkBytes, map, barrier, chunk * kChunkCols, first_row, head, batch);
     }
 
-    // The same rows into the L2 cache alone.
+    // Prefetches the same rows into L2.
     __device__ static __forceinline__ void prefetch(const CUtensorMap& map, int first_row, int head, int batch) {
         for (int chunk = 0; chunk < kChunks; ++chunk) tma_prefetch(map, chunk * kChunkCols, first_row, head, batch);
     }
 
-    // The tile as an operand whose k runs along the columns (a of Q K^T, and its b): 16 of them, number `step`, from row `first_row` on, a multiple
-    // of 8.
+    // The tile as an operand whose k runs along the columns (both operands of Q K^T): columns [16 * step, 16 * step + 16), from
+    // row `first_row` (a multiple of 8) on.
     __device__ static __forceinline__ uint64_t along_columns(uint32_t tile, int step, int first_row = 0) {
         return descriptor(tile, first_row * 128 + step / 4 * kChunkBytes + step % 4 * 32, 16);
     }
-    // As an operand whose k runs down the rows (b of P V, "transposed"): 16 of them, number `step`, and all columns.
+    // The tile as an operand whose k runs down the rows (V in P V, "transposed"): rows [16 * step, 16 * step + 16), all
+    // columns.
     __device__ static __forceinline__ uint64_t down_rows(uint32_t tile, int step) {
         return descriptor(tile, step * 2048, kChunkBytes);
     }
 
-    // Writes a fragment of 16 rows x 16 columns, in the order of an A fragment, to columns 8 * group and further (`group` even).
+    // Writes a fragment of 16 rows x 16 columns, in the order of an A fragment, from column 8 * group on (`group` even).
     __device__ static __forceinline__ void store_fragment(uint32_t tile, int first_row, int group, int lane,
                                                           const uint32_t (&f)[4]) {
         stmatrix_x4(tile + offset(first_row + (lane & 15), group + (lane >> 4)), f);
     }
-    // Reads one: an operand `a` in registers.
+    // Reads such a fragment: an A operand in registers.
     __device__ static __forceinline__ void load_fragment(uint32_t tile, int first_row, int group, int lane, uint32_t (&f)[4]) {
         ldmatrix_x4(f, tile + offset(first_row + (lane & 15), group + (lane >> 4)));
     }
 
 private:
-    // `chunk_step`: bytes between chunks, where an operand has several side by side. What is known at compile time is one addition.
+    // `chunk_step`: bytes between chunks, for operands that span several. The constant parts fold into one addition.
     __device__ static __forceinline__ uint64_t descriptor(uint32_t tile, int offset, int chunk_step) {
         constexpr uint32_t kEightRows = 1024, kExchange128 = 1u << 30;
         const uint32_t low = (tile >> 4) + static_cast<uint32_t>(offset >> 4 | chunk_step >> 4 << 16);

@@ -1,4 +1,4 @@
-// Encodes, on the host, what TMA has to know of a tensor. The function is the driver's; it needs a current context.
+// Host code that encodes tensor maps for TMA. The encoding function belongs to the driver and needs a current context.
 #pragma once
 
 #include <cuda.h>
@@ -13,7 +13,7 @@
 
 namespace libflash::cuda {
 
-// Element (batch, head, row, column); strides in elements, columns are contiguous.
+// A tensor of elements (batch, head, row, column); strides in elements, columns contiguous.
 struct TensorExtent {
     void* data;
     int64_t columns, rows, heads, batch;
@@ -26,13 +26,14 @@ inline CUtensorMapDataType map_type(float) { return CU_TENSOR_MAP_DATA_TYPE_FLOA
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 
-// nullptr: the driver has none.
+// nullptr: the driver does not have it.
 inline EncodeTiled encode_tiled() {
     static const auto function = reinterpret_cast<EncodeTiled>(driver_function("cuTensorMapEncodeTiled"));
     return function;
 }
 
-// For boxes of `box_rows` rows of 128 bytes, 64 columns of 16-bit values, in the order of SwizzledTile. Address and strides are multiples of 16 bytes.
+// For boxes of `box_rows` rows of 128 bytes, which are 64 columns of 16-bit values, in the layout of SwizzledTile. Address and
+// strides must be multiples of 16 bytes.
 template <class T>
 cudaError_t encode_map(CUtensorMap* map, const TensorExtent& tensor, int box_rows) {
     const EncodeTiled encode = encode_tiled();
@@ -43,7 +44,7 @@ cudaError_t encode_map(CUtensorMap* map, const TensorExtent& tensor, int box_row
     const cuuint64_t strides[3] = {bytes(tensor.row_stride), bytes(tensor.head_stride), bytes(tensor.batch_stride)};
     const cuuint32_t box[4] = {128 / sizeof(T), static_cast<cuuint32_t>(box_rows), 1, 1};
     const cuuint32_t steps[4] = {1, 1, 1, 1};
-    // Numbers of CUresult and of cudaError_t agree.
+    // CUresult and cudaError_t use the same numbers.
     return static_cast<cudaError_t>(encode(map, map_type(T()), 4, tensor.data, sizes, strides, box, steps,
                                            CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                                            CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));

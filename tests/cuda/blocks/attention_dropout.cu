@@ -1,5 +1,5 @@
-// attention/dropout.cuh: Philox4x32-10 against the known answers that its authors publish (Random123), and the words of scores, however lanes
-// share them, against the definition in libflash.h.
+// Tests attention/dropout.cuh: Philox4x32-10 against the known answers that its authors publish (Random123), and the words of
+// scores, for every way in which lanes share calls, against the definition in libflash.h.
 #include <cmath>
 
 #include "check.cuh"
@@ -24,7 +24,7 @@ const Known kKnown[] = {
      {0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}},
 };
 
-// Ten rounds by 64-bit products.
+// Ten Philox rounds with 64-bit products.
 void reference(const uint32_t (&counter)[4], const uint32_t (&key)[2], uint32_t (&words)[4]) {
     uint64_t c[4] = {counter[0], counter[1], counter[2], counter[3]};
     for (uint64_t round = 0; round < 10; ++round) {
@@ -61,11 +61,12 @@ void check_philox() {
     }
 }
 
-constexpr int kRows = 24, kCols = 80, kWords = kRows * kCols;  // patches of 8 x 16
+constexpr int kRows = 24, kCols = 80, kWords = kRows * kCols;  // computed in patches of 8 x 16
 enum Way { kPlain, kOfRow, kTransposed, kWays };
 constexpr const char* kNames[kWays] = {"dropout_words", "dropout_words_of_row", "dropout_words_transposed"};
 
-// Words of kRows rows from `row0` on and kCols columns from `col0` on, one patch a warp; whether they are kept. Each way has an array.
+// The words of kRows rows from `row0` on and kCols columns from `col0` on, one patch per warp, and whether they are kept. Each
+// function has its own array.
 __global__ void words_of_scores(DropoutParams dropout, uint32_t head, int row0, int col0, uint32_t* words, uint8_t* kept) {
     const int lane = threadIdx.x, g = lane / 4, t = lane % 4;
     const int patch_row = blockIdx.x / (kCols / 16) * 8, patch_col = blockIdx.x % (kCols / 16) * 16;
@@ -95,7 +96,7 @@ struct Place {
     int batch, heads, head, first_row, first_col;
 };
 
-// How many are kept.
+// Returns how many probabilities are kept.
 int check_mask(blocks::Check& check_kept, blocks::Check (&checks)[kWays], const libflash::Dropout& dropout, const Place& at,
                bool in_memory) {
     const blocks::Device<uint64_t> state(std::vector<uint64_t>{dropout.seed, dropout.offset});

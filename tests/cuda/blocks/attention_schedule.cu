@@ -1,5 +1,5 @@
-// attention/schedule.cuh with the schedule that the host makes: every tile of every sequence and head is the work of exactly one thread block,
-// the longest first where that is asked for. Also the rows of sequences, and where their units of workspace begin.
+// Tests attention/schedule.cuh with the schedule of the host code: every tile of every sequence and head is the work tile of
+// exactly one thread block, the longest first if `reversed`. Also the lengths of sequences and their workspace units.
 #include <algorithm>
 #include <map>
 #include <tuple>
@@ -19,7 +19,7 @@ struct Problem {
     int batch, heads;
     int capacity;             // of each batch entry, or of the packed tensor
     std::vector<int32_t> cu;  // empty: dense
-    double head_bytes;        // decides how many heads make a group
+    double head_bytes;        // determines the heads per group
     bool reversed;
 };
 
@@ -37,7 +37,7 @@ std::string name_of(const char* what, const Problem& p, int tile_rows, int group
     return name;
 }
 
-// Rows of a sequence that lie in the tensor.
+// Rows of a sequence that are inside the tensor.
 int owned_by(const Problem& p, int b) {
     if (p.cu.empty()) return p.capacity;
     const int first = std::min(std::max(p.cu[b], 0), p.capacity), last = std::min(p.cu[b + 1], p.capacity);
@@ -88,7 +88,7 @@ void check_schedule(const Problem& p) {
         check.equal(entry.second, 0, "times of no tile: batch %d head %d tile %d", std::get<0>(entry.first),
                     std::get<1>(entry.first), std::get<2>(entry.first));
 
-    // All heads of a group at one tile, then its next tile; no head of another group between.
+    // A group's heads do one tile all together, then the next tile; no head of another group comes between.
     std::tuple<int, int, int> last{-1, 0, 0};
     for (int i = 0; i < count; ++i) {
         const TileCoordinates& work = got[i * kWarps];
@@ -106,9 +106,9 @@ void check_schedule(const Problem& p) {
 void check_dense() {
     for (const bool reversed : {false, true}) {
         check_schedule<64>({2, 3, 200, {}, 1e3, reversed});      // one group
-        check_schedule<128>({1, 31, 300, {}, 4.5e6, reversed});  // groups of 5, and 1 left
-        check_schedule<32>({7, 1, 95, {}, 7.9e6, reversed});     // groups of 3, and 1 left
-        check_schedule<128>({3, 5, 1, {}, 1e9, reversed});       // each head a group
+        check_schedule<128>({1, 31, 300, {}, 4.5e6, reversed});  // groups of 5, and a last one of 1
+        check_schedule<32>({7, 1, 95, {}, 7.9e6, reversed});     // groups of 3, and a last one of 1
+        check_schedule<128>({3, 5, 1, {}, 1e9, reversed});       // one head per group
         check_schedule<64>({5, 6, 640, {}, 4.9e6, reversed});    // groups of heads across batch entries
         check_schedule<128>({2, 2, 0, {}, 1e3, reversed});       // no rows
     }
@@ -133,7 +133,7 @@ std::vector<Problem> packed_problems(bool reversed) {
         problems.push_back({static_cast<int>(lengths.size()), heads, cu.back() + spare, cu, head_bytes, reversed});
     };
     add(some, 3, 0, 1e3);
-    add(some, 7, 50, 7.9e6);  // groups of 3 and 1 left; rows of no sequence
+    add(some, 7, 50, 7.9e6);  // groups of 3 and a last one of 1; rows of no sequence
     add(many, 2, 0, 1e9);
     add(late, 1, 0, 1e3);
     add(long_ones, 4, 0, 1e3);
@@ -153,7 +153,7 @@ __global__ void rows_of(LengthsParams lengths, int batch, SequenceRows* out) {
     for (int b = threadIdx.x; b < batch; b += blockDim.x) out[b] = SequenceRows::of(lengths, b);
 }
 
-// Lengths that make no sense too: nothing may reach outside the tensor.
+// Also invalid lengths: no row may be outside the tensor.
 void check_rows() {
     blocks::Check check("SequenceRows");
     const int capacity = 100;
@@ -184,7 +184,7 @@ __global__ void first_units(BackwardParams params, const int32_t* starts, int64_
         out[i] = QueryUnits::first(params, i / params.heads_q, i % params.heads_q, starts[i / params.heads_q]);
 }
 
-// No two sequences or heads share a unit, and all lie within the workspace: capacity / kUnitRows + batch units a head.
+// No two sequences or heads share a unit, and all units are within the workspace: capacity / kUnitRows + batch units per head.
 void check_units() {
     blocks::Check check("QueryUnits");
     std::vector<Problem> problems = packed_problems(false);

@@ -1,5 +1,5 @@
-// KeyTiles and QueryTiles against every single pair of row and key: the tiles visited are those that hold a visible pair, each once and in
-// order, and those that pass for whole ones hold no hidden pair. Random lengths, causal rules, windows, block masks.
+// Tests KeyTiles and QueryTiles against every pair of row and key: the visited tiles are those with a visible pair, each once
+// and in order, and tiles that are not edge tiles have no hidden pair. Random lengths, causal masks, windows and block masks.
 #include "check.cuh"
 #include "cuda/attention/key_tiles.cuh"
 #include "cuda/attention/query_tiles.cuh"
@@ -10,16 +10,17 @@ namespace {
 
 constexpr int kCases = 240, kLongest = 520, kBatch = 2, kHeads = 3;
 constexpr int kMostBlocks = (kLongest + 127) / 128;
-constexpr int kSlots = 20;  // tiles that one tile can visit, and a last entry of -1
+constexpr int kSlots = 20;  // the most tiles that one tile visits, and a last entry of -1
 constexpr int kEdge = 1 << 16;
 
 enum BlockForm { kNoBlocks, kDense, kLists, kForms };
 
-// A problem as the kernels see it. The block masks of all cases are one array, kMostBlocks each way, for each batch entry and head.
+// A problem as the kernels see it. The block masks of all cases share one array, kMostBlocks in each dimension, for each batch
+// entry and head.
 struct Case {
     MaskParams mask;
     BlockMaskParams by_row, by_col;
-    int batch, head, length_q, length_k, spare_q, spare_k;  // spare: rows that are owned and take no part
+    int batch, head, length_q, length_k, spare_q, spare_k;  // spare: rows after the used length
     BlockForm form;
 };
 
@@ -56,7 +57,7 @@ __global__ void loop_over_queries(const Case* cases, int tiles, int* out) {
 // Whether a block is kept, for all cases.
 struct Blocks {
     std::vector<uint8_t> kept;
-    std::vector<int32_t> counts, indices;  // by row of blocks, then by column; entries of a list are two apart
+    std::vector<int32_t> counts, indices;  // by row of blocks, then by column; list entries have a stride of 2
 
     static size_t at(int c, int batch, int head) { return (size_t(c) * kBatch + batch) * kHeads + head; }
     bool keeps(size_t mask, int row, int col) const { return kept[(mask * kMostBlocks + row) * kMostBlocks + col]; }
@@ -67,9 +68,9 @@ Blocks random_blocks(blocks::Random& random) {
     Blocks b;
     b.kept.resize(kMasks * kLine * kLine);
     b.counts.resize(2 * kMasks * kLine);
-    b.indices.assign(2 * kMasks * kLine * kLine * 2, -7);  // entries past a count are not read
+    b.indices.assign(2 * kMasks * kLine * kLine * 2, -7);  // entries after a count must not be read
     for (size_t mask = 0; mask < kMasks; ++mask) {
-        const int share = random.between(0, 4);  // of 4: none, some, all
+        const int share = random.between(0, 4);  // of 4: no block, some, all
         for (size_t i = 0; i < kLine * kLine; ++i) b.kept[mask * kLine * kLine + i] = random.between(1, 4) <= share;
         for (size_t side = 0; side < 2; ++side)
             for (size_t line = 0; line < kLine; ++line) {
@@ -122,7 +123,7 @@ Case random_case(blocks::Random& random) {
     c.length_k = random.between(0, 3) ? random_length(random) : c.length_q;
     c.spare_q = random.between(0, 1) * random.between(0, 150);
     c.spare_k = random.between(0, 1) * random.between(0, 150);
-    const int kind = random.between(0, 3);  // no rule, causal, window, causal window
+    const int kind = random.between(0, 3);  // no mask, causal, window, causal window
     c.mask = {kind < 2 ? kUnboundedWindow : random_side(random),
               kind == 0   ? kUnboundedWindow
               : kind == 2 ? random_side(random)
@@ -138,10 +139,10 @@ bool visible_by_position(const Case& c, int row, int key) {
     return key >= diagonal - c.mask.left && key <= diagonal + c.mask.right;
 }
 
-// Of a tile of kM rows and kN keys, pair by pair.
+// A tile of kM rows and kN keys, judged pair by pair.
 struct Pairs {
-    bool any;    // a row and a key that exist, visible by position
-    bool whole;  // no key that does not exist and no pair that is hidden by position, of rows that exist or not
+    bool any;    // it has a visible pair of an existing row and key
+    bool whole;  // all its keys exist and no pair is hidden by position, also for rows that do not exist
 };
 
 Pairs pairs_of(const Case& c, int first_row, int rows, int first_key, int keys) {
@@ -155,7 +156,7 @@ Pairs pairs_of(const Case& c, int first_row, int rows, int first_key, int keys) 
     return pairs;
 }
 
-// What one tile visited: `got` against the expected list, with edge flags.
+// Compares the tiles that one tile visited (`got`) with the expected list, with edge flags.
 void compare(blocks::Check& check, const int* got, const std::vector<int>& expected, int number, const Case& c, int tile) {
     for (int n = 0; n < kSlots; ++n) {
         const int wanted = n < static_cast<int>(expected.size()) ? expected[n] : -1;
@@ -190,7 +191,7 @@ void check_tiles(const std::vector<Case>& cases, const Blocks& all_blocks) {
                 const Pairs pairs = pairs_of(c, m * kM, kM, n * kN, kN);
                 if (!pairs.any) continue;
                 of_row[m].insert(of_row[m].begin(), pairs.whole ? n : n | kEdge);
-                const bool rows_exist = (m + 1) * kM <= c.length_q;  // QueryTiles looks at them too
+                const bool rows_exist = (m + 1) * kM <= c.length_q;  // QueryTiles checks rows, too
                 of_key[n].push_back(pairs.whole && rows_exist ? m : m | kEdge);
                 ++(pairs.whole ? whole : edges);
             }

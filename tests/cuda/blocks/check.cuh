@@ -1,4 +1,4 @@
-// What the programs of this folder share: comparisons that report one line each, memory of the device, random numbers.
+// Shared by the programs of this folder: comparisons that print one line each, device memory, random numbers.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -17,8 +17,8 @@ inline int& failed_checks() {
     return count;
 }
 
-// One line at its end: "ok" or "FAILED", what was compared and how often. The first differences are printed with their place. A check that
-// compared nothing has failed.
+// Prints one line when it is destroyed: "ok" or "FAILED", what was compared and how often, and before it the first differences.
+// A check without comparisons fails.
 class Check {
 public:
     explicit Check(std::string name) : name_(std::move(name)) {}
@@ -31,7 +31,7 @@ public:
     Check(const Check&) = delete;
     Check& operator=(const Check&) = delete;
 
-    // The place is given as for printf.
+    // `format` and `place` describe where the value is, as for printf.
     template <class... Place>
     void equal(double got, double expected, const char* format, Place... place) {
         const bool same = got == expected || (got != got && expected != expected);
@@ -41,9 +41,9 @@ public:
     void at_most(double got, double limit, const char* format, Place... place) {
         judge(got <= limit, got, limit, format, place...);
     }
-    // What the line is to say besides.
+    // Adds text to the line.
     void note(const std::string& text) { note_ += "; " + text; }
-    // Values that the device compared on its own.
+    // Counts values that the device compared itself.
     void compared_there(long long count) { compared_ += count; }
 
 private:
@@ -66,14 +66,14 @@ inline std::string text(const char* format, double value) {
     return line;
 }
 
-// Ends the program: nothing that follows would mean anything.
+// Ends the program on a CUDA error, since no later result would be valid.
 inline void cuda_check(cudaError_t error, const char* what) {
     if (error == cudaSuccess) return;
     std::printf("FAILED %s: %s\n", what, cudaGetErrorString(error));
     std::exit(2);
 }
 
-// After a launch: waits for it.
+// Called after a launch: waits for it and checks for errors.
 inline void finish(const char* what) {
     cuda_check(cudaGetLastError(), what);
     cuda_check(cudaDeviceSynchronize(), what);
@@ -104,7 +104,7 @@ private:
     size_t count_;
 };
 
-// A generator that is the same everywhere (splitmix64).
+// A random number generator with the same results everywhere (splitmix64).
 class Random {
 public:
     explicit Random(uint64_t seed) : state_(seed) {}
@@ -114,7 +114,7 @@ public:
         z = (z ^ (z >> 27)) * 0x94D049BB133111EBu;
         return z ^ (z >> 31);
     }
-    // In [first, last].
+    // A number in [first, last].
     int between(int first, int last) {
         return first + static_cast<int>(word() % static_cast<uint64_t>(int64_t{last} - first + 1));
     }

@@ -1,5 +1,5 @@
-// exp2_approx and tanh_accurate of ptx/math.cuh over every float of their range, min_or_nan and max_or_nan. The device compares with its own functions
-// of double; these are compared with the host's at every kStride-th float.
+// Tests exp2_approx and tanh_accurate of ptx/math.cuh with every float of their range, and min_or_nan and max_or_nan. The
+// device compares with its double functions; these are compared with the host's at every kStride-th float.
 #include <cmath>
 #include <limits>
 
@@ -32,13 +32,13 @@ struct Tanh {
     __host__ __device__ static double expected(float x) { return ::tanh(static_cast<double>(x)); }
 };
 
-// An error and the bits of the float that has it, comparable as one number. NaN counts as infinite.
+// An error and the bits of its argument, packed for comparison as one number. NaN counts as infinite.
 __device__ unsigned long long error_at(double error, uint32_t bits) {
     const float size = error == error ? static_cast<float>(error) : INFINITY;
     return static_cast<unsigned long long>(__float_as_uint(size)) << 32 | bits;
 }
 
-// Errors that are relative, and in units of the last place of a float.
+// The largest errors, relative and in units in the last place.
 struct Worst {
     unsigned long long relative, ulp, seen;
 };

@@ -1,5 +1,5 @@
-// ptx/mma_sync.cuh against host loops: the product of small integers, where every fragment element is a value of its own, and the
-// matrices that ldmatrix and stmatrix move.
+// Tests ptx/mma_sync.cuh against host loops: products of small integers, with a different value in every fragment element, and
+// the matrices that ldmatrix and stmatrix move.
 #include "check.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/math.cuh"
@@ -59,9 +59,9 @@ void check_mma(const char* name) {
     }
 }
 
-// Rows of the four matrices lie in no order: row r of matrix m at place(m, r), 16 bytes each.
+// The rows of the four matrices are stored out of order: row r of matrix m at place(m, r), 16 bytes each.
 __host__ __device__ int place(int m, int r) { return (m * 8 + r) * 13 % 32; }
-// Row r, column c of matrix m; no two are equal.
+// Row r, column c of matrix m; all values differ.
 __host__ __device__ uint16_t value_of(int m, int r, int c) { return static_cast<uint16_t>(1000 * m + 100 * r + c + 1); }
 
 __global__ void load_matrices(uint32_t* plain, uint32_t* transposed) {

@@ -1,5 +1,5 @@
-// ptx/cp_async.cuh, reduction.cuh and hide_from_compiler.cuh: copies that are valid and copies that are not, groups of them, and additions of many warps to
-// the same floats.
+// Tests ptx/cp_async.cuh, reduction.cuh and hide_from_compiler.cuh: valid and invalid copies, groups of copies, and additions
+// of many warps to the same floats.
 #include "check.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/hide_from_compiler.cuh"
@@ -12,8 +12,8 @@ namespace {
 constexpr int kThreads = 128;
 constexpr uint32_t kJunk = 0xdeadbeefu;
 
-// Two groups: every third thread's copy in the first is not valid, and every fifth's in the second. `first_seen` is what a thread sees of its
-// first copy when one group may still be under way.
+// Two groups: every third thread's copy is invalid in the first, every fifth's in the second. `first_seen` is what a thread
+// reads of its first copy while the second group may be incomplete.
 __global__ void copy_groups(const uint4* source, uint4* first_seen, uint4* out) {
     __shared__ uint4 copies[2][kThreads];
     const int thread = threadIdx.x;
@@ -28,7 +28,7 @@ __global__ void copy_groups(const uint4* source, uint4* first_seen, uint4* out) 
     for (int group = 0; group < 2; ++group) out[group * kThreads + thread] = copies[group][thread];
 }
 
-// Copies that are not valid, from where there is no memory.
+// Invalid copies, from addresses without memory.
 __global__ void copy_from_nowhere(uint4* out) {
     __shared__ uint4 copies[kThreads];
     const int thread = threadIdx.x;
@@ -91,12 +91,12 @@ void check_words() {
     }
 }
 
-// What a warp adds; integers, so that no order of additions rounds.
+// What a warp adds: integers, so that no order of additions rounds.
 __host__ __device__ float addend(int warp, int lane, int e) { return static_cast<float>(lane * 4 + e + warp % 7 - 3); }
 
 constexpr int kQuads = 5, kBlocks = 300, kWarps = kThreads / 32, kPad = 32;
 
-// Warps take the 128 floats of quad (warp % kQuads).
+// Each warp adds to the 128 floats of quad (warp % kQuads).
 __global__ void add_quads(float* sums) {
     const int lane = threadIdx.x % 32, warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
     const float x[4] = {addend(warp, lane, 0), addend(warp, lane, 1), addend(warp, lane, 2), addend(warp, lane, 3)};

@@ -1,5 +1,5 @@
-// pack_pair and from_float of ptx/math.cuh: the order of the halves, and rounding to nearest even. The floats that are rounded have every
-// combination of upper 16 bits, and lower bits on, just above and just below what a tie of either type can be.
+// Tests pack_pair and from_float of ptx/math.cuh: the order of the halves, and rounding to nearest even. The inputs combine all
+// upper 16 bits with lower bits at, just above and just below the possible ties of either type.
 #include <algorithm>
 #include <cmath>
 
@@ -10,8 +10,8 @@ using namespace libflash::cuda;
 
 namespace {
 
-// Bits of x in a type with so many bits of mantissa after the point, whose smallest normal number is 2^kLowest: the definition, by way of the
-// nearest multiple of the unit in the last place. -1: NaN.
+// The bits of x in a type with that many mantissa bits, whose smallest normal number is 2^kLowest, by definition: the nearest
+// multiple of the unit in the last place. -1: NaN.
 template <int kMantissa, int kLowest>
 int nearest_bits(float x) {
     if (std::isnan(x)) return -1;
@@ -19,12 +19,12 @@ int nearest_bits(float x) {
     if (std::isinf(x)) return sign | infinity;
     const double size = std::fabs(static_cast<double>(x));
     const int exponent = size == 0 ? kLowest : std::max(kLowest, std::ilogb(size));
-    // A carry into the next power of two is a carry into the exponent field.
+    // A carry into the next power of two is also one into the exponent field.
     const int units = static_cast<int>(std::nearbyint(std::scalbn(size, kMantissa - exponent)));
     return sign | std::min(infinity, units + ((exponent - kLowest) << kMantissa));
 }
 
-// And back.
+// The inverse.
 template <int kMantissa, int kLowest>
 double value_of(int bits) {
     if (bits < 0) return NAN;

@@ -1,4 +1,5 @@
-// The additions of ptx/tma.cuh: consecutive floats, and boxes by a map, from many thread blocks to the same places. Numbers are such that no sum is rounded.
+// Tests the additions of ptx/tma.cuh: consecutive floats, and boxes by a tensor map, from many thread blocks to the same
+// addresses. The numbers are such that no sum is rounded.
 #include "check.cuh"
 #include "cuda/ptx/tma.cuh"
 #include "cuda/tile/tensor_map.cuh"
@@ -9,7 +10,7 @@ namespace {
 
 constexpr int kThreads = 128;
 
-// Small and, but for the order of additions, different from place to place.
+// A small number that differs from address to address.
 __host__ __device__ float addend(int block, int round, int i) {
     return static_cast<float>((block * 7 + round * 13 + i * 5) % 61 - 30) * 0.25f;
 }
@@ -21,7 +22,8 @@ std::vector<float> first_values(int64_t count) {
     return values;
 }
 
-// What a thread block adds in a round: kPad floats lie before all ranges and behind them, and a few before each in shared memory.
+// The range to which a thread block adds in a round: kPad floats lie before and after all ranges, and a few before each in
+// shared memory.
 constexpr int kBlocks = 200, kRounds = 7, kPad = 64, kStarts = 500, kMost = 256, kOwn = 32;
 struct Range {
     int start, count, skipped;
@@ -31,8 +33,8 @@ __host__ __device__ Range range_of(int block, int round) {
             (block + round) % 3 * 4};
 }
 
-// By turns from two places in shared memory, each written again as soon as it has been read; at last to floats that nobody else adds to, and which are then
-// read.
+// Adds from two buffers in shared memory alternately, each overwritten once the addition has read it; at last to floats of this
+// thread block alone, which are then read.
 __global__ void add_ranges(float* sums, float* own, float* seen) {
     __shared__ __align__(16) float places[2][kMost + 8];
     const int block = blockIdx.x;
@@ -82,7 +84,7 @@ void check_ranges() {
     }
 }
 
-// Each thread block adds one box of 128 bytes a row; rows and columns of the tensor end within boxes.
+// Each thread block adds one box with rows of 128 bytes; rows and columns of the tensor end within boxes.
 constexpr int kBoxRows = 16, kBoxes = 300;
 struct Corner {
     int column, row, head, batch;
@@ -107,7 +109,7 @@ template <class T>
 __host__ __device__ Corner corner_of(int block) {
     return {block % 2 * kBoxColumns<T>, block * 11 % 40, block % 3, block % 4 / 2};
 }
-// Of a row and column of a box.
+// The addend of a row and column of a box.
 template <class T>
 __host__ __device__ float box_addend(int block, int row, int column) {
     return static_cast<float>((block * 3 + row * 7 + column * 5) % 13 - 6);
@@ -118,7 +120,7 @@ __global__ void add_boxes(const __grid_constant__ CUtensorMap map) {
     __shared__ __align__(1024) T box[kBoxRows * kBoxColumns<T>];
     const int block = blockIdx.x;
     for (int i = threadIdx.x; i < kBoxRows * kBoxColumns<T>; i += kThreads) {
-        // 16 bytes of a row are exchanged as swizzled_tile.cuh describes it.
+        // The 16-byte groups of a row are swizzled as swizzled_tile.cuh describes.
         const int row = i / kBoxColumns<T>, group = i % kBoxColumns<T> / kVector<T>;
         box[i] = static_cast<T>(box_addend<T>(block, row, (group ^ row % 8) * kVector<T> + i % kVector<T>));
     }

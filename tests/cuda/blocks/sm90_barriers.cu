@@ -1,4 +1,4 @@
-// ptx/barrier.cuh: phases of an mbarrier and what ends them, named barriers, registers that change hands, one lane of a warp.
+// Tests ptx/barrier.cuh: the phases of an mbarrier, named barriers, changes of the register count, the elected lane.
 #include "check.cuh"
 #include "cuda/ptx/barrier.cuh"
 
@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// What has_ended() says of both parities of a barrier for two arrivals: at first, then after each of four arrivals.
+// The result of has_ended() for both parities of a barrier of two arrivals: at first, then after each of four arrivals.
 __global__ void phases(int* out) {
     __shared__ uint64_t word;
     const MBarrier barrier{shared_address(&word)};
@@ -32,7 +32,8 @@ void check_phases() {
             check.equal(got[2 * arrivals + parity], parity != arrivals / 2 % 2, "%d arrivals, parity %d", arrivals, parity);
 }
 
-// A ring of two words: one warp writes numbers, another reads them. With a wrong parity one is lost, or there is no end.
+// A pipeline of two stages: one warp writes numbers, another reads them. With a wrong parity a number is lost, or the kernel
+// hangs.
 __global__ void ring(int count, int* out) {
     __shared__ uint64_t words[4];
     __shared__ volatile int numbers[2];
@@ -67,7 +68,8 @@ void check_ring() {
     for (int i = 0; i < count; ++i) check.equal(got[i], 7 * i + 1, "number %d", i);
 }
 
-// Two warpgroups take turns, after registers have changed hands. Who writes a place is a matter of order alone.
+// Two warpgroups alternate, after a change of their register counts. Which of them writes an element depends on the order
+// alone.
 __global__ void __launch_bounds__(kThreads, 1) turns(int rounds, int* out) {
     __shared__ volatile int counter;
     if (threadIdx.x == 0) counter = 0;

@@ -1,5 +1,5 @@
-// ptx/cluster.cuh and the multicast of ptx/tma.cuh: ranks and the barrier of a cluster, arrivals from one thread block in another, boxes that several
-// thread blocks get. Waits are bounded: what is never told of enough bytes is found by its values.
+// Tests ptx/cluster.cuh and the multicast of ptx/tma.cuh: ranks and the barrier of a cluster, arrivals at other thread blocks'
+// mbarriers, boxes that go to several thread blocks. Waits are bounded: missing bytes show as wrong values.
 #define LIBFLASH_BOUNDED_WAITS
 #include "check.cuh"
 #include "cuda/ptx/cluster.cuh"
@@ -17,10 +17,10 @@ __device__ void cluster_barrier() {
     cluster_barrier_wait();
 }
 
-// Different for each thread block and round, up to some 30 us.
+// A delay of up to 30 us, different for each thread block and round.
 __device__ void fall_behind(int block, int round) { __nanosleep((block * 5 + round * 3) % 7 * 5000); }
 
-// In each round a thread block writes a number after a while, and after the barrier reads those of its cluster.
+// In each round a thread block writes a number after a delay, and reads those of its cluster after the barrier.
 template <int kSize>
 __global__ void __cluster_dims__(kSize) exchange(int rounds, int* ranks, int* numbers, int* seen) {
     const int block = blockIdx.x, first = block / kSize * kSize;
@@ -58,16 +58,16 @@ void check_barrier() {
     }
 }
 
-// Lane `from` of rank `to`: so often it arrives there.
+// How often rank `from` arrives at the mbarrier of rank `to`.
 template <int kSize>
 __host__ __device__ int arrivals(int from, int to) {
     return 1 + from * kSize + to;
 }
 
-// An mbarrier for exactly the arrivals that its rank gets: its phase ends with them, and the next one with as many of its own.
+// An mbarrier for exactly the arrivals at its rank: they end its phase, and as many of the rank's own end the next one.
 template <int kSize>
 __global__ void __cluster_dims__(kSize) arrive(int* ended) {
-    __shared__ uint64_t words[3];  // those beside it are left alone
+    __shared__ uint64_t words[3];  // the neighbours must not change
     const MBarrier barrier{shared_address(words + 1)};
     const int rank = static_cast<int>(cluster_rank());
     int needed = 0;
@@ -121,7 +121,7 @@ std::vector<uint16_t> values_of(const Matrices& matrices) {
     return memory;
 }
 
-// Rank t sends a box of its own to slot t of the ranks of masks[t].
+// Rank t loads a box into slot t of the ranks in masks[t].
 constexpr int kBoxRows = 8, kBoxValues = kBoxRows * 64;
 
 template <int kSize>
@@ -146,7 +146,7 @@ __global__ void __cluster_dims__(kSize) send(const __grid_constant__ CUtensorMap
         if (rank % 2 == 0) barrier.arrive_and_expect(senders * kBoxValues * 2);
         tma_load_multicast(shared_address(slots + rank * kBoxValues), map, barrier, mine[rank], 0, rank * kBoxRows, cluster, 0);
         fall_behind(blockIdx.x, 1);
-        if (rank % 2 == 1) barrier.arrive_and_expect(senders * kBoxValues * 2);  // some or all have come by then
+        if (rank % 2 == 1) barrier.arrive_and_expect(senders * kBoxValues * 2);  // some or all bytes have arrived by then
     }
     barrier.wait(0);
     cluster_barrier();
@@ -179,7 +179,8 @@ void check_masks() {
             }
 }
 
-// Tiles go through a ring of stages; each rank loads its share of the rows for all, and a stage is loaded again when all warps of all ranks have read it.
+// A pipeline of tiles: each rank loads its part of the rows for all ranks, and a stage is loaded again once all warps of all
+// ranks have read it.
 constexpr int kRows = 64, kCols = 128, kStages = 3, kWarps = 4;
 using Tile = SwizzledTile<kRows, kCols>;
 
@@ -238,7 +239,7 @@ __global__ void __cluster_dims__(kSize) ring(const __grid_constant__ CUtensorMap
 template <int kSize>
 void check_ring() {
     const int clusters = 5, count = 11;
-    const Matrices matrices{count * kRows - 13, kCols, clusters};  // the last tile is not all there
+    const Matrices matrices{count * kRows - 13, kCols, clusters};  // the last tile is partial
     const std::vector<uint16_t> memory = values_of(matrices);
     const blocks::Device<uint16_t> source(memory), out(clusters * kSize * count * kRows * kCols, kJunk);
     CUtensorMap map;
@@ -252,7 +253,7 @@ void check_ring() {
     for (int block = 0; block < clusters * kSize; ++block)
         for (int tile = 0; tile < count; ++tile)
             for (int i = 0; i < kRows * kCols; ++i) {
-                // As the head of swizzled_tile.cuh describes it.
+                // As the head comment of swizzled_tile.cuh describes.
                 const int row = i / 64 % kRows, column = i / (kRows * 64) * 64 + ((i / 8 % 8) ^ (row % 8)) * 8 + i % 8;
                 const bool exists = tile * kRows + row < matrices.rows;
                 check.equal(got[(block * count + tile) * kRows * kCols + i],

@@ -1,5 +1,5 @@
-// ptx/tma.cuh, tile/tensor_map.cuh and tile/swizzled_tile.cuh: where the copy engine puts a tile of a tensor with any strides, what it makes of what
-// lies outside, and back.
+// Tests ptx/tma.cuh, tile/tensor_map.cuh and tile/swizzled_tile.cuh: the layout of a loaded tile for tensors of any strides,
+// elements outside the tensor, and stores.
 #include "check.cuh"
 #include "cuda/tile/swizzled_tile.cuh"
 #include "cuda/tile/tensor_map.cuh"
@@ -11,7 +11,7 @@ namespace {
 constexpr int kThreads = 128;
 constexpr uint16_t kJunk = 0xabcd;
 
-// Loads a tile, writes out what lies in shared memory, and stores it again, one chunk after the other, where `target` says.
+// Loads a tile, copies the shared memory out as it is, and stores the tile again, one chunk after the other, to `target`.
 template <int kRows, int kCols>
 __global__ void copy(const __grid_constant__ CUtensorMap source, const __grid_constant__ CUtensorMap target, int row, int head,
                      int batch, uint16_t* in_tile) {
@@ -45,10 +45,10 @@ __global__ void copy(const __grid_constant__ CUtensorMap source, const __grid_co
     }
 }
 
-// As the head of the header describes it, in values.
+// As the head comment of the header describes, in values.
 int place(int kRows, int row, int col) { return col / 64 * kRows * 64 + row * 64 + ((col / 8 % 8) ^ (row % 8)) * 8 + col % 8; }
 
-// Sizes and strides of a tensor in memory; heads lie inside rows, as usual, or outside.
+// Sizes and strides of a tensor; the heads are inside rows, as usual, or outside.
 struct Layout {
     int columns, rows, heads, batch;
     int64_t row, head, per_batch;
@@ -79,7 +79,7 @@ void check_tile(blocks::Check& loaded, blocks::Check& stored, const Layout& layo
         for (int c = 0; c < kCols; ++c) {
             const bool inside = row + r < layout.rows && c < layout.columns;
             const uint16_t value = inside ? memory[layout.at(batch, head, row + r, c)] : 0;
-            // Stores are whole 16 bytes: with zeros up to there.
+            // Stores write whole 16-byte units, with zeros after the last column.
             if (row + r < layout.rows && c < (layout.columns + 7) / 8 * 8) expected[layout.at(batch, head, row + r, c)] = value;
             loaded.equal(got[place(kRows, r, c)], value, "%d x %d from row %d head %d batch %d: row %d col %d", kRows, kCols, row,
                          head, batch, r, c);

@@ -1,5 +1,5 @@
-// ptx/wgmma.cuh with the descriptors of tile/swizzled_tile.cuh: both forms, every width there is, all steps of a tile. Operands are small whole
-// numbers, so that every sum is exact.
+// Tests ptx/wgmma.cuh with the descriptors of tile/swizzled_tile.cuh: both forms, every width, all steps of a tile. Operands
+// are small integers, so every sum is exact.
 #include "check.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/wgmma.cuh"
@@ -10,7 +10,7 @@ using namespace libflash::cuda;
 namespace {
 
 constexpr int kThreads = 128, kM = 64;
-constexpr float kBefore = 5.0f;  // what accumulators hold at first
+constexpr float kBefore = 5.0f;  // initial value of the accumulators
 
 template <class Tile, class T, int kRows, int kCols>
 __device__ void fill(char* tile, const T* matrix) {
@@ -20,13 +20,13 @@ __device__ void fill(char* tile, const T* matrix) {
     }
 }
 
-// Where the head of wgmma.cuh says that register i lies.
+// The position of register i, by the head comment of wgmma.cuh.
 __device__ int place_of(int i, int columns) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     return (warp * 16 + lane / 4 + i / 2 % 2 * 8) * columns + i / 4 * 8 + lane % 4 * 2 + i % 2;
 }
 
-// out = a b^T, a kM x kK and b kN x kK in shared memory, behind kSkip rows of something else.
+// out = a b^T, with a (kM x kK) and b (kN x kK) in shared memory, after kSkip rows of other data.
 template <class T, int kN, int kK>
 __global__ void rows_by_rows(const T* a, const T* b, bool accumulate, float* out) {
     using A = SwizzledTile<kM + 8, kK>;
@@ -53,7 +53,7 @@ __global__ void rows_by_rows(const T* a, const T* b, bool accumulate, float* out
     for (int i = 0; i < kN / 2; ++i) out[place_of(i, kN)] = d[i];
 }
 
-// out = a b, a kM x kK from registers and b kK x kN in shared memory.
+// out = a b, with a (kM x kK) from registers and b (kK x kN) in shared memory.
 template <class T, int kN, int kK>
 __global__ void rows_by_columns(const T* a, const T* b, bool accumulate, float* out) {
     using B = SwizzledTile<kK, kN>;

@@ -1,4 +1,4 @@
-// tile/shared_tile.cuh: where the chunks of a tile lie, and the copies into it and out of it, with limits to rows and columns.
+// Tests tile/shared_tile.cuh: the layout of a tile, and the copies into it and out of it, with row and column limits.
 #include <array>
 
 #include "check.cuh"
@@ -12,11 +12,11 @@ constexpr int kRows = 64, kThreads = 128;
 constexpr int kMatrixRows = 150;
 constexpr uint16_t kJunk = 0xabcd;
 
-// What is asked of the two copies. Both number rows by the matrix.
+// The parameters of the two copies. Both count rows of the matrix.
 struct Limits {
     bool slow;                            // load_slow, else load_async
     int first_row, load_rows, load_cols;  // the limits of the load
-    int store_rows, store_cols;           // and of the store
+    int store_rows, store_cols;           // the limits of the store
     bool vectors;
 };
 
@@ -48,7 +48,7 @@ __global__ void copy(const uint16_t* matrix, int64_t stride, Limits limits, uint
                                    limits.vectors, thread);
 }
 
-// Byte offset of a chunk, as the head of the header describes it.
+// Byte offset of a chunk, as the head comment of the header describes.
 template <int kCols>
 int described_offset(int row, int chunk) {
     const int group = kCols % 64 == 0 ? 8 : 4, twist = group == 8 ? row % 8 : row / 2 % 4;
@@ -72,7 +72,7 @@ void check_offsets() {
     for (int i = 0; i < kRows * kChunks; ++i) each_once.equal(used[i], 1, "16 bytes number %d", i);
     for (int first = 0; first < kRows; first += 8)
         for (int chunk = 0; chunk < kChunks; ++chunk) {
-            std::array<int, 8> reads{};  // of each group of four banks
+            std::array<int, 8> reads{};  // for each group of four banks
             for (int row = first; row < first + 8; ++row) ++reads[got[row * kChunks + chunk] / 16 % 8];
             for (int b = 0; b < 8; ++b) banks.equal(reads[b], 1, "rows from %d chunk %d banks %d", first, chunk, 4 * b);
         }
@@ -80,7 +80,7 @@ void check_offsets() {
 
 uint16_t value_of(int row, int col) { return static_cast<uint16_t>(row * 256 + col + 1); }
 
-// The matrix is kept with `stride`, from element `shift` of its memory on; so is the target.
+// The matrix is stored with `stride`, from element `shift` of its memory on, and so is the target.
 template <int kCols>
 void check_copy(blocks::Check& loaded, blocks::Check& stored, const Limits& limits, int stride, int shift) {
     std::vector<uint16_t> memory(shift + (kMatrixRows + kRows) * stride, kJunk);
@@ -113,7 +113,7 @@ void check_copies() {
     check_offsets<kCols>();
     const std::string name = ", " + std::to_string(kCols) + " columns";
     blocks::Check loaded("load" + name), stored("store" + name);
-    for (const int first_row : {0, 64, 128})  // the last tile ends behind the matrix
+    for (const int first_row : {0, 64, 128})  // the last tile ends after the matrix
         for (const int rows : {kMatrixRows, 70, 0}) {
             for (const int cols : {kCols, kCols - 8, 8})
                 check_copy<kCols>(loaded, stored, {false, first_row, rows, cols, kMatrixRows - 3, kCols, true}, kCols + 8, 0);

@@ -1,4 +1,4 @@
-// tile/shared_tile.cuh: the fragments that the addresses of a tile give, for every row, step and lane, and fragments that are stored.
+// Tests tile/shared_tile.cuh: the fragments at the addresses of a tile, for every row, step and lane, and stored fragments.
 #include "check.cuh"
 #include "cuda/tile/shared_tile.cuh"
 
@@ -43,7 +43,7 @@ __global__ void load_fragments(uint32_t* out) {
             }
 }
 
-// Row and column within the 16 x 16 values that half `e` of register i of a lane holds, by the fragments of ptx/mma_sync.cuh.
+// Row and column, within 16 x 16 values, of half `e` of register i of a lane, by the fragment layouts of ptx/mma_sync.cuh.
 void place_in_fragment(int kind, int i, int lane, int e, int* row, int* col) {
     const int outer = lane / 4, k = lane % 4 * 2 + e;
     const bool left_operand = kind == kA || kind == kALower || kind == kATrans;
@@ -74,7 +74,7 @@ void check_loads() {
     }
 }
 
-// Addresses of step `step` after skip_columns<kCount>(first), and of step first + step without it.
+// Compares addresses of step `step` after skip_columns<kCount>(first) with those of step first + step without it.
 template <int kCols, int kCount>
 __global__ void skip(int first, uint32_t* skipped, uint32_t* plain) {
     using Tile = SharedTile<kRows, kCols>;
@@ -105,7 +105,7 @@ void check_skip(blocks::Check& check) {
     }
 }
 
-// Fragments of the whole tile are stored, and the tile written out as it lies.
+// Stores the fragments of the whole tile and copies the tile out as it is in memory.
 template <int kCols>
 __global__ void store_fragments(uint16_t* out) {
     using Tile = SharedTile<kRows, kCols>;

@@ -1,5 +1,5 @@
-// tile/product.cuh: products of matrices of small integers by a warp, from shared memory read both ways, against host loops; and accumulators
-// that become a left operand.
+// Tests tile/product.cuh: products of matrices of small integers by a warp, from shared memory with and without transposing,
+// against host loops; and accumulators as A operand.
 #include "check.cuh"
 #include "cuda/tile/product.cuh"
 #include "cuda/tile/shared_tile.cuh"
@@ -13,7 +13,7 @@ struct Case {
     using Type = T;
     static constexpr int kAhead = kKAhead, kSlabs = kMSlabs, kBlocks = kNBlocks, kSteps = kKSteps;
     static constexpr int kM = kSlabs * 16, kN = kBlocks * 8, kK = kSteps * 16;
-    static constexpr bool kByK = kTurned;  // the operands lie in shared memory as rows of k, else as columns of k
+    static constexpr bool kByK = kTurned;  // operands are stored as rows of k, else as columns of k
     static constexpr int up(int n) { return (n + 31) / 32 * 32; }
     using ATile = SharedTile<kByK ? kK : kM, up(kByK ? kM : kK)>;
     using BTile = SharedTile<kByK ? kK : up(kN), up(kByK ? kN : kK)>;
@@ -91,7 +91,7 @@ void check_fragments(const std::string& name, const std::vector<float>& c, const
     blocks::Check check("to_fragment" + name);
     for (int i = 0; i < C::kM * C::kN; ++i) {
         const int row = i / C::kN,
-                  col = i % C::kN;  // values 8 rows down are in odd registers, those 8 columns on in the last two
+                  col = i % C::kN;  // odd registers: 8 rows further down; the last two: 8 columns further on
         const int at = ((row / 16 * (C::kBlocks / 2) + col / 16) * 4 + row / 8 % 2 + col / 8 % 2 * 2) * 32;
         const uint32_t pair = rounded[at + row % 8 * 4 + col % 8 / 2];
         check.equal(pair >> col % 2 * 16 & 0xffff, bits_of(c[i], typename C::Type()), "row %d col %d", row, col);
@@ -126,7 +126,7 @@ void check_product(const char* kind) {
 template <class T>
 void check_type(const char* name) {
     check_product<Case<T, 1, 1, 2, 1, false>>(name);  // one pair in all
-    check_product<Case<T, 3, 1, 2, 1, true>>(name);   // further ahead than there are pairs
+    check_product<Case<T, 3, 1, 2, 1, true>>(name);   // prefetch distance above the number of pairs
     check_product<Case<T, 1, 2, 8, 4, false>>(name);
     check_product<Case<T, 2, 3, 6, 2, false>>(name);
     check_product<Case<T, 1, 2, 4, 6, true>>(name);

@@ -1,4 +1,4 @@
-// tile/quad.cuh: which word of which lane comes where.
+// Tests tile/quad.cuh: the destination of each word of each lane.
 #include "check.cuh"
 #include "cuda/tile/quad.cuh"
 

@@ -1,5 +1,6 @@
-// tile/split_product.cuh: products of floats by a warp against sums in double, which a product with one tf32 number for each value would miss by far:
-// operands from shared memory by ldmatrix and by pairs of rows, from accumulators, and from accumulators that went through shared memory.
+// Tests tile/split_product.cuh: float products of a warp against sums in double, with a limit far below the error of a single
+// tf32 product. Operands come from shared memory by ldmatrix and by pairs of rows, from accumulators, and from accumulators
+// stored to shared memory.
 #include "check.cuh"
 #include "cuda/tile/shared_tile.cuh"
 #include "cuda/tile/split_product.cuh"
@@ -17,7 +18,7 @@ template <class Tile>
 __device__ void put(char* tile, int row, int col, float x) {
     *reinterpret_cast<float*>(tile + Tile::offset(row, col / 4) + col % 4 * 4) = x;
 }
-// Element e of block n of slab a of this lane: its place in a row-major matrix.
+// The index of element e of block n of slab a of this lane in a row-major matrix.
 __device__ int place(int a, int n, int e, int cols, int lane) {
     return (a * 16 + lane / 4 + e / 2 * 8) * cols + n * 8 + lane % 4 * 2 + e % 2;
 }
@@ -27,7 +28,7 @@ __device__ void write(float* c, const float (&sums)[kSlabs][kBlocks][4], int lan
             for (int e = 0; e < 4; ++e) c[place(a, n, e, kN, lane)] = sums[a][n][e];
 }
 
-// c = a b over the first `terms` terms: both operands in shared memory with their terms side by side.
+// c = a b over the first `terms` terms; both operands are in shared memory with contiguous terms.
 template <bool kAhead>
 __global__ void by_rows(const float* a, const float* b, float* c, int terms) {
     using ATile = SharedTile<kM, kK, 4>;
@@ -49,7 +50,7 @@ __global__ void by_rows(const float* a, const float* b, float* c, int terms) {
     write(c, sums, lane);
 }
 
-// c = 1 + a b over the first 16 terms, with a from accumulators; columns past `cols` stay 1.
+// c = 1 + a b over the first 16 terms, with a from accumulators; columns from `cols` on stay 1.
 template <bool kAhead>
 __global__ void from_accumulators(const float* a, const float* b, float* c, int cols) {
     using BTile = SharedTile<kK, kN, 4>;
@@ -74,7 +75,7 @@ __global__ void from_accumulators(const float* a, const float* b, float* c, int 
     write(c, sums, lane);
 }
 
-// c = (the first 32 columns of a)^T (the first 32 rows of b): accumulators written as rows of terms.
+// c = (the first 32 columns of a)^T (the first 32 rows of b), with accumulators stored as rows of terms.
 __global__ void turned(const float* a, const float* b, float* c) {
     using ATile = SharedTile<kM, 32, 4>;
     using BTile = SharedTile<kK, kN, 4>;
@@ -116,7 +117,7 @@ struct Matrices {
     }
 };
 
-// at(i, k): element of the left operand.
+// at(i, k): an element of the A operand.
 template <class Left, class Launch>
 void check(const std::string& name, int terms, int cols, float before, const Left& at, const Launch& launch) {
     const Matrices m;

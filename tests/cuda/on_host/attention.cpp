@@ -1,5 +1,6 @@
-// Forward and backward kernels of one row on the host, against double precision: argument 1 is how large the inputs are, 2 whether the rare
-// options are used, 3 whether backward is deterministic. Prints what is wrong; the exit code is 0 if nothing is.
+// Runs the sm80 forward and backward kernels of one instance on the host and compares them with double precision. Arguments: 1
+// the size of the inputs, 2 whether the rare options are used, 3 whether backward is deterministic. Prints the errors; exit
+// code 0 means none is too large.
 #include "emulation.h"
 
 #include <cstdio>
@@ -24,7 +25,7 @@ struct BackwardRow_ {
 using T = ElementOf<ForwardRow::config.dtype>;
 constexpr int kDim = HEAD_DIM, kRows = 150, kKeys = 200, kHeads = 2, kLeft = 120;  // two query heads share one key head; causal
 constexpr bool kFloat = ForwardRow::config.dtype == KernelType::f32_;
-// Of a float result: what its arithmetic does to it.
+// Relative rounding error of a result. For float it includes the error of the arithmetic.
 constexpr double kRounding = kFloat ? 0x1p-19 : (ForwardRow::config.dtype == KernelType::f16_ ? 0x1p-11 : 0x1p-8);
 
 std::mt19937 generator(3);
@@ -178,7 +179,8 @@ void backward(Problem& p, bool deterministic) {
     launch_backward<BackwardRow_>(plan, params, nullptr);
 }
 
-// Relative error in the mean square; and nothing that a bf16 number or a float could hold is lost (fp16 probabilities end at 2^-25).
+// Checks the root mean square of the relative error, and that no value that bf16 or float can represent became 0 (fp16
+// probabilities end at 2^-25).
 template <class Number>
 bool near(const char* name, const std::vector<Number>& got, const std::vector<double>& exact, double limit) {
     double error = 0, size = 0;
@@ -200,12 +202,13 @@ int main(int, char** argv) {
     for (int head = 0; head < kHeads; ++head)
         for (int row = 0; row < kRows; ++row) p.solve_row(row, head);
     forward(p);
-    // The last place of a score, and with it the relative error of a probability, grows with the score: in 16 bits that is lost in the rounding.
+    // The rounding error of a score, and with it the relative error of a probability, grows with the score. For 16-bit types
+    // the rounding of the result is larger.
     const double limit = kFloat ? kRounding * size * size : kRounding;
     bool good = near("out", p.out, p.o64, limit) & near("lse", p.lse, p.lse64, 0x1p-18);
     backward(p, std::atoi(argv[3]) != 0);
     good &= near("dq", p.dq, p.dq64, 2 * limit) & near("dk", p.dk, p.dk64, 2 * limit) & near("dv", p.dv, p.dv64, limit);
-    // The output that backward gets is not rounded from the exact one, but itself off by as much.
+    // The output that backward reads is not the rounded exact one, but has an error of its own of the same size.
     if (p.rare) good &= near("dbias", p.dbias, p.dbias64, limit) & near("dsink", p.dsink, p.dsink64, 4 * limit);
     return good ? 0 : 1;
 }

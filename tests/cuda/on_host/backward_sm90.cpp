@@ -1,6 +1,6 @@
-// The backward kernel of a row of sm90 on the host, against double precision: masks, lengths that end within tiles, heads that share keys, and NaN between
-// rows. The argument is 0, or the number of a disorder: warps fall behind, copies arrive late and in any order, products are done when they are waited for.
-// Prints what is wrong; the exit code is 0 if nothing is.
+// Runs the backward kernel of sm90 on the host and compares it with double precision: masks, lengths that end within tiles,
+// shared key heads, and NaN between rows. The argument is 0, or the seed of a disorder: warps are delayed, copies complete late
+// and in any order, and products are computed when they are waited for. Prints the errors; exit code 0 means none is too large.
 #include "emulation.h"
 
 #include <cstdio>
@@ -13,24 +13,24 @@
 using namespace libflash;
 using namespace libflash::cuda;
 
-struct Row {
+struct Kernel {
     static constexpr KernelConfig config{
         "backward", Operation::backward, "sm90", KernelType::DTYPE, HEAD_DIM, HEAD_DIM, BACKWARD_TILE, STAGES, ""};
 };
 using T = sm90::Backward<Kernel>::T;
-constexpr bool kWide = Kernel::config.dtype == KernelType::bf16_;  // its exponents are those of floats
+constexpr bool kWide = Kernel::config.dtype == KernelType::bf16_;  // bf16 has the exponent range of float
 constexpr double kRounding = kWide ? 0x1p-8 : 0x1p-11;
 
 struct Case {
     int batch, heads_q, heads_k, queries, keys, head_dim, head_dim_v;
     int left, right;  // of the window; kUnboundedWindow: none
-    float size;       // of everything
+    float size;       // of all inputs
     bool top_left, dlse;
 };
 
 std::mt19937 generator(3);
 
-// (batch, row, head, channel), with NaN behind each row of heads.
+// A tensor (batch, row, head, channel) with NaN after the heads of each row.
 struct Rows {
     static constexpr int kGap = 8;
     int heads, rows, dim, stride;
@@ -156,13 +156,14 @@ struct Problem {
     }
 };
 
-// Error in the mean square, relative to what is right; and nothing that a bf16 number could hold is lost (fp16 probabilities end at 2^-25).
+// Checks the root mean square error relative to the exact values, and that no value that bf16 can represent became 0 (fp16
+// probabilities end at 2^-25).
 bool near(const char* name, const Rows& got) {
     double error = 0, size = 0;
     int lost = 0;
     for (size_t i = 0; i < got.x.size(); ++i) {
         if (int(i % got.stride) >= got.heads * got.dim) {
-            lost += float(got.x[i]) == float(got.x[i]);  // a gap has been written to
+            lost += float(got.x[i]) == float(got.x[i]);  // a gap was overwritten
             continue;
         }
         const double x = float(got.x[i]), exact = got.exact[i];
@@ -190,13 +191,13 @@ int main(int, char** argv) {
     constexpr int kAll = kUnboundedWindow, kDim = HEAD_DIM;
     const Case cases[] = {
         {1, 1, 1, 64, 128, kDim, kDim, kAll, kAll, 1, false, false},                 // one tile of each
-        {1, 1, 1, 100, 90, kDim, kDim, kAll, kAll, 1, false, true},                  // tiles of which parts are missing
-        {1, 2, 1, 300, 333, kDim, kDim, kAll, 0, 1, false, false},                   // causal, two heads share keys
+        {1, 1, 1, 100, 90, kDim, kDim, kAll, kAll, 1, false, true},                  // partial tiles
+        {1, 2, 1, 300, 333, kDim, kDim, kAll, 0, 1, false, false},                   // causal, shared key heads
         {2, 2, 2, 330, 70, kDim, kDim, kAll, 0, 1, false, false},                    // rows without keys
-        {1, 1, 1, 100, 400, kDim, kDim, kAll, 0, 1, true, false},                    // keys without rows: zeros are written
+        {1, 1, 1, 100, 400, kDim, kDim, kAll, 0, 1, true, false},                    // keys that no row sees: zeros are written
         {1, 1, 1, 520, 520, kDim - 8, kDim, 100, 0, 1, false, false},                // a window
-        {2, 4, 2, 150, 200, kDim, kDim - 16, 70, 30, 1, false, true},                // several of everything
-        {1, 2, 1, 150, 200, kDim, kDim, 120, 0, kWide ? 4.0f : 2.0f, false, false},  // probabilities down to the smallest
+        {2, 4, 2, 150, 200, kDim, kDim - 16, 70, 30, 1, false, true},                // several batch entries and heads
+        {1, 2, 1, 150, 200, kDim, kDim, 120, 0, kWide ? 4.0f : 2.0f, false, false},  // very small probabilities
         {1, 1, 1, 0, 130, kDim, kDim, kAll, kAll, 1, false, false},                  // no queries at all
         {1, 1, 1, 70, 0, kDim, kDim, kAll, kAll, 1, false, false},                   // no keys
     };

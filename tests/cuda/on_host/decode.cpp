@@ -1,7 +1,8 @@
-// The decode kernels of one row on the host, against double precision: argument 1 is the number of query rows, 2 into how many ranges the keys are
-// cut (negative: the keys of each), 3 whether the cache is paged, 4 what is appended, with rotary embedding (1: two rows ahead of decode, 2: one row
-// within it, if the row of the table can), 5 how many tiles fewer are under way than there is room for, 6 how many key heads a thread block takes, 7 whether copies are late. Prints what is
-// wrong; the exit code is 0 if nothing is.
+// Runs the decode kernels of one instance on the host and compares them with double precision. Arguments:
+// 1 the number of query rows; 2 the number of splits (negative: the split size); 3 whether the cache is paged; 4 what is
+// appended, with rotary embedding (1: two rows by the append kernel, 2: one row by the attention kernel, if it can); 5 by how
+// many the stages in use are fewer than the kernel's; 6 the key heads of a thread block; 7 whether copies complete late.
+// Prints the errors; exit code 0 means none is too large.
 #include "emulation.h"
 
 #include <cstdio>
@@ -21,7 +22,8 @@ struct DecodeRow {
 using T = sm80::DecodeInstance<DecodeRow, sm80::Keys::own>::T;
 constexpr int kDim = HEAD_DIM, kBatch = 5, kHeadsK = 2, kGroup = 3, kHeads = kHeadsK * kGroup, kCapacity = 200, kPage = 16;
 constexpr int kColumns = (kCapacity + kPage - 1) / kPage, kPages = kBatch * kColumns + 2;
-// The new keys of the first lie in two tiles, pages and ranges of 128; of the fourth sequence one fits, of the fifth none.
+// The new keys of the first sequence are in two tiles, two pages and two splits of 128; one new key of the fourth sequence
+// fits, none of the fifth.
 constexpr int kLengths[kBatch] = {127, 0, 77, kCapacity - 1, kCapacity};
 constexpr int kPositions = kCapacity + 40;
 constexpr double kRounding = sizeof(T) == 4 ? 0x1p-21 : (std::is_same<T, __half>::value ? 0x1p-11 : 0x1p-8);
@@ -41,11 +43,11 @@ float rounded(double x, float) { return static_cast<float>(x); }
 struct Problem {
     const int rows, splits;
     const bool paged, append, within;
-    const int news;  // appended rows of a sequence
+    const int news;  // appended rows per sequence
     std::vector<T> q, new_k, new_v, k, v, out, turned;
     std::vector<float> lse, cos, sin, partial_out, partial_lse;
     std::vector<int32_t> table;
-    std::vector<T> dense_k, dense_v;  // of each sequence, as they ought to be after the append
+    std::vector<T> dense_k, dense_v;  // of each sequence, the expected contents after the append
 
     Problem(int query_rows, int ranges, bool pages, int appended)
         : rows(query_rows), splits(ranges), paged(pages), append(appended != 0), within(appended == 2), news(within ? 1 : 2),
@@ -75,7 +77,7 @@ struct Problem {
     int length(int b) const { return kLengths[b] + (append ? news : 0); }
     int existing(int b) const { return std::min(length(b), kCapacity); }
 
-    // Channels in halves.
+    // Rotary embedding of pairs from the two halves of the channels.
     void rotate(const T* from, T* to, int position) const {
         for (int n = 0; n < kDim / 2; ++n) {
             const double x = wide(from[n]), y = wide(from[n + kDim / 2]);
@@ -156,7 +158,7 @@ struct Problem {
         p.cache.seqlen_new = news;
     }
 
-    // The largest error of a row, in units of what rounding may make of it.
+    // The largest error of a row, in units of its error bound.
     double worst(int b, int i, int h) const {
         std::vector<T> query(kDim);
         const size_t row = ((size_t(b) * rows + i) * kHeads + h) * kDim;
@@ -186,7 +188,7 @@ struct Problem {
         return worst;
     }
 
-    // What was appended, and that nothing else of the cache has changed.
+    // The number of wrong elements in the cache: appended rows that differ, or other elements that changed.
     int wrong_bits() const {
         std::vector<T> wanted_k(k.size(), from_float(NAN, T())), wanted_v(wanted_k);
         for (int b = 0; b < kBatch; ++b)

@@ -1,5 +1,5 @@
-// CUDA kernels on the host: a thread block at a time, each thread a fiber that runs until a barrier or an exchange within its warp. Slow, and
-// blind to races, but the same kernel sources, so that what they compute can be tested where there is no GPU.
+// Runs CUDA kernels on the host: one thread block at a time, each thread a fiber that runs until a barrier or an exchange
+// within its warp. Slow, and races do not show, but it runs the kernel sources themselves where there is no GPU.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -38,7 +38,7 @@ namespace emulation {
 
 constexpr size_t kStackBytes = 1 << 16;
 constexpr int kMaxWarps = 32;
-// Where `extern __shared__` is; linked without -pie, so that its addresses fit the 32 bits that kernels have for them.
+// The dynamic shared memory. Linked without -pie, so that its addresses fit the 32 bits that kernels use.
 alignas(1024) inline char dynamic_shared[240000];
 
 struct Barrier {
@@ -51,11 +51,12 @@ struct Machine {
     std::vector<std::vector<char>> stacks;
     std::vector<bool> done;
     Barrier block, warps[kMaxWarps], named[16];
-    uint64_t slots[kMaxWarps][32][8];  // what the lanes of a warp show each other
+    uint64_t slots[kMaxWarps][32][8];  // values exchanged by the lanes of a warp
     unsigned block_index = 0, blocks = 0, threads = 0, thread = 0;
-    int64_t polls = 0;  // of mbarriers, since the last arrival at one
+    int64_t polls = 0;  // waits on mbarriers since the last arrival at one
     std::function<void()> kernel;
-    // Disorder: warps that fall behind for a while, and what is asked for and done at some later time. Off: everything as soon as it can be.
+    // Disorder: warps are delayed at random, and asynchronous operations complete later and in any order. Off: everything runs
+    // as soon as it can.
     bool disorder = false;
     std::mt19937 dice{1};
     std::vector<std::function<void()>> later;
@@ -100,19 +101,19 @@ inline void start_block(unsigned index) {
     }
 }
 
-// 0: none.
+// Seeds the disorder; 0: none.
 inline void set_disorder(int number) {
     machine.disorder = number != 0;
     machine.dice.seed(number);
 }
 inline unsigned roll(unsigned sides) { return machine.dice() % sides; }
-// In disorder a lane may come to something later than the others of its warp, as long as nothing keeps them together.
+// In disorder, delays a lane against the others of its warp, as long as nothing synchronises them.
 inline void fall_behind() {
     if (!machine.disorder || roll(32) != 0) return;
     for (unsigned rounds = roll(100); rounds > 0; --rounds) yield();
 }
 
-// Now or, in disorder, at some time of the scheduler's choice.
+// Runs `what` now or, in disorder, at a random later time.
 inline void do_later(std::function<void()> what) {
     if (!machine.disorder) return what();
     machine.later.push_back(std::move(what));
@@ -125,7 +126,7 @@ inline void run_warp(unsigned warp) {
 }
 
 inline void run_block() {
-    std::vector<unsigned> slowness((machine.threads + 31) / 32, 1);  // a warp runs one time in so many
+    std::vector<unsigned> slowness((machine.threads + 31) / 32, 1);  // a warp runs in one of this many rounds
     for (unsigned round = 0; std::find(machine.done.begin(), machine.done.end(), false) != machine.done.end(); ++round) {
         for (unsigned warp = 0; warp < slowness.size(); ++warp) {
             if (machine.disorder && round % 256 == 0) slowness[warp] = 1 + roll(3) * roll(40);
@@ -151,7 +152,7 @@ inline void launch(unsigned blocks, unsigned threads, std::function<void()> kern
     }
 }
 
-// The value that lane `from` holds.
+// The value of lane `from`.
 template <class T>
 T exchange(T x, int from) {
     static_assert(sizeof(T) <= 8, "");

@@ -1,6 +1,7 @@
-// A forward kernel of sm90 on the host, against double precision, on a machine of three multiprocessors: several items for a thread block, rows without
-// keys, groups without rows, and scores that a kept maximum cannot bear. The argument is 0, or the number of a disorder: warps fall behind, copies arrive
-// late and in any order, products are done when they are waited for. Prints what is wrong; the exit code is 0 if nothing is.
+// Runs a forward kernel of sm90 on the host, with three multiprocessors, and compares it with double precision: several work
+// tiles per thread block, rows without keys, warpgroups without rows, and scores that overflow with a kept maximum. The
+// argument is 0, or the seed of a disorder: warps are delayed, copies complete late and in any order, and products are computed
+// when they are waited for. Prints the errors; exit code 0 means none is too large.
 #include "emulation.h"
 
 #include <cstdio>
@@ -14,30 +15,31 @@ using namespace libflash;
 using namespace libflash::cuda;
 
 constexpr int kMultiprocessors = 3;
-struct Row {
+struct Kernel {
     static constexpr KernelConfig config{
         "forward", Operation::forward, "sm90", KernelType::DTYPE, HEAD_DIM, HEAD_DIM_V, FORWARD_TILE, STAGES, ""};
 };
 using T = sm90::Forward<Kernel, ForwardInstance::plain>::T;
-constexpr bool kWide = Kernel::config.dtype == KernelType::bf16_;  // its exponents are those of floats
+constexpr bool kWide = Kernel::config.dtype == KernelType::bf16_;  // bf16 has the exponent range of float
 constexpr double kRounding = Kernel::config.dtype == KernelType::f16_ ? 0x1p-11 : 0x1p-8;
 
-// uneven: packed, one long sequence, some short ones and many without rows.
+// uneven: packed, with one long sequence, some short ones and many without rows.
 enum class Lengths { dense, used, packed, uneven };
-// Blocks of 128 x 128: all; some by a mask or by lists, different ones for each head, a row of blocks that has none, and one that has the first alone;
-// none at all.
+// Block masks of 128 x 128 blocks: none; a random one as dense mask or as lists, different for each head, with a row of blocks
+// that keeps no block and one that keeps only the first; no block at all.
 enum class Blocks { all, mask, lists, none };
 
 struct Case {
     int batch, heads_q, heads_k, queries, keys, head_dim;
     int left, right;  // of the window; kUnboundedWindow: none
-    // Of q and k; 0: they are nothing but one score far above the others, which are 0; -1: that score is lower, but values are near the end of float.
+    // Scale of q and k. 0: all scores are 0 except one that is far larger; -1: the large score is smaller, but values are near
+    // the largest float.
     float size;
     bool sink;
-    Lengths lengths = Lengths::dense;  // else sequences differ, and what lies past them, or is another's, is NaN
+    Lengths lengths = Lengths::dense;  // other than dense: lengths differ, and rows outside a sequence are NaN
     bool rare = false;                 // softcap, bias and dropout
     Blocks blocks = Blocks::all;
-    int percent = 50;  // of blocks that take part
+    int percent = 50;  // of the blocks that are kept
 
     int head_dim_v() const { return head_dim - (HEAD_DIM - HEAD_DIM_V); }
     bool is_packed() const { return lengths == Lengths::packed || lengths == Lengths::uneven; }
@@ -52,7 +54,7 @@ std::vector<Number> random(size_t count, float scale) {
     return x;
 }
 
-// Where the sequences of one side lie, in rows of all of them.
+// The sequences of one side: first row of each in all rows, allocated and used lengths.
 struct Side {
     std::vector<int32_t> start, owned, length, cu;
     int rows = 0;
@@ -73,7 +75,8 @@ struct Side {
         if (c.is_packed()) return {cu.data(), nullptr, rows};
         return {nullptr, c.lengths == Lengths::used ? length.data() : nullptr, owned[0]};
     }
-    // Rows that nobody may look at: past the end; of packed sequences the second one's, whose own results are not looked at then.
+    // Visits the rows that no kernel may read: after the used length, and all rows of the second packed sequence, whose results
+    // are not checked.
     template <class Visit>
     void for_hidden_rows(const Case& c, const Visit& visit) const {
         for (int b = 0; b < c.batch; ++b) {
@@ -83,7 +86,7 @@ struct Side {
     }
 };
 
-// The same numbers by value and in memory.
+// The same dropout state by value and in memory.
 constexpr DropoutParams kDropout = {1u << 30, 7, 9, 3, nullptr, 4.0f / 3, true};
 constexpr uint64_t kState[2] = {7 | uint64_t{9} << 32, 3};
 
@@ -141,7 +144,8 @@ struct Problem {
         for (T& x : q) x = T(0.0f);
         for (T& x : k) x = T(0.0f);
         for (size_t i = 0; i < q.size(); i += c.head_dim) q[i] = T(8.0f);
-        // Nearly the largest exponent of a float; or a probability below the limit of sums.
+        // Size 0: the difference of scores is nearly the largest exponent of a float. Size -1: a smaller difference, with large
+        // values.
         k[5 * c.head_dim] = T(static_cast<float>((c.size == 0 ? 88 : 9) / (8 * scale)));
         if (c.size < 0 && kWide)
             for (T& x : v) x = T(1e35f * float(x));
@@ -186,7 +190,7 @@ struct Problem {
         if (!unequal) return;
         plan.order = launch_shape(1, resources(ForwardStep::order));
         sequence_order.assign(sequence_order_bytes(c.batch, units) / sizeof(int32_t) + 1,
-                              0x7ead7ead);  // the last one is not part of it
+                              0x7ead7ead);  // the last element is a guard after the workspace
         params.sequence_order = sequence_order.data();
     }
 
@@ -205,7 +209,7 @@ struct Problem {
         return word[j % 4] >= kDropout.threshold;
     }
 
-    // Errors of a row, squared, and what it is.
+    // Adds the squared errors of a row and the squares of its exact values.
     void check_row(int b, int h, int i, double& error, double& size, double& worst_lse) const {
         const int dim = c.head_dim_v(), length_k = keys.length[b], shift = length_k - queries.length[b];
         std::vector<double> s(length_k, -INFINITY), o(dim, 0);
@@ -261,20 +265,20 @@ int main(int, char** argv) {
     emulation::set_disorder(std::atoi(argv[1]));
     constexpr int kAll = kUnboundedWindow, kDim = HEAD_DIM;
     const Case cases[] = {
-        {1, 1, 1, 64, 100, kDim, kAll, kAll, 1, false},    // one item, tiles of which parts are missing
-        {1, 2, 1, 300, 333, kDim, kAll, 0, 1, true},       // causal; groups without rows
+        {1, 1, 1, 64, 100, kDim, kAll, kAll, 1, false},    // one work tile, partial tiles
+        {1, 2, 1, 300, 333, kDim, kAll, 0, 1, true},       // causal; warpgroups without rows
         {2, 2, 2, 200, 70, kDim, kAll, 0, 1, false},       // rows and whole tiles without keys
-        {1, 1, 1, 520, 520, kDim - 8, 100, 0, 1, false},   // a window, more items than multiprocessors
+        {1, 1, 1, 520, 520, kDim - 8, 100, 0, 1, false},   // a window, more work tiles than multiprocessors
         {1, 2, 1, 150, 700, kDim, kAll, kAll, 12, false},  // scores that overflow with a kept maximum
         {1, 1, 1, 400, 400, kDim, kAll, 0, 12, true},      // the same, causal
-        {1, 1, 1, 64, 300, kDim, kAll, kAll, 0, false},    // one score that nearly does
+        {1, 1, 1, 64, 300, kDim, kAll, kAll, 0, false},    // one score that nearly overflows
         {1, 1, 1, 3, 0, kDim, kAll, kAll, 1, true},        // no keys at all
-        {2, 4, 2, 400, 60, kDim, kAll, kAll, 1, false},    // many items of one key tile
+        {2, 4, 2, 400, 60, kDim, kAll, kAll, 1, false},    // many work tiles of one key tile
         {2, 4, 4, 260, 200, kDim, 40, 0, 12, false},       // the same with a window, and overflow
         {1, 1, 1, 64, 300, kDim, kAll, kAll, -1, false},   // values that overflow under a kept maximum
         {3, 2, 1, 150, 300, kDim, kAll, kAll, 1, false, Lengths::used},
         {3, 2, 1, 230, 200, kDim, 100, 0, 1, true, Lengths::used},
-        {3, 2, 1, 10, 300, kDim, kAll, kAll, 1, true, Lengths::used},  // a sequence none of whose rows takes part
+        {3, 2, 1, 10, 300, kDim, kAll, kAll, 1, true, Lengths::used},  // a sequence with a used length of 0
         {4, 2, 1, 300, 280, kDim, kAll, kAll, 1, true, Lengths::packed},
         {4, 2, 2, 250, 333, kDim, kAll, 0, 12, false, Lengths::packed},
         {1, 2, 1, 150, 200, kDim - 8, 120, 0, 1, true, Lengths::dense, true},
@@ -288,9 +292,9 @@ int main(int, char** argv) {
         {2, 1, 1, 300, 300, kDim, kAll, 0, 1, true, Lengths::dense, false, Blocks::none},
         {40, 2, 1, 400, 300, kDim, kAll, 0, 1, true, Lengths::uneven},
         {530, 1, 1, 300, 300, kDim, kAll, kAll, 3, false, Lengths::uneven},
-        {1, 6, 2, 600, 150, kDim, kAll, 100, 12, false, Lengths::used},  // more is done again than there is room to note
+        {1, 6, 2, 600, 150, kDim, kAll, 100, 12, false, Lengths::used},  // more recomputations than the list can hold
         {1, 2, 1, 400, 500, kDim, kAll, 50, 1, true, Lengths::dense, true, Blocks::lists},
-        {2, 2, 1, 260, 900, kDim, kAll, kAll, 12, false},  // groups without rows in items of many tiles, and overflow
+        {2, 2, 1, 260, 900, kDim, kAll, kAll, 12, false},  // warpgroups without rows, many key tiles, overflow
         {1, 2, 2, 640, 640, kDim, kAll, 0, 1, true},       // the same, causal
         {4, 2, 1, 450, 800, kDim, kAll, 0, 1, true, Lengths::packed},
     };

@@ -1,5 +1,5 @@
-// Stands for the library's header of that name. Whoever waits lets the others go on; when nobody has arrived anywhere for very long, the kernel
-// would hang.
+// Replaces the library's header. A waiting thread yields to the others; if no thread arrives at any mbarrier for very long, it
+// reports a deadlock.
 #pragma once
 
 #include <cstdio>

@@ -1,4 +1,4 @@
-// Stands for the library's header of that name: copies are done when they are asked for, or, with `late_copies`, no sooner than somebody waits for them.
+// Replaces the library's header. Copies complete when they are issued or, with `late_copies`, only when they are waited for.
 #pragma once
 
 #include <deque>
@@ -9,7 +9,8 @@
 
 namespace libflash::cuda {
 
-// As on the device, addresses count from the beginning of shared memory; static shared memory lies somewhere before or behind.
+// As on the device, addresses count from the beginning of dynamic shared memory; static shared memory is somewhere before or
+// after it.
 inline uint32_t shared_address(const void* pointer) {
     return static_cast<uint32_t>(static_cast<const char*>(pointer) - emulation::dynamic_shared);
 }
@@ -37,7 +38,7 @@ struct AsyncCopy {
 };
 inline bool late_copies = false;
 inline std::map<unsigned, std::deque<std::vector<AsyncCopy>>>
-    copies_under_way;  // of each thread, group by group; the last one is not committed
+    copies_under_way;  // the groups of each thread; the last group is not committed yet
 inline std::deque<std::vector<AsyncCopy>>& own_copies() {
     auto& groups = copies_under_way[threadIdx.x];
     if (groups.empty()) groups.emplace_back();

@@ -1,4 +1,4 @@
-// Stands in for the library's: kernels run one after the other.
+// Replaces the library's header: kernels run one after the other.
 #pragma once
 
 namespace libflash::cuda {

@@ -1,4 +1,4 @@
-// Stands for the library's header of that name, after the fragment layouts that it describes.
+// Replaces the library's header, with the fragment layouts that it describes.
 #pragma once
 
 #include "cuda/ptx/cp_async.cuh"
@@ -34,7 +34,7 @@ void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
     emulation::wait_for_warp();
 }
 
-// A tf32 number: the last 13 bits are not looked at.
+// A tf32 number: the last 13 bits are ignored.
 inline float tf32_of(uint64_t register_bits) { return float_of(static_cast<uint32_t>(register_bits) & 0xffffe000u); }
 
 inline void mma_m16n8k8(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {

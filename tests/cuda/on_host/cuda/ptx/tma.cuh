@@ -1,4 +1,4 @@
-// Stands for the library's header of that name.
+// Replaces the library's header.
 #pragma once
 
 #include "cuda/ptx/barrier.cuh"

@@ -1,5 +1,5 @@
-// Stands for the library's header of that name, after the layouts that it describes. A product is done when it is issued or, in disorder, only when it
-// is waited for: whatever has happened to its operands until then shows.
+// Replaces the library's header, with the layouts that it describes. A product is computed when it is issued or, in disorder,
+// only when it is waited for, so that operands that change too early show in the result.
 #pragma once
 
 #include "cuda/ptx/mma_sync.cuh"
@@ -7,7 +7,7 @@
 
 namespace libflash::cuda {
 
-// Of each thread: groups of products that have been issued and not yet waited for; the last one is open.
+// For each thread the groups of products that were issued and not yet waited for; the last group is open.
 using Products = std::vector<std::function<void()>>;
 inline std::vector<Products>& issued_products() {
     static std::vector<Products> of_threads[1024];
@@ -33,7 +33,7 @@ void wgmma_wait() {
 template <int kCount>
 void wgmma_settle(float (&)[kCount]) {}
 
-// Element (row, k) of an operand whose k is contiguous, or (k, column) of one whose columns are.
+// Element (row, k) of an operand with contiguous k, or (k, column) of a transposed one.
 template <class T>
 float element_of(uint64_t descriptor, bool transposed, int row, int k) {
     const auto field = [&](int shift) { return static_cast<uint32_t>(descriptor >> shift & 0x3fff) << 4; };
@@ -47,7 +47,7 @@ float element_of(uint64_t descriptor, bool transposed, int row, int k) {
 
 template <class T, int kN>
 struct Wgmma {
-    // left(r, k): element of row r of this thread's two.
+    // left(r, k): element k of row r of this thread's two rows.
     template <bool kTransposedB, class Left>
     static void add(float (&d)[kN / 2], const Left& left, uint64_t b, bool accumulate) {
         for (int i = 0; i < kN / 2; ++i) {

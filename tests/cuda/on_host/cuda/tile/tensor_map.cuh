@@ -1,4 +1,4 @@
-// Stands for the library's header of that name: a map says in plain words what it is of.
+// Replaces the library's header: a tensor map holds its arguments.
 #pragma once
 
 #include <cuda.h>

@@ -1,4 +1,4 @@
-// Stands for the library's header of that name: nothing is fetched early, but it is looked at, so that no address is wrong.
+// Replaces the library's header: prefetches nothing, but reads each address, so that a wrong one is noticed.
 #pragma once
 
 #include "emulation.h"
