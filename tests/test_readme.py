@@ -53,7 +53,7 @@ def test_names_in_the_text_exist() -> None:
         assert list(ROOT.glob(path.rstrip("/"))), path
     kernels = {kernel["name"] for kernel in libflash.info()["kernels"]}
     rows = re.findall(r"^(\w+) +(sm\d+) +(\w+) +(\w+) ", (ROOT / "libflash/cuda/kernels.table").read_text(), re.MULTILINE)
-    kernels |= {f"{operation}_{room}_{dtype}_d{dims}" for operation, room, dtype, dims in rows}
+    kernels |= {f"{operation}_{folder}_{dtype}_d{dims}" for operation, folder, dtype, dims in rows}
     for name in re.findall(r'kernel="(\w+)"', README):
         assert name in kernels or name.endswith(("avx2", "avx512")), name
     for name in re.findall(r"`libflash\.(\w+)\(", README):

@@ -16,21 +16,21 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
 def table_rows(text: str) -> dict[str, str]:
-    """Rows of kernels.table: the kernel's name, and the room it is in. Names are put together as units.cmake does."""
-    rooms = {}
+    """The kernels of kernels.table: name and folder. Names are put together as units.cmake does."""
+    folders = {}
     for line in text.splitlines():
         if not line[:1].islower():
             continue
-        operation, room, dtype, head_dims, *_ = line.split()
-        name = f"{operation}_{room}" + (f"_{dtype}" if dtype != "any" else "") + (f"_d{head_dims}" if head_dims != "-" else "")
-        rooms[name] = room
-    return rooms
+        operation, folder, dtype, head_dims, *_ = line.split()
+        name = f"{operation}_{folder}" + (f"_{dtype}" if dtype != "any" else "") + (f"_d{head_dims}" if head_dims != "-" else "")
+        folders[name] = folder
+    return folders
 
 
 def missing_kernels(table: str, built: list[str], architecture: int) -> list[str]:
     """Rows of the table that this library lacks although this GPU could run them: evidence from it would be about a part."""
-    rooms = table_rows(table)
-    expected = [name for name, room in rooms.items() if room != "sm90" or architecture == 90]
+    folders = table_rows(table)
+    expected = [name for name, folder in folders.items() if folder != "sm90" or architecture == 90]
     return [name for name in expected if name not in built]
 
 

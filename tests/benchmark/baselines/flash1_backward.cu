@@ -86,9 +86,9 @@ struct Flash1Backward {
     __device__ __forceinline__ void load_queries(int stage, int query, int key) const {
         if (query < tiles.queries()) {
             QTile::template load_async<kThreads>(q_smem(stage), rows_of<const T>(p.q), stride(), query * kBlockM, p.seqlen,
-                                                 kHeadDim, opaque(thread));
+                                                 kHeadDim, hide_from_compiler(thread));
             QTile::template load_async<kThreads>(dout_smem(stage), rows_of<const T>(p.dout), stride(), query * kBlockM, p.seqlen,
-                                                 kHeadDim, opaque(thread));
+                                                 kHeadDim, hide_from_compiler(thread));
             load_facts(stage, query);
 #pragma unroll
             for (int i = 0; i < kQuads; ++i) {
@@ -121,8 +121,8 @@ struct Flash1Backward {
 
     // (this warp's rows of a K-like tile) (all rows of a Q-like tile)^T
     __device__ __forceinline__ void multiply_scores(Scores& s, uint32_t keys, uint32_t queries) const {
-        const auto a_address = KvTile::a_address(keys, warp * kKeys, opaque(lane));
-        const auto b_address = QTile::b_address(queries, opaque(lane));
+        const auto a_address = KvTile::a_address(keys, warp * kKeys, hide_from_compiler(lane));
+        const auto b_address = QTile::b_address(queries, hide_from_compiler(lane));
         auto product = make_product<T, kHeadDim / 16, 1, kKeySlabs, kBlockM / 8>(
             [=](int step, uint32_t (&f)[kKeySlabs][4]) {
 #pragma unroll
@@ -136,7 +136,7 @@ struct Flash1Backward {
 
     // gradient += (this warp's scores) (rows of a Q-like tile)
     __device__ __forceinline__ void add_product(Gradient& gradient, const Fragments& scores, uint32_t rows) const {
-        const auto b_address = QTile::b_trans_address(rows, opaque(lane));
+        const auto b_address = QTile::b_trans_address(rows, hide_from_compiler(lane));
         auto product = make_product<T, kBlockM / 16, 1, kKeySlabs, kHeadDim / 8>(
             [&](int step, uint32_t (&f)[kKeySlabs][4]) {
 #pragma unroll
@@ -202,8 +202,9 @@ struct Flash1Backward {
     // This warp's part of dS K, 32 channels: more at a time would not fit the registers beside dK and dV.
     static constexpr int kPart = 32;
     __device__ __forceinline__ void multiply_dq(float (&c)[kSlabs][kPart / 8][4], int part) const {
-        const auto a_address = ScoreTile::a_trans_address(scores_smem() + warp * kKeys * ScoreTile::kRowBytes, opaque(lane));
-        const auto b_address = KvTile::b_trans_address(smem() + warp * kKeys * KvTile::kRowBytes, opaque(lane));
+        const auto a_address =
+            ScoreTile::a_trans_address(scores_smem() + warp * kKeys * ScoreTile::kRowBytes, hide_from_compiler(lane));
+        const auto b_address = KvTile::b_trans_address(smem() + warp * kKeys * KvTile::kRowBytes, hide_from_compiler(lane));
         auto product = make_product<T, kKeys / 16, 1, kSlabs, kPart / 8>(
             [=](int step, uint32_t (&f)[kSlabs][4]) {
 #pragma unroll
@@ -256,7 +257,7 @@ struct Flash1Backward {
         for (int part = 0; part < kChannels / kPart; ++part) {
             float c[kSlabs][kPart / 8][4];
             multiply_dq(c, chunk * (kChannels / kPart) + part);
-            Sums::store(partial() + part * kPart, warp, opaque(lane), c);
+            Sums::store(partial() + part * kPart, warp, hide_from_compiler(lane), c);
         }
         __syncthreads();  // all warps' parts are there
         const bool last = key == tiles.last_key(query);
@@ -264,7 +265,7 @@ struct Flash1Backward {
         for (int i = chunk * Sums::kPasses * 2; i < (chunk + 1) * Sums::kPasses * 2; ++i) {
             const int pass = i / 2 % Sums::kPasses, quad = i % 2;
             float4 sum = *running(stage, i);
-            Sums::add(sum, partial(), pass, quad, opaque(thread), [](int) { return 1.0f; });
+            Sums::add(sum, partial(), pass, quad, hide_from_compiler(thread), [](int) { return 1.0f; });
             if (exists(query, pass)) store_sum(sum, query, i, last);
         }
     }
@@ -281,10 +282,10 @@ struct Flash1Backward {
 
     // Quad i of this thread, of a query tile: where it is, in shared memory and in the sums.
     __device__ __forceinline__ int64_t row_of(int query, int i) const {
-        return query * kBlockM + Sums::row_of(i / 2 % Sums::kPasses, opaque(thread));
+        return query * kBlockM + Sums::row_of(i / 2 % Sums::kPasses, hide_from_compiler(thread));
     }
     __device__ __forceinline__ int channel_of(int i) const {
-        return i / (Sums::kPasses * 2) * kChannels + Sums::channel_of(i % 2, opaque(thread));
+        return i / (Sums::kPasses * 2) * kChannels + Sums::channel_of(i % 2, hide_from_compiler(thread));
     }
     __device__ __forceinline__ bool exists(int query, int pass) const {
         return query * kBlockM + Sums::row_of(pass, thread) < p.seqlen;

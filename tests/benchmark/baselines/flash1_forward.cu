@@ -70,8 +70,8 @@ struct Flash1Forward {
 
     // All of the query tile, this warp's keys.
     __device__ __forceinline__ void multiply_qk(Scores& s, int stage) const {
-        const auto q_address = QTile::a_address(smem() + kQueriesAt + stage * QTile::kBytes, 0, opaque(lane));
-        const auto k_address = KvTile::b_address(smem() + warp * kKeys * KvTile::kRowBytes, opaque(lane));
+        const auto q_address = QTile::a_address(smem() + kQueriesAt + stage * QTile::kBytes, 0, hide_from_compiler(lane));
+        const auto k_address = KvTile::b_address(smem() + warp * kKeys * KvTile::kRowBytes, hide_from_compiler(lane));
         auto product = make_product<T, kHeadDim / 16, 1, kSlabs, kKeys / 8>(
             [=](int step, uint32_t (&f)[kSlabs][4]) {
 #pragma unroll
@@ -131,7 +131,8 @@ struct Flash1Forward {
     // This warp's part of the output of 64 channels.
     __device__ __forceinline__ void multiply_pv(float (&o)[kSlabs][kChannels / 8][4], const Fragments& probabilities,
                                                 int chunk) const {
-        const auto v_address = KvTile::b_trans_address(smem() + KvTile::kBytes + warp * kKeys * KvTile::kRowBytes, opaque(lane));
+        const auto v_address =
+            KvTile::b_trans_address(smem() + KvTile::kBytes + warp * kKeys * KvTile::kRowBytes, hide_from_compiler(lane));
         auto product = make_product<T, kKeys / 16, 1, kSlabs, kChannels / 8>(
             [&](int step, uint32_t (&f)[kSlabs][4]) {
 #pragma unroll
