@@ -22,7 +22,7 @@ void turn(const DecodeProblem& problem, int64_t position, double* row) {
     }
 }
 
-// A row of head_dim channels turned by `position`, rounded to its type. Both may be the same row.
+// Rotates a row of head_dim channels by the angles of `position` and rounds it to its type. from and to may be the same row.
 template <class T>
 void turn_row(const DecodeProblem& problem, const T* from, int64_t position, T* to) {
     double row[512];
@@ -40,7 +40,7 @@ void turn_query(const DecodeProblem& problem, int64_t b, int64_t i, int64_t h, T
     turn_row(problem, static_cast<const T*>(problem.q.data) + b * at[0] + i * at[1] + h * at[2], position, to);
 }
 
-// Row i of the new keys and values of one sequence, one key head.
+// Appends row i of the new keys and values of one sequence and one key head.
 template <class T>
 void append_row(const DecodeProblem& problem, int64_t b, int64_t i, int64_t h) {
     const int64_t j = problem.cached(b) + i;

@@ -7,13 +7,13 @@
 namespace libflash::cpu {
 namespace {
 
-constexpr int64_t kInterval = 50'000'000;  // nanoseconds from one question to the next
+constexpr int64_t kInterval = 50'000'000;  // nanoseconds between two calls of the interrupt check
 
-// Plain values: neither the end of a thread nor unloading the library has anything to destroy.
+// Trivially destructible: nothing runs at the end of a thread or when the library is unloaded.
 struct Thread {
     int32_t (*check)(void*) = nullptr;
     void* context = nullptr;
-    int64_t asked = 0;  // when
+    int64_t asked = 0;  // time of the last call of `check`
     const std::atomic<bool>* stopped = nullptr;
 };
 thread_local Thread thread;
@@ -41,7 +41,7 @@ void stop_point() {
     const int64_t time = now();
     if (time - thread.asked < kInterval) return;
     int32_t (*const check)(void*) = thread.check;
-    thread.check = nullptr;  // a call from within the check does not ask
+    thread.check = nullptr;  // a libflash call made by the check itself must not call the check again
     const int32_t answer = check(thread.context);
     thread.check = check;
     thread.asked = now();

@@ -1,4 +1,4 @@
-// out = sum_n exp(lses[n] - lse) outs[n], lse = log(sum_n exp(lses[n])): a row at a time, threads over rows.
+// out = sum_n exp(lses[n] - lse) outs[n], lse = log(sum_n exp(lses[n])), row by row. Tasks are blocks of rows of one head.
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -11,12 +11,12 @@
 namespace libflash::cpu {
 namespace {
 
-constexpr int64_t kChannels = 512;      // accumulated at a time
-constexpr int64_t kRowsPerItem = 64;    // of one head: what a thread takes at once
-constexpr double kWorkPerThread = 1e5;  // elements; fewer do not pay for waking a thread
-constexpr int kMostInFloat = 64;        // parts; the outputs of more are added in double precision
+constexpr int64_t kChannels = 512;      // channels accumulated at a time
+constexpr int64_t kRowsPerItem = 64;    // rows of one head
+constexpr double kWorkPerThread = 1e5;  // elements; fewer do not justify another thread
+constexpr int kMostInFloat = 64;        // above this number of inputs, the outputs are summed in double
 
-// Share of each part in one row, so that they add up to 1, and the logsumexp. All shares are 0 where no part has a key.
+// The weights of the inputs in one row, normalized to a sum of 1, and the merged LSE. All weights are 0 if no input has a key.
 struct Shares {
     std::vector<double> share;
     double lse = 0;
@@ -55,7 +55,7 @@ void merge_row(const MergeProblem& problem, const Shares& shares, int64_t b, int
         const int64_t left = problem.head_dim_v - first, n = left < kChannels ? left : kChannels;
         Sum sums[kChannels] = {};
         for (size_t part = 0; part < problem.outs.size(); ++part) {
-            if (shares.share[part] == 0) continue;  // whatever its out holds
+            if (shares.share[part] == 0) continue;  // its out may hold NaN
             const TensorView& out = problem.outs[part];
             with_type(out.dtype, [&](auto* type) {
                 const auto* data = static_cast<decltype(type)>(out.data) + start(out) + first;

@@ -10,7 +10,7 @@
 namespace libflash::cpu {
 namespace {
 
-constexpr int kPatience = 50;  // milliseconds between two looks at the interrupt check while helpers are at work
+constexpr int kPatience = 50;  // milliseconds between interrupt checks while pool threads finish
 
 struct Work {
     Work(int64_t count, void (*function)(const void*, int64_t, int), const void* argument)
@@ -21,9 +21,9 @@ struct Work {
     const void* const context;
     std::atomic<int64_t> next{0};
     std::atomic<bool> stopped{false};
-    std::exception_ptr error;  // of the first that failed
+    std::exception_ptr error;  // the first exception
 
-    // Within a catch clause.
+    // Called within a catch clause. The first failure stops all threads.
     void fail() {
         if (!stopped.exchange(true)) error = std::current_exception();
     }

@@ -1,18 +1,18 @@
-// Work spread over threads: the thread of the caller and some of a pool that the library keeps. An ordinary function, not a template:
-// the engine is compiled once for each instruction set, and whatever it instantiates of the standard library could be the copy that the
-// linker keeps for everybody.
+// Parallel loops over tasks, on the calling thread and threads of the pool. run_tasks is an ordinary function, not a template:
+// the engine is compiled once for each instruction set, and the linker could keep an AVX-512 copy of a shared template instance
+// for all callers.
 #pragma once
 
 #include <cstdint>
 
 namespace libflash::cpu {
 
-// Calls body(context, item, thread) for every item in [0, items), in order of item but on whichever thread is free next; `thread` is in
-// [0, threads), 0 is the caller's, and no two calls with the same `thread` overlap. With fewer threads than hoped for the work is done
-// all the same. An exception of a body ends the work and is thrown again here.
+// Calls body(context, task, thread) for every task in [0, tasks). Tasks start in ascending order, each on the next free thread.
+// `thread` is in [0, threads), 0 is the calling thread, and no two calls with the same `thread` overlap. All tasks are done even
+// if the pool provides fewer threads. The first exception of a body stops the loop and is rethrown here.
 void run_items(int64_t items, int threads, void (*body)(const void* context, int64_t item, int thread), const void* context);
 
-// The same for any callable body(item, thread).
+// The same for any callable body(task, thread).
 template <class Body>
 void parallel_for(int64_t items, int threads, const Body& body) {
     run_items(

@@ -1,4 +1,4 @@
-// The gradients, each element by its own sum; probabilities are computed again for every sum that needs them.
+// The gradients by their definition. Each sum recomputes the probabilities it needs.
 //
 //     p_ij = exp(s_ij - lse_i)     delta_i = dout_i . out_i - dlse_i
 //     ds_ij = p_ij (keep_ij dout_i . v_j - delta_i)
@@ -13,7 +13,7 @@
 namespace libflash::cpu {
 namespace {
 
-// exp(score - lse) of a row that sees something. lse is rounded, so the difference can come out above 0, which it never is.
+// exp(score - lse) of a row with a visible key. The exact difference is at most 0; the clamp removes rounding of lse.
 double probability(double score, double lse) {
     const double difference = score - lse;
     return std::exp(difference > 0 ? 0.0 : difference);
@@ -26,8 +26,8 @@ struct GradientHead : ScalarHead<T> {
 
     struct Pair {
         double p;      // after dropout
-        double ds;     // gradient of the score
-        double slope;  // of the softcap
+        double ds;     // gradient of the score after the softcap
+        double slope;  // derivative of the softcap
     };
 
     GradientHead(const AttentionProblem& p, int64_t b, int64_t h)
@@ -37,7 +37,7 @@ struct GradientHead : ScalarHead<T> {
     double delta(int64_t i) const { return dot(dout[i], out[i], this->problem.head_dim_v) - dlse.get(i); }
     bool row_empty(int64_t i) const { return lse.get(i) == kMinusInfinity; }
 
-    // All zero where row i does not see key j.
+    // All zero where key j is hidden from row i.
     Pair pair(int64_t i, int64_t j, double delta_i) const {
         if (!sees(i, j)) return {0, 0, 0};
         const Score s = this->score(i, j);
@@ -70,7 +70,7 @@ void query_gradient(const GradientHead<T>& head) {
     }
 }
 
-// Adds what query head `head` contributes to the gradients of key j.
+// Adds the contribution of one query head to dk and dv of key j.
 template <class T>
 void add_key_gradient(const GradientHead<T>& head, int64_t j, double* dk, double* dv) {
     const AttentionProblem& problem = head.problem;
@@ -101,8 +101,8 @@ struct Range {
     int64_t begin, end;
 };
 
-// The positions of one dimension that share element `index` of a tensor with `size` elements there: all of them if it is
-// repeated.
+// The positions of a dimension that share element `index` of a tensor with `size` elements there: all if the tensor is broadcast
+// along it.
 Range sharing(int64_t index, int64_t size, int64_t extent) {
     if (size == 1) return {0, extent};
     return {index, index < extent ? index + 1 : index};

@@ -8,7 +8,7 @@
 namespace libflash::cpu {
 namespace {
 
-// One query row against the cache of its sequence, new keys included.
+// One query row and the cache of its sequence, new keys included.
 template <class T>
 struct DecodeRow {
     const DecodeProblem& problem;

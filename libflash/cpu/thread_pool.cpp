@@ -36,12 +36,12 @@ timespec time_after(int milliseconds) {
 
 }  // namespace
 
-// Never destroyed. Plain POSIX objects: a sleeping thread must not meet their destructors.
+// Never destroyed. It holds plain POSIX objects without destructors, because threads may still sleep on them at exit.
 struct Pool {
     pthread_mutex_t mutex;
-    pthread_cond_t work;      // there are jobs
-    pthread_cond_t done;      // a job has no active helper left
-    Helpers* jobs = nullptr;  // that want more threads
+    pthread_cond_t work;      // signals the threads that there are jobs
+    pthread_cond_t done;      // signals callers that a job has no active thread left
+    Helpers* jobs = nullptr;  // linked list of jobs that can use more threads
     int threads = 0, idle = 0;
     const int processors = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
 
@@ -75,7 +75,7 @@ namespace {
 
 std::atomic<Pool*> the_pool{nullptr};
 
-// The code of the threads must stay where it is: one more reference that is never given back.
+// Takes a reference to this object file that is never released: the pool threads' code must not be unmapped by dlclose().
 void stay_loaded() {
     Dl_info object;
     if (dladdr(reinterpret_cast<void*>(&stay_loaded), &object) != 0 && object.dli_fname)
@@ -84,14 +84,14 @@ void stay_loaded() {
 
 void forget_pool() { the_pool.store(nullptr, std::memory_order_relaxed); }
 
-// nullptr without memory.
+// Creates the pool at the first call. Returns nullptr if there is no memory.
 Pool* find_pool() {
     Pool* pool = the_pool.load(std::memory_order_acquire);
     if (pool) return pool;
     Pool* made = new (std::nothrow) Pool;
     if (!made) return nullptr;
     if (!the_pool.compare_exchange_strong(pool, made, std::memory_order_acq_rel)) {
-        delete made;  // another thread was first
+        delete made;  // another thread installed its pool first
         return pool;
     }
     static std::atomic<bool> prepared{false};
@@ -112,7 +112,7 @@ void Pool::add(Helpers& job) {
     wake(job.wanted_);
 }
 
-// More threads if too few are asleep. All calls together have no more than there are processors, or than one of them asks for.
+// Starts threads if fewer than `wanted` are idle. The total is at most the number of processors, or `wanted` if that is larger.
 void Pool::grow(int wanted) {
     const int most = wanted > processors ? wanted : processors;
     if (idle >= wanted || threads >= most) return;
@@ -131,7 +131,7 @@ void Pool::grow(int wanted) {
     pthread_attr_destroy(&detached);
 }
 
-// Two at most: each thread that wakes up wakes two more.
+// Signals at most two threads; each thread that wakes up signals two more.
 void Pool::wake(int wanted) {
     for (int n = 0; n < 2 && n < wanted && n < idle; ++n) pthread_cond_signal(&work);
 }
@@ -158,7 +158,7 @@ bool Pool::finish(Helpers& job, int milliseconds) {
     return job.active_ == 0;
 }
 
-// The life of one thread.
+// The main loop of a pool thread.
 void Pool::serve() {
     pthread_setname_np(pthread_self(), "libflash");
     Helpers::Affinity mine;

@@ -1,4 +1,5 @@
-// Scratch memory laid out by the code that uses it: the same function that takes the pieces, run without memory, gives the size.
+// Divides the workspace into arrays. The function that allocates the arrays also computes the size: with a null pointer the
+// arena only counts bytes.
 #pragma once
 
 #include "cpu/engine/vector.h"

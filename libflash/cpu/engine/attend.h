@@ -1,7 +1,8 @@
-// One step of the forward pass: a panel of query rows meets a tile of keys. Everything that is the same for forward and decode.
+// One step of the forward pass: a query tile attends to a key tile. Shared by forward and decode.
 //
-// Scores, probabilities and the output are held transposed, [key][lane] and [channel][lane]: maxima, exponentials and sums then run
-// straight down the lanes, and the rows of K and V are broadcast as they lie in memory.
+// Scores, probabilities and the output are stored transposed, [key][lane] and [channel][lane], where a lane is a query row. Row
+// maximum, exponentials and row sums then need no operations across lanes, and elements of K and V are broadcast from their rows
+// in memory.
 #pragma once
 
 #include "cpu/engine/dropout.h"
@@ -14,14 +15,14 @@ namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
 struct HeadDims {
-    int64_t qk = 0, v = 0;  // channels of Q and K, of V and O
+    int64_t qk = 0, v = 0;  // channels of Q and K; of V and O
 };
 
 // Keys first to first + count - 1 as operands of the two products.
 template <class T>
 struct KeyTile {
     int64_t first = 0, count = 0;
-    Operand<Element<T>> k;  // [key][channels or pairs of them]
+    Operand<Element<T>> k;  // [key][channel or pair of channels]
     Operand<Element<T>> v;  // [key or pair of keys][channel]
 };
 
@@ -42,7 +43,7 @@ FLASH_INLINE KeyTile<T> load_key_tile(const KeyRows& k, const ValueRows& v, Head
             row_elements_operand<T>(v, first, count, dims.v, room.v)};
 }
 
-// What a thread needs for the step itself, whichever panel is at work.
+// Scratch memory of one step; one per thread.
 template <class T>
 struct TileRoom {
     Acc<T>*scores = nullptr, *added = nullptr;
@@ -55,14 +56,14 @@ struct TileRoom {
     }
 };
 
-// Query rows under way.
+// A query tile with its softmax state and its output accumulators.
 template <class T>
 struct QueryPanel {
     Lanes<Acc<T>> lanes;
     SoftmaxState<Acc<T>> softmax;
     Element<T>* q = nullptr;  // [channel or pair][lane]
-    Acc<T>* o = nullptr;      // [channel][lane], not yet divided by the sum
-    bool empty = true;        // no tile so far, or none since the last fold
+    Acc<T>* o = nullptr;      // [channel][lane], not yet divided by the row sum
+    bool empty = true;        // no key tile so far, or none since the last addition to the totals
     Folds<Acc<T>> folds;
 
     void lay_out(Arena& arena, HeadDims dims, int64_t most_keys, int64_t width = kPanelWidth) {
@@ -88,7 +89,7 @@ struct QueryPanel {
 template <class A>
 constexpr A kLog2e = static_cast<A>(1.44269504088896340736L);
 
-// From scores as softmax_tile sees them to powers of two.
+// Factor from the scores that softmax_tile gets to exponents of 2.
 template <class A>
 FLASH_INLINE A score_unit(const ScoreRule<A>& rule) {
     return rule.plain ? static_cast<A>(rule.exact_scale * 1.44269504088896340736) : kLog2e<A>;
@@ -125,8 +126,8 @@ static void attend(QueryPanel<T>& panel, const KeyTile<T>& tile, HeadDims dims, 
     panel.empty = false;
 }
 
-// Natural logarithm of the sums into lse[lane], sink included; -infinity where nothing was seen. Leaves in softmax.rescale what the
-// output is to be multiplied by. `sinks`: that of lane i is sinks[i * sink_step]; nullptr for none.
+// Writes the LSE, sink included, to lse[lane]; -infinity for rows without a visible key. Leaves in softmax.rescale the factor of
+// the output. The sink of lane i is sinks[i * sink_step]; sinks may be nullptr.
 template <class T>
 static void finish_panel(QueryPanel<T>& panel, const ScoreRule<Acc<T>>& rule, const double* sinks, int64_t sink_step, double kept,
                          Acc<T>* lse) {
@@ -151,7 +152,7 @@ static void finish_panel(QueryPanel<T>& panel, const ScoreRule<Acc<T>>& rule, co
     for (int64_t i = panel.lanes.rows; i < panel.lanes.width; ++i) panel.softmax.rescale[i] = 0;
 }
 
-// The output rows, rounded to storage. Rows that saw nothing become 0.
+// Rounds the output rows to the storage type. Rows without a visible key become 0.
 template <class T, class Rows>
 static void store_output(const QueryPanel<T>& panel, HeadDims dims, const Rows& out) {
     using A = Acc<T>;
@@ -166,7 +167,7 @@ static void store_output(const QueryPanel<T>& panel, HeadDims dims, const Rows& 
         for (int64_t i = 0; i < width; i += L) {
             A* at = panel.o + c * width + i;
             const Vec<A> factor = load(panel.softmax.rescale + i);
-            store(at, factor == 0 ? Vec<A>{} : load(at) * factor);  // a hidden value may be NaN
+            store(at, factor == 0 ? Vec<A>{} : load(at) * factor);  // the accumulator may be NaN: 0 * NaN is not 0
         }
     transpose_columns<A>(panel.o, width, panel.lanes.rows, dims.v,
                          [&](int64_t r, int64_t c, Vec<A> v)

@@ -1,7 +1,7 @@
-// The backward pass. One item of work is a chunk of the keys of one key head: it walks its keys block by block, and for each block all
-// query panels of all heads of the group. Key and value gradients are complete in the item; each chunk has a query gradient of its
-// own, and these are added up at the end in a fixed order. Chunks depend on the shape alone: hence the same bits with any number of
-// threads.
+// The backward pass. A task is a chunk of the keys of one key head. It processes its keys in blocks of key tiles; for each block
+// it loops over all query tiles of all query heads of the group. dk and dv are complete at the end of the task. Each chunk has a
+// dQ accumulator of its own; these are summed at the end in a fixed order. Chunks depend only on the shape, so the result has
+// the same bits with any number of threads.
 #pragma once
 
 #include "cpu/engine/backward_rows.h"
@@ -10,10 +10,10 @@
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-constexpr int64_t kItemsWanted = 16;  // chunks are made until there are so many items, to occupy many cores,
-constexpr int64_t kMostChunks = 8;    // but each costs a query gradient in the workspace
+constexpr int64_t kItemsWanted = 16;  // the keys are split into chunks until there are this many tasks
+constexpr int64_t kMostChunks = 8;    // each chunk needs a dQ accumulator in the workspace
 
-// Tiles of keys that share one packing of the query panels. Their operands and gradients should stay in the second-level cache.
+// Key tiles of a block, which share one packing of each query tile. Their operands and gradients should fit the L2 cache.
 FLASH_INLINE int64_t tiles_per_block(const AttentionProblem& problem, const Plan& plan) {
     const int64_t channels = problem.head_dim > problem.head_dim_v ? problem.head_dim : problem.head_dim_v;
     const int64_t most = channels <= 64    ? 4
@@ -33,10 +33,10 @@ FLASH_INLINE int64_t chunk_keys(const AttentionProblem& problem, const Plan& pla
     return (per_chunk > 0 ? per_chunk : 1) * block;
 }
 
-// Query panels whose key and value gradients are added up before they are added to those of the panels before them; see fold.h.
+// dk and dv are added to totals after this many query tiles; see blocked_sum.h.
 constexpr int64_t kFoldPanels = 64;
 
-// At most so many panels meet one key.
+// The largest number of query tiles that contribute to one key.
 FLASH_INLINE int64_t panels_of_group(const AttentionProblem& problem, const Plan& plan) {
     return problem.group_size() * ((problem.q_rows.max_length + plan.tile_q - 1) / plan.tile_q);
 }
@@ -49,7 +49,8 @@ struct BackwardRoom {
     GradientRoom<T> tile;
     E *k = nullptr, *v = nullptr, *k_elements = nullptr;
     A *dk = nullptr, *dv = nullptr, *bias_sums = nullptr;
-    A *dk_total = nullptr, *dv_total = nullptr;  // of the panels before the last fold; nullptr: there are too few to fold
+    // Totals of finished sum blocks; nullptr if one block is enough.
+    A *dk_total = nullptr, *dv_total = nullptr;
 
     BackwardRoom(const AttentionProblem& problem, const Plan& plan, Arena& arena) {
         const HeadDims dims{problem.head_dim, problem.head_dim_v};
@@ -252,7 +253,7 @@ static void backward_as(const AttentionProblem& problem, const Plan& plan, void*
     };
     prepare_rows<T>(problem, plan, rows);
     const int64_t heads = problem.batch * problem.heads_k, chunk = chunk_keys(problem, plan);
-    // Early keys first: with a causal mask most rows see them.
+    // Early keys first: with a causal mask more rows see them.
     run(plan.key_chunks * heads, plan.threads, [&](int64_t item, int thread) {
         const int64_t batch = item % heads / problem.heads_k, number = item / heads, owned = problem.k_rows.owned(batch);
         const int64_t first = number * chunk,

@@ -1,5 +1,5 @@
-// What the backward pass needs of each query row before it starts (lse, delta) and the query gradient under way, in the workspace,
-// panel by panel; and the passes over rows: before the main one, after it, and for the sink.
+// The shared workspace of the backward pass (LSE, delta and dQ accumulators of all query rows), and the passes over query rows:
+// preparation of LSE and delta, rounding of dq, dsink.
 #pragma once
 
 #include "cpu/engine/gradient.h"
@@ -11,10 +11,10 @@ namespace LIBFLASH_ISA {
 
 template <class A>
 struct BackwardRows {
-    int64_t heads = 0, panels = 0, chunks = 0;  // panels: numbers of a Tiling
-    int64_t width = 0, channels = 0;            // lanes of a panel; channels of q
-    A *lse = nullptr, *delta = nullptr;         // [head][panel][lane]
-    A* dq = nullptr;                            // [chunk][head][panel][channel][lane]
+    int64_t heads = 0, panels = 0, chunks = 0;  // query_tiles: as numbered by Tiling
+    int64_t width = 0, channels = 0;            // lanes of a query tile; channels of q
+    A *lse = nullptr, *delta = nullptr;         // [head][query tile][lane]
+    A* dq = nullptr;                            // [chunk][head][query tile][channel][lane]
 
     BackwardRows(const AttentionProblem& problem, const Plan& plan, Arena& arena)
         : heads(problem.heads_q), panels(Tiling(problem.q_rows, plan.tile_q).count()), chunks(plan.key_chunks),
@@ -29,19 +29,20 @@ struct BackwardRows {
     }
 };
 
-// One panel of rows of one head; `rows` of them take part, `owned` belong to the sequence.
+// One query tile of one head. `rows`: rows that exist (used length); `owned`: rows that belong to the sequence and must be
+// written.
 struct PanelRows {
     int64_t batch, head, panel, row0, rows, owned;
 };
 
-// The passes over rows touch each number once or twice: worth another thread only beyond some 200000 of them.
+// These passes are limited by memory: one thread for each 200000 elements.
 FLASH_INLINE int row_threads(const AttentionProblem& problem, const Plan& plan, int64_t channels) {
     const int64_t rows = problem.q_rows.packed() ? problem.q_rows.capacity : problem.batch * problem.q_rows.capacity;
     const int64_t worth = rows * problem.heads_q * channels / 200000 + 1;
     return worth < plan.threads ? static_cast<int>(worth) : plan.threads;
 }
 
-// Calls body(PanelRows, thread) for every panel of every head.
+// Calls body(QueryTileRows, thread) for every query tile of every head.
 template <class Body>
 static void for_panels(const AttentionProblem& problem, const Plan& plan, const Body& body) {
     const Tiling tiling(problem.q_rows, plan.tile_q);
@@ -66,7 +67,7 @@ FLASH_INLINE Acc<T> dot(const T* a, const T* b, int64_t n) {
     return sum_of_lanes<Acc<T>>(sum);
 }
 
-// delta = dout . out - dlse. Rows that see nothing get lse = +infinity and delta = 0, which makes all their terms 0.
+// delta = dout . out - dlse. Rows without a visible key get lse = +infinity and delta = 0, which makes all their terms 0.
 template <class T>
 static void prepare_rows(const AttentionProblem& problem, const Plan& plan, const BackwardRows<Acc<T>>& rows) {
     using A = Acc<T>;
@@ -85,7 +86,8 @@ static void prepare_rows(const AttentionProblem& problem, const Plan& plan, cons
     });
 }
 
-// The sum over the chunks, always in the same order, times the scale. Rows that take no part become 0.
+// Sums the dQ accumulators of the chunks in a fixed order, multiplies by the scale and rounds. Rows beyond the used length
+// become 0.
 template <class T>
 static void finish_dq(const AttentionProblem& problem, const Plan& plan, const BackwardRows<Acc<T>>& rows, int64_t chunk_keys) {
     using A = Acc<T>;
@@ -108,7 +110,8 @@ static void finish_dq(const AttentionProblem& problem, const Plan& plan, const B
     });
 }
 
-// dsink = -sum of exp(sink - lse) delta over all rows of a head, one head an item: the same sum whatever the threads.
+// dsink = -sum of exp(sink - lse) * delta over all rows of a head. One task per head, so the order of the sum does not depend on
+// the threads.
 template <class T>
 static void sink_gradient(const AttentionProblem& problem, const Plan& plan, const BackwardRows<Acc<T>>& rows) {
     using A = Acc<T>;

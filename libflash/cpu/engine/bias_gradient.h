@@ -1,6 +1,6 @@
-// The gradient of the bias, in a pass of its own over its own elements: each tile of dbias adds up what all batch entries, heads, rows
-// and keys that share it contribute, in a fixed order. Two products are computed a second time; in return there is no buffer but
-// one tile, and no thread writes where another does.
+// dbias, in a pass of its own. A task owns one tile of dbias and sums, in a fixed order, the contributions of all batch entries,
+// heads, rows and keys that share it. This recomputes two matrix products, but needs no buffer beyond one tile, and no two
+// threads write the same element.
 #pragma once
 
 #include "cpu/engine/backward_rows.h"
@@ -8,18 +8,18 @@
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-// Along one dimension of dbias: an item's part of it, and what there is to add up for it.
+// One dimension of dbias and how it is divided into tasks.
 struct BiasAxis {
-    bool repeated;  // one element for all positions
+    bool repeated;  // size 1, broadcast along this dimension
     int64_t size, step;
     int64_t items() const { return repeated ? 1 : (size + step - 1) / step; }
-    // Positions that item `at` adds up, out of `extent` that exist.
+    // The positions, out of `extent`, that task `at` sums.
     KeyRange positions(int64_t at, int64_t extent) const {
         if (repeated) return {0, extent};
         const int64_t last = (at + 1) * step;
         return {at * step, last < extent ? last : extent};
     }
-    // Elements that it writes.
+    // The number of elements that task `at` writes.
     int64_t elements(int64_t at) const { return repeated ? 1 : size - at * step < step ? size - at * step : step; }
 };
 

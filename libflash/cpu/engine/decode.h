@@ -1,6 +1,6 @@
-// Decode: a few query rows of each sequence against its cache. The query heads that share a key head are rows of one panel, so
-// the cache is read once for all of them; long caches are split into ranges of keys so that every thread has work, and whoever
-// finishes the last range of a panel puts the partial results together, always in the same order.
+// Decode: a few query rows of each sequence attend to its cache. The query heads that share a key head are rows of one query
+// tile, so the cache is read once for all of them. Long caches are split into ranges of keys to occupy all threads. The thread
+// that finishes the last split of a query tile combines the partial results, always in the same order.
 #pragma once
 
 #include "cpu/append.h"
@@ -9,9 +9,9 @@
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-constexpr int64_t kSerialElements = 1 << 16;  // appended or turned: fewer are done before another thread has started
+constexpr int64_t kSerialElements = 1 << 16;  // appended or rotated; fewer do not justify another thread
 
-// One range of keys of one sequence.
+// One split of the keys of one sequence.
 template <class T>
 class DecodeItem {
     using A = Acc<T>;
@@ -25,7 +25,7 @@ public:
         rule_.set(problem.softmax_scale, problem.softcap);
     }
 
-    // One panel of the rows of one key head.
+    // One query tile of one key head.
     void run_panel(int64_t key_head, int64_t number) {
         const Place place{key_head, number * kPanelWidth, panel_rows(number),
                           (batch_ * problem_.heads_k + key_head) * sizes_.panels + number};
@@ -45,7 +45,7 @@ public:
         end(panel, place);
     }
 
-    // The few rows of key heads first_head, first_head + 1, ...
+    // All query rows of key heads first_head, first_head + 1, ... for a small number of query rows.
     void run_heads(int64_t first_head) {
         FewRoom<T>& few = room_.few;
         const int64_t left = problem_.heads_k - first_head;
@@ -100,7 +100,7 @@ private:
         const int64_t first = place.group * sizes_.splits;
         memory_.partials.empty[first + split_] = panel.empty;
         if (__atomic_add_fetch(&memory_.finished[place.group], 1, __ATOMIC_ACQ_REL) < sizes_.splits) return;
-        QueryPanel<T> whole = room_.panel;  // in the thread's own memory
+        QueryPanel<T> whole = room_.panel;  // in the thread's own scratch memory, not in a partial result
         whole.lanes.resize(place.rows);
         combine(memory_.partials, first, sizes_.splits, score_unit(rule_), sizes_.row_stride, whole);
         finish(whole, place);
@@ -131,7 +131,8 @@ private:
     ScoreRule<A> rule_;
 };
 
-// What the products of so many keys cost, as if they were arithmetic: with few rows it is the reading that takes time.
+// The cost of the products with `keys` keys. With few query rows the time is that of reading the cache: kSmallQRows stands for
+// it.
 FLASH_INLINE double decode_flops(const DecodeProblem& problem, const DecodeSizes& sizes, double keys) {
     const int64_t width = sizes.few() ? kFewRows : sizes.panels * sizes.width;
     return 2 * keys * static_cast<double>(problem.heads_k * width * (sizes.dims.qk + sizes.dims.v));
@@ -164,7 +165,7 @@ static void decode_as(const DecodeProblem& problem, const Plan& plan, void* work
     double keys = 0;
     for (int64_t b = 0; b < problem.batch; ++b) keys += static_cast<double>(problem.cached(b) + problem.seqlen_new);
     const int threads = choose_threads(plan.most_threads, sizes.items(problem), decode_flops(problem, sizes, keys));
-    // All heads of a range of keys one after the other: their rows lie side by side in the cache.
+    // The heads of a range of keys are neighbouring tasks: their rows are neighbours in the cache.
     const int64_t items = sizes.items_of_range(problem);
     run(sizes.items(problem), threads < plan.threads ? threads : plan.threads, [&](int64_t item, int thread) {
         const int64_t n = item % items, split = item / items % sizes.splits, batch = item / items / sizes.splits;

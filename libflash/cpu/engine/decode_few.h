@@ -1,7 +1,6 @@
-// Decode with few query rows to a key head: then most lanes of a panel would be idle, and the time goes into reading the cache.
-// Here vectors run along the channels instead, and a few keys at a time meet one head after the other, so that memory is read
-// straight on through the heads, as it lies. Scores of a row lie side by side, [row][key], and so do the channels of the output,
-// [row][channel].
+// Decode with at most kSmallQRows query rows per key head. With one query row per lane most lanes would be idle, and the time is
+// that of reading the cache. So vectors run along the channels here, and the heads of a few keys are processed before the next
+// keys, so that the cache is read in memory order. Scores are stored as [row][key], outputs as [row][channel].
 #pragma once
 
 #include "cpu/cancel.h"
@@ -11,10 +10,10 @@ namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
 constexpr int64_t kFewRows = 8;
-constexpr int64_t kFewKeys = 128;   // of a tile
-constexpr int64_t kFewValues = 16;  // keys whose values are added before the next head's turn
+constexpr int64_t kFewKeys = 128;   // keys of a tile
+constexpr int64_t kFewValues = 16;  // keys whose values are processed for one head before the next head
 
-// What a vector of channels of K is multiplied as: bf16 pairs where there is a dot product for them, else sums' own type.
+// The element type of the products with K: bf16 pairs if there is a dot product for them, else the accumulator type.
 template <class T>
 struct FewElementOf {
     using type = Acc<T>;
@@ -48,13 +47,13 @@ FLASH_INLINE int64_t few_stride(int64_t channels) {
     return round_up(channels, kLanes<Acc<T>>);
 }
 
-// State of the rows of some neighbouring key heads.
+// The query rows of neighbouring key heads: operands, scores and softmax state.
 template <class T>
 struct FewRoom {
-    int64_t heads = 0, rows = 0;  // rows of each head
+    int64_t heads = 0, rows = 0;  // rows: per head
     int64_t q_stride = 0, o_stride = 0;
-    QueryPanel<T>* panels = nullptr;  // of each head; its q is not used, its o is [row][channel]
-    FewElement<T>* q = nullptr;       // [head][row][channel], zeros up to a whole step
+    QueryPanel<T>* panels = nullptr;  // one per head; q is not used, o is [row][channel]
+    FewElement<T>* q = nullptr;       // [head][row][channel], padded with zeros to whole steps
     Acc<T>* scores = nullptr;         // [head][row][key]
 
     void lay_out(Arena& arena, HeadDims dims, int64_t most_keys, int64_t most_heads, int64_t rows_of_head) {
@@ -88,7 +87,7 @@ struct FewRoom {
     }
 };
 
-// The sum of vector number n in lane n.
+// Returns the sum of the lanes of v[n] in lane n.
 template <class A, int Step = kLanes<A> / 2>
 FLASH_INLINE Vec<A> sum_each(Vec<A> (&v)[kLanes<A>]) {
     if constexpr (Step > 0) {
@@ -102,8 +101,8 @@ FLASH_INLINE Vec<A> sum_each(Vec<A> (&v)[kLanes<A>]) {
     return v[0];
 }
 
-// scores[r][j] = q_r . k_j for `Count` rows and as many keys as a vector has lanes, four of them at a time so that a load of q
-// serves four products. Scores beyond `count` mean nothing.
+// scores[r][j] = q_r . k_j for `Count` rows and as many keys as a vector has lanes. Four keys at a time share each load of q.
+// Scores from `count` on are undefined.
 template <int Count, class T>
 static void few_products(const T* const* k, int64_t head, int64_t count, int64_t channels, const FewElement<T>* q,
                          int64_t q_stride, Acc<T>* scores) {
@@ -139,7 +138,7 @@ static void few_products(const T* const* k, int64_t head, int64_t count, int64_t
     for (int r = 0; r < Count; ++r) store(scores + r * kFewKeys, sum_each<A>(sums[r]));
 }
 
-// o[r][c] = o[r][c] * rescale[r] + sum_j p[r][j] v_j[c] for `Count` rows, `Vectors` at a time.
+// o[r][c] = o[r][c] * rescale[r] + sum_j p[r][j] v_j[c] for `Count` rows and `Vectors` vectors of channels.
 template <int Count, int Vectors, class T>
 FLASH_INLINE void few_output(const T* const* v, int64_t head, int64_t count, int64_t c, int64_t channels, const Acc<T>* p,
                              Acc<T>* o, int64_t o_stride, const Acc<T>* rescale, Start start) {
@@ -188,7 +187,7 @@ static void few_outputs(const T* const* v, int64_t head, int64_t count, int64_t 
     for (; c < channels; c += L) few_output<Count, 1, T>(v, head, count, c, channels, p, o, o_stride, rescale, start);
 }
 
-// Products to scores, of one row; keys it does not see become -infinity.
+// Turns the products of one row into scores; hidden keys become -infinity.
 template <class A>
 static void few_scores(const ScoreRule<A>& rule, const Lanes<A>& lanes, int64_t r, int64_t first, int64_t count, A* scores) {
     using I = Vec<Integer<A>>;
@@ -208,7 +207,8 @@ static void few_scores(const ScoreRule<A>& rule, const Lanes<A>& lanes, int64_t 
     }
 }
 
-// before * rescale + the sum of p, in the order in which few_output adds p times values: where all values are 1, the output is 1.
+// before * rescale + the sum of p, in the order in which small_q_output sums p * v: if all values are 1, the output is exactly
+// 1.
 static float add_as_output(const float* p, int64_t count, float before, float rescale) {
     float parts[kFewKeys / kFewValues] = {};
     const int64_t whole = count / kFewValues;
@@ -220,7 +220,7 @@ static float add_as_output(const float* p, int64_t count, float before, float re
     return sum[0];
 }
 
-// The online softmax of one row: scores become probabilities.
+// The online softmax of one row: replaces scores by probabilities.
 template <class T>
 static void few_softmax(SoftmaxState<Acc<T>>& state, int64_t r, int64_t count, Acc<T> unit, Acc<T>* scores) {
     using A = Acc<T>;
@@ -245,7 +245,7 @@ static void few_softmax(SoftmaxState<Acc<T>>& state, int64_t r, int64_t count, A
     state.rescale[r] = rescale;
 }
 
-// Runs step(constant with the number of rows, first row) for blocks of 4, 2 and 1 rows.
+// Calls step(RowCount<n>, first row) for blocks of 4, 2 and 1 rows.
 template <int Count>
 struct RowCount {
     static constexpr int value = Count;
@@ -258,7 +258,7 @@ FLASH_INLINE void in_blocks(int64_t rows, const Step& step) {
     if (r < rows) step(RowCount<1>(), r);
 }
 
-// Where the rows of a tile of keys lie for the first head, and how far it is to the next head.
+// Addresses of the rows of a key tile for the first head, and the distance to the next head.
 template <class T>
 struct FewTile {
     int64_t first = 0, count = 0;
@@ -272,7 +272,7 @@ struct FewTile {
     }
 };
 
-// Asks for rows from `j` on, as many as are worked on at a time, into the second-level cache.
+// Prefetches `step` rows from row `j` on into the L2 cache.
 template <class T>
 FLASH_INLINE void prefetch_rows(const T* const* rows, int64_t j, int64_t count, int64_t step, int64_t head, int64_t channels) {
     const int64_t end = j + step < count ? j + step : count, bytes = channels * static_cast<int64_t>(sizeof(T));
@@ -324,7 +324,7 @@ static void few_attend(const FewRoom<T>& room, const FewTile<T>& tile, const Few
     for (int64_t head = 0; head < room.heads; ++head) room.panels[head].empty = false;
 }
 
-// All keys that the rows see, which are the same for each head; k and v are the rows of the first.
+// Loops over all visible keys, which are the same for each head. k and v are the rows of the first head.
 template <class T, class Rows>
 static void few_walk(const FewRoom<T>& room, const Rows& k, const Rows& v, int64_t k_head, int64_t v_head, HeadDims dims,
                      const ScoreRule<Acc<T>>& rule) {

@@ -1,4 +1,4 @@
-// The sizes of a decode call, and what lies where in its workspace.
+// The sizes of a decode call and the layout of its workspace.
 #pragma once
 
 #include "cpu/engine/decode_few.h"
@@ -9,18 +9,19 @@
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-constexpr int64_t kDecodeKeys = 128;  // of a tile
+constexpr int64_t kDecodeKeys = 128;  // keys of a tile
 
 struct DecodeSizes {
     HeadDims dims;
-    int64_t rows = 0;    // of the group of one key head
-    int64_t panels = 0;  // that those make
-    int64_t width = 0;   // lanes of a panel, whole vectors
-    int64_t groups = 0;  // panels of the whole problem
+    int64_t rows = 0;    // query rows of one key head: all heads of the group, all positions
+    int64_t panels = 0;  // query tiles of one key head
+    int64_t width = 0;   // lanes of a query tile, whole vectors
+    int64_t groups = 0;  // query tiles of the whole problem
     Splits ranges;
     int64_t splits = 1;
-    int64_t row_stride = 0;      // with few rows, the output of a panel is [row][channel]; else 0, [channel][lane]
-    int64_t heads_together = 1;  // with few rows: key heads of one item
+    // Not 0 for small query counts: then the output is [row][channel] with this stride, else [channel][lane].
+    int64_t row_stride = 0;
+    int64_t heads_together = 1;  // for small query counts: key heads of one task
 
     bool few() const { return row_stride > 0; }
     int64_t panel_numbers() const { return few() ? rows * row_stride : width * dims.v; }
@@ -30,7 +31,8 @@ struct DecodeSizes {
     int64_t items(const DecodeProblem& problem) const { return problem.batch * splits * items_of_range(problem); }
 };
 
-// All heads whose rows lie side by side in the cache, unless that leaves threads without work. Results do not depend on it.
+// How many key heads a task processes: all heads that are contiguous in the cache, fewer if threads would be idle. Results do
+// not depend on it.
 FLASH_INLINE int64_t choose_heads_together(const DecodeProblem& problem, int64_t splits, int64_t threads) {
     const TensorView &k = problem.cache.k, &v = problem.cache.v;
     const auto side_by_side = [&](const TensorView& t) {
@@ -57,10 +59,10 @@ static DecodeSizes decode_sizes(const DecodeProblem& problem, int threads) {
     return sizes;
 }
 
-// What one thread needs.
+// Scratch memory of one thread.
 template <class T>
 struct DecodeRoom {
-    QueryPanel<T> panel;  // with few rows: where partial results are put together
+    QueryPanel<T> panel;  // for small query counts: only to combine partial results
     KeyTileRoom<T> keys;
     TileRoom<T> tile;
     FewRoom<T> few;
@@ -83,14 +85,14 @@ struct DecodeRoom {
     }
 };
 
-// The whole workspace: turned queries, partial results, then a room for each thread.
+// The whole workspace: rotated queries, partial results, then the scratch memory of each thread.
 template <class T>
 struct DecodeMemory {
     T* turned = nullptr;
     Partials<T> partials;
-    int32_t* finished = nullptr;  // ranges done, of each panel
+    int32_t* finished = nullptr;  // number of finished splits of each query tile
     char* rooms = nullptr;
-    int64_t most_keys = 0;  // of a sequence
+    int64_t most_keys = 0;  // upper bound for a sequence
     size_t room_bytes = 0, bytes = 0;
 
     DecodeMemory(const DecodeProblem& problem, const DecodeSizes& sizes, int threads, void* workspace) {

@@ -1,7 +1,7 @@
-// Ranges of keys that are attended to apart ("split-KV"), and how their partial results become one.
+// Splits: ranges of keys that are processed independently ("split-KV"), and the combination of their partial results.
 //
-// Where a range begins and ends depends on the shape of the call and on the sequence's own length; never on the capacity of the
-// cache or on the number of threads, and with a fixed split_size on nothing but the position of the keys.
+// The bounds of a split depend on the shape of the call and the length of the sequence; never on the capacity of the cache or
+// the number of threads. With a fixed split_size they depend only on the positions of the keys.
 #pragma once
 
 #include "cpu/engine/attend.h"
@@ -10,20 +10,20 @@
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-constexpr int64_t kDecodeItems = 128;    // pieces of work to aim for: enough for many threads
-constexpr int64_t kShortestSplit = 512;  // keys; fewer are not worth putting together again
+constexpr int64_t kDecodeItems = 128;    // tasks to aim for: enough for many threads
+constexpr int64_t kShortestSplit = 512;  // keys; shorter splits do not justify the combination
 
 FLASH_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 class Splits {
 public:
     Splits() = default;
-    // `items`: pieces of work that the call has with its keys in one piece.
+    // `tasks`: number of tasks without splits.
     Splits(const Request& request, int64_t items) : size_(request.split_size), wanted_(request.num_splits) {
         automatic_ = size_ == 0 && wanted_ == 0;
         if (automatic_) wanted_ = items > 0 && items < kDecodeItems ? ceil_div(kDecodeItems, items) : 1;
     }
-    // No sequence of at most `capacity` keys has more.
+    // The largest number of splits of a sequence with at most `capacity` keys.
     int64_t most(int64_t capacity) const {
         const int64_t shortest = size_ > 0 ? size_ : automatic_ ? kShortestSplit : 1;
         const int64_t fitting = capacity > shortest ? ceil_div(capacity, shortest) : 1;
@@ -41,13 +41,13 @@ private:
     bool automatic_ = false;
 };
 
-// The state of a panel after one range of keys.
+// The softmax state and output of query tiles, one for each split.
 template <class T>
 struct Partials {
     using A = Acc<T>;
     A *row_max = nullptr, *row_sum = nullptr, *o = nullptr;
     int32_t* empty = nullptr;
-    int64_t width = 0, numbers = 0;  // lanes; numbers of o
+    int64_t width = 0, numbers = 0;  // lanes of a query tile; elements of its output
 
     void lay_out(Arena& arena, int64_t count, int64_t lanes, int64_t output_numbers) {
         width = lanes, numbers = output_numbers;
@@ -56,7 +56,7 @@ struct Partials {
         o = arena.take<A>(count * numbers);
         empty = arena.take<int32_t>(count);
     }
-    // Makes the panel keep its state in partial `n`.
+    // Makes the query tile use the memory of partial result `n`.
     void lend(QueryPanel<T>& panel, int64_t n) const {
         panel.softmax.row_max = row_max + n * width;
         panel.softmax.row_sum = row_sum + n * width;
@@ -64,7 +64,7 @@ struct Partials {
     }
 };
 
-// Maximum and sum over partials n to n + splits - 1; their row_max becomes the weight of each.
+// Combines row maxima and row sums of partial results n to n + splits - 1; replaces their row_max by their weights.
 template <class T>
 static void combine_sums(const Partials<T>& parts, int64_t n, int64_t splits, Acc<T> unit, QueryPanel<T>& panel) {
     using A = Acc<T>;
@@ -90,9 +90,9 @@ FLASH_INLINE void add_weighted(A* to, const A* from, Vec<A> weight, bool first) 
     store(to, weight == 0 ? before : multiply_add(weight, load(from), before));
 }
 
-// Partials n to n + splits - 1 into the panel, whose output is [channel][lane], or with `row_stride` [row][channel]. A part
-// without a key, or of no weight, adds nothing whatever it holds; a single part comes out bit for bit as if nothing had been
-// split.
+// Combines partial results n to n + splits - 1 into a query tile, whose output is [channel][lane], or [row][channel] if
+// `row_stride` is not 0. A partial result without a key or with weight 0 adds nothing, even if it holds NaN. A single non-empty
+// one is copied bit for bit.
 template <class T>
 static void combine(const Partials<T>& parts, int64_t n, int64_t splits, Acc<T> unit, int64_t row_stride, QueryPanel<T>& panel) {
     using A = Acc<T>;

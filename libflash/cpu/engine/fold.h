@@ -1,8 +1,8 @@
-// Long sums in parts. A sum in single precision that runs over all keys of a long sequence loses one rounding error with each tile; with
-// equal terms these errors have one sign, and at 2^20 keys they would show in a 16-bit result. So the row sum and the output of a panel
-// run over kFoldKeys keys only. Then they are added to the totals of the keys before them, and start again from zero.
+// Blocked summation over keys. A float sum over all keys of a long sequence loses one rounding error for each tile; with equal
+// terms these errors have the same sign and become visible in a 16-bit result. So the row sum and the output of a query tile run
+// over blocks of kSumBlockKeys keys. After each block they are added to totals and restart at zero.
 //
-// Where a fold comes depends on the positions of the keys alone. Sequences of at most kFoldKeys keys have none.
+// Block boundaries depend only on the positions of the keys. Sequences of at most kSumBlockKeys keys have no totals.
 #pragma once
 
 #include "cpu/engine/softmax.h"
@@ -14,9 +14,9 @@ constexpr int64_t kFoldKeys = 4096;
 
 template <class A>
 struct Folds {
-    A *output = nullptr, *row_sum = nullptr, *row_max = nullptr;  // totals; nullptr: the sequence is too short to fold
-    bool any = false;                                             // so far
-    int64_t part = -1;                                            // key / kFoldKeys of the last tile
+    A *output = nullptr, *row_sum = nullptr, *row_max = nullptr;  // totals; nullptr if the sequence is too short
+    bool any = false;                                             // whether the totals hold anything
+    int64_t part = -1;                                            // number of the current block, key / kSumBlockKeys
 
     void lay_out(Arena& arena, int64_t most_keys, int64_t output_numbers) {
         if (most_keys <= kFoldKeys) return;
@@ -26,7 +26,7 @@ struct Folds {
     }
     void start() { any = false, part = -1; }
 
-    // Does a tile that begins with `key` begin a new part?
+    // Whether a key tile that begins at `key` begins a new block.
     bool begins(int64_t key) {
         if (!output || key / kFoldKeys == part) return false;
         part = key / kFoldKeys;
@@ -34,8 +34,8 @@ struct Folds {
     }
 };
 
-// Adds the row sums to their totals and leaves in softmax.rescale what the totals of the output are to be multiplied by before the output
-// is added to them. unit: from scores to powers of two.
+// Adds the row sums to their totals. Leaves in softmax.rescale the factor of the output's totals, to be applied before the
+// output is added. unit: see score_unit().
 template <class A>
 static void fold_row_sums(SoftmaxState<A>& softmax, Folds<A>& folds, int64_t width, A unit) {
     for (int64_t i = 0; i < width; i += kLanes<A>) {
@@ -49,7 +49,7 @@ static void fold_row_sums(SoftmaxState<A>& softmax, Folds<A>& folds, int64_t wid
     }
 }
 
-// The part so far into the totals. The output is [channel][lane], or with `row_stride` [row][channel].
+// Adds the current block to the totals. The output is [channel][lane], or [row][channel] if `row_stride` is not 0.
 template <class Panel, class A>
 static void fold(Panel& panel, int64_t channels, int64_t row_stride, A unit) {
     Folds<A>& folds = panel.folds;
@@ -66,13 +66,13 @@ static void fold(Panel& panel, int64_t channels, int64_t row_stride, A unit) {
     panel.empty = true;
 }
 
-// Before a tile that begins with `key`.
+// Called before a key tile that begins at `key`.
 template <class Panel, class A>
 FLASH_INLINE void fold_before(Panel& panel, int64_t key, int64_t channels, int64_t row_stride, A unit) {
     if (panel.folds.begins(key) && !panel.empty) fold(panel, channels, row_stride, unit);
 }
 
-// After the last tile: the totals become the row sums and the output of the panel.
+// Called after the last key tile: moves the totals to the row sums and the output of the query tile.
 template <class Panel, class A>
 static void end_folds(Panel& panel, int64_t channels, int64_t row_stride, A unit) {
     if (!panel.folds.any) return;

@@ -1,4 +1,4 @@
-// The forward pass. One item of work is a few panels of query rows of one head; it walks the tiles of keys that any of them sees.
+// The forward pass. A task is up to kMostQueryTiles query tiles of one head; it loops over the key tiles that any of them sees.
 #pragma once
 
 #include "cpu/engine/attend.h"
@@ -10,14 +10,14 @@ namespace LIBFLASH_ISA {
 
 constexpr int64_t kMostPanels = 4;
 
-// Rows of a panel and keys of a tile. With a block mask neither may straddle a block.
+// With a block mask no tile may cross a block boundary.
 FLASH_INLINE void choose_forward_tiles(const AttentionProblem& problem, Plan& plan) {
     plan.tile_q = static_cast<int>(tile_size(problem, problem.q_rows, problem.request.tile_q, kPanelWidth, kPanelWidth));
     plan.tile_k = static_cast<int>(tile_size(problem, problem.k_rows, problem.request.tile_k, kForwardKeys, 512));
 }
 
-// Panels that share each tile of keys, which is packed once for all of them: as many as leave every thread several items, and as fit
-// the second-level cache. The bits of a row do not depend on it.
+// Query tiles of a task. They share each key tile, which is packed once for all of them: as many as leave several tasks per
+// thread and fit the L2 cache. The bits of a row do not depend on it.
 FLASH_INLINE int64_t panels_per_item(const AttentionProblem& problem, const Plan& plan) {
     const int64_t panels = Tiling(problem.q_rows, plan.tile_q).count() * problem.heads_q;
     int64_t most = problem.head_dim + problem.head_dim_v > 512 ? 2 : kMostPanels;
@@ -158,7 +158,7 @@ static void forward_as(const AttentionProblem& problem, const Plan& plan, void* 
     const Tiling tiling(problem.q_rows, item_rows);
     const int64_t tiles = tiling.count();
     run(tiles * problem.heads_q, plan.threads, [&](int64_t item, int thread) {
-        // Late tiles first: with a causal mask they take longest.
+        // Late query tiles first: with a causal mask they take longest.
         const int64_t head = item / tiles;
         const Tiling::Tile tile = tiling.at(tiles - 1 - item % tiles);
         if (tile.batch < 0) return;

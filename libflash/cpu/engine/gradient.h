@@ -1,5 +1,5 @@
-// One step of the backward pass: a panel of query rows meets a tile of keys. The scores are computed again, from them and lse the
-// probabilities, and from those the gradient of the scores, all held [key][lane].
+// One step of the backward pass for a query tile and a key tile: recomputes the scores, from them and LSE the probabilities,
+// from those the score gradients, all stored [key][lane]; then adds to dq, dk and dv.
 #pragma once
 
 #include "cpu/engine/attend.h"
@@ -7,14 +7,15 @@
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-// Query rows as operands: transposed for the products that sum over channels, in rows for those that sum over queries.
+// A query tile as operands: transposed for products that sum over channels, in rows for products that sum over queries.
 template <class T>
 struct GradientPanel {
     using A = Acc<T>;
     Lanes<A> lanes;
     Element<T>*q_columns = nullptr, *dout_columns = nullptr;
     Element<T>*q_rows = nullptr, *dout_rows = nullptr;  // [row or pair of rows][channel, padded to whole vectors]
-    const A* lse = nullptr;                             // +infinity for rows that see nothing: their probabilities come out 0
+    // LSE; +infinity for rows without a visible key, which makes their probabilities 0.
+    const A* lse = nullptr;
     const A* delta = nullptr;
 
     void lay_out(Arena& arena, HeadDims dims, int64_t width) {
@@ -35,21 +36,21 @@ struct GradientPanel {
     }
 };
 
-// Keys first to first + count - 1, and where their gradients are summed.
+// Keys first to first + count - 1, and the accumulators of their gradients.
 template <class T>
 struct GradientTile {
     int64_t first = 0, count = 0;
-    Operand<Element<T>> k, v;        // rows, for sums over channels
+    Operand<Element<T>> k, v;        // in rows, for sums over channels
     Operand<Element<T>> k_elements;  // for sums over keys
     Acc<T>*dk = nullptr, *dv = nullptr;
 };
 
-// What a thread needs for the step. With pairs, p and ds in the three shapes that the products want them.
+// Scratch memory of one step; one per thread. With bf16 pairs, p and ds are stored in the layouts that the products need.
 template <class T>
 struct GradientRoom {
     using A = Acc<T>;
-    A *scores = nullptr, *dp = nullptr;                     // become p (after dropout) and ds
-    A *added = nullptr, *slope = nullptr, *kept = nullptr;  // bias and mask; of the softcap; of dropout
+    A *scores = nullptr, *dp = nullptr;                     // overwritten by p (after dropout) and ds
+    A *added = nullptr, *slope = nullptr, *kept = nullptr;  // bias and mask; derivative of the softcap; dropout factors
     Element<T>*p_rows = nullptr, *ds_rows = nullptr;        // [key][lane or pair of lanes]
     Element<T>* ds_pairs = nullptr;                         // [key or pair of keys][lane]
 
@@ -86,7 +87,7 @@ struct GradientStep {
 
     FLASH_INLINE ElementGradient<A> at(int64_t place, Vec<A> lse, Vec<A> delta) const {
         const Vec<A> s = load(room.scores + place);
-        // Subtracted before the exponential is scaled; lse is rounded, so the difference may come out above 0, which it never is.
+        // The exact difference is at most 0; the minimum removes rounding of lse.
         const Vec<A> below = minimum(Vec<A>{}, multiply_add(s, scale, -lse));
         Vec<A> p = exp<A>(below), dp = load(room.dp + place);
         if constexpr (!kRare) return {p, p * (dp - delta)};
@@ -99,7 +100,7 @@ struct GradientStep {
         }
         Vec<A> ds = p * (dp - delta);
         if (softcap) ds *= load(room.slope + place);
-        return {p_kept, s == -kInfinity<A> ? Vec<A>{} : ds};  // a hidden dp or slope may be NaN
+        return {p_kept, s == -kInfinity<A> ? Vec<A>{} : ds};  // dp or slope of a hidden key may be NaN
     }
 };
 
@@ -109,7 +110,7 @@ FLASH_INLINE void store_bf16(Pair* row, int64_t lane, F32 v) {
 }
 #endif
 
-// kPacked: as elements of products; else plain p and ds stay in scores and dp.
+// kPacked: stores p and ds as operands of the products; otherwise they overwrite scores and dp.
 template <bool kPacked, class T, bool kRare>
 static void gradient_tile(const GradientStep<T, kRare>& step, const GradientPanel<T>& panel, int64_t count) {
     using A = Acc<T>;
@@ -140,7 +141,7 @@ static void gradient_tile(const GradientStep<T, kRare>& step, const GradientPane
     }
 }
 
-// 0 or 1 / (1 - p) for each entry of the tile.
+// Fills kept[key][lane] with the dropout factors, 0 or 1 / (1 - p).
 template <class A>
 static void fill_kept(const DropoutMask& mask, const Lanes<A>& lanes, int64_t first, int64_t count, A* kept) {
     const Vec<A> factor = broadcast(static_cast<A>(mask.kept));
@@ -148,8 +149,8 @@ static void fill_kept(const DropoutMask& mask, const Lanes<A>& lanes, int64_t fi
     drop(mask, lanes, first, count, kept);
 }
 
-// Probabilities and score gradients of one tile into `room`; says whether the tile hides keys. Without room.slope the gradients are
-// those behind the softcap, which the bias gets.
+// Computes probabilities and score gradients of one tile in `scratch`; returns whether the tile has hidden keys. If
+// scratch.slope is nullptr, the gradients are those of the scores after the softcap, which dbias needs.
 template <bool kPacked, class T>
 static bool score_gradients(const GradientPanel<T>& panel, const GradientTile<T>& tile, HeadDims dims,
                             const ScoreRule<Acc<T>>& rule, const DropoutMask* dropout, const GradientRoom<T>& room) {
@@ -173,7 +174,7 @@ static bool score_gradients(const GradientPanel<T>& panel, const GradientTile<T>
     return hides;
 }
 
-// The whole step: adds to dk and dv of the tile ([key][channel, padded]) and to dq of the panel ([channel][lane]).
+// The whole step: adds to dk and dv of the key tile ([key][channel, padded]) and to dq of the query tile ([channel][lane]).
 template <class T>
 static void add_gradients(const GradientPanel<T>& panel, const GradientTile<T>& tile, HeadDims dims,
                           const ScoreRule<Acc<T>>& rule, const DropoutMask* dropout, const GradientRoom<T>& room, Acc<T>* dq) {

@@ -1,5 +1,5 @@
-// A panel: up to 64 query rows side by side, one in each vector lane, with what is known of each of them. Nothing in a lane ever
-// depends on its neighbours, so the bits of a row are the same in any panel.
+// The lanes of a query tile: up to 64 query rows, one in each vector lane, with their visible keys. A lane never depends on its
+// neighbours, so the bits of a row do not depend on the tile it is in.
 #pragma once
 
 #include "cpu/engine/arena.h"
@@ -8,7 +8,7 @@
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-constexpr int64_t kPanelWidth = 64;  // rows of a full panel: four AVX-512 vectors of floats
+constexpr int64_t kPanelWidth = 64;  // rows of a full query tile: four AVX-512 vectors of floats
 
 // Keys [first, last).
 struct KeyRange {
@@ -20,14 +20,14 @@ struct KeyRange {
 template <class A>
 struct Lanes {
     int64_t rows = 0;   // lanes in use
-    int64_t width = 0;  // the same in whole vectors
-    int64_t row0 = 0;   // row of lane 0 inside its sequence
+    int64_t width = 0;  // rounded up to whole vectors
+    int64_t row0 = 0;   // row of lane 0 in its sequence
 
-    // Lane i sees keys [first_key[i], last_key[i]), all of them `some`, every lane those of `all`.
+    // Lane i sees keys [first_key[i], last_key[i]). seen_by_any is the range of all these keys, seen_by_all their intersection.
     Integer<A>*first_key = nullptr, *last_key = nullptr;
     KeyRange some, all;
 
-    A* alibi_position = nullptr;  // the key at distance 0
+    A* alibi_position = nullptr;  // the key position at distance 0
     A* alibi_slope = nullptr;
 
     void lay_out(Arena& arena) {
@@ -42,7 +42,8 @@ struct Lanes {
         width = round_up(used, kLanes<A>);
     }
 
-    // Once each lane in use has its keys: unused ones see what all see, so that they never make an edge.
+    // Called after first_key and last_key of the used lanes are set. Unused lanes get the keys that all lanes see, so that they
+    // never make an edge tile.
     void close() {
         some = {INT64_MAX, 0}, all = {0, INT64_MAX};
         for (int64_t i = 0; i < rows; ++i) {

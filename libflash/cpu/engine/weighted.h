@@ -1,5 +1,6 @@
-// Products whose weights are 0 where a key is hidden. There even 0 * NaN must add nothing: what a row cannot see does not touch it.
-// Only tiles that hide something come here, and only if their values hold a NaN or an infinity do they take the slow way.
+// Matrix products whose weights (probabilities or score gradients) are 0 where a key is hidden. There even 0 * NaN must add
+// nothing: a hidden key must not affect a row. Only tiles with hidden keys are checked, and only those whose values hold a NaN
+// or an infinity use the slow loop.
 #pragma once
 
 #include "cpu/engine/gemm.h"
@@ -7,7 +8,7 @@
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-enum class Weights { a, b };  // which operand they are; the other holds the values
+enum class Weights { a, b };  // the operand that holds the weights; the other holds the values
 
 template <class E>
 FLASH_INLINE bool finite(E x) {
@@ -23,7 +24,7 @@ FLASH_INLINE float half_of_pair(Pair pair, int which) {
 FLASH_INLINE bool finite(Pair x) { return finite(half_of_pair(x, 0)) && finite(half_of_pair(x, 1)); }
 #endif
 
-// Rows k of `count` neighbouring values each.
+// Checks `rows` rows of `count` contiguous values.
 template <class E>
 static bool all_finite(const E* values, int64_t stride, int64_t rows, int64_t count) {
     for (int64_t k = 0; k < rows; ++k) {
@@ -59,7 +60,7 @@ static void multiply_weighted_slowly(const Product<E>& p) {
         }
 }
 
-// multiply(), with `hides` for a tile in which some key is hidden from some row. Values in A have a_m 1.
+// multiply() for a tile in which keys may be hidden (`hides`). If the values are in A, a_m must be 1.
 template <Weights kWeights, class E>
 static void multiply_weighted(const Product<E>& p, bool hides) {
     if (hides) {
