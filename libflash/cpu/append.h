@@ -11,7 +11,7 @@ namespace libflash::cpu {
 
 // Offset in elements of key j of sequence b, head 0, in a cache tensor. Contiguous cache: row j of the sequence's entry. Paged
 // cache: through the block table.
-inline int64_t cache_row(const KvCache& cache, const TensorView& tensor, int64_t b, int64_t j) {
+inline int64_t cache_row_offset(const KvCache& cache, const TensorView& tensor, int64_t b, int64_t j) {
     if (!cache.paged()) return (cache.batch_idx ? cache.batch_idx[b] : b) * tensor.stride[0] + j * tensor.stride[1];
     const int64_t column = j / cache.page_size;
     const int64_t page = cache.block_table[b * cache.block_table_stride[0] + column * cache.block_table_stride[1]];
@@ -22,7 +22,7 @@ inline int64_t cache_row(const KvCache& cache, const TensorView& tensor, int64_t
 void read_query(const DecodeProblem& problem, int64_t b, int64_t i, int64_t h, double* row);
 
 // Rotates all query rows by their positions, rounds them to their type and stores them as (batch, seqlen_q, heads_q, head_dim).
-void turn_queries(const DecodeProblem& problem, void* turned, int threads);
+void rotate_queries(const DecodeProblem& problem, void* rotated, int threads);
 
 // Writes k_new and v_new after the cached keys. Does nothing without new keys.
 void append_new_keys(const DecodeProblem& problem, int threads);

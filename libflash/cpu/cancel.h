@@ -13,7 +13,7 @@ bool has_interrupt();
 
 // Throws if the call was stopped. On the thread that made the call, it also calls the interrupt check, at most about twenty
 // times a second. Otherwise it costs a few nanoseconds.
-void stop_point();
+void cancellation_point();
 
 // While it lives, cancellation_point() of this thread throws once `stopped` is true.
 class StopScope {

@@ -83,8 +83,8 @@ struct Score {
 
 inline Score softcapped(double z, double softcap) {
     if (softcap == 0) return {z, 1.0};
-    const double bent = std::tanh(z / softcap);
-    return {softcap * bent, 1.0 - bent * bent};
+    const double tanh_value = std::tanh(z / softcap);
+    return {softcap * tanh_value, 1.0 - tanh_value * tanh_value};
 }
 
 template <class T>
@@ -140,12 +140,12 @@ struct SoftmaxRow {
     double row_max = kMinusInfinity;
     double row_sum = 0;
 
-    void see(double score) {
+    void update_max(double score) {
         if (score > row_max || std::isnan(score)) row_max = score;
     }
     bool empty() const { return row_max == kMinusInfinity; }
     // Adds exp(score - row_max) to the row sum and returns it.
-    double weigh(double score) {
+    double add(double score) {
         const double weight = std::exp(score - row_max);
         row_sum += weight;
         return weight;

@@ -17,18 +17,18 @@ struct Pool;
 
 // A function that pool threads run for one caller. It lives on the caller's stack; finish() must have returned true before it is
 // destroyed.
-class Helpers {
+class Job {
 public:
     // Requests `count` threads, each of which calls run(context, number) once, with number from 1 to `count`. Fewer threads may
     // come, or none.
-    Helpers(int count, void (*run)(void* context, int number), void* context);
+    Job(int count, void (*run)(void* context, int number), void* context);
 
     // Closes the job to further threads and waits until those that joined are done, at most `milliseconds` unless that is 0.
     // Returns whether they are done.
     bool finish(int milliseconds);
 
     // True in a child process that was forked while the job ran: its threads do not exist there, and their work is incomplete.
-    bool lost() const;
+    bool lost_in_fork() const;
 
 private:
     friend struct Pool;
@@ -41,9 +41,9 @@ private:
     void* context_;
     Pool* pool_;
     int wanted_, joined_ = 0, active_ = 0;
-    Helpers* next_ = nullptr;  // in the pool's list of jobs
+    Job* next_ = nullptr;  // in the pool's list of jobs
     Affinity affinity_;
-    std::fenv_t arithmetic_;
+    std::fenv_t fenv_;
 };
 
 }  // namespace libflash::cpu

@@ -12,7 +12,7 @@ public:
     explicit Arena(void* memory) : base_(static_cast<char*>(memory)) {}
 
     template <class T>
-    T* take(int64_t count) {
+    T* allocate(int64_t count) {
         T* piece = base_ ? reinterpret_cast<T*>(base_ + used_) : nullptr;
         used_ = (used_ + static_cast<size_t>(count) * sizeof(T) + 63) / 64 * 64;
         return piece;

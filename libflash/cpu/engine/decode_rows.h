@@ -68,9 +68,9 @@ static void set_lanes(Lanes<A>& lanes, const DecodeProblem& problem, int64_t bat
         lanes.last_key[n] = static_cast<Integer<A>>(last < range.first ? range.first : last < range.last ? last : range.last);
         if (!problem.alibi_slopes.present) continue;
         lanes.alibi_position[n] = static_cast<A>(position + length_k - problem.seqlen_q);
-        lanes.alibi_slope[n] = static_cast<A>(head_number(problem.alibi_slopes, batch, head));
+        lanes.alibi_slope[n] = static_cast<A>(head_value(problem.alibi_slopes, batch, head));
     }
-    lanes.close();
+    lanes.set_ranges();
 }
 
 }  // namespace LIBFLASH_ISA

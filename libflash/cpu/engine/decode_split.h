@@ -10,8 +10,8 @@
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-constexpr int64_t kDecodeItems = 128;    // tasks to aim for: enough for many threads
-constexpr int64_t kShortestSplit = 512;  // keys; shorter splits do not justify the combination
+constexpr int64_t kDecodeTasks = 128;  // tasks to aim for: enough for many threads
+constexpr int64_t kMinSplit = 512;     // keys; shorter splits do not justify the combination
 
 FLASH_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -19,19 +19,19 @@ class Splits {
 public:
     Splits() = default;
     // `tasks`: number of tasks without splits.
-    Splits(const Request& request, int64_t items) : size_(request.split_size), wanted_(request.num_splits) {
+    Splits(const Request& request, int64_t tasks) : size_(request.split_size), wanted_(request.num_splits) {
         automatic_ = size_ == 0 && wanted_ == 0;
-        if (automatic_) wanted_ = items > 0 && items < kDecodeItems ? ceil_div(kDecodeItems, items) : 1;
+        if (automatic_) wanted_ = tasks > 0 && tasks < kDecodeTasks ? ceil_div(kDecodeTasks, tasks) : 1;
     }
     // The largest number of splits of a sequence with at most `capacity` keys.
     int64_t most(int64_t capacity) const {
-        const int64_t shortest = size_ > 0 ? size_ : automatic_ ? kShortestSplit : 1;
+        const int64_t shortest = size_ > 0 ? size_ : automatic_ ? kMinSplit : 1;
         const int64_t fitting = capacity > shortest ? ceil_div(capacity, shortest) : 1;
         return size_ > 0 || fitting < wanted_ ? fitting : wanted_;
     }
     KeyRange range(int64_t split, int64_t length) const {
         int64_t size = size_ > 0 ? size_ : ceil_div(length, wanted_);
-        if (automatic_) size = wanted_ == 1 ? length : size < kShortestSplit ? kShortestSplit : round_up(size, FLASH_BLOCK_SIZE);
+        if (automatic_) size = wanted_ == 1 ? length : size < kMinSplit ? kMinSplit : round_up(size, FLASH_BLOCK_SIZE);
         const int64_t first = split * size, last = first + size;
         return {first, last < length ? last : length};
     }
@@ -47,28 +47,28 @@ struct Partials {
     using A = Acc<T>;
     A *row_max = nullptr, *row_sum = nullptr, *o = nullptr;
     int32_t* empty = nullptr;
-    int64_t width = 0, numbers = 0;  // lanes of a query tile; elements of its output
+    int64_t width = 0, elements = 0;  // lanes of a query tile; elements of its output
 
-    void lay_out(Arena& arena, int64_t count, int64_t lanes, int64_t output_numbers) {
-        width = lanes, numbers = output_numbers;
-        row_max = arena.take<A>(count * width);
-        row_sum = arena.take<A>(count * width);
-        o = arena.take<A>(count * numbers);
-        empty = arena.take<int32_t>(count);
+    void lay_out(Arena& arena, int64_t count, int64_t lanes, int64_t output_elements) {
+        width = lanes, elements = output_elements;
+        row_max = arena.allocate<A>(count * width);
+        row_sum = arena.allocate<A>(count * width);
+        o = arena.allocate<A>(count * elements);
+        empty = arena.allocate<int32_t>(count);
     }
     // Makes the query tile use the memory of partial result `n`.
-    void lend(QueryPanel<T>& panel, int64_t n) const {
-        panel.softmax.row_max = row_max + n * width;
-        panel.softmax.row_sum = row_sum + n * width;
-        panel.o = o + n * numbers;
+    void attach(QueryTile<T>& query_tile, int64_t n) const {
+        query_tile.softmax.row_max = row_max + n * width;
+        query_tile.softmax.row_sum = row_sum + n * width;
+        query_tile.o = o + n * elements;
     }
 };
 
 // Combines row maxima and row sums of partial results n to n + splits - 1; replaces their row_max by their weights.
 template <class T>
-static void combine_sums(const Partials<T>& parts, int64_t n, int64_t splits, Acc<T> unit, QueryPanel<T>& panel) {
+static void combine_sums(const Partials<T>& parts, int64_t n, int64_t splits, Acc<T> unit, QueryTile<T>& query_tile) {
     using A = Acc<T>;
-    for (int64_t i = 0; i < panel.lanes.width; i += kLanes<A>) {
+    for (int64_t i = 0; i < query_tile.lanes.width; i += kLanes<A>) {
         Vec<A> top = broadcast<A>(-kInfinity<A>), sum{};
         for (int64_t s = n; s < n + splits; ++s)
             if (!parts.empty[s]) top = maximum(load(parts.row_max + s * parts.width + i), top);
@@ -79,8 +79,8 @@ static void combine_sums(const Partials<T>& parts, int64_t n, int64_t splits, Ac
             sum = multiply_add(weight, load(parts.row_sum + s * parts.width + i), sum);
             store(at, weight);
         }
-        store(panel.softmax.row_max + i, top);
-        store(panel.softmax.row_sum + i, sum);
+        store(query_tile.softmax.row_max + i, top);
+        store(query_tile.softmax.row_sum + i, sum);
     }
 }
 
@@ -94,25 +94,26 @@ FLASH_INLINE void add_weighted(A* to, const A* from, Vec<A> weight, bool first) 
 // `row_stride` is not 0. A partial result without a key or with weight 0 adds nothing, even if it holds NaN. A single non-empty
 // one is copied bit for bit.
 template <class T>
-static void combine(const Partials<T>& parts, int64_t n, int64_t splits, Acc<T> unit, int64_t row_stride, QueryPanel<T>& panel) {
+static void combine(const Partials<T>& parts, int64_t n, int64_t splits, Acc<T> unit, int64_t row_stride,
+                    QueryTile<T>& query_tile) {
     using A = Acc<T>;
     constexpr int L = kLanes<A>;
-    combine_sums(parts, n, splits, unit, panel);
-    panel.empty = true;
-    const int64_t width = panel.lanes.width;
+    combine_sums(parts, n, splits, unit, query_tile);
+    query_tile.empty = true;
+    const int64_t width = query_tile.lanes.width;
     for (int64_t s = n; s < n + splits; ++s) {
         if (parts.empty[s]) continue;
-        const A *from = parts.o + s * parts.numbers, *weights = parts.row_max + s * parts.width;
+        const A *from = parts.o + s * parts.elements, *weights = parts.row_max + s * parts.width;
         if (row_stride) {
-            for (int64_t r = 0; r < panel.lanes.rows; ++r)
+            for (int64_t r = 0; r < query_tile.lanes.rows; ++r)
                 for (int64_t at = r * row_stride; at < (r + 1) * row_stride; at += L)
-                    add_weighted(panel.o + at, from + at, broadcast(weights[r]), panel.empty);
+                    add_weighted(query_tile.o + at, from + at, broadcast(weights[r]), query_tile.empty);
         } else {
-            for (int64_t at = 0; at < parts.numbers; at += width)
+            for (int64_t at = 0; at < parts.elements; at += width)
                 for (int64_t i = 0; i < width; i += L)
-                    add_weighted(panel.o + at + i, from + at + i, load(weights + i), panel.empty);
+                    add_weighted(query_tile.o + at + i, from + at + i, load(weights + i), query_tile.empty);
         }
-        panel.empty = false;
+        query_tile.empty = false;
     }
 }
 

@@ -2,7 +2,7 @@
 // per lane. cpu/philox.h is the scalar version.
 #pragma once
 
-#include "cpu/engine/panel.h"
+#include "cpu/engine/lanes.h"
 #include "cpu/philox.h"
 
 namespace libflash::cpu {
@@ -42,7 +42,7 @@ typedef uint32_t U32Half __attribute__((vector_size(kVectorBytes / 2)));
 typedef uint32_t U32HalfUnaligned __attribute__((vector_size(kVectorBytes / 2), aligned(4), may_alias));
 
 // words[n][i]: the random word of row row0 + i and column 4 * quad + n.
-static void dropout_words(const DropoutMask& mask, int64_t row0, int64_t width, int64_t quad, uint32_t (*words)[kPanelWidth]) {
+static void dropout_words(const DropoutMask& mask, int64_t row0, int64_t width, int64_t quad, uint32_t (*words)[kQueryTileRows]) {
     for (int64_t i = 0; i < width; i += kLanes<uint64_t>) {
         const U64 rows = lane_numbers<uint64_t>() + static_cast<uint64_t>(row0 + i);
         const PhiloxLanes lanes =
@@ -61,7 +61,7 @@ FLASH_INLINE Vec<int64_t> kept_lanes(const uint32_t* words, uint32_t threshold, 
 // Sets dropped elements of tile[key][lane] to 0, for keys first to first + count - 1.
 template <class A>
 static void drop(const DropoutMask& mask, const Lanes<A>& lanes, int64_t first, int64_t count, A* tile) {
-    alignas(64) uint32_t words[4][kPanelWidth];
+    alignas(64) uint32_t words[4][kQueryTileRows];
     const uint32_t threshold = static_cast<uint32_t>(mask.threshold);
     for (int64_t key = first; key < first + count; ++key) {
         if (key == first || key % 4 == 0) dropout_words(mask, lanes.row0, lanes.width, key / 4, words);

@@ -22,7 +22,7 @@ FLASH_INLINE StridedRows<A> lse_rows_of(const TensorView& tensor, const Sequence
     return {static_cast<A*>(tensor.data) + batch * at.batch + sequences.start(batch) * at.row + head * at.head, at.row};
 }
 
-FLASH_INLINE double head_number(const HeadTensor& tensor, int64_t batch, int64_t head) {
+FLASH_INLINE double head_value(const HeadTensor& tensor, int64_t batch, int64_t head) {
     return load_as(tensor.dtype, tensor.data, batch * tensor.batch_stride + head * tensor.head_stride);
 }
 
@@ -35,13 +35,13 @@ static void set_lanes(Lanes<A>& lanes, const AttentionProblem& problem, int64_t 
     lanes.row0 = row0;
     const auto clip = [&](int64_t key) { return key < 0 ? 0 : key < length_k ? key : length_k; };
     const bool alibi = problem.alibi_slopes.present;
-    const A slope = alibi ? static_cast<A>(head_number(problem.alibi_slopes, batch, head)) : A(0);
+    const A slope = alibi ? static_cast<A>(head_value(problem.alibi_slopes, batch, head)) : A(0);
     for (int64_t i = 0; i < rows; ++i) {
         lanes.first_key[i] = static_cast<Integer<A>>(clip(problem.mask_rule.first(row0 + i, shift)));
         lanes.last_key[i] = static_cast<Integer<A>>(clip(problem.mask_rule.last(row0 + i, shift)));
         if (alibi) lanes.alibi_position[i] = static_cast<A>(row0 + i + length_k - length_q), lanes.alibi_slope[i] = slope;
     }
-    lanes.close();
+    lanes.set_ranges();
 }
 
 template <class A>
@@ -56,10 +56,10 @@ FLASH_INLINE ScoreRule<A> score_rule(const AttentionProblem& problem, int64_t ba
 }
 
 // One row of a block mask. Columns must be queried in ascending order.
-class BlockRow {
+class BlockMaskRow {
 public:
-    BlockRow() = default;
-    BlockRow(const BlockMask& blocks, int64_t batch, int64_t head, int64_t row) : all_(!blocks.present) {
+    BlockMaskRow() = default;
+    BlockMaskRow(const BlockMask& blocks, int64_t batch, int64_t head, int64_t row) : all_(!blocks.present) {
         if (all_) return;
         if (blocks.has_lists) {
             const int64_t *at = blocks.row_indices_stride, *count_at = blocks.row_counts_stride;

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cpu/engine/exp.h"
-#include "cpu/engine/panel.h"
+#include "cpu/engine/lanes.h"
 
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
@@ -108,8 +108,8 @@ static void hide_outside(const Lanes<A>& lanes, int64_t first, int64_t count, A*
 }
 
 template <class A>
-FLASH_INLINE bool crosses_edge(const Lanes<A>& lanes, int64_t first, int64_t count) {
-    return first < lanes.all.first || first + count > lanes.all.last;
+FLASH_INLINE bool is_edge_tile(const Lanes<A>& lanes, int64_t first, int64_t count) {
+    return first < lanes.seen_by_all.first || first + count > lanes.seen_by_all.last;
 }
 
 // Computes scores from products in place. `added`: buffer of one tile for bias and mask. `slope`: if not nullptr, receives the
@@ -126,9 +126,9 @@ static void make_scores(const ScoreRule<A>& rule, const Lanes<A>& lanes, int64_t
             const int64_t at = j * lanes.width + i;
             Vec<A> z = load(tile + at) * scale;
             if (rule.softcap != 0) {
-                const Vec<A> bent = tanh<A>(z * cap_inverse);
-                z = cap * bent;
-                if (slope) store(slope + at, 1 - bent * bent);
+                const Vec<A> tanh_value = tanh<A>(z * cap_inverse);
+                z = cap * tanh_value;
+                if (slope) store(slope + at, 1 - tanh_value * tanh_value);
             }
             if (rule.alibi) z -= load(lanes.alibi_slope + i) * magnitude(load(lanes.alibi_position + i) - key);
             if (adds) {

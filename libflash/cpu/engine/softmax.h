@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cpu/engine/exp.h"
-#include "cpu/engine/panel.h"
+#include "cpu/engine/lanes.h"
 
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
@@ -15,9 +15,9 @@ struct SoftmaxState {
     A* rescale = nullptr;  // factor of all earlier sums after the latest tile
 
     void lay_out(Arena& arena) {
-        row_max = arena.take<A>(kPanelWidth);
-        row_sum = arena.take<A>(kPanelWidth);
-        rescale = arena.take<A>(kPanelWidth);
+        row_max = arena.allocate<A>(kQueryTileRows);
+        row_sum = arena.allocate<A>(kQueryTileRows);
+        rescale = arena.allocate<A>(kQueryTileRows);
     }
     void start(int64_t width) {
         for (int64_t i = 0; i < width; ++i) row_max[i] = -kInfinity<A>, row_sum[i] = 0;

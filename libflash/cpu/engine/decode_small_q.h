@@ -9,18 +9,18 @@
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-constexpr int64_t kFewRows = 8;
-constexpr int64_t kFewKeys = 128;   // keys of a tile
-constexpr int64_t kFewValues = 16;  // keys whose values are processed for one head before the next head
+constexpr int64_t kSmallQRows = 8;
+constexpr int64_t kSmallQKeys = 128;   // keys of a tile
+constexpr int64_t kSmallQValues = 16;  // keys whose values are processed for one head before the next head
 
 // The element type of the products with K: bf16 pairs if there is a dot product for them, else the accumulator type.
 template <class T>
-struct FewElementOf {
+struct SmallQElementOf {
     using type = Acc<T>;
 };
 #if FLASH_BF16_DOT
 template <>
-struct FewElementOf<bfloat16> {
+struct SmallQElementOf<bfloat16> {
     using type = bfloat16;
 };
 FLASH_INLINE U32 load_channels(const bfloat16* p, int64_t left) { return load_pairs(p, 0, left); }
@@ -31,9 +31,9 @@ FLASH_INLINE U32 load_channels(const bfloat16* p) {
 }
 #endif
 template <class T>
-using FewElement = typename FewElementOf<T>::type;
+using SmallQElement = typename SmallQElementOf<T>::type;
 template <class T>
-constexpr int kStepChannels = kNumbers<T> * kLanes<Acc<T>>;
+constexpr int kStepChannels = kValuesPerElement<T> * kLanes<Acc<T>>;
 template <class T>
 FLASH_INLINE auto load_channels(const T* p, int64_t left) {
     return load_part(p, left);
@@ -43,39 +43,39 @@ FLASH_INLINE auto load_channels(const T* p) {
     return load_wide(p);
 }
 template <class T>
-FLASH_INLINE int64_t few_stride(int64_t channels) {
+FLASH_INLINE int64_t small_q_stride(int64_t channels) {
     return round_up(channels, kLanes<Acc<T>>);
 }
 
 // The query rows of neighbouring key heads: operands, scores and softmax state.
 template <class T>
-struct FewRoom {
+struct SmallQScratch {
     int64_t heads = 0, rows = 0;  // rows: per head
     int64_t q_stride = 0, o_stride = 0;
-    QueryPanel<T>* panels = nullptr;  // one per head; q is not used, o is [row][channel]
-    FewElement<T>* q = nullptr;       // [head][row][channel], padded with zeros to whole steps
-    Acc<T>* scores = nullptr;         // [head][row][key]
+    QueryTile<T>* query_tiles = nullptr;  // one per head; q is not used, o is [row][channel]
+    SmallQElement<T>* q = nullptr;        // [head][row][channel], padded with zeros to whole steps
+    Acc<T>* scores = nullptr;             // [head][row][key]
 
     void lay_out(Arena& arena, HeadDims dims, int64_t most_keys, int64_t most_heads, int64_t rows_of_head) {
         heads = most_heads, rows = rows_of_head;
-        q_stride = round_up(dims.qk, kStepChannels<T>), o_stride = few_stride<T>(dims.v);
-        panels = arena.take<QueryPanel<T>>(heads);
-        q = arena.take<FewElement<T>>(heads * rows * q_stride);
-        scores = arena.take<Acc<T>>(heads * rows * kFewKeys);
+        q_stride = round_up(dims.qk, kStepChannels<T>), o_stride = small_q_stride<T>(dims.v);
+        query_tiles = arena.allocate<QueryTile<T>>(heads);
+        q = arena.allocate<SmallQElement<T>>(heads * rows * q_stride);
+        scores = arena.allocate<Acc<T>>(heads * rows * kSmallQKeys);
         for (int64_t head = 0; head < heads; ++head) {
-            QueryPanel<T> panel;
-            panel.lanes.lay_out(arena);
-            panel.softmax.lay_out(arena);
-            panel.o = arena.take<Acc<T>>(rows * o_stride);
-            panel.folds.lay_out(arena, most_keys, rows * o_stride);
-            if (panels) panels[head] = panel;
+            QueryTile<T> query_tile;
+            query_tile.lanes.lay_out(arena);
+            query_tile.softmax.lay_out(arena);
+            query_tile.o = arena.allocate<Acc<T>>(rows * o_stride);
+            query_tile.totals.lay_out(arena, most_keys, rows * o_stride);
+            if (query_tiles) query_tiles[head] = query_tile;
         }
     }
     template <class Rows>
     void load_queries(const Rows& from, int64_t head, HeadDims dims) {
         for (int64_t r = 0; r < rows; ++r) {
             const T* row = from(r);
-            FewElement<T>* to = q + (head * rows + r) * q_stride;
+            SmallQElement<T>* to = q + (head * rows + r) * q_stride;
             for (int64_t c = 0; c < q_stride; ++c) {
                 if constexpr (kPaired<T>)
                     to[c] = c < dims.qk ? row[c] : T{};
@@ -83,7 +83,7 @@ struct FewRoom {
                     to[c] = c < dims.qk ? widen(row[c]) : 0;
             }
         }
-        panels[head].start();
+        query_tiles[head].start();
     }
 };
 
@@ -104,8 +104,8 @@ FLASH_INLINE Vec<A> sum_each(Vec<A> (&v)[kLanes<A>]) {
 // scores[r][j] = q_r . k_j for `Count` rows and as many keys as a vector has lanes. Four keys at a time share each load of q.
 // Scores from `count` on are undefined.
 template <int Count, class T>
-static void few_products(const T* const* k, int64_t head, int64_t count, int64_t channels, const FewElement<T>* q,
-                         int64_t q_stride, Acc<T>* scores) {
+static void small_q_products(const T* const* k, int64_t head, int64_t count, int64_t channels, const SmallQElement<T>* q,
+                             int64_t q_stride, Acc<T>* scores) {
     using A = Acc<T>;
     constexpr int L = kLanes<A>, S = kStepChannels<T>, Keys = L < 4 ? L : 4;
     Vec<A> sums[Count][L];
@@ -135,13 +135,13 @@ static void few_products(const T* const* k, int64_t head, int64_t count, int64_t
         }
     }
     FLASH_UNROLL
-    for (int r = 0; r < Count; ++r) store(scores + r * kFewKeys, sum_each<A>(sums[r]));
+    for (int r = 0; r < Count; ++r) store(scores + r * kSmallQKeys, sum_each<A>(sums[r]));
 }
 
 // o[r][c] = o[r][c] * rescale[r] + sum_j p[r][j] v_j[c] for `Count` rows and `Vectors` vectors of channels.
 template <int Count, int Vectors, class T>
-FLASH_INLINE void few_output(const T* const* v, int64_t head, int64_t count, int64_t c, int64_t channels, const Acc<T>* p,
-                             Acc<T>* o, int64_t o_stride, const Acc<T>* rescale, Start start) {
+FLASH_INLINE void small_q_output_block(const T* const* v, int64_t head, int64_t count, int64_t c, int64_t channels,
+                                       const Acc<T>* p, Acc<T>* o, int64_t o_stride, const Acc<T>* rescale, Start start) {
     using A = Acc<T>;
     constexpr int L = kLanes<A>;
     Vec<A> sum[Count][Vectors];
@@ -157,7 +157,7 @@ FLASH_INLINE void few_output(const T* const* v, int64_t head, int64_t count, int
         for (int n = 0; n < Vectors; ++n) x[n] = Vectors == 1 ? load_part(row, channels - c) : load_wide(row + n * L);
         FLASH_UNROLL
         for (int r = 0; r < Count; ++r) {
-            const Vec<A> weight = broadcast(p[r * kFewKeys + j]);
+            const Vec<A> weight = broadcast(p[r * kSmallQKeys + j]);
             FLASH_UNROLL
             for (int n = 0; n < Vectors; ++n) sum[r][n] = multiply_add(weight, x[n], sum[r][n]);
         }
@@ -175,21 +175,21 @@ FLASH_INLINE void few_output(const T* const* v, int64_t head, int64_t count, int
 }
 
 template <int Count, class T>
-static void few_outputs(const T* const* v, int64_t head, int64_t count, int64_t channels, const Acc<T>* p, Acc<T>* o,
-                        int64_t o_stride, const Acc<T>* rescale, Start start) {
+static void small_q_output(const T* const* v, int64_t head, int64_t count, int64_t channels, const Acc<T>* p, Acc<T>* o,
+                           int64_t o_stride, const Acc<T>* rescale, Start start) {
     constexpr int L = kLanes<Acc<T>>, kMost = kVectorRegisters / 2 / Count;
     int64_t c = 0;
     for (; c + kMost * L <= channels; c += kMost * L)
-        few_output<Count, kMost, T>(v, head, count, c, channels, p, o, o_stride, rescale, start);
+        small_q_output_block<Count, kMost, T>(v, head, count, c, channels, p, o, o_stride, rescale, start);
     if constexpr (kMost > 4)
         for (; c + 4 * L <= channels; c += 4 * L)
-            few_output<Count, 4, T>(v, head, count, c, channels, p, o, o_stride, rescale, start);
-    for (; c < channels; c += L) few_output<Count, 1, T>(v, head, count, c, channels, p, o, o_stride, rescale, start);
+            small_q_output_block<Count, 4, T>(v, head, count, c, channels, p, o, o_stride, rescale, start);
+    for (; c < channels; c += L) small_q_output_block<Count, 1, T>(v, head, count, c, channels, p, o, o_stride, rescale, start);
 }
 
 // Turns the products of one row into scores; hidden keys become -infinity.
 template <class A>
-static void few_scores(const ScoreRule<A>& rule, const Lanes<A>& lanes, int64_t r, int64_t first, int64_t count, A* scores) {
+static void small_q_scores(const ScoreRule<A>& rule, const Lanes<A>& lanes, int64_t r, int64_t first, int64_t count, A* scores) {
     using I = Vec<Integer<A>>;
     const Vec<A> scale = broadcast(rule.scale), cap = broadcast(rule.softcap), cap_inverse = broadcast(rule.softcap_inverse);
     const I from = broadcast(lanes.first_key[r]), to = broadcast(lanes.last_key[r]);
@@ -210,19 +210,19 @@ static void few_scores(const ScoreRule<A>& rule, const Lanes<A>& lanes, int64_t 
 // before * rescale + the sum of p, in the order in which small_q_output sums p * v: if all values are 1, the output is exactly
 // 1.
 static float add_as_output(const float* p, int64_t count, float before, float rescale) {
-    float parts[kFewKeys / kFewValues] = {};
-    const int64_t whole = count / kFewValues;
-    for (int64_t j = 0; j < kFewValues; ++j)
-        for (int64_t part = 0; part < whole; ++part) parts[part] += p[part * kFewValues + j];
-    for (int64_t j = whole * kFewValues; j < count; ++j) parts[whole] += p[j];
+    float parts[kSmallQKeys / kSmallQValues] = {};
+    const int64_t whole = count / kSmallQValues;
+    for (int64_t j = 0; j < kSmallQValues; ++j)
+        for (int64_t part = 0; part < whole; ++part) parts[part] += p[part * kSmallQValues + j];
+    for (int64_t j = whole * kSmallQValues; j < count; ++j) parts[whole] += p[j];
     Vec<float> sum = multiply_add(broadcast(before), broadcast(rescale), broadcast(parts[0]));
-    for (int64_t part = 1; part * kFewValues < count; ++part) sum += broadcast(parts[part]);
+    for (int64_t part = 1; part * kSmallQValues < count; ++part) sum += broadcast(parts[part]);
     return sum[0];
 }
 
 // The online softmax of one row: replaces scores by probabilities.
 template <class T>
-static void few_softmax(SoftmaxState<Acc<T>>& state, int64_t r, int64_t count, Acc<T> unit, Acc<T>* scores) {
+static void small_q_softmax(SoftmaxState<Acc<T>>& state, int64_t r, int64_t count, Acc<T> unit, Acc<T>* scores) {
     using A = Acc<T>;
     constexpr int L = kLanes<A>;
     Vec<A> largest = broadcast(state.row_max[r]);
@@ -251,7 +251,7 @@ struct RowCount {
     static constexpr int value = Count;
 };
 template <class Step>
-FLASH_INLINE void in_blocks(int64_t rows, const Step& step) {
+FLASH_INLINE void for_row_blocks(int64_t rows, const Step& step) {
     int64_t r = 0;
     for (; r + 4 <= rows; r += 4) step(RowCount<4>(), r);
     if (r + 2 <= rows) step(RowCount<2>(), r), r += 2;
@@ -260,14 +260,14 @@ FLASH_INLINE void in_blocks(int64_t rows, const Step& step) {
 
 // Addresses of the rows of a key tile for the first head, and the distance to the next head.
 template <class T>
-struct FewTile {
+struct SmallQKeyTile {
     int64_t first = 0, count = 0;
-    const T *k[kFewKeys], *v[kFewKeys];
+    const T *k[kSmallQKeys], *v[kSmallQKeys];
     int64_t k_head = 0, v_head = 0;
 
     template <class Rows>
     void find(const Rows& k_rows, const Rows& v_rows, int64_t key, int64_t last) {
-        first = key, count = last - key < kFewKeys ? last - key : kFewKeys;
+        first = key, count = last - key < kSmallQKeys ? last - key : kSmallQKeys;
         for (int64_t j = 0; j < count; ++j) k[j] = k_rows(first + j), v[j] = v_rows(first + j);
     }
 };
@@ -283,76 +283,76 @@ FLASH_INLINE void prefetch_rows(const T* const* rows, int64_t j, int64_t count, 
 }
 
 template <class T>
-static void few_attend(const FewRoom<T>& room, const FewTile<T>& tile, const FewTile<T>& next, HeadDims dims,
-                       const ScoreRule<Acc<T>>& rule) {
+static void small_q_attend(const SmallQScratch<T>& scratch, const SmallQKeyTile<T>& tile, const SmallQKeyTile<T>& next,
+                           HeadDims dims, const ScoreRule<Acc<T>>& rule) {
     constexpr int64_t L = kLanes<Acc<T>>;
-    const int64_t rows = room.rows;
+    const int64_t rows = scratch.rows;
     for (int64_t j = 0; j < tile.count; j += L)
-        for (int64_t head = 0; head < room.heads; ++head) {
+        for (int64_t head = 0; head < scratch.heads; ++head) {
             if (j + L < tile.count)
                 prefetch_rows(tile.k, j + L, tile.count, L, head * tile.k_head, dims.qk);
             else
-                prefetch_rows(tile.v, 0, tile.count, kFewValues, head * tile.v_head, dims.v);
-            in_blocks(rows, [&](auto block, int64_t r) __attribute__((always_inline)) {
+                prefetch_rows(tile.v, 0, tile.count, kSmallQValues, head * tile.v_head, dims.v);
+            for_row_blocks(rows, [&](auto block, int64_t r) __attribute__((always_inline)) {
                 const int64_t row = head * rows + r;
-                few_products<decltype(block)::value, T>(tile.k + j, head * tile.k_head, tile.count - j, dims.qk,
-                                                        room.q + row * room.q_stride, room.q_stride,
-                                                        room.scores + row * kFewKeys + j);
+                small_q_products<decltype(block)::value, T>(tile.k + j, head * tile.k_head, tile.count - j, dims.qk,
+                                                            scratch.q + row * scratch.q_stride, scratch.q_stride,
+                                                            scratch.scores + row * kSmallQKeys + j);
             });
         }
-    for (int64_t head = 0; head < room.heads; ++head)
+    for (int64_t head = 0; head < scratch.heads; ++head)
         for (int64_t r = 0; r < rows; ++r) {
-            Acc<T>* scores = room.scores + (head * rows + r) * kFewKeys;
-            few_scores(rule, room.panels[head].lanes, r, tile.first, tile.count, scores);
-            few_softmax<T>(room.panels[head].softmax, r, tile.count, score_unit(rule), scores);
+            Acc<T>* scores = scratch.scores + (head * rows + r) * kSmallQKeys;
+            small_q_scores(rule, scratch.query_tiles[head].lanes, r, tile.first, tile.count, scores);
+            small_q_softmax<T>(scratch.query_tiles[head].softmax, r, tile.count, score_unit(rule), scores);
         }
-    for (int64_t j = 0; j < tile.count; j += kFewValues)
-        for (int64_t head = 0; head < room.heads; ++head) {
-            if (j + kFewValues < tile.count)
-                prefetch_rows(tile.v, j + kFewValues, tile.count, kFewValues, head * tile.v_head, dims.v);
+    for (int64_t j = 0; j < tile.count; j += kSmallQValues)
+        for (int64_t head = 0; head < scratch.heads; ++head) {
+            if (j + kSmallQValues < tile.count)
+                prefetch_rows(tile.v, j + kSmallQValues, tile.count, kSmallQValues, head * tile.v_head, dims.v);
             else
                 prefetch_rows(next.k, 0, next.count, L, head * next.k_head, dims.qk);
-            const QueryPanel<T>& panel = room.panels[head];
-            const int64_t left = tile.count - j < kFewValues ? tile.count - j : kFewValues;
-            const Start start = j > 0 ? Start::add : panel.empty ? Start::zero : Start::scaled;
-            in_blocks(rows, [&](auto block, int64_t r) __attribute__((always_inline)) {
-                few_outputs<decltype(block)::value, T>(
-                    tile.v + j, head * tile.v_head, left, dims.v, room.scores + (head * rows + r) * kFewKeys + j,
-                    panel.o + r * room.o_stride, room.o_stride, panel.softmax.rescale + r, start);
+            const QueryTile<T>& query_tile = scratch.query_tiles[head];
+            const int64_t left = tile.count - j < kSmallQValues ? tile.count - j : kSmallQValues;
+            const Start start = j > 0 ? Start::add : query_tile.empty ? Start::zero : Start::scaled;
+            for_row_blocks(rows, [&](auto block, int64_t r) __attribute__((always_inline)) {
+                small_q_output<decltype(block)::value, T>(
+                    tile.v + j, head * tile.v_head, left, dims.v, scratch.scores + (head * rows + r) * kSmallQKeys + j,
+                    query_tile.o + r * scratch.o_stride, scratch.o_stride, query_tile.softmax.rescale + r, start);
             });
         }
-    for (int64_t head = 0; head < room.heads; ++head) room.panels[head].empty = false;
+    for (int64_t head = 0; head < scratch.heads; ++head) scratch.query_tiles[head].empty = false;
 }
 
 // Loops over all visible keys, which are the same for each head. k and v are the rows of the first head.
 template <class T, class Rows>
-static void few_walk(const FewRoom<T>& room, const Rows& k, const Rows& v, int64_t k_head, int64_t v_head, HeadDims dims,
-                     const ScoreRule<Acc<T>>& rule) {
-    const KeyRange some = room.panels[0].lanes.some;
-    FewTile<T> tiles[2];
-    for (FewTile<T>& tile : tiles) tile.k_head = k_head, tile.v_head = v_head;
-    int turn = 0;
-    if (!some.empty()) tiles[turn].find(k, v, some.first, some.last);
-    for (int64_t key = some.first; key < some.last; key += kFewKeys, turn ^= 1) {
-        stop_point();
-        FewTile<T>& next = tiles[turn ^ 1];
+static void small_q_loop_over_keys(const SmallQScratch<T>& scratch, const Rows& k, const Rows& v, int64_t k_head, int64_t v_head,
+                                   HeadDims dims, const ScoreRule<Acc<T>>& rule) {
+    const KeyRange visible = scratch.query_tiles[0].lanes.seen_by_any;
+    SmallQKeyTile<T> tiles[2];
+    for (SmallQKeyTile<T>& tile : tiles) tile.k_head = k_head, tile.v_head = v_head;
+    int current = 0;
+    if (!visible.empty()) tiles[current].find(k, v, visible.first, visible.last);
+    for (int64_t key = visible.first; key < visible.last; key += kSmallQKeys, current ^= 1) {
+        cancellation_point();
+        SmallQKeyTile<T>& next = tiles[current ^ 1];
         next.count = 0;
-        for (int64_t head = 0; head < room.heads; ++head)
-            fold_before(room.panels[head], key, dims.v, room.o_stride, score_unit(rule));
-        if (key + kFewKeys < some.last) next.find(k, v, key + kFewKeys, some.last);
-        few_attend(room, tiles[turn], next, dims, rule);
+        for (int64_t head = 0; head < scratch.heads; ++head)
+            add_finished_block(scratch.query_tiles[head], key, dims.v, scratch.o_stride, score_unit(rule));
+        if (key + kSmallQKeys < visible.last) next.find(k, v, key + kSmallQKeys, visible.last);
+        small_q_attend(scratch, tiles[current], next, dims, rule);
     }
 }
 
 template <class T, class Rows>
-static void few_store(const QueryPanel<T>& panel, HeadDims dims, const Rows& out) {
+static void small_q_store(const QueryTile<T>& query_tile, HeadDims dims, const Rows& out) {
     using A = Acc<T>;
-    const int64_t stride = few_stride<T>(dims.v);
-    for (int64_t r = 0; r < panel.lanes.rows; ++r) {
-        const A factor = panel.softmax.rescale[r];
+    const int64_t stride = small_q_stride<T>(dims.v);
+    for (int64_t r = 0; r < query_tile.lanes.rows; ++r) {
+        const A factor = query_tile.softmax.rescale[r];
         T* to = out(r);
         for (int64_t c = 0; c < dims.v; c += kLanes<A>) {
-            const Vec<A> o = panel.empty || factor == 0 ? Vec<A>{} : load(panel.o + r * stride + c) * broadcast(factor);
+            const Vec<A> o = query_tile.empty || factor == 0 ? Vec<A>{} : load(query_tile.o + r * stride + c) * broadcast(factor);
             store_part(to + c, o, dims.v - c);
         }
     }

@@ -8,7 +8,7 @@
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-constexpr int64_t kPanelWidth = 64;  // rows of a full query tile: four AVX-512 vectors of floats
+constexpr int64_t kQueryTileRows = 64;  // rows of a full query tile: four AVX-512 vectors of floats
 
 // Keys [first, last).
 struct KeyRange {
@@ -25,16 +25,16 @@ struct Lanes {
 
     // Lane i sees keys [first_key[i], last_key[i]). seen_by_any is the range of all these keys, seen_by_all their intersection.
     Integer<A>*first_key = nullptr, *last_key = nullptr;
-    KeyRange some, all;
+    KeyRange seen_by_any, seen_by_all;
 
     A* alibi_position = nullptr;  // the key position at distance 0
     A* alibi_slope = nullptr;
 
     void lay_out(Arena& arena) {
-        first_key = arena.take<Integer<A>>(kPanelWidth);
-        last_key = arena.take<Integer<A>>(kPanelWidth);
-        alibi_position = arena.take<A>(kPanelWidth);
-        alibi_slope = arena.take<A>(kPanelWidth);
+        first_key = arena.allocate<Integer<A>>(kQueryTileRows);
+        last_key = arena.allocate<Integer<A>>(kQueryTileRows);
+        alibi_position = arena.allocate<A>(kQueryTileRows);
+        alibi_slope = arena.allocate<A>(kQueryTileRows);
     }
 
     void resize(int64_t used) {
@@ -44,20 +44,20 @@ struct Lanes {
 
     // Called after first_key and last_key of the used lanes are set. Unused lanes get the keys that all lanes see, so that they
     // never make an edge tile.
-    void close() {
-        some = {INT64_MAX, 0}, all = {0, INT64_MAX};
+    void set_ranges() {
+        seen_by_any = {INT64_MAX, 0}, seen_by_all = {0, INT64_MAX};
         for (int64_t i = 0; i < rows; ++i) {
             const int64_t first = first_key[i], last = last_key[i];
             if (first < last) {
-                if (first < some.first) some.first = first;
-                if (last > some.last) some.last = last;
+                if (first < seen_by_any.first) seen_by_any.first = first;
+                if (last > seen_by_any.last) seen_by_any.last = last;
             }
-            if (first > all.first) all.first = first;
-            if (last < all.last) all.last = last;
+            if (first > seen_by_all.first) seen_by_all.first = first;
+            if (last < seen_by_all.last) seen_by_all.last = last;
         }
-        if (some.empty()) some = {0, 0};
+        if (seen_by_any.empty()) seen_by_any = {0, 0};
         for (int64_t i = rows; i < width; ++i) {
-            first_key[i] = static_cast<Integer<A>>(all.first), last_key[i] = static_cast<Integer<A>>(all.last);
+            first_key[i] = static_cast<Integer<A>>(seen_by_all.first), last_key[i] = static_cast<Integer<A>>(seen_by_all.last);
             alibi_position[i] = alibi_slope[i] = 0;
         }
     }

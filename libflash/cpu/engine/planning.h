@@ -4,7 +4,7 @@
 #include "cpu/cancel.h"
 #include "cpu/engine/vector.h"
 #include "cpu/kernels.h"
-#include "cpu/run_items.h"
+#include "cpu/parallel_for.h"
 #include "cpu/thread_count.h"
 
 namespace libflash::cpu {
@@ -39,17 +39,17 @@ FLASH_INLINE double attention_flops(const AttentionProblem& problem, double prod
 }
 
 // Waking a thread takes about 10 us, so each thread gets at least about 100 us of work.
-FLASH_INLINE int choose_threads(int most, int64_t items, double flops) {
+FLASH_INLINE int choose_threads(int most, int64_t tasks, double flops) {
     const double worth = flops / 8e6 + 1;
     int threads = worth < most ? static_cast<int>(worth) : most;
-    if (threads > items) threads = items > 1 ? static_cast<int>(items) : 1;
+    if (threads > tasks) threads = tasks > 1 ? static_cast<int>(tasks) : 1;
     return threads;
 }
 
 template <class Body>
-FLASH_INLINE void run(int64_t items, int threads, const Body& body) {
-    run_items(
-        items, threads, [](const void* context, int64_t item, int thread) { (*static_cast<const Body*>(context))(item, thread); },
+FLASH_INLINE void run_parallel(int64_t tasks, int threads, const Body& body) {
+    run_tasks(
+        tasks, threads, [](const void* context, int64_t task, int thread) { (*static_cast<const Body*>(context))(task, thread); },
         &body);
 }
 

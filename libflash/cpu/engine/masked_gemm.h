@@ -36,25 +36,25 @@ static bool all_finite(const E* values, int64_t stride, int64_t rows, int64_t co
 }
 
 template <class E>
-FLASH_INLINE E add_if_weighted(E sum, E weight, E value) {
+FLASH_INLINE E add_if_nonzero(E sum, E weight, E value) {
     return weight == 0 ? sum : sum + weight * value;
 }
 #if FLASH_BF16_DOT
-FLASH_INLINE float add_if_weighted(float sum, Pair weight, Pair value) {
-    for (int which = 0; which < 2; ++which) sum = add_if_weighted(sum, half_of_pair(weight, which), half_of_pair(value, which));
+FLASH_INLINE float add_if_nonzero(float sum, Pair weight, Pair value) {
+    for (int which = 0; which < 2; ++which) sum = add_if_nonzero(sum, half_of_pair(weight, which), half_of_pair(value, which));
     return sum;
 }
 #endif
 
 template <Weights kWeights, class E>
-static void multiply_weighted_slowly(const Product<E>& p) {
+static void multiply_skipping_zeros(const Product<E>& p) {
     for (int64_t m = 0; m < p.m; ++m)
         for (int64_t n = 0; n < p.n; ++n) {
             Accumulator<E>& c = p.c[m * p.c_m + n];
             Accumulator<E> sum = 0;
             for (int64_t k = 0; k < p.k; ++k) {
                 const E a = p.a[m * p.a_m + k * p.a_k], b = p.b[k * p.b_k + n];
-                sum = kWeights == Weights::a ? add_if_weighted(sum, a, b) : add_if_weighted(sum, b, a);
+                sum = kWeights == Weights::a ? add_if_nonzero(sum, a, b) : add_if_nonzero(sum, b, a);
             }
             c = p.start == Start::zero ? sum : p.start == Start::add ? c + sum : c * p.factors[n] + sum;
         }
@@ -62,10 +62,10 @@ static void multiply_weighted_slowly(const Product<E>& p) {
 
 // multiply() for a tile in which keys may be hidden (`hides`). If the values are in A, a_m must be 1.
 template <Weights kWeights, class E>
-static void multiply_weighted(const Product<E>& p, bool hides) {
+static void multiply_masked(const Product<E>& p, bool hides) {
     if (hides) {
         const bool good = kWeights == Weights::a ? all_finite(p.b, p.b_k, p.k, p.n) : all_finite(p.a, p.a_k, p.k, p.m);
-        if (!good) return multiply_weighted_slowly<kWeights>(p);
+        if (!good) return multiply_skipping_zeros<kWeights>(p);
     }
     multiply(p);
 }
