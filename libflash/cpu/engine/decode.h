@@ -27,11 +27,11 @@ public:
 
     // One query tile of one key head.
     void run_query_tile(int64_t key_head, int64_t number) {
-        const TileCoordinates tile{key_head, number * kQueryTileRows, query_tile_rows(number),
-                                   (batch_ * problem_.heads_k + key_head) * sizes_.query_tiles + number};
+        const TileCoordinates coordinates{key_head, number * kQueryTileRows, query_tile_rows(number),
+                                          (batch_ * problem_.heads_k + key_head) * sizes_.query_tiles + number};
         QueryTile<T> query_tile = scratch_.query_tile;
-        start(query_tile, tile);
-        query_tile.load_queries(query_rows(tile), sizes_.dims);
+        start(query_tile, coordinates);
+        query_tile.load_queries(query_rows(coordinates), sizes_.dims);
         with_cache(key_head, [&](const auto& k, const auto& v) __attribute__((always_inline)) {
             const KeyRange visible = query_tile.lanes.seen_by_any;
             for (int64_t first = visible.first; first < visible.last; first += kDecodeKeys) {
@@ -42,7 +42,7 @@ public:
                        scratch_.tile);
             }
         });
-        end(query_tile, tile);
+        end(query_tile, coordinates);
     }
 
     // All query rows of key heads first_head, first_head + 1, ... for a small number of query rows.
@@ -51,20 +51,22 @@ public:
         const int64_t left = problem_.heads_k - first_head;
         small_q.heads = left < sizes_.heads_per_task ? left : sizes_.heads_per_task;
         for (int64_t n = 0; n < small_q.heads; ++n) {
-            start(small_q.query_tiles[n], tile_of(first_head + n));
-            small_q.load_queries(query_rows(tile_of(first_head + n)), n, sizes_.dims);
+            start(small_q.query_tiles[n], coordinates_of(first_head + n));
+            small_q.load_queries(query_rows(coordinates_of(first_head + n)), n, sizes_.dims);
         }
         with_cache(first_head, [&](const auto& k, const auto& v) __attribute__((always_inline)) {
             small_q_loop_over_keys(small_q, k, v, problem_.cache.k.stride[2], problem_.cache.v.stride[2], sizes_.dims, rule_);
         });
-        for (int64_t n = 0; n < small_q.heads; ++n) end(small_q.query_tiles[n], tile_of(first_head + n));
+        for (int64_t n = 0; n < small_q.heads; ++n) end(small_q.query_tiles[n], coordinates_of(first_head + n));
     }
 
 private:
     struct TileCoordinates {
         int64_t key_head, row0, rows, index;
     };
-    TileCoordinates tile_of(int64_t key_head) const { return {key_head, 0, sizes_.rows, batch_ * problem_.heads_k + key_head}; }
+    TileCoordinates coordinates_of(int64_t key_head) const {
+        return {key_head, 0, sizes_.rows, batch_ * problem_.heads_k + key_head};
+    }
     int64_t query_tile_rows(int64_t number) const {
         const int64_t left = sizes_.rows - number * kQueryTileRows;
         return left < kQueryTileRows ? left : kQueryTileRows;
@@ -79,47 +81,48 @@ private:
             body(entry_rows<T>(problem_, k, batch_, head), entry_rows<T>(problem_, v, batch_, head));
     }
 
-    GroupRows<const T> query_rows(const TileCoordinates& tile) const {
-        const int64_t group = problem_.group_size(), head = tile.key_head * group;
+    GroupRows<const T> query_rows(const TileCoordinates& coordinates) const {
+        const int64_t group = problem_.group_size(), head = coordinates.key_head * group;
         if (!memory_.rotated) {
             const int64_t* at = problem_.q.stride;
-            return {static_cast<const T*>(problem_.q.data) + batch_ * at[0] + head * at[2], at[1], at[2], group, tile.row0};
+            return {static_cast<const T*>(problem_.q.data) + batch_ * at[0] + head * at[2], at[1], at[2], group,
+                    coordinates.row0};
         }
         const int64_t dim = problem_.head_dim, position = problem_.heads_q * dim;
-        return {memory_.rotated + batch_ * problem_.seqlen_q * position + head * dim, position, dim, group, tile.row0};
+        return {memory_.rotated + batch_ * problem_.seqlen_q * position + head * dim, position, dim, group, coordinates.row0};
     }
 
-    void start(QueryTile<T>& query_tile, const TileCoordinates& tile) const {
-        if (sizes_.splits > 1) memory_.partials.attach(query_tile, tile.index * sizes_.splits + split_);
-        set_lanes(query_tile.lanes, problem_, batch_, tile.key_head, tile.row0, tile.rows, range_);
+    void start(QueryTile<T>& query_tile, const TileCoordinates& coordinates) const {
+        if (sizes_.splits > 1) memory_.partials.attach(query_tile, coordinates.index * sizes_.splits + split_);
+        set_lanes(query_tile.lanes, problem_, batch_, coordinates.key_head, coordinates.row0, coordinates.rows, range_);
     }
 
-    void end(QueryTile<T>& query_tile, const TileCoordinates& tile) const {
+    void end(QueryTile<T>& query_tile, const TileCoordinates& coordinates) const {
         finish_totals(query_tile, sizes_.dims.v, sizes_.row_stride, score_unit(rule_));
-        if (sizes_.splits == 1) return finish(query_tile, tile);
-        const int64_t first = tile.index * sizes_.splits;
+        if (sizes_.splits == 1) return finish(query_tile, coordinates);
+        const int64_t first = coordinates.index * sizes_.splits;
         memory_.partials.empty[first + split_] = query_tile.empty;
-        if (__atomic_add_fetch(&memory_.finished[tile.index], 1, __ATOMIC_ACQ_REL) < sizes_.splits) return;
+        if (__atomic_add_fetch(&memory_.finished[coordinates.index], 1, __ATOMIC_ACQ_REL) < sizes_.splits) return;
         QueryTile<T> whole = scratch_.query_tile;  // in the thread's own scratch memory, not in a partial result
-        whole.lanes.resize(tile.rows);
+        whole.lanes.resize(coordinates.rows);
         combine(memory_.partials, first, sizes_.splits, score_unit(rule_), sizes_.row_stride, whole);
-        finish(whole, tile);
+        finish(whole, coordinates);
     }
 
-    void finish(QueryTile<T>& query_tile, const TileCoordinates& tile) const {
-        const int64_t group = problem_.group_size(), head = tile.key_head * group;
-        for (int64_t i = 0; problem_.sink.present && i < tile.rows; ++i)
-            scratch_.sinks[i] = head_value(problem_.sink, batch_, head + (tile.row0 + i) % group);
+    void finish(QueryTile<T>& query_tile, const TileCoordinates& coordinates) const {
+        const int64_t group = problem_.group_size(), head = coordinates.key_head * group;
+        for (int64_t i = 0; problem_.sink.present && i < coordinates.rows; ++i)
+            scratch_.sinks[i] = head_value(problem_.sink, batch_, head + (coordinates.row0 + i) % group);
         finish_query_tile(query_tile, rule_, problem_.sink.present ? scratch_.sinks : nullptr, 1, 1.0, scratch_.lse);
         const int64_t* at = problem_.out.stride;
         T* out = static_cast<T*>(problem_.out.data) + batch_ * at[0] + head * at[2];
-        const GroupRows<T> rows{out, at[1], at[2], group, tile.row0};
+        const GroupRows<T> rows{out, at[1], at[2], group, coordinates.row0};
         sizes_.small_q() ? small_q_store(query_tile, sizes_.dims, rows) : store_output(query_tile, sizes_.dims, rows);
         if (!problem_.lse.present) return;
         const RowStrides lse = lse_strides(problem_.lse);
         A* first = static_cast<A*>(problem_.lse.data) + batch_ * lse.batch + head * lse.head;
-        const GroupRows<A> to{first, lse.row, lse.head, group, tile.row0};
-        for (int64_t i = 0; i < tile.rows; ++i) *to(i) = scratch_.lse[i];
+        const GroupRows<A> to{first, lse.row, lse.head, group, coordinates.row0};
+        for (int64_t i = 0; i < coordinates.rows; ++i) *to(i) = scratch_.lse[i];
     }
 
     const DecodeProblem& problem_;
@@ -131,8 +134,8 @@ private:
     ScoreRule<A> rule_;
 };
 
-// The cost of the products with `keys` keys. With few query rows the time is that of reading the cache: kSmallQRows stands for
-// it.
+// Estimated cost of `keys` keys. For small query counts the time is that of reading the cache, which is about the cost of
+// kSmallQRows rows.
 FLASH_INLINE double decode_flops(const DecodeProblem& problem, const DecodeSizes& sizes, double keys) {
     const int64_t width = sizes.small_q() ? kSmallQRows : sizes.query_tiles * sizes.width;
     return 2 * keys * static_cast<double>(problem.heads_k * width * (sizes.dims.qk + sizes.dims.v));
