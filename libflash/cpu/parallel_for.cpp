@@ -54,16 +54,16 @@ void run_tasks(int64_t tasks, int threads, void (*body)(const void*, int64_t, in
         return;
     }
     ParallelLoop loop(tasks, body, context);
-    Job helpers(threads - 1, run_loop, &loop);
+    Job job(threads - 1, run_loop, &loop);
     run_loop(&loop, 0);
-    while (!helpers.finish(has_interrupt() ? kInterruptInterval : 0)) {
+    while (!job.finish(has_interrupt() ? kInterruptInterval : 0)) {
         try {
             cancellation_point();
         } catch (...) {
             loop.fail();
         }
     }
-    if (helpers.lost_in_fork())
+    if (job.lost_in_fork())
         throw Error(FLASH_STATUS_CANCELLED, "this process was forked from within the call, without its threads");
     if (loop.stopped.load()) std::rethrow_exception(loop.error);
 }

@@ -10,17 +10,17 @@ namespace LIBFLASH_ISA {
 
 // One dimension of dbias and how it is divided into tasks.
 struct DbiasAxis {
-    bool repeated;  // size 1, broadcast along this dimension
+    bool is_broadcast;  // size 1, broadcast along this dimension
     int64_t size, step;
-    int64_t tasks() const { return repeated ? 1 : (size + step - 1) / step; }
+    int64_t tasks() const { return is_broadcast ? 1 : (size + step - 1) / step; }
     // The positions, out of `extent`, that task `at` sums.
     KeyRange positions(int64_t at, int64_t extent) const {
-        if (repeated) return {0, extent};
+        if (is_broadcast) return {0, extent};
         const int64_t last = (at + 1) * step;
         return {at * step, last < extent ? last : extent};
     }
     // The number of elements that task `at` writes.
-    int64_t elements(int64_t at) const { return repeated ? 1 : size - at * step < step ? size - at * step : step; }
+    int64_t elements(int64_t at) const { return is_broadcast ? 1 : size - at * step < step ? size - at * step : step; }
 };
 
 template <class T, class Scratch>
@@ -31,8 +31,8 @@ public:
     DbiasTask(const AttentionProblem& problem, const Plan& plan, const BackwardRows<A>& rows, Scratch& scratch,
               const DbiasAxis (&axes)[4])
         : problem_(problem), plan_(plan), rows_(rows), scratch_(scratch), axes_(axes),
-          dims_{problem.head_dim, problem.head_dim_v}, slope_free_(scratch.tile) {
-        slope_free_.slope = nullptr;
+          dims_{problem.head_dim, problem.head_dim_v}, scratch_without_slope_(scratch.tile) {
+        scratch_without_slope_.slope = nullptr;
     }
 
     void run(const int64_t (&at)[4]) {
@@ -92,9 +92,9 @@ private:
         tile.v = rows_operand<T>(v, first, count, dims_.v, scratch_.v, Reads::once);
         const DropoutMask dropout(problem_.dropout, problem_.heads_q, batch, head);
         score_gradients<false>(scratch_.query_tile, tile, dims_, rule, problem_.dropout.active() ? &dropout : nullptr,
-                               slope_free_);
+                               scratch_without_slope_);
         for (int64_t j = 0; j < count; ++j) {
-            A* sums = scratch_.bias_sums + (axes_[3].repeated ? 0 : j * kQueryTileRows);
+            A* sums = scratch_.bias_sums + (axes_[3].is_broadcast ? 0 : j * kQueryTileRows);
             for (int64_t i = 0; i < width; i += kLanes<A>)
                 store(sums + i, load(sums + i) + load(scratch_.tile.dp + j * width + i));
         }
@@ -106,7 +106,7 @@ private:
         const int64_t start = row_start(dbias, at[0], at[1], at[2] * axes_[2].step, at[3] * axes_[3].step);
         for (int64_t j = 0; j < keys; ++j) {
             A* sums = scratch_.bias_sums + j * kQueryTileRows;
-            if (axes_[2].repeated)
+            if (axes_[2].is_broadcast)
                 for (int64_t i = 1; i < kQueryTileRows; ++i) sums[0] += sums[i];
             for (int64_t i = 0; i < rows; ++i)
                 store_as(dbias.dtype, dbias.data, start + i * dbias.stride[2] + j * dbias.stride[3], sums[i]);
@@ -119,7 +119,7 @@ private:
     Scratch& scratch_;
     const DbiasAxis (&axes_)[4];
     const HeadDims dims_;
-    GradientScratch<T> slope_free_;
+    GradientScratch<T> scratch_without_slope_;
 };
 
 template <class T, class ScratchOf>

@@ -207,8 +207,7 @@ static void small_q_scores(const ScoreRule<A>& rule, const Lanes<A>& lanes, int6
     }
 }
 
-// before * rescale + the sum of p, in the order in which small_q_output sums p * v: if all values are 1, the output is exactly
-// 1.
+// before * rescale + the sum of p, in the order in which small_q_output sums p * v: if all values are 1, so is the output.
 static float add_as_output(const float* p, int64_t count, float before, float rescale) {
     float parts[kSmallQKeys / kSmallQValues] = {};
     const int64_t whole = count / kSmallQValues;
