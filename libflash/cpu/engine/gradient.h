@@ -87,7 +87,7 @@ struct GradientStep {
 
     FLASH_INLINE ElementGradient<A> at(int64_t index, Vec<A> lse, Vec<A> delta) const {
         const Vec<A> s = load(scratch.scores + index);
-        // lse is subtracted before the conversion to base 2. The exact difference is at most 0; the minimum removes rounding of lse.
+        // lse is subtracted before the conversion to base 2. The exact difference is at most 0; lse is rounded.
         const Vec<A> below = minimum(Vec<A>{}, multiply_add(s, scale, -lse));
         Vec<A> p = exp<A>(below), dp = load(scratch.dp + index);
         if constexpr (!kRare) return {p, p * (dp - delta)};
