@@ -3,12 +3,12 @@
 #include <type_traits>
 
 #include "cpu/convert.h"
-#include "cpu/run_items.h"
+#include "cpu/parallel_for.h"
 
 namespace libflash::cpu {
 namespace {
 
-void turn(const DecodeProblem& problem, int64_t position, double* row) {
+void rotate(const DecodeProblem& problem, int64_t position, double* row) {
     const TensorView &cos = problem.rotary_cos, &sin = problem.rotary_sin;
     const int64_t pairs = cos.shape[1];
     for (int64_t n = 0; n < pairs; ++n) {
@@ -22,25 +22,25 @@ void turn(const DecodeProblem& problem, int64_t position, double* row) {
     }
 }
 
-// A row of head_dim channels turned by `position`, rounded to its type. Both may be the same row.
+// Rotates a row of head_dim channels by the angles of `position` and rounds it to its type. from and to may be the same row.
 template <class T>
-void turn_row(const DecodeProblem& problem, const T* from, int64_t position, T* to) {
+void rotate_row(const DecodeProblem& problem, const T* from, int64_t position, T* to) {
     double row[512];
-    const int64_t turned = problem.rotary_cos.present ? 2 * problem.rotary_cos.shape[1] : 0;
-    for (int64_t c = 0; c < turned; ++c) row[c] = widen(from[c]);
-    if (turned) turn(problem, position, row);
-    for (int64_t c = 0; c < turned; ++c) store(to[c], row[c]);
-    for (int64_t c = turned; c < problem.head_dim; ++c) to[c] = from[c];
+    const int64_t rotated = problem.rotary_cos.present ? 2 * problem.rotary_cos.shape[1] : 0;
+    for (int64_t c = 0; c < rotated; ++c) row[c] = widen(from[c]);
+    if (rotated) rotate(problem, position, row);
+    for (int64_t c = 0; c < rotated; ++c) store(to[c], row[c]);
+    for (int64_t c = rotated; c < problem.head_dim; ++c) to[c] = from[c];
 }
 
 template <class T>
-void turn_query(const DecodeProblem& problem, int64_t b, int64_t i, int64_t h, T* to) {
+void rotate_query(const DecodeProblem& problem, int64_t b, int64_t i, int64_t h, T* to) {
     const int64_t* at = problem.q.stride;
     const int64_t position = problem.cached(b) + (problem.mask_rule.bounded() ? i : 0);
-    turn_row(problem, static_cast<const T*>(problem.q.data) + b * at[0] + i * at[1] + h * at[2], position, to);
+    rotate_row(problem, static_cast<const T*>(problem.q.data) + b * at[0] + i * at[1] + h * at[2], position, to);
 }
 
-// Row i of the new keys and values of one sequence, one key head.
+// Appends row i of the new keys and values of one sequence and one key head.
 template <class T>
 void append_row(const DecodeProblem& problem, int64_t b, int64_t i, int64_t h) {
     const int64_t j = problem.cached(b) + i;
@@ -48,9 +48,9 @@ void append_row(const DecodeProblem& problem, int64_t b, int64_t i, int64_t h) {
         return static_cast<const T*>(rows.data) + b * rows.stride[0] + i * rows.stride[1] + h * rows.stride[2];
     };
     const auto to = [&](const TensorView& cache) {
-        return static_cast<T*>(cache.data) + cache_row(problem.cache, cache, b, j) + h * cache.stride[2];
+        return static_cast<T*>(cache.data) + cache_row_offset(problem.cache, cache, b, j) + h * cache.stride[2];
     };
-    turn_row(problem, from(problem.k_new), j, to(problem.cache.k));
+    rotate_row(problem, from(problem.k_new), j, to(problem.cache.k));
     const T* v = from(problem.v_new);
     T* v_to = to(problem.cache.v);
     for (int64_t c = 0; c < problem.head_dim_v; ++c) v_to[c] = v[c];
@@ -60,19 +60,19 @@ void append_row(const DecodeProblem& problem, int64_t b, int64_t i, int64_t h) {
 
 void read_query(const DecodeProblem& problem, int64_t b, int64_t i, int64_t h, double* row) {
     with_type(problem.dtype, [&](auto* type) {
-        std::remove_pointer_t<decltype(type)> turned[512];
-        turn_query(problem, b, i, h, turned);
-        for (int64_t c = 0; c < problem.head_dim; ++c) row[c] = widen(turned[c]);
+        std::remove_pointer_t<decltype(type)> rotated[512];
+        rotate_query(problem, b, i, h, rotated);
+        for (int64_t c = 0; c < problem.head_dim; ++c) row[c] = widen(rotated[c]);
     });
 }
 
-void turn_queries(const DecodeProblem& problem, void* turned, int threads) {
+void rotate_queries(const DecodeProblem& problem, void* rotated, int threads) {
     with_type(problem.dtype, [&](auto* type) {
-        auto* rows = static_cast<decltype(type)>(turned);
-        parallel_for(problem.batch * problem.seqlen_q, threads, [&](int64_t item, int) {
-            const int64_t b = item / problem.seqlen_q, i = item % problem.seqlen_q;
+        auto* rows = static_cast<decltype(type)>(rotated);
+        parallel_for(problem.batch * problem.seqlen_q, threads, [&](int64_t task, int) {
+            const int64_t b = task / problem.seqlen_q, i = task % problem.seqlen_q;
             for (int64_t h = 0; h < problem.heads_q; ++h)
-                turn_query(problem, b, i, h, rows + (item * problem.heads_q + h) * problem.head_dim);
+                rotate_query(problem, b, i, h, rows + (task * problem.heads_q + h) * problem.head_dim);
         });
     });
 }
@@ -81,8 +81,8 @@ void append_new_keys(const DecodeProblem& problem, int threads) {
     if (!problem.k_new.present) return;
     with_type(problem.dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
-        parallel_for(problem.batch * problem.heads_k, threads, [&](int64_t item, int) {
-            const int64_t b = item / problem.heads_k, h = item % problem.heads_k;
+        parallel_for(problem.batch * problem.heads_k, threads, [&](int64_t task, int) {
+            const int64_t b = task / problem.heads_k, h = task % problem.heads_k;
             for (int64_t i = 0; i < problem.seqlen_new; ++i) append_row<T>(problem, b, i, h);
         });
     });

@@ -1,11 +1,11 @@
-// A dense block mask as lists: for each row of blocks the columns kept, and for each column the rows. Entries past a count are
-// set to 0, so that the same mask always gives the same bytes.
+// Converts a dense block mask to lists: the kept columns of each block row, the kept rows of each block column. Entries past a
+// count are set to 0, so that equal masks give equal bytes.
 #include "cpu/kernels.h"
 
 namespace libflash::cpu {
 namespace {
 
-// `step` leads from one entry of the line to the next.
+// `step`: distance of neighbouring entries of the line (a row or column of the mask).
 int32_t list_line(const uint8_t* line, int64_t step, int64_t n, int32_t* indices) {
     int32_t count = 0;
     for (int64_t at = 0; at < n; ++at)

@@ -7,13 +7,13 @@
 namespace libflash::cpu {
 namespace {
 
-constexpr int64_t kInterval = 50'000'000;  // nanoseconds from one question to the next
+constexpr int64_t kCheckInterval = 50'000'000;  // nanoseconds between two calls of the interrupt check
 
-// Plain values: neither the end of a thread nor unloading the library has anything to destroy.
+// Trivially destructible: nothing runs at the end of a thread or when the library is unloaded.
 struct Thread {
     int32_t (*check)(void*) = nullptr;
     void* context = nullptr;
-    int64_t asked = 0;  // when
+    int64_t last_check = 0;  // time of the last call of `check`
     const std::atomic<bool>* stopped = nullptr;
 };
 thread_local Thread thread;
@@ -29,22 +29,22 @@ int64_t now() {
 void set_interrupt(int32_t (*check)(void* context), void* context) {
     thread.check = check;
     thread.context = context;
-    if (check) thread.asked = now();
+    if (check) thread.last_check = now();
 }
 
 bool has_interrupt() { return thread.check != nullptr; }
 
-void stop_point() {
+void cancellation_point() {
     if (thread.stopped && thread.stopped->load(std::memory_order_relaxed))
         throw Error(FLASH_STATUS_CANCELLED, "another thread ended it");
     if (!thread.check) return;
     const int64_t time = now();
-    if (time - thread.asked < kInterval) return;
+    if (time - thread.last_check < kCheckInterval) return;
     int32_t (*const check)(void*) = thread.check;
-    thread.check = nullptr;  // a call from within the check does not ask
+    thread.check = nullptr;  // a libflash call made by the check itself must not call the check again
     const int32_t answer = check(thread.context);
     thread.check = check;
-    thread.asked = now();
+    thread.last_check = now();
     if (answer != 0)
         throw Error(FLASH_STATUS_CANCELLED, "the interrupt check of this thread ended the call; its outputs are incomplete");
 }

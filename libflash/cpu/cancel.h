@@ -1,5 +1,5 @@
-// How a call on the CPU is ended before it is done: by the caller's interrupt check (flash_set_interrupt), or because another of
-// its threads failed. The loops over tiles call stop_point().
+// Cancels a call on the CPU: by the caller's interrupt check (flash_set_interrupt), or because another thread of the call
+// failed. The loops over tiles call cancellation_point().
 #pragma once
 
 #include <atomic>
@@ -7,15 +7,15 @@
 
 namespace libflash::cpu {
 
-// Of the calling thread; nullptr: none.
+// The interrupt check of the calling thread; nullptr for none.
 void set_interrupt(int32_t (*check)(void* context), void* context);
 bool has_interrupt();
 
-// Ends this thread's part of the call with an exception if the work is stopped. On the thread that made the call it asks the
-// interrupt check, no more than some twenty times a second. Costs a few nanoseconds.
-void stop_point();
+// Throws if the call was stopped. On the thread that made the call, it also calls the interrupt check, at most about twenty
+// times a second. Otherwise it costs a few nanoseconds.
+void cancellation_point();
 
-// Within a scope, the work of this thread ends once `stopped` is true.
+// While it lives, cancellation_point() of this thread throws once `stopped` is true.
 class StopScope {
 public:
     explicit StopScope(const std::atomic<bool>& stopped);

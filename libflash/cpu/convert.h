@@ -1,8 +1,8 @@
-// The storage types and their exact conversions, in integer arithmetic: round to nearest, ties to even, subnormals kept, overflow
-// to infinity, NaN stays NaN. tests/test_convert.cpp compares every bit pattern.
+// The storage types and their exact conversions in integer arithmetic: round to nearest, ties to even; subnormals are kept,
+// overflow becomes infinity, NaN stays NaN. tests/cpu/test_convert.cpp checks every bit pattern.
 //
-// Everything here has internal linkage: the engine includes this file under several sets of compiler flags, and a shared inline
-// function compiled for AVX-512 could be the copy that the linker keeps for all.
+// Everything here has internal linkage. The engine includes this file under several sets of compiler flags; if a function were
+// an ordinary inline function, the linker could keep the copy compiled for AVX-512 for all callers.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,8 @@ struct bfloat16 {
 
 namespace {
 
-// A double as a float format of kExponent and kMantissa bits. Also exact for floats, which every double format holds.
+// Rounds a double to a float format with kExponent exponent bits and kMantissa mantissa bits. Floats may be passed as doubles:
+// the conversion is exact.
 template <int kExponent, int kMantissa>
 inline uint16_t narrow(double value) {
     constexpr int kBias = (1 << (kExponent - 1)) - 1;
@@ -42,7 +43,7 @@ inline uint16_t narrow(double value) {
     uint64_t kept = significand >> drop;
     const uint64_t rest = significand - (kept << drop), tie = uint64_t{1} << (drop - 1);
     if (rest > tie || (rest == tie && (kept & 1))) ++kept;
-    // The leading bit of a normal significand adds the missing 1 to the exponent, and so does a carry out of the fraction.
+    // The leading bit of a normal significand adds the missing 1 to the exponent; a carry out of the fraction increments it.
     if (below == 0) {
         if (exponent > kBias) return static_cast<uint16_t>(sign | kInfinity);
         kept += static_cast<uint64_t>(exponent + kBias - 1) << kMantissa;
@@ -77,7 +78,7 @@ inline void store(bfloat16& to, double value) { to.bits = narrow<8, 7>(value); }
 inline void store(float& to, double value) { to = static_cast<float>(value); }
 inline void store(double& to, double value) { to = value; }
 
-// Element `index` of an array of any of the four types.
+// Element `index` of an array of any floating type.
 inline double load_as(DType dtype, const void* data, int64_t index) {
     switch (dtype) {
         case DType::f16: return widen(static_cast<const half*>(data)[index]);
@@ -96,7 +97,7 @@ inline void store_as(DType dtype, void* data, int64_t index, double value) {
     }
 }
 
-// Calls body with a null pointer of the type that stands behind a floating dtype.
+// Calls body with a null pointer of the C++ type of a floating dtype.
 template <class Body>
 inline void with_type(DType dtype, const Body& body) {
     switch (dtype) {

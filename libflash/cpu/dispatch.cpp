@@ -1,6 +1,5 @@
-// The kernels of the CPU backend in this build, in order of preference.
-//
-// CMake compiles the engine once per instruction set and defines LIBFLASH_ISA_<NAME>=1 for each one it compiled.
+// The CPU kernels of this build, in order of preference. CMake compiles the engine once for each instruction set and defines
+// LIBFLASH_ISA_<NAME>=1 for each one it compiled.
 #include "cpu/kernels.h"
 
 namespace libflash::cpu {

@@ -10,13 +10,13 @@ bool usable_always() { return true; }
 
 #if defined(__x86_64__) || defined(__i386__)
 
-// Not all compilers' builtin knows this one; whether the operating system saves the registers it needs is AVX2's question too.
+// __builtin_cpu_supports does not know F16C in all compilers. F16C needs no operating system support beyond that of AVX2.
 static bool has_f16c() {
     unsigned a = 0, b = 0, c = 0, d = 0;
     return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c >> 29 & 1) != 0;
 }
 
-// The builtin also asks whether the operating system saves the wide registers.
+// The builtin also checks that the operating system saves the wide registers.
 bool usable_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c(); }
 
 bool usable_avx512() {

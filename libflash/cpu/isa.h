@@ -1,5 +1,5 @@
-// Which instruction sets this processor and its operating system offer, asked once. A test for an instruction set must itself be
-// compiled without that instruction set: hence these live apart from the engine.
+// The instruction sets that this processor and its operating system support. These functions are compiled without any of those
+// instruction sets, hence apart from the engine.
 #pragma once
 
 namespace libflash::cpu {

@@ -1,27 +1,27 @@
-// out = sum_n exp(lses[n] - lse) outs[n], lse = log(sum_n exp(lses[n])): a row at a time, threads over rows.
+// out = sum_n exp(lses[n] - lse) outs[n], lse = log(sum_n exp(lses[n])), row by row. Tasks are blocks of rows of one head.
 #include <cmath>
 #include <limits>
 #include <vector>
 
 #include "cpu/convert.h"
 #include "cpu/kernels.h"
-#include "cpu/run_items.h"
+#include "cpu/parallel_for.h"
 #include "cpu/thread_count.h"
 
 namespace libflash::cpu {
 namespace {
 
-constexpr int64_t kChannels = 512;      // accumulated at a time
-constexpr int64_t kRowsPerItem = 64;    // of one head: what a thread takes at once
-constexpr double kWorkPerThread = 1e5;  // elements; fewer do not pay for waking a thread
-constexpr int kMostInFloat = 64;        // parts; the outputs of more are added in double precision
+constexpr int64_t kChannels = 512;      // channels accumulated at a time
+constexpr int64_t kRowsPerTask = 64;    // rows of one head
+constexpr double kWorkPerThread = 1e5;  // elements; fewer do not justify another thread
+constexpr int kMostInFloat = 64;        // above this number of inputs, the outputs are summed in double
 
-// Share of each part in one row, so that they add up to 1, and the logsumexp. All shares are 0 where no part has a key.
-struct Shares {
-    std::vector<double> share;
+// The weights of the inputs in one row, normalized to a sum of 1, and the merged LSE. All weights are 0 if no input has a key.
+struct MergeWeights {
+    std::vector<double> weight;
     double lse = 0;
 
-    explicit Shares(int count) : share(static_cast<size_t>(count)) {}
+    explicit MergeWeights(int count) : weight(static_cast<size_t>(count)) {}
 
     void set(const std::vector<double>& lses) {
         const size_t count = lses.size();
@@ -31,12 +31,12 @@ struct Shares {
         lse = largest;
         double sum = 0;
         for (size_t n = 0; n < count; ++n) {
-            share[n] = std::isinf(largest) && largest < 0 ? 0.0 : std::exp(lses[n] - largest);
-            sum += share[n];
+            weight[n] = std::isinf(largest) && largest < 0 ? 0.0 : std::exp(lses[n] - largest);
+            sum += weight[n];
         }
         if (sum == 0) return;
         lse += std::log(sum);
-        for (size_t n = 0; n < count; ++n) share[n] /= sum;
+        for (size_t n = 0; n < count; ++n) weight[n] /= sum;
     }
 };
 
@@ -46,7 +46,7 @@ void add(const T* from, Sum weight, Sum* sums, int64_t n) {
 }
 
 template <class Sum>
-void merge_row(const MergeProblem& problem, const Shares& shares, int64_t b, int64_t i, int64_t h) {
+void merge_row(const MergeProblem& problem, const MergeWeights& weights, int64_t b, int64_t i, int64_t h) {
     const auto start = [&](const TensorView& tensor) {
         const RowStrides at = row_strides(tensor);
         return b * at.batch + i * at.row + h * at.head;
@@ -55,11 +55,11 @@ void merge_row(const MergeProblem& problem, const Shares& shares, int64_t b, int
         const int64_t left = problem.head_dim_v - first, n = left < kChannels ? left : kChannels;
         Sum sums[kChannels] = {};
         for (size_t part = 0; part < problem.outs.size(); ++part) {
-            if (shares.share[part] == 0) continue;  // whatever its out holds
+            if (weights.weight[part] == 0) continue;  // its out may hold NaN
             const TensorView& out = problem.outs[part];
             with_type(out.dtype, [&](auto* type) {
                 const auto* data = static_cast<decltype(type)>(out.data) + start(out) + first;
-                add(data, static_cast<Sum>(shares.share[part]), sums, n);
+                add(data, static_cast<Sum>(weights.weight[part]), sums, n);
             });
         }
         with_type(problem.out.dtype, [&](auto* type) {
@@ -76,13 +76,13 @@ void merge_rows(const MergeProblem& problem, int64_t b, int64_t h, int64_t first
         return b * strides.batch + i * strides.row + h * strides.head;
     };
     std::vector<double> lses(problem.lses.size());
-    Shares shares(problem.count);
+    MergeWeights weights(problem.count);
     for (int64_t i = first; i < last; ++i) {
         for (size_t n = 0; n < lses.size(); ++n)
             lses[n] = load_as(problem.lses[n].dtype, problem.lses[n].data, at(problem.lses[n], i));
-        shares.set(lses);
-        merge_row<Sum>(problem, shares, b, i, h);
-        if (problem.lse.present) store_as(problem.lse.dtype, problem.lse.data, at(problem.lse, i), shares.lse);
+        weights.set(lses);
+        merge_row<Sum>(problem, weights, b, i, h);
+        if (problem.lse.present) store_as(problem.lse.dtype, problem.lse.data, at(problem.lse, i), weights.lse);
     }
 }
 
@@ -103,10 +103,10 @@ int count_threads(const MergeProblem& problem) {
 
 void merge(const MergeProblem& problem) {
     const bool wide = wants_double(problem);
-    const int64_t chunks = (problem.rows + kRowsPerItem - 1) / kRowsPerItem;
-    parallel_for(problem.batch * problem.heads * chunks, count_threads(problem), [&](int64_t item, int) {
-        const int64_t first = item % chunks * kRowsPerItem, h = item / chunks % problem.heads, b = item / chunks / problem.heads;
-        const int64_t last = first + kRowsPerItem < problem.rows ? first + kRowsPerItem : problem.rows;
+    const int64_t chunks = (problem.rows + kRowsPerTask - 1) / kRowsPerTask;
+    parallel_for(problem.batch * problem.heads * chunks, count_threads(problem), [&](int64_t task, int) {
+        const int64_t first = task % chunks * kRowsPerTask, h = task / chunks % problem.heads, b = task / chunks / problem.heads;
+        const int64_t last = first + kRowsPerTask < problem.rows ? first + kRowsPerTask : problem.rows;
         wide ? merge_rows<double>(problem, b, h, first, last) : merge_rows<float>(problem, b, h, first, last);
     });
 }

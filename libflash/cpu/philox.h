@@ -1,5 +1,5 @@
-// Which probabilities dropout keeps: Philox4x32-10 over (seed, offset, batch, head, row, column), as libflash.h defines it.
-// Internal linkage for the reason given in convert.h.
+// The dropout mask: Philox4x32-10 of (seed, offset, batch, head, row, column), as defined in libflash.h. Internal linkage for
+// the reason given in convert.h.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ inline PhiloxWords philox4x32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3
 struct DropoutMask {
     uint32_t key0, key1, head, offset;
     uint64_t threshold;  // up to 2^32
-    double kept;         // what a kept probability is multiplied by
+    double kept;         // factor of kept probabilities, 1 / (1 - p)
 
     DropoutMask(const Dropout& dropout, int64_t heads_q, int64_t batch, int64_t query_head)
         : key0(static_cast<uint32_t>(dropout.seed)), key1(static_cast<uint32_t>(dropout.seed >> 32)),
@@ -38,11 +38,11 @@ struct DropoutMask {
           offset(static_cast<uint32_t>(dropout.offset) ^ (static_cast<uint32_t>(dropout.offset >> 32) * 0x9E3779B9u)),
           threshold(static_cast<uint64_t>(dropout.p * 4294967296.0)), kept(1.0 / (1.0 - dropout.p)) {}
 
-    // The words of columns 4 * quad to 4 * quad + 3.
+    // The random words of columns 4 * quad to 4 * quad + 3.
     PhiloxWords words(int64_t row, int64_t quad) const {
         return philox4x32(static_cast<uint32_t>(quad), static_cast<uint32_t>(row), head, offset, key0, key1);
     }
-    // 0, or `kept`.
+    // 0 if dropped, else `kept`.
     double factor(int64_t row, int64_t column) const {
         return words(row, column >> 2).word[column & 3] >= threshold ? kept : 0.0;
     }

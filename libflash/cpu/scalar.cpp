@@ -8,7 +8,7 @@ namespace {
 
 template <class Problem>
 Plan plan(const Problem&) {
-    return {};  // one thread, no tile, no workspace
+    return {};  // one thread, no tiles, no workspace
 }
 
 template <class Problem, void (*kRun)(const Problem&)>

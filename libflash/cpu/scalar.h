@@ -1,5 +1,5 @@
-// The scalar truth: every operation in plain loops, double arithmetic, one row at a time, no tile and no workspace. It is what
-// the fast engine is compared with where float64 Python is too far away: in the fuzzer and in C tests.
+// The scalar reference: every operation in plain loops and double arithmetic, one row at a time, without tiles or workspace. The
+// fuzzer and the C tests compare the engine with it.
 #pragma once
 
 #include "problem/attention.h"

@@ -1,4 +1,4 @@
-// The gradients, each element by its own sum; probabilities are computed again for every sum that needs them.
+// The gradients by their definition. Each sum recomputes the probabilities it needs.
 //
 //     p_ij = exp(s_ij - lse_i)     delta_i = dout_i . out_i - dlse_i
 //     ds_ij = p_ij (keep_ij dout_i . v_j - delta_i)
@@ -13,7 +13,7 @@
 namespace libflash::cpu {
 namespace {
 
-// exp(score - lse) of a row that sees something. lse is rounded, so the difference can come out above 0, which it never is.
+// exp(score - lse) of a row with a visible key. The exact difference is at most 0; the clamp removes rounding of lse.
 double probability(double score, double lse) {
     const double difference = score - lse;
     return std::exp(difference > 0 ? 0.0 : difference);
@@ -26,8 +26,8 @@ struct GradientHead : ScalarHead<T> {
 
     struct Pair {
         double p;      // after dropout
-        double ds;     // gradient of the score
-        double slope;  // of the softcap
+        double ds;     // gradient of the score after the softcap
+        double slope;  // derivative of the softcap
     };
 
     GradientHead(const AttentionProblem& p, int64_t b, int64_t h)
@@ -37,7 +37,7 @@ struct GradientHead : ScalarHead<T> {
     double delta(int64_t i) const { return dot(dout[i], out[i], this->problem.head_dim_v) - dlse.get(i); }
     bool row_empty(int64_t i) const { return lse.get(i) == kMinusInfinity; }
 
-    // All zero where row i does not see key j.
+    // All zero where key j is hidden from row i.
     Pair pair(int64_t i, int64_t j, double delta_i) const {
         if (!sees(i, j)) return {0, 0, 0};
         const Score s = this->score(i, j);
@@ -54,11 +54,11 @@ void store_row(T* to, const double* sums, double factor, int64_t n) {
 }
 
 template <class T>
-void query_gradient(const GradientHead<T>& head) {
+void compute_dq(const GradientHead<T>& head) {
     const AttentionProblem& problem = head.problem;
     const Rows<T> dq = rows_of<T>(problem.dq, problem.q_rows, head.batch, head.head);
     for (int64_t i = 0; i < problem.q_rows.owned(head.batch); ++i) {
-        stop_point();
+        cancellation_point();
         double sums[512] = {};
         const double delta = i < head.length_q ? head.delta(i) : 0.0;
         for (int64_t j = 0; i < head.length_q && j < head.length_k; ++j) {
@@ -70,9 +70,9 @@ void query_gradient(const GradientHead<T>& head) {
     }
 }
 
-// Adds what query head `head` contributes to the gradients of key j.
+// Adds the contribution of one query head to dk and dv of key j.
 template <class T>
-void add_key_gradient(const GradientHead<T>& head, int64_t j, double* dk, double* dv) {
+void add_dk_dv(const GradientHead<T>& head, int64_t j, double* dk, double* dv) {
     const AttentionProblem& problem = head.problem;
     for (int64_t i = 0; i < head.length_q; ++i) {
         if (!head.sees(i, j)) continue;
@@ -83,15 +83,15 @@ void add_key_gradient(const GradientHead<T>& head, int64_t j, double* dk, double
 }
 
 template <class T>
-void key_gradients(const AttentionProblem& problem, int64_t batch, int64_t key_head) {
+void compute_dk_dv(const AttentionProblem& problem, int64_t batch, int64_t key_head) {
     const Rows<T> dk = rows_of<T>(problem.dk, problem.k_rows, batch, key_head);
     const Rows<T> dv = rows_of<T>(problem.dv, problem.k_rows, batch, key_head);
     const int64_t group = problem.group_size();
     for (int64_t j = 0; j < problem.k_rows.owned(batch); ++j) {
-        stop_point();
+        cancellation_point();
         double dk_sums[512] = {}, dv_sums[512] = {};
         for (int64_t h = key_head * group; j < problem.k_rows.length(batch) && h < (key_head + 1) * group; ++h)
-            add_key_gradient(GradientHead<T>(problem, batch, h), j, dk_sums, dv_sums);
+            add_dk_dv(GradientHead<T>(problem, batch, h), j, dk_sums, dv_sums);
         store_row(dk[j], dk_sums, problem.softmax_scale, problem.head_dim);
         store_row(dv[j], dv_sums, 1.0, problem.head_dim_v);
     }
@@ -101,15 +101,15 @@ struct Range {
     int64_t begin, end;
 };
 
-// The positions of one dimension that share element `index` of a tensor with `size` elements there: all of them if it is
-// repeated.
+// The positions of a dimension that share element `index` of a tensor with `size` elements there: all if the tensor is broadcast
+// along it.
 Range sharing(int64_t index, int64_t size, int64_t extent) {
     if (size == 1) return {0, extent};
     return {index, index < extent ? index + 1 : index};
 }
 
 template <class T>
-double bias_gradient_element(const AttentionProblem& problem, const int64_t (&at)[4]) {
+double dbias_element(const AttentionProblem& problem, const int64_t (&at)[4]) {
     const int64_t* shape = problem.dbias.shape;
     double sum = 0;
     const Range batches = sharing(at[0], shape[0], problem.batch), heads = sharing(at[1], shape[1], problem.heads_q);
@@ -118,7 +118,7 @@ double bias_gradient_element(const AttentionProblem& problem, const int64_t (&at
             const GradientHead<T> head(problem, b, h);
             const Range rows = sharing(at[2], shape[2], head.length_q), keys = sharing(at[3], shape[3], head.length_k);
             for (int64_t i = rows.begin; i < rows.end; ++i) {
-                stop_point();
+                cancellation_point();
                 for (int64_t j = keys.begin; j < keys.end; ++j) sum += head.pair(i, j, head.delta(i)).ds;
             }
         }
@@ -126,18 +126,17 @@ double bias_gradient_element(const AttentionProblem& problem, const int64_t (&at
 }
 
 template <class T>
-void bias_gradient(const AttentionProblem& problem) {
+void compute_dbias(const AttentionProblem& problem) {
     const ScoreTensor& dbias = problem.dbias;
     for (int64_t b = 0; b < dbias.shape[0]; ++b)
         for (int64_t h = 0; h < dbias.shape[1]; ++h)
             for (int64_t i = 0; i < dbias.shape[2]; ++i)
                 for (int64_t j = 0; j < dbias.shape[3]; ++j)
-                    store_as(dbias.dtype, dbias.data, element_at(dbias, b, h, i, j),
-                             bias_gradient_element<T>(problem, {b, h, i, j}));
+                    store_as(dbias.dtype, dbias.data, element_at(dbias, b, h, i, j), dbias_element<T>(problem, {b, h, i, j}));
 }
 
 template <class T>
-void sink_gradient(const AttentionProblem& problem) {
+void compute_dsink(const AttentionProblem& problem) {
     for (int64_t h = 0; h < problem.heads_q; ++h) {
         double sum = 0;
         for (int64_t b = 0; b < problem.batch; ++b) {
@@ -156,11 +155,11 @@ void scalar_backward(const AttentionProblem& problem) {
     with_type(problem.dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
         for (int64_t b = 0; b < problem.batch; ++b) {
-            for (int64_t h = 0; h < problem.heads_q; ++h) query_gradient(GradientHead<T>(problem, b, h));
-            for (int64_t h = 0; h < problem.heads_k; ++h) key_gradients<T>(problem, b, h);
+            for (int64_t h = 0; h < problem.heads_q; ++h) compute_dq(GradientHead<T>(problem, b, h));
+            for (int64_t h = 0; h < problem.heads_k; ++h) compute_dk_dv<T>(problem, b, h);
         }
-        if (problem.dbias.present) bias_gradient<T>(problem);
-        if (problem.dsink.present) sink_gradient<T>(problem);
+        if (problem.dbias.present) compute_dbias<T>(problem);
+        if (problem.dsink.present) compute_dsink<T>(problem);
     });
 }
 

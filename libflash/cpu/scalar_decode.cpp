@@ -8,7 +8,7 @@
 namespace libflash::cpu {
 namespace {
 
-// One query row against the cache of its sequence, new keys included.
+// One query row and the cache of its sequence, new keys included.
 template <class T>
 struct DecodeRow {
     const DecodeProblem& problem;
@@ -30,7 +30,8 @@ struct DecodeRow {
         return last < length_k ? last : length_k;
     }
     const T* cached(const TensorView& tensor, int64_t j) const {
-        return static_cast<const T*>(tensor.data) + cache_row(problem.cache, tensor, batch, j) + key_head * tensor.stride[2];
+        return static_cast<const T*>(tensor.data) + cache_row_offset(problem.cache, tensor, batch, j) +
+               key_head * tensor.stride[2];
     }
     double score(int64_t j) const {
         const double z = problem.softmax_scale * dot(q, cached(problem.cache.k, j), problem.head_dim);
@@ -44,20 +45,20 @@ struct DecodeRow {
 
 template <class T>
 void decode_row(const DecodeRow<T>& at, T* out, const LseRows& lse) {
-    stop_point();
+    cancellation_point();
     const DecodeProblem& problem = at.problem;
     double o[512] = {};
     SoftmaxRow row;
-    for (int64_t j = at.first_key(); j < at.last_key(); ++j) row.see(at.score(j));
+    for (int64_t j = at.first_key(); j < at.last_key(); ++j) row.update_max(at.score(j));
     const double sink = problem.sink.present ? head_value(problem.sink, at.batch, at.head) : kMinusInfinity;
-    row.see(sink);
+    row.update_max(sink);
     if (!row.empty()) {
         for (int64_t j = at.first_key(); j < at.last_key(); ++j) {
-            const double weight = row.weigh(at.score(j));
+            const double weight = row.add(at.score(j));
             const T* v = at.cached(problem.cache.v, j);
             for (int64_t c = 0; c < problem.head_dim_v; ++c) o[c] += weight * widen(v[c]);
         }
-        row.weigh(sink);
+        row.add(sink);
     }
     for (int64_t c = 0; c < problem.head_dim_v; ++c) store(out[c], row.empty() ? 0.0 : o[c] / row.row_sum);
     lse.set(at.row, row.lse());

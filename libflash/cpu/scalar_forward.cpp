@@ -12,16 +12,16 @@ SoftmaxRow softmax_row(const ScalarHead<T>& head, int64_t i, double* o) {
     const AttentionProblem& problem = head.problem;
     SoftmaxRow row;
     for (int64_t j = head.first_key(i); j < head.last_key(i); ++j)
-        if (head.visible(i, j)) row.see(head.score(i, j).value);
+        if (head.visible(i, j)) row.update_max(head.score(i, j).value);
     const double sink = problem.sink.present ? head_value(problem.sink, head.batch, head.head) : kMinusInfinity;
-    row.see(sink);
+    row.update_max(sink);
     if (row.empty()) return row;
     for (int64_t j = head.first_key(i); j < head.last_key(i); ++j) {
         if (!head.visible(i, j)) continue;
-        const double weight = row.weigh(head.score(i, j).value) * head.keep(i, j);
+        const double weight = row.add(head.score(i, j).value) * head.keep(i, j);
         for (int64_t c = 0; c < problem.head_dim_v; ++c) o[c] += weight * widen(head.v[j][c]);
     }
-    row.weigh(sink);
+    row.add(sink);
     return row;
 }
 
@@ -31,7 +31,7 @@ void forward_head(const AttentionProblem& problem, int64_t batch, int64_t query_
     const Rows<T> out = rows_of<T>(problem.out, problem.q_rows, batch, query_head);
     const LseRows lse(problem.lse, problem.q_rows, batch, query_head);
     for (int64_t i = 0; i < problem.q_rows.owned(batch); ++i) {
-        stop_point();
+        cancellation_point();
         double o[512] = {};
         SoftmaxRow row;
         if (i < head.length_q) row = softmax_row(head, i, o);

@@ -1,5 +1,5 @@
-// The scalar truth's view of one query head of one sequence: where its rows are, which keys a row sees, what a score is.
-// Straight from the definition in libflash.h, one element at a time, in double.
+// One query head of one sequence for the scalar reference: its rows, the visible keys of a row, the scores. Follows the
+// definition in libflash.h, one element at a time, in double.
 #pragma once
 
 #include <cmath>
@@ -30,7 +30,7 @@ Rows<T> rows_of(const TensorView& tensor, const Sequences& sequences, int64_t ba
     return {static_cast<T*>(tensor.data) + batch * at.batch + sequences.start(batch) * at.row + head * at.head, at.row};
 }
 
-// lse and dlse are float, or double beside double tensors: any floating type is read and written through its dtype.
+// lse or dlse of one head: float, or double with double tensors.
 struct LseRows {
     DType dtype = DType::none;
     void* data = nullptr;
@@ -78,13 +78,13 @@ double dot(const A* a, const B* b, int64_t n) {
 
 struct Score {
     double value;
-    double slope;  // d value / d (softmax_scale * q.k): below 1 where the softcap bends
+    double slope;  // 1 without softcap
 };
 
 inline Score softcapped(double z, double softcap) {
     if (softcap == 0) return {z, 1.0};
-    const double bent = std::tanh(z / softcap);
-    return {softcap * bent, 1.0 - bent * bent};
+    const double tanh_value = std::tanh(z / softcap);
+    return {softcap * tanh_value, 1.0 - tanh_value * tanh_value};
 }
 
 template <class T>
@@ -101,7 +101,7 @@ struct ScalarHead {
           k(rows_of<const T>(p.k, p.k_rows, b, key_head)), v(rows_of<const T>(p.v, p.k_rows, b, key_head)),
           alibi_slope(p.alibi_slopes.present ? head_value(p.alibi_slopes, b, h) : 0.0), dropout(p.dropout, p.heads_q, b, h) {}
 
-    // Row i sees keys in [first_key, last_key) and, of those, the ones that are visible().
+    // Row i sees the keys of [first_key, last_key) for which visible() is true.
     int64_t first_key(int64_t i) const {
         const int64_t first = problem.mask_rule.first(i, shift);
         return first > 0 ? first : 0;
@@ -117,7 +117,7 @@ struct ScalarHead {
         if (blocks.present && !block_kept(blocks, batch, head, i / FLASH_BLOCK_SIZE, j / FLASH_BLOCK_SIZE)) return false;
         const ScoreTensor& mask = problem.mask;
         if (mask.present && !static_cast<const uint8_t*>(mask.data)[element_at(mask, batch, head, i, j)]) return false;
-        return !problem.bias.present || bias(i, j) != kMinusInfinity;  // -infinity hides, whatever it is added to
+        return !problem.bias.present || bias(i, j) != kMinusInfinity;  // -infinity hides whatever the score is
     }
 
     double bias(int64_t i, int64_t j) const {
@@ -135,17 +135,17 @@ struct ScalarHead {
     double keep(int64_t i, int64_t j) const { return problem.dropout.active() ? dropout.factor(i, j) : 1.0; }
 };
 
-// Sums over the keys of one row: two passes, the largest score first. Used by forward and decode.
+// The softmax statistics of one row in two passes: first the row maximum, then the row sum. Used by forward and decode.
 struct SoftmaxRow {
     double row_max = kMinusInfinity;
     double row_sum = 0;
 
-    void see(double score) {
+    void update_max(double score) {
         if (score > row_max || std::isnan(score)) row_max = score;
     }
     bool empty() const { return row_max == kMinusInfinity; }
-    // exp(score - row_max), counted in.
-    double weigh(double score) {
+    // Adds exp(score - row_max) to the row sum and returns it.
+    double add(double score) {
         const double weight = std::exp(score - row_max);
         row_sum += weight;
         return weight;

@@ -15,13 +15,13 @@
 namespace libflash::cpu {
 namespace {
 
-// What the environment says. `bad` keeps the value of a variable that is refused.
+// Settings from the environment. `bad`: the value of LIBFLASH_NUM_THREADS if it is invalid.
 struct Environment {
-    int threads = 0;  // 0: nothing
+    int threads = 0;  // 0: not set
     char bad[64] = "";
 };
 
-// A whole number from 1 to kMaxThreads that ends at `end`; 0: there is none.
+// A whole number from 1 to kMaxThreads, followed by `end` or the end of the text; 0 if there is none.
 int read_threads(const char* text, char end) {
     char* stop = nullptr;
     errno = 0;
@@ -31,8 +31,8 @@ int read_threads(const char* text, char end) {
                : 0;
 }
 
-// OMP_NUM_THREADS may be a list, one number for each level of nesting: the first counts. OpenMP itself reports one that cannot be
-// read; here it counts as not set.
+// OMP_NUM_THREADS may be a list with one number for each nesting level; the first one counts. An invalid OMP_NUM_THREADS is
+// ignored: OpenMP reports it.
 Environment read_environment() {
     Environment read;
     const char* ours = std::getenv("LIBFLASH_NUM_THREADS");
@@ -55,7 +55,8 @@ int processors_allowed() {
     return online > 0 ? static_cast<int>(online) : 1;
 }
 
-// Processors that a control group (version 2) may use, rounded up, from its file cpu.max: "200000 100000", or "max 100000".
+// Processors that a control group (version 2) may use, rounded up, from its file cpu.max: "200000 100000" or "max 100000".
+// INT_MAX without a limit.
 int read_quota(const char* folder) {
     char path[PATH_MAX + 64];
     std::snprintf(path, sizeof path, "/sys/fs/cgroup%s/cpu.max", folder);
@@ -68,7 +69,7 @@ int read_quota(const char* folder) {
     return processors < INT_MAX ? static_cast<int>(processors) : INT_MAX;
 }
 
-// The least quota of the process's control group and of all groups above it.
+// The smallest quota of the process's control group and all its ancestors.
 int read_quotas() {
     char folder[PATH_MAX + 8] = "";
     if (std::FILE* file = std::fopen("/proc/self/cgroup", "re")) {
@@ -92,7 +93,7 @@ int read_quotas() {
 }  // namespace
 
 // The environment and the control group are read once: reading the environment while another thread writes it is undefined. The
-// affinity mask is that of the moment.
+// affinity mask is read at every call.
 int default_threads() {
     static const Environment environment = read_environment();
     if (environment.bad[0])

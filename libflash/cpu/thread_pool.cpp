@@ -36,12 +36,12 @@ timespec time_after(int milliseconds) {
 
 }  // namespace
 
-// Never destroyed. Plain POSIX objects: a sleeping thread must not meet their destructors.
+// Never destroyed. It holds plain POSIX objects without destructors, because threads may still sleep on them at exit.
 struct Pool {
     pthread_mutex_t mutex;
-    pthread_cond_t work;      // there are jobs
-    pthread_cond_t done;      // a job has no active helper left
-    Helpers* jobs = nullptr;  // that want more threads
+    pthread_cond_t job_added;  // signals the threads that there are jobs
+    pthread_cond_t job_done;   // signals callers that a job has no active thread left
+    Job* jobs = nullptr;       // linked list of jobs that can use more threads
     int threads = 0, idle = 0;
     const int processors = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
 
@@ -50,22 +50,22 @@ struct Pool {
         pthread_condattr_init(&monotonic);
         pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
         pthread_mutex_init(&mutex, nullptr);
-        pthread_cond_init(&work, nullptr);
-        pthread_cond_init(&done, &monotonic);
+        pthread_cond_init(&job_added, nullptr);
+        pthread_cond_init(&job_done, &monotonic);
         pthread_condattr_destroy(&monotonic);
     }
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
 
-    void add(Helpers& job);
-    bool finish(Helpers& job, int milliseconds);
+    void add(Job& job);
+    bool finish(Job& job, int milliseconds);
 
 private:
     static void* start(void* pool) {
         static_cast<Pool*>(pool)->serve();
         return nullptr;
     }
-    void remove(Helpers& job);
+    void remove(Job& job);
     void grow(int wanted);
     void wake(int wanted);
     [[noreturn]] void serve();
@@ -75,7 +75,7 @@ namespace {
 
 std::atomic<Pool*> the_pool{nullptr};
 
-// The code of the threads must stay where it is: one more reference that is never given back.
+// Takes a reference to this object file that is never released: the pool threads' code must not be unmapped by dlclose().
 void stay_loaded() {
     Dl_info object;
     if (dladdr(reinterpret_cast<void*>(&stay_loaded), &object) != 0 && object.dli_fname)
@@ -84,14 +84,14 @@ void stay_loaded() {
 
 void forget_pool() { the_pool.store(nullptr, std::memory_order_relaxed); }
 
-// nullptr without memory.
+// Creates the pool at the first call. Returns nullptr if there is no memory.
 Pool* find_pool() {
     Pool* pool = the_pool.load(std::memory_order_acquire);
     if (pool) return pool;
     Pool* made = new (std::nothrow) Pool;
     if (!made) return nullptr;
     if (!the_pool.compare_exchange_strong(pool, made, std::memory_order_acq_rel)) {
-        delete made;  // another thread was first
+        delete made;  // another thread installed its pool first
         return pool;
     }
     static std::atomic<bool> prepared{false};
@@ -104,7 +104,7 @@ Pool* find_pool() {
 
 }  // namespace
 
-void Pool::add(Helpers& job) {
+void Pool::add(Job& job) {
     const Lock lock(mutex);
     job.next_ = jobs;
     jobs = &job;
@@ -112,7 +112,7 @@ void Pool::add(Helpers& job) {
     wake(job.wanted_);
 }
 
-// More threads if too few are asleep. All calls together have no more than there are processors, or than one of them asks for.
+// Starts threads if fewer than `wanted` are idle. The total is at most the number of processors, or `wanted` if that is larger.
 void Pool::grow(int wanted) {
     const int most = wanted > processors ? wanted : processors;
     if (idle >= wanted || threads >= most) return;
@@ -131,45 +131,45 @@ void Pool::grow(int wanted) {
     pthread_attr_destroy(&detached);
 }
 
-// Two at most: each thread that wakes up wakes two more.
+// Signals at most two threads; each thread that wakes up signals two more.
 void Pool::wake(int wanted) {
-    for (int n = 0; n < 2 && n < wanted && n < idle; ++n) pthread_cond_signal(&work);
+    for (int n = 0; n < 2 && n < wanted && n < idle; ++n) pthread_cond_signal(&job_added);
 }
 
-void Pool::remove(Helpers& job) {
-    for (Helpers** at = &jobs; *at; at = &(*at)->next_)
+void Pool::remove(Job& job) {
+    for (Job** at = &jobs; *at; at = &(*at)->next_)
         if (*at == &job) {
             *at = job.next_;
             return;
         }
 }
 
-bool Pool::finish(Helpers& job, int milliseconds) {
+bool Pool::finish(Job& job, int milliseconds) {
     const Lock lock(mutex);
     if (job.wanted_ > 0) remove(job);
     job.wanted_ = 0;
     const timespec until = time_after(milliseconds);
     while (job.active_ > 0) {
         if (milliseconds == 0)
-            pthread_cond_wait(&done, &mutex);
-        else if (pthread_cond_timedwait(&done, &mutex, &until) != 0)
+            pthread_cond_wait(&job_done, &mutex);
+        else if (pthread_cond_timedwait(&job_done, &mutex, &until) != 0)
             break;
     }
     return job.active_ == 0;
 }
 
-// The life of one thread.
+// The main loop of a pool thread.
 void Pool::serve() {
     pthread_setname_np(pthread_self(), "libflash");
-    Helpers::Affinity mine;
+    Job::Affinity mine;
     pthread_mutex_lock(&mutex);
     for (;;) {
         while (!jobs) {
             ++idle;
-            pthread_cond_wait(&work, &mutex);
+            pthread_cond_wait(&job_added, &mutex);
             --idle;
         }
-        Helpers& job = *jobs;
+        Job& job = *jobs;
         const int number = ++job.joined_;
         ++job.active_;
         if (--job.wanted_ == 0) jobs = job.next_;
@@ -179,23 +179,23 @@ void Pool::serve() {
             mine = job.affinity_;
             sched_setaffinity(0, sizeof mine, reinterpret_cast<const cpu_set_t*>(mine.word));
         }
-        std::fesetenv(&job.arithmetic_);
+        std::fesetenv(&job.fenv_);
         job.run_(job.context_, number);
         pthread_mutex_lock(&mutex);
-        if (--job.active_ == 0) pthread_cond_broadcast(&done);
+        if (--job.active_ == 0) pthread_cond_broadcast(&job_done);
     }
 }
 
-Helpers::Helpers(int count, void (*run)(void* context, int number), void* context)
+Job::Job(int count, void (*run)(void* context, int number), void* context)
     : run_(run), context_(context), pool_(count > 0 ? find_pool() : nullptr), wanted_(count) {
     if (!pool_) return;
     sched_getaffinity(0, sizeof affinity_, reinterpret_cast<cpu_set_t*>(affinity_.word));
-    std::fegetenv(&arithmetic_);
+    std::fegetenv(&fenv_);
     pool_->add(*this);
 }
 
-bool Helpers::lost() const { return pool_ && pool_ != the_pool.load(std::memory_order_relaxed); }
+bool Job::lost_in_fork() const { return pool_ && pool_ != the_pool.load(std::memory_order_relaxed); }
 
-bool Helpers::finish(int milliseconds) { return !pool_ || lost() || pool_->finish(*this, milliseconds); }
+bool Job::finish(int milliseconds) { return !pool_ || lost_in_fork() || pool_->finish(*this, milliseconds); }
 
 }  // namespace libflash::cpu

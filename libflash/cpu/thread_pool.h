@@ -1,13 +1,12 @@
-// The threads that the library keeps between calls. They start when a call first wants them, sleep while there is nothing to do,
-// and stay until the process ends.
+// The threads that the library keeps between calls. They are started when a call first needs them, sleep while there is no job,
+// and run until the process ends.
 //
-//   - Any number of calls use the pool at once. No call waits for a thread of the pool to become free: the caller's own thread
-//     works through everything, and threads of the pool help it.
-//   - Nothing is destroyed at exit. The object file that holds this code stays loaded once there are threads, even after
-//     dlclose().
-//   - After fork() the child has no such threads and forgets the pool. Its first call makes another one.
-//   - The threads block all signals. While they help, they run on the processors that the calling thread may use, and with its
-//     floating-point environment.
+// - Any number of calls may use the pool at once. No call waits for a free pool thread: the calling thread itself takes tasks
+//   until none is left, and pool threads that are free join it.
+// - Nothing is destroyed at exit. Once there are threads, the object file with this code stays loaded, even after dlclose().
+// - After fork() the child has no pool threads. It drops the pool; its first call makes a new one.
+// - The threads block all signals. For each job they take the affinity mask and the floating-point environment of the calling
+//   thread.
 #pragma once
 
 #include <cfenv>
@@ -16,18 +15,20 @@ namespace libflash::cpu {
 
 struct Pool;
 
-// Threads of the pool at work for one caller. Lives on the caller's stack; finish() must have returned true before it goes.
-class Helpers {
+// A function that pool threads run for one caller. It lives on the caller's stack; finish() must have returned true before it is
+// destroyed.
+class Job {
 public:
-    // Asks for `count` threads, each of which calls run(context, number) once, number from 1 to `count`. Fewer may come, or none.
-    Helpers(int count, void (*run)(void* context, int number), void* context);
+    // Requests `count` threads, each of which calls run(context, number) once, with number from 1 to `count`. Fewer threads may
+    // come, or none.
+    Job(int count, void (*run)(void* context, int number), void* context);
 
-    // No more threads may join. Waits until those that did are done; for no longer than `milliseconds`, unless that is 0. Returns
-    // whether they are done.
+    // Closes the job to further threads and waits until those that joined are done, at most `milliseconds` unless that is 0.
+    // Returns whether they are done.
     bool finish(int milliseconds);
 
-    // True in a child that was forked while the threads were at work: they are not there, and what they had begun is not done.
-    bool lost() const;
+    // True in a child process that was forked while the job ran: its threads do not exist there, and their work is incomplete.
+    bool lost_in_fork() const;
 
 private:
     friend struct Pool;
@@ -40,9 +41,9 @@ private:
     void* context_;
     Pool* pool_;
     int wanted_, joined_ = 0, active_ = 0;
-    Helpers* next_ = nullptr;  // in the pool's list
+    Job* next_ = nullptr;  // in the pool's list of jobs
     Affinity affinity_;
-    std::fenv_t arithmetic_;
+    std::fenv_t fenv_;
 };
 
 }  // namespace libflash::cpu

@@ -1,5 +1,6 @@
-// The conversions of cpu/convert.h against the definition, every bit pattern: 2^16 widenings of each 16-bit type, all 2^32 floats
-// narrowed to each. Nearest is checked with the midpoints of neighbouring values, which double holds exactly.
+// Compares the conversions of cpu/convert.h with the definition for every bit pattern: 2^16 widenings of each 16-bit type, all
+// 2^32 floats rounded to each. The nearest value is found with the midpoints of neighbouring values, which double represents
+// exactly.
 //
 //   test_convert [threads]
 #include <cmath>
@@ -15,7 +16,7 @@ using namespace libflash::cpu;
 
 namespace {
 
-// One 16-bit format from the definition of IEEE 754, by arithmetic.
+// A 16-bit format by the definition of IEEE 754, computed with arithmetic instead of bit operations.
 struct Format {
     const char* name;
     int exponent, mantissa;
@@ -31,7 +32,7 @@ struct Format {
     }
 };
 
-// For each non-negative pattern the values that round to it: from `low` to `high`, ends included if the pattern is even.
+// For each non-negative bit pattern the values that round to it: from `low` to `high`, bounds included if the pattern is even.
 struct Nearest {
     std::vector<double> low, high;
 
@@ -39,7 +40,7 @@ struct Nearest {
         const uint32_t infinity = format.infinity();
         low.resize(infinity + 1), high.resize(infinity + 1);
         for (uint32_t bits = 0; bits <= infinity; ++bits) {
-            // Infinity takes the place of the next power of two when the largest number is rounded.
+            // For rounding, infinity counts as the next power of two after the largest number.
             low[bits] = bits ? (format.value(bits - 1) + format.value(bits)) / 2 : 0;
             high[bits] =
                 bits < infinity ? (format.value(bits) + format.value(bits + 1)) / 2 : std::numeric_limits<double>::infinity();
@@ -85,7 +86,7 @@ uint64_t narrowing_errors(const Format& format, const Nearest& nearest, uint64_t
     return errors;
 }
 
-// Values that only a double has: just off every midpoint. Rounding through float first would fail here.
+// Doubles at and next to every midpoint. Rounding to float first would fail here.
 template <class T>
 uint64_t double_errors(const Format& format, const Nearest& nearest) {
     uint64_t errors = 0;

@@ -1,8 +1,8 @@
-// The vector functions of one instruction set (-DLIBFLASH_ISA=... and its flags) against double: exp2 on [-150, 0] and tanh over
-// all floats, as largest error in units of the last place; the rounding of vectors to fp16 and bf16 against cpu/convert.h, bit
-// for bit.
+// Compares the vector functions of one instruction set (-DLIBFLASH_ISA=... and its flags) with double: the largest error of exp2
+// on [-150, 0] and of tanh on all floats in units in the last place; the rounding of vectors to fp16 and bf16 must equal
+// cpu/convert.h bit for bit.
 //
-//   test_functions [step]     every step-th bit pattern; 1: all of them
+//   test_functions [step]     tests every step-th bit pattern; 1: all
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -20,7 +20,7 @@ namespace {
 
 constexpr int L = isa::kLanes<float>;
 
-// Distance of neighbouring floats at a magnitude; below the normal range that of the subnormals.
+// Distance of neighbouring floats at a magnitude; in the subnormal range that of subnormals.
 double unit_of(double exact) {
     int exponent = 0;
     std::frexp(exact, &exponent);

@@ -1,5 +1,6 @@
-// Every allocation of every operation fails in turn: first the n-th alone, then it and all that follow, for n = 1, 2, ... until
-// none is left to fail. The call succeeds or says OUT_OF_MEMORY, and the next call works. Leaks are AddressSanitizer's to find.
+// Makes every allocation of every operation fail in turn: first the n-th alone, then it and all later ones, for n = 1, 2, ...
+// until the call makes no more. The call must succeed or return OUT_OF_MEMORY, and the next call must work. AddressSanitizer
+// finds leaks.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -41,7 +42,7 @@ struct Count {
     long refused = 0, served = 0;
 };
 
-// Returns false once the call ends without having come to its n-th allocation.
+// Returns false if the call made fewer than n allocations.
 bool fail_one(const Sample& sample, long n, bool all_after, Count& count) {
     allocations = 0, fail_after = all_after, fail_at = n;
     const flash_status_t status = sample.run(4, nullptr);
@@ -54,7 +55,7 @@ bool fail_one(const Sample& sample, long n, bool all_after, Count& count) {
     return reached;
 }
 
-// A refusal has a text to make, which takes memory too.
+// The error text of a refused call needs memory, too.
 bool fail_refusal(long n, Count& count) {
     flash_attention_options_t options = {};
     options.struct_size = sizeof options, options.softcap = -12345.678;

@@ -15,7 +15,7 @@ int64_t choose_length(Bytes& bytes) {
 
 int64_t blocks(int64_t length) { return (length + FLASH_BLOCK_SIZE - 1) / FLASH_BLOCK_SIZE; }
 
-// Rows or keys that a bias or mask has: on a packed side at least the longest sequence and the caller's bound.
+// Rows or keys of a bias or mask: on a packed side at least the longest sequence and the caller's max_seqlen.
 int64_t covered(bool packed, int64_t seqlen, int64_t max_seqlen, Bytes& bytes) {
     return packed ? std::max(seqlen, max_seqlen) + bytes.below(3) : seqlen;
 }

@@ -1,4 +1,4 @@
-// One forward and backward problem: its tensors, in memory of their own, and a call of them that can be spoilt.
+// One forward and backward problem: its tensors, each in its own memory, and a call with them that can be made invalid.
 #pragma once
 
 #include <string>
@@ -37,7 +37,7 @@ enum Role {
     kRoles
 };
 
-// The arguments as the C function gets them: copies, which may be changed without touching the tensors.
+// The arguments of the C function: copies, which may be changed without changing the tensors.
 struct AttentionCall {
     flash_tensor_t view[kRoles] = {};
     bool given[kRoles] = {};
@@ -46,7 +46,7 @@ struct AttentionCall {
     flash_attention_options_t options = {};
 
     const flash_tensor_t* at(Role role) const { return given[role] ? &view[role] : nullptr; }
-    void bind();  // makes the options point at the views
+    void bind();  // sets the pointers of the options to the views
     flash_status_t workspace_size(size_t* bytes) const;
     flash_status_t run(void* workspace, size_t bytes) const;
     flash_status_t explain(char* text, size_t capacity, size_t* needed) const;
@@ -79,7 +79,8 @@ private:
     void make_rng_state(Bytes& bytes);  // instead of seed and offset
 };
 
-// Empty if it cannot be applied here; else what was done to the call. `expected` is the status it must be refused with.
+// Makes the call invalid and returns what was changed; empty if nothing could be changed. `expected`: the status that must be
+// returned.
 std::string spoil(AttentionCase& problem, AttentionCall& call, Bytes& bytes, flash_status_t* expected);
 
 }  // namespace fuzz

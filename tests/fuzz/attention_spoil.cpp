@@ -1,4 +1,4 @@
-// Ways to make a right call wrong, each with the status it must be refused with.
+// Ways to make a valid call invalid, each with the status that must be returned.
 #include <limits>
 
 #include "attention_case.h"
@@ -44,7 +44,7 @@ const OptionFault kOptionFaults[] = {
     {"backend unknown", FLASH_STATUS_INVALID, [](Options& o) { o.backend = "abacus"; }},
 };
 
-// Wrong numbers inside lengths and lists. The tensors themselves are changed: the case is not used again.
+// Invalid values inside lengths and lists. This changes the tensors themselves: the case must not be used again.
 std::string spoil_contents(AttentionCase& problem, AttentionCall& call, Bytes& bytes) {
     const int64_t b = problem.batch > 0 ? bytes.below(problem.batch) : 0;
     const auto ints = [&](Role role) { return problem.tensor[role].ints(); };

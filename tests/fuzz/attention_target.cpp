@@ -1,4 +1,4 @@
-// Forward and backward: a right call is compared with the scalar truth, a wrong one must be refused and change nothing.
+// Forward and backward: a valid call is compared with the scalar reference; an invalid call must be refused and change nothing.
 #include "attention_case.h"
 #include "kernels.h"
 #include "target.h"
@@ -9,7 +9,7 @@ namespace {
 constexpr Role kForwardOutputs[] = {kOut, kLse};
 constexpr Role kBackwardOutputs[] = {kDq, kDk, kDv, kDbias, kDsink};
 
-// Tensors of their own for what a call writes.
+// Separate output tensors for a call.
 struct Outputs {
     Tensor tensor[kRoles];
 
@@ -55,7 +55,7 @@ void compare(const AttentionCase& problem, AttentionCall call, const Role (&role
     check(kDsink, stored(kDsink), bounds.ds * repeats, "dsink");
 }
 
-// Asks for the explanation with exactly the room it needs, and with too little.
+// Calls explain with a buffer of exactly the needed size, and with one that is too small.
 void explain(AttentionCall& call, Bytes& bytes) {
     size_t needed = 0;
     check_status(call.explain(nullptr, 0, &needed), FLASH_STATUS_OK, "explain");
@@ -89,7 +89,7 @@ void refuse(AttentionCase& problem, AttentionCall call, Bytes& bytes) {
         if (problem.tensor[role].present()) before[role] = problem.tensor[role].bytes();
     call.bind();
     size_t needed = 0;
-    call.workspace_size(&needed);  // may or may not notice: it reads no data
+    call.workspace_size(&needed);  // may accept the call: it reads no data
     const Workspace workspace(size_t{1} << 16);
     check_status(call.run(workspace.data(), size_t{1} << 16), expected, what.c_str());
     for (int role = 0; role < kRoles; ++role)
@@ -138,7 +138,7 @@ void attention_target(Bytes& bytes) {
     forward.bind();
     explain(forward, bytes);
     if (!is_backward) return;
-    // The gradients start from the truth's out and lse, in the case's own tensors.
+    // The backward call gets the reference's out and lse.
     run(forward, "forward_cpu_scalar", 0);
     compare(problem, backward, kBackwardOutputs, pick_kernel(backward_kernels, bytes), bytes);
     backward.bind();

@@ -1,5 +1,5 @@
-// Choices read from the fuzzer's bytes; 0 once they are used up, so that every input is a whole case and a shorter one a simpler
-// case.
+// Choices read from the fuzzer's bytes; 0 once they are used up, so that every input is a complete case and a shorter input a
+// simpler one.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@ public:
         return value % n;
     }
     int64_t between(int64_t first, int64_t last) { return first + below(last - first + 1); }
-    // True `times` out of 256.
+    // True with probability `times` / 256.
     bool chance(int times) { return 255 - byte() < times; }
     template <class T>
     T one_of(std::initializer_list<T> choices) {
@@ -35,7 +35,7 @@ private:
     const uint8_t *at_, *end_;
 };
 
-// SplitMix64: the numbers in the tensors, and the bytes of the driver without libFuzzer.
+// SplitMix64: the values of the tensors, and the inputs of the driver without libFuzzer.
 class Random {
 public:
     explicit Random(uint64_t seed) : state_(seed) {}

@@ -1,4 +1,4 @@
-// What the target says when something is wrong, and how results are compared with the truth.
+// Failure reports of the target, and the comparison of results with the reference.
 #pragma once
 
 #include <cmath>
@@ -7,7 +7,7 @@
 
 #include "memory.h"
 
-// A failed check ends the process, which is what a fuzzer wants: the input is then kept.
+// A failed check ends the process, so that the fuzzer keeps the input.
 #define FUZZ_CHECK(condition, ...)                                               \
     do {                                                                         \
         if (!(condition)) {                                                      \
@@ -32,8 +32,8 @@ inline bool poisoned(const char* element, int64_t size) {
     return true;
 }
 
-// Elements within relative * |truth| + absolute; what the truth left alone, gaps included, left alone; NaN where the truth has
-// NaN.
+// Checks that elements are within relative * |reference| + absolute, that bytes which the reference did not write are unchanged,
+// and that NaN is where the reference has NaN.
 inline void check_close(const Tensor& got, const Tensor& truth, double relative, double absolute, const char* what) {
     if (!truth.present()) return;
     const int64_t size = bytes_of(truth.view.dtype);
@@ -51,12 +51,12 @@ inline void check_close(const Tensor& got, const Tensor& truth, double relative,
     FUZZ_CHECK(rest == truth_rest, "%s: bytes were written that belong to no element that has a value", what);
 }
 
-// The rounding errors of a dtype, as in the tolerance rule (tests/tolerance.py), of which the bounds here are a coarse version:
-// the largest values that can occur stand for the values that do. Coarse for the 16-bit types, sharp for float and double.
+// The rounding errors of a dtype, a coarse version of the tolerance rule (tests/tolerance.py): it uses the largest values that
+// can occur instead of the actual ones. Coarse for the 16-bit types, sharp for float and double.
 struct Rounding {
     double u;     // of the storage type
     double sums;  // of sums and functions in the accumulation type: 2^-21 for float
-    double tiny;  // underflow of the storage type, and of probabilities rounded to it
+    double tiny;  // underflow of the storage type and of probabilities rounded to it
 
     explicit Rounding(int32_t dtype)
         : u(dtype == FLASH_DTYPE_BFLOAT16  ? 0x1p-8
@@ -78,7 +78,7 @@ struct Magnitudes {
 };
 
 struct ErrorBounds {
-    double o, lse, dq, dk, dv, ds;  // absolute parts; ds: one sum of a row or of a column of the score gradients
+    double o, lse, dq, dk, dv, ds;  // absolute parts; ds: one sum over a row or column of the score gradients
 
     ErrorBounds(const Rounding& r, const Magnitudes& m) {
         const double product = std::fabs(m.scale) * m.head_dim * m.q * m.k;

@@ -7,7 +7,7 @@ namespace {
 
 constexpr int64_t kMostWork = int64_t{1} << 20;
 
-// The first `count` of a random order of 0 .. n - 1.
+// The first `count` values of a random permutation of 0 .. n - 1.
 std::vector<int32_t> shuffled(int64_t n, Random& random) {
     std::vector<int32_t> order(static_cast<size_t>(n));
     for (int64_t i = 0; i < n; ++i) {
@@ -81,7 +81,7 @@ void DecodeCase::make_lengths(Bytes& bytes) {
     }
 }
 
-// Which entry or pages each sequence has: its own when it writes, else perhaps shared.
+// Chooses the cache entry or pages of each sequence: its own if it appends keys, else possibly shared.
 void DecodeCase::make_places(Bytes& bytes, Random& random) {
     if (page_size > 0) {
         const int64_t columns = (capacity + page_size - 1) / page_size;
@@ -106,7 +106,7 @@ void DecodeCase::make_places(Bytes& bytes, Random& random) {
         tensor[kBatchIdx].ints()[b] = shared ? static_cast<int32_t>(random.below(entries)) : order[static_cast<size_t>(b)];
 }
 
-// Columns behind the last key mean nothing.
+// Sets the block table columns after the last key, which are unused, to an invalid page.
 void DecodeCase::forget_spare_pages() {
     for (int64_t b = 0; page_size > 0 && b < batch; ++b)
         for (int64_t column = (cached(b) + seqlen_new + page_size - 1) / page_size; column < capacity / page_size; ++column)
@@ -161,7 +161,7 @@ DecodeCase::DecodeCase(Bytes& bytes) {
     if (bytes.chance(200)) allocate(kDecodeLse, contiguous(type, {batch, heads_q, seqlen_q}), bytes);
     for (const DecodeRole role : {kQuery, kKNew, kVNew})
         if (tensor[role].present()) tensor[role].fill(random, 1);
-    // Cached rows that no sequence may look at stay NaN: those past the lengths and on pages nobody owns.
+    // Cached rows that no sequence may read stay NaN: those past the lengths and on unused pages.
     for (int64_t b = 0; b < batch; ++b)
         for (int64_t j = 0; j < cached(b); ++j)
             for (const DecodeRole role : {kKCache, kVCache}) {
@@ -176,7 +176,7 @@ DecodeCase::DecodeCase(Bytes& bytes) {
             }
 
     Magnitudes& m = magnitudes;
-    m.k = m.q;  // new keys are turned too
+    m.k = m.q;  // new keys are rotated, too
     m.scale = options.flags & FLASH_FLAG_SCALE ? options.softmax_scale : 1 / std::sqrt(static_cast<double>(head_dim));
     m.softcap = options.softcap;
     m.head_dim = static_cast<double>(head_dim), m.head_dim_v = static_cast<double>(head_dim_v);

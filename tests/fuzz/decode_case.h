@@ -1,4 +1,4 @@
-// One decode problem: a cache, contiguous or paged, perhaps new keys, and a call of it that can be spoilt.
+// One decode problem: a cache, contiguous or paged, possibly new keys, and a call with them that can be made invalid.
 #pragma once
 
 #include <string>
@@ -61,7 +61,7 @@ private:
     void allocate(DecodeRole role, const flash_tensor_t& shape, Bytes& bytes) { tensor[role].allocate(shape, bytes.below(4)); }
 };
 
-// As for forward and backward.
+// As in attention_case.h.
 std::string spoil(DecodeCase& problem, DecodeCall& call, Bytes& bytes, flash_status_t* expected);
 
 }  // namespace fuzz

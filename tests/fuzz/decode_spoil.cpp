@@ -1,4 +1,4 @@
-// Ways to make a right decode call wrong, each with the status it must be refused with.
+// Ways to make a valid decode call invalid, each with the status that must be returned.
 #include <limits>
 
 #include "decode_case.h"
@@ -41,7 +41,7 @@ std::string spoil_contents(DecodeCase& problem, DecodeCall& call, Bytes& bytes) 
                                                        static_cast<int32_t>(problem.capacity - problem.seqlen_new + 1)});
             return "cache_seqlens out of range";
         case 1:
-            // Only a page that holds keys must exist.
+            // Only a page that holds keys must be valid.
             if (!call.given[kTable] || problem.cached(b) + problem.seqlen_new == 0) return {};
             ints(kTable)[b * call.view[kTable].stride[0]] =
                 bytes.one_of<int32_t>({-1, static_cast<int32_t>(problem.pages), 0x7fffffff});

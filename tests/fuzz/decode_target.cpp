@@ -1,4 +1,5 @@
-// Decode: a right call is compared with the scalar truth, the cache bit for bit; a wrong one must be refused and change nothing.
+// Decode: the result of a valid call is compared with the scalar reference, its cache bit for bit; an invalid call must be
+// refused and change nothing.
 #include "decode_case.h"
 #include "kernels.h"
 #include "target.h"
@@ -53,7 +54,7 @@ void refuse(DecodeCase& problem, DecodeCall call, Bytes& bytes) {
         if (problem.tensor[role].present()) before[role] = problem.tensor[role].bytes();
     call.bind();
     size_t needed = 0;
-    call.workspace_size(&needed);  // may or may not notice: it reads no data
+    call.workspace_size(&needed);  // may accept the call: it reads no data
     const Workspace workspace(size_t{1} << 16);
     check_status(call.run(workspace.data(), size_t{1} << 16), expected, what.c_str());
     for (int role = 0; role < kDecodeRoles; ++role)

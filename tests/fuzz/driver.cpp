@@ -1,5 +1,5 @@
-// The target without libFuzzer: first every file named on the command line (folders: every file in them), then random inputs
-// until the time is up. The input that ends the process is left in the current folder.
+// Runs the fuzz target without libFuzzer: first every file named on the command line (folders: every file in them), then random
+// inputs until the time is up. An input that ends the process stays in the current folder.
 //
 //   fuzz_driver [-seconds=N] [-runs=N] [-seed=N] [file or folder]...       default time: LIBFLASH_FUZZ_SECONDS, else 20
 #include <dirent.h>
@@ -71,7 +71,7 @@ void run_random(uint64_t seed, uint64_t run) {
     input.resize(static_cast<size_t>(32 + random.below(480)));
     for (uint8_t& byte : input) byte = static_cast<uint8_t>(random.word() >> 56);
     input_name = "-seed=" + std::to_string(seed) + " run " + std::to_string(run);
-    // A copy of exactly its size: reading past the input is a defect of the target.
+    // A copy of exactly the input's size: AddressSanitizer reports reads past its end.
     const std::vector<uint8_t> exact(input);
     LLVMFuzzerTestOneInput(exact.data(), exact.size());
 }

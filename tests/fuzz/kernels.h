@@ -1,4 +1,4 @@
-// The kernels of the library as the target picks them: every one that this machine can run, by name.
+// The kernels that the target chooses from: every one that this machine can run, by name.
 #pragma once
 
 #include <string>
@@ -19,7 +19,7 @@ inline std::vector<std::string> usable_kernels(const std::string& operation) {
     return names;
 }
 
-// A usable kernel of the operation, or nullptr: the library's own choice.
+// The name of a usable kernel of the operation, or nullptr for the library's choice.
 inline const char* pick_kernel(const std::vector<std::string>& names, Bytes& bytes) {
     const auto n = static_cast<size_t>(bytes.below(static_cast<int64_t>(names.size()) + 1));
     return n == 0 ? nullptr : names[n - 1].c_str();

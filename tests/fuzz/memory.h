@@ -1,5 +1,5 @@
-// Tensors with memory of their own: a block of exactly the bytes the tensor spans, so that AddressSanitizer's red zones stand at
-// its very ends, and everything in between that no element owns holds NaN.
+// Tensors with their own memory: an allocation of exactly the bytes that the tensor spans, so that AddressSanitizer detects
+// accesses outside. Bytes between elements hold NaN.
 #pragma once
 
 #include <cstdlib>
@@ -23,7 +23,7 @@ using Block = std::unique_ptr<char, FreeBlock>;
 
 inline int64_t bytes_of(int32_t dtype) { return libflash::element_bytes(static_cast<DType>(dtype)); }
 
-// Elements from the first to the last, gaps included.
+// Number of elements from the first to the last, gaps included.
 inline int64_t span_of(const flash_tensor_t& t) {
     int64_t span = 1;
     for (int n = 0; n < t.ndim; ++n) {
@@ -43,7 +43,7 @@ class Tensor {
 public:
     Tensor() : view{} {}
 
-    // `lead` elements of slack in front move the data off the allocator's alignment.
+    // `lead` extra elements in front move the data off the allocator's alignment.
     void allocate(const flash_tensor_t& shape, int64_t lead = 0) {
         view = shape;
         const int64_t size = bytes_of(view.dtype), span = span_of(view);
@@ -55,7 +55,7 @@ public:
     }
     bool present() const { return block_ != nullptr; }
     const flash_tensor_t* pointer() const { return present() ? &view : nullptr; }
-    // The bytes as they are now, to compare with later.
+    // A copy of the bytes, for a later comparison.
     std::vector<char> bytes() const { return {block_.get(), block_.get() + bytes_}; }
     bool holds(const std::vector<char>& before) const {
         return before.empty() || std::memcmp(block_.get(), before.data(), bytes_) == 0;
@@ -95,7 +95,7 @@ inline flash_tensor_t contiguous(int32_t dtype, std::initializer_list<int64_t> s
     return t;
 }
 
-// The same with its dimensions but the last in any order in memory, padded, and (inputs) some of them repeated.
+// The same with all dimensions but the last in any memory order, padded, and (inputs only) some of them broadcast.
 inline flash_tensor_t strided(Bytes& bytes, int32_t dtype, std::initializer_list<int64_t> shape, bool input) {
     flash_tensor_t t = contiguous(dtype, shape);
     if (bytes.chance(128)) return t;
@@ -113,7 +113,7 @@ inline flash_tensor_t strided(Bytes& bytes, int32_t dtype, std::initializer_list
     return t;
 }
 
-// A workspace of exactly so many bytes, full of anything.
+// A workspace of exactly `bytes` bytes, filled with `fill`.
 class Workspace {
 public:
     explicit Workspace(size_t bytes, int fill = 0xa5) {

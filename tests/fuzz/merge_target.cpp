@@ -1,4 +1,4 @@
-// Merge: a right call is compared with the formula in double, a wrong one must be refused and change nothing.
+// Merge: a valid call is compared with the formula in double; an invalid call must be refused and change nothing.
 #include <algorithm>
 
 #include "check.h"
@@ -55,7 +55,7 @@ private:
     flash_tensor_t lse_shape(int32_t dtype) const {
         return packed ? contiguous(dtype, {heads, rows}) : contiguous(dtype, {batch, heads, rows});
     }
-    // Rows of a part without a key: their out may hold anything.
+    // Rows with lse = -infinity: their out may hold anything.
     void hide(size_t n, Random& random) {
         const flash_tensor_t& o = outs[n].view;
         if (std::count(o.stride, o.stride + o.ndim, 0)) return;

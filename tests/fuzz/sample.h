@@ -1,4 +1,4 @@
-// A small fixed problem of every operation, for the tests that call from many threads or fail allocations: results as bytes.
+// A small fixed problem for every operation, for the tests that call from many threads or make allocations fail.
 #pragma once
 
 #include <vector>
@@ -11,13 +11,13 @@ enum class Operation { forward, backward, decode, merge, compress, explain };
 constexpr Operation kOperations[] = {Operation::forward, Operation::backward, Operation::decode,
                                      Operation::merge,   Operation::compress, Operation::explain};
 
-// Numbers that only depend on the seed; shapes depend on it too.
+// Shapes and values depend only on the seed.
 class Sample {
 public:
     // `large`: enough work for several threads.
     Sample(Operation operation, int32_t dtype, uint64_t seed, bool large = false);
 
-    // One call with results of its own, which are appended to `results` as bytes. `threads`: num_threads of the call.
+    // Makes one call with its own output tensors and appends their bytes to `results`. `threads`: num_threads of the call.
     flash_status_t run(int32_t threads, std::vector<char>* results) const;
 
 private:

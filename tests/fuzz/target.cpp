@@ -1,4 +1,4 @@
-// One input of the fuzzer, in the form libFuzzer calls it.
+// The entry point of libFuzzer: runs one input.
 #include "target.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

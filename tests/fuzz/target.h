@@ -1,5 +1,4 @@
-// The operations of the target. Each reads its case from the bytes, and aborts the process when the library does not keep its
-// word.
+// The fuzz targets of the operations. Each reads its case from the bytes and aborts the process if the library misbehaves.
 #pragma once
 
 #include "bytes.h"

@@ -1,5 +1,4 @@
-// Ways to make one tensor of a right call wrong, whatever it is for. All of them must be refused as INVALID, before any data is
-// read.
+// Ways to make one tensor of a valid call invalid, whatever its role. All must be refused as INVALID before any data is read.
 #pragma once
 
 #include <string>
@@ -11,7 +10,7 @@ namespace fuzz {
 struct TensorTraits {
     bool output = false;
     bool rows = false;   // the last dimension must be contiguous
-    bool exact = false;  // every size is fixed by the other tensors
+    bool exact = false;  // every size is determined by the other tensors
 };
 
 inline bool has_elements(const flash_tensor_t& t) {

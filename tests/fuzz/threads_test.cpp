@@ -1,5 +1,5 @@
-// Eight threads call the library at once, each call with threads of its own: every result is bit for bit that of one thread
-// alone, and each thread reads its own error text. Built with ThreadSanitizer.
+// Eight threads call the library at the same time, each call with several threads of its own. Every result must equal that of a
+// single thread bit for bit, and each thread must get its own error text. Built with ThreadSanitizer.
 #include <atomic>
 #include <cstdio>
 #include <string>
@@ -19,7 +19,7 @@ struct Expected {
     std::vector<char> results;
 };
 
-// A call that is refused, with a number in its text that only this thread knows.
+// Makes a call that is refused with a number in its text that only this thread uses.
 bool own_error_text(int caller) {
     flash_decode_options_t options = {};
     options.struct_size = sizeof options;
@@ -39,7 +39,7 @@ int main() {
     uint64_t seed = 1;
     for (const Operation operation : kOperations)
         for (const int32_t dtype : kTypes) {
-            // Every other one is large enough for threads of its own.
+            // Every second one is large enough for several threads.
             all.push_back({Sample(operation, dtype, seed, seed % 2 == 0), {}});
             ++seed;
             check_status(all.back().sample.run(1, &all.back().results), FLASH_STATUS_OK, "serial");

@@ -1,4 +1,5 @@
-// Scratch memory laid out by the code that uses it: the same function that takes the pieces, run without memory, gives the size.
+// Divides the workspace into arrays. The function that allocates the arrays also computes the size: with a null pointer the
+// arena only counts bytes.
 #pragma once
 
 #include "cpu/engine/vector.h"
@@ -11,7 +12,7 @@ public:
     explicit Arena(void* memory) : base_(static_cast<char*>(memory)) {}
 
     template <class T>
-    T* take(int64_t count) {
+    T* allocate(int64_t count) {
         T* piece = base_ ? reinterpret_cast<T*>(base_ + used_) : nullptr;
         used_ = (used_ + static_cast<size_t>(count) * sizeof(T) + 63) / 64 * 64;
         return piece;

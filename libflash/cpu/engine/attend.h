@@ -1,76 +1,77 @@
-// One step of the forward pass: a panel of query rows meets a tile of keys. Everything that is the same for forward and decode.
+// One step of the forward pass: a query tile attends to a key tile. Shared by forward and decode.
 //
-// Scores, probabilities and the output are held transposed, [key][lane] and [channel][lane]: maxima, exponentials and sums then run
-// straight down the lanes, and the rows of K and V are broadcast as they lie in memory.
+// Scores, probabilities and the output are stored transposed, [key][lane] and [channel][lane], where a lane is a query row. Row
+// maximum, exponentials and row sums then need no operations across lanes, and elements of K and V are broadcast from their rows
+// in memory.
 #pragma once
 
+#include "cpu/engine/blocked_sum.h"
 #include "cpu/engine/dropout.h"
-#include "cpu/engine/fold.h"
+#include "cpu/engine/masked_gemm.h"
 #include "cpu/engine/score.h"
 #include "cpu/engine/softmax.h"
-#include "cpu/engine/weighted.h"
 
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
 struct HeadDims {
-    int64_t qk = 0, v = 0;  // channels of Q and K, of V and O
+    int64_t qk = 0, v = 0;  // channels of Q and K; of V and O
 };
 
 // Keys first to first + count - 1 as operands of the two products.
 template <class T>
 struct KeyTile {
     int64_t first = 0, count = 0;
-    Operand<Element<T>> k;  // [key][channels or pairs of them]
+    Operand<Element<T>> k;  // [key][channel or pair of channels]
     Operand<Element<T>> v;  // [key or pair of keys][channel]
 };
 
 template <class T>
-struct KeyTileRoom {
+struct KeyTileScratch {
     Element<T>*k = nullptr, *v = nullptr;
 
     void lay_out(Arena& arena, HeadDims dims, int64_t tile_k) {
-        k = arena.take<Element<T>>(tile_k * elements_for<T>(dims.qk));
-        v = arena.take<Element<T>>(elements_for<T>(tile_k) * dims.v);
+        k = arena.allocate<Element<T>>(tile_k * elements_for<T>(dims.qk));
+        v = arena.allocate<Element<T>>(elements_for<T>(tile_k) * dims.v);
     }
 };
 
 template <class T, class KeyRows, class ValueRows>
 FLASH_INLINE KeyTile<T> load_key_tile(const KeyRows& k, const ValueRows& v, HeadDims dims, int64_t first, int64_t count,
-                                      const KeyTileRoom<T>& room) {
-    return {first, count, rows_operand<T>(k, first, count, dims.qk, room.k, Reads::once),
-            row_elements_operand<T>(v, first, count, dims.v, room.v)};
+                                      const KeyTileScratch<T>& scratch) {
+    return {first, count, rows_operand<T>(k, first, count, dims.qk, scratch.k, Reads::once),
+            row_elements_operand<T>(v, first, count, dims.v, scratch.v)};
 }
 
-// What a thread needs for the step itself, whichever panel is at work.
+// Scratch memory of one step; one per thread.
 template <class T>
-struct TileRoom {
+struct TileScratch {
     Acc<T>*scores = nullptr, *added = nullptr;
     Element<T>* p = nullptr;
 
-    void lay_out(Arena& arena, int64_t tile_k, bool adds, int64_t width = kPanelWidth) {
-        scores = arena.take<Acc<T>>(tile_k * width);
-        if (adds) added = arena.take<Acc<T>>(tile_k * width);
-        if constexpr (kPaired<T>) p = arena.take<Element<T>>(elements_for<T>(tile_k) * width);
+    void lay_out(Arena& arena, int64_t tile_k, bool adds, int64_t width = kQueryTileRows) {
+        scores = arena.allocate<Acc<T>>(tile_k * width);
+        if (adds) added = arena.allocate<Acc<T>>(tile_k * width);
+        if constexpr (kPaired<T>) p = arena.allocate<Element<T>>(elements_for<T>(tile_k) * width);
     }
 };
 
-// Query rows under way.
+// A query tile with its softmax state and its output accumulators.
 template <class T>
-struct QueryPanel {
+struct QueryTile {
     Lanes<Acc<T>> lanes;
     SoftmaxState<Acc<T>> softmax;
     Element<T>* q = nullptr;  // [channel or pair][lane]
-    Acc<T>* o = nullptr;      // [channel][lane], not yet divided by the sum
-    bool empty = true;        // no tile so far, or none since the last fold
-    Folds<Acc<T>> folds;
+    Acc<T>* o = nullptr;      // [channel][lane], not yet divided by the row sum
+    bool empty = true;        // no key tile so far, or none since the last addition to the totals
+    BlockedSums<Acc<T>> totals;
 
-    void lay_out(Arena& arena, HeadDims dims, int64_t most_keys, int64_t width = kPanelWidth) {
+    void lay_out(Arena& arena, HeadDims dims, int64_t most_keys, int64_t width = kQueryTileRows) {
         lanes.lay_out(arena);
         softmax.lay_out(arena);
-        q = arena.take<Element<T>>(elements_for<T>(dims.qk) * width);
-        o = arena.take<Acc<T>>(dims.v * width);
-        folds.lay_out(arena, most_keys, dims.v * width);
+        q = arena.allocate<Element<T>>(elements_for<T>(dims.qk) * width);
+        o = arena.allocate<Acc<T>>(dims.v * width);
+        totals.lay_out(arena, most_keys, dims.v * width);
     }
 
     template <class Rows>
@@ -80,7 +81,7 @@ struct QueryPanel {
     }
     void start() {
         softmax.start(lanes.width);
-        folds.start();
+        totals.start();
         empty = true;
     }
 };
@@ -88,54 +89,55 @@ struct QueryPanel {
 template <class A>
 constexpr A kLog2e = static_cast<A>(1.44269504088896340736L);
 
-// From scores as softmax_tile sees them to powers of two.
+// Factor from the scores that softmax_tile gets to exponents of 2.
 template <class A>
 FLASH_INLINE A score_unit(const ScoreRule<A>& rule) {
     return rule.plain ? static_cast<A>(rule.exact_scale * 1.44269504088896340736) : kLog2e<A>;
 }
 
 template <class T>
-static void attend(QueryPanel<T>& panel, const KeyTile<T>& tile, HeadDims dims, const ScoreRule<Acc<T>>& rule,
-                   const DropoutMask* dropout, const TileRoom<T>& room) {
+static void attend(QueryTile<T>& query_tile, const KeyTile<T>& tile, HeadDims dims, const ScoreRule<Acc<T>>& rule,
+                   const DropoutMask* dropout, const TileScratch<T>& scratch) {
     using A = Acc<T>;
     using E = Element<T>;
-    Lanes<A>& lanes = panel.lanes;
+    Lanes<A>& lanes = query_tile.lanes;
     const int64_t width = lanes.width;
-    multiply<E>({tile.count, width, elements_for<T>(dims.qk), tile.k.data, tile.k.stride, 1, panel.q, width, room.scores, width,
-                 Start::zero, nullptr});
-    if (!rule.plain) make_scores<A>(rule, lanes, tile.first, tile.count, room.scores, room.added, nullptr);
-    const bool edge = crosses_edge(lanes, tile.first, tile.count);
-    if (edge) hide_outside(lanes, tile.first, tile.count, room.scores);
+    multiply<E>({tile.count, width, elements_for<T>(dims.qk), tile.k.data, tile.k.stride, 1, query_tile.q, width, scratch.scores,
+                 width, Start::zero, nullptr});
+    if (!rule.plain) make_scores<A>(rule, lanes, tile.first, tile.count, scratch.scores, scratch.added, nullptr);
+    const bool edge = is_edge_tile(lanes, tile.first, tile.count);
+    if (edge) hide_outside(lanes, tile.first, tile.count, scratch.scores);
 
     E* p;
     if constexpr (kPaired<T>)
-        p = room.p;
+        p = scratch.p;
     else
-        p = room.scores;
+        p = scratch.scores;
     if (dropout) {
-        softmax_tile<T, true>(panel.softmax, room.scores, tile.count, width, score_unit(rule), p);
-        drop(*dropout, lanes, tile.first, tile.count, room.scores);
-        pack_probabilities<T>(room.scores, tile.count, width, p);
+        softmax_tile<T, true>(query_tile.softmax, scratch.scores, tile.count, width, score_unit(rule), p);
+        drop(*dropout, lanes, tile.first, tile.count, scratch.scores);
+        pack_probabilities<T>(scratch.scores, tile.count, width, p);
     } else {
-        softmax_tile<T, false>(panel.softmax, room.scores, tile.count, width, score_unit(rule), p);
+        softmax_tile<T, false>(query_tile.softmax, scratch.scores, tile.count, width, score_unit(rule), p);
     }
-    multiply_weighted<Weights::b, E>({dims.v, width, elements_for<T>(tile.count), tile.v.data, 1, tile.v.stride, p, width,
-                                      panel.o, width, panel.empty ? Start::zero : Start::scaled, panel.softmax.rescale},
-                                     edge || rule.hides() || (kPaired<T> && tile.count % 2 != 0));
-    panel.empty = false;
+    multiply_masked<Weights::b, E>(
+        {dims.v, width, elements_for<T>(tile.count), tile.v.data, 1, tile.v.stride, p, width, query_tile.o, width,
+         query_tile.empty ? Start::zero : Start::scaled, query_tile.softmax.rescale},
+        edge || rule.hides() || (kPaired<T> && tile.count % 2 != 0));
+    query_tile.empty = false;
 }
 
-// Natural logarithm of the sums into lse[lane], sink included; -infinity where nothing was seen. Leaves in softmax.rescale what the
-// output is to be multiplied by. `sinks`: that of lane i is sinks[i * sink_step]; nullptr for none.
+// Writes the LSE, sink included, to lse[lane]; -infinity for rows without a visible key. Leaves in softmax.rescale the factor of
+// the output. The sink of lane i is sinks[i * sink_step]; sinks may be nullptr.
 template <class T>
-static void finish_panel(QueryPanel<T>& panel, const ScoreRule<Acc<T>>& rule, const double* sinks, int64_t sink_step, double kept,
-                         Acc<T>* lse) {
+static void finish_query_tile(QueryTile<T>& query_tile, const ScoreRule<Acc<T>>& rule, const double* sinks, int64_t sink_step,
+                              double kept, Acc<T>* lse) {
     using A = Acc<T>;
-    for (int64_t i = 0; i < panel.lanes.rows; ++i) {
+    for (int64_t i = 0; i < query_tile.lanes.rows; ++i) {
         const double* sink = sinks ? sinks + i * sink_step : nullptr;
         const double unit = rule.plain ? rule.exact_scale : 1.0;
-        const A row_max = panel.softmax.row_max[i];
-        double top = static_cast<double>(row_max) * unit, sum = panel.softmax.row_sum[i], factor = 1;
+        const A row_max = query_tile.softmax.row_max[i];
+        double top = static_cast<double>(row_max) * unit, sum = query_tile.softmax.row_sum[i], factor = 1;
         if (row_max == -kInfinity<A> && sum == sum) top = -kInfinity<double>;
         if (sink && *sink > top) {
             factor = row_max == -kInfinity<A> ? 0 : __builtin_exp(top - *sink);
@@ -146,29 +148,29 @@ static void finish_panel(QueryPanel<T>& panel, const ScoreRule<Acc<T>>& rule, co
         }
         const bool nothing = sum == 0;
         lse[i] = static_cast<A>(nothing ? -kInfinity<double> : top + __builtin_log(sum));
-        panel.softmax.rescale[i] = static_cast<A>(nothing ? 0 : factor * kept / sum);
+        query_tile.softmax.rescale[i] = static_cast<A>(nothing ? 0 : factor * kept / sum);
     }
-    for (int64_t i = panel.lanes.rows; i < panel.lanes.width; ++i) panel.softmax.rescale[i] = 0;
+    for (int64_t i = query_tile.lanes.rows; i < query_tile.lanes.width; ++i) query_tile.softmax.rescale[i] = 0;
 }
 
-// The output rows, rounded to storage. Rows that saw nothing become 0.
+// Rounds the output rows to the storage type. Rows without a visible key become 0.
 template <class T, class Rows>
-static void store_output(const QueryPanel<T>& panel, HeadDims dims, const Rows& out) {
+static void store_output(const QueryTile<T>& query_tile, HeadDims dims, const Rows& out) {
     using A = Acc<T>;
     constexpr int L = kLanes<A>;
-    const int64_t width = panel.lanes.width;
-    if (panel.empty) {
-        for (int64_t r = 0; r < panel.lanes.rows; ++r)
+    const int64_t width = query_tile.lanes.width;
+    if (query_tile.empty) {
+        for (int64_t r = 0; r < query_tile.lanes.rows; ++r)
             std::memset(static_cast<void*>(out(r)), 0, static_cast<size_t>(dims.v) * sizeof(T));
         return;
     }
     for (int64_t c = 0; c < dims.v; ++c)
         for (int64_t i = 0; i < width; i += L) {
-            A* at = panel.o + c * width + i;
-            const Vec<A> factor = load(panel.softmax.rescale + i);
-            store(at, factor == 0 ? Vec<A>{} : load(at) * factor);  // a hidden value may be NaN
+            A* at = query_tile.o + c * width + i;
+            const Vec<A> factor = load(query_tile.softmax.rescale + i);
+            store(at, factor == 0 ? Vec<A>{} : load(at) * factor);  // the accumulator may be NaN: 0 * NaN is not 0
         }
-    transpose_columns<A>(panel.o, width, panel.lanes.rows, dims.v,
+    transpose_columns<A>(query_tile.o, width, query_tile.lanes.rows, dims.v,
                          [&](int64_t r, int64_t c, Vec<A> v)
                              __attribute__((always_inline)) { store_part(out(r) + c, v, dims.v - c); });
 }

@@ -1,19 +1,19 @@
-// The backward pass. One item of work is a chunk of the keys of one key head: it walks its keys block by block, and for each block all
-// query panels of all heads of the group. Key and value gradients are complete in the item; each chunk has a query gradient of its
-// own, and these are added up at the end in a fixed order. Chunks depend on the shape alone: hence the same bits with any number of
-// threads.
+// The backward pass. A task is a chunk of the keys of one key head. It processes its keys in blocks of key tiles; for each block
+// it loops over all query tiles of all query heads of the group. dk and dv are complete at the end of the task. Each chunk has a
+// dQ accumulator of its own; these are summed at the end in a fixed order. Chunks depend only on the shape, so the result has
+// the same bits with any number of threads.
 #pragma once
 
 #include "cpu/engine/backward_rows.h"
-#include "cpu/engine/bias_gradient.h"
+#include "cpu/engine/dbias.h"
 
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-constexpr int64_t kItemsWanted = 16;  // chunks are made until there are so many items, to occupy many cores,
-constexpr int64_t kMostChunks = 8;    // but each costs a query gradient in the workspace
+constexpr int64_t kTasksWanted = 16;  // the keys are split into chunks until there are this many tasks
+constexpr int64_t kMostChunks = 8;    // each chunk needs a dQ accumulator in the workspace
 
-// Tiles of keys that share one packing of the query panels. Their operands and gradients should stay in the second-level cache.
+// Key tiles of a block, which share one packing of each query tile. Their operands and gradients should fit the L2 cache.
 FLASH_INLINE int64_t tiles_per_block(const AttentionProblem& problem, const Plan& plan) {
     const int64_t channels = problem.head_dim > problem.head_dim_v ? problem.head_dim : problem.head_dim_v;
     const int64_t most = channels <= 64    ? 4
@@ -27,63 +27,64 @@ FLASH_INLINE int64_t chunk_keys(const AttentionProblem& problem, const Plan& pla
     const int64_t block = tiles_per_block(problem, plan) * plan.tile_k;
     const int64_t blocks = (problem.k_rows.max_length + block - 1) / block;
     const int64_t heads = problem.batch * problem.heads_k;
-    int64_t chunks = heads > 0 ? (kItemsWanted + heads - 1) / heads : 1;
+    int64_t chunks = heads > 0 ? (kTasksWanted + heads - 1) / heads : 1;
     if (chunks > kMostChunks) chunks = kMostChunks;
     const int64_t per_chunk = (blocks + chunks - 1) / chunks;
     return (per_chunk > 0 ? per_chunk : 1) * block;
 }
 
-// Query panels whose key and value gradients are added up before they are added to those of the panels before them; see fold.h.
-constexpr int64_t kFoldPanels = 64;
+// dk and dv are added to totals after this many query tiles; see blocked_sum.h.
+constexpr int64_t kSumBlockTiles = 64;
 
-// At most so many panels meet one key.
-FLASH_INLINE int64_t panels_of_group(const AttentionProblem& problem, const Plan& plan) {
+// The largest number of query tiles that contribute to one key.
+FLASH_INLINE int64_t query_tiles_of_group(const AttentionProblem& problem, const Plan& plan) {
     return problem.group_size() * ((problem.q_rows.max_length + plan.tile_q - 1) / plan.tile_q);
 }
 
 template <class T>
-struct BackwardRoom {
+struct BackwardScratch {
     using A = Acc<T>;
     using E = Element<T>;
-    GradientPanel<T> panel;
-    GradientRoom<T> tile;
+    GradientQueryTile<T> query_tile;
+    GradientScratch<T> tile;
     E *k = nullptr, *v = nullptr, *k_elements = nullptr;
     A *dk = nullptr, *dv = nullptr, *bias_sums = nullptr;
-    A *dk_total = nullptr, *dv_total = nullptr;  // of the panels before the last fold; nullptr: there are too few to fold
+    // Totals of finished sum blocks; nullptr if one block is enough.
+    A *dk_total = nullptr, *dv_total = nullptr;
 
-    BackwardRoom(const AttentionProblem& problem, const Plan& plan, Arena& arena) {
+    BackwardScratch(const AttentionProblem& problem, const Plan& plan, Arena& arena) {
         const HeadDims dims{problem.head_dim, problem.head_dim_v};
         const int64_t tiles = tiles_per_block(problem, plan), keys = tiles * plan.tile_k;
         const int64_t width = round_up(plan.tile_q, kLanes<A>);
-        panel.lay_out(arena, dims, width);
+        query_tile.lay_out(arena, dims, width);
         tile.lay_out(arena, plan.tile_k, problem.bias.present || problem.mask.present, problem.softcap > 0,
                      problem.dropout.active(), width);
-        k = arena.take<E>(keys * elements_for<T>(dims.qk));
-        v = arena.take<E>(keys * elements_for<T>(dims.v));
-        if constexpr (kPaired<T>) k_elements = arena.take<E>(tiles * elements_for<T>(plan.tile_k) * dims.qk);
-        dk = arena.take<A>(keys * round_up(dims.qk, kLanes<A>));
-        dv = arena.take<A>(keys * round_up(dims.v, kLanes<A>));
-        if (panels_of_group(problem, plan) > kFoldPanels) {
-            dk_total = arena.take<A>(keys * round_up(dims.qk, kLanes<A>));
-            dv_total = arena.take<A>(keys * round_up(dims.v, kLanes<A>));
+        k = arena.allocate<E>(keys * elements_for<T>(dims.qk));
+        v = arena.allocate<E>(keys * elements_for<T>(dims.v));
+        if constexpr (kPaired<T>) k_elements = arena.allocate<E>(tiles * elements_for<T>(plan.tile_k) * dims.qk);
+        dk = arena.allocate<A>(keys * round_up(dims.qk, kLanes<A>));
+        dv = arena.allocate<A>(keys * round_up(dims.v, kLanes<A>));
+        if (query_tiles_of_group(problem, plan) > kSumBlockTiles) {
+            dk_total = arena.allocate<A>(keys * round_up(dims.qk, kLanes<A>));
+            dv_total = arena.allocate<A>(keys * round_up(dims.v, kLanes<A>));
         }
-        if (problem.dbias.present) bias_sums = arena.take<A>(plan.tile_k * kPanelWidth);
+        if (problem.dbias.present) bias_sums = arena.allocate<A>(plan.tile_k * kQueryTileRows);
     }
 };
 
 template <class T>
-class BackwardItem {
+class BackwardTask {
     using A = Acc<T>;
     using E = Element<T>;
 
 public:
-    BackwardItem(const AttentionProblem& problem, const Plan& plan, const BackwardRows<A>& rows, BackwardRoom<T>& room,
+    BackwardTask(const AttentionProblem& problem, const Plan& plan, const BackwardRows<A>& rows, BackwardScratch<T>& scratch,
                  int64_t batch, int64_t key_head, int64_t chunk)
-        : problem_(problem), plan_(plan), rows_(rows), room_(room), batch_(batch), key_head_(key_head), chunk_(chunk),
+        : problem_(problem), plan_(plan), rows_(rows), scratch_(scratch), batch_(batch), key_head_(key_head), chunk_(chunk),
           dims_{problem.head_dim, problem.head_dim_v}, length_q_(problem.q_rows.length(batch)),
           dk_(rows_of<T>(problem.dk, problem.k_rows, batch, key_head)),
           dv_(rows_of<T>(problem.dv, problem.k_rows, batch, key_head)),
-          first_panel_(Tiling(problem.q_rows, plan.tile_q).first_tile(batch)) {}
+          first_query_tile_(Tiling(problem.q_rows, plan.tile_q).first_tile(batch)) {}
 
     void run(KeyRange keys) {
         const int64_t length = problem_.k_rows.length(batch_), last = keys.last < length ? keys.last : length;
@@ -100,38 +101,38 @@ public:
 private:
     int64_t first_head() const { return key_head_ * problem_.group_size(); }
     int64_t last_head() const { return first_head() + problem_.group_size(); }
-    int64_t panels() const { return (length_q_ + plan_.tile_q - 1) / plan_.tile_q; }
+    int64_t query_tiles() const { return (length_q_ + plan_.tile_q - 1) / plan_.tile_q; }
 
     void clear_dq() {
         for (int64_t head = first_head(); head < last_head(); ++head)
-            std::memset(static_cast<void*>(rows_.dq_at(chunk_, head, first_panel_)), 0,
-                        static_cast<size_t>(panels() * rows_.channels * rows_.width) * sizeof(A));
+            std::memset(static_cast<void*>(rows_.dq_at(chunk_, head, first_query_tile_)), 0,
+                        static_cast<size_t>(query_tiles() * rows_.channels * rows_.width) * sizeof(A));
     }
 
     void run_block(KeyRange keys) {
         load_block(keys);
         const int64_t width_k = round_up(dims_.qk, kLanes<A>), width_v = round_up(dims_.v, kLanes<A>);
-        clear(room_.dk, keys.count() * width_k);
-        clear(room_.dv, keys.count() * width_v);
-        const bool folds = room_.dk_total && problem_.group_size() * panels() > kFoldPanels;
-        if (folds) clear(room_.dk_total, keys.count() * width_k), clear(room_.dv_total, keys.count() * width_v);
+        clear(scratch_.dk, keys.count() * width_k);
+        clear(scratch_.dv, keys.count() * width_v);
+        const bool blocked = scratch_.dk_total && problem_.group_size() * query_tiles() > kSumBlockTiles;
+        if (blocked) clear(scratch_.dk_total, keys.count() * width_k), clear(scratch_.dv_total, keys.count() * width_v);
         int64_t done = 0;
         for (int64_t head = first_head(); head < last_head(); ++head) {
             const ScoreRule<A> rule = score_rule<A>(problem_, batch_, head);
-            for (int64_t panel = 0; panel < panels(); ++panel) {
-                run_panel(keys, head, rule, panel);
-                if (folds && ++done % kFoldPanels == 0) fold_gradients(keys.count());
+            for (int64_t query_tile = 0; query_tile < query_tiles(); ++query_tile) {
+                run_query_tile(keys, head, rule, query_tile);
+                if (blocked && ++done % kSumBlockTiles == 0) add_gradients_to_totals(keys.count());
             }
         }
-        if (folds) {
-            fold_gradients(keys.count());
-            std::memcpy(room_.dk, room_.dk_total, static_cast<size_t>(keys.count() * width_k) * sizeof(A));
-            std::memcpy(room_.dv, room_.dv_total, static_cast<size_t>(keys.count() * width_v) * sizeof(A));
+        if (blocked) {
+            add_gradients_to_totals(keys.count());
+            std::memcpy(scratch_.dk, scratch_.dk_total, static_cast<size_t>(keys.count() * width_k) * sizeof(A));
+            std::memcpy(scratch_.dv, scratch_.dv_total, static_cast<size_t>(keys.count() * width_v) * sizeof(A));
         }
         const A scale = static_cast<A>(problem_.softmax_scale);
         for (int64_t r = 0; r < keys.count(); ++r) {
-            store_row(room_.dk + r * width_k, dims_.qk, scale, dk_(keys.first + r));
-            store_row(room_.dv + r * width_v, dims_.v, A(1), dv_(keys.first + r));
+            store_row(scratch_.dk + r * width_k, dims_.qk, scale, dk_(keys.first + r));
+            store_row(scratch_.dv + r * width_v, dims_.v, A(1), dv_(keys.first + r));
         }
     }
 
@@ -139,11 +140,11 @@ private:
         std::memset(static_cast<void*>(sums), 0, static_cast<size_t>(count) * sizeof(A));
     }
 
-    void fold_gradients(int64_t keys) {
-        move(room_.dk, room_.dk_total, keys * round_up(dims_.qk, kLanes<A>));
-        move(room_.dv, room_.dv_total, keys * round_up(dims_.v, kLanes<A>));
+    void add_gradients_to_totals(int64_t keys) {
+        add_and_clear(scratch_.dk, scratch_.dk_total, keys * round_up(dims_.qk, kLanes<A>));
+        add_and_clear(scratch_.dv, scratch_.dv_total, keys * round_up(dims_.v, kLanes<A>));
     }
-    static void move(A* from, A* to, int64_t count) {
+    static void add_and_clear(A* from, A* to, int64_t count) {
         for (int64_t n = 0; n < count; n += kLanes<A>) store(to + n, load(to + n) + load(from + n));
         clear(from, count);
     }
@@ -155,89 +156,89 @@ private:
     void load_block(KeyRange keys) {
         const auto k = rows_of<const T>(problem_.k, problem_.k_rows, batch_, key_head_);
         const auto v = rows_of<const T>(problem_.v, problem_.k_rows, batch_, key_head_);
-        k_ = rows_operand<T>(k, keys.first, keys.count(), dims_.qk, room_.k, kPaired<T> ? Reads::once : Reads::often);
-        v_ = rows_operand<T>(v, keys.first, keys.count(), dims_.v, room_.v, Reads::once);
+        k_ = rows_operand<T>(k, keys.first, keys.count(), dims_.qk, scratch_.k, kPaired<T> ? Reads::once : Reads::often);
+        v_ = rows_operand<T>(v, keys.first, keys.count(), dims_.v, scratch_.v, Reads::once);
         if constexpr (kPaired<T>)
             for (int64_t first = 0; first < keys.count(); first += plan_.tile_k)
                 pack_row_elements<T>(k, keys.first + first, tile_count(keys, keys.first + first), dims_.qk, dims_.qk,
-                                     room_.k_elements + first / plan_.tile_k * elements_for<T>(plan_.tile_k) * dims_.qk);
+                                     scratch_.k_elements + first / plan_.tile_k * elements_for<T>(plan_.tile_k) * dims_.qk);
     }
     int64_t tile_count(KeyRange keys, int64_t first) const {
         return keys.last - first < plan_.tile_k ? keys.last - first : int64_t{plan_.tile_k};
     }
 
-    GradientTile<T> tile_at(KeyRange keys, int64_t first) const {
+    GradientKeyTile<T> tile_at(KeyRange keys, int64_t first) const {
         const int64_t offset = first - keys.first;
-        GradientTile<T> tile{first,
-                             tile_count(keys, first),
-                             {k_.data + offset * k_.stride, k_.stride},
-                             {v_.data + offset * v_.stride, v_.stride},
-                             {},
-                             nullptr,
-                             nullptr};
+        GradientKeyTile<T> tile{first,
+                                tile_count(keys, first),
+                                {k_.data + offset * k_.stride, k_.stride},
+                                {v_.data + offset * v_.stride, v_.stride},
+                                {},
+                                nullptr,
+                                nullptr};
         tile.k_elements = tile.k;
         if constexpr (kPaired<T>)
-            tile.k_elements = {room_.k_elements + offset / plan_.tile_k * elements_for<T>(plan_.tile_k) * dims_.qk, dims_.qk};
-        tile.dk = room_.dk + offset * round_up(dims_.qk, kLanes<A>);
-        tile.dv = room_.dv + offset * round_up(dims_.v, kLanes<A>);
+            tile.k_elements = {scratch_.k_elements + offset / plan_.tile_k * elements_for<T>(plan_.tile_k) * dims_.qk, dims_.qk};
+        tile.dk = scratch_.dk + offset * round_up(dims_.qk, kLanes<A>);
+        tile.dv = scratch_.dv + offset * round_up(dims_.v, kLanes<A>);
         return tile;
     }
 
-    void run_panel(KeyRange keys, int64_t head, const ScoreRule<A>& rule, int64_t number) {
-        stop_point();
-        GradientPanel<T>& panel = room_.panel;
+    void run_query_tile(KeyRange keys, int64_t head, const ScoreRule<A>& rule, int64_t number) {
+        cancellation_point();
+        GradientQueryTile<T>& query_tile = scratch_.query_tile;
         const int64_t row0 = number * plan_.tile_q, left = length_q_ - row0;
-        set_lanes(panel.lanes, problem_, batch_, head, row0, left < plan_.tile_q ? left : plan_.tile_q);
-        const KeyRange some = panel.lanes.some;
-        BlockRow blocks(problem_.block_mask, batch_, head, row0 / FLASH_BLOCK_SIZE);
+        set_lanes(query_tile.lanes, problem_, batch_, head, row0, left < plan_.tile_q ? left : plan_.tile_q);
+        const KeyRange visible = query_tile.lanes.seen_by_any;
+        BlockMaskRow blocks(problem_.block_mask, batch_, head, row0 / FLASH_BLOCK_SIZE);
         bool loaded = false;
         for (int64_t first = keys.first; first < keys.last; first += plan_.tile_k) {
-            GradientTile<T> tile = tile_at(keys, first);
-            if (first >= some.last || first + tile.count <= some.first || !blocks.kept(first / FLASH_BLOCK_SIZE)) continue;
-            if (some.last - first < tile.count) tile.count = some.last - first;
-            if (!loaded) load_panel(panel, head, number);
+            GradientKeyTile<T> tile = tile_at(keys, first);
+            if (first >= visible.last || first + tile.count <= visible.first || !blocks.kept(first / FLASH_BLOCK_SIZE)) continue;
+            if (visible.last - first < tile.count) tile.count = visible.last - first;
+            if (!loaded) load_query_tile(query_tile, head, number);
             loaded = true;
             const DropoutMask dropout(problem_.dropout, problem_.heads_q, batch_, head);
-            add_gradients(panel, tile, dims_, rule, problem_.dropout.active() ? &dropout : nullptr, room_.tile,
-                          rows_.dq_at(chunk_, head, first_panel_ + number));
+            add_gradients(query_tile, tile, dims_, rule, problem_.dropout.active() ? &dropout : nullptr, scratch_.tile,
+                          rows_.dq_at(chunk_, head, first_query_tile_ + number));
         }
     }
 
-    void load_panel(GradientPanel<T>& panel, int64_t head, int64_t number) {
+    void load_query_tile(GradientQueryTile<T>& query_tile, int64_t head, int64_t number) {
         const auto q = rows_of<const T>(problem_.q, problem_.q_rows, batch_, head);
         const auto dout = rows_of<const T>(problem_.dout, problem_.q_rows, batch_, head);
-        const int64_t row0 = panel.lanes.row0, at = rows_.at(head, first_panel_ + number);
-        panel.load(StridedRows<const T>{q(row0), q.stride}, StridedRows<const T>{dout(row0), dout.stride}, dims_, true);
-        panel.lse = rows_.lse + at;
-        panel.delta = rows_.delta + at;
+        const int64_t row0 = query_tile.lanes.row0, at = rows_.at(head, first_query_tile_ + number);
+        query_tile.load(StridedRows<const T>{q(row0), q.stride}, StridedRows<const T>{dout(row0), dout.stride}, dims_, true);
+        query_tile.lse = rows_.lse + at;
+        query_tile.delta = rows_.delta + at;
     }
 
     const AttentionProblem& problem_;
     const Plan& plan_;
     const BackwardRows<A>& rows_;
-    BackwardRoom<T>& room_;
+    BackwardScratch<T>& scratch_;
     const int64_t batch_, key_head_, chunk_;
     const HeadDims dims_;
     const int64_t length_q_;
     const StridedRows<T> dk_, dv_;
-    const int64_t first_panel_;
+    const int64_t first_query_tile_;
     Operand<E> k_, v_;
 };
 
 template <class T>
 static Plan plan_backward_as(const AttentionProblem& problem) {
     Plan plan;
-    plan.tile_q = static_cast<int>(tile_size(problem, problem.q_rows, problem.request.tile_q, kPanelWidth, kPanelWidth));
+    plan.tile_q = static_cast<int>(tile_size(problem, problem.q_rows, problem.request.tile_q, kQueryTileRows, kQueryTileRows));
     plan.tile_k = static_cast<int>(tile_size(problem, problem.k_rows, problem.request.tile_k, kBackwardKeys, 512));
     const int64_t chunk = chunk_keys(problem, plan);
     plan.key_chunks = problem.k_rows.max_length > chunk ? (problem.k_rows.max_length + chunk - 1) / chunk : 1;
     plan.most_threads = threads_or_default(problem.request.num_threads);
     plan.threads =
         choose_threads(plan.most_threads, plan.key_chunks * problem.batch * problem.heads_k, attention_flops(problem, 2.5));
-    Arena shared(nullptr), room(nullptr);
+    Arena shared(nullptr), scratch(nullptr);
     BackwardRows<Acc<T>>(problem, plan, shared);
-    BackwardRoom<T>(problem, plan, room);
-    plan.workspace_bytes = shared.used() + room.used() * static_cast<size_t>(plan.threads);
+    BackwardScratch<T>(problem, plan, scratch);
+    plan.workspace_bytes = shared.used() + scratch.used() * static_cast<size_t>(plan.threads);
     return plan;
 }
 
@@ -245,25 +246,25 @@ template <class T>
 static void backward_as(const AttentionProblem& problem, const Plan& plan, void* workspace) {
     Arena shared(workspace);
     const BackwardRows<Acc<T>> rows(problem, plan, shared);
-    const auto room_of = [&](int thread) {
+    const auto scratch_of = [&](int thread) {
         const size_t bytes = (plan.workspace_bytes - shared.used()) / static_cast<size_t>(plan.threads);
         Arena arena(static_cast<char*>(workspace) + shared.used() + bytes * static_cast<size_t>(thread));
-        return BackwardRoom<T>(problem, plan, arena);
+        return BackwardScratch<T>(problem, plan, arena);
     };
-    prepare_rows<T>(problem, plan, rows);
+    prepare_row_statistics<T>(problem, plan, rows);
     const int64_t heads = problem.batch * problem.heads_k, chunk = chunk_keys(problem, plan);
-    // Early keys first: with a causal mask most rows see them.
-    run(plan.key_chunks * heads, plan.threads, [&](int64_t item, int thread) {
-        const int64_t batch = item % heads / problem.heads_k, number = item / heads, owned = problem.k_rows.owned(batch);
+    // Early keys first: with a causal mask more rows see them.
+    run_parallel(plan.key_chunks * heads, plan.threads, [&](int64_t task, int thread) {
+        const int64_t batch = task % heads / problem.heads_k, number = task / heads, owned = problem.k_rows.owned(batch);
         const int64_t first = number * chunk,
                       last = number + 1 < plan.key_chunks && first + chunk < owned ? first + chunk : owned;
         if (first >= last) return;
-        BackwardRoom<T> room = room_of(thread);
-        BackwardItem<T>(problem, plan, rows, room, batch, item % problem.heads_k, number).run({first, last});
+        BackwardScratch<T> scratch = scratch_of(thread);
+        BackwardTask<T>(problem, plan, rows, scratch, batch, task % problem.heads_k, number).run({first, last});
     });
     finish_dq<T>(problem, plan, rows, chunk);
-    if (problem.dsink.present) sink_gradient<T>(problem, plan, rows);
-    if (problem.dbias.present) bias_gradient<T>(problem, plan, rows, [&](int thread) { return room_of(thread); });
+    if (problem.dsink.present) compute_dsink<T>(problem, plan, rows);
+    if (problem.dbias.present) compute_dbias<T>(problem, plan, rows, [&](int thread) { return scratch_of(thread); });
 }
 
 }  // namespace LIBFLASH_ISA

@@ -1,42 +1,42 @@
-// The sizes of a decode call, and what lies where in its workspace.
+// The sizes of a decode call and the layout of its workspace.
 #pragma once
 
-#include "cpu/engine/decode_few.h"
 #include "cpu/engine/decode_rows.h"
+#include "cpu/engine/decode_small_q.h"
 #include "cpu/engine/decode_split.h"
-#include "cpu/engine/work.h"
+#include "cpu/engine/planning.h"
 
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-constexpr int64_t kDecodeKeys = 128;  // of a tile
+constexpr int64_t kDecodeKeys = 128;  // keys of a tile
 
 struct DecodeSizes {
     HeadDims dims;
-    int64_t rows = 0;    // of the group of one key head
-    int64_t panels = 0;  // that those make
-    int64_t width = 0;   // lanes of a panel, whole vectors
-    int64_t groups = 0;  // panels of the whole problem
+    int64_t rows = 0;             // query rows of one key head: all heads of the group, all positions
+    int64_t query_tiles = 0;      // query tiles of one key head
+    int64_t width = 0;            // lanes of a query tile, whole vectors
+    int64_t all_query_tiles = 0;  // query tiles of the whole problem
     Splits ranges;
     int64_t splits = 1;
-    int64_t row_stride = 0;      // with few rows, the output of a panel is [row][channel]; else 0, [channel][lane]
-    int64_t heads_together = 1;  // with few rows: key heads of one item
+    // Not 0 for small query counts: then the output is [row][channel] with this stride, else [channel][lane].
+    int64_t row_stride = 0;
+    int64_t heads_per_task = 1;  // for small query counts: key heads of one task
 
-    bool few() const { return row_stride > 0; }
-    int64_t panel_numbers() const { return few() ? rows * row_stride : width * dims.v; }
-    int64_t items_of_range(const DecodeProblem& problem) const {
-        return few() ? ceil_div(problem.heads_k, heads_together) : problem.heads_k * panels;
+    bool small_q() const { return row_stride > 0; }
+    int64_t output_elements() const { return small_q() ? rows * row_stride : width * dims.v; }
+    int64_t tasks_of_split(const DecodeProblem& problem) const {
+        return small_q() ? ceil_div(problem.heads_k, heads_per_task) : problem.heads_k * query_tiles;
     }
-    int64_t items(const DecodeProblem& problem) const { return problem.batch * splits * items_of_range(problem); }
+    int64_t tasks(const DecodeProblem& problem) const { return problem.batch * splits * tasks_of_split(problem); }
 };
 
-// All heads whose rows lie side by side in the cache, unless that leaves threads without work. Results do not depend on it.
-FLASH_INLINE int64_t choose_heads_together(const DecodeProblem& problem, int64_t splits, int64_t threads) {
+// How many key heads a task processes: all heads that are contiguous in the cache, fewer if threads would be idle. Results do
+// not depend on it.
+FLASH_INLINE int64_t choose_heads_per_task(const DecodeProblem& problem, int64_t splits, int64_t threads) {
     const TensorView &k = problem.cache.k, &v = problem.cache.v;
-    const auto side_by_side = [&](const TensorView& t) {
-        return t.stride[2] * problem.heads_k <= t.stride[1] || t.shape[1] == 1;
-    };
-    if (!side_by_side(k) || !side_by_side(v)) return 1;
+    const auto contiguous = [&](const TensorView& t) { return t.stride[2] * problem.heads_k <= t.stride[1] || t.shape[1] == 1; };
+    if (!contiguous(k) || !contiguous(v)) return 1;
     int64_t heads = problem.heads_k;
     while (heads > 1 && problem.batch * splits * ceil_div(problem.heads_k, heads) < 4 * threads) heads = ceil_div(heads, 2);
     return heads > 0 ? heads : 1;
@@ -47,72 +47,72 @@ static DecodeSizes decode_sizes(const DecodeProblem& problem, int threads) {
     DecodeSizes sizes;
     sizes.dims = {problem.head_dim, problem.head_dim_v};
     sizes.rows = problem.group_size() * problem.seqlen_q;
-    sizes.panels = ceil_div(sizes.rows, kPanelWidth);
-    sizes.width = round_up(sizes.rows < kPanelWidth ? sizes.rows : kPanelWidth, kLanes<Acc<T>>);
-    sizes.groups = problem.batch * problem.heads_k * sizes.panels;
-    if (sizes.rows <= kFewRows) sizes.row_stride = few_stride<T>(sizes.dims.v);
-    sizes.ranges = Splits(problem.request, sizes.few() ? problem.batch : sizes.groups);
+    sizes.query_tiles = ceil_div(sizes.rows, kQueryTileRows);
+    sizes.width = round_up(sizes.rows < kQueryTileRows ? sizes.rows : kQueryTileRows, kLanes<Acc<T>>);
+    sizes.all_query_tiles = problem.batch * problem.heads_k * sizes.query_tiles;
+    if (sizes.rows <= kSmallQRows) sizes.row_stride = small_q_stride<T>(sizes.dims.v);
+    sizes.ranges = Splits(problem.request, sizes.small_q() ? problem.batch : sizes.all_query_tiles);
     sizes.splits = sizes.ranges.most(problem.cache.capacity);
-    if (sizes.few()) sizes.heads_together = choose_heads_together(problem, sizes.splits, threads);
+    if (sizes.small_q()) sizes.heads_per_task = choose_heads_per_task(problem, sizes.splits, threads);
     return sizes;
 }
 
-// What one thread needs.
+// Scratch memory of one thread.
 template <class T>
-struct DecodeRoom {
-    QueryPanel<T> panel;  // with few rows: where partial results are put together
-    KeyTileRoom<T> keys;
-    TileRoom<T> tile;
-    FewRoom<T> few;
+struct DecodeScratch {
+    QueryTile<T> query_tile;  // for small query counts: only to combine partial results
+    KeyTileScratch<T> keys;
+    TileScratch<T> tile;
+    SmallQScratch<T> small_q;
     Acc<T>* lse = nullptr;
     double* sinks = nullptr;
 
     void lay_out(Arena& arena, const DecodeSizes& sizes, int64_t most_keys) {
-        lse = arena.take<Acc<T>>(kPanelWidth);
-        sinks = arena.take<double>(kPanelWidth);
-        if (sizes.few()) {
-            panel.lanes.lay_out(arena);
-            panel.softmax.lay_out(arena);
-            panel.o = arena.take<Acc<T>>(sizes.panel_numbers());
-            few.lay_out(arena, sizes.dims, most_keys, sizes.heads_together, sizes.rows);
+        lse = arena.allocate<Acc<T>>(kQueryTileRows);
+        sinks = arena.allocate<double>(kQueryTileRows);
+        if (sizes.small_q()) {
+            query_tile.lanes.lay_out(arena);
+            query_tile.softmax.lay_out(arena);
+            query_tile.o = arena.allocate<Acc<T>>(sizes.output_elements());
+            small_q.lay_out(arena, sizes.dims, most_keys, sizes.heads_per_task, sizes.rows);
         } else {
-            panel.lay_out(arena, sizes.dims, most_keys);
+            query_tile.lay_out(arena, sizes.dims, most_keys);
             keys.lay_out(arena, sizes.dims, kDecodeKeys);
             tile.lay_out(arena, kDecodeKeys, false);
         }
     }
 };
 
-// The whole workspace: turned queries, partial results, then a room for each thread.
+// The whole workspace: rotated queries, partial results, then the scratch memory of each thread.
 template <class T>
 struct DecodeMemory {
-    T* turned = nullptr;
+    T* rotated = nullptr;
     Partials<T> partials;
-    int32_t* finished = nullptr;  // ranges done, of each panel
-    char* rooms = nullptr;
-    int64_t most_keys = 0;  // of a sequence
-    size_t room_bytes = 0, bytes = 0;
+    int32_t* finished = nullptr;  // number of finished splits of each query tile
+    char* scratch_memory = nullptr;
+    int64_t most_keys = 0;  // upper bound for a sequence
+    size_t scratch_bytes = 0, bytes = 0;
 
     DecodeMemory(const DecodeProblem& problem, const DecodeSizes& sizes, int threads, void* workspace) {
         Arena arena(workspace);
         if (problem.rotary_cos.present)
-            turned = arena.take<T>(problem.batch * problem.seqlen_q * problem.heads_q * problem.head_dim);
+            rotated = arena.allocate<T>(problem.batch * problem.seqlen_q * problem.heads_q * problem.head_dim);
         if (sizes.splits > 1) {
-            partials.lay_out(arena, sizes.groups * sizes.splits, sizes.width, sizes.panel_numbers());
-            finished = arena.take<int32_t>(sizes.groups);
+            partials.lay_out(arena, sizes.all_query_tiles * sizes.splits, sizes.width, sizes.output_elements());
+            finished = arena.allocate<int32_t>(sizes.all_query_tiles);
         }
         Arena one(nullptr);
         most_keys = problem.cache.capacity;
-        DecodeRoom<T>().lay_out(one, sizes, most_keys);
-        room_bytes = one.used();
-        rooms = arena.take<char>(static_cast<int64_t>(room_bytes) * threads);
+        DecodeScratch<T>().lay_out(one, sizes, most_keys);
+        scratch_bytes = one.used();
+        scratch_memory = arena.allocate<char>(static_cast<int64_t>(scratch_bytes) * threads);
         bytes = arena.used();
     }
-    DecodeRoom<T> room(int thread, const DecodeSizes& sizes) const {
-        Arena arena(rooms + room_bytes * static_cast<size_t>(thread));
-        DecodeRoom<T> room;
-        room.lay_out(arena, sizes, most_keys);
-        return room;
+    DecodeScratch<T> scratch(int thread, const DecodeSizes& sizes) const {
+        Arena arena(scratch_memory + scratch_bytes * static_cast<size_t>(thread));
+        DecodeScratch<T> scratch;
+        scratch.lay_out(arena, sizes, most_keys);
+        return scratch;
     }
 };
 

@@ -1,4 +1,4 @@
-// Where decode finds its rows: the query heads of a group side by side, and cached keys in an entry or in pages.
+// Rows of decode: the query heads of a group as rows of one matrix, and cached keys, contiguous or paged.
 #pragma once
 
 #include "cpu/engine/problem_rows.h"
@@ -7,20 +7,19 @@
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-// Rows of all query heads that read one key head: row n is head n % group at position n / group, so that one pass over the cache
-// serves the whole group.
+// The query rows that share a key head: row n is query head n % group at position n / group.
 template <class T>
 struct GroupRows {
     static constexpr bool kStrided = false;
     T* data = nullptr;
     int64_t position_stride = 0, head_stride = 0, group = 1;
-    int64_t first = 0;  // counted from this row
+    int64_t first = 0;  // offset added to n
     FLASH_INLINE T* operator()(int64_t n) const {
         return data + (first + n) / group * position_stride + (first + n) % group * head_stride;
     }
 };
 
-// Rows of one key head in the pages of one sequence.
+// Cached rows of one key head of one sequence, through the block table.
 template <class T>
 struct PagedRows {
     static constexpr bool kStrided = false;
@@ -51,7 +50,7 @@ FLASH_INLINE PagedRows<const T> paged_rows(const DecodeProblem& problem, const T
             problem.cache.page_size};
 }
 
-// Rows [row0, row0 + rows) of the group of `key_head`, and what they see of keys [range.first, range.last).
+// Rows [row0, row0 + rows) of the group of `key_head`, restricted to keys [range.first, range.last).
 template <class A>
 static void set_lanes(Lanes<A>& lanes, const DecodeProblem& problem, int64_t batch, int64_t key_head, int64_t row0, int64_t rows,
                       KeyRange range) {
@@ -69,9 +68,9 @@ static void set_lanes(Lanes<A>& lanes, const DecodeProblem& problem, int64_t bat
         lanes.last_key[n] = static_cast<Integer<A>>(last < range.first ? range.first : last < range.last ? last : range.last);
         if (!problem.alibi_slopes.present) continue;
         lanes.alibi_position[n] = static_cast<A>(position + length_k - problem.seqlen_q);
-        lanes.alibi_slope[n] = static_cast<A>(head_number(problem.alibi_slopes, batch, head));
+        lanes.alibi_slope[n] = static_cast<A>(head_value(problem.alibi_slopes, batch, head));
     }
-    lanes.close();
+    lanes.set_ranges();
 }
 
 }  // namespace LIBFLASH_ISA

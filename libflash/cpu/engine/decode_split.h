@@ -1,7 +1,7 @@
-// Ranges of keys that are attended to apart ("split-KV"), and how their partial results become one.
+// Splits: ranges of keys that are processed independently ("split-KV"), and the combination of their partial results.
 //
-// Where a range begins and ends depends on the shape of the call and on the sequence's own length; never on the capacity of the
-// cache or on the number of threads, and with a fixed split_size on nothing but the position of the keys.
+// The bounds of a split depend on the shape of the call and the length of the sequence; never on the capacity of the cache or
+// the number of threads. With a fixed split_size they depend only on the positions of the keys.
 #pragma once
 
 #include "cpu/engine/attend.h"
@@ -10,28 +10,28 @@
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-constexpr int64_t kDecodeItems = 128;    // pieces of work to aim for: enough for many threads
-constexpr int64_t kShortestSplit = 512;  // keys; fewer are not worth putting together again
+constexpr int64_t kDecodeTasks = 128;  // tasks to aim for: enough for many threads
+constexpr int64_t kMinSplit = 512;     // keys; shorter splits do not justify the combination
 
 FLASH_INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 class Splits {
 public:
     Splits() = default;
-    // `items`: pieces of work that the call has with its keys in one piece.
-    Splits(const Request& request, int64_t items) : size_(request.split_size), wanted_(request.num_splits) {
+    // `tasks`: number of tasks without splits.
+    Splits(const Request& request, int64_t tasks) : size_(request.split_size), wanted_(request.num_splits) {
         automatic_ = size_ == 0 && wanted_ == 0;
-        if (automatic_) wanted_ = items > 0 && items < kDecodeItems ? ceil_div(kDecodeItems, items) : 1;
+        if (automatic_) wanted_ = tasks > 0 && tasks < kDecodeTasks ? ceil_div(kDecodeTasks, tasks) : 1;
     }
-    // No sequence of at most `capacity` keys has more.
+    // The largest number of splits of a sequence with at most `capacity` keys.
     int64_t most(int64_t capacity) const {
-        const int64_t shortest = size_ > 0 ? size_ : automatic_ ? kShortestSplit : 1;
+        const int64_t shortest = size_ > 0 ? size_ : automatic_ ? kMinSplit : 1;
         const int64_t fitting = capacity > shortest ? ceil_div(capacity, shortest) : 1;
         return size_ > 0 || fitting < wanted_ ? fitting : wanted_;
     }
     KeyRange range(int64_t split, int64_t length) const {
         int64_t size = size_ > 0 ? size_ : ceil_div(length, wanted_);
-        if (automatic_) size = wanted_ == 1 ? length : size < kShortestSplit ? kShortestSplit : round_up(size, FLASH_BLOCK_SIZE);
+        if (automatic_) size = wanted_ == 1 ? length : size < kMinSplit ? kMinSplit : round_up(size, FLASH_BLOCK_SIZE);
         const int64_t first = split * size, last = first + size;
         return {first, last < length ? last : length};
     }
@@ -41,34 +41,34 @@ private:
     bool automatic_ = false;
 };
 
-// The state of a panel after one range of keys.
+// The softmax state and output of query tiles, one for each split.
 template <class T>
 struct Partials {
     using A = Acc<T>;
     A *row_max = nullptr, *row_sum = nullptr, *o = nullptr;
     int32_t* empty = nullptr;
-    int64_t width = 0, numbers = 0;  // lanes; numbers of o
+    int64_t width = 0, elements = 0;  // lanes of a query tile; elements of its output
 
-    void lay_out(Arena& arena, int64_t count, int64_t lanes, int64_t output_numbers) {
-        width = lanes, numbers = output_numbers;
-        row_max = arena.take<A>(count * width);
-        row_sum = arena.take<A>(count * width);
-        o = arena.take<A>(count * numbers);
-        empty = arena.take<int32_t>(count);
+    void lay_out(Arena& arena, int64_t count, int64_t lanes, int64_t output_elements) {
+        width = lanes, elements = output_elements;
+        row_max = arena.allocate<A>(count * width);
+        row_sum = arena.allocate<A>(count * width);
+        o = arena.allocate<A>(count * elements);
+        empty = arena.allocate<int32_t>(count);
     }
-    // Makes the panel keep its state in partial `n`.
-    void lend(QueryPanel<T>& panel, int64_t n) const {
-        panel.softmax.row_max = row_max + n * width;
-        panel.softmax.row_sum = row_sum + n * width;
-        panel.o = o + n * numbers;
+    // Makes the query tile use the memory of partial result `n`.
+    void attach(QueryTile<T>& query_tile, int64_t n) const {
+        query_tile.softmax.row_max = row_max + n * width;
+        query_tile.softmax.row_sum = row_sum + n * width;
+        query_tile.o = o + n * elements;
     }
 };
 
-// Maximum and sum over partials n to n + splits - 1; their row_max becomes the weight of each.
+// Combines row maxima and row sums of partial results n to n + splits - 1; replaces their row_max by their weights.
 template <class T>
-static void combine_sums(const Partials<T>& parts, int64_t n, int64_t splits, Acc<T> unit, QueryPanel<T>& panel) {
+static void combine_sums(const Partials<T>& parts, int64_t n, int64_t splits, Acc<T> unit, QueryTile<T>& query_tile) {
     using A = Acc<T>;
-    for (int64_t i = 0; i < panel.lanes.width; i += kLanes<A>) {
+    for (int64_t i = 0; i < query_tile.lanes.width; i += kLanes<A>) {
         Vec<A> top = broadcast<A>(-kInfinity<A>), sum{};
         for (int64_t s = n; s < n + splits; ++s)
             if (!parts.empty[s]) top = maximum(load(parts.row_max + s * parts.width + i), top);
@@ -79,8 +79,8 @@ static void combine_sums(const Partials<T>& parts, int64_t n, int64_t splits, Ac
             sum = multiply_add(weight, load(parts.row_sum + s * parts.width + i), sum);
             store(at, weight);
         }
-        store(panel.softmax.row_max + i, top);
-        store(panel.softmax.row_sum + i, sum);
+        store(query_tile.softmax.row_max + i, top);
+        store(query_tile.softmax.row_sum + i, sum);
     }
 }
 
@@ -90,29 +90,30 @@ FLASH_INLINE void add_weighted(A* to, const A* from, Vec<A> weight, bool first) 
     store(to, weight == 0 ? before : multiply_add(weight, load(from), before));
 }
 
-// Partials n to n + splits - 1 into the panel, whose output is [channel][lane], or with `row_stride` [row][channel]. A part
-// without a key, or of no weight, adds nothing whatever it holds; a single part comes out bit for bit as if nothing had been
-// split.
+// Combines partial results n to n + splits - 1 into a query tile, whose output is [channel][lane], or [row][channel] if
+// `row_stride` is not 0. A partial result without a key or with weight 0 adds nothing, even if it holds NaN. A single non-empty
+// one is copied bit for bit.
 template <class T>
-static void combine(const Partials<T>& parts, int64_t n, int64_t splits, Acc<T> unit, int64_t row_stride, QueryPanel<T>& panel) {
+static void combine(const Partials<T>& parts, int64_t n, int64_t splits, Acc<T> unit, int64_t row_stride,
+                    QueryTile<T>& query_tile) {
     using A = Acc<T>;
     constexpr int L = kLanes<A>;
-    combine_sums(parts, n, splits, unit, panel);
-    panel.empty = true;
-    const int64_t width = panel.lanes.width;
+    combine_sums(parts, n, splits, unit, query_tile);
+    query_tile.empty = true;
+    const int64_t width = query_tile.lanes.width;
     for (int64_t s = n; s < n + splits; ++s) {
         if (parts.empty[s]) continue;
-        const A *from = parts.o + s * parts.numbers, *weights = parts.row_max + s * parts.width;
+        const A *from = parts.o + s * parts.elements, *weights = parts.row_max + s * parts.width;
         if (row_stride) {
-            for (int64_t r = 0; r < panel.lanes.rows; ++r)
+            for (int64_t r = 0; r < query_tile.lanes.rows; ++r)
                 for (int64_t at = r * row_stride; at < (r + 1) * row_stride; at += L)
-                    add_weighted(panel.o + at, from + at, broadcast(weights[r]), panel.empty);
+                    add_weighted(query_tile.o + at, from + at, broadcast(weights[r]), query_tile.empty);
         } else {
-            for (int64_t at = 0; at < parts.numbers; at += width)
+            for (int64_t at = 0; at < parts.elements; at += width)
                 for (int64_t i = 0; i < width; i += L)
-                    add_weighted(panel.o + at + i, from + at + i, load(weights + i), panel.empty);
+                    add_weighted(query_tile.o + at + i, from + at + i, load(weights + i), query_tile.empty);
         }
-        panel.empty = false;
+        query_tile.empty = false;
     }
 }
 

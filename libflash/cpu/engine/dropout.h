@@ -1,14 +1,14 @@
-// The dropout mask of libflash.h for a tile of probabilities, eight (or four, or two) query rows at a time: Philox4x32-10 with one
-// counter a 64-bit lane. cpu/philox.h is the same in plain words.
+// The dropout mask of libflash.h for a tile of probabilities: Philox4x32-10 with one counter in each 64-bit lane, one query row
+// per lane. cpu/philox.h is the scalar version.
 #pragma once
 
-#include "cpu/engine/panel.h"
+#include "cpu/engine/lanes.h"
 #include "cpu/philox.h"
 
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-// Product of the low halves of each lane.
+// Product of the low 32 bits of each lane.
 FLASH_INLINE U64 multiply_low(U64 a, uint32_t b) {
 #if defined(__AVX512F__)
     return (U64)_mm512_mul_epu32((__m512i)a, _mm512_set1_epi64(b));
@@ -21,7 +21,7 @@ FLASH_INLINE U64 multiply_low(U64 a, uint32_t b) {
 #endif
 }
 
-// The four words of each counter, in the low halves; what is above them means nothing.
+// The four random words of each counter, in the low halves of the lanes; the high halves are undefined.
 struct PhiloxLanes {
     U64 word[4];
 };
@@ -41,8 +41,8 @@ FLASH_INLINE PhiloxLanes philox_lanes(U64 c0, U64 c1, U64 c2, U64 c3, uint32_t k
 typedef uint32_t U32Half __attribute__((vector_size(kVectorBytes / 2)));
 typedef uint32_t U32HalfUnaligned __attribute__((vector_size(kVectorBytes / 2), aligned(4), may_alias));
 
-// words[n][i]: word n of row row0 + i, columns 4 * quad + n.
-static void dropout_words(const DropoutMask& mask, int64_t row0, int64_t width, int64_t quad, uint32_t (*words)[kPanelWidth]) {
+// words[n][i]: the random word of row row0 + i and column 4 * quad + n.
+static void dropout_words(const DropoutMask& mask, int64_t row0, int64_t width, int64_t quad, uint32_t (*words)[kQueryTileRows]) {
     for (int64_t i = 0; i < width; i += kLanes<uint64_t>) {
         const U64 rows = lane_numbers<uint64_t>() + static_cast<uint64_t>(row0 + i);
         const PhiloxLanes lanes =
@@ -58,10 +58,10 @@ FLASH_INLINE Vec<int64_t> kept_lanes(const uint32_t* words, uint32_t threshold, 
     return (Vec<int64_t>)(__builtin_convertvector(*reinterpret_cast<const U32HalfUnaligned*>(words), U64) >= uint64_t{threshold});
 }
 
-// Sets what is dropped to 0 in tile[key][lane], keys first to first + count - 1.
+// Sets dropped elements of tile[key][lane] to 0, for keys first to first + count - 1.
 template <class A>
 static void drop(const DropoutMask& mask, const Lanes<A>& lanes, int64_t first, int64_t count, A* tile) {
-    alignas(64) uint32_t words[4][kPanelWidth];
+    alignas(64) uint32_t words[4][kQueryTileRows];
     const uint32_t threshold = static_cast<uint32_t>(mask.threshold);
     for (int64_t key = first; key < first + count; ++key) {
         if (key == first || key % 4 == 0) dropout_words(mask, lanes.row0, lanes.width, key / 4, words);

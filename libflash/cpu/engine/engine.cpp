@@ -1,4 +1,4 @@
-// The fast CPU engine for one instruction set. CMake compiles this file once for each, with LIBFLASH_ISA defined as its name.
+// The CPU engine for one instruction set. CMake compiles this file once for each, with LIBFLASH_ISA defined as its name.
 #include "cpu/engine/backward.h"
 #include "cpu/engine/decode.h"
 #include "cpu/engine/forward.h"

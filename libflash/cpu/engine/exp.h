@@ -1,4 +1,4 @@
-// Exponential, logarithm and tanh of vectors. Largest errors seen over all floats of the range (tests/cpu): stated beside each.
+// Exponential and tanh of vectors. tests/cpu/test_functions.cpp bounds their errors.
 #pragma once
 
 #include "cpu/engine/vector.h"
@@ -9,7 +9,8 @@ namespace LIBFLASH_ISA {
 template <class T>
 struct ExpConstants;
 
-// Coefficients of 2^f, f in [-1/2, 1/2]: minimax for the relative error with the constant term fixed at 1, so that 2^0 is 1.
+// Coefficients of 2^f for f in [-1/2, 1/2]: minimax for the relative error with the constant term fixed at 1, so that 2^0 is
+// exactly 1.
 template <>
 struct ExpConstants<float> {
     static constexpr float lowest = -160, log2e = 1.44269504088896341f;
@@ -36,7 +37,7 @@ struct ExpConstants<double> {
                                        2.5855238444590038444e-11};
 };
 
-// v * 2^n for whole n; results below the normal range are rounded to subnormals.
+// v * 2^n for integer n; results below the normal range are rounded to subnormals.
 template <class T>
 FLASH_INLINE Vec<T> scale_by_power(Vec<T> v, Vec<T> n) {
 #if defined(__AVX512F__)
@@ -47,13 +48,13 @@ FLASH_INLINE Vec<T> scale_by_power(Vec<T> v, Vec<T> n) {
 #else
     using C = ExpConstants<T>;
     using I = Vec<Integer<T> >;
-    // Two steps, each a normal number.
+    // Two factors, because each must be a normal number.
     const I whole = __builtin_convertvector(n, I), half = whole >> 1, rest = whole - half;
     return v * (Vec<T>)((half + C::bias) << C::mantissa) * (Vec<T>)((rest + C::bias) << C::mantissa);
 #endif
 }
 
-// 2^x for x up to 100; 0 for -infinity, NaN for NaN.
+// 2^x for x <= 100; 0 for -infinity, NaN for NaN.
 template <class T>
 FLASH_INLINE Vec<T> exp2(Vec<T> x) {
     using C = ExpConstants<T>;
@@ -106,7 +107,7 @@ FLASH_INLINE Vec<T> tanh(Vec<T> x) {
     FLASH_UNROLL
     for (int i = degree - 1; i >= 0; --i) near = multiply_add(near, squared, broadcast<T>(C::power[i]));
     near *= x;
-    // 1 - 2 / (exp(2|x|) + 1); from |x| = 25 on it is 1.
+    // 1 - 2 / (exp(2|x|) + 1), which rounds to 1 from |x| = 25 on.
     const Vec<T> size = magnitude(x), bounded = minimum(broadcast<T>(25), size);
     const Vec<T> far = 1 - 2 / (exp<T>(2 * bounded) + 1);
     return size < T(0.5) ? near : (x < 0 ? -far : far);

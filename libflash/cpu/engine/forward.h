@@ -1,125 +1,127 @@
-// The forward pass. One item of work is a few panels of query rows of one head; it walks the tiles of keys that any of them sees.
+// The forward pass. A task is up to kMostQueryTiles query tiles of one head; it loops over the key tiles that any of them sees.
 #pragma once
 
 #include "cpu/engine/attend.h"
+#include "cpu/engine/planning.h"
 #include "cpu/engine/problem_rows.h"
-#include "cpu/engine/work.h"
 
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-constexpr int64_t kMostPanels = 4;
+constexpr int64_t kMostQueryTiles = 4;
 
-// Rows of a panel and keys of a tile. With a block mask neither may straddle a block.
+// With a block mask no tile may cross a block boundary.
 FLASH_INLINE void choose_forward_tiles(const AttentionProblem& problem, Plan& plan) {
-    plan.tile_q = static_cast<int>(tile_size(problem, problem.q_rows, problem.request.tile_q, kPanelWidth, kPanelWidth));
+    plan.tile_q = static_cast<int>(tile_size(problem, problem.q_rows, problem.request.tile_q, kQueryTileRows, kQueryTileRows));
     plan.tile_k = static_cast<int>(tile_size(problem, problem.k_rows, problem.request.tile_k, kForwardKeys, 512));
 }
 
-// Panels that share each tile of keys, which is packed once for all of them: as many as leave every thread several items, and as fit
-// the second-level cache. The bits of a row do not depend on it.
-FLASH_INLINE int64_t panels_per_item(const AttentionProblem& problem, const Plan& plan) {
-    const int64_t panels = Tiling(problem.q_rows, plan.tile_q).count() * problem.heads_q;
-    int64_t most = problem.head_dim + problem.head_dim_v > 512 ? 2 : kMostPanels;
-    while (most > 1 && panels < most * 8 * plan.threads) most /= 2;
+// Query tiles of a task. They share each key tile, which is packed once for all of them: as many as leave several tasks per
+// thread and fit the L2 cache. The bits of a row do not depend on it.
+FLASH_INLINE int64_t query_tiles_per_task(const AttentionProblem& problem, const Plan& plan) {
+    const int64_t query_tiles = Tiling(problem.q_rows, plan.tile_q).count() * problem.heads_q;
+    int64_t most = problem.head_dim + problem.head_dim_v > 512 ? 2 : kMostQueryTiles;
+    while (most > 1 && query_tiles < most * 8 * plan.threads) most /= 2;
     return most;
 }
 
 template <class T>
-struct ForwardRoom {
-    QueryPanel<T> panels[kMostPanels];
-    BlockRow blocks[kMostPanels];
-    KeyTileRoom<T> keys;
-    TileRoom<T> tile;
+struct ForwardScratch {
+    QueryTile<T> query_tiles[kMostQueryTiles];
+    BlockMaskRow blocks[kMostQueryTiles];
+    KeyTileScratch<T> keys;
+    TileScratch<T> tile;
     Acc<T>* lse;
 
-    ForwardRoom(const AttentionProblem& problem, const Plan& plan, Arena& arena) {
+    ForwardScratch(const AttentionProblem& problem, const Plan& plan, Arena& arena) {
         const HeadDims dims{problem.head_dim, problem.head_dim_v};
         const int64_t width = round_up(plan.tile_q, kLanes<Acc<T>>);
-        for (int64_t p = 0; p < panels_per_item(problem, plan); ++p)
-            panels[p].lay_out(arena, dims, problem.k_rows.max_length, width);
+        for (int64_t p = 0; p < query_tiles_per_task(problem, plan); ++p)
+            query_tiles[p].lay_out(arena, dims, problem.k_rows.max_length, width);
         keys.lay_out(arena, dims, plan.tile_k);
         tile.lay_out(arena, plan.tile_k, problem.bias.present || problem.mask.present, width);
-        lse = arena.take<Acc<T>>(kPanelWidth);
+        lse = arena.allocate<Acc<T>>(kQueryTileRows);
     }
 };
 
 template <class T>
-class ForwardItem {
+class ForwardTask {
     using A = Acc<T>;
 
 public:
-    ForwardItem(const AttentionProblem& problem, const Plan& plan, ForwardRoom<T>& room, int64_t batch, int64_t head)
-        : problem_(problem), plan_(plan), room_(room), batch_(batch), head_(head), dims_{problem.head_dim, problem.head_dim_v},
-          rule_(score_rule<A>(problem, batch, head)), dropout_(problem.dropout, problem.heads_q, batch, head),
-          out_(rows_of<T>(problem.out, problem.q_rows, batch, head)),
+    ForwardTask(const AttentionProblem& problem, const Plan& plan, ForwardScratch<T>& scratch, int64_t batch, int64_t head)
+        : problem_(problem), plan_(plan), scratch_(scratch), batch_(batch), head_(head),
+          dims_{problem.head_dim, problem.head_dim_v}, rule_(score_rule<A>(problem, batch, head)),
+          dropout_(problem.dropout, problem.heads_q, batch, head), out_(rows_of<T>(problem.out, problem.q_rows, batch, head)),
           lse_(lse_rows_of<A>(problem.lse, problem.q_rows, batch, head)) {}
 
     void run(int64_t row0, int64_t rows) {
         const int64_t length = problem_.q_rows.length(batch_), end = row0 + rows;
-        start_panels(row0, length < end ? length : end);
-        walk_keys();
-        for (int64_t p = 0; p < panels_; ++p) finish(room_.panels[p]);
+        start_query_tiles(row0, length < end ? length : end);
+        loop_over_keys();
+        for (int64_t p = 0; p < query_tiles_; ++p) finish(scratch_.query_tiles[p]);
         for (int64_t row = length > row0 ? length : row0; row < end; ++row) clear_row(row);
     }
 
 private:
-    void start_panels(int64_t row0, int64_t end) {
+    void start_query_tiles(int64_t row0, int64_t end) {
         const StridedRows<const T> q = rows_of<const T>(problem_.q, problem_.q_rows, batch_, head_);
-        panels_ = 0;
-        for (int64_t row = row0; row < end; row += plan_.tile_q, ++panels_) {
-            QueryPanel<T>& panel = room_.panels[panels_];
-            set_lanes(panel.lanes, problem_, batch_, head_, row, end - row < plan_.tile_q ? end - row : plan_.tile_q);
-            panel.load_queries(StridedRows<const T>{q(row), q.stride}, dims_);
-            room_.blocks[panels_] = BlockRow(problem_.block_mask, batch_, head_, row / FLASH_BLOCK_SIZE);
+        query_tiles_ = 0;
+        for (int64_t row = row0; row < end; row += plan_.tile_q, ++query_tiles_) {
+            QueryTile<T>& query_tile = scratch_.query_tiles[query_tiles_];
+            set_lanes(query_tile.lanes, problem_, batch_, head_, row, end - row < plan_.tile_q ? end - row : plan_.tile_q);
+            query_tile.load_queries(StridedRows<const T>{q(row), q.stride}, dims_);
+            scratch_.blocks[query_tiles_] = BlockMaskRow(problem_.block_mask, batch_, head_, row / FLASH_BLOCK_SIZE);
         }
     }
 
     KeyRange keys_seen() const {
         KeyRange seen{INT64_MAX, 0};
-        for (int64_t p = 0; p < panels_; ++p) {
-            const KeyRange& some = room_.panels[p].lanes.some;
-            if (some.empty()) continue;
-            if (some.first < seen.first) seen.first = some.first;
-            if (some.last > seen.last) seen.last = some.last;
+        for (int64_t p = 0; p < query_tiles_; ++p) {
+            const KeyRange& visible = scratch_.query_tiles[p].lanes.seen_by_any;
+            if (visible.empty()) continue;
+            if (visible.first < seen.first) seen.first = visible.first;
+            if (visible.last > seen.last) seen.last = visible.last;
         }
         return seen;
     }
 
-    void walk_keys() {
+    void loop_over_keys() {
         const int64_t key_head = head_ / problem_.group_size();
         const auto k = rows_of<const T>(problem_.k, problem_.k_rows, batch_, key_head);
         const auto v = rows_of<const T>(problem_.v, problem_.k_rows, batch_, key_head);
         const KeyRange seen = keys_seen();
         for (int64_t first = seen.empty() ? seen.last : seen.first / plan_.tile_k * plan_.tile_k; first < seen.last;
              first += plan_.tile_k) {
-            stop_point();
+            cancellation_point();
             const int64_t left = seen.last - first;
             KeyTile<T> tile;
-            for (int64_t p = 0; p < panels_; ++p) {
-                QueryPanel<T>& panel = room_.panels[p];
-                if (first + plan_.tile_k <= panel.lanes.some.first || first >= panel.lanes.some.last) continue;
-                if (!room_.blocks[p].kept(first / FLASH_BLOCK_SIZE)) continue;
+            for (int64_t p = 0; p < query_tiles_; ++p) {
+                QueryTile<T>& query_tile = scratch_.query_tiles[p];
+                if (first + plan_.tile_k <= query_tile.lanes.seen_by_any.first || first >= query_tile.lanes.seen_by_any.last)
+                    continue;
+                if (!scratch_.blocks[p].kept(first / FLASH_BLOCK_SIZE)) continue;
                 if (tile.count == 0)
-                    tile = load_key_tile<T>(k, v, dims_, first, left < plan_.tile_k ? left : plan_.tile_k, room_.keys);
+                    tile = load_key_tile<T>(k, v, dims_, first, left < plan_.tile_k ? left : plan_.tile_k, scratch_.keys);
                 KeyTile<T> part = tile;
-                if (panel.lanes.some.last - first < part.count) part.count = panel.lanes.some.last - first;
-                fold_before(panel, first, dims_.v, 0, score_unit(rule_));
-                attend(panel, part, dims_, rule_, problem_.dropout.active() ? &dropout_ : nullptr, room_.tile);
+                if (query_tile.lanes.seen_by_any.last - first < part.count)
+                    part.count = query_tile.lanes.seen_by_any.last - first;
+                add_finished_block(query_tile, first, dims_.v, 0, score_unit(rule_));
+                attend(query_tile, part, dims_, rule_, problem_.dropout.active() ? &dropout_ : nullptr, scratch_.tile);
             }
         }
     }
 
-    void finish(QueryPanel<T>& panel) {
-        end_folds(panel, dims_.v, 0, score_unit(rule_));
+    void finish(QueryTile<T>& query_tile) {
+        finish_totals(query_tile, dims_.v, 0, score_unit(rule_));
         double sink = 0;
-        if (problem_.sink.present) sink = head_number(problem_.sink, batch_, head_);
-        finish_panel(panel, rule_, problem_.sink.present ? &sink : nullptr, 0, problem_.dropout.active() ? dropout_.kept : 1.0,
-                     room_.lse);
-        const int64_t row0 = panel.lanes.row0;
-        store_output(panel, dims_, StridedRows<T>{out_(row0), out_.stride});
+        if (problem_.sink.present) sink = head_value(problem_.sink, batch_, head_);
+        finish_query_tile(query_tile, rule_, problem_.sink.present ? &sink : nullptr, 0,
+                          problem_.dropout.active() ? dropout_.kept : 1.0, scratch_.lse);
+        const int64_t row0 = query_tile.lanes.row0;
+        store_output(query_tile, dims_, StridedRows<T>{out_(row0), out_.stride});
         if (lse_.data)
-            for (int64_t i = 0; i < panel.lanes.rows; ++i) *lse_(row0 + i) = room_.lse[i];
+            for (int64_t i = 0; i < query_tile.lanes.rows; ++i) *lse_(row0 + i) = scratch_.lse[i];
     }
 
     void clear_row(int64_t row) {
@@ -129,44 +131,44 @@ private:
 
     const AttentionProblem& problem_;
     const Plan& plan_;
-    ForwardRoom<T>& room_;
+    ForwardScratch<T>& scratch_;
     const int64_t batch_, head_;
     const HeadDims dims_;
     const ScoreRule<A> rule_;
     const DropoutMask dropout_;
     const StridedRows<T> out_;
     const StridedRows<A> lse_;
-    int64_t panels_ = 0;
+    int64_t query_tiles_ = 0;
 };
 
 template <class T>
 static Plan plan_forward_as(const AttentionProblem& problem) {
     Plan plan;
     choose_forward_tiles(problem, plan);
-    const int64_t panels = Tiling(problem.q_rows, plan.tile_q).count() * problem.heads_q;
+    const int64_t query_tiles = Tiling(problem.q_rows, plan.tile_q).count() * problem.heads_q;
     plan.most_threads = threads_or_default(problem.request.num_threads);
-    plan.threads = choose_threads(plan.most_threads, panels, attention_flops(problem, 1));
+    plan.threads = choose_threads(plan.most_threads, query_tiles, attention_flops(problem, 1));
     Arena arena(nullptr);
-    ForwardRoom<T> room(problem, plan, arena);
+    ForwardScratch<T> scratch(problem, plan, arena);
     plan.workspace_bytes = arena.used() * static_cast<size_t>(plan.threads);
     return plan;
 }
 
 template <class T>
 static void forward_as(const AttentionProblem& problem, const Plan& plan, void* workspace) {
-    const int64_t item_rows = plan.tile_q * panels_per_item(problem, plan);
-    const Tiling tiling(problem.q_rows, item_rows);
+    const int64_t task_rows = plan.tile_q * query_tiles_per_task(problem, plan);
+    const Tiling tiling(problem.q_rows, task_rows);
     const int64_t tiles = tiling.count();
-    run(tiles * problem.heads_q, plan.threads, [&](int64_t item, int thread) {
-        // Late tiles first: with a causal mask they take longest.
-        const int64_t head = item / tiles;
-        const Tiling::Tile tile = tiling.at(tiles - 1 - item % tiles);
+    run_parallel(tiles * problem.heads_q, plan.threads, [&](int64_t task, int thread) {
+        // Late query tiles first: with a causal mask they take longest.
+        const int64_t head = task / tiles;
+        const Tiling::Tile tile = tiling.at(tiles - 1 - task % tiles);
         if (tile.batch < 0) return;
         const size_t bytes = plan.workspace_bytes / static_cast<size_t>(plan.threads);
         Arena arena(static_cast<char*>(workspace) + bytes * static_cast<size_t>(thread));
-        ForwardRoom<T> room(problem, plan, arena);
+        ForwardScratch<T> scratch(problem, plan, arena);
         const int64_t left = problem.q_rows.owned(tile.batch) - tile.first_row;
-        ForwardItem<T>(problem, plan, room, tile.batch, head).run(tile.first_row, left < item_rows ? left : item_rows);
+        ForwardTask<T>(problem, plan, scratch, tile.batch, head).run(tile.first_row, left < task_rows ? left : task_rows);
     });
 }
 

@@ -1,8 +1,8 @@
-// The one matrix product under everything: C[m][n] (+)= sum_k A(m, k) B[k][n].
+// The matrix product of the engine: C[m][n] (+)= sum_k A(m, k) B[k][n].
 //
-// Vectors run along n; elements of A are broadcast one by one, so A may be any strided view and is never packed. B and C have
-// contiguous rows, whole vectors wide. A register tile of M x NV vectors of C stays in registers for all of k. The sum over k
-// starts from zero and the old C is added at its end, so C is rounded once for each product, not once for each k.
+// Vectors run along n. Elements of A are broadcast one by one, so A may be any strided view and is never packed. Rows of B and C
+// are contiguous and a multiple of the vector length wide. A register tile of M x NV vectors of C stays in registers for the
+// whole sum over k. The sum starts at zero and the old C is added at the end, so C is rounded once per product, not once per k.
 #pragma once
 
 #include "cpu/engine/vector.h"
@@ -10,7 +10,7 @@
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-// Two neighbouring bf16 numbers of a dot product, multiplied and summed by one instruction. Low half first.
+// Two neighbouring bf16 values, the operand of the bf16 dot product. The first is in the low half.
 struct Pair {
     uint32_t bits;
 };
@@ -42,7 +42,7 @@ FLASH_INLINE V dot_step(V a, V b, V sum) {
 #define FLASH_BF16_DOT 1
 FLASH_INLINE U32 load_b(const Pair* p) { return load(&p->bits); }
 FLASH_INLINE U32 broadcast_a(const Pair* p) {
-    uint32_t bits;  // rows of bf16 need not be aligned to pairs
+    uint32_t bits;  // rows of bf16 need not be aligned to 4 bytes
     std::memcpy(&bits, p, sizeof bits);
     return (U32)_mm512_set1_epi32(static_cast<int>(bits));
 }
@@ -51,7 +51,7 @@ FLASH_INLINE F32 dot_step(U32 a, U32 b, F32 sum) { return _mm512_dpbf16_ps(sum, 
 #define FLASH_BF16_DOT 0
 #endif
 
-enum class Start { zero, add, scaled };  // what the sum is added to: 0, C, or C times factors[n]
+enum class Start { zero, add, scaled };  // what the sum is added to: 0, C, or C * factors[n]
 
 template <class E>
 struct Product {
@@ -108,7 +108,7 @@ __attribute__((noinline)) static void multiply_tile(const Product<E>& p, int64_t
     }
 }
 
-// Rows of the register tile that is NV vectors wide: accumulators + one row of B + one element of A fit the registers.
+// Rows of a register tile that is NV vectors wide: the accumulators, one row of B and one element of A must fit the registers.
 template <int NV>
 constexpr int kTileRows = NV == 1                                ? 8
                           : (kVectorRegisters - 1 - NV) / NV > 6 ? 6
@@ -134,7 +134,7 @@ static void multiply_columns(const Product<E>& p, int64_t n0) {
 
 constexpr int kTileVectors = kVectorRegisters == 32 ? 4 : 2;
 
-// p.n is a multiple of the lanes.
+// p.n must be a multiple of the vector length.
 template <class E>
 static void multiply(const Product<E>& p) {
     constexpr int L = kLanes<Accumulator<E>>;

@@ -1,5 +1,5 @@
-// One step of the backward pass: a panel of query rows meets a tile of keys. The scores are computed again, from them and lse the
-// probabilities, and from those the gradient of the scores, all held [key][lane].
+// One step of the backward pass for a query tile and a key tile: recomputes the scores, from them and LSE the probabilities,
+// from those the score gradients, all stored [key][lane]; then adds to dq, dk and dv.
 #pragma once
 
 #include "cpu/engine/attend.h"
@@ -7,22 +7,23 @@
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-// Query rows as operands: transposed for the products that sum over channels, in rows for those that sum over queries.
+// A query tile as operands: transposed for products that sum over channels, in rows for products that sum over queries.
 template <class T>
-struct GradientPanel {
+struct GradientQueryTile {
     using A = Acc<T>;
     Lanes<A> lanes;
     Element<T>*q_columns = nullptr, *dout_columns = nullptr;
     Element<T>*q_rows = nullptr, *dout_rows = nullptr;  // [row or pair of rows][channel, padded to whole vectors]
-    const A* lse = nullptr;                             // +infinity for rows that see nothing: their probabilities come out 0
+    // LSE; +infinity for rows without a visible key, which makes their probabilities 0.
+    const A* lse = nullptr;
     const A* delta = nullptr;
 
     void lay_out(Arena& arena, HeadDims dims, int64_t width) {
         lanes.lay_out(arena);
-        q_columns = arena.take<Element<T>>(elements_for<T>(dims.qk) * width);
-        dout_columns = arena.take<Element<T>>(elements_for<T>(dims.v) * width);
-        q_rows = arena.take<Element<T>>(elements_for<T>(width) * round_up(dims.qk, kLanes<A>));
-        dout_rows = arena.take<Element<T>>(elements_for<T>(width) * round_up(dims.v, kLanes<A>));
+        q_columns = arena.allocate<Element<T>>(elements_for<T>(dims.qk) * width);
+        dout_columns = arena.allocate<Element<T>>(elements_for<T>(dims.v) * width);
+        q_rows = arena.allocate<Element<T>>(elements_for<T>(width) * round_up(dims.qk, kLanes<A>));
+        dout_rows = arena.allocate<Element<T>>(elements_for<T>(width) * round_up(dims.v, kLanes<A>));
     }
 
     template <class Rows>
@@ -35,35 +36,35 @@ struct GradientPanel {
     }
 };
 
-// Keys first to first + count - 1, and where their gradients are summed.
+// Keys first to first + count - 1, and the accumulators of their gradients.
 template <class T>
-struct GradientTile {
+struct GradientKeyTile {
     int64_t first = 0, count = 0;
-    Operand<Element<T>> k, v;        // rows, for sums over channels
+    Operand<Element<T>> k, v;        // in rows, for sums over channels
     Operand<Element<T>> k_elements;  // for sums over keys
     Acc<T>*dk = nullptr, *dv = nullptr;
 };
 
-// What a thread needs for the step. With pairs, p and ds in the three shapes that the products want them.
+// Scratch memory of one step; one per thread. With bf16 pairs, p and ds are stored in the layouts that the products need.
 template <class T>
-struct GradientRoom {
+struct GradientScratch {
     using A = Acc<T>;
-    A *scores = nullptr, *dp = nullptr;                     // become p (after dropout) and ds
-    A *added = nullptr, *slope = nullptr, *kept = nullptr;  // bias and mask; of the softcap; of dropout
+    A *scores = nullptr, *dp = nullptr;                     // overwritten by p (after dropout) and ds
+    A *added = nullptr, *slope = nullptr, *kept = nullptr;  // bias and mask; derivative of the softcap; dropout factors
     Element<T>*p_rows = nullptr, *ds_rows = nullptr;        // [key][lane or pair of lanes]
     Element<T>* ds_pairs = nullptr;                         // [key or pair of keys][lane]
 
     void lay_out(Arena& arena, int64_t tile_k, bool adds, bool softcap, bool dropout, int64_t width) {
         const int64_t tile = tile_k * width;
-        scores = arena.take<A>(tile);
-        dp = arena.take<A>(tile);
-        if (adds) added = arena.take<A>(tile);
-        if (softcap) slope = arena.take<A>(tile);
-        if (dropout) kept = arena.take<A>(tile);
+        scores = arena.allocate<A>(tile);
+        dp = arena.allocate<A>(tile);
+        if (adds) added = arena.allocate<A>(tile);
+        if (softcap) slope = arena.allocate<A>(tile);
+        if (dropout) kept = arena.allocate<A>(tile);
         if constexpr (kPaired<T>) {
-            p_rows = arena.take<Element<T>>(tile / 2);
-            ds_rows = arena.take<Element<T>>(tile / 2);
-            ds_pairs = arena.take<Element<T>>(elements_for<T>(tile_k) * width);
+            p_rows = arena.allocate<Element<T>>(tile / 2);
+            ds_rows = arena.allocate<Element<T>>(tile / 2);
+            ds_pairs = arena.allocate<Element<T>>(elements_for<T>(tile_k) * width);
         } else {
             p_rows = scores;
             ds_rows = ds_pairs = dp;
@@ -80,26 +81,26 @@ struct ElementGradient {
 template <class T, bool kRare>
 struct GradientStep {
     using A = Acc<T>;
-    const GradientRoom<T>& room;
+    const GradientScratch<T>& scratch;
     const Vec<A> scale;
     const bool softcap, dropout;
 
-    FLASH_INLINE ElementGradient<A> at(int64_t place, Vec<A> lse, Vec<A> delta) const {
-        const Vec<A> s = load(room.scores + place);
-        // Subtracted before the exponential is scaled; lse is rounded, so the difference may come out above 0, which it never is.
+    FLASH_INLINE ElementGradient<A> at(int64_t index, Vec<A> lse, Vec<A> delta) const {
+        const Vec<A> s = load(scratch.scores + index);
+        // lse is subtracted before the conversion to base 2. The exact difference is at most 0; lse is rounded.
         const Vec<A> below = minimum(Vec<A>{}, multiply_add(s, scale, -lse));
-        Vec<A> p = exp<A>(below), dp = load(room.dp + place);
+        Vec<A> p = exp<A>(below), dp = load(scratch.dp + index);
         if constexpr (!kRare) return {p, p * (dp - delta)};
         p = s == -kInfinity<A> ? Vec<A>{} : p;  // lse may be NaN
         Vec<A> p_kept = p;
         if (dropout) {
-            const Vec<A> kept = load(room.kept + place);
+            const Vec<A> kept = load(scratch.kept + index);
             dp = kept == 0 ? Vec<A>{} : dp * kept;
             p_kept = p * kept;
         }
         Vec<A> ds = p * (dp - delta);
-        if (softcap) ds *= load(room.slope + place);
-        return {p_kept, s == -kInfinity<A> ? Vec<A>{} : ds};  // a hidden dp or slope may be NaN
+        if (softcap) ds *= load(scratch.slope + index);
+        return {p_kept, s == -kInfinity<A> ? Vec<A>{} : ds};  // dp or slope of a hidden key may be NaN
     }
 };
 
@@ -109,38 +110,38 @@ FLASH_INLINE void store_bf16(Pair* row, int64_t lane, F32 v) {
 }
 #endif
 
-// kPacked: as elements of products; else plain p and ds stay in scores and dp.
+// kPacked: stores p and ds as operands of the products; otherwise they overwrite scores and dp.
 template <bool kPacked, class T, bool kRare>
-static void gradient_tile(const GradientStep<T, kRare>& step, const GradientPanel<T>& panel, int64_t count) {
+static void gradient_tile(const GradientStep<T, kRare>& step, const GradientQueryTile<T>& query_tile, int64_t count) {
     using A = Acc<T>;
-    const GradientRoom<T>& room = step.room;
-    const int64_t width = panel.lanes.width;
+    const GradientScratch<T>& scratch = step.scratch;
+    const int64_t width = query_tile.lanes.width;
     for (int64_t i = 0; i < width; i += kLanes<A>) {
-        const Vec<A> lse = load(panel.lse + i), delta = load(panel.delta + i);
-        for (int64_t j = 0; j < count; j += kPacked ? kNumbers<T> : 1) {
-            const int64_t place = j * width + i;
-            const ElementGradient<A> here = step.at(place, lse, delta);
+        const Vec<A> lse = load(query_tile.lse + i), delta = load(query_tile.delta + i);
+        for (int64_t j = 0; j < count; j += kPacked ? kValuesPerElement<T> : 1) {
+            const int64_t index = j * width + i;
+            const ElementGradient<A> here = step.at(index, lse, delta);
             if constexpr (kPaired<T> && kPacked) {
 #if FLASH_BF16_DOT
                 ElementGradient<A> next{};
-                if (j + 1 < count) next = step.at(place + width, lse, delta);
-                store(&room.ds_pairs[j / 2 * width + i].bits, make_pairs(here.ds, next.ds));
-                store_bf16(room.p_rows + j * (width / 2), i, here.p);
-                store_bf16(room.ds_rows + j * (width / 2), i, here.ds);
+                if (j + 1 < count) next = step.at(index + width, lse, delta);
+                store(&scratch.ds_pairs[j / 2 * width + i].bits, make_pairs(here.ds, next.ds));
+                store_bf16(scratch.p_rows + j * (width / 2), i, here.p);
+                store_bf16(scratch.ds_rows + j * (width / 2), i, here.ds);
                 if (j + 1 < count) {
-                    store_bf16(room.p_rows + (j + 1) * (width / 2), i, next.p);
-                    store_bf16(room.ds_rows + (j + 1) * (width / 2), i, next.ds);
+                    store_bf16(scratch.p_rows + (j + 1) * (width / 2), i, next.p);
+                    store_bf16(scratch.ds_rows + (j + 1) * (width / 2), i, next.ds);
                 }
 #endif
             } else {
-                store(room.scores + place, here.p);
-                store(room.dp + place, here.ds);
+                store(scratch.scores + index, here.p);
+                store(scratch.dp + index, here.ds);
             }
         }
     }
 }
 
-// 0 or 1 / (1 - p) for each entry of the tile.
+// Fills kept[key][lane] with the dropout factors, 0 or 1 / (1 - p).
 template <class A>
 static void fill_kept(const DropoutMask& mask, const Lanes<A>& lanes, int64_t first, int64_t count, A* kept) {
     const Vec<A> factor = broadcast(static_cast<A>(mask.kept));
@@ -148,49 +149,51 @@ static void fill_kept(const DropoutMask& mask, const Lanes<A>& lanes, int64_t fi
     drop(mask, lanes, first, count, kept);
 }
 
-// Probabilities and score gradients of one tile into `room`; says whether the tile hides keys. Without room.slope the gradients are
-// those behind the softcap, which the bias gets.
+// Computes probabilities and score gradients of one tile in `scratch`; returns whether the tile has hidden keys. If
+// scratch.slope is nullptr, the gradients are those of the scores after the softcap, which dbias needs.
 template <bool kPacked, class T>
-static bool score_gradients(const GradientPanel<T>& panel, const GradientTile<T>& tile, HeadDims dims,
-                            const ScoreRule<Acc<T>>& rule, const DropoutMask* dropout, const GradientRoom<T>& room) {
+static bool score_gradients(const GradientQueryTile<T>& query_tile, const GradientKeyTile<T>& tile, HeadDims dims,
+                            const ScoreRule<Acc<T>>& rule, const DropoutMask* dropout, const GradientScratch<T>& scratch) {
     using A = Acc<T>;
     using E = Element<T>;
-    const int64_t width = panel.lanes.width;
-    multiply<E>({tile.count, width, elements_for<T>(dims.qk), tile.k.data, tile.k.stride, 1, panel.q_columns, width, room.scores,
-                 width, Start::zero, nullptr});
-    multiply<E>({tile.count, width, elements_for<T>(dims.v), tile.v.data, tile.v.stride, 1, panel.dout_columns, width, room.dp,
-                 width, Start::zero, nullptr});
-    if (!rule.plain) make_scores<A>(rule, panel.lanes, tile.first, tile.count, room.scores, room.added, room.slope);
-    const bool edge = crosses_edge(panel.lanes, tile.first, tile.count);
-    if (edge) hide_outside(panel.lanes, tile.first, tile.count, room.scores);
-    if (dropout) fill_kept(*dropout, panel.lanes, tile.first, tile.count, room.kept);
+    const int64_t width = query_tile.lanes.width;
+    multiply<E>({tile.count, width, elements_for<T>(dims.qk), tile.k.data, tile.k.stride, 1, query_tile.q_columns, width,
+                 scratch.scores, width, Start::zero, nullptr});
+    multiply<E>({tile.count, width, elements_for<T>(dims.v), tile.v.data, tile.v.stride, 1, query_tile.dout_columns, width,
+                 scratch.dp, width, Start::zero, nullptr});
+    if (!rule.plain) make_scores<A>(rule, query_tile.lanes, tile.first, tile.count, scratch.scores, scratch.added, scratch.slope);
+    const bool edge = is_edge_tile(query_tile.lanes, tile.first, tile.count);
+    if (edge) hide_outside(query_tile.lanes, tile.first, tile.count, scratch.scores);
+    if (dropout) fill_kept(*dropout, query_tile.lanes, tile.first, tile.count, scratch.kept);
     const Vec<A> scale = broadcast(rule.plain ? rule.scale : A(1));
-    const bool hides = edge || rule.hides(), softcap = rule.softcap != 0 && room.slope;
+    const bool hides = edge || rule.hides(), softcap = rule.softcap != 0 && scratch.slope;
     if (hides || softcap || dropout)
-        gradient_tile<kPacked, T, true>({room, scale, softcap, dropout != nullptr}, panel, tile.count);
+        gradient_tile<kPacked, T, true>({scratch, scale, softcap, dropout != nullptr}, query_tile, tile.count);
     else
-        gradient_tile<kPacked, T, false>({room, scale, false, false}, panel, tile.count);
+        gradient_tile<kPacked, T, false>({scratch, scale, false, false}, query_tile, tile.count);
     return hides;
 }
 
-// The whole step: adds to dk and dv of the tile ([key][channel, padded]) and to dq of the panel ([channel][lane]).
+// The whole step: adds to dk and dv of the key tile ([key][channel, padded]) and to dq of the query tile ([channel][lane]).
 template <class T>
-static void add_gradients(const GradientPanel<T>& panel, const GradientTile<T>& tile, HeadDims dims,
-                          const ScoreRule<Acc<T>>& rule, const DropoutMask* dropout, const GradientRoom<T>& room, Acc<T>* dq) {
+static void add_gradients(const GradientQueryTile<T>& query_tile, const GradientKeyTile<T>& tile, HeadDims dims,
+                          const ScoreRule<Acc<T>>& rule, const DropoutMask* dropout, const GradientScratch<T>& scratch,
+                          Acc<T>* dq) {
     using A = Acc<T>;
     using E = Element<T>;
-    const bool hides = score_gradients<true>(panel, tile, dims, rule, dropout, room);
-    const int64_t width = panel.lanes.width, row = width / kNumbers<T>, queries = elements_for<T>(panel.lanes.rows);
+    const bool hides = score_gradients<true>(query_tile, tile, dims, rule, dropout, scratch);
+    const int64_t width = query_tile.lanes.width, row = width / kValuesPerElement<T>,
+                  queries = elements_for<T>(query_tile.lanes.rows);
     const int64_t width_k = round_up(dims.qk, kLanes<A>), width_v = round_up(dims.v, kLanes<A>);
-    multiply_weighted<Weights::a, E>(
-        {tile.count, width_v, queries, room.p_rows, row, 1, panel.dout_rows, width_v, tile.dv, width_v, Start::add, nullptr},
-        hides);
-    multiply_weighted<Weights::a, E>(
-        {tile.count, width_k, queries, room.ds_rows, row, 1, panel.q_rows, width_k, tile.dk, width_k, Start::add, nullptr},
-        hides);
-    multiply_weighted<Weights::b, E>({dims.qk, width, elements_for<T>(tile.count), tile.k_elements.data, 1,
-                                      tile.k_elements.stride, room.ds_pairs, width, dq, width, Start::add, nullptr},
-                                     hides || (kPaired<T> && tile.count % 2 != 0));
+    multiply_masked<Weights::a, E>({tile.count, width_v, queries, scratch.p_rows, row, 1, query_tile.dout_rows, width_v, tile.dv,
+                                    width_v, Start::add, nullptr},
+                                   hides);
+    multiply_masked<Weights::a, E>({tile.count, width_k, queries, scratch.ds_rows, row, 1, query_tile.q_rows, width_k, tile.dk,
+                                    width_k, Start::add, nullptr},
+                                   hides);
+    multiply_masked<Weights::b, E>({dims.qk, width, elements_for<T>(tile.count), tile.k_elements.data, 1, tile.k_elements.stride,
+                                    scratch.ds_pairs, width, dq, width, Start::add, nullptr},
+                                   hides || (kPaired<T> && tile.count % 2 != 0));
 }
 
 }  // namespace LIBFLASH_ISA

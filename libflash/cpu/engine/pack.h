@@ -1,10 +1,10 @@
-// From rows in memory to the operands of multiply(): the storage type of a problem decides what the elements of a product are.
+// Operands of multiply() from rows in memory. The storage type determines the element type of a product:
 //
 //   storage            elements   a row of d channels is
-//   double, float      itself     d elements, used in place where the rows are dense
-//   half, bfloat16     float      widened
-//   bfloat16 with      Pair       ceil(d / 2) pairs of neighbouring channels, in place where possible; where a product sums over
-//   the dot product               rows, pairs of neighbouring rows
+//   double, float      itself     d elements, used in place if the rows are dense
+//   half, bfloat16     float      converted to float
+//   bfloat16 with      Pair       ceil(d / 2) pairs of neighbouring channels, in place if possible; for sums over rows,
+//   the dot product               pairs of neighbouring rows
 #pragma once
 
 #include "cpu/engine/gemm.h"
@@ -27,16 +27,15 @@ template <class T>
 using Element = typename ElementOf<T>::type;
 template <class T>
 constexpr bool kPaired = sizeof(Element<T>) != sizeof(Acc<T>) || !__is_same(Element<T>, Acc<T>);
-// How many numbers an element holds.
+// Values in one element.
 template <class T>
-constexpr int kNumbers = kPaired<T> ? 2 : 1;
+constexpr int kValuesPerElement = kPaired<T> ? 2 : 1;
 template <class T>
 FLASH_INLINE int64_t elements_for(int64_t n) {
-    return (n + kNumbers<T> - 1) / kNumbers<T>;
+    return (n + kValuesPerElement<T> - 1) / kValuesPerElement<T>;
 }
 
-// Rows of one head in memory: row r starts at rows(r). Other sources of rows (a paged cache) have a call operator of their own and
-// kStrided false.
+// Rows of one head: row r starts at rows(r). Other row types (a paged cache) have their own call operator and kStrided false.
 template <class T>
 struct StridedRows {
     static constexpr bool kStrided = true;
@@ -52,10 +51,10 @@ struct Operand {
 };
 
 #if FLASH_BF16_DOT
-// Channels 2c and 2c + 1 of a row, for the lanes' worth of c from c0.
+// Channels 2c and 2c + 1 of a row, for a vector of consecutive c from c0 on.
 FLASH_INLINE U32 load_pairs(const bfloat16* row, int64_t c0, int64_t channels) {
     const int64_t left = channels - 2 * c0;
-    U32 pairs;  // rows need not be aligned to pairs
+    U32 pairs;  // rows need not be aligned to 4 bytes
     if (left >= 2 * kLanes<float>) {
         std::memcpy(&pairs, row + 2 * c0, sizeof pairs);
         return pairs;
@@ -73,7 +72,8 @@ FLASH_INLINE U32 load_part_u16(const bfloat16* p, int64_t count) {
 }
 #endif
 
-// B operand of a product that sums over channels: to[c][r], `height` (a multiple of the lanes) rows wide, from row `count` on 0.
+// B operand of a product that sums over channels: to[c][r], `height` (a multiple of the vector length) rows; rows from `count`
+// on are 0.
 template <class T, class Rows>
 static void pack_columns(const Rows& rows, int64_t count, int64_t height, int64_t channels, Element<T>* to) {
     if constexpr (kPaired<T>) {
@@ -89,45 +89,46 @@ static void pack_columns(const Rows& rows, int64_t count, int64_t height, int64_
     }
 }
 
-// How a product reads its rows: one after the other, each from end to end; or over and over, a few channels of each at a time. Rows
-// far apart meet in few cache sets, which only the latter feels.
+// How a product reads its rows: each once from end to end, or all of them repeatedly, a few channels at a time. In the second
+// case rows with a large stride conflict in the cache, so they are copied.
 enum class Reads { once, often };
 
-// A operand of a product that sums over channels (or, unpaired, over rows): rows as they are, in place if it can be. `room` is
-// count x ceil(channels / numbers).
+// A operand of a product that sums over channels (or, without pairs, over rows), in place if possible. `buffer` has count x
+// ceil(channels / kValuesPerElement) elements.
 template <class T, class Rows>
-static Operand<Element<T>> rows_operand(const Rows& rows, int64_t first, int64_t count, int64_t channels, Element<T>* room,
+static Operand<Element<T>> rows_operand(const Rows& rows, int64_t first, int64_t count, int64_t channels, Element<T>* buffer,
                                         Reads reads) {
     using E = Element<T>;
     if constexpr (Rows::kStrided && (kPaired<T> || __is_same(T, E))) {
-        const bool whole = channels % kNumbers<T> == 0 && rows.stride % kNumbers<T> == 0;
-        if (whole && (reads == Reads::once || rows.stride <= channels + kNumbers<T> * 16))
-            return {reinterpret_cast<const E*>(rows(first)), rows.stride / kNumbers<T>};
+        const bool whole = channels % kValuesPerElement<T> == 0 && rows.stride % kValuesPerElement<T> == 0;
+        if (whole && (reads == Reads::once || rows.stride <= channels + kValuesPerElement<T> * 16))
+            return {reinterpret_cast<const E*>(rows(first)), rows.stride / kValuesPerElement<T>};
     }
     const int64_t width = elements_for<T>(channels);
     for (int64_t r = 0; r < count; ++r) {
         const T* row = rows(first + r);
         if constexpr (kPaired<T> || __is_same(T, E)) {
             if constexpr (kPaired<T>)
-                if (channels % 2) room[r * width + width - 1] = E{};
-            std::memcpy(static_cast<void*>(room + r * width), row, static_cast<size_t>(channels) * sizeof(T));
+                if (channels % 2) buffer[r * width + width - 1] = E{};
+            std::memcpy(static_cast<void*>(buffer + r * width), row, static_cast<size_t>(channels) * sizeof(T));
         } else {
             for (int64_t c = 0; c < channels; c += kLanes<E>)
-                store_part(room + r * width + c, load_part(row + c, channels - c), channels - c);
+                store_part(buffer + r * width + c, load_part(row + c, channels - c), channels - c);
         }
     }
-    return {room, width};
+    return {buffer, width};
 }
 
-// Operand of a product that sums over rows: [ceil(count / numbers)][width] in room, width >= channels; channels beyond the
-// last are 0 up to `width`, a missing second row is 0.
+// Operand of a product that sums over rows: buffer[ceil(count / kValuesPerElement)][width], width >= channels. Channels from
+// `channels` to `width` and a missing second row of a pair are 0.
 template <class T, class Rows>
-static void pack_row_elements(const Rows& rows, int64_t first, int64_t count, int64_t channels, int64_t width, Element<T>* room) {
+static void pack_row_elements(const Rows& rows, int64_t first, int64_t count, int64_t channels, int64_t width,
+                              Element<T>* buffer) {
     if constexpr (kPaired<T>) {
 #if FLASH_BF16_DOT
         for (int64_t r = 0; r < count; r += 2) {
             const bfloat16 *low = rows(first + r), *high = r + 1 < count ? rows(first + r + 1) : nullptr;
-            uint32_t* to = reinterpret_cast<uint32_t*>(room + r / 2 * width);
+            uint32_t* to = reinterpret_cast<uint32_t*>(buffer + r / 2 * width);
             for (int64_t c = 0; c < width; c += kLanes<float>) {
                 U32 pairs = load_part_u16(low + c, channels - c);
                 if (high) pairs |= load_part_u16(high + c, channels - c) << 16;
@@ -138,19 +139,19 @@ static void pack_row_elements(const Rows& rows, int64_t first, int64_t count, in
     } else {
         for (int64_t r = 0; r < count; ++r)
             for (int64_t c = 0; c < width; c += kLanes<Acc<T>>)
-                store_part(room + r * width + c, load_part(rows(first + r) + c, channels - c), width - c);
+                store_part(buffer + r * width + c, load_part(rows(first + r) + c, channels - c), width - c);
     }
 }
 
-// The same where the elements are broadcast one by one, so that nothing has to be padded: in place if it can be.
+// The same for an A operand, which needs no padding: in place if possible.
 template <class T, class Rows>
 static Operand<Element<T>> row_elements_operand(const Rows& rows, int64_t first, int64_t count, int64_t channels,
-                                                Element<T>* room) {
+                                                Element<T>* buffer) {
     if constexpr (kPaired<T>) {
-        pack_row_elements<T>(rows, first, count, channels, channels, room);
-        return {room, channels};
+        pack_row_elements<T>(rows, first, count, channels, channels, buffer);
+        return {buffer, channels};
     } else {
-        return rows_operand<T>(rows, first, count, channels, room, Reads::often);
+        return rows_operand<T>(rows, first, count, channels, buffer, Reads::often);
     }
 }
 

@@ -1,4 +1,4 @@
-// Where the rows of one head of one sequence are, what its queries see, and how sequences are cut into tiles.
+// Rows of one head of one sequence, the keys that its queries see, and the division of sequences into tiles.
 #pragma once
 
 #include "cpu/engine/score.h"
@@ -14,7 +14,7 @@ FLASH_INLINE StridedRows<T> rows_of(const TensorView& tensor, const Sequences& s
     return {static_cast<T*>(tensor.data) + batch * at.batch + sequences.start(batch) * at.row + head * at.head, at.row};
 }
 
-// lse and dlse have the type of the sums.
+// lse and dlse have the accumulator type.
 template <class A>
 FLASH_INLINE StridedRows<A> lse_rows_of(const TensorView& tensor, const Sequences& sequences, int64_t batch, int64_t head) {
     if (!tensor.present) return {};
@@ -22,11 +22,11 @@ FLASH_INLINE StridedRows<A> lse_rows_of(const TensorView& tensor, const Sequence
     return {static_cast<A*>(tensor.data) + batch * at.batch + sequences.start(batch) * at.row + head * at.head, at.row};
 }
 
-FLASH_INLINE double head_number(const HeadTensor& tensor, int64_t batch, int64_t head) {
+FLASH_INLINE double head_value(const HeadTensor& tensor, int64_t batch, int64_t head) {
     return load_as(tensor.dtype, tensor.data, batch * tensor.batch_stride + head * tensor.head_stride);
 }
 
-// Rows [row0, row0 + rows) of query head `head`: each lane's keys and ALiBi.
+// Sets lanes for rows [row0, row0 + rows) of query head `head`: visible keys and ALiBi.
 template <class A>
 static void set_lanes(Lanes<A>& lanes, const AttentionProblem& problem, int64_t batch, int64_t head, int64_t row0, int64_t rows) {
     const int64_t length_q = problem.q_rows.length(batch), length_k = problem.k_rows.length(batch);
@@ -35,13 +35,13 @@ static void set_lanes(Lanes<A>& lanes, const AttentionProblem& problem, int64_t 
     lanes.row0 = row0;
     const auto clip = [&](int64_t key) { return key < 0 ? 0 : key < length_k ? key : length_k; };
     const bool alibi = problem.alibi_slopes.present;
-    const A slope = alibi ? static_cast<A>(head_number(problem.alibi_slopes, batch, head)) : A(0);
+    const A slope = alibi ? static_cast<A>(head_value(problem.alibi_slopes, batch, head)) : A(0);
     for (int64_t i = 0; i < rows; ++i) {
         lanes.first_key[i] = static_cast<Integer<A>>(clip(problem.mask_rule.first(row0 + i, shift)));
         lanes.last_key[i] = static_cast<Integer<A>>(clip(problem.mask_rule.last(row0 + i, shift)));
         if (alibi) lanes.alibi_position[i] = static_cast<A>(row0 + i + length_k - length_q), lanes.alibi_slope[i] = slope;
     }
-    lanes.close();
+    lanes.set_ranges();
 }
 
 template <class A>
@@ -55,11 +55,11 @@ FLASH_INLINE ScoreRule<A> score_rule(const AttentionProblem& problem, int64_t ba
     return rule;
 }
 
-// Which blocks of keys a row of blocks takes part in; asked for in ascending order.
-class BlockRow {
+// One row of a block mask. Columns must be queried in ascending order.
+class BlockMaskRow {
 public:
-    BlockRow() = default;
-    BlockRow(const BlockMask& blocks, int64_t batch, int64_t head, int64_t row) : all_(!blocks.present) {
+    BlockMaskRow() = default;
+    BlockMaskRow(const BlockMask& blocks, int64_t batch, int64_t head, int64_t row) : all_(!blocks.present) {
         if (all_) return;
         if (blocks.has_lists) {
             const int64_t *at = blocks.row_indices_stride, *count_at = blocks.row_counts_stride;
@@ -87,8 +87,8 @@ private:
     int32_t left_ = 0;
 };
 
-// Sequences cut into tiles of `size` rows, all numbered through. In packed tensors a sequence may get one number more than it has
-// tiles, so that numbers follow from the prefix sums alone; such a tile is empty.
+// Divides sequences into tiles of `size` rows and numbers them. In packed tensors a sequence may get one number more than it has
+// tiles, so that numbers follow from cu_seqlens alone; such a number has no tile.
 class Tiling {
 public:
     Tiling(const Sequences& sequences, int64_t size) : sequences_(sequences), size_(size) {}
@@ -96,19 +96,19 @@ public:
     struct Tile {
         int64_t batch, first_row;
     };
-    // At most so many tiles, known without reading prefix sums.
+    // An upper bound of the tile numbers that does not read cu_seqlens.
     int64_t count() const {
-        if (sequences_.batch == 0) return 0;  // rows that belong to no sequence
+        if (sequences_.batch == 0) return 0;  // a packed tensor may have rows but no sequence
         if (sequences_.packed()) return sequences_.capacity / size_ + sequences_.batch;
         return sequences_.batch * per_sequence();
     }
     int64_t first_tile(int64_t batch) const {
         return sequences_.packed() ? sequences_.cu[batch] / size_ + batch : batch * per_sequence();
     }
-    // batch is -1 for a number that no sequence has.
+    // batch is -1 for a number without a tile.
     Tile at(int64_t tile) const {
         if (!sequences_.packed()) return {tile / per_sequence(), tile % per_sequence() * size_};
-        int64_t low = 0, high = sequences_.batch;  // the last sequence that starts at or before the tile
+        int64_t low = 0, high = sequences_.batch;  // binary search for the last sequence whose first number is <= tile
         while (low + 1 < high) {
             const int64_t middle = (low + high) / 2;
             (first_tile(middle) <= tile ? low : high) = middle;

@@ -1,26 +1,27 @@
-// From products q.k to scores, for a tile [key][lane]: scale, softcap, ALiBi, bias, masks, in the order of libflash.h.
+// Scores from the products q.k, for a tile [key][lane]: scale, softcap, ALiBi, bias, masks, in the order of libflash.h.
 #pragma once
 
 #include "cpu/engine/exp.h"
-#include "cpu/engine/panel.h"
+#include "cpu/engine/lanes.h"
 
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
 
-// What turns the products of one query head into scores.
+// How the scores of one query head are computed from products.
 template <class A>
 struct ScoreRule {
     double exact_scale = 1;
     A scale = 1;
     A softcap = 0, softcap_inverse = 0;  // 0: off
     bool alibi = false;
-    bool plain = true;  // the score is scale * product, scale > 0: nothing but hiding keys is left to do here
+    // score = scale * product with scale > 0: only keys outside the lanes' ranges need to be hidden.
+    bool plain = true;
     const ScoreTensor *bias = nullptr, *mask = nullptr;
     int64_t batch = 0, head = 0;
 
     bool hides() const { return bias || mask; }
 
-    // A cap that no finite score can feel is none: its inverse would vanish.
+    // A cap too large to change a finite score is off: its inverse would underflow.
     void set(double softmax_scale, double cap) {
         constexpr double huge = sizeof(A) == 4 ? 1e30 : 1e290;
         exact_scale = softmax_scale > huge ? huge : softmax_scale < -huge ? -huge : softmax_scale;
@@ -33,7 +34,7 @@ struct ScoreRule {
     }
 };
 
-// Scores of columns j, j + 1, ... of row i as accumulators; `left` of them exist.
+// Bias elements from offset `start` on along a row, as accumulators; `left` of them exist.
 template <class A>
 FLASH_INLINE Vec<A> load_bias(const ScoreTensor& bias, int64_t start, int64_t left) {
     constexpr int L = kLanes<A>;
@@ -52,7 +53,7 @@ FLASH_INLINE Vec<A> load_bias(const ScoreTensor& bias, int64_t start, int64_t le
     return load(part);
 }
 
-// 0 where the mask keeps, -infinity where it hides.
+// 0 where the mask is true, -infinity where it hides the key.
 template <class A>
 FLASH_INLINE Vec<A> load_mask(const ScoreTensor& mask, int64_t start, int64_t left) {
     constexpr int L = kLanes<A>;
@@ -73,7 +74,7 @@ FLASH_INLINE int64_t row_start(const ScoreTensor& t, int64_t batch, int64_t head
     return batch * t.stride[0] + head * t.stride[1] + row * t.stride[2] + key * t.stride[3];
 }
 
-// Bias and mask of a tile as one number to add: to[key][lane], -infinity where the key is hidden.
+// Bias and mask of a tile as one summand: to[key][lane], -infinity where the key is hidden.
 template <class A>
 static void load_added(const ScoreRule<A>& rule, const Lanes<A>& lanes, int64_t first, int64_t count, A* to) {
     const auto row = [&](int64_t r, int64_t c) __attribute__((always_inline)) {
@@ -88,11 +89,11 @@ static void load_added(const ScoreRule<A>& rule, const Lanes<A>& lanes, int64_t 
         return v;
     };
     transpose_rows<A>(lanes.rows, lanes.width, count, to, lanes.width, row);
-    for (int64_t i = lanes.rows; i < lanes.width; ++i)  // lanes out of use hide everything, NaN included
+    for (int64_t i = lanes.rows; i < lanes.width; ++i)  // unused lanes hide everything, NaN included
         for (int64_t j = 0; j < count; ++j) to[j * lanes.width + i] = -kInfinity<A>;
 }
 
-// Hides the keys that the lanes' ranges exclude.
+// Hides the keys outside the ranges of the lanes.
 template <class A>
 static void hide_outside(const Lanes<A>& lanes, int64_t first, int64_t count, A* tile) {
     using I = Vec<Integer<A>>;
@@ -107,12 +108,12 @@ static void hide_outside(const Lanes<A>& lanes, int64_t first, int64_t count, A*
 }
 
 template <class A>
-FLASH_INLINE bool crosses_edge(const Lanes<A>& lanes, int64_t first, int64_t count) {
-    return first < lanes.all.first || first + count > lanes.all.last;
+FLASH_INLINE bool is_edge_tile(const Lanes<A>& lanes, int64_t first, int64_t count) {
+    return first < lanes.seen_by_all.first || first + count > lanes.seen_by_all.last;
 }
 
-// Products to scores in place. `added` is room for a tile, used with bias or mask. `slope`, if not nullptr, gets the derivative of
-// the softcap.
+// Computes scores from products in place. `added`: buffer of one tile for bias and mask. `slope`: if not nullptr, receives the
+// derivative of the softcap.
 template <class A>
 static void make_scores(const ScoreRule<A>& rule, const Lanes<A>& lanes, int64_t first, int64_t count, A* tile, A* added,
                         A* slope) {
@@ -125,9 +126,9 @@ static void make_scores(const ScoreRule<A>& rule, const Lanes<A>& lanes, int64_t
             const int64_t at = j * lanes.width + i;
             Vec<A> z = load(tile + at) * scale;
             if (rule.softcap != 0) {
-                const Vec<A> bent = tanh<A>(z * cap_inverse);
-                z = cap * bent;
-                if (slope) store(slope + at, 1 - bent * bent);
+                const Vec<A> tanh_value = tanh<A>(z * cap_inverse);
+                z = cap * tanh_value;
+                if (slope) store(slope + at, 1 - tanh_value * tanh_value);
             }
             if (rule.alibi) z -= load(lanes.alibi_slope + i) * magnitude(load(lanes.alibi_position + i) - key);
             if (adds) {

@@ -1,10 +1,10 @@
-// The online softmax over a tile of scores [key][lane]: running maximum and sum of each lane, probabilities relative to the maximum.
-// The largest score is subtracted before anything is scaled, so it meets itself exactly; a running maximum of -infinity (nothing seen
-// yet) stays what it is, only the subtraction uses 0 instead.
+// The online softmax over a tile of scores [key][lane]: row maximum and row sum of each lane, probabilities relative to the row
+// maximum. The maximum is subtracted before the scale is applied, so the exponent of the largest score is exactly 0. A row
+// maximum of -infinity (no visible key so far) is kept; only the subtraction uses 0 instead.
 #pragma once
 
 #include "cpu/engine/exp.h"
-#include "cpu/engine/panel.h"
+#include "cpu/engine/lanes.h"
 
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
@@ -12,12 +12,12 @@ namespace LIBFLASH_ISA {
 template <class A>
 struct SoftmaxState {
     A *row_max = nullptr, *row_sum = nullptr;
-    A* rescale = nullptr;  // what everything summed so far has to be multiplied by after the latest tile
+    A* rescale = nullptr;  // factor of all earlier sums after the latest tile
 
     void lay_out(Arena& arena) {
-        row_max = arena.take<A>(kPanelWidth);
-        row_sum = arena.take<A>(kPanelWidth);
-        rescale = arena.take<A>(kPanelWidth);
+        row_max = arena.allocate<A>(kQueryTileRows);
+        row_sum = arena.allocate<A>(kQueryTileRows);
+        rescale = arena.allocate<A>(kQueryTileRows);
     }
     void start(int64_t width) {
         for (int64_t i = 0; i < width; ++i) row_max[i] = -kInfinity<A>, row_sum[i] = 0;
@@ -38,14 +38,14 @@ FLASH_INLINE Vec<A> largest_of_lane(const A* scores, int64_t width, int64_t coun
     return maximum(maximum(a, b), maximum(c, d));
 }
 
-// 0 in place of -infinity.
+// Replaces -infinity by 0.
 template <class A>
 FLASH_INLINE Vec<A> finite_maximum(Vec<A> m) {
     return m == -kInfinity<A> ? Vec<A>{} : m;
 }
 
 #if FLASH_BF16_DOT
-// Two vectors as pairs of bf16, the first in the low halves.
+// Rounds two vectors to pairs of bf16, `low` in the low halves.
 FLASH_INLINE U32 make_pairs(F32 low, F32 high) {
     const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(high, low);
     const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20,
@@ -54,7 +54,7 @@ FLASH_INLINE U32 make_pairs(F32 low, F32 high) {
 }
 #endif
 
-// to[key / 2][lane] from tile[key][lane]; a missing last key counts as 0. Without pairs tile is to and nothing happens.
+// to[key / 2][lane] from tile[key][lane]; a missing last key is 0. Without pairs it does nothing: `to` is `tile`.
 template <class T>
 static void pack_probabilities(const Acc<T>* tile, int64_t count, int64_t width, Element<T>* to) {
 #if FLASH_BF16_DOT
@@ -69,8 +69,8 @@ static void pack_probabilities(const Acc<T>* tile, int64_t count, int64_t width,
 #endif
 }
 
-// Takes a tile into the state. unit: from scores to powers of two. The probabilities go to `p` as elements of a product, or with
-// kInPlace stay where the scores were (dropout has something to say before they are packed).
+// Updates the state with a tile. unit: see score_unit(). Writes the probabilities to `p` as elements of a product; with kInPlace
+// they overwrite the scores, because dropout is applied before they are packed.
 template <class T, bool kInPlace>
 static void softmax_tile(SoftmaxState<Acc<T>>& state, Acc<T>* scores, int64_t count, int64_t width, Acc<T> unit, Element<T>* p) {
     using A = Acc<T>;
@@ -79,7 +79,7 @@ static void softmax_tile(SoftmaxState<Acc<T>>& state, Acc<T>* scores, int64_t co
         const Vec<A> old_max = load(state.row_max + i), factor = broadcast(unit);
         const Vec<A> new_max = largest_of_lane<A>(at, width, count, old_max), shift = finite_maximum<A>(new_max);
         const Vec<A> rescale = exp2<A>((old_max - shift) * factor);
-        Vec<A> sum{};  // in the order of the product with V: where all values are 1, the output is 1
+        Vec<A> sum{};  // same order as the product with V: if all values are 1, the output is exactly 1
         int64_t j = 0;
         for (; j + 2 <= count; j += 2, at += 2 * width) {
             const Vec<A> p0 = exp2<A>((load(at) - shift) * factor), p1 = exp2<A>((load(at + width) - shift) * factor);

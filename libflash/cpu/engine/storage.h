@@ -1,5 +1,5 @@
-// Vectors to and from the four storage types. Sums are float, or double for double; each lane of a vector of sums has one element
-// in memory beside it, whatever its size.
+// Loads and stores of vectors in the four storage types. The accumulator type is float, or double for double. A vector of
+// accumulators corresponds to as many consecutive elements in memory, of any size.
 #pragma once
 
 #include "cpu/engine/vector.h"
@@ -18,7 +18,7 @@ struct AccumulatorOfStorage<double> {
 template <class T>
 using Acc = typename AccumulatorOfStorage<T>::type;
 
-typedef uint16_t U16Half __attribute__((vector_size(kVectorBytes / 2)));  // one 16-bit number for each float lane
+typedef uint16_t U16Half __attribute__((vector_size(kVectorBytes / 2)));  // one 16-bit value for each float lane
 typedef uint16_t U16HalfUnaligned __attribute__((vector_size(kVectorBytes / 2), aligned(2), may_alias));
 
 FLASH_INLINE U32 load_u16(const uint16_t* p) {
@@ -60,7 +60,7 @@ FLASH_INLINE void store_narrow(half* p, F32 v) {
 #endif
 }
 
-// The first `count` elements, the other lanes 0. Reads and writes nothing beyond them.
+// The first `count` elements; the other lanes are 0. Accesses no memory beyond them.
 template <class T>
 FLASH_INLINE Vec<Acc<T>> load_part(const T* p, int64_t count) {
     if (count >= kLanes<Acc<T>>) return load_wide(p);

@@ -1,4 +1,4 @@
-// Transposition of a square of vectors in registers, and of whole tiles by such squares.
+// Transposition of square blocks of vectors in registers, and of whole tiles block by block.
 #pragma once
 
 #include "cpu/engine/storage.h"
@@ -15,7 +15,7 @@ struct CountTo<0, I...> {
     using type = Indices<I...>;
 };
 
-// One step of the exchange: the blocks of `Step` lanes off the diagonal change places between two rows.
+// One step of the transposition: swaps the off-diagonal blocks of `Step` lanes between two rows.
 template <class T, int Step, int... I>
 FLASH_INLINE void exchange(Vec<T>& a, Vec<T>& b, Indices<I...>) {
     constexpr int L = kLanes<T>;
@@ -40,8 +40,8 @@ FLASH_INLINE void transpose(Vec<T> (&v)[kLanes<T>]) {
     }
 }
 
-// to[c * to_stride + r] = value(r, c) for r < height, c < width, where `row(r, c)` gives the vector of columns c, c + 1, ... of
-// row r (0 beyond its end). Rows from `rows` to `height` (a multiple of the lanes) become 0.
+// to[c * to_stride + r] = value(r, c) for r < height, c < width, where `row(r, c)` returns the vector of columns c, c + 1, ...
+// of row r (0 from `width` on). Rows from `rows` to `height` (a multiple of the vector length) become 0.
 template <class T, class Row>
 FLASH_INLINE void transpose_rows(int64_t rows, int64_t height, int64_t width, T* to, int64_t to_stride, const Row& row) {
     constexpr int L = kLanes<T>;
@@ -65,7 +65,8 @@ FLASH_INLINE void transpose_rows(int64_t rows, int64_t height, int64_t width, T*
         }
 }
 
-// The way back: put(r, c, vector) gets columns c, c + 1, ... of row r for r < rows; of the last vector only the first width - c count.
+// The inverse: calls put(r, c, vector) with columns c, c + 1, ... of row r for r < rows. Only the first width - c lanes are
+// valid.
 template <class T, class Put>
 FLASH_INLINE void transpose_columns(const T* from, int64_t from_stride, int64_t rows, int64_t width, const Put& put) {
     constexpr int L = kLanes<T>;

@@ -1,6 +1,7 @@
-// Vectors of one register, whatever the instruction set: GCC and Clang vector types for the plain arithmetic, intrinsics where
-// they say more. Everything in engine/ is compiled once for each instruction set and lives in a namespace of that name, is forced
-// inline or has internal linkage: no function compiled for AVX-512 may become the copy that the linker keeps for all.
+// Vectors of one register for any instruction set: GCC and Clang vector types for plain arithmetic, intrinsics for what those
+// cannot express. Everything in engine/ is compiled once for each instruction set in a namespace of that name, and is forced
+// inline or has internal linkage: the linker must never keep a function compiled for AVX-512 for callers of other instruction
+// sets.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +9,7 @@
 
 #if defined(__AVX2__)
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 warns of its own _mm512_undefined_ps
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12 warns in its own _mm512_undefined_ps
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #include <immintrin.h>
 #pragma GCC diagnostic pop
@@ -54,7 +55,7 @@ using U32 = Vec<uint32_t>;
 using I32 = Vec<int32_t>;
 using U64 = Vec<uint64_t>;
 
-// The integer of the same size: what comparisons give and bits are moved in.
+// The signed integer of the same size: the result type of comparisons.
 template <class T>
 struct IntegerOf;
 template <>
@@ -91,7 +92,7 @@ FLASH_INLINE Vec<T> lane_numbers() {
     return v;
 }
 
-// a * b + c. One rounding where the hardware has it.
+// a * b + c, fused if the hardware has it.
 template <class V>
 FLASH_INLINE V multiply_add(V a, V b, V c) {
     return a * b + c;
@@ -104,7 +105,7 @@ FLASH_INLINE F32 multiply_add(F32 a, F32 b, F32 c) { return _mm256_fmadd_ps(a, b
 FLASH_INLINE F64 multiply_add(F64 a, F64 b, F64 c) { return _mm256_fmadd_pd(a, b, c); }
 #endif
 
-// The second one if either is NaN.
+// Returns b if either is NaN.
 template <class V>
 FLASH_INLINE V maximum(V a, V b) {
     return a > b ? a : b;
@@ -130,7 +131,7 @@ FLASH_INLINE V magnitude(V a) {
     return a < 0 ? -a : a;
 }
 
-// To the nearest integer, for |x| < 2^21 (float) or 2^50 (double).
+// Rounds to the nearest integer, for |x| < 2^21 (float) or 2^50 (double).
 template <class T>
 FLASH_INLINE Vec<T> round_to_integer(Vec<T> x) {
 #if defined(__AVX512F__)

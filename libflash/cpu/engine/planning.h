@@ -1,10 +1,10 @@
-// How big tiles are and how many threads a call is worth.
+// Tile sizes, cost estimates and numbers of threads.
 #pragma once
 
 #include "cpu/cancel.h"
 #include "cpu/engine/vector.h"
 #include "cpu/kernels.h"
-#include "cpu/run_items.h"
+#include "cpu/parallel_for.h"
 #include "cpu/thread_count.h"
 
 namespace libflash::cpu {
@@ -13,8 +13,9 @@ namespace LIBFLASH_ISA {
 constexpr int64_t kForwardKeys = 128;
 constexpr int64_t kBackwardKeys = 128;
 
-// The requested size, or the usual one, and no more than the longest sequence has rows, which keeps the workspace of small problems
-// small; with a block mask a power of two, so that tiles do not straddle blocks (a tile of the whole sequence has nothing to straddle).
+// The requested size or the default, at most the longest sequence, which keeps the workspace of small problems small. With a
+// block mask it is a power of two, so that no tile crosses a block boundary (unless one tile holds the whole sequence within one
+// block).
 FLASH_INLINE int64_t tile_size(const AttentionProblem& problem, const Sequences& sequences, int64_t requested, int64_t usual,
                                int64_t most) {
     int64_t size = requested > 0 ? (requested < most ? requested : most) : usual;
@@ -26,7 +27,7 @@ FLASH_INLINE int64_t tile_size(const AttentionProblem& problem, const Sequences&
     return power;
 }
 
-// An upper bound that reads no lengths. `products` counts pairs of products like those of the forward pass.
+// An upper bound that reads no lengths. `products`: number of product pairs, in units of the forward pass.
 FLASH_INLINE double attention_flops(const AttentionProblem& problem, double products) {
     const double rows =
         static_cast<double>(problem.q_rows.packed() ? problem.q_rows.capacity : problem.batch * problem.q_rows.capacity);
@@ -37,18 +38,18 @@ FLASH_INLINE double attention_flops(const AttentionProblem& problem, double prod
     return 2 * products * rows * keys * static_cast<double>(problem.heads_q * (problem.head_dim + problem.head_dim_v));
 }
 
-// Waking a thread takes some 10 us, so each gets at least about 100 us of work.
-FLASH_INLINE int choose_threads(int most, int64_t items, double flops) {
+// Waking a thread takes about 10 us, so each thread gets at least about 100 us of work.
+FLASH_INLINE int choose_threads(int most, int64_t tasks, double flops) {
     const double worth = flops / 8e6 + 1;
     int threads = worth < most ? static_cast<int>(worth) : most;
-    if (threads > items) threads = items > 1 ? static_cast<int>(items) : 1;
+    if (threads > tasks) threads = tasks > 1 ? static_cast<int>(tasks) : 1;
     return threads;
 }
 
 template <class Body>
-FLASH_INLINE void run(int64_t items, int threads, const Body& body) {
-    run_items(
-        items, threads, [](const void* context, int64_t item, int thread) { (*static_cast<const Body*>(context))(item, thread); },
+FLASH_INLINE void run_parallel(int64_t tasks, int threads, const Body& body) {
+    run_tasks(
+        tasks, threads, [](const void* context, int64_t task, int thread) { (*static_cast<const Body*>(context))(task, thread); },
         &body);
 }
 
