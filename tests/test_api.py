@@ -20,18 +20,6 @@ import libflash
 AXES = {"bshd": (0, 1, 2, 3), "bhsd": (0, 2, 1, 3), "sbhd": (1, 0, 2, 3)}  # from bshd; each is its own inverse
 
 
-def test_defaults_are_the_documented_ones() -> None:
-    parameters = inspect.signature(libflash.attention).parameters
-    assert [name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD] == ["q", "k", "v"]
-    assert {name: p.default for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY} == {
-        "causal": False, "causal_align": "bottom_right", "window_size": (-1, -1), "softmax_scale": None, "softcap": 0.0,
-        "alibi_slopes": None, "bias": None, "mask": None, "learnable_sink": None, "block_mask": None, "dropout_p": 0.0, "seed": 0,
-        "offset": 0, "layout": "bshd", "cu_seqlens_q": None, "cu_seqlens_k": None, "max_seqlen_q": None, "max_seqlen_k": None,
-        "seqused_q": None, "seqused_k": None, "num_splits": 0, "return_lse": False, "out": None, "lse": None, "stream": None,
-        "backend": None, "kernel": None,
-    }  # fmt: skip
-
-
 FIRST = {
     "attention": "q k v causal", "attention_backward": "dout q k v", "decode": "q k_cache v_cache", "merge": "outs lses",
     "compress_block_mask": "block_mask", "explain": "q k v op", "info": "", "set_num_threads": "threads",

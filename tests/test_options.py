@@ -136,8 +136,8 @@ class Types:
                 continue
             written = {x.arg: ast.unparse(x.annotation) for x in node.args.kwonlyargs}
             written.pop("return_lse", None)
-            kind = re.fullmatch(r"Unpack\[(\w+)(\[\w+\])?\]", ast.unparse(node.args.kwarg.annotation))
-            found.append(written | self.members(kind.group(1)))
+            if kind := re.fullmatch(r"Unpack\[(\w+)(\[\w+\])?\]", ast.unparse(node.args.kwarg.annotation)):
+                found.append(written | self.members(kind.group(1)))
         return found
 
 
@@ -193,3 +193,200 @@ def test_flags() -> None:
     assert set(re.findall(r"#define FLASH_FLAG_(\w+)", abi.HEADER.read_text())) == wanted
     assert set(re.findall(r"^ +FLASH_FLAG_(\w+)$", (PACKAGE / "_capi.pxd").read_text(), re.M)) == wanted
     assert all(isinstance(getattr(abi, flag), int) for flag in wanted)
+
+
+# -- PyTorch
+
+
+SAMPLES: dict[str, Any] = {
+    "bool": None, "Literal": None, "float": 0.5, "int": 3, "str": "cpu", "Window": (3, 2), "int | Array": 5,
+}  # fmt: skip
+
+
+def sample(option: Option, array: Any) -> Any:
+    """A value that is not the default."""
+    if option.kind.type == "bool":
+        return not option.default
+    return option.choices[1] if option.choices else SAMPLES.get(option.kind.type, array)
+
+
+ADAPTER_CASES = {
+    adapter: [
+        pytest.param(function, option, id=f"{function}-{option.name}")
+        for function in ("attention", "decode", "merge")
+        for option in adapter_options(function, adapter)
+    ]
+    for adapter in ("torch", "jax")
+}
+
+
+@pytest.mark.parametrize("function", ["attention", "decode", "merge"])
+def test_torch_signature(function: str) -> None:
+    pytest.importorskip("torch")
+    import libflash.torch
+
+    parameters = inspect.signature(getattr(libflash.torch, function)).parameters
+    wanted = {option.name: option for option in adapter_options(function, "torch")}
+    found = {name: p for name, p in parameters.items() if p.kind is p.KEYWORD_ONLY}
+    assert " ".join(name for name in parameters if name not in found) == POSITIONAL[function]
+    assert {name: p.default for name, p in found.items() if name != "seed"} == {
+        name: option.default for name, option in wanted.items() if name != "seed"
+    }
+    assert ("seed" in found) == (function == "attention") == ("seed" in wanted)
+    assert function != "attention" or found["seed"].default is None
+    typed = Types("torch.py", "_option_types.py").options(function)
+    assert len(typed) == 3
+    for options in typed:
+        assert {name: alternatives(text) - {"None"} for name, text in options.items()} == {
+            name: alternatives(option.type) - {"None"} for name, option in wanted.items() if name != "return_lse"
+        }
+
+
+FIRST_ARGUMENTS = {  # compiled graphs know arguments by their position
+    "attention": "q k v num_splits causal causal_align window_size softmax_scale softcap alibi_slopes bias mask learnable_sink "
+    "block_mask row_counts row_indices col_counts col_indices dropout_p seed offset rng_state layout cu_seqlens_q cu_seqlens_k "
+    "max_seqlen_q max_seqlen_k seqused_q seqused_k deterministic backend kernel_name",
+    "decode": "q k_cache v_cache num_splits cache_seqlens block_table cache_batch_idx cache_leftpad rotary_cos rotary_sin "
+    "rotary_interleaved causal window_size softmax_scale softcap alibi_slopes learnable_sink split_size backend kernel_name",
+    "merge": "outs lses layout backend kernel_name",
+}
+FIRST_ARGUMENTS |= {
+    "attention_out": FIRST_ARGUMENTS["attention"].replace("q k v", "q k v out lse"),
+    "attention_backward": FIRST_ARGUMENTS["attention"].replace("q k v", "dout q k v out lse dlse") + " need_dbias need_dsink",
+    "decode_append": FIRST_ARGUMENTS["decode"].replace("v_cache", "v_cache k v"),
+}
+
+
+@pytest.mark.parametrize("operator", FIRST_ARGUMENTS)
+def test_operator_schema(operator: str) -> None:
+    torch = pytest.importorskip("torch")
+    import libflash.torch  # noqa: F401
+
+    arguments = getattr(torch.ops.libflash, operator).default._schema.arguments
+    names = [argument.name for argument in arguments]
+    first = FIRST_ARGUMENTS[operator].split()
+    assert names[: len(first)] == first
+    function = operator.partition("_")[0]
+    found = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
+    for option in adapter_options(function, "torch"):
+        if option.arguments:
+            name = "kernel_name" if option.name == "kernel" else option.name
+            assert found[name] == (list(option.default) if isinstance(option.default, tuple) else option.default)
+
+
+def test_what_comes_later_comes_last_in_a_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+    new = Option("score_scale", _option_list.NUMBER, 1.0, _option_list.SCORES, rank=1)
+    monkeypatch.setattr(_option_list, "OPTIONS", (new, *OPTIONS))
+    before = _option_list.operator_arguments("decode").removesuffix(", float score_scale=1.0")
+    assert before.endswith("kernel_name=None")
+    assert _option_list.operator_arguments("attention", "bool need=False").endswith("bool need=False, float score_scale=1.0")
+
+
+@pytest.mark.parametrize(("function", "option"), [case for case in ADAPTER_CASES["torch"] if case.values[1].arguments])
+def test_torch_passes_every_option_on(function: str, option: Option, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    import libflash.torch as adapter
+
+    seen: dict[str, Any] = {}
+    results = torch.zeros(1, 2, 1, 8), torch.zeros(1, 1, 2)
+
+    def record(*_: Any, **options: Any) -> Any:
+        seen.update(options)
+        return results
+
+    monkeypatch.setattr(adapter.ops, "eager", lambda *_: False)
+    monkeypatch.setattr(adapter.ops, "OPERATORS", {function: record})
+    x = torch.zeros(1, 2, 1, 8)
+    value = sample(option, torch.zeros(2))
+    more = {"dropout_p": 0.5, "seed": 1} if option.name in ("seed", "offset") else {}
+    arguments = ([x], [results[1]]) if function == "merge" else (x, x, x)
+    getattr(adapter, function)(*arguments, **{**more, option.name: value})
+    got = seen["kernel_name" if option.name == "kernel" else option.name]
+    assert got is value or got == (list(value) if isinstance(value, tuple) else value)
+
+
+def test_torch_refuses_unknown_options() -> None:
+    torch = pytest.importorskip("torch")
+    import libflash.torch
+
+    x = torch.zeros(1, 2, 1, 8)
+    for function in (libflash.torch.attention, libflash.torch.decode):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'casual'"):
+            function(x, x, x, casual=True)
+
+
+def test_torch_decode_with_numbers_stays_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers among the options are no reason to go through PyTorch's dispatcher."""
+    torch = pytest.importorskip("torch")
+    import libflash.torch as adapter
+
+    monkeypatch.setattr(adapter.ops, "OPERATORS", {})
+    x = torch.randn(1, 2, 1, 8)
+    got = adapter.decode(x, x, x, softmax_scale=0.3, num_splits=1, window_size=(1, 0))
+    torch.testing.assert_close(got, libflash.decode(x, x, x, softmax_scale=0.3, num_splits=1, window_size=(1, 0)))
+
+
+# -- JAX
+
+
+@pytest.mark.parametrize("function", ["attention", "decode", "merge"])
+def test_jax_signature(function: str) -> None:
+    pytest.importorskip("jax")
+    import libflash.jax
+
+    wanted = {option.name: option.default for option in adapter_options(function, "jax")}
+    assert defaults(getattr(libflash.jax, function)) == wanted
+
+
+def test_jax_operands_and_attributes() -> None:
+    """In Python, in the order of the bits in C, and in the C structs."""
+    pytest.importorskip("jax")
+    from libflash import _jax_calls
+
+    attributes = {"flags", "layout", "need_dbias"}
+    for operation, names in (("attention", _jax_calls.ATTENTION_OPERANDS), ("decode", _jax_calls.DECODE_OPERANDS)):
+        options = [*options_of(operation), *(options_of("attention_backward") if operation == "attention" else ())]
+        assert set(names) == {option.name for option in options if option.kind.array}
+        fields = [next(option.fields[0] for option in options if option.name == name) for name in names]
+        struct = STRUCTS[operation][0]
+        text = (ROOT / "python/jax_ffi/request.c").read_text()
+        assert re.findall(rf"offsetof\({struct}, (\w+)\)", text) == fields
+        numbers = [
+            option for option in options if not option.kind.array and option.kind.c and option.kind is not _option_list.OUTPUT
+        ]
+        attributes |= {name for option in numbers for name in option.fields if name != "rng_state"}
+    assert set(_jax_calls.Options._fields) == attributes
+    in_c = set(re.findall(r"^    (?:NUMBER|NAME)\((\w+)", text, re.M))
+    assert in_c == attributes - {"need_dbias"} | {"operands", "num_threads"}
+
+
+@pytest.mark.parametrize(("function", "option"), [case for case in ADAPTER_CASES["jax"] if case.values[0] != "merge"])
+def test_jax_passes_every_option_on(function: str, option: Option, monkeypatch: pytest.MonkeyPatch) -> None:
+    jax = pytest.importorskip("jax")
+    import libflash.jax as adapter
+
+    x = jax.numpy.zeros((1, 2, 1, 8))
+    seen: list[Any] = []
+
+    def record(options: Any, *arrays: Any) -> Any:
+        seen[:] = [options, arrays[-1]]
+        return x, x
+
+    monkeypatch.setattr(adapter, "_compiled" if function == "attention" else "_decode", record)
+    if option.name == "return_lse":
+        assert isinstance(getattr(adapter, function)(x, x, x, return_lse=True), tuple)
+        return
+    value = sample(option, jax.numpy.zeros(2, jax.numpy.int32))
+    more: dict[str, Any] = {"dropout_p": 0.5} if option.name in ("seed", "offset") else {}
+    more |= {"k": x, "v": x} if option.name in ("k", "v") else {}
+    more |= {"rotary_cos": x} if option.name == "rotary_interleaved" else {}
+    getattr(adapter, function)(x, x, x, **more)
+    before = list(seen)
+    getattr(adapter, function)(x, x, x, **{**more, option.name: value})
+    options, operands = seen
+    if option.kind.array:
+        assert option.name in operands
+    else:
+        changed = {name for name in options._fields if getattr(options, name) != getattr(before[0], name)}
+        fields = set(option.fields) - {"rng_state"} or ({"layout"} if option.name == "layout" else set())
+        assert changed == fields | ({"flags"} if option.flag else set())

@@ -9,21 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from . import _option_list
 from ._errors import InvalidError, UnsupportedError
 from ._jax_calls import CAUSAL, DETERMINISTIC, SCALE, TOP_LEFT, WINDOW
+from ._option_list import names_of
 
 Array: TypeAlias = Any  # of JAX or NumPy
 INT32 = np.iinfo(np.int32)
-LENGTHS = (
-    "cu_seqlens_q",
-    "cu_seqlens_k",
-    "seqused_q",
-    "seqused_k",
-    "cache_seqlens",
-    "block_table",
-    "cache_batch_idx",
-    "cache_leftpad",
-)
+LENGTHS = (*names_of(_option_list.LENGTHS, "attention"), *names_of(_option_list.LENGTHS, "decode"))
 
 # -- numbers and texts
 

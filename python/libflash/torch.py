@@ -20,17 +20,18 @@ import torch
 from . import _core
 from . import _torch_kernels as kernels
 from . import _torch_ops as ops
-from ._block_mask import BlockMask
 from ._errors import InvalidError
-from ._option_types import AttentionOptions, DecodeOptions, MergeOptions, Results, Window
+from ._option_list import FLOATS, names_of
+from ._option_types import AttentionOptions, DecodeOptions, MergeOptions, Results
 from ._torch_autograd import record, record_merge, refuse_gradients, requires_gradient
 from ._torch_bias import CausalBias, causal_options
+from ._torch_options import given_options, known_options, signed_as
 from ._torch_switch import Switch, disable, enable
 
 __all__ = ["Switch", "attention", "decode", "disable", "enable", "merge"]
 
 Tensor = torch.Tensor
-NO_WINDOW = (-1, -1)
+ATTENTION, DECODE = known_options("attention"), known_options("decode")
 
 
 class _Options(AttentionOptions[Tensor], Results[Tensor], total=False):
@@ -48,39 +49,11 @@ def attention(
 def attention(
     q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, **options: Unpack[_Options]
 ) -> Tensor | tuple[Tensor, Tensor]: ...
+@signed_as("attention", seed="int | Tensor | None")
 def attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    causal: bool = False,
-    causal_align: Literal["bottom_right", "top_left"] = "bottom_right",
-    window_size: Window = NO_WINDOW,
-    softmax_scale: float | None = None,
-    softcap: float | None = 0.0,
-    alibi_slopes: Tensor | None = None,
-    bias: Tensor | None = None,
-    mask: Tensor | None = None,
-    learnable_sink: Tensor | None = None,
-    block_mask: Tensor | BlockMask | None = None,
-    dropout_p: float = 0.0,
-    seed: int | Tensor | None = None,
-    offset: int = 0,
-    layout: Literal["bshd", "bhsd", "sbhd"] = "bshd",
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    max_seqlen_q: int | None = None,
-    max_seqlen_k: int | None = None,
-    seqused_q: Tensor | None = None,
-    seqused_k: Tensor | None = None,
-    num_splits: int = 0,
-    deterministic: bool = False,
-    return_lse: bool = False,
-    out: Tensor | None = None,
-    lse: Tensor | None = None,
-    backend: str | None = None,
-    kernel: str | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, *, dropout_p: float = 0.0, seed: int | Tensor | None = None, offset: int = 0,
+    return_lse: bool = False, out: Tensor | None = None, lse: Tensor | None = None, **options: Any,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Exact attention with gradients for q, k, v, bias and learnable_sink, through out and through lse.
 
     Arguments, results and errors are those of `libflash.attention`, but for these:
@@ -101,60 +74,9 @@ def attention(
     torch.cuda.stream. There is no gradient for alibi_slopes, no second derivative and no forward-mode derivative: those raise
     UnsupportedError.
     """
-    if type(bias) is CausalBias:
-        others = {"causal": causal, "window_size": None if window_size is NO_WINDOW else window_size, "seqused_q": seqused_q}
-        others |= {"seqused_k": seqused_k, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
-        causal_align = causal_options(bias, q, k, layout, others)
-        causal, bias = True, None
-    numbers: dict[str, Any] = {}
-    if causal:
-        numbers["causal"] = causal
-    if causal_align != "bottom_right":
-        numbers["causal_align"] = causal_align
-    if window_size is not NO_WINDOW and window_size is not None:
-        numbers["window_size"] = window(window_size)
-    if softmax_scale is not None:
-        numbers["softmax_scale"] = softmax_scale
-    if softcap:
-        numbers["softcap"] = softcap
-    if layout != "bshd":
-        numbers["layout"] = layout
-    if num_splits:
-        numbers["num_splits"] = num_splits
-    if max_seqlen_q is not None:
-        numbers["max_seqlen_q"] = max_seqlen_q
-    if max_seqlen_k is not None:
-        numbers["max_seqlen_k"] = max_seqlen_k
-    if backend is not None:
-        numbers["backend"] = backend
-    if kernel is not None:
-        numbers["kernel_name"] = kernel
-    if deterministic:
-        numbers["deterministic"] = deterministic
-
-    tensors: dict[str, Tensor] = {}
-    if alibi_slopes is not None:
-        tensors["alibi_slopes"] = alibi_slopes
-    if bias is not None:
-        tensors["bias"] = bias
-    if mask is not None:
-        tensors["mask"] = mask
-    if learnable_sink is not None:
-        tensors["learnable_sink"] = learnable_sink
-    if block_mask is not None:
-        if isinstance(block_mask, BlockMask):
-            for name in kernels.BLOCK_LISTS:
-                tensors[name] = getattr(block_mask, name)
-        else:
-            tensors["block_mask"] = block_mask
-    if cu_seqlens_q is not None:
-        tensors["cu_seqlens_q"] = cu_seqlens_q
-    if cu_seqlens_k is not None:
-        tensors["cu_seqlens_k"] = cu_seqlens_k
-    if seqused_q is not None:
-        tensors["seqused_q"] = seqused_q
-    if seqused_k is not None:
-        tensors["seqused_k"] = seqused_k
+    if type(options.get("bias")) is CausalBias:
+        with_causal_bias(q, k, options)
+    numbers, tensors = given_options("attention", ATTENTION, options)
     if dropout_p:
         numbers["dropout_p"] = dropout_p
         add_random_state(q, seed, offset, numbers, tensors)
@@ -166,7 +88,7 @@ def attention(
     if not ops.eager(q, k, v, *tensors.values()):
         result = ops.OPERATORS["attention"](q, k, v, **numbers, **tensors)
     elif torch.is_grad_enabled() and (
-        q.requires_grad or k.requires_grad or v.requires_grad or requires_gradient((alibi_slopes, bias, learnable_sink))
+        q.requires_grad or k.requires_grad or v.requires_grad or requires_gradient(tensors.values())
     ):
         result = record(run_attention, q, k, v, numbers | tensors)
     else:
@@ -198,12 +120,12 @@ def attention_into(
     return out if lse is None or not return_lse else (out, lse)
 
 
-def window(window_size: Any) -> list[int]:
-    """(left, right) with -1 for None, as the operators take it."""
-    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
-        raise TypeError(f"window_size must be a pair (left, right), not {window_size!r}")
-    left, right = window_size
-    return [-1 if left is None else left, -1 if right is None else right]
+def with_causal_bias(q: Tensor, k: Tensor, options: dict[str, Any]) -> None:
+    """causal and causal_align instead of a bias of torch.nn.attention.bias."""
+    names = ("causal", "window_size", "seqused_q", "seqused_k", "cu_seqlens_q", "cu_seqlens_k")
+    others = {name: options.get(name) for name in names}
+    options["causal_align"] = causal_options(options.pop("bias"), q, k, options.get("layout", "bshd"), others)
+    options["causal"] = True
 
 
 def add_random_state(q: Tensor, seed: Any, offset: int, numbers: dict[str, Any], tensors: dict[str, Tensor]) -> None:
@@ -228,7 +150,7 @@ def autocast(q: Tensor, k: Tensor, v: Tensor, tensors: dict[str, Tensor]) -> tup
     if q.dtype == torch.float64 or not q.is_floating_point():
         return q, k, v
     dtype = torch.get_autocast_dtype(q.device.type)
-    for name in ("alibi_slopes", "bias", "learnable_sink"):
+    for name in names_of(FLOATS, "attention"):
         if name in tensors and tensors[name].dtype != torch.float32:
             tensors[name] = tensors[name].to(dtype)
     return q.to(dtype), k.to(dtype), v.to(dtype)
@@ -246,34 +168,11 @@ def decode(
 def decode(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, *, return_lse: bool, **options: Unpack[DecodeOptions[Tensor]]
 ) -> Tensor | tuple[Tensor, Tensor]: ...
+@signed_as("decode")
 def decode(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    *,
-    cache_seqlens: Tensor | None = None,
-    block_table: Tensor | None = None,
-    cache_batch_idx: Tensor | None = None,
-    cache_leftpad: Tensor | None = None,
-    k: Tensor | None = None,
-    v: Tensor | None = None,
-    rotary_cos: Tensor | None = None,
-    rotary_sin: Tensor | None = None,
-    rotary_interleaved: bool = True,
-    causal: bool = True,
-    window_size: Window = NO_WINDOW,
-    softmax_scale: float | None = None,
-    softcap: float | None = 0.0,
-    alibi_slopes: Tensor | None = None,
-    learnable_sink: Tensor | None = None,
-    num_splits: int = 0,
-    split_size: int = 0,
-    return_lse: bool = False,
-    out: Tensor | None = None,
-    lse: Tensor | None = None,
-    backend: str | None = None,
-    kernel: str | None = None,
-) -> Tensor | tuple[Tensor, Tensor]:
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, *, k: Tensor | None = None, v: Tensor | None = None, return_lse: bool = False,
+    out: Tensor | None = None, lse: Tensor | None = None, **options: Any,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """A few query rows per sequence against a cache of keys and values, for torch.compile and torch.export.
 
     Arguments, results and errors are those of `libflash.decode` (without stream). With k and v the caches are written in place,
@@ -283,51 +182,35 @@ def decode(
     Under autocast all tensors are cast to its type, the caches too, unless they are written to: with k and v, q, k and v are cast
     to the type of the caches. With out or lse nothing is cast.
     """
-    given = dict(
-        cache_seqlens=cache_seqlens, block_table=block_table, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad,
-        rotary_cos=rotary_cos, rotary_sin=rotary_sin, alibi_slopes=alibi_slopes, learnable_sink=learnable_sink,
-        softmax_scale=softmax_scale, backend=backend, kernel_name=kernel,
-    )  # fmt: skip
-    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    if rotary_interleaved is not True:
-        options["rotary_interleaved"] = rotary_interleaved
-    if causal is not True:
-        options["causal"] = causal
-    if window_size is not NO_WINDOW and window_size is not None:
-        options["window_size"] = window(window_size)
-    if softcap:
-        options["softcap"] = softcap
-    if num_splits:
-        options["num_splits"] = num_splits
-    if split_size:
-        options["split_size"] = split_size
+    numbers, tensors = given_options("decode", DECODE, options)
     if (k is None) != (v is None):
         raise InvalidError("k and v must be given together")
     if out is None and lse is None and torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu"):
-        q, k_cache, v_cache, k, v = autocast_decode(q, k_cache, v_cache, k, v, options)
+        q, k_cache, v_cache, k, v = autocast_decode(q, k_cache, v_cache, k, v, tensors)
     refuse_gradients(
-        "decode", {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v, "out": out, "lse": lse, **options}
+        "decode", {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v, "out": out, "lse": lse, **tensors}
     )
-    name, tensors = ("decode", (q, k_cache, v_cache)) if k is None else ("decode_append", (q, k_cache, v_cache, k, v))
-    if ops.eager(*tensors, out, lse, *options.values()):
+    name, inputs = ("decode", (q, k_cache, v_cache)) if k is None else ("decode_append", (q, k_cache, v_cache, k, v))
+    given = numbers | tensors
+    if ops.eager(*inputs, out, lse, *tensors.values()):
         run = kernels.decode if k is None else kernels.decode_append
         if out is not None or lse is not None:
-            options |= {"out": out, "lse": lse}
-        result = _core.call_as_operator(run, tensors, options)
+            given |= {"out": out, "lse": lse}
+        result = _core.call_as_operator(run, inputs, given)
     else:
-        result = written_to(out, lse, ops.OPERATORS[name](*tensors, **options))
+        result = written_to(out, lse, ops.OPERATORS[name](*inputs, **given))
     return result if return_lse else result[0]
 
 
 def autocast_decode(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v: Tensor | None, options: dict[str, Any]
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v: Tensor | None, tensors: dict[str, Tensor]
 ) -> tuple[Any, ...]:
     if q.dtype == torch.float64 or not q.is_floating_point():
         return q, k_cache, v_cache, k, v
     dtype = torch.get_autocast_dtype(q.device.type) if k is None else k_cache.dtype
-    for name in ("alibi_slopes", "learnable_sink", "rotary_cos", "rotary_sin"):
-        if name in options and options[name].dtype != torch.float32:
-            options[name] = options[name].to(dtype)
+    for name in names_of(FLOATS, "decode"):
+        if name in tensors and tensors[name].dtype != torch.float32:
+            tensors[name] = tensors[name].to(dtype)
     return tuple(x if x is None else x.to(dtype) for x in (q, k_cache, v_cache, k, v))
 
 

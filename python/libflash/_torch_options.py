@@ -1,0 +1,94 @@
+"""The options that a call of libflash.torch passes on to the operators, and the signatures that help() shows."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from ._block_mask import BlockMask
+from ._option_list import BLOCKS, OPTIONS, WINDOW, Option
+from ._torch_kernels import BLOCK_LISTS
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def options_of(function: str) -> list[Option]:
+    return [option for option in OPTIONS if function in option.functions and option.torch]
+
+
+def signed_as(function: str, **types: str) -> Callable[[F], F]:
+    """Decorator: help() and inspect show every option, although the function takes those that it only passes on as keywords.
+    `types` are those that differ from libflash's; such an option has the default None."""
+
+    def set_signature(f: F) -> F:
+        written = inspect.signature(f)
+        parameters = [p for p in written.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD]
+        for option in options_of(function):
+            default = None if option.name in types else option.default
+            annotation = types.get(
+                option.name, option.type.replace("Array", "Tensor").replace("Window", "tuple[int | None, int | None]")
+            )
+            parameters.append(
+                inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+            )
+        f.__signature__ = written.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return f
+
+    return set_signature
+
+
+def known_options(function: str) -> dict[str, tuple[str, str, Any]]:
+    """Of each option that a call passes on: its form, the operator's name for it, and the default."""
+    names = {"kernel": "kernel_name"}  # PyTorch's compiler has an argument `kernel` of its own
+    return {
+        option.name: (form_of(option), names.get(option.name, option.name), option.default) for option in options_of(function)
+    }
+
+
+def form_of(option: Option) -> str:
+    if option.kind in (BLOCKS, WINDOW):
+        return "blocks" if option.kind is BLOCKS else "window"
+    if option.kind.array:
+        return "tensor"
+    return "value" if option.default or option.default is None else "zero"
+
+
+def given_options(
+    function: str, known: dict[str, tuple[str, str, Any]], options: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The options that are not at their defaults, as the operators take them: numbers and texts, and tensors."""
+    numbers: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
+    for option, value in options.items():
+        if option not in known:
+            raise TypeError(f"{function}() got an unexpected keyword argument '{option}'")
+        form, name, default = known[option]
+        if value is default:
+            continue
+        if form == "tensor":
+            tensors[name] = value
+        elif form == "zero":  # the default is False or 0: None is as good
+            if value:
+                numbers[name] = value
+        elif form == "value":
+            if type(value) is not str or value != default:
+                numbers[name] = value
+        elif form == "window":
+            if value is not None:
+                numbers[name] = window(value)
+        elif isinstance(value, BlockMask):
+            tensors |= {part: getattr(value, part) for part in BLOCK_LISTS}
+        elif value is not None:
+            tensors[name] = value
+    return numbers, tensors
+
+
+def window(window_size: Any) -> list[int]:
+    """(left, right) with -1 for None, as the operators take it."""
+    if not isinstance(window_size, (tuple, list)) or len(window_size) != 2:
+        raise TypeError(f"window_size must be a pair (left, right), not {window_size!r}")
+    left, right = window_size
+    return [-1 if left is None else left, -1 if right is None else right]
