@@ -305,6 +305,23 @@ def test_torch_passes_every_option_on(function: str, option: Option, monkeypatch
     assert got is value or got == (list(value) if isinstance(value, tuple) else value)
 
 
+@pytest.mark.parametrize(
+    ("function", "option"), [case for case in ADAPTER_CASES["torch"] if case.values[0] in case.values[1].operations]
+)
+def test_libflash_hands_every_option_to_the_adapter(function: str, option: Option, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where PyTorch records gradients."""
+    torch = pytest.importorskip("torch")
+    import libflash.torch as adapter
+
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(adapter, function, lambda *_, **options: seen.update(options))
+    x = torch.zeros(1, 2, 1, 8, requires_grad=True)
+    value = sample(option, torch.zeros(2))
+    getattr(libflash, function)(*(([x], [x]) if function == "merge" else (x, x, x)), **{option.name: value})
+    assert seen.pop(option.name) is value
+    assert seen in ({}, {"seed": 0})
+
+
 def test_torch_refuses_unknown_options() -> None:
     torch = pytest.importorskip("torch")
     import libflash.torch
