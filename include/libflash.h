@@ -358,7 +358,8 @@ typedef struct flash_decode_options_t {
     const flash_tensor_t *cache_seqlens;   /* INT32 (B): number of valid keys before this call */
     const flash_tensor_t *block_table;     /* INT32 (B, columns) */
     const flash_tensor_t *cache_batch_idx; /* INT32 (B); not together with block_table */
-    const flash_tensor_t *cache_leftpad;   /* INT32 (B): the first cache_leftpad[b] keys do not exist; not with block_table */
+    const flash_tensor_t *cache_leftpad;   /* INT32 (B): the first cache_leftpad[b] keys do not exist; pages that hold */
+                                           /*   no other keys are not read, and their entries may have any value */
     const flash_tensor_t *k_new;           /* (B, S_new, Hk, D) */
     const flash_tensor_t *v_new;           /* (B, S_new, Hk, Dv) */
     const flash_tensor_t *rotary_cos;      /* (positions, r / 2), contiguous rows; FLOAT32 or the type of q */

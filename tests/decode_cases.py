@@ -110,7 +110,7 @@ class DecodeCase:
         return options
 
     def _block_table(self, rng: np.random.Generator) -> np.ndarray:
-        """Pages in any order; columns behind the sequence's length hold numbers that are no page."""
+        """Pages in any order; columns before the first key and after the last hold numbers that are no page."""
         columns = self._columns()
         table = rng.permutation(self.sequences * columns + 2)[: self.sequences * columns]
         table = table.reshape(self.sequences, columns).astype(np.int32)
@@ -120,6 +120,9 @@ class DecodeCase:
             table[0, 1] = -1
         for b, length in enumerate(self.lengths or ()):
             table[b, -(-(length + self.append) // self.page_size) :] = 2**31 - 1
+            if self.leftpad is not None:
+                some = self.leftpad[b] < length + self.append
+                table[b, : self.leftpad[b] // self.page_size if some else None] = -(2**31)
         return table
 
     def _filled(self, shape: tuple, options: dict) -> np.ndarray:
@@ -209,6 +212,10 @@ def quick() -> list[DecodeCase]:
         "paged-append": {"page_size": 16, "append": 3, "seqlen_q": 3, "rotary": 64, **several},
         "paged-absent": {"page_size": 32, "absent_page": True, "lengths": (100, 50)},
         "paged-all": {"page_size": 16, "window_size": (50, 0), "softcap": 30.0, "sink": True, "alibi": "h", **several},
+        "paged-leftpad": {"page_size": 16, "leftpad": (0, 1, 5, 64, 16, 100), **several},
+        "paged-leftpad-rows": {"page_size": 7, "leftpad": (0, 0, 63, 20, 14, 129), "seqlen_q": 5, **several},
+        "paged-leftpad-append": {"page_size": 16, "leftpad": (0, 1, 5, 64, 16, 100), "append": 3, "rotary": 64, **several},
+        "paged-leftpad-step": {"page_size": 64, "leftpad": (0, 1, 63, 64, 3, 130), "append": 1, "rotary": 64, **several},
     }
     dtypes = ("bf16", "fp16", "fp32")
     return [

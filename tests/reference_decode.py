@@ -9,7 +9,7 @@ and nothing is written to it. `cache_batch_idx` names the cache row of each sequ
 `v` go to positions cache_seqlens + i, rounded to the cache's dtype, k after rotary at that position. q turns
 by position cache_seqlens + i when causal or windowed, else every row by cache_seqlens. A new row that stands behind
 the capacity is absent, as on an absent page: not written and not visible, but positions count it. Then q attends to the
-cache, new keys included; positions before `cache_leftpad` are hidden.
+cache, new keys included; positions before `cache_leftpad`, in pages too, are hidden, whether their page exists or not.
 """
 
 from __future__ import annotations

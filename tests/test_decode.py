@@ -253,13 +253,32 @@ def test_nan_in_one_sequence_stays_there(kernel: str) -> None:
     assert_same_bits(got[[1, 2, 4, 5]], wanted[[1, 2, 4, 5]])
 
 
+def without_padding(table: np.ndarray, pad: np.ndarray, page_size: int) -> np.ndarray:
+    """A table for LENGTHS whose entries for pages that hold nothing but padding are no page."""
+    table = table.copy()
+    for b, n in enumerate(pad):
+        table[b, : n // page_size if n < LENGTHS[b] else None] = -(2**31)
+    return table
+
+
 @every_kernel
-def test_leftpad_hides_whatever_is_there(kernel: str) -> None:
+@pytest.mark.parametrize("page_size", [None, 1, 7, 16, 64, 256, 1024])
+def test_leftpad_hides_whatever_is_there(kernel: str, page_size: int | None) -> None:
     q, (k, v) = queries(np.dtype("float32")), cached(np.dtype("float32"))
     pad = np.array([64, 0, 0, 129, 511, 3], np.int32)
     for b, n in enumerate(pad):
         k[b, :n] = v[b, :n] = np.nan
-    o, lse = libflash.decode(q, k, v, cache_seqlens=LENGTHS, cache_leftpad=pad, return_lse=True, kernel=kernel)
+    where, place = [k, v], {}
+    if page_size:
+        where, table = in_pages((k, v), page_size)
+        place["block_table"] = without_padding(table, pad, page_size)
+    for split in SPLITS:
+        o, lse = libflash.decode(q, *where, cache_seqlens=LENGTHS, cache_leftpad=pad, return_lse=True, kernel=kernel,
+                                 **place, **split)  # fmt: skip
+        check_leftpad(o, lse, q, k, v, pad)
+
+
+def check_leftpad(o: np.ndarray, lse: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, pad: np.ndarray) -> None:
     for b, (first, last) in enumerate(zip(pad, LENGTHS, strict=True)):
         wanted, wanted_lse = forward(q[b : b + 1], k[b : b + 1, first:last], v[b : b + 1, first:last], causal=True)
         np.testing.assert_allclose(o[b : b + 1], wanted, rtol=1e-5, atol=2e-6)

@@ -287,6 +287,29 @@ def test_with_kvcache_gives_no_gradient() -> None:
     assert not flash_attn.flash_attn_with_kvcache(q, k, v).requires_grad
 
 
+@pytest.mark.parametrize("append", [False, True])
+@pytest.mark.parametrize("rotary", [False, True])
+def test_leftpad_with_pages(append: bool, rotary: bool) -> None:
+    """As the same keys in a contiguous cache; pages of nothing but padding need not exist."""
+    q, new = torch.randn(3, 2, 4, 16), torch.randn(3, 2, 2, 16)
+    options = dict(cache_seqlens=torch.tensor([17, 9, 4], dtype=torch.int32), causal=True)
+    options["cache_leftpad"] = torch.tensor([9, 1, 4], dtype=torch.int32)
+    if append:
+        options |= {"k": new, "v": 2 * new}
+    if rotary:
+        angles = torch.arange(24)[:, None] * 0.5 ** torch.arange(4)
+        options |= {"rotary_cos": angles.cos(), "rotary_sin": angles.sin()}
+    pages = [torch.randn(18, 4, 2, 16) for _ in range(2)]
+    table = torch.randperm(18).int().reshape(3, 6)
+    dense = [x[table.long()].flatten(1, 2) for x in pages]
+    wanted = flash_attn.flash_attn_with_kvcache(q, *dense, return_softmax_lse=True, **options)
+    given = table.clone()
+    given[0, :2], given[2, :1] = -1, 2**31 - 1
+    got = flash_attn.flash_attn_with_kvcache(q, *pages, block_table=given, return_softmax_lse=True, **options)
+    assert all(map(torch.equal, got, wanted))
+    assert all(torch.equal(x[table.long()].flatten(1, 2), y) for x, y in zip(pages, dense, strict=True))
+
+
 def test_cache_lengths_as_a_number_count_sequences_not_pages() -> None:
     q, pages = torch.randn(3, 1, 4, 16), torch.randn(8, 4, 2, 16)
     table = torch.arange(6, dtype=torch.int32).reshape(3, 2)

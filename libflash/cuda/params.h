@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <variant>
 
 #include "cuda/attention/decode_params.h"
 #include "cuda/attention/params.h"
@@ -21,18 +22,40 @@ struct RowTensor {
     int32_t reserved;
 };
 
-constexpr int kMergeMax = 64;
-
-struct MergeParams {
+struct MergeSizes {
     int64_t batch, rows, heads;
     int32_t head_dim_v;
     int32_t count;
     RowTensor out;
     RowTensor lse;  // data is nullptr when it is not wanted
-    RowTensor outs[kMergeMax];
-    RowTensor lses[kMergeMax];
 };
-static_assert(sizeof(MergeParams) <= 32764, "kernel parameters are limited to 32764 bytes");
+
+constexpr int kMergeFewParts = 64;
+
+struct MergeFew : MergeSizes {
+    RowTensor outs[kMergeFewParts];
+    RowTensor lses[kMergeFewParts];
+};
+
+// Strides and types, which most parts have in common.
+struct MergeLayout {
+    int64_t out_batch, out_row, out_head, lse_batch, lse_row, lse_head;
+    ElementType type;  // of out
+    int32_t reserved;
+};
+
+constexpr int kMergeLayouts = 64, kMergeManyParts = 1680;
+
+// More parts than MergeFew has, described in fewer bytes each, so that they are kernel parameters still.
+struct MergeMany : MergeSizes {
+    MergeLayout layouts[kMergeLayouts];
+    void* outs[kMergeManyParts];
+    void* lses[kMergeManyParts];
+    uint8_t layout[kMergeManyParts];  // index of the part's own in `layouts`
+};
+static_assert(sizeof(MergeFew) <= 32764 && sizeof(MergeMany) <= 32764, "kernel parameters are limited to 32764 bytes");
+
+using MergeParams = std::variant<MergeFew, MergeMany>;
 
 // A dense block mask and its lists, all contiguous. A pair of lists that is not wanted is nullptr.
 struct CompressParams {

@@ -40,11 +40,11 @@ void check_entries(const DecodeProblem& p) {
     }
 }
 
-// Checks only the pages that hold keys; entries of the table past them are not used.
+// Checks only the pages that hold keys; other entries of the table, before cache_leftpad or after the last key, are not used.
 void check_pages(const DecodeProblem& p) {
     for (int64_t b = 0; b < p.batch; ++b) {
-        const int64_t used = (p.cached(b) + p.seqlen_new + p.cache.page_size - 1) / p.cache.page_size;
-        for (int64_t column = 0; column < used; ++column) {
+        const int64_t length = p.cached(b) + p.seqlen_new, pad = p.leftpad ? p.leftpad[b] : 0;
+        for (int64_t column = pad / p.cache.page_size; pad < length && column * p.cache.page_size < length; ++column) {
             const int64_t page = page_of(p, b, column);
             if (page < 0 || page >= p.cache.pages) {
                 invalid("block_table", "a page must be at least 0 and below the number of pages", "entry (", b, ", ", column,

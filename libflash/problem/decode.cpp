@@ -56,9 +56,6 @@ DecodeTensors read_decode_tensors(DecodeProblem& p, Reader& reader, const flash_
     if (tensors.block_table.present && tensors.batch_idx.present) {
         invalid("cache_batch_idx", "cannot be given together with block_table", "both are");
     }
-    if (tensors.block_table.present && tensors.leftpad.present) {
-        invalid("cache_leftpad", "cannot be given together with block_table", "both are");
-    }
     return tensors;
 }
 

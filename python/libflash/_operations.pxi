@@ -173,7 +173,8 @@ def decode(q, k_cache, v_cache, *, cache_seqlens=None, block_table=None, cache_b
     cache_batch_idx : (batch,) int32
         The cache entry of each sequence, default its own number; not together with block_table.
     cache_leftpad : (batch,) int32
-        The first so many cached keys do not exist.
+        The first so many cached keys do not exist; positions count them. With block_table, the entries of pages that hold
+        only such keys may be anything.
     k, v : (batch, seqlen_new, heads_k, head_dim) and (..., head_dim_v)
         New keys and values to append.
     rotary_cos, rotary_sin : (positions, rotary_dim / 2), float32 or q's type

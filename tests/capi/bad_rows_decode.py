@@ -109,10 +109,6 @@ TABLES = [
         "table-and-idx", with_tensor("cache_batch_idx", lambda: ints(0, 1)),
         "cache_batch_idx", "cannot be given together with block_table", "both are", base="paged",
     ),
-    row(
-        "table-and-leftpad", with_tensor("cache_leftpad", lambda: ints(0, 1)),
-        "cache_leftpad", "cannot be given together with block_table", "both are", base="paged",
-    ),
     row("table-device", on_cuda("block_table"), "block_table", "must be on the device", "it is on cuda:0", base="paged"),
     row(
         "table-dtype", setting("block_table", dtype=abi.FLOAT32),
@@ -180,6 +176,19 @@ TABLES = [
         "page-large", with_tensor("block_table", lambda: ints(0, 1, 2, 3, 4, 8).reshape(2, 3)),
         "block_table", "a page must be at least 0 and below the number of pages", "entry (1, 2) is 8 of 8", base="paged",
         data=True,
+    ),
+    row(
+        "page-of-first-key",
+        both(
+            with_tensor("block_table", lambda: ints(0, 1, 2, -1, 8, 5).reshape(2, 3)),
+            with_tensor("cache_leftpad", lambda: ints(0, 7)),
+        ),
+        "block_table", "a page must be at least 0 and below the number of pages", "entry (1, 1) is 8 of 8", base="paged",
+        data=True,
+    ),
+    row(
+        "leftpad-large-paged", with_tensor("cache_leftpad", lambda: ints(0, 10)),
+        "cache_leftpad", "must be at least 0 and at most cache_seqlens", "entry 1 is 10 of 9", base="paged", data=True,
     ),
     row(
         "append-twice", both(with_tensor("cache_batch_idx", lambda: ints(1, 1)), lengths(6, 7)),

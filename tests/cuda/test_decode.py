@@ -17,7 +17,7 @@ import libflash
 torch = pytest.importorskip("torch")
 from gpu_case import DTYPES, bits, same_bits  # noqa: E402  (needs torch)
 from gpu_decode import KERNELS, LIMITS, NUMPY, SPLITS, decode, every_kernel  # noqa: E402
-from test_decode import LENGTHS, cached, in_pages, queries  # noqa: E402
+from test_decode import LENGTHS, cached, in_pages, queries, without_padding  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -317,18 +317,24 @@ def test_nan_in_one_sequence_stays_there(kernel: dict) -> None:
 
 
 @every_kernel
-def test_leftpad_hides_whatever_is_there(kernel: dict) -> None:
+@pytest.mark.parametrize("page_size", [None, 1, 7, 16, 64, 256, 1024])
+def test_leftpad_hides_whatever_is_there(kernel: dict, page_size: int | None) -> None:
     dtype = NUMPY[kernel["dtype"]]
     q, (k, v) = queries(dtype), cached(dtype)
     pad = np.array([64, 0, 0, 129, 511, 3], np.int32)
     for b, n in enumerate(pad):
         k[b, :n] = v[b, :n] = np.nan
-    o, lse = decode(q, k, v, cache_seqlens=LENGTHS, cache_leftpad=pad, kernel=kernel["name"])
+    where, place = [k, v], {}
+    if page_size:
+        where, table = in_pages((k, v), page_size)
+        place["block_table"] = without_padding(table, pad, page_size)
     limit, _ = LIMITS[kernel["dtype"]]
-    for b, (first, last) in enumerate(zip(pad, LENGTHS, strict=True)):
-        wanted, wanted_lse = forward(q[b : b + 1], k[b : b + 1, first:last], v[b : b + 1, first:last], causal=True)
-        np.testing.assert_allclose(o[b : b + 1].astype(np.float64), wanted, rtol=limit, atol=limit)
-        np.testing.assert_allclose(lse[b : b + 1], wanted_lse, rtol=1e-5, atol=1e-5)
+    for split in SPLITS:
+        o, lse = decode(q, *where, cache_seqlens=LENGTHS, cache_leftpad=pad, kernel=kernel["name"], **place, **split)
+        for b, (first, last) in enumerate(zip(pad, LENGTHS, strict=True)):
+            wanted, wanted_lse = forward(q[b : b + 1], k[b : b + 1, first:last], v[b : b + 1, first:last], causal=True)
+            np.testing.assert_allclose(o[b : b + 1].astype(np.float64), wanted, rtol=limit, atol=limit)
+            np.testing.assert_allclose(lse[b : b + 1], wanted_lse, rtol=1e-5, atol=1e-5)
 
 
 @every_kernel
@@ -369,7 +375,7 @@ def test_bad_numbers_on_the_device_reach_nothing(kernel: dict, append: int) -> N
 
 
 @every_kernel
-@pytest.mark.parametrize("place", ["own", "entries", "pages", "leftpad"])
+@pytest.mark.parametrize("place", ["own", "entries", "pages", "leftpad", "pages and leftpad"])
 @pytest.mark.parametrize("rotary", [False, True])
 @pytest.mark.parametrize("append", [1, 3])
 def test_rows_that_do_not_fit_are_absent(kernel: dict, append: int, rotary: bool, place: str) -> None:
@@ -393,8 +399,10 @@ def test_rows_that_do_not_fit_are_absent(kernel: dict, append: int, rotary: bool
         "entries": {"cache_batch_idx": torch.arange(4, dtype=torch.int32, device="cuda")},
         "pages": {"block_table": table},
         "leftpad": {"cache_leftpad": torch.tensor([3, 0, 40, 90], dtype=torch.int32, device="cuda")},
-    }[place]
-    given = [x.reshape(24, 16, 2, 64) if place == "pages" else x for x in caches]
+    }
+    where["pages and leftpad"] = where["pages"] | where["leftpad"]
+    where = where[place]
+    given = [x.reshape(24, 16, 2, 64) if "block_table" in where else x for x in caches]
     wanted_caches = [x.clone() for x in roomy]
     libflash.decode(q, *wanted_caches, **options)
     out, lse = libflash.decode(q, *given, return_lse=True, **where, **options)

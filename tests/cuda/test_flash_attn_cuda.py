@@ -419,6 +419,38 @@ def defined(
     return torch.einsum("hij,jhd->ihd", s.softmax(-1), v), s.logsumexp(-1)
 
 
+@pytest.mark.parametrize("page_size", [16, 64])
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_with_kvcache_leftpad_and_pages(dtype: torch.dtype, rows: int, page_size: int) -> None:
+    """Keys before the leftpad are NaN, and their pages need not exist; new rows turn by their place in the cache."""
+    generator = torch.Generator().manual_seed(2)
+    q, new_k, new_v = (torch.randn(3, rows, h, 64, generator=generator).to(dtype).to(DEVICE) for h in (6, 2, 2))
+    angles = torch.arange(320)[:, None] * 0.5 ** torch.arange(16)
+    cos, sin = angles.cos().to(dtype).to(DEVICE), angles.sin().to(dtype).to(DEVICE)
+    (k_cache, v_cache), place = cached(dtype, page_size)
+    pads, table = [130, 17, 64], place["block_table"].clone()
+    for b, n in enumerate(pads):
+        for x in (k_cache, v_cache):
+            x[table[b, : n // page_size].long()] = torch.nan
+            x[table[b, n // page_size].long(), : n % page_size] = torch.nan
+        place["block_table"][b, : n // page_size] = (2**31 - 1, -1, k_cache.shape[0])[b]
+    lengths = place["cache_seqlens"].long()
+    positions = lengths[:, None] + torch.arange(rows, device=DEVICE)
+    place["cache_leftpad"] = torch.tensor(pads, dtype=torch.int32, device=DEVICE)
+    out, lse = flash_attn.flash_attn_with_kvcache(
+        q, k_cache, v_cache, new_k, new_v, cos, sin, causal=True, return_softmax_lse=True, rotary_interleaved=True, **place
+    )
+    turned_q, turned_k = (rotated(x, cos, sin, positions, True) for x in (q, new_k))
+    for b, n in enumerate(lengths.tolist()):
+        keys, values = (x[table[b].long()].flatten(0, 1)[pads[b] : n + rows] for x in (k_cache, v_cache))
+        torch.testing.assert_close(keys[n - pads[b] :].float(), turned_k[b].float(), rtol=2e-2, atol=1e-3)
+        assert torch.equal(values[n - pads[b] :], new_v[b])
+        exact, exact_lse = defined(turned_q[b], keys, values, causal=True)
+        assert (out[b].double() - exact).abs().max() <= 8 * torch.finfo(dtype).eps
+        torch.testing.assert_close(lse[b].double(), exact_lse, rtol=0, atol=3e-2 if dtype == torch.bfloat16 else 4e-3)
+
+
 def test_with_kvcache_length_as_a_number_and_batch_index() -> None:
     (k_cache, v_cache), _ = cached(torch.float16, None)
     q = torch.randn(2, 1, 6, 64, device=DEVICE, dtype=torch.float16)

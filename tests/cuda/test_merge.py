@@ -1,4 +1,4 @@
-"""Merge against the float64 oracle: every mix of types, odd sizes, all kinds of strides, 1 to 64 parts, parts without a key.
+"""Merge against the float64 oracle: every mix of types, odd sizes, all kinds of strides, 1 to 1680 parts, parts without a key.
 
 Runs on each device that is here, so that the same cases show the CPU and the CUDA kernels to agree with one truth.
 """
@@ -74,11 +74,43 @@ def test_types(device, generator, part_dtypes, out_dtype):
     check(outs, lses, *merged(outs, lses, DTYPES[out_dtype]))
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 31, 33, 64])
-@pytest.mark.parametrize("head_dim", [1, 64, 128])
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 31, 33, 64, 65, 200, 1000])
+@pytest.mark.parametrize("head_dim", [1, 8, 64, 128])
 def test_counts(device, generator, count, head_dim):
     outs, lses = parts(generator, device, [torch.bfloat16] * count, (1, 33, 2, head_dim))
     check(outs, lses, *merged(outs, lses))
+
+
+@pytest.mark.parametrize("count", [65, 200, 1000, 1680])
+@pytest.mark.parametrize("part_dtypes", [("f32",), ("f16",), ("f16", "bf16"), ("bf16", "f16", "f32")])
+def test_types_of_many_parts(device, generator, part_dtypes, count):
+    """The first and last part have no key in some rows, and hold NaN there."""
+    outs, lses = parts(generator, device, [DTYPES[part_dtypes[n % len(part_dtypes)]] for n in range(count)], (2, 5, 3, 40))
+    for n in (0, count - 1):
+        lses[n][:, 1] = -torch.inf
+        outs[n][:, :, 1] = torch.nan
+    check(outs, lses, *merged(outs, lses, torch.float32))
+
+
+@pytest.mark.parametrize("count", [65, 300])
+@pytest.mark.parametrize("dtype", ["bf16", "f32"])
+def test_strides_of_many_parts(device, generator, dtype, count):
+    outs, lses = parts(generator, device, [DTYPES[dtype]] * count, (3, 7, 4, 16))
+    for n, layout in enumerate((*LAYOUTS, *LAYOUTS)):
+        outs[5 * n] = LAYOUTS[layout](outs[5 * n])
+        lses[5 * n + n % 2] = lses[5 * n + n % 2].transpose(1, 2).contiguous().transpose(1, 2)
+    lses[-1] = torch.stack([lses[-1], lses[-1]], -1)[..., 0]
+    check(outs, lses, *merged(outs, lses))
+
+
+@pytest.mark.parametrize("count", [3, 64])
+def test_many_parts_without_keys_change_no_bit(device, generator, count):
+    """Many parts are the same arithmetic as few."""
+    outs, lses = parts(generator, device, [torch.bfloat16] * count, (2, 9, 3, 128))
+    wanted = merged(outs, lses)
+    nothing = torch.full_like(outs[0], torch.nan), torch.full_like(lses[0], -torch.inf)
+    got = merged([*outs, *[nothing[0]] * 65], [*lses, *[nothing[1]] * 65])
+    assert all(map(torch.equal, got, wanted))
 
 
 @pytest.mark.parametrize("head_dim", [1, 2, 3, 4, 7, 8, 12, 20, 31, 40, 100, 127, 192, 256, 260, 264, 512])
@@ -249,6 +281,27 @@ def test_float64_is_refused_in_words(cuda, generator):
     outs, lses = parts(generator, "cuda", [torch.float64] * 2)
     with pytest.raises(libflash.Error, match="float64"):
         libflash.merge(outs, [x.double() for x in lses])
+
+
+def test_more_parts_than_kernel_parameters_hold_are_refused_in_words(cuda, generator):
+    outs, lses = parts(generator, "cuda", [torch.float16], (1, 3, 2, 8))
+    out = torch.zeros_like(outs[0])
+    with pytest.raises(libflash.UnsupportedError, match=r"count: must be at most 1680 on CUDA \(1681\)"):
+        libflash.merge(outs * 1681, lses * 1681, out=out)
+    assert not out.any()
+
+
+def test_many_parts_of_too_many_layouts_are_refused_in_words(cuda, generator):
+    """64 different strides of many parts are accepted; few parts may all differ."""
+    outs, lses = parts(generator, "cuda", [torch.float16] * 66, (1, 3, 2, 8))
+    different = [inside(x, 0, n) for n, x in enumerate(outs)]
+    check(different[:64], lses[:64], *merged(different[:64], lses[:64]))
+    accepted = [*different[:64], *outs[64:]]
+    check(accepted, lses, *merged(accepted, lses))
+    out = torch.zeros_like(outs[0])
+    with pytest.raises(libflash.UnsupportedError, match=r"outs: .* at most 64 different .* dtype and strides.* \(66 parts"):
+        libflash.merge(different, lses, out=out)
+    assert not out.any()
 
 
 def test_current_stream(cuda, generator):

@@ -69,13 +69,17 @@ int64_t DecodeCase::cached(int64_t b) const {
     return static_cast<const int32_t*>(tensor[kSeqlens].view.data)[b];
 }
 
+int64_t DecodeCase::leftpad(int64_t b) const {
+    return tensor[kLeftpad].present() ? static_cast<const int32_t*>(tensor[kLeftpad].view.data)[b] : 0;
+}
+
 void DecodeCase::make_lengths(Bytes& bytes) {
     if (bytes.chance(200)) {
         allocate(kSeqlens, contiguous(FLASH_DTYPE_INT32, {batch}), bytes);
         for (int64_t b = 0; b < batch; ++b)
             tensor[kSeqlens].ints()[b] = static_cast<int32_t>(bytes.below(capacity - seqlen_new + 1));
     }
-    if (page_size == 0 && bytes.chance(40)) {
+    if (bytes.chance(40)) {
         allocate(kLeftpad, contiguous(FLASH_DTYPE_INT32, {batch}), bytes);
         for (int64_t b = 0; b < batch; ++b) tensor[kLeftpad].ints()[b] = static_cast<int32_t>(bytes.below(cached(b) + 1));
     }
@@ -106,11 +110,14 @@ void DecodeCase::make_places(Bytes& bytes, Random& random) {
         tensor[kBatchIdx].ints()[b] = shared ? static_cast<int32_t>(random.below(entries)) : order[static_cast<size_t>(b)];
 }
 
-// Sets the block table columns after the last key, which are unused, to an invalid page.
+// Sets the block table columns before the first key and after the last key, which are unused, to an invalid page.
 void DecodeCase::forget_spare_pages() {
     for (int64_t b = 0; page_size > 0 && b < batch; ++b)
-        for (int64_t column = (cached(b) + seqlen_new + page_size - 1) / page_size; column < capacity / page_size; ++column)
+        for (int64_t column = 0; column < capacity / page_size; ++column) {
+            const int64_t first = column * page_size, last = first + page_size, length = cached(b) + seqlen_new;
+            if (leftpad(b) < length && leftpad(b) < last && first < length) continue;
             tensor[kTable].ints()[b * tensor[kTable].view.stride[0] + column * tensor[kTable].view.stride[1]] = 0x7fffffff;
+        }
 }
 
 void DecodeCase::make_rotary(Bytes& bytes, Random& random) {
@@ -161,9 +168,9 @@ DecodeCase::DecodeCase(Bytes& bytes) {
     if (bytes.chance(200)) allocate(kDecodeLse, contiguous(type, {batch, heads_q, seqlen_q}), bytes);
     for (const DecodeRole role : {kQuery, kKNew, kVNew})
         if (tensor[role].present()) tensor[role].fill(random, 1);
-    // Cached rows that no sequence may read stay NaN: those past the lengths and on unused pages.
+    // Cached rows that no sequence may read stay NaN: those past the lengths, before the leftpad and on unused pages.
     for (int64_t b = 0; b < batch; ++b)
-        for (int64_t j = 0; j < cached(b); ++j)
+        for (int64_t j = leftpad(b); j < cached(b); ++j)
             for (const DecodeRole role : {kKCache, kVCache}) {
                 const flash_tensor_t &t = tensor[role].view, &table = tensor[kTable].view;
                 const int64_t place = page_size > 0 ? tensor[kTable].ints()[b * table.stride[0] + j / page_size * table.stride[1]]

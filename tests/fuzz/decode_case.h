@@ -49,6 +49,7 @@ struct DecodeCase {
     explicit DecodeCase(Bytes& bytes);
     DecodeCall call() const;
     int64_t cached(int64_t b) const;
+    int64_t leftpad(int64_t b) const;
 
 private:
     void choose_sizes(Bytes& bytes);

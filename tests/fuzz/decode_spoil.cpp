@@ -42,8 +42,8 @@ std::string spoil_contents(DecodeCase& problem, DecodeCall& call, Bytes& bytes) 
             return "cache_seqlens out of range";
         case 1:
             // Only a page that holds keys must be valid.
-            if (!call.given[kTable] || problem.cached(b) + problem.seqlen_new == 0) return {};
-            ints(kTable)[b * call.view[kTable].stride[0]] =
+            if (!call.given[kTable] || problem.cached(b) + problem.seqlen_new == problem.leftpad(b)) return {};
+            ints(kTable)[b * call.view[kTable].stride[0] + problem.leftpad(b) / problem.page_size * call.view[kTable].stride[1]] =
                 bytes.one_of<int32_t>({-1, static_cast<int32_t>(problem.pages), 0x7fffffff});
             return "page out of range";
         case 2:

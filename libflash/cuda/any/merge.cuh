@@ -10,6 +10,7 @@
 #include <cuda_runtime.h>
 
 #include <type_traits>
+#include <variant>
 
 #include "cuda/params.h"
 
@@ -57,6 +58,18 @@ __device__ __forceinline__ int64_t row_start(const RowTensor& tensor, int64_t ba
     return batch * tensor.batch + row * tensor.row + head * tensor.head;
 }
 
+// Part `n`.
+__device__ __forceinline__ const RowTensor& part_out(const MergeFew& p, int n) { return p.outs[n]; }
+__device__ __forceinline__ const RowTensor& part_lse(const MergeFew& p, int n) { return p.lses[n]; }
+__device__ __forceinline__ RowTensor part_out(const MergeMany& p, int n) {
+    const MergeLayout& layout = p.layouts[p.layout[n]];
+    return {p.outs[n], layout.out_batch, layout.out_row, layout.out_head, layout.type, 0};
+}
+__device__ __forceinline__ RowTensor part_lse(const MergeMany& p, int n) {
+    const MergeLayout& layout = p.layouts[p.layout[n]];
+    return {p.lses[n], layout.lse_batch, layout.lse_row, layout.lse_head, ElementType::f32, 0};
+}
+
 __device__ __forceinline__ float group_max(float x, int group) {
     for (int step = group / 2; step > 0; step /= 2) {
         const float other = __shfl_xor_sync(0xffffffffu, x, step);
@@ -70,13 +83,20 @@ __device__ __forceinline__ float group_sum(float x, int group) {
     return x;
 }
 
+template <class Params>
+__device__ __forceinline__ float lse_of_part(const Params& p, int n, int64_t b, int64_t i, int64_t h) {
+    const RowTensor& part = part_lse(p, n);
+    return static_cast<const float*>(part.data)[row_start(part, b, i, h)];
+}
+
 // Writes the weights of all parts, which add up to 1 (or are all 0 if no part has a key), and returns the LSE. All lanes of the
 // warp call it, because of the shuffles; a group without a row passes `valid` = false.
-__device__ __forceinline__ float weigh(const MergeParams& p, int64_t b, int64_t i, int64_t h, bool valid, int lane, int group,
+template <class Params>
+__device__ __forceinline__ float weigh(const Params& p, int64_t b, int64_t i, int64_t h, bool valid, int lane, int group,
                                        float* weights) {
     float largest = -INFINITY;
     for (int n = lane; n < p.count; n += group) {
-        const float lse = valid ? static_cast<const float*>(p.lses[n].data)[row_start(p.lses[n], b, i, h)] : -INFINITY;
+        const float lse = valid ? lse_of_part(p, n, b, i, h) : -INFINITY;
         weights[n] = lse;
         largest = lse > largest || lse != lse ? lse : largest;
     }
@@ -95,16 +115,19 @@ __device__ __forceinline__ float weigh(const MergeParams& p, int64_t b, int64_t 
 }
 
 // Adds the weighted rows of all parts, which are all of type T. kInFlight loads are issued before the first is used.
-template <class T, int kVector>
-__device__ __forceinline__ void add_parts(const MergeParams& p, int64_t b, int64_t i, int64_t h, int channel,
-                                          const float* weights, float (&sums)[kVector]) {
+template <class T, int kVector, class Params>
+__device__ __forceinline__ void add_parts(const Params& p, int64_t b, int64_t i, int64_t h, int channel, const float* weights,
+                                          float (&sums)[kVector]) {
     for (int n = 0; n < p.count; n += kInFlight) {
         Pack<T, kVector> packs[kInFlight];
         float weight[kInFlight];
 #pragma unroll
         for (int j = 0; j < kInFlight; ++j) {
             weight[j] = n + j < p.count ? weights[n + j] : 0.0f;
-            if (weight[j] != 0.0f) packs[j] = load<T, kVector>(p.outs[n + j].data, row_start(p.outs[n + j], b, i, h) + channel);
+            if (weight[j] != 0.0f) {
+                const RowTensor& part = part_out(p, n + j);
+                packs[j] = load<T, kVector>(part.data, row_start(part, b, i, h) + channel);
+            }
         }
 #pragma unroll
         for (int j = 0; j < kInFlight; ++j) {
@@ -114,14 +137,14 @@ __device__ __forceinline__ void add_parts(const MergeParams& p, int64_t b, int64
 }
 
 // The same for parts of different types.
-template <int kVector>
-__device__ __forceinline__ void add_mixed_parts(const MergeParams& p, int64_t b, int64_t i, int64_t h, int channel,
+template <int kVector, class Params>
+__device__ __forceinline__ void add_mixed_parts(const Params& p, int64_t b, int64_t i, int64_t h, int channel,
                                                 const float* weights, float (&sums)[kVector]) {
 #pragma unroll 1
     for (int n = 0; n < p.count; ++n) {
         const float weight = weights[n];
         if (weight == 0.0f) continue;
-        const RowTensor& part = p.outs[n];
+        const RowTensor& part = part_out(p, n);
         const int64_t start = row_start(part, b, i, h) + channel;
         switch (part.type) {
             case ElementType::f16: accumulate(sums, load<__half, kVector>(part.data, start), weight); break;
@@ -132,9 +155,8 @@ __device__ __forceinline__ void add_mixed_parts(const MergeParams& p, int64_t b,
 }
 
 // T: the type of all parts, or void if they differ.
-template <class Kernel, int kVector, class T>
-__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
-    merge_kernel(const __grid_constant__ MergeParams p, int group) {
+template <class Kernel, int kVector, class T, class Params>
+__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor) merge_kernel(const __grid_constant__ Params p, int group) {
     extern __shared__ float weights_smem[];
     const int lane = static_cast<int>(threadIdx.x) % group, slot = static_cast<int>(threadIdx.x) / group;
     const int slots = kThreads / group;
@@ -167,18 +189,21 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     }
 }
 
-template <class Kernel, int kVector, class T>
-int launch(const MergePlan& plan, const MergeParams& p, cudaStream_t stream) {
+template <class Kernel, int kVector, class T, class Params>
+int launch(const MergePlan& plan, const Params& p, cudaStream_t stream) {
     const LaunchShape& shape = plan.merge;
-    const auto kernel = merge_kernel<Kernel, kVector, T>;
+    const auto kernel = merge_kernel<Kernel, kVector, T, Params>;
     kernel<<<static_cast<unsigned>(shape.blocks), shape.threads, shape.shared_bytes, stream>>>(p, plan.group);
     return cudaGetLastError();
 }
 
-template <class Kernel, int kVector>
-int launch(const MergePlan& plan, const MergeParams& p, cudaStream_t stream) {
+inline ElementType type_of_first(const MergeFew& p) { return p.outs[0].type; }
+inline ElementType type_of_first(const MergeMany& p) { return p.layouts[p.layout[0]].type; }
+
+template <class Kernel, int kVector, class Params>
+int launch(const MergePlan& plan, const Params& p, cudaStream_t stream) {
     if (plan.mixed) return launch<Kernel, kVector, void>(plan, p, stream);
-    switch (p.outs[0].type) {
+    switch (type_of_first(p)) {
         case ElementType::f16: return launch<Kernel, kVector, __half>(plan, p, stream);
         case ElementType::bf16: return launch<Kernel, kVector, __nv_bfloat16>(plan, p, stream);
         default: return launch<Kernel, kVector, float>(plan, p, stream);
@@ -199,11 +224,14 @@ template <class Kernel>
 int launch_merge(const MergePlan& plan, const MergeParams& p, void* stream) {
     if (plan.merge.blocks == 0) return cudaSuccess;
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
-    switch (plan.vector) {
-        case 8: return merge::launch<Kernel, 8>(plan, p, cuda_stream);
-        case 4: return merge::launch<Kernel, 4>(plan, p, cuda_stream);
-        default: return merge::launch<Kernel, 1>(plan, p, cuda_stream);
-    }
+    const auto launch = [&](const auto& params) {
+        switch (plan.vector) {
+            case 8: return merge::launch<Kernel, 8>(plan, params, cuda_stream);
+            case 4: return merge::launch<Kernel, 4>(plan, params, cuda_stream);
+            default: return merge::launch<Kernel, 1>(plan, params, cuda_stream);
+        }
+    };
+    return std::visit(launch, p);
 }
 
 }  // namespace libflash::cuda

@@ -11,6 +11,10 @@ namespace libflash::cuda::any {
 
 namespace {
 
+constexpr int kMostWeightBytes = 48 << 10;  // shared memory that every kernel may have
+static_assert(sizeof(float) * 4 * kMergeManyParts <= kMostWeightBytes,
+              "a thread block has a row for each of its 4 warps at least");
+
 int element_bytes(ElementType type) { return type == ElementType::f32 ? 4 : 2; }
 
 // Whether `vector` neighbouring elements can be loaded at once in every row of the tensor.
@@ -22,37 +26,34 @@ bool allows(const RowTensor& tensor, int vector) {
            fits(tensor.head);
 }
 
-int widest_vector(const MergeParams& p) {
+int widest_vector(const MergeProblem& p) {
     for (const int vector : {8, 4}) {
-        bool all = p.head_dim_v % vector == 0 && allows(p.out, vector);
-        for (int n = 0; n < p.count; ++n) all = all && allows(p.outs[n], vector);
+        bool all = p.head_dim_v % vector == 0 && allows(out_tensor(p, p.out), vector);
+        for (const TensorView& out : p.outs) all = all && allows(out_tensor(p, out), vector);
         if (all) return vector;
     }
     return 1;
 }
 
-bool has_mixed_types(const MergeParams& p) {
-    for (int n = 1; n < p.count; ++n) {
-        if (p.outs[n].type != p.outs[0].type) return true;
-    }
-    return false;
+bool has_mixed_types(const MergeProblem& p) {
+    return std::any_of(p.outs.begin(), p.outs.end(), [&](const TensorView& out) { return out.dtype != p.outs[0].dtype; });
 }
 
 }  // namespace
 
 MergePlan plan_merge(const Kernel& kernel, const MergeProblem& problem, const DeviceProperties&) {
-    if (problem.count > kMergeMax)
-        throw Error(FLASH_STATUS_UNSUPPORTED, text_of("count: must be at most ", kMergeMax, " on CUDA (", problem.count, ")"));
     if (problem.head_dim_v > INT32_MAX / 2) throw Error(FLASH_STATUS_UNSUPPORTED, "outs: head_dim_v must be below 2^30 on CUDA");
-    const MergeParams params = merge_params(problem);
+    merge_params(problem);  // refuses what they cannot hold
     MergePlan plan;
-    plan.vector = widest_vector(params);
-    plan.mixed = has_mixed_types(params);
-    while (plan.group < 32 && plan.group * plan.vector < params.head_dim_v) plan.group *= 2;
+    plan.vector = widest_vector(problem);
+    plan.mixed = has_mixed_types(problem);
     KernelResources resources = kernel.resources(0, 0);
+    const auto weight_bytes = [&] { return static_cast<int>(sizeof(float)) * (resources.threads / plan.group) * problem.count; };
+    while (plan.group < 32 && (plan.group * plan.vector < problem.head_dim_v || weight_bytes() > kMostWeightBytes))
+        plan.group *= 2;
+    resources.shared_bytes = weight_bytes();
     const int rows_of_block = resources.threads / plan.group;
-    resources.shared_bytes = static_cast<int>(sizeof(float)) * rows_of_block * params.count;  // the weights of the parts
-    const int64_t rows = params.batch * params.rows * params.heads, blocks = (rows + rows_of_block - 1) / rows_of_block;
+    const int64_t rows = problem.batch * problem.rows * problem.heads, blocks = (rows + rows_of_block - 1) / rows_of_block;
     plan.merge = launch_shape(std::min<int64_t>(blocks, INT32_MAX), resources);
     return plan;
 }
