@@ -105,6 +105,13 @@ cdef int finish(Call *call) except -1:
     return 0
 
 
+cdef extern from *:
+    """
+    static int libflash_raise_pending(void) { return -1; }
+    """
+    int raise_pending "libflash_raise_pending"() except -1
+
+
 cdef str first_line(object error):
     """PyTorch's texts carry a C++ stack trace."""
     return str(error).partition("\n")[0]
@@ -239,22 +246,28 @@ cdef int refuse_jax(_Source source, object x, str name, Role role) except -1:
     return 0
 
 
+cdef int refuse_export(str name) except -1:
+    """Raise the exception that a function of an exchange table has set, with the array's name."""
+    try:
+        raise_pending()
+    except Exception as error:
+        raise TypeError(f"{name} cannot be exported through DLPack: {first_line(error)}") from error
+    return 0
+
+
 cdef int borrow_by_table(Call *call, _Source source, object x, str name, flash_tensor_t *out, Role role) except -1:
     cdef DLTensor view
     cdef DLManagedVersioned *owned = NULL
-    try:
-        if source.api.dltensor_from_py_object_no_sync != NULL:
-            source.api.dltensor_from_py_object_no_sync(<void *>x, &view)
-        else:
-            source.api.managed_tensor_from_py_object_no_sync(<void *>x, &owned)
-            hold(call, HELD_VERSIONED, owned)
-            if role == WRITE and owned.flags & DL_READ_ONLY:
-                raise InvalidError(f"{name} is read-only and cannot be written to")
-            view = owned.dl_tensor
-    except Error:
-        raise
-    except Exception as error:
-        raise TypeError(f"{name} cannot be taken through DLPack: {first_line(error)}") from error
+    if source.api.dltensor_from_py_object_no_sync != NULL:
+        if source.api.dltensor_from_py_object_no_sync(<void *>x, &view) != 0:
+            refuse_export(name)
+    else:
+        if source.api.managed_tensor_from_py_object_no_sync(<void *>x, &owned) != 0:
+            refuse_export(name)
+        hold(call, HELD_VERSIONED, owned)
+        if role == WRITE and owned.flags & DL_READ_ONLY:
+            raise InvalidError(f"{name} is read-only and cannot be written to")
+        view = owned.dl_tensor
     describe(call, &view, name, out, role)
     if out.device_type == FLASH_DEVICE_CUDA and not shares_stream(call, source, out.device_id):
         return borrow_by_capsule(call, source, x, name, out, role)

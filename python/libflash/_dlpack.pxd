@@ -90,7 +90,7 @@ cdef extern from *:
         DLExchangeHeader header
         int (*managed_tensor_allocator)(DLTensor *, DLManagedVersioned **, void *,
                                         void (*)(void *, const char *, const char *) noexcept) except -1
-        int (*managed_tensor_from_py_object_no_sync)(void *, DLManagedVersioned **) except -1
+        int (*managed_tensor_from_py_object_no_sync)(void *, DLManagedVersioned **) noexcept  # not 0: a Python exception is set
         int (*managed_tensor_to_py_object_no_sync)(DLManagedVersioned *, void **) except -1
-        int (*dltensor_from_py_object_no_sync)(void *, DLTensor *) except -1
+        int (*dltensor_from_py_object_no_sync)(void *, DLTensor *) noexcept  # not 0: a Python exception is set
         int (*current_work_stream)(int32_t, int32_t, void **) except -1

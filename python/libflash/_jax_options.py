@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from . import _core
 from ._errors import InvalidError, UnsupportedError
 from ._jax_calls import CAUSAL, DETERMINISTIC, SCALE, TOP_LEFT, WINDOW
 
@@ -60,10 +61,7 @@ def integer(x: Any, name: str) -> int:
 
 
 def switch(x: Any, name: str) -> bool:
-    known(x, name)
-    if isinstance(x, (bool, np.bool_)) or (isinstance(x, (int, np.integer, jax.Array, np.ndarray)) and x in (0, 1)):
-        return bool(x)
-    raise TypeError(f"{name} must be True or False, not {x!r}")
+    return _core.flag(known(x, name), name)
 
 
 def one_of(value: str, allowed: Any, name: str) -> str:

@@ -232,6 +232,7 @@ def flash_attn_with_kvcache(
     -------
     out, or (out, softmax_lse) with softmax_lse (batch, heads, seqlen_q)
     """
+    _check_flags(causal=causal, rotary_interleaved=rotary_interleaved, return_softmax_lse=return_softmax_lse)
     if isinstance(cache_seqlens, int):
         cache_seqlens = _full_lengths(q, cache_seqlens)
     options = dict(
@@ -283,6 +284,7 @@ def _attention(
     return_attn_probs: bool,
     learnable_sink: Array | None = None,
 ) -> Any:
+    _check_flags(causal=causal, deterministic=deterministic, return_attn_probs=return_attn_probs)
     options = dict(
         lengths, softmax_scale=softmax_scale, causal=causal, window_size=_window(window_size), softcap=softcap,
         alibi_slopes=alibi_slopes, learnable_sink=learnable_sink, return_lse=return_attn_probs,
@@ -309,6 +311,12 @@ def _attention(
             options |= {"dropout_p": dropout_p, "seed": _numpy_seed(q)}
         result = _core.attention(q, k, v, **options)
     return (*result, None) if return_attn_probs else result
+
+
+def _check_flags(**flags: Any) -> None:
+    for name, x in flags.items():
+        if type(x) is not bool:
+            _core.flag(x, name)
 
 
 def _is(x: Any, library: str, name: str) -> bool:

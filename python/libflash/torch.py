@@ -31,6 +31,12 @@ __all__ = ["Switch", "attention", "decode", "disable", "enable", "merge"]
 
 Tensor = torch.Tensor
 NO_WINDOW = (-1, -1)
+BOOLS = (bool, bool, bool)
+
+
+def flag(x: Any, name: str) -> bool:
+    """A bool of Python or NumPy; a bool of Python without a call that torch.compile cannot trace."""
+    return x if type(x) is bool else _core.flag(x, name)
 
 
 @overload
@@ -98,6 +104,9 @@ def attention(
     torch.cuda.stream. There is no gradient for alibi_slopes, no second derivative and no forward-mode derivative: those raise
     UnsupportedError.
     """
+    if (type(causal), type(return_lse), type(deterministic)) != BOOLS:
+        causal = flag(causal, "causal")
+        return_lse, deterministic = flag(return_lse, "return_lse"), flag(deterministic, "deterministic")
     if type(bias) is CausalBias:
         others = {"causal": causal, "window_size": None if window_size is NO_WINDOW else window_size, "seqused_q": seqused_q}
         others |= {"seqused_k": seqused_k, "cu_seqlens_q": cu_seqlens_q, "cu_seqlens_k": cu_seqlens_k}
@@ -280,6 +289,7 @@ def decode(
     Under autocast all tensors are cast to its type, the caches too, unless they are written to: with k and v, q, k and v are cast
     to the type of the caches. With out or lse nothing is cast.
     """
+    return_lse = flag(return_lse, "return_lse")
     given = dict(
         cache_seqlens=cache_seqlens, block_table=block_table, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad,
         rotary_cos=rotary_cos, rotary_sin=rotary_sin, alibi_slopes=alibi_slopes, learnable_sink=learnable_sink,
@@ -287,9 +297,9 @@ def decode(
     )  # fmt: skip
     options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     if rotary_interleaved is not True:
-        options["rotary_interleaved"] = rotary_interleaved
+        options["rotary_interleaved"] = flag(rotary_interleaved, "rotary_interleaved")
     if causal is not True:
-        options["causal"] = causal
+        options["causal"] = flag(causal, "causal")
     if window_size is not NO_WINDOW and window_size is not None:
         options["window_size"] = window(window_size)
     if softcap:
@@ -360,6 +370,7 @@ def merge(
     Arguments, results and errors are those of `libflash.merge` (without stream). Raises UnsupportedError for tensors that carry a
     tangent. Autocast changes nothing: the types of the parts may differ.
     """
+    return_lse = flag(return_lse, "return_lse")
     if len(outs) != len(lses):
         raise InvalidError(f"outs has {len(outs)} tensors and lses {len(lses)}; they must be as many")
     given = {"layout": None if layout == "bshd" else layout, "backend": backend, "kernel_name": kernel}
