@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar, overload
 from ._block_mask import BlockMask
 
 class _DLPackArray(Protocol):
-    """NumPy, PyTorch, CuPy and JAX arrays, and any other that speaks DLPack. JAX declares no more than this."""
+    """NumPy, PyTorch, CuPy and JAX arrays, and any other with DLPack. JAX declares no more than this."""
 
     def __dlpack__(self) -> Any: ...
 

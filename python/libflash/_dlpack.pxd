@@ -1,5 +1,5 @@
-# The ABI of DLPack 1.x (https://dmlc.github.io/dlpack): how array libraries describe their memory to each other. Declared here in
-# our own words so that nothing has to be vendored; tests/test_dlpack.py compares sizes and offsets with the official header.
+# The ABI of DLPack 1.x (https://dmlc.github.io/dlpack), with which array libraries describe their memory to each other. Declared
+# here so that no header has to be vendored; tests/test_dlpack.py compares sizes and offsets with the official header.
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 
@@ -45,7 +45,7 @@ cdef extern from *:
     } flash_dl_exchange_t;
     """
     enum:
-        DL_MAJOR "1"            # the major version spoken here
+        DL_MAJOR "1"            # the supported major version
         DL_READ_ONLY "1"        # bit of `flags`
         DL_CPU "1"
         DL_CUDA "2"

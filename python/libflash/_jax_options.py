@@ -1,4 +1,4 @@
-"""What may be given to libflash.jax: arrays, lengths, seeds; numbers and texts, which become part of the compiled program."""
+"""Checks and conversions of the arguments of libflash.jax: arrays, lengths, seeds; static numbers and texts."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def operands(given: dict[str, Any]) -> dict[str, Array]:
 
 
 def four_dimensions(x: Any, name: str) -> Array:
-    """Axes of size 1 in front: what vmap and sharding go by."""
+    """x with axes of size 1 in front, so that vmap and sharding find the batch and the heads."""
     x = array(x, name)
     if x.ndim > 4:
         raise InvalidError(f"{name} has {x.ndim} dimensions; at most 4")
@@ -179,7 +179,7 @@ def is_number(x: Any) -> bool:
 
 
 def signed(value: int, name: str) -> int:
-    """As XLA's attributes take it."""
+    """As a signed 64-bit integer, the type of XLA's attributes."""
     if not 0 <= value < 2**64:
         raise InvalidError(f"{name} is {value}; it must be from 0 to 2**64 - 1")
     return int(value) - 2**64 if value >= 2**63 else int(value)

@@ -9,8 +9,8 @@ Wrong shapes and values raise libflash's own exceptions while JAX traces. Gradie
 raises UnsupportedError, and forward mode (jax.jvp, jacfwd, linearize, hessian) JAX's TypeError. vmap folds the new axis into the
 batch. On sharded arrays jit keeps shards of batch and heads in place; inside shard_map each device does its part.
 
-jax.export wants to be told that libflash keeps its custom calls compatible. Dimensions may be symbolic; then shapes are checked
-when the program runs. Where the program is loaded, import libflash.jax first.
+jax.export requires a statement that libflash keeps its custom calls compatible. Dimensions may be symbolic; then shapes are
+checked when the program runs. Where the program is loaded, import libflash.jax first.
 
     checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in libflash.jax.CUSTOM_CALLS]
     exported = jax.export.export(jax.jit(step), disabled_checks=checks)(q, k, v)

@@ -3,8 +3,8 @@
     import libflash.torch
     out = libflash.torch.attention(q, k, v, causal=True)
 
-`libflash.attention` calls this module by itself for tensors that require a gradient, and where PyTorch casts (autocast),
-transforms (torch.func) or traces. Inside torch.compile and torch.export call it by name. enable() lets
+`libflash.attention` calls this module for tensors that require a gradient, and under autocast, torch.func transforms and
+tracing. Inside torch.compile and torch.export call it directly. enable() lets
 torch.nn.functional.scaled_dot_product_attention and Hugging Face models run on libflash without a change.
 
 Work goes to PyTorch's current stream. Reverse mode, once: a gradient of a gradient and forward-mode AD raise. torch.func's grad,
@@ -89,12 +89,12 @@ def attention(
     Arguments, results and errors are those of `libflash.attention`, but for these:
 
     seed : int, int64 tensor of two elements (seed, offset), or None
-        None draws both from the default generator of q's device (torch.manual_seed), anew in each call and in each replay of
-        a CUDA graph, as PyTorch's own dropout does. A tensor on q's device is read when the kernel runs.
+        None draws both from the default generator of q's device (torch.manual_seed) in each call and in each replay of a CUDA
+        graph, as PyTorch's own dropout does. A tensor on q's device is read when the kernel runs.
     kernel : the forward's; the backward's is chosen by the library.
     deterministic : bool
-        The gradients have the same bits in every run; raises UnsupportedError where that cannot be had. On the CPU they always
-        do.
+        The gradients have the same bits in every run; raises UnsupportedError if no kernel can do that. On the CPU they always
+        have.
     out, lse : not for calls that record a gradient, and not cast under autocast.
     bias : also torch.nn.attention.bias.causal_upper_left(...) and causal_lower_right(...)
     Rows of packed tensors that belong to no sequence are 0 (lse: -inf), in results and gradients; rows of a given out stay as
@@ -213,7 +213,7 @@ def window(window_size: Any) -> list[int]:
 
 
 def add_random_state(q: Tensor, seed: Any, offset: int, numbers: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """The dropout mask's seed and offset: as numbers, or as a tensor on q's device, which graphs can make anew in each run."""
+    """The dropout mask's seed and offset: as numbers, or as a tensor on q's device, which a graph can compute in each run."""
     if seed is None:
         seed = torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=q.device)
     if isinstance(seed, Tensor):
@@ -230,7 +230,7 @@ def add_random_state(q: Tensor, seed: Any, offset: int, numbers: dict[str, Any],
 
 
 def autocast(q: Tensor, k: Tensor, v: Tensor, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v in autocast's type. What may be float32 beside them stays, other types follow q."""
+    """q, k and v in autocast's type. Optional float32 tensors stay float32; others are cast too."""
     if q.dtype == torch.float64 or not q.is_floating_point():
         return q, k, v
     dtype = torch.get_autocast_dtype(q.device.type)
@@ -339,7 +339,7 @@ def autocast_decode(
 
 
 def written_to(out: Tensor | None, lse: Tensor | None, result: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """The results in the caller's tensors, where there are some."""
+    """The results, copied to the caller's tensors that were given."""
     return (result[0] if out is None else out.copy_(result[0])), (result[1] if lse is None else lse.copy_(result[1]))
 
 
@@ -365,7 +365,7 @@ def merge(
     backend: str | None = None,
     kernel: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention over several disjoint ranges of keys, put together; differentiable in outs and lses, twice and more.
+    """Merge the results of several disjoint ranges of keys; differentiable any number of times in outs and lses.
 
     Arguments, results and errors are those of `libflash.merge` (without stream). Raises UnsupportedError for tensors that carry a
     tangent. Autocast changes nothing: the types of the parts may differ.
