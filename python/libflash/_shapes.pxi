@@ -54,10 +54,11 @@ def check_attention(q, k, v, out, lse, gradients, **options):
         if lse is not None:
             borrow(&call, lse, "lse", &tlse)
             lse_or_null = &tlse
-        attention_options(&call, &extras, &made, o["causal"], o["causal_align"], o["window_size"], o["softmax_scale"], o["softcap"],
-                          o["alibi_slopes"], o["bias"], o["mask"], o["learnable_sink"], o["block_mask"], o["dropout_p"], o["seed"],
-                          o["offset"], o["cu_seqlens_q"], o["cu_seqlens_k"], o["max_seqlen_q"], o["max_seqlen_k"], o["seqused_q"],
-                          o["seqused_k"], o["num_splits"], o["backend"], o["kernel"])
+        attention_options(&call, &extras, &made, o["causal"], o["causal_align"], o["window_size"], o["softmax_scale"],
+                          o["softcap"], o["alibi_slopes"], o["bias"], o["mask"], o["learnable_sink"], o["block_mask"],
+                          o["dropout_p"], o["seed"], o["offset"], o["cu_seqlens_q"], o["cu_seqlens_k"],
+                          o["max_seqlen_q"], o["max_seqlen_k"], o["seqused_q"], o["seqused_k"], o["num_splits"],
+                          o["backend"], o["kernel"])
         check_rank(&tq, "q", o["cu_seqlens_q"] is not None)
         check_rank(&tk, "k", o["cu_seqlens_k"] is not None)
         check_rank(&tv, "v", o["cu_seqlens_k"] is not None)
@@ -104,8 +105,8 @@ def check_decode(q, k_cache, v_cache, out, lse, **options):
         borrow(&call, v_cache, "v_cache", &tv)
         borrow(&call, out, "out", &tout)
         borrow(&call, lse, "lse", &tlse)
-        decode_options(&call, &extras, &made, o["cache_seqlens"], o["block_table"], o["cache_batch_idx"], o["cache_leftpad"], o["k"],
-                       o["v"], o["rotary_cos"], o["rotary_sin"], o["rotary_interleaved"], o["causal"], o["window_size"],
+        decode_options(&call, &extras, &made, o["cache_seqlens"], o["block_table"], o["cache_batch_idx"], o["cache_leftpad"],
+                       o["k"], o["v"], o["rotary_cos"], o["rotary_sin"], o["rotary_interleaved"], o["causal"], o["window_size"],
                        o["softmax_scale"], o["softcap"], o["alibi_slopes"], o["learnable_sink"], o["num_splits"], o["split_size"],
                        o["backend"], o["kernel"])
         check(flash_attention_decode_workspace_size(&tq, &tk, &tv, &tout, &tlse, &made, &size))
