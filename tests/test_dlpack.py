@@ -214,7 +214,7 @@ def test_producers_that_fail() -> None:
         def __dlpack__(self, **arguments: object) -> object:
             raise BufferError("not today\nand a stack trace")
 
-    with pytest.raises(TypeError, match=r"k cannot be taken through DLPack: not today$") as caught:
+    with pytest.raises(TypeError, match=r"k cannot be exported through DLPack: not today$") as caught:
         libflash.attention(q, Broken(k), v)
     assert isinstance(caught.value.__cause__, BufferError)
 

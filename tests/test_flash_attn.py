@@ -351,3 +351,21 @@ def test_refusals_come_from_the_library() -> None:
         flash_attn.flash_attn_func(q, k, v[:, :5])
     with pytest.raises(libflash.InvalidError, match="dropout_p"):
         flash_attn.flash_attn_func(q, k, v, 1.5)
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        *((flash_attn.flash_attn_func, name) for name in ("causal", "deterministic", "return_attn_probs")),
+        *((flash_attn.flash_attn_with_kvcache, name) for name in ("causal", "rotary_interleaved", "return_softmax_lse")),
+    ],
+)
+def test_flags_are_bools(function: Any, name: str) -> None:
+    """Text such as "no" counts as true in Python, so it is refused, for arrays of every library."""
+    arrays = qkv(d=8)
+    for given in (arrays, [torch.from_numpy(x) for x in arrays]):
+        for good in (True, False, np.True_):
+            function(*given, **{name: good})
+        for bad, said in (("no", "'no'"), (1, "1"), (None, "NoneType")):
+            with pytest.raises(TypeError, match=rf"{name} must be a bool, not {said}$"):
+                function(*given, **{name: bad})

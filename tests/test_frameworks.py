@@ -110,9 +110,9 @@ def test_dropout_of_the_two_faces_is_the_same() -> None:
 def test_torch_tensors_without_data_are_refused() -> None:
     torch = pytest.importorskip("torch")
     q, k, v = torch_qkv()
-    with pytest.raises(TypeError, match="q cannot be taken through DLPack: Cannot pack tensors on meta"):
+    with pytest.raises(TypeError, match="q cannot be exported through DLPack: Cannot pack tensors on meta"):
         libflash.attention(q.to("meta"), k, v)
-    with pytest.raises(TypeError, match="q cannot be taken through DLPack"):
+    with pytest.raises(TypeError, match="q cannot be exported through DLPack"):
         libflash.attention(torch.eye(3).to_sparse(), k, v)
     from torch._subclasses.fake_tensor import FakeTensorMode
 

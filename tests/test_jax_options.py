@@ -196,8 +196,8 @@ def test_numbers_are_not_rounded_or_guessed() -> None:
         "num_splits must be an integer, not float": {"num_splits": 1.5},
         "max_seqlen_k must be an integer, not float": {"max_seqlen_k": 9.5},
         r"window_size\[0\] must be an integer, not float": {"window_size": (1.5, 0)},
-        "causal must be True or False, not 'no'": {"causal": "no"},
-        "deterministic must be True or False, not 2": {"deterministic": 2},
+        "causal must be a bool, not 'no'": {"causal": "no"},
+        "deterministic must be a bool, not 2": {"deterministic": 2},
         "softmax_scale must be a number, not str": {"softmax_scale": "0.5"},
         "kernel must be a str, not int": {"kernel": 3},
         "layout is 3; it must be one of": {"layout": 3},
@@ -205,7 +205,7 @@ def test_numbers_are_not_rounded_or_guessed() -> None:
     for text, options in refused.items():
         with pytest.raises((TypeError, libflash.InvalidError), match=text):
             attention(q, k, v, **options)
-    with pytest.raises(TypeError, match="rotary_interleaved must be True or False"):
+    with pytest.raises(TypeError, match="rotary_interleaved must be a bool"):
         libflash.jax.decode(q[:, :1], k, v, rotary_interleaved="no")
 
 

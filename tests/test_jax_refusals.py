@@ -99,3 +99,26 @@ def test_shape_check_refuses_garbage() -> None:
     for arguments in [(0, 0, (3,), good, {}), (0, 0, good, good, {"flags": "x"}), (0, 0, ((11, ("a",)),) * 3, good, {})]:
         with pytest.raises(TypeError):
             _jax_ffi.workspace_size(*arguments)
+
+
+FLAGS = {
+    "causal": libflash.jax.attention,
+    "return_lse": libflash.jax.attention,
+    "deterministic": libflash.jax.attention,
+    "causal of decode": libflash.jax.decode,
+    "rotary_interleaved of decode": libflash.jax.decode,
+    "return_lse of decode": libflash.jax.decode,
+    "return_lse of merge": lambda q, k, v, **o: libflash.jax.merge([q], [jnp.zeros((2, 4, 7))], **o),
+}
+
+
+@pytest.mark.parametrize("case", FLAGS)
+def test_flags_are_bools(case: str) -> None:
+    """Text such as "no" counts as true in Python, so it is refused; so is 1 after a call with True was compiled."""
+    name = case.partition(" ")[0]
+    q, k, v, *_ = problem()
+    for good in (True, np.False_):
+        FLAGS[case](q, k, v, **{name: good})
+    for bad, said in (("no", "'no'"), (1, "1"), (0.0, r"0\.0"), (None, "NoneType"), (np.array([True]), "ndarray")):
+        with pytest.raises(TypeError, match=rf"{name} must be a bool, not {said}$"):
+            FLAGS[case](q, k, v, **{name: bad})

@@ -105,7 +105,7 @@ INVALID = {
     ),
     "backend": (
         lambda a: libflash.attention(*a, backend="gpu"),
-        r'backend: must be the name of a backend, if it is given; it is "gpu"',
+        r'backend: must be the name of a backend, if it is given \("gpu", the names are ',
     ),
     "k alone": (
         lambda a: libflash.decode(*a, k=a[1][:, :1].copy()),

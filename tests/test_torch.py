@@ -417,3 +417,27 @@ def test_threads_may_call_at_once() -> None:
 def test_conversion_keeps_bits() -> None:
     x = np.arange(12, dtype=np.float32).astype(cases.by_name("size-batch-0").inputs().q.dtype)
     assert_same_bits(numpy_of(torch_of(x)), x)
+
+
+FLAGS = {
+    "causal": libflash.torch.attention,
+    "return_lse": libflash.torch.attention,
+    "deterministic": libflash.torch.attention,
+    "causal of decode": libflash.torch.decode,
+    "rotary_interleaved of decode": libflash.torch.decode,
+    "return_lse of decode": libflash.torch.decode,
+    "return_lse of merge": lambda q, k, v, **o: libflash.torch.merge([q], [torch.zeros(2, 4, 7)], **o),
+}
+
+
+@pytest.mark.parametrize("case", FLAGS)
+def test_flags_are_bools(case: str) -> None:
+    """Text such as "no" counts as true in Python, so it is refused, with and without gradients."""
+    name = case.partition(" ")[0]
+    q, k, v = (x.detach() for x in qkv())
+    for good in (True, False, np.True_, np.False_):
+        FLAGS[case](q, k, v, **{name: good})
+    for bad, said in (("no", "'no'"), (1, "1"), (0.0, r"0\.0"), (None, "NoneType"), (np.array([True]), "ndarray")):
+        for tensors_given in ((q, k, v), qkv()):
+            with pytest.raises(TypeError, match=rf"{name} must be a bool, not {said}$"):
+                FLAGS[case](*tensors_given, **{name: bad})

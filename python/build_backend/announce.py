@@ -1,7 +1,7 @@
-"""Says what is about to be compiled and how long that takes.
+"""Prints what will be compiled and about how long it takes.
 
-pip hides what a build prints, on stdout and stderr, so that an installation of minutes looks like one that hangs. The line goes
-to the terminal that the build was started from too, if there is one.
+pip hides stdout and stderr of a build, so a long build looks like one that hangs. The line is therefore also written to the
+controlling terminal, if there is one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PROCESSOR_MINUTES = {False: 2, True: 12}  # without and with the CUDA kernels, o
 
 
 def processors(environ: Mapping[str, str] = os.environ) -> int:
-    """How many the build may use."""
+    """Number of processors that the build may use."""
     told = environ.get("CMAKE_BUILD_PARALLEL_LEVEL", "")
     return int(told) if told.isdecimal() and int(told) > 0 else len(os.sched_getaffinity(0))
 
@@ -30,7 +30,7 @@ def line(cuda: bool, count: int) -> str:
 
 
 def announce(text: str) -> None:
-    """To stderr, and to the terminal if that is somewhere else."""
+    """Print to stderr, and to the terminal if stderr is not one."""
     print(text, file=sys.stderr, flush=True)
     if sys.stderr.isatty():
         return

@@ -19,7 +19,7 @@ from pathlib import Path
 
 MODES = ("auto", "on", "off", "pypi", "system")
 SPELLINGS = {"1": "on", "true": "on", "yes": "on", "0": "off", "false": "off", "no": "off"}
-OLDEST_DRIVER = 13000  # as cuDriverGetVersion counts; older drivers cannot run what CUDA 13 compiles
+OLDEST_DRIVER = 13000  # in the format of cuDriverGetVersion; older drivers cannot run code of CUDA 13
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Choice:
 
 
 class ChoiceError(Exception):
-    """What was asked cannot be had on this machine."""
+    """The requested mode is not possible on this machine."""
 
 
 def requested_mode(config_settings: Mapping[str, object] | None, environ: Mapping[str, str] = os.environ) -> str:
@@ -78,7 +78,7 @@ def has_compiler_wheels() -> bool:
 
 
 def choose(mode: str, nvcc: str | None, driver: int | None, wheels_exist: bool) -> Choice:
-    """Decides; all that is known of the machine comes in as arguments."""
+    """The decision, from the properties of the machine that are given."""
     if mode == "off":
         return Choice(mode, (), "the CPU library, as asked", cuda=False)
     if mode == "system":

@@ -1,4 +1,4 @@
-"""The build backend (PEP 517): scikit-build-core, plus the CUDA compiler from the package index where that is the one to use.
+"""The build backend (PEP 517): scikit-build-core, plus the CUDA compiler from the package index if it is needed.
 
 LIBFLASH_CUDA in the environment or -Ccmake.define.LIBFLASH_CUDA=... :
     auto    (default) what this machine can use: its nvcc; without one but with an NVIDIA driver the compiler from the package

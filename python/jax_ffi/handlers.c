@@ -1,5 +1,5 @@
-/* From XLA's call frame to a request. A handler keeps nothing between calls and takes no lock: XLA may run it on several threads at
- * once. */
+/* Handlers: each converts XLA's call frame to a request and runs it. A handler keeps no state and takes no lock: XLA may run it
+ * on several threads at once. */
 #include "handlers.h"
 
 #include <string.h>
@@ -19,8 +19,8 @@ static xla_error *failure(const xla_frame *frame, flash_status_t status, const c
     return frame->api->error_create(&args);
 }
 
-/* Before the first call XLA asks what kind of handler this is. Ours launches the same kernels for the same attributes, so XLA may
- * record it into a CUDA graph. */
+/* Answers XLA's query for the traits of the handler, before its first call. It launches the same kernels for the same attributes,
+ * so XLA may record it into a CUDA graph. */
 static void describe(xla_extension *extension) {
     xla_metadata *metadata = ((xla_metadata_extension *)extension)->metadata;
     metadata->api_version.major_version = XLA_API_MAJOR;
@@ -73,8 +73,8 @@ static flash_status_t take_buffers(request_t *request, const xla_buffers *given,
     return FLASH_STATUS_OK;
 }
 
-/* The operand and the result that are no tensors of the library: random state at the end of the operands, scratch memory at the
- * end of the results. */
+/* The operand and the result that are not passed as tensors: the random state, the last operand, and the workspace, the last
+ * result. */
 static flash_status_t take_extras(request_t *request, const xla_frame *frame, int64_t *operands, int64_t *results) {
     *operands = frame->args.size;
     *results = frame->rets.size;

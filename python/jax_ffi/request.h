@@ -1,7 +1,7 @@
-/* One operation of the library as JAX asks for it: a list of operands, a list of results, and named numbers.
+/* A request: one operation of the library with a list of operands, a list of results, and named attributes.
  *
- * The same request is made twice from two sources: while JAX traces, from shapes alone, to check the call and to learn how much
- * scratch memory it takes; and while XLA runs, from the call frame. libflash/jax.py writes the requests. */
+ * It is built twice: while JAX traces, from shapes alone, to check the call and to get the size of its workspace; and while XLA
+ * runs, from the call frame. libflash/_jax_calls.py determines its contents. */
 #ifndef LIBFLASH_JAX_FFI_REQUEST_H
 #define LIBFLASH_JAX_FFI_REQUEST_H
 
@@ -20,7 +20,7 @@ typedef enum operation_t { FORWARD, BACKWARD, DECODE, OPERATIONS } operation_t;
  *     DECODE     q k_cache v_cache                out lse [k_cache v_cache], the caches if there are new rows
  *
  * The gradient of learnable_sink is a sum over lse and out, which libflash/jax.py leaves to XLA.
- * With bit WITH_WORKSPACE one more result, bytes of scratch memory, stands at the end. */
+ * With bit WITH_WORKSPACE the last result is one more: the bytes of the workspace. */
 enum { /* bits of FORWARD and BACKWARD */
        WITH_CU_SEQLENS_Q,
        WITH_CU_SEQLENS_K,
@@ -48,7 +48,7 @@ enum { /* bits of DECODE */
        DECODE_OPERANDS
 };
 enum {                /* bits of all */
-       WITH_RNG = 16, /* one more operand, U32[4] beside the others: seed and offset, low words first */
+       WITH_RNG = 16, /* one more operand, the last, U32[4]: seed and offset, low words first */
        WITH_WORKSPACE,
        WITH_DBIAS,
        WITH_FILLED /* at the end of the operands, before the random state, one for each result: the memory that the results take
@@ -75,7 +75,7 @@ typedef struct attributes_t {
 
 typedef enum kind_t { INTEGER, REAL, TEXT } kind_t;
 
-/* The named numbers, one row each: both sources fill the struct by this table. */
+/* The table of named attributes, by which both sources fill attributes_t. */
 typedef struct attribute_row_t {
     const char* name;
     kind_t kind;
@@ -93,18 +93,18 @@ typedef struct request_t {
     void* rng;       /* of the operand for it; NULL while JAX traces */
     void* workspace; /* of the result for it; NULL: none was given */
     size_t workspace_bytes;
-    char text[512]; /* why a function below failed, where the library has not said it */
+    char text[512]; /* why a function below failed, if the error is not from the library */
 } request_t;
 
 bool request_has(const request_t* request, int bit);
 
-/* Sets a refusal of our own and returns FLASH_STATUS_INVALID. */
+/* Sets the text of an error and returns FLASH_STATUS_INVALID. */
 flash_status_t refuse(request_t* request, const char* format, ...);
 
-/* Bytes of scratch memory that the request takes; checks everything that can be checked without data. */
+/* Size of the workspace of the request; checks everything that can be checked without data. */
 flash_status_t request_workspace_size(request_t* request, size_t* bytes);
 
-/* Runs it. On the CPU scratch memory is allocated for the length of the call unless it was given. */
+/* Runs the request. On the CPU the workspace is allocated for the call unless it was given. */
 flash_status_t request_run(request_t* request, bool host, void* stream);
 
 /* The text of the failure that the last of these functions reported. */

@@ -1,8 +1,8 @@
 /* The part of XLA's foreign function interface that a handler needs: its call frame, as plain C.
  *
- * XLA calls a handler with one frame that carries everything: operands, results, attributes and a table of functions to call back.
- * Nothing has to be linked and no header of XLA has to be present. Layouts are those of API version 0.3 and later, in which structs
- * only grew at their ends; tests/test_foreign_structs.py compares them with jaxlib's own header where that is installed.
+ * XLA calls a handler with one frame: operands, results, attributes and a table of callback functions. A handler links nothing of
+ * XLA and needs none of its headers. Layouts are those of API version 0.3 and later, in which structs only grew at their ends;
+ * tests/test_foreign_structs.py compares them with jaxlib's own header where that is installed.
  *
  * Every struct begins with its size: a field may be read only if the size covers it. */
 #ifndef LIBFLASH_JAX_FFI_XLA_FFI_H

@@ -1,4 +1,4 @@
-"""python -m libflash: what is here, where its C files are, a demonstration, the benchmarks."""
+"""python -m libflash: this build and machine, the folders of the C files, a demonstration, the benchmarks."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ if __name__ == "__main__":
     try:
         code = main()
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     sys.exit(code)

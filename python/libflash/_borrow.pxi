@@ -1,4 +1,4 @@
-# From an array to the C library's view of it, borrowed for the length of a call; and what a call must give back at its end.
+# The C library's description of an array, valid during a call, and what the call must release at its end.
 
 cdef enum Holding:
     HELD_VERSIONED = 0  # a DLManagedVersioned to delete
@@ -11,17 +11,17 @@ cdef struct Held:
     void *pointer
 
 cdef enum:
-    HELD_IN_PLACE = 64  # more than any call but a merge of many parts holds
+    HELD_IN_PLACE = 64  # enough for every call but a merge of many parts
 
 cdef struct Call:
     int count
-    bint shapes_only     # nothing is borrowed: the arrays of the call are given as TensorShape
+    bint shapes_only     # the arrays of the call are TensorShapes, which have no data
     bint stream_given    # by the caller's stream= argument
-    bint stream_known    # that, or asked of the library of the first array on a GPU
+    bint stream_known    # given, or queried from the library of the first array on a GPU
     void *stream
     DLExchange *stream_api
     Held held[HELD_IN_PLACE]
-    Held *more           # those after them, in memory of its own
+    Held *more           # those that do not fit `held`; allocated
     int more_capacity
 
 
@@ -67,7 +67,7 @@ cdef inline Held *held_at(Call *call, int i) noexcept:
 
 
 cdef flash_tensor_t *tensors(Call *call, int32_t count) except NULL:
-    """Room for so many descriptions, which lasts as long as the call."""
+    """Memory for `count` descriptions until finish(call)."""
     cdef flash_tensor_t *made = <flash_tensor_t *>malloc(<size_t>count * sizeof(flash_tensor_t))
     if made == NULL:
         raise OutOfMemoryError(f"no memory to describe {count} arrays")
@@ -94,7 +94,7 @@ cdef int release(Holding kind, void *pointer) except -1:
 
 
 cdef int finish(Call *call) except -1:
-    """Give back everything that the call borrowed."""
+    """Release everything that the call holds."""
     cdef Held *held
     cdef int i
     for i in range(call.count):
@@ -105,13 +105,20 @@ cdef int finish(Call *call) except -1:
     return 0
 
 
+cdef extern from *:
+    """
+    static int libflash_raise_pending(void) { return -1; }
+    """
+    int raise_pending "libflash_raise_pending"() except -1
+
+
 cdef str first_line(object error):
-    """PyTorch's texts carry a C++ stack trace."""
+    """PyTorch's texts contain a C++ stack trace after it."""
     return str(error).partition("\n")[0]
 
 
 cdef int32_t dtype_of(DLDataType dtype) noexcept:
-    """The C library's number of a DLPack dtype; 0 for one that it does not have."""
+    """The C library's number of a DLPack dtype; FLASH_DTYPE_NONE if it has none."""
     if dtype.lanes != 1:
         return FLASH_DTYPE_NONE
     if dtype.code == DL_FLOAT:
@@ -148,7 +155,7 @@ cdef str dtype_text(DLDataType dtype):
 
 
 cdef int describe(Call *call, DLTensor *x, str name, flash_tensor_t *out, Role role) except -1:
-    """Fill the C library's view."""
+    """Fill the C library's description."""
     cdef int i
     cdef int64_t step = 1
     if x.device.device_type == DL_CPU or x.device.device_type == DL_CUDA_HOST:
@@ -215,8 +222,8 @@ cdef int borrow(Call *call, object x, str name, flash_tensor_t *out, Role role=R
         return describe_shape(x, name, out, role)
     cdef _Source source = source_of(x, name)
     if source.subclass:
-        raise TypeError(f"{name} is a {type(x).__module__}.{type(x).__name__}, a subclass of torch.Tensor that gives its memory a "
-                        f"meaning of its own; pass a plain tensor, or use libflash.torch where PyTorch's dispatcher knows it")
+        raise TypeError(f"{name} is a {type(x).__module__}.{type(x).__name__}, a subclass of torch.Tensor that gives its memory "
+                        f"a meaning of its own; pass a plain tensor, or use libflash.torch where PyTorch's dispatcher knows it")
     if source.torch:
         x = without_negative_bit(call, x, name, role)
     if source.kind == KIND_EXCHANGE:
@@ -239,22 +246,28 @@ cdef int refuse_jax(_Source source, object x, str name, Role role) except -1:
     return 0
 
 
+cdef int refuse_export(str name) except -1:
+    """Raise the exception that a function of an exchange table has set, with the array's name."""
+    try:
+        raise_pending()
+    except Exception as error:
+        raise TypeError(f"{name} cannot be exported through DLPack: {first_line(error)}") from error
+    return 0
+
+
 cdef int borrow_by_table(Call *call, _Source source, object x, str name, flash_tensor_t *out, Role role) except -1:
     cdef DLTensor view
     cdef DLManagedVersioned *owned = NULL
-    try:
-        if source.api.dltensor_from_py_object_no_sync != NULL:
-            source.api.dltensor_from_py_object_no_sync(<void *>x, &view)
-        else:
-            source.api.managed_tensor_from_py_object_no_sync(<void *>x, &owned)
-            hold(call, HELD_VERSIONED, owned)
-            if role == WRITE and owned.flags & DL_READ_ONLY:
-                raise InvalidError(f"{name} is read-only and cannot be written to")
-            view = owned.dl_tensor
-    except Error:
-        raise
-    except Exception as error:
-        raise TypeError(f"{name} cannot be taken through DLPack: {first_line(error)}") from error
+    if source.api.dltensor_from_py_object_no_sync != NULL:
+        if source.api.dltensor_from_py_object_no_sync(<void *>x, &view) != 0:
+            refuse_export(name)
+    else:
+        if source.api.managed_tensor_from_py_object_no_sync(<void *>x, &owned) != 0:
+            refuse_export(name)
+        hold(call, HELD_VERSIONED, owned)
+        if role == WRITE and owned.flags & DL_READ_ONLY:
+            raise InvalidError(f"{name} is read-only and cannot be written to")
+        view = owned.dl_tensor
     describe(call, &view, name, out, role)
     if out.device_type == FLASH_DEVICE_CUDA and not shares_stream(call, source, out.device_id):
         return borrow_by_capsule(call, source, x, name, out, role)
@@ -284,7 +297,7 @@ cdef int borrow_by_capsule(Call *call, _Source source, object x, str name, flash
 
 
 cdef object export(Call *call, _Source source, object x, str name):
-    """A capsule from __dlpack__. On a GPU its library makes our stream wait for what is still being written to `x`."""
+    """A capsule from __dlpack__. On a GPU the array's library makes the stream of the call wait for pending writes to `x`."""
     cdef dict arguments = _versioned
     cdef int device_type
     device_type, device_id = x.__dlpack_device__()
@@ -305,4 +318,4 @@ cdef object export(Call *call, _Source source, object x, str name):
         arguments = {key: value for key, value in arguments.items() if key != "max_version"}
         return PyObject_Call(x.__dlpack__, _no_arguments, arguments)
     except Exception as error:
-        raise TypeError(f"{name} cannot be taken through DLPack: {first_line(error)}") from error
+        raise TypeError(f"{name} cannot be exported through DLPack: {first_line(error)}") from error

@@ -1,4 +1,4 @@
-# include/libflash.h for Cython, in the header's order. The header is the manual; nothing is explained twice.
+# Declarations of include/libflash.h, in its order. The header documents them.
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 

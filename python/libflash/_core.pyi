@@ -7,7 +7,7 @@ from ._block_mask import BlockMask
 from ._option_types import AttentionOptions, DecodeOptions, MergeOptions, Results
 
 class _DLPackArray(Protocol):
-    """NumPy, PyTorch, CuPy and JAX arrays, and any other that speaks DLPack. JAX declares no more than this."""
+    """NumPy, PyTorch, CuPy and JAX arrays, and any other with DLPack. JAX declares no more than this."""
 
     def __dlpack__(self) -> Any: ...
 

@@ -1,14 +1,15 @@
 # cython: language_level=3, binding=False, embedsignature=True, embedsignature.format=clinic
 # cython: freethreading_compatible=True, boundscheck=False, wraparound=False, cdivision=True
-"""The one compiled module of libflash: arrays in, the C call without the GIL, status to exception. No policy of its own.
+"""The compiled module of libflash: it describes arrays to the C library, calls it without the GIL and turns a status into an
+exception. It decides nothing itself.
 
 Functions are plain C functions (binding=False), because JAX takes weak references to the functions that it compiles. Defaults are
 literals, because the text from which inspect reads the signature cannot name a variable.
 
-The parts, in the order of a call: _sources.pxi (where an array comes from), _torch_state.pxi (what PyTorch does around a call),
-_borrow.pxi and _numpy.pxi (the C library's view of an array), _outputs.pxi (streams, outputs, workspace), _options.pxi (keywords to
-structs), _cpu_calls.pxi (threads, signals), the operations below and in _operations.pxi, and _shapes.pxi (a call's checks without
-its data).
+The parts, in the order of a call: _sources.pxi (the library of an array), _torch_state.pxi (autograd, transforms and modes),
+_borrow.pxi and _numpy.pxi (the C library's description of an array), _outputs.pxi (streams, outputs, workspace), _options.pxi
+(keywords to structs), _cpu_calls.pxi (threads, signals), the operations below and in _operations.pxi, and _shapes.pxi (checks
+without data).
 """
 import os
 import sys
@@ -65,7 +66,7 @@ cdef int check(flash_status_t status) except -1:
 
 
 cdef str with_hint(str text):
-    """The C library's text, and where it asks for contiguous memory how to get that."""
+    """The C library's text. If it requires contiguous memory, also how to get that."""
     if "must be contiguous" not in text:
         return text
     cdef str name = text.partition(":")[0]
@@ -73,7 +74,7 @@ cdef str with_hint(str text):
 
 
 cdef int check_rank(const flash_tensor_t *x, str name, bint packed) except -1:
-    """What allocating an output needs to know; the C library checks the rest."""
+    """Check the rank, which the allocation of outputs depends on. The C library checks the rest."""
     if x.ndim != (3 if packed else 4):
         lengths = "cu_seqlens_q" if name == "q" else "cu_seqlens_k"
         raise InvalidError(f"{name} has {x.ndim} dimensions; it needs "
@@ -115,7 +116,7 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
               alibi_slopes=None, bias=None, mask=None, learnable_sink=None, block_mask=None, dropout_p=0.0, seed=0, offset=0,
               layout="bshd", cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, seqused_q=None,
               seqused_k=None, num_splits=0, return_lse=False, out=None, lse=None, stream=None, backend=None, kernel=None):
-    """Exact attention: softmax(softmax_scale * q k^T) v, without ever storing the matrix of scores.
+    """Exact attention: softmax(softmax_scale * q k^T) v, without storing the matrix of scores.
 
     The method is FlashAttention (Dao et al., arXiv 2205.14135) and FlashAttention-2 (arXiv 2307.08691); names and meanings are
     those of the flash-attn package. Sums and softmax are in float32 (float64 for float64).
@@ -148,15 +149,15 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
     mask : bool, shape as bias
         True keeps the key.
     learnable_sink : (heads_q,), float32 or q's type
-        One more logit in each row's softmax, without a value.
+        One more score in each row's softmax, without a value.
     block_mask : bool (batch or 1, heads_q or 1, ceil(seqlen_q / 128), ceil(seqlen_k / 128)), or a BlockMask
         True keeps the block of 128 x 128 scores.
     dropout_p : float
         Probability of dropping an entry of the softmax, from 0 up to but not 1. The mask depends on (seed, offset, batch, head,
         row, column) alone; the definition (Philox4x32-10) is in libflash.h.
     seed, offset : int from 0 to 2**64 - 1
-        Or seed alone: an array of two int64 or uint64 numbers on q's device, seed and offset, of which the 64 bits count. On a GPU
-        the kernels read it when they run, so that a captured CUDA graph takes the numbers that it holds at each replay.
+        Or seed alone: an array of two int64 or uint64 numbers on q's device, seed and offset, read as 64 bits each. On a GPU the
+        kernels read it when they run, so a captured CUDA graph uses the numbers that it holds at each replay.
     layout : "bshd", "bhsd" or "sbhd"
         The order of the axes of q, k, v and out: b batch, s seqlen, h heads, d head_dim. Packed arrays, lse, bias and masks
         always have the order given here.
@@ -165,15 +166,15 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
     max_seqlen_q, max_seqlen_k : int
         Upper bounds of the lengths, if known. Never needed.
     seqused_q, seqused_k : (batch,) int32 (int64 on the CPU: converted)
-        Only the first so many rows of each sequence exist. Out is 0 and lse -inf in rows past seqused_q.
+        Used lengths: only the first seqused[b] rows of sequence b exist. Out is 0 and lse -inf in rows past seqused_q.
     num_splits : int
-        Into how many ranges the keys are split; 0: the library chooses, 1: one.
+        Number of splits of the keys; 0: the library chooses, 1: no split.
     return_lse : bool
         Also return lse.
     out : array like q with head_dim_v channels
-        Where to write; allocated if not given. May not overlap the inputs.
+        The output; allocated if not given. It may not overlap the inputs.
     lse : (batch, heads_q, seqlen_q) or packed (heads_q, total_q), float32 (float64 for float64)
-        Where to write the logsumexp.
+        The output for the LSE.
     stream : int or object with __cuda_stream__
         CUDA stream instead of the current one; the caller then keeps the arrays alive and the order of work right.
     backend : "cpu", "sm80" or "sm90";  kernel : a name from info()["kernels"]

@@ -1,5 +1,5 @@
-# The ABI of DLPack 1.x (https://dmlc.github.io/dlpack): how array libraries describe their memory to each other. Declared here in
-# our own words so that nothing has to be vendored; tests/test_dlpack.py compares sizes and offsets with the official header.
+# The ABI of DLPack 1.x (https://dmlc.github.io/dlpack), with which array libraries describe their memory to each other. Declared
+# here so that no header has to be vendored; tests/test_dlpack.py compares sizes and offsets with the official header.
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 
@@ -45,7 +45,7 @@ cdef extern from *:
     } flash_dl_exchange_t;
     """
     enum:
-        DL_MAJOR "1"            # the major version spoken here
+        DL_MAJOR "1"            # the supported major version
         DL_READ_ONLY "1"        # bit of `flags`
         DL_CPU "1"
         DL_CUDA "2"
@@ -90,7 +90,7 @@ cdef extern from *:
         DLExchangeHeader header
         int (*managed_tensor_allocator)(DLTensor *, DLManagedVersioned **, void *,
                                         void (*)(void *, const char *, const char *) noexcept) except -1
-        int (*managed_tensor_from_py_object_no_sync)(void *, DLManagedVersioned **) except -1
+        int (*managed_tensor_from_py_object_no_sync)(void *, DLManagedVersioned **) noexcept  # not 0: a Python exception is set
         int (*managed_tensor_to_py_object_no_sync)(DLManagedVersioned *, void **) except -1
-        int (*dltensor_from_py_object_no_sync)(void *, DLTensor *) except -1
+        int (*dltensor_from_py_object_no_sync)(void *, DLTensor *) noexcept  # not 0: a Python exception is set
         int (*current_work_stream)(int32_t, int32_t, void **) except -1

@@ -28,21 +28,21 @@ class Error(Exception):
 
 
 class InvalidError(Error, ValueError):
-    """The call is wrong whatever the machine: a shape, a stride, a value, a missing array."""
+    """The call is wrong on every machine: a shape, a stride, a value, a missing array."""
 
     status = 1
     status_name = "INVALID"
 
 
 class UnsupportedError(Error, NotImplementedError):
-    """The call is right, but no kernel in this build serves it here."""
+    """The call is valid, but no kernel of this build serves it on this machine."""
 
     status = 2
     status_name = "UNSUPPORTED"
 
 
 class VersionError(Error, ValueError):
-    """The Python module and the native library do not fit together."""
+    """The Python module and the native library have different versions."""
 
     status = 3
     status_name = "VERSION"
@@ -63,14 +63,14 @@ class NoDeviceError(Error, RuntimeError):
 
 
 class CudaError(Error, RuntimeError):
-    """The CUDA runtime reported an error, also one left over from earlier work."""
+    """The CUDA runtime reported an error, possibly one of earlier work."""
 
     status = 6
     status_name = "CUDA"
 
 
 class OutOfMemoryError(Error, MemoryError):
-    """Host memory or a thread could not be had."""
+    """Host memory or a thread could not be allocated."""
 
     status = 7
     status_name = "OUT_OF_MEMORY"
@@ -86,7 +86,7 @@ class InternalError(Error, RuntimeError):
 class CancelledError(Error, RuntimeError):
     """A call on the CPU was ended before it was done; its outputs are undefined.
 
-    Python's callers do not meet it: when a signal handler ends a call (Ctrl-C), what the handler raised is raised.
+    Python callers do not see it: when a signal handler ends a call (Ctrl-C), the handler's exception is raised instead.
     """
 
     status = 9

@@ -1,7 +1,7 @@
 """S_dmask, which flash-attn's functions return on request: the probabilities, negative where dropout dropped them. For tests
 only.
 
-The library never has this matrix. It is asked for it through its own door: with one-hot values, out holds probabilities.
+The library does not store this matrix. It is computed with attention itself: with one-hot values, out holds probabilities.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def random_state() -> Tensor:
 
 
 def positions(cu_seqlens: Tensor, total: int) -> tuple[Tensor, Tensor]:
-    """Of each packed row: its sequence, and its place in there. Rows behind the last sequence count as its continuation."""
+    """The sequence of each packed row, and its position in it. Rows past the last sequence count as part of it."""
     rows = torch.arange(total, device=cu_seqlens.device)
     sequence = torch.searchsorted(cu_seqlens[1:-1].long().contiguous(), rows, right=True)
     return sequence, rows - cu_seqlens.long()[sequence]

@@ -1,4 +1,4 @@
-# What would run, and what there is.
+# explain(): the plan of a call. info(): this build and machine.
 
 ATTENTION_DEFAULTS = dict(defaults_of("attention"), window_size=NO_WINDOW)
 BACKWARD_DEFAULTS = dict(ATTENTION_DEFAULTS, **defaults_of("attention_backward") | {"window_size": NO_WINDOW})
@@ -14,7 +14,7 @@ cdef dict with_defaults(dict options, dict defaults, str op):
 
 
 def explain(q, k, v, /, *, op="forward", **options):
-    """Text for a person: which kernel, tile, splits and workspace a call would take, and why not the others.
+    """The plan of a call as text: kernel, tile, splits and workspace, and why other kernels do not serve it.
 
     Parameters
     ----------
@@ -24,7 +24,7 @@ def explain(q, k, v, /, *, op="forward", **options):
 
     Returns
     -------
-    str; also for a call that no kernel serves. A call that is wrong raises, as the call itself would.
+    str; also for a call that no kernel serves. An invalid call raises what the call itself would raise.
     """
     cdef Call call
     cdef Extras extras
@@ -81,7 +81,7 @@ cdef int options_of_backward(Call *call, Extras *extras, flash_attention_options
 
 
 def info():
-    """What this libflash is and finds: a dict of
+    """This build and machine: a dict of
 
     version, build (how it was compiled: a dict), cpu (instruction set and number of threads), cuda (one line), devices (a list of
     dicts), kernels (a list of dicts; `usable`, else `why_not`; `name` is what kernel= takes).

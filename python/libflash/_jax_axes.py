@@ -1,4 +1,4 @@
-"""What the axes of operands and results mean. vmap and sharding both follow from these labels:
+"""The meaning of the axes of operands and results. The rules of vmap and of sharding use these labels:
 
 b  batch            B  batch, of size 1 and repeated
 h  query heads      k  key heads          anything else may be neither folded nor sharded

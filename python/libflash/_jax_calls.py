@@ -1,7 +1,7 @@
-"""From a call of libflash.jax to XLA: operands and attributes, and the check while tracing.
+"""A call of libflash.jax as an XLA custom call: operands and attributes, and the checks while tracing.
 
-The handlers themselves are C (jax_ffi/); request.h there lists what stands where. Above this stand sharding (_jax_sharding.py),
-vmap (_jax_vmap.py) and gradients (jax.py), each of which ends in calls of the one below.
+The handlers are written in C (jax_ffi/); request.h there lists the order of operands and results. jax.py (gradients) calls
+_jax_vmap.py (vmap), which calls _jax_sharding.py (sharding), which calls this module.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Options(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One operation with the names of its optional operands, in their order; what is cached for it hangs on this."""
+    """One operation with the names of its optional operands, in their order; the key of what is cached for it."""
 
     operation: int
     options: Options
@@ -177,7 +177,7 @@ def check_types(call: Call, operands: Sequence[Any]) -> None:
 
 
 def check_ranks(call: Call, operands: Sequence[Any]) -> None:
-    """What the shapes of results are made from; the C library checks the rest."""
+    """Check the ranks, which the shapes of results depend on. The C library checks the rest."""
     packed = {name for name, side in (("q", "q"), ("k", "k"), ("v", "k")) if f"cu_seqlens_{side}" in call.names}
     for name, x in zip(call.fixed, operands, strict=False):
         if name not in ("q", "k", "v", "k_cache", "v_cache") or len(x.shape) == (3 if name in packed else 4):
@@ -189,7 +189,7 @@ def check_ranks(call: Call, operands: Sequence[Any]) -> None:
 
 
 def symbolic(operands: Sequence[Any]) -> bool:
-    """True if jax.export has left a dimension open."""
+    """True if a dimension is symbolic (jax.export)."""
     return any(not isinstance(size, (int, np.integer)) for x in operands for size in x.shape)
 
 
@@ -198,7 +198,7 @@ def without_rng(call: Call, operands: Sequence[Any]) -> Sequence[Any]:
 
 
 def run(call: Call, *operands: Any) -> list[Any]:
-    """The operation on one device: checked by shape, then handed to XLA for the platform it compiles for."""
+    """The operation on one device: its shapes are checked, then XLA compiles it for its platform."""
     check_types(call, operands)
     check_ranks(call, operands)
     results = result_shapes(call, operands)
@@ -230,9 +230,9 @@ def run(call: Call, *operands: Any) -> list[Any]:
 
 
 def on_platform(call: Call, operands: Sequence[Any], results: list[Shape], scratch: int | None) -> list[Any]:
-    """`scratch`: bytes of workspace as one more result, which XLA plans with the rest of its memory; None: the handler's own."""
+    """`scratch`: bytes of workspace, one more result that XLA allocates; None: the handler allocates it."""
     aliases = {}
-    if call.packed:  # rows that belong to no sequence are not written: hand in what they shall hold
+    if call.packed:  # rows that belong to no sequence are not written: fill the results first
         start = len(without_rng(call, operands))
         aliases = {start + i: i for i in range(len(results))}
         filled = [

@@ -1,4 +1,4 @@
-"""What may be given to libflash.jax: arrays, lengths, seeds; numbers and texts, which become part of the compiled program."""
+"""Checks and conversions of the arguments of libflash.jax: arrays, lengths, seeds; static numbers and texts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import _option_list
+from . import _core, _option_list
 from ._errors import InvalidError, UnsupportedError
 from ._jax_calls import CAUSAL, DETERMINISTIC, SCALE, TOP_LEFT, WINDOW
 from ._option_list import names_of
@@ -53,10 +53,7 @@ def integer(x: Any, name: str) -> int:
 
 
 def switch(x: Any, name: str) -> bool:
-    known(x, name)
-    if isinstance(x, (bool, np.bool_)) or (isinstance(x, (int, np.integer, jax.Array, np.ndarray)) and x in (0, 1)):
-        return bool(x)
-    raise TypeError(f"{name} must be True or False, not {x!r}")
+    return _core.flag(known(x, name), name)
 
 
 def one_of(value: str, allowed: Any, name: str) -> str:
@@ -137,7 +134,7 @@ def operands(given: dict[str, Any]) -> dict[str, Array]:
 
 
 def four_dimensions(x: Any, name: str) -> Array:
-    """Axes of size 1 in front: what vmap and sharding go by."""
+    """x with axes of size 1 in front, so that vmap and sharding find the batch and the heads."""
     x = array(x, name)
     if x.ndim > 4:
         raise InvalidError(f"{name} has {x.ndim} dimensions; at most 4")
@@ -174,7 +171,7 @@ def is_number(x: Any) -> bool:
 
 
 def signed(value: int, name: str) -> int:
-    """As XLA's attributes take it."""
+    """As a signed 64-bit integer, the type of XLA's attributes."""
     if not 0 <= value < 2**64:
         raise InvalidError(f"{name} is {value}; it must be from 0 to 2**64 - 1")
     return int(value) - 2**64 if value >= 2**63 else int(value)

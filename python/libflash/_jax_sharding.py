@@ -37,7 +37,7 @@ def partition_rule(call: Call, shapes: tuple[Shape, ...]) -> Callable[..., list[
     free = shardable(call, by_name)
 
     def specs(mesh: Any, arguments: Any) -> tuple[list[Any], list[Any]]:
-        """The sharding of q decides for all."""
+        """The sharding of q determines that of all others."""
         q = call.fixed.index("q")
         spec = tuple(arguments[q].sharding.spec)
         spec = (*spec, *(None,) * (len(labels[q]) - len(spec)))

@@ -1,4 +1,4 @@
-"""What JAX's transformations make of an operation: vmap folds the new axis into the batch, differentiation is refused by name."""
+"""Rules of JAX's transformations: vmap folds the new axis into the batch; unsupported derivatives raise UnsupportedError."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from ._jax_sharding import partitioned
 
 @functools.lru_cache(maxsize=1024)
 def vectorised(call: Call) -> Callable[..., list[Any]]:
-    """The operation under jax.vmap. What cannot be folded runs one after the other: packed arrays, pages, a sink for each, and
-    dropout, whose mask must not depend on the neighbours."""
+    """The operation under jax.vmap. Calls that cannot be folded into the batch run one after another: packed arrays, pages,
+    mapped sinks, and dropout, whose mask must not depend on other entries."""
 
     @custom_vmap
     def run_batched(*operands: Any) -> list[Any]:
@@ -44,7 +44,7 @@ NO_DERIVATIVE = {
 
 
 def without_derivative(operation: int, function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """The function, which says what is missing when JAX differentiates it."""
+    """The function, which raises UnsupportedError when JAX differentiates it."""
     if operation not in NO_DERIVATIVE:  # forward: differentiated as a whole in jax.py
         return function
     guarded = jax.custom_jvp(function)

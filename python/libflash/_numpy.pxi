@@ -1,10 +1,10 @@
-# NumPy arrays, through Python's buffer protocol: their __dlpack__ refuses bfloat16, and before NumPy 2.1 what is read-only.
+# NumPy arrays, described through the buffer protocol: their __dlpack__ refuses bfloat16, and before NumPy 2.1 read-only arrays.
 
 cdef class _NumpyDtype:
-    """What a NumPy dtype is to DLPack."""
+    """The DLPack description of a NumPy dtype."""
 
     cdef DLDataType described
-    cdef bint bfloat16  # of ml_dtypes, which the buffer protocol does not carry
+    cdef bint bfloat16  # of ml_dtypes; the buffer protocol has no format for it
 
 
 cdef dict _numpy_dtypes = {}  # numpy.dtype -> _NumpyDtype
@@ -12,7 +12,7 @@ cdef dict NUMPY_CODES = {"i": DL_INT, "u": DL_UINT, "f": DL_FLOAT, "b": DL_BOOL}
 
 
 cdef _NumpyDtype numpy_dtype(object dtype, str name):
-    """Refuses what is no number of this machine, or a kind that only its own package knows."""
+    """Refuses other byte orders, and dtypes that are neither NumPy's own nor bfloat16."""
     cdef object found = _numpy_dtypes.get(dtype)
     if found is not None:
         return <_NumpyDtype>found
@@ -20,7 +20,7 @@ cdef _NumpyDtype numpy_dtype(object dtype, str name):
     made.bfloat16 = dtype.name == "bfloat16"
     if not dtype.isnative:
         raise InvalidError(f"{name} has dtype {dtype.str}, which is not in this machine's byte order")
-    if not made.bfloat16 and (dtype.kind not in NUMPY_CODES or dtype.isbuiltin != 1):  # float8_e5m2 says that it is an "f"
+    if not made.bfloat16 and (dtype.kind not in NUMPY_CODES or dtype.isbuiltin != 1):  # float8_e5m2 reports kind "f"
         raise InvalidError(f"{name} has dtype {dtype.name}; {DTYPE_RULE}")
     made.described.code = DL_BFLOAT if made.bfloat16 else NUMPY_CODES[dtype.kind]
     made.described.bits = <uint8_t>(8 * dtype.itemsize)
@@ -34,7 +34,7 @@ cdef int borrow_numpy(Call *call, _Source source, object x, str name, flash_tens
     cdef object memory = x.view(source.uint16) if dtype.bfloat16 else x
     cdef Py_buffer view
     PyObject_GetBuffer(memory, &view, PyBUF_STRIDED_RO)
-    Py_INCREF(memory)  # NumPy's memory lives as long as the array: the buffer itself may go
+    Py_INCREF(memory)  # the memory lives as long as the array, so the buffer can be released below
     hold(call, HELD_OBJECT, <void *>memory)
     try:
         if role == WRITE and view.readonly:
@@ -55,7 +55,7 @@ cdef int describe_buffer(Call *call, Py_buffer *view, _NumpyDtype dtype, str nam
     described.device.device_type = DL_CPU
     described.device.device_id = 0
     described.dtype = dtype.described
-    described.ndim = view.ndim  # describe() refuses one beyond FLASH_MAX_NDIM before it reads a size
+    described.ndim = view.ndim  # describe() refuses more than FLASH_MAX_NDIM before it reads a size
     described.shape = shape
     described.strides = strides
     for i in range(min(view.ndim, FLASH_MAX_NDIM)):

@@ -2,7 +2,7 @@
 
 
 cdef object by_xla(str name, tuple arrays, dict defaults, dict options):
-    """To libflash/jax.py, with the options that are not at their defaults."""
+    """Call libflash/jax.py with the options that are not at their defaults."""
     for option in ("out", "lse", "stream"):
         if options.pop(option) is not None:
             raise InvalidError(f"{option} cannot be given for JAX arrays that are traced, sharded or on a GPU: "
@@ -19,9 +19,9 @@ cdef object by_xla(str name, tuple arrays, dict defaults, dict options):
 
 
 cdef object by_adapter(_Source source, str name, tuple arrays, dict defaults, dict options):
-    """To libflash/torch.py, with the options that are not at their defaults. `seed` goes along always: the adapter's default is a
-    fresh one for each call. PyTorch's operators take tensors only, so arrays of other libraries are handed over as such. Arrays of
-    JAX go to libflash/jax.py."""
+    """Call libflash/torch.py with the options that are not at their defaults. `seed` is always passed: the adapter's default is a
+    new one for each call. PyTorch's operators accept tensors only, so arrays of other libraries are converted to tensors. Calls
+    with arrays of JAX go to libflash/jax.py."""
     if source.kind == KIND_JAX:
         return by_xla(name, arrays, defaults, options)
     if name == "attention":
@@ -63,9 +63,9 @@ def attention_backward(
     out, lse : as attention(..., return_lse=True) returned them
     dlse : gradient with respect to lse, if the loss depends on it; shape and type of lse
     deterministic : bool
-        The same bits in every run; UnsupportedError where that cannot be had. The CPU is deterministic always.
+        The same bits in every run; UnsupportedError if no kernel can do that. The CPU is always deterministic.
     dq, dk, dv : arrays with shape and type of q, k, v
-        Where to write; allocated if not given.
+        The outputs; allocated if not given.
     dbias, dsink : arrays with shape and type of bias and learnable_sink
         If given, their gradients are written there, summed over repeated dimensions.
     The other options must be those of the forward call; see attention().
@@ -157,8 +157,8 @@ def decode(q, k_cache, v_cache, *, cache_seqlens=None, block_table=None, cache_b
            stream=None, backend=None, kernel=None):
     """A few new query rows per sequence against a cache of keys and values, as when generating text. Forward only.
 
-    With k and v, the new rows are first written into the cache behind the valid ones, in place, and then take part. Names and
-    meanings are those of flash_attn_with_kvcache; the keys of a row may be split into ranges that are worked on side by side
+    With k and v, the new rows are first appended to the cache, in place, after the valid ones, and then attended to. Names and
+    meanings are those of flash_attn_with_kvcache. The keys of a sequence may be split into ranges that are processed in parallel
     ("Flash-Decoding").
 
     Parameters
@@ -173,12 +173,12 @@ def decode(q, k_cache, v_cache, *, cache_seqlens=None, block_table=None, cache_b
     cache_batch_idx : (batch,) int32
         The cache entry of each sequence, default its own number; not together with block_table.
     cache_leftpad : (batch,) int32
-        The first so many cached keys do not exist; positions count them. With block_table, the entries of pages that hold
-        only such keys may be anything.
+        Number of cached keys at the start of a sequence that do not exist; positions count them. With block_table, the entries
+        of pages that hold only such keys may have any value.
     k, v : (batch, seqlen_new, heads_k, head_dim) and (..., head_dim_v)
         New keys and values to append.
     rotary_cos, rotary_sin : (positions, rotary_dim / 2), float32 or q's type
-        Turn the first rotary_dim channels of q and k by the angles of their position: cache_seqlens[b] + i.
+        Rotate the first rotary_dim channels of q and of the new k by the angles of their position: cache_seqlens[b] + i.
     rotary_interleaved : bool
         Channels are paired (0, 1), (2, 3), ...; otherwise (0, r/2), (1, r/2 + 1), ...
     causal : bool, window_size : (left, right)
@@ -186,7 +186,7 @@ def decode(q, k_cache, v_cache, *, cache_seqlens=None, block_table=None, cache_b
     softmax_scale, softcap, alibi_slopes, learnable_sink : as in attention()
     num_splits : int; 0: the library chooses, 1: none
     split_size : int, a multiple of 128
-        Keys per range; the bits of a sequence's result then do not depend on the rest of the batch.
+        Keys per split; the bits of a sequence's result then do not depend on the rest of the batch.
     return_lse, out, lse, stream, backend, kernel : as in attention()
 
     Returns
@@ -270,18 +270,18 @@ def decode(q, k_cache, v_cache, *, cache_seqlens=None, block_table=None, cache_b
 
 
 def merge(outs, lses, *, return_lse=True, layout="bshd", out=None, lse=None, stream=None, backend=None, kernel=None):
-    """Attention over several disjoint ranges of keys, put together from what attention() returned for each range.
+    """Merge the results that attention() returned for several disjoint ranges of keys into the result for all of them.
 
     lse = log(sum_n exp(lses[n])) and out = sum_n exp(lses[n] - lse) outs[n]. A part with lse = -inf contributes nothing,
-    whatever its out holds. This is what ring attention, split caches and shared prefixes are made of. PyTorch tensors that
-    require a gradient are differentiable.
+    whatever its out holds. Used for ring attention, split caches and shared prefixes. PyTorch tensors that require a gradient
+    are differentiable.
 
     Parameters
     ----------
     outs : sequence of 1 or more arrays (batch, seqlen, heads, head_dim_v), or packed (total, heads, head_dim_v)
     lses : sequence of as many arrays (batch, heads, seqlen), or packed (heads, total); float32 (float64 for float64)
     layout : the order of axes of the outs and of out, as in attention()
-    out, lse : where to write; allocated if not given, with the types of outs[0] and lses[0]
+    out, lse : the outputs; allocated if not given, with the types of outs[0] and lses[0]
     stream, backend, kernel : as in attention()
 
     Returns

@@ -1,4 +1,4 @@
-# Options: from Python's keywords to the C structs.
+# Conversion of keyword arguments to the option structs of the C library.
 
 cdef enum Layout:
     BSHD = 0
@@ -12,7 +12,7 @@ cdef enum:
 cdef object _bottom_right = "bottom_right"
 cdef object _bshd = "bshd"
 
-# The optional tensors of one call; the option structs point in here.
+# The optional tensors of one call, which the option structs point to.
 cdef struct Extras:
     int count
     flash_tensor_t tensors[MAX_EXTRAS]
@@ -35,7 +35,7 @@ cdef inline void swap_axes(flash_tensor_t *x, int a, int b) noexcept:
 
 
 cdef inline void to_bshd(flash_tensor_t *x, Layout layout) noexcept:
-    """Name the axes in the order of the C library. Packed tensors have one order only."""
+    """Reorder the axes of the description to the C library's. Packed tensors have only one order."""
     if x.ndim == 4 and layout == BHSD:
         swap_axes(x, 1, 2)
     elif x.ndim == 4 and layout == SBHD:
@@ -43,7 +43,7 @@ cdef inline void to_bshd(flash_tensor_t *x, Layout layout) noexcept:
 
 
 cpdef bint flag(object x, str name) except -1:
-    """A bool of Python or NumPy. Anything else is refused: that "no" or "False" counts as true would be no help."""
+    """A bool of Python or NumPy. Anything else is refused: "no" and "False" are true in Python."""
     if x is True:
         return True
     if x is False:
@@ -110,7 +110,7 @@ cdef flash_tensor_t *extra(Call *call, Extras *extras, object x, str name, Role 
 
 
 cdef bint is_array(object x):
-    """An array with dimensions: a scalar of NumPy or a tensor without dimensions counts as its number."""
+    """True for an array with dimensions. A NumPy scalar or a tensor without dimensions is a number."""
     return type(x) is not int and hasattr(x, "__dlpack__") and getattr(x, "ndim", 1) != 0
 
 
@@ -193,7 +193,7 @@ cdef int attention_options_from(Call *call, Extras *extras, flash_attention_opti
 
 
 cdef int64_t bound(object x, str name) except? -1:
-    """A largest length: None and 0 mean not known, which the C library writes as 0."""
+    """A largest length; 0 in the C library, None or 0 here: not known."""
     return 0 if x is None else integer(x, name)
 
 

@@ -1,8 +1,8 @@
-# Streams, outputs and workspace: what comes from the caller's own library.
+# Streams, outputs and workspace, which come from the caller's array library.
 
 
 cdef int take_stream(Call *call, object stream) except -1:
-    """The caller's stream= argument: a handle, or an object that has one."""
+    """The stream= argument: a handle, or an object that has one."""
     cdef object handle = stream
     if hasattr(stream, "__cuda_stream__"):
         handle = stream.__cuda_stream__()[1]
@@ -42,7 +42,7 @@ cdef bint shares_stream(Call *call, _Source source, int32_t device_id) except -1
 
 
 cdef object stream_number(Call *call):
-    """As __dlpack__ wants it: 1 is the legacy default stream."""
+    """The stream argument of __dlpack__: 1 is the legacy default stream."""
     return <uintptr_t>call.stream if call.stream != NULL else 1
 
 
@@ -51,7 +51,7 @@ cdef void set_error(void *context, const char *kind, const char *message) noexce
 
 
 class _Handle:
-    """A stream handle as the object that CuPy wants to see."""
+    """A stream handle as an object with __cuda_stream__, for CuPy."""
 
     def __init__(self, handle):
         self.handle = handle
@@ -61,8 +61,8 @@ class _Handle:
 
 
 cdef object on_stream(Call *call, _Source source, int32_t device_id):
-    """A context in which the library allocates for the stream that the caller gave, so that memory freed after the call is not
-    handed to work on another stream too early."""
+    """A context in which the array library allocates for the given stream, so that its allocator does not reuse memory that is
+    freed after the call on another stream too early."""
     cuda = source.module.cuda
     handle = <uintptr_t>call.stream
     if source.torch:
@@ -100,7 +100,7 @@ cdef DLManagedVersioned *allocate_by_table(Call *call, _Source source, const fla
     else:
         source.api.managed_tensor_allocator(&prototype, &made, NULL, set_error)
     if made == NULL:
-        raise OutOfMemoryError("the array library gave no memory and no reason")
+        raise OutOfMemoryError("the array library allocated no memory and raised no error")
     return made
 
 
@@ -115,8 +115,8 @@ cdef DLDataType dl_dtype(int32_t dtype) noexcept:
 
 cdef object new_array(Call *call, _Source source, object like, const flash_tensor_t *view, int32_t dtype, int ndim,
                       int64_t *shape, str name, flash_tensor_t *out):
-    """A new array of the library and on the device of `like`, which `view` describes; borrowed into `out`. For JAX it is NumPy
-    memory for now: see deliver()."""
+    """A new array of the library and on the device of `like`, which `view` describes; `out` describes the new one. For JAX it is
+    NumPy memory until deliver()."""
     cdef DLManagedVersioned *made
     cdef void *object_pointer = NULL
     cdef tuple sizes
@@ -126,7 +126,7 @@ cdef object new_array(Call *call, _Source source, object like, const flash_tenso
         describe(call, &made.dl_tensor, name, out, WRITE)
         source.api.managed_tensor_to_py_object_no_sync(made, &object_pointer)
         array = <object>object_pointer
-        Py_DECREF(array)  # the table gave a new reference, the cast took another
+        Py_DECREF(array)  # the table returned a new reference, and the cast added one
         return array
     if ndim == 4:
         sizes = (shape[0], shape[1], shape[2], shape[3])
@@ -158,7 +158,7 @@ cdef object dtype_object(_Source source, object like, const flash_tensor_t *view
 
 
 cdef object new_array_by_namespace(object like, const flash_tensor_t *view, int32_t dtype, tuple sizes, str name):
-    """By the array API standard, for libraries that are not known by name."""
+    """A new array by the array API standard, for libraries that are not known by name."""
     if not hasattr(like, "__array_namespace__"):
         raise TypeError(f"{name} cannot be allocated: {type(like).__name__} has no __array_namespace__; give it as {name}=")
     space = like.__array_namespace__()
@@ -167,7 +167,7 @@ cdef object new_array_by_namespace(object like, const flash_tensor_t *view, int3
 
 
 cdef object aligned_numpy(_Source source, object dtype, tuple sizes):
-    """NumPy memory at a multiple of 64 bytes, which JAX takes over without a copy."""
+    """NumPy memory at a multiple of 64 bytes, which JAX adopts without a copy."""
     cdef int64_t count = dtype.itemsize
     for size in sizes:
         count *= size
@@ -177,15 +177,15 @@ cdef object aligned_numpy(_Source source, object dtype, tuple sizes):
 
 
 cdef object deliver(_Source source, object like, object array):
-    """What the caller gets: for JAX, the NumPy memory handed over (28 us, no copy; jax.numpy.empty alone takes longer)."""
+    """The result for the caller: for JAX, a JAX array that adopts the NumPy memory without a copy."""
     if source.kind != KIND_JAX or array is None or type(array).__module__.partition(".")[0] != "numpy":
         return array
     return sys.modules["jax"].device_put(array, like.device)
 
 
 cdef void *workspace(Call *call, _Source source, const flash_tensor_t *like, size_t size) except? NULL:
-    """Scratch memory until finish(call). On a GPU it comes from the caller's library, whose allocator keeps the order of the
-    stream: it may be handed on right after the launch."""
+    """The workspace, until finish(call). On a GPU it comes from the caller's library, whose allocator follows the order of the
+    stream: the memory may be released right after the launch."""
     cdef void *memory = NULL
     cdef DLManagedVersioned *made
     cdef DLDataType byte

@@ -1,10 +1,10 @@
-# A call's checks without its data: what PyTorch's fake and meta tensors can be refused by.
+# The checks of a call for tensors without data: PyTorch's fake and meta tensors.
 
 cdef dict DTYPE_NUMBERS = {name: number for number, name in DTYPE_OBJECTS.items()} | {"bool": FLASH_DTYPE_BOOL}
 
 
 class TensorShape:
-    """What is known of a tensor without data: shape and strides (tuples of int), dtype ("float16", ...), device ("cpu" or "cuda")."""
+    """A tensor without data: shape and strides (tuples of int), dtype ("float16", ...), device ("cpu" or "cuda")."""
 
     def __init__(self, shape, strides, dtype, device):
         self.shape = shape
@@ -35,8 +35,8 @@ cdef int describe_shape(object x, str name, flash_tensor_t *out, Role role) exce
 
 
 def check_attention(q, k, v, out, lse, gradients, **options):
-    """Raise what attention() would raise for tensors of these shapes, or attention_backward() if `gradients`, (dout, dbias, dsink),
-    is not None. dq, dk and dv are taken to be as q, k and v."""
+    """Raise what attention() would raise for tensors of these shapes, or attention_backward() if `gradients`, (dout, dbias,
+    dsink), is not None. dq, dk and dv are taken to be as q, k and v."""
     cdef Call call
     cdef Extras extras
     cdef flash_attention_options_t made

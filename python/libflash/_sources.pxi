@@ -1,4 +1,4 @@
-# Where an array comes from. What a call needs to know about an array's library is looked up once per type and kept.
+# The library of an array. What a call needs to know about it is looked up once per type and cached.
 
 cdef enum Kind:
     KIND_OTHER = 0    # anything with __dlpack__
@@ -13,12 +13,12 @@ cdef class _Source:
 
     cdef Kind kind
     cdef bint torch             # PyTorch: see _torch_state.pxi
-    cdef bint subclass          # a subclass of torch.Tensor with behaviour of its own: its memory alone does not say what it means
+    cdef bint subclass          # a subclass of torch.Tensor that overrides operators: its memory alone does not define its values
     cdef bint traced            # JAX's placeholder inside jit, grad and vmap: a shape without data
     cdef bint no_max_version    # its __dlpack__ is older than DLPack 1.0
     cdef DLExchange *api
     cdef object get_num_threads  # torch.get_num_threads
-    cdef object module          # the library, where outputs come from; None: ask the array
+    cdef object module          # allocates outputs; None: through the array's __array_namespace__
     cdef object empty           # module.empty
     cdef object float32
     cdef object uint16
@@ -30,7 +30,7 @@ cdef dict _versioned = {"max_version": (1, 3)}
 
 
 cdef DLExchange *exchange_table(object cls) except? NULL:
-    """The exchange table of a type, of the major version we speak, or NULL."""
+    """The exchange table of a type, in the supported major version, or NULL."""
     cdef object capsule = getattr(cls, "__dlpack_c_exchange_api__", None)
     if capsule is None or not PyCapsule_IsValid(capsule, "dlpack_exchange_api"):
         return NULL

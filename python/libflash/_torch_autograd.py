@@ -24,7 +24,7 @@ _Function: Any = torch.autograd.function._SingleLevelFunction
 NO_SECOND = "attention has no second derivative; where it is not needed, leave out create_graph=True or detach() the gradient"
 
 
-# -- what a call at the Autograd key asks first
+# -- checks of a call at the Autograd key
 
 
 def requires_gradient(tensors: Iterable[Any]) -> bool:
@@ -104,7 +104,7 @@ def record(run: Callable[..., Any], q: Tensor, k: Tensor, v: Tensor, options: di
 
 
 def rows_contiguous(x: Tensor) -> Tensor:
-    """Gradients may come in any strides, expanded from a scalar for instance; the library wants dense rows."""
+    """The gradient with dense rows, which the library requires: it may have any strides, for instance expanded from a scalar."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -215,7 +215,7 @@ def as_out(lse: Tensor, layout: str) -> Tensor:
 
 
 def as_lse(x: Tensor, layout: str) -> Tensor:
-    """The way back."""
+    """The inverse of the above."""
     x = x.squeeze(-1)
     if x.dim() == 2:
         return x.t()

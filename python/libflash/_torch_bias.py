@@ -1,4 +1,4 @@
-"""torch.nn.attention.bias.CausalBias, whose memory says nothing: its meaning is a causal mask."""
+"""torch.nn.attention.bias.CausalBias: a tensor subclass whose memory is not used; it means a causal mask."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ def mask(*args: Any, **options: Any) -> Tensor | None:
 
 
 def register() -> None:
-    """Enter the name into transformers; again and again is fine."""
+    """Register the name in transformers; repeated calls change nothing."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, forward)

@@ -49,7 +49,7 @@ def switch(models: tuple[Any, ...]) -> list[Change]:
 
 
 def restore(changes: list[Change]) -> None:
-    """Undo it. A model that another switch still wants stays switched."""
+    """Undo the switch. A model that another open switch covers stays switched."""
     for change in changes:
         _changes.remove(change)
         heir = next((other for other in _changes if other.config is change.config), None)

@@ -48,8 +48,8 @@ def lse_shape(q: Tensor, layout: str) -> tuple[int, ...]:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, *, deterministic: bool = False, **options: Any) -> tuple[Tensor, Tensor]:
-    """Packed rows that belong to no sequence are not written by the library. A gradient that flows through them must not be
-    garbage, so they are 0 here (lse: -inf), and so are their gradients. Forward is deterministic always."""
+    """The library does not write packed rows that belong to no sequence. They are 0 here (lse: -inf), and so are their gradients,
+    so that no uninitialized memory enters a gradient. The forward pass is always deterministic."""
     filled: dict[str, Any] = {}
     if "cu_seqlens_q" in options:
         filled["out"] = q.new_zeros((*q.shape[:-1], v.shape[-1]))

@@ -1,9 +1,8 @@
-"""libflash as PyTorch operators: torch.ops.libflash.attention and its kin, which torch.compile, torch.export and torch.func take
-as they are.
+"""libflash as PyTorch operators, torch.ops.libflash.attention and others, for torch.compile, torch.export and torch.func.
 
 An operator is a schema and one implementation each for plain tensors (_torch_kernels.py), tensors without data (_torch_fake.py),
-autograd (_torch_autograd.py) and vmap (_torch_vmap.py). Where nobody but autograd looks on, libflash/torch.py does without the
-operators: PyTorch's dispatcher costs more than a small call.
+autograd (_torch_autograd.py) and vmap (_torch_vmap.py). If no transform, mode or tracer must see the call, libflash/torch.py does
+not use the operators: PyTorch's dispatcher takes longer than a small call.
 
 All arguments are positional: PyTorch's ahead-of-time packages lose the defaults of keyword-only ones. The argument that names a
 kernel is `kernel_name`, since PyTorch's compiler has an argument `kernel` of its own.
@@ -94,7 +93,7 @@ OPERATORS = register()
 
 
 def know_sharding() -> None:
-    """Enter the rules for DTensors, if there can be one. (Importing them takes longer than all the rest of PyTorch's adapter.)"""
+    """Register the rules for DTensors if that module is imported: importing it is slow."""
     if "torch.distributed.tensor" in sys.modules:
         from . import _torch_sharding  # noqa: F401
 
@@ -108,8 +107,8 @@ _unwatched = _core.torch_is_plain
 
 
 def eager(*tensors: Tensor | None) -> bool:
-    """True for plain tensors if nobody but autograd looks on: no tracing, compiling, transform, dispatch mode or profiler. The
-    library is then called straight away."""
+    """True for plain tensors outside tracing, compiling, transforms, dispatch modes and profilers: the library can then be called
+    without an operator."""
     if torch.compiler.is_compiling():
         return False
     for x in tensors:

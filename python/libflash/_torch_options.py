@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from . import _core
 from ._block_mask import BlockMask
 from ._option_list import BLOCKS, OPTIONS, WINDOW, Option
 from ._torch_kernels import BLOCK_LISTS
@@ -53,7 +54,14 @@ def form_of(option: Option) -> str:
         return "blocks" if option.kind is BLOCKS else "window"
     if option.kind.array:
         return "tensor"
+    if type(option.default) is bool:
+        return "flag"
     return "value" if option.default or option.default is None else "zero"
+
+
+def flag(x: Any, name: str) -> bool:
+    """A bool of Python or NumPy; a bool of Python without a call that torch.compile cannot trace."""
+    return x if type(x) is bool else _core.flag(x, name)
 
 
 def given_options(
@@ -70,7 +78,10 @@ def given_options(
             continue
         if form == "tensor":
             tensors[name] = value
-        elif form == "zero":  # the default is False or 0: None is as good
+        elif form == "flag":
+            if flag(value, option) is not default:
+                numbers[name] = not default
+        elif form == "zero":  # the default is 0: None is as good
             if value:
                 numbers[name] = value
         elif form == "value":

@@ -1,4 +1,4 @@
-"""DTensors: how the operators work on shards. By batch and by heads every shard computes on its own; anything else is gathered.
+"""DTensors: sharding rules of the operators. Shards of the batch and of the heads are computed separately; others are gathered.
 
 Operators that write to their arguments have no rule: PyTorch might write to a gathered copy.
 """

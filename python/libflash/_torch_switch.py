@@ -1,4 +1,4 @@
-"""Models switched over without a change: enable() and disable() of libflash.torch.
+"""enable() and disable() of libflash.torch, which let existing models run on libflash.
 
 PyTorch keeps a registry of flash-attention implementations (torch.nn.attention). libflash enters itself there under the name
 "libflash" and never activates itself; enable() does, and puts back what was active before when it ends.
@@ -21,7 +21,7 @@ _switches: list[Switch] = []
 
 
 class _Activation:
-    """libflash's entry in PyTorch's registry, active while a switch wants it. Not touched where it was active before, or where
+    """libflash's entry in PyTorch's registry, active while a switch is open. Not touched where it was active before, or where
     somebody activated another implementation since."""
 
     def __init__(self) -> None:

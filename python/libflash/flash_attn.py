@@ -1,4 +1,4 @@
-"""The functions of the flash-attn package (version 2), on libflash: change one import and a program moves over.
+"""The functions of the flash-attn package (version 2), on libflash: a program changes one import to use them.
 
     from libflash.flash_attn import flash_attn_func             # was: from flash_attn import flash_attn_func
 
@@ -8,9 +8,8 @@ What is different:
 
 - Any device and type that libflash serves, any head_dim and page size, head_dim_v of its own.
 - softmax_lse of a row that sees no key is -inf, not +inf, and it is differentiable.
-- PyTorch tensors are differentiable; dropout draws from PyTorch's default generator. Arrays of other libraries go through the
-same
-  functions, forward only.
+- PyTorch tensors are differentiable; dropout draws from PyTorch's default generator. Arrays of other libraries are accepted by
+  the same functions, forward only.
 """
 
 from __future__ import annotations
@@ -225,13 +224,14 @@ def flash_attn_with_kvcache(
 ) -> Any:
     """A few query rows (batch, seqlen_q, heads, head_dim) against a cache; `libflash.decode` says what each argument means.
 
-    k and v, (batch, seqlen_new, heads_k, head_dim), are first written into the cache behind the valid rows, in place.
+    k and v, (batch, seqlen_new, heads_k, head_dim), are first appended to the cache, in place, after the valid rows.
     cache_seqlens is an int or (batch,) int32. No gradients.
 
     Returns
     -------
     out, or (out, softmax_lse) with softmax_lse (batch, heads, seqlen_q)
     """
+    _check_flags(causal=causal, rotary_interleaved=rotary_interleaved, return_softmax_lse=return_softmax_lse)
     if isinstance(cache_seqlens, int):
         cache_seqlens = _full_lengths(q, cache_seqlens)
     options = dict(
@@ -283,6 +283,7 @@ def _attention(
     return_attn_probs: bool,
     learnable_sink: Array | None = None,
 ) -> Any:
+    _check_flags(causal=causal, deterministic=deterministic, return_attn_probs=return_attn_probs)
     options = dict(
         lengths, softmax_scale=softmax_scale, causal=causal, window_size=_window(window_size), softcap=softcap,
         alibi_slopes=alibi_slopes, learnable_sink=learnable_sink, return_lse=return_attn_probs,
@@ -311,8 +312,14 @@ def _attention(
     return (*result, None) if return_attn_probs else result
 
 
+def _check_flags(**flags: Any) -> None:
+    for name, x in flags.items():
+        if type(x) is not bool:
+            _core.flag(x, name)
+
+
 def _is(x: Any, library: str, name: str) -> bool:
-    """A library that is not loaded cannot have made the array."""
+    """True if x is a library.name. A library that is not imported cannot have made the array."""
     module = sys.modules.get(library)
     return module is not None and isinstance(x, getattr(module, name))
 
@@ -330,7 +337,7 @@ def _window(window_size: Any) -> tuple[int | None, int | None]:
 
 
 def _rows(x: Any) -> Any:
-    """As flash-attn does: PyTorch tensors whose last dimension is not contiguous are copied."""
+    """x; a copy of a PyTorch tensor whose last dimension is not contiguous, as in flash-attn."""
     return x.contiguous() if x is not None and _is(x, "torch", "Tensor") and x.stride(-1) != 1 else x
 
 
@@ -362,7 +369,7 @@ def _numpy_seed(q: Array) -> int:
 def _gather_pages(
     q: Array, k: Array, v: Array, block_table: Array, lengths: dict[str, Any]
 ) -> tuple[Array, Array, dict[str, Any]]:
-    """The keys of each sequence side by side: (batch, columns * page_size, heads_k, head_dim), of which so many are used."""
+    """The pages of each sequence in one array, (batch, columns * page_size, heads_k, head_dim), and the used lengths."""
     if not _is(q, "torch", "Tensor"):
         raise UnsupportedError("block_table in flash_attn_varlen_func is for PyTorch tensors; use flash_attn_with_kvcache")
     page_size = k.shape[1]

@@ -9,8 +9,8 @@ Wrong shapes and values raise libflash's own exceptions while JAX traces. Gradie
 raises UnsupportedError, and forward mode (jax.jvp, jacfwd, linearize, hessian) JAX's TypeError. vmap folds the new axis into the
 batch. On sharded arrays jit keeps shards of batch and heads in place; inside shard_map each device does its part.
 
-jax.export wants to be told that libflash keeps its custom calls compatible. Dimensions may be symbolic; then shapes are checked
-when the program runs. Where the program is loaded, import libflash.jax first.
+jax.export requires a statement that libflash keeps its custom calls compatible. Dimensions may be symbolic; then shapes are
+checked when the program runs. Where the program is loaded, import libflash.jax first.
 
     checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in libflash.jax.CUSTOM_CALLS]
     exported = jax.export.export(jax.jit(step), disabled_checks=checks)(q, k, v)
@@ -100,6 +100,7 @@ def attention(
     Rows of packed arrays that belong to no sequence are 0 (lse: -inf), in results and gradients.
     There are no out, lse and stream: XLA owns memory and streams. There is no gradient for alibi_slopes.
     """
+    return_lse = switch(return_lse, "return_lse")
     if isinstance(block_mask, BlockMask):
         raise InvalidError("block_mask must be the dense bool array in JAX, not a BlockMask")
     q, k, v = arrays_of(q=q, k=k, v=v)
@@ -252,6 +253,7 @@ def decode(
     -------
     out, (out, lse), (out, k_cache, v_cache) or (out, lse, k_cache, v_cache)
     """
+    return_lse = switch(return_lse, "return_lse")
     if (k is None) != (v is None):
         raise InvalidError("k and v must be given together")
     options = Options(
@@ -291,13 +293,17 @@ def _decode(options: Options, q: Array, k_cache: Array, v_cache: Array, extras: 
     return operation(q, k_cache, v_cache, *operands)  # type: ignore[no-any-return]
 
 
-@functools.partial(jax.jit, static_argnames=("return_lse", "layout"))
 def merge(outs: Any, lses: Any, *, return_lse: bool = True, layout: str = "bshd") -> Array | tuple[Array, Array]:
     """Attention over several disjoint ranges of keys, put together; differentiable in any order, in outs and lses.
 
     Arguments, results and errors are those of `libflash.merge`. Written in jax.numpy: XLA fuses these few operations with what
-    stands around them.
+    precedes and follows them.
     """
+    return _merge(outs, lses, switch(return_lse, "return_lse"), layout)  # type: ignore[no-any-return]
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _merge(outs: Any, lses: Any, return_lse: bool, layout: str) -> Array | tuple[Array, Array]:
     one_of(layout, LAYOUTS, "layout")
     if len(outs) != len(lses):
         raise InvalidError(f"outs has {len(outs)} arrays and lses {len(lses)}; they must be as many")

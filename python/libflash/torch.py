@@ -3,8 +3,8 @@
     import libflash.torch
     out = libflash.torch.attention(q, k, v, causal=True)
 
-`libflash.attention` calls this module by itself for tensors that require a gradient, and where PyTorch casts (autocast),
-transforms (torch.func) or traces. Inside torch.compile and torch.export call it by name. enable() lets
+`libflash.attention` calls this module for tensors that require a gradient, and under autocast, torch.func transforms and
+tracing. Inside torch.compile and torch.export call it directly. enable() lets
 torch.nn.functional.scaled_dot_product_attention and Hugging Face models run on libflash without a change.
 
 Work goes to PyTorch's current stream. Reverse mode, once: a gradient of a gradient and forward-mode AD raise. torch.func's grad,
@@ -25,7 +25,7 @@ from ._option_list import FLOATS, names_of
 from ._option_types import AttentionOptions, DecodeOptions, MergeOptions, Results
 from ._torch_autograd import record, record_merge, refuse_gradients, requires_gradient
 from ._torch_bias import CausalBias, causal_options
-from ._torch_options import given_options, known_options, signed_as
+from ._torch_options import flag, given_options, known_options, signed_as
 from ._torch_switch import Switch, disable, enable
 
 __all__ = ["Switch", "attention", "decode", "disable", "enable", "merge"]
@@ -59,12 +59,12 @@ def attention(
     Arguments, results and errors are those of `libflash.attention`, but for these:
 
     seed : int, int64 tensor of two elements (seed, offset), or None
-        None draws both from the default generator of q's device (torch.manual_seed), anew in each call and in each replay of
-        a CUDA graph, as PyTorch's own dropout does. A tensor on q's device is read when the kernel runs.
+        None draws both from the default generator of q's device (torch.manual_seed) in each call and in each replay of a CUDA
+        graph, as PyTorch's own dropout does. A tensor on q's device is read when the kernel runs.
     kernel : the forward's; the backward's is chosen by the library.
     deterministic : bool
-        The gradients have the same bits in every run; raises UnsupportedError where that cannot be had. On the CPU they always
-        do.
+        The gradients have the same bits in every run; raises UnsupportedError if no kernel can do that. On the CPU they always
+        have.
     out, lse : not for calls that record a gradient, and not cast under autocast.
     bias : also torch.nn.attention.bias.causal_upper_left(...) and causal_lower_right(...)
     Rows of packed tensors that belong to no sequence are 0 (lse: -inf), in results and gradients; rows of a given out stay as
@@ -74,6 +74,8 @@ def attention(
     torch.cuda.stream. There is no gradient for alibi_slopes, no second derivative and no forward-mode derivative: those raise
     UnsupportedError.
     """
+    if type(return_lse) is not bool:
+        return_lse = flag(return_lse, "return_lse")
     if type(options.get("bias")) is CausalBias:
         with_causal_bias(q, k, options)
     numbers, tensors = given_options("attention", ATTENTION, options)
@@ -129,7 +131,7 @@ def with_causal_bias(q: Tensor, k: Tensor, options: dict[str, Any]) -> None:
 
 
 def add_random_state(q: Tensor, seed: Any, offset: int, numbers: dict[str, Any], tensors: dict[str, Tensor]) -> None:
-    """The dropout mask's seed and offset: as numbers, or as a tensor on q's device, which graphs can make anew in each run."""
+    """The dropout mask's seed and offset: as numbers, or as a tensor on q's device, which a graph can compute in each run."""
     if seed is None:
         seed = torch.randint(-(2**63), 2**63 - 1, (2,), dtype=torch.int64, device=q.device)
     if isinstance(seed, Tensor):
@@ -146,7 +148,7 @@ def add_random_state(q: Tensor, seed: Any, offset: int, numbers: dict[str, Any],
 
 
 def autocast(q: Tensor, k: Tensor, v: Tensor, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v in autocast's type. What may be float32 beside them stays, other types follow q."""
+    """q, k and v in autocast's type. Optional float32 tensors stay float32; others are cast too."""
     if q.dtype == torch.float64 or not q.is_floating_point():
         return q, k, v
     dtype = torch.get_autocast_dtype(q.device.type)
@@ -182,6 +184,8 @@ def decode(
     Under autocast all tensors are cast to its type, the caches too, unless they are written to: with k and v, q, k and v are cast
     to the type of the caches. With out or lse nothing is cast.
     """
+    if type(return_lse) is not bool:
+        return_lse = flag(return_lse, "return_lse")
     numbers, tensors = given_options("decode", DECODE, options)
     if (k is None) != (v is None):
         raise InvalidError("k and v must be given together")
@@ -215,7 +219,7 @@ def autocast_decode(
 
 
 def written_to(out: Tensor | None, lse: Tensor | None, result: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """The results in the caller's tensors, where there are some."""
+    """The results, copied to the caller's tensors that were given."""
     return (result[0] if out is None else out.copy_(result[0])), (result[1] if lse is None else lse.copy_(result[1]))
 
 
@@ -243,11 +247,12 @@ def merge(
     backend: str | None = None,
     kernel: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention over several disjoint ranges of keys, put together; differentiable in outs and lses, twice and more.
+    """Merge the results of several disjoint ranges of keys; differentiable any number of times in outs and lses.
 
     Arguments, results and errors are those of `libflash.merge` (without stream). Raises UnsupportedError for tensors that carry a
     tangent. Autocast changes nothing: the types of the parts may differ.
     """
+    return_lse = flag(return_lse, "return_lse")
     if len(outs) != len(lses):
         raise InvalidError(f"outs has {len(outs)} tensors and lses {len(lses)}; they must be as many")
     given = {"layout": None if layout == "bshd" else layout, "backend": backend, "kernel_name": kernel}

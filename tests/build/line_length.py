@@ -1,4 +1,4 @@
-"""Lines of code and comments have at most 130 columns.
+"""Lines of code and comments have at most 130 columns. Python files are left to ruff.
 
 python tests/build/line_length.py [FILE...]    names longer lines, exit code 1; without files: all that git tracks
 """
@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 COLUMNS = 130
-SUFFIXES = {".h", ".c", ".cpp", ".cu", ".cuh", ".cmake", ".table", ".py", ".pyx", ".pxd", ".pxi", ".pyi"}
+SUFFIXES = {".h", ".c", ".cpp", ".cu", ".cuh", ".cmake", ".table", ".pyx", ".pxd", ".pxi", ".pyi"}
 
 
 def long_lines(path: pathlib.Path) -> list[str]:

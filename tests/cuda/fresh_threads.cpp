@@ -1,6 +1,6 @@
-// Every kernel called from host threads that have not used CUDA before, the first one in the process among them: eight threads a kernel, all
-// results the same. Device memory comes from the driver, so that this program makes no runtime call of its own. Prints a line for each kernel;
-// the exit code is 0 if all are right.
+// Every kernel called from host threads that have not used CUDA before, the first one in the process among them: eight threads a
+// kernel, all results the same. Device memory comes from the driver, so that this program makes no runtime call of its own.
+// Prints a line for each kernel; the exit code is 0 if all are right.
 #include <dlfcn.h>
 #include <libflash.h>
 

@@ -7,7 +7,8 @@ import sources
 
 
 def test_rows_of_the_kernel_table() -> None:
-    table = "# operation folder dtype\nmerge any any - - - dev\nforward sm80 bf16 128 128x64 1 -\nforward sm90 f16 192x128 - 2 -\n"
+    lines = ["# operation folder dtype", "merge any any - - - dev", "forward sm80 bf16 128 128x64 1 -"]
+    table = "\n".join([*lines, "forward sm90 f16 192x128 - 2 -", ""])
     built = ["merge_any", "forward_sm80_bf16_d128"]
     assert facts.table_rows(table) == {"merge_any": "any", "forward_sm80_bf16_d128": "sm80", "forward_sm90_f16_d192x128": "sm90"}
     assert facts.missing_kernels(table, built, 89) == []

@@ -1,5 +1,5 @@
-// Attention forward and backward from C++17: sequences of different lengths packed one behind the other, a sliding window, checked
-// against plain loops.
+// Attention forward and backward from C++17: sequences of different lengths packed one behind the other, a sliding window,
+// checked against plain loops.
 #include <libflash.h>
 
 #include <algorithm>
