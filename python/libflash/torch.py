@@ -74,8 +74,7 @@ def attention(
     torch.cuda.stream. There is no gradient for alibi_slopes, no second derivative and no forward-mode derivative: those raise
     UnsupportedError.
     """
-    if type(return_lse) is not bool:
-        return_lse = flag(return_lse, "return_lse")
+    return_lse = flag(return_lse, "return_lse")
     if type(options.get("bias")) is CausalBias:
         with_causal_bias(q, k, options)
     numbers, tensors = given_options("attention", ATTENTION, options)
@@ -184,8 +183,7 @@ def decode(
     Under autocast all tensors are cast to its type, the caches too, unless they are written to: with k and v, q, k and v are cast
     to the type of the caches. With out or lse nothing is cast.
     """
-    if type(return_lse) is not bool:
-        return_lse = flag(return_lse, "return_lse")
+    return_lse = flag(return_lse, "return_lse")
     numbers, tensors = given_options("decode", DECODE, options)
     if (k is None) != (v is None):
         raise InvalidError("k and v must be given together")
