@@ -16,7 +16,7 @@ import sys
 import threading
 
 from ._block_mask import BlockMask
-from ._errors import Error, InvalidError, OutOfMemoryError, UnsupportedError, VersionError, from_status
+from ._errors import InvalidError, OutOfMemoryError, UnsupportedError, VersionError, from_status
 from ._option_list import defaults_of
 
 from cpython.buffer cimport PyBUF_STRIDED_RO, PyBuffer_Release, PyObject_GetBuffer
