@@ -63,6 +63,7 @@ int read_quota(const char* folder) {
     std::FILE* file = std::fopen(path, "re");
     if (!file) return INT_MAX;
     long long quota = 0, period = 0;
+    // NOLINTNEXTLINE(bugprone-unchecked-string-to-number-conversion): the kernel writes this file
     const bool limited = std::fscanf(file, "%lld %lld", &quota, &period) == 2 && quota > 0 && period > 0;
     std::fclose(file);
     const long long processors = limited ? (quota + period - 1) / period : INT_MAX;

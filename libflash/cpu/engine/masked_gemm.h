@@ -12,7 +12,7 @@ enum class Weights { a, b };  // the operand that holds the weights; the other h
 
 template <class E>
 FLASH_INLINE bool finite(E x) {
-    return x - x == 0;
+    return x - x == 0;  // NOLINT(misc-redundant-expression): infinity and NaN give NaN
 }
 #if FLASH_BF16_DOT
 FLASH_INLINE float half_of_pair(Pair pair, int which) {
