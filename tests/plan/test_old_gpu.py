@@ -47,7 +47,7 @@ const Kernel* compiled_kernels(int* count) {
     for (Kernel& kernel : kernels) {
         kernel.config.operation = Operation::forward;
         kernel.config.backend = kernel.architecture->name;
-        kernel.config.dtype = RowType::f16_;
+        kernel.config.dtype = KernelType::f16_;
         kernel.config.head_dim = kernel.config.head_dim_v = 128;
         kernel.config.stages = 100;
         kernel.config.compiled_for = "80-real 90a-real 80-virtual";
