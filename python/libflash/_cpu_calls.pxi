@@ -86,9 +86,13 @@ cdef inline void allow_interrupt(const flash_tensor_t *x, bint small=False) noex
         flash_set_interrupt(interrupted, NULL)
 
 
-cdef inline void end_interrupt(const flash_tensor_t *x, bint small=False) noexcept:
+cdef inline int end_interrupt(const flash_tensor_t *x, bint small=False) except -1:
+    """Raises what a signal handler raised, also where the call had nothing left to cancel."""
     if not small and x.device_type == FLASH_DEVICE_CPU:
         flash_set_interrupt(NULL, NULL)
+        if _interrupt is not None and PyThread_get_thread_ident() == _main_thread:
+            raise_interrupt()
+    return 0
 
 
 cdef int raise_interrupt() except -1:
