@@ -156,7 +156,8 @@ __device__ __forceinline__ void add_mixed_parts(const Params& p, int64_t b, int6
 
 // T: the type of all parts, or void if they differ.
 template <class Kernel, int kVector, class T, class Params>
-__global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor) merge_kernel(const __grid_constant__ Params p, int group) {
+__global__ void __launch_bounds__(kThreads, std::is_same<Params, MergeMany>::value ? 1 : kBlocksPerMultiprocessor)
+    merge_kernel(const __grid_constant__ Params p, int group) {
     extern __shared__ float weights_smem[];
     const int lane = static_cast<int>(threadIdx.x) % group, slot = static_cast<int>(threadIdx.x) / group;
     const int slots = kThreads / group;
