@@ -18,8 +18,11 @@ import libflash
 def tasks():
     names = {}
     for task in os.listdir("/proc/self/task"):
-        if open(f"/proc/self/task/{task}/comm").read() == "libflash\\n":
-            names[task] = dict(line.split(":\\t", 1) for line in open(f"/proc/self/task/{task}/status").read().splitlines())
+        try:
+            if open(f"/proc/self/task/{task}/comm").read() == "libflash\\n":
+                names[task] = dict(line.split(":\\t", 1) for line in open(f"/proc/self/task/{task}/status").read().splitlines())
+        except (FileNotFoundError, ProcessLookupError):  # a thread of Python that has ended since it was listed
+            pass
     return names
 
 x = np.random.default_rng(0).standard_normal((2, 600, 4, 32)).astype("float32")
