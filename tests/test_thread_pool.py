@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pathlib
 import subprocess
 import sys
 import textwrap
 
 import pytest
+
+TESTS = pathlib.Path(__file__).resolve().parent
 
 PRELUDE = """
 import ctypes, json, os, sys, threading, time
@@ -162,7 +165,7 @@ def test_unloading_leaves_the_threads_alone(tmp_path: object) -> None:
     """dlclose() after a call with threads: their code stays. Without such a call the library goes."""
     code = f"""
         import _ctypes, pathlib, shutil
-        sys.path[:0] = [{os.path.dirname(__file__)!r}, {os.path.join(os.path.dirname(__file__), "capi")!r}]
+        sys.path[:0] = {[str(TESTS / "support"), str(TESTS / "capi")]!r}
         import abi
         def loaded(path):
             return str(path) in open("/proc/self/maps").read()

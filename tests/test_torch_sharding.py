@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch.distributed.tensor")
 
-PROGRAM = pathlib.Path(__file__).with_name("torch_shards.py")
+PROGRAM = pathlib.Path(__file__).parent / "support" / "torch_shards.py"
 
 
 @pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this PyTorch has no gloo")

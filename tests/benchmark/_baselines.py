@@ -22,7 +22,7 @@ import tempfile
 import torch
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "tests"))
+sys.path.append(str(ROOT / "tests" / "support"))
 
 from nvcc import architecture, find_nvcc  # noqa: E402
 

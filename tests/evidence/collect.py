@@ -78,7 +78,8 @@ class Run:
         return max(1.0, self.stage_end - time.monotonic())
 
     def program(self, log: str, command: list[str], **environment: str) -> Done:
-        path = os.pathsep.join(filter(None, [str(ROOT / "tests"), str(FOLDER), os.environ.get("PYTHONPATH", "")]))
+        folders = [str(ROOT / "tests"), str(ROOT / "tests" / "support"), str(FOLDER), os.environ.get("PYTHONPATH", "")]
+        path = os.pathsep.join(filter(None, folders))
         where = self.logs / f"{log}.log"
         done = run_limited(
             [sys.executable, *command], self.left(), where, {**self.environment, "PYTHONPATH": path, **environment}

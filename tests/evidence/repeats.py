@@ -22,6 +22,7 @@ import sys
 from collections.abc import Callable
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
 import cases
 import numpy as np

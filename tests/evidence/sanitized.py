@@ -18,6 +18,7 @@ import sys
 from types import SimpleNamespace
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
 
 import numpy as np
 import reference_decode

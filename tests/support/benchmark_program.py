@@ -7,7 +7,7 @@ import pathlib
 import sys
 import types
 
-FOLDER = pathlib.Path(__file__).parent / "benchmark"
+FOLDER = pathlib.Path(__file__).resolve().parents[1] / "benchmark"
 
 
 def program(name: str) -> types.ModuleType:

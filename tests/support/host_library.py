@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def compile_host(folder: Path, wrapper: str, *sources: str, optimize: str = "-O1") -> ctypes.CDLL:
