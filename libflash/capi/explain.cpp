@@ -13,7 +13,7 @@ void check_destination(const char* text, size_t capacity) {
     if (!text && capacity > 0) invalid("text", "may be NULL only if capacity is 0", "capacity ", capacity);
 }
 
-void hand_out(const std::string& whole, char* text, size_t capacity, size_t* needed) {
+void copy_text(const std::string& whole, char* text, size_t capacity, size_t* needed) {
     if (needed) *needed = whole.size() + 1;
     if (capacity == 0) return;
     const size_t kept = whole.size() < capacity ? whole.size() : capacity - 1;
@@ -29,7 +29,8 @@ extern "C" flash_status_t flash_attention_forward_explain(const flash_tensor_t* 
     return guard([&] {
         check_destination(text, capacity);
         const OutputShapes outputs(q, k, v);
-        hand_out(explain(make_forward_problem(q, k, v, &outputs.out, nullptr, options, Reading::shapes)), text, capacity, needed);
+        copy_text(explain(make_forward_problem(q, k, v, &outputs.out, nullptr, options, Reading::shapes)), text, capacity,
+                  needed);
     });
 }
 
@@ -39,9 +40,9 @@ extern "C" flash_status_t flash_attention_backward_explain(const flash_tensor_t*
     return guard([&] {
         check_destination(text, capacity);
         const OutputShapes outputs(q, k, v);
-        hand_out(explain(make_backward_problem(&outputs.out, q, k, v, &outputs.out, &outputs.lse, &outputs.dq, &outputs.dk,
-                                               &outputs.dv, options, Reading::shapes)),
-                 text, capacity, needed);
+        copy_text(explain(make_backward_problem(&outputs.out, q, k, v, &outputs.out, &outputs.lse, &outputs.dq, &outputs.dk,
+                                                &outputs.dv, options, Reading::shapes)),
+                  text, capacity, needed);
     });
 }
 
@@ -51,7 +52,7 @@ extern "C" flash_status_t flash_attention_decode_explain(const flash_tensor_t* q
     return guard([&] {
         check_destination(text, capacity);
         const OutputShapes outputs(q, k_cache, v_cache, "k_cache", "v_cache");
-        hand_out(explain(make_decode_problem(q, k_cache, v_cache, &outputs.out, nullptr, options, Reading::shapes)), text,
-                 capacity, needed);
+        copy_text(explain(make_decode_problem(q, k_cache, v_cache, &outputs.out, nullptr, options, Reading::shapes)), text,
+                  capacity, needed);
     });
 }

@@ -23,7 +23,7 @@ static_assert(sizeof(flash_kernel_info_t) == kKernelInfo1 && sizeof(flash_device
 
 // Copies the fields that the caller's struct_size covers; sets fields that this library does not know to 0.
 template <class Info>
-void hand_out(Info known, Info* info) {
+void copy_info(Info known, Info* info) {
     const uint32_t struct_size = info->struct_size;
     known.struct_size = struct_size;
     auto* bytes = reinterpret_cast<unsigned char*>(info);
@@ -34,7 +34,7 @@ void hand_out(Info known, Info* info) {
 template <class Info>
 void check_info(const Info* info, size_t version_1, int32_t index, int32_t count) {
     if (!info) invalid("info", "is required", "NULL");
-    if (info->struct_size < version_1 || info->struct_size > kLargestOptions) {
+    if (info->struct_size < version_1 || info->struct_size > kMaxStructSize) {
         unknown_version("struct_size", "must be sizeof the info struct", info->struct_size, ", version 1 has ", version_1);
     }
     if (index < 0 || index >= count) invalid("index", "must be at least 0 and below the count", index, " of ", count);
@@ -60,18 +60,9 @@ extern "C" flash_status_t flash_kernel_info(int32_t index, flash_kernel_info_t* 
     return guard([&] {
         check_info(info, kKernelInfo1, index, kernel_count());
         const KernelEntry& kernel = kernel_entry(index);
-        flash_kernel_info_t known = {};
+        flash_kernel_info_t known = kernel.info;
         known.usable = usable_here(kernel, &known.why_not) ? 1 : 0;
-        known.name = kernel.name;
-        known.operation = operation_name(kernel.operation);
-        known.backend = kernel.backend;
-        known.dtype = kernel.dtype;
-        known.head_dim = kernel.head_dim;
-        known.head_dim_v = kernel.head_dim_v;
-        known.tile_q = kernel.tile_q;
-        known.tile_k = kernel.tile_k;
-        known.stages = kernel.stages;
-        hand_out(known, info);
+        copy_info(known, info);
     });
 }
 
@@ -87,7 +78,7 @@ extern "C" flash_status_t flash_device_info(int32_t index, flash_device_info_t* 
         known.shared_memory_bytes = device.shared_memory_bytes;
         known.memory_bytes = device.memory_bytes;
         std::memcpy(known.name, device.name, sizeof known.name);
-        hand_out(known, info);
+        copy_info(known, info);
     });
 }
 

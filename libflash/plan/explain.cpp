@@ -1,6 +1,5 @@
 #include "plan/explain.h"
 
-#include <utility>
 #include <vector>
 
 #include "plan/explain_line.h"
@@ -11,7 +10,7 @@ namespace libflash {
 
 namespace {
 
-std::string rows_text(const Sequences& rows) {
+std::string lengths_text(const Sequences& rows) {
     std::string text = rows.packed() ? text_of("packed ", rows.capacity, " rows") : text_of(rows.capacity);
     if (rows.packed() && rows.max_length < rows.capacity) text += text_of(", at most ", rows.max_length, " a sequence");
     if (rows.used) text += ", partly used";
@@ -67,7 +66,7 @@ std::string options_text(const DecodeProblem& p) {
 }
 
 // Appends `names`, separated by ", ", broken into lines of at most kWidth characters.
-void wrapped(std::string& text, std::string names) {
+void add_wrapped(std::string& text, std::string names) {
     constexpr size_t kWidth = 110;
     while (names.size() > kWidth) {
         const size_t end = names.rfind(", ", kWidth);
@@ -77,36 +76,33 @@ void wrapped(std::string& text, std::string names) {
     line(text, "", "  ", names);
 }
 
-// Appends why the other kernels of the operation are not chosen; kernels with the same reason are listed together.
-void other_lines(std::string& text, const Subject& subject, const KernelEntry& chosen) {
-    std::vector<std::pair<std::string, std::string>> reasons;  // (reason, names of kernels)
+// Appends why the other kernels of the operation are not chosen.
+void add_other_kernels(std::string& text, const KernelQuery& query, const KernelEntry& chosen) {
+    std::vector<KernelReason> reasons;
     for (int i = 0; i < kernel_count(); ++i) {
         const KernelEntry& kernel = kernel_entry(i);
-        if (kernel.operation != subject.operation || &kernel == &chosen) continue;
+        if (kernel.operation != query.operation || &kernel == &chosen) continue;
         std::string why;
-        if (accepts(kernel, subject, &why)) why = "accepts the call too, but comes later in the order of preference";
-        size_t at = 0;
-        while (at < reasons.size() && reasons[at].first != why) ++at;
-        if (at == reasons.size()) reasons.emplace_back(why, "");
-        reasons[at].second += (reasons[at].second.empty() ? "" : ", ") + std::string(kernel.name);
+        if (accepts(kernel, query, &why)) why = "accepts the call too, but comes later in the order of preference";
+        add_reason(reasons, why, kernel);
     }
     for (const auto& [why, names] : reasons) {
         line(text, "not", why);
-        wrapped(text, names);
+        add_wrapped(text, names);
     }
 }
 
 // `plan_with(kernel)` makes the plan for a kernel that accepts the problem.
 template <class Problem, class PlanWith>
-void finish(std::string& text, const Problem& problem, const PlanWith& plan_with) {
-    const Subject subject = subject_of(problem);
-    if (cuda::device_count() > 0) cuda::check_device_exists(subject.device);  // without a GPU the text gives the reason
-    if (const KernelEntry* kernel = find_kernel(subject)) {
+void add_kernel_choice(std::string& text, const Problem& problem, const PlanWith& plan_with) {
+    const KernelQuery query = kernel_query(problem);
+    if (cuda::device_count() > 0) cuda::check_device_exists(query.device);  // without a GPU the text gives the reason
+    if (const KernelEntry* kernel = find_kernel(query)) {
         add_plan_lines(text, plan_with(*kernel));
-        other_lines(text, subject, *kernel);
+        add_other_kernels(text, query, *kernel);
     } else {
         line(text, "kernel", "none: UNSUPPORTED");
-        line(text, "because", why_no_kernel(subject));
+        line(text, "because", why_no_kernel(query));
     }
     if (problem.device.is_cuda()) line(text, "cuda", cuda::state_text());
 }
@@ -116,12 +112,12 @@ void finish(std::string& text, const Problem& problem, const PlanWith& plan_with
 std::string explain(const AttentionProblem& problem) {
     std::string text;
     line(text, "operation", problem.backward ? "backward" : "forward");
-    sizes_line(text, problem, rows_text(problem.q_rows), rows_text(problem.k_rows));
+    sizes_line(text, problem, lengths_text(problem.q_rows), lengths_text(problem.k_rows));
     line(text, "options", options_text(problem));
     if (problem.backward) {
-        finish(text, problem, [&](const KernelEntry& kernel) { return plan_backward(problem, kernel); });
+        add_kernel_choice(text, problem, [&](const KernelEntry& kernel) { return plan_backward(problem, kernel); });
     } else {
-        finish(text, problem, [&](const KernelEntry& kernel) { return plan_forward(problem, kernel); });
+        add_kernel_choice(text, problem, [&](const KernelEntry& kernel) { return plan_forward(problem, kernel); });
     }
     return text;
 }
@@ -131,7 +127,7 @@ std::string explain(const DecodeProblem& problem) {
     line(text, "operation", "decode");
     sizes_line(text, problem, text_of(problem.seqlen_q), text_of("up to ", problem.cache.capacity));
     line(text, "options", options_text(problem));
-    finish(text, problem, [&](const KernelEntry& kernel) { return plan_decode(problem, kernel); });
+    add_kernel_choice(text, problem, [&](const KernelEntry& kernel) { return plan_decode(problem, kernel); });
     return text;
 }
 

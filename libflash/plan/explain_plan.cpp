@@ -68,7 +68,7 @@ void cuda_lines(std::string& text, const cuda::DecodePlan& plan) {
 
 template <class Plan>
 void all_lines(std::string& text, const Plan& plan) {
-    line(text, "kernel", plan.kernel->name, ", backend ", plan.kernel->backend);
+    line(text, "kernel", plan.kernel->info.name, ", backend ", plan.kernel->info.backend);
     if (plan.kernel->cuda) {
         cuda_lines(text, plan.cuda);
     } else {

@@ -49,13 +49,15 @@ DecodePlan plan_decode(const DecodeProblem& problem, const KernelEntry& kernel) 
         });
 }
 
-ForwardPlan plan_forward(const AttentionProblem& problem) { return plan_forward(problem, choose_kernel(subject_of(problem))); }
-BackwardPlan plan_backward(const AttentionProblem& problem) { return plan_backward(problem, choose_kernel(subject_of(problem))); }
-DecodePlan plan_decode(const DecodeProblem& problem) { return plan_decode(problem, choose_kernel(subject_of(problem))); }
+ForwardPlan plan_forward(const AttentionProblem& problem) { return plan_forward(problem, choose_kernel(kernel_query(problem))); }
+BackwardPlan plan_backward(const AttentionProblem& problem) {
+    return plan_backward(problem, choose_kernel(kernel_query(problem)));
+}
+DecodePlan plan_decode(const DecodeProblem& problem) { return plan_decode(problem, choose_kernel(kernel_query(problem))); }
 
 MergePlan plan_merge(const MergeProblem& problem) {
     MergePlan plan;
-    plan.kernel = &choose_kernel(subject_of(problem));
+    plan.kernel = &choose_kernel(kernel_query(problem));
     if (const cuda::Kernel* kernel = plan.kernel->cuda)
         plan.cuda = kernel->architecture->plan_merge(*kernel, problem, device_of(problem.device));
     return plan;
@@ -63,7 +65,7 @@ MergePlan plan_merge(const MergeProblem& problem) {
 
 CompressPlan plan_compress(const CompressProblem& problem) {
     CompressPlan plan;
-    plan.kernel = &choose_kernel(subject_of(problem));
+    plan.kernel = &choose_kernel(kernel_query(problem));
     if (const cuda::Kernel* kernel = plan.kernel->cuda)
         plan.cuda = kernel->architecture->plan_compress(*kernel, problem, device_of(problem.device));
     return plan;

@@ -11,20 +11,7 @@ namespace libflash {
 namespace {
 
 constexpr int kMaxKernels = 256;
-
-// Trivially destructible, so that threads that outlive main() can still use it.
-struct Registry {
-    int count = 0;
-    KernelEntry kernels[kMaxKernels];
-};
-
-KernelEntry& add(Registry& registry) {
-    if (registry.count == kMaxKernels) throw Error(FLASH_STATUS_INTERNAL, "more kernels than the registry has room for");
-    KernelEntry& kernel = registry.kernels[registry.count++];
-    kernel = KernelEntry();
-    kernel.dtype = "any";
-    return kernel;
-}
+constexpr int kMaxNameBytes = 48;
 
 // The kernels of an instruction set may lack an operation.
 bool has_operation(const cpu::Kernels& kernels, Operation operation) {
@@ -32,19 +19,7 @@ bool has_operation(const cpu::Kernels& kernels, Operation operation) {
     return operation == Operation::backward ? kernels.backward != nullptr : kernels.decode != nullptr;
 }
 
-void add_cpu(Registry& registry, Operation operation, const cpu::Kernels* kernels) {
-    if (kernels && !has_operation(*kernels, operation)) return;
-    KernelEntry& kernel = add(registry);
-    kernel.operation = operation;
-    kernel.backend = "cpu";
-    kernel.cpu = kernels;
-    kernel.supported_by_processor = !kernels || kernels->usable();
-    std::snprintf(kernel.name, sizeof kernel.name, "%s_cpu%s%s", operation_name(operation), kernels ? "_" : "",
-                  kernels ? kernels->isa : "");
-}
-
 #if LIBFLASH_BUILD_CUDA
-
 const char* type_name(cuda::KernelType type) {
     switch (type) {
         case cuda::KernelType::f16_: return "f16";
@@ -53,56 +28,85 @@ const char* type_name(cuda::KernelType type) {
         default: return "any";
     }
 }
-
-void add_cuda(Registry& registry, const cuda::Kernel& compiled) {
-    const cuda::KernelConfig& config = compiled.config;
-    KernelEntry& kernel = add(registry);
-    std::snprintf(kernel.name, sizeof kernel.name, "%s", config.name);
-    kernel.operation = config.operation;
-    kernel.backend = config.backend;
-    kernel.dtype = type_name(config.dtype);
-    kernel.head_dim = config.head_dim;
-    kernel.head_dim_v = config.head_dim_v;
-    kernel.tile_q = config.tile_q;
-    kernel.tile_k = config.tile_k;
-    kernel.stages = config.stages;
-    kernel.cuda = &compiled;
-}
-
-void add_cuda_kernels(Registry& registry) {
-    int count = 0;
-    const cuda::Kernel* kernels = cuda::compiled_kernels(&count);
-    for (int i = 0; i < count; ++i) add_cuda(registry, kernels[i]);
-}
-
-#else
-
-void add_cuda_kernels(Registry&) {}
-
 #endif
 
-Registry read_registry() {
-    Registry registry;
-    add_cuda_kernels(registry);
-    int count = 0;
-    const cpu::Kernels* const* kernels = cpu::all_kernels(&count);
-    for (const Operation operation : {Operation::forward, Operation::backward, Operation::decode}) {
-        for (int i = 0; i < count; ++i) add_cpu(registry, operation, kernels[i]);
+// Trivially destructible, so that threads that outlive main() can still use it.
+class Registry {
+public:
+    Registry() {
+        add_cuda_kernels();
+        int number = 0;
+        const cpu::Kernels* const* kernels = cpu::all_kernels(&number);
+        for (const Operation operation : {Operation::forward, Operation::backward, Operation::decode}) {
+            for (int i = 0; i < number; ++i) add_cpu(operation, kernels[i]);
+        }
+        add_cpu(Operation::merge, nullptr);
+        add_cpu(Operation::compress, nullptr);
     }
-    add_cpu(registry, Operation::merge, nullptr);
-    add_cpu(registry, Operation::compress, nullptr);
-    return registry;
-}
+    Registry(const Registry&) = delete;  // the entries point to names_
+    Registry& operator=(const Registry&) = delete;
+
+    int count() const { return count_; }
+    const KernelEntry& operator[](int index) const { return kernels_[index]; }
+
+private:
+    KernelEntry& add(Operation operation, const char* backend, const char* dtype) {
+        if (count_ == kMaxKernels) throw Error(FLASH_STATUS_INTERNAL, "more kernels than the registry can hold");
+        KernelEntry& kernel = kernels_[count_++];
+        kernel.operation = operation;
+        kernel.info.operation = operation_name(operation);
+        kernel.info.backend = backend;
+        kernel.info.dtype = dtype;
+        return kernel;
+    }
+
+    // `kernels` is nullptr for operations that do not depend on the instruction set.
+    void add_cpu(Operation operation, const cpu::Kernels* kernels) {
+        if (kernels && !has_operation(*kernels, operation)) return;
+        char* name = names_[count_];
+        KernelEntry& kernel = add(operation, "cpu", "any");
+        std::snprintf(name, kMaxNameBytes, "%s_cpu%s%s", operation_name(operation), kernels ? "_" : "",
+                      kernels ? kernels->isa : "");
+        kernel.info.name = name;
+        kernel.cpu = kernels;
+        kernel.supported_by_processor = !kernels || kernels->usable();
+    }
+
+#if LIBFLASH_BUILD_CUDA
+    void add_cuda_kernels() {
+        int number = 0;
+        const cuda::Kernel* kernels = cuda::compiled_kernels(&number);
+        for (int i = 0; i < number; ++i) add_cuda(kernels[i]);
+    }
+    void add_cuda(const cuda::Kernel& compiled) {
+        const cuda::KernelConfig& config = compiled.config;
+        KernelEntry& kernel = add(config.operation, config.backend, type_name(config.dtype));
+        kernel.info.name = config.name;
+        kernel.info.head_dim = config.head_dim;
+        kernel.info.head_dim_v = config.head_dim_v;
+        kernel.info.tile_q = config.tile_q;
+        kernel.info.tile_k = config.tile_k;
+        kernel.info.stages = config.stages;
+        kernel.cuda = &compiled;
+    }
+#else
+    void add_cuda_kernels() {}
+#endif
+
+    int count_ = 0;
+    KernelEntry kernels_[kMaxKernels] = {};
+    char names_[kMaxKernels][kMaxNameBytes] = {};  // of CPU kernels
+};
 
 const Registry& registry() {
-    static const Registry all = read_registry();
+    static const Registry all;
     return all;
 }
 
 }  // namespace
 
-int kernel_count() { return registry().count; }
-const KernelEntry& kernel_entry(int index) { return registry().kernels[index]; }
+int kernel_count() { return registry().count(); }
+const KernelEntry& kernel_entry(int index) { return registry()[index]; }
 
 bool has_code(const KernelEntry& kernel, int arch) {
     return cuda::has_code_for(kernel.cuda->config.compiled_for, arch, kernel.cuda->architecture->exact);

@@ -10,12 +10,8 @@
 namespace libflash {
 
 struct KernelEntry {
-    char name[48];
     Operation operation;
-    const char* backend;  // "any": runs on every CUDA device, whichever CUDA backend is requested
-    const char* dtype;
-    int32_t head_dim, head_dim_v;
-    int32_t tile_q, tile_k, stages;
+    flash_kernel_info_t info;     // without struct_size, usable and why_not
     const cpu::Kernels* cpu;      // set for forward, backward and decode on the CPU
     const cuda::Kernel* cuda;     // set for CUDA kernels
     bool supported_by_processor;  // CPU kernels

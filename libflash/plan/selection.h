@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "plan/registry.h"
 #include "problem/build.h"
@@ -10,7 +11,7 @@
 namespace libflash {
 
 // The properties of a problem that decide which kernels accept it.
-struct Subject {
+struct KernelQuery {
     Operation operation;
     Device device;
     DType dtype = DType::none;
@@ -19,16 +20,23 @@ struct Subject {
     const MergeProblem* merge = nullptr;
     const AttentionProblem* attention = nullptr;  // forward, backward
 };
-Subject subject_of(const AttentionProblem& problem);
-Subject subject_of(const DecodeProblem& problem);
-Subject subject_of(const MergeProblem& problem);
-Subject subject_of(const CompressProblem& problem);
+KernelQuery kernel_query(const AttentionProblem& problem);
+KernelQuery kernel_query(const DecodeProblem& problem);
+KernelQuery kernel_query(const MergeProblem& problem);
+KernelQuery kernel_query(const CompressProblem& problem);
 
 // Whether `kernel` accepts the problem. If not, writes the reason to `why`; with a null `why` it formats nothing.
-bool accepts(const KernelEntry& kernel, const Subject& subject, std::string* why);
+bool accepts(const KernelEntry& kernel, const KernelQuery& query, std::string* why);
 
-const KernelEntry* find_kernel(const Subject& subject);    // nullptr if none accepts
-const KernelEntry& choose_kernel(const Subject& subject);  // throws Error: UNSUPPORTED, NO_DEVICE, INVALID
-std::string why_no_kernel(const Subject& subject);         // if none accepts
+// Why kernels do not accept a problem; kernels with the same reason are listed together.
+struct KernelReason {
+    std::string text;
+    std::string names;  // of the kernels, separated by ", "
+};
+void add_reason(std::vector<KernelReason>& reasons, const std::string& text, const KernelEntry& kernel);
+
+const KernelEntry* find_kernel(const KernelQuery& query);    // nullptr if none accepts
+const KernelEntry& choose_kernel(const KernelQuery& query);  // throws Error: UNSUPPORTED, NO_DEVICE, INVALID
+std::string why_no_kernel(const KernelQuery& query);         // if none accepts
 
 }  // namespace libflash

@@ -71,7 +71,7 @@ OptionTensors read_option_tensors(Reader& reader, const flash_attention_options_
 namespace {
 
 // cu_seqlens is checked before the tensor it belongs to, because it decides how many dimensions that tensor has.
-int64_t sequences_in(const TensorView& cu, const char* argument) {
+int64_t batch_of(const TensorView& cu, const char* argument) {
     check_ndim(cu, argument, 1, "(batch + 1,)");
     if (cu.shape[0] < 1) invalid(argument, "must have batch + 1 entries, so at least one", "it has none");
     return cu.shape[0] - 1;
@@ -106,7 +106,7 @@ void build_attention_sizes(AttentionProblem& p, const OptionTensors& tensors, co
                packed_k ? "(total_k, heads_k, head_dim_v) with cu_seqlens_k"
                         : "(batch, seqlen_k, heads_k, head_dim_v) without cu_seqlens_k");
 
-    p.batch = packed_q ? sequences_in(tensors.cu_q, "cu_seqlens_q") : p.q.shape[0];
+    p.batch = packed_q ? batch_of(tensors.cu_q, "cu_seqlens_q") : p.q.shape[0];
     p.heads_q = p.q.shape[p.q.ndim - 2];
     p.head_dim = p.q.shape[p.q.ndim - 1];
     p.heads_k = p.k.shape[p.k.ndim - 2];
@@ -131,7 +131,7 @@ void check_same(const TensorView& view, const Argument& argument, const TensorVi
     if (model.ndim == 3) check_shape(view, argument, {s[0], s[1], s[2]}, names);
 }
 
-void check_like_rows(const AttentionProblem& p, const TensorView& view, const Argument& argument) {
+void check_like_out(const AttentionProblem& p, const TensorView& view, const Argument& argument) {
     check_device(view, argument, p.device);
     check_dtype(view, argument, p.dtype);
     if (p.q.ndim == 3) {

@@ -25,7 +25,7 @@ flash_attention_options_t read_attention_options(AttentionProblem& problem, cons
 void build_attention_sizes(AttentionProblem& problem, const OptionTensors& tensors, const flash_attention_options_t& options);
 
 // Check a tensor against the problem: the shape of out (that of q, with head_dim_v), of lse, or of `model`.
-void check_like_rows(const AttentionProblem& problem, const TensorView& view, const Argument& argument);
+void check_like_out(const AttentionProblem& problem, const TensorView& view, const Argument& argument);
 void check_like_lse(const AttentionProblem& problem, const TensorView& view, const Argument& argument);
 void check_same(const TensorView& view, const Argument& argument, const TensorView& model, const char* names);
 

@@ -10,26 +10,26 @@ AttentionProblem make_backward_problem(const flash_tensor_t* dout, const flash_t
     problem.backward = true;
     const flash_attention_options_t options = read_attention_options(problem, given);
     Reader reader(reading);
-    problem.dout = reader.required(dout, "dout", kRows);
-    problem.q = reader.required(q, "q", kRows);
-    problem.k = reader.required(k, "k", kRows);
-    problem.v = reader.required(v, "v", kRows);
-    problem.out = reader.required(out, "out", kRows);
+    problem.dout = reader.required(dout, "dout", kContiguousRows);
+    problem.q = reader.required(q, "q", kContiguousRows);
+    problem.k = reader.required(k, "k", kContiguousRows);
+    problem.v = reader.required(v, "v", kContiguousRows);
+    problem.out = reader.required(out, "out", kContiguousRows);
     problem.lse = reader.required(lse, "lse");
-    problem.dq = reader.required(dq, "dq", kRows | kWritten);
-    problem.dk = reader.required(dk, "dk", kRows | kWritten);
-    problem.dv = reader.required(dv, "dv", kRows | kWritten);
+    problem.dq = reader.required(dq, "dq", kContiguousRows | kWritten);
+    problem.dk = reader.required(dk, "dk", kContiguousRows | kWritten);
+    problem.dv = reader.required(dv, "dv", kContiguousRows | kWritten);
     const OptionTensors tensors = read_option_tensors(reader, options, true);
 
     build_attention_sizes(problem, tensors, options);
-    check_like_rows(problem, problem.dout, "dout");
-    check_like_rows(problem, problem.out, "out");
+    check_like_out(problem, problem.dout, "dout");
+    check_like_out(problem, problem.out, "out");
     check_like_lse(problem, problem.lse, "lse");
     check_same(problem.dq, "dq", problem.q, "that of q");
     check_same(problem.dk, "dk", problem.k, "that of k");
     check_same(problem.dv, "dv", problem.v, "that of v");
     build_option_tensors(problem, tensors, options);
-    if (reader.may_look(problem.device)) {
+    if (reader.may_read_data(problem.device)) {
         check_attention_contents(problem, tensors, options);
         read_rng_state(problem, tensors.rng_state);
     }

@@ -70,14 +70,15 @@ void check_list_contents(const BlockListPair& pair, const char* counts_name, con
 }
 
 // The caller left the tensor zero: not given.
-const flash_tensor_t* if_given(const flash_tensor_t& tensor) {
+const flash_tensor_t* null_if_unset(const flash_tensor_t& tensor) {
     return tensor.data == nullptr && tensor.dtype == FLASH_DTYPE_NONE && tensor.ndim == 0 ? nullptr : &tensor;
 }
 
 BlockListPair read_pair(Reader& reader, const flash_tensor_t& counts, const char* counts_name, const flash_tensor_t& indices,
                         const char* indices_name, unsigned role) {
-    if (!if_given(counts) && !if_given(indices)) return {};
-    return {reader.required(if_given(counts), counts_name, role), reader.required(if_given(indices), indices_name, role)};
+    if (!null_if_unset(counts) && !null_if_unset(indices)) return {};
+    return {reader.required(null_if_unset(counts), counts_name, role),
+            reader.required(null_if_unset(indices), indices_name, role)};
 }
 
 }  // namespace

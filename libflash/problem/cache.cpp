@@ -54,40 +54,40 @@ void check_pages(const DecodeProblem& p) {
     }
 }
 
-// Rows [first, last) of a cache entry or page (`place`), to which a sequence appends.
-struct Stretch {
-    int64_t place, first, last, sequence;
-    bool operator<(const Stretch& other) const { return place != other.place ? place < other.place : first < other.first; }
+// Rows [first, last) of a cache entry or page, to which a sequence appends.
+struct RowRange {
+    int64_t page, first, last, sequence;  // page: or entry
+    bool operator<(const RowRange& other) const { return page != other.page ? page < other.page : first < other.first; }
 };
 
-std::vector<Stretch> appended(const DecodeProblem& p) {
-    std::vector<Stretch> all;
-    all.reserve(static_cast<size_t>(p.batch));
+std::vector<RowRange> appended_rows(const DecodeProblem& p) {
+    std::vector<RowRange> ranges;
+    ranges.reserve(static_cast<size_t>(p.batch));
     for (int64_t b = 0; b < p.batch; ++b) {
         const int64_t first = p.cached(b), last = first + p.seqlen_new;
         if (!p.cache.paged()) {
-            all.push_back({p.cache.batch_idx[b], first, last, b});
+            ranges.push_back({p.cache.batch_idx[b], first, last, b});
             continue;
         }
-        for (int64_t at = first; at < last;) {
-            const int64_t column = at / p.cache.page_size, start = column * p.cache.page_size;
+        for (int64_t row = first; row < last;) {
+            const int64_t column = row / p.cache.page_size, start = column * p.cache.page_size;
             const int64_t end = std::min(last, start + p.cache.page_size);
-            all.push_back({page_of(p, b, column), at - start, end - start, b});
-            at = end;
+            ranges.push_back({page_of(p, b, column), row - start, end - start, b});
+            row = end;
         }
     }
-    return all;
+    return ranges;
 }
 
 void check_appended_once(const DecodeProblem& p) {
-    std::vector<Stretch> all = appended(p);
-    std::sort(all.begin(), all.end());
-    for (size_t i = 1; i < all.size(); ++i) {
-        const Stretch &one = all[i - 1], &two = all[i];
-        if (one.place == two.place && two.first < one.last) {
+    std::vector<RowRange> ranges = appended_rows(p);
+    std::sort(ranges.begin(), ranges.end());
+    for (size_t i = 1; i < ranges.size(); ++i) {
+        const RowRange &one = ranges[i - 1], &two = ranges[i];
+        if (one.page == two.page && two.first < one.last) {
             invalid(p.cache.paged() ? "block_table" : "cache_batch_idx", "two sequences must not append to the same row",
                     "sequences ", std::min(one.sequence, two.sequence), " and ", std::max(one.sequence, two.sequence), ", ",
-                    p.cache.paged() ? "page " : "entry ", one.place, ", row ", two.first);
+                    p.cache.paged() ? "page " : "entry ", one.page, ", row ", two.first);
         }
     }
 }

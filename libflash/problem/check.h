@@ -53,6 +53,13 @@ std::string text_of(const Parts&... parts) {
     return text;
 }
 
+// For functions that answer whether something is accepted: writes the reason to `why`, if it is given, and returns false.
+template <class... Parts>
+bool reject(std::string* why, const Parts&... reason) {
+    if (why) *why = text_of(reason...);
+    return false;
+}
+
 [[noreturn, gnu::cold, gnu::noinline]] void refuse(flash_status_t status, const Argument& argument, const char* rule,
                                                    const std::string& value);
 

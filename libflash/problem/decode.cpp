@@ -40,10 +40,10 @@ DecodeTensors read_decode_tensors(DecodeProblem& p, Reader& reader, const flash_
     tensors.block_table = reader.optional(options.block_table, "block_table");
     tensors.batch_idx = reader.optional(options.cache_batch_idx, "cache_batch_idx");
     tensors.leftpad = reader.optional(options.cache_leftpad, "cache_leftpad");
-    p.k_new = reader.optional(options.k_new, "k_new", kRows);
-    p.v_new = reader.optional(options.v_new, "v_new", kRows);
-    p.rotary_cos = reader.optional(options.rotary_cos, "rotary_cos", kRows);
-    p.rotary_sin = reader.optional(options.rotary_sin, "rotary_sin", kRows);
+    p.k_new = reader.optional(options.k_new, "k_new", kContiguousRows);
+    p.v_new = reader.optional(options.v_new, "v_new", kContiguousRows);
+    p.rotary_cos = reader.optional(options.rotary_cos, "rotary_cos", kContiguousRows);
+    p.rotary_sin = reader.optional(options.rotary_sin, "rotary_sin", kContiguousRows);
     tensors.slopes = reader.optional(options.alibi_slopes, "alibi_slopes");
     tensors.sink = reader.optional(options.learnable_sink, "learnable_sink");
     if (p.k_new.present != p.v_new.present) {
@@ -108,7 +108,6 @@ void build_paged_cache(DecodeProblem& p, const TensorView& table) {
     p.cache.block_table = static_cast<const int32_t*>(table.data);
     p.cache.block_table_stride[0] = table.stride[0];
     p.cache.block_table_stride[1] = table.stride[1];
-    p.cache.block_table_columns = table.shape[1];
     if (__builtin_mul_overflow(table.shape[1], p.cache.page_size, &p.cache.capacity) || p.cache.capacity >= int64_t{1} << 40) {
         invalid("block_table", "columns times page_size must be below 2^40", table.shape[1], " x ", p.cache.page_size);
     }
@@ -168,12 +167,12 @@ DecodeProblem make_decode_problem(const flash_tensor_t* q, const flash_tensor_t*
                                   Reading reading) {
     DecodeProblem problem;
     const flash_decode_options_t options = read_decode_options(problem, given);
-    const unsigned cache_role = options.k_new ? kRows | kWritten : kRows;
+    const unsigned cache_role = options.k_new ? kContiguousRows | kWritten : kContiguousRows;
     Reader reader(reading);
-    problem.q = reader.required(q, "q", kRows);
+    problem.q = reader.required(q, "q", kContiguousRows);
     problem.cache.k = reader.required(k_cache, "k_cache", cache_role);
     problem.cache.v = reader.required(v_cache, "v_cache", cache_role);
-    problem.out = reader.required(out, "out", kRows | kWritten);
+    problem.out = reader.required(out, "out", kContiguousRows | kWritten);
     problem.lse = reader.optional(lse, "lse", kWritten);
     const DecodeTensors tensors = read_decode_tensors(problem, reader, options);
 
@@ -187,7 +186,7 @@ DecodeProblem make_decode_problem(const flash_tensor_t* q, const flash_tensor_t*
     if (tensors.sink.present) {
         problem.sink = build_head_vector(tensors.sink, "learnable_sink", problem.heads_q, problem.dtype, problem.device);
     }
-    if (reader.may_look(problem.device)) check_cache_contents(problem);
+    if (reader.may_read_data(problem.device)) check_cache_contents(problem);
     reader.check_overlap();
     return problem;
 }

@@ -14,8 +14,7 @@ struct KvCache {
     const int32_t* batch_idx = nullptr;      // contiguous: cache entry of each sequence; nullptr: entry b for sequence b
     const int32_t* block_table = nullptr;    // paged
     int64_t block_table_stride[2] = {0, 0};  // (sequence, column), in elements
-    int64_t block_table_columns = 0;
-    int64_t page_size = 0;  // 0: contiguous
+    int64_t page_size = 0;                   // 0: contiguous
     int64_t pages = 0;
 
     bool paged() const { return page_size > 0; }
@@ -32,7 +31,7 @@ struct DecodeProblem {
     KvCache cache;
     const int32_t* cache_seqlens = nullptr;  // valid keys before the call; nullptr: default_seqlen
     int64_t default_seqlen = 0;
-    const int32_t* leftpad = nullptr;
+    const int32_t* leftpad = nullptr;  // optional: the number of first keys of a sequence that do not exist
 
     TensorView k_new, v_new;  // absent: nothing is appended
     TensorView rotary_cos, rotary_sin;

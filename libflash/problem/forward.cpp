@@ -8,18 +8,18 @@ AttentionProblem make_forward_problem(const flash_tensor_t* q, const flash_tenso
     AttentionProblem problem;
     const flash_attention_options_t options = read_attention_options(problem, given);
     Reader reader(reading);
-    problem.q = reader.required(q, "q", kRows);
-    problem.k = reader.required(k, "k", kRows);
-    problem.v = reader.required(v, "v", kRows);
-    problem.out = reader.required(out, "out", kRows | kWritten);
+    problem.q = reader.required(q, "q", kContiguousRows);
+    problem.k = reader.required(k, "k", kContiguousRows);
+    problem.v = reader.required(v, "v", kContiguousRows);
+    problem.out = reader.required(out, "out", kContiguousRows | kWritten);
     problem.lse = reader.optional(lse, "lse", kWritten);
     const OptionTensors tensors = read_option_tensors(reader, options, false);
 
     build_attention_sizes(problem, tensors, options);
-    check_like_rows(problem, problem.out, "out");
+    check_like_out(problem, problem.out, "out");
     if (problem.lse.present) check_like_lse(problem, problem.lse, "lse");
     build_option_tensors(problem, tensors, options);
-    if (reader.may_look(problem.device)) {
+    if (reader.may_read_data(problem.device)) {
         check_attention_contents(problem, tensors, options);
         read_rng_state(problem, tensors.rng_state);
     }

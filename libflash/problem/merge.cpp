@@ -49,9 +49,9 @@ MergeProblem make_merge_problem(const flash_tensor_t* outs, const flash_tensor_t
     problem.count = count;
     problem.outs.reserve(static_cast<size_t>(count));
     problem.lses.reserve(static_cast<size_t>(count));
-    for (int i = 0; i < count; ++i) problem.outs.push_back(reader.required(&outs[i], Argument("outs", i), kRows));
+    for (int i = 0; i < count; ++i) problem.outs.push_back(reader.required(&outs[i], Argument("outs", i), kContiguousRows));
     for (int i = 0; i < count; ++i) problem.lses.push_back(reader.required(&lses[i], Argument("lses", i)));
-    problem.out = reader.required(out, "out", kRows | kWritten);
+    problem.out = reader.required(out, "out", kContiguousRows | kWritten);
     problem.lse = reader.optional(lse, "lse", kWritten);
 
     const TensorView& first = problem.outs[0];

@@ -11,7 +11,7 @@ void check_struct(const void* options, uint32_t struct_size, size_t version_1, s
     if (struct_size < version_1) {
         unknown_version("struct_size", "must be sizeof the options struct", struct_size, ", version 1 has ", version_1);
     }
-    if (struct_size > kLargestOptions) {
+    if (struct_size > kMaxStructSize) {
         unknown_version("struct_size", "is larger than any version's", struct_size, ", this library knows ", known);
     }
     const auto* bytes = static_cast<const unsigned char*>(options);

@@ -9,7 +9,7 @@
 
 namespace libflash {
 
-constexpr uint32_t kLargestOptions = 4096;  // a larger struct_size is an error, not a later version
+constexpr uint32_t kMaxStructSize = 4096;  // a larger struct_size is an error, not a later version
 constexpr int64_t kMaxSplits = 1024;
 constexpr int32_t kMaxThreads = FLASH_MAX_THREADS;
 

@@ -26,8 +26,8 @@ flash_tensor_t contiguous(const TensorView& like) {
 OutputShapes::OutputShapes(const flash_tensor_t* q, const flash_tensor_t* k, const flash_tensor_t* v, const char* k_name,
                            const char* v_name) {
     Reader reader(Reading::shapes);
-    const TensorView query = reader.required(q, "q", kRows), key = reader.required(k, k_name, kRows);
-    const TensorView value = reader.required(v, v_name, kRows);
+    const TensorView query = reader.required(q, "q", kContiguousRows), key = reader.required(k, k_name, kContiguousRows);
+    const TensorView value = reader.required(v, v_name, kContiguousRows);
     if (query.ndim != 3 && query.ndim != 4) {
         invalid("q", "must have 4 dimensions, or 3 if packed", "shape ", Sizes{query.shape, query.ndim});
     }

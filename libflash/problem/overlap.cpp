@@ -17,7 +17,7 @@ int64_t extent(const Footprint& one, int64_t period) {
 
 // Modulo `period`, each tensor covers one interval. Returns whether the two intervals are disjoint. `distance` is the address of
 // `other` minus that of `one`, >= 0.
-bool apart_modulo(const Footprint& one, const Footprint& other, int64_t distance, int64_t period) {
+bool disjoint_modulo(const Footprint& one, const Footprint& other, int64_t distance, int64_t period) {
     const int64_t shift = distance % period;
     return extent(one, period) <= shift && shift + extent(other, period) <= period;
 }
@@ -32,11 +32,11 @@ Footprint without_first(const Footprint& one) {
     return rest;
 }
 
-bool strides_apart(const Footprint& one, const Footprint& other, int64_t distance) {
+bool disjoint_by_strides(const Footprint& one, const Footprint& other, int64_t distance) {
     if (distance >= extent(one, 0)) return true;
     for (const Footprint* tensor : {&one, &other}) {
         for (int i = 0; i < tensor->ndim; ++i) {
-            if (tensor->stride[i] > 0 && apart_modulo(one, other, distance, tensor->stride[i])) return true;
+            if (tensor->stride[i] > 0 && disjoint_modulo(one, other, distance, tensor->stride[i])) return true;
         }
     }
     // Both have the same largest stride, and their other dimensions fit into one such stride: then it is enough to compare the
@@ -46,30 +46,30 @@ bool strides_apart(const Footprint& one, const Footprint& other, int64_t distanc
     const int64_t shift = distance % period;
     const Footprint one_step = without_first(one), other_step = without_first(other);
     if (extent(one_step, 0) > period || shift + extent(other_step, 0) > period) return false;
-    return strides_apart(one_step, other_step, shift);
+    return disjoint_by_strides(one_step, other_step, shift);
 }
 
 }  // namespace
 
 Footprint footprint_of(const TensorView& view) {
-    Footprint print;
-    print.element = element_bytes(view.dtype);
+    Footprint footprint;
+    footprint.element = element_bytes(view.dtype);
     int64_t last = 0;
     for (int i = 0; i < view.ndim; ++i) {
         if (view.shape[i] <= 1) continue;
-        const int64_t stride = view.stride[i] * print.element;
+        const int64_t stride = view.stride[i] * footprint.element;
         last += (view.shape[i] - 1) * stride;
-        int at = print.ndim++;
-        for (; at > 0 && print.stride[at - 1] < stride; --at) {
-            print.stride[at] = print.stride[at - 1];
-            print.size[at] = print.size[at - 1];
+        int at = footprint.ndim++;
+        for (; at > 0 && footprint.stride[at - 1] < stride; --at) {
+            footprint.stride[at] = footprint.stride[at - 1];
+            footprint.size[at] = footprint.size[at - 1];
         }
-        print.stride[at] = stride;
-        print.size[at] = view.shape[i];
+        footprint.stride[at] = stride;
+        footprint.size[at] = view.shape[i];
     }
-    print.begin = reinterpret_cast<uintptr_t>(view.data);
-    print.end = print.begin + static_cast<uintptr_t>(last + print.element);
-    return print;
+    footprint.begin = reinterpret_cast<uintptr_t>(view.data);
+    footprint.end = footprint.begin + static_cast<uintptr_t>(last + footprint.element);
+    return footprint;
 }
 
 bool disjoint_elements(const Footprint& one) {
@@ -83,8 +83,8 @@ bool disjoint_elements(const Footprint& one) {
 
 bool disjoint(const Footprint& one, const Footprint& other) {
     if (one.end <= other.begin || other.end <= one.begin) return true;
-    if (one.begin <= other.begin) return strides_apart(one, other, static_cast<int64_t>(other.begin - one.begin));
-    return strides_apart(other, one, static_cast<int64_t>(one.begin - other.begin));
+    if (one.begin <= other.begin) return disjoint_by_strides(one, other, static_cast<int64_t>(other.begin - one.begin));
+    return disjoint_by_strides(other, one, static_cast<int64_t>(one.begin - other.begin));
 }
 
 }  // namespace libflash

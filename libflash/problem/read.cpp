@@ -7,7 +7,7 @@ namespace libflash {
 namespace {
 
 // The data of views of tensors without data.
-alignas(256) unsigned char nowhere[256];
+alignas(256) unsigned char dummy_data[256];
 
 // Small enough that a sum of a few sizes, offsets and window widths (MaskRule::kUnbounded) does not overflow.
 constexpr int64_t kSizeLimit = int64_t{1} << 40;
@@ -58,7 +58,7 @@ int64_t check_strides(const flash_tensor_t& t, const Argument& argument, unsigne
     overflow |= __builtin_add_overflow(last, int64_t{1}, &last);
     overflow |= __builtin_mul_overflow(last, element, &last);
     if (overflow) invalid(argument, "its extent in bytes must be below 2^63", "strides ", Sizes{t.stride, t.ndim});
-    if ((role & kRows) && t.ndim > 0 && t.shape[t.ndim - 1] > 1 && t.stride[t.ndim - 1] != 1) {
+    if ((role & kContiguousRows) && t.ndim > 0 && t.shape[t.ndim - 1] > 1 && t.stride[t.ndim - 1] != 1) {
         invalid(argument, "the last dimension must be contiguous (stride 1)", "stride ", t.stride[t.ndim - 1]);
     }
     return last;
@@ -79,7 +79,7 @@ void check_data(const flash_tensor_t& t, const Argument& argument, int64_t bytes
 TensorView view_of(const flash_tensor_t& t) {
     TensorView view;
     view.present = true;
-    view.data = t.data ? t.data : nowhere;
+    view.data = t.data ? t.data : dummy_data;
     view.dtype = static_cast<DType>(t.dtype);
     view.device = Device{t.device_type, t.device_id};
     view.ndim = t.ndim;
@@ -105,14 +105,14 @@ TensorView Reader::required(const flash_tensor_t* tensor, const Argument& argume
     const TensorView view = view_of(t);
     if (is_call()) {
         check_data(t, argument, bytes);
-        remember(view, argument, (role & kWritten) != 0);
+        record(view, argument, (role & kWritten) != 0);
     }
     return view;
 }
 
-void Reader::remember(const TensorView& view, const Argument& argument, bool written) {
+void Reader::record(const TensorView& view, const Argument& argument, bool written) {
     const Entry made{argument, written, footprint_of(view)};
-    if (count_ < kInPlace)
+    if (count_ < kInlineEntries)
         new (storage_ + static_cast<size_t>(count_) * sizeof(Entry)) Entry(made);
     else
         more_.push_back(made);

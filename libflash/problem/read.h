@@ -18,8 +18,8 @@ enum class Reading { call, shapes };
 
 enum Role : unsigned {
     kRead = 0,
-    kWritten = 1,  // an output: its elements must not overlap each other or another tensor
-    kRows = 2,     // the last dimension must be contiguous
+    kWritten = 1,         // an output: its elements must not overlap each other or another tensor
+    kContiguousRows = 2,  // the last dimension must be contiguous
 };
 
 class Reader {
@@ -32,28 +32,28 @@ public:
 
     bool is_call() const { return reading_ == Reading::call; }
     // Whether the contents of a tensor on this device may be read.
-    bool may_look(const Device& device) const { return is_call() && !device.is_cuda(); }
+    bool may_read_data(const Device& device) const { return is_call() && !device.is_cuda(); }
 
     // The last check of every problem: an output overlaps no other tensor and not itself.
     void check_overlap() const;
 
 private:
-    static constexpr int kInPlace = 32;  // enough for every call but a merge
+    static constexpr int kInlineEntries = 32;  // enough for every call but a merge
     struct Entry {
         Argument argument = "";
         bool written = false;
         Footprint footprint;
     };
-    void remember(const TensorView& view, const Argument& argument, bool written);
+    void record(const TensorView& view, const Argument& argument, bool written);
 
     Reading reading_;
     int count_ = 0;
     int written_ = 0;
     // Left uninitialised to save time: most calls have five tensors.
-    alignas(Entry) unsigned char storage_[kInPlace * sizeof(Entry)];
-    std::vector<Entry> more_;  // those after the first kInPlace
+    alignas(Entry) unsigned char storage_[kInlineEntries * sizeof(Entry)];
+    std::vector<Entry> more_;  // those after the first kInlineEntries
     const Entry& entry(int i) const {
-        return i < kInPlace ? reinterpret_cast<const Entry*>(storage_)[i] : more_[static_cast<size_t>(i - kInPlace)];
+        return i < kInlineEntries ? reinterpret_cast<const Entry*>(storage_)[i] : more_[static_cast<size_t>(i - kInlineEntries)];
     }
 };
 

@@ -7,11 +7,10 @@ namespace libflash {
 
 struct Sequences {
     int64_t batch = 0;
-    int64_t capacity = 0;              // dense: rows of each batch entry; packed: rows of the whole tensor
-    int64_t max_length = 0;            // upper bound of the lengths: the caller's if given, else capacity
-    const int32_t* cu = nullptr;       // packed: batch + 1 prefix sums; nullptr: dense
-    const int32_t* used = nullptr;     // optional, seqused: number of rows that exist
-    const int32_t* leftpad = nullptr;  // optional, decode: number of first rows that do not exist
+    int64_t capacity = 0;           // dense: rows of each batch entry; packed: rows of the whole tensor
+    int64_t max_length = 0;         // upper bound of the lengths: the caller's if given, else capacity
+    const int32_t* cu = nullptr;    // packed: batch + 1 prefix sums; nullptr: dense
+    const int32_t* used = nullptr;  // optional, seqused: number of rows that exist
 
     bool packed() const { return cu != nullptr; }
 

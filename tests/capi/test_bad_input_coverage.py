@@ -34,7 +34,7 @@ SHARED = {
     "check_float32_or": "dtype must be float32 or that of q",
     "check_device": "must be on the device",
     "check_contiguous": "must be contiguous",
-    "check_like_rows": "shape must be",
+    "check_like_out": "shape must be",
     "check_like_lse": "shape must be",
     "read_int32_vector": "",
     "build_head_vector": "shape must be",

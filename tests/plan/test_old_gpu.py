@@ -68,9 +68,9 @@ extern "C" int choose(int arch, int shared_memory, char* text, size_t capacity) 
     properties.arch = arch;
     properties.shared_memory_bytes = shared_memory;
     Request request{};
-    Subject subject{Operation::forward, Device{FLASH_DEVICE_CUDA, 0}, DType::f16, 64, 64, &request};
+    KernelQuery query{Operation::forward, Device{FLASH_DEVICE_CUDA, 0}, DType::f16, 64, 64, &request};
     try {
-        std::snprintf(text, capacity, "%s", choose_kernel(subject).name);
+        std::snprintf(text, capacity, "%s", choose_kernel(query).info.name);
         return 0;
     } catch (const Error& error) {
         std::snprintf(text, capacity, "%s", error.what());

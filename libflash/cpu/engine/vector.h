@@ -150,23 +150,6 @@ FLASH_INLINE Vec<T> round_to_integer(Vec<T> x) {
 #endif
 }
 
-// Whether any lane of a comparison is true.
-template <class T>
-FLASH_INLINE bool any(Vec<T> mask) {
-#if defined(__AVX512F__)
-    if constexpr (sizeof(T) == 4)
-        return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask) != 0;
-    else
-        return _mm512_test_epi64_mask((__m512i)mask, (__m512i)mask) != 0;
-#elif defined(__AVX2__)
-    return _mm256_movemask_epi8((__m256i)mask) != 0;
-#else
-    T all = 0;
-    for (int i = 0; i < kLanes<T>; ++i) all |= mask[i];
-    return all != 0;
-#endif
-}
-
 template <class T>
 FLASH_INLINE T sum_of_lanes(Vec<T> v) {
     T sum[kLanes<T>];
