@@ -44,7 +44,7 @@ struct ForwardPlan {
     Workspace workspace;  // "sequence_order"
 };
 
-enum class BackwardStep { statistics, key_gradients, dq_conversion, query_gradient, sink_gradient, bias_gradient };
+enum class BackwardStep { statistics, dk_dv, dq_conversion, dq, dsink, dbias };
 
 struct BackwardPlan {
     Instance instance;
@@ -57,7 +57,7 @@ struct BackwardPlan {
     bool vector_loads = false, vector_out = false;
     bool deterministic = false;
     // In launch order. dq is converted from the dQ accumulator or, if deterministic, computed by a separate kernel.
-    LaunchShape statistics, key_gradients, dq_conversion, query_gradient, sink_gradient, bias_gradient;
+    LaunchShape statistics, dk_dv, dq_conversion, dq, dsink, dbias;
     Workspace workspace;  // "statistics", "dq_accumulator"
 };
 
@@ -65,17 +65,17 @@ enum class DecodeStep { append, attention, combine };
 
 struct DecodePlan {
     Instance instance;
-    int tile_q = 0, tile_k = 0;               // query rows of a thread block; keys of a tile of one head
-    int64_t splits = 1;                       // key ranges
-    int key_heads = 1;                        // key heads of a thread block
-    int64_t query_tiles = 1;                  // of the query rows of a key head
-    int stages = 0;                           // pipeline stages in use
-    uint32_t late_begin = 0, late_count = 0;  // thread blocks that start later: the first, and how many
-    bool appends_inside = false;              // the attention kernel appends the new row
-    bool rotates_ahead = false;               // the append kernel writes rotated queries to the workspace
-    bool dependent_launch = false;            // programmatic dependent launch
-    uint32_t append_rows = 0;                 // new rows of all key heads, for the append kernel
-    uint32_t append_slots = 0;                // threads per row there
+    int tile_q = 0, tile_k = 0;                     // query rows of a thread block; keys of a tile of one head
+    int64_t splits = 1;                             // key ranges
+    int key_heads = 1;                              // key heads of a thread block
+    int64_t query_tiles = 1;                        // of the query rows of a key head
+    int stages = 0;                                 // pipeline stages in use
+    uint32_t delayed_begin = 0, delayed_count = 0;  // thread blocks that start later: the first, and how many
+    bool fused_append = false;                      // the attention kernel appends the new row
+    bool stores_rotated_q = false;                  // the append kernel writes rotated queries to the workspace
+    bool dependent_launch = false;                  // programmatic dependent launch
+    uint32_t append_rows = 0;                       // new rows of all key heads, for the append kernel
+    uint32_t append_slots = 0;                      // threads per row there
     LaunchShape append, attention, combine;
     Workspace workspace;  // "rotated_q", "partial_out", "partial_lse"
 };

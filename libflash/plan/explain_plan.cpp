@@ -20,7 +20,7 @@ void cpu_lines(std::string& text, const cpu::Plan& plan) {
     tile_line(text, plan.tile_q, plan.tile_k);
     line(text, "threads", plan.threads);
     splits_line(text, plan.num_splits);
-    if (plan.key_chunks > 1) line(text, "chunks", plan.key_chunks, " ranges of keys, each with its own sum of dq");
+    if (plan.key_chunks > 1) line(text, "chunks", plan.key_chunks, " ranges of keys, each with its own dQ accumulator");
 }
 
 // A kernel that is not launched (0 blocks) has no line. Only the first line has the label.
@@ -48,18 +48,18 @@ void cuda_lines(std::string& text, const cuda::BackwardPlan& plan) {
     if (plan.dq_tile_q > 0) line(text, "", "dq: ", plan.dq_tile_q, " queries x ", plan.dq_tile_k, " keys");
     line(text, "schedule", "static, ", plan.key_schedule.heads_per_group, " key heads at a time");
     launch_line(text, "launch", "softmax statistics", plan.statistics);
-    launch_line(text, "", "dk and dv", plan.key_gradients);
+    launch_line(text, "", "dk and dv", plan.dk_dv);
     launch_line(text, "", "dq from its accumulator", plan.dq_conversion);
-    launch_line(text, "", "dq", plan.query_gradient);
-    launch_line(text, "", "dsink", plan.sink_gradient);
-    launch_line(text, "", "dbias", plan.bias_gradient);
+    launch_line(text, "", "dq", plan.dq);
+    launch_line(text, "", "dsink", plan.dsink);
+    launch_line(text, "", "dbias", plan.dbias);
 }
 
 void cuda_lines(std::string& text, const cuda::DecodePlan& plan) {
     line(text, "instance", plan.instance.name);
     tile_line(text, plan.tile_q, plan.tile_k);
     line(text, "pipeline", plan.stages, " stages",
-         plan.late_count > 0 ? text_of(", ", plan.late_count, " thread blocks begin later") : "");
+         plan.delayed_count > 0 ? text_of(", ", plan.delayed_count, " thread blocks start later") : "");
     splits_line(text, plan.splits);
     launch_line(text, plan.append.blocks > 0 ? "launch" : "", "append", plan.append);
     launch_line(text, plan.append.blocks > 0 ? "" : "launch", "attention", plan.attention);

@@ -75,8 +75,8 @@ DecodeParams make_params(const DecodeProblem& problem, const DecodePlan& plan, c
     params.out = rows_params(problem.out);
     params.lse = row_statistics_params(problem.lse);
     params.cache = cache_params(problem);
-    params.append = append_params(problem, plan.rotates_ahead ? region("rotated_q") : nullptr);
-    params.append.within = plan.appends_inside;
+    params.append = append_params(problem, plan.stores_rotated_q ? region("rotated_q") : nullptr);
+    params.append.within = plan.fused_append;
     params.q = params.append.turned.data ? params.append.turned : rows_params(problem.q);
     params.batch = static_cast<int32_t>(problem.batch);
     params.seqlen_q = static_cast<int32_t>(problem.seqlen_q);
@@ -104,8 +104,8 @@ DecodeParams make_params(const DecodeProblem& problem, const DecodePlan& plan, c
         in_vectors(params.cache.k, problem.head_dim, element) && in_vectors(params.cache.v, problem.head_dim_v, element);
     params.vector_out = in_pairs(params.out, problem.head_dim_v, element);
     params.stages = plan.stages;
-    params.late_begin = plan.late_begin;
-    params.late_count = plan.late_count;
+    params.late_begin = plan.delayed_begin;
+    params.late_count = plan.delayed_count;
     params.fetch_early = plan.dependent_launch;
     return params;
 }

@@ -73,9 +73,9 @@ __global__ void __launch_bounds__(BackwardRow<Kernel>::Bias::kThreads, 2)
 // dK/dV, then dq. A launch with no blocks in the plan does nothing.
 template <class Kernel, bool kGeneral>
 int launch_gradients(const BackwardPlan& plan, const BackwardParams& params, cudaStream_t stream) {
-    int error = enqueue(dk_dv_kernel<Kernel, kGeneral>, plan.key_gradients, params, stream);
+    int error = enqueue(dk_dv_kernel<Kernel, kGeneral>, plan.dk_dv, params, stream);
     if (error == cudaSuccess) error = enqueue(dq_accumulator_kernel<Kernel>, plan.dq_conversion, params, stream);
-    if (error == cudaSuccess) error = enqueue(dq_kernel<Kernel, kGeneral>, plan.query_gradient, params, stream);
+    if (error == cudaSuccess) error = enqueue(dq_kernel<Kernel, kGeneral>, plan.dq, params, stream);
     return error;
 }
 
@@ -86,10 +86,10 @@ KernelResources backward_resources(BackwardStep step) {
     using Bias = typename BackwardRow<Kernel>::Bias;
     switch (step) {
         case BackwardStep::statistics: return {SoftmaxStatisticsOf<Kernel>::kThreads, 0};
-        case BackwardStep::key_gradients: return {Keys::kThreads, Keys::kSharedBytes};
+        case BackwardStep::dk_dv: return {Keys::kThreads, Keys::kSharedBytes};
         case BackwardStep::dq_conversion: return {BackwardRow<Kernel>::kThreads, 0};
-        case BackwardStep::query_gradient: return {Queries::kThreads, Queries::kSharedBytes};
-        case BackwardStep::sink_gradient: return {DsinkOf<Kernel>::kThreads, 0};
+        case BackwardStep::dq: return {Queries::kThreads, Queries::kSharedBytes};
+        case BackwardStep::dsink: return {DsinkOf<Kernel>::kThreads, 0};
         default: return {Bias::kThreads, Bias::kSharedBytes};
     }
 }
@@ -113,8 +113,8 @@ int launch_backward(const BackwardPlan& plan, const BackwardParams& params, void
                                                                                   : sm80::launch_gradients<Kernel, false>;
     int error = enqueue(softmax_statistics_kernel<Kernel>, plan.statistics, params, cuda_stream);
     if (error == cudaSuccess) error = launch_gradients(plan, params, cuda_stream);
-    if (error == cudaSuccess) error = enqueue(dsink_kernel<Kernel>, plan.sink_gradient, params, cuda_stream);
-    if (error == cudaSuccess) error = enqueue(sm80::dbias_kernel<Kernel>, plan.bias_gradient, params, cuda_stream);
+    if (error == cudaSuccess) error = enqueue(dsink_kernel<Kernel>, plan.dsink, params, cuda_stream);
+    if (error == cudaSuccess) error = enqueue(sm80::dbias_kernel<Kernel>, plan.dbias, params, cuda_stream);
     return error;
 }
 

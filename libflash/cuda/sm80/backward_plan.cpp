@@ -10,7 +10,7 @@ namespace libflash::cuda::sm80 {
 
 namespace {
 
-int64_t bias_gradient_blocks(const AttentionProblem& problem, const KernelConfig& config) {
+int64_t dbias_blocks(const AttentionProblem& problem, const KernelConfig& config) {
     const int element = element_bytes(config.dtype), tile_q = backward_query_tile(config.head_dim, true, element),
               tile_k = query_rows_tile_k(config.head_dim, element);
     const int64_t* shape = problem.dbias.shape;
@@ -32,8 +32,8 @@ BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem
     }
     if (problem.batch == 0 || problem.heads_q == 0) return plan;
     const auto launch = [&](BackwardStep step, int64_t blocks) { return backward_launch(kernel, plan, step, blocks); };
-    if (plan.deterministic) plan.query_gradient = launch(BackwardStep::query_gradient, blocks_of(plan.query_tile_schedule));
-    if (problem.dbias.present) plan.bias_gradient = launch(BackwardStep::bias_gradient, bias_gradient_blocks(problem, config));
+    if (plan.deterministic) plan.dq = launch(BackwardStep::dq, blocks_of(plan.query_tile_schedule));
+    if (problem.dbias.present) plan.dbias = launch(BackwardStep::dbias, dbias_blocks(problem, config));
     return plan;
 }
 

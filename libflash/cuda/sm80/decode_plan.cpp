@@ -23,7 +23,7 @@ bool appends_inside(const KernelConfig& config, const DecodeProblem& problem) {
 Workspace workspace_of(const DecodePlan& plan, const KernelConfig& config, const DecodeProblem& problem) {
     Workspace regions;
     const int64_t rows = problem.batch * problem.heads_q * problem.seqlen_q;
-    if (plan.rotates_ahead) {
+    if (plan.stores_rotated_q) {
         regions.add("rotated_q", static_cast<size_t>(rows * padded_channels(problem) * element_bytes(problem.dtype)));
     }
     if (plan.splits > 1) {
@@ -36,7 +36,7 @@ Workspace workspace_of(const DecodePlan& plan, const KernelConfig& config, const
 // The kernel that appends and rotates new rows and rotates the queries, if it is needed.
 void plan_append(DecodePlan& plan, const Kernel& kernel, const DecodeProblem& problem) {
     const bool appends = problem.k_new.present && problem.seqlen_new > 0, rotates = problem.rotary_cos.present;
-    if (plan.appends_inside || (!appends && !rotates)) return;
+    if (plan.fused_append || (!appends && !rotates)) return;
     const int64_t new_rows = appends ? problem.batch * problem.seqlen_new * problem.heads_k : 0;
     const int64_t rows = new_rows + (rotates ? problem.batch * problem.seqlen_q * problem.heads_q : 0);
     int64_t slots = 1;  // threads per row, two channels each; a power of two
@@ -56,8 +56,8 @@ void pace_waves(DecodePlan& plan, const DecodeSizes& sizes) {
     const int64_t of_each = sizes.blocks_per_multiprocessor(), multiprocessors = sizes.device.multiprocessors,
                   blocks = sizes.unsplit_blocks() * plan.splits / plan.key_heads;
     if (blocks <= of_each * multiprocessors || of_each < 2) return;
-    plan.late_begin = static_cast<uint32_t>(multiprocessors);
-    plan.late_count = static_cast<uint32_t>((of_each - 1) * multiprocessors);
+    plan.delayed_begin = static_cast<uint32_t>(multiprocessors);
+    plan.delayed_count = static_cast<uint32_t>((of_each - 1) * multiprocessors);
     const int64_t tile_bytes = 2 * config.tile_k * config.head_dim * element_bytes(sizes.problem.dtype);
     if (!sizes.shares_keys() && (config.stages - 1) * tile_bytes * of_each >= kEnoughBytes) plan.stages = config.stages - 1;
 }
@@ -81,9 +81,9 @@ DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const
     DecodePlan plan;
     plan.splits = splits.splits;
     plan.key_heads = splits.key_heads;
-    plan.appends_inside = appends_inside(config, problem);
-    plan.rotates_ahead = problem.rotary_cos.present && !plan.appends_inside;
-    const DecodeKind kind = decode_kind(sizes.shares_keys(), plan.key_heads, plan.appends_inside);
+    plan.fused_append = appends_inside(config, problem);
+    plan.stores_rotated_q = problem.rotary_cos.present && !plan.fused_append;
+    const DecodeKind kind = decode_kind(sizes.shares_keys(), plan.key_heads, plan.fused_append);
     plan.instance = {static_cast<int>(kind), decode_kind_name(kind)};
     plan.tile_q = static_cast<int>(sizes.tile_q());
     plan.tile_k = config.tile_k / plan.key_heads;

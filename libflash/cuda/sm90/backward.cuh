@@ -75,9 +75,9 @@ KernelResources resources_of_backward(int step, int) {
     using Body = sm90::Backward<Kernel>;
     switch (static_cast<BackwardStep>(step)) {
         case BackwardStep::statistics: return {SoftmaxStatisticsOf<Kernel>::kThreads, 0};
-        case BackwardStep::key_gradients: return {Body::kThreads, Body::kSharedBytes};
+        case BackwardStep::dk_dv: return {Body::kThreads, Body::kSharedBytes};
         case BackwardStep::dq_conversion: return {Body::Accumulator::kWarps * 32, 0};
-        case BackwardStep::sink_gradient: return {DsinkOf<Kernel>::kThreads, 0};
+        case BackwardStep::dsink: return {DsinkOf<Kernel>::kThreads, 0};
         default: return {0, 0};  // no such step
     }
 }
@@ -87,9 +87,9 @@ template <class Kernel>
 int launch_backward(const BackwardPlan& plan, const BackwardParams& params, void* stream) {
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
     int error = enqueue(softmax_statistics_kernel<Kernel>, plan.statistics, params, cuda_stream);
-    if (error == cudaSuccess) error = sm90::launch_dk_dv<Kernel>(plan.key_gradients, params, cuda_stream);
+    if (error == cudaSuccess) error = sm90::launch_dk_dv<Kernel>(plan.dk_dv, params, cuda_stream);
     if (error == cudaSuccess) error = enqueue(sm90::dq_accumulator_kernel<Kernel>, plan.dq_conversion, params, cuda_stream);
-    if (error == cudaSuccess) error = enqueue(dsink_kernel<Kernel>, plan.sink_gradient, params, cuda_stream);
+    if (error == cudaSuccess) error = enqueue(dsink_kernel<Kernel>, plan.dsink, params, cuda_stream);
     return error;
 }
 

@@ -165,16 +165,16 @@ void backward(Problem& p, bool deterministic) {
         return launch_shape(blocks, resources_of_backward<BackwardRow_>(int(step), plan.instance.number));
     };
     plan.statistics = launch(BackwardStep::statistics, blocks_of(params.query_schedule));
-    plan.key_gradients = launch(BackwardStep::key_gradients, blocks_of(params.key_schedule));
+    plan.dk_dv = launch(BackwardStep::dk_dv, blocks_of(params.key_schedule));
     if (deterministic) {
-        plan.query_gradient = launch(BackwardStep::query_gradient, blocks_of(params.query_tile_schedule));
+        plan.dq = launch(BackwardStep::dq, blocks_of(params.query_tile_schedule));
     } else {
         plan.dq_conversion = launch(BackwardStep::dq_conversion, blocks_of(params.query_schedule));
     }
     if (p.rare) {
         const int tile_q = backward_query_tile(kDim, true, sizeof(T)), tile_k = query_rows_tile_k(kDim, sizeof(T));
-        plan.sink_gradient = launch(BackwardStep::sink_gradient, kHeads);
-        plan.bias_gradient = launch(BackwardStep::bias_gradient, kHeads * ceil_div(kRows, tile_q) * ceil_div(kKeys, tile_k));
+        plan.dsink = launch(BackwardStep::dsink, kHeads);
+        plan.dbias = launch(BackwardStep::dbias, kHeads * ceil_div(kRows, tile_q) * ceil_div(kKeys, tile_k));
     }
     launch_backward<BackwardRow_>(plan, params, nullptr);
 }

@@ -150,7 +150,7 @@ struct Problem {
             return launch_shape(blocks_of(schedule), resources_of_backward<Kernel>(int(step), 0));
         };
         plan.statistics = launch(BackwardStep::statistics, params.query_schedule);
-        plan.key_gradients = launch(BackwardStep::key_gradients, params.key_schedule);
+        plan.dk_dv = launch(BackwardStep::dk_dv, params.key_schedule);
         plan.dq_conversion = launch(BackwardStep::dq_conversion, params.query_schedule);
         return plan;
     }
