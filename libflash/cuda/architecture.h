@@ -11,6 +11,7 @@
 namespace libflash::cuda {
 
 struct Kernel;
+struct MergePlan;  // merge_plan.h
 
 struct Architecture {
     const char* name;  // of the folder

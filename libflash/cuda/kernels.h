@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/architecture.h"
+#include "cuda/merge_plan.h"
 #include "cuda/params.h"
 
 namespace libflash::cuda {

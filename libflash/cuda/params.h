@@ -1,9 +1,8 @@
-// Kernel parameters: small structs of plain values, passed by value; strides in elements. No CUDA header, so that host code can
-// fill them. Also the plan and parameter types of each operation.
+// For each operation the types of its plan and of its kernel parameters, which are plain values, passed by value. No CUDA header,
+// so that host code can fill them.
 #pragma once
 
 #include <cstdint>
-#include <variant>
 
 #include "cuda/attention/decode_params.h"
 #include "cuda/attention/params.h"
@@ -11,51 +10,6 @@
 #include "cuda/plans.h"
 
 namespace libflash::cuda {
-
-enum class ElementType : int32_t { f16, bf16, f32 };
-
-// A tensor of rows of contiguous channels, or of one number per row (lse).
-struct RowTensor {
-    void* data;
-    int64_t batch, row, head;
-    ElementType type;
-    int32_t reserved;
-};
-
-struct MergeSizes {
-    int64_t batch, rows, heads;
-    int32_t head_dim_v;
-    int32_t count;
-    RowTensor out;
-    RowTensor lse;  // data is nullptr when it is not wanted
-};
-
-constexpr int kMergeFewParts = 64;
-
-struct MergeFew : MergeSizes {
-    RowTensor outs[kMergeFewParts];
-    RowTensor lses[kMergeFewParts];
-};
-
-// Strides and types, which most parts have in common.
-struct MergeLayout {
-    int64_t out_batch, out_row, out_head, lse_batch, lse_row, lse_head;
-    ElementType type;  // of out
-    int32_t reserved;
-};
-
-constexpr int kMergeLayouts = 64, kMergeManyParts = 1680;
-
-// More parts than MergeFew has, described in fewer bytes each, so that they are kernel parameters still.
-struct MergeMany : MergeSizes {
-    MergeLayout layouts[kMergeLayouts];
-    void* outs[kMergeManyParts];
-    void* lses[kMergeManyParts];
-    uint8_t layout[kMergeManyParts];  // index of the part's own in `layouts`
-};
-static_assert(sizeof(MergeFew) <= 32764 && sizeof(MergeMany) <= 32764, "kernel parameters are limited to 32764 bytes");
-
-using MergeParams = std::variant<MergeFew, MergeMany>;
 
 // A dense block mask and its lists, all contiguous. A pair of lists that is not wanted is nullptr.
 struct CompressParams {
@@ -66,6 +20,9 @@ struct CompressParams {
     int32_t* col_counts;
     int32_t* col_indices;
 };
+
+struct MergePlan;  // merge_plan.h
+struct MergeParams;
 
 template <Operation>
 struct TypesOf;

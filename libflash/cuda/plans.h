@@ -1,5 +1,5 @@
 // The plan of each operation: how its kernels are launched, decided from problem and device before anything runs. explain
-// prints it, the workspace query reads it, and the launcher executes it. No CUDA header.
+// prints it, the workspace query reads it, and the launcher executes it. The plan of merge is in merge_plan.h. No CUDA header.
 #pragma once
 
 #include <cstdint>
@@ -78,13 +78,6 @@ struct DecodePlan {
     uint32_t append_slots = 0;                      // threads per row there
     LaunchShape append, attention, combine;
     Workspace workspace;  // "rotated_q", "partial_out", "partial_lse"
-};
-
-struct MergePlan {
-    int vector = 1;      // neighbouring channels that a thread loads at once
-    bool mixed = false;  // parts of different types
-    int group = 1;       // threads that share a row
-    LaunchShape merge;
 };
 
 struct CompressPlan {

@@ -11,7 +11,7 @@ CUDA_HEADER = re.compile(r"^(cuda|cublas|cute|cutlass|nv/|mma\.h|cooperative_gro
 FRAMEWORK = re.compile(r"^(torch|ATen|c10|pybind11|nanobind|Python\.h|numpy|xla|jaxlib|tensorflow|dlpack)")
 
 # folder -> folders and single files it may include from. `libflash.h` and the standard library are free to all.
-KERNEL_HEADERS = {"cuda/config.h", "cuda/params.h", "cuda/plans.h"}  # what device code sees of the host side
+KERNEL_HEADERS = {"cuda/config.h", "cuda/params.h", "cuda/plans.h", "cuda/merge_plan.h"}  # what device code sees of the host side
 MAY_INCLUDE = {
     "problem": {"problem", "build_info.h"},
     "cpu": {"cpu", "cpu/engine", "problem"},

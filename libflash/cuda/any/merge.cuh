@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <variant>
 
+#include "cuda/merge_plan.h"
 #include "cuda/params.h"
 
 namespace libflash::cuda::merge {
@@ -232,7 +233,7 @@ int launch_merge(const MergePlan& plan, const MergeParams& p, void* stream) {
             default: return merge::launch<Kernel, 1>(plan, params, cuda_stream);
         }
     };
-    return std::visit(launch, p);
+    return std::visit(launch, p.parts);
 }
 
 }  // namespace libflash::cuda

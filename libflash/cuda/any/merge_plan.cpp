@@ -43,8 +43,8 @@ bool has_mixed_types(const MergeProblem& p) {
 
 MergePlan plan_merge(const Kernel& kernel, const MergeProblem& problem, const DeviceProperties&) {
     if (problem.head_dim_v > INT32_MAX / 2) throw Error(FLASH_STATUS_UNSUPPORTED, "outs: head_dim_v must be below 2^30 on CUDA");
-    merge_params(problem);  // refuses what they cannot hold
     MergePlan plan;
+    plan.params = std::make_unique<const MergeParams>(merge_params(problem));
     plan.vector = widest_vector(problem);
     plan.mixed = has_mixed_types(problem);
     KernelResources resources = kernel.resources(0, 0);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/architecture.h"
+#include "cuda/merge_plan.h"
 
 namespace libflash::cuda::any {
 

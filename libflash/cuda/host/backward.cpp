@@ -16,10 +16,8 @@ ScoreGradientParams score_gradient_params(const ScoreTensor& tensor) {
     if (!tensor.present) return params;
     params.data = tensor.data;
     params.is_float = tensor.dtype == DType::f32;
-    for (int i = 0; i < 4; ++i) {
-        params.stride[i] = tensor.stride[i];
-        params.extent[i] = static_cast<int32_t>(tensor.shape[i]);
-    }
+    copy_array(params.stride, tensor.stride);
+    for (int i = 0; i < 4; ++i) params.extent[i] = static_cast<int32_t>(tensor.shape[i]);
     return params;
 }
 

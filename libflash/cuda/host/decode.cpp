@@ -58,10 +58,7 @@ bool in_pairs(const RowsParams& rows, int64_t channels, int64_t element) {
            even(rows.row) && even(rows.head) && even(channels);
 }
 
-void fill_in_rules(DecodeParams& params, const DecodeProblem& problem) {
-    constexpr double kLog2e = 1.4426950408889634;
-    params.softmax_scale = static_cast<float>(problem.softmax_scale);
-    params.scale_log2 = static_cast<float>(problem.softmax_scale * kLog2e);
+void fill_in_score_options(DecodeParams& params, const DecodeProblem& problem) {
     params.softcap = static_cast<float>(problem.softcap);
     params.left = window_side(problem.mask_rule.left);
     params.right = window_side(problem.mask_rule.right);
@@ -78,20 +75,16 @@ DecodeParams make_params(const DecodeProblem& problem, const DecodePlan& plan, c
     params.append = append_params(problem, plan.stores_rotated_q ? region("rotated_q") : nullptr);
     params.append.within = plan.fused_append;
     params.q = params.append.turned.data ? params.append.turned : rows_params(problem.q);
-    params.batch = static_cast<int32_t>(problem.batch);
+    fill_in_sizes(params, problem);
     params.seqlen_q = static_cast<int32_t>(problem.seqlen_q);
-    params.heads_q = static_cast<int32_t>(problem.heads_q);
     params.heads_k = static_cast<int32_t>(problem.heads_k);
-    params.group_size = static_cast<int32_t>(problem.group_size());
-    params.head_dim = static_cast<int32_t>(problem.head_dim);
-    params.head_dim_v = static_cast<int32_t>(problem.head_dim_v);
     params.by_tiles = divisor_params(plan.query_tiles);
     params.by_heads = divisor_params(problem.heads_k);
     params.heads_beside = plan.key_heads;
     params.by_head_groups = divisor_params(problem.heads_k / plan.key_heads);
     params.by_splits = divisor_params(plan.splits);
     params.by_group = divisor_params(std::max<int64_t>(1, problem.group_size()));
-    fill_in_rules(params, problem);
+    fill_in_score_options(params, problem);
     params.splits = static_cast<int32_t>(plan.splits);
     params.split_size = static_cast<int32_t>(std::min<int64_t>(problem.request.split_size, kUnboundedWindow));
     if (plan.splits > 1) {

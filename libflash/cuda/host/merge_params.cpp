@@ -87,8 +87,8 @@ RowTensor out_tensor(const MergeProblem& problem, const TensorView& out) { retur
 RowTensor lse_tensor(const MergeProblem& problem, const TensorView& lse) { return row_tensor(problem, lse, lse_strides(lse)); }
 
 MergeParams merge_params(const MergeProblem& problem) {
-    if (problem.count <= kMergeFewParts) return few_parts(problem);
-    if (problem.count <= kMergeManyParts) return many_parts(problem);
+    if (problem.count <= kMergeFewParts) return {few_parts(problem)};
+    if (problem.count <= kMergeManyParts) return {many_parts(problem)};
     throw Error(FLASH_STATUS_UNSUPPORTED, text_of("count: must be at most ", kMergeManyParts, " on CUDA (", problem.count, ")"));
 }
 

@@ -1,7 +1,7 @@
 // Fills the parameters of the merge kernel from the problem. Host only, no CUDA header.
 #pragma once
 
-#include "cuda/params.h"
+#include "cuda/merge_plan.h"
 #include "problem/merge.h"
 
 namespace libflash::cuda {

@@ -1,7 +1,9 @@
 // Conversions from a checked problem to the parameter structs of the kernels. Host only, no CUDA header.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 
 #include "cuda/attention/params.h"
@@ -10,7 +12,10 @@
 
 namespace libflash::cuda {
 
-inline bool one_or_less(int64_t extent) { return extent <= 1; }
+template <class T, size_t n>
+void copy_array(T (&to)[n], const T (&from)[n]) {
+    std::copy(from, from + n, to);
+}
 
 // The stride of a dimension with one element has no meaning; 0 keeps it from failing the alignment checks.
 inline RowsParams rows_params(const TensorView& tensor) {
@@ -18,8 +23,7 @@ inline RowsParams rows_params(const TensorView& tensor) {
     const bool dense = tensor.ndim == 4;
     const int64_t batch = dense ? tensor.shape[0] : 1, rows = tensor.shape[tensor.ndim - 3],
                   heads = tensor.shape[tensor.ndim - 2];
-    return {tensor.data, one_or_less(batch) ? 0 : strides.batch, one_or_less(rows) ? 0 : strides.row,
-            one_or_less(heads) ? 0 : strides.head};
+    return {tensor.data, batch <= 1 ? 0 : strides.batch, rows <= 1 ? 0 : strides.row, heads <= 1 ? 0 : strides.head};
 }
 
 // Whether every row can be accessed 16 bytes at a time.
@@ -45,7 +49,7 @@ inline ScoreParams score_params(const ScoreTensor& tensor) {
     ScoreParams params{};
     if (!tensor.present) return params;
     params.data = tensor.data;
-    for (int i = 0; i < 4; ++i) params.stride[i] = tensor.stride[i];
+    copy_array(params.stride, tensor.stride);
     params.is_float = tensor.dtype == DType::f32;
     return params;
 }
@@ -62,11 +66,11 @@ inline BlockMaskParams block_mask_params(const BlockMask& blocks, bool rows) {
     if (blocks.has_lists) {
         params.counts = rows ? blocks.row_counts : blocks.col_counts;
         params.indices = rows ? blocks.row_indices : blocks.col_indices;
-        for (int i = 0; i < 3; ++i) params.counts_stride[i] = rows ? blocks.row_counts_stride[i] : blocks.col_counts_stride[i];
-        for (int i = 0; i < 4; ++i) params.indices_stride[i] = rows ? blocks.row_indices_stride[i] : blocks.col_indices_stride[i];
+        copy_array(params.counts_stride, rows ? blocks.row_counts_stride : blocks.col_counts_stride);
+        copy_array(params.indices_stride, rows ? blocks.row_indices_stride : blocks.col_indices_stride);
     } else {
         params.mask = blocks.mask;
-        for (int i = 0; i < 4; ++i) params.mask_stride[i] = blocks.mask_stride[i];
+        copy_array(params.mask_stride, blocks.mask_stride);
     }
     return params;
 }
@@ -114,10 +118,23 @@ inline int64_t padded_channels(const DecodeProblem& problem) {
     return (problem.head_dim + vector - 1) / vector * vector;
 }
 
+// Fills the sizes and the scale, which all attention kernels have.
+template <class Params, class Problem>
+void fill_in_sizes(Params& params, const Problem& problem) {
+    constexpr double kLog2e = 1.4426950408889634;
+    params.batch = static_cast<int32_t>(problem.batch);
+    params.heads_q = static_cast<int32_t>(problem.heads_q);
+    params.group_size = static_cast<int32_t>(problem.group_size());
+    params.head_dim = static_cast<int32_t>(problem.head_dim);
+    params.head_dim_v = static_cast<int32_t>(problem.head_dim_v);
+    params.softmax_scale = static_cast<float>(problem.softmax_scale);
+    params.scale_log2 = static_cast<float>(problem.softmax_scale * kLog2e);
+}
+
 // Fills the fields that forward and backward share.
 template <class Params>
 void fill_in_problem(Params& params, const AttentionProblem& problem) {
-    constexpr double kLog2e = 1.4426950408889634;
+    fill_in_sizes(params, problem);
     params.q = rows_params(problem.q);
     params.k = rows_params(problem.k);
     params.v = rows_params(problem.v);
@@ -127,13 +144,6 @@ void fill_in_problem(Params& params, const AttentionProblem& problem) {
     params.rare = rare_params(problem);
     params.q_lengths = lengths_params(problem.q_rows);
     params.k_lengths = lengths_params(problem.k_rows);
-    params.batch = static_cast<int32_t>(problem.batch);
-    params.heads_q = static_cast<int32_t>(problem.heads_q);
-    params.group_size = static_cast<int32_t>(problem.group_size());
-    params.head_dim = static_cast<int32_t>(problem.head_dim);
-    params.head_dim_v = static_cast<int32_t>(problem.head_dim_v);
-    params.softmax_scale = static_cast<float>(problem.softmax_scale);
-    params.scale_log2 = static_cast<float>(problem.softmax_scale * kLog2e);
     params.mask = mask_params(problem.mask_rule);
 }
 
