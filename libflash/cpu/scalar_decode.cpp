@@ -13,11 +13,12 @@ template <class T>
 struct DecodeRow {
     const DecodeProblem& problem;
     const int64_t batch, row, head, key_head, length_k, shift;
+    const double alibi_slope;
     double q[512];
 
     DecodeRow(const DecodeProblem& p, int64_t b, int64_t i, int64_t h)
         : problem(p), batch(b), row(i), head(h), key_head(h / p.group_size()), length_k(p.cached(b) + p.seqlen_new),
-          shift(p.mask_rule.shift(p.seqlen_q, length_k)) {
+          shift(p.mask_rule.shift(p.seqlen_q, length_k)), alibi_slope(value_or_zero(p.alibi_slopes, b, h)) {
         read_query(p, b, i, h, q);
     }
 
@@ -34,12 +35,8 @@ struct DecodeRow {
                key_head * tensor.stride[2];
     }
     double score(int64_t j) const {
-        const double z = problem.softmax_scale * dot(q, cached(problem.cache.k, j), problem.head_dim);
-        double s = softcapped(z, problem.softcap).value;
-        if (problem.alibi_slopes.present)
-            s -= head_value(problem.alibi_slopes, batch, head) *
-                 static_cast<double>(std::abs(row + length_k - problem.seqlen_q - j));
-        return s;
+        const double product = dot(q, cached(problem.cache.k, j), problem.head_dim);
+        return score_of(problem, product, alibi_slope, row + length_k - problem.seqlen_q - j).value;
     }
 };
 

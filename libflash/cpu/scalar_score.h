@@ -52,6 +52,10 @@ inline double head_value(const HeadTensor& tensor, int64_t batch, int64_t head) 
     return load_as(tensor.dtype, tensor.data, batch * tensor.batch_stride + head * tensor.head_stride);
 }
 
+inline double value_or_zero(const HeadTensor& tensor, int64_t batch, int64_t head) {
+    return tensor.present ? head_value(tensor, batch, head) : 0.0;
+}
+
 inline int64_t element_at(const ScoreTensor& tensor, int64_t b, int64_t h, int64_t i, int64_t j) {
     return b * tensor.stride[0] + h * tensor.stride[1] + i * tensor.stride[2] + j * tensor.stride[3];
 }
@@ -87,6 +91,13 @@ inline Score softcapped(double z, double softcap) {
     return {softcap * tanh_value, 1.0 - tanh_value * tanh_value};
 }
 
+// The score, without bias, of a query row and a key with the given dot product. `distance`: of the key from the ALiBi diagonal.
+inline Score score_of(const ScoreOptions& options, double product, double alibi_slope, int64_t distance) {
+    Score s = softcapped(options.softmax_scale * product, options.softcap);
+    if (options.alibi_slopes.present) s.value -= alibi_slope * static_cast<double>(std::abs(distance));
+    return s;
+}
+
 template <class T>
 struct ScalarHead {
     const AttentionProblem& problem;
@@ -99,7 +110,7 @@ struct ScalarHead {
         : problem(p), batch(b), head(h), key_head(h / p.group_size()), length_q(p.q_rows.length(b)), length_k(p.k_rows.length(b)),
           shift(p.mask_rule.shift(length_q, length_k)), q(rows_of<const T>(p.q, p.q_rows, b, h)),
           k(rows_of<const T>(p.k, p.k_rows, b, key_head)), v(rows_of<const T>(p.v, p.k_rows, b, key_head)),
-          alibi_slope(p.alibi_slopes.present ? head_value(p.alibi_slopes, b, h) : 0.0), dropout(p.dropout, p.heads_q, b, h) {}
+          alibi_slope(value_or_zero(p.alibi_slopes, b, h)), dropout(p.dropout, p.heads_q, b, h) {}
 
     // Row i sees the keys of [first_key, last_key) for which visible() is true.
     int64_t first_key(int64_t i) const {
@@ -125,8 +136,7 @@ struct ScalarHead {
     }
 
     Score score(int64_t i, int64_t j) const {
-        Score s = softcapped(problem.softmax_scale * dot(q[i], k[j], problem.head_dim), problem.softcap);
-        if (problem.alibi_slopes.present) s.value -= alibi_slope * static_cast<double>(std::abs(i + length_k - length_q - j));
+        Score s = score_of(problem, dot(q[i], k[j], problem.head_dim), alibi_slope, i + length_k - length_q - j);
         if (problem.bias.present) s.value += bias(i, j);
         return s;
     }

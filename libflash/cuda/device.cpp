@@ -93,7 +93,7 @@ const char* state_text() { return devices().state; }
 void check_device_exists(const Device& device) {
     if (!device.is_cuda()) return;
     if (device_count() == 0) {
-        refuse(FLASH_STATUS_NO_DEVICE, "device_type", "the tensors are on a GPU, and there is no usable one", state_text());
+        refuse(FLASH_STATUS_NO_DEVICE, "device_type", "the tensors are on a GPU, but no GPU is usable", state_text());
     }
     if (device.id >= device_count()) {
         invalid("device_id", "must be below the number of devices", device.id, " of ", device_count());

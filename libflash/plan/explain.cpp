@@ -12,23 +12,22 @@ namespace {
 
 std::string lengths_text(const Sequences& rows) {
     std::string text = rows.packed() ? text_of("packed ", rows.capacity, " rows") : text_of(rows.capacity);
-    if (rows.packed() && rows.max_length < rows.capacity) text += text_of(", at most ", rows.max_length, " a sequence");
-    if (rows.used) text += ", partly used";
+    if (rows.packed() && rows.max_length < rows.capacity) text += text_of(", at most ", rows.max_length, " per sequence");
+    if (rows.used) text += ", used lengths given";
     return text;
 }
 
 template <class Problem>
 void sizes_line(std::string& text, const Problem& p, const std::string& queries, const std::string& keys) {
-    const std::string heads = p.heads_k == p.heads_q ? text_of(p.heads_q) : text_of(p.heads_q, " over ", p.heads_k);
+    const std::string heads = p.heads_k == p.heads_q ? text_of(p.heads_q) : text_of(p.heads_q, " (", p.heads_k, " key heads)");
     const std::string dims = p.head_dim == p.head_dim_v ? text_of(p.head_dim) : text_of(p.head_dim, " and ", p.head_dim_v);
     line(text, "problem", p.dtype, " on ", p.device, ", batch ", p.batch, ", heads ", heads, ", head_dim ", dims);
     line(text, "", "queries ", queries, ", keys ", keys);
 }
 
-template <class Problem>
-std::string score_options(const Problem& p) {
-    std::string text = text_of("softmax_scale ", p.softmax_scale);
-    const MaskRule& rule = p.mask_rule;
+std::string score_options_text(const ScoreOptions& score) {
+    std::string text = text_of("softmax_scale ", score.softmax_scale);
+    const MaskRule& rule = score.mask_rule;
     if (rule.right == 0 && rule.left == MaskRule::kUnbounded) {
         text += ", causal";
     } else if (rule.bounded()) {
@@ -36,14 +35,14 @@ std::string score_options(const Problem& p) {
         text += text_of(", window (", side(rule.left), ", ", side(rule.right), ")");
     }
     if (rule.bounded() && rule.top_left) text += " top-left";
-    if (p.softcap > 0) text += text_of(", softcap ", p.softcap);
-    if (p.alibi_slopes.present) text += ", alibi";
-    if (p.sink.present) text += ", sink";
+    if (score.softcap > 0) text += text_of(", softcap ", score.softcap);
+    if (score.alibi_slopes.present) text += ", alibi";
+    if (score.sink.present) text += ", sink";
     return text;
 }
 
 std::string options_text(const AttentionProblem& p) {
-    std::string text = score_options(p);
+    std::string text = score_options_text(p);
     if (p.bias.present) text += text_of(", bias ", Sizes{p.bias.shape, 4});
     if (p.mask.present) text += text_of(", mask ", Sizes{p.mask.shape, 4});
     if (p.block_mask.present) {
@@ -58,10 +57,10 @@ std::string options_text(const AttentionProblem& p) {
 }
 
 std::string options_text(const DecodeProblem& p) {
-    std::string text = score_options(p);
+    std::string text = score_options_text(p);
     if (p.cache.paged()) text += text_of(", pages of ", p.cache.page_size);
     if (p.seqlen_new > 0) text += text_of(", appends ", p.seqlen_new);
-    if (p.rotary_cos.present) text += text_of(", rotary over ", 2 * p.rotary_cos.shape[1], " channels");
+    if (p.rotary_cos.present) text += text_of(", rotary embedding of ", 2 * p.rotary_cos.shape[1], " channels");
     return text;
 }
 

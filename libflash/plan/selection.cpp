@@ -122,7 +122,7 @@ KernelQuery kernel_query(const MergeProblem& p) {
 KernelQuery kernel_query(const CompressProblem& p) { return {Operation::compress, p.device, DType::boolean, 0, 0, &p.request}; }
 
 bool accepts(const KernelEntry& kernel, const KernelQuery& query, std::string* why) {
-    if (kernel.operation != query.operation) return reject(why, "operation: another one");
+    if (kernel.operation != query.operation) return reject(why, "operation: the kernel is for ", kernel.info.operation);
     if (!is_requested(kernel, *query.request)) return reject(why, "another kernel or backend was requested");
     return kernel.cuda ? accepts_cuda(kernel, query, why) : accepts_cpu(kernel, query, why);
 }

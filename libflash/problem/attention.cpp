@@ -22,8 +22,7 @@ flash_attention_options_t read_attention_options(AttentionProblem& problem, cons
     const flash_attention_options_t options = read_options(given, kVersion1);
     check_flags(options.flags, kAttentionFlags);
     check_reserved(options.reserved);
-    problem.softmax_scale = read_softmax_scale(options.softmax_scale, options.flags);
-    problem.softcap = read_softcap(options.softcap);
+    read_score_options(problem, options);
     problem.dropout = {read_dropout(options.dropout_p), options.seed, options.offset};
     if (options.rng_state) check_no_seed(options);
     problem.mask_rule = read_mask_rule(options.flags, options.window_left, options.window_right);
@@ -31,9 +30,7 @@ flash_attention_options_t read_attention_options(AttentionProblem& problem, cons
     check_max_seqlen(options.max_seqlen_k, "max_seqlen_k");
     Request& request = problem.request;
     request.num_splits = read_num_splits(options.num_splits);
-    request.backend = read_backend(options.backend);
-    request.kernel = options.kernel;
-    request.num_threads = read_num_threads(options.num_threads);
+    read_request(request, options);
     request.tile_q = read_tile(options.tile_q, "tile_q");
     request.tile_k = read_tile(options.tile_k, "tile_k");
     request.deterministic = (options.flags & FLASH_FLAG_DETERMINISTIC) != 0;

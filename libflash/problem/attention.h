@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "problem/mask.h"
+#include "problem/score_options.h"
 #include "problem/sequence.h"
 #include "problem/tensor.h"
 
@@ -17,15 +17,6 @@ struct ScoreTensor {
     DType dtype = DType::none;
     int64_t shape[4] = {1, 1, 1, 1};
     int64_t stride[4] = {0, 0, 0, 0};
-};
-
-// alibi_slopes, learnable_sink, dsink: one number per head; alibi_slopes may have one per batch entry and head.
-struct HeadTensor {
-    bool present = false;
-    void* data = nullptr;
-    DType dtype = DType::none;
-    int64_t batch_stride = 0;
-    int64_t head_stride = 0;
 };
 
 // The blocks of FLASH_BLOCK_SIZE x FLASH_BLOCK_SIZE scores that are kept: dense (`mask`) or as lists; not present: all blocks.
@@ -65,7 +56,7 @@ struct Request {
     bool deterministic = false;
 };
 
-struct AttentionProblem {
+struct AttentionProblem : ScoreOptions {
     Device device;
     DType dtype = DType::none;
     int64_t batch = 0;
@@ -77,11 +68,7 @@ struct AttentionProblem {
     TensorView out;  // forward: output; backward: input
     TensorView lse;  // forward: output or absent; backward: input
 
-    double softmax_scale = 1;
-    double softcap = 0;
-    MaskRule mask_rule;
     Dropout dropout;
-    HeadTensor alibi_slopes, sink;
     ScoreTensor bias, mask;
     BlockMask block_mask;
 

@@ -59,8 +59,8 @@ void check_list_contents(const BlockListPair& pair, const char* counts_name, con
                                 ", ", i, ", ", n, ") is ", index, " of ", limit);
                     }
                     if (index <= last) {
-                        invalid(indices_name, "each list must ascend", "entry (", b, ", ", h, ", ", i, ", ", n, ") is ", index,
-                                " after ", last);
+                        invalid(indices_name, "each list must be in ascending order", "entry (", b, ", ", h, ", ", i, ", ", n,
+                                ") is ", index, " after ", last);
                     }
                     last = index;
                 }

@@ -22,15 +22,12 @@ flash_decode_options_t read_decode_options(DecodeProblem& p, const flash_decode_
     const flash_decode_options_t options = read_options(given, 160);
     check_flags(options.flags, kDecodeFlags);
     check_reserved(options.reserved);
-    p.softmax_scale = read_softmax_scale(options.softmax_scale, options.flags);
-    p.softcap = read_softcap(options.softcap);
+    read_score_options(p, options);
     p.mask_rule = read_mask_rule(options.flags, options.window_left, options.window_right);
     p.rotary_interleaved = (options.flags & FLASH_FLAG_ROTARY_INTERLEAVED) != 0;
     p.request.num_splits = read_num_splits(options.num_splits);
     p.request.split_size = read_split_size(options.split_size, options.num_splits);
-    p.request.backend = read_backend(options.backend);
-    p.request.kernel = options.kernel;
-    p.request.num_threads = read_num_threads(options.num_threads);
+    read_request(p.request, options);
     return options;
 }
 

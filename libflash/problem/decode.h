@@ -20,7 +20,7 @@ struct KvCache {
     bool paged() const { return page_size > 0; }
 };
 
-struct DecodeProblem {
+struct DecodeProblem : ScoreOptions {
     Device device;
     DType dtype = DType::none;
     int64_t batch = 0, seqlen_q = 0, seqlen_new = 0;
@@ -37,10 +37,6 @@ struct DecodeProblem {
     TensorView rotary_cos, rotary_sin;
     bool rotary_interleaved = false;
 
-    double softmax_scale = 1;
-    double softcap = 0;
-    MaskRule mask_rule;
-    HeadTensor alibi_slopes, sink;
     Request request;
 
     int64_t group_size() const { return heads_k ? heads_q / heads_k : 0; }

@@ -37,9 +37,7 @@ MergeProblem make_merge_problem(const flash_tensor_t* outs, const flash_tensor_t
     MergeProblem problem;
     const flash_merge_options_t options = read_options(given, 32);
     check_flags(options.flags, 0);
-    problem.request.backend = read_backend(options.backend);
-    problem.request.kernel = options.kernel;
-    problem.request.num_threads = read_num_threads(options.num_threads);
+    read_request(problem.request, options);
     check_reserved(options.reserved);
     if (count < 1) invalid("count", "must be at least 1", count);
     if (!outs) invalid("outs", "an array of count tensors is required", "NULL");

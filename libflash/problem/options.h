@@ -30,10 +30,7 @@ Options read_options(const Options* options, size_t version_1) {
 void check_flags(uint32_t flags, uint32_t known);
 void check_reserved(int32_t reserved);
 
-double read_softmax_scale(double given, uint32_t flags);  // 0 without FLASH_FLAG_SCALE
-double read_softcap(double softcap);
 double read_dropout(double p);
-MaskRule read_mask_rule(uint32_t flags, int64_t window_left, int64_t window_right);
 void check_max_seqlen(int64_t max_seqlen, const Argument& argument);
 int64_t read_num_splits(int64_t num_splits);
 int64_t read_split_size(int64_t split_size, int64_t num_splits);
@@ -42,7 +39,12 @@ const char* read_backend(const char* backend);
 int read_num_threads(int32_t num_threads);
 int read_tile(int32_t tile, const Argument& argument);
 
-// The scale to use: `given` with FLASH_FLAG_SCALE, else 1 / sqrt(head_dim).
-double scale_or_default(double given, uint32_t flags, int64_t head_dim);
+// What all operations have in common.
+template <class Options>
+void read_request(Request& request, const Options& given) {
+    request.backend = read_backend(given.backend);
+    request.kernel = given.kernel;
+    request.num_threads = read_num_threads(given.num_threads);
+}
 
 }  // namespace libflash

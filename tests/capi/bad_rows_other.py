@@ -275,7 +275,7 @@ else:
     DEVICES = [
         Row(
             "no-device", EVERY, all_on_cuda(0),
-            "device_type", "the tensors are on a GPU, and there is no usable one", abi.lib.flash_cuda_state().decode(),
+            "device_type", "the tensors are on a GPU, but no GPU is usable", abi.lib.flash_cuda_state().decode(),
             abi.NO_DEVICE,
         ),
     ]

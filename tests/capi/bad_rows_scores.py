@@ -268,11 +268,11 @@ BLOCKS = [
     ),
     Row(
         "lists-descend", FORWARD, many_blocks(entry("row_indices", 0, 2, 1)),
-        "block_lists.row_indices", "each list must ascend", "entry (0, 0, 0, 2) is 1 after 2", data=True,
+        "block_lists.row_indices", "each list must be in ascending order", "entry (0, 0, 0, 2) is 1 after 2", data=True,
     ),
     Row(
         "lists-twice", FORWARD, many_blocks(entry("row_indices", 0, 0, 1)),
-        "block_lists.row_indices", "each list must ascend", "entry (0, 0, 0, 1) is 0 after 0", data=True,
+        "block_lists.row_indices", "each list must be in ascending order", "entry (0, 0, 0, 1) is 0 after 0", data=True,
     ),
 ]
 

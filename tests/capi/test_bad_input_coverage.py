@@ -21,7 +21,7 @@ STATUSES = {"FLASH_STATUS_INVALID", "FLASH_STATUS_WORKSPACE", "FLASH_STATUS_NO_D
 # Refusals that need another machine.
 UNREACHABLE = {
     "device_id: must be below the number of devices": "needs a GPU; a row of machines that have one",
-    "device_type: the tensors are on a GPU, and there is no usable one": "a row of machines without a GPU",
+    "device_type: the tensors are on a GPU, but no GPU is usable": "a row of machines without a GPU",
 }
 
 # What the message of a shared check has in common, whatever it checks.

@@ -86,13 +86,13 @@ def test_packed_lengths_and_lists() -> None:
     case.options["max_seqlen_q"] = 3
     case.option("seqused_k", np.array([1, 2], np.int32))
     text = text_of(case)
-    assert "queries packed 6 rows, at most 3 a sequence, keys packed 9 rows, partly used" in text
+    assert "queries packed 6 rows, at most 3 per sequence, keys packed 9 rows, used lengths given" in text
     assert "block mask 1 x 1 (lists)" in text_of(build("forward", "blocks"))
 
 
 def test_decode_options_are_named() -> None:
     said = lines_of(build("decode", "paged"))["options"]
-    assert "pages of 4, appends 2, rotary over 6 channels" in said
+    assert "pages of 4, appends 2, rotary embedding of 6 channels" in said
 
 
 @pytest.mark.parametrize("function", INPUTS)

@@ -46,12 +46,12 @@ FLASH_INLINE KeyTile<T> load_key_tile(const KeyRows& k, const ValueRows& v, Head
 // Scratch memory of one step; one per thread.
 template <class T>
 struct TileScratch {
-    Acc<T>*scores = nullptr, *added = nullptr;
+    Acc<T>*scores = nullptr, *additive = nullptr;
     Element<T>* p = nullptr;
 
-    void lay_out(Arena& arena, int64_t tile_k, bool adds, int64_t width = kQueryTileRows) {
+    void lay_out(Arena& arena, int64_t tile_k, bool additive_mask, int64_t width = kQueryTileRows) {
         scores = arena.allocate<Acc<T>>(tile_k * width);
-        if (adds) added = arena.allocate<Acc<T>>(tile_k * width);
+        if (additive_mask) additive = arena.allocate<Acc<T>>(tile_k * width);
         if constexpr (kPaired<T>) p = arena.allocate<Element<T>>(elements_for<T>(tile_k) * width);
     }
 };
@@ -104,7 +104,7 @@ static void attend(QueryTile<T>& query_tile, const KeyTile<T>& tile, HeadDims di
     const int64_t width = lanes.width;
     multiply<E>({tile.count, width, elements_for<T>(dims.qk), tile.k.data, tile.k.stride, 1, query_tile.q, width, scratch.scores,
                  width, Start::zero, nullptr});
-    if (!rule.plain) make_scores<A>(rule, lanes, tile.first, tile.count, scratch.scores, scratch.added, nullptr);
+    if (!rule.plain) make_scores<A>(rule, lanes, tile.first, tile.count, scratch.scores, scratch.additive, nullptr);
     const bool edge = is_edge_tile(lanes, tile.first, tile.count);
     if (edge) hide_outside(lanes, tile.first, tile.count, scratch.scores);
 

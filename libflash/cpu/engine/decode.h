@@ -21,8 +21,7 @@ public:
                int64_t split)
         : problem_(problem), sizes_(sizes), memory_(memory), scratch_(memory.scratch(thread, sizes)), batch_(batch),
           split_(split), range_(sizes.ranges.range(split, problem.cached(batch) + problem.seqlen_new)) {
-        rule_.alibi = problem.alibi_slopes.present;
-        rule_.set(problem.softmax_scale, problem.softcap);
+        rule_.set(problem);
     }
 
     // One query tile of one key head.

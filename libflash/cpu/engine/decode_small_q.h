@@ -191,14 +191,13 @@ static void small_q_output(const T* const* v, int64_t head, int64_t count, int64
 template <class A>
 static void small_q_scores(const ScoreRule<A>& rule, const Lanes<A>& lanes, int64_t r, int64_t first, int64_t count, A* scores) {
     using I = Vec<Integer<A>>;
-    const Vec<A> scale = broadcast(rule.scale), cap = broadcast(rule.softcap), cap_inverse = broadcast(rule.softcap_inverse);
+    const ScaleAndCap<A> scale_and_cap(rule);
     const I from = broadcast(lanes.first_key[r]), to = broadcast(lanes.last_key[r]);
     for (int64_t j = 0; j < count; j += kLanes<A>) {
         const I key = lane_numbers<Integer<A>>() + static_cast<Integer<A>>(first + j);
         Vec<A> z = load(scores + j);
         if (!rule.plain) {
-            z *= scale;
-            if (rule.softcap != 0) z = cap * tanh<A>(z * cap_inverse);
+            z = scale_and_cap.apply(z, nullptr);
             if (rule.alibi)
                 z -= broadcast(lanes.alibi_slope[r]) *
                      magnitude(broadcast(lanes.alibi_position[r]) - __builtin_convertvector(key, Vec<A>));

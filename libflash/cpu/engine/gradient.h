@@ -49,16 +49,16 @@ struct GradientKeyTile {
 template <class T>
 struct GradientScratch {
     using A = Acc<T>;
-    A *scores = nullptr, *dp = nullptr;                     // overwritten by p (after dropout) and ds
-    A *added = nullptr, *slope = nullptr, *kept = nullptr;  // bias and mask; derivative of the softcap; dropout factors
-    Element<T>*p_rows = nullptr, *ds_rows = nullptr;        // [key][lane or pair of lanes]
-    Element<T>* ds_pairs = nullptr;                         // [key or pair of keys][lane]
+    A *scores = nullptr, *dp = nullptr;                        // overwritten by p (after dropout) and ds
+    A *additive = nullptr, *slope = nullptr, *kept = nullptr;  // bias and mask; derivative of the softcap; dropout factors
+    Element<T>*p_rows = nullptr, *ds_rows = nullptr;           // [key][lane or pair of lanes]
+    Element<T>* ds_pairs = nullptr;                            // [key or pair of keys][lane]
 
-    void lay_out(Arena& arena, int64_t tile_k, bool adds, bool softcap, bool dropout, int64_t width) {
+    void lay_out(Arena& arena, int64_t tile_k, bool additive_mask, bool softcap, bool dropout, int64_t width) {
         const int64_t tile = tile_k * width;
         scores = arena.allocate<A>(tile);
         dp = arena.allocate<A>(tile);
-        if (adds) added = arena.allocate<A>(tile);
+        if (additive_mask) additive = arena.allocate<A>(tile);
         if (softcap) slope = arena.allocate<A>(tile);
         if (dropout) kept = arena.allocate<A>(tile);
         if constexpr (kPaired<T>) {
@@ -161,7 +161,8 @@ static bool score_gradients(const GradientQueryTile<T>& query_tile, const Gradie
                  scratch.scores, width, Start::zero, nullptr});
     multiply<E>({tile.count, width, elements_for<T>(dims.v), tile.v.data, tile.v.stride, 1, query_tile.dout_columns, width,
                  scratch.dp, width, Start::zero, nullptr});
-    if (!rule.plain) make_scores<A>(rule, query_tile.lanes, tile.first, tile.count, scratch.scores, scratch.added, scratch.slope);
+    if (!rule.plain)
+        make_scores<A>(rule, query_tile.lanes, tile.first, tile.count, scratch.scores, scratch.additive, scratch.slope);
     const bool edge = is_edge_tile(query_tile.lanes, tile.first, tile.count);
     if (edge) hide_outside(query_tile.lanes, tile.first, tile.count, scratch.scores);
     if (dropout) fill_kept(*dropout, query_tile.lanes, tile.first, tile.count, scratch.kept);

@@ -47,11 +47,10 @@ static void set_lanes(Lanes<A>& lanes, const AttentionProblem& problem, int64_t 
 template <class A>
 FLASH_INLINE ScoreRule<A> score_rule(const AttentionProblem& problem, int64_t batch, int64_t head) {
     ScoreRule<A> rule;
-    rule.alibi = problem.alibi_slopes.present;
     if (problem.bias.present) rule.bias = &problem.bias;
     if (problem.mask.present) rule.mask = &problem.mask;
     rule.batch = batch, rule.head = head;
-    rule.set(problem.softmax_scale, problem.softcap);
+    rule.set(problem);
     return rule;
 }
 

@@ -21,10 +21,12 @@ struct ScoreRule {
 
     bool hides() const { return bias || mask; }
 
-    // A cap too large to change a finite score is off: its inverse would underflow.
-    void set(double softmax_scale, double cap) {
+    // Call it after bias and mask are set. A cap too large to change a finite score is off: its inverse would underflow.
+    void set(const ScoreOptions& options) {
         constexpr double huge = sizeof(A) == 4 ? 1e30 : 1e290;
-        exact_scale = softmax_scale > huge ? huge : softmax_scale < -huge ? -huge : softmax_scale;
+        const double given = options.softmax_scale, cap = options.softcap;
+        exact_scale = given > huge ? huge : given < -huge ? -huge : given;
+        alibi = options.alibi_slopes.present;
         scale = static_cast<A>(exact_scale);
         if (cap > 0 && cap < huge) {
             softcap = static_cast<A>(cap > 1 / huge ? cap : 1 / huge);
@@ -76,7 +78,7 @@ FLASH_INLINE int64_t row_start(const ScoreTensor& t, int64_t batch, int64_t head
 
 // Bias and mask of a tile as one summand: to[key][lane], -infinity where the key is hidden.
 template <class A>
-static void load_added(const ScoreRule<A>& rule, const Lanes<A>& lanes, int64_t first, int64_t count, A* to) {
+static void load_additive_mask(const ScoreRule<A>& rule, const Lanes<A>& lanes, int64_t first, int64_t count, A* to) {
     const auto row = [&](int64_t r, int64_t c) __attribute__((always_inline)) {
         Vec<A> v{};
         if (rule.bias)
@@ -112,27 +114,42 @@ FLASH_INLINE bool is_edge_tile(const Lanes<A>& lanes, int64_t first, int64_t cou
     return first < lanes.seen_by_all.first || first + count > lanes.seen_by_all.last;
 }
 
-// Computes scores from products in place. `added`: buffer of one tile for bias and mask. `slope`: if not nullptr, receives the
+// Scale and softcap with their numbers in every lane.
+template <class A>
+struct ScaleAndCap {
+    const Vec<A> scale, cap, cap_inverse;
+    const bool capped;
+
+    FLASH_INLINE explicit ScaleAndCap(const ScoreRule<A>& rule)
+        : scale(broadcast(rule.scale)), cap(broadcast(rule.softcap)), cap_inverse(broadcast(rule.softcap_inverse)),
+          capped(rule.softcap != 0) {}
+
+    // `slope`: if not nullptr, receives the derivative of the softcap.
+    FLASH_INLINE Vec<A> apply(Vec<A> product, A* slope) const {
+        const Vec<A> z = product * scale;
+        if (!capped) return z;
+        const Vec<A> tanh_value = tanh<A>(z * cap_inverse);
+        if (slope) store(slope, 1 - tanh_value * tanh_value);
+        return cap * tanh_value;
+    }
+};
+
+// Computes scores from products in place. `additive`: buffer of one tile for bias and mask. `slope`: if not nullptr, receives the
 // derivative of the softcap.
 template <class A>
-static void make_scores(const ScoreRule<A>& rule, const Lanes<A>& lanes, int64_t first, int64_t count, A* tile, A* added,
+static void make_scores(const ScoreRule<A>& rule, const Lanes<A>& lanes, int64_t first, int64_t count, A* tile, A* additive,
                         A* slope) {
-    const bool adds = rule.hides();
-    if (adds) load_added(rule, lanes, first, count, added);
-    const Vec<A> scale = broadcast(rule.scale), cap = broadcast(rule.softcap), cap_inverse = broadcast(rule.softcap_inverse);
+    const bool additive_mask = rule.hides();
+    if (additive_mask) load_additive_mask(rule, lanes, first, count, additive);
+    const ScaleAndCap<A> scale_and_cap(rule);
     for (int64_t j = 0; j < count; ++j) {
         const A key = static_cast<A>(first + j);
         for (int64_t i = 0; i < lanes.width; i += kLanes<A>) {
             const int64_t at = j * lanes.width + i;
-            Vec<A> z = load(tile + at) * scale;
-            if (rule.softcap != 0) {
-                const Vec<A> tanh_value = tanh<A>(z * cap_inverse);
-                z = cap * tanh_value;
-                if (slope) store(slope + at, 1 - tanh_value * tanh_value);
-            }
+            Vec<A> z = scale_and_cap.apply(load(tile + at), slope ? slope + at : nullptr);
             if (rule.alibi) z -= load(lanes.alibi_slope + i) * magnitude(load(lanes.alibi_position + i) - key);
-            if (adds) {
-                const Vec<A> more = load(added + at);
+            if (additive_mask) {
+                const Vec<A> more = load(additive + at);
                 z = more == -kInfinity<A> ? more : z + more;
             }
             store(tile + at, z);
