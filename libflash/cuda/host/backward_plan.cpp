@@ -10,7 +10,7 @@ namespace libflash::cuda {
 namespace {
 
 bool fits_vectors(const AttentionProblem& problem, const TensorView& tensor, int64_t channels) {
-    return in_vectors(rows_params(tensor), channels, element_bytes(problem.dtype));
+    return rows_fit_vectors(rows_params(tensor), channels, element_bytes(problem.dtype));
 }
 
 bool stores_in_vectors(const AttentionProblem& problem) {

@@ -51,13 +51,6 @@ AppendParams append_params(const DecodeProblem& problem, void* rotated) {
     return params;
 }
 
-// Whether two elements of a row can be written at once.
-bool in_pairs(const RowsParams& rows, int64_t channels, int64_t element) {
-    const auto even = [](int64_t elements) { return elements % 2 == 0; };
-    return reinterpret_cast<uintptr_t>(rows.data) % static_cast<uintptr_t>(2 * element) == 0 && even(rows.batch) &&
-           even(rows.row) && even(rows.head) && even(channels);
-}
-
 void fill_in_score_options(DecodeParams& params, const DecodeProblem& problem) {
     params.softcap = static_cast<float>(problem.softcap);
     params.left = window_side(problem.mask_rule.left);
@@ -92,10 +85,10 @@ DecodeParams make_params(const DecodeProblem& problem, const DecodePlan& plan, c
         params.partial_lse = reinterpret_cast<float*>(region("partial_lse"));
     }
     const int64_t element = element_bytes(problem.dtype);
-    params.vector_q = in_vectors(params.q, problem.head_dim, element);
-    params.vector_kv =
-        in_vectors(params.cache.k, problem.head_dim, element) && in_vectors(params.cache.v, problem.head_dim_v, element);
-    params.vector_out = in_pairs(params.out, problem.head_dim_v, element);
+    params.vector_q = rows_fit_vectors(params.q, problem.head_dim, element);
+    params.vector_kv = rows_fit_vectors(params.cache.k, problem.head_dim, element) &&
+                       rows_fit_vectors(params.cache.v, problem.head_dim_v, element);
+    params.vector_out = rows_fit_vectors(params.out, problem.head_dim_v, element, 2 * element);
     params.stages = plan.stages;
     params.late_begin = plan.delayed_begin;
     params.late_count = plan.delayed_count;

@@ -26,11 +26,11 @@ inline RowsParams rows_params(const TensorView& tensor) {
     return {tensor.data, batch <= 1 ? 0 : strides.batch, rows <= 1 ? 0 : strides.row, heads <= 1 ? 0 : strides.head};
 }
 
-// Whether every row can be accessed 16 bytes at a time.
-inline bool in_vectors(const RowsParams& rows, int64_t channels, int64_t element) {
-    const auto fits = [&](int64_t elements) { return elements * element % 16 == 0; };
-    return reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && fits(rows.batch) && fits(rows.row) && fits(rows.head) &&
-           fits(channels);
+// Whether every row can be accessed `vector_bytes` at a time. `element`: bytes of an element.
+inline bool rows_fit_vectors(const RowsParams& rows, int64_t channels, int64_t element, int64_t vector_bytes = 16) {
+    const auto fits = [&](int64_t elements) { return elements * element % vector_bytes == 0; };
+    return reinterpret_cast<uintptr_t>(rows.data) % static_cast<uintptr_t>(vector_bytes) == 0 && fits(rows.batch) &&
+           fits(rows.row) && fits(rows.head) && fits(channels);
 }
 
 inline RowStatisticsParams row_statistics_params(const TensorView& tensor) {
@@ -93,7 +93,7 @@ inline RareParams rare_params(const AttentionProblem& problem) {
 }
 
 // The name of the first rare option that the problem uses, or nullptr.
-inline const char* score_option(const AttentionProblem& problem) {
+inline const char* rare_option(const AttentionProblem& problem) {
     if (problem.softcap > 0) return "softcap";
     if (problem.dropout.active()) return "dropout_p";
     if (problem.alibi_slopes.present) return "alibi_slopes";
@@ -103,12 +103,12 @@ inline const char* score_option(const AttentionProblem& problem) {
 }
 
 // Whether the problem needs the general instance of a kernel.
-inline bool has_rare_options(const AttentionProblem& problem) { return score_option(problem) || !(problem.softmax_scale > 0); }
+inline bool has_rare_options(const AttentionProblem& problem) { return rare_option(problem) || !(problem.softmax_scale > 0); }
 
 // Whether rows of q, k and v can be read 16 bytes at a time and head dims are multiples of 16 bytes.
 inline bool loads_in_vectors(const AttentionProblem& problem) {
     const int64_t element = element_bytes(problem.dtype);
-    const auto fits = [&](const TensorView& tensor, int64_t dim) { return in_vectors(rows_params(tensor), dim, element); };
+    const auto fits = [&](const TensorView& tensor, int64_t dim) { return rows_fit_vectors(rows_params(tensor), dim, element); };
     return fits(problem.q, problem.head_dim) && fits(problem.k, problem.head_dim) && fits(problem.v, problem.head_dim_v);
 }
 

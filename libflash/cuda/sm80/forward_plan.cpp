@@ -14,7 +14,7 @@ ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, 
     const KernelConfig& config = kernel.config;
     ForwardPlan plan;
     plan.vector_loads = loads_in_vectors(problem);
-    plan.vector_out = in_vectors(rows_params(problem.out), problem.head_dim_v, element_bytes(problem.dtype));
+    plan.vector_out = rows_fit_vectors(rows_params(problem.out), problem.head_dim_v, element_bytes(problem.dtype));
     const bool general = has_rare_options(problem) || !plan.vector_loads;
     plan.instance = general ? kGeneralInstance : kPlainInstance;
     plan.tile_q = config.tile_q;

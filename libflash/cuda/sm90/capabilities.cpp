@@ -15,7 +15,7 @@ const char* option_backward_lacks(const AttentionProblem& p) {
     if (p.k_rows.packed()) return "cu_seqlens_k";
     if (p.q_rows.used) return "seqused_q";
     if (p.k_rows.used) return "seqused_k";
-    if (const char* option = score_option(p)) return option;
+    if (const char* option = rare_option(p)) return option;
     if (p.block_mask.present) return p.block_mask.has_lists ? "block_lists" : "block_mask";
     return nullptr;
 }
@@ -50,7 +50,7 @@ bool supports_backward(const AttentionProblem& p, std::string* why) {
         return false;
     }
     if (!tma_reads_all(p, why)) return false;
-    const bool dk = in_vectors(rows_params(p.dk), p.head_dim, 2), dv = in_vectors(rows_params(p.dv), p.head_dim_v, 2);
+    const bool dk = rows_fit_vectors(rows_params(p.dk), p.head_dim, 2), dv = rows_fit_vectors(rows_params(p.dv), p.head_dim_v, 2);
     if (dk && dv) return true;
     if (why) *why = text_of(dk ? "dv" : "dk", ": its address, its strides and its rows must be multiples of 16 bytes for it");
     return false;
@@ -70,7 +70,7 @@ bool supports_tile_count(const KernelConfig& config, const AttentionProblem& p, 
 
 bool supports_forward(const KernelConfig& config, const AttentionProblem& p, std::string* why) {
     if (!tma_reads_all(p, why) || !supports_tile_count(config, p, why)) return false;
-    if (in_vectors(rows_params(p.out), p.head_dim_v, 2)) return true;
+    if (rows_fit_vectors(rows_params(p.out), p.head_dim_v, 2)) return true;
     if (why) *why = "out: its address, its strides and its rows must be multiples of 16 bytes for it";
     return false;
 }
