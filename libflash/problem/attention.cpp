@@ -208,7 +208,9 @@ void build_option_tensors(AttentionProblem& p, const OptionTensors& tensors, con
     if (tensors.rng_state.present) build_rng_state(p, tensors.rng_state);
 }
 
-void check_attention_contents(const AttentionProblem& p, const OptionTensors& tensors, const flash_attention_options_t& options) {
+namespace {
+
+void check_lengths_and_lists(const AttentionProblem& p, const OptionTensors& tensors, const flash_attention_options_t& options) {
     const int64_t rows = check_lengths(kQuerySide, p.q_rows, options.max_seqlen_q);
     const int64_t cols = check_lengths(kKeySide, p.k_rows, options.max_seqlen_k);
     const int64_t covered_rows = p.q_rows.packed() ? rows : 0, covered_cols = p.k_rows.packed() ? cols : 0;
@@ -225,6 +227,17 @@ void read_rng_state(AttentionProblem& p, const TensorView& state) {
     const auto* numbers = static_cast<const uint64_t*>(state.data);
     p.dropout.seed = numbers[0];
     p.dropout.offset = numbers[1];
+}
+
+}  // namespace
+
+void check_contents(AttentionProblem& p, const OptionTensors& tensors, const flash_attention_options_t& options,
+                    const Reader& reader) {
+    if (reader.may_read_data(p.device)) {
+        check_lengths_and_lists(p, tensors, options);
+        read_rng_state(p, tensors.rng_state);
+    }
+    reader.check_overlap();
 }
 
 }  // namespace libflash

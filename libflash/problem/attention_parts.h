@@ -31,10 +31,11 @@ void check_same(const TensorView& view, const Argument& argument, const TensorVi
 
 OptionTensors read_option_tensors(Reader& reader, const flash_attention_options_t& options, bool backward);
 
-// Step 3, and step 4 (on the CPU).
+// Step 3.
 void build_option_tensors(AttentionProblem& problem, const OptionTensors& tensors, const flash_attention_options_t& options);
-void check_attention_contents(const AttentionProblem& problem, const OptionTensors& tensors,
-                              const flash_attention_options_t& options);
-void read_rng_state(AttentionProblem& problem, const TensorView& state);  // on the CPU
+
+// Steps 4 and 5. On the CPU it also reads rng_state.
+void check_contents(AttentionProblem& problem, const OptionTensors& tensors, const flash_attention_options_t& options,
+                    const Reader& reader);
 
 }  // namespace libflash

@@ -29,11 +29,7 @@ AttentionProblem make_backward_problem(const flash_tensor_t* dout, const flash_t
     check_same(problem.dk, "dk", problem.k, "that of k");
     check_same(problem.dv, "dv", problem.v, "that of v");
     build_option_tensors(problem, tensors, options);
-    if (reader.may_read_data(problem.device)) {
-        check_attention_contents(problem, tensors, options);
-        read_rng_state(problem, tensors.rng_state);
-    }
-    reader.check_overlap();
+    check_contents(problem, tensors, options, reader);
     return problem;
 }
 

@@ -19,11 +19,7 @@ AttentionProblem make_forward_problem(const flash_tensor_t* q, const flash_tenso
     check_like_out(problem, problem.out, "out");
     if (problem.lse.present) check_like_lse(problem, problem.lse, "lse");
     build_option_tensors(problem, tensors, options);
-    if (reader.may_read_data(problem.device)) {
-        check_attention_contents(problem, tensors, options);
-        read_rng_state(problem, tensors.rng_state);
-    }
-    reader.check_overlap();
+    check_contents(problem, tensors, options, reader);
     return problem;
 }
 
