@@ -45,11 +45,30 @@ struct Barrier {
     int waiting = 0, passed = 0;
 };
 
+// Where a fiber or the scheduler goes on. The compiler's own setjmp, because swapcontext makes two system calls per switch.
+struct Position {
+    void* buffer[5];
+};
+// A function of its own: the compiler drops the return of a __builtin_setjmp whose function jumps away.
+[[noreturn]] __attribute__((noipa)) inline void go_on_at(Position& position) { __builtin_longjmp(position.buffer, 1); }
+// Saves the present position and goes on at another.
+__attribute__((noinline)) inline void switch_to(Position& present, Position& next) {
+    if (__builtin_setjmp(present.buffer) == 0) go_on_at(next);
+}
+// The same, where the next position is the begin of a new fiber.
+__attribute__((noinline)) inline void start(Position& present, const ucontext_t& fiber) {
+    if (__builtin_setjmp(present.buffer) == 0) setcontext(&fiber);
+}
+
+struct Fiber {
+    std::vector<char> stack;
+    Position position;
+    bool started, done;
+};
+
 struct Machine {
-    ucontext_t scheduler;
-    std::vector<ucontext_t> fibers;
-    std::vector<std::vector<char>> stacks;
-    std::vector<bool> done;
+    Position scheduler;
+    std::vector<Fiber> fibers;
     Barrier block, warps[kMaxWarps], named[16];
     uint64_t slots[kMaxWarps][32][8];  // values exchanged by the lanes of a warp
     unsigned block_index = 0, blocks = 0, threads = 0, thread = 0;
@@ -63,7 +82,7 @@ struct Machine {
 };
 inline Machine machine;
 
-inline void yield() { swapcontext(&machine.fibers[machine.thread], &machine.scheduler); }
+inline void yield() { switch_to(machine.fibers[machine.thread].position, machine.scheduler); }
 
 inline void wait(Barrier& barrier, int count) {
     const int round = barrier.passed;
@@ -82,7 +101,7 @@ inline uint64_t (&shown_by(int lane))[8] { return machine.slots[warp()][lane]; }
 
 inline void run_fiber() {
     machine.kernel();
-    machine.done[machine.thread] = true;
+    machine.fibers[machine.thread].done = true;
     while (true) yield();
 }
 
@@ -91,14 +110,19 @@ inline void start_block(unsigned index) {
     machine.block = {};
     for (Barrier& barrier : machine.warps) barrier = {};
     for (Barrier& barrier : machine.named) barrier = {};
-    machine.done.assign(machine.threads, false);
-    machine.fibers.assign(machine.threads, {});
-    for (unsigned t = 0; t < machine.threads; ++t) {
-        getcontext(&machine.fibers[t]);
-        machine.fibers[t].uc_stack.ss_sp = machine.stacks[t].data();
-        machine.fibers[t].uc_stack.ss_size = kStackBytes;
-        makecontext(&machine.fibers[t], run_fiber, 0);
-    }
+    for (Fiber& fiber : machine.fibers) fiber.started = fiber.done = false;
+}
+
+// Lets a fiber run until it yields.
+inline void resume(Fiber& fiber) {
+    if (fiber.started) return switch_to(machine.scheduler, fiber.position);
+    fiber.started = true;
+    ucontext_t begin;
+    getcontext(&begin);
+    begin.uc_stack.ss_sp = fiber.stack.data();
+    begin.uc_stack.ss_size = kStackBytes;
+    makecontext(&begin, run_fiber, 0);
+    start(machine.scheduler, begin);
 }
 
 // Seeds the disorder; 0: none.
@@ -121,13 +145,17 @@ inline void do_later(std::function<void()> what) {
 
 inline void run_warp(unsigned warp) {
     for (machine.thread = warp * 32; machine.thread < min(warp * 32 + 32, machine.threads); ++machine.thread) {
-        if (!machine.done[machine.thread]) swapcontext(&machine.scheduler, &machine.fibers[machine.thread]);
+        Fiber& fiber = machine.fibers[machine.thread];
+        if (!fiber.done) resume(fiber);
     }
 }
 
 inline void run_block() {
     std::vector<unsigned> slowness((machine.threads + 31) / 32, 1);  // a warp runs in one of this many rounds
-    for (unsigned round = 0; std::find(machine.done.begin(), machine.done.end(), false) != machine.done.end(); ++round) {
+    const auto all_done = [] {
+        return std::all_of(machine.fibers.begin(), machine.fibers.end(), [](const Fiber& fiber) { return fiber.done; });
+    };
+    for (unsigned round = 0; !all_done(); ++round) {
         for (unsigned warp = 0; warp < slowness.size(); ++warp) {
             if (machine.disorder && round % 256 == 0) slowness[warp] = 1 + roll(3) * roll(40);
             if (roll(slowness[warp]) == 0) run_warp(warp);
@@ -145,7 +173,7 @@ inline void launch(unsigned blocks, unsigned threads, std::function<void()> kern
     machine.kernel = std::move(kernel);
     machine.threads = threads;
     machine.blocks = blocks;
-    machine.stacks.assign(threads, std::vector<char>(kStackBytes));
+    machine.fibers.assign(threads, {std::vector<char>(kStackBytes), {}, false, false});
     for (unsigned b = 0; b < blocks; ++b) {
         start_block(b);
         run_block();
