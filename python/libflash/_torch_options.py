@@ -49,6 +49,17 @@ def known_options(function: str) -> dict[str, tuple[str, str, Any]]:
     }
 
 
+# Of a block mask all arrays would have to be checked. Packed results are filled, and a lone lse is refused. libflash.attention has
+# no `deterministic`; of dropout the functions of libflash.torch take care themselves.
+NOT_DIRECT = ("block_mask", "cu_seqlens_q", "lse", "deterministic", "dropout_p", "seed", "offset")
+
+
+def direct_options(function: str) -> dict[str, bool]:
+    """The options that mean the same in libflash.torch and in libflash, and whether None is one of their values."""
+    known = {option.name: option.default is None or option.nullable for option in options_of(function)}
+    return {name: nullable for name, nullable in known.items() if name not in NOT_DIRECT or function == "decode"}
+
+
 def form_of(option: Option) -> str:
     if option.kind in (BLOCKS, WINDOW):
         return "blocks" if option.kind is BLOCKS else "window"
