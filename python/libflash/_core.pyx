@@ -59,8 +59,6 @@ include "_cpu_calls.pxi"
 
 
 cdef int check(flash_status_t status) except -1:
-    if status == FLASH_STATUS_CANCELLED and _interrupt is not None:
-        raise_interrupt()
     if status != FLASH_STATUS_OK:
         raise from_status(status, with_hint(flash_last_error().decode("utf-8", "replace")))
     return 0

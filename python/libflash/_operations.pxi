@@ -217,6 +217,8 @@ def decode(q, k_cache, v_cache, *, cache_seqlens=None, block_table=None, cache_b
     cdef _Source source = source_of(q, "q")
     cdef Role role = READ if k is None else WRITE
     cdef bint lse_wanted = flag(return_lse, "return_lse")
+    if (k is None) != (v is None):
+        raise InvalidError("k and v must be given together")
     if (source.torch and (dispatcher_needed(source) or records_gradients() and (
                 requires_grad(q) or requires_grad(k_cache) or requires_grad(v_cache) or requires_grad(k) or requires_grad(v)
                 or requires_grad(alibi_slopes) or requires_grad(learnable_sink) or requires_grad(out) or requires_grad(lse)))
