@@ -322,7 +322,7 @@ def test_missing_matplotlib_is_said_in_a_line(monkeypatch, capsys, tmp_path):
 
 def test_a_phrase_is_continued_from_the_text(documentation):
     phrase = "The try statement specifies exception handlers"
-    reader = ask.Reader(documentation, Model(len(documentation.vocabulary)), room=64)
+    reader = ask.Reader(documentation, Model(len(documentation.vocabulary)), spare=64)
     answer = reader.ask(phrase, 8)
     assert answer.words == " and/or cleanup code for a group"
     assert answer.topic in ("try", "compound")
@@ -350,7 +350,7 @@ def test_the_command(tmp_path):
     assert re.search(r"^backend +cpu, because", done.stdout, re.MULTILINE)
     assert re.search(r"^kernel +forward_cpu_\w+", done.stdout, re.MULTILINE)
     assert re.search(r"^numbers +the same", done.stdout, re.MULTILINE)
-    assert "the text uses none of the words of 'Qwertyuiop'" in done.stdout
+    assert "the text contains none of the words of 'Qwertyuiop'" in done.stdout
     pytest.importorskip("matplotlib")
     assert [path.name for path in tmp_path.iterdir()] == ["figure.png"]
 

@@ -28,7 +28,7 @@ cdef struct Call:
     int more_capacity
 
 
-# What an array is for.
+# How a call uses an array.
 cdef enum Role:
     READ = 0
     WRITE = 1
@@ -59,9 +59,9 @@ cdef int hold(Call *call, Holding kind, void *pointer) except -1:
             release(kind, pointer)
             raise OutOfMemoryError(f"no memory to hold {call.count + 1} arrays")
         call.more, call.more_capacity = grown, 2 * past + HELD_IN_PLACE
-    cdef Held *place = held_at(call, call.count)
-    place.kind = kind
-    place.pointer = pointer
+    cdef Held *held = held_at(call, call.count)
+    held.kind = kind
+    held.pointer = pointer
     call.count += 1
     return 0
 
@@ -296,7 +296,7 @@ cdef int borrow_by_capsule(Call *call, _Source source, object x, str name, flash
         hold(call, HELD_VERSIONED, versioned)
         if versioned.version.major != DL_MAJOR:
             raise UnsupportedError(f"{name} is exported as DLPack {versioned.version.major}.{versioned.version.minor}; "
-                                   "version 1 and its predecessors are understood")
+                                   "libflash reads version 1 and older ones")
         if role == WRITE and versioned.flags & DL_READ_ONLY:
             raise InvalidError(f"{name} is read-only and cannot be written to")
         return describe(call, &versioned.dl_tensor, name, out, role)

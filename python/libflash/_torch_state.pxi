@@ -1,5 +1,5 @@
-# PyTorch's state during a call: autograd, autocast, transforms, tracing. The library reads and writes memory only. Where PyTorch
-# does more, the call goes to libflash/torch.py, whose operators PyTorch's dispatcher knows.
+# PyTorch's state during a call: autograd, autocast, transforms, tracing. The library only reads and writes memory. If PyTorch has
+# to do more, the call goes to libflash/torch.py, which uses operators of PyTorch's dispatcher.
 
 cdef extern from "Python.h":
     # In the stable ABI these two pass their arguments without a tuple; Cython's own call builds one.
@@ -107,7 +107,7 @@ cdef inline bint is_true(_Query query) except -1:
 
 
 cdef bint is_observed() except -1:
-    """True if a transform, a dispatch mode or a tracer must see the operator."""
+    """True if a transform, a dispatch mode or a tracer must see the call."""
     cdef object modes = answer(_torch.dispatch_modes)
     cdef object level = _torch.forward_ad["_current_level"]
     return (modes is not _zero and modes != 0 or level is not _outside and level != _outside or is_true(_torch.in_transform)
@@ -115,7 +115,8 @@ cdef bint is_observed() except -1:
 
 
 cdef bint dispatcher_needed(_Source source) except -1:
-    """True if the call must go through libflash/torch.py, whatever its tensors require. Inside an operator it already has."""
+    """True if the call must go through libflash/torch.py even if no tensor requires a gradient. A call inside an operator has
+    done so already."""
     return operator_depth == 0 and (source.subclass or is_observed() or is_true(_torch.autocast_enabled))
 
 
@@ -158,17 +159,17 @@ cdef int count_write(object x) except -1:
 
 
 def torch_is_plain():
-    """True if no transform, dispatch mode or tracer must see the operator."""
+    """True if no transform, dispatch mode or tracer must see the call."""
     if _torch is None:
         load_torch_state(sys.modules["torch"])
     return not is_observed()
 
 
 def call_directly(function, tuple tensors, dict options, dict known):
-    """function(*tensors, **options) for plain tensors where PyTorch has nothing to do: no gradient, autocast, transform, mode,
-    tracer or profiler. NotImplemented for any other call.
+    """function(*tensors, **options) if PyTorch has nothing to do for the call: plain tensors and no gradient, autocast, transform,
+    mode, tracer or profiler. NotImplemented for any other call.
 
-    `known` maps the names of the options that `function` understands as they are to whether None is one of their values.
+    `known` has the options that may be passed to `function` unchanged; True: also if they are None.
     """
     if _torch is None:
         load_torch_state(sys.modules["torch"])
