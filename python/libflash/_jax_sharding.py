@@ -19,8 +19,8 @@ from ._jax_calls import DECODE, Call, Shape, run, shape_of
 
 
 def partitioned(call: Call, *operands: Any) -> list[Any]:
-    """The operation with rules for sharded arrays. With one device or inside shard_map there is nothing to shard: the operation has
-    no rules then, because a program with them cannot be exported."""
+    """The operation with rules for sharded arrays. With one device or inside shard_map there is nothing to shard: the operation
+    then has no rules, because a program with them cannot be exported."""
     if jax.device_count() == 1 or jax.sharding.get_abstract_mesh().manual_axes:
         return run(call, *operands)
     shapes = tuple(shape_of(x) for x in operands)

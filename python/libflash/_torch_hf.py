@@ -1,6 +1,6 @@
 """The attention function that Hugging Face transformers calls under the name "lf_attention".
 
-transformers asks for two things: the function, and how to make the mask for it. Both follow the contract of its "sdpa"
+transformers requires two functions: attention, and one that makes the mask for it. Both follow the contract of its "sdpa"
 implementation, and the result is that of its "eager" one. The name must not contain "flash": transformers takes such names for
 packages of its own.
 """
@@ -25,7 +25,7 @@ HARMLESS = {
     "return_loss", "seq_idx", "token_type_ids", "use_cache",
 }  # fmt: skip
 
-# Model types whose attention modules do not say, or say wrongly in some versions of transformers, whether they are causal. Their
+# Model types whose attention modules have no is_causal, or a wrong one in some versions of transformers. Their
 # masks are always made, so that None needs no meaning.
 ALWAYS_MASKED = {
     "align_text_model", "bigbird_pegasus", "clap_text_model", "informer", "nllb-moe", "pegasus_x", "splinter", "umt5",
