@@ -217,8 +217,6 @@ def decode(q, k_cache, v_cache, *, cache_seqlens=None, block_table=None, cache_b
     cdef _Source source = source_of(q, "q")
     cdef Role role = READ if k is None else WRITE
     cdef bint lse_wanted = flag(return_lse, "return_lse")
-    if (k is None) != (v is None):
-        raise InvalidError("k and v must be given together")
     if (source.torch and (dispatcher_needed(source) or records_gradients() and (
                 requires_grad(q) or requires_grad(k_cache) or requires_grad(v_cache) or requires_grad(k) or requires_grad(v)
                 or requires_grad(alibi_slopes) or requires_grad(learnable_sink) or requires_grad(out) or requires_grad(lse)))
@@ -241,6 +239,8 @@ def decode(q, k_cache, v_cache, *, cache_seqlens=None, block_table=None, cache_b
         decode_options(&call, &extras, &options, cache_seqlens, block_table, cache_batch_idx, cache_leftpad, k, v, rotary_cos,
                        rotary_sin, rotary_interleaved, causal, window_size, softmax_scale, softcap, alibi_slopes,
                        learnable_sink, num_splits, split_size, backend, kernel)
+        if (k is None) != (v is None):
+            raise InvalidError("k and v must be given together")
         if tq.ndim != 4 or tv.ndim != 4:
             raise InvalidError(f"q and v_cache have {tq.ndim} and {tv.ndim} dimensions; both need 4, "
                                "(batch, seqlen, heads, head_dim)")
