@@ -166,8 +166,8 @@ def torch_is_plain():
 
 
 def call_directly(function, tuple tensors, dict options, dict known):
-    """function(*tensors, **options) if PyTorch has nothing to do for the call: plain tensors and no gradient, autocast, transform,
-    mode, tracer or profiler. NotImplemented for any other call.
+    """function(*tensors, **options) if PyTorch has nothing to do for the call: plain tensors and no gradient, autocast,
+    transform, mode, tracer or profiler. NotImplemented for any other call.
 
     `known` has the options that may be passed to `function` unchanged; True: also if they are None.
     """
