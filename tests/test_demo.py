@@ -16,7 +16,7 @@ import reference
 from libflash.demo import ask, chart, command, measure, memory, report, schedule, standard, table, text
 from libflash.demo.measure import Measurement
 from libflash.demo.model import HEADS, SHARPNESS, Model
-from libflash.demo.table import Row
+from libflash.demo.table import Comparison
 
 MEGABYTE = 1 << 20
 
@@ -39,14 +39,54 @@ def measurement(seqlen: int, method: str = "libflash", **changes) -> Measurement
 # Times
 
 
-def test_a_warm_up_is_not_measured():
-    """Slow at first, as a library that starts its threads may be; then fast."""
-    end = time.perf_counter() + 0.6
+class Clock:
+    """A clock that only `sleep` advances."""
 
-    def call():
-        time.sleep(0.1 if time.perf_counter() < end else 0.005)
+    def __init__(self) -> None:
+        self.now = 0.0
 
-    assert measure.median_seconds(call, 0.1) < 0.05
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(measure, "time", made)
+    return made
+
+
+@pytest.mark.parametrize("slow_calls", [0, 1, 5])
+def test_a_warm_up_is_not_measured(clock, slow_calls):
+    """Slow at first, as a library that starts its threads may be; then fast. One round sees none of the slow calls."""
+    durations = iter([0.02] * slow_calls)
+    assert measure.median_seconds(lambda: clock.sleep(next(durations, 0.005)), measure.REPEAT_SECONDS) == pytest.approx(0.005)
+
+
+@pytest.mark.parametrize("method", measure.METHODS)
+def test_each_method_is_warm_before_its_memory_and_time_are_measured(clock, monkeypatch, method):
+    """The first calls have fewer words, but as many as the threads of NumPy's BLAS start for; the first whole call is counted."""
+    seqlen, calls = 512, []
+
+    def attend(q, k, v):
+        clock.sleep(0.06 if len(calls) < 2 else 0.01)
+        calls.append(q.shape[1])
+        return q
+
+    monkeypatch.setattr(measure, "attention_call", lambda name: attend)
+    monkeypatch.setattr(measure, "peak_growth", lambda call: (call(), 0))
+    monkeypatch.setattr(measure, "compare", lambda *arrays: (0.0, 0.0))
+    assert measure.measure(method, seqlen).seconds == pytest.approx(0.01)
+    assert calls[:3] == [measure.WARM_UP_WORDS, measure.WARM_UP_WORDS, seqlen]
+    assert set(calls[2:]) == {seqlen}
+
+
+def test_the_warm_up_uses_the_threads_of_blas():
+    """OpenBLAS computes products of up to 65536 * 4 multiplications with one thread."""
+    assert measure.WARM_UP_WORDS**2 * Model(1).embedding.shape[1] > 65536 * 4
 
 
 def test_a_long_call_counts_alone():
@@ -190,16 +230,16 @@ def test_lengths(longest, quick, expected):
 def test_a_length_is_left_out_for_memory_or_time(monkeypatch):
     monkeypatch.setattr(schedule, "available_bytes", lambda: 2 * standard.scores_bytes(4096, HEADS))
     slow = measurement(2048, seconds=schedule.SECONDS_LIMIT / 3)
-    assert schedule.left_out("standard", 4096, None, patient=False) == ""
-    assert schedule.left_out("standard", 8192, None, patient=True) == "scores: 1.07 GB"
-    assert schedule.left_out("libflash", 8192, None, patient=False) == ""
-    assert schedule.left_out("libflash", 4096, slow, patient=False) == "would take 16.00 s"
-    assert schedule.left_out("libflash", 4096, slow, patient=True) == ""
+    assert schedule.reason_to_skip("standard", 4096, None, patient=False) == ""
+    assert schedule.reason_to_skip("standard", 8192, None, patient=True) == "scores: 1.07 GB"
+    assert schedule.reason_to_skip("libflash", 8192, None, patient=False) == ""
+    assert schedule.reason_to_skip("libflash", 4096, slow, patient=False) == "would take 16.00 s"
+    assert schedule.reason_to_skip("libflash", 4096, slow, patient=True) == ""
 
 
 def test_a_process_that_dies_is_a_row_of_the_table(monkeypatch, capsys):
     monkeypatch.setattr(schedule, "measure_apart", dying)
-    rows = list(schedule.measured_rows([512], threads=1, patient=False))
+    rows = list(schedule.comparisons_of([512], threads=1, patient=False))
     assert rows[0].libflash == "failed: out of memory"
     assert "failed: out of memory" in capsys.readouterr().out
     assert report.complaints(rows, []) == ["512 words: failed: out of memory"]
@@ -220,11 +260,11 @@ def test_failures_are_named():
 
 def test_table_lines_are_of_one_width():
     rows = [
-        Row(512, measurement(512), measurement(512, seconds=0.00123, memory_bytes=1)),
-        Row(16384, "scores: 4.29 GB", measurement(16384, seconds=2)),
-        Row(32768, "scores: 17.18 GB", "would take 16.00 s"),
+        Comparison(512, measurement(512), measurement(512, seconds=0.00123, memory_bytes=1)),
+        Comparison(16384, "scores: 4.29 GB", measurement(16384, seconds=2)),
+        Comparison(32768, "scores: 17.18 GB", "would take 16.00 s"),
     ]
-    lines = [table.line(table.HEADINGS), table.RULE, *(table.row_line(row) for row in rows)]
+    lines = [table.line(table.HEADINGS), table.RULE, *(table.comparison_line(row) for row in rows)]
     assert {len(line) for line in lines} == {len(table.RULE)}
     assert "203.3 x" in lines[2]
 
@@ -240,17 +280,20 @@ def test_sizes(count, shown):
 
 
 def test_wrong_numbers_are_said_and_fail_the_command(capsys):
-    rows = [Row(512, measurement(512), measurement(512, error_of_bound=float("inf")))]
+    rows = [Comparison(512, measurement(512), measurement(512, error_of_bound=float("inf")))]
     assert "WRONG" in report.conclusion(rows, None)
     assert command.verdict(rows, []) == 1
     assert "512 words" in capsys.readouterr().err
     answer = ask.Answer(" x", "try", 0.1, error_of_bound=3.0)
     assert command.verdict([], [answer]) == 1
-    assert command.verdict([Row(512, measurement(512), measurement(512))], []) == 0
+    assert command.verdict([Comparison(512, measurement(512), measurement(512))], []) == 0
 
 
 def test_conclusion_tells_what_the_memory_bought():
-    rows = [Row(8192, "scores", measurement(8192, guessed=0.25)), Row(16384, "scores", measurement(16384, guessed=0.9))]
+    rows = [
+        Comparison(8192, "scores", measurement(8192, guessed=0.25)),
+        Comparison(16384, "scores", measurement(16384, guessed=0.9)),
+    ]
     told = " ".join(report.conclusion(rows, 11_000).split())
     assert "11,000 words earlier" in told
     assert "With a memory of 8192 words 25 % of the next words are guessed right, with 16384 words 90 %" in told
@@ -261,7 +304,7 @@ def test_conclusion_tells_what_the_memory_bought():
 def test_chart_is_drawn(tmp_path, standard_runs):
     pytest.importorskip("matplotlib")
     first = measurement(512, "standard") if standard_runs else "scores: 4 GB"
-    rows = [Row(512, first, measurement(512)), Row(1024, "scores: 4 GB", measurement(1024, memory_bytes=0))]
+    rows = [Comparison(512, first, measurement(512)), Comparison(1024, "scores: 4 GB", measurement(1024, memory_bytes=0))]
     chart.save(rows, 700, "title", tmp_path / "chart.png")
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG\r\n")
 
@@ -269,7 +312,7 @@ def test_chart_is_drawn(tmp_path, standard_runs):
 def test_missing_matplotlib_is_said_in_a_line(monkeypatch, capsys, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    command.draw([Row(512, "", measurement(512))], None, tmp_path / "chart.png")
+    command.draw([Comparison(512, "", measurement(512))], None, tmp_path / "chart.png")
     assert "matplotlib" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 
@@ -279,7 +322,7 @@ def test_missing_matplotlib_is_said_in_a_line(monkeypatch, capsys, tmp_path):
 
 def test_a_phrase_is_continued_from_the_text(documentation):
     phrase = "The try statement specifies exception handlers"
-    reader = ask.Reader(documentation, Model(len(documentation.vocabulary)), room=64)
+    reader = ask.Reader(documentation, Model(len(documentation.vocabulary)), spare=64)
     answer = reader.ask(phrase, 8)
     assert answer.words == " and/or cleanup code for a group"
     assert answer.topic in ("try", "compound")
@@ -307,7 +350,7 @@ def test_the_command(tmp_path):
     assert re.search(r"^backend +cpu, because", done.stdout, re.MULTILINE)
     assert re.search(r"^kernel +forward_cpu_\w+", done.stdout, re.MULTILINE)
     assert re.search(r"^numbers +the same", done.stdout, re.MULTILINE)
-    assert "the text uses none of the words of 'Qwertyuiop'" in done.stdout
+    assert "the text contains none of the words of 'Qwertyuiop'" in done.stdout
     pytest.importorskip("matplotlib")
     assert [path.name for path in tmp_path.iterdir()] == ["figure.png"]
 

@@ -294,6 +294,7 @@ def test_torch_passes_every_option_on(function: str, option: Option, monkeypatch
         seen.update(options)
         return results
 
+    monkeypatch.setattr(adapter._core, "call_directly", lambda *_: NotImplemented)
     monkeypatch.setattr(adapter.ops, "eager", lambda *_: False)
     monkeypatch.setattr(adapter.ops, "OPERATORS", {function: record})
     x = torch.zeros(1, 2, 1, 8)
@@ -303,6 +304,39 @@ def test_torch_passes_every_option_on(function: str, option: Option, monkeypatch
     getattr(adapter, function)(*arguments, **{**more, option.name: value})
     got = seen["kernel_name" if option.name == "kernel" else option.name]
     assert got is value or got == (list(value) if isinstance(value, tuple) else value)
+
+
+@pytest.mark.parametrize(("function", "option"), [case for case in ADAPTER_CASES["torch"] if case.values[0] != "merge"])
+def test_torch_passes_every_option_on_directly(function: str, option: Option, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To libflash's own function, where PyTorch has nothing to do; but for the options that the adapter treats itself."""
+    torch = pytest.importorskip("torch")
+    import libflash.torch as adapter
+    from libflash._torch_options import NOT_DIRECT
+
+    class DirectError(Exception):
+        pass
+
+    class NotDirectError(Exception):
+        pass
+
+    def direct(*_: Any, **options: Any) -> Any:
+        raise DirectError(options)
+
+    def not_direct(*_: Any, **options: Any) -> Any:
+        raise NotDirectError(options)
+
+    monkeypatch.setattr(adapter._core, function, direct)
+    monkeypatch.setattr(adapter, f"{function}_with_pytorch", not_direct)
+    x = torch.zeros(1, 2, 1, 8)
+    value = sample(option, torch.zeros(2))
+    if function == "attention" and option.name in NOT_DIRECT:
+        changes = option.name not in ("seed", "offset")  # which mean nothing without dropout
+        with pytest.raises(NotDirectError if changes else DirectError):
+            getattr(adapter, function)(x, x, x, **{option.name: value})
+        return
+    with pytest.raises(DirectError) as seen:
+        getattr(adapter, function)(x, x, x, **{option.name: value})
+    assert seen.value.args[0] == {option.name: value}
 
 
 @pytest.mark.parametrize(
@@ -360,21 +394,24 @@ def test_jax_operands_and_attributes() -> None:
     pytest.importorskip("jax")
     from libflash import _jax_calls
 
+    text = (ROOT / "python/jax_ffi/request.c").read_text()
+    table = {name: macro for macro, name in re.findall(r"^    OF_(\w+)\((\w+)", text, re.M)}
     attributes = {"flags", "layout", "need_dbias"}
     for operation, names in (("attention", _jax_calls.ATTENTION_OPERANDS), ("decode", _jax_calls.DECODE_OPERANDS)):
         options = [*options_of(operation), *(options_of("attention_backward") if operation == "attention" else ())]
         assert set(names) == {option.name for option in options if option.kind.array}
         fields = [next(option.fields[0] for option in options if option.name == name) for name in names]
         struct = STRUCTS[operation][0]
-        text = (ROOT / "python/jax_ffi/request.c").read_text()
         assert re.findall(rf"offsetof\({struct}, (\w+)\)", text) == fields
         numbers = [
             option for option in options if not option.kind.array and option.kind.c and option.kind is not _option_list.OUTPUT
         ]
-        attributes |= {name for option in numbers for name in option.fields if name != "rng_state"}
+        fields = {name for option in numbers for name in option.fields if name != "rng_state"}
+        in_table = {name for name, macro in table.items() if macro in ("BOTH", operation.upper())}
+        assert in_table == fields | {"flags", "num_threads"}
+        attributes |= fields
     assert set(_jax_calls.Options._fields) == attributes
-    in_c = set(re.findall(r"^    (?:NUMBER|NAME)\((\w+)", text, re.M))
-    assert in_c == attributes - {"need_dbias"} | {"operands", "num_threads"}
+    assert set(table) == attributes - {"need_dbias"} | {"operands", "num_threads"}
 
 
 @pytest.mark.parametrize(("function", "option"), [case for case in ADAPTER_CASES["jax"] if case.values[0] != "merge"])

@@ -109,7 +109,7 @@ INVALID = {
     ),
     "k alone": (
         lambda a: libflash.decode(*a, k=a[1][:, :1].copy()),
-        r"k_new and v_new are given together or not at all \(it is missing\)",
+        r"k and v must be given together",
     ),
     "five dimensions": (lambda a: libflash.attention(a[0][None], *a[1:]), r"q has 5 dimensions; at most 4"),
     "integers": (lambda a: libflash.attention(a[0].astype("i8"), *a[1:]), r"q has dtype int64"),

@@ -16,8 +16,8 @@ PROCESSOR_MINUTES = {False: 2, True: 12}  # without and with the CUDA kernels, o
 
 def processors(environ: Mapping[str, str] = os.environ) -> int:
     """Number of processors that the build may use."""
-    told = environ.get("CMAKE_BUILD_PARALLEL_LEVEL", "")
-    return int(told) if told.isdecimal() and int(told) > 0 else len(os.sched_getaffinity(0))
+    level = environ.get("CMAKE_BUILD_PARALLEL_LEVEL", "")
+    return int(level) if level.isdecimal() and int(level) > 0 else len(os.sched_getaffinity(0))
 
 
 def line(cuda: bool, count: int) -> str:

@@ -24,7 +24,7 @@ OLDEST_DRIVER = 13000  # in the format of cuDriverGetVersion; older drivers cann
 
 @dataclass(frozen=True)
 class Choice:
-    mode: str  # what was asked: one of MODES
+    mode: str  # the requested one of MODES
     requires: tuple[str, ...]  # additional build requirements
     line: str  # why, for the person who builds
     cuda: bool  # whether the CUDA kernels are to be compiled

@@ -1,4 +1,5 @@
-/* A tensor of the library from XLA's words for one: type code, rank, dimensions; always dense and row-major. */
+/* Conversion of XLA's description of an array (type code, rank, dimensions) to the library's. XLA's arrays are dense and
+ * row-major. */
 #ifndef LIBFLASH_JAX_FFI_DTYPE_H
 #define LIBFLASH_JAX_FFI_DTYPE_H
 
@@ -20,7 +21,7 @@ static inline int32_t dtype_of_xla(int32_t code) {
     }
 }
 
-/* False if the library has no such tensor. */
+/* False if the library has no such type, or not so many dimensions. */
 static inline bool describe_tensor(flash_tensor_t* tensor, void* data, int32_t code, int64_t rank, const int64_t* dims) {
     int64_t stride = 1;
     memset(tensor, 0, sizeof *tensor);

@@ -19,8 +19,8 @@ static xla_error *failure(const xla_frame *frame, flash_status_t status, const c
     return frame->api->error_create(&args);
 }
 
-/* Answers XLA's query for the traits of the handler, before its first call. It launches the same kernels for the same attributes,
- * so XLA may record it into a CUDA graph. */
+/* Answers XLA's query for the traits of a handler, before its first call. A handler launches the same kernels for the same
+ * attributes, so XLA may record it into a CUDA graph. */
 static void describe(xla_extension *extension) {
     xla_metadata *metadata = ((xla_metadata_extension *)extension)->metadata;
     metadata->api_version.major_version = XLA_API_MAJOR;
@@ -29,21 +29,22 @@ static void describe(xla_extension *extension) {
 }
 
 static flash_status_t take_attribute(request_t *request, const xla_text *name, int32_t type, const void *value) {
-    const attribute_row_t *row = find_attribute(name->ptr, name->len);
-    if (!row) return refuse(request, "unknown attribute %.*s", (int)name->len, name->ptr);
-    char *field = (char *)&request->attributes + row->at;
-    if (row->kind == TEXT) {
+    const attribute_t *attribute = find_attribute(name->ptr, name->len);
+    if (!attribute) return refuse(request, "unknown attribute %.*s", (int)name->len, name->ptr);
+    char *field = (char *)&request->attributes + attribute->own.offset;
+    if (attribute->kind == TEXT) {
         const xla_text *text = value;
-        if (type != XLA_ATTRIBUTE_STRING || text->len >= row->size)
-            return refuse(request, "attribute %s must be a text of fewer than %zu bytes", row->name, row->size);
+        if (type != XLA_ATTRIBUTE_STRING || text->len >= attribute->own.size)
+            return refuse(request, "attribute %s must be a text of fewer than %zu bytes", attribute->name, attribute->own.size);
         memcpy(field, text->ptr, text->len);
         field[text->len] = 0;
         return FLASH_STATUS_OK;
     }
     const xla_scalar *scalar = value;
-    int32_t dtype = row->kind == INTEGER ? XLA_S64 : XLA_F64;
+    int32_t dtype = attribute->kind == INTEGER ? XLA_S64 : XLA_F64;
     if (type != XLA_ATTRIBUTE_SCALAR || scalar->dtype != dtype)
-        return refuse(request, "attribute %s must be a 64-bit %s", row->name, row->kind == INTEGER ? "integer" : "float");
+        return refuse(request, "attribute %s must be a 64-bit %s", attribute->name,
+                      attribute->kind == INTEGER ? "integer" : "float");
     memcpy(field, scalar->value, 8);
     return FLASH_STATUS_OK;
 }
@@ -73,8 +74,8 @@ static flash_status_t take_buffers(request_t *request, const xla_buffers *given,
     return FLASH_STATUS_OK;
 }
 
-/* The operand and the result that are not passed as tensors: the random state, the last operand, and the workspace, the last
- * result. */
+/* Takes the random state, which is the last operand, and the workspace, which is the last result. `operands` and `results` become
+ * the numbers of the others that are passed to the library. */
 static flash_status_t take_extras(request_t *request, const xla_frame *frame, int64_t *operands, int64_t *results) {
     *operands = frame->args.size;
     *results = frame->rets.size;

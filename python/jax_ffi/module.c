@@ -6,7 +6,7 @@
 #include "handlers.h"
 #include "request.h"
 
-#define CAPSULE_NAME "xla._CUSTOM_CALL_TARGET" /* what XLA asks for */
+#define CAPSULE_NAME "xla._CUSTOM_CALL_TARGET" /* the name that XLA requires */
 
 static const struct {
     const char *name, *platform;
@@ -24,9 +24,9 @@ static PyObject *list_handlers(PyObject *self, PyObject *unused) {
         void *pointer;
         memcpy(&pointer, &handlers[i].handler, sizeof pointer); /* C has no cast from function to object pointer */
         PyObject *capsule = PyCapsule_New(pointer, CAPSULE_NAME, NULL);
-        PyObject *row = capsule ? Py_BuildValue("(ssN)", handlers[i].name, handlers[i].platform, capsule) : NULL;
-        if (!row || PyList_Append(list, row) != 0) Py_CLEAR(list);
-        Py_XDECREF(row);
+        PyObject *entry = capsule ? Py_BuildValue("(ssN)", handlers[i].name, handlers[i].platform, capsule) : NULL;
+        if (!entry || PyList_Append(list, entry) != 0) Py_CLEAR(list);
+        Py_XDECREF(entry);
     }
     return list;
 }
@@ -47,7 +47,9 @@ static int read_tensor(PyObject *shape, int32_t device_type, flash_tensor_t *ten
         if (dims[axis] == -1 && PyErr_Occurred()) return -1;
     }
     if (!describe_tensor(tensor, NULL, code, rank, dims)) {
-        PyErr_Format(PyExc_ValueError, "an array of %zd dimensions and XLA type %d is none of libflash's", rank, code);
+        PyErr_Format(PyExc_ValueError,
+                     "an array has %zd dimensions and XLA type %d; libflash has at most 4 dimensions and not every type", rank,
+                     code);
         return -1;
     }
     tensor->device_type = device_type;
@@ -57,7 +59,7 @@ static int read_tensor(PyObject *shape, int32_t device_type, flash_tensor_t *ten
 static int read_tensors(PyObject *shapes, int32_t device_type, tensors_t *tensors) {
     Py_ssize_t count = PyTuple_Size(shapes);
     if (count > MAX_TENSORS) {
-        PyErr_SetString(PyExc_ValueError, "too many tensors");
+        PyErr_Format(PyExc_ValueError, "%zd tensors; at most %d", count, MAX_TENSORS);
         return -1;
     }
     tensors->count = (int)count;
@@ -66,20 +68,20 @@ static int read_tensors(PyObject *shapes, int32_t device_type, tensors_t *tensor
     return 0;
 }
 
-static int read_attribute(const attribute_row_t *row, PyObject *value, attributes_t *attributes) {
-    char *field = (char *)attributes + row->at;
-    if (row->kind == INTEGER) {
+static int read_attribute(const attribute_t *attribute, PyObject *value, attributes_t *attributes) {
+    char *field = (char *)attributes + attribute->own.offset;
+    if (attribute->kind == INTEGER) {
         int64_t number = PyLong_AsLongLong(value);
         memcpy(field, &number, sizeof number);
-    } else if (row->kind == REAL) {
+    } else if (attribute->kind == REAL) {
         double number = PyFloat_AsDouble(value);
         memcpy(field, &number, sizeof number);
     } else {
         Py_ssize_t length;
         const char *text = PyUnicode_AsUTF8AndSize(value, &length);
         if (!text) return -1;
-        if ((size_t)length >= row->size) {
-            PyErr_Format(PyExc_ValueError, "%s is longer than %zu bytes", row->name, row->size - 1);
+        if ((size_t)length >= attribute->own.size) {
+            PyErr_Format(PyExc_ValueError, "%s is longer than %zu bytes", attribute->name, attribute->own.size - 1);
             return -1;
         }
         memcpy(field, text, (size_t)length + 1);
@@ -88,9 +90,9 @@ static int read_attribute(const attribute_row_t *row, PyObject *value, attribute
 }
 
 static int read_attributes(PyObject *given, attributes_t *attributes) {
-    for (const attribute_row_t *row = attribute_rows; row->name; row++) {
-        PyObject *value = PyDict_GetItemString(given, row->name);
-        if (value && read_attribute(row, value, attributes) != 0) return -1;
+    for (const attribute_t *attribute = attribute_table; attribute->name; attribute++) {
+        PyObject *value = PyDict_GetItemString(given, attribute->name);
+        if (value && read_attribute(attribute, value, attributes) != 0) return -1;
     }
     return 0;
 }
@@ -105,7 +107,8 @@ static PyObject *workspace_size(PyObject *self, PyObject *args) {
     if (!PyArg_ParseTuple(args, "iiO!O!O!", &operation, &device_type, &PyTuple_Type, &operands, &PyTuple_Type, &results,
                           &PyDict_Type, &attributes))
         return NULL;
-    if (operation < 0 || operation >= OPERATIONS) return PyErr_Format(PyExc_ValueError, "operation %d", operation);
+    if (operation < 0 || operation >= OPERATIONS)
+        return PyErr_Format(PyExc_ValueError, "operation is %d; it must be 0 to %d", operation, OPERATIONS - 1);
     request.operation = (operation_t)operation;
     if (read_attributes(attributes, &request.attributes) != 0) return NULL;
     if (read_tensors(operands, device_type, &request.operands) != 0) return NULL;
@@ -125,7 +128,15 @@ static PyMethodDef methods[] = {
 static PyModuleDef_Slot slots[] = {{0, NULL}};
 
 static struct PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "_jax_ffi", "XLA's way into libflash; used by libflash.jax.", 0, methods, slots, NULL, NULL, NULL,
+    PyModuleDef_HEAD_INIT,
+    "_jax_ffi",
+    "The handlers through which XLA calls libflash; used by libflash.jax.",
+    0,
+    methods,
+    slots,
+    NULL,
+    NULL,
+    NULL,
 };
 
 PyMODINIT_FUNC PyInit__jax_ffi(void) { return PyModuleDef_Init(&module); }

@@ -7,34 +7,60 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define NUMBER(field, kind) {#field, kind, offsetof(attributes_t, field), 0}
-#define NAME(field) {#field, TEXT, offsetof(attributes_t, field), sizeof(((attributes_t *)0)->field)}
+#define FIELD(type, field) {offsetof(type, field), sizeof(((type *)0)->field)}
+#define NO_FIELD {0, 0}
+#define ATTENTION(field) FIELD(flash_attention_options_t, field)
+#define DECODE_FIELD(field) FIELD(flash_decode_options_t, field)
+#define OF_REQUEST(field, kind) {#field, kind, FIELD(attributes_t, field), NO_FIELD, NO_FIELD}
+#define OF_ATTENTION(field, kind) {#field, kind, FIELD(attributes_t, field), ATTENTION(field), NO_FIELD}
+#define OF_DECODE(field, kind) {#field, kind, FIELD(attributes_t, field), NO_FIELD, DECODE_FIELD(field)}
+#define OF_BOTH(field, kind) {#field, kind, FIELD(attributes_t, field), ATTENTION(field), DECODE_FIELD(field)}
 
-const attribute_row_t attribute_rows[] = {
-    NUMBER(operands, INTEGER),
-    NUMBER(flags, INTEGER),
-    NUMBER(layout, INTEGER),
-    NUMBER(window_left, INTEGER),
-    NUMBER(window_right, INTEGER),
-    NUMBER(max_seqlen_q, INTEGER),
-    NUMBER(max_seqlen_k, INTEGER),
-    NUMBER(num_splits, INTEGER),
-    NUMBER(split_size, INTEGER),
-    NUMBER(num_threads, INTEGER),
-    NUMBER(seed, INTEGER),
-    NUMBER(offset, INTEGER),
-    NUMBER(softmax_scale, REAL),
-    NUMBER(softcap, REAL),
-    NUMBER(dropout_p, REAL),
-    NAME(backend),
-    NAME(kernel),
-    {NULL, INTEGER, 0, 0},
+const attribute_t attribute_table[] = {
+    OF_REQUEST(operands, INTEGER),
+    OF_REQUEST(layout, INTEGER),
+    OF_BOTH(flags, INTEGER),
+    OF_BOTH(window_left, INTEGER),
+    OF_BOTH(window_right, INTEGER),
+    OF_ATTENTION(max_seqlen_q, INTEGER),
+    OF_ATTENTION(max_seqlen_k, INTEGER),
+    OF_BOTH(num_splits, INTEGER),
+    OF_DECODE(split_size, INTEGER),
+    OF_BOTH(num_threads, INTEGER),
+    OF_ATTENTION(seed, INTEGER),
+    OF_ATTENTION(offset, INTEGER),
+    OF_BOTH(softmax_scale, REAL),
+    OF_BOTH(softcap, REAL),
+    OF_ATTENTION(dropout_p, REAL),
+    OF_BOTH(backend, TEXT),
+    OF_BOTH(kernel, TEXT),
+    {NULL, INTEGER, NO_FIELD, NO_FIELD, NO_FIELD},
 };
 
-const attribute_row_t *find_attribute(const char *name, size_t length) {
-    for (const attribute_row_t *row = attribute_rows; row->name; row++)
-        if (strlen(row->name) == length && memcmp(row->name, name, length) == 0) return row;
+const attribute_t *find_attribute(const char *name, size_t length) {
+    for (const attribute_t *attribute = attribute_table; attribute->name; attribute++)
+        if (strlen(attribute->name) == length && memcmp(attribute->name, name, length) == 0) return attribute;
     return NULL;
+}
+
+/* Copies the attributes to the fields of an option struct. */
+static void fill_options(const request_t *request, void *options) {
+    for (const attribute_t *attribute = attribute_table; attribute->name; attribute++) {
+        const field_t *field = request->operation == DECODE ? &attribute->decode : &attribute->attention;
+        const char *value = (const char *)&request->attributes + attribute->own.offset;
+        char *target = (char *)options + field->offset;
+        int64_t integer;
+        memcpy(&integer, value, sizeof integer);
+        int32_t low = (int32_t)integer;
+        const char *text = value[0] ? value : NULL;
+        if (field->size == 0) continue;
+        if (attribute->kind == TEXT)
+            memcpy(target, &text, sizeof text);
+        else if (attribute->kind == INTEGER && field->size == sizeof low)
+            memcpy(target, &low, sizeof low);
+        else
+            memcpy(target, value, 8);
+    }
 }
 
 flash_status_t refuse(request_t *request, const char *format, ...) {
@@ -47,17 +73,17 @@ flash_status_t refuse(request_t *request, const char *format, ...) {
 
 const char *request_error(const request_t *request) { return request->text[0] ? request->text : flash_last_error(); }
 
-/* The call that a request comes to: tensors with the axes in the library's order, and options. */
+/* The arguments of the library's function: tensors with axes in the library's order, and options. */
 typedef struct call_t {
-    flash_tensor_t axes[9]; /* the tensors whose axes were put in order */
-    int ordered;
+    flash_tensor_t views[9]; /* the tensors whose axes were reordered */
+    int view_count;
     flash_tensor_t rng_state;
     const flash_tensor_t *in[6], *out[5];
     flash_attention_options_t attention;
     flash_decode_options_t decode;
 } call_t;
 
-/* Where the optional operands go in the option structs, in the order of the bits. */
+/* The fields of the option structs for the optional operands, in the order of the bits. */
 static const size_t attention_fields[ATTENTION_OPERANDS] = {
     offsetof(flash_attention_options_t, cu_seqlens_q), offsetof(flash_attention_options_t, cu_seqlens_k),
     offsetof(flash_attention_options_t, seqused_q),    offsetof(flash_attention_options_t, seqused_k),
@@ -75,11 +101,11 @@ static const size_t decode_fields[DECODE_OPERANDS] = {
 
 bool request_has(const request_t *request, int bit) { return (request->attributes.operands >> bit) & 1; }
 
-/* A view of a four-dimensional tensor as (batch, seqlen, heads, head_dim). */
-static const flash_tensor_t *in_order(call_t *call, int64_t layout, const flash_tensor_t *given) {
+/* The tensor; if it has four dimensions, with its axes in the order (batch, seqlen, heads, head_dim). */
+static const flash_tensor_t *to_bshd(call_t *call, int64_t layout, const flash_tensor_t *given) {
     static const int order[][4] = {{0, 1, 2, 3}, {0, 2, 1, 3}, {1, 0, 2, 3}};
     if (layout == LAYOUT_BSHD || given->ndim != 4) return given;
-    flash_tensor_t *view = &call->axes[call->ordered++];
+    flash_tensor_t *view = &call->views[call->view_count++];
     *view = *given;
     for (int axis = 0; axis < 4; axis++) {
         view->shape[axis] = given->shape[order[layout][axis]];
@@ -88,7 +114,7 @@ static const flash_tensor_t *in_order(call_t *call, int64_t layout, const flash_
     return view;
 }
 
-/* Puts the optional operands, which stand behind the `fixed` ones, into the options. */
+/* Sets the options that are optional operands, which follow the `fixed` ones. Returns the number of operands. */
 static int bind_operands(request_t *request, int fixed, void *options, const size_t *fields, int count) {
     int next = fixed;
     for (int bit = 0; bit < count; bit++) {
@@ -99,7 +125,7 @@ static int bind_operands(request_t *request, int fixed, void *options, const siz
     return next;
 }
 
-/* Four words, low ones first, are the two little-endian INT64 that the library reads when the kernels run. */
+/* U32[4], low words first, has the bytes of the two INT64 that the library reads when the kernels run. */
 static const flash_tensor_t *bind_rng(const request_t *request, call_t *call) {
     flash_tensor_t *state = &call->rng_state;
     memset(state, 0, sizeof *state);
@@ -114,25 +140,11 @@ static const flash_tensor_t *bind_rng(const request_t *request, call_t *call) {
 }
 
 static flash_status_t bind_attention(request_t *request, call_t *call) {
-    const attributes_t *a = &request->attributes;
     flash_attention_options_t *options = &call->attention;
     memset(options, 0, sizeof *options);
     options->struct_size = sizeof *options;
-    options->flags = (uint32_t)a->flags;
-    options->softmax_scale = a->softmax_scale;
-    options->softcap = a->softcap;
-    options->dropout_p = a->dropout_p;
-    options->seed = (uint64_t)a->seed;
-    options->offset = (uint64_t)a->offset;
+    fill_options(request, options);
     if (request_has(request, WITH_RNG)) options->rng_state = bind_rng(request, call);
-    options->window_left = a->window_left;
-    options->window_right = a->window_right;
-    options->max_seqlen_q = a->max_seqlen_q;
-    options->max_seqlen_k = a->max_seqlen_k;
-    options->num_splits = a->num_splits;
-    options->backend = a->backend[0] ? a->backend : NULL;
-    options->kernel = a->kernel[0] ? a->kernel : NULL;
-    options->num_threads = (int32_t)a->num_threads;
 
     bool backward = request->operation == BACKWARD;
     int fixed = backward ? 6 : 3, results = backward ? 3 : 2;
@@ -141,28 +153,20 @@ static flash_status_t bind_attention(request_t *request, call_t *call) {
     if (operands != request->operands.count || results != request->results.count)
         return refuse(request, "this operation takes %d operands and %d results, not %d and %d", operands, results,
                       request->operands.count, request->results.count);
-    for (int i = 0; i < fixed; i++) /* lse, the last of the backward pass, has no layout */
-        call->in[i] = i == 5 ? &request->operands.items[i] : in_order(call, a->layout, &request->operands.items[i]);
-    for (int i = 0; i < (backward ? 3 : 1); i++) call->out[i] = in_order(call, a->layout, &request->results.items[i]);
+    for (int i = 0; i < fixed; i++) /* lse, operand 5 of the backward pass, has the same axes in every layout */
+        call->in[i] =
+            i == 5 ? &request->operands.items[i] : to_bshd(call, request->attributes.layout, &request->operands.items[i]);
+    for (int i = 0; i < (backward ? 3 : 1); i++)
+        call->out[i] = to_bshd(call, request->attributes.layout, &request->results.items[i]);
     if (!backward) call->out[1] = &request->results.items[1];
     return FLASH_STATUS_OK;
 }
 
 static flash_status_t bind_decode(request_t *request, call_t *call) {
-    const attributes_t *a = &request->attributes;
     flash_decode_options_t *options = &call->decode;
     memset(options, 0, sizeof *options);
     options->struct_size = sizeof *options;
-    options->flags = (uint32_t)a->flags;
-    options->softmax_scale = a->softmax_scale;
-    options->softcap = a->softcap;
-    options->window_left = a->window_left;
-    options->window_right = a->window_right;
-    options->num_splits = a->num_splits;
-    options->split_size = a->split_size;
-    options->backend = a->backend[0] ? a->backend : NULL;
-    options->kernel = a->kernel[0] ? a->kernel : NULL;
-    options->num_threads = (int32_t)a->num_threads;
+    fill_options(request, options);
 
     bool append = request_has(request, WITH_K_NEW);
     int results = append ? 4 : 2;
@@ -172,17 +176,17 @@ static flash_status_t bind_decode(request_t *request, call_t *call) {
                       request->operands.count, request->results.count);
     for (int i = 0; i < 3; i++) call->in[i] = &request->operands.items[i];
     for (int i = 0; i < 2; i++) call->out[i] = &request->results.items[i];
-    /* New rows are written in place: XLA was told that these results are the operands' own memory. */
+    /* New rows are written in place: the results that are caches alias their operands. */
     for (int i = 1; append && i < 3; i++) {
         const flash_tensor_t *result = &request->results.items[i + 1];
-        if (result->data != call->in[i]->data) return refuse(request, "XLA did not give the cache back as its own result");
+        if (result->data != call->in[i]->data) return refuse(request, "XLA did not alias the new cache with its operand");
         call->in[i] = result;
     }
     return FLASH_STATUS_OK;
 }
 
 static flash_status_t bind(request_t *request, call_t *call) {
-    call->ordered = 0;
+    call->view_count = 0;
     if (request->attributes.layout < LAYOUT_BSHD || request->attributes.layout > LAYOUT_SBHD)
         return refuse(request, "layout is %lld; it must be 0 (bshd), 1 (bhsd) or 2 (sbhd)",
                       (long long)request->attributes.layout);
@@ -238,11 +242,11 @@ flash_status_t request_run(request_t *request, bool host, void *stream) {
         refuse(request, "no memory for a workspace of %zu bytes", bytes);
         return FLASH_STATUS_OUT_OF_MEMORY;
     }
-    fenv_t theirs; /* XLA's threads flush subnormal numbers to zero; libflash honours them */
-    fegetenv(&theirs);
+    fenv_t xla_environment; /* it flushes subnormal numbers to zero; libflash computes with them */
+    fegetenv(&xla_environment);
     fesetenv(FE_DFL_ENV);
     status = execute(request, &call, workspace, bytes, stream);
-    fesetenv(&theirs);
-    free(workspace); /* free keeps no state that flash_last_error() could lose */
+    fesetenv(&xla_environment);
+    free(workspace);
     return status;
 }

@@ -1,7 +1,7 @@
-/* A request: one operation of the library with a list of operands, a list of results, and named attributes.
+/* A request: an operation of the library, lists of its operands and results, and named attributes.
  *
- * It is built twice: while JAX traces, from shapes alone, to check the call and to get the size of its workspace; and while XLA
- * runs, from the call frame. libflash/_jax_calls.py determines its contents. */
+ * It is built twice: from shapes alone while JAX traces, to check the call and to get the size of the workspace, and from XLA's
+ * call frame when the program runs. libflash/_jax_calls.py decides what it contains. */
 #ifndef LIBFLASH_JAX_FFI_REQUEST_H
 #define LIBFLASH_JAX_FFI_REQUEST_H
 
@@ -19,8 +19,8 @@ typedef enum operation_t { FORWARD, BACKWARD, DECODE, OPERATIONS } operation_t;
  *     BACKWARD   dout q k v out lse               dq dk dv [dbias]
  *     DECODE     q k_cache v_cache                out lse [k_cache v_cache], the caches if there are new rows
  *
- * The gradient of learnable_sink is a sum over lse and out, which libflash/jax.py leaves to XLA.
- * With bit WITH_WORKSPACE the last result is one more: the bytes of the workspace. */
+ * libflash/jax.py computes the gradient of learnable_sink from lse and out with operations of XLA.
+ * With bit WITH_WORKSPACE there is one more result, the last: the bytes of the workspace. */
 enum { /* bits of FORWARD and BACKWARD */
        WITH_CU_SEQLENS_Q,
        WITH_CU_SEQLENS_K,
@@ -51,8 +51,8 @@ enum {                /* bits of all */
        WITH_RNG = 16, /* one more operand, the last, U32[4]: seed and offset, low words first */
        WITH_WORKSPACE,
        WITH_DBIAS,
-       WITH_FILLED /* at the end of the operands, before the random state, one for each result: the memory that the results take
-                   over, filled, since rows of packed arrays that belong to no sequence are not written */
+       WITH_FILLED /* for each result one more operand that it aliases, before the random state: these are filled, because rows of
+                   packed arrays that belong to no sequence are not written */
 };
 
 #define MAX_TENSORS 20
@@ -75,23 +75,26 @@ typedef struct attributes_t {
 
 typedef enum kind_t { INTEGER, REAL, TEXT } kind_t;
 
-/* The table of named attributes, by which both sources fill attributes_t. */
-typedef struct attribute_row_t {
+typedef struct field_t {
+    size_t offset, size; /* size 0: there is no such field */
+} field_t;
+
+/* The named attributes. Each is a field of attributes_t, and an option is a field of the option structs that have it. */
+typedef struct attribute_t {
     const char* name;
     kind_t kind;
-    size_t at;   /* in attributes_t */
-    size_t size; /* of a text */
-} attribute_row_t;
-extern const attribute_row_t attribute_rows[];
-const attribute_row_t* find_attribute(const char* name, size_t length); /* NULL if there is none */
+    field_t own, attention, decode; /* of attributes_t, flash_attention_options_t, flash_decode_options_t */
+} attribute_t;
+extern const attribute_t attribute_table[];                         /* ends with an entry without a name */
+const attribute_t* find_attribute(const char* name, size_t length); /* NULL if there is none */
 
 typedef struct request_t {
     operation_t operation;
     attributes_t attributes;
     tensors_t operands;
     tensors_t results;
-    void* rng;       /* of the operand for it; NULL while JAX traces */
-    void* workspace; /* of the result for it; NULL: none was given */
+    void* rng;       /* memory of the random state; NULL while JAX traces */
+    void* workspace; /* memory of the last result; NULL without WITH_WORKSPACE */
     size_t workspace_bytes;
     char text[512]; /* why a function below failed, if the error is not from the library */
 } request_t;
@@ -104,7 +107,7 @@ flash_status_t refuse(request_t* request, const char* format, ...);
 /* Size of the workspace of the request; checks everything that can be checked without data. */
 flash_status_t request_workspace_size(request_t* request, size_t* bytes);
 
-/* Runs the request. On the CPU the workspace is allocated for the call unless it was given. */
+/* Runs the request. On the CPU (`host`) it allocates the workspace. */
 flash_status_t request_run(request_t* request, bool host, void* stream);
 
 /* The text of the failure that the last of these functions reported. */

@@ -10,14 +10,14 @@ __all__ = ["BlockMask"]
 
 
 class BlockMask:
-    """Which 128 x 128 blocks of the scores take part, as lists: what `compress_block_mask` makes and `block_mask=` accepts.
+    """The 128 x 128 blocks of the scores that are kept, as lists: `compress_block_mask` makes it and `block_mask=` accepts it.
 
-    Compress a mask once if it serves many calls; a call that is given the dense bool array compresses it itself each time.
+    Compress a mask once for many calls: a call with the dense bool array compresses it each time.
 
     With nq = ceil(seqlen_q / 128) and nk = ceil(seqlen_k / 128), all int32 arrays of one library and device:
 
     row_counts : (batch or 1, heads_q or 1, nq)       how many blocks each row of blocks keeps
-    row_indices: (batch or 1, heads_q or 1, nq, nk)   which, ascending; entries past the count are not read
+    row_indices: (batch or 1, heads_q or 1, nq, nk)   the numbers of these blocks, ascending; entries past the count are not read
     col_counts : (batch or 1, heads_q or 1, nk)       the same by columns, which the backward reads
     col_indices: (batch or 1, heads_q or 1, nk, nq)
     """

@@ -5,6 +5,7 @@ cdef enum Holding:
     HELD_MANAGED = 1    # a DLManaged to delete
     HELD_MEMORY = 2     # to free
     HELD_OBJECT = 3     # a Python reference to drop
+    HELD_BLOCK = 4      # of _small_workspace.pxi, to give back
 
 cdef struct Held:
     Holding kind
@@ -20,12 +21,14 @@ cdef struct Call:
     bint stream_known    # given, or queried from the library of the first array on a GPU
     void *stream
     DLExchange *stream_api
+    void *last_type      # of the array that was described last, and its _Source, both of which _sources keeps
+    void *last_source
     Held held[HELD_IN_PLACE]
     Held *more           # those that do not fit `held`; allocated
     int more_capacity
 
 
-# What an array is for.
+# How a call uses an array.
 cdef enum Role:
     READ = 0
     WRITE = 1
@@ -39,6 +42,7 @@ cdef int start(Call *call, object stream) except -1:
     call.stream_given = call.stream_known = False
     call.stream = NULL
     call.stream_api = NULL
+    call.last_type = NULL
     call.more = NULL
     call.more_capacity = 0
     if stream is not None:
@@ -55,9 +59,9 @@ cdef int hold(Call *call, Holding kind, void *pointer) except -1:
             release(kind, pointer)
             raise OutOfMemoryError(f"no memory to hold {call.count + 1} arrays")
         call.more, call.more_capacity = grown, 2 * past + HELD_IN_PLACE
-    cdef Held *place = held_at(call, call.count)
-    place.kind = kind
-    place.pointer = pointer
+    cdef Held *held = held_at(call, call.count)
+    held.kind = kind
+    held.pointer = pointer
     call.count += 1
     return 0
 
@@ -88,6 +92,8 @@ cdef int release(Holding kind, void *pointer) except -1:
             managed.deleter(managed)
     elif kind == HELD_MEMORY:
         free(pointer)
+    elif kind == HELD_BLOCK:
+        give_block(<char *>pointer)
     else:
         Py_DECREF(<object>pointer)
     return 0
@@ -220,7 +226,13 @@ cdef int borrow(Call *call, object x, str name, flash_tensor_t *out, Role role=R
     """Describe the array `x` in `out` and hold what keeps the description valid until finish(call)."""
     if call.shapes_only:
         return describe_shape(x, name, out, role)
-    cdef _Source source = source_of(x, name)
+    cdef _Source source
+    cdef object cls = type(x)
+    if <void *>cls == call.last_type:
+        source = <_Source>call.last_source
+    else:
+        source = source_of(x, name)
+        call.last_type, call.last_source = <void *>cls, <void *>source
     if source.subclass:
         raise TypeError(f"{name} is a {type(x).__module__}.{type(x).__name__}, a subclass of torch.Tensor that gives its memory "
                         f"a meaning of its own; pass a plain tensor, or use libflash.torch where PyTorch's dispatcher knows it")
@@ -284,7 +296,7 @@ cdef int borrow_by_capsule(Call *call, _Source source, object x, str name, flash
         hold(call, HELD_VERSIONED, versioned)
         if versioned.version.major != DL_MAJOR:
             raise UnsupportedError(f"{name} is exported as DLPack {versioned.version.major}.{versioned.version.minor}; "
-                                   "version 1 and its predecessors are understood")
+                                   "libflash reads version 1 and older ones")
         if role == WRITE and versioned.flags & DL_READ_ONLY:
             raise InvalidError(f"{name} is read-only and cannot be written to")
         return describe(call, &versioned.dl_tensor, name, out, role)

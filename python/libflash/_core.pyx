@@ -7,9 +7,9 @@ Functions are plain C functions (binding=False), because JAX takes weak referenc
 literals, because the text from which inspect reads the signature cannot name a variable.
 
 The parts, in the order of a call: _sources.pxi (the library of an array), _torch_state.pxi (autograd, transforms and modes),
-_borrow.pxi and _numpy.pxi (the C library's description of an array), _outputs.pxi (streams, outputs, workspace), _options.pxi
-(keywords to structs), _cpu_calls.pxi (threads, signals), the operations below and in _operations.pxi, and _shapes.pxi (checks
-without data).
+_borrow.pxi and _numpy.pxi (the C library's description of an array), _outputs.pxi (streams, outputs, workspace) and
+_small_workspace.pxi, _options.pxi (keywords to structs), _cpu_calls.pxi (threads, signals), the operations below and in
+_operations.pxi, and _shapes.pxi (checks without data).
 """
 import os
 import sys
@@ -52,14 +52,13 @@ include "_sources.pxi"
 include "_torch_state.pxi"
 include "_borrow.pxi"
 include "_numpy.pxi"
+include "_small_workspace.pxi"
 include "_outputs.pxi"
 include "_options.pxi"
 include "_cpu_calls.pxi"
 
 
 cdef int check(flash_status_t status) except -1:
-    if status == FLASH_STATUS_CANCELLED and _interrupt is not None:
-        raise_interrupt()
     if status != FLASH_STATUS_OK:
         raise from_status(status, with_hint(flash_last_error().decode("utf-8", "replace")))
     return 0
@@ -202,8 +201,9 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
     cdef bint small
     cdef _Source source = source_of(q, "q")
     cdef bint lse_wanted = flag(return_lse, "return_lse")
-    if (source.torch and (dispatcher_needed(source) or records_gradients() and one_requires_grad(
-                (q, k, v, alibi_slopes, bias, learnable_sink, out, lse)))
+    if (source.torch and (dispatcher_needed(source) or records_gradients() and (
+                requires_grad(q) or requires_grad(k) or requires_grad(v) or requires_grad(alibi_slopes) or requires_grad(bias)
+                or requires_grad(learnable_sink) or requires_grad(out) or requires_grad(lse)))
             or source.kind == KIND_JAX and needs_xla(q, (
                 k, v, alibi_slopes, bias, mask, learnable_sink, block_mask, seed, offset, softmax_scale, cu_seqlens_q,
                 cu_seqlens_k, seqused_q, seqused_k))):
@@ -244,13 +244,19 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
             lse_or_null = &tlse
         small = is_small(&tq, &tk, &tv)
         options.num_threads = num_threads_for(source, &tq, small)
-        check(flash_attention_forward_workspace_size(&tq, &tk, &tv, &tout, lse_or_null, &options, &size))
-        scratch = workspace(&call, source, &tq, size)
         on = call.stream
-        allow_interrupt(&tq, small)
-        with nogil:
-            status = flash_attention_forward(&tq, &tk, &tv, &tout, lse_or_null, &options, scratch, size, on)
-        end_interrupt(&tq, small)
+        scratch = kept_workspace(&call, &size) if small else NULL
+        status = FLASH_STATUS_WORKSPACE
+        if scratch != NULL:
+            with nogil:
+                status = flash_attention_forward(&tq, &tk, &tv, &tout, lse_or_null, &options, scratch, size, on)
+        if status == FLASH_STATUS_WORKSPACE:
+            check(flash_attention_forward_workspace_size(&tq, &tk, &tv, &tout, lse_or_null, &options, &size))
+            scratch = workspace(&call, source, &tq, size, small)
+            allow_interrupt(&tq, small)
+            with nogil:
+                status = flash_attention_forward(&tq, &tk, &tv, &tout, lse_or_null, &options, scratch, size, on)
+            end_interrupt(&tq, small)
         check(status)
         count_write(out)
         count_write(lse)

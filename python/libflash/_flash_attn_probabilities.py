@@ -33,19 +33,19 @@ def positions(cu_seqlens: Tensor, total: int) -> tuple[Tensor, Tensor]:
 def dropped_and_kept(q: Tensor, k: Tensor, options: dict[str, Any]) -> Tensor:
     """(batch, heads, seqlen_q, seqlen_k), both lengths rounded up to 128; `options` are those of the call with dropout."""
     options = options | {"return_lse": False}
-    certain = {name: x for name, x in options.items() if name not in ("dropout_p", "seed")}
-    level = options | {"alibi_slopes": None, "softcap": 0.0}  # with q = 0: every visible key has a probability that shows
+    without_dropout = {name: x for name, x in options.items() if name not in ("dropout_p", "seed")}
+    uniform = options | {"alibi_slopes": None, "softcap": 0.0}  # with q = 0 all visible keys have the same probability
     packed_k, packed_q = options.get("cu_seqlens_k"), options.get("cu_seqlens_q")
     keys = k.shape[-3] if packed_k is None else options["max_seqlen_k"]
     rows = q.shape[-3] if packed_q is None else options["max_seqlen_q"]
-    place = torch.arange(keys, device=q.device) if packed_k is None else positions(packed_k, k.shape[0])[1]
+    position = torch.arange(keys, device=q.device) if packed_k is None else positions(packed_k, k.shape[0])[1]
     batch = q.shape[0] if packed_q is None else len(packed_q) - 1
     result = q.new_zeros(batch, q.shape[-2], *(-(-n // ROUNDING) * ROUNDING for n in (rows, keys)))
     for first in range(0, keys, CHUNK):
         columns = torch.arange(first, min(first + CHUNK, keys), device=q.device)
-        one_hot = (place[:, None] == columns).to(q.dtype)[:, None].expand(*k.shape[:-1], len(columns))
-        p = attention(q, k, one_hot, **certain)
-        kept = attention(torch.zeros_like(q), k, one_hot, **level)
+        one_hot = (position[:, None] == columns).to(q.dtype)[:, None].expand(*k.shape[:-1], len(columns))
+        p = attention(q, k, one_hot, **without_dropout)
+        kept = attention(torch.zeros_like(q), k, one_hot, **uniform)
         assert isinstance(p, Tensor)
         assert isinstance(kept, Tensor)
         signed = torch.where(kept > 0, p, -p)

@@ -81,7 +81,7 @@ class Call(NamedTuple):
         return "cu_seqlens_q" in self.names or "cu_seqlens_k" in self.names
 
     def attributes(self, *, workspace: bool = False) -> dict[str, Any]:
-        """As XLA takes them, without the zeros."""
+        """The attributes for XLA, without those that are 0."""
         known = DECODE_OPERANDS if self.operation == DECODE else ATTENTION_OPERANDS
         bits = sum(1 << known.index(name) for name in self.names if name != "rng")
         bits |= WITH_RNG if "rng" in self.names else 0
@@ -107,8 +107,7 @@ def varying_axes(arrays: Any) -> tuple[Any, ...]:
 
 
 def vary(arrays: Any, axes: tuple[Any, ...]) -> Any:
-    """The arrays, said to vary along `axes`: what is computed from varying operands does. The gradient of this is the sum over
-    devices."""
+    """The arrays, marked as varying along `axes`, as results of varying operands are. Its gradient is the sum over devices."""
 
     def one(x: Any) -> Any:
         missing = tuple(axis for axis in axes if axis not in varying_axes(x))
@@ -217,7 +216,7 @@ def run(call: Call, *operands: Any) -> list[Any]:
     try:
         scratch = workspace_size(call, operands, results, 1)
     except (UnsupportedError, NoDeviceError):
-        # Refused while tracing, unless the arrays may be the CPU's: there it runs, and on a GPU the handler refuses.
+        # With a default device the arrays may be on the CPU, where the program runs; on a GPU its handler then refuses.
         if jax.config.jax_default_device is None:  # type: ignore[attr-defined]
             raise
         workspace_size(call, operands, results, 0)

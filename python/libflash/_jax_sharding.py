@@ -1,6 +1,6 @@
-"""Operations on sharded arrays under jit: XLA keeps shards of the batch and of the heads where they are.
+"""Operations on sharded arrays under jit: shards of the batch and of the heads stay on their devices.
 
-Without this it would gather everything on every device.
+Without these rules XLA would gather everything on every device.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ._jax_calls import DECODE, Call, Shape, run, shape_of
 
 
 def partitioned(call: Call, *operands: Any) -> list[Any]:
-    """The operation under jit on sharded arrays: XLA keeps shards of the batch and of the heads where they are. With one device,
-    or inside shard_map, there is nothing to do, and the program stays one that can be exported."""
+    """The operation with rules for sharded arrays. With one device or inside shard_map there is nothing to shard: the operation
+    then has no rules, because a program with them cannot be exported."""
     if jax.device_count() == 1 or jax.sharding.get_abstract_mesh().manual_axes:
         return run(call, *operands)
     shapes = tuple(shape_of(x) for x in operands)
@@ -74,7 +74,7 @@ def partition_rule(call: Call, shapes: tuple[Shape, ...]) -> Callable[..., list[
 
 
 def shardable(call: Call, by_name: dict[str, tuple[str, Shape]]) -> set[str]:
-    """Which of batch and heads may be split: not where one shard's result depends on, or must be added to, the others'."""
+    """Which of batch and heads may be sharded: those along which the shards are independent and need not be summed."""
     if call.options.dropout_p > 0:  # the mask counts batch entries and heads of the whole
         return set()
     free = {"h"} if call.packed else {"b", "h"}
@@ -97,11 +97,14 @@ def shards(mesh: Any, axes: Any) -> int:
 def shardy_rule(
     labels: list[str], outcome: list[str], heads_k: int, group: int, free: set[str]
 ) -> tuple[str, dict[str, int], tuple[str, ...]]:
-    """For XLA's partitioner: query heads are (key head, member of its group), so that one shard holds both sides of a head. Every
-    other axis is a factor of its own. Those that stay whole are named in the order in which they appear."""
+    """The rule for XLA's partitioner: its text, sizes of factors, and the factors that are not sharded, in the order of the text.
+
+    Query heads are (key head, member of its group), so that a shard has a key head and all of its query heads. Every other axis
+    is a factor of its own.
+    """
     order: dict[str, None] = {}
 
-    def words(index: int, label: str) -> str:
+    def factors_of(index: int, label: str) -> str:
         made = []
         for position, axis in enumerate(label):
             if axis == "h":  # a factor of size 1 may not stand beside another
@@ -112,8 +115,8 @@ def shardy_rule(
             made.append(f"({' '.join(factors)})" if len(factors) > 1 else factors[0])
         return " ".join(made)
 
-    sides = [[words(i, label) for i, label in enumerate(labels)]]
-    sides += [[words(len(labels) + i, label) for i, label in enumerate(outcome)]]
+    sides = [[factors_of(i, label) for i, label in enumerate(labels)]]
+    sides += [[factors_of(len(labels) + i, label) for i, label in enumerate(outcome)]]
     text = " -> ".join(", ".join(side) for side in sides)
     split = {"b"} & free | ({"k"} if "h" in free else set())
     sizes = {"g": group} if min(heads_k, group) > 1 else {}

@@ -94,7 +94,7 @@ def folded(call: Call, size: int, batched: Sequence[bool], operands: Sequence[An
 
 
 def fold(x: Any, label: str, size: int, batch: int, is_mapped: bool, apart: bool) -> Any:
-    """x, with `size` in front if mapped, with its batch axis `size` times as long."""
+    """x, (size, ...) if it is mapped, with a batch axis that is `size` times as long."""
     if not apart and "b" not in label:
         return x
     if not is_mapped:

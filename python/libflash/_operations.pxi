@@ -121,14 +121,21 @@ def attention_backward(
         dv_array = gradient(&call, source, q, dv, &tv, axes, "dv", &tdv)
         small = is_small(&tq, &tk, &tv)
         options.num_threads = num_threads_for(source, &tq, small)
-        check(flash_attention_backward_workspace_size(&tdout, &tq, &tk, &tv, &tout, &tlse, &tdq, &tdk, &tdv, &options, &size))
-        scratch = workspace(&call, source, &tq, size)
         on = call.stream
-        allow_interrupt(&tq, small)
-        with nogil:
-            status = flash_attention_backward(&tdout, &tq, &tk, &tv, &tout, &tlse, &tdq, &tdk, &tdv, &options, scratch, size,
-                                              on)
-        end_interrupt(&tq, small)
+        scratch = kept_workspace(&call, &size) if small else NULL
+        status = FLASH_STATUS_WORKSPACE
+        if scratch != NULL:
+            with nogil:
+                status = flash_attention_backward(&tdout, &tq, &tk, &tv, &tout, &tlse, &tdq, &tdk, &tdv, &options, scratch, size,
+                                                  on)
+        if status == FLASH_STATUS_WORKSPACE:
+            check(flash_attention_backward_workspace_size(&tdout, &tq, &tk, &tv, &tout, &tlse, &tdq, &tdk, &tdv, &options, &size))
+            scratch = workspace(&call, source, &tq, size, small)
+            allow_interrupt(&tq, small)
+            with nogil:
+                status = flash_attention_backward(&tdout, &tq, &tk, &tv, &tout, &tlse, &tdq, &tdk, &tdv, &options, scratch, size,
+                                                  on)
+            end_interrupt(&tq, small)
         check(status)
         for array in (dq, dk, dv, dbias, dsink):
             count_write(array)
@@ -210,8 +217,9 @@ def decode(q, k_cache, v_cache, *, cache_seqlens=None, block_table=None, cache_b
     cdef _Source source = source_of(q, "q")
     cdef Role role = READ if k is None else WRITE
     cdef bint lse_wanted = flag(return_lse, "return_lse")
-    if (source.torch and (dispatcher_needed(source) or records_gradients() and one_requires_grad(
-                (q, k_cache, v_cache, k, v, alibi_slopes, learnable_sink, out, lse)))
+    if (source.torch and (dispatcher_needed(source) or records_gradients() and (
+                requires_grad(q) or requires_grad(k_cache) or requires_grad(v_cache) or requires_grad(k) or requires_grad(v)
+                or requires_grad(alibi_slopes) or requires_grad(learnable_sink) or requires_grad(out) or requires_grad(lse)))
             or source.kind == KIND_JAX and needs_xla(q, (
                 k_cache, v_cache, cache_seqlens, block_table, cache_batch_idx, cache_leftpad, k, v, rotary_cos, rotary_sin,
                 softmax_scale, alibi_slopes, learnable_sink))):
@@ -231,6 +239,8 @@ def decode(q, k_cache, v_cache, *, cache_seqlens=None, block_table=None, cache_b
         decode_options(&call, &extras, &options, cache_seqlens, block_table, cache_batch_idx, cache_leftpad, k, v, rotary_cos,
                        rotary_sin, rotary_interleaved, causal, window_size, softmax_scale, softcap, alibi_slopes,
                        learnable_sink, num_splits, split_size, backend, kernel)
+        if (k is None) != (v is None):
+            raise InvalidError("k and v must be given together")
         if tq.ndim != 4 or tv.ndim != 4:
             raise InvalidError(f"q and v_cache have {tq.ndim} and {tv.ndim} dimensions; both need 4, "
                                "(batch, seqlen, heads, head_dim)")
@@ -246,13 +256,19 @@ def decode(q, k_cache, v_cache, *, cache_seqlens=None, block_table=None, cache_b
             lse_or_null = &tlse
         small = is_small(&tq, &tk, &tv, options.block_table.shape[1] if options.block_table != NULL else 1)
         options.num_threads = num_threads_for(source, &tq, small)
-        check(flash_attention_decode_workspace_size(&tq, &tk, &tv, &tout, lse_or_null, &options, &size))
-        scratch = workspace(&call, source, &tq, size)
         on = call.stream
-        allow_interrupt(&tq, small)
-        with nogil:
-            status = flash_attention_decode(&tq, &tk, &tv, &tout, lse_or_null, &options, scratch, size, on)
-        end_interrupt(&tq, small)
+        scratch = kept_workspace(&call, &size) if small else NULL
+        status = FLASH_STATUS_WORKSPACE
+        if scratch != NULL:
+            with nogil:
+                status = flash_attention_decode(&tq, &tk, &tv, &tout, lse_or_null, &options, scratch, size, on)
+        if status == FLASH_STATUS_WORKSPACE:
+            check(flash_attention_decode_workspace_size(&tq, &tk, &tv, &tout, lse_or_null, &options, &size))
+            scratch = workspace(&call, source, &tq, size, small)
+            allow_interrupt(&tq, small)
+            with nogil:
+                status = flash_attention_decode(&tq, &tk, &tv, &tout, lse_or_null, &options, scratch, size, on)
+            end_interrupt(&tq, small)
         check(status)
         count_write(out)
         count_write(lse)

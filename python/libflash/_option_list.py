@@ -169,7 +169,8 @@ def names_of(kind: Kind, function: str) -> tuple[str, ...]:
 
 
 def operator_arguments(function: str, *first: str) -> str:
-    """The options in the schema of a PyTorch operator: of attention, decode or merge. `first` stands before those added later."""
+    """The options in the schema of a PyTorch operator: of attention, decode or merge. `first` are arguments before those of
+    options that were added later."""
     given = sorted((option for option in OPTIONS if function in option.functions), key=lambda option: option.rank)
     at_first = [option.arguments for option in given if option.rank <= 0]
     added = [option.arguments for option in given if option.rank > 0]

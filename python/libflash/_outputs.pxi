@@ -183,7 +183,7 @@ cdef object deliver(_Source source, object like, object array):
     return sys.modules["jax"].device_put(array, like.device)
 
 
-cdef void *workspace(Call *call, _Source source, const flash_tensor_t *like, size_t size) except? NULL:
+cdef void *workspace(Call *call, _Source source, const flash_tensor_t *like, size_t size, bint small) except? NULL:
     """The workspace, until finish(call). On a GPU it comes from the caller's library, whose allocator follows the order of the
     stream: the memory may be released right after the launch."""
     cdef void *memory = NULL
@@ -192,6 +192,8 @@ cdef void *workspace(Call *call, _Source source, const flash_tensor_t *like, siz
     cdef int64_t shape = <int64_t>size
     if size == 0:
         return NULL
+    if small:
+        return larger_workspace(call, size)
     if like.device_type == FLASH_DEVICE_CPU:
         if posix_memalign(&memory, 256, size) != 0:
             raise OutOfMemoryError(f"no memory for a workspace of {size} bytes")

@@ -1,10 +1,12 @@
-"""What the PyTorch operators return for tensors without data (fake and meta tensors): shapes, and the refusals of the real call.
+"""The kernels of the PyTorch operators for tensors without data (fake and meta tensors).
 
-The library itself checks the shapes. Where a size is not known yet, the call is checked when it runs.
+They return tensors of the right shapes, and raise what the real call would raise: the library checks the shapes. A call with a
+size that is not known yet is checked when it runs.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -12,7 +14,7 @@ import torch
 from . import _core
 from ._block_mask import BlockMask
 from ._errors import InvalidError, NoDeviceError
-from ._torch_kernels import BLOCK_LISTS, lse_shape, lse_type, native
+from ._torch_kernels import BLOCK_LISTS, library_options, lse_shape, lse_type, optional_gradients
 
 Tensor = torch.Tensor
 
@@ -21,8 +23,8 @@ class _UnknownSize(Exception):
     """A symbolic size without an example."""
 
 
-def number(x: Any) -> int:
-    """A size or stride: of a symbolic one the example that the trace is made with, without a guard on it."""
+def known_size(x: Any) -> int:
+    """A size or stride. Of a symbolic one the value that PyTorch traces with, without a guard on it."""
     if type(x) is int:
         return x
     hint = getattr(getattr(x, "node", None), "hint", None)
@@ -32,29 +34,31 @@ def number(x: Any) -> int:
 
 
 def shape_of(x: Any) -> Any:
-    """The library's view of a tensor without data; anything else as it is. A meta tensor may become one of any device: what the
-    CPU refuses, all refuse."""
+    """The library's description of a tensor without data; anything else as it is. A meta tensor is described as one on the CPU,
+    because what the CPU refuses, every device refuses."""
     if isinstance(x, BlockMask):
         return BlockMask(*(shape_of(getattr(x, name)) for name in BLOCK_LISTS))
     if not isinstance(x, Tensor):
-        return number(x) if isinstance(x, torch.SymInt) else x
+        return known_size(x) if isinstance(x, torch.SymInt) else x
     device = "cuda" if x.device.type == "cuda" else "cpu"
-    sizes, strides = tuple(map(number, x.shape)), tuple(map(number, x.stride()))
+    sizes, strides = tuple(map(known_size, x.shape)), tuple(map(known_size, x.stride()))
     return _core.TensorShape(sizes, strides, str(x.dtype).removeprefix("torch."), device)
 
 
 def check(function: Any, *tensors: Any, meta: bool, **options: Any) -> None:
-    options = native(options)
+    """Raise what the call would raise. `function` is a check of the library."""
+    options = library_options(options)
     if meta:
         options.pop("backend", None)
         options.pop("kernel", None)
     try:
         function(*map(shape_of, tensors), **{name: shape_of(value) for name, value in options.items()})
-    except (_UnknownSize, NoDeviceError):  # a program may be made where it does not run
+    except (_UnknownSize, NoDeviceError):  # a program may be traced on a machine without its GPU
         return
 
 
-def without_values(options: dict[str, Any]) -> dict[str, Any]:
+def checked_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Those that the checks of the library take: a random state without data says nothing."""
     return {name: value for name, value in options.items() if name not in ("rng_state", "deterministic")}
 
 
@@ -67,13 +71,13 @@ def attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, 
     check_rank(q, v)
     out = q.new_empty((*q.shape[:-1], v.shape[-1]))
     lse = q.new_empty(lse_shape(q, options.get("layout", "bshd")), dtype=lse_type(q))
-    check(_core.check_attention, q, k, v, out, lse, None, meta=q.is_meta, **without_values(options))
+    check(_core.check_attention, q, k, v, out, lse, None, meta=q.is_meta, **checked_options(options))
     return out, lse
 
 
 def attention_out(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, **options: Any) -> None:
     check_rank(q, v)
-    check(_core.check_attention, q, k, v, out, lse, None, meta=q.is_meta, **without_values(options))
+    check(_core.check_attention, q, k, v, out, lse, None, meta=q.is_meta, **checked_options(options))
 
 
 def attention_backward(
@@ -89,22 +93,13 @@ def attention_backward(
     **options: Any,
 ) -> tuple[Tensor, ...]:
     check_rank(q, v)
-    bias, sink = options.get("bias"), options.get("learnable_sink")
-    dbias = bias.new_empty(bias.shape) if need_dbias and bias is not None else None
-    dsink = sink.new_empty(sink.shape) if need_dsink and sink is not None else None
-    wanted = tuple(map(_shape_or_unknown, (dout, dbias, dsink)))
-    options = without_values(options) | {"deterministic": options.get("deterministic", False)}
-    if "unknown" not in wanted:
-        check(_core.check_attention, q, k, v, out, lse, wanted, meta=q.is_meta, **options)
-    more = (q.new_empty(0) if x is None else x for x in (dbias, dsink))
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), *more
-
-
-def _shape_or_unknown(x: Any) -> Any:
-    try:
-        return shape_of(x)
-    except _UnknownSize:
-        return "unknown"
+    dbias, dsink = optional_gradients(options, need_dbias, need_dsink)
+    options = checked_options(options) | {"deterministic": options.get("deterministic", False)}
+    with contextlib.suppress(_UnknownSize):
+        gradients = tuple(map(shape_of, (dout, dbias, dsink)))
+        check(_core.check_attention, q, k, v, out, lse, gradients, meta=q.is_meta, **options)
+    optional = (q.new_empty(0) if x is None else x for x in (dbias, dsink))
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), *optional
 
 
 def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, **options: Any) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """FLOP counts of the operators for torch.utils.flop_counter.
 
-Counted as PyTorch counts its own attention: the products only, two operations for a multiplication and an addition, and all pairs
-of queries and keys, whatever is masked. Packed sequences count their own pairs.
+They follow PyTorch's counts for its own attention: matrix products only, two operations for a multiplication and an addition, all
+pairs of queries and keys, also masked ones. Packed sequences count the pairs within each sequence.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Tensor = torch.Tensor
 
 
 def pairs(q: Tensor, k: Tensor, options: dict[str, Any]) -> int:
-    """Heads times pairs of queries and keys."""
+    """The number of pairs of queries and keys, times heads_q."""
     layout = options.get("layout") or "bshd"
     axes = {axis: i for i, axis in enumerate(layout)}
     cu_q, cu_k = options.get("cu_seqlens_q"), options.get("cu_seqlens_k")
@@ -26,7 +26,7 @@ def pairs(q: Tensor, k: Tensor, options: dict[str, Any]) -> int:
 
 
 def lengths(x: Tensor, cu_seqlens: Tensor | None, axes: dict[str, int]) -> list[Any]:
-    """Of each sequence. Without data (fake tensors), of equal sequences."""
+    """The length of each sequence. Tensors without data (fake tensors) count as sequences of equal length."""
     if cu_seqlens is None:
         return [x.shape[axes["s"]]] * x.shape[axes["b"]]
     if type(cu_seqlens) is Tensor and not cu_seqlens.is_meta:
@@ -42,18 +42,19 @@ def attention_flops(q: Tensor, k: Tensor, v: Tensor, *args: Any, **options: Any)
 
 @register_flop_formula(torch.ops.libflash.attention_backward, get_raw=True)
 def backward_flops(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *args: Any, **options: Any) -> int:
-    """Scores again, dP, dV, dQ and dK."""
+    """Five products: the scores once more, dP, dV, dQ and dK."""
     return 2 * pairs(q, k, named("attention_backward", 6, args, options)) * (3 * q.shape[-1] + 2 * v.shape[-1])
 
 
 @register_flop_formula([torch.ops.libflash.decode, torch.ops.libflash.decode_append], get_raw=True)
 def decode_flops(q: Tensor, k_cache: Tensor, v_cache: Tensor, *args: Any, **options: Any) -> int:
-    """The whole capacity: lengths are not looked at."""
+    """Counts the whole capacity of the cache: cache_seqlens is not read."""
     table = named("decode", 3, args, options).get("block_table")
     capacity = k_cache.shape[1] * (1 if table is None else table.shape[1])
     return int(2 * q.shape[0] * q.shape[1] * q.shape[2] * capacity * (q.shape[-1] + v_cache.shape[-1]))
 
 
 def named(name: str, required: int, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+    """The optional arguments of an operator by their names; `args` follow the required ones."""
     schema = getattr(torch.ops.libflash, name).default._schema
     return {argument.name: x for argument, x in zip(schema.arguments[required:], args, strict=False)} | options

@@ -1,6 +1,6 @@
 """The attention function that Hugging Face transformers calls under the name "lf_attention".
 
-transformers asks for two things: the function, and how to make the mask for it. Both follow the contract of its "sdpa"
+transformers requires two functions: attention, and one that makes the mask for it. Both follow the contract of its "sdpa"
 implementation, and the result is that of its "eager" one. The name must not contain "flash": transformers takes such names for
 packages of its own.
 """
@@ -25,7 +25,7 @@ HARMLESS = {
     "return_loss", "seq_idx", "token_type_ids", "use_cache",
 }  # fmt: skip
 
-# Model types whose attention modules do not say, or say wrongly in some versions of transformers, whether they are causal. Their
+# Model types whose attention modules have no is_causal, or a wrong one in some versions of transformers. Their
 # masks are always made, so that None needs no meaning.
 ALWAYS_MASKED = {
     "align_text_model", "bigbird_pegasus", "clap_text_model", "informer", "nllb-moe", "pegasus_x", "splinter", "umt5",
@@ -55,7 +55,7 @@ def forward(
     """query (batch, heads, seqlen, head_dim), key and value with their own number of heads; out (batch, seqlen, heads, head_dim).
 
     attention_mask : bool, True for keys to keep, or floating-point and added to the scores
-        It says everything: causality, padding, sliding window, packed sequences. None, as transformers defines it for "sdpa":
+        It contains causality, padding, sliding window and packed sequences. None, as transformers defines it for "sdpa":
         full attention if the module is not causal or there is one query; else query i sees keys 0 to i.
     position_bias : (batch or 1, heads or 1, seqlen, keys)
         Added to the scores, with a gradient.
@@ -64,7 +64,7 @@ def forward(
     cu_seq_lens_q, cu_seq_lens_k : (sequences + 1,), of self-attention over packed sequences
         Tokens see those of their own sequence only, where the mask also allows it.
 
-    Raises UnsupportedError for any other keyword that is not None and not known to leave the result alone.
+    Raises UnsupportedError for any other keyword, unless it is None or is known not to change the result.
     """
     from .torch import attention
 
@@ -75,7 +75,7 @@ def forward(
     causal = False
     if attention_mask is None:
         causal = query.shape[2] > 1 and causality(module, is_causal)
-        if causal and key.shape[2] > query.shape[2]:  # a static cache whose rest is empty
+        if causal and key.shape[2] > query.shape[2]:  # a static cache; the rest of it is empty
             key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
             position_bias = None if position_bias is None else position_bias[..., : query.shape[2]]
         if sliding_window is not None and key.shape[2] > sliding_window:
@@ -87,7 +87,7 @@ def forward(
     if module.training:
         options["dropout_p"] = dropout
     if s_aux is not None:
-        options["learnable_sink"] = beside(query, s_aux)
+        options["learnable_sink"] = in_accepted_type(query, s_aux)
     if deterministic:
         options["deterministic"] = True
 
@@ -129,12 +129,12 @@ def score_options(query: Tensor, attention_mask: Tensor | None, position_bias: T
             raise InvalidError(f"attention_mask is {attention_mask.dtype}; it must be bool or floating-point")
         bias = attention_mask if bias is None else bias + attention_mask
     if bias is not None:
-        options["bias"] = beside(query, bias)
+        options["bias"] = in_accepted_type(query, bias)
     return options
 
 
-def beside(query: Tensor, x: Tensor) -> Tensor:
-    """In a type that the library takes beside this query."""
+def in_accepted_type(query: Tensor, x: Tensor) -> Tensor:
+    """x in a type that the library accepts together with the query's."""
     return x if x.dtype in (torch.float32, query.dtype) else x.float()
 
 
@@ -185,13 +185,13 @@ def refuse_unknown(module: torch.nn.Module, others: dict[str, Any]) -> None:
 
 
 def refuse_weights(module: torch.nn.Module, others: dict[str, Any]) -> None:
-    """The weights of attention are asked for by a keyword, in the configuration, or by transformers' hooks around the model."""
-    asked = others.get("output_attentions") or getattr(getattr(module, "config", None), "output_attentions", False)
-    if not asked and not torch.compiler.is_compiling():
-        asked = any(name.endswith("attentions") for name in recorded())
-    if asked:
+    """The weights of attention are requested by a keyword, in the configuration, or by transformers' hooks around the model."""
+    requested = others.get("output_attentions") or getattr(getattr(module, "config", None), "output_attentions", False)
+    if not requested and not torch.compiler.is_compiling():
+        requested = any(name.endswith("attentions") for name in recorded())
+    if requested:
         raise UnsupportedError(
-            f'output_attentions is True; {NAME} never forms the weights of attention, so use attn_implementation="eager"'
+            f'output_attentions is True; {NAME} does not store the weights of attention; use attn_implementation="eager"'
         )
 
 
@@ -208,7 +208,7 @@ def recorded() -> list[str]:
 
 
 def mask(*args: Any, **options: Any) -> Tensor | None:
-    """transformers' mask for "sdpa", which is None where the module's own causality says the same."""
+    """transformers' mask for "sdpa"; None if is_causal of the module means the same."""
     from transformers.masking_utils import sdpa_mask
 
     if getattr(options.get("config"), "model_type", None) in ALWAYS_MASKED:

@@ -32,8 +32,8 @@ _changes: list[Change] = []
 def switch(models: tuple[Any, ...]) -> list[Change]:
     """Let these models use libflash, all or none of them.
 
-    Raises TypeError for what is no Hugging Face model, or one that computes all of its attention by itself; warns of modules that
-    compute theirs by themselves.
+    Raises TypeError for what is no Hugging Face model, and for a model without a module that uses transformers' attention
+    interface. Warns if some modules do not use it.
     """
     if "transformers" in sys.modules:
         register()
@@ -52,12 +52,12 @@ def restore(changes: list[Change]) -> None:
     """Undo the switch. A model that another open switch covers stays switched."""
     for change in changes:
         _changes.remove(change)
-        heir = next((other for other in _changes if other.config is change.config), None)
-        if heir is None:
+        later = next((other for other in _changes if other.config is change.config), None)
+        if later is None:
             if change.config._attn_implementation == NAME:
                 set_implementation(change.config, change.before)
-        elif heir.before == NAME:
-            heir.before = change.before
+        elif later.before == NAME:
+            later.before = change.before
 
 
 def set_implementation(config: Any, name: str | None) -> None:
@@ -65,7 +65,7 @@ def set_implementation(config: Any, name: str | None) -> None:
 
 
 def configurations(model: Any) -> list[Any]:
-    """Those of the modules that ask transformers' attention interface, and of the models around them."""
+    """The configurations of the modules that use transformers' attention interface, and of the models that contain them."""
     kind = type(model).__name__
     transformers = sys.modules.get("transformers")
     if transformers is None:
@@ -74,8 +74,8 @@ def configurations(model: Any) -> list[Any]:
         isinstance(part, transformers.PreTrainedModel) for part in model.modules()
     ):
         raise TypeError(f"{kind} is no Hugging Face model: neither it nor a part of it is a transformers.PreTrainedModel")
-    served = [part for part in model.modules() if asks_interface(part)]
-    alone = sorted({type(part).__name__ for part in by_themselves(model)})
+    served = [part for part in model.modules() if uses_interface(part)]
+    alone = sorted({type(part).__name__ for part in without_interface(model)})
     if not served:
         raise TypeError(
             f"{kind} does not use transformers' attention interface ({', '.join(alone) or 'its layers'} compute attention by "
@@ -95,9 +95,9 @@ def configurations(model: Any) -> list[Any]:
     return list(found.values())
 
 
-def asks_interface(part: torch.nn.Module) -> bool:
-    """Whether a function of this module's class mentions transformers' table of attention functions."""
-    if isinstance(part, sys.modules["transformers"].PreTrainedModel):  # which mentions it, and lets its parts use it
+def uses_interface(part: torch.nn.Module) -> bool:
+    """True if a function of this module's class refers to transformers' table of attention functions."""
+    if isinstance(part, sys.modules["transformers"].PreTrainedModel):  # it refers to the table, but its parts use it
         return False
     functions = (function for base in type(part).__mro__ if base is not torch.nn.Module for function in vars(base).values())
     return any("ALL_ATTENTION_FUNCTIONS" in names_in(function) for function in functions)
@@ -111,14 +111,14 @@ def names_in(function: Any) -> Iterator[str]:
         yield from code.co_names
 
 
-def by_themselves(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The innermost modules named after attention that do not ask the interface, and have none within that does."""
+def without_interface(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The innermost modules with "Attention" in their name that do not use the interface, nor contain a module that does."""
     return [
         part
         for part in model.modules()
         if named_attention(part)
         and not any(named_attention(inner) for inner in part.modules() if inner is not part)
-        and not any(asks_interface(inner) for inner in part.modules())
+        and not any(uses_interface(inner) for inner in part.modules())
     ]
 
 

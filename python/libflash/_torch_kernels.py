@@ -1,7 +1,7 @@
-"""The bodies of the PyTorch operators: plain tensors in, the library's call, tensors out. No gradients here.
+"""The kernels of the PyTorch operators for plain tensors: each calls the library and returns tensors. They record no gradients.
 
-A function gets an option only if it is not at its default. Results have the memory order that the library allocates: dense, in
-the order of the axes of the caller's layout.
+A function is given an option only if it is not at its default. Results are dense, in the order of the axes of the caller's
+layout, as the library allocates them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ Tensor = torch.Tensor
 BLOCK_LISTS = ("row_counts", "row_indices", "col_counts", "col_indices")
 
 
-def native(options: dict[str, Any]) -> dict[str, Any]:
-    """From the operator's arguments, which the dispatcher understands, to those of libflash.attention."""
+def library_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Convert the arguments of an operator to those of libflash.attention."""
     if "row_counts" in options:
         options["block_mask"] = BlockMask(*(options.pop(name) for name in BLOCK_LISTS))
     if "rng_state" in options:
@@ -54,7 +54,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, *, deterministic: bool = False, *
     if "cu_seqlens_q" in options:
         filled["out"] = q.new_zeros((*q.shape[:-1], v.shape[-1]))
         filled["lse"] = torch.full(lse_shape(q, "bshd"), -torch.inf, dtype=lse_type(q), device=q.device)
-    out, lse = _core.attention(q, k, v, return_lse=True, **filled, **native(options))
+    out, lse = _core.attention(q, k, v, return_lse=True, **filled, **library_options(options))
     return out, lse
 
 
@@ -62,13 +62,21 @@ def attention_alone(q: Tensor, k: Tensor, v: Tensor, *, deterministic: bool = Fa
     """Without lse; not an operator."""
     if "cu_seqlens_q" in options:
         return attention(q, k, v, **options)[:1]
-    return (_core.attention(q, k, v, **native(options)),)
+    return (_core.attention(q, k, v, **library_options(options)),)
 
 
 def attention_out(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor | None, *, deterministic: bool = False, **options: Any
 ) -> None:
-    _core.attention(q, k, v, out=out, lse=lse, return_lse=lse is not None, **native(options))
+    _core.attention(q, k, v, out=out, lse=lse, return_lse=lse is not None, **library_options(options))
+
+
+def optional_gradients(options: dict[str, Any], need_dbias: bool, need_dsink: bool) -> tuple[Tensor | None, Tensor | None]:
+    """Memory for dbias and dsink; None for what is not requested."""
+    bias, sink = options.get("bias"), options.get("learnable_sink")
+    dbias = bias.new_empty(bias.shape) if need_dbias and bias is not None else None
+    dsink = sink.new_empty(sink.shape) if need_dsink and sink is not None else None
+    return dbias, dsink
 
 
 def gradients(
@@ -83,34 +91,32 @@ def gradients(
     need_dsink: bool = False,
     **options: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
-    """dq, dk, dv, dbias, dsink; None for what is not asked for."""
-    bias, sink = options.get("bias"), options.get("learnable_sink")
-    dbias = bias.new_empty(bias.shape) if need_dbias and bias is not None else None
-    dsink = sink.new_empty(sink.shape) if need_dsink and sink is not None else None
+    """dq, dk, dv, dbias, dsink; None for what is not requested."""
+    dbias, dsink = optional_gradients(options, need_dbias, need_dsink)
     filled: dict[str, Any] = {}
     if "cu_seqlens_q" in options:
         filled["dq"] = q.new_zeros(q.shape)
     if "cu_seqlens_k" in options:
         filled |= {"dk": k.new_zeros(k.shape), "dv": v.new_zeros(v.shape)}
-    dq, dk, dv = _core.attention_backward(dout, q, k, v, out, lse, dbias=dbias, dsink=dsink, **filled, **native(options))
+    dq, dk, dv = _core.attention_backward(dout, q, k, v, out, lse, dbias=dbias, dsink=dsink, **filled, **library_options(options))
     return dq, dk, dv, dbias, dsink
 
 
 def attention_backward(*tensors: Tensor, **options: Any) -> tuple[Tensor, ...]:
-    """An operator returns tensors only: empty ones for what was not asked for."""
+    """An operator returns tensors only: empty ones for what is not requested."""
     return tuple(tensors[1].new_empty(0) if x is None else x for x in gradients(*tensors, **options))
 
 
 def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    out, lse = _core.decode(q, k_cache, v_cache, return_lse=True, **native(options))
+    out, lse = _core.decode(q, k_cache, v_cache, return_lse=True, **library_options(options))
     return out, lse
 
 
 def decode_append(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    out, lse = _core.decode(q, k_cache, v_cache, k=k, v=v, return_lse=True, **native(options))
+    out, lse = _core.decode(q, k_cache, v_cache, k=k, v=v, return_lse=True, **library_options(options))
     return out, lse
 
 
 def merge(outs: list[Tensor], lses: list[Tensor], **options: Any) -> tuple[Tensor, Tensor]:
-    out, lse = _core.merge(outs, lses, **native(options))
+    out, lse = _core.merge(outs, lses, **library_options(options))
     return out, lse

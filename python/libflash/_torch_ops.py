@@ -1,8 +1,8 @@
 """libflash as PyTorch operators, torch.ops.libflash.attention and others, for torch.compile, torch.export and torch.func.
 
 An operator is a schema and one implementation each for plain tensors (_torch_kernels.py), tensors without data (_torch_fake.py),
-autograd (_torch_autograd.py) and vmap (_torch_vmap.py). If no transform, mode or tracer must see the call, libflash/torch.py does
-not use the operators: PyTorch's dispatcher takes longer than a small call.
+autograd (_torch_autograd.py) and vmap (_torch_vmap.py). libflash/torch.py uses the operators only if a transform, mode or tracer
+must see the call, because PyTorch's dispatcher takes longer than a small call.
 
 All arguments are positional: PyTorch's ahead-of-time packages lose the defaults of keyword-only ones. The argument that names a
 kernel is `kernel_name`, since PyTorch's compiler has an argument `kernel` of its own.
@@ -92,27 +92,26 @@ def register() -> dict[str, Any]:
 OPERATORS = register()
 
 
-def know_sharding() -> None:
-    """Register the rules for DTensors if that module is imported: importing it is slow."""
+def register_sharding() -> None:
+    """Register the rules for DTensors once PyTorch's module for them is imported. It is slow to import."""
     if "torch.distributed.tensor" in sys.modules:
         from . import _torch_sharding  # noqa: F401
 
 
-know_sharding()
+register_sharding()
 from . import _torch_flops  # noqa: E402, F401  (needs the operators)
 
 _profiling = torch._C._autograd._profiler_enabled
 _plain = (Tensor, torch.nn.Parameter)
-_unwatched = _core.torch_is_plain
+_unobserved = _core.torch_is_plain
 
 
 def eager(*tensors: Tensor | None) -> bool:
-    """True for plain tensors outside tracing, compiling, transforms, dispatch modes and profilers: the library can then be called
-    without an operator."""
+    """True if the library can be called without an operator: plain tensors, no compiling, transform, mode, tracer or profiler."""
     if torch.compiler.is_compiling():
         return False
     for x in tensors:
         if type(x) not in _plain and x is not None:
-            know_sharding()
+            register_sharding()
             return False
-    return _unwatched() and not _profiling() and not (tensors[0] is not None and tensors[0].is_meta)
+    return _unobserved() and not _profiling() and not (tensors[0] is not None and tensors[0].is_meta)

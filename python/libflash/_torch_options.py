@@ -42,14 +42,26 @@ def signed_as(function: str, **types: str) -> Callable[[F], F]:
 
 
 def known_options(function: str) -> dict[str, tuple[str, str, Any]]:
-    """Of each option that a call passes on: its form, the operator's name for it, and the default."""
+    """For each option that a call passes on: its form, the operator's name for it, and its default."""
     names = {"kernel": "kernel_name"}  # PyTorch's compiler has an argument `kernel` of its own
     return {
         option.name: (form_of(option), names.get(option.name, option.name), option.default) for option in options_of(function)
     }
 
 
+# Options of attention() that libflash.torch treats in another way: a BlockMask holds four tensors, packed results are filled, lse
+# without out is refused, libflash.attention has no `deterministic`, and dropout draws a seed.
+NOT_DIRECT = ("block_mask", "cu_seqlens_q", "lse", "deterministic", "dropout_p", "seed", "offset")
+
+
+def direct_options(function: str) -> dict[str, bool]:
+    """The options that mean the same in libflash.torch and in libflash, and whether None is one of their values."""
+    known = {option.name: option.default is None or option.nullable for option in options_of(function)}
+    return {name: nullable for name, nullable in known.items() if name not in NOT_DIRECT or function == "decode"}
+
+
 def form_of(option: Option) -> str:
+    """How given_options() compares the option with its default and converts it."""
     if option.kind in (BLOCKS, WINDOW):
         return "blocks" if option.kind is BLOCKS else "window"
     if option.kind.array:
@@ -60,7 +72,7 @@ def form_of(option: Option) -> str:
 
 
 def flag(x: Any, name: str) -> bool:
-    """A bool of Python or NumPy; a bool of Python without a call that torch.compile cannot trace."""
+    """_core.flag(), which torch.compile cannot trace, is called only for what is no bool of Python."""
     return x if type(x) is bool else _core.flag(x, name)
 
 

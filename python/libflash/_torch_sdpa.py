@@ -1,7 +1,7 @@
 """PyTorch's scaled_dot_product_attention on libflash: the kernels of _torch_sdpa_operators.py in PyTorch's dispatcher.
 
-An operator is taken over with its backward operator or not at all, and only if its schema is the one that our functions were
-written for. A call that libflash does not serve goes to PyTorch's own kernel; `left` keeps the reasons.
+An operator is replaced together with its backward operator, and only if both have the schemas that the functions here were
+written for. A call that libflash does not serve goes to PyTorch's own kernel, and `left` counts it.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _warned: set[str] = set()
 
 
 class _Operator:
-    """One operator of PyTorch, the function that shall replace it, and its name in the dispatcher."""
+    """An operator of PyTorch: its name, its dispatch key, and the function that replaces its kernel."""
 
     def __init__(self, name: str, key: str, function: Callable[..., Any]) -> None:
         self.name, self.key, self.function = name, key, function
 
     def refusal(self) -> str | None:
-        """Why this PyTorch's operator is not the one that the function was written for."""
+        """Why the operator of this PyTorch is not the one that the function was written for; None if it is."""
         packet = getattr(torch.ops.aten, self.name, None)
         if packet is None:
             return f"this PyTorch ({torch.__version__}) has no such operator"
@@ -56,23 +56,23 @@ class _Operator:
 
     def install(self, library: Any, kernel: Callable[..., Any]) -> None:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Warning only once for all operators")  # that we override is the intention
+            warnings.filterwarnings("ignore", "Warning only once for all operators")  # it says that a kernel is overridden
             library.impl(self.name, kernel, self.key, with_keyset=True, allow_override=True)
 
 
-def _with_fallback(name: str, ours: Callable[..., Any], theirs: Any) -> Callable[..., Any]:
-    """Ours, or PyTorch's kernel for a call that libflash refuses: the rules are PyTorch's here, and so are the errors."""
+def _with_fallback(name: str, function: Callable[..., Any], original: Any) -> Callable[..., Any]:
+    """A kernel that calls the function, and PyTorch's own kernel for a call that libflash refuses."""
 
     def call(keyset: Any, *args: Any, **keywords: Any) -> Any:
         try:
-            # PyTorch's autograd stands above these operators; libflash must not see another one. So do subclasses of Tensor.
+            # PyTorch has handled autograd and subclasses of Tensor before it calls these kernels; libflash must not once more.
             with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-                return ours(*map(_plain, args), **{name: _plain(x) for name, x in keywords.items()})
+                return function(*map(_plain, args), **{name: _plain(x) for name, x in keywords.items()})
         except (UnsupportedError, InvalidError, NoDeviceError) as refusal:
-            if theirs is None:
+            if original is None:
                 raise
-            _leave(name, str(refusal))
-        return theirs.call_boxed(keyset, *args, **keywords)
+            _count_left(name, str(refusal))
+        return original.call_boxed(keyset, *args, **keywords)
 
     return call
 
@@ -81,7 +81,7 @@ def _plain(x: Any) -> Any:
     return x.as_subclass(torch.Tensor) if isinstance(x, torch.Tensor) and type(x) is not torch.Tensor else x
 
 
-def _leave(name: str, reason: str) -> None:
+def _count_left(name: str, reason: str) -> None:
     left[name, reason] += 1
     if reason not in _warned:
         _warned.add(reason)
@@ -89,7 +89,7 @@ def _leave(name: str, reason: str) -> None:
 
 
 def not_taken() -> dict[str, str]:
-    """Operators of this PyTorch that are left alone altogether: name -> reason."""
+    """The operators of this PyTorch that are not replaced: name -> reason."""
     reasons = {}
     for forward, backward in _operators():
         refusal = forward.refusal() or backward.refusal()
@@ -113,8 +113,8 @@ def _operators() -> list[tuple[_Operator, _Operator]]:
 class _BackwardKernels:
     """The backward operators in PyTorch's dispatcher.
 
-    They stay when libflash is switched off, once a mask was drawn: only libflash can draw it again, and the backward pass may
-    come after that. They then serve such calls alone.
+    Once libflash has drawn a dropout mask they stay installed when it is switched off, because a later backward pass needs the
+    same mask, which only libflash can draw. They then serve such calls only.
     """
 
     def __init__(self) -> None:
@@ -135,16 +135,16 @@ class _BackwardKernels:
             self.library = None
 
     def kernel(self, operator: _Operator) -> Callable[..., Any]:
-        theirs = operator.original()
-        ours = _with_fallback(operator.name, operator.function, theirs)
+        original = operator.original()
+        kernel = _with_fallback(operator.name, operator.function, original)
         state = [
             i for i, name in enumerate(inspect.signature(operator.function).parameters) if name in ("philox_offset", "unused")
         ]
 
         def call(keyset: Any, *args: Any, **keywords: Any) -> Any:
             if self.active or (state and random.is_ours(args[state[0]])):
-                return ours(keyset, *args, **keywords)
-            return theirs.call_boxed(keyset, *args, **keywords)
+                return kernel(keyset, *args, **keywords)
+            return original.call_boxed(keyset, *args, **keywords)
 
         return call
 

@@ -1,4 +1,4 @@
-"""The dropout mask of libflash where PyTorch's tests ask for that of its memory-efficient kernel."""
+"""The operator with which PyTorch's tests get the dropout mask of memory-efficient attention: it returns that of libflash."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ._errors import UnsupportedError
 from ._torch_sdpa_random import MARK
 
 Tensor = torch.Tensor
-CHUNK = 64  # keys at a time: a head_dim_v that every kernel has
+CHUNK = 64  # keys at a time; every kernel has this head_dim_v
 
 
 def fill_mask(self: Tensor, dropout_p: float, seed: int, offset: int) -> Tensor:
     """Fill self, (batch, heads, seqlen_q, seqlen_k), with 1 where the mask of seed keeps an entry and 0 where it drops it.
 
-    PyTorch's kernel fills in the random numbers, which are compared with dropout_p. The library never has this matrix: with
-    one-hot values, out holds its columns.
+    PyTorch's kernel returns random numbers instead, which its tests compare with dropout_p. The library does not store this
+    matrix. It is computed with attention itself: with one-hot values, out has its columns.
     """
     if offset != MARK:
         raise UnsupportedError("offset: PyTorch's kernel drew the mask")

@@ -1,10 +1,10 @@
 """libflash's kernels for the operators that torch.nn.functional.scaled_dot_product_attention calls once it has chosen a backend.
 
-Tensors are (batch, heads, seqlen, head_dim) here, but for _flash_attention_*. Shapes, strides and types of all results are those
-that PyTorch's compiler expects (torch/_meta_registrations.py), whatever strides the arguments have.
+Tensors are (batch, heads, seqlen, head_dim), except those of _flash_attention_*. Results have the shapes, strides and types that
+PyTorch's compiler expects (torch/_meta_registrations.py), for arguments of any strides.
 
-is_causal is aligned top-left, but for the flash operators on CUDA, which come from flash-attn and are aligned bottom-right
-(scaled_dot_product_attention itself sends them square problems only).
+is_causal is aligned top-left, except in the flash operators on CUDA, which come from flash-attn and are aligned bottom-right
+(scaled_dot_product_attention calls them with as many queries as keys only).
 
 Argument names are those of PyTorch's schemas; _torch_sdpa.py compares them before it registers anything. A function raises
 UnsupportedError or InvalidError before it writes anything; the call then goes to PyTorch's own kernel.
@@ -26,16 +26,12 @@ Gradients = tuple[Tensor | None, ...]
 
 
 def rows_contiguous(x: Tensor) -> Tensor:
+    """x, or a dense copy if its last dimension is not contiguous."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def fillable(x: Tensor) -> Tensor:
-    """x, or a dense copy if the library cannot write x."""
-    return x if x.stride(-1) == 1 else x.contiguous()
-
-
-def fill(x: Tensor, result: Tensor) -> Tensor:
-    """x, with the result that was written to fillable(x)."""
+def copy_result(x: Tensor, result: Tensor) -> Tensor:
+    """x with the result, which the library wrote to rows_contiguous(x)."""
     return x if x is result else x.copy_(result)
 
 
@@ -56,11 +52,11 @@ def like_order(x: Tensor, head_dim: int) -> Tensor:
 
 def forward(query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, **options: Any) -> None:
     """Write out and lse."""
-    result = fillable(out)
+    result = rows_contiguous(out)
     _core.attention(
         rows_contiguous(query), rows_contiguous(key), rows_contiguous(value), out=result, lse=lse, return_lse=True, **options
     )
-    fill(out, result)
+    copy_result(out, result)
 
 
 def backward(
@@ -75,7 +71,7 @@ def backward(
 ) -> Gradients:
     """Gradients of query, key and value in memory that `like` makes."""
     gradients = [like(x) for x in (query, key, value)]
-    results = [fillable(x) for x in gradients]
+    results = [rows_contiguous(x) for x in gradients]
     try:
         _core.attention_backward(
             rows_contiguous(grad_out), rows_contiguous(query), rows_contiguous(key), rows_contiguous(value), rows_contiguous(out),
@@ -85,12 +81,12 @@ def backward(
         if "dropout_p" not in options:
             raise
         raise RuntimeError(f"libflash drew the dropout mask and has no kernel for this backward pass: {refusal}") from refusal
-    return tuple(map(fill, gradients, results))
+    return tuple(map(copy_result, gradients, results))
 
 
 def refuse_debug_mask(return_debug_mask: bool) -> None:
     if return_debug_mask:
-        raise UnsupportedError("return_debug_mask: libflash never has the matrix of probabilities")
+        raise UnsupportedError("return_debug_mask: libflash does not store the matrix of probabilities")
 
 
 # -- CPU
@@ -190,7 +186,7 @@ def _flash_sdpa_backward(
 
 
 def like_packed(x: Tensor, cum_seq: Tensor | None) -> Tensor:
-    """Rows of packed tensors that belong to no sequence are not written by the library: they are 0."""
+    """Memory like x. If packed it is 0, because the library does not write rows that belong to no sequence."""
     return torch.empty_like(x) if cum_seq is None else torch.zeros_like(x)
 
 
@@ -259,7 +255,7 @@ def _flash_backward(
     )  # fmt: skip
 
 
-# -- CUDA, cuDNN: softmax statistics are (batch, heads, seqlen_q, 1)
+# -- CUDA, cuDNN: logsumexp is (batch, heads, seqlen_q, 1)
 
 
 def _cudnn_forward(
@@ -307,7 +303,7 @@ def _cudnn_backward(
     if grad_out is None:
         return None, None, None
     if logsumexp.dim() != 4:
-        raise UnsupportedError(f"logsumexp has shape {tuple(logsumexp.shape)}; libflash knows (batch, heads, seqlen_q, 1)")
+        raise UnsupportedError(f"logsumexp has shape {tuple(logsumexp.shape)}; it must be (batch, heads, seqlen_q, 1)")
     return backward(
         grad_out, query, key, value, out, logsumexp.squeeze(-1), torch.empty_like, layout="bhsd", causal=is_causal,
         causal_align="top_left", softmax_scale=scale, bias=attn_bias, deterministic=torch.are_deterministic_algorithms_enabled(),
@@ -315,10 +311,11 @@ def _cudnn_backward(
     )  # fmt: skip
 
 
-# -- CUDA, memory-efficient: results are in the memory order (batch, seqlen, heads, head_dim), rows of statistics are padded
+# -- CUDA, memory-efficient: results are in the memory order (batch, seqlen, heads, head_dim), logsumexp is padded
 
 
 def padded(n: int, multiple: int) -> int:
+    """n, rounded up."""
     return -(-n // multiple) * multiple
 
 
@@ -383,11 +380,11 @@ PAIRS: tuple[tuple[str, str, Callable[..., Any], Callable[..., Any]], ...] = (
     ("_scaled_dot_product_efficient_attention", "CUDA", _efficient_forward, _efficient_backward),
 )
 
-# What scaled_dot_product_attention may choose besides, and why libflash does not serve it.
+# The other operators that scaled_dot_product_attention may choose, and why libflash does not serve them.
 NOT_SERVED = {
-    "_scaled_dot_product_attention_math": "PyTorch chooses its math path inside scaled_dot_product_attention; no operator asks",
-    "_efficient_attention_forward": "softmax statistics of packed sequences are padded for each sequence",
-    "_cudnn_attention_forward": "softmax statistics of packed sequences are laid out as cuDNN wants them",
+    "_scaled_dot_product_attention_math": "PyTorch chooses its math path inside scaled_dot_product_attention, not in an operator",
+    "_efficient_attention_forward": "logsumexp of packed sequences is padded for each sequence",
+    "_cudnn_attention_forward": "logsumexp of packed sequences has cuDNN's own order",
     "_flash_attention_forward.quantized": "float8 inputs",
     "_flash_attention_forward_no_dropout_inplace": "not a choice of scaled_dot_product_attention",
     "_scaled_dot_product_fused_attention_overrideable": "for devices that are neither CPU nor CUDA",

@@ -1,11 +1,11 @@
 """Random state of dropout in PyTorch's attention operators.
 
-A forward operator returns two tensors that only its backward operator reads. PyTorch's kernels keep a Philox seed and offset
-there. libflash keeps a seed and, in the second tensor, MARK, so that a backward operator knows whose mask it has to draw again:
-a forward pass may run on one library and its backward pass start when the other one is active.
+A forward operator returns two tensors that only its backward operator reads. PyTorch's kernels store a Philox seed and offset in
+them, libflash a seed and MARK. From the second tensor a backward operator knows which library drew the mask: the forward pass may
+have run on PyTorch's kernel although libflash is active now, and the other way round.
 
-The tensors are in host memory. While a CUDA graph is captured they are on the device: the graph draws a new seed in each replay,
-and nothing can be read. The second tensor then tells by its place in memory whose it is.
+The tensors are in host memory. While a CUDA graph is captured they are on the device, because the graph draws a new seed in each
+replay. Their values cannot be read then, and the storage offset of the second tensor says which library drew the mask.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ._errors import UnsupportedError
 
 Tensor = torch.Tensor
 MARK = int.from_bytes(b"libflash", "big")  # PyTorch's offsets are small multiples of 4
-PLACE = 2  # of the second tensor in its memory; PyTorch's is at 0. The compiler wants 16 bytes of alignment
+MARK_OFFSET = 2  # storage offset of the second tensor; PyTorch's is 0. PyTorch's compiler requires 16 bytes of alignment
 
-masks: Counter[str] = Counter()  # "drawn": how many since the process began
+masks: Counter[str] = Counter()  # "drawn": number of masks since the process began
 
 
 class RandomState(NamedTuple):
-    """`options` for the library, and the numbers (seed, MARK, MARK, unused) that the backward pass finds."""
+    """Options of the library, and the numbers (seed, MARK, MARK, unused) for the backward pass."""
 
     options: dict[str, Any]
     numbers: Tensor
@@ -36,7 +36,7 @@ def capturing(x: Tensor) -> bool:
 
 
 def draw(dropout_p: float, query: Tensor) -> RandomState:
-    """A new state, from PyTorch's default generator, or from the one of the device while a graph is captured."""
+    """A new state from PyTorch's default generator; while a graph is captured, from that of the device."""
     device = query.device if capturing(query) else torch.device("cpu")
     if dropout_p == 0:
         return RandomState({}, torch.zeros(4, dtype=torch.int64, device=device))
@@ -49,25 +49,25 @@ def draw(dropout_p: float, query: Tensor) -> RandomState:
 
 def as_rng_state(state: RandomState) -> tuple[Tensor, Tensor]:
     """For operators that return rng_state, two elements, and a tensor that they do not use."""
-    return state.numbers[:2].view(torch.uint64), state.numbers[PLACE].view(torch.uint64)
+    return state.numbers[:2].view(torch.uint64), state.numbers[MARK_OFFSET].view(torch.uint64)
 
 
 def as_seed_and_offset(state: RandomState) -> tuple[Tensor, Tensor]:
     """For operators that return seed and offset, one element each."""
-    return state.numbers[0], state.numbers[PLACE]
+    return state.numbers[0], state.numbers[MARK_OFFSET]
 
 
 def is_ours(second: Tensor | None) -> bool:
-    """Whether libflash drew the mask, from the second tensor of the state."""
+    """True if libflash drew the mask; `second` is the second tensor of the state."""
     if second is None or second.numel() != 1:
         return False
     if capturing(second):
-        return second.storage_offset() == PLACE
+        return second.storage_offset() == MARK_OFFSET
     return int(second) == MARK
 
 
 def redraw(dropout_p: float, first: Tensor, second: Tensor | None) -> dict[str, Any]:
-    """The options of a backward pass from the state that the forward pass returned.
+    """The options of a backward pass, from the state that the forward pass returned.
 
     Raises UnsupportedError for the state of a mask that PyTorch's kernel drew.
     """

@@ -21,7 +21,7 @@ SHARED_CACHE = ("block_table", "cache_batch_idx")  # with them the cache's first
 
 
 def placement(name: str, x: Any, by: str, layout: str) -> Placement:
-    """Of one argument, if the operator is sharded by "b" (batch) or "h" (heads)."""
+    """The placement of an argument, if the operator is sharded along "b" (batch) or "h" (heads)."""
     if name in SEQUENCES:
         return Shard(1 if x.ndim == 3 else layout.index(by))
     if name in ("lse", "dlse"):
@@ -37,7 +37,7 @@ def placement(name: str, x: Any, by: str, layout: str) -> Placement:
 
 
 def summed(x: Placement) -> Placement:
-    """Of the gradient of an argument that all shards share."""
+    """The placement of the gradient of an argument: each shard has a part of the sum if the argument is replicated."""
     return Partial() if x == Replicate() else x
 
 
@@ -45,9 +45,9 @@ def is_tensor(x: Any) -> bool:
     return hasattr(x, "placements") and hasattr(x, "tensor_meta")
 
 
-def ways(given: dict[str, Any]) -> list[str]:
-    """By what the call may be sharded. The groups of query heads must stay with their key head. A dropout mask depends on the
-    batch entry and the head, which a shard does not know."""
+def shard_axes(given: dict[str, Any]) -> list[str]:
+    """The axes, "b" and "h", along which the call may be sharded. Query heads must stay with their key head. A dropout mask
+    depends on the batch entry and the head, which a shard does not know."""
     q, k = given["q"], given["k" if "k" in given else "k_cache"]
     layout = given.get("layout", "bshd")
     if given.get("dropout_p") or q.ndim not in (3, 4) or k.ndim != (3 if given.get("cu_seqlens_k") is not None else 4):
@@ -68,26 +68,26 @@ def rule(name: str, operator: Any) -> Any:
         given = dict(zip(names, args, strict=False)) | keywords
         layout = given.get("layout", "bshd")
         accepted = []
-        for by in (*ways(given), None):
-            places = {
+        for by in (*shard_axes(given), None):
+            placements = {
                 argument: (placement(argument, x, by, layout) if by else Replicate()) if is_tensor(x) else None
                 for argument, x in given.items()
             }
-            accepted.append((results(name, given, places, by), list(places.values())))
+            accepted.append((results(name, given, placements, by), list(placements.values())))
         return accepted
 
     return acceptable
 
 
-def results(name: str, given: dict[str, Any], places: dict[str, Placement], by: str | None) -> list[Placement]:
+def results(name: str, given: dict[str, Any], placements: dict[str, Placement], by: str | None) -> list[Placement]:
     if name != "attention_backward":
         lse = Replicate() if by is None else Shard(0 if by == "b" or given["q"].ndim == 3 else 1)
-        return [places["q"], lse]
+        return [placements["q"], lse]
     of_scores = [
-        summed(places[argument]) if by and given.get(needed) else Replicate()
+        summed(placements[argument]) if by and given.get(needed) else Replicate()
         for argument, needed in (("bias", "need_dbias"), ("learnable_sink", "need_dsink"))
     ]
-    return [places["q"], places["k"], places["v"], *of_scores]
+    return [placements["q"], placements["k"], placements["v"], *of_scores]
 
 
 def merge_rule(outs: Any, lses: Any, *args: Any) -> list[Any]:

@@ -1,10 +1,14 @@
-# PyTorch's state during a call: autograd, autocast, transforms, tracing. The library reads and writes memory only. Where PyTorch
-# does more, the call goes to libflash/torch.py, whose operators PyTorch's dispatcher knows.
+# PyTorch's state during a call: autograd, autocast, transforms, tracing. The library only reads and writes memory. If PyTorch has
+# to do more, the call goes to libflash/torch.py, which uses operators of PyTorch's dispatcher.
 
 cdef extern from "Python.h":
     # In the stable ABI these two pass their arguments without a tuple; Cython's own call builds one.
     object PyObject_CallNoArgs(object function)
     object PyObject_CallFunctionObjArgs(object function, ...)
+    ctypedef object (*c_function "PyCFunction")(object owner, void *nothing)
+    c_function PyCFunction_GetFunction(object function) except NULL
+    int PyCFunction_GetFlags(object function) except -1
+    int METH_NOARGS
 
 cdef extern from *:
     """
@@ -13,22 +17,33 @@ cdef extern from *:
     int operator_depth "libflash_operator_depth"
 
 
+cdef class _Query:
+    """A function of PyTorch without arguments. Where PyTorch wrote it in C, it is called without Python's call protocol."""
+
+    cdef object function
+    cdef c_function direct  # NULL: call `function`
+    cdef object owner       # first argument of `direct`
+
+
 cdef class _TorchState:
     """PyTorch's functions for this state, looked up once."""
 
-    cdef object grad_enabled       # torch.is_grad_enabled
-    cdef object autocast_enabled
-    cdef object in_transform       # True inside a transform of torch.func
+    cdef _Query grad_enabled       # torch.is_grad_enabled
+    cdef _Query autocast_enabled
+    cdef _Query in_transform       # True inside a transform of torch.func
     cdef dict forward_ad           # names of a module whose _current_level is -1 outside dual levels
-    cdef object dispatch_modes     # number of active dispatch modes
-    cdef object tracing            # torch.jit.trace
-    cdef object is_neg
+    cdef _Query dispatch_modes     # number of active dispatch modes
+    cdef _Query tracing            # torch.jit.trace
+    cdef _Query profiling
+    cdef c_function is_neg         # Tensor.is_neg; NULL until a tensor was seen, or if PyTorch did not write it in C
     cdef object increment_version
+    cdef tuple plain_types         # of tensors
 
 
 cdef _TorchState _torch = None
 cdef object _zero = 0      # compared by identity first
 cdef object _outside = -1  # of forward-mode AD
+cdef tuple _plain_values = (bool, int, float, str, tuple, list)
 
 
 cdef int load_torch_state(object torch) except -1:
@@ -37,16 +52,36 @@ cdef int load_torch_state(object torch) except -1:
         return 0
     from torch.autograd import forward_ad
     cdef _TorchState state = _TorchState.__new__(_TorchState)
-    state.grad_enabled = torch.is_grad_enabled
-    state.autocast_enabled = torch._C._is_any_autocast_enabled
-    state.in_transform = torch._C._are_functorch_transforms_active
+    state.grad_enabled = query(torch.is_grad_enabled)
+    state.autocast_enabled = query(torch._C._is_any_autocast_enabled)
+    state.in_transform = query(torch._C._are_functorch_transforms_active)
     state.forward_ad = forward_ad.__dict__
-    state.dispatch_modes = torch._C._len_torch_dispatch_stack
-    state.tracing = torch._C._is_tracing
-    state.is_neg = torch.Tensor.is_neg
+    state.dispatch_modes = query(torch._C._len_torch_dispatch_stack)
+    state.tracing = query(torch._C._is_tracing)
+    state.profiling = query(torch._C._autograd._profiler_enabled)
     state.increment_version = increment_version(torch)
+    state.plain_types = (torch.Tensor, torch.nn.Parameter)
     _torch = state
     return 0
+
+
+cdef c_function direct_of(object function):
+    """The C function that a builtin function or method calls, if it takes no arguments; else NULL."""
+    if type(function) is type(len) and PyCFunction_GetFlags(function) == METH_NOARGS:
+        return PyCFunction_GetFunction(function)
+    return NULL
+
+
+cdef _Query query(object function):
+    cdef _Query made = _Query.__new__(_Query)
+    made.function = function
+    made.direct = direct_of(function)
+    made.owner = getattr(function, "__self__", None)
+    return made
+
+
+cdef inline object answer(_Query query):
+    return PyObject_CallNoArgs(query.function) if query.direct == NULL else query.direct(query.owner, NULL)
 
 
 cdef object increment_version(object torch):
@@ -67,37 +102,44 @@ cdef bint has_own_behaviour(object cls, object torch) except -1:
             and function is not torch._C._disabled_torch_function_impl)
 
 
-cdef inline bint says_true(object question) except -1:
-    return PyObject_CallNoArgs(question) is True
+cdef inline bint is_true(_Query query) except -1:
+    return answer(query) is True
 
 
 cdef bint is_observed() except -1:
-    """True if a transform, a dispatch mode or a tracer must see the operator."""
-    cdef object modes = PyObject_CallNoArgs(_torch.dispatch_modes)
+    """True if a transform, a dispatch mode or a tracer must see the call."""
+    cdef object modes = answer(_torch.dispatch_modes)
     cdef object level = _torch.forward_ad["_current_level"]
-    return (modes is not _zero and modes != 0 or level is not _outside and level != _outside or says_true(_torch.in_transform)
-            or says_true(_torch.tracing))
+    return (modes is not _zero and modes != 0 or level is not _outside and level != _outside or is_true(_torch.in_transform)
+            or is_true(_torch.tracing))
 
 
 cdef bint dispatcher_needed(_Source source) except -1:
-    """True if the call must go through libflash/torch.py, whatever its tensors require. Inside an operator it already has."""
-    return operator_depth == 0 and (source.subclass or is_observed() or says_true(_torch.autocast_enabled))
+    """True if the call must go through libflash/torch.py even if no tensor requires a gradient. A call inside an operator has
+    done so already."""
+    return operator_depth == 0 and (source.subclass or is_observed() or is_true(_torch.autocast_enabled))
 
 
 cdef inline bint records_gradients() except -1:
-    return operator_depth == 0 and says_true(_torch.grad_enabled)
+    return operator_depth == 0 and is_true(_torch.grad_enabled)
+
+
+cdef inline bint requires_grad(object x) except -1:
+    return x is not None and getattr(x, "requires_grad", False)
 
 
 cdef bint one_requires_grad(tuple arrays) except -1:
     for x in arrays:
-        if x is not None and getattr(x, "requires_grad", False):
+        if requires_grad(x):
             return True
     return False
 
 
 cdef object without_negative_bit(Call *call, object x, str name, Role role):
     """The tensor, or a copy with its values if `x` is a view that negates its memory."""
-    if PyObject_CallFunctionObjArgs(_torch.is_neg, <void *>x, NULL) is False:
+    if _torch.is_neg == NULL:
+        _torch.is_neg = direct_of(x.is_neg)
+    if (x.is_neg() if _torch.is_neg == NULL else _torch.is_neg(x, NULL)) is False:
         return x
     if role == WRITE or call.stream_given:
         raise InvalidError(f"{name} is a negative view (its is_neg() is true), which has no memory of its own values"
@@ -117,10 +159,36 @@ cdef int count_write(object x) except -1:
 
 
 def torch_is_plain():
-    """True if no transform, dispatch mode or tracer must see the operator."""
+    """True if no transform, dispatch mode or tracer must see the call."""
     if _torch is None:
         load_torch_state(sys.modules["torch"])
     return not is_observed()
+
+
+def call_directly(function, tuple tensors, dict options, dict known):
+    """function(*tensors, **options) if PyTorch has nothing to do for the call: plain tensors and no gradient, autocast,
+    transform, mode, tracer or profiler. NotImplemented for any other call.
+
+    `known` has the options that may be passed to `function` unchanged; True: also if they are None.
+    """
+    if _torch is None:
+        load_torch_state(sys.modules["torch"])
+    cdef bint records = is_true(_torch.grad_enabled)
+    for x in tensors:
+        if type(x) not in _torch.plain_types or records and requires_grad(x):
+            return NotImplemented
+    for name, x in options.items():
+        none_allowed = known.get(name)
+        if none_allowed is None or x is None and none_allowed is False:
+            return NotImplemented
+        if type(x) in _torch.plain_types:
+            if records and requires_grad(x):
+                return NotImplemented
+        elif x is not None and type(x) not in _plain_values:
+            return NotImplemented
+    if is_observed() or is_true(_torch.autocast_enabled) or is_true(_torch.profiling) or tensors[0].is_meta:
+        return NotImplemented
+    return call_as_operator(function, tensors, options)
 
 
 def call_as_operator(function, args, options):

@@ -21,8 +21,8 @@ _switches: list[Switch] = []
 
 
 class _Activation:
-    """libflash's entry in PyTorch's registry, active while a switch is open. Not touched where it was active before, or where
-    somebody activated another implementation since."""
+    """libflash's entry in PyTorch's registry, active while a switch is open. Not changed if it was active before, or if
+    another implementation was activated since."""
 
     def __init__(self) -> None:
         self.users = 0

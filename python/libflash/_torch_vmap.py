@@ -1,5 +1,5 @@
-"""torch.vmap of an operator: the new axis is folded into the batch where that gives the same results; otherwise one slice after
-the other."""
+"""torch.vmap of the operators: the mapped axis is folded into the batch where that gives the same results. Otherwise the operator
+runs once for each slice."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Tensor = torch.Tensor
 
 WRITTEN = {"attention_out": ("out", "lse"), "decode_append": ("k_cache", "v_cache")}
 BATCH_AXIS = {"bshd": 0, "bhsd": 0, "sbhd": 1}
-SEQUENCES = ("dout", "q", "k", "v", "out")  # the batch axis is where the layout says
-BY_BATCH = ("lse", "dlse", "seqused_q", "seqused_k")  # axis 0
-SCORES = ("bias", "mask", "block_mask")  # up to four axes, aligned to the right; the first may be 1
-# Packed sequences have no batch axis; a dropout mask depends on the batch entry; these gradients are summed over the batch.
+SEQUENCES = ("dout", "q", "k", "v", "out")  # the layout determines the batch axis
+BY_BATCH = ("lse", "dlse", "seqused_q", "seqused_k")  # the batch is axis 0
+SCORES = ("bias", "mask", "block_mask")  # up to four axes, aligned to the right; the batch may be 1
+# Packed sequences have no batch axis. A dropout mask depends on the batch entry. dbias and dsink are summed over the batch.
 NOT_FOLDED = ("cu_seqlens_q", "cu_seqlens_k", "dropout_p", "row_counts", "need_dbias", "need_dsink")
 
 
@@ -30,10 +30,10 @@ def rule(name: str, operator: Any) -> Callable[..., Any]:
         written = WRITTEN.get(name, ())
         for argument in written:
             if isinstance(given.get(argument), Tensor) and dims.get(argument) is None:
-                raise UnsupportedError(f"vmap: {argument} is written to and must be mapped over, as other arguments are")
+                raise UnsupportedError(f"vmap: {argument} is written to and must be mapped over, because other arguments are")
         if name in ("attention", "attention_backward") and foldable(given, dims):
             return folded(operator, info.batch_size, given, dims)
-        return one_by_one(operator, info.batch_size, given, dims, written)
+        return slice_by_slice(operator, info.batch_size, given, dims, written)
 
     return batched
 
@@ -47,13 +47,13 @@ def foldable(given: dict[str, Any], dims: dict[str, Any]) -> bool:
     return mapped and not any(map(is_set, NOT_FOLDED))
 
 
-# -- one after the other
+# -- one slice at a time
 
 
-def one_by_one(operator: Any, size: int, given: dict[str, Any], dims: dict[str, Any], written: tuple[str, ...]) -> Any:
+def slice_by_slice(operator: Any, size: int, given: dict[str, Any], dims: dict[str, Any], written: tuple[str, ...]) -> Any:
     def part(x: Any, dim: Any, i: int, name: str) -> Any:
         if isinstance(x, (list, tuple)) and isinstance(dim, (list, tuple)):
-            return [part(one, its, i, name) for one, its in zip(x, dim, strict=True)]
+            return [part(element, its_dim, i, name) for element, its_dim in zip(x, dim, strict=True)]
         if dim is None or not isinstance(x, Tensor):
             return x
         x = x.select(dim, i)
@@ -84,7 +84,7 @@ def folded(operator: Any, size: int, given: dict[str, Any], dims: dict[str, Any]
 
 
 def fold(name: str, x: Any, dim: int | None, size: int, batch: int, axis: int) -> Any:
-    """x with its batch axis `size` times as long."""
+    """x with a batch axis that is `size` times as long; x itself if it has no batch axis and is not mapped."""
     if not isinstance(x, Tensor):
         return x
     if name in SEQUENCES or name in BY_BATCH:
@@ -104,10 +104,11 @@ def fold(name: str, x: Any, dim: int | None, size: int, batch: int, axis: int) -
 
 
 def spread(x: Tensor, dim: int | None, size: int) -> Tensor:
+    """x with the mapped axis first; repeated if x is not mapped."""
     return x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)
 
 
 def joined(x: Tensor, axis: int) -> Tensor:
-    """(size, ...) with the new axis in front of `axis` and the two made one."""
+    """x of shape (size, ...), with its first axis merged into `axis`."""
     x = x.movedim(0, axis).flatten(axis, axis + 1)
     return x if x.stride(-1) == 1 else x.contiguous()

@@ -154,7 +154,7 @@ def _attention(options: Options, q: Array, k: Array, v: Array, extras: dict[str,
 
 
 def _forward(options: Options, q: Any, k: Any, v: Any, extras: dict[str, Any]) -> tuple[Any, Any]:
-    """`perturbed` says for which inputs a gradient is wanted. It goes to the backward pass as the length of an empty array: JAX
+    """`perturbed` is true of the inputs that need a gradient. The backward pass gets it as the length of an empty array: JAX
     may keep the structure of what is saved from another trace of the same function, but never its shapes."""
     wanted = {name for name, x in extras.items() if x.perturbed}
     if "alibi_slopes" in wanted:

@@ -25,13 +25,15 @@ from ._option_list import FLOATS, names_of
 from ._option_types import AttentionOptions, DecodeOptions, MergeOptions, Results
 from ._torch_autograd import record, record_merge, refuse_gradients, requires_gradient
 from ._torch_bias import CausalBias, causal_options
-from ._torch_options import flag, given_options, known_options, signed_as
+from ._torch_options import direct_options, flag, given_options, known_options, signed_as
 from ._torch_switch import Switch, disable, enable
 
 __all__ = ["Switch", "attention", "decode", "disable", "enable", "merge"]
 
 Tensor = torch.Tensor
 ATTENTION, DECODE = known_options("attention"), known_options("decode")
+DIRECT_ATTENTION = direct_options("attention")
+DIRECT_DECODE = direct_options("decode")
 
 
 class _Options(AttentionOptions[Tensor], Results[Tensor], total=False):
@@ -51,8 +53,7 @@ def attention(
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 @signed_as("attention", seed="int | Tensor | None")
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, *, dropout_p: float = 0.0, seed: int | Tensor | None = None, offset: int = 0,
-    return_lse: bool = False, out: Tensor | None = None, lse: Tensor | None = None, **options: Any,
+    q: Tensor, k: Tensor, v: Tensor, *, dropout_p: float = 0.0, seed: int | Tensor | None = None, offset: int = 0, **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Exact attention with gradients for q, k, v, bias and learnable_sink, through out and through lse.
 
@@ -74,6 +75,18 @@ def attention(
     torch.cuda.stream. There is no gradient for alibi_slopes, no second derivative and no forward-mode derivative: those raise
     UnsupportedError.
     """
+    if not torch.compiler.is_compiling() and not dropout_p:
+        result: Tensor | tuple[Tensor, Tensor] = _core.call_directly(_core.attention, (q, k, v), options, DIRECT_ATTENTION)
+        if result is not NotImplemented:
+            return result
+    return attention_with_pytorch(q, k, v, dropout_p, seed, offset, **options)
+
+
+def attention_with_pytorch(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float, seed: int | Tensor | None, offset: int, *, return_lse: bool = False,
+    out: Tensor | None = None, lse: Tensor | None = None, **options: Any,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+    """Where PyTorch records, casts, transforms or traces, and calls with options that the library does not have."""
     return_lse = flag(return_lse, "return_lse")
     if type(options.get("bias")) is CausalBias:
         with_causal_bias(q, k, options)
@@ -170,10 +183,7 @@ def decode(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, *, return_lse: bool, **options: Unpack[DecodeOptions[Tensor]]
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 @signed_as("decode")
-def decode(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, *, k: Tensor | None = None, v: Tensor | None = None, return_lse: bool = False,
-    out: Tensor | None = None, lse: Tensor | None = None, **options: Any,
-) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
+def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, **options: Any) -> Tensor | tuple[Tensor, Tensor]:
     """A few query rows per sequence against a cache of keys and values, for torch.compile and torch.export.
 
     Arguments, results and errors are those of `libflash.decode` (without stream). With k and v the caches are written in place,
@@ -183,6 +193,17 @@ def decode(
     Under autocast all tensors are cast to its type, the caches too, unless they are written to: with k and v, q, k and v are cast
     to the type of the caches. With out or lse nothing is cast.
     """
+    if not torch.compiler.is_compiling():
+        result: Tensor | tuple[Tensor, Tensor] = _core.call_directly(_core.decode, (q, k_cache, v_cache), options, DIRECT_DECODE)
+        if result is not NotImplemented:
+            return result
+    return decode_with_pytorch(q, k_cache, v_cache, **options)
+
+
+def decode_with_pytorch(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, *, k: Tensor | None = None, v: Tensor | None = None, return_lse: bool = False,
+    out: Tensor | None = None, lse: Tensor | None = None, **options: Any,
+) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     return_lse = flag(return_lse, "return_lse")
     numbers, tensors = given_options("decode", DECODE, options)
     if (k is None) != (v is None):

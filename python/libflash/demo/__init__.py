@@ -1,9 +1,10 @@
-"""`python -m libflash demo`: exact attention over a long real text, beside standard attention in NumPy.
+"""`python -m libflash demo`: exact attention over a long real text, compared with standard attention in NumPy.
 
-The rooms: `text` cuts Python's own documentation into words; `model` turns words into queries, keys and values; `measure`
-runs one method over the last n words in a process of its own, weighs it (`memory`) and compares it with float64 (`standard`,
-which also holds the textbook method); `schedule` says which lengths; `ask` continues a phrase word by word from the whole
-text; `report`, `table`, `chart` and `progress` show it; `command` puts it together. Needs NumPy; the chart needs matplotlib.
+The modules: `text` splits Python's own documentation into words. `model` makes queries, keys and values from words. `measure`
+runs one method over the last n words in a process of its own, measures its memory (`memory`) and compares the result with
+float64 (`standard`, which also has the textbook method). `schedule` chooses the lengths. `ask` continues a phrase word by word
+from the whole text. `report`, `table`, `chart` and `progress` print and draw. `command` runs all of it. The demo needs NumPy,
+its chart matplotlib.
 """
 
 import sys

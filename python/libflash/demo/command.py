@@ -13,11 +13,11 @@ from libflash.demo import chart, report, schedule
 from libflash.demo.ask import Answer, Reader
 from libflash.demo.model import Model
 from libflash.demo.progress import Progress
-from libflash.demo.table import Row
+from libflash.demo.table import Comparison
 from libflash.demo.text import Text, load, passage
 
-DESCRIPTION = """Exact attention over the text of Python's own documentation: libflash beside standard attention in NumPy.
-The same numbers, time and memory against the length of the text, and what a longer memory is good for."""
+DESCRIPTION = """Exact attention over the text of Python's own documentation: libflash compared with standard attention
+in NumPy: results, time and memory for growing lengths of the text, and what a longer memory is good for."""
 
 QUESTIONS = ("The try statement specifies exception handlers", "Numbers are immutable; once created")
 ANSWER_WORDS = 24
@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     except KeyboardInterrupt:
         print("\nlibflash demo: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # the reader of our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -40,7 +40,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     add = parser.add_argument
     add("--out", type=pathlib.Path, default="libflash-demo.png", metavar="FILE.png", help="the chart (default: %(default)s)")
     add("--max-seqlen", type=at_least(schedule.SHORTEST), metavar="N",
-        help=f"longest text, in words (default: {schedule.LONGEST}, or as far as takes seconds)")  # fmt: skip
+        help=f"longest text, in words (default: {schedule.LONGEST}, or what takes seconds)")  # fmt: skip
     add("--threads", type=at_least(1), default=processors(), metavar="N", help="for both methods (default: %(default)s)")
     add("--ask", action="append", metavar="PHRASE", help="a phrase to continue, instead of the two that are built in")
     add("--quick", action="store_true", help=f"no more than {schedule.QUICK_LONGEST} words: a few seconds")
@@ -61,7 +61,7 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def processors() -> int:
-    """How many this process may use."""
+    """The number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -71,19 +71,19 @@ def run(options: argparse.Namespace) -> int:
     end, distance = passage(text)
     lengths = schedule.lengths(end, options.max_seqlen, options.quick)
     print(report.introduction(text, lengths[-1], options.threads), flush=True)
-    rows = list(schedule.measured_rows(lengths, options.threads, patient=options.max_seqlen is not None))
-    print("\n" + report.conclusion(rows, distance), flush=True)
+    comparisons = list(schedule.comparisons_of(lengths, options.threads, patient=options.max_seqlen is not None))
+    print("\n" + report.conclusion(comparisons, distance), flush=True)
     model = Model(len(text.vocabulary))
     answers = converse(text, model, options.ask or list(QUESTIONS))
-    draw(rows, distance, options.out)
-    return verdict(rows, answers)
+    draw(comparisons, distance, options.out)
+    return verdict(comparisons, answers)
 
 
 def converse(text: Text, model: Model, phrases: list[str]) -> list[Answer]:
-    """Continue each phrase, with the whole text in memory."""
+    """Continue each phrase, with the whole text in the cache."""
     progress = Progress(len(phrases) + 1)
     progress.step(f"reading all {len(text.ids):,} words")
-    reader = Reader(text, model, room=1024)
+    reader = Reader(text, model, spare=1024)
     progress.clear()
     print(f"\nAll {len(text.ids):,} words in a cache (libflash.decode); a phrase, and how the text goes on:")
     answers = []
@@ -92,9 +92,9 @@ def converse(text: Text, model: Model, phrases: list[str]) -> list[Answer]:
         progress.step("continuing a phrase")
         try:
             answer = reader.ask(phrase, ANSWER_WORDS)
-        except ValueError as refused:
+        except ValueError as error:
             progress.clear()
-            print(f"\n  {refused}")
+            print(f"\n  {error}")
             continue
         progress.clear()
         print("\n" + report.quotation(phrase, answer), flush=True)
@@ -102,18 +102,18 @@ def converse(text: Text, model: Model, phrases: list[str]) -> list[Answer]:
     return answers
 
 
-def draw(rows: list[Row], distance: int | None, path: pathlib.Path) -> None:
+def draw(comparisons: list[Comparison], distance: int | None, path: pathlib.Path) -> None:
     try:
-        chart.save(rows, distance, "Exact attention over the text of Python's documentation", path)
+        chart.save(comparisons, distance, "Exact attention over the text of Python's documentation", path)
     except ModuleNotFoundError as missing:
         print(f"\nchart: not drawn, {missing.name} is not installed; the table above has all of its figures")
     else:
         print(f"\nchart: {path}")
 
 
-def verdict(rows: list[Row], answers: list[Answer]) -> int:
-    """The exit code, and on stderr what went wrong."""
-    wrong = report.complaints(rows, answers)
+def verdict(comparisons: list[Comparison], answers: list[Answer]) -> int:
+    """Print what went wrong to stderr. Returns the exit code."""
+    wrong = report.complaints(comparisons, answers)
     for complaint in wrong:
         print(f"libflash demo: {complaint}", file=sys.stderr)
     return 1 if wrong else 0

@@ -1,7 +1,7 @@
-"""One measurement: one kind of attention over the last n words of the passage, in a process of its own.
+"""One measurement: one method over the last n words of the passage, in a process of its own.
 
-So its peak memory is its own, both methods get the same number of threads, and a machine that runs out of memory loses a row
-of the table and not the demo.
+The peak memory of the process is then that of the method, both methods have the same number of threads, and the demo goes on if
+the process runs out of memory.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from libflash.demo.standard import exact_rows, standard_attention
 from libflash.demo.text import load, passage
 
 METHODS = ("standard", "libflash")
-GUESSES = 256  # at the end of the passage: the same words whatever the length
+GUESSES = 256  # at the end of the passage: the same words for every length
+WARM_UP_WORDS = 256  # enough for the products on which NumPy's BLAS uses all of its threads
 CHECKED_ROWS = 64
+WARM_UP_SECONDS = 0.1
 REPEAT_SECONDS, MAX_REPEATS, ROUNDS = 0.4, 20, 3
 THREAD_VARIABLES = ("LIBFLASH_NUM_THREADS", "OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -37,23 +39,23 @@ class Measurement:
     seconds: float  # of a call: see median_seconds()
     memory_bytes: int  # growth of the peak during a call, the result included
     error: float  # largest difference from float64 over the checked rows
-    error_of_bound: float  # largest difference divided by what float32 rounding explains; above 1 the numbers are wrong
+    error_of_bound: float  # largest ratio of difference and rounding bound of float32; above 1 the result is wrong
     guessed: float  # share of next words guessed right
 
 
 class MeasurementFailed(Exception):
-    """The process ended without a result; the text says how."""
+    """The process ended without a result; the text says why."""
 
 
 def measure(method: str, seqlen: int) -> Measurement:
-    """Measure here, in this process."""
+    """Measure in this process."""
     text = load()
     end, _ = passage(text)
     ids = text.ids[end - seqlen : end]
     model = Model(len(text.vocabulary))
     q, k, v = model.queries_keys_values(ids)
     attend = attention_call(method)
-    attend(q[:, :64], k[:, :64], v[:, :64])  # loads libraries, which would count as memory of the call
+    warm_up(lambda: attend(*(x[:, :WARM_UP_WORDS] for x in (q, k, v))))
     start = time.perf_counter()
     out, memory_bytes = peak_growth(lambda: attend(q, k, v))
     first = time.perf_counter() - start
@@ -70,11 +72,22 @@ def attention_call(method: str) -> Callable[[np.ndarray, np.ndarray, np.ndarray]
     return lambda q, k, v: libflash.attention(q, k, v, causal=True, softmax_scale=SHARPNESS)
 
 
+def warm_up(call: Callable[[], object]) -> None:
+    """Repeat a call until libraries are loaded, and have started their threads and allocated their buffers."""
+    start = time.perf_counter()
+    call()
+    while time.perf_counter() - start < WARM_UP_SECONDS:
+        call()
+
+
 def median_seconds(call: Callable[[], object], first: float) -> float:
-    """Seconds of a call: the lowest median of some rounds of calls, because in the first a library may still start its threads. A
-    long call has one round, or none where there is no time for it."""
+    """Seconds of a call: the lowest median of some rounds of calls, since other processes may disturb one of them.
+
+    A long call has one round, or none if there is no time for it: then the result is `first`, the seconds of an earlier call.
+    """
     if first > 4 * REPEAT_SECONDS:
         return first
+    warm_up(call)
     return min(round_of(call) for _ in range(ROUNDS if first < REPEAT_SECONDS else 1))
 
 
@@ -89,10 +102,10 @@ def round_of(call: Callable[[], object]) -> float:
 
 
 def compare(out: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[float, float]:
-    """(largest difference from float64, the same as a share of the bound) over rows spread evenly from first to last."""
+    """(largest difference from float64, the same divided by the bound) over rows at equal distances from first to last."""
     positions = np.unique(np.linspace(0, len(q) - 1, CHECKED_ROWS).astype(np.int64))
-    truth, bound = exact_rows(q[positions], k, v, SHARPNESS, positions)
-    difference = np.abs(out[positions] - truth)
+    exact, bound = exact_rows(q[positions], k, v, SHARPNESS, positions)
+    difference = np.abs(out[positions] - exact)
     if not np.isfinite(difference).all():
         return float("inf"), float("inf")
     return float(difference.max()), float((difference / bound).max())
@@ -101,17 +114,17 @@ def compare(out: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tup
 def measure_apart(method: str, seqlen: int, threads: int, waiting: Callable[[], None]) -> Measurement:
     """Measure in a fresh process; `waiting` is called a few times a second meanwhile."""
     environment = os.environ | dict.fromkeys(THREAD_VARIABLES, str(threads))
-    # This very libflash, also when it is not an installed one.
+    # The same libflash, also if it is not installed.
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     command = [sys.executable, "-c", "from libflash.demo import measure; measure.child()", method, str(seqlen)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as child:
         try:
-            output, complaint = wait(child, waiting)
-        except BaseException:  # Ctrl-C too: leave nobody behind
+            output, errors = wait(child, waiting)
+        except BaseException:  # also Ctrl-C: the process must end
             child.kill()
             raise
     if child.returncode != 0:
-        raise MeasurementFailed(failure(child.returncode, complaint))
+        raise MeasurementFailed(failure(child.returncode, errors))
     return Measurement(**json.loads(output))
 
 
@@ -123,8 +136,8 @@ def wait(child: subprocess.Popen[str], waiting: Callable[[], None]) -> tuple[str
             waiting()
 
 
-def failure(returncode: int, complaint: str) -> str:
-    lines = complaint.strip().splitlines()
+def failure(returncode: int, errors: str) -> str:
+    lines = errors.strip().splitlines()
     if lines and "MemoryError" in lines[-1]:
         return "out of memory"
     if returncode < 0 and not lines:
@@ -133,7 +146,7 @@ def failure(returncode: int, complaint: str) -> str:
 
 
 def child() -> None:
-    """What the process of its own runs: method and length from the command line, the measurement as JSON on stdout."""
+    """Run in the process of a measurement: method and length from the command line, the measurement as JSON on stdout."""
     try:
         print(json.dumps(dataclasses.asdict(measure(sys.argv[1], int(sys.argv[2])))))
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""How much memory a call took: the growth of the process's peak, as the operating system counts it."""
+"""The memory of a call: the growth of the process's peak, which the operating system counts."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ Result = TypeVar("Result")
 
 
 def peak_growth(call: Callable[[], Result]) -> tuple[Result, int]:
-    """(what the call returned, bytes by which the process's peak memory passed what it held before).
+    """(result of the call, bytes by which the peak of the process's memory rose above what it had before).
 
-    Meant for a fresh process: memory that was freed before but kept by the allocator would not be seen.
+    For a fresh process: memory that was freed before and that the allocator kept is not counted.
     """
-    forget_peak()
+    reset_peak()
     before = min(peak_bytes(), resident_bytes() or sys.maxsize)
     result = call()
     return result, max(peak_bytes() - before, 0)
 
 
-def forget_peak() -> None:
-    """Linux counts the peak anew after this; elsewhere, or where it is not allowed, the old peak stays."""
+def reset_peak() -> None:
+    """On Linux the peak is counted from here on. Elsewhere, or without the permission, the old peak stays."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -43,7 +43,7 @@ def resident_bytes() -> int | None:
 
 
 def available_bytes() -> int | None:
-    """Memory that the machine can still give, where it says so."""
+    """Available memory of the machine; None if unknown."""
     return proc_entry(Path("/proc/meminfo"), "MemAvailable")
 
 

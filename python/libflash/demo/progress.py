@@ -1,4 +1,4 @@
-"""A progress bar on stderr, for people only: nothing is written when stderr is no terminal."""
+"""A progress bar on stderr. Nothing is written if stderr is no terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ WIDTH = 30
 
 
 class Progress:
-    """`work` is in any unit, as long as steps are advanced in the same one."""
+    """`work` and what advance() adds are in the same unit, whatever it is."""
 
     def __init__(self, work: float):
         self.work, self.done = max(work, 1e-9), 0.0
@@ -34,7 +34,7 @@ class Progress:
         sys.stderr.flush()
 
     def clear(self) -> None:
-        """Make room for a line of output."""
+        """Erase the bar before a line of output."""
         if self.shown:
             sys.stderr.write("\r\x1b[K")
             sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""What is said around the table: what is about to run and why, and what the figures mean."""
+"""The texts before and after the table: what runs and why, and what the figures mean."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import libflash
 from libflash.demo.ask import Answer
 from libflash.demo.measure import GUESSES, Measurement
 from libflash.demo.model import HEAD_DIM, HEADS, SHARPNESS
-from libflash.demo.table import RULE, Row, bytes_text, measurements, time_text
+from libflash.demo.table import RULE, Comparison, bytes_text, measurements, time_text
 from libflash.demo.text import RETOLD, TOLD_FIRST, Text
 
 COLUMN = 12  # as in libflash.explain
 MODEL = f"""one causal attention layer, {HEADS} heads of {HEAD_DIM}, float32, nothing trained: each word looks for earlier places
-where the text stood as it stands now, and reads what came next there"""
+with the same last words, and returns what came next there"""
 COLUMNS = f"""time: of a call, the lowest median of some rounds. memory: growth of the process's peak during a call, result
 included. error: largest difference from float64. guessed: next words guessed right, always the last {GUESSES} of the text"""
 
@@ -23,52 +23,56 @@ included. error: largest difference from float64. guessed: next words guessed ri
 def introduction(text: Text, longest: int, threads: int) -> str:
     found = libflash.info()
     size = f"{len(text.topics)} topics of pydoc_data, {text.characters:,} characters, {len(text.ids):,} words"
-    place = f"cpu, because NumPy's arrays are in host memory; instruction set {found['cpu']['isa']}. CUDA: {found['cuda']}"
+    backend = f"cpu, because NumPy's arrays are in host memory; instruction set {found['cpu']['isa']}. CUDA: {found['cuda']}"
     parts = [
         f"libflash {libflash.__version__}: exact attention over the text of Python's own documentation\n",
         item("text", size),
         item("model", MODEL),
         item("threads", f"{threads}, for both methods; NumPy {np.__version__}"),
-        item("backend", place),
+        item("backend", backend),
         *choice(longest),
     ]
     return "\n".join(parts) + "\n"
 
 
 def choice(longest: int) -> list[str]:
-    """What libflash says it will run for the longest text, and why not something else: its explanation from the kernel on."""
-    row = np.broadcast_to(np.zeros(HEAD_DIM, np.float32), (1, longest, HEADS, HEAD_DIM))  # the shape without the memory
-    lines = libflash.explain(row, row, row, causal=True, softmax_scale=SHARPNESS).splitlines()
+    """libflash.explain() for the longest text, from the kernel on."""
+    x = np.broadcast_to(np.zeros(HEAD_DIM, np.float32), (1, longest, HEADS, HEAD_DIM))  # the shape without the memory
+    lines = libflash.explain(x, x, x, causal=True, softmax_scale=SHARPNESS).splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith("kernel")), 0)
     return [item(line[:COLUMN].strip(), line[COLUMN:]) for line in lines[start:] if line and not line.startswith("threads")]
 
 
 def item(name: str, text: str) -> str:
-    """A name in the left column and its text beside it, wrapped."""
+    """A name in the left column and its wrapped text in the right one."""
     margin = " " * COLUMN
     return textwrap.fill(" ".join(text.split()), len(RULE), initial_indent=f"{name:<{COLUMN}}", subsequent_indent=margin)
 
 
-def conclusion(rows: list[Row], distance: int | None) -> str:
-    parts = [item("columns", COLUMNS), item("numbers", numbers(rows)), *gains(rows)]
+def conclusion(comparisons: list[Comparison], distance: int | None) -> str:
+    parts = [item("columns", COLUMNS), item("numbers", numbers(comparisons)), *gains(comparisons)]
     if distance is not None:
-        parts.append(item("meaning", meaning(rows, distance)))
+        parts.append(item("meaning", meaning(comparisons, distance)))
     return "\n".join(parts)
 
 
-def numbers(rows: list[Row]) -> str:
-    shares = [m.error_of_bound for m in measurements(rows, "libflash")]
+def numbers(comparisons: list[Comparison]) -> str:
+    shares = [m.error_of_bound for m in measurements(comparisons, "libflash")]
     if not shares:
         return "no result of libflash to compare"
     if not max(shares) <= 1:
         return f"WRONG: libflash differs from float64 by up to {max(shares):.3g} times what float32 rounding explains"
-    return f"""the same: every checked value of libflash is within the rounding error of float32 arithmetic from the float64
-        result (at most {100 * max(shares):.2g} % of that bound)"""
+    return f"""the same: every checked value of libflash differs from the float64 result by no more than float32 rounding
+        explains (at most {100 * max(shares):.2g} % of that bound)"""
 
 
-def gains(rows: list[Row]) -> list[str]:
-    """Time and memory at the longest text that both methods ran, and how the memory grew towards it."""
-    both = [(r.standard, r.libflash) for r in rows if isinstance(r.standard, Measurement) and isinstance(r.libflash, Measurement)]
+def gains(comparisons: list[Comparison]) -> list[str]:
+    """Time and memory at the longest text that both methods ran, and the growth of memory to there."""
+    both = [
+        (r.standard, r.libflash)
+        for r in comparisons
+        if isinstance(r.standard, Measurement) and isinstance(r.libflash, Measurement)
+    ]
     if not both:
         return []
     standard, own = both[-1]
@@ -91,12 +95,12 @@ def times(ratio: float) -> str:
     return f"{ratio:.1f} times faster" if ratio >= 1 else f"{1 / ratio:.1f} times slower"
 
 
-def meaning(rows: list[Row], distance: int) -> str:
-    """What the longer memory bought."""
-    found = measurements(rows, "libflash")
+def meaning(comparisons: list[Comparison], distance: int) -> str:
+    """What a longer memory is good for."""
+    found = measurements(comparisons, "libflash")
     short = [m for m in found if m.seqlen < distance]
     long = [m for m in found if m.seqlen > distance]
-    story = f"the passage at the end, from {RETOLD!r}, was told once before, {distance:,} words earlier, in {TOLD_FIRST!r}"
+    story = f"the passage at the end, from {RETOLD!r}, also occurs {distance:,} words earlier, in {TOLD_FIRST!r}"
     if not (short and long):
         return f"{story}; no text above reaches that far" if short else story
     few, many = short[-1], long[0]
@@ -110,10 +114,12 @@ def quotation(phrase: str, answer: Answer) -> str:
     return textwrap.indent("\n".join([*textwrap.wrap(text, len(RULE) - 4), source]), "  ")
 
 
-def complaints(rows: list[Row], answers: list[Answer]) -> list[str]:
-    """What went wrong, a line each."""
-    failed = [f"{r.seqlen} words: {r.libflash}" for r in rows if isinstance(r.libflash, str) and r.libflash.startswith("failed")]
-    shares = [(f"{m.seqlen} words", m.error_of_bound) for m in measurements(rows, "libflash")]
+def complaints(comparisons: list[Comparison], answers: list[Answer]) -> list[str]:
+    """What went wrong, one line for each failure."""
+    failed = [
+        f"{r.seqlen} words: {r.libflash}" for r in comparisons if isinstance(r.libflash, str) and r.libflash.startswith("failed")
+    ]
+    shares = [(f"{m.seqlen} words", m.error_of_bound) for m in measurements(comparisons, "libflash")]
     shares += [("decode", answer.error_of_bound) for answer in answers]
     return failed + [
         f"{where}: {share:.3g} times the rounding bound away from float64" for where, share in shares if not share <= 1

@@ -1,4 +1,4 @@
-"""Which lengths are measured, and which are left out: too much memory, or more seconds than a demo may take."""
+"""The lengths that are measured. A measurement that takes too much memory or time is skipped."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from libflash.demo.memory import available_bytes
 from libflash.demo.model import HEADS
 from libflash.demo.progress import Progress
 from libflash.demo.standard import scores_bytes
-from libflash.demo.table import Row, bytes_text, time_text
+from libflash.demo.table import Comparison, bytes_text, time_text
 
 SHORTEST, LONGEST, QUICK_LONGEST = 512, 32768, 4096
-SCORES_LIMIT = 1_500_000_000  # bytes; standard attention is not asked for more
+SCORES_LIMIT = 1_500_000_000  # bytes; standard attention does not run for more
 SECONDS_LIMIT = 12.0  # for a call
 
 
 def lengths(text_length: int, longest: int | None, quick: bool) -> list[int]:
-    """Doubling from the shortest; what was asked for comes last even if it is no doubling."""
+    """Powers of two times the shortest, and last the requested length, whatever it is."""
     last = min(longest or LONGEST, text_length, QUICK_LONGEST if quick else sys.maxsize)
     doubling = [SHORTEST << i for i in range(64) if SHORTEST << i <= last]
     return doubling if longest is None or doubling[-1] == last else [*doubling, last]
 
 
-def measured_rows(seqlens: list[int], threads: int, patient: bool) -> Iterator[Row]:
-    """Measure and print row by row. `patient`: whatever time it takes."""
+def comparisons_of(seqlens: list[int], threads: int, patient: bool) -> Iterator[Comparison]:
+    """Measure, and print each comparison at once. `patient`: also what takes long."""
     progress = Progress(sum(2 * float(n) ** 2 for n in seqlens))
     progress.clear()
     print(table.heading(), flush=True)
@@ -35,20 +35,20 @@ def measured_rows(seqlens: list[int], threads: int, patient: bool) -> Iterator[R
         results: dict[str, Measurement | str] = {}
         for method in ("standard", "libflash"):
             progress.step(f"{method}, {seqlen} words")
-            reason = left_out(method, seqlen, done.get(method), patient)
+            reason = reason_to_skip(method, seqlen, done.get(method), patient)
             results[method] = reason or attempt(method, seqlen, threads, progress)
             result = results[method]
             if isinstance(result, Measurement):
                 done[method] = result
             progress.advance(float(seqlen) ** 2)
-        row = Row(seqlen, results["standard"], results["libflash"])
+        comparison = Comparison(seqlen, results["standard"], results["libflash"])
         progress.clear()
-        print(table.row_line(row), flush=True)
-        yield row
+        print(table.comparison_line(comparison), flush=True)
+        yield comparison
 
 
-def left_out(method: str, seqlen: int, last: Measurement | None, patient: bool) -> str:
-    """Why this measurement is not made, from what the length before took; "" if it is."""
+def reason_to_skip(method: str, seqlen: int, last: Measurement | None, patient: bool) -> str:
+    """Why this measurement is skipped, from the time of the length before; "" if it is not."""
     if method == "standard" and scores_bytes(seqlen, HEADS) > scores_limit():
         return f"scores: {bytes_text(scores_bytes(seqlen, HEADS))}"
     if last is not None and not patient:
@@ -59,7 +59,7 @@ def left_out(method: str, seqlen: int, last: Measurement | None, patient: bool) 
 
 
 def scores_limit() -> float:
-    """Never more than half of what the machine has left."""
+    """Bytes: at most half of the available memory."""
     available = available_bytes()
     return SCORES_LIMIT if available is None else min(SCORES_LIMIT, available / 2)
 

@@ -1,4 +1,4 @@
-"""Standard attention in NumPy, every score in memory; and the truth both methods are held against, in float64."""
+"""Standard attention in NumPy, with all scores in memory, and the float64 reference for both methods."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import numpy as np
 
 
 def scores_bytes(seqlen: int, heads: int) -> int:
-    """Memory of the matrix of scores in float32: what standard attention cannot do without."""
+    """Memory of the matrix of scores in float32, which standard attention needs."""
     return heads * seqlen * seqlen * 4
 
 
 def standard_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, softmax_scale: float) -> np.ndarray:
-    """Causal attention over (1, seqlen, heads, head_dim) as in a textbook, as thrifty as NumPy allows.
+    """Causal attention over (1, seqlen, heads, head_dim) as in a textbook, with as little memory as NumPy allows.
 
-    Two matrix products by NumPy's BLAS; the softmax happens in place, so one matrix of scores is alive, not several.
+    NumPy's BLAS computes the two matrix products. The softmax is in place, so there is one matrix of scores.
     """
     q, k, v = (x[0].transpose(1, 0, 2) for x in (q, k, v))
     scores = np.matmul(q * np.float32(softmax_scale), k.transpose(0, 2, 1))
@@ -30,10 +30,10 @@ def standard_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, softmax_scal
 def exact_rows(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, softmax_scale: float, positions: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(o, bound) of some rows, in float64: the result of causal attention, and how far float32 arithmetic may be from it.
+    """(o, bound) of some rows, in float64: the result of causal attention, and the largest error of float32 arithmetic.
 
-    q holds the rows at `positions` (n, heads, head_dim); k and v hold the whole text (seqlen, heads, head_dim). The bound adds
-    up, element by element, the rounding of the products and their sums, of the exponential, and of the result.
+    q holds the rows at `positions` (n, heads, head_dim); k and v hold the whole text (seqlen, heads, head_dim). The bound of
+    an element is the sum of the rounding errors of the products and their sums, of the exponential, and of the result.
     """
     o = np.empty((*q.shape[:2], v.shape[-1]))
     bound = np.empty_like(o)
@@ -54,5 +54,5 @@ def exact_rows(
 
 
 def accumulation(terms: int) -> float:
-    """Relative error of a float32 sum of so many products."""
+    """Relative error of a float32 sum of this many products."""
     return float(2**-21 * np.sqrt(terms) + terms * 2**-28)

@@ -1,4 +1,4 @@
-"""The table, a row a length, and figures in units a person reads."""
+"""The table with one line for each length, and figures with readable units."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ RULE = "-" * (sum(WIDTHS) + len(WIDTHS) - 1)
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class Comparison:
+    """Both methods at one length: a line of the table."""
+
     seqlen: int
-    standard: Measurement | str  # a text: why it did not run
+    standard: Measurement | str  # str: why it did not run
     libflash: Measurement | str
 
 
@@ -25,12 +27,12 @@ def heading() -> str:
     return "\n".join([" " * (WIDTHS[0] + 2) + standard + " " * 4 + own, line(HEADINGS), RULE])
 
 
-def row_line(row: Row) -> str:
+def comparison_line(comparison: Comparison) -> str:
     standard, own = (
         line(cells(m), first) if isinstance(m, Measurement) else f"{m:>{width}}"
-        for m, first, width in ((row.standard, 1, GROUP[0]), (row.libflash, 4, GROUP[1]))
+        for m, first, width in ((comparison.standard, 1, GROUP[0]), (comparison.libflash, 4, GROUP[1]))
     )
-    return " ".join([line([str(row.seqlen)]), standard, own, line([faster(row), guessed(row)], 7)])
+    return " ".join([line([str(comparison.seqlen)]), standard, own, line([faster(comparison), guessed(comparison)], 7)])
 
 
 def cells(m: Measurement) -> list[str]:
@@ -41,14 +43,14 @@ def line(texts: list[str] | tuple[str, ...], first: int = 0) -> str:
     return " ".join(f"{text:>{width}}" for text, width in zip(texts, WIDTHS[first:], strict=False))
 
 
-def faster(row: Row) -> str:
-    if isinstance(row.standard, str) or isinstance(row.libflash, str):
+def faster(comparison: Comparison) -> str:
+    if isinstance(comparison.standard, str) or isinstance(comparison.libflash, str):
         return "-"
-    return f"{row.standard.seconds / row.libflash.seconds:.1f} x"
+    return f"{comparison.standard.seconds / comparison.libflash.seconds:.1f} x"
 
 
-def guessed(row: Row) -> str:
-    known = row.libflash if isinstance(row.libflash, Measurement) else row.standard
+def guessed(comparison: Comparison) -> str:
+    known = comparison.libflash if isinstance(comparison.libflash, Measurement) else comparison.standard
     return f"{100 * known.guessed:.0f} %" if isinstance(known, Measurement) else "-"
 
 
@@ -60,6 +62,6 @@ def bytes_text(count: float) -> str:
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB" if count >= 1e7 else f"{count / 1e6:.1f} MB"
 
 
-def measurements(rows: list[Row], method: str) -> list[Measurement]:
-    found = [getattr(row, method) for row in rows]
+def measurements(comparisons: list[Comparison], method: str) -> list[Measurement]:
+    found = [getattr(comparison, method) for comparison in comparisons]
     return [m for m in found if isinstance(m, Measurement)]

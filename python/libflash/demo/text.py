@@ -9,13 +9,13 @@ from pydoc_data import topics as pydoc_topics
 
 import numpy as np
 
-# A word with the blank before it, or a run of one punctuation mark: joining the words gives the text back.
+# A word with the blank before it, or a repeated punctuation mark. The joined words are the text.
 WORD = re.compile(r" ?(?:\w+|([^\w\s])\1*)")
 
-# The reference tells some passages twice. This one ends a section of `specialnames`; its first telling, the topic
-# `sequence-types`, is more words earlier than standard attention has memory for.
+# Some passages occur twice in the reference. This one ends a section of `specialnames` and first occurs in the topic
+# `sequence-types`, more words earlier than standard attention has memory for.
 TOLD_FIRST, RETOLD = "sequence-types", "specialnames"
-TAIL = 24  # words that tell a passage's end from any other place
+TAIL = 24  # words that occur at the end of the passage and nowhere else
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Text:
         return self.topics[max(bisect.bisect_right(self.starts, position) - 1, 0)]
 
     def encode(self, phrase: str) -> np.ndarray:
-        """Ids of the phrase's words; words that the text never uses are left out."""
+        """Ids of the phrase's words; words that do not occur in the text are dropped."""
         known = {word: i for i, word in enumerate(self.vocabulary)}
         return np.array([known[word] for word in split(phrase) if word in known], dtype=np.int64)
 
@@ -56,9 +56,9 @@ def load() -> Text:
 
 
 def passage(text: Text) -> tuple[int, int | None]:
-    """(end of the passage to be read, how many words earlier it was told first).
+    """(end of the passage, number of words between its first occurrence and it).
 
-    A Python whose reference tells nothing twice gives the end of the text and None.
+    If this Python's reference has no such passage: the end of the text, and None.
     """
     if TOLD_FIRST in text.topics and RETOLD in text.topics:
         first = text.topics.index(TOLD_FIRST)
