@@ -1,78 +1,131 @@
-// What the sm_90a forward kernel writes from registers: the LSE of a row, eight channels of a row, and work tiles that see no
-// key.
+// The epilogue of a work tile in the consumer warps of the sm_90a forward kernel: finishes the softmax of its rows, and writes
+// LSE and O. Each warp writes its 16 rows, through shared memory by TMA, or from registers.
 #pragma once
 
-#include "cuda/attention/scores.cuh"
-#include "cuda/ptx/dependent_launch.cuh"
-#include "cuda/ptx/math.cuh"
-#include "cuda/sm90/forward_work.cuh"
+#include "cuda/ptx/hide_from_compiler.cuh"
+#include "cuda/ptx/tma.cuh"
+#include "cuda/sm90/forward_consumer_thread.cuh"
+#include "cuda/sm90/forward_output_rows.cuh"
 #include "cuda/sm90/online_softmax.cuh"
+#include "cuda/tile/quad.cuh"
 
 namespace libflash::cuda::sm90 {
 
-template <class Kernel, ForwardInstance kInstance>
-struct ForwardEpilogue : ForwardWork<Kernel, kInstance> {
-    using Base = ForwardWork<Kernel, kInstance>;
-    using Base::Base, Base::params, Base::kDynamic, Base::dynamic_schedule, Base::next_static_work, Base::tile_of_order,
-        Base::fill, Base::first_cursor, Base::kBlockM, Base::kGeneral, Base::kHeadDimV, Base::owned_of, Base::start_of;
-    using typename Base::WorkTile, typename Base::ScheduleCursor, typename Base::T, typename Base::Assignment;
+template <class Traits>
+struct ForwardEpilogue {
+    using T = typename Traits::T;
+    using WorkTile = ForwardWorkTile<Traits>;
+    using OutTile = typename Traits::OutTile;
+    using Thread = ForwardConsumerThread;
+    using Softmax = OnlineSoftmax<Traits::kBlockN>;
+    static constexpr int kHeadDimV = Traits::kHeadDimV, kSums = kHeadDimV / 2;
+    using Sums = float[kSums];  // of P V, in the layout of wgmma
 
-    // Writes the LSE of row `place` of the work tile, with the sink if there is one. Returns the factor for the row's sum of P V;
-    // 0 if the row sees no key, or if it does not count (`counts` is false), because it is beyond the used length.
-    __device__ __forceinline__ float finish_row(const WorkTile& work_tile, int place, bool counts, float base, float sum,
-                                                bool write) const {
-        float largest = base, factor = 1.0f;
-        if (params.sink.data) {
-            const float sink = head_number<T>(params.sink, work_tile.work.batch, work_tile.work.head) * kLog2e;
-            largest = fmaxf(base, sink);
-            factor = exp2_approx(base - largest);
-            sum = sum * factor + exp2_approx(sink - largest);
+    const ForwardContext<Traits>& context;
+    const ForwardOutputRows<Traits> rows{context};
+
+    // When all scores of a work tile are complete: writes the LSE, and computes the factors for the sums of P V. Returns whether
+    // this warp writes its rows.
+    __device__ __forceinline__ bool finish_softmax(Softmax& softmax, const WorkTile& work_tile, const Thread& thread,
+                                                   float (&inverse)[2]) const {
+        const bool writes =
+            // __any_sync tells the compiler that the value is uniform.
+            __any_sync(0xffffffffu, work_tile.assignment.writers >> thread.warp() & 1);
+        bool overflowed = false;
+        const bool row_overflowed[2] = {softmax.finish(0), softmax.finish(1)};
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int local_row = thread.local_row(r);
+            const bool is_used =
+                local_row < work_tile.length_q(context.params) - work_tile.keys.first_row;  // others may hold anything
+            overflowed |= row_overflowed[r] && is_used;
+            inverse[r] = rows.finish_row(work_tile, local_row, is_used, softmax.base[r], softmax.sum[r],
+                                         writes && thread.is_first_of_row());
         }
-        const bool sees_keys = counts && sum != 0.0f;
-        if (work_tile.lse && write && place < owned_of(work_tile) - work_tile.keys.first_row)
-            work_tile.lse[place * params.lse.row] = sees_keys ? (largest + __log2f(sum)) * kLn2 : -INFINITY;
-        if constexpr (kGeneral) factor *= params.rare.dropout.keep_factor;
-        // A row with NaN stays NaN: a NaN sum is not equal to 0, and its reciprocal is NaN.
-        return sees_keys ? __fdividef(factor, sum) : 0.0f;
+        if (__any_sync(0xffffffffu, overflowed)) request_recompute(work_tile, thread);
+        return writes;
     }
 
-    // nullptr if the row does not exist.
-    __device__ __forceinline__ T* row_of_out(const WorkTile& work_tile, int row) const {
-        if (row >= owned_of(work_tile)) return nullptr;
-        return static_cast<T*>(params.out.data) + work_tile.work.batch * params.out.batch +
-               work_tile.work.head * params.out.head + (start_of(work_tile) + row) * params.out.row;
-    }
-
-    __device__ __forceinline__ void write_eight(T* row, int col, const uint4& eight) const {
-        if (row && col < params.head_dim_v) *reinterpret_cast<uint4*>(row + col) = eight;
-    }
-
-    // Executed by one warp of the producer warpgroup: writes the work tiles that see no key, which the scheduler warp skips.
-    __device__ __forceinline__ void write_empty_work_tiles() const {
-        wait_for_previous_kernel();
-        if constexpr (kDynamic) {
-            if (dynamic_schedule()) return write_empty_tiles();
+    // Writes the rows: the sums of P V times `inverse`; where that is 0, zeros, whatever the sums are.
+    __device__ __forceinline__ void write_rows(const Sums& o, const float (&inverse)[2], const WorkTile& work_tile,
+                                               const Thread& thread) const {
+        bool overflowed = false;
+        // A TMA store writes 16 rows. It must not reach beyond the end of a sequence, where the rows of another one begin.
+        const bool by_tma =
+            Traits::kTmaStore && !(Traits::kDynamic && __any_sync(0xffffffffu, thread.first_row_of_warp(work_tile) + 16 >
+                                                                                   work_tile.owned_q(context.params)));
+        if (by_tma) {
+            overflowed = write_by_tma(o, inverse, work_tile, thread);
+        } else if constexpr (!Traits::kTmaStore || Traits::kDynamic) {
+#pragma unroll
+            for (int r = 0; r < 2; ++r) overflowed |= write_row(o, inverse[r], work_tile, thread, r);
         }
-        ScheduleCursor rounds = first_cursor();
-        Assignment turn;
-        while (next_static_work(rounds, turn)) write_if_empty(turn);
-    }
-    __device__ __forceinline__ void write_empty_tiles() const {
-        const int units = SequenceOrder(params).units();
-        for (int unit = blockIdx.x; unit < units; unit += gridDim.x) write_if_empty({tile_of_order(unit), unit, 0});
-    }
-    __device__ __forceinline__ void write_if_empty(const Assignment& turn) const {
-        WorkTile work_tile;
-        fill(work_tile, turn, false);
-        if (work_tile.keys.begin == work_tile.keys.end) write_nothing(work_tile);
+        if (__any_sync(0xffffffffu, overflowed)) request_recompute(work_tile, thread);
     }
 
-    __device__ __forceinline__ void write_nothing(const WorkTile& work_tile) const {
-        const int end = min(work_tile.keys.first_row + kBlockM, work_tile.q_rows.owned);
-        for (int row = work_tile.keys.first_row + static_cast<int>(threadIdx.x % 32); row < end; row += 32) {
-            finish_row(work_tile, row - work_tile.keys.first_row, row < work_tile.q_rows.length, kNoScore, 0.0f, true);
-            for (int col = 0; col < kHeadDimV; col += 8) write_eight(row_of_out(work_tile, row), col, make_uint4(0, 0, 0, 0));
+private:
+    __device__ __forceinline__ void request_recompute(const WorkTile& work_tile, const Thread& thread) const {
+        if (!work_tile.exact_maximum && thread.lane == 0)
+            context.storage.recompute.add(work_tile.assignment.index, thread.warp());
+    }
+
+    // Both ways to write return true if a row has values that are not finite although its factor is not NaN: the sum of P V may
+    // have overflowed float.
+    __device__ __forceinline__ bool write_by_tma(const Sums& o, const float (&inverse)[2], const WorkTile& work_tile,
+                                                 const Thread& thread) const {
+        const int warp = thread.warp();
+        const uint32_t tile = context.tiles.out(warp);
+        // Addresses are computed again where registers are short.
+        const int address_lane = Traits::kDynamic ? hide_from_compiler(thread.lane) : thread.lane;
+        if (thread.lane == 0) tma_store_wait_read<0>();
+        __syncwarp();
+        uint32_t trace[2] = {};
+#pragma unroll
+        for (int group = 0; group < kHeadDimV / 8; group += 2) {
+            uint32_t words[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float factor = inverse[i % 2], *pair = o + 4 * group + 2 * i;
+                words[i] = factor == 0.0f ? 0 : pack_pair(pair[0] * factor, pair[1] * factor, T());
+                trace_pair(trace[i % 2], words[i], T());
+            }
+            OutTile::store_fragment(tile, 0, group, address_lane, words);
         }
+        fence_shared_for_async();
+        __syncwarp();
+        if (thread.lane == 0) store_tile(tile, work_tile, thread);
+        return (trace[0] != 0 && inverse[0] == inverse[0]) || (trace[1] != 0 && inverse[1] == inverse[1]);
+    }
+    __device__ __forceinline__ void store_tile(uint32_t tile, const WorkTile& work_tile, const Thread& thread) const {
+        const int row = thread.first_row_of_warp(work_tile);
+        if (row >= work_tile.owned_q(context.params)) return;
+#pragma unroll
+        for (int chunk = 0; chunk < OutTile::kChunks; ++chunk)
+            tma_store(tile + chunk * OutTile::kChunkBytes, context.maps.out, chunk * 64, work_tile.start_q() + row,
+                      work_tile.head(), work_tile.batch());
+        tma_store_commit();
+    }
+
+    // Row r of this thread. Of every 32 channels each of the row's four lanes gets eight neighbouring ones.
+    __device__ __forceinline__ bool write_row(const Sums& o, float inverse, const WorkTile& work_tile, const Thread& thread,
+                                              int r) const {
+        T* out = rows.address(work_tile, thread.row(work_tile, r));
+        const int lane = hide_from_compiler(thread.lane);
+        uint32_t trace = 0;
+#pragma unroll
+        for (int first = 0; first < kHeadDimV / 8; first += 4) {
+            if (first * 8 >= context.params.head_dim_v) break;  // also keeps the compiler from starting all iterations at once
+            uint32_t words[4];
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                const float left = o[4 * (first + k) + 2 * r], right = o[4 * (first + k) + 2 * r + 1];
+                words[k] = inverse == 0.0f ? 0 : pack_pair(left * inverse, right * inverse, T());
+                trace_pair(trace, words[k], T());
+            }
+            transpose_quad(words, lane);
+            rows.write_eight(out, (first + (lane & 3)) * 8, make_uint4(words[0], words[1], words[2], words[3]));
+        }
+        return trace != 0 && inverse == inverse && thread.row(work_tile, r) < work_tile.length_q(context.params);
     }
 };
 

@@ -1,0 +1,55 @@
+// The sm_90a forward kernel: its parts and the roles of its warps.
+#pragma once
+
+#include "cuda/sm90/forward_consumer.cuh"
+#include "cuda/sm90/forward_empty_tiles.cuh"
+#include "cuda/sm90/forward_producer.cuh"
+#include "cuda/sm90/forward_scheduler_warp.cuh"
+#include "cuda/sm90/forward_traits.cuh"
+#include "cuda/sm90/forward_zero_fill.cuh"
+
+namespace libflash::cuda::sm90 {
+
+template <class Traits>
+struct ForwardKernel {
+    const ForwardContext<Traits>& context;
+    const ForwardProducer<Traits> producer{context};
+    const ForwardSchedulerWarp<Traits> scheduler_warp{context};
+    const ForwardEmptyTilesWarp<Traits> empty_tiles_warp{context};
+    const ForwardZeroFillWarp<Traits> zero_fill_warp{context};
+    const ForwardConsumer<Traits> consumer{context};
+
+    // Three warps wait for the previous kernel: the producer warp, the one that writes work tiles without keys and, with lengths
+    // on the device, the scheduler warp. The rest need not: what they read and write comes after a load that they have waited
+    // for on an mbarrier.
+    __device__ __forceinline__ void run() const {
+        if (threadIdx.x == 0) prepare();
+        __syncthreads();
+        if (threadIdx.x < 128) {
+            give_registers<Traits::kProducerRegisters>();
+            if (threadIdx.x < 32) {
+                producer.run();
+            } else if (threadIdx.x < 64) {
+                scheduler_warp.run();
+            } else if (threadIdx.x < 96) {
+                if (!context.maps.all_see_keys) empty_tiles_warp.run();
+            } else if constexpr (Traits::kDynamic) {
+                zero_fill_warp.run();
+            }
+        } else {
+            take_registers<Traits::kConsumerRegisters>();
+            consumer.run();
+        }
+    }
+
+private:
+    __device__ __forceinline__ void prepare() const {
+        tma_prefetch_map(context.maps.q);
+        tma_prefetch_map(context.maps.k);
+        tma_prefetch_map(context.maps.v);
+        if (Traits::kTmaStore) tma_prefetch_map(context.maps.out);
+        context.storage.init();
+    }
+};
+
+}  // namespace libflash::cuda::sm90

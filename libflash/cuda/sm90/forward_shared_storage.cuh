@@ -1,0 +1,84 @@
+// The shared memory of the sm_90a forward kernel: first the tiles (ForwardSharedTiles), then barriers and what the warps tell
+// each other (ForwardSharedStorage).
+#pragma once
+
+#include "cuda/sm90/block_mask_iterator.cuh"
+#include "cuda/sm90/forward_work_tile.cuh"
+#include "cuda/sm90/pipeline.cuh"
+#include "cuda/sm90/recompute_list.cuh"
+#include "cuda/sm90/zero_fill_request.cuh"
+
+namespace libflash::cuda::sm90 {
+
+// Shared addresses of the tiles.
+template <class Traits>
+struct ForwardSharedTiles {
+    uint32_t q_smem, k_smem, v_smem, out_smem;
+
+    __device__ __forceinline__ explicit ForwardSharedTiles(const char* memory) {
+        q_smem = shared_address(memory);
+        k_smem = q_smem + Traits::kQStages * Traits::kQBytes;
+        v_smem = k_smem + Traits::kStages * Traits::KTile::kBytes;
+        out_smem = v_smem + Traits::kVStages * Traits::VTile::kBytes;
+    }
+    __device__ __forceinline__ uint32_t q(int stage, int group) const {
+        return q_smem + stage * Traits::kQBytes + group * Traits::QTile::kBytes;
+    }
+    __device__ __forceinline__ uint32_t k(int stage) const { return k_smem + stage * Traits::KTile::kBytes; }
+    __device__ __forceinline__ uint32_t v(int stage) const { return v_smem + stage * Traits::VTile::kBytes; }
+    __device__ __forceinline__ uint32_t out(int warp) const { return out_smem + warp * Traits::OutTile::kBytes; }
+};
+
+template <class Traits>
+struct ForwardSharedStorage {
+    using WorkTile = ForwardWorkTile<Traits>;
+    static constexpr int kStages = Traits::kStages;
+    static constexpr int kScheduledTiles = 1;  // work tiles that the scheduler warp has found and the producer warp has not taken
+    static constexpr int kSlots = 3 + Traits::kQStages + kScheduledTiles;
+    struct DynamicState {
+        TileWord tiles[kStages];  // the key tiles in the stages of K
+        int newest;               // the unit that was taken last, see SequenceOrder::before()
+        ZeroFillRequest zero_fill;
+    };
+
+    PipelineBarriers<kStages> k;
+    PipelineBarriers<Traits::kVStages> v;
+    PipelineBarriers<Traits::kQStages> q[Traits::kGroups];
+    PipelineBarriers<kScheduledTiles> scheduled;  // work tiles, from the scheduler warp to the producer warp
+    uint64_t first_pass_done;
+    RecomputeList recompute;
+    // A ring of slots: the scheduler warp fills them, the producer warp and the consumers read them in the same order. With one
+    // stage of Q, work tile n is filled in after the producer warp took n-1, so after all consumers released Q of n-3. They may
+    // still have to write the rows of n-4, so that five slots are needed.
+    WorkTile work_tiles[kSlots];
+    std::conditional_t<Traits::kDynamic, DynamicState, Empty> dynamic;
+
+    // One thread calls it before the warps take their roles.
+    __device__ __forceinline__ void init() {
+        k.init(Traits::kConsumerWarps);
+        v.init(Traits::kConsumerWarps);
+        for (int group = 0; group < Traits::kGroups; ++group) q[group].init(4);
+        scheduled.init(1);
+        // Arrivals: the consumers, the producer warp, the scheduler warp and, in dynamic instances, the zero-fill warp.
+        MBarrier{shared_address(&first_pass_done)}.init(Traits::kConsumerWarps + (Traits::kDynamic ? 3 : 2));
+        if constexpr (Traits::kDynamic) {
+            dynamic.newest = -1;
+            dynamic.zero_fill.init();
+        }
+        recompute.clear();
+        fence_barrier_init();
+    }
+    __device__ static __forceinline__ int next_slot(int slot) { return slot + 1 == kSlots ? 0 : slot + 1; }
+    __device__ static __forceinline__ int previous_slot(int slot) { return (slot == 0 ? kSlots : slot) - 1; }
+};
+
+// The dynamic shared memory that a launch needs.
+template <class Traits>
+constexpr int forward_shared_bytes() {
+    constexpr int kStorage = static_cast<int>(sizeof(ForwardSharedStorage<Traits>)) + Traits::QTile::kAlignment;
+    static_assert(kStorage <= Traits::kStorageBytes && Traits::kTileBytes + kStorage <= Traits::kMaxSharedBytes,
+                  "a thread block has 227 KB");
+    return Traits::kTileBytes + kStorage;
+}
+
+}  // namespace libflash::cuda::sm90

@@ -1,0 +1,49 @@
+// The tensor maps of the sm_90a forward kernel, and the host code that encodes them.
+#pragma once
+
+#include "cuda/attention/params.h"
+#include "cuda/sm90/extent.cuh"
+#include "cuda/tile/tensor_map.cuh"
+
+#include <algorithm>
+
+namespace libflash::cuda::sm90 {
+
+struct ForwardTensorMaps {
+    CUtensorMap q, k, v, out;
+    bool all_see_keys;      // the host knows that every query row sees a key
+    bool zero_fill_values;  // rows after the keys of a sequence may belong to others or hold anything
+};
+
+// Whether the host knows that every query row sees a key. If the first and the last row do, so do those between them.
+inline bool all_see_keys(const ForwardParams& params) {
+    const LengthsParams &queries = params.q_lengths, &keys = params.k_lengths;
+    if (queries.cu || queries.used || keys.cu || keys.used) return false;
+    const auto sees_keys = [&](int64_t row) {
+        const int64_t diagonal = row + (params.mask.top_left ? 0 : int64_t{keys.capacity} - queries.capacity);
+        return std::max<int64_t>(0, diagonal - params.mask.left) <
+               std::min<int64_t>(keys.capacity, diagonal + params.mask.right + 1);
+    };
+    return sees_keys(0) && sees_keys(queries.capacity - 1);
+}
+
+template <class Traits>
+cudaError_t encode(ForwardTensorMaps* maps, const ForwardParams& params) {
+    using T = typename Traits::T;
+    const int64_t queries = params.q_lengths.capacity, keys = params.k_lengths.capacity,
+                  kv_heads = params.heads_q / params.group_size;
+    const TensorExtent q = extent(params.q, params.head_dim, queries, params.heads_q, params.batch),
+                       k = keys > 0 ? extent(params.k, params.head_dim, keys, kv_heads, params.batch) : q,
+                       v = keys > 0 ? extent(params.v, params.head_dim_v, keys, kv_heads, params.batch) : q,
+                       out = extent(params.out, params.head_dim_v, queries, params.heads_q, params.batch);
+    // Without keys, K and V are not read, but their maps need a valid address: they get that of q.
+    maps->all_see_keys = all_see_keys(params);
+    maps->zero_fill_values = params.k_lengths.cu || params.k_lengths.used;
+    cudaError_t error = encode_map<T>(&maps->q, q, Traits::kGroupRows);
+    if (error == cudaSuccess) error = encode_map<T>(&maps->k, k, Traits::kBlockN);
+    if (error == cudaSuccess) error = encode_map<T>(&maps->v, v, Traits::kBlockN);
+    if (Traits::kTmaStore && error == cudaSuccess) error = encode_map<T>(&maps->out, out, 16);
+    return error;
+}
+
+}  // namespace libflash::cuda::sm90

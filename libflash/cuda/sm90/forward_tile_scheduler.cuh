@@ -1,0 +1,112 @@
+// The tile scheduler of the sm_90a forward kernel: which work tiles a thread block computes, and in which order. A first pass
+// computes all of them; a second one recomputes those with overflowed rows. Every warp that needs the passes has a cursor.
+#pragma once
+
+#include "cuda/attention/schedule.cuh"
+#include "cuda/sm90/forward_context.cuh"
+#include "cuda/sm90/sequence_order.cuh"
+
+namespace libflash::cuda::sm90 {
+
+// The position of a warp in a pass: the work tiles with the indices [next, end) are left. (Dynamic schedule: `next` counts the
+// units that the thread block has taken.)
+struct ScheduleCursor {
+    int next, end;
+    bool exact_maximum;  // the second pass
+};
+
+template <class Traits>
+struct ForwardTileScheduler {
+    static constexpr int kBlockM = Traits::kBlockM;
+    const ForwardContext<Traits>& context;
+
+    // Only some calls of the instance with the rare options have a dynamic schedule.
+    __device__ __forceinline__ bool is_dynamic() const { return !Traits::kRareOptions || context.params.sequence_order; }
+
+    // The cursor of the first pass.
+    __device__ __forceinline__ ScheduleCursor begin() const {
+        const int units = context.params.schedule.heads * context.params.schedule.tiles, blocks = gridDim.x;
+        return {0, (units + blocks - 1) / blocks * (context.params.schedule.paired ? 2 : 1), false};
+    }
+    // Begins the second pass, when all warps have finished the first. Returns false if there is nothing to recompute, or if
+    // that has been done. A whole warp calls it.
+    __device__ __forceinline__ bool start_recompute(ScheduleCursor& cursor) const {
+        if (cursor.exact_maximum) return false;
+        const MBarrier done{shared_address(&context.storage.first_pass_done)};
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) done.arrive();
+        done.wait(0);
+        cursor = {context.storage.recompute.first_index(), context.storage.recompute.end_index(), true};
+        return cursor.next < cursor.end;
+    }
+
+    // Finds the next work tile. A whole warp calls it; all lanes get the same. False: none is left in this pass.
+    __device__ __forceinline__ bool next(ScheduleCursor& cursor, TileAssignment& assignment) const {
+        if constexpr (Traits::kDynamic) {
+            if (is_dynamic()) return next_dynamic(cursor, assignment);
+        }
+        return next_static(cursor, assignment);
+    }
+    __device__ __forceinline__ bool next_static(ScheduleCursor& cursor, TileAssignment& assignment) const {
+        while (cursor.next < cursor.end) {
+            assignment.index = cursor.next++;
+            assignment.writers = cursor.exact_maximum ? context.storage.recompute.warps_of(assignment.index) : 0xffffffffu;
+            if (assignment.writers == 0) continue;
+            assignment.coordinates = static_tile(assignment.index);
+            if (assignment.coordinates.batch >= 0) return true;
+        }
+        return false;
+    }
+    // The tile of a unit of the dynamic schedule. A whole warp calls it.
+    __device__ __forceinline__ TileCoordinates tile_of_unit(int unit) const {
+        return SequenceOrder(context.params)
+            .template tile_of<kBlockM>(unit, context.params.q_lengths, context.params.schedule.reversed);
+    }
+
+private:
+    // The work tile of this thread block with an index in the static schedule; batch < 0: none.
+    __device__ __forceinline__ TileCoordinates static_tile(int index) const {
+        const ScheduleParams& schedule = context.params.schedule;
+        // Rotated by one thread block per turn: otherwise a thread block could get the same tile of every head, which may be
+        // longer or shorter than the rest.
+        const int turn = schedule.paired ? index / 2 : index, blocks = gridDim.x;
+        const int unit = turn * blocks + (static_cast<int>(blockIdx.x) + turn) % blocks;
+        if (unit >= schedule.heads * schedule.tiles) return {-1, 0, 0};
+        TileCoordinates work = tile_coordinates<kBlockM>(schedule, context.params.q_lengths, context.params.batch, unit);
+        if (!schedule.paired) return work;
+        const int near = work.tile, far = (context.params.q_lengths.capacity + kBlockM - 1) / kBlockM - 1 - near;
+        if (index % 2 == 1 && near == far) return {-1, 0, 0};
+        work.tile = index % 2 == 1 ? near : far;
+        return work;
+    }
+
+    // The first two units of a thread block are fixed, so that it can begin without the counter. In the second pass the thread
+    // block goes through the units that it took, from the last to the first.
+    __device__ __forceinline__ bool next_dynamic(ScheduleCursor& cursor, TileAssignment& assignment) const {
+        const SequenceOrder order(context.params);
+        const bool leader = threadIdx.x % 32 == 0;
+        int& unit = assignment.index;
+        if (cursor.exact_maximum) {
+            do {
+                unit = *const_cast<volatile int*>(&context.storage.dynamic.newest);
+                if (unit < 0) return false;
+                __syncwarp();
+                if (leader) context.storage.dynamic.newest = order.before()[unit];
+                __syncwarp();
+                assignment.writers = context.storage.recompute.warps_of(unit);
+            } while (assignment.writers == 0);
+        } else {
+            const int blocks = gridDim.x, block = blockIdx.x, taken = cursor.next++;
+            unit = taken == 0 ? block : 2 * blocks - 1 - block;
+            if (leader && taken > 1) unit = 2 * blocks + atomicAdd(order.counter(), 1);
+            unit = __shfl_sync(0xffffffffu, unit, 0);
+            if (unit >= order.units()) return false;
+            if (leader) order.before()[unit] = context.storage.dynamic.newest, context.storage.dynamic.newest = unit;
+            assignment.writers = 0xffffffffu;
+        }
+        assignment.coordinates = tile_of_unit(unit);
+        return true;
+    }
+};
+
+}  // namespace libflash::cuda::sm90

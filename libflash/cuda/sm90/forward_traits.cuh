@@ -1,0 +1,58 @@
+// The constants of a template instance of the sm_90a forward kernel: tiles, pipeline stages, registers per thread, and what the
+// shared memory holds.
+#pragma once
+
+#include "cuda/attention/element.cuh"
+#include "cuda/config.h"
+#include "cuda/sm90/forward_instance.h"
+#include "cuda/tile/swizzled_tile.cuh"
+
+namespace libflash::cuda::sm90 {
+
+template <class Kernel, ForwardInstance kInstance>
+struct ForwardTraits {
+    static constexpr KernelConfig config = Kernel::config;
+    using T = ElementOf<config.dtype>;
+    static constexpr int kHeadDim = config.head_dim, kHeadDimV = config.head_dim_v;
+    static constexpr bool kRareOptions = kInstance == ForwardInstance::general,
+                          kBlockMask = kRareOptions || kInstance == ForwardInstance::block_mask,  // iterates over a block mask
+        kDynamic = kInstance != ForwardInstance::plain;
+
+    static constexpr int kBlockM = forward_tile_q(config, kInstance), kBlockN = forward_tile_k(config, kInstance);
+    static constexpr int kGroupRows = 64, kGroups = kBlockM / kGroupRows;  // consumer warpgroups and the rows of each
+    static constexpr int kConsumerWarps = kGroups * 4, kThreads = (kGroups + 1) * 128;
+    using QTile = SwizzledTile<kGroupRows, kHeadDim>;
+    using KTile = SwizzledTile<kBlockN, kHeadDim>;
+    using VTile = SwizzledTile<kBlockN, kHeadDimV>;
+    using OutTile = SwizzledTile<16, kHeadDimV>;  // one per consumer warp
+
+    // Iteration over a block mask needs more registers in the producer warp; it gets them where the consumers can spare them.
+    static constexpr bool kMoreProducerRegisters = kBlockMask && !(kRareOptions && kHeadDimV == 256);
+    static constexpr int kProducerRegisters = kMoreProducerRegisters ? 56 : (kGroups == 3 ? 32 : 40),
+                         kConsumerRegisters = (kGroups == 3 ? 160 : 232) - (kMoreProducerRegisters ? 8 : 0);
+
+    // Which code the consumers have for the first tile: begin_first_work_tile or begin_with_zero_probabilities.
+    static constexpr bool kSeparateFirstTile = kGroups == 3;
+    // Whether a consumer warpgroup without rows in a work tile skips it. This needs kSeparateFirstTile.
+    static constexpr bool kSkipsWorkTiles = kSeparateFirstTile;
+    // Whether the consumers look at the next tile before they wait for its scores, or after it. Only speed depends on it.
+    static constexpr bool kTileInfoBeforeWait = kHeadDim == 128;
+
+    static constexpr int kMaxSharedBytes = 227 * 1024;  // of a thread block
+    static constexpr int kStorageBytes = 3 * 1024;      // of these for ForwardSharedStorage and alignment
+    static constexpr int kStages = config.stages;
+    static constexpr int kQBytes = kGroups * QTile::kBytes, kOutBytes = kConsumerWarps * OutTile::kBytes;
+    static constexpr int kMinTileBytes = kQBytes + kStages * (KTile::kBytes + VTile::kBytes);
+    // Spare shared memory is used, in this order, for: output tiles, so that TMA stores the output; a third stage of V; a second
+    // stage of Q, so that Q of the next work tile is loaded before the current one is done.
+    static constexpr int kSpareBytes = kMaxSharedBytes - kStorageBytes - kMinTileBytes;
+    static constexpr bool kTmaStore = kSpareBytes >= kOutBytes;
+    static constexpr int kVStages =
+        kStages + (kStages == 2 && kSpareBytes >= (kTmaStore ? kOutBytes : 0) + VTile::kBytes ? 1 : 0);
+    static constexpr int kQStages =
+        kTmaStore && kSpareBytes >= kOutBytes + (kVStages - kStages) * VTile::kBytes + kQBytes ? 2 : 1;
+    static constexpr int kTileBytes =
+        kQStages * kQBytes + kStages * KTile::kBytes + kVStages * VTile::kBytes + (kTmaStore ? kOutBytes : 0);
+};
+
+}  // namespace libflash::cuda::sm90

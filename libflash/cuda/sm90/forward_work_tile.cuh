@@ -1,0 +1,100 @@
+// A work tile of the sm_90a forward kernel: one query tile of one head, and what the warps need to know to compute it.
+#pragma once
+
+#include "cuda/attention/key_range.cuh"
+#include "cuda/attention/params.h"
+#include "cuda/attention/schedule.cuh"
+#include "cuda/attention/scores.cuh"
+
+#include <type_traits>
+
+namespace libflash::cuda::sm90 {
+
+struct Empty {};
+
+// What the tile scheduler assigns to a thread block.
+struct TileAssignment {
+    TileCoordinates coordinates;
+    int index;         // static schedule: which work tile of the thread block; dynamic: its unit (sequence_order.cuh)
+    uint32_t writers;  // a bit per consumer warp: whether it writes; in recomputation only warps with overflowed rows write
+};
+
+// The key tiles [begin, end) that a consumer warpgroup processes. Its rows see all keys of the tiles [unmasked_begin,
+// unmasked_end); the others are edge tiles.
+struct alignas(16) GroupKeyTiles {
+    int begin, end, unmasked_begin, unmasked_end;
+};
+
+template <class Traits>
+struct ForwardWorkTile {
+    static constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN, kGroupRows = Traits::kGroupRows;
+
+    TileAssignment assignment;
+    SequenceRows q_rows;
+    int first_key;  // first row of its sequence in K and V
+    float* lse;     // of the first row; nullptr: not requested
+    KeyRange<kBlockM, kBlockN> keys;
+    GroupKeyTiles of_group[Traits::kGroups];  // computed once from `keys`, read for every key tile
+    std::conditional_t<Traits::kRareOptions, ScoreRules<typename Traits::T>, Empty> rules;
+    int kv_head;
+    bool exact_maximum;  // recomputation: take the maximum of every tile
+
+    __device__ __forceinline__ void init(const ForwardParams& params, const TileAssignment& assigned, bool exact) {
+        const TileCoordinates& work = assigned.coordinates;
+        const SequenceRows k_rows = SequenceRows::of(params.k_lengths, work.batch);
+        assignment = assigned;
+        exact_maximum = exact;
+        q_rows = SequenceRows::of(params.q_lengths, work.batch);
+        first_key = k_rows.start;
+        kv_head = work.head / params.group_size;
+        keys.init(params.mask, work.tile, q_rows.length, k_rows.length);
+        const RowStatisticsParams& rows = params.lse;
+        lse = rows.data ? rows.data + work.batch * rows.batch + work.head * rows.head + (q_rows.start + keys.first_row) * rows.row
+                        : nullptr;
+#pragma unroll
+        for (int group = 0; group < Traits::kGroups; ++group) of_group[group] = key_tiles_of_group(params, group);
+        if constexpr (Traits::kRareOptions) rules.init(params.rare, work.batch, work.head, q_rows.length, k_rows.length);
+    }
+    // A work tile without keys, which marks the end of a pass over all work tiles.
+    __device__ __forceinline__ void init_end(bool exact) {
+        keys.begin = keys.end = 0;
+        for (GroupKeyTiles& tiles : of_group) tiles.begin = tiles.end = 0;
+        exact_maximum = exact;
+    }
+
+    __device__ __forceinline__ bool has_keys() const { return keys.begin != keys.end; }
+    __device__ __forceinline__ int batch() const { return assignment.coordinates.batch; }
+    __device__ __forceinline__ int head() const { return assignment.coordinates.head; }
+
+    // Rows of the sequence: the first one, the number that exist, the used length. In the plain instance they are the same for
+    // all sequences.
+    __device__ __forceinline__ int start_q() const { return Traits::kDynamic ? q_rows.start : 0; }
+    __device__ __forceinline__ int owned_q(const ForwardParams& params) const {
+        return Traits::kDynamic ? q_rows.owned : params.q_lengths.capacity;
+    }
+    __device__ __forceinline__ int length_q(const ForwardParams& params) const {
+        return Traits::kDynamic ? q_rows.length : params.q_lengths.capacity;
+    }
+    // The first row of a tile in K and V.
+    __device__ __forceinline__ int key_row(int tile) const { return (Traits::kDynamic ? first_key : 0) + tile * kBlockN; }
+
+private:
+    // Skips key tiles at the end that no row of the group sees, so that groups with fewer keys, or without rows, do not compute
+    // as long as the rest. One tile always remains. At most kStages - 1 are skipped: the group releases their stages of V only
+    // when K of its first tile has arrived, and the producer loads V of the skipped tiles before that K. In a longer work tile a
+    // group without rows gets no tile at all; this costs a pause between its work tiles.
+    __device__ __forceinline__ GroupKeyTiles key_tiles_of_group(const ForwardParams& params, int group) const {
+        constexpr int kStages = Traits::kStages;
+        const int first = keys.first_row + group * kGroupRows, diagonal = first + keys.shift,
+                  rows = min(length_q(params) - first, kGroupRows);
+        const int seen = rows <= 0 ? 0 : max(diagonal + rows + keys.right, 0);  // end of the keys that some row sees
+        GroupKeyTiles tiles{keys.begin, min((seen + kBlockN - 1) / kBlockN, keys.end)};
+        tiles.end = min(max(max(tiles.end, keys.begin + 1), keys.end - (kStages - 1)), keys.end);
+        if (Traits::kSkipsWorkTiles && first >= owned_q(params) && keys.end - keys.begin > kStages) tiles.end = keys.begin;
+        tiles.unmasked_begin = (max(diagonal + kGroupRows - 1 - keys.left, 0) + kBlockN - 1) / kBlockN;
+        tiles.unmasked_end = max(min(keys.length_k, diagonal + keys.right + 1), 0) / kBlockN;
+        return tiles;
+    }
+};
+
+}  // namespace libflash::cuda::sm90
