@@ -6,92 +6,95 @@
 #include "cuda/attention/scores.cuh"
 #include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/ptx/math.cuh"
-#include "cuda/sm90/backward_dq.cuh"
+#include "cuda/ptx/wgmma.cuh"
+#include "cuda/sm90/backward_context.cuh"
+#include "cuda/sm90/warp_roles.cuh"
 
 namespace libflash::cuda::sm90 {
 
-template <class Kernel>
-struct Backward : BackwardDq<Kernel> {
-    using Base = BackwardDq<Kernel>;
-    using Base::add_to_sums, Base::advance, Base::Base, Base::common, Base::dout_smem, Base::ds_smem, Base::statistics,
-        Base::first_position, Base::k_smem, Base::kBlockM, Base::keys_have_come, Base::kGroupKeys, Base::kHeadDim,
-        Base::kKeyRegisters, Base::kQueryRegisters, Base::kScoreStages, Base::kStages, Base::maps, Base::params, Base::prepare,
-        Base::q_smem, Base::v_smem;
-    using typename Base::KvTile, typename Base::Position, typename Base::QTile, typename Base::ScoreTile, typename Base::T,
-        typename Base::Tiles;
+template <class Traits>
+struct BackwardConsumer {
+    using T = typename Traits::T;
+    using KvTile = typename Traits::KvTile;
+    using QTile = typename Traits::QTile;
+    using ScoreTile = typename Traits::ScoreTile;
+    static constexpr int kHeadDim = Traits::kHeadDim, kBlockM = Traits::kBlockM, kGroupKeys = Traits::kGroupKeys;
     static constexpr int kScores = kBlockM / 2, kSums = kHeadDim / 2, kSteps = kBlockM / 16;
+
+    const BackwardContext<Traits>& context;
 
     using Fragments = uint32_t[kSteps][4];
     using Operand = uint32_t[kHeadDim / 16][4];
 
     // State of a consumer warp. In lane 4 g + t, element i of the scores belongs to key g + 8 * (i / 2 % 2) of the warp's 16 keys
     // and to query 8 * (i / 4) + 2 t + i % 2.
-    struct Keys {
+    struct State {
         int first_key, lane;  // first key of the warp, in the tile
-        PipelineState<kStages> queries;
-        PipelineState<kScoreStages> gradients;
+        PipelineState<Traits::kStages> queries;
+        PipelineState<Traits::kScoreStages> gradients;
         Operand k;          // this warp's rows of K; there are no registers for V
         float p[kScores];   // scores, then probabilities
         float ds[kScores];  // dP, then dS
         float dk[kSums], dv[kSums];
     };
 
-    __device__ __forceinline__ void make_gradients() const {
-        // The shuffle tells the compiler that the warp number is uniform.
-        const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0) - 4;
-        Keys c{warp * 16, static_cast<int>(threadIdx.x & 31), PipelineState<kStages>(common.queries),
-               PipelineState<kScoreStages>(common.gradients)};
+    __device__ __forceinline__ void run() const {
+        auto& storage = context.storage;
+        const int warp = uniform_warp() - 4;
+        State c{warp * 16, static_cast<int>(threadIdx.x & 31), PipelineState<Traits::kStages>(storage.queries),
+                PipelineState<Traits::kScoreStages>(storage.gradients)};
 #pragma unroll
         for (int i = 0; i < kSums; ++i) c.dk[i] = c.dv[i] = 0.0f;
-        Position at = first_position();
-        keys_have_come().wait(0);
+        QueryTilePosition at = storage.first_position(context.params);
+        storage.keys().wait(0);
         if (at.left > 0) {
-            load_operands(c);
+            load_k_operand(c);
             loop_over_queries(c, at);
         }
         named_barrier_wait(1 + warp / 4, 128);  // no warp reads the group's rows of V any more; store() overwrites them
-        store(c, c.dv, maps.dv, undo_exponent_shift<T>());
-        store(c, c.dk, maps.dk, undo_exponent_shift<T>() * params.softmax_scale);
+        store(c, c.dv, context.maps.dv, undo_exponent_shift<T>());
+        store(c, c.dk, context.maps.dk, undo_exponent_shift<T>() * context.params.softmax_scale);
         if (c.lane == 0) tma_store_wait_read<0>();
     }
 
-    __device__ __forceinline__ void load_operands(Keys& c) const {
+private:
+    __device__ __forceinline__ void load_k_operand(State& c) const {
 #pragma unroll
         for (int step = 0; step < kHeadDim / 16; ++step)
-            KvTile::load_fragment(k_smem(), c.first_key, step * 2, c.lane, c.k[step]);
+            KvTile::load_fragment(context.tiles.k(), c.first_key, step * 2, c.lane, c.k[step]);
     }
 
     // S and dP of a tile are issued as soon as their registers are free: before dV and dK of the previous tile, which then
     // overlap the exponentials.
-    __device__ __forceinline__ void loop_over_queries(Keys& c, Position at) const {
+    __device__ __forceinline__ void loop_over_queries(State& c, QueryTilePosition at) const {
         Fragments p, ds;  // P and dS, rounded
-        bool edge = common.walk.is_edge(at.tile);
+        bool edge = context.storage.range.is_edge(at.tile);
         c.queries.wait_full();
         start_scores(c);
         int stage = c.queries.stage;
         finish_scores<true>(c, at, edge, p, ds);
 #pragma unroll 1
         while (at.left > 0) {
-            const bool room = c.gradients.is_empty();
+            const bool stage_is_empty = c.gradients.is_empty();
             start_scores(c);
             start_products(c, stage, p, ds);
-            share(c, ds, room);
+            store_ds(c, ds, stage_is_empty);
             const int before = stage;
             stage = c.queries.stage;
             finish_scores<false>(c, at, edge, p, ds);
             if (c.lane == 0) c.queries.empty_of(before).arrive();
         }
         start_products(c, stage, p, ds);
-        share(c, ds, false);
-        hand_over(c);
+        store_ds(c, ds, false);
+        publish_ds(c);
         wgmma_wait<0>();
         wgmma_settle(c.dk);
         wgmma_settle(c.dv);
     }
-    __device__ __forceinline__ void start_products(Keys& c, int stage, const Fragments& p, const Fragments& ds) const {
+    __device__ __forceinline__ void start_products(State& c, int stage, const Fragments& p, const Fragments& ds) const {
         wgmma_fence();
-        add_product(c.dv, p, dout_smem(stage));
-        add_product(c.dk, ds, q_smem(stage));
+        add_product(c.dv, p, context.tiles.dout(stage));
+        add_product(c.dk, ds, context.tiles.q(stage));
         wgmma_commit();
     }
 
@@ -100,26 +103,27 @@ struct Backward : BackwardDq<Kernel> {
     // tile and waits for it. The code between the wgmma waits contains a branch: otherwise the compiler would move it past the
     // last wait.
     template <bool kFirst>
-    __device__ __forceinline__ void finish_scores(Keys& c, Position& at, bool& edge, Fragments& p, Fragments& ds) const {
-        const SoftmaxStatistics* mine = statistics(c.queries.stage) + (c.lane & 3) * 2;
+    __device__ __forceinline__ void finish_scores(State& c, QueryTilePosition& at, bool& edge, Fragments& p,
+                                                  Fragments& ds) const {
+        const SoftmaxStatistics* of_lane = context.tiles.statistics(c.queries.stage) + (c.lane & 3) * 2;
         float numbers[kBlockM / 4];  // LSE, then delta, of this lane's queries; loaded before the wait
 #pragma unroll
-        for (int i = 0; i < kBlockM / 4; ++i) numbers[i] = mine[i / 2 * 8 + i % 2].lse_log2;
+        for (int i = 0; i < kBlockM / 4; ++i) numbers[i] = of_lane[i / 2 * 8 + i % 2].lse_log2;
         wgmma_wait<kFirst ? 1 : 2>();
         wgmma_settle(c.p);
         exponentiate(c, numbers);
-        if (edge) hide_edge(c, at.tile);
-        if (!kFirst) hand_over(c);
+        if (edge) mask_edge(c, at.tile);
+        if (!kFirst) publish_ds(c);
         c.queries.advance();
-        const bool has_come = c.queries.is_full();
+        const bool is_full = c.queries.is_full();
 #pragma unroll
-        for (int i = 0; i < kBlockM / 4; ++i) numbers[i] = mine[i / 2 * 8 + i % 2].delta;
+        for (int i = 0; i < kBlockM / 4; ++i) numbers[i] = of_lane[i / 2 * 8 + i % 2].delta;
         wgmma_wait<kFirst ? 0 : 1>();
         wgmma_settle(c.ds);
         differentiate(c, numbers);
-        advance(at);
-        edge = common.walk.is_edge(at.tile);
-        if (at.left > 0 && !has_come) c.queries.wait_full();
+        context.storage.range.advance(at);
+        edge = context.storage.range.is_edge(at.tile);
+        if (at.left > 0 && !is_full) c.queries.wait_full();
         wgmma_wait<0>();
         wgmma_settle(c.dk);
         wgmma_settle(c.dv);
@@ -128,8 +132,8 @@ struct Backward : BackwardDq<Kernel> {
     }
 
     // Issues S^T = K Q^T and dP^T = V dO^T, one wgmma group each.
-    __device__ __forceinline__ void start_scores(Keys& c) const {
-        const uint32_t q = q_smem(c.queries.stage), dout = dout_smem(c.queries.stage);
+    __device__ __forceinline__ void start_scores(State& c) const {
+        const uint32_t q = context.tiles.q(c.queries.stage), dout = context.tiles.dout(c.queries.stage);
         const int first_row = c.first_key / kGroupKeys * kGroupKeys;
         wgmma_fence();
 #pragma unroll
@@ -138,7 +142,7 @@ struct Backward : BackwardDq<Kernel> {
         wgmma_commit();
 #pragma unroll
         for (int step = 0; step < kHeadDim / 16; ++step)
-            Wgmma<T, kBlockM>::template multiply_shared<false>(c.ds, KvTile::along_columns(v_smem(), step, first_row),
+            Wgmma<T, kBlockM>::template multiply_shared<false>(c.ds, KvTile::along_columns(context.tiles.v(), step, first_row),
                                                                QTile::along_columns(dout, step), step > 0);
         wgmma_commit();
     }
@@ -150,12 +154,13 @@ struct Backward : BackwardDq<Kernel> {
     }
 
     // P = exp(S - LSE) * 2^exponent_shift(); the statistics contain the shift.
-    __device__ __forceinline__ void exponentiate(Keys& c, const float (&lse_log2)[kBlockM / 4]) const {
+    __device__ __forceinline__ void exponentiate(State& c, const float (&lse_log2)[kBlockM / 4]) const {
 #pragma unroll
-        for (int i = 0; i < kScores; ++i) c.p[i] = exp2_approx(fmaf(c.p[i], params.scale_log2, -lse_log2[i / 4 * 2 + i % 2]));
+        for (int i = 0; i < kScores; ++i)
+            c.p[i] = exp2_approx(fmaf(c.p[i], context.params.scale_log2, -lse_log2[i / 4 * 2 + i % 2]));
     }
     // dS = P (dP - delta), with the same factor 2^exponent_shift().
-    __device__ static __forceinline__ void differentiate(Keys& c, const float (&delta)[kBlockM / 4]) {
+    __device__ static __forceinline__ void differentiate(State& c, const float (&delta)[kBlockM / 4]) {
 #pragma unroll
         for (int i = 0; i < kScores; ++i) c.ds[i] = c.p[i] * (c.ds[i] - delta[i / 4 * 2 + i % 2]);
     }
@@ -165,8 +170,8 @@ struct Backward : BackwardDq<Kernel> {
     }
 
     // Applies the causal mask, the window and the lengths to probabilities: a hidden one becomes 0 whatever its score was.
-    __device__ __forceinline__ void hide_edge(Keys& c, int tile) const {
-        const Tiles& tiles = common.tiles;
+    __device__ __forceinline__ void mask_edge(State& c, int tile) const {
+        const auto& tiles = context.storage.tiles;
         const int lane = hide_from_compiler(c.lane), first_row = tile * kBlockM + (lane & 3) * 2;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -184,15 +189,15 @@ struct Backward : BackwardDq<Kernel> {
         }
     }
 
-    // Stores dS for the warpgroup that computes dS K. `room`: the stage was already seen empty.
-    __device__ __forceinline__ void share(const Keys& c, const Fragments& ds, bool room) const {
-        if (!room) c.gradients.wait_empty();
-        const uint32_t tile = ds_smem(c.gradients.stage);
+    // Stores dS for the warpgroup that computes dS K. `stage_is_empty`: the stage was already seen empty.
+    __device__ __forceinline__ void store_ds(const State& c, const Fragments& ds, bool stage_is_empty) const {
+        if (!stage_is_empty) c.gradients.wait_empty();
+        const uint32_t tile = context.tiles.ds(c.gradients.stage);
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) ScoreTile::store_fragment(tile, c.first_key, step * 2, c.lane, ds[step]);
     }
     // Publishes the stored dS: the fence makes it visible to wgmma, which reads shared memory through the async proxy.
-    __device__ __forceinline__ void hand_over(Keys& c) const {
+    __device__ __forceinline__ void publish_ds(State& c) const {
         fence_shared_for_async();
         __syncwarp();
         if (c.lane == 0) c.gradients.full().arrive();
@@ -200,7 +205,8 @@ struct Backward : BackwardDq<Kernel> {
     }
 
     // Writes the warp's rows of dK or dV by TMA, through its rows of V in shared memory.
-    __device__ __forceinline__ void store(const Keys& c, const float (&sums)[kSums], const CUtensorMap& map, float factor) const {
+    __device__ __forceinline__ void store(const State& c, const float (&sums)[kSums], const CUtensorMap& map,
+                                          float factor) const {
         if (c.lane == 0) tma_store_wait_read<0>();
         __syncwarp();
 #pragma unroll
@@ -209,27 +215,16 @@ struct Backward : BackwardDq<Kernel> {
 #pragma unroll
             for (int i = 0; i < 4; ++i)
                 words[i] = pack_pair(sums[4 * group + 2 * i] * factor, sums[4 * group + 2 * i + 1] * factor, T());
-            KvTile::store_fragment(v_smem(), c.first_key, group, c.lane, words);
+            KvTile::store_fragment(context.tiles.v(), c.first_key, group, c.lane, words);
         }
         fence_shared_for_async();
         __syncwarp();
         if (c.lane != 0) return;
 #pragma unroll
         for (int chunk = 0; chunk < KvTile::kChunks; ++chunk)
-            tma_store(v_smem() + chunk * KvTile::kChunkBytes + c.first_key * 128, map, chunk * 64,
-                      common.tiles.first_col + c.first_key, common.work.head, common.work.batch);
+            tma_store(context.tiles.v() + chunk * KvTile::kChunkBytes + c.first_key * 128, map, chunk * 64,
+                      context.storage.tiles.first_col + c.first_key, context.storage.work.head, context.storage.work.batch);
         tma_store_commit();
-    }
-
-    __device__ __forceinline__ void run() {
-        prepare();
-        if (threadIdx.x < 128) {
-            give_registers<kQueryRegisters>();
-            add_to_sums();
-        } else {
-            take_registers<kKeyRegisters>();
-            make_gradients();
-        }
     }
 };
 

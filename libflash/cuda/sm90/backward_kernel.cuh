@@ -1,0 +1,26 @@
+// The sm_90a backward kernel: its parts and the roles of its warpgroups. A thread block computes dK and dV of one key tile of one
+// key head, from the query tiles that see it in all query heads that share the key head.
+#pragma once
+
+#include "cuda/sm90/backward_dk_dv.cuh"
+#include "cuda/sm90/backward_dq.cuh"
+
+namespace libflash::cuda::sm90 {
+
+template <class Traits>
+struct BackwardKernel {
+    static constexpr int kSharedBytes =
+        shared_bytes_of_kernel<BackwardSharedStorage<Traits>, BackwardSharedTiles<Traits>, Traits::QTile::kAlignment>();
+
+    const BackwardContext<Traits>& context;
+    const BackwardDqWarpgroup<Traits> dq_warpgroup{context};
+    const BackwardConsumer<Traits> consumer{context};
+
+    __device__ __forceinline__ void run() const {
+        if (threadIdx.x == 0) context.storage.init(context.params);
+        __syncthreads();
+        run_roles<Traits>(dq_warpgroup, consumer);
+    }
+};
+
+}  // namespace libflash::cuda::sm90

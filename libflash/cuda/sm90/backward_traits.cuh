@@ -1,0 +1,34 @@
+// The constants of the sm_90a backward kernel: tiles, pipeline stages, registers per thread.
+#pragma once
+
+#include "cuda/attention/dq_accumulator.cuh"
+#include "cuda/attention/element.cuh"
+#include "cuda/attention/query_tiles.cuh"
+#include "cuda/config.h"
+#include "cuda/tile/swizzled_tile.cuh"
+
+namespace libflash::cuda::sm90 {
+
+template <class Kernel>
+struct BackwardTraits {
+    static constexpr KernelConfig config = Kernel::config;
+    using T = ElementOf<config.dtype>;
+    static constexpr int kHeadDim = config.head_dim, kBlockM = config.tile_q, kBlockN = config.tile_k;
+    static constexpr int kStages = config.stages, kScoreStages = 2;  // of Q, dO and softmax statistics; of dS
+    static constexpr int kGroupKeys = 64, kGroups = kBlockN / kGroupKeys;
+    static constexpr int kConsumerWarps = kGroups * 4, kThreads = (kGroups + 1) * 128;
+    // The dQ warpgroup is the producer.
+    static constexpr int kProducerRegisters = 72, kConsumerRegisters = 216;
+    static_assert(kGroups == 2, "the registers are for two consumer warpgroups");
+
+    using KvTile = SwizzledTile<kBlockN, kHeadDim>;
+    using QTile = SwizzledTile<kBlockM, kHeadDim>;
+    using ScoreTile = SwizzledTile<kBlockN, kBlockM>;  // dS^T: one row per key
+
+    // Four warps compute dS K in pieces of 64 x 64, one after another. The layout of the accumulator treats each piece as if it
+    // had four warps of its own.
+    static constexpr int kPieces = kBlockM / 64 * (kHeadDim / 64);
+    using Accumulator = DqAccumulator<T, kHeadDim, kBlockM, kPieces * 4, kBlockM / 16>;
+};
+
+}  // namespace libflash::cuda::sm90

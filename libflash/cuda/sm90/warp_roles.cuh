@@ -1,0 +1,23 @@
+// How the warps of a thread block divide into roles: the first warpgroup is the producer, the others are consumers.
+#pragma once
+
+#include "cuda/ptx/barrier.cuh"
+
+namespace libflash::cuda::sm90 {
+
+// The number of the warp. The shuffle tells the compiler that all lanes have the same.
+__device__ __forceinline__ int uniform_warp() { return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0); }
+
+// Runs the roles. The producer needs few registers, so it leaves the rest to the consumers.
+template <class Traits, class ProducerWarpgroup, class Consumer>
+__device__ __forceinline__ void run_roles(const ProducerWarpgroup& producer, const Consumer& consumer) {
+    if (threadIdx.x < 128) {
+        give_registers<Traits::kProducerRegisters>();
+        producer.run();
+    } else {
+        take_registers<Traits::kConsumerRegisters>();
+        consumer.run();
+    }
+}
+
+}  // namespace libflash::cuda::sm90
