@@ -8,6 +8,7 @@
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/backward_context.cuh"
+#include "cuda/sm90/tma_row_store.cuh"
 #include "cuda/sm90/warp_roles.cuh"
 
 namespace libflash::cuda::sm90 {
@@ -23,6 +24,7 @@ struct BackwardConsumer {
 
     const BackwardContext<Traits>& context;
 
+    using RowStore = TmaRowStore<KvTile, kHeadDim>;
     using Fragments = uint32_t[kSteps][4];
     using Operand = uint32_t[kHeadDim / 16][4];
 
@@ -207,24 +209,12 @@ private:
     // Writes the warp's rows of dK or dV by TMA, through its rows of V in shared memory.
     __device__ __forceinline__ void store(const State& c, const float (&sums)[kSums], const CUtensorMap& map,
                                           float factor) const {
-        if (c.lane == 0) tma_store_wait_read<0>();
-        __syncwarp();
-#pragma unroll
-        for (int group = 0; group < kHeadDim / 8; group += 2) {
-            uint32_t words[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-                words[i] = pack_pair(sums[4 * group + 2 * i] * factor, sums[4 * group + 2 * i + 1] * factor, T());
-            KvTile::store_fragment(context.tiles.v(), c.first_key, group, c.lane, words);
-        }
-        fence_shared_for_async();
-        __syncwarp();
-        if (c.lane != 0) return;
-#pragma unroll
-        for (int chunk = 0; chunk < KvTile::kChunks; ++chunk)
-            tma_store(context.tiles.v() + chunk * KvTile::kChunkBytes + c.first_key * 128, map, chunk * 64,
-                      context.storage.tiles.first_col + c.first_key, context.storage.work.head, context.storage.work.batch);
-        tma_store_commit();
+        RowStore::wait_for_rows(c.lane);
+        RowStore::write_rows(context.tiles.v(), c.first_key, c.lane, sums,
+                             [&](const float* pair, int) { return pack_pair(pair[0] * factor, pair[1] * factor, T()); });
+        if (c.lane == 0)
+            RowStore::store(context.tiles.v() + c.first_key * 128, map, context.storage.tiles.first_col + c.first_key,
+                            context.storage.work.head, context.storage.work.batch);
     }
 };
 

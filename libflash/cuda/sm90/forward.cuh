@@ -24,7 +24,7 @@ __global__ void __launch_bounds__(ForwardTraits<Kernel, kInstance>::kThreads, 1)
 template <class Kernel, ForwardInstance kInstance>
 constexpr KernelResources forward_resources() {
     using Traits = ForwardTraits<Kernel, kInstance>;
-    return {Traits::kThreads, forward_shared_bytes<Traits>()};
+    return {Traits::kThreads, ForwardKernel<Traits>::kSharedBytes};
 }
 
 template <class Kernel, ForwardInstance kInstance>

@@ -8,6 +8,7 @@
 #include "cuda/sm90/forward_scores.cuh"
 #include "cuda/sm90/forward_tile_scheduler.cuh"
 #include "cuda/sm90/online_softmax.cuh"
+#include "cuda/sm90/warp_roles.cuh"
 
 namespace libflash::cuda::sm90 {
 
@@ -54,9 +55,7 @@ struct ForwardConsumer {
     };
 
     __device__ __forceinline__ void run() const {
-        // The shuffle tells the compiler that the warp number is uniform.
-        const int warp = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
-        const int group = warp / 4 - 1;
+        const int group = uniform_warp() / 4 - 1;
         const int lane = static_cast<int>(threadIdx.x & 31);
         State c{{group, lane},
                 PipelineState<Traits::kStages>(context.storage.k),

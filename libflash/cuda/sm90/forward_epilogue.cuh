@@ -3,10 +3,10 @@
 #pragma once
 
 #include "cuda/ptx/hide_from_compiler.cuh"
-#include "cuda/ptx/tma.cuh"
 #include "cuda/sm90/forward_consumer_thread.cuh"
 #include "cuda/sm90/forward_output_rows.cuh"
 #include "cuda/sm90/online_softmax.cuh"
+#include "cuda/sm90/tma_row_store.cuh"
 #include "cuda/tile/quad.cuh"
 
 namespace libflash::cuda::sm90 {
@@ -19,6 +19,7 @@ struct ForwardEpilogue {
     using Thread = ForwardConsumerThread;
     using Softmax = OnlineSoftmax<Traits::kBlockN>;
     static constexpr int kHeadDimV = Traits::kHeadDimV, kSums = kHeadDimV / 2;
+    using RowStore = TmaRowStore<OutTile, kHeadDimV>;
     using Sums = float[kSums];  // of P V, in the layout of wgmma
 
     const ForwardContext<Traits>& context;
@@ -77,33 +78,21 @@ private:
         const uint32_t tile = context.tiles.out(warp);
         // Addresses are computed again where registers are short.
         const int address_lane = Traits::kDynamic ? hide_from_compiler(thread.lane) : thread.lane;
-        if (thread.lane == 0) tma_store_wait_read<0>();
-        __syncwarp();
+        RowStore::wait_for_rows(thread.lane);
         uint32_t trace[2] = {};
-#pragma unroll
-        for (int group = 0; group < kHeadDimV / 8; group += 2) {
-            uint32_t words[4];
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const float factor = inverse[i % 2], *pair = o + 4 * group + 2 * i;
-                words[i] = factor == 0.0f ? 0 : pack_pair(pair[0] * factor, pair[1] * factor, T());
-                trace_pair(trace[i % 2], words[i], T());
-            }
-            OutTile::store_fragment(tile, 0, group, address_lane, words);
-        }
-        fence_shared_for_async();
-        __syncwarp();
+        RowStore::write_rows(tile, 0, address_lane, o, [&](const float* pair, int i) {
+            const float factor = inverse[i % 2];
+            const uint32_t word = factor == 0.0f ? 0 : pack_pair(pair[0] * factor, pair[1] * factor, T());
+            trace_pair(trace[i % 2], word, T());
+            return word;
+        });
         if (thread.lane == 0) store_tile(tile, work_tile, thread);
         return (trace[0] != 0 && inverse[0] == inverse[0]) || (trace[1] != 0 && inverse[1] == inverse[1]);
     }
     __device__ __forceinline__ void store_tile(uint32_t tile, const WorkTile& work_tile, const Thread& thread) const {
         const int row = thread.first_row_of_warp(work_tile);
         if (row >= work_tile.owned_q(context.params)) return;
-#pragma unroll
-        for (int chunk = 0; chunk < OutTile::kChunks; ++chunk)
-            tma_store(tile + chunk * OutTile::kChunkBytes, context.maps.out, chunk * 64, work_tile.start_q() + row,
-                      work_tile.head(), work_tile.batch());
-        tma_store_commit();
+        RowStore::store(tile, context.maps.out, work_tile.start_q() + row, work_tile.head(), work_tile.batch());
     }
 
     // Row r of this thread. Of every 32 channels each of the row's four lanes gets eight neighbouring ones.

@@ -7,39 +7,48 @@
 #include "cuda/sm90/forward_scheduler_warp.cuh"
 #include "cuda/sm90/forward_traits.cuh"
 #include "cuda/sm90/forward_zero_fill.cuh"
+#include "cuda/sm90/warp_roles.cuh"
 
 namespace libflash::cuda::sm90 {
 
+// Three of its warps wait for the previous kernel: the producer warp, the one that writes work tiles without keys and, with
+// lengths on the device, the scheduler warp. All others need not: what they read and write comes after a load that they have
+// waited for on an mbarrier.
 template <class Traits>
-struct ForwardKernel {
+struct ForwardProducerWarpgroup {
     const ForwardContext<Traits>& context;
     const ForwardProducer<Traits> producer{context};
     const ForwardSchedulerWarp<Traits> scheduler_warp{context};
     const ForwardEmptyTilesWarp<Traits> empty_tiles_warp{context};
     const ForwardZeroFillWarp<Traits> zero_fill_warp{context};
+
+    __device__ __forceinline__ void run() const {
+        if (threadIdx.x < 32) {
+            producer.run();
+        } else if (threadIdx.x < 64) {
+            scheduler_warp.run();
+        } else if (threadIdx.x < 96) {
+            if (!context.maps.all_see_keys) empty_tiles_warp.run();
+        } else if constexpr (Traits::kDynamic) {
+            zero_fill_warp.run();
+        }
+    }
+};
+
+template <class Traits>
+struct ForwardKernel {
+    static constexpr int kSharedBytes =
+        shared_bytes_of_kernel<ForwardSharedStorage<Traits>, ForwardSharedTiles<Traits>, Traits::QTile::kAlignment>();
+    static_assert(kSharedBytes - Traits::kTileBytes <= Traits::kStorageBytes, "the tiles may have the rest");
+
+    const ForwardContext<Traits>& context;
+    const ForwardProducerWarpgroup<Traits> producer_warpgroup{context};
     const ForwardConsumer<Traits> consumer{context};
 
-    // Three warps wait for the previous kernel: the producer warp, the one that writes work tiles without keys and, with lengths
-    // on the device, the scheduler warp. The rest need not: what they read and write comes after a load that they have waited
-    // for on an mbarrier.
     __device__ __forceinline__ void run() const {
         if (threadIdx.x == 0) prepare();
         __syncthreads();
-        if (threadIdx.x < 128) {
-            give_registers<Traits::kProducerRegisters>();
-            if (threadIdx.x < 32) {
-                producer.run();
-            } else if (threadIdx.x < 64) {
-                scheduler_warp.run();
-            } else if (threadIdx.x < 96) {
-                if (!context.maps.all_see_keys) empty_tiles_warp.run();
-            } else if constexpr (Traits::kDynamic) {
-                zero_fill_warp.run();
-            }
-        } else {
-            take_registers<Traits::kConsumerRegisters>();
-            consumer.run();
-        }
+        run_roles<Traits>(producer_warpgroup, consumer);
     }
 
 private:

@@ -13,6 +13,7 @@ namespace libflash::cuda::sm90 {
 // Shared addresses of the tiles.
 template <class Traits>
 struct ForwardSharedTiles {
+    static constexpr int kBytes = Traits::kTileBytes;
     uint32_t q_smem, k_smem, v_smem, out_smem;
 
     __device__ __forceinline__ explicit ForwardSharedTiles(const char* memory) {
@@ -71,14 +72,5 @@ struct ForwardSharedStorage {
     __device__ static __forceinline__ int next_slot(int slot) { return slot + 1 == kSlots ? 0 : slot + 1; }
     __device__ static __forceinline__ int previous_slot(int slot) { return (slot == 0 ? kSlots : slot) - 1; }
 };
-
-// The dynamic shared memory that a launch needs.
-template <class Traits>
-constexpr int forward_shared_bytes() {
-    constexpr int kStorage = static_cast<int>(sizeof(ForwardSharedStorage<Traits>)) + Traits::QTile::kAlignment;
-    static_assert(kStorage <= Traits::kStorageBytes && Traits::kTileBytes + kStorage <= Traits::kMaxSharedBytes,
-                  "a thread block has 227 KB");
-    return Traits::kTileBytes + kStorage;
-}
 
 }  // namespace libflash::cuda::sm90

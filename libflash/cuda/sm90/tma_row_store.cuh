@@ -1,0 +1,41 @@
+// Writes 16 rows of an accumulator by TMA: each warp rounds its rows, stores them in a tile in shared memory by stmatrix, and one
+// lane issues the TMA store.
+#pragma once
+
+#include "cuda/ptx/tma.cuh"
+#include "cuda/tile/swizzled_tile.cuh"
+
+namespace libflash::cuda::sm90 {
+
+template <class Tile, int kCols>
+struct TmaRowStore {
+    // Waits until the previous store of this warp has read the rows in shared memory.
+    __device__ static __forceinline__ void wait_for_rows(int lane) {
+        if (lane == 0) tma_store_wait_read<0>();
+        __syncwarp();
+    }
+    // Stores the rows from `first_row` on. round(x, i) makes a word of two neighbouring sums x[0] and x[1]; their row of the two
+    // that a thread has is i % 2.
+    template <class Round>
+    __device__ static __forceinline__ void write_rows(uint32_t tile, int first_row, int lane, const float (&sums)[kCols / 2],
+                                                      const Round& round) {
+#pragma unroll
+        for (int group = 0; group < kCols / 8; group += 2) {
+            uint32_t words[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) words[i] = round(sums + 4 * group + 2 * i, i);
+            Tile::store_fragment(tile, first_row, group, lane, words);
+        }
+        fence_shared_for_async();
+        __syncwarp();
+    }
+    // Called by one lane. `rows`: address of the first row in shared memory.
+    __device__ static __forceinline__ void store(uint32_t rows, const CUtensorMap& map, int row, int head, int batch) {
+#pragma unroll
+        for (int chunk = 0; chunk < Tile::kChunks; ++chunk)
+            tma_store(rows + chunk * Tile::kChunkBytes, map, chunk * Tile::kChunkCols, row, head, batch);
+        tma_store_commit();
+    }
+};
+
+}  // namespace libflash::cuda::sm90
