@@ -25,7 +25,8 @@ struct MBarrier {
     __device__ __forceinline__ void arrive_and_expect(uint32_t bytes) const {
         asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(address), "r"(bytes) : "memory");
     }
-    __device__ __forceinline__ bool has_ended(uint32_t parity) const {
+    // Whether the phase has ended. May suspend the thread for a while.
+    __device__ __forceinline__ bool try_wait(uint32_t parity) const {
         uint32_t ended;
         asm volatile(
             "{\n"
@@ -38,8 +39,8 @@ struct MBarrier {
             : "memory");
         return ended != 0;
     }
-    // The same without suspending the thread: for an early test whose result is used later.
-    __device__ __forceinline__ bool has_ended_already(uint32_t parity) const {
+    // The same without suspending the thread: for a test whose result is used later.
+    __device__ __forceinline__ bool test_wait(uint32_t parity) const {
         uint32_t ended;
         asm volatile(
             "{\n"
@@ -57,10 +58,10 @@ struct MBarrier {
     __device__ __forceinline__ void wait(uint32_t parity) const {
 #ifdef LIBFLASH_BOUNDED_WAITS
         const long long start = clock64();
-        while (!has_ended(parity) && clock64() - start < (1ll << 28)) {
+        while (!try_wait(parity) && clock64() - start < (1ll << 28)) {
         }
 #else
-        while (!has_ended(parity)) {
+        while (!try_wait(parity)) {
         }
 #endif
     }
@@ -81,15 +82,15 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// Changes the number of registers per thread; all warps of the warpgroup call it. Only in kernels with a register limit at
+// Change the number of registers per thread; all warps of the warpgroup call them. Only in kernels with a register limit at
 // compile time.
 template <int kRegisters>
-__device__ __forceinline__ void give_registers() {
+__device__ __forceinline__ void decrease_registers() {
     static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256, "what setmaxnreg knows");
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 template <int kRegisters>
-__device__ __forceinline__ void take_registers() {
+__device__ __forceinline__ void increase_registers() {
     static_assert(kRegisters % 8 == 0 && kRegisters >= 24 && kRegisters <= 256, "what setmaxnreg knows");
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }

@@ -8,8 +8,8 @@
 //   fragment of `a`.
 //
 // The products are asynchronous. wgmma_fence() is needed before the first one that uses registers which other instructions have
-// written; wgmma_commit() closes a group; d and `a` may be accessed again after wgmma_wait(), and wgmma_settle() keeps the
-// compiler from moving reads of d before it.
+// written; wgmma_commit() closes a group; d and `a` may be accessed again after wgmma_wait(), and wgmma_fence_operand() keeps
+// the compiler from moving reads of d before it.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -28,7 +28,7 @@ __device__ __forceinline__ void wgmma_wait() {
 }
 // Called after the wait: the compiler cannot move a read of d before it.
 template <int kCount>
-__device__ __forceinline__ void wgmma_settle(float (&d)[kCount]) {
+__device__ __forceinline__ void wgmma_fence_operand(float (&d)[kCount]) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }

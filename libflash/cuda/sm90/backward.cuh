@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(BackwardTraits<Kernel>::kThreads, 1)
     backward_kernel(const __grid_constant__ BackwardParams params, const __grid_constant__ BackwardTensorMaps maps) {
     extern __shared__ __align__(1024) char shared[];
     using Traits = BackwardTraits<Kernel>;
-    const BackwardContext<Traits> context(params, maps, Traits::QTile::first_place(shared));
+    const BackwardContext<Traits> context(params, maps, Traits::QTile::align(shared));
     BackwardKernel<Traits>{context}.run();
 }
 

@@ -72,28 +72,28 @@ private:
         Fragments p, ds;  // P and dS, rounded
         bool edge = context.storage.range.is_edge(at.tile);
         c.queries.wait_full();
-        start_scores(c);
+        issue_scores(c);
         int stage = c.queries.stage;
         finish_scores<true>(c, at, edge, p, ds);
 #pragma unroll 1
         while (at.left > 0) {
             const bool stage_is_empty = c.gradients.is_empty();
-            start_scores(c);
-            start_products(c, stage, p, ds);
+            issue_scores(c);
+            issue_products(c, stage, p, ds);
             store_ds(c, ds, stage_is_empty);
-            const int before = stage;
+            const int previous = stage;
             stage = c.queries.stage;
             finish_scores<false>(c, at, edge, p, ds);
-            if (c.lane == 0) c.queries.empty_of(before).arrive();
+            if (c.lane == 0) c.queries.empty_of(previous).arrive();
         }
-        start_products(c, stage, p, ds);
+        issue_products(c, stage, p, ds);
         store_ds(c, ds, false);
         publish_ds(c);
         wgmma_wait<0>();
-        wgmma_settle(c.dk);
-        wgmma_settle(c.dv);
+        wgmma_fence_operand(c.dk);
+        wgmma_fence_operand(c.dv);
     }
-    __device__ __forceinline__ void start_products(State& c, int stage, const Fragments& p, const Fragments& ds) const {
+    __device__ __forceinline__ void issue_products(State& c, int stage, const Fragments& p, const Fragments& ds) const {
         wgmma_fence();
         add_product(c.dv, p, context.tiles.dout(stage));
         add_product(c.dk, ds, context.tiles.q(stage));
@@ -112,7 +112,7 @@ private:
 #pragma unroll
         for (int i = 0; i < kBlockM / 4; ++i) numbers[i] = of_lane[i / 2 * 8 + i % 2].lse_log2;
         wgmma_wait<kFirst ? 1 : 2>();
-        wgmma_settle(c.p);
+        wgmma_fence_operand(c.p);
         exponentiate(c, numbers);
         if (edge) mask_edge(c, at.tile);
         if (!kFirst) publish_ds(c);
@@ -121,38 +121,38 @@ private:
 #pragma unroll
         for (int i = 0; i < kBlockM / 4; ++i) numbers[i] = of_lane[i / 2 * 8 + i % 2].delta;
         wgmma_wait<kFirst ? 0 : 1>();
-        wgmma_settle(c.ds);
+        wgmma_fence_operand(c.ds);
         differentiate(c, numbers);
         context.storage.range.advance(at);
         edge = context.storage.range.is_edge(at.tile);
         if (at.left > 0 && !is_full) c.queries.wait_full();
         wgmma_wait<0>();
-        wgmma_settle(c.dk);
-        wgmma_settle(c.dv);
+        wgmma_fence_operand(c.dk);
+        wgmma_fence_operand(c.dv);
         round(p, c.p);
         round(ds, c.ds);
     }
 
     // Issues S^T = K Q^T and dP^T = V dO^T, one wgmma group each.
-    __device__ __forceinline__ void start_scores(State& c) const {
+    __device__ __forceinline__ void issue_scores(State& c) const {
         const uint32_t q = context.tiles.q(c.queries.stage), dout = context.tiles.dout(c.queries.stage);
         const int first_row = c.first_key / kGroupKeys * kGroupKeys;
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kHeadDim / 16; ++step)
-            Wgmma<T, kBlockM>::template multiply<false>(c.p, c.k[step], QTile::along_columns(q, step), step > 0);
+            Wgmma<T, kBlockM>::template multiply<false>(c.p, c.k[step], QTile::k_major_operand(q, step), step > 0);
         wgmma_commit();
 #pragma unroll
         for (int step = 0; step < kHeadDim / 16; ++step)
-            Wgmma<T, kBlockM>::template multiply_shared<false>(c.ds, KvTile::along_columns(context.tiles.v(), step, first_row),
-                                                               QTile::along_columns(dout, step), step > 0);
+            Wgmma<T, kBlockM>::template multiply_shared<false>(c.ds, KvTile::k_major_operand(context.tiles.v(), step, first_row),
+                                                               QTile::k_major_operand(dout, step), step > 0);
         wgmma_commit();
     }
     // sums += scores * tile; `queries` is the shared address of a tile of Q or dO.
     __device__ static __forceinline__ void add_product(float (&sums)[kSums], const Fragments& scores, uint32_t queries) {
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)
-            Wgmma<T, kHeadDim>::template multiply<true>(sums, scores[step], QTile::down_rows(queries, step), true);
+            Wgmma<T, kHeadDim>::template multiply<true>(sums, scores[step], QTile::mn_major_operand(queries, step), true);
     }
 
     // P = exp(S - LSE) * 2^exponent_shift(); the statistics contain the shift.
@@ -212,9 +212,11 @@ private:
         RowStore::wait_for_rows(c.lane);
         RowStore::write_rows(context.tiles.v(), c.first_key, c.lane, sums,
                              [&](const float* pair, int) { return pack_pair(pair[0] * factor, pair[1] * factor, T()); });
-        if (c.lane == 0)
-            RowStore::store(context.tiles.v() + c.first_key * 128, map, context.storage.tiles.first_col + c.first_key,
-                            context.storage.work.head, context.storage.work.batch);
+        if (c.lane != 0) return;
+        const auto& storage = context.storage;
+        RowStore::store_chunks(context.tiles.v() + c.first_key * 128, [&](uint32_t chunk, int col) {
+            tma_store(chunk, map, col, storage.tiles.first_col + c.first_key, storage.work.head, storage.work.batch);
+        });
     }
 };
 

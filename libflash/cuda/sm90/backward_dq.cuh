@@ -58,11 +58,11 @@ private:
 #pragma unroll
         for (int step = 0; step < Traits::kBlockN / 16; ++step)
             Wgmma<T, 64>::template multiply_shared<true, true>(
-                dq, ScoreTile::down_rows(ds + row_piece * ScoreTile::kChunkBytes, step),
-                KvTile::down_rows(context.tiles.k() + col_piece * KvTile::kChunkBytes, step), step > 0);
+                dq, ScoreTile::mn_major_operand(ds + row_piece * ScoreTile::kChunkBytes, step),
+                KvTile::mn_major_operand(context.tiles.k() + col_piece * KvTile::kChunkBytes, step), step > 0);
         wgmma_commit();
         wgmma_wait<0>();
-        wgmma_settle(dq);
+        wgmma_fence_operand(dq);
         release();
         float* const piece_sums = sums + (piece * 4 + warp) * Accumulator::kWarpFloats;
 #pragma unroll

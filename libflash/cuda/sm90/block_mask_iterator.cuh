@@ -32,24 +32,24 @@ struct BlockMaskIterator {
     const BlockMaskParams& blocks;
     const TileCoordinates& work;
     const Range& range;
-    int tile;        // tiles below it have not been visited
-    int window;      // the one that `there` describes, or -1
-    uint32_t there;  // a bit per tile of the window: visible
-    int left;        // list entries that have not been visited
+    int tile;          // tiles below it have not been visited
+    int window;        // the one that `visible` describes, or -1
+    uint32_t visible;  // a bit per tile of the window
+    int entries_left;  // list entries that have not been visited
 
     __device__ __forceinline__ BlockMaskIterator(const BlockMaskParams& b, const TileCoordinates& w, const Range& r)
-        : blocks(b), work(w), range(r), tile(r.end), window(-1), left(b.counts ? b.counts[start(b.counts_stride)] : 0) {}
+        : blocks(b), work(w), range(r), tile(r.end), window(-1), entries_left(b.counts ? b.counts[start(b.counts_stride)] : 0) {}
 
     // The next visible tile, or -1.
     __device__ __forceinline__ int next() {
         while (--tile >= range.begin) {
             if (tile / kWindow != window) load();
-            const uint32_t here = there & kAll >> (kWindow - 1 - tile % kWindow);
+            const uint32_t not_visited = visible & kAll >> (kWindow - 1 - tile % kWindow);
             tile =
                 // If the window has no visible tile left (__clz is 32): the last tile before the window; ++tile below undoes
                 // --tile.
-                window * kWindow + 31 - __clz(static_cast<int>(here));
-            if (here != 0) return tile >= range.begin ? tile : -1;
+                window * kWindow + 31 - __clz(static_cast<int>(not_visited));
+            if (not_visited != 0) return tile >= range.begin ? tile : -1;
             ++tile;
         }
         return -1;
@@ -63,22 +63,22 @@ private:
 
     __device__ __forceinline__ void load() {
         window = tile / kWindow;
-        there = __ballot_sync(kAll, blocks.mask ? mask_has() : (blocks.counts ? list_has() : true));
+        visible = __ballot_sync(kAll, blocks.mask ? is_in_mask() : (blocks.counts ? is_in_list() : true));
     }
-    __device__ __forceinline__ bool mask_has() const {
+    __device__ __forceinline__ bool is_in_mask() const {
         const int block = window * kBlocks + lane() / kTiles;
         return block * 128 < range.length_k && blocks.mask[start(blocks.mask_stride) + block * blocks.mask_stride[3]];
     }
     // Reads 32 list entries at a time, from the end. Entries ascend, so those past the window come first, then those in the
     // window.
-    __device__ __forceinline__ bool list_has() {
+    __device__ __forceinline__ bool is_in_list() {
         uint32_t found = 0;
         while (true) {
-            const int at = left - 1 - lane();
+            const int at = entries_left - 1 - lane();
             const int block = at < 0 ? -1 : blocks.indices[start(blocks.indices_stride) + at * blocks.indices_stride[3]];
             if (block >= 0 && block / kBlocks == window) found |= 1u << block % kBlocks;
             const uint32_t passed = __ballot_sync(kAll, block >= window * kBlocks);
-            left -= __popc(passed);
+            entries_left -= __popc(passed);
             if (passed != kAll) break;
         }
 #pragma unroll

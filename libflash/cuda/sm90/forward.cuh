@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(ForwardTraits<Kernel, kInstance>::kThreads, 1)
     forward_kernel(const __grid_constant__ ForwardParams params, const __grid_constant__ ForwardTensorMaps maps) {
     extern __shared__ __align__(1024) char shared[];
     using Traits = ForwardTraits<Kernel, kInstance>;
-    const ForwardContext<Traits> context(params, maps, Traits::QTile::first_place(shared));
+    const ForwardContext<Traits> context(params, maps, Traits::QTile::align(shared));
     ForwardKernel<Traits>{context}.run();
 }
 

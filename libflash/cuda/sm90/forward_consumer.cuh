@@ -86,7 +86,7 @@ private:
     }
     // Whether this group has key tiles in the work tile.
     __device__ __forceinline__ bool has_key_tiles(const State& c) const { return key_tiles(c).begin != key_tiles(c).end; }
-    // Releases all stages of a work tile in which this group has no key context.tiles.
+    // Releases all stages of a work tile in which this group has no key tiles.
     __device__ __forceinline__ void skip_work_tile(State& c) const {
         const auto& keys = context.storage.work_tiles[c.slot].keys;
 #pragma unroll 1
@@ -111,7 +111,7 @@ private:
             begin_with_zero_probabilities(c);
         }
         while (true) {
-            // The steps between work context.tiles. Their code is separate, so that the code of the main loop below stays small and
+            // The steps between work tiles. Their code is separate, so that the code of the main loop below stays small and
             // contiguous.
 #pragma unroll 1
             do {
@@ -135,7 +135,7 @@ private:
         issue_scores(c);
         const TileInfo tile_info = tile_info_of(c);
         wgmma_wait<0>();
-        wgmma_settle(c.s);
+        wgmma_fence_operand(c.s);
         release_k(c, tile_info);
         float factor[2];
         softmax_step(c, tile_info, factor);
@@ -157,19 +157,19 @@ private:
         wgmma_wait<0>();  // nothing is pending; without it the compiler adds a wait where rows are written
     }
 
-    // kBetween: between work context.tiles. `first`: the scores are the first of a work tile.
+    // kBetween: between work tiles. `first`: the scores are the first of a work tile.
     template <bool kBetween>
     __device__ __forceinline__ void step(State& c, bool first) const {
         const bool no_probabilities = kBetween && !kSeparateFirstTile && c.unwritten_slot == kNoProbabilities;
         if constexpr (!kBlockMask) --c.tile;
         if (kBetween && first) begin_work_tile(c);
-        wgmma_settle(c.s);
+        wgmma_fence_operand(c.s);
         issue_scores(c);
         issue_values<kBetween>(c);
         TileInfo tile_info;
         if constexpr (Traits::kTileInfoBeforeWait) tile_info = tile_info_of(c);
         wgmma_wait<1>();
-        wgmma_settle(c.s);
+        wgmma_fence_operand(c.s);
         if (kBetween && first && !no_probabilities) finish_softmax(c, Storage::previous_slot(c.slot));
         if constexpr (!Traits::kTileInfoBeforeWait) tile_info = tile_info_of(c);
         release_k(c, tile_info);
@@ -177,7 +177,7 @@ private:
         const bool rescale = softmax_step(c, tile_info, factor);
         if (!c.last) wait_for_next_k(c);  // here, while P V still runs: after it no product runs until the next step
         wgmma_wait<0>();
-        wgmma_settle(c.o);
+        wgmma_fence_operand(c.o);
         release_v(c);
         if (kBetween && first) {
             skip_values(c);
@@ -192,7 +192,7 @@ private:
     __device__ __forceinline__ void finish_last_work_tile(State& c) const {
         issue_values<true>(c);
         wgmma_wait<0>();
-        wgmma_settle(c.o);
+        wgmma_fence_operand(c.o);
         release_v(c);
         finish_softmax(c, Storage::previous_slot(c.slot));
         if (c.unwritten_slot >= 0) write_rows(c);
@@ -212,8 +212,8 @@ private:
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < Traits::kHeadDim / 16; ++step)
-            Wgmma<T, kBlockN>::template multiply_shared<false>(c.s, QTile::along_columns(q, step), KTile::along_columns(k, step),
-                                                               step > 0);
+            Wgmma<T, kBlockN>::template multiply_shared<false>(c.s, QTile::k_major_operand(q, step),
+                                                               KTile::k_major_operand(k, step), step > 0);
         wgmma_commit();
     }
     // Issues o += P V; for the first tile of a work tile o = P V, after the rows of the previous work tile are written. Before
@@ -230,7 +230,8 @@ private:
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kBlockN / 16; ++step)
-            Wgmma<T, Traits::kHeadDimV>::template multiply<true>(c.o, c.p[step], VTile::down_rows(v, step), step > 0 || !first);
+            Wgmma<T, Traits::kHeadDimV>::template multiply<true>(c.o, c.p[step], VTile::mn_major_operand(v, step),
+                                                                 step > 0 || !first);
         wgmma_commit();
     }
 
@@ -242,7 +243,7 @@ private:
         c.k.wait_full();
         c.tile = end - 1;
     }
-    // Releases V of the skipped context.tiles.
+    // Releases V of the skipped tiles.
     __device__ __forceinline__ void skip_values(State& c) const {
         if constexpr (!kBlockMask)
             for (int skipped = context.storage.work_tiles[c.slot].keys.end - 1; skipped > c.tile; --skipped) skip_stage(c, c.v);

@@ -1,4 +1,4 @@
-// The place of a consumer thread of the sm_90a forward kernel: its warpgroup and lane, and its rows of a work tile.
+// The position of a consumer thread of the sm_90a forward kernel: its warpgroup and lane, and its rows of a work tile.
 #pragma once
 
 #include "cuda/ptx/hide_from_compiler.cuh"
@@ -9,7 +9,7 @@ struct ForwardConsumerThread {
     static constexpr int kGroupRows = 64, kWarpRows = 16;
     int group, lane;
 
-    // A bit per lane of the four that share rows: the first of them.
+    // Whether it is the first of the four lanes that share its rows.
     __device__ __forceinline__ bool is_first_of_row() const { return (lane & 3) == 0; }
     // Number of the warp among the consumer warps.
     __device__ __forceinline__ int warp() const { return static_cast<int>(threadIdx.x) / 32 - 4; }

@@ -40,7 +40,7 @@ struct ForwardEpilogue {
             const bool is_used =
                 local_row < work_tile.length_q(context.params) - work_tile.keys.first_row;  // others may hold anything
             overflowed |= row_overflowed[r] && is_used;
-            inverse[r] = rows.finish_row(work_tile, local_row, is_used, softmax.base[r], softmax.sum[r],
+            inverse[r] = rows.finish_row(work_tile, local_row, is_used, softmax.kept_maximum[r], softmax.sum[r],
                                          writes && thread.is_first_of_row());
         }
         if (__any_sync(0xffffffffu, overflowed)) request_recompute(work_tile, thread);
@@ -52,9 +52,7 @@ struct ForwardEpilogue {
                                                const Thread& thread) const {
         bool overflowed = false;
         // A TMA store writes 16 rows. It must not reach beyond the end of a sequence, where the rows of another one begin.
-        const bool by_tma =
-            Traits::kTmaStore && !(Traits::kDynamic && __any_sync(0xffffffffu, thread.first_row_of_warp(work_tile) + 16 >
-                                                                                   work_tile.owned_q(context.params)));
+        const bool by_tma = Traits::kTmaStore && !(Traits::kDynamic && __any_sync(0xffffffffu, ends_in_warp(work_tile, thread)));
         if (by_tma) {
             overflowed = write_by_tma(o, inverse, work_tile, thread);
         } else if constexpr (!Traits::kTmaStore || Traits::kDynamic) {
@@ -65,6 +63,9 @@ struct ForwardEpilogue {
     }
 
 private:
+    __device__ __forceinline__ bool ends_in_warp(const WorkTile& work_tile, const Thread& thread) const {
+        return thread.first_row_of_warp(work_tile) + Thread::kWarpRows > work_tile.owned_q(context.params);
+    }
     __device__ __forceinline__ void request_recompute(const WorkTile& work_tile, const Thread& thread) const {
         if (!work_tile.exact_maximum && thread.lane == 0)
             context.storage.recompute.add(work_tile.assignment.index, thread.warp());
@@ -74,8 +75,7 @@ private:
     // have overflowed float.
     __device__ __forceinline__ bool write_by_tma(const Sums& o, const float (&inverse)[2], const WorkTile& work_tile,
                                                  const Thread& thread) const {
-        const int warp = thread.warp();
-        const uint32_t tile = context.tiles.out(warp);
+        const uint32_t tile = context.tiles.out(thread.warp());
         // Addresses are computed again where registers are short.
         const int address_lane = Traits::kDynamic ? hide_from_compiler(thread.lane) : thread.lane;
         RowStore::wait_for_rows(thread.lane);
@@ -92,7 +92,9 @@ private:
     __device__ __forceinline__ void store_tile(uint32_t tile, const WorkTile& work_tile, const Thread& thread) const {
         const int row = thread.first_row_of_warp(work_tile);
         if (row >= work_tile.owned_q(context.params)) return;
-        RowStore::store(tile, context.maps.out, work_tile.start_q() + row, work_tile.head(), work_tile.batch());
+        RowStore::store_chunks(tile, [&](uint32_t chunk, int col) {
+            tma_store(chunk, context.maps.out, col, work_tile.start_q() + row, work_tile.head(), work_tile.batch());
+        });
     }
 
     // Row r of this thread. Of every 32 channels each of the row's four lanes gets eight neighbouring ones.

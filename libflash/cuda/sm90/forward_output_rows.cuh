@@ -16,13 +16,13 @@ struct ForwardOutputRows {
 
     // Writes the LSE of a row of the work tile, with the sink if there is one. Returns the factor for the row's sum of P V; 0 if
     // the row sees no key, or if it is not used (`is_used` is false), because it is beyond the used length.
-    __device__ __forceinline__ float finish_row(const WorkTile& work_tile, int local_row, bool is_used, float base, float sum,
+    __device__ __forceinline__ float finish_row(const WorkTile& work_tile, int local_row, bool is_used, float maximum, float sum,
                                                 bool write) const {
-        float largest = base, factor = 1.0f;
+        float largest = maximum, factor = 1.0f;
         if (context.params.sink.data) {
             const float sink = head_number<T>(context.params.sink, work_tile.batch(), work_tile.head()) * kLog2e;
-            largest = fmaxf(base, sink);
-            factor = exp2_approx(base - largest);
+            largest = fmaxf(maximum, sink);
+            factor = exp2_approx(maximum - largest);
             sum = sum * factor + exp2_approx(sink - largest);
         }
         const bool sees_keys = is_used && sum != 0.0f;

@@ -66,7 +66,7 @@ private:
         p.slot = Storage::next_slot(p.slot);
     }
 
-    // Announces a work tile to the consumers, and loads its context.tiles.
+    // Announces a work tile to the consumers, and loads its tiles.
     __device__ __forceinline__ void load_work_tile(State& p) const {
         if constexpr (Traits::kBlockMask) {
             load_visible_tiles(p);

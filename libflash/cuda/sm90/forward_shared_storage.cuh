@@ -38,7 +38,7 @@ struct ForwardSharedStorage {
     static constexpr int kSlots = 3 + Traits::kQStages + kScheduledTiles;
     struct DynamicState {
         TileWord tiles[kStages];  // the key tiles in the stages of K
-        int newest;               // the unit that was taken last, see SequenceOrder::before()
+        int newest;               // the unit that was taken last, see SequenceOrder::previous_unit()
         ZeroFillRequest zero_fill;
     };
 

@@ -91,7 +91,7 @@ private:
                 unit = *const_cast<volatile int*>(&context.storage.dynamic.newest);
                 if (unit < 0) return false;
                 __syncwarp();
-                if (leader) context.storage.dynamic.newest = order.before()[unit];
+                if (leader) context.storage.dynamic.newest = order.previous_unit()[unit];
                 __syncwarp();
                 assignment.writers = context.storage.recompute.warps_of(unit);
             } while (assignment.writers == 0);
@@ -101,7 +101,7 @@ private:
             if (leader && taken > 1) unit = 2 * blocks + atomicAdd(order.counter(), 1);
             unit = __shfl_sync(0xffffffffu, unit, 0);
             if (unit >= order.units()) return false;
-            if (leader) order.before()[unit] = context.storage.dynamic.newest, context.storage.dynamic.newest = unit;
+            if (leader) order.previous_unit()[unit] = context.storage.dynamic.newest, context.storage.dynamic.newest = unit;
             assignment.writers = 0xffffffffu;
         }
         assignment.coordinates = tile_of_unit(unit);

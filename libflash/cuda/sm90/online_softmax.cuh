@@ -19,44 +19,46 @@ template <int kBlockN>
 struct OnlineSoftmax {
     static constexpr int kScores = kBlockN / 2;
     static constexpr float kSumLimit = 16384.0f;  // also bounds the probabilities: the largest half is 65504
-    static constexpr float kBaseLimit =
-        // 2^27: half a unit in the last place is 4 there; beyond it the rounding of the base could overflow the exponential.
+    static constexpr float kMaximumLimit =
+        // 2^27: half a unit in the last place is 4 there; beyond it the rounding of the kept maximum could overflow the
+        // exponential.
         134217728.0f;
-    float base[2];     // subtracted from the scores, in base-2 units; kNoScore: no score yet
-    float sum[2];      // of this lane's elements
-    bool has_nothing;  // a row of this warp has no score yet: take the maximum of the next tile
+    float kept_maximum[2];  // subtracted from the scores, in base-2 units; kNoScore: no score yet
+    float sum[2];           // of this lane's elements
+    bool needs_maximum;     // a row of this warp has no score yet: take the maximum of the next tile
 
     __device__ __forceinline__ void clear() {
-        base[0] = base[1] = kNoScore;
+        kept_maximum[0] = kept_maximum[1] = kNoScore;
         sum[0] = sum[1] = 0.0f;
-        has_nothing = true;
+        needs_maximum = true;
     }
 
     // Turns scores into probabilities. `scale` converts scores to base-2 units. Returns true if the sums of P V must be
     // multiplied by `factor`.
     __device__ __forceinline__ bool apply(float (&s)[kScores], float scale, bool take_maximum, float (&factor)[2]) {
-        const bool moved = take_maximum || has_nothing;
+        const bool raised = take_maximum || needs_maximum;
         factor[0] = factor[1] = 1.0f;
-        if (moved) raise_to_maximum(s, scale, factor);
+        if (raised) raise_to_maximum(s, scale, factor);
         exponentiate(s, scale);
-        const bool past =
+        const bool rescale =
             // False for a NaN sum: a row with NaN must not change how other rows are computed.
             __any_sync(0xffffffffu, sum[0] > kSumLimit || sum[1] > kSumLimit);
-        if (past) shrink(s, factor);
-        return moved || past;
+        if (rescale) rescale_large_sums(s, factor);
+        return raised || rescale;
     }
 
     // Adds up the sum of row r over its lanes. Returns true if the row overflowed.
     __device__ __forceinline__ bool finish(int r) {
         sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
         sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
-        return sum[r] == INFINITY || (fabsf(base[r]) > kBaseLimit && base[r] != kNoScore);
+        return sum[r] == INFINITY || (fabsf(kept_maximum[r]) > kMaximumLimit && kept_maximum[r] != kNoScore);
     }
 
 private:
-    // A NaN leaves the base of its row unchanged and does not set has_nothing: it must not change how other rows are computed.
+    // A NaN leaves the kept maximum of its row unchanged and does not set needs_maximum: it must not change
+    // how other rows are computed.
     __device__ __forceinline__ void raise_to_maximum(const float (&s)[kScores], float scale, float (&factor)[2]) {
-        bool nothing = false;
+        bool no_score = false;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             float largest = s[2 * r];
@@ -64,13 +66,13 @@ private:
             for (int i = 0; i < kScores; i += 4) largest = max_or_nan(largest, max_or_nan(s[i + 2 * r], s[i + 2 * r + 1]));
             largest = max_or_nan(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
             largest = max_or_nan(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-            const float raised = fmaxf(base[r], largest * scale);  // -infinity and NaN leave the base unchanged
-            factor[r] = exp2_approx(base[r] - raised);
+            const float raised = fmaxf(kept_maximum[r], largest * scale);  // -infinity and NaN leave it unchanged
+            factor[r] = exp2_approx(kept_maximum[r] - raised);
             sum[r] *= sum[r] == INFINITY ? 1.0f : factor[r];  // infinity marks an overflow; inf * 0 would be NaN
-            base[r] = raised;
-            nothing |= raised == kNoScore && largest == largest;
+            kept_maximum[r] = raised;
+            no_score |= raised == kNoScore && largest == largest;
         }
-        has_nothing = __any_sync(0xffffffffu, nothing);
+        needs_maximum = __any_sync(0xffffffffu, no_score);
     }
 
     __device__ __forceinline__ void exponentiate(float (&s)[kScores], float scale) {
@@ -78,29 +80,30 @@ private:
 #pragma unroll
         for (int i = 0; i < kScores; ++i) {
             const int r = i / 2 % 2;
-            s[i] = exp2_approx(fmaf(s[i], scale, -base[r]));
+            s[i] = exp2_approx(fmaf(s[i], scale, -kept_maximum[r]));
             part[r][i % 2] += s[i];
         }
         sum[0] += part[0][0] + part[0][1];
         sum[1] += part[1][0] + part[1][1];
     }
 
-    // Raises the base of rows with large sums. The lanes of a row must use the same base, so they take the largest of their sums
-    // first.
-    __device__ __forceinline__ void shrink(float (&s)[kScores], float (&factor)[2]) {
+    // Raises the kept maximum of rows with large sums. The lanes of a row must use the same one, so they take the largest of
+    // their sums first.
+    __device__ __forceinline__ void rescale_large_sums(float (&s)[kScores], float (&factor)[2]) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             float largest = fmaxf(sum[r], __shfl_xor_sync(0xffffffffu, sum[r], 1));
             largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
             if (!(largest > kSumLimit && largest < INFINITY)) continue;
-            const float up = fminf(ceilf(__log2f(largest)), 126.0f), down = exp2_approx(-up);  // 2^-127 would be flushed to 0
-            base[r] += up;
-            sum[r] *= down;
-            factor[r] *= down;
+            const float exponent = fminf(ceilf(__log2f(largest)), 126.0f),
+                        scale = exp2_approx(-exponent);  // 2^-127 would be flushed to 0
+            kept_maximum[r] += exponent;
+            sum[r] *= scale;
+            factor[r] *= scale;
 #pragma unroll
             for (int i = 2 * r; i < kScores; i += 4) {
-                s[i] *= down;
-                s[i + 1] *= down;
+                s[i] *= scale;
+                s[i + 1] *= scale;
             }
         }
     }

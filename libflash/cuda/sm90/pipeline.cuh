@@ -25,16 +25,17 @@ struct PipelineState {
     int stage;
     uint32_t phase;
 
-    __device__ __forceinline__ explicit PipelineState(const PipelineBarriers<kStages>& of, int at = 0, uint32_t in_phase = 0)
-        : barriers(shared_address(&of)), stage(at), phase(in_phase) {}
+    __device__ __forceinline__ explicit PipelineState(const PipelineBarriers<kStages>& pipeline, int first_stage = 0,
+                                                      uint32_t first_phase = 0)
+        : barriers(shared_address(&pipeline)), stage(first_stage), phase(first_phase) {}
     __device__ __forceinline__ MBarrier full() const { return {barriers + stage * 8}; }
     __device__ __forceinline__ MBarrier empty() const { return empty_of(stage); }
-    __device__ __forceinline__ MBarrier empty_of(int which) const { return {barriers + (kStages + which) * 8}; }
+    __device__ __forceinline__ MBarrier empty_of(int a_stage) const { return {barriers + (kStages + a_stage) * 8}; }
     __device__ __forceinline__ void wait_full() const { full().wait(phase); }
     __device__ __forceinline__ void wait_empty() const { empty().wait(phase ^ 1); }
     // Test without waiting.
-    __device__ __forceinline__ bool is_full() const { return full().has_ended_already(phase); }
-    __device__ __forceinline__ bool is_empty() const { return empty().has_ended_already(phase ^ 1); }
+    __device__ __forceinline__ bool is_full() const { return full().test_wait(phase); }
+    __device__ __forceinline__ bool is_empty() const { return empty().test_wait(phase ^ 1); }
     __device__ __forceinline__ void advance() {
         if (++stage == kStages) {
             stage = 0;

@@ -19,13 +19,13 @@ struct SequenceOrder {
     __device__ __forceinline__ int& units() const { return base[1]; }
     __device__ __forceinline__ int* sequence() const { return base + 2; }       // by position in the order: its sequence
     __device__ __forceinline__ int* first() const { return base + 2 + batch; }  // its first unit; at the end, all units
-    __device__ __forceinline__ int* before() const {
+    __device__ __forceinline__ int* previous_unit() const {
         // For each unit: the unit that its thread block took before it, or -1.
         return base + 3 + 2 * int64_t{batch};
     }
 
     // The position in the order of the sequence that a unit belongs to. A whole warp calls it.
-    __device__ __forceinline__ int place_of(int unit) const {
+    __device__ __forceinline__ int position_of(int unit) const {
         const int lane = static_cast<int>(threadIdx.x % 32);
         int low = 0, count = batch;
         while (count > 1) {
@@ -41,9 +41,9 @@ struct SequenceOrder {
     // `reversed`: the last tile of a head comes first, because later rows see more keys.
     template <int kTileRows>
     __device__ __forceinline__ TileCoordinates tile_of(int unit, const LengthsParams& lengths, bool reversed) const {
-        const int place = place_of(unit), entry = sequence()[place];
+        const int position = position_of(unit), entry = sequence()[position];
         const int tiles = (SequenceRows::of(lengths, entry).owned + kTileRows - 1) / kTileRows;
-        const int head = (unit - first()[place]) / tiles, tile = unit - first()[place] - head * tiles;
+        const int head = (unit - first()[position]) / tiles, tile = unit - first()[position] - head * tiles;
         return {entry, head, reversed ? tiles - 1 - tile : tile};
     }
 };

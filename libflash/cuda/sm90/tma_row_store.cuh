@@ -29,11 +29,12 @@ struct TmaRowStore {
         fence_shared_for_async();
         __syncwarp();
     }
-    // Called by one lane. `rows`: address of the first row in shared memory.
-    __device__ static __forceinline__ void store(uint32_t rows, const CUtensorMap& map, int row, int head, int batch) {
+    // Called by one lane. `rows`: address of the first row in shared memory. Calls issue(address, column) for each chunk of
+    // columns.
+    template <class Issue>
+    __device__ static __forceinline__ void store_chunks(uint32_t rows, const Issue& issue) {
 #pragma unroll
-        for (int chunk = 0; chunk < Tile::kChunks; ++chunk)
-            tma_store(rows + chunk * Tile::kChunkBytes, map, chunk * Tile::kChunkCols, row, head, batch);
+        for (int chunk = 0; chunk < Tile::kChunks; ++chunk) issue(rows + chunk * Tile::kChunkBytes, chunk * Tile::kChunkCols);
         tma_store_commit();
     }
 };

@@ -12,10 +12,10 @@ __device__ __forceinline__ int uniform_warp() { return __shfl_sync(0xffffffffu, 
 template <class Traits, class ProducerWarpgroup, class Consumer>
 __device__ __forceinline__ void run_roles(const ProducerWarpgroup& producer, const Consumer& consumer) {
     if (threadIdx.x < 128) {
-        give_registers<Traits::kProducerRegisters>();
+        decrease_registers<Traits::kProducerRegisters>();
         producer.run();
     } else {
-        take_registers<Traits::kConsumerRegisters>();
+        increase_registers<Traits::kConsumerRegisters>();
         consumer.run();
     }
 }

@@ -16,7 +16,7 @@ namespace libflash::cuda {
 
 template <int kRows, int kCols>
 struct SwizzledTile {
-    static_assert(kRows % 8 == 0 && kRows <= 256, "groups of 8 rows, and a box of the copy engine has 256 at most");
+    static_assert(kRows % 8 == 0 && kRows <= 256, "groups of 8 rows, and a TMA box has 256 at most");
     static_assert(kCols % 16 == 0, "what matrix instructions take at a time");
     static constexpr int kChunkCols = 64;
     static constexpr int kChunks = (kCols + kChunkCols - 1) / kChunkCols;
@@ -24,7 +24,7 @@ struct SwizzledTile {
     static constexpr int kBytes = kChunks * kChunkBytes;
     static constexpr int kAlignment = 1024;
     // The first aligned address in memory that was allocated with kAlignment bytes to spare.
-    __device__ static __forceinline__ char* first_place(char* memory) {
+    __device__ static __forceinline__ char* align(char* memory) {
         return memory + (kAlignment - shared_address(memory) % kAlignment) % kAlignment;
     }
 
@@ -47,14 +47,14 @@ struct SwizzledTile {
         for (int chunk = 0; chunk < kChunks; ++chunk) tma_prefetch(map, chunk * kChunkCols, first_row, head, batch);
     }
 
-    // The tile as an operand whose k runs along the columns (both operands of Q K^T): columns [16 * step, 16 * step + 16), from
+    // The tile as a K-major operand: k runs along the columns (both operands of Q K^T). Columns [16 * step, 16 * step + 16), from
     // row `first_row` (a multiple of 8) on.
-    __device__ static __forceinline__ uint64_t along_columns(uint32_t tile, int step, int first_row = 0) {
+    __device__ static __forceinline__ uint64_t k_major_operand(uint32_t tile, int step, int first_row = 0) {
         return descriptor(tile, first_row * 128 + step / 4 * kChunkBytes + step % 4 * 32, 16);
     }
-    // The tile as an operand whose k runs down the rows (V in P V, "transposed"): rows [16 * step, 16 * step + 16), all
+    // The tile as an MN-major operand: k runs down the rows (V in P V, "transposed"). Rows [16 * step, 16 * step + 16), all
     // columns.
-    __device__ static __forceinline__ uint64_t down_rows(uint32_t tile, int step) {
+    __device__ static __forceinline__ uint64_t mn_major_operand(uint32_t tile, int step) {
         return descriptor(tile, step * 2048, kChunkBytes);
     }
 

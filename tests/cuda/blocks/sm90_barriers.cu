@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// The result of has_ended() for both parities of a barrier of two arrivals: at first, then after each of four arrivals.
+// The result of try_wait() for both parities of a barrier of two arrivals: at first, then after each of four arrivals.
 __global__ void phases(int* out) {
     __shared__ uint64_t word;
     const MBarrier barrier{shared_address(&word)};
@@ -17,7 +17,7 @@ __global__ void phases(int* out) {
     fence_barrier_init();
     for (int arrivals = 0; arrivals <= 4; ++arrivals) {
         if (arrivals > 0) barrier.arrive();
-        for (int parity = 0; parity < 2; ++parity) *out++ = barrier.has_ended(parity);
+        for (int parity = 0; parity < 2; ++parity) *out++ = barrier.try_wait(parity);
     }
 }
 
@@ -76,10 +76,10 @@ __global__ void __launch_bounds__(kThreads, 1) turns(int rounds, int* out) {
     __syncthreads();
     const int group = threadIdx.x / 128;
     if (group == 0) {
-        give_registers<40>();
+        decrease_registers<40>();
         named_barrier_arrive(1, kThreads);
     } else {
-        take_registers<232>();
+        increase_registers<232>();
     }
     for (int round = 0; round < rounds; ++round) {
         named_barrier_wait(1 + group, kThreads);

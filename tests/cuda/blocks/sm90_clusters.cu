@@ -84,13 +84,13 @@ __global__ void __cluster_dims__(kSize) arrive(int* ended) {
     if (threadIdx.x == 0) {
         int* out = ended + blockIdx.x * 5;
         barrier.wait(0);
-        *out++ = barrier.has_ended(0);
+        *out++ = barrier.try_wait(0);
         for (int i = 0; i < needed - 1; ++i) barrier.arrive();
-        *out++ = barrier.has_ended(1);
+        *out++ = barrier.try_wait(1);
         barrier.arrive();
-        *out++ = barrier.has_ended(1);
-        *out++ = MBarrier{shared_address(words)}.has_ended(0);
-        *out++ = MBarrier{shared_address(words + 2)}.has_ended(0);
+        *out++ = barrier.try_wait(1);
+        *out++ = MBarrier{shared_address(words)}.try_wait(0);
+        *out++ = MBarrier{shared_address(words + 2)}.try_wait(0);
     }
     cluster_barrier();
 }
@@ -128,7 +128,7 @@ template <int kSize>
 __global__ void __cluster_dims__(kSize) send(const __grid_constant__ CUtensorMap map, const uint16_t* masks, uint16_t* out) {
     extern __shared__ char shared[];
     __shared__ uint64_t word;
-    uint16_t* const slots = reinterpret_cast<uint16_t*>(SwizzledTile<kBoxRows, 64>::first_place(shared));
+    uint16_t* const slots = reinterpret_cast<uint16_t*>(SwizzledTile<kBoxRows, 64>::align(shared));
     const MBarrier barrier{shared_address(&word)};
     const int rank = static_cast<int>(cluster_rank()), cluster = blockIdx.x / kSize;
     const uint16_t* const mine = masks + cluster * kSize;
@@ -219,7 +219,7 @@ template <int kSize>
 __global__ void __cluster_dims__(kSize) ring(const __grid_constant__ CUtensorMap map, int count, uint16_t* out) {
     extern __shared__ char shared[];
     __shared__ uint64_t full[kStages], empty[kStages];
-    char* const tiles = Tile::first_place(shared);
+    char* const tiles = Tile::align(shared);
     if (threadIdx.x == 0) {
         for (int i = 0; i < kStages; ++i) {
             MBarrier{shared_address(full + i)}.init(1);

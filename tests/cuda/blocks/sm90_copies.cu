@@ -18,7 +18,7 @@ __global__ void copy(const __grid_constant__ CUtensorMap source, const __grid_co
     using Tile = SwizzledTile<kRows, kCols>;
     extern __shared__ char shared[];
     __shared__ uint64_t word;
-    char* tile = Tile::first_place(shared);
+    char* tile = Tile::align(shared);
     const MBarrier barrier{shared_address(&word)};
     for (int i = threadIdx.x; i < kRows * kCols; i += kThreads) reinterpret_cast<uint16_t*>(tile)[i] = kJunk;
     fence_shared_for_async();
@@ -111,7 +111,7 @@ template <int kRows, int kCols>
 __global__ void place_values(uint16_t* in_tile, int* offsets) {
     using Tile = SwizzledTile<kRows, kCols>;
     extern __shared__ char shared[];
-    char* tile = Tile::first_place(shared);
+    char* tile = Tile::align(shared);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (int slab = warp; slab < kRows / 16; slab += kThreads / 32)
         for (int group = 0; group < kCols / 8; group += 2) {

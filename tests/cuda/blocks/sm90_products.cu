@@ -32,7 +32,7 @@ __global__ void rows_by_rows(const T* a, const T* b, bool accumulate, float* out
     using A = SwizzledTile<kM + 8, kK>;
     using B = SwizzledTile<kN, kK>;
     extern __shared__ char shared[];
-    char* tiles = A::first_place(shared);
+    char* tiles = A::align(shared);
     fill<A, T, kM + 8, kK>(tiles, a);
     fill<B, T, kN, kK>(tiles + A::kBytes, b);
     fence_shared_for_async();
@@ -40,15 +40,15 @@ __global__ void rows_by_rows(const T* a, const T* b, bool accumulate, float* out
     float d[kN / 2];
     for (int i = 0; i < kN / 2; ++i) d[i] = kBefore;
     const uint32_t first = shared_address(tiles);
-    wgmma_settle(d);
+    wgmma_fence_operand(d);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kK / 16; ++step)
-        Wgmma<T, kN>::template multiply_shared<false>(d, A::along_columns(first, step, 8),
-                                                      B::along_columns(first + A::kBytes, step), accumulate || step > 0);
+        Wgmma<T, kN>::template multiply_shared<false>(d, A::k_major_operand(first, step, 8),
+                                                      B::k_major_operand(first + A::kBytes, step), accumulate || step > 0);
     wgmma_commit();
     wgmma_wait<0>();
-    wgmma_settle(d);
+    wgmma_fence_operand(d);
 #pragma unroll
     for (int i = 0; i < kN / 2; ++i) out[place_of(i, kN)] = d[i];
 }
@@ -58,7 +58,7 @@ template <class T, int kN, int kK>
 __global__ void rows_by_columns(const T* a, const T* b, bool accumulate, float* out) {
     using B = SwizzledTile<kK, kN>;
     extern __shared__ char shared[];
-    char* tile = B::first_place(shared);
+    char* tile = B::align(shared);
     fill<B, T, kK, kN>(tile, b);
     fence_shared_for_async();
     __syncthreads();
@@ -69,14 +69,15 @@ __global__ void rows_by_columns(const T* a, const T* b, bool accumulate, float* 
     for (int step = 0; step < kK / 16; ++step)
         for (int i = 0; i < 4; ++i)
             f[step][i] = *reinterpret_cast<const uint32_t*>(a + (row + i % 2 * 8) * kK + step * 16 + i / 2 * 8 + col);
-    wgmma_settle(d);
+    wgmma_fence_operand(d);
     wgmma_fence();
 #pragma unroll
     for (int step = 0; step < kK / 16; ++step)
-        Wgmma<T, kN>::template multiply<true>(d, f[step], B::down_rows(shared_address(tile), step), accumulate || step > 0);
+        Wgmma<T, kN>::template multiply<true>(d, f[step], B::mn_major_operand(shared_address(tile), step),
+                                              accumulate || step > 0);
     wgmma_commit();
     wgmma_wait<0>();
-    wgmma_settle(d);
+    wgmma_fence_operand(d);
 #pragma unroll
     for (int i = 0; i < kN / 2; ++i) out[place_of(i, kN)] = d[i];
 }

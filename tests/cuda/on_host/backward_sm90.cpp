@@ -17,7 +17,7 @@ struct Kernel {
     static constexpr KernelConfig config{
         "backward", Operation::backward, "sm90", KernelType::DTYPE, HEAD_DIM, HEAD_DIM, BACKWARD_TILE, STAGES, ""};
 };
-using T = sm90::Backward<Kernel>::T;
+using T = sm90::BackwardTraits<Kernel>::T;
 constexpr bool kWide = Kernel::config.dtype == KernelType::bf16_;  // bf16 has the exponent range of float
 constexpr double kRounding = kWide ? 0x1p-8 : 0x1p-11;
 

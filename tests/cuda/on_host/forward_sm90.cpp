@@ -19,7 +19,7 @@ struct Kernel {
     static constexpr KernelConfig config{
         "forward", Operation::forward, "sm90", KernelType::DTYPE, HEAD_DIM, HEAD_DIM_V, FORWARD_TILE, STAGES, ""};
 };
-using T = sm90::Forward<Kernel, ForwardInstance::plain>::T;
+using T = sm90::ForwardTraits<Kernel, ForwardInstance::plain>::T;
 constexpr bool kWide = Kernel::config.dtype == KernelType::bf16_;  // bf16 has the exponent range of float
 constexpr double kRounding = Kernel::config.dtype == KernelType::f16_ ? 0x1p-11 : 0x1p-8;
 

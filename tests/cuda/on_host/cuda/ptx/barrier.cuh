@@ -45,11 +45,11 @@ struct MBarrier {
         state().bytes -= static_cast<int32_t>(bytes);
         finish_phase();
     }
-    bool has_ended(uint32_t parity) const { return state().phase != parity; }
-    bool has_ended_already(uint32_t parity) const { return has_ended(parity); }
+    bool try_wait(uint32_t parity) const { return state().phase != parity; }
+    bool test_wait(uint32_t parity) const { return try_wait(parity); }
     void wait(uint32_t parity) const {
         emulation::fall_behind();
-        while (!has_ended(parity)) {
+        while (!try_wait(parity)) {
             if (++emulation::machine.polls > 3000000) {
                 std::printf("WRONG: thread %u waits for ever\n", emulation::machine.thread);
                 std::exit(3);
@@ -63,9 +63,9 @@ inline void fence_barrier_init() {}
 inline void fence_shared_for_async() {}
 inline void named_barrier_wait(int id, int threads) { emulation::wait(emulation::machine.named[id], threads); }
 template <int>
-void give_registers() {}
+void decrease_registers() {}
 template <int>
-void take_registers() {}
+void increase_registers() {}
 inline bool elect_one() { return emulation::lane() == 0; }
 
 }  // namespace libflash::cuda

@@ -31,7 +31,7 @@ void wgmma_wait() {
     }
 }
 template <int kCount>
-void wgmma_settle(float (&)[kCount]) {}
+void wgmma_fence_operand(float (&)[kCount]) {}
 
 // Element (row, k) of an operand with contiguous k, or (k, column) of a transposed one.
 template <class T>
