@@ -57,25 +57,25 @@ struct Wgmma;
 #define LIBFLASH_P120 "%120, %121, %122, %123, %124, %125, %126, %127"
 #define LIBFLASH_D8(d, i) \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define LIBFLASH_PLACES_16 LIBFLASH_P0 ", " LIBFLASH_P8
+#define LIBFLASH_OPERANDS_16 LIBFLASH_P0 ", " LIBFLASH_P8
 #define LIBFLASH_VALUES_16(d) LIBFLASH_D8(d, 0), LIBFLASH_D8(d, 8)
-#define LIBFLASH_PLACES_24 LIBFLASH_PLACES_16 ", " LIBFLASH_P16
+#define LIBFLASH_OPERANDS_24 LIBFLASH_OPERANDS_16 ", " LIBFLASH_P16
 #define LIBFLASH_VALUES_24(d) LIBFLASH_VALUES_16(d), LIBFLASH_D8(d, 16)
-#define LIBFLASH_PLACES_32 LIBFLASH_PLACES_24 ", " LIBFLASH_P24
+#define LIBFLASH_OPERANDS_32 LIBFLASH_OPERANDS_24 ", " LIBFLASH_P24
 #define LIBFLASH_VALUES_32(d) LIBFLASH_VALUES_24(d), LIBFLASH_D8(d, 24)
-#define LIBFLASH_PLACES_40 LIBFLASH_PLACES_32 ", " LIBFLASH_P32
+#define LIBFLASH_OPERANDS_40 LIBFLASH_OPERANDS_32 ", " LIBFLASH_P32
 #define LIBFLASH_VALUES_40(d) LIBFLASH_VALUES_32(d), LIBFLASH_D8(d, 32)
-#define LIBFLASH_PLACES_48 LIBFLASH_PLACES_40 ", " LIBFLASH_P40
+#define LIBFLASH_OPERANDS_48 LIBFLASH_OPERANDS_40 ", " LIBFLASH_P40
 #define LIBFLASH_VALUES_48(d) LIBFLASH_VALUES_40(d), LIBFLASH_D8(d, 40)
-#define LIBFLASH_PLACES_56 LIBFLASH_PLACES_48 ", " LIBFLASH_P48
+#define LIBFLASH_OPERANDS_56 LIBFLASH_OPERANDS_48 ", " LIBFLASH_P48
 #define LIBFLASH_VALUES_56(d) LIBFLASH_VALUES_48(d), LIBFLASH_D8(d, 48)
-#define LIBFLASH_PLACES_64 LIBFLASH_PLACES_56 ", " LIBFLASH_P56
+#define LIBFLASH_OPERANDS_64 LIBFLASH_OPERANDS_56 ", " LIBFLASH_P56
 #define LIBFLASH_VALUES_64(d) LIBFLASH_VALUES_56(d), LIBFLASH_D8(d, 56)
-#define LIBFLASH_PLACES_88 LIBFLASH_PLACES_64 ", " LIBFLASH_P64 ", " LIBFLASH_P72 ", " LIBFLASH_P80
+#define LIBFLASH_OPERANDS_88 LIBFLASH_OPERANDS_64 ", " LIBFLASH_P64 ", " LIBFLASH_P72 ", " LIBFLASH_P80
 #define LIBFLASH_VALUES_88(d) LIBFLASH_VALUES_64(d), LIBFLASH_D8(d, 64), LIBFLASH_D8(d, 72), LIBFLASH_D8(d, 80)
-#define LIBFLASH_PLACES_96 LIBFLASH_PLACES_88 ", " LIBFLASH_P88
+#define LIBFLASH_OPERANDS_96 LIBFLASH_OPERANDS_88 ", " LIBFLASH_P88
 #define LIBFLASH_VALUES_96(d) LIBFLASH_VALUES_88(d), LIBFLASH_D8(d, 88)
-#define LIBFLASH_PLACES_128 LIBFLASH_PLACES_96 ", " LIBFLASH_P96 ", " LIBFLASH_P104 ", " LIBFLASH_P112 ", " LIBFLASH_P120
+#define LIBFLASH_OPERANDS_128 LIBFLASH_OPERANDS_96 ", " LIBFLASH_P96 ", " LIBFLASH_P104 ", " LIBFLASH_P112 ", " LIBFLASH_P120
 #define LIBFLASH_VALUES_128(d) \
     LIBFLASH_VALUES_96(d), LIBFLASH_D8(d, 96), LIBFLASH_D8(d, 104), LIBFLASH_D8(d, 112), LIBFLASH_D8(d, 120)
 
@@ -87,7 +87,7 @@ struct Wgmma;
         __device__ static __forceinline__ void multiply_shared(float (&d)[COUNT], uint64_t a, uint64_t b, bool accumulate) { \
             asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P2                                                            \
                          ", 0;\n"                                                                                            \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {" LIBFLASH_PLACES_##COUNT        \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {" LIBFLASH_OPERANDS_##COUNT      \
                          "}, %" #P0 ", %" #P1 ", p, 1, 1, %" #P4 ", %" #P3 ";\n}"                                            \
                          : LIBFLASH_VALUES_##COUNT(d)                                                                        \
                          : "l"(a), "l"(b), "r"(static_cast<int>(accumulate)), "n"(kTransposedB ? 1 : 0),                     \
@@ -98,7 +98,7 @@ struct Wgmma;
                                                         bool accumulate) {                                                   \
             asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #P5                                                            \
                          ", 0;\n"                                                                                            \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {" LIBFLASH_PLACES_##COUNT        \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {" LIBFLASH_OPERANDS_##COUNT      \
                          "}, {%" #P0 ", %" #P1 ", %" #P2 ", %" #P3 "}, %" #P4 ", p, 1, 1, %" #P6 ";\n}"                      \
                          : LIBFLASH_VALUES_##COUNT(d)                                                                        \
                          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(accumulate)),            \

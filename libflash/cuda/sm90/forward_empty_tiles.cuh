@@ -1,4 +1,5 @@
-// The warp of the sm_90a forward kernel that writes the work tiles that see no key. The scheduler warp skips them.
+// The warp of the sm_90a forward kernel that writes the work tiles that see no key. It goes through the schedule by itself; the
+// scheduler warp skips these work tiles.
 #pragma once
 
 #include "cuda/ptx/dependent_launch.cuh"

@@ -3,6 +3,7 @@
 
 #include "cuda/attention/params.h"
 #include "cuda/sm90/extent.cuh"
+#include "cuda/sm90/forward_consumer_thread.cuh"
 #include "cuda/tile/tensor_map.cuh"
 
 #include <algorithm>
@@ -42,7 +43,7 @@ cudaError_t encode(ForwardTensorMaps* maps, const ForwardParams& params) {
     cudaError_t error = encode_map<T>(&maps->q, q, Traits::kGroupRows);
     if (error == cudaSuccess) error = encode_map<T>(&maps->k, k, Traits::kBlockN);
     if (error == cudaSuccess) error = encode_map<T>(&maps->v, v, Traits::kBlockN);
-    if (Traits::kTmaStore && error == cudaSuccess) error = encode_map<T>(&maps->out, out, 16);
+    if (Traits::kTmaStore && error == cudaSuccess) error = encode_map<T>(&maps->out, out, ForwardConsumerThread::kWarpRows);
     return error;
 }
 

@@ -67,10 +67,10 @@ private:
     // The work tile of this thread block with an index in the static schedule; batch < 0: none.
     __device__ __forceinline__ TileCoordinates static_tile(int index) const {
         const ScheduleParams& schedule = context.params.schedule;
-        // Rotated by one thread block per turn: otherwise a thread block could get the same tile of every head, which may be
+        // Rotated by one thread block per iteration: otherwise a thread block could get the same tile of every head, which may be
         // longer or shorter than the rest.
-        const int turn = schedule.paired ? index / 2 : index, blocks = gridDim.x;
-        const int unit = turn * blocks + (static_cast<int>(blockIdx.x) + turn) % blocks;
+        const int iteration = schedule.paired ? index / 2 : index, blocks = gridDim.x;
+        const int unit = iteration * blocks + (static_cast<int>(blockIdx.x) + iteration) % blocks;
         if (unit >= schedule.heads * schedule.tiles) return {-1, 0, 0};
         TileCoordinates work = tile_coordinates<kBlockM>(schedule, context.params.q_lengths, context.params.batch, unit);
         if (!schedule.paired) return work;

@@ -4,6 +4,7 @@
 
 #include "cuda/attention/element.cuh"
 #include "cuda/config.h"
+#include "cuda/sm90/forward_consumer_thread.cuh"
 #include "cuda/sm90/forward_instance.h"
 #include "cuda/tile/swizzled_tile.cuh"
 
@@ -19,12 +20,13 @@ struct ForwardTraits {
         kDynamic = kInstance != ForwardInstance::plain;
 
     static constexpr int kBlockM = forward_tile_q(config, kInstance), kBlockN = forward_tile_k(config, kInstance);
-    static constexpr int kGroupRows = 64, kGroups = kBlockM / kGroupRows;  // consumer warpgroups and the rows of each
+    static constexpr int kGroupRows = ForwardConsumerThread::kGroupRows,
+                         kGroups = kBlockM / kGroupRows;  // consumer warpgroups and the rows of each
     static constexpr int kConsumerWarps = kGroups * 4, kThreads = (kGroups + 1) * 128;
     using QTile = SwizzledTile<kGroupRows, kHeadDim>;
     using KTile = SwizzledTile<kBlockN, kHeadDim>;
     using VTile = SwizzledTile<kBlockN, kHeadDimV>;
-    using OutTile = SwizzledTile<16, kHeadDimV>;  // one per consumer warp
+    using OutTile = SwizzledTile<ForwardConsumerThread::kWarpRows, kHeadDimV>;  // one per consumer warp
 
     // Iteration over a block mask needs more registers in the producer warp; it gets them where the consumers can spare them.
     static constexpr bool kMoreProducerRegisters = kBlockMask && !(kRareOptions && kHeadDimV == 256);
