@@ -15,13 +15,12 @@ struct ForwardTraits {
     static constexpr KernelConfig config = Kernel::config;
     using T = ElementOf<config.dtype>;
     static constexpr int kHeadDim = config.head_dim, kHeadDimV = config.head_dim_v;
-    static constexpr bool kRareOptions = kInstance == ForwardInstance::general,
-                          kBlockMask = kRareOptions || kInstance == ForwardInstance::block_mask,  // iterates over a block mask
-        kDynamic = kInstance != ForwardInstance::plain;
+    static constexpr bool kRareOptions = kInstance == ForwardInstance::general;
+    static constexpr bool kBlockMask = kRareOptions || kInstance == ForwardInstance::block_mask;  // iterates over a block mask
+    static constexpr bool kDynamic = kInstance != ForwardInstance::plain;
 
     static constexpr int kBlockM = forward_tile_q(config, kInstance), kBlockN = forward_tile_k(config, kInstance);
-    static constexpr int kGroupRows = ForwardConsumerThread::kGroupRows,
-                         kGroups = kBlockM / kGroupRows;  // consumer warpgroups and the rows of each
+    static constexpr int kGroupRows = ForwardConsumerThread::kGroupRows, kGroups = kBlockM / kGroupRows;  // consumer warpgroups
     static constexpr int kConsumerWarps = kGroups * 4, kThreads = (kGroups + 1) * 128;
     using QTile = SwizzledTile<kGroupRows, kHeadDim>;
     using KTile = SwizzledTile<kBlockN, kHeadDim>;
