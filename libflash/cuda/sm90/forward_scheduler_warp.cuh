@@ -1,5 +1,5 @@
-// The scheduler warp of the sm_90a forward kernel: finds the work tiles that see keys, one ahead of the producer warp. A search by
-// the producer warp would delay its load of the second K of a work tile.
+// The scheduler warp of the sm_90a forward kernel: finds the work tiles that see keys, one ahead of the producer warp. A search
+// by the producer warp would delay its load of the second K of a work tile.
 #pragma once
 
 #include "cuda/ptx/dependent_launch.cuh"
