@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cuda/attention/dropout.cuh"
+#include "cuda/attention/edge_mask.cuh"
 #include "cuda/attention/element.cuh"
 #include "cuda/attention/key_tiles.cuh"
 #include "cuda/attention/params.h"
@@ -17,6 +18,7 @@
 #include "cuda/sm80/forward_instance.h"
 #include "cuda/sm80/online_softmax.cuh"
 #include "cuda/sm80/row_pair.cuh"
+#include "cuda/tile/accumulator.cuh"
 #include "cuda/tile/product.cuh"
 #include "cuda/tile/shared_tile.cuh"
 #include "cuda/tile/split_product.cuh"
@@ -262,42 +264,24 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         }
     }
 
+    // Calls for_row(row, for_scores) for each query row of this lane.
+    template <class ForRow>
+    __device__ __forceinline__ void for_score_rows(const ForRow& for_row) {
+        for_accumulator_rows(s, [&](int a, int r, const auto& for_scores) { for_row(row_of(a, 2 * r), for_scores); });
+    }
+
     // Applies the causal mask, the window and the length.
     __device__ __forceinline__ void mask_edge(int tile) {
-        const auto& tiles = common().tiles;
-        const int first_col = first_column(tile);
-#pragma unroll
-        for (int a = 0; a < kSlabs; ++a)
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                // The row sees columns [begin, end), relative to the lane's first column.
-                const int row = row_of(a, 2 * r);
-                const int begin = row + tiles.shift - tiles.left - first_col;
-                const int end = min(tiles.length_k, row + tiles.shift + tiles.right + 1) - first_col;
-#pragma unroll
-                for (int n = 0; n < kKeyBlocks; ++n)
-#pragma unroll
-                    for (int e = 0; e < 2; ++e) {
-                        const int col = n * 8 + e;
-                        if (col < begin || col >= end) s[a][n][2 * r + e] = -INFINITY;
-                    }
-            }
+        cuda::mask_edge(common().tiles, first_column(tile), [&](const auto& for_row) { for_score_rows(for_row); });
     }
 
     // Calls rule(score, row, col) for all scores of this lane.
     template <class Rule>
     __device__ __forceinline__ void for_all_scores(int tile, const Rule& rule) {
         const int first_col = first_column(tile);
-#pragma unroll
-        for (int a = 0; a < kSlabs; ++a)
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                const int row = row_of(a, 2 * r);
-#pragma unroll
-                for (int n = 0; n < kKeyBlocks; ++n)
-#pragma unroll
-                    for (int e = 0; e < 2; ++e) rule(s[a][n][2 * r + e], row, first_col + n * 8 + e);
-            }
+        for_score_rows([&](int row, const auto& for_scores) {
+            for_scores([&](float& score, int col) { rule(score, row, first_col + col); });
+        });
     }
 
     // From dot products to scores in base-2 units.

@@ -5,9 +5,11 @@
 #pragma once
 
 #include "cuda/attention/dropout.cuh"
+#include "cuda/attention/edge_mask.cuh"
 #include "cuda/attention/params.h"
 #include "cuda/attention/scores.cuh"
 #include "cuda/ptx/math.cuh"
+#include "cuda/tile/accumulator.cuh"
 #include "cuda/tile/product.cuh"
 
 namespace libflash::cuda::sm80 {
@@ -35,22 +37,7 @@ struct ScoreChunk {
 
     // Applies the causal mask, the window and the lengths.
     __device__ __forceinline__ void mask_edge(Scores& s) const {
-#pragma unroll
-        for (int a = 0; a < 2; ++a)
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                // Rows [begin, end), relative to the lane's first row, see the key.
-                const int key = first_col + a * 16 + r * 8;
-                const int begin = key - tiles.shift - tiles.right - first_row;
-                const int end = key < tiles.length_k ? min(tiles.length_q, key - tiles.shift + tiles.left + 1) - first_row : -1;
-#pragma unroll
-                for (int n = 0; n < kChunk / 8; ++n)
-#pragma unroll
-                    for (int e = 0; e < 2; ++e) {
-                        const int row = n * 8 + e;
-                        if (row < begin || row >= end) s[a][n][2 * r + e] = -INFINITY;
-                    }
-            }
+        mask_edge_transposed(tiles, first_row, first_col, -INFINITY, s);
     }
 
     // Probabilities from dot products. Does part `share` of kShares of the elements, so that a caller can interleave it with a
