@@ -49,4 +49,13 @@ __device__ __forceinline__ void mask_edge_transposed(const Tiles& tiles, int fir
     });
 }
 
+// The same for scores in any order: for_all(rule) calls rule(score, row, col) for all scores.
+template <class Tiles, class ForAll>
+__device__ __forceinline__ void mask_edge_by_element(const Tiles& tiles, const ForAll& for_all) {
+    for_all([&](float& score, int row, int col) {
+        if (col >= tiles.length_k || col > row + tiles.shift + tiles.right || col < row + tiles.shift - tiles.left)
+            score = -INFINITY;
+    });
+}
+
 }  // namespace libflash::cuda

@@ -338,26 +338,13 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         cp_async_wait<0>();
     }
 
-    // Applies dropout to two adjacent 8-column blocks. The random generator needs many registers: it runs in a loop that is not
-    // unrolled, and its result is kept as bits.
+    // Applies dropout to two adjacent 8-column blocks.
     __device__ __forceinline__ void drop(int block, int tile) {
-        const DropoutParams& dropout = params.rare.dropout;
-        const uint32_t batch_head = static_cast<uint32_t>(common().work.batch) * params.heads_q + common().work.head;
-        uint32_t keep = 0;
-#pragma unroll 1
-        for (int i = 0; i < kSlabs * 2; ++i) {
-            uint2 words[2];
-            dropout_words_of_row(dropout, batch_head, row_of(i / 2, i % 2 * 2),
-                                 tile * kBlockN + (part() * kKeyBlocks + block) * 8, lane, words);
-#pragma unroll
-            for (int n = 0; n < 2; ++n)
-                keep |= ((words[n].x >= dropout.threshold ? 1u : 0u) | (words[n].y >= dropout.threshold ? 2u : 0u))
-                        << (i * 4 + n * 2);
-        }
-#pragma unroll
-        for (int i = 0; i < kSlabs * 8; ++i) {
-            if (!(keep >> i & 1)) s[i / 8][block + i / 2 % 2][i / 4 % 2 * 2 + i % 2] = 0.0f;
-        }
+        const uint32_t batch_head = dropout_head(common().work.batch, params.heads_q, common().work.head);
+        const uint32_t keep =
+            keep_bits<kSlabs * 2>(params.rare.dropout, batch_head, tile * kBlockN + (part() * kKeyBlocks + block) * 8, lane,
+                                  [&](int i) { return row_of(i / 2, i % 2 * 2); });
+        zero_dropped<kSlabs * 2>(keep, [&](int i, int n, int e) -> float& { return s[i / 2][block + n][i % 2 * 2 + e]; });
     }
 
     // Adds the partial row sums of all lanes of a row. True if any row of the thread block overflowed or its base is beyond

@@ -119,16 +119,8 @@ struct ScoreChunk {
         const DropoutParams& dropout = params.rare.dropout;
         if (!dropout.active) return 0xffffffffu;
         const int lane = threadIdx.x % 32;
-        const uint32_t batch_head = static_cast<uint32_t>(tiles.batch) * params.heads_q + head;
-        uint32_t keep = 0;
-#pragma unroll 1
-        for (int i = 0; i < kBlocks; ++i) {
-            uint32_t words[4];
-            dropout_words_transposed(dropout, batch_head, first_row + i / 2 * 8, first_col - lane / 4 + i % 2 * 16, lane, words);
-#pragma unroll
-            for (int e = 0; e < 4; ++e) keep |= (words[e] >= dropout.threshold ? 1u : 0u) << (i * 4 + e);
-        }
-        return keep;
+        return keep_bits_transposed<kBlocks>(dropout, dropout_head(tiles.batch, params.heads_q, head), first_row,
+                                             first_col - lane / 4, lane);
     }
 };
 
