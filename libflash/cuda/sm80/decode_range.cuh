@@ -13,6 +13,7 @@
 
 #include "cuda/attention/decode_keys.cuh"
 #include "cuda/attention/element.cuh"
+#include "cuda/attention/online_softmax.cuh"
 #include "cuda/attention/scores.cuh"
 #include "cuda/params.h"
 #include "cuda/ptx/cp_async.cuh"
@@ -22,6 +23,7 @@
 #include "cuda/sm80/combine_splits.cuh"
 #include "cuda/sm80/decode_products.cuh"
 #include "cuda/sm80/key_lookup.cuh"
+#include "cuda/tile/quad.cuh"
 
 namespace libflash::cuda::sm80 {
 
@@ -51,7 +53,6 @@ struct Decode {
     // Results of the warps; they reuse the memory of the stages.
     static constexpr int kPartRow = kHeadDim + 8;
     static_assert((kWarps * kDecodeSlab * (kPartRow + 4)) * 4 <= kStages * kStageBytes, "they fit");
-    static constexpr float kNoScore = -3.402823466e38f;  // below every score but finite
     static constexpr float kSlack = 8.0f;                // `half` can represent 2^8 and, as its smallest number, 2^-24
     static constexpr uint32_t kLateNs = 3000;            // delay; longer than memory is idle between two thread blocks
     static constexpr int kLateTiles = 16;                // splits with fewer tiles are not delayed: it would cost too much
@@ -245,12 +246,8 @@ struct Decode {
     __device__ __forceinline__ void move_base() {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            float largest = fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1]));
-            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-            const float higher = fmaxf(base[r], largest);  // unchanged for -infinity and NaN
-            const float factor = exp2_approx(base[r] - higher);
-            base[r] = higher;
+            const float largest = fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1]));
+            const float factor = raise_base(base[r], quad_max(largest));
             row_sum[r] *= factor;
 #pragma unroll
             for (int n = 0; n < kHeadDim / 8; ++n) {
@@ -357,8 +354,7 @@ struct Decode {
     __device__ __forceinline__ void lay_down() {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            row_sum[r] += __shfl_xor_sync(0xffffffffu, row_sum[r], 1);
-            row_sum[r] += __shfl_xor_sync(0xffffffffu, row_sum[r], 2);
+            row_sum[r] = quad_sum(row_sum[r]);
         }
         __syncthreads();  // no warp reads or writes a stage
 #pragma unroll

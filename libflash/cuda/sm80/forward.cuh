@@ -34,7 +34,7 @@ template <class T, int kHeadDim, int kBlockM, int kBlockN, int kWarps, int kShar
 struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSharers / 8, kHeadDim / kSharers / 8> {
     using Softmax = OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSharers / 8, kHeadDim / kSharers / 8>;
     using Softmax::any_too_large, Softmax::clear, Softmax::move_base, Softmax::sums_past_limit, Softmax::update_max;
-    using Softmax::base, Softmax::o, Softmax::row_sum, Softmax::s, Softmax::scale, Softmax::kNoScore;
+    using Softmax::base, Softmax::o, Softmax::row_sum, Softmax::s, Softmax::scale;
     using Element = T;
     static constexpr int kThreads = kWarps * 32;
     static constexpr int kSlabs = kBlockM * kSharers / kWarps / 16;  // 16-row slabs of a warp
@@ -44,7 +44,6 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
     static constexpr bool kRare = kGeneral;
     using Pair = RowPair<Forward>;
     static constexpr bool kHalf = std::is_same<T, __half>::value;
-    static constexpr float kBaseLimit = 134217728.0f;  // 2^27: half a unit in the last place is 4
 
     static constexpr bool kFloat = std::is_same<T, float>::value;
     using QTile = SharedTile<kBlockM, kHeadDim, sizeof(T)>;
@@ -355,8 +354,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         for (int a = 0; a < kSlabs; ++a)
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                row_sum[a][r] += __shfl_xor_sync(0xffffffffu, row_sum[a][r], 1);
-                row_sum[a][r] += __shfl_xor_sync(0xffffffffu, row_sum[a][r], 2);
+                row_sum[a][r] = quad_sum(row_sum[a][r]);
                 if constexpr (kSharers == 1)
                     bad |= row_sum[a][r] == INFINITY || (fabsf(base[a][r]) > kBaseLimit && base[a][r] != kNoScore);
             }

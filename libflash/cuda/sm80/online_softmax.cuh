@@ -1,10 +1,9 @@
 // Online softmax with a kept maximum, in the registers of a warp: scores, row sums and O accumulators of kSlabs * 16 query rows.
 // Row r (0 or 1) of a slab has accumulator elements 2 * r and 2 * r + 1; four lanes share a row.
 //
-// Softmax allows any finite number to be subtracted from the scores of a row. That number is `base`. It is the row maximum of the
-// first tile, is raised in edge tiles, and is kept for all other tiles. There a score costs one multiply-add, one exponential and
-// one addition, and the accumulators are not rescaled. After a tile, a row whose sum exceeds kSumLimit gets a higher base
-// (move_base).
+// attention/online_softmax.cuh describes the base of a row. It is the row maximum of the first tile, is raised in edge tiles, and is
+// kept for all other tiles. There a score costs one multiply-add, one exponential and one addition, and the accumulators are not
+// rescaled. After a tile, a row whose sum exceeds kSumLimit gets a higher base (move_base).
 //
 // Overflow is possible only if the scores of a row jump by about 75 (natural units) within one tile, or by less with large
 // values. It is detected after the last tile; the thread block then repeats its work and updates the maximum for every tile.
@@ -15,16 +14,15 @@
 // that the rounding error could overflow the exponential, the work is repeated, too, with scores that are scaled first.
 #pragma once
 
+#include "cuda/attention/online_softmax.cuh"
 #include "cuda/ptx/math.cuh"
+#include "cuda/tile/quad.cuh"
 
 namespace libflash::cuda::sm80 {
 
 template <int kSlabs, int kKeyBlocks, int kChannelBlocks>
 struct OnlineSoftmax {
-    static constexpr float kSumLimit = 16384.0f;
     static constexpr float kHalfLimit = 15.0f;  // largest exponent (base 2) of a probability
-    // Below every score but finite: differences with it are never NaN.
-    static constexpr float kNoScore = -3.402823466e38f;
 
     float scale;  // from the scores in registers to base-2 units: scale_log2, or 1 if they are scaled already
 
@@ -64,16 +62,12 @@ struct OnlineSoftmax {
 
     // Maximum over the four lanes of the row.
     __device__ __forceinline__ float row_largest(int a, int r) const {
-        float largest = largest_of(a, r);
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-        return fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+        return quad_max(largest_of(a, r));
     }
 
     // Raises the base to the row maximum `largest` (unscaled) and rescales the row's sum and accumulators.
     __device__ __forceinline__ void raise_base(int a, int r, float largest) {
-        const float new_base = fmaxf(base[a][r], largest * scale);  // unchanged for -infinity and NaN
-        scale_row(a, r, exp2_approx(base[a][r] - new_base));
-        base[a][r] = new_base;
+        scale_row(a, r, cuda::raise_base(base[a][r], largest * scale));
     }
 
     // Raises the base of every row to the maximum of the tile.
@@ -85,7 +79,7 @@ struct OnlineSoftmax {
     }
 
     __device__ __forceinline__ void scale_row(int a, int r, float factor) {
-        row_sum[a][r] *= row_sum[a][r] == INFINITY ? 1.0f : factor;  // keeps an overflow visible: infinity * 0 would be NaN
+        scale_row_sum(row_sum[a][r], factor);
 #pragma unroll
         for (int n = 0; n < kChannelBlocks; ++n) {
             o[a][n][2 * r] *= factor;
@@ -93,7 +87,7 @@ struct OnlineSoftmax {
         }
     }
 
-    // True if a row sum of this warp exceeds the limit. False for NaN: a NaN row must not change how other rows are computed.
+    // Whether a row sum of this warp exceeds the limit.
     __device__ __forceinline__ bool sums_past_limit() const {
         bool past = false;
 #pragma unroll
@@ -103,19 +97,12 @@ struct OnlineSoftmax {
 
     // Maximum of the partial sums of the row's lanes.
     __device__ __forceinline__ float row_largest_sum(int a, int r) const {
-        float sum = row_sum[a][r];
-        sum = fmaxf(sum, __shfl_xor_sync(0xffffffffu, sum, 1));
-        return fmaxf(sum, __shfl_xor_sync(0xffffffffu, sum, 2));
+        return quad_max(row_sum[a][r]);
     }
 
-    // Raises the base of a row with a large sum. All lanes of the row need the same base, so `sum` must be the same in all of
-    // them.
+    // Raises the base of a row with a large sum. `sum` must be the same in all lanes of the row.
     __device__ __forceinline__ void move_row_base(int a, int r, float sum) {
-        if (sum > kSumLimit && sum < INFINITY) {
-            const float up = fminf(ceilf(__log2f(sum)), 126.0f);  // 2^-127 would be flushed to 0
-            base[a][r] += up;
-            scale_row(a, r, exp2_approx(-up));
-        }
+        if (sum > kSumLimit && sum < INFINITY) scale_row(a, r, raise_base_by_sum(base[a][r], sum));
     }
 
     __device__ __forceinline__ void move_base() {

@@ -7,6 +7,7 @@
 // warp's P comes last.
 #pragma once
 
+#include "cuda/attention/online_softmax.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/hide_from_compiler.cuh"
@@ -75,7 +76,7 @@ struct RowPair {
         take_larger(words().largest, largest);
         for_rows([&](int a, int r) {
             if (first) {
-                body.base[a][r] = fmaxf(Body::kNoScore, largest[a][r] * body.scale);
+                body.base[a][r] = fmaxf(kNoScore, largest[a][r] * body.scale);
             } else {
                 body.raise_base(a, r, largest[a][r]);
             }
