@@ -104,7 +104,8 @@ struct VisibleKeys {
         last = min(last, end);
     }
 
-    // The keys that a query row sees, by position: [first_visible, end_of_visible).
+    // The keys that a query row sees, by position: [first_visible, end_of_visible). The rule is that of edge_mask.cuh, with padding
+    // on the left and without keys that do not fit into the cache.
     __device__ __forceinline__ int first_visible(const DecodeParams& p, int row) const {
         return max(leftpad, row + length - p.seqlen_q - p.left);
     }

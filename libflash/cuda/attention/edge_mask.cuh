@@ -1,5 +1,6 @@
 // The mask of edge tiles: the causal rule, the window and the sequence ends. One function says which keys a query row sees; the
-// others apply it to the accumulators of a thread. `Tiles` is a KeyRange or a QueryTiles.
+// others apply it to the accumulators of a thread. `Tiles` is a KeyRange or a QueryTiles. (Decode has positions with padding and
+// pages: VisibleKeys in decode_keys.cuh.)
 #pragma once
 
 #include "cuda/tile/accumulator.cuh"

@@ -65,15 +65,27 @@ struct ScoreRules {
 // for_all(rule) calls rule(score, row, col) for every score; for_each calls it only for scores whose row and key exist, and
 // only there is memory read.
 //
-// scale_and_cap: dot products become scores in natural units.
+// scale_and_cap: dot products become scores in natural units times `unit`. scaled_unit: softmax_scale * unit. References, so that
+// kernel parameters are loaded only where they are used.
 template <class ForAll>
-__device__ __forceinline__ void scale_and_cap(const RareParams& rare, float softmax_scale, const ForAll& for_all) {
-    if (rare.softcap > 0.0f) {
-        const float cap = rare.softcap, inverse = softmax_scale / cap;
+__device__ __forceinline__ void scale_and_cap(const float& softcap, const float& softmax_scale, float unit,
+                                              const float& scaled_unit, const ForAll& for_all) {
+    if (softcap > 0.0f) {
+        const float inverse = softmax_scale / softcap, cap = softcap * unit;
         for_all([&](float& score, int, int) { score = cap * tanh_accurate(score * inverse); });
     } else {
-        for_all([&](float& score, int, int) { score *= softmax_scale; });
+        for_all([&](float& score, int, int) { score *= scaled_unit; });
     }
+}
+// The same in natural units.
+template <class ForAll>
+__device__ __forceinline__ void scale_and_cap(const RareParams& rare, float softmax_scale, const ForAll& for_all) {
+    scale_and_cap(rare.softcap, softmax_scale, 1.0f, softmax_scale, for_all);
+}
+
+// ALiBi. `position`: the key on the diagonal of the query row, where the distance is 0.
+__device__ __forceinline__ void subtract_alibi(float& score, float slope, int position, int key) {
+    score -= slope * fabsf(static_cast<float>(position - key));
 }
 
 // Adds ALiBi and bias, applies the boolean mask, and converts the scores to base-2 units.
@@ -83,7 +95,7 @@ __device__ __forceinline__ void add_and_hide(const RareParams& rare, const Score
     if (rare.alibi_slopes.data) {
         const float slope = rules.slope;
         const int bottom_right = rules.bottom_right;
-        for_all([&](float& score, int row, int col) { score -= slope * fabsf(static_cast<float>(row + bottom_right - col)); });
+        for_all([&](float& score, int row, int col) { subtract_alibi(score, slope, row + bottom_right, col); });
     }
     const auto at = [](const ScoreParams& tensor, int row, int col) { return row * tensor.stride[2] + col * tensor.stride[3]; };
     if (rules.bias && rare.bias.is_float) {

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "cuda/attention/decode_keys.cuh"
+#include "cuda/attention/edge_mask.cuh"
 #include "cuda/attention/element.cuh"
 #include "cuda/attention/online_softmax.cuh"
 #include "cuda/attention/scores.cuh"
@@ -53,9 +54,9 @@ struct Decode {
     // Results of the warps; they reuse the memory of the stages.
     static constexpr int kPartRow = kHeadDim + 8;
     static_assert((kWarps * kDecodeSlab * (kPartRow + 4)) * 4 <= kStages * kStageBytes, "they fit");
-    static constexpr float kSlack = 8.0f;                // `half` can represent 2^8 and, as its smallest number, 2^-24
-    static constexpr uint32_t kLateNs = 3000;            // delay; longer than memory is idle between two thread blocks
-    static constexpr int kLateTiles = 16;                // splits with fewer tiles are not delayed: it would cost too much
+    static constexpr float kSlack = 8.0f;      // `half` can represent 2^8 and, as its smallest number, 2^-24
+    static constexpr uint32_t kLateNs = 3000;  // delay; longer than memory is idle between two thread blocks
+    static constexpr int kLateTiles = 16;      // splits with fewer tiles are not delayed: it would cost too much
 
     // The work tile of a thread block. Consecutive thread blocks take the query tiles of one key head, so that they find the keys
     // in the L2 cache; then follow heads, splits and sequences.
@@ -80,7 +81,8 @@ struct Decode {
     float s[2][4], o[kHeadDim / 8][4];
     float base[2], row_sum[2];
     // Of the lane's two rows.
-    int begin[2], end[2], diagonal[2];
+    VisibleRange visible[2];
+    int diagonal[2];
     float slope[2];
 
     __device__ __forceinline__ Decode(const DecodeParams& p, char* memory)
@@ -197,8 +199,7 @@ struct Decode {
         for (int r = 0; r < 2; ++r) {
             const int packed = item.first_row + min((kSharesKeys ? warp * kDecodeSlab : 0) + r * 8 + lane / 4, item.rows - 1);
             const int row = query_row(packed);
-            begin[r] = range.first_visible(params, row);
-            end[r] = range.end_of_visible(params, row);
+            visible[r] = {range.first_visible(params, row), range.end_of_visible(params, row)};
             diagonal[r] = row + range.length - params.seqlen_q;
             slope[r] = params.alibi_slopes.data
                            ? head_number<T>(params.alibi_slopes, item.batch, query_head(own_head(), packed)) * kLog2e
@@ -223,22 +224,16 @@ struct Decode {
 
     // From dot products to scores in base-2 units.
     __device__ __forceinline__ void apply_rules(int first_key) {
-        if (params.softcap > 0.0f) {
-            const float inverse = params.softmax_scale / params.softcap, cap = params.softcap * kLog2e;
-            for_all_scores(first_key, [&](float& score, int, int) { score = cap * tanh_accurate(score * inverse); });
-        } else {
-            for_all_scores(first_key, [&](float& score, int, int) { score *= params.scale_log2; });
-        }
+        scale_and_cap(params.softcap, params.softmax_scale, kLog2e, params.scale_log2,
+                      [&](const auto& rule) { for_all_scores(first_key, rule); });
         if (params.alibi_slopes.data) {
-            for_all_scores(first_key, [&](float& score, int r, int key) {
-                score -= slope[r] * fabsf(static_cast<float>(diagonal[r] - key));
-            });
+            for_all_scores(first_key, [&](float& score, int r, int key) { subtract_alibi(score, slope[r], diagonal[r], key); });
         }
     }
 
     __device__ __forceinline__ void hide(int first_key, uint32_t exist) {
         for_all_scores(first_key, [&](float& score, int r, int key) {
-            if (key < begin[r] || key >= end[r] || !(exist >> (key - first_key) & 1)) score = -INFINITY;
+            if (key < visible[r].begin || key >= visible[r].end || !(exist >> (key - first_key) & 1)) score = -INFINITY;
         });
     }
 

@@ -61,9 +61,7 @@ struct OnlineSoftmax {
     }
 
     // Maximum over the four lanes of the row.
-    __device__ __forceinline__ float row_largest(int a, int r) const {
-        return quad_max(largest_of(a, r));
-    }
+    __device__ __forceinline__ float row_largest(int a, int r) const { return quad_max(largest_of(a, r)); }
 
     // Raises the base to the row maximum `largest` (unscaled) and rescales the row's sum and accumulators.
     __device__ __forceinline__ void raise_base(int a, int r, float largest) {
@@ -96,9 +94,7 @@ struct OnlineSoftmax {
     }
 
     // Maximum of the partial sums of the row's lanes.
-    __device__ __forceinline__ float row_largest_sum(int a, int r) const {
-        return quad_max(row_sum[a][r]);
-    }
+    __device__ __forceinline__ float row_largest_sum(int a, int r) const { return quad_max(row_sum[a][r]); }
 
     // Raises the base of a row with a large sum. `sum` must be the same in all lanes of the row.
     __device__ __forceinline__ void move_row_base(int a, int r, float sum) {

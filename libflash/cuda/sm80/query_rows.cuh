@@ -225,9 +225,8 @@ struct QueryRows {
         const DropoutParams& dropout = params.rare.dropout;
         static_assert(!kGeneral || (kSlabs == 1 && kBlocks == 2), "one bit for each of 8 elements");
         // In the order of the elements of dp.
-        const uint32_t keep =
-            keep_bits<2, 2, 4>(dropout, dropout_head(work.batch, params.heads_q, work.head), tile * kBlockN + first, lane,
-                               [&](int r) { return row_of(0, 2 * r); });
+        const uint32_t keep = keep_bits<2, 2, 4>(dropout, dropout_head(work.batch, params.heads_q, work.head),
+                                                 tile * kBlockN + first, lane, [&](int r) { return row_of(0, 2 * r); });
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             float& x = dp[0][i / 4][i % 4];
