@@ -296,10 +296,10 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         add_and_hide<T>(params.rare, common().rules, for_all, for_each);
     }
 
-    // Main loop over the key tiles. `safe`: the maximum is updated for every tile.
-    __device__ __forceinline__ void loop_over_keys(bool safe) {
+    // Main loop over the key tiles. `exact_maximum`: the maximum is updated for every tile.
+    __device__ __forceinline__ void loop_over_keys(bool exact_maximum) {
         clear();
-        scale = kGeneral || safe ? 1.0f : params.scale_log2;
+        scale = kGeneral || exact_maximum ? 1.0f : params.scale_log2;
         int cursor = common().tiles.list_count;
         int tile = common().tiles.previous(common().tiles.end, cursor);
         bool first = true;
@@ -317,11 +317,11 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
             }
             if constexpr (kGeneral) {
                 apply_rules(tile);
-            } else if (safe) {
+            } else if (exact_maximum) {
                 for_all_scores(tile, [&](float& score, int, int) { score *= params.scale_log2; });
             }
             if (edge) mask_edge(tile);
-            if (safe || first || edge || (kHalf && any_too_large())) update_max();
+            if (exact_maximum || first || edge || (kHalf && any_too_large())) update_max();
             cp_async_wait<0>();
             __syncthreads();  // V has arrived; no warp reads K
             load_k(common(), next);
@@ -453,17 +453,17 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
     __device__ __forceinline__ void run() {
         if (!prepare()) return;
         // One loop, not two calls: a second inlined copy of the main loop costs registers.
-        bool safe = false;
+        bool exact_maximum = false;
 #pragma unroll 1
         while (true) {
             if constexpr (kSharers == 2) {
-                Pair(*this).loop_over_keys(safe);
+                Pair(*this).loop_over_keys(exact_maximum);
             } else {
-                loop_over_keys(safe);
+                loop_over_keys(exact_maximum);
             }
             const bool overflow = finish_sums();
-            if (safe || !overflow) break;
-            safe = true;
+            if (exact_maximum || !overflow) break;
+            exact_maximum = true;
             load_first(common());
         }
         if constexpr (kSharers == 2) {

@@ -154,7 +154,7 @@ struct QueryRows {
             apply_rules<kThroughCap>(s, ds, tile, first);
         } else {
             multiply(s, 0, kKeysAt, first, params.head_dim);
-            hide_edge(s, tile, first);
+            mask_edge(s, tile, first);
             exponentiate(s);
             multiply(ds, QTile::kBytes, kKeysAt + KvTile::kBytes, first, params.head_dim_v);
             for_each_row([&](int a, int e, const SoftmaxStatistics& statistics) {
@@ -173,7 +173,7 @@ struct QueryRows {
     }
 
     // Applies the causal mask, the window and the length.
-    __device__ __forceinline__ void hide_edge(Scores& s, int tile, int first) const {
+    __device__ __forceinline__ void mask_edge(Scores& s, int tile, int first) const {
         if (tiles.is_edge(tile)) mask_edge_by_element(tiles, [&](const auto& rule) { for_all(s, tile, first, rule); });
     }
 
@@ -207,14 +207,14 @@ struct QueryRows {
         for_each_row([&](int a, int e, const SoftmaxStatistics& statistics) {
 #pragma unroll
             for (int n = 0; n < kBlocks; ++n) {
-                const float bent = s[a][n][e] * inverse;
-                ds[a][n][e] = (ds[a][n][e] - statistics.delta) * fmaf(-bent, bent, 1.0f);
+                const float capped = s[a][n][e] * inverse;
+                ds[a][n][e] = (ds[a][n][e] - statistics.delta) * fmaf(-capped, capped, 1.0f);
             }
         });
         ScoreRules<T> rules;
         rules.init(rare, work.batch, work.head, rows, cols);
         add_and_hide<T>(rare, rules, all, each);
-        hide_edge(s, tile, first);
+        mask_edge(s, tile, first);
         exponentiate(s);
 #pragma unroll
         for (int i = 0; i < kSlabs * kBlocks * 4; ++i)

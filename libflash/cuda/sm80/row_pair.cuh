@@ -162,9 +162,9 @@ struct RowPair {
         });
     }
 
-    __device__ __forceinline__ void loop_over_keys(bool safe) {
+    __device__ __forceinline__ void loop_over_keys(bool exact_maximum) {
         body.clear();
-        body.scale = Body::kRare || safe ? 1.0f : body.params.scale_log2;
+        body.scale = Body::kRare || exact_maximum ? 1.0f : body.params.scale_log2;
         int cursor = body.common().tiles.list_count;
         int tile = body.common().tiles.previous(body.common().tiles.end, cursor);
         bool first = true, past_limit = false;
@@ -178,11 +178,11 @@ struct RowPair {
             body.multiply_qk();
             if constexpr (Body::kRare) {
                 body.apply_rules(tile);
-            } else if (safe) {
+            } else if (exact_maximum) {
                 body.for_all_scores(tile, [&](float& score, int, int) { score *= body.params.scale_log2; });
             }
             if (need_max) body.mask_edge(tile);
-            need_max |= safe || first;
+            need_max |= exact_maximum || first;
             if (std::is_same<T, __half>::value && __syncthreads_or(body.any_too_large())) need_max = true;
             if (need_max) update_max(first);
             add_values(tile, next);

@@ -96,7 +96,7 @@ struct ScoreChunk {
 #pragma unroll
         for (int i = 0; i < kBlocks * 4; ++i) {
             const float4 f = statistics[i / 8 * 4];
-            const float bent = s[i / 4 % 2][i / 8][i % 4] * inverse, slope = fmaf(-bent, bent, 1.0f);
+            const float capped = s[i / 4 % 2][i / 8][i % 4] * inverse, slope = fmaf(-capped, capped, 1.0f);
             float& x = dp[i / 4 % 2][i / 8][i % 4];
             x = ((keep >> i & 1 ? x * rare.dropout.keep_factor : 0.0f) - (i & 1 ? f.w : f.y)) * slope;
         }
