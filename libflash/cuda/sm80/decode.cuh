@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(DecodeInstance<Kernel, kKeys, kAppends>::Body:
     extern __shared__ __align__(128) char shared[];
     using Body = typename DecodeInstance<Kernel, kKeys, kAppends>::Body;
     allow_next_kernel();
-    if (params.fetch_early) Body::fetch_early(params);
+    if (params.fetch_early) DecodeLoads<Body>::fetch_early(params);
     wait_for_previous_kernel();
     Body body(params, shared);
     body.run();

@@ -21,8 +21,9 @@
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/nanosleep.cuh"
 #include "cuda/sm80/appended_row.cuh"
-#include "cuda/sm80/combine_splits.cuh"
+#include "cuda/sm80/decode_loads.cuh"
 #include "cuda/sm80/decode_products.cuh"
+#include "cuda/sm80/decode_results.cuh"
 #include "cuda/sm80/key_lookup.cuh"
 #include "cuda/tile/quad.cuh"
 
@@ -35,25 +36,24 @@ namespace libflash::cuda::sm80 {
 // there are fewer thread blocks.
 template <class T, int kHeadDim, int kWarps, int kStages, bool kSharesKeys, bool kAppends, int kHeads = 1>
 struct Decode {
+    using Element = T;
     using Products = DecodeProducts<T, kHeadDim>;
+    static constexpr int kChannels = kHeadDim, kHeadsOfBlock = kHeads;
+    static constexpr bool kSameKeys = kSharesKeys;
     static constexpr int kThreads = kWarps * 32;
     using NewRow = AppendedRow<T, kHeadDim, kThreads, kHeads>;  // with kAppends
     static constexpr int kTileK = kWarps / kHeads * kDecodeSlab;
     static constexpr int kTileRows = (kSharesKeys ? kWarps : kHeads) * kDecodeSlab;
     static_assert(kHeads == 1 || !kSharesKeys);
     static constexpr int kChunkValues = 16 / sizeof(T);
-    static constexpr int kChunks = kHeadDim / kChunkValues;
-    static constexpr int kLanesPerRow = kChunks < 32 ? kChunks : 32, kRowsAtOnce = 32 / kLanesPerRow;
     using Slab = typename Products::template Tile<kDecodeSlab>;
-    static constexpr int kSlabBytes = Slab::kBytes, kRowBytes = Slab::kRowBytes;
+    static constexpr int kSlabBytes = Slab::kBytes;
     static constexpr int kStageBytes = 2 * kWarps * kSlabBytes;  // K, then V
+    static constexpr int kStagesBytes = kStages * kStageBytes;
     static constexpr int kQueryBytes = kTileRows * Slab::kRowBytes;
     static constexpr int kSharedBytes = decode_shared_bytes(kHeadDim, kWarps* kDecodeSlab, kStages, sizeof(T), kTileRows);
     static_assert(kSharedBytes == kStages * kStageBytes + kQueryBytes + kStages * kWarps * (1 + kDecodeSlab) * 4,
                   "the host counts the same");
-    // Results of the warps; they reuse the memory of the stages.
-    static constexpr int kPartRow = kHeadDim + 8;
-    static_assert((kWarps * kDecodeSlab * (kPartRow + 4)) * 4 <= kStages * kStageBytes, "they fit");
     static constexpr float kSlack = 8.0f;       // `half` can represent 2^8 and, as its smallest number, 2^-24
     static constexpr uint32_t kDelayNs = 3000;  // delay; longer than memory is idle between two thread blocks
     static constexpr int kDelayMinTiles = 16;   // splits with fewer tiles are not delayed: it would cost too much
@@ -97,19 +97,12 @@ struct Decode {
         return reinterpret_cast<uint32_t*>(queries() + kQueryBytes)[stage * kWarps + group];
     }
     using Lookup = KeyLookup<kTileK, kStages>;
+    using Loads = DecodeLoads<Decode>;
+    using Results = DecodeResults<Decode>;
     __device__ __forceinline__ Lookup key_lookup(const KeyLocations& locations, const VisibleKeys& range) const {
         int32_t* const entries = reinterpret_cast<int32_t*>(&existing(kStages, 0));  // after the last `existing`
         return {locations, range, entries + warp * kDecodeSlab, kWarps * kDecodeSlab, own_keys(), lane};
     }
-    __device__ __forceinline__ float* part(int slab, int row) const {
-        return reinterpret_cast<float*>(shared) + (slab * kDecodeSlab + row) * kPartRow;
-    }
-    // Four numbers per row and slab: base, row sum, weight of this part, and the factor for the sum of all parts.
-    __device__ __forceinline__ float* part_statistics(int slab, int row) const {
-        return reinterpret_cast<float*>(shared) + kWarps * kDecodeSlab * kPartRow + (slab * kDecodeSlab + row) * 4;
-    }
-    // Warps with partial results of the same row.
-    static constexpr int kParts = kSharesKeys ? 1 : kWarps / kHeads;
     // Existing row number n. Heads vary fastest: row 0 of all heads, then row 1 of all heads.
     struct ExistingRow {
         int head_k, packed, slab, in_slab;
@@ -138,61 +131,6 @@ struct Decode {
     }
     __device__ __forceinline__ int query_head(int head_k, int row) const {
         return head_k * params.group_size + row - query_row(row) * params.group_size;
-    }
-
-    // Copies `count` values of any alignment; the rest of the chunk becomes zeros.
-    static __device__ __forceinline__ void copy_slowly(char* to, const T* from, int count) {
-#pragma unroll 1
-        for (int i = 0; i < kChunkValues; ++i) reinterpret_cast<T*>(to)[i] = i < count ? from[i] : T(0.0f);
-    }
-
-    __device__ __forceinline__ void load_queries() {
-        for (int i = threadIdx.x; i < kTileRows * kChunks; i += kThreads) {
-            const int row = i / kChunks, chunk = i % kChunks, of_head = kHeads > 1 ? row % kDecodeSlab : row;
-            const int head_k = work_tile.head_k + (kHeads > 1 ? row / kDecodeSlab : 0),
-                      packed = work_tile.first_row + min(of_head, work_tile.rows - 1);
-            const T* from = static_cast<const T*>(params.q.data) + work_tile.batch * params.q.batch +
-                            query_row(packed) * params.q.row + query_head(head_k, packed) * params.q.head + chunk * kChunkValues;
-            const int count = of_head < work_tile.rows ? params.head_dim - chunk * kChunkValues : 0;
-            char* const to = queries() + Slab::offset(row, chunk);
-            if (params.vector_q) {
-                cp_async_16(shared_address(to), from, count > 0);
-            } else {
-                copy_slowly(to, from, count);
-            }
-        }
-    }
-
-    // Starts the loads of this warp's 16 keys and values of a tile. Keys that do not exist become zeros.
-    __device__ __forceinline__ void load_keys(int head_k, int stage, const KeyLocation& location) {
-        const CacheParams& cache = params.cache;
-        const bool exists = static_cast<uint32_t>(location.page) < static_cast<uint32_t>(cache.pages);
-        const uint32_t all = __ballot_sync(0xffffffffu, exists);
-        if (lane == 0) existing(stage, warp) = all;
-        const T* const k = static_cast<const T*>(cache.k.data) + head_k * cache.k.head;
-        const T* const v = static_cast<const T*>(cache.v.data) + head_k * cache.v.head;
-        const auto copy_rows = [&](int step, const auto& copy) {
-            const int row = step * kRowsAtOnce + lane / kLanesPerRow;
-            const int64_t page = __shfl_sync(0xffffffffu, location.page, row);
-            const int64_t at = __shfl_sync(0xffffffffu, location.row, row);
-            const bool there = all >> row & 1;
-#pragma unroll
-            for (int chunk = lane % kLanesPerRow; chunk < kChunks; chunk += kLanesPerRow) {
-                const int first = chunk * kChunkValues, offset = Slab::offset(row, chunk);
-                copy(keys(stage, warp) + offset, k + page * cache.k.batch + at * cache.k.row + first,
-                     there ? params.head_dim - first : 0);
-                copy(values(stage, warp) + offset, v + page * cache.v.batch + at * cache.v.row + first,
-                     there ? params.head_dim_v - first : 0);
-            }
-        };
-        if (params.vector_kv) {
-#pragma unroll(kRowBytes > 512 ? 2 : kDecodeSlab)
-            for (int step = 0; step < kDecodeSlab / kRowsAtOnce; ++step)
-                copy_rows(step, [](char* to, const T* rows, int count) { cp_async_16(shared_address(to), rows, count > 0); });
-        } else {
-#pragma unroll 1
-            for (int step = 0; step < kDecodeSlab / kRowsAtOnce; ++step) copy_rows(step, copy_slowly);
-        }
     }
 
     __device__ __forceinline__ void prepare_rows(const VisibleKeys& range) {
@@ -337,142 +275,14 @@ struct Decode {
                 synchronize();  // the stage is no longer read
             }
             if (loading < range.last) {
-                load_keys(own_head(), stage, lookup.look_up(stage, loading));
+                Loads{*this}.load_keys(own_head(), stage, lookup.look_up(stage, loading));
                 if (has_table) lookup.begin(stage, loading + stages * kTileK);
             }
-            if (loading == begin) load_queries();
+            if (loading == begin) Loads{*this}.load_queries();
             cp_async_commit();
             stage = stage + 1 == stages ? 0 : stage + 1;
         }
         cp_async_wait<0>();
-    }
-
-    // Stores the results of each warp in shared memory.
-    __device__ __forceinline__ void store_partial_results() {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            row_sum[r] = quad_sum(row_sum[r]);
-        }
-        __syncthreads();  // no warp reads or writes a stage
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const int row = r * 8 + lane / 4;
-            if (lane % 4 == 0) {
-                part_statistics(warp, row)[0] = base[r];
-                part_statistics(warp, row)[1] = row_sum[r];
-            }
-            float* to = part(warp, row) + lane % 4 * 2;
-#pragma unroll
-            for (int n = 0; n < kHeadDim / 8; ++n)
-                *reinterpret_cast<float2*>(to + n * 8) = make_float2(o[n][2 * r], o[n][2 * r + 1]);
-        }
-        __syncthreads();
-    }
-
-    // For each row: the LSE of its parts, and the weights by which the parts are added, including the division by the row sum.
-    __device__ __forceinline__ void compute_weights() {
-        for (int n = threadIdx.x; n < kHeads * work_tile.rows; n += kThreads) {
-            const ExistingRow row = existing_row(n);
-            const auto statistics_of = [&](int w) { return part_statistics(row.slab + w * kHeads, row.in_slab); };
-            float largest = kNoScore, total = 0.0f;
-#pragma unroll
-            for (int w = 0; w < kParts; ++w) largest = fmaxf(largest, statistics_of(w)[0]);
-#pragma unroll
-            for (int w = 0; w < kParts; ++w) {
-                const float* statistics = statistics_of(w);
-                total += exp2_approx(statistics[0] - largest) * statistics[1];
-            }
-            const float inverse = total != 0.0f ? 1.0f / total : 0.0f;  // 0: the row sees no key
-            const float lse = total != 0.0f ? largest + __log2f(total) : -INFINITY;
-#pragma unroll
-            for (int w = 0; w < kParts; ++w) {
-                float* statistics = statistics_of(w);
-                statistics[2] = exp2_approx(statistics[0] - largest) * inverse;
-            }
-            store_lse(row, lse);
-        }
-        __syncthreads();
-    }
-
-    // Stores the LSE of this split in the workspace or, without splits, the LSE of the row in the output, and then the factor
-    // that the sink leaves for the result.
-    __device__ __forceinline__ void store_lse(const ExistingRow& row, float lse) {
-        const int head = query_head(row.head_k, row.packed);
-        if (params.splits > 1) {
-            params.partial_lse[partial_row(params, work_tile.batch, row.head_k, row.packed) * params.splits + work_tile.split] =
-                lse;
-        } else {
-            part_statistics(row.slab, row.in_slab)[3] = finish_row(params, work_tile.batch, query_row(row.packed), head, lse,
-                                                                   sink_of<T>(params, work_tile.batch, head), true);
-        }
-    }
-
-    // Weighted sum of the parts of a row, for two channels.
-    __device__ __forceinline__ float2 sum_of_parts(const ExistingRow& row, int channel) const {
-        float2 sum = make_float2(0.0f, 0.0f);
-#pragma unroll
-        for (int w = 0; w < kParts; ++w) {
-            const float factor = part_statistics(row.slab + w * kHeads, row.in_slab)[2];
-            const float2 x = *reinterpret_cast<const float2*>(part(row.slab + w * kHeads, row.in_slab) + channel);
-            if (factor == 0.0f) continue;  // the part may hold NaN
-            sum.x = fmaf(factor, x.x, sum.x);
-            sum.y = fmaf(factor, x.y, sum.y);
-        }
-        return sum;
-    }
-
-    __device__ __forceinline__ void store_rows() {
-        constexpr int kPairs = kHeadDim / 2;
-        for (int i = threadIdx.x; i < kHeads * work_tile.rows * kPairs; i += kThreads) {
-            const ExistingRow row = existing_row(i / kPairs);
-            const int channel = i % kPairs * 2;
-            const float2 x = sum_of_parts(row, channel);
-            if (params.splits > 1) {
-                const int64_t range =
-                    partial_row(params, work_tile.batch, row.head_k, row.packed) * params.splits + work_tile.split;
-                *reinterpret_cast<float2*>(params.partial_out + range * kHeadDim + channel) = x;
-            } else {
-                const float weight = part_statistics(row.slab, row.in_slab)[3];
-                store_pair<T>(params, work_tile.batch, query_row(row.packed), query_head(row.head_k, row.packed), channel,
-                              {x.x * weight, x.y * weight});
-            }
-        }
-    }
-
-    // For a split without keys: only the LSE, because combine does not use the partial result.
-    __device__ __forceinline__ void store_without_keys() {
-        for (int n = threadIdx.x; n < kHeads * work_tile.rows; n += kThreads) store_lse(existing_row(n), -INFINITY);
-    }
-    __device__ __forceinline__ void store_result() {
-        store_partial_results();
-        compute_weights();
-        store_rows();
-    }
-
-    // Prefetches the first tile into the L2 cache while the previous kernel ends and memory is idle. This is correct even if that
-    // kernel still writes to the KV cache, because its writes go through L2, too. Lengths and block table may still change; no
-    // result depends on what is read here.
-    static __device__ __forceinline__ void fetch_early(const DecodeParams& params) {
-        constexpr int kLine = 128 / sizeof(T), kLines = (kHeadDim + kLine - 1) / kLine;  // of a key of one head
-        const WorkTile work_tile(params, static_cast<int>(blockIdx.x));
-        const CacheParams& cache = params.cache;
-        const VisibleKeys range = keys_of<RelaxedLoad>(params, work_tile);
-        const KeyLocationsOf<RelaxedLoad> locations(cache, work_tile.batch);
-        const int begin = range.first / kTileK * kTileK;
-#pragma unroll 1
-        for (int i = threadIdx.x; i < kTileK * kHeads * kLines; i += kThreads) {
-            const int key = begin + i / (kHeads * kLines), head_k = work_tile.head_k + i / kLines % kHeads,
-                      channel = i % kLines * kLine;
-            if (key < range.first || key >= range.last) continue;
-            const KeyLocation at = locations.of(key);
-            if (static_cast<uint32_t>(at.page) >= static_cast<uint32_t>(cache.pages)) continue;
-            const auto fetch = [&](const RowsParams& rows, int channels) {
-                const T* row = static_cast<const T*>(rows.data) + at.page * rows.batch + at.row * rows.row + head_k * rows.head;
-                if (channel < channels) prefetch_to_l2(row + channel);
-            };
-            fetch(cache.k, params.head_dim);
-            fetch(cache.v, params.head_dim_v);
-        }
     }
 
     __device__ __forceinline__ void run() {
@@ -483,12 +293,12 @@ struct Decode {
         if (range.first < range.last) {
             loop_over_keys(range, locations);
         } else if (params.splits > 1) {
-            store_without_keys();
+            Results{*this}.store_without_keys();
             return;
         } else {
             prepare_rows(range);
         }
-        store_result();
+        Results{*this}.store_result();
     }
 };
 

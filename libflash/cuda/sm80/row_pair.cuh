@@ -13,6 +13,8 @@
 #include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma_sync.cuh"
+#include "cuda/sm80/forward_epilogue.cuh"
+#include "cuda/sm80/forward_products.cuh"
 #include "cuda/tile/product.cuh"
 #include "cuda/tile/shared_tile.cuh"
 
@@ -175,7 +177,7 @@ struct RowPair {
             if (__syncthreads_or(past_limit)) move_base();  // K has arrived; no warp reads V of the previous tile
             body.load_v(body.common(), tile);
             bool need_max = body.common().tiles.is_edge(tile);
-            body.multiply_qk();
+            ForwardProducts<Body>{body}.multiply_qk();
             if constexpr (Body::kRare) {
                 body.apply_rules(tile);
             } else if (exact_maximum) {
@@ -196,9 +198,10 @@ struct RowPair {
     // Stages O in shared memory, in the pair's rows of the Q tile. Each warp writes and reads only its own channels.
     __device__ __forceinline__ void store_out() {
         float factor[kSlabs][2];
-        body.normalize([&](int a, int r, float inverse) {
+        ForwardEpilogue<Body> epilogue{body};
+        epilogue.normalize([&](int a, int r, float inverse) {
             factor[a][r] = inverse;
-            if (inverse == 0.0f) body.scale_out(a, r, inverse);
+            if (inverse == 0.0f) epilogue.scale_out(a, r, inverse);
         });
         const auto address = QTile::template skip_columns<kPairs>(
             QTile::a_address(body.q_smem(), body.warp_row(), hide_from_compiler(body.lane)), part * kPairs);
