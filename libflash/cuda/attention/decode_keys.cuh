@@ -64,8 +64,8 @@ struct KeyLocationsOf {
     }
 
     // The same in two steps: begin_lookup() copies the block table entry to `copy` in shared memory with cp.async;
-    // finish_lookup() reads it after the caller has waited for that copy. A load into a register would not help: the compiler waits
-    // for it at once, to move the value to the register where the next iteration of the loop expects it.
+    // finish_lookup() reads it after the caller has waited for that copy. A load into a register would not help: the compiler
+    // waits for it at once, to move the value to the register where the next iteration of the loop expects it.
     __device__ __forceinline__ void begin_lookup(int32_t* copy, int key) const {
         if (table) cp_async_4(shared_address(copy), table + divide(key, page_size) * column_stride);
     }
@@ -104,8 +104,8 @@ struct VisibleKeys {
         last = min(last, end);
     }
 
-    // The keys that a query row sees, by position: [first_visible, end_of_visible). The rule is that of edge_mask.cuh, with padding
-    // on the left and without keys that do not fit into the cache.
+    // The keys that a query row sees, by position: [first_visible, end_of_visible). The rule is that of edge_mask.cuh, with
+    // padding on the left and without keys that do not fit into the cache.
     __device__ __forceinline__ int first_visible(const DecodeParams& p, int row) const {
         return max(leftpad, row + length - p.seqlen_q - p.left);
     }

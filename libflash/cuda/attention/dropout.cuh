@@ -76,8 +76,8 @@ __device__ __forceinline__ uint32_t dropout_head(int batch, int heads_q, int hea
     return static_cast<uint32_t>(batch) * heads_q + head;
 }
 
-// The functions below return which elements are kept as bits. The generator needs many registers, so it runs in a loop that is not
-// unrolled. The whole warp calls them.
+// The functions below return which elements are kept as bits. The generator needs many registers, so it runs in a loop that is
+// not unrolled. The whole warp calls them.
 
 // For kRows accumulator rows of this lane, row_of(i), and two neighbouring blocks of 8 keys from `col` on: bit
 // i * kRowBits + n * kBlockBits + e belongs to row i and key col + 8 * n + 2 * (lane % 4) + e.
@@ -97,8 +97,8 @@ __device__ __forceinline__ uint32_t keep_bits(const DropoutParams& dropout, uint
     return keep;
 }
 
-// For kBlocks transposed accumulator blocks, two of 8 keys beside each other for 8 query rows: bit i * 4 + e belongs to element e of
-// block i, whose first row of this lane is row + i / 2 * 8 and whose first key is col + i % 2 * 16.
+// For kBlocks transposed accumulator blocks of 16 keys and 8 query rows: block i has the query rows from row + i / 2 * 8 and the
+// keys from col + i % 2 * 16 on, as in dropout_words_transposed(). Bit i * 4 + e belongs to its element e.
 template <int kBlocks>
 __device__ __forceinline__ uint32_t keep_bits_transposed(const DropoutParams& dropout, uint32_t batch_head, int row, int col,
                                                          int lane) {

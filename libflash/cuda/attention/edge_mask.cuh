@@ -33,8 +33,8 @@ __device__ __forceinline__ void mask_edge(const Tiles& tiles, int first_col, con
     });
 }
 
-// The same for transposed scores, whose accumulator has a row for each key. first_row and first_key: of the lane. A hidden element
-// becomes `hidden`: -infinity for a score, 0 for a probability.
+// The same for transposed scores, whose accumulator has a row for each key. first_row and first_key: of the lane. A hidden
+// element becomes `hidden`: -infinity for a score, 0 for a probability.
 template <class Tiles, class Accumulator>
 __device__ __forceinline__ void mask_edge_transposed(const Tiles& tiles, int first_row, int first_key, float hidden,
                                                      Accumulator& scores) {

@@ -33,8 +33,8 @@ __device__ __forceinline__ float raise_base(float& base, float largest) {
 // The row sum times such a factor. An overflow stays visible: infinity * 0 would be NaN.
 __device__ __forceinline__ void scale_row_sum(float& sum, float factor) { sum *= sum == INFINITY ? 1.0f : factor; }
 
-// Raises the base of a row with a large finite sum so much that the sum becomes about 1. Returns the factor for the sums. All lanes
-// of a row need the same base, so `sum` must be the same in all of them.
+// Raises the base of a row with a large finite sum so much that the sum becomes about 1. Returns the factor for the sums. All
+// lanes of a row need the same base, so `sum` must be the same in all of them.
 __device__ __forceinline__ float raise_base_by_sum(float& base, float sum) {
     const float up = fminf(ceilf(__log2f(sum)), 126.0f);  // 2^-127 would be flushed to 0
     base += up;

@@ -48,8 +48,8 @@ __device__ __forceinline__ void tma_store(uint32_t smem_address, const CUtensorM
                  : "memory");
 }
 
-// Adds consecutive floats in shared memory to global memory; `bytes` as for tma_load_bytes. Each addition is atomic: several thread
-// blocks may add to the same floats. Subnormal floats count as 0.
+// Adds consecutive floats in shared memory to global memory; `bytes` as for tma_load_bytes. Each addition is atomic: several
+// thread blocks may add to the same floats. Subnormal floats count as 0.
 __device__ __forceinline__ void tma_add_floats(float* global, uint32_t smem_address, int bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global), "r"(smem_address),
                  "r"(bytes)

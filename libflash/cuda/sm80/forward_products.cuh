@@ -1,5 +1,5 @@
-// The two matrix products of the sm80 forward kernel for one tile of keys; row_pair.cuh has P V of two warps that share rows. `Body`:
-// Forward in forward.cuh.
+// The two matrix products of the sm80 forward kernel for one tile of keys; row_pair.cuh has P V of two warps that share rows.
+// `Body`: Forward in forward.cuh.
 #pragma once
 
 #include "cuda/ptx/hide_from_compiler.cuh"

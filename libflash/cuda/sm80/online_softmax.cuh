@@ -1,17 +1,17 @@
-// Online softmax with a kept maximum, in the registers of a warp: scores, row sums and O accumulators of kSlabs * 16 query rows.
-// Row r (0 or 1) of a slab has accumulator elements 2 * r and 2 * r + 1; four lanes share a row.
+// Online softmax with a kept maximum, in the registers of a warp: scores, row sums and O accumulators of kSlabs * 16 query
+// rows. Row r (0 or 1) of a slab has accumulator elements 2 * r and 2 * r + 1; four lanes share a row.
 //
-// attention/online_softmax.cuh describes the base of a row. It is the row maximum of the first tile, is raised in edge tiles, and is
-// kept for all other tiles. There a score costs one multiply-add, one exponential and one addition, and the accumulators are not
-// rescaled. After a tile, a row whose sum exceeds kSumLimit gets a higher base (move_base).
+// attention/online_softmax.cuh describes the base of a row. It is the row maximum of the first tile, is raised in edge tiles,
+// and is kept for all other tiles. There a score costs one multiply-add, one exponential and one addition, and the
+// accumulators are not rescaled. After a tile, a row whose sum exceeds kSumLimit gets a higher base (move_base).
 //
 // Overflow is possible only if the scores of a row jump by about 75 (natural units) within one tile, or by less with large
 // values. It is detected after the last tile; the thread block then repeats its work and updates the maximum for every tile.
 // `half` probabilities overflow at 65504 already, so for `half` every tile is checked for a score that far above the base
 // (any_too_large), and the maximum is updated if there is one.
 //
-// `base` is a rounded product (maximum * scale) and the same for all tiles, so its rounding error cancels. If a base is so large
-// that the rounding error could overflow the exponential, the work is repeated, too, with scores that are scaled first.
+// `base` is a rounded product (maximum * scale) and the same for all tiles, so its rounding error cancels. If a base is so
+// large that the rounding error could overflow the exponential, the work is repeated, too, with scores that are scaled first.
 #pragma once
 
 #include "cuda/attention/online_softmax.cuh"
