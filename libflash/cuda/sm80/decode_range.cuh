@@ -79,7 +79,7 @@ struct Decode {
     WorkTile work_tile;
     Products products;
     float s[2][4], o[kHeadDim / 8][4];
-    float base[2], row_sum[2];
+    float kept_maximum[2], row_sum[2];
     // Of the lane's two rows.
     VisibleRange visible[2];
     int diagonal[2];
@@ -144,7 +144,7 @@ struct Decode {
             slope[r] = params.alibi_slopes.data
                            ? head_number<T>(params.alibi_slopes, work_tile.batch, query_head(own_head(), packed)) * kLog2e
                            : 0.0f;
-            base[r] = kNoScore;
+            kept_maximum[r] = kNoScore;
             row_sum[r] = 0.0f;
         }
 #pragma unroll
@@ -177,12 +177,12 @@ struct Decode {
         });
     }
 
-    // Raises the base of the lane's two rows to the maximum of the new scores and rescales their sums and accumulators.
-    __device__ __forceinline__ void move_base() {
+    // Raises the kept maximum of the lane's two rows to the maximum of the new scores and rescales their sums and accumulators.
+    __device__ __forceinline__ void update_max() {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const float largest = fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1]));
-            const float factor = raise_base(base[r], quad_max(largest));
+            const float factor = raise_kept_maximum(kept_maximum[r], quad_max(largest));
             row_sum[r] *= factor;
 #pragma unroll
             for (int n = 0; n < kHeadDim / 8; ++n) {
@@ -200,10 +200,10 @@ struct Decode {
         apply_rules(first_key);
         if (exist != 0xffffu || first_key < range.plain || first_key + kDecodeSlab > range.plain_end) mask_keys(first_key, exist);
         bool high = false;
-        for_all_scores(first_key, [&](float& score, int r, int) { high |= score - base[r] > kSlack; });
-        if (__any_sync(0xffffffffu, high)) move_base();
+        for_all_scores(first_key, [&](float& score, int r, int) { high |= score - kept_maximum[r] > kSlack; });
+        if (__any_sync(0xffffffffu, high)) update_max();
         for_all_scores(first_key, [&](float& score, int r, int) {
-            score = exp2_approx(score - base[r]);
+            score = exp2_approx(score - kept_maximum[r]);
             row_sum[r] += score;
         });
         products.add_values(o, s, values(stage, group), lane);

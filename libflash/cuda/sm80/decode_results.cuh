@@ -26,7 +26,7 @@ struct DecodeResults {
     __device__ __forceinline__ float* part(int slab, int row) const {
         return reinterpret_cast<float*>(body.shared) + (slab * kDecodeSlab + row) * kPartRow;
     }
-    // Four numbers per row and slab: base, row sum, weight of this part, and the factor for the sum of all parts.
+    // Four numbers per row and slab: kept maximum, row sum, weight of this part, and the factor for the sum of all parts.
     __device__ __forceinline__ float* part_statistics(int slab, int row) const {
         return reinterpret_cast<float*>(body.shared) + kWarps * kDecodeSlab * kPartRow + (slab * kDecodeSlab + row) * 4;
     }
@@ -39,7 +39,7 @@ struct DecodeResults {
         for (int r = 0; r < 2; ++r) {
             const int row = r * 8 + body.lane / 4;
             if (body.lane % 4 == 0) {
-                part_statistics(body.warp, row)[0] = body.base[r];
+                part_statistics(body.warp, row)[0] = body.kept_maximum[r];
                 part_statistics(body.warp, row)[1] = body.row_sum[r];
             }
             float* to = part(body.warp, row) + body.lane % 4 * 2;

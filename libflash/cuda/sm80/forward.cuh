@@ -32,8 +32,8 @@ namespace libflash::cuda::sm80 {
 template <class T, int kHeadDim, int kBlockM, int kBlockN, int kWarps, int kSharers, bool kGeneral>
 struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSharers / 8, kHeadDim / kSharers / 8> {
     using Softmax = OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSharers / 8, kHeadDim / kSharers / 8>;
-    using Softmax::any_too_large, Softmax::clear, Softmax::move_base, Softmax::sums_past_limit, Softmax::update_max;
-    using Softmax::base, Softmax::o, Softmax::row_sum, Softmax::s, Softmax::scale;
+    using Softmax::any_too_large, Softmax::clear, Softmax::rescale_large_sums, Softmax::sums_past_limit, Softmax::update_max;
+    using Softmax::kept_maximum, Softmax::o, Softmax::row_sum, Softmax::s, Softmax::scale;
     using Element = T;
     static constexpr int kThreads = kWarps * 32;
     static constexpr int kSlabs = kBlockM * kSharers / kWarps / 16;  // 16-row slabs of a warp
@@ -214,7 +214,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
             } else {
                 Products{*this}.multiply_pv(tile);
             }
-            if (sums_past_limit()) move_base();
+            if (sums_past_limit()) rescale_large_sums();
             first = false;
             tile = next;
         }
@@ -230,8 +230,8 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         zero_dropped<kSlabs * 2>(keep, [&](int i, int n, int e) -> float& { return s[i / 2][block + n][i % 2 * 2 + e]; });
     }
 
-    // Adds the partial row sums of all lanes of a row. True if any row of the thread block overflowed or its base is beyond
-    // kBaseLimit.
+    // Adds the partial row sums of all lanes of a row. True if any row of the thread block overflowed or its kept maximum is
+    // beyond kMaximumLimit.
     __device__ __forceinline__ bool finish_sums() {
         bool bad = false;
 #pragma unroll
@@ -240,12 +240,13 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
             for (int r = 0; r < 2; ++r) {
                 row_sum[a][r] = quad_sum(row_sum[a][r]);
                 if constexpr (kSharers == 1)
-                    bad |= row_sum[a][r] == INFINITY || (fabsf(base[a][r]) > kBaseLimit && base[a][r] != kNoScore);
+                    bad |= row_sum[a][r] == INFINITY ||
+                           (fabsf(kept_maximum[a][r]) > kMaximumLimit && kept_maximum[a][r] != kNoScore);
             }
         if constexpr (kSharers == 2) {
             Pair(*this).add_sums();
             Pair::for_rows([&](int a, int r) {
-                bad |= row_sum[a][r] == INFINITY || (fabsf(base[a][r]) > kBaseLimit && base[a][r] != kNoScore);
+                bad |= row_sum[a][r] == INFINITY || (fabsf(kept_maximum[a][r]) > kMaximumLimit && kept_maximum[a][r] != kNoScore);
             });
         }
         return __syncthreads_or(bad || Softmax::values_overflowed());

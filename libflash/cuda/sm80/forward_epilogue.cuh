@@ -35,10 +35,10 @@ struct ForwardEpilogue {
             for (int r = 0; r < 2; ++r) {
                 const int row = body.row_of(a, 2 * r);
                 const bool exists = row < q_rows.length;
-                const float largest = fmaxf(body.base[a][r], sink);
+                const float largest = fmaxf(body.kept_maximum[a][r], sink);
                 float total = body.row_sum[a][r], factor = 1.0f;  // without any score: 0, or NaN if all scores were NaN
                 if (largest != kNoScore) {
-                    factor = exp2_approx(body.base[a][r] - largest);
+                    factor = exp2_approx(body.kept_maximum[a][r] - largest);
                     total = body.row_sum[a][r] * factor + exp2_approx(sink - largest);
                 }
                 // NaN in total propagates: the comparison with 0 is true and the quotient is NaN.

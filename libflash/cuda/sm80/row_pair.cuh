@@ -1,7 +1,7 @@
-// Forward with two warps for the same 32 query rows: each takes half of the keys of a tile for Q K^T and half of the channels for
-// P V. A fragment of K or V is then used in two products, though one warp has no registers for 32 rows of all channels. The warps
-// exchange P through shared memory and agree on the base of a row: they exchange maxima and sums. The barrier at the beginning of
-// a tile tells all warps whether a sum of the previous tile exceeded its limit.
+// Forward with two warps for the same 32 query rows: each takes half of the keys of a tile for Q K^T and half of the channels
+// for P V. A fragment of K or V is then used in two products, though one warp has no registers for 32 rows of all channels.
+// The warps exchange P through shared memory and agree on the kept maximum of a row: they exchange maxima and sums. The
+// barrier at the beginning of a tile tells all warps whether a sum of the previous tile exceeded its limit.
 //
 // P V begins with the warp's own keys: the products of the first 16 keys overlap the exponentials of the next 16. The other
 // warp's P comes last.
@@ -78,17 +78,17 @@ struct RowPair {
         take_larger(words().largest, largest);
         for_rows([&](int a, int r) {
             if (first) {
-                body.base[a][r] = fmaxf(kNoScore, largest[a][r] * body.scale);
+                body.kept_maximum[a][r] = fmaxf(kNoScore, largest[a][r] * body.scale);
             } else {
-                body.raise_base(a, r, largest[a][r]);
+                body.raise_kept_maximum(a, r, largest[a][r]);
             }
         });
     }
-    __device__ __forceinline__ void move_base() {
+    __device__ __forceinline__ void rescale_large_sums() {
         float sum[kSlabs][2];
         for_rows([&](int a, int r) { sum[a][r] = body.row_largest_sum(a, r); });
         take_larger(words().sum, sum);
-        for_rows([&](int a, int r) { body.move_row_base(a, r, sum[a][r]); });
+        for_rows([&](int a, int r) { body.rescale_large_sum(a, r, sum[a][r]); });
     }
     __device__ __forceinline__ void add_sums() {
         exchange(words().sum, body.row_sum, [](float mine, float others) { return mine + others; });
@@ -174,7 +174,7 @@ struct RowPair {
         while (tile >= 0) {
             const int next = body.common().tiles.previous(tile, cursor);
             cp_async_wait<0>();
-            if (__syncthreads_or(past_limit)) move_base();  // K has arrived; no warp reads V of the previous tile
+            if (__syncthreads_or(past_limit)) rescale_large_sums();  // K has arrived; no warp reads V of the previous tile
             body.load_v(body.common(), tile);
             bool need_max = body.common().tiles.is_edge(tile);
             ForwardProducts<Body>{body}.multiply_qk();
