@@ -65,22 +65,26 @@ struct ScoreRules {
 // for_all(rule) calls rule(score, row, col) for every score; for_each calls it only for scores whose row and key exist, and
 // only there is memory read.
 //
-// scale_and_cap: dot products become scores in natural units times `unit`. scaled_unit: softmax_scale * unit. References, so that
-// kernel parameters are loaded only where they are used.
-template <class ForAll>
-__device__ __forceinline__ void scale_and_cap(const float& softcap, const float& softmax_scale, float unit,
-                                              const float& scaled_unit, const ForAll& for_all) {
-    if (softcap > 0.0f) {
-        const float inverse = softmax_scale / softcap, cap = softcap * unit;
-        for_all([&](float& score, int, int) { score = cap * tanh_accurate(score * inverse); });
-    } else {
-        for_all([&](float& score, int, int) { score *= scaled_unit; });
-    }
-}
-// The same in natural units.
+// scale_and_cap: dot products become scores in natural units.
 template <class ForAll>
 __device__ __forceinline__ void scale_and_cap(const RareParams& rare, float softmax_scale, const ForAll& for_all) {
-    scale_and_cap(rare.softcap, softmax_scale, 1.0f, softmax_scale, for_all);
+    if (rare.softcap > 0.0f) {
+        const float cap = rare.softcap, inverse = softmax_scale / cap;
+        for_all([&](float& score, int, int) { score = cap * tanh_accurate(score * inverse); });
+    } else {
+        for_all([&](float& score, int, int) { score *= softmax_scale; });
+    }
+}
+// The same in base-2 units, for kernels without bias. (One function for both units would be compiled to other branches.)
+// `params`: with softcap, softmax_scale and scale_log2.
+template <class Params, class ForAll>
+__device__ __forceinline__ void scale_and_cap_log2(const Params& params, const ForAll& for_all) {
+    if (params.softcap > 0.0f) {
+        const float inverse = params.softmax_scale / params.softcap, cap = params.softcap * kLog2e;
+        for_all([&](float& score, int, int) { score = cap * tanh_accurate(score * inverse); });
+    } else {
+        for_all([&](float& score, int, int) { score *= params.scale_log2; });
+    }
 }
 
 // ALiBi. `position`: the key on the diagonal of the query row, where the distance is 0.

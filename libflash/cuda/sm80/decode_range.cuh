@@ -164,8 +164,7 @@ struct Decode {
 
     // From dot products to scores in base-2 units.
     __device__ __forceinline__ void apply_rules(int first_key) {
-        scale_and_cap(params.softcap, params.softmax_scale, kLog2e, params.scale_log2,
-                      [&](const auto& rule) { for_all_scores(first_key, rule); });
+        scale_and_cap_log2(params, [&](const auto& rule) { for_all_scores(first_key, rule); });
         if (params.alibi_slopes.data) {
             for_all_scores(first_key, [&](float& score, int r, int key) { subtract_alibi(score, slope[r], diagonal[r], key); });
         }

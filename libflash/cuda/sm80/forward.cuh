@@ -147,24 +147,28 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         load_k(c, c.tiles.previous(c.tiles.end, cursor));
     }
 
-    // Calls for_row(row, for_scores) for each query row of this lane.
-    template <class ForRow>
-    __device__ __forceinline__ void for_score_rows(const ForRow& for_row) {
-        for_accumulator_rows(s, [&](int a, int r, const auto& for_scores) { for_row(row_of(a, 2 * r), for_scores); });
-    }
-
     // Applies the causal mask, the window and the length.
     __device__ __forceinline__ void mask_edge(int tile) {
-        cuda::mask_edge(common().tiles, first_column(tile), [&](const auto& for_row) { for_score_rows(for_row); });
+        cuda::mask_edge(common().tiles, first_column(tile), [&](const auto& for_row) {
+            for_accumulator_rows(s, [&](int a, int r, const auto& for_scores) { for_row(row_of(a, 2 * r), for_scores); });
+        });
     }
 
-    // Calls rule(score, row, col) for all scores of this lane.
+    // Calls rule(score, row, col) for all scores of this lane. A loop of its own: by for_accumulator_rows() the branches of one
+    // instance (256 channels, rare options, sm_120) would be compiled in another order.
     template <class Rule>
     __device__ __forceinline__ void for_all_scores(int tile, const Rule& rule) {
         const int first_col = first_column(tile);
-        for_score_rows([&](int row, const auto& for_scores) {
-            for_scores([&](float& score, int col) { rule(score, row, first_col + col); });
-        });
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int row = row_of(a, 2 * r);
+#pragma unroll
+                for (int n = 0; n < kKeyBlocks; ++n)
+#pragma unroll
+                    for (int e = 0; e < 2; ++e) rule(s[a][n][2 * r + e], row, first_col + n * 8 + e);
+            }
     }
 
     // From dot products to scores in base-2 units.
