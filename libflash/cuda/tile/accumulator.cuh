@@ -2,7 +2,7 @@
 // 8 columns, both in mma.sync and in wgmma: in lane 4 * g + t, element e of a block is in row g + 8 * (e / 2) and column
 // 2 * t + e % 2. Rows and columns here are relative to the lane's first one.
 //
-// The order of the elements is a part of each function's meaning: the compiler keeps it, and registers depend on it.
+// The order of the elements matters: the compiler keeps it, and the use of registers depends on it.
 #pragma once
 
 namespace libflash::cuda {
@@ -33,17 +33,6 @@ __device__ __forceinline__ void for_accumulator_rows(float (&c)[kElements], cons
 #pragma unroll
                 for (int e = 0; e < 2; ++e) rule(c[i + e], i / 4 * 8 + e);
         });
-}
-
-// Block by block: calls rule(element, row, column).
-template <int kSlabs, int kBlocks, class Rule>
-__device__ __forceinline__ void for_accumulator(float (&c)[kSlabs][kBlocks][4], const Rule& rule) {
-#pragma unroll
-    for (int a = 0; a < kSlabs; ++a)
-#pragma unroll
-        for (int n = 0; n < kBlocks; ++n)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) rule(c[a][n][e], a * 16 + (e >> 1) * 8, n * 8 + (e & 1));
 }
 
 }  // namespace libflash::cuda
