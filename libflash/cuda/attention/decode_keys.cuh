@@ -40,7 +40,7 @@ struct KeyCount {
 };
 
 struct KeyLocation {
-    int32_t place;  // entry or page number; out of range: the key does not exist
+    int32_t page;  // entry or page number; out of range: the key does not exist
     int32_t row;
 };
 
@@ -50,28 +50,28 @@ struct KeyLocationsOf {
     const int32_t* table;
     int64_t column_stride;
     int32_t entry;
-    Divisor page;
+    Divisor page_size;
 
     __device__ __forceinline__ KeyLocationsOf(const CacheParams& cache, int batch)
         : table(cache.table ? cache.table + batch * cache.table_batch : nullptr), column_stride(cache.table_column),
-          entry(cache.entries ? Numbers::load(cache.entries + batch) : batch), page(cache.page) {}
+          entry(cache.entries ? Numbers::load(cache.entries + batch) : batch), page_size(cache.page_size) {}
 
     // `key` must be a key of the sequence.
     __device__ __forceinline__ KeyLocation of(int key) const {
         if (!table) return {entry, key};
-        const int column = divide(key, page);
-        return {Numbers::load(table + column * column_stride), key - column * static_cast<int>(page.divisor)};
+        const int column = divide(key, page_size);
+        return {Numbers::load(table + column * column_stride), key - column * static_cast<int>(page_size.divisor)};
     }
 
-    // The same in two steps: ask() copies the block table entry to `answer` in shared memory with cp.async; answered() reads it
-    // after the caller has waited for that copy. A load into a register would not help: the compiler waits for it at once, to
-    // move the value to the register where the next iteration of the loop expects it.
-    __device__ __forceinline__ void ask(int32_t* answer, int key) const {
-        if (table) cp_async_4(shared_address(answer), table + divide(key, page) * column_stride);
+    // The same in two steps: begin_lookup() copies the block table entry to `copy` in shared memory with cp.async;
+    // finish_lookup() reads it after the caller has waited for that copy. A load into a register would not help: the compiler
+    // waits for it at once, to move the value to the register where the next iteration of the loop expects it.
+    __device__ __forceinline__ void begin_lookup(int32_t* copy, int key) const {
+        if (table) cp_async_4(shared_address(copy), table + divide(key, page_size) * column_stride);
     }
-    __device__ __forceinline__ KeyLocation answered(const int32_t* answer, int key) const {
+    __device__ __forceinline__ KeyLocation finish_lookup(const int32_t* copy, int key) const {
         if (!table) return {entry, key};
-        return {*answer, key - divide(key, page) * static_cast<int>(page.divisor)};
+        return {*copy, key - divide(key, page_size) * static_cast<int>(page_size.divisor)};
     }
 };
 
@@ -104,7 +104,8 @@ struct VisibleKeys {
         last = min(last, end);
     }
 
-    // The keys that a query row sees, by position: [first_visible, end_of_visible).
+    // The keys that a query row sees, by position: [first_visible, end_of_visible). The rule is that of edge_mask.cuh, with
+    // padding on the left and without keys that do not fit into the cache.
     __device__ __forceinline__ int first_visible(const DecodeParams& p, int row) const {
         return max(leftpad, row + length - p.seqlen_q - p.left);
     }

@@ -14,20 +14,19 @@ struct CacheParams {
     int64_t table_batch, table_column;
     const int32_t* leftpad;  // or nullptr
     int32_t default_seqlen, seqlen_new, capacity;
-    int32_t places;  // number of entries or pages
-    Divisor page;    // paged: the page size
+    int32_t pages;      // number of entries or pages
+    Divisor page_size;  // paged
 };
 
 // The new rows, the rotary embedding, and where rotated queries are written.
 struct AppendParams {
     RowsParams q, k_new, v_new;  // data is nullptr where nothing is appended
-    RowsParams turned;           // rotated queries: (batch, seqlen_q, heads_q, channels)
+    RowsParams rotated_q;        // rotated queries: (batch, seqlen_q, heads_q, channels)
     const void *cos, *sin;       // (positions, pairs); nullptr: no rotary embedding
     int64_t cos_row, sin_row;
     int32_t positions, pairs;
     bool interleaved, is_float;
     bool query_rows_advance;  // the position of query row i is that of the first one plus i
-    bool within;              // one new row per sequence: the attention kernel rotates and appends it
 };
 
 struct DecodeParams {
@@ -37,7 +36,7 @@ struct DecodeParams {
     AppendParams append;
     int32_t batch, seqlen_q, heads_q, heads_k, group_size;
     Divisor by_tiles, by_heads, by_splits, by_group;  // query tiles of a key head; heads_k; splits; group_size
-    Divisor by_head_groups;                           // heads_k / heads_beside
+    Divisor by_head_groups;                           // heads_k / key_heads
     int32_t head_dim, head_dim_v;
     float softmax_scale, scale_log2, softcap;
     int32_t left, right;  // window beside the diagonal through the last query row and the last key
@@ -49,9 +48,9 @@ struct DecodeParams {
     bool vector_q, vector_kv;  // rows can be read 16 bytes at a time
     bool vector_out;           // rows of out can be written two elements at a time
     int32_t stages;            // stages in use: those of the kernel, or one fewer
-    uint32_t late_begin;       // the first of the thread blocks that start later
-    uint32_t late_count;       // the number of thread blocks that start later
-    int32_t heads_beside;      // key heads of a thread block: 1 or decode_heads_beside()
+    uint32_t delayed_begin;    // the first of the thread blocks that start later
+    uint32_t delayed_count;    // the number of thread blocks that start later
+    int32_t key_heads;         // key heads of a thread block: 1 or decode_key_heads()
     bool fetch_early;          // prefetch the first tiles into L2 before the previous kernel has ended
 };
 
@@ -61,7 +60,7 @@ constexpr int kDecodeSlab = 16;
 constexpr bool decode_shares_keys(int64_t rows) { return rows > kDecodeSlab; }
 
 // Whether the attention kernel can append one new row: it needs one thread for every two channels.
-constexpr bool decode_takes_in_rows(int head_dim, int tile_k) { return tile_k / kDecodeSlab * 32 >= head_dim / 2; }
+constexpr bool decode_can_append(int head_dim, int tile_k) { return tile_k / kDecodeSlab * 32 >= head_dim / 2; }
 
 // `tile_k`: keys of a tile, of all its heads together; `tile_rows`: query rows of a thread block.
 constexpr int decode_shared_bytes(int head_dim, int tile_k, int stages, int element_bytes, int tile_rows) {
@@ -78,14 +77,14 @@ constexpr int decode_blocks_at_once(int bytes, int most, int threads) {
 
 // Key heads that a thread block may process side by side: 2 if its threads can append the new rows of both and if two thread
 // blocks still fit on a multiprocessor, else 1.
-constexpr int decode_heads_beside(int head_dim, int tile_k, int stages, int element_bytes) {
+constexpr int decode_key_heads(int head_dim, int tile_k, int stages, int element_bytes) {
     constexpr int kMost = 2;
     const int threads = tile_k / kDecodeSlab * 32;
-    const bool all_take_in = threads >= kMost * (head_dim / 2),
+    const bool all_can_append = threads >= kMost * (head_dim / 2),
                two_blocks =
                    decode_blocks_at_once(decode_shared_bytes(head_dim, tile_k, stages, element_bytes, kMost * kDecodeSlab),
                                          227 * 1024, threads) >= 2;
-    return all_take_in && two_blocks && element_bytes == 2 ? kMost : 1;
+    return all_can_append && two_blocks && element_bytes == 2 ? kMost : 1;
 }
 
 }  // namespace libflash::cuda

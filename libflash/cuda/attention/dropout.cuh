@@ -71,4 +71,56 @@ __device__ __forceinline__ void dropout_words_transposed(const DropoutParams& dr
     }
 }
 
+// The number of a head that the counter of the generator contains.
+__device__ __forceinline__ uint32_t dropout_head(int batch, int heads_q, int head) {
+    return static_cast<uint32_t>(batch) * heads_q + head;
+}
+
+// The functions below return which elements are kept as bits. The generator needs many registers, so it runs in a loop that is
+// not unrolled. The whole warp calls them.
+
+// For kRows accumulator rows of this lane, row_of(i), and two neighbouring blocks of 8 keys from `col` on: bit
+// i * kRowBits + n * kBlockBits + e belongs to row i and key col + 8 * n + 2 * (lane % 4) + e.
+template <int kRows, int kRowBits = 4, int kBlockBits = 2, class RowOf>
+__device__ __forceinline__ uint32_t keep_bits(const DropoutParams& dropout, uint32_t batch_head, int col, int lane,
+                                              const RowOf& row_of) {
+    uint32_t keep = 0;
+#pragma unroll 1
+    for (int i = 0; i < kRows; ++i) {
+        uint2 words[2];
+        dropout_words_of_row(dropout, batch_head, row_of(i), col, lane, words);
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+            keep |= ((words[n].x >= dropout.threshold ? 1u : 0u) | (words[n].y >= dropout.threshold ? 2u : 0u))
+                    << (i * kRowBits + n * kBlockBits);
+    }
+    return keep;
+}
+
+// For kBlocks transposed accumulator blocks of 16 keys and 8 query rows: block i has the query rows from row + i / 2 * 8 and the
+// keys from col + i % 2 * 16 on, as in dropout_words_transposed(). Bit i * 4 + e belongs to its element e.
+template <int kBlocks>
+__device__ __forceinline__ uint32_t keep_bits_transposed(const DropoutParams& dropout, uint32_t batch_head, int row, int col,
+                                                         int lane) {
+    uint32_t keep = 0;
+#pragma unroll 1
+    for (int i = 0; i < kBlocks; ++i) {
+        uint32_t words[4];
+        dropout_words_transposed(dropout, batch_head, row + i / 2 * 8, col + i % 2 * 16, lane, words);
+#pragma unroll
+        for (int e = 0; e < 4; ++e) keep |= (words[e] >= dropout.threshold ? 1u : 0u) << (i * 4 + e);
+    }
+    return keep;
+}
+
+// Sets the probabilities that dropout removes to 0. `keep` from keep_bits() with the default order; element_of(i, n, e) is the
+// element of row i, block n and column e.
+template <int kRows, class ElementAt>
+__device__ __forceinline__ void zero_dropped(uint32_t keep, const ElementAt& element_of) {
+#pragma unroll
+    for (int i = 0; i < kRows * 4; ++i) {
+        if (!(keep >> i & 1)) element_of(i / 4, i / 2 % 2, i % 2) = 0.0f;
+    }
+}
+
 }  // namespace libflash::cuda

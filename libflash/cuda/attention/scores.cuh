@@ -75,6 +75,22 @@ __device__ __forceinline__ void scale_and_cap(const RareParams& rare, float soft
         for_all([&](float& score, int, int) { score *= softmax_scale; });
     }
 }
+// The same in base-2 units, for kernels without bias. (One function for both units would be compiled to other branches.)
+// `params`: with softcap, softmax_scale and scale_log2.
+template <class Params, class ForAll>
+__device__ __forceinline__ void scale_and_cap_log2(const Params& params, const ForAll& for_all) {
+    if (params.softcap > 0.0f) {
+        const float inverse = params.softmax_scale / params.softcap, cap = params.softcap * kLog2e;
+        for_all([&](float& score, int, int) { score = cap * tanh_accurate(score * inverse); });
+    } else {
+        for_all([&](float& score, int, int) { score *= params.scale_log2; });
+    }
+}
+
+// ALiBi. `position`: the key on the diagonal of the query row, where the distance is 0.
+__device__ __forceinline__ void subtract_alibi(float& score, float slope, int position, int key) {
+    score -= slope * fabsf(static_cast<float>(position - key));
+}
 
 // Adds ALiBi and bias, applies the boolean mask, and converts the scores to base-2 units.
 template <class T, class ForAll, class ForEach>
@@ -83,7 +99,7 @@ __device__ __forceinline__ void add_and_hide(const RareParams& rare, const Score
     if (rare.alibi_slopes.data) {
         const float slope = rules.slope;
         const int bottom_right = rules.bottom_right;
-        for_all([&](float& score, int row, int col) { score -= slope * fabsf(static_cast<float>(row + bottom_right - col)); });
+        for_all([&](float& score, int row, int col) { subtract_alibi(score, slope, row + bottom_right, col); });
     }
     const auto at = [](const ScoreParams& tensor, int row, int col) { return row * tensor.stride[2] + col * tensor.stride[3]; };
     if (rules.bias && rare.bias.is_float) {

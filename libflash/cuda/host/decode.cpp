@@ -23,8 +23,8 @@ CacheParams cache_params(const DecodeProblem& problem) {
     params.default_seqlen = static_cast<int32_t>(problem.default_seqlen);
     params.seqlen_new = static_cast<int32_t>(problem.seqlen_new);
     params.capacity = static_cast<int32_t>(cache.capacity);
-    params.places = static_cast<int32_t>(cache.k.shape[0]);
-    if (cache.paged()) params.page = divisor_params(cache.page_size);
+    params.pages = static_cast<int32_t>(cache.k.shape[0]);
+    if (cache.paged()) params.page_size = divisor_params(cache.page_size);
     return params;
 }
 
@@ -38,7 +38,8 @@ AppendParams append_params(const DecodeProblem& problem, void* rotated) {
     }
     if (!problem.rotary_cos.present) return params;
     const int64_t channels = padded_channels(problem);
-    if (rotated) params.turned = {rotated, problem.seqlen_q * problem.heads_q * channels, problem.heads_q * channels, channels};
+    if (rotated)
+        params.rotated_q = {rotated, problem.seqlen_q * problem.heads_q * channels, problem.heads_q * channels, channels};
     params.cos = problem.rotary_cos.data;
     params.sin = problem.rotary_sin.data;
     params.cos_row = problem.rotary_cos.stride[0];
@@ -66,14 +67,13 @@ DecodeParams make_params(const DecodeProblem& problem, const DecodePlan& plan, c
     params.lse = row_statistics_params(problem.lse);
     params.cache = cache_params(problem);
     params.append = append_params(problem, plan.stores_rotated_q ? region("rotated_q") : nullptr);
-    params.append.within = plan.fused_append;
-    params.q = params.append.turned.data ? params.append.turned : rows_params(problem.q);
+    params.q = params.append.rotated_q.data ? params.append.rotated_q : rows_params(problem.q);
     fill_in_sizes(params, problem);
     params.seqlen_q = static_cast<int32_t>(problem.seqlen_q);
     params.heads_k = static_cast<int32_t>(problem.heads_k);
     params.by_tiles = divisor_params(plan.query_tiles);
     params.by_heads = divisor_params(problem.heads_k);
-    params.heads_beside = plan.key_heads;
+    params.key_heads = plan.key_heads;
     params.by_head_groups = divisor_params(problem.heads_k / plan.key_heads);
     params.by_splits = divisor_params(plan.splits);
     params.by_group = divisor_params(std::max<int64_t>(1, problem.group_size()));
@@ -90,8 +90,8 @@ DecodeParams make_params(const DecodeProblem& problem, const DecodePlan& plan, c
                        rows_fit_vectors(params.cache.v, problem.head_dim_v, element);
     params.vector_out = rows_fit_vectors(params.out, problem.head_dim_v, element, 2 * element);
     params.stages = plan.stages;
-    params.late_begin = plan.delayed_begin;
-    params.late_count = plan.delayed_count;
+    params.delayed_begin = plan.delayed_begin;
+    params.delayed_count = plan.delayed_count;
     params.fetch_early = plan.dependent_launch;
     return params;
 }

@@ -26,18 +26,6 @@ __device__ __forceinline__ void tma_load(uint32_t smem_address, const CUtensorMa
         : "memory");
 }
 
-// Copies the same box to the same shared memory address in each thread block of the cluster whose bit 1 << rank is set in
-// `ranks`. The mbarrier at the address of `barrier` in each of them receives the bytes, even before it has announced them.
-// cluster.cuh says when other thread blocks may be accessed.
-__device__ __forceinline__ void tma_load_multicast(uint32_t smem_address, const CUtensorMap& map, const MBarrier& barrier,
-                                                   uint16_t ranks, int c0, int c1, int c2, int c3) {
-    asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
-        "[%1, {%4, %5, %6, %7}], [%2], %3;" ::"r"(smem_address),
-        "l"(&map), "r"(barrier.address), "h"(ranks), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-        : "memory");
-}
-
 // Copies `bytes` consecutive bytes, a multiple of 16, between 16-byte aligned addresses; no tensor map is needed.
 __device__ __forceinline__ void tma_load_bytes(uint32_t smem_address, const void* global, int bytes, const MBarrier& barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(smem_address),
@@ -60,15 +48,8 @@ __device__ __forceinline__ void tma_store(uint32_t smem_address, const CUtensorM
                  : "memory");
 }
 
-// Adds the box to the tensor, in the type of the map. Each element is atomic: several thread blocks may add to the same
-// elements. Subnormal floats count as 0.
-__device__ __forceinline__ void tma_add(uint32_t smem_address, const CUtensorMap& map, int c0, int c1, int c2, int c3) {
-    asm volatile(
-        "cp.reduce.async.bulk.tensor.4d.global.shared::cta.add.tile.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(&map),
-        "r"(smem_address), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
-        : "memory");
-}
-// Adds consecutive floats; `bytes` as for tma_load_bytes.
+// Adds consecutive floats in shared memory to global memory; `bytes` as for tma_load_bytes. Each addition is atomic: several
+// thread blocks may add to the same floats. Subnormal floats count as 0.
 __device__ __forceinline__ void tma_add_floats(float* global, uint32_t smem_address, int bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global), "r"(smem_address),
                  "r"(bytes)

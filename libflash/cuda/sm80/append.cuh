@@ -13,7 +13,7 @@
 
 namespace libflash::cuda::sm80 {
 
-__device__ __forceinline__ bool turns(const DecodeParams& params) { return params.append.cos != nullptr; }
+__device__ __forceinline__ bool rotates(const DecodeParams& params) { return params.append.cos != nullptr; }
 
 template <class T>
 struct Append {
@@ -91,18 +91,18 @@ struct Append {
     __device__ __forceinline__ void rotate_query(int batch, int row, int head, int slot) const {
         const AppendParams& append = params.append;
         const int position = cached_keys(params.cache, batch) + (append.query_rows_advance ? row : 0);
-        rotate_row(row_of(append.q, batch, row, head), row_of(append.turned, batch, row, head), slot, position);
+        rotate_row(row_of(append.q, batch, row, head), row_of(append.rotated_q, batch, row, head), slot, position);
     }
 
     __device__ __forceinline__ void append_row(int batch, int row, int head, int slot) const {
         const CacheParams& cache = params.cache;
         const int key = cached_keys(cache, batch) + row;
         if (key >= cache.capacity) return;  // the row does not fit and is not stored
-        const KeyLocation place = KeyLocations(cache, batch).of(key);
-        if (static_cast<uint32_t>(place.place) >= static_cast<uint32_t>(cache.places)) return;  // no such page
-        rotate_row(row_of(params.append.k_new, batch, row, head), row_of(cache.k, place.place, place.row, head), slot, key);
+        const KeyLocation location = KeyLocations(cache, batch).of(key);
+        if (static_cast<uint32_t>(location.page) >= static_cast<uint32_t>(cache.pages)) return;  // no such page
+        rotate_row(row_of(params.append.k_new, batch, row, head), row_of(cache.k, location.page, location.row, head), slot, key);
         store_value(load_value(row_of(params.append.v_new, batch, row, head), slot),
-                    row_of(cache.v, place.place, place.row, head), slot);
+                    row_of(cache.v, location.page, location.row, head), slot);
     }
 };
 
@@ -121,7 +121,7 @@ __global__ void __launch_bounds__(kAppendThreads, 8)
     if (batch >= params.batch) return;
     if (is_key) {
         body.append_row(batch, row, head, slot);
-    } else if (turns(params)) {
+    } else if (rotates(params)) {
         body.rotate_query(batch, row, head, slot);
     }
 }

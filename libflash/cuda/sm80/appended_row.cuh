@@ -17,7 +17,7 @@ struct AppendedRow {
     static_assert(kRows >= kHeads || kHeads == 1);
 
     const Body body;
-    KeyLocation place;  // invalid if this thread block appends nothing
+    KeyLocation location;  // invalid if this thread block appends nothing
     typename Body::Angle angle;
     typename Body::Two key, value;
 
@@ -25,9 +25,9 @@ struct AppendedRow {
     static __device__ __forceinline__ int head() { return threadIdx.x / kSlots; }  // relative to the first key head
 
     // `position`: of the queries and the new key. `in_range`: there is a new key and it is in this thread block's split.
-    __device__ __forceinline__ void load(const KeyLocations& places, int batch, int first_head, int position, bool in_range) {
+    __device__ __forceinline__ void load(const KeyLocations& locations, int batch, int first_head, int position, bool in_range) {
         const AppendParams& append = body.params.append;
-        place = in_range ? places.of(position) : KeyLocation{-1, 0};
+        location = in_range ? locations.of(position) : KeyLocation{-1, 0};
         if (body.is_pair(slot())) angle = body.angle(slot(), position);
         if (!in_range) return;
         const int own_head = first_head + (kHeads > 1 ? min(head(), kHeads - 1) : 0);
@@ -37,10 +37,10 @@ struct AppendedRow {
 
     __device__ __forceinline__ void append(int first_head) {
         const CacheParams& cache = body.params.cache;
-        if (head() >= kHeads || static_cast<uint32_t>(place.place) >= static_cast<uint32_t>(cache.places)) return;
+        if (head() >= kHeads || static_cast<uint32_t>(location.page) >= static_cast<uint32_t>(cache.pages)) return;
         if (body.is_pair(slot())) Body::rotate(key, angle);
-        body.store(key, Body::row_of(cache.k, place.place, place.row, first_head + head()), slot());
-        body.store_value(value, Body::row_of(cache.v, place.place, place.row, first_head + head()), slot());
+        body.store(key, Body::row_of(cache.k, location.page, location.row, first_head + head()), slot());
+        body.store_value(value, Body::row_of(cache.v, location.page, location.row, first_head + head()), slot());
     }
 
     // Rotates the queries in place, in shared memory. at(row, channel): reference to one value.

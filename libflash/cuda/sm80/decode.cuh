@@ -20,53 +20,53 @@ namespace libflash::cuda::sm80 {
 // Which keys a warp works on: those that it loaded, with one key head per thread block or two, or all keys of the tile.
 enum class Keys { own, own_of_two_heads, shared };
 
-template <class Kernel, Keys kKeys, bool kTakesIn = false>
+template <class Kernel, Keys kKeys, bool kAppends = false>
 struct DecodeInstance {
     static constexpr KernelConfig config = Kernel::config;
     using T = ElementOf<config.dtype>;
-    using Body = Decode<T, config.head_dim, config.tile_k / kDecodeSlab, config.stages, kKeys == Keys::shared, kTakesIn,
+    using Body = Decode<T, config.head_dim, config.tile_k / kDecodeSlab, config.stages, kKeys == Keys::shared, kAppends,
                         kKeys == Keys::own_of_two_heads ? 2 : 1>;
     static constexpr int kMinBlocks = decode_blocks_at_once(Body::kSharedBytes, 227 * 1024, Body::kThreads);
 };
 
-template <class Kernel, Keys kKeys, bool kTakesIn>
-__global__ void __launch_bounds__(DecodeInstance<Kernel, kKeys, kTakesIn>::Body::kThreads,
-                                  DecodeInstance<Kernel, kKeys, kTakesIn>::kMinBlocks)
+template <class Kernel, Keys kKeys, bool kAppends>
+__global__ void __launch_bounds__(DecodeInstance<Kernel, kKeys, kAppends>::Body::kThreads,
+                                  DecodeInstance<Kernel, kKeys, kAppends>::kMinBlocks)
     decode_kernel(const __grid_constant__ DecodeParams params) {
     extern __shared__ __align__(128) char shared[];
-    using Body = typename DecodeInstance<Kernel, kKeys, kTakesIn>::Body;
+    using Body = typename DecodeInstance<Kernel, kKeys, kAppends>::Body;
     allow_next_kernel();
-    if (params.fetch_early) Body::fetch_early(params);
+    if (params.fetch_early) DecodeLoads<Body>::fetch_early(params);
     wait_for_previous_kernel();
     Body body(params, shared);
     body.run();
 }
 
-template <class Kernel, Keys kKeys, bool kTakesIn>
+template <class Kernel, Keys kKeys, bool kAppends>
 int launch_ranges(const DecodePlan& plan, const DecodeParams& params, cudaStream_t stream) {
-    const auto kernel = decode_kernel<Kernel, kKeys, kTakesIn>;
+    const auto kernel = decode_kernel<Kernel, kKeys, kAppends>;
     const LaunchShape& shape = plan.attention;
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
     if (error != cudaSuccess) return error;
     return launch_dependent(kernel, shape.blocks, shape.threads, shape.shared_bytes, stream, plan.dependent_launch, params);
 }
 
-// Calls do_with(keys, takes_in) with the template parameters of the instance as integral constants.
+// Calls do_with(keys, appends) with the template parameters of the instance as integral constants.
 template <class Kernel, class DoWith>
 auto with_instance(int instance, const DoWith& do_with) {
     constexpr KernelConfig config = Kernel::config;
-    constexpr bool kCanTakeIn = decode_takes_in_rows(config.head_dim, config.tile_k);
+    constexpr bool kCanAppend = decode_can_append(config.head_dim, config.tile_k);
     constexpr bool kTwoHeads =
-        decode_heads_beside(config.head_dim, config.tile_k, config.stages, sizeof(ElementOf<config.dtype>)) == 2;
+        decode_key_heads(config.head_dim, config.tile_k, config.stages, sizeof(ElementOf<config.dtype>)) == 2;
     using std::bool_constant;
     using Own = std::integral_constant<Keys, Keys::own>;
     using OwnOfTwo = std::integral_constant<Keys, kTwoHeads ? Keys::own_of_two_heads : Keys::own>;
     switch (static_cast<DecodeKind>(instance)) {
         case DecodeKind::shared_keys: return do_with(std::integral_constant<Keys, Keys::shared>(), bool_constant<false>());
         case DecodeKind::own_keys: return do_with(Own(), bool_constant<false>());
-        case DecodeKind::own_keys_append: return do_with(Own(), bool_constant<kCanTakeIn>());
+        case DecodeKind::own_keys_append: return do_with(Own(), bool_constant<kCanAppend>());
         case DecodeKind::two_heads: return do_with(OwnOfTwo(), bool_constant<false>());
-        default: return do_with(OwnOfTwo(), bool_constant<kCanTakeIn>());
+        default: return do_with(OwnOfTwo(), bool_constant<kCanAppend>());
     }
 }
 
@@ -82,8 +82,8 @@ KernelResources resources_of_decode(int step, int instance) {
         case DecodeStep::combine: return {sm80::CombineSplits<T, Kernel::config.head_dim>::kThreads, 0};
         default: break;
     }
-    return sm80::with_instance<Kernel>(instance, [](auto keys, auto takes_in) -> KernelResources {
-        using Body = typename sm80::DecodeInstance<Kernel, decltype(keys)::value, decltype(takes_in)::value>::Body;
+    return sm80::with_instance<Kernel>(instance, [](auto keys, auto appends) -> KernelResources {
+        using Body = typename sm80::DecodeInstance<Kernel, decltype(keys)::value, decltype(appends)::value>::Body;
         return {Body::kThreads, Body::kSharedBytes};
     });
 }
@@ -95,8 +95,8 @@ int launch_decode(const DecodePlan& plan, const DecodeParams& params, void* stre
     using T = ElementOf<Kernel::config.dtype>;
     int error = sm80::launch_append<Kernel, T>(plan, params, cuda_stream);
     if (error == cudaSuccess && plan.attention.blocks > 0) {
-        error = sm80::with_instance<Kernel>(plan.instance.number, [&](auto keys, auto takes_in) {
-            return sm80::launch_ranges<Kernel, decltype(keys)::value, decltype(takes_in)::value>(plan, params, cuda_stream);
+        error = sm80::with_instance<Kernel>(plan.instance.number, [&](auto keys, auto appends) {
+            return sm80::launch_ranges<Kernel, decltype(keys)::value, decltype(appends)::value>(plan, params, cuda_stream);
         });
     }
     return error != cudaSuccess ? error : sm80::launch_combine<Kernel, T>(plan, params, cuda_stream);

@@ -15,7 +15,7 @@ namespace {
 // True if the attention kernel appends and rotates: one query row and at most one new row per sequence. The new key is visible,
 // so exactly one split contains it.
 bool appends_inside(const KernelConfig& config, const DecodeProblem& problem) {
-    return decode_takes_in_rows(config.head_dim, config.tile_k) && (problem.k_new.present || problem.rotary_cos.present) &&
+    return decode_can_append(config.head_dim, config.tile_k) && (problem.k_new.present || problem.rotary_cos.present) &&
            problem.seqlen_q == 1 && problem.seqlen_new <= 1 && problem.heads_q > 0 &&
            !decode_shares_keys(problem.seqlen_q * problem.group_size()) && !problem.leftpad;
 }

@@ -12,49 +12,51 @@
 #pragma once
 
 #include "cuda/attention/decode_keys.cuh"
+#include "cuda/attention/edge_mask.cuh"
 #include "cuda/attention/element.cuh"
+#include "cuda/attention/online_softmax.cuh"
 #include "cuda/attention/scores.cuh"
 #include "cuda/params.h"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/nanosleep.cuh"
 #include "cuda/sm80/appended_row.cuh"
-#include "cuda/sm80/combine_splits.cuh"
+#include "cuda/sm80/decode_loads.cuh"
 #include "cuda/sm80/decode_products.cuh"
+#include "cuda/sm80/decode_results.cuh"
 #include "cuda/sm80/key_lookup.cuh"
+#include "cuda/tile/quad.cuh"
 
 namespace libflash::cuda::sm80 {
 
-// kTakesIn: the kernel appends one new row per sequence and rotates it and the queries (appended_row.cuh). A separate instance,
+// kAppends: the kernel appends one new row per sequence and rotates it and the queries (appended_row.cuh). A separate instance,
 // because this code costs time even if it is skipped.
 //
 // kHeads: adjacent key heads per thread block; each has kWarps / kHeads of the warps. With two, reads of a key are longer and
 // there are fewer thread blocks.
-template <class T, int kHeadDim, int kWarps, int kStages, bool kSharesKeys, bool kTakesIn, int kHeads = 1>
+template <class T, int kHeadDim, int kWarps, int kStages, bool kSharesKeys, bool kAppends, int kHeads = 1>
 struct Decode {
+    using Element = T;
     using Products = DecodeProducts<T, kHeadDim>;
+    static constexpr int kChannels = kHeadDim, kHeadsOfBlock = kHeads;
+    static constexpr bool kSameKeys = kSharesKeys;
     static constexpr int kThreads = kWarps * 32;
-    using New = AppendedRow<T, kHeadDim, kThreads, kHeads>;  // with kTakesIn
+    using NewRow = AppendedRow<T, kHeadDim, kThreads, kHeads>;  // with kAppends
     static constexpr int kTileK = kWarps / kHeads * kDecodeSlab;
     static constexpr int kTileRows = (kSharesKeys ? kWarps : kHeads) * kDecodeSlab;
     static_assert(kHeads == 1 || !kSharesKeys);
     static constexpr int kChunkValues = 16 / sizeof(T);
-    static constexpr int kChunks = kHeadDim / kChunkValues;
-    static constexpr int kLanesPerRow = kChunks < 32 ? kChunks : 32, kRowsAtOnce = 32 / kLanesPerRow;
     using Slab = typename Products::template Tile<kDecodeSlab>;
-    static constexpr int kSlabBytes = Slab::kBytes, kRowBytes = Slab::kRowBytes;
+    static constexpr int kSlabBytes = Slab::kBytes;
     static constexpr int kStageBytes = 2 * kWarps * kSlabBytes;  // K, then V
+    static constexpr int kStagesBytes = kStages * kStageBytes;
     static constexpr int kQueryBytes = kTileRows * Slab::kRowBytes;
     static constexpr int kSharedBytes = decode_shared_bytes(kHeadDim, kWarps* kDecodeSlab, kStages, sizeof(T), kTileRows);
     static_assert(kSharedBytes == kStages * kStageBytes + kQueryBytes + kStages * kWarps * (1 + kDecodeSlab) * 4,
                   "the host counts the same");
-    // Results of the warps; they reuse the memory of the stages.
-    static constexpr int kPartRow = kHeadDim + 8;
-    static_assert((kWarps * kDecodeSlab * (kPartRow + 4)) * 4 <= kStages * kStageBytes, "they fit");
-    static constexpr float kNoScore = -3.402823466e38f;  // below every score but finite
-    static constexpr float kSlack = 8.0f;                // `half` can represent 2^8 and, as its smallest number, 2^-24
-    static constexpr uint32_t kLateNs = 3000;            // delay; longer than memory is idle between two thread blocks
-    static constexpr int kLateTiles = 16;                // splits with fewer tiles are not delayed: it would cost too much
+    static constexpr float kSlack = 8.0f;       // `half` can represent 2^8 and, as its smallest number, 2^-24
+    static constexpr uint32_t kDelayNs = 3000;  // delay; longer than memory is idle between two thread blocks
+    static constexpr int kDelayMinTiles = 16;   // splits with fewer tiles are not delayed: it would cost too much
 
     // The work tile of a thread block. Consecutive thread blocks take the query tiles of one key head, so that they find the keys
     // in the L2 cache; then follow heads, splits and sequences.
@@ -74,16 +76,17 @@ struct Decode {
     const DecodeParams& params;
     char* shared;
     int lane, warp;
-    WorkTile item;
+    WorkTile work_tile;
     Products products;
     float s[2][4], o[kHeadDim / 8][4];
-    float base[2], row_sum[2];
+    float kept_maximum[2], row_sum[2];
     // Of the lane's two rows.
-    int begin[2], end[2], diagonal[2];
+    VisibleRange visible[2];
+    int diagonal[2];
     float slope[2];
 
     __device__ __forceinline__ Decode(const DecodeParams& p, char* memory)
-        : params(p), shared(memory), lane(threadIdx.x % 32), warp(threadIdx.x / 32), item(p, static_cast<int>(blockIdx.x)) {}
+        : params(p), shared(memory), lane(threadIdx.x % 32), warp(threadIdx.x / 32), work_tile(p, static_cast<int>(blockIdx.x)) {}
 
     __device__ __forceinline__ char* keys(int stage, int group) const {
         return shared + stage * kStageBytes + group * kSlabBytes;
@@ -93,29 +96,22 @@ struct Decode {
     __device__ __forceinline__ uint32_t& existing(int stage, int group) const {
         return reinterpret_cast<uint32_t*>(queries() + kQueryBytes)[stage * kWarps + group];
     }
-    using Fetched = KeyLookup<kTileK, kStages>;
-    __device__ __forceinline__ Fetched fetched(const KeyLocations& places, const VisibleKeys& range) const {
-        int32_t* const answers = reinterpret_cast<int32_t*>(&existing(kStages, 0));  // after the last `existing`
-        return {places, range, answers + warp * kDecodeSlab, kWarps * kDecodeSlab, own_keys(), lane};
+    using Lookup = KeyLookup<kTileK, kStages>;
+    using Loads = DecodeLoads<Decode>;
+    using Results = DecodeResults<Decode>;
+    __device__ __forceinline__ Lookup key_lookup(const KeyLocations& locations, const VisibleKeys& range) const {
+        int32_t* const entries = reinterpret_cast<int32_t*>(&existing(kStages, 0));  // after the last `existing`
+        return {locations, range, entries + warp * kDecodeSlab, kWarps * kDecodeSlab, own_keys(), lane};
     }
-    __device__ __forceinline__ float* part(int slab, int row) const {
-        return reinterpret_cast<float*>(shared) + (slab * kDecodeSlab + row) * kPartRow;
-    }
-    // Four numbers per row and slab: base, row sum, weight of this part, and the factor for the sum of all parts.
-    __device__ __forceinline__ float* part_facts(int slab, int row) const {
-        return reinterpret_cast<float*>(shared) + kWarps * kDecodeSlab * kPartRow + (slab * kDecodeSlab + row) * 4;
-    }
-    // Warps with partial results of the same row.
-    static constexpr int kParts = kSharesKeys ? 1 : kWarps / kHeads;
     // Existing row number n. Heads vary fastest: row 0 of all heads, then row 1 of all heads.
     struct ExistingRow {
         int head_k, packed, slab, in_slab;
     };
     __device__ __forceinline__ ExistingRow existing_row(int n) const {
         const int head = n % kHeads, row = n / kHeads;
-        return {item.head_k + head, item.first_row + row, kHeads > 1 ? head : row / kDecodeSlab, row % kDecodeSlab};
+        return {work_tile.head_k + head, work_tile.first_row + row, kHeads > 1 ? head : row / kDecodeSlab, row % kDecodeSlab};
     }
-    __device__ __forceinline__ int own_head() const { return item.head_k + (kHeads > 1 ? warp % kHeads : 0); }
+    __device__ __forceinline__ int own_head() const { return work_tile.head_k + (kHeads > 1 ? warp % kHeads : 0); }
     __device__ __forceinline__ int own_keys() const { return warp / kHeads * kDecodeSlab; }
 
     static __device__ __forceinline__ void synchronize() {
@@ -128,81 +124,27 @@ struct Decode {
 
     __device__ __forceinline__ int query_row(int row) const { return divide(row, params.by_group); }
     template <class Numbers = PlainLoad>
-    static __device__ __forceinline__ VisibleKeys keys_of(const DecodeParams& params, const WorkTile& item) {
-        const int first = divide(item.first_row, params.by_group), last = divide(item.first_row + item.rows - 1, params.by_group);
-        return VisibleKeys(params, KeyCount::of<Numbers>(params.cache, item.batch), first, last, item.split, kTileK);
+    static __device__ __forceinline__ VisibleKeys keys_of(const DecodeParams& params, const WorkTile& work_tile) {
+        const int first = divide(work_tile.first_row, params.by_group),
+                  last = divide(work_tile.first_row + work_tile.rows - 1, params.by_group);
+        return VisibleKeys(params, KeyCount::of<Numbers>(params.cache, work_tile.batch), first, last, work_tile.split, kTileK);
     }
     __device__ __forceinline__ int query_head(int head_k, int row) const {
         return head_k * params.group_size + row - query_row(row) * params.group_size;
     }
 
-    // Copies `count` values of any alignment; the rest of the chunk becomes zeros.
-    static __device__ __forceinline__ void copy_slowly(char* to, const T* from, int count) {
-#pragma unroll 1
-        for (int i = 0; i < kChunkValues; ++i) reinterpret_cast<T*>(to)[i] = i < count ? from[i] : T(0.0f);
-    }
-
-    __device__ __forceinline__ void load_queries() {
-        for (int i = threadIdx.x; i < kTileRows * kChunks; i += kThreads) {
-            const int row = i / kChunks, chunk = i % kChunks, of_head = kHeads > 1 ? row % kDecodeSlab : row;
-            const int head_k = item.head_k + (kHeads > 1 ? row / kDecodeSlab : 0),
-                      packed = item.first_row + min(of_head, item.rows - 1);
-            const T* from = static_cast<const T*>(params.q.data) + item.batch * params.q.batch +
-                            query_row(packed) * params.q.row + query_head(head_k, packed) * params.q.head + chunk * kChunkValues;
-            const int count = of_head < item.rows ? params.head_dim - chunk * kChunkValues : 0;
-            char* const to = queries() + Slab::offset(row, chunk);
-            if (params.vector_q) {
-                cp_async_16(shared_address(to), from, count > 0);
-            } else {
-                copy_slowly(to, from, count);
-            }
-        }
-    }
-
-    // Starts the loads of this warp's 16 keys and values of a tile. Keys that do not exist become zeros.
-    __device__ __forceinline__ void load_keys(int head_k, int stage, const KeyLocation& known) {
-        const CacheParams& cache = params.cache;
-        const bool exists = static_cast<uint32_t>(known.place) < static_cast<uint32_t>(cache.places);
-        const uint32_t all = __ballot_sync(0xffffffffu, exists);
-        if (lane == 0) existing(stage, warp) = all;
-        const T* const k = static_cast<const T*>(cache.k.data) + head_k * cache.k.head;
-        const T* const v = static_cast<const T*>(cache.v.data) + head_k * cache.v.head;
-        const auto copy_rows = [&](int step, const auto& copy) {
-            const int row = step * kRowsAtOnce + lane / kLanesPerRow;
-            const int64_t place = __shfl_sync(0xffffffffu, known.place, row);
-            const int64_t at = __shfl_sync(0xffffffffu, known.row, row);
-            const bool there = all >> row & 1;
-#pragma unroll
-            for (int chunk = lane % kLanesPerRow; chunk < kChunks; chunk += kLanesPerRow) {
-                const int first = chunk * kChunkValues, offset = Slab::offset(row, chunk);
-                copy(keys(stage, warp) + offset, k + place * cache.k.batch + at * cache.k.row + first,
-                     there ? params.head_dim - first : 0);
-                copy(values(stage, warp) + offset, v + place * cache.v.batch + at * cache.v.row + first,
-                     there ? params.head_dim_v - first : 0);
-            }
-        };
-        if (params.vector_kv) {
-#pragma unroll(kRowBytes > 512 ? 2 : kDecodeSlab)
-            for (int step = 0; step < kDecodeSlab / kRowsAtOnce; ++step)
-                copy_rows(step, [](char* to, const T* rows, int count) { cp_async_16(shared_address(to), rows, count > 0); });
-        } else {
-#pragma unroll 1
-            for (int step = 0; step < kDecodeSlab / kRowsAtOnce; ++step) copy_rows(step, copy_slowly);
-        }
-    }
-
     __device__ __forceinline__ void prepare_rows(const VisibleKeys& range) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const int packed = item.first_row + min((kSharesKeys ? warp * kDecodeSlab : 0) + r * 8 + lane / 4, item.rows - 1);
+            const int packed =
+                work_tile.first_row + min((kSharesKeys ? warp * kDecodeSlab : 0) + r * 8 + lane / 4, work_tile.rows - 1);
             const int row = query_row(packed);
-            begin[r] = range.first_visible(params, row);
-            end[r] = range.end_of_visible(params, row);
+            visible[r] = {range.first_visible(params, row), range.end_of_visible(params, row)};
             diagonal[r] = row + range.length - params.seqlen_q;
             slope[r] = params.alibi_slopes.data
-                           ? head_number<T>(params.alibi_slopes, item.batch, query_head(own_head(), packed)) * kLog2e
+                           ? head_number<T>(params.alibi_slopes, work_tile.batch, query_head(own_head(), packed)) * kLog2e
                            : 0.0f;
-            base[r] = kNoScore;
+            kept_maximum[r] = kNoScore;
             row_sum[r] = 0.0f;
         }
 #pragma unroll
@@ -222,35 +164,24 @@ struct Decode {
 
     // From dot products to scores in base-2 units.
     __device__ __forceinline__ void apply_rules(int first_key) {
-        if (params.softcap > 0.0f) {
-            const float inverse = params.softmax_scale / params.softcap, cap = params.softcap * kLog2e;
-            for_all_scores(first_key, [&](float& score, int, int) { score = cap * tanh_accurate(score * inverse); });
-        } else {
-            for_all_scores(first_key, [&](float& score, int, int) { score *= params.scale_log2; });
-        }
+        scale_and_cap_log2(params, [&](const auto& rule) { for_all_scores(first_key, rule); });
         if (params.alibi_slopes.data) {
-            for_all_scores(first_key, [&](float& score, int r, int key) {
-                score -= slope[r] * fabsf(static_cast<float>(diagonal[r] - key));
-            });
+            for_all_scores(first_key, [&](float& score, int r, int key) { subtract_alibi(score, slope[r], diagonal[r], key); });
         }
     }
 
-    __device__ __forceinline__ void hide(int first_key, uint32_t exist) {
+    __device__ __forceinline__ void mask_keys(int first_key, uint32_t exist) {
         for_all_scores(first_key, [&](float& score, int r, int key) {
-            if (key < begin[r] || key >= end[r] || !(exist >> (key - first_key) & 1)) score = -INFINITY;
+            if (key < visible[r].begin || key >= visible[r].end || !(exist >> (key - first_key) & 1)) score = -INFINITY;
         });
     }
 
-    // Raises the base of the lane's two rows to the maximum of the new scores and rescales their sums and accumulators.
-    __device__ __forceinline__ void move_base() {
+    // Raises the kept maximum of the lane's two rows to the maximum of the new scores and rescales their sums and accumulators.
+    __device__ __forceinline__ void update_max() {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            float largest = fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1]));
-            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-            const float higher = fmaxf(base[r], largest);  // unchanged for -infinity and NaN
-            const float factor = exp2_approx(base[r] - higher);
-            base[r] = higher;
+            const float largest = fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1]));
+            const float factor = raise_kept_maximum(kept_maximum[r], quad_max(largest));
             row_sum[r] *= factor;
 #pragma unroll
             for (int n = 0; n < kHeadDim / 8; ++n) {
@@ -266,22 +197,22 @@ struct Decode {
         if (exist == 0) return;
         products.scores(s, keys(stage, group), lane);
         apply_rules(first_key);
-        if (exist != 0xffffu || first_key < range.plain || first_key + kDecodeSlab > range.plain_end) hide(first_key, exist);
+        if (exist != 0xffffu || first_key < range.plain || first_key + kDecodeSlab > range.plain_end) mask_keys(first_key, exist);
         bool high = false;
-        for_all_scores(first_key, [&](float& score, int r, int) { high |= score - base[r] > kSlack; });
-        if (__any_sync(0xffffffffu, high)) move_base();
+        for_all_scores(first_key, [&](float& score, int r, int) { high |= score - kept_maximum[r] > kSlack; });
+        if (__any_sync(0xffffffffu, high)) update_max();
         for_all_scores(first_key, [&](float& score, int r, int) {
-            score = exp2_approx(score - base[r]);
+            score = exp2_approx(score - kept_maximum[r]);
             row_sum[r] += score;
         });
         products.add_values(o, s, values(stage, group), lane);
     }
 
     // Prepares the queries before the first tile. All threads have loaded them, in the cp.async group of that tile.
-    __device__ __forceinline__ void begin_products(const New& fresh) {
+    __device__ __forceinline__ void begin_products(const NewRow& new_row) {
         __syncthreads();
-        if constexpr (kTakesIn) {
-            fresh.rotate_queries(kHeads * item.rows, [&](int n, int channel) -> T& {
+        if constexpr (kAppends) {
+            new_row.rotate_queries(kHeads * work_tile.rows, [&](int n, int channel) -> T& {
                 const ExistingRow row = existing_row(n);
                 const int in_tile = row.slab * kDecodeSlab + row.in_slab;
                 return reinterpret_cast<T*>(queries() + Slab::offset(in_tile, channel / kChunkValues))[channel % kChunkValues];
@@ -312,188 +243,61 @@ struct Decode {
 
     // Prologue and main loop in one: the first iteration for each stage only loads. A short split would end before the
     // instructions of a separate prologue were fetched.
-    __device__ __forceinline__ void loop_over_keys(const VisibleKeys& range, const KeyLocations& places) {
+    __device__ __forceinline__ void loop_over_keys(const VisibleKeys& range, const KeyLocations& locations) {
         const int begin = range.first / kTileK * kTileK;
         int stage = 0;
         const int stages = params.stages;
-        const Fetched where = fetched(places, range);
-        const bool has_table = __builtin_expect(places.table != nullptr, false);
-        typename Fetched::First first_answers;
-        if (has_table) first_answers = where.load_first(stages, begin);
+        const Lookup lookup = key_lookup(locations, range);
+        const bool has_table = __builtin_expect(locations.table != nullptr, false);
+        typename Lookup::FirstEntries first_entries;
+        if (has_table) first_entries = lookup.load_first(stages, begin);
         const int old = range.length - params.cache.seqlen_new;
-        bool to_append = kTakesIn && range.last > old;
-        New fresh{{params}};
-        if constexpr (kTakesIn) fresh.load(places, item.batch, item.head_k, old, to_append);
+        bool to_append = kAppends && range.last > old;
+        NewRow new_row{{params}};
+        if constexpr (kAppends) new_row.load(locations, work_tile.batch, work_tile.head_k, old, to_append);
         prepare_rows(range);
-        if (has_table) where.keep(first_answers, stages);
+        if (has_table) lookup.store_first(first_entries, stages);
 #pragma unroll 1
         for (int loading = begin; loading < range.last + stages * kTileK; loading += kTileK) {
             const int first = loading - stages * kTileK;  // the tile whose stage the new one overwrites
             // Appends as late as possible, with the loads of the first tiles in flight, but before the tile with the new key is
             // loaded.
             if (to_append && (first == begin || loading + kTileK > old)) {
-                fresh.append(item.head_k);
+                new_row.append(work_tile.head_k);
                 __syncthreads();
                 to_append = false;
             }
             if (first >= begin) {
                 wait_for_oldest(stages);
-                if (first == begin) begin_products(fresh);
+                if (first == begin) begin_products(new_row);
                 attend_tile(stage, first, range);
                 synchronize();  // the stage is no longer read
             }
             if (loading < range.last) {
-                load_keys(own_head(), stage, where.look_up(stage, loading));
-                if (has_table) where.ask(stage, loading + stages * kTileK);
+                Loads{*this}.load_keys(own_head(), stage, lookup.look_up(stage, loading));
+                if (has_table) lookup.begin(stage, loading + stages * kTileK);
             }
-            if (loading == begin) load_queries();
+            if (loading == begin) Loads{*this}.load_queries();
             cp_async_commit();
             stage = stage + 1 == stages ? 0 : stage + 1;
         }
         cp_async_wait<0>();
     }
 
-    // Stores the results of each warp in shared memory.
-    __device__ __forceinline__ void lay_down() {
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            row_sum[r] += __shfl_xor_sync(0xffffffffu, row_sum[r], 1);
-            row_sum[r] += __shfl_xor_sync(0xffffffffu, row_sum[r], 2);
-        }
-        __syncthreads();  // no warp reads or writes a stage
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const int row = r * 8 + lane / 4;
-            if (lane % 4 == 0) {
-                part_facts(warp, row)[0] = base[r];
-                part_facts(warp, row)[1] = row_sum[r];
-            }
-            float* to = part(warp, row) + lane % 4 * 2;
-#pragma unroll
-            for (int n = 0; n < kHeadDim / 8; ++n)
-                *reinterpret_cast<float2*>(to + n * 8) = make_float2(o[n][2 * r], o[n][2 * r + 1]);
-        }
-        __syncthreads();
-    }
-
-    // For each row: the LSE of its parts, and the weights by which the parts are added, including the division by the row sum.
-    __device__ __forceinline__ void weigh_parts() {
-        for (int n = threadIdx.x; n < kHeads * item.rows; n += kThreads) {
-            const ExistingRow row = existing_row(n);
-            const auto facts_of = [&](int w) { return part_facts(row.slab + w * kHeads, row.in_slab); };
-            float largest = kNoScore, total = 0.0f;
-#pragma unroll
-            for (int w = 0; w < kParts; ++w) largest = fmaxf(largest, facts_of(w)[0]);
-#pragma unroll
-            for (int w = 0; w < kParts; ++w) {
-                const float* facts = facts_of(w);
-                total += exp2_approx(facts[0] - largest) * facts[1];
-            }
-            const float inverse = total != 0.0f ? 1.0f / total : 0.0f;  // 0: the row sees no key
-            const float lse = total != 0.0f ? largest + __log2f(total) : -INFINITY;
-#pragma unroll
-            for (int w = 0; w < kParts; ++w) {
-                float* facts = facts_of(w);
-                facts[2] = exp2_approx(facts[0] - largest) * inverse;
-            }
-            store_lse(row, lse);
-        }
-        __syncthreads();
-    }
-
-    // Stores the LSE of this split in the workspace or, without splits, the LSE of the row in the output, and then the factor
-    // that the sink leaves for the result.
-    __device__ __forceinline__ void store_lse(const ExistingRow& row, float lse) {
-        const int head = query_head(row.head_k, row.packed);
-        if (params.splits > 1) {
-            params.partial_lse[partial_row(params, item.batch, row.head_k, row.packed) * params.splits + item.split] = lse;
-        } else {
-            part_facts(row.slab, row.in_slab)[3] =
-                finish_row(params, item.batch, query_row(row.packed), head, lse, sink_of<T>(params, item.batch, head), true);
-        }
-    }
-
-    // Weighted sum of the parts of a row, for two channels.
-    __device__ __forceinline__ float2 sum_of_parts(const ExistingRow& row, int channel) const {
-        float2 sum = make_float2(0.0f, 0.0f);
-#pragma unroll
-        for (int w = 0; w < kParts; ++w) {
-            const float factor = part_facts(row.slab + w * kHeads, row.in_slab)[2];
-            const float2 x = *reinterpret_cast<const float2*>(part(row.slab + w * kHeads, row.in_slab) + channel);
-            if (factor == 0.0f) continue;  // the part may hold NaN
-            sum.x = fmaf(factor, x.x, sum.x);
-            sum.y = fmaf(factor, x.y, sum.y);
-        }
-        return sum;
-    }
-
-    __device__ __forceinline__ void store_rows() {
-        constexpr int kPairs = kHeadDim / 2;
-        for (int i = threadIdx.x; i < kHeads * item.rows * kPairs; i += kThreads) {
-            const ExistingRow row = existing_row(i / kPairs);
-            const int channel = i % kPairs * 2;
-            const float2 x = sum_of_parts(row, channel);
-            if (params.splits > 1) {
-                const int64_t range = partial_row(params, item.batch, row.head_k, row.packed) * params.splits + item.split;
-                *reinterpret_cast<float2*>(params.partial_out + range * kHeadDim + channel) = x;
-            } else {
-                const float weight = part_facts(row.slab, row.in_slab)[3];
-                store_pair<T>(params, item.batch, query_row(row.packed), query_head(row.head_k, row.packed), channel,
-                              {x.x * weight, x.y * weight});
-            }
-        }
-    }
-
-    // For a split without keys: only the LSE, because combine does not use the partial result.
-    __device__ __forceinline__ void store_nothing() {
-        for (int n = threadIdx.x; n < kHeads * item.rows; n += kThreads) store_lse(existing_row(n), -INFINITY);
-    }
-    __device__ __forceinline__ void store_result() {
-        lay_down();
-        weigh_parts();
-        store_rows();
-    }
-
-    // Prefetches the first tile into the L2 cache while the previous kernel ends and memory is idle. This is correct even if that
-    // kernel still writes to the KV cache, because its writes go through L2, too. Lengths and block table may still change; no
-    // result depends on what is read here.
-    static __device__ __forceinline__ void fetch_early(const DecodeParams& params) {
-        constexpr int kLine = 128 / sizeof(T), kLines = (kHeadDim + kLine - 1) / kLine;  // of a key of one head
-        const WorkTile item(params, static_cast<int>(blockIdx.x));
-        const CacheParams& cache = params.cache;
-        const VisibleKeys range = keys_of<RelaxedLoad>(params, item);
-        const KeyLocationsOf<RelaxedLoad> places(cache, item.batch);
-        const int begin = range.first / kTileK * kTileK;
-#pragma unroll 1
-        for (int i = threadIdx.x; i < kTileK * kHeads * kLines; i += kThreads) {
-            const int key = begin + i / (kHeads * kLines), head_k = item.head_k + i / kLines % kHeads,
-                      channel = i % kLines * kLine;
-            if (key < range.first || key >= range.last) continue;
-            const KeyLocation at = places.of(key);
-            if (static_cast<uint32_t>(at.place) >= static_cast<uint32_t>(cache.places)) continue;
-            const auto fetch = [&](const RowsParams& rows, int channels) {
-                const T* row = static_cast<const T*>(rows.data) + at.place * rows.batch + at.row * rows.row + head_k * rows.head;
-                if (channel < channels) prefetch_to_l2(row + channel);
-            };
-            fetch(cache.k, params.head_dim);
-            fetch(cache.v, params.head_dim_v);
-        }
-    }
-
     __device__ __forceinline__ void run() {
-        const VisibleKeys range = keys_of(params, item);
-        const KeyLocations places(params.cache, item.batch);
-        if (blockIdx.x - params.late_begin < params.late_count && range.last - range.first >= kLateTiles * kTileK)
-            nanosleep(kLateNs);
+        const VisibleKeys range = keys_of(params, work_tile);
+        const KeyLocations locations(params.cache, work_tile.batch);
+        if (blockIdx.x - params.delayed_begin < params.delayed_count && range.last - range.first >= kDelayMinTiles * kTileK)
+            nanosleep(kDelayNs);
         if (range.first < range.last) {
-            loop_over_keys(range, places);
+            loop_over_keys(range, locations);
         } else if (params.splits > 1) {
-            store_nothing();
+            Results{*this}.store_without_keys();
             return;
         } else {
             prepare_rows(range);
         }
-        store_result();
+        Results{*this}.store_result();
     }
 };
 

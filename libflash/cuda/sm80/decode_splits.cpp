@@ -39,7 +39,7 @@ bool can_take_two_heads(const DecodeSizes& sizes) {
     const KernelConfig& config = sizes.config;
     const int element = static_cast<int>(element_bytes(sizes.problem.dtype));
     return !sizes.shares_keys() && sizes.problem.heads_k % 2 == 0 &&
-           decode_heads_beside(config.head_dim, config.tile_k, config.stages, element) == 2 &&
+           decode_key_heads(config.head_dim, config.tile_k, config.stages, element) == 2 &&
            sizes.blocks_per_multiprocessor() >= 2;
 }
 

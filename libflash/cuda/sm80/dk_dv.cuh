@@ -180,7 +180,7 @@ struct DkDv {
     }
 
     // Stores rounded P^T or dS^T of the warp's keys and queries [first, first + kChunk) in a transposed score tile.
-    __device__ __forceinline__ void share(uint32_t tile, const Fragments& f, int first) const {
+    __device__ __forceinline__ void store_scores(uint32_t tile, const Fragments& f, int first) const {
 #pragma unroll
         for (int step = 0; step < kChunk / 16; ++step)
 #pragma unroll
@@ -244,7 +244,7 @@ struct DkDv {
         }
         Chunk::round(f, p);
         if constexpr (kSplit > 1) {
-            share(p_smem(buffer), f, first);
+            store_scores(p_smem(buffer), f, first);
         } else {
             auto dv_product = product_from_registers(f, dout_smem(stage), first);
             dv_product.start();
@@ -253,7 +253,7 @@ struct DkDv {
         if constexpr (!kGeneral) rules.template differentiate<1>(ds, p, 0);
         Fragments g;
         Chunk::round(g, ds);
-        share(ds_smem(buffer), g, first);
+        store_scores(ds_smem(buffer), g, first);
         if constexpr (kSplit == 1) {
             auto dk_product = product_from_registers(g, q_smem(stage), first);
             dk_product.start();

@@ -23,7 +23,7 @@ struct FloatDkDv : DkDv<float, kHeadDim, kBlockM, kBlockN, kStages, kGeneral> {
     static constexpr int kSteps = kChunk / 8;
     static_assert(kSplit == 1 || kQueries == kChunk, "dS of one chunk waits in registers");
 
-    Scores waiting;  // dS^T of this warp's queries until P^T has been read
+    Scores delayed_ds;  // dS^T of this warp's queries until P^T has been read
 
     // Recomputed at every use, unlike in the base class: registers are short.
     __device__ __forceinline__ static int thread() { return hide_from_compiler(static_cast<int>(threadIdx.x)); }
@@ -63,7 +63,7 @@ struct FloatDkDv : DkDv<float, kHeadDim, kBlockM, kBlockN, kStages, kGeneral> {
         }
     }
 
-    __device__ __forceinline__ void share(uint32_t tile, const Scores& x, int first) const {
+    __device__ __forceinline__ void store_scores(uint32_t tile, const Scores& x, int first) const {
         const int me = lane(), first_row = key_warp() * 32;
 #pragma unroll
         for (int n = 0; n < kSteps; ++n)
@@ -115,15 +115,15 @@ struct FloatDkDv : DkDv<float, kHeadDim, kBlockM, kBlockN, kStages, kGeneral> {
         if constexpr (kSplit > 1) {
             if (!has_queries()) return;
             Scores p;
-            make_scores(p, waiting, at, part() * kQueries, edge);
-            share(this->ds_smem(0), p, part() * kQueries);
+            make_scores(p, delayed_ds, at, part() * kQueries, edge);
+            store_scores(this->ds_smem(0), p, part() * kQueries);
         } else {
 #pragma unroll 1
             for (int first = 0; first < kBlockM; first += kChunk) {
                 Scores p, ds;
                 make_scores(p, ds, at, first, edge);
                 add_from_registers(dv, p, this->dout_smem(0), first, params.head_dim_v);
-                share(this->ds_smem(0), ds, first);
+                store_scores(this->ds_smem(0), ds, first);
                 add_from_registers(dk, ds, this->q_smem(0), first, params.head_dim);
             }
         }
@@ -134,7 +134,7 @@ struct FloatDkDv : DkDv<float, kHeadDim, kBlockM, kBlockN, kStages, kGeneral> {
         if constexpr (kSplit > 1) {
             add_from_shared(dv, shared_scores, this->dout_smem(0), params.head_dim_v);
             __syncthreads();  // no warp reads P
-            if (has_queries()) share(shared_scores, waiting, part() * kQueries);
+            if (has_queries()) store_scores(shared_scores, delayed_ds, part() * kQueries);
             __syncthreads();  // dS is complete
             add_from_shared(dk, shared_scores, this->q_smem(0), params.head_dim);
         }

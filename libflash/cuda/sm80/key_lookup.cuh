@@ -9,44 +9,44 @@ namespace libflash::cuda::sm80 {
 
 template <int kTileK, int kStages>
 struct KeyLookup {
-    const KeyLocations& places;
+    const KeyLocations& locations;
     const VisibleKeys& range;
-    int32_t* answers;  // block table entries for this warp in shared memory, 16 per stage
-    int step;          // distance between two stages in `answers`
-    int own;           // the warp's first key in a tile
+    int32_t* entries;   // block table entries for this warp in shared memory, 16 per stage
+    int step;           // distance between two stages in `entries`
+    int first_own_key;  // the warp's first key in a tile
     int lane;
 
     // Starts to load the block table entries of the tile that begins at key `first`. The caller issues it in the cp.async group
     // of the tile that is in the same stage before, so the entries have arrived when that tile has.
-    __device__ __forceinline__ void ask(int stage, int first) const {
-        const int key = first + own + lane;
-        if (lane < kDecodeSlab && has(key)) places.ask(answers + stage * step + lane, key);
+    __device__ __forceinline__ void begin(int stage, int first) const {
+        const int key = first + first_own_key + lane;
+        if (lane < kDecodeSlab && has(key)) locations.begin_lookup(entries + stage * step + lane, key);
     }
     // The location, or an invalid one if the key does not exist or is not in this split.
     __device__ __forceinline__ KeyLocation look_up(int stage, int first) const {
-        const int key = first + own + lane;
-        return lane < kDecodeSlab && has(key) ? places.answered(answers + stage * step + lane, key) : KeyLocation{-1, 0};
+        const int key = first + first_own_key + lane;
+        return lane < kDecodeSlab && has(key) ? locations.finish_lookup(entries + stage * step + lane, key) : KeyLocation{-1, 0};
     }
 
     // The first tile of each stage has no earlier cp.async group. All lanes read the block table entries of these tiles with
-    // plain loads, all at once; keep() stores them in shared memory.
+    // plain loads, all at once; store_first() stores them in shared memory.
     static constexpr int kRounds = (kStages * kDecodeSlab + 31) / 32;
-    struct First {
-        int32_t found[kRounds];
+    struct FirstEntries {
+        int32_t entries[kRounds];
     };
-    __device__ __forceinline__ First load_first(int stages, int begin) const {
-        First first;
+    __device__ __forceinline__ FirstEntries load_first(int stages, int begin) const {
+        FirstEntries first;
 #pragma unroll
         for (int i = 0; i < kRounds; ++i) {
-            const int tile = tile_of(i), key = begin + tile * kTileK + own + lane % kDecodeSlab;
-            first.found[i] = tile < stages && has(key) ? places.of(key).place : -1;
+            const int tile = tile_of(i), key = begin + tile * kTileK + first_own_key + lane % kDecodeSlab;
+            first.entries[i] = tile < stages && has(key) ? locations.of(key).page : -1;
         }
         return first;
     }
-    __device__ __forceinline__ void keep(const First& first, int stages) const {
+    __device__ __forceinline__ void store_first(const FirstEntries& first, int stages) const {
 #pragma unroll
         for (int i = 0; i < kRounds; ++i)
-            if (tile_of(i) < stages) answers[tile_of(i) * step + lane % kDecodeSlab] = first.found[i];
+            if (tile_of(i) < stages) entries[tile_of(i) * step + lane % kDecodeSlab] = first.entries[i];
         __syncwarp();
     }
 

@@ -1,36 +1,36 @@
-// Online softmax with a kept maximum, in the registers of a warp: scores, row sums and O accumulators of kSlabs * 16 query rows.
-// Row r (0 or 1) of a slab has accumulator elements 2 * r and 2 * r + 1; four lanes share a row.
+// Online softmax with a kept maximum, in the registers of a warp: scores, row sums and O accumulators of kSlabs * 16 query
+// rows. Row r (0 or 1) of a slab has accumulator elements 2 * r and 2 * r + 1; four lanes share a row.
 //
-// Softmax allows any finite number to be subtracted from the scores of a row. That number is `base`. It is the row maximum of the
-// first tile, is raised in edge tiles, and is kept for all other tiles. There a score costs one multiply-add, one exponential and
-// one addition, and the accumulators are not rescaled. After a tile, a row whose sum exceeds kSumLimit gets a higher base
-// (move_base).
+// attention/online_softmax.cuh describes the kept maximum. It is the row maximum of the first tile, is raised in edge tiles,
+// and is kept for all other tiles. There a score costs one multiply-add, one exponential and one addition, and the
+// accumulators are not rescaled. After a tile, a row whose sum exceeds kSumLimit gets a higher kept maximum
+// (rescale_large_sums).
 //
 // Overflow is possible only if the scores of a row jump by about 75 (natural units) within one tile, or by less with large
 // values. It is detected after the last tile; the thread block then repeats its work and updates the maximum for every tile.
-// `half` probabilities overflow at 65504 already, so for `half` every tile is checked for a score that far above the base
-// (any_too_large), and the maximum is updated if there is one.
+// `half` probabilities overflow at 65504 already, so for `half` every tile is checked for a score that far above the kept
+// maximum (any_too_large), and the maximum is updated if there is one.
 //
-// `base` is a rounded product (maximum * scale) and the same for all tiles, so its rounding error cancels. If a base is so large
-// that the rounding error could overflow the exponential, the work is repeated, too, with scores that are scaled first.
+// The kept maximum is a rounded product (maximum * scale) and the same for all tiles, so its rounding error cancels. If a kept
+// maximum is so large that the rounding error could overflow the exponential, the work is repeated, too, with scores that are
+// scaled first.
 #pragma once
 
+#include "cuda/attention/online_softmax.cuh"
 #include "cuda/ptx/math.cuh"
+#include "cuda/tile/quad.cuh"
 
 namespace libflash::cuda::sm80 {
 
 template <int kSlabs, int kKeyBlocks, int kChannelBlocks>
 struct OnlineSoftmax {
-    static constexpr float kSumLimit = 16384.0f;
     static constexpr float kHalfLimit = 15.0f;  // largest exponent (base 2) of a probability
-    // Below every score but finite: differences with it are never NaN.
-    static constexpr float kNoScore = -3.402823466e38f;
 
     float scale;  // from the scores in registers to base-2 units: scale_log2, or 1 if they are scaled already
 
     float s[kSlabs][kKeyBlocks][4];      // scores, then probabilities
     float o[kSlabs][kChannelBlocks][4];  // sums of p * v, not normalized
-    float base[kSlabs][2];               // subtracted from the scores, in base-2 units; kNoScore: no score yet
+    float kept_maximum[kSlabs][2];       // subtracted from the scores, in base-2 units; kNoScore: no score yet
     float row_sum[kSlabs][2];
 
     // Turns the scores of two adjacent 8-column blocks into probabilities and adds these to the row sums. Does part `share` of
@@ -46,7 +46,7 @@ struct OnlineSoftmax {
             for (int n = block; n < block + 2; ++n) {
 #pragma unroll
                 for (int e = 2 * r; e < 2 * r + 2; ++e) {
-                    s[a][n][e] = exp2_approx(fmaf(s[a][n][e], scale, -base[a][r]));
+                    s[a][n][e] = exp2_approx(fmaf(s[a][n][e], scale, -kept_maximum[a][r]));
                     sum += s[a][n][e];
                 }
             }
@@ -63,29 +63,23 @@ struct OnlineSoftmax {
     }
 
     // Maximum over the four lanes of the row.
-    __device__ __forceinline__ float row_largest(int a, int r) const {
-        float largest = largest_of(a, r);
-        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-        return fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+    __device__ __forceinline__ float row_largest(int a, int r) const { return quad_max(largest_of(a, r)); }
+
+    // Raises the kept maximum to the row maximum `largest` (unscaled) and rescales the row's sum and accumulators.
+    __device__ __forceinline__ void raise_kept_maximum(int a, int r, float largest) {
+        scale_row(a, r, cuda::raise_kept_maximum(kept_maximum[a][r], largest * scale));
     }
 
-    // Raises the base to the row maximum `largest` (unscaled) and rescales the row's sum and accumulators.
-    __device__ __forceinline__ void raise_base(int a, int r, float largest) {
-        const float new_base = fmaxf(base[a][r], largest * scale);  // unchanged for -infinity and NaN
-        scale_row(a, r, exp2_approx(base[a][r] - new_base));
-        base[a][r] = new_base;
-    }
-
-    // Raises the base of every row to the maximum of the tile.
+    // Raises the kept maximum of every row to the maximum of the tile.
     __device__ __forceinline__ void update_max() {
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a)
 #pragma unroll
-            for (int r = 0; r < 2; ++r) raise_base(a, r, row_largest(a, r));
+            for (int r = 0; r < 2; ++r) raise_kept_maximum(a, r, row_largest(a, r));
     }
 
     __device__ __forceinline__ void scale_row(int a, int r, float factor) {
-        row_sum[a][r] *= row_sum[a][r] == INFINITY ? 1.0f : factor;  // keeps an overflow visible: infinity * 0 would be NaN
+        scale_row_sum(row_sum[a][r], factor);
 #pragma unroll
         for (int n = 0; n < kChannelBlocks; ++n) {
             o[a][n][2 * r] *= factor;
@@ -93,7 +87,7 @@ struct OnlineSoftmax {
         }
     }
 
-    // True if a row sum of this warp exceeds the limit. False for NaN: a NaN row must not change how other rows are computed.
+    // Whether a row sum of this warp exceeds the limit.
     __device__ __forceinline__ bool sums_past_limit() const {
         bool past = false;
 #pragma unroll
@@ -102,27 +96,18 @@ struct OnlineSoftmax {
     }
 
     // Maximum of the partial sums of the row's lanes.
-    __device__ __forceinline__ float row_largest_sum(int a, int r) const {
-        float sum = row_sum[a][r];
-        sum = fmaxf(sum, __shfl_xor_sync(0xffffffffu, sum, 1));
-        return fmaxf(sum, __shfl_xor_sync(0xffffffffu, sum, 2));
+    __device__ __forceinline__ float row_largest_sum(int a, int r) const { return quad_max(row_sum[a][r]); }
+
+    // Raises the kept maximum of a row with a large sum. `sum` must be the same in all lanes of the row.
+    __device__ __forceinline__ void rescale_large_sum(int a, int r, float sum) {
+        if (sum > kSumLimit && sum < INFINITY) scale_row(a, r, raise_kept_maximum_by_sum(kept_maximum[a][r], sum));
     }
 
-    // Raises the base of a row with a large sum. All lanes of the row need the same base, so `sum` must be the same in all of
-    // them.
-    __device__ __forceinline__ void move_row_base(int a, int r, float sum) {
-        if (sum > kSumLimit && sum < INFINITY) {
-            const float up = fminf(ceilf(__log2f(sum)), 126.0f);  // 2^-127 would be flushed to 0
-            base[a][r] += up;
-            scale_row(a, r, exp2_approx(-up));
-        }
-    }
-
-    __device__ __forceinline__ void move_base() {
+    __device__ __forceinline__ void rescale_large_sums() {
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a)
 #pragma unroll
-            for (int r = 0; r < 2; ++r) move_row_base(a, r, row_largest_sum(a, r));
+            for (int r = 0; r < 2; ++r) rescale_large_sum(a, r, row_largest_sum(a, r));
     }
 
     // True if an element of o is not finite while the row sum is not NaN: with probabilities far above 1 a sum of p * v can
@@ -151,19 +136,19 @@ struct OnlineSoftmax {
             for (int n = 0; n < kChannelBlocks; ++n)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) o[a][n][e] = 0.0f;
-            base[a][0] = base[a][1] = kNoScore;
+            kept_maximum[a][0] = kept_maximum[a][1] = kNoScore;
             row_sum[a][0] = row_sum[a][1] = 0.0f;
         }
     }
 
-    // For `half`: true if a score of this warp is so far above the base that its probability could overflow.
+    // For `half`: true if a score of this warp is so far above the kept maximum that its probability could overflow.
     __device__ __forceinline__ bool any_too_large() const {
         bool large = false;
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a)
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
-                large |= fmaf(largest_of(a, r), scale, -base[a][r]) > kHalfLimit;
+                large |= fmaf(largest_of(a, r), scale, -kept_maximum[a][r]) > kHalfLimit;
             }
         return __any_sync(0xffffffffu, large);
     }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/attention/dropout.cuh"
+#include "cuda/attention/edge_mask.cuh"
 #include "cuda/attention/key_tiles.cuh"
 #include "cuda/attention/params.h"
 #include "cuda/attention/query_tiles.cuh"
@@ -153,7 +154,7 @@ struct QueryRows {
             apply_rules<kThroughCap>(s, ds, tile, first);
         } else {
             multiply(s, 0, kKeysAt, first, params.head_dim);
-            hide_edge(s, tile, first);
+            mask_edge(s, tile, first);
             exponentiate(s);
             multiply(ds, QTile::kBytes, kKeysAt + KvTile::kBytes, first, params.head_dim_v);
             for_each_row([&](int a, int e, const SoftmaxStatistics& statistics) {
@@ -172,12 +173,8 @@ struct QueryRows {
     }
 
     // Applies the causal mask, the window and the length.
-    __device__ __forceinline__ void hide_edge(Scores& s, int tile, int first) const {
-        if (!tiles.is_edge(tile)) return;
-        for_all(s, tile, first, [&](float& x, int row, int col) {
-            if (col >= tiles.length_k || col > row + tiles.shift + tiles.right || col < row + tiles.shift - tiles.left)
-                x = -INFINITY;
-        });
+    __device__ __forceinline__ void mask_edge(Scores& s, int tile, int first) const {
+        if (tiles.is_edge(tile)) mask_edge_by_element(tiles, [&](const auto& rule) { for_all(s, tile, first, rule); });
     }
 
     // Probabilities from scores in base-2 units (kGeneral) or from dot products.
@@ -210,14 +207,14 @@ struct QueryRows {
         for_each_row([&](int a, int e, const SoftmaxStatistics& statistics) {
 #pragma unroll
             for (int n = 0; n < kBlocks; ++n) {
-                const float bent = s[a][n][e] * inverse;
-                ds[a][n][e] = (ds[a][n][e] - statistics.delta) * fmaf(-bent, bent, 1.0f);
+                const float capped = s[a][n][e] * inverse;
+                ds[a][n][e] = (ds[a][n][e] - statistics.delta) * fmaf(-capped, capped, 1.0f);
             }
         });
         ScoreRules<T> rules;
         rules.init(rare, work.batch, work.head, rows, cols);
         add_and_hide<T>(rare, rules, all, each);
-        hide_edge(s, tile, first);
+        mask_edge(s, tile, first);
         exponentiate(s);
 #pragma unroll
         for (int i = 0; i < kSlabs * kBlocks * 4; ++i)
@@ -226,18 +223,10 @@ struct QueryRows {
 
     __device__ __forceinline__ void drop(Scores& dp, int tile, int first) const {
         const DropoutParams& dropout = params.rare.dropout;
-        const uint32_t batch_head = static_cast<uint32_t>(work.batch) * params.heads_q + work.head;
         static_assert(!kGeneral || (kSlabs == 1 && kBlocks == 2), "one bit for each of 8 elements");
-        uint32_t keep = 0;
-#pragma unroll 1
-        for (int r = 0; r < 2; ++r) {
-            uint2 words[2];
-            dropout_words_of_row(dropout, batch_head, row_of(0, 2 * r), tile * kBlockN + first, lane, words);
-#pragma unroll
-            for (int n = 0; n < 2; ++n)
-                keep |= ((words[n].x >= dropout.threshold ? 1u : 0u) | (words[n].y >= dropout.threshold ? 2u : 0u))
-                        << (n * 4 + r * 2);
-        }
+        // In the order of the elements of dp.
+        const uint32_t keep = keep_bits<2, 2, 4>(dropout, dropout_head(work.batch, params.heads_q, work.head),
+                                                 tile * kBlockN + first, lane, [&](int r) { return row_of(0, 2 * r); });
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             float& x = dp[0][i / 4][i % 4];

@@ -1,17 +1,20 @@
-// Forward with two warps for the same 32 query rows: each takes half of the keys of a tile for Q K^T and half of the channels for
-// P V. A fragment of K or V is then used in two products, though one warp has no registers for 32 rows of all channels. The warps
-// exchange P through shared memory and agree on the base of a row: they exchange maxima and sums. The barrier at the beginning of
-// a tile tells all warps whether a sum of the previous tile exceeded its limit.
+// Forward with two warps for the same 32 query rows: each takes half of the keys of a tile for Q K^T and half of the channels
+// for P V. A fragment of K or V is then used in two products, though one warp has no registers for 32 rows of all channels.
+// The warps exchange P through shared memory and agree on the kept maximum of a row: they exchange maxima and sums. The
+// barrier at the beginning of a tile tells all warps whether a sum of the previous tile exceeded its limit.
 //
 // P V begins with the warp's own keys: the products of the first 16 keys overlap the exponentials of the next 16. The other
 // warp's P comes last.
 #pragma once
 
+#include "cuda/attention/online_softmax.cuh"
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/mma_sync.cuh"
+#include "cuda/sm80/forward_epilogue.cuh"
+#include "cuda/sm80/forward_products.cuh"
 #include "cuda/tile/product.cuh"
 #include "cuda/tile/shared_tile.cuh"
 
@@ -75,17 +78,17 @@ struct RowPair {
         take_larger(words().largest, largest);
         for_rows([&](int a, int r) {
             if (first) {
-                body.base[a][r] = fmaxf(Body::kNoScore, largest[a][r] * body.scale);
+                body.kept_maximum[a][r] = fmaxf(kNoScore, largest[a][r] * body.scale);
             } else {
-                body.raise_base(a, r, largest[a][r]);
+                body.raise_kept_maximum(a, r, largest[a][r]);
             }
         });
     }
-    __device__ __forceinline__ void move_base() {
+    __device__ __forceinline__ void rescale_large_sums() {
         float sum[kSlabs][2];
         for_rows([&](int a, int r) { sum[a][r] = body.row_largest_sum(a, r); });
         take_larger(words().sum, sum);
-        for_rows([&](int a, int r) { body.move_row_base(a, r, sum[a][r]); });
+        for_rows([&](int a, int r) { body.rescale_large_sum(a, r, sum[a][r]); });
     }
     __device__ __forceinline__ void add_sums() {
         exchange(words().sum, body.row_sum, [](float mine, float others) { return mine + others; });
@@ -161,9 +164,9 @@ struct RowPair {
         });
     }
 
-    __device__ __forceinline__ void loop_over_keys(bool safe) {
+    __device__ __forceinline__ void loop_over_keys(bool exact_maximum) {
         body.clear();
-        body.scale = Body::kRare || safe ? 1.0f : body.params.scale_log2;
+        body.scale = Body::kRare || exact_maximum ? 1.0f : body.params.scale_log2;
         int cursor = body.common().tiles.list_count;
         int tile = body.common().tiles.previous(body.common().tiles.end, cursor);
         bool first = true, past_limit = false;
@@ -171,17 +174,17 @@ struct RowPair {
         while (tile >= 0) {
             const int next = body.common().tiles.previous(tile, cursor);
             cp_async_wait<0>();
-            if (__syncthreads_or(past_limit)) move_base();  // K has arrived; no warp reads V of the previous tile
+            if (__syncthreads_or(past_limit)) rescale_large_sums();  // K has arrived; no warp reads V of the previous tile
             body.load_v(body.common(), tile);
             bool need_max = body.common().tiles.is_edge(tile);
-            body.multiply_qk();
+            ForwardProducts<Body>{body}.multiply_qk();
             if constexpr (Body::kRare) {
                 body.apply_rules(tile);
-            } else if (safe) {
+            } else if (exact_maximum) {
                 body.for_all_scores(tile, [&](float& score, int, int) { score *= body.params.scale_log2; });
             }
             if (need_max) body.mask_edge(tile);
-            need_max |= safe || first;
+            need_max |= exact_maximum || first;
             if (std::is_same<T, __half>::value && __syncthreads_or(body.any_too_large())) need_max = true;
             if (need_max) update_max(first);
             add_values(tile, next);
@@ -195,9 +198,10 @@ struct RowPair {
     // Stages O in shared memory, in the pair's rows of the Q tile. Each warp writes and reads only its own channels.
     __device__ __forceinline__ void store_out() {
         float factor[kSlabs][2];
-        body.normalize([&](int a, int r, float inverse) {
+        ForwardEpilogue<Body> epilogue{body};
+        epilogue.normalize([&](int a, int r, float inverse) {
             factor[a][r] = inverse;
-            if (inverse == 0.0f) body.scale_out(a, r, inverse);
+            if (inverse == 0.0f) epilogue.scale_out(a, r, inverse);
         });
         const auto address = QTile::template skip_columns<kPairs>(
             QTile::a_address(body.q_smem(), body.warp_row(), hide_from_compiler(body.lane)), part * kPairs);

@@ -5,9 +5,11 @@
 #pragma once
 
 #include "cuda/attention/dropout.cuh"
+#include "cuda/attention/edge_mask.cuh"
 #include "cuda/attention/params.h"
 #include "cuda/attention/scores.cuh"
 #include "cuda/ptx/math.cuh"
+#include "cuda/tile/accumulator.cuh"
 #include "cuda/tile/product.cuh"
 
 namespace libflash::cuda::sm80 {
@@ -35,22 +37,7 @@ struct ScoreChunk {
 
     // Applies the causal mask, the window and the lengths.
     __device__ __forceinline__ void mask_edge(Scores& s) const {
-#pragma unroll
-        for (int a = 0; a < 2; ++a)
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                // Rows [begin, end), relative to the lane's first row, see the key.
-                const int key = first_col + a * 16 + r * 8;
-                const int begin = key - tiles.shift - tiles.right - first_row;
-                const int end = key < tiles.length_k ? min(tiles.length_q, key - tiles.shift + tiles.left + 1) - first_row : -1;
-#pragma unroll
-                for (int n = 0; n < kChunk / 8; ++n)
-#pragma unroll
-                    for (int e = 0; e < 2; ++e) {
-                        const int row = n * 8 + e;
-                        if (row < begin || row >= end) s[a][n][2 * r + e] = -INFINITY;
-                    }
-            }
+        mask_edge_transposed(tiles, first_row, first_col, -INFINITY, s);
     }
 
     // Probabilities from dot products. Does part `share` of kShares of the elements, so that a caller can interleave it with a
@@ -109,7 +96,7 @@ struct ScoreChunk {
 #pragma unroll
         for (int i = 0; i < kBlocks * 4; ++i) {
             const float4 f = statistics[i / 8 * 4];
-            const float bent = s[i / 4 % 2][i / 8][i % 4] * inverse, slope = fmaf(-bent, bent, 1.0f);
+            const float capped = s[i / 4 % 2][i / 8][i % 4] * inverse, slope = fmaf(-capped, capped, 1.0f);
             float& x = dp[i / 4 % 2][i / 8][i % 4];
             x = ((keep >> i & 1 ? x * rare.dropout.keep_factor : 0.0f) - (i & 1 ? f.w : f.y)) * slope;
         }
@@ -132,16 +119,8 @@ struct ScoreChunk {
         const DropoutParams& dropout = params.rare.dropout;
         if (!dropout.active) return 0xffffffffu;
         const int lane = threadIdx.x % 32;
-        const uint32_t batch_head = static_cast<uint32_t>(tiles.batch) * params.heads_q + head;
-        uint32_t keep = 0;
-#pragma unroll 1
-        for (int i = 0; i < kBlocks; ++i) {
-            uint32_t words[4];
-            dropout_words_transposed(dropout, batch_head, first_row + i / 2 * 8, first_col - lane / 4 + i % 2 * 16, lane, words);
-#pragma unroll
-            for (int e = 0; e < 4; ++e) keep |= (words[e] >= dropout.threshold ? 1u : 0u) << (i * 4 + e);
-        }
-        return keep;
+        return keep_bits_transposed<kBlocks>(dropout, dropout_head(tiles.batch, params.heads_q, head), first_row,
+                                             first_col - lane / 4, lane);
     }
 };
 

@@ -5,6 +5,16 @@
 
 namespace libflash::cuda {
 
+// The maximum and the sum over a quad.
+__device__ __forceinline__ float quad_max(float x) {
+    x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+    return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+__device__ __forceinline__ float quad_sum(float x) {
+    x += __shfl_xor_sync(0xffffffffu, x, 1);
+    return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
 // Transposes the 4 x 4 words of a quad: word k of lane t goes to lane k as word t.
 __device__ __forceinline__ void transpose_quad(uint32_t (&words)[4], int lane) {
     const bool odd = lane & 1, upper = lane & 2;

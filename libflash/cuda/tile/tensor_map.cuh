@@ -22,7 +22,6 @@ struct TensorExtent {
 
 inline CUtensorMapDataType map_type(__nv_bfloat16) { return CU_TENSOR_MAP_DATA_TYPE_BFLOAT16; }
 inline CUtensorMapDataType map_type(__half) { return CU_TENSOR_MAP_DATA_TYPE_FLOAT16; }
-inline CUtensorMapDataType map_type(float) { return CU_TENSOR_MAP_DATA_TYPE_FLOAT32; }
 
 using EncodeTiled = decltype(&cuTensorMapEncodeTiled);
 

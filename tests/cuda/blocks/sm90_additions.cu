@@ -1,8 +1,7 @@
-// Tests the additions of ptx/tma.cuh: consecutive floats, and boxes by a tensor map, from many thread blocks to the same
-// addresses. The numbers are such that no sum is rounded.
+// Tests tma_add_floats of ptx/tma.cuh: additions of consecutive floats from many thread blocks to the same addresses. The numbers
+// are such that no sum is rounded.
 #include "check.cuh"
 #include "cuda/ptx/tma.cuh"
-#include "cuda/tile/tensor_map.cuh"
 
 using namespace libflash::cuda;
 
@@ -84,87 +83,9 @@ void check_ranges() {
     }
 }
 
-// Each thread block adds one box with rows of 128 bytes; rows and columns of the tensor end within boxes.
-constexpr int kBoxRows = 16, kBoxes = 300;
-struct Corner {
-    int column, row, head, batch;
-};
-struct Layout {
-    int columns, rows, heads, batch, row_stride;
-    int64_t at(int b, int r, int h, int c) const {
-        return ((int64_t{b} * rows + r) * heads + h) * static_cast<int64_t>(row_stride) + c;
-    }
-    int64_t count() const { return int64_t{batch} * rows * heads * row_stride; }
-    TensorExtent extent(void* data) const {
-        return {data, columns, rows, heads, batch, int64_t{heads} * row_stride, row_stride, int64_t{rows} * heads * row_stride};
-    }
-};
-
-template <class T>
-constexpr int kBoxColumns = 128 / sizeof(T);
-template <class T>
-constexpr int kVector = 16 / sizeof(T);
-
-template <class T>
-__host__ __device__ Corner corner_of(int block) {
-    return {block % 2 * kBoxColumns<T>, block * 11 % 40, block % 3, block % 4 / 2};
-}
-// The addend of a row and column of a box.
-template <class T>
-__host__ __device__ float box_addend(int block, int row, int column) {
-    return static_cast<float>((block * 3 + row * 7 + column * 5) % 13 - 6);
-}
-
-template <class T>
-__global__ void add_boxes(const __grid_constant__ CUtensorMap map) {
-    __shared__ __align__(1024) T box[kBoxRows * kBoxColumns<T>];
-    const int block = blockIdx.x;
-    for (int i = threadIdx.x; i < kBoxRows * kBoxColumns<T>; i += kThreads) {
-        // The 16-byte groups of a row are swizzled as swizzled_tile.cuh describes.
-        const int row = i / kBoxColumns<T>, group = i % kBoxColumns<T> / kVector<T>;
-        box[i] = static_cast<T>(box_addend<T>(block, row, (group ^ row % 8) * kVector<T> + i % kVector<T>));
-    }
-    fence_shared_for_async();
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        const Corner corner = corner_of<T>(block);
-        tma_add(shared_address(box), map, corner.column, corner.row, corner.head, corner.batch);
-        tma_store_commit();
-        tma_store_wait<0>();
-    }
-}
-
-template <class T>
-void check_boxes(const char* name) {
-    const Layout layout{kBoxColumns<T> + 3 * kVector<T>, 45, 3, 2, 2 * kBoxColumns<T> + kVector<T>};
-    std::vector<T> memory(layout.count());
-    std::vector<double> expected(layout.count());
-    for (int64_t i = 0; i < layout.count(); ++i) {
-        expected[i] = first_value(i);
-        memory[i] = static_cast<T>(first_value(i));
-    }
-    const blocks::Device<T> target(memory);
-    CUtensorMap map;
-    blocks::cuda_check(encode_map<T>(&map, layout.extent(target.get()), kBoxRows), "encode_map");
-    add_boxes<T><<<kBoxes, kThreads>>>(map);
-    blocks::finish("tma_add");
-    for (int block = 0; block < kBoxes; ++block) {
-        const Corner corner = corner_of<T>(block);
-        for (int r = 0; r < kBoxRows && corner.row + r < layout.rows; ++r)
-            for (int c = 0; c < kBoxColumns<T> && corner.column + c < layout.columns; ++c)
-                expected[layout.at(corner.batch, corner.row + r, corner.head, corner.column + c)] += box_addend<T>(block, r, c);
-    }
-    const std::vector<T> got = target.read();
-    blocks::Check check(std::string("tma_add, ") + name);
-    for (int64_t i = 0; i < layout.count(); ++i)
-        check.equal(static_cast<float>(got[i]), expected[i], "element %d", static_cast<int>(i));
-}
-
 }  // namespace
 
 int main() {
     check_ranges();
-    check_boxes<float>("float");
-    check_boxes<__half>("half");
     return blocks::failed_checks() > 0;
 }

@@ -74,6 +74,8 @@ struct Problem {
         const size_t row = paged ? size_t(table[b * kColumns + j / kPage]) * kPage + j % kPage : size_t(b) * kCapacity + j;
         return row * kHeadsK * kDim;
     }
+    // Whether the attention kernel appends.
+    bool appends_inside() const { return within && decode_can_append(kDim, DecodeRow::config.tile_k); }
     int length(int b) const { return kLengths[b] + (append ? news : 0); }
     int existing(int b) const { return std::min(length(b), kCapacity); }
 
@@ -106,8 +108,8 @@ struct Problem {
         p.cache.v.data = v.data();
         p.cache.seqlens = kLengths;
         if (paged) p.cache.table = table.data(), p.cache.table_batch = kColumns, p.cache.table_column = 1;
-        p.cache.page = divisor_params(kPage);
-        p.cache.capacity = kCapacity, p.cache.places = paged ? kPages : kBatch;
+        p.cache.page_size = divisor_params(kPage);
+        p.cache.capacity = kCapacity, p.cache.pages = paged ? kPages : kBatch;
         p.batch = kBatch, p.seqlen_q = rows, p.heads_q = kHeads, p.heads_k = kHeadsK, p.group_size = kGroup;
         p.head_dim = p.head_dim_v = kDim;
         p.softmax_scale = 0.2f, p.scale_log2 = 0.2f * 1.4426950408889634f;
@@ -127,14 +129,14 @@ struct Problem {
     DecodePlan plan(const DecodeParams& p) const {
         DecodePlan plan;
         plan.splits = p.splits;
-        plan.instance.number = int(decode_kind(decode_shares_keys(rows * kGroup), p.heads_beside, p.append.within));
+        plan.instance.number = int(decode_kind(decode_shares_keys(rows * kGroup), p.key_heads, appends_inside()));
         const auto launch = [&](DecodeStep step, int64_t blocks) {
             return launch_shape(blocks, resources_of_decode<DecodeRow>(int(step), plan.instance.number));
         };
         plan.attention =
             launch(DecodeStep::attention, int64_t{p.by_tiles.divisor} * p.by_head_groups.divisor * p.splits * kBatch);
         if (p.splits > 1) plan.combine = launch(DecodeStep::combine, int64_t{kBatch} * kHeads * rows);
-        if (!append || p.append.within) return plan;
+        if (!append || appends_inside()) return plan;
         plan.append_rows = kBatch * news * kHeadsK;
         plan.append_slots = kDim / 2;
         plan.append =
@@ -146,10 +148,9 @@ struct Problem {
         p.append.k_new = p.append.v_new = given;
         p.append.v_new.data = new_v.data();
         p.append.q = p.q;
-        p.append.within = within && decode_takes_in_rows(kDim, DecodeRow::config.tile_k);
-        if (!p.append.within) {
-            p.append.turned = p.q;
-            p.q.data = p.append.turned.data = turned.data();
+        if (!appends_inside()) {
+            p.append.rotated_q = p.q;
+            p.q.data = p.append.rotated_q.data = turned.data();
         }
         p.append.cos = cos.data(), p.append.sin = sin.data();
         p.append.cos_row = p.append.sin_row = kDim / 2;
@@ -210,8 +211,8 @@ int main(int, char** argv) {
     Problem p(std::atoi(argv[1]), std::atoi(argv[2]), std::atoi(argv[3]) != 0, std::atoi(argv[4]));
     DecodeParams params = p.params();
     params.stages = DecodeRow::config.stages - std::atoi(argv[5]);
-    params.heads_beside = std::atoi(argv[6]);
-    params.by_head_groups = divisor_params(kHeadsK / params.heads_beside);
+    params.key_heads = std::atoi(argv[6]);
+    params.by_head_groups = divisor_params(kHeadsK / params.key_heads);
     params.fetch_early = true;
     const DecodePlan plan = p.plan(params);
     late_copies = std::atoi(argv[7]) != 0;

@@ -1,0 +1,105 @@
+// The loads of a thread block of decode: the queries, the keys and values of a tile, and the prefetch of the first tile. `Body`:
+// Decode in decode_range.cuh.
+#pragma once
+
+#include "cuda/attention/decode_keys.cuh"
+#include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/prefetch.cuh"
+
+namespace libflash::cuda::sm80 {
+
+template <class Body>
+struct DecodeLoads {
+    using T = typename Body::Element;
+    using Slab = typename Body::Slab;
+    static constexpr int kHeadDim = Body::kChannels, kHeads = Body::kHeadsOfBlock, kThreads = Body::kThreads;
+    static constexpr int kTileK = Body::kTileK, kTileRows = Body::kTileRows;
+    static constexpr int kChunkValues = Body::kChunkValues, kChunks = kHeadDim / kChunkValues;
+    static constexpr int kLanesPerRow = kChunks < 32 ? kChunks : 32, kRowsAtOnce = 32 / kLanesPerRow;
+
+    Body& body;
+
+    // Copies `count` values of any alignment; the rest of the chunk becomes zeros.
+    static __device__ __forceinline__ void copy_slowly(char* to, const T* from, int count) {
+#pragma unroll 1
+        for (int i = 0; i < kChunkValues; ++i) reinterpret_cast<T*>(to)[i] = i < count ? from[i] : T(0.0f);
+    }
+
+    __device__ __forceinline__ void load_queries() {
+        for (int i = threadIdx.x; i < kTileRows * kChunks; i += kThreads) {
+            const int row = i / kChunks, chunk = i % kChunks, of_head = kHeads > 1 ? row % kDecodeSlab : row;
+            const int head_k = body.work_tile.head_k + (kHeads > 1 ? row / kDecodeSlab : 0),
+                      packed = body.work_tile.first_row + min(of_head, body.work_tile.rows - 1);
+            const T* from = static_cast<const T*>(body.params.q.data) + body.work_tile.batch * body.params.q.batch +
+                            body.query_row(packed) * body.params.q.row + body.query_head(head_k, packed) * body.params.q.head +
+                            chunk * kChunkValues;
+            const int count = of_head < body.work_tile.rows ? body.params.head_dim - chunk * kChunkValues : 0;
+            char* const to = body.queries() + Slab::offset(row, chunk);
+            if (body.params.vector_q) {
+                cp_async_16(shared_address(to), from, count > 0);
+            } else {
+                copy_slowly(to, from, count);
+            }
+        }
+    }
+
+    // Starts the loads of this warp's 16 keys and values of a tile. Keys that do not exist become zeros.
+    __device__ __forceinline__ void load_keys(int head_k, int stage, const KeyLocation& location) {
+        const CacheParams& cache = body.params.cache;
+        const bool exists = static_cast<uint32_t>(location.page) < static_cast<uint32_t>(cache.pages);
+        const uint32_t all = __ballot_sync(0xffffffffu, exists);
+        if (body.lane == 0) body.existing(stage, body.warp) = all;
+        const T* const k = static_cast<const T*>(cache.k.data) + head_k * cache.k.head;
+        const T* const v = static_cast<const T*>(cache.v.data) + head_k * cache.v.head;
+        const auto copy_rows = [&](int step, const auto& copy) {
+            const int row = step * kRowsAtOnce + body.lane / kLanesPerRow;
+            const int64_t page = __shfl_sync(0xffffffffu, location.page, row);
+            const int64_t at = __shfl_sync(0xffffffffu, location.row, row);
+            const bool there = all >> row & 1;
+#pragma unroll
+            for (int chunk = body.lane % kLanesPerRow; chunk < kChunks; chunk += kLanesPerRow) {
+                const int first = chunk * kChunkValues, offset = Slab::offset(row, chunk);
+                copy(body.keys(stage, body.warp) + offset, k + page * cache.k.batch + at * cache.k.row + first,
+                     there ? body.params.head_dim - first : 0);
+                copy(body.values(stage, body.warp) + offset, v + page * cache.v.batch + at * cache.v.row + first,
+                     there ? body.params.head_dim_v - first : 0);
+            }
+        };
+        if (body.params.vector_kv) {
+#pragma unroll(Slab::kRowBytes > 512 ? 2 : kDecodeSlab)
+            for (int step = 0; step < kDecodeSlab / kRowsAtOnce; ++step)
+                copy_rows(step, [](char* to, const T* rows, int count) { cp_async_16(shared_address(to), rows, count > 0); });
+        } else {
+#pragma unroll 1
+            for (int step = 0; step < kDecodeSlab / kRowsAtOnce; ++step) copy_rows(step, copy_slowly);
+        }
+    }
+
+    // Prefetches the first tile into the L2 cache while the previous kernel ends and memory is idle. This is correct even if that
+    // kernel still writes to the KV cache, because its writes go through L2, too. Lengths and block table may still change; no
+    // result depends on what is read here.
+    static __device__ __forceinline__ void fetch_early(const DecodeParams& params) {
+        constexpr int kLine = 128 / sizeof(T), kLines = (kHeadDim + kLine - 1) / kLine;  // of a key of one head
+        const typename Body::WorkTile work_tile(params, static_cast<int>(blockIdx.x));
+        const CacheParams& cache = params.cache;
+        const VisibleKeys range = Body::template keys_of<RelaxedLoad>(params, work_tile);
+        const KeyLocationsOf<RelaxedLoad> locations(cache, work_tile.batch);
+        const int begin = range.first / kTileK * kTileK;
+#pragma unroll 1
+        for (int i = threadIdx.x; i < kTileK * kHeads * kLines; i += kThreads) {
+            const int key = begin + i / (kHeads * kLines), head_k = work_tile.head_k + i / kLines % kHeads,
+                      channel = i % kLines * kLine;
+            if (key < range.first || key >= range.last) continue;
+            const KeyLocation at = locations.of(key);
+            if (static_cast<uint32_t>(at.page) >= static_cast<uint32_t>(cache.pages)) continue;
+            const auto fetch = [&](const RowsParams& rows, int channels) {
+                const T* row = static_cast<const T*>(rows.data) + at.page * rows.batch + at.row * rows.row + head_k * rows.head;
+                if (channel < channels) prefetch_to_l2(row + channel);
+            };
+            fetch(cache.k, params.head_dim);
+            fetch(cache.v, params.head_dim_v);
+        }
+    }
+};
+
+}  // namespace libflash::cuda::sm80

@@ -1,0 +1,38 @@
+// The elements of a thread's accumulators, for loops that need their positions. An accumulator consists of blocks of 16 rows and
+// 8 columns, both in mma.sync and in wgmma: in lane 4 * g + t, element e of a block is in row g + 8 * (e / 2) and column
+// 2 * t + e % 2. Rows and columns here are relative to the lane's first one.
+//
+// The order of the elements matters: the compiler keeps it, and the use of registers depends on it.
+#pragma once
+
+namespace libflash::cuda {
+
+// Row by row: calls for_row(a, r, for_columns) for row 16 * a + 8 * r of the lane; for_columns(rule) calls rule(element, column)
+// for the elements of that row.
+template <int kSlabs, int kBlocks, class ForRow>
+__device__ __forceinline__ void for_accumulator_rows(float (&c)[kSlabs][kBlocks][4], const ForRow& for_row) {
+#pragma unroll
+    for (int a = 0; a < kSlabs; ++a)
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+            for_row(a, r, [&](const auto& rule) {
+#pragma unroll
+                for (int n = 0; n < kBlocks; ++n)
+#pragma unroll
+                    for (int e = 0; e < 2; ++e) rule(c[a][n][2 * r + e], n * 8 + e);
+            });
+}
+// The same for an accumulator of wgmma, whose elements are numbered 4 * block + e.
+template <int kElements, class ForRow>
+__device__ __forceinline__ void for_accumulator_rows(float (&c)[kElements], const ForRow& for_row) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+        for_row(0, r, [&](const auto& rule) {
+#pragma unroll
+            for (int i = 2 * r; i < kElements; i += 4)
+#pragma unroll
+                for (int e = 0; e < 2; ++e) rule(c[i + e], i / 4 * 8 + e);
+        });
+}
+
+}  // namespace libflash::cuda
