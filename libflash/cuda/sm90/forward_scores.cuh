@@ -3,9 +3,11 @@
 #pragma once
 
 #include "cuda/attention/dropout.cuh"
+#include "cuda/attention/edge_mask.cuh"
 #include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/sm90/forward_consumer_thread.cuh"
 #include "cuda/sm90/forward_context.cuh"
+#include "cuda/tile/accumulator.cuh"
 
 namespace libflash::cuda::sm90 {
 
@@ -36,24 +38,12 @@ struct ForwardScores {
 
     // Sets the probabilities that dropout removes to 0.
     __device__ __forceinline__ void drop(Scores& p, const WorkTile& work_tile, const TileWord& tile, const Thread& thread) const {
-        const DropoutParams& dropout = context.params.rare.dropout;
-        const uint32_t batch_head = static_cast<uint32_t>(work_tile.batch()) * context.params.heads_q + work_tile.head();
+        const uint32_t batch_head = dropout_head(work_tile.batch(), context.params.heads_q, work_tile.head());
 #pragma unroll
         for (int block = 0; block < kBlockN / 8; block += 2) {
-            uint32_t keep = 0;
-#pragma unroll 1
-            for (int r = 0; r < 2; ++r) {
-                uint2 words[2];
-                dropout_words_of_row(dropout, batch_head, thread.row(work_tile, r), tile.tile() * kBlockN + block * 8,
-                                     thread.lane, words);
-#pragma unroll
-                for (int n = 0; n < 2; ++n)
-                    keep |= ((words[n].x >= dropout.threshold ? 1u : 0u) | (words[n].y >= dropout.threshold ? 2u : 0u))
-                            << (r * 4 + n * 2);
-            }
-#pragma unroll
-            for (int i = 0; i < 8; ++i)  // row i / 4, block i / 2 % 2, column i % 2
-                if (!(keep >> i & 1)) p[(block + i / 2 % 2) * 4 + i / 4 * 2 + i % 2] = 0.0f;
+            const uint32_t keep = keep_bits<2>(context.params.rare.dropout, batch_head, tile.tile() * kBlockN + block * 8,
+                                               thread.lane, [&](int r) { return thread.row(work_tile, r); });
+            zero_dropped<2>(keep, [&](int r, int n, int e) -> float& { return p[(block + n) * 4 + r * 2 + e]; });
         }
     }
 
@@ -63,15 +53,10 @@ private:
                                                        const Thread& thread) const {
         const int rows = work_tile.q_rows.length, cols = work_tile.keys.length_k;
         const auto for_all = [&](const auto& rule) {
-            const int first_col = tile * kBlockN + (hide_from_compiler(thread.lane) & 3) * 2;
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                const int row = thread.row(work_tile, r);
-#pragma unroll
-                for (int i = 2 * r; i < kScores; i += 4)
-#pragma unroll
-                    for (int e = 0; e < 2; ++e) rule(s[i + e], row, first_col + i / 4 * 8 + e);
-            }
+            const int first_col = first_column(tile, thread);
+            for_rows(s, work_tile, thread, [&](int row, const auto& for_scores) {
+                for_scores([&](float& score, int col) { rule(score, row, first_col + col); });
+            });
         };
         const auto for_each = [&](const auto& rule) {
             for_all([&](float& score, int row, int col) {
@@ -83,22 +68,18 @@ private:
     }
 
     __device__ __forceinline__ void mask(Scores& s, const WorkTile& work_tile, int tile, const Thread& thread) const {
-        const auto& keys = work_tile.keys;
-        const int first_col = tile * kBlockN + (hide_from_compiler(thread.lane) & 3) * 2;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            // Keys that the row sees, relative to this lane's first column: [begin, end).
-            const int row = thread.row(work_tile, r);
-            const int begin = row + keys.shift - keys.left - first_col;
-            const int end = min(keys.length_k, row + keys.shift + keys.right + 1) - first_col;
-#pragma unroll
-            for (int i = 2 * r; i < kScores; i += 4)
-#pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                    const int col = i / 4 * 8 + e;
-                    if (col < begin || col >= end) s[i + e] = -INFINITY;
-                }
-        }
+        mask_edge(work_tile.keys, first_column(tile, thread),
+                  [&](const auto& for_row) { for_rows(s, work_tile, thread, for_row); });
+    }
+
+    __device__ __forceinline__ static int first_column(int tile, const Thread& thread) {
+        return tile * kBlockN + (hide_from_compiler(thread.lane) & 3) * 2;
+    }
+    // Calls for_row(row, for_scores) for the two query rows of this thread.
+    template <class ForRow>
+    __device__ __forceinline__ static void for_rows(Scores& s, const WorkTile& work_tile, const Thread& thread,
+                                                    const ForRow& for_row) {
+        for_accumulator_rows(s, [&](int, int r, const auto& for_scores) { for_row(thread.row(work_tile, r), for_scores); });
     }
 };
 

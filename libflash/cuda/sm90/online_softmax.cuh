@@ -8,21 +8,15 @@
 // with the maximum of every tile.
 #pragma once
 
+#include "cuda/attention/online_softmax.cuh"
 #include "cuda/ptx/math.cuh"
+#include "cuda/tile/quad.cuh"
 
 namespace libflash::cuda::sm90 {
-
-// Less than every score, but finite: subtracting it never gives NaN.
-constexpr float kNoScore = -3.402823466e38f;
 
 template <int kBlockN>
 struct OnlineSoftmax {
     static constexpr int kScores = kBlockN / 2;
-    static constexpr float kSumLimit = 16384.0f;  // also bounds the probabilities: the largest half is 65504
-    static constexpr float kMaximumLimit =
-        // 2^27: half a unit in the last place is 4 there; beyond it the rounding of the kept maximum could overflow the
-        // exponential.
-        134217728.0f;
     float kept_maximum[2];  // subtracted from the scores, in base-2 units; kNoScore: no score yet
     float sum[2];           // of this lane's elements
     bool needs_maximum;     // a row of this warp has no score yet: take the maximum of the next tile
@@ -49,8 +43,7 @@ struct OnlineSoftmax {
 
     // Adds up the sum of row r over its lanes. Returns true if the row overflowed.
     __device__ __forceinline__ bool finish(int r) {
-        sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 1);
-        sum[r] += __shfl_xor_sync(0xffffffffu, sum[r], 2);
+        sum[r] = quad_sum(sum[r]);
         return sum[r] == INFINITY || (fabsf(kept_maximum[r]) > kMaximumLimit && kept_maximum[r] != kNoScore);
     }
 
@@ -66,11 +59,9 @@ private:
             for (int i = 0; i < kScores; i += 4) largest = max_or_nan(largest, max_or_nan(s[i + 2 * r], s[i + 2 * r + 1]));
             largest = max_or_nan(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
             largest = max_or_nan(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-            const float raised = fmaxf(kept_maximum[r], largest * scale);  // -infinity and NaN leave it unchanged
-            factor[r] = exp2_approx(kept_maximum[r] - raised);
-            sum[r] *= sum[r] == INFINITY ? 1.0f : factor[r];  // infinity marks an overflow; inf * 0 would be NaN
-            kept_maximum[r] = raised;
-            no_score |= raised == kNoScore && largest == largest;
+            factor[r] = raise_kept_maximum(kept_maximum[r], largest * scale);
+            scale_row_sum(sum[r], factor[r]);
+            no_score |= kept_maximum[r] == kNoScore && largest == largest;
         }
         needs_maximum = __any_sync(0xffffffffu, no_score);
     }
@@ -92,12 +83,9 @@ private:
     __device__ __forceinline__ void rescale_large_sums(float (&s)[kScores], float (&factor)[2]) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            float largest = fmaxf(sum[r], __shfl_xor_sync(0xffffffffu, sum[r], 1));
-            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+            const float largest = quad_max(sum[r]);
             if (!(largest > kSumLimit && largest < INFINITY)) continue;
-            const float exponent = fminf(ceilf(__log2f(largest)), 126.0f),
-                        scale = exp2_approx(-exponent);  // 2^-127 would be flushed to 0
-            kept_maximum[r] += exponent;
+            const float scale = raise_kept_maximum_by_sum(kept_maximum[r], largest);
             sum[r] *= scale;
             factor[r] *= scale;
 #pragma unroll
