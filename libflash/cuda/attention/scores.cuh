@@ -75,7 +75,7 @@ __device__ __forceinline__ void scale_and_cap(const RareParams& rare, float soft
         for_all([&](float& score, int, int) { score *= softmax_scale; });
     }
 }
-// The same in base-2 units, for kernels without bias. (One function for both units would be compiled to other branches.)
+// The same in base-2 units, for kernels without bias. A function of its own, because the constants round differently.
 // `params`: with softcap, softmax_scale and scale_log2.
 template <class Params, class ForAll>
 __device__ __forceinline__ void scale_and_cap_log2(const Params& params, const ForAll& for_all) {
