@@ -21,6 +21,7 @@ __version__: str
 NO_WINDOW: tuple[int, int]
 DTYPE_RULE: str
 DTYPE_NAMES: dict[int, str]
+SMALL_DTYPE_NAMES: dict[int, str]
 DTYPE_OBJECTS: dict[int, str]
 ATTENTION_DEFAULTS: dict[str, Any]
 BACKWARD_DEFAULTS: dict[str, Any]
