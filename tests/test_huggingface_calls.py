@@ -202,7 +202,9 @@ def test_packed_lengths_of_two_rows(with_mask: bool, dtype: torch.dtype) -> None
 def test_weights_of_attention_are_refused(tiny: Tiny) -> None:
     model = tiny.build()
     x = tiny.inputs()
-    refused = pytest.raises(libflash.UnsupportedError, match=r"output_attentions is True; lf_attention does not store the weights")
+    refused = pytest.raises(
+        libflash.UnsupportedError, match=r"output_attentions is True; lf_attention does not store the weights"
+    )
     with libflash.torch.enable(model):
         with refused:
             model(**x, output_attentions=True)
@@ -214,7 +216,9 @@ def test_weights_of_attention_are_refused(tiny: Tiny) -> None:
 
 def test_weights_of_attention_are_refused_in_the_configuration() -> None:
     model = LLAMA.build(output_attentions=True)
-    refused = pytest.raises(libflash.UnsupportedError, match=r"output_attentions is True; lf_attention does not store the weights")
+    refused = pytest.raises(
+        libflash.UnsupportedError, match=r"output_attentions is True; lf_attention does not store the weights"
+    )
     with libflash.torch.enable(model), refused:
         model(**LLAMA.inputs())
 

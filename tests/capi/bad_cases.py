@@ -1,4 +1,4 @@
-"""Good calls of every function, ready to be spoilt: a row of the bad-input table changes one thing."""
+"""Good calls of every function, and the bad cases (bad_cases_*.py): each changes one thing of a good call."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GUARD = 4096
 
 
 def guarded(array: np.ndarray) -> np.ndarray:
-    """A copy with room on both sides: a tensor that is moved or stretched over it meets no other one by accident."""
+    """A copy between guard bands, so that a tensor that a bad case moves or enlarges overlaps no other one by accident."""
     block = np.full(array.nbytes + 2 * GUARD, POISON, np.uint8)
     copy = block[GUARD : GUARD + array.nbytes].view(array.dtype).reshape(array.shape)
     copy[...] = array
@@ -53,7 +53,7 @@ class Case:
     outputs: list[str] = field(default_factory=list)
     count: int = 0  # merge
     lists: Any = None  # compress
-    null: set[str] = field(default_factory=set)  # arguments that are no tensor, to be NULL
+    null: set[str] = field(default_factory=set)  # arguments other than tensors that are NULL
     struct_tail: bytes | None = None
     short_workspace: str = ""
     index: int = 0  # kernel_info, device_info
@@ -155,8 +155,8 @@ def both(*changes: Change) -> Change:
 
 
 @dataclass(frozen=True)
-class Row:
-    """One refusal: what to spoil, and the status and text that must come of it: `argument: rule (value)`."""
+class Bad:
+    """One refusal: what to change in a good call, and the expected status and text, `argument: rule (value)`."""
 
     id: str
     functions: tuple[str, ...]
@@ -166,7 +166,7 @@ class Row:
     value: str
     status: int = abi.INVALID
     base: str = "dense"
-    data: bool = False  # only a call can see it: not the workspace query and not explain
+    data: bool = False  # found by the call alone: the workspace query and explain do not read data
 
 
 def attention(function: str, base: str) -> Case:
@@ -268,7 +268,7 @@ OPTION_TYPES = {
 
 
 def options_of(case: Case) -> Any:
-    """The options struct, with `struct_tail` behind it; the arrays stay alive with the case."""
+    """The options struct, followed by `struct_tail`; the case keeps the arrays alive."""
     kind = OPTION_TYPES[case.function]
     if "options" in case.null:
         return None
@@ -285,7 +285,7 @@ def options_of(case: Case) -> Any:
 
 
 def query(case: Case, opts: Any) -> tuple[int, int]:
-    """Status and bytes of the workspace query. It must not look at data: pointers are NULL for it."""
+    """Status and bytes of the workspace query. The query must not read data, so all pointers are NULL."""
     size = c.c_size_t(12345)
     views = [None if t is None else abi.Tensor.from_buffer_copy(t) for t in case.tensors.values()]
     for view in filter(None, views):

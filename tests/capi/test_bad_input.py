@@ -1,40 +1,40 @@
-"""Every refusal: its status, the words it says, and that nothing was written. One row per check (bad_rows_*.py)."""
+"""Every refusal: its status, its text, and that nothing was written. bad_cases_*.py have a bad case for each check."""
 
-import bad_rows_attention
-import bad_rows_decode
-import bad_rows_other
-import bad_rows_scores
-import bad_rows_tensor
+import bad_cases_attention
+import bad_cases_decode
+import bad_cases_other
+import bad_cases_scores
+import bad_cases_tensor
 import pytest
 from abi import OK, last_error, lib, status_name
-from bad_cases import OPTION_TYPES, Case, Row, build, call, explain, options_of, query
+from bad_cases import OPTION_TYPES, Bad, Case, build, call, explain, options_of, query
 
-ROWS: list[Row] = [
-    *bad_rows_tensor.ROWS,
-    *bad_rows_attention.ROWS,
-    *bad_rows_scores.ROWS,
-    *bad_rows_decode.ROWS,
-    *bad_rows_other.ROWS,
+BAD_CASES: list[Bad] = [
+    *bad_cases_tensor.CASES,
+    *bad_cases_attention.CASES,
+    *bad_cases_scores.CASES,
+    *bad_cases_decode.CASES,
+    *bad_cases_other.CASES,
 ]
-CASES = [pytest.param(row, f, id=f"{f}-{row.base}-{row.id}") for row in ROWS for f in row.functions]
-OUTPUTS = {"out", "lse", "dout", "dq", "dk", "dv"}  # which explain does not take
+CASES = [pytest.param(bad, f, id=f"{f}-{bad.base}-{bad.id}") for bad in BAD_CASES for f in bad.functions]
+OUTPUTS = {"out", "lse", "dout", "dq", "dk", "dv"}  # explain() has no such arguments
 QUERIED = [param for param in CASES if param.values[1] in {"forward", "backward", "decode"}]
 
 
-def of_explain(row: Row) -> bool:
-    return row.argument not in OUTPUTS | {"bytes"} and not any(f"overlaps {name}" in row.value for name in OUTPUTS)
+def refused_by_explain(bad: Bad) -> bool:
+    return bad.argument not in OUTPUTS | {"bytes"} and not any(f"overlaps {name}" in bad.value for name in OUTPUTS)
 
 
-def spoilt(row: Row, function: str) -> Case:
-    case = build(function, row.base)
-    row.change(case)
+def changed_call(bad: Bad, function: str) -> Case:
+    case = build(function, bad.base)
+    bad.change(case)
     return case
 
 
-def check_text(row: Row, text: str, needed: int = 0) -> None:
-    value = row.value.format(needed=needed, less=needed - 1)
-    assert text.startswith(f"{row.argument}: ") or not row.argument, text
-    assert row.rule in text, text
+def check_text(bad: Bad, text: str, needed: int = 0) -> None:
+    value = bad.value.format(needed=needed, less=needed - 1)
+    assert text.startswith(f"{bad.argument}: ") or not bad.argument, text
+    assert bad.rule in text, text
     assert f"({value})" in text or not value, text
 
 
@@ -53,7 +53,7 @@ def test_ids_are_unique() -> None:
     ],
 )
 def test_good_calls_pass(function: str, base: str) -> None:
-    """What the rows spoil is right before: each refusal is of the one thing that its row changes."""
+    """The calls that the bad cases change are accepted, so each refusal is about the one change."""
     case = build(function, base)
     assert call(case) == OK, last_error()
     assert last_error() == ""
@@ -62,41 +62,41 @@ def test_good_calls_pass(function: str, base: str) -> None:
         assert explain(case, options_of(case)) == OK, last_error()
 
 
-@pytest.mark.parametrize(("row", "function"), [p for p in CASES if p.values[0].argument not in {"bytes", "text"}])
-def test_call(row: Row, function: str) -> None:
-    case = spoilt(row, function)
+@pytest.mark.parametrize(("bad", "function"), [p for p in CASES if p.values[0].argument not in {"bytes", "text"}])
+def test_call(bad: Bad, function: str) -> None:
+    case = changed_call(bad, function)
     needed = query(case, options_of(case))[1] if case.short_workspace else 0
     before = {name: array.tobytes() for name, array in case.arrays.items()}
     status = call(case)
-    assert status_name(status) == status_name(row.status), last_error()
-    check_text(row, last_error(), needed)
+    assert status_name(status) == status_name(bad.status), last_error()
+    check_text(bad, last_error(), needed)
     for name, array in case.arrays.items():
         assert array.tobytes() == before[name], f"{name} was written"
 
 
-@pytest.mark.parametrize(("row", "function"), [p for p in QUERIED if p.values[0].argument != "text"])
-def test_workspace_query(row: Row, function: str) -> None:
-    """The query refuses what the call refuses, with the same words, unless only data can show it."""
-    case = spoilt(row, function)
+@pytest.mark.parametrize(("bad", "function"), [p for p in QUERIED if p.values[0].argument != "text"])
+def test_workspace_query(bad: Bad, function: str) -> None:
+    """The query refuses what the call refuses, with the same text, except where the call must read data."""
+    case = changed_call(bad, function)
     status, size = query(case, options_of(case))
-    if row.data:
+    if bad.data:
         assert status == OK, last_error()
     else:
-        assert status_name(status) == status_name(row.status), last_error()
-        check_text(row, last_error())
+        assert status_name(status) == status_name(bad.status), last_error()
+        check_text(bad, last_error())
         assert size == 12345, "bytes was written"
 
 
-@pytest.mark.parametrize(("row", "function"), [p for p in QUERIED if of_explain(p.values[0])])
-def test_explain(row: Row, function: str) -> None:
-    """Explain refuses what the call refuses, but has no outputs, and explains what is unsupported."""
-    case = spoilt(row, function)
+@pytest.mark.parametrize(("bad", "function"), [p for p in QUERIED if refused_by_explain(p.values[0])])
+def test_explain(bad: Bad, function: str) -> None:
+    """explain() refuses what the call refuses; it has no outputs, and it explains unsupported calls."""
+    case = changed_call(bad, function)
     status = explain(case, options_of(case))
-    if row.data or status_name(row.status) in {"UNSUPPORTED", "NO_DEVICE"}:
+    if bad.data or status_name(bad.status) in {"UNSUPPORTED", "NO_DEVICE"}:
         assert status == OK, last_error()
     else:
-        assert status_name(status) == status_name(row.status), last_error()
-        check_text(row, last_error())
+        assert status_name(status) == status_name(bad.status), last_error()
+        check_text(bad, last_error())
 
 
 def test_last_error_is_cleared() -> None:

@@ -1,7 +1,7 @@
-"""No refusal without a row: every call of a check in the library's sources must have a row in the bad-input table.
+"""Every call of a check in the library's sources has a bad case (bad_cases_*.py).
 
 The sources are read as text. A call site is a refusal with its rule (`invalid("softcap", "must be ...")`) or a shared check with
-the name of what it checks (`check_shape(view, "lse", ...)`). A row covers a site if argument and rule agree.
+the name of what it checks (`check_shape(view, "lse", ...)`). A bad case covers a site if argument and rule agree.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 from abi import ROOT
-from test_bad_input import ROWS
+from test_bad_input import BAD_CASES
 
 FOLDERS = ("problem", "plan", "capi", "cuda")  # of cuda only the host files at the top
 STATUSES = {"FLASH_STATUS_INVALID", "FLASH_STATUS_WORKSPACE", "FLASH_STATUS_NO_DEVICE"}
 
 # Refusals that need another machine.
 UNREACHABLE = {
-    "device_id: must be below the number of devices": "needs a GPU; a row of machines that have one",
-    "device_type: the tensors are on a GPU, but no GPU is usable": "a row of machines without a GPU",
+    "device_id: must be below the number of devices": "needs a GPU; tested on machines that have one",
+    "device_type: the tensors are on a GPU, but no GPU is usable": "tested on machines without a GPU",
 }
 
 # What the message of a shared check has in common, whatever it checks.
@@ -128,7 +128,7 @@ def covered(site: Site) -> bool:
     def same_rule(rule: str) -> bool:
         return rule in site.rule or site.rule in rule
 
-    return any(same_argument(row.argument) and same_rule(row.rule) for row in ROWS)
+    return any(same_argument(bad.argument) and same_rule(bad.rule) for bad in BAD_CASES)
 
 
 @pytest.mark.parametrize("site", [pytest.param(site, id=str(site)) for site in SITES])
@@ -136,7 +136,7 @@ def test_site_has_a_row(site: Site) -> None:
     if f"{site.argument}: {site.rule}" in UNREACHABLE:
         return
     assert site.rule or site.check in {"required", "optional", "read_int32_vector"}, "a refusal whose rule is no literal"
-    assert covered(site), "no row in bad_rows_*.py refuses this"
+    assert covered(site), "no case in bad_cases_*.py causes this refusal"
 
 
 def test_the_reader_finds_sites() -> None:

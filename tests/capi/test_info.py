@@ -16,16 +16,16 @@ OPERATIONS = ("forward", "backward", "decode", "merge", "compress")
 
 def test_every_operation_has_a_usable_cpu_kernel() -> None:
     for operation in OPERATIONS:
-        rows = [k for k in abi.kernels() if k.operation.decode() == operation and k.backend == b"cpu"]
-        assert rows, operation
-        assert any(k.usable for k in rows), operation
+        found = [k for k in abi.kernels() if k.operation.decode() == operation and k.backend == b"cpu"]
+        assert found, operation
+        assert any(k.usable for k in found), operation
 
 
 def test_rows_are_well_formed() -> None:
-    rows = abi.kernels()
-    names = [k.name.decode() for k in rows]
+    found = abi.kernels()
+    names = [k.name.decode() for k in found]
     assert len(set(names)) == len(names)
-    for k, name in zip(rows, names, strict=True):
+    for k, name in zip(found, names, strict=True):
         operation, backend = k.operation.decode(), k.backend.decode()
         assert operation in OPERATIONS
         assert backend in {"cpu", "sm80", "sm90", "any"}
@@ -36,7 +36,7 @@ def test_rows_are_well_formed() -> None:
         assert k.reserved == 0
 
 
-def test_the_scalar_truth_comes_last() -> None:
+def test_the_scalar_reference_comes_last() -> None:
     for operation in ("forward", "backward", "decode"):
         cpu = [k.name.decode() for k in abi.kernels() if k.operation.decode() == operation and k.backend == b"cpu"]
         assert cpu[-1] == f"{operation}_cpu_scalar"

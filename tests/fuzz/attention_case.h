@@ -81,6 +81,6 @@ private:
 
 // Makes the call invalid and returns what was changed; empty if nothing could be changed. `expected`: the status that must be
 // returned.
-std::string spoil(AttentionCase& problem, AttentionCall& call, Bytes& bytes, flash_status_t* expected);
+std::string invalidate(AttentionCase& problem, AttentionCall& call, Bytes& bytes, flash_status_t* expected);
 
 }  // namespace fuzz

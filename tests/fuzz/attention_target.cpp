@@ -34,16 +34,16 @@ void run(AttentionCall& call, const char* kernel, int fill) {
 
 template <size_t kCount>
 void compare(const AttentionCase& problem, AttentionCall call, const Role (&roles)[kCount], const char* kernel, Bytes& bytes) {
-    AttentionCall truth_call = call;
-    const Outputs got(problem, call, roles), truth(problem, truth_call, roles);
-    run(truth_call, call.backward ? "backward_cpu_scalar" : "forward_cpu_scalar", 0);
+    AttentionCall reference_call = call;
+    const Outputs got(problem, call, roles), reference(problem, reference_call, roles);
+    run(reference_call, call.backward ? "backward_cpu_scalar" : "forward_cpu_scalar", 0);
     run(call, kernel, bytes.byte());
 
     const Rounding rounding(problem.dtype);
     const ErrorBounds bounds(rounding, problem.magnitudes);
     const double repeats = static_cast<double>(problem.batch * problem.heads_q) * problem.magnitudes.rows;
     const auto check = [&](Role role, double relative, double absolute, const char* name) {
-        check_close(got.tensor[role], truth.tensor[role], relative, absolute, name);
+        check_close(got.tensor[role], reference.tensor[role], relative, absolute, name);
     };
     const auto stored = [&](Role role) { return 2 * Rounding(problem.tensor[role].view.dtype).u; };
     check(kOut, rounding.u, bounds.o, "out");
@@ -82,7 +82,7 @@ void compress(AttentionCase& problem) {
 
 void refuse(AttentionCase& problem, AttentionCall call, Bytes& bytes) {
     flash_status_t expected = FLASH_STATUS_OK;
-    const std::string what = spoil(problem, call, bytes, &expected);
+    const std::string what = invalidate(problem, call, bytes, &expected);
     if (what.empty()) return;
     std::vector<char> before[kRoles];
     for (int role = 0; role < kRoles; ++role)

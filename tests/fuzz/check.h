@@ -34,21 +34,21 @@ inline bool poisoned(const char* element, int64_t size) {
 
 // Checks that elements are within relative * |reference| + absolute, that bytes which the reference did not write are unchanged,
 // and that NaN is where the reference has NaN.
-inline void check_close(const Tensor& got, const Tensor& truth, double relative, double absolute, const char* what) {
-    if (!truth.present()) return;
-    const int64_t size = bytes_of(truth.view.dtype);
-    std::vector<char> rest = got.bytes(), truth_rest = truth.bytes();
-    each_element(truth.view, [&](int64_t offset) {
-        const size_t at = truth.lead_bytes() + static_cast<size_t>(offset * size);
-        if (!poisoned(&truth_rest[at], size)) {
-            const double x = got.get(offset), t = truth.get(offset);
+inline void check_close(const Tensor& got, const Tensor& expected, double relative, double absolute, const char* what) {
+    if (!expected.present()) return;
+    const int64_t size = bytes_of(expected.view.dtype);
+    std::vector<char> rest = got.bytes(), expected_rest = expected.bytes();
+    each_element(expected.view, [&](int64_t offset) {
+        const size_t at = expected.lead_bytes() + static_cast<size_t>(offset * size);
+        if (!poisoned(&expected_rest[at], size)) {
+            const double x = got.get(offset), t = expected.get(offset);
             const bool good = std::isnan(t) ? std::isnan(x) : x == t || std::fabs(x - t) <= relative * std::fabs(t) + absolute;
-            FUZZ_CHECK(good, "%s at offset %lld: %.17g, truth %.17g, off by %.3g, bound %.3g", what,
+            FUZZ_CHECK(good, "%s at offset %lld: %.17g, expected %.17g, off by %.3g, bound %.3g", what,
                        static_cast<long long>(offset), x, t, std::fabs(x - t), relative * std::fabs(t) + absolute);
-            std::memcpy(&rest[at], &truth_rest[at], static_cast<size_t>(size));
+            std::memcpy(&rest[at], &expected_rest[at], static_cast<size_t>(size));
         }
     });
-    FUZZ_CHECK(rest == truth_rest, "%s: bytes were written that belong to no element that has a value", what);
+    FUZZ_CHECK(rest == expected_rest, "%s: bytes were written that belong to no element that has a value", what);
 }
 
 // The rounding errors of a dtype, a coarse version of the tolerance rule (tests/tolerance.py): it uses the largest values that

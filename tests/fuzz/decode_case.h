@@ -63,6 +63,6 @@ private:
 };
 
 // As in attention_case.h.
-std::string spoil(DecodeCase& problem, DecodeCall& call, Bytes& bytes, flash_status_t* expected);
+std::string invalidate(DecodeCase& problem, DecodeCall& call, Bytes& bytes, flash_status_t* expected);
 
 }  // namespace fuzz

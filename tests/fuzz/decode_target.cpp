@@ -33,21 +33,21 @@ void run(DecodeCall& call, const char* kernel, int fill) {
 }
 
 void compare(const DecodeCase& problem, DecodeCall call, const char* kernel, Bytes& bytes) {
-    DecodeCall truth_call = call;
-    const Outputs got(problem, call), truth(problem, truth_call);
-    run(truth_call, "decode_cpu_scalar", 0);
+    DecodeCall reference_call = call;
+    const Outputs got(problem, call), reference(problem, reference_call);
+    run(reference_call, "decode_cpu_scalar", 0);
     run(call, kernel, bytes.byte());
     const Rounding rounding(problem.dtype);
     const ErrorBounds bounds(rounding, problem.magnitudes);
-    check_close(got.tensor[kDecodeOut], truth.tensor[kDecodeOut], rounding.u, bounds.o, "out");
-    check_close(got.tensor[kDecodeLse], truth.tensor[kDecodeLse], rounding.sums, bounds.lse, "lse");
-    FUZZ_CHECK(got.tensor[kKCache].bytes() == truth.tensor[kKCache].bytes(), "the caches of keys differ");
-    FUZZ_CHECK(got.tensor[kVCache].bytes() == truth.tensor[kVCache].bytes(), "the caches of values differ");
+    check_close(got.tensor[kDecodeOut], reference.tensor[kDecodeOut], rounding.u, bounds.o, "out");
+    check_close(got.tensor[kDecodeLse], reference.tensor[kDecodeLse], rounding.sums, bounds.lse, "lse");
+    FUZZ_CHECK(got.tensor[kKCache].bytes() == reference.tensor[kKCache].bytes(), "the caches of keys differ");
+    FUZZ_CHECK(got.tensor[kVCache].bytes() == reference.tensor[kVCache].bytes(), "the caches of values differ");
 }
 
 void refuse(DecodeCase& problem, DecodeCall call, Bytes& bytes) {
     flash_status_t expected = FLASH_STATUS_OK;
-    const std::string what = spoil(problem, call, bytes, &expected);
+    const std::string what = invalidate(problem, call, bytes, &expected);
     if (what.empty()) return;
     std::vector<char> before[kDecodeRoles];
     for (int role = 0; role < kDecodeRoles; ++role)

@@ -3,7 +3,7 @@
 
 #include "check.h"
 #include "target.h"
-#include "tensor_spoil.h"
+#include "tensor_invalidate.h"
 
 namespace fuzz {
 namespace {
@@ -121,8 +121,8 @@ void refuse(MergeCase& problem, flash_merge_options_t options, Bytes& bytes) {
         case 0: options.struct_size = 4, expected = FLASH_STATUS_VERSION, what = "struct_size"; break;
         case 1: options.flags = 1, what = "flags"; break;
         case 2: options.reserved = 1, what = "reserved"; break;
-        case 3: traits.rows = true, what = spoil_tensor(outs[part], outs[0], traits, bytes); break;
-        default: what = spoil_tensor(lses[part], outs[0], traits, bytes); break;
+        case 3: traits.rows = true, what = invalidate_tensor(outs[part], outs[0], traits, bytes); break;
+        default: what = invalidate_tensor(lses[part], outs[0], traits, bytes); break;
     }
     if (what.empty()) return;
     const std::vector<char> before = problem.out.bytes();

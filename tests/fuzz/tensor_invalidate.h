@@ -27,7 +27,7 @@ inline int long_dimension(const flash_tensor_t& t, Bytes& bytes) {
     return -1;
 }
 
-inline std::string spoil_description(flash_tensor_t& t, const TensorTraits& traits, Bytes& bytes) {
+inline std::string invalidate_description(flash_tensor_t& t, const TensorTraits& traits, Bytes& bytes) {
     const int any = t.ndim > 0 ? static_cast<int>(bytes.below(t.ndim)) : 0;
     const bool integer = t.dtype == FLASH_DTYPE_INT32 || t.dtype == FLASH_DTYPE_BOOL || t.dtype == FLASH_DTYPE_INT64;
     switch (bytes.below(8)) {
@@ -48,7 +48,7 @@ inline std::string spoil_description(flash_tensor_t& t, const TensorTraits& trai
     }
 }
 
-inline std::string spoil_memory(flash_tensor_t& t, const flash_tensor_t& input, const TensorTraits& traits, Bytes& bytes) {
+inline std::string invalidate_memory(flash_tensor_t& t, const flash_tensor_t& input, const TensorTraits& traits, Bytes& bytes) {
     if (!has_elements(t)) return {};
     const int dimension = long_dimension(t, bytes), last = t.ndim - 1;
     switch (bytes.below(6)) {
@@ -76,8 +76,8 @@ inline std::string spoil_memory(flash_tensor_t& t, const flash_tensor_t& input, 
     }
 }
 
-inline std::string spoil_tensor(flash_tensor_t& t, const flash_tensor_t& input, const TensorTraits& traits, Bytes& bytes) {
-    return bytes.chance(128) ? spoil_description(t, traits, bytes) : spoil_memory(t, input, traits, bytes);
+inline std::string invalidate_tensor(flash_tensor_t& t, const flash_tensor_t& input, const TensorTraits& traits, Bytes& bytes) {
+    return bytes.chance(128) ? invalidate_description(t, traits, bytes) : invalidate_memory(t, input, traits, bytes);
 }
 
 }  // namespace fuzz

@@ -4,7 +4,7 @@ import abi
 import numpy as np
 from bad_cases import (
     BF16,
-    Row,
+    Bad,
     both,
     floats,
     instead,
@@ -43,7 +43,7 @@ NO_APPEND = both(without("k_new"), without("v_new"))
 
 
 def row(name, change, argument, rule, value, **more):
-    return Row(name, DECODE, change, argument, rule, value, **more)
+    return Bad(name, DECODE, change, argument, rule, value, **more)
 
 
 # fmt: off
@@ -290,4 +290,4 @@ APPENDED = [
     ),
 ]
 
-ROWS = [*SHAPES, *TABLES, *APPENDED]
+CASES = [*SHAPES, *TABLES, *APPENDED]

@@ -2,7 +2,7 @@
 #include <limits>
 
 #include "decode_case.h"
-#include "tensor_spoil.h"
+#include "tensor_invalidate.h"
 
 namespace fuzz {
 namespace {
@@ -30,7 +30,7 @@ const OptionFault kOptionFaults[] = {
     {"backend unknown", FLASH_STATUS_INVALID, [](Options& o) { o.backend = ""; }},
 };
 
-std::string spoil_contents(DecodeCase& problem, DecodeCall& call, Bytes& bytes) {
+std::string invalidate_contents(DecodeCase& problem, DecodeCall& call, Bytes& bytes) {
     if (problem.batch == 0) return {};
     const int64_t b = bytes.below(problem.batch);
     const auto ints = [&](DecodeRole role) { return problem.tensor[role].ints(); };
@@ -57,7 +57,7 @@ std::string spoil_contents(DecodeCase& problem, DecodeCall& call, Bytes& bytes) 
     }
 }
 
-std::string spoil_combination(DecodeCall& call, Bytes& bytes) {
+std::string invalidate_combination(DecodeCall& call, Bytes& bytes) {
     switch (bytes.below(4)) {
         case 0:
             if (!call.given[kKNew]) return {};
@@ -77,7 +77,7 @@ std::string spoil_combination(DecodeCall& call, Bytes& bytes) {
 
 }  // namespace
 
-std::string spoil(DecodeCase& problem, DecodeCall& call, Bytes& bytes, flash_status_t* expected) {
+std::string invalidate(DecodeCase& problem, DecodeCall& call, Bytes& bytes, flash_status_t* expected) {
     *expected = FLASH_STATUS_INVALID;
     const int64_t kind = bytes.below(6);
     if (kind == 0) {
@@ -86,8 +86,8 @@ std::string spoil(DecodeCase& problem, DecodeCall& call, Bytes& bytes, flash_sta
         *expected = fault.expected;
         return fault.name;
     }
-    if (kind == 1) return spoil_contents(problem, call, bytes);
-    if (kind == 2) return spoil_combination(call, bytes);
+    if (kind == 1) return invalidate_contents(problem, call, bytes);
+    if (kind == 2) return invalidate_combination(call, bytes);
     const auto role = static_cast<DecodeRole>(bytes.below(kDecodeRoles));
     if (!call.given[role]) return {};
     const bool cache = role == kKCache || role == kVCache;
@@ -95,7 +95,7 @@ std::string spoil(DecodeCase& problem, DecodeCall& call, Bytes& bytes, flash_sta
     traits.output = role == kDecodeOut || role == kDecodeLse || (cache && problem.seqlen_new > 0 && problem.append);
     traits.rows = role <= kDecodeOut || role == kKNew || role == kVNew;
     traits.exact = role != kTable;
-    return spoil_tensor(call.view[role], call.view[kQuery], traits, bytes);
+    return invalidate_tensor(call.view[role], call.view[kQuery], traits, bytes);
 }
 
 }  // namespace fuzz

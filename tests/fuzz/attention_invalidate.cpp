@@ -2,7 +2,7 @@
 #include <limits>
 
 #include "attention_case.h"
-#include "tensor_spoil.h"
+#include "tensor_invalidate.h"
 
 namespace fuzz {
 namespace {
@@ -45,7 +45,7 @@ const OptionFault kOptionFaults[] = {
 };
 
 // Invalid values inside lengths and lists. This changes the tensors themselves: the case must not be used again.
-std::string spoil_contents(AttentionCase& problem, AttentionCall& call, Bytes& bytes) {
+std::string invalidate_contents(AttentionCase& problem, AttentionCall& call, Bytes& bytes) {
     const int64_t b = problem.batch > 0 ? bytes.below(problem.batch) : 0;
     const auto ints = [&](Role role) { return problem.tensor[role].ints(); };
     switch (bytes.below(6)) {
@@ -81,7 +81,7 @@ std::string spoil_contents(AttentionCase& problem, AttentionCall& call, Bytes& b
     }
 }
 
-std::string spoil_combination(const AttentionCase& problem, AttentionCall& call, Bytes& bytes) {
+std::string invalidate_combination(const AttentionCase& problem, AttentionCall& call, Bytes& bytes) {
     switch (bytes.below(5)) {
         case 0:
             if (call.backward) return {};
@@ -112,7 +112,7 @@ std::string spoil_combination(const AttentionCase& problem, AttentionCall& call,
 
 }  // namespace
 
-std::string spoil(AttentionCase& problem, AttentionCall& call, Bytes& bytes, flash_status_t* expected) {
+std::string invalidate(AttentionCase& problem, AttentionCall& call, Bytes& bytes, flash_status_t* expected) {
     *expected = FLASH_STATUS_INVALID;
     const int64_t kind = bytes.below(8);
     if (kind < 2) {
@@ -121,8 +121,8 @@ std::string spoil(AttentionCase& problem, AttentionCall& call, Bytes& bytes, fla
         *expected = fault.expected;
         return fault.name;
     }
-    if (kind == 2) return spoil_contents(problem, call, bytes);
-    if (kind == 3) return spoil_combination(problem, call, bytes);
+    if (kind == 2) return invalidate_contents(problem, call, bytes);
+    if (kind == 3) return invalidate_combination(problem, call, bytes);
     Role role = static_cast<Role>(bytes.below(kRoles));
     const bool in_call = call.backward || role < kDout || role > kDv;
     if (!call.given[role] || !in_call || (role >= kRowCounts && role <= kColIndices)) return {};
@@ -133,7 +133,7 @@ std::string spoil(AttentionCase& problem, AttentionCall& call, Bytes& bytes, fla
     traits.exact = traits.rows || role == kLse || (role >= kCuQ && role <= kAlibi) || role >= kSink;
     if (role == kBlockMask) traits.exact = false;
     const Role input = role == kQ ? kK : kQ;
-    return spoil_tensor(call.view[role], call.view[input], traits, bytes);
+    return invalidate_tensor(call.view[role], call.view[input], traits, bytes);
 }
 
 }  // namespace fuzz
