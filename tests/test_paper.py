@@ -169,10 +169,10 @@ def traffic():
 def test_traffic_is_counted(traffic):
     """Of one head, by hand: S and P written and read once each, four tensors; the others' passes over key tiles."""
     cell = program("_cells").Cell("forward", "bfloat16", head_dim=64, seqlen=1024, causal=False, batch=1, heads=1)
-    tensor, facts = 1024 * 64, 4 * 1024
+    tensor, statistics = 1024 * 64, 4 * 1024
     assert traffic.standard_bytes(cell) == 2 * (4 * 1024**2 + 4 * tensor)
-    assert traffic.flash1_bytes(cell) == 2 * 3 * tensor + 4 * (2 * tensor + 4 * facts) + 3 * 8 * tensor
-    assert traffic.libflash_bytes(cell) == 2 * 2 * tensor + facts + 8 * 4 * tensor
+    assert traffic.flash1_bytes(cell) == 2 * 3 * tensor + 4 * (2 * tensor + 4 * statistics) + 3 * 8 * tensor
+    assert traffic.libflash_bytes(cell) == 2 * 2 * tensor + statistics + 8 * 4 * tensor
     assert traffic.gflop("standard", cell) == pytest.approx(cell.gflop)
     both = [program("_cells").Cell(d, "bfloat16", 64, 1024, False, 1, 1) for d in ("forward", "backward")]
     assert sum(traffic.gflop("libflash", c) for c in both) == pytest.approx(3.5 * cell.gflop)

@@ -32,7 +32,7 @@ SOURCES = ("standard.cu", "flash1_forward.cu", "flash1_backward.cu")
 TYPES = {torch.bfloat16: "bf16", torch.float16: "f16"}
 HEAD_DIMS = (64, 128)
 LONGEST_STANDARD = 16384  # rows.cuh
-FACT_ROWS = 64  # row facts are padded to whole tiles
+STATISTICS_ROWS = 64  # softmax statistics are padded to whole tiles
 
 
 class NoCompiler(Exception):
@@ -100,7 +100,7 @@ POINTERS = (
     *("q", "k", "v", "dout", "out", "dq", "dk", "dv", "scores", "weights", "dweights", "dscores"),
     *("out_sums", "dq_sums", "row_max", "row_sum", "delta"),
 )
-NUMBERS = ("batch", "seqlen", "heads", "head_dim", "pitch", "fact_pitch", "causal", "splits")
+NUMBERS = ("batch", "seqlen", "heads", "head_dim", "pitch", "statistics_pitch", "causal", "splits")
 
 
 class Problem(ctypes.Structure):
@@ -128,7 +128,7 @@ def call(function: str, q: torch.Tensor, causal: bool, splits: int = 1, **tensor
     problem = Problem(
         **{name: x.data_ptr() for name, x in {"q": q, **tensors}.items()},
         **{"batch": batch, "seqlen": seqlen, "heads": heads, "head_dim": head_dim},
-        **{"pitch": rounded_up(seqlen, 8), "fact_pitch": rounded_up(seqlen, FACT_ROWS)},
+        **{"pitch": rounded_up(seqlen, 8), "statistics_pitch": rounded_up(seqlen, STATISTICS_ROWS)},
         **{"causal": int(causal), "splits": splits, "softmax_scale": head_dim**-0.5},
     )
     launch = getattr(library(), f"{function}_{TYPES[q.dtype]}")
@@ -142,9 +142,9 @@ def score_matrix(q: torch.Tensor) -> torch.Tensor:
     return torch.empty((batch, heads, seqlen, rounded_up(seqlen, 8)), dtype=q.dtype, device=q.device)
 
 
-def row_facts(q: torch.Tensor) -> torch.Tensor:
+def row_statistics(q: torch.Tensor) -> torch.Tensor:
     batch, seqlen, heads, _ = q.shape
-    return torch.empty((batch, heads, rounded_up(seqlen, FACT_ROWS)), dtype=torch.float32, device=q.device)
+    return torch.empty((batch, heads, rounded_up(seqlen, STATISTICS_ROWS)), dtype=torch.float32, device=q.device)
 
 
 def float_sums(q: torch.Tensor) -> torch.Tensor:
@@ -174,10 +174,10 @@ def standard_backward(
 def flash1_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, splits: int = 1
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """(out, row facts); `splits` thread blocks share a head, 1 in the paper."""
-    out, facts = torch.empty_like(q), {"row_max": row_facts(q), "row_sum": row_facts(q)}
-    call("flash1_forward", q, causal, splits, k=k, v=v, out=out, out_sums=float_sums(q), **facts)
-    return out, facts
+    """(out, softmax statistics); `splits` thread blocks share a head, 1 in the paper."""
+    out, statistics = torch.empty_like(q), {"row_max": row_statistics(q), "row_sum": row_statistics(q)}
+    call("flash1_forward", q, causal, splits, k=k, v=v, out=out, out_sums=float_sums(q), **statistics)
+    return out, statistics
 
 
 def flash1_backward(
@@ -186,14 +186,14 @@ def flash1_backward(
     k: torch.Tensor,
     v: torch.Tensor,
     out: torch.Tensor,
-    facts: dict[str, torch.Tensor],
+    statistics: dict[str, torch.Tensor],
     causal: bool,
     splits: int = 1,
 ) -> tuple[torch.Tensor, ...]:
     """(dq, dk, dv)"""
     made = {name: torch.empty_like(q) for name in ("dq", "dk", "dv")}
-    scratch = {"dq_sums": float_sums(q), "delta": row_facts(q)}
-    call("flash1_backward", q, causal, splits, k=k, v=v, dout=dout, out=out, **facts, **scratch, **made)
+    scratch = {"dq_sums": float_sums(q), "delta": row_statistics(q)}
+    call("flash1_backward", q, causal, splits, k=k, v=v, dout=dout, out=out, **statistics, **scratch, **made)
     return tuple(made.values())
 
 

@@ -39,8 +39,8 @@ def forward_flash1(p: Problem, splits: int) -> Call:
 
 
 def backward_flash1(p: Problem, splits: int) -> Call:
-    out, facts = _baselines.flash1_forward(p.q, p.k, p.v, p.cell.causal, splits)
-    return lambda: _baselines.flash1_backward(p.dout, p.q, p.k, p.v, out, facts, p.cell.causal, splits)
+    out, statistics = _baselines.flash1_forward(p.q, p.k, p.v, p.cell.causal, splits)
+    return lambda: _baselines.flash1_backward(p.dout, p.q, p.k, p.v, out, statistics, p.cell.causal, splits)
 
 
 def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, hidden: torch.Tensor | None) -> torch.Tensor:

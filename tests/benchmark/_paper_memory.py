@@ -24,8 +24,8 @@ def standard(p: Problem) -> None:
 
 
 def flash1(p: Problem) -> None:
-    out, facts = _baselines.flash1_forward(p.q, p.k, p.v, p.cell.causal)
-    _baselines.flash1_backward(p.dout, p.q, p.k, p.v, out, facts, p.cell.causal)
+    out, statistics = _baselines.flash1_forward(p.q, p.k, p.v, p.cell.causal)
+    _baselines.flash1_backward(p.dout, p.q, p.k, p.v, out, statistics, p.cell.causal)
 
 
 def fa2(p: Problem) -> None:

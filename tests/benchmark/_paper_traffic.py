@@ -51,21 +51,23 @@ def flash1_bytes(one: Cell) -> float:
     """baselines/flash1_*.cu: per key tile all of Q (and dO), and the running sums, 32 bits a number, read and written."""
     tensor = one.seqlen * one.head_dim
     passes = tiles(one.seqlen, 256 if one.direction == "forward" else 128)
-    facts = 4 * one.seqlen
+    statistics = 4 * one.seqlen
     if one.direction == "forward":
-        each = 2 * (2 + 1) * tensor + passes * (2 * tensor + 4 * facts) + (passes - 1) * 8 * tensor
+        each = 2 * (2 + 1) * tensor + passes * (2 * tensor + 4 * statistics) + (passes - 1) * 8 * tensor
     else:
-        each = 2 * (2 + 4 + 1) * tensor + passes * (2 * 2 * tensor + 3 * facts) + (passes - 1) * 8 * tensor
+        each = 2 * (2 + 4 + 1) * tensor + passes * (2 * 2 * tensor + 3 * statistics) + (passes - 1) * 8 * tensor
     return each * one.batch * one.heads
 
 
 def libflash_bytes(one: Cell) -> float:
     """Per tile of 128 queries all of K and V; backward per tile of 128 keys all of Q and dO, and the sums of dQ in 32 bits."""
-    tensor, passes, facts = one.seqlen * one.head_dim, tiles(one.seqlen, 128), 4 * one.seqlen
+    tensor, passes, statistics = one.seqlen * one.head_dim, tiles(one.seqlen, 128), 4 * one.seqlen
     if one.direction == "forward":
-        each = 2 * 2 * tensor + facts + passes * 2 * 2 * tensor
+        each = 2 * 2 * tensor + statistics + passes * 2 * 2 * tensor
     else:
-        each = 2 * (2 + 4 + 1) * tensor + 2 * 4 * tensor + 3 * facts + passes * (2 * 2 * tensor + 4 * tensor + 2 * facts)
+        each = (
+            2 * (2 + 4 + 1) * tensor + 2 * 4 * tensor + 3 * statistics + passes * (2 * 2 * tensor + 4 * tensor + 2 * statistics)
+        )
     return each * one.batch * one.heads
 
 

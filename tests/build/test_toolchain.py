@@ -38,8 +38,10 @@ def configure(tmp_path):
         command.append(f"-DLIBFLASH_CUDA_PREFIX={tmp_path}/nothing")
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
         header = build / "generated" / "build_info.h"
-        facts = dict(re.findall(r'#define LIBFLASH_BUILD_(\w+) "?(.*?)"?$', header.read_text(), re.M)) if header.exists() else {}
-        return done.returncode, " ".join((done.stdout + done.stderr).split()), facts
+        build_info = (
+            dict(re.findall(r'#define LIBFLASH_BUILD_(\w+) "?(.*?)"?$', header.read_text(), re.M)) if header.exists() else {}
+        )
+        return done.returncode, " ".join((done.stdout + done.stderr).split()), build_info
 
     return run
 
@@ -56,18 +58,18 @@ BROKEN = 'echo "nvcc fatal   : Unsupported \\"gcc\\" version" >&2; exit 1\n'
 
 
 def test_off(configure):
-    status, _, facts = configure("off", BROKEN)
+    status, _, build_info = configure("off", BROKEN)
     assert status == 0
-    assert facts["CUDA"] == "0"
-    assert facts["CUDA_VERSION"] == "LIBFLASH_CUDA=off"
+    assert build_info["CUDA"] == "0"
+    assert build_info["CUDA_VERSION"] == "LIBFLASH_CUDA=off"
 
 
 @pytest.mark.parametrize("word", ["0", "False", "no"])
 def test_off_in_cmakes_words(configure, word):
-    status, _, facts = configure(word, BROKEN)
+    status, _, build_info = configure(word, BROKEN)
     assert status == 0
-    assert facts["CUDA"] == "0"
-    assert facts["CUDA_VERSION"] == "LIBFLASH_CUDA=off"
+    assert build_info["CUDA"] == "0"
+    assert build_info["CUDA_VERSION"] == "LIBFLASH_CUDA=off"
 
 
 @pytest.mark.parametrize("word", ["1", "TRUE", "yes"])
@@ -82,22 +84,22 @@ def test_on_in_cmakes_words(configure, word):
 def test_auto_without_compiler_is_the_cpu_library(configure):
     if has_wheel_compiler():
         pytest.skip("this Python has the compiler wheels")
-    status, output, facts = configure("auto", None)
+    status, output, build_info = configure("auto", None)
     assert status == 0
     assert "CPU only: no CUDA compiler found" in output
-    assert facts["CUDA"] == "0"
-    assert facts["CUDA_VERSION"] == "no CUDA compiler found"
+    assert build_info["CUDA"] == "0"
+    assert build_info["CUDA_VERSION"] == "no CUDA compiler found"
 
 
 def test_auto_with_a_broken_compiler_says_so(configure):
     if has_wheel_compiler():
         pytest.skip("this Python has the compiler wheels")
-    status, output, facts = configure("auto", BROKEN)
+    status, output, build_info = configure("auto", BROKEN)
     assert status == 0
     assert "CMake Warning" in output
     assert "Building the CPU library only" in output
-    assert facts["CUDA"] == "0"
-    assert facts["CUDA_VERSION"].endswith("does not work: nvcc fatal   : Unsupported 'gcc' version")
+    assert build_info["CUDA"] == "0"
+    assert build_info["CUDA_VERSION"].endswith("does not work: nvcc fatal   : Unsupported 'gcc' version")
 
 
 @pytest.mark.parametrize("mode", ["on", "system"])

@@ -55,8 +55,8 @@ def results(method: str, q, k, v, dout, causal: bool) -> dict[str, np.ndarray]:
             gradients = _baselines.standard_backward(dout, q, k, v, weights, causal)
         else:
             splits = 3 if "3" in method else 1
-            out, facts = _baselines.flash1_forward(q, k, v, causal, splits)
-            gradients = _baselines.flash1_backward(dout, q, k, v, out, facts, causal, splits)
+            out, statistics = _baselines.flash1_forward(q, k, v, causal, splits)
+            gradients = _baselines.flash1_backward(dout, q, k, v, out, statistics, causal, splits)
         made.append([x.float().cpu().numpy() for x in (out, *gradients)])
     for a, b in zip(*made, strict=True):
         np.testing.assert_allclose(a, b, rtol=0.05, atol=1e-3)

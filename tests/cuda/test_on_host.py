@@ -1,6 +1,6 @@
-"""Kernels of attention run on the host: their own sources, with fibers for threads and stand-ins for single instructions.
+"""CUDA kernels run on the host: their sources, with fibers as threads and emulations of single instructions.
 
-Slow, and blind to races and to what instructions really do; but it runs where there is no GPU, and finds a wrong index at once.
+This is slow and shows neither races nor the behaviour of the hardware's instructions. It needs no GPU and finds wrong indices.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ NVCC = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
 CUDA_HEADERS = next((p for p in Path(NVCC).resolve().parents[1].glob("**/include") if (p / "cuda_bf16.h").exists()), None)
 CXX = shutil.which("g++")
 
-# Type, head_dim, tiles of forward and of backward with its stages: kernels of one warp for 32 keys, of two and of four.
-ROWS = {
+# Type, head_dim, tiles of forward, tiles and stages of backward: kernels with one, two and four warps for each 32 keys.
+ATTENTION_KERNELS = {
     "bf16-64": ("bf16_", 64, "128, 128", "128, 128, 1"),
     "f16-128": ("f16_", 128, "128, 64", "64, 128, 3"),
     "bf16-192": ("bf16_", 192, "64, 64", "64, 64, 2"),
@@ -33,19 +33,18 @@ ROWS = {
     "f32-256-small": ("f32_", 256, "64, 16", "16, 32, 1"),
 }
 
-# Which row, how large the inputs are, whether with the rare options, whether deterministic. The slowest take half a minute each.
+# Magnitude of the inputs, rare options, deterministic. The slowest cases take half a minute each.
 CASES = ((1, 0, 0), (1, 1, 0), (4, 0, 1), (4, 1, 1))
 
-# Type, head_dim, tile with its stages: fragments of Q in registers or not, matrix instructions or none, few warps.
-DECODE_ROWS = {
+# Type, head_dim, tile and stages: with and without fragments of Q in registers, with and without matrix instructions, few warps.
+DECODE_KERNELS = {
     "bf16-64": ("bf16_", 64, "16, 64, 4"),
     "f16-256-small": ("f16_", 256, "16, 32, 2"),
     "f32-128-small": ("f32_", 128, "16, 32, 2"),
 }
-DECODE_ROWS_OF_TWO_HEADS = {"bf16-64": DECODE_ROWS["bf16-64"], "f16-128": ("f16_", 128, "16, 64, 3")}
-# Query rows, ranges (negative: the keys of each), whether paged, what is appended (nothing, two rows ahead of decode, one
-# within it), how many tiles fewer are under way than there is room for, key heads of a thread block, and whether copies arrive as
-# late as they may.
+DECODE_KERNELS_OF_TWO_HEADS = {"bf16-64": DECODE_KERNELS["bf16-64"], "f16-128": ("f16_", 128, "16, 64, 3")}
+# Query rows, splits (negative: the keys of each), paged, append (0: nothing, 1: two rows by a kernel before decode, 2: one row by
+# decode), stages left empty, key heads of a thread block, and whether copies arrive as late as they may.
 DECODE_CASES = (
     *((1, 1, 0, 0, 1, 1, 1), (5, 3, 1, 0, 0, 1, 0), (6, 1, 0, 1, 0, 1, 1), (9, -128, 1, 1, 0, 1, 0), (25, 2, 0, 1, 0, 1, 1)),
     *((1, 1, 0, 2, 1, 1, 0), (1, 3, 0, 2, 0, 1, 1), (1, -128, 1, 2, 0, 1, 1), (1, 40, 1, 2, 0, 1, 0), (4, 2, 1, 0, 1, 1, 1)),
@@ -55,24 +54,24 @@ TWO_HEADS = (
     *((1, 3, 1, 2, 1, 2, 1), (1, 40, 1, 2, 0, 2, 0)),
 )
 
-# Forward for sm_90a, with its stages: three, two and two warpgroups. And the disorders of forward_sm90.cpp it is run in.
-ROWS_SM90 = {
+# Forward for sm_90a: type, head_dim, head_dim_v, tile, stages; three, two and two warpgroups.
+FORWARD_KERNELS_SM90 = {
     "bf16-64": ("bf16_", 64, 64, "192, 128", 4),
     "bf16-96": ("bf16_", 96, 96, "192, 96", 2),
     "f16-128": ("f16_", 128, 128, "128, 128", 2),
     "bf16-192x128": ("bf16_", 192, 128, "128, 128", 2),
     "bf16-256": ("bf16_", 256, 256, "128, 64", 2),
 }
-# Backward for sm_90a, with its stages.
-BACKWARD_ROWS_SM90 = {
+# Backward for sm_90a: type, head_dim, tile, stages.
+BACKWARD_KERNELS_SM90 = {
     "bf16-64": ("bf16_", 64, "64, 128", 6),
     "f16-64": ("f16_", 64, "64, 128", 6),
 }
-DISORDERS = (0, 1)
+DISORDERS = (0, 1)  # orders in which forward_sm90.cpp and backward_sm90.cpp run the warps
 
 
 class Program(NamedTuple):
-    """One of on_host, with these headers of the backend made ready for the host."""
+    """A program of on_host, and the headers of the backend that for_the_host() changes for it."""
 
     source: str
     headers: tuple[str, ...]
@@ -109,28 +108,31 @@ def backward_sm90(dtype: str, head_dim: int, tile: str, stages: int) -> Program:
 
 def runs(programs: dict[str, Program], cases: Callable[[str], tuple[tuple[int, ...], ...]]) -> list[object]:
     return [
-        pytest.param(Run(program, case), id="-".join(map(str, (row, *case))))
-        for row, program in programs.items()
-        for case in cases(row)
+        pytest.param(Run(program, case), id="-".join(map(str, (name, *case))))
+        for name, program in programs.items()
+        for case in cases(name)
     ]
 
 
 ATTENTION_RUNS = runs(
-    {row: attention(*about) for row, about in ROWS.items()}, lambda row: CASES[1:3] if row.endswith("small") else CASES
+    {name: attention(*sizes) for name, sizes in ATTENTION_KERNELS.items()},
+    lambda name: CASES[1:3] if name.endswith("small") else CASES,
 )
 DECODE_RUNS = [
-    *runs({row: decode(*about) for row, about in DECODE_ROWS.items()}, lambda _: DECODE_CASES),
-    *runs({row: decode(*about) for row, about in DECODE_ROWS_OF_TWO_HEADS.items()}, lambda _: TWO_HEADS),
+    *runs({name: decode(*sizes) for name, sizes in DECODE_KERNELS.items()}, lambda _: DECODE_CASES),
+    *runs({name: decode(*sizes) for name, sizes in DECODE_KERNELS_OF_TWO_HEADS.items()}, lambda _: TWO_HEADS),
 ]
-SM90_RUNS = runs({row: forward_sm90(*about) for row, about in ROWS_SM90.items()}, lambda _: tuple((x,) for x in DISORDERS))
+SM90_RUNS = runs(
+    {name: forward_sm90(*sizes) for name, sizes in FORWARD_KERNELS_SM90.items()}, lambda _: tuple((x,) for x in DISORDERS)
+)
 
 BACKWARD_SM90_RUNS = runs(
-    {row: backward_sm90(*about) for row, about in BACKWARD_ROWS_SM90.items()}, lambda _: tuple((x,) for x in DISORDERS)
+    {name: backward_sm90(*sizes) for name, sizes in BACKWARD_KERNELS_SM90.items()}, lambda _: tuple((x,) for x in DISORDERS)
 )
 
 
 def for_the_host(source: str) -> str:
-    """Shared memory that is sized by the launch, and the launch itself, are no C++."""
+    """Replace what is not C++: shared memory with a size from the launch, and launches."""
     source = re.sub(r"extern __shared__ __align__\(\d+\) char (\w+)\[\];", r"char* \1 = emulation::dynamic_shared;", source)
     launch = r"(\w+)<<<(.*?), (\S*?), \S*?, \S*?>>>\(([\w, ]+)\);"
     return re.sub(launch, r"emulation::launch(\2, \3, [&] { \1(\4); });", source)
@@ -145,7 +147,7 @@ def compiled(program: Program, folder: Path) -> Path:
         (folder / "cuda" / name).write_text(changed)
     command = [CXX, "-std=c++17", "-O2", "-fno-strict-aliasing", "-fno-pie", "-no-pie", "-w", "-fpermissive"]
     command += [f"-D{name}={value}" for name, value in (*program.defines, ("__CUDA_ARCH__", 900))]
-    # The changed headers first, then the stand-ins, then the library's own.
+    # The changed headers come first, then the emulated instructions, then the library's headers.
     command += [f"-I{path}" for path in (folder, HERE, ROOT / "libflash", ROOT / "include", CUDA_HEADERS)]
     done = subprocess.run(
         [*command, HERE / program.source, "-o", folder / "program"], capture_output=True, text=True, check=False
@@ -155,7 +157,7 @@ def compiled(program: Program, folder: Path) -> Path:
 
 
 def finished(program: Future[Path], arguments: tuple[int, ...]) -> str:
-    """What a run that found nothing wrong printed."""
+    """The output of a run, which must succeed."""
     command = [program.result(), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
@@ -164,13 +166,13 @@ def finished(program: Future[Path], arguments: tuple[int, ...]) -> str:
 
 @pytest.fixture(scope="module")
 def output(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Run], str]]:
-    """Of a run. Those of all tests that were asked for begin with the first of them, as many at a time as there are processors;
-    where pytest shares the tests out among processes of its own, each begins with its test.
+    """The output of a run. The first test starts the runs of all selected tests, as many at a time as there are processors.
+    Where pytest distributes the tests over processes, each run starts with its test.
     """
     if CXX is None or CUDA_HEADERS is None:
         pytest.skip("no g++ or no CUDA headers")
     items = [] if hasattr(request.config, "workerinput") else request.session.items
-    ahead = [item.callspec.params["run"] for item in items if item.path == request.path and hasattr(item, "callspec")]
+    requested = [item.callspec.params["run"] for item in items if item.path == request.path and hasattr(item, "callspec")]
     programs: dict[Program, Future[Path]] = {}
     begun: dict[Run, Future[str]] = {}
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -185,9 +187,9 @@ def output(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
                 begun[run] = pool.submit(finished, begin_program(run.program), run.arguments)
             return begun[run]
 
-        for run in ahead:  # all programs before the first run: a run that waits for one then waits for one that is being made
+        for run in requested:  # programs before runs, so that a run only waits for a program that is being compiled
             begin_program(run.program)
-        for run in ahead:
+        for run in requested:
             begin(run)
         yield lambda run: begin(run).result()
         pool.shutdown(cancel_futures=True)
@@ -213,13 +215,13 @@ def test_backward_sm90_against_double(output: Callable[[Run], str], run: Run) ->
     assert output(run).count("ok ") == 10
 
 
-def test_rows_of_the_table_are_run() -> None:
-    """The tiles above are those of the library."""
+def test_tiles_are_those_of_kernels_table() -> None:
+    """The tiles and stages of sm90 above are those of the library."""
     table = (ROOT / "libflash/cuda/kernels.table").read_text()
-    for dtype, head_dim, head_dim_v, tile, stages in ROWS_SM90.values():
+    for dtype, head_dim, head_dim_v, tile, stages in FORWARD_KERNELS_SM90.values():
         dims = head_dim if head_dim == head_dim_v else f"{head_dim}x{head_dim_v}"
-        row = rf"forward +sm90 +{dtype.rstrip('_')} +{dims} +{tile.replace(', ', 'x')} +{stages} "
-        assert re.search(row, table), row
-    for dtype, head_dim, tile, stages in BACKWARD_ROWS_SM90.values():
-        row = rf"backward +sm90 +{dtype.rstrip('_')} +{head_dim} +{tile.replace(', ', 'x')} +{stages} "
-        assert re.search(row, table), row
+        line = rf"forward +sm90 +{dtype.rstrip('_')} +{dims} +{tile.replace(', ', 'x')} +{stages} "
+        assert re.search(line, table), line
+    for dtype, head_dim, tile, stages in BACKWARD_KERNELS_SM90.values():
+        line = rf"backward +sm90 +{dtype.rstrip('_')} +{head_dim} +{tile.replace(', ', 'x')} +{stages} "
+        assert re.search(line, table), line

@@ -215,9 +215,9 @@ def earlier(path: pathlib.Path, wanted: list[str]) -> dict | None:
 class Collection:
     """The file as it grows; stages of two lanes write to it."""
 
-    def __init__(self, path: pathlib.Path, facts: dict, quick: bool, wanted: list[str]) -> None:
+    def __init__(self, path: pathlib.Path, machine: dict, quick: bool, wanted: list[str]) -> None:
         self.path, self.writing = path, threading.Lock()
-        self.new: dict = {**facts, "sources": sources.digest(), "quick": quick, "stages": {}}
+        self.new: dict = {**machine, "sources": sources.digest(), "quick": quick, "stages": {}}
         self.old = earlier(path, wanted)
         try:
             record.merged(self.old, self.new)
@@ -263,15 +263,15 @@ class Collection:
 
 
 def collect(options: argparse.Namespace) -> int:
-    asked = run_limited([sys.executable, str(FOLDER / "facts.py")], 60, options.logs / "facts.log")
-    if asked.code != 0:
-        print(f"cannot measure here: {asked.text.strip()[-2000:]}", file=sys.stderr)
+    described = run_limited([sys.executable, str(FOLDER / "machine.py")], 60, options.logs / "machine.log")
+    if described.code != 0:
+        print(f"cannot measure here: {described.text.strip()[-2000:]}", file=sys.stderr)
         return 2
-    facts = json.loads(asked.text.strip().splitlines()[-1])
-    gpus = facts.pop("gpus", 1)
+    machine = json.loads(described.text.strip().splitlines()[-1])
+    gpus = machine.pop("gpus", 1)
     wanted = [name for name in STAGES if name in (options.only or STAGES)]
-    collection = Collection(target(options.out, facts["gpu"]), facts, options.quick, wanted)
-    arch, end = facts["setting"]["arch"], time.monotonic() + TOTAL  # of all phases together
+    collection = Collection(target(options.out, machine["gpu"]), machine, options.quick, wanted)
+    arch, end = machine["setting"]["arch"], time.monotonic() + TOTAL  # of all phases together
     for phase in phases(wanted, gpus):
         quiet = threading.Event()
         if not any("tests" in names for names, _ in phase):

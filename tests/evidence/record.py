@@ -1,7 +1,7 @@
 """The evidence file: its name, its shape, how runs are merged into it, and what it falls short of.
 
     gpu, sources, quick      which GPU, the hash of the sources (sources.py), whether a smaller set was run
-    setting                  library, toolkit, driver and frameworks, see facts.py
+    setting                  library, toolkit, driver and frameworks, see machine.py
     stages                   for each stage: status, seconds, date, driver, and `why` unless it passed
     tests, accuracy, ...     what the stage of that name found
 

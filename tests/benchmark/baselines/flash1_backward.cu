@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kDeltaThreads) flash1_delta_kernel(Problem p) 
     }
 #pragma unroll
     for (int distance = 8; distance > 0; distance /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
-    if (lane == 0) p.delta[int64_t{head} * p.fact_pitch + row] = sum;
+    if (lane == 0) p.delta[int64_t{head} * p.statistics_pitch + row] = sum;
 }
 
 template <int kHeadDim, int kBlockM, int kBlockN, int kWarps>
@@ -42,7 +42,7 @@ struct Flash1Backward {
     using KvTile = SharedTile<kBlockN, kHeadDim>;
     using ScoreTile = SharedTile<kBlockN, kBlockM>;  // transposed
     using Sums = PartialSums<kBlockM, kWarps>;
-    static constexpr int kFactBytes = kBlockM * 4, kStageBytes = 2 * QTile::kBytes + 3 * kFactBytes;
+    static constexpr int kStatisticBytes = kBlockM * 4, kStageBytes = 2 * QTile::kBytes + 3 * kStatisticBytes;
     static constexpr int kStagesAt = 2 * KvTile::kBytes, kScoresAt = kStagesAt + 2 * kStageBytes,
                          kSumsAt = kScoresAt + ScoreTile::kBytes;
     // dQ so far: of each thread the quads that it adds to, in two stages.
@@ -99,24 +99,24 @@ struct Flash1Backward {
         cp_async_commit();
     }
 
-    // One fact of this lane's columns: two queries in each 8-column block.
-    enum Fact { kMax, kSum, kDelta };
-    using Facts = float[kBlockM / 8][2];
-    __device__ __forceinline__ void read_facts(Facts& x, int stage, Fact fact) const {
-        const int at = kStagesAt + stage * kStageBytes + 2 * QTile::kBytes + fact * kFactBytes;
+    // One of the statistics of this lane's columns: two queries in each 8-column block.
+    enum Statistic { kMax, kSum, kDelta };
+    using Statistics = float[kBlockM / 8][2];
+    __device__ __forceinline__ void read_statistics(Statistics& x, int stage, Statistic statistic) const {
+        const int at = kStagesAt + stage * kStageBytes + 2 * QTile::kBytes + statistic * kStatisticBytes;
 #pragma unroll
         for (int n = 0; n < kBlockM / 8; ++n) {
             const float2 pair = reinterpret_cast<const float2*>(shared + at)[n * 4 + lane % 4];
             x[n][0] = pair.x, x[n][1] = pair.y;
         }
     }
-    // fact_pitch is whole tiles: reading past the last row is allowed.
+    // statistics_pitch is whole tiles: reading past the last row is allowed.
     __device__ __forceinline__ void load_facts(int stage, int query) const {
-        constexpr int kCopies = kFactBytes / 16;
+        constexpr int kCopies = kStatisticBytes / 16;
         if (thread >= 3 * kCopies) return;
-        const float* facts = thread < kCopies ? p.row_max : (thread < 2 * kCopies ? p.row_sum : p.delta);
+        const float* statistics = thread < kCopies ? p.row_max : (thread < 2 * kCopies ? p.row_sum : p.delta);
         cp_async_16(q_smem(stage) + 2 * QTile::kBytes + thread * 16,
-                    facts + int64_t{head} * p.fact_pitch + query * kBlockM + thread % kCopies * 4, true);
+                    statistics + int64_t{head} * p.statistics_pitch + query * kBlockM + thread % kCopies * 4, true);
     }
 
     // (this warp's rows of a K-like tile) (all rows of a Q-like tile)^T
@@ -157,9 +157,9 @@ struct Flash1Backward {
     // P^T from scores.
     __device__ __forceinline__ void exponentiate(Scores& s, int stage) const {
         const float scale_log2 = p.softmax_scale * kLog2e;
-        Facts base, sum;
-        read_facts(base, stage, kMax);
-        read_facts(sum, stage, kSum);
+        Statistics base, sum;
+        read_statistics(base, stage, kMax);
+        read_statistics(sum, stage, kSum);
 #pragma unroll
         for (int n = 0; n < kBlockM / 8; ++n)
 #pragma unroll
@@ -227,8 +227,8 @@ struct Flash1Backward {
         round(f, s);
         add_product(dv, f, dout_smem(stage));
         multiply_scores(s, smem() + KvTile::kBytes, dout_smem(stage));
-        Facts delta;
-        read_facts(delta, stage, kDelta);
+        Statistics delta;
+        read_statistics(delta, stage, kDelta);
 #pragma unroll
         for (int a = 0; a < kKeySlabs; ++a)
 #pragma unroll

@@ -41,8 +41,8 @@ struct Flash1Forward {
         v = head_rows(static_cast<const T*>(p.v), head, p.heads, p.seqlen, kHeadDim);
         out = head_rows(static_cast<T*>(p.out), head, p.heads, p.seqlen, kHeadDim);
         sums = p.out_sums + int64_t{head} * p.seqlen * kHeadDim;
-        row_max = p.row_max + int64_t{head} * p.fact_pitch;
-        row_sum = p.row_sum + int64_t{head} * p.fact_pitch;
+        row_max = p.row_max + int64_t{head} * p.statistics_pitch;
+        row_sum = p.row_sum + int64_t{head} * p.statistics_pitch;
     }
 
     __device__ __forceinline__ uint32_t smem() const { return shared_address(shared); }
@@ -167,7 +167,7 @@ struct Flash1Forward {
         for (int w = 0; w < kWarps; ++w) u.factor[w] *= inverse;
     }
 
-    // One tile of queries against one of keys. Whatever a thread reads of a row's past, it has written itself or, the facts, a
+    // One tile of queries against one of keys. Whatever a thread reads of a row's past, it has written itself or, the statistics, a
     // barrier ago.
     __device__ __forceinline__ void step(int stage, int query, int key) const {
         Scores s;

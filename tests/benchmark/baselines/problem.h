@@ -12,13 +12,13 @@ struct Problem {
     void *out, *dq, *dk, *dv;
     // standard attention: (batch, heads, seqlen, pitch) of the same type
     void *scores, *weights, *dweights, *dscores;
-    // FlashAttention-1: (batch, heads, seqlen, head_dim) and (batch, heads, fact_pitch), float
+    // FlashAttention-1: (batch, heads, seqlen, head_dim) and (batch, heads, statistics_pitch), float
     float *out_sums, *dq_sums, *row_max, *row_sum, *delta;
     int32_t batch, seqlen, heads, head_dim;
-    int32_t pitch;       // elements between rows of a seqlen x seqlen matrix: a multiple of 8
-    int32_t fact_pitch;  // floats between the row facts of two heads: a multiple of 64
-    int32_t causal;      // 0 or 1
-    int32_t splits;      // FlashAttention-1: thread blocks that share a head; 1 is the paper's
+    int32_t pitch;             // elements between rows of a seqlen x seqlen matrix: a multiple of 8
+    int32_t statistics_pitch;  // floats between the softmax statistics of two heads: a multiple of 64
+    int32_t causal;            // 0 or 1
+    int32_t splits;            // FlashAttention-1: thread blocks that share a head; 1 is the paper's
     float softmax_scale;
 
     int64_t row_stride() const { return int64_t{heads} * head_dim; }

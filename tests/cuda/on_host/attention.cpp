@@ -148,9 +148,9 @@ void backward(Problem& p, bool deterministic) {
     params.dout = rows(p.dout, kHeads), params.dq = rows(p.dq, kHeads), params.dk = rows(p.dk, 1), params.dv = rows(p.dv, 1);
     params.heads_k = 1;
     params.units = (kRows + kUnitRows - 1) / kUnitRows;
-    std::vector<SoftmaxStatistics> facts(kHeads * params.units * kUnitRows, SoftmaxStatistics{NAN, NAN});
-    std::vector<float> sums(facts.size() * kDim, NAN);
-    params.softmax_statistics = facts.data();
+    std::vector<SoftmaxStatistics> statistics(kHeads * params.units * kUnitRows, SoftmaxStatistics{NAN, NAN});
+    std::vector<float> sums(statistics.size() * kDim, NAN);
+    params.softmax_statistics = statistics.data();
     params.dq_accumulator = deterministic ? nullptr : sums.data();
     params.key_schedule = schedule_params(side(kKeys), 1, 1, BackwardRow_::config.tile_k, 1e3, false);
     params.query_schedule = schedule_params(side(kRows), 1, kHeads, kUnitRows, 1e9, false);

@@ -1,6 +1,6 @@
-"""What a figure depends on beside the sources: GPU, driver, toolkit, frameworks. Exit code 1 where nothing can be measured.
+"""What a measurement depends on besides the sources: GPU, driver, toolkit, frameworks. Exit code 1 where nothing can be measured.
 
-python tests/evidence/facts.py
+python tests/evidence/machine.py
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
-def table_rows(text: str) -> dict[str, str]:
-    """The kernels of kernels.table: name and folder. Names are put together as units.cmake does."""
+def table_kernels(text: str) -> dict[str, str]:
+    """Name and folder of each kernel of kernels.table. units.cmake makes the names in the same way."""
     folders = {}
     for line in text.splitlines():
         if not line[:1].islower():
@@ -28,8 +28,8 @@ def table_rows(text: str) -> dict[str, str]:
 
 
 def missing_kernels(table: str, built: list[str], architecture: int) -> list[str]:
-    """Rows of the table that this library lacks although this GPU could run them: evidence from it would be about a part."""
-    folders = table_rows(table)
+    """Kernels of the table that this GPU can run and this library lacks. Evidence must be about all kernels."""
+    folders = table_kernels(table)
     expected = [name for name, folder in folders.items() if folder != "sm90" or architecture == 90]
     return [name for name in expected if name not in built]
 
@@ -37,9 +37,9 @@ def missing_kernels(table: str, built: list[str], architecture: int) -> list[str
 def driver() -> str:
     if shutil.which("nvidia-smi"):
         command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout.split()
-        if said:
-            return said[0]
+        found = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout.split()
+        if found:
+            return found[0]
     version = pathlib.Path("/proc/driver/nvidia/version")
     return version.read_text().splitlines()[0] if version.exists() else "unknown"
 
@@ -51,15 +51,15 @@ def main() -> int:
 
     info = libflash.info()
     if not info["devices"] or not torch.cuda.is_available():
-        print(f"no GPU to measure on: libflash says {info['cuda']!r}", file=sys.stderr)
+        print(f"no GPU to measure on: libflash reports {info['cuda']!r}", file=sys.stderr)
         return 1
     names = [kernel["name"] for kernel in info["kernels"] if kernel["backend"] != "cpu"]
     device = info["devices"][0]
     lacking = missing_kernels((ROOT / "libflash/cuda/kernels.table").read_text(), names, device["arch"])
     if lacking:
-        print(f"this libflash lacks kernels of kernels.table: {', '.join(lacking)}; build all rows", file=sys.stderr)
+        print(f"this libflash lacks kernels of kernels.table: {', '.join(lacking)}; build all kernels", file=sys.stderr)
         return 1
-    facts = {
+    machine = {
         "gpu": device["name"],
         "gpus": len(info["devices"]),
         "setting": {
@@ -76,7 +76,7 @@ def main() -> int:
             "python": platform.python_version(),
         },
     }
-    print(json.dumps(facts))
+    print(json.dumps(machine))
     return 0
 
 

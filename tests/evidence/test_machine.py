@@ -1,0 +1,24 @@
+"""Which kernels a library must have to be measured."""
+
+from __future__ import annotations
+
+import machine
+import sources
+
+
+def test_kernels_of_the_table() -> None:
+    lines = ["# operation folder dtype", "merge any any - - - dev", "forward sm80 bf16 128 128x64 1 -"]
+    table = "\n".join([*lines, "forward sm90 f16 192x128 - 2 -", ""])
+    built = ["merge_any", "forward_sm80_bf16_d128"]
+    assert machine.table_kernels(table) == {
+        "merge_any": "any",
+        "forward_sm80_bf16_d128": "sm80",
+        "forward_sm90_f16_d192x128": "sm90",
+    }
+    assert machine.missing_kernels(table, built, 89) == []
+    assert machine.missing_kernels(table, built, 90) == ["forward_sm90_f16_d192x128"]
+    assert machine.missing_kernels(table, built[:1], 80) == ["forward_sm80_bf16_d128"]
+
+
+def test_the_kernel_table_of_this_repository() -> None:
+    assert "merge_any" in machine.table_kernels((sources.ROOT / "libflash/cuda/kernels.table").read_text())
