@@ -1,8 +1,8 @@
-"""Standard attention and FlashAttention-1 as kernels of our own (baselines/): what the papers compare with.
+"""Standard attention and FlashAttention-1, the methods that the papers compare with, as kernels in baselines/.
 
-They are compiled where they run, by nvcc, once for each state of their sources: build/baselines/ keeps the library. Tensors are
-PyTorch's, (batch, seqlen, heads, head_dim), contiguous, fp16 or bf16, head_dim 64 or 128, as many queries as keys. Memory comes
-from PyTorch's allocator, work goes to its current stream, nothing waits for it.
+nvcc compiles them when they are first used; build/baselines/ keeps the libraries, one for each hash of the sources. Tensors are
+PyTorch tensors (batch, seqlen, heads, head_dim), contiguous, fp16 or bf16, head_dim 64 or 128, with as many queries as keys.
+PyTorch's allocator provides the memory. Calls are asynchronous on PyTorch's current stream.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ STATISTICS_ROWS = 64  # softmax statistics are padded to whole tiles
 
 
 class NoCompiler(Exception):
-    """There is no nvcc, and no library that was built before."""
+    """nvcc was not found, and there is no library of an earlier build."""
 
 
 def compile_command(nvcc: str, arch: str, source: str, dtype: str) -> list[str]:
-    """Without the kind of output and its place."""
+    """Without the option for the kind of output and its path."""
     number = arch.removeprefix("sm_")
     options = ["-std=c++17", "-O3", f"-gencode=arch=compute_{number},code={arch}", "-Xcompiler=-fPIC", f"-DBASELINE_TYPE={dtype}"]
     return [nvcc, *options, f"-I{ROOT / 'libflash'}", f"-I{FOLDER}", str(FOLDER / source)]
 
 
 def fingerprint(arch: str) -> str:
-    """Of everything that a library is made of."""
+    """Hash of everything that a library depends on."""
     device_code = [ROOT / "libflash" / "cuda" / room for room in ("ptx", "tile")]
     files = sorted(path for folder in (FOLDER, *device_code) for path in folder.iterdir() if path.is_file())
     made_of = hashlib.sha256(" ".join([arch, *compile_command("nvcc", arch, "", "")[1:4]]).encode())
@@ -57,7 +57,7 @@ def fingerprint(arch: str) -> str:
 
 
 def build(arch: str) -> pathlib.Path:
-    """The shared library for one architecture, compiled unless that was done before. Of several processes one compiles."""
+    """The shared library for one architecture, compiled if there is none yet. One of several processes compiles it."""
     library = CACHE / f"{fingerprint(arch)}-{arch}.so"
     if library.exists():
         return library
@@ -118,7 +118,7 @@ def rounded_up(x: int, step: int) -> int:
 
 
 def call(function: str, q: torch.Tensor, causal: bool, splits: int = 1, **tensors: torch.Tensor) -> None:
-    """Enqueues one of the library's functions; `tensors` under the names of problem.h."""
+    """Enqueues one of the library's functions; `tensors` by their names in problem.h."""
     batch, seqlen, heads, head_dim = q.shape
     if q.dtype not in TYPES or head_dim not in HEAD_DIMS:
         raise ValueError(f"{function}: q is {q.dtype} with head_dim {head_dim}; known are fp16, bf16 and {HEAD_DIMS}")
@@ -198,7 +198,7 @@ def flash1_backward(
 
 
 def splits_that_fill(q: torch.Tensor) -> int:
-    """How many thread blocks are to share a head: the most, a power of two, that are at work at once."""
+    """Thread blocks per head: the largest power of two with which all thread blocks run at once."""
     batch, _, heads, head_dim = q.shape
     fit_at_once = torch.cuda.get_device_properties(q.device).multi_processor_count * (2 if head_dim == 64 else 1)
     splits = 1

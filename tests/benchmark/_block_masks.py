@@ -1,4 +1,4 @@
-"""Block masks that benchmarks time, and what a call with one must give."""
+"""Random block masks for the benchmarks, and a check of the results of calls with them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ BLOCK = 128
 
 
 def block_mask(density: float, seqlen: int) -> torch.Tensor:
-    """(1, 1, rows, columns): the diagonal, and of the other blocks as many in each row, at random, as make up the density."""
+    """(1, 1, rows, columns): keeps the diagonal, and in each row as many other blocks, at random, as the density requires."""
     count = seqlen // BLOCK
     kept = max(1, round(density * count))
     order = torch.rand((count, count), generator=torch.Generator().manual_seed(0))
@@ -20,7 +20,7 @@ def block_mask(density: float, seqlen: int) -> torch.Tensor:
 
 
 def compare(p: Problem, mask: torch.Tensor, results: tuple[torch.Tensor, ...]) -> None:
-    """The first head against plain attention in float32; for gradients its dq alone, which every key tile adds to."""
+    """Compare the first head with plain attention in float32; of the gradients only dq, to which every key tile adds."""
     q, k, v, dout = (x[0, :, 0].float() for x in (p.q, p.k, p.v, p.dout))
     scale = p.cell.head_dim**-0.5
     hidden = ~mask[0, 0].repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)

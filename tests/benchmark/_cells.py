@@ -1,4 +1,4 @@
-"""The cells of the benchmarks: which problems are timed, and how their work is counted."""
+"""The cells of the benchmarks: the problems that are timed, and their number of operations."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ HEAD_DIMS = (64, 128)
 DTYPES = ("float32", "bfloat16")
 PASSES = ("forward", "backward")
 
-# seqlen: (batch, heads * head_dim). Work grows with the square of the length, so long texts come alone and with fewer heads;
-# never fewer than two, because an implementation may give each thread whole heads.
+# seqlen: (batch, heads * head_dim). Operations grow with the square of the length, so long sequences have a batch of 1 and fewer
+# heads; at least two, because an implementation may process a whole head per thread.
 SIZES = {512: (16, 512), 2048: (2, 512), 8192: (1, 256)}
 QUICK_SIZES = {512: (4, 512), 2048: (1, 256)}
 
@@ -35,13 +35,15 @@ class Cell:
 
     @property
     def gflop(self) -> float:
-        """As the FlashAttention papers count: the matrix products alone, half of them if causal, backward 2.5 times forward."""
+        """Counted as in the FlashAttention papers: only the matrix products, half of them if causal, backward 2.5 times
+        forward.
+        """
         forward = 4 * self.batch * self.heads * self.seqlen**2 * self.head_dim * (0.5 if self.causal else 1) / 1e9
         return forward * (2.5 if self.direction == "backward" else 1)
 
     @property
     def key(self) -> tuple[str, int, int, bool]:
-        """The row of the table: forward and backward of one problem stand side by side."""
+        """The line of the table, which forward and backward of one problem share."""
         return self.dtype, self.head_dim, self.seqlen, self.causal
 
 
@@ -55,7 +57,7 @@ def cells(quick: bool) -> list[Cell]:
 
 
 def gpu_shapes(dtype: str, quick: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Head dims and lengths that a type is timed at."""
+    """Head dims and lengths with which a type is timed."""
     if dtype == "float32":
         return GPU_FLOAT_HEAD_DIMS, GPU_FLOAT_SEQLENS[:1] if quick else GPU_FLOAT_SEQLENS
     return (GPU_QUICK_HEAD_DIMS, GPU_QUICK_SEQLENS) if quick else (GPU_HEAD_DIMS, GPU_SEQLENS)

@@ -1,11 +1,11 @@
-"""Who is timed on a GPU: what PyTorch brings (FlashAttention-2, cuDNN; in float32 memory-efficient attention), and libflash, each
-as a call that a CUDA graph can capture.
+"""The implementations that are timed on a GPU: PyTorch's (FlashAttention-2, cuDNN; in float32 memory-efficient attention) and
+libflash, each as a call that a CUDA graph can capture.
 
-libflash is there with the kernel that it chooses itself; and, where that is none of the sm80 rows, once more held to these: they
-are the same algorithm in the same instructions as the peer's FlashAttention-2.
+libflash is timed with the kernel that it chooses; if that is no sm80 kernel, also with an sm80 kernel, which has the algorithm
+and the instructions of FlashAttention-2.
 
-Backward is the gradient of q, k and v alone: what comes before it is done once, when the call is made. PyTorch runs it on the
-stream that its forward ran on, which must therefore be the stream of the capture.
+Backward computes the gradients of q, k and v only. The forward pass runs once, when the call is made. PyTorch runs backward on
+the stream of its forward pass, which must therefore be the stream of the capture.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import libflash
 
 DEVICE = "cuda"  # the tests of this program put "cpu" here
 FAMILY = "sm80"  # and here too
-OURS, HELD = "libflash", "libflash sm80"  # its own choice; held to FAMILY
+OURS, HELD = "libflash", "libflash sm80"  # libflash's choice; restricted to FAMILY
 SDPA = {
     "fa2": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
@@ -52,7 +52,7 @@ def problem(cell: Cell) -> Problem:
 
 
 def swapped(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """PyTorch's order of dimensions, in the same memory; and back."""
+    """Swap heads and rows, PyTorch's order of dimensions, without a copy."""
     return tuple(x.transpose(1, 2) for x in tensors)
 
 
@@ -90,7 +90,7 @@ def backward_libflash(p: Problem, kernel: str | None, backend: str | None = None
 
 
 def own_choice(p: Problem) -> str:
-    """The family of the kernel that libflash takes for this problem."""
+    """The family of the kernel that libflash chooses for this problem."""
     said = libflash.explain(p.q, p.k, p.v, causal=p.cell.causal, op=p.cell.direction)
     found = re.search(r"^kernel +\w+, backend (\w+)$", said, re.MULTILINE)
     if not found:
@@ -99,7 +99,7 @@ def own_choice(p: Problem) -> str:
 
 
 def contenders(p: Problem, kernel: str | None) -> dict[str, Callable[[], Call]]:
-    """Peers first, libflash last; held to a family only where that is another kernel than the one it chooses, or was told."""
+    """Peers first, libflash last; restricted to a family only if that gives another kernel than libflash's choice or `kernel`."""
     forward = p.cell.direction == "forward"
     sdpa, ours = (forward_sdpa, forward_libflash) if forward else (backward_sdpa, backward_libflash)
     peers = ("efficient",) if p.cell.dtype == "float32" else ("fa2", "cudnn")
@@ -110,5 +110,5 @@ def contenders(p: Problem, kernel: str | None) -> dict[str, Callable[[], Call]]:
 
 
 def measured_against(peer: str, ms: dict[str, float]) -> str:
-    """FlashAttention-2 is held against the rows of its own kind, the others against libflash's choice."""
+    """FlashAttention-2 is compared with the sm80 kernels, the other peers with libflash's choice."""
     return HELD if peer == "fa2" and HELD in ms else OURS

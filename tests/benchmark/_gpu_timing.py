@@ -1,4 +1,4 @@
-"""How calls are timed on a GPU: replays of CUDA graphs, so that no host time is in the figures; contenders in turn; medians."""
+"""Timing of calls on a GPU: replays of CUDA graphs, which exclude host time; contenders in turn; medians."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def elapsed_ms(work: Call) -> float:
 
 
 def graph(call: Call, replay_ms: float = REPLAY_MS) -> tuple[torch.cuda.CUDAGraph, int]:
-    """A graph of as many calls as take `replay_ms`, and their number; captured on the current stream."""
-    call()  # loads and tunes what a capture may not
+    """A graph of as many calls as take `replay_ms`, and their number. The capture is on the current stream."""
+    call()  # loads and tunes kernels, which a capture does not allow
     once = elapsed_ms(call)
     if once < replay_ms:
         once = elapsed_ms(lambda: [call() for _ in range(3)]) / 3
@@ -35,7 +35,7 @@ def graph(call: Call, replay_ms: float = REPLAY_MS) -> tuple[torch.cuda.CUDAGrap
 
 
 def medians(calls: dict[str, Call], rounds: int, replay_ms: float = REPLAY_MS) -> tuple[dict[str, float], float]:
-    """Milliseconds a call over the rounds, and the largest relative spread; who goes first changes from round to round."""
+    """Median milliseconds per call, and the largest relative spread. The first contender changes from round to round."""
     graphs = {name: graph(call, replay_ms) for name, call in calls.items()}
     times: dict[str, list[float]] = {name: [] for name in calls}
     for captured, _ in graphs.values():

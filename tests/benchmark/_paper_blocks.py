@@ -1,4 +1,4 @@
-"""Time against density of a block mask: libflash leaves out the 128 x 128 blocks that the mask hides."""
+"""Time against density of a block mask: libflash skips the 128 x 128 blocks that the mask hides."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ QUICK_DENSITIES = (0.1, 0.5, 1.0)
 
 
 def call(p: Problem, mask: torch.Tensor | None) -> Callable[[], tuple[torch.Tensor, ...]]:
-    """Of the cell's direction, with the mask compressed before: a model's mask serves many calls."""
+    """A call in the cell's direction. The mask is compressed before, since a model uses a mask for many calls."""
     options = {} if mask is None else {"block_mask": libflash.compress_block_mask(mask)}
     forward, backward = (kernel(direction, HEAD_DIM) for direction in PASSES)
     out, lse = libflash.attention(p.q, p.k, p.v, return_lse=True, kernel=forward, **options)
@@ -30,7 +30,7 @@ def call(p: Problem, mask: torch.Tensor | None) -> Callable[[], tuple[torch.Tens
 
 
 def measure(quick: bool) -> Iterator[dict]:
-    """A row a direction and density; density None is a call without a mask."""
+    """One result per direction and density; density None: a call without a mask."""
     for direction in PASSES:
         one = Cell(direction, "bfloat16", HEAD_DIM, SEQLEN, False, GPU_TOKENS // SEQLEN, GPU_WIDTH // HEAD_DIM)
         p = problem(one)

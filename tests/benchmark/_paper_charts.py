@@ -1,4 +1,4 @@
-"""The paper benchmark's results as charts, read as the papers' own: bars by length with TFLOP/s on them, lines on log axes."""
+"""The paper benchmark's results as charts, like those of the papers: bars by length with TFLOP/s on them, lines on log axes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ LARGEST_BYTES = 60_000
 
 
 def figure(width: float, height: float) -> Any:
-    from matplotlib.figure import Figure  # only this needs it; no pyplot: no window system, no global state
+    from matplotlib.figure import Figure  # imported here, because only charts need it; not pyplot, which has global state
 
     return Figure(figsize=(width, height), dpi=110, layout="constrained")
 
 
 def save(made: Any, path: pathlib.Path) -> None:
-    """With few colours: a chart in a repository is to be small."""
-    from PIL import Image  # comes with matplotlib
+    """Reduced to few colours, so that the file is small."""
+    from PIL import Image  # a dependency of matplotlib
 
     drawn = io.BytesIO()
     made.savefig(drawn, format="png")
@@ -53,7 +53,7 @@ def finish(axes: Any, title: str, x: str, y: str) -> None:
 
 
 def speed(cells: list[dict], direction: str) -> Any:
-    """A panel for each head_dim and mask, a group of bars for each length."""
+    """One panel per head_dim and mask, one group of bars per length."""
     found = tflops(cells, direction)
     kinds = list(dict.fromkeys(problem[:2] for problem in found))
     seqlens = sorted({problem[2] for problem in found})
@@ -79,7 +79,7 @@ def speed(cells: list[dict], direction: str) -> Any:
 
 
 def lines(axes: Any, points: dict[str, list[tuple[float, float]]], colors: dict[str, str]) -> None:
-    """The earlier ones wider, so that they show where lines lie upon each other."""
+    """Earlier lines are wider, so that lines that coincide stay visible."""
     drawn = {name: values for name, values in points.items() if values}
     for i, (name, values) in enumerate(drawn.items()):
         width = 2 + 1.2 * (len(drawn) - 1 - i)
@@ -133,7 +133,7 @@ def decode(rows: list[dict]) -> Any:
 
 
 def draw(data: dict, folder: pathlib.Path) -> list[pathlib.Path]:
-    """All that there are figures for. ModuleNotFoundError without matplotlib."""
+    """Draw a chart of each section that has results. Raises ModuleNotFoundError without matplotlib."""
     made = {}
     if data["speed"]:
         made |= {f"speed-{direction.replace(' + ', '-')}": speed(data["speed"], direction) for direction in DIRECTIONS}

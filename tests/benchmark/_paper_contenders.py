@@ -1,7 +1,7 @@
-"""Who stands beside libflash where the papers' claims are measured, each as a call that a CUDA graph can capture.
+"""The methods that the papers' claims are about, each as a call that a CUDA graph can capture.
 
-`flash1` is FlashAttention-1 with one thread block a head, as the paper has it; `flash1_split` shares a head among thread blocks
-where the heads do not fill the GPU, as its later releases did. Both and `standard` are the kernels of baselines/. `torch_plain`
+`flash1` is FlashAttention-1 with one thread block per head, as in the paper; `flash1_split` distributes a head over thread blocks
+if the heads do not fill the GPU, as its later releases did. Both and `standard` are the kernels of baselines/. `torch_plain`
 is standard attention written in PyTorch, which the papers compare with.
 """
 
@@ -21,7 +21,7 @@ STANDARD_LONGEST = _baselines.LONGEST_STANDARD
 
 
 def kernel(direction: str, head_dim: int) -> str:
-    """libflash's FlashAttention-2 in the same instructions as the baselines: what the papers claim is the algorithm's gain."""
+    """libflash's sm80 kernel: the instructions of the baselines, so that the comparison shows the gain of the algorithm."""
     return f"{direction}_sm80_bf16_d{head_dim}"
 
 
@@ -72,7 +72,7 @@ def backward_plain(p: Problem) -> Call:
 
 
 def contenders(cell: Cell) -> dict[str, Callable[[Problem], Call]]:
-    """Those that are there for a cell, libflash last."""
+    """The methods that can run the cell, libflash last."""
     forward = cell.direction == "forward"
     standard, plain_of, flash1, sdpa, ours = (
         (forward_standard, forward_plain, forward_flash1, forward_sdpa, forward_libflash)

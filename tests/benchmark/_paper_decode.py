@@ -18,7 +18,7 @@ QUICK_SEQLENS = SEQLENS[::3]
 
 
 def calls(seqlen: int) -> dict[str, Callable[[], torch.Tensor]]:
-    """Unsplit, and as the library chooses; both held against plain attention."""
+    """One split, and the library's choice. Both are compared with plain attention."""
     generator = torch.Generator(DEVICE).manual_seed(0)
     shapes = [(1, 1, HEADS_Q, HEAD_DIM), *[(1, seqlen, HEADS_K, HEAD_DIM)] * 2]
     q, k, v = (torch.randn(shape, generator=generator, device=DEVICE).bfloat16() for shape in shapes)
@@ -41,7 +41,7 @@ def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 def why_not() -> str | None:
-    """Why this build cannot decode on a GPU, if it cannot."""
+    """Why this build cannot decode on a GPU; None if it can."""
     try:
         calls(QUICK_SEQLENS[0])
     except (libflash.UnsupportedError, libflash.NoDeviceError) as refused:

@@ -1,4 +1,4 @@
-"""Memory against length: what one forward and one backward pass take, by PyTorch's allocator, tensors and workspaces together."""
+"""Memory against length: peak of PyTorch's allocator in one forward and one backward pass, tensors and workspaces together."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def ours(p: Problem) -> None:
     libflash.attention_backward(p.dout, p.q, p.k, p.v, out, lse, kernel=names["backward"])
 
 
-METHODS: dict[str, tuple[Callable[[Problem], None], int]] = {  # with the longest they are asked for
+METHODS: dict[str, tuple[Callable[[Problem], None], int]] = {  # their longest sequence
     "standard": (standard, _baselines.LONGEST_STANDARD),
-    "flash1": (flash1, 16384),  # one thread block a head: longer is not a matter of memory
+    "flash1": (flash1, 16384),  # one thread block per head: longer sequences take too long, not too much memory
     "fa2": (fa2, SEQLENS[-1]),
     OURS: (ours, SEQLENS[-1]),
 }

@@ -1,4 +1,4 @@
-"""The paper benchmark's results as tables: Markdown, which is read as it is in a terminal too."""
+"""The paper benchmark's results as tables: Markdown, which a terminal shows well too."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 
 def gflop(cell: dict) -> float:
-    """As the papers count (_cells.py)."""
+    """Counted as in the papers (_cells.py)."""
     forward = 4 * cell["batch"] * cell["heads"] * cell["seqlen"] ** 2 * cell["head_dim"] * (0.5 if cell["causal"] else 1) / 1e9
     return forward * (2.5 if cell["direction"] == "backward" else 1)
 
@@ -33,7 +33,7 @@ def problem_of(cell: dict) -> tuple[int, bool, int]:
 
 
 def tflops(speed: list[dict], direction: str) -> dict[tuple[int, bool, int], dict[str, float]]:
-    """Problem -> method -> TFLOP/s. Both passes together take the sum of their times."""
+    """Problem -> method -> TFLOP/s. For both passes together the times are added."""
     wanted = ("forward", "backward") if "+" in direction else (direction,)
     work: dict[tuple, dict[str, list[tuple[float, float]]]] = {}
     for cell in speed:
@@ -51,13 +51,13 @@ def tflops(speed: list[dict], direction: str) -> dict[tuple[int, bool, int], dic
 
 
 def ratios(speed: list[dict], direction: str, peer: str) -> dict[tuple[int, bool, int], float]:
-    """libflash's speed over a peer's."""
+    """Speed of libflash divided by that of a peer."""
     found = tflops(speed, direction)
     return {problem: methods["libflash"] / methods[peer] for problem, methods in found.items() if peer in methods}
 
 
 def speed_tables(speed: list[dict]) -> str:
-    """A table a direction: a row for each head_dim, mask and method, a column for each length."""
+    """One table per direction: a line for each head_dim, mask and method, a column for each length."""
     texts = []
     for direction in DIRECTIONS:
         found = tflops(speed, direction)
@@ -75,7 +75,7 @@ def speed_tables(speed: list[dict]) -> str:
 
 
 def ratio_table(speed: list[dict]) -> str:
-    """How many times as fast libflash is, by length: smallest and largest over head_dim and mask."""
+    """Speed of libflash over the peer's, by length: smallest and largest over head_dim and mask."""
     seqlens = sorted({cell["seqlen"] for cell in speed})
     rows = []
     for direction in DIRECTIONS:
@@ -90,7 +90,7 @@ def ratio_table(speed: list[dict]) -> str:
 
 
 def verdict(speed: list[dict]) -> str:
-    """The papers' claim and what was found, against the better of the two FlashAttention-1 in each cell."""
+    """The papers' claims and the measured ratios; of the two FlashAttention-1 the faster one in each cell."""
     lines = []
     for direction in DIRECTIONS:
         sides = [ratios(speed, direction, peer) for peer in ("flash1", "flash1_split")]
@@ -132,7 +132,7 @@ def memory_table(rows: list[dict]) -> str:
 
 
 def is_linear(rows: list[dict], method: str = "libflash", slack: float = 1.1) -> bool:
-    """Whether bytes a token stay what they are, from the shortest length to the longest."""
+    """Whether the bytes per token are the same at the shortest and the longest length."""
     per_token = [row["bytes"][method] / row["seqlen"] for row in rows if method in row["bytes"]]
     return max(per_token) <= slack * min(per_token)
 
@@ -184,7 +184,7 @@ def sections(data: dict) -> dict[str, str]:
 
 
 def section(data: dict, charts: str) -> str:
-    """What stands in RESULTS.md: how it was measured, ratios, the small tables, the charts (a folder, as a link)."""
+    """The section of RESULTS.md: how it was measured, ratios, small tables, and links to the charts' folder."""
     setting = data["setting"]
     intro = (
         f"On {setting['gpu']}, bf16, {setting['date']}: libflash's FlashAttention-2 (the sm80 rows) against kernels of our own "

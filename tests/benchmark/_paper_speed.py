@@ -26,7 +26,7 @@ def cells(quick: bool) -> list[Cell]:
 
 
 def calls_of(cell: Cell) -> dict[str, Call]:
-    """Each called once and held against libflash's result."""
+    """Call each once and compare its result with libflash's."""
     p = problem(cell)
     calls = {name: contender(p) for name, contender in contenders(cell).items()}
     compare(cell, calls, SLACK)

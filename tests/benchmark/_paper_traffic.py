@@ -1,7 +1,7 @@
 """Operations, memory traffic and time of one step of attention: the table of the FlashAttention paper, in its GPT-2 shape.
 
-Traffic is counted (what each kernel's thread blocks read and write, whatever a cache may keep of it) and, where there is ncu,
-measured (what went over the memory's wires).
+Traffic is computed (bytes that the thread blocks of each kernel read and write, cached or not) and, if ncu is installed, measured
+(bytes to and from DRAM).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def cell(direction: str, quick: bool) -> Cell:
 
 
 def gflop(method: str, one: Cell) -> float:
-    """Matrix products that the method does: standard attention keeps P, the others make it again in the backward pass."""
+    """Matrix products of the method. Standard attention keeps P; the others compute it again in the backward pass."""
     products = {"forward": 2, "backward": 4 if method == "standard" else 5}[one.direction]
     return products * 2 * one.batch * one.heads * one.seqlen**2 * one.head_dim / 1e9
 
@@ -41,7 +41,7 @@ def tiles(seqlen: int, tile: int) -> int:
 
 
 def standard_bytes(one: Cell) -> float:
-    """S, P (dP, dS) as often as kernels pass over them, tensors once a kernel; 16 bits a number."""
+    """S, P (dP, dS) once per kernel that reads or writes them, tensors once per kernel; 16 bits per number."""
     matrix, tensor = one.seqlen**2, one.seqlen * one.head_dim
     numbers = 4 * matrix + 4 * tensor if one.direction == "forward" else 7 * matrix + 8 * tensor
     return 2 * numbers * one.batch * one.heads
@@ -75,7 +75,7 @@ COUNTED = {"standard": standard_bytes, "flash1": flash1_bytes, OURS: libflash_by
 
 
 def measure(quick: bool) -> list[dict]:
-    """A row a method: forward and backward together."""
+    """One result per method: forward and backward together."""
     rows = {name: {"method": name, "gflop": 0.0, "gb_counted": 0.0, "ms": 0.0} for name in METHODS}
     for direction in PASSES:
         one = cell(direction, quick)
@@ -97,7 +97,7 @@ def measure(quick: bool) -> list[dict]:
 
 
 def dram_bytes(quick: bool) -> dict[str, float] | None:
-    """By method, of a process of its own under ncu; None, and a word why, where that does not work."""
+    """Bytes by method, measured in a separate process under ncu; None and the reason if that fails."""
     ncu = shutil.which("ncu")
     if not ncu:
         print("memory traffic is not measured: no ncu", file=sys.stderr)
@@ -122,7 +122,7 @@ def dram_bytes(quick: bool) -> dict[str, float] | None:
 
 
 def by_method(text: str) -> dict[str, float]:
-    """From ncu's table: a line of names, one of units, a line a kernel. A kernel's name says whose it is."""
+    """Parse ncu's table: a line of names, one of units, and one per kernel. The kernel's name gives the method."""
     lines = text.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith('"ID"'))
     names, units, *kernels = csv.reader(lines[start:])
@@ -137,7 +137,7 @@ def by_method(text: str) -> dict[str, float]:
 
 @torch.no_grad()
 def under_ncu(quick: bool) -> None:
-    """One step of each method between the marks that ncu waits for."""
+    """One step of each method, between the calls that start and stop ncu's profiler."""
     made = []
     with torch.cuda.stream(torch.cuda.Stream()):
         for direction in PASSES:

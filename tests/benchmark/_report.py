@@ -1,4 +1,4 @@
-"""What the benchmark programs share: names of cells, choosing among them, sums over them."""
+"""Shared by the benchmark programs: names of cells, selection of cells, summaries."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def name_of(cell: dict) -> str:
 
 
 def chosen(cells: list[Cell], only: str | None) -> list[Cell]:
-    """Those whose name holds every word of `only`, a list with commas; "full" is the opposite of "causal"."""
+    """The cells whose names contain every word of `only`, separated by commas; "full" is the opposite of "causal"."""
     words = only.split(",") if only else []
     found = [c for c in cells if all(word in name_of(dataclasses.asdict(c)).split() for word in words)]
     if not found:

@@ -1,4 +1,4 @@
-"""The cells of gpu_shapes.py: calls that are timed in turn, and how their results are compared before."""
+"""The cells of gpu_shapes.py: calls that are timed in turn after their results were compared."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Call = Callable[[], object]
 
 @dataclasses.dataclass(frozen=True)
 class Contest:
-    """Calls that are timed in turn, and the figures that their times make."""
+    """Calls that are timed in turn, and the ratios computed from their times."""
 
     name: str
     calls: dict[str, Call]
     ratios: dict[str, tuple[str, str]]  # figure: time of the first call over that of the second
     gflop: dict[str, float] = dataclasses.field(default_factory=dict)  # where given, of times for the same work
-    check: Callable[[], None] = lambda: None  # refuses to time a wrong result
+    check: Callable[[], None] = lambda: None  # raises an exception for a wrong result
 
 
 def cell(head_dim: int, seqlen: int, causal: bool, dtype: str = "bfloat16", batch: int | None = None) -> Cell:
@@ -48,7 +48,7 @@ def name_of(c: Cell) -> str:
 
 
 def exact_gflop(lengths: list[int], c: Cell) -> float:
-    """Of the matrix products; under a causal rule of the pairs that are visible."""
+    """Operations of the matrix products; if causal, of the visible pairs only."""
     pairs = sum(n * (n + 1) // 2 if c.causal else n * n for n in lengths)
     return 4 * c.heads * c.head_dim * pairs / 1e9
 
@@ -85,7 +85,7 @@ def nearest_batch(lengths: list[int]) -> int:
 
 
 def compare_sequences(what: str, p: Problem, lengths: list[int], out: torch.Tensor) -> None:
-    """The shortest and the longest against a call of their own."""
+    """Compare the shortest and the longest sequence with calls of their own."""
     for which in (lengths.index(min(lengths)), lengths.index(max(lengths))):
         begin = sum(lengths[:which])
         rows = slice(begin, begin + lengths[which])
@@ -100,7 +100,7 @@ def heads(head_dim: int, seqlen: int, causal: bool) -> Contest:
     name = name_of(p.cell)
 
     def check() -> None:
-        """The first sequence against one whose key heads are repeated."""
+        """Compare the first sequence with a call whose key heads are repeated."""
         k, v = (x[:1].repeat_interleave(GROUP, dim=2) for x in (grouped.k, grouped.v))
         alone = libflash.attention(p.q[:1], k, v, causal=causal)
         agree(f"heads {name}", "forward", "bfloat16", calls["gqa"]()[0][:1], alone)
@@ -172,7 +172,7 @@ SECTIONS = {"packed": packed, "heads": heads, "product": product, "fp16": fp16, 
 
 
 def axes(quick: bool) -> dict[str, tuple[tuple, ...]]:
-    """What a section's function is called with: all combinations."""
+    """The arguments of a section's function: all combinations."""
 
     def few(values: tuple) -> tuple:
         return values[-1:] if quick else values
@@ -188,5 +188,5 @@ def axes(quick: bool) -> dict[str, tuple[tuple, ...]]:
 
 
 def contests(section: str, quick: bool) -> Iterator[Contest]:
-    """One at a time: each has tensors of its own."""
+    """One contest at a time, because each allocates its own tensors."""
     return itertools.starmap(SECTIONS[section], itertools.product(*axes(quick)[section]))

@@ -1,14 +1,14 @@
 """Forward and backward on the CPU against PyTorch's scaled_dot_product_attention, in one process.
 
-Both get the same numbers, each in the memory layout that is its own, and the same number of threads; they are timed in turn,
-so that whatever else the machine does meets both. Before a cell is timed, the two results are compared.
+Both get the same numbers, each in its own memory layout, and the same number of threads. They are timed in turn, so that other
+work on the machine affects both. Before a cell is timed, the two results are compared.
 
     python tests/benchmark/cpu_attention.py --json cpu.json     the whole table, some minutes
     python tests/benchmark/cpu_attention.py --quick             small problems, some seconds
     python tests/benchmark/cpu_attention.py --only forward,float32,causal
 
-The ratio is PyTorch's time divided by libflash's: above 1, libflash is faster. It is that of the medians; the last column has
-that of the best times, which other work on the machine disturbs least. Where the two differ much, the machine was not quiet.
+The ratio is PyTorch's time divided by libflash's: above 1, libflash is faster. It is the ratio of the medians; the last column
+has that of the best times, which other work on the machine disturbs least. If the two differ much, the machine was busy.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from _report import chosen, name_of, summary
 
 import libflash
 
-TOLERANCE = {"float32": 1e-4, "bfloat16": 0.06}  # of values of size 1; a wrong result is not worth timing
-PAUSE = 0.005  # seconds; threads that wait for the next call by spinning give up meanwhile, so nobody's disturb the other's call
+TOLERANCE = {"float32": 1e-4, "bfloat16": 0.06}  # for values around 1; wrong results are not timed
+PAUSE = 0.005  # seconds between calls, in which spinning threads of the last call go to sleep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ def contest(cell: Cell) -> Contest:
 
 
 def compare(cell: Cell, calls: Contest) -> None:
-    """Both once, which also warms them up; refuses to time a wrong result."""
+    """Call both once, which also warms them up; raise an exception if the results differ."""
     with torch.set_grad_enabled(cell.direction == "backward"):
         theirs, ours = calls.torch(), calls.libflash()
     for i, (a, b) in enumerate(zip(theirs, ours, strict=True)):
@@ -91,7 +91,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def run(cell: Cell, rounds: int) -> dict[str, object]:
-    """Medians over the rounds; who goes first changes from round to round."""
+    """Medians over the rounds. The first contender changes from round to round."""
     calls = contest(cell)
     compare(cell, calls)
     times: dict[str, list[float]] = {"torch": [], "libflash": []}

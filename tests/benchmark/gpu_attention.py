@@ -2,7 +2,7 @@
 attention, in one process, by device time.
 
 Work as in the papers: batch * seqlen = 16384, heads * head_dim = 2048, random-normal values. Calls are replayed from CUDA graphs
-of some 30 ms, so that no host time is in the figures; the contenders take turns, and medians over the rounds are compared. They
+of some 30 ms, which exclude host time; the contenders take turns, and medians over the rounds are compared. They
 get the same tensors, (batch, seqlen, heads, head_dim); before a cell is timed, their results are compared row by row. Backward is
 the gradient of q, k and v alone, from a forward that is not timed.
 
@@ -11,8 +11,8 @@ the gradient of q, k and v alone, from a forward that is not timed.
     python tests/benchmark/gpu_attention.py --only d=128,causal --kernel forward_sm80_bf16_d128
 
 A ratio is the peer's time divided by libflash's: above 1, libflash is faster. FlashAttention-2 is divided by the time of the sm80
-rows (`libflash sm80`, timed where libflash would choose others), the other peers by that of libflash's own choice. The card's
-clocks follow its temperature and power, so the ratios of one run are the figure, not the TFLOP/s. `spread` is the largest
+kernels (`libflash sm80`, timed if libflash chooses another kernel), the other peers by that of libflash's choice. The GPU's
+clocks follow its temperature and power, so compare the ratios of one run, not TFLOP/s of different runs. `spread` is the largest
 (slowest - fastest) / median among a cell's contenders.
 """
 
@@ -35,14 +35,14 @@ import libflash
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 COLUMNS = (*SDPA, HELD, OURS)
-# |difference| / |row| in the forward direction, and twice as much in the other; two right results differ by about a third of it,
-# in float32 by a hundredth: products of one tf32 instruction would differ by seven times as much.
-NOTHING = 1e-3  # of the usual row: no more than rounding errors
+# |difference| / |row| of forward, and twice as much for backward. Two correct results differ by about a third of it, in float32
+# by a hundredth; products of one tf32 instruction would differ by seven times the limit.
+NOTHING = 1e-3  # of a typical row: smaller rows are rounding errors
 ROW_TOLERANCE = {"bfloat16": 0.02, "float16": 0.0025, "float32": 0.0001}
 
 
 def calls_that_work(cell: Cell, kernel: str | None) -> dict[str, Call]:
-    """Each called once; a peer that does not know this problem is left out, libflash may not be."""
+    """Call each once. A peer that does not support the problem is removed; libflash must support it."""
     working = {}
     for name, contender in contenders(problem(cell), kernel).items():
         try:
@@ -61,9 +61,9 @@ def calls_that_work(cell: Cell, kernel: str | None) -> dict[str, Call]:
 def worst_row(direction: str, a: torch.Tensor, b: torch.Tensor) -> float:
     """Largest |a - b| / |b| of a row; NaN where there is one.
 
-    The gradient of a row can be next to nothing where that of others at its place is not, with errors as large as theirs: then
-    |b| is the root mean square over batch and heads, or a tenth of the usual row. In the first row of a causal dq all are 0, and
-    what is computed is the rounding errors of numbers that are subtracted from themselves: it is held against the usual row.
+    A row's gradient can be far smaller than the same row's in other batch entries and heads, with errors of their size. Then |b|
+    is the root mean square over batch and heads, or a tenth of a typical row. The first row of a causal dq is exactly 0, and the
+    computed one is a rounding error; it is compared with a typical row.
     """
     a, b = a.float(), b.float()
     difference, size = (a - b).norm(dim=-1), b.norm(dim=-1)
@@ -77,14 +77,14 @@ def worst_row(direction: str, a: torch.Tensor, b: torch.Tensor) -> float:
 def agree(
     where: str, direction: str, dtype: str, mine: torch.Tensor, other: torch.Tensor, *, slack: float = 1.0, whose: str = ""
 ) -> None:
-    """Refuses to time a wrong result: (batch, seqlen, heads, head_dim). `slack`: how many times the tolerance there is."""
+    """Raise an exception for a wrong result (batch, seqlen, heads, head_dim). `slack` multiplies the tolerance."""
     difference = worst_row(direction, mine, other)
     if not difference <= ROW_TOLERANCE[dtype] * (2 if direction == "backward" else 1) * slack:
         sys.exit(f"{where}: a row differs{whose} by {difference:.3g}; nothing is timed")
 
 
 def compare(cell: Cell, calls: dict[str, Call], slack: dict[str, float] | None = None) -> None:
-    """All contenders' results. `slack`: of peers that round more often, how many times the tolerance they have."""
+    """Compare the results of all contenders. `slack` multiplies the tolerance of peers that round more often."""
     ours = calls[OURS]()
     for peer in calls.keys() - {OURS}:
         about = {"slack": (slack or {}).get(peer, 1.0), "whose": f" from {peer}'s"}
@@ -93,7 +93,7 @@ def compare(cell: Cell, calls: dict[str, Call], slack: dict[str, float] | None =
 
 
 def run(cell: Cell, rounds: int, kernel: str | None) -> dict[str, object]:
-    """Medians over the rounds; who goes first changes from round to round."""
+    """Medians over the rounds. The first contender changes from round to round."""
     calls = calls_that_work(cell, kernel)
     compare(cell, calls)
     ms, spread = medians(calls, rounds)
@@ -101,7 +101,7 @@ def run(cell: Cell, rounds: int, kernel: str | None) -> dict[str, object]:
 
 
 def figures(cell: Cell, ms: dict[str, float]) -> dict[str, object]:
-    """What is reported of a cell's milliseconds a call."""
+    """The reported figures of a cell, from milliseconds per call."""
     return {
         "ms": {name: float(f"{value:.4g}") for name, value in ms.items()},
         "tflops": {name: round(cell.gflop / value, 1) for name, value in ms.items()},
@@ -114,7 +114,7 @@ def kinds(cell: dict) -> list[str]:
 
 
 def summaries(results: list[dict]) -> dict[str, dict]:
-    """For each peer, over the cells that it knows."""
+    """For each peer, over the cells that it supports."""
     peers = dict.fromkeys(peer for cell in results for peer in cell["ratio"])
     return {
         peer: summary([c for c in results if peer in c["ratio"]], lambda cell, peer=peer: cell["ratio"][peer], kinds)
@@ -162,7 +162,7 @@ def wanted(options: argparse.Namespace) -> list[Cell]:
 
 
 def line(result: dict) -> str:
-    """A dash for who does not know the problem, or was not timed because libflash's own choice is the same."""
+    """A dash for a contender that does not support the problem, or is the same kernel as libflash's choice."""
     values = [f"{result['tflops'].get(name, '-'):>{width(name)}}" for name in COLUMNS]
     ratios = [f"{result['ratio'].get(name, '-'):>{width(f'/ {name}')}}" for name in SDPA]
     return f"{name_of(result):52}{''.join(values)}{''.join(ratios)}{result['spread']:8}"
@@ -187,7 +187,7 @@ def main() -> int:
         for cell in chosen(wanted(options), options.only):
             results.append(run(cell, options.rounds, options.kernel))
             print(line(results[-1]), flush=True)
-            write(options.json, about, results)  # each time: what is cut off loses nothing
+            write(options.json, about, results)  # after each cell, so that an interrupted run keeps its results
             torch.cuda.empty_cache()
     total = summaries(results)
     for peer, sums in total.items():

@@ -4,11 +4,11 @@
     python tests/benchmark/gpu_decode.py --quick                  five cells
     python tests/benchmark/gpu_decode.py --only B=1,H=32/8        some of them
 
-A cell is heads of q and of k, sequences and keys of each, head_dim 128. Beside the plain call libflash is timed with the lengths
-of the sequences on the device; with these and the cache in pages of 16 in random order; and with these and a new key that is
-turned (rotary embedding) and appended in the same call. Calls are replayed from CUDA graphs; contenders take turns; medians.
-TB/s are the bytes of K and V over the time, to be held against the rate at which the card reads, taken in the same run. What fits
-the L2 cache (some 50 MB) is read from there by all of them.
+A cell is heads of q and of k, sequences and keys of each, head_dim 128. Besides the plain call libflash is timed with the lengths
+of the sequences on the device; also with the cache in pages of 16 in random order; and also with a new key that the same call
+rotates (rotary embedding) and appends. Calls are replayed from CUDA graphs; contenders take turns; medians.
+TB/s are the bytes of K and V over the time; the same run measures the GPU's read bandwidth. Every contender reads caches that fit
+the L2 cache (some 50 MB) from there.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def cells(quick: bool) -> list[DecodeCell]:
 
 
 def libflash_calls(cell: DecodeCell, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kernel: str | None) -> dict[str, Call]:
-    """The same result each time: what the last one appends is what stood there."""
+    """Each call has the same result: the appended key equals the one that was there."""
     shape = (cell.batch * cell.seqlen // PAGE, PAGE, cell.heads_k, HEAD_DIM)
     order = torch.randperm(shape[0], device=DEVICE)
     table = torch.empty_like(order).index_copy_(0, order, torch.arange(shape[0], device=DEVICE))
@@ -97,7 +97,7 @@ def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, backend: SDPBackend)
 
 
 def calls_of(cell: DecodeCell, kernel: str | None) -> dict[str, Call]:
-    """Peers that do not know the problem are left out, libflash may not be."""
+    """Peers that do not support the problem are removed; libflash must support it."""
     generator = torch.Generator(DEVICE).manual_seed(0)
     heads, seqlens = (cell.heads_q, cell.heads_k, cell.heads_k), (1, cell.seqlen, cell.seqlen)
     q, k, v = (
@@ -117,7 +117,7 @@ def calls_of(cell: DecodeCell, kernel: str | None) -> dict[str, Call]:
 
 
 def compare(cell: DecodeCell, calls: dict[str, Call]) -> None:
-    """Refuses to time a wrong result."""
+    """Raise an exception for a wrong result."""
     wanted = calls[OURS]().float()
     for name in calls.keys() - {OURS}:
         difference = ((calls[name]().float() - wanted).norm(dim=-1) / wanted.norm(dim=-1)).max().item()
@@ -141,7 +141,7 @@ def run(cell: DecodeCell, rounds: int, kernel: str | None) -> dict[str, object]:
 
 
 def read_rate(rounds: int) -> float:
-    """TB/s of a sum over more than the cache holds."""
+    """TB/s of a sum over an array larger than the L2 cache."""
     x = torch.zeros(READ_BYTES // 4, device=DEVICE)
     return round(READ_BYTES / medians({"sum": x.sum}, rounds)[0]["sum"] / 1e9, 2)
 

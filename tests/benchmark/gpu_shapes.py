@@ -1,21 +1,21 @@
-"""What the grid of gpu_attention.py does not show of forward on a GPU: ratios of calls that take turns in one process, by device
-time.
+"""Forward on a GPU with problems that gpu_attention.py does not have: ratios of device times of calls that take turns in one
+process.
 
 packed    16 sequences of 1 to 8192 rows, their lengths on the device: TFLOP/s over those of a dense call. That one has sequences
           of 4096 rows, as many as come nearest to the same number of operations; both are counted exactly
-heads     eight query heads a key head: time over that of as many key heads as query heads
+heads     eight query heads per key head: time over that of as many key heads as query heads
 product   TFLOP/s over those of the product of two 8192 x 8192 matrices
-fp16      time of bf16 over that of fp16; beside it the same of the product
-blocks    half of the 128 x 128 blocks left out at random, as lists: time over that of the dense call
-options   softcap, ALiBi (causal), bias, mask, dropout: time of the sm80 rows over that of libflash's own choice
+fp16      time of bf16 over that of fp16, also of the product
+blocks    half of the 128 x 128 blocks masked at random, as lists: time over that of the dense call
+options   softcap, ALiBi (causal), bias, mask, dropout: time of the sm80 kernels over that of libflash's choice
 
     python tests/benchmark/gpu_shapes.py --json shapes.json         everything, less than half a minute
     python tests/benchmark/gpu_shapes.py --quick                    some cells of each
     python tests/benchmark/gpu_shapes.py --only packed blocks
 
-bf16 unless said; heads * head_dim = 2048, batch * seqlen = 16384 but in packed calls, random-normal values. Calls are replayed
-from CUDA graphs; medians; `spread` is the largest (slowest - fastest) / median among a cell's calls. What no other program
-compares is compared before it is timed.
+bf16 unless stated; heads * head_dim = 2048, batch * seqlen = 16384 but in packed calls, random-normal values. Calls are replayed
+from CUDA graphs; medians; `spread` is the largest (slowest - fastest) / median among a cell's calls. Results that no other
+program compares are compared before they are timed.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def run(contest: Contest, rounds: int) -> dict[str, object]:
 
 
 def figures(contest: Contest, ms: dict[str, float]) -> dict[str, object]:
-    """What is reported of milliseconds a call."""
+    """The reported figures, from milliseconds per call."""
     time = {name: value / contest.gflop.get(name, 1.0) for name, value in ms.items()}
     return {
         "ms": {name: float(f"{value:.4g}") for name, value in ms.items()},
@@ -59,7 +59,7 @@ def figures(contest: Contest, ms: dict[str, float]) -> dict[str, object]:
 
 
 def summaries(results: list[dict]) -> dict[str, dict]:
-    """Of each figure, over the cells that have it."""
+    """For each figure, over the cells that have it."""
     found: dict[str, list[float]] = {}
     for result in results:
         for figure, ratio in result["ratio"].items():
@@ -98,7 +98,7 @@ def main() -> int:
     about = setting(asked.rounds, None)
     print(", ".join(f"{name} {value}" for name, value in about.items()))
     print(f"{'':35}{'ratio':34}spread  milliseconds")
-    gc.freeze()  # a capture may collect garbage: not what was imported
+    gc.freeze()  # a capture collects garbage; imported objects shall not be searched
     torch.manual_seed(0)
     results: list[dict] = []
     with torch.cuda.stream(torch.cuda.Stream()):  # the default stream cannot be captured
@@ -106,7 +106,7 @@ def main() -> int:
             for contest in contests(section, asked.quick):
                 results.append({"section": section} | run(contest, asked.rounds))
                 print(line(results[-1]), flush=True)
-                if asked.json:  # each time: what is cut off loses nothing
+                if asked.json:  # after each section, so that an interrupted run keeps its results
                     data = {"setting": about, "summary": summaries(results), "cells": results}
                     asked.json.write_text(json.dumps(data, indent=1) + "\n")
     for figure, sums in summaries(results).items():

@@ -1,11 +1,12 @@
-"""What a call costs beside the arithmetic: one libflash.attention on tiny arrays, in microseconds, beside PyTorch's own call.
+"""Host time of a call: libflash.attention on tiny arrays, in microseconds, compared with PyTorch's own call.
 
     python tests/benchmark/host_cost.py
     python tests/benchmark/host_cost.py --at-most 10     exit code 1 if a libflash.attention takes longer
-    python tests/benchmark/host_cost.py --device cuda    tensors on a GPU: until the call returns, nobody waits for the GPU
+    python tests/benchmark/host_cost.py --device cuda    tensors on a GPU: the time until the call returns, without waiting for
+    the GPU
 
-Each figure is the median over batches of calls; `best` is the fastest batch, which other work on the machine disturbs least,
-and which --at-most looks at. PyTorch's rows are left out where it is not installed.
+Each figure is the median over batches of calls; `best` is the fastest batch, which other work on the machine disturbs least;
+--at-most is a limit for it. PyTorch's lines need PyTorch.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np
 import libflash
 
 SHAPE = (1, 4, 2, 16)  # batch, seqlen, heads, head_dim
-BATCHES, CALLS = 40, 500  # on a GPU the calls of a batch are all queued: more than 1024 and the host would wait for room
+BATCHES, CALLS = 40, 500  # on a GPU the calls of a batch are all queued; the host waits if there are more than 1024
 
 
 def microseconds(call: Callable[[], object], settle: Callable[[], object]) -> tuple[float, float]:
@@ -50,7 +51,7 @@ def numpy_calls() -> dict[str, Callable[[], object]]:
 
 
 def torch_calls(device: str) -> dict[str, Callable[[], object]]:
-    import torch  # NumPy's rows do without
+    import torch  # NumPy's calls do not need it
 
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     q, k, v, out = (torch.ones(SHAPE, dtype=dtype, device=device) for _ in range(4))

@@ -1,10 +1,10 @@
-"""Peak memory against sequence length: one attention call in a process of its own, by how much the process's peak grew.
+"""Peak memory against sequence length: one attention call in its own process, and the growth of that process's peak.
 
     python tests/benchmark/memory.py                       forward and backward, causal, 2 heads of 64, float32
     python tests/benchmark/memory.py --longest 65536
 
-The result itself (out; or dq, dk, dv) is counted apart from what the call took beyond it. libflash's share beyond may grow
-with the length, never with its square: exit code 1 if a doubling of the length multiplies it by more than 3 where it is more
+The result itself (out; or dq, dk, dv) is counted apart from the memory that the call needs in addition. That of libflash may
+grow with the length, not with its square: exit code 1 if a doubling of the length multiplies it by more than 3 and it is more
 than noise. `standard` is torch with every score in memory, `sdpa` is torch's own fused kernel; both only where torch is
 installed.
 """
@@ -27,13 +27,13 @@ import libflash
 
 HEADS, HEAD_DIM = 2, 64
 STANDARD_LIMIT = 2e9  # bytes of scores
-NOISE = 16 << 20  # below this a peak tells little: an allocator may still have had a part of it
+NOISE = 16 << 20  # smaller peaks are not reliable: an allocator may have had a part of the memory before
 
 
 def measure(method: str, direction: str, seqlen: int, threads: int) -> int:
     """Bytes by which the peak of this process grows during one call."""
     prepare = libflash_call if method == "libflash" else torch_call
-    prepare(method, direction, 256, threads)()  # threads and lazily loaded code are not what is measured
+    prepare(method, direction, 256, threads)()  # so that threads and lazily loaded code are not measured
     return peak_growth(prepare(method, direction, seqlen, threads))[1]
 
 
@@ -52,7 +52,7 @@ def libflash_call(_: str, direction: str, seqlen: int, threads: int) -> Callable
 
 
 def torch_call(method: str, direction: str, seqlen: int, threads: int) -> Callable[[], object]:
-    import torch  # its memory must not be in libflash's process
+    import torch  # imported here, because its memory must not be in libflash's process
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     torch.set_num_threads(threads)
@@ -72,7 +72,7 @@ def torch_call(method: str, direction: str, seqlen: int, threads: int) -> Callab
 
 
 def measure_apart(*arguments: object) -> int | None:
-    """In a fresh process; None if it died, most likely for lack of memory."""
+    """Measured in a new process; None if that died, most likely without enough memory."""
     command = [sys.executable, __file__, "--child", json.dumps(arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0 and done.stderr:
@@ -99,7 +99,7 @@ def main() -> int:
 
 
 def table(direction: str, seqlens: list[int], methods: list[str], threads: int) -> bool:
-    """Print one; True if libflash's memory is linear."""
+    """Print a line; True if libflash's memory is linear."""
     beyond: list[float] = []
     for seqlen in seqlens:
         result = seqlen * HEADS * HEAD_DIM * 4 * (1 if direction == "forward" else 3)

@@ -1,17 +1,17 @@
-"""The claims of the FlashAttention papers on this GPU: tables and charts as theirs.
+"""The claims of the FlashAttention papers, measured on this GPU: tables and charts like theirs.
 
-speed      TFLOP/s by sequence length, forward, backward and both: standard attention and FlashAttention-1 as kernels of our own,
-           PyTorch's, and libflash's FlashAttention-2 (the sm80 rows)
+speed      TFLOP/s by sequence length, forward, backward and both: standard attention and FlashAttention-1 from baselines/,
+           PyTorch's, and libflash's FlashAttention-2 (the sm80 kernels)
 traffic    operations, memory traffic and time: standard attention against FlashAttention
 memory     bytes against length
 blocks     time against the density of a block mask
 decode     one query against a growing cache, split or not
 
     python tests/benchmark/paper.py --json paper.json --charts charts     everything, less than three minutes
-    python tests/benchmark/paper.py --quick                               a look
+    python tests/benchmark/paper.py --quick                               a few small cells
     python tests/benchmark/paper.py --only memory blocks
-    python tests/benchmark/paper.py --from paper.json --charts charts     draw again, measure nothing
-    python tests/benchmark/paper.py --from paper.json --into RESULTS.md   write the section of RESULTS.md; --check: only look
+    python tests/benchmark/paper.py --from paper.json --charts charts     only draw the charts again
+    python tests/benchmark/paper.py --from paper.json --into RESULTS.md   write the section of RESULTS.md; --check: only compare
 
 Device time by CUDA graphs, contenders in turn in one process, medians; every result is compared before it is timed. The kernels
 of tests/benchmark/baselines are compiled by nvcc when they are first needed.
@@ -38,7 +38,7 @@ CHARTS = "charts"  # as RESULTS.md links to them
 
 
 def measured(wanted: list[str], quick: bool) -> dict:
-    """All results, as they are written to JSON; an empty list where a section was not wanted or not possible."""
+    """All results, as they are written to JSON; an empty list for a section that was not selected or is not possible."""
     import torch
 
     import libflash
@@ -52,7 +52,7 @@ def measured(wanted: list[str], quick: bool) -> dict:
     except (_baselines.NoCompiler, RuntimeError) as missing:
         sys.exit(str(missing))
     modules = {name: importlib.import_module(f"_paper_{name}") for name in SECTIONS}
-    gc.freeze()  # every capture of a graph collects garbage: not what was imported
+    gc.freeze()  # every capture of a graph collects garbage; imported objects shall not be searched
     shape = modules["traffic"].cell("forward", quick)
     data: dict = {
         "setting": {

@@ -17,7 +17,7 @@ NAMES = {"float32": "fp32", "bfloat16": "bf16"}
 
 
 def table(data: dict) -> str:
-    """Markdown: a line on how it was measured, a row a problem, a line that sums up."""
+    """Markdown: a line on how it was measured, a line per problem, a summary."""
     return "\n".join([caption(data["setting"]), "", *rows(data["cells"]), "", conclusion(data["summary"])])
 
 
@@ -66,7 +66,9 @@ def replaced(document: str, content: str, name: str = NAME) -> str:
 
 
 def write(document: pathlib.Path, contents: dict[str, str], check: bool) -> list[str]:
-    """Puts each table between the markers of its name; with `check` changes nothing. The names of those that were not current."""
+    """Write each table between the markers of its name; with `check` change nothing. Returns the names of the tables that
+    differed.
+    """
     old = text = document.read_text()
     outdated = []
     for name, content in contents.items():

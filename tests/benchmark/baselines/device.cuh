@@ -1,4 +1,4 @@
-// What the baselines' kernels share: the rows of one head, waiting for a launch.
+// Shared by the baselines' kernels: the rows of one head, and launches.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -9,7 +9,7 @@
 #include "cuda/ptx/math.cuh"
 #include "problem.h"
 
-// One type a translation unit: BASELINE_TYPE is bf16 or f16 and ends the names of the functions.
+// One type per translation unit: BASELINE_TYPE is bf16 or f16 and ends the names of the functions.
 #define BASELINE_JOIN(a, b) a##_##b
 #define BASELINE_NAME(name, type) BASELINE_JOIN(name, type)
 #define BASELINE_EXPORT(name) extern "C" int BASELINE_NAME(name, BASELINE_TYPE)
@@ -19,12 +19,12 @@ using bf16 = __nv_bfloat16;
 using f16 = __half;
 }  // namespace baselines::types
 
-// A namespace a type, so that the linker tells the kernels apart.
+// A namespace per type, so that the kernels have different symbols.
 namespace baselines::BASELINE_TYPE {
 
 using T = types::BASELINE_TYPE;
 
-// Where the rows of head `index` (of batch * heads) of a (batch, seqlen, heads, head_dim) tensor begin.
+// The first row of head `index` (of batch * heads) of a (batch, seqlen, heads, head_dim) tensor.
 __device__ __forceinline__ int64_t head_offset(int index, int heads, int seqlen, int head_dim) {
     return (int64_t{index / heads} * seqlen * heads + index % heads) * head_dim;
 }
@@ -44,7 +44,7 @@ __device__ __forceinline__ uint4 narrow(const float (&x)[8]) {
     return {pack_pair(x[0], x[1], T()), pack_pair(x[2], x[3], T()), pack_pair(x[4], x[5], T()), pack_pair(x[6], x[7], T())};
 }
 
-// Enqueues a kernel with more shared memory than is given without asking; returns what cudaGetLastError() says.
+// Launches a kernel with more dynamic shared memory than the default limit; returns cudaGetLastError().
 template <class... Parameters, class... Arguments>
 int enqueue(void (*kernel)(Parameters...), dim3 blocks, int threads, int shared_bytes, void* stream, Arguments... arguments) {
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);

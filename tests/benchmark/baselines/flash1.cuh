@@ -1,4 +1,5 @@
-// The order of FlashAttention-1 (Dao et al., arXiv 2205.14135): key tiles outside, query tiles inside, one thread block a head.
+// The order of FlashAttention-1 (Dao et al., arXiv 2205.14135): the outer loop is over key tiles, the inner one over query tiles;
+// one thread block per head.
 #pragma once
 
 #include "cuda/ptx/cp_async.cuh"
@@ -24,7 +25,7 @@ struct Tiles {
     __device__ __forceinline__ int last_key(int query) const {
         return causal ? min(keys() - 1, (query * kBlockM + kBlockM - 1) / kBlockN) : keys() - 1;
     }
-    // Whether some pair of the two does not count.
+    // Whether some pair of the two tiles is masked or does not exist.
     __device__ __forceinline__ bool is_edge(int query, int key) const {
         return (key + 1) * kBlockN > seqlen || (query + 1) * kBlockM > seqlen ||
                (causal && (key + 1) * kBlockN - 1 > query * kBlockM);

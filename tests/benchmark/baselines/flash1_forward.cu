@@ -167,8 +167,8 @@ struct Flash1Forward {
         for (int w = 0; w < kWarps; ++w) u.factor[w] *= inverse;
     }
 
-    // One tile of queries against one of keys. Whatever a thread reads of a row's past, it has written itself or, the statistics, a
-    // barrier ago.
+    // One tile of queries against one of keys. Whatever a thread reads of a row's past, it has written itself or, the statistics,
+    // a barrier ago.
     __device__ __forceinline__ void step(int stage, int query, int key) const {
         Scores s;
         Fragments probabilities;

@@ -1,5 +1,5 @@
-// What split-K costs: warps that share the keys of a tile each have a part of the same sums, which meet in shared memory, 64
-// channels at a time. Every float is written once and read once; between the two the thread block waits.
+// The cost of split-K: warps that share the keys of a tile have partial sums, which are added in shared memory, 64 channels at a
+// time. Every float is written once and read once, with a barrier of the thread block between.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ constexpr int kChannels = 64;
 template <int kRows, int kWarps>
 struct PartialSums {
     static constexpr int kThreads = kWarps * 32;
-    static constexpr int kStride = kChannels + 8;  // floats a row: neither the stores nor the loads below meet in a bank
+    static constexpr int kStride = kChannels + 8;  // floats per row: the stores and loads below have no bank conflicts
     static constexpr int kBytes = kWarps * kRows * kStride * 4;
     // A thread adds up two quads of channels in each of its rows: 8 threads a row.
     static constexpr int kRowsAtOnce = kThreads / 8;
@@ -34,7 +34,7 @@ struct PartialSums {
             }
     }
 
-    // sum += factor(warp) * what that warp stored, for all warps.
+    // sum += factor(warp) * partial sum of the warp, for all warps.
     template <class Factor>
     __device__ static __forceinline__ void add(float4& sum, const float* shared, int pass, int quad, int thread,
                                                const Factor& factor) {

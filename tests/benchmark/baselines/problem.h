@@ -1,5 +1,5 @@
-// What the baselines receive: one self-attention problem, its tensors and what a method keeps in memory besides. Pointers may
-// be null where a method or a direction does not use them. _baselines.py has the same struct.
+// The arguments of the baselines: one self-attention problem, its tensors and the intermediate results of a method. Pointers that
+// a method or a direction does not use may be null. _baselines.py has the same struct.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@ struct Problem {
     int32_t pitch;             // elements between rows of a seqlen x seqlen matrix: a multiple of 8
     int32_t statistics_pitch;  // floats between the softmax statistics of two heads: a multiple of 64
     int32_t causal;            // 0 or 1
-    int32_t splits;            // FlashAttention-1: thread blocks that share a head; 1 is the paper's
+    int32_t splits;            // FlashAttention-1: thread blocks that share a head; 1 in the paper
     float softmax_scale;
 
     int64_t row_stride() const { return int64_t{heads} * head_dim; }

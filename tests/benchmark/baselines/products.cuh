@@ -1,6 +1,6 @@
-// The matrix products of standard attention, each a kernel of its own, as a library of matrix products would do them: tiles in
-// shared memory by cp.async, ldmatrix, mma.sync, 64 x 64 (or 64 x 32) of the result a warp, whole rows of 16 bytes stored.
-// Where attention is causal the tiles above the diagonal are left out, which the usual standard attention does not do.
+// The matrix products of standard attention, each a separate kernel, as in a matrix product library: tiles in
+// shared memory by cp.async, ldmatrix, mma.sync, 64 x 64 (or 64 x 32) of the result per warp, stores of 16 bytes.
+// If causal, tiles above the diagonal are skipped, which usual implementations of standard attention do not do.
 #pragma once
 
 #include "cuda/ptx/cp_async.cuh"
@@ -14,7 +14,7 @@ using namespace libflash::cuda;
 
 constexpr int kTile = 128;             // rows and columns of a tile of the scores
 constexpr int kProductThreads = 128;   // 2 x 2 warps
-constexpr int kDepth = 64, kRing = 3;  // of a product along the sequence: columns at a time, tiles in flight
+constexpr int kDepth = 64, kRing = 3;  // of a product along the sequence: columns per step, pipeline stages
 
 // Writes accumulators, rounded, to a tile in shared memory from (first_row, 8 * first_chunk) on.
 template <class Tile, int kSlabs, int kBlocks>

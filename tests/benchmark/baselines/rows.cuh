@@ -1,4 +1,4 @@
-// Softmax over the rows of a matrix in memory and its gradient: a thread block a row, which it reads once, keeps in registers
+// Softmax over the rows of a matrix in memory and its gradient: a thread block per row, which it reads once, keeps in registers
 // and writes once.
 #pragma once
 
@@ -7,9 +7,9 @@
 namespace baselines::BASELINE_TYPE {
 
 constexpr int kRowThreads = 256, kLongestRow = 16384;  // the most threads and columns
-constexpr int kEdge = 128;                             // the tile in which products read what lies beyond the diagonal
+constexpr int kEdge = 128;                             // tile of the products, which read beyond the diagonal up to its end
 
-// The columns of a row: [0, visible) count, [visible, end) are written as zeros. What lies behind is not looked at by anyone.
+// The columns of a row: [0, visible) are visible, [visible, end) are written as zeros. No product reads later columns.
 struct Row {
     int visible, end;
     int64_t first;  // element
