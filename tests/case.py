@@ -3,7 +3,7 @@
 case = cases.quick()[0]
 x = case.inputs()                                   q, k, v, dout, dlse and options, in the storage type
 out, lse = libflash.attention(x.q, x.k, x.v, **x.options, return_lse=True)
-case.check(o=out, lse=lse)                          raises AssertionError with what is wrong
+case.check(o=out, lse=lse)                          raises AssertionError with the error
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Inputs:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Strings of axis letters say which axes of an optional tensor are full, the others are 1: bias="hk" is (1, H, 1, Sk)."""
+    """Strings of axis letters give the full axes of an optional tensor, the others are 1: bias="hk" is (1, H, 1, Sk)."""
 
     name: str
     dtype: str = "bf16"
@@ -60,9 +60,9 @@ class Case:
     offset: int = 0
     used_q: tuple[int, ...] | None = None
     used_k: tuple[int, ...] | None = None
-    slack_rows: int = 0  # packed: rows behind the last sequence
+    slack_rows: int = 0  # packed: rows after the last sequence
     dlse: bool = False
-    poison: str | None = None  # where NaN or inf stands: see `poisoned`
+    poison: str | None = None  # where NaN or inf is: see `poisoned`
 
     def __str__(self) -> str:
         return self.name
@@ -113,7 +113,7 @@ class Case:
         return DTYPES["fp64" if self.dtype == "fp64" else "fp32"]
 
     def _options(self, rng: np.random.Generator) -> dict:
-        """Only what differs from the defaults."""
+        """Only the options that differ from the defaults."""
         plain = ("causal", "causal_align", "window_size", "softmax_scale", "softcap", "dropout_p", "seed", "offset")
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         options = {name: getattr(self, name) for name in plain if getattr(self, name) != defaults[name]}
@@ -157,7 +157,7 @@ class Case:
     def check(
         self, *, two_times: bool = False, errors: dict[str, float] | None = None, **result: object
     ) -> dict[str, tolerance.Report]:
-        """Judge any of o, lse, dq, dk, dv, dbias, dsink by the rule of `tolerance`, structured cases exactly too."""
+        """Check any of o, lse, dq, dk, dv, dbias, dsink by the rule of `tolerance`; structured cases also exactly."""
         reports = tolerance.check(result, self.expected(**(errors or {})), label=str(self), two_times=two_times)
         if self.fill in structured.KINDS:
             structured.check(self, self.inputs(), result)
@@ -178,7 +178,7 @@ def _reference(case: Case) -> Gradients:
 
 
 def poisoned(case: Case, x: Inputs) -> Inputs:
-    """NaN or inf where the case asks for it, in the middle of the first sequence (its rows start at 0 in any layout).
+    """NaN or inf as `poison` says, in the middle of the first sequence (its rows start at 0 in any layout).
 
     "q_nan": a row of q, one head; "k_nan", "v_nan", "v_inf": a row of k or v, one key head; "dout_nan": a row of
     dout, one head; "unused": NaN in every row of q, k, v, dout that no sequence uses.

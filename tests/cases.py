@@ -1,7 +1,7 @@
-"""The problems that every backend is tested with. A name says what is special; all else is default (see Case).
+"""The problems that every backend is tested with. A name gives what is special; everything else is default (see Case).
 
-quick() runs in every test run, long() before a release and where time allows. Both are lists of Case, always the
-same; random cases in long() are random by their seed alone. For decoding see decode_cases.
+quick() runs in every test run, long() before a release. Both are lists of Case and always the same; the random cases of
+long() depend on their seed alone. For decode see decode_cases.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def quick() -> list[Case]:
 
 @cache
 def long() -> list[Case]:
-    """Random cases, and large ones: with 2048 keys, dq accumulated in too low a precision shows."""
+    """Random cases, and large ones: with 2048 keys, errors of a dq accumulated in too low a precision become visible."""
     large = [
         Case(f"large-{dtype}-{fill}-{n}", dtype, 1, n, n, 1, 1, 64, fill=fill, causal=causal)
         for dtype in HALF
@@ -84,7 +84,7 @@ def long() -> list[Case]:
 
 
 def by_name(name: str) -> Case:
-    """For repeating one case."""
+    """The case of that name, to repeat it."""
     return next(case for case in [*quick(), *long()] if case.name == name)
 
 
@@ -136,7 +136,7 @@ def fills() -> list[Case]:
 
 
 def singles() -> list[Case]:
-    """Each option alone, at a size with more than one tile; and the far ends of options."""
+    """Each option alone, at a size with more than one tile; and extreme values of options."""
     base = {"seqlen_q": 80, "seqlen_k": 150, "heads_q": 4, "heads_k": 2}
     alone = [
         Case(f"only-{factor}-{index}", HALF[index % 2], **{**base, **value})
@@ -210,7 +210,7 @@ def poisoned_cases() -> list[Case]:
 
 
 def random_case(seed: int) -> Case:
-    """Any combination of options and sizes; the work stays below some ten million multiply-adds a head."""
+    """Any combination of options and sizes with at most some ten million multiply-adds per head."""
     rng = random.Random(seed)
     merged: dict = {}
     for values in FACTORS.values():

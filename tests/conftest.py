@@ -25,8 +25,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def default_threads() -> Iterator[None]:
-    """No test leaves a number of threads behind."""
-    import libflash  # here, because the tests of the oracle alone need no library
+    """Reset the number of threads after each test."""
+    import libflash  # imported here, because tests of the oracle need no library
 
     yield
     libflash.set_num_threads(0)

@@ -1,4 +1,4 @@
-"""Decoding problems: a few query rows against a cache. Everything in the cache that no sequence may see is NaN.
+"""Decoding problems: a few query rows against a cache. Cache rows that no sequence sees are NaN.
 
 case = decode_cases.quick()[0]
 x = case.inputs()
@@ -31,7 +31,7 @@ class DecodeInputs:
 class DecodeCase:
     name: str
     dtype: str = "bf16"
-    lengths: tuple[int, ...] | None = (100,)  # filled positions of each sequence; None: the whole capacity
+    lengths: tuple[int, ...] | None = (100,)  # keys in the cache of each sequence; None: the whole capacity
     batch: int = 1  # where lengths is None
     seqlen_q: int = 1
     capacity: int = 130
@@ -46,7 +46,7 @@ class DecodeCase:
     batch_idx: bool = False  # sequences use a permutation of a larger cache's rows
     leftpad: tuple[int, ...] | None = None
     append: int = 0
-    rotary: int = 0  # turned dims
+    rotary: int = 0  # rotated channels
     rotary_interleaved: bool = True
     causal: bool = True
     window_size: tuple[int, int] = (-1, -1)
@@ -110,7 +110,7 @@ class DecodeCase:
         return options
 
     def _block_table(self, rng: np.random.Generator) -> np.ndarray:
-        """Pages in any order; columns before the first key and after the last hold numbers that are no page."""
+        """Pages in any order; block table entries before the first key and after the last are invalid."""
         columns = self._columns()
         table = rng.permutation(self.sequences * columns + 2)[: self.sequences * columns]
         table = table.reshape(self.sequences, columns).astype(np.int32)
@@ -126,7 +126,7 @@ class DecodeCase:
         return table
 
     def _filled(self, shape: tuple, options: dict) -> np.ndarray:
-        """Bool over the cache's places: true where some sequence has a key before the call."""
+        """Bool over the cache's rows: true where some sequence has a key before the call."""
         filled = np.zeros(shape[:2], dtype=bool)
         lengths = [self.capacity] * self.batch if self.lengths is None else self.lengths
         capacity = shape[1] * (1 if self.page_size is None else self._columns())
@@ -148,7 +148,7 @@ class DecodeCase:
     def check(
         self, *, errors: dict[str, float] | None = None, k_cache=None, v_cache=None, **result: object
     ) -> dict[str, tolerance.Report]:
-        """Judge o and lse, and the caches after the call: appended rows right, every other bit as before."""
+        """Check o and lse, and the caches after the call: appended rows are right, all other bits unchanged."""
         self._check_cache("k_cache", k_cache)
         self._check_cache("v_cache", v_cache)
         return tolerance.check(result, self.expected(**(errors or {})), label=str(self))
@@ -170,7 +170,7 @@ class DecodeCase:
 @lru_cache(maxsize=32)
 def _expected(case: DecodeCase, errors: tuple) -> tolerance.Expected:
     x = case.gathered()
-    ulps = 2.0 if case.rotary else 0.0  # q after rotary, and an appended key one unit beside the exact one
+    ulps = 2.0 if case.rotary else 0.0  # q after rotary, and an appended key one unit from the exact one
     generic = case.fill in GENERIC and not case.rotary
     return tolerance.expect(x.q, x.k, x.v, generic=generic, score_ulps=ulps, **dict(errors), **x.options)
 
@@ -226,5 +226,5 @@ def quick() -> list[DecodeCase]:
 
 
 def by_name(name: str) -> DecodeCase:
-    """For repeating one case."""
+    """The case of that name, to repeat it."""
     return next(case for case in quick() if case.name == name)

@@ -1,4 +1,4 @@
-"""CMake's functions run by themselves: nothing is configured or compiled."""
+"""A fixture that runs CMake functions alone, without configuring or compiling anything."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture
 def cmake_script(tmp_path):
-    """What a script in CMake's language did, as a finished process: what it said is in stderr."""
+    """Runs a CMake script and returns the finished process; messages of the script are in stderr."""
     beside = str(Path(sys.executable).parent)
     program = shutil.which("cmake", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
     if not program:

@@ -1,4 +1,4 @@
-"""Lines of code and comments have at most 130 columns. Python files are left to ruff.
+"""Lines of code and comments have at most 130 columns. ruff checks Python files.
 
 python tests/build/line_length.py [FILE...]    names longer lines, exit code 1; without files: all that git tracks
 """

@@ -1,4 +1,4 @@
-"""What an installation says before it compiles, also where pip hides its output."""
+"""The line that an installation prints before it compiles, also where pip hides its output."""
 
 import os
 import pty
@@ -49,7 +49,7 @@ def test_without_a_terminal_it_is_on_stderr():
 
 @pytest.mark.parametrize("hidden", [True, False])
 def test_it_reaches_the_terminal_once(hidden):
-    """`hidden`: a program in between keeps what is printed, as pip does."""
+    """`hidden`: another process captures the output, as pip does."""
     child, terminal = pty.fork()
     if child == 0:
         if hidden:
@@ -61,7 +61,7 @@ def test_it_reaches_the_terminal_once(hidden):
     try:
         while piece := os.read(terminal, 4096):
             seen += piece
-    except OSError:  # the child has ended, and its terminal with it
+    except OSError:  # the child has ended and its terminal is closed
         pass
     assert os.waitpid(child, 0)[1] == 0
     assert re.findall(rb"a line", seen) == [b"a line"]

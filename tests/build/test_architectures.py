@@ -24,7 +24,7 @@ endforeach()
 @pytest.fixture
 def cmake(cmake_script):
     def run(architectures, versions="80;90"):
-        """group of kernels -> (its architectures, {PTX version: the code made from it})."""
+        """group of kernels -> (architectures, {PTX version: targets compiled from it})."""
         text = SCRIPT.format(functions=CUDA / "architectures.cmake", architectures=architectures, versions=versions)
         done = cmake_script(text)
         if done.returncode != 0:

@@ -1,4 +1,4 @@
-"""Which folder may include which: the arrows of libflash/README.md, read from the #include lines."""
+"""The #include lines follow the layers of libflash/README.md."""
 
 import re
 from pathlib import Path
@@ -10,19 +10,19 @@ SOURCES = sorted(p for p in (ROOT / "libflash").rglob("*") if p.suffix in (".h",
 CUDA_HEADER = re.compile(r"^(cuda|cublas|cute|cutlass|nv/|mma\.h|cooperative_groups|driver_types|vector_types)")
 FRAMEWORK = re.compile(r"^(torch|ATen|c10|pybind11|nanobind|Python\.h|numpy|xla|jaxlib|tensorflow|dlpack)")
 
-# folder -> folders and single files it may include from. `libflash.h` and the standard library are free to all.
-KERNEL_HEADERS = {"cuda/config.h", "cuda/params.h", "cuda/plans.h", "cuda/merge_plan.h"}  # what device code sees of the host side
+# folder -> folders and single files it may include from. All may include `libflash.h` and the standard library.
+KERNEL_HEADERS = {"cuda/config.h", "cuda/params.h", "cuda/plans.h", "cuda/merge_plan.h"}  # host headers that device code may include
 MAY_INCLUDE = {
     "problem": {"problem", "build_info.h"},
     "cpu": {"cpu", "cpu/engine", "problem"},
     "plan": {"plan", "problem", "cpu/kernels.h", "cuda/kernels.h", "cuda/machine_code.h", "build_info.h"},
     "capi": {"capi", "plan", "problem", "build_info.h"},
-    # The host side of the CUDA backend: shared, then that of each architecture, which does not know the others.
+    # The host code of the CUDA backend: shared code, then that of each architecture, which does not include another one's.
     "cuda": {"cuda", "cuda/host", "cuda/attention", "problem", "cuda_kernels.inc", "cuda_architectures.inc", "build_info.h"},
     "cuda/any (host)": {"cuda", "cuda/host", "cuda/any", "problem"},
     "cuda/sm80 (host)": {"cuda", "cuda/host", "cuda/attention", "cuda/sm80", "problem"},
     "cuda/sm90 (host)": {"cuda", "cuda/host", "cuda/attention", "cuda/sm90", "problem"},
-    # What kernels are made of, from the instruction upwards.
+    # Device code, from single instructions to kernels.
     "cuda/ptx": {"cuda/ptx"},
     "cuda/tile": {"cuda/tile", "cuda/ptx", "cuda/driver.h"},
     "cuda/attention": {"cuda/attention", "cuda/tile", "cuda/ptx", *KERNEL_HEADERS},
@@ -30,7 +30,7 @@ MAY_INCLUDE = {
     "cuda/sm80": {"cuda/sm80", "cuda/attention", "cuda/tile", "cuda/ptx", *KERNEL_HEADERS},
     "cuda/sm90": {"cuda/sm90", "cuda/attention", "cuda/tile", "cuda/ptx", *KERNEL_HEADERS},
 }
-# The layers, from the bottom up. Each may reach those below it and no other; the two backends do not know each other.
+# The layers, from the bottom up. Each may include those below it, directly or not; the two backends do not include each other.
 BELOW = {
     "problem": set(),
     "cpu": {"problem"},
@@ -94,8 +94,8 @@ def test_includes(path):
                 assert not header.endswith(".cuh"), f"{name(path)} is host code, {header} is not"
             assert allowed(header, folders), f"{name(path)} must not include {header}"
         elif CUDA_HEADER.match(header):
-            assert folder(path).startswith("cuda"), f"{name(path)} must not know {header}"
-        assert not FRAMEWORK.match(header), f"{name(path)} must not know {header}"
+            assert folder(path).startswith("cuda"), f"{name(path)} must not include {header}"
+        assert not FRAMEWORK.match(header), f"{name(path)} must not include {header}"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name)

@@ -1,4 +1,4 @@
-"""The benchmarks' baselines, compiled without a GPU: worth comparing with only if nothing of them is left to local memory."""
+"""The benchmarks' baselines, compiled without a GPU. They are fair peers only if no registers are spilled to local memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KERNEL = re.compile(
     r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads",
     re.S,
 )
-ARCHITECTURE = "sm_90"  # where the figures of the README come from
+ARCHITECTURE = "sm_90"  # the GPU of the README's figures
 
 
 def module():

@@ -1,4 +1,4 @@
-"""Where the CUDA compiler of a build comes from: every mode of LIBFLASH_CUDA on every kind of machine. Nothing is built."""
+"""The choice of the CUDA compiler: every mode of LIBFLASH_CUDA on every kind of machine. Nothing is built."""
 
 import importlib.util
 import os
@@ -23,7 +23,7 @@ def choice():
 
 @pytest.fixture
 def nvcc_folder(tmp_path):
-    """A folder with a file `bin/nvcc` that can be executed."""
+    """A folder with an executable file `bin/nvcc`."""
     (tmp_path / "bin").mkdir()
     nvcc = tmp_path / "bin" / "nvcc"
     nvcc.write_text("#!/bin/sh\n")
@@ -119,7 +119,7 @@ def test_a_file_that_cannot_be_executed_is_no_compiler(choice, nvcc_folder, tmp_
 
 @pytest.fixture
 def backend(choice, monkeypatch):
-    """libflash_build with the scikit-build-core beneath it replaced by one that records."""
+    """libflash_build with a scikit-build-core that only records its calls."""
     calls = []
 
     class Below:

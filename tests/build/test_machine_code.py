@@ -43,7 +43,7 @@ def units(build):
 
 
 def made_from(entry):
-    """PTX version -> the code made from it: {"80": ["sm_80", "compute_80"], "90a": ["sm_90a"]}."""
+    """PTX version -> targets compiled from it: {"80": ["sm_80", "compute_80"], "90a": ["sm_90a"]}."""
     return {ptx: codes.split(",") for ptx, codes in re.findall(r"arch=compute_(\w+),code=\[([\w,]+)\]", entry["command"])}
 
 

@@ -1,6 +1,6 @@
 """libflash inside another CMake project, by add_subdirectory and FetchContent; and as a static library, also installed.
 
-The builds are Debug and of the portable engine alone: what is linked is the question here, not its speed.
+The builds are Debug builds with the portable engine only, since these tests are about linking.
 """
 
 import os
@@ -46,7 +46,7 @@ def run(*command, **kwargs):
 
 
 class Parent:
-    """A project that takes libflash in, and what it makes of it."""
+    """A CMake project that uses libflash, its build and its installation."""
 
     def __init__(self, folder, how, settings=""):
         self.source, self.build, self.prefix = folder, folder / "build", folder / "prefix"
@@ -104,7 +104,7 @@ def test_shared_by_default_and_not_installed(tmp_path):
 
 @pytest.fixture(scope="module")
 def static(tmp_path_factory):
-    """A parent that asks for static libraries and for the install rules of libflash."""
+    """A parent project with static libraries and libflash's install rules."""
     parent = Parent(tmp_path_factory.mktemp("static") / "parent", "FetchContent", "set(BUILD_SHARED_LIBS OFF)")
     parent.configured(*QUICK, "-DLIBFLASH_INSTALL=ON").built()
     parent.files = parent.installed()

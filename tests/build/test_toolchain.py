@@ -1,4 +1,4 @@
-"""What CMake makes of a CUDA compiler that is missing, broken or not wanted: configured for real, nothing compiled."""
+"""CMake's result with a CUDA compiler that is missing, broken or switched off: really configured, nothing compiled."""
 
 import os
 import re
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def configure(tmp_path):
-    """Runs CMake with an nvcc that is this shell script (None: without one): exit status, output, and the build's own account."""
+    """Run CMake with this shell script as nvcc (None: without nvcc): exit status, output, and the macros of build_info.h."""
     beside = str(Path(sys.executable).parent)
     cmake = shutil.which("cmake", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
     if not cmake or not (shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")):
@@ -26,7 +26,7 @@ def configure(tmp_path):
         }
         env["PATH"] = os.pathsep.join([beside, env.get("PATH", "")])
         if nvcc_script is None:
-            # Nothing to find. Folders that hold an nvcc leave the search path; what else they hold is not needed here.
+            # Remove folders with an nvcc from the search path; these tests need nothing else from them.
             env["PATH"] = os.pathsep.join(p for p in env["PATH"].split(os.pathsep) if not (Path(p) / "nvcc").exists())
         else:
             nvcc = tmp_path / "nvcc"
@@ -122,7 +122,7 @@ def test_asked_for_and_missing_stops(configure, mode):
 
 
 def test_a_compiler_that_lies_is_found_out(configure):
-    """It exits with success and writes nothing."""
+    """An nvcc that exits with success and writes nothing."""
     status, output, _ = configure("system", "exit 0\n")
     assert status != 0
     assert "LIBFLASH_CUDA=system" in output

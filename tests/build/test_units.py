@@ -68,7 +68,9 @@ def test_every_kernel_is_in_one_unit(cmake):
 def test_both_types_of_16_bits_share_a_unit(cmake):
     units, _ = cmake()
     assert units["forward_sm90_bf16_f16_d192x128"][0] == ["forward_sm90_bf16_d192x128", "forward_sm90_f16_d192x128"]
-    assert units["decode_sm80_f32_d128"][0] == ["decode_sm80_f32_d128"]  # tile and stages of the 16-bit ones, but apart
+    assert units["decode_sm80_f32_d128"][0] == [
+        "decode_sm80_f32_d128"
+    ]  # the tile and stages of the 16-bit kernels, in a unit of their own
     assert units["decode_sm80_bf16_f16_d128"][1] == "sm80_large"
     assert units["decode_sm80_bf16_f16_d128_small"][1] == "sm80_small"
     assert units["merge_any"][0] == ["merge_any"]

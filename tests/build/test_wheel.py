@@ -1,6 +1,7 @@
-"""Installed: exactly these files, small, self-contained, for every Python from 3.11 on, nothing visible but its interface.
+"""The installed package: exactly the expected files, small, self-contained, for every Python from 3.11 on, no other symbols
+exported.
 
-LIBFLASH_WHEEL names a wheel file whose size is then checked too.
+LIBFLASH_WHEEL names a wheel file whose size is then also checked.
 """
 
 import importlib.metadata
@@ -21,7 +22,7 @@ import libflash
 ROOT = Path(__file__).resolve().parents[2]
 MEGABYTE = 10**6
 SONAME = soname(libflash.__version__)
-# All that may be needed at run time: the C library and its parts.
+# The only libraries needed at run time: the C library and its parts.
 C_LIBRARY = {"libc.so.6", "libm.so.6", "libpthread.so.0", "libdl.so.2", "librt.so.1"}
 
 
@@ -99,7 +100,7 @@ def test_no_dependency(distribution):
 
 
 def test_size(installed):
-    """As a wheel, packed: less than 3 MB without the CUDA part, and the index takes no file of more than 100 MB."""
+    """As a wheel, packed: less than 3 MB without the CUDA part, and the package index accepts at most 100 MB."""
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, path in installed.items():

@@ -1,6 +1,6 @@
 """The C ABI seen through ctypes: structs, prototypes, and NumPy arrays as tensors.
 
-Deliberately a second writing of include/libflash.h, independent of the Cython module, so that the two check each other.
+It repeats include/libflash.h independently of the Cython module on purpose, so that each checks the other.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ def pointer(view: Tensor | None) -> Any:
 
 
 def options(kind: type[c.Structure], **fields: Any) -> Any:
-    """An options struct; NumPy arrays and Tensors become tensor pointers, and all of them live as long as the struct."""
+    """An options struct. NumPy arrays and Tensors become tensor pointers; the struct keeps them alive."""
     result = kind(struct_size=c.sizeof(kind))
     kept = []
     for name, value in fields.items():
@@ -263,7 +263,7 @@ def options(kind: type[c.Structure], **fields: Any) -> Any:
 
 
 class Workspace:
-    """An aligned block of just so many bytes."""
+    """An aligned block of exactly this many bytes."""
 
     def __init__(self, size: int, fill: int = 0xA5) -> None:
         self.size = size
@@ -312,7 +312,7 @@ def merge(outs: list[Any], lses: list[Any], out: Any, lse: Any = None, **fields:
 
 
 def block_lists(mask_shape: tuple[int, int, int, int]) -> tuple[BlockLists, list[np.ndarray]]:
-    """Room for both forms of a dense mask of this shape."""
+    """Arrays for the row lists and the column lists of a dense mask of this shape."""
     b, h, nq, nk = mask_shape
     arrays = [np.full(s, -7, np.int32) for s in ((b, h, nq), (b, h, nq, nk), (b, h, nk), (b, h, nk, nq))]
     return BlockLists(*map(tensor, arrays)), arrays

@@ -87,7 +87,7 @@ Change = Callable[[Case], Any]
 
 
 def field_bytes(size: int, at: int) -> bytes:
-    """Zeros but for one byte."""
+    """Zeros except one byte."""
     return bytes(at) + b"\x01" + bytes(size - at - 1)
 
 

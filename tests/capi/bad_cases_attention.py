@@ -1,4 +1,4 @@
-"""Refusals of forward and backward: shapes against each other, and the options."""
+"""Refusals of forward and backward: shapes that disagree, and the options."""
 
 import math
 

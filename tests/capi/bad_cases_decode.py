@@ -1,4 +1,4 @@
-"""Refusals of decode: the cache, its tables, what is appended, rotary embedding, splits."""
+"""Refusals of decode: the cache, its block table, append, rotary embedding, splits."""
 
 import abi
 import numpy as np

@@ -251,7 +251,7 @@ WORK = [
 
 
 def all_on_cuda(device):
-    """Every tensor on a device that is not there."""
+    """Every tensor on a device that does not exist."""
 
     def change(case):
         for one in (*case.tensors.values(), *case.options.values()):

@@ -1,4 +1,4 @@
-"""Refusals of what acts on the scores of forward and backward: slopes, bias, masks, sinks, blocks, and their gradients."""
+"""Refusals of the score options of forward and backward: slopes, bias, masks, sinks, block masks, and their gradients."""
 
 import abi
 import numpy as np
@@ -142,7 +142,7 @@ def of_lists(name, change):
 
 
 def entry(name, *values):
-    """Writes into the arrays behind the lists."""
+    """Writes into the arrays of the lists."""
     return lambda case: case.arrays[name].reshape(-1).__setitem__(slice(0, len(values)), values)
 
 

@@ -1,4 +1,4 @@
-"""What must not be refused: unusual calls that are right. Values are checked elsewhere; here, odd ways agree with plain ones."""
+"""Unusual calls that are correct and must not be refused. Their results are compared with those of a usual call."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(case: Case) -> dict[str, bytes]:
 @pytest.mark.parametrize("function", ["forward", "backward", "decode"])
 @pytest.mark.parametrize("stride", ODD)
 def test_strides_of_single_elements_mean_nothing(function: str, stride: int) -> None:
-    """Of every tensor each dimension of size 1 gets an absurd stride: the same bits."""
+    """Every dimension of size 1 gets an absurd stride: the same bits."""
 
     def one_head(case: Case) -> Case:
         shapes = {name: tuple(view.shape[: view.ndim]) for name, view in case.tensors.items()}
@@ -93,7 +93,7 @@ def test_sizes_of_zero(function: str, sizes: dict[str, int]) -> None:
 
 
 def test_gradients_in_one_buffer() -> None:
-    """dq, dk and dv as slices of one packed tensor: the same bits as apart."""
+    """dq, dk and dv as slices of one tensor: the same bits as separate tensors."""
     apart, packed = build("backward", "dense"), build("backward", "dense")
     for case in (apart, packed):
         for name in ("q", "dq", "k", "dk"):
@@ -126,7 +126,7 @@ def test_inputs_may_be_one(function: str) -> None:
     ("function", "base"), [("forward", "packed"), ("backward", "blocks"), ("decode", "paged"), ("decode", "dense")]
 )
 def test_queries_read_nothing(function: str, base: str) -> None:
-    """Pointers to nowhere, in arguments and options alike: the same size, and an explanation."""
+    """Invalid data pointers, in arguments and options: the workspace query gives the same size, and explain succeeds."""
     case = build(function, base)
     status, size = query(case, options_of(case))
     assert status == abi.OK
@@ -190,7 +190,7 @@ def test_larger_bound_of_packed_lengths(function: str) -> None:
 @pytest.mark.parametrize("name", ["bias", "mask"])
 @pytest.mark.parametrize("function", ["forward", "backward"])
 def test_shapes_of_bias_and_mask(function: str, name: str, shape: tuple[int, ...]) -> None:
-    """Aligned to the right, repeated where 1: the same bits as the full tensor."""
+    """Dimensions aligned to the right and broadcast where 1: the same bits as the full tensor."""
     small = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
     small = small > -1 if name == "mask" else small
     short, full = build(function, "dense"), build(function, "dense")
@@ -256,7 +256,7 @@ def test_entries_past_a_count_are_not_read() -> None:
 
 @pytest.mark.parametrize("pair", ["rows", "cols"])
 def test_one_pair_of_lists(pair: str) -> None:
-    """Compression of one form alone; the other is left zero."""
+    """Compression to the row lists or the column lists alone; the others stay zero."""
     case, whole = build("compress", "dense"), build("compress", "dense")
     for one in (case, whole):
         one.arrays["block_mask"][:, :, 1, ::2] = False

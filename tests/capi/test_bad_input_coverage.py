@@ -24,7 +24,7 @@ UNREACHABLE = {
     "device_type: the tensors are on a GPU, but no GPU is usable": "tested on machines without a GPU",
 }
 
-# What the message of a shared check has in common, whatever it checks.
+# The common part of the text of each shared check.
 SHARED = {
     "check_ndim": "must have",
     "check_shape": "shape must be",
@@ -46,7 +46,7 @@ SHARED = {
     "required": "",
     "optional": "",
 }
-DEFINITION = ("void", "int", "TensorView", "int32_t*", "HeadTensor", "ScoreTensor", "::")  # what stands before one
+DEFINITION = ("void", "int", "TensorView", "int32_t*", "HeadTensor", "ScoreTensor", "::")  # what precedes a call site
 REFUSALS = ("invalid", "unknown_version", "refuse")
 
 
@@ -91,7 +91,7 @@ def literal(text: str) -> str:
 
 def sites_of(path: Path) -> Iterator[Site]:
     text = re.sub(r"//[^\n]*", "", path.read_text())
-    # A rule that is put together beforehand counts with its first words.
+    # Of a rule composed in a variable the first words count.
     built = re.compile(r'const std::string rule = text_of\("([^"]*)"')
     for found in re.finditer(r"\b(\w+)\(", text):
         check = found[1]
@@ -135,15 +135,15 @@ def covered(site: Site) -> bool:
 def test_site_has_a_row(site: Site) -> None:
     if f"{site.argument}: {site.rule}" in UNREACHABLE:
         return
-    assert site.rule or site.check in {"required", "optional", "read_int32_vector"}, "a refusal whose rule is no literal"
+    assert site.rule or site.check in {"required", "optional", "read_int32_vector"}, "the rule of this refusal is not a literal"
     assert covered(site), "no case in bad_cases_*.py causes this refusal"
 
 
 def test_the_reader_finds_sites() -> None:
-    """A gate that finds nothing would always be open."""
+    """The search finds call sites and cases; without any the tests above would always pass."""
     assert len(SITES) > 150
     assert {site.check for site in SITES} >= {"invalid", "unknown_version", "refuse", "check_shape", "check_device", "required"}
-    assert all(any(f"{s.argument}: {s.rule}" == text for s in SITES) for text in UNREACHABLE), "an exception that is not needed"
+    assert all(any(f"{s.argument}: {s.rule}" == text for s in SITES) for text in UNREACHABLE), "an exception that nothing needs"
 
 
 def test_an_unknown_refusal_is_not_covered() -> None:

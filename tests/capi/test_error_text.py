@@ -1,4 +1,4 @@
-"""The error text: each thread's own, empty after success, never NULL, cut when it is very long."""
+"""The error text: one per thread, empty after success, never NULL, truncated when it is very long."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_new_thread_has_no_text() -> None:
 
 
 def test_threads_do_not_mix() -> None:
-    """Eight threads refuse different values at once; each reads its own."""
+    """Eight threads get different refusals at once; each reads its own text."""
     wrong: list[str] = []
     start = threading.Barrier(8)
 
@@ -74,7 +74,7 @@ def test_information_does_not_touch_the_text() -> None:
 
 @pytest.mark.parametrize("name", [b"x" * 100_000, bytes(range(1, 256)) * 40, b"%s%n%d"])
 def test_hostile_names(name: bytes) -> None:
-    """A kernel's name is quoted, cut short, never a format."""
+    """A kernel's name is quoted and truncated, and is never used as a format."""
     opts = abi.options(abi.MergeOptions, kernel=name)
     case = build("merge", "dense")
     outs = (abi.Tensor * 2)(case.tensors["outs[0]"], case.tensors["outs[1]"])

@@ -1,4 +1,4 @@
-"""What would run: text a person can read, that says what the call then does."""
+"""explain: a readable text that describes what the call then does."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_names_kernel_and_workspace(function: str) -> None:
     assert said["operation"] == function
     assert said["kernel"] == f"{usable[0]}, backend cpu"
     assert said["workspace"] == f"{query(case, options_of(case))[1]} bytes"
-    assert all(name in text_of(case) for name in names), "every other kernel is accounted for"
+    assert all(name in text_of(case) for name in names), "every other kernel has a line"
 
 
 @pytest.mark.parametrize("function", INPUTS)
@@ -116,7 +116,7 @@ def test_head_dim_is_explained() -> None:
 
 @pytest.mark.skipif(abi.lib.flash_device_count() > 0, reason="there is a GPU")
 def test_gpu_tensors_are_explained_without_a_gpu() -> None:
-    """What is missing: the GPU where the build has kernels for it, else the kernels."""
+    """The text names what is missing: a GPU if the build has kernels for one, otherwise the kernels."""
     case = build("forward", "dense")
     for view in case.tensors.values():
         view.device_type, view.device_id = abi.CUDA_DEVICE, 63

@@ -1,4 +1,4 @@
-"""The header: C99 to C++20 without a warning, alone and twice; and its layout, which may not change unseen."""
+"""The header: C99 to C++20 without a warning, alone and included twice; and its layout against a golden file."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_compiles(language: str, standard: str, which: int, tmp_path: Path) -> N
 
 
 def constants() -> dict[str, str]:
-    """Enumerators and plain number macros, by name, as the header writes them; less the version, which may change."""
+    """Enumerators and macros with plain numbers, by name, as written in the header; without the version, which may change."""
     text = abi.HEADER.read_text()
     found = dict(re.findall(r"^ +(FLASH_\w+) = (\d+)", text, re.M))
     found |= dict(re.findall(r"^#define (FLASH_\w+) (0x[0-9a-f]+u|\d+)\b", text, re.M))
@@ -81,7 +81,7 @@ def layout_program() -> str:
 
 @pytest.mark.parametrize(("compiler", "suffix"), [("cc", ".c"), ("c++", ".cpp")])
 def test_layout(compiler: str, suffix: str, tmp_path: Path) -> None:
-    """Sizes, offsets and values are those of the last release: old programs go on working."""
+    """Sizes, offsets and values are those of the last release, so that old programs keep working."""
     if not shutil.which(compiler):
         pytest.skip(f"{compiler} is not installed")
     program = tmp_path / "layout"
@@ -91,7 +91,7 @@ def test_layout(compiler: str, suffix: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("struct", STRUCTS)
 def test_mirror(struct: str) -> None:
-    """The ctypes structs of these tests are the header's."""
+    """The ctypes structs of these tests have the header's layout."""
     mirror = STRUCTS[struct]
     golden = dict(line.split(" ", 1) for line in GOLDEN.read_text().splitlines())
     assert int(golden[struct]) == c.sizeof(mirror)

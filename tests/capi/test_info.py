@@ -88,7 +88,7 @@ print(lib.flash_cpu_threads(), lib.flash_last_error().decode())
 
 
 def default_threads(*arguments: str, **environment: str) -> tuple[int, str]:
-    """flash_cpu_threads() of a fresh process, and the error text that it leaves."""
+    """flash_cpu_threads() in a new process, and the error text after it."""
     base = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
     command = [sys.executable, "-c", THREADS, str(abi.library_path()), *arguments]
     done = subprocess.run(command, env={**base, **environment}, capture_output=True, text=True, check=True)
@@ -97,7 +97,7 @@ def default_threads(*arguments: str, **environment: str) -> tuple[int, str]:
 
 
 def processors() -> int:
-    """Of this process, with the quota of its control group."""
+    """The processors of this process, limited by the quota of its control group."""
     lines = Path("/proc/self/cgroup").read_text().splitlines()
     own = Path("/sys/fs/cgroup", *(line[4:].strip() for line in lines if line.startswith("0::/")))
     limits = [(folder / "cpu.max").read_text().split() for folder in (own, *own.parents) if (folder / "cpu.max").exists()]
@@ -119,7 +119,7 @@ def test_a_bad_number_of_threads_is_refused(given: str) -> None:
 
 
 def test_number_of_threads_without_a_usable_variable() -> None:
-    """An empty variable is none; what OMP_NUM_THREADS means beyond a number, or a list of them, is for OpenMP to say."""
+    """An empty variable counts as absent. OMP_NUM_THREADS is ignored unless it is a number or a list of numbers."""
     assert default_threads(LIBFLASH_NUM_THREADS="") == (processors(), "")
     assert default_threads(OMP_NUM_THREADS="many") == (processors(), "")
     assert default_threads(OMP_NUM_THREADS="3,2") == (3, "")

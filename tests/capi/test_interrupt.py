@@ -1,4 +1,4 @@
-"""flash_set_interrupt: who is asked, when, and what the answers do."""
+"""flash_set_interrupt: on which thread and when the function is called, and what its results do."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def forward(threads: int = 1, length: int = 2000) -> tuple[int, np.ndarray]:
 
 @pytest.fixture
 def asked() -> Iterator[list[int]]:
-    """The threads that were asked."""
+    """The threads on which the function was called."""
     yield []
     abi.lib.flash_set_interrupt(abi.INTERRUPT(), None)
 
 
 def set_check(asked: list[int], answers: list[int]) -> object:
-    """Answers in order, then 0. The caller keeps what is returned."""
+    """A function that returns these values in order, then 0. The caller keeps it alive."""
 
     def check(context: int) -> int:
         assert context == 77

@@ -35,7 +35,7 @@ def test_every_byte_of_the_tail_counts(function: str, at: int) -> None:
 
 @pytest.mark.parametrize("function", OPTION_TYPES)
 def test_bytes_behind_the_struct_are_not_read(function: str) -> None:
-    """What lies behind a struct of the known size is the caller's own."""
+    """Memory after a struct of the known size belongs to the caller."""
     case = build(function, "dense")
     case.struct_tail = b"\xff" * 64
     case.options["struct_size"] = c.sizeof(OPTION_TYPES[function])
@@ -44,7 +44,7 @@ def test_bytes_behind_the_struct_are_not_read(function: str) -> None:
 
 @pytest.mark.parametrize("function", ["forward", "backward"])
 def test_a_program_of_version_1(function: str) -> None:
-    """What such a program has behind its struct is not rng_state."""
+    """The memory after such a program's struct is not read as rng_state."""
     case = build(function, "dense")
     case.options["struct_size"] = abi.AttentionOptions.rng_state.offset
     case.option("rng_state", np.zeros(5, np.float32))
@@ -67,7 +67,7 @@ def test_no_options_are_all_defaults(function: str) -> None:
 
 @pytest.mark.parametrize("function", INFOS)
 def test_info_of_a_later_version(function: str) -> None:
-    """The library fills in what it knows and leaves zeros behind it, and keeps the caller's size."""
+    """The library writes the fields that it knows, zeros after them, and keeps the caller's struct_size."""
     if function == "flash_device_info" and abi.lib.flash_device_count() == 0:
         pytest.skip("no CUDA device")
     size = c.sizeof(INFOS[function])

@@ -1,4 +1,4 @@
-"""What the shared object shows and needs: the functions of the header, nothing else; the C library, nothing else."""
+"""The shared object exports the functions of the header only, and needs the C library only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from library_name import soname
 
 EXPORTED = Path(__file__).with_name("exported_symbols.txt")
-# Of the C library and its loader; which of them a build needs depends on the C library's version.
+# The C library and its loader. Which of these files a build needs depends on the version of the C library.
 ALLOWED = re.compile(r"(libc|libm|libpthread|libdl|librt)\.so\.\d+|ld-linux[\w-]*\.so\.\d+")
 
 

@@ -1,4 +1,4 @@
-"""What every test on a GPU begins with."""
+"""A fixture of all tests on a GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def first_device() -> None:
-    """The first device is current: other runtimes in the process may have left another one so when they began."""
+    """Make the first device current. Another runtime in the process may have changed the current device when it started."""
     try:
         import torch
     except ImportError:

@@ -1,5 +1,5 @@
-// Every kernel called from host threads that have not used CUDA before, the first one in the process among them: eight threads a
-// kernel, all results the same. Device memory comes from the driver, so that this program makes no runtime call of its own.
+// Every kernel called from host threads that have not used CUDA before, also the first one of the process: eight threads per
+// kernel, all results the same. Device memory comes from the driver API, so that this program itself makes no runtime call.
 // Prints a line for each kernel; the exit code is 0 if all are right.
 #include <dlfcn.h>
 #include <libflash.h>
@@ -16,7 +16,7 @@ namespace {
 constexpr int kThreads = 8;
 constexpr int64_t kRows = 64, kHeads = 2;
 
-// What is used of the driver.
+// The functions of the driver API that are used.
 struct Driver {
     void* const library = dlopen("libcuda.so.1", RTLD_NOW);
     template <class Function>
@@ -79,7 +79,7 @@ struct Tensor {
     Driver::Address address() const { return reinterpret_cast<uintptr_t>(view.data); }
 };
 
-// A call of one kernel, into memory of its own.
+// A call of one kernel, with its own outputs.
 struct Call {
     const flash_kernel_info_t& kernel;
     std::vector<Tensor> x;  // inputs, shared by all calls
@@ -141,7 +141,7 @@ Call make_call(const Driver& driver, const flash_kernel_info_t& kernel, const st
     return call;
 }
 
-// What is wrong, or nothing.
+// The error, or an empty string.
 std::string check(const Driver& driver, const flash_kernel_info_t& kernel) {
     const std::string type = kernel.dtype;
     const int32_t dtype = type == "f32" ? FLASH_DTYPE_FLOAT32 : type == "f16" ? FLASH_DTYPE_FLOAT16 : FLASH_DTYPE_BFLOAT16;
@@ -154,7 +154,7 @@ std::string check(const Driver& driver, const flash_kernel_info_t& kernel) {
     std::vector<Call> calls;
     for (int n = 0; n < kThreads; ++n) calls.push_back(make_call(driver, kernel, inputs, dtype));
     for (Call& call : calls) {
-        // Asked by a fresh thread too: it reads no device.
+        // Also called by a fresh thread, since it does not access a device.
         std::thread([&] {
             if (call.run(true) != FLASH_STATUS_OK) call.error = flash_last_error();
         }).join();

@@ -1,6 +1,6 @@
-"""Backward on the GPU: the list of cases that the CPU kernels pass, against the same float64 reference; NaN and strides.
+"""Backward on the GPU: the cases of the CPU kernels against the same float64 reference; NaN and strides.
 
-Here and in the files beside it, what is asked of every kernel is asked of one of the CPU's too, so that it runs without a GPU.
+Here and in the other files of this folder, tests of every kernel also run with one CPU kernel, so that they run without a GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CASES = [case for case in cases.quick() if case.poison in (None, "unused")]
 
 
 def runs() -> list:
-    """Every case by some kernels that serve it; every third also with deterministic=True, other ones for each kernel."""
+    """Every case with some kernels that serve it; every third also with deterministic=True, different ones for each kernel."""
     marks = {parameter.values[0]["name"]: parameter.marks for parameter in CUDA_KERNELS}
     found = []
     for index, case in enumerate(CASES):
@@ -45,7 +45,7 @@ def test_case(case: Case, kernel: str, deterministic: bool) -> None:
 
 
 def same_sums(a: torch.Tensor, b: torch.Tensor, ordered: bool) -> bool:
-    """To the bit; sums without an order may differ by their rounding, and are no NaN."""
+    """The same bits; sums without a fixed order may differ by rounding errors, and are not NaN."""
     if ordered:
         return same_bits(a, b)
     a, b = a.double(), b.double()
@@ -55,7 +55,7 @@ def same_sums(a: torch.Tensor, b: torch.Tensor, ordered: bool) -> bool:
 @pytest.mark.parametrize("poisoned", ["q", "dout", "k", "v"])
 @pytest.mark.parametrize("kernel", EVERY_KERNEL)
 def test_nan_stays_in_its_tile(kernel: dict, poisoned: str) -> None:
-    """Causal, tiles of at most 128: tiles that lie wholly out of a NaN's sight, and the other head, are the same to the bit."""
+    """Causal, tiles of at most 128: tiles that see no NaN, and the other head, have the same bits."""
     case = Case("nan", TYPES[kernel["dtype"]], 1, 700, 700, head_dim=kernel["head_dim"], causal=True)
     p = problem(case, device_of(kernel))
     ordered = knows(kernel, case, deterministic=True)
@@ -80,7 +80,7 @@ def heads_first(x: torch.Tensor) -> torch.Tensor:
 
 
 def odd_rows(x: torch.Tensor) -> torch.Tensor:
-    """The same numbers in rows that no vector load can use."""
+    """The same values in rows that vector loads cannot read."""
     wide = torch.full((*x.shape[:-1], x.shape[-1] + 3), torch.nan, dtype=x.dtype, device=x.device)
     wide[..., : x.shape[-1]] = x
     return wide[..., : x.shape[-1]]
@@ -115,7 +115,7 @@ def test_strides(kernel: dict, layout: Callable) -> None:
         assert same_sums(one, other, ordered or name != "dq"), name
 
 
-# What not every kernel knows, by the field of a case that says so.
+# Capabilities that some kernels lack, by the field of a case that needs them.
 OPTIONS = {
     "cu_seqlens_q": {"seqlen_q": (40, 24), "seqlen_k": (40, 24)},
     "seqused_q": {"used_q": (50,)},
@@ -133,7 +133,7 @@ OPTIONS = {
 @pytest.mark.parametrize("option", [*OPTIONS, "deterministic"])
 @pytest.mark.parametrize("kernel", parameters([k for k in kernels("backward") if k["backend"] == "sm90"]))
 def test_what_it_does_not_know(kernel: dict, option: str) -> None:
-    """It is refused with a reason, and another kernel takes it."""
+    """The kernel is refused with a reason, and another kernel is chosen."""
     case = Case(f"unknown-{option}", TYPES[kernel["dtype"]], **OPTIONS.get(option, {}))
     deterministic = option == "deterministic"
     with pytest.raises(libflash.UnsupportedError, match=rf"^{option}: .*\[{kernel['name']}\]"):

@@ -1,4 +1,4 @@
-"""The baselines of the benchmarks against the oracle: a comparison with a wrong result would say nothing."""
+"""The baselines of the benchmarks against the oracle, since a comparison with a wrong baseline means nothing."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from gpu_case import to_device  # noqa: E402
 
 sys.path.remove(FOLDER)
 
-# Of a row, |error| / |row|, as when they are timed (gpu_attention.py); standard attention rounds its scores and P.
+# |error| / |row|, as when they are timed (gpu_attention.py); standard attention rounds its scores and P.
 TOLERANCE = {"bf16": 0.02, "fp16": 0.003}
-SHAPES = [  # batch, seqlen, heads: one tile, a part of one, several with a rest, several heads and batches
+SHAPES = [  # batch, seqlen, heads: one tile, a partial tile, several with a partial one, several heads and batch entries
     (1, 32, 1),
     (1, 1, 2),
     (2, 77, 3),
@@ -45,7 +45,9 @@ def compiled() -> None:
 
 
 def results(method: str, q, k, v, dout, causal: bool) -> dict[str, np.ndarray]:
-    """Twice, because a method may count on what memory happens to hold: all bits NaN before, and what the first run left."""
+    """Run twice, because a method may depend on uninitialized memory: first with NaN in it, then with the results of the first
+    run.
+    """
     made = []
     for _ in range(2):
         poison = [torch.full((1 << 22,), torch.nan, device="cuda") for _ in range(8)]
@@ -64,7 +66,7 @@ def results(method: str, q, k, v, dout, causal: bool) -> dict[str, np.ndarray]:
 
 
 def worst_row(name: str, got: np.ndarray, exact: np.ndarray) -> float:
-    """Rows of gradients that are next to nothing are held against the usual row, and never against less than 0.001."""
+    """Rows of gradients with a very small norm are compared with a typical row, and never with less than 0.001."""
     error, size = np.linalg.norm(got - exact, axis=-1), np.linalg.norm(exact, axis=-1)
     if name != "o":
         size = np.maximum(size, np.sqrt(np.mean(size**2)))

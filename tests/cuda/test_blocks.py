@@ -1,6 +1,6 @@
 """The building blocks of the CUDA kernels, cuda/ptx, cuda/tile and cuda/attention, on a GPU: the programs of blocks/.
 
-Those named sm90_* are about instructions that sm_90a alone has.
+Programs named sm90_* test instructions that only sm_90a has.
 """
 
 from __future__ import annotations

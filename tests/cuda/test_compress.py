@@ -1,6 +1,7 @@
-"""Block masks as lists, against NumPy: every shape, odd addresses, one form alone, guarded outputs, attention with the lists.
+"""Block masks as lists, against NumPy: every shape, odd addresses, row or column lists alone, guarded outputs, attention with the
+lists.
 
-Runs on each device that is here, so that the same cases show the CPU and the CUDA kernel to agree with one truth.
+The same cases run on the CPU and on a GPU, if there is one.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def random_mask(shape: tuple[int, ...], density: float = 0.5, seed: int = 0) -> 
 
 
 def kept_first(mask: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How many entries of each row are kept, and which, ascending; 0 behind them."""
+    """The number of kept entries of each row, and their indices in ascending order, then 0."""
     counts = mask.sum(axis=-1, dtype=np.int32)
     order = np.argsort(~mask, axis=-1, kind="stable").astype(np.int32)
     return counts, np.where(np.arange(mask.shape[-1]) < counts[..., None], order, np.int32(0))
@@ -71,7 +72,7 @@ def test_shapes(device: str, shape: tuple[int, ...], density: float) -> None:
 
 @pytest.mark.parametrize("shape", [(0, 2, 3, 4), (2, 0, 3, 4), (2, 2, 0, 4), (2, 2, 3, 0), (2, 2, 0, 0)], ids=str)
 def test_nothing_kept_where_nothing_is(device: str, shape: tuple[int, ...]) -> None:
-    """Without columns the counts of the rows are still written, and the other way round."""
+    """Without columns the row counts are still written, and without rows the column counts."""
     guarded_compress(np.ones(shape, bool), device)
 
 
@@ -119,7 +120,9 @@ def test_views_are_refused_until_copied(device: str, name: str) -> None:
 
 
 def guarded_compress(mask: np.ndarray, device: str, shift: int = 0, left_out: str = "") -> None:
-    """Through the C interface into poison between guards; the pair of lists that starts with `left_out` is not asked for."""
+    """A call of the C interface with poisoned outputs between guard bands, without the pair of lists that starts with
+    `left_out`.
+    """
     place = GuardedOnGpu if device == "cuda" else Guarded
     given = place(mask, shift=shift)
     wanted = {name: x for name, x in wanted_lists(mask).items() if not left_out or not name.startswith(left_out)}
@@ -146,7 +149,7 @@ BLOCKS = {"": "one mask for all", "b": "a mask for each batch", "h": "a mask for
 @pytest.mark.parametrize("letters", BLOCKS, ids=BLOCKS.values())
 @pytest.mark.parametrize("kernel", parameters(knowing(with_cpu("backward"), block_mask="")))
 def test_attention_with_the_lists(kernel: dict, letters: str) -> None:
-    """Bit for bit that of the dense mask, forward and backward."""
+    """Forward and backward with the lists have the bits of those with the dense mask."""
     sizes = {"batch": 2, "seqlen_q": 700, "seqlen_k": 1030, "heads_q": 4, "heads_k": 2, "head_dim": kernel["head_dim"]}
     case = Case(f"compress-{letters}", TYPES[kernel["dtype"]], causal=True, block_mask=letters, **sizes)
     p = problem(case, device_of(kernel))
@@ -161,7 +164,7 @@ def test_attention_with_the_lists(kernel: dict, letters: str) -> None:
         assert same_bits(results[1][name], wanted), name
 
 
-# What only a GPU has.
+# Only on a GPU.
 
 
 @pytest.fixture
@@ -177,7 +180,7 @@ def test_kernel_is_listed_and_usable(cuda: None) -> None:
 
 @pytest.mark.parametrize("given", [False, True], ids=["current stream", "given stream"])
 def test_stream(cuda: None, given: bool) -> None:
-    """A mask that is written late: the kernel waits for it, the call does not."""
+    """A mask that earlier work on the stream writes late: the kernel waits for it, the call does not."""
     mask = random_mask((2, 4, 50, 60))
     source = torch.from_numpy(mask).cuda()
     late = torch.zeros_like(source)
@@ -190,7 +193,7 @@ def test_stream(cuda: None, given: bool) -> None:
         lists = None if given else libflash.compress_block_mask(late)
     if given:
         lists = libflash.compress_block_mask(late, stream=stream)
-    assert not stream.query(), "the call came back after its work was done"
+    assert not stream.query(), "the call returned only after its work was done"
     stream.synchronize()
     check(lists, mask)
 
@@ -220,7 +223,9 @@ def test_cupy(cuda: None) -> None:
 
 @pytest.mark.long
 def test_offsets_beyond_32_bits(cuda: None) -> None:
-    """A mask of a little over 2^31 blocks, hence lists of as many entries; a few are kept, some in the last row and column."""
+    """A mask of a little over 2^31 blocks, and lists of as many entries; a few are kept, some of them in the last row and
+    column.
+    """
     rows, cols = 2**16 + 1, 2**15
     if torch.cuda.mem_get_info()[0] < 24 * 2**30:
         pytest.skip("needs 24 GiB of GPU memory")

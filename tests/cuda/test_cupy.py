@@ -1,4 +1,6 @@
-"""CuPy arrays: forward and backward, results of its own kind, and its streams. (Merge, and libraries mixed: test_interop.py.)"""
+"""CuPy arrays and streams: forward and backward, with CuPy arrays as results. For merge and mixed libraries see
+test_interop.py.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,11 @@ from case import Case
 import libflash
 
 cupy = pytest.importorskip("cupy")
-torch = pytest.importorskip("torch")  # for a kernel that only takes its time
+torch = pytest.importorskip("torch")  # for a kernel that only delays the stream
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
-SLOW = 200_000_000  # cycles: some 100 ms, long against any call beside busy neighbours
+SLOW = 200_000_000  # cycles: some 100 ms, longer than any call takes on a busy machine
 CASES = [case for case in cases.singles() if case.dtype in ("fp16", "fp32")]
 CASES.append(dataclasses.replace(cases.by_name("size-packed-empty"), dtype="fp16"))
 GRADIENTS = ("dq", "dk", "dv")
@@ -48,7 +50,7 @@ def assert_same(got: dict, wanted: dict) -> None:
 
 
 def run(case: Case) -> dict[str, np.ndarray]:
-    """Forward and backward, into outputs that held NaN where they are given."""
+    """Forward and backward; outputs that are given contain NaN before."""
     x = case.inputs()
     q, k, v, dout, dlse = (on_gpu(array) for array in (x.q, x.k, x.v, x.dout, x.dlse))
     options = {name: on_gpu(value) for name, value in x.options.items()}
@@ -76,7 +78,7 @@ def test_case(case: Case) -> None:
 
 
 def test_bfloat16() -> None:
-    """CuPy has it from version 14 on, as ml_dtypes has."""
+    """CuPy has bfloat16 from version 14 on, as the type of ml_dtypes."""
     case = cases.by_name("only-visible-2")
     assert case.dtype == "bf16"
     try:
@@ -112,7 +114,7 @@ def test_views() -> None:
 
 
 def late(arrays: list, stream: object) -> list:
-    """Copies that hold NaN until `stream` has slept."""
+    """Copies that contain NaN until `stream` has slept."""
     made = [cupy.full_like(x, cupy.nan) for x in arrays]
     cupy.cuda.Device().synchronize()
     with torch.cuda.stream(torch.cuda.ExternalStream(stream.ptr)):
@@ -129,14 +131,14 @@ def test_current_stream_and_no_waiting() -> None:
     inputs = late(problem(), stream)
     with stream:
         got = everything(*inputs)
-        assert not stream.done, "the call came back after its work was done"
+        assert not stream.done, "the call returned only after its work was done"
     stream.synchronize()
     assert_same(got, wanted)
 
 
 @pytest.mark.parametrize("kind", ["handle", "stream", "torch stream"])
 def test_given_stream(kind: str) -> None:
-    """Results and workspace belong to that stream: what is freed after the call is not handed to others too early."""
+    """Results and workspace belong to the call's stream: memory freed after the call is not reused too early."""
     wanted = [everything(*problem(seed)) for seed in range(4)]
     stream = cupy.cuda.Stream(non_blocking=True)
     given = {"handle": stream.ptr, "stream": stream, "torch stream": torch.cuda.ExternalStream(stream.ptr)}[kind]
@@ -150,7 +152,7 @@ def test_given_stream(kind: str) -> None:
 
 
 def test_two_streams_at_once() -> None:
-    problems = [problem(seed) for seed in range(2)]  # alive until they have been copied: their memory is of another stream
+    problems = [problem(seed) for seed in range(2)]  # kept until they are copied, because their memory belongs to another stream
     wanted = [everything(*x) for x in problems]
     streams = [cupy.cuda.Stream(non_blocking=True) for _ in range(2)]
     inputs = [late(x, stream) for x, stream in zip(problems, streams, strict=True)]
@@ -165,7 +167,7 @@ def test_two_streams_at_once() -> None:
 
 
 def test_graph() -> None:
-    """Captured on a stream of CuPy's, with results of one's own and memory that the pool already has."""
+    """Captured on a CuPy stream, with given outputs and a workspace that the memory pool already has."""
     dout, q, k, v = problem()
     made = everything(dout, q, k, v)
     stream = cupy.cuda.Stream(non_blocking=True)

@@ -1,4 +1,4 @@
-"""Decode on the GPU: the list of cases of the CPU kernels against the same reference, and what must hold bit for bit."""
+"""Decode on the GPU: the cases of the CPU kernels against the same reference, and results that must have the same bits."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_case(case: DecodeCase, kernel: str) -> None:
 @every_kernel
 @pytest.mark.parametrize("page_size", [1, 2, 3, 4, 16, 64, 100, 256, 1024])
 def test_pages_are_a_contiguous_cache_bit_for_bit(kernel: dict, page_size: int) -> None:
-    """Pages of any size in any order; what the table holds behind the last key is no page."""
+    """Pages of any size in any order; block table entries after the last key are invalid."""
     dtype = NUMPY[kernel["dtype"]]
     q, (k, v) = queries(dtype), cached(dtype)
     pages, table = in_pages((k, v), page_size)
@@ -52,8 +52,8 @@ def test_pages_are_a_contiguous_cache_bit_for_bit(kernel: dict, page_size: int) 
 
 @every_kernel
 @pytest.mark.parametrize("split", [*SPLITS[1:], {"split_size": 384}], ids=str)
-def test_capacity_does_not_show(kernel: dict, split: dict) -> None:
-    """However much room there is behind the keys: the same bits, and the room is left as it was."""
+def test_bits_do_not_depend_on_the_capacity(kernel: dict, split: dict) -> None:
+    """The bits do not depend on the capacity, and cache rows after the keys are not changed."""
     dtype = NUMPY[kernel["dtype"]]
     q, exact = queries(dtype), None
     for capacity in (700, 701, 1024, 5000):
@@ -71,8 +71,8 @@ def test_capacity_does_not_show(kernel: dict, split: dict) -> None:
 @every_kernel
 @pytest.mark.parametrize("split_size", [128, 512])
 @pytest.mark.parametrize("rows", [2, 9])
-def test_batch_does_not_show_with_a_split_size(kernel: dict, split_size: int, rows: int) -> None:
-    """Alone, in another order, in another batch: a sequence has its own bits."""
+def test_bits_do_not_depend_on_the_batch_with_a_split_size(kernel: dict, split_size: int, rows: int) -> None:
+    """A sequence has the same bits alone, in another order and in another batch."""
     dtype = NUMPY[kernel["dtype"]]
     q, (k, v) = queries(dtype, rows), cached(dtype)
     options = dict(kernel=kernel["name"], split_size=split_size, window_size=(600, 0), learnable_sink=random(6, seed=9))
@@ -92,7 +92,7 @@ def test_batch_does_not_show_with_a_split_size(kernel: dict, split_size: int, ro
 @pytest.mark.parametrize("rows", [1, 3, 16, 40])
 @pytest.mark.parametrize("heads", [(1, 1), (7, 1), (6, 3), (80, 2)], ids=str)
 def test_groups_and_rows_fill_tiles(kernel: dict, rows: int, heads: tuple[int, int]) -> None:
-    """Query rows of a group share tiles: whole ones, parts, and groups that straddle two."""
+    """Query rows of a group share tiles: full tiles, partial tiles, and groups in two tiles."""
     dtype = NUMPY[kernel["dtype"]]
     q = random(2, rows, heads[0], 24, seed=1).astype(dtype)
     k, v = (random(2, 150, heads[1], d, seed=d).astype(dtype) for d in (24, 40))
@@ -121,19 +121,19 @@ def test_nan_in_one_sequence_stays_there(kernel: dict) -> None:
 
 @every_kernel
 @pytest.mark.parametrize("page_size", [None, 1, 7, 16, 64, 256, 1024])
-def test_leftpad_hides_whatever_is_there(kernel: dict, page_size: int | None) -> None:
+def test_leftpad_hides_nan(kernel: dict, page_size: int | None) -> None:
     dtype = NUMPY[kernel["dtype"]]
     q, (k, v) = queries(dtype), cached(dtype)
     pad = np.array([64, 0, 0, 129, 511, 3], np.int32)
     for b, n in enumerate(pad):
         k[b, :n] = v[b, :n] = np.nan
-    where, place = [k, v], {}
+    caches, table_option = [k, v], {}
     if page_size:
-        where, table = in_pages((k, v), page_size)
-        place["block_table"] = without_padding(table, pad, page_size)
+        caches, table = in_pages((k, v), page_size)
+        table_option["block_table"] = without_padding(table, pad, page_size)
     limit, _ = LIMITS[kernel["dtype"]]
     for split in SPLITS:
-        o, lse = decode(q, *where, cache_seqlens=LENGTHS, cache_leftpad=pad, kernel=kernel["name"], **place, **split)
+        o, lse = decode(q, *caches, cache_seqlens=LENGTHS, cache_leftpad=pad, kernel=kernel["name"], **table_option, **split)
         for b, (first, last) in enumerate(zip(pad, LENGTHS, strict=True)):
             wanted, wanted_lse = forward(q[b : b + 1], k[b : b + 1, first:last], v[b : b + 1, first:last], causal=True)
             np.testing.assert_allclose(o[b : b + 1].astype(np.float64), wanted, rtol=limit, atol=limit)
@@ -142,16 +142,16 @@ def test_leftpad_hides_whatever_is_there(kernel: dict, page_size: int | None) ->
 
 @every_kernel
 def test_any_alignment(kernel: dict) -> None:
-    """Rows that cannot be moved 16 bytes at a time: the same numbers."""
+    """Rows that are not aligned to 16 bytes: the same bits."""
     dtype = DTYPES[kernel["dtype"]]
     generator = torch.Generator("cuda").manual_seed(0)
     q, k, v = (torch.randn(2, n, h, 50, generator=generator, device="cuda").to(dtype) for n, h in ((2, 4), (300, 2), (300, 2)))
     lengths = torch.tensor([300, 77], dtype=torch.int32, device="cuda")
 
     def shifted(x: torch.Tensor) -> torch.Tensor:
-        place = torch.full((*x.shape[:-1], 53), torch.nan, dtype=dtype, device="cuda")
-        place[..., 1:51] = x
-        return place[..., 1:51]
+        wide = torch.full((*x.shape[:-1], 53), torch.nan, dtype=dtype, device="cuda")
+        wide[..., 1:51] = x
+        return wide[..., 1:51]
 
     aligned = [torch.nn.functional.pad(x, (0, 6)).contiguous() for x in (q, k, v)]
     out = shifted(torch.zeros(2, 2, 4, 50, device="cuda", dtype=dtype))

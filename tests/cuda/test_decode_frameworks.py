@@ -43,7 +43,7 @@ def test_on_another_stream() -> None:
 
 
 def test_an_operation_has_its_workspace_to_itself() -> None:
-    """Calls on two streams at once, both with partial results."""
+    """Concurrent calls on two streams, both with several splits."""
     (q, *caches), options = problem()
     lengths = options["cache_seqlens"]
     wanted = libflash.decode(q, *caches, cache_seqlens=lengths, num_splits=5)

@@ -16,10 +16,10 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 
 
 @every_kernel
-@pytest.mark.parametrize("ahead", ["kernel", "copy", "fill", "join", "decode"])
+@pytest.mark.parametrize("previous", ["kernel", "copy", "fill", "join", "decode"])
 @pytest.mark.parametrize("splits", [1, 3])
-def test_it_waits_for_what_is_ahead_of_it(kernel: dict, ahead: str, splits: int) -> None:
-    """A call may be launched before the work ahead of it has ended, and sees all that this writes, also in a graph."""
+def test_decode_waits_for_previous_work(kernel: dict, previous: str, splits: int) -> None:
+    """A call may be launched before the previous work on the stream has ended, and reads what that writes, also in a graph."""
     dtype, dim = DTYPES[kernel["dtype"]], kernel["head_dim"]
     generator = torch.Generator("cuda").manual_seed(0)
     q, source, v = (
@@ -35,19 +35,19 @@ def test_it_waits_for_what_is_ahead_of_it(kernel: dict, ahead: str, splits: int)
 
     def work(between: Callable[[], None]) -> None:
         main = torch.cuda.current_stream()
-        if ahead == "join":
+        if previous == "join":
             side.wait_stream(main)
             with torch.cuda.stream(side):
                 keys.copy_(source)
             length.fill_(700)
             main.wait_stream(side)
-        elif ahead == "kernel":
+        elif previous == "kernel":
             length.fill_(900)
             torch.mul(source, 2, out=keys)
-        elif ahead == "copy":
+        elif previous == "copy":
             length.fill_(1000)
             keys.copy_(source)
-        elif ahead == "fill":
+        elif previous == "fill":
             length.fill_(500)
             keys.zero_()
         else:
@@ -61,7 +61,7 @@ def test_it_waits_for_what_is_ahead_of_it(kernel: dict, ahead: str, splits: int)
                 between()
                 length.sub_(250)
         between()
-        attend(q if ahead != "decode" else out, out if ahead != "decode" else first_out)
+        attend(q if previous != "decode" else out, out if previous != "decode" else first_out)
 
     def results() -> list[torch.Tensor]:
         return [out.clone(), first_out.clone()]
@@ -88,8 +88,8 @@ def test_it_waits_for_what_is_ahead_of_it(kernel: dict, ahead: str, splits: int)
 
 @every_kernel
 @pytest.mark.parametrize("splits", [1, 4])
-def test_pages_that_the_call_ahead_writes(kernel: dict, splits: int) -> None:
-    """The key that one call appends is the next one's block table, of which it may have read what was there before."""
+def test_block_table_that_the_previous_call_writes(kernel: dict, splits: int) -> None:
+    """The key that one call appends is the block table of the next call, which must not read the old table."""
     dtype, size = DTYPES[kernel["dtype"]], 16
     generator = torch.Generator("cuda").manual_seed(0)
     q, new_v = (torch.randn(1, 1, h, 64, generator=generator, device="cuda").to(dtype) for h in (4, 1))

@@ -36,7 +36,7 @@ def test_a_cache_of_more_than_two_to_the_31_elements() -> None:
     assert same_bits(got, wanted)
 
 
-def test_more_ranges_than_thread_blocks_can_be_counted_are_refused() -> None:
+def test_more_splits_than_thread_blocks_can_be_counted_are_refused() -> None:
     pages = torch.zeros(1, 16, 1, 64, dtype=torch.bfloat16, device="cuda")
     table = torch.zeros(1, 1 << 20, dtype=torch.int32, device="cuda").expand(70000, -1)
     q = torch.zeros(70000, 1, 1, 64, dtype=torch.bfloat16, device="cuda")

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 @every_kernel
 @pytest.mark.parametrize("split", [{"num_splits": n} for n in (2, 7, 100, 1024)] + SPLITS[2:], ids=str)
 def test_m7_any_split_is_the_unsplit_result(kernel: dict, split: dict) -> None:
-    """With more ranges than keys too; a row with a sink and no key as well."""
+    """Also with more splits than keys, and for a row with a sink and no key."""
     dtype = NUMPY[kernel["dtype"]]
     q, (k, v), sink = queries(dtype), cached(dtype), random(6, seed=5)
     options = dict(cache_seqlens=LENGTHS, learnable_sink=sink, kernel=kernel["name"])
@@ -34,7 +34,7 @@ def test_m7_any_split_is_the_unsplit_result(kernel: dict, split: dict) -> None:
 
 
 class Many:
-    """Sequences of any length, with and without a step to take in."""
+    """Many sequences of different lengths, with or without an appended row."""
 
     def __init__(self, kernel: dict, sequences: int, keys: int) -> None:
         self.sequences, self.keys = sequences, keys
@@ -48,7 +48,7 @@ class Many:
         return torch.randn(shape, generator=self.generator, device="cuda")
 
     def lengths(self) -> Iterator[torch.Tensor]:
-        """Where all are long, where some are short, and where most are empty."""
+        """All long, some short, most empty."""
         for least in (self.keys - 50, 0):
             yield torch.randint(least, self.keys, (self.sequences,), generator=self.generator, device="cuda", dtype=torch.int32)
         yield torch.where(self.random(self.sequences) < 1.0, 0, self.keys - 1).int()
@@ -56,7 +56,7 @@ class Many:
     def decode(
         self, which: slice, lengths: torch.Tensor, caches: list[torch.Tensor], step: bool, **options: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Caches are contiguous, or in pages where there is a table."""
+        """`caches` are contiguous, or pages if there is a block table."""
         if step:
             options |= {name: x[which] for name, x in self.news[0].items()} | self.news[1]
         if "block_table" not in options:
@@ -68,7 +68,7 @@ class Many:
 @every_kernel
 @pytest.mark.parametrize("split", [{"num_splits": 1}, {"split_size": 512}], ids=str)
 def test_more_thread_blocks_than_run_at_once(kernel: dict, split: dict) -> None:
-    """Where thread blocks follow each other some begin later, with fewer copies under way: the same bits as where they do not."""
+    """In later waves thread blocks start with fewer loads in flight: the same bits as with one wave."""
     many = Many(kernel, 48, 1100)
     for lengths in many.lengths():
         for step in (False, True):
@@ -83,8 +83,8 @@ def test_more_thread_blocks_than_run_at_once(kernel: dict, split: dict) -> None:
 @every_kernel
 @pytest.mark.parametrize(("sequences", "keys"), [(56, 1100), (16, 2100), (1, 1100)])
 @pytest.mark.parametrize("page", [0, 16])
-def test_as_many_ranges_as_it_chooses(kernel: dict, sequences: int, keys: int, page: int) -> None:
-    """Left to itself it may take two key heads a thread block, in any number of ranges: the result is that of one range."""
+def test_splits_that_the_library_chooses(kernel: dict, sequences: int, keys: int, page: int) -> None:
+    """By default the library may choose two key heads per thread block and any number of splits: the result of one split."""
     many, limits, which = Many(kernel, sequences, keys), LIMITS[kernel["dtype"]], slice(None)
     for lengths in many.lengths():
         for step in (False, True):

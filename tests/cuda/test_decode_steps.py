@@ -1,4 +1,4 @@
-"""The steps of a generation on the GPU: keys appended, turned and attended to, one call a token."""
+"""The steps of a generation on the GPU: keys appended and rotated, and attention, one call per token."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ def test_an_appended_cache_holds_the_bits_of_the_cpu(kernel: dict) -> None:
 
 
 class Steps:
-    """Tokens that four sequences get, one after the other, and a cache in one piece or in pages that they are appended to."""
+    """Tokens of four sequences, and a contiguous or paged cache to which they are appended one by one."""
 
-    STARTS = (0, 13, 61, 126)  # of tiles, pages and ranges of 128 keys the ends are crossed
+    STARTS = (0, 13, 61, 126)  # crosses the ends of tiles, of pages and of splits of 128 keys
 
     def __init__(self, dtype: torch.dtype, group: int, dim: int, steps: int, *, interleaved: bool, float_tables: bool) -> None:
         generator = torch.Generator("cuda").manual_seed(group + dim)
@@ -106,7 +106,7 @@ class Steps:
 @pytest.mark.parametrize("group", [1, 5, 16])
 @pytest.mark.parametrize("rule", [{}, {"window_size": (0, 0)}, {"window_size": (70, 0), "num_splits": 3}, *SPLITS[1:]], ids=str)
 def test_a_step_is_what_appending_first_gives(kernel: dict, group: int, rule: dict) -> None:
-    """One new row a sequence is taken in by the thread blocks that need it; with a leftpad of nothing there is a kernel ahead."""
+    """One new row per sequence is appended by the thread blocks that read it; with a leftpad of 0 by a kernel before decode."""
     dim = min(kernel["head_dim"], 72)
     steps = Steps(DTYPES[kernel["dtype"]], group, dim, 9, interleaved=group == 5, float_tables=group != 1)
     within, ahead = ([x.clone() for x in steps.start] for _ in range(2))
@@ -129,7 +129,7 @@ def test_a_step_is_what_appending_first_gives(kernel: dict, group: int, rule: di
 
 @every_kernel
 def test_steps_replayed_from_a_graph(kernel: dict) -> None:
-    """One graph of a step that also moves the lengths on, replayed token by token."""
+    """A graph of a step that also increments the lengths, replayed token by token."""
     steps = Steps(DTYPES[kernel["dtype"]], 3, 64, 40, interleaved=False, float_tables=True)
     caches, others = ([x.clone() for x in steps.start] for _ in range(2))
     q, k, v = (x.clone() for x in steps.token(0))

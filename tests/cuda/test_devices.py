@@ -1,6 +1,6 @@
-"""Several GPUs, and a GPU that is broken: the right device is used and put back, and a failure is reported, not swallowed.
+"""Several GPUs, and a failed GPU: the right device is used, the current device is restored, and failures are reported.
 
-What a GPU too old for the build is told: tests/plan/test_old_gpu.py.
+For a GPU too old for the build see tests/plan/test_old_gpu.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CASES = [cases.by_name(name) for name in ("only-visible-1", "only-bias-1", "only
 
 @pytest.fixture(params=[(0, 1), (1, 0)], ids=["on the second", "on the first"])
 def places(request: pytest.FixtureRequest):
-    """The current device, and the one where the tensors are."""
+    """The current device, and the device of the tensors."""
     before = torch.cuda.current_device()
     torch.cuda.set_device(request.param[0])
     yield request.param
@@ -34,7 +34,7 @@ def places(request: pytest.FixtureRequest):
 @two_gpus
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_tensors_on_another_device(case, places: tuple[int, int]) -> None:
-    """By every kernel: what is remembered about a kernel must be remembered for each device."""
+    """With every kernel: properties that the library caches are cached per device."""
     current, where = places
     for forward in (k["name"] for k in kernels("forward") if serves(k, case)):
         case.check(**run_forward(case, forward, device=f"cuda:{where}"))
@@ -49,7 +49,7 @@ def test_tensors_on_another_device(case, places: tuple[int, int]) -> None:
 
 @two_gpus
 def test_results_and_gradients_on_another_device(places: tuple[int, int]) -> None:
-    """What the library allocates is where q is; and PyTorch's threads of the backward pass have a current device of their own."""
+    """The library allocates on q's device, also in PyTorch's backward threads, which have a current device of their own."""
     current, where = places
     device = f"cuda:{where}"
     q, k, v = (torch.randn(2, 100, 4, 64, device=device, dtype=torch.float16, requires_grad=True) for _ in range(3))
@@ -74,9 +74,9 @@ def test_a_stream_of_another_device() -> None:
     stream = torch.cuda.Stream(device=1)
     stream.wait_stream(torch.cuda.current_stream(1))
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(200_000_000)  # some 100 ms, long against any call
+        torch.cuda._sleep(200_000_000)  # some 100 ms, longer than any call
         got = libflash.attention(q, q, q)
-    assert not stream.query(), "the call waited, or went to another stream"
+    assert not stream.query(), "the call waited, or used another stream"
     stream.synchronize()
     assert torch.equal(got, wanted)
 
@@ -145,8 +145,8 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_after_a_failure_on_the_device(fault: str) -> None:
-    """Another kernel's failed assertion, or an illegal address of our own: every later call says CUDA, with the driver's words.
-    The CPU still serves, nothing hangs, and the process ends as if nothing had been."""
+    """After another kernel's failed assertion, or an illegal address, every later call returns the status CUDA with the driver's
+    text. CPU calls still work, nothing hangs, and the process exits normally."""
     done = python(BROKEN.format(fault=FAULTS[fault]))
     wanted = [
         "broken",

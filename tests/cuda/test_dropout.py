@@ -1,6 +1,6 @@
-"""Which probabilities a kernel drops, read off inputs that show it, bit for bit against the definition that the CPU follows too.
+"""The dropout mask of every kernel, found from the results for special inputs, must be that of the definition.
 
-q = 0 makes every probability 1/n, so that a zero can only come from the mask: forward, dv and dbias each use it in their own way.
+q = 0 makes every probability 1/n, so that zeros come from the mask alone. Forward, dv and dbias each use it differently.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ torch = pytest.importorskip("torch")
 
 P, SEED, OFFSET = 0.25, 2**40 + 7, 2**35 + 1
 HEADS, ROWS, KEYS = 3, 200, 333
-LENGTHS = ((70, 200, 130), (333, 41, 150))  # of packed queries and keys: row and column count inside the sequence
+LENGTHS = (
+    (70, 200, 130),
+    (333, 41, 150),
+)  # of packed queries and keys; row and column of the definition count from the start of the sequence
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 
 
 class Sequences:
-    """Zeros of the right shapes, and how a row of them is found."""
+    """Inputs of zeros, and access to the rows of each sequence."""
 
     def __init__(self, kernel: dict, packed: bool) -> None:
         self.kernel, self.packed = kernel, packed
@@ -41,7 +44,7 @@ class Sequences:
         return torch.zeros(shape, dtype=DTYPES[self.kernel["dtype"]], device=device_of(self.kernel))
 
     def each(self, x: torch.Tensor, side: int) -> Iterator[torch.Tensor]:
-        """The rows of each sequence: (rows, heads, channels)."""
+        """The parts of each sequence: (rows, heads, channels)."""
         yield from x.split([pair[side] for pair in self.lengths]) if self.packed else x
 
     def inputs(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -56,7 +59,9 @@ class Sequences:
         return made
 
     def gathered(self, parts: list[torch.Tensor], side: int) -> list[np.ndarray]:
-        """Per sequence: what is not zero in parts whose channels are the rows of the other side, as (heads, rows, other rows)."""
+        """For each sequence the nonzero elements, where channels stand for the rows of the other side: (heads, rows, other
+        rows).
+        """
         found = []
         for b, one in enumerate(zip(*(self.each(x, side) for x in parts), strict=True)):
             every = torch.cat(one, dim=-1)[..., : self.lengths[b][1 - side]]

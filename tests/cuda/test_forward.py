@@ -1,4 +1,4 @@
-"""Forward on the GPU: the list of cases that the CPU kernels pass, against the same float64 reference."""
+"""Forward on the GPU: the cases of the CPU kernels against the same float64 reference."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA de
 KERNELS = kernels("forward")
 
 # A NaN in V at a hidden key may reach other rows of its tile, because the matrix instruction multiplies it by 0.
-# test_nan_stays_in_its_tile says how far it gets.
+# test_nan_stays_in_its_tile checks which rows.
 CASES = [case for case in cases.quick() if case.poison not in ("v_nan", "v_inf")]
 RUNS = [(case, kernel["name"]) for index, case in enumerate(CASES) for kernel in chosen(KERNELS, case, index)]
 
@@ -27,7 +27,7 @@ def test_case(case: Case, kernel: str) -> None:
     case.check(**run_forward(case, kernel))
 
 
-# The last query tile of a sequence has rows for some of its warpgroups only, and more tiles of keys than are under way at a time.
+# The last query tile of a sequence has rows for some warpgroups only, and there are more key tiles than pipeline stages.
 FEW_ROWS = {
     "dense": {"seqlen_q": 260, "seqlen_k": 900, "batch": 2},
     "causal": {"seqlen_q": 640, "seqlen_k": 640, "causal": True},
@@ -49,7 +49,7 @@ def test_tiles_of_few_rows(kernel: dict, lengths: str) -> None:
 @needs_gpu
 @pytest.mark.parametrize("kernel", [k["name"] for k in KERNELS])
 def test_nan_stays_in_its_tile(kernel: str) -> None:
-    """Causal: rows of query tiles that lie wholly before a NaN's key tile, of whichever size, are the same to the bit."""
+    """Causal: query tiles before the key tile of a NaN, whatever the tile size, have the same bits."""
     dtype = next(dtype for name, dtype in DTYPES.items() if f"_{name}_" in kernel)
     generator = torch.Generator("cuda").manual_seed(3)
     q, k, v = (torch.randn(1, 700, 2, 32, generator=generator, device="cuda").to(dtype) for _ in range(3))
@@ -66,7 +66,7 @@ def test_nan_stays_in_its_tile(kernel: str) -> None:
 @pytest.mark.parametrize("jump", [80.0, 87.0, 88.0, 88.5, 95.0])
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel["name"])
 def test_one_score_far_above_the_others(kernel: dict, jump: float) -> None:
-    """The exponential of the difference is near the end of float, or past it, and the kernel looks at the other keys first."""
+    """The exponential of the difference is near the largest float or above it, and the kernel processes the other keys first."""
     dtype, dim = DTYPES[kernel["dtype"]], min(kernel["head_dim"], 64)
     generator = torch.Generator("cuda").manual_seed(4)
     q, k = (torch.zeros(1, rows, 2, dim, device="cuda", dtype=dtype) for rows in (150, 333))
@@ -81,7 +81,9 @@ def test_one_score_far_above_the_others(kernel: dict, jump: float) -> None:
 @needs_gpu
 @pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel["name"])
 def test_values_near_the_end_of_float(kernel: dict) -> None:
-    """Under a maximum that is not the largest, probabilities may be far above 1: their products with such values pass the end."""
+    """With a kept maximum below the row maximum, probabilities may be far above 1, and their products with such values
+    overflow.
+    """
     if kernel["dtype"] == "f16":
         pytest.skip("its values end at 65504")
     dtype, dim = DTYPES[kernel["dtype"]], min(kernel["head_dim"], 64)
@@ -95,7 +97,7 @@ def test_values_near_the_end_of_float(kernel: dict) -> None:
 
 @pytest.mark.parametrize("kernel", parameters([k for k in KERNELS if not knowing([k], head_dim=33)]))
 def test_what_it_does_not_know(kernel: dict) -> None:
-    """It is refused with a reason, and another kernel takes it."""
+    """The kernel is refused with a reason, and another kernel is chosen."""
     case = Case("unknown-alignment", TYPES[kernel["dtype"]], head_dim=33)
     with pytest.raises(libflash.UnsupportedError, match=rf"^q: .*\[{kernel['name']}\]"):
         run_forward(case, kernel["name"])

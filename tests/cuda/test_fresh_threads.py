@@ -1,4 +1,4 @@
-"""Host threads that have not used CUDA before: a call of any kernel is right there, the first one in the process among them."""
+"""Host threads that have not used CUDA before: calls of every kernel are right, also the first one of the process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCE = Path(__file__).with_name("fresh_threads.cpp")
 OPERATIONS = ("forward", "backward", "decode")
 
-# Arrays and results are made by the main thread; a fresh one makes no call but this.
+# The main thread makes arrays and outputs; a fresh thread makes no other call.
 PYTHON = """
 import sys, threading
 import torch, libflash

@@ -49,7 +49,7 @@ def results_of(x: Tensors) -> Tensors:
 def forward_and_backward(
     x: Tensors, made: Tensors, forward: str | None = None, backward: str | None = None, deterministic: bool = True, **options
 ) -> None:
-    """Everything into `made`."""
+    """All results into `made`."""
     q, k, v, out, lse = x["q"], x["k"], x["v"], made["out"], made["lse"]
     libflash.attention(q, k, v, out=out, lse=lse, kernel=forward, **options)
     gradients = {name: made[name] for name in ("dq", "dk", "dv")}
@@ -74,7 +74,7 @@ def copy_into(x: Tensors, others: Tensors) -> None:
 
 
 def assert_same(got: Tensors, wanted: Tensors, unordered: tuple[str, ...] = (), what: str = "") -> None:
-    """Bit for bit; tensors whose sums have no order may differ by the rounding of sums: rarely one in the last place."""
+    """The same bits; sums without a fixed order may differ by rounding errors, rarely by one unit in the last place."""
     for name, x in wanted.items():
         if name in unordered:
             difference, size = (y.double().square().mean().sqrt() for y in (got[name].double() - x.double(), x))
@@ -84,14 +84,14 @@ def assert_same(got: Tensors, wanted: Tensors, unordered: tuple[str, ...] = (), 
 
 
 def partner(kernel: dict, **fields: object) -> str:
-    """The narrowest forward kernel that serves what a backward kernel does, with these fields of a case."""
+    """The forward kernel of the smallest head_dim that serves the problems of a backward kernel with these fields of a case."""
     able = knowing(kernels("forward"), **fields)
     wide = [k for k in able if k["dtype"] == kernel["dtype"] and min(k["head_dim"], k["head_dim_v"]) >= kernel["head_dim"]]
     return min(wide, key=lambda k: k["head_dim"])["name"]
 
 
 def ordered(kernel: dict) -> bool:
-    """Whether the kernel can be deterministic; else dq may differ by the rounding of sums."""
+    """Whether the kernel can be deterministic; otherwise dq may differ by rounding errors."""
     return bool(knowing([kernel], deterministic=True))
 
 
@@ -138,7 +138,7 @@ def sums(lengths: tuple[int, ...]) -> torch.Tensor:
 @pytest.mark.parametrize("maxima", [{}, {"max_seqlen_q": 500, "max_seqlen_k": 500}], ids=["capacity", "maxima"])
 @pytest.mark.parametrize("kernel", WITH_LENGTHS)
 def test_replays_with_other_sequences(kernel: dict, maxima: dict) -> None:
-    """Up to the capacity captured: lengths live on the device, and the grid is for whatever they are."""
+    """Any lengths up to the captured capacity: lengths are in device memory, and the grid serves all of them."""
     dtype, dim = DTYPES[kernel["dtype"]], kernel["head_dim"]
     x = packed(dtype, 0, dim)
     made = results_of(x)
@@ -151,7 +151,7 @@ def test_replays_with_other_sequences(kernel: dict, maxima: dict) -> None:
         copy_into(x, contents[number % len(contents)])
         cu_q.copy_(sums(lengths_q))
         cu_k.copy_(sums(lengths_k))
-        wanted = results_of(x)  # NaN in the rows of no sequence, which stay as they are
+        wanted = results_of(x)  # NaN in rows outside every sequence, which are not written
         copy_into(made, wanted)
         replay()
         forward_and_backward(x, wanted, cu_seqlens_q=sums(lengths_q), cu_seqlens_k=sums(lengths_k), **options)
@@ -160,7 +160,7 @@ def test_replays_with_other_sequences(kernel: dict, maxima: dict) -> None:
 
 @pytest.mark.parametrize("kernel", WITH_LENGTHS)
 def test_replays_with_other_used_lengths(kernel: dict) -> None:
-    """Dense tensors of which each replay uses other rows, with a sink and a gradient of lse."""
+    """Dense tensors with other used lengths in each replay, with a sink and a gradient of lse."""
     dtype, dim = DTYPES[kernel["dtype"]], kernel["head_dim"]
     x = dense(dtype, 0, dim)
     made = results_of(x)
@@ -181,7 +181,7 @@ def test_replays_with_other_used_lengths(kernel: dict) -> None:
 
 @pytest.mark.parametrize("kernel", parameters(kernels("backward")))
 def test_graphs_allocate_their_results(kernel: dict) -> None:
-    """Without out=: results and workspace come from the graph's own pool, and stay there for the replays."""
+    """Without out=: results and workspace are in the graph's memory pool and stay valid for the replays."""
     dtype, dim = DTYPES[kernel["dtype"]], kernel["head_dim"]
     x, kept = dense(dtype, 0, dim), {}
 
@@ -196,7 +196,7 @@ def test_graphs_allocate_their_results(kernel: dict) -> None:
     of_the_graph = dict(kept)
     for seed in (1, 2):
         copy_into(x, dense(dtype, seed, dim))
-        torch.empty(2**22, device=DEVICE).fill_(torch.nan)  # somebody else's memory in between
+        torch.empty(2**22, device=DEVICE).fill_(torch.nan)  # other allocations between the replays
         replay()
         call()
         assert_same(of_the_graph, kept, unordered(kernel))
@@ -204,7 +204,7 @@ def test_graphs_allocate_their_results(kernel: dict) -> None:
 
 @pytest.mark.parametrize("kernel", parameters(kernels("backward")))
 def test_streams_and_threads(kernel: dict) -> None:
-    """Eight threads on four streams, each with problems and results of its own: the bits of one call after the other."""
+    """Eight threads on four streams, each with its own problems and results: the bits of calls one after the other."""
     dtype, dim = DTYPES[kernel["dtype"]], kernel["head_dim"]
     names = {"forward": partner(kernel, used_k=(1,)), "backward": kernel["name"], "deterministic": ordered(kernel)}
     problems = [dense(dtype, number, dim, 64 + 40 * number, 400 - 30 * number) for number in range(8)]
@@ -232,7 +232,7 @@ def test_streams_and_threads(kernel: dict) -> None:
 @pytest.mark.parametrize("side", [False, True], ids=["default stream", "side stream"])
 @pytest.mark.parametrize("kernel", parameters(kernels("backward")))
 def test_neighbours_on_the_stream(kernel: dict, side: bool) -> None:
-    """Inputs written by a slow kernel right before the call, and overwritten by the next one right after it."""
+    """A slow kernel writes the inputs right before the call, and another overwrites them right after it."""
     dtype, dim = DTYPES[kernel["dtype"]], kernel["head_dim"]
     names = {"forward": partner(kernel, used_k=(1,)), "backward": kernel["name"], "causal": True}
     names["deterministic"] = ordered(kernel)

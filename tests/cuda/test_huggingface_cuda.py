@@ -23,14 +23,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
 ]
 
-EXACT = 1e-4  # float32; of the largest value
+EXACT = 1e-4  # float32; relative to the largest value
 GENERATING = [tiny for tiny in MODELS if tiny.generates]
 NAMED = {str(tiny): tiny for tiny in MODELS}
 
 
 @pytest.fixture(autouse=True)
 def float32_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """cuDNN's convolutions take TF32 by default, whose rounding is larger than what the models may differ by."""
+    """Without TF32, which cuDNN's convolutions use by default: its rounding errors are larger than the tolerance."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 

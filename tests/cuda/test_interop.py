@@ -1,4 +1,4 @@
-"""Streams, allocators and mixed libraries on a GPU: work goes on the caller's stream, in order, without waiting on the host.
+"""Streams, allocators and mixed libraries on a GPU: work runs on the caller's stream, in order, and the host does not wait.
 
 Uses merge, which needs no kernel beyond those that every CUDA build has.
 """
@@ -32,7 +32,7 @@ def wanted(outs: list, lses: list) -> torch.Tensor:
 
 
 def late_copies(outs: list, lses: list, stream: torch.cuda.Stream) -> tuple[list, list]:
-    """Copies that hold NaN until `stream` has slept: whoever reads them too early gets NaN."""
+    """Copies that contain NaN until `stream` has slept: reading them too early gives NaN."""
     made = [[torch.full_like(x, float("nan")) for x in group] for group in (outs, lses)]
     torch.cuda.synchronize()
     with torch.cuda.stream(stream):
@@ -58,7 +58,7 @@ def test_current_stream_and_no_waiting() -> None:
     with torch.cuda.stream(stream):
         out, lse = libflash.merge(late_outs, late_lses)
     host = time.perf_counter() - start
-    assert not stream.query(), "the call came back before its work was done"
+    assert not stream.query(), "the call returned before its work was done"
     assert host < 0.010
     assert_right(out, outs, lses)
     assert out.is_cuda
@@ -68,7 +68,7 @@ def test_current_stream_and_no_waiting() -> None:
 @pytest.mark.parametrize("kind", ["handle", "stream"])
 def test_given_stream(kind: str) -> None:
     outs, lses = parts()
-    for _ in range(5):  # memory freed and taken again across streams must not be mixed up
+    for _ in range(5):  # memory that is freed on one stream and allocated on another must not be mixed up
         stream = torch.cuda.Stream()
         late_outs, late_lses = late_copies(outs, lses, stream)
         given = stream.cuda_stream if kind == "handle" else stream

@@ -1,10 +1,10 @@
-"""libflash.jax on the GPU: jit, eager, gradients, vmap, and what shares the GPU with it."""
+"""libflash.jax on the GPU: jit, eager, gradients, vmap, and other libraries on the same GPU."""
 
 from __future__ import annotations
 
 import os
 
-os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # before JAX starts: other processes test on the same GPU
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # set before JAX starts, because other processes use the same GPU
 
 import cases
 import numpy as np
@@ -29,7 +29,7 @@ OPTIONS += [cases.by_name("size-packed-empty"), cases.by_name("poison-unused-pac
 
 @pytest.fixture(autouse=True)
 def gpu() -> None:
-    """Asked for when a test runs, not before: asking starts CUDA in each process that collects these tests."""
+    """Called when a test runs, not at collection, because it starts CUDA in the process."""
     if jax.default_backend() != "gpu":
         pytest.skip("no JAX for CUDA")
 
@@ -60,7 +60,7 @@ def repeatable(*x):
 
 
 def assert_close(got: object, wanted: object, tolerance: float) -> None:
-    """By root mean square, relative."""
+    """Relative root mean square error."""
 
     def one(x: jax.Array, y: jax.Array) -> None:
         x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
@@ -90,8 +90,8 @@ def test_rows_of_no_sequence_are_zero() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_gradients_agree_with_the_definition(dtype: str) -> None:
-    """In float32 from the same numbers. What the library rounds on the way are probabilities, out, dout, dS and the gradients
-    themselves: five times, each with a root mean square of 0.43 units."""
+    """Against float32 from the same values. The library rounds probabilities, out, dout, dS and the gradients:
+    five roundings, each with a root mean square of 0.43 units."""
     x = problem(dtype)
     wide = [y.astype("float32") for y in x]
     with jax.default_matmul_precision("highest"):
@@ -102,7 +102,7 @@ def test_gradients_agree_with_the_definition(dtype: str) -> None:
 
 
 def test_jit_and_eager_agree() -> None:
-    """The calls to the bit; gradients but for the weights of the loss, which XLA fuses and rounds as it likes."""
+    """The same bits; gradients except for the weights of the loss, which XLA fuses and may round differently."""
     x = problem()
     for got, wanted in zip(jax.jit(everything)(*x), everything(*x), strict=True):
         assert_same_bits(np.asarray(got), np.asarray(wanted))
@@ -111,7 +111,7 @@ def test_jit_and_eager_agree() -> None:
 
 
 def test_results_are_on_the_gpu_and_run_again_and_again() -> None:
-    """XLA may record the calls into a CUDA graph: other contents, other results."""
+    """XLA may record the calls into a CUDA graph; new contents must give new results."""
     function = jax.jit(lambda q, k, v: libflash.jax.attention(q * 1.0, k, v, causal=True) + 1)
     q, k, v, *_ = problem()
     for turn in range(8):
@@ -239,7 +239,7 @@ def test_types_without_a_kernel_are_refused_while_tracing() -> None:
 
 
 def test_arrays_on_the_cpu_stay_there() -> None:
-    """The same program, compiled for where its arrays are."""
+    """The same program, compiled for the device of its arrays."""
     x = [jax.device_put(y, jax.devices("cpu")[0]) for y in problem()]
     got = jax.jit(everything)(*x)
     assert all(next(iter(y.devices())).platform == "cpu" for y in got)
@@ -283,7 +283,7 @@ BESIDE = """
 
 @pytest.mark.parametrize("order", [("jax", "torch"), ("torch", "jax")], ids="-".join)
 def test_beside_pytorch(order: tuple[str, str]) -> None:
-    """Two runtimes and this library's own on one GPU, in either order of import; the same kernel gives both the same bits."""
+    """PyTorch, JAX and libflash on one GPU, imported in either order; the same kernel gives both the same bits."""
     pytest.importorskip("torch")
     done = python(BESIDE.format(first=order[0], second=order[1]), XLA_PYTHON_CLIENT_PREALLOCATE="false")
     assert done.stdout == "gpu True True\n", done.stderr
@@ -306,7 +306,7 @@ RECORDED = """
 
 
 def test_recorded_into_cuda_graphs() -> None:
-    """XLA told to record custom calls, and however few there are."""
+    """With XLA options that record custom calls into CUDA graphs, even a single one."""
     flags = {
         "XLA_FLAGS": "--xla_gpu_enable_command_buffer=FUSION,CUBLAS,CUSTOM_CALL --xla_gpu_graph_min_graph_size=1",
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",

@@ -1,4 +1,4 @@
-"""Memory of a GPU: no byte outside of the tensors is written, or read in a way that matters, and only the caller allocates."""
+"""GPU memory: no byte outside the tensors is written or changes a result, and only the caller allocates."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHOSEN = [case for case in cases.quick() if case.name.startswith(PREFIXES)]
 
 
 def pairs(chosen: list[Case]) -> list[tuple[Case, tuple[str, str]]]:
-    """A forward and a backward kernel for each case, in turn, so that all get their share."""
+    """A forward and a backward kernel for each case, so that every kernel has some cases."""
     found = []
     for index, case in enumerate(chosen):
         forward, backward = ([k["name"] for k in kernels(name) if serves(k, case)] for name in ("forward", "backward"))
@@ -41,7 +41,9 @@ RUNS = pairs(CHOSEN)
 
 @pytest.mark.parametrize(("case", "pair"), RUNS, ids=[f"{case}-{pair[1]}" for case, pair in RUNS])
 def test_attention_stays_inside(case: Case, pair: tuple[str, str]) -> None:
-    """Guards, holes between rows, unwritten elements; the same bits whatever is in the workspace; and any alignment."""
+    """Guard bands, gaps between rows, elements that must not be written; the same bits with any workspace contents; and any
+    alignment.
+    """
     gpu = {"place": GuardedOnGpu, "workspace": WorkspaceOnGpu}
     step = 8 if any("_sm90_" in kernel for kernel in pair) else 1  # elements: sm90 refuses rows that are not aligned to 16 bytes
     flags = 0 if "_sm90_" in pair[1] else abi.DETERMINISTIC
@@ -50,7 +52,7 @@ def test_attention_stays_inside(case: Case, pair: tuple[str, str]) -> None:
         for content, gap in (("zeros", 0), ("ones", 3 * step), ("random", 0))
     ]
     for other in same[1:]:
-        # Without an order dq may differ by the rounding of its sums.
+        # Without deterministic, dq may differ by rounding errors.
         assert_same_bits(*({name: x for name, x in run.items() if flags or name != "dq"} for run in (other, same[0])))
     case.check(**same[0])
     for content, gap, shift in (("ones", 0, 0), ("random", 3 * step, step)):
@@ -77,7 +79,7 @@ FENCED_PREFIXES = ("only-", "dim-", "size-17x64", "size-3x", "size-65x64", "head
 
 @pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
 def test_nothing_is_touched_beyond_the_ends(dtype: str) -> None:
-    """Every tensor against addresses that nothing is mapped to, in a process of its own: an access too far would be its last."""
+    """Every tensor next to unmapped addresses, in a separate process, which an access outside the tensor would end."""
     chosen = [case for case in cases.quick() if case.name.startswith(FENCED_PREFIXES) and case.dtype == dtype]
     runs = [(case.name, pair) for case, pair in pairs(chosen)]
     assert runs, f"no kernels for {dtype}"
@@ -103,7 +105,7 @@ TRESPASS = """
 
 
 def test_the_harness_bites() -> None:
-    """A byte of a guard that changed on the GPU; and keys that are described and not there."""
+    """The harness finds a changed byte of a guard band on the GPU, and a read of keys that are described but not allocated."""
     guarded = GuardedOnGpu(np.ones((3, 4), np.float32))
     guarded.check()
     guarded.on_gpu[5] = 0
@@ -115,7 +117,7 @@ def test_the_harness_bites() -> None:
 
 
 def growth(call: Callable) -> int:
-    """Bytes that PyTorch's allocator gives out at the peak of a call, its results included."""
+    """Peak of PyTorch's allocator during a call, including its results."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -126,7 +128,7 @@ def growth(call: Callable) -> int:
 
 
 def test_memory_is_linear_in_the_length() -> None:
-    """At 1 x 32768 x 2 x 64 the matrix of scores would take 4 GiB in half precision; what is needed is results and workspace."""
+    """At 1 x 32768 x 2 x 64 the matrix of scores would need 4 GiB in half precision; results and workspace need far less."""
     found = []
     for length in (8192, 32768):
         q, k, v, dout = (torch.randn(1, length, 2, 64, dtype=torch.float16, device="cuda") for _ in range(4))
@@ -151,7 +153,7 @@ def test_a_short_workspace_is_refused() -> None:
     views = [abi.pointer(one.view) for one in (*placed, *outputs)]
     options, size = abi.options(abi.AttentionOptions, kernel=kernel.encode()), ctypes.c_size_t()
     abi.check(abi.lib.flash_attention_backward_workspace_size(*views, ctypes.byref(options), ctypes.byref(size)))
-    assert size.value, "this backward takes no workspace: choose another case"
+    assert size.value, "this backward needs no workspace: choose another case"
     work = WorkspaceOnGpu(size.value, "ones")
     status = abi.lib.flash_attention_backward(*views, ctypes.byref(options), work.address, size.value - 1, None)
     assert status == abi.WORKSPACE

@@ -1,6 +1,6 @@
 """Merge against the float64 oracle: every mix of types, odd sizes, all kinds of strides, 1 to 1680 parts, parts without a key.
 
-Runs on each device that is here, so that the same cases show the CPU and the CUDA kernels to agree with one truth.
+The same cases run on the CPU and on a GPU, if there is one.
 """
 
 import numpy as np
@@ -29,7 +29,7 @@ def generator():
 
 
 def parts(generator, device, dtypes, shape=(2, 9, 3, 32), spread=3.0):
-    """Outputs of the given types, one a part, and logsumexps a few units apart."""
+    """Outputs of the given types, one per part, and LSEs that differ by a few units."""
     *batch, rows, heads, _ = shape
     outs = [torch.randn(shape, generator=generator).to(dtype).to(device) for dtype in dtypes]
     lses = [(spread * torch.randn((*batch, heads, rows), generator=generator)).to(device) for _ in dtypes]
@@ -59,7 +59,7 @@ def check(outs, lses, out, lse):
 
 
 def merged(outs, lses, dtype=None, **options):
-    """Into outputs that hold NaN."""
+    """Merge into outputs that contain NaN."""
     out = torch.full(outs[0].shape, torch.nan, dtype=dtype or outs[0].dtype, device=outs[0].device)
     lse = torch.full(lses[0].shape, torch.nan, device=outs[0].device)
     libflash.merge(outs, lses, out=out, lse=lse, **options)
@@ -105,7 +105,7 @@ def test_strides_of_many_parts(device, generator, dtype, count):
 
 @pytest.mark.parametrize("count", [3, 64])
 def test_many_parts_without_keys_change_no_bit(device, generator, count):
-    """Many parts are the same arithmetic as few."""
+    """Many parts: the same arithmetic as with few."""
     outs, lses = parts(generator, device, [torch.bfloat16] * count, (2, 9, 3, 128))
     wanted = merged(outs, lses)
     nothing = torch.full_like(outs[0], torch.nan), torch.full_like(lses[0], -torch.inf)
@@ -126,7 +126,7 @@ def bhsd(x):
 
 
 def inside(x, before, after):
-    """The same numbers in the middle of longer rows: starts and strides that only some vector loads can use, or none."""
+    """The same values in the middle of longer rows, with addresses and strides that allow only some vector loads, or none."""
     wide = torch.full((*x.shape[:-1], before + x.shape[-1] + after), torch.nan, dtype=x.dtype, device=x.device)
     wide[..., before : before + x.shape[-1]] = x
     return wide[..., before : before + x.shape[-1]]
@@ -197,7 +197,7 @@ def test_no_keys_at_all(device, generator):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_nothing_added_is_the_identity(device, generator, dtype):
-    """Bit for bit: (0, -inf) changes nothing, on either side."""
+    """A part (0, -inf), first or second, does not change the bits."""
     outs, lses = parts(generator, device, [DTYPES[dtype]])
     nothing = (torch.zeros_like(outs[0]), torch.full_like(lses[0], -torch.inf))
     for order in (1, -1):
@@ -215,7 +215,7 @@ def test_twice_the_same_adds_log_2(device, generator):
 
 
 def test_far_apart(device, generator):
-    """One part outweighs the others by more than a float can hold, in both directions."""
+    """The weight of one part exceeds the others' by more than the range of float, in both orders."""
     outs, lses = parts(generator, device, [torch.float32] * 3)
     lses[0] += 500
     lses[2] -= 30000
@@ -259,7 +259,7 @@ def test_many_rows(device, generator):
     check(outs, lses, *merged(outs, lses))
 
 
-# What only a GPU has.
+# Only on a GPU.
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Small tensors with strides so large that offsets pass 2^31 elements: every product must be taken in 64 bits."""
+"""Small tensors with strides so large that offsets exceed 2^31 elements: every product must be computed in 64 bits."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 DEVICE = "cuda"
 FAR = 2**31
 BATCH, ROWS, KEYS, HEADS, DIM = 2, 40, 50, 2, 64
-ROOM = 4 * (FAR + FAR // 256)  # bytes: as far as the float32 of lse reach
+ROOM = 4 * (FAR + FAR // 256)  # bytes: the extent of lse in float32
 AXES = {"rows": ("batch", "row", "head", "channel"), "lse": ("batch", "head", "row"), "scores": ("batch", "head", "row", "key")}
 
 
 class Arena:
-    """One allocation in which all tensors of a call lie: pieces close together, the pieces of one tensor far apart.
+    """One allocation with all tensors of a call: the pieces of each tensor are far apart, those of different tensors interleaved.
 
-    The step is the same number of elements for all, so in bytes one is a multiple of the other, and no two pieces meet. `entries`
-    along the axis reach beyond FAR."""
+    The step is the same number of elements for all tensors, so in bytes one step is a multiple of the other, and pieces do not
+    overlap. `entries` along the axis reach beyond FAR."""
 
     def __init__(self, axis: str, entries: int) -> None:
-        self.axis, self.step, self.start = axis, FAR // (entries - 1) // 64 * 64 + 128, 0  # rows that vectors can load
+        self.axis, self.step, self.start = axis, FAR // (entries - 1) // 64 * 64 + 128, 0  # rows aligned for vector loads
         self.memory = torch.empty(ROOM, dtype=torch.uint8, device=DEVICE)
 
     def place(self, x: torch.Tensor, kind: str = "rows") -> torch.Tensor:
@@ -53,7 +53,7 @@ def give_back_memory() -> Iterator[None]:
 
 
 def run(arena: Arena | None, inputs: dict, options: dict, kinds: dict) -> dict[str, torch.Tensor]:
-    """Forward and backward with everything in the arena, or where it was."""
+    """Forward and backward with all tensors in the arena, or with the tensors themselves."""
 
     def place(name: str, x: torch.Tensor) -> torch.Tensor:
         return arena.place(x, kinds.get(name, "rows")) if arena and kinds.get(name) != "lengths" else x
@@ -73,7 +73,7 @@ def run(arena: Arena | None, inputs: dict, options: dict, kinds: dict) -> dict[s
 
 
 def problem(packed: bool, rare: bool) -> tuple[dict, dict]:
-    """Inputs, and what kind of tensor those are that are not like q."""
+    """The inputs, and the kind of each tensor that has other axes than q."""
     generator = torch.Generator().manual_seed(1)
     lead_q, lead_k = ((BATCH * ROWS,), (BATCH * KEYS,)) if packed else ((BATCH, ROWS), (BATCH, KEYS))
     shapes = {"q": (*lead_q, HEADS, DIM), "k": (*lead_k, HEADS, DIM), "v": (*lead_k, HEADS, DIM), "dout": (*lead_q, HEADS, DIM)}

@@ -1,6 +1,6 @@
-"""Backward gives the same bits again: everything with deterministic=True, dk and dv without it. Several tiles, each option alone.
+"""Repeated backward calls give the same bits: all gradients with deterministic=True, dk and dv without it.
 
-Without it the sums of dq, and those of dbias and dsink, are added in the order in which thread blocks happen to come.
+Without it, dq, dbias and dsink are added in the order in which thread blocks arrive.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ CASES = {name: DENSE | options for name, options in OPTIONS.items()}
 CASES |= {f"packed-{name}": PACKED | OPTIONS[name] for name in ("causal", "sink", "dropout", "dlse", "bias-hqk", "bias-one")}
 
 
-EVERY = 4  # kernels: one in so many for each case, other ones for the next
+EVERY = 4  # each case runs on every n-th kernel, the next case on others
 
 
 def case_of(kernel: dict, name: str) -> Case:

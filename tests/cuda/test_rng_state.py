@@ -1,4 +1,4 @@
-"""Seed and offset of dropout in device memory: the mask of the same numbers by value, read when the kernels run."""
+"""Seed and offset of dropout in device memory: the same mask as with the values, and read when the kernels run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BACKWARD = parameters(knowing(kernels("backward"), dropout_p=P))
 
 
 def state(seed: int = SEED, offset: int = OFFSET) -> torch.Tensor:
-    """At an address that is a multiple of 8 bytes alone."""
+    """A tensor aligned to 8 bytes only."""
     numbers = np.array([0, seed, offset], np.uint64).view(np.int64)
     return torch.from_numpy(numbers).cuda()[1:]
 

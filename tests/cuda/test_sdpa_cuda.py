@@ -1,4 +1,6 @@
-"""scaled_dot_product_attention under libflash on CUDA: what PyTorch gives to flash, cuDNN and memory-efficient attention."""
+"""scaled_dot_product_attention under libflash on CUDA: calls that PyTorch assigns to flash, cuDNN and memory-efficient
+attention.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +28,14 @@ CHOICES: dict[str, tuple[SDPBackend, ...]] = {
     "flash": (SDPBackend.FLASH_ATTENTION,),
     "memory-efficient": (SDPBackend.EFFICIENT_ATTENTION,),
 }
-# Of whole programs against the math path in the same type; gradients of parameters are sums over rows.
+# For whole programs against the math path in the same type; gradients of parameters are sums over rows.
 LIMITS = {torch.float32: 1e-3, torch.bfloat16: 16 * 2**-8}
 KINDS = [{"dtype": dtype, "device": "cuda"} for dtype in (torch.bfloat16, torch.float32)]
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What reaches the library."""
+    """The calls that reach the library."""
     yield sdpa_cases.spy(monkeypatch)
     libflash.torch.disable()
 
@@ -48,7 +50,7 @@ def test_as_without_libflash(choice: str, case: Case, calls: list[str]) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_libflash_runs_what_pytorch_gives_to_a_fused_kernel(dtype: torch.dtype, choice: str, calls: list[str]) -> None:
     if dtype == torch.float32 and choice in ("cuDNN", "flash"):
-        return  # they have no kernel for it
+        return  # PyTorch has no kernel for it
     x = sdpa_programs.leaves({"dtype": dtype, "device": "cuda"}, *[(2, 4, 200, 64)] * 3)
     with sdpa_kernel(list(CHOICES[choice])), libflash.torch.enable() as switch:
         sdpa_programs.with_gradients(sdpa(*x, is_causal=True), x)
@@ -89,7 +91,7 @@ def assert_near(got: list[torch.Tensor], wanted: list[torch.Tensor], limit: floa
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("how", ["aot_eager", "inductor", "reduce-overhead"])
 def test_compiled_training(how: str, kind: dict[str, Any], choice: str, calls: list[str]) -> None:
-    """No case of assert_size_stride: results and gradients lie as the compiler was told."""
+    """assert_size_stride never fails: results and gradients have the strides that the compiler expects."""
     options = {"mode": how} if how == "reduce-overhead" else {"backend": how}
     function = sdpa_programs.several_calls if choice != "flash" else sdpa_programs.calls_without_a_mask
     if kind["dtype"] == torch.float32 and choice in ("cuDNN", "flash"):
@@ -111,7 +113,7 @@ def test_compiled_training(how: str, kind: dict[str, Any], choice: str, calls: l
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_dropout_draws_the_same_mask_in_both_passes(choice: str, calls: list[str]) -> None:
-    """The result is linear in v, also where the backward pass comes after the switch is closed."""
+    """The result is linear in v, which gives the expected gradient; also if the switch is closed before the backward pass."""
     q, k, v = sdpa_programs.leaves({"dtype": torch.bfloat16, "device": "cuda"}, *[(2, 4, 200, 64)] * 3)
     with sdpa_kernel(list(CHOICES[choice])):
         with libflash.torch.enable():

@@ -1,4 +1,4 @@
-"""Sizes on the GPU: none at all, more than the 65535 blocks that a grid has in y and z, and more than 2^31 elements."""
+"""Sizes on the GPU: 0, more than the 65535 thread blocks that a grid has in y and z, and more than 2^31 elements."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 DEVICE = "cuda"
 FAR = 2**31
 MANY = 65535 + 700
-CHUNK = 2**26  # elements looked at in one go
+CHUNK = 2**26  # elements compared at a time
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +32,7 @@ def randoms(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float16) -> lis
 
 
 def everything(q, k, v, dout, **options) -> dict[str, torch.Tensor]:
-    """Forward and backward, from outputs that held NaN."""
+    """Forward and backward, with outputs that contain NaN before."""
     *batch, rows, heads, _ = q.shape
     out = torch.full((*q.shape[:-1], v.shape[-1]), torch.nan, dtype=q.dtype, device=DEVICE)
     lse = torch.full((*batch, heads, rows), torch.nan, device=DEVICE)
@@ -57,7 +57,7 @@ NONE = {
 @pytest.mark.parametrize("sink", [False, True], ids=["", "sink"])
 @pytest.mark.parametrize("what", NONE)
 def test_none(what: str, sink: bool) -> None:
-    """Rows without keys give 0, with lse of the sink or -inf; gradients of what nothing depends on are 0, and written."""
+    """Rows without keys give 0, with the sink as lse, or -inf; gradients of unused inputs are written as 0."""
     q_shape, k_shape = NONE[what]
     q, k, v, dout = randoms(q_shape, k_shape, k_shape, q_shape)
     options = {"learnable_sink": torch.zeros(q_shape[2], device=DEVICE)} if sink else {}
@@ -76,14 +76,14 @@ def test_packed_sequences_of_nothing(lengths: tuple) -> None:
     for name, side in {"out": 0, "dq": 0, "dk": 1, "dv": 1}.items():
         rows = sum(lengths[side])
         assert not made[name][:rows].any(), name
-        assert made[name][rows:].isnan().all(), f"{name}: rows of no sequence were written"
+        assert made[name][rows:].isnan().all(), f"{name}: rows outside every sequence were written"
 
 
 # -- many
 
 
 def exact(q, k, v, dout, causal: bool = False) -> dict[str, torch.Tensor]:
-    """All of it in float64, by PyTorch; without matrix products, whose batches have limits of their own."""
+    """All results in float64 by PyTorch, without its matrix products, whose batch size is limited."""
     q, k, v = (x.double().requires_grad_() for x in (q, k, v))
     group = q.shape[2] // k.shape[2]
     keys, values = (x.repeat_interleave(group, 2) for x in (k, v))
@@ -98,14 +98,14 @@ def exact(q, k, v, dout, causal: bool = False) -> dict[str, torch.Tensor]:
 
 
 def assert_close(got: dict, wanted: dict) -> None:
-    """Each row within 2% of its own size, or of 1, which is that of a usual one: some twenty roundings of half precision.
-    A row that is missing or of another head is off by all of its size."""
+    """Each row within 2% of its norm, or of 1, the norm of a typical row: some twenty roundings of half precision.
+    A row that is missing or of another head differs by its whole norm."""
     for name, x in wanted.items():
         error = got[name].double() - x
         if name == "lse":
             assert (error.abs() <= 1e-4).all(), name
             continue
-        assert (error.norm(dim=-1) <= 0.02 * (1 + x.norm(dim=-1))).all(), name  # NaN is not
+        assert (error.norm(dim=-1) <= 0.02 * (1 + x.norm(dim=-1))).all(), name  # false for NaN
 
 
 SHAPES = {
@@ -125,7 +125,7 @@ def test_many(what: str) -> None:
 
 
 def test_many_sequences() -> None:
-    """Packed, of 0 to 3 rows and keys each."""
+    """Packed sequences of 0 to 3 rows and keys."""
     lengths = torch.arange(MANY) % 4
     cu = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)]).to(torch.int32).to(DEVICE)
     total = int(lengths.sum())
@@ -145,7 +145,9 @@ def test_many_tiles(long: str) -> None:
     """More than 65535 tiles of 128 rows, or of keys."""
     count = 128 * MANY
     shapes = {"rows": ((1, count, 1, 8), (1, 16, 1, 8)), "keys": ((1, 16, 1, 8), (1, count, 1, 8))}[long]
-    q, k, v, dout = randoms(shapes[0], shapes[1], shapes[1], shapes[0], dtype=torch.bfloat16)  # for shares of one in millions
+    q, k, v, dout = randoms(
+        shapes[0], shapes[1], shapes[1], shapes[0], dtype=torch.bfloat16
+    )  # for probabilities of one in millions
     made = everything(q, k, v, dout)
     s = torch.einsum("bihd,bjhd->bij", q.float(), k.float()) * 8**-0.5
     p = (s - s.logsumexp(-1, keepdim=True)).exp()
@@ -158,7 +160,7 @@ def test_many_tiles(long: str) -> None:
         "dv": torch.einsum("bij,bihd->bjhd", p, dout.float()),
     }
     for name, x in wanted.items():
-        for part in (slice(None), slice(-200, None)):  # the usual error is a quarter of the limit
+        for part in (slice(None), slice(-200, None)):  # a typical error is a quarter of the limit
             difference = (made[name][:, part].float() - x[:, part]).square().mean().sqrt()
             limit = 0.01 + 2**-28 * count  # the adders of tensor cores truncate
             assert difference <= limit * x[:, part].square().mean().sqrt(), f"{name} {part}"
@@ -168,14 +170,14 @@ def test_many_tiles(long: str) -> None:
 
 
 def chunks(x: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The rows of a large tensor a few at a time, so that nothing of its size is made beside it."""
+    """A few rows of a large tensor at a time, to avoid temporaries of its size."""
     rows = max(1, CHUNK // x[0].numel())
     for start in range(0, len(x), rows):
         yield x[start : start + rows]
 
 
 def test_large_forward() -> None:
-    """More than 2^31 elements in q and out: heads around the limit against calls of their own."""
+    """More than 2^31 elements in q and out: heads around the limit against separate calls."""
     heads, rows, dim = 1100, 2**15, 64
     q, k, v = randoms((1, rows, heads, dim), (1, 32, heads, dim), (1, 32, heads, dim))
     out = torch.full_like(q, torch.nan)
@@ -192,7 +194,7 @@ def test_large_forward() -> None:
 
 
 def test_large_backward() -> None:
-    """More than 2^31 elements in dq, and in whatever sums it up: inputs repeated along the batch, so every entry is the same."""
+    """More than 2^31 elements in dq, and in its accumulator: inputs repeated along the batch, so every entry is the same."""
     batch, rows, heads, dim = 520, 4096, 16, 64
     q, k, v, dout = randoms((1, rows, heads, dim), (1, 16, heads, dim), (1, 16, heads, dim), (1, rows, heads, dim))
     out, lse = libflash.attention(q, k, v, return_lse=True)
@@ -204,7 +206,7 @@ def test_large_backward() -> None:
     for name, x in wanted.items():
         limit = 0.01 * x.float().abs().max()
         for part in chunks(made[name]):
-            assert (part.float() - x.float()).abs().max() <= limit, name  # NaN is no less than the limit
+            assert (part.float() - x.float()).abs().max() <= limit, name  # false for NaN
 
 
 # -- too large for the kernels' 32-bit counts
@@ -238,8 +240,8 @@ BEYOND = {
 
 @pytest.mark.parametrize("what", BEYOND)
 def test_beyond(what: str) -> None:
-    """Refused, or a launch that fails and says so: never OK for a part of the work; and the next call does not stumble over it.
-    Inputs repeat, so that they take no memory; the output is described and not there, so all is in a process of its own."""
+    """Refused, or reported as a failed launch: never OK for a part of the work; and the next call succeeds.
+    Inputs have strides of 0 and need no memory; the output is described but not allocated, so this runs in a separate process."""
     done = python(TOO_LARGE.format(sizes=BEYOND[what]))
     status, *good = done.stdout.split() or ["nothing"]
     assert status in ("UNSUPPORTED", "INVALID", "CUDA"), done.stderr

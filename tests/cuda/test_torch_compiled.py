@@ -13,7 +13,7 @@ import libflash.torch  # noqa: E402  (needs torch)
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-    pytest.mark.filterwarnings("ignore"),  # of the compilers' own, and of capture about streams that autograd remembers
+    pytest.mark.filterwarnings("ignore"),  # warnings of the compilers, and of captures about streams that autograd remembers
 ]
 
 DEVICE = "cuda"
@@ -39,7 +39,7 @@ def with_gradients(function: Callable, leaves: list[torch.Tensor]) -> list[torch
 
 
 def assert_close(got: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
-    """To a rounding of the largest: compilers may fuse and so round elsewhere."""
+    """Up to a rounding error of the largest value: compilers may fuse operations and so round differently."""
     for x, y in zip(got, wanted, strict=True):
         torch.testing.assert_close(x, y, rtol=0, atol=2**-7 * float(y.detach().float().abs().max()))
 
@@ -141,7 +141,7 @@ def layer() -> Layer:
 
 
 def test_compiles_into_cuda_graphs() -> None:
-    """mode="reduce-overhead": the compiler captures forward and backward, and replays them from the third call on."""
+    """mode="reduce-overhead": the compiler captures forward and backward and replays them from the third call on."""
     pytest.importorskip("triton")
     torch._dynamo.reset()
     model = layer()
@@ -154,11 +154,11 @@ def test_compiles_into_cuda_graphs() -> None:
         assert_close(got, with_gradients(lambda *_: model(x), parameters))  # noqa: B023
 
 
-# -- CUDA graphs of one's own
+# -- captured CUDA graphs
 
 
 def test_graph_of_a_training_step() -> None:
-    """Forward and backward through autograd in one graph, replayed on other contents."""
+    """Forward and backward through autograd in one graph, replayed with other contents."""
     leaves, others = qkv(), [x + 1 for x in qkv(grad=False)]
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -189,7 +189,7 @@ def test_graphed_callables() -> None:
 
 
 def test_dropout_in_a_graph() -> None:
-    """A number as seed gives each replay the same mask; without a seed each replay draws another one."""
+    """With a number as seed each replay has the same mask; without a seed each replay draws another mask."""
     q, k, v = qkv(grad=False)
     wanted = libflash.torch.attention(q, k, v, dropout_p=0.5, seed=3)
     graph = torch.cuda.CUDAGraph()
@@ -210,7 +210,7 @@ def test_dropout_in_a_graph() -> None:
 
 
 def test_several_streams() -> None:
-    """The backward pass goes where the forward pass went."""
+    """The backward pass runs on the stream of the forward pass."""
     problems = [tensors((2, 100 + 50 * i, 4, 64), (2, 300, 2, 64), (2, 300, 2, 64)) for i in range(4)]
     wanted = [with_gradients(attention, leaves) for leaves in problems]
     streams = [torch.cuda.Stream() for _ in problems]
@@ -227,7 +227,7 @@ def test_several_streams() -> None:
 
 
 def test_gradients_of_late_inputs() -> None:
-    """The tensors that the forward pass saw, and dout, are written by a slow kernel just before."""
+    """A slow kernel writes the saved tensors and dout just before the backward pass."""
     leaves = qkv(grad=False)
     right = with_gradients(attention, [x.clone().requires_grad_() for x in leaves])
     stream = torch.cuda.Stream()

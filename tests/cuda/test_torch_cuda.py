@@ -1,4 +1,4 @@
-"""libflash.torch on the GPU: autograd, dropout, autocast, and PyTorch's own attention switched over."""
+"""libflash.torch on the GPU: autograd, dropout, autocast, and scaled_dot_product_attention."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def test_every_option_against_the_reference(case: Case) -> None:
     got = torch_run(case, libflash.torch.attention, DEVICE, deterministic=True)
     case.check(**got)
     plain = run_forward(case, None, DEVICE) | run_backward(case, None, True, DEVICE)
-    assert_same_bits(owned(case, got), owned(case, plain), str(case))  # the adapter adds nothing of its own
+    assert_same_bits(owned(case, got), owned(case, plain), str(case))  # the adapter changes no result
 
 
 def errors(got: list[torch.Tensor], exact: list[torch.Tensor]) -> list[tuple[float, float]]:
-    """Of each tensor the largest and the root mean square error."""
+    """The largest and the root mean square error of each tensor."""
     return [
         (largest(error), float(error.square().mean().sqrt()))
         for error in (x.detach().double() - y.detach() for x, y in zip(got, exact, strict=True))
@@ -66,8 +66,8 @@ def errors(got: list[torch.Tensor], exact: list[torch.Tensor]) -> list[tuple[flo
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [*HALF, "fp32"])
 def test_no_worse_than_pytorch(dtype: str, causal: bool) -> None:
-    """Against PyTorch's definition in float64: the rounding errors are those of its own fused kernel, which rounds where we do.
-    Twice the largest and 1.5 times the mean error leave room for other orders of sums, and for no more."""
+    """Against PyTorch's definition in float64: the rounding errors are those of its own fused kernel, which rounds in the same
+    steps. Twice the largest and 1.5 times the mean error allow for other orders of sums, and for no more."""
     theirs_is = SDPBackend.FLASH_ATTENTION if dtype in HALF else SDPBackend.EFFICIENT_ATTENTION
     leaves = tensors(*[(2, 4, 333, 64)] * 3, dtype=HALF.get(dtype, torch.float32))
     dout = tensors((2, 4, 333, 64), dtype=leaves[0].dtype, grad=False)[0]
@@ -113,7 +113,7 @@ def test_layouts_are_one_problem() -> None:
 
 
 def test_rows_of_no_sequence_are_zero() -> None:
-    """However the memory looked before."""
+    """Whatever the memory contained before."""
     q, k, v = tensors((300, 4, 64), (300, 2, 64), (300, 2, 64))
     cu = torch.tensor([0, 100, 170], dtype=torch.int32, device=DEVICE)
     for _ in range(3):
@@ -138,7 +138,7 @@ def test_the_plain_function_is_differentiable_too() -> None:
 
 
 def test_dropout_is_that_of_the_cpu() -> None:
-    """The mask depends on seed, offset and place alone; and forward and backward drop the same."""
+    """The mask depends on seed, offset and position alone; forward and backward drop the same entries."""
     q, k, v = qkv()
     options = {"dropout_p": 0.5, "seed": 2**63 + 11, "offset": 5}
     out = libflash.torch.attention(q, k, v, **options)
@@ -168,7 +168,7 @@ def test_dropout_follows_the_default_generator() -> None:
 
 @pytest.mark.parametrize("dtype", HALF)
 def test_autocast_runs_in_low_precision(dtype: str) -> None:
-    """The bits of tensors that were cast by hand; a float32 bias stays so, and gradients come back in float32."""
+    """The same bits as with tensors cast by the caller; a float32 bias stays float32, and gradients are float32."""
     q, k, v = qkv(torch.float32)
     (bias,) = tensors((1, 4, 150, 200), dtype=torch.float32)
     with torch.autocast(DEVICE, HALF[dtype]):
@@ -193,7 +193,7 @@ def test_types_without_a_kernel_are_refused() -> None:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What reaches the library."""
+    """The calls that reach the library."""
     seen: list[str] = []
 
     def spy(name: str, original: Callable) -> Callable:
@@ -228,13 +228,13 @@ def test_sdpa(dtype: str, options: dict, calls: list[str]) -> None:
         again = with_gradients(lambda *x: sdpa(*x, **options), leaves)
         assert len(calls) == 2
     for x, y, z in zip(got, wanted, again, strict=True):
-        limit = 2**-6 * largest(y)  # two results with errors of their own
+        limit = 2**-6 * largest(y)  # both results have errors
         torch.testing.assert_close(x, y, rtol=0, atol=limit)
         torch.testing.assert_close(z, y, rtol=0, atol=limit)
 
 
 def test_sdpa_with_dropout(calls: list[str]) -> None:
-    """The state that the forward operator returns is what the backward one takes: the result is linear in v."""
+    """The backward operator uses the state that the forward operator returns; the result is linear in v."""
     q, k, v = tensors(*[(2, 4, 200, 64)] * 3)
     with libflash.torch.enable(), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         torch.manual_seed(1)

@@ -1,4 +1,4 @@
-"""What no sequence uses reaches no result: NaN there gives the same bits as numbers. Forward and backward, several tiles."""
+"""Rows that no sequence uses do not reach a result: NaN in them gives the same bits. Forward and backward, several tiles."""
 
 from __future__ import annotations
 
