@@ -1,4 +1,4 @@
-"""Attention in float64, forward and backward: the truth every backend is compared with.
+"""Attention in float64, forward and backward: the reference for every backend.
 
 No tiling, no online softmax, nothing shared with the library. For query i and key j of one head, in this
 order:
@@ -6,7 +6,7 @@ order:
     z = softmax_scale * q_i . k_j                        softmax_scale defaults to 1/sqrt(head_dim)
     s = softcap * tanh(z / softcap)                      softcap = 0: s = z
     s = s - alibi_slope * |i + Lk - Lq - j| + bias_ij
-    hidden keys (causal, window, mask, block_mask, a bias of -inf) leave the sum
+    hidden keys (causal, window, mask, block_mask, a bias of -inf) are not in the sum
     p = exp(s - lse),  lse = log(sum_visible exp(s) + exp(sink))
     o_i = sum_j p_ij * keep_ij / (1 - dropout_p) * v_j   keep: see dropout_mask
 
@@ -17,7 +17,7 @@ else the whole sequence. bias and mask broadcast from (B|1, H|1, Sq|1, Sk|1), bl
 and B is the sequence number.
 
 A row without a visible key has o = 0, lse = -inf (or the sink) and no gradient, and so has a row past the
-used length (its lse is -inf even with a sink). What a row cannot see does not touch it, not even as NaN.
+used length (its lse is -inf even with a sink). Hidden keys do not affect a row, even if they are NaN.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NEG_INF = -np.inf
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Everything but the tensors, under the names of `libflash.attention`."""
+    """All arguments except the tensors, with the names of `libflash.attention`."""
 
     causal: bool = False
     causal_align: str = "bottom_right"
@@ -70,7 +70,7 @@ class Head:
     v: np.ndarray
     scale: float
     softcap: float
-    alibi: np.ndarray | float  # what is added to the scores, zero if absent
+    alibi: np.ndarray | float  # added to the scores, zero if absent
     bias: np.ndarray | float
     visible: np.ndarray
     sink: float  # -inf if absent
@@ -128,7 +128,7 @@ def forward(q: np.ndarray, k: np.ndarray, v: np.ndarray, **options) -> tuple[np.
 def backward(
     dout: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray, dlse: np.ndarray | None = None, **options
 ) -> Gradients:
-    """Gradients in float64 of sum(dout * o) + sum(dlse * lse); o and lse are computed here, not taken."""
+    """Gradients in float64 of sum(dout * o) + sum(dlse * lse); o and lse are computed here, not passed."""
     opt = Options(**options)
     total = zero_gradients(q, k, v, opt)
     for head in heads(q, k, v, opt):
@@ -165,7 +165,7 @@ def heads(q: np.ndarray, k: np.ndarray, v: np.ndarray, opt: Options) -> Iterator
 
 
 def sequence_rows(x: np.ndarray, cu_seqlens: np.ndarray | None, seqused: np.ndarray | None) -> list[tuple]:
-    """Where each sequence's valid rows stand: (batch, slice) in a dense tensor, (slice,) in a packed one."""
+    """Index of each sequence's valid rows: (batch, slice) in a dense tensor, (slice,) in a packed one."""
     if cu_seqlens is None:
         places = [((b,), 0, x.shape[1]) for b in range(x.shape[0])]
     else:
@@ -178,7 +178,7 @@ def sequence_rows(x: np.ndarray, cu_seqlens: np.ndarray | None, seqused: np.ndar
 
 
 def score_terms(opt: Options, b: int, h: int, lq: int, lk: int) -> dict:
-    """What one head adds to its scores, its sink, and which keys it sees."""
+    """The terms added to the scores of one head, its sink, and its visible keys."""
     alibi, bias, sink = 0.0, 0.0, NEG_INF
     if opt.alibi_slopes is not None:
         slopes = np.asarray(opt.alibi_slopes, dtype=np.float64)
@@ -209,7 +209,7 @@ def dropout_factor(opt: Options, b: int, heads_q: int, h: int, lq: int, lk: int)
     return keep_mask(opt.dropout_p, opt.seed, opt.offset, b, heads_q, h, lq, lk) / (1 - float(opt.dropout_p))
 
 
-@np.errstate(all="ignore")  # NaN and inf in the inputs are the caller's business
+@np.errstate(all="ignore")  # NaN and inf in the inputs are allowed
 def softmax(head: Head) -> Softmax:
     z = head.scale * (head.q @ head.k.T)
     tanh = np.tanh(z / head.softcap) if head.softcap > 0 else 0.0
@@ -223,7 +223,7 @@ def softmax(head: Head) -> Softmax:
     empty = row_sum == 0
     divisor = np.where(empty, 1.0, row_sum)
     lse = np.where(empty, NEG_INF, row_max + np.log(divisor))
-    p = np.where(head.visible, e / divisor[:, None], 0.0)  # also where the row is NaN: what it cannot see stays untouched
+    p = np.where(head.visible, e / divisor[:, None], 0.0)  # also if the row is NaN: hidden keys get no gradient
     return Softmax(z, capped, tanh, s, row_max, row_sum, p, e_sink / divisor, lse)
 
 
@@ -270,7 +270,7 @@ def head_cotangents(head: Head, dout: np.ndarray, dlse: np.ndarray | None) -> tu
 
 
 def empty_outputs(q: np.ndarray, v: np.ndarray, opt: Options) -> tuple[np.ndarray, np.ndarray]:
-    """o = 0 and lse = -inf: what rows that belong to no sequence keep."""
+    """o = 0 and lse = -inf: the results of rows that belong to no sequence."""
     lse_shape = (q.shape[0], q.shape[2], q.shape[1]) if opt.cu_seqlens_q is None else (q.shape[1], q.shape[0])
     return np.zeros((*q.shape[:-1], v.shape[-1])), np.full(lse_shape, NEG_INF)
 
@@ -296,7 +296,7 @@ def add_head(total: Gradients, head: Head, grad: HeadGradients, opt: Options) ->
 
 
 def add_broadcast(total: np.ndarray, head: Head, plane: np.ndarray) -> None:
-    """Add a head's (Lq, Lk) plane to its place in a (B|1, H|1, Sq|1, Sk|1) array."""
+    """Add a head's (Lq, Lk) plane to its part of a (B|1, H|1, Sq|1, Sk|1) array."""
     target = total.reshape((1,) * (4 - total.ndim) + total.shape)
     for axis in (0, 1):
         if target.shape[2 + axis] == 1:

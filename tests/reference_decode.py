@@ -1,14 +1,14 @@
 """Attention over a KV cache in float64, and the merge of results over several key ranges.
 
 A cache is (batch, capacity, heads_k, head_dim), or pages (num_pages, page_size, heads_k, head_dim) with a
-`block_table` (batch, columns): position t of sequence b lies in row t % page_size of page
+`block_table` (batch, columns): position t of sequence b is row t % page_size of page
 block_table[b, t // page_size]. A page number out of range is a page that is absent: its keys are not visible,
 and nothing is written to it. `cache_batch_idx` names the cache row of each sequence, in place of pages.
 
 `cache_seqlens` positions are filled (default: the whole capacity, or none when there are new keys). New `k`,
-`v` go to positions cache_seqlens + i, rounded to the cache's dtype, k after rotary at that position. q turns
-by position cache_seqlens + i when causal or windowed, else every row by cache_seqlens. A new row that stands behind
-the capacity is absent, as on an absent page: not written and not visible, but positions count it. Then q attends to the
+`v` go to positions cache_seqlens + i, rounded to the cache's dtype, k after rotary at that position. q is rotated
+by position cache_seqlens + i if causal or windowed, else every row by cache_seqlens. A new row beyond the capacity
+is absent, as on an absent page: not written and not visible, but positions count it. Then q attends to the
 cache, new keys included; positions before `cache_leftpad`, in pages too, are hidden, whether their page exists or not.
 """
 
@@ -22,9 +22,9 @@ from reference import NEG_INF, forward
 
 @dataclasses.dataclass
 class Gathered:
-    """A decode call as the dense problem it means: `forward(q, k, v, **options)`."""
+    """A decode call as a dense problem: `forward(q, k, v, **options)`."""
 
-    q: np.ndarray  # float64, turned
+    q: np.ndarray  # float64, rotated
     k: np.ndarray  # (batch, longest, heads_k, head_dim), in the cache's dtype
     v: np.ndarray
     options: dict
@@ -41,7 +41,7 @@ class Decoded:
 
 
 def decode(q: np.ndarray, k_cache: np.ndarray, v_cache: np.ndarray, **options) -> Decoded:
-    """Keyword arguments as for `gather`; the caches given are left as they are, new ones are returned."""
+    """Keyword arguments as for `gather`; the caches are not changed, new ones are returned."""
     dense = gather(q, k_cache, v_cache, **options)
     out, lse = forward(dense.q, dense.k, dense.v, **dense.options)
     return Decoded(out, lse, dense.k_cache, dense.v_cache)
@@ -65,7 +65,7 @@ def gather(
     window_size: tuple[int, int] = (-1, -1),
     **score_options,
 ) -> Gathered:
-    """Turn, append, and lay the keys of each sequence side by side."""
+    """Rotate, append, and gather the keys of each sequence."""
     if block_table is not None and cache_batch_idx is not None:
         raise ValueError("cache_batch_idx names rows of a contiguous cache; with block_table there are none")
     batch, seqlen_q = q.shape[:2]
@@ -118,7 +118,7 @@ def cache_places(
 
 
 def rotate(x: np.ndarray, positions: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: bool) -> np.ndarray:
-    """Turn pairs among the first 2 * cos.shape[1] dims of x (batch, seqlen, heads, dim) by position.
+    """Rotate pairs among the first 2 * cos.shape[1] dims of x (batch, seqlen, heads, dim) by position.
 
     A pair is (2i, 2i + 1) when interleaved, else (i, i + rotary_dim / 2).
     """
@@ -145,10 +145,10 @@ def merge_weights(lses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def merge(outs: np.ndarray, lses: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(o, lse) over the union of disjoint key ranges, from each range's own; parts stand on axis 0.
+    """(o, lse) over the union of disjoint key ranges, from each range's own; parts are on axis 0.
 
     outs (parts, ..., rows, heads, head_dim_v), lses (parts, ..., heads, rows). A part with lse = -inf adds
-    nothing, whatever its out holds.
+    nothing, whatever its out contains.
     """
     weights, lse = merge_weights(lses)
     shares = np.swapaxes(weights, -1, -2)[..., None]

@@ -1,4 +1,4 @@
-"""Accuracy of every CUDA kernel of attention, by the rule of tests/tolerance.py: a row for each kernel and kind of values.
+"""Accuracy of every CUDA kernel of attention, by the rule of tests/tolerance.py: a line for each kernel and kind of values.
 
     python tests/evidence/accuracy.py OUT.json [--quick]
 
@@ -26,13 +26,13 @@ from tolerance import Report
 
 FILLS = ("randn", "u01", "mean", "outlier", "big", "int")
 QUICK_FILLS = ("randn", "mean")
-LONG_FILLS = ("randn", "mean")  # more tiles of keys than fit in flight
+LONG_FILLS = ("randn", "mean")  # more key tiles than pipeline stages
 DECODE = {"lengths": (1, 130, 700), "capacity": 720, "seqlen_q": 2, "heads_q": 4, "heads_k": 1}
 LONG = {"seqlen_q": 700, "seqlen_k": 700, "heads_q": 1, "heads_k": 1, "causal": True}
 
 
 def chosen(kernel: dict, fill: str) -> list[Case] | list[DecodeCase]:
-    """The quick cases of that fill, at the kernel's own head_dim; and a long one. Of decode one with several lengths."""
+    """The quick cases of that fill with the kernel's head_dim, and a long one. For decode one case with several lengths."""
     dtype, width = TYPES[kernel["dtype"]], widths(kernel)
     if kernel["operation"] == "decode":
         return [DecodeCase(f"accuracy-{fill}-{dtype}-{kernel['head_dim']}", dtype, fill=fill, **DECODE, **width)]
@@ -47,7 +47,7 @@ def judged(case: Case | DecodeCase, result: dict) -> dict[str, Report]:
 
 
 def worst(reports: list[Report]) -> dict[str, float]:
-    """One line's figures for one tensor."""
+    """The figures of one tensor."""
     two_times = [report.two_times for report in reports if report.two_times is not None]
     figures = {"t1": max(r.t1 for r in reports), "rms": max(r.rms for r in reports)}
     figures |= {"t2": max(max(r.t2, r.t2_row) for r in reports), "t3": max(r.t3 for r in reports)}
@@ -59,7 +59,7 @@ def worst(reports: list[Report]) -> dict[str, float]:
 def table(
     kernels: list[dict], fills: tuple[str, ...], runs: dict[str, Callable[[Case, str], dict]]
 ) -> tuple[list[dict], list[str]]:
-    """Rows, and the findings of results that are wrong; `runs` has a function for each operation."""
+    """The lines of the table, and the errors of wrong results; `runs` has a function for each operation."""
     rows, failures = [], []
     for kernel in kernels:
         for fill in fills:

@@ -1,7 +1,7 @@
-// Planted faults: what compute-sanitizer must find before its silence about anything else means something.
+// Planted faults that compute-sanitizer must find; only then does a clean report about the library mean anything.
 //
 //     canary clean      nothing wrong: it must not be reported
-//     canary memory     one write behind the end of an allocation: memcheck
+//     canary memory     one write past the end of an allocation: memcheck
 //     canary race       a read of shared memory that another warp writes, without a barrier between: racecheck
 //     canary barrier    a warp-level barrier that a thread outside its mask calls: synccheck
 #include <cuda_runtime.h>

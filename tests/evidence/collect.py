@@ -1,14 +1,15 @@
 """The evidence of one GPU: tests, accuracy, repeats, sanitizer and benchmarks, into tests/evidence/<gpu>.json.
 
     python tests/evidence/collect.py                         everything, some 7 minutes
-    python tests/evidence/collect.py --quick                 a smaller set; a file that says so, and that CI does not take
-    python tests/evidence/collect.py --only sanitizer        that stage again, into the file that is there
-    python tests/evidence/collect.py --out DIR_OR_FILE       elsewhere; with --only, what is there or in the repository is kept
+    python tests/evidence/collect.py --quick                 a smaller set; the file says so, and CI does not accept it
+    python tests/evidence/collect.py --only sanitizer        that stage again, into the existing file
+    python tests/evidence/collect.py --out DIR_OR_FILE       another file; with --only, other stages are kept from it or from the
+    repository's
 
-libflash must be installed, built from these sources with all rows of kernels.table. Each stage has its time limit; one that fails
-is recorded and the next one runs. Where there are two GPUs the stages of ASIDE run on the second one beside the others, some 4
-minutes; on one GPU those of BESIDE run beside the tests, and nothing beside what is timed. The exit code is 0 if all that ran
-passed. Logs go to build/evidence.
+libflash must be installed, built from these sources with all kernels of kernels.table. Each stage has its time limit; one that
+fails is recorded and the next one runs. With two GPUs the stages of ASIDE run on the second one at the same time as the others,
+some 4 minutes; with one GPU those of BESIDE run at the same time as the tests, and timed stages run alone. The exit code is 0 if
+every stage that ran passed. Logs go to build/evidence.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ FOLDER = record.FOLDER
 # Seconds.
 LIMITS = {"tests": 300, "accuracy": 120, "repeats": 120, "sanitizer": 350, "benchmark": 150, "decode": 60, "shapes": 50}
 QUICK_LIMITS = {"tests": 120, "accuracy": 30, "repeats": 30, "sanitizer": 90, "benchmark": 75, "decode": 30, "shapes": 25}
-BESIDE = ("accuracy", "repeats", "sanitizer")  # the tests, on one GPU: what is not timed
-ASIDE = ("benchmark", "decode", "shapes", "accuracy", "repeats")  # on the second GPU, where there are two
-TOTAL = 530  # whatever the limits of the stages add up to
+BESIDE = ("accuracy", "repeats", "sanitizer")  # with the tests, on one GPU: stages without timing
+ASIDE = ("benchmark", "decode", "shapes", "accuracy", "repeats")  # on the second GPU, if there are two
+TOTAL = 530  # limit of all stages together
 MOST_WORKERS = 16
-NO_GPU = "no CUDA device"  # what tests/cuda says when it skips
-TIMED = ("test_interop.py",)  # of tests/cuda: tests of who waits for whom
-ON_HOST = ("test_on_host.py",)  # needs no GPU, and some minutes of the processors
-TAIL = 15  # lines of a failed stage's log that are shown
+NO_GPU = "no CUDA device"  # the reason with which tests/cuda skips
+TIMED = ("test_interop.py",)  # of tests/cuda: tests that measure waiting
+ON_HOST = ("test_on_host.py",)  # needs no GPU, and takes minutes of processor time
+TAIL = 15  # lines of a failed stage's log that are printed
 
 
 class Run:
-    """What the stages need to know."""
+    """The settings of the stages."""
 
     def __init__(
         self,
@@ -58,14 +59,14 @@ class Run:
         quiet: threading.Event | None = None,
         end: float | None = None,
     ) -> None:
-        """`gpu`: the only one that the stages see; None: all. `quiet`: set when nothing needs the machine for itself any more.
+        """`gpu`: the only GPU that the stages see; None: all. `quiet`: set when no later stage needs the machine alone.
         `end`: of all stages, by time.monotonic(); None: TOTAL from now.
         """
         self.quiet = quiet or threading.Event()
         self.quick, self.logs, self.arch = quick, logs, arch
         self.environment = {**os.environ}
         if gpu is not None:
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # may be a choice already
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES")  # may be set already
             self.environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[gpu] if visible else str(gpu)
         self.end = self.stage_end = end or time.monotonic() + TOTAL
 
@@ -74,7 +75,7 @@ class Run:
         self.stage_end = min(time.monotonic() + limit, self.end)
 
     def left(self) -> float:
-        """Seconds that the stage has."""
+        """Seconds left for the stage."""
         return max(1.0, self.stage_end - time.monotonic())
 
     def program(self, log: str, command: list[str], **environment: str) -> Done:
@@ -90,7 +91,7 @@ class Run:
 
 
 def tests(run: Run) -> tuple[str, str, dict]:
-    """Those that look at the clock first, with nothing beside them; then the others side by side, where xdist is installed."""
+    """First the tests that measure time, alone; then the others, in parallel if xdist is installed."""
     codes, reports = [], []
     workers = min(MOST_WORKERS, os.cpu_count() or 1) if importlib.util.find_spec("xdist") else 1
     timed = [str(ROOT / "tests/cuda" / name) for name in TIMED]
@@ -99,7 +100,7 @@ def tests(run: Run) -> tuple[str, str, dict]:
         report = run.logs / f"tests-{name}.xml"
         report.unlink(missing_ok=True)
         command = ["-m", "pytest", "-q", "-p", "no:benchmark", "-p", "no:cacheprovider", f"--junit-xml={report}"]
-        # The workers share the processors: more threads in each would only be in each other's way.
+        # The workers share the processors, so each uses one thread.
         environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"} if workers > 1 else {}
         codes.append(run.program(f"tests-{name}", [*command, *arguments], **environment).code)
         reports += [report.read_text()] if report.exists() else []
@@ -121,7 +122,7 @@ def tests_verdict(codes: list[int | None], data: dict) -> tuple[str, str, dict]:
 
 
 def by_json(name: str, program: pathlib.Path, run: Run, *arguments: str) -> tuple[str, str, dict]:
-    """A stage that is a program which writes its result."""
+    """A stage that runs a program, which writes its result as JSON."""
     out = run.logs / f"{name}.json"
     out.unlink(missing_ok=True)
     done = run.program(name, [str(program), *arguments, str(out), *["--quick"] * run.quick])
@@ -135,7 +136,7 @@ def by_json(name: str, program: pathlib.Path, run: Run, *arguments: str) -> tupl
 
 
 def last_words(text: str) -> str:
-    """The exception, where there is one: its message may be followed by lines of advice."""
+    """The line of the exception, if there is one; lines of advice may follow it."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     raised = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
     return (raised or lines or ["no output"])[-1][:300]
@@ -154,7 +155,7 @@ def sanitize(run: Run) -> tuple[str, str, dict]:
 
 
 def benchmark(run: Run) -> tuple[str, str, dict]:
-    """Device time of every cell, then host time per call, which must not make the stage fail."""
+    """Device time of every cell, then host time per call; a failure of the latter does not fail the stage."""
     folder = ROOT / "tests/benchmark"
     status, why, data = by_json("benchmark", folder / "gpu_attention.py", run, "--rounds", "3", "--json")
     host = run.logs / "host.json"
@@ -184,7 +185,9 @@ STAGES = {
 
 
 def phases(names: list[str], gpus: int) -> list[list[tuple[list[str], int | None]]]:
-    """What runs one after the other, and in each of these side by side: stages, and the only GPU that they see, if not all."""
+    """Phases that run one after the other. Each is a list of lanes that run at the same time: stages, and the GPU that they see
+    (None: all).
+    """
 
     def among(some: tuple[str, ...]) -> list[str]:
         return [name for name in names if name in some]
@@ -203,7 +206,7 @@ def target(out: pathlib.Path | None, gpu: str) -> pathlib.Path:
 
 
 def earlier(path: pathlib.Path, wanted: list[str]) -> dict | None:
-    """The file to merge into; a whole run starts anew."""
+    """The file to merge into; a run of all stages starts a new file."""
     if set(wanted) == set(STAGES):
         return None
     for known in (path, FOLDER / path.name):
@@ -213,7 +216,7 @@ def earlier(path: pathlib.Path, wanted: list[str]) -> dict | None:
 
 
 class Collection:
-    """The file as it grows; stages of two lanes write to it."""
+    """The evidence file during a run; stages of two lanes write to it."""
 
     def __init__(self, path: pathlib.Path, machine: dict, quick: bool, wanted: list[str]) -> None:
         self.path, self.writing = path, threading.Lock()
@@ -236,7 +239,7 @@ class Collection:
             self.new["stages"][name] = about | ({"why": why} if why else {})
             self.new[name] = data
             print(f"{name:10} {status:10} {seconds:6.1f} s  {why}", flush=True)
-            self.write()  # after each stage: what comes later cannot lose it
+            self.write()  # after each stage, so that a later failure does not lose it
 
     def run_stages(self, names: list[str], run: Run) -> None:
         if "tests" not in names:
@@ -246,9 +249,9 @@ class Collection:
             run.begin(name)
             try:
                 outcome = STAGES[name](run)
-            except (OSError, ValueError) as wrong:  # e.g. a program that left half a JSON
+            except (OSError, ValueError) as wrong:  # for example incomplete JSON
                 outcome = "failed", f"{type(wrong).__name__}: {wrong}"[:300], {}
-            run.quiet.set()  # whatever has become of the tests
+            run.quiet.set()  # also if the tests failed
             self.add(name, outcome, round(time.monotonic() - start, 1))
 
     def end(self) -> int:

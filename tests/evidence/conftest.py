@@ -1,4 +1,4 @@
-"""The programs of this folder are modules to its tests, as they are to each other."""
+"""Makes the programs of this folder importable by its tests."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ KEPT, KEPT_CHARACTERS = 20, 300
 
 
 def counts(*reports: str) -> dict[str, object]:
-    """Of all reports together: passed, failed, skipped, in all and by file; why tests were skipped; the first failures."""
+    """Counts over all reports: passed, failed and skipped, total and by file; why tests were skipped; the first failures."""
     by_file: dict[str, collections.Counter[str]] = {}
     reasons: collections.Counter[str] = collections.Counter()
     failures: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""A program run with a time limit; it and all it started are gone afterwards."""
+"""Runs a program with a time limit, and then ends it and all processes that it started."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Done:
 
 
 def run_limited(command: list[str], limit: float, log: pathlib.Path, environment: dict[str, str] | None = None) -> Done:
-    """Output goes to `log` while it runs, so that what ran too long has left its words."""
+    """Output goes to `log` while it runs, so that it is kept if the program exceeds the limit."""
     log.parent.mkdir(parents=True, exist_ok=True)
     start = time.monotonic()
     with log.open("wb") as out:

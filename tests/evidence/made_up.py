@@ -14,7 +14,7 @@ def evidence(**changes: object) -> dict:
         cell | {"direction": "backward", "tflops": {"libflash": 100.4}, "ratio": {"fa2": 4.0}, "seqlen": 1024},
         cell | {"direction": "backward", "tflops": {"libflash": 50.4}, "ratio": {}, "seqlen": 1024, "dtype": "float16"},
     ]
-    held = {"fa2": 250.2, "libflash": 600.4, "libflash sm80": 275.4}  # libflash would choose other rows than those of sm80
+    held = {"fa2": 250.2, "libflash": 600.4, "libflash sm80": 275.4}  # libflash's choice is no sm80 kernel
     float32 = cell | {"dtype": "float32", "tflops": {"efficient": 20.04, "libflash": 30.06}, "ratio": {"efficient": 1.5}}
     forward = [
         cell,

@@ -1,11 +1,11 @@
-"""The evidence file: its name, its shape, how runs are merged into it, and what it falls short of.
+"""The evidence file: its name, its fields, how runs are merged into it, and why it is no evidence.
 
     gpu, sources, quick      which GPU, the hash of the sources (sources.py), whether a smaller set was run
     setting                  library, toolkit, driver and frameworks, see machine.py
     stages                   for each stage: status, seconds, date, driver, and `why` unless it passed
-    tests, accuracy, ...     what the stage of that name found
+    tests, accuracy, ...     the results of the stage of that name
 
-A status is "passed", "failed", "timed out" or "unproven": nothing was found, by a tool that did not show that it finds things.
+A status is "passed", "failed", "timed out" or "unproven": nothing was found, but the tool did not find the planted faults either.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import re
 
 STAGES = ("tests", "accuracy", "repeats", "benchmark", "decode", "shapes", "sanitizer")
 FOLDER = pathlib.Path(__file__).resolve().parent
-WIDTH = 150  # what fits on one line stands on one line: a table's row is a line of the file
-MAY_DIFFER = {"driver", "python"}  # between runs merged into one file; each stage says its driver
+WIDTH = 150  # a value that fits on one line is written on one line, so that a line of a table is a line of the file
+MAY_DIFFER = {"driver", "python"}  # between runs merged into one file; each stage has its driver
 
 
 def file_name(gpu: str) -> str:
@@ -31,7 +31,7 @@ def read_all(folder: pathlib.Path = FOLDER) -> dict[str, dict]:
 
 
 def merged(old: dict | None, new: dict) -> dict:
-    """`old` with the stages of `new` in place of its own; refuses to mix what does not belong together."""
+    """`old` with its stages replaced by those of `new`; raises an exception if GPU, sources or settings differ."""
     if old is None:
         return new
     for name in ("gpu", "sources", "quick"):
@@ -45,14 +45,14 @@ def merged(old: dict | None, new: dict) -> dict:
 
 
 def ordered(data: dict) -> dict:
-    """Stages in their order, whatever the order they ran in."""
+    """Stages in the order of STAGES."""
     head = {name: data[name] for name in ("gpu", "sources", "quick", "setting")}
     head["stages"] = {name: data["stages"][name] for name in STAGES if name in data["stages"]}
     return head | {name: data[name] for name in STAGES if name in data}
 
 
 def dumps(data: object, indent: int = 0) -> str:
-    """JSON whose small objects and rows stand on one line each."""
+    """JSON with small objects and lines of tables on one line each."""
     line = json.dumps(data, ensure_ascii=False)
     fits = indent > 0 and len(line) + indent <= WIDTH
     if fits or not data or not isinstance(data, dict | list):
@@ -72,7 +72,7 @@ def write(path: pathlib.Path, data: dict) -> None:
 
 
 def shortcomings(data: dict, sources: str) -> list[str]:
-    """What keeps a file from being evidence for the present sources; nothing: it is."""
+    """Why the file is no evidence for the present sources; empty if it is."""
     found = []
     if data["sources"] != sources:
         found.append(f"is about other sources: {data['sources'][:12]}, now {sources[:12]}")
@@ -88,10 +88,10 @@ def shortcomings(data: dict, sources: str) -> list[str]:
 
 
 def problems(files: dict[str, dict], sources: str, stale: str | None) -> list[str]:
-    """What CI complains about. `stale` is the text of STALE.md, None where there is no such file.
+    """The complaints of CI. `stale` is the text of STALE.md, None if there is no such file.
 
-    Without it every file must be evidence, and there must be one. With it the text must name each file that is not, and the file
-    must go when there is nothing left to excuse.
+    Without STALE.md there must be at least one file, and all must be evidence. With it, its text must name each file that is not,
+    and STALE.md must be deleted when every file is evidence.
     """
     lacking = {name: shortcomings(data, sources) for name, data in files.items()}
     wrong = [f"{name} {text}" for name, texts in lacking.items() for text in texts]

@@ -1,13 +1,13 @@
-"""Are the bits the same again? Every CUDA kernel of attention, many times on one problem; and hashes of results on fixed cases.
+"""Are results reproducible? Every CUDA kernel of attention, many times on one problem; and hashes of results of fixed cases.
 
     python tests/evidence/repeats.py OUT.json [--quick]
 
-The problem has a batch of 60, lengths that differ, empty ones among them; forward is repeated without lengths, too (`dense`), and
-with rare options and blocks left out (`options`, `blocks`), because kernels share their work out in other ways then. Half of the
-repeats run beside copies on another stream that take the memory's bandwidth. `differing` and these say for each tensor in how
-many repeats it was another than at first: none. That is backward with deterministic=True; without it (`default`) dq may differ,
-whose sums are added in any order, but dk and dv may not.
-A hash belongs to a GPU and a toolkit: built by another compiler a kernel may round otherwise.
+The problem has a batch of 60 and different lengths, some 0. Forward is also repeated without lengths (`dense`), with rare options
+(`options`) and with a block mask (`blocks`), because tile schedules differ then. Half of the repeats run at the same time as
+copies on another stream, which use memory bandwidth. `differing` and these fields count for each tensor the repeats whose bits
+differ from the first result: 0 is expected. Backward runs with deterministic=True; without it (`default`) dq may differ, whose
+sums have no fixed order, but dk and dv may not.
+A hash is valid for one GPU and toolkit: a kernel built by another compiler may round differently.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def run(case: cases.Case | DecodeCase, kernel: dict) -> dict[str, np.ndarray]:
 
 
 def ways(kernel: dict, lengths: dict) -> dict[str, dict]:
-    """In which forward is called, by options; those of them that the kernel knows."""
+    """The options with which forward is repeated, those that the kernel supports."""
     rows, columns = -(-SEQLEN_Q // BLOCK), -(-SEQLEN_K // BLOCK)
     blocks = torch.ones(1, 1, rows, columns, dtype=torch.bool, device=device_of(kernel)).tril()
     found = {"differing": lengths, "dense": {"causal": True}}
@@ -92,7 +92,7 @@ def ways(kernel: dict, lengths: dict) -> dict[str, dict]:
 
 
 def calls(kernel: dict) -> dict[str, Callable[[], Tensors]]:
-    """What is repeated, by the name of its figures."""
+    """The repeated calls, by the names of their figures."""
     device, name = device_of(kernel), kernel["name"]
     dtype = DTYPES[kernel["dtype"]]
     generator = torch.Generator(device).manual_seed(5)
@@ -130,7 +130,7 @@ def calls(kernel: dict) -> dict[str, Callable[[], Tensors]]:
 
 
 def hog(device: str) -> Callable[[], None]:
-    """Work for the memory, on another stream."""
+    """Copies on another stream, which use memory bandwidth."""
     if device == "cpu":
         return lambda: None
     other = torch.cuda.Stream()
@@ -146,7 +146,7 @@ def hog(device: str) -> Callable[[], None]:
 
 
 def differing(call: Callable[[], Tensors], repeats: int, beside: Callable[[], None]) -> dict[str, int]:
-    """For each tensor, how many of the repeats gave other bits than the first call."""
+    """For each tensor the number of repeats whose bits differ from the first call's."""
     first = {name: bits(x).clone() for name, x in call().items()}
     counts = {name: torch.zeros((), dtype=torch.int64, device=x.device) for name, x in first.items()}
     for repeat in range(repeats):
@@ -163,7 +163,7 @@ def allowed(way: str, tensor: str) -> bool:
 
 
 def row(kernel: dict, repeats: int) -> tuple[dict, bool]:
-    """A kernel's figures, and whether they are as they should be."""
+    """A kernel's figures, and whether they are as expected."""
     beside = hog(device_of(kernel))
     found = {name: differing(call, repeats, beside) for name, call in calls(kernel).items()}
     once, again = golden(kernel), golden(kernel)

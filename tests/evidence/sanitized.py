@@ -1,10 +1,11 @@
-"""What compute-sanitizer watches: a few small problems on every CUDA kernel of attention, and merge, judged like any test.
+"""The program that compute-sanitizer runs: a few small problems on every CUDA kernel of attention, and merge, with checked
+results.
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck python tests/evidence/sanitized.py [--quick]
     ... python tests/evidence/sanitized.py --plant        a call whose output is described larger than it is
 
-Each tensor is its own cudaMalloc, so that an access beyond one is an access beyond an allocation; everything is made on the host
-and copied, so that only libflash's kernels run. --plant shows that the tool sees those: else silence says nothing.
+Each tensor is its own cudaMalloc, so that an access outside a tensor is outside every allocation. All tensors are made on the
+host and copied, so that only libflash's kernels run. --plant shows that the tool detects such accesses.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ BFLOAT = 4  # DLPack's type code
 
 
 def problems(kernel: dict) -> list[Case] | list[DecodeCase]:
-    """Odd sizes, so that every tile at an edge is a part of one; more tiles of keys than fit in flight."""
+    """Odd sizes, so that the last tiles are partial; more key tiles than pipeline stages."""
     dtype, full = TYPES[kernel["dtype"]], widths(kernel)
     odd = {"head_dim": kernel["head_dim"] - 9, "head_dim_v": kernel["head_dim_v"] - 1}
     if kernel["operation"] == "decode":
@@ -49,12 +50,12 @@ def problems(kernel: dict) -> list[Case] | list[DecodeCase]:
         "options": Case("", dtype, 2, 67, 259, used_k=(259, 100), **odd, **EVERY_OPTION, **SEVERAL),
         "blocks": Case("", dtype, 1, 129, 300, block_mask="h", **full, **SEVERAL),
     }
-    kind = f"{dtype}-{kernel['head_dim']}x{kernel['head_dim_v']}"  # kernels of one kind share the exact results
+    kind = f"{dtype}-{kernel['head_dim']}x{kernel['head_dim_v']}"  # kernels of one type and head_dim share the exact results
     return [dataclasses.replace(case, name=f"sanitized-{name}-{kind}") for name, case in cases.items()]
 
 
 def decode_problems(kernel: dict, dtype: str, full: dict, odd: dict) -> list[DecodeCase]:
-    """Few rows and many (another kernel), split and not, pages that are appended to."""
+    """Few and many rows, with and without splits, and append to pages."""
     lengths = {"lengths": (0, 1, 130, 590), "capacity": 600}
     cases = {
         "pages": {"page_size": 16, "append": 3, "rotary": 32, **full, **lengths},
@@ -64,7 +65,7 @@ def decode_problems(kernel: dict, dtype: str, full: dict, odd: dict) -> list[Dec
 
 
 def served(case: Case | DecodeCase, kernel: dict) -> int:
-    """Runs and judges it, a backward kernel in both modes; how many of these runs the kernel did not refuse."""
+    """Run the case and check its results, a backward kernel in both modes; returns the number of runs that were not refused."""
     device, name = device_of(kernel), kernel["name"]
     if isinstance(case, DecodeCase):
         runs = [lambda splits=splits: run_decode(case, name, device, num_splits=splits) for splits in (1, 3)]
@@ -99,7 +100,7 @@ def plant(kernel: dict) -> None:
     dtype = DTYPES[kernel["dtype"]]
     q, k, v = (torch.ones(shape, dtype=dtype).cuda() for _ in range(3))
     short = torch.zeros((1, shape[1] - 1, *shape[2:]), dtype=dtype).cuda()
-    stand_in = np.zeros(shape, np.float32 if dtype == torch.float32 else np.float16)  # as many bytes an element
+    stand_in = np.zeros(shape, np.float32 if dtype == torch.float32 else np.float16)  # an element of the same size
     described = SimpleNamespace(
         shape=shape,
         strides=stand_in.strides,

@@ -1,8 +1,8 @@
-"""compute-sanitizer over the kernels: first what was planted for it to find, then what is to be clean.
+"""compute-sanitizer on the kernels: first on planted faults, which it must find, then on the library.
 
-A tool proves something only if it reported its planted fault (canary.cu, in the kernel of that name) and said nothing about the
-innocent kernel; memcheck besides if it reported a write beyond a tensor in libflash's own kernel (sanitized.py --plant). Some
-virtual machines let the tools run but not see: then the result says that they prove nothing.
+A clean report of a tool counts only if the tool reported its planted fault (canary.cu, in the kernel of that name) and nothing in
+the correct kernel; memcheck must also report a write past a tensor in a kernel of libflash (sanitized.py --plant). On some
+virtual machines the tools run but detect nothing; the result then says that they prove nothing.
 """
 
 from __future__ import annotations
@@ -22,10 +22,15 @@ FOUND = 77  # exit code of the tool where the program itself succeeded and the t
 # and the widths that differ in how warps share the work.
 FEWER = {"racecheck": ["--kernels", r"_(bf16|f32)_d(64|128|256)$"]}
 
-# No leak check: the library allocates nothing on the device, and Python ends without giving back what its frameworks hold.
-# Calls of the CUDA interface that fail are not looked at: frameworks probe for what there is, and the library reports its own.
+# No leak check: the library allocates nothing on the device, and Python exits without freeing the memory of its frameworks.
+# Failed calls of the CUDA API are not reported: frameworks probe for features, and the library reports its own failures.
 TOOLS = {
-    "memcheck": ["--padding", "4096", "--report-api-errors", "no"],  # padding: a little too far is not yet the next allocation
+    "memcheck": [
+        "--padding",
+        "4096",
+        "--report-api-errors",
+        "no",
+    ],  # padding, so that an access just outside is not in the next allocation
     "racecheck": [],
     "synccheck": [],
 }
@@ -43,7 +48,7 @@ KEPT_LINES = 12
 
 @dataclasses.dataclass(frozen=True)
 class Said:
-    """What a tool said: `found` is None where it came to no summary."""
+    """The report of a tool; `found` is None if there is no summary."""
 
     found: int | None
     text: str
@@ -55,7 +60,7 @@ def said(text: str) -> Said:
 
 
 def canary_verdict(tool: str, clean: Said, planted: Said) -> str:
-    """Empty if the tool works here, else why its silence means nothing."""
+    """Empty if the tool works here, otherwise why its report does not count."""
     what = CANARY[tool]
     if clean.found is None or planted.found is None:
         return f"{tool} came to no result: {complaint(planted.text if planted.found is None else clean.text)}"
@@ -67,7 +72,7 @@ def canary_verdict(tool: str, clean: Said, planted: Said) -> str:
 
 
 def library_verdict(planted: Said) -> str:
-    """The same for memcheck and the library's own kernels."""
+    """The same for memcheck and a kernel of the library."""
     if planted.found is None:
         return f"memcheck came to no result: {complaint(planted.text)}"
     if not PLANTED["libflash"].search(planted.text):
@@ -76,14 +81,14 @@ def library_verdict(planted: Said) -> str:
 
 
 def complaint(text: str) -> str:
-    """The line that says most."""
+    """The most informative line."""
     lines = [line.removeprefix("=========").strip() for line in text.splitlines()]
     telling = [line for line in lines if re.search(r"error|not supported|invalid|race reported|refus|fail", line, re.I)]
     return (telling or [line for line in lines if line] or ["no output"])[0][:200]
 
 
 def tool_result(tool: str, done: Done) -> dict[str, object]:
-    """The tool's run over the problems: clean, found something, or did not get there."""
+    """The tool's run on the problems: clean, errors found, or not finished."""
     summary = said(done.text)
     ran = re.search(r"ran: (\d+) problems, (\d+) kernels", done.text)
     result: dict[str, object] = {"found": summary.found, "seconds": round(done.seconds, 1)}
@@ -98,7 +103,7 @@ def tool_result(tool: str, done: Done) -> dict[str, object]:
 
 
 def find_tool() -> str | None:
-    """On the PATH, or beside nvcc."""
+    """On the PATH, or in nvcc's toolkit."""
     nvcc = shutil.which("nvcc")
     beside = [pathlib.Path(nvcc).resolve().parents[1] / "compute-sanitizer/compute-sanitizer"] if nvcc else []
     return shutil.which("compute-sanitizer") or next((str(path) for path in beside if path.exists()), None)
@@ -140,14 +145,14 @@ def stage(quick: bool, limit: float, logs: pathlib.Path, arch: int, environment:
         proves["memcheck"] = library_verdict(said(session.watch("memcheck", "plant", [*program, "--plant"]).text))
     runs = {}
     for name in TOOLS:
-        if not proves[name]:  # what proves nothing need not run
+        if not proves[name]:  # a tool whose report does not count is not run
             arguments = ["--quick"] * quick + FEWER.get(name, [])
             runs[name] = tool_result(name, session.watch(name, "run", program + arguments))
     return judged(proves, runs)
 
 
 def judged(proves: dict[str, str], runs: dict[str, dict]) -> tuple[str, str, dict]:
-    """Passed only if memcheck and racecheck can see and no tool that can see found anything."""
+    """Passed only if memcheck and racecheck work and no working tool found an error."""
     data = {
         "canary": {name: "found" if not why else f"proves nothing: {why}" for name, why in proves.items()},
         "runs": runs,

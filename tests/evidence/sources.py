@@ -1,12 +1,12 @@
-"""The hash of what evidence is about: the sources that decide what a GPU computes, as a compiler sees them.
+"""The hash of the sources that evidence is about: those that determine what a GPU computes, as a compiler sees them.
 
-All files under libflash/ and include/ but those of libflash/cpu/, which CI runs itself, documents (*.md) and hidden files, which
-no compiler reads. Comments and white space between words do not count.
+All files under libflash/ and include/ except libflash/cpu/, which CI tests itself, documents (*.md) and hidden files, which no
+compiler reads. Comments and white space between words do not count.
 New files count before they are committed, so that evidence taken just before a commit holds after it. Where there is no git
 (a source archive, a copy on another machine) the folders are walked; both ways give the same list.
 
     python tests/evidence/sources.py            print the hash
-    python tests/evidence/sources.py --list     print what goes into it: hash and path of each file
+    python tests/evidence/sources.py --list     print hash and path of each file
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LEFT_OUT = "libflash/cpu/"
 NOT_COMPILED = (".so", ".o", ".a", ".pyc", ".pyo", ".pyd", ".md")
 C_FILES = (".h", ".cpp", ".cuh", ".cu", ".c", ".h.in")
 HASH_FILES = (".cmake", ".table", ".txt")  # a comment begins with '#'
-# A literal is kept as it stands; a comment is as much as a space.
+# A literal is kept unchanged; a comment counts as a space.
 C_TOKENS = re.compile(r'(?P<kept>"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\')|//(?:\\\n|[^\n])*|/\*.*?\*/', re.DOTALL)
 HASH_TOKENS = re.compile(r'(?P<kept>"(?:\\.|[^"\\])*")|#[^\n]*', re.DOTALL)
 
@@ -62,7 +62,7 @@ def counts(root: pathlib.Path, path: str) -> bool:
 
 
 def compiled_text(path: pathlib.Path) -> bytes:
-    """What is left of a file without comments, empty lines and repeated spaces."""
+    """The file without comments, empty lines and repeated spaces."""
     tokens = C_TOKENS if path.name.endswith(C_FILES) else HASH_TOKENS if path.name.endswith(HASH_FILES) else None
     if tokens is None:
         return path.read_bytes()
@@ -76,7 +76,7 @@ def file_digest(path: pathlib.Path) -> str:
 
 
 def digest(root: pathlib.Path = ROOT) -> str:
-    """Changes when a file changes, comes, goes or moves."""
+    """Changes when a file changes, or is added, removed or renamed."""
     total = hashlib.sha256()
     for path in files(root):
         total.update(f"{file_digest(root / path)}  {path}\n".encode())

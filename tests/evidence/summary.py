@@ -26,7 +26,7 @@ def decode_cell(cell: dict) -> str:
 
 
 def against(cells: Iterable[dict], peer: str, rate: str, name: Callable[[dict], str]) -> Ratios:
-    """What libflash chooses over `peer`; `rate` is the field of a cell that holds a rate for each contender."""
+    """Rate of libflash's choice divided by that of `peer`; `rate` is the field of a cell with the rate of each contender."""
     return [(cell[rate]["libflash"] / cell[rate][peer], name(cell)) for cell in cells if peer in cell[rate]]
 
 

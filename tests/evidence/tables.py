@@ -1,7 +1,7 @@
 """The GPU tables of tests/benchmark/RESULTS.md from the evidence files, and the README's summary of them.
 
 python tests/evidence/tables.py            write them between the markers of both files
-python tests/evidence/tables.py --check    change nothing; exit code 1 if a file says anything else
+python tests/evidence/tables.py --check    change nothing; exit code 1 if a file differs
 python tests/evidence/tables.py --print    print them
 """
 
@@ -46,13 +46,15 @@ SHAPES = {  # figures of tests/benchmark/gpu_shapes.py
 
 
 def timed(data: dict, direction: str, *, floats: bool) -> list[dict]:
-    """Cells of the benchmark, in float32 or in 16 bits."""
+    """Cells of the benchmark, of float32 or of the 16-bit types."""
     cells = data.get("benchmark", {}).get("cells", [])
     return [cell for cell in cells if cell["direction"] == direction and (cell["dtype"] == "float32") == floats]
 
 
 def speed_tables(data: dict, direction: str) -> str:
-    """What libflash chooses against cuDNN; then its sm80 rows against the FlashAttention-2 that they are an own form of."""
+    """libflash's choice against cuDNN; then its sm80 kernels against FlashAttention-2, which has the same algorithm and
+    instructions.
+    """
     cells = timed(data, direction, floats=False)
     if not cells:
         return f"{direction.capitalize()} on {data['gpu']}: not measured."
@@ -76,7 +78,7 @@ def work(data: dict) -> str:
 
 
 def speed_table(caption: str, cells: list[dict], whose: str, peer: str) -> str:
-    """A row for each type, head_dim and mask; a column for each length."""
+    """A line for each type, head_dim and mask; a column for each length."""
     seqlens = sorted({cell["seqlen"] for cell in cells})
     lines = [caption, "", "| type | head_dim | causal | " + " | ".join(f"S = {s}" for s in seqlens) + " |"]
     lines.append("|---|---:|---|" + "---:|" * len(seqlens))
@@ -90,7 +92,7 @@ def speed_table(caption: str, cells: list[dict], whose: str, peer: str) -> str:
 
 
 def figure(cell: dict | None, whose: str, peer: str) -> str:
-    """Where libflash chooses an sm80 row itself, it was timed once and not held to it a second time."""
+    """If libflash's choice is an sm80 kernel, that was timed once."""
     if cell is None:
         return "-"
     tflops = cell["tflops"].get(whose, cell["tflops"][OURS])
@@ -112,7 +114,7 @@ def conclusions(cells: list[dict], *peers: str) -> list[str]:
 
 
 def float_table(data: dict) -> str:
-    """A row for each problem, forward and backward side by side."""
+    """A line for each problem, with forward and backward."""
     sides = [timed(data, direction, floats=True) for direction in DIRECTIONS]
     if not any(sides):
         return f"float32 on {data['gpu']}: not measured."
@@ -146,7 +148,7 @@ def float_figures(cell: dict) -> list[str]:
 
 
 def accuracy_table(data: dict) -> str:
-    """What was tested, and the errors by type and kind of values, the worst over kernels and head dims; gradients below."""
+    """The tests, and the largest errors over kernels and head dims, by type and kind of values; gradients below."""
     rows = data.get("accuracy", {}).get("rows", [])
     lines = [tested(data), ""]
     lines += [
@@ -173,7 +175,7 @@ def accuracy_table(data: dict) -> str:
 
 
 def by_kind(rows: list[dict], *tensors: str) -> list[tuple[tuple[str, str], list[dict]]]:
-    """((type, values), rows) of the kernels that make these tensors."""
+    """((type, values), entries) of the kernels that compute these tensors."""
     groups: dict[tuple[str, str], list[dict]] = {}
     for row in rows:
         if all(tensor in row for tensor in tensors):
@@ -207,7 +209,7 @@ def repeated(data: dict) -> str:
 
 
 def decode_table(data: dict) -> str:
-    """A row for each cell."""
+    """A line for each cell."""
     cells = data.get("decode", {}).get("cells", [])
     if not cells:
         return f"Decode on {data['gpu']}: not measured."
@@ -232,7 +234,7 @@ def decode_table(data: dict) -> str:
 
 
 def shapes_table(data: dict) -> str:
-    """A row for each figure; nothing where they were not measured."""
+    """A line for each figure; nothing if they were not measured."""
     cells = data.get("shapes", {}).get("cells", [])
     if not cells:
         return ""
@@ -274,7 +276,7 @@ def summed_up(files: dict[str, dict], cpu: pathlib.Path) -> dict[str, str]:
 
 
 def outdated_in(path: pathlib.Path, made: dict[str, str], check: bool) -> list[str]:
-    """Writes the tables into the file, or with `check` only compares: what to say of the file if it was not current."""
+    """Write the tables into the file, or with `check` only compare. Returns a message if the file was not current."""
     try:
         outdated = write(path, made, check)
     except ValueError as wrong:

@@ -1,4 +1,4 @@
-"""Rows of the accuracy table, on a CPU kernel in a GPU's place, and on one whose results are wrong."""
+"""Entries of the accuracy table, with a CPU kernel in place of a CUDA kernel, and with one whose results are wrong."""
 
 from __future__ import annotations
 
@@ -46,4 +46,4 @@ def test_a_wrong_kernel(operation: str, tensor: str) -> None:
     (row,), failures = of(operation, wrong)
     assert len(failures) == 2
     assert all(f"{tensor}: T" in failure for failure in failures)
-    assert tensor in row  # of the case that was right
+    assert tensor in row  # of the case with a right result

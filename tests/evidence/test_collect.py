@@ -1,4 +1,4 @@
-"""The stages run, fail and are recorded as they should."""
+"""How stages run and fail, and how that is recorded."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_the_tests_that_look_at_the_clock_are_there() -> None:
 
 
 def test_a_stage_by_a_program(tmp_path: pathlib.Path) -> None:
-    """Its result, its failure with the reason, its half a result, its time limit."""
+    """A result, a failure with its reason, an incomplete result, and a time limit."""
     run = collect.Run(quick=False, logs=tmp_path, arch=90)
     body = "import json, pathlib, sys, time\nout = pathlib.Path(sys.argv[-1])\n"
     script = tmp_path / "stage.py"
@@ -59,7 +59,7 @@ def test_a_stage_by_a_program(tmp_path: pathlib.Path) -> None:
     status, why, data = outcome("out.write_text(json.dumps({'rows': [], 'failures': ['k: T1\\nmore']})); sys.exit(1)")
     assert (status, why, data["rows"]) == ("failed", "k: T1", [])
     assert outcome("raise RuntimeError('no kernel')")[:2] == ("failed", "RuntimeError: no kernel")
-    assert outcome("pass")[0] == "failed"  # no result: nothing was shown
+    assert outcome("pass")[0] == "failed"  # no result, so nothing is proved
     run.begin("accuracy")
     run.stage_end = 0
     assert outcome("time.sleep(60)")[0] == "timed out"
@@ -68,7 +68,7 @@ def test_a_stage_by_a_program(tmp_path: pathlib.Path) -> None:
 def test_two_gpus_share_the_stages() -> None:
     names = list(collect.STAGES)
     [(first, everything), (second, gpu)] = collect.phases(names, 2)[0]
-    assert (everything, gpu) == (None, 1)  # the first lane's tests of several devices see all
+    assert (everything, gpu) == (None, 1)  # tests of several devices are in the first lane, which sees all GPUs
     assert first[0] == "tests"
     assert sorted(first + second) == sorted(names)
     assert collect.phases(["tests"], 2) == [[(["tests"], None), ([], 1)]]
@@ -84,7 +84,7 @@ def test_on_one_gpu_nothing_is_beside_what_is_timed() -> None:
 def test_the_second_lane_sees_one_gpu(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path, given: str | None, seen: str
 ) -> None:
-    """The second of those that there are to be seen."""
+    """The second of the visible GPUs."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if given:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
@@ -93,7 +93,7 @@ def test_the_second_lane_sees_one_gpu(
 
 
 def test_phases_have_one_end(tmp_path: pathlib.Path) -> None:
-    """However many there are: a run's stages end when it says."""
+    """All stages together end at the run's limit."""
     run = collect.Run(quick=False, logs=tmp_path, arch=90, end=collect.time.monotonic() + 5)
     run.begin("tests")
     assert run.left() <= 5
@@ -101,13 +101,13 @@ def test_phases_have_one_end(tmp_path: pathlib.Path) -> None:
 
 def test_the_limits_fit_the_total() -> None:
     assert set(collect.LIMITS) == set(collect.QUICK_LIMITS) == set(collect.STAGES) == set(record.STAGES)
-    assert collect.TOTAL <= 540  # a minute beside it for the build, and ten in all
+    assert collect.TOTAL <= 540  # leaves a minute for the build within ten minutes
     assert list(collect.STAGES) == list(record.STAGES)
 
 
 @pytest.fixture
 def collected(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Callable[..., tuple[int, dict]]:
-    """Runs collect with stages that do nothing, as if on a GPU; gives the exit code and the file."""
+    """Run collect with stages that do nothing, as if on a GPU; returns the exit code and the file."""
     known = {"gpu": "NVIDIA H200", "gpus": 2, "setting": {"arch": 90, "driver": "1", "toolkit": "13.0"}}
     monkeypatch.setattr(collect, "run_limited", lambda *_: limited.Done(0, f"a warning\n{json.dumps(known)}\n", 0.1))
 
@@ -142,7 +142,7 @@ def test_a_failing_stage_is_recorded_and_made_good_alone(collected: Callable) ->
     assert data["stages"]["accuracy"]["why"] == "ValueError: half a file"
     assert data["stages"]["benchmark"]["status"] == "passed"
     assert len(record.shortcomings(data, sources.digest())) == 2
-    assert collected("accuracy")[0] == 0  # all that ran passed
+    assert collected("accuracy")[0] == 0  # every stage that ran passed
     code, data = collected("sanitizer", sanitizer=("passed", "", {"by": "another machine"}))
     assert record.shortcomings(data, sources.digest()) == []
     assert (data["tests"]["by"], data["sanitizer"]["by"]) == ("tests", "another machine")

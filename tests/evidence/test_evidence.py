@@ -1,4 +1,4 @@
-"""The evidence is about the present sources, and the README says what it says: what CI is here for."""
+"""The evidence is about the present sources, and the tables agree with it."""
 
 from __future__ import annotations
 

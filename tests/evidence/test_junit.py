@@ -29,7 +29,7 @@ def test_counts_of_a_junit_report() -> None:
 
 
 def test_counts_of_pytest_itself(tmp_path: pathlib.Path) -> None:
-    """The real report, not only my picture of one: a test that fails in its body and again behind it counts once."""
+    """A report by pytest itself: a test that fails in its body and in its teardown counts once."""
     (tmp_path / "test_x.py").write_text(
         "import pytest\n@pytest.fixture\ndef late():\n    yield\n    raise ValueError('late')\n"
         "def test_both(late): assert 0\ndef test_fine(): pass\ndef test_skipped(): pytest.skip('why')\n"

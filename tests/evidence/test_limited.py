@@ -1,4 +1,4 @@
-"""A program is ended at its limit, with all that it started."""
+"""A program is ended at its limit, with all processes that it started."""
 
 from __future__ import annotations
 

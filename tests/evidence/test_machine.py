@@ -1,4 +1,4 @@
-"""Which kernels a library must have to be measured."""
+"""The kernels that a library must have to be measured."""
 
 from __future__ import annotations
 

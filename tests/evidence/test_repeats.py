@@ -1,4 +1,4 @@
-"""Repeats are counted, on CPU kernels in a GPU's place, and on calls that give other bits."""
+"""Counts of differing repeats, with CPU kernels in place of CUDA kernels, and with calls whose bits differ."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_kernels_that_repeat_themselves(small: None) -> None:
 
 
 def test_what_differs_is_counted() -> None:
-    """NaN is no difference, the sign of a zero is one."""
+    """NaN equals NaN; the sign of zero counts."""
     made = torch.zeros(2, 5, dtype=torch.bfloat16)
     made[0] = torch.nan
     calls = iter([made, made, made, -made, made, -made])
@@ -48,7 +48,7 @@ def test_what_differs_is_counted() -> None:
     ],
 )
 def test_what_may_differ(small: None, monkeypatch: pytest.MonkeyPatch, mode: str, tensor: str, right: bool) -> None:
-    """dq, without deterministic=True: nothing else."""
+    """Only dq may differ, and only without deterministic=True."""
     real = repeats.calls
 
     def restless(kernel: dict) -> dict:

@@ -1,4 +1,4 @@
-"""The problems under the sanitizer are ones that kernels serve, and a wrong result among them is noticed."""
+"""Kernels serve the problems of sanitized.py, and a wrong result is found."""
 
 from __future__ import annotations
 

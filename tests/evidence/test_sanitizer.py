@@ -1,4 +1,4 @@
-"""The sanitizer: what it says where it works, and where it does not."""
+"""The verdict about compute-sanitizer, where it works and where it does not."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ def test_results_of_the_runs() -> None:
     assert status(ran + CLEAN, 0) == "clean"
     assert sanitizer.tool_result("memcheck", limited.Done(0, ran + CLEAN, 1.0))["problems"] == 49
     assert status(ran + LIBRARY, sanitizer.FOUND) == "found"
-    assert status(CLEAN, 0) == "failed"  # it did not say that it ran
+    assert status(CLEAN, 0) == "failed"  # no report that it ran
     assert status(ran + CLEAN, 1) == "failed"  # a wrong result
-    assert status(ran, 0) == "failed"  # the tool did not say that it watched
+    assert status(ran, 0) == "failed"  # no report that the tool was active
     assert status(ran, None) == "timed out"
 
 

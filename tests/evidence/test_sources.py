@@ -1,4 +1,4 @@
-"""The hash of the sources notices what matters and nothing else."""
+"""The hash changes with what a compiler reads, and with nothing else."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_comments_and_documents_do_not_count(tree: pathlib.Path) -> None:
     (tree / "libflash/cuda/README.md").write_text("how a kernel is made")
     assert sources.digest(tree) == before
     seen = {before}
-    kernel.write_text('int x = 1;\nauto path = "a // b";\n')  # what stands in a literal is no comment
+    kernel.write_text('int x = 1;\nauto path = "a // b";\n')  # text in a literal is no comment
     seen.add(sources.digest(tree))
     kernel.write_text('intx = 1;\nauto path = "a // b /* c */";\n')
     seen.add(sources.digest(tree))
@@ -73,11 +73,11 @@ def test_git_and_no_git_give_the_same_hash(tree: pathlib.Path) -> None:
     subprocess.run(["git", "init", "-q", tree], check=True)
     subprocess.run(["git", "-C", tree, "add", "libflash/cuda", "include"], check=True)
     assert sources.listed_by_git(tree) is not None
-    assert sources.digest(tree) == walked  # plan/b.cpp is not tracked yet: it counts all the same
+    assert sources.digest(tree) == walked  # plan/b.cpp is not tracked yet: it counts too
     (tree / "libflash/build.log").touch()
     assert sources.digest(tree) == walked
     (tree / "include/d.h").unlink()
-    assert sources.files(tree) == ["libflash/cuda/a.cuh", "libflash/plan/b.cpp"]  # tracked, but gone
+    assert sources.files(tree) == ["libflash/cuda/a.cuh", "libflash/plan/b.cpp"]  # tracked, but deleted
     inner = tree / "libflash"  # an archive unpacked inside a checkout
     assert sources.listed_by_git(inner) is None
 

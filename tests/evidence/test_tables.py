@@ -23,7 +23,7 @@ CPU = {
 
 
 def test_rows_of_the_speed_tables() -> None:
-    """What libflash chooses against cuDNN, the rows of sm80 against FlashAttention-2; no float32 among them."""
+    """libflash's choice against cuDNN, sm80 kernels against FlashAttention-2; not for float32."""
     made = tables.contents({"a.json": evidence()})
     own, held = made["gpu-forward-table"].split("Forward held to FlashAttention-2")
     assert "| bf16 | 64 | yes | 300 (-) |" in own
@@ -98,7 +98,7 @@ def test_rows_of_the_decode_table() -> None:
 
 
 def test_rows_of_the_shapes_table() -> None:
-    """A row for each figure that was measured; nothing at all where none was."""
+    """A line for each figure that was measured; nothing if there is none."""
     made = tables.contents({"a.json": evidence()})["gpu-shapes-table"]
     assert made.startswith("Forward on NVIDIA H200, what the tables above do not show")
     assert "medians of 5 rounds, 2026-01-01." in made

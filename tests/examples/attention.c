@@ -94,7 +94,7 @@ static int check(const char *name, const float *x, const double *expected, int n
     double worst = 0;
     for (int i = 0; i < n; ++i) {
         const double error = fabs(x[i] - expected[i]);
-        if (!(error <= worst)) worst = error; /* a NaN is the worst */
+        if (!(error <= worst)) worst = error; /* true for NaN */
     }
     const int good = worst <= 2e-5;
     printf("%-4s largest error %.1e %s\n", name, worst, good ? "" : "WRONG");
@@ -130,7 +130,7 @@ int main(void) {
     int good = check("out", out, true_out, NO) & check("lse", lse, true_lse, NL);
     good &= check("dq", dq, true_dq, NQ) & check("dk", dk, true_dk, NK) & check("dv", dv, true_dv, NV);
 
-    /* A call that is wrong is refused, in words, and writes nothing. */
+    /* An invalid call is refused with an error text and writes nothing. */
     flash_tensor_t wrong = tk;
     wrong.shape[2] = 3;
     const flash_status_t status = flash_attention_forward(&tq, &wrong, &tv, &tout, NULL, NULL, NULL, 0, NULL);

@@ -1,4 +1,4 @@
-// Attention forward and backward from C++17: sequences of different lengths packed one behind the other, a sliding window,
+// Attention forward and backward from C++17: sequences of different lengths packed one after the other, a sliding window,
 // checked against plain loops.
 #include <libflash.h>
 
@@ -18,7 +18,7 @@ namespace {
 constexpr int kHeads = 3, kHeadDim = 32, kWindow = 20;
 const std::vector<int32_t> kStarts = {0, 5, 5, 70, 101};  // four sequences, the second one empty
 
-// Numbers and the view of them that the library takes.
+// Values, and the tensor struct for the library.
 template <class T>
 struct Tensor {
     std::vector<T> data;
@@ -93,7 +93,7 @@ void compare(const char* name, const Tensor<float>& x, const std::vector<double>
     double worst = 0;
     for (size_t i = 0; i < expected.size(); ++i) {
         const double error = std::abs(x.data[i] - expected[i]);
-        if (!(error <= worst)) worst = error;  // a NaN is the worst
+        if (!(error <= worst)) worst = error;  // true for NaN
     }
     std::printf("%-4s largest error %.1e\n", name, worst);
     if (!(worst <= 2e-5)) throw std::runtime_error(std::string(name) + " is wrong");

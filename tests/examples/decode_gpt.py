@@ -2,13 +2,13 @@
 
     python tests/examples/train_gpt.py --context 1024 --steps 300 --save gpt.pt
     python tests/examples/decode_gpt.py --checkpoint gpt.pt
-    python tests/examples/decode_gpt.py --small           on any machine, within a minute; trains its model first
+    python tests/examples/decode_gpt.py --small           on any machine, within a minute; trains a model first
 
-"pytorch slices" attends to slices of the cache, "pytorch mask" to the whole cache under a mask, which a CUDA graph can hold; on a
-GPU libflash and the latter are timed as graphs too. The contenders generate in turn, in one process; times are medians.
+"pytorch slices" attends to slices of the cache, "pytorch mask" to the whole cache under a mask, which a CUDA graph can capture;
+on a GPU libflash and the latter are timed as graphs too. The contenders generate in turn, in one process; times are medians.
 
-Exit code 1 if logits along the same tokens differ by more than rounding explains, or if libflash generates another token than
-PyTorch where that does not explain it.
+Exit code 1 if logits for the same tokens differ by more than rounding errors, or if libflash generates another token than PyTorch
+and rounding errors do not explain it.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ from gpt.training import Trainer, use_one_thread
 
 import libflash
 
-NOISE_FACTOR = 3.0  # times the difference between PyTorch's ways
+NOISE_FACTOR = 3.0  # times the difference between the two PyTorch versions
 SLICES, MASK, OURS = "pytorch slices", "pytorch mask", "libflash"
 CACHES: dict[str, type[Cache]] = {SLICES: SlicedCache, MASK: MaskedCache, OURS: LibflashCache}
 
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """libflash against "pytorch slices"; logits along the tokens that the latter generated."""
+    """libflash against "pytorch slices"; logits for the tokens that the latter generated."""
 
-    difference: float  # largest of the logits'
-    noise: float  # the same of PyTorch's two ways
+    difference: float  # largest difference of logits
+    noise: float  # the same between the two PyTorch versions
     limit: float
     same: int  # sequences with the same tokens
     sequences: int
-    gap: float  # where tokens are first not the same: how much better PyTorch's is, by its own logits
+    gap: float  # at the first different token: logit of PyTorch's token minus that of libflash's, both by PyTorch
 
     def complaints(self) -> list[str]:
         wrong = []
@@ -56,8 +56,8 @@ class Agreement:
 
 
 def rounding(logits: torch.Tensor, dtype: torch.dtype, blocks: int) -> float:
-    """What rounding alone may do to a logit: an error in each of the two sums of a block, of random signs; eight times that,
-    as the largest of many."""
+    """Bound of the rounding errors of a logit: an error in each of the two sums of a block, with random signs; eight times that,
+    for the largest of many."""
     return 8 * (2 * blocks) ** 0.5 * torch.finfo(dtype).eps / 2 * logits.abs().max().item()
 
 
@@ -75,13 +75,13 @@ def agreement(generations: dict[str, Generation], dtype: torch.dtype, blocks: in
 
 
 def first_differences(a: torch.Tensor, b: torch.Tensor) -> list[tuple[int, int]]:
-    """(sequence, place) of the first tokens that are not the same; up to there the inputs were."""
+    """(sequence, position) of the first tokens that differ; up to there the inputs are the same."""
     differ = a != b
     return [(sequence, int(differ[sequence].int().argmax())) for sequence in range(len(a)) if differ[sequence].any()]
 
 
 def timed(generations: dict[str, Generation], rounds: int, device: torch.device) -> dict[str, float]:
-    """Seconds a step of each, the median of the rounds."""
+    """Median seconds per step of each."""
     seconds: dict[str, list[float]] = {name: [] for name in generations}
     for number in range(rounds + 1):  # the first is not timed
         for name, generation in generations.items():
@@ -100,7 +100,7 @@ def wait(device: torch.device) -> None:
 
 
 def trained(options: argparse.Namespace) -> GPT:
-    """The checkpoint's model, or one trained shortly."""
+    """The checkpoint's model, or one after a short training."""
     if options.checkpoint:
         return checkpoint.load(options.checkpoint, options.device, options.dtype)
     blocks, heads, head_dim = (2, 4, 32) if options.small else (12, 12, 64)

@@ -1,6 +1,6 @@
-"""C and C++ programs that use the installed library, by its CMake package and by pkg-config.
+"""C and C++ programs that use the installed library through its CMake package and pkg-config.
 
-LIBFLASH_PREFIX names another installation than the one of this Python, for instance one of `cmake --install`.
+LIBFLASH_PREFIX names an installation other than that of this Python, for example by `cmake --install`.
 """
 
 import os
@@ -21,7 +21,7 @@ def run(*command, **kwargs):
 
 
 def tool(*names):
-    """The first of these programs that is here; beside this Python counts."""
+    """The first of these programs that exists, also in the folder of this Python."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     for name in names:
         if found := shutil.which(name, path=path):
@@ -82,7 +82,7 @@ def test_wrong_version_is_not_found(tmp_path, cmake_dir):
 
 
 def test_pkg_config(tmp_path, pkgconfig_dir):
-    """One compiler command. Also with the installation moved elsewhere: the file finds its own place."""
+    """One compiler command; also after the installation was moved, because the .pc file contains relative paths."""
     pkg_config, cc = tool("pkg-config", "pkgconf"), tool("cc", "gcc", "clang")
     lib, include = pkgconfig_dir.parent, pkgconfig_dir.parent.parent / "include"
     moved = tmp_path / "moved"

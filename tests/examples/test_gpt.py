@@ -1,4 +1,4 @@
-"""The GPT examples in their small configuration: what they print, what they find the same, and that they see what is wrong."""
+"""The GPT examples in their small configuration: their output, their comparisons, and that wrong results are found."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_first_differences() -> None:
 
 
 def test_rotary_embedding_turns_by_the_position() -> None:
-    """Products of turned rows depend on the distance alone."""
+    """Products of rotated rows depend on the distance alone."""
     cos, sin = (table[None, :, None] for table in rotary.tables(9, 8, torch.device("cpu")))
     q, k = torch.randn(8).expand(1, 9, 1, 8), torch.randn(8).expand(1, 9, 1, 8)
     products = rotary.turned(q, cos, sin)[0, :, 0] @ rotary.turned(k, cos, sin)[0, :, 0].T

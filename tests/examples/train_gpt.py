@@ -3,11 +3,11 @@
     python tests/examples/train_gpt.py                   on a GPU; contexts of 1024, 8192 and 16384 tokens
     python tests/examples/train_gpt.py --small           on any machine, within a minute
 
-Model, seeds, data and the tokens a step are the same; only the attention differs. The contenders take their steps in turn, in one
-process; times are medians. "pytorch default" is scaled_dot_product_attention as it chooses by itself, "pytorch flash" the same
-held to FlashAttention-2. Two exact ways to compute differ by rounding, and training makes the difference grow, much where it is
-unsteady: how far PyTorch's curves are from each other is the measure of how far libflash's may be from the first. One of them,
-"pytorch nudged", is "default" once more, with first weights that are changed by a rounding error.
+Model, seeds, data and tokens per step are the same; only the attention differs. The contenders take their steps in turn, in one
+process; times are medians. "pytorch default" is scaled_dot_product_attention with its own choice, "pytorch flash" the same
+restricted to FlashAttention-2. Results of two exact methods differ by rounding errors, which training amplifies. The distance
+between PyTorch's curves is therefore the measure for that of libflash from the first one. "pytorch nudged" is "default" with
+initial weights that differ by a rounding error.
 
 Exit code 1 if a loss does not fall or libflash's curve is further away than twice that.
 """
@@ -33,26 +33,26 @@ import libflash
 OURS = "libflash"
 NUDGED = "pytorch nudged"
 NOISE_FACTOR = 2.0  # times the largest difference between PyTorch's curves
-LEAST_LIMIT = {"float32": 1e-5, "bfloat16": 5e-3}  # nats; where PyTorch's curves are all but one
+LEAST_LIMIT = {"float32": 1e-5, "bfloat16": 5e-3}  # nats; if PyTorch's curves nearly coincide
 UNTIMED = 5  # steps of each contender
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What a contender showed at one context; losses in nats a token, one a step."""
+    """Results of a contender at one context length; losses in nats per token, one per step."""
 
     context: int
     batch: int
     contender: str
     ran: str
     tokens_per_second: float
-    peak_bytes: int | None  # weights, optimizer and the step's own; None where it is not measured
+    peak_bytes: int | None  # weights, optimizer and temporaries; None if not measured
     losses: list[float]
     difference: float  # root mean square over the steps, from the first contender
 
 
 class Contender:
-    """A way to compute attention and the model that it trains."""
+    """An attention function and the model that it trains."""
 
     def __init__(self, name: str, shape: Shape, options: argparse.Namespace) -> None:
         self.name, self.device = name, options.device
@@ -92,7 +92,7 @@ class Contender:
 
 
 def compared(context: int, options: argparse.Namespace) -> list[Row]:
-    """All contenders at one context: a row each, PyTorch's first."""
+    """All contenders at one context length, PyTorch's first."""
     shape = Shape(text.VOCABULARY, context, options.blocks, options.heads, options.head_dim, options.positions)
     batch = max(1, options.tokens // context)
     source = text.load()
@@ -123,14 +123,14 @@ def root_mean_square(a: list[float], b: list[float]) -> float:
 
 
 def limit(rows: list[Row], dtype: str) -> float:
-    """How far the curve of libflash may be from PyTorch's own choice."""
+    """Limit of the distance between the curve of libflash and that of PyTorch's own choice."""
     peers = [row.losses for row in rows if row.contender != OURS]
     noise = max((root_mean_square(a, b) for a, b in itertools.combinations(peers, 2)), default=0.0)
     return max(NOISE_FACTOR * noise, LEAST_LIMIT[dtype])
 
 
 def verdicts(rows: list[Row], dtype: str) -> list[str]:
-    """What is wrong with the rows of one context; NaN always is."""
+    """The errors of the results at one context length; NaN is always one."""
     wrong = []
     for row in rows:
         quarter = max(1, len(row.losses) // 4)

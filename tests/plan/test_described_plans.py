@@ -1,4 +1,4 @@
-"""Plans for GPUs that need not be there: explain shows the template instance that runs, its tile, schedule and launches."""
+"""Plans for described GPUs, which need not exist: explain shows the instance that runs, its tile, schedule and launches."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Case(NamedTuple):
     operation: str
     arrays: tuple[abi.Tensor, ...]
     options: dict[str, Any]
-    said: dict[str, str]  # label: how its first line begins
+    said: dict[str, str]  # label: start of its first line
 
 
 def attention(device: str, head_dim: int, said: dict[str, str], operation: str = "forward", **options: Any) -> Case:
@@ -43,7 +43,7 @@ BLOCKS = tensor(1, 1, 8, 8, dtype=abi.BOOL)
 USED = tensor(2, dtype=abi.INT32)
 RARE = ({"softcap": 30.0}, {"alibi_slopes": SLOPES}, {"dropout_p": 0.5}, {"flags": abi.SCALE, "softmax_scale": -1.0})
 
-SM90 = {  # head dims: tiles of the plain instance, of the one for block masks, of the general one
+SM90 = {  # head dims: tiles of the plain instance, with a block mask, with the rare options
     (64, 64): ("192x128", "128x128", "128x128"),
     (96, 96): ("192x96", "128x128", "128x64"),
     (128, 128): ("128x128", "128x128", "128x64"),
@@ -70,7 +70,7 @@ def forward_sm90() -> list[Case]:
 
 def forward_sm80() -> list[Case]:
     cases = []
-    # device, type, head_dim: tiles of the plain and of the general instance. Code for sm_80 and for later architectures differs.
+    # device, type, head_dim: tiles without and with the rare options. Code for sm_80 and for later architectures differs.
     rows = [
         ("A100", abi.BFLOAT16, 64, "128x128", "128x32"),
         ("A100", abi.FLOAT16, 64, "128x32", "128x32"),
@@ -155,7 +155,7 @@ def launches(lib: c.CDLL, case: Case) -> list[str]:
 
 
 def test_launches_of_forward(lib: c.CDLL) -> None:
-    """The wrapper gives step s of instance n 1000 + 100 s + n threads."""
+    """In the described library, step s of instance n has 1000 + 100 s + n threads."""
     few = Case("H200", "forward", (tensor(1, 300, 2, 128),) * 3, {}, {})
     assert launches(lib, few) == ["attention: 6 thread blocks of 1000"]
     assert launches(lib, few._replace(options={"backend": b"sm80"})) == ["attention: 6 thread blocks of 1000"]
@@ -210,13 +210,13 @@ def test_the_workspace_is_the_one_of_the_plan(lib: c.CDLL, options: dict[str, An
     q, out = tensor(2, 1000, 16, 64), tensor(2, 1000, 16, 64, address=2 * ADDRESS)
     size = size_of(lib, "forward", [q, q, q, out, None], abi.options(abi.AttentionOptions, **options))
     assert lines_of(explain(lib, "forward", (q, q, q), **options))["workspace"] == [f"{size} bytes"]
-    # Where tiles are handed out at run time: three words, two a sequence, one a tile, in units of 256 bytes.
+    # Dynamic schedule: three words, two per sequence and one per tile, in units of 256 bytes.
     tiles = 2 * 16 * 8 if "block_mask" in options else 0
     assert size == (-(-4 * (3 + 2 * 2 + tiles) // 256) * 256 if tiles else 0)
 
 
 def test_every_kernel_of_the_table_can_be_planned(lib: c.CDLL) -> None:
-    """On the first described device that it runs on."""
+    """On the first described device that runs the kernel."""
     types = {"bf16": abi.BFLOAT16, "f16": abi.FLOAT16, "f32": abi.FLOAT32}
     planned = 0
     for line in KERNELS:

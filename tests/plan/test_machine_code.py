@@ -1,4 +1,4 @@
-"""For which GPUs a build has code, and which of it runs there."""
+"""The GPUs for which a build has code, and the code that runs there."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def lib(tmp_path_factory: pytest.TempPathFactory) -> c.CDLL:
         ("80-virtual", 120, 0, True),
         ("80", 120, 0, True),  # a plain number is both
         ("90", 89, 0, False),
-        ("90a-real", 90, 0, True),  # an "a" architecture runs on itself alone
+        ("90a-real", 90, 0, True),  # code for an "a" architecture runs there only
         ("90a-real", 100, 0, False),
         ("90a-virtual", 100, 0, False),
         ("90a", 90, 1, True),
@@ -66,7 +66,7 @@ DEFAULT = "80-real 90-real 100-real 120-real 80-virtual"
         (DEFAULT, "80 90", 110, 80),  # only the PTX runs there
         ("80-real 80-virtual", "80 90", 90, 80),
         ("80 100", "80 90", 120, 100),  # PTX has the version of its own architecture
-        ("80 100", "80 90", 103, 90),  # machine code comes before it
+        ("80 100", "80 90", 103, 90),  # machine code is preferred
         ("80-real 86-real", "80 90", 89, 80),
         ("90a-real", "80 90", 90, 90),
         ("90a-real", "80 90", 100, 0),

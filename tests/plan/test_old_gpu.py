@@ -1,4 +1,4 @@
-"""GPUs that are too old or too small, made up: the choice of a kernel, compiled against them, refuses and says why."""
+"""GPUs that are too old or too small: the choice of a kernel, compiled with made-up devices, refuses with the reason."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_gpu_with_too_little_shared_memory(lib: c.CDLL) -> None:
 
 
 def test_why_a_kernel_cannot_run_here(lib: c.CDLL) -> None:
-    """What flash_kernel_info says."""
+    """The result of flash_kernel_info."""
     assert text_of(lib.usable, 1, 75, 0) == (0, "no code for the architecture of this machine's GPUs")
     assert text_of(lib.usable, 1, 100, 1) == (0, "no code for the architecture of this machine's GPUs")
     assert text_of(lib.usable, 0, 0, 0) == (0, "made up")

@@ -1,4 +1,4 @@
-"""The order of CUDA thread blocks, as the host works it out: division by multiplication, and equal groups of heads."""
+"""The host part of CUDA tile schedules: division by multiplication, and groups of heads."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def test_division_is_exact(lib: c.CDLL) -> None:
 
 def test_groups_are_equal_where_they_can_be(lib: c.CDLL) -> None:
     four_megabytes = 4.2e6
-    assert lib.group(32, four_megabytes) == 4  # five would fit, and leave two for the end
+    assert lib.group(32, four_megabytes) == 4  # five would fit, but leave a last group of two
     assert lib.group(30, four_megabytes) == 5
-    assert lib.group(31, four_megabytes) == 5  # a prime: nothing to be done
+    assert lib.group(31, four_megabytes) == 5  # a prime
     assert lib.group(3, 1.0) == 3
     assert lib.group(7, 1e12) == 1

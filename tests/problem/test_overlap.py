@@ -1,4 +1,4 @@
-"""Overlap of strided tensors, against the set of their bytes."""
+"""Overlap of strided tensors, compared with the sets of their bytes."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_never_says_injective_of_what_repeats(lib: c.CDLL) -> None:
 
 
 def slices(shape: tuple[int, ...], axis: int, cuts: tuple[int, ...], order: tuple[int, ...]) -> list[View]:
-    """Views of one contiguous buffer cut along an axis; the axes of the buffer lie in memory in `order`."""
+    """Views of one contiguous buffer, cut along an axis; `order` is the memory order of the buffer's axes."""
     stride, size = [0] * len(shape), 1
     for i in reversed(order):
         stride[i], size = size, size * shape[i]
@@ -112,7 +112,7 @@ def test_slices_of_one_buffer_are_apart(lib: c.CDLL, axis: int, order: tuple[int
 
 
 def test_slices_with_padded_batches_are_apart(lib: c.CDLL) -> None:
-    """The batch stride is no multiple of the row stride: only one batch at a time can be judged by rows."""
+    """The batch stride is no multiple of the row stride: only a single batch entry can be compared row by row."""
     row, batch = 3 * 4 * 8, 5 * 3 * 4 * 8 + 7
     parts = [(4096 + 2 * n * 32, (2, 5, 4, 8), (batch, row, 8, 1)) for n in range(3)]
     for one, other in itertools.combinations(parts, 2):

@@ -1,4 +1,4 @@
-"""Files of tests/benchmark as modules."""
+"""Imports the programs of tests/benchmark."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ FOLDER = pathlib.Path(__file__).resolve().parents[1] / "benchmark"
 
 
 def program(name: str) -> types.ModuleType:
-    """One of them; its neighbours are found as when it is run."""
+    """Import one of them. Its imports work as when it is run."""
     spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None

@@ -13,7 +13,7 @@ BFLOAT16 = DTYPES["bf16"]
 
 
 def torch_of(x: Any, device: str = "cpu") -> Any:
-    """A tensor that shares memory with a NumPy array, or a copy on another device; anything else as it is."""
+    """A tensor that shares memory with a NumPy array, or a copy on another device; anything else unchanged."""
     torch = sys.modules["torch"]
     if not isinstance(x, np.ndarray):
         return x
@@ -22,7 +22,7 @@ def torch_of(x: Any, device: str = "cpu") -> Any:
 
 
 def numpy_of(x: Any) -> np.ndarray:
-    """From either library."""
+    """A NumPy array from an array of either library."""
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(x, torch.Tensor):
         return np.asarray(x)
@@ -35,7 +35,7 @@ def gradient_names(case: Case) -> list[str]:
 
 
 def owned(case: Case, results: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Without the rows of packed tensors that belong to no sequence: the library does not write them."""
+    """Remove the rows of packed tensors that belong to no sequence, which the library does not write."""
     if not case.packed:
         return results
     rows = {"q": sum(case.seqlen_q), "k": sum(case.seqlen_k)}
@@ -45,10 +45,10 @@ def owned(case: Case, results: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def torch_run(case: Case, attention: Any, device: str = "cpu", **more: Any) -> dict[str, np.ndarray]:
-    """Everything that a case asks for, by PyTorch's autograd: keys as harness.run gives them."""
+    """All results of a case by PyTorch's autograd, with the keys of harness.run."""
     torch = sys.modules["torch"]
     x = case.inputs()
-    options = {"seed": 0} | {name: torch_of(value, device) for name, value in x.options.items()}  # None would draw one
+    options = {"seed": 0} | {name: torch_of(value, device) for name, value in x.options.items()}  # None would draw a random one
     leaves = [torch_of(value, device).requires_grad_() for value in (x.q, x.k, x.v)]
     leaves += [options[name].requires_grad_() for name in ("bias", "learnable_sink") if name in options]
     o, lse = attention(*leaves[:3], return_lse=True, **options, **more)

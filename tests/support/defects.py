@@ -1,6 +1,6 @@
 """Eighteen ways in which a kernel can be a little wrong, each put into the emulator.
 
-A check that has never failed has not been tested: the rule of `tolerance` must refuse these. Sizes and places fit a
+A check that has never failed has not been tested: the rule of `tolerance` must refuse these. Sizes and positions fit a
 causal problem of some thousand rows and keys.
 """
 
@@ -56,7 +56,7 @@ class ScaleOffBy1Percent(Emulator):
 
 
 class SwappedValues(Emulator):
-    """Two neighbouring rows of v change places in every tile."""
+    """Two neighbouring rows of v are swapped in every tile."""
 
     def values(self, tile: Tile) -> np.ndarray:
         v = super().values(tile)
@@ -114,7 +114,7 @@ class LowPrecisionLse(Emulator):
 
 
 class DeltaMissingInOneRow(Emulator):
-    """In the late row where it is of middling size: where it happens to be nothing, nothing is wrong."""
+    """In the late row of medium size: a defect in a row of zeros would change nothing."""
 
     def delta(self, dout: np.ndarray, o: np.ndarray) -> np.ndarray:
         out = super().delta(dout, o)

@@ -1,4 +1,4 @@
-"""The library up to the launch, with every kernel of kernels.table, for a described GPU that need not exist.
+"""The library without launches, with every kernel of kernels.table, for a described GPU, which need not exist.
 
 Compiled without CUDA: `explain` and the workspace queries work, nothing can be launched.
 """

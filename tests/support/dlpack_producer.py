@@ -1,6 +1,6 @@
-"""An array library for the tests: NumPy memory exported by hand, with every liberty that DLPack allows.
+"""An array library for the tests: NumPy memory exported in every form that DLPack allows.
 
-The structs are a second writing of DLPack's, in ctypes, independent of python/libflash/_dlpack.pxd.
+The structs repeat DLPack's, in ctypes, independent of python/libflash/_dlpack.pxd.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ new_capsule.restype, new_capsule.argtypes = c.py_object, (c.c_void_p, c.c_char_p
 
 
 class Array:
-    """`deleted` counts how often the consumer gave an export back, `asked` lists what it asked with."""
+    """`deleted` counts the calls of the deleter, `requests` lists the arguments of __dlpack__."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Array:
 
 
 class OldArray(Array):
-    """From before DLPack 1.0: __dlpack__ knows `stream` alone."""
+    """As before DLPack 1.0: __dlpack__ has the argument `stream` only."""
 
     def __init__(self, array: np.ndarray, **kind: Any) -> None:
         super().__init__(array, legacy=True, **kind)
@@ -133,7 +133,7 @@ class OldArray(Array):
 
 
 class StandardArray(Array):
-    """With the array API's way to make another one."""
+    """With the array API's functions that make a new array."""
 
     @property
     def dtype(self) -> np.dtype:
@@ -160,8 +160,8 @@ class ExchangeTable(c.Structure):
 
 
 def exchange_array(*, borrows: bool, read_only: bool = False, newer_table_first: bool = False) -> type[Array]:
-    """A type of array with DLPack's C exchange table. Without `borrows` it can only lend owned views, which the standard allows;
-    with `newer_table_first` the table found first is of a major version to come."""
+    """A type of array with DLPack's C exchange table. Without `borrows` it can only give owned views, which the standard allows;
+    with `newer_table_first` the first table has a later major version."""
 
     class Exchanged(Array):
         calls: ClassVar[list[str]] = []

@@ -1,7 +1,7 @@
 """A FlashAttention kernel in NumPy: tiles, online softmax, float32 sums, P and dS rounded to the storage type.
 
-It stands in for a real kernel where the tolerance rule itself is tested: right, it must never be refused; with a
-defect (see defects) it must be. Every method that a defect replaces is one step of the algorithm. float64 storage
+It replaces a real kernel in tests of the tolerance rule: without a defect it must pass, with one (see defects) it must
+fail. Every method that a defect replaces is one step of the algorithm. float64 storage
 computes in float64.
 """
 
@@ -16,7 +16,7 @@ from rounding import stored, widened
 
 @dataclasses.dataclass
 class Tile:
-    """One tile of scores: rows and keys of a head, and its place among the tiles."""
+    """One tile of scores: rows and keys of a head, and its position among the tiles."""
 
     head: Head
     rows: slice
@@ -57,7 +57,7 @@ class Emulator:
         }
 
     def narrow(self, head: Head) -> Head:
-        """The head in the arithmetic's type; the values are those of the storage type, so nothing is lost."""
+        """The head in the type of the arithmetic, which represents values of the storage type exactly."""
         arrays = {name: x.astype(self.real) for name, x in vars(head).items() if name in "qkv"}
         terms = {name: self.real.type(getattr(head, name)) for name in ("scale", "softcap", "sink")}
         for name in ("alibi", "bias", "keep"):

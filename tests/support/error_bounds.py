@@ -1,4 +1,4 @@
-"""How far a correct result may be from the float64 truth: the bounds of one head.
+"""Bounds of the difference between a correct result and the float64 reference, for one head.
 
 The model is a FlashAttention kernel: products accumulated in float32, P and dS rounded to the storage type
 before the second product, D = rowsum(dout * o) taken from the rounded o. From the same float64 quantities as
@@ -29,7 +29,7 @@ class Tensor:
     dtype: np.dtype  # the coarsest type it may be stored in
     noise: np.ndarray | float = 0.0  # part of the error that adds up with one sign; counts as noise^2
     zero: np.ndarray | None = None  # rows that must be exactly zero: nothing visible
-    owned: tuple = (slice(None),)  # index of the rows that belong to a sequence; others are not judged
+    owned: tuple = (slice(None),)  # index of the rows that belong to a sequence; others are not checked
     terms: int = 1  # at most so many summands in one element of dbias, dsink
 
 
@@ -52,7 +52,7 @@ class Model:
         self.u, self.eta, self.tiny, self.unit = rounding.u, rounding.eta, rounding.tiny, rounding.unit
         self.sum_error, self.w = rounding.sum_error, rounding.mean_square
         self.eta_square = rounding.eta**2 / 3
-        self.noise = 4 * rounding.unit  # 2^-20: what float32 arithmetic does to a weight whose score is exact
+        self.noise = 4 * rounding.unit  # 2^-20: error of float32 arithmetic in a weight with an exact score
         self.exp_error = 2 * rounding.unit if exp_error is None else exp_error
         self.tanh_error = rounding.unit if tanh_error is None else tanh_error
         self.score_ulps = score_ulps
@@ -63,7 +63,7 @@ class Model:
 
 
 class HeadBounds:
-    """Computes the limits and variances of one head and puts them at their places in the tensors."""
+    """Computes the limits and variances of one head and writes them to its part of the tensors."""
 
     def __init__(self, model: Model, head: Head, weights: Softmax, o: np.ndarray) -> None:
         self.model, self.head, self.weights, self.o = model, head, weights, o

@@ -1,6 +1,6 @@
-"""One test case run by one kernel on a GPU. Arrays are made on the host and copied, so that no foreign kernel runs in between.
+"""One test case run by one kernel on a GPU. Arrays are made on the host and copied, so that no other kernel runs in between.
 
-`device` is for the tests of the tests: with "cpu" a kernel of the CPU stands in a GPU's place.
+`device` is for tests of these helpers: with "cpu" a CPU kernel replaces a CUDA kernel.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def to_numpy(x: torch.Tensor, like: np.dtype) -> np.ndarray:
 
 
 def full_of_nan(shape: tuple[int, ...], like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """An output in which an unwritten element shows."""
+    """An output of NaN, which shows unwritten elements."""
     return torch.full(shape, torch.nan, dtype=dtype or like.dtype).to(like.device)
 
 
@@ -43,7 +43,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 @dataclasses.dataclass
 class Problem:
-    """A case's tensors on a device. What a call may write to is made by the call."""
+    """A case's tensors on a device; a call makes its own outputs."""
 
     inputs: Inputs
     q: torch.Tensor
@@ -64,7 +64,7 @@ class Problem:
     def backward(
         self, o: torch.Tensor, lse: torch.Tensor, kernel: str | None = None, deterministic: bool = False
     ) -> dict[str, torch.Tensor]:
-        """All gradients that there are."""
+        """All gradients of the case."""
         made = {f"d{name}": full_of_nan(x.shape, x) for name, x in (("q", self.q), ("k", self.k), ("v", self.v))}
         for name, given in {"dbias": "bias", "dsink": "learnable_sink"}.items():
             if given in self.options:
@@ -90,7 +90,7 @@ def run_forward(case: Case, kernel: str | None, device: str = "cuda") -> dict[st
 
 
 def run_backward(case: Case, kernel: str | None, deterministic: bool = False, device: str = "cuda") -> dict[str, np.ndarray]:
-    """dq, dk, dv, and dbias, dsink where there is a bias or a sink, from the o and lse of the library's own choice of kernel."""
+    """dq, dk, dv, and dbias, dsink if there is a bias or a sink, from the o and lse of the kernel that the library chooses."""
     p = problem(case, device)
     made = p.backward(*p.forward(), kernel, deterministic)
     return {name: to_numpy(x, p.inputs.q.dtype) for name, x in made.items()}

@@ -1,4 +1,4 @@
-"""Decode on a GPU for arrays on the host: everything is copied there, and the caches back into the arrays they came from."""
+"""Decode on a GPU for arrays on the host: all arrays are copied to the GPU, and the caches back into the arrays."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import libflash
 KERNELS = kernels("decode")
 SPLITS = [{}, {"num_splits": 1}, {"num_splits": 5}, {"split_size": 128}]
 NUMPY = {"f16": np.dtype("float16"), "bf16": BFLOAT16, "f32": np.dtype("float32")}
-# Of a result with values around 1, and of a logsumexp.
+# Limits for a result with values around 1, and for LSE.
 LIMITS = {"f16": (3e-3, 1e-5), "bf16": (2e-2, 1e-5), "f32": (5e-6, 5e-6)}
 every_kernel = pytest.mark.parametrize("kernel", parameters(KERNELS))
 
@@ -23,7 +23,7 @@ every_kernel = pytest.mark.parametrize("kernel", parameters(KERNELS))
 def decode(
     q: np.ndarray, k_cache: np.ndarray, v_cache: np.ndarray, device: str = "cuda", **options: object
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(out, lse); NaN in what was not written."""
+    """(out, lse), with NaN in elements that were not written."""
     on_gpu = {name: to_device(x, device) if isinstance(x, np.ndarray) else x for name, x in options.items()}
     caches = [to_device(x, device) for x in (k_cache, v_cache)]
     query = to_device(q, device)
@@ -36,7 +36,7 @@ def decode(
 
 
 def run_decode(case: DecodeCase, kernel: str | None, device: str = "cuda", **options: object) -> dict[str, np.ndarray]:
-    """What `case.check` takes."""
+    """The results that `case.check` needs."""
     x = case.inputs()
     o, lse = decode(x.q, x.k_cache, x.v_cache, device, kernel=kernel, **options, **x.options)
     return {"o": o, "lse": lse, "k_cache": x.k_cache, "v_cache": x.v_cache}

@@ -1,4 +1,4 @@
-"""The CUDA kernels of this build, and which cases each of them serves."""
+"""The CUDA kernels of this build, and the cases that each of them serves."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ TYPES = {"f16": "fp16", "bf16": "bf16", "f32": "fp32"}  # names of the registry 
 
 
 def kernels(operation: str) -> list[dict]:
-    """All rows of "forward", "backward" or "decode", also those that this machine cannot run."""
+    """All kernels of "forward", "backward" or "decode", also those that this machine cannot run."""
     return [k for k in libflash.info()["kernels"] if k["operation"] == operation and k["backend"] != "cpu"]
 
 
 def attention_kernels() -> list[dict]:
-    """Those of forward, backward and decode that run here; of one type and width side by side, because they share cases, and the
-    exact results of cases are kept for a while."""
+    """The kernels of forward, backward and decode that run here. Those of one type and head_dim follow each other, because they
+    share cases, whose exact results are cached."""
     usable = [k for operation in ("forward", "backward", "decode") for k in kernels(operation) if k["usable"]]
     return sorted(usable, key=lambda kernel: (kernel["dtype"], kernel["head_dim"], kernel["head_dim_v"]))
 
 
 def with_cpu(operation: str) -> list[dict]:
-    """The same rows, and one of the CPU's as if it were for bf16 and 64 channels: what is asked of all is asked anywhere."""
+    """The same kernels and a CPU kernel described as one for bf16 and head_dim 64, so that tests of every kernel run without a
+    GPU.
+    """
     of_cpu = [k for k in libflash.info()["kernels"] if k["operation"] == operation and k["backend"] == "cpu" and k["usable"]]
     return [*kernels(operation), of_cpu[0] | {"dtype": "bf16", "head_dim": 64, "head_dim_v": 64}]
 
@@ -33,7 +35,7 @@ def device_of(kernel: dict) -> str:
 
 
 def parameters(rows: list[dict]) -> list:
-    """For pytest: a kernel each, skipped where it does not run."""
+    """Parameters for pytest: one kernel each, skipped if it does not run here."""
     import pytest
     import torch
 
@@ -65,7 +67,7 @@ def has_rare_options(case: Case) -> bool:
 
 
 def knowing(rows: list[dict], deterministic: bool = False, **fields: object) -> list[dict]:
-    """The rows that know these fields of a case."""
+    """The kernels that support these fields of a case."""
     return [kernel for kernel in rows if knows(kernel, Case("", **fields), deterministic)]  # type: ignore[arg-type]
 
 
@@ -76,7 +78,9 @@ def serves(kernel: dict, case: Case | DecodeCase, deterministic: bool = False) -
 
 
 def chosen(rows: list[dict], case: Case | DecodeCase, index: int) -> list[dict]:
-    """Of a room's rows that serve a case: those of its own width, and one of the wider in turn. All would take an hour."""
+    """Of the kernels that serve a case: those with its head_dim, and one with a larger head_dim, a different one for each
+    case.
+    """
     found = []
     for room in dict.fromkeys(kernel["backend"] for kernel in rows):
         able = [kernel for kernel in rows if kernel["backend"] == room and serves(kernel, case)]

@@ -1,6 +1,6 @@
-"""The memory harness on a GPU: guarded blocks sent over and fetched back to be judged, and memory between fences.
+"""The memory harness on a GPU: guarded blocks that are copied to the GPU and back, and memory between fences.
 
-Calls go through the C interface on the default stream; every fetch waits for it.
+Calls use the C interface on the default stream; every copy back waits for it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def fetched(block: np.ndarray, from_gpu: torch.Tensor) -> None:
 
 
 def on_gpu(array: np.ndarray, address: int, device: int = 0) -> abi.Tensor:
-    """What `array` describes, at `address`."""
+    """The tensor struct of `array`, at `address`."""
     view = abi.tensor(array)
     view.data, view.device_type, view.device_id = address, abi.CUDA_DEVICE, device
     return view
@@ -61,7 +61,7 @@ class WorkspaceOnGpu(Workspace):
         super().check()
 
 
-# -- fences: addresses around a tensor that nothing is mapped to, so that an access there is an illegal one
+# -- fences: unmapped addresses around a tensor, where every access is illegal
 
 
 class Location(c.Structure):
@@ -122,7 +122,7 @@ class Driver:
 
 
 class FencedBlock:
-    """`size` bytes that end (or begin) where mapped memory does."""
+    """`size` bytes at the end (or start) of mapped memory."""
 
     def __init__(self, driver: Driver, size: int, at_end: bool) -> None:
         self.driver, self.size = driver, size
@@ -150,7 +150,7 @@ class FencedBlock:
 
 
 class Fences:
-    """All arrays of a call, each against a fence. As a context manager it frees them."""
+    """All arrays of a call, each next to a fence. As a context manager it frees them."""
 
     def __init__(self, driver: Driver, at_end: bool) -> None:
         self.driver, self.at_end = driver, at_end
@@ -183,7 +183,7 @@ class Fences:
 
 
 def fenced_run(driver: Driver, case: Case, kernels: tuple[str, str], at_end: bool) -> dict[str, np.ndarray]:
-    """Forward and backward of a case with every tensor and the workspace against a fence."""
+    """Forward and backward of a case with every tensor and the workspace next to a fence."""
     x = case.inputs()
     with Fences(driver, at_end) as fences:
         results: dict[str, tuple[np.ndarray, abi.Tensor]] = {}

@@ -1,4 +1,4 @@
-"""Forward and backward of a case through the C interface, with every array and the workspace between guards."""
+"""Forward and backward of a case through the C interface, with every array and the workspace between guard bands."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def guarded_run(
     place: type[Guarded] = Guarded,
     workspace: type[Workspace] = Workspace,
 ) -> dict[str, np.ndarray]:
-    """The results of a forward and a backward kernel, `flags` for the second; fails if anything else was touched."""
+    """The results of a forward and a backward kernel, `flags` for the second; fails if any other byte was written."""
     x = case.inputs()
     placed: dict[str, Guarded] = {}
 

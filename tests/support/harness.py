@@ -1,4 +1,4 @@
-"""What the tests of the Python interface share: the kernels to force, one run of a case, a few comparisons."""
+"""Shared by the tests of the Python interface: kernels to choose, runs of a case, comparisons."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 @cache
 def cpu_kernels() -> tuple[str, ...]:
-    """The instruction sets that both a forward and a backward kernel of this machine have, by the end of their names."""
+    """The instruction sets of this machine with both a forward and a backward kernel, from the ends of their names."""
     usable = {kernel["name"] for kernel in libflash.info()["kernels"] if kernel["usable"] and kernel["backend"] == "cpu"}
     sets = [name.removeprefix("forward_cpu_") for name in usable if name.startswith("forward_cpu_")]
     both = sorted(isa for isa in sets if f"backward_cpu_{isa}" in usable)
-    assert "scalar" in both, f"the scalar truth is not among {sorted(usable)}"
+    assert "scalar" in both, f"the scalar reference is not among {sorted(usable)}"
     return tuple(both)
 
 
 def empty_like(x: np.ndarray) -> np.ndarray:
-    """An output that an unwritten element shows in."""
+    """An output of NaN, which shows unwritten elements."""
     return np.full(x.shape, np.nan, x.dtype)
 
 
@@ -38,7 +38,7 @@ def run_forward(x: Inputs, **options) -> dict[str, np.ndarray]:
 
 
 def run_backward(x: Inputs, forward: dict[str, np.ndarray], **options) -> dict[str, np.ndarray]:
-    """All gradients that there are, written into outputs that hold NaN."""
+    """All gradients, written into outputs that contain NaN."""
     made = {"dq": empty_like(x.q), "dk": empty_like(x.k), "dv": empty_like(x.v)}
     for name, given in {"dbias": "bias", "dsink": "learnable_sink"}.items():
         if given in x.options:
@@ -82,7 +82,7 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, isa: str | None = Non
 def gradients(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, dout: np.ndarray, isa: str | None = None, **options
 ) -> dict[str, np.ndarray]:
-    """Forward and backward as one; keys o, lse, dq, dk, dv, and dbias, dsink where there is a bias or a sink."""
+    """Forward and backward as one; keys o, lse, dq, dk, dv, and dbias, dsink if there is a bias or a sink."""
     only_backward = {name: options.pop(name) for name in ("dlse", "deterministic") if name in options}
     o, lse = attention(q, k, v, isa, **options)
     made = {
@@ -133,7 +133,7 @@ def problem(dtype: str, **shape: int) -> list[np.ndarray]:
 
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess:
-    """Run code in a fresh interpreter that finds the same libflash and these tests."""
+    """Run code in a new interpreter with the same search path."""
     search = [path for path in sys.path if path]
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
@@ -146,7 +146,7 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess:
 
 
 def run_python(code: str, **environment: str) -> str:
-    """The same; it must succeed without a word on stderr. What it printed."""
+    """The same; it must succeed without output on stderr. Returns its stdout."""
     done = python(code, **environment)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     assert done.stderr == "", done.stderr

@@ -1,4 +1,4 @@
-"""Host functions that the library does not show, compiled for a test: some of its sources and a few lines around them."""
+"""Compiles host functions that the library does not export, for a test: some of its sources and a wrapper."""
 
 from __future__ import annotations
 

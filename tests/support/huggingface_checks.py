@@ -17,7 +17,7 @@ def on(device: str, model: Any, inputs: Inputs, dtype: torch.dtype = torch.float
 
 
 def result(model: Any, inputs: Inputs) -> Tensor:
-    """What the model computes, without the rows of padding: these see masked keys in one implementation and none in the other."""
+    """The model's results without rows of padding, which see masked keys in one implementation and none in the other."""
     out = model(**inputs)
     if "text_embeds" in out:
         return torch.cat([out.text_embeds, out.image_embeds, out.logits_per_text], -1)
@@ -33,11 +33,11 @@ def result(model: Any, inputs: Inputs) -> Tensor:
 def assert_near(got: Tensor, wanted: Tensor, bound: float) -> None:
     assert got.isfinite().all()
     error = (got - wanted).abs().max()
-    assert error <= bound * wanted.abs().max(), f"off by {float(error):.3g} where the largest is {float(wanted.abs().max()):.3g}"
+    assert error <= bound * wanted.abs().max(), f"error {float(error):.3g}, the largest value is {float(wanted.abs().max()):.3g}"
 
 
 def check_logits_and_gradients(model: Any, inputs: Inputs, bound: float) -> None:
-    """Of all parameters, against the largest gradient."""
+    """Gradients of all parameters, relative to the largest gradient."""
 
     def run() -> tuple[Tensor, Tensor]:
         rows = result(model, inputs)
@@ -87,8 +87,8 @@ def check_generates(model: Any, inputs: Inputs, bound: float, **options: Any) ->
 
 
 def check_packed(model: Any, tiny: Tiny, device: str, bound: float) -> None:
-    """Three sequences in one row as each of them alone: told apart by their positions, with the lengths that users of
-    flash-attention pass, and by these alone where a cache keeps transformers from looking at the positions."""
+    """Three sequences in one row give the results of each alone: separated by their positions, with the lengths that users of
+    flash-attention pass, and by these alone if there is a cache, where transformers does not use the positions."""
     model, inputs = on(device, model, tiny.inputs())
     tokens = inputs["input_ids"].reshape(1, -1)
     sequences = tokens.split([4, 1, tokens.shape[1] - 5], 1)

@@ -1,6 +1,6 @@
-"""Small random Hugging Face models of every kind, with inputs: what the adapter's tests run on the CPU and on a GPU.
+"""Small random Hugging Face models of every kind, with inputs, for the adapter's tests on the CPU and on a GPU.
 
-Nothing is downloaded. Sizes are the least that keep grouped queries, several layers and windows shorter than the texts.
+Nothing is downloaded. Sizes are the smallest with grouped queries, several layers and windows shorter than the texts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Inputs = dict[str, Tensor]
 VOCABULARY = 97
 PAD, BEGIN, END = 0, 1, 2
 LENGTH = 13
-WINDOW = 5  # of sliding-window layers: shorter than the texts
+WINDOW = 5  # window of sliding-window layers: shorter than the texts
 
 TOKENS = {"vocab_size": VOCABULARY, "pad_token_id": PAD, "bos_token_id": BEGIN, "eos_token_id": END}
 WIDTH = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2, "intermediate_size": 48}
@@ -66,7 +66,7 @@ def both(family: str, text: dict[str, Any]) -> dict[str, tuple[str, dict[str, An
 
 @dataclass(frozen=True)
 class Tiny:
-    """A model class, the sizes of its configuration, and what goes in.
+    """A model class, the sizes of its configuration, and its inputs.
 
     takes: "text" that it continues, text to "encode", text to text ("seq2seq"), "image", "sound", "image and text", or
     "spectrum" to text.
@@ -75,7 +75,7 @@ class Tiny:
     model: str
     takes: str
     sizes: dict[str, Any] = field(default_factory=dict)
-    parts: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)  # configurations within: class and sizes
+    parts: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)  # nested configurations: class and sizes
 
     def __str__(self) -> str:
         return self.model
@@ -86,7 +86,7 @@ class Tiny:
 
     @property
     def generates_static(self) -> bool:
-        """Whether transformers itself can, with a static cache."""
+        """Whether transformers itself supports a static cache."""
         if "attention_chunk_size" not in self.sizes:
             return self.generates
         from transformers.masking_utils import create_chunked_causal_mask
@@ -95,12 +95,12 @@ class Tiny:
 
     @property
     def packs(self) -> bool:
-        """Whether transformers tells packed sequences apart by their positions."""
+        """Whether transformers separates packed sequences by their positions."""
         return self.takes == "text" and self.model not in ("BioGptForCausalLM", "GptOssForCausalLM", "OPTForCausalLM")
 
     @property
     def hands_lengths_down(self) -> bool:
-        """Whether keywords of the model reach its attention."""
+        """Whether keyword arguments of the model reach its attention."""
         return self.model != "StableLmForCausalLM"
 
     @property
@@ -205,13 +205,13 @@ MODELS = [
     Tiny("MarianMTModel", "seq2seq", {**BART, "decoder_vocab_size": VOCABULARY}),
     Tiny("PegasusForConditionalGeneration", "seq2seq", BART),
 ]
-with warnings.catch_warnings():  # transformers imports a model when it is asked for, with warnings of its own
+with warnings.catch_warnings():  # transformers imports a model on first use, with warnings
     warnings.simplefilter("ignore")
     PRESENT = [tiny for tiny in MODELS if hasattr(transformers, tiny.model)]
 
 
 def cases(models: list[Tiny]) -> list[Any]:
-    """For pytest.mark.parametrize: each by its name; one that this transformers lacks is a skipped test that says so."""
+    """For pytest.mark.parametrize: each by its name; a class that this transformers lacks is a skipped test with that reason."""
     lacks = f"transformers {transformers.__version__} has no "
     return [
         pytest.param(tiny, id=str(tiny), marks=() if tiny in PRESENT else pytest.mark.skip(reason=lacks + tiny.model))
@@ -220,7 +220,7 @@ def cases(models: list[Tiny]) -> list[Any]:
 
 
 def padded_cases(models: list[Tiny]) -> list[Any]:
-    """(model, padding), where it can be padded."""
+    """(model, padding) for models that support padding."""
     return [
         pytest.param(*case.values, padding, id=f"{case.id}-{padding or 'whole'}", marks=case.marks)
         for case in cases(models)

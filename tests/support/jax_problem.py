@@ -1,4 +1,4 @@
-"""Small problems as arrays of JAX, and what attention is in jax.numpy."""
+"""Small problems as JAX arrays, and attention in jax.numpy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def everything(q, k, v, bias, sink, **options):
 
 
 def definition(q, k, v, bias, sink):
-    """The same in jax.numpy."""
+    """Attention in jax.numpy."""
     group = q.shape[2] // k.shape[2]
     k, v = jnp.repeat(k, group, 2), jnp.repeat(v, group, 2)
     s = jnp.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5 + bias

@@ -1,6 +1,6 @@
-"""Arrays between guard bands, outputs full of poison, workspaces of just the size asked for: nothing outside may be touched.
+"""Arrays between guard bands, poisoned outputs, workspaces of exactly the required size: no byte outside may be written.
 
-Calls go through the C interface (abi), where the workspace is the caller's.
+Calls use the C interface (abi), where the caller provides the workspace.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ POISON = {1: 0x7F, 2: 0x7FA5, 4: 0x7FA5A5A5, 8: 0x7FF5A5A5A5A5A5A5}  # NaN in ev
 
 
 class Guarded:
-    """One array alone in a block: guard bands of 4 KiB on both sides and, with `gap`, strides that leave holes; all poison.
-    `shift` moves it by so many elements, away from any alignment."""
+    """One array in its own block: guard bands of 4 KiB on both sides and, with `gap`, strides with gaps; all poisoned.
+    `shift` moves it by that many elements, which changes its alignment."""
 
     def __init__(self, array: np.ndarray, gap: int = 0, output: bool = False, shift: int = 0) -> None:
         size = array.itemsize
-        room = [n + (gap if axis < array.ndim - 1 else 8 * (gap > 0)) for axis, n in enumerate(array.shape)]
-        count = int(np.prod(room, dtype=np.int64))
+        padded = [n + (gap if axis < array.ndim - 1 else 8 * (gap > 0)) for axis, n in enumerate(array.shape)]
+        count = int(np.prod(padded, dtype=np.int64))
         self.block = np.full((count * size + 2 * GUARD) // size + shift, POISON[size], f"u{size}")
         self.name, self.output = "", output
 
         def inside(block: np.ndarray) -> np.ndarray:
             start = GUARD // size + shift
-            return block[start : start + count].reshape(room)[tuple(slice(n) for n in array.shape)]
+            return block[start : start + count].reshape(padded)[tuple(slice(n) for n in array.shape)]
 
         self.array = inside(self.block.view(array.dtype)) if array.dtype != bool else inside(self.block).view(bool)
         self.own = np.zeros(self.block.shape, bool)
@@ -44,7 +44,9 @@ class Guarded:
         return abi.tensor(self.array)
 
     def check(self, owned: np.ndarray | None = None) -> None:
-        """Inputs and everything around outputs as before; outputs written wherever `owned` (default everywhere) says."""
+        """Inputs and the surroundings of outputs are unchanged; outputs are written where `owned` is true (default
+        everywhere).
+        """
         changed = self.block != self.before
         stray = changed & ~self.own if self.output else changed
         assert not stray.any(), (
@@ -61,7 +63,7 @@ class Guarded:
 
 
 class Workspace:
-    """Exactly `size` bytes at a multiple of 256 (and of no more), with content, between guards."""
+    """Exactly `size` bytes, aligned to 256 bytes and no more, with contents, between guard bands."""
 
     def __init__(self, size: int, content: str) -> None:
         self.size = size
@@ -73,12 +75,12 @@ class Workspace:
         self.block[self.start : self.start + size] = np.random.default_rng(5).integers(0, 256, size) if fill is None else fill
 
     def base(self) -> int:
-        """Where the block starts, for the library."""
+        """The address for the library."""
         return self.block.ctypes.data
 
     def check(self) -> None:
         outside = np.concatenate([self.block[: self.start], self.block[self.start + self.size :]])
-        assert (outside == 0xC3).all(), f"the guards of a workspace of {self.size} bytes were written"
+        assert (outside == 0xC3).all(), f"the guard bands of a workspace of {self.size} bytes were written"
 
 
 def call(
@@ -100,7 +102,7 @@ libc.mprotect.argtypes = (c.c_void_p, c.c_size_t, c.c_int)
 
 
 class Fenced:
-    """Places arrays so that the byte behind their last (or before their first) cannot be read: a trespass ends the process."""
+    """Places arrays so that the byte after their last (or before their first) is not mapped: an access there ends the process."""
 
     def __init__(self, at_end: bool) -> None:
         self.at_end = at_end
@@ -121,5 +123,5 @@ class Fenced:
 
 
 def each(options: dict, place: Callable[[np.ndarray], np.ndarray]) -> dict:
-    """Options with their arrays placed."""
+    """Options with placed arrays."""
     return {name: place(value) if isinstance(value, np.ndarray) else value for name, value in options.items()}

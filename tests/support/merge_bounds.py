@@ -1,10 +1,10 @@
-"""Exact results and limits for merging partial results, to be judged by `tolerance.check` as o and lse.
+"""Exact results and limits of merge, for `tolerance.check`, as o and lse.
 
     wr  = |w| (2 e_x + 2^-22 (|lse_n| + |lse|)): error of a part's share, two exponentials and their difference
     bO  = sum_n (wr + a(N) w)|o_n|,  vO = w (O^2) + (2^-20 sum_n w|o_n|)^2
     bLSE = 2^-21 (1 + |LSE|) + max_n 2^-22 |lse_n|
 
-for N parts. The parts are inputs: what is wrong with them is not the merge's business.
+for N parts. The parts are inputs; their errors do not count.
 """
 
 from __future__ import annotations

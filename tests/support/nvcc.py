@@ -17,7 +17,7 @@ def find_nvcc() -> str | None:
 
 
 def architecture() -> str | None:
-    """That of the first GPU, as nvcc wants it: sm_90 and its like. None: there is no GPU."""
+    """The architecture of the first GPU as nvcc names it (sm_90, ...); None without a GPU."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

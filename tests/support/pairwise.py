@@ -7,7 +7,9 @@ import random
 
 
 def pairwise(factors: dict[str, list], seed: int = 0) -> list[dict]:
-    """Greedy: each new combination starts from a pair not seen yet and takes, factor by factor, what covers most."""
+    """Greedy: each new combination starts from an uncovered pair and takes, factor by factor, the value that covers most
+    pairs.
+    """
     rng = random.Random(seed)
     names = list(factors)
     missing = {
@@ -30,7 +32,7 @@ def pairwise(factors: dict[str, list], seed: int = 0) -> list[dict]:
 
 
 def pairs_with(name: str, index: int, chosen: dict[str, int], names: list[str]) -> list[tuple]:
-    """The pairs that `index` for `name` makes with what is chosen already, in the order of `names`."""
+    """The pairs of `index` for `name` with the values chosen so far, in the order of `names`."""
     me = (name, index)
     return [
         (me, (other, i)) if names.index(name) < names.index(other) else ((other, i), me)

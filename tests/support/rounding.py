@@ -1,4 +1,4 @@
-"""The storage types and what each costs: of values kept in it, and of the arithmetic that goes with it."""
+"""The storage types: rounding errors of stored values, and of the arithmetic used with each type."""
 
 from __future__ import annotations
 

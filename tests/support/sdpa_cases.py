@@ -1,7 +1,7 @@
 """Calls of scaled_dot_product_attention, run with PyTorch alone and with libflash switched on, and compared.
 
-A case says how the arguments are made; `check` runs it both ways. PyTorch's kernels are the reference for errors, shapes, types
-and strides; its math path in float64 is the reference for numbers.
+A case describes its arguments; `check` runs it with and without libflash. PyTorch's kernels are the reference for errors, shapes,
+types and strides; its math path in float64 is the reference for values.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def packed(shape: tuple[int, ...], **kind: Any) -> torch.Tensor:
 
 
 def columns(shape: tuple[int, ...], **kind: Any) -> torch.Tensor:
-    """The last dimension is not the dense one."""
+    """The last dimension is not contiguous."""
     return torch.randn((*shape[:-2], shape[-1], shape[-2]), **kind).transpose(-1, -2)
 
 
@@ -49,7 +49,7 @@ def expanded(shape: tuple[int, ...], **kind: Any) -> torch.Tensor:
 
 
 def shifted(shape: tuple[int, ...], **kind: Any) -> torch.Tensor:
-    """Rows with a gap between them, on the CPU at an odd address: PyTorch's kernels on CUDA count on 16 bytes."""
+    """Rows with a gap between them, on the CPU at an odd address; PyTorch's CUDA kernels need an alignment of 16 bytes."""
     first = 1 if kind["device"] == "cpu" else 8
     return torch.randn((*shape[:-1], shape[-1] + 2 * first), **kind)[..., first:-first]
 
@@ -163,7 +163,7 @@ SQUARE = SIZES[0]
 
 
 def cases(dtypes: list[torch.dtype]) -> Iterator[Case]:
-    """Sizes with masks, strides with masks, types with both, and what is special."""
+    """Sizes with masks, strides with masks, types with both, and special cases."""
     dtype = dtypes[0]
     for size in SIZES:
         for mask in ("none", "causal", "bool of all axes", "bias", "bias with a gradient"):
@@ -207,7 +207,12 @@ def run(case: Case, device: str, exact: bool = False) -> Outcome:
         torch.manual_seed(1)
         dout = case.dout(tuple(out.shape), dtype=case.dtype, device=device).to(out.dtype)
         gradients = torch.autograd.grad(out, wanted, dout) if wanted else ()
-    except (RuntimeError, ValueError, TypeError, AttributeError) as error:  # cuDNN of PyTorch 2.11 gives None for no batch
+    except (
+        RuntimeError,
+        ValueError,
+        TypeError,
+        AttributeError,
+    ) as error:  # cuDNN in PyTorch 2.11 returns None for an empty batch
         return Outcome(error)
     return Outcome(None, [out.detach(), *gradients], type(out.grad_fn).__name__)
 
@@ -218,7 +223,7 @@ def strides(x: torch.Tensor) -> list[int]:
 
 
 def spy(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Gets the names of the functions of the library that ran."""
+    """Records the names of the library's functions that run."""
     seen: list[str] = []
 
     def watched(name: str, original: Any) -> Any:
@@ -238,7 +243,7 @@ EVERYTHING = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend
 
 
 def check(case: Case, device: str, calls: list[str], backends: Sequence[SDPBackend] = EVERYTHING) -> None:
-    """`calls` is what spy() returned."""
+    """`calls` is the list of spy()."""
     with sdpa_kernel(SDPBackend.MATH):
         exact = run(case, device, exact=True)
     with sdpa_kernel(list(backends)):
@@ -251,23 +256,23 @@ def check(case: Case, device: str, calls: list[str], backends: Sequence[SDPBacke
         assert (type(got.error), str(got.error)) == (type(wanted.error), str(wanted.error))
         return
     if wanted.node.startswith(TAKEN) and case.k[-3] != case.v[-3]:
-        assert left, "libflash has one number of heads for keys and values"
+        assert left, "libflash needs as many heads of v as of k"
     elif wanted.node.startswith(TAKEN):
         assert (got.node, left, calls) == (wanted.node, {}, ["attention", "attention_backward"])
     assert_as_exact(case, got, wanted if wanted.error is None else got, exact)
 
 
 def assert_as_exact(case: Case, got: Outcome, wanted: Outcome, exact: Outcome) -> None:
-    """Laid out as PyTorch's result, and no more than twice as far from the exact one, or within the type's precision."""
+    """The strides of PyTorch's result, and at most twice its error, or an error within the type's precision."""
     for x, y, z in zip(got.tensors, wanted.tensors, exact.tensors, strict=True):
         assert (x.shape, x.dtype, x.device) == (y.shape, y.dtype, y.device)
         if (
             case.strides is not expanded
-        ):  # PyTorch's flash kernel then differs from what the compiler is told; another test has that
+        ):  # PyTorch's flash kernel then differs from its meta kernel; another test checks the layout
             assert strides(x) == strides(y)
         ours, theirs = ((tensor.double() - z).abs() for tensor in (x, y))
         assert not (ours.isnan() & ~theirs.isnan()).any()
-        known = ~theirs.isnan()  # PyTorch's kernels give NaN for some rows that see nothing
+        known = ~theirs.isnan()  # PyTorch's kernels return NaN for some rows without keys
         if known.any():
             scale = max(1.0, z[known].abs().max().item())
             assert ours[known].max().item() <= max(2 * theirs[known].max().item(), EPSILON[case.dtype] * scale)

@@ -51,7 +51,7 @@ def nested(layout: torch.layout) -> Callable[[Kind], list[torch.Tensor]]:
     def program(kind: Kind) -> list[torch.Tensor]:
         parts = leaves(kind, (5, 4, 16), (1, 4, 16), (17, 4, 16))
         x = torch.nested.as_nested_tensor(parts, layout=layout).transpose(1, 2)
-        x = x.contiguous() if layout == torch.strided else x  # the math path wants it
+        x = x.contiguous() if layout == torch.strided else x  # the math path requires it
         out = sdpa(x, x, x)
         rows = torch.cat([part.transpose(0, 1) for part in out.unbind()])
         return with_gradients(rows, parts)
@@ -126,7 +126,7 @@ PROGRAMS: dict[str, Callable[[Kind], list[torch.Tensor]]] = {
 
 
 def several_calls(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Inputs and results in several memory orders, whose strides the compiler counts on."""
+    """Inputs and results in several memory orders, whose strides the compiler relies on."""
     turned = [x.relu().transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
     first = sdpa(q, k, v, is_causal=True)
     second = sdpa(*turned, is_causal=True) * 2

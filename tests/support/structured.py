@@ -1,4 +1,4 @@
-"""Inputs whose answer is known bit for bit: they find mask, index and pipeline errors that a tolerance hides.
+"""Inputs whose exact results are known: they show mask, index and pipeline errors that a tolerance hides.
 
     counting   q = 0: exp(lse) is the number n of visible keys; v column b is bit b of the key's index, so that
                o * n counts, bit by bit, which keys were seen; dk = 0
@@ -10,7 +10,7 @@
     zero_dout  dout = 0: no gradient at all
     equal      every key the same, integer dot products: p is uniform however large the scores, o the mean of v
 
-`fill` builds the inputs of a case, `check` asserts what they promise, over and above the tolerance.
+`fill` builds the inputs of a case, `check` asserts their exact results, in addition to the tolerance.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def fill(case: Case, rng: np.random.Generator, shapes: list[tuple[int, ...]], op
 
 
 def key_bits(case: Case, shape: tuple[int, ...]) -> np.ndarray:
-    """Column c holds one bit of the key's position in its sequence: bit c, and round again when they are used up."""
+    """Column c holds one bit of the key's position in its sequence: bit c, and from bit 0 again after the last."""
     if case.packed:
         position = np.concatenate([np.arange(n) for n in case.seqlen_k] + [np.zeros(case.slack_rows, dtype=int)])
         position = position[:, None, None]
@@ -82,7 +82,7 @@ def codes(case: Case, rng: np.random.Generator, q: np.ndarray, k: np.ndarray, op
 
 
 def check(case: Case, inputs: Inputs, result: dict[str, np.ndarray]) -> None:
-    """Assert the exact promises of a structured case about the outputs in `result` (o, lse, dq, dk, dv)."""
+    """Check the exact results of a structured case in `result` (o, lse, dq, dk, dv)."""
     store = ROUNDING[inputs.v.dtype]
     got = {name: np.asarray(x).astype(np.float64) for name, x in result.items() if x is not None}
     if case.fill in ("counting", "selection", "ones", "equal"):
@@ -102,16 +102,16 @@ def check(case: Case, inputs: Inputs, result: dict[str, np.ndarray]) -> None:
 
 
 def check_rows(kind: str, head: Head, o: np.ndarray, store: Rounding) -> None:
-    """One head's output against its promise; rows without a visible key are the tolerance's business."""
+    """Check one head's output; the tolerance checks rows without a visible key."""
     visible = head.visible.astype(np.float64)
     n = visible.sum(axis=1)[:, None]
     seen = n[:, 0] > 0
     if not seen.any():
         return
-    ulp = 2 * store.u + store.sum_error(len(head.k))  # the sum counts where the storage type is as fine as it
+    ulp = 2 * store.u + store.sum_error(len(head.k))  # the sum's error counts if the storage type has its precision
     if kind == "counting":
         counts = visible @ head.v
-        resolved = counts * store.u < 0.5  # beyond, the storage type cannot tell counts apart
+        resolved = counts * store.u < 0.5  # larger counts are not exact in the storage type
         np.testing.assert_array_equal(np.rint(o * n)[resolved], counts[resolved], "keys seen, by bit of their index")
     elif kind == "selection":
         chosen = np.where(head.visible, head.q @ head.k.T, -np.inf).argmax(axis=1)

@@ -1,4 +1,4 @@
-"""Small problems as PyTorch tensors, and what attention is in PyTorch's own operators."""
+"""Small problems as PyTorch tensors, and attention in PyTorch's own operators."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def qkv(dtype: torch.dtype = torch.float32, *, grad: bool = True) -> list[torch.
 def eager(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, bias: torch.Tensor | None = None, causal: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The definition, in PyTorch's own operators."""
+    """Attention in PyTorch's own operators."""
     group = q.shape[2] // k.shape[2]
     k, v = k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)
     s = torch.einsum("bihd,bjhd->bhij", q, k) * q.shape[-1] ** -0.5

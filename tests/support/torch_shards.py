@@ -13,7 +13,7 @@ import libflash
 
 
 def check(placements: list, layout: str, **options: object) -> None:
-    """Results and gradients are those of the whole, and stay sharded where q, k and v are."""
+    """Results and gradients are those of the full tensors, and are sharded like q, k and v."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     torch.manual_seed(5)
     axes = ["bshd".index(axis) for axis in layout]
@@ -39,7 +39,7 @@ def check(placements: list, layout: str, **options: object) -> None:
 
 
 def check_heads_of_a_group_stay_together() -> None:
-    """Three key heads on two processes: gathered, not cut."""
+    """Three key heads on two processes are gathered, not sharded."""
     mesh = init_device_mesh("cpu", (2,))
     torch.manual_seed(6)
     whole = [torch.randn(2, 5, 12, 8), torch.randn(2, 5, 3, 8), torch.randn(2, 5, 3, 8)]

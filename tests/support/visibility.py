@@ -26,7 +26,7 @@ def visible_keys(
     batch: int = 0,
     head: int = 0,
 ) -> np.ndarray:
-    """Bool (rows, columns). Row i stands at key i + shift; the shift comes from the valid lengths."""
+    """Bool (rows, columns). Row i is at position i + shift among the keys; the shift comes from the valid lengths."""
     if causal_align not in ("bottom_right", "top_left"):
         raise ValueError(f"causal_align must be bottom_right or top_left, not {causal_align!r}")
     shift = columns - rows if causal_align == "bottom_right" else 0

@@ -1,1 +1,1 @@
-"""What train_gpt.py and decode_gpt.py share: a GPT in plain PyTorch, its text, its attention, its training, its cache."""
+"""Shared by train_gpt.py and decode_gpt.py: a GPT in plain PyTorch, its text, attention, training and cache."""

@@ -14,7 +14,7 @@ import libflash
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-# What PyTorch may be held to; None leaves the choice to it.
+# Backends to which PyTorch can be restricted; None: its own choice.
 BACKENDS = {"default": None, "flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION, "math": SDPBackend.MATH}
 CHOSEN = {"Cudnn": "cuDNN", "FlashAttention": "FlashAttention-2", "EfficientAttention": "memory-efficient"}
 
@@ -24,19 +24,19 @@ def by_libflash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tens
 
 
 def by_pytorch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    """The axes change places and the memory stays."""
+    """Swap heads and rows without a copy."""
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     return F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
 
 
 def held_to(backend: str) -> contextlib.AbstractContextManager:
-    """Where PyTorch's attention runs on that backend."""
+    """Restrict PyTorch's attention to that backend."""
     chosen = BACKENDS[backend]
     return contextlib.nullcontext() if chosen is None else sdpa_kernel(chosen)
 
 
 def pytorch_choice(q: torch.Tensor) -> str:
-    """What PyTorch takes for tensors like q that require a gradient, by the name of what it records for backward."""
+    """The backend that PyTorch chooses for tensors like q with a gradient, from the name of the recorded backward function."""
     like = q.detach().clone().requires_grad_()
     recorded = by_pytorch(like, like, like).grad_fn.next_functions[0][0].name()
     return next((name for mark, name in CHOSEN.items() if mark in recorded), "plain operations")

@@ -1,7 +1,7 @@
-"""Keys and values kept while text is generated, in three ways to the same end: libflash.decode and two of plain PyTorch.
+"""KV caches for generation: one with libflash.decode and two in plain PyTorch.
 
-A cache is the `attend` of a model that is given a prompt once and then a token a sequence and step. All sequences are of one
-length here, as PyTorch's ways need it; libflash takes any lengths.
+A cache is the `attend` of a model that first gets a prompt and then a token per sequence and step. All sequences have the same
+length, which the PyTorch versions need; libflash accepts any lengths.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .model import Shape
 
 
 class Cache:
-    """Room for `capacity` keys and values of each sequence and block, and how many there are."""
+    """Keys and values of each sequence and block, up to `capacity`, and their number."""
 
     def __init__(
         self, shape: Shape, batch: int, capacity: int, attention: Attention, device: torch.device, dtype: torch.dtype
@@ -48,23 +48,23 @@ class Cache:
         return self.attention(q, k, v)
 
     def rows(self, room: torch.Tensor, seqlen: int) -> torch.Tensor:
-        """The first rows of it, (batch, seqlen, heads, head_dim)."""
+        """Its first rows, (batch, seqlen, heads, head_dim)."""
         return room[:, :seqlen]
 
     def step(self, number: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         raise NotImplementedError
 
     def restart(self, length: int) -> None:
-        """As it was with the first `length` keys."""
+        """Go back to the first `length` keys."""
         self.lengths.fill_(length)
 
     def advance(self) -> None:
-        """A token more; on the device, so that a CUDA graph can hold it."""
+        """Count one more token, on the device, so that a CUDA graph can capture it."""
         self.lengths += 1
 
 
 class LibflashCache(Cache):
-    """One call a step and block: it turns q and k, writes k and v behind the valid rows, and attends to all of them."""
+    """One call per step and block rotates q and k, appends k and v, and computes attention over all keys."""
 
     def step(self, number: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         cos, sin = self.angles or (None, None)
@@ -75,7 +75,7 @@ class LibflashCache(Cache):
 
 
 class PyTorchCache(Cache):
-    """The step's parts one by one. Heads come before keys in memory, as scaled_dot_product_attention likes them."""
+    """The parts of the step one by one. Heads come before keys in memory, the best order for scaled_dot_product_attention."""
 
     def room(self, batch: int, capacity: int, shape: Shape) -> torch.Tensor:
         return torch.zeros(batch, shape.heads, capacity, shape.head_dim)
@@ -91,7 +91,9 @@ class PyTorchCache(Cache):
 
 
 class SlicedCache(PyTorchCache):
-    """The valid rows as a slice: no work for rows that are empty, but their number must be known on the host. No CUDA graph."""
+    """The valid rows as a slice: no work for empty rows, but their number must be known on the host. Not possible in a CUDA
+    graph.
+    """
 
     def restart(self, length: int) -> None:
         super().restart(length)
@@ -108,7 +110,7 @@ class SlicedCache(PyTorchCache):
 
 
 class MaskedCache(PyTorchCache):
-    """All rows with a mask over those that are valid: the lengths stay on the device, as a CUDA graph needs it."""
+    """All rows with a mask of the valid ones: the lengths stay on the device, as a CUDA graph needs."""
 
     def __init__(self, shape: Shape, batch: int, capacity: int, *rest: Any) -> None:
         super().__init__(shape, batch, capacity, *rest)
@@ -124,7 +126,7 @@ class MaskedCache(PyTorchCache):
         self.see()
 
     def see(self) -> None:
-        """The rows so far and the one that the next step writes; in place, where a graph will look for it."""
+        """Mask of the rows so far and of the row that the next step writes; updated in place for captured graphs."""
         torch.le(self.places, self.lengths[:, None], out=self.mask[:, 0, 0])
 
     def step(self, number: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Greedy generation: prompts in, one token a step behind each, step by step or as replays of a CUDA graph."""
+"""Greedy generation: one token per step after each prompt, step by step or as replays of a CUDA graph."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .model import GPT
 
 
 class Generation:
-    """`tokens` (batch, prompt + new) holds the prompts and receives what is generated."""
+    """`tokens` (batch, prompt + new) holds the prompts and receives the generated tokens."""
 
     def __init__(self, model: GPT, cache: Cache, prompts: torch.Tensor, new: int) -> None:
         self.model, self.cache, self.new = model, cache, new
@@ -19,13 +19,15 @@ class Generation:
         self.read_prompts(prompts)
 
     def read_prompts(self, prompts: torch.Tensor) -> None:
-        """Fills the cache with all tokens but the last, which is the first step's."""
+        """Fill the cache with all tokens of the prompts except the last, which is the input of the first step."""
         positions = torch.arange(self.prompt - 1, device=prompts.device)[None]
         self.model(prompts[:, :-1], positions, self.cache)
         self.cache.restart(self.prompt - 1)
 
     def step(self) -> torch.Tensor:
-        """Logits (batch, vocabulary) behind the token at the cache's length; the best is written. Never waits for the device."""
+        """Logits (batch, vocabulary) for the token after the cache's last; writes the best token. Does not wait for the
+        device.
+        """
         positions = self.cache.lengths[:, None].long()
         logits = self.model(self.tokens.gather(1, positions), positions, self.cache)[:, -1]
         self.tokens.scatter_(1, positions + 1, logits.argmax(-1, keepdim=True))
@@ -43,7 +45,7 @@ class Generation:
         return self.tokens[:, self.prompt :]
 
     def logits_along(self, new: torch.Tensor) -> torch.Tensor:
-        """(batch, new, vocabulary): the logits of every step if the tokens generated were these."""
+        """(batch, new, vocabulary): the logits of every step for these generated tokens."""
         self.cache.restart(self.prompt - 1)
         logits = []
         for number in range(self.new):
@@ -57,7 +59,7 @@ class Generation:
         side.wait_stream(torch.cuda.current_stream())
         self.cache.restart(self.prompt - 1)
         with torch.cuda.stream(side):
-            self.step()  # loads and tunes what a capture may not
+            self.step()  # loads and tunes kernels, which a capture does not allow
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         self.cache.restart(self.prompt - 1)

@@ -1,6 +1,6 @@
-"""A GPT as GPT-2 has it: pre-norm blocks, GELU, biases, the head tied to the embedding of the tokens.
+"""A GPT like GPT-2: pre-norm blocks, GELU, biases, output weights tied to the token embedding.
 
-Attention is not the model's business: it hands its fused projection to `attend`. Training and the caches each have their own.
+The model calls `attend` with its fused projection. Training and the caches have different `attend` functions.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class GPT(nn.Module):
                 nn.init.zeros_(parameter)
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """Logits of the token behind each of `tokens` (batch, seqlen), which stand at `positions` (batch or 1, seqlen)."""
+        """Logits of the token after each of `tokens` (batch, seqlen) at `positions` (batch or 1, seqlen)."""
         x = self.tokens(tokens)
         if self.positions is not None:
             x = x + self.positions(positions)
@@ -75,7 +75,7 @@ class GPT(nn.Module):
 
 
 class WholeSequences:
-    """The `attend` of training: every sequence from its beginning, nothing kept. q, k and v are slices of the projection."""
+    """The `attend` of training: whole sequences, without a cache. q, k and v are slices of the projection."""
 
     def __init__(self, shape: Shape, attention: Attention, device: torch.device) -> None:
         self.attention = attention

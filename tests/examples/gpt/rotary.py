@@ -6,13 +6,13 @@ import torch
 
 
 def tables(positions: int, head_dim: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """cos and sin, (positions, head_dim / 2) float32: as libflash.decode takes them."""
+    """cos and sin, (positions, head_dim / 2) float32, the tables of libflash.decode."""
     frequencies = 10000.0 ** -(torch.arange(0, head_dim, 2, device=device) / head_dim)
     angles = torch.outer(torch.arange(positions, device=device), frequencies)
     return angles.cos(), angles.sin()
 
 
 def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """x (batch, seqlen, heads, head_dim), turned by the angles of (batch or 1, seqlen, 1, head_dim / 2)."""
+    """x (batch, seqlen, heads, head_dim), rotated by the angles of (batch or 1, seqlen, 1, head_dim / 2)."""
     a, b = x.float().chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1).to(x.dtype)

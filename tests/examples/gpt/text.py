@@ -1,4 +1,4 @@
-"""The text: the sources of Python's standard library, which every Python carries. A token is a byte."""
+"""The text: the sources of Python's standard library. A token is a byte."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import sysconfig
 import torch
 
 VOCABULARY = 256
-LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "encodings"}  # not the library's own, or tables of numbers
+LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "encodings"}  # other packages, or tables of numbers
 
 
 def load(most_bytes: int = 1 << 24) -> torch.Tensor:
-    """(bytes,) uint8: the files one behind the other, in the order of their names."""
+    """(bytes,) uint8: the files one after the other, in the order of their names."""
     root = pathlib.Path(sysconfig.get_path("stdlib"))
     files = sorted(path for path in root.rglob("*.py") if not LEFT_OUT & set(path.relative_to(root).parts))
     text = bytearray()
@@ -24,7 +24,7 @@ def load(most_bytes: int = 1 << 24) -> torch.Tensor:
 
 
 def pieces(text: torch.Tensor, number: int, length: int, seed: int) -> torch.Tensor:
-    """(number, length) int64: from places that the seed alone decides."""
+    """(number, length) int64: from positions that depend on the seed alone."""
     generator = torch.Generator().manual_seed(seed)
     starts = torch.randint(len(text) - length, (number,), generator=generator)
     return torch.stack([text[start : start + length] for start in starts.tolist()]).long()

@@ -1,4 +1,4 @@
-"""Training: weights of the type that computes, masters in float32, AdamW, a learning rate that rises and then stays."""
+"""Training: weights in the type of the computation, float32 masters, AdamW, a constant learning rate after a warm-up."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ RISE = 30  # steps
 
 
 def use_one_thread() -> None:
-    """For models so small that threads would mostly wait for each other."""
+    """For models so small that threads mostly wait for each other."""
     torch.set_num_threads(1)
     libflash.set_num_threads(1)
 
 
 def nudge(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Changes the weights by about what rounding to that type does."""
+    """Change the weights by about a rounding error of that type."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1 + torch.finfo(dtype).eps / 4 * torch.randn_like(parameter))
 
 
 class Trainer:
-    """A model and how it learns. The same seed gives the same weights whatever the attention."""
+    """A model and its optimizer. The same seed gives the same initial weights with every attention."""
 
     def __init__(
         self,
@@ -61,11 +61,11 @@ class Trainer:
         self.state_bytes = (torch.cuda.memory_allocated() - before if device.type == "cuda" else 0) + self.moment_bytes()
 
     def moment_bytes(self) -> int:
-        """The optimizer's two moments, which its first step allocates."""
+        """The optimizer's two moments, which the first step allocates."""
         return 2 * sum(master.nbytes for master in self.masters)
 
     def step(self, pieces: torch.Tensor) -> torch.Tensor:
-        """One step on (batch, context + 1) tokens; their loss before it, in nats a token, on the device."""
+        """One step on (batch, context + 1) tokens; their loss before the step, in nats per token, on the device."""
         logits = self.forward(pieces[:, :-1], self.positions, self.attend)
         loss = F.cross_entropy(logits.flatten(0, 1).float(), pieces[:, 1:].flatten())
         loss.backward()
