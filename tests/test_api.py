@@ -1,4 +1,4 @@
-"""The Python face: defaults, layouts, given outputs, what is returned, what is refused and how."""
+"""The Python interface: defaults, layouts, given outputs, return values, refusals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FIRST = {
 
 @pytest.mark.parametrize("name", FIRST)
 def test_functions_are_ordinary_ones(name: str) -> None:
-    """They have a name, a signature and a docstring, can be pickled, and can be referred to weakly, as jax.jit does."""
+    """Functions have a name, a signature and a docstring, and support pickle and weak references, which jax.jit needs."""
     function = getattr(libflash, name)
     assert weakref.ref(function)() is function
     assert pickle.loads(pickle.dumps(function)) is function
@@ -59,7 +59,7 @@ def test_dtypes(dtype: np.dtype) -> None:
 
 @pytest.mark.parametrize("layout", AXES)
 def test_layouts(layout: str) -> None:
-    """The same bits in another order of axes; lse keeps its own."""
+    """The same bits with another order of axes; lse always has the same order."""
     q, k, v = qkv(batch=3, dv=24)
     dout = random(3, 40, 4, 24, seed=8)
     out, lse = libflash.attention(q, k, v, causal=True, return_lse=True)
@@ -108,7 +108,7 @@ def test_packed() -> None:
     out, lse = libflash.attention(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, causal=True, return_lse=True)
     assert (out.shape, lse.shape) == ((70, 4, 16), (4, 70))
     np.testing.assert_allclose(out, forward(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, causal=True)[0], atol=1e-5)
-    for layout in AXES:  # packed arrays have one order only
+    for layout in AXES:  # packed arrays have only one order
         assert_same_bits(libflash.attention(q, k, v, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k, causal=True, layout=layout), out)
     dense_q = random(3, 8, 4, 16)
     mixed = libflash.attention(dense_q, k, v, cu_seqlens_k=cu_k, layout="bhsd" if False else "bshd")
@@ -243,7 +243,7 @@ def test_bench_runs_no_other_projects_file(tmp_path: pathlib.Path, monkeypatch: 
     (folder / "theirs.py").write_text("raise SystemExit(77)\n")
     monkeypatch.chdir(tmp_path)
     assert command_line.main(["bench", "theirs"]) == 2
-    (tmp_path / "include").mkdir()  # what makes it libflash's own
+    (tmp_path / "include").mkdir()  # identifies libflash's source tree
     (tmp_path / "include" / "libflash.h").write_text("")
     with pytest.raises(SystemExit) as ended:
         command_line.main(["bench", "theirs"])

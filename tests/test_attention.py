@@ -11,7 +11,9 @@ from harness import BFLOAT16, assert_same_bits, cpu_kernels, empty_like, run, ru
 
 import libflash
 
-CPU = [(case, isa) for case in cases.quick() for isa in cpu_kernels()]  # kernels inside: the reference is computed once a case
+CPU = [
+    (case, isa) for case in cases.quick() for isa in cpu_kernels()
+]  # kernels in the inner loop: the reference is computed once per case
 
 
 @pytest.mark.parametrize(("case", "isa"), CPU, ids=[f"{case}-{isa}" for case, isa in CPU])
@@ -20,7 +22,7 @@ def test_case(case: Case, isa: str) -> None:
 
 
 def small_tile_cases() -> list[Case]:
-    """Every fourth pair of options, and the shapes that no tile divides."""
+    """Every fourth pair of options, and shapes with partial tiles."""
     quick = cases.quick()
     pairs = [case for case in quick if case.name.startswith("pairs-")][::4]
     shapes = [case for case in quick if case.name.startswith(("size-17x64", "size-65x64", "size-31x31", "exact-", "poison-"))]
@@ -37,12 +39,12 @@ SMALL = [
 
 @pytest.mark.parametrize(("case", "isa", "tiles"), SMALL, ids=[f"{c}-{i}-{t[0]}x{t[1]}" for c, i, t in SMALL])
 def test_small_tiles(case: Case, isa: str, tiles: tuple[int, int]) -> None:
-    """Tiny problems that cross every edge between tiles."""
+    """Tiny problems that cross every tile boundary."""
     case.check(**run_tiled(case, isa, tiles))
 
 
 def run_tiled(case: Case, isa: str, tiles: tuple[int, int]) -> dict[str, np.ndarray]:
-    """As harness.run, with the tile size forced, which only the C interface can."""
+    """Like harness.run, with a given tile size, which only the C interface allows."""
     x = case.inputs()
     options = c_options(x) | {"tile_q": tiles[0], "tile_k": tiles[1]}
     rows = x.q.shape[:-1]
@@ -83,7 +85,7 @@ def c_options(x: Inputs) -> dict:
 
 
 def test_both_faces_agree() -> None:
-    """Cython and ctypes are two writings of one interface."""
+    """Cython and ctypes give the same results."""
     for case in [case for case in cases.quick() if case.name.startswith("only-")][::3]:
         x = case.inputs()
         o, lse = run_forward(x).values()
@@ -100,7 +102,7 @@ def test_long_case(case: Case) -> None:
 
 
 def test_a_wrong_result_is_found() -> None:
-    """The judge itself: one key dropped, one row of dv lost, a scale that is 1% off."""
+    """The check fails for a dropped key, a lost row of dv, and a scale that is wrong by 1%."""
     case = cases.by_name("only-visible-1")
     x = case.inputs()
     right = run(case)

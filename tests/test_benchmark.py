@@ -113,7 +113,7 @@ def test_gpu_figures():
 
 
 def test_gpu_results_are_compared_row_by_row():
-    """One wrong row among rows of very different size, and NaN."""
+    """One wrong row among rows of very different norms, and NaN."""
     torch = pytest.importorskip("torch")
     benchmark = program("gpu_attention")
     one = program("_cells").Cell("forward", "bfloat16", head_dim=64, seqlen=50, causal=True, batch=1, heads=2)
@@ -129,7 +129,7 @@ def test_gpu_results_are_compared_row_by_row():
 
 @pytest.fixture
 def on_the_cpu(monkeypatch):
-    """The GPU benchmark with the CPU in a GPU's place: PyTorch has its flash kernel there, and no other."""
+    """The GPU benchmark with the CPU in place of a GPU: PyTorch has only its flash kernel there."""
     torch = pytest.importorskip("torch")
     benchmark = program("gpu_attention")
     contenders = sys.modules["_gpu_contenders"]
@@ -144,7 +144,7 @@ def on_the_cpu(monkeypatch):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_gpu_contenders_compute_the_same(on_the_cpu, capsys, direction, dtype, causal):
-    """Again and again, without a word on the tensors that they were given."""
+    """The calls work repeatedly and do not change their inputs."""
     one = program("_cells").Cell(direction, dtype, head_dim=64, seqlen=300, causal=causal, batch=2, heads=4)
     calls = on_the_cpu.calls_that_work(one, None)
     assert list(calls) == ["fa2", "libflash"]
@@ -156,7 +156,7 @@ def test_gpu_contenders_compute_the_same(on_the_cpu, capsys, direction, dtype, c
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_gpu_contenders_in_float32(on_the_cpu, direction, causal):
-    """PyTorch's memory-efficient attention alone; a result as wrong as tf32 makes it is not timed."""
+    """PyTorch's memory-efficient attention only; a result with the errors of tf32 is not timed."""
     torch = pytest.importorskip("torch")
     one = program("_cells").Cell(direction, "float32", head_dim=64, seqlen=300, causal=causal, batch=2, heads=4)
     calls = on_the_cpu.calls_that_work(one, None)
@@ -170,7 +170,7 @@ def test_gpu_contenders_in_float32(on_the_cpu, direction, causal):
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_gpu_contenders_where_libflash_chooses_other_rows(on_the_cpu, monkeypatch, direction):
-    """Timed twice: as it chooses, and held to the family that FlashAttention-2 is compared with; not where a kernel is named."""
+    """libflash is timed twice: with its choice, and restricted to the sm80 kernels; once if a kernel is named."""
     module = sys.modules["_gpu_contenders"]
     one = program("_cells").Cell(direction, "bfloat16", head_dim=64, seqlen=100, causal=True, batch=2, heads=4)
     p = module.problem(one)
@@ -184,7 +184,7 @@ def test_gpu_contenders_where_libflash_chooses_other_rows(on_the_cpu, monkeypatc
         on_the_cpu.compare(one, {name: calls[name] for name in ("libflash sm80",)} | {"libflash": lambda: wrong})
     assert "libflash sm80" not in module.contenders(p, f"{direction}_cpu_generic")
     monkeypatch.setattr(module, "FAMILY", "sm80")
-    with pytest.raises(libflash.UnsupportedError, match="sm80"):  # libflash itself may not be left out
+    with pytest.raises(libflash.UnsupportedError, match="sm80"):  # libflash must support the cell
         on_the_cpu.calls_that_work(one, None)
 
 
@@ -202,7 +202,7 @@ def test_gpu_gradients_are_compared_row_by_row(on_the_cpu, name):
 
 @pytest.mark.parametrize(("error", "refused"), [(1e-5, False), (1e-3, True)])
 def test_gpu_gradients_that_are_nothing_are_held_against_the_usual_row(on_the_cpu, error, refused):
-    """The first row of a causal dq is 0: what is computed there is rounding errors, which no tolerance of its own can have."""
+    """The first row of a causal dq is 0, and the computed one a rounding error, for which there is no relative tolerance."""
     torch = pytest.importorskip("torch")
     one = program("_cells").Cell("backward", "float32", head_dim=64, seqlen=50, causal=True, batch=1, heads=2)
     right = torch.randn(1, 50, 2, 64, generator=torch.Generator().manual_seed(0))
@@ -218,7 +218,7 @@ def test_gpu_gradients_that_are_nothing_are_held_against_the_usual_row(on_the_cp
 
 
 def test_gpu_cells_that_are_timed(on_the_cpu, monkeypatch):
-    """All of bf16 and some of fp16 and fp32, both directions; unless told otherwise."""
+    """By default all of bf16 and some of fp16 and fp32, both directions."""
 
     def kinds(*arguments: str) -> tuple[int, set[str], set[str]]:
         monkeypatch.setattr(sys, "argv", ["gpu_attention.py", *arguments])
@@ -290,7 +290,7 @@ def test_decode_cells_and_their_bytes():
 
 
 def test_decode_is_compared_before_it_is_timed(monkeypatch: pytest.MonkeyPatch):
-    """On the CPU all calls give the same; a wrong one stops the program."""
+    """On the CPU all calls give the same result; a wrong one stops the program."""
     torch = pytest.importorskip("torch")
     benchmark = program("gpu_decode")
     monkeypatch.setattr(benchmark, "DEVICE", "cpu")

@@ -1,4 +1,4 @@
-"""gpu_shapes.py: its cells, its arithmetic, and its calls with the CPU in a GPU's place."""
+"""gpu_shapes.py: its cells, its arithmetic, and its calls with the CPU in place of a GPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmark_program import FOLDER, program
 
 SMALL = {
     "TOKENS": 512,
-    "WIDTH": 1024,  # eight heads of 128: the least that share one key head
+    "WIDTH": 1024,  # eight heads of 128: the fewest that share one key head
     "SEQUENCES": 3,
     "LONGEST": 100,
     "DENSE_SEQLEN": 64,
@@ -64,7 +64,7 @@ def test_operations_are_counted_exactly(benchmark: types.ModuleType) -> None:
 
 
 def test_the_dense_call_has_about_as_many_operations(benchmark: types.ModuleType) -> None:
-    """As near as a whole number of its sequences comes."""
+    """The nearest with a whole number of sequences."""
     shapes = sys.modules["_shapes"]
     lengths = [4096, 4096, 2048, 2048, 1024]
     assert shapes.nearest_batch(lengths) == 3
@@ -72,7 +72,7 @@ def test_the_dense_call_has_about_as_many_operations(benchmark: types.ModuleType
 
 
 def test_figures(benchmark: types.ModuleType) -> None:
-    """A ratio of times; where the work is counted, of times for the same work."""
+    """A ratio of times; of times per operation if operations are counted."""
     calls = {"a": lambda: None, "b": lambda: None}
     plain = sys.modules["_shapes"].Contest("x", calls, {"blocks": ("a", "b")})
     assert benchmark.figures(plain, {"a": 3.0, "b": 4.0}) == {"ms": {"a": 3.0, "b": 4.0}, "tflops": {}, "ratio": {"blocks": 0.75}}
@@ -97,7 +97,7 @@ def test_summaries_and_lines(benchmark: types.ModuleType) -> None:
 def run_program(
     benchmark: types.ModuleType, shapes: types.ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> Callable[..., dict]:
-    """The whole program, every call made once for a time of its own; gives what it writes."""
+    """Run the program, with one call of each contender and made-up times; returns what it writes."""
     torch = pytest.importorskip("torch")
 
     def medians(calls: dict[str, Callable], rounds: int, replay_ms: float) -> tuple[dict[str, float], float]:
@@ -131,9 +131,9 @@ def test_the_program_on_the_cpu(run_program: Callable[..., dict], capsys: pytest
     ]
     assert data["summary"]["heads"] == {"geometric_mean": 0.5, "smallest": 0.5, "largest": 0.5}
     assert all(set(cell) == {"section", "name", "ms", "tflops", "ratio", "spread"} for cell in data["cells"])
-    said = capsys.readouterr().out
-    assert "heads: 0.500 to 0.500" in said
-    assert len(said.splitlines()) == 2 + 52 + 12
+    printed = capsys.readouterr().out
+    assert "heads: 0.500 to 0.500" in printed
+    assert len(printed.splitlines()) == 2 + 52 + 12
 
 
 def test_some_sections_of_the_quick_set(run_program: Callable[..., dict]) -> None:
@@ -141,7 +141,7 @@ def test_some_sections_of_the_quick_set(run_program: Callable[..., dict]) -> Non
     assert [cell["section"] for cell in data["cells"]] == ["blocks", "packed", "packed"]
 
 
-def test_the_readme_has_a_row_for_each_figure(run_program: Callable[..., dict], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tables_have_a_line_for_each_figure(run_program: Callable[..., dict], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(FOLDER.parent / "evidence")
     assert list(importlib.import_module("tables").SHAPES) == list(run_program("--quick")["summary"])
 
@@ -163,7 +163,7 @@ def test_a_wrong_result_is_not_timed(shapes: types.ModuleType, monkeypatch: pyte
 
 
 def test_one_wrong_sequence_is_seen(shapes: types.ModuleType) -> None:
-    """The shortest and the longest are looked at, wherever they stand."""
+    """The shortest and the longest sequence are compared, wherever they are."""
     lengths = [40, 7, 90]
     p, cu_seqlens = shapes.packed_problem(lengths, 64, True)
     assert cu_seqlens.tolist() == [0, 40, 47, 137]

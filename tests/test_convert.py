@@ -31,7 +31,7 @@ def converted(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def assert_same_numbers(got: np.ndarray, wanted: np.ndarray) -> None:
-    """The same bits, zeros of either sign apart; any NaN for a NaN."""
+    """The same bits, with signed zeros; any NaN for NaN."""
     bits = f"u{wanted.itemsize}"
     nan, zero = np.isnan(wanted), wanted == 0
     assert np.array_equal(np.isnan(got), nan)

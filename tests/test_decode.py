@@ -1,4 +1,4 @@
-"""Decode on the CPU: every case on every kernel and split, and what must hold bit for bit whatever surrounds a sequence."""
+"""Decode on the CPU: every case on every kernel and split, and results whose bits must not depend on other sequences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LENGTHS = np.array([700, 1, 0, 129, 512, 300], np.int32)
 
 
 def test_kernels() -> None:
-    """One fast kernel at least, else the rest of this file says little."""
+    """At least one kernel besides the scalar reference."""
     assert "decode_cpu_scalar" in KERNELS
     assert FAST
 
@@ -48,7 +48,7 @@ def test_absent_page_is_refused(case: DecodeCase) -> None:
 
 
 def cached(dtype: np.dtype, capacity: int = 700, heads_k: int = 2, dim: int = 48) -> tuple[np.ndarray, np.ndarray]:
-    """Keys and values for LENGTHS; NaN behind them."""
+    """Keys and values for LENGTHS; NaN after them."""
     caches = []
     for seed in (1, 2):
         cache = random(len(LENGTHS), max(LENGTHS), heads_k, dim, seed=seed).astype(dtype)
@@ -64,7 +64,7 @@ def queries(dtype: np.dtype, rows: int = 2, heads_q: int = 6, dim: int = 48) -> 
 
 
 def paged(cache: np.ndarray, table: np.ndarray, page_size: int, pages: int) -> np.ndarray:
-    """The cache in pages; NaN on those that the table does not name."""
+    """The cache in pages; NaN on pages that are not in the table."""
     out = np.full((pages, page_size, *cache.shape[2:]), np.nan, cache.dtype)
     padded = np.concatenate([cache, np.full((len(cache), page_size, *cache.shape[2:]), np.nan, cache.dtype)], axis=1)
     for b, row in enumerate(table):
@@ -75,7 +75,7 @@ def paged(cache: np.ndarray, table: np.ndarray, page_size: int, pages: int) -> n
 
 
 def in_pages(caches: tuple[np.ndarray, ...], page_size: int) -> tuple[list[np.ndarray], np.ndarray]:
-    """Caches for LENGTHS in pages of any order, and their table, which holds no page behind the last key."""
+    """Caches for LENGTHS in pages of any order, and their table, with invalid entries after the last key."""
     columns = -(-caches[0].shape[1] // page_size)
     pages = len(LENGTHS) * columns + 3
     table = np.random.default_rng(page_size).permutation(pages)[:-3].reshape(len(LENGTHS), columns)
@@ -100,8 +100,8 @@ def test_pages_are_a_contiguous_cache_bit_for_bit(kernel: str, dtype: np.dtype, 
 
 @every_kernel
 @pytest.mark.parametrize("split", [*SPLITS, {"split_size": 384}], ids=str)
-def test_capacity_does_not_show(kernel: str, split: dict) -> None:
-    """However much room there is behind the keys: the same bits, and the room is left as it was."""
+def test_bits_do_not_depend_on_the_capacity(kernel: str, split: dict) -> None:
+    """The bits do not depend on the capacity, and cache rows after the keys are not changed."""
     q = queries(BFLOAT16)
     exact = None
     for capacity in (700, 701, 1024, 5000):
@@ -120,7 +120,7 @@ def test_capacity_does_not_show(kernel: str, split: dict) -> None:
 @every_dtype
 @pytest.mark.parametrize("split_size", [128, 512])
 def test_batch_does_not_show_with_a_split_size(kernel: str, dtype: np.dtype, split_size: int) -> None:
-    """Alone, in another order, beside other lengths, in other pages: a sequence has its own bits."""
+    """A sequence has the same bits alone, in another order, with other lengths in the batch, and in other pages."""
     q, (k, v) = queries(dtype), cached(dtype)
     options = dict(return_lse=True, kernel=kernel, split_size=split_size, window_size=(600, 0))
     o, lse = libflash.decode(q, k, v, cache_seqlens=LENGTHS, **options)
@@ -156,7 +156,7 @@ def test_threads_do_not_show(kernel: str, dtype: np.dtype) -> None:
 @every_kernel
 @pytest.mark.parametrize("split", MANY_SPLITS, ids=str)
 def test_m7_any_split_is_the_unsplit_result(kernel: str, split: dict) -> None:
-    """With more ranges than keys too; a row with a sink and no key as well."""
+    """Also with more splits than keys, and for a row with a sink and no key."""
     q, (k, v) = queries(np.dtype("float64")), cached(np.dtype("float64"))
     sink = random(6, seed=5).astype(np.float64)
     options = dict(cache_seqlens=LENGTHS, return_lse=True, kernel=kernel, learnable_sink=sink)
@@ -170,7 +170,7 @@ def test_m7_any_split_is_the_unsplit_result(kernel: str, split: dict) -> None:
 @pytest.mark.parametrize("rows", [1, 3, 40])
 @pytest.mark.parametrize("heads", [(1, 1), (7, 1), (6, 3), (80, 2)], ids=str)
 def test_groups_and_rows_fill_panels(kernel: str, rows: int, heads: tuple[int, int]) -> None:
-    """Query rows of a group share panels of 64: whole ones, parts, and groups that straddle two."""
+    """Query rows of a group share tiles of 64: full tiles, partial tiles, and groups in two tiles."""
     q = random(2, rows, heads[0], 24, seed=1)
     k, v = random(2, 150, heads[1], 24, seed=2), random(2, 150, heads[1], 40, seed=3)
     slopes = random(2, heads[0], seed=4) ** 2
@@ -254,7 +254,7 @@ def test_nan_in_one_sequence_stays_there(kernel: str) -> None:
 
 
 def without_padding(table: np.ndarray, pad: np.ndarray, page_size: int) -> np.ndarray:
-    """A table for LENGTHS whose entries for pages that hold nothing but padding are no page."""
+    """A table for LENGTHS with invalid entries for pages that hold only padding."""
     table = table.copy()
     for b, n in enumerate(pad):
         table[b, : n // page_size if n < LENGTHS[b] else None] = -(2**31)

@@ -150,7 +150,7 @@ def test_the_model_continues_a_passage_that_it_has_read_before(method):
     assert (guesses == ids[611:]).mean() > 0.95
 
 
-# Standard attention and the truth
+# Standard attention and the float64 reference
 
 
 def test_standard_attention_is_attention():
@@ -210,7 +210,7 @@ def test_libflash_takes_less_memory_than_the_scores():
     assert standard_.guessed == pytest.approx(own.guessed, abs=0.02)
 
 
-# Which lengths
+# The choice of lengths
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_failures_are_named():
     assert measure.failure(3, "") == "exit code 3"
 
 
-# What is shown
+# Output
 
 
 def test_table_lines_are_of_one_width():
@@ -379,10 +379,10 @@ def test_interrupt_ends_it_with_one_line(tmp_path):
     ) as demo:
         assert demo.stdout is not None
         for line in demo.stdout:
-            if line.startswith("---"):  # the table has begun, a measurement is under way
+            if line.startswith("---"):  # the table has begun, and a measurement runs
                 break
         time.sleep(0.5)
-        os.killpg(demo.pid, signal.SIGINT)  # as a terminal does: the whole group
+        os.killpg(demo.pid, signal.SIGINT)  # to the whole process group, like a terminal
         _, complaint = demo.communicate(timeout=60)
     assert demo.returncode == 130
     assert complaint.split() == ["libflash", "demo:", "interrupted"]

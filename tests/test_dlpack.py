@@ -1,4 +1,4 @@
-"""The ways in: capsules old and new, their liberties and their traps; lifetimes; devices and streams."""
+"""DLPack inputs: old and new capsules, everything that they allow, invalid ones; lifetimes; devices and streams."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ def test_capsules(kind: dict) -> None:
     assert libflash.attention(*inputs, out=out) is out
     assert_same_bits(out, wanted)
     for x in inputs:
-        assert x.deleted == (0 if "no_deleter" in kind else 1), "every export is given back, once"
-        assert x.asked == [{"max_version": (1, 3)}], "no stream for the CPU"
+        assert x.deleted == (0 if "no_deleter" in kind else 1), "every export is released, once"
+        assert x.requests == [{"max_version": (1, 3)}], "no stream for the CPU"
 
 
 def test_producers_before_dlpack_1() -> None:
     arrays = qkv()
     inputs = [OldArray(x) for x in arrays]
     wanted = libflash.attention(*arrays)
-    for _ in range(2):  # the second call knows the type
+    for _ in range(2):  # the second call has the type in its cache
         out = np.full_like(wanted, np.nan)
         libflash.attention(*inputs, out=out)
         assert_same_bits(out, wanted)
@@ -62,7 +62,7 @@ def test_producers_before_dlpack_1() -> None:
 @pytest.mark.parametrize("newer_table_first", [False, True])
 @pytest.mark.parametrize("borrows", [False, True])
 def test_exchange_table(borrows: bool, newer_table_first: bool) -> None:
-    """C calls in place of __dlpack__: views borrowed or owned, and the table of version 1 behind one of a version to come."""
+    """C calls in place of __dlpack__: views borrowed or owned, and the table of version 1 after one of a later version."""
     arrays = qkv()
     kind = exchange_array(borrows=borrows, newer_table_first=newer_table_first)
     inputs = [kind(x) for x in arrays]
@@ -89,7 +89,7 @@ def test_exports_are_given_back_after_errors() -> None:
     with pytest.raises(TypeError, match="mask must be an array"):
         libflash.attention(*inputs, mask=3)
     assert [x.deleted for x in inputs] == [2, 2, 2]
-    assert [len(x.asked) for x in inputs] == [2, 2, 2], "a wrong layout is seen before anything is borrowed"
+    assert [len(x.requests) for x in inputs] == [2, 2, 2], "a wrong layout is refused before anything is borrowed"
 
 
 def test_outputs() -> None:
@@ -130,7 +130,7 @@ def test_read_only_inputs() -> None:
 
 
 def test_numpy_is_read_without_its_dlpack() -> None:
-    """NumPy before 2.1 exports no read-only array through DLPack, so that is not the way to its memory."""
+    """NumPy before 2.1 does not export read-only arrays through DLPack, so libflash uses another interface."""
 
     class Old(np.ndarray):
         def __dlpack__(self, **arguments: object) -> object:
@@ -151,7 +151,7 @@ def test_numpy_strides_that_are_no_elements() -> None:
 
 
 def test_numpy_memory_outlives_its_array() -> None:
-    """What a call borrows it holds, and no longer."""
+    """A call holds its inputs until it returns, and no longer."""
     q, k, v = qkv()
     wanted = libflash.attention(q, k, v)
     count = sys.getrefcount(q)
@@ -193,7 +193,7 @@ def test_refused(case: str) -> None:
     bad = Array(q, **kind)
     with pytest.raises(error, match=text):
         libflash.attention(bad, k, v)
-    assert bad.deleted == len(bad.asked) == 1
+    assert bad.deleted == len(bad.requests) == 1
 
 
 def test_capsule_used_twice() -> None:
@@ -257,7 +257,7 @@ def test_devices_must_agree() -> None:
 
 
 def test_stream_goes_to_the_producer() -> None:
-    """__dlpack__ is told the stream, so that the library can make it wait; 1 is the legacy default stream."""
+    """__dlpack__ gets the stream, so that the other library can make it wait; 1 is the legacy default stream."""
 
     class Stream:
         def __cuda_stream__(self) -> tuple[int, int]:
@@ -268,7 +268,7 @@ def test_stream_goes_to_the_producer() -> None:
         x = Array(q, device=(2, 0))
         with pytest.raises(libflash.Error):  # refused: k is on the CPU
             libflash.attention(x, k, v, out=np.empty_like(q), stream=stream)
-        assert x.asked == [{"max_version": (1, 3), "stream": number}]
+        assert x.requests == [{"max_version": (1, 3), "stream": number}]
 
 
 def test_int64_on_a_gpu_is_refused() -> None:

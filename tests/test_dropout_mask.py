@@ -1,4 +1,4 @@
-"""The dropout mask: known answers of the generator, what the mask depends on, and that it looks random."""
+"""The dropout mask: known answers of the generator, the dependences of the mask, and tests of randomness."""
 
 from __future__ import annotations
 
@@ -77,4 +77,4 @@ def test_mean_over_seeds_is_the_output_without_dropout() -> None:
     runs = [reference.forward(q, k, v, dropout_p=0.25, seed=seed) for seed in range(1000)]
     outs = np.array([o for o, _ in runs])
     assert (abs(outs.mean(axis=0) - plain) < 5 * outs.std(axis=0) / np.sqrt(len(outs))).all()
-    np.testing.assert_array_equal(runs[0][1], lse)  # lse does not see dropout
+    np.testing.assert_array_equal(runs[0][1], lse)  # lse does not depend on dropout

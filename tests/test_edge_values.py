@@ -1,4 +1,4 @@
-"""Adversarial values and their defined results: empty rows and sizes, equal and extreme logits, NaN, inf, subnormals, dirt."""
+"""Special values and their defined results: empty rows and sizes, equal and extreme logits, NaN, inf, subnormals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def assert_no_nan(got: dict[str, np.ndarray]) -> None:
 @pytest.mark.parametrize(
     "hidden",
     [
-        {"causal": True},  # more queries than keys: the first see nothing
+        {"causal": True},  # more queries than keys: the first see no key
         {"window_size": (3, 0)},
         {"mask": np.zeros((1, 1, 60, 1), bool)},
         {"block_mask": np.zeros((1, 1, 1, 1), bool)},
@@ -65,7 +65,7 @@ def test_empty_sizes(isa: str, shape: dict) -> None:
 
 @ISAS
 def test_logits_far_below_zero(isa: str) -> None:
-    """Every logit between -3e5 and -5e4: a finite stand-in for minus infinity would lose them."""
+    """Every logit between -3e5 and -5e4: a finite value in place of minus infinity would lose them."""
     q, k, v = qkv(sq=9, sk=70, d=8)
     q[:], k[:] = 200.0, -np.linspace(100, 180, 70)[None, :, None, None]
     o, lse = attention(q, k, v, isa, softmax_scale=1.0)
@@ -91,7 +91,7 @@ def test_one_logit_far_above(isa: str) -> None:
 @ISAS
 @pytest.mark.parametrize("masked", [{}, {"causal": True}, {"mask": np.tri(50, 50, dtype=bool)}], ids=["free", "causal", "mask"])
 def test_scale_zero(isa: str, masked: dict) -> None:
-    """Uniform over the visible keys; nothing of 0 * inf, even with huge values."""
+    """Uniform over the visible keys; no NaN from 0 * inf, even with huge values."""
     q, k, v = qkv(sq=50, sk=50)
     q *= 1e30
     got = gradients(q, k, v, random(*q.shape, seed=3), isa, softmax_scale=0.0, **masked)
@@ -117,7 +117,7 @@ def test_negative_scale(isa: str) -> None:
 
 @ISAS
 def test_softcap_ends(isa: str) -> None:
-    """1e-3: uniform, with almost no gradient to the scores. 1e30: as without."""
+    """1e-3: uniform, with almost no gradient of the scores. 1e30: like no softcap."""
     q, k, v = qkv()
     dout = random(*q.shape, seed=3)
     tiny = gradients(q, k, v, dout, isa, softcap=1e-3)
@@ -134,7 +134,7 @@ def test_softcap_ends(isa: str) -> None:
 @pytest.mark.parametrize("what", [np.nan, np.inf])
 @pytest.mark.parametrize("which", ["q", "k", "v"])
 def test_broken_value_stays_where_it_belongs(isa: str, dtype: str, what: float, which: str) -> None:
-    """Row 20 of one head is broken. Rows that cannot see it (causal), and other heads, keep every bit."""
+    """Row 20 of one head is NaN or inf. Rows that cannot see it (causal), and other heads, keep every bit."""
     q, k, v = qkv(sq=70, sk=70, hq=4, hk=2, dtype=dtype)
     clean, clean_lse = attention(q, k, v, isa, causal=True)
     arrays = {"q": q, "k": k, "v": v}
@@ -181,7 +181,7 @@ def test_dirt_outside_of_sequences(isa: str, dtype: str) -> None:
 @ISAS
 @pytest.mark.parametrize("hide", ["causal", "window", "block_mask", "mask"])
 def test_hidden_keys_do_not_leak(isa: str, hide: str) -> None:
-    """Broken values behind a mask, in tiles of which no key is visible to the first rows."""
+    """NaN or inf in masked keys, in tiles without a key that the first rows see."""
     q, k, v = qkv(sq=300, sk=600, hq=2, hk=2)
     block_mask = np.ones((1, 1, 3, 5), bool)
     block_mask[..., 2:] = False
@@ -202,7 +202,7 @@ def test_hidden_keys_do_not_leak(isa: str, hide: str) -> None:
 @ISAS
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, BFLOAT16], ids=["fp32", "fp16", "bf16"])
 def test_logits_that_overflow(isa: str, dtype: np.dtype) -> None:
-    """Infinite logits may make NaN of their own row, never of another."""
+    """Infinite logits may give NaN in their row, but not in another."""
     q, k, v = qkv(sq=33, sk=44, hq=1, hk=1)
     big = {np.dtype(np.float16): 6e4}.get(np.dtype(dtype), 3e38)
     q, k, v = (x.astype(dtype) for x in (q, k, v))
@@ -243,7 +243,7 @@ def test_tiny_and_huge_values(isa: str, dtype: np.dtype) -> None:
 
 @ISAS
 def test_sink_ends(isa: str) -> None:
-    """A sink of -inf is none; one far above takes all the weight."""
+    """A sink of -inf has no effect; one far above the scores takes all the weight."""
     q, k, v = qkv()
     none, _ = attention(q, k, v, isa)
     off, _ = attention(q, k, v, isa, learnable_sink=np.full(4, -np.inf, np.float32))

@@ -1,7 +1,7 @@
-"""Inputs whose answer is known bit for bit: no tolerance for a wrong mask, index or tile to hide in.
+"""Inputs whose exact result is known, which shows wrong masks, indices and tiles without a tolerance.
 
-The structured fills of structured.py run with the other cases in test_attention; here are longer rows, more masks, and lengths
-at every edge of a tile.
+The fills of structured.py also run with the other cases in test_attention; here are longer rows, more masks, and lengths
+at every tile boundary.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LENGTHS = [(1, 1), (1, 300), (300, 1), (63, 64), (64, 65), (127, 129), (200, 333
 @ISAS
 @pytest.mark.parametrize(("sq", "sk"), LENGTHS)
 def test_counting(isa: str, sq: int, sk: int) -> None:
-    """With q = 0 every visible key weighs the same: exp(lse) counts them, and v's columns say which they are."""
+    """With q = 0 all visible keys have the same weight: exp(lse) is their number, and the columns of v show which they are."""
     count = max(sk - 1, 1).bit_length()
     q, k = np.zeros((1, sq, 1, count), np.float32), random(1, sk, 1, count)
     v = ((np.arange(sk)[:, None] >> np.arange(count)) & 1).astype(np.float32)[None, :, None, :]
@@ -44,7 +44,7 @@ def test_counting(isa: str, sq: int, sk: int) -> None:
 @ISAS
 @DTYPES
 def test_selection(isa: str, dtype: np.dtype) -> None:
-    """A query that copies a key's code of +-8 gets that key's value and no other: the next score is 128 lower."""
+    """A query that copies a key's code of +-8 gets that key's value alone: the next score is 128 lower."""
     rng = np.random.default_rng(3)
     sq, sk, heads, dim = 150, 270, 2, 16
     code = 16.0 * ((np.arange(sk)[:, None] >> np.arange(dim)) & 1) - 8
@@ -108,7 +108,7 @@ def test_zero_in_zero_out(isa: str, dtype: np.dtype) -> None:
 
 @ISAS
 def test_every_key_counts_once(isa: str) -> None:
-    """Long rows, lengths next to powers of two: the count is exact, none dropped and none twice."""
+    """Long rows, lengths next to powers of two: the count is exact: no key is dropped or counted twice."""
     for sk in (1023, 1024, 1025, 2049, 4097):
         q, k, v = np.zeros((1, 2, 1, 8), np.float32), random(1, sk, 1, 8), np.ones((1, sk, 1, 8), np.float32)
         _, lse = attention(q, k, v, isa)

@@ -44,7 +44,7 @@ def test_signature(name: str) -> None:
 
 
 def drop_in(q: Any, k: Any, v: Any, *, return_lse: bool, seed: int = 0, **options: Any) -> Any:
-    """The arguments of libflash.attention, for the functions of flash-attn."""
+    """The arguments of libflash.attention that correspond to those of flash-attn's functions."""
     if "cu_seqlens_q" in options:
         lengths = [options.pop("cu_seqlens_q"), options.pop("cu_seqlens_k")]
         longest = [int((cu[1:] - cu[:-1]).max()) if len(cu) > 1 else 0 for cu in lengths]
@@ -290,7 +290,7 @@ def test_with_kvcache_gives_no_gradient() -> None:
 @pytest.mark.parametrize("append", [False, True])
 @pytest.mark.parametrize("rotary", [False, True])
 def test_leftpad_with_pages(append: bool, rotary: bool) -> None:
-    """As the same keys in a contiguous cache; pages of nothing but padding need not exist."""
+    """The same results as with a contiguous cache; pages with only padding need not exist."""
     q, new = torch.randn(3, 2, 4, 16), torch.randn(3, 2, 2, 16)
     options = dict(cache_seqlens=torch.tensor([17, 9, 4], dtype=torch.int32), causal=True)
     options["cache_leftpad"] = torch.tensor([9, 1, 4], dtype=torch.int32)

@@ -1,4 +1,4 @@
-"""Our declarations of XLA's structs against the header that jaxlib ships. (DLPack's are compared in test_dlpack.py.)"""
+"""libflash's declarations of XLA's structs against the header in jaxlib. For DLPack's see test_dlpack.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 SOURCES = Path(__file__).resolve().parent.parent
 COMPILER = shutil.which("g++") or shutil.which("clang++")
 
-XLA = {  # ours: (theirs, {our field: their field}); where a dict is empty only the size counts
+XLA = {  # libflash's struct: (XLA's, {libflash's field: XLA's}); if the dict is empty, only the size is compared
     "xla_extension": ("XLA_FFI_Extension_Base", {"struct_size": "struct_size", "type": "type", "next": "next"}),
     "xla_version": ("XLA_FFI_Api_Version", {"major_version": "major_version", "minor_version": "minor_version"}),
     "xla_text": ("XLA_FFI_ByteSpan", {"ptr": "ptr", "len": "len"}),
@@ -26,7 +26,7 @@ XLA = {  # ours: (theirs, {our field: their field}); where a dict is empty only 
     "xla_device_ordinal_get_args": ("XLA_FFI_DeviceOrdinal_Get_Args", {"context": "ctx", "device_ordinal": "device_ordinal"}),
     "xla_metadata_extension": ("XLA_FFI_Metadata_Extension", {"metadata": "metadata"}),
 }
-XLA_MAY_GROW = {  # structs to which later versions append: only offsets count
+XLA_MAY_GROW = {  # structs to which later versions append fields: only offsets are compared
     "xla_api": (
         "XLA_FFI_Api",
         {

@@ -1,4 +1,4 @@
-"""libflash.attention with the arrays of PyTorch and JAX: what comes out, what is refused, what is handed on to the adapters."""
+"""libflash.attention with the arrays of PyTorch and JAX: results, refusals, and calls that the adapters get."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_torch_outputs_are_contiguous_in_the_layout() -> None:
 
 
 def test_libraries_mix() -> None:
-    """Options may come from another library than q; the result is of q's."""
+    """Options may come from another library than q; the result is an array of q's library."""
     torch = pytest.importorskip("torch")
     q, k, v = torch_qkv(batch=2)
     slopes, used = np.array([0.5, 0.25, 0.125, 0.0625], np.float32), np.array([30, 56], np.int32)
@@ -97,7 +97,7 @@ def test_torch_gradients_are_recorded() -> None:
 
 
 def test_dropout_of_the_two_faces_is_the_same() -> None:
-    """seed=0 is a seed, not an invitation to draw one."""
+    """seed=0 is a seed; no random one is drawn."""
     torch = pytest.importorskip("torch")
     q, k, v = torch_qkv()
     plain = libflash.attention(q, k, v, dropout_p=0.5)
@@ -164,7 +164,7 @@ def test_jax(name: str) -> None:
 
 
 def test_jax_results_do_not_share_memory() -> None:
-    """The memory behind a result is its own, however many there are."""
+    """Each result has its own memory, however many there are."""
     jax = pytest.importorskip("jax")
     inputs = [jax.numpy.asarray(x) for x in qkv()]
     outs = [libflash.attention(*inputs, softmax_scale=float(i)) for i in range(20)]
@@ -255,7 +255,7 @@ def test_what_traced_arrays_do_not_allow() -> None:
             jax.jit(function)(q)
 
 
-def test_a_framework_that_is_not_loaded_is_not_asked_for() -> None:
+def test_a_framework_that_is_not_loaded_is_not_imported() -> None:
     """NumPy calls import neither PyTorch nor JAX, PyTorch calls not JAX."""
     pytest.importorskip("torch")
     code = """

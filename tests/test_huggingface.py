@@ -16,13 +16,13 @@ from huggingface_models import MODELS, PRESENT, Tiny, cases, padded_cases  # noq
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
-EXACT = 1e-5  # float32; of the largest value
+EXACT = 1e-5  # float32; relative to the largest value
 GENERATING = [tiny for tiny in MODELS if tiny.generates]
 
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Models this small wait for each other's threads longer than they compute."""
+    """One thread: for models this small, synchronisation takes longer than the computation."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     libflash.set_num_threads(1)

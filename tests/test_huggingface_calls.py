@@ -1,4 +1,6 @@
-"""What the attention function for Hugging Face models does with each argument, what it refuses, and how models are switched."""
+"""What the attention function for Hugging Face models does with each argument, what it refuses, and how models are switched on
+and off.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ CLAP = Tiny("ClapModel", "text", {}, {"text_config": ("ClapTextConfig", TEXT), "
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Models this small wait for each other's threads longer than they compute."""
+    """One thread: for models this small, synchronisation takes longer than the computation."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     libflash.set_num_threads(1)
@@ -42,7 +44,7 @@ def one_thread() -> Iterator[None]:
 
 
 class Layer(torch.nn.Module):
-    """An attention module as transformers' are."""
+    """An attention module like those of transformers."""
 
     def __init__(self, is_causal: bool | None = True) -> None:
         super().__init__()
@@ -77,7 +79,7 @@ def below(queries: int, keys: int) -> torch.Tensor:
 
 
 def test_no_mask_means_top_left_causality() -> None:
-    """transformers fills a static cache so: its rest is empty."""
+    """transformers fills a static cache from the start; later slots are empty."""
     x = qkv(5, 9)
     assert_near(call(Layer(), x), eager(*x, below(5, 9)), 1e-5)
 
@@ -267,7 +269,7 @@ def implementations(model: Any) -> set[str]:
 
 @pytest.mark.parametrize("tiny", [LLAMA, T5, NAMED["BartForConditionalGeneration"], NAMED["CLIPModel"]], ids=str)
 def test_every_part_is_switched_and_switched_back(tiny: Tiny) -> None:
-    """Some models give copies of their configuration to their parts."""
+    """Some models give their parts copies of the configuration."""
     model = tiny.build()
     assert implementations(model) == {"eager"}
     with libflash.torch.enable(model):
@@ -297,7 +299,7 @@ def test_a_model_without_the_interface_is_refused_by_name(tiny: Tiny) -> None:
     wanted = rf"{tiny} does not use transformers' attention interface \(\w*Attention compute attention by themselves\)"
     with pytest.raises(TypeError, match=wanted):
         libflash.torch.enable(other, model)
-    assert implementations(other) == {"eager"}  # all of them or none
+    assert implementations(other) == {"eager"}  # all or none
 
 
 def test_a_part_without_the_interface_is_named() -> None:
@@ -336,7 +338,7 @@ def test_loaded_by_name() -> None:
 
 
 def test_models_under_sdpa() -> None:
-    """The other way in: transformers' "sdpa" implementation, with PyTorch's function taken over."""
+    """transformers' "sdpa" implementation, with libflash as PyTorch's function."""
     for tiny in (LLAMA, NAMED["BartForConditionalGeneration"]):
         model = tiny.build()
         wanted = result(model, tiny.inputs("right"))

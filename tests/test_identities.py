@@ -1,6 +1,7 @@
 """Identities of attention itself: shifts, powers of two, sums, derivatives, sinks, merging, block masks, dropout (M13-M24).
 
-No reference is asked. "Same bits" where the computation is the same, else close, beside the rounding of the storage type.
+These tests need no reference. Results have the same bits if the computation is the same; otherwise they differ by less than
+rounding errors of the storage type.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ def test_m13_keys_moved_by_one_vector(isa: str) -> None:
 @DTYPES
 @pytest.mark.parametrize("power", [-3, 5])
 def test_m14_m15_powers_of_two(isa: str, dtype: str, power: int) -> None:
-    """They change exponents alone, so not one bit of a mantissa."""
+    """They change exponents only, and no bit of a mantissa."""
     q, k, v, dout = problem(dtype)
-    if dtype == "float16":  # keep clear of subnormals, which do lose bits
+    if dtype == "float16":  # no subnormals, which lose bits
         power, dout = abs(power), dout * np.float16(2**6)
     factor = q.dtype.type(2.0**power)
     scale = 1 / np.sqrt(32)
@@ -54,7 +55,7 @@ def test_m14_m15_powers_of_two(isa: str, dtype: str, power: int) -> None:
 
 @ISAS
 def test_m16_m17_m18_sums(isa: str) -> None:
-    """Linear in v and in dout; columns of dv sum to those of dout; rows of dS to nothing."""
+    """Linear in v and in dout; the columns of dv have the sums of those of dout; rows of dS sum to 0."""
     q, k, v, dout = problem("float32", hk=4)
     other_v, other_dout = random(*v.shape, seed=30), random(*dout.shape, seed=31)
     one, two, both = (gradients(q, k, x, y, isa) for x, y in ((v, dout), (other_v, dout), (v + other_v, dout)))
@@ -65,7 +66,7 @@ def test_m16_m17_m18_sums(isa: str) -> None:
         assert_close(sums[name], one[name] + moved[name], name, factor=3)
     assert_close(one["dv"].sum(axis=1), dout.sum(axis=1), "columns of dv", factor=10)
     flat = gradients(q, np.ones_like(k), v, dout, isa)
-    assert np.abs(flat["dq"]).max() < 1e-5, "keys all alike have no direction to turn q to"
+    assert np.abs(flat["dq"]).max() < 1e-5, "with equal keys dq is 0"
     assert np.abs(gradients(q, k, np.ones_like(v), dout, isa)["o"] - 1).max() < 1e-6
 
 
@@ -87,7 +88,7 @@ def test_m19_gradients_are_derivatives(isa: str, options: dict) -> None:
     q, k, v, dout = problem("float64", batch=1, sq=12, sk=17, d=8)
     dlse = random(1, 4, 12, seed=42, dtype="float64")
     if options.get("window_size"):
-        dlse[:] = 0  # some rows see nothing
+        dlse[:] = 0  # some rows see no key
     got = gradients(q, k, v, dout, isa, dlse=dlse, **options)
     inputs = {"q": q, "k": k, "v": v} | {name: options[name] for name in ("bias", "learnable_sink") if name in options}
     names = {"q": "dq", "k": "dk", "v": "dv", "bias": "dbias", "learnable_sink": "dsink"}
@@ -164,7 +165,9 @@ def test_m22_block_masks(isa: str, dtype: str) -> None:
 @ISAS
 @pytest.mark.parametrize("shape", [(1, 40, 40), (2, 130, 72)], ids=["one", "several"])
 def test_m23_m24_dropout(isa: str, shape: tuple[int, int, int]) -> None:
-    """With q = 0 and the rows of v the unit vectors, o shows the mask itself. It is that of the definition, and looks random."""
+    """With q = 0 and the rows of v the unit vectors, o shows the mask itself. It is that of the definition, and passes tests of
+    randomness.
+    """
     batch, sq, sk = shape
     q, k = np.zeros((batch, sq, 4, 8), np.float32), random(batch, sk, 2, 8)
     v = np.broadcast_to(np.eye(sk, dtype=np.float32)[None, :, None], (batch, sk, 2, sk)).copy()
@@ -189,7 +192,7 @@ def test_m23_m24_dropout(isa: str, shape: tuple[int, int, int]) -> None:
 
 @ISAS
 def test_m23_dropout_is_the_same_everywhere(isa: str) -> None:
-    """Forward and backward, packed and dense, any split: one mask. p = 0 is none."""
+    """Forward and backward, packed and dense, any split: one mask. p = 0: no mask."""
     q, k, v, dout = problem("float32", batch=1, hk=4)
     options = {"dropout_p": 0.5, "seed": 11}
     got = gradients(q, k, v, dout, isa, **options)

@@ -1,4 +1,4 @@
-"""Importing is light and silent: no framework, few milliseconds, nothing printed, nothing left running."""
+"""Importing libflash is fast and silent: no framework, few milliseconds, no output, no threads that outlive the process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_no_framework_is_imported() -> None:
 
 
 def test_import_takes_less_than_50_ms() -> None:
-    """Processor time, so that others on the machine do not count; the best of several fresh processes, with warm files."""
+    """Processor time, so that other work on the machine does not count; the best of several new processes, with cached files."""
     code = """
         import time
         start = time.process_time()
@@ -34,7 +34,7 @@ def test_import_takes_less_than_50_ms() -> None:
 
 
 def test_nothing_is_printed() -> None:
-    """Neither by import, nor by calls right and wrong, nor at exit with live objects."""
+    """Not by the import, not by valid or refused calls, and not at exit with live objects."""
     code = """
         import numpy, libflash
         x = numpy.ones((1, 300, 2, 8), "float32")
@@ -60,16 +60,16 @@ def test_exit_with_frameworks_is_silent() -> None:
 
 
 def test_public_names() -> None:
-    """What `from libflash import *` gives is there, documented, and all of it."""
+    """__all__ lists exactly the public names, and each is documented."""
     for name in libflash.__all__:
         assert name == "__version__" or getattr(libflash, name).__doc__, f"{name} has no documentation"
     public = {name for name in dir(libflash) if not name.startswith("_")}
-    modules = {"torch", "jax", "flash_attn", "demo"}  # adapters and the demonstration, if something has imported them
+    modules = {"torch", "jax", "flash_attn", "demo"}  # adapters and the demo, if they were imported
     assert public - modules == set(libflash.__all__) - {"__version__"}
 
 
 def test_works_after_fork() -> None:
-    """The child has none of the parent's threads and makes its own."""
+    """The child has none of the parent's threads and starts its own."""
     code = """
         import os, warnings, numpy, libflash
         warnings.simplefilter("ignore")
@@ -92,7 +92,7 @@ def test_number_of_threads_from_the_environment() -> None:
 
 
 def test_a_wrong_native_library_is_refused() -> None:
-    """Importing does not go on with a library that is not there."""
+    """Importing fails if the compiled module is missing."""
     done = python("import sys; sys.modules['libflash._core'] = None; import libflash")
     assert done.returncode != 0
     assert "libflash._core" in done.stderr

@@ -1,4 +1,4 @@
-"""Ctrl-C ends a call on the CPU long before it is done."""
+"""Ctrl-C ends a call on the CPU long before it is complete."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_what_a_signal_handler_raises_comes_out() -> None:
 
 
 def test_a_fork_in_a_signal_handler() -> None:
-    """The child does not wait for threads that it does not have."""
+    """A child process does not wait for threads of its parent."""
     code = """
         import warnings
         warnings.simplefilter("ignore")

@@ -17,7 +17,7 @@ import jax.numpy as jnp  # noqa: E402
 import libflash.jax  # noqa: E402
 from jax_problem import arrays, assert_close, definition, everything, loss_of, problem  # noqa: E402
 
-# float64 needs jax_enable_x64 and has a test of its own.
+# float64 needs jax_enable_x64 and has its own test.
 OPTIONS = [case for case in [*cases.singles(), *cases.option_pairs()] if case.dtype != "fp64"]
 OPTIONS += [cases.by_name("size-batch-0"), cases.by_name("size-packed-empty"), cases.by_name("poison-unused-packed-fp32")]
 
@@ -84,8 +84,8 @@ def test_gradient_through_lse_alone() -> None:
     assert_close(got, jax.grad(lambda *x: definition(*x)[1].sum(), argnums=(0, 1, 3, 4))(*x))
 
 
-def test_gradients_only_where_asked_for() -> None:
-    """A bias that is not differentiated costs no dbias: the backward call has three results. Either order of asking works."""
+def test_only_requested_gradients_are_computed() -> None:
+    """A bias that is not differentiated costs no dbias: the backward call has three results. Either order of argnums works."""
     q, k, v, bias, sink = problem()
     loss = lambda q, bias: everything(q, k, v, bias, sink)[0].sum()  # noqa: E731
     for arguments, results in ((0, 3), ((0, 1), 4), (0, 3)):
@@ -122,7 +122,7 @@ def test_seeds() -> None:
 
 
 def test_keys_are_traced() -> None:
-    """A new key is a new mask without a new program, and the gradient uses the same mask."""
+    """A new key gives a new mask without a new compilation, and the gradient uses the same mask."""
     q, k, v = (jnp.asarray(x) for x in qkv())
     traces = []
 

@@ -29,7 +29,7 @@ def test_decode_is_that_of_the_library() -> None:
     out, lse, *new = libflash.jax.decode(jnp.asarray(q), *caches, return_lse=True, **given, **numbers)
     wanted = libflash.decode(q, k_cache, v_cache, return_lse=True, **options, **numbers)
     assert_same_bits((dict(enumerate((out, lse, *new)))), dict(enumerate((*wanted, k_cache, v_cache))))
-    assert_same_bits(caches[0], before)  # the arrays that were given stay as they were
+    assert_same_bits(caches[0], before)  # the given arrays are not changed
 
 
 def test_decode_step_with_donated_caches() -> None:

@@ -65,7 +65,7 @@ def test_a_second_derivative_is_refused(wrap: str) -> None:
 
 
 def test_what_is_said_to_be_constant_is() -> None:
-    """stop_gradient, as the texts advise, makes each of them work."""
+    """With stop_gradient, as the error texts advise, each of them works."""
     q, k, v, *_ = problem()
     first = jax.grad(lambda q: (attend(q) ** 2).sum())
     assert_close(jax.grad(lambda q: (first(jax.lax.stop_gradient(q)) * q).sum())(q), first(q))

@@ -1,4 +1,4 @@
-"""Programs with libflash.jax that jax.export writes: with the dimensions known, and with symbolic ones."""
+"""Programs with libflash.jax exported by jax.export, with known and with symbolic dimensions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def same(got, wanted) -> None:
 
 
 def test_the_names_of_the_custom_calls() -> None:
-    """Those that the docstring tells to give: no fewer, and no more than there are."""
+    """The names that the docstring lists: all that are needed, and no others."""
     q, k, v, *_ = problem()
 
     def every(q, k, v):
@@ -101,7 +101,7 @@ def test_what_is_wrong_with_symbolic_dimensions_shows_when_it_runs() -> None:
 
 
 def test_programs_are_exported_beside_several_devices() -> None:
-    """A program for one device, exported where there are four."""
+    """A program for one device, exported by a process with four."""
     run_python("""
         import jax, jax.numpy as jnp, numpy as np, libflash.jax
         checks = [jax.export.DisabledSafetyCheck.custom_call(name) for name in libflash.jax.CUSTOM_CALLS]

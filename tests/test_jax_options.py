@@ -1,4 +1,4 @@
-"""What libflash.jax takes as seed, lengths, numbers and arrays, and how it refuses the rest."""
+"""Seeds, lengths, numbers and arrays that libflash.jax accepts, and refusals of others."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_lengths_of_other_types_are_refused() -> None:
 
 
 def test_int64_under_x64() -> None:
-    """Converted, traced or not; a value that does not fit does not become one that does."""
+    """Converted, traced or not; a value out of range does not become a valid one."""
     run_python("""
         import jax, jax.numpy as jnp, numpy as np, libflash, libflash.jax
         jax.config.update("jax_enable_x64", True)
@@ -213,7 +213,7 @@ def test_numbers_are_not_rounded_or_guessed() -> None:
 
 
 class Parameter:
-    """As neural network libraries wrap an array."""
+    """Wrapped arrays, as in neural network libraries."""
 
     def __init__(self, value: jax.Array) -> None:
         self.value = value

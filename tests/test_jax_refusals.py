@@ -1,4 +1,4 @@
-"""What libflash.jax refuses, and when."""
+"""Refusals of libflash.jax, when tracing and when running."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_refusals_come_from_the_library_while_tracing() -> None:
 
 
 def test_refusals_of_values_come_when_it_runs() -> None:
-    """Lengths are data: what is wrong with them shows on the CPU when the program runs, with the library's text."""
+    """Lengths are data: wrong ones are refused on the CPU when the program runs, with the library's text."""
     q, k, v = arrays((7, 4, 8), (7, 2, 8), (7, 2, 8))
     cu = jnp.array([0, 3, 99], jnp.int32)
     with pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=r"INVALID_ARGUMENT: cu_seqlens_q.*99"):
@@ -71,7 +71,7 @@ def test_no_second_derivative_and_no_forward_mode() -> None:
 
 
 def test_handlers_check_what_they_get() -> None:
-    """Attributes of a wrong type and a wrong number of operands are refused, not read."""
+    """Attributes of a wrong type and a wrong number of operands are refused and not read."""
     shape = jax.ShapeDtypeStruct((1, 1, 1, 1), np.float32)
     results = [shape, jax.ShapeDtypeStruct((1, 1, 1), np.float32)]
     x = jnp.zeros(shape.shape)

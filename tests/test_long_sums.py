@@ -1,6 +1,6 @@
 """Sums over a million keys or queries: the rounding errors of single precision do not add up.
 
-Every term of a sum is the same here, or nearly, so that the rounding errors of adding them one after the other all have one sign.
+All terms of a sum are equal or nearly equal, so that the rounding errors of adding one after the other have the same sign.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def test_decode(isa: str, dtype: str, scores: str, splits: int, rows: int) -> No
     "options", [{}, {"causal": True}, {"window_size": (4200, 10)}, {"softcap": 3.0, "learnable_sink": True}], ids=str
 )
 def test_where_sums_are_cut(isa: str, keys: int, options: dict[str, Any]) -> None:
-    """The scalar kernel adds in double precision, without parts."""
+    """The scalar kernel adds in double precision, without partial sums."""
     q, k, v = random(1, 70, 2, 8), random(1, keys, 2, 8, seed=1), random(1, keys, 2, 5, seed=2)
     if "learnable_sink" in options:
         options = {**options, "learnable_sink": random(2, seed=3)}

@@ -1,4 +1,4 @@
-"""No byte outside of the tensors is written, or read in a way that matters; memory grows with the workspace named and no more."""
+"""No byte outside the tensors is written or changes a result; memory grows by the size of the workspace at most."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ISAS = cpu_kernels()
 
 
 def two_kernels(index: int) -> tuple[str, ...]:
-    """In turn, so that every instruction set gets its share of the cases without each case taking minutes."""
+    """One instruction set per case in turn, so that each has some cases and the test is short."""
     return tuple(dict.fromkeys((ISAS[index % len(ISAS)], ISAS[(index // len(ISAS) + index + 1) % len(ISAS)])))
 
 
@@ -31,7 +31,7 @@ CONTENTS = ("zeros", "ones", "random")
 
 @pytest.mark.parametrize(("case", "isa"), ATTENTION, ids=[f"{case}-{isa}" for case, isa in ATTENTION])
 def test_attention_stays_inside(case: Case, isa: str) -> None:
-    """Guards, holes between rows, unwritten elements; and the same bits whatever is in the workspace."""
+    """Guard bands, gaps between rows, elements that must not be written; and the same bits with any workspace contents."""
     kernels = f"forward_cpu_{isa}", f"backward_cpu_{isa}"
     results = [guarded_run(case, kernels, content, gap) for content, gap in zip(CONTENTS, (0, 3, 0), strict=True)]
     for other in results[1:]:
@@ -65,7 +65,7 @@ def test_decode_stays_inside(case: DecodeCase, isa: str) -> None:
             if isinstance(value, np.ndarray):
                 given[{"k": "k_new", "v": "v_new"}.get(name, name)] = (inputs.setdefault(name, Guarded(given.pop(name)))).array
         caches = [Guarded(x.k_cache, gap), Guarded(x.v_cache, gap)]
-        for cache in caches:  # may be written, which case.check() judges; their surroundings not
+        for cache in caches:  # may be written, which case.check() checks; their surroundings may not
             cache.output = True
         wide = np.float64 if x.q.dtype == np.float64 else np.float32
         out = Guarded(np.empty((*x.q.shape[:3], x.v_cache.shape[3]), x.q.dtype), gap, output=True)
@@ -76,7 +76,7 @@ def test_decode_stays_inside(case: DecodeCase, isa: str) -> None:
             one.check()
         for cache in caches:
             stray = (cache.block != cache.before) & ~cache.own
-            assert not stray.any(), f"{case}: written beside the cache"
+            assert not stray.any(), f"{case}: written outside the cache"
         case.check(o=out.array, lse=lse.array, k_cache=caches[0].array, v_cache=caches[1].array)
         results.append({"o": out.array, "lse": lse.array})
     for other in results[1:]:
@@ -122,13 +122,13 @@ FENCED = """
 
 @pytest.mark.parametrize("isa", cpu_kernels())
 def test_nothing_is_read_beyond_the_ends(isa: str) -> None:
-    """Every input against a page that cannot be read, in a process of its own: a read too far would end it."""
+    """Every input next to a page that cannot be read, in a separate process, which a read outside the input would end."""
     prefixes = ("only-", "dim-", "size-17x64", "size-3x", "size-65x64", "heads-")
     assert run_python(FENCED.format(isa=isa, prefixes=prefixes)) == "inside\n"
 
 
 def test_the_fence_bites() -> None:
-    """The harness itself: one element too far is the end of the process, and a touched guard is seen."""
+    """The harness works: an access one element too far ends the process, and a changed guard band is found."""
     done = python("""
         import numpy as np
         from memory_harness import Fenced
@@ -192,7 +192,7 @@ PEAK = """
 
 
 def test_peak_memory_is_the_workspace() -> None:
-    """1 x 2 x 32768 x 64 causal forward, and a backward: the process grows by no more than the workspace that the query names.
+    """1 x 2 x 32768 x 64 causal forward, and a backward: the process grows by no more than the size from the workspace query.
     The matrix of scores would be 8 GiB. 1 MiB is left for the stacks of threads and the allocator."""
     for grown, workspace in json.loads(run_python(PEAK)):
         assert grown <= workspace + 2**20, f"grew by {grown} bytes, the workspace is {workspace}"

@@ -1,4 +1,4 @@
-"""Merge of more parts than a ring has: any number."""
+"""Merge of many parts: any number."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_no_part_is_refused() -> None:
 
 
 def test_an_output_that_is_one_of_many_parts_is_refused() -> None:
-    """The last part too, beyond those that a usual call has."""
+    """Also the last part of a large number."""
     parts, lses = [random(1, 3, 2, 8, seed=n) for n in range(100)], [np.zeros((1, 2, 3), np.float32)] * 100
     before = parts[99].copy()
     with pytest.raises(libflash.InvalidError, match=r"out: an output must not overlap another tensor \(it overlaps outs\[99\]\)"):

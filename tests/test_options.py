@@ -1,4 +1,4 @@
-"""Everything that names the options agrees with the one list of them, and every option arrives where a call ends."""
+"""Everything that names the options agrees with the list of options, and every option of a call reaches the library."""
 
 from __future__ import annotations
 
@@ -103,14 +103,14 @@ CHOICES = {option.name: f"Literal{list(option.choices)!r}" for option in OPTIONS
 
 
 def alternatives(annotation: str) -> set[str]:
-    """The members of a union, in the list's words. The names Window and Stream include None."""
+    """The members of a union, with the list's names. The names Window and Stream include None."""
     found = {SAME.get(part, part) for part in annotation.replace('"', "'").split(" | ")}
     found = {CHOICES.get(part, part) for part in found}
     return found - {"None"} if found & {"Window", "Stream"} else found
 
 
 class Types:
-    """The classes of options (TypedDict) in some files, and what functions take, read as text."""
+    """The option classes (TypedDict) and functions in some files, read as text."""
 
     def __init__(self, *names: str) -> None:
         trees = [ast.parse((PACKAGE / name).read_text()) for name in names]
@@ -129,7 +129,7 @@ class Types:
         return found
 
     def options(self, function: str) -> list[dict[str, str]]:
-        """Of each definition of the function that passes options as one class."""
+        """The options of each definition of the function whose options are one class."""
         found = []
         for node in self.functions:
             if node.name != function or node.args.kwarg is None:
@@ -274,7 +274,7 @@ def test_operator_schema(operator: str) -> None:
             assert found[name] == (list(option.default) if isinstance(option.default, tuple) else option.default)
 
 
-def test_what_comes_later_comes_last_in_a_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_added_later_come_last_in_a_schema(monkeypatch: pytest.MonkeyPatch) -> None:
     new = Option("score_scale", _option_list.NUMBER, 1.0, _option_list.SCORES, rank=1)
     monkeypatch.setattr(_option_list, "OPTIONS", (new, *OPTIONS))
     before = _option_list.operator_arguments("decode").removesuffix(", float score_scale=1.0")
@@ -342,8 +342,8 @@ def test_torch_passes_every_option_on_directly(function: str, option: Option, mo
 @pytest.mark.parametrize(
     ("function", "option"), [case for case in ADAPTER_CASES["torch"] if case.values[0] in case.values[1].operations]
 )
-def test_libflash_hands_every_option_to_the_adapter(function: str, option: Option, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where PyTorch records gradients."""
+def test_libflash_passes_every_option_to_the_adapter(function: str, option: Option, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If PyTorch records gradients."""
     torch = pytest.importorskip("torch")
     import libflash.torch as adapter
 
@@ -367,7 +367,7 @@ def test_torch_refuses_unknown_options() -> None:
 
 
 def test_torch_decode_with_numbers_stays_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Numbers among the options are no reason to go through PyTorch's dispatcher."""
+    """Numbers among the options do not require PyTorch's dispatcher."""
     torch = pytest.importorskip("torch")
     import libflash.torch as adapter
 

@@ -24,7 +24,7 @@ def speed_cell(direction: str, seqlen: int, causal: bool, ms: dict[str, float]) 
 
 
 def made_up() -> dict:
-    """Results of every section; libflash is twice as fast as the faster FlashAttention-1, backward 1.5 times."""
+    """Results of every section; libflash is twice as fast as the faster FlashAttention-1, 1.5 times in backward."""
     forward = dict(zip(METHODS, (10.0, 12.0, 8.0, 4.0, 2.5, 2.0), strict=True))
     backward = dict(zip(METHODS, (30.0, 40.0, 20.0, 9.0, 6.5, 6.0), strict=True))
     speed = [
@@ -167,7 +167,7 @@ def traffic():
 
 
 def test_traffic_is_counted(traffic):
-    """Of one head, by hand: S and P written and read once each, four tensors; the others' passes over key tiles."""
+    """The bytes for one head, by hand: S and P written and read once each, four tensors; for the others passes over key tiles."""
     cell = program("_cells").Cell("forward", "bfloat16", head_dim=64, seqlen=1024, causal=False, batch=1, heads=1)
     tensor, statistics = 1024 * 64, 4 * 1024
     assert traffic.standard_bytes(cell) == 2 * (4 * 1024**2 + 4 * tensor)
@@ -206,7 +206,7 @@ def test_every_speed_cell_is_there_once_and_has_both_baselines():
     registry = (ROOT / "libflash/cuda/kernels.table").read_text()
     for cell in cells:
         row = contenders.kernel(cell.direction, cell.head_dim)
-        assert row.startswith(f"{cell.direction}_sm80_")  # FlashAttention-2, whatever libflash would choose
+        assert row.startswith(f"{cell.direction}_sm80_")  # FlashAttention-2, whatever libflash chooses
         assert re.search(rf"^{cell.direction} +sm80 +bf16 +{cell.head_dim} ", registry, re.MULTILINE)
         names = list(contenders.contenders(cell))
         assert names[-1] == "libflash"
@@ -225,7 +225,7 @@ def test_block_masks_have_their_density_and_the_diagonal():
 
 @pytest.mark.parametrize("seqlen", [100, 1000])
 def test_decode_is_compared_and_runs_on_the_cpu(monkeypatch, seqlen):
-    """The CPU in a GPU's place: both calls are there, and a wrong one is not timed."""
+    """The CPU in place of a GPU: both calls exist, and a wrong one is not timed."""
     torch = pytest.importorskip("torch")
     decode = program("_paper_decode")
     monkeypatch.setattr(decode, "DEVICE", "cpu")

@@ -1,6 +1,6 @@
-"""The same problem put differently: permuted, split, packed, paged, in pieces, in other strides (M1-M12, M25, M28 of the plan).
+"""The same problem in other forms: permuted, split, packed, paged, in parts, with other strides.
 
-"Same bits" where the computation is the same, else close: the difference is small beside the rounding of the storage type.
+Results have the same bits if the computation is the same; otherwise they differ by less than rounding errors of the storage type.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def test_m12_chunked_prefill(isa: str) -> None:
 @ISAS
 @DTYPES
 def test_m25_strides(isa: str, dtype: str) -> None:
-    """Turned, padded and repeated inputs give the bits of their copies; so do outputs and dout."""
+    """Transposed, padded and broadcast inputs give the bits of their copies; so do outputs and dout."""
     q, k, v, dout = problem(dtype)
     o, lse = attention(q, k, v, isa, causal=True)
     wanted = gradients(q, k, v, dout, isa, causal=True)

@@ -1,4 +1,4 @@
-"""What the README shows is what runs: its Python and C programs, its commands' files, its links."""
+"""The README's Python and C programs run, and its files and links exist."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DOCUMENTS = [path for path in ROOT.rglob("*.md") if not {"build", ".venv", ".git
 
 
 def block(language: str) -> str:
-    """All blocks of a language, one after the other: later ones go on where the first ended."""
+    """All blocks of a language, one after the other: later blocks continue the first."""
     found = re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
     assert found
     return "\n".join(found)
@@ -48,7 +48,7 @@ def test_c_program(tmp_path: pathlib.Path) -> None:
 
 
 def test_names_in_the_text_exist() -> None:
-    """Files and folders that the README names, kernels and attributes of the package."""
+    """The files, folders, kernels and attributes of the package that the README names exist."""
     for path in re.findall(r"`((?:include|libflash|python|tests)/[\w./*]*)`", README):
         assert list(ROOT.glob(path.rstrip("/"))), path
     kernels = {kernel["name"] for kernel in libflash.info()["kernels"]}

@@ -1,4 +1,4 @@
-"""The reference against an independent reading of the definition: single sums, differences, and identities."""
+"""The reference against an independent implementation of the definition: single sums, differences, and identities."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def problem(name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict]:
 EVERY = [*DENSE_OPTIONS, *PACKED_OPTIONS]
 
 
-# The definition, read once more: one query at a time, plain sums.
+# The definition again: one query at a time, plain sums.
 
 
 def row_by_sums(q_row: np.ndarray, k: np.ndarray, v: np.ndarray, at: dict, opt: dict) -> tuple[np.ndarray, float]:

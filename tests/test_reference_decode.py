@@ -1,4 +1,4 @@
-"""The decode reference: a cache, pages, rotary and append are other ways to say the same attention."""
+"""The decode reference: with a cache, pages, rotary embedding and append it agrees with plain attention."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_append_past_the_capacity_keeps_what_fits() -> None:
 
 @pytest.mark.parametrize("filled", [18, 19, 20])
 def test_a_row_that_does_not_fit_moves_no_query(filled: int) -> None:
-    """The capacity is 20: with more room and those rows hidden, the result is the same."""
+    """The capacity is 20: with a larger one and those rows hidden, the result is the same."""
     new = {"k": normal(3, 2, 2, 8), "v": normal(3, 2, 2, 6), "cache_seqlens": filled}
     q = normal(3, 2, 4, 8, seed=4)
     got = decode(q, K_CACHE, V_CACHE, **new)
@@ -143,7 +143,7 @@ def test_rotary_makes_scores_depend_on_distance_alone(interleaved: bool) -> None
         for n in (0, 11)
     )
     np.testing.assert_allclose(here.out, there.out, **CLOSE)
-    assert abs(here.k_cache[0, 1] - new["k"][0, 1]).max() > 0.1  # turned it was
+    assert abs(here.k_cache[0, 1] - new["k"][0, 1]).max() > 0.1  # rotated
     np.testing.assert_array_equal(here.v_cache[0, :4], new["v"][0])
 
 
@@ -167,7 +167,7 @@ def parts(count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     outs, lses = normal(count, 2, 5, 3, 4, seed=seed), 3 * normal(count, 2, 3, 5, seed=seed + 1)
     lses[0, :, :, 1] = -np.inf
     lses[:, :, :, 2] = -np.inf
-    outs[0, :, 1] = np.nan  # nothing was visible there: whatever it holds does not count
+    outs[0, :, 1] = np.nan  # no key was visible there, so its contents do not matter
     return outs, lses
 
 

@@ -1,4 +1,4 @@
-"""Identities that attention obeys, asked of the reference; and its defined results at the edges."""
+"""Identities of attention, checked for the reference; and its defined results in edge cases."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_sink_is_a_key_without_value() -> None:
     same((as_sink.dq, as_sink.dk, as_sink.dsink), (as_key.dq, as_key.dk[:, :-1], as_key.dbias[0, :, 0, -1]))
     same(forward(q, k, v), forward(q, k, v, learnable_sink=np.full(2, -np.inf)))
     high, high_lse = forward(q, k, v, learnable_sink=np.full(2, 2000.0))
-    assert abs(high).max() == 0  # everything goes to the sink, nothing overflows
+    assert abs(high).max() == 0  # the sink has all the weight, nothing overflows
     assert (high_lse == 2000).all()
 
 
@@ -152,7 +152,7 @@ def test_bias_of_minus_infinity_hides() -> None:
     assert not grad.dbias[~mask].any()
     v[:, 4] = np.nan
     bias[..., 4] = -np.inf
-    assert np.isfinite(forward(q, k, v, bias=bias)[0]).all()  # not even a NaN passes
+    assert np.isfinite(forward(q, k, v, bias=bias)[0]).all()  # not even a NaN has an effect
 
 
 def test_softcap_at_its_ends() -> None:
@@ -162,7 +162,7 @@ def test_softcap_at_its_ends() -> None:
     np.testing.assert_allclose(forward(q, k, v, softcap=1e-9)[0], uniform.repeat(6, axis=1), rtol=0, atol=1e-8)
 
 
-# Defined results at the edges.
+# Defined results in edge cases.
 
 
 @pytest.mark.parametrize("options", [{"causal": True}, {"mask": np.zeros((1, 1, 1, 1), dtype=bool)}, {"window_size": (1, 0)}])

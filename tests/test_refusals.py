@@ -1,4 +1,4 @@
-"""What is refused before or by the library, as which exception, in which words; and that refused calls write nothing."""
+"""Refusals before and by the library: the exception and its text; and refused calls write nothing."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FLAGS = {
 
 @pytest.mark.parametrize("case", FLAGS)
 def test_flags_are_bools(case: str) -> None:
-    """Text such as "no" counts as true in Python, so what is no bool is refused. NumPy's bools are bools."""
+    """Text such as "no" counts as true in Python, so values other than bools are refused. NumPy's bools are bools."""
     name, call = FLAGS[case]
     arrays = qkv(d=8)
     for good in (True, False, np.True_, np.False_):

@@ -1,4 +1,4 @@
-"""Seed and offset of dropout in an array: the same mask as the same numbers by value, read when the call runs."""
+"""Seed and offset of dropout in an array: the same mask as with the values, and read when the call runs."""
 
 from __future__ import annotations
 

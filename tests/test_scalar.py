@@ -1,6 +1,6 @@
-"""Two oracles must agree: the scalar truth in C++ (double) and the float64 reference in NumPy, to 1e-12, over every option.
+"""Two oracles must agree: the scalar reference in C++ (double) and the float64 reference in NumPy, to 1e-12, over every option.
 
-The scalar truth judges the fast kernels where Python is too far away, in the fuzzer and the C tests; here it is judged itself.
+The fuzzer and the C tests compare the fast kernels with the scalar reference, which is checked here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CHOICES: dict[str, list] = {
 
 
 def draw(seed: int) -> Case:
-    """A random case of which every field is a choice of its own."""
+    """A random case: every field is chosen independently."""
     rng = random.Random(seed)
     fields = {name: rng.choice(values) for name, values in CHOICES.items()}
     heads_k = rng.randint(1, 3)
@@ -73,9 +73,9 @@ CASES = [draw(seed) for seed in range(RANDOM_CASES)]
 
 
 def assert_agree(got: np.ndarray, exact: np.ndarray, what: str, scale: float = 1.0) -> None:
-    """Relative to the largest value beside it, or to `scale` where that is larger; infinities alike, NaN nowhere."""
+    """Relative to the largest value of the tensor, or to `scale` if that is larger; the same infinities, no NaN."""
     infinite = np.isinf(exact)
-    assert np.array_equal(np.where(infinite, got, 0), np.where(infinite, exact, 0)), f"{what}: -inf in other places"
+    assert np.array_equal(np.where(infinite, got, 0), np.where(infinite, exact, 0)), f"{what}: -inf at other positions"
     finite = np.where(infinite, 0, exact)
     error = np.abs(np.where(infinite, 0, got) - finite).max(initial=0)
     limit = RELATIVE * max(scale, np.abs(finite).max(initial=0))
@@ -108,7 +108,7 @@ def test_scalar_and_reference_agree(case: Case) -> None:
 
 
 def test_every_choice_is_drawn() -> None:
-    """The random cases cover what they are said to cover, and most of them have something to see."""
+    """The random cases cover every listed value, and most of them have visible keys."""
     for name, values in CHOICES.items():
         assert {getattr(case, name) for case in CASES} == set(values), name
     assert sum(case.packed for case in CASES) > 20
@@ -118,7 +118,7 @@ def test_every_choice_is_drawn() -> None:
 
 
 def test_disagreement_is_found() -> None:
-    """The comparison itself: one part in 10^11 is too much, and so is an infinity that moved."""
+    """The comparison fails for a relative error of 1e-11 and for a misplaced infinity."""
     x = np.array([1.0, -np.inf, 3.0])
     assert_agree(x, x, "same")
     for wrong in (

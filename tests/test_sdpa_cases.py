@@ -1,4 +1,4 @@
-"""Every call of scaled_dot_product_attention gives under libflash what it gives without: CPU."""
+"""On the CPU, every call of scaled_dot_product_attention gives the same with libflash as without it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sdpa_cases import Case  # noqa: E402
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """What reaches the library."""
+    """The calls that reach the library."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the problems are tiny
     yield sdpa_cases.spy(monkeypatch)

@@ -26,7 +26,7 @@ REQUIRED = inspect.Parameter.empty
 
 
 def public_names() -> set[str]:
-    """The module's own names: not what it imports, and not what begins with an underscore."""
+    """The module's own names: without imported names, and without names that begin with an underscore."""
     own = {name for name, value in vars(_core).items() if getattr(value, "__module__", "libflash._core") == "libflash._core"}
     modules = {name for name in own if isinstance(getattr(_core, name), types.ModuleType)}
     return {name for name in own - modules if not name.startswith("_")} | {"__version__"}
@@ -65,7 +65,7 @@ def function_differences(name: str, overloads: list[ast.FunctionDef], target: An
 
 
 def differences(text: str) -> list[str]:
-    """What a stub states otherwise than the module does."""
+    """The differences between a stub and the module."""
     functions: dict[str, list[ast.FunctionDef]] = {}
     targets: dict[str, Any] = {}
     constants: dict[str, str] = {}

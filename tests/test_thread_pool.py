@@ -1,4 +1,4 @@
-"""The threads that the library keeps: how many, what they do between calls, fork, unloading and the end of the process."""
+"""The library's thread pool: number of threads, sleep between calls, fork, unloading and the end of the process."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def call(threads):
 
 
 def run(code: str, **environment: str) -> object:
-    """What the code prints, as JSON."""
+    """The JSON that the code prints."""
     script = PRELUDE + textwrap.dedent(code)
     done = subprocess.run(
         [sys.executable, "-c", script],
@@ -82,7 +82,7 @@ def test_threads_sleep_between_calls() -> None:
 
 
 def test_many_callers_share_the_threads() -> None:
-    """Eight callers with four threads each: right results, and no more threads than one call asks for, or than processors."""
+    """Eight callers with four threads each: right results, and no more threads than one call requests, or than processors."""
     code = """
         expected = call(1)
         libflash.set_num_threads(4)
@@ -115,11 +115,11 @@ def test_threads_block_signals_and_follow_the_callers_affinity() -> None:
     """
     masks, blocked = run(code)
     assert blocked == [True] * 3
-    assert [any(some) for some in masks] == [True] * 3  # a thread that came to no call keeps its mask
+    assert [any(some) for some in masks] == [True] * 3  # a thread that joined no call keeps its mask
 
 
 def test_threads_calculate_as_their_caller_does() -> None:
-    """With the rounding of the calling thread, also where they were started with another."""
+    """With the rounding mode of the calling thread, also if it changed after the threads were started."""
     code = """
         call(4)
         libm = ctypes.CDLL("libm.so.6")
@@ -172,7 +172,7 @@ def test_the_process_ends_while_a_thread_calculates() -> None:
 
 
 def test_unloading_leaves_the_threads_alone(tmp_path: object) -> None:
-    """dlclose() after a call with threads: their code stays. Without such a call the library goes."""
+    """dlclose() after a call with threads: the library stays loaded. Without such a call it is unloaded."""
     code = f"""
         import _ctypes, pathlib, shutil
         sys.path[:0] = {[str(TESTS / "support"), str(TESTS / "capi")]!r}
@@ -216,7 +216,7 @@ def test_a_bad_environment_variable_is_reported_by_every_call() -> None:
     texts, works = run(code, LIBFLASH_NUM_THREADS="99999")
     rule = 'LIBFLASH_NUM_THREADS: this environment variable must be a whole number from 1 to 4096 ("99999")'
     assert texts == [rule] * 3
-    assert works, "a number that the program gave is used"
+    assert works, "a number that the program sets is used"
 
 
 def test_torch_tensors_use_no_more_threads_than_torch() -> None:

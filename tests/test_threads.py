@@ -1,4 +1,4 @@
-"""Threads: as many as asked for, and never a bit of difference; calls from many Python threads at once."""
+"""Threads: as many as requested, always the same bits; calls from many Python threads at once."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_bad_number_is_refused_at_once(wanted: int) -> None:
 
 
 def test_eight_python_threads() -> None:
-    """Different problems side by side, again and again: the bits of each alone."""
+    """Different problems at the same time, many times: the bits of each alone."""
     problems = [
         (qkv(sq=100 + 7 * i, sk=150, dtype=("float32", "bfloat16")[i % 2]), {"causal": bool(i % 3), "softmax_scale": 0.1 * i})
         for i in range(8)
@@ -107,7 +107,7 @@ def test_errors_belong_to_their_thread() -> None:
 
 
 def test_other_python_threads_go_on() -> None:
-    """The lock of the interpreter is free while the library works."""
+    """The library releases the interpreter's lock during a call."""
     q, k, v = qkv(sq=3000, sk=3000, hq=4, hk=4, d=64)
     libflash.set_num_threads(1)
     counted, stop = [0], threading.Event()

@@ -1,7 +1,7 @@
-"""The rule itself is tested: it passes every result of a right kernel, and refuses those of a wrong one.
+"""Tests of the tolerance rule: it accepts every result of a correct kernel and refuses those of a wrong one.
 
 The kernel is the emulator. Eighteen defects are planted in it, at 1024 rows and keys, causal; one of them, dq summed
-over tiles in the storage type, is no worse there than a single rounding and shows at 2048 keys.
+over tiles in the storage type, is as good as a single rounding there and is found at 2048 keys.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def emulated(case: Case, kernel: type[Emulator] = Emulator, tile: int = 64) -> d
     return kernel(tile, tile).run(x.q, x.k, x.v, x.dout, x.dlse, **x.options)
 
 
-# No false alarm.
+# No false alarms.
 
 
 @pytest.mark.parametrize("case", NO_POISON, ids=str)
@@ -65,7 +65,7 @@ def test_wrong_appends_are_refused(name: str) -> None:
     with pytest.raises(AssertionError, match="appended rows of k_cache are wrong"):
         case.check(k_cache=before.k_cache)
     stray = after.v_cache.copy()
-    stray[-1, -1, 0, 0] = 1  # NaN before: a place of no sequence
+    stray[-1, -1, 0, 0] = 1  # NaN before: a row of no sequence
     with pytest.raises(AssertionError, match="v_cache changed at"):
         case.check(v_cache=stray)
     if case.rotary:
@@ -81,7 +81,7 @@ def test_wrong_appends_are_refused(name: str) -> None:
 
 @cache
 def caught(case: Case) -> dict[str, str]:
-    """Name of each defect that the rule refuses, with what it says."""
+    """Name of each defect that the rule refuses, with the error text."""
     findings = {}
     for defect in DEFECTS:
         try:
@@ -124,7 +124,7 @@ def test_the_rule_of_twice_the_eager_error_finds_fewer() -> None:
         if any(error > 2 * target.eager_error[name] + 1e-5 for name, error in errors.items()):
             found.add(defect.__name__)
     assert found < set(caught(case))
-    assert "LastKeyMissing" not in found  # early rows are large: they hide what happens to late ones
+    assert "LastKeyMissing" not in found  # early rows are large and hide errors of late ones
 
 
 @pytest.mark.parametrize("kind", ["counting", "selection"])
@@ -136,7 +136,7 @@ def test_structured_fills_find_a_key_that_the_tolerance_allows(kind: str) -> Non
         structured.check(case, x, emulated(case, DroppedKey))
 
 
-# The rule's parts, each made to fail.
+# Each part of the rule, made to fail.
 
 PLAIN = Case("tolerance-plain", "bf16", 2, 40, 70, 4, 2, 32, causal=True, bias="hk", sink=True, dlse=True)
 EMPTY_ROWS = Case("tolerance-empty-rows", "fp16", 1, 50, 20, causal=True)
@@ -251,7 +251,7 @@ def test_vacuous_cases_are_reported() -> None:
         case = Case(f"tolerance-{name}", **options)
         assert case.check(o=right(case)["o"])["o"].vacuous
     share = np.mean([case.expected().vacuous for case in cases.quick()[::5]])
-    assert share < 0.12, "too many of the quick cases prove nothing"
+    assert share < 0.12, "too many of the quick cases are vacuous"
 
 
 def test_names_are_unique_and_inputs_repeat() -> None:

@@ -26,7 +26,7 @@ OPTIONS = [*cases.singles(), *cases.option_pairs(), cases.by_name("size-batch-0"
 def test_every_option_against_the_reference(case: Case) -> None:
     got = torch_run(case, libflash.torch.attention)
     case.check(**got)
-    assert_same_bits(owned(case, got), owned(case, run(case)), str(case))  # and the adapter adds nothing of its own
+    assert_same_bits(owned(case, got), owned(case, run(case)), str(case))  # the adapter changes no result
 
 
 def test_agrees_with_autograd_of_the_definition() -> None:
@@ -85,7 +85,7 @@ def test_gradients_in_any_strides() -> None:
     assert torch.equal(got, wanted)
 
 
-def test_only_what_is_asked_for() -> None:
+def test_only_requested_gradients_are_computed() -> None:
     q, k, v = qkv()
     bias, sink = tensors((1, 4, 7, 9), (4,), grad=False)
     libflash.torch.attention(q, k.detach(), v.detach(), bias=bias, learnable_sink=sink).sum().backward()
@@ -137,7 +137,7 @@ def test_no_rows_or_no_keys(seqlens: tuple[int, int]) -> None:
 
 
 def test_rows_of_no_sequence_are_zero() -> None:
-    """However the memory looked before."""
+    """Whatever the memory contained before."""
     q, k, v = tensors((9, 4, 8), (9, 2, 8), (9, 2, 8))
     cu = torch.tensor([0, 3, 7], dtype=torch.int32)
     for _ in range(3):
@@ -269,7 +269,7 @@ def test_out_must_not_require_a_gradient() -> None:
             call(q, k, v, out=torch.empty(2, 7, 4, 5, requires_grad=True))
 
 
-# -- tensors that are more than their memory
+# -- tensors with a flag or a subclass
 
 
 def negative(x: torch.Tensor) -> torch.Tensor:
@@ -304,7 +304,7 @@ def test_negative_outputs_are_refused() -> None:
 
 
 class Meaningful(torch.Tensor):
-    """A subclass whose operators do something else."""
+    """A subclass that replaces operators."""
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):

@@ -15,7 +15,7 @@ from torch_problem import qkv, tensors  # noqa: E402
 
 OPERATORS = torch.ops.libflash
 
-# A warning of torch.compile's own about autograd.Function, which it instantiates itself.
+# A warning of torch.compile about autograd.Function, which it instantiates itself.
 pytestmark = pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 
 
@@ -198,13 +198,13 @@ REFUSED = {
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_what_is_refused_is_refused_without_data_too(text: str) -> None:
-    """By the real call, with meta tensors, with fake ones and when a graph is compiled."""
+    """Refused by the real call, with meta tensors, with fake tensors and when a graph is compiled."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     call, inputs = REFUSED[text], qkv(grad=False)
     with pytest.raises(libflash.Error, match=text) as real:
         call(*inputs)
-    if text != "no_such_kernel":  # which kernels there will be is not known of a meta tensor
+    if text != "no_such_kernel":  # the kernels for a meta tensor's device are unknown
         with pytest.raises(real.type, match=text):
             call(*(x.to("meta") for x in inputs))
     with FakeTensorMode() as mode, pytest.raises(real.type, match=text):
@@ -275,7 +275,7 @@ def test_other_derivatives_inside_a_compiled_function_are_refused(fullgraph: boo
 
 @pytest.mark.filterwarnings("ignore")  # of the compiler's own
 def test_a_compiled_function_under_a_transform() -> None:
-    """Right, or refused by PyTorch: whole graphs cannot be entered from outside."""
+    """Right, or refused by PyTorch, which cannot transform a whole compiled graph."""
     q, k, v = qkv(grad=False)
     torch._dynamo.reset()
     function = torch.compile(function_with_attention, backend="aot_eager")

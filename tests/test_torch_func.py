@@ -18,7 +18,7 @@ from torch_problem import eager, qkv, tensors  # noqa: E402
 A = libflash.torch.attention
 func = torch.func
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's own, at its first dual level
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # a warning of PyTorch at its first dual level
 
 Function = Callable[..., torch.Tensor]
 
@@ -46,7 +46,7 @@ def assert_close(got: Any, wanted: Any) -> None:
     torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
 
 
-# -- what works
+# -- supported
 
 
 def test_grad_and_vjp_agree_with_the_definition() -> None:
@@ -258,7 +258,7 @@ def test_vmap_of_decode() -> None:
         func.vmap(step, in_dims=(0, None, None, 0, 0, 0))(q, mine[0][0], mine[1][0], k, v, lengths)
 
 
-# -- what is refused
+# -- refused
 
 
 def tangent_calls() -> dict[str, Callable[[Callable[[torch.Tensor], torch.Tensor]], Any]]:

@@ -1,4 +1,4 @@
-"""What type checkers know of libflash.torch."""
+"""The types of libflash.torch for type checkers."""
 
 from __future__ import annotations
 

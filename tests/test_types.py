@@ -1,4 +1,4 @@
-"""What a type checker says of calls with the arrays of each library."""
+"""The types of calls with the arrays of each library, by a type checker."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def calls_of_{library}(x: {array}) -> None:
 
 
 def test_arrays_match_an_overload(tmp_path: pathlib.Path) -> None:
-    """One run for all libraries that are there: reading their types takes most of it."""
+    """One run for all installed libraries, because reading their types takes most of the time."""
     pytest.importorskip("mypy")
     found = [library for library in ARRAYS if importlib.util.find_spec(library) is not None]
     program = tmp_path / "program.py"

@@ -1,4 +1,6 @@
-"""exp2, tanh and rounding of the CPU engine's vectors on every instruction set here, by tests/cpu/test_functions.cpp."""
+"""exp2, tanh and rounding of the CPU engine's vectors on every instruction set of this machine, by
+tests/cpu/test_functions.cpp.
+"""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""The rule that decides whether a result is right.
+"""The rule for correct results.
 
     T1  every element: |X - X64| <= bX, no exceptions
     T2  statistics: root mean square error over its prediction, per row and over the whole tensor
     T3  bias, generic random fills only: the error of o and dv must not correlate with their value
     LSE -inf exactly where no key is visible, else within bLSE
 
-besides: rows with nothing visible are exactly zero, a NaN stands where the truth has one and nowhere else.
+besides: rows without a visible key are exactly zero, and NaN is exactly where the reference has NaN.
 The limits come from error_bounds. `check` raises AssertionError with every finding; it returns the ratios (1
-is the limit), and whether the case was vacuous. The rule that others quote, "twice the error of eager
+is the limit), and whether the case was vacuous. The rule of other libraries, "twice the error of eager
 attention in low precision", is computed on request and never decides.
 """
 
@@ -41,8 +41,8 @@ ROW_LIMIT = {"o": 2.5}  # T2 per row; every other tensor:
 ROW_LIMIT_GRADIENT = 6.0
 SHORT_ROW, SHORT_ROW_FACTOR = 16, 1.6
 WHOLE_LIMIT = {"o": 1.5, "dv": 1.5}  # T2 over the tensor; every other tensor:
-WHOLE_LIMIT_GRADIENT = 2.0  # and every tensor of a fill that is not generic: few entries decide
-WHOLE_LIMIT_SMALL = 4.0  # fewer than 17 rows or keys, few elements, alike weights: no statistics to speak of
+WHOLE_LIMIT_GRADIENT = 2.0  # and every tensor of a fill that is not generic: few entries determine the result
+WHOLE_LIMIT_SMALL = 4.0  # fewer than 17 rows or keys, few elements, equal weights: too few for statistics
 FEW_ELEMENTS = 256
 BIAS_SIGMAS = 6.0
 
@@ -65,15 +65,15 @@ class Expected:
     """Exact results of one problem, each with its limits."""
 
     tensors: dict[str, Tensor]
-    problem: dict  # what `expect` was given, for the eager comparison
+    problem: dict  # the arguments of `expect`, for the eager comparison
     generic: bool  # random fill without structure: errors have no preferred sign
     small: bool
-    alike: bool  # weights that round alike, so that rounding errors add up: T2 says little, T3 nothing
+    alike: bool  # weights with equal rounding errors, which add up: T2 means little, T3 nothing
     visible_pairs: int
 
     @cached_property
     def vacuous(self) -> bool:
-        """Nothing visible, or an output almost all zeros: passing such a case proves little."""
+        """No visible key, or an output of almost all zeros: passing such a case proves little."""
         o = self.tensors["o"].exact
         return self.visible_pairs == 0 or bool(np.count_nonzero(o) < 0.1 * o.size)
 
@@ -125,8 +125,8 @@ def expect(
 
 
 def rounds_alike(head: Head, weights: Softmax, dtype: np.dtype) -> np.ndarray:
-    """Bool, per row that sees a key: its weights are so close together that one rounding error holds for all. With
-    scale 0 there is no data in the scores, and rows are alike among themselves.
+    """Bool, per row that sees a key: its weights are so close to each other that all have one rounding error. With
+    scale 0 the scores do not depend on the data, and all rows are equal.
     """
     seen = head.visible.any(axis=1)
     lowest = np.where(head.visible, weights.s, np.inf).min(axis=1, initial=np.inf)
@@ -135,7 +135,7 @@ def rounds_alike(head: Head, weights: Softmax, dtype: np.dtype) -> np.ndarray:
 
 
 def empty_tensors(o: np.ndarray, lse: np.ndarray, total: Gradients | None, dtype: np.dtype, opt: Options) -> dict[str, Tensor]:
-    """The outputs asked for, limits still zero; their exact arrays are those given, filled head by head."""
+    """The requested outputs with limits of zero; their exact arrays are the given ones, filled head by head."""
     rows_q, rows_k = packed_rows(opt.cu_seqlens_q), packed_rows(opt.cu_seqlens_k)
     lse_type = DTYPES["fp64" if dtype == np.float64 else "fp32"]
     tensors = {"o": tensor(o, dtype, (rows_q,)), "lse": tensor(lse, lse_type, (slice(None), rows_q))}
@@ -163,7 +163,7 @@ def tensor(exact: np.ndarray, dtype: np.dtype, owned: tuple = (slice(None),)) ->
 
 
 def check(result: Mapping[str, object], expected: Expected, *, label: str = "", two_times: bool = False) -> dict[str, Report]:
-    """Judge the tensors in `result` (any of o, lse, dq, dk, dv, dbias, dsink; None is skipped) by name."""
+    """Check the tensors in `result` (any of o, lse, dq, dk, dv, dbias, dsink; None is skipped) by name."""
     reports, findings = {}, []
     for name, value in result.items():
         if value is None:
@@ -186,7 +186,7 @@ def judge(name: str, value: np.ndarray, expected: Expected, findings: list[str])
     if value.shape != exact.shape:
         findings.append(f"{name}: shape {value.shape}, expected {exact.shape}")
         return report
-    x = exact.copy()  # rows of no sequence are nobody's: not judged
+    x = exact.copy()  # rows outside every sequence are not checked
     x[target.owned] = value[target.owned]
     store = coarser(ROUNDING[target.dtype], ROUNDING.get(value.dtype))
     limit = target.limit + store.u * np.abs(exact) + store.tiny
@@ -208,25 +208,25 @@ def judge(name: str, value: np.ndarray, expected: Expected, findings: list[str])
 
 
 def coarser(declared: Rounding, found: Rounding | None) -> Rounding:
-    """A result may be stored finer than declared (or handed over widened); it is judged as declared."""
+    """A result may have a wider type than declared; it is checked as the declared type."""
     return declared if found is None or declared.u >= found.u else found
 
 
 def non_finite_findings(name: str, x: np.ndarray, exact: np.ndarray, limit: np.ndarray, store: Rounding) -> list[str]:
-    """NaN for NaN. An infinite truth may come out as NaN: the way there passes through inf - inf."""
+    """NaN for NaN. An infinite reference value may become NaN, because its computation contains inf - inf."""
     overflow = np.isinf(x) & (np.abs(exact) + limit >= store.largest) & (np.sign(x) == np.sign(exact))
     wrong = {
         "NaN expected": np.isnan(exact) & ~np.isnan(x),
         "infinity expected": np.isinf(exact) & (exact != x) & ~np.isnan(x),
         "finite value expected": np.isfinite(exact) & ~np.isfinite(x) & ~overflow,
     }
-    if name == "lse":  # -inf means that nothing is visible: exact, both ways
+    if name == "lse":  # -inf means no visible key: in both results or in none
         wrong["infinity expected"] = (exact == NEG_INF) & (x != NEG_INF)
     return [f"{name}: {what} {sample(bad, x, exact)}" for what, bad in wrong.items() if bad.any()]
 
 
 def zero_findings(name: str, x: np.ndarray, target: Tensor) -> list[str]:
-    """Nothing visible means zero, not a small number."""
+    """A row without a visible key is zero, not a small number."""
     if name not in ("o", "dq", "dk", "dv"):
         return []
     bad = target.zero[..., None] & (x != 0)

@@ -77,7 +77,7 @@ class Array:
         self.legacy, self.read_only, self.null_strides, self.byte_offset = legacy, read_only, null_strides, byte_offset
         self.lanes, self.version, self.code, self.null_data = lanes, version, code, null_data
         self.no_deleter, self.same_capsule = no_deleter, same_capsule
-        self.deleted, self.asked = 0, []
+        self.deleted, self.requests = 0, []
         self.alive: list[Any] = []  # what exports point to
         self.capsule: Any = None
 
@@ -85,7 +85,7 @@ class Array:
         return self.device
 
     def __dlpack__(self, **arguments: Any) -> Any:
-        self.asked.append(arguments)
+        self.requests.append(arguments)
         if not self.same_capsule or self.capsule is None:
             self.capsule = self.export()
         return self.capsule
