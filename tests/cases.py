@@ -197,9 +197,9 @@ def poisoned_cases() -> list[Case]:
         "dense": {"batch": 3, "used_q": (40, 70, 0), "used_k": (90, 0, 13), **sight},
         "packed": {"seqlen_q": (20, 0, 45), "seqlen_k": (33, 20, 64), "used_k": (33, 5, 40), "slack_rows": 9},
     }
-    places = ("q_nan", "k_nan", "v_nan", "v_inf", "dout_nan")
+    poisons = ("q_nan", "k_nan", "v_nan", "v_inf", "dout_nan")
     return [
-        *(Case(f"poison-{p}-{dtype}", dtype, poison=p, causal=True, **sight) for p in places for dtype in ("bf16", "fp32")),
+        *(Case(f"poison-{p}-{dtype}", dtype, poison=p, causal=True, **sight) for p in poisons for dtype in ("bf16", "fp32")),
         *(
             Case(f"poison-unused-{name}-{dtype}{'-causal' * causal}", dtype, poison="unused", causal=causal, **options)
             for name, options in unused.items()

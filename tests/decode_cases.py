@@ -15,7 +15,7 @@ from functools import cache, lru_cache
 import numpy as np
 import tolerance
 from fills import GENERIC, random_fill
-from reference_decode import Gathered, cache_places, gather
+from reference_decode import Gathered, cache_slots, gather
 from rounding import DTYPES, ROUNDING, stored, widened
 
 
@@ -132,7 +132,7 @@ class DecodeCase:
         capacity = shape[1] * (1 if self.page_size is None else self._columns())
         for b, length in enumerate(lengths):
             table, rows = options.get("block_table"), options.get("cache_batch_idx")
-            page, row, present = cache_places(b, capacity, shape, table, rows)
+            page, row, present = cache_slots(b, capacity, shape, table, rows)
             here = np.flatnonzero(present[:length])
             here = here[here >= (0 if self.leftpad is None else self.leftpad[b])]
             filled[page[here], row[here]] = True

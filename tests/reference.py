@@ -167,14 +167,14 @@ def heads(q: np.ndarray, k: np.ndarray, v: np.ndarray, opt: Options) -> Iterator
 def sequence_rows(x: np.ndarray, cu_seqlens: np.ndarray | None, seqused: np.ndarray | None) -> list[tuple]:
     """Index of each sequence's valid rows: (batch, slice) in a dense tensor, (slice,) in a packed one."""
     if cu_seqlens is None:
-        places = [((b,), 0, x.shape[1]) for b in range(x.shape[0])]
+        starts = [((b,), 0, x.shape[1]) for b in range(x.shape[0])]
     else:
         bounds = [int(c) for c in cu_seqlens]
-        places = [((), start, max(stop - start, 0)) for start, stop in itertools.pairwise(bounds)]
-    used = [rows for _, _, rows in places]
+        starts = [((), start, max(stop - start, 0)) for start, stop in itertools.pairwise(bounds)]
+    used = [rows for _, _, rows in starts]
     if seqused is not None:
         used = [min(max(int(n), 0), rows) for n, rows in zip(seqused, used, strict=True)]
-    return [(*lead, slice(start, start + n)) for (lead, start, _), n in zip(places, used, strict=True)]
+    return [(*lead, slice(start, start + n)) for (lead, start, _), n in zip(starts, used, strict=True)]
 
 
 def score_terms(opt: Options, b: int, h: int, lq: int, lk: int) -> dict:

@@ -89,14 +89,14 @@ def gather(
     dense_k = np.zeros((batch, longest, *k_cache.shape[2:]), dtype=k_cache.dtype)
     dense_v = np.zeros((batch, longest, *v_cache.shape[2:]), dtype=v_cache.dtype)
     visible = np.zeros((batch, 1, 1, longest), dtype=bool)
-    places = [cache_places(b, capacity, k_cache.shape, block_table, cache_batch_idx) for b in range(batch)]
-    for b, (rows, columns, present) in enumerate(places):
+    slots = [cache_slots(b, capacity, k_cache.shape, block_table, cache_batch_idx) for b in range(batch)]
+    for b, (rows, columns, present) in enumerate(slots):
         for i in range(appended):
             t = filled[b] + i
             if t < capacity and present[t]:
                 k_cache[rows[t], columns[t]] = k[b, i].astype(k_cache.dtype)
                 v_cache[rows[t], columns[t]] = v[b, i].astype(v_cache.dtype)
-    for b, (rows, columns, present) in enumerate(places):
+    for b, (rows, columns, present) in enumerate(slots):
         here = np.flatnonzero(present[: lengths[b]])
         dense_k[b, here] = k_cache[rows[here], columns[here]]
         dense_v[b, here] = v_cache[rows[here], columns[here]]
@@ -105,7 +105,7 @@ def gather(
     return Gathered(q, dense_k, dense_v, options, k_cache, v_cache)
 
 
-def cache_places(
+def cache_slots(
     b: int, capacity: int, shape: tuple, block_table: np.ndarray | None, cache_batch_idx: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """For every position of sequence b: index into the cache's first two axes, and whether it exists."""

@@ -64,10 +64,10 @@ def test_layouts(layout: str) -> None:
     dout = random(3, 40, 4, 24, seed=8)
     out, lse = libflash.attention(q, k, v, causal=True, return_lse=True)
     gradients = libflash.attention_backward(dout, q, k, v, out, lse, causal=True)
-    turn = AXES[layout]
+    axes = AXES[layout]
     for copy in (False, True):  # views of bshd memory, and memory in that order
         tq, tk, tv, tdout, tout = (
-            np.ascontiguousarray(x.transpose(turn)) if copy else x.transpose(turn) for x in (q, k, v, dout, out)
+            np.ascontiguousarray(x.transpose(axes)) if copy else x.transpose(axes) for x in (q, k, v, dout, out)
         )
         got, got_lse = libflash.attention(tq, tk, tv, causal=True, return_lse=True, layout=layout)
         assert got.shape == tout.shape
@@ -77,7 +77,7 @@ def test_layouts(layout: str) -> None:
         for one, other in zip(
             libflash.attention_backward(tdout, tq, tk, tv, tout, lse, causal=True, layout=layout), gradients, strict=True
         ):
-            assert_same_bits(one.transpose(turn), other)
+            assert_same_bits(one.transpose(axes), other)
 
 
 def test_given_outputs_are_written_and_returned() -> None:
@@ -276,8 +276,8 @@ def test_merge() -> None:
     np.testing.assert_allclose(out, whole, atol=1e-6)
     np.testing.assert_allclose(lse, whole_lse, atol=1e-6)
     assert_same_bits(libflash.merge(list(outs), list(lses), return_lse=False), out)
-    turned, _ = libflash.merge([x.transpose(0, 2, 1, 3) for x in outs], lses, layout="bhsd")
-    assert_same_bits(turned.transpose(0, 2, 1, 3), out)
+    bhsd, _ = libflash.merge([x.transpose(0, 2, 1, 3) for x in outs], lses, layout="bhsd")
+    assert_same_bits(bhsd.transpose(0, 2, 1, 3), out)
     given = np.full_like(out, np.nan)
     assert libflash.merge(outs, lses, out=given)[0] is given
     assert (bits(given) == bits(out)).all()

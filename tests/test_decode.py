@@ -195,29 +195,29 @@ def test_a_hundred_steps(kernel: str, dtype: np.dtype, pages: bool) -> None:
     shape = (2 * 13 + 1, 8) if pages else (2, steps + 4)
     caches = [np.full((*shape, heads_k, dim), np.nan, dtype) for _ in range(2)]
     table = np.random.default_rng(0).permutation(27)[:26].reshape(2, 13).astype(np.int32)
-    place = {"block_table": table} if pages else {}
+    table_option = {"block_table": table} if pages else {}
     start = np.array([0, 0], np.int32)
     out = []
     for t in range(steps):
         out.append(
             libflash.decode(
                 q[:, t : t + 1], *caches, k=k[:, t : t + 1], v=v[:, t : t + 1], cache_seqlens=start + t,
-                rotary_cos=cos, rotary_sin=sin, rotary_interleaved=False, kernel=kernel, **place,
+                rotary_cos=cos, rotary_sin=sin, rotary_interleaved=False, kernel=kernel, **table_option,
             )
         )  # fmt: skip
-    turned = [np.concatenate([turn(x, cos, sin)], axis=1).astype(dtype) for x in (q, k)]
-    wanted, _ = forward(*turned, v, causal=True)
+    rotated = [np.concatenate([rotate(x, cos, sin)], axis=1).astype(dtype) for x in (q, k)]
+    wanted, _ = forward(*rotated, v, causal=True)
     limit = {2: 2e-2 if dtype == BFLOAT16 else 3e-3, 4: 2e-6, 8: 1e-13}[dtype.itemsize]
     np.testing.assert_allclose(np.concatenate(out, axis=1).astype(np.float64), wanted, rtol=limit, atol=limit)
     flat = caches[0][table].reshape(2, 13 * 8, heads_k, dim)[:, :steps] if pages else caches[0][:, :steps]
-    np.testing.assert_allclose(flat.astype(np.float64), turned[1].astype(np.float64), rtol=2 * limit, atol=1e-12)
+    np.testing.assert_allclose(flat.astype(np.float64), rotated[1].astype(np.float64), rtol=2 * limit, atol=1e-12)
     rest = caches[0][table].reshape(2, 13 * 8, heads_k, dim)[:, steps:] if pages else caches[0][:, steps:]
     assert np.isnan(rest).all()
     if pages:
         assert all(np.isnan(cache[np.setdiff1d(np.arange(27), table)]).all() for cache in caches)
 
 
-def turn(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+def rotate(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     """Rotary embedding of rows 0, 1, ... in halves, float64."""
     half = x.shape[-1] // 2
     first, second = (part.astype(np.float64) for part in (x[..., :half], x[..., half:]))
@@ -268,13 +268,13 @@ def test_leftpad_hides_whatever_is_there(kernel: str, page_size: int | None) -> 
     pad = np.array([64, 0, 0, 129, 511, 3], np.int32)
     for b, n in enumerate(pad):
         k[b, :n] = v[b, :n] = np.nan
-    where, place = [k, v], {}
+    caches, table_option = [k, v], {}
     if page_size:
-        where, table = in_pages((k, v), page_size)
-        place["block_table"] = without_padding(table, pad, page_size)
+        caches, table = in_pages((k, v), page_size)
+        table_option["block_table"] = without_padding(table, pad, page_size)
     for split in SPLITS:
-        o, lse = libflash.decode(q, *where, cache_seqlens=LENGTHS, cache_leftpad=pad, return_lse=True, kernel=kernel,
-                                 **place, **split)  # fmt: skip
+        o, lse = libflash.decode(q, *caches, cache_seqlens=LENGTHS, cache_leftpad=pad, return_lse=True, kernel=kernel,
+                                 **table_option, **split)  # fmt: skip
         check_leftpad(o, lse, q, k, v, pad)
 
 

@@ -163,8 +163,8 @@ def test_exact_rows_are_those_of_the_reference():
     q, k, v = heads_of(70)
     expected, _ = reference.forward(q, k, v, causal=True, softmax_scale=0.3)
     rows = np.array([0, 1, 33, 69])
-    truth, bound = standard.exact_rows(q[0, rows], k[0], v[0], 0.3, rows)
-    np.testing.assert_allclose(truth, expected[0, rows], atol=1e-13)
+    exact, bound = standard.exact_rows(q[0, rows], k[0], v[0], 0.3, rows)
+    np.testing.assert_allclose(exact, expected[0, rows], atol=1e-13)
     assert (bound > 0).all()
     assert (bound < 1e-4).all()
 

@@ -140,17 +140,17 @@ def test_broken_value_stays_where_it_belongs(isa: str, dtype: str, what: float, 
     arrays = {"q": q, "k": k, "v": v}
     arrays[which][0, 20, 1] = what
     o, lse = attention(q, k, v, isa, causal=True)
-    touched = np.zeros(o.shape[:3], bool)
+    affected = np.zeros(o.shape[:3], bool)
     if which == "q":
-        touched[0, 20, 1] = True
+        affected[0, 20, 1] = True
     else:
-        touched[0, 20:, 2:] = True  # heads 2 and 3 read key head 1
-    assert_same_bits(o[~touched], clean[~touched])
-    assert_same_bits(np.moveaxis(lse, 1, 2)[~touched], np.moveaxis(clean_lse, 1, 2)[~touched])
+        affected[0, 20:, 2:] = True  # heads 2 and 3 read key head 1
+    assert_same_bits(o[~affected], clean[~affected])
+    assert_same_bits(np.moveaxis(lse, 1, 2)[~affected], np.moveaxis(clean_lse, 1, 2)[~affected])
     if np.isnan(what):
-        assert np.isnan(o[touched].astype(np.float32)).all()
+        assert np.isnan(o[affected].astype(np.float32)).all()
         if which != "v":
-            assert np.isnan(np.moveaxis(lse, 1, 2)[touched]).all()
+            assert np.isnan(np.moveaxis(lse, 1, 2)[affected]).all()
 
 
 @ISAS

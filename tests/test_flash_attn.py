@@ -114,11 +114,11 @@ def test_deterministic_is_accepted() -> None:
 
 def test_last_dimension_may_have_any_stride() -> None:
     q, k, v = torch_qkv()
-    turned = [x.detach().transpose(-1, -2).contiguous().transpose(-1, -2).requires_grad_() for x in (q, k, v)]
-    assert turned[0].stride(-1) != 1
-    got, wanted = flash_attn.flash_attn_func(*turned), flash_attn.flash_attn_func(q, k, v)
+    transposed = [x.detach().transpose(-1, -2).contiguous().transpose(-1, -2).requires_grad_() for x in (q, k, v)]
+    assert transposed[0].stride(-1) != 1
+    got, wanted = flash_attn.flash_attn_func(*transposed), flash_attn.flash_attn_func(q, k, v)
     assert torch.equal(got, wanted)
-    assert all(map(torch.equal, gradients(got, *turned), gradients(wanted, q, k, v)))
+    assert all(map(torch.equal, gradients(got, *transposed), gradients(wanted, q, k, v)))
 
 
 PAIRS = {
@@ -366,6 +366,6 @@ def test_flags_are_bools(function: Any, name: str) -> None:
     for given in (arrays, [torch.from_numpy(x) for x in arrays]):
         for good in (True, False, np.True_):
             function(*given, **{name: good})
-        for bad, said in (("no", "'no'"), (1, "1"), (None, "NoneType")):
-            with pytest.raises(TypeError, match=rf"{name} must be a bool, not {said}$"):
+        for bad, text in (("no", "'no'"), (1, "1"), (None, "NoneType")):
+            with pytest.raises(TypeError, match=rf"{name} must be a bool, not {text}$"):
                 function(*given, **{name: bad})

@@ -239,16 +239,16 @@ def test_traced_arrays_go_to_the_adapter() -> None:
 def test_what_traced_arrays_do_not_allow() -> None:
     jax = pytest.importorskip("jax")
     q, k, v = (jax.numpy.asarray(x) for x in qkv())
-    room = np.empty(q.shape, np.float32)
+    array = np.empty(q.shape, np.float32)
     refused = {
-        "out cannot be given": lambda q: libflash.attention(q, k, v, out=room),
+        "out cannot be given": lambda q: libflash.attention(q, k, v, out=array),
         "stream cannot be given": lambda q: libflash.attention(q, k, v, stream=0),
-        "lse cannot be given": lambda q: libflash.merge([q], [q[..., 0].transpose(0, 2, 1)], lse=room),
+        "lse cannot be given": lambda q: libflash.merge([q], [q[..., 0].transpose(0, 2, 1)], lse=array),
         "k and v would be written into caches": lambda q: libflash.decode(q, k, v, k=k, v=v),
         "backend and kernel cannot be given": lambda q: libflash.merge([q], [q[..., 0].transpose(0, 2, 1)], backend="cpu"),
         r"q is a JAX tracer .*jax\.grad": lambda q: libflash.attention_backward(q, q, k, v, q, q),
         r"q is a JAX tracer ": lambda q: libflash.explain(q, k, v),
-        r"k is a JAX tracer .*give all arrays to libflash\.jax\.attention": lambda k: libflash.attention(room, k, v),
+        r"k is a JAX tracer .*give all arrays to libflash\.jax\.attention": lambda k: libflash.attention(array, k, v),
     }
     for text, function in refused.items():
         with pytest.raises((TypeError, ValueError, NotImplementedError), match=text):

@@ -61,12 +61,12 @@ def test_float64() -> None:
 def test_layouts(layout: str) -> None:
     axes = ["bshd".index(axis) for axis in layout]
     q, k, v, bias, sink = problem()
-    turned = [x.transpose(axes) for x in (q, k, v)]
-    out, lse = everything(*turned, bias, sink, layout=layout)
+    transposed = [x.transpose(axes) for x in (q, k, v)]
+    out, lse = everything(*transposed, bias, sink, layout=layout)
     wanted, wanted_lse = everything(q, k, v, bias, sink)
     assert_same_bits(out, wanted.transpose(axes))
     assert_same_bits(lse, wanted_lse)
-    got = jax.grad(lambda *x: everything(*x, layout=layout)[0].sum(), argnums=range(5))(*turned, bias, sink)
+    got = jax.grad(lambda *x: everything(*x, layout=layout)[0].sum(), argnums=range(5))(*transposed, bias, sink)
     wanted = jax.grad(lambda *x: everything(*x)[0].sum(), argnums=range(5))(q, k, v, bias, sink)
     assert_close(got, (*(x.transpose(axes) for x in wanted[:3]), *wanted[3:]), 1e-6)
 

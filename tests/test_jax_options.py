@@ -250,11 +250,11 @@ def test_arrays_with_another_layout_in_memory() -> None:
     x = problem()[:3]
     wanted = attention(*x)
     where = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    turned = [jax.device_put(y, layout.Format(layout.Layout((2, 0, 3, 1)), where)) for y in x]
-    assert_same_bits(attention(*turned), wanted)
-    assert_same_bits(jax.jit(libflash.attention)(*turned), wanted)
+    transposed = [jax.device_put(y, layout.Format(layout.Layout((2, 0, 3, 1)), where)) for y in x]
+    assert_same_bits(attention(*transposed), wanted)
+    assert_same_bits(jax.jit(libflash.attention)(*transposed), wanted)
     with pytest.raises(libflash.InvalidError, match="q: the last dimension must be contiguous"):
-        libflash.attention(*turned)
+        libflash.attention(*transposed)
 
 
 def test_donated_arrays() -> None:

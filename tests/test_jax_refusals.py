@@ -119,6 +119,6 @@ def test_flags_are_bools(case: str) -> None:
     q, k, v, *_ = problem()
     for good in (True, np.False_):
         FLAGS[case](q, k, v, **{name: good})
-    for bad, said in (("no", "'no'"), (1, "1"), (0.0, r"0\.0"), (None, "NoneType"), (np.array([True]), "ndarray")):
-        with pytest.raises(TypeError, match=rf"{name} must be a bool, not {said}$"):
+    for bad, text in (("no", "'no'"), (1, "1"), (0.0, r"0\.0"), (None, "NoneType"), (np.array([True]), "ndarray")):
+        with pytest.raises(TypeError, match=rf"{name} must be a bool, not {text}$"):
             FLAGS[case](q, k, v, **{name: bad})

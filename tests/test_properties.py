@@ -42,12 +42,12 @@ def test_m2_permuted_queries_batch_and_heads(isa: str, dtype: str) -> None:
     heads_k = np.array([2, 0, 1])
     heads_q = (heads_k[:, None] * 2 + np.arange(2)).ravel()
     inputs = ((q, heads_q), (k, heads_k), (v, heads_k), (dout, heads_q))
-    turned = gradients(*(x[::-1][:, :, heads].copy() for x, heads in inputs), isa, causal=True)
+    reversed_batch = gradients(*(x[::-1][:, :, heads].copy() for x, heads in inputs), isa, causal=True)
     for name in ("o", "dq"):
-        assert_same_bits(turned[name], full[name][::-1][:, :, heads_q], name)
-    assert_same_bits(turned["lse"], full["lse"][::-1][:, heads_q])
+        assert_same_bits(reversed_batch[name], full[name][::-1][:, :, heads_q], name)
+    assert_same_bits(reversed_batch["lse"], full["lse"][::-1][:, heads_q])
     for name in ("dk", "dv"):
-        assert_same_bits(turned[name], full[name][::-1][:, :, heads_k], name)
+        assert_same_bits(reversed_batch[name], full[name][::-1][:, :, heads_k], name)
 
 
 @ISAS
@@ -194,15 +194,15 @@ def test_m25_strides(isa: str, dtype: str) -> None:
     o, lse = attention(q, k, v, isa, causal=True)
     wanted = gradients(q, k, v, dout, isa, causal=True)
 
-    def turned(x: np.ndarray) -> np.ndarray:
+    def transposed(x: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(x.transpose(2, 0, 1, 3)).transpose(1, 2, 0, 3)
 
     def padded(x: np.ndarray) -> np.ndarray:
-        room = np.full(tuple(n + 3 for n in x.shape), np.nan, x.dtype)
-        room[tuple(slice(1, n + 1) for n in x.shape)] = x
-        return room[tuple(slice(1, n + 1) for n in x.shape)]
+        wide = np.full(tuple(n + 3 for n in x.shape), np.nan, x.dtype)
+        wide[tuple(slice(1, n + 1) for n in x.shape)] = x
+        return wide[tuple(slice(1, n + 1) for n in x.shape)]
 
-    for change in (turned, padded):
+    for change in (transposed, padded):
         got = gradients(*(change(x) for x in (q, k, v, dout)), isa, causal=True)
         assert_same_bits(got, wanted, change.__name__)
         outputs = {name: change(np.full_like(x, np.nan)) for name, x in (("dq", q), ("dk", k), ("dv", v))}

@@ -17,7 +17,8 @@ import libflash
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
-DOCUMENTS = [path for path in ROOT.rglob("*.md") if not {"build", ".venv", ".git"} & set(path.relative_to(ROOT).parts)]
+FOLDERS = (".github", "include", "libflash", "python", "tests")
+DOCUMENTS = [*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.md"))]
 
 
 def block(language: str) -> str:
@@ -52,8 +53,8 @@ def test_names_in_the_text_exist() -> None:
     for path in re.findall(r"`((?:include|libflash|python|tests)/[\w./*]*)`", README):
         assert list(ROOT.glob(path.rstrip("/"))), path
     kernels = {kernel["name"] for kernel in libflash.info()["kernels"]}
-    rows = re.findall(r"^(\w+) +(sm\d+) +(\w+) +(\w+) ", (ROOT / "libflash/cuda/kernels.table").read_text(), re.MULTILINE)
-    kernels |= {f"{operation}_{folder}_{dtype}_d{dims}" for operation, folder, dtype, dims in rows}
+    table = re.findall(r"^(\w+) +(sm\d+) +(\w+) +(\w+) ", (ROOT / "libflash/cuda/kernels.table").read_text(), re.MULTILINE)
+    kernels |= {f"{operation}_{folder}_{dtype}_d{dims}" for operation, folder, dtype, dims in table}
     for name in re.findall(r'kernel="(\w+)"', README):
         assert name in kernels or name.endswith(("avx2", "avx512")), name
     for name in re.findall(r"`libflash\.(\w+)\(", README):

@@ -222,5 +222,5 @@ def test_reverse_mode_agrees_with_forward_mode(name: str) -> None:
     dout, dlse = cotangents(arrays, opt)
     steps = {key: normal(*array.shape, seed=3) for key, array in arrays.items()}
     reverse = {key: (grad * steps[key]).sum() for key, grad in gradients(arrays, opt, dout, dlse).items()}
-    ahead = tangent_product(arrays, opt, steps, dout, dlse)
-    assert abs(sum(reverse.values()) - ahead) <= 1e-10 * sum(abs(x) for x in reverse.values())
+    forward_mode = tangent_product(arrays, opt, steps, dout, dlse)
+    assert abs(sum(reverse.values()) - forward_mode) <= 1e-10 * sum(abs(x) for x in reverse.values())

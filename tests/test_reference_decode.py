@@ -128,8 +128,8 @@ def test_rotary_is_a_complex_product(interleaved: bool) -> None:
     table, x, positions = angles(6), normal(1, 3, 2, 8), np.array([[5, 6, 9]])
     got = rotate(x, positions, np.cos(table), np.sin(table), interleaved)
     real, imaginary = (x[..., 0:6:2], x[..., 1:6:2]) if interleaved else (x[..., :3], x[..., 3:6])
-    turned = (real + 1j * imaginary) * np.exp(1j * table[positions])[:, :, None]
-    want = np.stack([turned.real, turned.imag], axis=-1 if interleaved else -2).reshape(1, 3, 2, 6)
+    rotated = (real + 1j * imaginary) * np.exp(1j * table[positions])[:, :, None]
+    want = np.stack([rotated.real, rotated.imag], axis=-1 if interleaved else -2).reshape(1, 3, 2, 6)
     np.testing.assert_allclose(got[..., :6], want, **CLOSE)
     np.testing.assert_array_equal(got[..., 6:], x[..., 6:])
 

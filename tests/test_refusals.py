@@ -43,8 +43,8 @@ def test_flags_are_bools(case: str) -> None:
     arrays = qkv(d=8)
     for good in (True, False, np.True_, np.False_):
         call(arrays, **{name: good})
-    for bad, said in (("no", "'no'"), (1, "1"), (0.0, r"0\.0"), (None, "NoneType"), (np.array([True]), "ndarray")):
-        with pytest.raises(TypeError, match=rf"{name} must be a bool, not {said}$"):
+    for bad, text in (("no", "'no'"), (1, "1"), (0.0, r"0\.0"), (None, "NoneType"), (np.array([True]), "ndarray")):
+        with pytest.raises(TypeError, match=rf"{name} must be a bool, not {text}$"):
             call(arrays, **{name: bad})
 
 

@@ -342,8 +342,10 @@ def test_causal_bias_of_pytorch(call) -> None:
     q, k, v = qkv()
     assert torch.equal(call(q, k, v, bias=causal_lower_right(7, 9)), call(q, k, v, causal=True))
     assert torch.equal(call(q, k, v, bias=causal_upper_left(7, 9)), call(q, k, v, causal=True, causal_align="top_left"))
-    turned = [x.transpose(1, 2) for x in (q, k, v)]
-    assert torch.equal(call(*turned, layout="bhsd", bias=causal_lower_right(7, 9)), call(*turned, layout="bhsd", causal=True))
+    transposed = [x.transpose(1, 2) for x in (q, k, v)]
+    assert torch.equal(
+        call(*transposed, layout="bhsd", bias=causal_lower_right(7, 9)), call(*transposed, layout="bhsd", causal=True)
+    )
     with pytest.raises(libflash.InvalidError, match=r"CausalBias for \(6, 6\)"):
         call(q, k, v, bias=causal_lower_right(6, 6))
     with pytest.raises(libflash.UnsupportedError, match="cannot be combined with window_size"):
@@ -437,7 +439,7 @@ def test_flags_are_bools(case: str) -> None:
     q, k, v = (x.detach() for x in qkv())
     for good in (True, False, np.True_, np.False_):
         FLAGS[case](q, k, v, **{name: good})
-    for bad, said in (("no", "'no'"), (1, "1"), (0.0, r"0\.0"), (None, "NoneType"), (np.array([True]), "ndarray")):
+    for bad, text in (("no", "'no'"), (1, "1"), (0.0, r"0\.0"), (None, "NoneType"), (np.array([True]), "ndarray")):
         for tensors_given in ((q, k, v), qkv()):
-            with pytest.raises(TypeError, match=rf"{name} must be a bool, not {said}$"):
+            with pytest.raises(TypeError, match=rf"{name} must be a bool, not {text}$"):
                 FLAGS[case](*tensors_given, **{name: bad})

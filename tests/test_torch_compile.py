@@ -306,9 +306,9 @@ class Everything(torch.nn.Module):
 
     def forward(self, q, k, v, bias, lengths):
         first = libflash.torch.attention(q * 1, k, v, bias=bias, window_size=(3, 2), softcap=4.0, seqused_k=lengths, num_splits=2)
-        turned = [x.transpose(1, 2) for x in (q + 1, k, v)]
+        transposed = [x.transpose(1, 2) for x in (q + 1, k, v)]
         second = libflash.torch.attention(
-            *turned, layout="bhsd", causal=True, causal_align="top_left", kernel=KERNEL, backend="cpu"
+            *transposed, layout="bhsd", causal=True, causal_align="top_left", kernel=KERNEL, backend="cpu"
         )
         third, lse = libflash.torch.merge([first, second.transpose(1, 2).contiguous()], [q.sum(-1).mT.contiguous()] * 2)
         return third, lse, libflash.torch.decode(q, k, v, cache_seqlens=lengths)

@@ -170,7 +170,7 @@ def check(result: Mapping[str, object], expected: Expected, *, label: str = "", 
             continue
         if name not in expected.tensors:
             raise KeyError(f"{name} is not among the expected {sorted(expected.tensors)}")
-        reports[name] = judge(name, np.asarray(value), expected, findings)
+        reports[name] = check_tensor(name, np.asarray(value), expected, findings)
         if two_times and name in expected.eager_error:
             error = worst(np.asarray(value), expected.tensors[name].exact)
             reports[name].two_times = error / (2 * expected.eager_error[name] + 1e-5)
@@ -180,7 +180,7 @@ def check(result: Mapping[str, object], expected: Expected, *, label: str = "", 
 
 
 @np.errstate(all="ignore")
-def judge(name: str, value: np.ndarray, expected: Expected, findings: list[str]) -> Report:
+def check_tensor(name: str, value: np.ndarray, expected: Expected, findings: list[str]) -> Report:
     target = expected.tensors[name]
     exact, report = target.exact, Report(vacuous=expected.vacuous)
     if value.shape != exact.shape:

@@ -48,7 +48,7 @@ def compile_command(nvcc: str, arch: str, source: str, dtype: str) -> list[str]:
 
 def fingerprint(arch: str) -> str:
     """Hash of everything that a library depends on."""
-    device_code = [ROOT / "libflash" / "cuda" / room for room in ("ptx", "tile")]
+    device_code = [ROOT / "libflash" / "cuda" / folder for folder in ("ptx", "tile")]
     files = sorted(path for folder in (FOLDER, *device_code) for path in folder.iterdir() if path.is_file())
     made_of = hashlib.sha256(" ".join([arch, *compile_command("nvcc", arch, "", "")[1:4]]).encode())
     for path in files:

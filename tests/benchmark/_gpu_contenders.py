@@ -91,10 +91,10 @@ def backward_libflash(p: Problem, kernel: str | None, backend: str | None = None
 
 def own_choice(p: Problem) -> str:
     """The family of the kernel that libflash chooses for this problem."""
-    said = libflash.explain(p.q, p.k, p.v, causal=p.cell.causal, op=p.cell.direction)
-    found = re.search(r"^kernel +\w+, backend (\w+)$", said, re.MULTILINE)
+    text = libflash.explain(p.q, p.k, p.v, causal=p.cell.causal, op=p.cell.direction)
+    found = re.search(r"^kernel +\w+, backend (\w+)$", text, re.MULTILINE)
     if not found:
-        raise ValueError(f"explain names no kernel: {said}")
+        raise ValueError(f"explain names no kernel: {text}")
     return found[1]
 
 

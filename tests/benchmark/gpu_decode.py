@@ -72,15 +72,15 @@ def libflash_calls(cell: DecodeCell, q: torch.Tensor, k: torch.Tensor, v: torch.
     lengths = torch.full((cell.batch,), cell.seqlen, dtype=torch.int32, device=DEVICE)
     before, last = lengths - 1, slice(cell.seqlen - 1, None)
     new = [x[:, last].clone() for x in (k, v)]
-    turn = {"rotary_cos": torch.ones(cell.seqlen, HEAD_DIM // 2, device=DEVICE)}
-    turn["rotary_sin"] = torch.zeros_like(turn["rotary_cos"])
+    tables = {"rotary_cos": torch.ones(cell.seqlen, HEAD_DIM // 2, device=DEVICE)}
+    tables["rotary_sin"] = torch.zeros_like(tables["rotary_cos"])
     outs = {name: torch.empty_like(q) for name in VARIANTS}
     return {
         OURS: lambda: libflash.decode(q, k, v, out=outs[OURS], kernel=kernel),
         "lengths": lambda: libflash.decode(q, k, v, cache_seqlens=lengths, out=outs["lengths"], kernel=kernel),
         "paged": lambda: libflash.decode(q, *pages, cache_seqlens=lengths, block_table=table, out=outs["paged"], kernel=kernel),
         "append": lambda: libflash.decode(
-            q, k, v, k=new[0], v=new[1], cache_seqlens=before, out=outs["append"], kernel=kernel, **turn
+            q, k, v, k=new[0], v=new[1], cache_seqlens=before, out=outs["append"], kernel=kernel, **tables
         ),
     }
 

@@ -92,23 +92,23 @@ def parse() -> argparse.Namespace:
 
 @torch.no_grad()
 def main() -> int:
-    asked = parse()
+    options = parse()
     if not torch.cuda.is_available():
         sys.exit("no GPU")
-    about = setting(asked.rounds, None)
+    about = setting(options.rounds, None)
     print(", ".join(f"{name} {value}" for name, value in about.items()))
     print(f"{'':35}{'ratio':34}spread  milliseconds")
     gc.freeze()  # a capture collects garbage; imported objects shall not be searched
     torch.manual_seed(0)
     results: list[dict] = []
     with torch.cuda.stream(torch.cuda.Stream()):  # the default stream cannot be captured
-        for section in asked.only or SECTIONS:
-            for contest in contests(section, asked.quick):
-                results.append({"section": section} | run(contest, asked.rounds))
+        for section in options.only or SECTIONS:
+            for contest in contests(section, options.quick):
+                results.append({"section": section} | run(contest, options.rounds))
                 print(line(results[-1]), flush=True)
-                if asked.json:  # after each section, so that an interrupted run keeps its results
+                if options.json:  # after each section, so that an interrupted run keeps its results
                     data = {"setting": about, "summary": summaries(results), "cells": results}
-                    asked.json.write_text(json.dumps(data, indent=1) + "\n")
+                    options.json.write_text(json.dumps(data, indent=1) + "\n")
     for figure, sums in summaries(results).items():
         print(conclusion(figure, sums))
     return 0

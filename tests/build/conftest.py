@@ -12,8 +12,8 @@ import pytest
 @pytest.fixture
 def cmake_script(tmp_path):
     """Runs a CMake script and returns the finished process; messages of the script are in stderr."""
-    beside = str(Path(sys.executable).parent)
-    program = shutil.which("cmake", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
+    bin_folder = str(Path(sys.executable).parent)
+    program = shutil.which("cmake", path=os.pathsep.join([bin_folder, os.environ.get("PATH", "")]))
     if not program:
         pytest.skip("no cmake on this machine")
 

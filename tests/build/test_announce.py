@@ -31,9 +31,9 @@ def announce():
     ],
 )
 def test_line(announce, cuda, count, words):
-    said = announce["line"](cuda, count)
-    assert words in said
-    assert "\n" not in said
+    text = announce["line"](cuda, count)
+    assert words in text
+    assert "\n" not in text
 
 
 def test_processors(announce):

@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def configure(tmp_path):
     """Run CMake with this shell script as nvcc (None: without nvcc): exit status, output, and the macros of build_info.h."""
-    beside = str(Path(sys.executable).parent)
-    cmake = shutil.which("cmake", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
+    bin_folder = str(Path(sys.executable).parent)
+    cmake = shutil.which("cmake", path=os.pathsep.join([bin_folder, os.environ.get("PATH", "")]))
     if not cmake or not (shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")):
         pytest.skip("no cmake or no C++ compiler on this machine")
 
@@ -24,7 +24,7 @@ def configure(tmp_path):
         env = {
             key: value for key, value in os.environ.items() if key not in ("CUDACXX", "CUDA_HOME", "CUDA_PATH", "LIBFLASH_CUDA")
         }
-        env["PATH"] = os.pathsep.join([beside, env.get("PATH", "")])
+        env["PATH"] = os.pathsep.join([bin_folder, env.get("PATH", "")])
         if nvcc_script is None:
             # Remove folders with an nvcc from the search path; these tests need nothing else from them.
             env["PATH"] = os.pathsep.join(p for p in env["PATH"].split(os.pathsep) if not (Path(p) / "nvcc").exists())

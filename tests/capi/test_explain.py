@@ -29,17 +29,17 @@ def lines_of(case: Case) -> dict[str, str]:
 @pytest.mark.parametrize("function", INPUTS)
 def test_names_kernel_and_workspace(function: str) -> None:
     case = build(function, "dense")
-    said = lines_of(case)
+    found = lines_of(case)
     names = [k.name.decode() for k in abi.kernels() if k.operation.decode() == function and k.backend == b"cpu"]
     usable = [k.name.decode() for k in abi.kernels() if k.name.decode() in names and k.usable]
-    assert said["operation"] == function
-    assert said["kernel"] == f"{usable[0]}, backend cpu"
-    assert said["workspace"] == f"{query(case, options_of(case))[1]} bytes"
+    assert found["operation"] == function
+    assert found["kernel"] == f"{usable[0]}, backend cpu"
+    assert found["workspace"] == f"{query(case, options_of(case))[1]} bytes"
     assert all(name in text_of(case) for name in names), "every other kernel has a line"
 
 
 @pytest.mark.parametrize("function", INPUTS)
-def test_a_kernel_that_is_asked_for(function: str) -> None:
+def test_a_requested_kernel(function: str) -> None:
     case = build(function, "dense")
     case.options["kernel"] = f"{function}_cpu_scalar".encode()
     assert lines_of(case)["kernel"] == f"{function}_cpu_scalar, backend cpu"
@@ -47,7 +47,7 @@ def test_a_kernel_that_is_asked_for(function: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "found"),
     [
         ({"flags": abi.CAUSAL}, "causal"),
         ({"flags": abi.CAUSAL | abi.TOP_LEFT}, "causal top-left"),
@@ -66,10 +66,10 @@ def test_a_kernel_that_is_asked_for(function: str) -> None:
     ids=lambda x: x if isinstance(x, str) else "",
 )
 @pytest.mark.parametrize("function", ["forward", "backward"])
-def test_options_are_named(function: str, options: dict[str, Any], said: str) -> None:
+def test_options_are_named(function: str, options: dict[str, Any], found: str) -> None:
     case = build(function, "dense")
     case.options.update(options)
-    assert said in lines_of(case)["options"]
+    assert found in lines_of(case)["options"]
 
 
 def test_gradients_are_named() -> None:
@@ -91,19 +91,19 @@ def test_packed_lengths_and_lists() -> None:
 
 
 def test_decode_options_are_named() -> None:
-    said = lines_of(build("decode", "paged"))["options"]
-    assert "pages of 4, appends 2, rotary embedding of 6 channels" in said
+    found = lines_of(build("decode", "paged"))["options"]
+    assert "pages of 4, appends 2, rotary embedding of 6 channels" in found
 
 
 @pytest.mark.parametrize("function", INPUTS)
 def test_unsupported_is_explained(function: str) -> None:
     case = build(function, "dense")
     case.options["kernel"] = b"forward_sm70"
-    said = lines_of(case)
-    assert said["kernel"] == "none: UNSUPPORTED"
+    found = lines_of(case)
+    assert found["kernel"] == "none: UNSUPPORTED"
     names = [k.name.decode() for k in abi.kernels() if k.operation.decode() == function and k.backend == b"cpu"]
     rule = f"kernel: must be one of the kernels for {function} on the CPU in this build: {', '.join(names)}"
-    assert said["because"] == f'{rule} ("forward_sm70")'
+    assert found["because"] == f'{rule} ("forward_sm70")'
 
 
 def test_head_dim_is_explained() -> None:
@@ -120,11 +120,11 @@ def test_gpu_tensors_are_explained_without_a_gpu() -> None:
     case = build("forward", "dense")
     for view in case.tensors.values():
         view.device_type, view.device_id = abi.CUDA_DEVICE, 63
-    said = lines_of(case)
-    assert said["kernel"] == "none: UNSUPPORTED"
+    found = lines_of(case)
+    assert found["kernel"] == "none: UNSUPPORTED"
     reasons = "no usable GPU", "a CPU kernel needs tensors on the CPU (they are on cuda:63)"
-    assert sum(reason in said["because"] for reason in reasons) == 1
-    assert said["cuda"] == abi.lib.flash_cuda_state().decode()
+    assert sum(reason in found["because"] for reason in reasons) == 1
+    assert found["cuda"] == abi.lib.flash_cuda_state().decode()
 
 
 @pytest.mark.parametrize("capacity", [0, 1, 2, 40])

@@ -26,19 +26,19 @@ def forward(threads: int = 1, length: int = 2000) -> tuple[int, np.ndarray]:
 
 
 @pytest.fixture
-def asked() -> Iterator[list[int]]:
+def callers() -> Iterator[list[int]]:
     """The threads on which the function was called."""
     yield []
     abi.lib.flash_set_interrupt(abi.INTERRUPT(), None)
 
 
-def set_check(asked: list[int], answers: list[int]) -> object:
+def set_check(callers: list[int], results: list[int]) -> object:
     """A function that returns these values in order, then 0. The caller keeps it alive."""
 
     def check(context: int) -> int:
         assert context == 77
-        asked.append(threading.get_ident())
-        return answers.pop(0) if answers else 0
+        callers.append(threading.get_ident())
+        return results.pop(0) if results else 0
 
     made = abi.INTERRUPT(check)
     abi.lib.flash_set_interrupt(made, 77)
@@ -46,22 +46,22 @@ def set_check(asked: list[int], answers: list[int]) -> object:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("answer", [1, -1])
-def test_an_answer_ends_the_call(asked: list[int], threads: int, answer: int) -> None:
-    kept = set_check(asked, [0, answer])
+@pytest.mark.parametrize("result", [1, -1])
+def test_a_nonzero_result_ends_the_call(callers: list[int], threads: int, result: int) -> None:
+    kept = set_check(callers, [0, result])
     status, out = forward(threads, LONG)
     assert status == abi.CANCELLED
     assert "interrupt check" in abi.last_error()
     assert not np.isfinite(out).all()
-    assert asked == [threading.get_ident()] * 2
+    assert callers == [threading.get_ident()] * 2
     status, out = forward(threads)
     assert status == abi.OK
     assert (out == 1).all()
     del kept
 
 
-def test_nobody_else_is_asked(asked: list[int]) -> None:
-    kept = set_check(asked, [1] * 1000)
+def test_other_calls_do_not_call_the_function(callers: list[int]) -> None:
+    kept = set_check(callers, [1] * 1000)
     results = []
     other = threading.Thread(target=lambda: results.append(forward(2)[0]))
     other.start()
@@ -69,5 +69,5 @@ def test_nobody_else_is_asked(asked: list[int]) -> None:
     abi.lib.flash_set_interrupt(abi.INTERRUPT(), None)
     results.append(forward()[0])
     assert results == [abi.OK, abi.OK]
-    assert asked == []
+    assert callers == []
     del kept

@@ -12,7 +12,7 @@ import libflash
 torch = pytest.importorskip("torch")
 from gpu_case import DTYPES, same_bits  # noqa: E402  (needs torch)
 from gpu_decode import LIMITS, NUMPY, SPLITS, decode, every_kernel  # noqa: E402
-from test_decode import LENGTHS, cached, queries, turn  # noqa: E402
+from test_decode import LENGTHS, cached, queries, rotate  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -42,12 +42,12 @@ def test_five_hundred_steps(kernel: dict, pages: bool) -> None:
         new = slice(t, t + 1)
         out[:, new] = libflash.decode(q[:, new], *caches, k=k[:, new], v=v[:, new], cache_seqlens=lengths, kernel=name, **options)
         lengths += 1
-    turned = [turn(x, cos, sin).astype(dtype) for x in arrays[:2]]
-    wanted, _ = forward(*turned, arrays[2], causal=True)
+    rotated = [rotate(x, cos, sin).astype(dtype) for x in arrays[:2]]
+    wanted, _ = forward(*rotated, arrays[2], causal=True)
     limit, _ = LIMITS[kernel["dtype"]]
     np.testing.assert_allclose(out.double().cpu().numpy(), wanted, rtol=limit, atol=limit)
     flat = [x[torch.from_numpy(table).long().cuda()].reshape(2, columns * 8, heads_k, dim) if pages else x for x in caches]
-    np.testing.assert_allclose(flat[0][:, :steps].double().cpu().numpy(), turned[1].astype(np.float64), rtol=limit, atol=1e-12)
+    np.testing.assert_allclose(flat[0][:, :steps].double().cpu().numpy(), rotated[1].astype(np.float64), rtol=limit, atol=1e-12)
     assert torch.equal(flat[1][:, :steps], v)
     assert all(x[:, steps:].isnan().all() for x in flat)
     if pages:

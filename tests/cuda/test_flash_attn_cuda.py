@@ -84,7 +84,7 @@ def with_gradients(attention: Any, leaves: list[torch.Tensor], dout: torch.Tenso
     return [out, *torch.autograd.grad(out, leaves, dout.to(out.dtype)), *rest]
 
 
-def judge(got: list[torch.Tensor], leaves: list[torch.Tensor], dout: torch.Tensor, what: str = "", **options: Any) -> None:
+def check(got: list[torch.Tensor], leaves: list[torch.Tensor], dout: torch.Tensor, what: str = "", **options: Any) -> None:
     """By the rule above; lse by what float32 and its exponentials leave."""
     exact = with_gradients(lambda *x: definition(*x, **options), [x.detach().double().requires_grad_() for x in leaves], dout)
     eager = with_gradients(lambda *x: definition(*x, **options), leaves, dout)
@@ -163,7 +163,7 @@ def test_flash_attn_func(values: dict[str, Any]) -> None:
         return out, lse
 
     got = with_gradients(attention, [q, k, v], dout)
-    judge(got, [q, k, v], dout, str(values), **options, **kept)
+    check(got, [q, k, v], dout, str(values), **options, **kept)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -232,7 +232,7 @@ def test_varlen_is_each_sequence_alone(dtype: torch.dtype, heads: tuple[int, int
             continue
         parts = [x.detach()[where][None].requires_grad_() for x, where in zip(leaves, (rows, keys, keys), strict=True)]
         made = [x[where][None] for x, where in zip((out, *gradients), (rows, rows, keys, keys), strict=True)]
-        judge([*made, lse[None, :, rows]], parts, dout[rows][None], f"sequence {b}", **options)
+        check([*made, lse[None, :, rows]], parts, dout[rows][None], f"sequence {b}", **options)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -111,9 +111,9 @@ def test_the_harness_bites() -> None:
     guarded.on_gpu[5] = 0
     with pytest.raises(AssertionError, match="1 elements changed"):
         guarded.check()
-    for more, said in ((0, "fine\n"), (1, "illegal\n")):
+    for more, printed in ((0, "fine\n"), (1, "illegal\n")):
         done = python(TRESPASS.format(more=more))
-        assert done.stdout == said, done.stderr
+        assert done.stdout == printed, done.stderr
 
 
 def growth(call: Callable) -> int:

@@ -22,20 +22,20 @@ class Case(NamedTuple):
     operation: str
     arrays: tuple[abi.Tensor, ...]
     options: dict[str, Any]
-    said: dict[str, str]  # label: start of its first line
+    expected: dict[str, str]  # label: start of its first line
 
 
-def attention(device: str, head_dim: int, said: dict[str, str], operation: str = "forward", **options: Any) -> Case:
+def attention(device: str, head_dim: int, expected: dict[str, str], operation: str = "forward", **options: Any) -> Case:
     """Two sequences of 1000 rows, 16 heads."""
     dtype, dim_v = options.pop("dtype", abi.BFLOAT16), options.pop("head_dim_v", head_dim)
     q, v = tensor(2, 1000, 16, head_dim, dtype=dtype), tensor(2, 1000, 16, dim_v, dtype=dtype)
-    return Case(device, operation, (q, q, v), options, said)
+    return Case(device, operation, (q, q, v), options, expected)
 
 
-def kernel(name: str, instance: str, tile: str, **said: str) -> dict[str, str]:
+def kernel(name: str, instance: str, tile: str, **expected: str) -> dict[str, str]:
     backend = name.split("_")[1]
     tile_q, tile_k = tile.split("x")
-    return {"kernel": f"{name}, backend {backend}", "instance": instance, "tile": f"{tile_q} queries x {tile_k} keys", **said}
+    return {"kernel": f"{name}, backend {backend}", "instance": instance, "tile": f"{tile_q} queries x {tile_k} keys", **expected}
 
 
 SLOPES = tensor(16, dtype=abi.FLOAT32)
@@ -96,10 +96,10 @@ def forward_sm80() -> list[Case]:
     return cases
 
 
-def decode(device: str, said: dict[str, str], rows: int = 1, **options: Any) -> Case:
+def decode(device: str, expected: dict[str, str], rows: int = 1, **options: Any) -> Case:
     """Four sequences, 32 query heads over 8 key heads, 8192 keys."""
     cache = tensor(4, 8192, 8, 128)
-    return Case(device, "decode", (tensor(4, rows, 32, 128), cache, cache), options, said)
+    return Case(device, "decode", (tensor(4, rows, 32, 128), cache, cache), options, expected)
 
 
 def decode_cases() -> list[Case]:
@@ -134,17 +134,17 @@ def backward_cases() -> list[Case]:
 def name_of(case: object) -> str:
     assert isinstance(case, Case)
     options = "-".join(name for name in case.options if name != "backend")
-    return f"{case.device}-{case.said['kernel'].partition(',')[0]}-{options or 'plain'}"
+    return f"{case.device}-{case.expected['kernel'].partition(',')[0]}-{options or 'plain'}"
 
 
 @pytest.mark.parametrize("case", [*forward_sm90(), *forward_sm80(), *backward_cases(), *decode_cases()], ids=name_of)
 def test_the_instance_that_runs(lib: c.CDLL, case: Case) -> None:
     lib.describe(*DEVICES[case.device])
-    said = lines_of(explain(lib, case.operation, case.arrays, **case.options))
-    for label, start in case.said.items():
-        assert said[label][0].startswith(start), f"{label}: {said[label][0]}"
-    if "tile" in case.said:
-        assert said["tile"][0] == case.said["tile"]
+    lines = lines_of(explain(lib, case.operation, case.arrays, **case.options))
+    for label, start in case.expected.items():
+        assert lines[label][0].startswith(start), f"{label}: {lines[label][0]}"
+    if "tile" in case.expected:
+        assert lines["tile"][0] == case.expected["tile"]
 
 
 def launches(lib: c.CDLL, case: Case) -> list[str]:
@@ -178,8 +178,8 @@ def test_launches_of_backward(lib: c.CDLL) -> None:
     ]
     case = attention("H200", 128, {}, "backward", flags=abi.DETERMINISTIC)
     assert launches(lib, case)[2:] == ["dq: 256 thread blocks of 1300"]
-    said = lines_of(explain(lib, "backward", case.arrays, **case.options))
-    assert said["tile"] == ["64 queries x 128 keys", "dq: 128 queries x 64 keys"]
+    lines = lines_of(explain(lib, "backward", case.arrays, **case.options))
+    assert lines["tile"] == ["64 queries x 128 keys", "dq: 128 queries x 64 keys"]
 
 
 def test_launches_of_decode(lib: c.CDLL) -> None:
@@ -227,9 +227,9 @@ def test_every_kernel_of_the_table_can_be_planned(lib: c.CDLL) -> None:
         name = f"{operation}_{backend}_{dtype}_d{dims}" + ("_small" if "small" in marks else "")
         lib.describe(*DEVICES["A100" if "small" in marks else "H200"])
         q, v = tensor(2, 100, 4, dim, dtype=types[dtype]), tensor(2, 100, 4, dim_v, dtype=types[dtype])
-        said = lines_of(explain(lib, operation, (q, q, v), kernel=name.encode()))
-        assert said["kernel"] == [f"{name}, backend {backend}"]
+        lines = lines_of(explain(lib, operation, (q, q, v), kernel=name.encode()))
+        assert lines["kernel"] == [f"{name}, backend {backend}"]
         if operation != "decode":  # 400 rows of a key head: larger tiles
-            assert said["tile"][0] == "{} queries x {} keys".format(*tile.split("x"))
+            assert lines["tile"][0] == "{} queries x {} keys".format(*tile.split("x"))
         planned += 1
     assert planned == len(KERNELS) - 2

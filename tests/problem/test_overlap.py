@@ -49,7 +49,7 @@ def starts(view: View) -> list[int]:
     return [at + 2 * sum(i * s for i, s in zip(index, stride, strict=True)) for index in itertools.product(*map(range, shape))]
 
 
-def touched(view: View) -> set[int]:
+def bytes_of(view: View) -> set[int]:
     return {byte for start in starts(view) for byte in (start, start + 1)}
 
 
@@ -69,10 +69,10 @@ def test_never_says_apart_of_what_meets(lib: c.CDLL) -> None:
     both = [0, 0]
     for _ in range(20_000):
         one, other = random_view(rng), random_view(rng)
-        meet = not touched(one).isdisjoint(touched(other))
-        both[meet] += 1
+        overlap = not bytes_of(one).isdisjoint(bytes_of(other))
+        both[overlap] += 1
         if apart(lib, one, other):
-            assert not meet, (one, other)
+            assert not overlap, (one, other)
         assert apart(lib, one, other) == apart(lib, other, one)
     assert min(both) > 2000
 
@@ -105,7 +105,7 @@ def test_slices_of_one_buffer_are_apart(lib: c.CDLL, axis: int, order: tuple[int
     shape = tuple(6 if i == axis else n for i, n in enumerate((2, 5, 3, 4)))
     parts = slices(shape, axis, (3, 1, 2), order)
     for one, other in itertools.combinations(parts, 2):
-        assert touched(one).isdisjoint(touched(other))
+        assert bytes_of(one).isdisjoint(bytes_of(other))
         assert apart(lib, one, other)
     for _, size, stride in parts:
         assert lib.apart_itself(4, longs(size), longs(stride))

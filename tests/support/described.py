@@ -95,8 +95,8 @@ DEVICES = {
 
 
 def cmake() -> str:
-    beside = str(Path(sys.executable).parent)
-    program = shutil.which("cmake", path=os.pathsep.join([beside, os.environ.get("PATH", "")]))
+    bin_folder = str(Path(sys.executable).parent)
+    program = shutil.which("cmake", path=os.pathsep.join([bin_folder, os.environ.get("PATH", "")]))
     if not program:
         pytest.skip("no cmake on this machine")
     return program

@@ -82,8 +82,8 @@ def chosen(rows: list[dict], case: Case | DecodeCase, index: int) -> list[dict]:
     case.
     """
     found = []
-    for room in dict.fromkeys(kernel["backend"] for kernel in rows):
-        able = [kernel for kernel in rows if kernel["backend"] == room and serves(kernel, case)]
+    for backend in dict.fromkeys(kernel["backend"] for kernel in rows):
+        able = [kernel for kernel in rows if kernel["backend"] == backend and serves(kernel, case)]
         narrowest = min((kernel["head_dim"] for kernel in able), default=0)
         wider = [kernel for kernel in able if kernel["head_dim"] > narrowest]
         found += [kernel for kernel in able if kernel["head_dim"] == narrowest] + wider[index % max(1, len(wider)) :][:1]

@@ -178,8 +178,8 @@ class Fences:
         pointers, size = [abi.pointer(view) for view in views], size_t()
         function = f"flash_attention_{name}"
         abi.check(getattr(abi.lib, function + "_workspace_size")(*pointers, c.byref(options), c.byref(size)))
-        room = -(-size.value // 256) * 256
-        abi.check(getattr(abi.lib, function)(*pointers, c.byref(options), self.block(room).address, size.value, None))
+        padded_size = -(-size.value // 256) * 256
+        abi.check(getattr(abi.lib, function)(*pointers, c.byref(options), self.block(padded_size).address, size.value, None))
 
 
 def fenced_run(driver: Driver, case: Case, kernels: tuple[str, str], at_end: bool) -> dict[str, np.ndarray]:

@@ -20,7 +20,7 @@ def compile_host(folder: Path, wrapper: str, *sources: str, optimize: str = "-O1
         pytest.skip("no C++ compiler")
     source, library = folder / "wrapper.cpp", folder / "wrapper.so"
     source.write_text(wrapper)
-    rooms = [f"-I{folder}", f"-I{ROOT / 'libflash'}", f"-I{ROOT / 'include'}"]
+    includes = [f"-I{folder}", f"-I{ROOT / 'libflash'}", f"-I{ROOT / 'include'}"]
     files = [str(source), *(str(ROOT / "libflash" / path) for path in sources)]
     command = [
         compiler,
@@ -30,7 +30,7 @@ def compile_host(folder: Path, wrapper: str, *sources: str, optimize: str = "-O1
         "-fPIC",
         "-fsanitize=undefined",
         "-fno-sanitize-recover=all",
-        *rooms,
+        *includes,
         *files,
     ]
     done = subprocess.run([*command, "-o", str(library)], capture_output=True, text=True, check=False)

@@ -127,18 +127,18 @@ PROGRAMS: dict[str, Callable[[Kind], list[torch.Tensor]]] = {
 
 def several_calls(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """Inputs and results in several memory orders, whose strides the compiler relies on."""
-    turned = [x.relu().transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    transposed = [x.relu().transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
     first = sdpa(q, k, v, is_causal=True)
-    second = sdpa(*turned, is_causal=True) * 2
-    third = sdpa(q * 2, turned[1], v, attn_mask=bias)
-    fourth = sdpa(torch.stack([q, k, v], 3)[:, :, :, 1], k, turned[2], scale=0.3)
+    second = sdpa(*transposed, is_causal=True) * 2
+    third = sdpa(q * 2, transposed[1], v, attn_mask=bias)
+    fourth = sdpa(torch.stack([q, k, v], 3)[:, :, :, 1], k, transposed[2], scale=0.3)
     return (first.relu() - second.relu()).transpose(1, 2).flatten(2) + (third + fourth.sin()).transpose(1, 2).flatten(2)
 
 
 def calls_without_a_mask(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """The same for kernels that take no mask."""
-    turned = [x.relu().transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
-    result = sdpa(q, k, v, is_causal=True).relu() - sdpa(*turned, is_causal=True) + sdpa(q * 2, turned[1], v, scale=0.3)
+    transposed = [x.relu().transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k, v)]
+    result = sdpa(q, k, v, is_causal=True).relu() - sdpa(*transposed, is_causal=True) + sdpa(q * 2, transposed[1], v, scale=0.3)
     return result.transpose(1, 2).flatten(2)
 
 

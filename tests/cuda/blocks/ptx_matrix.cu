@@ -95,15 +95,15 @@ void check_ldmatrix() {
     const blocks::Device<uint32_t> plain(128, 0), transposed(128, 0);
     load_matrices<<<1, 32>>>(plain.get(), transposed.get());
     blocks::finish("ldmatrix");
-    const std::vector<uint32_t> got = plain.read(), turned = transposed.read();
+    const std::vector<uint32_t> got = plain.read(), got_trans = transposed.read();
     blocks::Check check("ldmatrix_x4"), check_trans("ldmatrix_x4_trans");
     for (int m = 0; m < 4; ++m)
         for (int lane = 0; lane < 32; ++lane)
             for (int e = 0; e < 2; ++e) {
                 const int outer = lane / 4, inner = lane % 4 * 2 + e, i = m * 32 + lane;
                 check.equal(got[i] >> 16 * e & 0xffff, value_of(m, outer, inner), "matrix %d lane %d half %d", m, lane, e);
-                check_trans.equal(turned[i] >> 16 * e & 0xffff, value_of(m, inner, outer), "matrix %d lane %d half %d", m, lane,
-                                  e);
+                check_trans.equal(got_trans[i] >> 16 * e & 0xffff, value_of(m, inner, outer), "matrix %d lane %d half %d", m,
+                                  lane, e);
             }
 }
 
