@@ -119,7 +119,7 @@ def traffic_table(rows: list[dict], setting: dict) -> str:
         for row in rows
     ]
     head = f"forward + backward, {setting['traffic_shape']}"
-    return table([head, "GFLOP", "GB asked for", "GB over the wires", "ms", "speedup"], texts)
+    return table([head, "GFLOP", "GB requested", "GB of DRAM traffic", "ms", "speedup"], texts)
 
 
 def memory_table(rows: list[dict]) -> str:
@@ -187,7 +187,7 @@ def section(data: dict, charts: str) -> str:
     """The section of RESULTS.md: how it was measured, ratios, small tables, and links to the charts' folder."""
     setting = data["setting"]
     intro = (
-        f"On {setting['gpu']}, bf16, {setting['date']}: libflash's FlashAttention-2 (the sm80 rows) against kernels of our own "
+        f"On {setting['gpu']}, bf16, {setting['date']}: libflash's FlashAttention-2 (its sm80 kernel) against kernels of our own "
         "for standard attention (Algorithm 0 of the FlashAttention paper) and FlashAttention-1 (its Algorithms 1 and 4, split-K "
         "warps; one thread block a head, and with heads shared among thread blocks where they do not fill the GPU). "
         "batch * seqlen = 16384, heads * head_dim = 2048, head_dim 64 and 128, causal or not; device time, medians of 3 rounds "

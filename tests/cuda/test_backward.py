@@ -11,7 +11,7 @@ from collections.abc import Callable
 import cases
 import pytest
 from case import Case
-from gpu_kernels import TYPES, chosen, device_of, kernels, knows, parameters, serves, with_cpu
+from gpu_kernels import TYPES, chosen, device_of, kernels, parameters, serves, supports, with_cpu
 
 import libflash
 
@@ -58,7 +58,7 @@ def test_nan_stays_in_its_tile(kernel: dict, poisoned: str) -> None:
     """Causal, tiles of at most 128: tiles that see no NaN, and the other head, have the same bits."""
     case = Case("nan", TYPES[kernel["dtype"]], 1, 700, 700, head_dim=kernel["head_dim"], causal=True)
     p = problem(case, device_of(kernel))
-    ordered = knows(kernel, case, deterministic=True)
+    ordered = supports(kernel, case, deterministic=True)
     clean = p.backward(*p.forward(), kernel["name"], deterministic=ordered)
     row = 400 if poisoned in ("q", "dout") else 690
     getattr(p, poisoned)[0, row, 0] = torch.nan
@@ -91,7 +91,7 @@ def odd_rows(x: torch.Tensor) -> torch.Tensor:
 def test_strides(kernel: dict, layout: Callable) -> None:
     """Of every tensor; and of dout alone, where a row may stand for all."""
     case = Case("strides", TYPES[kernel["dtype"]], 2, 150, 170, 4, 2, kernel["head_dim"], causal=True)
-    ordered = knows(kernel, case, deterministic=True)
+    ordered = supports(kernel, case, deterministic=True)
     p = problem(case, device_of(kernel))
     o, lse = p.forward()
     names = ("q", "k", "v", "dout")
@@ -99,7 +99,7 @@ def test_strides(kernel: dict, layout: Callable) -> None:
         setattr(p, name, layout(getattr(p, name)))
     made = {f"d{name}": layout(torch.full_like(getattr(p, name), torch.nan)) for name in "qkv"}
     options = {"causal": True, "kernel": kernel["name"]}
-    if layout is odd_rows and not knows(kernel, dataclasses.replace(case, head_dim=33)):
+    if layout is odd_rows and not supports(kernel, dataclasses.replace(case, head_dim=33)):
         with pytest.raises(libflash.UnsupportedError, match=r"^q: its address and its strides must be multiples of 16 bytes"):
             libflash.attention_backward(p.dout, p.q, p.k, p.v, layout(o), layout(lse), **made, **options)
         return

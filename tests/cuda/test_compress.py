@@ -12,7 +12,7 @@ import abi
 import numpy as np
 import pytest
 from case import Case
-from gpu_kernels import TYPES, device_of, knowing, parameters, with_cpu
+from gpu_kernels import TYPES, device_of, parameters, supporting, with_cpu
 from memory_harness import Guarded
 
 import libflash
@@ -147,7 +147,7 @@ BLOCKS = {"": "one mask for all", "b": "a mask for each batch", "h": "a mask for
 
 
 @pytest.mark.parametrize("letters", BLOCKS, ids=BLOCKS.values())
-@pytest.mark.parametrize("kernel", parameters(knowing(with_cpu("backward"), block_mask="")))
+@pytest.mark.parametrize("kernel", parameters(supporting(with_cpu("backward"), block_mask="")))
 def test_attention_with_the_lists(kernel: dict, letters: str) -> None:
     """Forward and backward with the lists have the bits of those with the dense mask."""
     sizes = {"batch": 2, "seqlen_q": 700, "seqlen_k": 1030, "heads_q": 4, "heads_k": 2, "head_dim": kernel["head_dim"]}

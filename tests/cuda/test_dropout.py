@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from dropout_mask import keep_mask
-from gpu_kernels import device_of, knowing, parameters, with_cpu
+from gpu_kernels import device_of, parameters, supporting, with_cpu
 
 import libflash
 
@@ -76,7 +76,7 @@ class Sequences:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("kernel", parameters(knowing(with_cpu("forward"), dropout_p=P)))
+@pytest.mark.parametrize("kernel", parameters(supporting(with_cpu("forward"), dropout_p=P)))
 def test_forward(kernel: dict, packed: bool) -> None:
     s = Sequences(kernel, packed)
     q, k, _ = s.inputs()
@@ -86,7 +86,7 @@ def test_forward(kernel: dict, packed: bool) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("kernel", parameters(knowing(with_cpu("backward"), dropout_p=P)))
+@pytest.mark.parametrize("kernel", parameters(supporting(with_cpu("backward"), dropout_p=P)))
 def test_dv(kernel: dict, packed: bool) -> None:
     s = Sequences(kernel, packed)
     q, k, v = s.inputs()
@@ -99,7 +99,7 @@ def test_dv(kernel: dict, packed: bool) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("kernel", parameters(knowing(with_cpu("backward"), dropout_p=P)))
+@pytest.mark.parametrize("kernel", parameters(supporting(with_cpu("backward"), dropout_p=P)))
 def test_dbias(kernel: dict, packed: bool) -> None:
     """With dp = 1 wherever kept, ds = p (kept / (1 - P) - delta) is positive there and negative elsewhere."""
     s = Sequences(kernel, packed)

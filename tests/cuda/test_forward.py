@@ -5,7 +5,7 @@ from __future__ import annotations
 import cases
 import pytest
 from case import Case
-from gpu_kernels import TYPES, chosen, kernels, knowing, parameters, widths
+from gpu_kernels import TYPES, chosen, kernels, parameters, supporting, widths
 
 import libflash
 
@@ -95,7 +95,7 @@ def test_values_near_the_end_of_float(kernel: dict) -> None:
     torch.testing.assert_close(out, v[:, 5:6].expand_as(out), rtol=0.01, atol=0)
 
 
-@pytest.mark.parametrize("kernel", parameters([k for k in KERNELS if not knowing([k], head_dim=33)]))
+@pytest.mark.parametrize("kernel", parameters([k for k in KERNELS if not supporting([k], head_dim=33)]))
 def test_what_it_does_not_know(kernel: dict) -> None:
     """The kernel is refused with a reason, and another kernel is chosen."""
     case = Case("unknown-alignment", TYPES[kernel["dtype"]], head_dim=33)

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
 import pytest
-from gpu_kernels import kernels, knowing, parameters
+from gpu_kernels import kernels, parameters, supporting
 
 import libflash
 
@@ -85,21 +85,21 @@ def assert_same(got: Tensors, wanted: Tensors, unordered: tuple[str, ...] = (), 
 
 def partner(kernel: dict, **fields: object) -> str:
     """The forward kernel of the smallest head_dim that serves the problems of a backward kernel with these fields of a case."""
-    able = knowing(kernels("forward"), **fields)
+    able = supporting(kernels("forward"), **fields)
     wide = [k for k in able if k["dtype"] == kernel["dtype"] and min(k["head_dim"], k["head_dim_v"]) >= kernel["head_dim"]]
     return min(wide, key=lambda k: k["head_dim"])["name"]
 
 
 def ordered(kernel: dict) -> bool:
     """Whether the kernel can be deterministic; otherwise dq may differ by rounding errors."""
-    return bool(knowing([kernel], deterministic=True))
+    return bool(supporting([kernel], deterministic=True))
 
 
 def unordered(kernel: dict) -> tuple[str, ...]:
     return () if ordered(kernel) else ("dq",)
 
 
-WITH_LENGTHS = parameters(knowing(kernels("backward"), used_k=(1,)))
+WITH_LENGTHS = parameters(supporting(kernels("backward"), used_k=(1,)))
 
 
 @pytest.mark.parametrize("deterministic", [True, False], ids=["deterministic", "default"])

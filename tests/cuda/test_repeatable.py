@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 from case import Case
-from gpu_kernels import TYPES, device_of, knows, parameters, widths, with_cpu
+from gpu_kernels import TYPES, device_of, parameters, supports, widths, with_cpu
 
 torch = pytest.importorskip("torch")
 from gpu_case import problem, same_bits, to_numpy  # noqa: E402  (needs torch)
@@ -47,7 +47,7 @@ def case_of(kernel: dict, name: str) -> Case:
 def runs() -> list:
     found = []
     for i, name in enumerate(CASES):
-        able = [kernel for kernel in with_cpu("backward") if knows(kernel, case_of(kernel, name))]
+        able = [kernel for kernel in with_cpu("backward") if supports(kernel, case_of(kernel, name))]
         for kernel in parameters(able)[i % EVERY :: EVERY]:
             found.append(pytest.param(*kernel.values, name, id=f"{kernel.id}-{name}", marks=kernel.marks))
     return found
@@ -59,7 +59,7 @@ def test_the_same_bits_again(kernel: dict, name: str) -> None:
     p = problem(case, device_of(kernel))
     o, lse = p.forward()
     for deterministic in (True, False):
-        if not knows(kernel, case, deterministic):
+        if not supports(kernel, case, deterministic):
             continue
         first = p.backward(o, lse, kernel["name"], deterministic)
         for _ in range(REPEATS[device_of(kernel)] - 1):

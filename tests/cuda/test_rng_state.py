@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from gpu_kernels import kernels, knowing, parameters
+from gpu_kernels import kernels, parameters, supporting
 
 import libflash
 
@@ -12,8 +12,8 @@ torch = pytest.importorskip("torch")
 from gpu_case import DTYPES, same_bits  # noqa: E402  (needs torch)
 
 P, SEED, OFFSET = 0.25, 2**63 + 2**40 + 7, 2**64 - 2**35 + 1
-FORWARD = parameters(knowing(kernels("forward"), dropout_p=P))
-BACKWARD = parameters(knowing(kernels("backward"), dropout_p=P))
+FORWARD = parameters(supporting(kernels("forward"), dropout_p=P))
+BACKWARD = parameters(supporting(kernels("backward"), dropout_p=P))
 
 
 def state(seed: int = SEED, offset: int = OFFSET) -> torch.Tensor:

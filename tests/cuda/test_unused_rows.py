@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 from case import Case, used_rows
-from gpu_kernels import TYPES, device_of, knowing, parameters, widths, with_cpu
+from gpu_kernels import TYPES, device_of, parameters, supporting, widths, with_cpu
 
 torch = pytest.importorskip("torch")
 from gpu_case import Problem, problem, same_bits, to_numpy  # noqa: E402  (needs torch)
@@ -33,7 +33,7 @@ def unused(p: Problem, case: Case) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("kernel", parameters(knowing(with_cpu("forward"), used_k=(1,))))
+@pytest.mark.parametrize("kernel", parameters(supporting(with_cpu("forward"), used_k=(1,))))
 def test_forward(kernel: dict, name: str) -> None:
     case = Case(f"unused-{name}", TYPES[kernel["dtype"]], **widths(kernel), **HEADS, **OPTIONS[name])
     clean, poisoned = (problem(c, device_of(kernel)) for c in (case, dataclasses.replace(case, poison="unused")))
@@ -42,7 +42,7 @@ def test_forward(kernel: dict, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("kernel", parameters(knowing(with_cpu("backward"), used_k=(1,))))
+@pytest.mark.parametrize("kernel", parameters(supporting(with_cpu("backward"), used_k=(1,))))
 def test_backward(kernel: dict, name: str) -> None:
     case = Case(f"unused-{name}", TYPES[kernel["dtype"]], head_dim=kernel["head_dim"], **HEADS, **OPTIONS[name])
     clean, poisoned = (problem(c, device_of(kernel)) for c in (case, dataclasses.replace(case, poison="unused")))

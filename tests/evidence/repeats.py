@@ -30,7 +30,7 @@ import torch
 from decode_cases import DecodeCase
 from gpu_case import DTYPES, bits, run_backward, run_forward
 from gpu_decode import run_decode
-from gpu_kernels import TYPES, attention_kernels, device_of, knowing, widths
+from gpu_kernels import TYPES, attention_kernels, device_of, supporting, widths
 
 import libflash
 
@@ -59,7 +59,7 @@ def golden(kernel: dict) -> str:
 
 def ordered(kernel: dict) -> bool:
     """Whether it can be deterministic."""
-    return bool(knowing([kernel], deterministic=True))
+    return bool(supporting([kernel], deterministic=True))
 
 
 def golden_cases(kernel: dict) -> list[cases.Case] | list[DecodeCase]:
@@ -84,9 +84,9 @@ def ways(kernel: dict, lengths: dict) -> dict[str, dict]:
     rows, columns = -(-SEQLEN_Q // BLOCK), -(-SEQLEN_K // BLOCK)
     blocks = torch.ones(1, 1, rows, columns, dtype=torch.bool, device=device_of(kernel)).tril()
     found = {"differing": lengths, "dense": {"causal": True}}
-    if knowing([kernel], softcap=20.0):
+    if supporting([kernel], softcap=20.0):
         found["options"] = {"causal": True, "softcap": 20.0}
-    if knowing([kernel], block_mask="h"):
+    if supporting([kernel], block_mask="h"):
         found["blocks"] = {"block_mask": blocks}
     return found
 
@@ -104,7 +104,7 @@ def calls(kernel: dict) -> dict[str, Callable[[], Tensors]]:
     v, dout = normal(SEQLEN_K, HEADS_K, "head_dim_v"), normal(SEQLEN_Q, HEADS_Q, "head_dim_v")
     used = [(37 * b) % (SEQLEN_K + 1) * (b % 7 != 3) for b in range(BATCH)]
     options = {"causal": True}
-    if knowing([kernel], used_k=(1,)):
+    if supporting([kernel], used_k=(1,)):
         options["seqused_k"] = torch.tensor(used, dtype=torch.int32, device=device)
 
     def forward(kernel: str | None, given: dict) -> Tensors:

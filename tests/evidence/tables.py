@@ -104,7 +104,7 @@ def ratio(cell: dict, peer: str) -> str:
 
 
 def conclusions(cells: list[dict], *peers: str) -> list[str]:
-    """A line for each peer, over the cells that it knows."""
+    """A line for each peer, over the cells that it supports."""
     found = []
     for peer in peers:
         if ratios := [cell["ratio"][peer] for cell in cells if peer in cell["ratio"]]:
@@ -239,8 +239,8 @@ def shapes_table(data: dict) -> str:
     if not cells:
         return ""
     lines = [
-        f"Forward on {data['gpu']}, what the tables above do not show: ratios of two calls in turn, bf16 unless said, over cells "
-        "of several head dims, lengths and masks (`tests/benchmark/gpu_shapes.py`). Device time, medians of "
+        f"Forward on {data['gpu']}, what the tables above do not show: ratios of two calls in turn, bf16 unless stated, "
+        "over cells of several head dims, lengths and masks (`tests/benchmark/gpu_shapes.py`). Device time, medians of "
         f"{data['shapes']['setting']['rounds']} rounds, {data['stages']['shapes']['date']}.",
         "",
         "| ratio | cells | smallest | geometric mean | largest |",

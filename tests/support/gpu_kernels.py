@@ -34,7 +34,7 @@ def device_of(kernel: dict) -> str:
     return "cpu" if kernel["backend"] == "cpu" else "cuda"
 
 
-def parameters(rows: list[dict]) -> list:
+def parameters(candidates: list[dict]) -> list:
     """Parameters for pytest: one kernel each, skipped if it does not run here."""
     import pytest
     import torch
@@ -44,10 +44,10 @@ def parameters(rows: list[dict]) -> list:
             return "no CUDA device"
         return kernel["why_not"]
 
-    return [pytest.param(k, id=k["name"], marks=pytest.mark.skipif(bool(skipped(k)), reason=skipped(k))) for k in rows]
+    return [pytest.param(k, id=k["name"], marks=pytest.mark.skipif(bool(skipped(k)), reason=skipped(k))) for k in candidates]
 
 
-def knows(kernel: dict, case: Case | DecodeCase, deterministic: bool = False) -> bool:
+def supports(kernel: dict, case: Case | DecodeCase, deterministic: bool = False) -> bool:
     """Whether a kernel has the options of a case, and can read rows of its alignment; and, backward, is deterministic."""
     if kernel["backend"] != "sm90" or isinstance(case, DecodeCase):
         return True
@@ -66,24 +66,24 @@ def has_rare_options(case: Case) -> bool:
     return bool(case.softcap or case.dropout_p or case.alibi or case.bias is not None or case.mask is not None)
 
 
-def knowing(rows: list[dict], deterministic: bool = False, **fields: object) -> list[dict]:
+def supporting(candidates: list[dict], deterministic: bool = False, **fields: object) -> list[dict]:
     """The kernels that support these fields of a case."""
-    return [kernel for kernel in rows if knows(kernel, Case("", **fields), deterministic)]  # type: ignore[arg-type]
+    return [kernel for kernel in candidates if supports(kernel, Case("", **fields), deterministic)]  # type: ignore[arg-type]
 
 
 def serves(kernel: dict, case: Case | DecodeCase, deterministic: bool = False) -> bool:
     dim_v = case.head_dim if case.head_dim_v is None else case.head_dim_v
     fits = case.head_dim <= kernel["head_dim"] and dim_v <= kernel["head_dim_v"]
-    return fits and TYPES.get(kernel["dtype"]) == case.dtype and knows(kernel, case, deterministic)
+    return fits and TYPES.get(kernel["dtype"]) == case.dtype and supports(kernel, case, deterministic)
 
 
-def chosen(rows: list[dict], case: Case | DecodeCase, index: int) -> list[dict]:
+def chosen(candidates: list[dict], case: Case | DecodeCase, index: int) -> list[dict]:
     """Of the kernels that serve a case: those with its head_dim, and one with a larger head_dim, a different one for each
     case.
     """
     found = []
-    for backend in dict.fromkeys(kernel["backend"] for kernel in rows):
-        able = [kernel for kernel in rows if kernel["backend"] == backend and serves(kernel, case)]
+    for backend in dict.fromkeys(kernel["backend"] for kernel in candidates):
+        able = [kernel for kernel in candidates if kernel["backend"] == backend and serves(kernel, case)]
         narrowest = min((kernel["head_dim"] for kernel in able), default=0)
         wider = [kernel for kernel in able if kernel["head_dim"] > narrowest]
         found += [kernel for kernel in able if kernel["head_dim"] == narrowest] + wider[index % max(1, len(wider)) :][:1]

@@ -12,9 +12,9 @@ namespace baselines::BASELINE_TYPE {
 
 using namespace libflash::cuda;
 
-constexpr int kTile = 128;             // rows and columns of a tile of the scores
-constexpr int kProductThreads = 128;   // 2 x 2 warps
-constexpr int kDepth = 64, kRing = 3;  // of a product along the sequence: columns per step, pipeline stages
+constexpr int kTile = 128;               // rows and columns of a tile of the scores
+constexpr int kProductThreads = 128;     // 2 x 2 warps
+constexpr int kDepth = 64, kStages = 3;  // of a product along the sequence: columns per step, pipeline stages
 
 // Writes accumulators, rounded, to a tile in shared memory from (first_row, 8 * first_chunk) on.
 template <class Tile, int kSlabs, int kBlocks>
@@ -77,7 +77,7 @@ struct AlongSequence {
     using BTile = SharedTile<kDepth, kHeadDim>;
     using ResultTile = SharedTile<kTile, kHeadDim>;
     static constexpr int kStageBytes = ATile::kBytes + BTile::kBytes;
-    static constexpr int kSharedBytes = kRing * kStageBytes;
+    static constexpr int kSharedBytes = kStages * kStageBytes;
     static constexpr int kWarpBlocks = kHeadDim / 2 / 8;
     static_assert(ResultTile::kBytes <= kSharedBytes, "the result takes the tiles' place");
 
@@ -121,20 +121,20 @@ struct AlongSequence {
     __device__ __forceinline__ void walk(int depth, int end, float (&c)[4][kWarpBlocks][4]) const {
         const int steps = (end - depth + kDepth - 1) / kDepth;
 #pragma unroll
-        for (int s = 0; s < kRing - 1; ++s) {
+        for (int s = 0; s < kStages - 1; ++s) {
             if (s < steps) load(s, depth + s * kDepth);
             cp_async_commit();
         }
         int stage = 0;
 #pragma unroll 1
         for (int s = 0; s < steps; ++s) {
-            cp_async_wait<kRing - 2>();
+            cp_async_wait<kStages - 2>();
             __syncthreads();  // the stage has arrived; the one before it is no longer read
-            const int ahead = s + kRing - 1;
-            if (ahead < steps) load(stage == 0 ? kRing - 1 : stage - 1, depth + ahead * kDepth);
+            const int ahead = s + kStages - 1;
+            if (ahead < steps) load(stage == 0 ? kStages - 1 : stage - 1, depth + ahead * kDepth);
             cp_async_commit();
             multiply(stage, c);
-            stage = stage + 1 == kRing ? 0 : stage + 1;
+            stage = stage + 1 == kStages ? 0 : stage + 1;
         }
         cp_async_wait<0>();
         __syncthreads();
