@@ -11,7 +11,7 @@ CUDA_HEADER = re.compile(r"^(cuda|cublas|cute|cutlass|nv/|mma\.h|cooperative_gro
 FRAMEWORK = re.compile(r"^(torch|ATen|c10|pybind11|nanobind|Python\.h|numpy|xla|jaxlib|tensorflow|dlpack)")
 
 # folder -> folders and single files it may include from. All may include `libflash.h` and the standard library.
-KERNEL_HEADERS = {"cuda/config.h", "cuda/params.h", "cuda/plans.h", "cuda/merge_plan.h"}  # host headers that device code may include
+KERNEL_HEADERS = {"cuda/config.h", "cuda/params.h", "cuda/plans.h", "cuda/merge_plan.h"}  # host headers for device code
 MAY_INCLUDE = {
     "problem": {"problem", "build_info.h"},
     "cpu": {"cpu", "cpu/engine", "problem"},

@@ -46,7 +46,7 @@ struct Rows {
     size_t at(int batch, int row, int head) const { return (size_t(batch) * rows + row) * stride + head * dim; }
     const T* row(int batch, int i, int head) const { return &x[at(batch, i, head)]; }
     RowsParams params() { return {x.data(), int64_t{rows} * stride, stride, dim}; }
-    void spoil() { std::fill(x.begin(), x.end(), T(NAN)); }
+    void fill_with_nan() { std::fill(x.begin(), x.end(), T(NAN)); }
 };
 
 double dot(const T* a, const T* b, int count) {
@@ -68,7 +68,7 @@ struct Problem {
           k(c.batch, c.keys, c.heads_k, c.head_dim, c.size), v(c.batch, c.keys, c.heads_k, c.head_dim_v, c.size),
           out(c.batch, c.queries, c.heads_q, c.head_dim_v, 0), dout(c.batch, c.queries, c.heads_q, c.head_dim_v, c.size), dq(q),
           dk(k), dv(v) {
-        for (Rows* x : {&dq, &dk, &dv}) x->spoil();
+        for (Rows* x : {&dq, &dk, &dv}) x->fill_with_nan();
         lse.resize(size_t(c.batch) * c.heads_q * c.queries);
         std::normal_distribution<float> normal;
         for (size_t i = 0; i < lse.size(); ++i) dlse.push_back(c.dlse ? normal(generator) : 0.0f);

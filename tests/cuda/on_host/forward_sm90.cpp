@@ -112,12 +112,13 @@ struct Problem {
         bias = random<float>(size_t(c.heads_q) * c.queries * c.keys, 1);
         if (c.size <= 0) one_large_score();
         choose_blocks();
-        queries.for_hidden_rows(c, [&](int row) { spoil(q, row, c.heads_q * c.head_dim); });
-        keys.for_hidden_rows(c,
-                             [&](int row) { spoil(k, row, c.heads_k * c.head_dim), spoil(v, row, c.heads_k * c.head_dim_v()); });
+        queries.for_hidden_rows(c, [&](int row) { fill_with_nan(q, row, c.heads_q * c.head_dim); });
+        keys.for_hidden_rows(c, [&](int row) {
+            fill_with_nan(k, row, c.heads_k * c.head_dim), fill_with_nan(v, row, c.heads_k * c.head_dim_v());
+        });
         fill_in();
     }
-    void spoil(std::vector<T>& x, int row, int size) const { std::fill_n(x.begin() + int64_t{row} * size, size, T(NAN)); }
+    void fill_with_nan(std::vector<T>& x, int row, int size) const { std::fill_n(x.begin() + int64_t{row} * size, size, T(NAN)); }
     void choose_blocks() {
         block_rows = (c.queries + 127) / 128, block_cols = (c.keys + 127) / 128;
         blocks.assign(size_t(c.heads_q) * block_rows * block_cols, 0), indices.assign(blocks.size(), -1);
