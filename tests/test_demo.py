@@ -373,7 +373,10 @@ def test_bad_options(tmp_path, arguments, named):
 
 
 def test_interrupt_ends_it_with_one_line(tmp_path):
-    command_line = [sys.executable, "-m", "libflash", "demo", "--quick"]
+    # A background process starts with SIGINT ignored.
+    accept_interrupts = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{accept_interrupts}; import runpy; runpy.run_module('libflash', run_name='__main__')"
+    command_line = [sys.executable, "-c", code, "demo", "--quick"]
     with subprocess.Popen(
         command_line, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as demo:
@@ -384,7 +387,7 @@ def test_interrupt_ends_it_with_one_line(tmp_path):
         time.sleep(0.5)
         os.killpg(demo.pid, signal.SIGINT)  # to the whole process group, like a terminal
         _, complaint = demo.communicate(timeout=60)
-    assert demo.returncode == 130
+    assert demo.returncode == 130, complaint
     assert complaint.split() == ["libflash", "demo:", "interrupted"]
 
 
