@@ -11,6 +11,7 @@ import libflash
 torch = pytest.importorskip("torch")
 
 import libflash.torch  # noqa: E402
+from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch_problem import qkv, tensors  # noqa: E402
 
 OPERATORS = torch.ops.libflash
@@ -344,6 +345,22 @@ def test_a_trace_records_the_operators(module) -> None:
     appended = torch.jit.trace(lambda q: module.decode(q, k.clone(), v.clone(), k=k[:, :2], v=v[:, :2]), (q,))
     assert "libflash::decode_append" in str(appended.graph)
     torch.testing.assert_close(appended(q * 2), module.decode(q * 2, k.clone(), v.clone(), k=k[:, :2], v=v[:, :2]))
+
+
+@pytest.mark.parametrize("pre_dispatch", [False, True])
+@pytest.mark.parametrize("module", [libflash, libflash.torch])
+def test_a_graph_of_make_fx_computes_with_new_inputs(module, pre_dispatch: bool) -> None:
+    """Also before dispatch, where PyTorch keeps its modes in another place."""
+    q, k, v = qkv(grad=False)
+
+    def function(q: torch.Tensor) -> torch.Tensor:
+        out, lse = module.attention(q, k, v, return_lse=True)
+        return module.merge([out, out], [lse, lse])[0] + module.decode(q, k, v)
+
+    graph = make_fx(function, pre_dispatch=pre_dispatch)(q)
+    called = {str(node.target) for node in graph.graph.nodes}
+    assert called >= {f"libflash.{name}.default" for name in ("attention", "decode", "merge")}
+    torch.testing.assert_close(graph(2 * q), function(2 * q))
 
 
 def test_merge_compiles() -> None:

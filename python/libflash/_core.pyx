@@ -11,6 +11,7 @@ _borrow.pxi and _numpy.pxi (the C library's description of an array), _outputs.p
 _small_workspace.pxi, _options.pxi (keywords to structs), _cpu_calls.pxi (threads, signals), the operations below and in
 _operations.pxi, and _shapes.pxi (checks without data).
 """
+import functools
 import os
 import sys
 import threading

@@ -33,6 +33,8 @@ cdef class _TorchState:
     cdef _Query in_transform       # True inside a transform of torch.func
     cdef dict forward_ad           # names of a module whose _current_level is -1 outside dual levels
     cdef _Query dispatch_modes     # number of active dispatch modes
+    cdef list pre_dispatch_modes   # of make_fx(pre_dispatch=True), which are not among them: None or a mode each; or None
+    cdef object in_pre_dispatch    # asks PyTorch, which takes longer than to look at the list
     cdef _Query tracing            # torch.jit.trace
     cdef _Query profiling
     cdef c_function is_neg         # Tensor.is_neg; NULL until a tensor was seen, or if PyTorch did not write it in C
@@ -57,6 +59,8 @@ cdef int load_torch_state(object torch) except -1:
     state.in_transform = query(torch._C._are_functorch_transforms_active)
     state.forward_ad = forward_ad.__dict__
     state.dispatch_modes = query(torch._C._len_torch_dispatch_stack)
+    state.pre_dispatch_modes = pre_dispatch_modes(torch)
+    state.in_pre_dispatch = functools.partial(torch._C._dispatch_tls_is_dispatch_key_included, torch._C.DispatchKey.PreDispatch)
     state.tracing = query(torch._C._is_tracing)
     state.profiling = query(torch._C._autograd._profiler_enabled)
     state.increment_version = increment_version(torch)
@@ -84,6 +88,13 @@ cdef inline object answer(_Query query):
     return PyObject_CallNoArgs(query.function) if query.direct == NULL else query.direct(query.owner, NULL)
 
 
+cdef list pre_dispatch_modes(object torch):
+    """PyTorch's own list, for all threads. None if this PyTorch has another one."""
+    owner = getattr(torch._ops, "_mode_stack_state_for_pre_dispatch", None)
+    found = getattr(owner, "_ModeStackStateForPreDispatch__infra_modes", None)
+    return found if type(found) is list and len(found) == 2 else None
+
+
 cdef object increment_version(object torch):
     """The function that takes a tuple of tensors."""
     try:
@@ -109,9 +120,11 @@ cdef inline bint is_true(_Query query) except -1:
 cdef bint is_observed() except -1:
     """True if a transform, a dispatch mode or a tracer must see the call."""
     cdef object modes = answer(_torch.dispatch_modes)
+    cdef list before = _torch.pre_dispatch_modes
     cdef object level = _torch.forward_ad["_current_level"]
     return (modes is not _zero and modes != 0 or level is not _outside and level != _outside or is_true(_torch.in_transform)
-            or is_true(_torch.tracing))
+            or is_true(_torch.tracing)
+            or (before[0] is not None or before[1] is not None if before is not None else _torch.in_pre_dispatch()))
 
 
 cdef bint dispatcher_needed(_Source source) except -1:
