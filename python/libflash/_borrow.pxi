@@ -23,6 +23,7 @@ cdef struct Call:
     DLExchange *stream_api
     void *last_type      # of the array that was described last, and its _Source, both of which _sources keeps
     void *last_source
+    int operator_depth   # of _torch_state.pxi, to restore at the end
     Held held[HELD_IN_PLACE]
     Held *more           # those that do not fit `held`; allocated
     int more_capacity
@@ -37,6 +38,9 @@ cdef enum Role:
 
 
 cdef int start(Call *call, object stream) except -1:
+    """Python code that runs during the call, such as a signal handler or an exporter, is not part of PyTorch's operator: its own
+    calls record gradients and follow autocast."""
+    global operator_depth
     call.count = 0
     call.shapes_only = False
     call.stream_given = call.stream_known = False
@@ -47,6 +51,7 @@ cdef int start(Call *call, object stream) except -1:
     call.more_capacity = 0
     if stream is not None:
         take_stream(call, stream)
+    call.operator_depth, operator_depth = operator_depth, 0
     return 0
 
 
@@ -101,6 +106,7 @@ cdef int release(Holding kind, void *pointer) except -1:
 
 cdef int finish(Call *call) except -1:
     """Release everything that the call holds."""
+    global operator_depth
     cdef Held *held
     cdef int i
     for i in range(call.count):
@@ -108,6 +114,7 @@ cdef int finish(Call *call) except -1:
         release(held.kind, held.pointer)
     free(call.more)
     call.count = 0
+    operator_depth = call.operator_depth
     return 0
 
 
