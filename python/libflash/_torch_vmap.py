@@ -61,7 +61,7 @@ def slice_by_slice(operator: Any, size: int, given: dict[str, Any], dims: dict[s
 
     results = [operator(**{name: part(x, dims.get(name), i, name) for name, x in given.items()}) for i in range(size)]
     if not isinstance(results[0], tuple) or not results[0]:
-        return (), ()
+        return None, None
     stacked = tuple(torch.stack(parts) for parts in zip(*results, strict=True))
     return stacked, (0,) * len(stacked)
 
