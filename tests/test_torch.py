@@ -124,8 +124,10 @@ def test_calls_during_a_call_record_gradients(call, grad: bool) -> None:
     inputs = (q, k, v) if grad else [x.detach() for x in (q, k, v)]
     for _ in range(2):
         out = call(*inputs, window_size=(again, 1))
-        assert torch.equal(out, wanted) and out.requires_grad == grad
-    assert again.results and all(x.requires_grad != grad for x in again.results)
+        assert torch.equal(out, wanted)
+        assert out.requires_grad == grad
+    assert again.results
+    assert all(x.requires_grad != grad for x in again.results)
     assert libflash.attention(q, k, v).requires_grad
 
 
@@ -138,7 +140,8 @@ def test_calls_during_a_call_follow_autocast() -> None:
 
     again = CallsAgain(call)
     libflash.torch.attention(q, k, v, window_size=(again, 1))
-    assert again.results and set(again.results) == {torch.bfloat16}
+    assert again.results
+    assert set(again.results) == {torch.bfloat16}
 
 
 def test_no_graph_without_need() -> None:

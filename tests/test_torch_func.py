@@ -265,7 +265,8 @@ def test_vmap_of_attention_into_out() -> None:
     out, lse = (torch.zeros(3, *x.shape, dtype=k.dtype) for x in wanted[0])
     got = func.vmap(lambda q, out, lse: A(q, k, v, out=out, lse=lse, return_lse=True))(q.to(k.dtype), out, lse)
     assert_close(got, tuple(map(torch.stack, zip(*wanted, strict=True))))
-    assert torch.equal(out, got[0]) and torch.equal(lse, got[1])
+    assert torch.equal(out, got[0])
+    assert torch.equal(lse, got[1])
     out.zero_()
     assert torch.equal(func.vmap(lambda out: A(q[0].to(k.dtype), k, v, out=out))(out)[2], wanted[0][0])
     with pytest.raises(libflash.UnsupportedError, match="out is written to"):
