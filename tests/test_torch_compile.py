@@ -363,6 +363,31 @@ def test_a_graph_of_make_fx_computes_with_new_inputs(module, pre_dispatch: bool)
     torch.testing.assert_close(graph(2 * q), function(2 * q))
 
 
+@pytest.mark.filterwarnings("ignore")  # of TorchScript, which is deprecated
+@pytest.mark.parametrize("trace", [torch.jit.trace, lambda f, x: make_fx(f)(*x), lambda f, x: make_fx(f, pre_dispatch=True)(*x)])
+def test_what_a_trace_would_keep_as_a_constant_is_refused(trace) -> None:
+    q, k, v = qkv(grad=False)
+    out, lse = libflash.attention(q, k, v, return_lse=True)
+    mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+    with pytest.raises(libflash.UnsupportedError, match="attention_backward cannot be traced"):
+        trace(lambda q: q + libflash.attention_backward(out, q, k, v, out, lse)[0], (q,))
+    with pytest.raises(libflash.UnsupportedError, match="compress_block_mask cannot be traced"):
+        trace(lambda mask: libflash.attention(q, k, v, block_mask=libflash.compress_block_mask(mask)), (mask,))
+    assert libflash.compress_block_mask(mask).row_counts.item() == 1
+
+
+def loss_gradient(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    leaf = q.detach().requires_grad_()
+    return torch.autograd.grad(libflash.attention(leaf, k, v).sum(), leaf)[0]
+
+
+def test_make_fx_records_the_backward_operator() -> None:
+    q, k, v = qkv(grad=False)
+    graph = make_fx(loss_gradient)(q, k, v)
+    assert "libflash.attention_backward.default" in {str(node.target) for node in graph.graph.nodes}
+    torch.testing.assert_close(graph(2 * q, k, v), loss_gradient(2 * q, k, v))
+
+
 def test_merge_compiles() -> None:
     outs, lses = tensors((1, 2, 3, 4), (1, 2, 3, 4)), tensors((1, 3, 2), (1, 3, 2))
 

@@ -88,6 +88,7 @@ def attention_backward(
     cdef flash_status_t status
     cdef bint small
     cdef _Source source = source_of(q, "q")
+    refuse_tracing(source, "attention_backward")
     cdef Layout axes = layout_of(layout)
     cdef object dq_array = dq
     cdef object dk_array = dk
@@ -400,6 +401,7 @@ def compress_block_mask(block_mask, *, stream=None):
     cdef flash_status_t status
     cdef void *on
     cdef _Source source = source_of(block_mask, "block_mask")
+    refuse_tracing(source, "compress_block_mask")
     start(&call, stream)
     try:
         borrow(&call, block_mask, "block_mask", &dense)

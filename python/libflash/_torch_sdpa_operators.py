@@ -73,10 +73,9 @@ def backward(
     gradients = [like(x) for x in (query, key, value)]
     results = [rows_contiguous(x) for x in gradients]
     try:
-        _core.attention_backward(
-            rows_contiguous(grad_out), rows_contiguous(query), rows_contiguous(key), rows_contiguous(value), rows_contiguous(out),
-            lse, **dict(zip(("dq", "dk", "dv"), results, strict=True)), **options,
-        )  # fmt: skip
+        tensors = [rows_contiguous(x) for x in (grad_out, query, key, value, out)]
+        options |= dict(zip(("dq", "dk", "dv"), results, strict=True))
+        _core.call_as_operator(_core.attention_backward, (*tensors, lse), options)
     except (UnsupportedError, InvalidError) as refusal:
         if "dropout_p" not in options:
             raise

@@ -137,6 +137,17 @@ cdef inline bint records_gradients() except -1:
     return operator_depth == 0 and is_true(_torch.grad_enabled)
 
 
+cdef int refuse_tracing(_Source source, str operation) except -1:
+    """For an operation that libflash/torch.py does not have: PyTorch's tracers would record its results as constants."""
+    if not source.torch or operator_depth != 0 or not is_observed():
+        return 0
+    tracer = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    if is_true(_torch.tracing) or tracer is not None and tracer.get_proxy_mode() is not None:
+        raise UnsupportedError(f"{operation} cannot be traced by torch.jit.trace or make_fx, which would record its results as "
+                               "constants; trace libflash.torch.attention and its gradients, and pass block masks that are ready")
+    return 0
+
+
 cdef inline bint requires_grad(object x) except -1:
     return x is not None and getattr(x, "requires_grad", False)
 
