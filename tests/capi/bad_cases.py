@@ -11,6 +11,10 @@ import abi
 import ml_dtypes
 import numpy as np
 
+# Operations of a case.
+FORWARD, BACKWARD, BOTH = ("forward",), ("backward",), ("forward", "backward")
+ALL3 = ("forward", "backward", "decode")
+
 B, SQ, SK, HQ, HK, D, DV = 2, 5, 7, 4, 2, 8, 6
 LENGTHS_Q, LENGTHS_K = (2, 3), (4, 3)
 BF16 = np.dtype(ml_dtypes.bfloat16)

@@ -5,6 +5,10 @@ import math
 import abi
 import numpy as np
 from bad_cases import (
+    ALL3,
+    BACKWARD,
+    BOTH,
+    FORWARD,
     HQ,
     SK,
     SQ,
@@ -22,8 +26,6 @@ from bad_cases import (
     with_tensor,
 )
 
-FORWARD, BACKWARD, BOTH = ("forward",), ("backward",), ("forward", "backward")
-ALL3 = ("forward", "backward", "decode")
 NAN, INF = math.nan, math.inf
 UNSUPPORTED = abi.UNSUPPORTED
 

@@ -3,6 +3,7 @@
 import abi
 import numpy as np
 from bad_cases import (
+    ALL3,
     BF16,
     B,
     Bad,
@@ -23,7 +24,6 @@ from bad_cases import (
 )
 
 MERGE, COMPRESS, INFO = ("merge",), ("compress",), ("kernel_info", "device_info")
-ALL3 = ("forward", "backward", "decode")
 
 
 def field(**fields):

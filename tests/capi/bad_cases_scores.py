@@ -2,9 +2,7 @@
 
 import abi
 import numpy as np
-from bad_cases import DV, B, Bad, D, both, floats, ints, on_cuda, striding, with_options, with_tensor
-
-FORWARD, BACKWARD, BOTH = ("forward",), ("backward",), ("forward", "backward")
+from bad_cases import BACKWARD, BOTH, DV, FORWARD, B, Bad, D, both, floats, ints, on_cuda, striding, with_options, with_tensor
 
 
 def ones(*shape):

@@ -2,7 +2,11 @@
 
 import abi
 from bad_cases import (
+    ALL3,
+    BACKWARD,
     BF16,
+    BOTH,
+    FORWARD,
     Bad,
     aliasing,
     both,
@@ -18,9 +22,6 @@ from bad_cases import (
     with_tensor,
     without,
 )
-
-FORWARD, BACKWARD, BOTH = ("forward",), ("backward",), ("forward", "backward")
-ALL3 = ("forward", "backward", "decode")
 
 # fmt: off
 CASES = [
