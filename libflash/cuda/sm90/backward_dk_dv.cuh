@@ -3,11 +3,8 @@
 // and dK += dS^T Q. Only dS goes through shared memory, to the warpgroup that computes dQ.
 #pragma once
 
-#include "cuda/attention/scores.cuh"
-#include "cuda/ptx/hide_from_compiler.cuh"
-#include "cuda/ptx/math.cuh"
 #include "cuda/ptx/wgmma.cuh"
-#include "cuda/sm90/backward_context.cuh"
+#include "cuda/sm90/backward_scores.cuh"
 #include "cuda/sm90/tma_row_store.cuh"
 #include "cuda/sm90/warp_roles.cuh"
 
@@ -20,23 +17,24 @@ struct BackwardConsumer {
     using QTile = typename Traits::QTile;
     using ScoreTile = typename Traits::ScoreTile;
     static constexpr int kHeadDim = Traits::kHeadDim, kBlockM = Traits::kBlockM, kGroupKeys = Traits::kGroupKeys;
-    static constexpr int kScores = kBlockM / 2, kSums = kHeadDim / 2, kSteps = kBlockM / 16;
+    static constexpr int kSums = kHeadDim / 2, kSteps = kBlockM / 16;
 
     const BackwardContext<Traits>& context;
+    const BackwardScores<Traits> scores{context};
 
     using RowStore = TmaRowStore<KvTile, kHeadDim>;
-    using Fragments = uint32_t[kSteps][4];
+    using Scores = typename BackwardScores<Traits>::Scores;
+    using Fragments = typename BackwardScores<Traits>::Fragments;
     using Operand = uint32_t[kHeadDim / 16][4];
 
-    // State of a consumer warp. In lane 4 g + t, element i of the scores belongs to key g + 8 * (i / 2 % 2) of the warp's 16 keys
-    // and to query 8 * (i / 4) + 2 t + i % 2.
+    // State of a consumer warp.
     struct State {
         int first_key, lane;  // first key of the warp, in the tile
         PipelineState<Traits::kStages> queries;
         PipelineState<Traits::kScoreStages> gradients;
-        Operand k;          // this warp's rows of K; there are no registers for V
-        float p[kScores];   // scores, then probabilities
-        float ds[kScores];  // dP, then dS
+        Operand k;  // this warp's rows of K; there are no registers for V
+        Scores p;   // scores, then probabilities
+        Scores ds;  // dP, then dS
         float dk[kSums], dv[kSums];
     };
 
@@ -107,30 +105,28 @@ private:
     template <bool kFirst>
     __device__ __forceinline__ void finish_scores(State& c, QueryTilePosition& at, bool& edge, Fragments& p,
                                                   Fragments& ds) const {
-        const SoftmaxStatistics* of_lane = context.tiles.statistics(c.queries.stage) + (c.lane & 3) * 2;
-        float numbers[kBlockM / 4];  // LSE, then delta, of this lane's queries; loaded before the wait
-#pragma unroll
-        for (int i = 0; i < kBlockM / 4; ++i) numbers[i] = of_lane[i / 2 * 8 + i % 2].lse_log2;
+        const SoftmaxStatistics* of_lane = scores.statistics_of_lane(c.queries.stage, c.lane);
+        typename BackwardScores<Traits>::Numbers numbers;  // loaded before the wait
+        scores.load_lse(numbers, of_lane);
         wgmma_wait<kFirst ? 1 : 2>();
         wgmma_fence_operand(c.p);
-        exponentiate(c, numbers);
-        if (edge) mask_edge(c, at.tile);
+        scores.exponentiate(c.p, numbers);
+        if (edge) scores.mask_edge(c.p, c.first_key, c.lane, at.tile);
         if (!kFirst) publish_ds(c);
         c.queries.advance();
         const bool is_full = c.queries.is_full();
-#pragma unroll
-        for (int i = 0; i < kBlockM / 4; ++i) numbers[i] = of_lane[i / 2 * 8 + i % 2].delta;
+        scores.load_delta(numbers, of_lane);
         wgmma_wait<kFirst ? 0 : 1>();
         wgmma_fence_operand(c.ds);
-        differentiate(c, numbers);
+        scores.differentiate(c.ds, c.p, numbers);
         context.storage.range.advance(at);
         edge = context.storage.range.is_edge(at.tile);
         if (at.left > 0 && !is_full) c.queries.wait_full();
         wgmma_wait<0>();
         wgmma_fence_operand(c.dk);
         wgmma_fence_operand(c.dv);
-        round(p, c.p);
-        round(ds, c.ds);
+        scores.round(p, c.p);
+        scores.round(ds, c.ds);
     }
 
     // Issues S^T = K Q^T and dP^T = V dO^T, one wgmma group each.
@@ -148,47 +144,11 @@ private:
                                                                QTile::k_major_operand(dout, step), step > 0);
         wgmma_commit();
     }
-    // sums += scores * tile; `queries` is the shared address of a tile of Q or dO.
-    __device__ static __forceinline__ void add_product(float (&sums)[kSums], const Fragments& scores, uint32_t queries) {
+    // sums += weights * tile; `queries` is the shared address of a tile of Q or dO.
+    __device__ static __forceinline__ void add_product(float (&sums)[kSums], const Fragments& weights, uint32_t queries) {
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)
-            Wgmma<T, kHeadDim>::template multiply<true>(sums, scores[step], QTile::mn_major_operand(queries, step), true);
-    }
-
-    // P = exp(S - LSE) * 2^exponent_shift(); the statistics contain the shift.
-    __device__ __forceinline__ void exponentiate(State& c, const float (&lse_log2)[kBlockM / 4]) const {
-#pragma unroll
-        for (int i = 0; i < kScores; ++i)
-            c.p[i] = exp2_approx(fmaf(c.p[i], context.params.scale_log2, -lse_log2[i / 4 * 2 + i % 2]));
-    }
-    // dS = P (dP - delta), with the same factor 2^exponent_shift().
-    __device__ static __forceinline__ void differentiate(State& c, const float (&delta)[kBlockM / 4]) {
-#pragma unroll
-        for (int i = 0; i < kScores; ++i) c.ds[i] = c.p[i] * (c.ds[i] - delta[i / 4 * 2 + i % 2]);
-    }
-    __device__ static __forceinline__ void round(Fragments& rounded, const float (&x)[kScores]) {
-#pragma unroll
-        for (int i = 0; i < kSteps * 4; ++i) rounded[i / 4][i % 4] = pack_pair(x[2 * i], x[2 * i + 1], T());
-    }
-
-    // Applies the causal mask, the window and the lengths to probabilities: a hidden one becomes 0 whatever its score was.
-    __device__ __forceinline__ void mask_edge(State& c, int tile) const {
-        const auto& tiles = context.storage.tiles;
-        const int lane = hide_from_compiler(c.lane), first_row = tile * kBlockM + (lane & 3) * 2;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            // Query rows that see the key, relative to this lane's first row: [begin, end).
-            const int key = tiles.first_col + c.first_key + r * 8 + (lane >> 2);
-            const int begin = key - tiles.shift - tiles.right - first_row;
-            const int end = key < tiles.length_k ? min(tiles.length_q, key - tiles.shift + tiles.left + 1) - first_row : -1;
-#pragma unroll
-            for (int i = 2 * r; i < kScores; i += 4)
-#pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                    const int row = i / 4 * 8 + e;
-                    if (row < begin || row >= end) c.p[i + e] = 0.0f;
-                }
-        }
+            Wgmma<T, kHeadDim>::template multiply<true>(sums, weights[step], QTile::mn_major_operand(queries, step), true);
     }
 
     // Stores dS for the warpgroup that computes dS K. `stage_is_empty`: the stage was already seen empty.

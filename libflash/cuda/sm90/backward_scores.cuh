@@ -1,0 +1,68 @@
+// The scores of a tile in a consumer thread of the sm_90a backward kernel, transposed and in the layout of wgmma: a warp has 16
+// keys and all queries of the tile. In lane 4 g + t, element i belongs to key g + 8 * (i / 2 % 2) of the warp's keys and to query
+// 8 * (i / 4) + 2 t + i % 2 of the tile.
+#pragma once
+
+#include "cuda/attention/scores.cuh"
+#include "cuda/ptx/hide_from_compiler.cuh"
+#include "cuda/ptx/math.cuh"
+#include "cuda/sm90/backward_context.cuh"
+#include "cuda/tile/accumulator.cuh"
+
+namespace libflash::cuda::sm90 {
+
+template <class Traits>
+struct BackwardScores {
+    using T = typename Traits::T;
+    static constexpr int kBlockM = Traits::kBlockM, kScores = kBlockM / 2;
+    using Scores = float[kScores];
+    using Fragments = uint32_t[kBlockM / 16][4];  // rounded
+    using Numbers = float[kBlockM / 4];           // LSE or delta of this lane's queries
+
+    const BackwardContext<Traits>& context;
+
+    // The statistics of the lane's first query in a stage.
+    __device__ __forceinline__ const SoftmaxStatistics* statistics_of_lane(int stage, int lane) const {
+        return context.tiles.statistics(stage) + (lane & 3) * 2;
+    }
+    __device__ static __forceinline__ void load_lse(Numbers& lse_log2, const SoftmaxStatistics* of_lane) {
+#pragma unroll
+        for (int i = 0; i < kBlockM / 4; ++i) lse_log2[i] = of_lane[i / 2 * 8 + i % 2].lse_log2;
+    }
+    __device__ static __forceinline__ void load_delta(Numbers& delta, const SoftmaxStatistics* of_lane) {
+#pragma unroll
+        for (int i = 0; i < kBlockM / 4; ++i) delta[i] = of_lane[i / 2 * 8 + i % 2].delta;
+    }
+
+    // P = exp(S - LSE) * 2^exponent_shift(); the statistics contain the shift.
+    __device__ __forceinline__ void exponentiate(Scores& p, const Numbers& lse_log2) const {
+#pragma unroll
+        for (int i = 0; i < kScores; ++i) p[i] = exp2_approx(fmaf(p[i], context.params.scale_log2, -lse_log2[i / 4 * 2 + i % 2]));
+    }
+    // Applies the causal mask, the window and the lengths to probabilities: a hidden one becomes 0 whatever its score was.
+    // `first_key`: of the warp, in the key tile.
+    __device__ __forceinline__ void mask_edge(Scores& p, int first_key, int lane, int tile) const {
+        const auto& tiles = context.storage.tiles;
+        const int hidden_lane = hide_from_compiler(lane), first_row = tile * kBlockM + (hidden_lane & 3) * 2;
+        for_accumulator_rows(p, [&](int, int r, const auto& for_scores) {
+            // Query rows that see the key, relative to this lane's first row: [begin, end).
+            const int key = tiles.first_col + first_key + r * 8 + (hidden_lane >> 2);
+            const int begin = key - tiles.shift - tiles.right - first_row;
+            const int end = key < tiles.length_k ? min(tiles.length_q, key - tiles.shift + tiles.left + 1) - first_row : -1;
+            for_scores([&](float& probability, int row) {
+                if (row < begin || row >= end) probability = 0.0f;
+            });
+        });
+    }
+    // dS = P (dP - delta), with the same factor 2^exponent_shift().
+    __device__ static __forceinline__ void differentiate(Scores& ds, const Scores& p, const Numbers& delta) {
+#pragma unroll
+        for (int i = 0; i < kScores; ++i) ds[i] = p[i] * (ds[i] - delta[i / 4 * 2 + i % 2]);
+    }
+    __device__ static __forceinline__ void round(Fragments& rounded, const Scores& x) {
+#pragma unroll
+        for (int i = 0; i < kBlockM / 4; ++i) rounded[i / 4][i % 4] = pack_pair(x[2 * i], x[2 * i + 1], T());
+    }
+};
+
+}  // namespace libflash::cuda::sm90
