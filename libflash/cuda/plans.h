@@ -27,7 +27,7 @@ struct Instance {
     const char* name = "";
 };
 
-// The instances of the sm80 kernels and of all backward kernels.
+// The instances of the sm80 kernels.
 constexpr Instance kPlainInstance{0, "plain"}, kGeneralInstance{1, "general"};
 
 enum class ForwardStep { attention, order };

@@ -117,9 +117,6 @@ def test_strides(kernel: dict, layout: Callable) -> None:
 
 # Capabilities that some kernels lack, by the field of a case that needs them.
 OPTIONS = {
-    "cu_seqlens_q": {"seqlen_q": (40, 24), "seqlen_k": (40, 24)},
-    "seqused_q": {"used_q": (50,)},
-    "seqused_k": {"used_k": (50,)},
     "softcap": {"softcap": 20.0},
     "dropout_p": {"dropout_p": 0.25},
     "alibi_slopes": {"alibi": "h"},

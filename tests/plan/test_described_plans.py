@@ -41,6 +41,7 @@ def kernel(name: str, instance: str, tile: str, **expected: str) -> dict[str, st
 SLOPES = tensor(16, dtype=abi.FLOAT32)
 BLOCKS = tensor(1, 1, 8, 8, dtype=abi.BOOL)
 USED = tensor(2, dtype=abi.INT32)
+PACKED, CU = (tensor(1000, 16, 64),) * 3, dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), tensor(3, dtype=abi.INT32))
 RARE = ({"softcap": 30.0}, {"alibi_slopes": SLOPES}, {"dropout_p": 0.5}, {"flags": abi.SCALE, "softmax_scale": -1.0})
 
 SM90 = {  # head dims: tiles of the plain instance, with a block mask, with the rare options
@@ -125,7 +126,9 @@ def backward_cases() -> list[Case]:
     return [
         attention("H200", 64, kernel("backward_sm90_bf16_d64", "plain", "64x128", **static), "backward"),
         attention("H200", 64, kernel("backward_sm80_bf16_d64", "general", "128x128"), "backward", softcap=30.0),
-        attention("H200", 64, kernel("backward_sm80_bf16_d64", "plain", "128x128"), "backward", seqused_k=USED),
+        attention("H200", 64, kernel("backward_sm90_bf16_d64", "variable lengths", "64x128"), "backward", seqused_q=USED),
+        attention("H200", 64, kernel("backward_sm90_bf16_d64", "variable lengths", "64x128"), "backward", seqused_k=USED),
+        Case("H200", "backward", PACKED, CU, kernel("backward_sm90_bf16_d64", "variable lengths", "64x128")),
         attention("H200", 128, kernel("backward_sm80_bf16_d128", "plain", "64x128"), "backward", **deterministic),
         attention("A100", 128, kernel("backward_sm80_bf16_d128_small", "plain", "32x64"), "backward"),
     ]

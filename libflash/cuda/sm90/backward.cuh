@@ -8,13 +8,15 @@
 #include "cuda/params.h"
 #include "cuda/sm90/backward_kernel.cuh"
 
+#include <type_traits>
+
 namespace libflash::cuda::sm90 {
 
-template <class Kernel>
-__global__ void __launch_bounds__(BackwardTraits<Kernel>::kThreads, 1)
+template <class Kernel, BackwardInstance kInstance>
+__global__ void __launch_bounds__(BackwardTraits<Kernel, kInstance>::kThreads, 1)
     backward_kernel(const __grid_constant__ BackwardParams params, const __grid_constant__ BackwardTensorMaps maps) {
     extern __shared__ __align__(1024) char shared[];
-    using Traits = BackwardTraits<Kernel>;
+    using Traits = BackwardTraits<Kernel, kInstance>;
     const BackwardContext<Traits> context(params, maps, Traits::QTile::align(shared));
     BackwardKernel<Traits>{context}.run();
 }
@@ -27,12 +29,12 @@ __global__ void __launch_bounds__(BackwardTraits<Kernel>::Accumulator::kWarps * 
     Traits::Accumulator::convert(params, shared);
 }
 
-template <class Kernel>
+template <class Kernel, BackwardInstance kInstance>
 int launch_dk_dv(const LaunchShape& shape, const BackwardParams& params, cudaStream_t stream) {
     if (shape.blocks == 0) return cudaSuccess;
-    const auto kernel = backward_kernel<Kernel>;
+    const auto kernel = backward_kernel<Kernel, kInstance>;
     BackwardTensorMaps maps{};
-    cudaError_t error = encode<BackwardTraits<Kernel>>(&maps, params);
+    cudaError_t error = encode<BackwardTraits<Kernel, kInstance>>(&maps, params);
     // At each launch, because the attribute holds for the current device only.
     if (error == cudaSuccess)
         error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
@@ -41,16 +43,32 @@ int launch_dk_dv(const LaunchShape& shape, const BackwardParams& params, cudaStr
     return cudaGetLastError();
 }
 
+// Calls do_with with the instance as an integral_constant.
+template <class DoWith>
+auto with_backward_instance(int instance, const DoWith& do_with) {
+    if (static_cast<BackwardInstance>(instance) == BackwardInstance::ragged)
+        return do_with(std::integral_constant<BackwardInstance, BackwardInstance::ragged>());
+    return do_with(std::integral_constant<BackwardInstance, BackwardInstance::plain>());
+}
+
+template <class Kernel, BackwardInstance kInstance>
+KernelResources dk_dv_resources() {
+    using Traits = BackwardTraits<Kernel, kInstance>;
+    return {Traits::kThreads, BackwardKernel<Traits>::kSharedBytes};
+}
+
 }  // namespace libflash::cuda::sm90
 
 namespace libflash::cuda {
 
 template <class Kernel>
-KernelResources resources_of_backward(int step, int) {
+KernelResources resources_of_backward(int step, int instance) {
     using Traits = sm90::BackwardTraits<Kernel>;
     switch (static_cast<BackwardStep>(step)) {
         case BackwardStep::statistics: return {SoftmaxStatisticsOf<Kernel>::kThreads, 0};
-        case BackwardStep::dk_dv: return {Traits::kThreads, sm90::BackwardKernel<Traits>::kSharedBytes};
+        case BackwardStep::dk_dv:
+            return sm90::with_backward_instance(instance,
+                                                [](auto kind) { return sm90::dk_dv_resources<Kernel, decltype(kind)::value>(); });
         case BackwardStep::dq_conversion: return {Traits::Accumulator::kWarps * 32, 0};
         case BackwardStep::dsink: return {DsinkOf<Kernel>::kThreads, 0};
         default: return {0, 0};  // no such step
@@ -62,7 +80,10 @@ template <class Kernel>
 int launch_backward(const BackwardPlan& plan, const BackwardParams& params, void* stream) {
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
     int error = enqueue(softmax_statistics_kernel<Kernel>, plan.statistics, params, cuda_stream);
-    if (error == cudaSuccess) error = sm90::launch_dk_dv<Kernel>(plan.dk_dv, params, cuda_stream);
+    if (error == cudaSuccess)
+        error = sm90::with_backward_instance(plan.instance.number, [&](auto kind) {
+            return sm90::launch_dk_dv<Kernel, decltype(kind)::value>(plan.dk_dv, params, cuda_stream);
+        });
     if (error == cudaSuccess) error = enqueue(sm90::dq_accumulator_kernel<Kernel>, plan.dq_conversion, params, cuda_stream);
     if (error == cudaSuccess) error = enqueue(dsink_kernel<Kernel>, plan.dsink, params, cuda_stream);
     return error;

@@ -4,8 +4,9 @@
 #pragma once
 
 #include "cuda/ptx/wgmma.cuh"
+#include "cuda/sm90/backward_epilogue.cuh"
 #include "cuda/sm90/backward_scores.cuh"
-#include "cuda/sm90/tma_row_store.cuh"
+#include "cuda/sm90/backward_zero_fill.cuh"
 #include "cuda/sm90/warp_roles.cuh"
 
 namespace libflash::cuda::sm90 {
@@ -21,8 +22,9 @@ struct BackwardConsumer {
 
     const BackwardContext<Traits>& context;
     const BackwardScores<Traits> scores{context};
+    const BackwardZeroFill<Traits> zero_fill{context};
+    const BackwardEpilogue<Traits> epilogue{context};
 
-    using RowStore = TmaRowStore<KvTile, kHeadDim>;
     using Scores = typename BackwardScores<Traits>::Scores;
     using Fragments = typename BackwardScores<Traits>::Fragments;
     using Operand = uint32_t[kHeadDim / 16][4];
@@ -47,13 +49,14 @@ struct BackwardConsumer {
         for (int i = 0; i < kSums; ++i) c.dk[i] = c.dv[i] = 0.0f;
         QueryTilePosition at = storage.first_position(context.params);
         storage.keys().wait(0);
+        zero_fill.keys();
         if (at.left > 0) {
             load_k_operand(c);
             loop_over_queries(c, at);
         }
-        named_barrier_wait(1 + warp / 4, 128);  // no warp reads the group's rows of V any more; store() overwrites them
-        store(c, c.dv, context.maps.dv, undo_exponent_shift<T>());
-        store(c, c.dk, context.maps.dk, undo_exponent_shift<T>() * context.params.softmax_scale);
+        named_barrier_wait(1 + warp / 4, 128);  // no warp reads the group's rows of V any more; the epilogue overwrites them
+        epilogue.store_dv(c.first_key, c.lane, c.dv, undo_exponent_shift<T>());
+        epilogue.store_dk(c.first_key, c.lane, c.dk, undo_exponent_shift<T>() * context.params.softmax_scale);
         if (c.lane == 0) tma_store_wait_read<0>();
     }
 
@@ -70,6 +73,7 @@ private:
         Fragments p, ds;  // P and dS, rounded
         bool edge = context.storage.range.is_edge(at.tile);
         c.queries.wait_full();
+        zero_fill.queries(c.queries.stage, at.tile);
         issue_scores(c);
         int stage = c.queries.stage;
         finish_scores<true>(c, at, edge, p, ds);
@@ -122,6 +126,7 @@ private:
         context.storage.range.advance(at);
         edge = context.storage.range.is_edge(at.tile);
         if (at.left > 0 && !is_full) c.queries.wait_full();
+        if (Traits::kRagged && at.left > 0) zero_fill.queries(c.queries.stage, at.tile);
         wgmma_wait<0>();
         wgmma_fence_operand(c.dk);
         wgmma_fence_operand(c.dv);
@@ -164,19 +169,6 @@ private:
         __syncwarp();
         if (c.lane == 0) c.gradients.full().arrive();
         c.gradients.advance();
-    }
-
-    // Writes the warp's rows of dK or dV by TMA, through its rows of V in shared memory.
-    __device__ __forceinline__ void store(const State& c, const float (&sums)[kSums], const CUtensorMap& map,
-                                          float factor) const {
-        RowStore::wait_for_rows(c.lane);
-        RowStore::write_rows(context.tiles.v(), c.first_key, c.lane, sums,
-                             [&](const float* pair, int) { return pack_pair(pair[0] * factor, pair[1] * factor, T()); });
-        if (c.lane != 0) return;
-        const auto& storage = context.storage;
-        RowStore::store_chunks(context.tiles.v() + c.first_key * 128, [&](uint32_t chunk, int col) {
-            tma_store(chunk, map, col, storage.tiles.first_col + c.first_key, storage.work.head, storage.work.batch);
-        });
     }
 };
 

@@ -5,6 +5,7 @@
 #include "cuda/ptx/reduction.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/backward_producer.cuh"
+#include "cuda/sm90/backward_zero_fill.cuh"
 #include "cuda/sm90/warp_roles.cuh"
 
 namespace libflash::cuda::sm90 {
@@ -19,6 +20,7 @@ struct BackwardDqWarpgroup {
 
     const BackwardContext<Traits>& context;
     const BackwardProducer<Traits> producer{context};
+    const BackwardZeroFill<Traits> zero_fill{context};
 
     __device__ __forceinline__ void run() const {
         auto& storage = context.storage;
@@ -29,6 +31,7 @@ struct BackwardDqWarpgroup {
         QueryTilePosition at = storage.first_position(context.params);
         PipelineState<Traits::kScoreStages> gradients(storage.gradients);
         storage.keys().wait(0);
+        zero_fill.keys();
 #pragma unroll 1
         for (; at.left > 0; storage.range.advance(at)) {
             gradients.wait_full();

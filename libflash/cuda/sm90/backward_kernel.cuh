@@ -17,8 +17,9 @@ struct BackwardKernel {
     const BackwardConsumer<Traits> consumer{context};
 
     __device__ __forceinline__ void run() const {
-        if (threadIdx.x == 0) context.storage.init(context.params);
+        if (threadIdx.x < BackwardSharedStorage<Traits>::kInitThreads) context.storage.init(context.params);
         __syncthreads();
+        if (Traits::kRagged && context.storage.work.batch < 0) return;
         run_roles<Traits>(dq_warpgroup, consumer);
     }
 };

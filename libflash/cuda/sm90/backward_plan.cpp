@@ -1,11 +1,13 @@
-// The backward plan of sm_90a: one thread block per key tile, and one instance of the kernel.
+// The backward plan of sm_90a: one thread block per key tile.
 #include "cuda/host/backward_plan.h"
+#include "cuda/sm90/backward_instance.h"
 #include "cuda/sm90/plan.h"
 
 namespace libflash::cuda::sm90 {
 
 BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties&) {
-    return common_backward_plan(kernel, problem, kPlainInstance);
+    const BackwardInstance kind = backward_instance(has_lengths_on_device(problem));
+    return common_backward_plan(kernel, problem, {static_cast<int>(kind), backward_kind_name(kind)});
 }
 
 }  // namespace libflash::cuda::sm90

@@ -28,13 +28,13 @@ struct BackwardProducer {
         PipelineState<Traits::kStages> queries(storage.queries, next.stage, next.phase);
         queries.wait_empty();
         const MBarrier full = queries.full();
-        const int row = next.at.tile * Traits::kBlockM;
+        const int row = next.at.tile * Traits::kBlockM, row_in_tensor = storage.query_row(next.at.tile);
         full.arrive_and_expect(2 * QTile::kBytes + Tiles::kStatisticsBytes);
-        QTile::load(context.tiles.q(queries.stage), context.maps.q, full, row, next.at.head, storage.work.batch);
+        QTile::load(context.tiles.q(queries.stage), context.maps.q, full, row_in_tensor, next.at.head, storage.work.batch);
         tma_load_bytes(shared_address(context.tiles.statistics(queries.stage)),
                        context.params.softmax_statistics + storage.first_unit(context.params, next.at) * kUnitRows + row,
                        Tiles::kStatisticsBytes, full);
-        QTile::load(context.tiles.dout(queries.stage), context.maps.dout, full, row, next.at.head, storage.work.batch);
+        QTile::load(context.tiles.dout(queries.stage), context.maps.dout, full, row_in_tensor, next.at.head, storage.work.batch);
         queries.advance();
         next.stage = queries.stage;
         next.phase = queries.phase;
@@ -46,8 +46,8 @@ private:
         const auto& storage = context.storage;
         const MBarrier full = storage.keys();
         full.arrive_and_expect(2 * KvTile::kBytes);
-        KvTile::load(context.tiles.k(), context.maps.k, full, storage.tiles.first_col, storage.work.head, storage.work.batch);
-        KvTile::load(context.tiles.v(), context.maps.v, full, storage.tiles.first_col, storage.work.head, storage.work.batch);
+        KvTile::load(context.tiles.k(), context.maps.k, full, storage.key_row(), storage.work.head, storage.work.batch);
+        KvTile::load(context.tiles.v(), context.maps.v, full, storage.key_row(), storage.work.head, storage.work.batch);
     }
 };
 

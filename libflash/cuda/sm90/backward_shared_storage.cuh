@@ -40,26 +40,34 @@ struct BackwardSharedStorage {
         QueryTilePosition at;
         int stage, phase;  // of the pipeline
     };
+    // Where only the device knows a length: rows from this one on of the key tile, and of the sequence's queries, may hold other
+    // data when they are loaded. Else no row.
+    struct LoadedRows {
+        int keys, queries;
+    };
 
     uint64_t keys_full;                                // full barrier of K and V
     PipelineBarriers<Traits::kStages> queries;         // Q, dO and softmax statistics
     PipelineBarriers<Traits::kScoreStages> gradients;  // dS
     LoadState loads;
-    TileCoordinates work;  // head: a key head
-    SequenceRows q_rows;
+    LoadedRows loaded;
+    TileCoordinates work;  // head: a key head; batch < 0: no work
+    SequenceRows q_rows, k_rows;
     QueryTiles<kBlockM, kBlockN> tiles;
     QueryTileRange<kBlockM, kBlockN> range;
 
-    // One thread calls it before the warpgroups take their roles.
+    // kInitThreads threads call it before the warpgroups take their roles: finding a packed tile takes a warp.
+    static constexpr int kInitThreads = Traits::kRagged ? 32 : 1;
     __device__ __forceinline__ void init(const BackwardParams& params) {
-        keys().init(1);
-        queries.init(Traits::kConsumerWarps);
-        gradients.init(4, Traits::kConsumerWarps);
-        fence_barrier_init();
-        work = tile_coordinates<kBlockN>(params.key_schedule, params.k_lengths, params.batch);
-        q_rows = SequenceRows::of(params.q_lengths, work.batch);
-        tiles.init(params, work, q_rows.length, SequenceRows::of(params.k_lengths, work.batch).length);
-        range = QueryTileRange<kBlockM, kBlockN>::of(tiles);
+        if constexpr (Traits::kRagged) {
+            const TileCoordinates found = tile_coordinates<kBlockN>(params.key_schedule, params.k_lengths, params.batch);
+            if (threadIdx.x != 0) return;
+            init_barriers();
+            init_work(params, found);
+        } else {
+            init_barriers();
+            init_work(params, tile_coordinates<kBlockN>(params.key_schedule, params.k_lengths, params.batch));
+        }
     }
     __device__ __forceinline__ MBarrier keys() const { return {shared_address(&keys_full)}; }
     __device__ __forceinline__ QueryTilePosition first_position(const BackwardParams& params) const {
@@ -67,6 +75,31 @@ struct BackwardSharedStorage {
     }
     __device__ __forceinline__ int64_t first_unit(const BackwardParams& params, const QueryTilePosition& at) const {
         return QueryUnits::first(params, work.batch, at.head, q_rows.start);
+    }
+    // The first row of the key tile in K and V, and that of a query tile in Q and dO.
+    __device__ __forceinline__ int key_row() const { return (Traits::kRagged ? k_rows.start : 0) + tiles.first_col; }
+    __device__ __forceinline__ int query_row(int tile) const { return (Traits::kRagged ? q_rows.start : 0) + tile * kBlockM; }
+
+private:
+    __device__ __forceinline__ void init_barriers() {
+        keys().init(1);
+        queries.init(Traits::kConsumerWarps);
+        gradients.init(4, Traits::kConsumerWarps);
+        fence_barrier_init();
+    }
+    __device__ __forceinline__ void init_work(const BackwardParams& params, const TileCoordinates& found) {
+        work = found;
+        if (Traits::kRagged && work.batch < 0) return;
+        q_rows = SequenceRows::of(params.q_lengths, work.batch);
+        const SequenceRows keys_of_sequence = SequenceRows::of(params.k_lengths, work.batch);
+        tiles.init(params, work, q_rows.length, keys_of_sequence.length);
+        range = QueryTileRange<kBlockM, kBlockN>::of(tiles);
+        if constexpr (Traits::kRagged) {
+            k_rows = keys_of_sequence;
+            const auto on_device = [](const LengthsParams& lengths) { return lengths.cu || lengths.used; };
+            loaded.keys = on_device(params.k_lengths) ? max(k_rows.length - tiles.first_col, 0) : kBlockN;
+            loaded.queries = on_device(params.q_lengths) ? q_rows.length : INT32_MAX;
+        }
     }
 };
 

@@ -5,14 +5,16 @@
 #include "cuda/attention/element.cuh"
 #include "cuda/attention/query_tiles.cuh"
 #include "cuda/config.h"
+#include "cuda/sm90/backward_instance.h"
 #include "cuda/tile/swizzled_tile.cuh"
 
 namespace libflash::cuda::sm90 {
 
-template <class Kernel>
+template <class Kernel, BackwardInstance kInstance = BackwardInstance::plain>
 struct BackwardTraits {
     static constexpr KernelConfig config = Kernel::config;
     using T = ElementOf<config.dtype>;
+    static constexpr bool kRagged = kInstance != BackwardInstance::plain;  // only the device knows the lengths
     static constexpr int kHeadDim = config.head_dim, kBlockM = config.tile_q, kBlockN = config.tile_k;
     static constexpr int kStages = config.stages, kScoreStages = 2;  // of Q, dO and softmax statistics; of dS
     static constexpr int kGroupKeys = 64, kGroups = kBlockN / kGroupKeys;

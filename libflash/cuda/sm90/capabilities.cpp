@@ -8,13 +8,9 @@
 namespace libflash::cuda::sm90 {
 namespace {
 
-// The first requested option that backward lacks, or nullptr: sequence lengths, score options, block masks, deterministic sums.
+// The first requested option that backward lacks, or nullptr: score options, block masks, deterministic sums.
 const char* option_backward_lacks(const AttentionProblem& p) {
     if (p.request.deterministic) return "deterministic";
-    if (p.q_rows.packed()) return "cu_seqlens_q";
-    if (p.k_rows.packed()) return "cu_seqlens_k";
-    if (p.q_rows.used) return "seqused_q";
-    if (p.k_rows.used) return "seqused_k";
     if (const char* option = rare_option(p)) return option;
     if (p.block_mask.present) return p.block_mask.has_lists ? "block_lists" : "block_mask";
     return nullptr;

@@ -14,8 +14,7 @@ namespace {
 
 // Whether the host cannot know how long a work tile takes: lengths are on the device, or there is a block mask.
 bool needs_dynamic_schedule(const AttentionProblem& problem) {
-    const auto lengths_on_device = [](const Sequences& rows) { return rows.packed() || rows.used; };
-    return lengths_on_device(problem.q_rows) || lengths_on_device(problem.k_rows) || problem.block_mask.present;
+    return has_lengths_on_device(problem) || problem.block_mask.present;
 }
 
 // Under a causal mask a static schedule pairs a long work tile with a short one; a dynamic one begins with the longest.

@@ -1,5 +1,5 @@
 // Runs the backward kernel of sm90 on the host and compares it with double precision: masks, lengths that end within tiles,
-// shared key heads, and NaN between rows. The argument is 0, or the seed of a disorder: warps are delayed, copies complete late
+// shared key heads, and NaN between rows and outside the sequences. The argument is 0, or the seed of a disorder: warps are delayed, copies complete late
 // and in any order, and products are computed when they are waited for. Prints the errors; exit code 0 means none is too large.
 #include "emulation.h"
 
@@ -17,35 +17,71 @@ struct Kernel {
     static constexpr KernelConfig config{
         "backward", Operation::backward, "sm90", KernelType::DTYPE, HEAD_DIM, HEAD_DIM, BACKWARD_TILE, STAGES, ""};
 };
-using T = sm90::BackwardTraits<Kernel>::T;
+using T = sm90::BackwardTraits<Kernel, BackwardInstance::plain>::T;
 constexpr bool kWide = Kernel::config.dtype == KernelType::bf16_;  // bf16 has the exponent range of float
 constexpr double kRounding = kWide ? 0x1p-8 : 0x1p-11;
+
+enum class Lengths { dense, used, packed };
 
 struct Case {
     int batch, heads_q, heads_k, queries, keys, head_dim, head_dim_v;
     int left, right;  // of the window; kUnboundedWindow: none
     float size;       // of all inputs
     bool top_left, dlse;
+    Lengths lengths = Lengths::dense;  // other than dense: lengths differ, and rows outside a sequence are NaN
+    bool is_packed() const { return lengths == Lengths::packed; }
 };
 
 std::mt19937 generator(3);
 
-// A tensor (batch, row, head, channel) with NaN after the heads of each row.
+// The sequences of one side: first row of each in all rows, allocated and used lengths. A packed tensor has more rows than its
+// sequences.
+struct Side {
+    std::vector<int32_t> start, owned, length, cu;
+    int rows = 0;
+
+    Side(const Case& c, int count, int less) : cu(1, 0) {
+        for (int b = 0; b < c.batch; ++b) {
+            const int here = c.is_packed() && b > 0 ? count / (b + 1) - less : count;
+            start.push_back(rows), owned.push_back(here);
+            length.push_back(c.lengths == Lengths::used ? std::max(0, count - b * less) : here);
+            cu.push_back(rows += here);
+        }
+        if (c.is_packed()) rows += 5;
+    }
+    LengthsParams params(const Case& c) const {
+        if (c.is_packed()) return {cu.data(), nullptr, rows};
+        return {nullptr, c.lengths == Lengths::used ? length.data() : nullptr, owned[0]};
+    }
+    Sequences sequences(const Case& c) const {
+        Sequences sequences;
+        sequences.capacity = sequences.max_length = params(c).capacity;
+        sequences.cu = params(c).cu;
+        return sequences;
+    }
+};
+// In a packed tensor all rows of this sequence are NaN, and its results are not checked.
+bool is_poisoned(const Case& c, int b) { return c.is_packed() && b == 1; }
+
+// A tensor (row, head, channel) with NaN after the heads of each row, and with NaN rows outside the sequences.
 struct Rows {
     static constexpr int kGap = 8;
-    int heads, rows, dim, stride;
+    const Side* side;
+    int heads, dim, stride;
     std::vector<T> x;
     std::vector<double> exact;
 
-    Rows(int batch, int count, int head_count, int channels, float size)
-        : heads(head_count), rows(count), dim(channels), stride(head_count * channels + kGap), x(size_t(batch) * count * stride) {
+    Rows(const Case& c, const Side& s, int head_count, int channels, float size)
+        : side(&s), heads(head_count), dim(channels), stride(head_count * channels + kGap), x(size_t(s.rows) * stride, T(NAN)) {
         std::normal_distribution<float> normal;
-        for (size_t i = 0; i < x.size(); ++i) x[i] = int(i % stride) < heads * dim ? T(size * normal(generator)) : T(NAN);
+        for (int b = 0; b < c.batch; ++b)
+            for (int i = 0; i < s.length[b] && !is_poisoned(c, b); ++i)
+                for (int j = 0; j < heads * dim; ++j) x[at(b, i, 0) + j] = T(size * normal(generator));
         exact.assign(x.size(), 0);
     }
-    size_t at(int batch, int row, int head) const { return (size_t(batch) * rows + row) * stride + head * dim; }
+    size_t at(int batch, int row, int head) const { return size_t(side->start[batch] + row) * stride + head * dim; }
     const T* row(int batch, int i, int head) const { return &x[at(batch, i, head)]; }
-    RowsParams params() { return {x.data(), int64_t{rows} * stride, stride, dim}; }
+    RowsParams params(const Case& c) { return {x.data(), c.is_packed() ? 0 : int64_t{side->owned[0]} * stride, stride, dim}; }
     void fill_with_nan() { std::fill(x.begin(), x.end(), T(NAN)); }
 };
 
@@ -58,47 +94,48 @@ double dot(const T* a, const T* b, int count) {
 struct Problem {
     Case c;
     double scale;
+    Side queries, keys;
     Rows q, k, v, out, dout, dq, dk, dv;
     std::vector<float> lse, dlse, sums;
     std::vector<SoftmaxStatistics> statistics;
     BackwardParams params{};
 
     explicit Problem(const Case& given)
-        : c(given), scale(1 / std::sqrt(double(c.head_dim))), q(c.batch, c.queries, c.heads_q, c.head_dim, c.size),
-          k(c.batch, c.keys, c.heads_k, c.head_dim, c.size), v(c.batch, c.keys, c.heads_k, c.head_dim_v, c.size),
-          out(c.batch, c.queries, c.heads_q, c.head_dim_v, 0), dout(c.batch, c.queries, c.heads_q, c.head_dim_v, c.size), dq(q),
-          dk(k), dv(v) {
+        : c(given), scale(1 / std::sqrt(double(c.head_dim))), queries(c, c.queries, 37), keys(c, c.keys, 41),
+          q(c, queries, c.heads_q, c.head_dim, c.size), k(c, keys, c.heads_k, c.head_dim, c.size),
+          v(c, keys, c.heads_k, c.head_dim_v, c.size), out(c, queries, c.heads_q, c.head_dim_v, 0),
+          dout(c, queries, c.heads_q, c.head_dim_v, c.size), dq(q), dk(k), dv(v) {
         for (Rows* x : {&dq, &dk, &dv}) x->fill_with_nan();
-        lse.resize(size_t(c.batch) * c.heads_q * c.queries);
+        lse.assign(size_t(queries.rows) * c.heads_q, NAN);
         std::normal_distribution<float> normal;
         for (size_t i = 0; i < lse.size(); ++i) dlse.push_back(c.dlse ? normal(generator) : 0.0f);
         for (int b = 0; b < c.batch; ++b)
             for (int h = 0; h < c.heads_q; ++h)
-                for (int i = 0; i < c.queries; ++i) solve_row(b, h, i);
+                for (int i = 0; i < queries.length[b] && !is_poisoned(c, b); ++i) solve_row(b, h, i);
         fill_in();
     }
 
-    bool sees(int i, int j) const {
-        const int64_t ahead = int64_t{j} - i - (c.top_left ? 0 : c.keys - c.queries);
+    bool sees(int b, int i, int j) const {
+        const int64_t ahead = int64_t{j} - i - (c.top_left ? 0 : keys.length[b] - queries.length[b]);
         return ahead <= c.right && -ahead <= c.left;
     }
 
     void solve_row(int b, int h, int i) {
-        const int kv_head = h / (c.heads_q / c.heads_k);
-        std::vector<double> s(c.keys, -INFINITY);
+        const int kv_head = h / (c.heads_q / c.heads_k), length_k = keys.length[b];
+        std::vector<double> s(length_k, -INFINITY);
         double largest = -INFINITY, sum = 0;
-        for (int j = 0; j < c.keys; ++j) {
-            if (!sees(i, j)) continue;
+        for (int j = 0; j < length_k; ++j) {
+            if (!sees(b, i, j)) continue;
             s[j] = scale * dot(q.row(b, i, h), k.row(b, j, kv_head), c.head_dim);
             largest = std::max(largest, s[j]);
         }
-        for (int j = 0; j < c.keys; ++j) sum += sees(i, j) ? std::exp(s[j] - largest) : 0;
+        for (int j = 0; j < length_k; ++j) sum += sees(b, i, j) ? std::exp(s[j] - largest) : 0;
         const double log_sum = largest + std::log(sum);
-        const size_t number = (size_t(b) * c.heads_q + h) * c.queries + i;
+        const size_t number = size_t(h) * queries.rows + queries.start[b] + i;
         lse[number] = sum > 0 ? static_cast<float>(log_sum) : -INFINITY;
         if (sum == 0) return;
         double* o = &out.exact[out.at(b, i, h)];
-        for (int j = 0; j < c.keys; ++j)
+        for (int j = 0; j < length_k; ++j)
             for (int x = 0; x < c.head_dim_v; ++x) o[x] += std::exp(s[j] - log_sum) * float(v.row(b, j, kv_head)[x]);
         // Backward gets the rounded output.
         double delta = -dlse[number];
@@ -106,8 +143,8 @@ struct Problem {
             T& rounded = out.x[out.at(b, i, h) + x] = T(static_cast<float>(o[x]));
             delta += double(float(rounded)) * float(dout.row(b, i, h)[x]);
         }
-        for (int j = 0; j < c.keys; ++j) {
-            if (!sees(i, j)) continue;
+        for (int j = 0; j < length_k; ++j) {
+            if (!sees(b, i, j)) continue;
             const double p = std::exp(s[j] - log_sum),
                          ds = p * (dot(dout.row(b, i, h), v.row(b, j, kv_head), c.head_dim_v) - delta);
             for (int x = 0; x < c.head_dim; ++x) {
@@ -118,36 +155,34 @@ struct Problem {
         }
     }
 
-    static Sequences side(int64_t rows) {
-        Sequences sequences;
-        sequences.capacity = sequences.max_length = rows;
-        return sequences;
-    }
-
     void fill_in() {
-        params.q = q.params(), params.k = k.params(), params.v = v.params(), params.out = out.params();
-        params.dout = dout.params(), params.dq = dq.params(), params.dk = dk.params(), params.dv = dv.params();
-        params.lse = {lse.data(), int64_t{c.heads_q} * c.queries, 1, c.queries};
-        if (c.dlse) params.dlse = {dlse.data(), int64_t{c.heads_q} * c.queries, 1, c.queries};
-        params.q_lengths = {nullptr, nullptr, c.queries}, params.k_lengths = {nullptr, nullptr, c.keys};
+        params.q = q.params(c), params.k = k.params(c), params.v = v.params(c), params.out = out.params(c);
+        params.dout = dout.params(c), params.dq = dq.params(c), params.dk = dk.params(c), params.dv = dv.params(c);
+        // (head, row of all sequences)
+        const int64_t entry = c.is_packed() ? 0 : queries.owned[0];
+        params.lse = {lse.data(), entry, 1, queries.rows};
+        if (c.dlse) params.dlse = {dlse.data(), entry, 1, queries.rows};
+        params.q_lengths = queries.params(c), params.k_lengths = keys.params(c);
         params.batch = c.batch, params.heads_q = c.heads_q, params.heads_k = c.heads_k, params.group_size = c.heads_q / c.heads_k;
         params.head_dim = c.head_dim, params.head_dim_v = c.head_dim_v;
         params.softmax_scale = static_cast<float>(scale), params.scale_log2 = static_cast<float>(scale * 1.4426950408889634);
         params.mask = {c.left, c.right, c.top_left};
         params.vector_loads = params.vector_out = true;
-        params.units = (c.queries + kUnitRows - 1) / kUnitRows;
-        statistics.assign(size_t(c.batch) * c.heads_q * params.units * kUnitRows, SoftmaxStatistics{NAN, NAN});
+        params.units = c.is_packed() ? queries.rows / kUnitRows + c.batch : (c.queries + kUnitRows - 1) / kUnitRows;
+        statistics.assign(size_t(c.is_packed() ? 1 : c.batch) * c.heads_q * params.units * kUnitRows, {NAN, NAN});
         sums.assign(statistics.size() * HEAD_DIM, NAN);
         params.softmax_statistics = statistics.data();
         params.dq_accumulator = sums.data();
-        params.key_schedule = schedule_params(side(c.keys), c.batch, c.heads_k, Kernel::config.tile_k, 1e7, false);
-        params.query_schedule = schedule_params(side(c.queries), c.batch, c.heads_q, kUnitRows, 1e9, false);
+        // Reversed: what a thread block wrongly writes to the next sequence is not overwritten later.
+        params.key_schedule = schedule_params(keys.sequences(c), c.batch, c.heads_k, Kernel::config.tile_k, 1e7, c.is_packed());
+        params.query_schedule = schedule_params(queries.sequences(c), c.batch, c.heads_q, kUnitRows, 1e9, false);
     }
 
     BackwardPlan plan() const {
         BackwardPlan plan;
-        const auto launch = [](BackwardStep step, const ScheduleParams& schedule) {
-            return launch_shape(blocks_of(schedule), resources_of_backward<Kernel>(int(step), 0));
+        plan.instance.number = static_cast<int>(backward_instance(c.lengths != Lengths::dense));
+        const auto launch = [&](BackwardStep step, const ScheduleParams& schedule) {
+            return launch_shape(blocks_of(schedule), resources_of_backward<Kernel>(int(step), plan.instance.number));
         };
         plan.statistics = launch(BackwardStep::statistics, params.query_schedule);
         plan.dk_dv = launch(BackwardStep::dk_dv, params.key_schedule);
@@ -156,21 +191,24 @@ struct Problem {
     }
 };
 
-// Checks the root mean square error relative to the exact values, and that no value that bf16 can represent became 0 (fp16
-// probabilities end at 2^-25).
-bool near(const char* name, const Rows& got) {
+// Checks the root mean square error relative to the exact values, that no value that bf16 can represent became 0 (fp16
+// probabilities end at 2^-25), that rows beyond a used length became 0, and that nothing between and after the sequences was
+// overwritten.
+bool near(const char* name, const Case& c, const Rows& got) {
     double error = 0, size = 0;
     int lost = 0;
-    for (size_t i = 0; i < got.x.size(); ++i) {
-        if (int(i % got.stride) >= got.heads * got.dim) {
-            lost += float(got.x[i]) == float(got.x[i]);  // a gap was overwritten
-            continue;
-        }
-        const double x = float(got.x[i]), exact = got.exact[i];
+    const auto compare = [&](size_t at, bool used) {
+        const double x = float(got.x[at]), exact = got.exact[at];
         error += (x - exact) * (x - exact);
         size += exact * exact;
-        lost += kWide && x == 0 && std::fabs(exact) > 0x1p-124;
-    }
+        lost += used ? kWide && x == 0 && std::fabs(exact) > 0x1p-124 : x != 0;
+    };
+    for (int b = 0; b < c.batch; ++b)
+        for (int i = 0; i < got.side->owned[b] && !is_poisoned(c, b); ++i)
+            for (int j = 0; j < got.heads * got.dim; ++j) compare(got.at(b, i, 0) + j, i < got.side->length[b]);
+    const size_t end = size_t(got.side->cu.back()) * got.stride;
+    for (size_t i = 0; i < got.x.size(); ++i)
+        if (i >= end || int(i % got.stride) >= got.heads * got.dim) lost += float(got.x[i]) == float(got.x[i]);
     const double relative = size > 0 ? std::sqrt(error / size) : std::sqrt(error);
     const bool good = relative <= 2 * kRounding && lost == 0;
     if (!good) std::printf("WRONG %s: relative error %.2e, %d lost\n", name, relative, lost);
@@ -180,9 +218,10 @@ bool near(const char* name, const Rows& got) {
 bool check(const Case& c) {
     Problem p(c);
     launch_backward<Kernel>(p.plan(), p.params, nullptr);
-    const bool good = near("dq", p.dq) & near("dk", p.dk) & near("dv", p.dv);
-    std::printf("%s %d x %d heads %d/%d keys %d dims %d %d window %d %d size %g\n", good ? "ok" : "WRONG", c.batch, c.queries,
-                c.heads_q, c.heads_k, c.keys, c.head_dim, c.head_dim_v, c.left, c.right, c.size);
+    const bool good = near("dq", c, p.dq) & near("dk", c, p.dk) & near("dv", c, p.dv);
+    std::printf("%s %d x %d heads %d/%d keys %d dims %d %d window %d %d size %g lengths %d\n", good ? "ok" : "WRONG", c.batch,
+                c.queries, c.heads_q, c.heads_k, c.keys, c.head_dim, c.head_dim_v, c.left, c.right, c.size,
+                static_cast<int>(c.lengths));
     return good;
 }
 
@@ -200,6 +239,12 @@ int main(int, char** argv) {
         {1, 2, 1, 150, 200, kDim, kDim, 120, 0, kWide ? 4.0f : 2.0f, false, false},  // very small probabilities
         {1, 1, 1, 0, 130, kDim, kDim, kAll, kAll, 1, false, false},                  // no queries at all
         {1, 1, 1, 70, 0, kDim, kDim, kAll, kAll, 1, false, false},                   // no keys
+        {3, 2, 1, 150, 300, kDim, kDim, kAll, kAll, 1, false, true, Lengths::used},
+        {3, 2, 2, 200, 90, kDim, kDim - 16, kAll, 0, 1, false, false, Lengths::used},  // a key tile beyond the used length
+        {3, 2, 1, 40, 200, kDim, kDim, 60, 0, 1, true, false, Lengths::used},          // no queries in one sequence
+        {4, 2, 1, 300, 280, kDim, kDim, kAll, kAll, 1, false, true, Lengths::packed},
+        {4, 2, 2, 250, 433, kDim - 8, kDim, kAll, 0, 1, false, false, Lengths::packed},
+        {3, 1, 1, 111, 130, kDim, kDim, 50, 20, 1, true, false, Lengths::packed},  // a sequence of no queries
     };
     bool good = true;
     for (const Case& c : cases) good &= check(c);
