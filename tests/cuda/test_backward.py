@@ -117,12 +117,7 @@ def test_strides(kernel: dict, layout: Callable) -> None:
 
 # Capabilities that some kernels lack, by the field of a case that needs them.
 OPTIONS = {
-    "softcap": {"softcap": 20.0},
-    "dropout_p": {"dropout_p": 0.25},
-    "alibi_slopes": {"alibi": "h"},
-    "bias": {"bias": "hqk"},
-    "mask": {"mask": "qk"},
-    "block_mask": {"block_mask": "h"},
+    "dbias": {"bias": "hqk"},
     "q": {"head_dim": 33},
 }
 

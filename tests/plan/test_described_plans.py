@@ -40,6 +40,7 @@ def kernel(name: str, instance: str, tile: str, **expected: str) -> dict[str, st
 
 SLOPES = tensor(16, dtype=abi.FLOAT32)
 BLOCKS = tensor(1, 1, 8, 8, dtype=abi.BOOL)
+SCORES, DSCORES = tensor(1, 16, 1000, 1000), tensor(1, 16, 1000, 1000, address=2 * ADDRESS)
 USED = tensor(2, dtype=abi.INT32)
 PACKED, CU = (tensor(1000, 16, 64),) * 3, dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), tensor(3, dtype=abi.INT32))
 RARE = ({"softcap": 30.0}, {"alibi_slopes": SLOPES}, {"dropout_p": 0.5}, {"flags": abi.SCALE, "softmax_scale": -1.0})
@@ -123,9 +124,13 @@ def decode_cases() -> list[Case]:
 def backward_cases() -> list[Case]:
     static = {"schedule": "static"}
     deterministic = {"flags": abi.DETERMINISTIC}
+    general = kernel("backward_sm90_bf16_d64", "general", "64x128")
+    options = ({"softcap": 30.0}, {"alibi_slopes": SLOPES}, {"dropout_p": 0.5}, {"bias": SCORES}, {"block_mask": BLOCKS})
     return [
         attention("H200", 64, kernel("backward_sm90_bf16_d64", "plain", "64x128", **static), "backward"),
-        attention("H200", 64, kernel("backward_sm80_bf16_d64", "general", "128x128"), "backward", softcap=30.0),
+        *(attention("H200", 64, general, "backward", **option) for option in options),
+        attention("H200", 64, general, "backward", seqused_q=USED, mask=tensor(1, 1, 1000, 1000, dtype=abi.BOOL)),
+        attention("H200", 64, kernel("backward_sm80_bf16_d64", "general", "128x128"), "backward", bias=SCORES, dbias=DSCORES),
         attention("H200", 64, kernel("backward_sm90_bf16_d64", "variable lengths", "64x128"), "backward", seqused_q=USED),
         attention("H200", 64, kernel("backward_sm90_bf16_d64", "variable lengths", "64x128"), "backward", seqused_k=USED),
         Case("H200", "backward", PACKED, CU, kernel("backward_sm90_bf16_d64", "variable lengths", "64x128")),
@@ -170,7 +175,7 @@ def test_launches_of_forward(lib: c.CDLL) -> None:
 
 
 def test_launches_of_backward(lib: c.CDLL) -> None:
-    bias = {"bias": tensor(1, 16, 1000, 1000), "dbias": tensor(1, 16, 1000, 1000, address=2 * ADDRESS)}
+    bias = {"bias": SCORES, "dbias": DSCORES}
     sink = {"learnable_sink": SLOPES, "dsink": tensor(16, dtype=abi.FLOAT32, address=2 * ADDRESS)}
     assert launches(lib, attention("H200", 128, {}, "backward", **bias, **sink)) == [
         "softmax statistics: 256 thread blocks of 1001",

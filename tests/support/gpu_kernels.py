@@ -55,15 +55,7 @@ def supports(kernel: dict, case: Case | DecodeCase, deterministic: bool = False)
     if any(dim % 8 for dim in dims):
         return False
     backward = kernel["operation"] == "backward"
-    return not (backward and (deterministic or has_lengths(case) or has_rare_options(case) or case.block_mask is not None))
-
-
-def has_lengths(case: Case) -> bool:
-    return case.packed or case.used_q is not None or case.used_k is not None
-
-
-def has_rare_options(case: Case) -> bool:
-    return bool(case.softcap or case.dropout_p or case.alibi or case.bias is not None or case.mask is not None)
+    return not (backward and (deterministic or case.bias is not None))
 
 
 def supporting(candidates: list[dict], deterministic: bool = False, **fields: object) -> list[dict]:

@@ -97,16 +97,17 @@ __device__ __forceinline__ uint32_t keep_bits(const DropoutParams& dropout, uint
     return keep;
 }
 
-// For kBlocks transposed accumulator blocks of 16 keys and 8 query rows: block i has the query rows from row + i / 2 * 8 and the
-// keys from col + i % 2 * 16 on, as in dropout_words_transposed(). Bit i * 4 + e belongs to its element e.
-template <int kBlocks>
+// For kBlocks transposed accumulator blocks of 16 keys and 8 query rows, kSlabs of them side by side along the keys: block i has
+// the query rows from row + i / kSlabs * 8 and the keys from col + i % kSlabs * 16 on, as in dropout_words_transposed(). Bit
+// i * 4 + e belongs to its element e.
+template <int kBlocks, int kSlabs = 2>
 __device__ __forceinline__ uint32_t keep_bits_transposed(const DropoutParams& dropout, uint32_t batch_head, int row, int col,
                                                          int lane) {
     uint32_t keep = 0;
 #pragma unroll 1
     for (int i = 0; i < kBlocks; ++i) {
         uint32_t words[4];
-        dropout_words_transposed(dropout, batch_head, row + i / 2 * 8, col + i % 2 * 16, lane, words);
+        dropout_words_transposed(dropout, batch_head, row + i / kSlabs * 8, col + i % kSlabs * 16, lane, words);
 #pragma unroll
         for (int e = 0; e < 4; ++e) keep |= (words[e] >= dropout.threshold ? 1u : 0u) << (i * 4 + e);
     }

@@ -46,8 +46,11 @@ int launch_dk_dv(const LaunchShape& shape, const BackwardParams& params, cudaStr
 // Calls do_with with the instance as an integral_constant.
 template <class DoWith>
 auto with_backward_instance(int instance, const DoWith& do_with) {
-    if (static_cast<BackwardInstance>(instance) == BackwardInstance::ragged)
-        return do_with(std::integral_constant<BackwardInstance, BackwardInstance::ragged>());
+    switch (static_cast<BackwardInstance>(instance)) {
+        case BackwardInstance::general: return do_with(std::integral_constant<BackwardInstance, BackwardInstance::general>());
+        case BackwardInstance::ragged: return do_with(std::integral_constant<BackwardInstance, BackwardInstance::ragged>());
+        case BackwardInstance::plain: break;
+    }
     return do_with(std::integral_constant<BackwardInstance, BackwardInstance::plain>());
 }
 

@@ -19,6 +19,7 @@ struct BackwardDqWarpgroup {
     static constexpr int kPieces = Traits::kPieces;
 
     const BackwardContext<Traits>& context;
+    const BackwardQueryTiles<Traits> query_tiles{context};
     const BackwardProducer<Traits> producer{context};
     const BackwardZeroFill<Traits> zero_fill{context};
 
@@ -28,12 +29,12 @@ struct BackwardDqWarpgroup {
         const bool loads = warp == 0 && elect_one();
         if (loads) producer.begin();
         __syncwarp();
-        QueryTilePosition at = storage.first_position(context.params);
+        auto at = query_tiles.first();
         PipelineState<Traits::kScoreStages> gradients(storage.gradients);
         storage.keys().wait(0);
         zero_fill.keys();
 #pragma unroll 1
-        for (; at.left > 0; storage.range.advance(at)) {
+        for (; at.left > 0; query_tiles.advance(at)) {
             gradients.wait_full();
             // Does not block: the consumers released this stage, that of the previous tile, before they published this dS.
             if (loads) producer.load_queries();

@@ -4,15 +4,21 @@
 namespace libflash::cuda {
 
 // What an instance can do.
-//   plain    the host knows the lengths
-//   ragged   the same with lengths on the device
-enum class BackwardInstance { plain, ragged };
+//   plain     the host knows the lengths
+//   ragged    the same with lengths on the device
+//   general   all of that, and block masks, softcap, ALiBi, bias, mask, dropout
+enum class BackwardInstance { plain, ragged, general };
 
 constexpr const char* backward_kind_name(BackwardInstance kind) {
-    return kind == BackwardInstance::ragged ? "variable lengths" : "plain";
+    switch (kind) {
+        case BackwardInstance::plain: return "plain";
+        case BackwardInstance::ragged: return "variable lengths";
+        default: return "general";
+    }
 }
 
-constexpr BackwardInstance backward_instance(bool lengths_on_device) {
+constexpr BackwardInstance backward_instance(bool general, bool lengths_on_device) {
+    if (general) return BackwardInstance::general;
     return lengths_on_device ? BackwardInstance::ragged : BackwardInstance::plain;
 }
 

@@ -4,6 +4,9 @@
 
 #include "cuda/sm90/backward_dk_dv.cuh"
 #include "cuda/sm90/backward_dq.cuh"
+#include "cuda/sm90/backward_general.cuh"
+
+#include <type_traits>
 
 namespace libflash::cuda::sm90 {
 
@@ -14,7 +17,7 @@ struct BackwardKernel {
 
     const BackwardContext<Traits>& context;
     const BackwardDqWarpgroup<Traits> dq_warpgroup{context};
-    const BackwardConsumer<Traits> consumer{context};
+    const std::conditional_t<Traits::kRareOptions, BackwardGeneralConsumer<Traits>, BackwardConsumer<Traits>> consumer{context};
 
     __device__ __forceinline__ void run() const {
         if (threadIdx.x < BackwardSharedStorage<Traits>::kInitThreads) context.storage.init(context.params);

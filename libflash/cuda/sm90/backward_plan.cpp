@@ -1,12 +1,14 @@
 // The backward plan of sm_90a: one thread block per key tile.
 #include "cuda/host/backward_plan.h"
+#include "cuda/host/problem_params.h"
 #include "cuda/sm90/backward_instance.h"
 #include "cuda/sm90/plan.h"
 
 namespace libflash::cuda::sm90 {
 
 BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties&) {
-    const BackwardInstance kind = backward_instance(has_lengths_on_device(problem));
+    const bool general = rare_option(problem) || problem.block_mask.present;
+    const BackwardInstance kind = backward_instance(general, has_lengths_on_device(problem));
     return common_backward_plan(kernel, problem, {static_cast<int>(kind), backward_kind_name(kind)});
 }
 

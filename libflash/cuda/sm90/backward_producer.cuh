@@ -1,7 +1,7 @@
 // The producer of the sm_90a backward kernel, one thread of the dQ warpgroup: loads K, V, Q, dO and softmax statistics by TMA.
 #pragma once
 
-#include "cuda/sm90/backward_context.cuh"
+#include "cuda/sm90/backward_query_tiles.cuh"
 
 namespace libflash::cuda::sm90 {
 
@@ -12,11 +12,12 @@ struct BackwardProducer {
     using Tiles = BackwardSharedTiles<Traits>;
 
     const BackwardContext<Traits>& context;
+    const BackwardQueryTiles<Traits> query_tiles{context};
 
     // Loads K and V, and fills all stages of query tiles but one.
     __device__ __forceinline__ void begin() const {
         load_keys();
-        context.storage.loads = {context.storage.first_position(context.params), 0, 0};
+        context.storage.loads = {query_tiles.first(), 0, 0};
 #pragma unroll 1
         for (int i = 0; i < Traits::kStages - 1; ++i) load_queries();
     }
@@ -38,7 +39,7 @@ struct BackwardProducer {
         queries.advance();
         next.stage = queries.stage;
         next.phase = queries.phase;
-        storage.range.advance(next.at);
+        query_tiles.advance(next.at);
     }
 
 private:

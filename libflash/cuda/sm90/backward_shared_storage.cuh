@@ -8,6 +8,8 @@
 #include "cuda/sm90/pipeline.cuh"
 #include "cuda/sm90/query_tile_range.cuh"
 
+#include <type_traits>
+
 namespace libflash::cuda::sm90 {
 
 // K, V; stages of Q and dO; stages of dS; softmax statistics of all stages.
@@ -35,9 +37,10 @@ struct BackwardSharedTiles {
 template <class Traits>
 struct BackwardSharedStorage {
     static constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
+    using Position = std::conditional_t<Traits::kBlockMask, VisibleTilePosition, QueryTilePosition>;
     // The next tile to load. The producer thread keeps it in shared memory, because it has few registers.
     struct LoadState {
-        QueryTilePosition at;
+        Position at;
         int stage, phase;  // of the pipeline
     };
     // Where only the device knows a length: rows from this one on of the key tile, and of the sequence's queries, may hold other

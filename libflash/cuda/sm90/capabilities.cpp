@@ -8,12 +8,10 @@
 namespace libflash::cuda::sm90 {
 namespace {
 
-// The first requested option that backward lacks, or nullptr: score options, block masks, deterministic sums.
+// The first requested option that backward lacks, or nullptr.
 const char* option_backward_lacks(const AttentionProblem& p) {
     if (p.request.deterministic) return "deterministic";
-    if (const char* option = rare_option(p)) return option;
-    if (p.block_mask.present) return p.block_mask.has_lists ? "block_lists" : "block_mask";
-    return nullptr;
+    return p.dbias.present ? "dbias" : nullptr;
 }
 
 // Whether TMA can read the tensor: address and strides are multiples of 16 bytes, strides are at least 0 and less than 2^40

@@ -10,6 +10,10 @@ struct QueryTilePosition {
     int head, tile;
     int left;  // number of tiles left, this one included
 };
+// The same under a block mask, where nobody has counted the tiles: `left` is 0 after the last one, else 1.
+struct VisibleTilePosition : QueryTilePosition {
+    int cursor;  // of QueryTiles::next
+};
 
 // The query tiles [begin, end) of each head. Those outside [unmasked, unmasked + count) are edge tiles.
 template <int kBlockM, int kBlockN>

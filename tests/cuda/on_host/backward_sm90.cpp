@@ -22,6 +22,9 @@ constexpr bool kWide = Kernel::config.dtype == KernelType::bf16_;  // bf16 has t
 constexpr double kRounding = kWide ? 0x1p-8 : 0x1p-11;
 
 enum class Lengths { dense, used, packed };
+// Block masks of 128 x 128 blocks: none; a random one as dense mask or as lists, different for each head, with a column of blocks
+// that keeps no block; no block at all.
+enum class Blocks { all, mask, lists, none };
 
 struct Case {
     int batch, heads_q, heads_k, queries, keys, head_dim, head_dim_v;
@@ -29,7 +32,11 @@ struct Case {
     float size;       // of all inputs
     bool top_left, dlse;
     Lengths lengths = Lengths::dense;  // other than dense: lengths differ, and rows outside a sequence are NaN
+    bool rare = false;                 // softcap, ALiBi, bias, mask and dropout
+    Blocks blocks = Blocks::all;
+
     bool is_packed() const { return lengths == Lengths::packed; }
+    bool is_general() const { return rare || blocks != Blocks::all; }
 };
 
 std::mt19937 generator(3);
@@ -85,6 +92,34 @@ struct Rows {
     void fill_with_nan() { std::fill(x.begin(), x.end(), T(NAN)); }
 };
 
+const DropoutParams kDropout = {1u << 30, 7, 9, 3, nullptr, 4.0f / 3, true};
+
+// The blocks that are kept, as a mask (head, row, column) and as a list for each column.
+struct KeptBlocks {
+    int rows, cols;
+    std::vector<uint8_t> mask;
+    std::vector<int32_t> counts, indices;
+
+    explicit KeptBlocks(const Case& c) : rows((c.queries + 127) / 128), cols((c.keys + 127) / 128) {
+        mask.assign(size_t(c.heads_q) * rows * cols, 0), indices.assign(mask.size(), -1);
+        for (int i = 0; i < c.heads_q * cols; ++i) {
+            counts.push_back(0);
+            for (int row = 0; row < rows; ++row) {
+                if (c.blocks == Blocks::none || i % 5 == 2 || generator() % 2 == 0) continue;
+                mask[(size_t(i / cols) * rows + row) * cols + i % cols] = 1;
+                indices[i * rows + counts[i]++] = row;
+            }
+        }
+    }
+    bool keeps(int h, int i, int j) const { return mask[(size_t(h) * rows + i / 128) * cols + j / 128]; }
+    BlockMaskParams params(Blocks kind) const {
+        const int64_t per_head = int64_t{rows} * cols;
+        if (kind == Blocks::all) return {};
+        if (kind == Blocks::lists) return {nullptr, {}, counts.data(), indices.data(), {0, cols, 1}, {0, per_head, rows, 1}};
+        return {mask.data(), {0, per_head, cols, 1}};
+    }
+};
+
 double dot(const T* a, const T* b, int count) {
     double sum = 0;
     for (int i = 0; i < count; ++i) sum += double(float(a[i])) * float(b[i]);
@@ -93,19 +128,27 @@ double dot(const T* a, const T* b, int count) {
 
 struct Problem {
     Case c;
-    double scale;
+    double scale, cap = 9;
     Side queries, keys;
+    KeptBlocks blocks;
+    std::vector<float> bias, slopes;
+    std::vector<uint8_t> mask;  // (head, row, column), as the bias
     Rows q, k, v, out, dout, dq, dk, dv;
     std::vector<float> lse, dlse, sums;
     std::vector<SoftmaxStatistics> statistics;
     BackwardParams params{};
 
     explicit Problem(const Case& given)
-        : c(given), scale(1 / std::sqrt(double(c.head_dim))), queries(c, c.queries, 37), keys(c, c.keys, 41),
+        : c(given), scale(1 / std::sqrt(double(c.head_dim))), queries(c, c.queries, 37), keys(c, c.keys, 41), blocks(c),
           q(c, queries, c.heads_q, c.head_dim, c.size), k(c, keys, c.heads_k, c.head_dim, c.size),
           v(c, keys, c.heads_k, c.head_dim_v, c.size), out(c, queries, c.heads_q, c.head_dim_v, 0),
           dout(c, queries, c.heads_q, c.head_dim_v, c.size), dq(q), dk(k), dv(v) {
         for (Rows* x : {&dq, &dk, &dv}) x->fill_with_nan();
+        for (int i = 0; i < c.heads_q * c.queries * c.keys && c.rare; ++i) {
+            bias.push_back(std::normal_distribution<float>()(generator));
+            mask.push_back(generator() % 8 != 0);
+        }
+        for (int h = 0; h < c.heads_q; ++h) slopes.push_back(0.01f * static_cast<float>(h + 1));
         lse.assign(size_t(queries.rows) * c.heads_q, NAN);
         std::normal_distribution<float> normal;
         for (size_t i = 0; i < lse.size(); ++i) dlse.push_back(c.dlse ? normal(generator) : 0.0f);
@@ -115,28 +158,51 @@ struct Problem {
         fill_in();
     }
 
-    bool sees(int b, int i, int j) const {
+    size_t score_at(int h, int i, int j) const { return (size_t(h) * c.queries + i) * c.keys + j; }
+    bool sees(int b, int h, int i, int j) const {
         const int64_t ahead = int64_t{j} - i - (c.top_left ? 0 : keys.length[b] - queries.length[b]);
-        return ahead <= c.right && -ahead <= c.left;
+        if (ahead > c.right || -ahead > c.left) return false;
+        if (c.blocks != Blocks::all && !blocks.keeps(h, i, j)) return false;
+        return !c.rare || mask[score_at(h, i, j)];
+    }
+    double capped(double score) const { return c.rare ? cap * std::tanh(score / cap) : score; }
+    // What is added to a score after the softcap.
+    double added(int b, int h, int i, int j) const {
+        if (!c.rare) return 0;
+        return bias[score_at(h, i, j)] - slopes[h] * std::abs(i + keys.length[b] - queries.length[b] - j);
+    }
+    // 0, or the factor of the probabilities that dropout keeps.
+    double keep_factor(int b, int h, int i, int j) const {
+        if (!c.rare) return 1;
+        const uint4 words = dropout_words(kDropout, b * c.heads_q + h, i, j / 4 * 4);
+        const uint32_t word[4] = {words.x, words.y, words.z, words.w};
+        return word[j % 4] >= kDropout.threshold ? kDropout.keep_factor : 0;
     }
 
     void solve_row(int b, int h, int i) {
         const int kv_head = h / (c.heads_q / c.heads_k), length_k = keys.length[b];
-        std::vector<double> s(length_k, -INFINITY);
+        std::vector<double> s(length_k, -INFINITY), slope(length_k, 1);
         double largest = -INFINITY, sum = 0;
         for (int j = 0; j < length_k; ++j) {
-            if (!sees(b, i, j)) continue;
-            s[j] = scale * dot(q.row(b, i, h), k.row(b, j, kv_head), c.head_dim);
+            if (!sees(b, h, i, j)) continue;
+            s[j] = capped(scale * dot(q.row(b, i, h), k.row(b, j, kv_head), c.head_dim));
+            if (c.rare) slope[j] = 1 - s[j] * s[j] / cap / cap;
+            s[j] += added(b, h, i, j);
             largest = std::max(largest, s[j]);
         }
-        for (int j = 0; j < length_k; ++j) sum += sees(b, i, j) ? std::exp(s[j] - largest) : 0;
+        for (const double x : s) sum += x > -INFINITY ? std::exp(x - largest) : 0;
         const double log_sum = largest + std::log(sum);
         const size_t number = size_t(h) * queries.rows + queries.start[b] + i;
         lse[number] = sum > 0 ? static_cast<float>(log_sum) : -INFINITY;
         if (sum == 0) return;
+        std::vector<double> p(length_k, 0), kept(length_k, 0);  // probabilities, before and after dropout
+        for (int j = 0; j < length_k; ++j) {
+            p[j] = std::exp(s[j] - log_sum);
+            kept[j] = p[j] > 0 ? p[j] * keep_factor(b, h, i, j) : 0;
+        }
         double* o = &out.exact[out.at(b, i, h)];
         for (int j = 0; j < length_k; ++j)
-            for (int x = 0; x < c.head_dim_v; ++x) o[x] += std::exp(s[j] - log_sum) * float(v.row(b, j, kv_head)[x]);
+            for (int x = 0; x < c.head_dim_v; ++x) o[x] += kept[j] * float(v.row(b, j, kv_head)[x]);
         // Backward gets the rounded output.
         double delta = -dlse[number];
         for (int x = 0; x < c.head_dim_v; ++x) {
@@ -144,14 +210,14 @@ struct Problem {
             delta += double(float(rounded)) * float(dout.row(b, i, h)[x]);
         }
         for (int j = 0; j < length_k; ++j) {
-            if (!sees(b, i, j)) continue;
-            const double p = std::exp(s[j] - log_sum),
-                         ds = p * (dot(dout.row(b, i, h), v.row(b, j, kv_head), c.head_dim_v) - delta);
+            if (p[j] == 0) continue;
+            const double dp = dot(dout.row(b, i, h), v.row(b, j, kv_head), c.head_dim_v),
+                         ds = (kept[j] * dp - p[j] * delta) * slope[j];
             for (int x = 0; x < c.head_dim; ++x) {
                 dq.exact[dq.at(b, i, h) + x] += scale * ds * float(k.row(b, j, kv_head)[x]);
                 dk.exact[dk.at(b, j, kv_head) + x] += scale * ds * float(q.row(b, i, h)[x]);
             }
-            for (int x = 0; x < c.head_dim_v; ++x) dv.exact[dv.at(b, j, kv_head) + x] += p * float(dout.row(b, i, h)[x]);
+            for (int x = 0; x < c.head_dim_v; ++x) dv.exact[dv.at(b, j, kv_head) + x] += kept[j] * float(dout.row(b, i, h)[x]);
         }
     }
 
@@ -167,6 +233,15 @@ struct Problem {
         params.head_dim = c.head_dim, params.head_dim_v = c.head_dim_v;
         params.softmax_scale = static_cast<float>(scale), params.scale_log2 = static_cast<float>(scale * 1.4426950408889634);
         params.mask = {c.left, c.right, c.top_left};
+        params.block_cols = blocks.params(c.blocks);
+        params.rare.dropout.keep_factor = 1;
+        if (c.rare) {
+            const int64_t per_head = int64_t{c.queries} * c.keys;
+            params.rare = {static_cast<float>(cap), {slopes.data(), 0, 1, true}};
+            params.rare.bias = {bias.data(), {0, per_head, c.keys, 1}, true};
+            params.rare.mask = {mask.data(), {0, per_head, c.keys, 1}};
+            params.rare.dropout = kDropout;
+        }
         params.vector_loads = params.vector_out = true;
         params.units = c.is_packed() ? queries.rows / kUnitRows + c.batch : (c.queries + kUnitRows - 1) / kUnitRows;
         statistics.assign(size_t(c.is_packed() ? 1 : c.batch) * c.heads_q * params.units * kUnitRows, {NAN, NAN});
@@ -180,7 +255,7 @@ struct Problem {
 
     BackwardPlan plan() const {
         BackwardPlan plan;
-        plan.instance.number = static_cast<int>(backward_instance(c.lengths != Lengths::dense));
+        plan.instance.number = static_cast<int>(backward_instance(c.is_general(), c.lengths != Lengths::dense));
         const auto launch = [&](BackwardStep step, const ScheduleParams& schedule) {
             return launch_shape(blocks_of(schedule), resources_of_backward<Kernel>(int(step), plan.instance.number));
         };
@@ -219,9 +294,9 @@ bool check(const Case& c) {
     Problem p(c);
     launch_backward<Kernel>(p.plan(), p.params, nullptr);
     const bool good = near("dq", c, p.dq) & near("dk", c, p.dk) & near("dv", c, p.dv);
-    std::printf("%s %d x %d heads %d/%d keys %d dims %d %d window %d %d size %g lengths %d\n", good ? "ok" : "WRONG", c.batch,
-                c.queries, c.heads_q, c.heads_k, c.keys, c.head_dim, c.head_dim_v, c.left, c.right, c.size,
-                static_cast<int>(c.lengths));
+    std::printf("%s %d x %d heads %d/%d keys %d dims %d %d window %d %d size %g lengths %d rare %d blocks %d\n",
+                good ? "ok" : "WRONG", c.batch, c.queries, c.heads_q, c.heads_k, c.keys, c.head_dim, c.head_dim_v, c.left,
+                c.right, c.size, static_cast<int>(c.lengths), c.rare, static_cast<int>(c.blocks));
     return good;
 }
 
@@ -245,6 +320,13 @@ int main(int, char** argv) {
         {4, 2, 1, 300, 280, kDim, kDim, kAll, kAll, 1, false, true, Lengths::packed},
         {4, 2, 2, 250, 433, kDim - 8, kDim, kAll, 0, 1, false, false, Lengths::packed},
         {3, 1, 1, 111, 130, kDim, kDim, 50, 20, 1, true, false, Lengths::packed},  // a sequence of no queries
+        {1, 2, 1, 150, 200, kDim, kDim, kAll, 0, 1, false, true, Lengths::dense, true},
+        {2, 2, 2, 100, 90, kDim - 8, kDim - 16, 60, 20, 1, true, false, Lengths::used, true},
+        {3, 2, 1, 150, 170, kDim, kDim, kAll, 0, 3, false, true, Lengths::packed, true},
+        {1, 4, 2, 500, 600, kDim, kDim, kAll, 0, 1, false, false, Lengths::dense, false, Blocks::mask},
+        {2, 2, 1, 600, 500, kDim, kDim, kAll, kAll, 1, false, true, Lengths::used, false, Blocks::lists},
+        {3, 2, 1, 450, 500, kDim, kDim, 300, 0, 1, false, false, Lengths::packed, true, Blocks::lists},
+        {1, 2, 1, 300, 300, kDim, kDim, kAll, 0, 1, false, false, Lengths::dense, false, Blocks::none},
     };
     bool good = true;
     for (const Case& c : cases) good &= check(c);
