@@ -1,7 +1,8 @@
 // The kernels of backward that all architectures share: softmax statistics of the query rows, which run before dK/dV, and the
-// gradient of the sink. Also the launch of one step.
+// gradients of sink and bias. Also the launch of one step.
 #pragma once
 
+#include "cuda/attention/dbias.cuh"
 #include "cuda/attention/element.cuh"
 #include "cuda/attention/params.h"
 #include "cuda/attention/softmax_statistics.cuh"
@@ -15,6 +16,8 @@ using SoftmaxStatisticsOf =
                           softmax_statistics_lanes(Kernel::config.head_dim, sizeof(ElementOf<Kernel::config.dtype>))>;
 template <class Kernel>
 using DsinkOf = Dsink<ElementOf<Kernel::config.dtype>>;
+template <class Kernel>
+using DbiasOf = Dbias<ElementOf<Kernel::config.dtype>, Kernel::config.head_dim>;
 
 template <class Kernel>
 __global__ void __launch_bounds__(SoftmaxStatisticsOf<Kernel>::kThreads)
@@ -26,6 +29,13 @@ __global__ void __launch_bounds__(SoftmaxStatisticsOf<Kernel>::kThreads)
 template <class Kernel>
 __global__ void __launch_bounds__(DsinkOf<Kernel>::kThreads) dsink_kernel(const __grid_constant__ BackwardParams params) {
     DsinkOf<Kernel>::run(params);
+}
+
+template <class Kernel>
+__global__ void __launch_bounds__(DbiasOf<Kernel>::kThreads, 2) dbias_kernel(const __grid_constant__ BackwardParams params) {
+    extern __shared__ __align__(128) char tiles[];
+    DbiasOf<Kernel> body(params, tiles);
+    body.run();
 }
 
 // Enqueues `kernel` after raising its limit of dynamic shared memory, which is 48 KB by default. Does nothing without thread

@@ -1,5 +1,6 @@
 #include "cuda/host/backward_plan.h"
 
+#include "cuda/attention/query_rows_tiles.h"
 #include "cuda/host/limits.h"
 #include "cuda/host/problem_params.h"
 #include "cuda/host/tile_schedule.h"
@@ -40,6 +41,13 @@ ScheduleParams key_schedule(const AttentionProblem& problem, const KernelConfig&
     return schedule_params(problem.k_rows, problem.batch, problem.heads_k, config.tile_k, head_bytes, false);
 }
 
+int64_t dbias_blocks(const AttentionProblem& problem, const KernelConfig& config) {
+    const int element = element_bytes(config.dtype), tile_q = query_rows_tile_q(config.head_dim, true, element),
+              tile_k = query_rows_tile_k(config.head_dim, element);
+    const int64_t* shape = problem.dbias.shape;
+    return shape[0] * shape[1] * ceil_div(shape[2], tile_q) * ceil_div(shape[3], tile_k);
+}
+
 }  // namespace
 
 bool backward_loads_in_vectors(const AttentionProblem& problem) {
@@ -71,6 +79,7 @@ BackwardPlan common_backward_plan(const Kernel& kernel, const AttentionProblem& 
     plan.dk_dv = launch(BackwardStep::dk_dv, blocks_of(plan.key_schedule));
     if (!plan.deterministic) plan.dq_conversion = launch(BackwardStep::dq_conversion, blocks_of(plan.query_schedule));
     if (problem.dsink.present) plan.dsink = launch(BackwardStep::dsink, problem.heads_q);
+    if (problem.dbias.present) plan.dbias = launch(BackwardStep::dbias, dbias_blocks(problem, config));
     return plan;
 }
 

@@ -5,8 +5,8 @@
 
 namespace libflash::cuda {
 
-// Tiles, schedules and workspace; the launches of the softmax statistics, dK/dV, the dQ conversion and the gradient of the
-// sink.
+// Tiles, schedules and workspace; the launches of the softmax statistics, dK/dV, the dQ conversion and the gradients of sink and
+// bias.
 BackwardPlan common_backward_plan(const Kernel& kernel, const AttentionProblem& problem, const Instance& instance);
 
 // The launch of one step with `blocks` thread blocks.

@@ -7,7 +7,6 @@
 #include "cuda/attention/backward_steps.cuh"
 #include "cuda/attention/dq_accumulator.cuh"
 #include "cuda/params.h"
-#include "cuda/sm80/dbias.cuh"
 #include "cuda/sm80/dk_dv.cuh"
 #include "cuda/sm80/dk_dv_f32.cuh"
 #include "cuda/sm80/dq.cuh"
@@ -25,7 +24,6 @@ struct BackwardRow {
         DkDv<std::conditional_t<kFloat, __half, T>, config.head_dim, config.tile_q, config.tile_k, config.stages, kGeneral>>;
     template <bool kGeneral>
     using Queries = Dq<T, config.head_dim, kGeneral>;
-    using Bias = Dbias<T, config.head_dim>;
     using Accumulator = typename Keys<false>::Accumulator;
     static constexpr int kThreads = Keys<false>::kThreads;
     static constexpr int kMinBlocks = kThreads <= 128 ? 2 : 1;
@@ -62,14 +60,6 @@ __global__ void __launch_bounds__(BackwardRow<Kernel>::template Queries<kGeneral
     body.run();
 }
 
-template <class Kernel>
-__global__ void __launch_bounds__(BackwardRow<Kernel>::Bias::kThreads, 2)
-    dbias_kernel(const __grid_constant__ BackwardParams params) {
-    extern __shared__ __align__(128) char shared[];
-    typename BackwardRow<Kernel>::Bias body(params, shared);
-    body.run();
-}
-
 // dK/dV, then dq. A launch with no blocks in the plan does nothing.
 template <class Kernel, bool kGeneral>
 int launch_gradients(const BackwardPlan& plan, const BackwardParams& params, cudaStream_t stream) {
@@ -83,14 +73,13 @@ template <class Kernel, bool kGeneral>
 KernelResources backward_resources(BackwardStep step) {
     using Keys = typename BackwardRow<Kernel>::template Keys<kGeneral>;
     using Queries = typename BackwardRow<Kernel>::template Queries<kGeneral>;
-    using Bias = typename BackwardRow<Kernel>::Bias;
     switch (step) {
         case BackwardStep::statistics: return {SoftmaxStatisticsOf<Kernel>::kThreads, 0};
         case BackwardStep::dk_dv: return {Keys::kThreads, Keys::kSharedBytes};
         case BackwardStep::dq_conversion: return {BackwardRow<Kernel>::kThreads, 0};
         case BackwardStep::dq: return {Queries::kThreads, Queries::kSharedBytes};
         case BackwardStep::dsink: return {DsinkOf<Kernel>::kThreads, 0};
-        default: return {Bias::kThreads, Bias::kSharedBytes};
+        default: return {DbiasOf<Kernel>::kThreads, DbiasOf<Kernel>::kSharedBytes};
     }
 }
 
@@ -114,7 +103,7 @@ int launch_backward(const BackwardPlan& plan, const BackwardParams& params, void
     int error = enqueue(softmax_statistics_kernel<Kernel>, plan.statistics, params, cuda_stream);
     if (error == cudaSuccess) error = launch_gradients(plan, params, cuda_stream);
     if (error == cudaSuccess) error = enqueue(dsink_kernel<Kernel>, plan.dsink, params, cuda_stream);
-    if (error == cudaSuccess) error = enqueue(sm80::dbias_kernel<Kernel>, plan.dbias, params, cuda_stream);
+    if (error == cudaSuccess) error = enqueue(dbias_kernel<Kernel>, plan.dbias, params, cuda_stream);
     return error;
 }
 

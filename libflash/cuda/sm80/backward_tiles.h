@@ -9,19 +9,6 @@ constexpr int backward_split(int head_dim) { return head_dim <= 64 ? 1 : (head_d
 // Buffers for dS (and P). With two buffers and three stages of Q and dO one barrier per query tile is enough.
 constexpr int backward_buffers(int stages) { return stages >= 3 ? 2 : 1; }
 
-// Query rows per thread block in query_rows.cuh; fits every GPU. Smaller with rare options, which need registers, and with
-// float32, which needs twice the shared memory. `element`: bytes per element.
-constexpr int backward_query_tile(int head_dim, bool general, int element) {
-    if (element == 4) return head_dim <= 128 ? 64 : 32;
-    return head_dim <= 128 && !general ? 128 : 64;
-}
-
-// Keys per tile in query_rows.cuh.
-constexpr int query_rows_tile_k(int head_dim, int element) {
-    if (element == 4) return head_dim <= 192 ? 32 : 16;
-    return head_dim <= 128 ? 64 : 32;
-}
-
 constexpr int kBackwardCommonBytes = 128;
 
 // Score tiles per buffer: with a split P and dS go through shared memory; float32 has space for one of them at a time.

@@ -2,7 +2,7 @@
 // dQ accumulator. S and dP are recomputed, two more products than with the dQ accumulator.
 #pragma once
 
-#include "cuda/sm80/query_rows.cuh"
+#include "cuda/attention/query_rows.cuh"
 
 namespace libflash::cuda::sm80 {
 

@@ -1,7 +1,7 @@
 // FlashAttention-3 backward for sm_90a (Shah and others, arXiv 2407.08608). Its kernels compute the softmax statistics, then dK,
-// dV and the dQ accumulator, then dQ from the accumulator, then the gradient of a sink. In the second one a thread block has one
-// key tile: the first warpgroup loads tiles and computes the dQ accumulator (backward_dq.cuh), the other two have 64 keys each
-// (backward_dk_dv.cuh).
+// dV and the dQ accumulator, then dQ from the accumulator, then the gradients of sink and bias. In the second one a thread block
+// has one key tile: the first warpgroup loads tiles and computes the dQ accumulator (backward_dq.cuh), the other two have 64 keys
+// each (backward_dk_dv.cuh, backward_general.cuh).
 #pragma once
 
 #include "cuda/attention/backward_steps.cuh"
@@ -74,6 +74,7 @@ KernelResources resources_of_backward(int step, int instance) {
                                                 [](auto kind) { return sm90::dk_dv_resources<Kernel, decltype(kind)::value>(); });
         case BackwardStep::dq_conversion: return {Traits::Accumulator::kWarps * 32, 0};
         case BackwardStep::dsink: return {DsinkOf<Kernel>::kThreads, 0};
+        case BackwardStep::dbias: return {DbiasOf<Kernel>::kThreads, DbiasOf<Kernel>::kSharedBytes};
         default: return {0, 0};  // no such step
     }
 }
@@ -89,6 +90,7 @@ int launch_backward(const BackwardPlan& plan, const BackwardParams& params, void
         });
     if (error == cudaSuccess) error = enqueue(sm90::dq_accumulator_kernel<Kernel>, plan.dq_conversion, params, cuda_stream);
     if (error == cudaSuccess) error = enqueue(dsink_kernel<Kernel>, plan.dsink, params, cuda_stream);
+    if (error == cudaSuccess) error = enqueue(dbias_kernel<Kernel>, plan.dbias, params, cuda_stream);
     return error;
 }
 

@@ -8,12 +8,6 @@
 namespace libflash::cuda::sm90 {
 namespace {
 
-// The first requested option that backward lacks, or nullptr.
-const char* option_backward_lacks(const AttentionProblem& p) {
-    if (p.request.deterministic) return "deterministic";
-    return p.dbias.present ? "dbias" : nullptr;
-}
-
 // Whether TMA can read the tensor: address and strides are multiples of 16 bytes, strides are at least 0 and less than 2^40
 // bytes.
 bool tma_reads(const TensorView& tensor) {
@@ -39,8 +33,8 @@ bool tma_reads_all(const AttentionProblem& p, std::string* why) {
 }
 
 bool supports_backward(const AttentionProblem& p, std::string* why) {
-    if (const char* option = option_backward_lacks(p)) {
-        if (why) *why = text_of(option, ": the kernel does not know it");
+    if (p.request.deterministic) {
+        if (why) *why = "deterministic: the kernel does not know it";
         return false;
     }
     if (!tma_reads_all(p, why)) return false;

@@ -154,7 +154,7 @@ void backward(Problem& p, bool deterministic) {
     params.dq_accumulator = deterministic ? nullptr : sums.data();
     params.key_schedule = schedule_params(side(kKeys), 1, 1, BackwardRow_::config.tile_k, 1e3, false);
     params.query_schedule = schedule_params(side(kRows), 1, kHeads, kUnitRows, 1e9, false);
-    params.query_tile_schedule = schedule_params(side(kRows), 1, kHeads, backward_query_tile(kDim, p.rare, sizeof(T)), 1e3, true);
+    params.query_tile_schedule = schedule_params(side(kRows), 1, kHeads, query_rows_tile_q(kDim, p.rare, sizeof(T)), 1e3, true);
     if (p.rare) {
         params.dbias = {p.dbias.data(), {0, int64_t{kRows} * kKeys, kKeys, 1}, {1, kHeads, kRows, kKeys}, true};
         params.dsink = {p.dsink.data(), 1, true};
@@ -172,7 +172,7 @@ void backward(Problem& p, bool deterministic) {
         plan.dq_conversion = launch(BackwardStep::dq_conversion, blocks_of(params.query_schedule));
     }
     if (p.rare) {
-        const int tile_q = backward_query_tile(kDim, true, sizeof(T)), tile_k = query_rows_tile_k(kDim, sizeof(T));
+        const int tile_q = query_rows_tile_q(kDim, true, sizeof(T)), tile_k = query_rows_tile_k(kDim, sizeof(T));
         plan.dsink = launch(BackwardStep::dsink, kHeads);
         plan.dbias = launch(BackwardStep::dbias, kHeads * ceil_div(kRows, tile_q) * ceil_div(kKeys, tile_k));
     }

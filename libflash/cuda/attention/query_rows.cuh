@@ -1,4 +1,4 @@
-// Base class of dq.cuh and dbias.cuh: recomputes scores and dS for a tile of query rows, so that sums over keys or heads have a
+// Base class of sm80/dq.cuh and dbias.cuh: recomputes scores and dS for a tile of query rows, so that sums over keys or heads have a
 // fixed order. Each warp has kSlabs * 16 query rows and processes kChunk keys at a time in registers.
 #pragma once
 
@@ -6,13 +6,13 @@
 #include "cuda/attention/edge_mask.cuh"
 #include "cuda/attention/key_tiles.cuh"
 #include "cuda/attention/params.h"
+#include "cuda/attention/query_rows_tiles.h"
 #include "cuda/attention/query_tiles.cuh"
 #include "cuda/attention/schedule.cuh"
 #include "cuda/attention/scores.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/ptx/math.cuh"
-#include "cuda/sm80/backward_tiles.h"
 #include "cuda/tile/product.cuh"
 #include "cuda/tile/shared_tile.cuh"
 #include "cuda/tile/split_product.cuh"
@@ -20,12 +20,12 @@
 
 #include <type_traits>
 
-namespace libflash::cuda::sm80 {
+namespace libflash::cuda {
 
 template <class T, int kHeadDim, bool kGeneral>
 struct QueryRows {
     static constexpr bool kFloat = std::is_same<T, float>::value;
-    static constexpr int kBlockM = backward_query_tile(kHeadDim, kGeneral, sizeof(T));
+    static constexpr int kBlockM = query_rows_tile_q(kHeadDim, kGeneral, sizeof(T));
     static constexpr int kBlockN = query_rows_tile_k(kHeadDim, sizeof(T));
     static constexpr int kWarps = kFloat ? kBlockM / 16 : 4, kThreads = kWarps * 32;
     static constexpr int kSlabs = kBlockM / kWarps / 16;
@@ -235,4 +235,4 @@ struct QueryRows {
     }
 };
 
-}  // namespace libflash::cuda::sm80
+}  // namespace libflash::cuda

@@ -2,9 +2,9 @@
 // all batch entries, heads and tiles that share it, so every element is written once and its sum has a fixed order.
 #pragma once
 
-#include "cuda/sm80/query_rows.cuh"
+#include "cuda/attention/query_rows.cuh"
 
-namespace libflash::cuda::sm80 {
+namespace libflash::cuda {
 
 template <class T, int kHeadDim>
 struct Dbias : QueryRows<T, kHeadDim, true> {
@@ -119,4 +119,4 @@ struct Dbias : QueryRows<T, kHeadDim, true> {
     }
 };
 
-}  // namespace libflash::cuda::sm80
+}  // namespace libflash::cuda
