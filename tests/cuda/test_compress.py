@@ -12,13 +12,13 @@ import abi
 import numpy as np
 import pytest
 from case import Case
-from gpu_kernels import TYPES, device_of, parameters, supporting, with_cpu
+from gpu_kernels import TYPES, device_of, parameters, supporting, supports, with_cpu
 from memory_harness import Guarded
 
 import libflash
 
 torch = pytest.importorskip("torch")
-from gpu_case import problem, same_bits  # noqa: E402  (needs torch)
+from gpu_case import problem, same_sums  # noqa: E402  (needs torch)
 from gpu_memory import GuardedOnGpu  # noqa: E402
 
 FORMS = ("row_counts", "row_indices", "col_counts", "col_indices")
@@ -155,13 +155,13 @@ def test_attention_with_the_lists(kernel: dict, letters: str) -> None:
     p = problem(case, device_of(kernel))
     dense = p.options["block_mask"]
     assert not dense.all()
-    results = []
+    results, ordered = [], supports(kernel, case, deterministic=True)
     for blocks in (dense, libflash.compress_block_mask(dense)):
         p.options["block_mask"] = blocks
         o, lse = p.forward()
-        results.append({"o": o, "lse": lse} | p.backward(o, lse, kernel["name"], deterministic=True))
+        results.append({"o": o, "lse": lse} | p.backward(o, lse, kernel["name"], deterministic=ordered))
     for name, wanted in results[0].items():
-        assert same_bits(results[1][name], wanted), name
+        assert same_sums(results[1][name], wanted, ordered or name != "dq"), name
 
 
 # Only on a GPU.

@@ -130,7 +130,7 @@ def backward_cases() -> list[Case]:
         attention("H200", 64, kernel("backward_sm90_bf16_d64", "plain", "64x128", **static), "backward"),
         *(attention("H200", 64, general, "backward", **option) for option in options),
         attention("H200", 64, general, "backward", seqused_q=USED, mask=tensor(1, 1, 1000, 1000, dtype=abi.BOOL)),
-        attention("H200", 64, kernel("backward_sm80_bf16_d64", "general", "128x128"), "backward", bias=SCORES, dbias=DSCORES),
+        attention("H200", 64, kernel("backward_sm80_bf16_d64", "plain", "128x128"), "backward", **deterministic),
         attention("H200", 64, kernel("backward_sm90_bf16_d64", "variable lengths", "64x128"), "backward", seqused_q=USED),
         attention("H200", 64, kernel("backward_sm90_bf16_d64", "variable lengths", "64x128"), "backward", seqused_k=USED),
         Case("H200", "backward", PACKED, CU, kernel("backward_sm90_bf16_d64", "variable lengths", "64x128")),
@@ -183,6 +183,13 @@ def test_launches_of_backward(lib: c.CDLL) -> None:
         "dq from its accumulator: 256 thread blocks of 1201",
         "dsink: 16 thread blocks of 1401",
         f"dbias: {16 * 16 * 16} thread blocks of 1501",
+    ]
+    assert launches(lib, attention("H200", 64, {}, "backward", **bias, **sink)) == [
+        "softmax statistics: 256 thread blocks of 1002",
+        "dk and dv: 256 thread blocks of 1102",
+        "dq from its accumulator: 256 thread blocks of 1202",
+        "dsink: 16 thread blocks of 1402",
+        f"dbias: {16 * 16 * 16} thread blocks of 1502",
     ]
     case = attention("H200", 128, {}, "backward", flags=abi.DETERMINISTIC)
     assert launches(lib, case)[2:] == ["dq: 256 thread blocks of 1300"]

@@ -54,8 +54,7 @@ def supports(kernel: dict, case: Case | DecodeCase, deterministic: bool = False)
     dims = {case.head_dim, case.head_dim if case.head_dim_v is None else case.head_dim_v}
     if any(dim % 8 for dim in dims):
         return False
-    backward = kernel["operation"] == "backward"
-    return not (backward and (deterministic or case.bias is not None))
+    return not (kernel["operation"] == "backward" and deterministic)
 
 
 def supporting(candidates: list[dict], deterministic: bool = False, **fields: object) -> list[dict]:

@@ -36,6 +36,7 @@ struct Case {
     Blocks blocks = Blocks::all;
 
     bool is_packed() const { return lengths == Lengths::packed; }
+    bool wants_dbias() const { return rare && !is_packed(); }
     bool is_general() const { return rare || blocks != Blocks::all; }
 };
 
@@ -131,7 +132,8 @@ struct Problem {
     double scale, cap = 9;
     Side queries, keys;
     KeptBlocks blocks;
-    std::vector<float> bias, slopes;
+    std::vector<float> bias, dbias, slopes;
+    std::vector<double> dbias_exact;
     std::vector<uint8_t> mask;  // (head, row, column), as the bias
     Rows q, k, v, out, dout, dq, dk, dv;
     std::vector<float> lse, dlse, sums;
@@ -148,6 +150,7 @@ struct Problem {
             bias.push_back(std::normal_distribution<float>()(generator));
             mask.push_back(generator() % 8 != 0);
         }
+        dbias.assign(bias.size(), NAN), dbias_exact.assign(bias.size(), 0);
         for (int h = 0; h < c.heads_q; ++h) slopes.push_back(0.01f * static_cast<float>(h + 1));
         lse.assign(size_t(queries.rows) * c.heads_q, NAN);
         std::normal_distribution<float> normal;
@@ -211,8 +214,9 @@ struct Problem {
         }
         for (int j = 0; j < length_k; ++j) {
             if (p[j] == 0) continue;
-            const double dp = dot(dout.row(b, i, h), v.row(b, j, kv_head), c.head_dim_v),
-                         ds = (kept[j] * dp - p[j] * delta) * slope[j];
+            const double dp = dot(dout.row(b, i, h), v.row(b, j, kv_head), c.head_dim_v), of_score = kept[j] * dp - p[j] * delta,
+                         ds = of_score * slope[j];
+            if (c.rare) dbias_exact[score_at(h, i, j)] += of_score;
             for (int x = 0; x < c.head_dim; ++x) {
                 dq.exact[dq.at(b, i, h) + x] += scale * ds * float(k.row(b, j, kv_head)[x]);
                 dk.exact[dk.at(b, j, kv_head) + x] += scale * ds * float(q.row(b, i, h)[x]);
@@ -241,6 +245,7 @@ struct Problem {
             params.rare.bias = {bias.data(), {0, per_head, c.keys, 1}, true};
             params.rare.mask = {mask.data(), {0, per_head, c.keys, 1}};
             params.rare.dropout = kDropout;
+            if (c.wants_dbias()) params.dbias = {dbias.data(), {0, per_head, c.keys, 1}, {1, c.heads_q, c.queries, c.keys}, true};
         }
         params.vector_loads = params.vector_out = true;
         params.units = c.is_packed() ? queries.rows / kUnitRows + c.batch : (c.queries + kUnitRows - 1) / kUnitRows;
@@ -262,6 +267,11 @@ struct Problem {
         plan.statistics = launch(BackwardStep::statistics, params.query_schedule);
         plan.dk_dv = launch(BackwardStep::dk_dv, params.key_schedule);
         plan.dq_conversion = launch(BackwardStep::dq_conversion, params.query_schedule);
+        if (c.wants_dbias()) {
+            const int tile_q = query_rows_tile_q(HEAD_DIM, true, sizeof(T)), tile_k = query_rows_tile_k(HEAD_DIM, sizeof(T));
+            plan.dbias = launch_shape(c.heads_q * ceil_div(c.queries, tile_q) * ceil_div(c.keys, tile_k),
+                                      resources_of_backward<Kernel>(int(BackwardStep::dbias), plan.instance.number));
+        }
         return plan;
     }
 };
@@ -290,10 +300,21 @@ bool near(const char* name, const Case& c, const Rows& got) {
     return good;
 }
 
+bool near_dbias(const Problem& p) {
+    double error = 0, size = 0;
+    for (size_t i = 0; i < p.dbias.size() && p.c.wants_dbias(); ++i) {
+        error += (p.dbias[i] - p.dbias_exact[i]) * (p.dbias[i] - p.dbias_exact[i]);
+        size += p.dbias_exact[i] * p.dbias_exact[i];
+    }
+    const bool good = std::sqrt(error) <= 2 * kRounding * std::sqrt(size);
+    if (!good) std::printf("WRONG dbias: relative error %.2e\n", std::sqrt(error / size));
+    return good;
+}
+
 bool check(const Case& c) {
     Problem p(c);
     launch_backward<Kernel>(p.plan(), p.params, nullptr);
-    const bool good = near("dq", c, p.dq) & near("dk", c, p.dk) & near("dv", c, p.dv);
+    const bool good = near("dq", c, p.dq) & near("dk", c, p.dk) & near("dv", c, p.dv) & near_dbias(p);
     std::printf("%s %d x %d heads %d/%d keys %d dims %d %d window %d %d size %g lengths %d rare %d blocks %d\n",
                 good ? "ok" : "WRONG", c.batch, c.queries, c.heads_q, c.heads_k, c.keys, c.head_dim, c.head_dim_v, c.left,
                 c.right, c.size, static_cast<int>(c.lengths), c.rare, static_cast<int>(c.blocks));
