@@ -1,5 +1,5 @@
-// Base class of sm80/dq.cuh and dbias.cuh: recomputes scores and dS for a tile of query rows, so that sums over keys or heads have a
-// fixed order. Each warp has kSlabs * 16 query rows and processes kChunk keys at a time in registers.
+// Base class of sm80/dq.cuh and dbias.cuh: recomputes scores and dS for a tile of query rows, so that sums over keys or heads
+// have a fixed order. Each warp has kSlabs * 16 query rows and processes kChunk keys at a time in registers.
 #pragma once
 
 #include "cuda/attention/dropout.cuh"

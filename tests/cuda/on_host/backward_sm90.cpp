@@ -1,6 +1,7 @@
 // Runs the backward kernel of sm90 on the host and compares it with double precision: masks, lengths that end within tiles,
-// shared key heads, and NaN between rows and outside the sequences. The argument is 0, or the seed of a disorder: warps are delayed, copies complete late
-// and in any order, and products are computed when they are waited for. Prints the errors; exit code 0 means none is too large.
+// shared key heads, rare options, block masks, and NaN between rows and outside the sequences. The argument is 0, or the seed of
+// a disorder: warps are delayed, copies complete late and in any order, and products are computed when they are waited for.
+// Prints the errors; exit code 0 means none is too large.
 #include "emulation.h"
 
 #include <cstdio>
