@@ -41,6 +41,7 @@ def kernel(name: str, instance: str, tile: str, **expected: str) -> dict[str, st
 SLOPES = tensor(16, dtype=abi.FLOAT32)
 BLOCKS = tensor(1, 1, 8, 8, dtype=abi.BOOL)
 SCORES, DSCORES = tensor(1, 16, 1000, 1000), tensor(1, 16, 1000, 1000, address=2 * ADDRESS)
+MASK = tensor(1, 1, 1000, 1000, dtype=abi.BOOL)
 USED = tensor(2, dtype=abi.INT32)
 PACKED, CU = (tensor(1000, 16, 64),) * 3, dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), tensor(3, dtype=abi.INT32))
 RARE = ({"softcap": 30.0}, {"alibi_slopes": SLOPES}, {"dropout_p": 0.5}, {"flags": abi.SCALE, "softmax_scale": -1.0})
@@ -124,12 +125,21 @@ def decode_cases() -> list[Case]:
 def backward_cases() -> list[Case]:
     static = {"schedule": "static"}
     deterministic = {"flags": abi.DETERMINISTIC}
-    general = kernel("backward_sm90_bf16_d64", "general", "64x128")
-    options = ({"softcap": 30.0}, {"alibi_slopes": SLOPES}, {"dropout_p": 0.5}, {"bias": SCORES}, {"block_mask": BLOCKS})
+    options = (
+        {"softcap": 30.0},
+        {"alibi_slopes": SLOPES},
+        {"dropout_p": 0.5},
+        {"bias": SCORES},
+        {"mask": MASK, "seqused_q": USED},
+    )
+    general, blocks = ("general", *options), ("block mask", {"block_mask": BLOCKS}, {"block_mask": BLOCKS, "seqused_k": USED})
     return [
         attention("H200", 64, kernel("backward_sm90_bf16_d64", "plain", "64x128", **static), "backward"),
-        *(attention("H200", 64, general, "backward", **option) for option in options),
-        attention("H200", 64, general, "backward", seqused_q=USED, mask=tensor(1, 1, 1000, 1000, dtype=abi.BOOL)),
+        *(
+            attention("H200", 64, kernel("backward_sm90_bf16_d64", instance, "64x128"), "backward", **option)
+            for instance, *several in (general, blocks)
+            for option in several
+        ),
         attention("H200", 64, kernel("backward_sm80_bf16_d64", "plain", "128x128"), "backward", **deterministic),
         attention("H200", 64, kernel("backward_sm90_bf16_d64", "variable lengths", "64x128"), "backward", seqused_q=USED),
         attention("H200", 64, kernel("backward_sm90_bf16_d64", "variable lengths", "64x128"), "backward", seqused_k=USED),
@@ -185,11 +195,11 @@ def test_launches_of_backward(lib: c.CDLL) -> None:
         f"dbias: {16 * 16 * 16} thread blocks of 1501",
     ]
     assert launches(lib, attention("H200", 64, {}, "backward", **bias, **sink)) == [
-        "softmax statistics: 256 thread blocks of 1002",
-        "dk and dv: 256 thread blocks of 1102",
-        "dq from its accumulator: 256 thread blocks of 1202",
-        "dsink: 16 thread blocks of 1402",
-        f"dbias: {16 * 16 * 16} thread blocks of 1502",
+        "softmax statistics: 256 thread blocks of 1003",
+        "dk and dv: 256 thread blocks of 1103",
+        "dq from its accumulator: 256 thread blocks of 1203",
+        "dsink: 16 thread blocks of 1403",
+        f"dbias: {16 * 16 * 16} thread blocks of 1503",
     ]
     case = attention("H200", 128, {}, "backward", flags=abi.DETERMINISTIC)
     assert launches(lib, case)[2:] == ["dq: 256 thread blocks of 1300"]

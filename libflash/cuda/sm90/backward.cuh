@@ -48,6 +48,8 @@ template <class DoWith>
 auto with_backward_instance(int instance, const DoWith& do_with) {
     switch (static_cast<BackwardInstance>(instance)) {
         case BackwardInstance::general: return do_with(std::integral_constant<BackwardInstance, BackwardInstance::general>());
+        case BackwardInstance::block_mask:
+            return do_with(std::integral_constant<BackwardInstance, BackwardInstance::block_mask>());
         case BackwardInstance::ragged: return do_with(std::integral_constant<BackwardInstance, BackwardInstance::ragged>());
         case BackwardInstance::plain: break;
     }

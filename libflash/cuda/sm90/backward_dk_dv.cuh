@@ -5,6 +5,7 @@
 
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/backward_epilogue.cuh"
+#include "cuda/sm90/backward_query_tiles.cuh"
 #include "cuda/sm90/backward_scores.cuh"
 #include "cuda/sm90/backward_zero_fill.cuh"
 #include "cuda/sm90/warp_roles.cuh"
@@ -21,10 +22,12 @@ struct BackwardConsumer {
     static constexpr int kSums = kHeadDim / 2, kSteps = kBlockM / 16;
 
     const BackwardContext<Traits>& context;
+    const BackwardQueryTiles<Traits> query_tiles{context};
     const BackwardScores<Traits> scores{context};
     const BackwardZeroFill<Traits> zero_fill{context};
     const BackwardEpilogue<Traits> epilogue{context};
 
+    using Position = typename BackwardQueryTiles<Traits>::Position;
     using Scores = typename BackwardScores<Traits>::Scores;
     using Fragments = typename BackwardScores<Traits>::Fragments;
     using Operand = uint32_t[kHeadDim / 16][4];
@@ -47,7 +50,7 @@ struct BackwardConsumer {
                 PipelineState<Traits::kScoreStages>(storage.gradients)};
 #pragma unroll
         for (int i = 0; i < kSums; ++i) c.dk[i] = c.dv[i] = 0.0f;
-        QueryTilePosition at = storage.first_position(context.params);
+        auto at = query_tiles.first();
         storage.keys().wait(0);
         zero_fill.keys();
         if (at.left > 0) {
@@ -69,9 +72,9 @@ private:
 
     // S and dP of a tile are issued as soon as their registers are free: before dV and dK of the previous tile, which then
     // overlap the exponentials.
-    __device__ __forceinline__ void loop_over_queries(State& c, QueryTilePosition at) const {
+    __device__ __forceinline__ void loop_over_queries(State& c, Position at) const {
         Fragments p, ds;  // P and dS, rounded
-        bool edge = context.storage.range.is_edge(at.tile);
+        bool edge = query_tiles.is_edge(at.tile);
         c.queries.wait_full();
         zero_fill.queries(c.queries.stage, at.tile);
         issue_scores(c);
@@ -107,8 +110,7 @@ private:
     // tile and waits for it. The code between the wgmma waits contains a branch: otherwise the compiler would move it past the
     // last wait.
     template <bool kFirst>
-    __device__ __forceinline__ void finish_scores(State& c, QueryTilePosition& at, bool& edge, Fragments& p,
-                                                  Fragments& ds) const {
+    __device__ __forceinline__ void finish_scores(State& c, Position& at, bool& edge, Fragments& p, Fragments& ds) const {
         const SoftmaxStatistics* of_lane = scores.statistics_of_lane(c.queries.stage, c.lane);
         typename BackwardScores<Traits>::Numbers numbers;  // loaded before the wait
         scores.load_lse(numbers, of_lane);
@@ -123,8 +125,8 @@ private:
         wgmma_wait<kFirst ? 0 : 1>();
         wgmma_fence_operand(c.ds);
         scores.differentiate(c.ds, c.p, numbers);
-        context.storage.range.advance(at);
-        edge = context.storage.range.is_edge(at.tile);
+        query_tiles.advance(at);
+        edge = query_tiles.is_edge(at.tile);
         if (at.left > 0 && !is_full) c.queries.wait_full();
         if (Traits::kRagged && at.left > 0) zero_fill.queries(c.queries.stage, at.tile);
         wgmma_wait<0>();

@@ -56,7 +56,7 @@ struct BackwardGeneralConsumer {
 
 private:
     __device__ __forceinline__ void add_tile(State& c, const QueryTilePosition& at) const {
-        const bool edge = context.storage.tiles.is_edge(at.tile);
+        const bool edge = query_tiles.is_edge(at.tile);
         c.queries.wait_full();
         zero_fill.queries(c.queries.stage, at.tile);
 #pragma unroll 1

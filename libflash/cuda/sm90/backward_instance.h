@@ -4,21 +4,24 @@
 namespace libflash::cuda {
 
 // What an instance can do.
-//   plain     the host knows the lengths
-//   ragged    the same with lengths on the device
-//   general   all of that, and block masks, softcap, ALiBi, bias, mask, dropout
-enum class BackwardInstance { plain, ragged, general };
+//   plain        the host knows the lengths
+//   ragged       the same with lengths on the device
+//   block_mask   the same as ragged, and block masks
+//   general      all of that, and softcap, ALiBi, bias, mask, dropout
+enum class BackwardInstance { plain, ragged, block_mask, general };
 
 constexpr const char* backward_kind_name(BackwardInstance kind) {
     switch (kind) {
         case BackwardInstance::plain: return "plain";
         case BackwardInstance::ragged: return "variable lengths";
+        case BackwardInstance::block_mask: return "block mask";
         default: return "general";
     }
 }
 
-constexpr BackwardInstance backward_instance(bool general, bool lengths_on_device) {
+constexpr BackwardInstance backward_instance(bool general, bool lengths_on_device, bool has_block_mask) {
     if (general) return BackwardInstance::general;
+    if (has_block_mask) return BackwardInstance::block_mask;
     return lengths_on_device ? BackwardInstance::ragged : BackwardInstance::plain;
 }
 

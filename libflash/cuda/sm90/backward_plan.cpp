@@ -7,8 +7,8 @@
 namespace libflash::cuda::sm90 {
 
 BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties&) {
-    const bool general = rare_option(problem) || problem.block_mask.present;
-    const BackwardInstance kind = backward_instance(general, has_lengths_on_device(problem));
+    const BackwardInstance kind =
+        backward_instance(rare_option(problem), has_lengths_on_device(problem), problem.block_mask.present);
     return common_backward_plan(kernel, problem, {static_cast<int>(kind), backward_kind_name(kind)});
 }
 

@@ -27,14 +27,23 @@ struct BackwardQueryTiles {
         if constexpr (Traits::kBlockMask) {
             const BlockMaskParams& blocks = context.params.block_cols;
             const int end_head = (storage.work.head + 1) * context.params.group_size;
-            at.tile = storage.tiles.next(blocks, at.head, at.tile, at.cursor);
-            while (at.tile < 0 && ++at.head < end_head) {
+#pragma unroll 1
+            while (true) {
+                at.tile = storage.tiles.next(blocks, at.head, at.tile, at.cursor);
+                at.left = at.tile >= 0;
+                if (at.left || ++at.head == end_head) return;
+                at.tile = storage.tiles.begin - 1;
                 at.cursor = 0;
-                at.tile = storage.tiles.next(blocks, at.head, storage.tiles.begin - 1, at.cursor);
             }
-            at.left = at.tile >= 0;
         } else {
             storage.range.advance(at);
+        }
+    }
+    __device__ __forceinline__ bool is_edge(int tile) const {
+        if constexpr (Traits::kBlockMask) {
+            return context.storage.tiles.is_edge(tile);
+        } else {
+            return context.storage.range.is_edge(tile);
         }
     }
 };

@@ -38,7 +38,6 @@ struct Case {
 
     bool is_packed() const { return lengths == Lengths::packed; }
     bool wants_dbias() const { return rare && !is_packed(); }
-    bool is_general() const { return rare || blocks != Blocks::all; }
 };
 
 std::mt19937 generator(3);
@@ -261,7 +260,7 @@ struct Problem {
 
     BackwardPlan plan() const {
         BackwardPlan plan;
-        plan.instance.number = static_cast<int>(backward_instance(c.is_general(), c.lengths != Lengths::dense));
+        plan.instance.number = static_cast<int>(backward_instance(c.rare, c.lengths != Lengths::dense, c.blocks != Blocks::all));
         const auto launch = [&](BackwardStep step, const ScheduleParams& schedule) {
             return launch_shape(blocks_of(schedule), resources_of_backward<Kernel>(int(step), plan.instance.number));
         };
