@@ -7,6 +7,7 @@
 #include "cuda/attention/dropout.cuh"
 #include "cuda/attention/edge_mask.cuh"
 #include "cuda/attention/params.h"
+#include "cuda/attention/rare_gradients.cuh"
 #include "cuda/attention/scores.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/tile/accumulator.cuh"
@@ -71,50 +72,20 @@ struct ScoreChunk {
             for (int a = 0; a < 2; ++a) to_fragment<T>(f[step][a], s[a][2 * step], s[a][2 * step + 1]);
     }
 
-    // The rest is for rare options. Calls rule(element, row, col) for all elements.
-    template <class Rule>
-    __device__ __forceinline__ void for_all(Scores& s, const Rule& rule) const {
-#pragma unroll
-        for (int i = 0; i < kBlocks * 4; ++i) {
-            const int a = i / 4 % 2, n = i / 8, e = i % 4;
-            rule(s[a][n][e], first_row + n * 8 + (e & 1), first_col + a * 16 + (e >> 1) * 8);
-        }
-    }
-
-    // From dot products s and dp to p and dS, the gradient of the scaled dot product before the softcap. keep: bits from
-    // keep_bits(). Each step updates dp as soon as its factor is known, so that no other values are kept.
+    // The rest is for rare options. From dot products s and dp to p and dS. keep: bits from keep_bits().
     __device__ __forceinline__ void apply_rules(Scores& s, Scores& dp, uint32_t keep, bool edge) const {
-        const RareParams& rare = params.rare;
-        const auto all = [&](const auto& rule) { for_all(s, rule); };
-        const auto each = [&](const auto& rule) {
-            for_all(s, [&](float& x, int row, int col) {
-                if (row < tiles.length_q && col < tiles.length_k) rule(x, row, col);
-            });
+        const auto at = [&](int i) -> GradientElement {
+            const int a = i / 4 % 2, n = i / 8, e = i % 4;
+            const float4 f = statistics[n * 4];
+            return {s[a][n][e],        dp[a][n][e],      first_row + n * 8 + (e & 1), first_col + a * 16 + (e >> 1) * 8,
+                    e & 1 ? f.z : f.x, e & 1 ? f.w : f.y};
         };
-        scale_and_cap(rare, params.softmax_scale, all);
-        const float inverse = rare.softcap > 0.0f ? 1.0f / rare.softcap : 0.0f;
-#pragma unroll
-        for (int i = 0; i < kBlocks * 4; ++i) {
-            const float4 f = statistics[i / 8 * 4];
-            const float capped = s[i / 4 % 2][i / 8][i % 4] * inverse, slope = fmaf(-capped, capped, 1.0f);
-            float& x = dp[i / 4 % 2][i / 8][i % 4];
-            x = ((keep >> i & 1 ? x * rare.dropout.keep_factor : 0.0f) - (i & 1 ? f.w : f.y)) * slope;
-        }
-        ScoreRules<T> rules;
-        rules.init(rare, tiles.batch, head, tiles.length_q, tiles.length_k);
-        add_and_hide<T>(rare, rules, all, each);
-        if (edge) mask_edge(s);
-#pragma unroll
-        for (int i = 0; i < kBlocks * 4; ++i) {
-            const float4 f = statistics[i / 8 * 4];
-            float& x = s[i / 4 % 2][i / 8][i % 4];
-            x = exp2_approx(min_or_nan(x - (i & 1 ? f.z : f.x), exponent_shift<T>()));
-            dp[i / 4 % 2][i / 8][i % 4] *= x;
-            if (!(keep >> i & 1)) x = 0.0f;
-        }
+        apply_rare_options<T, kBlocks * 4>(params.rare, params.softmax_scale, tiles, head, keep, at, [&] {
+            if (edge) mask_edge(s);
+        });
     }
 
-    // Dropout mask: bit i is set if element i, in the order of for_all, is kept.
+    // Dropout mask: bit i is set if element i of apply_rules() is kept.
     __device__ __forceinline__ uint32_t keep_bits() const {
         const DropoutParams& dropout = params.rare.dropout;
         if (!dropout.active) return 0xffffffffu;

@@ -4,7 +4,7 @@
 
 #include "cuda/attention/dropout.cuh"
 #include "cuda/attention/edge_mask.cuh"
-#include "cuda/attention/scores.cuh"
+#include "cuda/attention/rare_gradients.cuh"
 #include "cuda/sm90/backward_context.cuh"
 
 namespace libflash::cuda::sm90 {
@@ -38,50 +38,16 @@ struct BackwardRareOptions {
         return keep_bits_transposed<kChunk / 8, 1>(dropout, head, place.row, place.key - (lane >> 2), lane);
     }
 
-    // From dot products s and dp to P and dS, the gradient of the scaled dot product before the softcap, both times
-    // 2^exponent_shift(). Each step updates dp as soon as its factor is known, so that no other values are kept.
+    // From dot products s and dp to P and dS.
     __device__ __forceinline__ void apply(Scores& s, Scores& dp, const Place& place, uint32_t keep, bool edge) const {
-        const RareParams& rare = context.params.rare;
         const auto& tiles = context.storage.tiles;
-        const auto for_all = [&](const auto& rule) {
-#pragma unroll
-            for (int i = 0; i < kScores; ++i) rule(s[i], place.row + i / 4 * 8 + i % 2, place.key + i / 2 % 2 * 8);
-        };
-        const auto for_each = [&](const auto& rule) {
-            for_all([&](float& x, int row, int key) {
-                if (row < tiles.length_q && key < tiles.length_k) rule(x, row, key);
-            });
-        };
-        scale_and_cap(rare, context.params.softmax_scale, for_all);
-        start_gradients(s, dp, place, keep);
-        ScoreRules<T> rules;
-        rules.init(rare, context.storage.work.batch, place.head, tiles.length_q, tiles.length_k);
-        add_and_hide<T>(rare, rules, for_all, for_each);
-        if (edge) mask_edge_transposed(tiles, place.row, place.key, -INFINITY, s);
-        finish(s, dp, place, keep);
-    }
-
-private:
-    // dp becomes (keep dp / (1 - p_drop) - delta) times the slope of the softcap.
-    __device__ __forceinline__ void start_gradients(const Scores& capped, Scores& dp, const Place& place, uint32_t keep) const {
-        const RareParams& rare = context.params.rare;
-        const float inverse = rare.softcap > 0.0f ? 1.0f / rare.softcap : 0.0f;
-#pragma unroll
-        for (int i = 0; i < kScores; ++i) {
+        const auto at = [&](int i) -> GradientElement {
             const float4 f = place.statistics[i / 4 * 4];
-            const float ratio = capped[i] * inverse, slope = fmaf(-ratio, ratio, 1.0f);
-            dp[i] = ((keep >> i & 1 ? dp[i] * rare.dropout.keep_factor : 0.0f) - (i % 2 ? f.w : f.y)) * slope;
-        }
-    }
-    // Scores become probabilities, without those that dropout removes; dp becomes dS.
-    __device__ __forceinline__ void finish(Scores& s, Scores& dp, const Place& place, uint32_t keep) const {
-#pragma unroll
-        for (int i = 0; i < kScores; ++i) {
-            const float4 f = place.statistics[i / 4 * 4];
-            const float p = exp2_approx(min_or_nan(s[i] - (i % 2 ? f.z : f.x), exponent_shift<T>()));
-            dp[i] *= p;
-            s[i] = keep >> i & 1 ? p : 0.0f;
-        }
+            return {s[i], dp[i], place.row + i / 4 * 8 + i % 2, place.key + i / 2 % 2 * 8, i % 2 ? f.z : f.x, i % 2 ? f.w : f.y};
+        };
+        apply_rare_options<T, kScores>(context.params.rare, context.params.softmax_scale, tiles, place.head, keep, at, [&] {
+            if (edge) mask_edge_transposed(tiles, place.row, place.key, -INFINITY, s);
+        });
     }
 };
 

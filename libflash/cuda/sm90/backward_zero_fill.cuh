@@ -24,6 +24,7 @@ struct BackwardZeroFill {
             write_zeros<KvTile, Traits::kBlockN, Traits::kThreads>(context.tiles.k(), end, thread);
             write_zeros<KvTile, Traits::kBlockN, Traits::kThreads>(context.tiles.v(), end, thread);
             fence_shared_for_async();
+            __syncwarp();
             named_barrier_wait(1 + Traits::kGroups, Traits::kThreads);
         }
     }
@@ -37,6 +38,7 @@ struct BackwardZeroFill {
             write_zeros<QTile, Traits::kBlockM, 128>(context.tiles.q(stage), end, thread);
             write_zeros<QTile, Traits::kBlockM, 128>(context.tiles.dout(stage), end, thread);
             fence_shared_for_async();
+            __syncwarp();
             named_barrier_wait(static_cast<int>(threadIdx.x / 128), 128);
         }
     }
