@@ -66,6 +66,8 @@ FORWARD_KERNELS_SM90 = {
 BACKWARD_KERNELS_SM90 = {
     "bf16-64": ("bf16_", 64, "64, 128", 6),
     "f16-64": ("f16_", 64, "64, 128", 6),
+    "bf16-96": ("bf16_", 96, "64, 128", 3),
+    "f16-128": ("f16_", 128, "64, 128", 3),
 }
 DISORDERS = (0, 1)  # orders in which forward_sm90.cpp and backward_sm90.cpp run the warps
 

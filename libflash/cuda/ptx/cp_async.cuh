@@ -17,6 +17,20 @@ __device__ __forceinline__ void store_zeros_16(uint32_t smem_address) {
     asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(smem_address), "r"(0) : "memory");
 }
 
+__device__ __forceinline__ void store_shared_16(uint32_t smem_address, float a, float b, float c, float d) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(smem_address), "f"(a), "f"(b), "f"(c), "f"(d) : "memory");
+}
+
+// Stays where it is: the compiler does not move it ahead of a wait.
+__device__ __forceinline__ float4 load_shared_16(uint32_t smem_address) {
+    float4 x;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                 : "r"(smem_address)
+                 : "memory");
+    return x;
+}
+
 __device__ __forceinline__ uint32_t load_shared(uint32_t smem_address) {
     uint32_t x;
     asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(smem_address));

@@ -3,8 +3,8 @@
 // and dK += dS^T Q. Only dS goes through shared memory, to the warpgroup that computes dQ.
 #pragma once
 
-#include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/backward_epilogue.cuh"
+#include "cuda/sm90/backward_products.cuh"
 #include "cuda/sm90/backward_query_tiles.cuh"
 #include "cuda/sm90/backward_scores.cuh"
 #include "cuda/sm90/backward_zero_fill.cuh"
@@ -17,9 +17,9 @@ struct BackwardConsumer {
     using T = typename Traits::T;
     using KvTile = typename Traits::KvTile;
     using QTile = typename Traits::QTile;
-    using ScoreTile = typename Traits::ScoreTile;
-    static constexpr int kHeadDim = Traits::kHeadDim, kBlockM = Traits::kBlockM, kGroupKeys = Traits::kGroupKeys;
-    static constexpr int kSums = kHeadDim / 2, kSteps = kBlockM / 16;
+    using Products = BackwardProducts<Traits>;
+    using Tiles = BackwardSharedTiles<Traits>;
+    static constexpr int kHeadDim = Traits::kHeadDim, kBlockM = Traits::kBlockM;
 
     const BackwardContext<Traits>& context;
     const BackwardQueryTiles<Traits> query_tiles{context};
@@ -34,22 +34,23 @@ struct BackwardConsumer {
 
     // State of a consumer warp.
     struct State {
+        typename Products::Addresses addresses;
         int first_key, lane;  // first key of the warp, in the tile
         PipelineState<Traits::kStages> queries;
         PipelineState<Traits::kScoreStages> gradients;
         Operand k;  // this warp's rows of K; there are no registers for V
         Scores p;   // scores, then probabilities
         Scores ds;  // dP, then dS
-        float dk[kSums], dv[kSums];
+        typename Products::Sums dk, dv;
     };
 
     __device__ __forceinline__ void run() const {
         auto& storage = context.storage;
-        const int warp = uniform_warp() - 4;
-        State c{warp * 16, static_cast<int>(threadIdx.x & 31), PipelineState<Traits::kStages>(storage.queries),
+        const int warp = static_cast<int>(uniform(threadIdx.x / 32)) - 8, lane = static_cast<int>(threadIdx.x & 31);
+        State c{Products::addresses(context, warp, lane), warp * 16, lane, PipelineState<Traits::kStages>(storage.queries),
                 PipelineState<Traits::kScoreStages>(storage.gradients)};
 #pragma unroll
-        for (int i = 0; i < kSums; ++i) c.dk[i] = c.dv[i] = 0.0f;
+        for (int i = 0; i < kHeadDim / 2; ++i) c.dk[i] = c.dv[i] = 0.0f;
         auto at = query_tiles.first();
         storage.keys().wait(0);
         zero_fill.keys();
@@ -93,15 +94,16 @@ private:
         }
         issue_products(c, stage, p, ds);
         store_ds(c, ds, false);
-        publish_ds(c);
+        Products::publish_ds(c.gradients, c.lane);
         wgmma_wait<0>();
         wgmma_fence_operand(c.dk);
         wgmma_fence_operand(c.dv);
     }
     __device__ __forceinline__ void issue_products(State& c, int stage, const Fragments& p, const Fragments& ds) const {
+        const uint32_t q = uniform(Tiles::q(c.addresses.k, stage));
         wgmma_fence();
-        add_product(c.dv, p, context.tiles.dout(stage));
-        add_product(c.dk, ds, context.tiles.q(stage));
+        Products::add(c.dv, p, Tiles::dout_of(q));
+        Products::add(c.dk, ds, q);
         wgmma_commit();
     }
 
@@ -118,7 +120,7 @@ private:
         wgmma_fence_operand(c.p);
         scores.exponentiate(c.p, numbers);
         if (edge) scores.mask_edge(c.p, c.first_key, c.lane, at.tile);
-        if (!kFirst) publish_ds(c);
+        if (!kFirst) Products::publish_ds(c.gradients, c.lane);
         c.queries.advance();
         const bool is_full = c.queries.is_full();
         scores.load_delta(numbers, of_lane);
@@ -138,39 +140,18 @@ private:
 
     // Issues S^T = K Q^T and dP^T = V dO^T, one wgmma group each.
     __device__ __forceinline__ void issue_scores(State& c) const {
-        const uint32_t q = context.tiles.q(c.queries.stage), dout = context.tiles.dout(c.queries.stage);
-        const int first_row = c.first_key / kGroupKeys * kGroupKeys;
+        const uint32_t q = uniform(Tiles::q(c.addresses.k, c.queries.stage));
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kHeadDim / 16; ++step)
             Wgmma<T, kBlockM>::template multiply<false>(c.p, c.k[step], QTile::k_major_operand(q, step), step > 0);
         wgmma_commit();
-#pragma unroll
-        for (int step = 0; step < kHeadDim / 16; ++step)
-            Wgmma<T, kBlockM>::template multiply_shared<false>(c.ds, KvTile::k_major_operand(context.tiles.v(), step, first_row),
-                                                               QTile::k_major_operand(dout, step), step > 0);
-        wgmma_commit();
+        Products::template issue_scores<kBlockM>(c.ds, Tiles::v(c.addresses.k), c.addresses.first_row, Tiles::dout_of(q));
     }
-    // sums += weights * tile; `queries` is the shared address of a tile of Q or dO.
-    __device__ static __forceinline__ void add_product(float (&sums)[kSums], const Fragments& weights, uint32_t queries) {
-#pragma unroll
-        for (int step = 0; step < kSteps; ++step)
-            Wgmma<T, kHeadDim>::template multiply<true>(sums, weights[step], QTile::mn_major_operand(queries, step), true);
-    }
-
-    // Stores dS for the warpgroup that computes dS K. `stage_is_empty`: the stage was already seen empty.
+    // `stage_is_empty`: the stage was already seen empty.
     __device__ __forceinline__ void store_ds(const State& c, const Fragments& ds, bool stage_is_empty) const {
         if (!stage_is_empty) c.gradients.wait_empty();
-        const uint32_t tile = context.tiles.ds(c.gradients.stage);
-#pragma unroll
-        for (int step = 0; step < kSteps; ++step) ScoreTile::store_fragment(tile, c.first_key, step * 2, c.lane, ds[step]);
-    }
-    // Publishes the stored dS: the fence makes it visible to wgmma, which reads shared memory through the async proxy.
-    __device__ __forceinline__ void publish_ds(State& c) const {
-        fence_shared_for_async();
-        __syncwarp();
-        if (c.lane == 0) c.gradients.full().arrive();
-        c.gradients.advance();
+        Products::store_ds(c.addresses, c.gradients.stage, ds);
     }
 };
 

@@ -1,10 +1,9 @@
-// The dQ warpgroup of the sm_90a backward kernel: all four warps compute dS K and add it to the dQ accumulator; one thread is the
-// producer. The consumer warpgroups need no barrier between each other: only the stages of dS bound their distance.
+// The dQ warpgroup of the sm_90a backward kernel computes dS K and adds it to the dQ accumulator, by bulk additions: the warps wait neither for
+// them nor for each other. The consumer warpgroups need no barrier between each other: only the stages of dS bound their distance.
 #pragma once
 
-#include "cuda/ptx/reduction.cuh"
 #include "cuda/ptx/wgmma.cuh"
-#include "cuda/sm90/backward_producer.cuh"
+#include "cuda/sm90/backward_query_tiles.cuh"
 #include "cuda/sm90/backward_zero_fill.cuh"
 #include "cuda/sm90/warp_roles.cuh"
 
@@ -20,15 +19,12 @@ struct BackwardDqWarpgroup {
 
     const BackwardContext<Traits>& context;
     const BackwardQueryTiles<Traits> query_tiles{context};
-    const BackwardProducer<Traits> producer{context};
     const BackwardZeroFill<Traits> zero_fill{context};
 
     __device__ __forceinline__ void run() const {
         auto& storage = context.storage;
-        const int warp = uniform_warp(), lane = threadIdx.x & 31;
-        const bool loads = warp == 0 && elect_one();
-        if (loads) producer.begin();
-        __syncwarp();
+        const uint32_t k = uniform(context.tiles.k());
+        const int warp = uniform_warp() - 4, lane = threadIdx.x & 31;
         auto at = query_tiles.first();
         PipelineState<Traits::kScoreStages> gradients(storage.gradients);
         storage.keys().wait(0);
@@ -36,42 +32,53 @@ struct BackwardDqWarpgroup {
 #pragma unroll 1
         for (; at.left > 0; query_tiles.advance(at)) {
             gradients.wait_full();
-            // Does not block: the consumers released this stage, that of the previous tile, before they published this dS.
-            if (loads) producer.load_queries();
-            __syncwarp();
-            float* const sums =
-                context.params.dq_accumulator + Accumulator::tile_offset(storage.first_unit(context.params, at), at.tile);
+            const uint32_t ds = uniform(Tiles::ds(k, gradients.stage));
+            float* const sums = context.params.dq_accumulator +
+                                Accumulator::tile_offset(storage.first_unit(context.params, at), at.tile) +
+                                warp * Accumulator::kWarpFloats;
 #pragma unroll
-            for (int piece = 0; piece < kPieces; ++piece)
-                add_piece(context.tiles.ds(gradients.stage), sums, piece, warp, lane, [&] {
-                    if (piece == kPieces - 1 && lane == 0) gradients.empty().arrive();
-                });
+            for (int piece = 0; piece < kPieces; ++piece) {
+                float dq[Traits::kPieceCols / 2];
+                multiply(dq, ds, k, piece);
+                if (piece == kPieces - 1 && lane == 0) gradients.empty().arrive();
+                add(sums + piece * 4 * Accumulator::kWarpFloats, dq, Tiles::sums(k) + (piece * 4 + warp) * kWarpBytes, lane);
+            }
             gradients.advance();
         }
+        if (lane == 0) tma_store_wait_read<0>();
     }
 
 private:
-    // Computes and adds one piece of 64 rows x 64 channels. Calls release() when the product is complete.
-    template <class Release>
-    __device__ __forceinline__ void add_piece(uint32_t ds, float* sums, int piece, int warp, int lane,
-                                              const Release& release) const {
+    using Tiles = BackwardSharedTiles<Traits>;
+    static constexpr int kWarpBytes = Accumulator::kWarpFloats * static_cast<int>(sizeof(float));
+
+    // Computes one piece of 64 rows x kPieceCols channels.
+    __device__ static __forceinline__ void multiply(float (&dq)[Traits::kPieceCols / 2], uint32_t ds, uint32_t k, int piece) {
         constexpr int kRowPieces = Traits::kBlockM / 64;
         const int row_piece = piece % kRowPieces, col_piece = piece / kRowPieces;
-        float dq[32];
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < Traits::kBlockN / 16; ++step)
-            Wgmma<T, 64>::template multiply_shared<true, true>(
+            Wgmma<T, Traits::kPieceCols>::template multiply_shared<true, true>(
                 dq, ScoreTile::mn_major_operand(ds + row_piece * ScoreTile::kChunkBytes, step),
-                KvTile::mn_major_operand(context.tiles.k() + col_piece * KvTile::kChunkBytes, step), step > 0);
+                KvTile::mn_major_operand(k + col_piece * KvTile::kChunkBytes, step), step > 0);
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_fence_operand(dq);
-        release();
-        float* const piece_sums = sums + (piece * 4 + warp) * Accumulator::kWarpFloats;
+    }
+    // Adds the warp's part of a piece to `sums`, through `staged`, which this warp alone uses.
+    __device__ static __forceinline__ void add(float* sums, const float (&dq)[Traits::kPieceCols / 2], uint32_t staged, int lane) {
+        if (lane == 0) tma_store_wait_read<kPieces - 1>();
+        __syncwarp();
 #pragma unroll
-        for (int n = 0; n < 8; ++n)
-            WarpQuad::add(piece_sums + n * 128, lane, {dq[4 * n], dq[4 * n + 1], dq[4 * n + 2], dq[4 * n + 3]});
+        for (int n = 0; n < Traits::kPieceCols / 8; ++n)
+            store_shared_16(staged + n * 512 + lane * 16, dq[4 * n], dq[4 * n + 1], dq[4 * n + 2], dq[4 * n + 3]);
+        fence_shared_for_async();
+        __syncwarp();
+        if (lane == 0) {
+            tma_add_floats(sums, staged, kWarpBytes);
+            tma_store_commit();
+        }
     }
 };
 

@@ -3,8 +3,8 @@
 // is processed kChunk queries at a time.
 #pragma once
 
-#include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/backward_epilogue.cuh"
+#include "cuda/sm90/backward_products.cuh"
 #include "cuda/sm90/backward_query_tiles.cuh"
 #include "cuda/sm90/backward_rare_options.cuh"
 #include "cuda/sm90/backward_zero_fill.cuh"
@@ -15,12 +15,10 @@ namespace libflash::cuda::sm90 {
 template <class Traits>
 struct BackwardGeneralConsumer {
     using T = typename Traits::T;
-    using KvTile = typename Traits::KvTile;
-    using QTile = typename Traits::QTile;
-    using ScoreTile = typename Traits::ScoreTile;
+    using Products = BackwardProducts<Traits>;
+    using Tiles = BackwardSharedTiles<Traits>;
     using Scores = typename BackwardRareOptions<Traits>::Scores;
-    static constexpr int kHeadDim = Traits::kHeadDim, kGroupKeys = Traits::kGroupKeys, kChunk = Traits::kChunk;
-    static constexpr int kSums = kHeadDim / 2, kSteps = kChunk / 16;
+    static constexpr int kChunk = Traits::kChunk, kSteps = kChunk / 16;
     using Fragments = uint32_t[kSteps][4];
 
     const BackwardContext<Traits>& context;
@@ -31,19 +29,20 @@ struct BackwardGeneralConsumer {
 
     // State of a consumer warp.
     struct State {
+        typename Products::Addresses addresses;
         int first_key, lane;  // first key of the warp, in the tile
         PipelineState<Traits::kStages> queries;
         PipelineState<Traits::kScoreStages> gradients;
-        float dk[kSums], dv[kSums];
+        typename Products::Sums dk, dv;
     };
 
     __device__ __forceinline__ void run() const {
         auto& storage = context.storage;
-        const int warp = uniform_warp() - 4;
-        State c{warp * 16, static_cast<int>(threadIdx.x & 31), PipelineState<Traits::kStages>(storage.queries),
+        const int warp = static_cast<int>(uniform(threadIdx.x / 32)) - 8, lane = static_cast<int>(threadIdx.x & 31);
+        State c{Products::addresses(context, warp, lane), warp * 16, lane, PipelineState<Traits::kStages>(storage.queries),
                 PipelineState<Traits::kScoreStages>(storage.gradients)};
 #pragma unroll
-        for (int i = 0; i < kSums; ++i) c.dk[i] = c.dv[i] = 0.0f;
+        for (int i = 0; i < Traits::kHeadDim / 2; ++i) c.dk[i] = c.dv[i] = 0.0f;
         storage.keys().wait(0);
         zero_fill.keys();
 #pragma unroll 1
@@ -63,15 +62,15 @@ private:
         for (int first = 0; first < Traits::kBlockM; first += kChunk) add_chunk(c, at, first, edge);
         if (c.lane == 0) c.queries.empty().arrive();
         c.queries.advance();
-        publish_ds(c);
+        Products::publish_ds(c.gradients, c.lane);
     }
 
     // The queries from `first` on of a tile.
     __device__ __forceinline__ void add_chunk(State& c, const QueryTilePosition& at, int first, bool edge) const {
-        const uint32_t q = context.tiles.q(c.queries.stage), dout = context.tiles.dout(c.queries.stage);
+        const uint32_t k = c.addresses.k, q = uniform(Tiles::q(k, c.queries.stage)), dout = Tiles::dout_of(q);
         Scores p, ds;
-        issue_scores(c, p, context.tiles.k(), q, first);
-        issue_scores(c, ds, context.tiles.v(), dout, first);
+        Products::template issue_scores<kChunk>(p, k, c.addresses.first_row, q, first);
+        Products::template issue_scores<kChunk>(ds, Tiles::v(k), c.addresses.first_row, dout, first);
         const auto place = scores.place(at, c.queries.stage, first, c.first_key, c.lane);
         const uint32_t keep = scores.keep_bits(place, c.lane);
         if (first == 0) c.gradients.wait_empty();
@@ -83,52 +82,18 @@ private:
         round(rounded_p, p);
         round(rounded_ds, ds);
         wgmma_fence();
-        add_product(c.dv, rounded_p, dout, first);
-        add_product(c.dk, rounded_ds, q, first);
+        Products::add(c.dv, rounded_p, dout, first);
+        Products::add(c.dk, rounded_ds, q, first);
         wgmma_commit();
-        store_ds(c, rounded_ds, first);
+        Products::store_ds(c.addresses, c.gradients.stage, rounded_ds, first);
         wgmma_wait<0>();
         wgmma_fence_operand(c.dk);
         wgmma_fence_operand(c.dv);
     }
 
-    // Issues S^T = K Q^T or dP^T = V dO^T.
-    __device__ __forceinline__ void issue_scores(const State& c, Scores& products, uint32_t keys, uint32_t queries,
-                                                 int first) const {
-        const int first_row = c.first_key / kGroupKeys * kGroupKeys;
-        wgmma_fence();
-#pragma unroll
-        for (int step = 0; step < kHeadDim / 16; ++step)
-            Wgmma<T, kChunk>::template multiply_shared<false>(products, KvTile::k_major_operand(keys, step, first_row),
-                                                              QTile::k_major_operand(queries, step, first), step > 0);
-        wgmma_commit();
-    }
-    // sums += weights * rows of a tile of Q or dO.
-    __device__ static __forceinline__ void add_product(float (&sums)[kSums], const Fragments& weights, uint32_t queries,
-                                                       int first) {
-#pragma unroll
-        for (int step = 0; step < kSteps; ++step)
-            Wgmma<T, kHeadDim>::template multiply<true>(sums, weights[step], QTile::mn_major_operand(queries, first / 16 + step),
-                                                        true);
-    }
     __device__ static __forceinline__ void round(Fragments& rounded, const Scores& x) {
 #pragma unroll
         for (int i = 0; i < kSteps * 4; ++i) rounded[i / 4][i % 4] = pack_pair(x[2 * i], x[2 * i + 1], T());
-    }
-
-    // Stores dS for the warpgroup that computes dS K.
-    __device__ __forceinline__ void store_ds(const State& c, const Fragments& ds, int first) const {
-        const uint32_t tile = context.tiles.ds(c.gradients.stage);
-#pragma unroll
-        for (int step = 0; step < kSteps; ++step)
-            ScoreTile::store_fragment(tile, c.first_key, first / 8 + step * 2, c.lane, ds[step]);
-    }
-    // Publishes the stored dS: the fence makes it visible to wgmma, which reads shared memory through the async proxy.
-    __device__ __forceinline__ void publish_ds(State& c) const {
-        fence_shared_for_async();
-        __syncwarp();
-        if (c.lane == 0) c.gradients.full().arrive();
-        c.gradients.advance();
     }
 };
 

@@ -5,10 +5,17 @@
 #include "cuda/sm90/backward_dk_dv.cuh"
 #include "cuda/sm90/backward_dq.cuh"
 #include "cuda/sm90/backward_general.cuh"
+#include "cuda/sm90/backward_producer.cuh"
+#include "cuda/sm90/backward_wide.cuh"
 
 #include <type_traits>
 
 namespace libflash::cuda::sm90 {
+
+template <class Traits>
+using BackwardConsumerOf =
+    std::conditional_t<Traits::kRareOptions, BackwardGeneralConsumer<Traits>,
+                       std::conditional_t<(Traits::kHeadDim > 64), BackwardWideConsumer<Traits>, BackwardConsumer<Traits>>>;
 
 template <class Traits>
 struct BackwardKernel {
@@ -16,14 +23,24 @@ struct BackwardKernel {
         shared_bytes_of_kernel<BackwardSharedStorage<Traits>, BackwardSharedTiles<Traits>, Traits::QTile::kAlignment>();
 
     const BackwardContext<Traits>& context;
+    const BackwardProducer<Traits> producer{context};
     const BackwardDqWarpgroup<Traits> dq_warpgroup{context};
-    const std::conditional_t<Traits::kRareOptions, BackwardGeneralConsumer<Traits>, BackwardConsumer<Traits>> consumer{context};
+    const BackwardConsumerOf<Traits> consumer{context};
 
     __device__ __forceinline__ void run() const {
         if (threadIdx.x < BackwardSharedStorage<Traits>::kInitThreads) context.storage.init(context.params);
         __syncthreads();
         if (Traits::kRagged && context.storage.work.batch < 0) return;
-        run_roles<Traits>(dq_warpgroup, consumer);
+        if (threadIdx.x < 128) {
+            decrease_registers<Traits::kProducerRegisters>();
+            producer.run();
+        } else if (threadIdx.x < 256) {
+            decrease_registers<Traits::kDqRegisters>();
+            dq_warpgroup.run();
+        } else {
+            increase_registers<Traits::kConsumerRegisters>();
+            consumer.run();
+        }
     }
 };
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/attention/scores.cuh"
+#include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/sm90/backward_context.cuh"
@@ -34,6 +35,8 @@ struct BackwardScores {
         for (int i = 0; i < kBlockM / 4; ++i) delta[i] = of_lane[i / 2 * 8 + i % 2].delta;
     }
 
+    static constexpr int kEightQueries = 8 * static_cast<int>(sizeof(SoftmaxStatistics));
+
     // P = exp(S - LSE) * 2^exponent_shift(); the statistics contain the shift.
     __device__ __forceinline__ void exponentiate(Scores& p, const Numbers& lse_log2) const {
 #pragma unroll
@@ -58,6 +61,30 @@ struct BackwardScores {
     __device__ static __forceinline__ void differentiate(Scores& ds, const Scores& p, const Numbers& delta) {
 #pragma unroll
         for (int i = 0; i < kScores; ++i) ds[i] = p[i] * (ds[i] - delta[i / 4 * 2 + i % 2]);
+    }
+    // The same for callers that have few registers: reads the statistics of two queries at a time, from the shared address of those
+    // of the lane's first query.
+    __device__ __forceinline__ void exponentiate(Scores& p, uint32_t statistics) const {
+#pragma unroll
+        for (int i = 0; i < kScores; i += 4) {
+            const float4 two = load_shared_16(statistics + i / 4 * kEightQueries);
+#pragma unroll
+            for (int e = 0; e < 4; ++e)
+                p[i + e] = exp2_approx(fmaf(p[i + e], context.params.scale_log2, -(e % 2 ? two.z : two.x)));
+        }
+    }
+    // Takes P from its rounded values.
+    __device__ static __forceinline__ void differentiate(Scores& ds, const Fragments& p, uint32_t statistics) {
+#pragma unroll
+        for (int i = 0; i < kScores; i += 4) {
+            const float4 two = load_shared_16(statistics + i / 4 * kEightQueries);
+#pragma unroll
+            for (int e = 0; e < 4; e += 2) {
+                const uint32_t pair = p[i / 8][(i % 8 + e) / 2];
+                ds[i + e] = low_of(pair, T()) * (ds[i + e] - two.y);
+                ds[i + e + 1] = high_of(pair, T()) * (ds[i + e + 1] - two.w);
+            }
+        }
     }
     __device__ static __forceinline__ void round(Fragments& rounded, const Scores& x) {
 #pragma unroll

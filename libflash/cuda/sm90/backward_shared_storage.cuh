@@ -12,7 +12,7 @@
 
 namespace libflash::cuda::sm90 {
 
-// K, V; stages of Q and dO; stages of dS; softmax statistics of all stages.
+// K, V; stages of Q and dO; stages of dS; softmax statistics of all stages; dQ on its way to the accumulator.
 template <class Traits>
 struct BackwardSharedTiles {
     static constexpr int kStageBytes = 2 * Traits::QTile::kBytes;
@@ -20,15 +20,23 @@ struct BackwardSharedTiles {
     static constexpr int kStagesAt = 2 * Traits::KvTile::kBytes;
     static constexpr int kScoresAt = kStagesAt + Traits::kStages * kStageBytes;
     static constexpr int kStatisticsAt = kScoresAt + Traits::kScoreStages * Traits::ScoreTile::kBytes;
-    static constexpr int kBytes = kStatisticsAt + Traits::kStages * kStatisticsBytes;
+    static constexpr int kSumsAt = kStatisticsAt + Traits::kStages * kStatisticsBytes;
+    static constexpr int kBytes = kSumsAt + Traits::kBlockM * Traits::kHeadDim * static_cast<int>(sizeof(float));
 
     char* memory;
 
+    // The shared address of K, from which those of the other tiles follow.
     __device__ __forceinline__ uint32_t k() const { return shared_address(memory); }
-    __device__ __forceinline__ uint32_t v() const { return k() + Traits::KvTile::kBytes; }
-    __device__ __forceinline__ uint32_t q(int stage) const { return k() + kStagesAt + stage * kStageBytes; }
-    __device__ __forceinline__ uint32_t dout(int stage) const { return q(stage) + Traits::QTile::kBytes; }
-    __device__ __forceinline__ uint32_t ds(int stage) const { return k() + kScoresAt + stage * Traits::ScoreTile::kBytes; }
+    __device__ static __forceinline__ uint32_t v(uint32_t k) { return k + Traits::KvTile::kBytes; }
+    __device__ static __forceinline__ uint32_t q(uint32_t k, int stage) { return k + kStagesAt + stage * kStageBytes; }
+    __device__ static __forceinline__ uint32_t dout_of(uint32_t q) { return q + Traits::QTile::kBytes; }
+    __device__ static __forceinline__ uint32_t ds(uint32_t k, int stage) {
+        return k + kScoresAt + stage * Traits::ScoreTile::kBytes;
+    }
+    __device__ static __forceinline__ uint32_t sums(uint32_t k) { return k + kSumsAt; }
+    __device__ __forceinline__ uint32_t v() const { return v(k()); }
+    __device__ __forceinline__ uint32_t q(int stage) const { return q(k(), stage); }
+    __device__ __forceinline__ uint32_t dout(int stage) const { return dout_of(q(stage)); }
     __device__ __forceinline__ const SoftmaxStatistics* statistics(int stage) const {
         return reinterpret_cast<const SoftmaxStatistics*>(memory + kStatisticsAt + stage * kStatisticsBytes);
     }
@@ -38,11 +46,6 @@ template <class Traits>
 struct BackwardSharedStorage {
     static constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
     using Position = std::conditional_t<Traits::kBlockMask, VisibleTilePosition, QueryTilePosition>;
-    // The next tile to load. The producer thread keeps it in shared memory, because it has few registers.
-    struct LoadState {
-        Position at;
-        int stage, phase;  // of the pipeline
-    };
     // Where only the device knows a length: rows from this one on of the key tile, and of the sequence's queries, may hold other
     // data when they are loaded. Else no row.
     struct LoadedRows {
@@ -52,7 +55,6 @@ struct BackwardSharedStorage {
     uint64_t keys_full;                                // full barrier of K and V
     PipelineBarriers<Traits::kStages> queries;         // Q, dO and softmax statistics
     PipelineBarriers<Traits::kScoreStages> gradients;  // dS
-    LoadState loads;
     LoadedRows loaded;
     TileCoordinates work;  // head: a key head; batch < 0: no work
     SequenceRows q_rows, k_rows;

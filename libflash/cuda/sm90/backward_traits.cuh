@@ -21,18 +21,21 @@ struct BackwardTraits {
     static constexpr int kChunk = kHeadDim <= 64 ? 64 : 32;  // general instance: queries of a tile that are processed at once
     static constexpr int kStages = config.stages, kScoreStages = 2;  // of Q, dO and softmax statistics; of dS
     static constexpr int kGroupKeys = 64, kGroups = kBlockN / kGroupKeys;
-    static constexpr int kConsumerWarps = kGroups * 4, kThreads = (kGroups + 1) * 128;
-    // The dQ warpgroup is the producer.
-    static constexpr int kProducerRegisters = 72, kConsumerRegisters = 216;
+    static constexpr int kConsumerWarps = kGroups * 4;
     static_assert(kGroups == 2, "the registers are for two consumer warpgroups");
+    // The producer warpgroup, the dQ warpgroup, the consumers.
+    static constexpr int kThreads = (2 + kGroups) * 128;
+    static constexpr int kProducerRegisters = 24, kDqRegisters = kHeadDim % 64 == 0 ? 72 : 88,
+                         kConsumerRegisters = (512 - kProducerRegisters - kDqRegisters) / 2;
 
     using KvTile = SwizzledTile<kBlockN, kHeadDim>;
     using QTile = SwizzledTile<kBlockM, kHeadDim>;
     using ScoreTile = SwizzledTile<kBlockN, kBlockM>;  // dS^T: one row per key
 
-    // Four warps compute dS K in pieces of 64 x 64, one after another. The layout of the accumulator treats each piece as if it
-    // had four warps of its own.
-    static constexpr int kPieces = kBlockM / 64 * (kHeadDim / 64);
+    // Four warps compute dS K in pieces of 64 queries and kPieceCols channels, one after another. The layout of the accumulator
+    // treats each piece as if it had four warps of its own.
+    static constexpr int kPieceCols = kHeadDim % 64 == 0 ? 64 : kHeadDim;
+    static constexpr int kPieces = kBlockM / 64 * (kHeadDim / kPieceCols);
     using Accumulator = DqAccumulator<T, kHeadDim, kBlockM, kPieces * 4, kBlockM / 16>;
 };
 

@@ -15,17 +15,18 @@ struct BackwardZeroFill {
 
     const BackwardContext<Traits>& context;
 
-    // All threads of the thread block call it when K and V have arrived.
+    // The dQ warpgroup and the consumers call it when K and V have arrived.
     __device__ __forceinline__ void keys() const {
         if constexpr (Traits::kRagged) {
             const int end = context.storage.loaded.keys;
             if (end >= Traits::kBlockN) return;
-            const int thread = static_cast<int>(threadIdx.x);
-            write_zeros<KvTile, Traits::kBlockN, Traits::kThreads>(context.tiles.k(), end, thread);
-            write_zeros<KvTile, Traits::kBlockN, Traits::kThreads>(context.tiles.v(), end, thread);
+            constexpr int kThreads = Traits::kThreads - 128;
+            const int thread = static_cast<int>(threadIdx.x) - 128;
+            write_zeros<KvTile, Traits::kBlockN, kThreads>(context.tiles.k(), end, thread);
+            write_zeros<KvTile, Traits::kBlockN, kThreads>(context.tiles.v(), end, thread);
             fence_shared_for_async();
             __syncwarp();
-            named_barrier_wait(1 + Traits::kGroups, Traits::kThreads);
+            named_barrier_wait(1 + Traits::kGroups, kThreads);
         }
     }
     // A consumer warpgroup calls it when Q and dO of a tile have arrived in a stage. Every warpgroup writes all zeros, so none
@@ -39,7 +40,7 @@ struct BackwardZeroFill {
             write_zeros<QTile, Traits::kBlockM, 128>(context.tiles.dout(stage), end, thread);
             fence_shared_for_async();
             __syncwarp();
-            named_barrier_wait(static_cast<int>(threadIdx.x / 128), 128);
+            named_barrier_wait(static_cast<int>(threadIdx.x / 128) - 1, 128);
         }
     }
 

@@ -1,7 +1,8 @@
-// How the warps of a thread block divide into roles: the first warpgroup is the producer, the others are consumers.
+// How the warps of a thread block divide into roles: the first warpgroup is the producer, the last ones are consumers.
 #pragma once
 
 #include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/uniform.cuh"
 
 namespace libflash::cuda::sm90 {
 

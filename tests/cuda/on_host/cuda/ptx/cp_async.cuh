@@ -17,6 +17,15 @@ inline uint32_t shared_address(const void* pointer) {
 inline char* shared_pointer(uint64_t address) { return emulation::dynamic_shared + static_cast<int32_t>(address); }
 inline void store_shared(uint32_t address, uint32_t x) { std::memcpy(shared_pointer(address), &x, 4); }
 inline void store_zeros_16(uint32_t address) { std::memset(shared_pointer(address), 0, 16); }
+inline void store_shared_16(uint32_t address, float a, float b, float c, float d) {
+    const float x[4] = {a, b, c, d};
+    std::memcpy(shared_pointer(address), x, 16);
+}
+inline float4 load_shared_16(uint32_t address) {
+    float4 x;
+    std::memcpy(&x, shared_pointer(address), 16);
+    return x;
+}
 inline uint32_t load_shared(uint32_t address) {
     uint32_t x;
     std::memcpy(&x, shared_pointer(address), 4);

@@ -49,6 +49,13 @@ inline void tma_store(uint32_t address, const CUtensorMap& map, int c0, int c1, 
                 value;
         }
 }
+inline void tma_add_floats(float* global, uint32_t address, int bytes) {
+    for (int i = 0; i < bytes / 4; ++i) {
+        float x;
+        std::memcpy(&x, shared_pointer(address + 4 * i), 4);
+        global[i] += x;
+    }
+}
 inline void tma_store_commit() {}
 template <int kPending>
 void tma_store_wait_read() {}
