@@ -12,6 +12,7 @@ template <class Traits>
 struct BackwardZeroFill {
     using KvTile = typename Traits::KvTile;
     using QTile = typename Traits::QTile;
+    static constexpr int kKeysBarrier = 8, kGroupBarrier = 9;  // named barriers that nothing else uses; one for each warpgroup
 
     const BackwardContext<Traits>& context;
 
@@ -26,7 +27,7 @@ struct BackwardZeroFill {
             write_zeros<KvTile, Traits::kBlockN, kThreads>(context.tiles.v(), end, thread);
             fence_shared_for_async();
             __syncwarp();
-            named_barrier_wait(1 + Traits::kGroups, kThreads);
+            named_barrier_wait(kKeysBarrier, kThreads);
         }
     }
     // A consumer warpgroup calls it when Q and dO of a tile have arrived in a stage. Every warpgroup writes all zeros, so none
@@ -40,7 +41,7 @@ struct BackwardZeroFill {
             write_zeros<QTile, Traits::kBlockM, 128>(context.tiles.dout(stage), end, thread);
             fence_shared_for_async();
             __syncwarp();
-            named_barrier_wait(static_cast<int>(threadIdx.x / 128) - 1, 128);
+            named_barrier_wait(kGroupBarrier + static_cast<int>(threadIdx.x / 128), 128);
         }
     }
 
