@@ -1,5 +1,5 @@
-"""The implementations that are timed on a GPU: PyTorch's (FlashAttention-2, cuDNN; in float32 memory-efficient attention) and
-libflash, each as a call that a CUDA graph can capture.
+"""The implementations that are timed on a GPU: PyTorch's (FlashAttention-2, cuDNN; in float32 memory-efficient attention),
+FlashAttention-3 where its module flash_attn_interface can be imported, and libflash, each as a call that a CUDA graph can capture.
 
 libflash is timed with the kernel that it chooses; if that is no sm80 kernel, also with an sm80 kernel, which has the algorithm
 and the instructions of FlashAttention-2.
@@ -28,6 +28,8 @@ SDPA = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
+FA3 = "fa3"
+PEERS = (*SDPA, FA3)
 RESULTS = {"forward": ("out",), "backward": ("dq", "dk", "dv")}
 
 Call = Callable[[], tuple[torch.Tensor, ...]]  # tensors of (batch, seqlen, heads, head_dim), named in RESULTS
@@ -74,6 +76,27 @@ def backward_sdpa(p: Problem, backend: SDPBackend) -> Call:
     return lambda: swapped(*torch.autograd.grad(out, inputs, dout, retain_graph=True))
 
 
+def flash_attention_3() -> Callable[..., torch.Tensor] | None:
+    """Its attention function, or None if it is not installed."""
+    try:
+        import flash_attn_interface
+    except ImportError:
+        return None
+    return flash_attn_interface.flash_attn_func
+
+
+def forward_fa3(p: Problem) -> Call:
+    attention = flash_attention_3()
+    return lambda: (attention(p.q, p.k, p.v, causal=p.cell.causal),)
+
+
+def backward_fa3(p: Problem) -> Call:
+    attention, inputs = flash_attention_3(), tuple(x.detach().requires_grad_() for x in (p.q, p.k, p.v))
+    with torch.enable_grad():
+        out = attention(*inputs, causal=p.cell.causal)
+    return lambda: torch.autograd.grad(out, inputs, p.dout, retain_graph=True)
+
+
 def forward_libflash(p: Problem, kernel: str | None, backend: str | None = None, **more: object) -> Call:
     """`more`: further options of the call."""
     options = {"causal": p.cell.causal, "kernel": kernel, "backend": backend, **more}
@@ -104,6 +127,8 @@ def contenders(p: Problem, kernel: str | None) -> dict[str, Callable[[], Call]]:
     sdpa, ours = (forward_sdpa, forward_libflash) if forward else (backward_sdpa, backward_libflash)
     peers = ("efficient",) if p.cell.dtype == "float32" else ("fa2", "cudnn")
     found: dict[str, Callable[[], Call]] = {peer: lambda peer=peer: sdpa(p, SDPA[peer]) for peer in peers}
+    if p.cell.dtype != "float32" and flash_attention_3():
+        found[FA3] = lambda: (forward_fa3 if forward else backward_fa3)(p)
     if kernel is None and own_choice(p) != FAMILY:
         found[HELD] = lambda: ours(p, None, FAMILY)
     return found | {OURS: lambda: ours(p, kernel)}

@@ -1,5 +1,5 @@
 """Attention on a GPU, forward and backward, against PyTorch's FlashAttention-2 and cuDNN, in float32 against its memory-efficient
-attention, in one process, by device time.
+attention, in one process, by device time. FlashAttention-3 takes part where its module flash_attn_interface can be imported.
 
 Work as in the papers: batch * seqlen = 16384, heads * head_dim = 2048, random-normal values. Calls are replayed from CUDA graphs
 of some 30 ms, which exclude host time; the contenders take turns, and medians over the rounds are compared. They
@@ -27,14 +27,14 @@ import sys
 
 import torch
 from _cells import PASSES, Cell, gpu_cells
-from _gpu_contenders import HELD, OURS, RESULTS, SDPA, Call, contenders, measured_against, problem
+from _gpu_contenders import HELD, OURS, PEERS, RESULTS, Call, contenders, measured_against, problem
 from _gpu_timing import medians
 from _report import chosen, direction_and_dtype, name_of, summary
 
 import libflash
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-COLUMNS = (*SDPA, HELD, OURS)
+COLUMNS = (*PEERS, HELD, OURS)
 # |difference| / |row| of forward, and twice as much for backward. Two correct results differ by about a third of it, in float32
 # by a hundredth; products of one tf32 instruction would differ by seven times the limit.
 NOTHING = 1e-3  # of a typical row: smaller rows are rounding errors
@@ -105,7 +105,7 @@ def figures(cell: Cell, ms: dict[str, float]) -> dict[str, object]:
     return {
         "ms": {name: float(f"{value:.4g}") for name, value in ms.items()},
         "tflops": {name: round(cell.gflop / value, 1) for name, value in ms.items()},
-        "ratio": {name: round(ms[name] / ms[measured_against(name, ms)], 3) for name in SDPA if name in ms},
+        "ratio": {name: round(ms[name] / ms[measured_against(name, ms)], 3) for name in PEERS if name in ms},
     }
 
 
@@ -164,7 +164,7 @@ def wanted(options: argparse.Namespace) -> list[Cell]:
 def line(result: dict) -> str:
     """A dash for a contender that does not support the problem, or is the same kernel as libflash's choice."""
     values = [f"{result['tflops'].get(name, '-'):>{width(name)}}" for name in COLUMNS]
-    ratios = [f"{result['ratio'].get(name, '-'):>{width(f'/ {name}')}}" for name in SDPA]
+    ratios = [f"{result['ratio'].get(name, '-'):>{width(f'/ {name}')}}" for name in PEERS]
     return f"{name_of(result):52}{''.join(values)}{''.join(ratios)}{result['spread']:8}"
 
 
@@ -180,7 +180,7 @@ def main() -> int:
     about = setting(options.rounds, options.kernel)
     print(", ".join(f"{name} {value}" for name, value in about.items()))
     torch.set_float32_matmul_precision("highest")  # the default: no tf32 where PyTorch computes in float32
-    head = (*COLUMNS, *(f"/ {name}" for name in SDPA), "spread")
+    head = (*COLUMNS, *(f"/ {name}" for name in PEERS), "spread")
     print(f"{'TFLOP/s':52}{''.join(f'{name:>{width(name)}}' for name in head)}")
     results = []
     with torch.cuda.stream(torch.cuda.Stream()):  # the default stream cannot be captured

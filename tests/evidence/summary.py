@@ -6,7 +6,12 @@ import statistics
 from collections.abc import Callable, Iterable
 
 NAME = "performance-table"
-PEERS = {"cudnn": "cuDNN", "fa2": "FlashAttention-2 of PyTorch", "efficient": "memory-efficient attention of PyTorch"}
+PEERS = {
+    "fa3": "FlashAttention-3",
+    "cudnn": "cuDNN",
+    "fa2": "FlashAttention-2 of PyTorch",
+    "efficient": "memory-efficient attention of PyTorch",
+}
 TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 HEAD = [
     "| times as fast as | | cells | best | typical | worst |",
@@ -42,7 +47,7 @@ def gpu_lines(data: dict) -> list[str]:
     cells = data.get("benchmark", {}).get("cells", [])
     found = []
     for direction in ("forward", "backward"):
-        for floats, peers in ((False, ("cudnn", "fa2")), (True, ("efficient",))):
+        for floats, peers in ((False, ("fa3", "cudnn", "fa2")), (True, ("efficient",))):
             some = [cell for cell in cells if cell["direction"] == direction and (cell["dtype"] == "float32") == floats]
             kind = "fp32" if floats else "fp16, bf16"
             for peer in peers:

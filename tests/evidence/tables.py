@@ -24,7 +24,12 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BENCHMARK = ROOT / "tests/benchmark"
 RESULTS, README = BENCHMARK / "RESULTS.md", ROOT / "README.md"
 NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "f16": "fp16", "f32": "fp32"}
-PEERS = {"fa2": "FlashAttention-2", "cudnn": "cuDNN", "efficient": "PyTorch's memory-efficient attention"}
+PEERS = {
+    "fa2": "FlashAttention-2",
+    "fa3": "FlashAttention-3",
+    "cudnn": "cuDNN",
+    "efficient": "PyTorch's memory-efficient attention",
+}
 OURS, HELD = "libflash", "libflash sm80"  # as tests/benchmark/_gpu_contenders.py names them
 DIRECTIONS = ("forward", "backward")
 DECODE_PEERS = ("fa2", "cudnn")
@@ -52,7 +57,7 @@ def timed(data: dict, direction: str, *, floats: bool) -> list[dict]:
 
 
 def speed_tables(data: dict, direction: str) -> str:
-    """libflash's choice against cuDNN; then its sm80 kernels against FlashAttention-2, which has the same algorithm and
+    """libflash's choice against cuDNN and, where it was timed, FlashAttention-3; then its sm80 kernels against FlashAttention-2, which has the same algorithm and
     instructions.
     """
     cells = timed(data, direction, floats=False)
@@ -63,11 +68,17 @@ def speed_tables(data: dict, direction: str) -> str:
         f"{direction.capitalize()} on {data['gpu']}: TFLOP/s of libflash, and how many times as fast as cuDNN {setting['cudnn']} "
         f"in the same run. {work(data)}"
     )
+    third = f"{direction.capitalize()} on {data['gpu']} against FlashAttention-3, in the same run: TFLOP/s of libflash, and how many times as fast. bf16."
+    beside = (
+        [speed_table(third, [c for c in cells if "fa3" in c["ratio"]], OURS, "fa3")]
+        if any("fa3" in c["ratio"] for c in cells)
+        else []
+    )
     held = (
         f'{direction.capitalize()} held to FlashAttention-2 (`backend="sm80"`), in the same run: TFLOP/s, and how many times as '
         f"fast as PyTorch {setting['torch']}'s FlashAttention-2."
     )
-    return "\n\n".join([speed_table(own, cells, OURS, "cudnn"), speed_table(held, cells, HELD, "fa2")])
+    return "\n\n".join([speed_table(own, cells, OURS, "cudnn"), *beside, speed_table(held, cells, HELD, "fa2")])
 
 
 def work(data: dict) -> str:
