@@ -125,13 +125,8 @@ def decode_cases() -> list[Case]:
 def backward_cases() -> list[Case]:
     static = {"schedule": "static"}
     deterministic = {"flags": abi.DETERMINISTIC}
-    options = (
-        {"softcap": 30.0},
-        {"alibi_slopes": SLOPES},
-        {"dropout_p": 0.5},
-        {"bias": SCORES},
-        {"mask": MASK, "seqused_q": USED},
-    )
+    options = ({"softcap": 30.0}, {"alibi_slopes": SLOPES}, {"dropout_p": 0.5, "seqused_q": USED})
+    scattered = ({"bias": SCORES}, {"mask": MASK, "seqused_q": USED})
     general, blocks = ("general", *options), ("block mask", {"block_mask": BLOCKS}, {"block_mask": BLOCKS, "seqused_k": USED})
     return [
         attention("H200", 64, kernel("backward_sm90_bf16_d64", "plain", "64x128", **static), "backward"),
@@ -139,6 +134,14 @@ def backward_cases() -> list[Case]:
             attention("H200", 64, kernel("backward_sm90_bf16_d64", instance, "64x128"), "backward", **option)
             for instance, *several in (general, blocks)
             for option in several
+        ),
+        *(
+            attention("H200", 64, kernel("backward_sm80_bf16_d64", "general", "128x128"), "backward", **option)
+            for option in scattered
+        ),
+        *(
+            attention("H200", 128, kernel("backward_sm90_bf16_d128", "general", "64x128"), "backward", **option)
+            for option in (*options, *scattered)
         ),
         attention("H200", 64, kernel("backward_sm80_bf16_d64", "plain", "128x128"), "backward", **deterministic),
         attention("H200", 64, kernel("backward_sm90_bf16_d64", "variable lengths", "64x128"), "backward", seqused_q=USED),

@@ -32,9 +32,17 @@ bool tma_reads_all(const AttentionProblem& p, std::string* why) {
     return !tensor;
 }
 
-bool supports_backward(const AttentionProblem& p, std::string* why) {
-    if (p.request.deterministic) {
-        if (why) *why = "deterministic: the kernel does not know it";
+// The first requested option that backward lacks, or nullptr. The transposed scores read bias and mask against their order in memory, which
+// costs more than it gains where head_dim is small.
+const char* option_backward_lacks(const KernelConfig& config, const AttentionProblem& p) {
+    if (p.request.deterministic) return "deterministic";
+    if (config.head_dim > 64) return nullptr;
+    return p.bias.present ? "bias" : (p.mask.present ? "mask" : nullptr);
+}
+
+bool supports_backward(const KernelConfig& config, const AttentionProblem& p, std::string* why) {
+    if (const char* option = option_backward_lacks(config, p)) {
+        if (why) *why = text_of(option, ": the kernel does not know it");
         return false;
     }
     if (!tma_reads_all(p, why)) return false;
@@ -66,7 +74,7 @@ bool supports_forward(const KernelConfig& config, const AttentionProblem& p, std
 }  // namespace
 
 bool supports(const KernelConfig& config, const AttentionProblem& problem, std::string* why) {
-    return config.operation == Operation::backward ? supports_backward(problem, why) : supports_forward(config, problem, why);
+    return config.operation == Operation::backward ? supports_backward(config, problem, why) : supports_forward(config, problem, why);
 }
 
 }  // namespace libflash::cuda::sm90
