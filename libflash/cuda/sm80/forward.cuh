@@ -8,6 +8,7 @@
 #include "cuda/attention/edge_mask.cuh"
 #include "cuda/attention/element.cuh"
 #include "cuda/attention/key_tiles.cuh"
+#include "cuda/attention/long_sums.cuh"
 #include "cuda/attention/params.h"
 #include "cuda/attention/schedule.cuh"
 #include "cuda/attention/scores.cuh"
@@ -45,6 +46,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
     using Products = ForwardProducts<Forward>;
     using Epilogue = ForwardEpilogue<Forward>;
     static constexpr bool kHalf = std::is_same<T, __half>::value;
+    static constexpr bool kLongSums = kHalf;
 
     static constexpr bool kFloat = std::is_same<T, float>::value;
     using QTile = SharedTile<kBlockM, kHeadDim, sizeof(T)>;
@@ -92,9 +94,9 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         return tile * kBlockN + part() * kKeyBlocks * 8 + lane % 4 * 2;
     }
 
-    // False: the thread block has no work. Otherwise ends with a barrier.
-    __device__ __forceinline__ bool prepare() {
-        const TileCoordinates work = tile_coordinates<kBlockM>(params.schedule, params.q_lengths, params.batch);
+    // False: the thread block has no work in this work tile. Otherwise ends with a barrier.
+    __device__ __forceinline__ bool prepare(int index) {
+        const TileCoordinates work = tile_coordinates<kBlockM>(params.schedule, params.q_lengths, params.batch, index);
         if (work.batch < 0) return false;
         const SequenceRows q_rows = SequenceRows::of(params.q_lengths, work.batch);
         if (work.tile * kBlockM >= q_rows.owned) return false;
@@ -184,9 +186,39 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         add_and_hide<T>(params.rare, common().rules, for_all, for_each);
     }
 
+    __device__ __forceinline__ LongSums<kThreads, kSlabs, kChannelBlocks> long_sums() const {
+        return {params.long_sums, hide_from_compiler(thread)};
+    }
+    __device__ __forceinline__ auto blocks_of(int a) {
+        return [this, a](int n) -> float* { return o[a][n]; };
+    }
+    __device__ __forceinline__ void begin_long_sums() {
+        if (kLongSums && params.long_sums) long_sums().clear();
+    }
+    // After P V of `tile`. Tiles are in descending order, so those between two multiples of kTilesPerSum are few enough for one
+    // sum.
+    __device__ __forceinline__ void take_long_sums(int tile, int next) {
+        if constexpr (kLongSums) {
+            constexpr int kTilesPerSum = tiles_per_sum(kBlockN);
+            if (__builtin_expect((tile ^ next) >= kTilesPerSum && params.long_sums, false)) {
+#pragma unroll
+                for (int a = 0; a < kSlabs; ++a) long_sums().take(a, blocks_of(a), kept_maximum[a]);
+            }
+        }
+    }
+    __device__ __forceinline__ void add_long_sums() {
+        if constexpr (kLongSums) {
+            if (!params.long_sums) return;
+#pragma unroll
+            for (int a = 0; a < kSlabs; ++a)
+                if (long_sums().finish(a, kept_maximum[a])) long_sums().add(a, blocks_of(a));
+        }
+    }
+
     // Main loop over the key tiles. `exact_maximum`: the maximum is updated for every tile.
     __device__ __forceinline__ void loop_over_keys(bool exact_maximum) {
         clear();
+        begin_long_sums();
         scale = kGeneral || exact_maximum ? 1.0f : params.scale_log2;
         int cursor = common().tiles.list_count;
         int tile = common().tiles.previous(common().tiles.end, cursor);
@@ -219,10 +251,12 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
                 Products{*this}.multiply_pv(tile);
             }
             if (sums_past_limit()) rescale_large_sums();
+            take_long_sums(tile, next);
             first = false;
             tile = next;
         }
         cp_async_wait<0>();
+        add_long_sums();
     }
 
     // Applies dropout to two adjacent 8-column blocks.
@@ -257,7 +291,20 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
     }
 
     __device__ __forceinline__ void run() {
-        if (!prepare()) return;
+        if constexpr (kLongSums) {
+            // With long sums a thread block computes several work tiles.
+            const int count = params.schedule.heads * params.schedule.tiles;
+#pragma unroll 1
+            for (int index = blockIdx.x; index < count; index += gridDim.x) {
+                compute(index);
+                __syncthreads();  // no warp reads shared memory
+            }
+        } else {
+            compute(static_cast<int>(blockIdx.x));
+        }
+    }
+    __device__ __forceinline__ void compute(int index) {
+        if (!prepare(index)) return;
         // One loop, not two calls: a second inlined copy of the main loop costs registers.
         bool exact_maximum = false;
 #pragma unroll 1

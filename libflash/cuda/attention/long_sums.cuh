@@ -1,0 +1,87 @@
+// Long sums on the device (long_sums.h says what for): each thread has its own floats in the workspace of its thread block, so that
+// nothing needs to be synchronised. They are relative to the kept maximum of the time when they were written, and are rescaled
+// when it has changed.
+#pragma once
+
+#include "cuda/attention/long_sums.h"
+#include "cuda/ptx/hide_from_compiler.cuh"
+#include "cuda/ptx/math.cuh"
+
+namespace libflash::cuda {
+
+// Of one slab: two rows r of the thread, with kBlocks accumulator blocks of four elements each, of which elements 2 * r and
+// 2 * r + 1 belong to row r. kThreads: threads of the thread block that have accumulators. `thread`: number of this one.
+template <int kThreads, int kSlabs, int kBlocks>
+struct LongSums {
+    static constexpr int kVectors = kSlabs * (kBlocks + 1);
+    static constexpr int kAtOnce = 4;  // loads that are in flight together; more would take more registers
+    float4* own;
+
+    __device__ __forceinline__ LongSums(float* workspace, int thread)
+        : own(reinterpret_cast<float4*>(workspace) + int64_t{blockIdx.x} * (kVectors * kThreads) + thread) {}
+
+    // There are no sums yet.
+    __device__ __forceinline__ void clear() const {
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a) header(a) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+
+    // Adds the accumulators of slab a, whose values are relative to `maximum`, to the sums, and sets them to 0. block(n): the
+    // four elements of block n.
+    template <class Block>
+    __device__ __forceinline__ void take(int a, const Block& block, const float (&maximum)[2]) const {
+        const float4 before = header(a);
+        const bool exists = before.z != 0.0f;
+        const float factor[2] = {exp2_approx(before.x - maximum[0]), exp2_approx(before.y - maximum[1])};
+        header(a) = make_float4(maximum[0], maximum[1], 1.0f, 0.0f);
+        for_blocks(
+            a, [&](float4* sums, float4& sum) { sum = exists ? *sums : make_float4(0.0f, 0.0f, 0.0f, 0.0f); },
+            [&](float4* sums, int n, const float4& sum) {
+                float* x = block(n);
+                *sums = make_float4(fmaf(sum.x, factor[0], x[0]), fmaf(sum.y, factor[0], x[1]), fmaf(sum.z, factor[1], x[2]),
+                                    fmaf(sum.w, factor[1], x[3]));
+                x[0] = x[1] = x[2] = x[3] = 0.0f;
+            });
+    }
+
+    // When all scores of the rows are complete: computes the factors for add() and keeps them with the sums. Returns false if
+    // there are no sums. After that take() begins new sums, but not before add().
+    __device__ __forceinline__ bool finish(int a, const float (&maximum)[2]) const {
+        const float4 before = header(a);
+        if (before.z == 0.0f) return false;
+        header(a) = make_float4(exp2_approx(before.x - maximum[0]), exp2_approx(before.y - maximum[1]), 0.0f, 0.0f);
+        return true;
+    }
+    // Adds the sums to the accumulators.
+    template <class Block>
+    __device__ __forceinline__ void add(int a, const Block& block) const {
+        const float4 factors = header(a);
+        for_blocks(
+            a, [](float4* sums, float4& sum) { sum = *sums; },
+            [&](float4*, int n, const float4& sum) {
+                float* x = block(n);
+                x[0] = fmaf(sum.x, factors.x, x[0]), x[1] = fmaf(sum.y, factors.x, x[1]);
+                x[2] = fmaf(sum.z, factors.y, x[2]), x[3] = fmaf(sum.w, factors.y, x[3]);
+            });
+    }
+
+private:
+    // The two maxima that the sums are relative to, and whether there are sums. After finish(): the two factors.
+    __device__ __forceinline__ float4& header(int a) const { return own[a * (kBlocks + 1) * kThreads]; }
+
+    // Calls load(sums, sum) for kAtOnce blocks n of slab a and then use(sums, n, sum) for the same ones.
+    template <class Load, class Use>
+    __device__ __forceinline__ void for_blocks(int a, const Load& load, const Use& use) const {
+#pragma unroll
+        for (int first = 0; first < kBlocks; first += kAtOnce) {
+            float4* const sums = hide_from_compiler(own + (a * (kBlocks + 1) + 1 + first) * kThreads);
+            float4 sum[kAtOnce];
+#pragma unroll
+            for (int n = first; n < first + kAtOnce && n < kBlocks; ++n) load(sums + (n - first) * kThreads, sum[n - first]);
+#pragma unroll
+            for (int n = first; n < first + kAtOnce && n < kBlocks; ++n) use(sums + (n - first) * kThreads, n, sum[n - first]);
+        }
+    }
+};
+
+}  // namespace libflash::cuda
