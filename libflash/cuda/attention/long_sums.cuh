@@ -23,7 +23,7 @@ struct LongSums {
     // There are no sums yet.
     __device__ __forceinline__ void clear() const {
 #pragma unroll
-        for (int a = 0; a < kSlabs; ++a) header(a) = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        for (int a = 0; a < kSlabs; ++a) header(a) = make_float4(0.0f, 0.0f, kNone, 0.0f);
     }
 
     // Adds the accumulators of slab a, whose values are relative to `maximum`, to the sums, and sets them to 0. block(n): the
@@ -31,9 +31,9 @@ struct LongSums {
     template <class Block>
     __device__ __forceinline__ void take(int a, const Block& block, const float (&maximum)[2]) const {
         const float4 before = header(a);
-        const bool exists = before.z != 0.0f;
+        const bool exists = before.z == kTaken;
         const float factor[2] = {exp2_approx(before.x - maximum[0]), exp2_approx(before.y - maximum[1])};
-        header(a) = make_float4(maximum[0], maximum[1], 1.0f, 0.0f);
+        header(a) = make_float4(maximum[0], maximum[1], kTaken, 0.0f);
         for_blocks(
             a, [&](float4* sums, float4& sum) { sum = exists ? *sums : make_float4(0.0f, 0.0f, 0.0f, 0.0f); },
             [&](float4* sums, int n, const float4& sum) {
@@ -44,18 +44,19 @@ struct LongSums {
             });
     }
 
-    // When all scores of the rows are complete: computes the factors for add() and keeps them with the sums. Returns false if
-    // there are no sums. After that take() begins new sums, but not before add().
-    __device__ __forceinline__ bool finish(int a, const float (&maximum)[2]) const {
+    // When all scores of the rows are complete: computes the factors for add() from the last kept maximum.
+    __device__ __forceinline__ void finish(int a, const float (&maximum)[2]) const {
         const float4 before = header(a);
-        if (before.z == 0.0f) return false;
-        header(a) = make_float4(exp2_approx(before.x - maximum[0]), exp2_approx(before.y - maximum[1]), 0.0f, 0.0f);
-        return true;
+        if (before.z == kTaken)
+            header(a) = make_float4(exp2_approx(before.x - maximum[0]), exp2_approx(before.y - maximum[1]), kFinished, 0.0f);
     }
-    // Adds the sums to the accumulators.
+    // Whether there are sums to be added.
+    __device__ __forceinline__ bool has_finished(int a) const { return header(a).z == kFinished; }
+    // Adds the sums to the accumulators. After that there are none.
     template <class Block>
     __device__ __forceinline__ void add(int a, const Block& block) const {
         const float4 factors = header(a);
+        header(a).z = kNone;
         for_blocks(
             a, [](float4* sums, float4& sum) { sum = *sums; },
             [&](float4*, int n, const float4& sum) {
@@ -66,7 +67,8 @@ struct LongSums {
     }
 
 private:
-    // The two maxima that the sums are relative to, and whether there are sums. After finish(): the two factors.
+    // kTaken: the header has the two maxima that the sums are relative to. kFinished: two factors.
+    static constexpr float kNone = 0.0f, kTaken = 1.0f, kFinished = 2.0f;
     __device__ __forceinline__ float4& header(int a) const { return own[a * (kBlocks + 1) * kThreads]; }
 
     // Calls load(sums, sum) for kAtOnce blocks n of slab a and then use(sums, n, sum) for the same ones.

@@ -210,8 +210,10 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         if constexpr (kLongSums) {
             if (!params.long_sums) return;
 #pragma unroll
-            for (int a = 0; a < kSlabs; ++a)
-                if (long_sums().finish(a, kept_maximum[a])) long_sums().add(a, blocks_of(a));
+            for (int a = 0; a < kSlabs; ++a) {
+                long_sums().finish(a, kept_maximum[a]);
+                if (long_sums().has_finished(a)) long_sums().add(a, blocks_of(a));
+            }
         }
     }
 

@@ -47,7 +47,7 @@ struct ForwardConsumer {
         OnlineSoftmax<kBlockN> softmax;
         // The previous work tile until its rows are written: the factors of its rows, and its slot. Instead of a slot:
         // kNothingToWrite, before the first P V of a work tile; kAccumulating, P V of the current work tile has begun;
-        // kNoProbabilities, there are no probabilities yet. From kSlots on: the slot plus kSlots, and there are long sums.
+        // kNoProbabilities, there are no probabilities yet.
         float inverse[2];
         int unwritten_slot;
     };
@@ -199,6 +199,7 @@ private:
         wgmma_fence_operand(c.o);
         release_v(c);
         if (kBetween && first) {
+            add_long_sums(c);
             skip_values(c);
         } else if (rescale) {
 #pragma unroll
@@ -214,22 +215,16 @@ private:
         wgmma_fence_operand(c.o);
         release_v(c);
         finish_softmax(c, Storage::previous_slot(c.slot));
+        add_long_sums(c);
         if (c.unwritten_slot >= 0) write_rows(c);
     }
     __device__ __forceinline__ void finish_softmax(State& c, int slot) const {
         const bool writes = epilogue.finish_softmax(c.softmax, context.storage.work_tiles[slot], c.thread, c.inverse);
         c.unwritten_slot = writes ? slot : kNothingToWrite;
-        if (kLongSums && context.params.long_sums) {
-            const bool has_long_sums = __any_sync(0xffffffffu, long_sums().finish(0, c.softmax.kept_maximum));
-            if (writes && has_long_sums) c.unwritten_slot += Storage::kSlots;
-        }
+        if (kLongSums && context.params.long_sums) long_sums().finish(0, c.softmax.kept_maximum);
         c.softmax.clear();
     }
     __device__ __forceinline__ void write_rows(State& c) const {
-        if (kLongSums && c.unwritten_slot >= Storage::kSlots) {
-            c.unwritten_slot -= Storage::kSlots;
-            long_sums().add(0, blocks_of_sums(c));
-        }
         epilogue.write_rows(c.o, c.inverse, context.storage.work_tiles[c.unwritten_slot], c.thread);
     }
 
@@ -237,6 +232,10 @@ private:
         return {context.params.long_sums, hide_from_compiler(static_cast<int>(threadIdx.x)) - 128};
     }
 
+    // After finish_softmax and the last P V of a work tile.
+    __device__ __forceinline__ void add_long_sums(State& c) const {
+        if (kLongSums && context.params.long_sums && long_sums().has_finished(0)) long_sums().add(0, blocks_of_sums(c));
+    }
     __device__ __forceinline__ static auto blocks_of_sums(State& c) {
         return [&c](int n) -> float* { return c.o + 4 * n; };
     }
