@@ -31,9 +31,9 @@ constexpr int tiles_per_sum(int tile_k) {
 }
 
 // Workspace of a thread block with tile_q query rows whose accumulators have `channels` columns. Up to two warps share a row, and
-// each keeps the maximum that its sums refer to.
+// each keeps some more numbers with its sums.
 constexpr size_t long_sums_bytes(int tile_q, int channels) {
-    return sizeof(float) * static_cast<size_t>(tile_q) * static_cast<size_t>(channels + 16);
+    return sizeof(float) * static_cast<size_t>(tile_q) * static_cast<size_t>(channels + 32);
 }
 
 }  // namespace libflash::cuda

@@ -202,7 +202,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
             constexpr int kTilesPerSum = tiles_per_sum(kBlockN);
             if (__builtin_expect((tile ^ next) >= kTilesPerSum && params.long_sums, false)) {
 #pragma unroll
-                for (int a = 0; a < kSlabs; ++a) long_sums().take(a, blocks_of(a), kept_maximum[a]);
+                for (int a = 0; a < kSlabs; ++a) long_sums().take(a, blocks_of(a), row_sum[a], kept_maximum[a]);
             }
         }
     }
@@ -211,7 +211,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
             if (!params.long_sums) return;
 #pragma unroll
             for (int a = 0; a < kSlabs; ++a) {
-                long_sums().finish(a, kept_maximum[a]);
+                long_sums().finish(a, row_sum[a], kept_maximum[a]);
                 if (long_sums().has_finished(a)) long_sums().add(a, blocks_of(a));
             }
         }

@@ -141,7 +141,7 @@ private:
                 const bool complete = kBlockMask ? --tiles_left == 0 : c.tile % kTilesPerSum == 0;
                 if (__builtin_expect(complete && context.params.long_sums, false)) {
                     tiles_left = kTilesPerSum;
-                    long_sums().take(0, blocks_of_sums(c), c.softmax.kept_maximum);
+                    long_sums().take(0, blocks_of_sums(c), c.softmax.sum, c.softmax.kept_maximum);
                 }
             }
         }
@@ -219,9 +219,9 @@ private:
         if (c.unwritten_slot >= 0) write_rows(c);
     }
     __device__ __forceinline__ void finish_softmax(State& c, int slot) const {
+        if (kLongSums && context.params.long_sums) long_sums().finish(0, c.softmax.sum, c.softmax.kept_maximum);
         const bool writes = epilogue.finish_softmax(c.softmax, context.storage.work_tiles[slot], c.thread, c.inverse);
         c.unwritten_slot = writes ? slot : kNothingToWrite;
-        if (kLongSums && context.params.long_sums) long_sums().finish(0, c.softmax.kept_maximum);
         c.softmax.clear();
     }
     __device__ __forceinline__ void write_rows(State& c) const {
