@@ -41,8 +41,9 @@ struct ForwardPlan {
     bool vector_out = false;    // rows of out can be written so
     bool long_sums = false;     // sums of more than kKeysPerSum keys are kept in the workspace (attention/long_sums.h)
     LaunchShape attention;
-    LaunchShape order;    // dynamic: the kernel that sorts the sequences
-    Workspace workspace;  // "sequence_order", "long_sums"
+    int64_t blocks_at_once = 0;  // not 0: attention is launched several times, with at most so many thread blocks each
+    LaunchShape order;           // dynamic: the kernel that sorts the sequences
+    Workspace workspace;         // "sequence_order", "long_sums"
 };
 
 enum class BackwardStep { statistics, dk_dv, dq_conversion, dq, dsink, dbias };

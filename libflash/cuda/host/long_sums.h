@@ -20,9 +20,9 @@ inline int64_t longest_sum(const ForwardPlan& plan, const AttentionProblem& prob
 // Adds the workspace of long sums to a plan that needs them, when its tiles and its launch are known.
 inline void plan_long_sums(ForwardPlan& plan, const KernelConfig& config, const AttentionProblem& problem) {
     plan.long_sums = needs_long_sums(config, longest_sum(plan, problem));
-    if (plan.long_sums)
-        plan.workspace.add("long_sums",
-                           static_cast<size_t>(plan.attention.blocks) * long_sums_bytes(plan.tile_q, config.head_dim_v));
+    if (!plan.long_sums) return;
+    const int64_t blocks = plan.blocks_at_once > 0 ? std::min(plan.attention.blocks, plan.blocks_at_once) : plan.attention.blocks;
+    plan.workspace.add("long_sums", static_cast<size_t>(blocks) * long_sums_bytes(plan.tile_q, config.head_dim_v));
 }
 
 }  // namespace libflash::cuda

@@ -47,6 +47,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
     using Epilogue = ForwardEpilogue<Forward>;
     static constexpr bool kHalf = std::is_same<T, __half>::value;
     static constexpr bool kLongSums = kHalf;
+    static constexpr int kTilesPerSum = tiles_per_sum(kBlockN);
 
     static constexpr bool kFloat = std::is_same<T, float>::value;
     using QTile = SharedTile<kBlockM, kHeadDim, sizeof(T)>;
@@ -94,8 +95,9 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         return tile * kBlockN + part() * kKeyBlocks * 8 + lane % 4 * 2;
     }
 
-    // False: the thread block has no work in this work tile. Otherwise ends with a barrier.
-    __device__ __forceinline__ bool prepare(int index) {
+    // False: the thread block has no work. Otherwise ends with a barrier.
+    __device__ __forceinline__ bool prepare() {
+        const int index = (kLongSums ? params.first_work_tile : 0) + static_cast<int>(blockIdx.x);
         const TileCoordinates work = tile_coordinates<kBlockM>(params.schedule, params.q_lengths, params.batch, index);
         if (work.batch < 0) return false;
         const SequenceRows q_rows = SequenceRows::of(params.q_lengths, work.batch);
@@ -199,7 +201,6 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
     // sum.
     __device__ __forceinline__ void take_long_sums(int tile, int next) {
         if constexpr (kLongSums) {
-            constexpr int kTilesPerSum = tiles_per_sum(kBlockN);
             if (__builtin_expect((tile ^ next) >= kTilesPerSum && params.long_sums, false)) {
 #pragma unroll
                 for (int a = 0; a < kSlabs; ++a) long_sums().take(a, blocks_of(a), row_sum[a], kept_maximum[a]);
@@ -293,20 +294,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
     }
 
     __device__ __forceinline__ void run() {
-        if constexpr (kLongSums) {
-            // With long sums a thread block computes several work tiles.
-            const int count = params.schedule.heads * params.schedule.tiles;
-#pragma unroll 1
-            for (int index = blockIdx.x; index < count; index += gridDim.x) {
-                compute(index);
-                __syncthreads();  // no warp reads shared memory
-            }
-        } else {
-            compute(static_cast<int>(blockIdx.x));
-        }
-    }
-    __device__ __forceinline__ void compute(int index) {
-        if (!prepare(index)) return;
+        if (!prepare()) return;
         // One loop, not two calls: a second inlined copy of the main loop costs registers.
         bool exact_maximum = false;
 #pragma unroll 1
@@ -369,12 +357,16 @@ __global__ void __launch_bounds__(Instance<Kernel, kGeneral>::Body::kThreads, In
 }
 
 template <class Kernel, bool kGeneral>
-int launch(const LaunchShape& shape, const ForwardParams& params, cudaStream_t stream) {
+int launch(const LaunchShape& shape, int64_t blocks_at_once, ForwardParams params, cudaStream_t stream) {
     const auto kernel = forward_kernel<Kernel, kGeneral>;
     // Set at every launch, because the attribute belongs to the current device.
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
     if (error != cudaSuccess) return error;
-    kernel<<<static_cast<unsigned>(shape.blocks), shape.threads, shape.shared_bytes, stream>>>(params);
+    for (int64_t first = 0; first < shape.blocks; first += blocks_at_once) {
+        const int64_t blocks = shape.blocks - first < blocks_at_once ? shape.blocks - first : blocks_at_once;
+        params.first_work_tile = static_cast<int32_t>(first);
+        kernel<<<static_cast<unsigned>(blocks), shape.threads, shape.shared_bytes, stream>>>(params);
+    }
     return cudaGetLastError();
 }
 
@@ -398,8 +390,9 @@ KernelResources resources_of_forward(int, int instance) {
 template <class Kernel>
 int launch_forward(const ForwardPlan& plan, const ForwardParams& params, void* stream) {
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
-    return plan.instance.number == kGeneralInstance.number ? sm80::launch<Kernel, true>(plan.attention, params, cuda_stream)
-                                                           : sm80::launch<Kernel, false>(plan.attention, params, cuda_stream);
+    const auto launch =
+        plan.instance.number == kGeneralInstance.number ? sm80::launch<Kernel, true> : sm80::launch<Kernel, false>;
+    return launch(plan.attention, plan.blocks_at_once > 0 ? plan.blocks_at_once : plan.attention.blocks, params, cuda_stream);
 }
 
 }  // namespace libflash::cuda

@@ -1,6 +1,4 @@
 // The plan of forward for sm_80 and later: one thread block per query tile and head.
-#include <algorithm>
-
 #include "cuda/host/limits.h"
 #include "cuda/host/long_sums.h"
 #include "cuda/host/problem_params.h"
@@ -14,8 +12,9 @@ namespace libflash::cuda::sm80 {
 
 namespace {
 
-// Thread blocks per multiprocessor: as many as can be resident together, and more.
-constexpr int64_t kBlocksWithLongSums = 4;
+// Long sums of all thread blocks could need far more memory than the output. So at most this many thread blocks per multiprocessor
+// are launched at once: several waves, because multiprocessors are idle at the end of the last one.
+constexpr int64_t kBlocksAtOnce = 16;
 
 }  // namespace
 
@@ -36,9 +35,7 @@ ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, 
     if (problem.batch == 0 || problem.heads_q == 0 || problem.q_rows.capacity == 0) return plan;
     const int step = static_cast<int>(ForwardStep::attention);
     plan.attention = launch_shape(blocks_of(plan.schedule), kernel.resources(step, plan.instance.number));
-    // With long sums fewer thread blocks compute several work tiles each, so that the sums need less memory.
-    if (needs_long_sums(config, longest_sum(plan, problem)))
-        plan.attention.blocks = std::min<int64_t>(plan.attention.blocks, kBlocksWithLongSums * device.multiprocessors);
+    if (needs_long_sums(config, longest_sum(plan, problem))) plan.blocks_at_once = kBlocksAtOnce * device.multiprocessors;
     plan_long_sums(plan, config, problem);
     return plan;
 }

@@ -138,7 +138,15 @@ void forward(Problem& p) {
     ForwardPlan plan;
     plan.instance = p.rare ? kGeneralInstance : kPlainInstance;
     plan.attention = launch_shape(blocks_of(params.schedule), resources_of_forward<ForwardRow>(0, plan.instance.number));
+    std::vector<float> sums;
+    if (needs_long_sums(ForwardRow::config, kKeys)) {
+        plan.blocks_at_once = 3;  // of four
+        sums.assign(plan.blocks_at_once * long_sums_bytes(ForwardRow::config.tile_q, kDim) / sizeof(float) + 1, NAN);
+        sums.back() = 7;  // a guard
+        params.long_sums = sums.data();
+    }
     launch_forward<ForwardRow>(plan, params, nullptr);
+    if (!sums.empty() && sums.back() != 7) std::exit(2);
 }
 
 void backward(Problem& p, bool deterministic) {
