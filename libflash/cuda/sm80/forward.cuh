@@ -30,7 +30,8 @@ namespace libflash::cuda::sm80 {
 
 // kSharers: warps that share query rows. With two, each has half of the keys and half of the channels (row_pair.cuh).
 // kGeneral: supports softcap, ALiBi, bias, mask, dropout, scales that are not positive, and rows of any alignment.
-template <class T, int kHeadDim, int kBlockM, int kBlockN, int kWarps, int kSharers, bool kGeneral>
+// kLongSums: adds up more keys than accumulators can (attention/long_sums.h).
+template <class T, int kHeadDim, int kBlockM, int kBlockN, int kWarps, int kSharers, bool kGeneral, bool kLongSums>
 struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSharers / 8, kHeadDim / kSharers / 8> {
     using Softmax = OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSharers / 8, kHeadDim / kSharers / 8>;
     using Softmax::any_too_large, Softmax::clear, Softmax::rescale_large_sums, Softmax::sums_past_limit, Softmax::update_max;
@@ -46,7 +47,6 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
     using Products = ForwardProducts<Forward>;
     using Epilogue = ForwardEpilogue<Forward>;
     static constexpr bool kHalf = std::is_same<T, __half>::value;
-    static constexpr bool kLongSums = kHalf;
     static constexpr int kTilesPerSum = tiles_per_sum(kBlockN);
 
     static constexpr bool kFloat = std::is_same<T, float>::value;
@@ -195,13 +195,13 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         return [this, a](int n) -> float* { return o[a][n]; };
     }
     __device__ __forceinline__ void begin_long_sums() {
-        if (kLongSums && params.long_sums) long_sums().clear();
+        if constexpr (kLongSums) long_sums().clear();
     }
     // After P V of `tile`. Tiles are in descending order, so those between two multiples of kTilesPerSum are few enough for one
     // sum.
     __device__ __forceinline__ void take_long_sums(int tile, int next) {
         if constexpr (kLongSums) {
-            if (__builtin_expect((tile ^ next) >= kTilesPerSum && params.long_sums, false)) {
+            if ((tile ^ next) >= kTilesPerSum) {
 #pragma unroll
                 for (int a = 0; a < kSlabs; ++a) long_sums().take(a, blocks_of(a), row_sum[a], kept_maximum[a]);
             }
@@ -209,7 +209,6 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
     }
     __device__ __forceinline__ void add_long_sums() {
         if constexpr (kLongSums) {
-            if (!params.long_sums) return;
 #pragma unroll
             for (int a = 0; a < kSlabs; ++a) {
                 long_sums().finish(a, row_sum[a], kept_maximum[a]);
@@ -323,7 +322,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
     }
 };
 
-template <class Kernel, bool kGeneral>
+template <class Kernel, bool kGeneral, bool kLongSums>
 struct Instance {
     static constexpr KernelConfig config = Kernel::config;
     using T = ElementOf<config.dtype>;
@@ -344,21 +343,22 @@ struct Instance {
     static constexpr int kVersion = 90;  // host compilation: the largest tiles, so the largest shared memory
 #endif
     template <int kTileK>
-    using Tiled = Forward<T, config.head_dim, config.tile_q, kTileK, kWarps, kSharers, kGeneral>;
-    using Body = Tiled<forward_tile_k_sm80(config, kGeneral, kVersion)>;
+    using Tiled = Forward<T, config.head_dim, config.tile_q, kTileK, kWarps, kSharers, kGeneral, kLongSums>;
+    using Body = Tiled<forward_tile_k_sm80(config, kGeneral, kLongSums, kVersion)>;
 };
 
-template <class Kernel, bool kGeneral>
-__global__ void __launch_bounds__(Instance<Kernel, kGeneral>::Body::kThreads, Instance<Kernel, kGeneral>::kMinBlocks)
+template <class Kernel, bool kGeneral, bool kLongSums>
+__global__ void __launch_bounds__(Instance<Kernel, kGeneral, kLongSums>::Body::kThreads,
+                                  Instance<Kernel, kGeneral, kLongSums>::kMinBlocks)
     forward_kernel(const __grid_constant__ ForwardParams params) {
     extern __shared__ __align__(128) char shared[];
-    typename Instance<Kernel, kGeneral>::Body body(params, shared);
+    typename Instance<Kernel, kGeneral, kLongSums>::Body body(params, shared);
     body.run();
 }
 
-template <class Kernel, bool kGeneral>
+template <class Kernel, bool kGeneral, bool kLongSums>
 int launch(const LaunchShape& shape, int64_t blocks_at_once, ForwardParams params, cudaStream_t stream) {
-    const auto kernel = forward_kernel<Kernel, kGeneral>;
+    const auto kernel = forward_kernel<Kernel, kGeneral, kLongSums>;
     // Set at every launch, because the attribute belongs to the current device.
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
     if (error != cudaSuccess) return error;
@@ -370,10 +370,21 @@ int launch(const LaunchShape& shape, int64_t blocks_at_once, ForwardParams param
     return cudaGetLastError();
 }
 
-template <class Kernel, bool kGeneral>
+template <class Kernel, bool kGeneral, bool kLongSums>
 constexpr KernelResources forward_resources() {
-    using Body = typename Instance<Kernel, kGeneral>::Body;
+    using Body = typename Instance<Kernel, kGeneral, kLongSums>::Body;
     return {Body::kThreads, Body::kSharedBytes};
+}
+
+// Calls do_with(general, long_sums) with the template parameters of the instance as integral constants.
+template <class Kernel, class DoWith>
+auto with_instance(int instance, const DoWith& do_with) {
+    using std::bool_constant;
+    constexpr bool kLongSums = has_long_sums(Kernel::config);
+    if (instance == forward_instance_sm80(true, true).number) return do_with(bool_constant<true>(), bool_constant<kLongSums>());
+    if (instance == forward_instance_sm80(false, true).number) return do_with(bool_constant<false>(), bool_constant<kLongSums>());
+    if (instance == kGeneralInstance.number) return do_with(bool_constant<true>(), bool_constant<false>());
+    return do_with(bool_constant<false>(), bool_constant<false>());
 }
 
 }  // namespace libflash::cuda::sm80
@@ -382,17 +393,19 @@ namespace libflash::cuda {
 
 template <class Kernel>
 KernelResources resources_of_forward(int, int instance) {
-    return instance == kGeneralInstance.number ? sm80::forward_resources<Kernel, true>()
-                                               : sm80::forward_resources<Kernel, false>();
+    return sm80::with_instance<Kernel>(instance, [](auto general, auto long_sums) {
+        return sm80::forward_resources<Kernel, decltype(general)::value, decltype(long_sums)::value>();
+    });
 }
 
 // Enqueues the work on `stream` and returns the CUDA error.
 template <class Kernel>
 int launch_forward(const ForwardPlan& plan, const ForwardParams& params, void* stream) {
-    const auto cuda_stream = static_cast<cudaStream_t>(stream);
-    const auto launch =
-        plan.instance.number == kGeneralInstance.number ? sm80::launch<Kernel, true> : sm80::launch<Kernel, false>;
-    return launch(plan.attention, plan.blocks_at_once > 0 ? plan.blocks_at_once : plan.attention.blocks, params, cuda_stream);
+    return sm80::with_instance<Kernel>(plan.instance.number, [&](auto general, auto long_sums) {
+        const int64_t at_once = plan.blocks_at_once > 0 ? plan.blocks_at_once : plan.attention.blocks;
+        return sm80::launch<Kernel, decltype(general)::value, decltype(long_sums)::value>(plan.attention, at_once, params,
+                                                                                          static_cast<cudaStream_t>(stream));
+    });
 }
 
 }  // namespace libflash::cuda
