@@ -326,9 +326,7 @@ template <class Kernel, bool kGeneral, bool kLongSums>
 struct Instance {
     static constexpr KernelConfig config = Kernel::config;
     using T = ElementOf<config.dtype>;
-    // With 32 rows per warp each fragment of K or V is used in two products. Registers do not suffice for wide heads, nor for
-    // float32 with rare options; these use 16 rows.
-    static constexpr bool kFewRows = config.head_dim > 128 || (config.dtype == KernelType::f32_ && kGeneral);
+    static constexpr bool kFewRows = forward_uses_few_rows(config, kGeneral, kLongSums);
     static constexpr int kWarps = config.tile_q / (kFewRows ? 16 : 32);
     // If shared memory has space for P, two warps share 32 rows instead.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1100
@@ -381,8 +379,10 @@ template <class Kernel, class DoWith>
 auto with_instance(int instance, const DoWith& do_with) {
     using std::bool_constant;
     constexpr bool kLongSums = has_long_sums(Kernel::config);
-    if (instance == forward_instance_sm80(true, true).number) return do_with(bool_constant<true>(), bool_constant<kLongSums>());
-    if (instance == forward_instance_sm80(false, true).number) return do_with(bool_constant<false>(), bool_constant<kLongSums>());
+    if (instance == kForwardInstances[3].number) return do_with(bool_constant<true>(), bool_constant<kLongSums>());
+    constexpr int kPlainLong = forward_instance_sm80(Kernel::config, false, true).number;
+    if (instance == kPlainLong)
+        return do_with(bool_constant<kPlainLong == kForwardInstances[3].number>(), bool_constant<kLongSums>());
     if (instance == kGeneralInstance.number) return do_with(bool_constant<true>(), bool_constant<false>());
     return do_with(bool_constant<false>(), bool_constant<false>());
 }

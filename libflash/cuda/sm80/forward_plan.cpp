@@ -27,7 +27,7 @@ ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, 
     const bool general = has_rare_options(problem) || !plan.vector_loads;
     plan.tile_q = config.tile_q;
     const bool long_sums = needs_long_sums(config, longest_sum(plan, problem));
-    plan.instance = forward_instance_sm80(general, long_sums);
+    plan.instance = forward_instance_sm80(config, general, long_sums);
     plan.tile_k =
         forward_tile_k_sm80(config, general, long_sums, code_version(config.compiled_for, config.versions, device.arch));
     // Under a causal mask later rows see more keys. The tiles with most keys start first.
