@@ -15,7 +15,7 @@ namespace libflash::cuda {
 template <int kThreads, int kSlabs, int kBlocks>
 struct LongSums {
     static constexpr int kVectors = kBlocks + 2;  // of a slab
-    static constexpr int kAtOnce = 4;             // loads that are in flight together; more would take more registers
+    static constexpr int kAtOnce = 2;             // loads that are in flight together; more would take more registers
     float4* own;
 
     __device__ __forceinline__ LongSums(float* workspace, int thread)
@@ -51,17 +51,21 @@ struct LongSums {
             });
     }
 
-    // When all scores of the rows are complete: adds to the row sums, and computes the factors for add().
+    // When all scores of the rows are complete: adds to the row sums, and computes the factors for add(). One number after the other,
+    // because registers are short where it is called.
     __device__ __forceinline__ void finish(int a, float (&row_sum)[2], const float (&maximum)[2]) const {
-        const float4 before = state(a);
-        if (before.z != kTaken) return;
-        const float factor[2] = {exp2_approx(before.x - maximum[0]), exp2_approx(before.y - maximum[1])};
-        state(a) = make_float4(factor[0], factor[1], kFinished, 0.0f);
-        float4 sums = row_sums(a);
-        scale_row_sum(sums.x, factor[0]);
-        scale_row_sum(sums.y, factor[1]);
-        row_sum[0] += sums.x;
-        row_sum[1] += sums.y;
+        float* const word = reinterpret_cast<float*>(&state(a));
+        if (word[2] != kTaken) return;
+        word[2] = kFinished;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            float* const own_word = hide_from_compiler(word) + r;
+            const float factor = exp2_approx(*own_word - maximum[r]);
+            *own_word = factor;
+            float sum = own_word[4 * kThreads];  // row_sums()
+            scale_row_sum(sum, factor);
+            row_sum[r] += sum;
+        }
     }
     // Whether there are sums to be added.
     __device__ __forceinline__ bool has_finished(int a) const { return state(a).z == kFinished; }
