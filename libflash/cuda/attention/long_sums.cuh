@@ -14,8 +14,8 @@ namespace libflash::cuda {
 // blocks of four elements each, of which elements 2 * r and 2 * r + 1 belong to row r. `thread`: number of this one.
 template <int kThreads, int kSlabs, int kBlocks>
 struct LongSums {
-    static constexpr int kVectors = kBlocks + 2;  // of a slab
-    static constexpr int kAtOnce = 2;             // loads that are in flight together; more would take more registers
+    static constexpr int kVectors = kBlocks + 2;          // of a slab
+    static constexpr int kAtOnce = kBlocks > 24 ? 1 : 4;  // loads that are in flight together; they take registers
     float4* own;
 
     __device__ __forceinline__ LongSums(float* workspace, int thread)

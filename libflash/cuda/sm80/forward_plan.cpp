@@ -26,7 +26,7 @@ ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, 
     plan.vector_out = rows_fit_vectors(rows_params(problem.out), problem.head_dim_v, element_bytes(problem.dtype));
     const bool general = has_rare_options(problem) || !plan.vector_loads;
     plan.tile_q = config.tile_q;
-    const bool long_sums = needs_long_sums(config, longest_sum(plan, problem));
+    const bool long_sums = needs_long_sums(config, longest_sum(problem, plan.tile_q));
     plan.instance = forward_instance_sm80(config, general, long_sums);
     plan.tile_k =
         forward_tile_k_sm80(config, general, long_sums, code_version(config.compiled_for, config.versions, device.arch));
