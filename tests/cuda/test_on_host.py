@@ -33,8 +33,8 @@ ATTENTION_KERNELS = {
     "f32-256-small": ("f32_", 256, "64, 16", "16, 32, 1"),
 }
 
-# Kernels of f16 again that take their sums out after so few keys that it happens several times (attention/long_sums.h): every tile
-# and every second tile, and with two warps for the same rows.
+# Kernels of f16 again that take their sums out after so few keys that it happens several times (attention/long_sums.h): after
+# every tile or every second one, and with two warps for the same rows.
 ATTENTION_KERNELS_WITH_LONG_SUMS = {
     "f16-32-sums": ("f16_", 32, "128, 128", "128, 128, 1", 64),
     "f16-64-sums": ("f16_", 64, "128, 128", "128, 128, 1", 64),
@@ -111,9 +111,7 @@ def decode(dtype: str, head_dim: int, tile: str) -> Program:
     return Program("decode.cpp", ("sm80/decode.cuh",), tuple(defines.items()))
 
 
-def forward_sm90(
-    dtype: str, head_dim: int, head_dim_v: int, tile: str, stages: int, keys_per_sum: int = KEYS_PER_SUM
-) -> Program:
+def forward_sm90(dtype: str, head_dim: int, head_dim_v: int, tile: str, stages: int, keys_per_sum: int = KEYS_PER_SUM) -> Program:
     defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "HEAD_DIM_V": head_dim_v, "FORWARD_TILE": tile, "STAGES": stages}
     defines["LIBFLASH_KEYS_PER_SUM"] = keys_per_sum
     return Program("forward_sm90.cpp", ("sm90/forward.cuh",), tuple(defines.items()))
