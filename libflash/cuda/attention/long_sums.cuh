@@ -34,7 +34,9 @@ struct LongSums {
     __device__ __forceinline__ void take(int a, const Block& block, float (&row_sum)[2], const float (&maximum)[2]) const {
         const float4 before = state(a);
         const bool exists = before.z == kTaken;
-        const float factor[2] = {exp2_approx(before.x - maximum[0]), exp2_approx(before.y - maximum[1])};
+        // Not computed from a state that does not exist: it could be infinite.
+        const float factor[2] = {exists ? exp2_approx(before.x - maximum[0]) : 0.0f,
+                                 exists ? exp2_approx(before.y - maximum[1]) : 0.0f};
         state(a) = make_float4(maximum[0], maximum[1], kTaken, 0.0f);
         float4 sums = exists ? row_sums(a) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         scale_row_sum(sums.x, factor[0]);
