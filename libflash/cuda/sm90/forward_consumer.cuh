@@ -130,8 +130,8 @@ private:
             main_loop(c);
         }
     }
-    // The other steps of a work tile, in which the scores and P V are its own. Tiles are in descending order, so those between two
-    // multiples of kTilesPerSum are few enough for one sum; those of a block mask are counted.
+    // The other steps of a work tile, in which the scores and P V are its own. Tiles are in descending order, so those between
+    // two multiples of kTilesPerSum are few enough for one sum; those of a block mask are counted.
     __device__ __forceinline__ void main_loop(State& c) const {
         int tiles_left = kTilesPerSum;
 #pragma unroll 1

@@ -25,7 +25,8 @@ constexpr const char* forward_kind_name(ForwardInstance kind) {
     }
 }
 
-// Whether the kernel can add up more keys than accumulators can (attention/long_sums.h). With 192 channels the compiler would spill.
+// Whether the kernel can add up more keys than accumulators can (attention/long_sums.h). With 192 channels the compiler would
+// spill.
 constexpr bool forward_has_long_sums(const KernelConfig& config) { return has_long_sums(config) && config.head_dim_v != 192; }
 
 // Kernels without a dynamic instance use block_mask instead. Its tiles are those of the plain instance, except for head dims 96

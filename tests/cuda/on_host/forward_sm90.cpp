@@ -259,9 +259,9 @@ bool check(const Case& c) {
         for (int h = 0; h < c.heads_q && !(c.is_packed() && b == 1); ++h)
             for (int i = 0; i < p.queries.owned[b]; ++i) p.check_row(b, h, i, error, size, worst_lse);
     const double relative = size > 0 ? std::sqrt(error / size) : std::sqrt(error);
-    const bool good =
-        relative <= kRounding && worst_lse < 1e-4 && (p.sequence_order.empty() || p.sequence_order.back() == 0x7ead7ead) &&
-        (p.long_sums.empty() || p.long_sums.back() == 7);
+    const bool good = relative <= kRounding && worst_lse < 1e-4 &&
+                      (p.sequence_order.empty() || p.sequence_order.back() == 0x7ead7ead) &&
+                      (p.long_sums.empty() || p.long_sums.back() == 7);
     std::printf(
         "%s %d x %d heads %d/%d keys %d dim %d window %d %d size %g lengths %d rare %d blocks %d: relative error %.2e, lse "
         "%.1e\n",
