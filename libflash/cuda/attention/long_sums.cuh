@@ -1,6 +1,6 @@
-// Long sums on the device (long_sums.h says what for): each thread has its own floats in the workspace of its thread block, so that
-// nothing needs to be synchronised. They are relative to the kept maximum of the time when they were written, and are rescaled
-// when it has changed.
+// Long sums on the device (long_sums.h says what for): each thread has its own floats in the workspace of its thread block, so
+// that nothing needs to be synchronised. They are relative to the kept maximum of the time when they were written, and are
+// rescaled when it has changed.
 #pragma once
 
 #include "cuda/attention/long_sums.h"
@@ -27,9 +27,9 @@ struct LongSums {
         for (int a = 0; a < kSlabs; ++a) state(a) = make_float4(0.0f, 0.0f, kNone, 0.0f);
     }
 
-    // Adds the accumulators of slab a and its row sums, which are relative to `maximum`, to the sums, and sets them to 0. block(n):
-    // the four elements of block n. The row sums do not come from tensor cores; without them they would exceed kSumLimit after many
-    // keys, and then probabilities would become so small that `half` represents them with fewer bits.
+    // Adds the accumulators of slab a and its row sums, which are relative to `maximum`, to the sums, and sets them to 0.
+    // block(n): the four elements of block n. The row sums do not come from tensor cores; but if they stayed, they would exceed
+    // kSumLimit after many keys, and then probabilities would become so small that `half` represents them with fewer bits.
     template <class Block>
     __device__ __forceinline__ void take(int a, const Block& block, float (&row_sum)[2], const float (&maximum)[2]) const {
         const float4 before = state(a);
@@ -53,8 +53,8 @@ struct LongSums {
             });
     }
 
-    // When all scores of the rows are complete: adds to the row sums, and computes the factors for add(). One number after the other,
-    // because registers are short where it is called.
+    // When all scores of the rows are complete: adds to the row sums, and computes the factors for add(). One number after the
+    // other, because registers are short where it is called.
     __device__ __forceinline__ void finish(int a, float (&row_sum)[2], const float (&maximum)[2]) const {
         float* const word = reinterpret_cast<float*>(&state(a));
         if (word[2] != kTaken) return;
@@ -86,7 +86,7 @@ struct LongSums {
     }
 
 private:
-    // Element 2 of the state; the first two are, with kTaken, the maxima that the sums are relative to, with kFinished the factors.
+    // Element 2 of the state. The first two are the maxima that the sums are relative to (kTaken) or the factors (kFinished).
     static constexpr float kNone = 0.0f, kTaken = 1.0f, kFinished = 2.0f;
     __device__ __forceinline__ float4& state(int a) const { return own[a * kVectors * kThreads]; }
     __device__ __forceinline__ float4& row_sums(int a) const { return own[(a * kVectors + 1) * kThreads]; }

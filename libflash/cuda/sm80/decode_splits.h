@@ -28,7 +28,8 @@ public:
     // Upper bound of the keys that the query rows of a sequence see.
     int64_t visible_keys() const;
 
-    // The most keys of a split whose sums in the accumulators are short enough: with keys of its own, a warp adds up a part of them.
+    // The most keys of a split whose sums in the accumulators are short enough: with keys of its own, a warp adds up a part of
+    // them.
     int64_t longest_split(int key_heads) const;
 
     const KernelConfig& config;

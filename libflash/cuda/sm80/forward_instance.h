@@ -15,8 +15,8 @@ constexpr Instance forward_instance_sm80(const KernelConfig& config, bool genera
     return kForwardInstances[general || config.head_dim == 256 ? 3 : 2];
 }
 
-// With 32 rows per warp each fragment of K or V is used in two products. Registers do not suffice for wide heads, for float32 with
-// rare options, nor for long sums with rare options; these use 16 rows.
+// With 32 rows per warp each fragment of K or V is used in two products. Registers do not suffice for wide heads, nor for
+// float32 or long sums with rare options; these use 16 rows.
 constexpr bool forward_uses_few_rows(const KernelConfig& config, bool general, bool long_sums) {
     return config.head_dim > (general && long_sums ? 64 : 128) || (config.dtype == KernelType::f32_ && general);
 }
