@@ -11,53 +11,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 from harness import cpu_kernels, random
+from long_sums import LONG, SCORES, check, problem, ulps, values
 
 import libflash
 
-LONG = 1 << 20
 DTYPES = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16), "float32": np.dtype(np.float32)}
-SCORES = ("equal", "one larger", "random")
-
-
-def problem(scores: str, dtype: np.dtype[Any], sq: int, keys: int) -> tuple[np.ndarray, np.ndarray]:
-    """q and k whose first score is larger than all others, or equal to them, or whose scores are random."""
-    if scores == "random":
-        return random(1, sq, 1, 8, dtype=dtype), random(1, keys, 1, 8, seed=1, dtype=dtype)
-    q, k = np.zeros((1, sq, 1, 8), dtype), np.zeros((1, keys, 1, 8), dtype)
-    q[..., 0] = 1
-    k[:, 0, :, 0] = scores == "one larger"
-    return q, k
-
-
-def exact(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """out and lse of each row, in double precision, with softmax_scale 1."""
-    s = np.einsum("qd,kd->qk", q[0, :, 0].astype(np.float64), k[0, :, 0].astype(np.float64))
-    p = np.exp(s - s.max(axis=1, keepdims=True))
-    lse = s.max(axis=1) + np.log(p.sum(axis=1))
-    return (p @ v[0, :, 0].astype(np.float64)) / p.sum(axis=1, keepdims=True), lse
-
-
-def ulps(got: np.ndarray, expected: np.ndarray) -> float:
-    """Largest distance, in units of the last place of the type of `got`."""
-    wide = got.astype(np.float64)
-    unit = ml_dtypes.finfo(got.dtype).eps * 2.0 ** np.floor(np.log2(np.abs(expected)))
-    return float((np.abs(wide - expected) / unit).max())
-
-
-def check(out: np.ndarray, lse: np.ndarray, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> None:
-    expected, expected_lse = exact(q, k, v)
-    ones = out[0, :, 0, 0].astype(np.float64)
-    assert np.abs(ones - 1).max() <= ml_dtypes.finfo(out.dtype).eps, f"out of values 1: {ones}"
-    most = 1.01 if out.dtype != np.float32 else 60
-    assert ulps(out[0, :, 0], expected) <= most
-    assert np.abs(lse[0, 0] - expected_lse).max() <= 8e-6
-
-
-def values(keys: int, dtype: np.dtype[Any]) -> np.ndarray:
-    """The first channel 1, the others between 0.5 and 1.5."""
-    v = (random(1, keys, 1, 3, seed=2) % 1 + 0.5).astype(dtype)
-    v[..., 0] = 1
-    return v
 
 
 @pytest.mark.parametrize("isa", cpu_kernels())

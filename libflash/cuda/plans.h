@@ -39,9 +39,11 @@ struct ForwardPlan {
     bool dynamic = false;       // dynamic tile scheduler, else static
     bool vector_loads = false;  // rows of q, k and v can be read 16 bytes at a time
     bool vector_out = false;    // rows of out can be written so
+    bool long_sums = false;     // sums of more than kKeysPerSum keys are kept in the workspace (attention/long_sums.h)
     LaunchShape attention;
-    LaunchShape order;    // dynamic: the kernel that sorts the sequences
-    Workspace workspace;  // "sequence_order"
+    int64_t blocks_at_once = 0;  // not 0: attention is launched several times, with at most so many thread blocks each
+    LaunchShape order;           // dynamic: the kernel that sorts the sequences
+    Workspace workspace;         // "sequence_order", "long_sums"
 };
 
 enum class BackwardStep { statistics, dk_dv, dq_conversion, dq, dsink, dbias };
@@ -67,6 +69,7 @@ struct DecodePlan {
     Instance instance;
     int tile_q = 0, tile_k = 0;                     // query rows of a thread block; keys of a tile of one head
     int64_t splits = 1;                             // key ranges
+    int64_t split_size = 0;                         // keys of each range; 0: equal ranges of the visible keys
     int key_heads = 1;                              // key heads of a thread block
     int64_t query_tiles = 1;                        // of the query rows of a key head
     int stages = 0;                                 // pipeline stages in use

@@ -33,6 +33,15 @@ ATTENTION_KERNELS = {
     "f32-256-small": ("f32_", 256, "64, 16", "16, 32, 1"),
 }
 
+# Kernels of f16 again that take their sums out after so few keys that it happens several times (attention/long_sums.h): after
+# every tile or every second one, and with two warps for the same rows.
+ATTENTION_KERNELS_WITH_LONG_SUMS = {
+    "f16-32-sums": ("f16_", 32, "128, 128", "128, 128, 1", 64),
+    "f16-64-sums": ("f16_", 64, "128, 128", "128, 128, 1", 64),
+    "f16-128-sums": ("f16_", 128, "128, 64", "64, 128, 3", 128),
+    "f16-256-sums-small": ("f16_", 256, "64, 64", "32, 32, 1", 64),
+}
+
 # Magnitude of the inputs, rare options, deterministic. The slowest cases take half a minute each.
 CASES = ((1, 0, 0), (1, 1, 0), (4, 0, 1), (4, 1, 1))
 
@@ -62,6 +71,11 @@ FORWARD_KERNELS_SM90 = {
     "bf16-192x128": ("bf16_", 192, 128, "128, 128", 2),
     "bf16-256": ("bf16_", 256, 256, "128, 64", 2),
 }
+FORWARD_KERNELS_SM90_WITH_LONG_SUMS = {
+    "f16-64-sums": ("f16_", 64, 64, "192, 128", 4, 256),
+    "f16-128-sums": ("f16_", 128, 128, "128, 128", 2, 128),
+    "f16-256-sums": ("f16_", 256, 256, "128, 64", 2, 128),
+}
 # Backward for sm_90a: type, head_dim, tile, stages.
 BACKWARD_KERNELS_SM90 = {
     "bf16-64": ("bf16_", 64, "64, 128", 6),
@@ -69,6 +83,7 @@ BACKWARD_KERNELS_SM90 = {
     "bf16-96": ("bf16_", 96, "64, 128", 3),
     "f16-128": ("f16_", 128, "64, 128", 3),
 }
+KEYS_PER_SUM = 32768  # of the library
 DISORDERS = (0, 1)  # orders in which forward_sm90.cpp and backward_sm90.cpp run the warps
 
 
@@ -85,8 +100,9 @@ class Run(NamedTuple):
     arguments: tuple[int, ...]
 
 
-def attention(dtype: str, head_dim: int, forward: str, backward: str) -> Program:
+def attention(dtype: str, head_dim: int, forward: str, backward: str, keys_per_sum: int = KEYS_PER_SUM) -> Program:
     defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "FORWARD_TILE": forward, "BACKWARD_TILE": backward}
+    defines["LIBFLASH_KEYS_PER_SUM"] = keys_per_sum
     return Program(
         "attention.cpp", ("attention/backward_steps.cuh", "sm80/backward.cuh", "sm80/forward.cuh"), tuple(defines.items())
     )
@@ -97,8 +113,9 @@ def decode(dtype: str, head_dim: int, tile: str) -> Program:
     return Program("decode.cpp", ("sm80/decode.cuh",), tuple(defines.items()))
 
 
-def forward_sm90(dtype: str, head_dim: int, head_dim_v: int, tile: str, stages: int) -> Program:
+def forward_sm90(dtype: str, head_dim: int, head_dim_v: int, tile: str, stages: int, keys_per_sum: int = KEYS_PER_SUM) -> Program:
     defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "HEAD_DIM_V": head_dim_v, "FORWARD_TILE": tile, "STAGES": stages}
+    defines["LIBFLASH_KEYS_PER_SUM"] = keys_per_sum
     return Program("forward_sm90.cpp", ("sm90/forward.cuh",), tuple(defines.items()))
 
 
@@ -117,7 +134,7 @@ def runs(programs: dict[str, Program], cases: Callable[[str], tuple[tuple[int, .
 
 
 ATTENTION_RUNS = runs(
-    {name: attention(*sizes) for name, sizes in ATTENTION_KERNELS.items()},
+    {name: attention(*sizes) for name, sizes in (ATTENTION_KERNELS | ATTENTION_KERNELS_WITH_LONG_SUMS).items()},
     lambda name: CASES[1:3] if name.endswith("small") else CASES,
 )
 DECODE_RUNS = [
@@ -125,7 +142,8 @@ DECODE_RUNS = [
     *runs({name: decode(*sizes) for name, sizes in DECODE_KERNELS_OF_TWO_HEADS.items()}, lambda _: TWO_HEADS),
 ]
 SM90_RUNS = runs(
-    {name: forward_sm90(*sizes) for name, sizes in FORWARD_KERNELS_SM90.items()}, lambda _: tuple((x,) for x in DISORDERS)
+    {name: forward_sm90(*sizes) for name, sizes in (FORWARD_KERNELS_SM90 | FORWARD_KERNELS_SM90_WITH_LONG_SUMS).items()},
+    lambda _: tuple((x,) for x in DISORDERS),
 )
 
 BACKWARD_SM90_RUNS = runs(
@@ -220,7 +238,8 @@ def test_backward_sm90_against_double(output: Callable[[Run], str], run: Run) ->
 def test_tiles_are_those_of_kernels_table() -> None:
     """The tiles and stages of sm90 above are those of the library."""
     table = (ROOT / "libflash/cuda/kernels.table").read_text()
-    for dtype, head_dim, head_dim_v, tile, stages in FORWARD_KERNELS_SM90.values():
+    sums = [sizes[:5] for sizes in FORWARD_KERNELS_SM90_WITH_LONG_SUMS.values()]
+    for dtype, head_dim, head_dim_v, tile, stages in [*FORWARD_KERNELS_SM90.values(), *sums]:
         dims = head_dim if head_dim == head_dim_v else f"{head_dim}x{head_dim_v}"
         line = rf"forward +sm90 +{dtype.rstrip('_')} +{dims} +{tile.replace(', ', 'x')} +{stages} "
         assert re.search(line, table), line

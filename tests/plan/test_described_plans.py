@@ -243,6 +243,82 @@ def test_the_workspace_is_the_one_of_the_plan(lib: c.CDLL, options: dict[str, An
     assert size == (-(-4 * (3 + 2 * 2 + tiles) // 256) * 256 if tiles else 0)
 
 
+def long_plan(lib: c.CDLL, device: str, operation: str, arrays: tuple[abi.Tensor, ...], **options: Any) -> dict[str, list[str]]:
+    lib.describe(*DEVICES[device])
+    return lines_of(explain(lib, operation, arrays, **options))
+
+
+def long_rows(keys: int, head_dim: int, dtype: int = abi.FLOAT16, queries: int = 1000) -> tuple[abi.Tensor, ...]:
+    k = tensor(1, keys, 16, head_dim, dtype=dtype)
+    return tensor(1, queries, 16, head_dim, dtype=dtype), k, k
+
+
+# Bytes of a thread block: 4 for each row and each of the head_dim + 32 columns (long_sums_bytes()).
+@pytest.mark.parametrize(
+    ("device", "head_dim", "instance", "bytes_"),
+    [
+        ("H200", 64, "plain", 16 * 6 * 192 * (64 + 32) * 4),  # fewer work tiles than multiprocessors
+        ("H200", 128, "plain", 16 * 8 * 128 * (128 + 32) * 4),
+        ("A100", 64, "plain, long sums", 16 * 8 * 128 * (64 + 32) * 4),
+        ("A100", 256, "general, long sums", 16 * 16 * 64 * (256 + 32) * 4),
+        ("RTX 5090", 128, "plain, long sums", 16 * 8 * 128 * (128 + 32) * 4),
+    ],
+)
+def test_long_sums_of_half_are_kept_in_the_workspace(lib: c.CDLL, device: str, head_dim: int, instance: str, bytes_: int) -> None:
+    plan = long_plan(lib, device, "forward", long_rows(32769, head_dim))
+    assert plan["workspace"] == [f"{bytes_} bytes"]
+    assert plan["instance"] == [instance]
+
+
+@pytest.mark.parametrize("device", ["H200", "A100"])
+@pytest.mark.parametrize(
+    ("keys", "dtype", "options"),
+    [
+        (32768, abi.FLOAT16, {}),
+        (1 << 20, abi.BFLOAT16, {}),
+        (1 << 20, abi.FLOAT16, {"flags": abi.WINDOW, "window_left": 30000, "window_right": 0}),
+    ],
+    ids=["32768 keys", "bf16", "window"],
+)
+def test_other_sums_need_no_workspace(lib: c.CDLL, device: str, keys: int, dtype: int, options: dict[str, Any]) -> None:
+    plan = long_plan(lib, device, "forward", long_rows(keys, 128, dtype), **options)
+    assert plan["workspace"] == ["0 bytes"]
+    assert plan["instance"] == ["plain"]
+
+
+def test_workspace_of_long_sums_is_bounded(lib: c.CDLL) -> None:
+    """By the thread blocks that run at once, however many queries there are."""
+    rows = long_rows(1 << 20, 128, queries=1 << 20)
+    block = 128 * (128 + 32) * 4
+    assert long_plan(lib, "H200", "forward", rows)["workspace"] == [f"{132 * block} bytes"]
+    assert long_plan(lib, "A100", "forward", rows)["workspace"] == [f"{16 * 108 * block} bytes"]
+
+
+def test_the_sm90_kernel_for_192_channels_refuses_long_sums(lib: c.CDLL) -> None:
+    assert long_plan(lib, "H200", "forward", long_rows(32768, 192))["kernel"][0].startswith("forward_sm90_f16_d192,")
+    assert long_plan(lib, "H200", "forward", long_rows(32769, 192))["kernel"][0].startswith("forward_sm90_f16_d256,")
+
+
+# Ranges of at most 32768 keys per accumulator. With up to 16 rows each of four warps adds up a quarter of a range.
+@pytest.mark.parametrize(
+    ("rows", "dtype", "options", "splits"),
+    [
+        (1, abi.FLOAT16, {"num_splits": 1}, 8),
+        (20, abi.FLOAT16, {"num_splits": 1}, 32),
+        (20, abi.FLOAT16, {"num_splits": 40}, 40),
+        (20, abi.FLOAT16, {"split_size": 1 << 20}, 32),
+        (20, abi.FLOAT16, {"split_size": 128}, 8192),
+        (1, abi.FLOAT16, {"split_size": 1 << 17}, 8),
+        (20, abi.BFLOAT16, {"num_splits": 1}, 1),
+        (20, abi.BFLOAT16, {"split_size": 1 << 20}, 1),
+    ],
+)
+def test_ranges_of_half_are_bounded(lib: c.CDLL, rows: int, dtype: int, options: dict[str, Any], splits: int) -> None:
+    cache = tensor(1, 1 << 20, 1, 128, dtype=dtype)
+    plan = long_plan(lib, "H200", "decode", (tensor(1, rows, 1, 128, dtype=dtype), cache, cache), **options)
+    assert plan["splits"][0].startswith(f"{splits} ")
+
+
 def test_every_kernel_of_the_table_can_be_planned(lib: c.CDLL) -> None:
     """On the first described device that runs the kernel."""
     types = {"bf16": abi.BFLOAT16, "f16": abi.FLOAT16, "f32": abi.FLOAT32}

@@ -105,6 +105,8 @@ struct ForwardParams {
     int32_t* sequence_order;  // in the workspace (sm90/sequence_order.cuh); nullptr: static schedule
     bool vector_loads;        // rows of q, k and v can be read 16 bytes at a time, and head dims are multiples of 16 bytes
     bool vector_out;          // the same for writing rows of out
+    int32_t first_work_tile;  // of a launch (ForwardPlan::blocks_at_once)
+    float* long_sums;         // in the workspace (attention/long_sums.h); nullptr: all sums stay in the accumulators
 };
 
 // What the backward kernels read for a query row besides its tensors; {+infinity, 0} for a row that does not take part.

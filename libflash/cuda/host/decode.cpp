@@ -79,7 +79,7 @@ DecodeParams make_params(const DecodeProblem& problem, const DecodePlan& plan, c
     params.by_group = divisor_params(std::max<int64_t>(1, problem.group_size()));
     fill_in_score_options(params, problem);
     params.splits = static_cast<int32_t>(plan.splits);
-    params.split_size = static_cast<int32_t>(std::min<int64_t>(problem.request.split_size, kUnboundedWindow));
+    params.split_size = static_cast<int32_t>(std::min<int64_t>(plan.split_size, kUnboundedWindow));
     if (plan.splits > 1) {
         params.partial_out = reinterpret_cast<float*>(region("partial_out"));
         params.partial_lse = reinterpret_cast<float*>(region("partial_lse"));

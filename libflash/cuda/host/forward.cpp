@@ -13,6 +13,7 @@ ForwardParams make_params(const AttentionProblem& problem, const ForwardPlan& pl
     params.schedule = plan.schedule;
     params.vector_loads = plan.vector_loads;
     params.vector_out = plan.vector_out;
+    if (plan.long_sums) params.long_sums = reinterpret_cast<float*>(workspace + plan.workspace.offset("long_sums"));
     if (plan.dynamic) params.sequence_order = reinterpret_cast<int32_t*>(workspace + plan.workspace.offset("sequence_order"));
     return params;
 }

@@ -80,6 +80,7 @@ DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const
     const DecodeSplits splits = choose_splits(sizes);
     DecodePlan plan;
     plan.splits = splits.splits;
+    plan.split_size = splits.split_size;
     plan.key_heads = splits.key_heads;
     plan.fused_append = appends_inside(config, problem);
     plan.stores_rotated_q = problem.rotary_cos.present && !plan.fused_append;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cuda/attention/long_sums.h"
 #include "problem/check.h"
 
 namespace libflash::cuda::sm80 {
@@ -60,6 +61,11 @@ DecodeSplits fastest(const DecodeSizes& sizes) {
 
 }  // namespace
 
+int64_t DecodeSizes::longest_split(int key_heads) const {
+    if (!has_long_sums(config)) return kUnboundedWindow;
+    return int64_t{kKeysPerSum} * (shares_keys() ? 1 : config.tile_k / kDecodeSlab / key_heads);
+}
+
 int64_t DecodeSizes::blocks_per_multiprocessor() const {
     const int bytes = decode_shared_bytes(config.head_dim, config.tile_k, config.stages,
                                           static_cast<int>(element_bytes(problem.dtype)), static_cast<int>(tile_q()));
@@ -77,14 +83,22 @@ DecodeSplits choose_splits(const DecodeSizes& sizes) {
     const DecodeProblem& problem = sizes.problem;
     if (problem.batch == 0 || problem.heads_q == 0 || problem.seqlen_q == 0) return {1, 1};
     const Request& request = problem.request;
-    if (request.split_size == 0 && request.num_splits == 0) return fastest(sizes);
-    const int64_t ranges = request.split_size > 0 ? ceil_div(problem.cache.capacity, request.split_size) : request.num_splits;
+    const auto of_bounded_length = [&](DecodeSplits splits) {
+        const int64_t fewest = ceil_div(sizes.visible_keys(), sizes.longest_split(splits.key_heads));
+        splits.splits = std::max(splits.splits, std::min(fewest, kMostBlocks / sizes.unsplit_blocks()));
+        return splits;
+    };
+    if (request.split_size == 0 && request.num_splits == 0) return of_bounded_length(fastest(sizes));
+    // Shorter splits, too, begin at multiples of a size that does not depend on the rest of the batch.
+    const int64_t split_size = std::min(request.split_size, sizes.longest_split(1));
+    const int64_t ranges = split_size > 0 ? ceil_div(problem.cache.capacity, split_size) : request.num_splits;
     if (ranges > kMostBlocks / sizes.unsplit_blocks()) {
         refuse(FLASH_STATUS_UNSUPPORTED, request.split_size > 0 ? "split_size" : "num_splits",
                "must leave fewer than 2^31 thread blocks on CUDA",
                text_of(ranges, " ranges of keys for each of ", sizes.unsplit_blocks()));
     }
-    return {std::max<int64_t>(1, ranges), 1};
+    const DecodeSplits splits{std::max<int64_t>(1, ranges), 1, split_size};
+    return split_size > 0 ? splits : of_bounded_length(splits);
 }
 
 }  // namespace libflash::cuda::sm80

@@ -28,6 +28,10 @@ public:
     // Upper bound of the keys that the query rows of a sequence see.
     int64_t visible_keys() const;
 
+    // The most keys of a split whose sums in the accumulators are short enough: with keys of its own, a warp adds up a part of
+    // them.
+    int64_t longest_split(int key_heads) const;
+
     const KernelConfig& config;
     const DecodeProblem& problem;
     const DeviceProperties& device;
@@ -36,9 +40,11 @@ public:
 struct DecodeSplits {
     int64_t splits;
     int key_heads;
+    int64_t split_size = 0;  // keys of each split; 0: equal ranges of the visible keys
 };
 
-// As requested by the caller, else by a cost model. Refuses a request that exceeds the maximum grid size.
+// As requested by the caller, else by a cost model; but kernels of `half` get more and shorter splits where the sums of one would
+// be too long (attention/long_sums.h). Refuses a request that exceeds the maximum grid size.
 DecodeSplits choose_splits(const DecodeSizes& sizes);
 
 }  // namespace libflash::cuda::sm80

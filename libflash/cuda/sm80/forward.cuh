@@ -8,6 +8,7 @@
 #include "cuda/attention/edge_mask.cuh"
 #include "cuda/attention/element.cuh"
 #include "cuda/attention/key_tiles.cuh"
+#include "cuda/attention/long_sums.cuh"
 #include "cuda/attention/params.h"
 #include "cuda/attention/schedule.cuh"
 #include "cuda/attention/scores.cuh"
@@ -29,7 +30,8 @@ namespace libflash::cuda::sm80 {
 
 // kSharers: warps that share query rows. With two, each has half of the keys and half of the channels (row_pair.cuh).
 // kGeneral: supports softcap, ALiBi, bias, mask, dropout, scales that are not positive, and rows of any alignment.
-template <class T, int kHeadDim, int kBlockM, int kBlockN, int kWarps, int kSharers, bool kGeneral>
+// kLongSums: adds up more keys than accumulators can (attention/long_sums.h).
+template <class T, int kHeadDim, int kBlockM, int kBlockN, int kWarps, int kSharers, bool kGeneral, bool kLongSums>
 struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSharers / 8, kHeadDim / kSharers / 8> {
     using Softmax = OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSharers / 8, kHeadDim / kSharers / 8>;
     using Softmax::any_too_large, Softmax::clear, Softmax::rescale_large_sums, Softmax::sums_past_limit, Softmax::update_max;
@@ -45,6 +47,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
     using Products = ForwardProducts<Forward>;
     using Epilogue = ForwardEpilogue<Forward>;
     static constexpr bool kHalf = std::is_same<T, __half>::value;
+    static constexpr int kTilesPerSum = tiles_per_sum(kBlockN);
 
     static constexpr bool kFloat = std::is_same<T, float>::value;
     using QTile = SharedTile<kBlockM, kHeadDim, sizeof(T)>;
@@ -94,7 +97,8 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
 
     // False: the thread block has no work. Otherwise ends with a barrier.
     __device__ __forceinline__ bool prepare() {
-        const TileCoordinates work = tile_coordinates<kBlockM>(params.schedule, params.q_lengths, params.batch);
+        const int index = (kLongSums ? params.first_work_tile : 0) + static_cast<int>(blockIdx.x);
+        const TileCoordinates work = tile_coordinates<kBlockM>(params.schedule, params.q_lengths, params.batch, index);
         if (work.batch < 0) return false;
         const SequenceRows q_rows = SequenceRows::of(params.q_lengths, work.batch);
         if (work.tile * kBlockM >= q_rows.owned) return false;
@@ -184,9 +188,39 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         add_and_hide<T>(params.rare, common().rules, for_all, for_each);
     }
 
+    __device__ __forceinline__ LongSums<kThreads, kSlabs, kChannelBlocks> long_sums() const {
+        return {params.long_sums, hide_from_compiler(thread)};
+    }
+    __device__ __forceinline__ auto blocks_of(int a) {
+        return [this, a](int n) -> float* { return o[a][n]; };
+    }
+    __device__ __forceinline__ void begin_long_sums() {
+        if constexpr (kLongSums) long_sums().clear();
+    }
+    // After P V of `tile`. Tiles are in descending order, so those between two multiples of kTilesPerSum are few enough for one
+    // sum.
+    __device__ __forceinline__ void take_long_sums(int tile, int next) {
+        if constexpr (kLongSums) {
+            if ((tile ^ next) >= kTilesPerSum) {
+#pragma unroll
+                for (int a = 0; a < kSlabs; ++a) long_sums().take(a, blocks_of(a), row_sum[a], kept_maximum[a]);
+            }
+        }
+    }
+    __device__ __forceinline__ void add_long_sums() {
+        if constexpr (kLongSums) {
+#pragma unroll
+            for (int a = 0; a < kSlabs; ++a) {
+                long_sums().finish(a, row_sum[a], kept_maximum[a]);
+                if (long_sums().has_finished(a)) long_sums().add(a, blocks_of(a));
+            }
+        }
+    }
+
     // Main loop over the key tiles. `exact_maximum`: the maximum is updated for every tile.
     __device__ __forceinline__ void loop_over_keys(bool exact_maximum) {
         clear();
+        begin_long_sums();
         scale = kGeneral || exact_maximum ? 1.0f : params.scale_log2;
         int cursor = common().tiles.list_count;
         int tile = common().tiles.previous(common().tiles.end, cursor);
@@ -219,10 +253,12 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
                 Products{*this}.multiply_pv(tile);
             }
             if (sums_past_limit()) rescale_large_sums();
+            take_long_sums(tile, next);
             first = false;
             tile = next;
         }
         cp_async_wait<0>();
+        add_long_sums();
     }
 
     // Applies dropout to two adjacent 8-column blocks.
@@ -286,13 +322,11 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
     }
 };
 
-template <class Kernel, bool kGeneral>
+template <class Kernel, bool kGeneral, bool kLongSums>
 struct Instance {
     static constexpr KernelConfig config = Kernel::config;
     using T = ElementOf<config.dtype>;
-    // With 32 rows per warp each fragment of K or V is used in two products. Registers do not suffice for wide heads, nor for
-    // float32 with rare options; these use 16 rows.
-    static constexpr bool kFewRows = config.head_dim > 128 || (config.dtype == KernelType::f32_ && kGeneral);
+    static constexpr bool kFewRows = forward_uses_few_rows(config, kGeneral, kLongSums);
     static constexpr int kWarps = config.tile_q / (kFewRows ? 16 : 32);
     // If shared memory has space for P, two warps share 32 rows instead.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1100
@@ -307,32 +341,50 @@ struct Instance {
     static constexpr int kVersion = 90;  // host compilation: the largest tiles, so the largest shared memory
 #endif
     template <int kTileK>
-    using Tiled = Forward<T, config.head_dim, config.tile_q, kTileK, kWarps, kSharers, kGeneral>;
-    using Body = Tiled<forward_tile_k_sm80(config, kGeneral, kVersion)>;
+    using Tiled = Forward<T, config.head_dim, config.tile_q, kTileK, kWarps, kSharers, kGeneral, kLongSums>;
+    using Body = Tiled<forward_tile_k_sm80(config, kGeneral, kLongSums, kVersion)>;
 };
 
-template <class Kernel, bool kGeneral>
-__global__ void __launch_bounds__(Instance<Kernel, kGeneral>::Body::kThreads, Instance<Kernel, kGeneral>::kMinBlocks)
+template <class Kernel, bool kGeneral, bool kLongSums>
+__global__ void __launch_bounds__(Instance<Kernel, kGeneral, kLongSums>::Body::kThreads,
+                                  Instance<Kernel, kGeneral, kLongSums>::kMinBlocks)
     forward_kernel(const __grid_constant__ ForwardParams params) {
     extern __shared__ __align__(128) char shared[];
-    typename Instance<Kernel, kGeneral>::Body body(params, shared);
+    typename Instance<Kernel, kGeneral, kLongSums>::Body body(params, shared);
     body.run();
 }
 
-template <class Kernel, bool kGeneral>
-int launch(const LaunchShape& shape, const ForwardParams& params, cudaStream_t stream) {
-    const auto kernel = forward_kernel<Kernel, kGeneral>;
+template <class Kernel, bool kGeneral, bool kLongSums>
+int launch(const LaunchShape& shape, int64_t blocks_at_once, ForwardParams params, cudaStream_t stream) {
+    const auto kernel = forward_kernel<Kernel, kGeneral, kLongSums>;
     // Set at every launch, because the attribute belongs to the current device.
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
     if (error != cudaSuccess) return error;
-    kernel<<<static_cast<unsigned>(shape.blocks), shape.threads, shape.shared_bytes, stream>>>(params);
+    for (int64_t first = 0; first < shape.blocks; first += blocks_at_once) {
+        const int64_t blocks = shape.blocks - first < blocks_at_once ? shape.blocks - first : blocks_at_once;
+        params.first_work_tile = static_cast<int32_t>(first);
+        kernel<<<static_cast<unsigned>(blocks), shape.threads, shape.shared_bytes, stream>>>(params);
+    }
     return cudaGetLastError();
 }
 
-template <class Kernel, bool kGeneral>
+template <class Kernel, bool kGeneral, bool kLongSums>
 constexpr KernelResources forward_resources() {
-    using Body = typename Instance<Kernel, kGeneral>::Body;
+    using Body = typename Instance<Kernel, kGeneral, kLongSums>::Body;
     return {Body::kThreads, Body::kSharedBytes};
+}
+
+// Calls do_with(general, long_sums) with the template parameters of the instance as integral constants.
+template <class Kernel, class DoWith>
+auto with_instance(int instance, const DoWith& do_with) {
+    using std::bool_constant;
+    constexpr bool kLongSums = has_long_sums(Kernel::config);
+    if (instance == kForwardInstances[3].number) return do_with(bool_constant<true>(), bool_constant<kLongSums>());
+    constexpr int kPlainLong = forward_instance_sm80(Kernel::config, false, true).number;
+    if (instance == kPlainLong)
+        return do_with(bool_constant<kPlainLong == kForwardInstances[3].number>(), bool_constant<kLongSums>());
+    if (instance == kGeneralInstance.number) return do_with(bool_constant<true>(), bool_constant<false>());
+    return do_with(bool_constant<false>(), bool_constant<false>());
 }
 
 }  // namespace libflash::cuda::sm80
@@ -341,16 +393,19 @@ namespace libflash::cuda {
 
 template <class Kernel>
 KernelResources resources_of_forward(int, int instance) {
-    return instance == kGeneralInstance.number ? sm80::forward_resources<Kernel, true>()
-                                               : sm80::forward_resources<Kernel, false>();
+    return sm80::with_instance<Kernel>(instance, [](auto general, auto long_sums) {
+        return sm80::forward_resources<Kernel, decltype(general)::value, decltype(long_sums)::value>();
+    });
 }
 
 // Enqueues the work on `stream` and returns the CUDA error.
 template <class Kernel>
 int launch_forward(const ForwardPlan& plan, const ForwardParams& params, void* stream) {
-    const auto cuda_stream = static_cast<cudaStream_t>(stream);
-    return plan.instance.number == kGeneralInstance.number ? sm80::launch<Kernel, true>(plan.attention, params, cuda_stream)
-                                                           : sm80::launch<Kernel, false>(plan.attention, params, cuda_stream);
+    return sm80::with_instance<Kernel>(plan.instance.number, [&](auto general, auto long_sums) {
+        const int64_t at_once = plan.blocks_at_once > 0 ? plan.blocks_at_once : plan.attention.blocks;
+        return sm80::launch<Kernel, decltype(general)::value, decltype(long_sums)::value>(plan.attention, at_once, params,
+                                                                                          static_cast<cudaStream_t>(stream));
+    });
 }
 
 }  // namespace libflash::cuda

@@ -1,16 +1,33 @@
-// Keys per tile of each template instance of forward for sm_80 and later, for the plan and the kernel. No CUDA header.
+// The template instances of forward for sm_80 and later and their keys per tile, for the plan and the kernel. No CUDA header.
 #pragma once
 
-#include "cuda/config.h"
+#include "cuda/attention/long_sums.h"
+#include "cuda/plans.h"
 
 namespace libflash::cuda {
 
-// `version`: __CUDA_ARCH__ / 10 of the code that runs. Tiles are smaller if registers are short: with rare options, and on
-// architectures where the compiler would spill.
-constexpr int forward_tile_k_sm80(const KernelConfig& config, bool general, int version) {
+// Instances with long sums (attention/long_sums.h) are separate: the others have no registers to spare for them.
+constexpr Instance kForwardInstances[] = {kPlainInstance, kGeneralInstance, {2, "plain, long sums"}, {3, "general, long sums"}};
+
+// With 256 channels the plain instance would spill with long sums; there is only the general one.
+constexpr Instance forward_instance_sm80(const KernelConfig& config, bool general, bool long_sums) {
+    if (!long_sums) return kForwardInstances[general ? 1 : 0];
+    return kForwardInstances[general || config.head_dim == 256 ? 3 : 2];
+}
+
+// With 32 rows per warp each fragment of K or V is used in two products. Registers do not suffice for wide heads, nor for
+// float32 or long sums with rare options; these use 16 rows.
+constexpr bool forward_uses_few_rows(const KernelConfig& config, bool general, bool long_sums) {
+    return config.head_dim > (general && long_sums ? 64 : 128) || (config.dtype == KernelType::f32_ && general);
+}
+
+// `version`: __CUDA_ARCH__ / 10 of the code that runs. Tiles are smaller if registers are short: with rare options, with long
+// sums, and on architectures where the compiler would spill; but not if warps have fewer rows instead.
+constexpr int forward_tile_k_sm80(const KernelConfig& config, bool general, bool long_sums, int version) {
+    if (general && long_sums && config.head_dim > 64 && config.head_dim <= 128) return config.tile_k;
     const int most = version < 90 ? 32 : (config.head_dim > 128 ? config.tile_k : (config.head_dim > 64 ? 32 : 64));
     const bool tight = version >= 100 || (version < 90 && config.dtype == KernelType::f16_ && config.head_dim == 64);
-    return (general || tight) && config.tile_k > most ? most : config.tile_k;
+    return (general || long_sums || tight) && config.tile_k > most ? most : config.tile_k;
 }
 
 }  // namespace libflash::cuda

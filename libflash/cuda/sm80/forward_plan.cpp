@@ -1,5 +1,6 @@
 // The plan of forward for sm_80 and later: one thread block per query tile and head.
 #include "cuda/host/limits.h"
+#include "cuda/host/long_sums.h"
 #include "cuda/host/problem_params.h"
 #include "cuda/host/tile_schedule.h"
 #include "cuda/kernels.h"
@@ -9,6 +10,14 @@
 
 namespace libflash::cuda::sm80 {
 
+namespace {
+
+// Long sums of all thread blocks could need far more memory than the output. So at most this many thread blocks per
+// multiprocessor are launched at once: several waves, because multiprocessors are idle at the end of the last one.
+constexpr int64_t kBlocksAtOnce = 16;
+
+}  // namespace
+
 ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties& device) {
     check_sizes(problem);
     const KernelConfig& config = kernel.config;
@@ -16,9 +25,11 @@ ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, 
     plan.vector_loads = loads_in_vectors(problem);
     plan.vector_out = rows_fit_vectors(rows_params(problem.out), problem.head_dim_v, element_bytes(problem.dtype));
     const bool general = has_rare_options(problem) || !plan.vector_loads;
-    plan.instance = general ? kGeneralInstance : kPlainInstance;
     plan.tile_q = config.tile_q;
-    plan.tile_k = forward_tile_k_sm80(config, general, code_version(config.compiled_for, config.versions, device.arch));
+    const bool long_sums = needs_long_sums(config, longest_sum(problem, plan.tile_q));
+    plan.instance = forward_instance_sm80(config, general, long_sums);
+    plan.tile_k =
+        forward_tile_k_sm80(config, general, long_sums, code_version(config.compiled_for, config.versions, device.arch));
     // Under a causal mask later rows see more keys. The tiles with most keys start first.
     const bool longest_last = problem.mask_rule.right < MaskRule::kUnbounded;
     plan.schedule =
@@ -26,6 +37,8 @@ ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, 
     if (problem.batch == 0 || problem.heads_q == 0 || problem.q_rows.capacity == 0) return plan;
     const int step = static_cast<int>(ForwardStep::attention);
     plan.attention = launch_shape(blocks_of(plan.schedule), kernel.resources(step, plan.instance.number));
+    if (long_sums) plan.blocks_at_once = kBlocksAtOnce * device.multiprocessors;
+    plan_long_sums(plan, config, problem);
     return plan;
 }
 

@@ -166,6 +166,7 @@ struct RowPair {
 
     __device__ __forceinline__ void loop_over_keys(bool exact_maximum) {
         body.clear();
+        body.begin_long_sums();
         body.scale = Body::kRare || exact_maximum ? 1.0f : body.params.scale_log2;
         int cursor = body.common().tiles.list_count;
         int tile = body.common().tiles.previous(body.common().tiles.end, cursor);
@@ -189,10 +190,12 @@ struct RowPair {
             if (need_max) update_max(first);
             add_values(tile, next);
             past_limit = body.sums_past_limit();
+            body.take_long_sums(tile, next);
             first = false;
             tile = next;
         }
         cp_async_wait<0>();
+        body.add_long_sums();
     }
 
     // Stages O in shared memory, in the pair's rows of the Q tile. Each warp writes and reads only its own channels.

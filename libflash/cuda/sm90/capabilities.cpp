@@ -1,4 +1,5 @@
 // The options that the sm_90a kernels lack. plan/selection.cpp checks dtype, head dims and device.
+#include "cuda/host/long_sums.h"
 #include "cuda/host/problem_params.h"
 #include "cuda/host/tile_schedule.h"
 #include "cuda/sm90/forward_instance.h"
@@ -64,8 +65,15 @@ bool supports_tile_count(const KernelConfig& config, const AttentionProblem& p, 
     return false;
 }
 
+bool supports_key_count(const KernelConfig& config, const AttentionProblem& p, std::string* why) {
+    const int64_t keys = longest_sum(p, config.tile_q);
+    if (forward_has_long_sums(config) || !needs_long_sums(config, keys)) return true;
+    if (why) *why = text_of("k: the kernel adds up at most ", kKeysPerSum, " keys without loss of precision (", keys, ")");
+    return false;
+}
+
 bool supports_forward(const KernelConfig& config, const AttentionProblem& p, std::string* why) {
-    if (!tma_reads_all(p, why) || !supports_tile_count(config, p, why)) return false;
+    if (!tma_reads_all(p, why) || !supports_tile_count(config, p, why) || !supports_key_count(config, p, why)) return false;
     if (rows_fit_vectors(rows_params(p.out), p.head_dim_v, 2)) return true;
     if (why) *why = "out: its address, its strides and its rows must be multiples of 16 bytes for it";
     return false;

@@ -3,6 +3,7 @@
 // turns at the tensor cores is slower.
 #pragma once
 
+#include "cuda/attention/long_sums.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/forward_epilogue.cuh"
 #include "cuda/sm90/forward_scores.cuh"
@@ -22,6 +23,8 @@ struct ForwardConsumer {
     using VTile = typename Traits::VTile;
     static constexpr int kBlockN = Traits::kBlockN, kScores = kBlockN / 2, kSums = Traits::kHeadDimV / 2;
     static constexpr bool kBlockMask = Traits::kBlockMask, kSeparateFirstTile = Traits::kSeparateFirstTile;
+    static constexpr bool kLongSums = forward_has_long_sums(Traits::config);
+    static constexpr int kTilesPerSum = tiles_per_sum(kBlockN);
 
     const ForwardContext<Traits>& context;
     const ForwardTileScheduler<Traits> scheduler{context};
@@ -65,6 +68,7 @@ struct ForwardConsumer {
         ScheduleCursor cursor{};
         do {
             c.q.wait_full();
+            if (kLongSums && context.params.long_sums) long_sums().clear();
             if constexpr (Traits::kSkipsWorkTiles) {
                 while (context.storage.work_tiles[c.slot].has_keys())
                     has_key_tiles(c) ? compute_work_tiles(c) : skip_work_tile(c);
@@ -123,8 +127,23 @@ private:
                 }
                 step<true>(c, first);
             } while (c.last || c.unwritten_slot != kAccumulating);
+            main_loop(c);
+        }
+    }
+    // The other steps of a work tile, in which the scores and P V are its own. Tiles are in descending order, so those between
+    // two multiples of kTilesPerSum are few enough for one sum; those of a block mask are counted.
+    __device__ __forceinline__ void main_loop(State& c) const {
+        int tiles_left = kTilesPerSum;
 #pragma unroll 1
-            while (!c.last) step<false>(c, false);
+        while (!c.last) {
+            step<false>(c, false);
+            if constexpr (kLongSums) {
+                const bool complete = kBlockMask ? --tiles_left == 0 : c.tile % kTilesPerSum == 0;
+                if (__builtin_expect(complete && context.params.long_sums, false)) {
+                    tiles_left = kTilesPerSum;
+                    long_sums().take(0, blocks_of_sums(c), c.softmax.sum, c.softmax.kept_maximum);
+                }
+            }
         }
     }
 
@@ -180,6 +199,7 @@ private:
         wgmma_fence_operand(c.o);
         release_v(c);
         if (kBetween && first) {
+            add_long_sums(c);
             skip_values(c);
         } else if (rescale) {
 #pragma unroll
@@ -195,15 +215,29 @@ private:
         wgmma_fence_operand(c.o);
         release_v(c);
         finish_softmax(c, Storage::previous_slot(c.slot));
+        add_long_sums(c);
         if (c.unwritten_slot >= 0) write_rows(c);
     }
     __device__ __forceinline__ void finish_softmax(State& c, int slot) const {
+        if (kLongSums && context.params.long_sums) long_sums().finish(0, c.softmax.sum, c.softmax.kept_maximum);
         const bool writes = epilogue.finish_softmax(c.softmax, context.storage.work_tiles[slot], c.thread, c.inverse);
         c.unwritten_slot = writes ? slot : kNothingToWrite;
         c.softmax.clear();
     }
     __device__ __forceinline__ void write_rows(State& c) const {
         epilogue.write_rows(c.o, c.inverse, context.storage.work_tiles[c.unwritten_slot], c.thread);
+    }
+
+    __device__ __forceinline__ LongSums<Traits::kConsumerWarps * 32, 1, Traits::kHeadDimV / 8> long_sums() const {
+        return {context.params.long_sums, hide_from_compiler(static_cast<int>(threadIdx.x)) - 128};
+    }
+
+    // After finish_softmax and the last P V of a work tile.
+    __device__ __forceinline__ void add_long_sums(State& c) const {
+        if (kLongSums && context.params.long_sums && long_sums().has_finished(0)) long_sums().add(0, blocks_of_sums(c));
+    }
+    __device__ __forceinline__ static auto blocks_of_sums(State& c) {
+        return [&c](int n) -> float* { return c.o + 4 * n; };
     }
 
     // Issues s = Q K^T.

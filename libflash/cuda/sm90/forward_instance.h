@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/attention/long_sums.h"
 #include "cuda/config.h"
 
 namespace libflash::cuda {
@@ -23,6 +24,10 @@ constexpr const char* forward_kind_name(ForwardInstance kind) {
         default: return "general";
     }
 }
+
+// Whether the kernel can add up more keys than accumulators can (attention/long_sums.h). With 192 channels the compiler would
+// spill.
+constexpr bool forward_has_long_sums(const KernelConfig& config) { return has_long_sums(config) && config.head_dim_v != 192; }
 
 // Kernels without a dynamic instance use block_mask instead. Its tiles are those of the plain instance, except for head dims 96
 // and 192.

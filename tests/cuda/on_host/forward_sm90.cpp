@@ -101,6 +101,7 @@ struct Problem {
     int block_rows, block_cols;
     std::vector<uint8_t> blocks;  // (head, row, column)
     std::vector<int32_t> counts, indices, sequence_order;
+    std::vector<float> long_sums;
 
     explicit Problem(const Case& given)
         : c(given), scale(1 / std::sqrt(double(c.head_dim))), queries(c, c.queries, 5), keys(c, c.keys, 41) {
@@ -188,6 +189,12 @@ struct Problem {
         const auto resources = [&](ForwardStep step) { return resources_of_forward<Kernel>(int(step), plan.instance.number); };
         plan.instance.number = int(kind);
         plan.attention = launch_shape(std::min<int64_t>(units, kMultiprocessors), resources(ForwardStep::attention));
+        if (needs_long_sums(Kernel::config, c.keys)) {
+            const size_t bytes = plan.attention.blocks * long_sums_bytes(tile, HEAD_DIM_V);
+            long_sums.assign(bytes / sizeof(float) + 1, NAN);  // the last element is a guard
+            long_sums.back() = 7;
+            params.long_sums = long_sums.data();
+        }
         if (!unequal) return;
         plan.order = launch_shape(1, resources(ForwardStep::order));
         sequence_order.assign(sequence_order_bytes(c.batch, units) / sizeof(int32_t) + 1,
@@ -252,8 +259,9 @@ bool check(const Case& c) {
         for (int h = 0; h < c.heads_q && !(c.is_packed() && b == 1); ++h)
             for (int i = 0; i < p.queries.owned[b]; ++i) p.check_row(b, h, i, error, size, worst_lse);
     const double relative = size > 0 ? std::sqrt(error / size) : std::sqrt(error);
-    const bool good =
-        relative <= kRounding && worst_lse < 1e-4 && (p.sequence_order.empty() || p.sequence_order.back() == 0x7ead7ead);
+    const bool good = relative <= kRounding && worst_lse < 1e-4 &&
+                      (p.sequence_order.empty() || p.sequence_order.back() == 0x7ead7ead) &&
+                      (p.long_sums.empty() || p.long_sums.back() == 7);
     std::printf(
         "%s %d x %d heads %d/%d keys %d dim %d window %d %d size %g lengths %d rare %d blocks %d: relative error %.2e, lse "
         "%.1e\n",

@@ -1,0 +1,129 @@
+"""The sums of tests/test_long_sums.py on a GPU, where the adders of tensor cores truncate."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+from gpu_case import to_device, to_numpy
+from gpu_kernels import device_of, parameters, with_cpu
+from harness import random
+from long_sums import LONG, SCORES, exact, problem, ulps, values
+
+import libflash
+
+torch = pytest.importorskip("torch")
+
+DTYPES = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
+HEAD_DIMS = (64, 128, 192, 256)  # 192: with two values of head_dim_v
+ULPS = 1.01
+
+
+def long_kernels(operation: str) -> list:
+    """The kernels of 16-bit types, and a CPU kernel, so that the tests run without a GPU."""
+    return parameters([k for k in with_cpu(operation) if k["dtype"] in DTYPES and k["head_dim"] in HEAD_DIMS])
+
+
+def wide(x: np.ndarray, channels: int, device: str, repeat: bool) -> torch.Tensor:
+    """On the device, with more channels: zeros, or the same ones again."""
+    part = to_device(x, device)
+    if repeat:
+        return part.repeat(1, 1, 1, channels // x.shape[-1])
+    made = torch.zeros((*x.shape[:-1], channels), dtype=part.dtype, device=part.device)
+    made[..., : x.shape[-1]] = part
+    return made
+
+
+def check(kernel: dict, out: torch.Tensor, lse: torch.Tensor, expected: tuple[np.ndarray, np.ndarray]) -> None:
+    """out: rows and channels; the channels repeat those of the expected result."""
+    got = to_numpy(out, DTYPES[kernel["dtype"]])
+    assert not np.isnan(got.astype(np.float32)).any()
+    distances = [ulps(got[:, first : first + 4], expected[0]) for first in range(0, got.shape[1], 4)]
+    assert max(distances) <= ULPS
+    assert np.abs(lse.cpu().numpy() - expected[1]).max() <= 3e-5
+
+
+@pytest.mark.parametrize("scores", SCORES)
+@pytest.mark.parametrize("kernel", long_kernels("forward"))
+def test_forward(kernel: dict, scores: str) -> None:
+    """Several query tiles of three different rows."""
+    dtype, device = DTYPES[kernel["dtype"]], device_of(kernel)
+    keys, times = (LONG, 100) if device == "cuda" else (LONG >> 4, 2)
+    q, k = problem(scores, dtype, 3, keys)
+    v = values(keys, dtype, 4)
+    out, lse = libflash.attention(
+        wide(np.tile(q, (1, times, 1, 1)), kernel["head_dim"], device, repeat=False),
+        wide(k, kernel["head_dim"], device, repeat=False),
+        wide(v, kernel["head_dim_v"], device, repeat=True),
+        softmax_scale=1.0,
+        return_lse=True,
+        kernel=kernel["name"],
+    )
+    expected, expected_lse = exact(q, k, v)
+    check(kernel, out[0, :, 0], lse[0, 0], (np.tile(expected, (times, 1)), np.tile(expected_lse, times)))
+
+
+@pytest.mark.parametrize("kernel", long_kernels("forward"))
+def test_many_equal_probabilities_that_are_no_power_of_two(kernel: dict) -> None:
+    """The last key has a larger score, so that all others have the probability exp(-1) relative to the maximum."""
+    dtype, device = DTYPES[kernel["dtype"]], device_of(kernel)
+    keys = LONG if device == "cuda" else LONG >> 4
+    q, k = problem("equal", dtype, 1, keys)
+    k[:, -1, :, 0] = 1
+    v = values(keys, dtype, 4)
+    out, lse = libflash.attention(
+        wide(q, kernel["head_dim"], device, repeat=False),
+        wide(k, kernel["head_dim"], device, repeat=False),
+        wide(v, kernel["head_dim_v"], device, repeat=True),
+        softmax_scale=1.0,
+        return_lse=True,
+        kernel=kernel["name"],
+    )
+    check(kernel, out[0, :, 0], lse[0, 0], exact(q, k, v))
+
+
+@pytest.mark.parametrize("options", [{}, {"softcap": 1000.0}], ids=["plain", "general"])
+@pytest.mark.parametrize("kernel", long_kernels("forward"))
+def test_causal(kernel: dict, options: dict) -> None:
+    """As many rows as keys: query tiles with one key tile and with more keys than one sum has, in one thread block."""
+    dtype, device = DTYPES[kernel["dtype"]], device_of(kernel)
+    rows = (1 << 16) + 1000 if device == "cuda" else 3000
+    seen = np.array([1, rows // 2, rows // 2 + 1, rows - 100, rows])
+    q, k = random(1, rows, 1, 8, dtype=dtype) / dtype.type(4), random(1, rows, 1, 8, seed=1, dtype=dtype)
+    v = values(rows, dtype, 4)
+    out, lse = libflash.attention(
+        wide(q, kernel["head_dim"], device, repeat=False),
+        wide(k, kernel["head_dim"], device, repeat=False),
+        wide(v, kernel["head_dim_v"], device, repeat=True),
+        softmax_scale=1.0,
+        causal=True,
+        return_lse=True,
+        kernel=kernel["name"],
+        **options,
+    )
+    chosen = torch.from_numpy(seen - 1).to(out.device)
+    check(kernel, out[0, chosen, 0], lse[0, 0, chosen], exact(q[:, seen - 1], k, v, seen))
+
+
+@pytest.mark.parametrize("scores", SCORES)
+@pytest.mark.parametrize(
+    "options", [{}, {"num_splits": 1}, {"split_size": LONG}, {"split_size": 128 * 300}], ids=["", "one", "long", "size"]
+)
+@pytest.mark.parametrize("rows", [2, 20], ids=["few rows", "many rows"])
+@pytest.mark.parametrize("kernel", long_kernels("decode"))
+def test_decode(kernel: dict, rows: int, options: dict, scores: str) -> None:
+    dtype, device = DTYPES[kernel["dtype"]], device_of(kernel)
+    keys = LONG if device == "cuda" else LONG >> 4
+    q, k = problem(scores, dtype, rows, keys)
+    v = values(keys, dtype, 4)
+    out, lse = libflash.decode(
+        wide(q, kernel["head_dim"], device, repeat=False),
+        wide(k, kernel["head_dim"], device, repeat=False),
+        wide(v, kernel["head_dim_v"], device, repeat=True),
+        softmax_scale=1.0,
+        causal=False,
+        return_lse=True,
+        kernel=kernel["name"],
+        **options,
+    )
+    check(kernel, out[0, :, 0], lse[0, 0], exact(q, k, v))
