@@ -1,5 +1,6 @@
 """The implementations that are timed on a GPU: PyTorch's (FlashAttention-2, cuDNN; in float32 memory-efficient attention),
-FlashAttention-3 where its module flash_attn_interface can be imported, and libflash, each as a call that a CUDA graph can capture.
+FlashAttention-3 where its module flash_attn_interface can be imported, and libflash, each as a call that a CUDA graph can
+capture.
 
 libflash is timed with the kernel that it chooses; if that is no sm80 kernel, also with an sm80 kernel, which has the algorithm
 and the instructions of FlashAttention-2.

@@ -67,7 +67,8 @@ private:
         wgmma_fence_operand(dq);
     }
     // Adds the warp's part of a piece to `sums`, through `staged`, which this warp alone uses.
-    __device__ static __forceinline__ void add(float* sums, const float (&dq)[Traits::kPieceCols / 2], uint32_t staged, int lane) {
+    __device__ static __forceinline__ void add(float* sums, const float (&dq)[Traits::kPieceCols / 2], uint32_t staged,
+                                               int lane) {
         if (lane == 0) tma_store_wait_read<kPieces - 1>();
         __syncwarp();
 #pragma unroll

@@ -27,7 +27,8 @@ struct BackwardProducer {
     }
 
 private:
-    __device__ __forceinline__ void load_queries(const PipelineState<Traits::kStages>& queries, const QueryTilePosition& at) const {
+    __device__ __forceinline__ void load_queries(const PipelineState<Traits::kStages>& queries,
+                                                 const QueryTilePosition& at) const {
         const auto& storage = context.storage;
         const MBarrier full = queries.full();
         const int row = at.tile * Traits::kBlockM, row_in_tensor = storage.query_row(at.tile);

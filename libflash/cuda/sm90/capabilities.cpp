@@ -82,7 +82,8 @@ bool supports_forward(const KernelConfig& config, const AttentionProblem& p, std
 }  // namespace
 
 bool supports(const KernelConfig& config, const AttentionProblem& problem, std::string* why) {
-    return config.operation == Operation::backward ? supports_backward(config, problem, why) : supports_forward(config, problem, why);
+    return config.operation == Operation::backward ? supports_backward(config, problem, why)
+                                                   : supports_forward(config, problem, why);
 }
 
 }  // namespace libflash::cuda::sm90
