@@ -1,5 +1,5 @@
-// The consumer warpgroups of the sm_90a backward kernel for head_dim above 64: those of backward_dk_dv.cuh with S and dP in the same registers,
-// because dK and dV take so many. P is rounded before dP is computed, and dS takes it from the rounded values.
+// The consumer warpgroups of the sm_90a backward kernel for head_dim above 64: those of backward_dk_dv.cuh with S and dP in the
+// same registers, because dK and dV take so many. P is rounded before dP is computed, and dS takes it from the rounded values.
 #pragma once
 
 #include "cuda/sm90/backward_epilogue.cuh"
@@ -53,8 +53,8 @@ struct BackwardWideConsumer {
     }
 
 private:
-    // dK of a tile and S of the next one are issued together and overlap the exponentials. The loop ends in the middle, so that no
-    // wgmma is in flight where it starts again: the compiler would serialise them.
+    // dK of a tile and S of the next one are issued together and overlap the exponentials. The loop ends in the middle, so that
+    // no wgmma is in flight where it starts again: the compiler would serialise them.
     __device__ __forceinline__ void loop_over_queries(State& c, Position at) const {
         Scores x;     // S, P, dP, dS
         Fragments f;  // P or dS, rounded

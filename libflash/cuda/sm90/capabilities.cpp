@@ -33,8 +33,8 @@ bool tma_reads_all(const AttentionProblem& p, std::string* why) {
     return !tensor;
 }
 
-// The first requested option that backward lacks, or nullptr. The transposed scores read bias and mask against their order in memory, which
-// costs more than it gains where head_dim is small.
+// The first requested option that backward lacks, or nullptr. The transposed scores read bias and mask against their order in
+// memory, which costs more than it gains where head_dim is small.
 const char* option_backward_lacks(const KernelConfig& config, const AttentionProblem& p) {
     if (p.request.deterministic) return "deterministic";
     if (config.head_dim > 64) return nullptr;
