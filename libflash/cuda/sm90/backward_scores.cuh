@@ -73,22 +73,20 @@ struct BackwardScores {
                 p[i + e] = exp2_approx(fmaf(p[i + e], context.params.scale_log2, -(e % 2 ? two.z : two.x)));
         }
     }
-    // Takes P from its rounded values.
-    __device__ static __forceinline__ void differentiate(Scores& ds, const Fragments& p, uint32_t statistics) {
+    // Of kCount / 2 queries, from the first one of `p` and `statistics`.
+    template <int kCount>
+    __device__ static __forceinline__ void differentiate(float (&ds)[kCount], const float* p, uint32_t statistics) {
 #pragma unroll
-        for (int i = 0; i < kScores; i += 4) {
+        for (int i = 0; i < kCount; i += 4) {
             const float4 two = load_shared_16(statistics + i / 4 * kEightQueries);
 #pragma unroll
-            for (int e = 0; e < 4; e += 2) {
-                const uint32_t pair = p[i / 8][(i % 8 + e) / 2];
-                ds[i + e] = low_of(pair, T()) * (ds[i + e] - two.y);
-                ds[i + e + 1] = high_of(pair, T()) * (ds[i + e + 1] - two.w);
-            }
+            for (int e = 0; e < 4; ++e) ds[i + e] = p[i + e] * (ds[i + e] - (e % 2 ? two.w : two.y));
         }
     }
-    __device__ static __forceinline__ void round(Fragments& rounded, const Scores& x) {
+    template <int kSteps>
+    __device__ static __forceinline__ void round(uint32_t (&rounded)[kSteps][4], const float* x) {
 #pragma unroll
-        for (int i = 0; i < kBlockM / 4; ++i) rounded[i / 4][i % 4] = pack_pair(x[2 * i], x[2 * i + 1], T());
+        for (int i = 0; i < kSteps * 4; ++i) rounded[i / 4][i % 4] = pack_pair(x[2 * i], x[2 * i + 1], T());
     }
 };
 

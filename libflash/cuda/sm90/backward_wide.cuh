@@ -1,5 +1,5 @@
-// The consumer warpgroups of the sm_90a backward kernel for head_dim above 64: those of backward_dk_dv.cuh with S and dP in the
-// same registers, because dK and dV take so many. P is rounded before dP is computed, and dS takes it from the rounded values.
+// The consumer warpgroups of the sm_90a backward kernel for head_dim above 64: those of backward_dk_dv.cuh with fewer registers
+// for scores, because dK and dV take so many: dP and dS are computed for half of the queries at a time.
 #pragma once
 
 #include "cuda/sm90/backward_epilogue.cuh"
@@ -18,7 +18,8 @@ struct BackwardWideConsumer {
     using Tiles = BackwardSharedTiles<Traits>;
     using Position = typename BackwardQueryTiles<Traits>::Position;
     using Scores = typename BackwardScores<Traits>::Scores;
-    using Fragments = typename BackwardScores<Traits>::Fragments;
+    static constexpr int kHalf = Traits::kBlockM / 2;
+    using Half = uint32_t[kHalf / 16][4];  // rounded scores of half of the queries
 
     const BackwardContext<Traits>& context;
     const BackwardQueryTiles<Traits> query_tiles{context};
@@ -53,84 +54,101 @@ struct BackwardWideConsumer {
     }
 
 private:
-    // dK of a tile and S of the next one are issued together and overlap the exponentials. The loop ends in the middle, so that
-    // no wgmma is in flight where it starts again: the compiler would serialise them.
+    // dP has registers for half of the queries. dK of a tile and S of the next one are issued together and overlap the exponentials.
+    // The loop ends in the middle, so that no wgmma is in flight where it starts again: the compiler would serialise them.
     __device__ __forceinline__ void loop_over_queries(State& c, Position at) const {
-        Scores x;     // S, P, dP, dS
-        Fragments f;  // P or dS, rounded
+        Scores p;  // S, then P
         c.queries.wait_full();
         zero_fill.queries(c.queries.stage, at.tile);
         int stage = c.queries.stage;
-        issue_s(c, x);
+        issue_s(c, p);
         wgmma_wait<0>();
-        wgmma_fence_operand(x);
-        exponentiate(c, x, at.tile);
+        wgmma_fence_operand(p);
+        exponentiate(c, p, at.tile);
+        Half first, second;  // dS, rounded
 #pragma unroll 1
         while (true) {
-            const uint32_t q = uniform(Tiles::q(c.addresses.k, stage));
-            scores.round(f, x);
-            add_values(c, x, f, q);
-            const bool stage_is_empty = c.gradients.is_empty();
+            const uint32_t q = uniform(Tiles::q(c.addresses.k, stage)), dout = Tiles::dout_of(q);
+            Half p_first, p_second;  // P, rounded
+            {
+                float dp[kHalf / 2];
+                issue_dp(c, dp, dout, 0);
+                wgmma_wait<0>();
+                wgmma_fence_operand(dp);
+                scores.differentiate(dp, p, statistics(c, 0));
+                scores.round(p_first, p);
+                scores.round(first, dp);
+            }
+            {
+                float dp[kHalf / 2];
+                issue_dp(c, dp, dout, kHalf);
+                add(c.dv, p_first, dout, 0);
+                wgmma_wait<1>();
+                wgmma_fence_operand(dp);
+                scores.differentiate(dp, p + kHalf / 2, statistics(c, kHalf));
+                scores.round(p_second, p + kHalf / 2);
+                scores.round(second, dp);
+            }
+            c.gradients.wait_empty();
+            Products::store_ds(c.addresses, c.gradients.stage, first, 0);
+            Products::store_ds(c.addresses, c.gradients.stage, second, kHalf);
+            add(c.dv, p_second, dout, kHalf);
+            c.queries.advance();
+            Products::publish_ds(c.gradients, c.lane);
+            query_tiles.advance(at);
+            if (at.left > 0) c.queries.wait_full();
+            if (Traits::kRagged && at.left > 0) zero_fill.queries(c.queries.stage, at.tile);
             wgmma_wait<0>();
             wgmma_fence_operand(c.dv);
-            wgmma_fence_operand(x);
-            scores.differentiate(x, f, statistics(c));
-            c.queries.advance();
-            const bool is_full = c.queries.is_full();
-            query_tiles.advance(at);
-            if (at.left > 0 && !is_full) c.queries.wait_full();
-            if (Traits::kRagged && at.left > 0) zero_fill.queries(c.queries.stage, at.tile);
-            wgmma_fence_operand(x);  // keeps the rounding from using more registers earlier
-            scores.round(f, x);
-            if (!stage_is_empty) c.gradients.wait_empty();
-            Products::store_ds(c.addresses, c.gradients.stage, f);
             if (at.left <= 0) break;
-            issue_s(c, x);
-            add_queries(c, f, q);
-            Products::publish_ds(c.gradients, c.lane);
+            issue_s(c, p);
+            add_both(c, first, second, q);
             wgmma_wait<1>();
-            wgmma_fence_operand(x);
-            exponentiate(c, x, at.tile);
+            wgmma_fence_operand(p);
+            exponentiate(c, p, at.tile);
             wgmma_wait<0>();
             wgmma_fence_operand(c.dk);
-            wgmma_fence_operand(x);
             if (c.lane == 0) c.queries.empty_of(stage).arrive();
             stage = c.queries.stage;
         }
-        Products::publish_ds(c.gradients, c.lane);
-        add_queries(c, f, uniform(Tiles::q(c.addresses.k, stage)));
+        add_both(c, first, second, uniform(Tiles::q(c.addresses.k, stage)));
         wgmma_wait<0>();
         wgmma_fence_operand(c.dk);
     }
 
-    // S of the current stage.
+    // S of the current stage. (Descriptors of K that were constants of the loop would fill registers.)
     __device__ __forceinline__ void issue_s(const State& c, Scores& s) const {
         const uint32_t q = uniform(Tiles::q(c.addresses.k, c.queries.stage));
-        Products::template issue_scores<Traits::kBlockM>(s, c.addresses.k, c.addresses.first_row, q);
+        Products::template issue_scores<Traits::kBlockM>(s, uniform(c.addresses.k), c.addresses.first_row, q);
     }
-    // dP, and dV += P^T dO.
-    __device__ __forceinline__ void add_values(State& c, Scores& dp, const Fragments& p, uint32_t q) const {
-        const uint32_t dout = Tiles::dout_of(q);
-        Products::template issue_scores<Traits::kBlockM>(dp, Tiles::v(c.addresses.k), c.addresses.first_row, dout);
+    // dP of half of the queries, from `first` on.
+    __device__ __forceinline__ void issue_dp(const State& c, float (&dp)[kHalf / 2], uint32_t dout, int first) const {
+        Products::template issue_scores<kHalf>(dp, Tiles::v(c.addresses.k), c.addresses.first_row, dout, first);
+    }
+    // One wgmma group: sums += weights * rows of a tile of Q or dO, for half of the queries.
+    __device__ static __forceinline__ void add(typename Products::Sums& sums, const Half& weights, uint32_t queries, int first) {
         wgmma_fence();
-        Products::add(c.dv, p, dout);
+        Products::add(sums, weights, queries, first);
         wgmma_commit();
     }
     // dK += dS^T Q.
-    __device__ __forceinline__ void add_queries(State& c, const Fragments& ds, uint32_t q) const {
+    __device__ static __forceinline__ void add_both(State& c, const Half& first, const Half& second, uint32_t q) {
         wgmma_fence();
-        Products::add(c.dk, ds, q);
+        Products::add(c.dk, first, q, 0);
+        Products::add(c.dk, second, q, kHalf);
         wgmma_commit();
     }
 
-    // The shared address of the statistics of the lane's first query.
-    __device__ __forceinline__ uint32_t statistics(const State& c) const {
+    // The shared address of the statistics of the lane's first query from `first` on.
+    __device__ __forceinline__ uint32_t statistics(const State& c, int first) const {
         return c.addresses.k + Tiles::kStatisticsAt + c.queries.stage * Tiles::kStatisticsBytes +
-               (c.lane & 3) * 2 * static_cast<int>(sizeof(SoftmaxStatistics));
+               ((c.lane & 3) * 2 + first) * static_cast<int>(sizeof(SoftmaxStatistics));
     }
     __device__ __forceinline__ void exponentiate(const State& c, Scores& s, int tile) const {
-        scores.exponentiate(s, statistics(c));
-        if (query_tiles.is_edge(tile)) scores.mask_edge(s, c.first_key, c.lane, tile);
+        scores.exponentiate(s, statistics(c, 0));
+        if (!query_tiles.is_edge(tile)) return;
+        const int warp = static_cast<int>(threadIdx.x / 32) - 8;  // computed here, to hold no register in the loop
+        scores.mask_edge(s, warp * 16, static_cast<int>(threadIdx.x & 31), tile);
     }
 };
 
