@@ -116,10 +116,12 @@ private:
         wgmma_fence_operand(c.dk);
     }
 
-    // S of the current stage. (Descriptors of K that were constants of the loop would fill registers.)
+    // S of the current stage. The address of K is computed anew, in the way that spills nothing: descriptors of K that are
+    // constants of the loop would fill registers.
     __device__ __forceinline__ void issue_s(const State& c, Scores& s) const {
         const uint32_t q = uniform(Tiles::q(c.addresses.k, c.queries.stage));
-        Products::template issue_scores<Traits::kBlockM>(s, uniform(c.addresses.k), c.addresses.first_row, q);
+        const uint32_t k = Traits::kRagged ? uniform(c.addresses.k) : q - Tiles::q(0, c.queries.stage);
+        Products::template issue_scores<Traits::kBlockM>(s, k, c.addresses.first_row, q);
     }
     // dP of half of the queries, from `first` on.
     __device__ __forceinline__ void issue_dp(const State& c, float (&dp)[kHalf / 2], uint32_t dout, int first) const {
