@@ -125,8 +125,7 @@ private:
 
     // The shared address of the statistics of the lane's first query.
     __device__ __forceinline__ uint32_t statistics(const State& c) const {
-        return c.addresses.k + Tiles::kStatisticsAt + c.queries.stage * Tiles::kStatisticsBytes +
-               (c.lane & 3) * 2 * static_cast<int>(sizeof(SoftmaxStatistics));
+        return scores.statistics_of_lane(c.addresses.k, c.queries.stage, c.lane);
     }
     __device__ __forceinline__ void exponentiate(const State& c, Scores& s, int tile) const {
         scores.exponentiate(s, statistics(c));

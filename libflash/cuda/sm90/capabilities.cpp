@@ -1,6 +1,7 @@
 // The options that the sm_90a kernels lack. plan/selection.cpp checks dtype, head dims and device.
 #include "cuda/host/problem_params.h"
 #include "cuda/host/tile_schedule.h"
+#include "cuda/sm90/backward_instance.h"
 #include "cuda/sm90/forward_instance.h"
 #include "cuda/sm90/plan.h"
 #include "problem/check.h"
@@ -32,7 +33,12 @@ bool tma_reads_all(const AttentionProblem& p, std::string* why) {
     return !tensor;
 }
 
-bool supports_backward(const AttentionProblem& p, std::string* why) {
+bool supports_backward(const KernelConfig& config, const AttentionProblem& p, std::string* why) {
+    const char* const option = rare_option(p);
+    if (option && !has_general_backward(config)) {
+        if (why) *why = text_of(option, ": the kernel does not know it");
+        return false;
+    }
     if (p.request.deterministic) {
         if (why) *why = "deterministic: the kernel does not know it";
         return false;
@@ -66,7 +72,7 @@ bool supports_forward(const KernelConfig& config, const AttentionProblem& p, std
 }  // namespace
 
 bool supports(const KernelConfig& config, const AttentionProblem& problem, std::string* why) {
-    return config.operation == Operation::backward ? supports_backward(problem, why) : supports_forward(config, problem, why);
+    return config.operation == Operation::backward ? supports_backward(config, problem, why) : supports_forward(config, problem, why);
 }
 
 }  // namespace libflash::cuda::sm90
