@@ -67,7 +67,7 @@ private:
         wgmma_fence_operand(c.sums);
     }
     __device__ __forceinline__ void issue_dp(const State& c, Scores& dp) const {
-        Products::template issue_scores<Traits::kBlockM>(dp, Tiles::v(c.addresses.k), 0, Tiles::dout_of(c.q()));
+        Products::template issue_scores<Traits::kBlockM>(dp, uniform(Tiles::v(c.addresses.k)), 0, Tiles::dout_of(c.q()));
     }
     // dK += dS^T Q.
     __device__ __forceinline__ void add_queries(State& c, const Fragments& ds) const {

@@ -70,7 +70,7 @@ private:
         wgmma_fence_operand(c.sums);
     }
     __device__ __forceinline__ void issue_s(const State& c, Scores& s) const {
-        Products::template issue_scores<Traits::kBlockM>(s, c.addresses.k, 0, c.q());
+        Products::template issue_scores<Traits::kBlockM>(s, uniform(c.addresses.k), 0, c.q());
     }
     // dV += P^T dO.
     __device__ __forceinline__ void add_values(State& c, const Fragments& p) const {

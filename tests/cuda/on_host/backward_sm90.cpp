@@ -350,6 +350,7 @@ int main(int, char** argv) {
         {1, 2, 1, 300, 300, kDim, kDim, kAll, 0, 1, false, false, Lengths::dense, false, Blocks::none},
     };
     bool good = true;
-    for (const Case& c : cases) good &= check(c);
+    for (const Case& c : cases)
+        if (!c.rare || has_general_backward(Kernel::config)) good &= check(c);
     return good ? 0 : 1;
 }
