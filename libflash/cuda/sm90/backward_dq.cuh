@@ -43,7 +43,8 @@ struct BackwardDqWarpgroup {
                 if (piece == kPieces - 1 && lane == 0) gradients.empty().arrive();
 #pragma unroll
                 for (int part = 0; part < kParts; ++part)
-                    add(sums + piece * 4 * Accumulator::kWarpFloats, dq, part, Tiles::sums(k) + buffer(piece, part, warp), lane);
+                    add(sums + (piece * 4 * Accumulator::kWarpFloats + part * kPartBlocks * 128), dq, part,
+                        Tiles::sums(k) + buffer(piece, part, warp), lane);
             }
             gradients.advance();
         }
@@ -86,7 +87,7 @@ private:
         fence_shared_for_async();
         __syncwarp();
         if (lane == 0) {
-            tma_add_floats(sums + part * kPartBlocks * 128, staged, Traits::kSumBytes);
+            tma_add_floats(sums, staged, Traits::kSumBytes);
             tma_store_commit();
         }
     }

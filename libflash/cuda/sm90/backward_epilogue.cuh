@@ -30,28 +30,27 @@ struct BackwardEpilogue {
 private:
     __device__ __forceinline__ void store(int first_key, int lane, const Sums& sums, float factor, int tile,
                                           const CUtensorMap& map, const RowsParams& rows, int columns) const {
-        const uint32_t address = context.tiles.k() + tile;
         RowStore::wait_for_rows(lane);
         if constexpr (Traits::kRagged) {
-            write_used_rows(first_key, lane, sums, factor, address);
+            write_used_rows(first_key, lane, sums, factor, tile);
             const int count = context.storage.k_rows.owned - context.storage.tiles.first_col - first_key;
             if (count < kRows) return copy_rows(first_key, lane, count, tile, rows, columns);
         } else {
-            RowStore::write_rows(address, first_key, lane, sums,
+            RowStore::write_rows(context.tiles.k() + tile, first_key, lane, sums,
                                  [&](const float* pair, int) { return pack_pair(pair[0] * factor, pair[1] * factor, T()); });
         }
         if (lane != 0) return;
         const auto& storage = context.storage;
-        RowStore::store_chunks(address + first_key * 128, [&](uint32_t chunk, int col) {
+        RowStore::store_chunks(context.tiles.k() + tile + first_key * 128, [&](uint32_t chunk, int col) {
             tma_store(chunk, map, col, storage.key_row() + first_key, storage.work.head, storage.work.batch);
         });
     }
 
     // Rounds the rows to shared memory; rows beyond the used length become zeros, whatever the sums are.
     __device__ __forceinline__ void write_used_rows(int first_key, int lane, const Sums& sums, float factor,
-                                                    uint32_t tile) const {
+                                                    int tile) const {
         const int used = context.storage.tiles.length_k - context.storage.tiles.first_col - first_key - lane / 4;
-        RowStore::write_rows(tile, first_key, lane, sums, [&](const float* pair, int i) {
+        RowStore::write_rows(context.tiles.k() + tile, first_key, lane, sums, [&](const float* pair, int i) {
             return i % 2 * 8 < used ? pack_pair(pair[0] * factor, pair[1] * factor, T()) : 0;
         });
     }
