@@ -145,6 +145,17 @@ def backward_cases() -> list[Case]:
         attention("H200", 64, kernel("backward_sm90_bf16_d64", "variable lengths", "64x128"), "backward", seqused_k=USED),
         Case("H200", "backward", PACKED, CU, kernel("backward_sm90_bf16_d64", "variable lengths", "64x128")),
         attention("H200", 128, kernel("backward_sm80_bf16_d128", "plain", "64x128"), "backward", **deterministic),
+        attention("H200", 192, kernel("backward_sm90_bf16_d192", "plain", "64x64", **static), "backward", head_dim_v=128),
+        attention("H200", 256, kernel("backward_sm90_bf16_d256", "plain", "64x64", **static), "backward"),
+        attention("H200", 256, kernel("backward_sm90_bf16_d256", "variable lengths", "64x64"), "backward", seqused_k=USED),
+        *(
+            attention("H200", 256, kernel("backward_sm90_bf16_d256", "block mask", "64x64"), "backward", **option)
+            for option in blocks[1:]
+        ),
+        *(
+            attention("H200", 256, kernel("backward_sm80_bf16_d256", "general", "64x64"), "backward", **option)
+            for option in options
+        ),
         attention("A100", 128, kernel("backward_sm80_bf16_d128_small", "plain", "32x64"), "backward"),
     ]
 

@@ -47,6 +47,10 @@ def parameters(candidates: list[dict]) -> list:
     return [pytest.param(k, id=k["name"], marks=pytest.mark.skipif(bool(skipped(k)), reason=skipped(k))) for k in candidates]
 
 
+def has_rare_options(case: Case) -> bool:
+    return case.softcap > 0 or case.dropout_p > 0 or any((case.alibi, case.bias, case.mask))
+
+
 def supports(kernel: dict, case: Case | DecodeCase, deterministic: bool = False) -> bool:
     """Whether a kernel has the options of a case, and can read rows of its alignment; and, backward, is deterministic."""
     if kernel["backend"] != "sm90" or isinstance(case, DecodeCase):
@@ -54,7 +58,7 @@ def supports(kernel: dict, case: Case | DecodeCase, deterministic: bool = False)
     dims = {case.head_dim, case.head_dim if case.head_dim_v is None else case.head_dim_v}
     if any(dim % 8 for dim in dims):
         return False
-    return not (kernel["operation"] == "backward" and deterministic)
+    return not (kernel["operation"] == "backward" and (deterministic or (kernel["head_dim"] > 128 and has_rare_options(case))))
 
 
 def supporting(candidates: list[dict], deterministic: bool = False, **fields: object) -> list[dict]:

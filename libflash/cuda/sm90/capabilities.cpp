@@ -34,13 +34,9 @@ bool tma_reads_all(const AttentionProblem& p, std::string* why) {
 }
 
 bool supports_backward(const KernelConfig& config, const AttentionProblem& p, std::string* why) {
-    const char* const option = rare_option(p);
-    if (option && !has_general_backward(config)) {
+    const char* const option = p.request.deterministic ? "deterministic" : (has_general_backward(config) ? nullptr : rare_option(p));
+    if (option) {
         if (why) *why = text_of(option, ": the kernel does not know it");
-        return false;
-    }
-    if (p.request.deterministic) {
-        if (why) *why = "deterministic: the kernel does not know it";
         return false;
     }
     if (!tma_reads_all(p, why)) return false;
