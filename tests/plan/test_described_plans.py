@@ -198,7 +198,7 @@ def test_launches_of_forward(lib: c.CDLL) -> None:
 def test_launches_of_backward(lib: c.CDLL) -> None:
     bias = {"bias": SCORES, "dbias": DSCORES}
     sink = {"learnable_sink": SLOPES, "dsink": tensor(16, dtype=abi.FLOAT32, address=2 * ADDRESS)}
-    assert launches(lib, attention("H200", 128, {}, "backward", **bias, **sink)) == [
+    assert launches(lib, attention("H200", 128, {}, "backward", backend=b"sm80", **bias, **sink)) == [
         "softmax statistics: 256 thread blocks of 1001",
         "dk and dv: 256 thread blocks of 1101",
         "dq from its accumulator: 256 thread blocks of 1201",

@@ -47,8 +47,7 @@ private:
     }
 
     // Rounds the rows to shared memory; rows beyond the used length become zeros, whatever the sums are.
-    __device__ __forceinline__ void write_used_rows(int first_key, int lane, const Sums& sums, float factor,
-                                                    int tile) const {
+    __device__ __forceinline__ void write_used_rows(int first_key, int lane, const Sums& sums, float factor, int tile) const {
         const int used = context.storage.tiles.length_k - context.storage.tiles.first_col - first_key - lane / 4;
         RowStore::write_rows(context.tiles.k() + tile, first_key, lane, sums, [&](const float* pair, int i) {
             return i % 2 * 8 < used ? pack_pair(pair[0] * factor, pair[1] * factor, T()) : 0;

@@ -51,8 +51,9 @@ struct BackwardProducts {
 #pragma unroll
             for (int col = 0; col < kHeadDim; col += kColumns)
                 Wgmma<T, kColumns>::template multiply<true>(
-                    reinterpret_cast<float(&)[kColumns / 2]>(sums[col / 2]), weights[step],
-                    QTile::mn_major_operand(queries + col / QTile::kChunkCols * QTile::kChunkBytes, first_query / 16 + step), true);
+                    reinterpret_cast<float (&)[kColumns / 2]>(sums[col / 2]), weights[step],
+                    QTile::mn_major_operand(queries + col / QTile::kChunkCols * QTile::kChunkBytes, first_query / 16 + step),
+                    true);
     }
 
     // Stores dS of 16 kSteps queries for the dQ warpgroup. The swizzle moves a step of 16 queries by an exclusive or.

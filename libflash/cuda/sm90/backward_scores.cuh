@@ -69,8 +69,8 @@ struct BackwardScores {
 #pragma unroll
         for (int i = 0; i < kScores; ++i) ds[i] = p[i] * (ds[i] - delta[i / 4 * 2 + i % 2]);
     }
-    // The same for callers that have few registers: reads the statistics of two queries at a time, from the shared address of those
-    // of the lane's first query.
+    // The same for callers that have few registers: reads the statistics of two queries at a time, from the shared address of
+    // those of the lane's first query.
     __device__ __forceinline__ void exponentiate(Scores& p, uint32_t statistics) const {
 #pragma unroll
         for (int i = 0; i < kScores; i += 4) {

@@ -20,8 +20,8 @@ struct BackwardTraits {
     static constexpr int kHeadDim = config.head_dim, kBlockM = config.tile_q, kBlockN = config.tile_k;
     static constexpr int kChunk = kHeadDim <= 64 ? 64 : 32;  // general instance: queries of a tile that are processed at once
     static constexpr int kStages = config.stages, kScoreStages = 2;  // of Q, dO and softmax statistics; of dS
-    // Two consumer warpgroups. With a tile of 128 keys, each has 64 keys and all their products. With a tile of 64 keys, both have
-    // all keys and divide the products (backward_divided.cuh).
+    // Two consumer warpgroups. With a tile of 128 keys, each has 64 keys and all their products. With a tile of 64 keys, both
+    // have all keys and divide the products (backward_divided.cuh).
     static constexpr int kGroupKeys = 64, kConsumerWarps = 8;
     static constexpr bool kDividesProducts = kBlockN == kGroupKeys;
     static_assert(kDividesProducts || kBlockN == 2 * kGroupKeys, "the registers are for two consumer warpgroups");

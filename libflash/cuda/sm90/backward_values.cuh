@@ -37,8 +37,8 @@ struct BackwardValuesWarpgroup {
     }
 
 private:
-    // dV of a tile and S of the next one are issued together. The loop begins after both: nothing is in flight where it starts again,
-    // or else the compiler would serialise the products. dV comes first because Q of the next tile may not have arrived.
+    // dV of a tile and S of the next one are issued together. The loop begins after both: nothing is in flight where it starts
+    // again, or else the compiler would serialise the products. dV comes first because Q of the next tile may not have arrived.
     __device__ __forceinline__ void loop_over_queries(State& c, Position at) const {
         Scores x;     // S, P
         Fragments p;  // P, rounded

@@ -34,7 +34,8 @@ bool tma_reads_all(const AttentionProblem& p, std::string* why) {
 }
 
 bool supports_backward(const KernelConfig& config, const AttentionProblem& p, std::string* why) {
-    const char* const option = p.request.deterministic ? "deterministic" : (has_general_backward(config) ? nullptr : rare_option(p));
+    const char* const option =
+        p.request.deterministic ? "deterministic" : (has_general_backward(config) ? nullptr : rare_option(p));
     if (option) {
         if (why) *why = text_of(option, ": the kernel does not know it");
         return false;

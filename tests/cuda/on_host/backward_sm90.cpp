@@ -276,12 +276,12 @@ struct Problem {
     }
 };
 
-// Whether 0 in place of the exact value means that it was too small for some type on the way. (fp16 probabilities end at 2^-25; larger
-// values become 0 where rounded terms of a row with few keys cancel.)
+// Whether 0 in place of the exact value means that it was too small for some type on the way. (fp16 probabilities end at 2^-25;
+// larger values become 0 where rounded terms of a row with few keys cancel.)
 bool is_lost(double exact) { return kWide && std::fabs(exact) > 0x1p-124 && std::fabs(exact) < 0x1p-20; }
 
-// Checks the root mean square error relative to the exact values, that no value that bf16 can represent became 0, that rows beyond a
-// used length became 0, and that nothing between and after the sequences was overwritten.
+// Checks the root mean square error relative to the exact values, that no value that bf16 can represent became 0, that rows beyond
+// a used length became 0, and that nothing between and after the sequences was overwritten.
 bool near(const char* name, const Case& c, const Rows& got) {
     double error = 0, size = 0;
     int lost = 0;
