@@ -280,8 +280,8 @@ struct Problem {
 // larger values become 0 where rounded terms of a row with few keys cancel.)
 bool is_lost(double exact) { return kWide && std::fabs(exact) > 0x1p-124 && std::fabs(exact) < 0x1p-20; }
 
-// Checks the root mean square error relative to the exact values, that no value that bf16 can represent became 0, that rows beyond
-// a used length became 0, and that nothing between and after the sequences was overwritten.
+// Checks the root mean square error relative to the exact values, that no value that bf16 can represent became 0, that rows
+// beyond a used length became 0, and that nothing between and after the sequences was overwritten.
 bool near(const char* name, const Case& c, const Rows& got) {
     double error = 0, size = 0;
     int lost = 0;
