@@ -151,7 +151,7 @@ class Case:
         return forward(x.q, x.k, x.v, **x.options)
 
     def expected(self, **errors: float) -> tolerance.Expected:
-        """Exact results with limits; `errors` are exp_error and tanh_error of the backend."""
+        """Exact results with limits; `errors` are those of the backend: exp_error, tanh_error, p_roundings."""
         return _expected(self, tuple(sorted(errors.items())))
 
     def check(

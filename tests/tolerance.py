@@ -95,11 +95,12 @@ def expect(
     exp_error: float | None = None,
     tanh_error: float | None = None,
     score_ulps: float = 0.0,
+    p_roundings: int = 0,
     **options,
 ) -> Expected:
     """Exact o and lse with their limits, gradients too if `dout` is given; the errors: error_bounds.Model."""
     opt = Options(**options)
-    model = Model(v.dtype, exp_error, tanh_error, score_ulps)
+    model = Model(v.dtype, exp_error, tanh_error, score_ulps, p_roundings)
     o, lse = empty_outputs(q, v, opt)
     total = zero_gradients(q, k, v, opt)
     tensors = empty_tensors(o, lse, None if dout is None else total, v.dtype, opt)

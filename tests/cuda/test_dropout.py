@@ -99,7 +99,7 @@ def test_dv(kernel: dict, packed: bool) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("kernel", parameters(supporting(with_cpu("backward"), dropout_p=P)))
+@pytest.mark.parametrize("kernel", parameters(supporting(with_cpu("backward"), dropout_p=P, bias="hqk")))
 def test_dbias(kernel: dict, packed: bool) -> None:
     """With dp = 1 wherever kept, ds = p (kept / (1 - P) - delta) is positive there and negative elsewhere."""
     s = Sequences(kernel, packed)

@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 DTYPES = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}
 HEAD_DIMS = (64, 128, 192, 256)  # 192: with two values of head_dim_v
-ULPS = 1.01
+ULPS = {"f16": 1.01, "bf16": 2.0}  # kernels for bf16 keep their sums in the matrix unit
 
 
 def long_kernels(operation: str) -> list:
@@ -39,7 +39,7 @@ def check(kernel: dict, out: torch.Tensor, lse: torch.Tensor, expected: tuple[np
     got = to_numpy(out, DTYPES[kernel["dtype"]])
     assert not np.isnan(got.astype(np.float32)).any()
     distances = [ulps(got[:, first : first + 4], expected[0]) for first in range(0, got.shape[1], 4)]
-    assert max(distances) <= ULPS
+    assert max(distances) <= ULPS[kernel["dtype"]]
     assert np.abs(lse.cpu().numpy() - expected[1]).max() <= 3e-5
 
 

@@ -82,6 +82,8 @@ BACKWARD_KERNELS_SM90 = {
     "f16-64": ("f16_", 64, "64, 128", 6),
     "bf16-96": ("bf16_", 96, "64, 128", 3),
     "f16-128": ("f16_", 128, "64, 128", 3),
+    "f16-192": ("f16_", 192, "64, 64", 3),
+    "bf16-256": ("bf16_", 256, "64, 64", 2),
 }
 KEYS_PER_SUM = 32768  # of the library
 DISORDERS = (0, 1)  # orders in which forward_sm90.cpp and backward_sm90.cpp run the warps

@@ -148,6 +148,17 @@ def backward_cases() -> list[Case]:
         attention("H200", 64, kernel("backward_sm90_bf16_d64", "variable lengths", "64x128"), "backward", seqused_k=USED),
         Case("H200", "backward", PACKED, CU, kernel("backward_sm90_bf16_d64", "variable lengths", "64x128")),
         attention("H200", 128, kernel("backward_sm80_bf16_d128", "plain", "64x128"), "backward", **deterministic),
+        attention("H200", 192, kernel("backward_sm90_bf16_d192", "plain", "64x64", **static), "backward", head_dim_v=128),
+        attention("H200", 256, kernel("backward_sm90_bf16_d256", "plain", "64x64", **static), "backward"),
+        attention("H200", 256, kernel("backward_sm90_bf16_d256", "variable lengths", "64x64"), "backward", seqused_k=USED),
+        *(
+            attention("H200", 256, kernel("backward_sm90_bf16_d256", "block mask", "64x64"), "backward", **option)
+            for option in blocks[1:]
+        ),
+        *(
+            attention("H200", 256, kernel("backward_sm80_bf16_d256", "general", "64x64"), "backward", **option)
+            for option in options
+        ),
         attention("A100", 128, kernel("backward_sm80_bf16_d128_small", "plain", "32x64"), "backward"),
     ]
 
@@ -190,7 +201,7 @@ def test_launches_of_forward(lib: c.CDLL) -> None:
 def test_launches_of_backward(lib: c.CDLL) -> None:
     bias = {"bias": SCORES, "dbias": DSCORES}
     sink = {"learnable_sink": SLOPES, "dsink": tensor(16, dtype=abi.FLOAT32, address=2 * ADDRESS)}
-    assert launches(lib, attention("H200", 128, {}, "backward", **bias, **sink)) == [
+    assert launches(lib, attention("H200", 128, {}, "backward", backend=b"sm80", **bias, **sink)) == [
         "softmax statistics: 256 thread blocks of 1001",
         "dk and dv: 256 thread blocks of 1101",
         "dq from its accumulator: 256 thread blocks of 1201",

@@ -37,7 +37,8 @@ class Model:
     """The constants of the arithmetic.
 
     exp_error and tanh_error are the relative errors of the functions used, by default those of accurate ones;
-    score_ulps counts roundings of q or k to the storage type besides those of the inputs (rotary embedding).
+    score_ulps counts roundings of q or k to the storage type besides those of the inputs (rotary embedding); p_roundings is 1 if dS
+    is computed from P as it was rounded for dV.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Model:
         exp_error: float | None = None,
         tanh_error: float | None = None,
         score_ulps: float = 0.0,
+        p_roundings: int = 0,
     ) -> None:
         rounding = ROUNDING[dtype]
         self.dtype = dtype
@@ -55,7 +57,7 @@ class Model:
         self.noise = 4 * rounding.unit  # 2^-20: error of float32 arithmetic in a weight with an exact score
         self.exp_error = 2 * rounding.unit if exp_error is None else exp_error
         self.tanh_error = rounding.unit if tanh_error is None else tanh_error
-        self.score_ulps = score_ulps
+        self.score_ulps, self.p_roundings = score_ulps, p_roundings
 
     def typical_sum_error(self, n: int) -> float:
         """Of a sum of n products, relative to the root of the sum of their squares: 2^-25 sqrt(n)."""
@@ -142,7 +144,7 @@ class HeadBounds:
     def add_gradients(self, tensors: dict[str, Tensor], grad: HeadGradients, dout: np.ndarray, dlse: np.ndarray) -> None:
         """Del = rowsum(|dO| * bO) + a(dv) rowsum(|dO| * (|O| + bO)): error of D
         E   = P * (Del + a(dv)|dO||V|' + 2^-22 |dlse|): what errors of dP - D + dlse do to dS
-        A   = (u + a(N) + pi)|dZ| + 2 e_t |t||dS| + g (1 + u) E + eta M: error of dZ
+        A   = ((1 + p_roundings) u + a(N) + pi)|dZ| + 2 e_t |t||dS| + g (1 + u) E + eta M: error of dZ
         bdQ = |scale| A|K|,  bdK = |scale| sum_group A'|Q|
         bdV = sum_group ((u + a(Nq) + pi) P + eta M)'|dO|
         """
@@ -153,7 +155,7 @@ class HeadBounds:
         dp_error = a_dv * (np.abs(dout) @ np.abs(head.v).T) * head.keep
         row_error = self.delta_error + m.unit * np.abs(dlse)
         self.ds_error = (1 + m.u) * w.p * (dp_error + row_error[:, None])
-        dz_error = (m.u + m.sum_error(max(visible.shape)) + self.pi) * np.abs(grad.dz) + m.eta
+        dz_error = ((1 + m.p_roundings) * m.u + m.sum_error(max(visible.shape)) + self.pi) * np.abs(grad.dz) + m.eta
         dz_error += (2 * m.tanh_error * np.abs(w.tanh) + self.slope_error) * np.abs(grad.ds)
         dz_error += (self.slope + self.slope_error) * self.ds_error
         dz_error = np.where(visible, dz_error, 0.0)
@@ -208,7 +210,7 @@ class HeadBounds:
             noise = np.sqrt(noise**2 + m.tanh_error**2 * (by_slope**2 + by_score**2))
             noise = np.where(visible, noise + self.slope_error * np.abs(grad.ds), 0.0)
         gp = np.where(visible, self.slope * w.p, 0.0)
-        dz_square = m.w * grad.dz**2 + m.eta_square * self.shown
+        dz_square = (1 + m.p_roundings) * m.w * grad.dz**2 + m.eta_square * self.shown
         p_square = m.w * self.pd**2 + m.eta_square * self.shown
         from_delta = np.where(visible, gp**2 * self.delta_variance[:, None], 0.0)
 

@@ -59,6 +59,16 @@ __device__ __forceinline__ uint32_t pack_pair(float low, float high, __half) {
     return pair;
 }
 
+// The numbers of a pair.
+__device__ __forceinline__ float low_of(uint32_t pair, __nv_bfloat16) { return __uint_as_float(pair << 16); }
+__device__ __forceinline__ float high_of(uint32_t pair, __nv_bfloat16) { return __uint_as_float(pair & 0xffff0000u); }
+__device__ __forceinline__ float low_of(uint32_t pair, __half) {
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(pair)));
+}
+__device__ __forceinline__ float high_of(uint32_t pair, __half) {
+    return __half2float(__ushort_as_half(static_cast<unsigned short>(pair >> 16)));
+}
+
 // `trace` starts as 0. Each half becomes NaN once that half of a `pair` is not finite, and stays 0 otherwise.
 __device__ __forceinline__ void trace_pair(uint32_t& trace, uint32_t pair, __nv_bfloat16) {
     asm volatile("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(trace) : "r"(pair), "r"(0u));

@@ -1,7 +1,8 @@
 // FlashAttention-3 backward for sm_90a (Shah and others, arXiv 2407.08608). Its kernels compute the softmax statistics, then dK,
 // dV and the dQ accumulator, then dQ from the accumulator, then the gradients of sink and bias. In the second one a thread block
-// has one key tile: the first warpgroup loads tiles and computes the dQ accumulator (backward_dq.cuh), the other two have 64 keys
-// each (backward_dk_dv.cuh, backward_general.cuh).
+// has one key tile. Its warpgroups: the first loads tiles (backward_producer.cuh), the second computes the dQ accumulator
+// (backward_dq.cuh). The other two have 64 keys each (backward_dk_dv.cuh, backward_wide.cuh, backward_general.cuh), or divide the
+// products of 64 keys (backward_divided.cuh).
 #pragma once
 
 #include "cuda/attention/backward_steps.cuh"
@@ -44,10 +45,13 @@ int launch_dk_dv(const LaunchShape& shape, const BackwardParams& params, cudaStr
 }
 
 // Calls do_with with the instance as an integral_constant.
-template <class DoWith>
+template <class Kernel, class DoWith>
 auto with_backward_instance(int instance, const DoWith& do_with) {
     switch (static_cast<BackwardInstance>(instance)) {
-        case BackwardInstance::general: return do_with(std::integral_constant<BackwardInstance, BackwardInstance::general>());
+        case BackwardInstance::general:
+            if constexpr (has_general_backward(Kernel::config))
+                return do_with(std::integral_constant<BackwardInstance, BackwardInstance::general>());
+            break;
         case BackwardInstance::block_mask:
             return do_with(std::integral_constant<BackwardInstance, BackwardInstance::block_mask>());
         case BackwardInstance::ragged: return do_with(std::integral_constant<BackwardInstance, BackwardInstance::ragged>());
@@ -72,8 +76,8 @@ KernelResources resources_of_backward(int step, int instance) {
     switch (static_cast<BackwardStep>(step)) {
         case BackwardStep::statistics: return {SoftmaxStatisticsOf<Kernel>::kThreads, 0};
         case BackwardStep::dk_dv:
-            return sm90::with_backward_instance(instance,
-                                                [](auto kind) { return sm90::dk_dv_resources<Kernel, decltype(kind)::value>(); });
+            return sm90::with_backward_instance<Kernel>(
+                instance, [](auto kind) { return sm90::dk_dv_resources<Kernel, decltype(kind)::value>(); });
         case BackwardStep::dq_conversion: return {Traits::Accumulator::kWarps * 32, 0};
         case BackwardStep::dsink: return {DsinkOf<Kernel>::kThreads, 0};
         case BackwardStep::dbias: return {DbiasOf<Kernel>::kThreads, DbiasOf<Kernel>::kSharedBytes};
@@ -87,7 +91,7 @@ int launch_backward(const BackwardPlan& plan, const BackwardParams& params, void
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
     int error = enqueue(softmax_statistics_kernel<Kernel>, plan.statistics, params, cuda_stream);
     if (error == cudaSuccess)
-        error = sm90::with_backward_instance(plan.instance.number, [&](auto kind) {
+        error = sm90::with_backward_instance<Kernel>(plan.instance.number, [&](auto kind) {
             return sm90::launch_dk_dv<Kernel, decltype(kind)::value>(plan.dk_dv, params, cuda_stream);
         });
     if (error == cudaSuccess) error = enqueue(sm90::dq_accumulator_kernel<Kernel>, plan.dq_conversion, params, cuda_stream);

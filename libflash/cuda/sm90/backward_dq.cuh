@@ -42,7 +42,10 @@ struct BackwardDqWarpgroup {
                 float dq[Traits::kPieceCols / 2];
                 multiply(dq, ds, k, piece);
                 if (piece == kPieces - 1 && lane == 0) gradients.empty().arrive();
-                add(sums + piece * 4 * Accumulator::kWarpFloats, dq, Tiles::sums(k) + (piece * 4 + warp) * kWarpBytes, lane);
+#pragma unroll
+                for (int part = 0; part < kParts; ++part)
+                    add(sums + (piece * 4 * Accumulator::kWarpFloats + part * kPartBlocks * 128), dq, part,
+                        Tiles::sums(k) + buffer(piece, part, warp), lane);
             }
             gradients.advance();
         }
@@ -51,7 +54,12 @@ struct BackwardDqWarpgroup {
 
 private:
     using Tiles = BackwardSharedTiles<Traits>;
-    static constexpr int kWarpBytes = Accumulator::kWarpFloats * static_cast<int>(sizeof(float));
+    static constexpr int kParts = Traits::kPieceParts, kPartBlocks = Traits::kPieceCols / 8 / kParts;
+
+    // Offset of the warp's buffer for a part of a piece.
+    __device__ static __forceinline__ int buffer(int piece, int part, int warp) {
+        return ((piece * kParts + part) % Traits::kSumBuffers * 4 + warp) * Traits::kSumBytes;
+    }
 
     // Computes one piece of 64 rows x kPieceCols channels.
     __device__ static __forceinline__ void multiply(float (&dq)[Traits::kPieceCols / 2], uint32_t ds, uint32_t k, int piece) {
@@ -67,18 +75,20 @@ private:
         wgmma_wait<0>();
         wgmma_fence_operand(dq);
     }
-    // Adds the warp's part of a piece to `sums`, through `staged`, which this warp alone uses.
-    __device__ static __forceinline__ void add(float* sums, const float (&dq)[Traits::kPieceCols / 2], uint32_t staged,
+    // Adds a part of the warp's sums of a piece to `sums`, through `staged`, which this warp alone uses.
+    __device__ static __forceinline__ void add(float* sums, const float (&dq)[Traits::kPieceCols / 2], int part, uint32_t staged,
                                                int lane) {
-        if (lane == 0) tma_store_wait_read<kPieces - 1>();
+        if (lane == 0) tma_store_wait_read<Traits::kSumBuffers - 1>();
         __syncwarp();
 #pragma unroll
-        for (int n = 0; n < Traits::kPieceCols / 8; ++n)
-            store_shared_16(staged + n * 512 + lane * 16, dq[4 * n], dq[4 * n + 1], dq[4 * n + 2], dq[4 * n + 3]);
+        for (int n = 0; n < kPartBlocks; ++n) {
+            const float* const x = dq + (part * kPartBlocks + n) * 4;
+            store_shared_16(staged + n * 512 + lane * 16, x[0], x[1], x[2], x[3]);
+        }
         fence_shared_for_async();
         __syncwarp();
         if (lane == 0) {
-            tma_add_floats(sums, staged, kWarpBytes);
+            tma_add_floats(sums, staged, Traits::kSumBytes);
             tma_store_commit();
         }
     }

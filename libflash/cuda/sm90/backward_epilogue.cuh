@@ -1,5 +1,5 @@
-// The epilogue of a consumer warp of the sm_90a backward kernel: writes its 16 rows of dK or dV, through its rows of V in shared
-// memory.
+// The epilogue of a consumer warp of the sm_90a backward kernel: writes its 16 rows of dK or dV, through its rows of a tile in
+// shared memory that nobody reads any more.
 #pragma once
 
 #include "cuda/ptx/math.cuh"
@@ -18,42 +18,44 @@ struct BackwardEpilogue {
 
     const BackwardContext<Traits>& context;
 
-    __device__ __forceinline__ void store_dk(int first_key, int lane, const Sums& dk, float factor) const {
-        store(first_key, lane, dk, factor, context.maps.dk, context.params.dk, context.params.head_dim);
+    static constexpr int kTileOfV = KvTile::kBytes;  // offset of V in shared memory
+    // `first_key`: of the warp, in the tile. `tile`: offset of the tile in shared memory.
+    __device__ __forceinline__ void store_dk(int first_key, int lane, const Sums& dk, float factor, int tile = kTileOfV) const {
+        store(first_key, lane, dk, factor, tile, context.maps.dk, context.params.dk, context.params.head_dim);
     }
-    __device__ __forceinline__ void store_dv(int first_key, int lane, const Sums& dv, float factor) const {
-        store(first_key, lane, dv, factor, context.maps.dv, context.params.dv, context.params.head_dim_v);
+    __device__ __forceinline__ void store_dv(int first_key, int lane, const Sums& dv, float factor, int tile = kTileOfV) const {
+        store(first_key, lane, dv, factor, tile, context.maps.dv, context.params.dv, context.params.head_dim_v);
     }
 
 private:
-    // `first_key`: of the warp, in the tile.
-    __device__ __forceinline__ void store(int first_key, int lane, const Sums& sums, float factor, const CUtensorMap& map,
-                                          const RowsParams& rows, int columns) const {
+    __device__ __forceinline__ void store(int first_key, int lane, const Sums& sums, float factor, int tile,
+                                          const CUtensorMap& map, const RowsParams& rows, int columns) const {
         RowStore::wait_for_rows(lane);
         if constexpr (Traits::kRagged) {
-            write_used_rows(first_key, lane, sums, factor);
+            write_used_rows(first_key, lane, sums, factor, tile);
             const int count = context.storage.k_rows.owned - context.storage.tiles.first_col - first_key;
-            if (count < kRows) return copy_rows(first_key, lane, count, rows, columns);
+            if (count < kRows) return copy_rows(first_key, lane, count, tile, rows, columns);
         } else {
-            RowStore::write_rows(context.tiles.v(), first_key, lane, sums,
+            RowStore::write_rows(context.tiles.k() + tile, first_key, lane, sums,
                                  [&](const float* pair, int) { return pack_pair(pair[0] * factor, pair[1] * factor, T()); });
         }
         if (lane != 0) return;
         const auto& storage = context.storage;
-        RowStore::store_chunks(context.tiles.v() + first_key * 128, [&](uint32_t chunk, int col) {
+        RowStore::store_chunks(context.tiles.k() + tile + first_key * 128, [&](uint32_t chunk, int col) {
             tma_store(chunk, map, col, storage.key_row() + first_key, storage.work.head, storage.work.batch);
         });
     }
 
     // Rounds the rows to shared memory; rows beyond the used length become zeros, whatever the sums are.
-    __device__ __forceinline__ void write_used_rows(int first_key, int lane, const Sums& sums, float factor) const {
+    __device__ __forceinline__ void write_used_rows(int first_key, int lane, const Sums& sums, float factor, int tile) const {
         const int used = context.storage.tiles.length_k - context.storage.tiles.first_col - first_key - lane / 4;
-        RowStore::write_rows(context.tiles.v(), first_key, lane, sums, [&](const float* pair, int i) {
+        RowStore::write_rows(context.tiles.k() + tile, first_key, lane, sums, [&](const float* pair, int i) {
             return i % 2 * 8 < used ? pack_pair(pair[0] * factor, pair[1] * factor, T()) : 0;
         });
     }
     // Copies the first `count` rows from shared memory: a TMA store of all rows would reach into another sequence.
-    __device__ __forceinline__ void copy_rows(int first_key, int lane, int count, const RowsParams& rows, int columns) const {
+    __device__ __forceinline__ void copy_rows(int first_key, int lane, int count, int tile, const RowsParams& rows,
+                                              int columns) const {
         const auto& storage = context.storage;
         T* const first = static_cast<T*>(rows.data) + storage.work.batch * rows.batch + storage.work.head * rows.head +
                          int64_t{storage.key_row() + first_key} * rows.row;
@@ -62,7 +64,7 @@ private:
         for (int i = lane; i < count * vectors; i += 32) {
             const int row = i / vectors, vector = i % vectors;
             *reinterpret_cast<uint4*>(first + row * rows.row + vector * 8) =
-                *reinterpret_cast<const uint4*>(context.tiles.memory + KvTile::kBytes + KvTile::offset(first_key + row, vector));
+                *reinterpret_cast<const uint4*>(context.tiles.memory + tile + KvTile::offset(first_key + row, vector));
         }
     }
 };

@@ -1,6 +1,8 @@
 // The template instances of the sm_90a backward kernel, for the plan and for the kernel. No CUDA header.
 #pragma once
 
+#include "cuda/config.h"
+
 namespace libflash::cuda {
 
 // What an instance can do.
@@ -18,6 +20,9 @@ constexpr const char* backward_kind_name(BackwardInstance kind) {
         default: return "general";
     }
 }
+
+// A kernel with tiles of 64 keys has no general instance: no warpgroup has both S and dP.
+constexpr bool has_general_backward(const KernelConfig& config) { return config.tile_k > 64; }
 
 constexpr BackwardInstance backward_instance(bool general, bool lengths_on_device, bool has_block_mask) {
     if (general) return BackwardInstance::general;

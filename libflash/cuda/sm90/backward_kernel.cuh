@@ -2,6 +2,7 @@
 // key head, from the query tiles that see it in all query heads that share the key head.
 #pragma once
 
+#include "cuda/sm90/backward_divided.cuh"
 #include "cuda/sm90/backward_dk_dv.cuh"
 #include "cuda/sm90/backward_dq.cuh"
 #include "cuda/sm90/backward_general.cuh"
@@ -13,9 +14,12 @@
 namespace libflash::cuda::sm90 {
 
 template <class Traits>
-using BackwardConsumerOf =
-    std::conditional_t<Traits::kRareOptions, BackwardGeneralConsumer<Traits>,
+using BackwardPlainConsumerOf =
+    std::conditional_t<Traits::kDividesProducts, BackwardDividedConsumer<Traits>,
                        std::conditional_t<(Traits::kHeadDim > 64), BackwardWideConsumer<Traits>, BackwardConsumer<Traits>>>;
+template <class Traits>
+using BackwardConsumerOf =
+    std::conditional_t<Traits::kRareOptions, BackwardGeneralConsumer<Traits>, BackwardPlainConsumerOf<Traits>>;
 
 template <class Traits>
 struct BackwardKernel {

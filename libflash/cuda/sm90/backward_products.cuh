@@ -16,6 +16,8 @@ struct BackwardProducts {
     using Tiles = BackwardSharedTiles<Traits>;
     static constexpr int kHeadDim = Traits::kHeadDim;
     using Sums = float[kHeadDim / 2];
+    // Channels of dK or dV that one wgmma adds to. With 512 threads the compiler takes none with 128 registers of sums.
+    static constexpr int kColumns = kHeadDim > 192 ? kHeadDim / 2 : kHeadDim;
 
     // Shared addresses: of K, and of this lane's part of dS in the first stage. The other tiles follow from K.
     struct Addresses {
@@ -46,8 +48,12 @@ struct BackwardProducts {
                                                int first_query = 0) {
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)
-            Wgmma<T, kHeadDim>::template multiply<true>(sums, weights[step],
-                                                        QTile::mn_major_operand(queries, first_query / 16 + step), true);
+#pragma unroll
+            for (int col = 0; col < kHeadDim; col += kColumns)
+                Wgmma<T, kColumns>::template multiply<true>(
+                    reinterpret_cast<float (&)[kColumns / 2]>(sums[col / 2]), weights[step],
+                    QTile::mn_major_operand(queries + col / QTile::kChunkCols * QTile::kChunkBytes, first_query / 16 + step),
+                    true);
     }
 
     // Stores dS of 16 kSteps queries for the dQ warpgroup. The swizzle moves a step of 16 queries by an exclusive or.
@@ -58,6 +64,11 @@ struct BackwardProducts {
         const uint32_t tile = addresses.ds + stage * ScoreTile::kBytes;
 #pragma unroll
         for (int step = 0; step < kSteps; ++step) stmatrix_x4(tile ^ (first_query * 2 + step * 32), ds[step]);
+    }
+    // Loads the warp's part of P, which is where its part of dS will be, for 16 queries.
+    __device__ static __forceinline__ void load_p(const Addresses& addresses, int stage, int step, uint32_t (&p)[4]) {
+        static_assert(Traits::kDividesProducts, "only there is P in shared memory");
+        ldmatrix_x4(p, (addresses.ds + stage * ScoreTile::kBytes) ^ (step * 32));
     }
     // Publishes the stored dS: the fence makes it visible to wgmma, which reads shared memory through the async proxy.
     __device__ static __forceinline__ void publish_ds(PipelineState<Traits::kScoreStages>& gradients, int lane) {

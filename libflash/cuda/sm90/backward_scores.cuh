@@ -35,6 +35,13 @@ struct BackwardScores {
         for (int i = 0; i < kBlockM / 4; ++i) delta[i] = of_lane[i / 2 * 8 + i % 2].delta;
     }
 
+    // The shared address of the same; `k`: that of K.
+    __device__ static __forceinline__ uint32_t statistics_of_lane(uint32_t k, int stage, int lane) {
+        using Tiles = BackwardSharedTiles<Traits>;
+        return k + Tiles::kStatisticsAt + stage * Tiles::kStatisticsBytes +
+               (lane & 3) * 2 * static_cast<int>(sizeof(SoftmaxStatistics));
+    }
+
     static constexpr int kEightQueries = 8 * static_cast<int>(sizeof(SoftmaxStatistics));
 
     // P = exp(S - LSE) * 2^exponent_shift(); the statistics contain the shift.
@@ -81,6 +88,19 @@ struct BackwardScores {
             const float4 two = load_shared_16(statistics + i / 4 * kEightQueries);
 #pragma unroll
             for (int e = 0; e < 4; ++e) ds[i + e] = p[i + e] * (ds[i + e] - (e % 2 ? two.w : two.y));
+        }
+    }
+    // The same for queries [16 * step, 16 * step + 16) and P from its rounded values.
+    __device__ static __forceinline__ void differentiate_step(Scores& ds, const uint32_t (&p)[4], int step, uint32_t statistics) {
+#pragma unroll
+        for (int i = 8 * step; i < 8 * step + 8; i += 4) {
+            const float4 two = load_shared_16(statistics + i / 4 * kEightQueries);
+#pragma unroll
+            for (int e = 0; e < 4; e += 2) {
+                const uint32_t pair = p[(i % 8 + e) / 2];
+                ds[i + e] = low_of(pair, T()) * (ds[i + e] - two.y);
+                ds[i + e + 1] = high_of(pair, T()) * (ds[i + e + 1] - two.w);
+            }
         }
     }
     template <int kSteps>

@@ -12,7 +12,8 @@
 
 namespace libflash::cuda::sm90 {
 
-// K, V; stages of Q and dO; stages of dS; softmax statistics of all stages; dQ on its way to the accumulator.
+// K, V; stages of Q and dO; stages of dS (and of P, where the consumer warpgroups divide the products); softmax statistics of all
+// stages; dQ on its way to the accumulator.
 template <class Traits>
 struct BackwardSharedTiles {
     static constexpr int kStageBytes = 2 * Traits::QTile::kBytes;
@@ -21,7 +22,7 @@ struct BackwardSharedTiles {
     static constexpr int kScoresAt = kStagesAt + Traits::kStages * kStageBytes;
     static constexpr int kStatisticsAt = kScoresAt + Traits::kScoreStages * Traits::ScoreTile::kBytes;
     static constexpr int kSumsAt = kStatisticsAt + Traits::kStages * kStatisticsBytes;
-    static constexpr int kBytes = kSumsAt + Traits::kBlockM * Traits::kHeadDim * static_cast<int>(sizeof(float));
+    static constexpr int kBytes = kSumsAt + Traits::kSumBuffers * 4 * Traits::kSumBytes;
 
     char* memory;
 
@@ -60,6 +61,7 @@ struct BackwardSharedStorage {
     SequenceRows q_rows, k_rows;
     QueryTiles<kBlockM, kBlockN> tiles;
     QueryTileRange<kBlockM, kBlockN> range;
+    uint64_t probabilities_full[Traits::kScoreStages];  // P in a stage of dS, where the consumer warpgroups divide the products
 
     // kInitThreads threads call it before the warpgroups take their roles: finding a packed tile takes a warp.
     static constexpr int kInitThreads = Traits::kRagged ? 32 : 1;
@@ -75,6 +77,7 @@ struct BackwardSharedStorage {
         }
     }
     __device__ __forceinline__ MBarrier keys() const { return {shared_address(&keys_full)}; }
+    __device__ __forceinline__ MBarrier probabilities(int stage) const { return {shared_address(probabilities_full + stage)}; }
     __device__ __forceinline__ QueryTilePosition first_position(const BackwardParams& params) const {
         return range.first(work.head * params.group_size, params.group_size);
     }
@@ -89,7 +92,9 @@ private:
     __device__ __forceinline__ void init_barriers() {
         keys().init(1);
         queries.init(Traits::kConsumerWarps);
-        gradients.init(4, Traits::kConsumerWarps);
+        gradients.init(4, Traits::kBlockN / 16);
+        if constexpr (Traits::kDividesProducts)
+            for (int i = 0; i < Traits::kScoreStages; ++i) probabilities(i).init(4);
         fence_barrier_init();
     }
     __device__ __forceinline__ void init_work(const BackwardParams& params, const TileCoordinates& found) {

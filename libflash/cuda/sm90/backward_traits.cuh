@@ -20,11 +20,14 @@ struct BackwardTraits {
     static constexpr int kHeadDim = config.head_dim, kBlockM = config.tile_q, kBlockN = config.tile_k;
     static constexpr int kChunk = kHeadDim <= 64 ? 64 : 32;  // general instance: queries of a tile that are processed at once
     static constexpr int kStages = config.stages, kScoreStages = 2;  // of Q, dO and softmax statistics; of dS
-    static constexpr int kGroupKeys = 64, kGroups = kBlockN / kGroupKeys;
-    static constexpr int kConsumerWarps = kGroups * 4;
-    static_assert(kGroups == 2, "the registers are for two consumer warpgroups");
+    // Two consumer warpgroups. With a tile of 128 keys, each has 64 keys and all their products. With a tile of 64 keys, both
+    // have all keys and divide the products (backward_divided.cuh).
+    static constexpr int kGroupKeys = 64, kConsumerWarps = 8;
+    static constexpr bool kDividesProducts = kBlockN == kGroupKeys;
+    static_assert(kDividesProducts || kBlockN == 2 * kGroupKeys, "the registers are for two consumer warpgroups");
+    static_assert(!(kDividesProducts && kRareOptions), "one warpgroup has S, the other has dP");
     // The producer warpgroup, the dQ warpgroup, the consumers.
-    static constexpr int kThreads = (2 + kGroups) * 128;
+    static constexpr int kThreads = 4 * 128;
     static constexpr int kProducerRegisters = 24, kDqRegisters = kHeadDim % 64 == 0 ? 72 : 88,
                          kConsumerRegisters = (512 - kProducerRegisters - kDqRegisters) / 2;
 
@@ -37,6 +40,9 @@ struct BackwardTraits {
     static constexpr int kPieceCols = kHeadDim % 64 == 0 ? 64 : kHeadDim;
     static constexpr int kPieces = kBlockM / 64 * (kHeadDim / kPieceCols);
     using Accumulator = DqAccumulator<T, kHeadDim, kBlockM, kPieces * 4, kBlockM / 16>;
+    // A warp adds a piece to the accumulator in kPieceParts parts, through kSumBuffers buffers of its own in shared memory.
+    static constexpr int kPieceParts = kDividesProducts ? 2 : 1, kSumBuffers = kDividesProducts ? 2 : kPieces;
+    static constexpr int kSumBytes = Accumulator::kWarpFloats / kPieceParts * static_cast<int>(sizeof(float));
 };
 
 }  // namespace libflash::cuda::sm90

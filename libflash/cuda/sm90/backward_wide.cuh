@@ -143,8 +143,8 @@ private:
 
     // The shared address of the statistics of the lane's first query from `first` on.
     __device__ __forceinline__ uint32_t statistics(const State& c, int first) const {
-        return c.addresses.k + Tiles::kStatisticsAt + c.queries.stage * Tiles::kStatisticsBytes +
-               ((c.lane & 3) * 2 + first) * static_cast<int>(sizeof(SoftmaxStatistics));
+        return scores.statistics_of_lane(c.addresses.k, c.queries.stage, c.lane) +
+               first * static_cast<int>(sizeof(SoftmaxStatistics));
     }
     __device__ __forceinline__ void exponentiate(const State& c, Scores& s, int tile) const {
         scores.exponentiate(s, statistics(c, 0));

@@ -2,6 +2,7 @@
 #include "cuda/host/long_sums.h"
 #include "cuda/host/problem_params.h"
 #include "cuda/host/tile_schedule.h"
+#include "cuda/sm90/backward_instance.h"
 #include "cuda/sm90/forward_instance.h"
 #include "cuda/sm90/plan.h"
 #include "problem/check.h"
@@ -37,6 +38,7 @@ bool tma_reads_all(const AttentionProblem& p, std::string* why) {
 // memory, which costs more than it gains where head_dim is small.
 const char* option_backward_lacks(const KernelConfig& config, const AttentionProblem& p) {
     if (p.request.deterministic) return "deterministic";
+    if (!has_general_backward(config)) return rare_option(p);
     if (config.head_dim > 64) return nullptr;
     return p.bias.present ? "bias" : (p.mask.present ? "mask" : nullptr);
 }

@@ -42,6 +42,17 @@ uint32_t pack_pair(float low, float high, T) {
 }
 
 template <class T>
+float low_of(uint32_t pair, T) {
+    T both[2];
+    std::memcpy(both, &pair, 4);
+    return to_float(both[0]);
+}
+template <class T>
+float high_of(uint32_t pair, T) {
+    return low_of(pair >> 16, T());
+}
+
+template <class T>
 void trace_pair(uint32_t& trace, uint32_t pair, T) {
     T both[2];
     std::memcpy(both, &pair, 4);

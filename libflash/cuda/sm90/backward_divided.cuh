@@ -1,0 +1,29 @@
+// The consumer warpgroups of the sm_90a backward kernel for head_dim above 128, where dK and dV of 64 keys take the registers of
+// two warpgroups. Both have all keys of the tile and divide the products:
+//   values   S^T = K Q^T, P, dV += P^T dO (backward_values.cuh)
+//   keys     dP^T = V dO^T, dS, dK += dS^T Q (backward_keys.cuh)
+// P goes from one to the other through a stage of dS: each warp of `keys` replaces the P that one warp of `values` stored there
+// by dS, for the dQ warpgroup. So `values` computes P of a tile while `keys` adds to dK of the tile before.
+#pragma once
+
+#include "cuda/sm90/backward_keys.cuh"
+#include "cuda/sm90/backward_values.cuh"
+
+namespace libflash::cuda::sm90 {
+
+template <class Traits>
+struct BackwardDividedConsumer {
+    const BackwardContext<Traits>& context;
+    const BackwardValuesWarpgroup<Traits> values{context};
+    const BackwardKeysWarpgroup<Traits> keys{context};
+
+    __device__ __forceinline__ void run() const {
+        const int warp = static_cast<int>(uniform(threadIdx.x / 32)) - 8, lane = static_cast<int>(threadIdx.x & 31);
+        if (warp < 4)
+            values.run(warp, lane);
+        else
+            keys.run(warp - 4, lane);
+    }
+};
+
+}  // namespace libflash::cuda::sm90

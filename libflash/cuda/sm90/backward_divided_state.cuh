@@ -1,0 +1,46 @@
+// What the two consumer warpgroups of backward_divided.cuh have in common.
+#pragma once
+
+#include "cuda/sm90/backward_products.cuh"
+#include "cuda/sm90/backward_query_tiles.cuh"
+#include "cuda/sm90/backward_scores.cuh"
+#include "cuda/sm90/backward_zero_fill.cuh"
+#include "cuda/sm90/warp_roles.cuh"
+
+namespace libflash::cuda::sm90 {
+
+// State of a consumer warp.
+template <class Traits>
+struct BackwardDividedState {
+    using Products = BackwardProducts<Traits>;
+    using Tiles = BackwardSharedTiles<Traits>;
+    using Position = typename BackwardQueryTiles<Traits>::Position;
+
+    typename Products::Addresses addresses;
+    int first_key, lane;  // first key of the warp, in the tile
+    PipelineState<Traits::kStages> queries;
+    PipelineState<Traits::kScoreStages> gradients;  // the stages of P and dS
+    typename Products::Sums sums;                   // dV or dK
+
+    __device__ __forceinline__ BackwardDividedState(const BackwardContext<Traits>& context, int warp, int warp_lane)
+        : addresses(Products::addresses(context, warp, warp_lane)), first_key(warp * 16), lane(warp_lane),
+          queries(context.storage.queries), gradients(context.storage.gradients) {
+#pragma unroll
+        for (int i = 0; i < Traits::kHeadDim / 2; ++i) sums[i] = 0.0f;
+    }
+    // The shared address of Q of the current stage.
+    __device__ __forceinline__ uint32_t q() const { return uniform(Tiles::q(addresses.k, queries.stage)); }
+    // Waits for Q and dO of a tile.
+    __device__ __forceinline__ void wait_for_queries(const BackwardZeroFill<Traits>& zero_fill, const Position& at) const {
+        queries.wait_full();
+        zero_fill.queries(queries.stage, at.tile);
+    }
+    __device__ __forceinline__ void release_queries(int stage) const {
+        if (lane == 0) queries.empty_of(stage).arrive();
+    }
+    __device__ __forceinline__ uint32_t statistics() const {
+        return BackwardScores<Traits>::statistics_of_lane(addresses.k, queries.stage, lane);
+    }
+};
+
+}  // namespace libflash::cuda::sm90

@@ -1,0 +1,90 @@
+// The consumer warpgroup of backward_divided.cuh that computes dS and dK.
+#pragma once
+
+#include "cuda/sm90/backward_divided_state.cuh"
+#include "cuda/sm90/backward_epilogue.cuh"
+
+namespace libflash::cuda::sm90 {
+
+template <class Traits>
+struct BackwardKeysWarpgroup {
+    using T = typename Traits::T;
+    using Products = BackwardProducts<Traits>;
+    using Tiles = BackwardSharedTiles<Traits>;
+    using State = BackwardDividedState<Traits>;
+    using Position = typename State::Position;
+    using Scores = typename BackwardScores<Traits>::Scores;
+    using Fragments = typename BackwardScores<Traits>::Fragments;
+
+    const BackwardContext<Traits>& context;
+    const BackwardQueryTiles<Traits> query_tiles{context};
+    const BackwardScores<Traits> scores{context};
+    const BackwardZeroFill<Traits> zero_fill{context};
+    const BackwardEpilogue<Traits> epilogue{context};
+
+    // `warp`: in the warpgroup.
+    __device__ __forceinline__ void run(int warp, int lane) const {
+        State c(context, warp, lane);
+        const auto at = query_tiles.first();
+        context.storage.keys().wait(0);
+        zero_fill.keys();
+        if (at.left > 0) loop_over_queries(c, at);
+        named_barrier_wait(1, 128);  // no warp reads V any more; the epilogue overwrites it
+        epilogue.store_dk(c.first_key, lane, c.sums, undo_exponent_shift<T>() * context.params.softmax_scale);
+        if (lane == 0) tma_store_wait_read<0>();
+    }
+
+private:
+    // dK of a tile and dP of the next one are issued together, as dV and S in backward_values.cuh.
+    __device__ __forceinline__ void loop_over_queries(State& c, Position at) const {
+        Scores x;      // dP, dS
+        Fragments ds;  // rounded
+        c.wait_for_queries(zero_fill, at);
+        issue_dp(c, x);
+        wgmma_wait<0>();
+        wgmma_fence_operand(x);
+#pragma unroll 1
+        while (true) {
+            context.storage.probabilities(c.gradients.stage).wait(c.gradients.phase);
+            differentiate(c, x);
+            scores.round(ds, x);
+            Products::store_ds(c.addresses, c.gradients.stage, ds);
+            const int stage = c.queries.stage;
+            add_queries(c, ds);
+            Products::publish_ds(c.gradients, c.lane);
+            c.queries.advance();
+            query_tiles.advance(at);
+            if (at.left <= 0) break;
+            c.wait_for_queries(zero_fill, at);
+            issue_dp(c, x);
+            wgmma_wait<1>();
+            wgmma_fence_operand(c.sums);
+            c.release_queries(stage);
+            wgmma_wait<0>();
+            wgmma_fence_operand(x);
+        }
+        wgmma_wait<0>();
+        wgmma_fence_operand(c.sums);
+    }
+    __device__ __forceinline__ void issue_dp(const State& c, Scores& dp) const {
+        Products::template issue_scores<Traits::kBlockM>(dp, uniform(Tiles::v(c.addresses.k)), 0, Tiles::dout_of(c.q()));
+    }
+    // dK += dS^T Q.
+    __device__ __forceinline__ void add_queries(State& c, const Fragments& ds) const {
+        wgmma_fence();
+        Products::add(c.sums, ds, c.q());
+        wgmma_commit();
+    }
+    // dS from dP, and from P that the other consumer warpgroup stored.
+    __device__ __forceinline__ void differentiate(const State& c, Scores& x) const {
+        const uint32_t statistics = c.statistics();
+#pragma unroll
+        for (int step = 0; step < Traits::kBlockM / 16; ++step) {
+            uint32_t p[4];
+            Products::load_p(c.addresses, c.gradients.stage, step, p);
+            scores.differentiate_step(x, p, step, statistics);
+        }
+    }
+};
+
+}  // namespace libflash::cuda::sm90
