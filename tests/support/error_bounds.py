@@ -37,8 +37,8 @@ class Model:
     """The constants of the arithmetic.
 
     exp_error and tanh_error are the relative errors of the functions used, by default those of accurate ones;
-    score_ulps counts roundings of q or k to the storage type besides those of the inputs (rotary embedding); p_roundings is 1 if dS
-    is computed from P as it was rounded for dV.
+    score_ulps counts roundings of q or k to the storage type besides those of the inputs (rotary embedding);
+    p_roundings is 1 if dS is computed from P as it was rounded for dV.
     """
 
     def __init__(

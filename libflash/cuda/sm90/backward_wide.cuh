@@ -54,8 +54,9 @@ struct BackwardWideConsumer {
     }
 
 private:
-    // dP has registers for half of the queries. dK of a tile and S of the next one are issued together and overlap the exponentials.
-    // The loop ends in the middle, so that no wgmma is in flight where it starts again: the compiler would serialise them.
+    // dP has registers for half of the queries. dK of a tile and S of the next one are issued together and overlap the
+    // exponentials. The loop ends in the middle, so that no wgmma is in flight where it starts again: the compiler would
+    // serialise them.
     __device__ __forceinline__ void loop_over_queries(State& c, Position at) const {
         Scores p;  // S, then P
         c.queries.wait_full();
