@@ -35,7 +35,7 @@ from limited import Done, run_limited
 ROOT = sources.ROOT
 FOLDER = record.FOLDER
 # Seconds.
-LIMITS = {"tests": 300, "accuracy": 120, "repeats": 120, "sanitizer": 350, "benchmark": 150, "decode": 60, "shapes": 50}
+LIMITS = {"tests": 300, "accuracy": 120, "repeats": 120, "sanitizer": 350, "benchmark": 200, "decode": 60, "shapes": 50}
 QUICK_LIMITS = {"tests": 120, "accuracy": 30, "repeats": 30, "sanitizer": 90, "benchmark": 75, "decode": 30, "shapes": 25}
 BESIDE = ("accuracy", "repeats", "sanitizer")  # with the tests, on one GPU: stages without timing
 ASIDE = ("benchmark", "decode", "shapes", "accuracy", "repeats")  # on the second GPU, if there are two
