@@ -82,7 +82,7 @@ BACKWARD_KERNELS_SM90 = {
     "f16-64": ("f16_", 64, "64, 128", 6),
     "bf16-96": ("bf16_", 96, "64, 128", 3),
     "f16-128": ("f16_", 128, "64, 128", 3),
-    "f16-192": ("f16_", 192, "64, 64", 3),
+    "bf16-192": ("bf16_", 192, "64, 64", 3),
     "bf16-256": ("bf16_", 256, "64, 64", 2),
 }
 KEYS_PER_SUM = 32768  # of the library
@@ -234,7 +234,8 @@ def test_sm90_against_double(output: Callable[[Run], str], run: Run) -> None:
 
 @pytest.mark.parametrize("run", BACKWARD_SM90_RUNS)
 def test_backward_sm90_against_double(output: Callable[[Run], str], run: Run) -> None:
-    assert output(run).count("ok ") == 23
+    wide = dict(run.program.defines)["HEAD_DIM"] > 128  # without rare options
+    assert output(run).count("ok ") == (19 if wide else 23)
 
 
 def test_tiles_are_those_of_kernels_table() -> None:

@@ -52,8 +52,10 @@ def parameters(candidates: list[dict]) -> list:
 def lacks_rare_options(kernel: dict, case: Case) -> bool:
     """Whether backward for sm90 lacks a rare option of the case."""
     if kernel["head_dim"] <= 64:
-        return bool(case.bias or case.mask)
-    return kernel["head_dim"] > 128 and bool(case.softcap or case.dropout_p or case.alibi or case.bias or case.mask)
+        return case.bias is not None or case.mask is not None
+    return kernel["head_dim"] > 128 and bool(
+        case.softcap or case.dropout_p or any(x is not None for x in (case.alibi, case.bias, case.mask))
+    )
 
 
 def errors_of(kernel: str) -> dict[str, float]:
