@@ -2,6 +2,7 @@
 // key head, from the query tiles that see it in all query heads that share the key head.
 #pragma once
 
+#include "cuda/ptx/dependent_launch.cuh"
 #include "cuda/sm90/backward_dk_dv.cuh"
 #include "cuda/sm90/backward_dq.cuh"
 #include "cuda/sm90/backward_general.cuh"
@@ -29,8 +30,12 @@ struct BackwardKernel {
 
     __device__ __forceinline__ void run() const {
         if (threadIdx.x < BackwardSharedStorage<Traits>::kInitThreads) context.storage.init(context.params);
+        if (threadIdx.x == 0 && has_work()) producer.load_keys();
         __syncthreads();
-        if (Traits::kRagged && context.storage.work.batch < 0) return;
+        // K and V, like the lengths above, are inputs of the call. All else needs the softmax statistics.
+        wait_for_previous_kernel();
+        allow_next_kernel();
+        if (!has_work()) return;
         if (threadIdx.x < 128) {
             decrease_registers<Traits::kProducerRegisters>();
             producer.run();
@@ -42,6 +47,9 @@ struct BackwardKernel {
             consumer.run();
         }
     }
+
+private:
+    __device__ __forceinline__ bool has_work() const { return !Traits::kRagged || context.storage.work.batch >= 0; }
 };
 
 }  // namespace libflash::cuda::sm90

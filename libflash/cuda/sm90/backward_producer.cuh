@@ -1,4 +1,4 @@
-// The producer of the sm_90a backward kernel: one thread loads K, V, Q, dO and softmax statistics by TMA.
+// The producer of the sm_90a backward kernel: one thread loads K and V, then one thread Q, dO and softmax statistics, by TMA.
 #pragma once
 
 #include "cuda/sm90/backward_query_tiles.cuh"
@@ -14,9 +14,18 @@ struct BackwardProducer {
     const BackwardContext<Traits>& context;
     const BackwardQueryTiles<Traits> query_tiles{context};
 
+    // Called by one thread, which also prefetches the other tensor maps.
+    __device__ __forceinline__ void load_keys() const {
+        const auto& storage = context.storage;
+        const MBarrier full = storage.keys();
+        full.arrive_and_expect(2 * KvTile::kBytes);
+        KvTile::load(context.tiles.k(), context.maps.k, full, storage.key_row(), storage.work.head, storage.work.batch);
+        KvTile::load(context.tiles.v(), context.maps.v, full, storage.key_row(), storage.work.head, storage.work.batch);
+        tma_prefetch_map(context.maps.q);
+        tma_prefetch_map(context.maps.dout);
+    }
     __device__ __forceinline__ void run() const {
         if (threadIdx.x >= 32 || !elect_one()) return;
-        load_keys();
         PipelineState<Traits::kStages> queries(context.storage.queries);
 #pragma unroll 1
         for (auto at = query_tiles.first(); at.left > 0; query_tiles.advance(at)) {
@@ -27,7 +36,8 @@ struct BackwardProducer {
     }
 
 private:
-    __device__ __forceinline__ void load_queries(const PipelineState<Traits::kStages>& queries, const QueryTilePosition& at) const {
+    __device__ __forceinline__ void load_queries(const PipelineState<Traits::kStages>& queries,
+                                                 const QueryTilePosition& at) const {
         const auto& storage = context.storage;
         const MBarrier full = queries.full();
         const int row = at.tile * Traits::kBlockM, row_in_tensor = storage.query_row(at.tile);
@@ -37,13 +47,6 @@ private:
                        context.params.softmax_statistics + storage.first_unit(context.params, at) * kUnitRows + row,
                        Tiles::kStatisticsBytes, full);
         QTile::load(context.tiles.dout(queries.stage), context.maps.dout, full, row_in_tensor, at.head, storage.work.batch);
-    }
-    __device__ __forceinline__ void load_keys() const {
-        const auto& storage = context.storage;
-        const MBarrier full = storage.keys();
-        full.arrive_and_expect(2 * KvTile::kBytes);
-        KvTile::load(context.tiles.k(), context.maps.k, full, storage.key_row(), storage.work.head, storage.work.batch);
-        KvTile::load(context.tiles.v(), context.maps.v, full, storage.key_row(), storage.work.head, storage.work.batch);
     }
 };
 
