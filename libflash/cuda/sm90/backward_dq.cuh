@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/ptx/wgmma.cuh"
+#include "cuda/sm90/backward_dq_conversion.cuh"
 #include "cuda/sm90/backward_query_tiles.cuh"
 #include "cuda/sm90/backward_zero_fill.cuh"
 #include "cuda/sm90/warp_roles.cuh"
@@ -20,6 +21,7 @@ struct BackwardDqWarpgroup {
     const BackwardContext<Traits>& context;
     const BackwardQueryTiles<Traits> query_tiles{context};
     const BackwardZeroFill<Traits> zero_fill{context};
+    const BackwardDqConversion<Traits> conversion{context};
 
     __device__ __forceinline__ void run() const {
         auto& storage = context.storage;
@@ -27,6 +29,7 @@ struct BackwardDqWarpgroup {
         const int warp = uniform_warp() - 4, lane = threadIdx.x & 31;
         auto at = query_tiles.first();
         PipelineState<Traits::kScoreStages> gradients(storage.gradients);
+        int count = 0;
         storage.keys().wait(0);
         zero_fill.keys();
 #pragma unroll 1
@@ -44,7 +47,9 @@ struct BackwardDqWarpgroup {
                 add(sums + piece * 4 * Accumulator::kWarpFloats, dq, Tiles::sums(k) + (piece * 4 + warp) * kWarpBytes, lane);
             }
             gradients.advance();
+            if (conversion.active()) count = conversion.go_on({at.head, at.tile}, count, warp, lane);
         }
+        if (conversion.active()) conversion.finish(count, warp, lane);
         if (lane == 0) tma_store_wait_read<0>();
     }
 
@@ -67,7 +72,8 @@ private:
         wgmma_fence_operand(dq);
     }
     // Adds the warp's part of a piece to `sums`, through `staged`, which this warp alone uses.
-    __device__ static __forceinline__ void add(float* sums, const float (&dq)[Traits::kPieceCols / 2], uint32_t staged, int lane) {
+    __device__ static __forceinline__ void add(float* sums, const float (&dq)[Traits::kPieceCols / 2], uint32_t staged,
+                                               int lane) {
         if (lane == 0) tma_store_wait_read<kPieces - 1>();
         __syncwarp();
 #pragma unroll
