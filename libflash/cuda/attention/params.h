@@ -116,8 +116,6 @@ struct SoftmaxStatistics {
 // Query rows of the workspace are allocated in units of this many, and every sequence begins with a new unit. The tile sizes
 // divide it.
 constexpr int32_t kUnitRows = 128;
-// Rows with a counter of their own in the workspace (sm90/backward_dq_counters.cuh).
-constexpr int32_t kDqCounterRows = 16;
 
 // The gradient of the sink: one number per head, summed over the batch.
 struct HeadGradientParams {
@@ -158,7 +156,7 @@ struct BackwardParams {
     ScheduleParams query_tile_schedule;  // deterministic: by tile of query rows
     bool vector_loads;  // rows of q, k, v, out and dout can be read 16 bytes at a time, and head dims are multiples of 16 bytes
     bool vector_out;    // the same for writing rows of dq, dk and dv
-    int32_t* dq_counters;  // workspace: one for each kDqCounterRows query rows; nullptr: a last kernel converts the accumulator
+    int32_t* dq_counters;  // workspace: one for each query tile; nullptr: a last kernel converts the accumulator
 };
 
 }  // namespace libflash::cuda

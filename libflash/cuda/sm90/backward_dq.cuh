@@ -29,27 +29,28 @@ struct BackwardDqWarpgroup {
         const int warp = uniform_warp() - 4, lane = threadIdx.x & 31;
         auto at = query_tiles.first();
         PipelineState<Traits::kScoreStages> gradients(storage.gradients);
-        int count = 0;
         storage.keys().wait(0);
         zero_fill.keys();
 #pragma unroll 1
         for (; at.left > 0; query_tiles.advance(at)) {
             gradients.wait_full();
             const uint32_t ds = uniform(Tiles::ds(k, gradients.stage));
+            // The address of K again, but no invariant of the loop: its descriptors would take the registers of the conversion.
+            const uint32_t keys = ds - Tiles::ds(0, gradients.stage);
             float* const sums = context.params.dq_accumulator +
                                 Accumulator::tile_offset(storage.first_unit(context.params, at), at.tile) +
                                 warp * Accumulator::kWarpFloats;
 #pragma unroll
             for (int piece = 0; piece < kPieces; ++piece) {
                 float dq[Traits::kPieceCols / 2];
-                multiply(dq, ds, k, piece);
+                multiply(dq, ds, keys, piece);
                 if (piece == kPieces - 1 && lane == 0) gradients.empty().arrive();
                 add(sums + piece * 4 * Accumulator::kWarpFloats, dq, Tiles::sums(k) + (piece * 4 + warp) * kWarpBytes, lane);
             }
+            if (conversion.active()) conversion.go_on({at.head, at.tile}, gradients, warp, lane);
             gradients.advance();
-            if (conversion.active()) count = conversion.go_on({at.head, at.tile}, count, warp, lane);
         }
-        if (conversion.active()) conversion.finish(count, warp, lane);
+        if (conversion.active()) conversion.finish(gradients, warp, lane);
         if (lane == 0) tma_store_wait_read<0>();
     }
 

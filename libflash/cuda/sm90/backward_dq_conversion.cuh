@@ -1,6 +1,6 @@
-// The conversion of the dQ accumulator to dq in the dQ warpgroup of the sm_90a backward kernel. Each warp counts its additions to a
-// query tile when they are complete, and the warp that counts last converts its part of the tile. Additions are counted a tile late, and the count
-// is looked at another tile later, so that no warp waits for either.
+// The conversion of the dQ accumulator to dq in the sm_90a backward kernel. When the four warps of the dQ warpgroup have added to a query
+// tile, a thread of the producer warpgroup counts that, and the thread block that counts last converts the tile. Additions are counted when
+// those of the next tile have been issued, and the count is looked at another tile later, so that no warp of the dQ warpgroup waits for either.
 #pragma once
 
 #include "cuda/attention/scores.cuh"
@@ -9,6 +9,7 @@
 #include "cuda/ptx/math.cuh"
 #include "cuda/sm90/backward_context.cuh"
 #include "cuda/sm90/backward_dq_counters.cuh"
+#include "cuda/sm90/backward_query_tiles.cuh"
 
 namespace libflash::cuda::sm90 {
 
@@ -17,10 +18,13 @@ struct BackwardDqConversion {
     using T = typename Traits::T;
     using Accumulator = typename Traits::Accumulator;
     static constexpr int kBlockM = Traits::kBlockM, kPieces = Traits::kPieces;
+    static constexpr int kStages = Traits::kScoreStages;
+    static_assert(kStages == 2, "the stage before a stage is the other one");
 
     const BackwardContext<Traits>& context;
+    const BackwardQueryTiles<Traits> query_tiles{context};
 
-    // A query tile of a head; tile < 0: none.
+    // A query tile of a head.
     struct Tile {
         int head, tile;
     };
@@ -28,47 +32,75 @@ struct BackwardDqConversion {
     __device__ __forceinline__ bool active() const {
         return Traits::kRareOptions ? context.params.dq_counters != nullptr : !Traits::kBlockMask;
     }
-    // The additions to a tile were issued. `count`: in lane 0 the counter of the tile two before it, before this warp counted there. Returns that
-    // of the tile before it.
-    __device__ __forceinline__ int go_on(const Tile& issued, int count, int warp, int lane) const {
-        const Tile previous = before(issued);
-        convert_if_last(before(previous), count, warp, lane);
-        return count_additions<kPieces>(previous, warp, lane);
-    }
-    // Counts and converts what is left. `count`: the last one that go_on() returned.
-    __device__ __forceinline__ void finish(int count, int warp, int lane) const {
-        const auto& storage = context.storage;
-        const int end_head = (storage.work.head + 1) * context.params.group_size;
-        Tile last = storage.range.begin < storage.range.end ? Tile{end_head - 1, storage.range.end - 1} : Tile{0, -1};
-        Tile counted = before(last);
+    // The thread that counts. The first announcement concerns no tile.
+    __device__ __forceinline__ void count_tiles() const {
+        auto& storage = context.storage;
+        PipelineState<kStages> announced(storage.dq_counts);
+        auto at = query_tiles.first();
 #pragma unroll 1
-        for (int i = 0; i < 2; ++i) {
-            convert_if_last(counted, count, warp, lane);
-            count = count_additions<0>(last, warp, lane);
-            counted = last;
-            last.tile = -1;
+        for (bool any = false; at.left > 0; any = true) {
+            announced.wait_full();
+            bool last = false;
+            if (any) {
+                last = count(at);
+                query_tiles.advance(at);
+            }
+            storage.is_last[announced.stage] = last;
+            announced.empty().arrive();
+            announced.advance();
+        }
+    }
+    // A warp of the dQ warpgroup has issued its additions to a tile, whose dS is in `stage`.
+    __device__ __forceinline__ void go_on(const Tile& issued, const PipelineState<kStages>& stage, int warp, int lane) const {
+        if (is_last(stage)) convert(before(before(issued)), warp, lane);
+        if (lane == 0) announce<kPieces>(stage);
+    }
+    // The warp has issued its additions to all tiles. `stage`: that of a next tile.
+    __device__ __forceinline__ void finish(PipelineState<kStages> stage, int warp, int lane) const {
+        const auto& storage = context.storage;
+        if (storage.range.begin >= storage.range.end) return;
+#pragma unroll 1
+        for (int left = 1; left >= 0; --left) {
+            if (is_last(stage)) {
+                const Tile last{(storage.work.head + 1) * context.params.group_size - 1, storage.range.end - 1};
+                convert(left == 1 ? before(last) : last, warp, lane);
+            }
+            if (left == 1 && lane == 0) announce<0>(stage);
+            stage.advance();
         }
     }
 
 private:
-    // The tile before another one in the order of BackwardQueryTiles.
-    __device__ __forceinline__ Tile before(const Tile& tile) const {
-        const auto& storage = context.storage;
-        if (tile.tile > storage.range.begin) return {tile.head, tile.tile - 1};
-        const bool is_first = tile.tile < 0 || tile.head == storage.work.head * context.params.group_size;
-        return {tile.head - 1, is_first ? -1 : storage.range.end - 1};
-    }
-    // Counts the additions to a tile when at most kPending later ones are incomplete.
-    template <int kPending>
-    __device__ __forceinline__ int count_additions(const Tile& tile, int warp, int lane) const {
-        if (lane != 0 || tile.tile < 0) return 0;
-        tma_store_wait<kPending>();
-        return count_down(dq_counter<kBlockM>(context.params, first_unit(tile), tile.tile) + warp);
-    }
-    // `count`: in lane 0 the counter before this warp counted.
-    __device__ __forceinline__ void convert_if_last(const Tile& tile, int count, int warp, int lane) const {
-        if (__shfl_sync(0xffffffffu, count, 0) != 1) return;
+    __device__ __forceinline__ bool count(const QueryTilePosition& at) const {
+        const int64_t first_unit = context.storage.first_unit(context.params, at);
+        if (count_down(dq_counter<kBlockM>(context.params, first_unit, at.tile)) != 1) return false;
         acquire_counted();
+        return true;
+    }
+    __device__ __forceinline__ PipelineState<kStages> with_stage(int stage, uint32_t phase) const {
+        return PipelineState<kStages>(context.storage.dq_counts, stage, phase);
+    }
+    // Tells the counting thread that the additions to the tile before that of `stage` are complete, when at most kPending later ones
+    // are not.
+    template <int kPending>
+    __device__ __forceinline__ void announce(const PipelineState<kStages>& stage) const {
+        tma_store_wait<kPending>();
+        with_stage(stage.stage, stage.phase).full().arrive();
+    }
+    // Whether this thread block was the last one to add to the tile two before that of `stage`; false if there is none.
+    __device__ __forceinline__ bool is_last(const PipelineState<kStages>& stage) const {
+        const auto counted = with_stage(stage.stage ^ 1, stage.stage == 0 ? stage.phase ^ 1 : stage.phase);
+        counted.empty().wait(counted.phase);
+        const bool last = context.storage.is_last[counted.stage];
+        __syncwarp();  // all lanes have seen this phase before the warp announces another tile of the stage
+        return last;
+    }
+    // The tile before another one, in the order of BackwardQueryTiles without block mask.
+    __device__ __forceinline__ Tile before(const Tile& tile) const {
+        const auto& range = context.storage.range;
+        return tile.tile > range.begin ? Tile{tile.head, tile.tile - 1} : Tile{tile.head - 1, range.end - 1};
+    }
+    __device__ __forceinline__ void convert(const Tile& tile, int warp, int lane) const {
 #pragma unroll 1
         for (int piece = 0; piece < kPieces; ++piece) convert(tile, piece, warp, hide_from_compiler(lane));
     }

@@ -1,6 +1,5 @@
-// Counters of the key tiles that have yet to add to a query tile: one for each query head and 16 rows, the part of a warp of the dQ
-// warpgroup. Whoever adds last converts the part to dq. Not with block masks: counting the blocks of a row would cost more than a
-// last kernel that converts all.
+// For each query tile of each query head, a counter of the key tiles that have yet to add to its dQ accumulator. Not with block masks:
+// there a last kernel converts all.
 #pragma once
 
 #include "cuda/attention/element.cuh"
@@ -9,10 +8,9 @@
 
 namespace libflash::cuda::sm90 {
 
-// The counter of the first 16 rows of a tile; those of the next rows follow.
 template <int kBlockM>
 __device__ __forceinline__ int* dq_counter(const BackwardParams& params, int64_t first_unit, int tile) {
-    return params.dq_counters + first_unit * (kUnitRows / kDqCounterRows) + tile * (kBlockM / kDqCounterRows);
+    return params.dq_counters + first_unit * (kUnitRows / kBlockM) + tile;
 }
 
 // What the kernel of the softmax statistics does for the tiles of one unit: sets their counters, and writes zeros to dq where
@@ -38,7 +36,7 @@ struct BackwardDqCounters {
             KeyRange<kBlockM, kBlockN> range;
             range.init(params.mask, tile, rows.length, keys);
             const int count = range.end - range.begin;
-            if (threadIdx.x < kBlockM / kDqCounterRows) dq_counter<kBlockM>(params, first_unit, tile)[threadIdx.x] = count;
+            if (threadIdx.x == 0) *dq_counter<kBlockM>(params, first_unit, tile) = count;
             if (count == 0) write_zeros<kThreads>(tile);
         }
     }

@@ -7,10 +7,12 @@
 namespace libflash::cuda::sm90 {
 namespace {
 
+// See backward_dq_counters.cuh.
 void let_dk_dv_convert_dq(BackwardPlan& plan, const AttentionProblem& problem) {
     plan.dk_dv_converts_dq = true;
     plan.dq_conversion = {};
-    plan.workspace.add("dq_counters", backward_workspace_rows(plan, problem) / kDqCounterRows * sizeof(int32_t));
+    plan.workspace.add("dq_counters",
+                       backward_workspace_rows(plan, problem) / static_cast<size_t>(plan.tile_q) * sizeof(int32_t));
 }
 
 }  // namespace

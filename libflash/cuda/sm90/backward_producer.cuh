@@ -1,7 +1,10 @@
 // The producer of the sm_90a backward kernel: one thread loads K and V, then one thread Q, dO and softmax statistics, by TMA.
+// Another one counts the tiles to which the dQ warpgroup has added.
 #pragma once
 
+#include "cuda/sm90/backward_dq_conversion.cuh"
 #include "cuda/sm90/backward_query_tiles.cuh"
+#include "cuda/sm90/warp_roles.cuh"
 
 namespace libflash::cuda::sm90 {
 
@@ -13,6 +16,7 @@ struct BackwardProducer {
 
     const BackwardContext<Traits>& context;
     const BackwardQueryTiles<Traits> query_tiles{context};
+    const BackwardDqConversion<Traits> conversion{context};
 
     // Called by one thread, which also prefetches the other tensor maps.
     __device__ __forceinline__ void load_keys() const {
@@ -25,7 +29,17 @@ struct BackwardProducer {
         tma_prefetch_map(context.maps.dout);
     }
     __device__ __forceinline__ void run() const {
-        if (threadIdx.x >= 32 || !elect_one()) return;
+        const int warp = uniform_warp();
+        if (warp > 1 || !elect_one()) return;
+        if (warp == 0) {
+            load_tiles();
+        } else if (conversion.active()) {
+            conversion.count_tiles();
+        }
+    }
+
+private:
+    __device__ __forceinline__ void load_tiles() const {
         PipelineState<Traits::kStages> queries(context.storage.queries);
 #pragma unroll 1
         for (auto at = query_tiles.first(); at.left > 0; query_tiles.advance(at)) {
@@ -35,7 +49,6 @@ struct BackwardProducer {
         }
     }
 
-private:
     __device__ __forceinline__ void load_queries(const PipelineState<Traits::kStages>& queries,
                                                  const QueryTilePosition& at) const {
         const auto& storage = context.storage;

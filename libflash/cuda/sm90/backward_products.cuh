@@ -46,8 +46,8 @@ struct BackwardProducts {
                                                int first_query = 0) {
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)
-            Wgmma<T, kHeadDim>::template multiply<true>(sums, weights[step],
-                                                        QTile::mn_major_operand(queries, first_query / 16 + step), true);
+            Wgmma<T, kHeadDim>::template multiply<true>(sums, weights[step], QTile::mn_major_operand(queries, first_query / 16 + step),
+                                                        true);
     }
 
     // Stores dS of 16 kSteps queries for the dQ warpgroup. The swizzle moves a step of 16 queries by an exclusive or.

@@ -55,6 +55,8 @@ struct BackwardSharedStorage {
     uint64_t keys_full;                                // full barrier of K and V
     PipelineBarriers<Traits::kStages> queries;         // Q, dO and softmax statistics
     PipelineBarriers<Traits::kScoreStages> gradients;  // dS
+    PipelineBarriers<Traits::kScoreStages> dq_counts;  // full: the dQ warps have added to a tile; empty: that is counted
+    bool is_last[Traits::kScoreStages];                // no other thread block will add to the tile
     LoadedRows loaded;
     TileCoordinates work;  // head: a key head; batch < 0: no work
     SequenceRows q_rows, k_rows;
@@ -90,6 +92,8 @@ private:
         keys().init(1);
         queries.init(Traits::kConsumerWarps);
         gradients.init(4, Traits::kConsumerWarps);
+        dq_counts.init(1, 4);
+        for (bool& last : is_last) last = false;
         fence_barrier_init();
     }
     __device__ __forceinline__ void init_work(const BackwardParams& params, const TileCoordinates& found) {

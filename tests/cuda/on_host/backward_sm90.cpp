@@ -254,7 +254,7 @@ struct Problem {
         sums.assign(statistics.size() * HEAD_DIM, NAN);
         params.softmax_statistics = statistics.data();
         params.dq_accumulator = sums.data();
-        counters.assign(statistics.size() / kDqCounterRows, -1);
+        counters.assign(statistics.size() / Kernel::config.tile_q, -1);
         if (c.blocks == Blocks::all) params.dq_counters = counters.data();
         // Reversed: what a thread block wrongly writes to the next sequence is not overwritten later.
         params.key_schedule = schedule_params(keys.sequences(c), c.batch, c.heads_k, Kernel::config.tile_k, 1e7, c.is_packed());
