@@ -1,12 +1,12 @@
-// Counters in global memory, by which thread blocks learn that others have written: everything that a thread wrote before it counts,
-// its completed bulk additions included, is visible to a thread that sees the count and then calls acquire_counted(). There,
-// load_counted() reads it.
+// Counters in global memory, by which thread blocks learn that others have written: everything that a thread wrote before it
+// counts, its completed bulk additions included, is visible to a thread that sees the count and then calls acquire_counted().
+// There, load_counted() reads it.
 #pragma once
 
 namespace libflash::cuda {
 
-// Subtracts 1 from a counter above 0. Returns the value before. (Not an addition: the compiler would sum up those of a warp and wait for
-// the value to divide it among the lanes.)
+// Subtracts 1 from a counter above 0. Returns the value before. (Not an addition: the compiler would sum up those of a warp and
+// wait for the value to divide it among the lanes.)
 __device__ __forceinline__ int count_down(int* counter) {
     int before;
     asm volatile("atom.release.gpu.global.dec.u32 %0, [%1], 0xffffffff;" : "=r"(before) : "l"(counter) : "memory");

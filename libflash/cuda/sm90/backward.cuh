@@ -51,8 +51,8 @@ inline int enqueue_dependent(void (*kernel)(BackwardParams), const LaunchShape& 
     return launch_dependent(kernel, shape.blocks, shape.threads, shape.shared_bytes, stream, true, params);
 }
 
-// `after_statistics`: the previous kernel on the stream is that of the softmax statistics. This kernel must not begin before the end
-// of any other one, because it reads K and V before it waits.
+// `after_statistics`: the previous kernel on the stream is that of the softmax statistics. This kernel must not begin before the
+// end of any other one, because it reads K and V before it waits.
 template <class Kernel, BackwardInstance kInstance>
 int launch_dk_dv(const LaunchShape& shape, const BackwardParams& params, cudaStream_t stream, bool after_statistics) {
     if (shape.blocks == 0) return cudaSuccess;

@@ -1,5 +1,6 @@
-// The dQ warpgroup of the sm_90a backward kernel computes dS K and adds it to the dQ accumulator, by bulk additions: the warps wait neither for
-// them nor for each other. The consumer warpgroups need no barrier between each other: only the stages of dS bound their distance.
+// The dQ warpgroup of the sm_90a backward kernel computes dS K and adds it to the dQ accumulator, by bulk additions: the warps
+// wait neither for them nor for each other. The consumer warpgroups need no barrier between each other: only the stages of dS
+// bound their distance.
 #pragma once
 
 #include "cuda/ptx/wgmma.cuh"

@@ -1,6 +1,7 @@
-// The conversion of the dQ accumulator to dq in the sm_90a backward kernel. When the four warps of the dQ warpgroup have added to a query
-// tile, a thread of the producer warpgroup counts that, and the thread block that counts last converts the tile. Additions are counted when
-// those of the next tile have been issued, and the count is looked at another tile later, so that no warp of the dQ warpgroup waits for either.
+// The conversion of the dQ accumulator to dq in the sm_90a backward kernel. When the four warps of the dQ warpgroup have added to
+// a query tile, a thread of the producer warpgroup counts that, and the thread block that counts last converts the tile.
+// Additions are counted when those of the next tile have been issued, and the count is looked at another tile later, so that no
+// warp of the dQ warpgroup waits for either.
 #pragma once
 
 #include "cuda/attention/scores.cuh"
@@ -80,8 +81,8 @@ private:
     __device__ __forceinline__ PipelineState<kStages> with_stage(int stage, uint32_t phase) const {
         return PipelineState<kStages>(context.storage.dq_counts, stage, phase);
     }
-    // Tells the counting thread that the additions to the tile before that of `stage` are complete, when at most kPending later ones
-    // are not.
+    // Tells the counting thread that the additions to the tile before that of `stage` are complete, when at most kPending later
+    // ones are not.
     template <int kPending>
     __device__ __forceinline__ void announce(const PipelineState<kStages>& stage) const {
         tma_store_wait<kPending>();

@@ -1,5 +1,5 @@
-// For each query tile of each query head, a counter of the key tiles that have yet to add to its dQ accumulator. Not with block masks:
-// there a last kernel converts all.
+// For each query tile of each query head, a counter of the key tiles that have yet to add to its dQ accumulator. Not with block
+// masks: there a last kernel converts all.
 #pragma once
 
 #include "cuda/attention/element.cuh"
