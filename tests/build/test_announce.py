@@ -23,7 +23,7 @@ def announce():
 @pytest.mark.parametrize(
     ("cuda", "count", "words"),
     [
-        (True, 2, "the CPU library and the CUDA kernels: about 6 minutes on 2 processors, more on a busy machine. "),
+        (True, 2, "the CPU library and the CUDA kernels: about 9 minutes on 2 processors, more on a busy machine. "),
         (True, 2, " LIBFLASH_CUDA=off compiles the CPU library alone, in about a minute."),
         (True, 64, "about 1 minute on 64 processors"),
         (False, 2, "compiling the CPU library: about 1 minute on 2 processors, more on a busy machine."),
