@@ -5,7 +5,6 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
-from gpu_case import to_device, to_numpy
 from gpu_kernels import device_of, parameters, with_cpu
 from harness import random
 from long_sums import LONG, SCORES, exact, problem, ulps, values
@@ -13,6 +12,7 @@ from long_sums import LONG, SCORES, exact, problem, ulps, values
 import libflash
 
 torch = pytest.importorskip("torch")
+from gpu_case import to_device, to_numpy  # noqa: E402  (needs torch)
 
 DTYPES = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}  # bf16: of the CPU kernel
 NO_ROOM = "forward_sm90_f16_d192"  # has no registers for more than 32768 keys

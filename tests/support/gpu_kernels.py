@@ -49,13 +49,12 @@ def parameters(candidates: list[dict]) -> list:
     return [pytest.param(k, id=k["name"], marks=pytest.mark.skipif(bool(skipped(k)), reason=skipped(k))) for k in candidates]
 
 
-def lacks_rare_options(kernel: dict, case: Case) -> bool:
+def lacks_rare_options(kernel: dict, case: Case, dims: set[int]) -> bool:
     """Whether backward for sm90 lacks a rare option of the case."""
-    if kernel["head_dim"] <= 64:
-        return case.bias is not None or case.mask is not None
-    return kernel["head_dim"] > 128 and bool(
-        case.softcap or case.dropout_p or any(x is not None for x in (case.alibi, case.bias, case.mask))
-    )
+    scattered = case.bias is not None or case.mask is not None
+    if max(dims) <= 64 and scattered:
+        return True
+    return kernel["head_dim"] > 128 and bool(scattered or case.softcap or case.dropout_p or case.alibi is not None)
 
 
 def errors_of(kernel: str) -> dict[str, float]:
@@ -70,12 +69,12 @@ def supports(kernel: dict, case: Case | DecodeCase, deterministic: bool = False)
     dims = {case.head_dim, case.head_dim if case.head_dim_v is None else case.head_dim_v}
     if any(dim % 8 for dim in dims):
         return False
-    return kernel["operation"] != "backward" or not (deterministic or lacks_rare_options(kernel, case))
+    return kernel["operation"] != "backward" or not (deterministic or lacks_rare_options(kernel, case, dims))
 
 
 def supporting(candidates: list[dict], deterministic: bool = False, **fields: object) -> list[dict]:
     """The kernels that support these fields of a case."""
-    return [kernel for kernel in candidates if supports(kernel, Case("", **fields), deterministic)]  # type: ignore[arg-type]
+    return [kernel for kernel in candidates if supports(kernel, Case("", **(widths(kernel) | fields)), deterministic)]  # type: ignore[arg-type]
 
 
 def serves(kernel: dict, case: Case | DecodeCase, deterministic: bool = False) -> bool:

@@ -1,4 +1,6 @@
 // The options that the sm_90a kernels lack. plan/selection.cpp checks dtype, head dims and device.
+#include <algorithm>
+
 #include "cuda/host/long_sums.h"
 #include "cuda/host/problem_params.h"
 #include "cuda/host/tile_schedule.h"
@@ -39,7 +41,7 @@ bool tma_reads_all(const AttentionProblem& p, std::string* why) {
 const char* option_backward_lacks(const KernelConfig& config, const AttentionProblem& p) {
     if (p.request.deterministic) return "deterministic";
     if (!has_general_backward(config)) return rare_option(p);
-    if (config.head_dim > 64) return nullptr;
+    if (std::max(p.head_dim, p.head_dim_v) > 64) return nullptr;
     return p.bias.present ? "bias" : (p.mask.present ? "mask" : nullptr);
 }
 
