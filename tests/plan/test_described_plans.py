@@ -208,7 +208,7 @@ def test_launches_of_backward(lib: c.CDLL) -> None:
         "dsink: 16 thread blocks of 1401",
         f"dbias: {16 * 16 * 16} thread blocks of 1501",
     ]
-    assert launches(lib, attention("H200", 64, {}, "backward", **bias, **sink)) == [
+    assert launches(lib, attention("H200", 128, {}, "backward", **bias, **sink)) == [
         "softmax statistics: 256 thread blocks of 1003",
         "dk and dv: 256 thread blocks of 1103",
         "dq from its accumulator: 256 thread blocks of 1203",
