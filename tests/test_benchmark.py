@@ -109,7 +109,12 @@ def test_gpu_figures():
     alone = benchmark.figures(one, {"efficient": 3.0, "libflash": 2.0})
     assert alone["ratio"] == {"efficient": 1.5}
     cell = {"direction": "forward", "dtype": "float32", "head_dim": 64, "seqlen": 1000, "causal": True, "batch": 5, "heads": 2}
-    assert benchmark.line(cell | alone | {"spread": 0.1}).split()[-9:] == ["-", "-", "0.7", "-", "1.0", "-", "-", "1.5", "0.1"]
+    assert benchmark.line(cell | alone | {"spread": 0.1}).split()[-11:] == [
+        *("-", "-", "0.7", "-", "-", "1.0"),
+        *("-", "-", "1.5", "-", "0.1"),
+    ]
+    third = benchmark.figures(one, {"fa3": 3.0, "libflash sm80": 4.0, "libflash": 2.0})
+    assert third["ratio"] == {"fa3": 1.5}
 
 
 def test_gpu_results_are_compared_row_by_row():
