@@ -18,7 +18,7 @@ struct BackwardDividedConsumer {
     const BackwardKeysWarpgroup<Traits> keys{context};
 
     __device__ __forceinline__ void run() const {
-        const int warp = static_cast<int>(uniform(threadIdx.x / 32)) - 8, lane = static_cast<int>(threadIdx.x & 31);
+        const int warp = consumer_warp<Traits>(), lane = static_cast<int>(threadIdx.x & 31);
         if (warp < 4)
             values.run(warp, lane);
         else

@@ -1,7 +1,7 @@
 // What the two consumer warpgroups of backward_divided.cuh have in common.
 #pragma once
 
-#include "cuda/sm90/backward_products.cuh"
+#include "cuda/sm90/backward_consumer_state.cuh"
 #include "cuda/sm90/backward_query_tiles.cuh"
 #include "cuda/sm90/backward_scores.cuh"
 #include "cuda/sm90/backward_zero_fill.cuh"
@@ -9,22 +9,18 @@
 
 namespace libflash::cuda::sm90 {
 
-// State of a consumer warp.
+// State of a consumer warp; its pipeline of gradients has the stages of P and dS.
 template <class Traits>
-struct BackwardDividedState {
-    using Products = BackwardProducts<Traits>;
+struct BackwardDividedState : BackwardConsumerState<Traits> {
     using Tiles = BackwardSharedTiles<Traits>;
     using Position = typename BackwardQueryTiles<Traits>::Position;
+    using Base = BackwardConsumerState<Traits>;
+    using Base::addresses, Base::lane, Base::queries;
 
-    typename Products::Addresses addresses;
-    int first_key, lane;  // first key of the warp, in the tile
-    PipelineState<Traits::kStages> queries;
-    PipelineState<Traits::kScoreStages> gradients;  // the stages of P and dS
-    typename Products::Sums sums;                   // dV or dK
+    typename BackwardProducts<Traits>::Sums sums;  // dV or dK
 
     __device__ __forceinline__ BackwardDividedState(const BackwardContext<Traits>& context, int warp, int warp_lane)
-        : addresses(Products::addresses(context, warp, warp_lane)), first_key(warp * 16), lane(warp_lane),
-          queries(context.storage.queries), gradients(context.storage.gradients) {
+        : Base(context, warp, warp_lane) {
 #pragma unroll
         for (int i = 0; i < Traits::kHeadDim / 2; ++i) sums[i] = 0.0f;
     }

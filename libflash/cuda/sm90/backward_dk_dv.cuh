@@ -3,6 +3,7 @@
 // and dK += dS^T Q. Only dS goes through shared memory, to the warpgroup that computes dQ.
 #pragma once
 
+#include "cuda/sm90/backward_consumer_state.cuh"
 #include "cuda/sm90/backward_epilogue.cuh"
 #include "cuda/sm90/backward_products.cuh"
 #include "cuda/sm90/backward_query_tiles.cuh"
@@ -46,7 +47,7 @@ struct BackwardConsumer {
 
     __device__ __forceinline__ void run() const {
         auto& storage = context.storage;
-        const int warp = static_cast<int>(uniform(threadIdx.x / 32)) - 8, lane = static_cast<int>(threadIdx.x & 31);
+        const int warp = consumer_warp<Traits>(), lane = static_cast<int>(threadIdx.x & 31);
         State c{Products::addresses(context, warp, lane), warp * 16, lane, PipelineState<Traits::kStages>(storage.queries),
                 PipelineState<Traits::kScoreStages>(storage.gradients)};
 #pragma unroll

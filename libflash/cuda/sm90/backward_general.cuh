@@ -3,10 +3,11 @@
 // is processed kChunk queries at a time.
 #pragma once
 
+#include "cuda/sm90/backward_consumer_state.cuh"
 #include "cuda/sm90/backward_epilogue.cuh"
-#include "cuda/sm90/backward_products.cuh"
 #include "cuda/sm90/backward_query_tiles.cuh"
 #include "cuda/sm90/backward_rare_options.cuh"
+#include "cuda/sm90/backward_scores.cuh"
 #include "cuda/sm90/backward_zero_fill.cuh"
 #include "cuda/sm90/warp_roles.cuh"
 
@@ -17,6 +18,7 @@ struct BackwardGeneralConsumer {
     using T = typename Traits::T;
     using Products = BackwardProducts<Traits>;
     using Tiles = BackwardSharedTiles<Traits>;
+    using State = BackwardSumsState<Traits>;
     using Scores = typename BackwardRareOptions<Traits>::Scores;
     static constexpr int kChunk = Traits::kChunk, kSteps = kChunk / 16;
     using Fragments = uint32_t[kSteps][4];
@@ -27,22 +29,10 @@ struct BackwardGeneralConsumer {
     const BackwardZeroFill<Traits> zero_fill{context};
     const BackwardEpilogue<Traits> epilogue{context};
 
-    // State of a consumer warp.
-    struct State {
-        typename Products::Addresses addresses;
-        int first_key, lane;  // first key of the warp, in the tile
-        PipelineState<Traits::kStages> queries;
-        PipelineState<Traits::kScoreStages> gradients;
-        typename Products::Sums dk, dv;
-    };
-
     __device__ __forceinline__ void run() const {
         auto& storage = context.storage;
-        const int warp = static_cast<int>(uniform(threadIdx.x / 32)) - 8, lane = static_cast<int>(threadIdx.x & 31);
-        State c{Products::addresses(context, warp, lane), warp * 16, lane, PipelineState<Traits::kStages>(storage.queries),
-                PipelineState<Traits::kScoreStages>(storage.gradients)};
-#pragma unroll
-        for (int i = 0; i < Traits::kHeadDim / 2; ++i) c.dk[i] = c.dv[i] = 0.0f;
+        const int warp = consumer_warp<Traits>();
+        State c(context, warp, static_cast<int>(threadIdx.x & 31));
         storage.keys().wait(0);
         zero_fill.keys();
 #pragma unroll 1
@@ -79,8 +69,8 @@ private:
         wgmma_fence_operand(ds);
         scores.apply(p, ds, place, keep, edge);
         Fragments rounded_p, rounded_ds;
-        round(rounded_p, p);
-        round(rounded_ds, ds);
+        BackwardScores<Traits>::round(rounded_p, p);
+        BackwardScores<Traits>::round(rounded_ds, ds);
         wgmma_fence();
         Products::add(c.dv, rounded_p, dout, first);
         Products::add(c.dk, rounded_ds, q, first);
@@ -89,11 +79,6 @@ private:
         wgmma_wait<0>();
         wgmma_fence_operand(c.dk);
         wgmma_fence_operand(c.dv);
-    }
-
-    __device__ static __forceinline__ void round(Fragments& rounded, const Scores& x) {
-#pragma unroll
-        for (int i = 0; i < kSteps * 4; ++i) rounded[i / 4][i % 4] = pack_pair(x[2 * i], x[2 * i + 1], T());
     }
 };
 

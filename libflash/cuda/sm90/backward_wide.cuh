@@ -2,8 +2,8 @@
 // for scores, because dK and dV take so many: dP and dS are computed for half of the queries at a time.
 #pragma once
 
+#include "cuda/sm90/backward_consumer_state.cuh"
 #include "cuda/sm90/backward_epilogue.cuh"
-#include "cuda/sm90/backward_products.cuh"
 #include "cuda/sm90/backward_query_tiles.cuh"
 #include "cuda/sm90/backward_scores.cuh"
 #include "cuda/sm90/backward_zero_fill.cuh"
@@ -16,6 +16,7 @@ struct BackwardWideConsumer {
     using T = typename Traits::T;
     using Products = BackwardProducts<Traits>;
     using Tiles = BackwardSharedTiles<Traits>;
+    using State = BackwardSumsState<Traits>;
     using Position = typename BackwardQueryTiles<Traits>::Position;
     using Scores = typename BackwardScores<Traits>::Scores;
     static constexpr int kHalf = Traits::kBlockM / 2;
@@ -27,22 +28,10 @@ struct BackwardWideConsumer {
     const BackwardZeroFill<Traits> zero_fill{context};
     const BackwardEpilogue<Traits> epilogue{context};
 
-    // State of a consumer warp.
-    struct State {
-        typename Products::Addresses addresses;
-        int first_key, lane;  // first key of the warp, in the tile
-        PipelineState<Traits::kStages> queries;
-        PipelineState<Traits::kScoreStages> gradients;
-        typename Products::Sums dk, dv;
-    };
-
     __device__ __forceinline__ void run() const {
         auto& storage = context.storage;
-        const int warp = static_cast<int>(uniform(threadIdx.x / 32)) - 8, lane = static_cast<int>(threadIdx.x & 31);
-        State c{Products::addresses(context, warp, lane), warp * 16, lane, PipelineState<Traits::kStages>(storage.queries),
-                PipelineState<Traits::kScoreStages>(storage.gradients)};
-#pragma unroll
-        for (int i = 0; i < Traits::kHeadDim / 2; ++i) c.dk[i] = c.dv[i] = 0.0f;
+        const int warp = consumer_warp<Traits>();
+        State c(context, warp, static_cast<int>(threadIdx.x & 31));
         const auto at = query_tiles.first();
         storage.keys().wait(0);
         zero_fill.keys();
