@@ -20,6 +20,7 @@ struct Architecture {
     // Whether the kernel supports what the problem requires besides element type and head dims. If not, writes what it lacks to
     // `why`, unless that is nullptr.
     bool (*supports)(const KernelConfig&, const AttentionProblem&, std::string* why);
+    bool (*supports_decode)(const KernelConfig&, const DecodeProblem&, std::string* why);  // nullptr: no kernel for decode
     // Shared memory of a thread block of the kernel if it may exceed the limit of a device; else 0.
     int (*shared_bytes)(const KernelConfig&);
 

@@ -65,6 +65,7 @@ bool accepts_cuda(const KernelEntry& kernel, const KernelQuery& query, std::stri
                       device.shared_memory_bytes, ")");
     }
     if (!accepts_dtype_and_head_dims(kernel, query, why)) return false;
+    if (query.decode) return architecture.supports_decode(kernel.cuda->config, *query.decode, why);
     return !query.attention || architecture.supports(kernel.cuda->config, *query.attention, why);
 }
 
@@ -112,7 +113,7 @@ KernelQuery kernel_query(const AttentionProblem& p) {
 }
 
 KernelQuery kernel_query(const DecodeProblem& p) {
-    return {Operation::decode, p.device, p.dtype, p.head_dim, p.head_dim_v, &p.request};
+    return {Operation::decode, p.device, p.dtype, p.head_dim, p.head_dim_v, &p.request, nullptr, nullptr, &p};
 }
 
 KernelQuery kernel_query(const MergeProblem& p) {

@@ -19,6 +19,7 @@ struct KernelQuery {
     const Request* request = nullptr;
     const MergeProblem* merge = nullptr;
     const AttentionProblem* attention = nullptr;  // forward, backward
+    const DecodeProblem* decode = nullptr;
 };
 KernelQuery kernel_query(const AttentionProblem& problem);
 KernelQuery kernel_query(const DecodeProblem& problem);

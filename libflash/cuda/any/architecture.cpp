@@ -13,7 +13,7 @@ int shared_bytes(const KernelConfig&) { return 0; }  // so little that every dev
 
 extern const Architecture architecture_any;
 const Architecture architecture_any = {
-    "any", false, supports, shared_bytes, nullptr, nullptr, nullptr, any::plan_merge, any::plan_compress,
+    "any", false, supports, nullptr, shared_bytes, nullptr, nullptr, nullptr, any::plan_merge, any::plan_compress,
 };
 
 }  // namespace libflash::cuda

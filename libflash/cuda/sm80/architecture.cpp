@@ -1,4 +1,5 @@
-// The architecture sm80: its kernels support every problem.
+// The architecture sm80: its kernels support every problem of forward and backward. decode_capabilities.cpp names the options of
+// decode that they lack.
 #include "cuda/architecture.h"
 #include "cuda/attention/decode_params.h"
 #include "cuda/sm80/backward_tiles.h"
@@ -24,7 +25,8 @@ int shared_bytes(const KernelConfig& config) {
 
 extern const Architecture architecture_sm80;
 const Architecture architecture_sm80 = {
-    "sm80", false, supports, shared_bytes, sm80::plan_forward, sm80::plan_backward, sm80::plan_decode, nullptr, nullptr,
+    "sm80",  false,   supports, sm80::supports_decode, shared_bytes, sm80::plan_forward, sm80::plan_backward, sm80::plan_decode,
+    nullptr, nullptr,
 };
 
 }  // namespace libflash::cuda

@@ -5,6 +5,7 @@
 
 namespace libflash::cuda::sm80 {
 
+bool supports_decode(const KernelConfig& config, const DecodeProblem& problem, std::string* why);
 ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties& device);
 BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties& device);
 DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const DeviceProperties& device);
