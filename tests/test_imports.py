@@ -64,7 +64,7 @@ def test_public_names() -> None:
     for name in libflash.__all__:
         assert name == "__version__" or getattr(libflash, name).__doc__, f"{name} has no documentation"
     public = {name for name in dir(libflash) if not name.startswith("_")}
-    modules = {"torch", "jax", "flash_attn", "demo"}  # adapters and the demo, if they were imported
+    modules = {"torch", "jax", "flash_attn", "demo", "conformance"}  # adapters and programs, if they were imported
     assert public - modules == set(libflash.__all__) - {"__version__"}
 
 

@@ -1,4 +1,4 @@
-"""Accuracy of every CUDA kernel of attention, by the rule of tests/tolerance.py: a line for each kernel and kind of values.
+"""Accuracy of every CUDA kernel of attention, by the rule of conformance/tolerance.py: a line for each kernel and kind of values.
 
     python tests/evidence/accuracy.py OUT.json [--quick]
 
@@ -17,6 +17,7 @@ from collections.abc import Callable
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+sys.path.insert(2, str(pathlib.Path(__file__).resolve().parents[1] / "short_names"))
 
 import cases
 from case import Case

@@ -20,6 +20,7 @@ from types import SimpleNamespace
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 sys.path.insert(1, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+sys.path.insert(2, str(pathlib.Path(__file__).resolve().parents[1] / "short_names"))
 
 import numpy as np
 import reference_decode

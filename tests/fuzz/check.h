@@ -51,8 +51,8 @@ inline void check_close(const Tensor& got, const Tensor& expected, double relati
     FUZZ_CHECK(rest == expected_rest, "%s: bytes were written that belong to no element that has a value", what);
 }
 
-// The rounding errors of a dtype, a coarse version of the tolerance rule (tests/tolerance.py): it uses the largest values that
-// can occur instead of the actual ones. Coarse for the 16-bit types, sharp for float and double.
+// The rounding errors of a dtype, a coarse version of the tolerance rule (conformance/tolerance.py): it uses the largest values
+// that can occur instead of the actual ones. Coarse for the 16-bit types, sharp for float and double.
 struct Rounding {
     double u;     // of the storage type
     double sums;  // of sums and functions in the accumulation type: 2^-21 for float

@@ -15,8 +15,9 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from reference import NEG_INF, Head, HeadGradients, Softmax, add_broadcast, visible_product
-from rounding import ROUNDING, widened
+
+from .reference import NEG_INF, Head, HeadGradients, Softmax, add_broadcast, visible_product
+from .rounding import ROUNDING, widened
 
 
 @dataclasses.dataclass

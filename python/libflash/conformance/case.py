@@ -13,12 +13,12 @@ import zlib
 from functools import lru_cache
 
 import numpy as np
-import structured
-import tolerance
-from fills import GENERIC, random_fill
-from reference import Gradients, backward, forward
-from rounding import DTYPES, stored, widened
-from visibility import BLOCK
+
+from . import structured, tolerance
+from .fills import GENERIC, random_fill
+from .reference import Gradients, backward, forward
+from .rounding import DTYPES, stored, widened
+from .visibility import BLOCK
 
 
 @dataclasses.dataclass

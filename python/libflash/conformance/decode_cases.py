@@ -13,10 +13,11 @@ import zlib
 from functools import cache, lru_cache
 
 import numpy as np
-import tolerance
-from fills import GENERIC, random_fill
-from reference_decode import Gathered, cache_slots, gather
-from rounding import DTYPES, ROUNDING, stored, widened
+
+from . import tolerance
+from .fills import GENERIC, random_fill
+from .reference_decode import Gathered, cache_slots, gather
+from .rounding import DTYPES, ROUNDING, stored, widened
 
 
 @dataclasses.dataclass

@@ -17,7 +17,8 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from reference import NEG_INF, forward
+
+from .reference import NEG_INF, forward
 
 
 @dataclasses.dataclass

@@ -27,8 +27,9 @@ import itertools
 from collections.abc import Iterator
 
 import numpy as np
-from dropout_mask import keep_mask
-from visibility import head_part, visible_keys
+
+from .dropout_mask import keep_mask
+from .visibility import head_part, visible_keys
 
 NEG_INF = -np.inf
 

@@ -18,9 +18,10 @@ from collections.abc import Mapping
 from functools import cached_property
 
 import numpy as np
-from eager import eager
-from error_bounds import HeadBounds, Model, Tensor
-from reference import (
+
+from .eager import eager
+from .error_bounds import HeadBounds, Model, Tensor
+from .reference import (
     NEG_INF,
     Gradients,
     Head,
@@ -35,7 +36,7 @@ from reference import (
     softmax,
     zero_gradients,
 )
-from rounding import DTYPES, ROUNDING, Rounding, widened
+from .rounding import DTYPES, ROUNDING, Rounding, widened
 
 ROW_LIMIT = {"o": 2.5}  # T2 per row; every other tensor:
 ROW_LIMIT_GRADIENT = 6.0

@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from reference import NEG_INF, Head, Options, add_head, empty_outputs, head_cotangents, heads, zero_gradients
-from rounding import widened
+
+from .reference import NEG_INF, Head, Options, add_head, empty_outputs, head_cotangents, heads, zero_gradients
+from .rounding import widened
 
 
 @np.errstate(all="ignore")

@@ -10,9 +10,9 @@ import itertools
 import random
 from functools import cache
 
-from case import Case
-from pairwise import pairwise
-from structured import KINDS
+from .case import Case
+from .pairwise import pairwise
+from .structured import KINDS
 
 __all__ = ["Case", "by_name", "long", "quick"]
 

@@ -18,12 +18,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from fills import random_fill
-from reference import Head, Options, heads
-from rounding import ROUNDING, Rounding
+
+from .fills import random_fill
+from .reference import Head, Options, heads
+from .rounding import ROUNDING, Rounding
 
 if TYPE_CHECKING:
-    from case import Case, Inputs
+    from .case import Case, Inputs
 
 KINDS = ("counting", "selection", "ones", "zero_v", "zero_dout", "equal")
 CODE_DIMS = 16

@@ -1,0 +1,1 @@
+from libflash.conformance.error_bounds import *
