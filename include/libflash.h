@@ -179,7 +179,7 @@ typedef struct flash_tensor_t {
  * tensors).
  *
  * Flags. An unknown bit is refused, and so is a bit that the operation does not have. Forward and backward: all but
- * ROTARY_INTERLEAVED. Decode: CAUSAL, WINDOW, SCALE, ROTARY_INTERLEAVED. */
+ * ROTARY_INTERLEAVED and FROM_LSE. Decode: CAUSAL, WINDOW, SCALE, ROTARY_INTERLEAVED. */
 #define FLASH_FLAG_CAUSAL 0x1u        /* query i sees key j only if j <= i + shift; shift = Lk - Lq (bottom-right aligned) */
 #define FLASH_FLAG_TOP_LEFT 0x2u      /* the causal rule and the window are aligned top-left: shift = 0 */
 #define FLASH_FLAG_WINDOW 0x4u        /* use window_left and window_right: i + shift - left <= j <= i + shift + right */
@@ -188,6 +188,7 @@ typedef struct flash_tensor_t {
                                         * varies; the flag makes backward slower (about 1.4 times) and its workspace smaller.
                                         * UNSUPPORTED where no kernel can do it */
 #define FLASH_FLAG_ROTARY_INTERLEAVED 0x20u /* decode: rotary pairs are (0,1), (2,3), ...; without it (0, r/2), (1, r/2+1), ... */
+#define FLASH_FLAG_FROM_LSE 0x40u /* in flash_tangents_t: flash_attention_forward_tangent reads out and lse (section 14) */
 
 /* A block mask in compressed form; flash_block_mask_compress writes it. A block is 128 queries by 128 keys. The row lists give,
  * for each row of blocks, the columns of the blocks that are kept: forward and dq use them. The column lists give, for each
@@ -443,7 +444,7 @@ typedef struct flash_kernel_info_t {
     uint32_t struct_size;   /* sizeof(flash_kernel_info_t): FLASH_KERNEL_INFO_INIT sets it */
     int32_t usable;         /* 1 if this machine can run it */
     const char *name;       /* "forward_cpu_avx512"; the option `kernel` takes this name */
-    const char *operation;  /* "forward", "backward", "decode", "merge", "compress" */
+    const char *operation;  /* "forward", "backward", "decode", "merge", "compress", "forward_tangent", "backward_tangent" */
     const char *backend;    /* "cpu", "sm80", "sm90"; "any": runs on every CUDA device, whichever CUDA backend is requested */
     const char *dtype;      /* "bf16", "f16", "f32"; "any": several types */
     const char *why_not;    /* if not usable: the reason; otherwise "" */
@@ -513,6 +514,107 @@ FLASH_API void flash_set_interrupt(int32_t (*check)(void *context), void *contex
  *
  * If positive, tile_q and tile_k in flash_attention_options_t set the query rows and keys per tile of the CPU backend (1 to 512),
  * so that small problems have several tiles. Any version may remove them. */
+
+/* ---------------------------------------------------------------------------------------------------------------------
+ * 14  TANGENTS: FORWARD MODE AND SECOND DERIVATIVES
+ *
+ * A tangent is the derivative along one direction: if each input x moves along its tangent tx, out moves along tangents.out.
+ * flash_attention_forward_tangent is the tangent of forward (a Jacobian-vector product), flash_attention_backward_tangent that
+ * of backward. In the notation of section 1, with a leading t for a tangent, R the factor of dropout (0 or 1 / (1 - dropout_p)),
+ * z = softmax_scale * dot(q_i, k_j) and g = 1 - tanh(z / softcap)^2 (1 without softcap):
+ *
+ *     ts   = g * softmax_scale * (dot(tq_i, k_j) + dot(q_i, tk_j)) + tbias_ij
+ *     tlse = sum_j p_ij ts_ij [+ exp(learnable_sink - lse_i) tsink]
+ *     to_i = sum_j R p_ij ((ts_ij - tlse_i) v_j + tv_j)
+ *
+ *     dp = R dot(dout_i, v_j)                               tdp = R (dot(tdout_i, v_j) + dot(dout_i, tv_j))
+ *     delta_i = dot(dout_i, o_i) - dlse_i                   tdelta_i = dot(tdout_i, o_i) + dot(dout_i, to_i) - tdlse_i
+ *     ds = p (dp - delta_i)                                 tds = p (ts - tlse_i) (dp - delta_i) + p (tdp - tdelta_i)
+ *
+ * and the tangents of dq, dk, dv, dbias and dsink follow by the product rule. With them all second derivatives are at hand:
+ *   - Double backward. For gradients (u_dq, u_dk, u_dv, u_dbias, u_dsink) of a function of dq, dk, dv, dbias and dsink, its
+ *     gradients with respect to dout and dlse are out and lse of forward_tangent in the direction q = u_dq, k = u_dk, ...; those
+ *     with respect to q, k, v, bias and the sink are dq, dk, dv, dbias and dsink of backward_tangent in the same direction with
+ *     dout = dlse = NULL (the Hessian is symmetric).
+ *   - Gradients of a function of out, lse and their tangents: backward_tangent with the gradients of the tangents as dout and
+ *     dlse, and those of out and lse as their tangents. dq, dk, dv are then the gradients of the tangents of q, k and v, and the
+ *     tangents of dq, dk and dv those of q, k and v.
+ *
+ * Nothing has the size of the matrix of scores. Masks, windows, lengths, the dropout mask, softmax_scale, softcap and
+ * alibi_slopes are constants. A row that sees no key has tangents 0 (with a sink: tlse = tsink) and adds nothing to a gradient;
+ * its dout, dlse and their tangents do not matter. A hidden pair adds nothing, whatever its tangents are. Not available: tangents
+ * of tangents. UNSUPPORTED on CUDA.
+ *
+ * Each tensor has the shape, type and device of what it is the tangent of. A NULL input is zero, a NULL output is not wanted. */
+typedef struct flash_tangents_t {
+    uint32_t struct_size; /* sizeof(flash_tangents_t) */
+    uint32_t flags;       /* FLASH_FLAG_FROM_LSE or 0 */
+    const flash_tensor_t *q; /* inputs of both functions */
+    const flash_tensor_t *k;
+    const flash_tensor_t *v;
+    const flash_tensor_t *bias;           /* needs bias */
+    const flash_tensor_t *learnable_sink; /* needs learnable_sink */
+    const flash_tensor_t *out;       /* forward_tangent: output. backward_tangent: input, as forward_tangent wrote it */
+    const flash_tensor_t *lse;       /* the same; backward_tangent requires it */
+    const flash_tensor_t *dout;      /* backward_tangent: input. forward_tangent: with delta only */
+    const flash_tensor_t *dlse;      /* the same */
+    const flash_tensor_t *delta;     /* shape and type of lse: tdelta above. forward_tangent: output; it needs `cotangent`. */
+                                     /*   backward_tangent: input instead of out, more accurate where out has 16 bits */
+    const flash_tensor_t *cotangent; /* forward_tangent: the dout of backward, not a tangent; with delta only */
+    const flash_tensor_t *dq;        /* outputs of backward_tangent; dq, dk and dv are required */
+    const flash_tensor_t *dk;
+    const flash_tensor_t *dv;
+    const flash_tensor_t *dbias; /* needs bias */
+    const flash_tensor_t *dsink; /* needs learnable_sink */
+} flash_tangents_t;
+
+#define FLASH_TANGENTS_INIT FLASH_INIT_(flash_tangents_t)
+
+/* Writes out and, if not NULL, lse as flash_attention_forward does, and the outputs of `tangents`: out, lse and delta, of which at
+ * least one is required. With FLASH_FLAG_FROM_LSE in tangents->flags, out and lse are inputs instead, as forward wrote them with
+ * the same options; this costs less than a call that computes them too. */
+FLASH_API flash_status_t flash_attention_forward_tangent(const flash_tensor_t *q, const flash_tensor_t *k,
+                                                         const flash_tensor_t *v, const flash_tensor_t *out,
+                                                         const flash_tensor_t *lse, const flash_tangents_t *tangents,
+                                                         const flash_attention_options_t *options, void *workspace,
+                                                         size_t workspace_bytes, void *stream);
+
+FLASH_API flash_status_t flash_attention_forward_tangent_workspace_size(const flash_tensor_t *q, const flash_tensor_t *k,
+                                                                        const flash_tensor_t *v, const flash_tensor_t *out,
+                                                                        const flash_tensor_t *lse,
+                                                                        const flash_tangents_t *tangents,
+                                                                        const flash_attention_options_t *options,
+                                                                        size_t *bytes);
+
+/* Writes dq, dk, dv and, if given, dbias and dsink of `tangents`. If dq, dk and dv are not NULL (all or none), it also writes them
+ * and, if given, options->dbias and options->dsink, as flash_attention_backward does. The other arguments are those of the calls
+ * of backward and of forward_tangent. */
+FLASH_API flash_status_t flash_attention_backward_tangent(const flash_tensor_t *dout, const flash_tensor_t *q,
+                                                          const flash_tensor_t *k, const flash_tensor_t *v,
+                                                          const flash_tensor_t *out, const flash_tensor_t *lse,
+                                                          const flash_tensor_t *dq, const flash_tensor_t *dk,
+                                                          const flash_tensor_t *dv, const flash_tangents_t *tangents,
+                                                          const flash_attention_options_t *options, void *workspace,
+                                                          size_t workspace_bytes, void *stream);
+
+FLASH_API flash_status_t flash_attention_backward_tangent_workspace_size(const flash_tensor_t *dout, const flash_tensor_t *q,
+                                                                         const flash_tensor_t *k, const flash_tensor_t *v,
+                                                                         const flash_tensor_t *out, const flash_tensor_t *lse,
+                                                                         const flash_tensor_t *dq, const flash_tensor_t *dk,
+                                                                         const flash_tensor_t *dv,
+                                                                         const flash_tangents_t *tangents,
+                                                                         const flash_attention_options_t *options,
+                                                                         size_t *bytes);
+
+/* As section 10. `tangents` gives the inputs; NULL: tangents of q, k and v. */
+FLASH_API flash_status_t flash_attention_forward_tangent_explain(const flash_tensor_t *q, const flash_tensor_t *k,
+                                                                 const flash_tensor_t *v, const flash_tangents_t *tangents,
+                                                                 const flash_attention_options_t *options, char *text,
+                                                                 size_t capacity, size_t *needed);
+FLASH_API flash_status_t flash_attention_backward_tangent_explain(const flash_tensor_t *q, const flash_tensor_t *k,
+                                                                  const flash_tensor_t *v, const flash_tangents_t *tangents,
+                                                                  const flash_attention_options_t *options, char *text,
+                                                                  size_t capacity, size_t *needed);
 
 #ifdef __cplusplus
 }

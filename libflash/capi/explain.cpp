@@ -46,6 +46,53 @@ extern "C" flash_status_t flash_attention_backward_explain(const flash_tensor_t*
     });
 }
 
+namespace {
+
+// Inputs of the caller's tangents, by default those of q, k and v; outputs that the call would have.
+flash_tangents_t tangents_to_explain(const flash_tangents_t* given, const flash_tensor_t* q, const flash_tensor_t* k,
+                                     const flash_tensor_t* v) {
+    if (given) return read_tangents(given);
+    flash_tangents_t tangents = {};
+    tangents.struct_size = sizeof tangents;
+    tangents.q = q, tangents.k = k, tangents.v = v;
+    return tangents;
+}
+
+}  // namespace
+
+extern "C" flash_status_t flash_attention_forward_tangent_explain(const flash_tensor_t* q, const flash_tensor_t* k,
+                                                                  const flash_tensor_t* v, const flash_tangents_t* tangents,
+                                                                  const flash_attention_options_t* options, char* text,
+                                                                  size_t capacity, size_t* needed) {
+    return guard([&] {
+        check_destination(text, capacity);
+        const OutputShapes outputs(q, k, v);
+        flash_tangents_t t = tangents_to_explain(tangents, q, k, v);
+        if (!t.out && !t.lse && !t.delta) t.out = &outputs.out;
+        copy_text(explain(make_forward_tangent_problem(q, k, v, &outputs.out, &outputs.lse, &t, options, Reading::shapes)), text,
+                  capacity, needed);
+    });
+}
+
+extern "C" flash_status_t flash_attention_backward_tangent_explain(const flash_tensor_t* q, const flash_tensor_t* k,
+                                                                   const flash_tensor_t* v, const flash_tangents_t* tangents,
+                                                                   const flash_attention_options_t* options, char* text,
+                                                                   size_t capacity, size_t* needed) {
+    return guard([&] {
+        check_destination(text, capacity);
+        const OutputShapes outputs(q, k, v);
+        flash_tangents_t t = tangents_to_explain(tangents, q, k, v);
+        if (!t.out && !t.delta) t.out = &outputs.out;
+        if (!t.lse) t.lse = &outputs.lse;
+        if (!t.dq) t.dq = &outputs.dq;
+        if (!t.dk) t.dk = &outputs.dk;
+        if (!t.dv) t.dv = &outputs.dv;
+        copy_text(explain(make_backward_tangent_problem(&outputs.out, q, k, v, &outputs.out, &outputs.lse, nullptr, nullptr,
+                                                        nullptr, &t, options, Reading::shapes)),
+                  text, capacity, needed);
+    });
+}
+
 extern "C" flash_status_t flash_attention_decode_explain(const flash_tensor_t* q, const flash_tensor_t* k_cache,
                                                          const flash_tensor_t* v_cache, const flash_decode_options_t* options,
                                                          char* text, size_t capacity, size_t* needed) {

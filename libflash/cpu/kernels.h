@@ -9,6 +9,7 @@
 #include "problem/attention.h"
 #include "problem/decode.h"
 #include "problem/merge.h"
+#include "problem/tangent.h"
 
 namespace libflash::cpu {
 
@@ -23,7 +24,7 @@ struct Plan {
     size_t workspace_bytes = 0;
 };
 
-// The kernels of one instruction set. `forward`, `backward` and `decode` take a workspace of plan.workspace_bytes, aligned to at
+// The kernels of one instruction set. The operations take a workspace of plan.workspace_bytes, aligned to at
 // least 64 bytes (nullptr if 0).
 struct Kernels {
     const char* isa;   // "avx512bf16", "avx512", "avx2", "generic", "scalar"
@@ -34,6 +35,10 @@ struct Kernels {
     void (*backward)(const AttentionProblem&, const Plan&, void* workspace);
     Plan (*plan_decode)(const DecodeProblem&);
     void (*decode)(const DecodeProblem&, const Plan&, void* workspace);
+    Plan (*plan_forward_tangent)(const TangentProblem&);
+    void (*forward_tangent)(const TangentProblem&, const Plan&, void* workspace);
+    Plan (*plan_backward_tangent)(const TangentProblem&);
+    void (*backward_tangent)(const TangentProblem&, const Plan&, void* workspace);
 };
 
 // In order of preference, the scalar reference last. `count` receives the length.

@@ -28,6 +28,10 @@ const Kernels kernels_scalar = {
     run<AttentionProblem, scalar_backward>,
     plan<DecodeProblem>,
     run<DecodeProblem, scalar_decode>,
+    plan<TangentProblem>,
+    run<TangentProblem, scalar_forward_tangent>,
+    plan<TangentProblem>,
+    run<TangentProblem, scalar_backward_tangent>,
 };
 
 }  // namespace libflash::cpu

@@ -4,11 +4,14 @@
 
 #include "problem/attention.h"
 #include "problem/decode.h"
+#include "problem/tangent.h"
 
 namespace libflash::cpu {
 
 void scalar_forward(const AttentionProblem& problem);
 void scalar_backward(const AttentionProblem& problem);
 void scalar_decode(const DecodeProblem& problem);
+void scalar_forward_tangent(const TangentProblem& problem);
+void scalar_backward_tangent(const TangentProblem& problem);
 
 }  // namespace libflash::cpu

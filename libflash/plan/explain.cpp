@@ -1,5 +1,6 @@
 #include "plan/explain.h"
 
+#include <utility>
 #include <vector>
 
 #include "plan/explain_line.h"
@@ -118,6 +119,34 @@ std::string explain(const AttentionProblem& problem) {
     } else {
         add_kernel_choice(text, problem, [&](const KernelEntry& kernel) { return plan_forward(problem, kernel); });
     }
+    return text;
+}
+
+namespace {
+
+// "q, k, bias": the inputs that have a tangent.
+std::string tangents_text(const TangentProblem& p) {
+    const std::pair<bool, const char*> given[] = {{p.tangents.q.present, "q"},       {p.tangents.k.present, "k"},
+                                                  {p.tangents.v.present, "v"},       {p.tangents.bias.present, "bias"},
+                                                  {p.tangents.sink.present, "sink"}, {p.tangents.dout.present, "dout"},
+                                                  {p.tangents.dlse.present, "dlse"}};
+    std::string text;
+    for (const auto& [present, name] : given)
+        if (present) text += (text.empty() ? "" : ", ") + std::string(name);
+    text = text.empty() ? "none" : text;
+    if (!p.backward) return text + (p.from_lse ? "; out and lse are given" : "; with out and lse");
+    return text + (p.with_gradients() ? "; with the gradients" : "");
+}
+
+}  // namespace
+
+std::string explain(const TangentProblem& problem) {
+    std::string text;
+    line(text, "operation", operation_name(problem.operation));
+    sizes_line(text, problem, lengths_text(problem.q_rows), lengths_text(problem.k_rows));
+    line(text, "options", options_text(problem));
+    line(text, "tangents", tangents_text(problem));
+    add_kernel_choice(text, problem, [&](const KernelEntry& kernel) { return plan_tangent(problem, kernel); });
     return text;
 }
 

@@ -8,6 +8,7 @@
 namespace libflash {
 
 std::string explain(const AttentionProblem& problem);
+std::string explain(const TangentProblem& problem);
 std::string explain(const DecodeProblem& problem);
 
 }  // namespace libflash

@@ -82,5 +82,10 @@ void all_lines(std::string& text, const Plan& plan) {
 void add_plan_lines(std::string& text, const ForwardPlan& plan) { all_lines(text, plan); }
 void add_plan_lines(std::string& text, const BackwardPlan& plan) { all_lines(text, plan); }
 void add_plan_lines(std::string& text, const DecodePlan& plan) { all_lines(text, plan); }
+void add_plan_lines(std::string& text, const TangentPlan& plan) {
+    line(text, "kernel", plan.kernel->info.name, ", backend ", plan.kernel->info.backend);
+    cpu_lines(text, plan.cpu);
+    line(text, "workspace", plan.workspace_bytes, " bytes");
+}
 
 }  // namespace libflash

@@ -11,5 +11,6 @@ namespace libflash {
 void add_plan_lines(std::string& text, const ForwardPlan& plan);
 void add_plan_lines(std::string& text, const BackwardPlan& plan);
 void add_plan_lines(std::string& text, const DecodePlan& plan);
+void add_plan_lines(std::string& text, const TangentPlan& plan);
 
 }  // namespace libflash

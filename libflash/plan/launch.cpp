@@ -25,6 +25,11 @@ void launch(const DecodeProblem& problem, const DecodePlan& plan, void* workspac
     plan.kernel->cpu->decode(problem, plan.cpu, workspace);
 }
 
+void launch(const TangentProblem& problem, const TangentPlan& plan, void* workspace) {
+    const cpu::Kernels& kernels = *plan.kernel->cpu;
+    (problem.backward ? kernels.backward_tangent : kernels.forward_tangent)(problem, plan.cpu, workspace);
+}
+
 void launch(const MergeProblem& problem, [[maybe_unused]] const MergePlan& plan, [[maybe_unused]] void* stream) {
 #if LIBFLASH_BUILD_CUDA
     if (plan.kernel->cuda) return cuda::merge(*plan.kernel->cuda, problem, plan.cuda, stream);

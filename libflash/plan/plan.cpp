@@ -49,11 +49,21 @@ DecodePlan plan_decode(const DecodeProblem& problem, const KernelEntry& kernel) 
         });
 }
 
+TangentPlan plan_tangent(const TangentProblem& problem, const KernelEntry& kernel) {
+    TangentPlan plan;
+    plan.kernel = &kernel;
+    plan.cpu = problem.backward ? kernel.cpu->plan_backward_tangent(problem) : kernel.cpu->plan_forward_tangent(problem);
+    plan.workspace_bytes = plan.cpu.workspace_bytes;
+    return plan;
+}
+
 ForwardPlan plan_forward(const AttentionProblem& problem) { return plan_forward(problem, choose_kernel(kernel_query(problem))); }
 BackwardPlan plan_backward(const AttentionProblem& problem) {
     return plan_backward(problem, choose_kernel(kernel_query(problem)));
 }
 DecodePlan plan_decode(const DecodeProblem& problem) { return plan_decode(problem, choose_kernel(kernel_query(problem))); }
+
+TangentPlan plan_tangent(const TangentProblem& problem) { return plan_tangent(problem, choose_kernel(kernel_query(problem))); }
 
 MergePlan plan_merge(const MergeProblem& problem) {
     MergePlan plan;

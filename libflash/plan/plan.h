@@ -22,10 +22,18 @@ using DecodePlan = PlanOf<cuda::DecodePlan>;
 using MergePlan = PlanOf<cuda::MergePlan>;        // no workspace
 using CompressPlan = PlanOf<cuda::CompressPlan>;  // no workspace
 
+// No CUDA kernel has these operations.
+struct TangentPlan {
+    const KernelEntry* kernel = nullptr;
+    cpu::Plan cpu;
+    size_t workspace_bytes = 0;
+};
+
 // The plan with the first kernel that accepts the problem. Throw Error if none does.
 ForwardPlan plan_forward(const AttentionProblem& problem);
 BackwardPlan plan_backward(const AttentionProblem& problem);
 DecodePlan plan_decode(const DecodeProblem& problem);
+TangentPlan plan_tangent(const TangentProblem& problem);
 MergePlan plan_merge(const MergeProblem& problem);
 CompressPlan plan_compress(const CompressProblem& problem);
 
@@ -33,11 +41,13 @@ CompressPlan plan_compress(const CompressProblem& problem);
 ForwardPlan plan_forward(const AttentionProblem& problem, const KernelEntry& kernel);
 BackwardPlan plan_backward(const AttentionProblem& problem, const KernelEntry& kernel);
 DecodePlan plan_decode(const DecodeProblem& problem, const KernelEntry& kernel);
+TangentPlan plan_tangent(const TangentProblem& problem, const KernelEntry& kernel);
 
 // `workspace`: at least plan.workspace_bytes, aligned to kWorkspaceAlignment.
 void launch(const AttentionProblem& problem, const ForwardPlan& plan, void* workspace, void* stream);
 void launch(const AttentionProblem& problem, const BackwardPlan& plan, void* workspace, void* stream);
 void launch(const DecodeProblem& problem, const DecodePlan& plan, void* workspace, void* stream);
+void launch(const TangentProblem& problem, const TangentPlan& plan, void* workspace);
 void launch(const MergeProblem& problem, const MergePlan& plan, void* stream);
 void launch(const CompressProblem& problem, const CompressPlan& plan, void* stream);
 

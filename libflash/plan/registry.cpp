@@ -15,8 +15,13 @@ constexpr int kMaxNameBytes = 48;
 
 // The kernels of an instruction set may lack an operation.
 bool has_operation(const cpu::Kernels& kernels, Operation operation) {
-    if (operation == Operation::forward) return kernels.forward != nullptr;
-    return operation == Operation::backward ? kernels.backward != nullptr : kernels.decode != nullptr;
+    switch (operation) {
+        case Operation::forward: return kernels.forward != nullptr;
+        case Operation::backward: return kernels.backward != nullptr;
+        case Operation::forward_tangent: return kernels.forward_tangent != nullptr;
+        case Operation::backward_tangent: return kernels.backward_tangent != nullptr;
+        default: return kernels.decode != nullptr;
+    }
 }
 
 #if LIBFLASH_BUILD_CUDA
@@ -37,7 +42,8 @@ public:
         add_cuda_kernels();
         int number = 0;
         const cpu::Kernels* const* kernels = cpu::all_kernels(&number);
-        for (const Operation operation : {Operation::forward, Operation::backward, Operation::decode}) {
+        for (const Operation operation : {Operation::forward, Operation::backward, Operation::decode, Operation::forward_tangent,
+                                          Operation::backward_tangent}) {
             for (int i = 0; i < number; ++i) add_cpu(operation, kernels[i]);
         }
         add_cpu(Operation::merge, nullptr);

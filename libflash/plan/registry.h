@@ -12,7 +12,7 @@ namespace libflash {
 struct KernelEntry {
     Operation operation;
     flash_kernel_info_t info;     // without struct_size, usable and why_not
-    const cpu::Kernels* cpu;      // set for forward, backward and decode on the CPU
+    const cpu::Kernels* cpu;      // set for CPU kernels that depend on the instruction set
     const cuda::Kernel* cuda;     // set for CUDA kernels
     bool supported_by_processor;  // CPU kernels
 };

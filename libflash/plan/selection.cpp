@@ -112,6 +112,10 @@ KernelQuery kernel_query(const AttentionProblem& p) {
     return {operation, p.device, p.dtype, p.head_dim, p.head_dim_v, &p.request, nullptr, &p};
 }
 
+KernelQuery kernel_query(const TangentProblem& p) {
+    return {p.operation, p.device, p.dtype, p.head_dim, p.head_dim_v, &p.request, nullptr, &p};
+}
+
 KernelQuery kernel_query(const DecodeProblem& p) {
     return {Operation::decode, p.device, p.dtype, p.head_dim, p.head_dim_v, &p.request, nullptr, nullptr, &p};
 }
@@ -161,9 +165,17 @@ std::string reasons_of(const KernelQuery& query, bool other_devices) {
     return text;
 }
 
+bool runs_on_cuda(Operation operation) {
+    return operation != Operation::forward_tangent && operation != Operation::backward_tangent;
+}
+
 }  // namespace
 
 std::string why_no_kernel(const KernelQuery& query) {
+    if (query.device.is_cuda() && !runs_on_cuda(query.operation)) {
+        return text_of("operation: runs on the CPU only (", operation_name(query.operation), " of tensors on ", query.device,
+                       ")");
+    }
     for (const bool other_devices : {false, true}) {
         const std::string text = reasons_of(query, other_devices);
         if (!text.empty()) return text;

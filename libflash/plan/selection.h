@@ -22,6 +22,7 @@ struct KernelQuery {
     const DecodeProblem* decode = nullptr;
 };
 KernelQuery kernel_query(const AttentionProblem& problem);
+KernelQuery kernel_query(const TangentProblem& problem);
 KernelQuery kernel_query(const DecodeProblem& problem);
 KernelQuery kernel_query(const MergeProblem& problem);
 KernelQuery kernel_query(const CompressProblem& problem);

@@ -14,6 +14,7 @@
 #include "problem/decode.h"
 #include "problem/merge.h"
 #include "problem/read.h"
+#include "problem/tangent.h"
 
 namespace libflash {
 
@@ -25,6 +26,20 @@ AttentionProblem make_backward_problem(const flash_tensor_t* dout, const flash_t
                                        const flash_tensor_t* v, const flash_tensor_t* out, const flash_tensor_t* lse,
                                        const flash_tensor_t* dq, const flash_tensor_t* dk, const flash_tensor_t* dv,
                                        const flash_attention_options_t* options, Reading reading);
+
+// A copy of the caller's struct; VERSION for a struct_size of no version.
+flash_tangents_t read_tangents(const flash_tangents_t* given);
+
+TangentProblem make_forward_tangent_problem(const flash_tensor_t* q, const flash_tensor_t* k, const flash_tensor_t* v,
+                                            const flash_tensor_t* out, const flash_tensor_t* lse,
+                                            const flash_tangents_t* tangents, const flash_attention_options_t* options,
+                                            Reading reading);
+
+TangentProblem make_backward_tangent_problem(const flash_tensor_t* dout, const flash_tensor_t* q, const flash_tensor_t* k,
+                                             const flash_tensor_t* v, const flash_tensor_t* out, const flash_tensor_t* lse,
+                                             const flash_tensor_t* dq, const flash_tensor_t* dk, const flash_tensor_t* dv,
+                                             const flash_tangents_t* tangents, const flash_attention_options_t* options,
+                                             Reading reading);
 
 DecodeProblem make_decode_problem(const flash_tensor_t* q, const flash_tensor_t* k_cache, const flash_tensor_t* v_cache,
                                   const flash_tensor_t* out, const flash_tensor_t* lse, const flash_decode_options_t* options,

@@ -5,7 +5,7 @@
 
 namespace libflash {
 
-enum class Operation : int32_t { forward, backward, decode, merge, compress };
+enum class Operation : int32_t { forward, backward, decode, merge, compress, forward_tangent, backward_tangent };
 
 constexpr const char* operation_name(Operation operation) {
     switch (operation) {
@@ -13,6 +13,8 @@ constexpr const char* operation_name(Operation operation) {
         case Operation::backward: return "backward";
         case Operation::decode: return "decode";
         case Operation::merge: return "merge";
+        case Operation::forward_tangent: return "forward_tangent";
+        case Operation::backward_tangent: return "backward_tangent";
         default: return "compress";
     }
 }

@@ -72,16 +72,90 @@ struct BackwardScratch {
     }
 };
 
+// k_elements of a block: each key tile by itself, so that pairs of keys do not cross tiles.
 template <class T>
-class BackwardTask {
+static void pack_key_elements(const StridedRows<const T>& k, KeyRange keys, int64_t tile_k, int64_t channels, Element<T>* to) {
+    for (int64_t first = 0; first < keys.count(); first += tile_k) {
+        const int64_t left = keys.count() - first;
+        pack_row_elements<T>(k, keys.first + first, left < tile_k ? left : tile_k, channels, channels,
+                             to + first / tile_k * elements_for<T>(tile_k) * channels);
+    }
+}
+
+// The operands of a key tile that begins `offset` keys after its block.
+template <class T>
+FLASH_INLINE void set_operands(GradientKeyTile<T>& tile, const Operand<Element<T>>& k, const Operand<Element<T>>& v,
+                               const Element<T>* k_elements, int64_t offset, int64_t tile_k, int64_t channels) {
+    tile.k = {k.data + offset * k.stride, k.stride};
+    tile.v = {v.data + offset * v.stride, v.stride};
+    tile.k_elements = tile.k;
+    if constexpr (kPaired<T>) tile.k_elements = {k_elements + offset / tile_k * elements_for<T>(tile_k) * channels, channels};
+}
+
+// What a task does with its tiles: the gradients themselves. GradientTangentWork (backward_tangent.h) has the same functions.
+template <class T>
+class GradientWork {
     using A = Acc<T>;
     using E = Element<T>;
 
 public:
+    using Scratch = BackwardScratch<T>;
+
+    GradientWork(const AttentionProblem& problem, const Plan& plan, const BackwardRows<A>& rows, Scratch& scratch, int64_t batch,
+                 int64_t key_head)
+        : problem_(problem), plan_(plan), rows_(rows), scratch_(scratch), batch_(batch), key_head_(key_head),
+          dims_{problem.head_dim, problem.head_dim_v}, first_query_tile_(Tiling(problem.q_rows, plan.tile_q).first_tile(batch)) {}
+
+    Lanes<A>& lanes() { return scratch_.query_tile.lanes; }
+
+    void load_block(KeyRange keys) {
+        const auto k = rows_of<const T>(problem_.k, problem_.k_rows, batch_, key_head_);
+        const auto v = rows_of<const T>(problem_.v, problem_.k_rows, batch_, key_head_);
+        k_ = rows_operand<T>(k, keys.first, keys.count(), dims_.qk, scratch_.k, kPaired<T> ? Reads::once : Reads::often);
+        v_ = rows_operand<T>(v, keys.first, keys.count(), dims_.v, scratch_.v, Reads::once);
+        if constexpr (kPaired<T>) pack_key_elements<T>(k, keys, plan_.tile_k, dims_.qk, scratch_.k_elements);
+    }
+
+    void load_query_tile(int64_t head, int64_t number) {
+        GradientQueryTile<T>& query_tile = scratch_.query_tile;
+        const auto q = rows_of<const T>(problem_.q, problem_.q_rows, batch_, head);
+        const auto dout = rows_of<const T>(problem_.dout, problem_.q_rows, batch_, head);
+        const int64_t row0 = query_tile.lanes.row0, at = rows_.at(head, first_query_tile_ + number);
+        query_tile.load(StridedRows<const T>{q(row0), q.stride}, StridedRows<const T>{dout(row0), dout.stride}, dims_, true);
+        query_tile.lse = rows_.lse + at;
+        query_tile.delta = rows_.delta + at;
+    }
+
+    // `offset`: of the tile's first key in the block.
+    void add(GradientKeyTile<T> tile, int64_t offset, const ScoreRule<A>& rule, const DropoutMask* dropout, A* dq) {
+        set_operands_of(tile, offset);
+        add_gradients(scratch_.query_tile, tile, dims_, rule, dropout, scratch_.tile, dq);
+    }
+
+    void set_operands_of(GradientKeyTile<T>& tile, int64_t offset) const {
+        set_operands(tile, k_, v_, scratch_.k_elements, offset, plan_.tile_k, dims_.qk);
+    }
+
+private:
+    const AttentionProblem& problem_;
+    const Plan& plan_;
+    const BackwardRows<A>& rows_;
+    Scratch& scratch_;
+    const int64_t batch_, key_head_;
+    const HeadDims dims_;
+    const int64_t first_query_tile_;
+    Operand<E> k_, v_;
+};
+
+template <class T, class Work>
+class BackwardTask {
+    using A = Acc<T>;
+
+public:
     BackwardTask(const AttentionProblem& problem, const Plan& plan, const BackwardRows<A>& rows, BackwardScratch<T>& scratch,
-                 int64_t batch, int64_t key_head, int64_t chunk)
-        : problem_(problem), plan_(plan), rows_(rows), scratch_(scratch), batch_(batch), key_head_(key_head), chunk_(chunk),
-          dims_{problem.head_dim, problem.head_dim_v}, length_q_(problem.q_rows.length(batch)),
+                 Work& work, int64_t batch, int64_t key_head, int64_t chunk)
+        : problem_(problem), plan_(plan), rows_(rows), scratch_(scratch), work_(work), batch_(batch), key_head_(key_head),
+          chunk_(chunk), dims_{problem.head_dim, problem.head_dim_v}, length_q_(problem.q_rows.length(batch)),
           dk_(rows_of<T>(problem.dk, problem.k_rows, batch, key_head)),
           dv_(rows_of<T>(problem.dv, problem.k_rows, batch, key_head)),
           first_query_tile_(Tiling(problem.q_rows, plan.tile_q).first_tile(batch)) {}
@@ -110,7 +184,7 @@ private:
     }
 
     void run_block(KeyRange keys) {
-        load_block(keys);
+        work_.load_block(keys);
         const int64_t width_k = round_up(dims_.qk, kLanes<A>), width_v = round_up(dims_.v, kLanes<A>);
         clear(scratch_.dk, keys.count() * width_k);
         clear(scratch_.dv, keys.count() * width_v);
@@ -153,80 +227,53 @@ private:
         for (int64_t c = 0; c < channels; c += kLanes<A>) store_part(to + c, load(sums + c) * factor, channels - c);
     }
 
-    void load_block(KeyRange keys) {
-        const auto k = rows_of<const T>(problem_.k, problem_.k_rows, batch_, key_head_);
-        const auto v = rows_of<const T>(problem_.v, problem_.k_rows, batch_, key_head_);
-        k_ = rows_operand<T>(k, keys.first, keys.count(), dims_.qk, scratch_.k, kPaired<T> ? Reads::once : Reads::often);
-        v_ = rows_operand<T>(v, keys.first, keys.count(), dims_.v, scratch_.v, Reads::once);
-        if constexpr (kPaired<T>)
-            for (int64_t first = 0; first < keys.count(); first += plan_.tile_k)
-                pack_row_elements<T>(k, keys.first + first, tile_count(keys, keys.first + first), dims_.qk, dims_.qk,
-                                     scratch_.k_elements + first / plan_.tile_k * elements_for<T>(plan_.tile_k) * dims_.qk);
-    }
     int64_t tile_count(KeyRange keys, int64_t first) const {
         return keys.last - first < plan_.tile_k ? keys.last - first : int64_t{plan_.tile_k};
     }
 
     GradientKeyTile<T> tile_at(KeyRange keys, int64_t first) const {
-        const int64_t offset = first - keys.first;
-        GradientKeyTile<T> tile{first,
-                                tile_count(keys, first),
-                                {k_.data + offset * k_.stride, k_.stride},
-                                {v_.data + offset * v_.stride, v_.stride},
-                                {},
-                                nullptr,
-                                nullptr};
-        tile.k_elements = tile.k;
-        if constexpr (kPaired<T>)
-            tile.k_elements = {scratch_.k_elements + offset / plan_.tile_k * elements_for<T>(plan_.tile_k) * dims_.qk, dims_.qk};
-        tile.dk = scratch_.dk + offset * round_up(dims_.qk, kLanes<A>);
-        tile.dv = scratch_.dv + offset * round_up(dims_.v, kLanes<A>);
+        GradientKeyTile<T> tile;
+        tile.first = first, tile.count = tile_count(keys, first);
+        tile.dk = scratch_.dk + (first - keys.first) * round_up(dims_.qk, kLanes<A>);
+        tile.dv = scratch_.dv + (first - keys.first) * round_up(dims_.v, kLanes<A>);
         return tile;
     }
 
     void run_query_tile(KeyRange keys, int64_t head, const ScoreRule<A>& rule, int64_t number) {
         cancellation_point();
-        GradientQueryTile<T>& query_tile = scratch_.query_tile;
+        Lanes<A>& lanes = work_.lanes();
         const int64_t row0 = number * plan_.tile_q, left = length_q_ - row0;
-        set_lanes(query_tile.lanes, problem_, batch_, head, row0, left < plan_.tile_q ? left : plan_.tile_q);
-        const KeyRange visible = query_tile.lanes.seen_by_any;
+        set_lanes(lanes, problem_, batch_, head, row0, left < plan_.tile_q ? left : plan_.tile_q);
+        const KeyRange visible = lanes.seen_by_any;
         BlockMaskRow blocks(problem_.block_mask, batch_, head, row0 / FLASH_BLOCK_SIZE);
         bool loaded = false;
         for (int64_t first = keys.first; first < keys.last; first += plan_.tile_k) {
             GradientKeyTile<T> tile = tile_at(keys, first);
             if (first >= visible.last || first + tile.count <= visible.first || !blocks.kept(first / FLASH_BLOCK_SIZE)) continue;
             if (visible.last - first < tile.count) tile.count = visible.last - first;
-            if (!loaded) load_query_tile(query_tile, head, number);
+            if (!loaded) work_.load_query_tile(head, number);
             loaded = true;
             const DropoutMask dropout(problem_.dropout, problem_.heads_q, batch_, head);
-            add_gradients(query_tile, tile, dims_, rule, problem_.dropout.active() ? &dropout : nullptr, scratch_.tile,
-                          rows_.dq_at(chunk_, head, first_query_tile_ + number));
+            work_.add(tile, first - keys.first, rule, problem_.dropout.active() ? &dropout : nullptr,
+                      rows_.dq_at(chunk_, head, first_query_tile_ + number));
         }
-    }
-
-    void load_query_tile(GradientQueryTile<T>& query_tile, int64_t head, int64_t number) {
-        const auto q = rows_of<const T>(problem_.q, problem_.q_rows, batch_, head);
-        const auto dout = rows_of<const T>(problem_.dout, problem_.q_rows, batch_, head);
-        const int64_t row0 = query_tile.lanes.row0, at = rows_.at(head, first_query_tile_ + number);
-        query_tile.load(StridedRows<const T>{q(row0), q.stride}, StridedRows<const T>{dout(row0), dout.stride}, dims_, true);
-        query_tile.lse = rows_.lse + at;
-        query_tile.delta = rows_.delta + at;
     }
 
     const AttentionProblem& problem_;
     const Plan& plan_;
     const BackwardRows<A>& rows_;
     BackwardScratch<T>& scratch_;
+    Work& work_;
     const int64_t batch_, key_head_, chunk_;
     const HeadDims dims_;
     const int64_t length_q_;
     const StridedRows<T> dk_, dv_;
     const int64_t first_query_tile_;
-    Operand<E> k_, v_;
 };
 
-template <class T>
-static Plan plan_backward_as(const AttentionProblem& problem) {
+// `Rows` and `Scratch`: of backward or of its tangent. `products`: the amount of work in units of forward.
+template <class Rows, class Scratch, class Problem>
+static Plan plan_key_tasks(const Problem& problem, double products) {
     Plan plan;
     plan.tile_q = static_cast<int>(tile_size(problem, problem.q_rows, problem.request.tile_q, kQueryTileRows, kQueryTileRows));
     plan.tile_k = static_cast<int>(tile_size(problem, problem.k_rows, problem.request.tile_k, kBackwardKeys, 512));
@@ -234,37 +281,59 @@ static Plan plan_backward_as(const AttentionProblem& problem) {
     plan.key_chunks = problem.k_rows.max_length > chunk ? (problem.k_rows.max_length + chunk - 1) / chunk : 1;
     plan.most_threads = threads_or_default(problem.request.num_threads);
     plan.threads =
-        choose_threads(plan.most_threads, plan.key_chunks * problem.batch * problem.heads_k, attention_flops(problem, 2.5));
+        choose_threads(plan.most_threads, plan.key_chunks * problem.batch * problem.heads_k, attention_flops(problem, products));
     Arena shared(nullptr), scratch(nullptr);
-    BackwardRows<Acc<T>>(problem, plan, shared);
-    BackwardScratch<T>(problem, plan, scratch);
+    Rows(problem, plan, shared);
+    Scratch(problem, plan, scratch);
     plan.workspace_bytes = shared.used() + scratch.used() * static_cast<size_t>(plan.threads);
     return plan;
 }
 
-template <class T>
-static void backward_as(const AttentionProblem& problem, const Plan& plan, void* workspace) {
-    Arena shared(workspace);
-    const BackwardRows<Acc<T>> rows(problem, plan, shared);
-    const auto scratch_of = [&](int thread) {
-        const size_t bytes = (plan.workspace_bytes - shared.used()) / static_cast<size_t>(plan.threads);
-        Arena arena(static_cast<char*>(workspace) + shared.used() + bytes * static_cast<size_t>(thread));
-        return BackwardScratch<T>(problem, plan, arena);
-    };
-    prepare_row_statistics<T>(problem, plan, rows);
+// The scratch memory of one thread, after the `shared` bytes of the workspace.
+template <class Scratch, class Problem>
+FLASH_INLINE Scratch scratch_of_thread(const Problem& problem, const Plan& plan, void* workspace, size_t shared, int thread) {
+    const size_t bytes = (plan.workspace_bytes - shared) / static_cast<size_t>(plan.threads) / 64 * 64;
+    Arena arena(static_cast<char*>(workspace) + shared + bytes * static_cast<size_t>(thread));
+    return Scratch(problem, plan, arena);
+}
+
+// Calls body(batch, key head, chunk, keys, thread) for each task. Early keys first: with a causal mask more rows see them.
+template <class Body>
+static void run_key_tasks(const AttentionProblem& problem, const Plan& plan, const Body& body) {
     const int64_t heads = problem.batch * problem.heads_k, chunk = chunk_keys(problem, plan);
-    // Early keys first: with a causal mask more rows see them.
     run_parallel(plan.key_chunks * heads, plan.threads, [&](int64_t task, int thread) {
         const int64_t batch = task % heads / problem.heads_k, number = task / heads, owned = problem.k_rows.owned(batch);
         const int64_t first = number * chunk,
                       last = number + 1 < plan.key_chunks && first + chunk < owned ? first + chunk : owned;
-        if (first >= last) return;
-        BackwardScratch<T> scratch = scratch_of(thread);
-        BackwardTask<T>(problem, plan, rows, scratch, batch, task % problem.heads_k, number).run({first, last});
+        if (first < last) body(batch, task % problem.heads_k, number, KeyRange{first, last}, thread);
     });
-    finish_dq<T>(problem, plan, rows, chunk);
+}
+
+template <class T>
+static Plan plan_backward_as(const AttentionProblem& problem) {
+    return plan_key_tasks<BackwardRows<Acc<T>>, BackwardScratch<T>>(problem, 2.5);
+}
+
+template <class T>
+static void backward_as(const AttentionProblem& problem, const Plan& plan, void* workspace) {
+    using Scratch = BackwardScratch<T>;
+    Arena shared(workspace);
+    const BackwardRows<Acc<T>> rows(problem, plan, shared);
+    const auto scratch_of = [&](int thread) {
+        return scratch_of_thread<Scratch>(problem, plan, workspace, shared.used(), thread);
+    };
+    prepare_row_statistics<T>(problem, plan, rows);
+    run_key_tasks(problem, plan, [&](int64_t batch, int64_t key_head, int64_t chunk, KeyRange keys, int thread) {
+        Scratch scratch = scratch_of(thread);
+        GradientWork<T> work(problem, plan, rows, scratch, batch, key_head);
+        BackwardTask<T, GradientWork<T>>(problem, plan, rows, scratch, work, batch, key_head, chunk).run(keys);
+    });
+    finish_dq<T>(problem, plan, rows, chunk_keys(problem, plan));
     if (problem.dsink.present) compute_dsink<T>(problem, plan, rows);
-    if (problem.dbias.present) compute_dbias<T>(problem, plan, rows, [&](int thread) { return scratch_of(thread); });
+    if (problem.dbias.present) {
+        compute_dbias<T>(problem, plan,
+                         [&](int thread) { return DbiasGradients<T, Scratch>(problem, plan, rows, scratch_of(thread)); });
+    }
 }
 
 }  // namespace LIBFLASH_ISA

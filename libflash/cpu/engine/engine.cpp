@@ -1,7 +1,7 @@
 // The CPU engine for one instruction set. CMake compiles this file once for each, with LIBFLASH_ISA defined as its name.
-#include "cpu/engine/backward.h"
+#include "cpu/engine/backward_tangent.h"
 #include "cpu/engine/decode.h"
-#include "cpu/engine/forward.h"
+#include "cpu/engine/forward_tangent.h"
 #include "cpu/isa.h"
 
 namespace libflash::cpu {
@@ -61,6 +61,42 @@ static void decode(const DecodeProblem& problem, const Plan& plan, void* workspa
     }
 }
 
+static Plan plan_forward_tangent(const TangentProblem& problem) {
+    switch (problem.dtype) {
+        case DType::f16: return plan_forward_tangent_as<half>(problem);
+        case DType::bf16: return plan_forward_tangent_as<bfloat16>(problem);
+        case DType::f32: return plan_forward_tangent_as<float>(problem);
+        default: return plan_forward_tangent_as<double>(problem);
+    }
+}
+
+static void forward_tangent(const TangentProblem& problem, const Plan& plan, void* workspace) {
+    switch (problem.dtype) {
+        case DType::f16: return forward_tangent_as<half>(problem, plan, workspace);
+        case DType::bf16: return forward_tangent_as<bfloat16>(problem, plan, workspace);
+        case DType::f32: return forward_tangent_as<float>(problem, plan, workspace);
+        default: return forward_tangent_as<double>(problem, plan, workspace);
+    }
+}
+
+static Plan plan_backward_tangent(const TangentProblem& problem) {
+    switch (problem.dtype) {
+        case DType::f16: return plan_backward_tangent_as<half>(problem);
+        case DType::bf16: return plan_backward_tangent_as<bfloat16>(problem);
+        case DType::f32: return plan_backward_tangent_as<float>(problem);
+        default: return plan_backward_tangent_as<double>(problem);
+    }
+}
+
+static void backward_tangent(const TangentProblem& problem, const Plan& plan, void* workspace) {
+    switch (problem.dtype) {
+        case DType::f16: return backward_tangent_as<half>(problem, plan, workspace);
+        case DType::bf16: return backward_tangent_as<bfloat16>(problem, plan, workspace);
+        case DType::f32: return backward_tangent_as<float>(problem, plan, workspace);
+        default: return backward_tangent_as<double>(problem, plan, workspace);
+    }
+}
+
 }  // namespace LIBFLASH_ISA
 
 #define FLASH_PASTE_(a, b) a##b
@@ -73,8 +109,18 @@ static void decode(const DecodeProblem& problem, const Plan& plan, void* workspa
 
 extern const Kernels FLASH_KERNELS;
 const Kernels FLASH_KERNELS = {
-    FLASH_TEXT(LIBFLASH_ISA),    FLASH_USABLE,           LIBFLASH_ISA::plan_forward, LIBFLASH_ISA::forward,
-    LIBFLASH_ISA::plan_backward, LIBFLASH_ISA::backward, LIBFLASH_ISA::plan_decode,  LIBFLASH_ISA::decode,
+    FLASH_TEXT(LIBFLASH_ISA),
+    FLASH_USABLE,
+    LIBFLASH_ISA::plan_forward,
+    LIBFLASH_ISA::forward,
+    LIBFLASH_ISA::plan_backward,
+    LIBFLASH_ISA::backward,
+    LIBFLASH_ISA::plan_decode,
+    LIBFLASH_ISA::decode,
+    LIBFLASH_ISA::plan_forward_tangent,
+    LIBFLASH_ISA::forward_tangent,
+    LIBFLASH_ISA::plan_backward_tangent,
+    LIBFLASH_ISA::backward_tangent,
 };
 
 }  // namespace libflash::cpu

@@ -154,8 +154,10 @@ static Plan plan_forward_as(const AttentionProblem& problem) {
     return plan;
 }
 
-template <class T>
-static void forward_as(const AttentionProblem& problem, const Plan& plan, void* workspace) {
+// Calls body(arena, tile, head, rows) for each task: `rows` rows from the tile's first one on. The arena is the thread's part of the
+// workspace.
+template <class Body>
+FLASH_INLINE void run_query_tasks(const AttentionProblem& problem, const Plan& plan, void* workspace, const Body& body) {
     const int64_t task_rows = plan.tile_q * query_tiles_per_task(problem, plan);
     const Tiling tiling(problem.q_rows, task_rows);
     const int64_t tiles = tiling.count();
@@ -166,9 +168,16 @@ static void forward_as(const AttentionProblem& problem, const Plan& plan, void* 
         if (tile.batch < 0) return;
         const size_t bytes = plan.workspace_bytes / static_cast<size_t>(plan.threads);
         Arena arena(static_cast<char*>(workspace) + bytes * static_cast<size_t>(thread));
-        ForwardScratch<T> scratch(problem, plan, arena);
         const int64_t left = problem.q_rows.owned(tile.batch) - tile.first_row;
-        ForwardTask<T>(problem, plan, scratch, tile.batch, head).run(tile.first_row, left < task_rows ? left : task_rows);
+        body(arena, tile, head, left < task_rows ? left : task_rows);
+    });
+}
+
+template <class T>
+static void forward_as(const AttentionProblem& problem, const Plan& plan, void* workspace) {
+    run_query_tasks(problem, plan, workspace, [&](Arena& arena, const Tiling::Tile& tile, int64_t head, int64_t rows) {
+        ForwardScratch<T> scratch(problem, plan, arena);
+        ForwardTask<T>(problem, plan, scratch, tile.batch, head).run(tile.first_row, rows);
     });
 }
 

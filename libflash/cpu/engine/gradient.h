@@ -110,7 +110,28 @@ FLASH_INLINE void store_bf16(Pair* row, int64_t lane, F32 v) {
 }
 #endif
 
-// kPacked: stores p and ds as operands of the products; otherwise they overwrite scores and dp.
+// Stores p and ds of key j, and with pairs of key j + 1 too if it exists, as operands of the products (kPacked), or over scores and
+// dp.
+template <bool kPacked, class T>
+FLASH_INLINE void store_gradients(const GradientScratch<T>& scratch, int64_t j, int64_t i, int64_t width,
+                                  const ElementGradient<Acc<T>>& here, [[maybe_unused]] const ElementGradient<Acc<T>>& next,
+                                  [[maybe_unused]] bool has_next) {
+    if constexpr (kPaired<T> && kPacked) {
+#if FLASH_BF16_DOT
+        store(&scratch.ds_pairs[j / 2 * width + i].bits, make_pairs(here.ds, next.ds));
+        store_bf16(scratch.p_rows + j * (width / 2), i, here.p);
+        store_bf16(scratch.ds_rows + j * (width / 2), i, here.ds);
+        if (has_next) {
+            store_bf16(scratch.p_rows + (j + 1) * (width / 2), i, next.p);
+            store_bf16(scratch.ds_rows + (j + 1) * (width / 2), i, next.ds);
+        }
+#endif
+    } else {
+        store(scratch.scores + j * width + i, here.p);
+        store(scratch.dp + j * width + i, here.ds);
+    }
+}
+
 template <bool kPacked, class T, bool kRare>
 static void gradient_tile(const GradientStep<T, kRare>& step, const GradientQueryTile<T>& query_tile, int64_t count) {
     using A = Acc<T>;
@@ -121,22 +142,10 @@ static void gradient_tile(const GradientStep<T, kRare>& step, const GradientQuer
         for (int64_t j = 0; j < count; j += kPacked ? kValuesPerElement<T> : 1) {
             const int64_t index = j * width + i;
             const ElementGradient<A> here = step.at(index, lse, delta);
-            if constexpr (kPaired<T> && kPacked) {
-#if FLASH_BF16_DOT
-                ElementGradient<A> next{};
-                if (j + 1 < count) next = step.at(index + width, lse, delta);
-                store(&scratch.ds_pairs[j / 2 * width + i].bits, make_pairs(here.ds, next.ds));
-                store_bf16(scratch.p_rows + j * (width / 2), i, here.p);
-                store_bf16(scratch.ds_rows + j * (width / 2), i, here.ds);
-                if (j + 1 < count) {
-                    store_bf16(scratch.p_rows + (j + 1) * (width / 2), i, next.p);
-                    store_bf16(scratch.ds_rows + (j + 1) * (width / 2), i, next.ds);
-                }
-#endif
-            } else {
-                store(scratch.scores + index, here.p);
-                store(scratch.dp + index, here.ds);
-            }
+            ElementGradient<A> next{};
+            const bool has_next = kPaired<T> && kPacked && j + 1 < count;
+            if (has_next) next = step.at(index + width, lse, delta);
+            store_gradients<kPacked, T>(scratch, j, i, width, here, next, has_next);
         }
     }
 }
