@@ -23,6 +23,7 @@ OK, INVALID, UNSUPPORTED, VERSION, WORKSPACE, NO_DEVICE, CUDA, OUT_OF_MEMORY, IN
 NONE, FLOAT16, BFLOAT16, FLOAT32, FLOAT64, INT32, BOOL, INT64 = range(8)
 CPU_DEVICE, CUDA_DEVICE = 0, 1
 CAUSAL, TOP_LEFT, WINDOW, SCALE, DETERMINISTIC, ROTARY_INTERLEAVED = 1, 2, 4, 8, 16, 32
+FROM_LSE = 64
 MAX_NDIM = 4
 
 DTYPES = {
@@ -89,6 +90,29 @@ class AttentionOptions(c.Structure):
         ("tile_k", c.c_int32),
         ("reserved", c.c_int32),
         ("rng_state", TensorPointer),
+    )
+
+
+class Tangents(c.Structure):
+    _fields_ = (
+        ("struct_size", c.c_uint32),
+        ("flags", c.c_uint32),
+        ("q", TensorPointer),
+        ("k", TensorPointer),
+        ("v", TensorPointer),
+        ("bias", TensorPointer),
+        ("learnable_sink", TensorPointer),
+        ("out", TensorPointer),
+        ("lse", TensorPointer),
+        ("dout", TensorPointer),
+        ("dlse", TensorPointer),
+        ("delta", TensorPointer),
+        ("cotangent", TensorPointer),
+        ("dq", TensorPointer),
+        ("dk", TensorPointer),
+        ("dv", TensorPointer),
+        ("dbias", TensorPointer),
+        ("dsink", TensorPointer),
     )
 
 
@@ -161,6 +185,7 @@ class DeviceInfo(c.Structure):
 
 _T = TensorPointer
 _A, _D, _M = c.POINTER(AttentionOptions), c.POINTER(DecodeOptions), c.POINTER(MergeOptions)
+_TAN = c.POINTER(Tangents)
 _WORK = [c.c_void_p, c.c_size_t, c.c_void_p]
 _SIZE = [c.POINTER(c.c_size_t)]
 _TEXT = [c.c_char_p, c.c_size_t, c.POINTER(c.c_size_t)]
@@ -184,6 +209,12 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "flash_attention_forward_explain": (c.c_int, [_T] * 3 + [_A, *_TEXT]),
     "flash_attention_backward_explain": (c.c_int, [_T] * 3 + [_A, *_TEXT]),
     "flash_attention_decode_explain": (c.c_int, [_T] * 3 + [_D, *_TEXT]),
+    "flash_attention_forward_tangent": (c.c_int, [_T] * 5 + [_TAN, _A, *_WORK]),
+    "flash_attention_forward_tangent_workspace_size": (c.c_int, [_T] * 5 + [_TAN, _A, *_SIZE]),
+    "flash_attention_forward_tangent_explain": (c.c_int, [_T] * 3 + [_TAN, _A, *_TEXT]),
+    "flash_attention_backward_tangent": (c.c_int, [_T] * 9 + [_TAN, _A, *_WORK]),
+    "flash_attention_backward_tangent_workspace_size": (c.c_int, [_T] * 9 + [_TAN, _A, *_SIZE]),
+    "flash_attention_backward_tangent_explain": (c.c_int, [_T] * 3 + [_TAN, _A, *_TEXT]),
     "flash_kernel_count": (c.c_int32, []),
     "flash_kernel_info": (c.c_int, [c.c_int32, c.POINTER(KernelInfo)]),
     "flash_device_count": (c.c_int32, []),
@@ -286,11 +317,11 @@ def _views(arrays: tuple[Any, ...]) -> list[Any]:
     return [pointer(a if isinstance(a, Tensor) else tensor(a)) for a in arrays]
 
 
-def _run(name: str, arrays: tuple[Any, ...], opts: Any) -> None:
+def _run(name: str, arrays: tuple[Any, ...], *structs: Any) -> None:
     views, size = _views(arrays), c.c_size_t()
-    check(getattr(lib, name + "_workspace_size")(*views, opts, c.byref(size)))
+    check(getattr(lib, name + "_workspace_size")(*views, *structs, c.byref(size)))
     work = Workspace(size.value)
-    check(getattr(lib, name)(*views, opts, work.address, work.size, None))
+    check(getattr(lib, name)(*views, *structs, work.address, work.size, None))
 
 
 def forward(q: Any, k: Any, v: Any, out: Any, lse: Any = None, **fields: Any) -> None:
@@ -299,6 +330,19 @@ def forward(q: Any, k: Any, v: Any, out: Any, lse: Any = None, **fields: Any) ->
 
 def backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, dq: Any, dk: Any, dv: Any, **fields: Any) -> None:
     _run("flash_attention_backward", (dout, q, k, v, out, lse, dq, dk, dv), options(AttentionOptions, **fields))
+
+
+def forward_tangent(q: Any, k: Any, v: Any, out: Any, lse: Any, tangents: dict[str, Any], **fields: Any) -> None:
+    structs = options(Tangents, **tangents), options(AttentionOptions, **fields)
+    _run("flash_attention_forward_tangent", (q, k, v, out, lse), *structs)
+
+
+def backward_tangent(
+    dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, gradients: tuple[Any, ...], tangents: dict[str, Any], **fields: Any
+) -> None:
+    """`gradients`: dq, dk and dv, or three times None."""
+    structs = options(Tangents, **tangents), options(AttentionOptions, **fields)
+    _run("flash_attention_backward_tangent", (dout, q, k, v, out, lse, *gradients), *structs)
 
 
 def decode(q: Any, k_cache: Any, v_cache: Any, out: Any, lse: Any = None, **fields: Any) -> None:

@@ -19,6 +19,7 @@ STRUCTS = {
     "flash_tensor_t": abi.Tensor,
     "flash_block_lists_t": abi.BlockLists,
     "flash_attention_options_t": abi.AttentionOptions,
+    "flash_tangents_t": abi.Tangents,
     "flash_decode_options_t": abi.DecodeOptions,
     "flash_merge_options_t": abi.MergeOptions,
     "flash_kernel_info_t": abi.KernelInfo,
@@ -30,6 +31,8 @@ USE = """
 flash_attention_options_t forward_options(void);
 flash_attention_options_t forward_options(void) {
     flash_attention_options_t options = FLASH_ATTENTION_OPTIONS_INIT; return options; }
+flash_tangents_t tangents(void);
+flash_tangents_t tangents(void) { flash_tangents_t made = FLASH_TANGENTS_INIT; return made; }
 flash_decode_options_t decode_options(void);
 flash_decode_options_t decode_options(void) { flash_decode_options_t options = FLASH_DECODE_OPTIONS_INIT; return options; }
 flash_merge_options_t merge_options(void);

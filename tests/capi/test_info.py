@@ -11,7 +11,7 @@ from pathlib import Path
 import abi
 import pytest
 
-OPERATIONS = ("forward", "backward", "decode", "merge", "compress")
+OPERATIONS = ("forward", "backward", "decode", "merge", "compress", "forward_tangent", "backward_tangent")
 
 
 def test_every_operation_has_a_usable_cpu_kernel() -> None:
@@ -37,7 +37,7 @@ def test_rows_are_well_formed() -> None:
 
 
 def test_the_scalar_reference_comes_last() -> None:
-    for operation in ("forward", "backward", "decode"):
+    for operation in ("forward", "backward", "decode", "forward_tangent", "backward_tangent"):
         cpu = [k.name.decode() for k in abi.kernels() if k.operation.decode() == operation and k.backend == b"cpu"]
         assert cpu[-1] == f"{operation}_cpu_scalar"
 

@@ -1,0 +1,97 @@
+"""Tangents for the problems of `case`, and runs of forward_tangent and backward_tangent through the C interface."""
+
+from __future__ import annotations
+
+import zlib
+
+import abi
+import numpy as np
+from case import Case, Inputs
+from harness import empty_like
+from reference_tangent import Tangents
+from rounding import stored, widened
+
+INPUTS = ("q", "k", "v", "bias", "learnable_sink", "dout", "dlse")
+
+
+def tangents_of(case: Case, x: Inputs, *absent: str) -> Tangents:
+    """A random direction, the same in every call, without the inputs named in `absent`."""
+    rng = np.random.default_rng(zlib.crc32(("tangents of " + case.name).encode()))
+    like = {"q": x.q, "k": x.k, "v": x.v, "dout": x.dout, "dlse": x.dlse}
+    like |= {name: x.options.get(name) for name in ("bias", "learnable_sink")}
+    made = {name: None if a is None else direction(rng, a) for name, a in like.items()}
+    return Tangents(**{name: made[name] for name in INPUTS if name not in absent})
+
+
+def direction(rng: np.random.Generator, like: np.ndarray) -> np.ndarray:
+    return stored(widened(rng.standard_normal(like.shape), "bf16"), like.dtype)
+
+
+def c_options(x: Inputs) -> dict:
+    """The fields of the C options for Python's keywords."""
+    given = dict(x.options)
+    flags = abi.CAUSAL if given.pop("causal", False) else 0
+    if given.pop("causal_align", "bottom_right") == "top_left":
+        flags |= abi.TOP_LEFT
+    if "window_size" in given:
+        flags |= abi.WINDOW
+        given["window_left"], given["window_right"] = given.pop("window_size")
+    if "softmax_scale" in given:
+        flags |= abi.SCALE
+    return {"flags": flags, **given}
+
+
+def lse_like(x: Inputs) -> np.ndarray:
+    shape = (x.q.shape[1], x.q.shape[0]) if x.q.ndim == 3 else (x.q.shape[0], x.q.shape[2], x.q.shape[1])
+    return np.full(shape, np.nan, np.float64 if x.q.dtype == np.float64 else np.float32)
+
+
+def out_like(x: Inputs) -> np.ndarray:
+    return np.full((*x.q.shape[:-1], x.v.shape[-1]), np.nan, x.q.dtype)
+
+
+def given(t: Tangents, *names: str) -> dict[str, np.ndarray]:
+    return {name: a for name in names if (a := getattr(t, name)) is not None}
+
+
+def run_forward(
+    x: Inputs, t: Tangents, isa: str, *, primal: dict[str, np.ndarray] | None = None, delta: bool = False, **tiles: int
+) -> dict[str, np.ndarray]:
+    """o, lse, to, tlse (and tdelta). `primal`: o and lse to start from (FROM_LSE)."""
+    made = {"to": out_like(x), "tlse": lse_like(x)}
+    o, lse = (out_like(x), lse_like(x)) if primal is None else (primal["o"], primal["lse"])
+    fields = given(t, "q", "k", "v", "bias", "learnable_sink") | {"out": made["to"], "lse": made["tlse"]}
+    if delta:
+        made["tdelta"] = lse_like(x)
+        fields |= given(t, "dout", "dlse") | {"delta": made["tdelta"], "cotangent": x.dout}
+    fields["flags"] = 0 if primal is None else abi.FROM_LSE
+    kernel = f"forward_tangent_cpu_{isa}".encode()
+    abi.forward_tangent(x.q, x.k, x.v, o, lse, fields, kernel=kernel, **tiles, **c_options(x))
+    return {"o": o, "lse": lse, **made}
+
+
+def run_backward(
+    x: Inputs, t: Tangents, isa: str, forward: dict[str, np.ndarray], *, gradients: bool = False, **tiles: int
+) -> dict[str, np.ndarray]:
+    """tdq, tdk, tdv, tdbias, tdsink, and with `gradients` dq, ... `forward`: as run_forward() returned it."""
+    made = {"tdq": empty_like(x.q), "tdk": empty_like(x.k), "tdv": empty_like(x.v)}
+    fields = given(t, "q", "k", "v", "bias", "learnable_sink", "dout")
+    fields |= {"dq": made["tdq"], "dk": made["tdk"], "dv": made["tdv"], "lse": forward["tlse"]}
+    fields |= {"delta": forward["tdelta"]} if "tdelta" in forward else {"out": forward["to"], **given(t, "dlse")}
+    options = c_options(x) | tiles
+    if x.dlse is not None:
+        options["dlse"] = x.dlse
+    primal: tuple = (None, None, None)
+    if gradients:
+        primal = made["dq"], made["dk"], made["dv"] = empty_like(x.q), empty_like(x.k), empty_like(x.v)
+    for name, of in {"dbias": "bias", "dsink": "learnable_sink"}.items():
+        if of not in x.options:
+            continue
+        made["t" + name] = fields[name] = empty_like(x.options[of])
+        if gradients:
+            made[name] = options[name] = empty_like(x.options[of])
+    kernel = f"backward_tangent_cpu_{isa}".encode()
+    abi.backward_tangent(x.dout, x.q, x.k, x.v, forward["o"], forward["lse"], primal, fields, kernel=kernel, **options)
+    return made
+
+
