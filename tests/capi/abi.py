@@ -368,11 +368,12 @@ def compress(mask: np.ndarray) -> tuple[BlockLists, list[np.ndarray]]:
     return lists, arrays
 
 
-def explain(name: str, arrays: tuple[Any, ...], opts: Any = None) -> str:
+def explain(name: str, arrays: tuple[Any, ...], *structs: Any) -> str:
     function, views, needed = getattr(lib, name), _views(arrays), c.c_size_t()
-    check(function(*views, opts, None, 0, c.byref(needed)))
+    structs = structs or (None,)
+    check(function(*views, *structs, None, 0, c.byref(needed)))
     text = c.create_string_buffer(needed.value)
-    check(function(*views, opts, text, needed.value, None))
+    check(function(*views, *structs, text, needed.value, None))
     return text.value.decode()
 
 

@@ -14,6 +14,7 @@ import numpy as np
 # Operations of a case.
 FORWARD, BACKWARD, BOTH = ("forward",), ("backward",), ("forward", "backward")
 ALL3 = ("forward", "backward", "decode")
+TANGENTS = ("forward_tangent", "backward_tangent")
 
 B, SQ, SK, HQ, HK, D, DV = 2, 5, 7, 4, 2, 8, 6
 LENGTHS_Q, LENGTHS_K = (2, 3), (4, 3)
@@ -53,6 +54,7 @@ class Case:
     function: str
     tensors: dict[str, abi.Tensor | None] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
+    tangents: dict[str, Any] = field(default_factory=dict)  # fields of flash_tangents_t
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     outputs: list[str] = field(default_factory=list)
     count: int = 0  # merge
@@ -80,7 +82,24 @@ class Case:
             self.outputs.append(name)
         return view
 
+    def tangent(self, name: str, array: np.ndarray, output: bool = False) -> abi.Tensor:
+        """A tensor of the tangents; its full name is "tangents.q"."""
+        full = f"tangents.{name}"
+        self.arrays[full] = guarded(array)
+        self.tangents[name] = view = abi.tensor(self.arrays[full])
+        if output:
+            self.outputs.append(full)
+        return view
+
+    def no_options(self) -> None:
+        """Also without the tangents that need an option."""
+        self.options = {}
+        for name in ("bias", "learnable_sink", "dbias", "dsink"):
+            self.tangents.pop(name, None)
+
     def get(self, name: str) -> abi.Tensor:
+        if name.startswith("tangents."):
+            return self.tangents[name.removeprefix("tangents.")]
         for where in (self.tensors, self.options):
             if isinstance(where.get(name), abi.Tensor):
                 return where[name]
@@ -127,9 +146,16 @@ def instead(name: str, make: Callable[[], np.ndarray]) -> Change:
     return lambda case: case.put(name, make(), name in case.outputs and not case.outputs.remove(name))
 
 
+def with_tangent(name: str, make: Callable[[], np.ndarray], output: bool = False) -> Change:
+    """Adds or replaces a tensor of the tangents."""
+    return lambda case: case.tangent(name, make(), output)
+
+
 def without(name: str) -> Change:
     def change(case: Case) -> None:
-        if name in case.tensors:
+        if name.startswith("tangents."):
+            case.tangents[name.removeprefix("tangents.")] = None
+        elif name in case.tensors:
             case.tensors[name] = None
         else:
             case.options[name] = None
@@ -174,7 +200,7 @@ class Bad:
 
 
 def attention(function: str, base: str) -> Case:
-    backward = function == "backward"
+    backward = function in {"backward", "backward_tangent"}
     case = Case(function)
     packed_q, packed_k = base in {"packed", "packed_q"}, base in {"packed", "packed_k"}
     dtype = {"bf16": BF16, "f64": np.float64}.get(base, np.float32)
@@ -204,7 +230,31 @@ def attention(function: str, base: str) -> Case:
         mask = np.ones((1, HQ, 1, 1), np.bool_)
         case.options["block_lists"], kept = abi.compress(mask)
         case.arrays.update(zip(("row_counts", "row_indices", "col_counts", "col_indices"), kept, strict=True))
+    if function in TANGENTS:
+        add_tangents(case)
     return case
+
+
+def add_tangents(case: Case) -> None:
+    """Of every input, bias and sink included; every output."""
+    like = case.arrays
+    wide = like["lse"].dtype
+    for name, shape in {"bias": (SQ, SK), "learnable_sink": (HQ,)}.items():
+        case.option(name, floats(*shape, dtype=wide))
+    for name in ("q", "k", "v", "bias", "learnable_sink"):
+        case.tangent(name, floats(*like[name].shape, dtype=like[name].dtype))
+    backward = case.function == "backward_tangent"
+    for name in ("out", "lse"):
+        made = (floats if backward else poisoned)(*like[name].shape, dtype=like[name].dtype)
+        case.tangent(name, made, output=not backward)
+    if not backward:
+        case.tangent("delta", poisoned(*like["lse"].shape, dtype=wide), output=True)
+        case.tangent("cotangent", floats(*like["out"].shape, dtype=like["out"].dtype))
+    case.tangent("dout", floats(*like["out"].shape, dtype=like["out"].dtype))
+    case.tangent("dlse", floats(*like["lse"].shape, dtype=wide))
+    if backward:
+        for name, of in {"dq": "q", "dk": "k", "dv": "v", "dbias": "bias", "dsink": "learnable_sink"}.items():
+            case.tangent(name, poisoned(*like[of].shape, dtype=like[of].dtype), output=True)
 
 
 CAPACITY, NEW, ENTRIES, PAGE_SIZE, PAGES, COLUMNS = 12, 2, 3, 4, 8, 3
@@ -255,7 +305,7 @@ def compress() -> Case:
 
 
 def build(function: str, base: str) -> Case:
-    if function in {"forward", "backward"}:
+    if function in {*BOTH, *TANGENTS}:
         return attention(function, base)
     builders = {"decode": decode, "merge": merge}
     if function in builders:
@@ -266,6 +316,8 @@ def build(function: str, base: str) -> Case:
 OPTION_TYPES = {
     "forward": abi.AttentionOptions,
     "backward": abi.AttentionOptions,
+    "forward_tangent": abi.AttentionOptions,
+    "backward_tangent": abi.AttentionOptions,
     "decode": abi.DecodeOptions,
     "merge": abi.MergeOptions,
 }
@@ -288,6 +340,21 @@ def options_of(case: Case) -> Any:
     return pointed
 
 
+def tangents_of(case: Case, keep_data: bool = True) -> list[Any]:
+    """The tangents struct, for the functions that have one."""
+    if case.function not in TANGENTS:
+        return []
+    if "tangents" in case.null:
+        return [None]
+    fields = dict(case.tangents)
+    if not keep_data:
+        for name, view in fields.items():
+            if isinstance(view, abi.Tensor):
+                fields[name] = abi.Tensor.from_buffer_copy(view)
+                fields[name].data = None
+    return [abi.options(abi.Tangents, **fields)]
+
+
 def query(case: Case, opts: Any) -> tuple[int, int]:
     """Status and bytes of the workspace query. The query must not read data, so all pointers are NULL."""
     size = c.c_size_t(12345)
@@ -295,7 +362,8 @@ def query(case: Case, opts: Any) -> tuple[int, int]:
     for view in filter(None, views):
         view.data = None
     name = f"flash_attention_{case.function}_workspace_size"
-    status = getattr(abi.lib, name)(*map(abi.pointer, views), opts, None if "bytes" in case.null else c.byref(size))
+    structs = [*tangents_of(case, keep_data=False), opts]
+    status = getattr(abi.lib, name)(*map(abi.pointer, views), *structs, None if "bytes" in case.null else c.byref(size))
     return status, size.value
 
 
@@ -304,7 +372,7 @@ def explain(case: Case, opts: Any) -> int:
     views = [abi.pointer(case.tensors[name]) for name in inputs]
     function = getattr(abi.lib, f"flash_attention_{case.function}_explain")
     text = None if "text" in case.null else c.create_string_buffer(case.capacity)
-    return function(*views, opts, text, case.capacity, None)
+    return function(*views, *tangents_of(case), opts, text, case.capacity, None)
 
 
 def call(case: Case) -> int:
@@ -328,7 +396,7 @@ def call(case: Case) -> int:
     elif case.short_workspace == "misaligned":
         address += 64
     views = map(abi.pointer, case.tensors.values())
-    return getattr(abi.lib, f"flash_attention_{case.function}")(*views, opts, address, size, None)
+    return getattr(abi.lib, f"flash_attention_{case.function}")(*views, *tangents_of(case), opts, address, size, None)
 
 
 def call_merge(case: Case) -> int:

@@ -4,10 +4,11 @@ import bad_cases_attention
 import bad_cases_decode
 import bad_cases_other
 import bad_cases_scores
+import bad_cases_tangent
 import bad_cases_tensor
 import pytest
 from abi import OK, last_error, lib, status_name
-from bad_cases import OPTION_TYPES, Bad, Case, build, call, explain, options_of, query
+from bad_cases import OPTION_TYPES, TANGENTS, Bad, Case, build, call, explain, options_of, query
 
 BAD_CASES: list[Bad] = [
     *bad_cases_tensor.CASES,
@@ -15,13 +16,16 @@ BAD_CASES: list[Bad] = [
     *bad_cases_scores.CASES,
     *bad_cases_decode.CASES,
     *bad_cases_other.CASES,
+    *bad_cases_tangent.CASES,
 ]
 CASES = [pytest.param(bad, f, id=f"{f}-{bad.base}-{bad.id}") for bad in BAD_CASES for f in bad.functions]
 OUTPUTS = {"out", "lse", "dout", "dq", "dk", "dv"}  # explain() has no such arguments
-QUERIED = [param for param in CASES if param.values[1] in {"forward", "backward", "decode"}]
+QUERIED = [param for param in CASES if param.values[1] in {"forward", "backward", "decode", *TANGENTS}]
 
 
 def refused_by_explain(bad: Bad) -> bool:
+    if bad_cases_tangent.not_in_explain(bad):
+        return False
     return bad.argument not in OUTPUTS | {"bytes"} and not any(f"overlaps {name}" in bad.value for name in OUTPUTS)
 
 
@@ -46,7 +50,7 @@ def test_ids_are_unique() -> None:
 @pytest.mark.parametrize(
     ("function", "base"),
     [
-        *((f, b) for f in ("forward", "backward") for b in ("dense", "packed", "packed_q", "packed_k", "bf16", "f64", "blocks")),
+        *((f, b) for f in ("forward", "backward", *TANGENTS) for b in ("dense", "packed", "packed_q", "packed_k", "bf16", "f64", "blocks")),
         *(("decode", b) for b in ("dense", "paged")),
         *(("merge", b) for b in ("dense", "packed")),
         *((f, "dense") for f in ("compress", "kernel_info")),

@@ -8,14 +8,15 @@ from typing import Any
 import abi
 import numpy as np
 import pytest
-from bad_cases import Case, build, explain, floats, options_of, query
+from bad_cases import TANGENTS, Case, build, explain, floats, null, on_cuda, options_of, query, tangents_of
 
 INPUTS = {"forward": ("q", "k", "v"), "backward": ("q", "k", "v"), "decode": ("q", "k_cache", "v_cache")}
+INPUTS |= dict.fromkeys(TANGENTS, ("q", "k", "v"))
 
 
 def text_of(case: Case) -> str:
     arrays = tuple(case.tensors[name] for name in INPUTS[case.function])
-    return abi.explain(f"flash_attention_{case.function}_explain", arrays, options_of(case))
+    return abi.explain(f"flash_attention_{case.function}_explain", arrays, *tangents_of(case), options_of(case))
 
 
 def lines_of(case: Case) -> dict[str, str]:
@@ -36,6 +37,24 @@ def test_names_kernel_and_workspace(function: str) -> None:
     assert found["kernel"] == f"{usable[0]}, backend cpu"
     assert found["workspace"] == f"{query(case, options_of(case))[1]} bytes"
     assert all(name in text_of(case) for name in names), "every other kernel has a line"
+
+
+@pytest.mark.parametrize("function", TANGENTS)
+def test_tangents(function: str) -> None:
+    """The text says which inputs have a tangent, by default q, k and v, and that CUDA has no kernel."""
+    case = build(function, "dense")
+    ending = "; with out and lse" if function == "forward_tangent" else ""
+    assert lines_of(case)["tangents"] == "q, k, v, bias, sink, dout, dlse" + ending
+    case.tangents = {"k": case.tangents["k"]}
+    assert lines_of(case)["tangents"] == "k" + ending
+    null("tangents")(case)
+    assert lines_of(case)["tangents"] == "q, k, v" + ending
+    case.options = {}
+    for name in case.tensors:
+        on_cuda(name)(case)
+    found = lines_of(case)
+    assert found["kernel"] == "none: UNSUPPORTED"
+    assert found["because"] == f"operation: runs on the CPU only ({function} of tensors on cuda:0)"
 
 
 @pytest.mark.parametrize("function", INPUTS)
@@ -147,4 +166,6 @@ def test_text_is_for_reading() -> None:
         text = text_of(build(function, "dense"))
         assert text.endswith("\n")
         assert max(map(len, text.splitlines())) <= 160
-        assert explain(build(function, "dense"), None) == abi.OK
+        case = build(function, "dense")
+        case.no_options()
+        assert explain(case, None) == abi.OK

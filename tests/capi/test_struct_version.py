@@ -55,7 +55,7 @@ def test_a_program_of_version_1(function: str) -> None:
 def test_no_options_are_all_defaults(function: str) -> None:
     case, same = build(function, "dense"), build(function, "dense")
     for one in (case, same):
-        one.options = {}
+        one.no_options()
     opts = options_of(case)
     assert opts.struct_size == c.sizeof(OPTION_TYPES[function])
     assert call(case) == abi.OK, abi.last_error()

@@ -23,7 +23,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-from reference import (
+from .reference import (
     NEG_INF,
     Gradients,
     Head,
@@ -40,7 +40,7 @@ from reference import (
     visible_product,
     zero_gradients,
 )
-from visibility import head_part
+from .visibility import head_part
 
 
 @dataclasses.dataclass(frozen=True)
