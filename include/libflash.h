@@ -570,7 +570,7 @@ typedef struct flash_tangents_t {
 
 #define FLASH_TANGENTS_INIT FLASH_INIT_(flash_tangents_t)
 
-/* Writes out and, if not NULL, lse as flash_attention_forward does, and the outputs of `tangents`: out, lse and delta, of which at
+/* Writes out and, if not NULL, lse as flash_attention_forward does, and of `tangents` the outputs out, lse and delta, of which at
  * least one is required. With FLASH_FLAG_FROM_LSE in tangents->flags, out and lse are inputs instead, as forward wrote them with
  * the same options; this costs less than a call that computes them too. */
 FLASH_API flash_status_t flash_attention_forward_tangent(const flash_tensor_t *q, const flash_tensor_t *k,
@@ -586,7 +586,7 @@ FLASH_API flash_status_t flash_attention_forward_tangent_workspace_size(const fl
                                                                         const flash_attention_options_t *options,
                                                                         size_t *bytes);
 
-/* Writes dq, dk, dv and, if given, dbias and dsink of `tangents`. If dq, dk and dv are not NULL (all or none), it also writes them
+/* Writes dq, dk, dv and, if given, dbias and dsink of `tangents`. If dq, dk and dv are given (all or none), it also writes them
  * and, if given, options->dbias and options->dsink, as flash_attention_backward does. The other arguments are those of the calls
  * of backward and of forward_tangent. */
 FLASH_API flash_status_t flash_attention_backward_tangent(const flash_tensor_t *dout, const flash_tensor_t *q,

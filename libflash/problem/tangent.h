@@ -19,7 +19,7 @@ struct Tangents {
     HeadTensor dsink;
 };
 
-// `backward` is true for backward_tangent. Its dq, dk and dv are absent where only tangents are wanted. forward_tangent with delta
+// `backward`: true for backward_tangent. Its dq, dk and dv are absent where only tangents are wanted. forward_tangent with delta
 // has `dout`, the one of the later backward.
 struct TangentProblem : AttentionProblem {
     Operation operation = Operation::forward_tangent;

@@ -53,6 +53,7 @@ cdef extern from "libflash.h" nogil:
         FLASH_FLAG_SCALE
         FLASH_FLAG_DETERMINISTIC
         FLASH_FLAG_ROTARY_INTERLEAVED
+        FLASH_FLAG_FROM_LSE
         FLASH_BLOCK_SIZE
     ctypedef struct flash_block_lists_t:
         flash_tensor_t row_counts
@@ -205,3 +206,46 @@ cdef extern from "libflash.h" nogil:
 
     # 12  Interrupting a CPU call
     void flash_set_interrupt(int32_t (*check)(void *context) noexcept nogil, void *context)
+
+    # 14  Tangents
+    ctypedef struct flash_tangents_t:
+        uint32_t struct_size
+        uint32_t flags
+        const flash_tensor_t *q
+        const flash_tensor_t *k
+        const flash_tensor_t *v
+        const flash_tensor_t *bias
+        const flash_tensor_t *learnable_sink
+        const flash_tensor_t *out
+        const flash_tensor_t *lse
+        const flash_tensor_t *dout
+        const flash_tensor_t *dlse
+        const flash_tensor_t *delta
+        const flash_tensor_t *cotangent
+        const flash_tensor_t *dq
+        const flash_tensor_t *dk
+        const flash_tensor_t *dv
+        const flash_tensor_t *dbias
+        const flash_tensor_t *dsink
+    flash_status_t flash_attention_forward_tangent(
+        const flash_tensor_t *q, const flash_tensor_t *k, const flash_tensor_t *v, const flash_tensor_t *out,
+        const flash_tensor_t *lse, const flash_tangents_t *tangents, const flash_attention_options_t *options, void *workspace,
+        size_t workspace_bytes, void *stream)
+    flash_status_t flash_attention_forward_tangent_workspace_size(
+        const flash_tensor_t *q, const flash_tensor_t *k, const flash_tensor_t *v, const flash_tensor_t *out,
+        const flash_tensor_t *lse, const flash_tangents_t *tangents, const flash_attention_options_t *options, size_t *bytes)
+    flash_status_t flash_attention_backward_tangent(
+        const flash_tensor_t *dout, const flash_tensor_t *q, const flash_tensor_t *k, const flash_tensor_t *v,
+        const flash_tensor_t *out, const flash_tensor_t *lse, const flash_tensor_t *dq, const flash_tensor_t *dk,
+        const flash_tensor_t *dv, const flash_tangents_t *tangents, const flash_attention_options_t *options, void *workspace,
+        size_t workspace_bytes, void *stream)
+    flash_status_t flash_attention_backward_tangent_workspace_size(
+        const flash_tensor_t *dout, const flash_tensor_t *q, const flash_tensor_t *k, const flash_tensor_t *v,
+        const flash_tensor_t *out, const flash_tensor_t *lse, const flash_tensor_t *dq, const flash_tensor_t *dk,
+        const flash_tensor_t *dv, const flash_tangents_t *tangents, const flash_attention_options_t *options, size_t *bytes)
+    flash_status_t flash_attention_forward_tangent_explain(
+        const flash_tensor_t *q, const flash_tensor_t *k, const flash_tensor_t *v, const flash_tangents_t *tangents,
+        const flash_attention_options_t *options, char *text, size_t capacity, size_t *needed)
+    flash_status_t flash_attention_backward_tangent_explain(
+        const flash_tensor_t *q, const flash_tensor_t *k, const flash_tensor_t *v, const flash_tangents_t *tangents,
+        const flash_attention_options_t *options, char *text, size_t capacity, size_t *needed)

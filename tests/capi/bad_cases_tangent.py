@@ -25,7 +25,6 @@ NO_DELTA = both(without("tangents.delta"), without("tangents.cotangent"))
 NO_GRADIENTS = both(without("dq"), without("dk"), without("dv"))
 
 
-
 def not_in_explain(bad: Bad) -> bool:
     """explain() supplies what is missing."""
     return bad in REQUIRED or bad.id in {"no-output", "no-out", "from-lse", "dk-alone"}
@@ -94,7 +93,8 @@ TENSORS = [
         "there is no learnable_sink"),
     Bad("dbias-shape", BACKWARD, sizing("tangents.dbias", 1, 1),
         "tangents.dbias", "shape must be that of bias", "it is (5, 1), bias (1, 1, 5, 7)"),
-    Bad("dsink-shape", BACKWARD, sizing("tangents.dsink", 0, 3), "tangents.dsink", "shape must be (heads_q,) = (4,)", "it is (3,)"),
+    Bad("dsink-shape", BACKWARD, sizing("tangents.dsink", 0, 3),
+        "tangents.dsink", "shape must be (heads_q,) = (4,)", "it is (3,)"),
     Bad("device", TANGENTS, setting("tangents.k", device_type=abi.CUDA_DEVICE),
         "tangents.k", "must be on the device of the first tensor, cpu", "it is on cuda:0"),
     Bad("overlap", FORWARD, aliasing("tangents.out", "tangents.cotangent"),

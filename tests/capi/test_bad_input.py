@@ -8,7 +8,7 @@ import bad_cases_tangent
 import bad_cases_tensor
 import pytest
 from abi import OK, last_error, lib, status_name
-from bad_cases import OPTION_TYPES, TANGENTS, Bad, Case, build, call, explain, options_of, query
+from bad_cases import BOTH, OPTION_TYPES, TANGENTS, Bad, Case, build, call, explain, options_of, query
 
 BAD_CASES: list[Bad] = [
     *bad_cases_tensor.CASES,
@@ -50,7 +50,7 @@ def test_ids_are_unique() -> None:
 @pytest.mark.parametrize(
     ("function", "base"),
     [
-        *((f, b) for f in ("forward", "backward", *TANGENTS) for b in ("dense", "packed", "packed_q", "packed_k", "bf16", "f64", "blocks")),
+        *((f, b) for f in (*BOTH, *TANGENTS) for b in ("dense", "packed", "packed_q", "packed_k", "bf16", "f64", "blocks")),
         *(("decode", b) for b in ("dense", "paged")),
         *(("merge", b) for b in ("dense", "packed")),
         *((f, "dense") for f in ("compress", "kernel_info")),

@@ -93,5 +93,3 @@ def run_backward(
     kernel = f"backward_tangent_cpu_{isa}".encode()
     abi.backward_tangent(x.dout, x.q, x.k, x.v, forward["o"], forward["lse"], primal, fields, kernel=kernel, **options)
     return made
-
-

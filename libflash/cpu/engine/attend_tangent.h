@@ -2,7 +2,7 @@
 //
 //     acc += P V     tacc += (P (ts - pivot)) V + P tV     r += rowsum(P (ts - pivot))
 //
-// Any constant of a row may be subtracted from its tangents ts: it comes back at the end. The pivot, the mean of ts over the first
+// A constant of a row may be subtracted from its tangents ts: it comes back at the end. The pivot, the mean of ts over the first
 // tile that the row sees, keeps P (ts - pivot) small, so that rounding it to 16 bits loses little.
 #pragma once
 
@@ -23,7 +23,7 @@ struct TangentInputs {
           scores(p.moves_scores()) {}
 };
 
-// A query tile with the sums of the tangents. The output of `tile` holds acc (unless out is given), tacc, and r as one more channel,
+// A query tile with sums of tangents. The output of `tile` holds acc (unless out is given), tacc, and r as a channel more,
 // so that rescaling and blocked sums treat them alike.
 template <class T>
 struct TangentQueryTile {

@@ -154,8 +154,8 @@ static Plan plan_forward_as(const AttentionProblem& problem) {
     return plan;
 }
 
-// Calls body(arena, tile, head, rows) for each task: `rows` rows from the tile's first one on. The arena is the thread's part of the
-// workspace.
+// Calls body(arena, tile, head, rows) for each task: `rows` rows from the tile's first one on. The arena is the thread's part of
+// the workspace.
 template <class Body>
 FLASH_INLINE void run_query_tasks(const AttentionProblem& problem, const Plan& plan, void* workspace, const Body& body) {
     const int64_t task_rows = plan.tile_q * query_tiles_per_task(problem, plan);

@@ -110,7 +110,7 @@ FLASH_INLINE void store_bf16(Pair* row, int64_t lane, F32 v) {
 }
 #endif
 
-// Stores p and ds of key j, and with pairs of key j + 1 too if it exists, as operands of the products (kPacked), or over scores and
+// Stores p, ds of key j, and with pairs of key j + 1 too if it exists, as operands of products (kPacked), or over scores and
 // dp.
 template <bool kPacked, class T>
 FLASH_INLINE void store_gradients(const GradientScratch<T>& scratch, int64_t j, int64_t i, int64_t width,

@@ -23,6 +23,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+
 from .reference import (
     NEG_INF,
     Gradients,
@@ -107,7 +108,8 @@ def backward_tangent(
         grad = head_backward(head, weights, o, *cotangents)
         tangent = head_tangent(head, weights, tangents)
         add_head(total, head, grad, opt)
-        add_head(ttotal, head, head_backward_tangent(head, weights, o, grad, tangent, *cotangents, *tcotangents(head, tangents)), opt)
+        moved = head_backward_tangent(head, weights, o, grad, tangent, *cotangents, *tcotangents(head, tangents))
+        add_head(ttotal, head, moved, opt)
     return total, ttotal
 
 

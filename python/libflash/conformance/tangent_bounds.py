@@ -8,7 +8,7 @@ a(n), pi, eta, hO, Del, E):
     e_tz = a(d) |scale| (|tQ||K|' + |Q||tK|')
     e_ts = M ((g + e_g) e_tz + e_g |tz| + 2^-22 (|g tz| + |tbias|)),  e_g = 2 e_t |th| + slope error
     e_mu = rowsum(P (pi T + e_ts + a(Nk) T)) + sink part,  T = |ts - mu| + W
-    b_to = ((2 u + a(Nk) + pi) P T + P (e_ts + e_mu) + eta M / l) |V| + ((u + a(Nk) + pi) P + eta M / l)|tV| + W (hO + u|O|) + u|to|
+    b_to = ((2 u + a(Nk) + pi) P T + P (e_ts + e_mu) + eta M / l) |V| + ((u + a(Nk) + pi) P + eta M / l)|tV| + W bO + u|to|
 
     e_tdp = a(dv) keep (|tdO||V|' + |dO||tV|'),  e_tD = rowsum(|tdO| hO' + |dO| b_to + a(dv)(|tdO||O| + |dO||to|)) + 2^-22 |tdlse|
     A_t  = P ((pi + 2 u)(T |dp - D| + |tdp - tD|) + (e_ts + e_mu) |dp - D| + T E' + e_tdp + e_tD) + eta M      error of tds
@@ -146,7 +146,8 @@ class TangentBounds:
         visible, scale = head.visible, abs(head.scale)
         a_dv, a_n = m.sum_error(head.v.shape[1]), m.sum_error(max(visible.shape))
         e_tdp = a_dv * (np.abs(self.tdout) @ np.abs(head.v).T + np.abs(self.dout) @ np.abs(t.v).T) * head.keep
-        e_tdelta = np.abs(self.tdout) * (b.o_error + a_dv * np.abs(b.o)) + np.abs(self.dout) * (self.to_error + a_dv * np.abs(t.o))
+        e_tdelta = np.abs(self.tdout) * (b.o_error + a_dv * np.abs(b.o))
+        e_tdelta += np.abs(self.dout) * (self.to_error + a_dv * np.abs(t.o))
         self.e_tdelta = e_tdelta.sum(axis=1) + m.unit * np.abs(self.tdlse)
         delta = grad.delta - self.dlse
         excess, texcess = np.abs(grad.dp - delta[:, None]), np.abs(tgrad.dp - tgrad.delta[:, None])
