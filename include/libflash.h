@@ -142,7 +142,10 @@ typedef enum flash_dtype_t {
     FLASH_DTYPE_FLOAT64 = 4, /* CPU only */
     FLASH_DTYPE_INT32 = 5,
     FLASH_DTYPE_BOOL = 6, /* one byte; 0 is false, any other value is true */
-    FLASH_DTYPE_INT64 = 7 /* rng_state only */
+    FLASH_DTYPE_INT64 = 7,       /* rng_state only */
+    FLASH_DTYPE_FLOAT8_E4M3 = 8, /* these three: caches of decode only. E4M3 without infinities (OCP "E4M3FN": largest 448, */
+    FLASH_DTYPE_FLOAT8_E5M2 = 9, /*   NaN 0x7f and 0xff); E5M2: largest finite 57344 */
+    FLASH_DTYPE_INT8 = 10
 } flash_dtype_t;
 
 typedef enum flash_device_type_t {
@@ -173,7 +176,7 @@ typedef struct flash_tensor_t {
  *     lse      (B, Hq, Sq)         (Hq, total_q)
  *
  * The query side and the key side may be dense or packed independently. Hq must be a multiple of Hk; query head h uses key head
- * h / (Hq / Hk). D and Dv are 1 to 512 on the CPU and 1 to 256 on CUDA.
+ * h / (Hq / Hk). D and Dv are 1 to 512 on the CPU (decode: 576) and 1 to 256 on CUDA.
  * Types: q, k, v, out and the gradients have one type: FLOAT16, BFLOAT16, FLOAT32 or FLOAT64 (CPU only). lse and dlse are FLOAT32
  * (FLOAT64 with FLOAT64 tensors); lse is a natural logarithm. Sums and the softmax are computed in FLOAT32 (FLOAT64 with FLOAT64
  * tensors).
@@ -345,7 +348,29 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * Rotary embedding. With rotary_cos and rotary_sin, the call rotates the first r = 2 * rotary_cos.shape[1] channels of q and
  * k_new: pair (x, y) at position t becomes (x cos_t - y sin_t, x sin_t + y cos_t). New key i has position cache_seqlens[b] + i.
  * Query row i has the same position if the call is causal or has a window; otherwise all query rows have position
- * cache_seqlens[b]. Rotated rows are rounded to the type of q. The cache holds keys after rotation. */
+ * cache_seqlens[b]. Rotated rows are rounded to the type of q. The cache holds keys after rotation.
+ *
+ * Types of the caches. The type of q, or, unless that is FLOAT64, one of 8 bits: FLOAT8_E4M3, FLOAT8_E5M2, INT8 (CPU only).
+ * k_cache and v_cache have the same. Elements of 8 bits are codes. A cache of codes gives bit for bit what a cache of q's
+ * type with the values of the codes gives with the same scales.
+ *
+ * Scales (CPU only). A cached value is its element times a scale: k_scale for k_cache, v_scale for v_cache, FLOAT32, any
+ * strides. Without a scale the value is the element; INT8 needs both scales. By the number of dimensions:
+ *     1  (1) or (Hk)                            for all sequences
+ *     2  (B, Hk)                                for each sequence
+ *     3  (entries or pages, rows, Hk)           for each row of the cache
+ *     4  (entries or pages, rows, Hk, groups)   for each row and group of channels; groups divides the channels of the cache
+ * An append divides new rows, which have the type of q, by the scale, in FLOAT32 (FLOAT64 with FLOAT64 tensors), rounds to
+ * nearest, ties to even, and saturates, infinities too: to 448 (E4M3), 57344 (E5M2), 127 (INT8). Zero stays zero whatever the
+ * scale is. Scales of 1 or 2 dimensions are read. Those of 3 or 4 dimensions are computed, the largest magnitude of the row
+ * or group divided by the largest code, and written; that needs a cache of 8 bits. A NaN becomes the NaN of E4M3 and E5M2 and
+ * does not count for their scale. INT8 has no NaN: it becomes 0, and a computed scale becomes NaN.
+ *
+ * Views and parts, as in multi-head latent attention (CPU only). v_cache may be a view of the first Dv channels of k_cache:
+ * the same address, strides and type. An append then has no v_new, and the scales of k_cache hold for v_cache too, unless
+ * v_scale is given. With k_rope_cache, k_cache has only the first channels of the keys; k_rope_cache (entries or pages, rows,
+ * Hk, Dr) has the last Dr of the D channels, in the type of q and without scales, and k_rope_new (B, S_new, Hk, Dr) is
+ * appended to it as it is: rotary_cos is then refused (UNSUPPORTED). All tensors of a cache may be views of one buffer. */
 typedef struct flash_decode_options_t {
     uint32_t struct_size; /* sizeof(flash_decode_options_t) */
     uint32_t flags;       /* CAUSAL, WINDOW, SCALE, ROTARY_INTERLEAVED */
@@ -373,6 +398,10 @@ typedef struct flash_decode_options_t {
     const char *kernel;
     int32_t num_threads;
     int32_t reserved;
+    const flash_tensor_t *k_scale;      /* FLOAT32; see "Scales" */
+    const flash_tensor_t *v_scale;
+    const flash_tensor_t *k_rope_cache; /* the last channels of the keys; see "Views and parts" */
+    const flash_tensor_t *k_rope_new;
 } flash_decode_options_t;
 
 #define FLASH_DECODE_OPTIONS_INIT FLASH_INIT_(flash_decode_options_t)

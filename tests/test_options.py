@@ -98,6 +98,7 @@ SAME = {
     "_Stream": "Stream",
     "Align": "causal_align",
     "Layout": "layout",
+    "CacheDtype": "cache_dtype",
 }
 CHOICES = {option.name: f"Literal{list(option.choices)!r}" for option in OPTIONS if option.choices}
 
@@ -254,6 +255,9 @@ FIRST_ARGUMENTS |= {
     "attention_out": FIRST_ARGUMENTS["attention"].replace("q k v", "q k v out lse"),
     "attention_backward": FIRST_ARGUMENTS["attention"].replace("q k v", "dout q k v out lse dlse") + " need_dbias need_dsink",
     "decode_append": FIRST_ARGUMENTS["decode"].replace("v_cache", "v_cache k v"),
+    "decode_append_parts": FIRST_ARGUMENTS["decode"].replace(
+        "v_cache", "v_cache k v row_k_scale row_v_scale rope_cache k_rope"
+    ),
 }
 
 
@@ -275,10 +279,10 @@ def test_operator_schema(operator: str) -> None:
 
 
 def test_options_added_later_come_last_in_a_schema(monkeypatch: pytest.MonkeyPatch) -> None:
-    new = Option("score_scale", _option_list.NUMBER, 1.0, _option_list.SCORES, rank=1)
+    new = Option("score_scale", _option_list.NUMBER, 1.0, _option_list.SCORES, rank=9)
+    before = _option_list.operator_arguments("decode")
     monkeypatch.setattr(_option_list, "OPTIONS", (new, *OPTIONS))
-    before = _option_list.operator_arguments("decode").removesuffix(", float score_scale=1.0")
-    assert before.endswith("kernel_name=None")
+    assert _option_list.operator_arguments("decode") == f"{before}, float score_scale=1.0"
     assert _option_list.operator_arguments("attention", "bool need=False").endswith("bool need=False, float score_scale=1.0")
 
 
@@ -399,7 +403,7 @@ def test_jax_operands_and_attributes() -> None:
     attributes = {"flags", "layout", "need_dbias"}
     for operation, names in (("attention", _jax_calls.ATTENTION_OPERANDS), ("decode", _jax_calls.DECODE_OPERANDS)):
         options = [*options_of(operation), *(options_of("attention_backward") if operation == "attention" else ())]
-        assert set(names) == {option.name for option in options if option.kind.array}
+        assert set(names) == {option.name for option in options if option.kind.array and option.jax}
         fields = [next(option.fields[0] for option in options if option.name == name) for name in names]
         struct = STRUCTS[operation][0]
         assert re.findall(rf"offsetof\({struct}, (\w+)\)", text) == fields

@@ -4,6 +4,7 @@
 
 #include "cpu/convert.h"
 #include "cpu/parallel_for.h"
+#include "cpu/quantize.h"
 
 namespace libflash::cpu {
 namespace {
@@ -22,45 +23,53 @@ void rotate(const DecodeProblem& problem, int64_t position, double* row) {
     }
 }
 
-// Rotates a row of head_dim channels by the angles of `position` and rounds it to its type. from and to may be the same row.
+// Rotates a row by the angles of `position` and rounds it to its type. from and to may be the same row.
 template <class T>
-void rotate_row(const DecodeProblem& problem, const T* from, int64_t position, T* to) {
-    double row[512];
+void rotate_row(const DecodeProblem& problem, const T* from, int64_t channels, int64_t position, T* to) {
+    double row[kMostDecodeChannels];
     const int64_t rotated = problem.rotary_cos.present ? 2 * problem.rotary_cos.shape[1] : 0;
     for (int64_t c = 0; c < rotated; ++c) row[c] = widen(from[c]);
     if (rotated) rotate(problem, position, row);
     for (int64_t c = 0; c < rotated; ++c) store(to[c], row[c]);
-    for (int64_t c = rotated; c < problem.head_dim; ++c) to[c] = from[c];
+    for (int64_t c = rotated; c < channels; ++c) to[c] = from[c];
 }
 
 template <class T>
 void rotate_query(const DecodeProblem& problem, int64_t b, int64_t i, int64_t h, T* to) {
     const int64_t* at = problem.q.stride;
     const int64_t position = problem.cached(b) + (problem.mask_rule.bounded() ? i : 0);
-    rotate_row(problem, static_cast<const T*>(problem.q.data) + b * at[0] + i * at[1] + h * at[2], position, to);
+    rotate_row(problem, static_cast<const T*>(problem.q.data) + b * at[0] + i * at[1] + h * at[2], problem.head_dim, position,
+               to);
 }
 
 // Appends row i of the new keys and values of one sequence and one key head.
-template <class T>
+template <class T, class C>
 void append_row(const DecodeProblem& problem, int64_t b, int64_t i, int64_t h) {
     const int64_t j = problem.cached(b) + i;
     const auto from = [&](const TensorView& rows) {
         return static_cast<const T*>(rows.data) + b * rows.stride[0] + i * rows.stride[1] + h * rows.stride[2];
     };
-    const auto to = [&](const TensorView& cache) {
-        return static_cast<T*>(cache.data) + cache_row_offset(problem.cache, cache, b, j) + h * cache.stride[2];
+    const KvCache& cache = problem.cache;
+    const CachePlace at = place_of(cache, b, j);
+    const auto write = [&](const T* row, const TensorView& tensor, const CacheScale& scale) {
+        write_cached(row, tensor.shape[3], scale, scales_of(scale, b, at, h),
+                     static_cast<C*>(tensor.data) + offset_of(tensor, at, h));
     };
-    rotate_row(problem, from(problem.k_new), j, to(problem.cache.k));
-    const T* v = from(problem.v_new);
-    T* v_to = to(problem.cache.v);
-    for (int64_t c = 0; c < problem.head_dim_v; ++c) v_to[c] = v[c];
+    T k[kMostDecodeChannels];
+    rotate_row(problem, from(problem.k_new), cache.k.shape[3], j, k);
+    write(k, cache.k, cache.k_scale);
+    if (!cache.v_in_k) write(from(problem.v_new), cache.v, cache.v_scale);
+    if (!cache.k_rope.present) return;
+    const T* rope = from(problem.k_rope_new);
+    T* rope_to = static_cast<T*>(cache.k_rope.data) + offset_of(cache.k_rope, at, h);
+    for (int64_t c = 0; c < cache.rope_dim(); ++c) rope_to[c] = rope[c];
 }
 
 }  // namespace
 
 void read_query(const DecodeProblem& problem, int64_t b, int64_t i, int64_t h, double* row) {
     with_type(problem.dtype, [&](auto* type) {
-        std::remove_pointer_t<decltype(type)> rotated[512];
+        std::remove_pointer_t<decltype(type)> rotated[kMostDecodeChannels];
         rotate_query(problem, b, i, h, rotated);
         for (int64_t c = 0; c < problem.head_dim; ++c) row[c] = widen(rotated[c]);
     });
@@ -83,7 +92,11 @@ void append_new_keys(const DecodeProblem& problem, int threads) {
         using T = std::remove_pointer_t<decltype(type)>;
         parallel_for(problem.batch * problem.heads_k, threads, [&](int64_t task, int) {
             const int64_t b = task / problem.heads_k, h = task % problem.heads_k;
-            for (int64_t i = 0; i < problem.seqlen_new; ++i) append_row<T>(problem, b, i, h);
+            with_cache_type(problem.cache.dtype, [&](auto* stored) {
+                using C = std::remove_pointer_t<decltype(stored)>;
+                if constexpr (std::is_same_v<C, T> || (sizeof(C) == 1 && !std::is_same_v<T, double>))
+                    for (int64_t i = 0; i < problem.seqlen_new; ++i) append_row<T, C>(problem, b, i, h);
+            });
         });
     });
 }

@@ -9,13 +9,29 @@
 
 namespace libflash::cpu {
 
-// Offset in elements of key j of sequence b, head 0, in a cache tensor. Contiguous cache: row j of the sequence's entry. Paged
-// cache: through the block table.
-inline int64_t cache_row_offset(const KvCache& cache, const TensorView& tensor, int64_t b, int64_t j) {
-    if (!cache.paged()) return (cache.batch_idx ? cache.batch_idx[b] : b) * tensor.stride[0] + j * tensor.stride[1];
+// Where a key is stored: the cache entry or page, and the row of it.
+struct CachePlace {
+    int64_t place, row;
+};
+
+// Of key j of sequence b. Contiguous cache: row j of the sequence's entry. Paged cache: through the block table.
+inline CachePlace place_of(const KvCache& cache, int64_t b, int64_t j) {
+    if (!cache.paged()) return {cache.batch_idx ? cache.batch_idx[b] : b, j};
     const int64_t column = j / cache.page_size;
-    const int64_t page = cache.block_table[b * cache.block_table_stride[0] + column * cache.block_table_stride[1]];
-    return page * tensor.stride[0] + (j - column * cache.page_size) * tensor.stride[1];
+    return {cache.block_table[b * cache.block_table_stride[0] + column * cache.block_table_stride[1]],
+            j - column * cache.page_size};
+}
+
+// Offset in elements of a row of one head in a cache tensor.
+inline int64_t offset_of(const TensorView& tensor, CachePlace at, int64_t head) {
+    return at.place * tensor.stride[0] + at.row * tensor.stride[1] + head * tensor.stride[2];
+}
+
+// The first scale of a row of one head; nullptr without scales.
+inline float* scales_of(const CacheScale& scale, int64_t b, CachePlace at, int64_t head) {
+    if (!scale.present) return nullptr;
+    return scale.data + b * scale.batch_stride + at.place * scale.place_stride + at.row * scale.row_stride +
+           head * scale.head_stride;
 }
 
 // Reads one query row as double, after rotation (if the call has a rotary embedding) and rounding to its type.
@@ -24,7 +40,7 @@ void read_query(const DecodeProblem& problem, int64_t b, int64_t i, int64_t h, d
 // Rotates all query rows by their positions, rounds them to their type and stores them as (batch, seqlen_q, heads_q, head_dim).
 void rotate_queries(const DecodeProblem& problem, void* rotated, int threads);
 
-// Writes k_new and v_new after the cached keys. Does nothing without new keys.
+// Writes k_new and v_new after the cached keys, converted to the type of the cache. Does nothing without new keys.
 void append_new_keys(const DecodeProblem& problem, int threads);
 
 }  // namespace libflash::cpu

@@ -14,7 +14,7 @@ struct DecodeRow {
     const DecodeProblem& problem;
     const int64_t batch, row, head, key_head, length_k, shift;
     const double alibi_slope;
-    double q[512];
+    double q[kMostDecodeChannels];
 
     DecodeRow(const DecodeProblem& p, int64_t b, int64_t i, int64_t h)
         : problem(p), batch(b), row(i), head(h), key_head(h / p.group_size()), length_k(p.cached(b) + p.seqlen_new),
@@ -30,12 +30,20 @@ struct DecodeRow {
         const int64_t last = problem.mask_rule.last(row, shift);
         return last < length_k ? last : length_k;
     }
-    const T* cached(const TensorView& tensor, int64_t j) const {
-        return static_cast<const T*>(tensor.data) + cache_row_offset(problem.cache, tensor, batch, j) +
-               key_head * tensor.stride[2];
+    // The real values of a cached row.
+    void read(const TensorView& tensor, const CacheScale& scale, int64_t j, double* row) const {
+        const CachePlace at = place_of(problem.cache, batch, j);
+        const int64_t offset = offset_of(tensor, at, key_head), channels = tensor.shape[3], group = channels / scale.groups;
+        const float* scales = scales_of(scale, batch, at, key_head);
+        for (int64_t c = 0; c < channels; ++c)
+            row[c] = load_as(tensor.dtype, tensor.data, offset + c) *
+                     (scales ? static_cast<double>(scales[c / group * scale.group_stride]) : 1.0);
     }
     double score(int64_t j) const {
-        const double product = dot(q, cached(problem.cache.k, j), problem.head_dim);
+        double k[kMostDecodeChannels];
+        read(problem.cache.k, problem.cache.k_scale, j, k);
+        if (problem.cache.k_rope.present) read(problem.cache.k_rope, CacheScale(), j, k + problem.cache.k.shape[3]);
+        const double product = dot(q, k, problem.head_dim);
         return score_of(problem, product, alibi_slope, row + length_k - problem.seqlen_q - j).value;
     }
 };
@@ -44,7 +52,7 @@ template <class T>
 void decode_row(const DecodeRow<T>& at, T* out, const LseRows& lse) {
     cancellation_point();
     const DecodeProblem& problem = at.problem;
-    double o[512] = {};
+    double o[kMostDecodeChannels] = {};
     SoftmaxRow row;
     for (int64_t j = at.first_key(); j < at.last_key(); ++j) row.update_max(at.score(j));
     const double sink = problem.sink.present ? head_value(problem.sink, at.batch, at.head) : kMinusInfinity;
@@ -52,8 +60,9 @@ void decode_row(const DecodeRow<T>& at, T* out, const LseRows& lse) {
     if (!row.empty()) {
         for (int64_t j = at.first_key(); j < at.last_key(); ++j) {
             const double weight = row.add(at.score(j));
-            const T* v = at.cached(problem.cache.v, j);
-            for (int64_t c = 0; c < problem.head_dim_v; ++c) o[c] += weight * widen(v[c]);
+            double v[kMostDecodeChannels];
+            at.read(problem.cache.v, problem.cache.v_scale, j, v);
+            for (int64_t c = 0; c < problem.head_dim_v; ++c) o[c] += weight * v[c];
         }
         row.add(sink);
     }

@@ -8,16 +8,15 @@ namespace libflash {
 
 namespace {
 
-constexpr int64_t kMaxHeadDimCpu = 512;
-
 bool accepts_cpu(const KernelEntry& kernel, const KernelQuery& query, std::string* why) {
     if (query.device.is_cuda())
         return reject(why, "backend: a CPU kernel needs tensors on the CPU (they are on ", query.device, ")");
     // Reasons that hold for every processor come first.
-    if (kernel.cpu && query.head_dim > kMaxHeadDimCpu)
-        return reject(why, "head_dim: must be at most ", kMaxHeadDimCpu, " on the CPU (", query.head_dim, ")");
-    if (kernel.cpu && query.head_dim_v > kMaxHeadDimCpu)
-        return reject(why, "head_dim_v: must be at most ", kMaxHeadDimCpu, " on the CPU (", query.head_dim_v, ")");
+    const int64_t most = query.decode ? kMostDecodeChannels : 512;
+    if (kernel.cpu && query.head_dim > most)
+        return reject(why, "head_dim: must be at most ", most, " on the CPU (", query.head_dim, ")");
+    if (kernel.cpu && query.head_dim_v > most)
+        return reject(why, "head_dim_v: must be at most ", most, " on the CPU (", query.head_dim_v, ")");
     return kernel.supported_by_processor || reject(why, "kernel: this processor lacks the instructions");
 }
 

@@ -13,6 +13,9 @@ const char* dtype_name(DType dtype) {
         case DType::i32: return "int32";
         case DType::boolean: return "bool";
         case DType::i64: return "int64";
+        case DType::e4m3: return "float8_e4m3fn";
+        case DType::e5m2: return "float8_e5m2";
+        case DType::i8: return "int8";
         default: return "none";
     }
 }

@@ -8,14 +8,14 @@
 
 namespace libflash {
 
-static_assert(sizeof(flash_decode_options_t) == 160, "version 1 of the decode options");
+static_assert(sizeof(flash_decode_options_t) == 192, "the decode options, whose version 1 has 160 bytes");
 
 namespace {
 
 constexpr uint32_t kDecodeFlags = FLASH_FLAG_CAUSAL | FLASH_FLAG_WINDOW | FLASH_FLAG_SCALE | FLASH_FLAG_ROTARY_INTERLEAVED;
 
 struct DecodeTensors {
-    TensorView cache_seqlens, block_table, batch_idx, leftpad, slopes, sink;
+    TensorView cache_seqlens, block_table, batch_idx, leftpad, slopes, sink, k_scale, v_scale;
 };
 
 flash_decode_options_t read_decode_options(DecodeProblem& p, const flash_decode_options_t* given) {
@@ -31,6 +31,42 @@ flash_decode_options_t read_decode_options(DecodeProblem& p, const flash_decode_
     return options;
 }
 
+unsigned cache_role(const flash_decode_options_t& options) {
+    return options.k_new ? kContiguousRows | kWritten : kContiguousRows;
+}
+
+// An append writes the scales that belong to rows.
+unsigned scale_role(const flash_tensor_t* scale, const flash_decode_options_t& options) {
+    return scale && scale->ndim > 2 && options.k_new ? kWritten : kRead;
+}
+
+// Whether v_cache is a view of the first channels of k_cache, so that an append has no v_new.
+bool is_view_of_k(const flash_tensor_t* k, const flash_tensor_t* v, const flash_decode_options_t& options) {
+    if (!k || !v || (options.k_new && options.v_new)) return false;
+    bool same = k->data == v->data && k->dtype == v->dtype && k->ndim == 4 && v->ndim == 4 && v->shape[3] <= k->shape[3];
+    for (int i = 0; same && i < 3; ++i) same = k->shape[i] == v->shape[i] && (k->shape[i] <= 1 || k->stride[i] == v->stride[i]);
+    return same;
+}
+
+void check_given_together(const DecodeProblem& p) {
+    if (p.cache.v_in_k ? p.v_new.present : p.k_new.present != p.v_new.present) {
+        invalid(p.k_new.present ? "v_new" : "k_new",
+                "k_new and v_new are given together or not at all; without v_new, v_cache must be a view of k_cache",
+                "it is missing");
+    }
+    if (p.cache.k_rope.present && p.k_new.present != p.k_rope_new.present) {
+        invalid(p.k_new.present ? "k_rope_new" : "k_new",
+                "with k_rope_cache, k_new and k_rope_new are given together or not at all", "it is missing");
+    }
+    if (!p.cache.k_rope.present && p.k_rope_new.present) {
+        invalid("k_rope_cache", "k_rope_new is appended to it", "it is missing");
+    }
+    if (p.cache.k_rope.present && p.rotary_cos.present) {
+        refuse(FLASH_STATUS_UNSUPPORTED, "rotary_cos",
+               "cannot be given together with k_rope_cache, whose keys are rotated already", "both are");
+    }
+}
+
 DecodeTensors read_decode_tensors(DecodeProblem& p, Reader& reader, const flash_decode_options_t& options) {
     DecodeTensors tensors;
     tensors.cache_seqlens = reader.optional(options.cache_seqlens, "cache_seqlens");
@@ -43,9 +79,6 @@ DecodeTensors read_decode_tensors(DecodeProblem& p, Reader& reader, const flash_
     p.rotary_sin = reader.optional(options.rotary_sin, "rotary_sin", kContiguousRows);
     tensors.slopes = reader.optional(options.alibi_slopes, "alibi_slopes");
     tensors.sink = reader.optional(options.learnable_sink, "learnable_sink");
-    if (p.k_new.present != p.v_new.present) {
-        invalid(p.k_new.present ? "v_new" : "k_new", "k_new and v_new are given together or not at all", "it is missing");
-    }
     if (p.rotary_cos.present != p.rotary_sin.present) {
         invalid(p.rotary_cos.present ? "rotary_sin" : "rotary_cos", "rotary_cos and rotary_sin are given together or not at all",
                 "it is missing");
@@ -53,7 +86,27 @@ DecodeTensors read_decode_tensors(DecodeProblem& p, Reader& reader, const flash_
     if (tensors.block_table.present && tensors.batch_idx.present) {
         invalid("cache_batch_idx", "cannot be given together with block_table", "both are");
     }
+    tensors.k_scale = reader.optional(options.k_scale, "k_scale", scale_role(options.k_scale, options));
+    tensors.v_scale = reader.optional(options.v_scale, "v_scale", scale_role(options.v_scale, options));
+    p.cache.k_rope = reader.optional(options.k_rope_cache, "k_rope_cache", cache_role(options));
+    p.k_rope_new = reader.optional(options.k_rope_new, "k_rope_new", kContiguousRows);
+    check_given_together(p);
     return tensors;
+}
+
+// The type of the caches is that of q, or one of 8 bits.
+void check_cache_types(DecodeProblem& p) {
+    p.cache.dtype = p.cache.k.dtype;
+    const bool codes = is_8_bit(p.cache.dtype) && p.dtype != DType::f64;
+    if (!codes && p.cache.dtype != p.dtype) {
+        const char* more = p.dtype == DType::f64 ? "" : ", that of q, or float8_e4m3fn, float8_e5m2 or int8";
+        const std::string rule = text_of("dtype must be ", p.dtype, more);
+        invalid("k_cache", rule.c_str(), "it is ", p.cache.dtype);
+    }
+    if (p.cache.v.dtype != p.cache.dtype) {
+        const std::string rule = text_of("dtype must be that of k_cache, ", p.cache.dtype);
+        invalid("v_cache", rule.c_str(), "it is ", p.cache.v.dtype);
+    }
 }
 
 void build_decode_sizes(DecodeProblem& p, const flash_decode_options_t& options) {
@@ -61,9 +114,10 @@ void build_decode_sizes(DecodeProblem& p, const flash_decode_options_t& options)
     p.dtype = p.q.dtype;
     check_float(p.q, "q");
     check_ndim(p.q, "q", 4, "(batch, seqlen_q, heads_q, head_dim)");
+    check_device(p.cache.k, "k_cache", p.device);
+    check_device(p.cache.v, "v_cache", p.device);
+    check_cache_types(p);
     for (const auto& [view, name] : {std::pair(&p.cache.k, "k_cache"), std::pair(&p.cache.v, "v_cache")}) {
-        check_device(*view, name, p.device);
-        check_dtype(*view, name, p.dtype);
         check_ndim(*view, name, 4, "(batch_cache, capacity, heads_k, channels) or (pages, page_size, heads_k, channels)");
     }
     p.batch = p.q.shape[0];
@@ -73,7 +127,19 @@ void build_decode_sizes(DecodeProblem& p, const flash_decode_options_t& options)
     p.heads_k = p.cache.k.shape[2];
     p.head_dim_v = p.cache.v.shape[3];
     const int64_t entries = p.cache.k.shape[0], rows = p.cache.k.shape[1];
-    check_shape(p.cache.k, "k_cache", {entries, rows, p.heads_k, p.head_dim}, "that of v_cache, with the head_dim of q");
+    if (p.cache.k_rope.present) {
+        check_device(p.cache.k_rope, "k_rope_cache", p.device);
+        check_dtype(p.cache.k_rope, "k_rope_cache", p.dtype);
+        check_ndim(p.cache.k_rope, "k_rope_cache", 4, "those of k_cache, with the last channels of the keys");
+        check_shape(p.cache.k_rope, "k_rope_cache", {entries, rows, p.heads_k, p.cache.rope_dim()},
+                    "that of k_cache, with the last channels of the keys");
+        if (p.cache.rope_dim() < 1 || p.cache.rope_dim() >= p.head_dim) {
+            invalid("k_rope_cache", "must have at least 1 channel and fewer than q", p.cache.rope_dim(), " of ", p.head_dim);
+        }
+    }
+    check_shape(p.cache.k, "k_cache", {entries, rows, p.heads_k, p.head_dim - p.cache.rope_dim()},
+                p.cache.k_rope.present ? "that of v_cache, with the channels of q that k_rope_cache lacks"
+                                       : "that of v_cache, with the head_dim of q");
     check_shape(p.cache.v, "v_cache", {entries, rows, p.heads_k, p.head_dim_v}, "that of k_cache, but for head_dim_v");
     if (p.heads_k == 0 ? p.heads_q != 0 : p.heads_q % p.heads_k != 0) {
         invalid("k_cache", "the heads of q must be a multiple of those of k_cache", "q has ", p.heads_q, ", k_cache has ",
@@ -127,17 +193,69 @@ void build_cache(DecodeProblem& p, const DecodeTensors& tensors) {
     p.default_seqlen = p.k_new.present ? 0 : p.cache.capacity;
 }
 
+void check_scale_given(const DecodeProblem& p, const CacheScale& scale, const char* name) {
+    if (p.cache.dtype == DType::i8 && !scale.present) invalid(name, "is required for an int8 cache", "NULL");
+    if (p.k_new.present && scale.of_rows && !is_8_bit(p.cache.dtype)) {
+        invalid(name, "scales of rows are computed by an append, which needs an 8-bit cache; without one give 1 or 2 dimensions",
+                "the cache is ", p.cache.dtype);
+    }
+}
+
+// The scales of a view of k_cache are those of k_cache, unless v_scale is given.
+CacheScale scale_of_view(const DecodeProblem& p) {
+    const CacheScale& k = p.cache.k_scale;
+    CacheScale scale = k;
+    if (k.groups == 1) return scale;
+    const int64_t group = p.cache.k.shape[3] / k.groups;
+    if (p.head_dim_v % group != 0) {
+        invalid("v_scale", "is required if head_dim_v is not a multiple of the channels that share a scale of k_cache",
+                p.head_dim_v, " and ", group);
+    }
+    scale.groups = p.head_dim_v / group;
+    return scale;
+}
+
+void build_scales(DecodeProblem& p, const DecodeTensors& tensors) {
+    const TensorView& k = p.cache.k;
+    CacheScaleSizes sizes{p.batch, k.shape[0], k.shape[1], p.heads_k, k.shape[3]};
+    if (tensors.k_scale.present) p.cache.k_scale = build_cache_scale(tensors.k_scale, "k_scale", sizes, p.device);
+    check_scale_given(p, p.cache.k_scale, "k_scale");
+    sizes.channels = p.head_dim_v;
+    if (tensors.v_scale.present) {
+        p.cache.v_scale = build_cache_scale(tensors.v_scale, "v_scale", sizes, p.device);
+        if (p.cache.v_in_k && p.k_new.present && p.cache.k_scale.of_rows) {
+            invalid("v_scale", "must be NULL if v_cache is a view of k_cache and an append computes k_scale", "it is given");
+        }
+    } else if (p.cache.v_in_k && p.cache.k_scale.present) {
+        p.cache.v_scale = scale_of_view(p);
+    }
+    check_scale_given(p, p.cache.v_scale, "v_scale");
+}
+
+void check_rope_new(const DecodeProblem& p) {
+    check_device(p.k_rope_new, "k_rope_new", p.device);
+    check_dtype(p.k_rope_new, "k_rope_new", p.dtype);
+    check_shape(p.k_rope_new, "k_rope_new", {p.batch, p.seqlen_new, p.heads_k, p.cache.rope_dim()},
+                "(batch, seqlen_new, heads_k, channels of k_rope_cache)");
+}
+
 void build_appended(DecodeProblem& p) {
     if (p.k_new.present) {
         for (const auto& [view, name] : {std::pair(&p.k_new, "k_new"), std::pair(&p.v_new, "v_new")}) {
+            if (!view->present) continue;
             check_device(*view, name, p.device);
             check_dtype(*view, name, p.dtype);
         }
         check_ndim(p.k_new, "k_new", 4, "(batch, seqlen_new, heads_k, head_dim)");
         p.seqlen_new = p.k_new.shape[1];
-        check_shape(p.k_new, "k_new", {p.batch, p.seqlen_new, p.heads_k, p.head_dim}, "(batch, seqlen_new, heads_k, head_dim)");
-        check_shape(p.v_new, "v_new", {p.batch, p.seqlen_new, p.heads_k, p.head_dim_v},
-                    "(batch, seqlen_new, heads_k, head_dim_v)");
+        check_shape(p.k_new, "k_new", {p.batch, p.seqlen_new, p.heads_k, p.cache.k.shape[3]},
+                    p.cache.k_rope.present ? "(batch, seqlen_new, heads_k, channels of k_cache)"
+                                           : "(batch, seqlen_new, heads_k, head_dim)");
+        if (p.v_new.present) {
+            check_shape(p.v_new, "v_new", {p.batch, p.seqlen_new, p.heads_k, p.head_dim_v},
+                        "(batch, seqlen_new, heads_k, head_dim_v)");
+        }
+        if (p.k_rope_new.present) check_rope_new(p);
         if (p.seqlen_new > p.cache.capacity) {
             invalid("k_new", "must not have more rows than the cache", p.seqlen_new, " of ", p.cache.capacity);
         }
@@ -164,11 +282,11 @@ DecodeProblem make_decode_problem(const flash_tensor_t* q, const flash_tensor_t*
                                   Reading reading) {
     DecodeProblem problem;
     const flash_decode_options_t options = read_decode_options(problem, given);
-    const unsigned cache_role = options.k_new ? kContiguousRows | kWritten : kContiguousRows;
     Reader reader(reading);
     problem.q = reader.required(q, "q", kContiguousRows);
-    problem.cache.k = reader.required(k_cache, "k_cache", cache_role);
-    problem.cache.v = reader.required(v_cache, "v_cache", cache_role);
+    problem.cache.k = reader.required(k_cache, "k_cache", cache_role(options));
+    problem.cache.v_in_k = is_view_of_k(k_cache, v_cache, options);
+    problem.cache.v = reader.required(v_cache, "v_cache", cache_role(options) | (problem.cache.v_in_k ? kUnrecorded : kRead));
     problem.out = reader.required(out, "out", kContiguousRows | kWritten);
     problem.lse = reader.optional(lse, "lse", kWritten);
     const DecodeTensors tensors = read_decode_tensors(problem, reader, options);
@@ -177,6 +295,7 @@ DecodeProblem make_decode_problem(const flash_tensor_t* q, const flash_tensor_t*
     check_outputs(problem);
     build_cache(problem, tensors);
     build_appended(problem);
+    build_scales(problem, tensors);
     if (tensors.slopes.present) {
         problem.alibi_slopes = build_slopes(tensors.slopes, problem.batch, problem.heads_q, problem.dtype, problem.device);
     }

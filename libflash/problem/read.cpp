@@ -13,7 +13,7 @@ alignas(256) unsigned char dummy_data[256];
 constexpr int64_t kSizeLimit = int64_t{1} << 40;
 
 void check_kind(const flash_tensor_t& t, const Argument& argument) {
-    if (t.dtype < FLASH_DTYPE_FLOAT16 || t.dtype > FLASH_DTYPE_INT64) invalid(argument, "dtype must be a flash_dtype_t", t.dtype);
+    if (t.dtype < FLASH_DTYPE_FLOAT16 || t.dtype > FLASH_DTYPE_INT8) invalid(argument, "dtype must be a flash_dtype_t", t.dtype);
     if (t.device_type != FLASH_DEVICE_CPU && t.device_type != FLASH_DEVICE_CUDA) {
         invalid(argument, "device_type must be a flash_device_type_t", t.device_type);
     }
@@ -105,7 +105,7 @@ TensorView Reader::required(const flash_tensor_t* tensor, const Argument& argume
     const TensorView view = view_of(t);
     if (is_call()) {
         check_data(t, argument, bytes);
-        record(view, argument, (role & kWritten) != 0);
+        if (!(role & kUnrecorded)) record(view, argument, (role & kWritten) != 0);
     }
     return view;
 }
@@ -137,6 +137,7 @@ void Reader::check_overlap() const {
     }
 }
 
+bool is_8_bit(DType dtype) { return dtype == DType::e4m3 || dtype == DType::e5m2 || dtype == DType::i8; }
 bool is_float(DType dtype) { return dtype == DType::f16 || dtype == DType::bf16 || dtype == DType::f32 || dtype == DType::f64; }
 
 void check_ndim(const TensorView& view, const Argument& argument, int ndim, const char* names) {

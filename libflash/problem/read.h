@@ -20,6 +20,7 @@ enum Role : unsigned {
     kRead = 0,
     kWritten = 1,         // an output: its elements must not overlap each other or another tensor
     kContiguousRows = 2,  // the last dimension must be contiguous
+    kUnrecorded = 4,      // part of a tensor that is recorded: not compared with others
 };
 
 class Reader {
@@ -58,6 +59,7 @@ private:
 };
 
 bool is_float(DType dtype);
+bool is_8_bit(DType dtype);  // of a KV cache
 
 // Checks of one tensor against values that follow from others. `names` is the shape in words, "(batch, heads_q, seqlen_q)".
 void check_ndim(const TensorView& view, const Argument& argument, int ndim, const char* names);

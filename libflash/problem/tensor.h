@@ -17,6 +17,9 @@ enum class DType : int32_t {
     i32 = FLASH_DTYPE_INT32,
     boolean = FLASH_DTYPE_BOOL,
     i64 = FLASH_DTYPE_INT64,
+    e4m3 = FLASH_DTYPE_FLOAT8_E4M3,
+    e5m2 = FLASH_DTYPE_FLOAT8_E5M2,
+    i8 = FLASH_DTYPE_INT8,
 };
 
 inline int64_t element_bytes(DType dtype) {
@@ -27,7 +30,10 @@ inline int64_t element_bytes(DType dtype) {
         case DType::i32: return 4;
         case DType::f64:
         case DType::i64: return 8;
-        case DType::boolean: return 1;
+        case DType::boolean:
+        case DType::e4m3:
+        case DType::e5m2:
+        case DType::i8: return 1;
         default: return 0;
     }
 }

@@ -23,6 +23,7 @@ cdef struct Call:
     DLExchange *stream_api
     void *last_type      # of the array that was described last, and its _Source, both of which _sources keeps
     void *last_source
+    int32_t byte_dtype   # what the elements of a uint8 array are; FLASH_DTYPE_NONE: it is refused
     int operator_depth   # of _torch_state.pxi, to restore at the end
     Held held[HELD_IN_PLACE]
     Held *more           # those that do not fit `held`; allocated
@@ -43,6 +44,7 @@ cdef int start(Call *call, object stream) except -1:
     global operator_depth
     call.count = 0
     call.shapes_only = False
+    call.byte_dtype = FLASH_DTYPE_NONE
     call.stream_given = call.stream_known = False
     call.stream = NULL
     call.stream_api = NULL
@@ -141,8 +143,16 @@ cdef int32_t dtype_of(DLDataType dtype) noexcept:
         return FLASH_DTYPE_BFLOAT16
     if dtype.code == DL_INT and dtype.bits == 32:
         return FLASH_DTYPE_INT32
-    if dtype.code == DL_BOOL and dtype.bits == 8:
+    if dtype.bits != 8:
+        return FLASH_DTYPE_NONE
+    if dtype.code == DL_BOOL:
         return FLASH_DTYPE_BOOL
+    if dtype.code == DL_INT:
+        return FLASH_DTYPE_INT8
+    if dtype.code == DL_FLOAT8_E4M3FN:
+        return FLASH_DTYPE_FLOAT8_E4M3
+    if dtype.code == DL_FLOAT8_E5M2:
+        return FLASH_DTYPE_FLOAT8_E5M2
     return FLASH_DTYPE_NONE
 
 
@@ -191,6 +201,8 @@ cdef int describe(Call *call, DLTensor *x, str name, flash_tensor_t *out, Role r
     if out.data == NULL and step != 0:
         raise TypeError(f"{name} has no data; a fake or meta tensor cannot be computed with")
     out.dtype = dtype_of(x.dtype)
+    if x.dtype.code == DL_UINT and x.dtype.bits == 8 and x.dtype.lanes == 1:
+        out.dtype = call.byte_dtype
     if role == RANDOM:
         out.dtype = FLASH_DTYPE_INT64 if is_int64(x.dtype) or is_uint64(x.dtype) else FLASH_DTYPE_NONE
     if out.dtype == FLASH_DTYPE_NONE:
@@ -232,7 +244,7 @@ cdef int narrow(Call *call, str name, flash_tensor_t *x) except -1:
 cdef int borrow(Call *call, object x, str name, flash_tensor_t *out, Role role=READ) except -1:
     """Describe the array `x` in `out` and hold what keeps the description valid until finish(call)."""
     if call.shapes_only:
-        return describe_shape(x, name, out, role)
+        return describe_shape(call, x, name, out, role)
     cdef _Source source
     cdef object cls = type(x)
     if <void *>cls == call.last_type:

@@ -34,6 +34,9 @@ cdef extern from "libflash.h" nogil:
         FLASH_DTYPE_INT32
         FLASH_DTYPE_BOOL
         FLASH_DTYPE_INT64
+        FLASH_DTYPE_FLOAT8_E4M3
+        FLASH_DTYPE_FLOAT8_E5M2
+        FLASH_DTYPE_INT8
         FLASH_DEVICE_CPU
         FLASH_DEVICE_CUDA
         FLASH_MAX_NDIM
@@ -138,6 +141,10 @@ cdef extern from "libflash.h" nogil:
         const char *kernel
         int32_t num_threads
         int32_t reserved
+        const flash_tensor_t *k_scale
+        const flash_tensor_t *v_scale
+        const flash_tensor_t *k_rope_cache
+        const flash_tensor_t *k_rope_new
     flash_status_t flash_attention_decode(
         const flash_tensor_t *q, const flash_tensor_t *k_cache, const flash_tensor_t *v_cache, const flash_tensor_t *out,
         const flash_tensor_t *lse, const flash_decode_options_t *options, void *workspace, size_t workspace_bytes,

@@ -71,15 +71,25 @@ def attention_backward(
 ) -> tuple[_Array, _Array, _Array]: ...
 @overload
 def decode(
-    q: _Array, k_cache: _DLPackArray, v_cache: _DLPackArray, *, return_lse: Literal[False] = False, **options: Unpack[_Decode]
+    q: _Array,
+    k_cache: _DLPackArray,
+    v_cache: _DLPackArray | None = None,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[_Decode],
 ) -> _Array: ...
 @overload
 def decode(
-    q: _Array, k_cache: _DLPackArray, v_cache: _DLPackArray, *, return_lse: Literal[True], **options: Unpack[_Decode]
+    q: _Array,
+    k_cache: _DLPackArray,
+    v_cache: _DLPackArray | None = None,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[_Decode],
 ) -> tuple[_Array, _Array]: ...
 @overload
 def decode(
-    q: _Array, k_cache: _DLPackArray, v_cache: _DLPackArray, *, return_lse: bool, **options: Unpack[_Decode]
+    q: _Array, k_cache: _DLPackArray, v_cache: _DLPackArray | None = None, *, return_lse: bool, **options: Unpack[_Decode]
 ) -> _Array | tuple[_Array, _Array]: ...
 @overload
 def merge(

@@ -42,7 +42,8 @@ cdef extern from "stdlib.h" nogil:
 
 cdef object _no_window = (-1, -1)
 NO_WINDOW = _no_window
-DTYPE_RULE = "float16, bfloat16, float32, float64 (and bool for masks, int32 for lengths) are supported"
+DTYPE_RULE = ("float16, bfloat16, float32, float64 (and bool for masks, int32 for lengths, float8_e4m3fn, float8_e5m2 and int8 "
+              "for caches of decode) are supported")
 DTYPE_NAMES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}  # the bits follow
 SMALL_DTYPE_NAMES = {  # less than 16 bits: the name says all
     7: "float8_e3m4", 8: "float8_e4m3", 9: "float8_e4m3b11fnuz", 10: "float8_e4m3fn", 11: "float8_e4m3fnuz", 12: "float8_e5m2",

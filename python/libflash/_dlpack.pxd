@@ -56,6 +56,8 @@ cdef extern from *:
         DL_FLOAT "2"
         DL_BFLOAT "4"
         DL_BOOL "6"
+        DL_FLOAT8_E4M3FN "10"
+        DL_FLOAT8_E5M2 "12"
 
     ctypedef struct DLVersion "flash_dl_version_t":
         uint32_t major

@@ -4,15 +4,16 @@ cdef class _NumpyDtype:
     """The DLPack description of a NumPy dtype."""
 
     cdef DLDataType described
-    cdef bint bfloat16  # of ml_dtypes; the buffer protocol has no format for it
+    cdef bint bfloat16, float8  # of ml_dtypes; the buffer protocol has no format for them
 
 
 cdef dict _numpy_dtypes = {}  # numpy.dtype -> _NumpyDtype
+cdef dict FLOAT8_CODES = {"float8_e4m3fn": DL_FLOAT8_E4M3FN, "float8_e5m2": DL_FLOAT8_E5M2}
 cdef dict NUMPY_CODES = {"i": DL_INT, "u": DL_UINT, "f": DL_FLOAT, "b": DL_BOOL}
 
 
 cdef _NumpyDtype numpy_dtype(object dtype, str name):
-    """Refuses other byte orders, and dtypes that are neither NumPy's own nor bfloat16."""
+    """Refuses other byte orders, and dtypes that are neither NumPy's own nor bfloat16, float8_e4m3fn or float8_e5m2."""
     cdef object found = _numpy_dtypes.get(dtype)
     if found is not None:
         return <_NumpyDtype>found
@@ -20,9 +21,11 @@ cdef _NumpyDtype numpy_dtype(object dtype, str name):
     made.bfloat16 = dtype.name == "bfloat16"
     if not dtype.isnative:
         raise InvalidError(f"{name} has dtype {dtype.str}, which is not in this machine's byte order")
-    if not made.bfloat16 and (dtype.kind not in NUMPY_CODES or dtype.isbuiltin != 1):  # float8_e5m2 reports kind "f"
+    made.float8 = dtype.name in FLOAT8_CODES
+    if not made.bfloat16 and not made.float8 and (dtype.kind not in NUMPY_CODES or dtype.isbuiltin != 1):
         raise InvalidError(f"{name} has dtype {dtype.name}; {DTYPE_RULE}")
-    made.described.code = DL_BFLOAT if made.bfloat16 else NUMPY_CODES[dtype.kind]
+    made.described.code = (DL_BFLOAT if made.bfloat16 else FLOAT8_CODES[dtype.name] if made.float8 else
+                           NUMPY_CODES[dtype.kind])
     made.described.bits = <uint8_t>(8 * dtype.itemsize)
     made.described.lanes = 1
     _numpy_dtypes[dtype] = made
@@ -31,7 +34,7 @@ cdef _NumpyDtype numpy_dtype(object dtype, str name):
 
 cdef int borrow_numpy(Call *call, _Source source, object x, str name, flash_tensor_t *out, Role role) except -1:
     cdef _NumpyDtype dtype = numpy_dtype(x.dtype, name)
-    cdef object memory = x.view(source.uint16) if dtype.bfloat16 else x
+    cdef object memory = x.view(source.uint16) if dtype.bfloat16 else x.view(source.uint8) if dtype.float8 else x
     cdef Py_buffer view
     PyObject_GetBuffer(memory, &view, PyBUF_STRIDED_RO)
     Py_INCREF(memory)  # the memory lives as long as the array, so the buffer can be released below

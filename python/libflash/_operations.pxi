@@ -10,6 +10,9 @@ cdef object by_xla(str name, tuple arrays, dict defaults, dict options):
     if options.get("k") is not None:
         raise InvalidError("k and v would be written into caches that are JAX arrays, which are immutable: use "
                            "libflash.jax.decode, which returns the new caches")
+    for option in ("k_scale", "v_scale", "k_rope_cache", "k_rope", "head_dim_v", "cache_dtype"):
+        if options.pop(option, None) is not None:
+            raise UnsupportedError(f"{option} cannot be given for JAX arrays that are traced, sharded or on a GPU")
     if name == "merge" and (options.pop("backend") is not None or options.pop("kernel") is not None):
         raise UnsupportedError("backend and kernel cannot be given for JAX arrays that are traced, sharded or on a GPU: "
                                "XLA compiles the merge")
@@ -159,10 +162,11 @@ cdef object gradient(Call *call, _Source source, object q, object given, const f
     return given
 
 
-def decode(q, k_cache, v_cache, *, cache_seqlens=None, block_table=None, cache_batch_idx=None, cache_leftpad=None, k=None, v=None,
-           rotary_cos=None, rotary_sin=None, rotary_interleaved=True, causal=True, window_size=(-1, -1), softmax_scale=None,
-           softcap=0.0, alibi_slopes=None, learnable_sink=None, num_splits=0, split_size=0, return_lse=False, out=None, lse=None,
-           stream=None, backend=None, kernel=None):
+def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, cache_batch_idx=None, cache_leftpad=None, k=None,
+           v=None, rotary_cos=None, rotary_sin=None, rotary_interleaved=True, causal=True, window_size=(-1, -1),
+           softmax_scale=None, softcap=0.0, alibi_slopes=None, learnable_sink=None, num_splits=0, split_size=0, k_scale=None,
+           v_scale=None, k_rope_cache=None, k_rope=None, head_dim_v=None, cache_dtype=None, return_lse=False, out=None,
+           lse=None, stream=None, backend=None, kernel=None):
     """A few new query rows per sequence against a cache of keys and values, as when generating text. Forward only.
 
     With k and v, the new rows are first appended to the cache, in place, after the valid ones, and then attended to. Names and
@@ -173,7 +177,9 @@ def decode(q, k_cache, v_cache, *, cache_seqlens=None, block_table=None, cache_b
     ----------
     q : (batch, seqlen_q, heads_q, head_dim)
     k_cache : (batch_cache, capacity, heads_k, head_dim), or with block_table (num_pages, page_size, heads_k, head_dim)
+        q's type, or of 8 bits: float8_e4m3fn, float8_e5m2, int8 (CPU only).
     v_cache : the same with head_dim_v
+        None: the values are the first head_dim_v channels of k_cache (MLA); v must then be None too.
     cache_seqlens : (batch,) int32 (int64 on the CPU: converted)
         Valid keys before this call; default the capacity, or 0 if k is given.
     block_table : (batch, columns) int32
@@ -195,6 +201,14 @@ def decode(q, k_cache, v_cache, *, cache_seqlens=None, block_table=None, cache_b
     num_splits : int; 0: the library chooses, 1: none
     split_size : int, a multiple of 128
         Keys per split; the bits of a sequence's result then do not depend on the rest of the batch.
+    k_scale, v_scale : float32; a cached value is its stored value times its scale; default 1, required for int8
+        (1,) or (heads_k,) or (batch, heads_k): an append divides new rows by them.
+        (places, rows, heads_k) or (places, rows, heads_k, groups), for the rows of the cache: an append computes and writes them.
+        Groups are of equally many neighbouring channels. Any strides.
+    k_rope_cache : the places, rows and heads of k_cache, with the last channels of the keys in q's type; k_cache has the others
+    k_rope : (batch, seqlen_new, heads_k, channels of k_rope_cache); with k and k_rope_cache
+    head_dim_v : int, with v_cache=None
+    cache_dtype : "e4m3" or "e5m2", what the elements of caches of uint8 are
     return_lse, out, lse, stream, backend, kernel : as in attention()
 
     Returns
@@ -220,28 +234,30 @@ def decode(q, k_cache, v_cache, *, cache_seqlens=None, block_table=None, cache_b
     cdef bint lse_wanted = flag(return_lse, "return_lse")
     if (source.torch and (dispatcher_needed(source) or records_gradients() and (
                 requires_grad(q) or requires_grad(k_cache) or requires_grad(v_cache) or requires_grad(k) or requires_grad(v)
-                or requires_grad(alibi_slopes) or requires_grad(learnable_sink) or requires_grad(out) or requires_grad(lse)))
+                or requires_grad(alibi_slopes) or requires_grad(learnable_sink) or requires_grad(k_scale)
+                or requires_grad(v_scale) or requires_grad(k_rope_cache) or requires_grad(k_rope) or requires_grad(out)
+                or requires_grad(lse)))
             or source.kind == KIND_JAX and needs_xla(q, (
-                k_cache, v_cache, cache_seqlens, block_table, cache_batch_idx, cache_leftpad, k, v, rotary_cos, rotary_sin,
+                k_cache, v_cache, k_scale, v_scale, k_rope_cache, k_rope, cache_seqlens, block_table, cache_batch_idx,
+                cache_leftpad, k, v, rotary_cos, rotary_sin,
                 softmax_scale, alibi_slopes, learnable_sink))):
         return by_adapter(source, "decode", (q, k_cache, v_cache), DECODE_DEFAULTS, dict(
             cache_seqlens=cache_seqlens, block_table=block_table, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad,
             k=k, v=v, rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_interleaved=rotary_interleaved, causal=causal,
             window_size=window_size, softmax_scale=softmax_scale, softcap=softcap, alibi_slopes=alibi_slopes,
-            learnable_sink=learnable_sink, num_splits=num_splits, split_size=split_size, return_lse=return_lse, out=out,
-            lse=lse, stream=stream, backend=backend, kernel=kernel))
+            learnable_sink=learnable_sink, num_splits=num_splits, split_size=split_size, k_scale=k_scale, v_scale=v_scale,
+            k_rope_cache=k_rope_cache, k_rope=k_rope, head_dim_v=head_dim_v, cache_dtype=cache_dtype, return_lse=return_lse,
+            out=out, lse=lse, stream=stream, backend=backend, kernel=kernel))
     cdef object out_array = out
     cdef object lse_array = lse
     start(&call, stream)
     try:
         borrow(&call, q, "q", &tq)
-        borrow(&call, k_cache, "k_cache", &tk, role)
-        borrow(&call, v_cache, "v_cache", &tv, role)
+        borrow_caches(&call, k_cache, v_cache, head_dim_v, cache_dtype, role, &tk, &tv)
         decode_options(&call, &extras, &options, cache_seqlens, block_table, cache_batch_idx, cache_leftpad, k, v, rotary_cos,
                        rotary_sin, rotary_interleaved, causal, window_size, softmax_scale, softcap, alibi_slopes,
-                       learnable_sink, num_splits, split_size, backend, kernel)
-        if (k is None) != (v is None):
-            raise InvalidError("k and v must be given together")
+                       learnable_sink, num_splits, split_size, k_scale, v_scale, k_rope_cache, k_rope, backend, kernel)
+        check_new_rows(k, v, v_cache)
         if tq.ndim != 4 or tv.ndim != 4:
             raise InvalidError(f"q and v_cache have {tq.ndim} and {tv.ndim} dimensions; both need 4, "
                                "(batch, seqlen, heads, head_dim)")
@@ -276,6 +292,10 @@ def decode(q, k_cache, v_cache, *, cache_seqlens=None, block_table=None, cache_b
         if k is not None:
             count_write(k_cache)
             count_write(v_cache)
+            count_write(k_rope_cache)
+            for scale in (k_scale, v_scale):
+                if scale is not None and rows_have_scales(scale):
+                    count_write(scale)
     finally:
         finish(&call)
     if source.kind == KIND_JAX:
@@ -284,6 +304,14 @@ def decode(q, k_cache, v_cache, *, cache_seqlens=None, block_table=None, cache_b
     if lse_wanted:
         return out_array, lse_array
     return out_array
+
+
+cdef int check_new_rows(object k, object v, object v_cache) except -1:
+    if v_cache is None and v is not None:
+        raise InvalidError("v is given without v_cache: the values are channels of k_cache, to which k is appended")
+    if v_cache is not None and (k is None) != (v is None):
+        raise InvalidError("k and v must be given together")
+    return 0
 
 
 def merge(outs, lses, *, return_lse=True, layout="bshd", out=None, lse=None, stream=None, backend=None, kernel=None):

@@ -38,6 +38,7 @@ FLOATS = Kind("Array", _AN_ARRAY, "Tensor", _POINTER, array=True)  # of q's type
 MASK = Kind("Array", _AN_ARRAY, "Tensor", _POINTER, array=True)  # of bool
 LENGTHS = Kind("Array", _AN_ARRAY, "Tensor", _POINTER, array=True)  # of int32; int64 on the CPU is converted
 BLOCKS = Kind("Array | BlockMask", _AN_ARRAY, "Tensor", _POINTER, array=True)
+SCALES = Kind("Array", _AN_ARRAY, "Tensor", _POINTER, array=True)  # of float32
 OUTPUT = Kind("Array", _AN_ARRAY, "", _POINTER)  # written by the call
 
 FORWARD, BACKWARD, DECODE, MERGE = ("attention",), ("attention_backward",), ("decode",), ("merge",)
@@ -141,6 +142,12 @@ OPTIONS = (
     Option("dv", OUTPUT, None, BACKWARD, c=()),
     Option("dbias", OUTPUT, None, BACKWARD),
     Option("dsink", OUTPUT, None, BACKWARD),
+    Option("k_scale", SCALES, None, DECODE, rank=1, jax=False),
+    Option("v_scale", SCALES, None, DECODE, rank=1, jax=False),
+    Option("k_rope_cache", ARRAY, None, DECODE, rank=1, jax=False),
+    Option("k_rope", ARRAY, None, DECODE, c=("k_rope_new",), operator="", jax=False),
+    Option("head_dim_v", INTEGER, None, DECODE, c=(), rank=1, jax=False),
+    Option("cache_dtype", CHOICE, None, DECODE, choices=("e4m3", "e5m2"), rank=1, jax=False),
     Option("return_lse", SWITCH, False, FORWARD + DECODE, operator=""),
     Option("out", OUTPUT, None, FORWARD + DECODE + MERGE, c=(), jax=False),
     Option("lse", OUTPUT, None, FORWARD + DECODE + MERGE, c=(), jax=False),

@@ -13,6 +13,7 @@ from ._block_mask import BlockMask
 A = TypeVar("A")
 Window: TypeAlias = Sequence[int | None] | None
 Align: TypeAlias = Literal["bottom_right", "top_left"]
+CacheDtype: TypeAlias = Literal["e4m3", "e5m2"]
 Layout: TypeAlias = Literal["bshd", "bhsd", "sbhd"]
 
 
@@ -65,6 +66,12 @@ class DecodeOptions(ScoreOptions[A], Results[A], Generic[A], total=False):
     rotary_sin: A | None
     rotary_interleaved: bool
     split_size: int
+    k_scale: A | None
+    v_scale: A | None
+    k_rope_cache: A | None
+    k_rope: A | None
+    head_dim_v: int | None
+    cache_dtype: CacheDtype | None
 
 
 class MergeOptions(CallOptions, Results[A], Generic[A], total=False):

@@ -6,7 +6,7 @@ cdef enum Layout:
     SBHD = 2
 
 cdef enum:
-    MAX_EXTRAS = 16
+    MAX_EXTRAS = 24
 
 # Default values, compared by identity before anything else.
 cdef object _bottom_right = "bottom_right"
@@ -208,7 +208,8 @@ cdef int block_lists(Call *call, object block_mask, flash_block_lists_t *lists) 
 cdef int decode_options(
         Call *call, Extras *extras, flash_decode_options_t *made, cache_seqlens, block_table, cache_batch_idx, cache_leftpad,
         k, v, rotary_cos, rotary_sin, rotary_interleaved, causal, window_size, softmax_scale, softcap, alibi_slopes,
-        learnable_sink, num_splits, split_size, backend, kernel) except -1:
+        learnable_sink, num_splits, split_size, k_scale, v_scale, k_rope_cache, k_rope, backend, kernel) except -1:
+    cdef Role role = READ if k is None else WRITE
     extras.count = 0
     memset(made, 0, sizeof(flash_decode_options_t))
     made.struct_size = sizeof(flash_decode_options_t)
@@ -231,8 +232,58 @@ cdef int decode_options(
     made.rotary_sin = extra(call, extras, rotary_sin, "rotary_sin")
     made.alibi_slopes = extra(call, extras, alibi_slopes, "alibi_slopes")
     made.learnable_sink = extra(call, extras, learnable_sink, "learnable_sink")
+    made.k_scale = cache_scale(call, extras, k_scale, "k_scale", role)
+    made.v_scale = cache_scale(call, extras, v_scale, "v_scale", role)
+    made.k_rope_cache = extra(call, extras, k_rope_cache, "k_rope_cache", role)
+    made.k_rope_new = extra(call, extras, k_rope, "k_rope")
     made.backend = text(call, backend, "backend")
     made.kernel = text(call, kernel, "kernel")
+    return 0
+
+
+cdef flash_tensor_t *cache_scale(Call *call, Extras *extras, object x, str name, Role role) except? NULL:
+    """An append writes scales of rows, and reads the others."""
+    return extra(call, extras, x, name, role if x is not None and rows_have_scales(x) else READ)
+
+
+cdef bint rows_have_scales(object scale) except -1:
+    return getattr(scale, "ndim", 0) > 2 if not isinstance(scale, TensorShape) else len(scale.shape) > 2
+
+
+cdef int32_t byte_dtype_of(object cache_dtype) except -1:
+    """What the elements of caches of uint8 are."""
+    if cache_dtype is None:
+        return FLASH_DTYPE_NONE
+    if cache_dtype == "e4m3":
+        return FLASH_DTYPE_FLOAT8_E4M3
+    if cache_dtype == "e5m2":
+        return FLASH_DTYPE_FLOAT8_E5M2
+    raise InvalidError(f"cache_dtype is {cache_dtype!r}; it must be 'e4m3' or 'e5m2', or None")
+
+
+cdef int borrow_caches(Call *call, object k_cache, object v_cache, object head_dim_v, object cache_dtype, Role role,
+                       flash_tensor_t *k, flash_tensor_t *v) except -1:
+    """Without v_cache, the values are the first head_dim_v channels of k_cache."""
+    call.byte_dtype = byte_dtype_of(cache_dtype)
+    borrow(call, k_cache, "k_cache", k, role)
+    if call.byte_dtype != FLASH_DTYPE_NONE and k.dtype != call.byte_dtype:
+        raise InvalidError(f"cache_dtype is {cache_dtype!r}, but k_cache has another dtype than that or uint8")
+    if v_cache is not None:
+        borrow(call, v_cache, "v_cache", v, role)
+        if head_dim_v is not None and integer(head_dim_v, "head_dim_v") >= 0:
+            raise InvalidError(f"head_dim_v is {head_dim_v}; it is given only without v_cache, whose values then are the first "
+                               "head_dim_v channels of k_cache")
+    else:
+        if head_dim_v is None:
+            raise InvalidError("head_dim_v is None; without v_cache it must be given: the values are the first head_dim_v "
+                               "channels of k_cache")
+        v[0] = k[0]
+        if k.ndim == 4:
+            v.shape[3] = integer(head_dim_v, "head_dim_v")
+            if not 1 <= v.shape[3] <= k.shape[3]:
+                raise InvalidError(f"head_dim_v is {head_dim_v}; it must be at least 1 and at most the channels of k_cache, "
+                                   f"{k.shape[3]}")
+    call.byte_dtype = FLASH_DTYPE_NONE
     return 0
 
 
@@ -240,4 +291,5 @@ cdef int decode_options_from(Call *call, Extras *extras, flash_decode_options_t 
     return decode_options(
         call, extras, made, o["cache_seqlens"], o["block_table"], o["cache_batch_idx"], o["cache_leftpad"], o["k"], o["v"],
         o["rotary_cos"], o["rotary_sin"], o["rotary_interleaved"], o["causal"], o["window_size"], o["softmax_scale"],
-        o["softcap"], o["alibi_slopes"], o["learnable_sink"], o["num_splits"], o["split_size"], o["backend"], o["kernel"])
+        o["softcap"], o["alibi_slopes"], o["learnable_sink"], o["num_splits"], o["split_size"], o["k_scale"], o["v_scale"],
+        o["k_rope_cache"], o["k_rope"], o["backend"], o["kernel"])

@@ -1,6 +1,8 @@
 # The checks of a call for tensors without data: PyTorch's fake and meta tensors.
 
-cdef dict DTYPE_NUMBERS = {name: number for number, name in DTYPE_OBJECTS.items()} | {"bool": FLASH_DTYPE_BOOL}
+cdef dict DTYPE_NUMBERS = {name: number for number, name in DTYPE_OBJECTS.items()} | {
+    "bool": FLASH_DTYPE_BOOL, "float8_e4m3fn": FLASH_DTYPE_FLOAT8_E4M3, "float8_e5m2": FLASH_DTYPE_FLOAT8_E5M2,
+    "int8": FLASH_DTYPE_INT8}
 
 
 class TensorShape:
@@ -13,13 +15,15 @@ class TensorShape:
         self.device = device
 
 
-cdef int describe_shape(object x, str name, flash_tensor_t *out, Role role) except -1:
+cdef int describe_shape(Call *call, object x, str name, flash_tensor_t *out, Role role) except -1:
     cdef int i
     cdef str dtype = x.dtype
     if len(x.shape) > FLASH_MAX_NDIM:
         raise InvalidError(f"{name} has {len(x.shape)} dimensions; at most {FLASH_MAX_NDIM} are allowed")
     if dtype == "int64" and role == LENGTHS and x.device == "cpu":
         dtype = "int32"  # the call itself converts
+    if dtype == "uint8" and call.byte_dtype != FLASH_DTYPE_NONE:
+        dtype = "float8_e4m3fn" if call.byte_dtype == FLASH_DTYPE_FLOAT8_E4M3 else "float8_e5m2"
     if dtype not in DTYPE_NUMBERS:
         raise InvalidError(f"{name} has dtype {dtype}; "
                            f"{'int32 (or int64 on the CPU) is needed' if role == LENGTHS else DTYPE_RULE}")
@@ -97,8 +101,8 @@ def check_decode(q, k_cache, v_cache, out, lse, **options):
     call.shapes_only = True
     try:
         borrow(&call, q, "q", &tq)
-        borrow(&call, k_cache, "k_cache", &tk)
-        borrow(&call, v_cache, "v_cache", &tv)
+        borrow_caches(&call, k_cache, v_cache, o["head_dim_v"], o["cache_dtype"], READ, &tk, &tv)
+        check_new_rows(o["k"], o["v"], v_cache)
         borrow(&call, out, "out", &tout)
         borrow(&call, lse, "lse", &tlse)
         decode_options_from(&call, &extras, &made, o)

@@ -22,6 +22,7 @@ cdef class _Source:
     cdef object empty           # module.empty
     cdef object float32
     cdef object uint16
+    cdef object uint8
 
 
 cdef dict _sources = {}          # type -> _Source
@@ -96,6 +97,7 @@ cdef int set_numpy(_Source source) except -1:
     source.empty = source.module.empty
     source.float32 = source.module.dtype("float32")
     source.uint16 = source.module.dtype("uint16")
+    source.uint8 = source.module.dtype("uint8")
     return 0
 
 

@@ -190,6 +190,11 @@ def decode_append(*args: Any, **options: Any) -> Any:
     return only_forward("decode_append", ("q", "k_cache", "v_cache", "k", "v"), args, options)
 
 
+def decode_append_parts(*args: Any, **options: Any) -> Any:
+    parts = ("row_k_scale", "row_v_scale", "rope_cache", "k_rope")
+    return only_forward("decode_append_parts", ("q", "k_cache", "v_cache", "k", "v", *parts), args, options)
+
+
 # -- merge
 
 

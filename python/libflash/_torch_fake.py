@@ -14,7 +14,7 @@ import torch
 from . import _core
 from ._block_mask import BlockMask
 from ._errors import InvalidError, NoDeviceError
-from ._torch_kernels import BLOCK_LISTS, library_options, lse_shape, lse_type, optional_gradients
+from ._torch_kernels import BLOCK_LISTS, library_options, lse_shape, lse_type, optional_gradients, with_parts
 
 Tensor = torch.Tensor
 
@@ -102,17 +102,26 @@ def attention_backward(
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), *optional
 
 
-def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
-    if q.dim() != 4 or v_cache.dim() != 4:
-        raise InvalidError(f"q and v_cache have {q.dim()} and {v_cache.dim()} dimensions; both need 4")
-    out = q.new_empty((*q.shape[:-1], v_cache.shape[-1]))
+def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor | None, **options: Any) -> tuple[Tensor, Tensor]:
+    values = k_cache if v_cache is None else v_cache
+    if q.dim() != 4 or values.dim() != 4:
+        raise InvalidError(f"q and v_cache have {q.dim()} and {values.dim()} dimensions; both need 4")
+    out = q.new_empty((*q.shape[:-1], values.shape[-1] if v_cache is not None else options.get("head_dim_v", 1)))
     lse = q.new_empty(lse_shape(q, "bshd"), dtype=lse_type(q))
     check(_core.check_decode, q, k_cache, v_cache, out, lse, meta=q.is_meta, **options)
     return out, lse
 
 
-def decode_append(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+def decode_append(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor | None, k: Tensor, v: Tensor | None, **options: Any
+) -> tuple[Tensor, Tensor]:
     return decode(q, k_cache, v_cache, k=k, v=v, **options)
+
+
+def decode_append_parts(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor | None, k: Tensor, v: Tensor | None, *parts: Tensor | None, **options: Any
+) -> tuple[Tensor, Tensor]:
+    return decode(q, k_cache, v_cache, k=k, v=v, **options, **with_parts(*parts))
 
 
 def merge(outs: list[Tensor], lses: list[Tensor], *, layout: str = "bshd", **options: Any) -> tuple[Tensor, Tensor]:

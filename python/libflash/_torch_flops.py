@@ -46,12 +46,16 @@ def backward_flops(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, l
     return 2 * pairs(q, k, named("attention_backward", 6, args, options)) * (3 * q.shape[-1] + 2 * v.shape[-1])
 
 
-@register_flop_formula([torch.ops.libflash.decode, torch.ops.libflash.decode_append], get_raw=True)
-def decode_flops(q: Tensor, k_cache: Tensor, v_cache: Tensor, *args: Any, **options: Any) -> int:
+_DECODE = [torch.ops.libflash.decode, torch.ops.libflash.decode_append, torch.ops.libflash.decode_append_parts]
+
+
+@register_flop_formula(_DECODE, get_raw=True)
+def decode_flops(q: Tensor, k_cache: Tensor, v_cache: Tensor | None, *args: Any, **options: Any) -> int:
     """Counts the whole capacity of the cache: cache_seqlens is not read."""
-    table = named("decode", 3, args, options).get("block_table")
+    given = named("decode", 3, args, options)
+    table, head_dim_v = given.get("block_table"), given["head_dim_v"] if v_cache is None else v_cache.shape[-1]
     capacity = k_cache.shape[1] * (1 if table is None else table.shape[1])
-    return int(2 * q.shape[0] * q.shape[1] * q.shape[2] * capacity * (q.shape[-1] + v_cache.shape[-1]))
+    return int(2 * q.shape[0] * q.shape[1] * q.shape[2] * capacity * (q.shape[-1] + head_dim_v))
 
 
 def named(name: str, required: int, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:

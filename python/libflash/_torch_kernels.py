@@ -107,14 +107,30 @@ def attention_backward(*tensors: Tensor, **options: Any) -> tuple[Tensor, ...]:
     return tuple(tensors[1].new_empty(0) if x is None else x for x in gradients(*tensors, **options))
 
 
-def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor | None, **options: Any) -> tuple[Tensor, Tensor]:
     out, lse = _core.decode(q, k_cache, v_cache, return_lse=True, **library_options(options))
     return out, lse
 
 
-def decode_append(q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+def decode_append(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor | None, k: Tensor, v: Tensor | None, **options: Any
+) -> tuple[Tensor, Tensor]:
     out, lse = _core.decode(q, k_cache, v_cache, k=k, v=v, return_lse=True, **library_options(options))
     return out, lse
+
+
+def with_parts(
+    row_k_scale: Tensor | None, row_v_scale: Tensor | None, rope_cache: Tensor | None, k_rope: Tensor | None
+) -> dict[str, Tensor]:
+    """The options of decode for the further tensors of decode_append_parts."""
+    parts = {"k_scale": row_k_scale, "v_scale": row_v_scale, "k_rope_cache": rope_cache, "k_rope": k_rope}
+    return {name: x for name, x in parts.items() if x is not None}
+
+
+def decode_append_parts(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor | None, k: Tensor, v: Tensor | None, *parts: Tensor | None, **options: Any
+) -> tuple[Tensor, Tensor]:
+    return decode_append(q, k_cache, v_cache, k, v, **options, **with_parts(*parts))
 
 
 def merge(outs: list[Tensor], lses: list[Tensor], **options: Any) -> tuple[Tensor, Tensor]:

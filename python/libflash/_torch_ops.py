@@ -28,8 +28,12 @@ _SCHEMAS = (
     "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse=None, "
     f"{operator_arguments('attention', 'bool need_dbias=False', 'bool need_dsink=False')}) "
     "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)",
-    f"decode(Tensor q, Tensor k_cache, Tensor v_cache, {operator_arguments('decode')}) -> (Tensor out, Tensor lse)",
-    "decode_append(Tensor q, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, "
+    f"decode(Tensor q, Tensor k_cache, Tensor? v_cache, {operator_arguments('decode')}) -> (Tensor out, Tensor lse)",
+    "decode_append(Tensor q, Tensor(a!) k_cache, Tensor(b!)? v_cache, Tensor k, Tensor? v, "
+    f"{operator_arguments('decode')}) -> (Tensor out, Tensor lse)",
+    # decode_append that also writes scales of rows and the rope part of keys
+    "decode_append_parts(Tensor q, Tensor(a!) k_cache, Tensor(b!)? v_cache, Tensor k, Tensor? v, Tensor(c!)? row_k_scale, "
+    "Tensor(d!)? row_v_scale, Tensor(e!)? rope_cache, Tensor? k_rope, "
     f"{operator_arguments('decode')}) -> (Tensor out, Tensor lse)",
     f"merge(Tensor[] outs, Tensor[] lses, {operator_arguments('merge')}) -> (Tensor out, Tensor lse)",
 )

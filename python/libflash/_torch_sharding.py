@@ -13,7 +13,7 @@ from torch.distributed.tensor.experimental import register_sharding
 
 Placement = Any
 
-SEQUENCES = ("dout", "q", "k", "v", "out", "k_cache", "v_cache")
+SEQUENCES = ("dout", "q", "k", "v", "out", "k_cache", "v_cache", "k_rope_cache")
 SCORES = ("bias", "mask", "block_mask")  # (batch, heads, ...), aligned to the right, each full or 1
 LISTS = ("row_counts", "row_indices", "col_counts", "col_indices")  # (batch or 1, heads or 1, ...)
 BY_BATCH = ("seqused_q", "seqused_k", "cache_seqlens", "cache_leftpad", "cache_batch_idx", "block_table")
@@ -33,6 +33,9 @@ def placement(name: str, x: Any, by: str, layout: str) -> Placement:
         return Shard(x.ndim - 1) if by == "h" else Shard(0) if x.ndim == 2 else Replicate()
     if name == "learnable_sink":
         return Shard(0) if by == "h" else Replicate()
+    if name in ("k_scale", "v_scale"):  # (heads) or (1), (batch, heads), (batch, row, heads, ...)
+        axis = {"b": -1, "h": 0}[by] if x.ndim == 1 else {"b": 0, "h": min(x.ndim - 1, 2)}[by]
+        return Shard(axis) if axis >= 0 and x.shape[axis] > 1 else Replicate()
     return Shard(0) if name in BY_BATCH and by == "b" else Replicate()
 
 

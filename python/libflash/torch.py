@@ -172,18 +172,28 @@ def autocast(q: Tensor, k: Tensor, v: Tensor, tensors: dict[str, Tensor]) -> tup
 
 @overload
 def decode(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, *, return_lse: Literal[False] = False, **options: Unpack[DecodeOptions[Tensor]]
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor | None = None,
+    *,
+    return_lse: Literal[False] = False,
+    **options: Unpack[DecodeOptions[Tensor]],
 ) -> Tensor: ...
 @overload
 def decode(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, *, return_lse: Literal[True], **options: Unpack[DecodeOptions[Tensor]]
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor | None = None,
+    *,
+    return_lse: Literal[True],
+    **options: Unpack[DecodeOptions[Tensor]],
 ) -> tuple[Tensor, Tensor]: ...
 @overload
 def decode(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, *, return_lse: bool, **options: Unpack[DecodeOptions[Tensor]]
+    q: Tensor, k_cache: Tensor, v_cache: Tensor | None = None, *, return_lse: bool, **options: Unpack[DecodeOptions[Tensor]]
 ) -> Tensor | tuple[Tensor, Tensor]: ...
 @signed_as("decode")
-def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, **options: Any) -> Tensor | tuple[Tensor, Tensor]:
+def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor | None = None, **options: Any) -> Tensor | tuple[Tensor, Tensor]:
     """A few query rows per sequence against a cache of keys and values, for torch.compile and torch.export.
 
     Arguments, results and errors are those of `libflash.decode` (without stream). With k and v the caches are written in place,
@@ -191,7 +201,7 @@ def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, **options: Any) -> Tenso
     recorded, or that carry a tangent.
 
     Under autocast all tensors are cast to its type, the caches too, unless they are written to: with k and v, q, k and v are cast
-    to the type of the caches. With out or lse nothing is cast.
+    to the type of the caches. Caches of 8 bits and scales are not cast. With out or lse nothing is cast.
     """
     if not torch.compiler.is_compiling():
         result: Tensor | tuple[Tensor, Tensor] = _core.call_directly(_core.decode, (q, k_cache, v_cache), options, DIRECT_DECODE)
@@ -201,22 +211,26 @@ def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor, **options: Any) -> Tenso
 
 
 def decode_with_pytorch(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, *, k: Tensor | None = None, v: Tensor | None = None, return_lse: bool = False,
-    out: Tensor | None = None, lse: Tensor | None = None, **options: Any,
+    q: Tensor, k_cache: Tensor, v_cache: Tensor | None, *, k: Tensor | None = None, v: Tensor | None = None,
+    k_rope: Tensor | None = None, return_lse: bool = False, out: Tensor | None = None, lse: Tensor | None = None, **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     return_lse = flag(return_lse, "return_lse")
     numbers, tensors = given_options("decode", DECODE, options)
-    if (k is None) != (v is None):
-        raise InvalidError("k and v must be given together")
+    check_new_rows(k, v, k_rope, v_cache, options)
     if out is None and lse is None and torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu"):
-        q, k_cache, v_cache, k, v = autocast_decode(q, k_cache, v_cache, k, v, tensors)
+        q, k_cache, v_cache, k, v, k_rope = autocast_decode(q, k_cache, v_cache, k, v, k_rope, tensors)
     refuse_gradients(
-        "decode", {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v, "out": out, "lse": lse, **tensors}
+        "decode",
+        {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v, "k_rope": k_rope, "out": out, "lse": lse, **tensors},
     )
-    name, inputs = ("decode", (q, k_cache, v_cache)) if k is None else ("decode_append", (q, k_cache, v_cache, k, v))
+    name, inputs = "decode", (q, k_cache, v_cache)
+    if k is not None:
+        name, inputs = "decode_append", (*inputs, k, v)
+        if parts := written_parts(tensors):
+            name, inputs = "decode_append_parts", (*inputs, *(parts.get(x) for x in WRITTEN_PARTS), k_rope)
     given = numbers | tensors
     if ops.eager(*inputs, out, lse, *tensors.values()):
-        run = kernels.decode if k is None else kernels.decode_append
+        run = getattr(kernels, name)
         if out is not None or lse is not None:
             given |= {"out": out, "lse": lse}
         result = _core.call_as_operator(run, inputs, given)
@@ -225,16 +239,50 @@ def decode_with_pytorch(
     return result if return_lse else result[0]
 
 
+WRITTEN_PARTS = ("k_scale", "v_scale", "k_rope_cache")
+
+
+def written_parts(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Takes from the options the further tensors that an append writes: scales of rows, and the rope part of the cache."""
+    written = [name for name in WRITTEN_PARTS if name in tensors and (name == "k_rope_cache" or tensors[name].dim() > 2)]
+    return {name: tensors.pop(name) for name in written}
+
+
+def check_new_rows(
+    k: Tensor | None, v: Tensor | None, k_rope: Tensor | None, v_cache: Tensor | None, options: dict[str, Any]
+) -> None:
+    if v_cache is None and v is not None:
+        raise InvalidError("v is given without v_cache: the values are channels of k_cache, to which k is appended")
+    if v_cache is not None and (k is None) != (v is None):
+        raise InvalidError("k and v must be given together")
+    if k_rope is not None and (k is None or options.get("k_rope_cache") is None):
+        raise InvalidError("k_rope is given without k or without k_rope_cache, to which it is appended")
+
+
 def autocast_decode(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, k: Tensor | None, v: Tensor | None, tensors: dict[str, Tensor]
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor | None,
+    k: Tensor | None,
+    v: Tensor | None,
+    k_rope: Tensor | None,
+    tensors: dict[str, Tensor],
 ) -> tuple[Any, ...]:
+    """Caches of 8 bits are never cast: their elements are codes."""
     if q.dtype == torch.float64 or not q.is_floating_point():
-        return q, k_cache, v_cache, k, v
-    dtype = torch.get_autocast_dtype(q.device.type) if k is None else k_cache.dtype
-    for name in names_of(FLOATS, "decode"):
-        if name in tensors and tensors[name].dtype != torch.float32:
+        return q, k_cache, v_cache, k, v, k_rope
+    codes = k_cache.element_size() == 1
+    rope = tensors.get("k_rope_cache")
+    dtype = torch.get_autocast_dtype(q.device.type)
+    if k is not None and not codes:
+        dtype = k_cache.dtype
+    elif k is not None and rope is not None:
+        dtype = rope.dtype
+    for name in (*names_of(FLOATS, "decode"), "k_rope_cache"):
+        if name in tensors and (tensors[name].dtype != torch.float32 or name == "k_rope_cache"):
             tensors[name] = tensors[name].to(dtype)
-    return tuple(x if x is None else x.to(dtype) for x in (q, k_cache, v_cache, k, v))
+    caches = (k_cache, v_cache) if codes else (x if x is None else x.to(dtype) for x in (k_cache, v_cache))
+    return q.to(dtype), *caches, *(x if x is None else x.to(dtype) for x in (k, v, k_rope))
 
 
 def written_to(out: Tensor | None, lse: Tensor | None, result: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HEADER = ROOT / "include" / "libflash.h"
 
 OK, INVALID, UNSUPPORTED, VERSION, WORKSPACE, NO_DEVICE, CUDA, OUT_OF_MEMORY, INTERNAL, CANCELLED = range(10)
-NONE, FLOAT16, BFLOAT16, FLOAT32, FLOAT64, INT32, BOOL, INT64 = range(8)
+NONE, FLOAT16, BFLOAT16, FLOAT32, FLOAT64, INT32, BOOL, INT64, E4M3, E5M2, INT8 = range(11)
 CPU_DEVICE, CUDA_DEVICE = 0, 1
 CAUSAL, TOP_LEFT, WINDOW, SCALE, DETERMINISTIC, ROTARY_INTERLEAVED = 1, 2, 4, 8, 16, 32
 FROM_LSE = 64
@@ -34,6 +34,9 @@ DTYPES = {
     np.dtype(np.int32): INT32,
     np.dtype(np.bool_): BOOL,
     np.dtype(np.int64): INT64,
+    np.dtype(ml_dtypes.float8_e4m3fn): E4M3,
+    np.dtype(ml_dtypes.float8_e5m2): E5M2,
+    np.dtype(np.int8): INT8,
 }
 
 
@@ -140,6 +143,10 @@ class DecodeOptions(c.Structure):
         ("kernel", c.c_char_p),
         ("num_threads", c.c_int32),
         ("reserved", c.c_int32),
+        ("k_scale", TensorPointer),
+        ("v_scale", TensorPointer),
+        ("k_rope_cache", TensorPointer),
+        ("k_rope_new", TensorPointer),
     )
 
 

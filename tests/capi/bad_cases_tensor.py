@@ -31,7 +31,7 @@ CASES = [
     *(Bad(f"{n}-null", BACKWARD, without(n), n, "is required", "NULL") for n in ("dout", "lse", "dq", "dk", "dv")),
     *(Bad(f"{n}-null", ("decode",), without(n), n, "is required", "NULL") for n in ("q", "k_cache", "v_cache")),
     # Kind.
-    Bad("dtype-unknown", ALL3, setting("q", dtype=8), "q", "dtype must be a flash_dtype_t", "8"),
+    Bad("dtype-unknown", ALL3, setting("q", dtype=11), "q", "dtype must be a flash_dtype_t", "11"),
     Bad("dtype-none", ALL3, setting("out", dtype=0), "out", "dtype must be a flash_dtype_t", "0"),
     Bad("dtype-negative", FORWARD, setting("lse", dtype=-1), "lse", "dtype must be a flash_dtype_t", "-1"),
     Bad("device-unknown", ALL3, setting("q", device_type=2), "q", "device_type must be a flash_device_type_t", "2"),

@@ -30,15 +30,18 @@ public:
                                           (batch_ * problem_.heads_k + key_head) * sizes_.query_tiles + number};
         QueryTile<T> query_tile = scratch_.query_tile;
         start(query_tile, coordinates);
-        query_tile.load_queries(query_rows(coordinates), sizes_.dims);
-        with_cache(key_head, [&](const auto& k, const auto& v) __attribute__((always_inline)) {
+        load_query_parts(query_tile, query_rows(coordinates), sizes_.parts);
+        with_cache(key_head, [&](const auto& cached) __attribute__((always_inline)) {
             const KeyRange visible = query_tile.lanes.seen_by_any;
             for (int64_t first = visible.first; first < visible.last; first += kDecodeKeys) {
                 cancellation_point();
                 const int64_t left = visible.last - first, count = left < kDecodeKeys ? left : kDecodeKeys;
                 add_finished_block(query_tile, first, sizes_.dims.v, 0, score_unit(rule_));
-                attend(query_tile, load_key_tile<T>(k, v, sizes_.dims, first, count, scratch_.keys), sizes_.dims, rule_, nullptr,
-                       scratch_.tile);
+                if (sizes_.parts.plain)
+                    attend(query_tile, load_cached_tile(cached, first, count), sizes_.dims, rule_, nullptr, scratch_.tile);
+                else
+                    attend_parts(query_tile, cached, sizes_.parts, sizes_.dims, first, count, rule_, scratch_.keys,
+                                 scratch_.tile);
             }
         });
         end(query_tile, coordinates);
@@ -51,10 +54,10 @@ public:
         small_q.heads = left < sizes_.heads_per_task ? left : sizes_.heads_per_task;
         for (int64_t n = 0; n < small_q.heads; ++n) {
             start(small_q.query_tiles[n], coordinates_of(first_head + n));
-            small_q.load_queries(query_rows(coordinates_of(first_head + n)), n, sizes_.dims);
+            small_q.load_queries(query_rows(coordinates_of(first_head + n)), n);
         }
-        with_cache(first_head, [&](const auto& k, const auto& v) __attribute__((always_inline)) {
-            small_q_loop_over_keys(small_q, k, v, problem_.cache.k.stride[2], problem_.cache.v.stride[2], sizes_.dims, rule_);
+        with_cache(first_head, [&](const auto& cached) __attribute__((always_inline)) {
+            small_q_loop_over_keys(small_q, cached, problem_.cache, sizes_.dims, rule_);
         });
         for (int64_t n = 0; n < small_q.heads; ++n) end(small_q.query_tiles[n], coordinates_of(first_head + n));
     }
@@ -73,11 +76,22 @@ private:
 
     template <class Body>
     FLASH_INLINE void with_cache(int64_t head, const Body& body) const {
-        const TensorView &k = problem_.cache.k, &v = problem_.cache.v;
-        if (problem_.cache.paged())
-            body(paged_rows<T>(problem_, k, batch_, head), paged_rows<T>(problem_, v, batch_, head));
-        else
-            body(entry_rows<T>(problem_, k, batch_, head), entry_rows<T>(problem_, v, batch_, head));
+        with_cache_type(problem_.cache.dtype, [&](auto* type) __attribute__((always_inline)) {
+            using C = std::remove_pointer_t<decltype(type)>;
+            if constexpr (std::is_same_v<C, T>) {
+                if (problem_.cache.paged())
+                    body(paged_head<T, T>(problem_, batch_, head));
+                else
+                    body(entry_head<T>(problem_, batch_, head));
+            } else if constexpr (sizeof(C) == 1 && !std::is_same_v<T, double>) {
+                body(paged_head<T, C>(problem_, batch_, head));
+            }
+        });
+    }
+    template <class Cached>
+    FLASH_INLINE KeyTile<T> load_cached_tile(const Cached& cached, int64_t first, int64_t count) const {
+        return {first, count, cached_rows_operand<T>(cached.k, first, count, sizes_.dims.qk, scratch_.keys.k),
+                cached_row_elements_operand<T>(cached.v, first, count, sizes_.dims.v, scratch_.keys.v)};
     }
 
     GroupRows<const T> query_rows(const TileCoordinates& coordinates) const {
@@ -116,7 +130,7 @@ private:
         const int64_t* at = problem_.out.stride;
         T* out = static_cast<T*>(problem_.out.data) + batch_ * at[0] + head * at[2];
         const GroupRows<T> rows{out, at[1], at[2], group, coordinates.row0};
-        sizes_.small_q() ? small_q_store(query_tile, sizes_.dims, rows) : store_output(query_tile, sizes_.dims, rows);
+        sizes_.small_q() ? small_q_store(query_tile, sizes_.parts, rows) : store_output(query_tile, sizes_.dims, rows);
         if (!problem_.lse.present) return;
         const RowStrides lse = lse_strides(problem_.lse);
         A* first = static_cast<A*>(problem_.lse.data) + batch_ * lse.batch + head * lse.head;

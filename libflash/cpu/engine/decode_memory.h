@@ -1,7 +1,7 @@
 // The sizes of a decode call and the layout of its workspace.
 #pragma once
 
-#include "cpu/engine/decode_rows.h"
+#include "cpu/engine/decode_parts.h"
 #include "cpu/engine/decode_small_q.h"
 #include "cpu/engine/decode_split.h"
 #include "cpu/engine/planning.h"
@@ -13,6 +13,7 @@ constexpr int64_t kDecodeKeys = 128;  // keys of a tile
 
 struct DecodeSizes {
     HeadDims dims;
+    KeyParts parts;
     int64_t rows = 0;             // query rows of one key head: all heads of the group, all positions
     int64_t query_tiles = 0;      // query tiles of one key head
     int64_t width = 0;            // lanes of a query tile, whole vectors
@@ -46,11 +47,12 @@ template <class T>
 static DecodeSizes decode_sizes(const DecodeProblem& problem, int threads) {
     DecodeSizes sizes;
     sizes.dims = {problem.head_dim, problem.head_dim_v};
+    sizes.parts = KeyParts(problem.cache);
     sizes.rows = problem.group_size() * problem.seqlen_q;
     sizes.query_tiles = ceil_div(sizes.rows, kQueryTileRows);
     sizes.width = round_up(sizes.rows < kQueryTileRows ? sizes.rows : kQueryTileRows, kLanes<Acc<T>>);
     sizes.all_query_tiles = problem.batch * problem.heads_k * sizes.query_tiles;
-    if (sizes.rows <= kSmallQRows) sizes.row_stride = small_q_stride<T>(sizes.dims.v);
+    if (sizes.rows <= kSmallQRows) sizes.row_stride = small_q_stride<T>(sizes.parts);
     sizes.ranges = Splits(problem.request, sizes.small_q() ? problem.batch : sizes.all_query_tiles);
     sizes.splits = sizes.ranges.most(problem.cache.capacity);
     if (sizes.small_q()) sizes.heads_per_task = choose_heads_per_task(problem, sizes.splits, threads);
@@ -74,11 +76,11 @@ struct DecodeScratch {
             query_tile.lanes.lay_out(arena);
             query_tile.softmax.lay_out(arena);
             query_tile.o = arena.allocate<Acc<T>>(sizes.output_elements());
-            small_q.lay_out(arena, sizes.dims, most_keys, sizes.heads_per_task, sizes.rows);
+            small_q.lay_out(arena, sizes.parts, most_keys, sizes.heads_per_task, sizes.rows);
         } else {
-            query_tile.lay_out(arena, sizes.dims, most_keys);
+            query_tile.lay_out(arena, {query_elements<T>(sizes.parts) * kValuesPerElement<T>, sizes.dims.v}, most_keys);
             keys.lay_out(arena, sizes.dims, kDecodeKeys);
-            tile.lay_out(arena, kDecodeKeys, false);
+            tile.lay_out(arena, kDecodeKeys, !sizes.parts.plain);
         }
     }
 };

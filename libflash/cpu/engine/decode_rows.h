@@ -39,17 +39,6 @@ FLASH_INLINE StridedRows<const T> entry_rows(const DecodeProblem& problem, const
     return {static_cast<const T*>(cache.data) + entry * cache.stride[0] + head * cache.stride[2], cache.stride[1]};
 }
 
-template <class T>
-FLASH_INLINE PagedRows<const T> paged_rows(const DecodeProblem& problem, const TensorView& cache, int64_t batch, int64_t head) {
-    const int64_t* step = problem.cache.block_table_stride;
-    return {static_cast<const T*>(cache.data) + head * cache.stride[2],
-            cache.stride[0],
-            cache.stride[1],
-            problem.cache.block_table + batch * step[0],
-            step[1],
-            problem.cache.page_size};
-}
-
 // Rows [row0, row0 + rows) of the group of `key_head`, restricted to keys [range.first, range.last).
 template <class A>
 static void set_lanes(Lanes<A>& lanes, const DecodeProblem& problem, int64_t batch, int64_t key_head, int64_t row0, int64_t rows,

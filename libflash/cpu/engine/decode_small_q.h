@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cpu/cancel.h"
-#include "cpu/engine/attend.h"
+#include "cpu/engine/decode_parts.h"
 
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
@@ -42,9 +42,36 @@ template <class T>
 FLASH_INLINE auto load_channels(const T* p) {
     return load_wide(p);
 }
+// The channels of a key, from a cache of type C, as operands of a product with queries of type T.
+template <class T, class C>
+FLASH_INLINE auto load_key(const C* p, int64_t left) {
+    if constexpr (std::is_same_v<C, T>) return load_channels(p, left);
+#if FLASH_BF16_DOT
+    else if constexpr (kPaired<T>)
+        return load_code_pairs_part(p, left);
+#endif
+    else
+        return load_cached_part<Acc<T>>(p, left);
+}
+template <class T, class C>
+FLASH_INLINE auto load_key(const C* p) {
+    if constexpr (std::is_same_v<C, T>) return load_channels(p);
+#if FLASH_BF16_DOT
+    else if constexpr (kPaired<T>)
+        return load_code_pairs(p);
+#endif
+    else
+        return load_cached<Acc<T>>(p);
+}
+
+// Elements of a row of queries and of the output: each part padded to whole steps or vectors.
 template <class T>
-FLASH_INLINE int64_t small_q_stride(int64_t channels) {
-    return round_up(channels, kLanes<Acc<T>>);
+FLASH_INLINE int64_t small_q_part(int64_t channels) {
+    return round_up(channels, kStepChannels<T>);
+}
+template <class T>
+FLASH_INLINE int64_t small_q_stride(const KeyParts& parts) {
+    return parts.v_groups * round_up(parts.v_group_size, kLanes<Acc<T>>);
 }
 
 // The query rows of neighbouring key heads: operands, scores and softmax state.
@@ -55,13 +82,17 @@ struct SmallQScratch {
     QueryTile<T>* query_tiles = nullptr;  // one per head; q is not used, o is [row][channel]
     SmallQElement<T>* q = nullptr;        // [head][row][channel], padded with zeros to whole steps
     Acc<T>* scores = nullptr;             // [head][row][key]
+    Acc<T>* k_scales = nullptr;           // [head][group][key], with parts
+    KeyParts parts;
 
-    void lay_out(Arena& arena, HeadDims dims, int64_t most_keys, int64_t most_heads, int64_t rows_of_head) {
-        heads = most_heads, rows = rows_of_head;
-        q_stride = round_up(dims.qk, kStepChannels<T>), o_stride = small_q_stride<T>(dims.v);
+    void lay_out(Arena& arena, const KeyParts& parts_of_keys, int64_t most_keys, int64_t most_heads, int64_t rows_of_head) {
+        heads = most_heads, rows = rows_of_head, parts = parts_of_keys;
+        q_stride = parts.groups * small_q_part<T>(parts.group_size) + small_q_part<T>(parts.rope_dim);
+        o_stride = small_q_stride<T>(parts);
         query_tiles = arena.allocate<QueryTile<T>>(heads);
         q = arena.allocate<SmallQElement<T>>(heads * rows * q_stride);
         scores = arena.allocate<Acc<T>>(heads * rows * kSmallQKeys);
+        if (!parts.plain) k_scales = arena.allocate<Acc<T>>(heads * parts.groups * kSmallQKeys);
         for (int64_t head = 0; head < heads; ++head) {
             QueryTile<T> query_tile;
             query_tile.lanes.lay_out(arena);
@@ -72,18 +103,23 @@ struct SmallQScratch {
         }
     }
     template <class Rows>
-    void load_queries(const Rows& from, int64_t head, HeadDims dims) {
+    void load_queries(const Rows& from, int64_t head) {
         for (int64_t r = 0; r < rows; ++r) {
-            const T* row = from(r);
             SmallQElement<T>* to = q + (head * rows + r) * q_stride;
-            for (int64_t c = 0; c < q_stride; ++c) {
-                if constexpr (kPaired<T>)
-                    to[c] = c < dims.qk ? row[c] : T{};
-                else
-                    to[c] = c < dims.qk ? widen(row[c]) : 0;
+            for (int64_t part = 0; part < parts.count(); ++part) {
+                load_part_of_query(from(r) + parts.first_channel(part), parts.size(part), to);
+                to += small_q_part<T>(parts.size(part));
             }
         }
         query_tiles[head].start();
+    }
+    static void load_part_of_query(const T* row, int64_t channels, SmallQElement<T>* to) {
+        for (int64_t c = 0; c < small_q_part<T>(channels); ++c) {
+            if constexpr (kPaired<T>)
+                to[c] = c < channels ? row[c] : T{};
+            else
+                to[c] = c < channels ? widen(row[c]) : 0;
+        }
     }
 };
 
@@ -103,20 +139,20 @@ FLASH_INLINE Vec<A> sum_each(Vec<A> (&v)[kLanes<A>]) {
 
 // scores[r][j] = q_r . k_j for `Count` rows and as many keys as a vector has lanes. Four keys at a time share each load of q.
 // Scores from `count` on are undefined.
-template <int Count, class T>
-static void small_q_products(const T* const* k, int64_t head, int64_t count, int64_t channels, const SmallQElement<T>* q,
-                             int64_t q_stride, Acc<T>* scores) {
+template <int Count, class T, class C>
+static void small_q_products(const C* const* k, int64_t head, int64_t count, int64_t channels, const SmallQElement<T>* q,
+                             int64_t q_stride, Acc<T>* scores, int64_t scores_stride) {
     using A = Acc<T>;
     constexpr int L = kLanes<A>, S = kStepChannels<T>, Keys = L < 4 ? L : 4;
     Vec<A> sums[Count][L];
     for (int j = 0; j < L; j += Keys) {
-        const T* row[Keys];
+        const C* row[Keys];
         for (int n = 0; n < Keys; ++n) row[n] = k[j + n < count ? j + n : count - 1] + head;
         Vec<A> sum[Count][Keys] = {};
-        const auto step = [&](int64_t c, auto load_key) __attribute__((always_inline)) {
-            decltype(load_key(row[0])) x[Keys];
+        const auto step = [&](int64_t c, auto load_row) __attribute__((always_inline)) {
+            decltype(load_row(row[0])) x[Keys];
             FLASH_UNROLL
-            for (int n = 0; n < Keys; ++n) x[n] = load_key(row[n] + c);
+            for (int n = 0; n < Keys; ++n) x[n] = load_row(row[n] + c);
             FLASH_UNROLL
             for (int r = 0; r < Count; ++r) {
                 const auto y = load_channels(q + r * q_stride + c);
@@ -125,9 +161,9 @@ static void small_q_products(const T* const* k, int64_t head, int64_t count, int
             }
         };
         int64_t c = 0;
-        for (; c + S <= channels; c += S) step(c, [](const T* p) __attribute__((always_inline)) { return load_channels(p); });
+        for (; c + S <= channels; c += S) step(c, [](const C* p) __attribute__((always_inline)) { return load_key<T>(p); });
         if (c < channels)
-            step(c, [left = channels - c](const T* p) __attribute__((always_inline)) { return load_channels(p, left); });
+            step(c, [left = channels - c](const C* p) __attribute__((always_inline)) { return load_key<T>(p, left); });
         FLASH_UNROLL
         for (int r = 0; r < Count; ++r) {
             FLASH_UNROLL
@@ -135,13 +171,14 @@ static void small_q_products(const T* const* k, int64_t head, int64_t count, int
         }
     }
     FLASH_UNROLL
-    for (int r = 0; r < Count; ++r) store(scores + r * kSmallQKeys, sum_each<A>(sums[r]));
+    for (int r = 0; r < Count; ++r) store(scores + r * scores_stride, sum_each<A>(sums[r]));
 }
 
 // o[r][c] = o[r][c] * rescale[r] + sum_j p[r][j] v_j[c] for `Count` rows and `Vectors` vectors of channels.
-template <int Count, int Vectors, class T>
-FLASH_INLINE void small_q_output_block(const T* const* v, int64_t head, int64_t count, int64_t c, int64_t channels,
-                                       const Acc<T>* p, Acc<T>* o, int64_t o_stride, const Acc<T>* rescale, Start start) {
+template <int Count, int Vectors, class T, class C>
+FLASH_INLINE void small_q_output_block(const C* const* v, int64_t head, int64_t count, int64_t c, int64_t channels,
+                                       const Acc<T>* p, int64_t p_stride, Acc<T>* o, int64_t o_stride, const Acc<T>* rescale,
+                                       Start start) {
     using A = Acc<T>;
     constexpr int L = kLanes<A>;
     Vec<A> sum[Count][Vectors];
@@ -151,13 +188,14 @@ FLASH_INLINE void small_q_output_block(const T* const* v, int64_t head, int64_t 
         for (int n = 0; n < Vectors; ++n) sum[r][n] = Vec<A>{};
     }
     for (int64_t j = 0; j < count; ++j) {
-        const T* row = v[j] + head + c;
+        const C* row = v[j] + head + c;
         Vec<A> x[Vectors];
         FLASH_UNROLL
-        for (int n = 0; n < Vectors; ++n) x[n] = Vectors == 1 ? load_part(row, channels - c) : load_wide(row + n * L);
+        for (int n = 0; n < Vectors; ++n)
+            x[n] = Vectors == 1 ? load_cached_part<A>(row, channels - c) : load_cached<A>(row + n * L);
         FLASH_UNROLL
         for (int r = 0; r < Count; ++r) {
-            const Vec<A> weight = broadcast(p[r * kSmallQKeys + j]);
+            const Vec<A> weight = broadcast(p[r * p_stride + j]);
             FLASH_UNROLL
             for (int n = 0; n < Vectors; ++n) sum[r][n] = multiply_add(weight, x[n], sum[r][n]);
         }
@@ -174,17 +212,18 @@ FLASH_INLINE void small_q_output_block(const T* const* v, int64_t head, int64_t 
     }
 }
 
-template <int Count, class T>
-static void small_q_output(const T* const* v, int64_t head, int64_t count, int64_t channels, const Acc<T>* p, Acc<T>* o,
-                           int64_t o_stride, const Acc<T>* rescale, Start start) {
+template <int Count, class T, class C>
+static void small_q_output(const C* const* v, int64_t head, int64_t count, int64_t channels, const Acc<T>* p, int64_t p_stride,
+                           Acc<T>* o, int64_t o_stride, const Acc<T>* rescale, Start start) {
     constexpr int L = kLanes<Acc<T>>, kMost = kVectorRegisters / 2 / Count;
     int64_t c = 0;
     for (; c + kMost * L <= channels; c += kMost * L)
-        small_q_output_block<Count, kMost, T>(v, head, count, c, channels, p, o, o_stride, rescale, start);
+        small_q_output_block<Count, kMost, T>(v, head, count, c, channels, p, p_stride, o, o_stride, rescale, start);
     if constexpr (kMost > 4)
         for (; c + 4 * L <= channels; c += 4 * L)
-            small_q_output_block<Count, 4, T>(v, head, count, c, channels, p, o, o_stride, rescale, start);
-    for (; c < channels; c += L) small_q_output_block<Count, 1, T>(v, head, count, c, channels, p, o, o_stride, rescale, start);
+            small_q_output_block<Count, 4, T>(v, head, count, c, channels, p, p_stride, o, o_stride, rescale, start);
+    for (; c < channels; c += L)
+        small_q_output_block<Count, 1, T>(v, head, count, c, channels, p, p_stride, o, o_stride, rescale, start);
 }
 
 // Turns the products of one row into scores; hidden keys become -infinity.
@@ -256,19 +295,95 @@ FLASH_INLINE void for_row_blocks(int64_t rows, const Step& step) {
     if (r < rows) step(RowCount<1>(), r);
 }
 
-// Addresses of the rows of a key tile for the first head, and the distance to the next head.
-template <class T>
+// Addresses of the rows of a key tile for the first head, and the distance to the next head. The rope parts and the scales are
+// found only if the call has parts.
+template <class T, class C>
 struct SmallQKeyTile {
     int64_t first = 0, count = 0;
-    const T *k[kSmallQKeys], *v[kSmallQKeys];
-    int64_t k_head = 0, v_head = 0;
+    const C *k[kSmallQKeys], *v[kSmallQKeys];
+    const T* k_rope[kSmallQKeys];
+    const float *k_scale[kSmallQKeys], *v_scale[kSmallQKeys];
+    int64_t k_head = 0, v_head = 0, rope_head = 0, k_scale_head = 0, v_scale_head = 0;
+    int64_t k_scale_group = 0, v_scale_group = 0;
 
-    template <class Rows>
-    void find(const Rows& k_rows, const Rows& v_rows, int64_t key, int64_t last) {
+    void set_strides(const KvCache& cache) {
+        k_head = cache.k.stride[2], v_head = cache.v.stride[2], rope_head = cache.k_rope.stride[2];
+        k_scale_head = cache.k_scale.head_stride, v_scale_head = cache.v_scale.head_stride;
+        k_scale_group = cache.k_scale.group_stride, v_scale_group = cache.v_scale.group_stride;
+    }
+    template <class Cached>
+    void find(const Cached& cached, const KeyParts& parts, int64_t key, int64_t last) {
         first = key, count = last - key < kSmallQKeys ? last - key : kSmallQKeys;
-        for (int64_t j = 0; j < count; ++j) k[j] = k_rows(first + j), v[j] = v_rows(first + j);
+        for (int64_t j = 0; j < count; ++j) k[j] = cached.k(first + j), v[j] = cached.v(first + j);
+        if (parts.plain) return;
+        for (int64_t j = 0; j < count; ++j) k_scale[j] = cached.k_scale(first + j), v_scale[j] = cached.v_scale(first + j);
+        for (int64_t j = 0; parts.rope_dim > 0 && j < count; ++j) k_rope[j] = cached.k_rope(first + j);
     }
 };
+
+// The scales of the keys of a tile; 0 past its last key.
+template <class T, class C>
+static void load_k_scales(const SmallQScratch<T>& scratch, const SmallQKeyTile<T, C>& tile) {
+    for (int64_t head = 0; head < scratch.heads; ++head)
+        for (int64_t group = 0; group < scratch.parts.groups; ++group) {
+            Acc<T>* to = scratch.k_scales + (head * scratch.parts.groups + group) * kSmallQKeys;
+            const int64_t at = head * tile.k_scale_head + group * tile.k_scale_group;
+            for (int64_t j = 0; j < kSmallQKeys; ++j) to[j] = j < tile.count ? tile.k_scale[j][at] : 0;
+        }
+}
+
+// small_q_products() of keys with parts, from key `j` of the tile on: the sum over the parts of scale times product.
+template <int Count, class T, class C>
+static void small_q_part_products(const SmallQScratch<T>& scratch, const SmallQKeyTile<T, C>& tile, int64_t j, int64_t head,
+                                  int64_t row) {
+    using A = Acc<T>;
+    constexpr int L = kLanes<A>;
+    const KeyParts& parts = scratch.parts;
+    const SmallQElement<T>* q = scratch.q + row * scratch.q_stride;
+    A products[Count * L];
+    A* scores = scratch.scores + row * kSmallQKeys + j;
+    for (int64_t group = 0; group < parts.groups; ++group, q += small_q_part<T>(parts.group_size)) {
+        small_q_products<Count, T, C>(tile.k + j, head * tile.k_head + parts.first_channel(group), tile.count - j,
+                                      parts.group_size, q, scratch.q_stride, products, L);
+        const Vec<A> scale = load(scratch.k_scales + (head * parts.groups + group) * kSmallQKeys + j);
+        for (int r = 0; r < Count; ++r) {
+            A* at = scores + r * kSmallQKeys;
+            store(at, group ? multiply_add(load(products + r * L), scale, load(at)) : load(products + r * L) * scale);
+        }
+    }
+    if (parts.rope_dim == 0) return;
+    small_q_products<Count, T, T>(tile.k_rope + j, head * tile.rope_head, tile.count - j, parts.rope_dim, q, scratch.q_stride,
+                                  products, L);
+    for (int r = 0; r < Count; ++r) {
+        A* at = scores + r * kSmallQKeys;
+        store(at, load(at) + load(products + r * L));
+    }
+}
+
+// small_q_output() of values with scales, for keys j to j + count - 1 of the tile. A key that the row does not see has weight 0,
+// whatever its scale is.
+template <int Count, class T, class C>
+static void small_q_scaled_output(const SmallQScratch<T>& scratch, const SmallQKeyTile<T, C>& tile, int64_t j, int64_t count,
+                                  int64_t head, int64_t r, Start start) {
+    using A = Acc<T>;
+    const KeyParts& parts = scratch.parts;
+    const QueryTile<T>& query_tile = scratch.query_tiles[head];
+    const A* p = scratch.scores + (head * scratch.rows + r) * kSmallQKeys + j;
+    A weights[Count * kSmallQValues];
+    for (int64_t group = 0; group < parts.v_groups; ++group) {
+        const int64_t scale = head * tile.v_scale_head + group * tile.v_scale_group;
+        for (int n = 0; n < Count; ++n)
+            for (int64_t i = 0; i < count; ++i) {
+                const int64_t key = tile.first + j + i;
+                const bool seen = key >= query_tile.lanes.first_key[r + n] && key < query_tile.lanes.last_key[r + n];
+                weights[n * kSmallQValues + i] = seen ? p[n * kSmallQKeys + i] * tile.v_scale[j + i][scale] : 0;
+            }
+        small_q_output<Count, T, C>(tile.v + j, head * tile.v_head + group * parts.v_group_size, count, parts.v_group_size,
+                                    weights, kSmallQValues,
+                                    query_tile.o + r * scratch.o_stride + group * (scratch.o_stride / parts.v_groups),
+                                    scratch.o_stride, query_tile.softmax.rescale + r, start);
+    }
+}
 
 // Prefetches `step` rows from row `j` on into the L2 cache.
 template <class T>
@@ -280,22 +395,27 @@ FLASH_INLINE void prefetch_rows(const T* const* rows, int64_t j, int64_t count, 
     }
 }
 
-template <class T>
-static void small_q_attend(const SmallQScratch<T>& scratch, const SmallQKeyTile<T>& tile, const SmallQKeyTile<T>& next,
+template <class T, class C>
+static void small_q_attend(const SmallQScratch<T>& scratch, const SmallQKeyTile<T, C>& tile, const SmallQKeyTile<T, C>& next,
                            HeadDims dims, const ScoreRule<Acc<T>>& rule) {
     constexpr int64_t L = kLanes<Acc<T>>;
-    const int64_t rows = scratch.rows;
+    const int64_t rows = scratch.rows, k_channels = dims.qk - scratch.parts.rope_dim;
+    const bool plain = scratch.parts.plain;
+    if (!plain) load_k_scales(scratch, tile);
     for (int64_t j = 0; j < tile.count; j += L)
         for (int64_t head = 0; head < scratch.heads; ++head) {
             if (j + L < tile.count)
-                prefetch_rows(tile.k, j + L, tile.count, L, head * tile.k_head, dims.qk);
+                prefetch_rows(tile.k, j + L, tile.count, L, head * tile.k_head, k_channels);
             else
                 prefetch_rows(tile.v, 0, tile.count, kSmallQValues, head * tile.v_head, dims.v);
             for_row_blocks(rows, [&](auto block, int64_t r) __attribute__((always_inline)) {
                 const int64_t row = head * rows + r;
-                small_q_products<decltype(block)::value, T>(tile.k + j, head * tile.k_head, tile.count - j, dims.qk,
-                                                            scratch.q + row * scratch.q_stride, scratch.q_stride,
-                                                            scratch.scores + row * kSmallQKeys + j);
+                if (plain)
+                    small_q_products<decltype(block)::value, T, C>(tile.k + j, head * tile.k_head, tile.count - j, dims.qk,
+                                                                   scratch.q + row * scratch.q_stride, scratch.q_stride,
+                                                                   scratch.scores + row * kSmallQKeys + j, kSmallQKeys);
+                else
+                    small_q_part_products<decltype(block)::value, T, C>(scratch, tile, j, head, row);
             });
         }
     for (int64_t head = 0; head < scratch.heads; ++head)
@@ -309,49 +429,56 @@ static void small_q_attend(const SmallQScratch<T>& scratch, const SmallQKeyTile<
             if (j + kSmallQValues < tile.count)
                 prefetch_rows(tile.v, j + kSmallQValues, tile.count, kSmallQValues, head * tile.v_head, dims.v);
             else
-                prefetch_rows(next.k, 0, next.count, L, head * next.k_head, dims.qk);
+                prefetch_rows(next.k, 0, next.count, L, head * next.k_head, k_channels);
             const QueryTile<T>& query_tile = scratch.query_tiles[head];
             const int64_t left = tile.count - j < kSmallQValues ? tile.count - j : kSmallQValues;
             const Start start = j > 0 ? Start::add : query_tile.empty ? Start::zero : Start::scaled;
             for_row_blocks(rows, [&](auto block, int64_t r) __attribute__((always_inline)) {
-                small_q_output<decltype(block)::value, T>(
-                    tile.v + j, head * tile.v_head, left, dims.v, scratch.scores + (head * rows + r) * kSmallQKeys + j,
-                    query_tile.o + r * scratch.o_stride, scratch.o_stride, query_tile.softmax.rescale + r, start);
+                if (plain)
+                    small_q_output<decltype(block)::value, T, C>(tile.v + j, head * tile.v_head, left, dims.v,
+                                                                 scratch.scores + (head * rows + r) * kSmallQKeys + j,
+                                                                 kSmallQKeys, query_tile.o + r * scratch.o_stride,
+                                                                 scratch.o_stride, query_tile.softmax.rescale + r, start);
+                else
+                    small_q_scaled_output<decltype(block)::value, T, C>(scratch, tile, j, left, head, r, start);
             });
         }
     for (int64_t head = 0; head < scratch.heads; ++head) scratch.query_tiles[head].empty = false;
 }
 
-// Loops over all visible keys, which are the same for each head. k and v are the rows of the first head.
-template <class T, class Rows>
-static void small_q_loop_over_keys(const SmallQScratch<T>& scratch, const Rows& k, const Rows& v, int64_t k_head, int64_t v_head,
+// Loops over all visible keys, which are the same for each head. `cached`: the rows of the first head.
+template <class T, template <class> class Rows, class C>
+static void small_q_loop_over_keys(const SmallQScratch<T>& scratch, const CachedHead<Rows, T, C>& cached, const KvCache& cache,
                                    HeadDims dims, const ScoreRule<Acc<T>>& rule) {
     const KeyRange visible = scratch.query_tiles[0].lanes.seen_by_any;
-    SmallQKeyTile<T> tiles[2];
-    for (SmallQKeyTile<T>& tile : tiles) tile.k_head = k_head, tile.v_head = v_head;
+    SmallQKeyTile<T, C> tiles[2];
+    for (SmallQKeyTile<T, C>& tile : tiles) tile.set_strides(cache);
     int current = 0;
-    if (!visible.empty()) tiles[current].find(k, v, visible.first, visible.last);
+    if (!visible.empty()) tiles[current].find(cached, scratch.parts, visible.first, visible.last);
     for (int64_t key = visible.first; key < visible.last; key += kSmallQKeys, current ^= 1) {
         cancellation_point();
-        SmallQKeyTile<T>& next = tiles[current ^ 1];
+        SmallQKeyTile<T, C>& next = tiles[current ^ 1];
         next.count = 0;
         for (int64_t head = 0; head < scratch.heads; ++head)
             add_finished_block(scratch.query_tiles[head], key, dims.v, scratch.o_stride, score_unit(rule));
-        if (key + kSmallQKeys < visible.last) next.find(k, v, key + kSmallQKeys, visible.last);
+        if (key + kSmallQKeys < visible.last) next.find(cached, scratch.parts, key + kSmallQKeys, visible.last);
         small_q_attend(scratch, tiles[current], next, dims, rule);
     }
 }
 
 template <class T, class Rows>
-static void small_q_store(const QueryTile<T>& query_tile, HeadDims dims, const Rows& out) {
+static void small_q_store(const QueryTile<T>& query_tile, const KeyParts& parts, const Rows& out) {
     using A = Acc<T>;
-    const int64_t stride = small_q_stride<T>(dims.v);
+    const int64_t stride = small_q_stride<T>(parts), channels = parts.v_group_size;
     for (int64_t r = 0; r < query_tile.lanes.rows; ++r) {
         const A factor = query_tile.softmax.rescale[r];
-        T* to = out(r);
-        for (int64_t c = 0; c < dims.v; c += kLanes<A>) {
-            const Vec<A> o = query_tile.empty || factor == 0 ? Vec<A>{} : load(query_tile.o + r * stride + c) * broadcast(factor);
-            store_part(to + c, o, dims.v - c);
+        for (int64_t group = 0; group < parts.v_groups; ++group) {
+            const A* from = query_tile.o + r * stride + group * (stride / parts.v_groups);
+            T* to = out(r) + group * channels;
+            for (int64_t c = 0; c < channels; c += kLanes<A>) {
+                const Vec<A> o = query_tile.empty || factor == 0 ? Vec<A>{} : load(from + c) * broadcast(factor);
+                store_part(to + c, o, channels - c);
+            }
         }
     }
 }

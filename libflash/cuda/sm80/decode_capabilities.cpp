@@ -6,7 +6,14 @@ namespace libflash::cuda::sm80 {
 namespace {
 
 // The first requested option that decode lacks, or nullptr.
-const char* option_decode_lacks(const DecodeProblem&) { return nullptr; }
+const char* option_decode_lacks(const DecodeProblem& problem) {
+    const KvCache& cache = problem.cache;
+    if (cache.dtype != problem.dtype) return "k_cache of 8 bits";
+    if (cache.k_scale.present) return "k_scale";
+    if (cache.v_scale.present) return "v_scale";
+    if (cache.k_rope.present) return "k_rope_cache";
+    return problem.k_new.present && cache.v_in_k ? "v_cache as a view of k_cache" : nullptr;
+}
 
 }  // namespace
 

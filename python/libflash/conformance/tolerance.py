@@ -97,14 +97,17 @@ def expect(
     tanh_error: float | None = None,
     score_ulps: float = 0.0,
     p_roundings: int = 0,
+    dtype: np.dtype | None = None,
     **options,
 ) -> Expected:
-    """Exact o and lse with their limits, gradients too if `dout` is given; the errors: error_bounds.Model."""
+    """Exact o and lse with their limits, gradients too if `dout` is given; the errors: error_bounds.Model.
+    `dtype` is the type of the results, if k and v are wider."""
     opt = Options(**options)
-    model = Model(v.dtype, exp_error, tanh_error, score_ulps, p_roundings)
+    dtype = v.dtype if dtype is None else dtype
+    model = Model(dtype, exp_error, tanh_error, score_ulps, p_roundings)
     o, lse = empty_outputs(q, v, opt)
     total = zero_gradients(q, k, v, opt)
-    tensors = empty_tensors(o, lse, None if dout is None else total, v.dtype, opt)
+    tensors = empty_tensors(o, lse, None if dout is None else total, dtype, opt)
     visible_pairs, few, alike = 0, [], []
     for head in heads(q, k, v, opt):
         weights = softmax(head)
@@ -113,7 +116,7 @@ def expect(
         bounds.add_output(tensors["o"], tensors["lse"])
         visible_pairs += int(head.visible.sum())
         few.append(min(head.visible.shape) < 17)
-        alike.append(rounds_alike(head, weights, v.dtype))
+        alike.append(rounds_alike(head, weights, dtype))
         if dout is not None:
             cotangents = head_cotangents(head, dout, dlse)
             grad = head_backward(head, weights, value, *cotangents)
@@ -122,7 +125,7 @@ def expect(
     problem = dict(q=q, k=k, v=v, dout=dout, dlse=dlse, **options)
     same = np.concatenate(alike).mean() > 0.25 if sum(map(len, alike)) else False
     factor = 1 / (1 - opt.dropout_p)
-    generic = generic and bool(widened(np.float64(factor), v.dtype) == factor)  # see HeadBounds._factor_error
+    generic = generic and bool(widened(np.float64(factor), dtype) == factor)  # see HeadBounds._factor_error
     return Expected(tensors, problem, generic, sum(few) * 2 >= len(few), bool(same), visible_pairs)
 
 

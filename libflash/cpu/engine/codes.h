@@ -1,0 +1,137 @@
+// Vectors and operands of products from the rows of an 8-bit KV cache. The values are exact in every type of q, so a product has
+// the same bits as with a cache of that type that holds the same values.
+#pragma once
+
+#include <type_traits>
+
+#include "cpu/engine/pack.h"
+
+namespace libflash::cpu {
+namespace LIBFLASH_ISA {
+
+#if defined(__AVX512F__)
+FLASH_INLINE F32 widen_half_bits(__m256i bits) { return _mm512_cvtph_ps(bits); }
+FLASH_INLINE __m128i load_bytes(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+FLASH_INLINE F32 load_wide(const int8* p) { return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_bytes(p))); }
+FLASH_INLINE F32 load_wide(const e5m2* p) { return widen_half_bits(_mm256_slli_epi16(_mm256_cvtepu8_epi16(load_bytes(p)), 8)); }
+// The exponent of half has a bias larger by 8. The magnitude 0x7f is NaN.
+FLASH_INLINE F32 load_wide(const e4m3* p) {
+    const __m256i code = _mm256_cvtepi8_epi16(load_bytes(p)), magnitude = _mm256_set1_epi16(0x7f);
+    const __m256i nan = _mm256_cmpeq_epi16(_mm256_and_si256(code, magnitude), magnitude);
+    const __m256i bits = _mm256_and_si256(_mm256_slli_epi16(code, 7), _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
+    return widen_half_bits(_mm256_or_si256(bits, _mm256_and_si256(nan, _mm256_set1_epi16(0x7e00)))) * 256;
+}
+#elif defined(__AVX2__) && defined(__F16C__)
+FLASH_INLINE F32 widen_half_bits(__m128i bits) { return _mm256_cvtph_ps(bits); }
+FLASH_INLINE __m128i load_bytes(const void* p) { return _mm_loadl_epi64(static_cast<const __m128i*>(p)); }
+FLASH_INLINE F32 load_wide(const int8* p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(load_bytes(p))); }
+FLASH_INLINE F32 load_wide(const e5m2* p) { return widen_half_bits(_mm_slli_epi16(_mm_cvtepu8_epi16(load_bytes(p)), 8)); }
+FLASH_INLINE F32 load_wide(const e4m3* p) {
+    const __m128i code = _mm_cvtepi8_epi16(load_bytes(p)), magnitude = _mm_set1_epi16(0x7f);
+    const __m128i nan = _mm_cmpeq_epi16(_mm_and_si128(code, magnitude), magnitude);
+    const __m128i bits = _mm_and_si128(_mm_slli_epi16(code, 7), _mm_set1_epi16(static_cast<int16_t>(0xbf80)));
+    return widen_half_bits(_mm_or_si128(bits, _mm_and_si128(nan, _mm_set1_epi16(0x7e00)))) * 256;
+}
+#else
+template <class C, std::enable_if_t<sizeof(C) == 1, int> = 0>
+FLASH_INLINE F32 load_wide(const C* p) {
+    F32 v;
+    for (int i = 0; i < kLanes<float>; ++i) v[i] = widen(p[i]);
+    return v;
+}
+#endif
+
+// As many values of a row as a vector of accumulators has lanes, from a cache of type C.
+template <class A, class C>
+FLASH_INLINE Vec<A> load_cached(const C* p) {
+    static_assert(std::is_same_v<Acc<C>, A>);
+    return load_wide(p);
+}
+// The first `count` of them; the other lanes are 0. Accesses no memory beyond them.
+template <class A, class C>
+FLASH_INLINE Vec<A> load_cached_part(const C* p, int64_t count) {
+    if (count >= kLanes<A>) return load_cached<A>(p);
+    C part[kLanes<A>] = {};
+    for (int64_t i = 0; i < count; ++i) part[i] = p[i];
+    return load_cached<A>(part);
+}
+
+#if FLASH_BF16_DOT
+// Pairs of neighbouring channels.
+template <class C>
+FLASH_INLINE U32 load_code_pairs(const C* p) {
+    return (U32)_mm512_cvtne2ps_pbh(load_wide(p + kLanes<float>), load_wide(p));
+}
+template <class C>
+FLASH_INLINE U32 load_code_pairs_part(const C* p, int64_t count) {
+    if (count >= 2 * kLanes<float>) return load_code_pairs(p);
+    C part[2 * kLanes<float>] = {};
+    for (int64_t i = 0; i < count; ++i) part[i] = p[i];
+    return load_code_pairs(part);
+}
+#endif
+
+// rows_operand() for rows of a cache of another type than T: they are converted to `buffer`.
+template <class T, class Rows>
+static Operand<Element<T>> code_rows_operand(const Rows& rows, int64_t first, int64_t count, int64_t channels,
+                                             Element<T>* buffer) {
+    using A = Acc<T>;
+    const int64_t width = elements_for<T>(channels);
+    for (int64_t r = 0; r < count; ++r) {
+        const auto* row = rows(first + r);
+        if constexpr (kPaired<T>) {
+#if FLASH_BF16_DOT
+            for (int64_t c = 0; c < width; c += kLanes<float>)
+                store_part(reinterpret_cast<float*>(buffer + r * width + c),
+                           (F32)load_code_pairs_part(row + 2 * c, channels - 2 * c), width - c);
+#endif
+        } else {
+            for (int64_t c = 0; c < channels; c += kLanes<A>)
+                store_part(buffer + r * width + c, load_cached_part<A>(row + c, channels - c), channels - c);
+        }
+    }
+    return {buffer, width};
+}
+
+// row_elements_operand() for such rows.
+template <class T, class Rows>
+static Operand<Element<T>> code_row_elements_operand(const Rows& rows, int64_t first, int64_t count, int64_t channels,
+                                                     Element<T>* buffer) {
+    if constexpr (kPaired<T>) {
+#if FLASH_BF16_DOT
+        for (int64_t r = 0; r < count; r += 2) {
+            const auto *low = rows(first + r), *high = r + 1 < count ? rows(first + r + 1) : nullptr;
+            float* to = reinterpret_cast<float*>(buffer + r / 2 * channels);
+            for (int64_t c = 0; c < channels; c += kLanes<float>) {
+                U32 pairs = (U32)load_cached_part<float>(low + c, channels - c) >> 16;
+                if (high) pairs |= (U32)load_cached_part<float>(high + c, channels - c) & 0xffff0000u;
+                store_part(to + c, (F32)pairs, channels - c);
+            }
+        }
+#endif
+        return {buffer, channels};
+    } else {
+        return code_rows_operand<T>(rows, first, count, channels, buffer);
+    }
+}
+
+// Operands of rows of T or of codes.
+template <class T, class Rows>
+FLASH_INLINE Operand<Element<T>> cached_rows_operand(const Rows& rows, int64_t first, int64_t count, int64_t channels,
+                                                     Element<T>* buffer) {
+    if constexpr (std::is_same_v<decltype(rows(0)), const T*>)
+        return rows_operand<T>(rows, first, count, channels, buffer, Reads::once);
+    else
+        return code_rows_operand<T>(rows, first, count, channels, buffer);
+}
+template <class T, class Rows>
+FLASH_INLINE Operand<Element<T>> cached_row_elements_operand(const Rows& rows, int64_t first, int64_t count, int64_t channels,
+                                                             Element<T>* buffer) {
+    if constexpr (std::is_same_v<decltype(rows(0)), const T*>)
+        return row_elements_operand<T>(rows, first, count, channels, buffer);
+    else
+        return code_row_elements_operand<T>(rows, first, count, channels, buffer);
+}
+
+}  // namespace LIBFLASH_ISA
+}  // namespace libflash::cpu

@@ -1,0 +1,152 @@
+"""Decoding problems over caches of codes with scales, with rope parts of keys, and with values that are channels of keys.
+
+case = cache_cases.quick()[0]
+x = case.inputs()
+out, lse = libflash.decode(x.q, x.k_cache, x.v_cache, **x.options, return_lse=True)    appends in place
+case.check(x, o=out, lse=lse)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from functools import cache
+
+import numpy as np
+
+from . import tolerance
+from .decode_cases import DecodeCase, DecodeInputs
+from .reference_cache import CODES, LARGEST, GatheredCodes, gather_codes, to_codes
+
+SCALES = ("none", "tensor", "heads", "sequences", "rows", "groups")
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheCase:
+    base: DecodeCase
+    codes: str | None = "e4m3"  # None: q's type
+    scale: str = "heads"
+    group: int = 32  # channels that share a scale, with "groups"
+    rope_dim: int = 0
+    head_dim_v: int | None = None  # given: values are the first channels of the keys
+
+    def __str__(self) -> str:
+        extra = f"-rope{self.rope_dim}" * bool(self.rope_dim) + f"-view{self.head_dim_v}" * bool(self.head_dim_v)
+        return f"{self.base}-{self.codes or 'plain'}-{self.scale}{extra}"
+
+    def inputs(self) -> DecodeInputs:
+        """Fresh arrays, the same in every call."""
+        x = self.base.inputs()
+        rng = np.random.default_rng(zlib.crc32(str(self).encode()))
+        options = dict(x.options)
+        k_cache, k = x.k_cache, options.get("k")
+        if self.rope_dim:
+            k_cache, options["k_rope_cache"] = parts(k_cache, self.rope_dim)
+            if k is not None:
+                options["k"], options["k_rope"] = parts(k, self.rope_dim)
+        unseen = np.isnan(k_cache.astype(np.float32)).all(axis=(2, 3))
+        k_codes, options["k_scale"] = self._coded(k_cache, unseen, rng)
+        if self.head_dim_v is not None:
+            options["head_dim_v"] = self.head_dim_v
+            options.pop("v", None)
+            return DecodeInputs(x.q, k_codes, None, drop_none(options))
+        v_codes, options["v_scale"] = self._coded(x.v_cache, unseen, rng)
+        return DecodeInputs(x.q, k_codes, v_codes, drop_none(options))
+
+    def _coded(self, x: np.ndarray, unseen: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray | None]:
+        """Codes and scales. Rows that no sequence sees have NaN codes or any codes, and NaN scales."""
+        dtype = x.dtype if self.codes is None else CODES[self.codes]
+        one = np.float32(1 if self.codes is None or self.scale == "none" else 4 / LARGEST[dtype])
+        codes = to_codes(x, np.full((1,), one), dtype) if self.codes else x.copy()
+        if self.codes == "int8":
+            codes[unseen] = 113
+        if self.scale == "none":
+            return codes, None
+        shape = {
+            "tensor": (1,), "heads": x.shape[2:3], "sequences": (self.base.sequences, x.shape[2]), "rows": x.shape[:3],
+            "groups": (*x.shape[:3], x.shape[3] // self.group),
+        }[self.scale]  # fmt: skip
+        scale = (one * rng.uniform(0.5, 2.0, shape)).astype(np.float32)
+        if scale.ndim > 2:
+            scale[unseen] = np.nan
+        return codes, scale
+
+    def gathered(self) -> GatheredCodes:
+        x = self.inputs()
+        return gather_codes(x.q, x.k_cache, x.v_cache, **x.options)
+
+    def check(self, after: DecodeInputs, *, errors: dict[str, float] | None = None, **result: object) -> None:
+        """Check o and lse, and that the call left in `after`, its inputs, the codes and scales of the reference, bit for bit."""
+        self.check_written(after)
+        tolerance.check(result, _expected(self, tuple(sorted((errors or {}).items()))), label=str(self))
+
+    def check_written(self, after: DecodeInputs) -> None:
+        wanted = self.gathered()
+        for name in ("k_cache", "v_cache", "k_scale", "v_scale", "k_rope_cache"):
+            got = getattr(after, name) if name in ("k_cache", "v_cache") else after.options.get(name)
+            if got is not None:
+                exact, bits = getattr(wanted, name), np.dtype(f"u{got.itemsize}")
+                different = np.argwhere((got.view(bits) != exact.view(bits)) & ~(is_nan(got) & is_nan(exact)))
+                assert not len(different), f"{self}: {name} is wrong at {tuple(different[0])}"
+
+
+def parts(x: np.ndarray, rope_dim: int) -> tuple[np.ndarray, np.ndarray]:
+    return x[..., :-rope_dim].copy(), x[..., -rope_dim:].copy()
+
+
+def drop_none(options: dict) -> dict:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def is_nan(x: np.ndarray) -> np.ndarray:
+    return np.isnan(x.astype(np.float64))
+
+
+@cache
+def _expected(case: CacheCase, errors: tuple) -> tolerance.Expected:
+    x = case.gathered()
+    ulps = 2.0 if case.base.rotary else 0.0
+    return tolerance.expect(x.q, x.k, x.v, score_ulps=ulps, dtype=x.dtype, **dict(errors), **x.options)
+
+
+SEVERAL = {"lengths": (0, 1, 63, 64, 65, 130), "capacity": 140}
+SHAPES = {
+    "several": SEVERAL,
+    "long": {"lengths": (1500, 3, 900), "capacity": 1600},
+    "dims": {"head_dim": 40, "head_dim_v": 72, **SEVERAL},
+    "rows": {"seqlen_q": 7, **SEVERAL},
+    "window": {"seqlen_q": 3, "window_size": (20, 0), **SEVERAL},
+    "all": {"page_size": 16, "window_size": (50, 0), "softcap": 30.0, "sink": True, "alibi": "h", "seqlen_q": 2, **SEVERAL},
+    "append": {"append": 3, "seqlen_q": 3, **SEVERAL},
+    "append-paged": {"page_size": 7, "append": 5, **SEVERAL},
+    "leftpad": {"page_size": 16, "leftpad": (0, 1, 5, 64, 16, 100), "append": 3, "seqlen_q": 9, **SEVERAL},
+    "batch-idx": {"batch_idx": True, "append": 2, "heads_q": 8, "heads_k": 8, **SEVERAL},
+    "paged": {"page_size": 16, "seqlen_q": 6, "heads_q": 6, "heads_k": 1, **SEVERAL},
+}
+MLA = {"head_dim": 96, "heads_k": 1, "seqlen_q": 2, **SEVERAL}
+
+
+@cache
+def quick() -> list[CacheCase]:
+    """Each shape with each type of codes and of scales; the types of q in turn."""
+    dtypes, codes = ("bf16", "fp16", "fp32"), ("e4m3", "int8", "e5m2", None)
+    found = []
+    for i, (name, shape) in enumerate(SHAPES.items()):
+        for j, scale in enumerate(SCALES):
+            kind = codes[(i + j) % 4]
+            if (kind == "int8" and scale == "none") or (kind is None and scale == "none"):
+                kind = "e4m3"
+            if kind is None and "append" in shape and scale in ("rows", "groups"):
+                kind = "int8"
+            base = DecodeCase(f"cache-{name}", dtypes[(i + j) % 3], **shape)
+            found.append(CacheCase(base, kind, scale, group=8 if name == "dims" else 32))
+    for i, more in enumerate(({}, {"append": 2}, {"page_size": 7, "append": 1}, {"seqlen_q": 5, "page_size": 16, "heads_q": 3})):
+        base = DecodeCase("cache-mla", dtypes[i % 3], **(MLA | more))
+        found += [
+            CacheCase(base, "e4m3", "groups", 32, rope_dim=32, head_dim_v=64),
+            CacheCase(base, "int8", "rows", rope_dim=32, head_dim_v=64),
+            CacheCase(base, "e5m2", "tensor", rope_dim=24),
+            CacheCase(base, None, "none", rope_dim=32, head_dim_v=64),
+            CacheCase(base, None, "none", head_dim_v=64),
+        ]
+    return found

@@ -1,0 +1,147 @@
+"""Decode over a cache of codes: a cached value is its code times a scale. New rows are quantised when they are appended.
+
+Codes are float8_e4m3fn, float8_e5m2 or int8, or numbers of q's type. Scales by dimensions: (1) or (heads_k), (batch, heads_k),
+(places, rows, heads_k), (places, rows, heads_k, groups), where a place is an entry or page of the cache. An append divides by
+scales of one or two dimensions; the others it computes and writes: the largest magnitude of a row or group, divided by the
+largest code.
+
+`k_rope_cache` has the last channels of the keys in q's type. Without `v_cache`, the values are the first `head_dim_v` channels of
+`k_cache`, with its scales unless `v_scale` is given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import ml_dtypes
+import numpy as np
+
+from .reference_decode import Gathered, gather
+
+CODES = {
+    "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "e5m2": np.dtype(ml_dtypes.float8_e5m2),
+    "int8": np.dtype(np.int8),
+}
+LARGEST = {CODES["e4m3"]: 448.0, CODES["e5m2"]: 57344.0, CODES["int8"]: 127.0}
+
+
+@dataclasses.dataclass
+class GatheredCodes(Gathered):
+    """k and v are the real values in float64; the caches and scales are those after the append."""
+
+    dtype: np.dtype  # of q
+    k_scale: np.ndarray | None
+    v_scale: np.ndarray | None
+    k_rope_cache: np.ndarray | None
+
+
+@np.errstate(all="ignore")
+def to_codes(x: np.ndarray, scale: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """x / scale in float32 (float64 for float64), rounded to nearest even, saturated. Zeros stay zeros; int8 has 0 for NaN."""
+    wide = x if x.dtype == np.float64 else x.astype(np.float32)
+    quotient = np.where(wide == 0, wide, wide / scale.astype(wide.dtype))
+    if dtype not in LARGEST:
+        return quotient.astype(dtype)
+    quotient = np.clip(quotient, -LARGEST[dtype], LARGEST[dtype])
+    return (np.rint(np.nan_to_num(quotient)) if dtype == np.int8 else quotient).astype(dtype)
+
+
+@np.errstate(all="ignore")
+def row_scales(x: np.ndarray, groups: int, dtype: np.dtype) -> np.ndarray:
+    """float32 (..., groups) for x (..., channels). A NaN makes the scale NaN for int8, and does not count for the others."""
+    parts = np.abs(x.astype(np.float32)).reshape(*x.shape[:-1], groups, -1)
+    largest = parts.max(axis=-1) if dtype == np.int8 else np.nan_to_num(parts, nan=0.0, posinf=np.inf).max(axis=-1)
+    return largest / np.float32(LARGEST[dtype])
+
+
+def spread(scale: np.ndarray | None, sequence: np.ndarray, place: np.ndarray, row: np.ndarray, channels: int) -> np.ndarray:
+    """The scales (n, heads_k or 1, channels or 1) of n cached rows, each as one sequence sees it."""
+    if scale is None:
+        return np.ones((1, 1, 1), np.float32)
+    if scale.ndim == 1:
+        return scale[None, :, None]
+    if scale.ndim == 2:
+        return scale[sequence][:, :, None]
+    found = scale[place, row]
+    return found[..., None] if scale.ndim == 3 else np.repeat(found, channels // scale.shape[3], axis=-1)
+
+
+def new_rows(q: np.ndarray, cache: np.ndarray, rows: np.ndarray | None, options: dict) -> Gathered:
+    """The places of the new rows, as gather() finds them: k_cache has the rows, in q's type, and v_cache 1 + their sequence."""
+    channels = q.shape[-1] if rows is None else rows.shape[-1]
+    empty = np.zeros((*cache.shape[:3], channels), q.dtype), np.zeros((*cache.shape[:2], 1, 1), np.int64)
+    if rows is None:
+        return gather(q, *empty, **options)
+    sequence = np.broadcast_to(np.arange(1, len(rows) + 1).reshape(-1, 1, 1, 1), (*rows.shape[:2], 1, 1))
+    return gather(q, *empty, k=rows, v=sequence, **options)
+
+
+def append(cache: np.ndarray, scale: np.ndarray | None, new: Gathered) -> None:
+    """Write the new rows to `cache` and, if it belongs to rows, to `scale`."""
+    sequence = new.v_cache[:, :, 0, 0]
+    place, row = np.nonzero(sequence)
+    x = new.k_cache[place, row]
+    if scale is not None and scale.ndim > 2:
+        found = row_scales(x, 1 if scale.ndim == 3 else scale.shape[3], cache.dtype)
+        scale[place, row] = found[..., 0] if scale.ndim == 3 else found
+    if scale is None and cache.dtype == x.dtype:
+        cache[place, row] = x
+    elif len(x):
+        cache[place, row] = to_codes(x, spread(scale, sequence[place, row] - 1, place, row, x.shape[-1]), cache.dtype)
+
+
+def scale_of_view(k_scale: np.ndarray | None, channels: int, head_dim_v: int) -> np.ndarray | None:
+    if k_scale is None or k_scale.ndim < 4:
+        return k_scale
+    return k_scale[..., : head_dim_v // (channels // k_scale.shape[3])]
+
+
+def gather_codes(
+    q: np.ndarray,
+    k_cache: np.ndarray,
+    v_cache: np.ndarray | None = None,
+    *,
+    k: np.ndarray | None = None,
+    v: np.ndarray | None = None,
+    k_scale: np.ndarray | None = None,
+    v_scale: np.ndarray | None = None,
+    k_rope_cache: np.ndarray | None = None,
+    k_rope: np.ndarray | None = None,
+    head_dim_v: int | None = None,
+    **options,
+) -> GatheredCodes:
+    """As gather(), which finds the rows: of a cache of the new keys, of one of their sequences, and of the codes."""
+    caches = [None if x is None else x.copy() for x in (k_cache, v_cache, k_rope_cache, k_scale, v_scale)]
+    k_cache, v_cache, k_rope_cache, k_scale, v_scale = caches
+    rotated = new_rows(q, k_cache, k, options)
+    plain = {name: x for name, x in options.items() if not name.startswith("rotary_")}
+    if k is not None:
+        append(k_cache, k_scale, rotated)
+        for rows, cache, scale in ((v, v_cache, v_scale), (k_rope, k_rope_cache, None)):
+            if rows is not None:
+                append(cache, scale, new_rows(q, cache, rows, plain))
+    plain["cache_seqlens"] = rotated.options["seqused_k"]
+    if v_cache is None:
+        v_scale = scale_of_view(k_scale, k_cache.shape[3], head_dim_v) if v_scale is None else v_scale
+    values = k_cache[..., :head_dim_v] if v_cache is None else v_cache
+    real_k = real(q, k_cache, k_scale, plain)
+    if k_rope_cache is not None:
+        real_k = np.concatenate([real_k, real(q, k_rope_cache, None, plain)], axis=-1)
+    return GatheredCodes(
+        rotated.q, real_k, real(q, values, v_scale, plain), rotated.options, k_cache, v_cache, q.dtype, k_scale,
+        v_scale if v_cache is not None else None, k_rope_cache,
+    )  # fmt: skip
+
+
+@np.errstate(all="ignore")
+def real(q: np.ndarray, cache: np.ndarray, scale: np.ndarray | None, options: dict) -> np.ndarray:
+    """The values of each sequence's keys (batch, longest, heads_k, channels) in float64."""
+    place, row = (np.broadcast_to(x[..., None, None], (*cache.shape[:2], 1, 1)) for x in np.indices(cache.shape[:2]))
+    codes = gather(q, cache.astype(np.float64), cache.astype(np.float64), **options).k
+    where = gather(q, place.astype(np.int64), row.astype(np.int64), **options)
+    out = np.empty(codes.shape)
+    for b in range(len(codes)):
+        at = where.k[b, :, 0, 0], where.v[b, :, 0, 0]
+        out[b] = codes[b] * spread(scale, np.full(len(at[0]), b), *at, cache.shape[3]).astype(np.float64)
+    return out
