@@ -31,7 +31,8 @@ SIGNATURES = {  # flash-attn 2.8, flash_attn/flash_attn_interface.py; learnable_
     "flash_attn_varlen_kvpacked_func": f"q, kv, {LENGTHS}, {COMMON}",
     "flash_attn_with_kvcache": "q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None, "
     "cache_batch_idx=None, cache_leftpad=None, block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1), "
-    "softcap=0.0, rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False",
+    "softcap=0.0, rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False, "
+    "q_descale=None, k_descale=None, v_descale=None",
 }
 
 
@@ -280,6 +281,20 @@ def test_with_kvcache(library: str) -> None:
         convert(q), *map(convert, mine), cache_seqlens=convert(np.full(2, 7, np.int32)), causal=True
     )
     assert_same_bits(np.asarray(whole), np.asarray(same))
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+def test_descales_of_8_bit_caches(library: str) -> None:
+    convert = torch.from_numpy if library == "torch" else (lambda x: x)
+    q, caches = random(2, 3, 4, 8, seed=1), [np.rint(random(2, 9, 2, 8, seed=n) * 40).astype(np.int8) for n in (2, 3)]
+    scales = [np.array([[0.02, 0.03], [0.04, 0.01]], np.float32) * n for n in (1, 2)]
+    got = flash_attn.flash_attn_with_kvcache(
+        convert(q), *map(convert, caches), causal=True, k_descale=convert(scales[0]), v_descale=convert(scales[1])
+    )
+    wanted = libflash.decode(q, *caches, k_scale=scales[0], v_scale=scales[1])
+    assert_same_bits(np.asarray(got), wanted)
+    with pytest.raises(libflash.UnsupportedError, match="q_descale"):
+        flash_attn.flash_attn_with_kvcache(convert(q), *map(convert, caches), q_descale=convert(scales[0]))
 
 
 def test_with_kvcache_gives_no_gradient() -> None:

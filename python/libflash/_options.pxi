@@ -270,8 +270,8 @@ cdef int borrow_caches(Call *call, object k_cache, object v_cache, object head_d
         raise InvalidError(f"cache_dtype is {cache_dtype!r}, but k_cache has another dtype than that or uint8")
     if v_cache is not None:
         borrow(call, v_cache, "v_cache", v, role)
-        if head_dim_v is not None and integer(head_dim_v, "head_dim_v") >= 0:
-            raise InvalidError(f"head_dim_v is {head_dim_v}; it is given only without v_cache, whose values then are the first "
+        if head_dim_v is not None:
+            raise InvalidError(f"head_dim_v is {integer(head_dim_v, 'head_dim_v')}; it is given only without v_cache, whose values then are the first "
                                "head_dim_v channels of k_cache")
     else:
         if head_dim_v is None:

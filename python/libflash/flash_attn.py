@@ -221,11 +221,18 @@ def flash_attn_with_kvcache(
     alibi_slopes: Array | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
+    q_descale: Array | None = None,
+    k_descale: Array | None = None,
+    v_descale: Array | None = None,
 ) -> Any:
     """A few query rows (batch, seqlen_q, heads, head_dim) against a cache; `libflash.decode` says what each argument means.
 
     k and v, (batch, seqlen_new, heads_k, head_dim), are first appended to the cache, in place, after the valid rows.
     cache_seqlens is an int or (batch,) int32. No gradients.
+
+    Caches may be of float8_e4m3fn, float8_e5m2 or int8, on the CPU; a cached value is its element times k_descale or v_descale,
+    (batch, heads_k) float32, or of the other shapes that k_scale of `libflash.decode` may have. These are arguments of
+    flash-attn 3 and come last here. q has no scale: q_descale must be None.
 
     Returns
     -------
@@ -251,7 +258,11 @@ def flash_attn_with_kvcache(
         alibi_slopes=alibi_slopes,
         num_splits=num_splits,
         return_lse=return_softmax_lse,
+        k_scale=k_descale,
+        v_scale=v_descale,
     )
+    if q_descale is not None:
+        raise UnsupportedError("q_descale: q of 8 bits is not supported; pass q in 16 bits, multiplied by its scale")
     if _is(q, "torch", "Tensor"):
         import torch
 
@@ -264,6 +275,10 @@ def flash_attn_with_kvcache(
 
         if k is not None:
             raise UnsupportedError("JAX arrays are immutable: libflash.jax.decode returns the new caches")
+        if options.pop("k_scale") is not None or options.pop("v_scale") is not None:
+            raise UnsupportedError(
+                "k_descale and v_descale cannot be given for JAX arrays: use k_scale of libflash.decode"
+            )
         return decode_jax(q, k_cache, v_cache, **options)
     return _core.decode(q, k_cache, v_cache, **options)
 
