@@ -17,6 +17,8 @@ bool accepts_cpu(const KernelEntry& kernel, const KernelQuery& query, std::strin
         return reject(why, "head_dim: must be at most ", most, " on the CPU (", query.head_dim, ")");
     if (kernel.cpu && query.head_dim_v > most)
         return reject(why, "head_dim_v: must be at most ", most, " on the CPU (", query.head_dim_v, ")");
+    if (query.decode && query.decode->cache.k_rope.present && query.decode->rotary_cos.present)
+        return reject(why, "rotary_cos: cannot be given together with k_rope_cache, whose keys are rotated already");
     return kernel.supported_by_processor || reject(why, "kernel: this processor lacks the instructions");
 }
 

@@ -61,10 +61,6 @@ void check_given_together(const DecodeProblem& p) {
     if (!p.cache.k_rope.present && p.k_rope_new.present) {
         invalid("k_rope_cache", "k_rope_new is appended to it", "it is missing");
     }
-    if (p.cache.k_rope.present && p.rotary_cos.present) {
-        refuse(FLASH_STATUS_UNSUPPORTED, "rotary_cos",
-               "cannot be given together with k_rope_cache, whose keys are rotated already", "both are");
-    }
 }
 
 DecodeTensors read_decode_tensors(DecodeProblem& p, Reader& reader, const flash_decode_options_t& options) {
