@@ -255,9 +255,7 @@ FIRST_ARGUMENTS |= {
     "attention_out": FIRST_ARGUMENTS["attention"].replace("q k v", "q k v out lse"),
     "attention_backward": FIRST_ARGUMENTS["attention"].replace("q k v", "dout q k v out lse dlse") + " need_dbias need_dsink",
     "decode_append": FIRST_ARGUMENTS["decode"].replace("v_cache", "v_cache k v"),
-    "decode_append_parts": FIRST_ARGUMENTS["decode"].replace(
-        "v_cache", "v_cache k v row_k_scale row_v_scale rope_cache k_rope"
-    ),
+    "decode_append_parts": FIRST_ARGUMENTS["decode"].replace("v_cache", "v_cache k v row_k_scale row_v_scale rope_cache k_rope"),
 }
 
 

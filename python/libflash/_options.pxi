@@ -271,8 +271,8 @@ cdef int borrow_caches(Call *call, object k_cache, object v_cache, object head_d
     if v_cache is not None:
         borrow(call, v_cache, "v_cache", v, role)
         if head_dim_v is not None:
-            raise InvalidError(f"head_dim_v is {integer(head_dim_v, 'head_dim_v')}; it is given only without v_cache, whose values then are the first "
-                               "head_dim_v channels of k_cache")
+            raise InvalidError(f"head_dim_v is {integer(head_dim_v, 'head_dim_v')}; it is given only without v_cache: then the "
+                               "values are the first head_dim_v channels of k_cache")
     else:
         if head_dim_v is None:
             raise InvalidError("head_dim_v is None; without v_cache it must be given: the values are the first head_dim_v "

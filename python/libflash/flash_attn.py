@@ -276,9 +276,7 @@ def flash_attn_with_kvcache(
         if k is not None:
             raise UnsupportedError("JAX arrays are immutable: libflash.jax.decode returns the new caches")
         if options.pop("k_scale") is not None or options.pop("v_scale") is not None:
-            raise UnsupportedError(
-                "k_descale and v_descale cannot be given for JAX arrays: use k_scale of libflash.decode"
-            )
+            raise UnsupportedError("k_descale and v_descale cannot be given for JAX arrays: use k_scale of libflash.decode")
         return decode_jax(q, k_cache, v_cache, **options)
     return _core.decode(q, k_cache, v_cache, **options)
 
