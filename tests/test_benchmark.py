@@ -270,6 +270,35 @@ def test_results_are_written_once_and_then_checked(tmp_path):
     assert run_table(data, "--into", document, "--check").returncode == 1
 
 
+def conformance_run(target: str, held: int, *failures: dict) -> dict:
+    counts = {"holds": held, "fails": len(failures), "not offered": 3, "not run": 0, "vacuous": 0, "worst": 0.9}
+    ratios = {"problems": held, "outside": 0, "t1": 0.5, "t2_row": 0.9, "t2": 0.25, "t3": 0.0}
+    about = {"conformance": 1, "target": target, "versions": {"x": "1.0"}, "device": "cpu", "date": "2026-01-02"}
+    found = {"groups": {"accuracy": counts}, "tensors": {"o": ratios}, "failures": list(failures), "not_offered": {"bias": 3}}
+    return about | found | {"chosen": held + 5, "ran": held + 4}
+
+
+def test_conformance_has_a_column_for_each_target(tmp_path):
+    document = tmp_path / "RESULTS.md"
+    document.write_text("<!-- conformance-table -->\n<!-- /conformance-table -->\n")
+    leak = [{"group": "NaN and infinity", "name": f"hidden_keys-{n}", "worst": 0.0, "findings": ["o: changed"]} for n in range(2)]
+    far = {"group": "accuracy", "name": "size-3x3", "worst": 2.5, "findings": ["o: T1"]}
+    files = []
+    for run in (conformance_run("right", 7), conformance_run("wrong", 4, far, *leak)):
+        files.append(tmp_path / f"{run['target']}.json")
+        files[-1].write_text(json.dumps(run))
+    assert run_table(*files, "--into", document).returncode == 0
+    assert run_table(*files, "--into", document, "--check").returncode == 0
+    lines = document.read_text().splitlines()
+    assert "| | right | wrong |" in lines
+    assert "| results inside the error bounds | 7 of 7 | 4 of 7 |" in lines
+    assert "| decode | - | - |" in lines
+    assert "| largest error over its limit: o | 0.90 | 0.90 |" in lines
+    assert "- wrong fails: results inside the error bounds (1, up to 2.5), hidden keys (2)." in lines
+    assert not any(line.startswith("- right") for line in lines)
+    assert run_table(files[0], "--into", document, "--check").returncode == 1
+
+
 @pytest.mark.parametrize("text", ["", "<!-- cpu-table -->", "<!-- /cpu-table --><!-- cpu-table -->", "<!-- cpu-table -->" * 2])
 def test_a_readme_without_the_place_is_refused(tmp_path, text):
     (tmp_path / "RESULTS.md").write_text(text)

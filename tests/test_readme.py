@@ -79,10 +79,10 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "libflash/cuda/README.md").read_text().splitlines()) < 120
 
 
-def test_the_cpu_table_is_that_of_the_figures() -> None:
+def test_the_cpu_and_conformance_tables_are_those_of_the_figures() -> None:
     folder = ROOT / "tests" / "benchmark"
-    command = [sys.executable, folder / "table.py", folder / "cpu.json", "--into", folder / "RESULTS.md", "--check"]
-    subprocess.run(command, check=True)
+    figures = [folder / "cpu.json", *sorted((folder / "conformance").glob("*.json"))]
+    subprocess.run([sys.executable, folder / "table.py", *figures, "--into", folder / "RESULTS.md", "--check"], check=True)
 
 
 def test_the_section_on_the_papers_is_that_of_the_figures() -> None:

@@ -1,4 +1,4 @@
-"""python -m libflash: this build and machine, the folders of the C files, a demonstration, the benchmarks."""
+"""python -m libflash: this build and machine, the folders of the C files, a demonstration, a conformance kit, the benchmarks."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def parser() -> argparse.ArgumentParser:
     commands = made.add_subparsers(dest="command")
     commands.add_parser("info", help="version, build, processor, devices, kernels")
     commands.add_parser("demo", help="attention over a long text: time and memory against standard attention", add_help=False)
+    commands.add_parser("conformance", help="the tests of libflash for any implementation of attention", add_help=False)
     commands.add_parser("bench", help="the benchmarks of the source tree", add_help=False)
     return made
 
@@ -85,6 +86,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from libflash import demo
 
         return int(demo.main(rest))
+    if chosen.command == "conformance":
+        from libflash import conformance
+
+        return int(conformance.main(rest))
     if chosen.command == "bench":
         return bench(rest)
     if rest:

@@ -1,8 +1,8 @@
-"""The CPU table of RESULTS.md from cpu_attention.py's JSON.
+"""Tables of RESULTS.md: the CPU table from cpu_attention.py's JSON, the conformance table from that of the conformance kit.
 
-python tests/benchmark/table.py cpu.json                             print it
-python tests/benchmark/table.py cpu.json --into RESULTS.md           write it between the markers
-python tests/benchmark/table.py cpu.json --into RESULTS.md --check   exit code 1 if the file says anything else
+python tests/benchmark/table.py cpu.json conformance/*.json                             print them
+python tests/benchmark/table.py cpu.json conformance/*.json --into RESULTS.md           write each between its markers
+python tests/benchmark/table.py cpu.json conformance/*.json --into RESULTS.md --check   exit code 1 if the file says anything else
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import argparse
 import json
 import pathlib
 import sys
+
+import _conformance_table
 
 NAME = "cpu-table"
 NAMES = {"float32": "fp32", "bfloat16": "bf16"}
@@ -82,24 +84,38 @@ def write(document: pathlib.Path, contents: dict[str, str], check: bool) -> list
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("json", type=pathlib.Path, help="what cpu_attention.py --json wrote")
+    wrote = "what cpu_attention.py --json or python -m libflash conformance --json wrote"
+    parser.add_argument("json", type=pathlib.Path, nargs="+", help=wrote)
     parser.add_argument("--into", type=pathlib.Path, metavar="RESULTS.md", help="the file with the markers")
     parser.add_argument("--check", action="store_true", help="change nothing; exit code 1 if --into differs from the JSON")
     options = parser.parse_args()
-    content = table(json.loads(options.json.read_text()))
+    contents = tables([json.loads(path.read_text()) for path in options.json])
     if options.into is None:
-        print(content)
+        print("\n\n".join(contents.values()))
         return 0
     try:
-        outdated = write(options.into, {NAME: content}, options.check)
+        outdated = write(options.into, contents, options.check)
     except ValueError as wrong:
         sys.exit(f"{options.into}: {wrong}")
     if options.check and outdated:
+        files = " ".join(map(str, options.json))
         print(
-            f"{options.into}: the CPU table is not the one of {options.json}; run {parser.prog} without --check", file=sys.stderr
+            f"{options.into}: {' and '.join(outdated)}: not those of {files}; run {parser.prog} without --check", file=sys.stderr
         )
         return 1
     return 0
+
+
+def tables(files: list[dict]) -> dict[str, str]:
+    """Each table by the name of its markers."""
+    runs = [data for data in files if "conformance" in data]
+    contents = {}
+    for data in files:
+        if "conformance" not in data:
+            contents[NAME] = table(data)
+    if runs:
+        contents[_conformance_table.NAME] = _conformance_table.table(runs)
+    return contents
 
 
 if __name__ == "__main__":

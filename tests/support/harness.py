@@ -10,7 +10,10 @@ from functools import cache
 
 import ml_dtypes
 import numpy as np
-from case import Case, Inputs
+from case import Case
+from libflash.conformance.checks.check import Check
+from libflash.conformance.target import NotOffered
+from libflash.conformance.targets.own import Own, empty_like, run_backward, run_forward  # noqa: F401 (for the tests)
 
 import libflash
 
@@ -27,32 +30,17 @@ def cpu_kernels() -> tuple[str, ...]:
     return tuple(both)
 
 
-def empty_like(x: np.ndarray) -> np.ndarray:
-    """An output of NaN, which shows unwritten elements."""
-    return np.full(x.shape, np.nan, x.dtype)
-
-
-def run_forward(x: Inputs, **options) -> dict[str, np.ndarray]:
-    o, lse = libflash.attention(x.q, x.k, x.v, return_lse=True, **x.options, **options)
-    return {"o": o, "lse": lse}
-
-
-def run_backward(x: Inputs, forward: dict[str, np.ndarray], **options) -> dict[str, np.ndarray]:
-    """All gradients, written into outputs that contain NaN."""
-    made = {"dq": empty_like(x.q), "dk": empty_like(x.k), "dv": empty_like(x.v)}
-    for name, given in {"dbias": "bias", "dsink": "learnable_sink"}.items():
-        if given in x.options:
-            made[name] = empty_like(x.options[given])
-    libflash.attention_backward(x.dout, x.q, x.k, x.v, forward["o"], forward["lse"], dlse=x.dlse, **made, **x.options, **options)
-    return made
-
-
 def run(case: Case, isa: str | None = None) -> dict[str, np.ndarray]:
     """Forward and backward of a case, by the kernels of one instruction set."""
-    x = case.inputs()
-    kernels = [None, None] if isa is None else [f"forward_cpu_{isa}", f"backward_cpu_{isa}"]
-    forward = run_forward(x, kernel=kernels[0])
-    return forward | run_backward(x, forward, kernel=kernels[1])
+    return Own(isa).run(case.inputs())
+
+
+def check_cpu(check: Check, isa: str) -> None:
+    """A check of libflash.conformance on the kernels of one instruction set, which offer everything."""
+    try:
+        check(Own(isa).call)
+    except NotOffered as missing:
+        raise AssertionError(f"{check}: not offered: {missing}") from missing
 
 
 def random(*shape: int, seed: int = 0, dtype: np.dtype | str = "float32") -> np.ndarray:

@@ -26,7 +26,7 @@ class Inputs:
     q: np.ndarray
     k: np.ndarray
     v: np.ndarray
-    dout: np.ndarray
+    dout: np.ndarray | None  # None: forward alone
     dlse: np.ndarray | None
     options: dict  # keyword arguments of libflash.attention and of the reference alike
 

@@ -14,8 +14,6 @@ from .case import Case
 from .pairwise import pairwise
 from .structured import KINDS
 
-__all__ = ["Case", "by_name", "long", "quick"]
-
 # Tiles are 64 or 128 rows by 64 to 256 keys on a GPU, smaller on the CPU.
 SIZES = [
     *itertools.product((0, 1, 2, 3), (0, 1, 2, 3)),

@@ -1,14 +1,23 @@
-"""The storage types: rounding errors of stored values, and of the arithmetic used with each type."""
+"""The storage types: rounding errors of stored values, and of the arithmetic used with each type.
+
+NumPy has bfloat16 from ml_dtypes; without it there is no "bf16" in the tables here.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 
-import ml_dtypes
 import numpy as np
 
+try:
+    import ml_dtypes
+except ModuleNotFoundError:
+    BFLOAT16: dict[str, np.dtype] = {}
+else:
+    BFLOAT16 = {"bf16": np.dtype(ml_dtypes.bfloat16)}
+
 DTYPES = {
-    "bf16": np.dtype(ml_dtypes.bfloat16),
+    **BFLOAT16,
     "fp16": np.dtype(np.float16),
     "fp32": np.dtype(np.float32),
     "fp64": np.dtype(np.float64),
@@ -41,7 +50,7 @@ class Rounding:
 
 
 ROUNDING = {
-    DTYPES["bf16"]: Rounding(2.0**-8, 2.0**-126, 2.0**-126, float(ml_dtypes.finfo(ml_dtypes.bfloat16).max)),
+    **{bf16: Rounding(2.0**-8, 2.0**-126, 2.0**-126, (2 - 2.0**-7) * 2.0**127) for bf16 in BFLOAT16.values()},
     DTYPES["fp16"]: Rounding(2.0**-11, 2.0**-25, 2.0**-25, 65504.0),
     DTYPES["fp32"]: Rounding(2.0**-24, 2.0**-126, 2.0**-126, float(np.finfo(np.float32).max)),
     DTYPES["fp64"]: Rounding(2.0**-53, 2.0**-1022, 2.0**-1022, float(np.finfo(np.float64).max), double=True),

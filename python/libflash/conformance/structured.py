@@ -90,7 +90,7 @@ def check(case: Case, inputs: Inputs, result: dict[str, np.ndarray]) -> None:
         for head in heads(inputs.q, inputs.k, inputs.v, Options(**inputs.options)):
             if "o" in got:
                 check_rows(case.fill, head, got["o"][head.at_q], store)
-            if "lse" in got and case.fill == "counting":
+            if "lse" in got and case.fill == "counting" and result["lse"].itemsize >= 4:  # a half type does not resolve them
                 n = head.visible.sum(axis=1)
                 with np.errstate(over="ignore"):
                     np.testing.assert_array_equal(np.rint(np.exp(got["lse"][head.at_lse])), n, f"{case}: keys seen")

@@ -168,8 +168,17 @@ def tensor(exact: np.ndarray, dtype: np.dtype, owned: tuple = (slice(None),)) ->
 
 
 def check(result: Mapping[str, object], expected: Expected, *, label: str = "", two_times: bool = False) -> dict[str, Report]:
-    """Check the tensors in `result` (any of o, lse, dq, dk, dv, dbias, dsink; None is skipped) by name."""
-    reports, findings = {}, []
+    """`judge`, with an AssertionError that has every finding."""
+    reports, findings = judge(result, expected, two_times=two_times)
+    if findings:
+        raise AssertionError("\n".join([f"{label}: {len(findings)} findings" if label else "", *findings]).lstrip())
+    return reports
+
+
+def judge(result: Mapping[str, object], expected: Expected, *, two_times: bool = False) -> tuple[dict[str, Report], list[str]]:
+    """Reports by name and what is wrong, for the tensors of `result` (o, lse, dq, dk, dv, dbias, dsink) that are not None."""
+    reports: dict[str, Report] = {}
+    findings: list[str] = []
     for name, value in result.items():
         if value is None:
             continue
@@ -179,9 +188,7 @@ def check(result: Mapping[str, object], expected: Expected, *, label: str = "", 
         if two_times and name in expected.eager_error:
             error = worst(np.asarray(value), expected.tensors[name].exact)
             reports[name].two_times = error / (2 * expected.eager_error[name] + 1e-5)
-    if findings:
-        raise AssertionError("\n".join([f"{label}: {len(findings)} findings" if label else "", *findings]).lstrip())
-    return reports
+    return reports, findings
 
 
 @np.errstate(all="ignore")

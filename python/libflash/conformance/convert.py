@@ -6,10 +6,11 @@ import sys
 from typing import Any
 
 import numpy as np
-from case import Case, Inputs
-from rounding import DTYPES
 
-BFLOAT16 = DTYPES["bf16"]
+from .case import Case, Inputs
+from .rounding import DTYPES
+
+BFLOAT16 = DTYPES.get("bf16")
 
 
 def torch_of(x: Any, device: str = "cpu") -> Any:
@@ -30,8 +31,8 @@ def numpy_of(x: Any) -> np.ndarray:
     return x.view(torch.int16).numpy().view(BFLOAT16) if x.dtype == torch.bfloat16 else x.numpy()
 
 
-def gradient_names(case: Case) -> list[str]:
-    return ["dq", "dk", "dv", *(["dbias"] if case.bias is not None else []), *(["dsink"] if case.sink else [])]
+def gradient_names(options: dict) -> list[str]:
+    return ["dq", "dk", "dv", *(["dbias"] if "bias" in options else []), *(["dsink"] if "learnable_sink" in options else [])]
 
 
 def owned(case: Case, results: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -45,37 +46,57 @@ def owned(case: Case, results: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def torch_run(case: Case, attention: Any, device: str = "cpu", **more: Any) -> dict[str, np.ndarray]:
-    """All results of a case by PyTorch's autograd, with the keys of harness.run."""
+    return torch_results(case.inputs(), attention, device, **more)
+
+
+def torch_results(x: Inputs, attention: Any, device: str = "cpu", **more: Any) -> dict[str, np.ndarray]:
+    """All results by PyTorch's autograd, with the keys of harness.run; without dout the forward alone. `attention` has the
+    arguments of libflash.torch.attention and returns (out, lse), where lse may be None.
+    """
     torch = sys.modules["torch"]
-    x = case.inputs()
     options = {"seed": 0} | {name: torch_of(value, device) for name, value in x.options.items()}  # None would draw a random one
-    leaves = [torch_of(value, device).requires_grad_() for value in (x.q, x.k, x.v)]
-    leaves += [options[name].requires_grad_() for name in ("bias", "learnable_sink") if name in options]
+    leaves = [torch_of(value, device) for value in (x.q, x.k, x.v)]
+    if x.dout is None:
+        o, lse = attention(*leaves, return_lse=True, **options, **more)
+        return named(["o", "lse"], [o, lse])
+    leaves += [options[name] for name in ("bias", "learnable_sink") if name in options]
+    leaves = [leaf.requires_grad_() for leaf in leaves]
     o, lse = attention(*leaves[:3], return_lse=True, **options, **more)
     results, cotangents = [o], [torch_of(x.dout, device)]
     if x.dlse is not None:
         results, cotangents = [o, lse], [*cotangents, torch_of(x.dlse, device)]
     gradients = torch.autograd.grad(results, leaves, cotangents)
-    return {"o": numpy_of(o), "lse": numpy_of(lse)} | dict(zip(gradient_names(case), map(numpy_of, gradients), strict=True))
+    return named(["o", "lse", *gradient_names(x.options)], [o, lse, *gradients])
 
 
 def jax_run(case: Case, attention: Any, **more: Any) -> dict[str, np.ndarray]:
+    return jax_results(case.inputs(), attention, **more)
+
+
+def jax_results(x: Inputs, attention: Any, **more: Any) -> dict[str, np.ndarray]:
     """The same by jax.vjp, compiled as one program."""
     jax = sys.modules["jax"]
-    x: Inputs = case.inputs()
     arrays = {name: value for name, value in x.options.items() if isinstance(value, np.ndarray)}
     numbers = {name: value for name, value in x.options.items() if name not in arrays}
     wanted = {name: arrays.pop(name) for name in ("bias", "learnable_sink") if name in arrays}
 
+    def forward(q: Any, k: Any, v: Any, wanted: Any, arrays: Any) -> Any:
+        out, lse = attention(q, k, v, return_lse=True, **wanted, **arrays, **numbers, **more)
+        return (out, lse) if x.dlse is not None else (out, jax.lax.stop_gradient(lse))
+
     @jax.jit
     def both(q: Any, k: Any, v: Any, wanted: Any, arrays: Any, dout: Any, dlse: Any) -> Any:
-        def forward(q: Any, k: Any, v: Any, wanted: Any) -> Any:
-            out, lse = attention(q, k, v, return_lse=True, **wanted, **arrays, **numbers, **more)
-            return (out, lse) if dlse is not None else (out, jax.lax.stop_gradient(lse))
-
-        (out, lse), pull = jax.vjp(forward, q, k, v, wanted)
-        dq, dk, dv, rest = pull((dout, jax.numpy.zeros_like(lse) if dlse is None else dlse))
+        (out, lse), pull = jax.vjp(lambda *leaves: forward(*leaves, arrays), q, k, v, wanted)
+        dq, dk, dv, rest = pull((dout, jax.tree.map(jax.numpy.zeros_like, lse) if dlse is None else dlse))
         return out, lse, dq, dk, dv, *(rest[name] for name in ("bias", "learnable_sink") if name in rest)
 
-    results = both(x.q, x.k, x.v, wanted, arrays, x.dout, x.dlse)
-    return dict(zip(["o", "lse", *gradient_names(case)], map(numpy_of, results), strict=True))
+    if x.dout is None:
+        results, names = jax.jit(forward)(x.q, x.k, x.v, wanted, arrays), ["o", "lse"]
+    else:
+        results, names = both(x.q, x.k, x.v, wanted, arrays, x.dout, x.dlse), ["o", "lse", *gradient_names(x.options)]
+    return named(names, results)
+
+
+def named(names: list[str], results: Any) -> dict[str, np.ndarray]:
+    """As NumPy arrays; a function without lse has None for it."""
+    return {name: numpy_of(x) for name, x in zip(names, results, strict=True) if x is not None}

@@ -1,0 +1,78 @@
+"""What is tested: an implementation of attention behind one interface, and what it says it can do."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from .case import Inputs
+from .decode_cases import DecodeInputs
+from .needs import inputs_of, needs
+
+Results = dict[str, np.ndarray]
+
+
+class NotOffered(Exception):
+    """The target does not have what a call needs, and says so. Never a failure."""
+
+
+class Target:
+    """An adapter overrides `results`, and `decoded` if there is decoding.
+
+    Arrays come as NumPy's, (batch, seqlen, heads, head_dim), with the options of libflash.attention under their names; results
+    go back under the names o, lse, dq, dk, dv, dbias, dsink. What the target does not compute is left out.
+    """
+
+    name = ""
+    versions: Mapping[str, str] = {}
+    offers: frozenset[str] = frozenset()  # words of needs.ALL
+    offers_decode: frozenset[str] | None = None  # options of libflash.decode; None: no decoding
+    refusals: tuple[type[Exception], ...] = (NotImplementedError,)  # exceptions by which it says that it does not offer a call
+    reads_contents = True  # arrays of lengths are on the host, so that bad numbers in them can be refused
+
+    def results(self, x: Inputs) -> Results:
+        """Forward, and backward if x.dout is given."""
+        raise NotImplementedError
+
+    def repeatable(self, x: Inputs) -> Results:
+        """The same in the mode in which the target promises equal bits in equal calls."""
+        return self.results(x)
+
+    def errors(self, x: Inputs) -> dict[str, float]:
+        """What it states about its arithmetic: arguments of error_bounds.Model."""
+        return {}
+
+    def decoded(self, x: DecodeInputs) -> Results:
+        """o, lse, and k_cache, v_cache as they are after the call."""
+        raise NotImplementedError
+
+    def run(self, x: Inputs, *, repeatable: bool = False) -> Results:
+        """Without gradients, if the target has none."""
+        if "gradients" not in self.offers:
+            x = dataclasses.replace(x, dout=None, dlse=None)
+        missing = [word for word in needs(x) if word not in self.offers]
+        if missing:
+            raise NotOffered(", ".join(missing))
+        try:
+            return self.repeatable(x) if repeatable else self.results(x)
+        except self.refusals as refusal:
+            raise NotOffered(str(refusal)) from refusal
+
+    def run_decode(self, x: DecodeInputs, dtype: str) -> Results:
+        if self.offers_decode is None:
+            raise NotOffered("decode")
+        missing = [name for name in x.options if name not in self.offers_decode]
+        missing += [dtype] * (dtype not in self.offers)
+        if missing:
+            raise NotOffered(", ".join(missing))
+        try:
+            return self.decoded(x)
+        except self.refusals as refusal:
+            raise NotOffered(str(refusal)) from refusal
+
+    def call(self, q: Any, k: Any, v: Any, dout: Any = None, **options: Any) -> Results:
+        """`run` with arguments as the checks write them."""
+        return self.run(inputs_of(q, k, v, dout, **options))
