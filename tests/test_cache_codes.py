@@ -327,6 +327,17 @@ def test_read_only_scales_are_read_and_not_written() -> None:
         libflash.decode(x.q, x.k_cache, x.v_cache, k=new, v=new, k_scale=rows, v_scale=rows, cache_seqlens=lengths)
 
 
+def test_explain_takes_the_caches_of_decode() -> None:
+    x = problem(BFLOAT16, "e4m3")
+    plan = libflash.explain(x.q, x.k_cache, x.v_cache, op="decode", **x.options)
+    raw = [c.view(np.uint8) for c in (x.k_cache, x.v_cache)]
+    assert libflash.explain(x.q, *raw, op="decode", cache_dtype="e4m3", **x.options) == plan
+    view = libflash.explain(x.q, x.k_cache, None, op="decode", head_dim_v=32, **x.options)
+    assert view == libflash.explain(x.q, x.k_cache, x.v_cache[..., :32], op="decode", **x.options)
+    with pytest.raises(libflash.InvalidError, match="head_dim_v is 32"):
+        libflash.explain(x.q, x.k_cache, x.v_cache, op="decode", head_dim_v=32)
+
+
 def test_seeded_defects_are_found() -> None:
     """The check of the cases sees a wrong code, a wrong scale and a wrong result."""
     case = next(case for case in cache_cases.quick() if case.codes == "int8" and case.scale == "rows" and case.base.append)

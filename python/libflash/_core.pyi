@@ -105,7 +105,7 @@ def compress_block_mask(block_mask: _DLPackArray, *, stream: _Stream = None) -> 
 def explain(
     q: _DLPackArray,
     k: _DLPackArray,
-    v: _DLPackArray,
+    v: _DLPackArray | None,
     /,
     *,
     op: Literal["forward", "backward", "decode"] = "forward",

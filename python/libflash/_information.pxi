@@ -19,6 +19,7 @@ def explain(q, k, v, /, *, op="forward", **options):
     Parameters
     ----------
     q, k, v : the arrays of the call; with op="decode" k and v are the caches. Their contents are not read.
+        v may be None with head_dim_v.
     op : "forward", "backward" or "decode"
     options : those of attention(), attention_backward() or decode()
 
@@ -43,8 +44,12 @@ def explain(q, k, v, /, *, op="forward", **options):
     start(&call, o["stream"])
     try:
         borrow(&call, q, "q", &tq)
-        borrow(&call, k, "k", &tk)
-        borrow(&call, v, "v", &tv)
+        if op == "decode":
+            borrow_caches(&call, k, v, o["head_dim_v"], o["cache_dtype"], READ, &tk, &tv)
+            check_new_rows(o["k"], o["v"], v)
+        else:
+            borrow(&call, k, "k", &tk)
+            borrow(&call, v, "v", &tv)
         if op == "decode":
             decode_options_from(&call, &extras, &decode, o)
             decode.num_threads = num_threads_for(source_of(q, "q"), &tq)
