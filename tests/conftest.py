@@ -13,9 +13,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "long: takes minutes; runs with --long only")
+    config.addinivalue_line("markers", "early: takes long; runs before the others, so that no processor waits for it at the end")
+
+
+@pytest.hookimpl(optionalhook=True)  # of pytest-xdist
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """With -n alone, a process that has no tests left takes some of another's. By xdist's own choice (--dist load) it would wait
+    for the last ones of a process that was given many slow tests.
+    """
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log) if config.getoption("dist") == "load" else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: "early" not in item.keywords)
     if config.getoption("--long"):
         return
     wanted = [item for item in items if "long" not in item.keywords]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -66,6 +67,72 @@ def test_threads_are_kept_and_not_more_than_requested() -> None:
         print(json.dumps(counts))
     """
     assert run(code) == [0, 0, 3, 3, 3, 3, 3, 5, 5]
+
+
+# Every new thread begins a second late.
+LATE_THREADS = """
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <unistd.h>
+typedef void* (*routine)(void*);
+struct late { routine start; void* argument; };
+static void* begin(void* data) {
+    struct late late = *(struct late*)data;
+    free(data);
+    sleep(1);
+    return late.start(late.argument);
+}
+int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, routine start, void* argument) {
+    int (*create)(pthread_t*, const pthread_attr_t*, routine, void*);
+    *(void**)&create = dlsym(RTLD_NEXT, "pthread_create");
+    struct late* late = malloc(sizeof *late);
+    *late = (struct late){start, argument};
+    return create(thread, attributes, begin, late);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def late_threads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a process whose threads begin late."""
+    if shutil.which("gcc") is None:
+        pytest.skip("no gcc")
+    folder = tmp_path_factory.mktemp("late_threads")
+    (folder / "late.c").write_text("#define _GNU_SOURCE\n" + LATE_THREADS)
+    subprocess.run(
+        ["gcc", "-shared", "-fPIC", "-Wall", "-Werror", folder / "late.c", "-o", folder / "late.so", "-ldl", "-pthread"], check=True
+    )
+    return {"LD_PRELOAD": str(folder / "late.so"), "OPENBLAS_NUM_THREADS": "1"}
+
+
+def test_threads_that_have_not_begun_serve_the_next_call(late_threads: dict[str, str]) -> None:
+    """Calls one after the other need one thread, though it begins only after them."""
+    code = """
+        for _ in range(5):
+            call(2)
+        sleeping(1)
+        time.sleep(1.5)
+        print(json.dumps(len(tasks())))
+    """
+    assert run(code, **late_threads) == 1
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one processor has no more than one thread")
+def test_calls_at_the_same_time_start_a_thread_each(late_threads: dict[str, str]) -> None:
+    code = """
+        x = np.ones((1, 8000, 4, 64), "float32")
+        libflash.set_num_threads(2)
+        together = threading.Barrier(2)
+        def work():
+            together.wait()
+            libflash.attention(x, x, x)
+        callers = [threading.Thread(target=work) for _ in range(2)]
+        [caller.start() for caller in callers]
+        [caller.join() for caller in callers]
+        print(json.dumps(len(sleeping(2))))
+    """
+    assert run(code, **late_threads) == 2
 
 
 def test_threads_sleep_between_calls() -> None:

@@ -43,6 +43,7 @@ struct Pool {
     pthread_cond_t job_done;   // signals callers that a job has no active thread left
     Job* jobs = nullptr;       // linked list of jobs that can use more threads
     int threads = 0, idle = 0;
+    int starting = 0;  // threads that do not run yet; they will take a job before they sleep
     const int processors = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
 
     Pool() {
@@ -112,20 +113,24 @@ void Pool::add(Job& job) {
     wake(job.wanted_);
 }
 
-// Starts threads if fewer than `wanted` are idle. The total is at most the number of processors, or `wanted` if that is larger.
+// Starts the threads that the jobs of the list lack: one that sleeps or starts is enough for each that they want. The total is
+// at most the number of processors, or `wanted`, of the newest job, if that is larger.
 void Pool::grow(int wanted) {
     const int most = wanted > processors ? wanted : processors;
-    if (idle >= wanted || threads >= most) return;
+    int missing = -idle - starting;
+    for (const Job* job = jobs; job; job = job->next_) missing += job->wanted_;
+    if (missing <= 0 || threads >= most) return;
     sigset_t all, before;
     sigfillset(&all);
     pthread_attr_t detached;
     if (pthread_attr_init(&detached) != 0) return;
     pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    for (int missing = wanted - idle; missing > 0 && threads < most; --missing) {
+    for (; missing > 0 && threads < most; --missing) {
         pthread_t thread;
         if (pthread_create(&thread, &detached, start, this) != 0) break;
         ++threads;
+        ++starting;
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
     pthread_attr_destroy(&detached);
@@ -163,6 +168,7 @@ void Pool::serve() {
     pthread_setname_np(pthread_self(), "libflash");
     Job::Affinity mine;
     pthread_mutex_lock(&mutex);
+    --starting;
     for (;;) {
         while (!jobs) {
             ++idle;

@@ -5,6 +5,8 @@ This is slow and shows neither races nor the behaviour of the hardware's instruc
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -86,6 +88,7 @@ BACKWARD_KERNELS_SM90 = {
     "bf16-256": ("bf16_", 256, "64, 64", 2),
 }
 KEYS_PER_SUM = 32768  # of the library
+pytestmark = pytest.mark.early
 DISORDERS = (0, 1)  # orders in which forward_sm90.cpp and backward_sm90.cpp run the warps
 
 
@@ -162,6 +165,16 @@ def for_the_host(source: str) -> str:
 
 
 def compiled(program: Program, folder: Path) -> Path:
+    """The program, which the first process that needs it compiles to `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "program").exists():
+            compile_to(folder, program)
+    return folder / "program"
+
+
+def compile_to(folder: Path, program: Program) -> None:
     for name in program.headers:
         source = (ROOT / "libflash/cuda" / name).read_text()
         changed = for_the_host(source)
@@ -176,7 +189,6 @@ def compiled(program: Program, folder: Path) -> Path:
         [*command, HERE / program.source, "-o", folder / "program"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[:3000]
-    return folder / "program"
 
 
 def finished(program: Future[Path], arguments: tuple[int, ...]) -> str:
@@ -190,11 +202,14 @@ def finished(program: Future[Path], arguments: tuple[int, ...]) -> str:
 @pytest.fixture(scope="module")
 def output(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[Run], str]]:
     """The output of a run. The first test starts the runs of all selected tests, as many at a time as there are processors.
-    Where pytest distributes the tests over processes, each run starts with its test.
+    Where pytest distributes the tests over processes, each run starts with its test, and the processes share the programs.
     """
     if CXX is None or CUDA_HEADERS is None:
         pytest.skip("no g++ or no CUDA headers")
-    items = [] if hasattr(request.config, "workerinput") else request.session.items
+    distributed = hasattr(request.config, "workerinput")
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if distributed else base) / "on_host"  # of all processes
+    items = [] if distributed else request.session.items
     requested = [item.callspec.params["run"] for item in items if item.path == request.path and hasattr(item, "callspec")]
     programs: dict[Program, Future[Path]] = {}
     begun: dict[Run, Future[str]] = {}
@@ -202,7 +217,8 @@ def output(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
         def begin_program(program: Program) -> Future[Path]:
             if program not in programs:
-                programs[program] = pool.submit(compiled, program, tmp_path_factory.mktemp("on_host"))
+                name = hashlib.sha256(repr(program).encode()).hexdigest()[:16]
+                programs[program] = pool.submit(compiled, program, folder / name)
             return programs[program]
 
         def begin(run: Run) -> Future[str]:
