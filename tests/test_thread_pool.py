@@ -101,7 +101,8 @@ def late_threads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("late_threads")
     (folder / "late.c").write_text("#define _GNU_SOURCE\n" + LATE_THREADS)
     subprocess.run(
-        ["gcc", "-shared", "-fPIC", "-Wall", "-Werror", folder / "late.c", "-o", folder / "late.so", "-ldl", "-pthread"], check=True
+        ["gcc", "-shared", "-fPIC", "-Wall", "-Werror", folder / "late.c", "-o", folder / "late.so", "-ldl", "-pthread"],
+        check=True,
     )
     return {"LD_PRELOAD": str(folder / "late.so"), "OPENBLAS_NUM_THREADS": "1"}
 

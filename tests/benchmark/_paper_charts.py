@@ -95,39 +95,39 @@ def by_length(axes: Any, seqlens: list[int]) -> None:
     axes.minorticks_off()
 
 
-def memory(rows: list[dict]) -> Any:
+def memory(entries: list[dict]) -> Any:
     made = figure(6, 3.6)
     axes = made.subplots()
-    methods = [name for name in NAMES if any(name in row["bytes"] for row in rows)]
-    points = {NAMES[m]: [(row["seqlen"], row["bytes"][m] / 1e6) for row in rows if m in row["bytes"]] for m in methods}
+    methods = [name for name in NAMES if any(name in entry["bytes"] for entry in entries)]
+    points = {NAMES[m]: [(entry["seqlen"], entry["bytes"][m] / 1e6) for entry in entries if m in entry["bytes"]] for m in methods}
     lines(axes, points, {NAMES[m]: COLORS[m] for m in methods})
-    by_length(axes, [row["seqlen"] for row in rows])
+    by_length(axes, [entry["seqlen"] for entry in entries])
     finish(axes, "Memory of forward + backward", "sequence length", "MB")
     return made
 
 
-def blocks(rows: list[dict]) -> Any:
+def blocks(entries: list[dict]) -> Any:
     made = figure(6, 3.6)
     axes = made.subplots()
     colors = {"forward": COLORS["libflash"], "backward": COLORS["flash1_split"]}
-    kept = [row for row in rows if row["density"] is not None]
-    points = {name: [(100 * row["density"], row["ms"]) for row in kept if row["direction"] == name] for name in colors}
+    kept = [entry for entry in entries if entry["density"] is not None]
+    points = {name: [(100 * entry["density"], entry["ms"]) for entry in kept if entry["direction"] == name] for name in colors}
     lines(axes, points, colors)
-    for row in rows:
-        if row["density"] is None:
-            axes.axhline(row["ms"], color=colors[row["direction"]], linestyle=":", linewidth=1)
+    for entry in entries:
+        if entry["density"] is None:
+            axes.axhline(entry["ms"], color=colors[entry["direction"]], linestyle=":", linewidth=1)
     axes.set_xlim(0, 102)
     axes.set_ylim(bottom=0)
     finish(axes, "Block-sparse (dotted: no mask)", "blocks kept, %", "ms")
     return made
 
 
-def decode(rows: list[dict]) -> Any:
+def decode(entries: list[dict]) -> Any:
     made = figure(6, 3.6)
     axes = made.subplots()
     colors = {"unsplit": COLORS["flash1_split"], "split": COLORS["libflash"]}
-    lines(axes, {name: [(row["seqlen"], row["us"][name]) for row in rows] for name in colors}, colors)
-    by_length(axes, [row["seqlen"] for row in rows])
+    lines(axes, {name: [(entry["seqlen"], entry["us"][name]) for entry in entries] for name in colors}, colors)
+    by_length(axes, [entry["seqlen"] for entry in entries])
     finish(axes, "Decode, batch 1", "keys in the cache", "us")
     return made
 

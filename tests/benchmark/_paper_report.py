@@ -16,10 +16,10 @@ DIRECTIONS = ("forward", "backward", "forward + backward")
 TARGET_RATIO, TARGET_SEQLEN = 1.7, 2048
 
 
-def table(head: list[str], rows: list[list[str]]) -> str:
+def table(head: list[str], entries: list[list[str]]) -> str:
     """Columns of figures are right-aligned; the first column is text."""
     lines = ["| " + " | ".join(head) + " |", "|---|" + "---:|" * (len(head) - 1)]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in rows)])
+    return "\n".join([*lines, *("| " + " | ".join(entry) + " |" for entry in entries)])
 
 
 def gflop(cell: dict) -> float:
@@ -62,22 +62,22 @@ def speed_tables(speed: list[dict]) -> str:
     for direction in DIRECTIONS:
         found = tflops(speed, direction)
         seqlens = sorted({problem[2] for problem in found})
-        rows = []
+        entries = []
         for head_dim, causal in dict.fromkeys(problem[:2] for problem in found):
             for method, name in NAMES.items():
                 values = [found.get((head_dim, causal, seqlen), {}).get(method) for seqlen in seqlens]
                 if any(values):
                     figures = ["-" if value is None else f"{value:.0f}" for value in values]
-                    rows.append([f"d = {head_dim}{', causal' if causal else ''}: {name}", *figures])
+                    entries.append([f"d = {head_dim}{', causal' if causal else ''}: {name}", *figures])
         head = [f"{direction}, TFLOP/s", *(f"S = {seqlen}" for seqlen in seqlens)]
-        texts.append(table(head, rows))
+        texts.append(table(head, entries))
     return "\n\n".join(texts)
 
 
 def ratio_table(speed: list[dict]) -> str:
     """Speed of libflash over the peer's, by length: smallest and largest over head_dim and mask."""
     seqlens = sorted({cell["seqlen"] for cell in speed})
-    rows = []
+    entries = []
     for direction in DIRECTIONS:
         for peer in ("standard", "torch_plain", "flash1", "flash1_split", "fa2"):
             found = ratios(speed, direction, peer)
@@ -85,8 +85,8 @@ def ratio_table(speed: list[dict]) -> str:
             for seqlen in seqlens:
                 values = [ratio for problem, ratio in found.items() if problem[2] == seqlen]
                 texts.append(f"{min(values):.1f} to {max(values):.1f}" if values else "-")
-            rows.append([f"{direction}, against {NAMES[peer]}", *texts])
-    return table(["libflash is as many times as fast", *(f"S = {seqlen}" for seqlen in seqlens)], rows)
+            entries.append([f"{direction}, against {NAMES[peer]}", *texts])
+    return table(["libflash is as many times as fast", *(f"S = {seqlen}" for seqlen in seqlens)], entries)
 
 
 def verdict(speed: list[dict]) -> str:
@@ -105,42 +105,42 @@ def verdict(speed: list[dict]) -> str:
     return ".  \n".join(lines) + "."
 
 
-def traffic_table(rows: list[dict], setting: dict) -> str:
-    standard = rows[0]["ms"]
+def traffic_table(entries: list[dict], setting: dict) -> str:
+    standard = entries[0]["ms"]
     texts = [
         [
-            NAMES[row["method"]],
-            f"{row['gflop']:.0f}",
-            f"{row['gb_counted']:.1f}",
-            "-" if row["gb_measured"] is None else f"{row['gb_measured']:.1f}",
-            f"{row['ms']:.2f}",
-            f"{standard / row['ms']:.1f}",
+            NAMES[entry["method"]],
+            f"{entry['gflop']:.0f}",
+            f"{entry['gb_counted']:.1f}",
+            "-" if entry["gb_measured"] is None else f"{entry['gb_measured']:.1f}",
+            f"{entry['ms']:.2f}",
+            f"{standard / entry['ms']:.1f}",
         ]
-        for row in rows
+        for entry in entries
     ]
     head = f"forward + backward, {setting['traffic_shape']}"
     return table([head, "GFLOP", "GB requested", "GB of DRAM traffic", "ms", "speedup"], texts)
 
 
-def memory_table(rows: list[dict]) -> str:
-    methods = [name for name in NAMES if any(name in row["bytes"] for row in rows)]
+def memory_table(entries: list[dict]) -> str:
+    methods = [name for name in NAMES if any(name in entry["bytes"] for entry in entries)]
     texts = [
-        [str(row["seqlen"]), *(f"{row['bytes'][name] / 1e6:.0f}" if name in row["bytes"] else "-" for name in methods)]
-        for row in rows
+        [str(entry["seqlen"]), *(f"{entry['bytes'][name] / 1e6:.0f}" if name in entry["bytes"] else "-" for name in methods)]
+        for entry in entries
     ]
     return table(["S", *(f"{NAMES[name]}, MB" for name in methods)], texts)
 
 
-def is_linear(rows: list[dict], method: str = "libflash", slack: float = 1.1) -> bool:
+def is_linear(entries: list[dict], method: str = "libflash", slack: float = 1.1) -> bool:
     """Whether the bytes per token are the same at the shortest and the longest length."""
-    per_token = [row["bytes"][method] / row["seqlen"] for row in rows if method in row["bytes"]]
+    per_token = [entry["bytes"][method] / entry["seqlen"] for entry in entries if method in entry["bytes"]]
     return max(per_token) <= slack * min(per_token)
 
 
-def block_table(rows: list[dict]) -> str:
-    dense = {row["direction"]: row["ms"] for row in rows if row["density"] is None}
-    densities = sorted({row["density"] for row in rows if row["density"] is not None})
-    ms = {(row["direction"], row["density"]): row["ms"] for row in rows}
+def block_table(entries: list[dict]) -> str:
+    dense = {entry["direction"]: entry["ms"] for entry in entries if entry["density"] is None}
+    densities = sorted({entry["density"] for entry in entries if entry["density"] is not None})
+    ms = {(entry["direction"], entry["density"]): entry["ms"] for entry in entries}
     texts = [
         [
             direction,
@@ -152,16 +152,16 @@ def block_table(rows: list[dict]) -> str:
     return table(["block mask, ms", *(f"{100 * x:.0f} %" for x in densities), "no mask"], texts)
 
 
-def decode_table(rows: list[dict]) -> str:
+def decode_table(entries: list[dict]) -> str:
     texts = [
         [
-            str(row["seqlen"]),
-            f"{row['us']['unsplit']:.1f}",
-            f"{row['us']['split']:.1f}",
-            f"{row['us']['unsplit'] / row['us']['split']:.1f}",
-            str(row["gb_per_s"]["split"]),
+            str(entry["seqlen"]),
+            f"{entry['us']['unsplit']:.1f}",
+            f"{entry['us']['split']:.1f}",
+            f"{entry['us']['unsplit'] / entry['us']['split']:.1f}",
+            str(entry["gb_per_s"]["split"]),
         ]
-        for row in rows
+        for entry in entries
     ]
     return table(["keys in the cache", "unsplit, us", "split, us", "speedup", "GB/s"], texts)
 

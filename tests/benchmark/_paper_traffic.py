@@ -76,23 +76,23 @@ COUNTED = {"standard": standard_bytes, "flash1": flash1_bytes, OURS: libflash_by
 
 def measure(quick: bool) -> list[dict]:
     """One result per method: forward and backward together."""
-    rows = {name: {"method": name, "gflop": 0.0, "gb_counted": 0.0, "ms": 0.0} for name in METHODS}
+    entries = {name: {"method": name, "gflop": 0.0, "gb_counted": 0.0, "ms": 0.0} for name in METHODS}
     for direction in PASSES:
         one = cell(direction, quick)
         p = problem(one)
         calls = {name: contender(p) for name, contender in contenders(one).items() if name in METHODS}
         compare(one, calls, SLACK)
         ms, _ = medians(calls, rounds=3, replay_ms=15.0)
-        for name, row in rows.items():
-            row["gflop"] += gflop(name, one)
-            row["gb_counted"] += COUNTED[name](one) / 1e9
-            row["ms"] += ms[name]
+        for name, entry in entries.items():
+            entry["gflop"] += gflop(name, one)
+            entry["gb_counted"] += COUNTED[name](one) / 1e9
+            entry["ms"] += ms[name]
         torch.cuda.empty_cache()
     measured = dram_bytes(quick)
     return [
-        {key: value if isinstance(value, str) else float(f"{value:.4g}") for key, value in row.items()}
+        {key: value if isinstance(value, str) else float(f"{value:.4g}") for key, value in entry.items()}
         | {"gb_measured": None if measured is None else float(f"{measured[name] / 1e9:.4g}")}
-        for name, row in rows.items()
+        for name, entry in entries.items()
     ]
 
 

@@ -20,7 +20,7 @@ NAMES = {"float32": "fp32", "bfloat16": "bf16"}
 
 def table(data: dict) -> str:
     """Markdown: a line on how it was measured, a line per problem, a summary."""
-    return "\n".join([caption(data["setting"]), "", *rows(data["cells"]), "", conclusion(data["summary"])])
+    return "\n".join([caption(data["setting"]), "", *entries(data["cells"]), "", conclusion(data["summary"])])
 
 
 def caption(setting: dict) -> str:
@@ -30,16 +30,16 @@ def caption(setting: dict) -> str:
     )
 
 
-def rows(cells: list[dict]) -> list[str]:
+def entries(cells: list[dict]) -> list[str]:
     head = ["| type | head_dim | seqlen | causal | forward: PyTorch | libflash | ratio | backward: PyTorch | libflash | ratio |"]
     head.append("|---|" + "---:|" * 2 + "---|" + "---:|" * 6)
     pairs: dict[tuple, dict[str, dict]] = {}
     for cell in cells:
         pairs.setdefault((cell["dtype"], cell["head_dim"], cell["seqlen"], cell["causal"]), {})[cell["direction"]] = cell
-    return head + [row(key, pair) for key, pair in pairs.items()]
+    return head + [entry(key, pair) for key, pair in pairs.items()]
 
 
-def row(key: tuple, pair: dict[str, dict]) -> str:
+def entry(key: tuple, pair: dict[str, dict]) -> str:
     dtype, head_dim, seqlen, causal = key
     texts = [NAMES[dtype], str(head_dim), str(seqlen), "yes" if causal else "no"]
     for direction in ("forward", "backward"):

@@ -1,8 +1,8 @@
 """Checks of the kernels' machine code that need no GPU: the assembler's report on every kernel of kernels.table for
 every architecture of the build, and the matrix instructions in the PTX.
 
-LIBFLASH_BUILD_DIR names a build folder with the CUDA part, configured with -DCMAKE_CUDA_FLAGS="-Xptxas=-v --keep --keep-dir=FOLDER",
-where FOLDER is its folder `kept`: the PTX of every kernel. Its build.log is the output of a clean build.
+LIBFLASH_BUILD_DIR names a build folder with the CUDA part, made with CMAKE_CUDA_FLAGS="-Xptxas=-v --keep --keep-dir=KEPT", where
+KEPT is its folder `kept`, for the PTX of every kernel. Its build.log is the output of a clean build.
 """
 
 import json

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -36,6 +38,20 @@ def wide(x: np.ndarray, channels: int, device: str, repeat: bool) -> torch.Tenso
     return made
 
 
+def call(function: Callable, kernel: dict, q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: object) -> tuple:
+    """out and lse of `kernel`, with as many channels as it has: q and k get zeros, v is repeated."""
+    device = device_of(kernel)
+    return function(
+        wide(q, kernel["head_dim"], device, repeat=False),
+        wide(k, kernel["head_dim"], device, repeat=False),
+        wide(v, kernel["head_dim_v"], device, repeat=True),
+        softmax_scale=1.0,
+        return_lse=True,
+        kernel=kernel["name"],
+        **options,
+    )
+
+
 def check(kernel: dict, out: torch.Tensor, lse: torch.Tensor, expected: tuple[np.ndarray, np.ndarray]) -> None:
     """out: rows and channels; the channels repeat those of the expected result."""
     got = to_numpy(out, DTYPES[kernel["dtype"]])
@@ -53,14 +69,7 @@ def test_forward(kernel: dict, scores: str) -> None:
     keys, times = (LONG, 100) if device == "cuda" else (LONG >> 4, 2)
     q, k = problem(scores, dtype, 3, keys)
     v = values(keys, dtype, 4)
-    out, lse = libflash.attention(
-        wide(np.tile(q, (1, times, 1, 1)), kernel["head_dim"], device, repeat=False),
-        wide(k, kernel["head_dim"], device, repeat=False),
-        wide(v, kernel["head_dim_v"], device, repeat=True),
-        softmax_scale=1.0,
-        return_lse=True,
-        kernel=kernel["name"],
-    )
+    out, lse = call(libflash.attention, kernel, np.tile(q, (1, times, 1, 1)), k, v)
     expected, expected_lse = exact(q, k, v)
     check(kernel, out[0, :, 0], lse[0, 0], (np.tile(expected, (times, 1)), np.tile(expected_lse, times)))
 
@@ -73,14 +82,7 @@ def test_many_equal_probabilities_that_are_no_power_of_two(kernel: dict) -> None
     q, k = problem("equal", dtype, 1, keys)
     k[:, -1, :, 0] = 1
     v = values(keys, dtype, 4)
-    out, lse = libflash.attention(
-        wide(q, kernel["head_dim"], device, repeat=False),
-        wide(k, kernel["head_dim"], device, repeat=False),
-        wide(v, kernel["head_dim_v"], device, repeat=True),
-        softmax_scale=1.0,
-        return_lse=True,
-        kernel=kernel["name"],
-    )
+    out, lse = call(libflash.attention, kernel, q, k, v)
     check(kernel, out[0, :, 0], lse[0, 0], exact(q, k, v))
 
 
@@ -93,16 +95,7 @@ def test_causal(kernel: dict, options: dict) -> None:
     seen = np.array([1, rows // 2, rows // 2 + 1, rows - 100, rows])
     q, k = random(1, rows, 1, 8, dtype=dtype) / dtype.type(4), random(1, rows, 1, 8, seed=1, dtype=dtype)
     v = values(rows, dtype, 4)
-    out, lse = libflash.attention(
-        wide(q, kernel["head_dim"], device, repeat=False),
-        wide(k, kernel["head_dim"], device, repeat=False),
-        wide(v, kernel["head_dim_v"], device, repeat=True),
-        softmax_scale=1.0,
-        causal=True,
-        return_lse=True,
-        kernel=kernel["name"],
-        **options,
-    )
+    out, lse = call(libflash.attention, kernel, q, k, v, causal=True, **options)
     chosen = torch.from_numpy(seen - 1).to(out.device)
     check(kernel, out[0, chosen, 0], lse[0, 0, chosen], exact(q[:, seen - 1], k, v, seen))
 
@@ -118,16 +111,7 @@ def test_decode(kernel: dict, rows: int, options: dict, scores: str) -> None:
     keys = LONG if device == "cuda" else LONG >> 4
     q, k = problem(scores, dtype, rows, keys)
     v = values(keys, dtype, 4)
-    out, lse = libflash.decode(
-        wide(q, kernel["head_dim"], device, repeat=False),
-        wide(k, kernel["head_dim"], device, repeat=False),
-        wide(v, kernel["head_dim_v"], device, repeat=True),
-        softmax_scale=1.0,
-        causal=False,
-        return_lse=True,
-        kernel=kernel["name"],
-        **options,
-    )
+    out, lse = call(libflash.decode, kernel, q, k, v, causal=False, **options)
     check(kernel, out[0, :, 0], lse[0, 0], exact(q, k, v))
 
 

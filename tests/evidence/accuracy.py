@@ -61,7 +61,7 @@ def table(
     kernels: list[dict], fills: tuple[str, ...], runs: dict[str, Callable[[Case, str], dict]]
 ) -> tuple[list[dict], list[str]]:
     """The lines of the table, and the errors of wrong results; `runs` has a function for each operation."""
-    rows, failures = [], []
+    entries, failures = [], []
     for kernel in kernels:
         for fill in fills:
             reports: dict[str, list[Report]] = {}
@@ -75,8 +75,8 @@ def table(
                 for tensor, report in found.items():
                     reports.setdefault(tensor, []).append(report)
             about = {"kernel": kernel["name"], "dtype": kernel["dtype"], "head_dim": kernel["head_dim"], "fill": fill}
-            rows.append(about | {"cases": len(some)} | {tensor: worst(found) for tensor, found in reports.items()})
-    return rows, failures
+            entries.append(about | {"cases": len(some)} | {tensor: worst(found) for tensor, found in reports.items()})
+    return entries, failures
 
 
 def main() -> int:
@@ -91,9 +91,9 @@ def main() -> int:
     if not kernels:
         sys.exit("no CUDA kernel of attention runs here")
     runs = {"forward": run_forward, "backward": run_backward, "decode": run_decode}
-    rows, failures = table(kernels, QUICK_FILLS if options.quick else FILLS, runs)
-    options.out.write_text(json.dumps({"rows": rows, "failures": failures[:20]}))
-    print("\n".join([f"{len(rows)} rows, {len(failures)} failures", *failures]))
+    entries, failures = table(kernels, QUICK_FILLS if options.quick else FILLS, runs)
+    options.out.write_text(json.dumps({"entries": entries, "failures": failures[:20]}))
+    print("\n".join([f"{len(entries)} entries, {len(failures)} failures", *failures]))
     return 1 if failures else 0
 
 

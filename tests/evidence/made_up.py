@@ -38,7 +38,7 @@ def evidence(**changes: object) -> dict:
         "setting": {"toolkit": "13.0", "driver": "1"},
         "stages": stages,
         "tests": {"passed": 3, "failed": 0, "skipped": 1},
-        "accuracy": {"rows": [kind | {"o": {"t1": 0.5, "rms": 2e-3}, "lse": {"t1": 0.25}}, kind | gradients]},
+        "accuracy": {"entries": [kind | {"o": {"t1": 0.5, "rms": 2e-3}, "lse": {"t1": 0.25}}, kind | gradients]},
         "repeats": {"repeats": 1000, "kernels": [{"kernel": "f", "differing": {"o": 0}}]},
         "sanitizer": {"runs": {"memcheck": {"status": "clean"}, "racecheck": {"status": "found"}}},
         "benchmark": {

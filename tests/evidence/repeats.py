@@ -163,7 +163,7 @@ def allowed(way: str, tensor: str) -> bool:
     return way == "default" and tensor in MAY_DIFFER
 
 
-def row(kernel: dict, repeats: int) -> tuple[dict, bool]:
+def entry(kernel: dict, repeats: int) -> tuple[dict, bool]:
     """A kernel's figures, and whether they are as expected."""
     beside = hog(device_of(kernel))
     found = {name: differing(call, repeats, beside) for name, call in calls(kernel).items()}
@@ -181,11 +181,11 @@ def main() -> int:
     kernels = attention_kernels()
     if not kernels:
         sys.exit("no CUDA kernel of attention runs here")
-    rows = [row(kernel, repeats) for kernel in kernels]
-    wrong = [found["kernel"] for found, right in rows if not right]
-    data = {"repeats": repeats, "kernels": [found for found, _ in rows], "failures": [f"{name}: other bits" for name in wrong]}
+    entries = [entry(kernel, repeats) for kernel in kernels]
+    wrong = [found["kernel"] for found, right in entries if not right]
+    data = {"repeats": repeats, "kernels": [found for found, _ in entries], "failures": [f"{name}: other bits" for name in wrong]}
     options.out.write_text(json.dumps(data))
-    print(f"{len(rows)} kernels, {repeats} repeats each; other bits: {', '.join(wrong) or 'none'}")
+    print(f"{len(entries)} kernels, {repeats} repeats each; other bits: {', '.join(wrong) or 'none'}")
     return 1 if wrong else 0
 
 

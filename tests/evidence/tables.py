@@ -90,11 +90,11 @@ def speed_table(caption: str, cells: list[dict], whose: str, peer: str) -> str:
     seqlens = sorted({cell["seqlen"] for cell in cells})
     lines = [caption, "", "| type | head_dim | causal | " + " | ".join(f"S = {s}" for s in seqlens) + " |"]
     lines.append("|---|---:|---|" + "---:|" * len(seqlens))
-    rows: dict[tuple, dict[int, dict]] = {}
+    lines: dict[tuple, dict[int, dict]] = {}
     for cell in cells:
-        rows.setdefault((cell["dtype"], cell["head_dim"], cell["causal"]), {})[cell["seqlen"]] = cell
-    for (dtype, head_dim, causal), row in rows.items():
-        texts = [NAMES[dtype], str(head_dim), "yes" if causal else "no", *(figure(row.get(s), whose, peer) for s in seqlens)]
+        lines.setdefault((cell["dtype"], cell["head_dim"], cell["causal"]), {})[cell["seqlen"]] = cell
+    for (dtype, head_dim, causal), line in lines.items():
+        texts = [NAMES[dtype], str(head_dim), "yes" if causal else "no", *(figure(line.get(s), whose, peer) for s in seqlens)]
         lines.append("| " + " | ".join(texts) + " |")
     return "\n".join([*lines, "", *conclusions(cells, peer)])
 
@@ -134,13 +134,13 @@ def float_table(data: dict) -> str:
         "| head_dim | seqlen | causal | forward: PyTorch | libflash | ratio | backward: PyTorch | libflash | ratio |",
         "|---:|---:|---|" + "---:|" * 6,
     ]
-    rows: dict[tuple, dict[str, dict]] = {}
+    lines: dict[tuple, dict[str, dict]] = {}
     for cell in itertools.chain(*sides):
-        rows.setdefault((cell["head_dim"], cell["seqlen"], cell["causal"]), {})[cell["direction"]] = cell
-    for (head_dim, seqlen, causal), row in rows.items():
+        lines.setdefault((cell["head_dim"], cell["seqlen"], cell["causal"]), {})[cell["direction"]] = cell
+    for (head_dim, seqlen, causal), line in lines.items():
         texts = [str(head_dim), str(seqlen), "yes" if causal else "no"]
         for direction in DIRECTIONS:
-            texts += float_figures(row[direction]) if direction in row else ["-"] * 3
+            texts += float_figures(line[direction]) if direction in line else ["-"] * 3
         lines.append("| " + " | ".join(texts) + " |")
     said = [
         f"{direction.capitalize()}. {text}"
@@ -157,17 +157,17 @@ def float_figures(cell: dict) -> list[str]:
 
 def accuracy_table(data: dict) -> str:
     """The tests, and the largest errors over kernels and head dims, by type and kind of values; gradients below."""
-    rows = data.get("accuracy", {}).get("rows", [])
+    lines = data.get("accuracy", {}).get("entries", [])
     lines = [tested(data), ""]
     lines += [
         "| type | values | rms error of o | worst / limit: o | lse | statistics | twice-eager rule |",
         "|---|---|" + "---:|" * 5,
     ]
-    for kind, group in by_kind(rows, "o"):
+    for kind, group in by_kind(lines, "o"):
         figures = [f"{largest(group, 'rms', 'o'):.1e}", *(f"{largest(group, 't1', x):.2f}" for x in ("o", "lse"))]
         figures += [f"{largest(group, ratio, 'o'):.2f}" for ratio in ("t2", "two_times")]
         lines.append("| " + " | ".join([*kind, *figures]) + " |")
-    gradients = by_kind(rows, *GRADIENTS)
+    gradients = by_kind(lines, *GRADIENTS)
     if gradients:
         lines += [
             "",
@@ -182,17 +182,17 @@ def accuracy_table(data: dict) -> str:
     return "\n".join(lines)
 
 
-def by_kind(rows: list[dict], *tensors: str) -> list[tuple[tuple[str, str], list[dict]]]:
+def by_kind(lines: list[dict], *tensors: str) -> list[tuple[tuple[str, str], list[dict]]]:
     """((type, values), entries) of the kernels that compute these tensors."""
     groups: dict[tuple[str, str], list[dict]] = {}
-    for row in rows:
-        if all(tensor in row for tensor in tensors):
-            groups.setdefault((NAMES.get(row["dtype"], row["dtype"]), row["fill"]), []).append(row)
+    for line in lines:
+        if all(tensor in line for tensor in tensors):
+            groups.setdefault((NAMES.get(line["dtype"], line["dtype"]), line["fill"]), []).append(line)
     return list(groups.items())
 
 
 def largest(group: list[dict], ratio: str, *tensors: str) -> float:
-    return max(row[tensor].get(ratio, 0.0) for row in group for tensor in tensors)
+    return max(line[tensor].get(ratio, 0.0) for line in group for tensor in tensors)
 
 
 def tested(data: dict) -> str:

@@ -27,14 +27,14 @@ def of(operation: str, run: object) -> tuple[list[dict], list[str]]:
 
 @pytest.mark.parametrize("operation", TENSORS)
 def test_a_right_kernel(operation: str) -> None:
-    (row,), failures = of(operation, right)
+    (entry,), failures = of(operation, right)
     assert not failures
-    assert (row["kernel"], row["cases"]) == ("k", 3)
+    assert (entry["kernel"], entry["cases"]) == ("k", 3)
     for tensor in TENSORS[operation]:
-        assert 0 < row[tensor]["t1"] <= 1
+        assert 0 < entry[tensor]["t1"] <= 1
         if tensor != "lse":
-            assert 1e-3 < row[tensor]["rms"] < 6e-3
-            assert row[tensor]["two_times"] <= 1
+            assert 1e-3 < entry[tensor]["rms"] < 6e-3
+            assert entry[tensor]["two_times"] <= 1
 
 
 @pytest.mark.parametrize(("operation", "tensor"), [("forward", "o"), ("backward", "dq"), ("backward", "dk"), ("backward", "dv")])
@@ -43,7 +43,7 @@ def test_a_wrong_kernel(operation: str, tensor: str) -> None:
         result = right(case, name)
         return result | ({tensor: 1.02 * result[tensor]} if case.causal else {})
 
-    (row,), failures = of(operation, wrong)
+    (entry,), failures = of(operation, wrong)
     assert len(failures) == 2
     assert all(f"{tensor}: T" in failure for failure in failures)
-    assert tensor in row  # of the case with a right result
+    assert tensor in entry  # of the case with a right result

@@ -55,9 +55,9 @@ def test_a_stage_by_a_program(tmp_path: pathlib.Path) -> None:
         script.write_text(body + code)
         return collect.by_json("accuracy", script, run)
 
-    assert outcome("out.write_text(json.dumps({'rows': [1], 'failures': []}))") == ("passed", "", {"rows": [1]})
-    status, why, data = outcome("out.write_text(json.dumps({'rows': [], 'failures': ['k: T1\\nmore']})); sys.exit(1)")
-    assert (status, why, data["rows"]) == ("failed", "k: T1", [])
+    assert outcome("out.write_text(json.dumps({'entries': [1], 'failures': []}))") == ("passed", "", {"entries": [1]})
+    status, why, data = outcome("out.write_text(json.dumps({'entries': [], 'failures': ['k: T1\\nmore']})); sys.exit(1)")
+    assert (status, why, data["entries"]) == ("failed", "k: T1", [])
     assert outcome("raise RuntimeError('no kernel')")[:2] == ("failed", "RuntimeError: no kernel")
     assert outcome("pass")[0] == "failed"  # no result, so nothing is proved
     run.begin("accuracy")

@@ -18,7 +18,7 @@ def test_current_evidence_needs_no_excuse() -> None:
 
 def failed_stage() -> dict:
     stages = evidence()["stages"]
-    return evidence(stages=stages | {"accuracy": {"status": "failed", "why": "3 rows"}})
+    return evidence(stages=stages | {"accuracy": {"status": "failed", "why": "3 entries"}})
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def failed_stage() -> dict:
         ({}, "no evidence file"),
         ({"a.json": evidence(sources="bbb")}, "a.json is about other sources"),
         ({"a.json": evidence(quick=True)}, "quick"),
-        ({"a.json": failed_stage()}, "accuracy: failed: 3 rows"),
+        ({"a.json": failed_stage()}, "accuracy: failed: 3 entries"),
         ({"a.json": {k: v for k, v in evidence().items() if k != "sanitizer"}}, "sanitizer: not run"),
         ({"a.json": {k: v for k, v in evidence().items() if k != "shapes"}}, "shapes: not run"),
         ({"a.json": evidence(), "b.json": evidence(sources="bbb")}, "b.json"),

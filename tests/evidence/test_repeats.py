@@ -15,17 +15,17 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_kernels_that_repeat_themselves(small: None) -> None:
-    row, right = repeats.row(with_cpu("forward")[-1], 3)
+    entry, right = repeats.entry(with_cpu("forward")[-1], 3)
     assert right
-    assert len(row["golden"]) == 32
-    assert row["differing"] == row["dense"] == row["options"] == row["blocks"] == {"o": 0, "lse": 0}
-    assert "default" not in row
-    row, right = repeats.row(with_cpu("decode")[-1], 3)
+    assert len(entry["golden"]) == 32
+    assert entry["differing"] == entry["dense"] == entry["options"] == entry["blocks"] == {"o": 0, "lse": 0}
+    assert "default" not in entry
+    entry, right = repeats.entry(with_cpu("decode")[-1], 3)
     assert right
-    assert row["differing"] == {"o": 0, "lse": 0}
-    row, right = repeats.row(with_cpu("backward")[-1], 3)
+    assert entry["differing"] == {"o": 0, "lse": 0}
+    entry, right = repeats.entry(with_cpu("backward")[-1], 3)
     assert right
-    assert row["differing"] == row["default"] == {"dq": 0, "dk": 0, "dv": 0}
+    assert entry["differing"] == entry["default"] == {"dq": 0, "dk": 0, "dv": 0}
 
 
 def test_what_differs_is_counted() -> None:
@@ -57,6 +57,6 @@ def test_what_may_differ(small: None, monkeypatch: pytest.MonkeyPatch, mode: str
         return made | {mode: lambda: (found := steady()) | {tensor: found[tensor] * next(count)}}
 
     monkeypatch.setattr(repeats, "calls", restless)
-    row, verdict = repeats.row(with_cpu("backward")[-1], 2)
-    assert row[mode][tensor] == 2
+    entry, verdict = repeats.entry(with_cpu("backward")[-1], 2)
+    assert entry[mode][tensor] == 2
     assert verdict == right

@@ -63,7 +63,7 @@ def test_rows_of_the_float_table() -> None:
 def test_what_was_not_measured() -> None:
     data = evidence()
     data["benchmark"]["cells"] = data["benchmark"]["cells"][:1]
-    data["accuracy"]["rows"] = data["accuracy"]["rows"][:1]
+    data["accuracy"]["entries"] = data["accuracy"]["entries"][:1]
     made = tables.contents({"a.json": data})
     assert made["gpu-backward-table"] == "Backward on NVIDIA H200: not measured."
     assert made["gpu-float-table"] == "float32 on NVIDIA H200: not measured."

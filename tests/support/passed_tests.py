@@ -1,4 +1,4 @@
-"""Plugin of pytest for .ci/run: a test that passed in one environment is left out in the next one, where more packages are installed.
+"""Plugin of pytest for .ci/run: a test that passed in one environment is left out in the next, which has more packages.
 
 PYTHONPATH=tests/support pytest -p passed_tests --write-passed FILE   writes the names of the tests that passed
 PYTHONPATH=tests/support pytest -p passed_tests --leave-out FILE      runs all other tests

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,21 +11,9 @@ import libflash
 torch = pytest.importorskip("torch")
 
 import libflash.torch  # noqa: E402
-from sdpa_problem import out_and_gradients, problem, record_calls, sdpa, switch_off  # noqa: E402
+from sdpa_problem import out_and_gradients, problem, sdpa  # noqa: E402
 
 from libflash import _torch_sdpa_operators as operators  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def switch_off_again() -> Iterator[None]:
-    yield
-    switch_off()
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    return record_calls(monkeypatch)
-
 
 MASKS = {
     "none": lambda q, k: {},
