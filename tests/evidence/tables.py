@@ -90,11 +90,11 @@ def speed_table(caption: str, cells: list[dict], whose: str, peer: str) -> str:
     seqlens = sorted({cell["seqlen"] for cell in cells})
     lines = [caption, "", "| type | head_dim | causal | " + " | ".join(f"S = {s}" for s in seqlens) + " |"]
     lines.append("|---|---:|---|" + "---:|" * len(seqlens))
-    lines: dict[tuple, dict[int, dict]] = {}
+    entries: dict[tuple, dict[int, dict]] = {}
     for cell in cells:
-        lines.setdefault((cell["dtype"], cell["head_dim"], cell["causal"]), {})[cell["seqlen"]] = cell
-    for (dtype, head_dim, causal), line in lines.items():
-        texts = [NAMES[dtype], str(head_dim), "yes" if causal else "no", *(figure(line.get(s), whose, peer) for s in seqlens)]
+        entries.setdefault((cell["dtype"], cell["head_dim"], cell["causal"]), {})[cell["seqlen"]] = cell
+    for (dtype, head_dim, causal), entry in entries.items():
+        texts = [NAMES[dtype], str(head_dim), "yes" if causal else "no", *(figure(entry.get(s), whose, peer) for s in seqlens)]
         lines.append("| " + " | ".join(texts) + " |")
     return "\n".join([*lines, "", *conclusions(cells, peer)])
 
@@ -134,13 +134,13 @@ def float_table(data: dict) -> str:
         "| head_dim | seqlen | causal | forward: PyTorch | libflash | ratio | backward: PyTorch | libflash | ratio |",
         "|---:|---:|---|" + "---:|" * 6,
     ]
-    lines: dict[tuple, dict[str, dict]] = {}
+    entries: dict[tuple, dict[str, dict]] = {}
     for cell in itertools.chain(*sides):
-        lines.setdefault((cell["head_dim"], cell["seqlen"], cell["causal"]), {})[cell["direction"]] = cell
-    for (head_dim, seqlen, causal), line in lines.items():
+        entries.setdefault((cell["head_dim"], cell["seqlen"], cell["causal"]), {})[cell["direction"]] = cell
+    for (head_dim, seqlen, causal), entry in entries.items():
         texts = [str(head_dim), str(seqlen), "yes" if causal else "no"]
         for direction in DIRECTIONS:
-            texts += float_figures(line[direction]) if direction in line else ["-"] * 3
+            texts += float_figures(entry[direction]) if direction in entry else ["-"] * 3
         lines.append("| " + " | ".join(texts) + " |")
     said = [
         f"{direction.capitalize()}. {text}"
@@ -157,17 +157,17 @@ def float_figures(cell: dict) -> list[str]:
 
 def accuracy_table(data: dict) -> str:
     """The tests, and the largest errors over kernels and head dims, by type and kind of values; gradients below."""
-    lines = data.get("accuracy", {}).get("entries", [])
+    entries = data.get("accuracy", {}).get("entries", [])
     lines = [tested(data), ""]
     lines += [
         "| type | values | rms error of o | worst / limit: o | lse | statistics | twice-eager rule |",
         "|---|---|" + "---:|" * 5,
     ]
-    for kind, group in by_kind(lines, "o"):
+    for kind, group in by_kind(entries, "o"):
         figures = [f"{largest(group, 'rms', 'o'):.1e}", *(f"{largest(group, 't1', x):.2f}" for x in ("o", "lse"))]
         figures += [f"{largest(group, ratio, 'o'):.2f}" for ratio in ("t2", "two_times")]
         lines.append("| " + " | ".join([*kind, *figures]) + " |")
-    gradients = by_kind(lines, *GRADIENTS)
+    gradients = by_kind(entries, *GRADIENTS)
     if gradients:
         lines += [
             "",
@@ -182,17 +182,17 @@ def accuracy_table(data: dict) -> str:
     return "\n".join(lines)
 
 
-def by_kind(lines: list[dict], *tensors: str) -> list[tuple[tuple[str, str], list[dict]]]:
+def by_kind(entries: list[dict], *tensors: str) -> list[tuple[tuple[str, str], list[dict]]]:
     """((type, values), entries) of the kernels that compute these tensors."""
     groups: dict[tuple[str, str], list[dict]] = {}
-    for line in lines:
-        if all(tensor in line for tensor in tensors):
-            groups.setdefault((NAMES.get(line["dtype"], line["dtype"]), line["fill"]), []).append(line)
+    for entry in entries:
+        if all(tensor in entry for tensor in tensors):
+            groups.setdefault((NAMES.get(entry["dtype"], entry["dtype"]), entry["fill"]), []).append(entry)
     return list(groups.items())
 
 
 def largest(group: list[dict], ratio: str, *tensors: str) -> float:
-    return max(line[tensor].get(ratio, 0.0) for line in group for tensor in tensors)
+    return max(entry[tensor].get(ratio, 0.0) for entry in group for tensor in tensors)
 
 
 def tested(data: dict) -> str:
