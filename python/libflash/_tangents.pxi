@@ -49,7 +49,8 @@ def attention_tangent(q, k, v, tq=None, tk=None, tv=None, *, tbias=None, tsink=N
     -------
     (out, lse, tout, tlse): if q moves along tq, k along tk, ..., then out moves along tout and lse along tlse.
 
-    Masks, lengths, the dropout mask, softmax_scale, softcap and alibi_slopes are constants. A row that sees no key has tangents 0.
+    Masks, lengths, the dropout mask, softmax_scale, softcap and alibi_slopes are constants. A row without a visible key has
+    tangents 0.
 
     Raises
     ------
@@ -134,8 +135,8 @@ def attention_backward_tangent(dout, q, k, v, out, lse, tout, tlse, tq=None, tk=
     ----------
     dout, q, k, v, out, lse, dlse : as given to attention_backward()
     tout, tlse : as attention_tangent() returned them for the same direction
-    tq, tk, tv, tbias, tsink, tdout, tdlse : arrays with shape and type of q, k, v, bias, learnable_sink, dout and dlse, or None for
-        zero: the direction
+    tq, tk, tv, tbias, tsink, tdout, tdlse : arrays with shape and type of q, k, v, bias, learnable_sink, dout and dlse, or None
+        for zero: the direction
     tdbias, tdsink : arrays with shape and type of bias and learnable_sink
         If given, the tangents of their gradients are written there.
     dq, dk, dv, dbias, dsink : as in attention_backward()
@@ -210,8 +211,8 @@ def attention_backward_tangent(dout, q, k, v, out, lse, tout, tlse, tq=None, tk=
         t.dv = &x[22]
         made.num_threads = num_threads_for(source, &x[0])
         on = call.stream
-        check_tangents(flash_attention_backward_tangent_workspace_size(&x[3], &x[0], &x[1], &x[2], &x[4], &x[5], pdq, pdk, pdv, &t, &made,
-                                                              &size))
+        check_tangents(flash_attention_backward_tangent_workspace_size(
+            &x[3], &x[0], &x[1], &x[2], &x[4], &x[5], pdq, pdk, pdv, &t, &made, &size))
         scratch = workspace(&call, source, &x[0], size, False)
         allow_interrupt(&x[0])
         with nogil:

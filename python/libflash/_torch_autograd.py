@@ -83,7 +83,7 @@ def only_forward(name: str, names: tuple[str, ...], args: tuple[Any, ...], optio
 
 def attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
     values = (q, k, v, *options.values())
-    if torch.is_grad_enabled() and requires_gradient(values) or _torch_tangents.carries_tangent(values):
+    if (torch.is_grad_enabled() and requires_gradient(values)) or _torch_tangents.carries_tangent(values):
         with enable_single_level_autograd_function():
             return record(operator("attention"), q, k, v, options)
     with torch._C._AutoDispatchBelowAutograd():
@@ -118,7 +118,8 @@ class Attention(_Function):  # type: ignore[misc]
         out, lse = run(q, k, v, **numbers, **dict(zip(names, tensors, strict=True)))
         ctx.numbers, ctx.names = numbers, names
         ctx.save_for_backward(q, k, v, out, lse, *tensors)
-        ctx.save_for_forward(q, k, v, out, lse, *tensors)
+        if forward_ad._current_level >= 0:
+            ctx.save_for_forward(q, k, v, out, lse, *tensors)
         ctx.set_materialize_grads(False)
         return out, lse
 
@@ -163,7 +164,7 @@ def run_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse
 
 def attention_backward(*tensors: Tensor, **options: Any) -> Any:
     values = (*tensors, *options.values())
-    if torch.is_grad_enabled() and requires_gradient(values) or _torch_tangents.carries_tangent(values):
+    if (torch.is_grad_enabled() and requires_gradient(values)) or _torch_tangents.carries_tangent(values):
         with enable_single_level_autograd_function():
             return Backward.apply(tuple(options), *values)
     with torch._C._AutoDispatchBelowAutograd():
@@ -183,7 +184,8 @@ class Backward(_Function):  # type: ignore[misc]
         ctx.tensors = tuple(name for name, x in zip(ctx.names, values, strict=True) if isinstance(x, Tensor))
         tensors = [x for x in values if isinstance(x, Tensor)]
         ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
+        if forward_ad._current_level >= 0:
+            ctx.save_for_forward(*tensors)
         ctx.set_materialize_grads(False)
         return operator("attention_backward")(*values[:6], **dict(zip(names, values[6:], strict=True)))
 

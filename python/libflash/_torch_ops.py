@@ -1,8 +1,8 @@
 """libflash as PyTorch operators, torch.ops.libflash.attention and others, for torch.compile, torch.export and torch.func.
 
 An operator is a schema and one implementation each for plain tensors (_torch_kernels.py), tensors without data (_torch_fake.py),
-autograd (_torch_autograd.py, _torch_tangents.py) and vmap (_torch_vmap.py). libflash/torch.py uses the operators only if a transform, mode or tracer
-must see the call, because PyTorch's dispatcher takes longer than a small call.
+autograd (_torch_autograd.py, _torch_tangents.py) and vmap (_torch_vmap.py). libflash/torch.py uses the operators only if a
+transform, mode or tracer must see the call, because PyTorch's dispatcher takes longer than a small call.
 
 All arguments are positional: PyTorch's ahead-of-time packages lose the defaults of keyword-only ones. The argument that names a
 kernel is `kernel_name`, since PyTorch's compiler has an argument `kernel` of its own.

@@ -5,8 +5,8 @@ their gradients, and the rules by which the Functions of _torch_autograd.py use 
     of attention_backward: forward mode attention_backward_tangent, reverse mode both tangents (the Hessian is symmetric)
     of attention_tangent: reverse mode attention_backward and attention_backward_tangent
 
-Everything further raises: a tangent of a tangent, and any derivative of attention_backward_tangent. `out` and `lse` are functions of
-the inputs; derivatives are total ones, so they get none of their own.
+Everything further raises: a tangent of a tangent, and any derivative of attention_backward_tangent. `out` and `lse` are functions
+of the inputs; derivatives are total ones, so they get none of their own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._C._functorch import is_legacy_batchedtensor as is_batched
 from torch._functorch.utils import enable_single_level_autograd_function
+from torch._guards import TracingContext
 from torch.autograd import forward_ad
 
 from ._errors import UnsupportedError
@@ -25,9 +27,13 @@ _Function: Any = torch.autograd.function._SingleLevelFunction
 # Which argument of the tangent operators belongs to which input.
 DIRECTION = {"q": "tq", "k": "tk", "v": "tv", "bias": "tbias", "learnable_sink": "tsink"}
 NO_THIRD = "attention has no third derivative; where it is not needed, leave out create_graph=True or detach() the gradient"
+IN_A_COMPILER = (
+    "the forward-mode derivative of attention cannot be compiled: PyTorch's compiler loses tangents of operators; call the "
+    "transform (torch.func.jvp, jacfwd, hessian) outside of torch.compile"
+)
 FORWARD_TWICE = (
-    "attention has no forward-mode derivative of a forward-mode derivative, and {} carries a tangent; use reverse mode for one of "
-    "the two: torch.func.jacfwd(torch.func.jacrev(f))"
+    "attention has no forward-mode derivative of a forward-mode derivative, and {} carries a tangent; use reverse mode for one "
+    "of the two: torch.func.jacfwd(torch.func.jacrev(f))"
 )
 
 
@@ -36,15 +42,20 @@ def operator(name: str) -> Any:
 
 
 def tangent_of(x: Any) -> Tensor | None:
-    return forward_ad.unpack_dual(x).tangent if isinstance(x, Tensor) else None
+    """PyTorch's batched gradients (is_grads_batched) are no duals, and it cannot ask them."""
+    return forward_ad.unpack_dual(x).tangent if isinstance(x, Tensor) and not is_batched(x) else None
 
 
 def primal_of(x: Any) -> Any:
-    return forward_ad.unpack_dual(x).primal if isinstance(x, Tensor) else x
+    return forward_ad.unpack_dual(x).primal if isinstance(x, Tensor) and not is_batched(x) else x
 
 
 def carries_tangent(values: Any) -> bool:
-    return forward_ad._current_level >= 0 and any(tangent_of(x) is not None for x in values)
+    if forward_ad._current_level < 0 or all(tangent_of(x) is None for x in values):
+        return False
+    if torch.compiler.is_compiling() or TracingContext.try_get() is not None:
+        raise UnsupportedError(IN_A_COMPILER)
+    return True
 
 
 def refuse_second_tangent(tensors: dict[str, Any]) -> None:
@@ -57,7 +68,9 @@ def refuse_second_tangent(tensors: dict[str, Any]) -> None:
 def refuse_constants(names: Any, tangents: Any, differentiable: tuple[str, ...]) -> None:
     for name, tangent in zip(names, tangents, strict=True):
         if tangent is not None and name not in differentiable:
-            raise UnsupportedError(f"{name} carries a tangent, and attention has no derivative with respect to it; pass the primal")
+            raise UnsupportedError(
+                f"{name} carries a tangent, and attention has no derivative with respect to it; pass the primal"
+            )
 
 
 def rows_contiguous(x: Tensor | None) -> Tensor | None:
@@ -144,13 +157,15 @@ class Tangent(_Function):  # type: ignore[misc]
             options["dlse"] = rows_contiguous(cotangent_of_lse)
         need = {name: options.get(of) is not None for name, of in (("need_dbias", "bias"), ("need_dsink", "learnable_sink"))}
         options |= {name: True for name, needed in need.items() if needed}
-        by_direction = operator("attention_backward")(dout, q, k, v, out, lse, **options)
-        by_input = operator("attention_backward_tangent")(dout, q, k, v, out, lse, tout, tlse, **options, **directions(moved))
+        wanted = {name for name, needed in zip(ctx.names, ctx.needs_input_grad[1:], strict=True) if needed}
         found: dict[str, Any] = {}
-        for i, (name, direction) in enumerate(DIRECTION.items()):
-            found |= {direction: by_direction[i], name: by_input[i]}
-        needed = ctx.needs_input_grad[1:]
-        return None, *(found.get(name) if wanted else None for name, wanted in zip(ctx.names, needed, strict=True))
+        if wanted & set(DIRECTION.values()):
+            made = operator("attention_backward")(dout, q, k, v, out, lse, **options)
+            found |= dict(zip(DIRECTION.values(), made, strict=True))
+        if wanted & set(DIRECTION):
+            made = operator("attention_backward_tangent")(dout, q, k, v, out, lse, tout, tlse, **options, **directions(moved))
+            found |= dict(zip(DIRECTION, made, strict=True))
+        return None, *(found.get(name) if name in wanted else None for name in ctx.names)
 
 
 def attention_backward_tangent(*tensors: Any, **options: Any) -> Any:
