@@ -110,13 +110,6 @@ def test_no_graph_without_need() -> None:
     assert libflash.torch.attention(*qkv(grad=False)).grad_fn is None
 
 
-def test_second_derivative_is_refused() -> None:
-    q, k, v = qkv()
-    (first,) = torch.autograd.grad(libflash.torch.attention(q, k, v).square().sum(), q, create_graph=True)
-    with pytest.raises(libflash.UnsupportedError, match="no second derivative"):
-        first.sum().backward()
-
-
 def test_changed_input_is_noticed() -> None:
     q, k, v = qkv()
     out = libflash.torch.attention(q, k, v)

@@ -27,6 +27,7 @@ ATTENTION_DEFAULTS: dict[str, Any]
 BACKWARD_DEFAULTS: dict[str, Any]
 DECODE_DEFAULTS: dict[str, Any]
 MERGE_DEFAULTS: dict[str, Any]
+TANGENT_DEFAULTS: dict[str, Any]
 
 class _StreamOption(TypedDict, total=False):
     stream: _Stream
@@ -68,6 +69,47 @@ def attention_backward(
     out: _DLPackArray,
     lse: _DLPackArray,
     **options: Unpack[_Backward],
+) -> tuple[_Array, _Array, _Array]: ...
+def attention_tangent(
+    q: _Array,
+    k: _DLPackArray,
+    v: _DLPackArray,
+    tq: _DLPackArray | None = None,
+    tk: _DLPackArray | None = None,
+    tv: _DLPackArray | None = None,
+    *,
+    tbias: _DLPackArray | None = None,
+    tsink: _DLPackArray | None = None,
+    out: _DLPackArray | None = None,
+    lse: _DLPackArray | None = None,
+    **options: Any,
+) -> tuple[_Array, _Array, _Array, _Array]: ...
+def attention_backward_tangent(
+    dout: _DLPackArray,
+    q: _Array,
+    k: _DLPackArray,
+    v: _DLPackArray,
+    out: _DLPackArray,
+    lse: _DLPackArray,
+    tout: _DLPackArray,
+    tlse: _DLPackArray,
+    tq: _DLPackArray | None = None,
+    tk: _DLPackArray | None = None,
+    tv: _DLPackArray | None = None,
+    *,
+    tbias: _DLPackArray | None = None,
+    tsink: _DLPackArray | None = None,
+    tdout: _DLPackArray | None = None,
+    tdlse: _DLPackArray | None = None,
+    dlse: _DLPackArray | None = None,
+    tdbias: _DLPackArray | None = None,
+    tdsink: _DLPackArray | None = None,
+    dq: _DLPackArray | None = None,
+    dk: _DLPackArray | None = None,
+    dv: _DLPackArray | None = None,
+    dbias: _DLPackArray | None = None,
+    dsink: _DLPackArray | None = None,
+    **options: Any,
 ) -> tuple[_Array, _Array, _Array]: ...
 @overload
 def decode(

@@ -1,7 +1,8 @@
 """Gradients of the PyTorch operators: what runs at PyTorch's Autograd dispatch key, and the Functions that it records.
 
-One level of differentiation. Forward-mode AD and a gradient of a gradient raise: nothing is dropped. The Functions are
-single-level ones, as those of PyTorch's own operators: under torch.func each level runs the Autograd key anew.
+Attention has a reverse and a forward mode and second derivatives, by the operators of _torch_tangents.py; what has no derivative
+raises: nothing is dropped. The Functions are single-level ones, as those of PyTorch's own operators: under torch.func each level
+runs the Autograd key anew.
 """
 
 from __future__ import annotations
@@ -15,13 +16,11 @@ from torch._C._functorch import is_legacy_batchedtensor as is_batched
 from torch._functorch.utils import enable_single_level_autograd_function
 from torch.autograd import forward_ad
 
-from . import _core, _torch_kernels
+from . import _core, _torch_kernels, _torch_tangents
 from ._errors import UnsupportedError
 
 Tensor = torch.Tensor
 _Function: Any = torch.autograd.function._SingleLevelFunction
-
-NO_SECOND = "attention has no second derivative; where it is not needed, leave out create_graph=True or detach() the gradient"
 
 
 # -- checks of a call at the Autograd key
@@ -83,8 +82,8 @@ def only_forward(name: str, names: tuple[str, ...], args: tuple[Any, ...], optio
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
-    refuse_tangents("attention", {"q": q, "k": k, "v": v, **options})
-    if torch.is_grad_enabled() and requires_gradient((q, k, v, *options.values())):
+    values = (q, k, v, *options.values())
+    if (torch.is_grad_enabled() and requires_gradient(values)) or _torch_tangents.carries_tangent(values):
         with enable_single_level_autograd_function():
             return record(operator("attention"), q, k, v, options)
     with torch._C._AutoDispatchBelowAutograd():
@@ -119,8 +118,20 @@ class Attention(_Function):  # type: ignore[misc]
         out, lse = run(q, k, v, **numbers, **dict(zip(names, tensors, strict=True)))
         ctx.numbers, ctx.names = numbers, names
         ctx.save_for_backward(q, k, v, out, lse, *tensors)
+        if forward_ad._current_level >= 0:
+            ctx.save_for_forward(q, k, v, out, lse, *tensors)
         ctx.set_materialize_grads(False)
         return out, lse
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> tuple[Tensor, Tensor]:
+        moved = dict(zip(("q", "k", "v", *ctx.names), tangents[3:], strict=True))
+        _torch_tangents.refuse_constants(moved, moved.values(), tuple(_torch_tangents.DIRECTION))
+        values = map(_torch_tangents.primal_of, ctx.saved_tensors)
+        primals = dict(zip(("q", "k", "v", "out", "lse", *ctx.names), values, strict=True))
+        options = {name: primals[name] for name in ctx.names} | ctx.numbers
+        given = {name: moved.get(name) for name in _torch_tangents.DIRECTION}
+        return _torch_tangents.tangent_of_attention(primals, options, given)
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
@@ -152,10 +163,8 @@ def run_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse
 
 
 def attention_backward(*tensors: Tensor, **options: Any) -> Any:
-    names = ("dout", "q", "k", "v", "out", "lse")
-    refuse_tangents("attention's backward", dict(zip(names, tensors, strict=True)) | options)
     values = (*tensors, *options.values())
-    if torch.is_grad_enabled() and requires_gradient(values):
+    if (torch.is_grad_enabled() and requires_gradient(values)) or _torch_tangents.carries_tangent(values):
         with enable_single_level_autograd_function():
             return Backward.apply(tuple(options), *values)
     with torch._C._AutoDispatchBelowAutograd():
@@ -163,16 +172,54 @@ def attention_backward(*tensors: Tensor, **options: Any) -> Any:
 
 
 class Backward(_Function):  # type: ignore[misc]
-    """The gradients, recorded so that differentiating them raises."""
+    """(names, dout, q, k, v, out, lse, *options) -> (dq, dk, dv, dbias, dsink)"""
+
+    RESULTS = ("q", "k", "v", "bias", "learnable_sink")  # the inputs whose gradients they are
+    WITH_TANGENT = (*RESULTS, "dout", "dlse", "out", "lse")
 
     @staticmethod
     def forward(ctx: Any, names: tuple[str, ...], *values: Any) -> Any:
-        count = len(values) - len(names)
-        return operator("attention_backward")(*values[:count], **dict(zip(names, values[count:], strict=True)))
+        ctx.names = ("dout", "q", "k", "v", "out", "lse", *names)
+        ctx.numbers = {name: x for name, x in zip(ctx.names, values, strict=True) if not isinstance(x, Tensor)}
+        ctx.tensors = tuple(name for name, x in zip(ctx.names, values, strict=True) if isinstance(x, Tensor))
+        tensors = [x for x in values if isinstance(x, Tensor)]
+        ctx.save_for_backward(*tensors)
+        if forward_ad._current_level >= 0:
+            ctx.save_for_forward(*tensors)
+        ctx.set_materialize_grads(False)
+        return operator("attention_backward")(*values[:6], **dict(zip(names, values[6:], strict=True)))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        raise UnsupportedError(NO_SECOND)
+    def inputs(ctx: Any, values: Iterable[Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """dout, q, k, v, out and lse, and the options."""
+        primals = dict(zip(ctx.tensors, values, strict=True)) | ctx.numbers
+        return primals, {name: primals[name] for name in ctx.names[6:]}
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        moved = dict(zip(ctx.names, tangents[1:], strict=True))
+        _torch_tangents.refuse_constants(moved, moved.values(), Backward.WITH_TANGENT)
+        primals, options = Backward.inputs(ctx, map(_torch_tangents.primal_of, ctx.saved_tensors))
+        return _torch_tangents.tangent_of_backward(primals, options, moved)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> tuple[Any, ...]:
+        from ._torch_ops import OPERATORS
+
+        primals, options = Backward.inputs(ctx, ctx.saved_tensors)
+        given = {name: x for name, x in zip(Backward.RESULTS, gradients, strict=True) if x is not None and x.numel() > 0}
+        along = _torch_tangents.directions(given)
+        forward = {name: x for name, x in options.items() if name not in ("dlse", "need_dbias", "need_dsink")}
+        x = [primals[name] for name in ("dout", "q", "k", "v", "out", "lse")]
+        tout, tlse = OPERATORS["attention_tangent"](*x[1:], **_torch_tangents.without_kernel(forward), **along)
+        wanted = {name for name, needed in zip(ctx.names, ctx.needs_input_grad[1:], strict=True) if needed}
+        options |= {"need_dbias": "bias" in wanted, "need_dsink": "learnable_sink" in wanted}
+        found = {"dout": tout, "dlse": tlse}
+        if wanted & set(Backward.RESULTS):
+            options = _torch_tangents.without_kernel(options)
+            made = OPERATORS["attention_backward_tangent"](*x, tout, tlse, **options, **along)
+            found |= dict(zip(Backward.RESULTS, made, strict=True))
+        return None, *(found.get(name) if name in wanted else None for name in ctx.names)
 
 
 def attention_out(*args: Any, **options: Any) -> Any:

@@ -13,7 +13,7 @@ import torch
 
 from . import _core
 from ._block_mask import BlockMask
-from ._errors import InvalidError, NoDeviceError
+from ._errors import InvalidError, NoDeviceError, UnsupportedError
 from ._torch_kernels import BLOCK_LISTS, library_options, lse_shape, lse_type, optional_gradients, with_parts
 
 Tensor = torch.Tensor
@@ -99,6 +99,34 @@ def attention_backward(
         gradients = tuple(map(shape_of, (dout, dbias, dsink)))
         check(_core.check_attention, q, k, v, out, lse, gradients, meta=q.is_meta, **options)
     optional = (q.new_empty(0) if x is None else x for x in (dbias, dsink))
+    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), *optional
+
+
+def refuse_cuda(operation: str, q: Tensor) -> None:
+    if q.device.type == "cuda":
+        raise UnsupportedError(f"{operation} runs on the CPU only; q is on {q.device}")
+
+
+def attention_tangent(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
+    """The real call compares the tangents with their primals."""
+    check_rank(q, v)
+    refuse_cuda("the tangent of attention", q)
+    return q.new_empty((*q.shape[:-1], v.shape[-1])), torch.empty_like(lse, memory_format=torch.contiguous_format)
+
+
+def attention_backward_tangent(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *rest: Tensor,
+    need_dbias: bool = False,
+    need_dsink: bool = False,
+    **options: Any,
+) -> tuple[Tensor, ...]:
+    check_rank(q, v)
+    refuse_cuda("the second derivative of attention", q)
+    optional = (q.new_empty(0) if x is None else x for x in optional_gradients(options, need_dbias, need_dsink))
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), *optional
 
 

@@ -107,6 +107,52 @@ def attention_backward(*tensors: Tensor, **options: Any) -> tuple[Tensor, ...]:
     return tuple(tensors[1].new_empty(0) if x is None else x for x in gradients(*tensors, **options))
 
 
+def attention_tangent(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *, deterministic: bool = False, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """Packed rows that belong to no sequence have tangents 0."""
+    packed = "cu_seqlens_q" in options
+    _, _, tout, tlse = _core.attention_tangent(q, k, v, out=out, lse=lse, **library_options(options))
+    if packed:
+        outside = rows_outside(options["cu_seqlens_q"], q.shape[0])
+        tout[outside] = 0
+        tlse[:, outside] = 0
+    return tout, tlse
+
+
+def rows_outside(cu_seqlens: Tensor, rows: int) -> Tensor:
+    """Bool: the rows of a packed tensor that belong to no sequence."""
+    at = torch.arange(rows, device=cu_seqlens.device)
+    return (at < cu_seqlens[0]) | (at >= cu_seqlens[-1])
+
+
+def attention_backward_tangent(
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    tout: Tensor,
+    tlse: Tensor,
+    *,
+    need_dbias: bool = False,
+    need_dsink: bool = False,
+    deterministic: bool = False,
+    **options: Any,
+) -> tuple[Tensor, ...]:
+    """Empty tensors for what is not requested, as attention_backward."""
+    tdbias, tdsink = optional_gradients(options, need_dbias, need_dsink)
+    cu_q, cu_k = options.get("cu_seqlens_q"), options.get("cu_seqlens_k")
+    made = _core.attention_backward_tangent(
+        dout, q, k, v, out, lse, tout, tlse, tdbias=tdbias, tdsink=tdsink, **library_options(options)
+    )
+    for x, cu in zip(made, (cu_q, cu_k, cu_k), strict=True):
+        if cu is not None:
+            x[rows_outside(cu, x.shape[0])] = 0
+    return *made, *(q.new_empty(0) if x is None else x for x in (tdbias, tdsink))
+
+
 def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor | None, **options: Any) -> tuple[Tensor, Tensor]:
     out, lse = _core.decode(q, k_cache, v_cache, return_lse=True, **library_options(options))
     return out, lse

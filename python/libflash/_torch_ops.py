@@ -1,8 +1,8 @@
 """libflash as PyTorch operators, torch.ops.libflash.attention and others, for torch.compile, torch.export and torch.func.
 
 An operator is a schema and one implementation each for plain tensors (_torch_kernels.py), tensors without data (_torch_fake.py),
-autograd (_torch_autograd.py) and vmap (_torch_vmap.py). libflash/torch.py uses the operators only if a transform, mode or tracer
-must see the call, because PyTorch's dispatcher takes longer than a small call.
+autograd (_torch_autograd.py, _torch_tangents.py) and vmap (_torch_vmap.py). libflash/torch.py uses the operators only if a
+transform, mode or tracer must see the call, because PyTorch's dispatcher takes longer than a small call.
 
 All arguments are positional: PyTorch's ahead-of-time packages lose the defaults of keyword-only ones. The argument that names a
 kernel is `kernel_name`, since PyTorch's compiler has an argument `kernel` of its own.
@@ -17,17 +17,24 @@ from typing import Any
 
 import torch
 
-from . import _core, _torch_autograd, _torch_fake, _torch_kernels, _torch_vmap
+from . import _core, _torch_autograd, _torch_fake, _torch_kernels, _torch_tangents, _torch_vmap
 from ._option_list import operator_arguments
 
 Tensor = torch.Tensor
 
+_DIRECTION = tuple(f"Tensor? {name}=None" for name in ("tq", "tk", "tv", "tbias", "tsink"))
+_COTANGENTS = tuple(f"Tensor? {name}=None" for name in ("dlse", "tdout", "tdlse"))
 _SCHEMAS = (
     f"attention(Tensor q, Tensor k, Tensor v, {operator_arguments('attention')}) -> (Tensor out, Tensor lse)",
     f"attention_out(Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, {operator_arguments('attention')}) -> ()",
     "attention_backward(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? dlse=None, "
     f"{operator_arguments('attention', 'bool need_dbias=False', 'bool need_dsink=False')}) "
     "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)",
+    "attention_tangent(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
+    f"{operator_arguments('attention', *_DIRECTION)}) -> (Tensor tout, Tensor tlse)",
+    "attention_backward_tangent(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor tout, Tensor tlse, "
+    f"{operator_arguments('attention', *_DIRECTION, *_COTANGENTS, 'bool need_dbias=False', 'bool need_dsink=False')}) "
+    "-> (Tensor tdq, Tensor tdk, Tensor tdv, Tensor tdbias, Tensor tdsink)",
     f"decode(Tensor q, Tensor k_cache, Tensor? v_cache, {operator_arguments('decode')}) -> (Tensor out, Tensor lse)",
     "decode_append(Tensor q, Tensor(a!) k_cache, Tensor(b!)? v_cache, Tensor k, Tensor? v, "
     f"{operator_arguments('decode')}) -> (Tensor out, Tensor lse)",
@@ -88,7 +95,8 @@ def register() -> dict[str, Any]:
         for key in ("CPU", "CUDA"):
             library.impl(name, kernel, key)
         torch.library.register_fake(f"libflash::{name}", by_name(schema, getattr(_torch_fake, name)), lib=library)
-        library.impl(name, by_name(schema, getattr(_torch_autograd, name)), "Autograd")
+        at_autograd = getattr(_torch_tangents if name.endswith("tangent") else _torch_autograd, name)
+        library.impl(name, by_name(schema, at_autograd), "Autograd")
         torch.library.register_vmap(f"libflash::{name}", _torch_vmap.rule(name, operator), lib=library)
     return operators
 

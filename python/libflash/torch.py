@@ -7,8 +7,9 @@
 tracing. Inside torch.compile and torch.export call it directly. enable() lets
 torch.nn.functional.scaled_dot_product_attention and Hugging Face models run on libflash without a change.
 
-Work goes to PyTorch's current stream. Reverse mode, once: a gradient of a gradient and forward-mode AD raise. torch.func's grad,
-vjp, vmap and jacrev work, and DTensors that are sharded by batch or heads stay so.
+Work goes to PyTorch's current stream. torch.func's grad, vjp, vmap and jacrev work, and on the CPU jvp, jacfwd, hessian,
+forward-mode AD and gradients of gradients (create_graph=True); on CUDA those raise. DTensors that are sharded by batch or heads
+stay so.
 """
 
 from __future__ import annotations
@@ -72,8 +73,8 @@ def attention(
     they are.
 
     Under autocast q, k and v are cast to its type, as scaled_dot_product_attention's are. There is no stream argument: use
-    torch.cuda.stream. There is no gradient for alibi_slopes, no second derivative and no forward-mode derivative: those raise
-    UnsupportedError.
+    torch.cuda.stream. On CUDA, second derivatives and forward-mode AD raise UnsupportedError; everywhere the gradient for
+    alibi_slopes, third derivatives, and forward mode of forward mode or inside torch.compile do.
     """
     if not torch.compiler.is_compiling() and not dropout_p:
         result: Tensor | tuple[Tensor, Tensor] = _core.call_directly(_core.attention, (q, k, v), options, DIRECT_ATTENTION)

@@ -1,0 +1,229 @@
+# Tangents: attention_tangent and attention_backward_tangent.
+
+TANGENT_DEFAULTS = {name: value for name, value in ATTENTION_DEFAULTS.items() if name not in ("return_lse", "stream")}
+
+
+cdef dict tangent_options(dict options, str function):
+    for name in options:
+        if name not in TANGENT_DEFAULTS:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+    return {**TANGENT_DEFAULTS, **options}
+
+
+cdef flash_tensor_t *tangent(Call *call, object x, str name, flash_tensor_t *made, Layout axes, Role role=READ) except? NULL:
+    """An optional tensor; NULL for None. With four dimensions it has the caller's layout."""
+    if x is None:
+        return NULL
+    borrow(call, x, name, made, role)
+    to_bshd(made, axes)
+    return made
+
+
+cdef int check_tangents(flash_status_t status) except -1:
+    """As check(), with Python's names: tq for tangents.q."""
+    if status != FLASH_STATUS_OK:
+        given = flash_last_error().decode("utf-8", "replace")
+        raise from_status(status, with_hint(given.replace("tangents.learnable_sink", "tsink").replace("tangents.", "t")))
+    return 0
+
+
+cdef int refuse_gradients_of(_Source source, tuple arrays, str function) except -1:
+    if source.torch and records_gradients() and one_requires_grad(arrays):
+        raise UnsupportedError(f"{function} has no gradient, and an argument requires one; call it under torch.no_grad()")
+    return 0
+
+
+def attention_tangent(q, k, v, tq=None, tk=None, tv=None, *, tbias=None, tsink=None, out=None, lse=None, **options):
+    """attention() and its derivative along a direction (forward mode, a Jacobian-vector product). On the CPU.
+
+    Parameters
+    ----------
+    q, k, v : as given to attention()
+    tq, tk, tv, tbias, tsink : arrays with shape and type of q, k, v, bias and learnable_sink, or None for zero
+        The direction.
+    out, lse : as attention(..., return_lse=True) returned them with the same options; both or none
+        If given, only the tangents are computed.
+    options : those of attention() but return_lse and stream
+
+    Returns
+    -------
+    (out, lse, tout, tlse): if q moves along tq, k along tk, ..., then out moves along tout and lse along tlse.
+
+    Masks, lengths, the dropout mask, softmax_scale, softcap and alibi_slopes are constants. A row without a visible key has
+    tangents 0.
+
+    Raises
+    ------
+    As attention(). UnsupportedError for CUDA, and for PyTorch tensors that require a gradient while gradients are recorded.
+    """
+    cdef Call call
+    cdef Extras extras
+    cdef flash_attention_options_t made
+    cdef flash_tangents_t tangents
+    cdef flash_tensor_t dq, dk, dv, dout, dlse
+    cdef flash_tensor_t tangent_q, tangent_k, tangent_v, tangent_bias, tangent_sink, tangent_out, tangent_lse
+    cdef size_t size = 0
+    cdef void *scratch
+    cdef void *on
+    cdef flash_status_t status
+    cdef dict o = tangent_options(options, "attention_tangent")
+    cdef _Source source = source_of(q, "q")
+    cdef Layout axes = layout_of(o["layout"])
+    cdef object out_array = out
+    cdef object lse_array = lse
+    refuse_tracing(source, "attention_tangent")
+    refuse_gradients_of(source, (q, k, v, tq, tk, tv, tbias, tsink, o["bias"], o["learnable_sink"]), "attention_tangent")
+    if (out is None) != (lse is None):
+        raise InvalidError("out and lse must be given together")
+    start(&call, None)
+    try:
+        borrow(&call, q, "q", &dq)
+        borrow(&call, k, "k", &dk)
+        borrow(&call, v, "v", &dv)
+        attention_options_from(&call, &extras, &made, o)
+        check_rank(&dq, "q", o["cu_seqlens_q"] is not None)
+        check_rank(&dk, "k", o["cu_seqlens_k"] is not None)
+        check_rank(&dv, "v", o["cu_seqlens_k"] is not None)
+        to_bshd(&dq, axes)
+        to_bshd(&dk, axes)
+        to_bshd(&dv, axes)
+        memset(&tangents, 0, sizeof(tangents))
+        tangents.struct_size = sizeof(tangents)
+        tangents.q = tangent(&call, tq, "tq", &tangent_q, axes)
+        tangents.k = tangent(&call, tk, "tk", &tangent_k, axes)
+        tangents.v = tangent(&call, tv, "tv", &tangent_v, axes)
+        tangents.bias = tangent(&call, tbias, "tbias", &tangent_bias, BSHD)
+        tangents.learnable_sink = tangent(&call, tsink, "tsink", &tangent_sink, BSHD)
+        if out is None:
+            out_array = new_out(&call, source, q, &dq, dv.shape[dv.ndim - 1], axes, "out", &dout)
+            lse_array = new_lse(&call, source, q, &dq, &dlse)
+        else:
+            tangent(&call, out, "out", &dout, axes)
+            borrow(&call, lse, "lse", &dlse)
+            tangents.flags = FLASH_FLAG_FROM_LSE
+        tout_array = new_out(&call, source, q, &dq, dv.shape[dv.ndim - 1], axes, "tout", &tangent_out)
+        tlse_array = new_lse(&call, source, q, &dq, &tangent_lse)
+        tangents.out = &tangent_out
+        tangents.lse = &tangent_lse
+        made.num_threads = num_threads_for(source, &dq)
+        on = call.stream
+        check_tangents(flash_attention_forward_tangent_workspace_size(&dq, &dk, &dv, &dout, &dlse, &tangents, &made, &size))
+        scratch = workspace(&call, source, &dq, size, False)
+        allow_interrupt(&dq)
+        with nogil:
+            status = flash_attention_forward_tangent(&dq, &dk, &dv, &dout, &dlse, &tangents, &made, scratch, size, on)
+        end_interrupt(&dq)
+        check_tangents(status)
+    finally:
+        finish(&call)
+    if source.kind == KIND_JAX:
+        out_array = deliver(source, q, out_array) if out is None else out
+        lse_array = deliver(source, q, lse_array) if lse is None else lse
+        tout_array, tlse_array = deliver(source, q, tout_array), deliver(source, q, tlse_array)
+    return out_array, lse_array, tout_array, tlse_array
+
+
+def attention_backward_tangent(dout, q, k, v, out, lse, tout, tlse, tq=None, tk=None, tv=None, *, tbias=None, tsink=None,
+                               tdout=None, tdlse=None, dlse=None, tdbias=None, tdsink=None, dq=None, dk=None, dv=None, dbias=None,
+                               dsink=None, **options):
+    """The derivative of attention_backward() along a direction; with it all second derivatives. On the CPU.
+
+    The Hessian is symmetric: gradients of a function of dq, dk, dv with respect to q, k, v are the tangents of dq, dk, dv in the
+    direction of that function's gradients, with tdout = tdlse = None; those with respect to dout and dlse are tout and tlse.
+
+    Parameters
+    ----------
+    dout, q, k, v, out, lse, dlse : as given to attention_backward()
+    tout, tlse : as attention_tangent() returned them for the same direction
+    tq, tk, tv, tbias, tsink, tdout, tdlse : arrays with shape and type of q, k, v, bias, learnable_sink, dout and dlse, or None
+        for zero: the direction
+    tdbias, tdsink : arrays with shape and type of bias and learnable_sink
+        If given, the tangents of their gradients are written there.
+    dq, dk, dv, dbias, dsink : as in attention_backward()
+        If dq, dk and dv are given (all or none), the gradients are written too.
+    options : those of attention() but return_lse and stream
+
+    Returns
+    -------
+    (tdq, tdk, tdv): if q moves along tq, ..., then dq moves along tdq, dk along tdk and dv along tdv.
+
+    Raises
+    ------
+    As attention_tangent().
+    """
+    cdef Call call
+    cdef Extras extras
+    cdef flash_attention_options_t made
+    cdef flash_tangents_t t
+    cdef flash_tensor_t x[23]
+    cdef int i
+    cdef size_t size = 0
+    cdef void *scratch
+    cdef void *on
+    cdef const flash_tensor_t *pdq
+    cdef const flash_tensor_t *pdk
+    cdef const flash_tensor_t *pdv
+    cdef flash_status_t status
+    cdef dict o = tangent_options(options, "attention_backward_tangent")
+    cdef _Source source = source_of(q, "q")
+    cdef Layout axes = layout_of(o["layout"])
+    refuse_tracing(source, "attention_backward_tangent")
+    refuse_gradients_of(source, (dout, q, k, v, out, lse, tout, tlse, tq, tk, tv, tbias, tsink, tdout, tdlse, dlse, o["bias"],
+                                 o["learnable_sink"]), "attention_backward_tangent")
+    start(&call, None)
+    try:
+        borrow(&call, q, "q", &x[0])
+        borrow(&call, k, "k", &x[1])
+        borrow(&call, v, "v", &x[2])
+        attention_options_from(&call, &extras, &made, o)
+        made.dlse = extra(&call, &extras, dlse, "dlse")
+        made.dbias = extra(&call, &extras, dbias, "dbias", WRITE)
+        made.dsink = extra(&call, &extras, dsink, "dsink", WRITE)
+        check_rank(&x[0], "q", o["cu_seqlens_q"] is not None)
+        check_rank(&x[1], "k", o["cu_seqlens_k"] is not None)
+        check_rank(&x[2], "v", o["cu_seqlens_k"] is not None)
+        for i in range(3):
+            to_bshd(&x[i], axes)
+        tangent(&call, dout, "dout", &x[3], axes)
+        tangent(&call, out, "out", &x[4], axes)
+        borrow(&call, lse, "lse", &x[5])
+        memset(&t, 0, sizeof(t))
+        t.struct_size = sizeof(t)
+        t.out = tangent(&call, tout, "tout", &x[6], axes)
+        t.lse = tangent(&call, tlse, "tlse", &x[7], BSHD)
+        t.q = tangent(&call, tq, "tq", &x[8], axes)
+        t.k = tangent(&call, tk, "tk", &x[9], axes)
+        t.v = tangent(&call, tv, "tv", &x[10], axes)
+        t.bias = tangent(&call, tbias, "tbias", &x[11], BSHD)
+        t.learnable_sink = tangent(&call, tsink, "tsink", &x[12], BSHD)
+        t.dout = tangent(&call, tdout, "tdout", &x[13], axes)
+        t.dlse = tangent(&call, tdlse, "tdlse", &x[14], BSHD)
+        t.dbias = tangent(&call, tdbias, "tdbias", &x[15], BSHD, WRITE)
+        t.dsink = tangent(&call, tdsink, "tdsink", &x[16], BSHD, WRITE)
+        pdq = tangent(&call, dq, "dq", &x[17], axes, WRITE)
+        pdk = tangent(&call, dk, "dk", &x[18], axes, WRITE)
+        pdv = tangent(&call, dv, "dv", &x[19], axes, WRITE)
+        tdq = gradient(&call, source, q, None, &x[0], axes, "tdq", &x[20])
+        tdk = gradient(&call, source, q, None, &x[1], axes, "tdk", &x[21])
+        tdv = gradient(&call, source, q, None, &x[2], axes, "tdv", &x[22])
+        t.dq = &x[20]
+        t.dk = &x[21]
+        t.dv = &x[22]
+        made.num_threads = num_threads_for(source, &x[0])
+        on = call.stream
+        check_tangents(flash_attention_backward_tangent_workspace_size(
+            &x[3], &x[0], &x[1], &x[2], &x[4], &x[5], pdq, pdk, pdv, &t, &made, &size))
+        scratch = workspace(&call, source, &x[0], size, False)
+        allow_interrupt(&x[0])
+        with nogil:
+            status = flash_attention_backward_tangent(&x[3], &x[0], &x[1], &x[2], &x[4], &x[5], pdq, pdk, pdv, &t, &made, scratch,
+                                                      size, on)
+        end_interrupt(&x[0])
+        check_tangents(status)
+        for array in (dq, dk, dv, dbias, dsink, tdbias, tdsink):
+            count_write(array)
+    finally:
+        finish(&call)
+    if source.kind == KIND_JAX:
+        tdq, tdk, tdv = deliver(source, q, tdq), deliver(source, q, tdk), deliver(source, q, tdv)
+    return tdq, tdk, tdv

@@ -1,0 +1,197 @@
+"""Forward mode and second derivatives of the PyTorch operators: the operators attention_tangent and attention_backward_tangent,
+their gradients, and the rules by which the Functions of _torch_autograd.py use them.
+
+    derivative of attention: forward mode attention_tangent, reverse mode attention_backward
+    of attention_backward: forward mode attention_backward_tangent, reverse mode both tangents (the Hessian is symmetric)
+    of attention_tangent: reverse mode attention_backward and attention_backward_tangent
+
+Everything further raises: a tangent of a tangent, and any derivative of attention_backward_tangent. `out` and `lse` are functions
+of the inputs; derivatives are total ones, so they get none of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._C._functorch import is_legacy_batchedtensor as is_batched
+from torch._functorch.utils import enable_single_level_autograd_function
+from torch._guards import TracingContext
+from torch.autograd import forward_ad
+
+from ._errors import UnsupportedError
+
+Tensor = torch.Tensor
+_Function: Any = torch.autograd.function._SingleLevelFunction
+
+# Which argument of the tangent operators belongs to which input.
+DIRECTION = {"q": "tq", "k": "tk", "v": "tv", "bias": "tbias", "learnable_sink": "tsink"}
+NO_THIRD = "attention has no third derivative; where it is not needed, leave out create_graph=True or detach() the gradient"
+IN_A_COMPILER = (
+    "the forward-mode derivative of attention cannot be compiled: PyTorch's compiler loses tangents of operators; call the "
+    "transform (torch.func.jvp, jacfwd, hessian) outside of torch.compile"
+)
+FORWARD_TWICE = (
+    "attention has no forward-mode derivative of a forward-mode derivative, and {} carries a tangent; use reverse mode for one "
+    "of the two: torch.func.jacfwd(torch.func.jacrev(f))"
+)
+
+
+def operator(name: str) -> Any:
+    return getattr(torch.ops.libflash, name).default
+
+
+def tangent_of(x: Any) -> Tensor | None:
+    """PyTorch's batched gradients (is_grads_batched) are no duals, and it cannot ask them."""
+    return forward_ad.unpack_dual(x).tangent if isinstance(x, Tensor) and not is_batched(x) else None
+
+
+def primal_of(x: Any) -> Any:
+    return forward_ad.unpack_dual(x).primal if isinstance(x, Tensor) and not is_batched(x) else x
+
+
+def carries_tangent(values: Any) -> bool:
+    if forward_ad._current_level < 0 or all(tangent_of(x) is None for x in values):
+        return False
+    if torch.compiler.is_compiling() or TracingContext.try_get() is not None:
+        raise UnsupportedError(IN_A_COMPILER)
+    return True
+
+
+def refuse_second_tangent(tensors: dict[str, Any]) -> None:
+    if forward_ad._current_level >= 0:
+        for name, x in tensors.items():
+            if tangent_of(x) is not None:
+                raise UnsupportedError(FORWARD_TWICE.format(name))
+
+
+def refuse_constants(names: Any, tangents: Any, differentiable: tuple[str, ...]) -> None:
+    for name, tangent in zip(names, tangents, strict=True):
+        if tangent is not None and name not in differentiable:
+            raise UnsupportedError(
+                f"{name} carries a tangent, and attention has no derivative with respect to it; pass the primal"
+            )
+
+
+def rows_contiguous(x: Tensor | None) -> Tensor | None:
+    """With dense rows, which the library requires."""
+    return x if x is None or x.stride(-1) == 1 else x.contiguous()
+
+
+def without_kernel(options: dict[str, Any]) -> dict[str, Any]:
+    """A kernel's name is that of one operation."""
+    return {name: value for name, value in options.items() if name != "kernel_name"}
+
+
+def directions(given: dict[str, Tensor | None]) -> dict[str, Tensor]:
+    """The tangents by the operators' names."""
+    return {DIRECTION[name]: rows_contiguous(x) for name, x in given.items() if x is not None}
+
+
+# -- what the Functions of _torch_autograd.py call
+
+
+def tangent_of_attention(primals: dict[str, Any], options: dict[str, Any], given: dict[str, Tensor | None]) -> Any:
+    """(tout, tlse). `primals`: q, k, v, out and lse. Called by the Function's jvp, at the level of the tangents."""
+    inputs = [primals[name] for name in ("q", "k", "v", "out", "lse")]
+    return attention_tangent(*inputs, **without_kernel(options), **directions(given))
+
+
+def tangent_of_backward(primals: dict[str, Any], options: dict[str, Any], given: dict[str, Tensor | None]) -> Any:
+    """The tangents of the results of attention_backward. `given` has those of dout, dlse, out and lse too."""
+    q, out, lse = primals["q"], primals["out"], primals["lse"]
+    along = {name: given.get(name) for name in DIRECTION}
+    tout, tlse = given.get("out"), given.get("lse")
+    if (tout is None or tlse is None) and any(x is not None for x in along.values()):
+        forward = {name: value for name, value in options.items() if name not in ("dlse", "need_dbias", "need_dsink")}
+        tout, tlse = tangent_of_attention(primals, forward, along)
+    tout = torch.zeros_like(out) if tout is None else rows_contiguous(tout)
+    tlse = torch.zeros_like(lse) if tlse is None else tlse
+    more = {"t" + name: rows_contiguous(given[name]) for name in ("dout", "dlse") if given.get(name) is not None}
+    inputs = [primals["dout"], q, primals["k"], primals["v"], out, lse, tout, tlse]
+    return attention_backward_tangent(*inputs, **without_kernel(options), **directions(along), **more)
+
+
+# -- the operators at the Autograd key
+
+
+def attention_tangent(*tensors: Any, **options: Any) -> Any:
+    from ._torch_autograd import below_autograd, requires_gradient
+
+    names = ("q", "k", "v", "out", "lse")
+    refuse_second_tangent(dict(zip(names, tensors, strict=True)) | options)
+    values = (*tensors, *options.values())
+    if torch.is_grad_enabled() and requires_gradient(values):
+        with enable_single_level_autograd_function():
+            return Tangent.apply(tuple(options), *values)
+    with below_autograd():
+        return operator("attention_tangent")(*tensors, **options)
+
+
+class Tangent(_Function):  # type: ignore[misc]
+    """(names, q, k, v, out, lse, *options) -> (tout, tlse)"""
+
+    @staticmethod
+    def forward(ctx: Any, names: tuple[str, ...], *values: Any) -> Any:
+        from ._torch_autograd import below_autograd
+
+        options = dict(zip(names, values[5:], strict=True))
+        with below_autograd():
+            made = operator("attention_tangent")(*values[:5], **options)
+        ctx.names = ("q", "k", "v", "out", "lse", *names)
+        ctx.numbers = {name: x for name, x in options.items() if not isinstance(x, Tensor)}
+        ctx.tensors = tuple(name for name, x in zip(ctx.names, values, strict=True) if isinstance(x, Tensor))
+        ctx.save_for_backward(*(x for x in values if isinstance(x, Tensor)), *made)
+        ctx.set_materialize_grads(False)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, cotangent: Tensor | None, cotangent_of_lse: Tensor | None) -> tuple[Any, ...]:
+        *saved, tout, tlse = ctx.saved_tensors
+        x = dict(zip(ctx.tensors, saved, strict=True))
+        moved = {name: x.pop(direction) for name, direction in DIRECTION.items() if direction in x}
+        q, k, v, out, lse = (x.pop(name) for name in ("q", "k", "v", "out", "lse"))
+        options = {**x, **without_kernel(ctx.numbers)}
+        dout = torch.zeros_like(out) if cotangent is None else rows_contiguous(cotangent)
+        if cotangent_of_lse is not None:
+            options["dlse"] = rows_contiguous(cotangent_of_lse)
+        need = {name: options.get(of) is not None for name, of in (("need_dbias", "bias"), ("need_dsink", "learnable_sink"))}
+        options |= {name: True for name, needed in need.items() if needed}
+        wanted = {name for name, needed in zip(ctx.names, ctx.needs_input_grad[1:], strict=True) if needed}
+        found: dict[str, Any] = {}
+        if wanted & set(DIRECTION.values()):
+            made = operator("attention_backward")(dout, q, k, v, out, lse, **options)
+            found |= dict(zip(DIRECTION.values(), made, strict=True))
+        if wanted & set(DIRECTION):
+            made = operator("attention_backward_tangent")(dout, q, k, v, out, lse, tout, tlse, **options, **directions(moved))
+            found |= dict(zip(DIRECTION, made, strict=True))
+        return None, *(found.get(name) if name in wanted else None for name in ctx.names)
+
+
+def attention_backward_tangent(*tensors: Any, **options: Any) -> Any:
+    from ._torch_autograd import below_autograd, requires_gradient
+
+    names = ("dout", "q", "k", "v", "out", "lse", "tout", "tlse")
+    refuse_second_tangent(dict(zip(names, tensors, strict=True)) | options)
+    values = (*tensors, *options.values())
+    if torch.is_grad_enabled() and requires_gradient(values):
+        with enable_single_level_autograd_function():
+            return BackwardTangent.apply(tuple(options), *values)
+    with below_autograd():
+        return operator("attention_backward_tangent")(*tensors, **options)
+
+
+class BackwardTangent(_Function):  # type: ignore[misc]
+    """The tangents of the gradients, recorded so that differentiating them raises."""
+
+    @staticmethod
+    def forward(ctx: Any, names: tuple[str, ...], *values: Any) -> Any:
+        from ._torch_autograd import below_autograd
+
+        count = len(values) - len(names)
+        with below_autograd():
+            return operator("attention_backward_tangent")(*values[:count], **dict(zip(names, values[count:], strict=True)))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise UnsupportedError(NO_THIRD)

@@ -1,0 +1,210 @@
+"""libflash.torch in forward mode and differentiated twice, against PyTorch's own operators, in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import libflash
+
+torch = pytest.importorskip("torch")
+
+import libflash.torch  # noqa: E402
+from torch.autograd import forward_ad  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+from torch_problem import eager, tensors  # noqa: E402
+
+A = libflash.torch.attention
+func = torch.func
+Attention = Callable[..., Any]
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of PyTorch at its first dual level
+    pytest.mark.filterwarnings("ignore:.*performance drop.*"),  # of PyTorch about vmap
+]
+
+
+def small() -> list[torch.Tensor]:
+    return tensors((2, 3, 4, 4), (2, 5, 2, 4), (2, 5, 2, 3), dtype=torch.float64, grad=False)
+
+
+Q, K, V = small()
+TQ, TK, TV = (torch.randn_like(x) for x in (Q, K, V))
+EVERY = (0, 1, 2)
+
+
+def both(attention: Attention, *x: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, lse), by libflash or by PyTorch's own operators."""
+    return A(*x, return_lse=True, **options) if attention is A else attention(*x, **options)
+
+
+def loss_of(attention: Attention) -> Callable[..., torch.Tensor]:
+    def loss(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        out, lse = both(attention, q, k, v, causal=True)
+        return out.square().sum() + lse.sin().sum()
+
+    return loss
+
+
+def grad_of_grad(a: Attention) -> Any:
+    first = func.grad(loss_of(a), EVERY)
+    return func.grad(lambda *x: sum(g.square().sum() for g in first(*x)), EVERY)(Q, K, V)
+
+
+def dual_level(a: Attention) -> Any:
+    with forward_ad.dual_level():
+        out, lse = both(a, forward_ad.make_dual(Q, TQ), K, forward_ad.make_dual(V, TV), causal=True)
+        return forward_ad.unpack_dual(out).tangent, forward_ad.unpack_dual(lse).tangent
+
+
+def forward_over_reverse(a: Attention) -> Any:
+    """Without transforms: the tangent of a gradient must not get lost."""
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(Q.clone().requires_grad_(), TQ)
+        (gradient,) = torch.autograd.grad(loss_of(a)(dual, K, V), dual)
+        return forward_ad.unpack_dual(gradient).tangent
+
+
+def leaves() -> list[torch.Tensor]:
+    return [x.clone().requires_grad_() for x in (Q, K, V)]
+
+
+def gradient_penalty(a: Attention) -> Any:
+    own = leaves()
+    first = torch.autograd.grad(loss_of(a)(*own), own, create_graph=True)
+    return torch.autograd.grad(sum(x.square().sum() for x in first), own)
+
+
+def penalty_under_checkpoint(a: Attention) -> Any:
+    own = leaves()
+    first = torch.autograd.grad(checkpoint(loss_of(a), *own, use_reentrant=False), own, create_graph=True)
+    return torch.autograd.grad(sum(x.square().sum() for x in first), own)
+
+
+def mean_flow(a: Attention, stop: bool) -> Any:
+    """A loss of an output and its tangent, and the gradients of parameters outside of the transform."""
+    weight = torch.linspace(-1, 1, 16, dtype=torch.float64).reshape(4, 4).requires_grad_()
+
+    def network(z: torch.Tensor) -> torch.Tensor:
+        return both(a, z @ weight, (z @ weight.T)[:, :, :2], z[:, :, 2:])[0]
+
+    u, du = func.jvp(network, (Q,), (TQ,))
+    return torch.autograd.grad((u - (du.detach() if stop else du)).square().sum(), weight)
+
+
+DERIVATIVES: dict[str, Callable[[Attention], Any]] = {
+    "jvp": lambda a: func.jvp(loss_of(a), (Q, K, V), (TQ, TK, TV)),
+    "jvp-k": lambda a: func.jvp(lambda k: both(a, Q, k, V), (K,), (TK,)),
+    "jvp-v": lambda a: func.jvp(lambda v: both(a, Q, K, v), (V,), (TV,)),
+    "jacfwd": lambda a: func.jacfwd(loss_of(a), EVERY)(Q, K, V),
+    "linearize": lambda a: func.linearize(loss_of(a), Q, K, V)[1](TQ, TK, TV),
+    "grad-grad": grad_of_grad,
+    "jvp-grad": lambda a: func.jvp(func.grad(loss_of(a), EVERY), (Q, K, V), (TQ, TK, TV)),
+    "grad-jvp": lambda a: func.grad(lambda *x: func.jvp(loss_of(a), x, (TQ, TK, TV))[1].square(), EVERY)(Q, K, V),
+    "grad-tangent": lambda a: func.grad(lambda *t: func.jvp(loss_of(a), (Q, K, V), t)[1].square(), EVERY)(TQ, TK, TV),
+    "hessian": lambda a: func.hessian(loss_of(a), EVERY)(Q, K, V),
+    "jacrev-jacrev": lambda a: func.jacrev(func.jacrev(loss_of(a)))(Q, K, V),
+    "jacrev-jacfwd": lambda a: func.jacrev(func.jacfwd(loss_of(a)))(Q, K, V),
+    "vmap-jvp": lambda a: func.vmap(lambda t: func.jvp(lambda q: both(a, q, K, V), (Q,), (t,))[1])(torch.stack([TQ, -TQ])),
+    "vmap-hessian": lambda a: func.vmap(func.hessian(lambda q: loss_of(a)(q, K[:1], V[:1])))(Q[:, None]),
+    "dual-level": dual_level,
+    "forward-over-reverse": forward_over_reverse,
+    "penalty": gradient_penalty,
+    "checkpoint": penalty_under_checkpoint,
+    "mean-flow": lambda a: mean_flow(a, True),
+    "mean-flow-second": lambda a: mean_flow(a, False),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")  # of linearize
+@pytest.mark.parametrize("name", DERIVATIVES)
+def test_derivative(name: str) -> None:
+    got, wanted = DERIVATIVES[name](A), DERIVATIVES[name](eager)
+    torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
+
+
+CU_Q, CU_K = (torch.tensor(x, dtype=torch.int32) for x in ([0, 3, 3, 8], [0, 4, 6, 12]))
+CHECKED: dict[str, tuple[list[tuple[int, ...]], Callable[..., Any]]] = {
+    "plain": ([], {}),
+    "causal": ([], {"causal": True, "window_size": (3, 1), "softcap": 2.0, "softmax_scale": -0.3}),
+    "dropout": ([], {"dropout_p": 0.3, "seed": 5}),
+    "lengths": ([], {"seqused_q": torch.tensor([3, 2], dtype=torch.int32), "seqused_k": torch.tensor([2, 5], dtype=torch.int32)}),
+    "mask": ([], {"mask": torch.tensor([[True, False, True, True, False]] * 2 + [[False] * 5])}),
+    "bias": (["bias", "learnable_sink"], {"softcap": 1.5, "causal": True}),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # of PyTorch about vmap and complex inputs
+@pytest.mark.parametrize("name", CHECKED)
+def test_gradcheck(name: str) -> None:
+    names, options = CHECKED[name]
+    shapes = {"bias": (4, 1, 5), "learnable_sink": (4,)}
+    given = [*leaves(), *tensors(*(shapes[x] for x in names), dtype=torch.float64)]
+
+    def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *more: torch.Tensor) -> Any:
+        out, lse = A(q, k, v, return_lse=True, **options, **dict(zip(names, more, strict=True)))
+        return out, torch.where(lse > -torch.inf, lse, 0)
+
+    assert torch.autograd.gradcheck(run, given, check_forward_ad=True, check_batched_grad=True, check_batched_forward_grad=True)
+    assert torch.autograd.gradgradcheck(run, given, check_fwd_over_rev=True, check_rev_over_rev=True)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_gradcheck_packed() -> None:
+    """Rows that belong to no sequence have derivatives 0."""
+    given = tensors((9, 4, 4), (13, 2, 4), (13, 2, 3), dtype=torch.float64)
+
+    def run(*x: torch.Tensor) -> torch.Tensor:
+        return A(*x, cu_seqlens_q=CU_Q, cu_seqlens_k=CU_K, causal=True)
+
+    assert torch.autograd.gradcheck(run, given, check_forward_ad=True)
+    assert torch.autograd.gradgradcheck(run, given, check_fwd_over_rev=True)
+
+
+@pytest.mark.parametrize("call", [A, libflash.attention, lambda *x: torch.ops.libflash.attention(*x)[0]])
+def test_every_entry_is_differentiable_twice(call: Attention) -> None:
+    own = leaves()
+    first = torch.autograd.grad(call(*own).square().sum(), own, create_graph=True)
+    got = torch.autograd.grad(first[0].square().sum(), own)
+    other = leaves()
+    first = torch.autograd.grad(eager(*other)[0].square().sum(), other, create_graph=True)
+    torch.testing.assert_close(got, torch.autograd.grad(first[0].square().sum(), other), rtol=1e-9, atol=1e-9)
+    with forward_ad.dual_level():
+        out = call(Q, forward_ad.make_dual(K, TK), V)
+        wanted = eager(Q, forward_ad.make_dual(K, TK), V)[0]
+        tangents = [forward_ad.unpack_dual(x).tangent for x in (out, wanted)]
+    torch.testing.assert_close(*tangents, rtol=1e-9, atol=1e-9)
+
+
+REFUSED = {
+    "jvp(jvp)": (
+        lambda f: func.jvp(lambda q: func.jvp(f, (q,), (TQ,))[1], (Q,), (TQ,)),
+        "forward-mode derivative of",
+    ),
+    "jacfwd(jacfwd)": (lambda f: func.jacfwd(func.jacfwd(f))(Q), "forward-mode derivative of"),
+    "third": (
+        lambda f: func.grad(lambda q: func.grad(lambda q: func.grad(f)(q).square().sum())(q).square().sum())(Q),
+        "no third derivative",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_has_no_derivative_is_refused(name: str) -> None:
+    transform, text = REFUSED[name]
+    with pytest.raises(libflash.UnsupportedError, match=text):
+        transform(lambda q: loss_of(A)(q, K, V))
+
+
+def test_the_explicit_functions_refuse_gradients() -> None:
+    own = leaves()
+    with pytest.raises(libflash.UnsupportedError, match="attention_tangent has no gradient"):
+        libflash.attention_tangent(*own, TQ)
+    with torch.no_grad():
+        out, lse, tout, tlse = libflash.attention_tangent(*own, TQ)
+        made = libflash.attention_backward_tangent(out, *own, out, lse, tout, tlse, TQ)
+    assert [x.shape for x in made] == [x.shape for x in own]
+    wanted = func.jvp(lambda q: A(q, K, V, return_lse=True), (Q,), (TQ,))[1]
+    torch.testing.assert_close((tout, tlse), wanted, rtol=1e-12, atol=1e-12)
