@@ -14,7 +14,7 @@ from .case import Case
 from .pairwise import pairwise
 from .structured import KINDS
 
-__all__ = ["Case", "by_name", "long", "quick"]
+__all__ = ["Case", "by_name", "long", "quick", "shards"]
 
 # Tiles are 64 or 128 rows by 64 to 256 keys on a GPU, smaller on the CPU.
 SIZES = [
@@ -69,6 +69,19 @@ FACTORS: dict[str, list[dict]] = {
 def quick() -> list[Case]:
     """A few hundred small cases."""
     return [*sizes(), *head_dims(), *heads(), *fills(), *singles(), *option_pairs(), *structured_cases(), *poisoned_cases()]
+
+
+@cache
+def shards() -> list[Case]:
+    """Calls with a part of a problem: each way to give positions with what goes by them. CPU kernels alone know them."""
+    visible = [{"causal": True}, {"window_size": (20, 0)}, {"window_size": (9, 30)}, {"causal": True, "window_size": (33, -1)}]
+    scores = [{"alibi": "h"}, {"dropout_p": 0.25, "seed": 2**40 + 7, "offset": 3}, {"sink": True, "bias": "bhqk"}, {"dlse": True}]
+    scores.append({"alibi": "bh", "dropout_p": 0.5, "part_of_dropout": True})
+    made = []
+    for n, (positions, see, score) in enumerate(itertools.product(("begin", "begins", "rows"), visible, scores)):
+        shape = FACTORS["lengths"][n % len(FACTORS["lengths"])] | FACTORS["heads"][n % 4] | {"head_dim": (64, 40)[n % 2]}
+        made.append(Case(f"shard-{positions}-{n}", DTYPES[n % len(DTYPES)], positions=positions, **shape, **see, **score))
+    return made
 
 
 @cache
