@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import multiprocessing
 import pathlib
 import sys
 from typing import Any
@@ -123,9 +124,14 @@ def _rank(rank: int, ranks: int, folder: str, job: Any, arguments: tuple[Any, ..
 
 
 def run_ranks(ranks: int, folder: pathlib.Path, job: Any, *arguments: Any) -> list[Any]:
-    """job(rank, *arguments) on each of `ranks` processes; what each returned. An exception of one ends all."""
+    """job(rank, *arguments) on each of `ranks` processes; what each returned. An exception of one ends all.
+
+    The processes come from a server that has imported PyTorch once for all of them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    mp.spawn(_rank, (ranks, str(folder), job, arguments, sys.path), nprocs=ranks)
+    multiprocessing.set_forkserver_preload(["torch", "libflash.torch"])
+    arguments = (ranks, str(folder), job, arguments, sys.path)
+    mp.start_processes(_rank, arguments, nprocs=ranks, start_method="forkserver")
     return [torch.load(folder / f"result{rank}", weights_only=False) for rank in range(ranks)]
 
 
