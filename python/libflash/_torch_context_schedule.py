@@ -178,7 +178,7 @@ def lse_shape(q: Tensor) -> tuple[int, ...]:
 
 
 def tensor_of(numbers: np.ndarray, like: Tensor) -> Tensor:
-    return torch.from_numpy(np.array(numbers, dtype=np.int32)).to(like.device)
+    return torch.from_numpy(np.array(numbers, dtype=np.int32, order="C")).to(like.device)
 
 
 def side(name: str, places: Places, q: Tensor, batch: int | None) -> dict[str, Any]:
