@@ -177,12 +177,14 @@ typedef struct flash_tensor_t {
  *
  * The query side and the key side may be dense or packed independently. Hq must be a multiple of Hk; query head h uses key head
  * h / (Hq / Hk). D and Dv are 1 to 512 on the CPU (decode: 576) and 1 to 256 on CUDA.
- * Types: q, k, v, out and the gradients have one type: FLOAT16, BFLOAT16, FLOAT32 or FLOAT64 (CPU only). lse and dlse are FLOAT32
- * (FLOAT64 with FLOAT64 tensors); lse is a natural logarithm. Sums and the softmax are computed in FLOAT32 (FLOAT64 with FLOAT64
- * tensors).
+ * Types: q, k, v, out and the gradients have one type: FLOAT16, BFLOAT16, FLOAT32 or FLOAT64 (CPU only). Beside 16-bit inputs,
+ * out in forward, and each of dq, dk and dv, may be FLOAT32 instead (partial results that are added up later; CPU only). lse,
+ * dlse and delta are FLOAT32 (FLOAT64 with FLOAT64 tensors); lse is a natural logarithm. Sums and the softmax are computed in
+ * FLOAT32 (FLOAT64 with FLOAT64 tensors).
  *
- * Flags. An unknown bit is refused, and so is a bit that the operation does not have. Forward and backward: all but
- * ROTARY_INTERLEAVED and FROM_LSE. Decode: CAUSAL, WINDOW, SCALE, ROTARY_INTERLEAVED. */
+ * Flags. An unknown bit is refused, and so is a bit that the operation does not have. Forward: all but ROTARY_INTERLEAVED,
+ * FROM_LSE and ADD. Backward: all but ROTARY_INTERLEAVED, FROM_LSE and CONTINUE. Decode: CAUSAL, WINDOW, SCALE,
+ * ROTARY_INTERLEAVED. */
 #define FLASH_FLAG_CAUSAL 0x1u        /* query i sees key j only if j <= i + shift; shift = Lk - Lq (bottom-right aligned) */
 #define FLASH_FLAG_TOP_LEFT 0x2u      /* the causal rule and the window are aligned top-left: shift = 0 */
 #define FLASH_FLAG_WINDOW 0x4u        /* use window_left and window_right: i + shift - left <= j <= i + shift + right */
@@ -192,6 +194,9 @@ typedef struct flash_tensor_t {
                                         * UNSUPPORTED where no kernel can do it */
 #define FLASH_FLAG_ROTARY_INTERLEAVED 0x20u /* decode: rotary pairs are (0,1), (2,3), ...; without it (0, r/2), (1, r/2+1), ... */
 #define FLASH_FLAG_FROM_LSE 0x40u /* in flash_tangents_t: flash_attention_forward_tangent reads out and lse (section 14) */
+#define FLASH_FLAG_POSITIONS 0x80u    /* use row_begin and the fields after it: see "Positions" below */
+#define FLASH_FLAG_CONTINUE 0x100u    /* forward: go on from the out and lse of other keys: see section 5 */
+#define FLASH_FLAG_ADD 0x200u         /* backward: dq, dk and dv are added to: see section 6 */
 
 /* A block mask in compressed form; flash_block_mask_compress writes it. A block is 128 queries by 128 keys. The row lists give,
  * for each row of blocks, the columns of the blocks that are kept: forward and dq use them. The column lists give, for each
@@ -265,6 +270,28 @@ typedef struct flash_attention_options_t {
      * The fields `seed` and `offset` must then be 0. On CUDA the kernels read it when they run, so each replay of a captured
      * CUDA graph uses its current contents; on the CPU the call reads it. */
     const flash_tensor_t *rng_state;
+
+    /* With FLASH_FLAG_POSITIONS: where rows and keys stand. See "Positions" below. CPU only. */
+    int64_t row_begin;    /* row i stands at row_begin + i * row_step; at least 0 */
+    int64_t row_step;     /* at least 1; 0 counts as 1 */
+    int64_t column_begin; /* the same of key j */
+    int64_t column_step;
+    const flash_tensor_t *row_begins;       /* INT32 (B): instead of row_begin, one number per sequence */
+    const flash_tensor_t *column_begins;    /* INT32 (B) */
+    const flash_tensor_t *row_positions;    /* INT32 (B, Sq) or packed (total_q), contiguous: instead of the above, one */
+                                            /*   number per row, not negative, strictly increasing in a sequence */
+    const flash_tensor_t *column_positions; /* INT32 (B, Sk) or packed (total_k) */
+
+    /* What dropout counts as batch and head, for a call with some of the sequences or heads. CPU only. */
+    const flash_tensor_t *sequence_numbers; /* INT32 (B): the number of each sequence; NULL: 0, 1, ... */
+    int64_t head_begin;                     /* number of query head 0 among heads_total */
+    int64_t heads_total;                    /* 0: Hq, and head_begin is 0 */
+
+    /* FLOAT32 like lse (FLOAT64 with FLOAT64 tensors): rowsum(dout * out) - dlse. Backward only; see section 6. CPU only. */
+    const flash_tensor_t *delta;
+    int32_t sm_margin; /* CUDA: leave so many multiprocessors to other kernels, where a kernel assigns its work to */
+                       /*   multiprocessors (forward of sm90); no effect elsewhere. Not negative */
+    int32_t reserved2; /* 0 */
 } flash_attention_options_t;
 
 #define FLASH_ATTENTION_OPTIONS_INIT FLASH_INIT_(flash_attention_options_t)
@@ -273,7 +300,17 @@ typedef struct flash_attention_options_t {
  * (batch * Hq + head) mod 2^32, offset mod 2^32 xor (offset / 2^32 * 0x9E3779B9 mod 2^32)) gives four words. Word number (column
  * mod 4) belongs to the column. An entry of P is kept if its word >= floor(dropout_p * 2^32); kept entries are multiplied by
  * 1 / (1 - dropout_p). `row` and `column` count from the start of the sequence; in packed tensors `batch` is the number of the
- * sequence. Dropout does not change lse. */
+ * sequence. Dropout does not change lse. With FLASH_FLAG_POSITIONS, row and column are positions; with sequence_numbers and
+ * heads_total, `batch` is the number of the sequence, and heads_total and head_begin + head take the place of Hq and head. So
+ * calls on parts of a problem (some of its rows, keys, sequences, heads) have the mask of the whole problem.
+ *
+ * Positions. A call may have a part of the rows and keys of a longer sequence: a shard of it, on one of several devices. With
+ * FLASH_FLAG_POSITIONS the causal rule, the window, ALiBi and dropout go by the places of rows and keys in the whole sequence
+ * instead of by their numbers in the tensors. A row at position r sees a key at position c if c <= r (causal) and
+ * r - window_left <= c <= r + window_right (window); ALiBi adds -slope * |r - c|. There is no alignment, so TOP_LEFT is refused.
+ * bias, mask, block_mask and lengths still count rows and keys of the tensors. Each side has its positions from exactly one of
+ * the numbers, *_begins (with the step) and *_positions. Without the flag all these fields must be 0 or NULL, steps 0 or 1.
+ * Differences of positions are exact up to 2^24 in FLOAT32 calls with ALiBi. */
 
 /* ---------------------------------------------------------------------------------------------------------------------
  * 5  FORWARD
@@ -281,7 +318,12 @@ typedef struct flash_attention_options_t {
  * Writes out and, if not NULL, lse. Rows of a packed tensor that belong to no sequence are not written; rows of a sequence past
  * seqused_q get out = 0 and lse = -infinity.
  * The result is deterministic: the same inputs, options, device and build give the same bits.
- * Only the statuses CUDA, OUT_OF_MEMORY, INTERNAL and CANCELLED can be returned after the first write. */
+ * Only the statuses CUDA, OUT_OF_MEMORY, INTERNAL and CANCELLED can be returned after the first write.
+ *
+ * Continuation. With FLASH_FLAG_CONTINUE, out and lse (then required) hold the result for other keys of the same rows, and the
+ * call replaces them by the result for both sets of keys: the earlier result counts as one more key of score lse and value out.
+ * Nothing has to be merged. Where lse is -infinity, out may hold anything. out should be FLOAT32 until the last call. A sink
+ * belongs to one of the calls, the first: learnable_sink is refused with the flag. CPU only. */
 FLASH_API flash_status_t flash_attention_forward(const flash_tensor_t *q, const flash_tensor_t *k, const flash_tensor_t *v,
                                                  const flash_tensor_t *out, const flash_tensor_t *lse,
                                                  const flash_attention_options_t *options, void *workspace,
@@ -301,7 +343,16 @@ FLASH_API flash_status_t flash_attention_forward_workspace_size(const flash_tens
  * and, if given, options->dbias and options->dsink. q, k, v, out, lse and the options must be those of the forward call; lse is
  * required. With grouped query heads (Hq > Hk), dk and dv are sums over the query heads of the group, added in FLOAT32 (FLOAT64
  * with FLOAT64 tensors). Rows of packed tensors that belong to no sequence are not written; gradients of rows past seqused_q and
- * seqused_k are 0. */
+ * seqused_k are 0.
+ *
+ * A part of the keys. If k and v are a part of the keys of the rows, and out, lse and dlse are those of the whole rows (over all
+ * their keys), dk and dv are the gradients of these keys, and dq is their share: the sum over all parts is the whole dq. Give
+ * learnable_sink and dsink to one of the calls only, and no FLASH_FLAG_CONTINUE to any.
+ *
+ * Sums over calls. With FLASH_FLAG_ADD, dq, dk and dv are added to, not replaced; rows without a gradient stay as they are. They
+ * must be FLOAT32 (FLOAT64 with FLOAT64 tensors). dbias and dsink are replaced as always. CPU only.
+ * delta. rowsum(dout * out) - dlse is the same for all parts of the keys. If given, options->delta is written by a call without
+ * FLASH_FLAG_ADD, and read by a call with it; the latter does not read out, and dlse, which delta contains, must be NULL. */
 FLASH_API flash_status_t flash_attention_backward(const flash_tensor_t *dout, const flash_tensor_t *q, const flash_tensor_t *k,
                                                   const flash_tensor_t *v, const flash_tensor_t *out,
                                                   const flash_tensor_t *lse, const flash_tensor_t *dq,

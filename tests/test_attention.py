@@ -12,7 +12,7 @@ from harness import BFLOAT16, assert_same_bits, cpu_kernels, empty_like, run, ru
 import libflash
 
 CPU = [
-    (case, isa) for case in cases.quick() for isa in cpu_kernels()
+    (case, isa) for case in [*cases.quick(), *cases.shards()] for isa in cpu_kernels()
 ]  # kernels in the inner loop: the reference is computed once per case
 
 
@@ -26,7 +26,7 @@ def small_tile_cases() -> list[Case]:
     quick = cases.quick()
     pairs = [case for case in quick if case.name.startswith("pairs-")][::4]
     shapes = [case for case in quick if case.name.startswith(("size-17x64", "size-65x64", "size-31x31", "exact-", "poison-"))]
-    return [*pairs, *shapes[::3]]
+    return [*pairs, *shapes[::3], *cases.shards()[::4]]
 
 
 SMALL = [
@@ -81,6 +81,11 @@ def c_options(x: Inputs) -> dict:
         given["window_left"], given["window_right"] = given.pop("window_size")
     if "softmax_scale" in given:
         flags |= abi.SCALE
+    if any(name.startswith(("row_", "column_")) for name in given):
+        flags |= abi.POSITIONS
+    for name in ("row_begin", "column_begin"):
+        if isinstance(given.get(name), np.ndarray):
+            given[f"{name}s"] = given.pop(name)
     return {"flags": flags, **given}
 
 

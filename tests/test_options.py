@@ -29,7 +29,9 @@ STRUCTS = {
     "decode": ("flash_decode_options_t", abi.DecodeOptions),
     "merge": ("flash_merge_options_t", abi.MergeOptions),
 }
-NOT_OPTIONS = {"struct_size", "flags", "num_threads", "tile_q", "tile_k", "reserved"}  # fields that Python fills by itself
+NOT_OPTIONS = {"struct_size", "flags", "num_threads", "tile_q", "tile_k"}  # fields that Python fills by itself
+NOT_OPTIONS |= {"reserved", "reserved2"}
+ARRAYS_INSTEAD_OF_NUMBERS = ("rng_state", "row_begins", "column_begins")
 
 
 def defaults(function: Any) -> dict[str, Any]:
@@ -169,12 +171,14 @@ def test_struct(path: str, struct: str) -> None:
         if any(STRUCTS[operation][0] == struct for operation in option.operations):
             wanted |= dict.fromkeys(option.fields, option.kind.c)
     if struct == "flash_attention_options_t":
-        wanted |= {"block_lists": "const flash_block_lists_t *", "rng_state": "const flash_tensor_t *"}
+        wanted |= {"block_lists": "const flash_block_lists_t *"}
+        wanted |= dict.fromkeys(ARRAYS_INSTEAD_OF_NUMBERS, "const flash_tensor_t *")
     found = struct_fields((ROOT / path).read_text(), struct)
     assert {name: kind for name, kind in found.items() if name not in NOT_OPTIONS} == wanted
 
 
 C_TYPES = {"double": ctypes.c_double, "int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64, "const char *": ctypes.c_char_p}
+C_TYPES["int32_t"] = ctypes.c_int32
 
 
 @pytest.mark.parametrize("operation", POSITIONAL)
@@ -184,9 +188,8 @@ def test_abi_table(operation: str) -> None:
         for name in option.fields:
             pointer = abi.TensorPointer if name != "block_lists" else ctypes.POINTER(abi.BlockLists)
             integer = option.kind is _option_list.SEED and name == "seed"
-            assert fields[name] is (ctypes.c_uint64 if integer else C_TYPES.get(option.kind.c, pointer)) or name == "rng_state"
-    if operation == "attention":
-        assert fields["rng_state"] is abi.TensorPointer
+            wanted = ctypes.c_uint64 if integer else C_TYPES.get(option.kind.c, pointer)
+            assert fields[name] is (abi.TensorPointer if name in ARRAYS_INSTEAD_OF_NUMBERS else wanted)
 
 
 def test_flags() -> None:
@@ -401,7 +404,8 @@ def test_jax_operands_and_attributes() -> None:
     attributes = {"flags", "layout", "need_dbias"}
     for operation, names in (("attention", _jax_calls.ATTENTION_OPERANDS), ("decode", _jax_calls.DECODE_OPERANDS)):
         options = [*options_of(operation), *(options_of("attention_backward") if operation == "attention" else ())]
-        assert set(names) == {option.name for option in options if option.kind.array and option.jax}
+        options = [option for option in options if option.jax]
+        assert set(names) == {option.name for option in options if option.kind.array}
         fields = [next(option.fields[0] for option in options if option.name == name) for name in names]
         struct = STRUCTS[operation][0]
         assert re.findall(rf"offsetof\({struct}, (\w+)\)", text) == fields

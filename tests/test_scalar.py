@@ -37,6 +37,8 @@ CHOICES: dict[str, list] = {
     "sink": [False, True],
     "dropout_p": [0.0, 0.0, 0.25, 0.5],
     "dlse": [False, True],
+    "positions": [None, None, None, "begin", "begins", "rows"],
+    "part_of_dropout": [False, False, True],
     "fill": ["randn", "mean", "outlier"],
 }
 
@@ -52,6 +54,8 @@ def draw(seed: int) -> Case:
         "seed": rng.getrandbits(64),
         "offset": rng.getrandbits(64),
     }
+    if fields["positions"]:
+        fields["causal_align"] = "bottom_right"
     batch = rng.randint(1, 3)
 
     def lengths() -> list[int]:

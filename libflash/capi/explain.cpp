@@ -29,8 +29,10 @@ extern "C" flash_status_t flash_attention_forward_explain(const flash_tensor_t* 
     return guard([&] {
         check_destination(text, capacity);
         const OutputShapes outputs(q, k, v);
-        copy_text(explain(make_forward_problem(q, k, v, &outputs.out, nullptr, options, Reading::shapes)), text, capacity,
-                  needed);
+        const bool continues = options && (options->flags & FLASH_FLAG_CONTINUE);
+        copy_text(
+            explain(make_forward_problem(q, k, v, &outputs.out, continues ? &outputs.lse : nullptr, options, Reading::shapes)),
+            text, capacity, needed);
     });
 }
 
@@ -39,7 +41,8 @@ extern "C" flash_status_t flash_attention_backward_explain(const flash_tensor_t*
                                                            char* text, size_t capacity, size_t* needed) {
     return guard([&] {
         check_destination(text, capacity);
-        const OutputShapes outputs(q, k, v);
+        OutputShapes outputs(q, k, v);
+        if (options && (options->flags & FLASH_FLAG_ADD)) outputs.widen_gradients();
         copy_text(explain(make_backward_problem(&outputs.out, q, k, v, &outputs.out, &outputs.lse, &outputs.dq, &outputs.dk,
                                                 &outputs.dv, options, Reading::shapes)),
                   text, capacity, needed);

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "problem/attention.h"
+#include "cpu/positions.h"
 
 namespace libflash::cpu {
 namespace {
@@ -26,25 +26,31 @@ inline PhiloxWords philox4x32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3
     return {{c0, c1, c2, c3}};
 }
 
-// The dropout mask of one head of one sequence.
+// The dropout mask of one head of one sequence. Rows and columns are numbers in the tensors; `positions` has their places.
 struct DropoutMask {
     uint32_t key0, key1, head, offset;
     uint64_t threshold;  // up to 2^32
     double kept;         // factor of kept probabilities, 1 / (1 - p)
+    RowNumbers rows, columns;
 
-    DropoutMask(const Dropout& dropout, int64_t heads_q, int64_t batch, int64_t query_head)
-        : key0(static_cast<uint32_t>(dropout.seed)), key1(static_cast<uint32_t>(dropout.seed >> 32)),
-          head(static_cast<uint32_t>(batch * heads_q + query_head)),
-          offset(static_cast<uint32_t>(dropout.offset) ^ (static_cast<uint32_t>(dropout.offset >> 32) * 0x9E3779B9u)),
-          threshold(static_cast<uint64_t>(dropout.p * 4294967296.0)), kept(1.0 / (1.0 - dropout.p)) {}
+    DropoutMask(const AttentionProblem& p, int64_t batch, int64_t query_head, const SequencePositions& positions)
+        : key0(static_cast<uint32_t>(p.dropout.seed)), key1(static_cast<uint32_t>(p.dropout.seed >> 32)),
+          head(head_number(p.dropout_numbers, batch, query_head)),
+          offset(static_cast<uint32_t>(p.dropout.offset) ^ (static_cast<uint32_t>(p.dropout.offset >> 32) * 0x9E3779B9u)),
+          threshold(static_cast<uint64_t>(p.dropout.p * 4294967296.0)), kept(1.0 / (1.0 - p.dropout.p)), rows(positions.rows),
+          columns(positions.columns) {}
 
-    // The random words of columns 4 * quad to 4 * quad + 3.
-    PhiloxWords words(int64_t row, int64_t quad) const {
-        return philox4x32(static_cast<uint32_t>(quad), static_cast<uint32_t>(row), head, offset, key0, key1);
+    static uint32_t head_number(const DropoutNumbers& numbers, int64_t batch, int64_t query_head) {
+        const int64_t sequence = numbers.sequences ? numbers.sequences[batch] : batch;
+        return static_cast<uint32_t>(sequence * numbers.heads_total + numbers.head_begin + query_head);
     }
+
     // 0 if dropped, else `kept`.
     double factor(int64_t row, int64_t column) const {
-        return words(row, column >> 2).word[column & 3] >= threshold ? kept : 0.0;
+        const int64_t position = columns(column);
+        const PhiloxWords words =
+            philox4x32(static_cast<uint32_t>(position >> 2), static_cast<uint32_t>(rows(row)), head, offset, key0, key1);
+        return words.word[position & 3] >= threshold ? kept : 0.0;
     }
 };
 

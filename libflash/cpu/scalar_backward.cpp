@@ -13,10 +13,14 @@
 namespace libflash::cpu {
 namespace {
 
+void store_row(const AnyRows& to, int64_t row, const double* sums, double factor, int64_t n, bool add) {
+    for (int64_t c = 0; c < n; ++c) to.set(row, c, factor * sums[c] + (add ? to.get(row, c) : 0.0));
+}
+
 template <class T>
 void compute_dq(const GradientHead<T>& head) {
     const AttentionProblem& problem = head.problem;
-    const Rows<T> dq = rows_of<T>(problem.dq, problem.q_rows, head.batch, head.head);
+    const AnyRows dq(problem.dq, problem.q_rows, head.batch, head.head);
     for (int64_t i = 0; i < problem.q_rows.owned(head.batch); ++i) {
         cancellation_point();
         double sums[512] = {};
@@ -26,7 +30,7 @@ void compute_dq(const GradientHead<T>& head) {
             const auto pair = head.pair(i, j, delta);
             for (int64_t c = 0; c < problem.head_dim; ++c) sums[c] += pair.slope * pair.ds * widen(head.k[j][c]);
         }
-        store_row(dq[i], sums, problem.softmax_scale, problem.head_dim);
+        store_row(dq, i, sums, problem.softmax_scale, problem.head_dim, problem.adds);
     }
 }
 
@@ -44,16 +48,15 @@ void add_dk_dv(const GradientHead<T>& head, int64_t j, double* dk, double* dv) {
 
 template <class T>
 void compute_dk_dv(const AttentionProblem& problem, int64_t batch, int64_t key_head) {
-    const Rows<T> dk = rows_of<T>(problem.dk, problem.k_rows, batch, key_head);
-    const Rows<T> dv = rows_of<T>(problem.dv, problem.k_rows, batch, key_head);
+    const AnyRows dk(problem.dk, problem.k_rows, batch, key_head), dv(problem.dv, problem.k_rows, batch, key_head);
     const int64_t group = problem.group_size();
     for (int64_t j = 0; j < problem.k_rows.owned(batch); ++j) {
         cancellation_point();
         double dk_sums[512] = {}, dv_sums[512] = {};
         for (int64_t h = key_head * group; j < problem.k_rows.length(batch) && h < (key_head + 1) * group; ++h)
             add_dk_dv(GradientHead<T>(problem, batch, h), j, dk_sums, dv_sums);
-        store_row(dk[j], dk_sums, problem.softmax_scale, problem.head_dim);
-        store_row(dv[j], dv_sums, 1.0, problem.head_dim_v);
+        store_row(dk, j, dk_sums, problem.softmax_scale, problem.head_dim, problem.adds);
+        store_row(dv, j, dv_sums, 1.0, problem.head_dim_v, problem.adds);
     }
 }
 
@@ -98,13 +101,24 @@ void compute_dsink(const AttentionProblem& problem) {
     }
 }
 
+// Rows without a visible key have delta 0, so that a later call may add up what it reads.
+template <class T>
+void write_delta(const GradientHead<T>& head) {
+    for (int64_t i = 0; i < head.problem.q_rows.owned(head.batch); ++i)
+        head.given_delta.set(i, i < head.length_q && !head.row_empty(i) ? head.delta(i) : 0.0);
+}
+
 }  // namespace
 
 void scalar_backward(const AttentionProblem& problem) {
     with_type(problem.dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
         for (int64_t b = 0; b < problem.batch; ++b) {
-            for (int64_t h = 0; h < problem.heads_q; ++h) compute_dq(GradientHead<T>(problem, b, h));
+            for (int64_t h = 0; h < problem.heads_q; ++h) {
+                const GradientHead<T> head(problem, b, h);
+                if (problem.delta.present && !problem.adds) write_delta(head);
+                compute_dq(head);
+            }
             for (int64_t h = 0; h < problem.heads_k; ++h) compute_dk_dv<T>(problem, b, h);
         }
         if (problem.dbias.present) compute_dbias<T>(problem);

@@ -7,14 +7,21 @@
 namespace libflash::cpu {
 namespace {
 
+// The result for earlier keys of a row, which FLASH_FLAG_CONTINUE takes in as one more key of score lse and value out.
+struct EarlierRow {
+    double lse = kMinusInfinity;
+    const double* out = nullptr;
+};
+
 template <class T>
-SoftmaxRow softmax_row(const ScalarHead<T>& head, int64_t i, double* o) {
+SoftmaxRow softmax_row(const ScalarHead<T>& head, int64_t i, const EarlierRow& earlier, double* o) {
     const AttentionProblem& problem = head.problem;
     SoftmaxRow row;
     for (int64_t j = head.first_key(i); j < head.last_key(i); ++j)
         if (head.visible(i, j)) row.update_max(head.score(i, j).value);
     const double sink = problem.sink.present ? head_value(problem.sink, head.batch, head.head) : kMinusInfinity;
     row.update_max(sink);
+    row.update_max(earlier.lse);
     if (row.empty()) return row;
     for (int64_t j = head.first_key(i); j < head.last_key(i); ++j) {
         if (!head.visible(i, j)) continue;
@@ -22,20 +29,27 @@ SoftmaxRow softmax_row(const ScalarHead<T>& head, int64_t i, double* o) {
         for (int64_t c = 0; c < problem.head_dim_v; ++c) o[c] += weight * widen(head.v[j][c]);
     }
     row.add(sink);
+    const double weight = row.add(earlier.lse);
+    for (int64_t c = 0; c < problem.head_dim_v && earlier.lse != kMinusInfinity; ++c) o[c] += weight * earlier.out[c];
     return row;
 }
 
 template <class T>
 void forward_head(const AttentionProblem& problem, int64_t batch, int64_t query_head) {
     const ScalarHead<T> head(problem, batch, query_head);
-    const Rows<T> out = rows_of<T>(problem.out, problem.q_rows, batch, query_head);
+    const AnyRows out(problem.out, problem.q_rows, batch, query_head);
     const LseRows lse(problem.lse, problem.q_rows, batch, query_head);
     for (int64_t i = 0; i < problem.q_rows.owned(batch); ++i) {
         cancellation_point();
-        double o[512] = {};
+        double o[512] = {}, before[512];
         SoftmaxRow row;
-        if (i < head.length_q) row = softmax_row(head, i, o);
-        for (int64_t c = 0; c < problem.head_dim_v; ++c) store(out[i][c], row.empty() ? 0.0 : o[c] / row.row_sum);
+        EarlierRow earlier;
+        if (problem.continues) {
+            earlier = {lse.get(i), before};
+            for (int64_t c = 0; c < problem.head_dim_v; ++c) before[c] = out.get(i, c);
+        }
+        if (i < head.length_q) row = softmax_row(head, i, earlier, o);
+        for (int64_t c = 0; c < problem.head_dim_v; ++c) out.set(i, c, row.empty() ? 0.0 : o[c] / row.row_sum);
         lse.set(i, row.lse());
     }
 }

@@ -15,7 +15,7 @@ inline double probability(double score, double lse) {
 template <class T>
 struct GradientHead : ScalarHead<T> {
     const Rows<const T> out, dout;
-    const LseRows lse, dlse;
+    const LseRows lse, dlse, given_delta;
 
     struct Pair {
         double p;      // after dropout
@@ -25,9 +25,12 @@ struct GradientHead : ScalarHead<T> {
 
     GradientHead(const AttentionProblem& p, int64_t b, int64_t h)
         : ScalarHead<T>(p, b, h), out(rows_of<const T>(p.out, p.q_rows, b, h)), dout(rows_of<const T>(p.dout, p.q_rows, b, h)),
-          lse(p.lse, p.q_rows, b, h), dlse(p.dlse, p.q_rows, b, h) {}
+          lse(p.lse, p.q_rows, b, h), dlse(p.dlse, p.q_rows, b, h), given_delta(p.delta, p.q_rows, b, h) {}
 
-    double delta(int64_t i) const { return dot(dout[i], out[i], this->problem.head_dim_v) - dlse.get(i); }
+    double delta(int64_t i) const {
+        if (this->problem.adds && this->problem.delta.present) return given_delta.get(i);
+        return dot(dout[i], out[i], this->problem.head_dim_v) - dlse.get(i);
+    }
     bool row_empty(int64_t i) const { return lse.get(i) == kMinusInfinity; }
 
     // All zero where key j is hidden from row i.

@@ -30,7 +30,23 @@ Rows<T> rows_of(const TensorView& tensor, const Sequences& sequences, int64_t ba
     return {static_cast<T*>(tensor.data) + batch * at.batch + sequences.start(batch) * at.row + head * at.head, at.row};
 }
 
-// lse or dlse of one head: float, or double with double tensors.
+// The rows of one head of a tensor of any floating type: an output that may be wider than the inputs.
+struct AnyRows {
+    DType dtype = DType::none;
+    void* data = nullptr;
+    int64_t base = 0, stride = 0;
+
+    AnyRows(const TensorView& tensor, const Sequences& sequences, int64_t batch, int64_t head)
+        : dtype(tensor.dtype), data(tensor.data) {
+        const RowStrides at = row_strides(tensor);
+        stride = at.row;
+        base = batch * at.batch + sequences.start(batch) * at.row + head * at.head;
+    }
+    double get(int64_t row, int64_t channel) const { return load_as(dtype, data, base + row * stride + channel); }
+    void set(int64_t row, int64_t channel, double value) const { store_as(dtype, data, base + row * stride + channel, value); }
+};
+
+// lse, dlse or delta of one head: float, or double with double tensors.
 struct LseRows {
     DType dtype = DType::none;
     void* data = nullptr;
@@ -101,26 +117,21 @@ inline Score score_of(const ScoreOptions& options, double product, double alibi_
 template <class T>
 struct ScalarHead {
     const AttentionProblem& problem;
-    const int64_t batch, head, key_head, length_q, length_k, shift;
+    const int64_t batch, head, key_head, length_q, length_k;
+    const SequencePositions positions;
     const Rows<const T> q, k, v;
     const double alibi_slope;
     const DropoutMask dropout;
 
     ScalarHead(const AttentionProblem& p, int64_t b, int64_t h)
         : problem(p), batch(b), head(h), key_head(h / p.group_size()), length_q(p.q_rows.length(b)), length_k(p.k_rows.length(b)),
-          shift(p.mask_rule.shift(length_q, length_k)), q(rows_of<const T>(p.q, p.q_rows, b, h)),
-          k(rows_of<const T>(p.k, p.k_rows, b, key_head)), v(rows_of<const T>(p.v, p.k_rows, b, key_head)),
-          alibi_slope(value_or_zero(p.alibi_slopes, b, h)), dropout(p.dropout, p.heads_q, b, h) {}
+          positions(p, b), q(rows_of<const T>(p.q, p.q_rows, b, h)), k(rows_of<const T>(p.k, p.k_rows, b, key_head)),
+          v(rows_of<const T>(p.v, p.k_rows, b, key_head)), alibi_slope(value_or_zero(p.alibi_slopes, b, h)),
+          dropout(p, b, h, positions) {}
 
     // Row i sees the keys of [first_key, last_key) for which visible() is true.
-    int64_t first_key(int64_t i) const {
-        const int64_t first = problem.mask_rule.first(i, shift);
-        return first > 0 ? first : 0;
-    }
-    int64_t last_key(int64_t i) const {
-        const int64_t last = problem.mask_rule.last(i, shift);
-        return last < length_k ? last : length_k;
-    }
+    int64_t first_key(int64_t i) const { return positions.first_key(problem.mask_rule, i, length_k); }
+    int64_t last_key(int64_t i) const { return positions.last_key(problem.mask_rule, i, length_k); }
     bool in_band(int64_t i, int64_t j) const { return j >= first_key(i) && j < last_key(i); }
 
     bool visible(int64_t i, int64_t j) const {
@@ -136,7 +147,8 @@ struct ScalarHead {
     }
 
     Score score(int64_t i, int64_t j) const {
-        Score s = score_of(problem, dot(q[i], k[j], problem.head_dim), alibi_slope, i + length_k - length_q - j);
+        const int64_t distance = positions.alibi_row(i) - positions.alibi_column(j);
+        Score s = score_of(problem, dot(q[i], k[j], problem.head_dim), alibi_slope, distance);
         if (problem.bias.present) s.value += bias(i, j);
         return s;
     }

@@ -42,6 +42,29 @@ std::string score_options_text(const ScoreOptions& score) {
     return text;
 }
 
+std::string positions_text(const Positions& positions) {
+    if (positions.of_rows) return "each at its own position";
+    const std::string begin = positions.begins ? "0 of each sequence at its own position" : text_of("0 at ", positions.begin);
+    return positions.step == 1 ? begin : begin + text_of(" with step ", positions.step);
+}
+
+std::string shard_options_text(const AttentionProblem& p) {
+    std::string text;
+    if (p.has_positions) {
+        text += ", row " + positions_text(p.row_positions) + ", column " + positions_text(p.column_positions);
+    }
+    const DropoutNumbers& numbers = p.dropout_numbers;
+    if (numbers.sequences) text += ", sequence numbers";
+    if (numbers.heads_total != p.heads_q) text += text_of(", heads from ", numbers.head_begin, " of ", numbers.heads_total);
+    if (p.continues) text += ", continues";
+    if (p.adds) text += ", adds";
+    if (p.delta.present) text += p.adds ? ", reads delta" : ", writes delta";
+    if (p.request.sm_margin > 0) {
+        text += text_of(", sm_margin ", p.request.sm_margin, p.device.is_cuda() ? "" : " (no effect on the CPU)");
+    }
+    return text;
+}
+
 std::string options_text(const AttentionProblem& p) {
     std::string text = score_options_text(p);
     if (p.bias.present) text += text_of(", bias ", Sizes{p.bias.shape, 4});
@@ -51,6 +74,7 @@ std::string options_text(const AttentionProblem& p) {
                         p.block_mask.has_lists ? " (lists)" : " (dense)");
     }
     if (p.dropout.active()) text += text_of(", dropout ", p.dropout.p);
+    text += shard_options_text(p);
     if (p.dbias.present) text += ", dbias";
     if (p.dsink.present) text += ", dsink";
     if (p.request.deterministic) text += ", deterministic";

@@ -1,5 +1,7 @@
 #include "plan/plan.h"
 
+#include <algorithm>
+
 #include "plan/selection.h"
 
 namespace libflash {
@@ -7,6 +9,13 @@ namespace libflash {
 namespace {
 
 const cuda::DeviceProperties& device_of(const Device& device) { return cuda::device_properties(device.id); }
+
+// Without the multiprocessors that the call leaves to others.
+cuda::DeviceProperties device_of(const AttentionProblem& problem) {
+    cuda::DeviceProperties device = device_of(problem.device);
+    device.multiprocessors = std::max(1, device.multiprocessors - problem.request.sm_margin);
+    return device;
+}
 
 // Calls the backend's planner and copies the workspace size.
 template <class Plan, class MakeCpu, class MakeCuda>
@@ -29,7 +38,7 @@ ForwardPlan plan_forward(const AttentionProblem& problem, const KernelEntry& ker
     return make_plan<ForwardPlan>(
         kernel, [&](const cpu::Kernels& kernels) { return kernels.plan_forward(problem); },
         [&](const cuda::Architecture& architecture) {
-            return architecture.plan_forward(*kernel.cuda, problem, device_of(problem.device));
+            return architecture.plan_forward(*kernel.cuda, problem, device_of(problem));
         });
 }
 
@@ -37,7 +46,7 @@ BackwardPlan plan_backward(const AttentionProblem& problem, const KernelEntry& k
     return make_plan<BackwardPlan>(
         kernel, [&](const cpu::Kernels& kernels) { return kernels.plan_backward(problem); },
         [&](const cuda::Architecture& architecture) {
-            return architecture.plan_backward(*kernel.cuda, problem, device_of(problem.device));
+            return architecture.plan_backward(*kernel.cuda, problem, device_of(problem));
         });
 }
 

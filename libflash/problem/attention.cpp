@@ -7,7 +7,7 @@ namespace libflash {
 
 // Size of the struct in version 1; later versions append fields.
 constexpr size_t kVersion1 = 224;
-static_assert(sizeof(flash_attention_options_t) == 232, "the attention options: rng_state came after version 1");
+static_assert(sizeof(flash_attention_options_t) == 336, "the attention options: rng_state and all after it came after version 1");
 
 namespace {
 
@@ -18,10 +18,12 @@ void check_no_seed(const flash_attention_options_t& options) {
 
 }  // namespace
 
-flash_attention_options_t read_attention_options(AttentionProblem& problem, const flash_attention_options_t* given) {
+flash_attention_options_t read_attention_options(AttentionProblem& problem, const flash_attention_options_t* given,
+                                                 uint32_t own_flags) {
     const flash_attention_options_t options = read_options(given, kVersion1);
-    check_flags(options.flags, kAttentionFlags);
+    check_flags(options.flags, kAttentionFlags | own_flags);
     check_reserved(options.reserved);
+    if (options.reserved2 != 0) invalid("reserved2", "must be 0", options.reserved2);
     read_score_options(problem, options);
     problem.dropout = {read_dropout(options.dropout_p), options.seed, options.offset};
     if (options.rng_state) check_no_seed(options);
@@ -34,6 +36,7 @@ flash_attention_options_t read_attention_options(AttentionProblem& problem, cons
     request.tile_q = read_tile(options.tile_q, "tile_q");
     request.tile_k = read_tile(options.tile_k, "tile_k");
     request.deterministic = (options.flags & FLASH_FLAG_DETERMINISTIC) != 0;
+    read_shard_options(problem, options);
     return options;
 }
 
@@ -56,12 +59,15 @@ OptionTensors read_option_tensors(Reader& reader, const flash_attention_options_
         if (options.dlse) invalid("dlse", "is for backward, not for a forward call", "given");
         if (options.dbias) invalid("dbias", "is for backward, not for a forward call", "given");
         if (options.dsink) invalid("dsink", "is for backward, not for a forward call", "given");
+        if (options.delta) invalid("delta", "is for backward, not for a forward call", "given");
     } else {
+        tensors.delta = reader.optional(options.delta, "delta", (options.flags & FLASH_FLAG_ADD) ? kRead : kWritten);
         tensors.dlse = reader.optional(options.dlse, "dlse");
         tensors.dbias = reader.optional(options.dbias, "dbias", kWritten);
         tensors.dsink = reader.optional(options.dsink, "dsink", kWritten);
     }
     tensors.rng_state = reader.optional(options.rng_state, "rng_state");
+    tensors.shard = read_shard_tensors(reader, options);
     return tensors;
 }
 
@@ -128,9 +134,23 @@ void check_same(const TensorView& view, const Argument& argument, const TensorVi
     if (model.ndim == 3) check_shape(view, argument, {s[0], s[1], s[2]}, names);
 }
 
-void check_like_out(const AttentionProblem& p, const TensorView& view, const Argument& argument) {
+void check_gradient(const AttentionProblem& p, const TensorView& view, const Argument& argument, const TensorView& model,
+                    const char* names) {
+    check_device(view, argument, model.device);
+    check_partial_dtype(view, argument, model.dtype);
+    if (p.adds && element_bytes(view.dtype) < 4) invalid(argument, "must be float32 with FLASH_FLAG_ADD", "it is ", view.dtype);
+    const int64_t* s = model.shape;
+    if (model.ndim == 4) check_shape(view, argument, {s[0], s[1], s[2], s[3]}, names);
+    if (model.ndim == 3) check_shape(view, argument, {s[0], s[1], s[2]}, names);
+}
+
+void check_like_out(const AttentionProblem& p, const TensorView& view, const Argument& argument, bool partial) {
     check_device(view, argument, p.device);
-    check_dtype(view, argument, p.dtype);
+    if (partial) {
+        check_partial_dtype(view, argument, p.dtype);
+    } else {
+        check_dtype(view, argument, p.dtype);
+    }
     if (p.q.ndim == 3) {
         check_shape(view, argument, {p.q.shape[0], p.heads_q, p.head_dim_v}, "(total_q, heads_q, head_dim_v)");
     } else {
@@ -153,6 +173,13 @@ namespace {
 void build_backward_options(AttentionProblem& p, const OptionTensors& tensors, const ScoreSizes& sizes) {
     p.dlse = tensors.dlse;
     if (p.dlse.present) check_like_lse(p, p.dlse, "dlse");
+    p.delta = tensors.delta;
+    if (p.delta.present) {
+        check_like_lse(p, p.delta, "delta");
+        if (p.adds && p.dlse.present) {
+            invalid("dlse", "is part of delta, so it must not be given with a delta that is read", "given");
+        }
+    }
     if (tensors.dbias.present) {
         if (!p.bias.present) invalid("dbias", "needs bias", "there is no bias");
         check_device(tensors.dbias, "dbias", p.device);
@@ -206,6 +233,7 @@ void build_option_tensors(AttentionProblem& p, const OptionTensors& tensors, con
     if (options.block_lists) p.block_mask = build_block_lists(tensors.lists, blocks, p.device, p.backward);
     if (p.backward) build_backward_options(p, tensors, sizes);
     if (tensors.rng_state.present) build_rng_state(p, tensors.rng_state);
+    build_shard_tensors(p, tensors.shard);
 }
 
 namespace {
@@ -220,6 +248,7 @@ void check_lengths_and_lists(const AttentionProblem& p, const OptionTensors& ten
         check_blocks_cover(p.block_mask, p.block_mask.has_lists ? "block_lists" : "block_mask", covered_rows, covered_cols);
     }
     if (p.block_mask.has_lists) check_block_lists(tensors.lists);
+    check_shard_contents(p);
 }
 
 void read_rng_state(AttentionProblem& p, const TensorView& state) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "problem/positions.h"
 #include "problem/score_options.h"
 #include "problem/sequence.h"
 #include "problem/tensor.h"
@@ -54,6 +55,7 @@ struct Request {
     int64_t num_splits = 0;
     int64_t split_size = 0;  // decode
     bool deterministic = false;
+    int sm_margin = 0;  // CUDA: multiprocessors to leave to others
 };
 
 struct AttentionProblem : ScoreOptions {
@@ -65,10 +67,15 @@ struct AttentionProblem : ScoreOptions {
     Sequences q_rows, k_rows;
 
     TensorView q, k, v;
-    TensorView out;  // forward: output; backward: input
-    TensorView lse;  // forward: output or absent; backward: input
+    TensorView out;          // forward: output; backward: input
+    TensorView lse;          // forward: output or absent; backward: input
+    bool continues = false;  // forward: out and lse hold the result for other keys, which this call takes in
+
+    bool has_positions = false;
+    Positions row_positions, column_positions;
 
     Dropout dropout;
+    DropoutNumbers dropout_numbers;
     ScoreTensor bias, mask;
     BlockMask block_mask;
 
@@ -77,6 +84,8 @@ struct AttentionProblem : ScoreOptions {
     TensorView dout, dq, dk, dv, dlse;
     ScoreTensor dbias;  // shape of bias
     HeadTensor dsink;   // shape of sink
+    bool adds = false;  // dq, dk and dv are added to
+    TensorView delta;   // output, or with `adds` input; or absent
 
     Request request;
 

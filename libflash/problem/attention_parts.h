@@ -3,6 +3,7 @@
 
 #include "problem/block_mask.h"
 #include "problem/build.h"
+#include "problem/shard.h"
 
 namespace libflash {
 
@@ -11,23 +12,29 @@ struct OptionTensors {
     TensorView cu_q, cu_k, used_q, used_k;
     TensorView slopes, bias, mask, sink, block_mask;
     BlockListViews lists;
-    TensorView dlse, dbias, dsink;
+    TensorView dlse, dbias, dsink, delta;
     TensorView rng_state;
+    ShardTensors shard;
 };
 
 constexpr uint32_t kAttentionFlags =
     FLASH_FLAG_CAUSAL | FLASH_FLAG_TOP_LEFT | FLASH_FLAG_WINDOW | FLASH_FLAG_SCALE | FLASH_FLAG_DETERMINISTIC;
 
 // Step 1 of build.h: copies the plain values into `problem`.
-flash_attention_options_t read_attention_options(AttentionProblem& problem, const flash_attention_options_t* options);
+// `own_flags`: those of the operation beside kAttentionFlags.
+flash_attention_options_t read_attention_options(AttentionProblem& problem, const flash_attention_options_t* options,
+                                                 uint32_t own_flags);
 
 // Step 2: checks device, dtype and sizes of q, k and v, which the reader has already read; sets batch, heads and head dimensions.
 void build_attention_sizes(AttentionProblem& problem, const OptionTensors& tensors, const flash_attention_options_t& options);
 
-// Check a tensor against the problem: the shape of out (that of q, with head_dim_v), of lse, or of `model`.
-void check_like_out(const AttentionProblem& problem, const TensorView& view, const Argument& argument);
+// Check a tensor against the problem: the shape of out (that of q, with head_dim_v), of lse, or of `model`. `partial`, and every
+// gradient: FLOAT32 is allowed beside 16-bit inputs.
+void check_like_out(const AttentionProblem& problem, const TensorView& view, const Argument& argument, bool partial = false);
 void check_like_lse(const AttentionProblem& problem, const TensorView& view, const Argument& argument);
 void check_same(const TensorView& view, const Argument& argument, const TensorView& model, const char* names);
+void check_gradient(const AttentionProblem& problem, const TensorView& view, const Argument& argument, const TensorView& model,
+                    const char* names);
 
 OptionTensors read_option_tensors(Reader& reader, const flash_attention_options_t& options, bool backward);
 

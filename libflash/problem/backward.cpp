@@ -8,7 +8,7 @@ AttentionProblem make_backward_problem(const flash_tensor_t* dout, const flash_t
                                        const flash_attention_options_t* given, Reading reading) {
     AttentionProblem problem;
     problem.backward = true;
-    const flash_attention_options_t options = read_attention_options(problem, given);
+    const flash_attention_options_t options = read_attention_options(problem, given, FLASH_FLAG_POSITIONS | FLASH_FLAG_ADD);
     Reader reader(reading);
     problem.dout = reader.required(dout, "dout", kContiguousRows);
     problem.q = reader.required(q, "q", kContiguousRows);
@@ -25,9 +25,9 @@ AttentionProblem make_backward_problem(const flash_tensor_t* dout, const flash_t
     check_like_out(problem, problem.dout, "dout");
     check_like_out(problem, problem.out, "out");
     check_like_lse(problem, problem.lse, "lse");
-    check_same(problem.dq, "dq", problem.q, "that of q");
-    check_same(problem.dk, "dk", problem.k, "that of k");
-    check_same(problem.dv, "dv", problem.v, "that of v");
+    check_gradient(problem, problem.dq, "dq", problem.q, "that of q");
+    check_gradient(problem, problem.dk, "dk", problem.k, "that of k");
+    check_gradient(problem, problem.dv, "dv", problem.v, "that of v");
     build_option_tensors(problem, tensors, options);
     check_contents(problem, tensors, options, reader);
     return problem;

@@ -46,4 +46,8 @@ OutputShapes::OutputShapes(const flash_tensor_t* q, const flash_tensor_t* k, con
     dv = contiguous(value);
 }
 
+void OutputShapes::widen_gradients() {
+    for (flash_tensor_t* gradient : {&dq, &dk, &dv}) gradient->dtype = lse.dtype;
+}
+
 }  // namespace libflash

@@ -171,6 +171,13 @@ void check_float32_or(const TensorView& view, const Argument& argument, DType dt
     invalid(argument, rule.c_str(), "it is ", view.dtype);
 }
 
+void check_partial_dtype(const TensorView& view, const Argument& argument, DType inputs) {
+    const bool wide_allowed = element_bytes(inputs) == 2;
+    if (view.dtype == inputs || (view.dtype == DType::f32 && wide_allowed)) return;
+    const std::string rule = text_of("dtype must be ", inputs, wide_allowed ? " or float32" : "");
+    invalid(argument, rule.c_str(), "it is ", view.dtype);
+}
+
 void check_device(const TensorView& view, const Argument& argument, const Device& device) {
     if (view.device == device) return;
     const std::string rule = text_of("must be on the device of the first tensor, ", device);

@@ -26,6 +26,15 @@ struct InputTangents {
     TensorView bias, sink;
 };
 
+// A call with a part of a problem has no tangent.
+flash_attention_options_t read_tangent_options(TangentProblem& p, const flash_attention_options_t* given) {
+    const flash_attention_options_t options = read_attention_options(p, given, 0);
+    if (options.sequence_numbers) invalid("sequence_numbers", "is for forward and backward, not for tangents", "given");
+    if (options.heads_total != 0) invalid("heads_total", "is for forward and backward, not for tangents", options.heads_total);
+    if (options.delta) invalid("delta", "is for backward, not for tangents, which have tangents.delta", "given");
+    return options;
+}
+
 InputTangents read_inputs(Reader& reader, TangentProblem& p, const flash_tangents_t& given) {
     InputTangents views;
     p.tangents.q = reader.optional(given.q, "tangents.q", kContiguousRows);
@@ -106,7 +115,7 @@ TangentProblem make_forward_tangent_problem(const flash_tensor_t* q, const flash
                                             const flash_tangents_t* tangents, const flash_attention_options_t* given,
                                             Reading reading) {
     TangentProblem p;
-    const flash_attention_options_t options = read_attention_options(p, given);
+    const flash_attention_options_t options = read_tangent_options(p, given);
     const flash_tangents_t t = read_tangents(tangents);
     check_tangent_flags(t, FLASH_FLAG_FROM_LSE);
     check_forward_members(t);
@@ -171,7 +180,7 @@ TangentProblem make_backward_tangent_problem(const flash_tensor_t* dout, const f
     TangentProblem p;
     p.backward = true;
     p.operation = Operation::backward_tangent;
-    const flash_attention_options_t options = read_attention_options(p, given);
+    const flash_attention_options_t options = read_tangent_options(p, given);
     const flash_tangents_t t = read_tangents(tangents);
     check_tangent_flags(t, 0);
     check_backward_members(t);

@@ -57,6 +57,9 @@ cdef extern from "libflash.h" nogil:
         FLASH_FLAG_DETERMINISTIC
         FLASH_FLAG_ROTARY_INTERLEAVED
         FLASH_FLAG_FROM_LSE
+        FLASH_FLAG_POSITIONS
+        FLASH_FLAG_CONTINUE
+        FLASH_FLAG_ADD
         FLASH_BLOCK_SIZE
     ctypedef struct flash_block_lists_t:
         flash_tensor_t row_counts
@@ -96,6 +99,20 @@ cdef extern from "libflash.h" nogil:
         int32_t tile_k
         int32_t reserved
         const flash_tensor_t *rng_state
+        int64_t row_begin
+        int64_t row_step
+        int64_t column_begin
+        int64_t column_step
+        const flash_tensor_t *row_begins
+        const flash_tensor_t *column_begins
+        const flash_tensor_t *row_positions
+        const flash_tensor_t *column_positions
+        const flash_tensor_t *sequence_numbers
+        int64_t head_begin
+        int64_t heads_total
+        const flash_tensor_t *delta
+        int32_t sm_margin
+        int32_t reserved2
 
     # 5  Forward
     flash_status_t flash_attention_forward(

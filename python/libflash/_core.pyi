@@ -32,14 +32,31 @@ TANGENT_DEFAULTS: dict[str, Any]
 class _StreamOption(TypedDict, total=False):
     stream: _Stream
 
-class _Attention(AttentionOptions[_DLPackArray], _StreamOption, total=False):
+class _ShardOptions(TypedDict, total=False):
+    """For a call with a part of a problem."""
+
+    row_begin: int | _DLPackArray | None
+    row_step: int
+    column_begin: int | _DLPackArray | None
+    column_step: int
+    row_positions: _DLPackArray | None
+    column_positions: _DLPackArray | None
+    sequence_numbers: _DLPackArray | None
+    head_begin: int
+    heads_total: int
+    sm_margin: int
+
+class _Attention(AttentionOptions[_DLPackArray], _ShardOptions, _StreamOption, total=False):
     seed: int | _DLPackArray
 
-class _Forward(_Attention, Results[_DLPackArray], total=False): ...
+class _Forward(_Attention, Results[_DLPackArray], total=False):
+    resume: bool
 
 class _Backward(_Attention, total=False):
     dlse: _DLPackArray | None
     deterministic: bool
+    delta: _DLPackArray | None
+    add: bool
     dq: _DLPackArray | None
     dk: _DLPackArray | None
     dv: _DLPackArray | None

@@ -116,7 +116,9 @@ cdef object new_lse(Call *call, _Source source, object like, const flash_tensor_
 def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size=(-1, -1), softmax_scale=None, softcap=0.0,
               alibi_slopes=None, bias=None, mask=None, learnable_sink=None, block_mask=None, dropout_p=0.0, seed=0, offset=0,
               layout="bshd", cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, seqused_q=None,
-              seqused_k=None, num_splits=0, return_lse=False, out=None, lse=None, stream=None, backend=None, kernel=None):
+              seqused_k=None, num_splits=0, row_begin=None, row_step=1, column_begin=None, column_step=1, row_positions=None,
+              column_positions=None, sequence_numbers=None, head_begin=0, heads_total=0, sm_margin=0, resume=False,
+              return_lse=False, out=None, lse=None, stream=None, backend=None, kernel=None):
     """Exact attention: softmax(softmax_scale * q k^T) v, without storing the matrix of scores.
 
     The method is FlashAttention (Dao et al., arXiv 2205.14135) and FlashAttention-2 (arXiv 2307.08691); names and meanings are
@@ -170,10 +172,23 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
         Used lengths: only the first seqused[b] rows of sequence b exist. Out is 0 and lse -inf in rows past seqused_q.
     num_splits : int
         Number of splits of the keys; 0: the library chooses, 1: no split.
+    row_begin, column_begin : int, or (batch,) int32;  row_step, column_step : int
+        For a call with a part of the rows or keys of longer sequences (a shard): row i stands at row_begin + i * row_step, key j
+        at column_begin + j * column_step. With one of these or of the next two, causal, window_size, alibi_slopes and dropout go
+        by these positions, and bias, mask and block_mask by the arrays' own rows and columns. On the CPU.
+    row_positions, column_positions : (batch, seqlen) or packed (total,) int32
+        The same, one position for each row or key; strictly increasing within a sequence.
+    sequence_numbers : (batch,) int32;  head_begin, heads_total : int
+        What dropout counts as batch entry and as head, for a call with some sequences or heads of a batch. On the CPU.
+    sm_margin : int
+        On a GPU: multiprocessors to leave to other kernels. No effect on the CPU.
+    resume : bool
+        Go on from out and lse, the result for other keys of the same rows, and replace them by the result for both sets of keys.
+        A learnable_sink belongs to the first call only. On the CPU.
     return_lse : bool
         Also return lse.
     out : array like q with head_dim_v channels
-        The output; allocated if not given. It may not overlap the inputs.
+        The output; allocated if not given. It may not overlap the inputs. On the CPU it may be float32 beside 16-bit inputs.
     lse : (batch, heads_q, seqlen_q) or packed (heads_q, total_q), float32 (float64 for float64)
         The output for the LSE.
     stream : int or object with __cuda_stream__
@@ -209,6 +224,10 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
             or source.kind == KIND_JAX and needs_xla(q, (
                 k, v, alibi_slopes, bias, mask, learnable_sink, block_mask, seed, offset, softmax_scale, cu_seqlens_q,
                 cu_seqlens_k, seqused_q, seqused_k))):
+        refuse_shard_options(dict(
+            row_begin=row_begin, row_step=row_step, column_begin=column_begin, column_step=column_step,
+            row_positions=row_positions, column_positions=column_positions, sequence_numbers=sequence_numbers,
+            head_begin=head_begin, heads_total=heads_total, sm_margin=sm_margin, resume=resume))
         return by_adapter(source, "attention", (q, k, v), ATTENTION_DEFAULTS, dict(
             causal=causal, causal_align=causal_align, window_size=window_size, softmax_scale=softmax_scale, softcap=softcap,
             alibi_slopes=alibi_slopes, bias=bias, mask=mask, learnable_sink=learnable_sink, block_mask=block_mask,
@@ -227,6 +246,12 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
         attention_options(&call, &extras, &options, causal, causal_align, window_size, softmax_scale, softcap, alibi_slopes,
                           bias, mask, learnable_sink, block_mask, dropout_p, seed, offset, cu_seqlens_q, cu_seqlens_k,
                           max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, num_splits, backend, kernel)
+        shard_options(&call, &extras, &options, row_begin, row_step, column_begin, column_step, row_positions, column_positions,
+                      sequence_numbers, head_begin, heads_total, sm_margin)
+        if flag(resume, "resume"):
+            if out is None or lse is None:
+                raise InvalidError(f"resume needs out and lse, the result so far; {'out' if out is None else 'lse'} is None")
+            options.flags |= FLASH_FLAG_CONTINUE
         check_rank(&tq, "q", cu_seqlens_q is not None)
         check_rank(&tk, "k", cu_seqlens_k is not None)
         check_rank(&tv, "v", cu_seqlens_k is not None)

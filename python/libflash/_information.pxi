@@ -55,6 +55,7 @@ def explain(q, k, v, /, *, op="forward", **options):
             decode.num_threads = num_threads_for(source_of(q, "q"), &tq)
         else:
             attention_options_from(&call, &extras, &attention, o)
+            shard_options_from(&call, &extras, &attention, o)
             attention.num_threads = num_threads_for(source_of(q, "q"), &tq)
             axes = layout_of(o["layout"])
             to_bshd(&tq, axes)
@@ -62,6 +63,8 @@ def explain(q, k, v, /, *, op="forward", **options):
             to_bshd(&tv, axes)
             if op == "backward":
                 options_of_backward(&call, &extras, &attention, o)
+            elif flag(o["resume"], "resume"):
+                attention.flags |= FLASH_FLAG_CONTINUE
         buffer = bytearray(4096)
         while True:
             if op == "decode":
@@ -81,7 +84,10 @@ def explain(q, k, v, /, *, op="forward", **options):
 cdef int options_of_backward(Call *call, Extras *extras, flash_attention_options_t *made, dict o) except -1:
     if flag(o["deterministic"], "deterministic"):
         made.flags |= FLASH_FLAG_DETERMINISTIC
+    if flag(o["add"], "add"):
+        made.flags |= FLASH_FLAG_ADD
     made.dlse = extra(call, extras, o["dlse"], "dlse")
+    made.delta = extra(call, extras, o["delta"], "delta")
     return 0
 
 

@@ -53,8 +53,9 @@ def attention_backward(
         dout, q, k, v, out, lse, *, causal=False, causal_align="bottom_right", window_size=(-1, -1), softmax_scale=None,
         softcap=0.0, alibi_slopes=None, bias=None, mask=None, learnable_sink=None, block_mask=None, dropout_p=0.0, seed=0,
         offset=0, layout="bshd", cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, seqused_q=None,
-        seqused_k=None, num_splits=0, dlse=None, deterministic=False, dq=None, dk=None, dv=None, dbias=None, dsink=None,
-        stream=None, backend=None, kernel=None):
+        seqused_k=None, num_splits=0, row_begin=None, row_step=1, column_begin=None, column_step=1, row_positions=None,
+        column_positions=None, sequence_numbers=None, head_begin=0, heads_total=0, sm_margin=0, dlse=None, deterministic=False,
+        delta=None, add=False, dq=None, dk=None, dv=None, dbias=None, dsink=None, stream=None, backend=None, kernel=None):
     """Gradients of attention() with respect to q, k and v, and on request bias and learnable_sink.
 
     The method is the backward of FlashAttention-2 (arXiv 2307.08691): the softmax is computed again, tile by tile, from lse.
@@ -67,11 +68,18 @@ def attention_backward(
     dlse : gradient with respect to lse, if the loss depends on it; shape and type of lse
     deterministic : bool
         The same bits in every run; UnsupportedError if no kernel can do that. The CPU is always deterministic.
+    delta : shape and type of lse
+        rowsum(dout * out) - dlse. Written, or with add read instead of out and dlse. On the CPU.
+    add : bool
+        Add to dq, dk and dv, which must be given and be float32 (float64 for float64). On the CPU.
     dq, dk, dv : arrays with shape and type of q, k, v
-        The outputs; allocated if not given.
+        The outputs; allocated if not given. On the CPU each may be float32 beside 16-bit inputs.
     dbias, dsink : arrays with shape and type of bias and learnable_sink
         If given, their gradients are written there, summed over repeated dimensions.
     The other options must be those of the forward call; see attention().
+
+    If k and v are a part of the keys, and out, lse and dlse are those of the whole rows, dk and dv are the gradients of these
+    keys, and dq is their share of the whole dq. Give learnable_sink and dsink to one of such calls only.
 
     Returns
     -------
@@ -107,8 +115,16 @@ def attention_backward(
         attention_options(&call, &extras, &options, causal, causal_align, window_size, softmax_scale, softcap, alibi_slopes,
                           bias, mask, learnable_sink, block_mask, dropout_p, seed, offset, cu_seqlens_q, cu_seqlens_k,
                           max_seqlen_q, max_seqlen_k, seqused_q, seqused_k, num_splits, backend, kernel)
+        shard_options(&call, &extras, &options, row_begin, row_step, column_begin, column_step, row_positions, column_positions,
+                      sequence_numbers, head_begin, heads_total, sm_margin)
         if flag(deterministic, "deterministic"):
             options.flags |= FLASH_FLAG_DETERMINISTIC
+        if flag(add, "add"):
+            if dq is None or dk is None or dv is None:
+                raise InvalidError("add needs dq, dk and dv, the sums so far; "
+                                   f"{'dq' if dq is None else 'dk' if dk is None else 'dv'} is None")
+            options.flags |= FLASH_FLAG_ADD
+        options.delta = extra(&call, &extras, delta, "delta", READ if options.flags & FLASH_FLAG_ADD else WRITE)
         options.dlse = extra(&call, &extras, dlse, "dlse")
         options.dbias = extra(&call, &extras, dbias, "dbias", WRITE)
         options.dsink = extra(&call, &extras, dsink, "dsink", WRITE)
@@ -141,7 +157,7 @@ def attention_backward(
                                                   on)
             end_interrupt(&tq, small)
         check(status)
-        for array in (dq, dk, dv, dbias, dsink):
+        for array in (dq, dk, dv, dbias, dsink, None if options.flags & FLASH_FLAG_ADD else delta):
             count_write(array)
     finally:
         finish(&call)

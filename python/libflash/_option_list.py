@@ -32,6 +32,8 @@ TEXT = Kind("str", "must be a str", "str", "const char *")
 WINDOW = Kind("Window", "must be a pair (left, right)", "SymInt[2]", "int64_t")
 SEED = Kind("int | Array", "must be an integer", "SymInt", "uint64_t")
 OFFSET = Kind("int", "must be an integer", "SymInt", "uint64_t")
+BEGIN = Kind("int | Array", "must be an integer", "", "int64_t")  # an array: one for each sequence
+MARGIN = Kind("int", "must be an integer", "", "int32_t")
 STREAM = Kind("Stream", "must be a CUDA stream handle")
 ARRAY = Kind("Array", _AN_ARRAY, "Tensor", _POINTER, array=True)  # of q's type
 FLOATS = Kind("Array", _AN_ARRAY, "Tensor", _POINTER, array=True)  # of q's type, or float32
@@ -90,6 +92,11 @@ class Option:
         return f"{self.kind.operator}{optional} {self.name}={list(default) if isinstance(default, tuple) else default}"
 
 
+def _shard(name: str, kind: Kind, default: Any, operations: tuple[str, ...] = ATTENTION, **more: Any) -> Option:
+    """An option for a call with a part of a problem. The adapters have context_parallel_attention instead."""
+    return Option(name, kind, default, operations, operator="", adapters=(), torch=False, jax=False, **more)
+
+
 # The order is that of the Python signatures. An option added later has a rank of 1, the next one of 2, and so on: PyTorch's
 # compile cache outlives a version of libflash and keeps the operators' arguments by their position. num_splits comes first,
 # since DTensor remembers how a call is sharded by the arguments from the first integer on.
@@ -135,8 +142,21 @@ OPTIONS = (
     Option("seqused_k", LENGTHS, None, ATTENTION),
     Option("num_splits", INTEGER, 0, SCORES, rank=-1),
     Option("split_size", INTEGER, 0, DECODE),
+    _shard("row_begin", BEGIN, None, c=("row_begin", "row_begins"), flag="POSITIONS"),
+    _shard("row_step", INTEGER, 1),
+    _shard("column_begin", BEGIN, None, c=("column_begin", "column_begins"), flag="POSITIONS"),
+    _shard("column_step", INTEGER, 1),
+    _shard("row_positions", LENGTHS, None, flag="POSITIONS"),
+    _shard("column_positions", LENGTHS, None, flag="POSITIONS"),
+    _shard("sequence_numbers", LENGTHS, None),
+    _shard("head_begin", INTEGER, 0),
+    _shard("heads_total", INTEGER, 0),
+    _shard("sm_margin", MARGIN, 0),
+    _shard("resume", SWITCH, False, FORWARD, flag="CONTINUE"),
     Option("dlse", ARRAY, None, BACKWARD),
     Option("deterministic", SWITCH, False, BACKWARD, flag="DETERMINISTIC", adapters=FORWARD),
+    _shard("delta", ARRAY, None, BACKWARD),
+    _shard("add", SWITCH, False, BACKWARD, flag="ADD"),
     Option("dq", OUTPUT, None, BACKWARD, c=()),
     Option("dk", OUTPUT, None, BACKWARD, c=()),
     Option("dv", OUTPUT, None, BACKWARD, c=()),

@@ -192,6 +192,58 @@ cdef int attention_options_from(Call *call, Extras *extras, flash_attention_opti
         o["num_splits"], o["backend"], o["kernel"])
 
 
+cdef int begins(Call *call, Extras *extras, object x, str name, int64_t *number,
+                const flash_tensor_t **numbers) except -1:
+    """One number, or an array with a number for each sequence."""
+    if x is None:
+        return 0
+    if is_array(x):
+        numbers[0] = extra(call, extras, x, name, LENGTHS)
+    else:
+        number[0] = integer(x, name)
+    return 1
+
+
+cdef int shard_options(Call *call, Extras *extras, flash_attention_options_t *made, row_begin, row_step, column_begin,
+                       column_step, row_positions, column_positions, sequence_numbers, head_begin, heads_total,
+                       sm_margin) except -1:
+    """The options of a call with a part of a problem."""
+    cdef int placed = begins(call, extras, row_begin, "row_begin", &made.row_begin, &made.row_begins)
+    placed |= begins(call, extras, column_begin, "column_begin", &made.column_begin, &made.column_begins)
+    made.row_step = integer(row_step, "row_step")
+    made.column_step = integer(column_step, "column_step")
+    made.row_positions = extra(call, extras, row_positions, "row_positions", LENGTHS)
+    made.column_positions = extra(call, extras, column_positions, "column_positions", LENGTHS)
+    if placed or made.row_positions != NULL or made.column_positions != NULL:
+        made.flags |= FLASH_FLAG_POSITIONS
+    made.sequence_numbers = extra(call, extras, sequence_numbers, "sequence_numbers", LENGTHS)
+    made.head_begin = integer(head_begin, "head_begin")
+    made.heads_total = integer(heads_total, "heads_total")
+    cdef int64_t margin = integer(sm_margin, "sm_margin")
+    if not 0 <= margin <= INT32_MAX:
+        raise InvalidError(f"sm_margin is {margin}; it must be from 0 to 2**31 - 1")
+    made.sm_margin = <int32_t>margin
+    return 0
+
+
+cdef int shard_options_from(Call *call, Extras *extras, flash_attention_options_t *made, dict o) except -1:
+    return shard_options(call, extras, made, o["row_begin"], o["row_step"], o["column_begin"], o["column_step"],
+                         o["row_positions"], o["column_positions"], o["sequence_numbers"], o["head_begin"], o["heads_total"],
+                         o["sm_margin"])
+
+
+cdef int refuse_shard_options(dict options) except -1:
+    """Where PyTorch or JAX trace or record gradients."""
+    for name, value in options.items():
+        if value is None or value is False:
+            continue
+        # An array is never compared. A begin of 0 counts: without one there are no positions.
+        if is_array(value) or name in ("row_begin", "column_begin") or value != (1 if name.endswith("_step") else 0):
+            raise UnsupportedError(f"{name} cannot be given where PyTorch or JAX trace, transform or record gradients; "
+                                   "context_parallel_attention of libflash.torch is differentiable")
+    return 0
+
+
 cdef int64_t bound(object x, str name) except? -1:
     """A largest length; 0 in the C library, None or 0 here: not known."""
     return 0 if x is None else integer(x, name)

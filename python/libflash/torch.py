@@ -26,10 +26,14 @@ from ._option_list import FLOATS, names_of
 from ._option_types import AttentionOptions, DecodeOptions, MergeOptions, Results
 from ._torch_autograd import record, record_merge, refuse_gradients, requires_gradient
 from ._torch_bias import CausalBias, causal_options
+from ._torch_context import context_parallel_attention, explain_context_parallel, positions, shard, unshard
 from ._torch_options import direct_options, flag, given_options, known_options, signed_as
 from ._torch_switch import Switch, disable, enable
 
-__all__ = ["Switch", "attention", "decode", "disable", "enable", "merge"]
+__all__ = [
+    "Switch", "attention", "context_parallel_attention", "decode", "disable", "enable", "explain_context_parallel", "merge",
+    "positions", "shard", "unshard",
+]  # fmt: skip
 
 Tensor = torch.Tensor
 ATTENTION, DECODE = known_options("attention"), known_options("decode")

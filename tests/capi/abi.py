@@ -24,6 +24,7 @@ NONE, FLOAT16, BFLOAT16, FLOAT32, FLOAT64, INT32, BOOL, INT64, E4M3, E5M2, INT8 
 CPU_DEVICE, CUDA_DEVICE = 0, 1
 CAUSAL, TOP_LEFT, WINDOW, SCALE, DETERMINISTIC, ROTARY_INTERLEAVED = 1, 2, 4, 8, 16, 32
 FROM_LSE = 64
+POSITIONS, CONTINUE, ADD = 128, 256, 512
 MAX_NDIM = 4
 
 DTYPES = {
@@ -93,6 +94,20 @@ class AttentionOptions(c.Structure):
         ("tile_k", c.c_int32),
         ("reserved", c.c_int32),
         ("rng_state", TensorPointer),
+        ("row_begin", c.c_int64),
+        ("row_step", c.c_int64),
+        ("column_begin", c.c_int64),
+        ("column_step", c.c_int64),
+        ("row_begins", TensorPointer),
+        ("column_begins", TensorPointer),
+        ("row_positions", TensorPointer),
+        ("column_positions", TensorPointer),
+        ("sequence_numbers", TensorPointer),
+        ("head_begin", c.c_int64),
+        ("heads_total", c.c_int64),
+        ("delta", TensorPointer),
+        ("sm_margin", c.c_int32),
+        ("reserved2", c.c_int32),
     )
 
 

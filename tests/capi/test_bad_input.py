@@ -4,6 +4,7 @@ import bad_cases_attention
 import bad_cases_decode
 import bad_cases_other
 import bad_cases_scores
+import bad_cases_shards
 import bad_cases_tangent
 import bad_cases_tensor
 import pytest
@@ -14,6 +15,7 @@ BAD_CASES: list[Bad] = [
     *bad_cases_tensor.CASES,
     *bad_cases_attention.CASES,
     *bad_cases_scores.CASES,
+    *bad_cases_shards.CASES,
     *bad_cases_decode.CASES,
     *bad_cases_other.CASES,
     *bad_cases_tangent.CASES,

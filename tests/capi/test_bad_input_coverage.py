@@ -28,7 +28,8 @@ UNREACHABLE = {
 SHARED = {
     "check_ndim": "must have",
     "check_shape": "shape must be",
-    "check_same": "shape must be",
+    "check_gradient": "shape must be",
+    "check_partial_dtype": "dtype must be",
     "check_dtype": "dtype must be",
     "check_float": "dtype must be float16",
     "check_float32_or": "dtype must be float32 or that of q",

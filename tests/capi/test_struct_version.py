@@ -16,7 +16,7 @@ INFOS = {"flash_kernel_info": abi.KernelInfo, "flash_device_info": abi.DeviceInf
 
 
 @pytest.mark.parametrize("function", OPTION_TYPES)
-@pytest.mark.parametrize("tail", [1, 8, 4096 - 256])
+@pytest.mark.parametrize("tail", [1, 8, 4096 - 336])
 def test_zero_tail_is_accepted(function: str, tail: int) -> None:
     """A program compiled against a later header that uses none of its new fields."""
     case = build(function, "dense")

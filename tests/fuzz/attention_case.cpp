@@ -172,6 +172,41 @@ void AttentionCase::make_block_mask(Bytes& bytes, Random& random) {
     for (const auto& [role, shape] : shapes) allocate(role, shape, bytes);
 }
 
+void AttentionCase::make_positions_of_rows(Role role, Bytes& bytes, bool query) {
+    const int64_t rows = query ? rows_q : rows_k, seqlen = query ? seqlen_q : seqlen_k;
+    const bool packed = query ? packed_q : packed_k;
+    allocate(role, packed ? contiguous(FLASH_DTYPE_INT32, {rows}) : contiguous(FLASH_DTYPE_INT32, {batch, seqlen}), bytes);
+    int32_t position = 0;
+    for (int64_t i = 0; i < (packed ? rows : batch * seqlen); ++i) {
+        if (!packed && i % seqlen == 0) position = static_cast<int32_t>(bytes.below(20));
+        tensor[role].ints()[i] = position;
+        position += static_cast<int32_t>(1 + bytes.below(3));
+    }
+}
+
+// A part of longer sequences, and of more heads.
+void AttentionCase::make_positions(Bytes& bytes) {
+    if (bytes.chance(30)) {
+        options.head_begin = bytes.below(4);
+        options.heads_total = heads_q + options.head_begin + bytes.below(3);
+    }
+    if (bytes.chance(20)) options.sm_margin = static_cast<int32_t>(bytes.below(200));
+    if (!bytes.chance(50)) return;
+    options.flags = (options.flags | FLASH_FLAG_POSITIONS) & ~static_cast<uint32_t>(FLASH_FLAG_TOP_LEFT);
+    if (bytes.chance(80)) {
+        make_positions_of_rows(kRowPositions, bytes, true);
+    } else {
+        options.row_begin = bytes.below(60), options.row_step = bytes.below(4);
+    }
+    if (bytes.chance(80)) {
+        make_positions_of_rows(kColumnPositions, bytes, false);
+    } else {
+        options.column_begin = bytes.below(60), options.column_step = bytes.below(4);
+    }
+    if (tensor[kAlibi].present())
+        magnitudes.added += 0.25 * static_cast<double>(120 + 3 * (rows_q + rows_k + seqlen_q + seqlen_k));
+}
+
 AttentionCase::AttentionCase(Bytes& bytes) {
     options.struct_size = sizeof options;
     choose_sizes(bytes);
@@ -197,6 +232,7 @@ AttentionCase::AttentionCase(Bytes& bytes) {
     make_rng_state(bytes);
     if (tensor[kBias].present() && bytes.chance(160)) tensor[kDbias].allocate(tensor[kBias].view);
     if (tensor[kSink].present() && bytes.chance(160)) tensor[kDsink].allocate(tensor[kSink].view);
+    make_positions(bytes);
 
     Magnitudes& m = magnitudes;
     m.q = m.k = m.v = m.dout = magnitude;
@@ -228,6 +264,7 @@ void AttentionCall::bind() {
     options.alibi_slopes = at(kAlibi), options.bias = at(kBias), options.mask = at(kMask);
     options.learnable_sink = at(kSink), options.block_mask = at(kBlockMask);
     options.dlse = at(kDlse), options.dbias = at(kDbias), options.dsink = at(kDsink), options.rng_state = at(kRngState);
+    options.row_positions = at(kRowPositions), options.column_positions = at(kColumnPositions);
     lists = {view[kRowCounts], view[kRowIndices], view[kColCounts], view[kColIndices]};
     options.block_lists = given[kRowCounts] ? &lists : nullptr;
 }

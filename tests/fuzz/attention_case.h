@@ -34,6 +34,8 @@ enum Role {
     kDbias,
     kDsink,
     kRngState,
+    kRowPositions,
+    kColumnPositions,
     kRoles
 };
 
@@ -77,6 +79,8 @@ private:
     void make_score_terms(Bytes& bytes, Random& random);
     void make_block_mask(Bytes& bytes, Random& random);
     void make_rng_state(Bytes& bytes);  // instead of seed and offset
+    void make_positions(Bytes& bytes);
+    void make_positions_of_rows(Role role, Bytes& bytes, bool query);
 };
 
 // Makes the call invalid and returns what was changed; empty if nothing could be changed. `expected`: the status that must be

@@ -41,6 +41,12 @@ const OptionFault kOptionFaults[] = {
     {"tile_k 513", FLASH_STATUS_INVALID, [](Options& o) { o.tile_k = 513; }},
     {"num_threads -1", FLASH_STATUS_INVALID, [](Options& o) { o.num_threads = -1; }},
     {"max_seqlen_q -1", FLASH_STATUS_INVALID, [](Options& o) { o.max_seqlen_q = -1; }},
+    {"reserved2", FLASH_STATUS_INVALID, [](Options& o) { o.reserved2 = 1; }},
+    {"row_begin -1", FLASH_STATUS_INVALID, [](Options& o) { o.flags |= FLASH_FLAG_POSITIONS, o.row_begin = -1; }},
+    {"column_step huge", FLASH_STATUS_INVALID,
+     [](Options& o) { o.flags |= FLASH_FLAG_POSITIONS, o.column_step = std::numeric_limits<int64_t>::max(); }},
+    {"head_begin alone", FLASH_STATUS_INVALID, [](Options& o) { o.head_begin = 1, o.heads_total = 0; }},
+    {"sm_margin -1", FLASH_STATUS_INVALID, [](Options& o) { o.sm_margin = -1; }},
     {"backend unknown", FLASH_STATUS_INVALID, [](Options& o) { o.backend = "abacus"; }},
 };
 

@@ -128,10 +128,11 @@ static void attend(QueryTile<T>& query_tile, const KeyTile<T>& tile, HeadDims di
 }
 
 // Writes the LSE, sink included, to lse[lane]; -infinity for rows without a visible key. Leaves in softmax.rescale the factor of
-// the output. The sink of lane i is sinks[i * sink_step]; sinks may be nullptr.
+// the output. The sink of lane i is sinks[i * sink_step]; sinks may be nullptr. `sink_weights`: if not nullptr, receives the
+// probabilities of the sinks.
 template <class T>
 static void finish_query_tile(QueryTile<T>& query_tile, const ScoreRule<Acc<T>>& rule, const double* sinks, int64_t sink_step,
-                              double kept, Acc<T>* lse) {
+                              double kept, Acc<T>* lse, Acc<T>* sink_weights = nullptr) {
     using A = Acc<T>;
     for (int64_t i = 0; i < query_tile.lanes.rows; ++i) {
         const double* sink = sinks ? sinks + i * sink_step : nullptr;
@@ -143,34 +144,42 @@ static void finish_query_tile(QueryTile<T>& query_tile, const ScoreRule<Acc<T>>&
             factor = row_max == -kInfinity<A> ? 0 : __builtin_exp(top - *sink);
             sum = sum * factor + 1;
             top = *sink;
-        } else if (sink && *sink > -kInfinity<double>) {
+        } else if (sink && *sink != -kInfinity<double>) {
             sum += __builtin_exp(*sink - top);
         }
         const bool nothing = sum == 0;
+        if (sink_weights) sink_weights[i] = *sink == -kInfinity<double> ? A(0) : static_cast<A>(__builtin_exp(*sink - top) / sum);
         lse[i] = static_cast<A>(nothing ? -kInfinity<double> : top + __builtin_log(sum));
         query_tile.softmax.rescale[i] = static_cast<A>(nothing ? 0 : factor * kept / sum);
     }
     for (int64_t i = query_tile.lanes.rows; i < query_tile.lanes.width; ++i) query_tile.softmax.rescale[i] = 0;
 }
 
-// Rounds the output rows to the storage type. Rows without a visible key become 0.
-template <class T, class Rows>
-static void store_output(const QueryTile<T>& query_tile, HeadDims dims, const Rows& out) {
+// Scales the output accumulators. Rows without a visible key become 0.
+template <class T>
+static void scale_output(const QueryTile<T>& query_tile, HeadDims dims) {
     using A = Acc<T>;
     constexpr int L = kLanes<A>;
     const int64_t width = query_tile.lanes.width;
-    if (query_tile.empty) {
-        for (int64_t r = 0; r < query_tile.lanes.rows; ++r)
-            std::memset(static_cast<void*>(out(r)), 0, static_cast<size_t>(dims.v) * sizeof(T));
-        return;
-    }
     for (int64_t c = 0; c < dims.v; ++c)
         for (int64_t i = 0; i < width; i += L) {
             A* at = query_tile.o + c * width + i;
             const Vec<A> factor = load(query_tile.softmax.rescale + i);
             store(at, factor == 0 ? Vec<A>{} : load(at) * factor);  // the accumulator may be NaN: 0 * NaN is not 0
         }
-    transpose_columns<A>(query_tile.o, width, query_tile.lanes.rows, dims.v,
+}
+
+// Rounds the output rows to the storage type. Rows without a visible key become 0.
+template <class T, class Rows>
+static void store_output(const QueryTile<T>& query_tile, HeadDims dims, const Rows& out) {
+    using A = Acc<T>;
+    if (query_tile.empty) {
+        for (int64_t r = 0; r < query_tile.lanes.rows; ++r)
+            std::memset(static_cast<void*>(out(r)), 0, static_cast<size_t>(dims.v) * sizeof(T));
+        return;
+    }
+    scale_output(query_tile, dims);
+    transpose_columns<A>(query_tile.o, query_tile.lanes.width, query_tile.lanes.rows, dims.v,
                          [&](int64_t r, int64_t c, Vec<A> v)
                              __attribute__((always_inline)) { store_part(out(r) + c, v, dims.v - c); });
 }

@@ -156,8 +156,7 @@ public:
                  Work& work, int64_t batch, int64_t key_head, int64_t chunk)
         : problem_(problem), plan_(plan), rows_(rows), scratch_(scratch), work_(work), batch_(batch), key_head_(key_head),
           chunk_(chunk), dims_{problem.head_dim, problem.head_dim_v}, length_q_(problem.q_rows.length(batch)),
-          dk_(rows_of<T>(problem.dk, problem.k_rows, batch, key_head)),
-          dv_(rows_of<T>(problem.dv, problem.k_rows, batch, key_head)),
+          dk_(problem.dk, problem.k_rows, batch, key_head), dv_(problem.dv, problem.k_rows, batch, key_head),
           first_query_tile_(Tiling(problem.q_rows, plan.tile_q).first_tile(batch)) {}
 
     void run(KeyRange keys) {
@@ -166,9 +165,10 @@ public:
         const int64_t block = tiles_per_block(problem_, plan_) * plan_.tile_k;
         for (int64_t first = keys.first; first < last; first += block)
             run_block({first, first + block < last ? first + block : last});
+        if (problem_.adds) return;
         for (int64_t row = keys.first > length ? keys.first : length; row < keys.last; ++row) {
-            std::memset(static_cast<void*>(dk_(row)), 0, static_cast<size_t>(dims_.qk) * sizeof(T));
-            std::memset(static_cast<void*>(dv_(row)), 0, static_cast<size_t>(dims_.v) * sizeof(T));
+            dk_.clear(row, dims_.qk);
+            dv_.clear(row, dims_.v);
         }
     }
 
@@ -205,8 +205,8 @@ private:
         }
         const A scale = static_cast<A>(problem_.softmax_scale);
         for (int64_t r = 0; r < keys.count(); ++r) {
-            store_row(scratch_.dk + r * width_k, dims_.qk, scale, dk_(keys.first + r));
-            store_row(scratch_.dv + r * width_v, dims_.v, A(1), dv_(keys.first + r));
+            store_row(scratch_.dk + r * width_k, dims_.qk, scale, dk_, keys.first + r);
+            store_row(scratch_.dv + r * width_v, dims_.v, A(1), dv_, keys.first + r);
         }
     }
 
@@ -223,8 +223,11 @@ private:
         clear(from, count);
     }
 
-    static void store_row(const A* sums, int64_t channels, A factor, T* to) {
-        for (int64_t c = 0; c < channels; c += kLanes<A>) store_part(to + c, load(sums + c) * factor, channels - c);
+    void store_row(const A* sums, int64_t channels, A factor, const ResultRows<T>& to, int64_t row) const {
+        for (int64_t c = 0; c < channels; c += kLanes<A>) {
+            const Vec<A> gradient = load(sums + c) * factor;
+            problem_.adds ? to.add(row, c, gradient, channels - c) : to.store(row, c, gradient, channels - c);
+        }
     }
 
     int64_t tile_count(KeyRange keys, int64_t first) const {
@@ -253,7 +256,7 @@ private:
             if (visible.last - first < tile.count) tile.count = visible.last - first;
             if (!loaded) work_.load_query_tile(head, number);
             loaded = true;
-            const DropoutMask dropout(problem_.dropout, problem_.heads_q, batch_, head);
+            const DropoutMask dropout(problem_, batch_, head, SequencePositions(problem_, batch_));
             work_.add(tile, first - keys.first, rule, problem_.dropout.active() ? &dropout : nullptr,
                       rows_.dq_at(chunk_, head, first_query_tile_ + number));
         }
@@ -267,7 +270,7 @@ private:
     const int64_t batch_, key_head_, chunk_;
     const HeadDims dims_;
     const int64_t length_q_;
-    const StridedRows<T> dk_, dv_;
+    const ResultRows<T> dk_, dv_;
     const int64_t first_query_tile_;
 };
 

@@ -67,7 +67,8 @@ FLASH_INLINE Acc<T> dot(const T* a, const T* b, int64_t n) {
     return sum_of_lanes<Acc<T>>(sum);
 }
 
-// delta = dout . out - dlse. Rows without a visible key get lse = +infinity and delta = 0, which makes all their terms 0.
+// delta = dout . out - dlse, unless an earlier call for other keys of the same rows has computed it. Rows without a visible key
+// get lse = +infinity and delta = 0, which makes all their terms 0.
 template <class T>
 static void prepare_row_statistics(const AttentionProblem& problem, const Plan& plan, const BackwardRows<Acc<T>>& rows) {
     using A = Acc<T>;
@@ -76,12 +77,17 @@ static void prepare_row_statistics(const AttentionProblem& problem, const Plan& 
         const auto dout = rows_of<const T>(problem.dout, problem.q_rows, at.batch, at.head);
         const auto lse = lse_rows_of<const A>(problem.lse, problem.q_rows, at.batch, at.head);
         const auto dlse = lse_rows_of<const A>(problem.dlse, problem.q_rows, at.batch, at.head);
+        const auto delta = lse_rows_of<A>(problem.delta, problem.q_rows, at.batch, at.head);
+        const bool known = problem.adds && delta.data;
         A *to_lse = rows.lse + rows.at(at.head, at.query_tile), *to_delta = rows.delta + rows.at(at.head, at.query_tile);
         for (int64_t i = 0; i < rows.width; ++i) {
             const int64_t row = at.row0 + i;
             const bool sees = i < at.rows && *lse(row) != -kInfinity<A>;
             to_lse[i] = sees ? *lse(row) : kInfinity<A>;
-            to_delta[i] = sees ? dot(dout(row), out(row), problem.head_dim_v) - (dlse.data ? *dlse(row) : A(0)) : A(0);
+            to_delta[i] = !sees   ? A(0)
+                          : known ? *delta(row)
+                                  : dot(dout(row), out(row), problem.head_dim_v) - (dlse.data ? *dlse(row) : A(0));
+            if (delta.data && !known && i < at.owned) *delta(row) = to_delta[i];
         }
     });
 }
@@ -92,10 +98,9 @@ template <class T>
 static void finish_dq(const AttentionProblem& problem, const Plan& plan, const BackwardRows<Acc<T>>& rows, int64_t chunk_keys) {
     using A = Acc<T>;
     for_query_tiles(problem, plan, [&](const QueryTileRows& at, int) {
-        const auto dq = rows_of<T>(problem.dq, problem.q_rows, at.batch, at.head);
+        const ResultRows<T> dq(problem.dq, problem.q_rows, at.batch, at.head);
         const int64_t length_k = problem.k_rows.length(at.batch), rows_seeing = length_k > 0 ? at.rows : 0;
-        for (int64_t i = rows_seeing; i < at.owned; ++i)
-            std::memset(static_cast<void*>(dq(at.row0 + i)), 0, static_cast<size_t>(problem.head_dim) * sizeof(T));
+        for (int64_t i = rows_seeing; i < at.owned && !problem.adds; ++i) dq.clear(at.row0 + i, problem.head_dim);
         A* total = rows.dq_at(0, at.head, at.query_tile);
         const int64_t width = round_up(at.rows, kLanes<A>);
         for (int64_t chunk = 1; chunk < rows.chunks && chunk * chunk_keys < length_k; ++chunk) {
@@ -103,10 +108,11 @@ static void finish_dq(const AttentionProblem& problem, const Plan& plan, const B
             for (int64_t n = 0; n < rows.channels * width; n += kLanes<A>) store(total + n, load(total + n) + load(part + n));
         }
         const Vec<A> scale = broadcast(static_cast<A>(problem.softmax_scale));
-        transpose_columns<A>(total, width, rows_seeing, problem.head_dim,
-                             [&](int64_t r, int64_t c, Vec<A> v) __attribute__((always_inline)) {
-                                 store_part(dq(at.row0 + r) + c, v * scale, problem.head_dim - c);
-                             });
+        transpose_columns<A>(
+            total, width, rows_seeing, problem.head_dim, [&](int64_t r, int64_t c, Vec<A> v) __attribute__((always_inline)) {
+                const int64_t left = problem.head_dim - c;
+                problem.adds ? dq.add(at.row0 + r, c, v * scale, left) : dq.store(at.row0 + r, c, v * scale, left);
+            });
     });
 }
 

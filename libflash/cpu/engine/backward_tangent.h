@@ -205,7 +205,7 @@ public:
         const Tangents& given = problem_.tangents;
         if (given.k.present) tkeys.k = rows_operand<T>(rows(given.k), first, count, dims_.qk, scratch_.tk, Reads::once);
         if (given.v.present) tkeys.v = rows_operand<T>(rows(given.v), first, count, dims_.v, scratch_.tv, Reads::once);
-        const DropoutMask dropout(problem_.dropout, problem_.heads_q, batch, head);
+        const DropoutMask dropout(problem_, batch, head, SequencePositions(problem_, batch));
         score_gradient_tangents<false>(given, scratch_.query_tile, scratch_.tangents, tile, tkeys, dims_, rule,
                                        problem_.dropout.active() ? &dropout : nullptr, scratch_.tile_scratch());
         return scratch_.tangent_tile.dp;

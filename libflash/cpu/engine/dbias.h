@@ -64,7 +64,7 @@ public:
         tile.first = first, tile.count = count;
         tile.k = rows_operand<T>(k, first, count, dims_.qk, scratch_.k, Reads::once);
         tile.v = rows_operand<T>(v, first, count, dims_.v, scratch_.v, Reads::once);
-        const DropoutMask dropout(problem_.dropout, problem_.heads_q, batch, head);
+        const DropoutMask dropout(problem_, batch, head, SequencePositions(problem_, batch));
         score_gradients<false>(scratch_.query_tile, tile, dims_, rule, problem_.dropout.active() ? &dropout : nullptr, tile_);
         return tile_.dp;
     }

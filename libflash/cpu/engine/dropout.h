@@ -41,12 +41,12 @@ FLASH_INLINE PhiloxLanes philox_lanes(U64 c0, U64 c1, U64 c2, U64 c3, uint32_t k
 typedef uint32_t U32Half __attribute__((vector_size(kVectorBytes / 2)));
 typedef uint32_t U32HalfUnaligned __attribute__((vector_size(kVectorBytes / 2), aligned(4), may_alias));
 
-// words[n][i]: the random word of row row0 + i and column 4 * quad + n.
-static void dropout_words(const DropoutMask& mask, int64_t row0, int64_t width, int64_t quad, uint32_t (*words)[kQueryTileRows]) {
+// words[n][i]: the random word of the row at position rows[i] and the column at position 4 * quad + n.
+static void dropout_words(const DropoutMask& mask, const uint64_t* rows, int64_t width, int64_t quad,
+                          uint32_t (*words)[kQueryTileRows]) {
     for (int64_t i = 0; i < width; i += kLanes<uint64_t>) {
-        const U64 rows = lane_numbers<uint64_t>() + static_cast<uint64_t>(row0 + i);
         const PhiloxLanes lanes =
-            philox_lanes(broadcast<uint64_t>(static_cast<uint64_t>(quad)), rows, broadcast<uint64_t>(mask.head),
+            philox_lanes(broadcast<uint64_t>(static_cast<uint64_t>(quad)), load(rows + i), broadcast<uint64_t>(mask.head),
                          broadcast<uint64_t>(mask.offset), mask.key0, mask.key1);
         for (int n = 0; n < 4; ++n)
             *reinterpret_cast<U32HalfUnaligned*>(words[n] + i) = __builtin_convertvector(lanes.word[n] & 0xffffffffu, U32Half);
@@ -62,12 +62,17 @@ FLASH_INLINE Vec<int64_t> kept_lanes(const uint32_t* words, uint32_t threshold, 
 template <class A>
 static void drop(const DropoutMask& mask, const Lanes<A>& lanes, int64_t first, int64_t count, A* tile) {
     alignas(64) uint32_t words[4][kQueryTileRows];
+    alignas(64) uint64_t rows[kQueryTileRows] = {};
+    for (int64_t i = 0; i < lanes.rows; ++i) rows[i] = static_cast<uint64_t>(mask.rows(lanes.row0 + i));
     const uint32_t threshold = static_cast<uint32_t>(mask.threshold);
+    int64_t quad = -1;
     for (int64_t key = first; key < first + count; ++key) {
-        if (key == first || key % 4 == 0) dropout_words(mask, lanes.row0, lanes.width, key / 4, words);
+        const int64_t column = mask.columns(key);
+        if (column / 4 != quad) dropout_words(mask, rows, lanes.width, column / 4, words);
+        quad = column / 4;
         for (int64_t i = 0; i < lanes.width; i += kLanes<A>) {
             A* at = tile + (key - first) * lanes.width + i;
-            store(at, kept_lanes(words[key % 4] + i, threshold, A{}) ? load(at) : Vec<A>{});
+            store(at, kept_lanes(words[column % 4] + i, threshold, A{}) ? load(at) : Vec<A>{});
         }
     }
 }

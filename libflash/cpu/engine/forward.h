@@ -32,6 +32,9 @@ struct ForwardScratch {
     KeyTileScratch<T> keys;
     TileScratch<T> tile;
     Acc<T>* lse;
+    // FLASH_FLAG_CONTINUE: LSE of the earlier result, and its share of the new one.
+    double* earlier_lse = nullptr;
+    Acc<T>* earlier_weight = nullptr;
 
     ForwardScratch(const AttentionProblem& problem, const Plan& plan, Arena& arena) {
         const HeadDims dims{problem.head_dim, problem.head_dim_v};
@@ -41,6 +44,9 @@ struct ForwardScratch {
         keys.lay_out(arena, dims, plan.tile_k);
         tile.lay_out(arena, plan.tile_k, problem.bias.present || problem.mask.present, width);
         lse = arena.allocate<Acc<T>>(kQueryTileRows);
+        if (!problem.continues) return;
+        earlier_lse = arena.allocate<double>(kQueryTileRows);
+        earlier_weight = arena.allocate<Acc<T>>(kQueryTileRows);
     }
 };
 
@@ -52,7 +58,7 @@ public:
     ForwardTask(const AttentionProblem& problem, const Plan& plan, ForwardScratch<T>& scratch, int64_t batch, int64_t head)
         : problem_(problem), plan_(plan), scratch_(scratch), batch_(batch), head_(head),
           dims_{problem.head_dim, problem.head_dim_v}, rule_(score_rule<A>(problem, batch, head)),
-          dropout_(problem.dropout, problem.heads_q, batch, head), out_(rows_of<T>(problem.out, problem.q_rows, batch, head)),
+          dropout_(problem, batch, head, SequencePositions(problem, batch)), out_(problem.out, problem.q_rows, batch, head),
           lse_(lse_rows_of<A>(problem.lse, problem.q_rows, batch, head)) {}
 
     void run(int64_t row0, int64_t rows) {
@@ -114,18 +120,40 @@ private:
 
     void finish(QueryTile<T>& query_tile) {
         finish_totals(query_tile, dims_.v, 0, score_unit(rule_));
-        double sink = 0;
-        if (problem_.sink.present) sink = head_value(problem_.sink, batch_, head_);
-        finish_query_tile(query_tile, rule_, problem_.sink.present ? &sink : nullptr, 0,
-                          problem_.dropout.active() ? dropout_.kept : 1.0, scratch_.lse);
+        const double kept = problem_.dropout.active() ? dropout_.kept : 1.0;
         const int64_t row0 = query_tile.lanes.row0;
-        store_output(query_tile, dims_, StridedRows<T>{out_(row0), out_.stride});
+        if (problem_.continues) {
+            for (int64_t i = 0; i < query_tile.lanes.rows; ++i) scratch_.earlier_lse[i] = static_cast<double>(*lse_(row0 + i));
+            finish_query_tile(query_tile, rule_, scratch_.earlier_lse, 1, kept, scratch_.lse, scratch_.earlier_weight);
+        } else {
+            double sink = 0;
+            if (problem_.sink.present) sink = head_value(problem_.sink, batch_, head_);
+            finish_query_tile(query_tile, rule_, problem_.sink.present ? &sink : nullptr, 0, kept, scratch_.lse);
+        }
+        store_rows(query_tile);
         if (lse_.data)
             for (int64_t i = 0; i < query_tile.lanes.rows; ++i) *lse_(row0 + i) = scratch_.lse[i];
     }
 
+    void store_rows(QueryTile<T>& query_tile) {
+        const int64_t row0 = query_tile.lanes.row0, rows = query_tile.lanes.rows;
+        if (query_tile.empty) {  // the result for earlier keys stays
+            for (int64_t i = 0; i < rows; ++i)
+                if (!problem_.continues || scratch_.earlier_weight[i] == 0) out_.clear(row0 + i, dims_.v);
+            return;
+        }
+        scale_output(query_tile, dims_);
+        transpose_columns<A>(query_tile.o, query_tile.lanes.width, rows, dims_.v,
+                             [&](int64_t r, int64_t c, Vec<A> v) __attribute__((always_inline)) {
+                                 const int64_t left = dims_.v - c;
+                                 if (problem_.continues && scratch_.earlier_weight[r] != 0)
+                                     v += broadcast(scratch_.earlier_weight[r]) * out_.load(row0 + r, c, left);
+                                 out_.store(row0 + r, c, v, left);
+                             });
+    }
+
     void clear_row(int64_t row) {
-        std::memset(static_cast<void*>(out_(row)), 0, static_cast<size_t>(dims_.v) * sizeof(T));
+        out_.clear(row, dims_.v);
         if (lse_.data) *lse_(row) = -kInfinity<A>;
     }
 
@@ -136,7 +164,7 @@ private:
     const HeadDims dims_;
     const ScoreRule<A> rule_;
     const DropoutMask dropout_;
-    const StridedRows<T> out_;
+    const ResultRows<T> out_;
     const StridedRows<A> lse_;
     int64_t query_tiles_ = 0;
 };

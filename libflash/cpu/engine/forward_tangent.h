@@ -37,7 +37,7 @@ public:
                        int64_t head)
         : problem_(problem), plan_(plan), scratch_(scratch), batch_(batch), head_(head), key_head_(head / problem.group_size()),
           dims_{problem.head_dim, problem.head_dim_v}, rule_(score_rule<A>(problem, batch, head)),
-          dropout_(problem.dropout, problem.heads_q, batch, head),
+          dropout_(problem, batch, head, SequencePositions(problem, batch)),
           step_{problem, dims_, rule_, problem.dropout.active() ? &dropout_ : nullptr, scratch.tile},
           out_(rows_of<T>(problem.out, problem.q_rows, batch, head)),
           tout_(rows_of<T>(problem.tangents.out, problem.q_rows, batch, head)),

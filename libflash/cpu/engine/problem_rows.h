@@ -22,6 +22,45 @@ FLASH_INLINE StridedRows<A> lse_rows_of(const TensorView& tensor, const Sequence
     return {static_cast<A*>(tensor.data) + batch * at.batch + sequences.start(batch) * at.row + head * at.head, at.row};
 }
 
+// Rows of an output of one head that may have the accumulator type beside 16-bit inputs.
+template <class T>
+struct ResultRows {
+    using A = Acc<T>;
+    void* data = nullptr;
+    int64_t stride = 0;  // in elements
+    bool wide = false;
+
+    ResultRows(const TensorView& tensor, const Sequences& sequences, int64_t batch, int64_t head) {
+        if (!tensor.present) return;
+        wide = element_bytes(tensor.dtype) != static_cast<int64_t>(sizeof(T));
+        const RowStrides at = row_strides(tensor);
+        const int64_t first = batch * at.batch + sequences.start(batch) * at.row + head * at.head;
+        data = static_cast<char*>(tensor.data) + first * element_bytes(tensor.dtype), stride = at.row;
+    }
+    FLASH_INLINE A* wide_row(int64_t row) const { return static_cast<A*>(data) + row * stride; }
+    FLASH_INLINE T* row(int64_t r) const { return static_cast<T*>(data) + r * stride; }
+
+    // `count` of the vector's lanes exist.
+    FLASH_INLINE void store(int64_t r, int64_t channel, Vec<A> v, int64_t count) const {
+        if (wide)
+            store_part(wide_row(r) + channel, v, count);
+        else
+            store_part(row(r) + channel, v, count);
+    }
+    FLASH_INLINE Vec<A> load(int64_t r, int64_t channel, int64_t count) const {
+        return wide ? load_part(wide_row(r) + channel, count) : load_part(row(r) + channel, count);
+    }
+    FLASH_INLINE void add(int64_t r, int64_t channel, Vec<A> v, int64_t count) const {
+        store(r, channel, load(r, channel, count) + v, count);
+    }
+    void clear(int64_t r, int64_t channels) const {
+        if (wide)
+            std::memset(static_cast<void*>(wide_row(r)), 0, static_cast<size_t>(channels) * sizeof(A));
+        else
+            std::memset(static_cast<void*>(row(r)), 0, static_cast<size_t>(channels) * sizeof(T));
+    }
+};
+
 FLASH_INLINE double head_value(const HeadTensor& tensor, int64_t batch, int64_t head) {
     return load_as(tensor.dtype, tensor.data, batch * tensor.batch_stride + head * tensor.head_stride);
 }
@@ -29,17 +68,16 @@ FLASH_INLINE double head_value(const HeadTensor& tensor, int64_t batch, int64_t 
 // Sets lanes for rows [row0, row0 + rows) of query head `head`: visible keys and ALiBi.
 template <class A>
 static void set_lanes(Lanes<A>& lanes, const AttentionProblem& problem, int64_t batch, int64_t head, int64_t row0, int64_t rows) {
-    const int64_t length_q = problem.q_rows.length(batch), length_k = problem.k_rows.length(batch);
-    const int64_t shift = problem.mask_rule.shift(length_q, length_k);
+    const int64_t length_k = problem.k_rows.length(batch);
+    const SequencePositions positions(problem, batch);
     lanes.resize(rows);
     lanes.row0 = row0;
-    const auto clip = [&](int64_t key) { return key < 0 ? 0 : key < length_k ? key : length_k; };
     const bool alibi = problem.alibi_slopes.present;
     const A slope = alibi ? static_cast<A>(head_value(problem.alibi_slopes, batch, head)) : A(0);
     for (int64_t i = 0; i < rows; ++i) {
-        lanes.first_key[i] = static_cast<Integer<A>>(clip(problem.mask_rule.first(row0 + i, shift)));
-        lanes.last_key[i] = static_cast<Integer<A>>(clip(problem.mask_rule.last(row0 + i, shift)));
-        if (alibi) lanes.alibi_position[i] = static_cast<A>(row0 + i + length_k - length_q), lanes.alibi_slope[i] = slope;
+        lanes.first_key[i] = static_cast<Integer<A>>(positions.first_key(problem.mask_rule, row0 + i, length_k));
+        lanes.last_key[i] = static_cast<Integer<A>>(positions.last_key(problem.mask_rule, row0 + i, length_k));
+        if (alibi) lanes.alibi_position[i] = static_cast<A>(positions.alibi_row(row0 + i)), lanes.alibi_slope[i] = slope;
     }
     lanes.set_ranges();
 }
@@ -51,6 +89,10 @@ FLASH_INLINE ScoreRule<A> score_rule(const AttentionProblem& problem, int64_t ba
     if (problem.mask.present) rule.mask = &problem.mask;
     rule.batch = batch, rule.head = head;
     rule.set(problem);
+    if (rule.alibi) {
+        const SequencePositions positions(problem, batch);
+        rule.columns = positions.columns, rule.first_column = positions.first_column;
+    }
     return rule;
 }
 

@@ -3,6 +3,7 @@
 
 #include "cpu/engine/exp.h"
 #include "cpu/engine/lanes.h"
+#include "cpu/positions.h"
 
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
@@ -18,6 +19,8 @@ struct ScoreRule {
     bool plain = true;
     const ScoreTensor *bias = nullptr, *mask = nullptr;
     int64_t batch = 0, head = 0;
+    RowNumbers columns;        // with alibi: positions of the keys,
+    int64_t first_column = 0;  // counted from this one
 
     bool hides() const { return bias || mask; }
 
@@ -143,7 +146,7 @@ static void make_scores(const ScoreRule<A>& rule, const Lanes<A>& lanes, int64_t
     if (additive_mask) load_additive_mask(rule, lanes, first, count, additive);
     const ScaleAndCap<A> scale_and_cap(rule);
     for (int64_t j = 0; j < count; ++j) {
-        const A key = static_cast<A>(first + j);
+        const A key = rule.alibi ? static_cast<A>(rule.columns(first + j) - rule.first_column) : A(0);
         for (int64_t i = 0; i < lanes.width; i += kLanes<A>) {
             const int64_t at = j * lanes.width + i;
             Vec<A> z = scale_and_cap.apply(load(tile + at), slope ? slope + at : nullptr);

@@ -1,7 +1,8 @@
-// The architecture sm80: its kernels support every problem of forward and backward. decode_capabilities.cpp names the options of
-// decode that they lack.
+// The architecture sm80: its kernels support every problem of forward and backward but parts of problems (host/shard_options.h).
+// decode_capabilities.cpp names the options of decode that they lack.
 #include "cuda/architecture.h"
 #include "cuda/attention/decode_params.h"
+#include "cuda/host/shard_options.h"
 #include "cuda/sm80/backward_tiles.h"
 #include "cuda/sm80/plan.h"
 
@@ -9,7 +10,9 @@ namespace libflash::cuda {
 
 namespace {
 
-bool supports(const KernelConfig&, const AttentionProblem&, std::string*) { return true; }
+bool supports(const KernelConfig&, const AttentionProblem& problem, std::string* why) {
+    return has_no_shard_options(problem, why);
+}
 
 // Shared memory that a GPU must have for a kernel; 0: fits every GPU.
 int shared_bytes(const KernelConfig& config) {

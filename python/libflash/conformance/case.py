@@ -62,6 +62,8 @@ class Case:
     used_k: tuple[int, ...] | None = None
     slack_rows: int = 0  # packed: rows after the last sequence
     dlse: bool = False
+    positions: str | None = None  # "begin": one number a side; "begins": one a sequence; "rows": one a row
+    part_of_dropout: bool = False  # sequence_numbers, head_begin and heads_total
     poison: str | None = None  # where NaN or inf is: see `poisoned`
 
     def __str__(self) -> str:
@@ -138,8 +140,28 @@ class Case:
             blocks = [-(-n // BLOCK) for n in self.longest]
             along = np.eye(*blocks, dtype=bool)  # kept, so that there is something to see
             options["block_mask"] = (rng.random([*lead, *blocks]) < 0.4) | along
+        options |= self._positions(rng)
+        if self.part_of_dropout:
+            options["sequence_numbers"] = rng.permutation(self.sequences + 3)[: self.sequences].astype(np.int32)
+            options |= {"head_begin": 3, "heads_total": self.heads_q + 5}
         if self.sink:
             options["learnable_sink"] = widened(rng.standard_normal(self.heads_q), "bf16").astype(self._wide())
+        return options
+
+    def _positions(self, rng: np.random.Generator) -> dict:
+        """Rows and keys of a shard, about as far apart as the keys are many."""
+        options: dict = {}
+        for side, lengths in (("row", self.seqlen_q), ("column", self.seqlen_k)):
+            far = 2 * max(*self.longest, 1)
+            if self.positions == "begin":
+                options |= {f"{side}_begin": int(rng.integers(far)), f"{side}_step": int(rng.integers(1, 4))}
+            elif self.positions == "begins":
+                options |= {f"{side}_begin": rng.integers(far, size=self.sequences).astype(np.int32), f"{side}_step": 2}
+            elif self.positions == "rows":
+                each = lengths if self.packed else [lengths] * self.batch
+                chosen = [np.sort(rng.permutation(far + n)[:n]) for n in each]
+                rows = np.concatenate([*chosen, np.zeros(self.slack_rows if self.packed else 0)]).astype(np.int32)
+                options[f"{side}_positions"] = rows if self.packed else rows.reshape(self.batch, lengths)
         return options
 
     def reference(self) -> Gradients:

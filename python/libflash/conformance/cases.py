@@ -70,6 +70,19 @@ def quick() -> list[Case]:
 
 
 @cache
+def shards() -> list[Case]:
+    """Calls with a part of a problem: each way to give positions with what goes by them. CPU kernels alone know them."""
+    visible = [{"causal": True}, {"window_size": (20, 0)}, {"window_size": (9, 30)}, {"causal": True, "window_size": (33, -1)}]
+    scores = [{"alibi": "h"}, {"dropout_p": 0.25, "seed": 2**40 + 7, "offset": 3}, {"sink": True, "bias": "bhqk"}, {"dlse": True}]
+    scores.append({"alibi": "bh", "dropout_p": 0.5, "part_of_dropout": True})
+    made = []
+    for n, (positions, see, score) in enumerate(itertools.product(("begin", "begins", "rows"), visible, scores)):
+        shape = FACTORS["lengths"][n % len(FACTORS["lengths"])] | FACTORS["heads"][n % 4] | {"head_dim": (64, 40)[n % 2]}
+        made.append(Case(f"shard-{positions}-{n}", DTYPES[n % len(DTYPES)], positions=positions, **shape, **see, **score))
+    return made
+
+
+@cache
 def long() -> list[Case]:
     """Random cases, and large ones: with 2048 keys, errors of a dq accumulated in too low a precision become visible."""
     large = [

@@ -44,19 +44,26 @@ def philox4x32(counter: tuple, key: tuple[int, int]) -> tuple[np.ndarray, ...]:
     return c0, c1, c2, c3
 
 
-def random_words(seed: int, offset: int, sequence_head: int, rows: int, columns: int) -> np.ndarray:
-    """The (rows, columns) words of one head; `sequence_head` is batch * heads_q + head."""
+def random_words(seed: int, offset: int, sequence_head: int, rows: int | np.ndarray, columns: int | np.ndarray) -> np.ndarray:
+    """The (rows, columns) words of one head; `sequence_head` is batch * heads_q + head. Rows and columns: how many, or which."""
     key = (seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF)
     offset_low, offset_high = offset & 0xFFFFFFFF, (offset >> 32) & 0xFFFFFFFF
     c3 = offset_low ^ (offset_high * 0x9E3779B9 & 0xFFFFFFFF)
-    quads = np.arange((columns + 3) // 4, dtype=np.uint64)[None, :]
-    row = np.arange(rows, dtype=np.uint64)[:, None]
-    words = philox4x32((quads, row, sequence_head & 0xFFFFFFFF, c3), key)
-    return np.stack(words, axis=-1).reshape(rows, 4 * quads.size)[:, :columns]
+    row, column = (np.arange(x) if np.ndim(x) == 0 else np.asarray(x) for x in (rows, columns))
+    quads, which = np.unique(column // 4, return_inverse=True)
+    words = philox4x32((quads.astype(np.uint64)[None, :], row.astype(np.uint64)[:, None], sequence_head & 0xFFFFFFFF, c3), key)
+    return np.stack(words, axis=-1)[:, which, column % 4]
 
 
 def keep_mask(
-    dropout_p: float, seed: int, offset: int, batch: int, heads_q: int, head: int, rows: int, columns: int
+    dropout_p: float,
+    seed: int,
+    offset: int,
+    batch: int,
+    heads_q: int,
+    head: int,
+    rows: int | np.ndarray,
+    columns: int | np.ndarray,
 ) -> np.ndarray:
     """Bool (rows, columns): true where the probability survives."""
     threshold = np.uint64(np.floor(np.float64(dropout_p) * 2.0**32))

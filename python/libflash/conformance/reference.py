@@ -16,6 +16,11 @@ else the whole sequence. bias and mask broadcast from (B|1, H|1, Sq|1, Sk|1), bl
 (B|1, H|1, ceil(Sq/128), ceil(Sk/128)); for packed tensors their rows and columns count inside the sequence
 and B is the sequence number.
 
+With positions (row_begin, row_step, row_positions and the same of columns), row i and key j stand at those places in a longer
+sequence: alibi is -alibi_slope * |row - column|, and causal, window and dropout go by them too. sequence_numbers, head_begin and
+heads_total are what dropout counts as batch and head. `earlier`, an (o, lse) of other keys, is one more key of score lse and
+value o. `backward_part` has the gradients of some of the keys of rows whose whole o and lse are given.
+
 A row without a visible key has o = 0, lse = -inf (or the sink) and no gradient, and so has a row past the
 used length (its lse is -inf even with a sink). Hidden keys do not affect a row, even if they are NaN.
 """
@@ -55,6 +60,19 @@ class Options:
     cu_seqlens_k: np.ndarray | None = None
     seqused_q: np.ndarray | None = None
     seqused_k: np.ndarray | None = None
+    row_begin: int | np.ndarray | None = None
+    row_step: int = 1
+    column_begin: int | np.ndarray | None = None
+    column_step: int = 1
+    row_positions: np.ndarray | None = None
+    column_positions: np.ndarray | None = None
+    sequence_numbers: np.ndarray | None = None
+    head_begin: int = 0
+    heads_total: int = 0
+
+    @property
+    def placed(self) -> bool:
+        return any(x is not None for x in (self.row_begin, self.column_begin, self.row_positions, self.column_positions))
 
 
 @dataclasses.dataclass
@@ -114,15 +132,45 @@ class Gradients:
     dsink: np.ndarray | None
 
 
-def forward(q: np.ndarray, k: np.ndarray, v: np.ndarray, **options) -> tuple[np.ndarray, np.ndarray]:
+def forward(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, earlier: tuple[np.ndarray, np.ndarray] | None = None, **options
+) -> tuple[np.ndarray, np.ndarray]:
     """(o, lse) in float64. Options are the fields of `Options`."""
     opt = Options(**options)
     o, lse = empty_outputs(q, v, opt)
     for head in heads(q, k, v, opt):
+        if earlier is not None:
+            head.sink = earlier[1][head.at_lse].astype(np.float64)
         weights = softmax(head)
         o[head.at_q] = head_output(head, weights)
+        if earlier is not None:
+            known = head.sink > NEG_INF
+            o[head.at_q][known] += weights.p_sink[known, None] * earlier[0][head.at_q][known]
         lse[head.at_lse] = weights.lse
     return o, lse
+
+
+@np.errstate(all="ignore")
+def backward_part(
+    dout: np.ndarray,
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    o: np.ndarray,
+    lse: np.ndarray,
+    dlse: np.ndarray | None = None,
+    **options,
+) -> Gradients:
+    """The gradients of these keys and their share of dq; o, lse and dlse are those of the whole rows."""
+    opt = Options(**options)
+    total = zero_gradients(q, k, v, opt)
+    for head in heads(q, k, v, opt):
+        weights = softmax(head)
+        whole = lse[head.at_lse][:, None]
+        weights.p = np.where(head.visible & (whole > NEG_INF), np.exp(weights.s - whole), 0.0)
+        weights.p_sink = np.exp(head.sink - lse[head.at_lse])
+        add_head(total, head, head_backward(head, weights, o[head.at_q], *head_cotangents(head, dout, dlse)), opt)
+    return total
 
 
 @np.errstate(all="ignore")
@@ -146,7 +194,7 @@ def heads(q: np.ndarray, k: np.ndarray, v: np.ndarray, opt: Options) -> Iterator
     rows_q = sequence_rows(q, opt.cu_seqlens_q, opt.seqused_q)
     rows_k = sequence_rows(k, opt.cu_seqlens_k, opt.seqused_k)
     for b, (at_row_q, at_row_k) in enumerate(zip(rows_q, rows_k, strict=True)):
-        lq, lk = (at[-1].stop - at[-1].start for at in (at_row_q, at_row_k))
+        places = sequence_places(opt, b, at_row_q, at_row_k)
         for h in range(q.shape[-2]):
             at_q, at_k = (*at_row_q, h), (*at_row_k, h // group_size)
             yield Head(
@@ -160,8 +208,8 @@ def heads(q: np.ndarray, k: np.ndarray, v: np.ndarray, opt: Options) -> Iterator
                 v=v[at_k].astype(np.float64),
                 scale=scale,
                 softcap=float(opt.softcap),
-                **score_terms(opt, b, h, lq, lk),
-                keep=dropout_factor(opt, b, q.shape[-2], h, lq, lk),
+                **score_terms(opt, b, h, places),
+                keep=dropout_factor(opt, b, q.shape[-2], h, places),
             )
 
 
@@ -178,13 +226,43 @@ def sequence_rows(x: np.ndarray, cu_seqlens: np.ndarray | None, seqused: np.ndar
     return [(*lead, slice(start, start + n)) for (lead, start, _), n in zip(starts, used, strict=True)]
 
 
-def score_terms(opt: Options, b: int, h: int, lq: int, lk: int) -> dict:
+@dataclasses.dataclass
+class Places:
+    """Where the rows and keys of one sequence stand."""
+
+    rows: np.ndarray
+    columns: np.ndarray
+    placed: bool  # by positions; otherwise they are numbers from 0
+
+    @property
+    def distance(self) -> np.ndarray:
+        """Of each row from each key, as ALiBi counts it: without positions from the bottom right."""
+        shift = 0 if self.placed else len(self.columns) - len(self.rows)
+        return self.rows[:, None] + shift - self.columns[None, :]
+
+
+def sequence_places(opt: Options, b: int, at_row_q: tuple, at_row_k: tuple) -> Places:
+    def side(begin: int | np.ndarray | None, step: int, positions: np.ndarray | None, at: tuple) -> np.ndarray:
+        if positions is not None:
+            return np.asarray(positions)[at].astype(np.int64)
+        first = 0 if begin is None else int(begin if np.ndim(begin) == 0 else begin[b])
+        return first + step * np.arange(at[-1].stop - at[-1].start, dtype=np.int64)
+
+    return Places(
+        side(opt.row_begin, opt.row_step, opt.row_positions, at_row_q),
+        side(opt.column_begin, opt.column_step, opt.column_positions, at_row_k),
+        opt.placed,
+    )
+
+
+def score_terms(opt: Options, b: int, h: int, places: Places) -> dict:
     """The terms added to the scores of one head, its sink, and its visible keys."""
     alibi, bias, sink = 0.0, 0.0, NEG_INF
+    lq, lk = len(places.rows), len(places.columns)
     if opt.alibi_slopes is not None:
         slopes = np.asarray(opt.alibi_slopes, dtype=np.float64)
         slope = slopes[h] if slopes.ndim == 1 else slopes[b, h]
-        alibi = -slope * np.abs(np.arange(lq)[:, None] + lk - lq - np.arange(lk)[None, :])
+        alibi = -slope * np.abs(places.distance)
     visible = visible_keys(
         lq,
         lk,
@@ -195,6 +273,7 @@ def score_terms(opt: Options, b: int, h: int, lq: int, lk: int) -> dict:
         block_mask=opt.block_mask,
         batch=b,
         head=h,
+        places=(places.rows, places.columns) if places.placed else None,
     )
     if opt.bias is not None:
         bias = head_part(opt.bias, b, h, lq, lk).astype(np.float64)
@@ -204,10 +283,13 @@ def score_terms(opt: Options, b: int, h: int, lq: int, lk: int) -> dict:
     return {"alibi": alibi, "bias": bias, "sink": sink, "visible": visible}
 
 
-def dropout_factor(opt: Options, b: int, heads_q: int, h: int, lq: int, lk: int) -> np.ndarray | float:
+def dropout_factor(opt: Options, b: int, heads_q: int, h: int, places: Places) -> np.ndarray | float:
     if opt.dropout_p == 0:
         return 1.0
-    return keep_mask(opt.dropout_p, opt.seed, opt.offset, b, heads_q, h, lq, lk) / (1 - float(opt.dropout_p))
+    sequence = b if opt.sequence_numbers is None else int(opt.sequence_numbers[b])
+    total = opt.heads_total or heads_q
+    kept = keep_mask(opt.dropout_p, opt.seed, opt.offset, sequence, total, opt.head_begin + h, places.rows, places.columns)
+    return kept / (1 - float(opt.dropout_p))
 
 
 @np.errstate(all="ignore")  # NaN and inf in the inputs are allowed

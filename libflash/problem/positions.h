@@ -1,0 +1,25 @@
+// Where the rows of one side (queries or keys) stand in the whole sequence, of which the call may have a part.
+#pragma once
+
+#include <cstdint>
+
+namespace libflash {
+
+struct Positions {
+    int64_t begin = 0, step = 1;
+    const int32_t* begins = nullptr;  // [batch], instead of begin
+    // Instead of both, one number per row: [row] of a packed tensor, or [batch, row] with `batch_stride`.
+    const int32_t* of_rows = nullptr;
+    int64_t batch_stride = 0;
+};
+
+// What dropout counts as batch and head.
+struct DropoutNumbers {
+    const int32_t* sequences = nullptr;  // [batch]; nullptr: 0, 1, ...
+    int64_t head_begin = 0;
+    int64_t heads_total = 0;  // heads_q unless the call has some of the heads
+
+    bool given() const { return sequences || head_begin != 0; }
+};
+
+}  // namespace libflash

@@ -1,0 +1,327 @@
+"""Attention over a sequence that is divided among the ranks of a torch.distributed group: each has some tokens of q, k and v.
+
+The result is that of one device within the bound of a merge, gradients and the dropout mask included. Gradients of a parameter
+(learnable_sink) are this rank's share, as those of any other parameter: their sum over the ranks is the whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from . import _torch_context_group as groups
+from . import _torch_context_layout as layouts
+from ._errors import InvalidError, UnsupportedError
+from ._torch_context_check import agree
+from ._torch_context_choice import Sizes, check_scheme, choose, explanation
+from ._torch_context_group import Axis, Ranks
+from ._torch_context_heads import HeadExchange, key_heads_repeated
+from ._torch_context_layout import Layout
+from ._torch_context_schedule import Schedule
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """A call as given, before anything is sent."""
+
+    scheme: str
+    order: str
+    cu_seqlens: tuple[int, ...] | None
+    causal: bool
+    window_size: tuple[int, int]
+    numbers: dict[str, Any]  # softmax_scale, softcap, dropout_p, seed, offset, backend
+
+    @property
+    def window(self) -> tuple[int, int]:
+        left, right = self.window_size
+        return left, 0 if self.causal else right
+
+
+def context_parallel_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    group: Any = None,
+    mesh: Any = None,
+    scheme: str = "auto",
+    order: str = "zigzag",
+    cu_seqlens: Any = None,
+    causal: bool = False,
+    window_size: Any = (-1, -1),
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    learnable_sink: Tensor | None = None,
+    dropout_p: float = 0.0,
+    seed: int | None = None,
+    offset: int = 0,
+    return_lse: bool = False,
+    backend: str | None = None,
+    check: bool | None = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Exact attention of this rank's rows over the keys of all ranks of a group, with gradients for q, k, v and learnable_sink.
+
+    All ranks call it together, with shards of equal length: see `shard`. Names and meanings are those of `attention`.
+
+    Parameters
+    ----------
+    q, k, v : (batch, tokens, heads, head_dim), or with cu_seqlens (tokens, heads, head_dim): this rank's tokens, ascending
+    group : ProcessGroup, default the world;  mesh : DeviceMesh of one dimension, or of two, (heads, ring)
+    scheme : "ring" (keys travel during the computation), "halo" (the same, for windows: only neighbours talk), "all_gather" (the
+        keys of all ranks in one call), "heads" (all tokens, a share of the heads: all-to-all), "heads_ring" (mesh of two
+        dimensions), or "auto": see explain_context_parallel
+    order : "zigzag" or "contiguous": which tokens a rank has; see `shard`
+    cu_seqlens : (documents + 1,) integers: the documents among the tokens of all ranks, with any lengths
+    seed : int; required with dropout_p, and the same on all ranks: the mask is that of one device
+    check : compare shapes and options of all ranks first; default: on the CPU. Off, wrong shards may hang or give wrong results.
+
+    Returns
+    -------
+    out : shape of q with v's head_dim; and lse : (batch, heads, tokens) or (heads, tokens), if return_lse; both differentiable
+
+    Raises
+    ------
+    As attention; InvalidError on all ranks for shards or options that differ. UnsupportedError for CUDA tensors, whose kernels do
+    not know positions yet, but with scheme "heads" in a group of one dimension, without dropout.
+    """
+    axes = groups.groups_of(group, mesh)
+    arguments: list[Arguments] = []
+
+    def describe() -> dict[str, str]:
+        made = read_arguments(
+            scheme, order, cu_seqlens, causal, window_size, softmax_scale, softcap, dropout_p, seed, offset, backend
+        )
+        arguments.append(made)
+        check_tensors(q, k, v, alibi_slopes, learnable_sink, made, axes)
+        return described(q, k, v, alibi_slopes, learnable_sink, made)
+
+    on_cuda = getattr(q, "is_cuda", False)
+    if check if check is not None else not on_cuda:
+        agree(axes, q.device if on_cuda else torch.device("cpu"), describe)
+    else:
+        describe()
+    given = arguments[0]
+    if torch.is_autocast_enabled(q.device.type):
+        q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
+    plan = make_plan(q, k, v, given, axes, alibi_slopes)
+    out, lse = ContextParallel.apply(plan, q, k, v, learnable_sink)
+    return (out, lse) if return_lse else out
+
+
+def read_arguments(
+    scheme: Any, order: Any, cu_seqlens: Any, causal: Any, window_size: Any, softmax_scale: Any, softcap: Any, dropout_p: Any,
+    seed: Any, offset: Any, backend: Any,
+) -> Arguments:  # fmt: skip
+    from ._core import flag
+
+    layouts.check_order(order)
+    window = (-1, -1) if window_size is None else tuple(-1 if size is None else int(size) for size in window_size)
+    if len(window) != 2 or min(window) < -1:
+        raise InvalidError(f"window_size is {window_size!r}; it must be a pair of keys to the left and right, -1 for all")
+    if dropout_p and seed is None:
+        raise InvalidError("seed is None; with dropout_p it must be an integer, the same on all ranks")
+    if seed is not None and not isinstance(seed, int):
+        raise InvalidError(f"seed is of type {type(seed).__name__}; it must be an integer")
+    documents = None
+    if cu_seqlens is not None:
+        documents = tuple(int(x) for x in (cu_seqlens.tolist() if hasattr(cu_seqlens, "tolist") else cu_seqlens))
+        if len(documents) < 1 or documents[0] != 0 or any(b < a for a, b in pairwise(documents)):
+            raise InvalidError(f"cu_seqlens is {documents[:8]}; it must start at 0 and not decrease")
+    numbers = {"softmax_scale": softmax_scale, "softcap": softcap, "dropout_p": dropout_p, "seed": seed or 0, "offset": offset,
+               "backend": backend}  # fmt: skip
+    return Arguments(scheme, order, documents, flag(causal, "causal"), window, numbers)  # type: ignore[arg-type]
+
+
+def check_tensors(
+    q: Tensor, k: Tensor, v: Tensor, alibi_slopes: Tensor | None, learnable_sink: Tensor | None, given: Arguments,
+    axes: tuple[Axis, ...],
+) -> None:  # fmt: skip
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor):
+            raise InvalidError(f"{name} must be a tensor, not {type(x).__name__}")
+        dims = 3 if given.cu_seqlens is not None else 4
+        if x.ndim != dims:
+            names = "(tokens, heads, head_dim) with cu_seqlens" if dims == 3 else "(batch, tokens, heads, head_dim)"
+            raise InvalidError(f"{name} has {x.ndim} dimensions; it must have {dims}, {names}")
+    if q.shape[:-2] != k.shape[:-2] or k.shape[:-1] != v.shape[:-1]:
+        raise InvalidError(
+            "q, k and v must have the same batch and tokens, k and v the same heads; they are "
+            f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
+        )
+    if q.shape[-2] == 0 or k.shape[-2] == 0 or q.shape[-2] % k.shape[-2]:
+        raise InvalidError(f"q has {q.shape[-2]} heads and k {k.shape[-2]}; those of q must be a multiple of those of k")
+    check_scheme(given.scheme, sizes_of(q, k, v, axes), given.order, given.window)
+    scheme = chosen_scheme(q, k, v, given, axes)[0]
+    ranks = groups.ranks_of(axes, scheme)
+    tokens = q.shape[-3] * ranks.size
+    layouts.check_tokens(tokens, given.order, ranks.size)
+    if given.cu_seqlens is not None and given.cu_seqlens[-1] != tokens:
+        raise InvalidError(f"cu_seqlens ends at {given.cu_seqlens[-1]}; the ranks have {tokens} tokens together")
+    key_heads_repeated(q.shape[-2], k.shape[-2], ranks.heads.size)
+    if alibi_slopes is not None and alibi_slopes.requires_grad:
+        raise UnsupportedError("alibi_slopes requires a gradient, and there is none for it; pass alibi_slopes.detach()")
+    for name, heads in (("alibi_slopes", alibi_slopes), ("learnable_sink", learnable_sink)):
+        if heads is not None and heads.shape[-1] != q.shape[-2]:
+            raise InvalidError(f"{name} has shape {tuple(heads.shape)}; its last size must be the {q.shape[-2]} heads of q")
+    if q.is_cuda and (ranks.ring.size > 1 or (ranks.heads.size > 1 and given.numbers["dropout_p"])):
+        raise UnsupportedError(
+            "the CUDA kernels know no positions yet: on GPUs use scheme='heads' with a group of one dimension, without dropout"
+        )
+
+
+def described(
+    q: Tensor, k: Tensor, v: Tensor, alibi_slopes: Tensor | None, learnable_sink: Tensor | None, given: Arguments
+) -> dict[str, str]:
+    """What all ranks must have in common."""
+    tensors = {"q": q, "k": k, "v": v, "alibi_slopes": alibi_slopes, "learnable_sink": learnable_sink}
+    made = {name: "None" if x is None else f"{str(x.dtype)[6:]} {tuple(x.shape)}" for name, x in tensors.items()}
+    made |= {name: repr(getattr(given, name)) for name in ("scheme", "order", "cu_seqlens", "causal", "window_size")}
+    made |= {name: repr(value) for name, value in given.numbers.items()}
+    return made | {"requires_grad": repr(torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)))}
+
+
+def sizes_of(q: Tensor, k: Tensor, v: Tensor, axes: tuple[Axis, ...]) -> Sizes:
+    channels_q, channels_k = q.shape[-1] + v.shape[-1], k.shape[-1] + v.shape[-1]
+    return Sizes(q.shape[-3], q.shape[-2], k.shape[-2], channels_q, channels_k, q.element_size(), tuple(a.size for a in axes))
+
+
+def chosen_scheme(q: Tensor, k: Tensor, v: Tensor, given: Arguments, axes: tuple[Axis, ...]) -> tuple[str, str]:
+    if given.scheme != "auto":
+        return given.scheme, "requested"
+    if q.is_cuda and len(axes) == 1:
+        return "heads", "the CUDA kernels know no positions yet, and this scheme needs none"
+    return choose(sizes_of(q, k, v, axes), given.order, given.window)
+
+
+def explain_context_parallel(
+    q: Tensor, k: Tensor, v: Tensor, *, group: Any = None, mesh: Any = None, scheme: str = "auto", order: str = "zigzag",
+    causal: bool = False, window_size: Any = (-1, -1),
+) -> str:  # fmt: skip
+    """The scheme that context_parallel_attention uses for these shards, why, and the bytes that a rank sends. Sends nothing."""
+    axes = groups.groups_of(group, mesh)
+    given = read_arguments(scheme, order, None, causal, window_size, None, 0.0, 0.0, None, 0, None)
+    sizes = sizes_of(q, k, v, axes)
+    check_scheme(scheme, sizes, order, given.window)
+    return explanation(*chosen_scheme(q, k, v, given, axes), sizes, order)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that is decided before the first message."""
+
+    ranks: Ranks
+    layout: Layout
+    heads: HeadExchange
+    repeat: int
+    gathered: bool
+    window: tuple[int, int]
+    options: dict[str, Any]
+
+    @property
+    def token_dim(self) -> int:
+        return 0 if self.layout.cu_seqlens is not None else 1
+
+    def to_heads(self, x: Tensor, repeat: int = 1) -> Tensor:
+        return self.heads.to_heads(x, self.token_dim, self.token_dim + 1, repeat)
+
+    def to_tokens(self, x: Tensor, repeat: int = 1) -> Tensor:
+        return self.heads.to_tokens(x, self.token_dim, self.token_dim + 1, repeat)
+
+    def lse_to_heads(self, x: Tensor) -> Tensor:
+        return self.heads.to_heads(x, self.token_dim + 1, self.token_dim)
+
+    def lse_to_tokens(self, x: Tensor) -> Tensor:
+        return self.heads.to_tokens(x, self.token_dim + 1, self.token_dim)
+
+    def schedule(self, sink: Tensor | None) -> Schedule:
+        return Schedule(
+            self.ranks, self.layout, self.window, self.gathered, self.options, None if sink is None else self.heads.share(sink)
+        )
+
+
+def make_plan(q: Tensor, k: Tensor, v: Tensor, given: Arguments, axes: tuple[Axis, ...], alibi_slopes: Tensor | None) -> Plan:
+    scheme = chosen_scheme(q, k, v, given, axes)[0]
+    ranks = groups.ranks_of(axes, scheme)
+    layout = Layout(given.order, q.shape[-3] * ranks.size, ranks.size, given.cu_seqlens)
+    members = ranks.members(ranks.ring.rank)
+    heads = HeadExchange(ranks.heads, tuple(layout.places((member,)).tokens for member in members))
+    share = q.shape[-2] // ranks.heads.size
+    options = {name: value for name, value in given.numbers.items() if value is not None}
+    options |= {"causal": given.causal, "window_size": given.window_size}
+    if given.numbers["dropout_p"]:
+        options |= {"head_begin": ranks.heads.rank * share, "heads_total": q.shape[-2]}
+    if alibi_slopes is not None:
+        options["alibi_slopes"] = heads.share(alibi_slopes.detach())
+    repeat = key_heads_repeated(q.shape[-2], k.shape[-2], ranks.heads.size)
+    return Plan(ranks, layout, heads, repeat, scheme == "all_gather", given.window, options)
+
+
+class ContextParallel(torch.autograd.Function):
+    """(plan, q, k, v, learnable_sink) -> (out, lse). One level of differentiation."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor]:
+        inner_q, inner_k, inner_v = plan.to_heads(q), plan.to_heads(k, plan.repeat), plan.to_heads(v, plan.repeat)
+        out, lse = plan.schedule(sink).forward(inner_q, inner_k, inner_v)
+        ctx.plan = plan
+        ctx.save_for_backward(inner_q, inner_k, inner_v, out, lse, sink)
+        ctx.set_materialize_grads(False)
+        out, lse = plan.to_tokens(out), plan.lse_to_tokens(lse)
+        ctx.shapes = out.shape, lse.shape
+        return out, lse
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+        plan: Plan = ctx.plan
+        q, k, v, out, lse, sink = ctx.saved_tensors
+        # The ranks must send the same: none may leave out a gradient that another has.
+        dout = plan.to_heads(torch.zeros(ctx.shapes[0], dtype=out.dtype, device=out.device) if dout is None else dout)
+        if dlse is not None or plan.ranks.heads.size > 1:
+            dlse = plan.lse_to_heads(torch.zeros(ctx.shapes[1], dtype=lse.dtype, device=lse.device) if dlse is None else dlse)
+        schedule = plan.schedule(sink)
+        dsink = None if sink is None or not ctx.needs_input_grad[4] else torch.zeros_like(schedule.sink)
+        dout = dout if dout.stride(-1) == 1 else dout.contiguous()
+        dq, dk, dv = schedule.backward(dout, q, k, v, out, lse, dlse, dsink)
+        whole = None
+        if dsink is not None:
+            whole = torch.zeros_like(sink)
+            share = dsink.shape[0]
+            whole[plan.ranks.heads.rank * share : (plan.ranks.heads.rank + 1) * share] = dsink
+        return None, plan.to_tokens(dq), plan.to_tokens(dk, plan.repeat), plan.to_tokens(dv, plan.repeat), whole
+
+
+# -- shards of tensors
+
+
+def shard(x: Tensor, group: Any = None, *, mesh: Any = None, dim: int = 1, order: str = "zigzag") -> Tensor:
+    """This rank's part of a tensor that has all tokens along `dim`: what context_parallel_attention takes with the same order."""
+    ranks = _ring(group, mesh)
+    return layouts.take_shard(x, dim, order, ranks.shard, ranks.size)  # type: ignore[no-any-return]
+
+
+def unshard(x: Tensor, group: Any = None, *, mesh: Any = None, dim: int = 1, order: str = "zigzag") -> Tensor:
+    """The inverse of `shard`: all tokens, from the parts of all ranks. Not differentiable: for results."""
+    ranks = _ring(group, mesh)
+    columns = groups.gather(ranks.heads, x.detach())
+    shards = [part for column in groups.gather(ranks.ring, torch.stack(columns)) for part in column]
+    return layouts.join_shards(shards, dim, order)  # type: ignore[no-any-return]
+
+
+def positions(tokens: int, group: Any = None, *, mesh: Any = None, order: str = "zigzag") -> Tensor:
+    """The numbers, int64, of this rank's tokens among all `tokens`: for rotary embedding and labels."""
+    ranks = _ring(group, mesh)
+    layouts.check_order(order)
+    layouts.check_tokens(tokens, order, ranks.size)
+    return torch.from_numpy(layouts.tokens_of(order, tokens, ranks.shard, ranks.size).copy())
+
+
+def _ring(group: Any, mesh: Any) -> Ranks:
+    return groups.ranks_of(groups.groups_of(group, mesh), "ring")

@@ -1,0 +1,80 @@
+"""The choice of a scheme: bytes that a rank sends against the time of its computation.
+
+ring: the keys of a step travel during its computation. They are hidden if a rank has at least `HIDDEN_TOKENS * heads_k / heads_q`
+tokens: a step computes 2 n^2 heads_q (D + Dv) operations with half the keys visible and moves n heads_k (D + Dv) elements, at
+700 TFLOP/s and 360 GB/s, the rates of a Hopper GPU on NVLink. heads: what is sent is never hidden, but is less.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ._errors import InvalidError
+
+SCHEMES = ("auto", "ring", "halo", "all_gather", "heads", "heads_ring")
+HIDDEN_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of one rank: tokens, heads, channels of K and V together, bytes of an element. `mesh`: the ranks of each dimension."""
+
+    tokens: int
+    heads_q: int
+    heads_k: int
+    channels_q: int
+    channels_k: int
+    element: int
+    mesh: tuple[int, ...]
+
+
+def check_scheme(scheme: str, sizes: Sizes, order: str, window: tuple[int, int]) -> None:
+    if scheme not in SCHEMES:
+        raise InvalidError(f"scheme is {scheme!r}; it must be one of {', '.join(SCHEMES)}")
+    if len(sizes.mesh) == 2 and scheme not in ("auto", "heads_ring"):
+        raise InvalidError(f"scheme is {scheme!r}; a mesh of two dimensions, (heads, ring), needs 'heads_ring' or 'auto'")
+    if len(sizes.mesh) == 1 and scheme == "heads_ring":
+        raise InvalidError("scheme is 'heads_ring'; it needs a mesh of two dimensions, (heads, ring)")
+    if scheme == "halo" and (order != "contiguous" or min(window) < 0):
+        raise InvalidError("scheme is 'halo'; it needs order='contiguous' and a window (or causal) that is bounded on both sides")
+
+
+def choose(sizes: Sizes, order: str, window: tuple[int, int]) -> tuple[str, str]:
+    """A scheme for 'auto', and why."""
+    if len(sizes.mesh) == 2:
+        return "heads_ring", "the mesh has two dimensions: heads within the first, a ring along the second"
+    ranks = sizes.mesh[0]
+    if ranks == 1:
+        return "ring", "one rank: attention without communication"
+    if order == "contiguous" and min(window) >= 0 and max(window) <= sizes.tokens:
+        return "halo", f"a row sees at most {max(window)} keys to a side, a rank has {sizes.tokens} tokens: only neighbours talk"
+    needed = -(-HIDDEN_TOKENS * sizes.heads_k // sizes.heads_q)
+    divides = sizes.heads_q % ranks == 0 and (sizes.heads_k % ranks == 0 or ranks % sizes.heads_k == 0)
+    if sizes.tokens >= needed:
+        return "ring", f"a rank has {sizes.tokens} tokens; from {needed} on the keys of a step travel during its computation"
+    if divides:
+        return "heads", f"a rank has {sizes.tokens} tokens, fewer than the {needed} that hide a ring's keys"
+    return "ring", f"{ranks} ranks do not divide {sizes.heads_q} query and {sizes.heads_k} key heads"
+
+
+def bytes_sent(scheme: str, s: Sizes) -> int:
+    """By one rank in a forward call; a ring that skips invisible keys sends less."""
+    keys = s.tokens * s.heads_k * s.channels_k * s.element
+    if scheme in ("ring", "all_gather"):
+        return (s.mesh[0] - 1) * keys
+    if scheme == "halo":
+        return min(2, s.mesh[0] - 1) * keys
+    heads = s.mesh[0]
+    repeated = max(1, heads // s.heads_k)
+    exchanged = (s.tokens * s.heads_q * s.channels_q * s.element + keys * repeated) * (heads - 1) // heads
+    return exchanged + ((s.mesh[1] - 1) * keys * repeated if scheme == "heads_ring" else 0)
+
+
+def explanation(chosen: str, why: str, sizes: Sizes, order: str) -> str:
+    lines = [f"scheme     {chosen}: {why}", f"ranks      {' x '.join(map(str, sizes.mesh))}, order {order}"]
+    lines.append(f"rank       {sizes.tokens} tokens, {sizes.heads_q} query heads, {sizes.heads_k} key heads")
+    options = ("heads_ring",) if len(sizes.mesh) == 2 else ("ring", "all_gather", "heads")
+    for scheme in dict.fromkeys((chosen, *options)):
+        hidden = {"heads": "exposed", "all_gather": "exposed"}.get(scheme, "during the computation")
+        lines.append(f"bytes      {scheme}: {bytes_sent(scheme, sizes)} sent by a rank in forward, {hidden}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,129 @@
+"""The ranks of a context-parallel call and what they send each other: on the process groups of torch.distributed, no others.
+
+A mesh of two dimensions is (heads, ring): ranks along the first exchange heads for tokens, ranks along the second keep their
+heads and pass keys. Token shards are numbered ring first: shard = ring rank * heads ranks + heads rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ._errors import InvalidError
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One dimension of the mesh; `group` is None if it has one rank."""
+
+    group: Any
+    rank: int
+    size: int
+
+    def global_rank(self, rank: int) -> int:
+        return rank if self.group is dist.group.WORLD else dist.get_global_rank(self.group, rank)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    heads: Axis
+    ring: Axis
+    world: Any  # a group of all ranks, or None where there is none (mesh of two dimensions)
+
+    @property
+    def size(self) -> int:
+        return self.heads.size * self.ring.size
+
+    @property
+    def shard(self) -> int:
+        return self.ring.rank * self.heads.size + self.heads.rank
+
+    def members(self, ring_rank: int) -> tuple[int, ...]:
+        """The shards of the ranks that have ring rank `ring_rank`."""
+        return tuple(ring_rank * self.heads.size + u for u in range(self.heads.size))
+
+
+ALONE = Axis(None, 0, 1)
+
+
+def axis_of(group: Any) -> Axis:
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise InvalidError("group does not have this rank; call only on the ranks that are its members")
+    return Axis(group, rank, dist.get_world_size(group))
+
+
+def groups_of(group: Any, mesh: Any) -> tuple[Axis, ...]:
+    """The axes of the caller's group or mesh."""
+    if not dist.is_available() or not dist.is_initialized():
+        raise InvalidError("context parallelism needs torch.distributed.init_process_group() first")
+    if group is not None and mesh is not None:
+        raise InvalidError("group and mesh are given; one of them says which ranks take part")
+    if mesh is None:
+        return (axis_of(dist.group.WORLD if group is None else group),)
+    if mesh.ndim not in (1, 2):
+        raise InvalidError(f"mesh has {mesh.ndim} dimensions; it must have one, (ring,), or two, (heads, ring)")
+    return tuple(axis_of(mesh.get_group(n)) for n in range(mesh.ndim))
+
+
+def ranks_of(axes: tuple[Axis, ...], scheme: str) -> Ranks:
+    """Which axis exchanges heads and which passes keys."""
+    if len(axes) == 2:
+        return Ranks(*axes, None)
+    (axis,) = axes
+    return Ranks(axis, ALONE, axis.group) if scheme == "heads" else Ranks(ALONE, axis, axis.group)
+
+
+class Exchange:
+    """Messages under way between this rank and two others of an axis: tensors sent to one, tensors received from the other."""
+
+    def __init__(self, axis: Axis, tag: int, to: int | None, sent: tuple[Tensor, ...], source: int | None,
+                 like: tuple[Tensor, ...]) -> None:  # fmt: skip
+        self.received = (
+            tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in like) if source is not None else ()
+        )
+        self.kept = tuple(x.contiguous() for x in sent) if to is not None else ()
+        operations = []
+        for n, x in enumerate(self.kept):
+            operations.append(dist.P2POp(dist.isend, x, axis.global_rank(to), axis.group, tag + n))
+        for n, x in enumerate(self.received):
+            operations.append(dist.P2POp(dist.irecv, x, axis.global_rank(source), axis.group, tag + n))
+        self.work = dist.batch_isend_irecv(operations) if operations else []
+
+    def wait(self) -> tuple[Tensor, ...]:
+        for work in self.work:
+            work.wait()
+        return self.received
+
+
+def gather(axis: Axis, x: Tensor) -> list[Tensor]:
+    """The tensors of all ranks of the axis, which have one shape."""
+    if axis.size == 1:
+        return [x]
+    made = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(axis.size)]
+    dist.all_gather(made, x.contiguous(), group=axis.group)
+    return made
+
+
+def swap(axis: Axis, pieces: list[Tensor]) -> list[Tensor]:
+    """Piece n goes to rank n; returns the pieces for this rank, in the order of the ranks. All pieces have one shape."""
+    if axis.size == 1:
+        return pieces
+    sent = torch.stack([piece.contiguous() for piece in pieces])
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=axis.group)
+    return list(received)
+
+
+def sum_pieces(axis: Axis, pieces: list[Tensor]) -> Tensor:
+    """Piece n is a part of a sum that rank n gets. The order of the sum is that of the ranks, the same in every run."""
+    parts = swap(axis, pieces)
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return total

@@ -1,0 +1,64 @@
+"""The exchange of heads for tokens (DeepSpeed-Ulysses, arXiv 2309.14509): from some tokens with all heads to the tokens of
+several ranks with a share of the heads, and back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from . import _torch_context_group as groups
+from ._errors import InvalidError
+from ._torch_context_group import Axis
+
+Tensor = torch.Tensor
+
+
+def key_heads_repeated(heads_q: int, heads_k: int, ranks: int) -> int:
+    """How often each key head is repeated so that every rank gets the key heads of its query heads. Refuses other numbers."""
+    if heads_q % ranks != 0:
+        raise InvalidError(f"q has {heads_q} heads; scheme 'heads' needs a multiple of the {ranks} ranks that share them")
+    if heads_k % ranks == 0:
+        return 1
+    if ranks % heads_k != 0:
+        raise InvalidError(
+            f"k has {heads_k} heads; scheme 'heads' needs a multiple or a divisor of the {ranks} ranks that share them"
+        )
+    return ranks // heads_k
+
+
+@dataclass(frozen=True)
+class HeadExchange:
+    """`tokens`: of each rank of the axis, ascending. Tensors have tokens at `token_dim` and heads at `head_dim`."""
+
+    axis: Axis
+    tokens: tuple[np.ndarray, ...]
+
+    def _order(self) -> np.ndarray:
+        return np.argsort(np.concatenate(self.tokens), kind="stable")
+
+    def to_heads(self, x: Tensor, token_dim: int, head_dim: int, repeat: int = 1) -> Tensor:
+        if self.axis.size == 1:
+            return x
+        if repeat > 1:
+            x = x.repeat_interleave(repeat, head_dim)
+        joined = torch.cat(groups.swap(self.axis, list(x.chunk(self.axis.size, head_dim))), token_dim)
+        return joined.index_select(token_dim, torch.from_numpy(self._order()).to(x.device))
+
+    def to_tokens(self, x: Tensor, token_dim: int, head_dim: int, repeat: int = 1) -> Tensor:
+        """The inverse; sums over repeated heads."""
+        if self.axis.size == 1:
+            return x
+        back = torch.from_numpy(np.argsort(self._order())).to(x.device)
+        pieces = x.index_select(token_dim, back).chunk(self.axis.size, token_dim)
+        joined = torch.cat(groups.swap(self.axis, list(pieces)), head_dim)
+        if repeat == 1:
+            return joined
+        shape = list(joined.shape)
+        shape[head_dim : head_dim + 1] = [shape[head_dim] // repeat, repeat]
+        return joined.reshape(shape).sum(head_dim + 1)
+
+    def share(self, x: Tensor, head_dim: int = -1) -> Tensor:
+        """This rank's part of a tensor with one number for each head."""
+        return x if self.axis.size == 1 else x.chunk(self.axis.size, head_dim)[self.axis.rank].contiguous()

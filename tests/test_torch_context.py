@@ -1,0 +1,271 @@
+"""context_parallel_attention on gloo processes: equal to one device for every scheme, order and option; refusals on all ranks."""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.distributed.is_available():
+    pytest.skip("this PyTorch has no torch.distributed", allow_module_level=True)
+
+import context_ranks  # noqa: E402
+import libflash.torch as adapter  # noqa: E402
+from context_ranks import Problem, gradients, run_ranks  # noqa: E402
+from libflash._torch_context_layout import Layout, join_shards, take_shard, tokens_of  # noqa: E402
+from test_scalar import assert_agree  # noqa: E402
+
+import libflash  # noqa: E402
+
+CAUSAL = ("causal", True)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal-lse": {"options": (CAUSAL,), "dlse": True},
+    "window-alibi": {"options": (("window_size", (7, 3)),), "alibi": True},
+    "causal-window-sink": {"options": (CAUSAL, ("window_size", (12, -1))), "sink": True, "dlse": True},
+    "softcap-scale-sink": {"options": (CAUSAL, ("softcap", 3.0), ("softmax_scale", 0.7)), "sink": True},
+    "dropout": {"options": (CAUSAL, ("dropout_p", 0.25), ("seed", 2**40 + 3), ("offset", 5)), "dlse": True},
+    "mask-of-dropout": {
+        "options": (("dropout_p", 0.5), ("seed", 11)), "one_hot_values": True, "shape": (2, 16, 4, 2, 8, 16),
+    },
+    "documents": {"options": (CAUSAL,), "documents": (1, 21, 0, 19, 7), "dlse": True, "sink": True},
+    "documents-dropout": {"options": (("dropout_p", 0.5), ("seed", 4), ("window_size", (5, 5))), "documents": (30, 2, 16)},
+    "multi-query": {"options": (CAUSAL,), "shape": (1, 32, 4, 1, 8, 8)},
+}  # fmt: skip
+PLACES = {
+    2: [("ring", "zigzag"), ("ring", "contiguous"), ("all_gather", "zigzag"), ("heads", "contiguous"), ("auto", "zigzag")],
+    4: [("ring", "zigzag"), ("ring", "contiguous"), ("heads", "zigzag"), ("heads_ring", "zigzag"), ("all_gather", "contiguous")],
+}
+
+
+def problems(ranks: int) -> list[Problem]:
+    made = []
+    for (scheme, order), (name, more) in itertools.product(PLACES[ranks], OPTIONS.items()):
+        mesh = (2, 2) if scheme == "heads_ring" else None
+        made.append(Problem(f"{ranks}-{scheme}-{order}-{name}", scheme, order, mesh, **more))
+    if ranks == 4:  # windows that end at a shard's edge, and one token beyond; rows whose keys are two shards away
+        for left in (12, 13, 25):
+            window = (("window_size", (left, 0)),)
+            made.append(Problem(f"halo-{left}", "halo", "contiguous", options=window, alibi=True, sink=True))
+    return made
+
+
+ALL = {ranks: problems(ranks) for ranks in PLACES}
+CASES = [pytest.param(ranks, n, id=str(problem)) for ranks, made in ALL.items() for n, problem in enumerate(made)]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Any]:
+    """Of all problems: one group of processes for each number of ranks."""
+    folder = tmp_path_factory.mktemp("ranks")
+    return {ranks: run_ranks(ranks, folder / str(ranks), context_ranks.problems_job, made) for ranks, made in ALL.items()}
+
+
+def one_device(problem: Problem) -> dict[str, Any]:
+    cu = problem.cu_seqlens()
+    packed = {} if cu is None else {"cu_seqlens_q": cu, "cu_seqlens_k": cu}
+    return gradients(problem, problem.tensors(), lambda *x, **options: adapter.attention(*x, **options, **packed))
+
+
+@pytest.mark.parametrize(("ranks", "number"), CASES)
+def test_equal_to_one_device(results: dict[int, Any], ranks: int, number: int) -> None:
+    problem = ALL[ranks][number]
+    wanted = one_device(problem)
+    scale = max(float(x.abs().max()) for name, x in problem.tensors().items() if name in "qkvdout" and x is not None) ** 3
+    for rank in range(ranks):
+        got = results[ranks][rank][number]
+        assert got.keys() == wanted.keys()
+        for name, x in wanted.items():
+            assert_agree(got[name].numpy(), x.numpy(), f"{name} on rank {rank}", 1.0 if name in ("out", "lse") else scale)
+    if problem.one_hot_values:  # the mask itself
+        assert torch.equal(results[ranks][0][number]["out"] != 0, wanted["out"] != 0)
+        assert 0.4 < (wanted["out"] == 0).double().mean() < 0.6
+
+
+# -- other properties, each on its own processes
+
+
+def float_jobs(rank: int, problems: list[Problem]) -> Any:
+    del rank
+    return [[context_ranks.run_problem(problem) for problem in problems] for _ in range(2)]
+
+
+def serial_ring(problem: Problem, ranks: int) -> dict[str, Any]:
+    """The schedule of the ring, one rank after the other in one process."""
+    x = problem.tensors()
+    layout = Layout(problem.order, x["q"].shape[1], ranks)
+    part = lambda t, r: take_shard(t, 1, problem.order, r, ranks)  # noqa: E731
+
+    def place(side: str, r: int) -> dict[str, Any]:
+        return {f"{side}_positions": torch.from_numpy(layout.places((r,)).positions).expand(len(x["q"]), -1).contiguous()}
+
+    q, k, v, dout = ([part(x[name], r).contiguous() for r in range(ranks)] for name in ("q", "k", "v", "dout"))
+    made: dict[str, list[Any]] = {name: [] for name in ("out", "lse", "dq", "dk", "dv")}
+    sums = {name: [torch.zeros(t.shape) for t in source] for name, source in (("dq", q), ("dk", k), ("dv", v))}
+    homes: list[Any] = []
+    for r in range(ranks):
+        out, lse = torch.empty(dout[r].shape), torch.empty(len(q[r]), q[r].shape[2], q[r].shape[1])
+        sees = [step for step in range(ranks) if step == 0 or layout.sees((r,), ((r - step) % ranks,), (-1, 0))]
+        for step in sees:
+            s = (r - step) % ranks
+            options = problem.keywords() | place("row", r) | place("column", s)
+            libflash.attention(q[r], k[s], v[s], out=out, lse=lse, resume=step > 0, **options)
+        out = out.to(q[r].dtype)
+        made["out"].append(out)
+        made["lse"].append(lse)
+        delta = torch.empty_like(lse)
+        for step in sees:
+            s = (r - step) % ranks
+            options = problem.keywords() | place("row", r) | place("column", s)
+            dk, dv = (torch.zeros(t.shape) for t in (k[s], v[s]))
+            libflash.attention_backward(
+                dout[r], q[r], k[s], v[s], out, lse, dq=sums["dq"][r], dk=dk, dv=dv, delta=delta, add=step > 0, **options
+            )
+            homes.append((step, s, dk, dv))
+    for _, s, dk, dv in sorted(homes, key=lambda home: home[0]):
+        sums["dk"][s] += dk
+        sums["dv"][s] += dv
+    for name, total in sums.items():
+        made[name] = [t.to(x["q"].dtype) for t in total]
+    return {name: join_shards(shards, 2 if name == "lse" else 1, problem.order) for name, shards in made.items()}
+
+
+def test_same_bits_in_every_run_and_as_a_serial_run(tmp_path: pathlib.Path) -> None:
+    made = [
+        Problem(f"bits-{order}-{dtype}", "ring", order, dtype=dtype, options=(CAUSAL,))
+        for order in ("zigzag", "contiguous")
+        for dtype in ("bfloat16", "float32")
+    ]
+    for first, second in run_ranks(3, tmp_path, float_jobs, made):
+        for problem, one, two in zip(made, first, second, strict=True):
+            serial = serial_ring(problem, 3)
+            for name in one:
+                assert torch.equal(one[name], two[name]), f"{problem} {name}"
+                assert torch.equal(one[name], serial[name]), f"{problem} {name}"
+
+
+def alone_job(rank: int) -> Any:
+    del rank
+    made = []
+    for scheme in ("auto", "ring", "heads", "all_gather"):
+        problem = Problem(
+            "alone", scheme, "zigzag", dtype="float32", options=(CAUSAL, ("dropout_p", 0.5), ("seed", 3)), sink=True
+        )
+        made.append((context_ranks.run_problem(problem), one_device(problem)))
+    return made
+
+
+def test_one_rank_has_the_bits_of_attention(tmp_path: pathlib.Path) -> None:
+    for got, wanted in run_ranks(1, tmp_path, alone_job)[0]:
+        for name, x in wanted.items():
+            assert torch.equal(got[name], x), name
+
+
+def refusals_job(rank: int) -> list[tuple[str, str]]:
+    """The type and text of each refusal."""
+    made = []
+    x = torch.randn(1, 8, 4, 8)
+
+    def refused(*arrays: Any, **options: Any) -> None:
+        try:
+            adapter.context_parallel_attention(*arrays, **options)
+            made.append(("none", ""))
+        except Exception as error:
+            made.append((type(error).__name__, str(error)))
+
+    short = torch.randn(1, 6, 4, 8) if rank == 1 else x
+    refused(short, short, short)
+    refused(x, x.double() if rank == 1 else x, x)
+    refused(x, x, x, causal=rank == 0)
+    refused(x, x, x, scheme="rings")
+    refused(x, x, x, order="striped")
+    refused(*(x[:, :7],) * 3)
+    refused(*(x[:, :, :3],) * 3, scheme="heads")
+    refused(x, x, x, dropout_p=0.5)
+    refused(x, x, x, scheme="heads_ring")
+    refused(x, x, x, scheme="halo", window_size=(3, 3))
+    refused(x[0], x[0], x[0], cu_seqlens=[0, 3, 15])
+    if rank == 1:
+        refused("no tensor", x, x)
+    else:
+        refused(x, x, x)
+    mesh = torch.distributed.init_device_mesh("cpu", (2, 1), mesh_dim_names=("heads", "ring"))
+    refused(x, x, x, mesh=mesh, scheme="ring")
+    refused(x, x, x, mesh=mesh, group=torch.distributed.group.WORLD)
+    made.append(("explain", adapter.explain_context_parallel(x, x, x)))
+    return made
+
+
+TEXTS = [
+    "q must be the same on all ranks of the group: it is float32 (1, 8, 4, 8) on rank 0 and float32 (1, 6, 4, 8) on rank 1",
+    "k must be the same on all ranks",
+    "causal must be the same on all ranks of the group: it is True on rank 0 and False on rank 1",
+    "scheme is 'rings'; it must be one of auto, ring",
+    "order is 'striped'; it must be 'contiguous' or 'zigzag'",
+    "the sequence has 14 tokens; order 'zigzag' needs a multiple of 4 for 2 ranks",
+    "q has 3 heads; scheme 'heads' needs a multiple of the 2 ranks",
+    "seed is None; with dropout_p it must be an integer",
+    "scheme is 'heads_ring'; it needs a mesh of two dimensions",
+    "scheme is 'halo'; it needs order='contiguous'",
+    "cu_seqlens ends at 15; the ranks have 16 tokens together",
+    "q must be a tensor, not str",
+    "scheme is 'ring'; a mesh of two dimensions, (heads, ring), needs 'heads_ring'",
+    "group and mesh are given",
+]
+
+
+def test_refusals_are_the_same_on_all_ranks(tmp_path: pathlib.Path) -> None:
+    zero, one = run_ranks(2, tmp_path, refusals_job)
+    assert zero.pop()[1].startswith("scheme     heads: a rank has 8 tokens, fewer than the 4096")
+    assert len(zero) == len(TEXTS)
+    for (kind, text), (other_kind, other), wanted in zip(zero, one, TEXTS, strict=False):
+        assert wanted in text, text
+        assert kind == other_kind == "InvalidError"
+        assert text.removeprefix("rank 1: ").removeprefix("rank 0: ") == other.removeprefix("rank 0: ")
+
+
+def failing_job(rank: int) -> None:
+    x = torch.randn(1, 8, 4, 8)
+    if rank == 1:
+        raise ValueError("the optimiser of rank 1 failed")
+    adapter.context_parallel_attention(x, x, x)
+
+
+def test_an_exception_on_one_rank_ends_the_others(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(Exception, match=r"the optimiser of rank 1 failed|Connection|closed|peer"):
+        run_ranks(2, tmp_path, failing_job)
+
+
+# -- without processes
+
+
+def test_without_init() -> None:
+    x = torch.randn(1, 8, 4, 8)
+    with pytest.raises(libflash.InvalidError, match="init_process_group"):
+        adapter.context_parallel_attention(x, x, x)
+
+
+def test_shards_hold_each_token_once_and_zigzag_balances_a_causal_rule() -> None:
+    tokens, ranks = 48, 4
+    x = torch.arange(tokens * 2).reshape(1, tokens, 2)
+    for order in ("contiguous", "zigzag"):
+        shards = [take_shard(x, 1, order, r, ranks) for r in range(ranks)]
+        assert torch.equal(join_shards(shards, 1, order), x)
+        for r, part in enumerate(shards):
+            np.testing.assert_array_equal(part[0, :, 0].numpy() // 2, tokens_of(order, tokens, r, ranks))
+    work = [sum(tokens_of("zigzag", tokens, r, ranks) + 1) for r in range(ranks)]
+    assert len(set(work)) == 1
+
+
+def test_only_ranks_that_see_each_other_talk() -> None:
+    layout = Layout("contiguous", 64, 4)
+    pairs = {(r, c) for r in range(4) for c in range(4) if layout.sees((r,), (c,), (16, 0))}
+    assert pairs == {(r, c) for r in range(4) for c in (r - 1, r) if c >= 0}
+    assert layout.sees((2,), (0,), (17, 0))
+    assert not layout.sees((0,), (1,), (-1, 0))
+    documents = Layout("contiguous", 64, 4, (0, 16, 64))
+    assert not documents.sees((1,), (0,), (-1, -1))
