@@ -27,9 +27,7 @@ OPTIONS = [
     {"sink": True, "alibi": "h", "causal": True, "dropout_p": 0.5, "seed": 2**40, "dlse": True},
 ]
 WHOLE = [
-    Case(f"parts-{n}-{dtype}", dtype, 2, 70, 150, 4, 2, 40, **options)
-    for n, options in enumerate(OPTIONS)
-    for dtype in DTYPES
+    Case(f"parts-{n}-{dtype}", dtype, 2, 70, 150, 4, 2, 40, **options) for n, options in enumerate(OPTIONS) for dtype in DTYPES
 ]
 PARTS = [np.arange(0, 64), np.arange(0), np.arange(64, 65), np.arange(66, 150, 2), np.arange(67, 150, 2), np.array([65])]
 
