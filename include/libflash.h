@@ -9,6 +9,7 @@
  *   3  Status and error text    7  Decode (KV cache)     11  Information: kernels, devices, build
  *   4  Tensors and options      8  Merge                 12  Interrupting a CPU call
  *                                                        13  Not stable: options for tests
+ *                                                        14  Tangents: forward mode, second derivatives
  *
  * ---------------------------------------------------------------------------------------------------------------------
  * 1  INTRODUCTION
