@@ -136,7 +136,7 @@ def read_arguments(
             raise InvalidError(f"cu_seqlens is {documents[:8]}; it must start at 0 and not decrease")
     numbers = {"softmax_scale": softmax_scale, "softcap": softcap, "dropout_p": dropout_p, "seed": seed or 0, "offset": offset,
                "backend": backend}  # fmt: skip
-    return Arguments(scheme, order, documents, flag(causal, "causal"), window, numbers)  # type: ignore[arg-type]
+    return Arguments(scheme, order, documents, flag(causal, "causal"), window, numbers)
 
 
 def check_tensors(

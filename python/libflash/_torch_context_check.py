@@ -17,8 +17,9 @@ _CALL, _ERROR = "call", "error"
 
 def agree(axes: tuple[Axis, ...], device: torch.device, describe: Callable[[], dict[str, str]]) -> None:
     """Compare what `describe` returns, name by name, on all ranks. It may raise: then all ranks raise that error."""
+    error: Exception | None = None
     try:
-        mine, error = describe(), None
+        mine = describe()
     except (InvalidError, NotImplementedError, TypeError) as raised:
         mine, error = {_ERROR: str(raised)}, raised
     for axis in axes:

@@ -83,7 +83,7 @@ def without_kernel(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name != "kernel_name"}
 
 
-def directions(given: dict[str, Tensor | None]) -> dict[str, Tensor]:
+def directions(given: dict[str, Tensor | None]) -> dict[str, Any]:
     """The tangents by the operators' names."""
     return {DIRECTION[name]: rows_contiguous(x) for name, x in given.items() if x is not None}
 

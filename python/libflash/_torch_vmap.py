@@ -12,7 +12,7 @@ from ._errors import UnsupportedError
 
 Tensor = torch.Tensor
 
-WRITTEN = {"attention_out": ("out", "lse"), "decode_append": ("k_cache", "v_cache")}
+WRITTEN: dict[str, tuple[str, ...]] = {"attention_out": ("out", "lse"), "decode_append": ("k_cache", "v_cache")}
 WRITTEN["decode_append_parts"] = (*WRITTEN["decode_append"], "row_k_scale", "row_v_scale", "rope_cache")
 BATCH_AXIS = {"bshd": 0, "bhsd": 0, "sbhd": 1}
 SEQUENCES = ("dout", "q", "k", "v", "out")  # the layout determines the batch axis

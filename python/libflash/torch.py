@@ -228,7 +228,8 @@ def decode_with_pytorch(
         "decode",
         {"q": q, "k_cache": k_cache, "v_cache": v_cache, "k": k, "v": v, "k_rope": k_rope, "out": out, "lse": lse, **tensors},
     )
-    name, inputs = "decode", (q, k_cache, v_cache)
+    name = "decode"
+    inputs: tuple[Tensor | None, ...] = (q, k_cache, v_cache)
     if k is not None:
         name, inputs = "decode_append", (*inputs, k, v)
         if parts := written_parts(tensors):
