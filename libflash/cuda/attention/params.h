@@ -134,6 +134,15 @@ struct ScoreGradientParams {
     bool is_float;
 };
 
+// A launch of the dK/dV kernel. There are several where sums are long (attention/long_sums.h).
+struct BackwardPart {
+    int32_t first_work_tile;
+    int32_t first_head, heads;   // query heads, among those that share a key head
+    int32_t first_row, end_row;  // query rows of each sequence: multiples of kUnitRows, or the largest integer
+    float* sums;                 // in the workspace (attention/gradient_sums.cuh); nullptr: a key tile has one launch only
+    bool first, last;            // of the launches of a key tile
+};
+
 struct BackwardParams {
     RowsParams q, k, v, out, dout, dq, dk, dv;
     RowStatisticsParams lse, dlse;
@@ -158,6 +167,7 @@ struct BackwardParams {
     ScheduleParams query_tile_schedule;  // deterministic: by tile of query rows
     bool vector_loads;  // rows of q, k, v, out and dout can be read 16 bytes at a time, and head dims are multiples of 16 bytes
     bool vector_out;    // the same for writing rows of dq, dk and dv
+    BackwardPart part;  // set for each launch of the dK/dV kernel
 };
 
 }  // namespace libflash::cuda

@@ -7,7 +7,8 @@ namespace libflash::cuda {
 
 // Tiles, schedules and workspace; the launches of the softmax statistics, dK/dV, the dQ conversion and the gradients of sink and
 // bias.
-BackwardPlan common_backward_plan(const Kernel& kernel, const AttentionProblem& problem, const Instance& instance);
+BackwardPlan common_backward_plan(const Kernel& kernel, const AttentionProblem& problem, const Instance& instance,
+                                  const DeviceProperties& device);
 
 // The launch of one step with `blocks` thread blocks.
 LaunchShape backward_launch(const Kernel& kernel, const BackwardPlan& plan, BackwardStep step, int64_t blocks);

@@ -31,17 +31,19 @@ __global__ void __launch_bounds__(BackwardTraits<Kernel>::Accumulator::kWarps * 
 }
 
 template <class Kernel, BackwardInstance kInstance>
-int launch_dk_dv(const LaunchShape& shape, const BackwardParams& params, cudaStream_t stream) {
-    if (shape.blocks == 0) return cudaSuccess;
+int launch_dk_dv(const BackwardPlan& plan, const BackwardParams& params, cudaStream_t stream) {
+    if (plan.dk_dv.blocks == 0) return cudaSuccess;
     const auto kernel = backward_kernel<Kernel, kInstance>;
     BackwardTensorMaps maps{};
     cudaError_t error = encode<BackwardTraits<Kernel, kInstance>>(&maps, params);
     // At each launch, because the attribute holds for the current device only.
     if (error == cudaSuccess)
-        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.dk_dv.shared_bytes);
     if (error != cudaSuccess) return error;
-    kernel<<<static_cast<unsigned>(shape.blocks), shape.threads, shape.shared_bytes, stream>>>(params, maps);
-    return cudaGetLastError();
+    return for_each_part(plan, params, [&](const LaunchShape& shape, const BackwardParams& of_part) {
+        kernel<<<static_cast<unsigned>(shape.blocks), shape.threads, shape.shared_bytes, stream>>>(of_part, maps);
+        return cudaGetLastError();
+    });
 }
 
 // Calls do_with with the instance as an integral_constant.
@@ -92,7 +94,7 @@ int launch_backward(const BackwardPlan& plan, const BackwardParams& params, void
     int error = enqueue(softmax_statistics_kernel<Kernel>, plan.statistics, params, cuda_stream);
     if (error == cudaSuccess)
         error = sm90::with_backward_instance<Kernel>(plan.instance.number, [&](auto kind) {
-            return sm90::launch_dk_dv<Kernel, decltype(kind)::value>(plan.dk_dv, params, cuda_stream);
+            return sm90::launch_dk_dv<Kernel, decltype(kind)::value>(plan, params, cuda_stream);
         });
     if (error == cudaSuccess) error = enqueue(sm90::dq_accumulator_kernel<Kernel>, plan.dq_conversion, params, cuda_stream);
     if (error == cudaSuccess) error = enqueue(dsink_kernel<Kernel>, plan.dsink, params, cuda_stream);

@@ -66,20 +66,25 @@ struct BackwardSharedStorage {
     // kInitThreads threads call it before the warpgroups take their roles: finding a packed tile takes a warp.
     static constexpr int kInitThreads = Traits::kRagged ? 32 : 1;
     __device__ __forceinline__ void init(const BackwardParams& params) {
+        const int index = params.part.first_work_tile + static_cast<int>(blockIdx.x);
         if constexpr (Traits::kRagged) {
-            const TileCoordinates found = tile_coordinates<kBlockN>(params.key_schedule, params.k_lengths, params.batch);
+            const TileCoordinates found = tile_coordinates<kBlockN>(params.key_schedule, params.k_lengths, params.batch, index);
             if (threadIdx.x != 0) return;
             init_barriers();
             init_work(params, found);
         } else {
             init_barriers();
-            init_work(params, tile_coordinates<kBlockN>(params.key_schedule, params.k_lengths, params.batch));
+            init_work(params, tile_coordinates<kBlockN>(params.key_schedule, params.k_lengths, params.batch, index));
         }
     }
     __device__ __forceinline__ MBarrier keys() const { return {shared_address(&keys_full)}; }
     __device__ __forceinline__ MBarrier probabilities(int stage) const { return {shared_address(probabilities_full + stage)}; }
+    // The first query head.
+    __device__ __forceinline__ int first_head(const BackwardParams& params) const {
+        return work.head * params.group_size + params.part.first_head;
+    }
     __device__ __forceinline__ QueryTilePosition first_position(const BackwardParams& params) const {
-        return range.first(work.head * params.group_size, params.group_size);
+        return range.first(first_head(params), params.part.heads);
     }
     __device__ __forceinline__ int64_t first_unit(const BackwardParams& params, const QueryTilePosition& at) const {
         return QueryUnits::first(params, work.batch, at.head, q_rows.start);
