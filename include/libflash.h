@@ -374,18 +374,34 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * Attention of a few query rows per sequence over a cache of keys and values ("Flash-Decoding"); forward only. If k_new and v_new
  * are given, the call first appends their rows to the cache, in place; the queries then see them too.
  *
- *     q         (B, Sq, Hq, D)
+ *     q         (B, Sq, Hq, D), or with cu_seqlens_q (total_q, Hq, D)
  *     k_cache   (B_cache, capacity, Hk, D), or with block_table (num_pages, page_size, Hk, D)
  *     v_cache   (B_cache, capacity, Hk, Dv), or with block_table (num_pages, page_size, Hk, Dv)
- *     out       (B, Sq, Hq, Dv)
- *     lse       (B, Hq, Sq), or NULL
+ *     out       (B, Sq, Hq, Dv), or with cu_seqlens_q (total_q, Hq, Dv)
+ *     lse       (B, Hq, Sq), or with cu_seqlens_q (Hq, total_q), or NULL
  *
  * Keys. Sequence b uses cache entry cache_batch_idx[b] (default: b). Its keys are the first cache_seqlens[b] keys of the entry,
  * then the S_new appended ones; Lk = cache_seqlens[b] + S_new. Without cache_seqlens the cache counts as full, or as empty if
  * k_new is given. The causal rule and the window are aligned bottom-right, with lengths Sq and Lk.
  *
+ * Packed rows. With cu_seqlens_q, each sequence has its own number of query rows: sequence b has rows cu_seqlens_q[b] to
+ * cu_seqlens_q[b + 1] - 1, and Sq is their number. So one call takes chunks of prefill of any length, rows of decode, and
+ * sequences without a row: for these nothing is written, and their table entries are not read. Rows of q, out and lse after
+ * cu_seqlens_q[B] are not touched. k_new and v_new are then packed too, (total_new, Hk, D) and (total_new, Hk, Dv), by
+ * cu_seqlens_new; cu_seqlens_new alone packs only them. The lengths are never needed on the host. UNSUPPORTED on CUDA, and
+ * together with cache_leftpad.
+ *
+ * Trees (speculative decoding). The last Sq keys of a sequence are those of its query rows. With tree_mask, which replaces the
+ * causal rule, a row sees those of them whose bit is set, and all earlier keys: bit j % 32 of word j / 32 is for the j-th of the
+ * last Sq keys. A row's own bit is not implied. A sequence needs 32 * words >= Sq. The rows of tree_mask are the query rows, or
+ * with cu_seqlens_tree for each sequence all of its query rows or none: a sequence without rows of tree_mask is causal.
+ * q_positions are the positions of the query rows, and of the last Sq keys, for the rotary embedding, the window and ALiBi: a
+ * node of a tree stands at the number of the keys before the tree plus its depth. NULL: row i stands at Lk - Sq + i. They do not
+ * change the causal rule. UNSUPPORTED on CUDA; so is a window with tree_mask but without q_positions everywhere.
+ *
  * Pages. With block_table, key j of sequence b is row j mod page_size of page block_table[b][j / page_size], and the capacity is
- * columns * page_size. Table entries past the last key are not read. Sequences may share pages or cache entries that they only
+ * columns * page_size. Table entries past the last key, and those before the first key that a row sees (window,
+ * cache_leftpad), are not read. Sequences may share pages or cache entries that they only
  * read. But a row to which one sequence appends must not hold a key, old or new, of another sequence in the same call.
  *
  * Bad contents. On the CPU a length or page number that is out of range is refused (INVALID). On CUDA the host does not read the
@@ -399,8 +415,9 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  *
  * Rotary embedding. With rotary_cos and rotary_sin, the call rotates the first r = 2 * rotary_cos.shape[1] channels of q and
  * k_new: pair (x, y) at position t becomes (x cos_t - y sin_t, x sin_t + y cos_t). New key i has position cache_seqlens[b] + i.
- * Query row i has the same position if the call is causal or has a window; otherwise all query rows have position
- * cache_seqlens[b]. Rotated rows are rounded to the type of q. The cache holds keys after rotation.
+ * Query row i has the same position if the call is causal or has a window or tree_mask; otherwise all query rows have position
+ * cache_seqlens[b]. With q_positions they and the new keys among the last Sq have those positions. Rotated rows are rounded to
+ * the type of q. The cache holds keys after rotation.
  *
  * Types of the caches. The type of q, or, unless that is FLOAT64, one of 8 bits: FLOAT8_E4M3, FLOAT8_E5M2, INT8 (CPU only).
  * k_cache and v_cache have the same. Elements of 8 bits are codes. A cache of codes gives bit for bit what a cache of q's
@@ -421,8 +438,9 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * Views and parts, as in multi-head latent attention (CPU only). v_cache may be a view of the first Dv channels of k_cache:
  * the same address, strides and type. An append then has no v_new, and the scales of k_cache hold for v_cache too, unless
  * v_scale is given. With k_rope_cache, k_cache has only the first channels of the keys; k_rope_cache (entries or pages, rows,
- * Hk, Dr) has the last Dr of the D channels, in the type of q and without scales, and k_rope_new (B, S_new, Hk, Dr) is
- * appended to it as it is: rotary_cos is then refused (UNSUPPORTED). All tensors of a cache may be views of one buffer. */
+ * Hk, Dr) has the last Dr of the D channels, in the type of q and without scales, and k_rope_new (B, S_new, Hk, Dr), packed
+ * (total_new, Hk, Dr), is appended to it as it is: rotary_cos is then refused (UNSUPPORTED). All tensors of a cache may be views
+ * of one buffer. */
 typedef struct flash_decode_options_t {
     uint32_t struct_size; /* sizeof(flash_decode_options_t) */
     uint32_t flags;       /* CAUSAL, WINDOW, SCALE, ROTARY_INTERLEAVED */
@@ -440,8 +458,8 @@ typedef struct flash_decode_options_t {
     const flash_tensor_t *cache_batch_idx; /* INT32 (B); not together with block_table */
     const flash_tensor_t *cache_leftpad;   /* INT32 (B): the first cache_leftpad[b] keys do not exist; pages that hold */
                                            /*   no other keys are not read, and their entries may have any value */
-    const flash_tensor_t *k_new;           /* (B, S_new, Hk, D) */
-    const flash_tensor_t *v_new;           /* (B, S_new, Hk, Dv) */
+    const flash_tensor_t *k_new;           /* (B, S_new, Hk, D), or packed (total_new, Hk, D) */
+    const flash_tensor_t *v_new;           /* (B, S_new, Hk, Dv), or packed (total_new, Hk, Dv) */
     const flash_tensor_t *rotary_cos;      /* (positions, r / 2), contiguous rows; FLOAT32 or the type of q */
     const flash_tensor_t *rotary_sin;
     const flash_tensor_t *alibi_slopes;    /* these and the fields not explained here: as in flash_attention_options_t */
@@ -450,10 +468,15 @@ typedef struct flash_decode_options_t {
     const char *kernel;
     int32_t num_threads;
     int32_t reserved;
-    const flash_tensor_t *k_scale;      /* FLOAT32; see "Scales" */
+    const flash_tensor_t *k_scale;         /* FLOAT32; see "Scales" */
     const flash_tensor_t *v_scale;
-    const flash_tensor_t *k_rope_cache; /* the last channels of the keys; see "Views and parts" */
+    const flash_tensor_t *k_rope_cache;    /* the last channels of the keys; see "Views and parts" */
     const flash_tensor_t *k_rope_new;
+    const flash_tensor_t *cu_seqlens_q;    /* INT32 (B + 1): packed query rows, see above */
+    const flash_tensor_t *cu_seqlens_new;  /* INT32 (B + 1): packed new rows; NULL: cu_seqlens_q */
+    const flash_tensor_t *q_positions;     /* INT32 (B, Sq) or (total_q): the position of each query row, see above */
+    const flash_tensor_t *tree_mask;       /* INT32 (rows, words): which of the last Sq keys a row sees, see above */
+    const flash_tensor_t *cu_seqlens_tree; /* INT32 (B + 1): the rows of tree_mask of each sequence */
 } flash_decode_options_t;
 
 #define FLASH_DECODE_OPTIONS_INIT FLASH_INIT_(flash_decode_options_t)

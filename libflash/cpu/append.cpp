@@ -36,10 +36,10 @@ void rotate_row(const DecodeProblem& problem, const T* from, int64_t channels, i
 
 template <class T>
 void rotate_query(const DecodeProblem& problem, int64_t b, int64_t i, int64_t h, T* to) {
-    const int64_t* at = problem.q.stride;
-    const int64_t position = problem.cached(b) + (problem.mask_rule.bounded() ? i : 0);
-    rotate_row(problem, static_cast<const T*>(problem.q.data) + b * at[0] + i * at[1] + h * at[2], problem.head_dim, position,
-               to);
+    const RowStrides at = row_strides(problem.q);
+    const int64_t position = problem.rotary_position(b, i), row = problem.q_rows.start(b) + i;
+    const T* from = static_cast<const T*>(problem.q.data) + b * at.batch + row * at.row + h * at.head;
+    rotate_row(problem, from, problem.head_dim, position, to);
 }
 
 // Appends row i of the new keys and values of one sequence and one key head.
@@ -47,7 +47,8 @@ template <class T, class C>
 void append_row(const DecodeProblem& problem, int64_t b, int64_t i, int64_t h) {
     const int64_t j = problem.cached(b) + i;
     const auto from = [&](const TensorView& rows) {
-        return static_cast<const T*>(rows.data) + b * rows.stride[0] + i * rows.stride[1] + h * rows.stride[2];
+        const RowStrides at = row_strides(rows);
+        return static_cast<const T*>(rows.data) + b * at.batch + (problem.new_rows.start(b) + i) * at.row + h * at.head;
     };
     const KvCache& cache = problem.cache;
     const CachePlace at = place_of(cache, b, j);
@@ -56,7 +57,7 @@ void append_row(const DecodeProblem& problem, int64_t b, int64_t i, int64_t h) {
                      static_cast<C*>(tensor.data) + offset_of(tensor, at, h));
     };
     T k[kMostDecodeChannels];
-    rotate_row(problem, from(problem.k_new), cache.k.shape[3], j, k);
+    rotate_row(problem, from(problem.k_new), cache.k.shape[3], problem.new_key_position(b, i), k);
     write(k, cache.k, cache.k_scale);
     if (!cache.v_in_k) write(from(problem.v_new), cache.v, cache.v_scale);
     if (!cache.k_rope.present) return;
@@ -78,8 +79,8 @@ void read_query(const DecodeProblem& problem, int64_t b, int64_t i, int64_t h, d
 void rotate_queries(const DecodeProblem& problem, void* rotated, int threads) {
     with_type(problem.dtype, [&](auto* type) {
         auto* rows = static_cast<decltype(type)>(rotated);
-        parallel_for(problem.batch * problem.seqlen_q, threads, [&](int64_t task, int) {
-            const int64_t b = task / problem.seqlen_q, i = task % problem.seqlen_q;
+        parallel_for(problem.q_rows.total(), threads, [&](int64_t task, int) {
+            const int64_t b = problem.q_rows.sequence_of(task), i = task - problem.q_rows.before(b);
             for (int64_t h = 0; h < problem.heads_q; ++h)
                 rotate_query(problem, b, i, h, rows + (task * problem.heads_q + h) * problem.head_dim);
         });
@@ -95,7 +96,7 @@ void append_new_keys(const DecodeProblem& problem, int threads) {
             with_cache_type(problem.cache.dtype, [&](auto* stored) {
                 using C = std::remove_pointer_t<decltype(stored)>;
                 if constexpr (std::is_same_v<C, T> || (sizeof(C) == 1 && !std::is_same_v<T, double>))
-                    for (int64_t i = 0; i < problem.seqlen_new; ++i) append_row<T, C>(problem, b, i, h);
+                    for (int64_t i = 0; i < problem.new_rows.length(b); ++i) append_row<T, C>(problem, b, i, h);
             });
         });
     });

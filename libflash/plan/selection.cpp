@@ -22,6 +22,15 @@ bool accepts_cpu(const KernelEntry& kernel, const KernelQuery& query, std::strin
     return kernel.supported_by_processor || reject(why, "kernel: this processor lacks the instructions");
 }
 
+// What no kernel supports yet.
+bool supports_combination(const DecodeProblem& problem, std::string* why) {
+    if (problem.leftpad && problem.packed())
+        return reject(why, "cache_leftpad: cannot be given together with packed rows, which cu_seqlens describe (both are)");
+    if (problem.tree.data && !problem.positions && problem.window.bounded())
+        return reject(why, "tree_mask: needs q_positions where a window is given (there are none)");
+    return true;
+}
+
 bool any_double(const MergeProblem& problem) {
     bool found = problem.out.dtype == DType::f64;
     for (int n = 0; n < problem.count; ++n) found = found || problem.outs[n].dtype == DType::f64;
@@ -130,6 +139,7 @@ KernelQuery kernel_query(const CompressProblem& p) { return {Operation::compress
 bool accepts(const KernelEntry& kernel, const KernelQuery& query, std::string* why) {
     if (kernel.operation != query.operation) return reject(why, "operation: the kernel is for ", kernel.info.operation);
     if (!is_requested(kernel, *query.request)) return reject(why, "another kernel or backend was requested");
+    if (query.decode && !supports_combination(*query.decode, why)) return false;
     return kernel.cuda ? accepts_cuda(kernel, query, why) : accepts_cpu(kernel, query, why);
 }
 

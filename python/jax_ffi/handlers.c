@@ -93,8 +93,9 @@ static flash_status_t take_extras(request_t *request, const xla_frame *frame, in
         request->workspace_bytes = (size_t)block->dims[0];
     }
     if (request_has(request, WITH_FILLED)) {
-        if (*operands < *results) return refuse(request, "the filled results are missing");
-        *operands -= *results;
+        int64_t filled = request->operation == DECODE ? 2 : *results;
+        if (*operands < filled) return refuse(request, "the filled results are missing");
+        *operands -= filled;
     }
     return FLASH_STATUS_OK;
 }

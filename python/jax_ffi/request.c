@@ -97,6 +97,9 @@ static const size_t decode_fields[DECODE_OPERANDS] = {
     offsetof(flash_decode_options_t, k_new),           offsetof(flash_decode_options_t, v_new),
     offsetof(flash_decode_options_t, rotary_cos),      offsetof(flash_decode_options_t, rotary_sin),
     offsetof(flash_decode_options_t, alibi_slopes),    offsetof(flash_decode_options_t, learnable_sink),
+    offsetof(flash_decode_options_t, cu_seqlens_q),    offsetof(flash_decode_options_t, cu_seqlens_new),
+    offsetof(flash_decode_options_t, q_positions),     offsetof(flash_decode_options_t, tree_mask),
+    offsetof(flash_decode_options_t, cu_seqlens_tree),
 };
 
 bool request_has(const request_t *request, int bit) { return (request->attributes.operands >> bit) & 1; }

@@ -45,17 +45,22 @@ enum { /* bits of DECODE */
        WITH_ROTARY_SIN,
        WITH_DECODE_ALIBI_SLOPES,
        WITH_DECODE_SINK,
+       WITH_DECODE_CU_SEQLENS_Q,
+       WITH_CU_SEQLENS_NEW,
+       WITH_Q_POSITIONS,
+       WITH_TREE_MASK,
+       WITH_CU_SEQLENS_TREE,
        DECODE_OPERANDS
 };
 enum {                /* bits of all */
-       WITH_RNG = 16, /* one more operand, the last, U32[4]: seed and offset, low words first */
+       WITH_RNG = 32, /* one more operand, the last, U32[4]: seed and offset, low words first */
        WITH_WORKSPACE,
        WITH_DBIAS,
-       WITH_FILLED /* for each result one more operand that it aliases, before the random state: these are filled, because rows of
-                   packed arrays that belong to no sequence are not written */
+       WITH_FILLED /* for each result but caches one more operand that it aliases, before the random state: these are filled,
+                   because rows of packed arrays that belong to no sequence are not written */
 };
 
-#define MAX_TENSORS 20
+#define MAX_TENSORS 32
 
 typedef struct tensors_t {
     int count;

@@ -162,6 +162,11 @@ cdef extern from "libflash.h" nogil:
         const flash_tensor_t *v_scale
         const flash_tensor_t *k_rope_cache
         const flash_tensor_t *k_rope_new
+        const flash_tensor_t *cu_seqlens_q
+        const flash_tensor_t *cu_seqlens_new
+        const flash_tensor_t *q_positions
+        const flash_tensor_t *tree_mask
+        const flash_tensor_t *cu_seqlens_tree
     flash_status_t flash_attention_decode(
         const flash_tensor_t *q, const flash_tensor_t *k_cache, const flash_tensor_t *v_cache, const flash_tensor_t *out,
         const flash_tensor_t *lse, const flash_decode_options_t *options, void *workspace, size_t workspace_bytes,

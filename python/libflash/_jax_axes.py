@@ -22,7 +22,9 @@ def operand_labels(call: Call, operands: Sequence[Any]) -> list[str]:
     labels = {"q": q, "k": k, "v": v, "out": out, "dout": out, "lse": "hs" if call.packed else "bhs", "learnable_sink": "h"}
     if call.operation == DECODE:
         labels |= {"k_cache": "btkd", "v_cache": "btke", "k": "bnkd", "v": "bnke"}
-        if "block_table" in call.names or "cache_batch_idx" in call.names:
+        if call.packed or "cu_seqlens_new" in call.names:
+            labels |= {"k": "nkd", "v": "nke"}
+        if call.packed or "block_table" in call.names or "cache_batch_idx" in call.names:
             labels |= {"k_cache": "ptkd", "v_cache": "ptke"}
     labels |= {"dlse": labels["lse"], "cache_seqlens": "b", "cache_leftpad": "b", "cache_batch_idx": "b", "block_table": "bc"}
     labels |= {
@@ -32,6 +34,10 @@ def operand_labels(call: Call, operands: Sequence[Any]) -> list[str]:
         "rotary_sin": "xy",
         "cu_seqlens_q": "c",
         "cu_seqlens_k": "c",
+        "cu_seqlens_new": "c",
+        "cu_seqlens_tree": "c",
+        "q_positions": "s" if call.packed else "bs",
+        "tree_mask": "xw",
     }
     found = []
     for name, x in zip((*call.fixed, *call.names), operands, strict=True):

@@ -20,7 +20,7 @@ FORWARD, BACKWARD, DECODE = range(3)
 TARGETS = ("libflash_forward", "libflash_backward", "libflash_decode")
 
 CAUSAL, TOP_LEFT, WINDOW, SCALE, DETERMINISTIC, INTERLEAVED = (1 << bit for bit in range(6))  # FLASH_FLAG_... of libflash.h
-WITH_RNG, WITH_WORKSPACE, WITH_DBIAS, WITH_FILLED = (1 << bit for bit in range(16, 20))
+WITH_RNG, WITH_WORKSPACE, WITH_DBIAS, WITH_FILLED = (1 << bit for bit in range(32, 36))
 ATTENTION_OPERANDS = (
     "cu_seqlens_q",
     "cu_seqlens_k",
@@ -35,7 +35,7 @@ ATTENTION_OPERANDS = (
 )
 DECODE_OPERANDS = (
     "cache_seqlens", "block_table", "cache_batch_idx", "cache_leftpad", "k", "v", "rotary_cos", "rotary_sin", "alibi_slopes",
-    "learnable_sink",
+    "learnable_sink", "cu_seqlens_q", "cu_seqlens_new", "q_positions", "tree_mask", "cu_seqlens_tree",
 )  # fmt: skip
 LAYOUTS = {"bshd": 0, "bhsd": 1, "sbhd": 2}
 TYPE_CODES = {"bool": 1, "int32": 4, "float16": 10, "float32": 11, "float64": 12, "bfloat16": 16, "uint32": 8}
@@ -231,15 +231,16 @@ def run(call: Call, *operands: Any) -> list[Any]:
 def on_platform(call: Call, operands: Sequence[Any], results: list[Shape], scratch: int | None) -> list[Any]:
     """`scratch`: bytes of workspace, one more result that XLA allocates; None: the handler allocates it."""
     aliases = {}
-    if call.packed:  # rows that belong to no sequence are not written: fill the results first
+    if call.packed:  # rows that belong to no sequence are not written: fill the results first, but for caches
         start = len(without_rng(call, operands))
-        aliases = {start + i: i for i in range(len(results))}
+        rows = results[:2] if call.operation == DECODE else results
+        aliases = {start + i: i for i in range(len(rows))}
         filled = [
-            jnp.full(x.shape, -jnp.inf if call.operation == FORWARD and i == 1 else 0, x.dtype) for i, x in enumerate(results)
+            jnp.full(x.shape, -jnp.inf if call.operation != BACKWARD and i == 1 else 0, x.dtype) for i, x in enumerate(rows)
         ]
         operands = (*operands[:start], *filled, *operands[start:])
     if "k" in call.names:
-        aliases = {1: 2, 2: 3}
+        aliases |= {1: 2, 2: 3}
     shapes = results if scratch is None else [*results, Shape((scratch,), np.dtype(np.uint8))]
     ffi = jax.ffi.ffi_call(TARGETS[call.operation], shapes, input_output_aliases=aliases)
     attributes = {

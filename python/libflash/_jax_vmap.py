@@ -60,9 +60,9 @@ def foldable(call: Call, batched: Sequence[bool]) -> bool:
     given = dict(zip((*call.fixed, *call.names), batched, strict=True))
     shared = ("learnable_sink", "rotary_cos", "rotary_sin")
     return (
-        not call.packed
+        not any(name.startswith("cu_seqlens") for name in call.names)
         and call.options.dropout_p == 0
-        and not any(name in call.names for name in ("block_table", "cache_batch_idx"))
+        and not any(name in call.names for name in ("block_table", "cache_batch_idx", "tree_mask"))
         and not any(given.get(name, False) for name in shared)
     )
 

@@ -72,6 +72,11 @@ class DecodeOptions(ScoreOptions[A], Results[A], Generic[A], total=False):
     k_rope: A | None
     head_dim_v: int | None
     cache_dtype: CacheDtype | None
+    cu_seqlens_q: A | None
+    cu_seqlens_new: A | None
+    q_positions: A | None
+    tree_mask: A | None
+    cu_seqlens_tree: A | None
 
 
 class MergeOptions(CallOptions, Results[A], Generic[A], total=False):

@@ -260,7 +260,8 @@ cdef int block_lists(Call *call, object block_mask, flash_block_lists_t *lists) 
 cdef int decode_options(
         Call *call, Extras *extras, flash_decode_options_t *made, cache_seqlens, block_table, cache_batch_idx, cache_leftpad,
         k, v, rotary_cos, rotary_sin, rotary_interleaved, causal, window_size, softmax_scale, softcap, alibi_slopes,
-        learnable_sink, num_splits, split_size, k_scale, v_scale, k_rope_cache, k_rope, backend, kernel) except -1:
+        learnable_sink, num_splits, split_size, k_scale, v_scale, k_rope_cache, k_rope, cu_seqlens_q, cu_seqlens_new,
+        q_positions, tree_mask, cu_seqlens_tree, backend, kernel) except -1:
     cdef Role role = READ if k is None else WRITE
     extras.count = 0
     memset(made, 0, sizeof(flash_decode_options_t))
@@ -288,6 +289,11 @@ cdef int decode_options(
     made.v_scale = cache_scale(call, extras, v_scale, "v_scale", role)
     made.k_rope_cache = extra(call, extras, k_rope_cache, "k_rope_cache", role)
     made.k_rope_new = extra(call, extras, k_rope, "k_rope")
+    made.cu_seqlens_q = extra(call, extras, cu_seqlens_q, "cu_seqlens_q", LENGTHS)
+    made.cu_seqlens_new = extra(call, extras, cu_seqlens_new, "cu_seqlens_new", LENGTHS)
+    made.q_positions = extra(call, extras, q_positions, "q_positions", LENGTHS)
+    made.tree_mask = extra(call, extras, tree_mask, "tree_mask", LENGTHS)
+    made.cu_seqlens_tree = extra(call, extras, cu_seqlens_tree, "cu_seqlens_tree", LENGTHS)
     made.backend = text(call, backend, "backend")
     made.kernel = text(call, kernel, "kernel")
     return 0
@@ -344,4 +350,5 @@ cdef int decode_options_from(Call *call, Extras *extras, flash_decode_options_t 
         call, extras, made, o["cache_seqlens"], o["block_table"], o["cache_batch_idx"], o["cache_leftpad"], o["k"], o["v"],
         o["rotary_cos"], o["rotary_sin"], o["rotary_interleaved"], o["causal"], o["window_size"], o["softmax_scale"],
         o["softcap"], o["alibi_slopes"], o["learnable_sink"], o["num_splits"], o["split_size"], o["k_scale"], o["v_scale"],
-        o["k_rope_cache"], o["k_rope"], o["backend"], o["kernel"])
+        o["k_rope_cache"], o["k_rope"], o["cu_seqlens_q"], o["cu_seqlens_new"], o["q_positions"], o["tree_mask"],
+        o["cu_seqlens_tree"], o["backend"], o["kernel"])

@@ -132,8 +132,10 @@ def attention_backward_tangent(
 
 def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor | None, **options: Any) -> tuple[Tensor, Tensor]:
     values = k_cache if v_cache is None else v_cache
-    if q.dim() != 4 or values.dim() != 4:
-        raise InvalidError(f"q and v_cache have {q.dim()} and {values.dim()} dimensions; both need 4")
+    if q.dim() != (3 if "cu_seqlens_q" in options else 4) or values.dim() != 4:
+        raise InvalidError(
+            f"q and v_cache have {q.dim()} and {values.dim()} dimensions; both need 4, but q needs 3 with cu_seqlens_q"
+        )
     out = q.new_empty((*q.shape[:-1], values.shape[-1] if v_cache is not None else options.get("head_dim_v", 1)))
     lse = q.new_empty(lse_shape(q, "bshd"), dtype=lse_type(q))
     check(_core.check_decode, q, k_cache, v_cache, out, lse, meta=q.is_meta, **options)

@@ -47,14 +47,21 @@ def lse_shape(q: Tensor, layout: str) -> tuple[int, ...]:
     return q.shape[0], q.shape[2], q.shape[1]
 
 
+def filled_results(q: Tensor, head_dim_v: int, options: dict[str, Any]) -> None:
+    """Adds results that are not given, if rows are packed: the library does not write rows that belong to no sequence."""
+    if "cu_seqlens_q" not in options:
+        return
+    if options.get("out") is None:
+        options["out"] = q.new_zeros((*q.shape[:-1], head_dim_v))
+    if options.get("lse") is None:
+        options["lse"] = torch.full(lse_shape(q, "bshd"), -torch.inf, dtype=lse_type(q), device=q.device)
+
+
 def attention(q: Tensor, k: Tensor, v: Tensor, *, deterministic: bool = False, **options: Any) -> tuple[Tensor, Tensor]:
     """The library does not write packed rows that belong to no sequence. They are 0 here (lse: -inf), and so are their gradients,
     so that no uninitialized memory enters a gradient. The forward pass is always deterministic."""
-    filled: dict[str, Any] = {}
-    if "cu_seqlens_q" in options:
-        filled["out"] = q.new_zeros((*q.shape[:-1], v.shape[-1]))
-        filled["lse"] = torch.full(lse_shape(q, "bshd"), -torch.inf, dtype=lse_type(q), device=q.device)
-    out, lse = _core.attention(q, k, v, return_lse=True, **filled, **library_options(options))
+    filled_results(q, v.shape[-1], options)
+    out, lse = _core.attention(q, k, v, return_lse=True, **library_options(options))
     return out, lse
 
 
@@ -154,6 +161,7 @@ def attention_backward_tangent(
 
 
 def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor | None, **options: Any) -> tuple[Tensor, Tensor]:
+    filled_results(q, options.get("head_dim_v", 1) if v_cache is None else v_cache.shape[-1], options)
     out, lse = _core.decode(q, k_cache, v_cache, return_lse=True, **library_options(options))
     return out, lse
 
@@ -161,8 +169,7 @@ def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor | None, **options: Any) -
 def decode_append(
     q: Tensor, k_cache: Tensor, v_cache: Tensor | None, k: Tensor, v: Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    out, lse = _core.decode(q, k_cache, v_cache, k=k, v=v, return_lse=True, **library_options(options))
-    return out, lse
+    return decode(q, k_cache, v_cache, k=k, v=v, **options)
 
 
 def with_parts(

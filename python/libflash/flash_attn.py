@@ -132,8 +132,8 @@ def flash_attn_varlen_func(
     cu_seqlens_q and cu_seqlens_k, (batch + 1,) int32, are prefix sums of the lengths. The lengths' maxima are not needed, but for
     S_dmask. softmax_lse is (heads, total_q).
 
-    block_table, (batch, columns) int32, PyTorch only: k and v are pages (num_pages, page_size, heads_k, head_dim) of a cache. The
-    pages are gathered into new memory first; to read them in place call flash_attn_with_kvcache.
+    block_table, (batch, columns) int32: k and v are pages (num_pages, page_size, heads_k, head_dim) of a cache. On the CPU they
+    are read in place. On a GPU, with dropout and where gradients are recorded, PyTorch's are gathered into new memory first.
     """
     lengths = {
         "cu_seqlens_q": cu_seqlens_q,
@@ -142,6 +142,11 @@ def flash_attn_varlen_func(
         "max_seqlen_k": max_seqlen_k,
     }
     if block_table is not None:
+        if not dropout_p and _reads_pages(q, k, v, learnable_sink):
+            return _read_pages(
+                q, k, v, block_table, cu_seqlens_q, cu_seqlens_k, softmax_scale, causal, window_size, softcap, alibi_slopes,
+                deterministic, return_attn_probs, learnable_sink,
+            )  # fmt: skip
         k, v, lengths = _gather_pages(q, k, v, block_table, lengths)
     return _attention(
         q, k, v, lengths, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
@@ -224,23 +229,32 @@ def flash_attn_with_kvcache(
     q_descale: Array | None = None,
     k_descale: Array | None = None,
     v_descale: Array | None = None,
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_k_new: Array | None = None,
+    max_seqlen_q: int | None = None,
+    learnable_sink: Array | None = None,
+    s_aux: Array | None = None,
 ) -> Any:
     """A few query rows (batch, seqlen_q, heads, head_dim) against a cache; `libflash.decode` says what each argument means.
 
     k and v, (batch, seqlen_new, heads_k, head_dim), are first appended to the cache, in place, after the valid rows.
     cache_seqlens is an int or (batch,) int32. No gradients.
 
-    Caches may be of float8_e4m3fn, float8_e5m2 or int8, on the CPU; a cached value is its element times k_descale or v_descale,
-    (batch, heads_k) float32, or of the other shapes that k_scale of `libflash.decode` may have. These are arguments of
-    flash-attn 3 and come last here. q has no scale: q_descale must be None.
+    The last arguments are those of flash-attn 3 and 4, and come last here. Caches may be of float8_e4m3fn, float8_e5m2 or int8,
+    on the CPU; a cached value is its element times k_descale or v_descale, (batch, heads_k) float32, or of the other shapes that
+    k_scale of `libflash.decode` may have. q has no scale: q_descale must be None. With cu_seqlens_q, (batch + 1,) int32, q is
+    packed, (total_q, heads, head_dim), and so are k and v by cu_seqlens_k_new, default cu_seqlens_q; on the CPU only.
+    max_seqlen_q is not needed. learnable_sink, (heads,), is also called s_aux.
 
     Returns
     -------
-    out, or (out, softmax_lse) with softmax_lse (batch, heads, seqlen_q)
+    out, or (out, softmax_lse) with softmax_lse (batch, heads, seqlen_q); packed (heads, total_q)
     """
     _check_flags(causal=causal, rotary_interleaved=rotary_interleaved, return_softmax_lse=return_softmax_lse)
+    if learnable_sink is not None and s_aux is not None:
+        raise InvalidError("learnable_sink and s_aux are two names of one argument; give one of them")
     if isinstance(cache_seqlens, int):
-        cache_seqlens = _full_lengths(q, cache_seqlens)
+        cache_seqlens = _full_lengths(q, cache_seqlens, q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1)
     options = dict(
         k=_rows(k),
         v=_rows(v),
@@ -260,9 +274,21 @@ def flash_attn_with_kvcache(
         return_lse=return_softmax_lse,
         k_scale=k_descale,
         v_scale=v_descale,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_new=cu_seqlens_k_new,
+        learnable_sink=s_aux if learnable_sink is None else learnable_sink,
     )
     if q_descale is not None:
         raise UnsupportedError("q_descale: q of 8 bits is not supported; pass q in 16 bits, multiplied by its scale")
+    if _is(q, "jax", "Array"):
+        if k is not None:
+            raise UnsupportedError("JAX arrays are immutable: libflash.jax.decode returns the new caches")
+        if options.pop("k_scale") is not None or options.pop("v_scale") is not None:
+            raise UnsupportedError("k_descale and v_descale cannot be given for JAX arrays: use k_scale of libflash.decode")
+    return _decode(q, k_cache, v_cache, options)
+
+
+def _decode(q: Array, k_cache: Array, v_cache: Array, options: dict[str, Any]) -> Any:
     if _is(q, "torch", "Tensor"):
         import torch
 
@@ -273,10 +299,6 @@ def flash_attn_with_kvcache(
     if _is(q, "jax", "Array"):
         from .jax import decode as decode_jax
 
-        if k is not None:
-            raise UnsupportedError("JAX arrays are immutable: libflash.jax.decode returns the new caches")
-        if options.pop("k_scale") is not None or options.pop("v_scale") is not None:
-            raise UnsupportedError("k_descale and v_descale cannot be given for JAX arrays: use k_scale of libflash.decode")
         return decode_jax(q, k_cache, v_cache, **options)
     return _core.decode(q, k_cache, v_cache, **options)
 
@@ -364,19 +386,56 @@ def _unpack(packed: Array, count: int, name: str, ndim: int) -> Any:
     return tuple(packed[..., i, :, :] for i in range(count))
 
 
-def _full_lengths(q: Array, length: int) -> Array:
+def _full_lengths(q: Array, length: int, batch: int) -> Array:
     for library, name in (("torch", "Tensor"), ("jax", "Array")):
         if _is(q, library, name):
             module = sys.modules["torch" if library == "torch" else "jax.numpy"]
-            return module.full((q.shape[0],), length, dtype=module.int32, device=q.device)
+            return module.full((batch,), length, dtype=module.int32, device=q.device)
     module = q.__array_namespace__() if hasattr(q, "__array_namespace__") else sys.modules[type(q).__module__.partition(".")[0]]
-    return module.full((q.shape[0],), length, dtype="int32")
+    return module.full((batch,), length, dtype="int32")
 
 
 def _numpy_seed(q: Array) -> int:
     if not _is(q, "numpy", "ndarray"):
         raise InvalidError(f"dropout_p: no generator is known for {type(q).__name__}; call libflash.attention with a seed")
     return int(sys.modules["numpy"].random.randint(2**63 - 1, dtype="int64"))
+
+
+def _reads_pages(q: Array, *others: Array | None) -> bool:
+    """Whether decode can take the call: on the CPU, without gradients."""
+    if not _is(q, "torch", "Tensor"):
+        return _is(q, "numpy", "ndarray")
+    torch = sys.modules["torch"]
+    records = torch.is_grad_enabled() and any(x.requires_grad for x in (q, *others) if _is(x, "torch", "Tensor"))
+    return q.device.type == "cpu" and not records
+
+
+def _read_pages(
+    q: Array,
+    k: Array,
+    v: Array,
+    block_table: Array,
+    cu_seqlens_q: Array,
+    cu_seqlens_k: Array,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Any,
+    softcap: float,
+    alibi_slopes: Array | None,
+    deterministic: bool,
+    return_attn_probs: bool,
+    learnable_sink: Array | None,
+) -> Any:
+    _check_flags(causal=causal, deterministic=deterministic, return_attn_probs=return_attn_probs)
+    options = dict(
+        block_table=block_table, cache_seqlens=cu_seqlens_k[1:] - cu_seqlens_k[:-1], cu_seqlens_q=cu_seqlens_q,
+        softmax_scale=softmax_scale, causal=causal, window_size=_window(window_size), softcap=softcap,
+        alibi_slopes=alibi_slopes, learnable_sink=learnable_sink, return_lse=return_attn_probs,
+    )  # fmt: skip
+    result = _decode(q, k, v, options)
+    if not return_attn_probs:
+        return result
+    return *result, q.new_empty(0) if _is(q, "torch", "Tensor") else None
 
 
 def _gather_pages(

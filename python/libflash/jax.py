@@ -239,6 +239,11 @@ def decode(
     learnable_sink: Array | None = None,
     num_splits: int = 0,
     split_size: int = 0,
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_new: Array | None = None,
+    q_positions: Array | None = None,
+    tree_mask: Array | None = None,
+    cu_seqlens_tree: Array | None = None,
     return_lse: bool = False,
     backend: str | None = None,
     kernel: str | None = None,
@@ -247,7 +252,8 @@ def decode(
 
     Arguments and errors are those of `libflash.decode`; numbers and texts are static, lengths and tables may be int64 or lists.
     There is no gradient: jax.grad raises UnsupportedError. Arrays are immutable in JAX, so with k and v the new caches are
-    returned: donate the old ones to your jitted step (donate_argnums), and XLA writes in place instead of copying.
+    returned: donate the old ones to your jitted step (donate_argnums), and XLA writes in place instead of copying. Rows of packed
+    arrays that belong to no sequence are 0 (lse: -inf).
 
     Returns
     -------
@@ -279,6 +285,11 @@ def decode(
             rotary_sin=rotary_sin,
             alibi_slopes=alibi_slopes,
             learnable_sink=learnable_sink,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_new=cu_seqlens_new,
+            q_positions=q_positions,
+            tree_mask=tree_mask,
+            cu_seqlens_tree=cu_seqlens_tree,
         )
     )
     arrays = arrays_of(q=q, k_cache=k_cache, v_cache=v_cache)

@@ -205,6 +205,8 @@ def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor | None = None, **options:
     which compiled graphs know. Forward only: raises UnsupportedError for tensors that require a gradient while gradients are
     recorded, or that carry a tangent.
 
+    Rows of packed tensors that belong to no sequence are 0 (lse: -inf); rows of a given out stay as they are.
+
     Under autocast all tensors are cast to its type, the caches too, unless they are written to: with k and v, q, k and v are cast
     to the type of the caches. Caches of 8 bits and scales are not cast. With out or lse nothing is cast.
     """

@@ -162,6 +162,11 @@ class DecodeOptions(c.Structure):
         ("v_scale", TensorPointer),
         ("k_rope_cache", TensorPointer),
         ("k_rope_new", TensorPointer),
+        ("cu_seqlens_q", TensorPointer),
+        ("cu_seqlens_new", TensorPointer),
+        ("q_positions", TensorPointer),
+        ("tree_mask", TensorPointer),
+        ("cu_seqlens_tree", TensorPointer),
     )
 
 

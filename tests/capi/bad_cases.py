@@ -17,7 +17,7 @@ ALL3 = ("forward", "backward", "decode")
 TANGENTS = ("forward_tangent", "backward_tangent")
 
 B, SQ, SK, HQ, HK, D, DV = 2, 5, 7, 4, 2, 8, 6
-LENGTHS_Q, LENGTHS_K = (2, 3), (4, 3)
+LENGTHS_Q, LENGTHS_K, LENGTHS_NEW = (2, 3), (4, 3), (1, 2)
 BF16 = np.dtype(ml_dtypes.bfloat16)
 POISON = 0x5A
 
@@ -262,24 +262,29 @@ CAPACITY, NEW, ENTRIES, PAGE_SIZE, PAGES, COLUMNS = 12, 2, 3, 4, 8, 3
 
 def decode(base: str) -> Case:
     case = Case("decode")
-    paged = base == "paged"
+    paged, packed = base == "paged", base == "packed"
     cache = (PAGES, PAGE_SIZE) if paged else (ENTRIES, CAPACITY)
-    case.put("q", floats(B, SQ, HQ, D))
+    rows, new = ((sum(LENGTHS_Q) + 1,), (sum(LENGTHS_NEW) + 1,)) if packed else ((B, SQ), (B, NEW))
+    case.put("q", floats(*rows, HQ, D))
     case.put("k_cache", floats(*cache, HK, D), output=True)
     case.put("v_cache", floats(*cache, HK, DV), output=True)
-    case.put("out", poisoned(B, SQ, HQ, DV), output=True)
-    case.put("lse", poisoned(B, HQ, SQ), output=True)
+    case.put("out", poisoned(*rows, HQ, DV), output=True)
+    case.put("lse", poisoned(*((HQ, *rows) if packed else (B, HQ, SQ))), output=True)
     case.option("cache_seqlens", ints(6, 9))
-    case.option("k_new", floats(B, NEW, HK, D))
-    case.option("v_new", floats(B, NEW, HK, DV))
+    case.option("k_new", floats(*new, HK, D))
+    case.option("v_new", floats(*new, HK, DV))
     case.option("rotary_cos", floats(20, 3))
     case.option("rotary_sin", floats(20, 3))
     case.options["flags"] = abi.CAUSAL
+    if packed:
+        case.option("cu_seqlens_q", np.cumsum((0, *LENGTHS_Q)).astype(np.int32))
+        case.option("cu_seqlens_new", np.cumsum((0, *LENGTHS_NEW)).astype(np.int32))
     if paged:
         case.option("block_table", np.array([[0, 1, 2], [3, 4, 5]], np.int32))
     else:
         case.option("cache_batch_idx", ints(2, 0))
-        case.option("cache_leftpad", ints(1, 0))
+        if not packed:
+            case.option("cache_leftpad", ints(1, 0))
     return case
 
 

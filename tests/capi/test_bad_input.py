@@ -53,7 +53,7 @@ def test_ids_are_unique() -> None:
     ("function", "base"),
     [
         *((f, b) for f in (*BOTH, *TANGENTS) for b in ("dense", "packed", "packed_q", "packed_k", "bf16", "f64", "blocks")),
-        *(("decode", b) for b in ("dense", "paged")),
+        *(("decode", b) for b in ("dense", "paged", "packed")),
         *(("merge", b) for b in ("dense", "packed")),
         *((f, "dense") for f in ("compress", "kernel_info")),
     ],

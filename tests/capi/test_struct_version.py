@@ -51,6 +51,13 @@ def test_a_program_of_version_1(function: str) -> None:
     assert call(case) == abi.OK, abi.last_error()
 
 
+def test_a_program_of_version_1_that_decodes() -> None:
+    case = build("decode", "dense")
+    case.options["struct_size"] = abi.DecodeOptions.cu_seqlens_q.offset
+    case.option("cu_seqlens_q", np.zeros(5, np.float32))
+    assert call(case) == abi.OK, abi.last_error()
+
+
 @pytest.mark.parametrize("function", OPTION_TYPES)
 def test_no_options_are_all_defaults(function: str) -> None:
     case, same = build(function, "dense"), build(function, "dense")

@@ -64,6 +64,63 @@ void DecodeCase::choose_options(Bytes& bytes) {
     options.num_threads = static_cast<int32_t>(bytes.between(0, 4));
 }
 
+void DecodeCase::choose_rows(Bytes& bytes) {
+    packed = bytes.chance(80);
+    rows.assign(static_cast<size_t>(batch), seqlen_q), new_rows.assign(static_cast<size_t>(batch), append ? seqlen_new : 0);
+    for (int64_t b = 0; packed && b < batch; ++b) {
+        rows[static_cast<size_t>(b)] = bytes.below(seqlen_q + 1);
+        if (append) new_rows[static_cast<size_t>(b)] = bytes.below(seqlen_new + 1);
+    }
+}
+
+void DecodeCase::make_prefix_sums(DecodeRole role, const std::vector<int64_t>& counts, Bytes& bytes) {
+    allocate(role, contiguous(FLASH_DTYPE_INT32, {batch + 1}), bytes);
+    int32_t* cu = tensor[role].ints();
+    cu[0] = 0;
+    for (size_t b = 0; b < counts.size(); ++b) cu[b + 1] = cu[b] + static_cast<int32_t>(counts[b]);
+}
+
+void DecodeCase::make_packing(Bytes& bytes) {
+    if (!packed) return;
+    if (append) make_prefix_sums(kCuNew, new_rows, bytes);
+    make_prefix_sums(kCuQ, rows, bytes);
+}
+
+// Query rows of all sequences.
+int64_t DecodeCase::all_rows() const {
+    int64_t total = 0;
+    for (const int64_t count : rows) total += count;
+    return total;
+}
+
+// Any positions that the rotary tables have.
+void DecodeCase::make_positions(Bytes& bytes, Random& random) {
+    if (!bytes.chance(70)) return;
+    allocate(kPositions, packed ? contiguous(FLASH_DTYPE_INT32, {all_rows()}) : contiguous(FLASH_DTYPE_INT32, {batch, seqlen_q}),
+             bytes);
+    each_element(tensor[kPositions].view, [&](int64_t offset) {
+        tensor[kPositions].ints()[offset] = static_cast<int32_t>(random.below(capacity + seqlen_q + 1));
+    });
+}
+
+// Any bits, also such that are no tree.
+void DecodeCase::make_tree(Bytes& bytes, Random& random) {
+    const bool window = (options.flags & FLASH_FLAG_WINDOW) != 0;
+    if ((window && !tensor[kPositions].present()) || !bytes.chance(70)) return;
+    int64_t total = all_rows();
+    if (bytes.chance(128)) {
+        std::vector<int64_t> counts = rows;
+        for (int64_t& count : counts)
+            if (bytes.chance(100)) total -= count, count = 0;
+        make_prefix_sums(kCuTree, counts, bytes);
+    }
+    allocate(kTree, strided(bytes, FLASH_DTYPE_INT32, {total, (seqlen_q + 31) / 32 + bytes.below(2)}, true), bytes);
+    each_element(tensor[kTree].view, [&](int64_t offset) {
+        const auto bits = static_cast<uint32_t>(random.below(int64_t{1} << 32));
+        tensor[kTree].ints()[offset] = static_cast<int32_t>(bits);
+    });
+}
+
 int64_t DecodeCase::cached(int64_t b) const {
     if (!tensor[kSeqlens].present()) return append ? 0 : capacity;
     return static_cast<const int32_t*>(tensor[kSeqlens].view.data)[b];
@@ -79,7 +136,7 @@ void DecodeCase::make_lengths(Bytes& bytes) {
         for (int64_t b = 0; b < batch; ++b)
             tensor[kSeqlens].ints()[b] = static_cast<int32_t>(bytes.below(capacity - seqlen_new + 1));
     }
-    if (bytes.chance(40)) {
+    if (!packed && bytes.chance(40)) {
         allocate(kLeftpad, contiguous(FLASH_DTYPE_INT32, {batch}), bytes);
         for (int64_t b = 0; b < batch; ++b) tensor[kLeftpad].ints()[b] = static_cast<int32_t>(bytes.below(cached(b) + 1));
     }
@@ -114,7 +171,8 @@ void DecodeCase::make_places(Bytes& bytes, Random& random) {
 void DecodeCase::forget_spare_pages() {
     for (int64_t b = 0; page_size > 0 && b < batch; ++b)
         for (int64_t column = 0; column < capacity / page_size; ++column) {
-            const int64_t first = column * page_size, last = first + page_size, length = cached(b) + seqlen_new;
+            const int64_t first = column * page_size, last = first + page_size,
+                          length = cached(b) + new_rows[static_cast<size_t>(b)];
             if (leftpad(b) < length && leftpad(b) < last && first < length) continue;
             tensor[kTable].ints()[b * tensor[kTable].view.stride[0] + column * tensor[kTable].view.stride[1]] = 0x7fffffff;
         }
@@ -149,23 +207,36 @@ void DecodeCase::make_head_terms(Bytes& bytes, Random& random) {
 DecodeCase::DecodeCase(Bytes& bytes) {
     choose_sizes(bytes);
     choose_options(bytes);
+    choose_rows(bytes);
     Random random(bytes.word());
     make_places(bytes, random);
+    make_packing(bytes);
     make_lengths(bytes);
+    make_positions(bytes, random);
+    make_tree(bytes, random);
     forget_spare_pages();
     make_rotary(bytes, random);
     make_head_terms(bytes, random);
-    allocate(kQuery, strided(bytes, dtype, {batch, seqlen_q, heads_q, head_dim}, true), bytes);
-    allocate(kDecodeOut, strided(bytes, dtype, {batch, seqlen_q, heads_q, head_dim_v}, false), bytes);
+    const auto rows_shape = [&](const std::vector<int64_t>& counts, int64_t heads, int64_t channels, bool repeats) {
+        int64_t total = 0;
+        for (const int64_t count : counts) total += count;
+        if (packed) return strided(bytes, dtype, {total, heads, channels}, repeats);
+        return strided(bytes, dtype, {batch, &counts == &rows ? seqlen_q : seqlen_new, heads, channels}, repeats);
+    };
+    allocate(kQuery, rows_shape(rows, heads_q, head_dim, true), bytes);
+    allocate(kDecodeOut, rows_shape(rows, heads_q, head_dim_v, false), bytes);
     const int64_t first = page_size > 0 ? pages : entries, second = page_size > 0 ? page_size : capacity;
     allocate(kKCache, strided(bytes, dtype, {first, second, heads_k, head_dim}, false), bytes);
     allocate(kVCache, strided(bytes, dtype, {first, second, heads_k, head_dim_v}, false), bytes);
     if (append) {
-        allocate(kKNew, strided(bytes, dtype, {batch, seqlen_new, heads_k, head_dim}, true), bytes);
-        allocate(kVNew, strided(bytes, dtype, {batch, seqlen_new, heads_k, head_dim_v}, true), bytes);
+        allocate(kKNew, rows_shape(new_rows, heads_k, head_dim, true), bytes);
+        allocate(kVNew, rows_shape(new_rows, heads_k, head_dim_v, true), bytes);
     }
     const int32_t type = dtype == FLASH_DTYPE_FLOAT64 ? FLASH_DTYPE_FLOAT64 : FLASH_DTYPE_FLOAT32;
-    if (bytes.chance(200)) allocate(kDecodeLse, contiguous(type, {batch, heads_q, seqlen_q}), bytes);
+    if (bytes.chance(200)) {
+        const int64_t total = tensor[kQuery].view.shape[0];
+        allocate(kDecodeLse, packed ? contiguous(type, {heads_q, total}) : contiguous(type, {batch, heads_q, seqlen_q}), bytes);
+    }
     for (const DecodeRole role : {kQuery, kKNew, kVNew})
         if (tensor[role].present()) tensor[role].fill(random, 1);
     // Cached rows that no sequence may read stay NaN: those past the lengths, before the leftpad and on unused pages.
@@ -205,6 +276,8 @@ void DecodeCall::bind() {
     options.cache_leftpad = at(kLeftpad), options.k_new = at(kKNew), options.v_new = at(kVNew);
     options.rotary_cos = at(kCos), options.rotary_sin = at(kSin);
     options.alibi_slopes = at(kSlopes), options.learnable_sink = at(kDecodeSink);
+    options.cu_seqlens_q = at(kCuQ), options.cu_seqlens_new = at(kCuNew), options.q_positions = at(kPositions);
+    options.tree_mask = at(kTree), options.cu_seqlens_tree = at(kCuTree);
 }
 
 flash_status_t DecodeCall::workspace_size(size_t* bytes) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "check.h"
 
@@ -23,6 +24,11 @@ enum DecodeRole {
     kSin,
     kSlopes,
     kDecodeSink,
+    kCuQ,
+    kCuNew,
+    kPositions,
+    kTree,
+    kCuTree,
     kDecodeRoles
 };
 
@@ -45,6 +51,8 @@ struct DecodeCase {
     int64_t batch = 1, heads_q = 1, heads_k = 1, head_dim = 1, head_dim_v = 1, seqlen_q = 1, seqlen_new = 0;
     int64_t capacity = 1, page_size = 0, pages = 0, entries = 1;
     bool append = false;
+    bool packed = false;                  // each sequence has its own number of rows, at most seqlen_q and seqlen_new
+    std::vector<int64_t> rows, new_rows;  // of each sequence
 
     explicit DecodeCase(Bytes& bytes);
     DecodeCall call() const;
@@ -55,6 +63,12 @@ private:
     void choose_sizes(Bytes& bytes);
     void choose_options(Bytes& bytes);
     void make_lengths(Bytes& bytes);
+    void choose_rows(Bytes& bytes);
+    void make_packing(Bytes& bytes);
+    void make_prefix_sums(DecodeRole role, const std::vector<int64_t>& counts, Bytes& bytes);
+    void make_positions(Bytes& bytes, Random& random);
+    void make_tree(Bytes& bytes, Random& random);
+    int64_t all_rows() const;
     void make_places(Bytes& bytes, Random& random);
     void forget_spare_pages();
     void make_rotary(Bytes& bytes, Random& random);

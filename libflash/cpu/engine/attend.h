@@ -107,6 +107,7 @@ static void attend(QueryTile<T>& query_tile, const KeyTile<T>& tile, HeadDims di
     if (!rule.plain) make_scores<A>(rule, lanes, tile.first, tile.count, scratch.scores, scratch.additive, nullptr);
     const bool edge = is_edge_tile(lanes, tile.first, tile.count);
     if (edge) hide_outside(lanes, tile.first, tile.count, scratch.scores);
+    if (rule.gaps) hide_gaps<A>(rule, lanes, tile.first, tile.count, scratch.scores, 1, width);
 
     E* p;
     if constexpr (kPaired<T>)
@@ -123,7 +124,7 @@ static void attend(QueryTile<T>& query_tile, const KeyTile<T>& tile, HeadDims di
     multiply_masked<Weights::b, E>(
         {dims.v, width, elements_for<T>(tile.count), tile.v.data, 1, tile.v.stride, p, width, query_tile.o, width,
          query_tile.empty ? Start::zero : Start::scaled, query_tile.softmax.rescale},
-        edge || rule.hides() || (kPaired<T> && tile.count % 2 != 0));
+        edge || rule.hides() || rule.gaps || (kPaired<T> && tile.count % 2 != 0));
     query_tile.empty = false;
 }
 

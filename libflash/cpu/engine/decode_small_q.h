@@ -234,12 +234,15 @@ static void small_q_scores(const ScoreRule<A>& rule, const Lanes<A>& lanes, int6
     const I from = broadcast(lanes.first_key[r]), to = broadcast(lanes.last_key[r]);
     for (int64_t j = 0; j < count; j += kLanes<A>) {
         const I key = lane_numbers<Integer<A>>() + static_cast<Integer<A>>(first + j);
+        I position = key;
+        for (int i = 0; rule.gaps && i < kLanes<A> && j + i < count; ++i)
+            position[i] = static_cast<Integer<A>>(rule.key_position(first + j + i));
         Vec<A> z = load(scores + j);
         if (!rule.plain) {
             z = scale_and_cap.apply(z, nullptr);
             if (rule.alibi)
                 z -= broadcast(lanes.alibi_slope[r]) *
-                     magnitude(broadcast(lanes.alibi_position[r]) - __builtin_convertvector(key, Vec<A>));
+                     magnitude(broadcast(lanes.alibi_position[r]) - __builtin_convertvector(position, Vec<A>));
         }
         store(scores + j, ((from <= key) & (key < to)) ? z : broadcast<A>(-kInfinity<A>));
     }
@@ -363,11 +366,12 @@ static void small_q_part_products(const SmallQScratch<T>& scratch, const SmallQK
 // small_q_output() of values with scales, for keys j to j + count - 1 of the tile. A key that the row does not see has weight 0,
 // whatever its scale is.
 template <int Count, class T, class C>
-static void small_q_scaled_output(const SmallQScratch<T>& scratch, const SmallQKeyTile<T, C>& tile, int64_t j, int64_t count,
-                                  int64_t head, int64_t r, Start start) {
+static void small_q_scaled_output(const SmallQScratch<T>& scratch, const SmallQKeyTile<T, C>& tile, const ScoreRule<Acc<T>>& rule,
+                                  int64_t j, int64_t count, int64_t head, int64_t r, Start start) {
     using A = Acc<T>;
     const KeyParts& parts = scratch.parts;
     const QueryTile<T>& query_tile = scratch.query_tiles[head];
+    const Lanes<A>& lanes = query_tile.lanes;
     const A* p = scratch.scores + (head * scratch.rows + r) * kSmallQKeys + j;
     A weights[Count * kSmallQValues];
     for (int64_t group = 0; group < parts.v_groups; ++group) {
@@ -375,7 +379,8 @@ static void small_q_scaled_output(const SmallQScratch<T>& scratch, const SmallQK
         for (int n = 0; n < Count; ++n)
             for (int64_t i = 0; i < count; ++i) {
                 const int64_t key = tile.first + j + i;
-                const bool seen = key >= query_tile.lanes.first_key[r + n] && key < query_tile.lanes.last_key[r + n];
+                const bool seen = key >= lanes.first_key[r + n] && key < lanes.last_key[r + n] &&
+                                  (!rule.gaps || rule.gaps->sees((lanes.row0 + r + n) / rule.group, key));
                 weights[n * kSmallQValues + i] = seen ? p[n * kSmallQKeys + i] * tile.v_scale[j + i][scale] : 0;
             }
         small_q_output<Count, T, C>(tile.v + j, head * tile.v_head + group * parts.v_group_size, count, parts.v_group_size,
@@ -418,12 +423,14 @@ static void small_q_attend(const SmallQScratch<T>& scratch, const SmallQKeyTile<
                     small_q_part_products<decltype(block)::value, T, C>(scratch, tile, j, head, row);
             });
         }
-    for (int64_t head = 0; head < scratch.heads; ++head)
-        for (int64_t r = 0; r < rows; ++r) {
-            Acc<T>* scores = scratch.scores + (head * rows + r) * kSmallQKeys;
-            small_q_scores(rule, scratch.query_tiles[head].lanes, r, tile.first, tile.count, scores);
-            small_q_softmax<T>(scratch.query_tiles[head].softmax, r, tile.count, score_unit(rule), scores);
-        }
+    for (int64_t head = 0; head < scratch.heads; ++head) {
+        Acc<T>* of_head = scratch.scores + head * rows * kSmallQKeys;
+        for (int64_t r = 0; r < rows; ++r)
+            small_q_scores(rule, scratch.query_tiles[head].lanes, r, tile.first, tile.count, of_head + r * kSmallQKeys);
+        if (rule.gaps) hide_gaps<Acc<T>>(rule, scratch.query_tiles[head].lanes, tile.first, tile.count, of_head, kSmallQKeys, 1);
+        for (int64_t r = 0; r < rows; ++r)
+            small_q_softmax<T>(scratch.query_tiles[head].softmax, r, tile.count, score_unit(rule), of_head + r * kSmallQKeys);
+    }
     for (int64_t j = 0; j < tile.count; j += kSmallQValues)
         for (int64_t head = 0; head < scratch.heads; ++head) {
             if (j + kSmallQValues < tile.count)
@@ -440,7 +447,7 @@ static void small_q_attend(const SmallQScratch<T>& scratch, const SmallQKeyTile<
                                                                  kSmallQKeys, query_tile.o + r * scratch.o_stride,
                                                                  scratch.o_stride, query_tile.softmax.rescale + r, start);
                 else
-                    small_q_scaled_output<decltype(block)::value, T, C>(scratch, tile, j, left, head, r, start);
+                    small_q_scaled_output<decltype(block)::value, T, C>(scratch, tile, rule, j, left, head, r, start);
             });
         }
     for (int64_t head = 0; head < scratch.heads; ++head) scratch.query_tiles[head].empty = false;

@@ -94,7 +94,7 @@ FLASH_INLINE void add_weighted(A* to, const A* from, Vec<A> weight, bool first) 
 // `row_stride` is not 0. A partial result without a key or with weight 0 adds nothing, even if it holds NaN. A single non-empty
 // one is copied bit for bit.
 template <class T>
-static void combine(const Partials<T>& parts, int64_t n, int64_t splits, Acc<T> unit, int64_t row_stride,
+static void combine(const Partials<T>& parts, int64_t n, int64_t splits, Acc<T> unit, int64_t channels, int64_t row_stride,
                     QueryTile<T>& query_tile) {
     using A = Acc<T>;
     constexpr int L = kLanes<A>;
@@ -109,7 +109,7 @@ static void combine(const Partials<T>& parts, int64_t n, int64_t splits, Acc<T> 
                 for (int64_t at = r * row_stride; at < (r + 1) * row_stride; at += L)
                     add_weighted(query_tile.o + at, from + at, broadcast(weights[r]), query_tile.empty);
         } else {
-            for (int64_t at = 0; at < parts.elements; at += width)
+            for (int64_t at = 0; at < channels * width; at += width)
                 for (int64_t i = 0; i < width; i += L)
                     add_weighted(query_tile.o + at + i, from + at + i, load(weights + i), query_tile.empty);
         }

@@ -16,7 +16,7 @@ import dataclasses
 import ml_dtypes
 import numpy as np
 
-from .reference_decode import Gathered, gather
+from .reference_decode import Gathered, gather, own_rows
 
 CODES = {
     "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
@@ -73,7 +73,10 @@ def new_rows(q: np.ndarray, cache: np.ndarray, rows: np.ndarray | None, options:
     empty = np.zeros((*cache.shape[:3], channels), q.dtype), np.zeros((*cache.shape[:2], 1, 1), np.int64)
     if rows is None:
         return gather(q, *empty, **options)
-    sequence = np.broadcast_to(np.arange(1, len(rows) + 1).reshape(-1, 1, 1, 1), (*rows.shape[:2], 1, 1))
+    cu_seqlens = options.get("cu_seqlens_new", options.get("cu_seqlens_q"))
+    sequence = np.zeros((*rows.shape[:-2], 1, 1), np.int64)
+    for b, at in enumerate(own_rows(rows, cu_seqlens)):
+        sequence[at] = 1 + b
     return gather(q, *empty, k=rows, v=sequence, **options)
 
 

@@ -15,7 +15,8 @@ from ..target import Results, Target
 
 DECODE_OPTIONS = frozenset(
     ("cache_seqlens", "block_table", "cache_batch_idx", "cache_leftpad", "k", "v", "rotary_cos", "rotary_sin",
-     "rotary_interleaved", "causal", "window_size", "softmax_scale", "softcap", "alibi_slopes", "learnable_sink")
+     "rotary_interleaved", "causal", "window_size", "softmax_scale", "softcap", "alibi_slopes", "learnable_sink",
+     "cu_seqlens_q", "cu_seqlens_new", "q_positions", "tree_mask", "cu_seqlens_tree")
 )  # fmt: skip
 
 
