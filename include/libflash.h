@@ -87,17 +87,17 @@ extern "C" {
  * 2  VERSION
  *
  * Semantic versioning. While the major version is 0, a minor version may change the interface, so the SONAME contains both
- * numbers: libflash.so.0.1. From version 1 on it contains the major version only. New versions add fields at the end of option
+ * numbers: libflash.so.0.2. From version 1 on it contains the major version only. New versions add fields at the end of option
  * and info structs; `struct_size` tells the library which fields the caller has. */
 #define FLASH_VERSION_MAJOR 0
-#define FLASH_VERSION_MINOR 1
+#define FLASH_VERSION_MINOR 2
 #define FLASH_VERSION_PATCH 0
 #define FLASH_VERSION (FLASH_VERSION_MAJOR * 10000 + FLASH_VERSION_MINOR * 100 + FLASH_VERSION_PATCH)
 
 /* The version of the loaded library, encoded like FLASH_VERSION, which is the version of this header. */
 FLASH_API int32_t flash_version(void);
 
-/* The version of the loaded library as text, "0.1.0". Valid as long as the library is loaded. */
+/* The version of the loaded library as text, "0.2.0". Valid as long as the library is loaded. */
 FLASH_API const char *flash_version_string(void);
 
 /* ---------------------------------------------------------------------------------------------------------------------
@@ -130,7 +130,7 @@ FLASH_API const char *flash_last_error(void);
  *     dimensions of size 0 or 1 are ignored. (batch, heads, seqlen, head_dim) memory is therefore passed by giving shape and
  *     strides in the order that this header states.
  *   - The last dimension must be contiguous (stride 1) in q, k, v, out, dout, dq, dk, dv, the caches, k_new, v_new and the rotary
- *     tables. Vectors of lengths must be contiguous.
+ *     tables. Vectors of lengths and slots must be contiguous.
  *   - Each size is less than 2^40. Data must be aligned to the size of its elements. `data` may be NULL if the tensor has no
  *     elements.
  *   - An output must not overlap an input, another output or itself. Slices of one buffer (dq, dk and dv of one packed tensor)
@@ -143,7 +143,7 @@ typedef enum flash_dtype_t {
     FLASH_DTYPE_FLOAT64 = 4, /* CPU only */
     FLASH_DTYPE_INT32 = 5,
     FLASH_DTYPE_BOOL = 6, /* one byte; 0 is false, any other value is true */
-    FLASH_DTYPE_INT64 = 7,       /* rng_state only */
+    FLASH_DTYPE_INT64 = 7,       /* rng_state and slots only */
     FLASH_DTYPE_FLOAT8_E4M3 = 8, /* these three: caches of decode only. E4M3 without infinities (OCP "E4M3FN": largest 448, */
     FLASH_DTYPE_FLOAT8_E5M2 = 9, /*   NaN 0x7f and 0xff); E5M2: largest finite 57344 */
     FLASH_DTYPE_INT8 = 10
@@ -184,8 +184,8 @@ typedef struct flash_tensor_t {
  * FLOAT32 (FLOAT64 with FLOAT64 tensors).
  *
  * Flags. An unknown bit is refused, and so is a bit that the operation does not have. Forward: all but ROTARY_INTERLEAVED,
- * FROM_LSE and ADD. Backward: all but ROTARY_INTERLEAVED, FROM_LSE and CONTINUE. Decode: CAUSAL, WINDOW, SCALE,
- * ROTARY_INTERLEAVED. */
+ * FROM_LSE, ADD and INVARIANT_ROWS. Backward: all but ROTARY_INTERLEAVED, FROM_LSE, CONTINUE and INVARIANT_ROWS. Decode: CAUSAL,
+ * WINDOW, SCALE, ROTARY_INTERLEAVED, INVARIANT_ROWS. */
 #define FLASH_FLAG_CAUSAL 0x1u        /* query i sees key j only if j <= i + shift; shift = Lk - Lq (bottom-right aligned) */
 #define FLASH_FLAG_TOP_LEFT 0x2u      /* the causal rule and the window are aligned top-left: shift = 0 */
 #define FLASH_FLAG_WINDOW 0x4u        /* use window_left and window_right: i + shift - left <= j <= i + shift + right */
@@ -198,6 +198,7 @@ typedef struct flash_tensor_t {
 #define FLASH_FLAG_POSITIONS 0x80u    /* use row_begin and the fields after it: see "Positions" below */
 #define FLASH_FLAG_CONTINUE 0x100u    /* forward: go on from the out and lse of other keys: see section 5 */
 #define FLASH_FLAG_ADD 0x200u         /* backward: dq, dk and dv are added to: see section 6 */
+#define FLASH_FLAG_INVARIANT_ROWS 0x400u /* decode: the bits of a row depend on its own sequence alone: see section 7 */
 
 /* A block mask in compressed form; flash_block_mask_compress writes it. A block is 128 queries by 128 keys. The row lists give,
  * for each row of blocks, the columns of the blocks that are kept: forward and dq use them. The column lists give, for each
@@ -293,6 +294,10 @@ typedef struct flash_attention_options_t {
     int32_t sm_margin; /* CUDA: leave so many multiprocessors to other kernels, where a kernel assigns its work to */
                        /*   multiprocessors (forward of sm90); no effect elsewhere. Not negative */
     int32_t reserved2; /* 0 */
+
+    /* Forward only; outputs, written if given: statistics of the rows. See section 5. CPU only. */
+    const flash_tensor_t *max_logit; /* the largest score of each row: shape and type of lse; or of each head: (Hq) */
+    const flash_tensor_t *entropy;   /* of each row's probabilities: shape and type of lse */
 } flash_attention_options_t;
 
 #define FLASH_ATTENTION_OPTIONS_INIT FLASH_INIT_(flash_attention_options_t)
@@ -324,7 +329,17 @@ typedef struct flash_attention_options_t {
  * Continuation. With FLASH_FLAG_CONTINUE, out and lse (then required) hold the result for other keys of the same rows, and the
  * call replaces them by the result for both sets of keys: the earlier result counts as one more key of score lse and value out.
  * Nothing has to be merged. Where lse is -infinity, out may hold anything. out should be FLOAT32 until the last call. A sink
- * belongs to one of the calls, the first: learnable_sink is refused with the flag. CPU only. */
+ * belongs to one of the calls, the first: learnable_sink is refused with the flag. CPU only.
+ *
+ * Statistics, if asked for:
+ *
+ *     max_logit_i = max_j s_ij                                                   over the keys that row i sees
+ *     entropy_i   = -sum_j p_ij log(p_ij) [- p_sink log(p_sink)]                 natural logarithm; p_sink = exp(sink - lse_i)
+ *
+ * The scores s are those of section 1, with scale, softcap, ALiBi and bias. Dropout does not change the statistics, and the sink
+ * is no logit. With shape (Hq), max_logit is the largest over all rows of all sequences. A row that sees no key has max_logit
+ * -infinity and entropy 0; where lse is NaN, so are both. Not written: rows of a packed tensor that belong to no sequence. They
+ * have no gradients, and are refused with FLASH_FLAG_CONTINUE (of disjoint keys max_logit is the maximum). CPU only. */
 FLASH_API flash_status_t flash_attention_forward(const flash_tensor_t *q, const flash_tensor_t *k, const flash_tensor_t *v,
                                                  const flash_tensor_t *out, const flash_tensor_t *lse,
                                                  const flash_attention_options_t *options, void *workspace,
@@ -374,18 +389,51 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * Attention of a few query rows per sequence over a cache of keys and values ("Flash-Decoding"); forward only. If k_new and v_new
  * are given, the call first appends their rows to the cache, in place; the queries then see them too.
  *
- *     q         (B, Sq, Hq, D)
+ *     q         (B, Sq, Hq, D), or with cu_seqlens_q (total_q, Hq, D)
  *     k_cache   (B_cache, capacity, Hk, D), or with block_table (num_pages, page_size, Hk, D)
  *     v_cache   (B_cache, capacity, Hk, Dv), or with block_table (num_pages, page_size, Hk, Dv)
- *     out       (B, Sq, Hq, Dv)
- *     lse       (B, Hq, Sq), or NULL
+ *     out       (B, Sq, Hq, Dv), or with cu_seqlens_q (total_q, Hq, Dv)
+ *     lse       (B, Hq, Sq), or with cu_seqlens_q (Hq, total_q), or NULL
  *
  * Keys. Sequence b uses cache entry cache_batch_idx[b] (default: b). Its keys are the first cache_seqlens[b] keys of the entry,
  * then the S_new appended ones; Lk = cache_seqlens[b] + S_new. Without cache_seqlens the cache counts as full, or as empty if
  * k_new is given. The causal rule and the window are aligned bottom-right, with lengths Sq and Lk.
  *
+ * Packed rows. With cu_seqlens_q, each sequence has its own number of query rows: sequence b has rows cu_seqlens_q[b] to
+ * cu_seqlens_q[b + 1] - 1, and Sq is their number. So one call takes chunks of prefill of any length, rows of decode, and
+ * sequences without a row: for these nothing is written, and their table entries are not read. Rows of q, out and lse after
+ * cu_seqlens_q[B] are not touched. k_new and v_new are then packed too, (total_new, Hk, D) and (total_new, Hk, Dv), by
+ * cu_seqlens_new; cu_seqlens_new alone packs only them. The lengths are never needed on the host. UNSUPPORTED on CUDA, and
+ * together with cache_leftpad.
+ *
+ * Trees (speculative decoding). The last Sq keys of a sequence are those of its query rows. With tree_mask, which replaces the
+ * causal rule, a row sees those of them whose bit is set, and all earlier keys: bit j % 32 of word j / 32 is for the j-th of the
+ * last Sq keys. A row's own bit is not implied. A sequence needs 32 * words >= Sq. The rows of tree_mask are the query rows, or
+ * with cu_seqlens_tree for each sequence all of its query rows or none: a sequence without rows of tree_mask is causal.
+ * q_positions are the positions of the query rows, and of the last Sq keys, for the rotary embedding, the window and ALiBi: a
+ * node of a tree stands at the number of the keys before the tree plus its depth. NULL: row i stands at Lk - Sq + i. They do not
+ * change the causal rule. UNSUPPORTED on CUDA; so is a window with tree_mask but without q_positions everywhere.
+ *
+ * Shards. With shard_count > 1 the cache has a part of the keys: key t of a sequence is on shard (t / shard_keys) mod
+ * shard_count, and the keys of a shard follow each other in its cache without gaps, so that block_table, page_size and the
+ * capacity count only these. Everything else is as if the cache were whole: cache_seqlens, cache_leftpad, q_positions,
+ * tree_mask, shared_lens, the causal rule, the window, ALiBi and rotary positions count all keys. Each shard gets the same q,
+ * k_new and v_new, at least as many new rows as query rows (else UNSUPPORTED; packed, INVALID), and stores the new rows whose
+ * keys are its own. learnable_sink counts on shard 0 alone and is ignored on the others. cache_seqlens is required without
+ * k_new. out and lse are those of the part of the keys; flash_attention_merge makes the whole of them. A row without a key on
+ * the shard has out 0 and lse -infinity. UNSUPPORTED on CUDA.
+ *
+ * out may be FLOAT32 with FLOAT16 or BFLOAT16 q, for parts that are merged later. UNSUPPORTED on CUDA.
+ *
+ * Shared keys. shared_groups and shared_lens say that sequences shared_groups[i] to shared_groups[i + 1] - 1 have the same first
+ * shared_lens[i] keys in the same places: the same cache entry, or the same pages in the columns of the table that they read. It
+ * is a hint that changes no bit of a result. Groups ascend and may be empty; sequences outside of them share nothing. shared_lens
+ * counts keys that were valid before the call. A hint that is not true is refused (INVALID). The CPU checks the hint and
+ * computes as without it. UNSUPPORTED on CUDA.
+ *
  * Pages. With block_table, key j of sequence b is row j mod page_size of page block_table[b][j / page_size], and the capacity is
- * columns * page_size. Table entries past the last key are not read. Sequences may share pages or cache entries that they only
+ * columns * page_size. Table entries past the last key, and those before the first key that a row sees (window,
+ * cache_leftpad), are not read. Sequences may share pages or cache entries that they only
  * read. But a row to which one sequence appends must not hold a key, old or new, of another sequence in the same call.
  *
  * Bad contents. On the CPU a length or page number that is out of range is refused (INVALID). On CUDA the host does not read the
@@ -399,8 +447,9 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  *
  * Rotary embedding. With rotary_cos and rotary_sin, the call rotates the first r = 2 * rotary_cos.shape[1] channels of q and
  * k_new: pair (x, y) at position t becomes (x cos_t - y sin_t, x sin_t + y cos_t). New key i has position cache_seqlens[b] + i.
- * Query row i has the same position if the call is causal or has a window; otherwise all query rows have position
- * cache_seqlens[b]. Rotated rows are rounded to the type of q. The cache holds keys after rotation.
+ * Query row i has the same position if the call is causal or has a window or tree_mask; otherwise all query rows have position
+ * cache_seqlens[b]. With q_positions they and the new keys among the last Sq have those positions. Rotated rows are rounded to
+ * the type of q. The cache holds keys after rotation.
  *
  * Types of the caches. The type of q, or, unless that is FLOAT64, one of 8 bits: FLOAT8_E4M3, FLOAT8_E5M2, INT8 (CPU only).
  * k_cache and v_cache have the same. Elements of 8 bits are codes. A cache of codes gives bit for bit what a cache of q's
@@ -418,14 +467,23 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * or group divided by the largest code, and written; that needs a cache of 8 bits. A NaN becomes the NaN of E4M3 and E5M2 and
  * does not count for their scale. INT8 has no NaN: it becomes 0, and a computed scale becomes NaN.
  *
+ * Invariant rows. With FLASH_FLAG_INVARIANT_ROWS the bits of a row of out and lse depend on the row itself, the keys that it sees
+ * and their numbers in the sequence alone. They do not depend on the rest of the batch and its order, on how many rows of the
+ * sequence the call has (prefill in chunks of any sizes gives the bits of one row after another), on the page size, contiguous or
+ * not, on the number of threads, or on a tree_mask that lets a row see the keys that it would see without. A NaN or infinity at a
+ * key that a row does not see never reaches the row. Keys are added in segments of split_size keys, or of a number that
+ * the library chooses (explain tells it); num_splits must be 0. The bits are those of one kernel on one kind of processor: the
+ * instruction sets of the CPU differ, and so do flash_attention_forward and decode without the flag. UNSUPPORTED on CUDA.
+ *
  * Views and parts, as in multi-head latent attention (CPU only). v_cache may be a view of the first Dv channels of k_cache:
  * the same address, strides and type. An append then has no v_new, and the scales of k_cache hold for v_cache too, unless
  * v_scale is given. With k_rope_cache, k_cache has only the first channels of the keys; k_rope_cache (entries or pages, rows,
- * Hk, Dr) has the last Dr of the D channels, in the type of q and without scales, and k_rope_new (B, S_new, Hk, Dr) is
- * appended to it as it is: rotary_cos is then refused (UNSUPPORTED). All tensors of a cache may be views of one buffer. */
+ * Hk, Dr) has the last Dr of the D channels, in the type of q and without scales, and k_rope_new (B, S_new, Hk, Dr), packed
+ * (total_new, Hk, Dr), is appended to it as it is: rotary_cos is then refused (UNSUPPORTED). All tensors of a cache may be views
+ * of one buffer. */
 typedef struct flash_decode_options_t {
     uint32_t struct_size; /* sizeof(flash_decode_options_t) */
-    uint32_t flags;       /* CAUSAL, WINDOW, SCALE, ROTARY_INTERLEAVED */
+    uint32_t flags;       /* CAUSAL, WINDOW, SCALE, ROTARY_INTERLEAVED, INVARIANT_ROWS */
     double softmax_scale;
     double softcap;
     int64_t window_left;
@@ -440,8 +498,8 @@ typedef struct flash_decode_options_t {
     const flash_tensor_t *cache_batch_idx; /* INT32 (B); not together with block_table */
     const flash_tensor_t *cache_leftpad;   /* INT32 (B): the first cache_leftpad[b] keys do not exist; pages that hold */
                                            /*   no other keys are not read, and their entries may have any value */
-    const flash_tensor_t *k_new;           /* (B, S_new, Hk, D) */
-    const flash_tensor_t *v_new;           /* (B, S_new, Hk, Dv) */
+    const flash_tensor_t *k_new;           /* (B, S_new, Hk, D), or packed (total_new, Hk, D) */
+    const flash_tensor_t *v_new;           /* (B, S_new, Hk, Dv), or packed (total_new, Hk, Dv) */
     const flash_tensor_t *rotary_cos;      /* (positions, r / 2), contiguous rows; FLOAT32 or the type of q */
     const flash_tensor_t *rotary_sin;
     const flash_tensor_t *alibi_slopes;    /* these and the fields not explained here: as in flash_attention_options_t */
@@ -450,10 +508,20 @@ typedef struct flash_decode_options_t {
     const char *kernel;
     int32_t num_threads;
     int32_t reserved;
-    const flash_tensor_t *k_scale;      /* FLOAT32; see "Scales" */
+    const flash_tensor_t *k_scale;         /* FLOAT32; see "Scales" */
     const flash_tensor_t *v_scale;
-    const flash_tensor_t *k_rope_cache; /* the last channels of the keys; see "Views and parts" */
+    const flash_tensor_t *k_rope_cache;    /* the last channels of the keys; see "Views and parts" */
     const flash_tensor_t *k_rope_new;
+    const flash_tensor_t *cu_seqlens_q;    /* INT32 (B + 1): packed query rows, see above */
+    const flash_tensor_t *cu_seqlens_new;  /* INT32 (B + 1): packed new rows; NULL: cu_seqlens_q */
+    const flash_tensor_t *q_positions;     /* INT32 (B, Sq) or (total_q): the position of each query row, see above */
+    const flash_tensor_t *tree_mask;       /* INT32 (rows, words): which of the last Sq keys a row sees, see above */
+    const flash_tensor_t *cu_seqlens_tree; /* INT32 (B + 1): the rows of tree_mask of each sequence */
+    const flash_tensor_t *shared_groups;   /* INT32 (n + 1): sequences whose first keys are the same; see "Shared keys" */
+    const flash_tensor_t *shared_lens;     /* INT32 (n): the number of these keys; both are given or none */
+    int64_t shard_count;                   /* the number of shards of the keys; 0 or 1: the cache has all. See "Shards" */
+    int64_t shard_index;                   /* which of them this cache is, from 0 */
+    int64_t shard_keys;                    /* neighbouring keys that stay together; 0 counts as 1 */
 } flash_decode_options_t;
 
 #define FLASH_DECODE_OPTIONS_INIT FLASH_INIT_(flash_decode_options_t)
@@ -467,6 +535,48 @@ FLASH_API flash_status_t flash_attention_decode_workspace_size(const flash_tenso
                                                                const flash_tensor_t *v_cache, const flash_tensor_t *out,
                                                                const flash_tensor_t *lse,
                                                                const flash_decode_options_t *options, size_t *bytes);
+
+/* Writes new rows of keys and values to slots of a cache, as inference engines do before they attend: rows of any sequences in
+ * any order, without lengths and tables. Row i goes to row slots[i] mod rows of entry or page slots[i] / rows, where rows is
+ * k_cache.shape[1]; a slot outside of the cache (-1) means that the row is not written. No other row changes. No workspace.
+ * Afterwards flash_attention_decode without k_new attends to the rows. UNSUPPORTED on CUDA.
+ *
+ *     k_new     (total, Hk, D)                       v_new     (total, Hk, Dv)
+ *     k_cache   (entries or pages, rows, Hk, D)      v_cache   (entries or pages, rows, Hk, Dv)
+ *     slots     INT32 or INT64 (total)
+ *
+ * v_new and v_cache are both NULL where the values are channels of the keys. Types, scales and their computation, parts of keys
+ * and the rotary embedding are those of an append in flash_attention_decode, with the same bits; but a scale has 1, 3 or 4
+ * dimensions, because a slot does not say to which sequence a row belongs, and the rotary embedding needs the position of each
+ * row. Two rows must not have the same slot: refused (INVALID). */
+typedef struct flash_cache_write_options_t {
+    uint32_t struct_size; /* sizeof(flash_cache_write_options_t) */
+    uint32_t flags;       /* ROTARY_INTERLEAVED */
+    const flash_tensor_t *k_scale;      /* these: as in flash_decode_options_t */
+    const flash_tensor_t *v_scale;
+    const flash_tensor_t *k_rope_cache; /* (entries or pages, rows, Hk, Dr) */
+    const flash_tensor_t *k_rope_new;   /* (total, Hk, Dr) */
+    const flash_tensor_t *rotary_cos;
+    const flash_tensor_t *rotary_sin;
+    const flash_tensor_t *positions;    /* INT32 (total): the position of each row, required with rotary_cos */
+    const char *backend;
+    const char *kernel;
+    int32_t num_threads;
+    int32_t reserved;
+} flash_cache_write_options_t;
+
+#define FLASH_CACHE_WRITE_OPTIONS_INIT FLASH_INIT_(flash_cache_write_options_t)
+
+FLASH_API flash_status_t flash_cache_write(const flash_tensor_t *k_new, const flash_tensor_t *v_new,
+                                           const flash_tensor_t *k_cache, const flash_tensor_t *v_cache,
+                                           const flash_tensor_t *slots, const flash_cache_write_options_t *options,
+                                           void *stream);
+
+/* Checks a call of flash_cache_write by shapes and types alone, as the other ..._workspace_size functions do. The size is 0. */
+FLASH_API flash_status_t flash_cache_write_workspace_size(const flash_tensor_t *k_new, const flash_tensor_t *v_new,
+                                                          const flash_tensor_t *k_cache, const flash_tensor_t *v_cache,
+                                                          const flash_tensor_t *slots,
+                                                          const flash_cache_write_options_t *options, size_t *bytes);
 
 /* ---------------------------------------------------------------------------------------------------------------------
  * 8  MERGE
@@ -525,7 +635,7 @@ typedef struct flash_kernel_info_t {
     uint32_t struct_size;   /* sizeof(flash_kernel_info_t): FLASH_KERNEL_INFO_INIT sets it */
     int32_t usable;         /* 1 if this machine can run it */
     const char *name;       /* "forward_cpu_avx512"; the option `kernel` takes this name */
-    const char *operation;  /* "forward", "backward", "decode", "merge", "compress", "forward_tangent", "backward_tangent" */
+    const char *operation;  /* "forward", "backward", "decode", "merge", "compress", "cache_write", "forward_tangent", ... */
     const char *backend;    /* "cpu", "sm80", "sm90"; "any": runs on every CUDA device, whichever CUDA backend is requested */
     const char *dtype;      /* "bf16", "f16", "f32"; "any": several types */
     const char *why_not;    /* if not usable: the reason; otherwise "" */
@@ -569,7 +679,7 @@ FLASH_API const char *flash_cuda_state(void);
 /* How this library was built: lines of "key: value" (version, compiler, cuda, architectures). */
 FLASH_API const char *flash_build_info(void);
 
-/* The instruction set that the CPU backend uses: "avx512bf16", "avx512", "avx2" or "generic". */
+/* The instruction set that the CPU backend uses: "avx512bf16", "avx512", "avx2", "neonbf16", "neon" or "generic". */
 FLASH_API const char *flash_cpu_isa(void);
 
 /* The number of threads that a CPU call on this thread uses if num_threads is 0. It is, in this order:

@@ -22,17 +22,21 @@ COMMON = (
     "return_attn_probs=False"
 )
 LENGTHS = "cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k"
-SIGNATURES = {  # flash-attn 2.8, flash_attn/flash_attn_interface.py; learnable_sink: flash-attn 4
-    "flash_attn_func": f"q, k, v, {COMMON}, learnable_sink=None",
+DESCALES = "q_descale=None, k_descale=None, v_descale=None, attention_chunk=0, num_splits=0, pack_gqa=None, sm_margin=0"
+SIGNATURES = {  # flash-attn 2.8, flash_attn/flash_attn_interface.py; learnable_sink: flash-attn 4; by name: flash-attn 3
+    "flash_attn_func": f"q, k, v, {COMMON}, learnable_sink=None, *, s_aux=None, qv=None, {DESCALES}",
     "flash_attn_qkvpacked_func": f"qkv, {COMMON}",
     "flash_attn_kvpacked_func": f"q, kv, {COMMON}",
-    "flash_attn_varlen_func": f"q, k, v, {LENGTHS}, {COMMON}, block_table=None, learnable_sink=None",
+    "flash_attn_varlen_func": f"q, k, v, {LENGTHS}, {COMMON}, block_table=None, learnable_sink=None, *, s_aux=None, "
+    f"seqused_q=None, seqused_k=None, qv=None, {DESCALES}, page_table=None, scheduler_metadata=None",
     "flash_attn_varlen_qkvpacked_func": f"qkv, cu_seqlens, max_seqlen, {COMMON}",
     "flash_attn_varlen_kvpacked_func": f"q, kv, {LENGTHS}, {COMMON}",
     "flash_attn_with_kvcache": "q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None, "
     "cache_batch_idx=None, cache_leftpad=None, block_table=None, softmax_scale=None, causal=False, window_size=(-1, -1), "
     "softcap=0.0, rotary_interleaved=True, alibi_slopes=None, num_splits=0, return_softmax_lse=False, "
-    "q_descale=None, k_descale=None, v_descale=None",
+    "q_descale=None, k_descale=None, v_descale=None, cu_seqlens_q=None, cu_seqlens_k_new=None, max_seqlen_q=None, "
+    "learnable_sink=None, s_aux=None, *, qv=None, page_table=None, rotary_seqlens=None, attention_chunk=0, "
+    "scheduler_metadata=None, pack_gqa=None, sm_margin=0",
 }
 
 
@@ -258,6 +262,60 @@ def test_varlen_with_pages() -> None:
         got = flash_attn.flash_attn_varlen_func(q, pages_k, pages_v, cu_q, cu_k, 4, longest, causal=True, block_table=table)
         torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
     assert all(map(torch.allclose, gradients(got, pages_k, pages_v), gradients(wanted, pages_k, pages_v)))
+
+
+@pytest.mark.parametrize("library", ["torch", "numpy"])
+def test_varlen_reads_pages_in_place(library: str) -> None:
+    """Without gradients on the CPU: what the call of the gathered keys gives, entries past the last page may hold anything."""
+    convert = torch.from_numpy if library == "torch" else (lambda x: x)
+    pages_k, pages_v = (random(5, 4, 2, 16, seed=i) for i in range(2))
+    q, sink, slopes = random(7, 4, 16), random(4, seed=7), np.array([0.5, 0.2, 0.1, 0.05], np.float32)
+    table = np.array([[3, 1, 99], [0, -7, 2]], np.int32)
+    cu_q, cu_k = np.array([0, 3, 7], np.int32), np.array([0, 6, 9], np.int32)
+    flat = [np.concatenate([pages[3], pages[1][:2], pages[0][:3]]) for pages in (pages_k, pages_v)]
+    given = [convert(x) for x in (cu_q, cu_k)]
+    more = {"softcap": 3.0, "learnable_sink": convert(sink), "alibi_slopes": convert(slopes), "window_size": (4, 1)}
+    for causal in (False, True):
+        options = {"causal": causal, "return_attn_probs": True, **more}
+        wanted = flash_attn.flash_attn_varlen_func(convert(q), *map(convert, flat), *given, 4, 6, **options)
+        got = flash_attn.flash_attn_varlen_func(
+            convert(q), convert(pages_k), convert(pages_v), *given, 4, None, block_table=convert(table), **options
+        )
+        for mine, other in zip(got[:2], wanted[:2], strict=True):
+            np.testing.assert_allclose(np.asarray(mine), np.asarray(other), rtol=1e-5, atol=1e-6)
+        assert (got[2] is None) == (library == "numpy")
+
+
+def test_with_kvcache_packed() -> None:
+    """cu_seqlens_q and cu_seqlens_k_new, and the sink by both of its names."""
+    q, k, v = torch.randn(5, 4, 8), torch.randn(4, 2, 8), torch.randn(4, 2, 8)
+    caches, sink = [torch.randn(2, 12, 2, 8) for _ in range(2)], torch.randn(4)
+    lengths = torch.tensor([6, 3], dtype=torch.int32)
+    cu_q, cu_new = (torch.tensor(x, dtype=torch.int32) for x in ([0, 1, 5], [0, 1, 4]))
+    results = []
+    for name in ("learnable_sink", "s_aux"):
+        mine = [x.clone() for x in caches]
+        out, lse = flash_attn.flash_attn_with_kvcache(
+            q, *mine, k, v, cache_seqlens=lengths, causal=True, cu_seqlens_q=cu_q, cu_seqlens_k_new=cu_new, max_seqlen_q=4,
+            return_softmax_lse=True, **{name: sink},
+        )  # fmt: skip
+        results.append((out, lse, *mine))
+    other = [x.clone() for x in caches]
+    wanted = libflash.decode(q, *other, k=k, v=v, cache_seqlens=lengths, cu_seqlens_q=cu_q, cu_seqlens_new=cu_new,
+                             learnable_sink=sink, return_lse=True)  # fmt: skip
+    for result in results:
+        assert all(map(torch.equal, result, (*wanted, *other)))
+    seven = flash_attn.flash_attn_with_kvcache(q, *caches, cache_seqlens=7, cu_seqlens_q=cu_q)
+    same = flash_attn.flash_attn_with_kvcache(q, *caches, cache_seqlens=torch.full_like(lengths, 7), cu_seqlens_q=cu_q)
+    assert torch.equal(seven, same)
+    codes, scale = [x.to(torch.float8_e4m3fn) for x in caches], torch.tensor([[0.5, 2.0], [1.0, 0.25]])
+    got = flash_attn.flash_attn_with_kvcache(
+        q, *codes, cache_seqlens=lengths, causal=True, k_descale=scale, v_descale=scale, cu_seqlens_q=cu_q
+    )
+    wanted = libflash.decode(q, *codes, cache_seqlens=lengths, k_scale=scale, v_scale=scale, cu_seqlens_q=cu_q)
+    assert torch.equal(got, wanted)
+    with pytest.raises(libflash.InvalidError, match="learnable_sink and s_aux"):
+        flash_attn.flash_attn_with_kvcache(q, *caches, cu_seqlens_q=cu_q, learnable_sink=sink, s_aux=sink)
 
 
 @pytest.mark.parametrize("library", ["torch", "numpy"])

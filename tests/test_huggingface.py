@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-
-import libflash
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from huggingface_checks import check_generates, check_half, check_logits_and_gradients, check_packed  # noqa: E402
+from huggingface_checks import check_generates, check_half, check_logits_and_gradients, check_packed, one_thread  # noqa: E402, F401
 from huggingface_models import MODELS, PRESENT, Tiny, cases, padded_cases  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 
 EXACT = 1e-5  # float32; relative to the largest value
 GENERATING = [tiny for tiny in MODELS if tiny.generates]
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """One thread: for models this small, synchronisation takes longer than the computation."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    libflash.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def test_enough_models() -> None:

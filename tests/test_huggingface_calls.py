@@ -5,7 +5,7 @@ and off.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 import libflash.torch  # noqa: E402
-from huggingface_checks import assert_near, check_generates, result  # noqa: E402
+from huggingface_checks import assert_near, check_generates, one_thread, result  # noqa: E402, F401
 from huggingface_models import GROUPED, MODELS, TEXT, TOKENS, WINDOWED, Tiny  # noqa: E402
 
 from libflash import _torch_hf  # noqa: E402
@@ -31,16 +31,6 @@ CLAP = Tiny("ClapModel", "text", {}, {"text_config": ("ClapTextConfig", TEXT), "
     "depths": [1, 1], "num_attention_heads": [2, 2], "patch_embeds_hidden_size": 16, "hidden_size": 32, "spec_size": 64,
     "num_mel_bins": 16, "window_size": 4,
 })})  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """One thread: for models this small, synchronisation takes longer than the computation."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    libflash.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Layer(torch.nn.Module):

@@ -85,7 +85,7 @@ def test_a_fork_in_a_signal_handler() -> None:
     code = """
         import warnings
         warnings.simplefilter("ignore")
-        x = numpy.ones((1, 6000, 4, 64), "float32")
+        x = numpy.ones((1, 16000, 4, 64), "float32")
         children = []
         def handler(number, frame):
             children.append(os.fork())

@@ -75,6 +75,23 @@ def test_merge_of_parts_is_the_whole() -> None:
     assert_close(*(jax.grad(loss_of(f), argnums=(0, 1, 2))(q, k, v) for f in (in_parts, whole)))
 
 
+def test_derivatives_of_merge() -> None:
+    """Forward mode and second derivatives, against those of attention over all keys."""
+    q, k, v, *_ = problem()
+    t = jax.tree.map(jnp.cos, (q, k, v))
+
+    def in_parts(q, k, v):
+        parts = [libflash.jax.attention(q, k[:, i : i + 3], v[:, i : i + 3], return_lse=True) for i in (0, 3, 6)]
+        return libflash.jax.merge(*zip(*parts, strict=True))
+
+    def of(f):
+        gradient = jax.grad(loss_of(f), argnums=(0, 1, 2))
+        penalty = jax.grad(lambda *x: sum((g**2).sum() for g in gradient(*x)), argnums=(0, 1, 2))
+        return jax.jvp(f, (q, k, v), t), jax.jvp(gradient, (q, k, v), t)[1], penalty(q, k, v)
+
+    assert_close(of(in_parts), of(lambda *x: libflash.jax.attention(*x, return_lse=True)), 1e-4)
+
+
 def test_merge_ignores_empty_parts_whatever_they_hold() -> None:
     out, lse = arrays((1, 2, 3, 4), (1, 3, 2))
     garbage, nothing = jnp.full_like(out, jnp.nan), jnp.full_like(lse, -jnp.inf)
@@ -90,3 +107,47 @@ def test_merge_ignores_empty_parts_whatever_they_hold() -> None:
     merged, total = libflash.jax.merge([garbage] * 2, [nothing] * 2)
     assert not merged.any()
     assert (total == -jnp.inf).all()
+
+
+# -- packed rows
+
+
+def test_packed_decode_is_that_of_the_library() -> None:
+    """Also jitted with traced lengths; rows that belong to no sequence are 0, their lse -inf."""
+    shapes = (8, 4, 8), (3, 9, 2, 8), (3, 9, 2, 5), (5, 2, 8), (5, 2, 5)
+    q, k_cache, v_cache, k, v = (random(*shape, seed=i) for i, shape in enumerate(shapes))
+    lengths = {"cu_seqlens_q": [0, 2, 2, 7], "cu_seqlens_new": [0, 2, 2, 5], "cache_seqlens": [4, 9, 6]}
+    lengths = {name: np.array(x, np.int32) for name, x in lengths.items()}
+    given = [jnp.asarray(x) for x in (q, k_cache, v_cache)]
+    new = {"k": jnp.asarray(k), "v": jnp.asarray(v)}
+
+    def step(*arrays, **lengths):
+        return libflash.jax.decode(*arrays, return_lse=True, **new, **lengths)
+
+    jitted = jax.jit(step)
+    for starts in ([0, 2, 2, 7], [0, 1, 4, 4]):
+        lengths["cu_seqlens_q"] = np.array(starts, np.int32)
+        caches = k_cache.copy(), v_cache.copy()
+        out, lse = np.zeros((8, 4, 5), np.float32), np.full((4, 8), -np.inf, np.float32)
+        libflash.decode(q, *caches, k=k, v=v, out=out, lse=lse, **lengths)
+        for run in (step, jitted):
+            got = run(*given, **{name: jnp.asarray(x) for name, x in lengths.items()})
+            assert_same_bits(dict(enumerate(got)), dict(enumerate((out, lse, *caches))))
+
+
+def test_packed_decode_under_vmap() -> None:
+    q, k_cache, v_cache = arrays((2, 6, 4, 8), (3, 9, 2, 8), (3, 9, 2, 8))
+    starts = jnp.array([0, 1, 1, 5], jnp.int32)
+
+    def one(q):
+        return libflash.jax.decode(q, k_cache, v_cache, cu_seqlens_q=starts)
+
+    assert_same_bits(jax.vmap(one)(q), jnp.stack([one(x) for x in q]))
+
+
+def test_packed_decode_refuses_other_ranks() -> None:
+    q, k_cache, v_cache = arrays((6, 4, 8), (3, 9, 2, 8), (3, 9, 2, 8))
+    with pytest.raises(libflash.InvalidError, match="q has 3 dimensions; it needs 4"):
+        libflash.jax.decode(q, k_cache, v_cache)
+    with pytest.raises(libflash.InvalidError, match="q has 4 dimensions; it needs 3"):
+        libflash.jax.decode(q[None], k_cache, v_cache, cu_seqlens_q=jnp.array([0, 6]))

@@ -36,7 +36,10 @@ def test_the_names_of_the_custom_calls() -> None:
 
     def every(q, k, v):
         step = libflash.jax.decode(q[:, :1], k, v)
-        return jax.grad(lambda q: libflash.jax.attention(q, k, v).sum())(q), step
+        caches = libflash.jax.cache_write(k[0], v[0], k, v, jnp.arange(k.shape[1], dtype=jnp.int32))
+        gradient = jax.grad(lambda q: (libflash.jax.attention(q, k, v) ** 2).sum())
+        tangent = jax.jvp(lambda q: libflash.jax.attention(q, k, v), (q,), (q,))
+        return jax.jvp(gradient, (q,), (q,)), tangent, step, caches
 
     assert export(every, q, k, v)
     for i in range(len(CHECKS)):

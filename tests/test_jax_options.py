@@ -236,7 +236,8 @@ def test_what_counts_as_an_array() -> None:
         r"q has 3 dimensions; it needs 4, \(batch, seqlen, heads, head_dim\)": (q[0], {}),
         r"q has 4 dimensions; it needs 3, \(total, heads, head_dim\)": (q, {"cu_seqlens_q": [0, 7]}),
         r"q: dtype must be .* \(it is int32\)": (q.astype(int), {}),
-        r"q is int8": (q.astype("int8"), {}),
+        r"q: dtype must be .* \(it is int8\)": (q.astype("int8"), {}),
+        r"q is int16": (q.astype("int16"), {}),
     }
     for text, (x, options) in refused.items():
         with pytest.raises((TypeError, libflash.InvalidError), match=text):

@@ -69,3 +69,38 @@ def test_shard_map() -> None:
     gradient = jax.jit(jax.grad(lambda *x: (mapped(*x) ** 2).sum(), argnums=(0, 1, 2, 3)))(Q, K, V, sink)
     same(gradient, plain_gradient)
     """, **DEVICES)  # fmt: skip
+
+
+SECOND = """
+    every, direction = (q, k, v, sink), tuple(jnp.cos(x) for x in (q, k, v, sink))
+    def second(f):
+        loss = lambda *x: (f(*x) ** 2).sum()
+        first = jax.grad(loss, (0, 1, 2, 3))
+        penalty = lambda *x: sum((g**2).sum() for g in first(*x))
+        return lambda x, t: (jax.jvp(f, x, t), jax.jvp(first, x, t)[1], jax.grad(penalty, (0, 1, 2, 3))(*x))
+    def close(x, y):
+        jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=0, atol=3e-5 * float(jnp.abs(y).max())), x, y)
+    wanted = second(attention)(every, direction)
+    on_mesh = lambda x: (put(x[0], "x", None, "y"), put(x[1], "x", None, "y"), put(x[2], "x", None, "y"), x[3])
+"""
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_tangents_of_sharded_arrays(kind: str) -> None:
+    run_python(SHARDED.replace("{kind}", kind) + SECOND + """
+    program = jax.jit(second(attention))
+    close(program(on_mesh(every), on_mesh(direction)), wanted)
+    text = program.lower(on_mesh(every), on_mesh(direction)).compile().as_text()
+    assert "all-gather" not in text and "all-to-all" not in text
+    """, **DEVICES)  # fmt: skip
+
+
+def test_tangents_in_shard_map() -> None:
+    run_python(SHARDED.replace("{kind}", "Auto") + SECOND + """
+    mapped = jax.shard_map(attention, mesh=mesh, in_specs=(P("x", None, "y"),) * 3 + (P("y"),), out_specs=P("x", None, "y"))
+    close(jax.jit(second(mapped))(on_mesh(every), on_mesh(direction)), wanted)
+    specs = (P("x", None, "y"),) * 3 + (P("y"),)
+    inside = lambda x, t: jax.jvp(attention, x, t)
+    inside = jax.shard_map(inside, mesh=mesh, in_specs=(specs, specs), out_specs=(P("x", None, "y"),) * 2)
+    close(jax.jit(inside)(on_mesh(every), on_mesh(direction)), wanted[0])
+    """, **DEVICES)  # fmt: skip

@@ -68,12 +68,15 @@ def test_decode_stays_inside(case: DecodeCase, isa: str) -> None:
         for cache in caches:  # may be written, which case.check() checks; their surroundings may not
             cache.output = True
         wide = np.float64 if x.q.dtype == np.float64 else np.float32
-        out = Guarded(np.empty((*x.q.shape[:3], x.v_cache.shape[3]), x.q.dtype), gap, output=True)
-        lse = Guarded(np.empty((x.q.shape[0], x.q.shape[2], x.q.shape[1]), wide), gap, output=True)
+        out = Guarded(np.zeros((*x.q.shape[:-1], x.v_cache.shape[3]), x.q.dtype), gap, output=True)
+        lse = Guarded(np.zeros((*x.q.shape[:-3], x.q.shape[-2], x.q.shape[-3]), wide), gap, output=True)
         made = abi.options(abi.DecodeOptions, flags=flags, kernel=f"decode_cpu_{isa}".encode(), **given)
         call("decode", [inputs["q"].array, caches[0].array, caches[1].array, out.array, lse.array], made, content)
-        for one in (*inputs.values(), out, lse):
+        for one in inputs.values():
             one.check()
+        owned = owned_rows(x.options, x.q.shape[0])
+        out.check(None if owned is None else np.broadcast_to(owned[:, None, None], out.array.shape))
+        lse.check(None if owned is None else np.broadcast_to(owned, lse.array.shape))
         for cache in caches:
             stray = (cache.block != cache.before) & ~cache.own
             assert not stray.any(), f"{case}: written outside the cache"
@@ -81,6 +84,11 @@ def test_decode_stays_inside(case: DecodeCase, isa: str) -> None:
         results.append({"o": out.array, "lse": lse.array})
     for other in results[1:]:
         assert_same_bits(other, results[0])
+
+
+def owned_rows(options: dict, rows: int) -> np.ndarray | None:
+    """Bool over the rows of a packed q: those that belong to a sequence. None if q is not packed."""
+    return np.arange(rows) < options["cu_seqlens_q"][-1] if "cu_seqlens_q" in options else None
 
 
 def test_merge_stays_inside() -> None:

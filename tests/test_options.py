@@ -22,12 +22,14 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "python" / "libflash"
 POSITIONAL = {
     "attention": "q k v", "attention_backward": "dout q k v out lse", "decode": "q k_cache v_cache", "merge": "outs lses",
+    "cache_write": "k v k_cache v_cache slots",
 }  # fmt: skip
 STRUCTS = {
     "attention": ("flash_attention_options_t", abi.AttentionOptions),
     "attention_backward": ("flash_attention_options_t", abi.AttentionOptions),
     "decode": ("flash_decode_options_t", abi.DecodeOptions),
     "merge": ("flash_merge_options_t", abi.MergeOptions),
+    "cache_write": ("flash_cache_write_options_t", abi.CacheWriteOptions),
 }
 NOT_OPTIONS = {"struct_size", "flags", "num_threads", "tile_q", "tile_k"}  # fields that Python fills by itself
 NOT_OPTIONS |= {"reserved", "reserved2"}
@@ -77,6 +79,8 @@ def arguments_for(operation: str) -> tuple[np.ndarray, ...]:
     if operation == "merge":
         out, lse = libflash.attention(q, k, v, return_lse=True)
         return [out], [lse]
+    if operation == "cache_write":
+        return k[0], v[0], k, v, np.arange(k.shape[1])
     return q, k, v
 
 
@@ -146,6 +150,11 @@ class Types:
 
 @pytest.mark.parametrize("operation", POSITIONAL)
 def test_stub(operation: str) -> None:
+    if operation == "cache_write":  # its options are written out
+        node = next(x for x in Types("_core.pyi").functions if x.name == operation)
+        found = {x.arg: alternatives(ast.unparse(x.annotation)) for x in node.args.kwonlyargs}
+        assert found == {option.name: alternatives(option.type) for option in options_of(operation)}
+        return
     wanted = {option.name: alternatives(option.type) for option in options_of(operation) if option.name != "return_lse"}
     found = Types("_core.pyi", "_option_types.py").options(operation)
     assert len(found) == (1 if operation == "attention_backward" else 3)
@@ -203,7 +212,8 @@ def test_flags() -> None:
 
 
 SAMPLES: dict[str, Any] = {
-    "bool": None, "Literal": None, "float": 0.5, "int": 3, "str": "cpu", "Window": (3, 2), "int | Array": 5,
+    "bool": None, "Literal": None, "float": 0.5, "int": 3, "str": "cpu", "Window": (3, 2), "Shard": (3, 2, 4), "int | Array": 5,
+    "tuple[str, ...]": ("entropy",),
 }  # fmt: skip
 
 
@@ -246,6 +256,19 @@ def test_torch_signature(function: str) -> None:
         }
 
 
+def test_torch_cache_write() -> None:
+    """The function, and the arguments of the operator beside the tensors that it writes."""
+    torch = pytest.importorskip("torch")
+    import libflash.torch
+
+    wanted = {option.name: option.default for option in adapter_options("cache_write", "torch")}
+    assert defaults(libflash.torch.cache_write) == wanted
+    arguments = torch.ops.libflash.cache_write.default._schema.arguments
+    found = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
+    found["kernel"], found["k_rope_cache"] = found.pop("kernel_name"), None  # written: rope_cache
+    assert found == wanted
+
+
 FIRST_ARGUMENTS = {  # compiled graphs know arguments by their position
     "attention": "q k v num_splits causal causal_align window_size softmax_scale softcap alibi_slopes bias mask learnable_sink "
     "block_mask row_counts row_indices col_counts col_indices dropout_p seed offset rng_state layout cu_seqlens_q cu_seqlens_k "
@@ -280,8 +303,9 @@ def test_operator_schema(operator: str) -> None:
 
 
 def test_options_added_later_come_last_in_a_schema(monkeypatch: pytest.MonkeyPatch) -> None:
-    new = Option("score_scale", _option_list.NUMBER, 1.0, _option_list.SCORES, rank=9)
     before = _option_list.operator_arguments("decode")
+    assert "str? kernel_name=None, Tensor? k_scale=None" in before
+    new = Option("score_scale", _option_list.NUMBER, 1.0, _option_list.SCORES, rank=9)
     monkeypatch.setattr(_option_list, "OPTIONS", (new, *OPTIONS))
     assert _option_list.operator_arguments("decode") == f"{before}, float score_scale=1.0"
     assert _option_list.operator_arguments("attention", "bool need=False").endswith("bool need=False, float score_scale=1.0")
@@ -334,7 +358,7 @@ def test_torch_passes_every_option_on_directly(function: str, option: Option, mo
     monkeypatch.setattr(adapter, f"{function}_with_pytorch", not_direct)
     x = torch.zeros(1, 2, 1, 8)
     value = sample(option, torch.zeros(2))
-    if function == "attention" and option.name in NOT_DIRECT:
+    if option.name in NOT_DIRECT and (function == "attention" or option.name == "cu_seqlens_q"):
         changes = option.name not in ("seed", "offset")  # which mean nothing without dropout
         with pytest.raises(NotDirectError if changes else DirectError):
             getattr(adapter, function)(x, x, x, **{option.name: value})
@@ -385,7 +409,7 @@ def test_torch_decode_with_numbers_stays_eager(monkeypatch: pytest.MonkeyPatch) 
 # -- JAX
 
 
-@pytest.mark.parametrize("function", ["attention", "decode", "merge"])
+@pytest.mark.parametrize("function", ["attention", "decode", "merge", "cache_write"])
 def test_jax_signature(function: str) -> None:
     pytest.importorskip("jax")
     import libflash.jax
@@ -401,23 +425,38 @@ def test_jax_operands_and_attributes() -> None:
 
     text = (ROOT / "python/jax_ffi/request.c").read_text()
     table = {name: macro for macro, name in re.findall(r"^    OF_(\w+)\((\w+)", text, re.M)}
-    attributes = {"flags", "layout", "need_dbias"}
+    of_results = {"need_dbias", "need_tangents", "wide", "statistics"}  # in Python alone
+    attributes = {"flags", "layout", "head_dim_v", *of_results}
+    of_shards = {"row_positions", "column_positions", "head_begin", "heads_total"}  # context_parallel_attention gives them
+    tangents = {*_jax_calls.DIRECTION.values(), *_jax_calls.SECOND_DIRECTION.values(), "tdout", "tdlse"}
     for operation, names in (("attention", _jax_calls.ATTENTION_OPERANDS), ("decode", _jax_calls.DECODE_OPERANDS)):
         options = [*options_of(operation), *(options_of("attention_backward") if operation == "attention" else ())]
-        options = [option for option in options if option.jax]
-        assert set(names) == {option.name for option in options if option.kind.array}
-        fields = [next(option.fields[0] for option in options if option.name == name) for name in names]
+        options = [option for option in options if option.jax or option.name in of_shards]
+        given = [name for name in names if operation == "decode" or name not in tangents]
+        assert set(given) == {option.name for option in options if option.kind.array}
+        fields = [next(option.fields[0] for option in options if option.name == name) for name in given]
         struct = STRUCTS[operation][0]
         assert re.findall(rf"offsetof\({struct}, (\w+)\)", text) == fields
         numbers = [
             option for option in options if not option.kind.array and option.kind.c and option.kind is not _option_list.OUTPUT
         ]
         fields = {name for option in numbers for name in option.fields if name != "rng_state"}
-        in_table = {name for name, macro in table.items() if macro in ("BOTH", operation.upper())}
+        in_table = {name for name, macro in table.items() if macro in ("BOTH", "ALL", operation.upper())}
         assert in_table == fields | {"flags", "num_threads"}
         attributes |= fields
     assert set(_jax_calls.Options._fields) == attributes
-    assert set(table) == attributes - {"need_dbias"} | {"operands", "num_threads"}
+    assert set(table) == attributes - of_results | {"operands", "num_threads"}
+
+
+def test_jax_operands_of_cache_write() -> None:
+    pytest.importorskip("jax")
+    from libflash import _jax_calls
+
+    options = {option.name: option for option in options_of("cache_write") if option.kind.array}
+    names = [name for name in _jax_calls.CACHE_WRITE_OPERANDS if name not in ("v", "v_cache")]
+    assert set(names) == set(options)
+    text = (ROOT / "python/jax_ffi/request.c").read_text()
+    assert re.findall(r"offsetof\(flash_cache_write_options_t, (\w+)\)", text) == [options[name].fields[0] for name in names]
 
 
 @pytest.mark.parametrize(("function", "option"), [case for case in ADAPTER_CASES["jax"] if case.values[0] != "merge"])
@@ -425,14 +464,16 @@ def test_jax_passes_every_option_on(function: str, option: Option, monkeypatch: 
     jax = pytest.importorskip("jax")
     import libflash.jax as adapter
 
+    from libflash import _jax_cache
+
     x = jax.numpy.zeros((1, 2, 1, 8))
     seen: list[Any] = []
 
     def record(options: Any, *arrays: Any) -> Any:
         seen[:] = [options, arrays[-1]]
-        return x, x
+        return x, x, *(x for _ in getattr(options, "statistics", ()))
 
-    monkeypatch.setattr(adapter, "_compiled" if function == "attention" else "_decode", record)
+    monkeypatch.setattr(*((adapter, "_compiled") if function == "attention" else (_jax_cache, "_decode")), record)
     if option.name == "return_lse":
         assert isinstance(getattr(adapter, function)(x, x, x, return_lse=True), tuple)
         return
@@ -442,11 +483,14 @@ def test_jax_passes_every_option_on(function: str, option: Option, monkeypatch: 
     more |= {"rotary_cos": x} if option.name == "rotary_interleaved" else {}
     getattr(adapter, function)(x, x, x, **more)
     before = list(seen)
-    getattr(adapter, function)(x, x, x, **{**more, option.name: value})
+    arrays = (x, x) if option.name == "head_dim_v" else (x, x, x)  # without v_cache
+    getattr(adapter, function)(*arrays, **{**more, option.name: value})
     options, operands = seen
     if option.kind.array:
         assert option.name in operands
     else:
         changed = {name for name in options._fields if getattr(options, name) != getattr(before[0], name)}
-        fields = set(option.fields) - {"rng_state"} or ({"layout"} if option.name == "layout" else set())
+        fields = set(option.fields) - {"rng_state"} or {option.name} & {"layout", "head_dim_v"}
+        fields |= {"statistics"} if option.name == "return_stats" else set()
+        fields |= {"wide"} if option.name == "shard" else set()  # a part of the keys has a result of float32
         assert changed == fields | ({"flags"} if option.flag else set())

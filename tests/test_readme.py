@@ -56,7 +56,7 @@ def test_names_in_the_text_exist() -> None:
     table = re.findall(r"^(\w+) +(sm\d+) +(\w+) +(\w+) ", (ROOT / "libflash/cuda/kernels.table").read_text(), re.MULTILINE)
     kernels |= {f"{operation}_{folder}_{dtype}_d{dims}" for operation, folder, dtype, dims in table}
     for name in re.findall(r'kernel="(\w+)"', README):
-        assert name in kernels or name.endswith(("avx2", "avx512")), name
+        assert name in kernels or name.endswith(("avx2", "avx512", "neon")), name
     for name in re.findall(r"`libflash\.(\w+)\(", README):
         assert hasattr(libflash, name), name
 
@@ -75,7 +75,7 @@ def test_links_lead_somewhere(document: pathlib.Path) -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert len(README.splitlines()) < 220
+    assert len(README.splitlines()) < 250
     assert len((ROOT / "libflash/cuda/README.md").read_text().splitlines()) < 120
 
 

@@ -9,7 +9,8 @@ import pytest
 from case import Case
 from harness import cpu_kernels
 from reference_tangent import backward_tangent, forward_tangent
-from tangent_problem import run_backward, run_forward, tangents_of
+from tangent_cases import tangents_of
+from tangent_problem import run_backward, run_forward
 from test_scalar import CASES as SCALAR_CASES
 from test_scalar import assert_agree, sequence_rows
 

@@ -106,7 +106,7 @@ def test_the_stub_agrees_with_the_module() -> None:
         ("    /,\n", "", "explain"),
         ("**options: Any,\n) -> str", ") -> str", "explain"),
         ('op: Literal["forward", "backward", "decode"] = "forward"', 'op: Literal["forward", "decode"]', "explain"),
-        ("stream: _Stream = None", "stream: _Stream = 0", "compress_block_mask"),
+        ("*, stream: _Stream = None)", "*, stream: _Stream = 0)", "compress_block_mask"),
         (
             "k_cache: _DLPackArray, v_cache: _DLPackArray | None = None, *, return_lse: bool",
             "k_cache: _DLPackArray, *, return_lse: bool",

@@ -6,25 +6,18 @@ import cases
 import numpy as np
 import pytest
 import tangent_bounds
-from case import Case
+import tangent_cases
 from harness import cpu_kernels
-from tangent_problem import run_backward, run_forward, tangents_of
+from tangent_cases import TangentCase, tangents_of
+from tangent_problem import run_backward, run_forward
 
-ABSENT = [(), (), ("v", "dout", "dlse"), ("k", "v"), ("q", "bias"), ("q", "k", "bias", "learnable_sink"), ("dout", "dlse")]
-
-
-def chosen() -> list[Case]:
-    """Every third case of those that every backend runs."""
-    return cases.quick()[::3]
+CASES = [(case, isa) for case in tangent_cases.quick() for isa in cpu_kernels() if isa != "scalar"]
 
 
-CASES = [(number, case, isa) for number, case in enumerate(chosen()) for isa in cpu_kernels() if isa != "scalar"]
-
-
-def check(case: Case, isa: str, number: int) -> dict[str, float]:
-    x = case.inputs()
-    t = tangents_of(case, x, *ABSENT[number % len(ABSENT)])
-    expected = tangent_bounds.expect(x.q, x.k, x.v, t, dout=x.dout, dlse=x.dlse, **x.options)
+def check(tangent: TangentCase, isa: str) -> dict[str, float]:
+    case, number = tangent.case, tangent.number
+    x, t = tangent.problem()
+    expected = tangent.expected()
     fused = run_forward(x, t, isa, delta=number % 2 == 0)
     case.check(o=fused["o"], lse=fused["lse"])
     from_lse = run_forward(x, t, isa, primal={name: fused[name] for name in ("o", "lse")}, delta=number % 2 == 0)
@@ -32,9 +25,9 @@ def check(case: Case, isa: str, number: int) -> dict[str, float]:
     return tangent_bounds.check(fused | run_backward(x, t, isa, fused, gradients=number % 4 == 0), expected, str(case))
 
 
-@pytest.mark.parametrize(("number", "case", "isa"), CASES, ids=[f"{case}-{isa}" for _, case, isa in CASES])
-def test_case(number: int, case: Case, isa: str) -> None:
-    check(case, isa, number)
+@pytest.mark.parametrize(("case", "isa"), CASES, ids=[f"{case}-{isa}" for case, isa in CASES])
+def test_case(case: TangentCase, isa: str) -> None:
+    check(case, isa)
 
 
 @pytest.mark.parametrize("isa", [isa for isa in cpu_kernels() if isa != "scalar"])

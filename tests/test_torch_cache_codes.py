@@ -90,6 +90,48 @@ def test_values_that_are_channels_of_keys() -> None:
     torch.testing.assert_close(wanted, plain, rtol=2.0**-5, atol=2.0**-5)
 
 
+def packed(x: dict[str, Any]) -> dict[str, Any]:
+    """Two and three query rows and new rows; the last row belongs to no sequence."""
+    rows = {name: value.flatten(0, 1) if name in ("q", "k", "v", "k_rope") else value for name, value in x.items()}
+    return rows | {"cu_seqlens_q": torch.tensor([0, 2, 5], dtype=torch.int32)}
+
+
+@every_code
+def test_packed_rows_compile(code: str) -> None:
+    x = packed(problem(code))
+    eager, compiled = copied(x), copied(x)
+    wanted, wanted_lse = libflash.decode(**eager, return_lse=True)
+    function = torch.compile(lambda x: libflash.torch.decode(**x, return_lse=True), fullgraph=True, backend="aot_eager")
+    out, lse = function(compiled)
+    assert torch.equal(out[:5], wanted[:5])
+    assert torch.equal(lse[:, :5], wanted_lse[:, :5])
+    assert not out[5:].any()
+    assert (lse[:, 5:] == -torch.inf).all()
+    assert same(compiled, eager)
+    assert not same(eager, x)
+
+
+def test_packed_rows_and_trees_with_values_that_are_channels_of_keys() -> None:
+    torch.manual_seed(9)
+    x = {"q": torch.randn(2, 3, 8, 80), "k": torch.randn(2, 3, 1, 64), "k_rope": torch.randn(2, 3, 1, 16)}
+    x |= {"k_cache": torch.randn(2, 40, 1, 64).to(torch.float8_e4m3fn), "k_rope_cache": torch.randn(2, 40, 1, 16)}
+    x |= {"k_scale": torch.rand(2, 40, 1, 4), "cache_seqlens": torch.tensor([20, 5], dtype=torch.int32)}
+    x = packed(x) | {"tree_mask": torch.tensor([[1], [3], [1], [3], [5], [0]], dtype=torch.int32)}
+    eager, compiled = copied(x), copied(x)
+    wanted = libflash.torch.decode(**eager, head_dim_v=48)
+    assert wanted.shape == (6, 8, 48)
+    assert not wanted[5:].any()
+    function = torch.compile(lambda x: libflash.torch.decode(**x, head_dim_v=48), fullgraph=True, backend="aot_eager")
+    assert torch.equal(function(compiled), wanted)
+    assert same(compiled, eager)
+    arrays = {name: value.clone() for name, value in x.items()}
+    out = torch.zeros(6, 8, 48)
+    libflash.decode(**arrays, head_dim_v=48, out=out)
+    assert torch.equal(out, wanted)
+    with pytest.raises(libflash.InvalidError, match="head_dim_v"):
+        libflash.torch.decode(**x)
+
+
 @every_code
 def test_tensors_equal_arrays(code: str) -> None:
     """int8 of NumPy; float8 as bytes with cache_dtype."""

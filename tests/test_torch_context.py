@@ -16,7 +16,7 @@ if not torch.distributed.is_available():
 import context_ranks  # noqa: E402
 import libflash.torch as adapter  # noqa: E402
 from context_ranks import Problem, gradients, run_ranks  # noqa: E402
-from libflash._torch_context_layout import Layout, join_shards, take_shard, tokens_of  # noqa: E402
+from libflash._context_layout import Layout, join_shards, take_shard, tokens_of  # noqa: E402
 from test_scalar import assert_agree  # noqa: E402
 
 import libflash  # noqa: E402

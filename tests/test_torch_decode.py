@@ -125,3 +125,79 @@ def test_merge_takes_parts_of_several_types_under_autocast() -> None:
         out, lse = libflash.merge(*zip(*parts, strict=True))
     assert (out.dtype, lse.dtype) == (torch.bfloat16, torch.float32)
     torch.testing.assert_close(out.float(), whole, rtol=2e-2, atol=2e-2)
+
+
+# -- packed rows
+
+
+def packed_problem() -> tuple[tuple[torch.Tensor, ...], dict[str, torch.Tensor]]:
+    """q with one row more than its sequences have, caches, new rows; and lengths."""
+    shapes = (8, 4, 8), (3, 9, 2, 8), (3, 9, 2, 5), (5, 2, 8), (5, 2, 5)
+    lengths = {"cu_seqlens_q": [0, 2, 2, 7], "cu_seqlens_new": [0, 2, 2, 5], "cache_seqlens": [4, 9, 6]}
+    return tensors(*shapes, grad=False), {name: torch.tensor(x, dtype=torch.int32) for name, x in lengths.items()}
+
+
+def test_packed_decode_is_that_of_the_library() -> None:
+    (q, k_cache, v_cache, k, v), lengths = packed_problem()
+    mine, other = (k_cache.clone(), v_cache.clone()), (k_cache.clone(), v_cache.clone())
+    out, lse = libflash.torch.decode(q, *mine, k=k, v=v, return_lse=True, **lengths)
+    wanted, wanted_lse = libflash.decode(q, *other, k=k, v=v, return_lse=True, **lengths)
+    assert all(map(torch.equal, (out[:7], lse[:, :7], *mine), (wanted[:7], wanted_lse[:, :7], *other)))
+    assert not out[7:].any()
+    assert (lse[:, 7:] == -torch.inf).all()
+
+
+@pytest.mark.parametrize("append", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_packed_decode_compiles(append: bool, dynamic: bool) -> None:
+    (q, *caches, k, v), lengths = packed_problem()
+    new = {"k": k, "v": v} if append else {}
+    if not append:
+        del lengths["cu_seqlens_new"]
+
+    def step(q: torch.Tensor, caches: list[torch.Tensor], lengths: dict[str, torch.Tensor]) -> torch.Tensor:
+        return libflash.torch.decode(q * 2, *caches, **new, **lengths)
+
+    compiled = torch.compile(step, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for starts in ([0, 2, 2, 7], [0, 0, 1, 2]):
+        lengths["cu_seqlens_q"] = torch.tensor(starts, dtype=torch.int32)
+        mine, other = ([x.clone() for x in caches] for _ in range(2))
+        got, wanted = compiled(q, mine, lengths), step(q, other, lengths)
+        assert all(map(torch.equal, (got, *mine), (wanted, *other)))
+
+
+def test_packed_decode_without_data() -> None:
+    (q, *caches, k, v), lengths = packed_problem()
+    meta = [x.to("meta") for x in (q, *caches, k, v)]
+    starts = {name: x.to("meta") for name, x in lengths.items()}
+    out, lse = libflash.torch.decode(*meta[:3], k=meta[3], v=meta[4], return_lse=True, **starts)
+    assert (out.shape, lse.shape) == ((8, 4, 5), (4, 8))
+    with pytest.raises(libflash.InvalidError, match=r"cache_seqlens: shape must be \(batch,\) = \(3,\)"):
+        libflash.torch.decode(*meta[:3], cu_seqlens_q=starts["cu_seqlens_q"], cache_seqlens=starts["cache_seqlens"][:2])
+    with pytest.raises(libflash.InvalidError, match="q needs 3"):
+        libflash.torch.decode(*meta[:3])
+
+
+def test_packed_decode_under_vmap() -> None:
+    (q, *caches, _, _), lengths = packed_problem()
+    queries = torch.stack([q, q.flip(0)])
+    starts = lengths["cu_seqlens_q"]
+
+    def one(q: torch.Tensor) -> torch.Tensor:
+        return libflash.torch.decode(q, *caches, cu_seqlens_q=starts)
+
+    assert torch.equal(torch.vmap(one)(queries), torch.stack([one(q) for q in queries]))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated:DeprecationWarning")
+def test_packed_decode_with_long_lengths_and_in_a_trace() -> None:
+    """int64 lengths on the CPU, and torch.jit.trace."""
+    (q, *caches, _, _), lengths = packed_problem()
+    starts = lengths["cu_seqlens_q"]
+
+    def step(q: torch.Tensor) -> torch.Tensor:
+        return libflash.torch.decode(q, *caches, cu_seqlens_q=starts.long())
+
+    wanted = libflash.torch.decode(q, *caches, cu_seqlens_q=starts)
+    assert torch.equal(step(q), wanted)
+    assert torch.equal(torch.jit.trace(step, (torch.zeros_like(q),))(q), wanted)

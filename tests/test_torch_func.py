@@ -279,12 +279,8 @@ def test_vmap_of_attention_into_out() -> None:
 def tangent_calls() -> dict[str, Callable[[Callable[[torch.Tensor], torch.Tensor]], Any]]:
     q, k, v = problem()
     (slopes,) = tensors((4,), dtype=torch.float64, grad=False)
-    out, lse, *_ = parts()
-    lse = torch.randn(2, 4, 3, dtype=torch.float64)
     return {
         "alibi_slopes": lambda dual: A(q, k, v, alibi_slopes=dual(slopes)),
-        "outs": lambda dual: libflash.torch.merge([dual(out), out], [lse, lse]),
-        "lses": lambda dual: libflash.merge([out, out], [lse, dual(lse)]),
         "decode": lambda dual: libflash.torch.decode(q, dual(k), v),
         "plain-decode": lambda dual: libflash.decode(q, k, dual(v)),
         "out": lambda dual: A(q, k, dual(v), out=torch.empty(2, 7, 4, 5, dtype=torch.float64)),

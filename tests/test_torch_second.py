@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 
 import libflash.torch  # noqa: E402
 from torch.autograd import forward_ad  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch_problem import eager, tensors  # noqa: E402
 
@@ -123,6 +124,63 @@ DERIVATIVES: dict[str, Callable[[Attention], Any]] = {
 def test_derivative(name: str) -> None:
     got, wanted = DERIVATIVES[name](A), DERIVATIVES[name](eager)
     torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
+
+
+class Calls(TorchDispatchMode):
+    """The operators of libflash that ran on plain tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function.namespace == "libflash":
+            self.names.append(function.__name__.partition(".")[0])
+        return function(*args, **(kwargs or {}))
+
+
+ALONE = ["attention_with_tangent"]
+CALLS: dict[str, list[str]] = {
+    "jvp": ALONE,
+    "jvp-v": ALONE,
+    "dual-level": ALONE,
+    "vmap-jvp": ["attention", *["attention_tangent"] * 2],  # many tangents: out once
+    "jvp-grad": ["attention_with_tangent", "attention_backward", "attention_backward_tangent"],
+    "grad-jvp": ["attention", "attention_tangent", "attention_backward", "attention_backward_tangent"],
+    "mean-flow": ["attention", "attention_tangent", "attention_backward"],
+    "forward-over-reverse": ["attention", "attention_tangent", "attention_backward", "attention_backward_tangent"],
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_which_operators_run(name: str) -> None:
+    """Forward mode alone is one operator; where a gradient is recorded too, nothing is fused."""
+    with Calls() as seen:
+        DERIVATIVES[name](A)
+    assert sorted(seen.names) == sorted(CALLS[name])
+
+
+def test_forward_mode_is_that_of_the_parts() -> None:
+    """Packed rows of no sequence, a kernel by name, inputs that are constants, and a refused one."""
+    q, k, v, tq = tensors((9, 4, 8), (12, 2, 8), (12, 2, 5), (9, 4, 8), dtype=torch.float64, grad=False)
+    options: dict[str, Any] = {"cu_seqlens_q": torch.tensor([0, 3, 8], dtype=torch.int32)}
+    options["cu_seqlens_k"] = torch.tensor([0, 4, 12], dtype=torch.int32)
+    (out, lse), (tout, tlse) = func.jvp(lambda q: A(q, k, v, return_lse=True, **options), (q,), (tq,))
+    assert (out[8] == 0).all() and (lse[:, 8] == -torch.inf).all()  # noqa: PT018
+    assert (tout[8] == 0).all() and (tlse[:, 8] == 0).all()  # noqa: PT018
+    wanted = A(q, k, v, return_lse=True, **options)
+    torch.testing.assert_close((out, lse), wanted)
+    parts = torch.ops.libflash.attention_tangent(q, k, v, *wanted, tq=tq, **options)
+    torch.testing.assert_close((tout, tlse), parts)
+    with Calls() as seen:
+        named = func.jvp(lambda q: A(q, k, v, kernel="forward_cpu_scalar", **options), (q,), (tq,))
+    assert seen.names == ["attention", "attention_tangent"]
+    torch.testing.assert_close(named, (out, tout))
+    slopes = torch.ones(4)
+    with pytest.raises(libflash.UnsupportedError, match="alibi_slopes carries a tangent"):
+        func.jvp(lambda s: A(Q, K, V, alibi_slopes=s), (slopes,), (slopes,))
+    with torch.no_grad():
+        torch.testing.assert_close(func.jvp(lambda q: A(q, k, v, **options), (q.requires_grad_(),), (tq,)), (out, tout))
 
 
 CU_Q, CU_K = (torch.tensor(x, dtype=torch.int32) for x in ([0, 3, 3, 8], [0, 4, 6, 12]))

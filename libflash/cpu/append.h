@@ -37,7 +37,8 @@ inline float* scales_of(const CacheScale& scale, int64_t b, CachePlace at, int64
 // Reads one query row as double, after rotation (if the call has a rotary embedding) and rounding to its type.
 void read_query(const DecodeProblem& problem, int64_t b, int64_t i, int64_t h, double* row);
 
-// Rotates all query rows by their positions, rounds them to their type and stores them as (batch, seqlen_q, heads_q, head_dim).
+// Rotates the query rows of all sequences by their positions, rounds them to their type and stores them as (row, heads_q,
+// head_dim), where rows count over all sequences (Sequences::before).
 void rotate_queries(const DecodeProblem& problem, void* rotated, int threads);
 
 // Writes k_new and v_new after the cached keys, converted to the type of the cache. Does nothing without new keys.

@@ -4,7 +4,8 @@
 
 namespace libflash::cpu {
 
-extern const Kernels kernels_avx512bf16, kernels_avx512, kernels_avx2, kernels_generic, kernels_scalar;
+extern const Kernels kernels_avx512bf16, kernels_avx512, kernels_avx2, kernels_neonbf16, kernels_neon, kernels_generic,
+    kernels_scalar;
 
 namespace {
 
@@ -17,6 +18,12 @@ const Kernels* const kTable[] = {
 #endif
 #if defined(LIBFLASH_ISA_AVX2) && LIBFLASH_ISA_AVX2
     &kernels_avx2,
+#endif
+#if defined(LIBFLASH_ISA_NEONBF16) && LIBFLASH_ISA_NEONBF16
+    &kernels_neonbf16,
+#endif
+#if defined(LIBFLASH_ISA_NEON) && LIBFLASH_ISA_NEON
+    &kernels_neon,
 #endif
 #if defined(LIBFLASH_ISA_GENERIC) && LIBFLASH_ISA_GENERIC
     &kernels_generic,

@@ -2,6 +2,8 @@
 
 #if defined(__x86_64__) || defined(__i386__)
 #include <cpuid.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 namespace libflash::cpu {
@@ -31,6 +33,24 @@ bool usable_avx512bf16() { return usable_avx512() && __builtin_cpu_supports("avx
 bool usable_avx2() { return false; }
 bool usable_avx512() { return false; }
 bool usable_avx512bf16() { return false; }
+
+#endif
+
+#if defined(__aarch64__)
+
+bool usable_neon() { return true; }
+
+// The bits are those of the Linux kernel, of which older headers lack some. The compiler may use everything of Armv8.2 too.
+bool usable_neonbf16() {
+    constexpr unsigned long crc32 = 1UL << 7, atomics = 1UL << 8, rdm = 1UL << 12, armv82 = crc32 | atomics | rdm;
+    constexpr unsigned long bf16 = 1UL << 14;
+    return (getauxval(AT_HWCAP) & armv82) == armv82 && (getauxval(AT_HWCAP2) & bf16) != 0;
+}
+
+#else
+
+bool usable_neon() { return false; }
+bool usable_neonbf16() { return false; }
 
 #endif
 

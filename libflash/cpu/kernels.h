@@ -7,6 +7,7 @@
 #include "cpu/cancel.h"
 #include "cpu/thread_count.h"
 #include "problem/attention.h"
+#include "problem/cache_write.h"
 #include "problem/decode.h"
 #include "problem/merge.h"
 #include "problem/tangent.h"
@@ -21,13 +22,17 @@ struct Plan {
     int tile_q = 0, tile_k = 0;
     int64_t num_splits = 1;
     int64_t key_chunks = 1;  // backward: ranges of keys with a dQ accumulator each, summed at the end
+    int64_t segment = 0;     // decode with FLASH_FLAG_INVARIANT_ROWS: keys of a segment
     size_t workspace_bytes = 0;
 };
+
+// The version of the order of sums of decode with FLASH_FLAG_INVARIANT_ROWS. A change of that order is a new version.
+constexpr int kInvariantVersion = 1;
 
 // The kernels of one instruction set. The operations take a workspace of plan.workspace_bytes, aligned to at
 // least 64 bytes (nullptr if 0).
 struct Kernels {
-    const char* isa;   // "avx512bf16", "avx512", "avx2", "generic", "scalar"
+    const char* isa;   // "avx512bf16", "avx512", "avx2", "neonbf16", "neon", "generic", "scalar"
     bool (*usable)();  // whether this processor can run it
     Plan (*plan_forward)(const AttentionProblem&);
     void (*forward)(const AttentionProblem&, const Plan&, void* workspace);
@@ -48,6 +53,7 @@ const Kernels* const* all_kernels(int* count);
 const Kernels& best_kernels();
 
 void merge(const MergeProblem&);
+void write_cache(const CacheWriteProblem&);  // append.cpp
 // Converts a dense block mask to lists; all arrays are contiguous. Either pair of lists may be nullptr.
 void compress_block_mask(const uint8_t* mask, int64_t matrices, int64_t rows, int64_t cols, int32_t* row_counts,
                          int32_t* row_indices, int32_t* col_counts, int32_t* col_indices);

@@ -4,6 +4,7 @@
 #include "cpu/cancel.h"
 #include "cpu/scalar.h"
 #include "cpu/scalar_score.h"
+#include "problem/sequence_keys.h"
 
 namespace libflash::cpu {
 namespace {
@@ -12,23 +13,23 @@ namespace {
 template <class T>
 struct DecodeRow {
     const DecodeProblem& problem;
-    const int64_t batch, row, head, key_head, length_k, shift;
+    const int64_t batch, row, head, key_head;
+    const SequenceKeys keys;
     const double alibi_slope;
     double q[kMostDecodeChannels];
 
     DecodeRow(const DecodeProblem& p, int64_t b, int64_t i, int64_t h)
-        : problem(p), batch(b), row(i), head(h), key_head(h / p.group_size()), length_k(p.cached(b) + p.seqlen_new),
-          shift(p.mask_rule.shift(p.seqlen_q, length_k)), alibi_slope(value_or_zero(p.alibi_slopes, b, h)) {
+        : problem(p), batch(b), row(i), head(h), key_head(h / p.group_size()), keys(p, b),
+          alibi_slope(value_or_zero(p.alibi_slopes, b, h)) {
         read_query(p, b, i, h, q);
     }
 
-    int64_t first_key() const {
-        const int64_t first = problem.mask_rule.first(row, shift), pad = problem.leftpad ? problem.leftpad[batch] : 0;
-        return first > pad ? first : pad;
-    }
-    int64_t last_key() const {
-        const int64_t last = problem.mask_rule.last(row, shift);
-        return last < length_k ? last : length_k;
+    // Calls visit(key) for each key that the row sees.
+    template <class Visit>
+    void each_key(const Visit& visit) const {
+        const SequenceKeys::Range range = keys.range(row);
+        for (int64_t j = range.first; j < range.last; ++j)
+            if (!keys.has_gaps() || keys.sees(row, j)) visit(j);
     }
     // The real values of a cached row.
     void read(const TensorView& tensor, const CacheScale& scale, int64_t j, double* row) const {
@@ -44,29 +45,29 @@ struct DecodeRow {
         read(problem.cache.k, problem.cache.k_scale, j, k);
         if (problem.cache.k_rope.present) read(problem.cache.k_rope, CacheScale(), j, k + problem.cache.k.shape[3]);
         const double product = dot(q, k, problem.head_dim);
-        return score_of(problem, product, alibi_slope, row + length_k - problem.seqlen_q - j).value;
+        return score_of(problem, product, alibi_slope, keys.position(row) - keys.key_position(j)).value;
     }
 };
 
 template <class T>
-void decode_row(const DecodeRow<T>& at, T* out, const LseRows& lse) {
+void decode_row(const DecodeRow<T>& at, const AnyRows& out, const LseRows& lse) {
     cancellation_point();
     const DecodeProblem& problem = at.problem;
     double o[kMostDecodeChannels] = {};
     SoftmaxRow row;
-    for (int64_t j = at.first_key(); j < at.last_key(); ++j) row.update_max(at.score(j));
+    at.each_key([&](int64_t j) { row.update_max(at.score(j)); });
     const double sink = problem.sink.present ? head_value(problem.sink, at.batch, at.head) : kMinusInfinity;
     row.update_max(sink);
     if (!row.empty()) {
-        for (int64_t j = at.first_key(); j < at.last_key(); ++j) {
+        at.each_key([&](int64_t j) {
             const double weight = row.add(at.score(j));
             double v[kMostDecodeChannels];
             at.read(problem.cache.v, problem.cache.v_scale, j, v);
             for (int64_t c = 0; c < problem.head_dim_v; ++c) o[c] += weight * v[c];
-        }
+        });
         row.add(sink);
     }
-    for (int64_t c = 0; c < problem.head_dim_v; ++c) store(out[c], row.empty() ? 0.0 : o[c] / row.row_sum);
+    for (int64_t c = 0; c < problem.head_dim_v; ++c) out.set(at.row, c, row.empty() ? 0.0 : o[c] / row.row_sum);
     lse.set(at.row, row.lse());
 }
 
@@ -74,15 +75,13 @@ void decode_row(const DecodeRow<T>& at, T* out, const LseRows& lse) {
 
 void scalar_decode(const DecodeProblem& problem) {
     append_new_keys(problem, 1);
-    Sequences dense;
-    dense.batch = problem.batch, dense.capacity = problem.seqlen_q;
     with_type(problem.dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
         for (int64_t b = 0; b < problem.batch; ++b)
             for (int64_t h = 0; h < problem.heads_q; ++h) {
-                const LseRows lse(problem.lse, dense, b, h);
-                const Rows<T> out = rows_of<T>(problem.out, dense, b, h);
-                for (int64_t i = 0; i < problem.seqlen_q; ++i) decode_row(DecodeRow<T>(problem, b, i, h), out[i], lse);
+                const LseRows lse(problem.lse, problem.q_rows, b, h);
+                const AnyRows out(problem.out, problem.q_rows, b, h);
+                for (int64_t i = 0; i < problem.q_rows.length(b); ++i) decode_row(DecodeRow<T>(problem, b, i, h), out, lse);
             }
     });
 }

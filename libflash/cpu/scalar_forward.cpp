@@ -34,11 +34,68 @@ SoftmaxRow softmax_row(const ScalarHead<T>& head, int64_t i, const EarlierRow& e
     return row;
 }
 
+// The largest score of a row, -infinity without a key, NaN where lse is.
+template <class T>
+double max_logit(const ScalarHead<T>& head, int64_t i, const SoftmaxRow& row) {
+    double largest = kMinusInfinity;
+    for (int64_t j = head.first_key(i); j < head.last_key(i); ++j)
+        if (head.visible(i, j)) largest = std::fmax(largest, head.score(i, j).value);
+    return std::isnan(row.lse()) ? row.lse() : largest;
+}
+
+// -sum p log(p), sink included.
+template <class T>
+double entropy(const ScalarHead<T>& head, int64_t i, const SoftmaxRow& row) {
+    if (row.empty()) return 0;
+    double sum = 0;
+    const auto add = [&](double score) {
+        const double p = std::exp(score - row.lse());
+        if (p != 0) sum -= p * (score - row.lse());
+    };
+    for (int64_t j = head.first_key(i); j < head.last_key(i); ++j)
+        if (head.visible(i, j)) add(head.score(i, j).value);
+    if (head.problem.sink.present) add(head_value(head.problem.sink, head.batch, head.head));
+    return sum;
+}
+
+// Row and head statistics. Row i of `rows` is that of the problem's i-th row.
+template <class T>
+struct ScalarStatistics {
+    const ScalarHead<T>& head;
+    const bool of_head;
+    const LseRows rows, entropies;
+    double largest = kMinusInfinity;
+
+    explicit ScalarStatistics(const ScalarHead<T>& given)
+        : head(given), of_head(given.problem.max_logit.ndim == 1),
+          rows(of_head ? TensorView() : given.problem.max_logit, given.problem.q_rows, given.batch, given.head),
+          entropies(given.problem.entropy, given.problem.q_rows, given.batch, given.head) {}
+
+    void write(int64_t i, const SoftmaxRow& row) {
+        const bool exists = i < head.length_q;
+        if (head.problem.max_logit.present) {
+            const double value = exists ? max_logit(head, i, row) : kMinusInfinity;
+            if (value > largest || std::isnan(value)) largest = value;
+            rows.set(i, value);
+        }
+        if (head.problem.entropy.present) entropies.set(i, exists ? entropy(head, i, row) : 0.0);
+    }
+
+    void finish() const {
+        const TensorView& target = head.problem.max_logit;
+        if (!target.present || !of_head) return;
+        const int64_t at = head.head * target.stride[0];
+        if (std::isnan(largest) || largest > load_as(target.dtype, target.data, at))
+            store_as(target.dtype, target.data, at, largest);
+    }
+};
+
 template <class T>
 void forward_head(const AttentionProblem& problem, int64_t batch, int64_t query_head) {
     const ScalarHead<T> head(problem, batch, query_head);
     const AnyRows out(problem.out, problem.q_rows, batch, query_head);
     const LseRows lse(problem.lse, problem.q_rows, batch, query_head);
+    ScalarStatistics<T> statistics(head);
     for (int64_t i = 0; i < problem.q_rows.owned(batch); ++i) {
         cancellation_point();
         double o[512] = {}, before[512];
@@ -51,12 +108,18 @@ void forward_head(const AttentionProblem& problem, int64_t batch, int64_t query_
         if (i < head.length_q) row = softmax_row(head, i, earlier, o);
         for (int64_t c = 0; c < problem.head_dim_v; ++c) out.set(i, c, row.empty() ? 0.0 : o[c] / row.row_sum);
         lse.set(i, row.lse());
+        statistics.write(i, row);
     }
+    statistics.finish();
 }
 
 }  // namespace
 
 void scalar_forward(const AttentionProblem& problem) {
+    const TensorView& largest = problem.max_logit;
+    if (largest.present && largest.ndim == 1)
+        for (int64_t h = 0; h < problem.heads_q; ++h)
+            store_as(largest.dtype, largest.data, h * largest.stride[0], kMinusInfinity);
     with_type(problem.dtype, [&](auto* type) {
         using T = std::remove_pointer_t<decltype(type)>;
         for (int64_t b = 0; b < problem.batch; ++b)

@@ -12,7 +12,11 @@ else()
   set(namelink "")
   set(LIBFLASH_PC_LIB "-lflash")
 endif()
+set(pc libflash)
 if(LIBFLASH_KIND STREQUAL "STATIC")
+  # A file of its own, since both kinds may be installed in one place.
+  set(pc libflash-static)
+  set(LIBFLASH_PC_LIB "-l:libflash.a")
   # A program that links a static library must name every library that its objects need.
   string(APPEND LIBFLASH_PC_LIB " -pthread -ldl")
   if(CMAKE_CUDA_COMPILER_LOADED)
@@ -31,15 +35,20 @@ install(TARGETS libflash EXPORT libflash-targets
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
         INCLUDES DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 install(FILES ${PROJECT_SOURCE_DIR}/include/libflash.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
-install(EXPORT libflash-targets NAMESPACE libflash:: DESTINATION ${package_dir})
+string(TOLOWER ${LIBFLASH_KIND} kind)
+install(EXPORT libflash-targets NAMESPACE libflash:: DESTINATION ${package_dir} FILE libflash-${kind}-targets.cmake)
 
 # While the major version is 0, a minor version may change the interface.
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/libflash-config-version.cmake COMPATIBILITY SameMinorVersion)
 configure_file(${CMAKE_CURRENT_LIST_DIR}/libflash-config.cmake.in ${PROJECT_BINARY_DIR}/libflash-config.cmake @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/libflash-config.cmake ${PROJECT_BINARY_DIR}/libflash-config-version.cmake
         DESTINATION ${package_dir})
+if(LIBFLASH_KIND STREQUAL "STATIC")
+  configure_file(${CMAKE_CURRENT_LIST_DIR}/libflash-static-needs.cmake.in ${PROJECT_BINARY_DIR}/libflash-static-needs.cmake @ONLY)
+  install(FILES ${PROJECT_BINARY_DIR}/libflash-static-needs.cmake DESTINATION ${package_dir})
+endif()
 
 file(RELATIVE_PATH LIBFLASH_PC_UP /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 string(REGEX REPLACE "/$" "" LIBFLASH_PC_UP "${LIBFLASH_PC_UP}")
-configure_file(${CMAKE_CURRENT_LIST_DIR}/libflash.pc.in ${PROJECT_BINARY_DIR}/libflash.pc @ONLY)
-install(FILES ${PROJECT_BINARY_DIR}/libflash.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+configure_file(${CMAKE_CURRENT_LIST_DIR}/libflash.pc.in ${PROJECT_BINARY_DIR}/${pc}.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/${pc}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

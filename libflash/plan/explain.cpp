@@ -59,6 +59,8 @@ std::string shard_options_text(const AttentionProblem& p) {
     if (p.continues) text += ", continues";
     if (p.adds) text += ", adds";
     if (p.delta.present) text += p.adds ? ", reads delta" : ", writes delta";
+    if (p.max_logit.present) text += p.max_logit.ndim == 1 ? ", max_logit of heads" : ", max_logit of rows";
+    if (p.entropy.present) text += ", entropy";
     if (p.request.sm_margin > 0) {
         text += text_of(", sm_margin ", p.request.sm_margin, p.device.is_cuda() ? "" : " (no effect on the CPU)");
     }
@@ -84,7 +86,10 @@ std::string options_text(const AttentionProblem& p) {
 std::string options_text(const DecodeProblem& p) {
     std::string text = score_options_text(p);
     if (p.cache.paged()) text += text_of(", pages of ", p.cache.page_size);
-    if (p.seqlen_new > 0) text += text_of(", appends ", p.seqlen_new);
+    if (p.tree.data) text += ", tree mask";
+    if (p.positions) text += ", positions given";
+    if (p.invariant_rows) text += ", invariant rows";
+    if (p.seqlen_new > 0) text += ", appends " + lengths_text(p.new_rows);
     if (p.rotary_cos.present) text += text_of(", rotary embedding of ", 2 * p.rotary_cos.shape[1], " channels");
     return text;
 }
@@ -177,7 +182,7 @@ std::string explain(const TangentProblem& problem) {
 std::string explain(const DecodeProblem& problem) {
     std::string text;
     line(text, "operation", "decode");
-    sizes_line(text, problem, text_of(problem.seqlen_q), text_of("up to ", problem.cache.capacity));
+    sizes_line(text, problem, lengths_text(problem.q_rows), text_of("up to ", problem.cache.capacity));
     line(text, "options", options_text(problem));
     add_kernel_choice(text, problem, [&](const KernelEntry& kernel) { return plan_decode(problem, kernel); });
     return text;

@@ -20,6 +20,7 @@ void cpu_lines(std::string& text, const cpu::Plan& plan) {
     tile_line(text, plan.tile_q, plan.tile_k);
     line(text, "threads", plan.threads);
     splits_line(text, plan.num_splits);
+    if (plan.segment > 0) line(text, "rows", "invariant: segments of ", plan.segment, " keys, version ", cpu::kInvariantVersion);
     if (plan.key_chunks > 1) line(text, "chunks", plan.key_chunks, " ranges of keys, each with its own dQ accumulator");
 }
 

@@ -45,4 +45,6 @@ void launch(const CompressProblem& problem, [[maybe_unused]] const CompressPlan&
                              problem.col_counts, problem.col_indices);
 }
 
+void launch(const CacheWriteProblem& problem, const CacheWritePlan&) { cpu::write_cache(problem); }
+
 }  // namespace libflash

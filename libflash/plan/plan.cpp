@@ -90,4 +90,6 @@ CompressPlan plan_compress(const CompressProblem& problem) {
     return plan;
 }
 
+CacheWritePlan plan_cache_write(const CacheWriteProblem& problem) { return {&choose_kernel(kernel_query(problem))}; }
+
 }  // namespace libflash

@@ -29,6 +29,11 @@ struct TangentPlan {
     size_t workspace_bytes = 0;
 };
 
+// No CUDA kernel has it.
+struct CacheWritePlan {
+    const KernelEntry* kernel = nullptr;
+};
+
 // The plan with the first kernel that accepts the problem. Throw Error if none does.
 ForwardPlan plan_forward(const AttentionProblem& problem);
 BackwardPlan plan_backward(const AttentionProblem& problem);
@@ -36,6 +41,7 @@ DecodePlan plan_decode(const DecodeProblem& problem);
 TangentPlan plan_tangent(const TangentProblem& problem);
 MergePlan plan_merge(const MergeProblem& problem);
 CompressPlan plan_compress(const CompressProblem& problem);
+CacheWritePlan plan_cache_write(const CacheWriteProblem& problem);
 
 // The plan with `kernel`, which must accept the problem.
 ForwardPlan plan_forward(const AttentionProblem& problem, const KernelEntry& kernel);
@@ -50,5 +56,6 @@ void launch(const DecodeProblem& problem, const DecodePlan& plan, void* workspac
 void launch(const TangentProblem& problem, const TangentPlan& plan, void* workspace);
 void launch(const MergeProblem& problem, const MergePlan& plan, void* stream);
 void launch(const CompressProblem& problem, const CompressPlan& plan, void* stream);
+void launch(const CacheWriteProblem& problem, const CacheWritePlan& plan);
 
 }  // namespace libflash

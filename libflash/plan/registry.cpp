@@ -48,6 +48,7 @@ public:
         }
         add_cpu(Operation::merge, nullptr);
         add_cpu(Operation::compress, nullptr);
+        add_cpu(Operation::cache_write, nullptr);
     }
     Registry(const Registry&) = delete;  // the entries point to names_
     Registry& operator=(const Registry&) = delete;

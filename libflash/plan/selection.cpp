@@ -12,14 +12,32 @@ bool accepts_cpu(const KernelEntry& kernel, const KernelQuery& query, std::strin
     if (query.device.is_cuda())
         return reject(why, "backend: a CPU kernel needs tensors on the CPU (they are on ", query.device, ")");
     // Reasons that hold for every processor come first.
-    const int64_t most = query.decode ? kMostDecodeChannels : 512;
-    if (kernel.cpu && query.head_dim > most)
+    const int64_t most = query.decode || query.cache_write ? kMostDecodeChannels : 512;
+    if ((kernel.cpu || query.cache_write) && query.head_dim > most)
         return reject(why, "head_dim: must be at most ", most, " on the CPU (", query.head_dim, ")");
-    if (kernel.cpu && query.head_dim_v > most)
+    if ((kernel.cpu || query.cache_write) && query.head_dim_v > most)
         return reject(why, "head_dim_v: must be at most ", most, " on the CPU (", query.head_dim_v, ")");
-    if (query.decode && query.decode->cache.k_rope.present && query.decode->rotary_cos.present)
+    if ((query.decode && query.decode->cache.k_rope.present && query.decode->rotary_cos.present) ||
+        (query.cache_write && query.cache_write->cache.k_rope.present && query.cache_write->rotary_cos.present))
         return reject(why, "rotary_cos: cannot be given together with k_rope_cache, whose keys are rotated already");
     return kernel.supported_by_processor || reject(why, "kernel: this processor lacks the instructions");
+}
+
+// Packed rows are compared when the lengths are read.
+bool appends_less_than_it_asks(const DecodeProblem& problem) {
+    return !problem.packed() && problem.seqlen_new < problem.seqlen_q;
+}
+
+// What no kernel supports yet.
+bool supports_combination(const DecodeProblem& problem, std::string* why) {
+    if (problem.leftpad && problem.packed())
+        return reject(why, "cache_leftpad: cannot be given together with packed rows, which cu_seqlens describe (both are)");
+    if (problem.tree.data && !problem.positions && problem.window.bounded())
+        return reject(why, "tree_mask: needs q_positions where a window is given (there are none)");
+    if (!problem.shard.whole() && problem.k_new.present && appends_less_than_it_asks(problem))
+        return reject(why, "k_new: must have at least as many rows as q with shard_count: those of all shards (",
+                      problem.seqlen_new, " of ", problem.seqlen_q, ")");
+    return true;
 }
 
 bool any_double(const MergeProblem& problem) {
@@ -125,11 +143,19 @@ KernelQuery kernel_query(const MergeProblem& p) {
     return {Operation::merge, p.device, p.out.dtype, p.head_dim_v, p.head_dim_v, &p.request, &p};
 }
 
+KernelQuery kernel_query(const CacheWriteProblem& p) {
+    const int64_t channels = p.cache.k.shape[3] + p.cache.rope_dim(), channels_v = p.cache.v.present ? p.cache.v.shape[3] : 0;
+    KernelQuery query{Operation::cache_write, p.device, p.dtype, channels, channels_v, &p.request};
+    query.cache_write = &p;
+    return query;
+}
+
 KernelQuery kernel_query(const CompressProblem& p) { return {Operation::compress, p.device, DType::boolean, 0, 0, &p.request}; }
 
 bool accepts(const KernelEntry& kernel, const KernelQuery& query, std::string* why) {
     if (kernel.operation != query.operation) return reject(why, "operation: the kernel is for ", kernel.info.operation);
     if (!is_requested(kernel, *query.request)) return reject(why, "another kernel or backend was requested");
+    if (query.decode && !supports_combination(*query.decode, why)) return false;
     return kernel.cuda ? accepts_cuda(kernel, query, why) : accepts_cpu(kernel, query, why);
 }
 
@@ -167,7 +193,8 @@ std::string reasons_of(const KernelQuery& query, bool other_devices) {
 }
 
 bool runs_on_cuda(Operation operation) {
-    return operation != Operation::forward_tangent && operation != Operation::backward_tangent;
+    return operation != Operation::forward_tangent && operation != Operation::backward_tangent &&
+           operation != Operation::cache_write;
 }
 
 }  // namespace

@@ -20,11 +20,13 @@ struct KernelQuery {
     const MergeProblem* merge = nullptr;
     const AttentionProblem* attention = nullptr;  // forward, backward
     const DecodeProblem* decode = nullptr;
+    const CacheWriteProblem* cache_write = nullptr;
 };
 KernelQuery kernel_query(const AttentionProblem& problem);
 KernelQuery kernel_query(const TangentProblem& problem);
 KernelQuery kernel_query(const DecodeProblem& problem);
 KernelQuery kernel_query(const MergeProblem& problem);
+KernelQuery kernel_query(const CacheWriteProblem& problem);
 KernelQuery kernel_query(const CompressProblem& problem);
 
 // Whether `kernel` accepts the problem. If not, writes the reason to `why`; with a null `why` it formats nothing.

@@ -7,7 +7,7 @@ namespace libflash {
 
 // Size of the struct in version 1; later versions append fields.
 constexpr size_t kVersion1 = 224;
-static_assert(sizeof(flash_attention_options_t) == 336, "the attention options: rng_state and all after it came after version 1");
+static_assert(sizeof(flash_attention_options_t) == 352, "the attention options: rng_state and all after it came after version 1");
 
 namespace {
 
@@ -60,7 +60,11 @@ OptionTensors read_option_tensors(Reader& reader, const flash_attention_options_
         if (options.dbias) invalid("dbias", "is for backward, not for a forward call", "given");
         if (options.dsink) invalid("dsink", "is for backward, not for a forward call", "given");
         if (options.delta) invalid("delta", "is for backward, not for a forward call", "given");
+        tensors.max_logit = reader.optional(options.max_logit, "max_logit", kWritten);
+        tensors.entropy = reader.optional(options.entropy, "entropy", kWritten);
     } else {
+        if (options.max_logit) invalid("max_logit", "is for forward, not for a backward call", "given");
+        if (options.entropy) invalid("entropy", "is for forward, not for a backward call", "given");
         tensors.delta = reader.optional(options.delta, "delta", (options.flags & FLASH_FLAG_ADD) ? kRead : kWritten);
         tensors.dlse = reader.optional(options.dlse, "dlse");
         tensors.dbias = reader.optional(options.dbias, "dbias", kWritten);
@@ -199,6 +203,22 @@ void build_backward_options(AttentionProblem& p, const OptionTensors& tensors, c
     }
 }
 
+void check_head_statistic(const AttentionProblem& p, const TensorView& view, const Argument& argument) {
+    check_device(view, argument, p.device);
+    check_dtype(view, argument, p.dtype == DType::f64 ? DType::f64 : DType::f32);
+    check_shape(view, argument, {p.heads_q}, "that of lse, or (heads_q,)");
+}
+
+void build_statistics(AttentionProblem& p, const OptionTensors& tensors) {
+    p.max_logit = tensors.max_logit;
+    p.entropy = tensors.entropy;
+    if (p.continues && p.max_logit.present) invalid("max_logit", "is not known with FLASH_FLAG_CONTINUE", "given");
+    if (p.continues && p.entropy.present) invalid("entropy", "is not known with FLASH_FLAG_CONTINUE", "given");
+    if (p.max_logit.present && p.max_logit.ndim == 1) check_head_statistic(p, p.max_logit, "max_logit");
+    if (p.max_logit.present && p.max_logit.ndim != 1) check_like_lse(p, p.max_logit, "max_logit");
+    if (p.entropy.present) check_like_lse(p, p.entropy, "entropy");
+}
+
 void build_rng_state(AttentionProblem& p, const TensorView& state) {
     check_device(state, "rng_state", p.device);
     check_dtype(state, "rng_state", DType::i64);
@@ -232,6 +252,7 @@ void build_option_tensors(AttentionProblem& p, const OptionTensors& tensors, con
     if (tensors.block_mask.present) p.block_mask = build_block_mask(tensors.block_mask, blocks, p.device);
     if (options.block_lists) p.block_mask = build_block_lists(tensors.lists, blocks, p.device, p.backward);
     if (p.backward) build_backward_options(p, tensors, sizes);
+    build_statistics(p, tensors);
     if (tensors.rng_state.present) build_rng_state(p, tensors.rng_state);
     build_shard_tensors(p, tensors.shard);
 }

@@ -69,6 +69,8 @@ struct AttentionProblem : ScoreOptions {
     TensorView q, k, v;
     TensorView out;          // forward: output; backward: input
     TensorView lse;          // forward: output or absent; backward: input
+    TensorView max_logit;    // forward: output, shaped like lse or (heads_q), or absent
+    TensorView entropy;      // forward: output or absent
     bool continues = false;  // forward: out and lse hold the result for other keys, which this call takes in
 
     bool has_positions = false;

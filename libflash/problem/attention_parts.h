@@ -7,12 +7,14 @@
 
 namespace libflash {
 
-// The tensors of the options as views. dlse, dbias and dsink are absent in a forward call.
+// The tensors of the options as views. dlse, dbias and dsink are absent in a forward call, max_logit and entropy in a backward
+// call.
 struct OptionTensors {
     TensorView cu_q, cu_k, used_q, used_k;
     TensorView slopes, bias, mask, sink, block_mask;
     BlockListViews lists;
     TensorView dlse, dbias, dsink, delta;
+    TensorView max_logit, entropy;
     TensorView rng_state;
     ShardTensors shard;
 };

@@ -11,6 +11,7 @@
 #pragma once
 
 #include "problem/attention.h"
+#include "problem/cache_write.h"
 #include "problem/decode.h"
 #include "problem/merge.h"
 #include "problem/read.h"
@@ -47,6 +48,11 @@ DecodeProblem make_decode_problem(const flash_tensor_t* q, const flash_tensor_t*
 
 MergeProblem make_merge_problem(const flash_tensor_t* outs, const flash_tensor_t* lses, int32_t count, const flash_tensor_t* out,
                                 const flash_tensor_t* lse, const flash_merge_options_t* options);
+
+CacheWriteProblem make_cache_write_problem(const flash_tensor_t* k_new, const flash_tensor_t* v_new,
+                                           const flash_tensor_t* k_cache, const flash_tensor_t* v_cache,
+                                           const flash_tensor_t* slots, const flash_cache_write_options_t* options,
+                                           Reading reading);
 
 // A dense block mask and the lists to write. The pointers of lists that the caller did not give are null.
 struct CompressProblem {

@@ -2,31 +2,65 @@
 
 #include "problem/build.h"
 #include "problem/cache.h"
+#include "problem/cache_parts.h"
 #include "problem/lengths.h"
 #include "problem/options.h"
 #include "problem/score.h"
+#include "problem/shared_keys.h"
 
 namespace libflash {
 
-static_assert(sizeof(flash_decode_options_t) == 192, "the decode options, whose version 1 has 160 bytes");
+static_assert(sizeof(flash_decode_options_t) == 272, "the decode options, whose version 1 has 160 bytes");
 
 namespace {
 
-constexpr uint32_t kDecodeFlags = FLASH_FLAG_CAUSAL | FLASH_FLAG_WINDOW | FLASH_FLAG_SCALE | FLASH_FLAG_ROTARY_INTERLEAVED;
+constexpr size_t kVersion1 = offsetof(flash_decode_options_t, k_scale);
+constexpr uint32_t kDecodeFlags =
+    FLASH_FLAG_CAUSAL | FLASH_FLAG_WINDOW | FLASH_FLAG_SCALE | FLASH_FLAG_ROTARY_INTERLEAVED | FLASH_FLAG_INVARIANT_ROWS;
+
+// The names of the arguments for rows to append.
+Side new_side(bool own_lengths) { return {"k_new", own_lengths ? "cu_seqlens_new" : "cu_seqlens_q", "", ""}; }
+
+constexpr Side kTreeSide = {"tree_mask", "cu_seqlens_tree", "", ""};
 
 struct DecodeTensors {
     TensorView cache_seqlens, block_table, batch_idx, leftpad, slopes, sink, k_scale, v_scale;
+    TensorView cu_q, cu_new, positions, tree, cu_tree, shared_groups, shared_lens;
+    // The rows to append follow the packing of q unless they have their own.
+    bool packs_new() const { return cu_q.present || cu_new.present; }
 };
 
+CacheShard read_cache_shard(const flash_decode_options_t& options) {
+    CacheShard shard;
+    if (options.shard_count < 0) invalid("shard_count", "must be at least 1 (0 counts as 1)", options.shard_count);
+    if (options.shard_keys < 0) invalid("shard_keys", "must be at least 1 (0 counts as 1)", options.shard_keys);
+    shard.count = options.shard_count == 0 ? 1 : options.shard_count;
+    shard.keys = options.shard_keys == 0 ? 1 : options.shard_keys;
+    if (options.shard_index < 0 || options.shard_index >= shard.count)
+        invalid("shard_index", "must be at least 0 and below shard_count", options.shard_index, " of ", shard.count);
+    int64_t round = 0;
+    if (__builtin_mul_overflow(shard.count, shard.keys, &round) || round >= int64_t{1} << 40)
+        invalid("shard_keys", "times shard_count must be below 2^40", shard.keys, " x ", shard.count);
+    shard.index = options.shard_index;
+    return shard;
+}
+
 flash_decode_options_t read_decode_options(DecodeProblem& p, const flash_decode_options_t* given) {
-    const flash_decode_options_t options = read_options(given, 160);
+    const flash_decode_options_t options = read_options(given, kVersion1);
     check_flags(options.flags, kDecodeFlags);
     check_reserved(options.reserved);
     read_score_options(p, options);
     p.mask_rule = read_mask_rule(options.flags, options.window_left, options.window_right);
+    p.causal = (options.flags & FLASH_FLAG_CAUSAL) != 0;
+    p.window = read_mask_rule(options.flags & ~FLASH_FLAG_CAUSAL, options.window_left, options.window_right);
     p.rotary_interleaved = (options.flags & FLASH_FLAG_ROTARY_INTERLEAVED) != 0;
+    p.invariant_rows = (options.flags & FLASH_FLAG_INVARIANT_ROWS) != 0;
     p.request.num_splits = read_num_splits(options.num_splits);
+    if (p.invariant_rows && p.request.num_splits != 0) {
+        invalid("num_splits", "must be 0 with FLASH_FLAG_INVARIANT_ROWS", p.request.num_splits);
+    }
     p.request.split_size = read_split_size(options.split_size, options.num_splits);
+    p.shard = read_cache_shard(options);
     read_request(p.request, options);
     return options;
 }
@@ -75,10 +109,14 @@ DecodeTensors read_decode_tensors(DecodeProblem& p, Reader& reader, const flash_
     p.rotary_sin = reader.optional(options.rotary_sin, "rotary_sin", kContiguousRows);
     tensors.slopes = reader.optional(options.alibi_slopes, "alibi_slopes");
     tensors.sink = reader.optional(options.learnable_sink, "learnable_sink");
-    if (p.rotary_cos.present != p.rotary_sin.present) {
-        invalid(p.rotary_cos.present ? "rotary_sin" : "rotary_cos", "rotary_cos and rotary_sin are given together or not at all",
-                "it is missing");
-    }
+    tensors.cu_q = reader.optional(options.cu_seqlens_q, "cu_seqlens_q");
+    tensors.cu_new = reader.optional(options.cu_seqlens_new, "cu_seqlens_new");
+    tensors.positions = reader.optional(options.q_positions, "q_positions");
+    tensors.tree = reader.optional(options.tree_mask, "tree_mask");
+    tensors.cu_tree = reader.optional(options.cu_seqlens_tree, "cu_seqlens_tree");
+    tensors.shared_groups = reader.optional(options.shared_groups, "shared_groups");
+    tensors.shared_lens = reader.optional(options.shared_lens, "shared_lens");
+    check_rotary_given(p.rotary_cos, p.rotary_sin);
     if (tensors.block_table.present && tensors.batch_idx.present) {
         invalid("cache_batch_idx", "cannot be given together with block_table", "both are");
     }
@@ -87,39 +125,37 @@ DecodeTensors read_decode_tensors(DecodeProblem& p, Reader& reader, const flash_
     p.cache.k_rope = reader.optional(options.k_rope_cache, "k_rope_cache", cache_role(options));
     p.k_rope_new = reader.optional(options.k_rope_new, "k_rope_new", kContiguousRows);
     check_given_together(p);
+    if (tensors.cu_tree.present && !tensors.tree.present) invalid("cu_seqlens_tree", "needs tree_mask", "there is none");
+    if (tensors.cu_new.present && !p.k_new.present) invalid("cu_seqlens_new", "needs k_new and v_new", "there are none");
     return tensors;
 }
 
-// The type of the caches is that of q, or one of 8 bits.
-void check_cache_types(DecodeProblem& p) {
-    p.cache.dtype = p.cache.k.dtype;
-    const bool codes = is_8_bit(p.cache.dtype) && p.dtype != DType::f64;
-    if (!codes && p.cache.dtype != p.dtype) {
-        const char* more = p.dtype == DType::f64 ? "" : ", that of q, or float8_e4m3fn, float8_e5m2 or int8";
-        const std::string rule = text_of("dtype must be ", p.dtype, more);
-        invalid("k_cache", rule.c_str(), "it is ", p.cache.dtype);
-    }
-    if (p.cache.v.dtype != p.cache.dtype) {
-        const std::string rule = text_of("dtype must be that of k_cache, ", p.cache.dtype);
-        invalid("v_cache", rule.c_str(), "it is ", p.cache.v.dtype);
-    }
+// cu_seqlens_q is checked before q, because it decides how many dimensions q has.
+int64_t batch_of(const DecodeProblem& p, const TensorView& cu) {
+    if (!cu.present) return p.q.shape[0];
+    check_ndim(cu, "cu_seqlens_q", 1, "(batch + 1,)");
+    if (cu.shape[0] < 1) invalid("cu_seqlens_q", "must have batch + 1 entries, so at least one", "it has none");
+    return cu.shape[0] - 1;
 }
 
-void build_decode_sizes(DecodeProblem& p, const flash_decode_options_t& options) {
+void build_decode_sizes(DecodeProblem& p, const DecodeTensors& tensors, const flash_decode_options_t& options) {
+    const bool packed = tensors.cu_q.present;
     p.device = p.q.device;
     p.dtype = p.q.dtype;
     check_float(p.q, "q");
-    check_ndim(p.q, "q", 4, "(batch, seqlen_q, heads_q, head_dim)");
+    check_ndim(p.q, "q", packed ? 3 : 4,
+               packed ? "(total_q, heads_q, head_dim) with cu_seqlens_q" : "(batch, seqlen_q, heads_q, head_dim)");
     check_device(p.cache.k, "k_cache", p.device);
     check_device(p.cache.v, "v_cache", p.device);
-    check_cache_types(p);
+    check_cache_types(p.cache, p.dtype, "q");
     for (const auto& [view, name] : {std::pair(&p.cache.k, "k_cache"), std::pair(&p.cache.v, "v_cache")}) {
         check_ndim(*view, name, 4, "(batch_cache, capacity, heads_k, channels) or (pages, page_size, heads_k, channels)");
     }
-    p.batch = p.q.shape[0];
-    p.seqlen_q = p.q.shape[1];
-    p.heads_q = p.q.shape[2];
-    p.head_dim = p.q.shape[3];
+    p.batch = batch_of(p, tensors.cu_q);
+    p.q_rows = build_sequences(kQuerySide, p.q, p.batch, tensors.cu_q, {}, 0);
+    p.seqlen_q = p.q_rows.capacity;
+    p.heads_q = p.q.shape[p.q.ndim - 2];
+    p.head_dim = p.q.shape[p.q.ndim - 1];
     p.heads_k = p.cache.k.shape[2];
     p.head_dim_v = p.cache.v.shape[3];
     const int64_t entries = p.cache.k.shape[0], rows = p.cache.k.shape[1];
@@ -148,12 +184,18 @@ void build_decode_sizes(DecodeProblem& p, const flash_decode_options_t& options)
 
 void check_outputs(const DecodeProblem& p) {
     check_device(p.out, "out", p.device);
-    check_dtype(p.out, "out", p.dtype);
-    check_shape(p.out, "out", {p.batch, p.seqlen_q, p.heads_q, p.head_dim_v}, "(batch, seqlen_q, heads_q, head_dim_v)");
+    check_partial_dtype(p.out, "out", p.dtype);
+    if (p.q_rows.packed())
+        check_shape(p.out, "out", {p.seqlen_q, p.heads_q, p.head_dim_v}, "(total_q, heads_q, head_dim_v)");
+    else
+        check_shape(p.out, "out", {p.batch, p.seqlen_q, p.heads_q, p.head_dim_v}, "(batch, seqlen_q, heads_q, head_dim_v)");
     if (!p.lse.present) return;
     check_device(p.lse, "lse", p.device);
     check_dtype(p.lse, "lse", p.dtype == DType::f64 ? DType::f64 : DType::f32);
-    check_shape(p.lse, "lse", {p.batch, p.heads_q, p.seqlen_q}, "(batch, heads_q, seqlen_q)");
+    if (p.q_rows.packed())
+        check_shape(p.lse, "lse", {p.heads_q, p.seqlen_q}, "(heads_q, total_q)");
+    else
+        check_shape(p.lse, "lse", {p.batch, p.heads_q, p.seqlen_q}, "(batch, heads_q, seqlen_q)");
 }
 
 void build_paged_cache(DecodeProblem& p, const TensorView& table) {
@@ -187,14 +229,8 @@ void build_cache(DecodeProblem& p, const DecodeTensors& tensors) {
     }
     if (tensors.leftpad.present) p.leftpad = read_int32_vector(tensors.leftpad, "cache_leftpad", p.batch, p.device, "(batch,)");
     p.default_seqlen = p.k_new.present ? 0 : p.cache.capacity;
-}
-
-void check_scale_given(const DecodeProblem& p, const CacheScale& scale, const char* name) {
-    if (p.cache.dtype == DType::i8 && !scale.present) invalid(name, "is required for an int8 cache", "NULL");
-    if (p.k_new.present && scale.of_rows && !is_8_bit(p.cache.dtype)) {
-        invalid(name, "scales of rows are computed by an append, which needs an 8-bit cache; without one give 1 or 2 dimensions",
-                "the cache is ", p.cache.dtype);
-    }
+    if (!p.shard.whole() && !p.cache_seqlens && !p.k_new.present)
+        invalid("cache_seqlens", "is required with shard_count: the cache does not tell the lengths of the sequences", "NULL");
 }
 
 // The scales of a view of k_cache are those of k_cache, unless v_scale is given.
@@ -215,7 +251,7 @@ void build_scales(DecodeProblem& p, const DecodeTensors& tensors) {
     const TensorView& k = p.cache.k;
     CacheScaleSizes sizes{p.batch, k.shape[0], k.shape[1], p.heads_k, k.shape[3]};
     if (tensors.k_scale.present) p.cache.k_scale = build_cache_scale(tensors.k_scale, "k_scale", sizes, p.device);
-    check_scale_given(p, p.cache.k_scale, "k_scale");
+    check_scale_given(p.cache, p.cache.k_scale, "k_scale", p.k_new.present);
     sizes.channels = p.head_dim_v;
     if (tensors.v_scale.present) {
         p.cache.v_scale = build_cache_scale(tensors.v_scale, "v_scale", sizes, p.device);
@@ -225,49 +261,90 @@ void build_scales(DecodeProblem& p, const DecodeTensors& tensors) {
     } else if (p.cache.v_in_k && p.cache.k_scale.present) {
         p.cache.v_scale = scale_of_view(p);
     }
-    check_scale_given(p, p.cache.v_scale, "v_scale");
+    check_scale_given(p.cache, p.cache.v_scale, "v_scale", p.k_new.present);
 }
 
-void check_rope_new(const DecodeProblem& p) {
-    check_device(p.k_rope_new, "k_rope_new", p.device);
-    check_dtype(p.k_rope_new, "k_rope_new", p.dtype);
-    check_shape(p.k_rope_new, "k_rope_new", {p.batch, p.seqlen_new, p.heads_k, p.cache.rope_dim()},
-                "(batch, seqlen_new, heads_k, channels of k_rope_cache)");
+void check_new_shapes(const DecodeProblem& p, bool packed) {
+    const int64_t rows = p.k_new.shape[packed ? 0 : 1], channels = p.cache.k.shape[3];
+    const auto check = [&](const TensorView& view, const char* name, int64_t of_row, const std::string& last) {
+        if (!view.present) return;
+        const std::string names = text_of(packed ? "(total_new, heads_k, " : "(batch, seqlen_new, heads_k, ", last, ")");
+        if (packed)
+            check_shape(view, name, {rows, p.heads_k, of_row}, names.c_str());
+        else
+            check_shape(view, name, {p.batch, rows, p.heads_k, of_row}, names.c_str());
+    };
+    check(p.k_new, "k_new", channels, p.cache.k_rope.present ? "channels of k_cache" : "head_dim");
+    check(p.v_new, "v_new", p.head_dim_v, "head_dim_v");
+    check(p.k_rope_new, "k_rope_new", p.cache.rope_dim(), "channels of k_rope_cache");
+    if (!packed && p.shard.whole() && rows > p.cache.capacity)
+        invalid("k_new", "must not have more rows than the cache", rows, " of ", p.cache.capacity);
 }
 
-void build_appended(DecodeProblem& p) {
-    if (p.k_new.present) {
-        for (const auto& [view, name] : {std::pair(&p.k_new, "k_new"), std::pair(&p.v_new, "v_new")}) {
-            if (!view->present) continue;
-            check_device(*view, name, p.device);
-            check_dtype(*view, name, p.dtype);
-        }
-        check_ndim(p.k_new, "k_new", 4, "(batch, seqlen_new, heads_k, head_dim)");
-        p.seqlen_new = p.k_new.shape[1];
-        check_shape(p.k_new, "k_new", {p.batch, p.seqlen_new, p.heads_k, p.cache.k.shape[3]},
-                    p.cache.k_rope.present ? "(batch, seqlen_new, heads_k, channels of k_cache)"
-                                           : "(batch, seqlen_new, heads_k, head_dim)");
-        if (p.v_new.present) {
-            check_shape(p.v_new, "v_new", {p.batch, p.seqlen_new, p.heads_k, p.head_dim_v},
-                        "(batch, seqlen_new, heads_k, head_dim_v)");
-        }
-        if (p.k_rope_new.present) check_rope_new(p);
-        if (p.seqlen_new > p.cache.capacity) {
-            invalid("k_new", "must not have more rows than the cache", p.seqlen_new, " of ", p.cache.capacity);
-        }
+void build_appended(DecodeProblem& p, const DecodeTensors& tensors) {
+    p.new_rows.batch = p.batch;
+    if (!p.k_new.present) return;
+    for (const auto& [view, name] :
+         {std::pair(&p.k_new, "k_new"), std::pair(&p.v_new, "v_new"), std::pair(&p.k_rope_new, "k_rope_new")}) {
+        if (!view->present) continue;
+        check_device(*view, name, p.device);
+        check_dtype(*view, name, p.dtype);
     }
-    if (p.rotary_cos.present) {
-        for (const auto& [view, name] : {std::pair(&p.rotary_cos, "rotary_cos"), std::pair(&p.rotary_sin, "rotary_sin")}) {
-            check_device(*view, name, p.device);
-            check_float32_or(*view, name, p.dtype);
+    const bool packed = tensors.packs_new();
+    check_ndim(p.k_new, "k_new", packed ? 3 : 4,
+               packed ? "(total_new, heads_k, head_dim) with cu_seqlens" : "(batch, seqlen_new, heads_k, head_dim)");
+    check_new_shapes(p, packed);
+    p.new_rows = build_sequences(new_side(tensors.cu_new.present), p.k_new, p.batch,
+                                 tensors.cu_new.present ? tensors.cu_new : tensors.cu_q, {}, 0);
+    p.seqlen_new = p.new_rows.capacity;
+}
+
+void build_positions(DecodeProblem& p, const TensorView& positions) {
+    check_device(positions, "q_positions", p.device);
+    check_dtype(positions, "q_positions", DType::i32);
+    if (p.q_rows.packed())
+        check_shape(positions, "q_positions", {p.seqlen_q}, "(total_q,)");
+    else
+        check_shape(positions, "q_positions", {p.batch, p.seqlen_q}, "(batch, seqlen_q)");
+    check_contiguous(positions, "q_positions");
+    p.positions = static_cast<const int32_t*>(positions.data);
+}
+
+void build_tree(DecodeProblem& p, const TensorView& tree, const TensorView& cu) {
+    check_device(tree, "tree_mask", p.device);
+    check_dtype(tree, "tree_mask", DType::i32);
+    check_ndim(tree, "tree_mask", 2, "(rows, words)");
+    if (cu.present) {
+        p.tree.rows = build_sequences(kTreeSide, tree, p.batch, cu, {}, 0);
+    } else {
+        const int64_t rows = p.q_rows.packed() ? p.seqlen_q : p.batch * p.seqlen_q;
+        check_shape(tree, "tree_mask", {rows, tree.shape[1]}, "(query rows, words) without cu_seqlens_tree");
+        p.tree.rows = p.q_rows;
+    }
+    p.tree.data = static_cast<const int32_t*>(tree.data);
+    p.tree.stride[0] = tree.shape[0] > 1 ? tree.stride[0] : 0;
+    p.tree.stride[1] = tree.shape[1] > 1 ? tree.stride[1] : 0;
+    p.tree.words = tree.shape[1];
+}
+
+void check_tree_contents(const DecodeProblem& p) {
+    for (int64_t b = 0; p.positions && b < p.batch; ++b)
+        for (int64_t row = 0; row < p.q_rows.length(b); ++row) {
+            const int32_t position = p.positions[p.q_rows.before(b) + row];
+            if (position < 0) invalid("q_positions", "must be at least 0", "row ", row, " of sequence ", b, " has ", position);
         }
-        check_ndim(p.rotary_cos, "rotary_cos", 2, "(positions, channels / 2)");
-        const int64_t pairs = p.rotary_cos.shape[1];
-        if (pairs < 1 || 2 * pairs > p.head_dim) {
-            invalid("rotary_cos", "must rotate at least 2 channels and at most head_dim", 2 * pairs, " of ", p.head_dim);
+    if (!p.tree.data) return;
+    if (p.tree.rows.cu != p.q_rows.cu) check_lengths(kTreeSide, p.tree.rows, 0);
+    for (int64_t b = 0; b < p.batch; ++b) {
+        const int64_t rows = p.tree.rows.length(b), length = p.q_rows.length(b);
+        if (rows == 0) continue;
+        if (rows != length) {
+            invalid("cu_seqlens_tree", "a sequence must have as many rows as query rows, or none", "sequence ", b, " has ", rows,
+                    ", q has ", length);
         }
-        check_shape(p.rotary_sin, "rotary_sin", {p.rotary_cos.shape[0], pairs}, "that of rotary_cos");
-        check_dtype(p.rotary_sin, "rotary_sin", p.rotary_cos.dtype);
+        if (length > 32 * p.tree.words)
+            invalid("tree_mask", "must have a bit for each query row of a sequence", "sequence ", b, " has ", length, " rows, ",
+                    32 * p.tree.words, " bits");
     }
 }
 
@@ -287,18 +364,31 @@ DecodeProblem make_decode_problem(const flash_tensor_t* q, const flash_tensor_t*
     problem.lse = reader.optional(lse, "lse", kWritten);
     const DecodeTensors tensors = read_decode_tensors(problem, reader, options);
 
-    build_decode_sizes(problem, options);
+    build_decode_sizes(problem, tensors, options);
     check_outputs(problem);
     build_cache(problem, tensors);
-    build_appended(problem);
+    build_appended(problem, tensors);
     build_scales(problem, tensors);
+    if (problem.rotary_cos.present) {
+        check_rotary_tables(problem.rotary_cos, problem.rotary_sin, problem.head_dim, problem.dtype, problem.device);
+    }
+    if (tensors.positions.present) build_positions(problem, tensors.positions);
+    if (tensors.tree.present) build_tree(problem, tensors.tree, tensors.cu_tree);
+    build_shared_keys(problem, tensors.shared_groups, tensors.shared_lens);
     if (tensors.slopes.present) {
         problem.alibi_slopes = build_slopes(tensors.slopes, problem.batch, problem.heads_q, problem.dtype, problem.device);
     }
     if (tensors.sink.present) {
         problem.sink = build_head_vector(tensors.sink, "learnable_sink", problem.heads_q, problem.dtype, problem.device);
+        if (problem.shard.index > 0) problem.sink = {};  // it counts once
     }
-    if (reader.may_read_data(problem.device)) check_cache_contents(problem);
+    if (reader.may_read_data(problem.device)) {
+        check_lengths(kQuerySide, problem.q_rows, 0);
+        check_lengths(new_side(tensors.cu_new.present), problem.new_rows, 0);
+        check_tree_contents(problem);
+        check_cache_contents(problem);
+        check_shared_keys(problem);
+    }
     reader.check_overlap();
     return problem;
 }

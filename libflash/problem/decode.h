@@ -5,6 +5,7 @@
 
 #include "problem/attention.h"
 #include "problem/cache_scale.h"
+#include "problem/cache_shard.h"
 
 namespace libflash {
 
@@ -29,28 +30,75 @@ struct KvCache {
     int64_t rope_dim() const { return k_rope.present ? k_rope.shape[3] : 0; }
 };
 
+// Bit n % 32 of word n / 32 of a row: the query row sees the n-th of the last Lq keys of its sequence. `data` is nullptr without
+// tree_mask.
+struct TreeMask {
+    const int32_t* data = nullptr;
+    int64_t stride[2] = {0, 0};  // (row, word), in elements
+    int64_t words = 0;
+    Sequences rows;  // a sequence has as many rows as query rows, or none: then it is causal
+};
+
+// A hint: sequences groups[i] to groups[i + 1] - 1 have the same first lens[i] keys in the same places. `groups` is nullptr
+// without it.
+struct SharedKeys {
+    const int32_t *groups = nullptr, *lens = nullptr;  // count + 1 and count numbers
+    int64_t count = 0;
+};
+
 struct DecodeProblem : ScoreOptions {
     Device device;
     DType dtype = DType::none;
-    int64_t batch = 0, seqlen_q = 0, seqlen_new = 0;
+    int64_t batch = 0;
+    Sequences q_rows;    // packed with cu_seqlens_q
+    Sequences new_rows;  // of k_new and v_new: no rows without them
+    // Rows of a sequence: dense all have so many, packed at most so many.
+    int64_t seqlen_q = 0, seqlen_new = 0;
     int64_t heads_q = 0, heads_k = 0;
     int64_t head_dim = 0, head_dim_v = 0;
 
     TensorView q, out, lse;  // lse may be absent
     KvCache cache;
+    CacheShard shard;                        // of the cache: lengths and positions are those of the whole sequence
     const int32_t* cache_seqlens = nullptr;  // valid keys before the call; nullptr: default_seqlen
     int64_t default_seqlen = 0;
     const int32_t* leftpad = nullptr;  // optional: the number of first keys of a sequence that do not exist
 
     TensorView k_new, v_new, k_rope_new;  // absent: nothing is appended
+    const int32_t* positions = nullptr;   // q_positions: of each query row; nullptr: they follow the cached keys
+    TreeMask tree;
+    SharedKeys shared;
+    bool invariant_rows = false;
+    bool causal = false;
+    MaskRule window;  // mask_rule without the causal rule
+
     TensorView rotary_cos, rotary_sin;
     bool rotary_interleaved = false;
 
     Request request;
 
     int64_t group_size() const { return heads_k ? heads_q / heads_k : 0; }
-    // Reads the array, so for host tensors only.
+    bool packed() const { return q_rows.packed() || new_rows.packed(); }
+
+    // Whether query rows without given positions stand one after another.
+    bool rows_advance() const { return mask_rule.bounded() || tree.data; }
+
+    // The functions below read the arrays, so they are for host tensors only.
     int64_t cached(int64_t b) const { return cache_seqlens ? cache_seqlens[b] : default_seqlen; }
+    // All keys of a sequence, those of this call included.
+    int64_t length_k(int64_t b) const { return cached(b) + new_rows.length(b); }
+    // Those of them that this cache has.
+    int64_t rows_k(int64_t b) const { return shard.row_of(length_k(b)); }
+    // Columns of the diagonal of the mask rule and of ALiBi in row 0.
+    int64_t shift(int64_t b) const { return length_k(b) - q_rows.length(b); }
+    // Positions of the rotary embedding.
+    int64_t rotary_position(int64_t b, int64_t row) const {
+        return positions ? positions[q_rows.before(b) + row] : cached(b) + (rows_advance() ? row : 0);
+    }
+    int64_t new_key_position(int64_t b, int64_t n) const {
+        const int64_t key = cached(b) + n;
+        return positions && key >= shift(b) ? positions[q_rows.before(b) + key - shift(b)] : key;
+    }
 };
 
 }  // namespace libflash

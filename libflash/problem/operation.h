@@ -5,7 +5,7 @@
 
 namespace libflash {
 
-enum class Operation : int32_t { forward, backward, decode, merge, compress, forward_tangent, backward_tangent };
+enum class Operation : int32_t { forward, backward, decode, merge, compress, forward_tangent, backward_tangent, cache_write };
 
 constexpr const char* operation_name(Operation operation) {
     switch (operation) {
@@ -15,6 +15,7 @@ constexpr const char* operation_name(Operation operation) {
         case Operation::merge: return "merge";
         case Operation::forward_tangent: return "forward_tangent";
         case Operation::backward_tangent: return "backward_tangent";
+        case Operation::cache_write: return "cache_write";
         default: return "compress";
     }
 }

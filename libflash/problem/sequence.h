@@ -19,6 +19,20 @@ struct Sequences {
     int64_t start(int64_t b) const { return cu ? cu[b] : 0; }
     // Number of rows that belong to the sequence, used or not.
     int64_t owned(int64_t b) const { return cu ? int64_t{cu[b + 1]} - cu[b] : capacity; }
+    // Rows of all sequences.
+    int64_t total() const { return cu ? cu[batch] : batch * capacity; }
+    // The sequence of row `row` of all sequences.
+    int64_t sequence_of(int64_t row) const {
+        if (!cu) return row / capacity;
+        int64_t low = 0, high = batch;  // binary search for the last sequence that starts at or before the row
+        while (low + 1 < high) {
+            const int64_t middle = (low + high) / 2;
+            (cu[middle] <= row ? low : high) = middle;
+        }
+        return low;
+    }
+    // Rows of all sequences before sequence b.
+    int64_t before(int64_t b) const { return cu ? cu[b] : b * capacity; }
     // Number of rows that exist.
     int64_t length(int64_t b) const { return used ? used[b] : owned(b); }
 };

@@ -31,6 +31,8 @@ flash_attention_options_t read_tangent_options(TangentProblem& p, const flash_at
     const flash_attention_options_t options = read_attention_options(p, given, 0);
     if (options.sequence_numbers) invalid("sequence_numbers", "is for forward and backward, not for tangents", "given");
     if (options.heads_total != 0) invalid("heads_total", "is for forward and backward, not for tangents", options.heads_total);
+    if (options.max_logit) invalid("max_logit", "is for forward, not for tangents", "given");
+    if (options.entropy) invalid("entropy", "is for forward, not for tangents", "given");
     if (options.delta) invalid("delta", "is for backward, not for tangents, which have tangents.delta", "given");
     return options;
 }

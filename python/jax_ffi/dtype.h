@@ -17,6 +17,10 @@ static inline int32_t dtype_of_xla(int32_t code) {
         case XLA_BF16: return FLASH_DTYPE_BFLOAT16;
         case XLA_F32: return FLASH_DTYPE_FLOAT32;
         case XLA_F64: return FLASH_DTYPE_FLOAT64;
+        case XLA_S64: return FLASH_DTYPE_INT64;
+        case XLA_S8: return FLASH_DTYPE_INT8;
+        case XLA_F8E4M3FN: return FLASH_DTYPE_FLOAT8_E4M3;
+        case XLA_F8E5M2: return FLASH_DTYPE_FLOAT8_E5M2;
         default: return FLASH_DTYPE_NONE;
     }
 }

@@ -93,8 +93,9 @@ static flash_status_t take_extras(request_t *request, const xla_frame *frame, in
         request->workspace_bytes = (size_t)block->dims[0];
     }
     if (request_has(request, WITH_FILLED)) {
-        if (*operands < *results) return refuse(request, "the filled results are missing");
-        *operands -= *results;
+        int64_t filled = request->operation == DECODE ? 2 : *results;
+        if (*operands < filled) return refuse(request, "the filled results are missing");
+        *operands -= filled;
     }
     return FLASH_STATUS_OK;
 }
@@ -146,3 +147,8 @@ xla_error *backward_cpu(xla_frame *frame) { return handle(frame, BACKWARD, true)
 xla_error *backward_cuda(xla_frame *frame) { return handle(frame, BACKWARD, false); }
 xla_error *decode_cpu(xla_frame *frame) { return handle(frame, DECODE, true); }
 xla_error *decode_cuda(xla_frame *frame) { return handle(frame, DECODE, false); }
+xla_error *forward_tangent_cpu(xla_frame *frame) { return handle(frame, FORWARD_TANGENT, true); }
+xla_error *forward_tangent_cuda(xla_frame *frame) { return handle(frame, FORWARD_TANGENT, false); }
+xla_error *backward_tangent_cpu(xla_frame *frame) { return handle(frame, BACKWARD_TANGENT, true); }
+xla_error *backward_tangent_cuda(xla_frame *frame) { return handle(frame, BACKWARD_TANGENT, false); }
+xla_error *cache_write_cpu(xla_frame *frame) { return handle(frame, CACHE_WRITE, true); }

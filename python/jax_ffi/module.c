@@ -12,9 +12,17 @@ static const struct {
     const char *name, *platform;
     handler_t *handler;
 } handlers[] = {
-    {"libflash_forward", "cpu", forward_cpu},   {"libflash_forward", "CUDA", forward_cuda},
-    {"libflash_backward", "cpu", backward_cpu}, {"libflash_backward", "CUDA", backward_cuda},
-    {"libflash_decode", "cpu", decode_cpu},     {"libflash_decode", "CUDA", decode_cuda},
+    {"libflash_forward", "cpu", forward_cpu},
+    {"libflash_forward", "CUDA", forward_cuda},
+    {"libflash_backward", "cpu", backward_cpu},
+    {"libflash_backward", "CUDA", backward_cuda},
+    {"libflash_decode", "cpu", decode_cpu},
+    {"libflash_decode", "CUDA", decode_cuda},
+    {"libflash_forward_tangent", "cpu", forward_tangent_cpu},
+    {"libflash_forward_tangent", "CUDA", forward_tangent_cuda},
+    {"libflash_backward_tangent", "cpu", backward_tangent_cpu},
+    {"libflash_backward_tangent", "CUDA", backward_tangent_cuda},
+    {"libflash_cache_write", "cpu", cache_write_cpu},
 };
 
 static PyObject *list_handlers(PyObject *self, PyObject *unused) {

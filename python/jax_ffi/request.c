@@ -11,30 +11,38 @@
 #define NO_FIELD {0, 0}
 #define ATTENTION(field) FIELD(flash_attention_options_t, field)
 #define DECODE_FIELD(field) FIELD(flash_decode_options_t, field)
-#define OF_REQUEST(field, kind) {#field, kind, FIELD(attributes_t, field), NO_FIELD, NO_FIELD}
-#define OF_ATTENTION(field, kind) {#field, kind, FIELD(attributes_t, field), ATTENTION(field), NO_FIELD}
-#define OF_DECODE(field, kind) {#field, kind, FIELD(attributes_t, field), NO_FIELD, DECODE_FIELD(field)}
-#define OF_BOTH(field, kind) {#field, kind, FIELD(attributes_t, field), ATTENTION(field), DECODE_FIELD(field)}
+#define WRITE_FIELD(field) FIELD(flash_cache_write_options_t, field)
+#define OF_REQUEST(field, kind) {#field, kind, FIELD(attributes_t, field), NO_FIELD, NO_FIELD, NO_FIELD}
+#define OF_ATTENTION(field, kind) {#field, kind, FIELD(attributes_t, field), ATTENTION(field), NO_FIELD, NO_FIELD}
+#define OF_DECODE(field, kind) {#field, kind, FIELD(attributes_t, field), NO_FIELD, DECODE_FIELD(field), NO_FIELD}
+#define OF_BOTH(field, kind) {#field, kind, FIELD(attributes_t, field), ATTENTION(field), DECODE_FIELD(field), NO_FIELD}
+#define OF_ALL(field, kind) {#field, kind, FIELD(attributes_t, field), ATTENTION(field), DECODE_FIELD(field), WRITE_FIELD(field)}
 
 const attribute_t attribute_table[] = {
     OF_REQUEST(operands, INTEGER),
     OF_REQUEST(layout, INTEGER),
-    OF_BOTH(flags, INTEGER),
+    OF_REQUEST(head_dim_v, INTEGER),
+    OF_ALL(flags, INTEGER),
     OF_BOTH(window_left, INTEGER),
     OF_BOTH(window_right, INTEGER),
     OF_ATTENTION(max_seqlen_q, INTEGER),
     OF_ATTENTION(max_seqlen_k, INTEGER),
     OF_BOTH(num_splits, INTEGER),
     OF_DECODE(split_size, INTEGER),
-    OF_BOTH(num_threads, INTEGER),
+    OF_DECODE(shard_count, INTEGER),
+    OF_DECODE(shard_index, INTEGER),
+    OF_DECODE(shard_keys, INTEGER),
+    OF_ALL(num_threads, INTEGER),
     OF_ATTENTION(seed, INTEGER),
     OF_ATTENTION(offset, INTEGER),
+    OF_ATTENTION(head_begin, INTEGER),
+    OF_ATTENTION(heads_total, INTEGER),
     OF_BOTH(softmax_scale, REAL),
     OF_BOTH(softcap, REAL),
     OF_ATTENTION(dropout_p, REAL),
-    OF_BOTH(backend, TEXT),
-    OF_BOTH(kernel, TEXT),
-    {NULL, INTEGER, NO_FIELD, NO_FIELD, NO_FIELD},
+    OF_ALL(backend, TEXT),
+    OF_ALL(kernel, TEXT),
+    {NULL, INTEGER, NO_FIELD, NO_FIELD, NO_FIELD, NO_FIELD},
 };
 
 const attribute_t *find_attribute(const char *name, size_t length) {
@@ -46,7 +54,9 @@ const attribute_t *find_attribute(const char *name, size_t length) {
 /* Copies the attributes to the fields of an option struct. */
 static void fill_options(const request_t *request, void *options) {
     for (const attribute_t *attribute = attribute_table; attribute->name; attribute++) {
-        const field_t *field = request->operation == DECODE ? &attribute->decode : &attribute->attention;
+        const field_t *field = request->operation == DECODE        ? &attribute->decode
+                               : request->operation == CACHE_WRITE ? &attribute->write
+                                                                   : &attribute->attention;
         const char *value = (const char *)&request->attributes + attribute->own.offset;
         char *target = (char *)options + field->offset;
         int64_t integer;
@@ -75,21 +85,30 @@ const char *request_error(const request_t *request) { return request->text[0] ? 
 
 /* The arguments of the library's function: tensors with axes in the library's order, and options. */
 typedef struct call_t {
-    flash_tensor_t views[9]; /* the tensors whose axes were reordered */
+    flash_tensor_t views[16]; /* the tensors whose axes were reordered */
     int view_count;
     flash_tensor_t rng_state;
     const flash_tensor_t *in[6], *out[5];
     flash_attention_options_t attention;
     flash_decode_options_t decode;
+    flash_tangents_t tangents, tangents_of_forward; /* the latter for the first half of BACKWARD_TANGENT */
+    flash_tensor_t tlse, tdelta;                    /* what passes from the first half to the second, in the workspace */
+    flash_attention_options_t attention_of_forward; /* the options without those of backward */
+    flash_cache_write_options_t write;
 } call_t;
 
 /* The fields of the option structs for the optional operands, in the order of the bits. */
-static const size_t attention_fields[ATTENTION_OPERANDS] = {
-    offsetof(flash_attention_options_t, cu_seqlens_q), offsetof(flash_attention_options_t, cu_seqlens_k),
-    offsetof(flash_attention_options_t, seqused_q),    offsetof(flash_attention_options_t, seqused_k),
-    offsetof(flash_attention_options_t, alibi_slopes), offsetof(flash_attention_options_t, bias),
-    offsetof(flash_attention_options_t, mask),         offsetof(flash_attention_options_t, learnable_sink),
-    offsetof(flash_attention_options_t, block_mask),   offsetof(flash_attention_options_t, dlse),
+static const size_t attention_fields[OPTION_OPERANDS] = {
+    offsetof(flash_attention_options_t, cu_seqlens_q),  offsetof(flash_attention_options_t, cu_seqlens_k),
+    offsetof(flash_attention_options_t, seqused_q),     offsetof(flash_attention_options_t, seqused_k),
+    offsetof(flash_attention_options_t, alibi_slopes),  offsetof(flash_attention_options_t, bias),
+    offsetof(flash_attention_options_t, mask),          offsetof(flash_attention_options_t, learnable_sink),
+    offsetof(flash_attention_options_t, block_mask),    offsetof(flash_attention_options_t, dlse),
+    offsetof(flash_attention_options_t, row_positions), offsetof(flash_attention_options_t, column_positions),
+};
+static const size_t tangent_fields[ATTENTION_OPERANDS - OPTION_OPERANDS] = {
+    offsetof(flash_tangents_t, q),    offsetof(flash_tangents_t, k),    offsetof(flash_tangents_t, v),
+    offsetof(flash_tangents_t, bias), offsetof(flash_tangents_t, dout), offsetof(flash_tangents_t, dlse),
 };
 static const size_t decode_fields[DECODE_OPERANDS] = {
     offsetof(flash_decode_options_t, cache_seqlens),   offsetof(flash_decode_options_t, block_table),
@@ -97,6 +116,12 @@ static const size_t decode_fields[DECODE_OPERANDS] = {
     offsetof(flash_decode_options_t, k_new),           offsetof(flash_decode_options_t, v_new),
     offsetof(flash_decode_options_t, rotary_cos),      offsetof(flash_decode_options_t, rotary_sin),
     offsetof(flash_decode_options_t, alibi_slopes),    offsetof(flash_decode_options_t, learnable_sink),
+    offsetof(flash_decode_options_t, cu_seqlens_q),    offsetof(flash_decode_options_t, cu_seqlens_new),
+    offsetof(flash_decode_options_t, q_positions),     offsetof(flash_decode_options_t, tree_mask),
+    offsetof(flash_decode_options_t, cu_seqlens_tree), offsetof(flash_decode_options_t, shared_groups),
+    offsetof(flash_decode_options_t, shared_lens),     offsetof(flash_decode_options_t, k_scale),
+    offsetof(flash_decode_options_t, v_scale),         offsetof(flash_decode_options_t, k_rope_cache),
+    offsetof(flash_decode_options_t, k_rope_new),
 };
 
 bool request_has(const request_t *request, int bit) { return (request->attributes.operands >> bit) & 1; }
@@ -114,13 +139,13 @@ static const flash_tensor_t *to_bshd(call_t *call, int64_t layout, const flash_t
     return view;
 }
 
-/* Sets the options that are optional operands, which follow the `fixed` ones. Returns the number of operands. */
-static int bind_operands(request_t *request, int fixed, void *options, const size_t *fields, int count) {
-    int next = fixed;
-    for (int bit = 0; bit < count; bit++) {
-        if (!request_has(request, bit)) continue;
+/* Sets the options that are optional operands: those of `count` bits from `first` on. The first of these operands is number
+ * `next`. Returns the number of the operand after the last. */
+static int bind_operands(request_t *request, int next, void *options, const size_t *fields, int first, int count) {
+    for (int i = 0; i < count; i++) {
+        if (!request_has(request, first + i)) continue;
         const flash_tensor_t *operand = &request->operands.items[next++];
-        memcpy((char *)options + fields[bit], &operand, sizeof operand);
+        memcpy((char *)options + fields[i], &operand, sizeof operand);
     }
     return next;
 }
@@ -139,26 +164,108 @@ static const flash_tensor_t *bind_rng(const request_t *request, call_t *call) {
     return state;
 }
 
+/* A dense tensor with the shape of `like`, without data. */
+static void dense_like(flash_tensor_t *tensor, const flash_tensor_t *like) {
+    *tensor = *like;
+    tensor->data = NULL;
+}
+
+/* Tangents that were bound as operands get the library's order of axes; the results are bound. `of_forward`: the tangents of out
+ * and lse as results of BACKWARD_TANGENT, or NULL. */
+static void bind_tangents(request_t *request, call_t *call, const flash_tensor_t *of_forward) {
+    flash_tangents_t *t = &call->tangents;
+    int64_t layout = request->attributes.layout;
+    if (t->q) t->q = to_bshd(call, layout, t->q);
+    if (t->k) t->k = to_bshd(call, layout, t->k);
+    if (t->v) t->v = to_bshd(call, layout, t->v);
+    if (t->dout) t->dout = to_bshd(call, layout, t->dout);
+    if (request->operation == FORWARD_TANGENT) {
+        t->flags = FLASH_FLAG_FROM_LSE;
+        t->out = call->out[0];
+        t->lse = call->out[1];
+        return;
+    }
+    t->dq = call->out[0];
+    t->dk = call->out[1];
+    t->dv = call->out[2];
+    dense_like(&call->tlse, call->in[5]);
+    dense_like(&call->tdelta, call->in[5]);
+    t->lse = of_forward ? &of_forward[1] : &call->tlse;
+    t->delta = &call->tdelta;
+
+    flash_tangents_t *f = &call->tangents_of_forward;
+    *f = *t;
+    f->flags = FLASH_FLAG_FROM_LSE;
+    f->cotangent = call->in[0];
+    f->out = of_forward ? to_bshd(call, layout, &of_forward[0]) : NULL;
+    f->dq = f->dk = f->dv = f->dbias = NULL;
+    t->dlse = NULL; /* delta contains it */
+    call->attention_of_forward = call->attention;
+    call->attention_of_forward.dlse = NULL;
+}
+
+static flash_status_t check_counts(request_t *request, int operands, int results) {
+    if (operands == request->operands.count && results == request->results.count) return FLASH_STATUS_OK;
+    return refuse(request, "this operation takes %d operands and %d results, not %d and %d", operands, results,
+                  request->operands.count, request->results.count);
+}
+
+/* Fixed operands. lse, the one of three dimensions (two if packed), has the same axes in every layout. */
+static void bind_fixed(const request_t *request, call_t *call, int count) {
+    for (int i = 0; i < count; i++) {
+        const flash_tensor_t *operand = &request->operands.items[i];
+        bool is_lse = i == (request->operation == FORWARD_TANGENT ? 4 : 5);
+        call->in[i] = is_lse ? operand : to_bshd(call, request->attributes.layout, operand);
+    }
+}
+
 static flash_status_t bind_attention(request_t *request, call_t *call) {
+    static const int fixed_operands[OPERATIONS] = {3, 6, 3, 5, 6}, fixed_results[OPERATIONS] = {2, 3, 2, 2, 3};
     flash_attention_options_t *options = &call->attention;
     memset(options, 0, sizeof *options);
     options->struct_size = sizeof *options;
     fill_options(request, options);
     if (request_has(request, WITH_RNG)) options->rng_state = bind_rng(request, call);
+    memset(&call->tangents, 0, sizeof call->tangents);
+    call->tangents.struct_size = sizeof call->tangents;
 
-    bool backward = request->operation == BACKWARD;
-    int fixed = backward ? 6 : 3, results = backward ? 3 : 2;
-    int operands = bind_operands(request, fixed, options, attention_fields, ATTENTION_OPERANDS);
-    if (backward && request_has(request, WITH_DBIAS)) options->dbias = &request->results.items[results++];
-    if (operands != request->operands.count || results != request->results.count)
-        return refuse(request, "this operation takes %d operands and %d results, not %d and %d", operands, results,
-                      request->operands.count, request->results.count);
-    for (int i = 0; i < fixed; i++) /* lse, operand 5 of the backward pass, has the same axes in every layout */
-        call->in[i] =
-            i == 5 ? &request->operands.items[i] : to_bshd(call, request->attributes.layout, &request->operands.items[i]);
-    for (int i = 0; i < (backward ? 3 : 1); i++)
-        call->out[i] = to_bshd(call, request->attributes.layout, &request->results.items[i]);
-    if (!backward) call->out[1] = &request->results.items[1];
+    operation_t operation = request->operation;
+    bool has_tangents = operation == FORWARD_TANGENT || operation == BACKWARD_TANGENT;
+    int fixed = fixed_operands[operation], results = fixed_results[operation];
+    int operands = bind_operands(request, fixed, options, attention_fields, 0, OPTION_OPERANDS);
+    operands = bind_operands(request, operands, &call->tangents, tangent_fields, OPTION_OPERANDS,
+                             has_tangents ? ATTENTION_OPERANDS - OPTION_OPERANDS : 0);
+    bool dbias = operation != FORWARD && operation != FORWARD_TANGENT && request_has(request, WITH_DBIAS);
+    const flash_tensor_t *result = request->results.items;
+    if (dbias && operation == BACKWARD) options->dbias = &result[results];
+    if (dbias && operation == BACKWARD_TANGENT) call->tangents.dbias = &result[results];
+    results += dbias ? 1 : 0;
+    int of_forward = results;
+    results += operation == BACKWARD_TANGENT && request_has(request, WITH_TANGENTS) ? 2 : 0;
+    if (operation == FORWARD && request_has(request, WITH_MAX_LOGIT)) options->max_logit = &result[results++];
+    if (operation == FORWARD && request_has(request, WITH_ENTROPY)) options->entropy = &result[results++];
+    flash_status_t status = check_counts(request, operands, results);
+    if (status != FLASH_STATUS_OK) return status;
+
+    int64_t layout = request->attributes.layout;
+    bind_fixed(request, call, fixed);
+    for (int i = 0; i < fixed_results[operation]; i++) /* lse is result 1 of the operations with two */
+        call->out[i] = fixed_results[operation] == 2 && i == 1 ? &result[i] : to_bshd(call, layout, &result[i]);
+    if (has_tangents) bind_tangents(request, call, of_forward < results ? &result[of_forward] : NULL);
+    return FLASH_STATUS_OK;
+}
+
+/* A scale that belongs to rows, which are computed and written; NULL for another one. */
+static const flash_tensor_t *of_rows(const flash_tensor_t *scale) { return scale && scale->ndim > 2 ? scale : NULL; }
+
+/* Rows are written in place: the results from number *results on alias these operands. Counts them in *results. */
+static flash_status_t check_written(request_t *request, const flash_tensor_t *const *written, int count, int *results) {
+    for (int i = 0; i < count; i++) {
+        if (!written[i]) continue;
+        if (*results >= request->results.count) return refuse(request, "a result for what is written is missing");
+        if (request->results.items[(*results)++].data != written[i]->data)
+            return refuse(request, "XLA did not alias what is written with its operand");
+    }
     return FLASH_STATUS_OK;
 }
 
@@ -168,21 +275,64 @@ static flash_status_t bind_decode(request_t *request, call_t *call) {
     options->struct_size = sizeof *options;
     fill_options(request, options);
 
-    bool append = request_has(request, WITH_K_NEW);
-    int results = append ? 4 : 2;
-    int operands = bind_operands(request, 3, options, decode_fields, DECODE_OPERANDS);
-    if (operands != request->operands.count || results != request->results.count)
-        return refuse(request, "decode takes %d operands and %d results, not %d and %d", operands, results,
-                      request->operands.count, request->results.count);
-    for (int i = 0; i < 3; i++) call->in[i] = &request->operands.items[i];
+    int fixed = request->attributes.head_dim_v ? 2 : 3, results = 2;
+    int operands = bind_operands(request, fixed, options, decode_fields, 0, DECODE_OPERANDS);
+    if (operands != request->operands.count)
+        return refuse(request, "decode takes %d operands, not %d", operands, request->operands.count);
+    for (int i = 0; i < fixed; i++) call->in[i] = &request->operands.items[i];
+    if (request_has(request, WITH_K_NEW)) {
+        const flash_tensor_t *written[] = {call->in[1], fixed == 3 ? call->in[2] : NULL, of_rows(options->k_scale),
+                                           of_rows(options->v_scale), options->k_rope_cache};
+        flash_status_t status = check_written(request, written, 5, &results);
+        if (status != FLASH_STATUS_OK) return status;
+    }
+    if (results != request->results.count)
+        return refuse(request, "decode gives %d results, not %d", results, request->results.count);
     for (int i = 0; i < 2; i++) call->out[i] = &request->results.items[i];
-    /* New rows are written in place: the results that are caches alias their operands. */
-    for (int i = 1; append && i < 3; i++) {
-        const flash_tensor_t *result = &request->results.items[i + 1];
-        if (result->data != call->in[i]->data) return refuse(request, "XLA did not alias the new cache with its operand");
-        call->in[i] = result;
+    if (fixed == 2) { /* the values are the first channels of the keys */
+        flash_tensor_t *values = &call->views[call->view_count++];
+        *values = *call->in[1];
+        if (values->ndim > 0) values->shape[values->ndim - 1] = request->attributes.head_dim_v;
+        call->in[2] = values;
     }
     return FLASH_STATUS_OK;
+}
+
+static const size_t write_fields[CACHE_WRITE_OPERANDS] = {
+    0, /* v and v_cache are arguments, not options */
+    0,
+    offsetof(flash_cache_write_options_t, k_scale),
+    offsetof(flash_cache_write_options_t, v_scale),
+    offsetof(flash_cache_write_options_t, k_rope_cache),
+    offsetof(flash_cache_write_options_t, k_rope_new),
+    offsetof(flash_cache_write_options_t, rotary_cos),
+    offsetof(flash_cache_write_options_t, rotary_sin),
+    offsetof(flash_cache_write_options_t, positions),
+};
+
+static flash_status_t bind_cache_write(request_t *request, call_t *call) {
+    flash_cache_write_options_t *options = &call->write;
+    memset(options, 0, sizeof *options);
+    int next = 3, results = 0;
+    call->in[3] = call->in[4] = NULL;
+    for (int bit = 0; bit < CACHE_WRITE_OPERANDS; bit++) {
+        if (!request_has(request, bit)) continue;
+        const flash_tensor_t *operand = &request->operands.items[next++];
+        if (bit <= WITH_WRITTEN_V_CACHE)
+            call->in[3 + bit] = operand;
+        else
+            memcpy((char *)options + write_fields[bit], &operand, sizeof operand);
+    }
+    options->struct_size = sizeof *options;
+    fill_options(request, options);
+    for (int i = 0; i < 3; i++) call->in[i] = &request->operands.items[i];
+    const flash_tensor_t *written[] = {call->in[1], call->in[4], of_rows(options->k_scale), of_rows(options->v_scale),
+                                       options->k_rope_cache};
+    flash_status_t status = check_written(request, written, 5, &results);
+    if (status == FLASH_STATUS_OK && (next != request->operands.count || results != request->results.count))
+        return refuse(request, "cache_write takes %d operands and %d results, not %d and %d", next, results,
+                      request->operands.count, request->results.count);
+    return status;
 }
 
 static flash_status_t bind(request_t *request, call_t *call) {
@@ -190,7 +340,44 @@ static flash_status_t bind(request_t *request, call_t *call) {
     if (request->attributes.layout < LAYOUT_BSHD || request->attributes.layout > LAYOUT_SBHD)
         return refuse(request, "layout is %lld; it must be 0 (bshd), 1 (bhsd) or 2 (sbhd)",
                       (long long)request->attributes.layout);
+    if (request->operation == CACHE_WRITE) return bind_cache_write(request, call);
     return request->operation == DECODE ? bind_decode(request, call) : bind_attention(request, call);
+}
+
+static size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+static size_t size_of_rows(const flash_tensor_t *lse) {
+    size_t count = lse->dtype == FLASH_DTYPE_FLOAT64 ? 8 : 4;
+    for (int axis = 0; axis < lse->ndim; axis++) count *= (size_t)lse->shape[axis];
+    return aligned(count);
+}
+
+/* BACKWARD_TANGENT: the workspace begins with tlse and tdelta. The two halves share the rest. */
+static flash_status_t backward_tangent_workspace_size(const call_t *c, size_t *bytes) {
+    const flash_tensor_t *const *in = c->in;
+    size_t first = 0, second = 0;
+    flash_status_t status = flash_attention_forward_tangent_workspace_size(
+        in[1], in[2], in[3], in[4], in[5], &c->tangents_of_forward, &c->attention_of_forward, &first);
+    if (status == FLASH_STATUS_OK)
+        status = flash_attention_backward_tangent_workspace_size(in[0], in[1], in[2], in[3], in[4], in[5], NULL, NULL, NULL,
+                                                                 &c->tangents, &c->attention, &second);
+    *bytes = size_of_rows(&c->tlse) + size_of_rows(&c->tdelta) + (first > second ? first : second);
+    return status;
+}
+
+static flash_status_t run_backward_tangent(request_t *request, call_t *c, char *workspace, size_t bytes, void *stream) {
+    const flash_tensor_t *const *in = c->in;
+    size_t rows = size_of_rows(&c->tlse);
+    if (bytes < 2 * rows) return refuse(request, "the workspace has %zu bytes; it needs at least %zu", bytes, 2 * rows);
+    c->tlse.data = workspace;
+    c->tdelta.data = workspace + rows;
+    workspace += 2 * rows;
+    bytes -= 2 * rows;
+    flash_status_t status = flash_attention_forward_tangent(in[1], in[2], in[3], in[4], in[5], &c->tangents_of_forward,
+                                                            &c->attention_of_forward, workspace, bytes, stream);
+    if (status != FLASH_STATUS_OK) return status;
+    return flash_attention_backward_tangent(in[0], in[1], in[2], in[3], in[4], in[5], NULL, NULL, NULL, &c->tangents,
+                                            &c->attention, workspace, bytes, stream);
 }
 
 static flash_status_t workspace_size(const request_t *request, const call_t *c, size_t *bytes) {
@@ -201,12 +388,18 @@ static flash_status_t workspace_size(const request_t *request, const call_t *c, 
         case BACKWARD:
             return flash_attention_backward_workspace_size(c->in[0], c->in[1], c->in[2], c->in[3], c->in[4], c->in[5], c->out[0],
                                                            c->out[1], c->out[2], &c->attention, bytes);
+        case FORWARD_TANGENT:
+            return flash_attention_forward_tangent_workspace_size(c->in[0], c->in[1], c->in[2], c->in[3], c->in[4], &c->tangents,
+                                                                  &c->attention, bytes);
+        case BACKWARD_TANGENT: return backward_tangent_workspace_size(c, bytes);
+        case CACHE_WRITE:
+            return flash_cache_write_workspace_size(c->in[0], c->in[3], c->in[1], c->in[4], c->in[2], &c->write, bytes);
         default:
             return flash_attention_decode_workspace_size(c->in[0], c->in[1], c->in[2], c->out[0], c->out[1], &c->decode, bytes);
     }
 }
 
-static flash_status_t execute(const request_t *request, const call_t *c, void *workspace, size_t bytes, void *stream) {
+static flash_status_t execute(request_t *request, call_t *c, void *workspace, size_t bytes, void *stream) {
     switch (request->operation) {
         case FORWARD:
             return flash_attention_forward(c->in[0], c->in[1], c->in[2], c->out[0], c->out[1], &c->attention, workspace, bytes,
@@ -214,6 +407,11 @@ static flash_status_t execute(const request_t *request, const call_t *c, void *w
         case BACKWARD:
             return flash_attention_backward(c->in[0], c->in[1], c->in[2], c->in[3], c->in[4], c->in[5], c->out[0], c->out[1],
                                             c->out[2], &c->attention, workspace, bytes, stream);
+        case FORWARD_TANGENT:
+            return flash_attention_forward_tangent(c->in[0], c->in[1], c->in[2], c->in[3], c->in[4], &c->tangents, &c->attention,
+                                                   workspace, bytes, stream);
+        case BACKWARD_TANGENT: return run_backward_tangent(request, c, workspace, bytes, stream);
+        case CACHE_WRITE: return flash_cache_write(c->in[0], c->in[3], c->in[1], c->in[4], c->in[2], &c->write, stream);
         default:
             return flash_attention_decode(c->in[0], c->in[1], c->in[2], c->out[0], c->out[1], &c->decode, workspace, bytes,
                                           stream);

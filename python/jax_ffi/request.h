@@ -11,17 +11,24 @@
 
 #include "libflash.h"
 
-typedef enum operation_t { FORWARD, BACKWARD, DECODE, OPERATIONS } operation_t;
+typedef enum operation_t { FORWARD, BACKWARD, DECODE, FORWARD_TANGENT, BACKWARD_TANGENT, CACHE_WRITE, OPERATIONS } operation_t;
 
 /* Operands: the fixed ones of the operation, then one for each bit of `operands` in the order of the bits.
  *
- *     FORWARD    q k v                   results  out lse
- *     BACKWARD   dout q k v out lse               dq dk dv [dbias]
- *     DECODE     q k_cache v_cache                out lse [k_cache v_cache], the caches if there are new rows
+ *     FORWARD           q k v               results  out lse [max_logit] [entropy]
+ *     BACKWARD          dout q k v out lse           dq dk dv [dbias]
+ *     DECODE            q k_cache [v_cache]          out lse [k_cache [v_cache] ...], what is written if there are new rows
+ *     FORWARD_TANGENT   q k v out lse                tangents of out lse
+ *     BACKWARD_TANGENT  dout q k v out lse           tangents of dq dk dv [dbias] [out lse]
+ *     CACHE_WRITE       k k_cache slots              k_cache [v_cache] ...
  *
- * libflash/jax.py computes the gradient of learnable_sink from lse and out with operations of XLA.
+ * There is no operand v_cache with the attribute head_dim_v: the values are channels of k_cache. The further results are, in this
+ * order and if they are operands, k_scale and v_scale with more than 2 dimensions, and k_rope_cache. They alias their operands.
+ *
+ * BACKWARD_TANGENT computes the tangents of out and lse, which it needs, by itself. libflash/_jax_derivatives.py makes the
+ * derivatives with respect to learnable_sink from lse and out with operations of XLA.
  * With bit WITH_WORKSPACE there is one more result, the last: the bytes of the workspace. */
-enum { /* bits of FORWARD and BACKWARD */
+enum { /* bits of all operations but DECODE; from WITH_TQ on the tangents, for FORWARD_TANGENT and BACKWARD_TANGENT */
        WITH_CU_SEQLENS_Q,
        WITH_CU_SEQLENS_K,
        WITH_SEQUSED_Q,
@@ -32,6 +39,15 @@ enum { /* bits of FORWARD and BACKWARD */
        WITH_LEARNABLE_SINK,
        WITH_BLOCK_MASK,
        WITH_DLSE,
+       WITH_ROW_POSITIONS,
+       WITH_COLUMN_POSITIONS,
+       OPTION_OPERANDS,
+       WITH_TQ = OPTION_OPERANDS,
+       WITH_TK,
+       WITH_TV,
+       WITH_TBIAS,
+       WITH_TDOUT,
+       WITH_TDLSE,
        ATTENTION_OPERANDS
 };
 enum { /* bits of DECODE */
@@ -45,17 +61,43 @@ enum { /* bits of DECODE */
        WITH_ROTARY_SIN,
        WITH_DECODE_ALIBI_SLOPES,
        WITH_DECODE_SINK,
+       WITH_DECODE_CU_SEQLENS_Q,
+       WITH_CU_SEQLENS_NEW,
+       WITH_Q_POSITIONS,
+       WITH_TREE_MASK,
+       WITH_CU_SEQLENS_TREE,
+       WITH_SHARED_GROUPS,
+       WITH_SHARED_LENS,
+       WITH_K_SCALE,
+       WITH_V_SCALE,
+       WITH_K_ROPE_CACHE,
+       WITH_K_ROPE_NEW,
        DECODE_OPERANDS
 };
+enum { /* bits of CACHE_WRITE */
+       WITH_WRITTEN_V,
+       WITH_WRITTEN_V_CACHE,
+       WITH_WRITTEN_K_SCALE,
+       WITH_WRITTEN_V_SCALE,
+       WITH_WRITTEN_K_ROPE_CACHE,
+       WITH_WRITTEN_K_ROPE_NEW,
+       WITH_WRITTEN_ROTARY_COS,
+       WITH_WRITTEN_ROTARY_SIN,
+       WITH_POSITIONS,
+       CACHE_WRITE_OPERANDS
+};
 enum {                /* bits of all */
-       WITH_RNG = 16, /* one more operand, the last, U32[4]: seed and offset, low words first */
+       WITH_RNG = 32, /* one more operand, the last, U32[4]: seed and offset, low words first */
        WITH_WORKSPACE,
        WITH_DBIAS,
-       WITH_FILLED /* for each result one more operand that it aliases, before the random state: these are filled, because rows of
-                   packed arrays that belong to no sequence are not written */
+       WITH_FILLED,    /* for each result but caches one more operand that it aliases, before the random state: these are
+                    filled, because rows of packed arrays that belong to no sequence are not written */
+       WITH_TANGENTS,  /* BACKWARD_TANGENT: the tangents of out and lse are results too */
+       WITH_MAX_LOGIT, /* FORWARD: statistics, shaped like lse, are results too */
+       WITH_ENTROPY
 };
 
-#define MAX_TENSORS 20
+#define MAX_TENSORS 32
 
 typedef struct tensors_t {
     int count;
@@ -68,7 +110,9 @@ typedef struct attributes_t {
     int64_t operands; /* the bits above */
     int64_t flags;    /* FLASH_FLAG_... */
     int64_t layout;   /* order of the axes of q, k, v, out and their gradients */
-    int64_t window_left, window_right, max_seqlen_q, max_seqlen_k, num_splits, split_size, num_threads, seed, offset;
+    int64_t window_left, window_right, max_seqlen_q, max_seqlen_k, num_splits, split_size, shard_count, shard_index, shard_keys,
+        num_threads, seed, offset, head_begin, heads_total;
+    int64_t head_dim_v; /* DECODE: if not 0, of values that are channels of k_cache */
     double softmax_scale, softcap, dropout_p;
     char backend[32], kernel[96];
 } attributes_t;
@@ -83,7 +127,7 @@ typedef struct field_t {
 typedef struct attribute_t {
     const char* name;
     kind_t kind;
-    field_t own, attention, decode; /* of attributes_t, flash_attention_options_t, flash_decode_options_t */
+    field_t own, attention, decode, write; /* of attributes_t and of the three structs of options */
 } attribute_t;
 extern const attribute_t attribute_table[];                         /* ends with an entry without a name */
 const attribute_t* find_attribute(const char* name, size_t length); /* NULL if there is none */

@@ -36,6 +36,7 @@ cdef enum Role:
     WRITE = 1
     LENGTHS = 2  # int32, or int64 that fits
     RANDOM = 3   # seed and offset: int64 or uint64, whose bits count
+    SLOTS = 4    # int32 or int64
 
 
 cdef int start(Call *call, object stream) except -1:
@@ -167,6 +168,8 @@ cdef inline bint is_uint64(DLDataType dtype) noexcept:
 cdef str dtype_rule(Role role):
     if role == LENGTHS:
         return "int32 (or int64 on the CPU) is needed"
+    if role == SLOTS:
+        return "int32 or int64 is needed"
     return "int64 or uint64 is needed" if role == RANDOM else DTYPE_RULE
 
 
@@ -205,6 +208,8 @@ cdef int describe(Call *call, DLTensor *x, str name, flash_tensor_t *out, Role r
         out.dtype = call.byte_dtype
     if role == RANDOM:
         out.dtype = FLASH_DTYPE_INT64 if is_int64(x.dtype) or is_uint64(x.dtype) else FLASH_DTYPE_NONE
+    if role == SLOTS and is_int64(x.dtype):
+        out.dtype = FLASH_DTYPE_INT64
     if out.dtype == FLASH_DTYPE_NONE:
         if role == LENGTHS and is_int64(x.dtype):
             narrow(call, name, out)

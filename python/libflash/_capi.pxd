@@ -60,6 +60,7 @@ cdef extern from "libflash.h" nogil:
         FLASH_FLAG_POSITIONS
         FLASH_FLAG_CONTINUE
         FLASH_FLAG_ADD
+        FLASH_FLAG_INVARIANT_ROWS
         FLASH_BLOCK_SIZE
     ctypedef struct flash_block_lists_t:
         flash_tensor_t row_counts
@@ -113,6 +114,8 @@ cdef extern from "libflash.h" nogil:
         const flash_tensor_t *delta
         int32_t sm_margin
         int32_t reserved2
+        const flash_tensor_t *max_logit
+        const flash_tensor_t *entropy
 
     # 5  Forward
     flash_status_t flash_attention_forward(
@@ -162,6 +165,16 @@ cdef extern from "libflash.h" nogil:
         const flash_tensor_t *v_scale
         const flash_tensor_t *k_rope_cache
         const flash_tensor_t *k_rope_new
+        const flash_tensor_t *cu_seqlens_q
+        const flash_tensor_t *cu_seqlens_new
+        const flash_tensor_t *q_positions
+        const flash_tensor_t *tree_mask
+        const flash_tensor_t *cu_seqlens_tree
+        const flash_tensor_t *shared_groups
+        const flash_tensor_t *shared_lens
+        int64_t shard_count
+        int64_t shard_index
+        int64_t shard_keys
     flash_status_t flash_attention_decode(
         const flash_tensor_t *q, const flash_tensor_t *k_cache, const flash_tensor_t *v_cache, const flash_tensor_t *out,
         const flash_tensor_t *lse, const flash_decode_options_t *options, void *workspace, size_t workspace_bytes,
@@ -181,6 +194,24 @@ cdef extern from "libflash.h" nogil:
     flash_status_t flash_attention_merge(
         const flash_tensor_t *outs, const flash_tensor_t *lses, int32_t count, const flash_tensor_t *out,
         const flash_tensor_t *lse, const flash_merge_options_t *options, void *stream)
+
+    ctypedef struct flash_cache_write_options_t:
+        uint32_t struct_size
+        uint32_t flags
+        const flash_tensor_t *k_scale
+        const flash_tensor_t *v_scale
+        const flash_tensor_t *k_rope_cache
+        const flash_tensor_t *k_rope_new
+        const flash_tensor_t *rotary_cos
+        const flash_tensor_t *rotary_sin
+        const flash_tensor_t *positions
+        const char *backend
+        const char *kernel
+        int32_t num_threads
+        int32_t reserved
+    flash_status_t flash_cache_write(
+        const flash_tensor_t *k_new, const flash_tensor_t *v_new, const flash_tensor_t *k_cache, const flash_tensor_t *v_cache,
+        const flash_tensor_t *slots, const flash_cache_write_options_t *options, void *stream)
 
     # 9  Block masks
     flash_status_t flash_block_mask_compress(

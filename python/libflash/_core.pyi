@@ -19,6 +19,7 @@ _Stream: TypeAlias = int | _CudaStream | None
 
 __version__: str
 NO_WINDOW: tuple[int, int]
+NO_SHARD: tuple[int, int, int]
 DTYPE_RULE: str
 DTYPE_NAMES: dict[int, str]
 SMALL_DTYPE_NAMES: dict[int, str]
@@ -51,6 +52,8 @@ class _Attention(AttentionOptions[_DLPackArray], _ShardOptions, _StreamOption, t
 
 class _Forward(_Attention, Results[_DLPackArray], total=False):
     resume: bool
+    max_logit: _DLPackArray | None
+    entropy: _DLPackArray | None
 
 class _Backward(_Attention, total=False):
     dlse: _DLPackArray | None
@@ -160,6 +163,26 @@ def merge(outs: Sequence[_Array], lses: Sequence[_Array], *, return_lse: Literal
 def merge(
     outs: Sequence[_Array], lses: Sequence[_Array], *, return_lse: bool, **options: Unpack[_Merge]
 ) -> _Array | tuple[_Array, _Array]: ...
+def cache_write(
+    k: _DLPackArray,
+    v: _DLPackArray | None,
+    k_cache: _DLPackArray,
+    v_cache: _DLPackArray | None,
+    slots: _DLPackArray,
+    *,
+    k_scale: float | _DLPackArray | None = None,
+    v_scale: float | _DLPackArray | None = None,
+    k_rope_cache: _DLPackArray | None = None,
+    k_rope: _DLPackArray | None = None,
+    rotary_cos: _DLPackArray | None = None,
+    rotary_sin: _DLPackArray | None = None,
+    rotary_interleaved: bool = True,
+    positions: _DLPackArray | None = None,
+    cache_dtype: Literal["e4m3", "e5m2"] | None = None,
+    stream: _Stream = None,
+    backend: str | None = None,
+    kernel: str | None = None,
+) -> None: ...
 def compress_block_mask(block_mask: _DLPackArray, *, stream: _Stream = None) -> BlockMask: ...
 def explain(
     q: _DLPackArray,

@@ -42,6 +42,8 @@ cdef extern from "stdlib.h" nogil:
 
 cdef object _no_window = (-1, -1)
 NO_WINDOW = _no_window
+cdef object _whole = (1, 0, 1)
+NO_SHARD = _whole
 DTYPE_RULE = ("float16, bfloat16, float32, float64 (and bool for masks, int32 for lengths, float8_e4m3fn, float8_e5m2 and int8 "
               "for caches of decode) are supported")
 DTYPE_NAMES = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex", 6: "bool"}  # the bits follow
@@ -85,9 +87,14 @@ cdef int check_rank(const flash_tensor_t *x, str name, bint packed) except -1:
     return 0
 
 
+cdef int32_t lse_dtype(int32_t dtype) noexcept:
+    return FLASH_DTYPE_FLOAT64 if dtype == FLASH_DTYPE_FLOAT64 else FLASH_DTYPE_FLOAT32
+
+
 cdef object new_out(Call *call, _Source source, object like, const flash_tensor_t *q, int64_t head_dim_v, Layout layout,
-                    str name, flash_tensor_t *out):
-    """Shape of q, with v's head_dim, in the caller's layout; `out` describes it in the C library's."""
+                    str name, flash_tensor_t *out, bint part=False):
+    """Shape of q, with v's head_dim, in the caller's layout; `out` describes it in the C library's. A part, which is merged
+    later, has the type of lse."""
     cdef int64_t shape[4]
     cdef int i
     for i in range(q.ndim):
@@ -97,7 +104,7 @@ cdef object new_out(Call *call, _Source source, object like, const flash_tensor_
         shape[1], shape[2] = shape[2], shape[1]
     elif q.ndim == 4 and layout == SBHD:
         shape[0], shape[1] = shape[1], shape[0]
-    array = new_array(call, source, like, q, q.dtype, q.ndim, shape, name, out)
+    array = new_array(call, source, like, q, lse_dtype(q.dtype) if part else q.dtype, q.ndim, shape, name, out)
     to_bshd(out, layout)
     return array
 
@@ -109,8 +116,7 @@ cdef object new_lse(Call *call, _Source source, object like, const flash_tensor_
         shape[0], shape[1], shape[2] = q.shape[0], q.shape[2], q.shape[1]
     else:
         shape[0], shape[1] = q.shape[1], q.shape[0]
-    cdef int32_t dtype = FLASH_DTYPE_FLOAT64 if q.dtype == FLASH_DTYPE_FLOAT64 else FLASH_DTYPE_FLOAT32
-    return new_array(call, source, like, q, dtype, q.ndim - 1, shape, "lse", lse)
+    return new_array(call, source, like, q, lse_dtype(q.dtype), q.ndim - 1, shape, "lse", lse)
 
 
 def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size=(-1, -1), softmax_scale=None, softcap=0.0,
@@ -118,7 +124,7 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
               layout="bshd", cu_seqlens_q=None, cu_seqlens_k=None, max_seqlen_q=None, max_seqlen_k=None, seqused_q=None,
               seqused_k=None, num_splits=0, row_begin=None, row_step=1, column_begin=None, column_step=1, row_positions=None,
               column_positions=None, sequence_numbers=None, head_begin=0, heads_total=0, sm_margin=0, resume=False,
-              return_lse=False, out=None, lse=None, stream=None, backend=None, kernel=None):
+              return_lse=False, out=None, lse=None, max_logit=None, entropy=None, stream=None, backend=None, kernel=None):
     """Exact attention: softmax(softmax_scale * q k^T) v, without storing the matrix of scores.
 
     The method is FlashAttention (Dao et al., arXiv 2205.14135) and FlashAttention-2 (arXiv 2307.08691); names and meanings are
@@ -191,6 +197,12 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
         The output; allocated if not given. It may not overlap the inputs. On the CPU it may be float32 beside 16-bit inputs.
     lse : (batch, heads_q, seqlen_q) or packed (heads_q, total_q), float32 (float64 for float64)
         The output for the LSE.
+    max_logit : shape and type of lse, or (heads_q,)
+        An output: the largest score of each row (-inf in rows that see no key), or of each head over all rows and sequences, as
+        QK-clip needs it. With scale, softcap, ALiBi and bias; the sink is no score. On the CPU.
+    entropy : shape and type of lse
+        An output: the entropy of each row's softmax in nats, sink included, dropout ignored. On the CPU.
+        These two have no gradients. Packed rows that belong to no sequence are not written.
     stream : int or object with __cuda_stream__
         CUDA stream instead of the current one; the caller then keeps the arrays alive and the order of work right.
     backend : "cpu", "sm80" or "sm90";  kernel : a name from info()["kernels"]
@@ -233,8 +245,8 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
             alibi_slopes=alibi_slopes, bias=bias, mask=mask, learnable_sink=learnable_sink, block_mask=block_mask,
             dropout_p=dropout_p, seed=seed, offset=offset, layout=layout, cu_seqlens_q=cu_seqlens_q,
             cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_q=seqused_q,
-            seqused_k=seqused_k, num_splits=num_splits, return_lse=return_lse, out=out, lse=lse, stream=stream,
-            backend=backend, kernel=kernel))
+            seqused_k=seqused_k, num_splits=num_splits, return_lse=return_lse, out=out, lse=lse, max_logit=max_logit,
+            entropy=entropy, stream=stream, backend=backend, kernel=kernel))
     cdef Layout axes = layout_of(layout)
     cdef object out_array = out
     cdef object lse_array = lse
@@ -252,6 +264,8 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
             if out is None or lse is None:
                 raise InvalidError(f"resume needs out and lse, the result so far; {'out' if out is None else 'lse'} is None")
             options.flags |= FLASH_FLAG_CONTINUE
+        options.max_logit = extra(&call, &extras, max_logit, "max_logit", WRITE)
+        options.entropy = extra(&call, &extras, entropy, "entropy", WRITE)
         check_rank(&tq, "q", cu_seqlens_q is not None)
         check_rank(&tk, "k", cu_seqlens_k is not None)
         check_rank(&tv, "v", cu_seqlens_k is not None)
@@ -285,8 +299,8 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
                 status = flash_attention_forward(&tq, &tk, &tv, &tout, lse_or_null, &options, scratch, size, on)
             end_interrupt(&tq, small)
         check(status)
-        count_write(out)
-        count_write(lse)
+        for array in (out, lse, max_logit, entropy):
+            count_write(array)
     finally:
         finish(&call)
     if source.kind == KIND_JAX:
@@ -298,6 +312,7 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
 
 
 include "_operations.pxi"
+include "_cache_write.pxi"
 include "_shapes.pxi"
 include "_information.pxi"
 include "_tangents.pxi"

@@ -2,7 +2,7 @@
 
 ATTENTION_DEFAULTS = dict(defaults_of("attention"), window_size=NO_WINDOW)
 BACKWARD_DEFAULTS = dict(ATTENTION_DEFAULTS, **defaults_of("attention_backward") | {"window_size": NO_WINDOW})
-DECODE_DEFAULTS = dict(defaults_of("decode"), window_size=NO_WINDOW)
+DECODE_DEFAULTS = dict(defaults_of("decode"), window_size=NO_WINDOW, shard=NO_SHARD)
 MERGE_DEFAULTS = defaults_of("merge")
 
 

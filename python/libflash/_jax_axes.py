@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ._jax_calls import BACKWARD, DECODE, Call
+from ._jax_calls import BACKWARD, BACKWARD_TANGENT, CACHE_WRITE, DECODE, Call, written
 
 
 def operand_labels(call: Call, operands: Sequence[Any]) -> list[str]:
@@ -18,13 +18,20 @@ def operand_labels(call: Call, operands: Sequence[Any]) -> list[str]:
         "bhsd": ("bhsd", "bktd", "bkte", "bhse"),
         "sbhd": ("sbhd", "tbkd", "tbke", "sbhe"),
     }
+    if call.operation == CACHE_WRITE:  # runs where the caches are whole
+        return ["xyzw"[: len(x.shape)] for x in operands]
     q, k, v, out = ("shd", "tkd", "tke", "she") if call.packed else heads[call.options.layout]
     labels = {"q": q, "k": k, "v": v, "out": out, "dout": out, "lse": "hs" if call.packed else "bhs", "learnable_sink": "h"}
     if call.operation == DECODE:
         labels |= {"k_cache": "btkd", "v_cache": "btke", "k": "bnkd", "v": "bnke"}
-        if "block_table" in call.names or "cache_batch_idx" in call.names:
+        if call.packed or "cu_seqlens_new" in call.names:
+            labels |= {"k": "nkd", "v": "nke"}
+        if call.packed or "block_table" in call.names or "cache_batch_idx" in call.names:
             labels |= {"k_cache": "ptkd", "v_cache": "ptke"}
+        labels |= {"k_rope_cache": labels["k_cache"][:3] + "r", "k_rope": labels["k"][:-1] + "r"}
     labels |= {"dlse": labels["lse"], "cache_seqlens": "b", "cache_leftpad": "b", "cache_batch_idx": "b", "block_table": "bc"}
+    labels |= {"tdout": labels["out"], "tdlse": labels["lse"]}
+    labels |= {direction + name: labels[name] for direction in "tu" for name in "qkv" if call.operation != DECODE}
     labels |= {
         "seqused_q": "b",
         "seqused_k": "b",
@@ -32,12 +39,20 @@ def operand_labels(call: Call, operands: Sequence[Any]) -> list[str]:
         "rotary_sin": "xy",
         "cu_seqlens_q": "c",
         "cu_seqlens_k": "c",
+        "cu_seqlens_new": "c",
+        "cu_seqlens_tree": "c",
+        "q_positions": "s" if call.packed else "bs",
+        "row_positions": "s" if call.packed else "bs",
+        "column_positions": "t" if call.packed else "bt",
+        "tree_mask": "xw",
     }
     found = []
     for name, x in zip((*call.fixed, *call.names), operands, strict=True):
-        if name == "alibi_slopes":
+        if name in ("k_scale", "v_scale"):
+            found.append(scale_label(x.shape, labels["k_cache"]))
+        elif name == "alibi_slopes":
             found.append("bh"[-len(x.shape) :])
-        elif name in ("bias", "mask", "block_mask"):  # always four dimensions here
+        elif name in ("bias", "mask", "block_mask", "tbias", "ubias"):  # always four dimensions here
             axes = zip("bhij", x.shape, strict=True)
             found.append("".join(axis if size != 1 else {"b": "B", "h": "H"}.get(axis, axis) for axis, size in axes))
         else:
@@ -45,9 +60,20 @@ def operand_labels(call: Call, operands: Sequence[Any]) -> list[str]:
     return found
 
 
+def scale_label(shape: Sequence[int], cache: str) -> str:
+    """Of a scale of all keys or key heads, of sequences, of rows, or of groups of channels."""
+    if len(shape) == 1:
+        return "k" if shape[0] != 1 else "x"
+    return "bk" if len(shape) == 2 else (cache[:3] + "g")[: len(shape)]
+
+
 def result_labels(call: Call, operands: Sequence[Any]) -> list[str]:
     given = dict(zip((*call.fixed, *call.names), operand_labels(call, operands), strict=True))
-    if call.operation == BACKWARD:
-        return [given["q"], given["k"], given["v"], *([given["bias"]] if call.options.need_dbias else [])]
-    out = given["q"][:-1] + "e"
-    return [out, "hs" if call.packed else "bhs", *([given["k_cache"], given["v_cache"]] if "k" in call.names else [])]
+    if call.operation in (BACKWARD, BACKWARD_TANGENT):
+        names = ["q", "k", "v", *(["bias"] if call.options.need_dbias else [])]
+        return [given[name] for name in (*names, *(["out", "lse"] if call.options.need_tangents else []))]
+    last = [given[name] for name in written(call, operands)]
+    if call.operation == CACHE_WRITE:
+        return last
+    rows = "hs" if call.packed else "bhs"
+    return [given["q"][:-1] + "e", rows, *(rows for _ in call.options.statistics), *last]

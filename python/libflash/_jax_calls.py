@@ -1,7 +1,8 @@
 """A call of libflash.jax as an XLA custom call: operands and attributes, and the checks while tracing.
 
-The handlers are written in C (jax_ffi/); request.h there lists the order of operands and results. jax.py (gradients) calls
-_jax_vmap.py (vmap), which calls _jax_sharding.py (sharding), which calls this module.
+The handlers are written in C (jax_ffi/); request.h there lists the order of operands and results. jax.py calls
+_jax_primitives.py, whose primitives have rules for derivatives (_jax_derivatives.py) and for vmap (_jax_vmap.py) and are lowered
+through _jax_sharding.py to this module.
 """
 
 from __future__ import annotations
@@ -16,11 +17,19 @@ import numpy as np
 from . import _jax_ffi  # type: ignore[attr-defined]
 from ._errors import InvalidError, NoDeviceError, UnsupportedError, from_status
 
-FORWARD, BACKWARD, DECODE = range(3)
-TARGETS = ("libflash_forward", "libflash_backward", "libflash_decode")
+FORWARD, BACKWARD, DECODE, FORWARD_TANGENT, BACKWARD_TANGENT, CACHE_WRITE = range(6)
+TARGETS = (
+    "libflash_forward", "libflash_backward", "libflash_decode", "libflash_forward_tangent", "libflash_backward_tangent",
+    "libflash_cache_write",
+)  # fmt: skip
+SECOND_TANGENT = 6  # the tangent of FORWARD_TANGENT: no handler computes it, but it has a transpose
 
 CAUSAL, TOP_LEFT, WINDOW, SCALE, DETERMINISTIC, INTERLEAVED = (1 << bit for bit in range(6))  # FLASH_FLAG_... of libflash.h
-WITH_RNG, WITH_WORKSPACE, WITH_DBIAS, WITH_FILLED = (1 << bit for bit in range(16, 20))
+POSITIONS, INVARIANT_ROWS = 0x80, 0x400
+WITH_RNG, WITH_WORKSPACE, WITH_DBIAS, WITH_FILLED, WITH_TANGENTS = (1 << bit for bit in range(32, 37))
+STATISTICS = {"max_logit": 1 << 37, "entropy": 1 << 38}  # in the order of FORWARD's results
+DIRECTION = {"q": "tq", "k": "tk", "v": "tv", "bias": "tbias"}  # an input's name: that of its tangent
+SECOND_DIRECTION = {"q": "uq", "k": "uk", "v": "uv", "bias": "ubias"}  # the second direction of SECOND_TANGENT
 ATTENTION_OPERANDS = (
     "cu_seqlens_q",
     "cu_seqlens_k",
@@ -32,13 +41,25 @@ ATTENTION_OPERANDS = (
     "learnable_sink",
     "block_mask",
     "dlse",
+    "row_positions",
+    "column_positions",
+    *DIRECTION.values(),
+    "tdout",
+    "tdlse",
+    *SECOND_DIRECTION.values(),
 )
 DECODE_OPERANDS = (
     "cache_seqlens", "block_table", "cache_batch_idx", "cache_leftpad", "k", "v", "rotary_cos", "rotary_sin", "alibi_slopes",
-    "learnable_sink",
+    "learnable_sink", "cu_seqlens_q", "cu_seqlens_new", "q_positions", "tree_mask", "cu_seqlens_tree", "shared_groups",
+    "shared_lens", "k_scale", "v_scale", "k_rope_cache", "k_rope",
 )  # fmt: skip
+CACHE_WRITE_OPERANDS = (
+    "v", "v_cache", "k_scale", "v_scale", "k_rope_cache", "k_rope", "rotary_cos", "rotary_sin", "positions",
+)  # fmt: skip
+OPERANDS = {DECODE: DECODE_OPERANDS, CACHE_WRITE: CACHE_WRITE_OPERANDS}  # of others: ATTENTION_OPERANDS
 LAYOUTS = {"bshd": 0, "bhsd": 1, "sbhd": 2}
 TYPE_CODES = {"bool": 1, "int32": 4, "float16": 10, "float32": 11, "float64": 12, "bfloat16": 16, "uint32": 8}
+TYPE_CODES |= {"int8": 2, "int64": 5, "float8_e5m2": 19, "float8_e4m3fn": 20}
 
 for _name, _platform, _capsule in _jax_ffi.handlers():
     jax.ffi.register_ffi_target(_name, _capsule, platform=_platform)
@@ -55,14 +76,34 @@ class Options(NamedTuple):
     max_seqlen_k: int = 0
     num_splits: int = 0
     split_size: int = 0
+    shard_count: int = 0
+    shard_index: int = 0
+    shard_keys: int = 0
     seed: int = 0
     offset: int = 0
+    head_begin: int = 0
+    heads_total: int = 0
     softmax_scale: float = 0.0
     softcap: float = 0.0
     dropout_p: float = 0.0
     backend: str = ""
     kernel: str = ""
+    head_dim_v: int = 0  # decode without v_cache
     need_dbias: bool = False
+    need_tangents: bool = False  # BACKWARD_TANGENT: results are the tangents of out and lse too
+    wide: bool = False  # out of FORWARD and DECODE, and the gradients of BACKWARD, have lse's type: parts of a sum
+    statistics: tuple[str, ...] = ()  # FORWARD: further results, in the order of STATISTICS
+
+
+FIXED = {
+    FORWARD: ("q", "k", "v"),
+    BACKWARD: ("dout", "q", "k", "v", "out", "lse"),
+    DECODE: ("q", "k_cache", "v_cache"),
+    CACHE_WRITE: ("k", "k_cache", "slots"),
+    FORWARD_TANGENT: ("q", "k", "v", "out", "lse"),
+    BACKWARD_TANGENT: ("dout", "q", "k", "v", "out", "lse"),
+    SECOND_TANGENT: ("q", "k", "v", "out", "lse"),
+}
 
 
 class Call(NamedTuple):
@@ -74,7 +115,7 @@ class Call(NamedTuple):
 
     @property
     def fixed(self) -> tuple[str, ...]:
-        return (("q", "k", "v"), ("dout", "q", "k", "v", "out", "lse"), ("q", "k_cache", "v_cache"))[self.operation]
+        return ("q", "k_cache") if self.options.head_dim_v else FIXED[self.operation]
 
     @property
     def packed(self) -> bool:
@@ -82,15 +123,26 @@ class Call(NamedTuple):
 
     def attributes(self, *, workspace: bool = False) -> dict[str, Any]:
         """The attributes for XLA, without those that are 0."""
-        known = DECODE_OPERANDS if self.operation == DECODE else ATTENTION_OPERANDS
+        known = OPERANDS.get(self.operation, ATTENTION_OPERANDS)
         bits = sum(1 << known.index(name) for name in self.names if name != "rng")
         bits |= WITH_RNG if "rng" in self.names else 0
         bits |= WITH_WORKSPACE if workspace else 0
         bits |= WITH_DBIAS if self.options.need_dbias else 0
         bits |= WITH_FILLED if self.packed else 0
+        bits |= WITH_TANGENTS if self.options.need_tangents else 0
+        bits |= sum(STATISTICS[name] for name in self.options.statistics)
         numbers = self.options._asdict() | {"operands": bits, "layout": LAYOUTS[self.options.layout]}
-        del numbers["need_dbias"]
+        del numbers["need_dbias"], numbers["need_tangents"], numbers["wide"], numbers["statistics"]
         return {name: value for name, value in numbers.items() if value}
+
+
+def written(call: Call, operands: Sequence[Any]) -> list[str]:
+    """The operands that the call writes, in the order of its last results: caches, scales of rows and rope parts."""
+    if call.operation != CACHE_WRITE and not (call.operation == DECODE and "k" in call.names):
+        return []
+    given = dict(zip((*call.fixed, *call.names), operands, strict=True))
+    names = ("k_cache", "v_cache", "k_scale", "v_scale", "k_rope_cache")
+    return [name for name in names if name in given and (not name.endswith("scale") or len(given[name].shape) > 2)]
 
 
 Shape = jax.ShapeDtypeStruct
@@ -122,6 +174,10 @@ def shape_of(x: Any) -> Shape:
     return Shape(x.shape, x.dtype)
 
 
+def wide_shape(x: Any) -> Shape:
+    return Shape(x.shape, lse_dtype(x.dtype))
+
+
 def lse_dtype(dtype: Any) -> Any:
     return np.dtype(np.float64 if dtype == np.float64 else np.float32)
 
@@ -135,18 +191,18 @@ def lse_shape(q: tuple[int, ...], layout: str) -> tuple[int, ...]:
 
 def result_shapes(call: Call, operands: Sequence[Any]) -> list[Shape]:
     given = dict(zip((*call.fixed, *call.names), operands, strict=True))
+    last = [shape_of(given[name]) for name in written(call, operands)]
+    if call.operation == CACHE_WRITE:
+        return last
     q = given["q"]
-    if call.operation == BACKWARD:
-        results = [shape_of(given[name]) for name in ("q", "k", "v")]
-        return [*results, shape_of(given["bias"])] if call.options.need_dbias else results
-    head_dim_v = operands[2].shape[-1]
-    results = [
-        Shape((*q.shape[:-1], head_dim_v), q.dtype),
-        Shape(lse_shape(q.shape, call.options.layout), lse_dtype(q.dtype)),
-    ]
-    if "k" in call.names:
-        results += [shape_of(given["k_cache"]), shape_of(given["v_cache"])]
-    return results
+    if call.operation in (BACKWARD, BACKWARD_TANGENT):
+        results = [wide_shape(given[name]) if call.options.wide else shape_of(given[name]) for name in ("q", "k", "v")]
+        results += [shape_of(given["bias"])] if call.options.need_dbias else []
+        return [*results, *(shape_of(given[name]) for name in ("out", "lse"))] if call.options.need_tangents else results
+    head_dim_v = call.options.head_dim_v or operands[2].shape[-1]  # of v or v_cache
+    rows = Shape(lse_shape(q.shape, call.options.layout), lse_dtype(q.dtype))
+    out = Shape((*q.shape[:-1], head_dim_v), lse_dtype(q.dtype) if call.options.wide else q.dtype)
+    return [out, rows, *(rows for _ in call.options.statistics), *last]
 
 
 def workspace_size(call: Call, operands: Sequence[Any], results: Sequence[Shape], device_type: int) -> int:
@@ -177,6 +233,8 @@ def check_types(call: Call, operands: Sequence[Any]) -> None:
 
 def check_ranks(call: Call, operands: Sequence[Any]) -> None:
     """Check the ranks, which the shapes of results depend on. The C library checks the rest."""
+    if call.operation == CACHE_WRITE:  # its results have the shapes of operands
+        return
     packed = {name for name, side in (("q", "q"), ("k", "k"), ("v", "k")) if f"cu_seqlens_{side}" in call.names}
     for name, x in zip(call.fixed, operands, strict=False):
         if name not in ("q", "k", "v", "k_cache", "v_cache") or len(x.shape) == (3 if name in packed else 4):
@@ -209,8 +267,10 @@ def run(call: Call, *operands: Any) -> list[Any]:
                 "export with the dimensions that it will run with"
             )
         return on_platform(call, operands, results, None)
-    if call.operation == DECODE or not on_gpu:
+    if call.operation in (DECODE, CACHE_WRITE) or not on_gpu:
         workspace_size(call, operands, results, 0)
+    if call.operation == CACHE_WRITE and on_gpu:
+        raise UnsupportedError("cache_write runs on the CPU only")
     if not on_gpu:
         return on_platform(call, operands, results, None)
     try:
@@ -231,15 +291,19 @@ def run(call: Call, *operands: Any) -> list[Any]:
 def on_platform(call: Call, operands: Sequence[Any], results: list[Shape], scratch: int | None) -> list[Any]:
     """`scratch`: bytes of workspace, one more result that XLA allocates; None: the handler allocates it."""
     aliases = {}
-    if call.packed:  # rows that belong to no sequence are not written: fill the results first
+    without_filled = operands
+    if call.packed:  # rows that belong to no sequence are not written: fill the results first, but for caches
         start = len(without_rng(call, operands))
-        aliases = {start + i: i for i in range(len(results))}
+        rows = results[:2] if call.operation == DECODE else results
+        aliases = {start + i: i for i in range(len(rows))}
+        names_of_rows = ("out", "lse", *call.options.statistics) if call.operation in (FORWARD, DECODE) else ("",) * len(rows)
         filled = [
-            jnp.full(x.shape, -jnp.inf if call.operation == FORWARD and i == 1 else 0, x.dtype) for i, x in enumerate(results)
+            jnp.full(x.shape, -jnp.inf if name in ("lse", "max_logit") else 0, x.dtype)
+            for name, x in zip(names_of_rows, rows, strict=True)
         ]
         operands = (*operands[:start], *filled, *operands[start:])
-    if "k" in call.names:
-        aliases = {1: 2, 2: 3}
+    names, outcome = (*call.fixed, *call.names), written(call, without_filled)
+    aliases |= {names.index(name): len(results) - len(outcome) + i for i, name in enumerate(outcome)}
     shapes = results if scratch is None else [*results, Shape((scratch,), np.dtype(np.uint8))]
     ffi = jax.ffi.ffi_call(TARGETS[call.operation], shapes, input_output_aliases=aliases)
     attributes = {

@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -18,10 +17,10 @@ from ._jax_axes import operand_labels, result_labels
 from ._jax_calls import DECODE, Call, Shape, run, shape_of
 
 
-def partitioned(call: Call, *operands: Any) -> list[Any]:
-    """The operation with rules for sharded arrays. With one device or inside shard_map there is nothing to shard: the operation
-    then has no rules, because a program with them cannot be exported."""
-    if jax.device_count() == 1 or jax.sharding.get_abstract_mesh().manual_axes:
+def partitioned(call: Call, whole: bool, *operands: Any) -> list[Any]:
+    """The operation with rules for sharded arrays; without them if it is `whole`, because a program with them cannot be
+    exported."""
+    if whole:
         return run(call, *operands)
     shapes = tuple(shape_of(x) for x in operands)
     return partition_rule(call, shapes)(*operands)

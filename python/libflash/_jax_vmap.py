@@ -1,68 +1,42 @@
-"""Rules of JAX's transformations: vmap folds the new axis into the batch; unsupported derivatives raise UnsupportedError."""
+"""Rules of jax.vmap: the new axis is folded into the batch. Calls that cannot be folded run one after another: packed arrays,
+pages, mapped sinks, and dropout, whose mask must not depend on other entries."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.custom_batching import custom_vmap
+from jax.interpreters import batching
 
-from ._errors import UnsupportedError
 from ._jax_axes import operand_labels, result_labels
-from ._jax_calls import BACKWARD, DECODE, Call, Shape
-from ._jax_sharding import partitioned
+from ._jax_calls import CACHE_WRITE, Call, Shape
+from ._jax_primitives import PRIMITIVES, bind
 
 
-@functools.lru_cache(maxsize=1024)
-def vectorised(call: Call) -> Callable[..., list[Any]]:
-    """The operation under jax.vmap. Calls that cannot be folded into the batch run one after another: packed arrays, pages,
-    mapped sinks, and dropout, whose mask must not depend on other entries."""
-
-    @custom_vmap
-    def run_batched(*operands: Any) -> list[Any]:
-        return partitioned(call, *operands)
-
-    @run_batched.def_vmap
-    def rule(size: int, batched: list[bool], *operands: Any) -> tuple[list[Any], list[bool]]:
-        fold_all = foldable(call, batched)
-        outs = folded(call, size, batched, operands) if fold_all else one_by_one(call, batched, operands)
-        return outs, [True] * len(outs)
-
-    return without_derivative(call.operation, run_batched)
+def rule(operands: Sequence[Any], axes: Sequence[int | None], *, call: Call, program: Any) -> tuple[list[Any], list[int]]:
+    """The results of all entries of the mapped axis, and where it is in them."""
+    batched = [axis is not None for axis in axes]
+    first = [jnp.moveaxis(x, axis, 0) if mapped else x for x, axis, mapped in zip(operands, axes, batched, strict=True)]
+    size = next(x.shape[0] for x, mapped in zip(first, batched, strict=True) if mapped)
+    results = folded(call, size, batched, first) if foldable(call, batched) else one_by_one(call, batched, first)
+    return results, [0] * len(results)
 
 
-NO_DERIVATIVE = {
-    DECODE: "libflash.jax.decode has no gradient: use libflash.jax.attention to train, "
-    "or call jax.lax.stop_gradient on what is given to decode",
-    BACKWARD: "the gradient of libflash.jax.attention has no derivative of its own (jax.grad of jax.grad, jax.hessian, "
-    "jax.jvp of jax.grad): write attention in jax.numpy where second derivatives are needed, "
-    "or call jax.lax.stop_gradient on what is given to the first",
-}
-
-
-def without_derivative(operation: int, function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """The function, which raises UnsupportedError when JAX differentiates it."""
-    if operation not in NO_DERIVATIVE:  # forward: differentiated as a whole in jax.py
-        return function
-    guarded = jax.custom_jvp(function)
-
-    @guarded.defjvp
-    def refuse(primals: Any, tangents: Any) -> Any:
-        raise UnsupportedError(NO_DERIVATIVE[operation])
-
-    return guarded
+for _primitive in PRIMITIVES.values():
+    batching.primitive_batchers[_primitive] = rule
 
 
 def foldable(call: Call, batched: Sequence[bool]) -> bool:
     given = dict(zip((*call.fixed, *call.names), batched, strict=True))
     shared = ("learnable_sink", "rotary_cos", "rotary_sin")
+    if call.operation == CACHE_WRITE or any(name in call.names for name in ("k_scale", "v_scale", "k_rope_cache")):
+        return False
     return (
-        not call.packed
+        not any(name.startswith("cu_seqlens") for name in call.names)
         and call.options.dropout_p == 0
-        and not any(name in call.names for name in ("block_table", "cache_batch_idx"))
+        and not any(name in call.names for name in ("block_table", "cache_batch_idx", "tree_mask"))
         and not any(given.get(name, False) for name in shared)
     )
 
@@ -70,7 +44,7 @@ def foldable(call: Call, batched: Sequence[bool]) -> bool:
 def one_by_one(call: Call, batched: Sequence[bool], operands: Sequence[Any]) -> list[Any]:
     def one(mapped: list[Any]) -> list[Any]:
         mapped_now = iter(mapped)
-        return vectorised(call)(*(next(mapped_now) if is_mapped else x for x, is_mapped in zip(operands, batched, strict=True)))
+        return bind(call, *(next(mapped_now) if is_mapped else x for x, is_mapped in zip(operands, batched, strict=True)))
 
     return jax.lax.map(one, [x for x, is_mapped in zip(operands, batched, strict=True) if is_mapped])  # type: ignore[no-any-return]
 
@@ -80,11 +54,13 @@ def folded(call: Call, size: int, batched: Sequence[bool], operands: Sequence[An
     labels = operand_labels(call, bodies)
     q = call.fixed.index("q")
     batch = bodies[q].shape[labels[q].index("b")]
+    biases = ("bias", "tbias", "ubias")  # of one shape; each entry needs its own if one of them or a gradient is
+    own_bias = call.options.need_dbias or not {"tbias", "ubias"}.isdisjoint(call.names)
     flat = []
     for name, x, label, is_mapped in zip((*call.fixed, *call.names), operands, labels, batched, strict=True):
-        apart = is_mapped or (name == "bias" and call.options.need_dbias)  # one gradient for each
+        apart = is_mapped or (name in biases and own_bias)
         flat.append(fold(x, label, size, batch, is_mapped, apart))
-    results = vectorised(call)(*flat)
+    results = bind(call, *flat)
     unfolded = []
     for x, label in zip(results, result_labels(call, bodies), strict=True):
         axis = label.lower().index("b")

@@ -10,9 +10,11 @@ cdef object by_xla(str name, tuple arrays, dict defaults, dict options):
     if options.get("k") is not None:
         raise InvalidError("k and v would be written into caches that are JAX arrays, which are immutable: use "
                            "libflash.jax.decode, which returns the new caches")
-    for option in ("k_scale", "v_scale", "k_rope_cache", "k_rope", "head_dim_v", "cache_dtype"):
+    for option in ("max_logit", "entropy"):
         if options.pop(option, None) is not None:
-            raise UnsupportedError(f"{option} cannot be given for JAX arrays that are traced, sharded or on a GPU")
+            raise UnsupportedError(
+                f"{option} cannot be given for JAX arrays that are traced, sharded or on a GPU: XLA owns memory; "
+                f"use libflash.jax.attention(..., return_stats=({option!r},)), which returns it")
     if name == "merge" and (options.pop("backend") is not None or options.pop("kernel") is not None):
         raise UnsupportedError("backend and kernel cannot be given for JAX arrays that are traced, sharded or on a GPU: "
                                "XLA compiles the merge")
@@ -181,8 +183,9 @@ cdef object gradient(Call *call, _Source source, object q, object given, const f
 def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, cache_batch_idx=None, cache_leftpad=None, k=None,
            v=None, rotary_cos=None, rotary_sin=None, rotary_interleaved=True, causal=True, window_size=(-1, -1),
            softmax_scale=None, softcap=0.0, alibi_slopes=None, learnable_sink=None, num_splits=0, split_size=0, k_scale=None,
-           v_scale=None, k_rope_cache=None, k_rope=None, head_dim_v=None, cache_dtype=None, return_lse=False, out=None,
-           lse=None, stream=None, backend=None, kernel=None):
+           v_scale=None, k_rope_cache=None, k_rope=None, head_dim_v=None, cache_dtype=None, cu_seqlens_q=None,
+           cu_seqlens_new=None, q_positions=None, tree_mask=None, cu_seqlens_tree=None, shared_groups=None, shared_lens=None,
+           shard=(1, 0, 1), invariant=False, return_lse=False, out=None, lse=None, stream=None, backend=None, kernel=None):
     """A few new query rows per sequence against a cache of keys and values, as when generating text. Forward only.
 
     With k and v, the new rows are first appended to the cache, in place, after the valid ones, and then attended to. Names and
@@ -191,7 +194,7 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
 
     Parameters
     ----------
-    q : (batch, seqlen_q, heads_q, head_dim)
+    q : (batch, seqlen_q, heads_q, head_dim), or packed (total_q, heads_q, head_dim) with cu_seqlens_q
     k_cache : (batch_cache, capacity, heads_k, head_dim), or with block_table (num_pages, page_size, heads_k, head_dim)
         q's type, or of 8 bits: float8_e4m3fn, float8_e5m2, int8 (CPU only).
     v_cache : the same with head_dim_v
@@ -205,7 +208,7 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
     cache_leftpad : (batch,) int32
         Number of cached keys at the start of a sequence that do not exist; positions count them. With block_table, the entries
         of pages that hold only such keys may have any value.
-    k, v : (batch, seqlen_new, heads_k, head_dim) and (..., head_dim_v)
+    k, v : (batch, seqlen_new, heads_k, head_dim) and (..., head_dim_v), or packed (total_new, heads_k, head_dim) and (...)
         New keys and values to append.
     rotary_cos, rotary_sin : (positions, rotary_dim / 2), float32 or q's type
         Rotate the first rotary_dim channels of q and of the new k by the angles of their position: cache_seqlens[b] + i.
@@ -218,18 +221,48 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
     split_size : int, a multiple of 128
         Keys per split; the bits of a sequence's result then do not depend on the rest of the batch.
     k_scale, v_scale : float32; a cached value is its stored value times its scale; default 1, required for int8
+        A number, one for all; or an array:
         (1,) or (heads_k,) or (batch, heads_k): an append divides new rows by them.
         (places, rows, heads_k) or (places, rows, heads_k, groups), for the rows of the cache: an append computes and writes them.
         Groups are of equally many neighbouring channels. Any strides.
     k_rope_cache : the places, rows and heads of k_cache, with the last channels of the keys in q's type; k_cache has the others
-    k_rope : (batch, seqlen_new, heads_k, channels of k_rope_cache); with k and k_rope_cache
+    k_rope : (batch, seqlen_new, heads_k, channels of k_rope_cache), or packed as k; with k and k_rope_cache
     head_dim_v : int, with v_cache=None
     cache_dtype : "e4m3" or "e5m2", what the elements of caches of uint8 are
+    cu_seqlens_q : (batch + 1,) int32 (int64 on the CPU: converted)
+        Each sequence has its own number of query rows: rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1 of q, out and lse. So one
+        call takes chunks of prefill, rows of decode and sequences without a row. The lengths are not needed on the host. k and
+        v are then packed too. Not together with cache_leftpad; on the CPU only.
+    cu_seqlens_new : (batch + 1,) int32 (int64 on the CPU: converted)
+        The same for k and v; default cu_seqlens_q.
+    q_positions : (batch, seqlen_q) or packed (total_q,) int32 (int64 on the CPU: converted)
+        The position of each query row, and of the last seqlen_q keys, for the rotary embedding, the window and ALiBi; on the CPU
+        only.
+    tree_mask : (rows, words) int32 (int64 on the CPU: converted)
+        Trees of speculative decoding: bit j % 32 of word j // 32 says whether the row sees the j-th of the last seqlen_q keys of
+        its sequence; it sees all earlier keys. It replaces the causal rule; a row's own bit is not implied. One row for each
+        query row. With a window it needs q_positions. On the CPU only.
+    cu_seqlens_tree : (batch + 1,) int32 (int64 on the CPU: converted)
+        The rows of tree_mask of each sequence: all of its query rows, or none, then it is causal.
+    shared_groups : (groups + 1,) int32, shared_lens : (groups,) int32 (int64 on the CPU: converted)
+        A hint that changes no bit: sequences shared_groups[i] to shared_groups[i + 1] - 1 have the same first shared_lens[i]
+        cached keys in the same places, in one cache entry or in the same pages. A hint that is not true is refused. The CPU
+        checks it and computes as without it. On the CPU only.
+    shard : (count, index, keys)
+        The caches have a part of the keys: key t is on shard t // keys % count, without gaps. Lengths, positions and masks count
+        all keys; each shard gets the same q, k and v, stores the new rows that are its own, and computes its part of out and lse,
+        which merge() puts together. cache_seqlens is required without k. learnable_sink counts on shard 0 only. On the CPU only.
+    invariant : bool
+        The bits of a row depend on its own sequence alone: not on the batch and its order, the other rows of the call, the pages
+        or the number of threads. Rows of a prefill, in chunks of any lengths, have the bits of decoding one row after another. On
+        the CPU only; num_splits must be 0.
     return_lse, out, lse, stream, backend, kernel : as in attention()
 
     Returns
     -------
-    out : (batch, seqlen_q, heads_q, head_dim_v), and lse : (batch, heads_q, seqlen_q) if return_lse
+    out : (batch, seqlen_q, heads_q, head_dim_v), and lse : (batch, heads_q, seqlen_q) if return_lse. Packed: (total_q, heads_q,
+        head_dim_v) and (heads_q, total_q); rows past cu_seqlens_q[batch] are not written. Of a shard, out is float32 beside
+        16-bit q, unless it is given.
 
     Raises
     ------
@@ -255,14 +288,16 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
                 or requires_grad(lse)))
             or source.kind == KIND_JAX and needs_xla(q, (
                 k_cache, v_cache, k_scale, v_scale, k_rope_cache, k_rope, cache_seqlens, block_table, cache_batch_idx,
-                cache_leftpad, k, v, rotary_cos, rotary_sin,
-                softmax_scale, alibi_slopes, learnable_sink))):
+                cache_leftpad, k, v, rotary_cos, rotary_sin, softmax_scale, alibi_slopes, learnable_sink, cu_seqlens_q,
+                cu_seqlens_new, q_positions, tree_mask, cu_seqlens_tree, shared_groups, shared_lens))):
         return by_adapter(source, "decode", (q, k_cache, v_cache), DECODE_DEFAULTS, dict(
             cache_seqlens=cache_seqlens, block_table=block_table, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad,
             k=k, v=v, rotary_cos=rotary_cos, rotary_sin=rotary_sin, rotary_interleaved=rotary_interleaved, causal=causal,
             window_size=window_size, softmax_scale=softmax_scale, softcap=softcap, alibi_slopes=alibi_slopes,
             learnable_sink=learnable_sink, num_splits=num_splits, split_size=split_size, k_scale=k_scale, v_scale=v_scale,
-            k_rope_cache=k_rope_cache, k_rope=k_rope, head_dim_v=head_dim_v, cache_dtype=cache_dtype, return_lse=return_lse,
+            k_rope_cache=k_rope_cache, k_rope=k_rope, head_dim_v=head_dim_v, cache_dtype=cache_dtype, cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_new=cu_seqlens_new, q_positions=q_positions, tree_mask=tree_mask, cu_seqlens_tree=cu_seqlens_tree,
+            shared_groups=shared_groups, shared_lens=shared_lens, shard=shard, invariant=invariant, return_lse=return_lse,
             out=out, lse=lse, stream=stream, backend=backend, kernel=kernel))
     cdef object out_array = out
     cdef object lse_array = lse
@@ -272,13 +307,15 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
         borrow_caches(&call, k_cache, v_cache, head_dim_v, cache_dtype, role, &tk, &tv)
         decode_options(&call, &extras, &options, cache_seqlens, block_table, cache_batch_idx, cache_leftpad, k, v, rotary_cos,
                        rotary_sin, rotary_interleaved, causal, window_size, softmax_scale, softcap, alibi_slopes,
-                       learnable_sink, num_splits, split_size, k_scale, v_scale, k_rope_cache, k_rope, backend, kernel)
+                       learnable_sink, num_splits, split_size, k_scale, v_scale, k_rope_cache, k_rope, cu_seqlens_q,
+                       cu_seqlens_new, q_positions, tree_mask, cu_seqlens_tree, shared_groups, shared_lens, shard, invariant,
+                       backend, kernel)
         check_new_rows(k, v, v_cache)
-        if tq.ndim != 4 or tv.ndim != 4:
-            raise InvalidError(f"q and v_cache have {tq.ndim} and {tv.ndim} dimensions; both need 4, "
-                               "(batch, seqlen, heads, head_dim)")
+        if tq.ndim != (4 if cu_seqlens_q is None else 3) or tv.ndim != 4:
+            raise InvalidError(f"q and v_cache have {tq.ndim} and {tv.ndim} dimensions; both need 4, (batch, seqlen, heads, "
+                               "head_dim); q needs 3, (total, heads, head_dim), with cu_seqlens_q")
         if out is None:
-            out_array = new_out(&call, source, q, &tq, tv.shape[3], BSHD, "out", &tout)
+            out_array = new_out(&call, source, q, &tq, tv.shape[3], BSHD, "out", &tout, options.shard_count > 1)
         else:
             borrow(&call, out, "out", &tout, WRITE)
         if lse is not None:

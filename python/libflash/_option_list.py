@@ -1,4 +1,4 @@
-"""The options of attention, attention_backward, decode and merge: each is stated here once.
+"""The options of attention, attention_backward, decode, merge and cache_write: each is stated here once.
 
 From this list come the defaults of explain(), the schemas of the PyTorch operators, and what the adapters know about groups of
 options. tests/test_options.py checks that everything else agrees with it: signatures, stubs, the C structs, and the attributes
@@ -30,6 +30,7 @@ NUMBER = Kind("float", "must be a number", "float", "double")
 INTEGER = Kind("int", "must be an integer", "SymInt", "int64_t")
 TEXT = Kind("str", "must be a str", "str", "const char *")
 WINDOW = Kind("Window", "must be a pair (left, right)", "SymInt[2]", "int64_t")
+SHARD = Kind("Shard", "must be a triple (count, index, keys)", "SymInt[3]", "int64_t")
 SEED = Kind("int | Array", "must be an integer", "SymInt", "uint64_t")
 OFFSET = Kind("int", "must be an integer", "SymInt", "uint64_t")
 BEGIN = Kind("int | Array", "must be an integer", "", "int64_t")  # an array: one for each sequence
@@ -40,12 +41,15 @@ FLOATS = Kind("Array", _AN_ARRAY, "Tensor", _POINTER, array=True)  # of q's type
 MASK = Kind("Array", _AN_ARRAY, "Tensor", _POINTER, array=True)  # of bool
 LENGTHS = Kind("Array", _AN_ARRAY, "Tensor", _POINTER, array=True)  # of int32; int64 on the CPU is converted
 BLOCKS = Kind("Array | BlockMask", _AN_ARRAY, "Tensor", _POINTER, array=True)
-SCALES = Kind("Array", _AN_ARRAY, "Tensor", _POINTER, array=True)  # of float32
+SCALES = Kind("float | Array", _AN_ARRAY, "Tensor", _POINTER, array=True)  # of float32; a number is one for all
+NAMES = Kind("tuple[str, ...]", "must be a tuple")
 OUTPUT = Kind("Array", _AN_ARRAY, "", _POINTER)  # written by the call
 
 FORWARD, BACKWARD, DECODE, MERGE = ("attention",), ("attention_backward",), ("decode",), ("merge",)
+WRITE = ("cache_write",)
 ATTENTION = FORWARD + BACKWARD
 SCORES = ATTENTION + DECODE
+CACHES = DECODE + WRITE
 
 
 @dataclass(frozen=True)
@@ -108,9 +112,10 @@ OPTIONS = (
     Option("cache_leftpad", LENGTHS, None, DECODE),
     Option("k", ARRAY, None, DECODE, c=("k_new",), operator=""),  # the operator decode_append has k and v
     Option("v", ARRAY, None, DECODE, c=("v_new",), operator=""),
-    Option("rotary_cos", FLOATS, None, DECODE),
-    Option("rotary_sin", FLOATS, None, DECODE),
-    Option("rotary_interleaved", SWITCH, True, DECODE, flag="ROTARY_INTERLEAVED"),
+    Option("rotary_cos", FLOATS, None, CACHES),
+    Option("rotary_sin", FLOATS, None, CACHES),
+    Option("positions", LENGTHS, None, WRITE),
+    Option("rotary_interleaved", SWITCH, True, CACHES, flag="ROTARY_INTERLEAVED"),
     Option("causal", SWITCH, False, ATTENTION, flag="CAUSAL"),
     Option("causal", SWITCH, True, DECODE, flag="CAUSAL"),
     Option("causal_align", CHOICE, "bottom_right", ATTENTION, choices=("bottom_right", "top_left"), flag="TOP_LEFT"),
@@ -162,26 +167,39 @@ OPTIONS = (
     Option("dv", OUTPUT, None, BACKWARD, c=()),
     Option("dbias", OUTPUT, None, BACKWARD),
     Option("dsink", OUTPUT, None, BACKWARD),
-    Option("k_scale", SCALES, None, DECODE, rank=1, jax=False),
-    Option("v_scale", SCALES, None, DECODE, rank=1, jax=False),
-    Option("k_rope_cache", ARRAY, None, DECODE, rank=1, jax=False),
-    Option("k_rope", ARRAY, None, DECODE, c=("k_rope_new",), operator="", jax=False),
-    Option("head_dim_v", INTEGER, None, DECODE, c=(), rank=1, jax=False),
-    Option("cache_dtype", CHOICE, None, DECODE, choices=("e4m3", "e5m2"), rank=1, jax=False),
+    Option("k_scale", SCALES, None, CACHES, rank=1),
+    Option("v_scale", SCALES, None, CACHES, rank=1),
+    Option("k_rope_cache", ARRAY, None, CACHES, rank=1),
+    Option("k_rope", ARRAY, None, CACHES, c=("k_rope_new",), operator=""),
+    Option("head_dim_v", INTEGER, None, DECODE, c=(), rank=1),
+    Option("cache_dtype", CHOICE, None, CACHES, choices=("e4m3", "e5m2"), rank=1),
+    Option("cu_seqlens_q", LENGTHS, None, DECODE, rank=2),
+    Option("cu_seqlens_new", LENGTHS, None, DECODE, rank=2),
+    Option("q_positions", LENGTHS, None, DECODE, rank=2),
+    Option("tree_mask", LENGTHS, None, DECODE, rank=2),
+    Option("cu_seqlens_tree", LENGTHS, None, DECODE, rank=2),
+    Option("shared_groups", LENGTHS, None, DECODE, rank=4),
+    Option("shared_lens", LENGTHS, None, DECODE, rank=4),
+    Option("shard", SHARD, (1, 0, 1), DECODE, c=("shard_count", "shard_index", "shard_keys"), rank=5),
+    Option("invariant", SWITCH, False, DECODE, rank=3, flag="INVARIANT_ROWS"),
     Option("return_lse", SWITCH, False, FORWARD + DECODE, operator=""),
     Option("out", OUTPUT, None, FORWARD + DECODE + MERGE, c=(), jax=False),
     Option("lse", OUTPUT, None, FORWARD + DECODE + MERGE, c=(), jax=False),
-    Option("stream", STREAM, None, SCORES + MERGE, torch=False, jax=False),
+    Option("max_logit", OUTPUT, None, FORWARD, jax=False),
+    Option("entropy", OUTPUT, None, FORWARD, jax=False),
+    # In JAX results, since arrays cannot be written.
+    Option("return_stats", NAMES, (), (), adapters=FORWARD, torch=False),
+    Option("stream", STREAM, None, SCORES + MERGE + WRITE, torch=False, jax=False),
     # PyTorch's compiler has an argument `kernel` of its own. In JAX, XLA compiles the merge.
-    Option("backend", TEXT, None, SCORES),
+    Option("backend", TEXT, None, SCORES + WRITE),
     Option("backend", TEXT, None, MERGE, jax=False),
-    Option("kernel", TEXT, None, SCORES, operator="str? kernel_name=None"),
+    Option("kernel", TEXT, None, SCORES + WRITE, operator="str? kernel_name=None"),
     Option("kernel", TEXT, None, MERGE, operator="str? kernel_name=None", jax=False),
 )
 
 
 def options_of(operation: str) -> Iterator[Option]:
-    """Of libflash.attention, attention_backward, decode or merge."""
+    """Of libflash.attention, attention_backward, decode, merge or cache_write."""
     return (option for option in OPTIONS if operation in option.operations)
 
 

@@ -12,6 +12,7 @@ from ._block_mask import BlockMask
 
 A = TypeVar("A")
 Window: TypeAlias = Sequence[int | None] | None
+Shard: TypeAlias = Sequence[int]
 Align: TypeAlias = Literal["bottom_right", "top_left"]
 CacheDtype: TypeAlias = Literal["e4m3", "e5m2"]
 Layout: TypeAlias = Literal["bshd", "bhsd", "sbhd"]
@@ -66,12 +67,21 @@ class DecodeOptions(ScoreOptions[A], Results[A], Generic[A], total=False):
     rotary_sin: A | None
     rotary_interleaved: bool
     split_size: int
-    k_scale: A | None
-    v_scale: A | None
+    k_scale: float | A | None
+    v_scale: float | A | None
     k_rope_cache: A | None
     k_rope: A | None
     head_dim_v: int | None
     cache_dtype: CacheDtype | None
+    cu_seqlens_q: A | None
+    cu_seqlens_new: A | None
+    q_positions: A | None
+    tree_mask: A | None
+    cu_seqlens_tree: A | None
+    shared_groups: A | None
+    shared_lens: A | None
+    shard: Shard
+    invariant: bool
 
 
 class MergeOptions(CallOptions, Results[A], Generic[A], total=False):

@@ -6,7 +6,7 @@ cdef enum Layout:
     SBHD = 2
 
 cdef enum:
-    MAX_EXTRAS = 24
+    MAX_EXTRAS = 28
 
 # Default values, compared by identity before anything else.
 cdef object _bottom_right = "bottom_right"
@@ -260,7 +260,8 @@ cdef int block_lists(Call *call, object block_mask, flash_block_lists_t *lists) 
 cdef int decode_options(
         Call *call, Extras *extras, flash_decode_options_t *made, cache_seqlens, block_table, cache_batch_idx, cache_leftpad,
         k, v, rotary_cos, rotary_sin, rotary_interleaved, causal, window_size, softmax_scale, softcap, alibi_slopes,
-        learnable_sink, num_splits, split_size, k_scale, v_scale, k_rope_cache, k_rope, backend, kernel) except -1:
+        learnable_sink, num_splits, split_size, k_scale, v_scale, k_rope_cache, k_rope, cu_seqlens_q, cu_seqlens_new,
+        q_positions, tree_mask, cu_seqlens_tree, shared_groups, shared_lens, shard, invariant, backend, kernel) except -1:
     cdef Role role = READ if k is None else WRITE
     extras.count = 0
     memset(made, 0, sizeof(flash_decode_options_t))
@@ -268,6 +269,8 @@ cdef int decode_options(
     made.flags = mask_flags(causal, "bottom_right", window_size, &made.window_left, &made.window_right)
     if flag(rotary_interleaved, "rotary_interleaved") and rotary_cos is not None:
         made.flags |= FLASH_FLAG_ROTARY_INTERLEAVED
+    if flag(invariant, "invariant"):
+        made.flags |= FLASH_FLAG_INVARIANT_ROWS
     if softmax_scale is not None:
         made.flags |= FLASH_FLAG_SCALE
         made.softmax_scale = number(softmax_scale, "softmax_scale")
@@ -288,13 +291,43 @@ cdef int decode_options(
     made.v_scale = cache_scale(call, extras, v_scale, "v_scale", role)
     made.k_rope_cache = extra(call, extras, k_rope_cache, "k_rope_cache", role)
     made.k_rope_new = extra(call, extras, k_rope, "k_rope")
+    made.cu_seqlens_q = extra(call, extras, cu_seqlens_q, "cu_seqlens_q", LENGTHS)
+    made.cu_seqlens_new = extra(call, extras, cu_seqlens_new, "cu_seqlens_new", LENGTHS)
+    made.q_positions = extra(call, extras, q_positions, "q_positions", LENGTHS)
+    made.tree_mask = extra(call, extras, tree_mask, "tree_mask", LENGTHS)
+    made.cu_seqlens_tree = extra(call, extras, cu_seqlens_tree, "cu_seqlens_tree", LENGTHS)
+    made.shared_groups = extra(call, extras, shared_groups, "shared_groups", LENGTHS)
+    made.shared_lens = extra(call, extras, shared_lens, "shared_lens", LENGTHS)
+    if shard is not _whole:
+        read_shard(shard, made)
     made.backend = text(call, backend, "backend")
     made.kernel = text(call, kernel, "kernel")
     return 0
 
 
+cdef int read_shard(object shard, flash_decode_options_t *made) except -1:
+    if not isinstance(shard, (tuple, list)) or len(shard) != 3:
+        raise TypeError(f"shard must be a triple (count, index, keys), not {shard!r}")
+    made.shard_count = integer(shard[0], "shard[0]")
+    made.shard_index = integer(shard[1], "shard[1]")
+    made.shard_keys = integer(shard[2], "shard[2]")
+    return 0
+
+
 cdef flash_tensor_t *cache_scale(Call *call, Extras *extras, object x, str name, Role role) except? NULL:
-    """An append writes scales of rows, and reads the others."""
+    """An append writes scales of rows, and reads the others. A number is one scale for all."""
+    cdef flash_tensor_t *made
+    if isinstance(x, (int, float)) and not isinstance(x, bool):
+        made = &extras.tensors[extras.count]
+        extras.count += 1
+        memset(made, 0, sizeof(flash_tensor_t))
+        made.data = malloc(sizeof(float))
+        if made.data == NULL:
+            raise OutOfMemoryError(f"no memory for {name}")
+        hold(call, HELD_MEMORY, made.data)
+        (<float *>made.data)[0] = <float>number(x, name)
+        made.dtype, made.ndim, made.shape[0], made.stride[0] = FLASH_DTYPE_FLOAT32, 1, 1, 1
+        return made
     return extra(call, extras, x, name, role if x is not None and rows_have_scales(x) else READ)
 
 
@@ -344,4 +377,5 @@ cdef int decode_options_from(Call *call, Extras *extras, flash_decode_options_t 
         call, extras, made, o["cache_seqlens"], o["block_table"], o["cache_batch_idx"], o["cache_leftpad"], o["k"], o["v"],
         o["rotary_cos"], o["rotary_sin"], o["rotary_interleaved"], o["causal"], o["window_size"], o["softmax_scale"],
         o["softcap"], o["alibi_slopes"], o["learnable_sink"], o["num_splits"], o["split_size"], o["k_scale"], o["v_scale"],
-        o["k_rope_cache"], o["k_rope"], o["backend"], o["kernel"])
+        o["k_rope_cache"], o["k_rope"], o["cu_seqlens_q"], o["cu_seqlens_new"], o["q_positions"], o["tree_mask"],
+        o["cu_seqlens_tree"], o["shared_groups"], o["shared_lens"], o["shard"], o["invariant"], o["backend"], o["kernel"])

@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 
 from . import _core, _torch_kernels, _torch_tangents
 from ._errors import UnsupportedError
+from ._torch_merge import as_lse, as_out, merge_of_operators
 
 Tensor = torch.Tensor
 _Function: Any = torch.autograd.function._SingleLevelFunction
@@ -70,7 +71,7 @@ def operator(name: str) -> Callable[..., Any]:
 
 def only_forward(name: str, names: tuple[str, ...], args: tuple[Any, ...], options: dict[str, Any]) -> Any:
     """An operation that writes to its arguments or has no gradient."""
-    operation = "decode" if name.startswith("decode") else "attention into out"
+    operation = {"d": "decode", "c": "cache_write"}.get(name[0], "attention into out")
     tensors = dict(zip(names, args, strict=True)) | options
     refuse_tangents(operation, tensors)
     refuse_gradients(operation, tensors)
@@ -83,7 +84,10 @@ def only_forward(name: str, names: tuple[str, ...], args: tuple[Any, ...], optio
 
 def attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
     values = (q, k, v, *options.values())
-    if (torch.is_grad_enabled() and requires_gradient(values)) or _torch_tangents.carries_tangent(values):
+    records, moves = torch.is_grad_enabled() and requires_gradient(values), _torch_tangents.carries_tangent(values)
+    if moves and not records and "kernel_name" not in options and _torch_tangents.makes_duals(values):
+        return _torch_tangents.attention_of_duals(q, k, v, options)
+    if records or moves:
         with enable_single_level_autograd_function():
             return record(operator("attention"), q, k, v, options)
     with torch._C._AutoDispatchBelowAutograd():
@@ -242,12 +246,19 @@ def decode_append_parts(*args: Any, **options: Any) -> Any:
     return only_forward("decode_append_parts", ("q", "k_cache", "v_cache", "k", "v", *parts), args, options)
 
 
+def cache_write(*args: Any, **options: Any) -> Any:
+    parts = ("row_k_scale", "row_v_scale", "rope_cache")
+    return only_forward("cache_write", ("k", "v", "k_cache", "v_cache", "slots", *parts), args, options)
+
+
 # -- merge
 
 
 def merge(outs: list[Tensor], lses: list[Tensor], **options: Any) -> Any:
-    refuse_tangents("merge", {f"{name}[{i}]": x for name, parts in (("outs", outs), ("lses", lses)) for i, x in enumerate(parts)})
-    if torch.is_grad_enabled() and requires_gradient((*outs, *lses)):
+    values = (*outs, *lses)
+    if _torch_tangents.carries_tangent(values):
+        return merge_of_operators(outs, lses, options.get("layout", "bshd"))
+    if torch.is_grad_enabled() and requires_gradient(values):
         with enable_single_level_autograd_function():
             return record_merge(operator("merge"), outs, lses, options)
     with torch._C._AutoDispatchBelowAutograd():
@@ -256,22 +267,6 @@ def merge(outs: list[Tensor], lses: list[Tensor], **options: Any) -> Any:
 
 def record_merge(run: Callable[..., Any], outs: Any, lses: Any, options: dict[str, Any]) -> Any:
     return Merge.apply(run, options, *outs, *lses)
-
-
-def as_out(lse: Tensor, layout: str) -> Tensor:
-    """lse with the axes of out and one more."""
-    if lse.dim() == 2:
-        return lse.t().unsqueeze(-1)
-    order = {"bshd": (0, 2, 1), "bhsd": (0, 1, 2), "sbhd": (2, 0, 1)}[layout]
-    return lse.permute(order).unsqueeze(-1)
-
-
-def as_lse(x: Tensor, layout: str) -> Tensor:
-    """The inverse of the above."""
-    x = x.squeeze(-1)
-    if x.dim() == 2:
-        return x.t()
-    return x.permute({"bshd": (0, 2, 1), "bhsd": (0, 1, 2), "sbhd": (1, 2, 0)}[layout])
 
 
 class Merge(_Function):  # type: ignore[misc]

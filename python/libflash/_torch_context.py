@@ -7,20 +7,20 @@ The result is that of one device within the bound of a merge, gradients and the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
 
+from . import _context_layout as layouts
 from . import _torch_context_group as groups
-from . import _torch_context_layout as layouts
+from ._context_choice import check_scheme, choose, explanation, key_heads_repeated
+from ._context_layout import Layout
+from ._context_shapes import check_shapes, check_tokens, documents_of, sizes_of
 from ._errors import InvalidError, UnsupportedError
-from ._torch_context_check import agree
-from ._torch_context_choice import Sizes, check_scheme, choose, explanation
+from ._torch_context_check import agree, text_of
 from ._torch_context_group import Axis, Ranks
-from ._torch_context_heads import HeadExchange, key_heads_repeated
-from ._torch_context_layout import Layout
+from ._torch_context_heads import HeadExchange
 from ._torch_context_schedule import Schedule
 
 Tensor = torch.Tensor
@@ -129,11 +129,7 @@ def read_arguments(
         raise InvalidError("seed is None; with dropout_p it must be an integer, the same on all ranks")
     if seed is not None and not isinstance(seed, int):
         raise InvalidError(f"seed is of type {type(seed).__name__}; it must be an integer")
-    documents = None
-    if cu_seqlens is not None:
-        documents = tuple(int(x) for x in (cu_seqlens.tolist() if hasattr(cu_seqlens, "tolist") else cu_seqlens))
-        if len(documents) < 1 or documents[0] != 0 or any(b < a for a, b in pairwise(documents)):
-            raise InvalidError(f"cu_seqlens is {documents[:8]}; it must start at 0 and not decrease")
+    documents = documents_of(cu_seqlens)
     numbers = {"softmax_scale": softmax_scale, "softcap": softcap, "dropout_p": dropout_p, "seed": seed or 0, "offset": offset,
                "backend": backend}  # fmt: skip
     return Arguments(scheme, order, documents, flag(causal, "causal"), window, numbers)
@@ -146,24 +142,11 @@ def check_tensors(
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor):
             raise InvalidError(f"{name} must be a tensor, not {type(x).__name__}")
-        dims = 3 if given.cu_seqlens is not None else 4
-        if x.ndim != dims:
-            names = "(tokens, heads, head_dim) with cu_seqlens" if dims == 3 else "(batch, tokens, heads, head_dim)"
-            raise InvalidError(f"{name} has {x.ndim} dimensions; it must have {dims}, {names}")
-    if q.shape[:-2] != k.shape[:-2] or k.shape[:-1] != v.shape[:-1]:
-        raise InvalidError(
-            "q, k and v must have the same batch and tokens, k and v the same heads; they are "
-            f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
-        )
-    if q.shape[-2] == 0 or k.shape[-2] == 0 or q.shape[-2] % k.shape[-2]:
-        raise InvalidError(f"q has {q.shape[-2]} heads and k {k.shape[-2]}; those of q must be a multiple of those of k")
-    check_scheme(given.scheme, sizes_of(q, k, v, axes), given.order, given.window)
-    scheme = chosen_scheme(q, k, v, given, axes)[0]
-    ranks = groups.ranks_of(axes, scheme)
-    tokens = q.shape[-3] * ranks.size
-    layouts.check_tokens(tokens, given.order, ranks.size)
-    if given.cu_seqlens is not None and given.cu_seqlens[-1] != tokens:
-        raise InvalidError(f"cu_seqlens ends at {given.cu_seqlens[-1]}; the ranks have {tokens} tokens together")
+    check_shapes(q, k, v, packed=given.cu_seqlens is not None)
+    sizes = sizes_of(q, k, v, mesh_of(axes))
+    check_scheme(given.scheme, sizes, given.order, given.window)
+    ranks = groups.ranks_of(axes, chosen_scheme(q, k, v, given, axes)[0])
+    check_tokens(sizes, given.order, given.cu_seqlens)
     key_heads_repeated(q.shape[-2], k.shape[-2], ranks.heads.size)
     if alibi_slopes is not None and alibi_slopes.requires_grad:
         raise UnsupportedError("alibi_slopes requires a gradient, and there is none for it; pass alibi_slopes.detach()")
@@ -181,15 +164,14 @@ def described(
 ) -> dict[str, str]:
     """What all ranks must have in common."""
     tensors = {"q": q, "k": k, "v": v, "alibi_slopes": alibi_slopes, "learnable_sink": learnable_sink}
-    made = {name: "None" if x is None else f"{str(x.dtype)[6:]} {tuple(x.shape)}" for name, x in tensors.items()}
+    made = {name: "None" if x is None else text_of(x) for name, x in tensors.items()}
     made |= {name: repr(getattr(given, name)) for name in ("scheme", "order", "cu_seqlens", "causal", "window_size")}
     made |= {name: repr(value) for name, value in given.numbers.items()}
     return made | {"requires_grad": repr(torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)))}
 
 
-def sizes_of(q: Tensor, k: Tensor, v: Tensor, axes: tuple[Axis, ...]) -> Sizes:
-    channels_q, channels_k = q.shape[-1] + v.shape[-1], k.shape[-1] + v.shape[-1]
-    return Sizes(q.shape[-3], q.shape[-2], k.shape[-2], channels_q, channels_k, q.element_size(), tuple(a.size for a in axes))
+def mesh_of(axes: tuple[Axis, ...]) -> tuple[int, ...]:
+    return tuple(axis.size for axis in axes)
 
 
 def chosen_scheme(q: Tensor, k: Tensor, v: Tensor, given: Arguments, axes: tuple[Axis, ...]) -> tuple[str, str]:
@@ -197,7 +179,7 @@ def chosen_scheme(q: Tensor, k: Tensor, v: Tensor, given: Arguments, axes: tuple
         return given.scheme, "requested"
     if q.is_cuda and len(axes) == 1:
         return "heads", "the CUDA kernels know no positions yet, and this scheme needs none"
-    return choose(sizes_of(q, k, v, axes), given.order, given.window)
+    return choose(sizes_of(q, k, v, mesh_of(axes)), given.order, given.window)
 
 
 def explain_context_parallel(
@@ -207,7 +189,7 @@ def explain_context_parallel(
     """The scheme that context_parallel_attention uses for these shards, why, and the bytes that a rank sends. Sends nothing."""
     axes = groups.groups_of(group, mesh)
     given = read_arguments(scheme, order, None, causal, window_size, None, 0.0, 0.0, None, 0, None)
-    sizes = sizes_of(q, k, v, axes)
+    sizes = sizes_of(q, k, v, mesh_of(axes))
     check_scheme(scheme, sizes, order, given.window)
     return explanation(*chosen_scheme(q, k, v, given, axes), sizes, order)
 

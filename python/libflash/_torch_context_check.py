@@ -15,6 +15,11 @@ from ._torch_context_group import Axis
 _CALL, _ERROR = "call", "error"
 
 
+def text_of(x: torch.Tensor) -> str:
+    """Type and shape."""
+    return f"{str(x.dtype)[6:]} {tuple(x.shape)}"
+
+
 def agree(axes: tuple[Axis, ...], device: torch.device, describe: Callable[[], dict[str, str]]) -> None:
     """Compare what `describe` returns, name by name, on all ranks. It may raise: then all ranks raise that error."""
     error: Exception | None = None

@@ -9,23 +9,9 @@ import numpy as np
 import torch
 
 from . import _torch_context_group as groups
-from ._errors import InvalidError
 from ._torch_context_group import Axis
 
 Tensor = torch.Tensor
-
-
-def key_heads_repeated(heads_q: int, heads_k: int, ranks: int) -> int:
-    """How often each key head is repeated so that every rank gets the key heads of its query heads. Refuses other numbers."""
-    if heads_q % ranks != 0:
-        raise InvalidError(f"q has {heads_q} heads; scheme 'heads' needs a multiple of the {ranks} ranks that share them")
-    if heads_k % ranks == 0:
-        return 1
-    if ranks % heads_k != 0:
-        raise InvalidError(
-            f"k has {heads_k} heads; scheme 'heads' needs a multiple or a divisor of the {ranks} ranks that share them"
-        )
-    return ranks // heads_k
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ import torch
 
 from . import _core
 from . import _torch_context_group as groups
+from ._context_layout import Layout, Places
 from ._torch_context_group import Exchange, Ranks
-from ._torch_context_layout import Layout, Places
 
 Tensor = torch.Tensor
 

@@ -14,7 +14,7 @@ import torch
 from . import _core
 from ._block_mask import BlockMask
 from ._errors import InvalidError, NoDeviceError, UnsupportedError
-from ._torch_kernels import BLOCK_LISTS, library_options, lse_shape, lse_type, optional_gradients, with_parts
+from ._torch_kernels import BLOCK_LISTS, decode_type, library_options, lse_shape, lse_type, optional_gradients, with_parts
 
 Tensor = torch.Tensor
 
@@ -107,6 +107,12 @@ def refuse_cuda(operation: str, q: Tensor) -> None:
         raise UnsupportedError(f"{operation} runs on the CPU only; q is on {q.device}")
 
 
+def attention_with_tangent(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, ...]:
+    moved = ("tq", "tk", "tv", "tbias", "tsink")
+    out, lse = attention(q, k, v, **{name: x for name, x in options.items() if name not in moved})
+    return out, lse, *attention_tangent(q, k, v, out, lse, **options)
+
+
 def attention_tangent(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     """The real call compares the tangents with their primals."""
     check_rank(q, v)
@@ -132,9 +138,12 @@ def attention_backward_tangent(
 
 def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor | None, **options: Any) -> tuple[Tensor, Tensor]:
     values = k_cache if v_cache is None else v_cache
-    if q.dim() != 4 or values.dim() != 4:
-        raise InvalidError(f"q and v_cache have {q.dim()} and {values.dim()} dimensions; both need 4")
-    out = q.new_empty((*q.shape[:-1], values.shape[-1] if v_cache is not None else options.get("head_dim_v", 1)))
+    if q.dim() != (3 if "cu_seqlens_q" in options else 4) or values.dim() != 4:
+        raise InvalidError(
+            f"q and v_cache have {q.dim()} and {values.dim()} dimensions; both need 4, but q needs 3 with cu_seqlens_q"
+        )
+    channels = values.shape[-1] if v_cache is not None else options.get("head_dim_v", 1)
+    out = q.new_empty((*q.shape[:-1], channels), dtype=decode_type(q, options))
     lse = q.new_empty(lse_shape(q, "bshd"), dtype=lse_type(q))
     check(_core.check_decode, q, k_cache, v_cache, out, lse, meta=q.is_meta, **options)
     return out, lse
@@ -150,6 +159,14 @@ def decode_append_parts(
     q: Tensor, k_cache: Tensor, v_cache: Tensor | None, k: Tensor, v: Tensor | None, *parts: Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor]:
     return decode(q, k_cache, v_cache, k=k, v=v, **options, **with_parts(*parts))
+
+
+def cache_write(
+    k: Tensor, v: Tensor | None, k_cache: Tensor, v_cache: Tensor | None, slots: Tensor, *rest: Any, **_: Any
+) -> None:
+    """The library checks the shapes when the call runs."""
+    if k.is_cuda:
+        raise UnsupportedError(f"cache_write runs on the CPU only; k is on {k.device}")
 
 
 def merge(outs: list[Tensor], lses: list[Tensor], *, layout: str = "bshd", **options: Any) -> tuple[Tensor, Tensor]:

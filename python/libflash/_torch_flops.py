@@ -6,6 +6,7 @@ pairs of queries and keys, also masked ones. Packed sequences count the pairs wi
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -46,16 +47,27 @@ def backward_flops(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, l
     return 2 * pairs(q, k, named("attention_backward", 6, args, options)) * (3 * q.shape[-1] + 2 * v.shape[-1])
 
 
+@register_flop_formula(torch.ops.libflash.attention_tangent, get_raw=True)
+def tangent_flops(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *args: Any, **options: Any) -> int:
+    """Five products, as if q, k and v all moved: the scores once more, their tangent (two), and two for that of out."""
+    return 2 * pairs(q, k, named("attention_tangent", 5, args, options)) * (3 * q.shape[-1] + 2 * v.shape[-1])
+
+
+@register_flop_formula(torch.ops.libflash.attention_with_tangent, get_raw=True)
+def with_tangent_flops(q: Tensor, k: Tensor, v: Tensor, *args: Any, **options: Any) -> int:
+    return 2 * pairs(q, k, named("attention_with_tangent", 3, args, options)) * (3 * q.shape[-1] + 3 * v.shape[-1])
+
+
 _DECODE = [torch.ops.libflash.decode, torch.ops.libflash.decode_append, torch.ops.libflash.decode_append_parts]
 
 
 @register_flop_formula(_DECODE, get_raw=True)
 def decode_flops(q: Tensor, k_cache: Tensor, v_cache: Tensor | None, *args: Any, **options: Any) -> int:
-    """Counts the whole capacity of the cache: cache_seqlens is not read."""
+    """Counts the whole capacity of the cache for each row: lengths are not read."""
     given = named("decode", 3, args, options)
     table, head_dim_v = given.get("block_table"), given["head_dim_v"] if v_cache is None else v_cache.shape[-1]
     capacity = k_cache.shape[1] * (1 if table is None else table.shape[1])
-    return int(2 * q.shape[0] * q.shape[1] * q.shape[2] * capacity * (q.shape[-1] + head_dim_v))
+    return int(2 * math.prod(q.shape[:-1]) * capacity * (q.shape[-1] + head_dim_v))
 
 
 def named(name: str, required: int, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:

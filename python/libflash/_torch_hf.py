@@ -7,15 +7,24 @@ packages of its own.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Set
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from ._errors import InvalidError, UnsupportedError
 
 NAME = "lf_attention"
 
 Tensor = torch.Tensor
+
+SDPA = F.scaled_dot_product_attention
+# Where versions of PyTorch have context_parallel.
+CONTEXT_PARALLEL = (
+    "torch.distributed.tensor.experimental._context_parallel._attention", "torch.distributed.tensor.experimental._attention",
+)  # fmt: skip
 
 # Keywords that reach the attention function and change nothing in it: they steer other parts of the model, or the mask and the
 # rotary embedding, which are made before.
@@ -68,6 +77,7 @@ def forward(
     """
     from .torch import attention
 
+    refuse_context_parallel()
     refuse_unknown(module, others)
     refuse_weights(module, others)
     if s_aux is None and getattr(module, "sinks", None) is not None:
@@ -175,23 +185,35 @@ def narrowed(attention_mask: Tensor, same: Tensor) -> Tensor:
 # -- what is refused
 
 
-def refuse_unknown(module: torch.nn.Module, others: dict[str, Any]) -> None:
+def refuse_unknown(module: torch.nn.Module, others: dict[str, Any], own: str = NAME, harmless: Set[str] = frozenset()) -> None:
+    """`harmless`: beside HARMLESS; `own`: the name of the attention function."""
     for name, given in others.items():
-        if given is not None and name not in HARMLESS and name != "output_attentions":
+        if given is not None and name not in HARMLESS and name not in harmless and name != "output_attentions":
             raise UnsupportedError(
-                f"{type(module).__name__} passes {name}, which {NAME} does not know and which may change the result; "
+                f"{type(module).__name__} passes {name}, which {own} does not know and which may change the result; "
                 'use attn_implementation="eager"'
             )
 
 
-def refuse_weights(module: torch.nn.Module, others: dict[str, Any]) -> None:
+def refuse_context_parallel() -> None:
+    """PyTorch's context_parallel replaces scaled_dot_product_attention alone: here a rank would attend to its own tokens only."""
+    if F.scaled_dot_product_attention is not SDPA and any(
+        F.scaled_dot_product_attention in getattr(sys.modules.get(name), "_replaced_functions", ()) for name in CONTEXT_PARALLEL
+    ):
+        raise UnsupportedError(
+            f"{NAME} inside torch.distributed.tensor.experimental.context_parallel would see the tokens of this rank alone; use "
+            'attn_implementation="sdpa" there, with libflash.torch.enable(), or libflash.torch.context_parallel_attention'
+        )
+
+
+def refuse_weights(module: torch.nn.Module, others: dict[str, Any], own: str = NAME) -> None:
     """The weights of attention are requested by a keyword, in the configuration, or by transformers' hooks around the model."""
     requested = others.get("output_attentions") or getattr(getattr(module, "config", None), "output_attentions", False)
     if not requested and not torch.compiler.is_compiling():
         requested = any(name.endswith("attentions") for name in recorded())
     if requested:
         raise UnsupportedError(
-            f'output_attentions is True; {NAME} does not store the weights of attention; use attn_implementation="eager"'
+            f'output_attentions is True; {own} does not store the weights of attention; use attn_implementation="eager"'
         )
 
 

@@ -1,4 +1,4 @@
-"""Hugging Face models switched to "lf_attention" and back.
+"""Hugging Face models switched to "lf_attention" or "lf_flash_paged" and back.
 
 A model may have several configurations, one for each of its parts, sometimes copies of one another. Each attention module reads
 the name of its implementation from its own, so this sets the name in every one that matters.
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ._torch_hf import NAME, register
+from . import _torch_hf, _torch_hf_paged
 
 
 @dataclass(eq=False)
@@ -23,41 +23,45 @@ class Change:
     """The name in one configuration, and the one that was there before."""
 
     config: Any
+    name: str
     before: str | None
 
 
 _changes: list[Change] = []
 
 
-def switch(models: tuple[Any, ...]) -> list[Change]:
-    """Let these models use libflash, all or none of them.
+def switch(models: tuple[Any, ...], paged: bool = False) -> list[Change]:
+    """Let these models use libflash, all or none of them; `paged`: in continuous batching.
 
     Raises TypeError for what is no Hugging Face model, and for a model without a module that uses transformers' attention
     interface. Warns if some modules do not use it.
     """
     if "transformers" in sys.modules:
-        register()
+        _torch_hf.register()
+        _torch_hf_paged.register()
+    name = _torch_hf_paged.NAME if paged else _torch_hf.NAME
     configs: list[Any] = []
     for model in models:
         configs += configurations(model)
     changes = []
     for config in configs:
-        changes.append(Change(config, config._attn_implementation))
-        set_implementation(config, NAME)
+        changes.append(Change(config, name, config._attn_implementation))
+        set_implementation(config, name)
     _changes.extend(changes)
     return changes
 
 
 def restore(changes: list[Change]) -> None:
-    """Undo the switch. A model that another open switch covers stays switched."""
+    """Undo the switch. A model that a later open switch covers stays as that one set it."""
     for change in changes:
+        later = _changes[_changes.index(change) + 1 :]
         _changes.remove(change)
-        later = next((other for other in _changes if other.config is change.config), None)
-        if later is None:
-            if change.config._attn_implementation == NAME:
+        next_one = next((other for other in later if other.config is change.config), None)
+        if next_one is None:
+            if change.config._attn_implementation == change.name:
                 set_implementation(change.config, change.before)
-        elif later.before == NAME:
-            later.before = change.before
+        elif next_one.before == change.name:
+            next_one.before = change.before
 
 
 def set_implementation(config: Any, name: str | None) -> None:

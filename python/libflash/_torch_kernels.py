@@ -6,6 +6,7 @@ layout, as the library allocates them.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -36,6 +37,11 @@ def lse_type(q: Tensor) -> torch.dtype:
     return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
+def decode_type(q: Tensor, options: dict[str, Any]) -> torch.dtype:
+    """Of out: a part of the keys has a result of lse's type, which is merged later."""
+    return lse_type(q) if options.get("shard", (1,))[0] > 1 else q.dtype
+
+
 def lse_shape(q: Tensor, layout: str) -> tuple[int, ...]:
     """(batch, heads_q, seqlen_q), or (heads_q, total_q) if packed."""
     if q.dim() == 3:
@@ -47,14 +53,21 @@ def lse_shape(q: Tensor, layout: str) -> tuple[int, ...]:
     return q.shape[0], q.shape[2], q.shape[1]
 
 
+def filled_results(q: Tensor, head_dim_v: int, options: dict[str, Any], dtype: torch.dtype | None = None) -> None:
+    """Adds results that are not given, if rows are packed: the library does not write rows that belong to no sequence."""
+    if "cu_seqlens_q" not in options:
+        return
+    if options.get("out") is None:
+        options["out"] = q.new_zeros((*q.shape[:-1], head_dim_v), dtype=dtype)
+    if options.get("lse") is None:
+        options["lse"] = torch.full(lse_shape(q, "bshd"), -torch.inf, dtype=lse_type(q), device=q.device)
+
+
 def attention(q: Tensor, k: Tensor, v: Tensor, *, deterministic: bool = False, **options: Any) -> tuple[Tensor, Tensor]:
     """The library does not write packed rows that belong to no sequence. They are 0 here (lse: -inf), and so are their gradients,
     so that no uninitialized memory enters a gradient. The forward pass is always deterministic."""
-    filled: dict[str, Any] = {}
-    if "cu_seqlens_q" in options:
-        filled["out"] = q.new_zeros((*q.shape[:-1], v.shape[-1]))
-        filled["lse"] = torch.full(lse_shape(q, "bshd"), -torch.inf, dtype=lse_type(q), device=q.device)
-    out, lse = _core.attention(q, k, v, return_lse=True, **filled, **library_options(options))
+    filled_results(q, v.shape[-1], options)
+    out, lse = _core.attention(q, k, v, return_lse=True, **library_options(options))
     return out, lse
 
 
@@ -120,6 +133,17 @@ def attention_tangent(
     return tout, tlse
 
 
+def attention_with_tangent(q: Tensor, k: Tensor, v: Tensor, *, deterministic: bool = False, **options: Any) -> tuple[Tensor, ...]:
+    """Packed rows that belong to no sequence are 0 (lse: -inf), and so are their tangents."""
+    packed = "cu_seqlens_q" in options
+    made: tuple[Tensor, ...] = _core.attention_tangent(q, k, v, **library_options(options))
+    if packed:
+        outside = rows_outside(options["cu_seqlens_q"], q.shape[0])
+        for x, value in zip(made, (0, -math.inf, 0, 0), strict=True):
+            (x if x.dim() == 3 else x.T)[outside] = value
+    return made
+
+
 def rows_outside(cu_seqlens: Tensor, rows: int) -> Tensor:
     """Bool: the rows of a packed tensor that belong to no sequence."""
     at = torch.arange(rows, device=cu_seqlens.device)
@@ -154,6 +178,8 @@ def attention_backward_tangent(
 
 
 def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor | None, **options: Any) -> tuple[Tensor, Tensor]:
+    channels = options.get("head_dim_v", 1) if v_cache is None else v_cache.shape[-1]
+    filled_results(q, channels, options, decode_type(q, options))
     out, lse = _core.decode(q, k_cache, v_cache, return_lse=True, **library_options(options))
     return out, lse
 
@@ -161,8 +187,7 @@ def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor | None, **options: Any) -
 def decode_append(
     q: Tensor, k_cache: Tensor, v_cache: Tensor | None, k: Tensor, v: Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    out, lse = _core.decode(q, k_cache, v_cache, k=k, v=v, return_lse=True, **library_options(options))
-    return out, lse
+    return decode(q, k_cache, v_cache, k=k, v=v, **options)
 
 
 def with_parts(
@@ -177,6 +202,21 @@ def decode_append_parts(
     q: Tensor, k_cache: Tensor, v_cache: Tensor | None, k: Tensor, v: Tensor | None, *parts: Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor]:
     return decode_append(q, k_cache, v_cache, k, v, **options, **with_parts(*parts))
+
+
+def cache_write(
+    k: Tensor,
+    v: Tensor | None,
+    k_cache: Tensor,
+    v_cache: Tensor | None,
+    slots: Tensor,
+    row_k_scale: Tensor | None,
+    row_v_scale: Tensor | None,
+    rope_cache: Tensor | None,
+    **options: Any,
+) -> None:
+    options |= with_parts(row_k_scale, row_v_scale, rope_cache, None)
+    _core.cache_write(k, v, k_cache, v_cache, slots, **library_options(options))
 
 
 def merge(outs: list[Tensor], lses: list[Tensor], **options: Any) -> tuple[Tensor, Tensor]:

@@ -32,6 +32,9 @@ _SCHEMAS = (
     "-> (Tensor dq, Tensor dk, Tensor dv, Tensor dbias, Tensor dsink)",
     "attention_tangent(Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, "
     f"{operator_arguments('attention', *_DIRECTION)}) -> (Tensor tout, Tensor tlse)",
+    # attention and attention_tangent in one pass over the keys
+    f"attention_with_tangent(Tensor q, Tensor k, Tensor v, {operator_arguments('attention', *_DIRECTION)}) "
+    "-> (Tensor out, Tensor lse, Tensor tout, Tensor tlse)",
     "attention_backward_tangent(Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor tout, Tensor tlse, "
     f"{operator_arguments('attention', *_DIRECTION, *_COTANGENTS, 'bool need_dbias=False', 'bool need_dsink=False')}) "
     "-> (Tensor tdq, Tensor tdk, Tensor tdv, Tensor tdbias, Tensor tdsink)",
@@ -42,6 +45,10 @@ _SCHEMAS = (
     "decode_append_parts(Tensor q, Tensor(a!) k_cache, Tensor(b!)? v_cache, Tensor k, Tensor? v, Tensor(c!)? row_k_scale, "
     "Tensor(d!)? row_v_scale, Tensor(e!)? rope_cache, Tensor? k_rope, "
     f"{operator_arguments('decode')}) -> (Tensor out, Tensor lse)",
+    "cache_write(Tensor k, Tensor? v, Tensor(a!) k_cache, Tensor(b!)? v_cache, Tensor slots, Tensor(c!)? row_k_scale, "
+    "Tensor(d!)? row_v_scale, Tensor(e!)? rope_cache, Tensor? k_scale=None, Tensor? v_scale=None, Tensor? k_rope=None, "
+    "Tensor? rotary_cos=None, Tensor? rotary_sin=None, bool rotary_interleaved=True, Tensor? positions=None, "
+    "str? cache_dtype=None, str? backend=None, str? kernel_name=None) -> ()",
     f"merge(Tensor[] outs, Tensor[] lses, {operator_arguments('merge')}) -> (Tensor out, Tensor lse)",
 )
 

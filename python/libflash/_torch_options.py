@@ -57,7 +57,11 @@ NOT_DIRECT = ("block_mask", "cu_seqlens_q", "lse", "deterministic", "dropout_p",
 def direct_options(function: str) -> dict[str, bool]:
     """The options that mean the same in libflash.torch and in libflash, and whether None is one of their values."""
     known = {option.name: option.default is None or option.nullable for option in options_of(function)}
-    return {name: nullable for name, nullable in known.items() if name not in NOT_DIRECT or function == "decode"}
+    return {
+        name: nullable
+        for name, nullable in known.items()
+        if name not in NOT_DIRECT or (function == "decode" and name != "cu_seqlens_q")
+    }
 
 
 def form_of(option: Option) -> str:

@@ -16,8 +16,9 @@ Placement = Any
 SEQUENCES = ("dout", "q", "k", "v", "out", "k_cache", "v_cache", "k_rope_cache")
 SCORES = ("bias", "mask", "block_mask")  # (batch, heads, ...), aligned to the right, each full or 1
 LISTS = ("row_counts", "row_indices", "col_counts", "col_indices")  # (batch or 1, heads or 1, ...)
-BY_BATCH = ("seqused_q", "seqused_k", "cache_seqlens", "cache_leftpad", "cache_batch_idx", "block_table")
-SHARED_CACHE = ("block_table", "cache_batch_idx")  # with them the cache's first axis is not the batch
+BY_BATCH = ("seqused_q", "seqused_k", "cache_seqlens", "cache_leftpad", "cache_batch_idx", "block_table", "q_positions")
+# With the first two the cache's first axis is not the batch; rows of the others belong to several sequences.
+NOT_BY_BATCH = ("block_table", "cache_batch_idx", "cu_seqlens_new", "tree_mask")
 
 
 def placement(name: str, x: Any, by: str, layout: str) -> Placement:
@@ -56,7 +57,7 @@ def shard_axes(given: dict[str, Any]) -> list[str]:
     if given.get("dropout_p") or q.ndim not in (3, 4) or k.ndim != (3 if given.get("cu_seqlens_k") is not None else 4):
         return []
     possible = []
-    if q.ndim == 4 and k.ndim == 4 and all(given.get(name) is None for name in SHARED_CACHE):
+    if q.ndim == 4 and k.ndim == 4 and all(given.get(name) is None for name in NOT_BY_BATCH):
         possible.append("b")
     heads = k.shape[1 if k.ndim == 3 else layout.index("h")]
     if heads % q.mesh.size() == 0:

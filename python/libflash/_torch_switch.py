@@ -51,9 +51,9 @@ _activation = _Activation()
 class Switch:
     """What enable() did, to be undone by close() or at the end of a with statement."""
 
-    def __init__(self, sdpa: bool, models: tuple[Any, ...]) -> None:
+    def __init__(self, sdpa: bool, models: tuple[Any, ...], paged: bool) -> None:
         self.sdpa = sdpa
-        self.models = _torch_hf_models.switch(models)
+        self.models = _torch_hf_models.switch(models, paged)
         self._left_before = _torch_sdpa.left.copy()
         if sdpa:
             _activation.acquire()
@@ -90,13 +90,16 @@ class Switch:
         self.close()
 
 
-def enable(*models: Any, sdpa: bool = True) -> Switch:
+def enable(*models: Any, sdpa: bool = True, paged: bool = False) -> Switch:
     """Let existing models run on libflash.
 
         with libflash.torch.enable():
             model(x)                       # every scaled_dot_product_attention that would take a fused kernel
 
         libflash.torch.enable(model)       # a Hugging Face model, grouped queries and sinks included
+
+        with libflash.torch.enable(model, paged=True):
+            model.generate_batch(prompts)      # its continuous batching
 
     Parameters
     ----------
@@ -110,6 +113,10 @@ def enable(*models: Any, sdpa: bool = True) -> Switch:
         kernel, with one warning for each reason; Switch.left() tells what was left and why. Dropout draws its seed from PyTorch's
         default generator, with a mask of its own.
 
+    paged : bool
+        The models run in transformers' continuous batching (generate_batch and its managers), and not otherwise: their attention
+        implementation becomes "lf_flash_paged". On the CPU the pages of layers with full attention are read in place.
+
     Returns
     -------
     Switch, with close(), and a context manager
@@ -119,7 +126,7 @@ def enable(*models: Any, sdpa: bool = True) -> Switch:
     TypeError for what is no Hugging Face model, and for a model that does not use transformers' attention interface. Nothing is
     switched then.
     """
-    return Switch(sdpa, models)
+    return Switch(sdpa, models, paged)
 
 
 def disable() -> None:

@@ -1,7 +1,8 @@
 """Forward mode and second derivatives of the PyTorch operators: the operators attention_tangent and attention_backward_tangent,
 their gradients, and the rules by which the Functions of _torch_autograd.py use them.
 
-    derivative of attention: forward mode attention_tangent, reverse mode attention_backward
+    derivative of attention: forward mode attention_tangent, reverse mode attention_backward;
+                             if forward mode is alone at its level attention_with_tangent, which computes out too
     of attention_backward: forward mode attention_backward_tangent, reverse mode both tangents (the Hessian is symmetric)
     of attention_tangent: reverse mode attention_backward and attention_backward_tangent
 
@@ -88,7 +89,27 @@ def directions(given: dict[str, Tensor | None]) -> dict[str, Any]:
     return {DIRECTION[name]: rows_contiguous(x) for name, x in given.items() if x is not None}
 
 
-# -- what the Functions of _torch_autograd.py call
+# -- what _torch_autograd.py calls
+
+
+def makes_duals(values: Any) -> bool:
+    """make_dual() can give the results their tangents: not in PyTorch's batched forward mode (gradcheck has it)."""
+    return torch._C._is_fwd_grad_enabled() and not any(is_batched(t) for t in map(tangent_of, values) if t is not None)
+
+
+def attention_of_duals(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Any:
+    """(out, lse) with their tangents, in one pass instead of two. Only where this level records no gradient: what is recorded
+    must have both derivatives, as the Function Attention has."""
+    from ._torch_autograd import below_autograd
+
+    given = {"q": q, "k": k, "v": v} | options
+    moved = {name: tangent_of(x) for name, x in given.items()}
+    refuse_constants(moved, moved.values(), tuple(DIRECTION))
+    primals = {name: primal_of(x) for name, x in given.items()}
+    along = directions({name: moved.get(name) for name in DIRECTION})
+    with below_autograd():
+        out, lse, tout, tlse = operator("attention_with_tangent")(**primals, **along)
+    return forward_ad.make_dual(out, tout), forward_ad.make_dual(lse, tlse)
 
 
 def tangent_of_attention(primals: dict[str, Any], options: dict[str, Any], given: dict[str, Tensor | None]) -> Any:
@@ -113,6 +134,18 @@ def tangent_of_backward(primals: dict[str, Any], options: dict[str, Any], given:
 
 
 # -- the operators at the Autograd key
+
+
+def attention_with_tangent(*tensors: Any, **options: Any) -> Any:
+    """Two operators where a derivative of it may be needed."""
+    from ._torch_autograd import below_autograd, requires_gradient
+
+    values = (*tensors, *options.values())
+    if (torch.is_grad_enabled() and requires_gradient(values)) or carries_tangent(values):
+        out, lse = operator("attention")(*tensors, **{name: x for name, x in options.items() if name not in DIRECTION.values()})
+        return out, lse, *operator("attention_tangent")(*tensors, out, lse, **options)
+    with below_autograd():
+        return operator("attention_with_tangent")(*tensors, **options)
 
 
 def attention_tangent(*tensors: Any, **options: Any) -> Any:

@@ -9,11 +9,14 @@ from typing import Any
 import torch
 
 from ._errors import UnsupportedError
+from ._torch_tangents import DIRECTION
 
 Tensor = torch.Tensor
 
 WRITTEN: dict[str, tuple[str, ...]] = {"attention_out": ("out", "lse"), "decode_append": ("k_cache", "v_cache")}
 WRITTEN["decode_append_parts"] = (*WRITTEN["decode_append"], "row_k_scale", "row_v_scale", "rope_cache")
+WRITTEN["cache_write"] = WRITTEN["decode_append_parts"]
+MOVED = tuple(DIRECTION.values())
 BATCH_AXIS = {"bshd": 0, "bhsd": 0, "sbhd": 1}
 SEQUENCES = ("dout", "q", "k", "v", "out")  # the layout determines the batch axis
 BY_BATCH = ("lse", "dlse", "seqused_q", "seqused_k")  # the batch is axis 0
@@ -32,11 +35,22 @@ def rule(name: str, operator: Any) -> Callable[..., Any]:
         for argument in written:
             if isinstance(given.get(argument), Tensor) and dims.get(argument) is None:
                 raise UnsupportedError(f"vmap: {argument} is written to and must be mapped over, because other arguments are")
+        if name == "attention_with_tangent" and not any(isinstance(dims.get(x), int) for x in given if x not in MOVED):
+            return of_many_tangents(info.batch_size, given, dims)
         if name in ("attention", "attention_backward") and foldable(given, dims):
             return folded(operator, info.batch_size, given, dims)
         return slice_by_slice(operator, info.batch_size, given, dims, written)
 
     return batched
+
+
+def of_many_tangents(size: int, given: dict[str, Any], dims: dict[str, Any]) -> Any:
+    """Many tangents of one call, as jacfwd has them: out and lse are computed once."""
+    primals = {name: x for name, x in given.items() if name not in MOVED}
+    out, lse = torch.ops.libflash.attention.default(**primals)
+    along = given | {"out": out, "lse": lse}
+    tangents, at = slice_by_slice(torch.ops.libflash.attention_tangent.default, size, along, dims, ())
+    return (out, lse, *tangents), (None, None, *at)
 
 
 def foldable(given: dict[str, Any], dims: dict[str, Any]) -> bool:

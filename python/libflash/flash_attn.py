@@ -3,7 +3,10 @@
     from libflash.flash_attn import flash_attn_func             # was: from flash_attn import flash_attn_func
 
 Signatures, the order of arguments and returned values are those of flash-attn 2.8, https://github.com/Dao-AILab/flash-attention,
-with learnable_sink of flash-attn 4 as the last argument of the functions that have it there.
+with learnable_sink of flash-attn 4 as the last argument of the functions that have it there. What flash-attn 3 added comes behind
+it, by name: s_aux (learnable_sink), page_table (block_table), seqused_q, seqused_k, k_descale, v_descale, num_splits and qv are
+handled; scheduler_metadata, pack_gqa and sm_margin are hints to its kernels, which change no result here; attention_chunk,
+q_descale and rotary_seqlens are refused.
 What is different:
 
 - Any device and type that libflash serves, any head_dim and page size, head_dim_v of its own.
@@ -19,6 +22,7 @@ from operator import index
 from typing import Any
 
 from . import _core
+from . import _flash_attn_three as three
 from ._errors import InvalidError, UnsupportedError
 
 __all__ = [
@@ -49,13 +53,23 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     learnable_sink: Array | None = None,
+    *,
+    s_aux: Array | None = None,
+    qv: Array | None = None,
+    q_descale: Array | None = None,
+    k_descale: Array | None = None,
+    v_descale: Array | None = None,
+    attention_chunk: int = 0,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
 ) -> Any:
     """Attention of q (batch, seqlen_q, heads, head_dim) over k, v (batch, seqlen_k, heads_k, head_dim).
 
     heads must be a multiple of heads_k. causal and window_size (left, right; inclusive, -1: unbounded; two integers in a tuple, a
     list or an array) are aligned bottom-right. alibi_slopes is (heads,) or (batch, heads). dropout_p should be 0 in evaluation.
     deterministic is about the gradients. learnable_sink, (heads,), is one more score in each row whose key has no value; it is
-    an argument of flash-attn 4 and comes last here.
+    an argument of flash-attn 4; s_aux is its name in flash-attn 3. qv, k_descale and v_descale are for caches and refused.
 
     Returns
     -------
@@ -63,9 +77,13 @@ def flash_attn_func(
     holds the probabilities of each query and key, negative where dropout dropped them, (batch, heads, seqlen_q and seqlen_k
     rounded up to 128); it is empty without dropout, and None for arrays that are not PyTorch's.
     """
+    three.refuse(attention_chunk, q_descale)
+    three.refuse_without_pages(qv=qv, k_descale=k_descale, v_descale=v_descale)
+    three.check_hints(pack_gqa, sm_margin)
+    learnable_sink = three.either(("learnable_sink", "s_aux"), learnable_sink, s_aux)
     return _attention(
-        q, k, v, {}, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
-        learnable_sink,
+        q, k, v, _splits(num_splits), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic,
+        return_attn_probs, learnable_sink,
     )  # fmt: skip
 
 
@@ -113,7 +131,7 @@ def flash_attn_varlen_func(
     k: Array,
     v: Array,
     cu_seqlens_q: Array,
-    cu_seqlens_k: Array,
+    cu_seqlens_k: Array | None,
     max_seqlen_q: int | None,
     max_seqlen_k: int | None,
     dropout_p: float = 0.0,
@@ -126,23 +144,60 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: Array | None = None,
     learnable_sink: Array | None = None,
+    *,
+    s_aux: Array | None = None,
+    seqused_q: Array | None = None,
+    seqused_k: Array | None = None,
+    qv: Array | None = None,
+    q_descale: Array | None = None,
+    k_descale: Array | None = None,
+    v_descale: Array | None = None,
+    attention_chunk: int = 0,
+    num_splits: int = 0,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
+    page_table: Array | None = None,
+    scheduler_metadata: Array | None = None,
 ) -> Any:
     """flash_attn_func of packed sequences: q (total_q, heads, head_dim), k and v (total_k, heads_k, head_dim).
 
     cu_seqlens_q and cu_seqlens_k, (batch + 1,) int32, are prefix sums of the lengths. The lengths' maxima are not needed, but for
     S_dmask. softmax_lse is (heads, total_q).
 
-    block_table, (batch, columns) int32, PyTorch only: k and v are pages (num_pages, page_size, heads_k, head_dim) of a cache. The
-    pages are gathered into new memory first; to read them in place call flash_attn_with_kvcache.
+    block_table, (batch, columns) int32: k and v are pages (num_pages, page_size, heads_k, head_dim) of a cache. On the CPU they
+    are read in place. On a GPU, with dropout and where gradients are recorded, PyTorch's are gathered into new memory first.
+    With pages, seqused_k (batch,) may stand in place of cu_seqlens_k, which is None then; where they are read in place, they may
+    have k_descale, v_descale and qv as in flash_attn_with_kvcache.
     """
+    three.refuse(attention_chunk, q_descale)
+    three.check_hints(pack_gqa, sm_margin)
+    learnable_sink = three.either(("learnable_sink", "s_aux"), learnable_sink, s_aux)
+    block_table = three.either(("block_table", "page_table"), block_table, page_table)
+    used = {name: x for name, x in (("seqused_q", seqused_q), ("seqused_k", seqused_k)) if x is not None}
     lengths = {
         "cu_seqlens_q": cu_seqlens_q,
         "cu_seqlens_k": cu_seqlens_k,
         "max_seqlen_q": max_seqlen_q,
         "max_seqlen_k": max_seqlen_k,
+        **used,
+        **_splits(num_splits),
     }
     if block_table is not None:
+        if not dropout_p and seqused_q is None and _reads_pages(q, k, v, learnable_sink, qv, k_descale, v_descale):
+            return _read_pages(
+                q, k, v, block_table, cu_seqlens_q, _used_keys(cu_seqlens_k, seqused_k), softmax_scale, causal, window_size,
+                softcap, alibi_slopes, deterministic, return_attn_probs, learnable_sink,
+                num_splits=num_splits, k_scale=k_descale, v_scale=v_descale, qv=qv,
+            )  # fmt: skip
+        if qv is not None or k_descale is not None or v_descale is not None:
+            raise UnsupportedError(
+                "qv, k_descale and v_descale need pages that are read in place: on the CPU, without gradients, dropout, seqused_q"
+            )
         k, v, lengths = _gather_pages(q, k, v, block_table, lengths)
+    else:
+        three.refuse_without_pages(qv=qv, k_descale=k_descale, v_descale=v_descale)
+        if cu_seqlens_k is None:
+            raise InvalidError("cu_seqlens_k is None; only keys in pages (block_table) may have seqused_k in its place")
     return _attention(
         q, k, v, lengths, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs,
         learnable_sink,
@@ -224,23 +279,45 @@ def flash_attn_with_kvcache(
     q_descale: Array | None = None,
     k_descale: Array | None = None,
     v_descale: Array | None = None,
+    cu_seqlens_q: Array | None = None,
+    cu_seqlens_k_new: Array | None = None,
+    max_seqlen_q: int | None = None,
+    learnable_sink: Array | None = None,
+    s_aux: Array | None = None,
+    *,
+    qv: Array | None = None,
+    page_table: Array | None = None,
+    rotary_seqlens: Array | None = None,
+    attention_chunk: int = 0,
+    scheduler_metadata: Array | None = None,
+    pack_gqa: bool | None = None,
+    sm_margin: int = 0,
 ) -> Any:
     """A few query rows (batch, seqlen_q, heads, head_dim) against a cache; `libflash.decode` says what each argument means.
 
     k and v, (batch, seqlen_new, heads_k, head_dim), are first appended to the cache, in place, after the valid rows.
     cache_seqlens is an int or (batch,) int32. No gradients.
 
-    Caches may be of float8_e4m3fn, float8_e5m2 or int8, on the CPU; a cached value is its element times k_descale or v_descale,
-    (batch, heads_k) float32, or of the other shapes that k_scale of `libflash.decode` may have. These are arguments of
-    flash-attn 3 and come last here. q has no scale: q_descale must be None.
+    The last arguments are those of flash-attn 3 and 4, and come last here. Caches may be of float8_e4m3fn, float8_e5m2 or int8,
+    on the CPU; a cached value is its element times k_descale or v_descale, (batch, heads_k) float32, or of the other shapes that
+    k_scale of `libflash.decode` may have. q has no scale: q_descale must be None. With cu_seqlens_q, (batch + 1,) int32, q is
+    packed, (total_q, heads, head_dim), and so are k and v by cu_seqlens_k_new, default cu_seqlens_q; on the CPU only.
+    max_seqlen_q is not needed. learnable_sink, (heads,), is also called s_aux, and block_table page_table.
+
+    qv, of q's shape with the channels of v_cache: the scores are q k + qv v, as in multi-head latent attention, where v_cache has
+    the latent vectors and k_cache the rope parts of keys. On the CPU only, without rotary_cos; only v_cache may have 8 bits then.
 
     Returns
     -------
-    out, or (out, softmax_lse) with softmax_lse (batch, heads, seqlen_q)
+    out, or (out, softmax_lse) with softmax_lse (batch, heads, seqlen_q); packed (heads, total_q)
     """
     _check_flags(causal=causal, rotary_interleaved=rotary_interleaved, return_softmax_lse=return_softmax_lse)
+    three.refuse(attention_chunk, q_descale, rotary_seqlens)
+    three.check_hints(pack_gqa, sm_margin)
+    learnable_sink = three.either(("learnable_sink", "s_aux"), learnable_sink, s_aux)
+    block_table = three.either(("block_table", "page_table"), block_table, page_table)
     if isinstance(cache_seqlens, int):
-        cache_seqlens = _full_lengths(q, cache_seqlens)
+        cache_seqlens = _full_lengths(q, cache_seqlens, q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1)
     options = dict(
         k=_rows(k),
         v=_rows(v),
@@ -260,9 +337,21 @@ def flash_attn_with_kvcache(
         return_lse=return_softmax_lse,
         k_scale=k_descale,
         v_scale=v_descale,
+        cu_seqlens_q=cu_seqlens_q,
+        cu_seqlens_new=cu_seqlens_k_new,
+        learnable_sink=learnable_sink,
     )
-    if q_descale is not None:
-        raise UnsupportedError("q_descale: q of 8 bits is not supported; pass q in 16 bits, multiplied by its scale")
+    if qv is not None:
+        q, k_cache, v_cache, options = three.with_qv(q, k_cache, v_cache, qv, options)
+    if _is(q, "jax", "Array"):
+        if k is not None:
+            raise UnsupportedError("JAX arrays are immutable: libflash.jax.decode returns the new caches")
+        if options.pop("k_scale") is not None or options.pop("v_scale") is not None:
+            raise UnsupportedError("k_descale and v_descale cannot be given for JAX arrays: use k_scale of libflash.decode")
+    return _decode(q, k_cache, v_cache, options)
+
+
+def _decode(q: Array, k_cache: Array, v_cache: Array, options: dict[str, Any]) -> Any:
     if _is(q, "torch", "Tensor"):
         import torch
 
@@ -273,10 +362,6 @@ def flash_attn_with_kvcache(
     if _is(q, "jax", "Array"):
         from .jax import decode as decode_jax
 
-        if k is not None:
-            raise UnsupportedError("JAX arrays are immutable: libflash.jax.decode returns the new caches")
-        if options.pop("k_scale") is not None or options.pop("v_scale") is not None:
-            raise UnsupportedError("k_descale and v_descale cannot be given for JAX arrays: use k_scale of libflash.decode")
         return decode_jax(q, k_cache, v_cache, **options)
     return _core.decode(q, k_cache, v_cache, **options)
 
@@ -364,19 +449,61 @@ def _unpack(packed: Array, count: int, name: str, ndim: int) -> Any:
     return tuple(packed[..., i, :, :] for i in range(count))
 
 
-def _full_lengths(q: Array, length: int) -> Array:
+def _full_lengths(q: Array, length: int, batch: int) -> Array:
     for library, name in (("torch", "Tensor"), ("jax", "Array")):
         if _is(q, library, name):
             module = sys.modules["torch" if library == "torch" else "jax.numpy"]
-            return module.full((q.shape[0],), length, dtype=module.int32, device=q.device)
+            return module.full((batch,), length, dtype=module.int32, device=q.device)
     module = q.__array_namespace__() if hasattr(q, "__array_namespace__") else sys.modules[type(q).__module__.partition(".")[0]]
-    return module.full((q.shape[0],), length, dtype="int32")
+    return module.full((batch,), length, dtype="int32")
 
 
 def _numpy_seed(q: Array) -> int:
     if not _is(q, "numpy", "ndarray"):
         raise InvalidError(f"dropout_p: no generator is known for {type(q).__name__}; call libflash.attention with a seed")
     return int(sys.modules["numpy"].random.randint(2**63 - 1, dtype="int64"))
+
+
+def _reads_pages(q: Array, *others: Array | None) -> bool:
+    """Whether decode can take the call: on the CPU, without gradients."""
+    if not _is(q, "torch", "Tensor"):
+        return _is(q, "numpy", "ndarray")
+    torch = sys.modules["torch"]
+    records = torch.is_grad_enabled() and any(x.requires_grad for x in (q, *others) if _is(x, "torch", "Tensor"))
+    return q.device.type == "cpu" and not records
+
+
+def _read_pages(
+    q: Array,
+    k: Array,
+    v: Array,
+    block_table: Array,
+    cu_seqlens_q: Array,
+    used: Array,
+    softmax_scale: float | None,
+    causal: bool,
+    window_size: Any,
+    softcap: float,
+    alibi_slopes: Array | None,
+    deterministic: bool,
+    return_attn_probs: bool,
+    learnable_sink: Array | None,
+    qv: Array | None = None,
+    **more: Any,
+) -> Any:
+    _check_flags(causal=causal, deterministic=deterministic, return_attn_probs=return_attn_probs)
+    options = dict(
+        block_table=block_table, cache_seqlens=used, cu_seqlens_q=cu_seqlens_q, softmax_scale=softmax_scale, causal=causal,
+        window_size=_window(window_size), softcap=softcap, alibi_slopes=alibi_slopes, learnable_sink=learnable_sink,
+        return_lse=return_attn_probs, **more,
+    )  # fmt: skip
+    rows, keys, values = q, k, v
+    if qv is not None:
+        rows, keys, values, options = three.with_qv(q, k, v, qv, options)
+    result = _decode(rows, keys, values, options)
+    if not return_attn_probs:
+        return result
+    return *result, q.new_empty(0) if _is(q, "torch", "Tensor") else None
 
 
 def _gather_pages(
@@ -390,7 +517,21 @@ def _gather_pages(
     if longest is not None:
         block_table = block_table[:, : -(-longest // page_size)]
     pages = block_table.long().clamp(0, k.shape[0] - 1)  # entries past a sequence's last page may hold anything
-    cu_seqlens_k = lengths["cu_seqlens_k"]
+    seqused_k = _used_keys(lengths["cu_seqlens_k"], lengths.get("seqused_k"))
     k, v = (x[pages].flatten(1, 2) for x in (k, v))
-    used = {"seqused_k": cu_seqlens_k[1:] - cu_seqlens_k[:-1]}
-    return k, v, {name: x for name, x in lengths.items() if name not in ("cu_seqlens_k", "max_seqlen_k")} | used
+    others = {name: x for name, x in lengths.items() if name not in ("cu_seqlens_k", "max_seqlen_k")}
+    return k, v, others | {"seqused_k": seqused_k}
+
+
+def _used_keys(cu_seqlens_k: Array | None, seqused_k: Array | None) -> Array:
+    """(batch,): the keys of each sequence in its pages."""
+    if seqused_k is not None:
+        return seqused_k
+    if cu_seqlens_k is None:
+        raise InvalidError("cu_seqlens_k and seqused_k are None; keys in pages need one of them")
+    return cu_seqlens_k[1:] - cu_seqlens_k[:-1]
+
+
+def _splits(num_splits: int) -> dict[str, Any]:
+    """num_splits where it was given; 0, the default of libflash, lets the library choose."""
+    return {} if type(num_splits) is int and num_splits == 0 else {"num_splits": num_splits}

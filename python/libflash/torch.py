@@ -14,6 +14,8 @@ stay so.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterable
 from typing import Any, Literal, Unpack, overload
 
 import torch
@@ -21,18 +23,20 @@ import torch
 from . import _core
 from . import _torch_kernels as kernels
 from . import _torch_ops as ops
-from ._errors import InvalidError
+from ._errors import InvalidError, UnsupportedError
 from ._option_list import FLOATS, names_of
 from ._option_types import AttentionOptions, DecodeOptions, MergeOptions, Results
 from ._torch_autograd import record, record_merge, refuse_gradients, requires_gradient
 from ._torch_bias import CausalBias, causal_options
 from ._torch_context import context_parallel_attention, explain_context_parallel, positions, shard, unshard
+from ._torch_context_decode import context_parallel_decode
 from ._torch_options import direct_options, flag, given_options, known_options, signed_as
 from ._torch_switch import Switch, disable, enable
+from ._torch_tangents import carries_tangent
 
 __all__ = [
-    "Switch", "attention", "context_parallel_attention", "decode", "disable", "enable", "explain_context_parallel", "merge",
-    "positions", "shard", "unshard",
+    "Switch", "attention", "cache_write", "context_parallel_attention", "context_parallel_decode", "decode", "disable", "enable",
+    "explain_context_parallel", "merge", "positions", "shard", "unshard",
 ]  # fmt: skip
 
 Tensor = torch.Tensor
@@ -44,6 +48,8 @@ DIRECT_DECODE = direct_options("decode")
 class _Options(AttentionOptions[Tensor], Results[Tensor], total=False):
     seed: int | Tensor | None
     deterministic: bool
+    max_logit: Tensor | None
+    entropy: Tensor | None
 
 
 @overload
@@ -72,6 +78,7 @@ def attention(
         The gradients have the same bits in every run; raises UnsupportedError if no kernel can do that. On the CPU they always
         have.
     out, lse : not for calls that record a gradient, and not cast under autocast.
+    max_logit, entropy : written beside a recorded gradient too; not inside torch.compile, torch.func and DTensor.
     bias : also torch.nn.attention.bias.causal_upper_left(...) and causal_lower_right(...)
     Rows of packed tensors that belong to no sequence are 0 (lse: -inf), in results and gradients; rows of a given out stay as
     they are.
@@ -89,7 +96,8 @@ def attention(
 
 def attention_with_pytorch(
     q: Tensor, k: Tensor, v: Tensor, dropout_p: float, seed: int | Tensor | None, offset: int, *, return_lse: bool = False,
-    out: Tensor | None = None, lse: Tensor | None = None, **options: Any,
+    out: Tensor | None = None, lse: Tensor | None = None, max_logit: Tensor | None = None, entropy: Tensor | None = None,
+    **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     """Where PyTorch records, casts, transforms or traces, and calls with options that the library does not have."""
     return_lse = flag(return_lse, "return_lse")
@@ -100,8 +108,11 @@ def attention_with_pytorch(
         numbers["dropout_p"] = dropout_p
         add_random_state(q, seed, offset, numbers, tensors)
 
+    statistics = {name: x for name, x in (("max_logit", max_logit), ("entropy", entropy)) if x is not None}
+    if statistics:
+        check_statistics(statistics, (q, k, v, out, lse, *tensors.values()))
     if out is not None or lse is not None:
-        return attention_into(q, k, v, out, lse, return_lse, numbers, tensors)
+        return attention_into(q, k, v, out, lse, return_lse, numbers, tensors, statistics)
     if torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu"):
         q, k, v = autocast(q, k, v, tensors)
     if not ops.eager(q, k, v, *tensors.values()):
@@ -109,10 +120,10 @@ def attention_with_pytorch(
     elif torch.is_grad_enabled() and (
         q.requires_grad or k.requires_grad or v.requires_grad or requires_gradient(tensors.values())
     ):
-        result = record(run_attention, q, k, v, numbers | tensors)
+        result = record(functools.partial(run_attention, **statistics), q, k, v, numbers | tensors)
     else:
         run = kernels.attention if return_lse else kernels.attention_alone
-        result = _core.call_as_operator(run, (q, k, v), numbers | tensors)
+        result = _core.call_as_operator(run, (q, k, v), numbers | tensors | statistics)
     return result if return_lse else result[0]
 
 
@@ -120,9 +131,21 @@ def run_attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
     return _core.call_as_operator(kernels.attention, (q, k, v), options)
 
 
+def check_statistics(statistics: dict[str, Tensor], others: Iterable[Any]) -> None:
+    """They are written by the call itself, which a trace would not know, and have no derivatives."""
+    for name, x in statistics.items():
+        if torch.compiler.is_compiling() or not ops.eager(x, *others) or carries_tangent((x, *others)):
+            raise UnsupportedError(
+                f"{name} cannot be given inside torch.compile, torch.export, torch.func and forward-mode AD, nor with DTensors "
+                "and other subclasses of Tensor; call attention without it there, and once more with it under torch.no_grad()"
+            )
+        if x.requires_grad:
+            raise UnsupportedError(f"{name} is an output without a gradient, and the given tensor requires one")
+
+
 def attention_into(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor | None, lse: Tensor | None, return_lse: bool, numbers: dict[str, Any],
-    tensors: dict[str, Tensor],
+    tensors: dict[str, Tensor], statistics: dict[str, Tensor],
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     if out is None:
         raise InvalidError("lse is given and out is not; give both, or out alone")
@@ -133,7 +156,7 @@ def attention_into(
     if lse is None and return_lse:
         lse = q.new_empty(kernels.lse_shape(q, str(numbers.get("layout", "bshd"))), dtype=kernels.lse_type(q))
     if ops.eager(q, k, v, out, lse, *tensors.values()):
-        _core.call_as_operator(kernels.attention_out, (q, k, v, out, lse), numbers | tensors)
+        _core.call_as_operator(kernels.attention_out, (q, k, v, out, lse), numbers | tensors | statistics)
     else:
         ops.OPERATORS["attention_out"](q, k, v, out, lse, **numbers, **tensors)
     return out if lse is None or not return_lse else (out, lse)
@@ -205,6 +228,8 @@ def decode(q: Tensor, k_cache: Tensor, v_cache: Tensor | None = None, **options:
     which compiled graphs know. Forward only: raises UnsupportedError for tensors that require a gradient while gradients are
     recorded, or that carry a tangent.
 
+    Rows of packed tensors that belong to no sequence are 0 (lse: -inf); rows of a given out stay as they are.
+
     Under autocast all tensors are cast to its type, the caches too, unless they are written to: with k and v, q, k and v are cast
     to the type of the caches. Caches of 8 bits and scales are not cast. With out or lse nothing is cast.
     """
@@ -220,7 +245,7 @@ def decode_with_pytorch(
     k_rope: Tensor | None = None, return_lse: bool = False, out: Tensor | None = None, lse: Tensor | None = None, **options: Any,
 ) -> Tensor | tuple[Tensor, Tensor]:  # fmt: skip
     return_lse = flag(return_lse, "return_lse")
-    numbers, tensors = given_options("decode", DECODE, options)
+    numbers, tensors = given_options("decode", DECODE, with_tensor_scales(options, q.device))
     check_new_rows(k, v, k_rope, v_cache, options)
     if out is None and lse is None and torch.is_autocast_enabled("cuda" if q.is_cuda else "cpu"):
         q, k_cache, v_cache, k, v, k_rope = autocast_decode(q, k_cache, v_cache, k, v, k_rope, tensors)
@@ -241,8 +266,68 @@ def decode_with_pytorch(
             given |= {"out": out, "lse": lse}
         result = _core.call_as_operator(run, inputs, given)
     else:
+        if out is not None and out.dtype != (dtype := kernels.decode_type(q, given)):
+            raise UnsupportedError(
+                f"out is {out.dtype}; where PyTorch compiles, traces or transforms it must be {dtype}: the type of q, or "
+                "float32 of a shard"
+            )
         result = written_to(out, lse, ops.OPERATORS[name](*inputs, **given))
     return result if return_lse else result[0]
+
+
+def with_tensor_scales(options: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Scales that are numbers as tensors, which operators take."""
+    for name in ("k_scale", "v_scale"):
+        if isinstance(options.get(name), (int, float)):
+            options[name] = torch.tensor([options[name]], dtype=torch.float32, device=device)
+    return options
+
+
+def cache_write(
+    k: Tensor,
+    v: Tensor | None,
+    k_cache: Tensor,
+    v_cache: Tensor | None,
+    slots: Tensor,
+    *,
+    k_scale: float | Tensor | None = None,
+    v_scale: float | Tensor | None = None,
+    k_rope_cache: Tensor | None = None,
+    k_rope: Tensor | None = None,
+    rotary_cos: Tensor | None = None,
+    rotary_sin: Tensor | None = None,
+    rotary_interleaved: bool = True,
+    positions: Tensor | None = None,
+    cache_dtype: Literal["e4m3", "e5m2"] | None = None,
+    backend: str | None = None,
+    kernel: str | None = None,
+) -> None:
+    """Write new rows of keys and values to slots of a cache, in place, for torch.compile and torch.export.
+
+    Arguments and errors are those of `libflash.cache_write` (without stream). Compiled graphs know that the caches are written.
+    There is no gradient: raises UnsupportedError for tensors that require one while gradients are recorded.
+    """
+    options: dict[str, Any] = dict(
+        k_scale=k_scale, v_scale=v_scale, rotary_cos=rotary_cos, rotary_sin=rotary_sin, positions=positions, k_rope=k_rope,
+        cache_dtype=cache_dtype, backend=backend,
+    )  # fmt: skip
+    options = {name: x for name, x in with_tensor_scales(options, k.device).items() if x is not None}
+    if not flag(rotary_interleaved, "rotary_interleaved"):
+        options["rotary_interleaved"] = False
+    if kernel is not None:
+        options["kernel_name"] = kernel
+    scales = [name for name in ("k_scale", "v_scale") if name in options and options[name].dim() > 2]
+    rows: dict[str, Any] = {name: options.pop(name) for name in scales}
+    written = (rows.get("k_scale"), rows.get("v_scale"), k_rope_cache)
+    inputs = (k, v, k_cache, v_cache, slots, *written)
+    refuse_gradients(
+        "cache_write",
+        {"k": k, "v": v, "k_cache": k_cache, "v_cache": v_cache, "k_rope_cache": k_rope_cache, **rows, **options},
+    )
+    if ops.eager(*inputs, *(x for x in options.values() if isinstance(x, Tensor))):
+        _core.call_as_operator(kernels.cache_write, inputs, options)
+    else:
+        ops.OPERATORS["cache_write"](*inputs, **options)
 
 
 WRITTEN_PARTS = ("k_scale", "v_scale", "k_rope_cache")

@@ -11,6 +11,7 @@ GROUPS = {
     "exact answers": "known answers, exactly",
     "edge values": "edge values",
     "NaN and infinity": "NaN and infinity stay in their place",
+    "tangents": "tangents of both passes (JVP, second order)",
     "decode": "decode",
     "same bits again": "equal calls, equal bits",
     "bad input": "bad input is refused",
@@ -38,6 +39,8 @@ def versions(run: dict) -> str:
 
 
 def rows(runs: list[dict]) -> list[str]:
+    if unknown := {group for run in runs for group in run["groups"]} - GROUPS.keys():
+        raise ValueError(f"groups of checks without a row: {', '.join(sorted(unknown))}")
     lines = ["| | " + " | ".join(map(column, runs)) + " |", "|---|" + "---:|" * len(runs)]
     for group, words in GROUPS.items():
         lines.append(line(words, [held(run["groups"].get(group)) for run in runs]))

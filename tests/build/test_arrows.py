@@ -13,6 +13,7 @@ FRAMEWORK = re.compile(r"^(torch|ATen|c10|pybind11|nanobind|Python\.h|numpy|xla|
 # folder -> folders and single files it may include from. All may include `libflash.h` and the standard library.
 KERNEL_HEADERS = {"cuda/config.h", "cuda/params.h", "cuda/plans.h", "cuda/merge_plan.h"}  # host headers for device code
 MAY_INCLUDE = {
+    "package": {"old_glibc.inc"},
     "problem": {"problem", "build_info.h"},
     "cpu": {"cpu", "cpu/engine", "problem"},
     "plan": {"plan", "problem", "cpu/kernels.h", "cuda/kernels.h", "cuda/machine_code.h", "build_info.h"},
@@ -32,6 +33,7 @@ MAY_INCLUDE = {
 }
 # The layers, from the bottom up. Each may include those below it, directly or not; the two backends do not include each other.
 BELOW = {
+    "package": set(),
     "problem": set(),
     "cpu": {"problem"},
     "cuda": {"problem"},

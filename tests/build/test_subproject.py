@@ -17,9 +17,10 @@ INCLUDED = {
     "add_subdirectory": f'add_subdirectory("{ROOT}" libflash)',
     "FetchContent": "include(FetchContent)\n"
     f'FetchContent_Declare(libflash SOURCE_DIR "{ROOT}")\nFetchContent_MakeAvailable(libflash)',
-    "find_package": "find_package(libflash 0.1 CONFIG REQUIRED)",
+    "find_package": "find_package(libflash 0.2 CONFIG REQUIRED)",
 }
-QUICK = ["-DCMAKE_BUILD_TYPE=Debug", *(f"-DLIBFLASH_COMPILER_KNOWS_{isa}=OFF" for isa in ("AVX2", "AVX512", "AVX512BF16"))]
+OTHER_SETS = ("AVX2", "AVX512", "AVX512BF16", "NEON", "NEONBF16")
+QUICK = ["-DCMAKE_BUILD_TYPE=Debug", *(f"-DLIBFLASH_COMPILER_KNOWS_{isa}=OFF" for isa in OTHER_SETS)]
 PARENT = """cmake_minimum_required(VERSION 3.24)
 project(parent VERSION 9.9 LANGUAGES C CXX)
 {settings}
@@ -98,7 +99,7 @@ def test_alone_the_build_type_is_release(tmp_path):
 def test_shared_by_default_and_not_installed(tmp_path):
     parent = Parent(tmp_path / "parent", "add_subdirectory").configured(*QUICK).built()
     assert parent.program().endswith("good")
-    assert "libflash.so.0.1" in run(tool("readelf"), "-d", parent.build / "program")
+    assert "libflash.so.0.2" in run(tool("readelf"), "-d", parent.build / "program")
     assert parent.installed() == ["bin/program"]
 
 
@@ -118,8 +119,9 @@ def test_static_if_asked_for(static):
 
 def test_what_a_static_installation_has(static):
     names = {Path(file).name for file in static.files}
-    package = {"libflash-config.cmake", "libflash-config-version.cmake", "libflash-targets.cmake", "libflash-targets-debug.cmake"}
-    assert names == package | {"libflash.a", "libflash.h", "libflash.pc", "program"}
+    package = {"libflash-config.cmake", "libflash-config-version.cmake", "libflash-static-needs.cmake"}
+    package |= {"libflash-static-targets.cmake", "libflash-static-targets-debug.cmake"}
+    assert names == package | {"libflash.a", "libflash.h", "libflash-static.pc", "program"}
 
 
 def package_folder(prefix):
@@ -130,6 +132,56 @@ def test_a_static_installation_is_found(static, tmp_path):
     user = Parent(tmp_path / "user", "find_package").configured(f"-Dlibflash_DIR={package_folder(static.prefix)}").built()
     assert user.program().endswith("good")
     assert "libflash" not in run(tool("readelf"), "-d", user.build / "program")
+
+
+@pytest.fixture(scope="module")
+def both(static, tmp_path_factory):
+    """A folder with the static installation and a shared one."""
+    shared = Parent(tmp_path_factory.mktemp("both") / "parent", "FetchContent")
+    shared.configured(*QUICK, "-DLIBFLASH_INSTALL=ON").built()
+    shared.installed()
+    shutil.copytree(static.prefix, shared.prefix, dirs_exist_ok=True, symlinks=True)
+    return shared.prefix
+
+
+COMPONENTS = [("", "", "shared"), ("COMPONENTS static", "", "static"), ("COMPONENTS shared", "", "shared")]
+
+
+@pytest.mark.parametrize(("component", "option", "kind"), [*COMPONENTS, ("", "-DBUILD_SHARED_LIBS=OFF", "static")])
+def test_the_kind_that_is_asked_for(both, tmp_path, component, option, kind):
+    user = Parent(tmp_path / "user", "find_package")
+    file = user.source / "CMakeLists.txt"
+    file.write_text(file.read_text().replace("CONFIG REQUIRED", f"CONFIG REQUIRED {component}"))
+    user.configured(f"-Dlibflash_DIR={package_folder(both)}", *([option] if option else [])).built()
+    assert user.program().endswith("good")
+    assert ("libflash.so.0.2" in run(tool("readelf"), "-d", user.build / "program")) == (kind == "shared")
+
+
+@pytest.mark.parametrize(
+    ("component", "text"),
+    [
+        ("COMPONENTS shared", "the shared library is not installed here"),
+        ("COMPONENTS shared static", "one component, shared or static, can be asked for (got: shared;static)"),
+        ("COMPONENTS cuda", "one component, shared or static, can be asked for (got: cuda)"),
+    ],
+)
+def test_a_kind_that_is_not_there(static, tmp_path, component, text):
+    user = Parent(tmp_path / "user", "find_package")
+    file = user.source / "CMakeLists.txt"
+    file.write_text(file.read_text().replace("CONFIG REQUIRED", f"CONFIG REQUIRED {component}"))
+    done = user.configure(f"-Dlibflash_DIR={package_folder(static.prefix)}")
+    assert done.returncode != 0
+    assert text in " ".join(done.stderr.split())
+
+
+def test_one_kind_in_one_project(both, tmp_path):
+    user = Parent(tmp_path / "user", "find_package")
+    file = user.source / "CMakeLists.txt"
+    once = INCLUDED["find_package"]
+    file.write_text(file.read_text().replace(once, f"{once}\n{once} COMPONENTS static"))
+    done = user.configure(f"-Dlibflash_DIR={package_folder(both)}")
+    assert done.returncode != 0
+    assert "libflash::libflash is already a shared_library, a static one is asked for" in " ".join(done.stderr.split())
 
 
 def test_a_static_installation_needs_cxx(static, tmp_path):
@@ -144,7 +196,7 @@ def test_a_static_installation_needs_cxx(static, tmp_path):
 def test_a_static_installation_by_pkg_config(static, tmp_path):
     folder = package_folder(static.prefix).parents[1] / "pkgconfig"
     environment = {**os.environ, "PKG_CONFIG_PATH": str(folder)}
-    flags = run(tool("pkg-config", "pkgconf"), "--cflags", "--libs", "libflash", env=environment).split()
+    flags = run(tool("pkg-config", "pkgconf"), "--cflags", "--libs", "libflash-static", env=environment).split()
     run(tool("cc", "gcc", "clang"), "-std=c99", PROGRAM, "-o", tmp_path / "program", *flags)
     assert run(tmp_path / "program").rstrip().endswith("good")
 

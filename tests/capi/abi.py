@@ -25,6 +25,7 @@ CPU_DEVICE, CUDA_DEVICE = 0, 1
 CAUSAL, TOP_LEFT, WINDOW, SCALE, DETERMINISTIC, ROTARY_INTERLEAVED = 1, 2, 4, 8, 16, 32
 FROM_LSE = 64
 POSITIONS, CONTINUE, ADD = 128, 256, 512
+INVARIANT_ROWS = 1024
 MAX_NDIM = 4
 
 DTYPES = {
@@ -108,6 +109,8 @@ class AttentionOptions(c.Structure):
         ("delta", TensorPointer),
         ("sm_margin", c.c_int32),
         ("reserved2", c.c_int32),
+        ("max_logit", TensorPointer),
+        ("entropy", TensorPointer),
     )
 
 
@@ -162,6 +165,16 @@ class DecodeOptions(c.Structure):
         ("v_scale", TensorPointer),
         ("k_rope_cache", TensorPointer),
         ("k_rope_new", TensorPointer),
+        ("cu_seqlens_q", TensorPointer),
+        ("cu_seqlens_new", TensorPointer),
+        ("q_positions", TensorPointer),
+        ("tree_mask", TensorPointer),
+        ("cu_seqlens_tree", TensorPointer),
+        ("shared_groups", TensorPointer),
+        ("shared_lens", TensorPointer),
+        ("shard_count", c.c_int64),
+        ("shard_index", c.c_int64),
+        ("shard_keys", c.c_int64),
     )
 
 
@@ -169,6 +182,24 @@ class MergeOptions(c.Structure):
     _fields_ = (
         ("struct_size", c.c_uint32),
         ("flags", c.c_uint32),
+        ("backend", c.c_char_p),
+        ("kernel", c.c_char_p),
+        ("num_threads", c.c_int32),
+        ("reserved", c.c_int32),
+    )
+
+
+class CacheWriteOptions(c.Structure):
+    _fields_ = (
+        ("struct_size", c.c_uint32),
+        ("flags", c.c_uint32),
+        ("k_scale", TensorPointer),
+        ("v_scale", TensorPointer),
+        ("k_rope_cache", TensorPointer),
+        ("k_rope_new", TensorPointer),
+        ("rotary_cos", TensorPointer),
+        ("rotary_sin", TensorPointer),
+        ("positions", TensorPointer),
         ("backend", c.c_char_p),
         ("kernel", c.c_char_p),
         ("num_threads", c.c_int32),
@@ -227,6 +258,8 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "flash_attention_decode": (c.c_int, [_T] * 5 + [_D, *_WORK]),
     "flash_attention_decode_workspace_size": (c.c_int, [_T] * 5 + [_D, *_SIZE]),
     "flash_attention_merge": (c.c_int, [_T, _T, c.c_int32, _T, _T, _M, c.c_void_p]),
+    "flash_cache_write": (c.c_int, [_T] * 5 + [c.POINTER(CacheWriteOptions), c.c_void_p]),
+    "flash_cache_write_workspace_size": (c.c_int, [_T] * 5 + [c.POINTER(CacheWriteOptions), *_SIZE]),
     "flash_block_mask_compress": (c.c_int, [_T, c.POINTER(BlockLists), c.c_void_p]),
     "flash_attention_forward_explain": (c.c_int, [_T] * 3 + [_A, *_TEXT]),
     "flash_attention_backward_explain": (c.c_int, [_T] * 3 + [_A, *_TEXT]),

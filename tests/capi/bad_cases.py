@@ -17,7 +17,7 @@ ALL3 = ("forward", "backward", "decode")
 TANGENTS = ("forward_tangent", "backward_tangent")
 
 B, SQ, SK, HQ, HK, D, DV = 2, 5, 7, 4, 2, 8, 6
-LENGTHS_Q, LENGTHS_K = (2, 3), (4, 3)
+LENGTHS_Q, LENGTHS_K, LENGTHS_NEW = (2, 3), (4, 3), (1, 2)
 BF16 = np.dtype(ml_dtypes.bfloat16)
 POISON = 0x5A
 
@@ -262,24 +262,54 @@ CAPACITY, NEW, ENTRIES, PAGE_SIZE, PAGES, COLUMNS = 12, 2, 3, 4, 8, 3
 
 def decode(base: str) -> Case:
     case = Case("decode")
-    paged = base == "paged"
+    paged, packed = base == "paged", base == "packed"
     cache = (PAGES, PAGE_SIZE) if paged else (ENTRIES, CAPACITY)
-    case.put("q", floats(B, SQ, HQ, D))
+    rows, new = ((sum(LENGTHS_Q) + 1,), (sum(LENGTHS_NEW) + 1,)) if packed else ((B, SQ), (B, NEW))
+    case.put("q", floats(*rows, HQ, D))
     case.put("k_cache", floats(*cache, HK, D), output=True)
     case.put("v_cache", floats(*cache, HK, DV), output=True)
-    case.put("out", poisoned(B, SQ, HQ, DV), output=True)
-    case.put("lse", poisoned(B, HQ, SQ), output=True)
+    case.put("out", poisoned(*rows, HQ, DV), output=True)
+    case.put("lse", poisoned(*((HQ, *rows) if packed else (B, HQ, SQ))), output=True)
     case.option("cache_seqlens", ints(6, 9))
-    case.option("k_new", floats(B, NEW, HK, D))
-    case.option("v_new", floats(B, NEW, HK, DV))
+    case.option("k_new", floats(*new, HK, D))
+    case.option("v_new", floats(*new, HK, DV))
     case.option("rotary_cos", floats(20, 3))
     case.option("rotary_sin", floats(20, 3))
     case.options["flags"] = abi.CAUSAL
+    if packed:
+        case.option("cu_seqlens_q", np.cumsum((0, *LENGTHS_Q)).astype(np.int32))
+        case.option("cu_seqlens_new", np.cumsum((0, *LENGTHS_NEW)).astype(np.int32))
     if paged:
         case.option("block_table", np.array([[0, 1, 2], [3, 4, 5]], np.int32))
     else:
         case.option("cache_batch_idx", ints(2, 0))
-        case.option("cache_leftpad", ints(1, 0))
+        if not packed:
+            case.option("cache_leftpad", ints(1, 0))
+    return case
+
+
+ROWS_TO_WRITE = 4
+
+
+def cache_write(base: str) -> Case:
+    """With a rope part, or else with a rotary embedding; "codes": a cache of int8 with scales of rows."""
+    case = Case("cache_write")
+    dtype = np.int8 if base == "codes" else np.float32
+    case.put("k_new", floats(ROWS_TO_WRITE, HK, D))
+    case.put("v_new", floats(ROWS_TO_WRITE, HK, DV))
+    case.put("k_cache", floats(PAGES, PAGE_SIZE, HK, D, dtype=dtype), output=True)
+    case.put("v_cache", floats(PAGES, PAGE_SIZE, HK, DV, dtype=dtype), output=True)
+    case.put("slots", np.array([5, -1, 31, 0], np.int64))
+    if base == "codes":
+        case.option("k_scale", floats(PAGES, PAGE_SIZE, HK), output=True)
+        case.option("v_scale", floats(PAGES, PAGE_SIZE, HK, 2), output=True)
+    if base == "rope":
+        case.option("k_rope_cache", floats(PAGES, PAGE_SIZE, HK, 3), output=True)
+        case.option("k_rope_new", floats(ROWS_TO_WRITE, HK, 3))
+    else:
+        case.option("rotary_cos", floats(20, 3))
+        case.option("rotary_sin", floats(20, 3))
+        case.option("positions", ints(3, 99, 19, 0))  # the row that is skipped may have any
     return case
 
 
@@ -307,7 +337,7 @@ def compress() -> Case:
 def build(function: str, base: str) -> Case:
     if function in {*BOTH, *TANGENTS}:
         return attention(function, base)
-    builders = {"decode": decode, "merge": merge}
+    builders = {"decode": decode, "merge": merge, "cache_write": cache_write}
     if function in builders:
         return builders[function](base)
     return compress() if function == "compress" else Case(function)
@@ -320,6 +350,7 @@ OPTION_TYPES = {
     "backward_tangent": abi.AttentionOptions,
     "decode": abi.DecodeOptions,
     "merge": abi.MergeOptions,
+    "cache_write": abi.CacheWriteOptions,
 }
 
 
@@ -361,7 +392,8 @@ def query(case: Case, opts: Any) -> tuple[int, int]:
     views = [None if t is None else abi.Tensor.from_buffer_copy(t) for t in case.tensors.values()]
     for view in filter(None, views):
         view.data = None
-    name = f"flash_attention_{case.function}_workspace_size"
+    prefix = "flash_" if case.function == "cache_write" else "flash_attention_"
+    name = f"{prefix}{case.function}_workspace_size"
     structs = [*tangents_of(case, keep_data=False), opts]
     status = getattr(abi.lib, name)(*map(abi.pointer, views), *structs, None if "bytes" in case.null else c.byref(size))
     return status, size.value
@@ -386,6 +418,8 @@ def call(case: Case) -> int:
     if case.function == "device_info":
         return call_info(case, abi.DeviceInfo, abi.lib.flash_device_info)
     opts = options_of(case)
+    if case.function == "cache_write":
+        return abi.lib.flash_cache_write(*map(abi.pointer, case.tensors.values()), opts, None)
     needed = query(case, opts)[1] if case.short_workspace else 1 << 22
     work = abi.Workspace(needed)
     address, size = work.address, work.size

@@ -175,7 +175,7 @@ COMPRESSIONS = [
 ]
 
 # Of version 1, and of this library.
-SIZES = {"forward": (224, 336), "backward": (224, 336), "decode": (160, 192), "merge": (32, 32)}
+SIZES = {"forward": (224, 352), "backward": (224, 352), "decode": (160, 272), "merge": (32, 32), "cache_write": (88, 88)}
 
 
 def version_cases():
@@ -263,7 +263,7 @@ def all_on_cuda(device):
     return change
 
 
-EVERY = ("forward", "backward", "decode", "merge", "compress")
+EVERY = ("forward", "backward", "decode", "merge", "compress", "cache_write")
 if COUNTS["device_info"]:
     DEVICES = [
         Bad(

@@ -182,6 +182,50 @@ RESULTS = [
         "delta", "an output must not overlap another tensor", "it overlaps lse", data=True,
     ),
 ]
+STATISTICS = [
+    *(
+        Bad(
+            f"{name}-{what}", function, with_tensor(name, lambda: floats(*LSE)),
+            name, f"is for forward, not for {what}", "given",
+        )
+        for name in ("max_logit", "entropy")
+        for function, what in ((BACKWARD, "a backward call"), (TANGENTS, "tangents"))
+    ),
+    *(
+        Bad(
+            f"{name}-continue", FORWARD, both(flagged(abi.CONTINUE), with_tensor(name, lambda: floats(*LSE))),
+            name, "is not known with FLASH_FLAG_CONTINUE", "given",
+        )
+        for name in ("max_logit", "entropy")
+    ),
+    *(
+        Bad(
+            f"{name}-dtype", FORWARD, with_tensor(name, lambda: floats(*LSE, dtype=np.float16)),
+            name, "dtype must be float32", "it is float16",
+        )
+        for name in ("max_logit", "entropy")
+    ),
+    Bad(
+        "max_logit-head-dtype", FORWARD, with_tensor("max_logit", lambda: floats(HQ, dtype=np.float64)),
+        "max_logit", "dtype must be float32", "it is float64",
+    ),
+    Bad(
+        "max_logit-shape", FORWARD, with_tensor("max_logit", lambda: floats(B, HQ)),
+        "max_logit", "shape must be (batch, heads_q", "it is (2, 4)",
+    ),
+    Bad(
+        "max_logit-heads", FORWARD, with_tensor("max_logit", lambda: floats(HQ + 1)),
+        "max_logit", "shape must be that of lse, or (heads_q,)", "it is (5,)",
+    ),
+    Bad(
+        "entropy-heads", FORWARD, with_tensor("entropy", lambda: floats(HQ)),
+        "entropy", "shape must be (batch, heads_q", "it is (4,)",
+    ),
+    Bad(
+        "entropy-overlap", FORWARD, lambda case: case.options.update(entropy=case.tensors["lse"]),
+        "lse", "an output must not overlap another tensor", "it overlaps entropy", data=True,
+    ),
+]
 NO_TANGENT = [
     Bad("positions", TANGENTS, flagged(abi.POSITIONS), "flags", "this operation does not have", "unknown bits 128"),
     Bad("continue", TANGENTS, flagged(abi.CONTINUE), "flags", "this operation does not have", "unknown bits 256"),
@@ -201,6 +245,6 @@ NO_TANGENT = [
 ]
 # fmt: on
 SIDES = (("row", SQ), ("column", SK))
-CASES = [*NUMBERS, *RESULTS, *NO_TANGENT]
+CASES = [*NUMBERS, *RESULTS, *STATISTICS, *NO_TANGENT]
 for _side, _length in SIDES:
     CASES += [*bad_values(_side, _length), *bad_begins(_side), *bad_positions(_side, _length)]

@@ -1,12 +1,18 @@
 """Every refusal: its status, its text, and that nothing was written. bad_cases_*.py have a bad case for each check."""
 
 import bad_cases_attention
+import bad_cases_cache_write
+import bad_cases_codes
 import bad_cases_decode
+import bad_cases_key_shards
 import bad_cases_other
+import bad_cases_packed
 import bad_cases_scores
 import bad_cases_shards
+import bad_cases_shared_keys
 import bad_cases_tangent
 import bad_cases_tensor
+import bad_cases_trees
 import pytest
 from abi import OK, last_error, lib, status_name
 from bad_cases import BOTH, OPTION_TYPES, TANGENTS, Bad, Case, build, call, explain, options_of, query
@@ -17,12 +23,18 @@ BAD_CASES: list[Bad] = [
     *bad_cases_scores.CASES,
     *bad_cases_shards.CASES,
     *bad_cases_decode.CASES,
+    *bad_cases_codes.CASES,
+    *bad_cases_packed.CASES,
+    *bad_cases_trees.CASES,
+    *bad_cases_shared_keys.CASES,
+    *bad_cases_key_shards.CASES,
+    *bad_cases_cache_write.CASES,
     *bad_cases_other.CASES,
     *bad_cases_tangent.CASES,
 ]
 CASES = [pytest.param(bad, f, id=f"{f}-{bad.base}-{bad.id}") for bad in BAD_CASES for f in bad.functions]
 OUTPUTS = {"out", "lse", "dout", "dq", "dk", "dv"}  # explain() has no such arguments
-QUERIED = [param for param in CASES if param.values[1] in {"forward", "backward", "decode", *TANGENTS}]
+QUERIED = [param for param in CASES if param.values[1] in {"forward", "backward", "decode", "cache_write", *TANGENTS}]
 
 
 def refused_by_explain(bad: Bad) -> bool:
@@ -53,8 +65,9 @@ def test_ids_are_unique() -> None:
     ("function", "base"),
     [
         *((f, b) for f in (*BOTH, *TANGENTS) for b in ("dense", "packed", "packed_q", "packed_k", "bf16", "f64", "blocks")),
-        *(("decode", b) for b in ("dense", "paged")),
+        *(("decode", b) for b in ("dense", "paged", "packed")),
         *(("merge", b) for b in ("dense", "packed")),
+        *(("cache_write", b) for b in ("dense", "codes", "rope")),
         *((f, "dense") for f in ("compress", "kernel_info")),
     ],
 )
@@ -65,6 +78,7 @@ def test_good_calls_pass(function: str, base: str) -> None:
     assert last_error() == ""
     if function in OPTION_TYPES and function != "merge":
         assert query(case, options_of(case))[0] == OK, last_error()
+    if function in OPTION_TYPES and function not in {"merge", "cache_write"}:
         assert explain(case, options_of(case)) == OK, last_error()
 
 
@@ -93,7 +107,10 @@ def test_workspace_query(bad: Bad, function: str) -> None:
         assert size == 12345, "bytes was written"
 
 
-@pytest.mark.parametrize(("bad", "function"), [p for p in QUERIED if refused_by_explain(p.values[0])])
+EXPLAINED = [p for p in QUERIED if p.values[1] != "cache_write" and refused_by_explain(p.values[0])]
+
+
+@pytest.mark.parametrize(("bad", "function"), EXPLAINED)
 def test_explain(bad: Bad, function: str) -> None:
     """explain() refuses what the call refuses; it has no outputs, and it explains unsupported calls."""
     case = changed_call(bad, function)

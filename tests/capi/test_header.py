@@ -22,6 +22,7 @@ STRUCTS = {
     "flash_tangents_t": abi.Tangents,
     "flash_decode_options_t": abi.DecodeOptions,
     "flash_merge_options_t": abi.MergeOptions,
+    "flash_cache_write_options_t": abi.CacheWriteOptions,
     "flash_kernel_info_t": abi.KernelInfo,
     "flash_device_info_t": abi.DeviceInfo,
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 import abi
 import pytest
 
-OPERATIONS = ("forward", "backward", "decode", "merge", "compress", "forward_tangent", "backward_tangent")
+OPERATIONS = ("forward", "backward", "decode", "merge", "compress", "cache_write", "forward_tangent", "backward_tangent")
 
 
 def test_every_operation_has_a_usable_cpu_kernel() -> None:

@@ -16,7 +16,7 @@ INFOS = {"flash_kernel_info": abi.KernelInfo, "flash_device_info": abi.DeviceInf
 
 
 @pytest.mark.parametrize("function", OPTION_TYPES)
-@pytest.mark.parametrize("tail", [1, 8, 4096 - 336])
+@pytest.mark.parametrize("tail", [1, 8, 4096 - 352])
 def test_zero_tail_is_accepted(function: str, tail: int) -> None:
     """A program compiled against a later header that uses none of its new fields."""
     case = build(function, "dense")
@@ -48,6 +48,13 @@ def test_a_program_of_version_1(function: str) -> None:
     case = build(function, "dense")
     case.options["struct_size"] = abi.AttentionOptions.rng_state.offset
     case.option("rng_state", np.zeros(5, np.float32))
+    assert call(case) == abi.OK, abi.last_error()
+
+
+def test_a_program_of_version_1_that_decodes() -> None:
+    case = build("decode", "dense")
+    case.options["struct_size"] = abi.DecodeOptions.cu_seqlens_q.offset
+    case.option("cu_seqlens_q", np.zeros(5, np.float32))
     assert call(case) == abi.OK, abi.last_error()
 
 

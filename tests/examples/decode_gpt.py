@@ -26,7 +26,8 @@ from gpt import attention, checkpoint, text
 from gpt.cache import Cache, LibflashCache, MaskedCache, SlicedCache
 from gpt.generation import Generation
 from gpt.model import GPT, Shape
-from gpt.training import Trainer, use_one_thread
+from gpt.training import trained_briefly, use_one_thread
+from gpt.verdict import exit_code
 
 import libflash
 
@@ -106,14 +107,7 @@ def trained(options: argparse.Namespace) -> GPT:
     blocks, heads, head_dim = (2, 4, 32) if options.small else (12, 12, 64)
     context = options.prompt + options.new
     shape = Shape(text.VOCABULARY, context, blocks, heads, head_dim, options.positions)
-    trainer = Trainer(shape, attention.by_libflash, options.dtype, options.device, options.seed)
-    source = text.load()
-    loss = torch.tensor(torch.nan)
-    for step in range(options.train_steps):
-        pieces = text.pieces(source, max(1, options.train_tokens // context), context + 1, options.seed * 1_000_003 + step)
-        loss = trainer.step(pieces.to(options.device))
-    print(f"trained for {options.train_steps} steps, to a loss of {loss.item():.3f}")
-    return trainer.model
+    return trained_briefly(shape, options.train_steps, options.train_tokens, options.dtype, options.device, options.seed)
 
 
 def generations(model: GPT, prompts: torch.Tensor, options: argparse.Namespace, names: list[str]) -> dict[str, Generation]:
@@ -198,10 +192,7 @@ def main(arguments: list[str] | None = None) -> int:
         setting |= dataclasses.asdict(shape) | {"batch": options.batch, "prompt": options.prompt, "new": options.new}
         measured = {"seconds_per_step": seconds, "agreement": dataclasses.asdict(found)}
         options.json.write_text(json.dumps(setting | measured, indent=1) + "\n")
-    for complaint in wrong:
-        print(complaint, file=sys.stderr)
-    print("good" if not wrong else "WRONG")
-    return 1 if wrong else 0
+    return exit_code(wrong)
 
 
 if __name__ == "__main__":

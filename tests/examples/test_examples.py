@@ -64,7 +64,7 @@ def built(tmp_path_factory, cmake_dir):
     return build
 
 
-@pytest.mark.parametrize("program", ["attention_c", "attention_cpp"])
+@pytest.mark.parametrize("program", ["attention_c", "ring_c", "attention_cpp"])
 def test_find_package(built, program):
     output = run(built / program)
     assert output.rstrip().endswith("good")
@@ -73,12 +73,12 @@ def test_find_package(built, program):
 
 def test_wrong_version_is_not_found(tmp_path, cmake_dir):
     (tmp_path / "CMakeLists.txt").write_text(
-        "cmake_minimum_required(VERSION 3.24)\nproject(p LANGUAGES C CXX)\nfind_package(libflash 0.2 CONFIG REQUIRED)\n"
+        "cmake_minimum_required(VERSION 3.24)\nproject(p LANGUAGES C CXX)\nfind_package(libflash 0.1 CONFIG REQUIRED)\n"
     )
     done = configure(tmp_path, tmp_path / "build", cmake_dir)
     assert done.returncode != 0
     assert "libflash" in done.stderr
-    assert "0.1.0" in done.stderr
+    assert "0.2.0" in done.stderr
 
 
 def test_pkg_config(tmp_path, pkgconfig_dir):
@@ -91,7 +91,7 @@ def test_pkg_config(tmp_path, pkgconfig_dir):
     env = {**os.environ, "PKG_CONFIG_PATH": str(moved / lib.name / "pkgconfig"), "LD_LIBRARY_PATH": str(moved / lib.name)}
     flags = run(pkg_config, "--cflags", "--libs", "libflash", env=env).split()
     assert not any(str(lib) in flag for flag in flags)
-    assert run(pkg_config, "--modversion", "libflash", env=env).strip() == "0.1.0"
+    assert run(pkg_config, "--modversion", "libflash", env=env).strip() == "0.2.0"
     run(cc, "-std=c99", HERE / "attention.c", "-o", tmp_path / "attention", *flags, "-lm", env=env)
     assert run(tmp_path / "attention", env=env).rstrip().endswith("good")
 

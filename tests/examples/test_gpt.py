@@ -57,6 +57,18 @@ def test_training(tmp_path: pathlib.Path) -> None:
     assert all(re.fullmatch(r"forward_cpu_\w+, backward_cpu_\w+", kernels) for kernels in ran)
 
 
+def test_curvature(tmp_path: pathlib.Path) -> None:
+    """QK-clip keeps the scores near its limit, where they grow far beyond it without."""
+    pytest.importorskip("matplotlib")
+    said = run("curvature_gpt.py", "--json", tmp_path / "curves.json", "--chart", tmp_path / "curves.png")
+    assert len(re.findall(r"^(?:no clip|QK-clip) +step +\d+   loss ", said, re.MULTILINE)) == 10
+    curves = measured(tmp_path / "curves.json")
+    assert max(curves["no clip"]["largest"]) > 100
+    assert max(curves["QK-clip"]["largest"]) < 40
+    assert curves["QK-clip"]["clipped"] > 0
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
 def test_training_with_bfloat16_weights_and_rotary_embedding(tmp_path: pathlib.Path) -> None:
     options = ["--dtype", "bfloat16", "--positions", "rotary", "--context", 64, "--tokens", 128, "--steps", 12]
     run("train_gpt.py", *options, "--json", tmp_path / "train.json")

@@ -27,6 +27,7 @@ import torch
 from gpt import attention, checkpoint, text
 from gpt.model import Shape
 from gpt.training import Trainer, use_one_thread
+from gpt.verdict import exit_code, falls, root_mean_square
 
 import libflash
 
@@ -118,10 +119,6 @@ def row(contender: Contender, context: int, batch: int, first: list[float]) -> R
     )
 
 
-def root_mean_square(a: list[float], b: list[float]) -> float:
-    return statistics.fmean((x - y) ** 2 for x, y in zip(a, b, strict=True)) ** 0.5
-
-
 def limit(rows: list[Row], dtype: str) -> float:
     """Limit of the distance between the curve of libflash and that of PyTorch's own choice."""
     peers = [row.losses for row in rows if row.contender != OURS]
@@ -133,8 +130,7 @@ def verdicts(rows: list[Row], dtype: str) -> list[str]:
     """The errors of the results at one context length; NaN is always one."""
     wrong = []
     for row in rows:
-        quarter = max(1, len(row.losses) // 4)
-        if not statistics.fmean(row.losses[-quarter:]) < statistics.fmean(row.losses[:quarter]):
+        if not falls(row.losses):
             wrong.append(f"context {row.context}: the loss of {row.contender} does not fall")
     allowed = limit(rows, dtype)
     if not rows[-1].difference <= allowed:
@@ -212,10 +208,7 @@ def main(arguments: list[str] | None = None) -> int:
         setting = {"torch": torch.__version__, "libflash": libflash.__version__, "device": name, "dtype": dtype}
         setting |= {"positions": options.positions, "compiled": options.compile, "seed": options.seed}
         options.json.write_text(json.dumps(setting | {"rows": [dataclasses.asdict(row) for row in rows]}, indent=1) + "\n")
-    for complaint in wrong:
-        print(complaint, file=sys.stderr)
-    print("good" if not wrong else "WRONG")
-    return 1 if wrong else 0
+    return exit_code(wrong)
 
 
 if __name__ == "__main__":

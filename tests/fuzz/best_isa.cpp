@@ -5,5 +5,11 @@
 
 int main() {
     using namespace libflash::cpu;
-    std::fputs(usable_avx512bf16() ? "AVX512BF16" : usable_avx512() ? "AVX512" : usable_avx2() ? "AVX2" : "GENERIC", stdout);
+    const char* best = "GENERIC";
+    if (usable_avx2()) best = "AVX2";
+    if (usable_avx512()) best = "AVX512";
+    if (usable_avx512bf16()) best = "AVX512BF16";
+    if (usable_neon()) best = "NEON";
+    if (usable_neonbf16()) best = "NEONBF16";
+    std::fputs(best, stdout);
 }

@@ -89,7 +89,7 @@ struct ErrorBounds {
         const double dp = m.keep * m.head_dim_v * m.dout * m.v, delta = dp + m.dlse;
         const double longest = m.rows > m.keys ? m.rows : m.keys;
         o = (2 * r.u + r.sum(m.keys) + p) * m.v * m.keep + r.tiny * m.keys * m.v + r.tiny;
-        lse = score + r.sums;
+        lse = score + r.sum(m.keys);
         ds = (r.u + r.sum(longest) + p + 2 * r.sums + 2 * r.sum(m.head_dim_v)) * (dp + delta) + r.tiny * longest;
         dq = std::fabs(m.scale) * m.k * ds + r.tiny;
         dk = std::fabs(m.scale) * m.q * m.rows * m.group * ds + r.tiny;

@@ -22,6 +22,9 @@ std::vector<int32_t> shuffled(int64_t n, Random& random) {
 
 void DecodeCase::choose_sizes(Bytes& bytes) {
     dtype = bytes.one_of<int32_t>({FLASH_DTYPE_FLOAT32, FLASH_DTYPE_BFLOAT16, FLASH_DTYPE_FLOAT16, FLASH_DTYPE_FLOAT64});
+    cache_dtype = dtype;
+    if (dtype != FLASH_DTYPE_FLOAT64 && bytes.chance(80))
+        cache_dtype = bytes.one_of<int32_t>({FLASH_DTYPE_FLOAT8_E4M3, FLASH_DTYPE_FLOAT8_E5M2, FLASH_DTYPE_INT8});
     batch = bytes.chance(6) ? 0 : bytes.between(1, 3);
     heads_k = bytes.between(1, 3);
     heads_q = heads_k * bytes.one_of<int64_t>({1, 2, 3, 4, 8});
@@ -61,7 +64,65 @@ void DecodeCase::choose_options(Bytes& bytes) {
     } else if (bytes.chance(100)) {
         options.split_size = 128 * bytes.between(1, 4);
     }
+    if (options.num_splits == 0 && bytes.chance(80)) options.flags |= FLASH_FLAG_INVARIANT_ROWS;
     options.num_threads = static_cast<int32_t>(bytes.between(0, 4));
+}
+
+void DecodeCase::choose_rows(Bytes& bytes) {
+    packed = bytes.chance(80);
+    rows.assign(static_cast<size_t>(batch), seqlen_q), new_rows.assign(static_cast<size_t>(batch), append ? seqlen_new : 0);
+    for (int64_t b = 0; packed && b < batch; ++b) {
+        rows[static_cast<size_t>(b)] = bytes.below(seqlen_q + 1);
+        if (append) new_rows[static_cast<size_t>(b)] = bytes.below(seqlen_new + 1);
+    }
+}
+
+void DecodeCase::make_prefix_sums(DecodeRole role, const std::vector<int64_t>& counts, Bytes& bytes) {
+    allocate(role, contiguous(FLASH_DTYPE_INT32, {batch + 1}), bytes);
+    int32_t* cu = tensor[role].ints();
+    cu[0] = 0;
+    for (size_t b = 0; b < counts.size(); ++b) cu[b + 1] = cu[b] + static_cast<int32_t>(counts[b]);
+}
+
+void DecodeCase::make_packing(Bytes& bytes) {
+    if (!packed) return;
+    if (append) make_prefix_sums(kCuNew, new_rows, bytes);
+    make_prefix_sums(kCuQ, rows, bytes);
+}
+
+// Query rows of all sequences.
+int64_t DecodeCase::all_rows() const {
+    int64_t total = 0;
+    for (const int64_t count : rows) total += count;
+    return total;
+}
+
+// Any positions that the rotary tables have.
+void DecodeCase::make_positions(Bytes& bytes, Random& random) {
+    if (!bytes.chance(70)) return;
+    allocate(kPositions, packed ? contiguous(FLASH_DTYPE_INT32, {all_rows()}) : contiguous(FLASH_DTYPE_INT32, {batch, seqlen_q}),
+             bytes);
+    each_element(tensor[kPositions].view, [&](int64_t offset) {
+        tensor[kPositions].ints()[offset] = static_cast<int32_t>(random.below(capacity + seqlen_q + 1));
+    });
+}
+
+// Any bits, also such that are no tree.
+void DecodeCase::make_tree(Bytes& bytes, Random& random) {
+    const bool window = (options.flags & FLASH_FLAG_WINDOW) != 0;
+    if ((window && !tensor[kPositions].present()) || !bytes.chance(70)) return;
+    int64_t total = all_rows();
+    if (bytes.chance(128)) {
+        std::vector<int64_t> counts = rows;
+        for (int64_t& count : counts)
+            if (bytes.chance(100)) total -= count, count = 0;
+        make_prefix_sums(kCuTree, counts, bytes);
+    }
+    allocate(kTree, strided(bytes, FLASH_DTYPE_INT32, {total, (seqlen_q + 31) / 32 + bytes.below(2)}, true), bytes);
+    each_element(tensor[kTree].view, [&](int64_t offset) {
+        const auto bits = static_cast<uint32_t>(random.below(int64_t{1} << 32));
+        tensor[kTree].ints()[offset] = static_cast<int32_t>(bits);
+    });
 }
 
 int64_t DecodeCase::cached(int64_t b) const {
@@ -79,7 +140,7 @@ void DecodeCase::make_lengths(Bytes& bytes) {
         for (int64_t b = 0; b < batch; ++b)
             tensor[kSeqlens].ints()[b] = static_cast<int32_t>(bytes.below(capacity - seqlen_new + 1));
     }
-    if (bytes.chance(40)) {
+    if (!packed && bytes.chance(40)) {
         allocate(kLeftpad, contiguous(FLASH_DTYPE_INT32, {batch}), bytes);
         for (int64_t b = 0; b < batch; ++b) tensor[kLeftpad].ints()[b] = static_cast<int32_t>(bytes.below(cached(b) + 1));
     }
@@ -110,11 +171,38 @@ void DecodeCase::make_places(Bytes& bytes, Random& random) {
         tensor[kBatchIdx].ints()[b] = shared ? static_cast<int32_t>(random.below(entries)) : order[static_cast<size_t>(b)];
 }
 
+// The cache as one of several shards: it has room for the keys of all. Their lengths must be known, and each query row needs a
+// new row.
+void DecodeCase::make_shard(Bytes& bytes) {
+    if (!bytes.chance(50) || tensor[kLeftpad].present() || (!append && !tensor[kSeqlens].present())) return;
+    for (int64_t b = 0; append && b < batch; ++b)
+        if (new_rows[static_cast<size_t>(b)] < rows[static_cast<size_t>(b)]) return;
+    if (append && !packed && seqlen_new < seqlen_q) return;
+    options.shard_count = bytes.between(2, 8);
+    options.shard_index = bytes.below(options.shard_count);
+    options.shard_keys = bytes.one_of<int64_t>({0, 1, 3, 16, 100});
+}
+
+// Groups of one sequence each, for which every length is true, and now and then all sequences with no shared key.
+void DecodeCase::make_shared_keys(Bytes& bytes) {
+    if (!bytes.chance(50)) return;
+    const bool each = bytes.chance(200);
+    const int64_t groups = each ? batch : 1;
+    allocate(kGroups, contiguous(FLASH_DTYPE_INT32, {groups + 1}), bytes);
+    allocate(kShared, contiguous(FLASH_DTYPE_INT32, {groups}), bytes);
+    tensor[kGroups].ints()[0] = 0;
+    for (int64_t i = 0; i < groups; ++i) {
+        tensor[kGroups].ints()[i + 1] = static_cast<int32_t>(each ? i + 1 : batch);
+        tensor[kShared].ints()[i] = static_cast<int32_t>(each ? bytes.below(cached(i) + 1) : 0);
+    }
+}
+
 // Sets the block table columns before the first key and after the last key, which are unused, to an invalid page.
 void DecodeCase::forget_spare_pages() {
     for (int64_t b = 0; page_size > 0 && b < batch; ++b)
         for (int64_t column = 0; column < capacity / page_size; ++column) {
-            const int64_t first = column * page_size, last = first + page_size, length = cached(b) + seqlen_new;
+            const int64_t first = column * page_size, last = first + page_size,
+                          length = cached(b) + new_rows[static_cast<size_t>(b)];
             if (leftpad(b) < length && leftpad(b) < last && first < length) continue;
             tensor[kTable].ints()[b * tensor[kTable].view.stride[0] + column * tensor[kTable].view.stride[1]] = 0x7fffffff;
         }
@@ -146,44 +234,106 @@ void DecodeCase::make_head_terms(Bytes& bytes, Random& random) {
     }
 }
 
+int64_t DecodeCase::place(int64_t b, int64_t j) const {
+    const flash_tensor_t &table = tensor[kTable].view, &entry = tensor[kBatchIdx].view;
+    if (page_size > 0) return static_cast<const int32_t*>(table.data)[b * table.stride[0] + j / page_size * table.stride[1]];
+    return tensor[kBatchIdx].present() ? static_cast<const int32_t*>(entry.data)[b] : b;
+}
+
+// One scale for all, or for each head, sequence, row or group of channels; the last two for codes, since an append computes them.
+void DecodeCase::make_scale(DecodeRole role, DecodeRole cache, Bytes& bytes) {
+    const flash_tensor_t& t = tensor[cache].view;
+    const int64_t channels = t.shape[3], groups = channels % 4 == 0 ? 4 : channels % 3 == 0 ? 3 : 1;
+    const int32_t type = FLASH_DTYPE_FLOAT32;
+    flash_tensor_t shape;
+    switch (bytes.below(codes() ? 5 : 3)) {
+        case 0: shape = contiguous(type, {1}); break;
+        case 1: shape = contiguous(type, {heads_k}); break;
+        case 2: shape = contiguous(type, {batch, heads_k}); break;
+        case 3: shape = contiguous(type, {t.shape[0], t.shape[1], heads_k}); break;
+        default: shape = contiguous(type, {t.shape[0], t.shape[1], heads_k, groups}); break;
+    }
+    const int64_t spread = bytes.between(1, 2);  // any strides
+    for (int n = 0; n < shape.ndim; ++n) shape.stride[n] *= spread;
+    allocate(role, shape, bytes);
+}
+
+// Cached rows that no sequence may read stay NaN, or what the bits of NaN are as a code: those past the lengths, before the
+// leftpad and on unused pages. So do their scales.
+void DecodeCase::fill_cached(DecodeRole cache, DecodeRole scale, Random& random) {
+    const flash_tensor_t &t = tensor[cache].view, &s = tensor[scale].view;
+    const double unit = cache_dtype == FLASH_DTYPE_INT8 ? 1.0 / 127 : 1.0;
+    const auto any_scale = [&] { return unit * (0.75 + 0.25 * random.uniform()); };
+    // A code of at most 1, and of INT8 any.
+    const int64_t codes_of_sign = cache_dtype == FLASH_DTYPE_INT8 ? 128 : cache_dtype == FLASH_DTYPE_FLOAT8_E4M3 ? 0x39 : 0x3d;
+    const auto any_code = [&] { return static_cast<uint8_t>(random.below(codes_of_sign) + (random.below(2) ? 128 : 0)); };
+    if (tensor[scale].present() && !scale_of_rows(scale))
+        each_element(s, [&](int64_t offset) { tensor[scale].set(offset, any_scale()); });
+    for (int64_t b = 0; b < batch; ++b)
+        for (int64_t j = leftpad(b); j < cached(b); ++j) {
+            const int64_t first_place = place(b, j), row = row_in_place(j);
+            for (int64_t h = 0; h < heads_k; ++h) {
+                const int64_t first = first_place * t.stride[0] + row * t.stride[1] + h * t.stride[2];
+                for (int64_t c = 0; c < t.shape[3]; ++c) {
+                    if (codes()) {
+                        static_cast<uint8_t*>(t.data)[first + c] = any_code();
+                    } else {
+                        tensor[cache].set(first + c, random.uniform());
+                    }
+                }
+                for (int64_t g = 0; scale_of_rows(scale) && g < (s.ndim == 4 ? s.shape[3] : 1); ++g)
+                    tensor[scale].set(first_place * s.stride[0] + row * s.stride[1] + h * s.stride[2] + g * s.stride[3],
+                                      any_scale());
+            }
+        }
+}
+
 DecodeCase::DecodeCase(Bytes& bytes) {
     choose_sizes(bytes);
     choose_options(bytes);
+    choose_rows(bytes);
     Random random(bytes.word());
     make_places(bytes, random);
+    make_packing(bytes);
     make_lengths(bytes);
+    make_positions(bytes, random);
+    make_tree(bytes, random);
+    make_shared_keys(bytes);
+    make_shard(bytes);
     forget_spare_pages();
     make_rotary(bytes, random);
     make_head_terms(bytes, random);
-    allocate(kQuery, strided(bytes, dtype, {batch, seqlen_q, heads_q, head_dim}, true), bytes);
-    allocate(kDecodeOut, strided(bytes, dtype, {batch, seqlen_q, heads_q, head_dim_v}, false), bytes);
+    const auto rows_shape = [&](const std::vector<int64_t>& counts, int64_t heads, int64_t channels, bool repeats) {
+        int64_t total = 0;
+        for (const int64_t count : counts) total += count;
+        if (packed) return strided(bytes, dtype, {total, heads, channels}, repeats);
+        return strided(bytes, dtype, {batch, &counts == &rows ? seqlen_q : seqlen_new, heads, channels}, repeats);
+    };
+    allocate(kQuery, rows_shape(rows, heads_q, head_dim, true), bytes);
+    allocate(kDecodeOut, rows_shape(rows, heads_q, head_dim_v, false), bytes);
     const int64_t first = page_size > 0 ? pages : entries, second = page_size > 0 ? page_size : capacity;
-    allocate(kKCache, strided(bytes, dtype, {first, second, heads_k, head_dim}, false), bytes);
-    allocate(kVCache, strided(bytes, dtype, {first, second, heads_k, head_dim_v}, false), bytes);
+    allocate(kKCache, strided(bytes, cache_dtype, {first, second, heads_k, head_dim}, false), bytes);
+    allocate(kVCache, strided(bytes, cache_dtype, {first, second, heads_k, head_dim_v}, false), bytes);
+    for (const DecodeRole role : {kKScale, kVScale})
+        if (cache_dtype == FLASH_DTYPE_INT8 || bytes.chance(codes() ? 128 : 30))
+            make_scale(role, role == kKScale ? kKCache : kVCache, bytes);
     if (append) {
-        allocate(kKNew, strided(bytes, dtype, {batch, seqlen_new, heads_k, head_dim}, true), bytes);
-        allocate(kVNew, strided(bytes, dtype, {batch, seqlen_new, heads_k, head_dim_v}, true), bytes);
+        allocate(kKNew, rows_shape(new_rows, heads_k, head_dim, true), bytes);
+        allocate(kVNew, rows_shape(new_rows, heads_k, head_dim_v, true), bytes);
     }
     const int32_t type = dtype == FLASH_DTYPE_FLOAT64 ? FLASH_DTYPE_FLOAT64 : FLASH_DTYPE_FLOAT32;
-    if (bytes.chance(200)) allocate(kDecodeLse, contiguous(type, {batch, heads_q, seqlen_q}), bytes);
+    if (bytes.chance(200)) {
+        const int64_t total = tensor[kQuery].view.shape[0];
+        allocate(kDecodeLse, packed ? contiguous(type, {heads_q, total}) : contiguous(type, {batch, heads_q, seqlen_q}), bytes);
+    }
     for (const DecodeRole role : {kQuery, kKNew, kVNew})
         if (tensor[role].present()) tensor[role].fill(random, 1);
-    // Cached rows that no sequence may read stay NaN: those past the lengths, before the leftpad and on unused pages.
-    for (int64_t b = 0; b < batch; ++b)
-        for (int64_t j = leftpad(b); j < cached(b); ++j)
-            for (const DecodeRole role : {kKCache, kVCache}) {
-                const flash_tensor_t &t = tensor[role].view, &table = tensor[kTable].view;
-                const int64_t place = page_size > 0 ? tensor[kTable].ints()[b * table.stride[0] + j / page_size * table.stride[1]]
-                                      : tensor[kBatchIdx].present() ? tensor[kBatchIdx].ints()[b]
-                                                                    : b;
-                const int64_t row = page_size > 0 ? j % page_size : j;
-                for (int64_t h = 0; h < heads_k; ++h)
-                    for (int64_t c = 0; c < t.shape[3]; ++c)
-                        tensor[role].set(place * t.stride[0] + row * t.stride[1] + h * t.stride[2] + c, random.uniform());
-            }
+    fill_cached(kKCache, kKScale, random);
+    fill_cached(kVCache, kVScale, random);
 
     Magnitudes& m = magnitudes;
-    m.k = m.q;  // new keys are rotated, too
+    if (codes()) m.q *= 1.2, m.v *= 1.2;  // new rows, rounded to codes
+    m.k = m.q;                            // new keys are rotated, too
     m.scale = options.flags & FLASH_FLAG_SCALE ? options.softmax_scale : 1 / std::sqrt(static_cast<double>(head_dim));
     m.softcap = options.softcap;
     m.head_dim = static_cast<double>(head_dim), m.head_dim_v = static_cast<double>(head_dim_v);
@@ -205,6 +355,10 @@ void DecodeCall::bind() {
     options.cache_leftpad = at(kLeftpad), options.k_new = at(kKNew), options.v_new = at(kVNew);
     options.rotary_cos = at(kCos), options.rotary_sin = at(kSin);
     options.alibi_slopes = at(kSlopes), options.learnable_sink = at(kDecodeSink);
+    options.cu_seqlens_q = at(kCuQ), options.cu_seqlens_new = at(kCuNew), options.q_positions = at(kPositions);
+    options.k_scale = at(kKScale), options.v_scale = at(kVScale);
+    options.tree_mask = at(kTree), options.cu_seqlens_tree = at(kCuTree);
+    options.shared_groups = at(kGroups), options.shared_lens = at(kShared);
 }
 
 flash_status_t DecodeCall::workspace_size(size_t* bytes) const {

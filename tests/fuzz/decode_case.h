@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "check.h"
 
@@ -23,6 +24,15 @@ enum DecodeRole {
     kSin,
     kSlopes,
     kDecodeSink,
+    kCuQ,
+    kCuNew,
+    kPositions,
+    kTree,
+    kCuTree,
+    kGroups,
+    kShared,
+    kKScale,
+    kVScale,
     kDecodeRoles
 };
 
@@ -41,22 +51,38 @@ struct DecodeCase {
     Tensor tensor[kDecodeRoles];
     flash_decode_options_t options = {};
     Magnitudes magnitudes;
-    int32_t dtype = FLASH_DTYPE_FLOAT32;
+    int32_t dtype = FLASH_DTYPE_FLOAT32, cache_dtype = FLASH_DTYPE_FLOAT32;
     int64_t batch = 1, heads_q = 1, heads_k = 1, head_dim = 1, head_dim_v = 1, seqlen_q = 1, seqlen_new = 0;
     int64_t capacity = 1, page_size = 0, pages = 0, entries = 1;
     bool append = false;
+    bool packed = false;                  // each sequence has its own number of rows, at most seqlen_q and seqlen_new
+    std::vector<int64_t> rows, new_rows;  // of each sequence
 
     explicit DecodeCase(Bytes& bytes);
     DecodeCall call() const;
     int64_t cached(int64_t b) const;
     int64_t leftpad(int64_t b) const;
+    int64_t place(int64_t b, int64_t j) const;  // the entry or page of key j
+    int64_t row_in_place(int64_t j) const { return page_size > 0 ? j % page_size : j; }
+    bool codes() const { return cache_dtype != dtype; }
+    bool scale_of_rows(DecodeRole role) const { return tensor[role].present() && tensor[role].view.ndim > 2; }
 
 private:
     void choose_sizes(Bytes& bytes);
     void choose_options(Bytes& bytes);
     void make_lengths(Bytes& bytes);
+    void choose_rows(Bytes& bytes);
+    void make_packing(Bytes& bytes);
+    void make_prefix_sums(DecodeRole role, const std::vector<int64_t>& counts, Bytes& bytes);
+    void make_positions(Bytes& bytes, Random& random);
+    void make_tree(Bytes& bytes, Random& random);
+    int64_t all_rows() const;
+    void make_shared_keys(Bytes& bytes);
+    void make_shard(Bytes& bytes);
     void make_places(Bytes& bytes, Random& random);
     void forget_spare_pages();
+    void make_scale(DecodeRole role, DecodeRole cache, Bytes& bytes);
+    void fill_cached(DecodeRole cache, DecodeRole scale, Random& random);
     void make_rotary(Bytes& bytes, Random& random);
     void make_head_terms(Bytes& bytes, Random& random);
     void allocate(DecodeRole role, const flash_tensor_t& shape, Bytes& bytes) { tensor[role].allocate(shape, bytes.below(4)); }

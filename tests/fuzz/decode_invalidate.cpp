@@ -26,6 +26,11 @@ const OptionFault kOptionFaults[] = {
     {"split_size 100", FLASH_STATUS_INVALID, [](Options& o) { o.num_splits = 0, o.split_size = 100; }},
     {"split_size negative", FLASH_STATUS_INVALID, [](Options& o) { o.num_splits = 0, o.split_size = -128; }},
     {"num_splits and split_size", FLASH_STATUS_INVALID, [](Options& o) { o.num_splits = 2, o.split_size = 128; }},
+    {"num_splits with invariant rows", FLASH_STATUS_INVALID,
+     [](Options& o) { o.split_size = 0, o.num_splits = 2, o.flags |= FLASH_FLAG_INVARIANT_ROWS; }},
+    {"shard_count -1", FLASH_STATUS_INVALID, [](Options& o) { o.shard_count = -1; }},
+    {"shard_index past shard_count", FLASH_STATUS_INVALID, [](Options& o) { o.shard_index = o.shard_count + 1; }},
+    {"shard_keys huge", FLASH_STATUS_INVALID, [](Options& o) { o.shard_keys = INT64_MAX; }},
     {"num_threads -1", FLASH_STATUS_INVALID, [](Options& o) { o.num_threads = -1; }},
     {"backend unknown", FLASH_STATUS_INVALID, [](Options& o) { o.backend = ""; }},
 };
@@ -34,22 +39,46 @@ std::string invalidate_contents(DecodeCase& problem, DecodeCall& call, Bytes& by
     if (problem.batch == 0) return {};
     const int64_t b = bytes.below(problem.batch);
     const auto ints = [&](DecodeRole role) { return problem.tensor[role].ints(); };
-    switch (bytes.below(4)) {
+    const bool shard = problem.options.shard_count > 1;
+    const int64_t rows = problem.rows[static_cast<size_t>(b)], new_rows = problem.new_rows[static_cast<size_t>(b)];
+    switch (bytes.below(9)) {
         case 0:
-            if (!call.given[kSeqlens]) return {};
+            if (!call.given[kSeqlens] || shard) return {};
             ints(kSeqlens)[b] = bytes.one_of<int32_t>({-1, 0x7fffffff, static_cast<int32_t>(problem.capacity + 1),
-                                                       static_cast<int32_t>(problem.capacity - problem.seqlen_new + 1)});
+                                                       static_cast<int32_t>(problem.capacity - new_rows + 1)});
             return "cache_seqlens out of range";
         case 1:
-            // Only a page that holds keys must be valid.
-            if (!call.given[kTable] || problem.cached(b) + problem.seqlen_new == problem.leftpad(b)) return {};
+            // Only a page that holds keys that a row sees must be valid.
+            if (!call.given[kTable] || problem.cached(b) + new_rows == problem.leftpad(b)) return {};
+            if (rows == 0 || shard || (problem.options.flags & FLASH_FLAG_WINDOW)) return {};
             ints(kTable)[b * call.view[kTable].stride[0] + problem.leftpad(b) / problem.page_size * call.view[kTable].stride[1]] =
                 bytes.one_of<int32_t>({-1, static_cast<int32_t>(problem.pages), 0x7fffffff});
             return "page out of range";
         case 2:
-            if (!call.given[kBatchIdx]) return {};
+            if (!call.given[kBatchIdx] || problem.cached(b) + new_rows == problem.leftpad(b)) return {};
+            if (rows == 0 || shard || (problem.options.flags & FLASH_FLAG_WINDOW)) return {};
             ints(kBatchIdx)[b] = bytes.one_of<int32_t>({-1, static_cast<int32_t>(problem.entries)});
             return "cache_batch_idx out of range";
+        case 3:
+            if (!call.given[kCuQ]) return {};
+            ints(kCuQ)[bytes.chance(128) ? 0 : problem.batch] = bytes.one_of<int32_t>({-1, 0x7fffffff});
+            return "cu_seqlens_q out of range";
+        case 4:
+            if (!call.given[kCuNew]) return {};
+            ints(kCuNew)[bytes.chance(128) ? 0 : problem.batch] = bytes.one_of<int32_t>({-1, 0x7fffffff});
+            return "cu_seqlens_new out of range";
+        case 5:
+            if (!call.given[kPositions] || rows == 0) return {};
+            ints(kPositions)[(call.given[kCuQ] ? ints(kCuQ)[b] : b * rows) + rows - 1] = bytes.one_of<int32_t>({-1, INT32_MIN});
+            return "q_positions negative";
+        case 6:
+            if (!call.given[kCuTree]) return {};
+            ints(kCuTree)[bytes.chance(128) ? 0 : problem.batch] = bytes.one_of<int32_t>({-1, 0x7fffffff});
+            return "cu_seqlens_tree out of range";
+        case 7:
+            if (!call.given[kGroups]) return {};
+            ints(bytes.chance(128) ? kGroups : kShared)[0] = bytes.one_of<int32_t>({-1, 0x7fffffff});
+            return "shared_groups or shared_lens out of range";
         default:
             if (!call.given[kLeftpad]) return {};
             ints(kLeftpad)[b] = bytes.one_of<int32_t>({-1, static_cast<int32_t>(problem.capacity + 1)});
@@ -58,7 +87,7 @@ std::string invalidate_contents(DecodeCase& problem, DecodeCall& call, Bytes& by
 }
 
 std::string invalidate_combination(DecodeCall& call, Bytes& bytes) {
-    switch (bytes.below(4)) {
+    switch (bytes.below(6)) {
         case 0:
             if (!call.given[kKNew]) return {};
             call.given[bytes.chance(128) ? kKNew : kVNew] = false;
@@ -71,6 +100,14 @@ std::string invalidate_combination(DecodeCall& call, Bytes& bytes) {
             if (!call.given[kTable] || !call.given[kSeqlens]) return {};
             call.given[kBatchIdx] = true, call.view[kBatchIdx] = call.view[kSeqlens];
             return "block_table and cache_batch_idx";
+        case 3:
+            if (!call.given[kCuTree]) return {};
+            call.given[kTree] = false;
+            return "cu_seqlens_tree without tree_mask";
+        case 4:
+            if (!call.given[kGroups]) return {};
+            call.given[bytes.chance(128) ? kGroups : kShared] = false;
+            return "shared_groups without shared_lens";
         default: call.given[bytes.one_of({kQuery, kKCache, kVCache, kDecodeOut})] = false; return "a required tensor is NULL";
     }
 }
@@ -92,9 +129,10 @@ std::string invalidate(DecodeCase& problem, DecodeCall& call, Bytes& bytes, flas
     if (!call.given[role]) return {};
     const bool cache = role == kKCache || role == kVCache;
     TensorTraits traits;
-    traits.output = role == kDecodeOut || role == kDecodeLse || (cache && problem.seqlen_new > 0 && problem.append);
-    traits.rows = role <= kDecodeOut || role == kKNew || role == kVNew;
-    traits.exact = role != kTable;
+    const bool scale = role == kKScale || role == kVScale, written = cache || (scale && problem.scale_of_rows(role));
+    traits.output = role == kDecodeOut || role == kDecodeLse || (written && problem.seqlen_new > 0 && problem.append);
+    traits.rows = role <= kDecodeOut || role == kKNew || role == kVNew || role == kPositions;
+    traits.exact = role != kTable && role != kTree && !scale;
     return invalidate_tensor(call.view[role], call.view[kQuery], traits, bytes);
 }
 

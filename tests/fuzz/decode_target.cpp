@@ -1,5 +1,5 @@
-// Decode: the result of a valid call is compared with the scalar reference, its cache bit for bit; an invalid call must be
-// refused and change nothing.
+// Decode: the result of a valid call is compared with the scalar reference, its cache bit for bit, and that with cache_write; an
+// invalid call must be refused and change nothing.
 #include "decode_case.h"
 #include "kernels.h"
 #include "target.h"
@@ -7,7 +7,7 @@
 namespace fuzz {
 namespace {
 
-constexpr DecodeRole kWritten[] = {kDecodeOut, kDecodeLse, kKCache, kVCache};
+constexpr DecodeRole kWritten[] = {kDecodeOut, kDecodeLse, kKCache, kVCache, kKScale, kVScale};
 
 struct Outputs {
     Tensor tensor[kDecodeRoles];
@@ -32,10 +32,66 @@ void run(DecodeCall& call, const char* kernel, int fill) {
     check_status(call.run(workspace.data(), bytes), FLASH_STATUS_OK, "decode");
 }
 
+// The new rows without their batch dimension; empty if they cannot be seen so, or not be written to slots.
+bool rows_of_slots(const DecodeCase& problem, const DecodeCall& call, DecodeRole role, flash_tensor_t* rows) {
+    *rows = call.view[role];
+    if (problem.packed) return true;
+    if (problem.batch != 1) return false;
+    --rows->ndim;
+    for (int n = 0; n < rows->ndim; ++n) rows->shape[n] = rows->shape[n + 1], rows->stride[n] = rows->stride[n + 1];
+    return true;
+}
+
+// The row of key j in a cache that has only some of the keys, by counting; -1 if it is on another shard.
+int64_t row_on_shard(const flash_decode_options_t& options, int64_t j) {
+    if (options.shard_count <= 1) return j;
+    const int64_t keys = options.shard_keys ? options.shard_keys : 1;
+    const auto is_here = [&](int64_t t) { return t / keys % options.shard_count == options.shard_index; };
+    if (!is_here(j)) return -1;
+    int64_t row = 0;
+    for (int64_t t = 0; t < j; ++t) row += is_here(t);
+    return row;
+}
+
+// flash_cache_write gives the caches and scales of an append, bit for bit.
+void compare_cache_write(const DecodeCase& problem, DecodeCall call, const Outputs& appended) {
+    flash_tensor_t k_rows, v_rows;
+    if (!problem.append || !rows_of_slots(problem, call, kKNew, &k_rows) || !rows_of_slots(problem, call, kVNew, &v_rows)) return;
+    for (const DecodeRole role : {kKScale, kVScale})
+        if (call.given[role] && call.view[role].ndim == 2) return;  // a slot belongs to no sequence
+    if (call.given[kCos] && call.given[kPositions]) return;         // of query rows, and so of new keys
+    const Outputs written(problem, call);
+    std::vector<int64_t> slots;
+    std::vector<int32_t> positions;
+    for (int64_t b = 0; b < problem.batch; ++b)
+        for (int64_t i = 0; i < problem.new_rows[static_cast<size_t>(b)]; ++i) {
+            const int64_t j = problem.cached(b) + i;
+            const int64_t row = row_on_shard(call.options, j);
+            slots.push_back(row < 0 ? -1 : problem.place(b, row) * call.view[kKCache].shape[1] + problem.row_in_place(row));
+            positions.push_back(static_cast<int32_t>(j));
+        }
+    const auto count = static_cast<int64_t>(slots.size());
+    flash_tensor_t slot_view = contiguous(FLASH_DTYPE_INT64, {count}), position_view = contiguous(FLASH_DTYPE_INT32, {count});
+    slot_view.data = slots.data(), position_view.data = positions.data();
+    flash_cache_write_options_t options = {};
+    options.struct_size = sizeof options;
+    options.flags = call.options.flags & FLASH_FLAG_ROTARY_INTERLEAVED;
+    options.k_scale = call.at(kKScale), options.v_scale = call.at(kVScale);
+    options.rotary_cos = call.at(kCos), options.rotary_sin = call.at(kSin);
+    options.positions = call.given[kCos] ? &position_view : nullptr;
+    options.num_threads = call.options.num_threads;
+    check_status(flash_cache_write(&k_rows, &v_rows, call.at(kKCache), call.at(kVCache), &slot_view, &options, nullptr),
+                 FLASH_STATUS_OK, "cache_write");
+    for (const DecodeRole role : {kKCache, kVCache, kKScale, kVScale})
+        FUZZ_CHECK(!call.given[role] || written.tensor[role].bytes() == appended.tensor[role].bytes(),
+                   "cache_write and an append differ in tensor %d", role);
+}
+
 void compare(const DecodeCase& problem, DecodeCall call, const char* kernel, Bytes& bytes) {
     DecodeCall reference_call = call;
     const Outputs got(problem, call), reference(problem, reference_call);
     run(reference_call, "decode_cpu_scalar", 0);
+    compare_cache_write(problem, call, reference);
     run(call, kernel, bytes.byte());
     const Rounding rounding(problem.dtype);
     const ErrorBounds bounds(rounding, problem.magnitudes);
@@ -43,6 +99,8 @@ void compare(const DecodeCase& problem, DecodeCall call, const char* kernel, Byt
     check_close(got.tensor[kDecodeLse], reference.tensor[kDecodeLse], rounding.sums, bounds.lse, "lse");
     FUZZ_CHECK(got.tensor[kKCache].bytes() == reference.tensor[kKCache].bytes(), "the caches of keys differ");
     FUZZ_CHECK(got.tensor[kVCache].bytes() == reference.tensor[kVCache].bytes(), "the caches of values differ");
+    for (const DecodeRole role : {kKScale, kVScale})
+        FUZZ_CHECK(!call.given[role] || got.tensor[role].bytes() == reference.tensor[role].bytes(), "the scales differ");
 }
 
 void refuse(DecodeCase& problem, DecodeCall call, Bytes& bytes) {

@@ -8,5 +8,6 @@ namespace fuzz {
 void attention_target(Bytes& bytes);
 void decode_target(Bytes& bytes);
 void merge_target(Bytes& bytes);
+void tangent_target(Bytes& bytes);
 
 }  // namespace fuzz

@@ -31,7 +31,7 @@ inline std::string invalidate_description(flash_tensor_t& t, const TensorTraits&
     const int any = t.ndim > 0 ? static_cast<int>(bytes.below(t.ndim)) : 0;
     const bool integer = t.dtype == FLASH_DTYPE_INT32 || t.dtype == FLASH_DTYPE_BOOL || t.dtype == FLASH_DTYPE_INT64;
     switch (bytes.below(8)) {
-        case 0: t.dtype = bytes.one_of<int32_t>({0, 8, -1, 0x7fffffff}); return "no such dtype";
+        case 0: t.dtype = bytes.one_of<int32_t>({0, 11, -1, 0x7fffffff}); return "no such dtype";
         case 1: t.dtype = integer ? FLASH_DTYPE_FLOAT32 : FLASH_DTYPE_INT32; return "another dtype";
         case 2: t.ndim = bytes.one_of<int32_t>({-1, 5, 0x7fffffff}); return "ndim out of range";
         case 3: t.device_type = bytes.one_of<int32_t>({2, -1}); return "no such device type";

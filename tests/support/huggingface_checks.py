@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import libflash.torch
+import pytest
 import torch
 from huggingface_models import Inputs, Tensor, Tiny
 
+import libflash
+
 WHOLE = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """For modules that import it. One thread: for models this small, synchronisation takes longer than the computation."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    libflash.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def on(device: str, model: Any, inputs: Inputs, dtype: torch.dtype = torch.float32) -> tuple[Any, Inputs]:

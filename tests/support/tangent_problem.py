@@ -1,30 +1,12 @@
-"""Tangents for the problems of `case`, and runs of forward_tangent and backward_tangent through the C interface."""
+"""Runs of forward_tangent and backward_tangent through the C interface."""
 
 from __future__ import annotations
 
-import zlib
-
 import abi
 import numpy as np
-from case import Case, Inputs
+from case import Inputs
 from harness import empty_like
 from reference_tangent import Tangents
-from rounding import stored, widened
-
-INPUTS = ("q", "k", "v", "bias", "learnable_sink", "dout", "dlse")
-
-
-def tangents_of(case: Case, x: Inputs, *absent: str) -> Tangents:
-    """A random direction, the same in every call, without the inputs named in `absent`."""
-    rng = np.random.default_rng(zlib.crc32(("tangents of " + case.name).encode()))
-    like = {"q": x.q, "k": x.k, "v": x.v, "dout": x.dout, "dlse": x.dlse}
-    like |= {name: x.options.get(name) for name in ("bias", "learnable_sink")}
-    made = {name: None if a is None else direction(rng, a) for name, a in like.items()}
-    return Tangents(**{name: made[name] for name in INPUTS if name not in absent})
-
-
-def direction(rng: np.random.Generator, like: np.ndarray) -> np.ndarray:
-    return stored(widened(rng.standard_normal(like.shape), "bf16"), like.dtype)
 
 
 def c_options(x: Inputs) -> dict:

@@ -66,12 +66,12 @@ struct QueryTile {
     bool empty = true;        // no key tile so far, or none since the last addition to the totals
     BlockedSums<Acc<T>> totals;
 
-    void lay_out(Arena& arena, HeadDims dims, int64_t most_keys, int64_t width = kQueryTileRows) {
+    void lay_out(Arena& arena, HeadDims dims, int64_t most_keys, int64_t width = kQueryTileRows, bool entropy = false) {
         lanes.lay_out(arena);
-        softmax.lay_out(arena);
+        softmax.lay_out(arena, entropy);
         q = arena.allocate<Element<T>>(elements_for<T>(dims.qk) * width);
         o = arena.allocate<Acc<T>>(dims.v * width);
-        totals.lay_out(arena, most_keys, dims.v * width);
+        totals.lay_out(arena, most_keys, dims.v * width, kSumBlockKeys, entropy);
     }
 
     template <class Rows>
@@ -95,6 +95,15 @@ FLASH_INLINE A score_unit(const ScoreRule<A>& rule) {
     return rule.plain ? static_cast<A>(rule.exact_scale * 1.44269504088896340736) : kLog2e<A>;
 }
 
+template <class T, bool kInPlace>
+FLASH_INLINE void softmax_step(SoftmaxState<Acc<T>>& state, Acc<T>* scores, int64_t count, int64_t width, Acc<T> unit,
+                               Element<T>* p) {
+    if (state.exponent_sum)
+        softmax_tile<T, kInPlace, true>(state, scores, count, width, unit, p);
+    else
+        softmax_tile<T, kInPlace>(state, scores, count, width, unit, p);
+}
+
 template <class T>
 static void attend(QueryTile<T>& query_tile, const KeyTile<T>& tile, HeadDims dims, const ScoreRule<Acc<T>>& rule,
                    const DropoutMask* dropout, const TileScratch<T>& scratch) {
@@ -107,6 +116,7 @@ static void attend(QueryTile<T>& query_tile, const KeyTile<T>& tile, HeadDims di
     if (!rule.plain) make_scores<A>(rule, lanes, tile.first, tile.count, scratch.scores, scratch.additive, nullptr);
     const bool edge = is_edge_tile(lanes, tile.first, tile.count);
     if (edge) hide_outside(lanes, tile.first, tile.count, scratch.scores);
+    if (rule.gaps) hide_gaps<A>(rule, lanes, tile.first, tile.count, scratch.scores, 1, width);
 
     E* p;
     if constexpr (kPaired<T>)
@@ -114,16 +124,16 @@ static void attend(QueryTile<T>& query_tile, const KeyTile<T>& tile, HeadDims di
     else
         p = scratch.scores;
     if (dropout) {
-        softmax_tile<T, true>(query_tile.softmax, scratch.scores, tile.count, width, score_unit(rule), p);
+        softmax_step<T, true>(query_tile.softmax, scratch.scores, tile.count, width, score_unit(rule), p);
         drop(*dropout, lanes, tile.first, tile.count, scratch.scores);
         pack_probabilities<T>(scratch.scores, tile.count, width, p);
     } else {
-        softmax_tile<T, false>(query_tile.softmax, scratch.scores, tile.count, width, score_unit(rule), p);
+        softmax_step<T, false>(query_tile.softmax, scratch.scores, tile.count, width, score_unit(rule), p);
     }
     multiply_masked<Weights::b, E>(
         {dims.v, width, elements_for<T>(tile.count), tile.v.data, 1, tile.v.stride, p, width, query_tile.o, width,
          query_tile.empty ? Start::zero : Start::scaled, query_tile.softmax.rescale},
-        edge || rule.hides() || (kPaired<T> && tile.count % 2 != 0));
+        edge || rule.hides() || rule.gaps || (kPaired<T> && tile.count % 2 != 0));
     query_tile.empty = false;
 }
 
@@ -175,7 +185,7 @@ static void store_output(const QueryTile<T>& query_tile, HeadDims dims, const Ro
     using A = Acc<T>;
     if (query_tile.empty) {
         for (int64_t r = 0; r < query_tile.lanes.rows; ++r)
-            std::memset(static_cast<void*>(out(r)), 0, static_cast<size_t>(dims.v) * sizeof(T));
+            std::memset(static_cast<void*>(out(r)), 0, static_cast<size_t>(dims.v) * sizeof(*out(r)));
         return;
     }
     scale_output(query_tile, dims);

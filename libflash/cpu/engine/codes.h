@@ -32,6 +32,21 @@ FLASH_INLINE F32 load_wide(const e4m3* p) {
     const __m128i bits = _mm_and_si128(_mm_slli_epi16(code, 7), _mm_set1_epi16(static_cast<int16_t>(0xbf80)));
     return widen_half_bits(_mm_or_si128(bits, _mm_and_si128(nan, _mm_set1_epi16(0x7e00)))) * 256;
 }
+#elif defined(LIBFLASH_NEON)
+FLASH_INLINE uint8x8_t load_bytes(const void* p) {
+    uint32_t four;  // rows need not be aligned
+    std::memcpy(&four, p, sizeof four);
+    return vcreate_u8(four);
+}
+FLASH_INLINE int16x4_t widen_code(const void* p) { return vget_low_s16(vmovl_s8(vreinterpret_s8_u8(load_bytes(p)))); }
+FLASH_INLINE F32 load_wide(const int8* p) { return vcvtq_f32_s32(vmovl_s16(widen_code(p))); }
+FLASH_INLINE F32 load_wide(const e5m2* p) { return widen_half_bits(vget_low_u16(vshll_n_u8(load_bytes(p), 8))); }
+FLASH_INLINE F32 load_wide(const e4m3* p) {
+    const uint16x4_t code = vreinterpret_u16_s16(widen_code(p)), magnitude = vdup_n_u16(0x7f);
+    const uint16x4_t nan = vceq_u16(vand_u16(code, magnitude), magnitude);
+    const uint16x4_t bits = vand_u16(vshl_n_u16(code, 7), vdup_n_u16(0xbf80));
+    return widen_half_bits(vorr_u16(bits, vand_u16(nan, vdup_n_u16(0x7e00)))) * 256;
+}
 #else
 template <class C, std::enable_if_t<sizeof(C) == 1, int> = 0>
 FLASH_INLINE F32 load_wide(const C* p) {
@@ -60,7 +75,7 @@ FLASH_INLINE Vec<A> load_cached_part(const C* p, int64_t count) {
 // Pairs of neighbouring channels.
 template <class C>
 FLASH_INLINE U32 load_code_pairs(const C* p) {
-    return (U32)_mm512_cvtne2ps_pbh(load_wide(p + kLanes<float>), load_wide(p));
+    return round_to_pairs(load_wide(p), load_wide(p + kLanes<float>));
 }
 template <class C>
 FLASH_INLINE U32 load_code_pairs_part(const C* p, int64_t count) {

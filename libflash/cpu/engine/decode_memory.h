@@ -11,51 +11,98 @@ namespace LIBFLASH_ISA {
 
 constexpr int64_t kDecodeKeys = 128;  // keys of a tile
 
+// Some query rows of one sequence that share a key head: `rows` of the group's rows from `row0` on. Row n of a group is query
+// head n % group at position n / group.
+struct RowBlock {
+    int64_t batch = 0, row0 = 0, rows = 0;
+};
+
+// The sizes of one part of a call: the sequences with at most kSmallQRows rows per key head (few_rows), or the others. A dense
+// call has one part. All sizes follow from shapes; in a packed call they are upper bounds.
 struct DecodeSizes {
+    bool few_rows = false;
     HeadDims dims;
     KeyParts parts;
-    int64_t rows = 0;             // query rows of one key head: all heads of the group, all positions
-    int64_t query_tiles = 0;      // query tiles of one key head
-    int64_t width = 0;            // lanes of a query tile, whole vectors
-    int64_t all_query_tiles = 0;  // query tiles of the whole problem
+    int64_t rows_of_sequence = 0;  // dense: query rows of one key head of each sequence
+    int64_t block_rows = 0;        // of a full row block
+    int64_t most_rows = 0;         // of a row block
+    int64_t blocks = 0;            // row blocks of one key head
+    int64_t width = 0;             // lanes of a query tile, whole vectors
     Splits ranges;
     int64_t splits = 1;
-    // Not 0 for small query counts: then the output is [row][channel] with this stride, else [channel][lane].
+    // Not 0 if vectors run along the channels: then the output is [row][channel] with this stride, else [channel][lane].
     int64_t row_stride = 0;
-    int64_t heads_per_task = 1;  // for small query counts: key heads of one task
+    int64_t segment = 0;         // with vectors along the channels: keys of a segment
+    int64_t heads_per_task = 1;  // for few rows: key heads of one task
 
     bool small_q() const { return row_stride > 0; }
-    int64_t output_elements() const { return small_q() ? rows * row_stride : width * dims.v; }
-    int64_t tasks_of_split(const DecodeProblem& problem) const {
-        return small_q() ? ceil_div(problem.heads_k, heads_per_task) : problem.heads_k * query_tiles;
+    int64_t output_elements() const { return small_q() ? most_rows * row_stride : width * dims.v; }
+    int64_t head_tasks(const DecodeProblem& problem) const { return ceil_div(problem.heads_k, heads_per_task); }
+    int64_t tasks(const DecodeProblem& problem) const { return blocks * splits * head_tasks(problem); }
+    // Dense: number `n` of the row blocks.
+    RowBlock block(int64_t n) const {
+        const int64_t tiles = ceil_div(rows_of_sequence, block_rows), row0 = n % tiles * block_rows;
+        const int64_t left = rows_of_sequence - row0;
+        return {n / tiles, row0, left < block_rows ? left : block_rows};
     }
-    int64_t tasks(const DecodeProblem& problem) const { return problem.batch * splits * tasks_of_split(problem); }
 };
 
 // How many key heads a task processes: all heads that are contiguous in the cache, fewer if threads would be idle. Results do
 // not depend on it.
-FLASH_INLINE int64_t choose_heads_per_task(const DecodeProblem& problem, int64_t splits, int64_t threads) {
+FLASH_INLINE int64_t choose_heads_per_task(const DecodeProblem& problem, int64_t tasks, int64_t threads) {
     const TensorView &k = problem.cache.k, &v = problem.cache.v;
     const auto contiguous = [&](const TensorView& t) { return t.stride[2] * problem.heads_k <= t.stride[1] || t.shape[1] == 1; };
     if (!contiguous(k) || !contiguous(v)) return 1;
     int64_t heads = problem.heads_k;
-    while (heads > 1 && problem.batch * splits * ceil_div(problem.heads_k, heads) < 4 * threads) heads = ceil_div(heads, 2);
+    while (heads > 1 && tasks * ceil_div(problem.heads_k, heads) < 4 * threads) heads = ceil_div(heads, 2);
     return heads > 0 ? heads : 1;
 }
 
+FLASH_INLINE void count_rows_of_dense(DecodeSizes& sizes, const DecodeProblem& problem) {
+    const int64_t rows = problem.group_size() * problem.seqlen_q;
+    sizes.rows_of_sequence = rows;
+    if (sizes.few_rows != (rows <= kSmallQRows)) return;
+    sizes.most_rows = rows < sizes.block_rows ? rows : sizes.block_rows;
+    sizes.blocks = problem.batch * ceil_div(rows, sizes.block_rows);
+}
+
+FLASH_INLINE void count_rows_of_packed(DecodeSizes& sizes, const DecodeProblem& problem) {
+    const int64_t rows = problem.group_size() * problem.seqlen_q;
+    const int64_t least = sizes.few_rows ? 1 : kSmallQRows + 1;  // rows of a sequence of this part
+    const int64_t sequences = problem.batch < rows / least ? problem.batch : rows / least;
+    sizes.most_rows = rows < sizes.block_rows ? rows : sizes.block_rows;
+    sizes.blocks = sizes.few_rows ? sequences : rows / sizes.block_rows + sequences;
+    if (sequences == 0) sizes.blocks = 0;
+}
+
+// With FLASH_FLAG_INVARIANT_ROWS a split is a segment, or all keys; bits do not depend on which.
+FLASH_INLINE void choose_splits(DecodeSizes& sizes, const DecodeProblem& problem, int threads) {
+    sizes.segment = kSumBlockKeys;
+    if (problem.invariant_rows) {
+        sizes.segment = problem.request.split_size > 0 ? problem.request.split_size : kInvariantSegment;
+        const int64_t tasks = sizes.few_rows ? sizes.blocks : sizes.blocks * problem.heads_k;
+        sizes.ranges = Splits::of_segments(sizes.segment, tasks < 4 * threads);
+    } else {
+        sizes.ranges = Splits(problem.request, sizes.few_rows ? problem.batch : sizes.blocks * problem.heads_k);
+    }
+    if (sizes.blocks > 0) sizes.splits = sizes.ranges.most(problem.cache.capacity);
+}
+
 template <class T>
-static DecodeSizes decode_sizes(const DecodeProblem& problem, int threads) {
+static DecodeSizes decode_sizes(const DecodeProblem& problem, bool few_rows, int threads) {
     DecodeSizes sizes;
     sizes.dims = {problem.head_dim, problem.head_dim_v};
     sizes.parts = KeyParts(problem.cache);
-    sizes.rows = problem.group_size() * problem.seqlen_q;
-    sizes.query_tiles = ceil_div(sizes.rows, kQueryTileRows);
-    sizes.width = round_up(sizes.rows < kQueryTileRows ? sizes.rows : kQueryTileRows, kLanes<Acc<T>>);
-    sizes.all_query_tiles = problem.batch * problem.heads_k * sizes.query_tiles;
-    if (sizes.rows <= kSmallQRows) sizes.row_stride = small_q_stride<T>(sizes.parts);
-    sizes.ranges = Splits(problem.request, sizes.small_q() ? problem.batch : sizes.all_query_tiles);
-    sizes.splits = sizes.ranges.most(problem.cache.capacity);
-    if (sizes.small_q()) sizes.heads_per_task = choose_heads_per_task(problem, sizes.splits, threads);
+    sizes.few_rows = few_rows;
+    sizes.block_rows = few_rows ? kSmallQRows : problem.invariant_rows ? kInvariantRows : kQueryTileRows;
+    if (problem.q_rows.packed())
+        count_rows_of_packed(sizes, problem);
+    else
+        count_rows_of_dense(sizes, problem);
+    sizes.width = round_up(sizes.most_rows, kLanes<Acc<T>>);
+    if (few_rows || problem.invariant_rows) sizes.row_stride = small_q_stride<T>(sizes.parts);
+    choose_splits(sizes, problem, threads);
+    if (few_rows) sizes.heads_per_task = choose_heads_per_task(problem, sizes.blocks * sizes.splits, threads);
     return sizes;
 }
 
@@ -76,7 +123,7 @@ struct DecodeScratch {
             query_tile.lanes.lay_out(arena);
             query_tile.softmax.lay_out(arena);
             query_tile.o = arena.allocate<Acc<T>>(sizes.output_elements());
-            small_q.lay_out(arena, sizes.parts, most_keys, sizes.heads_per_task, sizes.rows);
+            small_q.lay_out(arena, sizes.parts, most_keys, sizes.heads_per_task, sizes.most_rows, sizes.segment);
         } else {
             query_tile.lay_out(arena, {query_elements<T>(sizes.parts) * kValuesPerElement<T>, sizes.dims.v}, most_keys);
             keys.lay_out(arena, sizes.dims, kDecodeKeys);
@@ -85,28 +132,62 @@ struct DecodeScratch {
     }
 };
 
+// One part of a call with its memory.
+template <class T>
+struct DecodePart {
+    DecodeSizes sizes;
+    RowBlock* list = nullptr;  // packed: the row blocks
+    int64_t blocks = 0;        // row blocks of this call
+    Partials<T> partials;
+    int32_t* finished = nullptr;  // number of finished splits of each query tile
+    size_t scratch_bytes = 0;     // of one thread
+
+    void lay_out(Arena& arena, const DecodeProblem& problem) {
+        if (sizes.blocks == 0) return;
+        if (problem.q_rows.packed()) list = arena.allocate<RowBlock>(sizes.blocks);
+        if (sizes.splits > 1) {
+            const int64_t query_tiles = sizes.blocks * problem.heads_k;
+            partials.lay_out(arena, query_tiles * sizes.splits, sizes.width, sizes.output_elements());
+            finished = arena.allocate<int32_t>(query_tiles);
+        }
+        Arena one(nullptr);
+        DecodeScratch<T>().lay_out(one, sizes, problem.cache.capacity);
+        scratch_bytes = one.used();
+    }
+    // Finds the row blocks of this call. Reads the lengths.
+    void start(const DecodeProblem& problem) {
+        blocks = list ? 0 : sizes.blocks;
+        for (int64_t b = 0; list && b < problem.batch; ++b) {
+            const int64_t rows = problem.group_size() * problem.q_rows.length(b);
+            if ((rows <= kSmallQRows) != sizes.few_rows) continue;
+            for (int64_t row0 = 0; row0 < rows; row0 += sizes.block_rows)
+                list[blocks++] = {b, row0, rows - row0 < sizes.block_rows ? rows - row0 : sizes.block_rows};
+        }
+        for (int64_t n = 0; finished && n < blocks * problem.heads_k; ++n) finished[n] = 0;
+    }
+    RowBlock block(int64_t n) const { return list ? list[n] : sizes.block(n); }
+    int64_t tasks(const DecodeProblem& problem) const { return blocks * sizes.splits * sizes.head_tasks(problem); }
+};
+
 // The whole workspace: rotated queries, partial results, then the scratch memory of each thread.
 template <class T>
 struct DecodeMemory {
     T* rotated = nullptr;
-    Partials<T> partials;
-    int32_t* finished = nullptr;  // number of finished splits of each query tile
+    DecodePart<T> many_rows, few_rows;
     char* scratch_memory = nullptr;
-    int64_t most_keys = 0;  // upper bound for a sequence
-    size_t scratch_bytes = 0, bytes = 0;
+    size_t scratch_bytes = 0, bytes = 0;  // scratch_bytes: of one thread
+    int64_t most_keys = 0;                // upper bound for a sequence
 
-    DecodeMemory(const DecodeProblem& problem, const DecodeSizes& sizes, int threads, void* workspace) {
+    DecodeMemory(const DecodeProblem& problem, int most_threads, int threads, void* workspace) {
         Arena arena(workspace);
-        if (problem.rotary_cos.present)
-            rotated = arena.allocate<T>(problem.batch * problem.seqlen_q * problem.heads_q * problem.head_dim);
-        if (sizes.splits > 1) {
-            partials.lay_out(arena, sizes.all_query_tiles * sizes.splits, sizes.width, sizes.output_elements());
-            finished = arena.allocate<int32_t>(sizes.all_query_tiles);
-        }
-        Arena one(nullptr);
+        const int64_t rows = problem.q_rows.packed() ? problem.seqlen_q : problem.batch * problem.seqlen_q;
+        if (problem.rotary_cos.present) rotated = arena.allocate<T>(rows * problem.heads_q * problem.head_dim);
+        many_rows.sizes = decode_sizes<T>(problem, false, most_threads);
+        few_rows.sizes = decode_sizes<T>(problem, true, most_threads);
+        many_rows.lay_out(arena, problem);
+        few_rows.lay_out(arena, problem);
         most_keys = problem.cache.capacity;
-        DecodeScratch<T>().lay_out(one, sizes, most_keys);
-        scratch_bytes = one.used();
+        scratch_bytes = many_rows.scratch_bytes > few_rows.scratch_bytes ? many_rows.scratch_bytes : few_rows.scratch_bytes;
         scratch_memory = arena.allocate<char>(static_cast<int64_t>(scratch_bytes) * threads);
         bytes = arena.used();
     }

@@ -182,11 +182,13 @@ static void attend_parts(QueryTile<T>& query_tile, const Cached& cached, const K
     if (!rule.plain) make_scores<A>(rule, lanes, first, count, scratch.scores, nullptr, nullptr);
     const bool edge = is_edge_tile(lanes, first, count);
     if (edge) hide_outside(lanes, first, count, scratch.scores);
+    if (rule.gaps) hide_gaps<A>(rule, lanes, first, count, scratch.scores, 1, width);
     softmax_tile<T, true>(query_tile.softmax, scratch.scores, count, width, score_unit(rule), scratch.p);
     const Operand<E> v = cached_row_elements_operand<T>(cached.v, first, count, dims.v, keys.v);
     for (int64_t group = 0; group < parts.v_groups; ++group) {
         const int64_t channel = group * parts.v_group_size;
         scale_probabilities(lanes, scratch.scores, cached.v_scale, group * cached.v_group_stride, first, count, scratch.additive);
+        if (rule.gaps) fill_gaps<A>(rule, lanes, first, count, scratch.additive, 1, width, 0);
         E* p;
         if constexpr (kPaired<T>)
             p = scratch.p;
@@ -196,7 +198,7 @@ static void attend_parts(QueryTile<T>& query_tile, const Cached& cached, const K
         multiply_masked<Weights::b, E>(
             {parts.v_group_size, width, elements_for<T>(count), v.data + channel, 1, v.stride, p, width,
              query_tile.o + channel * width, width, query_tile.empty ? Start::zero : Start::scaled, query_tile.softmax.rescale},
-            edge || (kPaired<T> && count % 2 != 0));
+            edge || rule.gaps || (kPaired<T> && count % 2 != 0));
     }
     query_tile.empty = false;
 }

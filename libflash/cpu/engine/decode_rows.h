@@ -3,6 +3,7 @@
 
 #include "cpu/engine/problem_rows.h"
 #include "problem/decode.h"
+#include "problem/sequence_keys.h"
 
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
@@ -41,22 +42,18 @@ FLASH_INLINE StridedRows<const T> entry_rows(const DecodeProblem& problem, const
 
 // Rows [row0, row0 + rows) of the group of `key_head`, restricted to keys [range.first, range.last).
 template <class A>
-static void set_lanes(Lanes<A>& lanes, const DecodeProblem& problem, int64_t batch, int64_t key_head, int64_t row0, int64_t rows,
-                      KeyRange range) {
-    const int64_t group = problem.group_size(), length_k = problem.cached(batch) + problem.seqlen_new;
-    const int64_t shift = problem.mask_rule.shift(problem.seqlen_q, length_k);
-    const int64_t pad = problem.leftpad ? problem.leftpad[batch] : 0;
-    if (range.first < pad) range.first = pad;
-    if (range.last > length_k) range.last = length_k;
+static void set_lanes(Lanes<A>& lanes, const DecodeProblem& problem, const SequenceKeys& keys, int64_t batch, int64_t key_head,
+                      int64_t row0, int64_t rows, KeyRange range) {
+    const int64_t group = problem.group_size();
     lanes.resize(rows);
     lanes.row0 = row0;
     for (int64_t n = 0; n < rows; ++n) {
         const int64_t position = (row0 + n) / group, head = key_head * group + (row0 + n) % group;
-        const int64_t first = problem.mask_rule.first(position, shift), last = problem.mask_rule.last(position, shift);
+        const auto [first, last] = keys.range(position);
         lanes.first_key[n] = static_cast<Integer<A>>(first > range.first ? first : range.first);
         lanes.last_key[n] = static_cast<Integer<A>>(last < range.first ? range.first : last < range.last ? last : range.last);
         if (!problem.alibi_slopes.present) continue;
-        lanes.alibi_position[n] = static_cast<A>(position + length_k - problem.seqlen_q);
+        lanes.alibi_position[n] = static_cast<A>(keys.position(position));
         lanes.alibi_slope[n] = static_cast<A>(head_value(problem.alibi_slopes, batch, head));
     }
     lanes.set_ranges();

@@ -23,6 +23,12 @@ public:
         automatic_ = size_ == 0 && wanted_ == 0;
         if (automatic_) wanted_ = tasks > 0 && tasks < kDecodeTasks ? ceil_div(kDecodeTasks, tasks) : 1;
     }
+    // One split for each segment of `size` keys, or one for all keys.
+    static Splits of_segments(int64_t size, bool each) {
+        Splits made;
+        if (each) made.size_ = size;
+        return made;
+    }
     // The largest number of splits of a sequence with at most `capacity` keys.
     int64_t most(int64_t capacity) const {
         const int64_t shortest = size_ > 0 ? size_ : automatic_ ? kMinSplit : 1;
@@ -90,29 +96,21 @@ FLASH_INLINE void add_weighted(A* to, const A* from, Vec<A> weight, bool first) 
     store(to, weight == 0 ? before : multiply_add(weight, load(from), before));
 }
 
-// Combines partial results n to n + splits - 1 into a query tile, whose output is [channel][lane], or [row][channel] if
-// `row_stride` is not 0. A partial result without a key or with weight 0 adds nothing, even if it holds NaN. A single non-empty
-// one is copied bit for bit.
+// Combines partial results n to n + splits - 1 into a query tile, whose output is [channel][lane]. A partial result without a key
+// or with weight 0 adds nothing, even if it holds NaN. A single non-empty one is copied bit for bit.
 template <class T>
-static void combine(const Partials<T>& parts, int64_t n, int64_t splits, Acc<T> unit, int64_t row_stride,
+static void combine(const Partials<T>& parts, int64_t n, int64_t splits, Acc<T> unit, int64_t channels,
                     QueryTile<T>& query_tile) {
     using A = Acc<T>;
-    constexpr int L = kLanes<A>;
     combine_sums(parts, n, splits, unit, query_tile);
     query_tile.empty = true;
     const int64_t width = query_tile.lanes.width;
     for (int64_t s = n; s < n + splits; ++s) {
         if (parts.empty[s]) continue;
         const A *from = parts.o + s * parts.elements, *weights = parts.row_max + s * parts.width;
-        if (row_stride) {
-            for (int64_t r = 0; r < query_tile.lanes.rows; ++r)
-                for (int64_t at = r * row_stride; at < (r + 1) * row_stride; at += L)
-                    add_weighted(query_tile.o + at, from + at, broadcast(weights[r]), query_tile.empty);
-        } else {
-            for (int64_t at = 0; at < parts.elements; at += width)
-                for (int64_t i = 0; i < width; i += L)
-                    add_weighted(query_tile.o + at + i, from + at + i, load(weights + i), query_tile.empty);
-        }
+        for (int64_t at = 0; at < channels * width; at += width)
+            for (int64_t i = 0; i < width; i += kLanes<A>)
+                add_weighted(query_tile.o + at + i, from + at + i, load(weights + i), query_tile.empty);
         query_tile.empty = false;
     }
 }

@@ -4,6 +4,7 @@
 #include "cpu/engine/attend.h"
 #include "cpu/engine/planning.h"
 #include "cpu/engine/problem_rows.h"
+#include "cpu/engine/statistics.h"
 
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
@@ -40,7 +41,7 @@ struct ForwardScratch {
         const HeadDims dims{problem.head_dim, problem.head_dim_v};
         const int64_t width = round_up(plan.tile_q, kLanes<Acc<T>>);
         for (int64_t p = 0; p < query_tiles_per_task(problem, plan); ++p)
-            query_tiles[p].lay_out(arena, dims, problem.k_rows.max_length, width);
+            query_tiles[p].lay_out(arena, dims, problem.k_rows.max_length, width, problem.entropy.present);
         keys.lay_out(arena, dims, plan.tile_k);
         tile.lay_out(arena, plan.tile_k, problem.bias.present || problem.mask.present, width);
         lse = arena.allocate<Acc<T>>(kQueryTileRows);
@@ -59,7 +60,7 @@ public:
         : problem_(problem), plan_(plan), scratch_(scratch), batch_(batch), head_(head),
           dims_{problem.head_dim, problem.head_dim_v}, rule_(score_rule<A>(problem, batch, head)),
           dropout_(problem, batch, head, SequencePositions(problem, batch)), out_(problem.out, problem.q_rows, batch, head),
-          lse_(lse_rows_of<A>(problem.lse, problem.q_rows, batch, head)) {}
+          lse_(lse_rows_of<A>(problem.lse, problem.q_rows, batch, head)), statistics_(problem, batch, head) {}
 
     void run(int64_t row0, int64_t rows) {
         const int64_t length = problem_.q_rows.length(batch_), end = row0 + rows;
@@ -112,16 +113,17 @@ private:
                 KeyTile<T> part = tile;
                 if (query_tile.lanes.seen_by_any.last - first < part.count)
                     part.count = query_tile.lanes.seen_by_any.last - first;
-                add_finished_block(query_tile, first, dims_.v, 0, score_unit(rule_));
+                add_finished_block(query_tile, first, dims_.v, score_unit(rule_));
                 attend(query_tile, part, dims_, rule_, problem_.dropout.active() ? &dropout_ : nullptr, scratch_.tile);
             }
         }
     }
 
     void finish(QueryTile<T>& query_tile) {
-        finish_totals(query_tile, dims_.v, 0, score_unit(rule_));
+        finish_totals(query_tile, dims_.v, score_unit(rule_));
         const double kept = problem_.dropout.active() ? dropout_.kept : 1.0;
         const int64_t row0 = query_tile.lanes.row0;
+        if (statistics_.wanted()) write_statistics(query_tile);
         if (problem_.continues) {
             for (int64_t i = 0; i < query_tile.lanes.rows; ++i) scratch_.earlier_lse[i] = static_cast<double>(*lse_(row0 + i));
             finish_query_tile(query_tile, rule_, scratch_.earlier_lse, 1, kept, scratch_.lse, scratch_.earlier_weight);
@@ -133,6 +135,12 @@ private:
         store_rows(query_tile);
         if (lse_.data)
             for (int64_t i = 0; i < query_tile.lanes.rows; ++i) *lse_(row0 + i) = scratch_.lse[i];
+    }
+
+    void write_statistics(const QueryTile<T>& query_tile) const {
+        const double unit = rule_.plain ? rule_.exact_scale : 1.0;
+        const double sink = problem_.sink.present ? head_value(problem_.sink, batch_, head_) : -kInfinity<double>;
+        statistics_.write(query_tile.softmax, query_tile.lanes.row0, query_tile.lanes.rows, unit, sink);
     }
 
     void store_rows(QueryTile<T>& query_tile) {
@@ -155,6 +163,7 @@ private:
     void clear_row(int64_t row) {
         out_.clear(row, dims_.v);
         if (lse_.data) *lse_(row) = -kInfinity<A>;
+        statistics_.clear(row);
     }
 
     const AttentionProblem& problem_;
@@ -166,6 +175,7 @@ private:
     const DropoutMask dropout_;
     const ResultRows<T> out_;
     const StridedRows<A> lse_;
+    const Statistics<A> statistics_;
     int64_t query_tiles_ = 0;
 };
 
@@ -203,6 +213,7 @@ FLASH_INLINE void run_query_tasks(const AttentionProblem& problem, const Plan& p
 
 template <class T>
 static void forward_as(const AttentionProblem& problem, const Plan& plan, void* workspace) {
+    start_head_maxima<Acc<T>>(problem);
     run_query_tasks(problem, plan, workspace, [&](Arena& arena, const Tiling::Tile& tile, int64_t head, int64_t rows) {
         ForwardScratch<T> scratch(problem, plan, arena);
         ForwardTask<T>(problem, plan, scratch, tile.batch, head).run(tile.first_row, rows);

@@ -122,7 +122,7 @@ private:
                 if (keys.tile.count == 0) keys = load_keys(first, left < plan_.tile_k ? left : plan_.tile_k);
                 TangentKeyTile<T> part = keys;
                 if (visible.last - first < part.tile.count) part.tile.count = visible.last - first;
-                add_finished_block(query_tile.tile, first, channels, 0, score_unit(rule_));
+                add_finished_block(query_tile.tile, first, channels, score_unit(rule_));
                 step_.attend(query_tile, part);
             }
         }
@@ -131,7 +131,7 @@ private:
     void finish(TangentQueryTile<T>& query_tile) {
         QueryTile<T>& tile = query_tile.tile;
         const int64_t channels = TangentQueryTile<T>::channels(dims_, problem_.from_lse), width = tile.lanes.width;
-        finish_totals(tile, channels, 0, score_unit(rule_));
+        finish_totals(tile, channels, score_unit(rule_));
         if (tile.empty) std::memset(static_cast<void*>(tile.o), 0, static_cast<size_t>(channels * width) * sizeof(A));
         finish_rows(query_tile);
         store_rows(query_tile);

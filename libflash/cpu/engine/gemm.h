@@ -47,8 +47,37 @@ FLASH_INLINE U32 broadcast_a(const Pair* p) {
     return (U32)_mm512_set1_epi32(static_cast<int>(bits));
 }
 FLASH_INLINE F32 dot_step(U32 a, U32 b, F32 sum) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
+#elif defined(LIBFLASH_NEON) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+#define FLASH_BF16_DOT 1
+FLASH_INLINE U32 load_b(const Pair* p) { return load(&p->bits); }
+FLASH_INLINE U32 broadcast_a(const Pair* p) {
+    uint32_t bits;  // rows of bf16 need not be aligned to 4 bytes
+    std::memcpy(&bits, p, sizeof bits);
+    return broadcast(bits);
+}
+FLASH_INLINE F32 dot_step(U32 a, U32 b, F32 sum) {
+    return vbfdotq_f32(sum, vreinterpretq_bf16_u32(a), vreinterpretq_bf16_u32(b));
+}
 #else
 #define FLASH_BF16_DOT 0
+#endif
+
+#if FLASH_BF16_DOT
+// Rounds neighbouring values to pairs: those of `first`, then those of `second`.
+FLASH_INLINE U32 round_to_pairs(F32 first, F32 second) {
+#if defined(__AVX512BF16__)
+    return (U32)_mm512_cvtne2ps_pbh(second, first);
+#else
+    return vreinterpretq_u32_bf16(vcvtq_high_bf16_f32(vcvtq_low_bf16_f32(first), second));
+#endif
+}
+#endif
+
+template <class E>
+constexpr int kRowsAtOnce = 1;
+#if FLASH_BF16_DOT && defined(LIBFLASH_NEON)
+template <>
+constexpr int kRowsAtOnce<Pair> = 2;
 #endif
 
 enum class Start { zero, add, scaled };  // what the sum is added to: 0, C, or C * factors[n]
@@ -67,20 +96,13 @@ struct Product {
     const Acc* factors;
 };
 
+// sum[m][n] += sum_k A(m, k) B[k][n] for a register tile and `k` steps; `a` and `b` are its first elements.
 template <int M, int NV, class E>
-__attribute__((noinline)) static void multiply_tile(const Product<E>& p, int64_t m0, int64_t n0) {
-    using Acc = Accumulator<E>;
-    constexpr int L = kLanes<Acc>;
-    const int64_t a_m = p.a_m, a_k = p.a_k, b_k = p.b_k, c_m = p.c_m;
-    Acc* c = p.c + m0 * c_m + n0;
-    Vec<Acc> sum[M][NV];
-    FLASH_UNROLL
-    for (int m = 0; m < M; ++m) {
-        FLASH_UNROLL
-        for (int n = 0; n < NV; ++n) sum[m][n] = Vec<Acc>{};
-    }
-    const E *a = p.a + m0 * a_m, *b = p.b + n0;
-    for (int64_t k = p.k; k > 0; --k, a += a_k, b += b_k) {
+FLASH_INLINE void add_products_one_by_one(const Product<E>& p, int64_t k, const E* a, const E* b,
+                                          Vec<Accumulator<E>> (&sum)[M][NV]) {
+    constexpr int L = kLanes<Accumulator<E>>;
+    const int64_t a_m = p.a_m, a_k = p.a_k, b_k = p.b_k;
+    for (; k > 0; --k, a += a_k, b += b_k) {
         decltype(load_b(b)) row[NV];
         FLASH_UNROLL
         for (int n = 0; n < NV; ++n) row[n] = load_b(b + n * L);
@@ -91,6 +113,40 @@ __attribute__((noinline)) static void multiply_tile(const Product<E>& p, int64_t
             for (int n = 0; n < NV; ++n) sum[m][n] = dot_step(x, row[n], sum[m][n]);
         }
     }
+}
+
+template <int M, int NV, class E>
+FLASH_INLINE void add_products(const Product<E>& p, const E* a, const E* b, Vec<Accumulator<E>> (&sum)[M][NV]) {
+    add_products_one_by_one(p, p.k, a, b, sum);
+}
+
+}  // namespace LIBFLASH_ISA
+}  // namespace libflash::cpu
+
+// Overloads for some instruction sets.
+#if defined(LIBFLASH_NEON)
+#include "cpu/engine/gemm_by_lane.h"
+#if FLASH_BF16_DOT
+#include "cpu/engine/gemm_bfmmla.h"
+#endif
+#endif
+
+namespace libflash::cpu {
+namespace LIBFLASH_ISA {
+
+template <int M, int NV, class E>
+__attribute__((noinline)) static void multiply_tile(const Product<E>& p, int64_t m0, int64_t n0) {
+    using Acc = Accumulator<E>;
+    constexpr int L = kLanes<Acc>;
+    const int64_t c_m = p.c_m;
+    Acc* c = p.c + m0 * c_m + n0;
+    Vec<Acc> sum[M][NV];
+    FLASH_UNROLL
+    for (int m = 0; m < M; ++m) {
+        FLASH_UNROLL
+        for (int n = 0; n < NV; ++n) sum[m][n] = Vec<Acc>{};
+    }
+    add_products(p, p.a + m0 * p.a_m, p.b + n0, sum);
     if (p.start != Start::zero) {
         Vec<Acc> factor[NV];
         FLASH_UNROLL
@@ -108,11 +164,19 @@ __attribute__((noinline)) static void multiply_tile(const Product<E>& p, int64_t
     }
 }
 
-// Rows of a register tile that is NV vectors wide: the accumulators, one row of B and one element of A must fit the registers.
-template <int NV>
-constexpr int kTileRows = NV == 1                                ? 8
-                          : (kVectorRegisters - 1 - NV) / NV > 6 ? 6
-                                                                 : (kVectorRegisters - 1 - NV) / NV;
+// Rows of a register tile that is NV vectors wide: the accumulators, one row of B and what is loaded of A must fit the registers.
+#if defined(LIBFLASH_NEON)
+constexpr int kRegistersOfRow = 1;  // a vector of A
+#else
+constexpr int kRegistersOfRow = 0;  // one element of A, for one row at a time
+#endif
+constexpr int tile_rows(int vectors) {
+    const int fit = (kVectorRegisters - 1 + kRegistersOfRow - vectors) / (vectors + kRegistersOfRow);
+    return vectors == 1 ? 8 : fit > 6 ? 6 : fit;
+}
+// kRowsAtOnce<E>: rows that one instruction multiplies.
+template <int NV, class E>
+constexpr int kTileRows = tile_rows(NV) / kRowsAtOnce<E> * kRowsAtOnce<E>;
 
 template <int M, int NV, class E>
 FLASH_INLINE void multiply_last_rows(const Product<E>& p, int64_t m0, int64_t n0, int64_t rows) {
@@ -126,7 +190,7 @@ FLASH_INLINE void multiply_last_rows(const Product<E>& p, int64_t m0, int64_t n0
 
 template <int NV, class E>
 static void multiply_columns(const Product<E>& p, int64_t n0) {
-    constexpr int M = kTileRows<NV>;
+    constexpr int M = kTileRows<NV, E>;
     int64_t m = 0;
     for (; m + M <= p.m; m += M) multiply_tile<M, NV>(p, m, n0);
     multiply_last_rows<M - 1, NV>(p, m, n0, p.m - m);

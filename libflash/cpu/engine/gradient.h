@@ -105,9 +105,7 @@ struct GradientStep {
 };
 
 #if FLASH_BF16_DOT
-FLASH_INLINE void store_bf16(Pair* row, int64_t lane, F32 v) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(reinterpret_cast<uint16_t*>(row) + lane), (__m256i)_mm512_cvtneps_pbh(v));
-}
+FLASH_INLINE void store_bf16(Pair* row, int64_t lane, F32 v) { store_narrow(reinterpret_cast<bfloat16*>(row) + lane, v); }
 #endif
 
 // Stores p, ds of key j, and with pairs of key j + 1 too if it exists, as operands of products (kPacked), or over scores and

@@ -4,6 +4,7 @@
 #include "cpu/engine/exp.h"
 #include "cpu/engine/lanes.h"
 #include "cpu/positions.h"
+#include "problem/sequence_keys.h"
 
 namespace libflash::cpu {
 namespace LIBFLASH_ISA {
@@ -19,9 +20,12 @@ struct ScoreRule {
     bool plain = true;
     const ScoreTensor *bias = nullptr, *mask = nullptr;
     int64_t batch = 0, head = 0;
-    RowNumbers columns;        // with alibi: positions of the keys,
-    int64_t first_column = 0;  // counted from this one
+    RowNumbers columns;                  // with alibi: positions of the keys,
+    int64_t first_column = 0;            // counted from this one
+    const SequenceKeys* gaps = nullptr;  // decode, if a row may not see all keys of its range; row n of a tile is row n / group
+    int64_t group = 1;
 
+    int64_t key_position(int64_t key) const { return gaps ? gaps->key_position(key) : columns(key) - first_column; }
     bool hides() const { return bias || mask; }
 
     // Call it after bias and mask are set. A cap too large to change a finite score is off: its inverse would underflow.
@@ -112,6 +116,24 @@ static void hide_outside(const Lanes<A>& lanes, int64_t first, int64_t count, A*
     }
 }
 
+// Stores `value` where a row does not see a key, for the keys inside the lanes' ranges. Element (row n, key j) is
+// tile[n * row_step + j * key_step].
+template <class A>
+static void fill_gaps(const ScoreRule<A>& rule, const Lanes<A>& lanes, int64_t first, int64_t count, A* tile, int64_t row_step,
+                      int64_t key_step, A value) {
+    for (int64_t n = 0; n < lanes.rows; ++n) {
+        const int64_t row = (lanes.row0 + n) / rule.group, gap = rule.gaps->first_gap(row);
+        for (int64_t j = gap > first ? gap - first : 0; j < count; ++j)
+            if (!rule.gaps->sees(row, first + j)) tile[n * row_step + j * key_step] = value;
+    }
+}
+
+template <class A>
+static void hide_gaps(const ScoreRule<A>& rule, const Lanes<A>& lanes, int64_t first, int64_t count, A* tile, int64_t row_step,
+                      int64_t key_step) {
+    fill_gaps(rule, lanes, first, count, tile, row_step, key_step, -kInfinity<A>);
+}
+
 template <class A>
 FLASH_INLINE bool is_edge_tile(const Lanes<A>& lanes, int64_t first, int64_t count) {
     return first < lanes.seen_by_all.first || first + count > lanes.seen_by_all.last;
@@ -146,7 +168,7 @@ static void make_scores(const ScoreRule<A>& rule, const Lanes<A>& lanes, int64_t
     if (additive_mask) load_additive_mask(rule, lanes, first, count, additive);
     const ScaleAndCap<A> scale_and_cap(rule);
     for (int64_t j = 0; j < count; ++j) {
-        const A key = rule.alibi ? static_cast<A>(rule.columns(first + j) - rule.first_column) : A(0);
+        const A key = rule.alibi ? static_cast<A>(rule.key_position(first + j)) : A(0);
         for (int64_t i = 0; i < lanes.width; i += kLanes<A>) {
             const int64_t at = j * lanes.width + i;
             Vec<A> z = scale_and_cap.apply(load(tile + at), slope ? slope + at : nullptr);

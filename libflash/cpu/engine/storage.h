@@ -28,12 +28,23 @@ FLASH_INLINE void store_u16(uint16_t* p, U32 v) { *reinterpret_cast<U16HalfUnali
 
 FLASH_INLINE F32 load_wide(const float* p) { return load(p); }
 FLASH_INLINE F64 load_wide(const double* p) { return load(p); }
-FLASH_INLINE F32 load_wide(const bfloat16* p) { return (F32)(load_u16(&p->bits) << 16); }
+FLASH_INLINE F32 load_wide(const bfloat16* p) {
+#if defined(LIBFLASH_NEON)
+    return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(&p->bits), 16));
+#else
+    return (F32)(load_u16(&p->bits) << 16);
+#endif
+}
+#if defined(LIBFLASH_NEON)
+FLASH_INLINE F32 widen_half_bits(uint16x4_t bits) { return vcvt_f32_f16(vreinterpret_f16_u16(bits)); }
+#endif
 FLASH_INLINE F32 load_wide(const half* p) {
 #if defined(__AVX512F__)
     return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 #elif defined(__F16C__)
     return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(LIBFLASH_NEON)
+    return widen_half_bits(vld1_u16(&p->bits));
 #else
     F32 v;
     for (int i = 0; i < kLanes<float>; ++i) v[i] = widen(p[i]);
@@ -49,12 +60,20 @@ FLASH_INLINE U32 round_to_bf16(F32 v) {
 
 FLASH_INLINE void store_narrow(float* p, F32 v) { store(p, v); }
 FLASH_INLINE void store_narrow(double* p, F64 v) { store(p, v); }
-FLASH_INLINE void store_narrow(bfloat16* p, F32 v) { store_u16(&p->bits, round_to_bf16(v)); }
+FLASH_INLINE void store_narrow(bfloat16* p, F32 v) {
+#if defined(LIBFLASH_NEON) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    vst1_u16(&p->bits, vreinterpret_u16_bf16(vcvt_bf16_f32(v)));
+#else
+    store_u16(&p->bits, round_to_bf16(v));
+#endif
+}
 FLASH_INLINE void store_narrow(half* p, F32 v) {
 #if defined(__AVX512F__)
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
 #elif defined(__F16C__)
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+#elif defined(LIBFLASH_NEON)
+    vst1_u16(&p->bits, vreinterpret_u16_f16(vcvt_f16_f32(v)));
 #else
     for (int i = 0; i < kLanes<float>; ++i) cpu::store(p[i], static_cast<double>(v[i]));
 #endif

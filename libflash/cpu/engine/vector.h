@@ -15,6 +15,8 @@
 #pragma GCC diagnostic pop
 #elif defined(__SSE2__)
 #include <emmintrin.h>
+#elif defined(LIBFLASH_NEON)  // not defined for the portable code, which NEON registers hold too
+#include <arm_neon.h>
 #endif
 
 #include "cpu/convert.h"
@@ -92,7 +94,7 @@ FLASH_INLINE Vec<T> lane_numbers() {
     return v;
 }
 
-// a * b + c, fused if the hardware has it.
+// a * b + c, fused if the hardware has it: on Arm the compiler does that by itself.
 template <class V>
 FLASH_INLINE V multiply_add(V a, V b, V c) {
     return a * b + c;
@@ -105,7 +107,7 @@ FLASH_INLINE F32 multiply_add(F32 a, F32 b, F32 c) { return _mm256_fmadd_ps(a, b
 FLASH_INLINE F64 multiply_add(F64 a, F64 b, F64 c) { return _mm256_fmadd_pd(a, b, c); }
 #endif
 
-// Returns b if either is NaN.
+// NaN if b is NaN. a is never NaN.
 template <class V>
 FLASH_INLINE V maximum(V a, V b) {
     return a > b ? a : b;
@@ -124,6 +126,22 @@ FLASH_INLINE F32 maximum(F32 a, F32 b) { return _mm256_max_ps(a, b); }
 FLASH_INLINE F64 maximum(F64 a, F64 b) { return _mm256_max_pd(a, b); }
 FLASH_INLINE F32 minimum(F32 a, F32 b) { return _mm256_min_ps(a, b); }
 FLASH_INLINE F64 minimum(F64 a, F64 b) { return _mm256_min_pd(a, b); }
+#elif defined(LIBFLASH_NEON)
+FLASH_INLINE F32 maximum(F32 a, F32 b) { return vmaxq_f32(a, b); }
+FLASH_INLINE F64 maximum(F64 a, F64 b) { return vmaxq_f64(a, b); }
+FLASH_INLINE F32 minimum(F32 a, F32 b) { return vminq_f32(a, b); }
+FLASH_INLINE F64 minimum(F64 a, F64 b) { return vminq_f64(a, b); }
+#endif
+
+// The maximum of a and b where a is a number, else b, which is never NaN.
+#if defined(LIBFLASH_NEON)
+FLASH_INLINE F32 maximum_of_numbers(F32 a, F32 b) { return vmaxnmq_f32(a, b); }
+FLASH_INLINE F64 maximum_of_numbers(F64 a, F64 b) { return vmaxnmq_f64(a, b); }
+#else
+template <class V>
+FLASH_INLINE V maximum_of_numbers(V a, V b) {
+    return maximum(a, b);  // compares false where a is NaN
+}
 #endif
 
 template <class V>
@@ -144,6 +162,11 @@ FLASH_INLINE Vec<T> round_to_integer(Vec<T> x) {
         return _mm256_round_ps(x, 8);
     else
         return _mm256_round_pd(x, 8);
+#elif defined(LIBFLASH_NEON)
+    if constexpr (sizeof(T) == 4)
+        return vrndnq_f32(x);
+    else
+        return vrndnq_f64(x);
 #else
     const T magic = sizeof(T) == 4 ? T(12582912) : T(6755399441055744);  // 1.5 * 2^23, 1.5 * 2^52
     return (x + magic) - magic;

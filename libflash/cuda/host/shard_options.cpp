@@ -11,6 +11,8 @@ const char* shard_option(const AttentionProblem& p) {
     if (p.continues) return "resume (FLASH_FLAG_CONTINUE)";
     if (p.adds) return "add (FLASH_FLAG_ADD)";
     if (p.delta.present) return "delta";
+    if (p.max_logit.present) return "max_logit";
+    if (p.entropy.present) return "entropy";
     if (!p.dropout.active()) return nullptr;
     if (p.dropout_numbers.sequences) return "sequence_numbers";
     return p.dropout_numbers.heads_total != p.heads_q ? "heads_total" : nullptr;

@@ -110,6 +110,7 @@ def _expected(case: CacheCase, errors: tuple) -> tolerance.Expected:
 
 
 SEVERAL = {"lengths": (0, 1, 63, 64, 65, 130), "capacity": 140}
+PACKED = {**SEVERAL, "seqlen_q": (1, 40, 0, 3, 64, 9), "capacity": 200, "slack_rows": 2}
 SHAPES = {
     "several": SEVERAL,
     "long": {"lengths": (1500, 3, 900), "capacity": 1600},
@@ -122,7 +123,18 @@ SHAPES = {
     "leftpad": {"page_size": 16, "leftpad": (0, 1, 5, 64, 16, 100), "append": 3, "seqlen_q": 9, **SEVERAL},
     "batch-idx": {"batch_idx": True, "append": 2, "heads_q": 8, "heads_k": 8, **SEVERAL},
     "paged": {"page_size": 16, "seqlen_q": 6, "heads_q": 6, "heads_k": 1, **SEVERAL},
-}
+    "packed": {"window_size": (50, 0), **PACKED},
+    "packed-append": {"append": PACKED["seqlen_q"], "page_size": 16, **PACKED},
+    "packed-new": {"append": (3, 0, 2, 0, 70, 1), "batch_idx": True, **PACKED},
+    "new-alone": {"append": (3, 0, 2, 0, 70, 1), "seqlen_q": 2, **SEVERAL, "capacity": 200},
+    "positions": {"seqlen_q": 5, "positions": True, "alibi": "h", "window_size": (20, 0), "append": 5, **SEVERAL},
+    "tree": {"seqlen_q": 3, "tree": True, "append": 2, **SEVERAL},
+    "tree-leftpad": {"seqlen_q": 9, "tree": True, "append": 9, "leftpad": (0, 1, 5, 64, 16, 100), "page_size": 7, **SEVERAL},
+    "tree-packed": {
+        "append": PACKED["seqlen_q"], "tree": True, "positions": True, "window_size": (12, 4), "alibi": "bh", "softcap": 30.0,
+        "sink": True, "page_size": 7, **PACKED,
+    },
+}  # fmt: skip
 MLA = {"head_dim": 96, "heads_k": 1, "seqlen_q": 2, **SEVERAL}
 
 
@@ -140,7 +152,12 @@ def quick() -> list[CacheCase]:
                 kind = "int8"
             base = DecodeCase(f"cache-{name}", dtypes[(i + j) % 3], **shape)
             found.append(CacheCase(base, kind, scale, group=8 if name == "dims" else 32))
-    for i, more in enumerate(({}, {"append": 2}, {"page_size": 7, "append": 1}, {"seqlen_q": 5, "page_size": 16, "heads_q": 3})):
+    rows = PACKED["seqlen_q"]
+    for i, more in enumerate((
+        {}, {"append": 2}, {"page_size": 7, "append": 1}, {"seqlen_q": 5, "page_size": 16, "heads_q": 3},
+        {**PACKED, "append": rows, "page_size": 16}, {**PACKED, "append": rows, "tree": True, "batch_idx": True},
+        {"seqlen_q": 4, "tree": True, "positions": True, "append": 4, "alibi": "h", "window_size": (30, 0)},
+    )):  # fmt: skip
         base = DecodeCase("cache-mla", dtypes[i % 3], **(MLA | more))
         found += [
             CacheCase(base, "e4m3", "groups", 32, rope_dim=32, head_dim_v=64),

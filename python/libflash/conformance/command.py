@@ -25,8 +25,8 @@ from .targets import ADAPTERS, make
 from .targets.function import ARRAYS
 
 DESCRIPTION = """The tests of libflash for any implementation of attention: results against a float64 oracle by a derived
-tolerance, inputs with known answers, edge values, NaN and infinity, equal bits in equal calls, bad input. What the target does
-not offer is not counted against it."""
+tolerance, derivatives in forward mode, inputs with known answers, edge values, NaN and infinity, equal bits in equal calls, bad
+input. What the target does not offer is not counted against it."""
 TYPES = ("bf16", "fp16", "fp32", "fp64")
 SECONDS = 240.0
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .case import Case, Inputs
+from .reference_tangent import Tangents
 from .rounding import DTYPES
 
 BFLOAT16 = DTYPES.get("bf16")
@@ -67,6 +68,81 @@ def torch_results(x: Inputs, attention: Any, device: str = "cpu", **more: Any) -
         results, cotangents = [o, lse], [*cotangents, torch_of(x.dlse, device)]
     gradients = torch.autograd.grad(results, leaves, cotangents)
     return named(["o", "lse", *gradient_names(x.options)], [o, lse, *gradients])
+
+
+def moving(x: Inputs, t: Tangents) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """The inputs that move, their tangents, and those that do not move."""
+    given = {"q": x.q, "k": x.k, "v": x.v, "dout": x.dout, "dlse": x.dlse}
+    given |= {name: x.options[name] for name in ("bias", "learnable_sink") if name in x.options}
+    given = {name: value for name, value in given.items() if value is not None}
+    tangents = {name: getattr(t, name) for name in given if getattr(t, name) is not None}
+    rest = {name: value for name, value in given.items() if name not in tangents}
+    return {name: given[name] for name in tangents}, tangents, rest
+
+
+TANGENT_NAMES = {"o": "to", "lse": "tlse"}  # of others: t and the name
+
+
+def torch_tangents(x: Inputs, t: Tangents, attention: Any, device: str = "cpu") -> dict[str, np.ndarray]:
+    """Tangents of the results by torch.func.jvp; with dout also of the gradients, by jvp of vjp."""
+    torch = sys.modules["torch"]
+    options = {"seed": 0} | {name: torch_of(value, device) for name, value in x.options.items()}
+    primals, tangents, rest = ({name: torch_of(y, device) for name, y in part.items()} for part in moving(x, t))
+    names = ["q", "k", "v", *(name for name in ("bias", "learnable_sink") if name in x.options)]
+
+    def forward(*leaves: Any) -> dict[str, Any]:
+        o, lse = attention(*leaves[:3], return_lse=True, **options | dict(zip(names[3:], leaves[3:], strict=True)))
+        return {"o": o} if lse is None else {"o": o, "lse": lse}
+
+    def everything(moved: dict[str, Any]) -> dict[str, Any]:
+        given = rest | moved
+        leaves = [given[name] for name in names]
+        if x.dout is None:
+            return forward(*leaves)
+        made, pull = torch.func.vjp(forward, *leaves)
+        cotangents = {"o": given["dout"]}
+        if "lse" in made:
+            cotangents["lse"] = given["dlse"] if "dlse" in given else torch.zeros_like(made["lse"])
+        return made | dict(zip(gradient_names(x.options), pull(cotangents), strict=True))
+
+    if not primals:
+        raise NotImplementedError("no input moves")
+    _, made = torch.func.jvp(everything, (primals,), (tangents,))
+    return {TANGENT_NAMES.get(name, "t" + name): numpy_of(y) for name, y in made.items()}
+
+
+def jax_tangents(x: Inputs, t: Tangents, attention: Any) -> dict[str, np.ndarray]:
+    """The same by jax.jvp and jax.vjp, compiled as one program."""
+    jax = sys.modules["jax"]
+    arrays = {name: value for name, value in x.options.items() if isinstance(value, np.ndarray)}
+    numbers = {name: value for name, value in x.options.items() if name not in arrays}
+    primals, tangents, rest = moving(x, t)
+    names = ["q", "k", "v", *(name for name in ("bias", "learnable_sink") if name in arrays)]
+    options = {name: value for name, value in arrays.items() if name not in names}
+
+    def everything(moved: dict[str, Any], rest: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+        given = rest | moved
+
+        def forward(*leaves: Any) -> dict[str, Any]:
+            more = dict(zip(names[3:], leaves[3:], strict=True))
+            o, lse = attention(*leaves[:3], return_lse=True, **more, **options, **numbers)
+            return {"o": o} if lse is None else {"o": o, "lse": lse}
+
+        leaves = [given[name] for name in names]
+        if x.dout is None:
+            return forward(*leaves)
+        made, pull = jax.vjp(forward, *leaves)
+        cotangents = {"o": given["dout"]}
+        if "lse" in made:
+            cotangents["lse"] = given["dlse"] if "dlse" in given else jax.numpy.zeros_like(made["lse"])
+        return made | dict(zip(gradient_names(x.options), pull(cotangents), strict=True))
+
+    @jax.jit
+    def tangent(primals: Any, tangents: Any, rest: Any, options: Any) -> Any:
+        return jax.jvp(lambda moved: everything(moved, rest, options), (primals,), (tangents,))[1]
+
+    made = tangent(primals, tangents, rest, options)
+    return {TANGENT_NAMES.get(name, "t" + name): numpy_of(y) for name, y in made.items()}
 
 
 def jax_run(case: Case, attention: Any, **more: Any) -> dict[str, np.ndarray]:

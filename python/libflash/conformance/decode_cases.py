@@ -34,7 +34,7 @@ class DecodeCase:
     dtype: str = "bf16"
     lengths: tuple[int, ...] | None = (100,)  # keys in the cache of each sequence; None: the whole capacity
     batch: int = 1  # where lengths is None
-    seqlen_q: int = 1
+    seqlen_q: int | tuple[int, ...] = 1  # a tuple: packed, one length per sequence
     capacity: int = 130
     heads_q: int = 4
     heads_k: int = 2
@@ -46,7 +46,10 @@ class DecodeCase:
     absent_page: bool = False  # the second entry of the first sequence is out of range: refused on the CPU
     batch_idx: bool = False  # sequences use a permutation of a larger cache's rows
     leftpad: tuple[int, ...] | None = None
-    append: int = 0
+    append: int | tuple[int, ...] = 0  # a tuple: packed, one length per sequence
+    slack_rows: int = 0  # packed: rows of q after the last sequence
+    positions: bool = False  # q_positions, each a little after the one before
+    tree: bool = False  # a random tree for each sequence; if packed, the first sequence has none and is causal
     rotary: int = 0  # rotated channels
     rotary_interleaved: bool = True
     causal: bool = True
@@ -63,6 +66,14 @@ class DecodeCase:
     def sequences(self) -> int:
         return self.batch if self.lengths is None else len(self.lengths)
 
+    @property
+    def appended(self) -> tuple[int, ...]:
+        """New keys of each sequence."""
+        return self.append if isinstance(self.append, tuple) else (self.append,) * self.sequences
+
+    def _rows(self, lengths: int | tuple[int, ...], slack: int = 0) -> tuple[int, ...]:
+        return (sum(lengths) + slack,) if isinstance(lengths, tuple) else (self.sequences, lengths)
+
     def inputs(self) -> DecodeInputs:
         """Fresh arrays, the same in every call."""
         rng = np.random.default_rng(zlib.crc32(self.name.encode()))
@@ -72,9 +83,11 @@ class DecodeCase:
             places = (self.sequences + 2 * self.batch_idx, self.capacity)
         else:
             places = (self.sequences * self._columns() + 2, self.page_size)
-        q_shape = (self.sequences, self.seqlen_q, self.heads_q, self.head_dim)
+        q_shape = (*self._rows(self.seqlen_q, self.slack_rows), self.heads_q, self.head_dim)
         shapes = (q_shape, (*places, self.heads_k, self.head_dim), (*places, self.heads_k, dim_v))
         q, k_cache, v_cache = (stored(x, self.dtype) for x in random_fill(self.fill, rng, *shapes))
+        if self.slack_rows:
+            q[-self.slack_rows :] = np.nan
         unseen = ~self._filled(k_cache.shape, options)
         k_cache[unseen] = np.nan
         v_cache[unseen] = np.nan
@@ -97,8 +110,14 @@ class DecodeCase:
         if self.leftpad is not None:
             options["cache_leftpad"] = np.array(self.leftpad, dtype=np.int32)
         if self.append:
-            shapes = [(b, self.append, self.heads_k, d) for d in (self.head_dim, dim_v)]
+            shapes = [(*self._rows(self.append), self.heads_k, d) for d in (self.head_dim, dim_v)]
             options["k"], options["v"] = (stored(rng.standard_normal(shape), self.dtype) for shape in shapes)
+        if isinstance(self.seqlen_q, tuple):
+            options["cu_seqlens_q"] = np.cumsum((0, *self.seqlen_q)).astype(np.int32)
+        if isinstance(self.append, tuple) and self.append != self.seqlen_q:
+            options["cu_seqlens_new"] = np.cumsum((0, *self.append)).astype(np.int32)
+        if self.positions or self.tree:
+            options |= self._tree_options(rng)
         if self.rotary:
             angles = np.arange(self.capacity + 1)[:, None] * 0.1 ** np.linspace(0, 4, self.rotary // 2)
             options["rotary_cos"], options["rotary_sin"] = (stored(f(angles), self.dtype) for f in (np.cos, np.sin))
@@ -108,6 +127,34 @@ class DecodeCase:
             options["alibi_slopes"] = widened(slopes, "bf16").astype(wide)
         if self.sink:
             options["learnable_sink"] = widened(rng.standard_normal(self.heads_q), "bf16").astype(wide)
+        return options
+
+    def _tree_options(self, rng: np.random.Generator) -> dict:
+        """A node of a tree sees itself and its ancestors, and stands at the number of earlier keys plus its depth."""
+        packed, positions, bits = isinstance(self.seqlen_q, tuple), [], []
+        lengths = self.seqlen_q if packed else (self.seqlen_q,) * self.sequences
+        words = -(-max(lengths) // 32)
+        for b, rows in enumerate(lengths):
+            before = max((self.lengths or (self.capacity,) * self.batch)[b] + self.appended[b] - rows, 0)
+            sees, depth = np.eye(rows, 32 * words, dtype=bool), np.zeros(rows, np.int64)
+            for node in range(1, rows):
+                parent = int(rng.integers(node))
+                sees[node] |= sees[parent]
+                depth[node] = depth[parent] + 1
+            in_tree = self.tree and not (packed and b == 0)
+            positions.append(before + (depth if in_tree else np.cumsum(rng.integers(0, 2, rows))))
+            if in_tree:
+                bits.append(sees)
+        positions = np.concatenate([*positions, np.zeros(self.slack_rows, np.int64)]).astype(np.int32)
+        options = {"q_positions": positions if packed else positions.reshape(self.sequences, self.seqlen_q)}
+        if not self.positions:
+            del options["q_positions"]
+        if self.tree:
+            weights = 1 << np.arange(32, dtype=np.uint64)
+            rows = np.concatenate(bits).reshape(-1, words, 32)
+            options["tree_mask"] = (rows * weights).sum(axis=-1).astype(np.uint32).view(np.int32)
+            if packed:
+                options["cu_seqlens_tree"] = np.cumsum((0, 0, *lengths[1:])).astype(np.int32)
         return options
 
     def _block_table(self, rng: np.random.Generator) -> np.ndarray:
@@ -120,9 +167,9 @@ class DecodeCase:
         if self.absent_page:
             table[0, 1] = -1
         for b, length in enumerate(self.lengths or ()):
-            table[b, -(-(length + self.append) // self.page_size) :] = 2**31 - 1
+            table[b, -(-(length + self.appended[b]) // self.page_size) :] = 2**31 - 1
             if self.leftpad is not None:
-                some = self.leftpad[b] < length + self.append
+                some = self.leftpad[b] < length + self.appended[b]
                 table[b, : self.leftpad[b] // self.page_size if some else None] = -(2**31)
         return table
 
@@ -218,6 +265,31 @@ def quick() -> list[DecodeCase]:
         "paged-leftpad-append": {"page_size": 16, "leftpad": (0, 1, 5, 64, 16, 100), "append": 3, "rotary": 64, **several},
         "paged-leftpad-step": {"page_size": 64, "leftpad": (0, 1, 63, 64, 3, 130), "append": 1, "rotary": 64, **several},
     }
+    packed = {**several, "seqlen_q": (1, 40, 0, 3, 64, 9), "capacity": 200, "slack_rows": 2}
+    options |= {
+        "packed": packed,
+        "packed-steps": {**packed, "seqlen_q": (1, 1, 0, 1, 1, 1), "heads_q": 8},
+        "packed-free": {**packed, "causal": False, "window_size": (30, 5)},
+        "packed-append": {**packed, "append": packed["seqlen_q"], "batch_idx": True},
+        "packed-new": {**packed, "append": (3, 0, 2, 0, 70, 1), "head_dim_v": 40},
+        "packed-new-alone": {**several, "capacity": 200, "seqlen_q": 2, "append": (3, 0, 2, 0, 70, 1)},
+        "packed-rotary": {**packed, "append": packed["seqlen_q"], "rotary": 32, "rotary_interleaved": False},
+        "packed-paged": {**packed, "page_size": 16, "append": packed["seqlen_q"], "rotary": 64},
+        "packed-paged-all": {
+            **packed, "page_size": 7, "window_size": (50, 0), "softcap": 30.0, "sink": True, "alibi": "bh",
+            "append": (1, 40, 3, 0, 64, 0),
+        },
+        "positions": {**several, "seqlen_q": 5, "positions": True, "alibi": "h", "window_size": (20, 0)},
+        "positions-rotary": {**packed, "append": (1, 20, 3, 0, 70, 0), "positions": True, "rotary": 32},
+        "tree": {**several, "seqlen_q": 6, "tree": True},
+        "tree-steps": {**several, "seqlen_q": 2, "tree": True, "positions": True, "alibi": "bh", "causal": False},
+        "tree-append": {**several, "capacity": 140, "seqlen_q": 7, "append": 7, "tree": True, "positions": True, "rotary": 64},
+        "tree-packed": {**packed, "append": packed["seqlen_q"], "tree": True, "page_size": 16},
+        "tree-packed-all": {
+            **packed, "append": packed["seqlen_q"], "tree": True, "positions": True, "rotary": 32, "window_size": (12, 4),
+            "alibi": "h", "softcap": 30.0, "sink": True, "page_size": 7,
+        },
+    }  # fmt: skip
     dtypes = ("bf16", "fp16", "fp32")
     return [
         DecodeCase(f"decode-{name}-{dtype}", dtype, **given)

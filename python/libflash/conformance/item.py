@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from . import structured, tolerance
+from . import structured, tangent_bounds, tolerance
 from .case import Case
 from .checks.bad_input import BadInput
 from .checks.check import Check, bits
 from .decode_cases import DecodeCase
 from .outcome import FAILS, NOT_OFFERED, Outcome
 from .reference import Options, heads
+from .tangent_cases import TangentCase
 from .target import NotOffered, Results, Target
 
 
@@ -78,6 +79,15 @@ def of_decode_case(case: DecodeCase) -> Item:
         case.check(**caches)
 
     return Item("decode", case.name, case.dtype, run)
+
+
+def of_tangent(tangent: TangentCase) -> Item:
+    def run(target: Target, outcome: Outcome) -> None:
+        results = target.run_tangents(*tangent.problem())
+        ratios, outcome.findings = tangent_bounds.judge(results, tangent.expected())
+        outcome.reports = {name: tolerance.Report(t1=ratio) for name, ratio in ratios.items()}
+
+    return Item("tangents", tangent.case.name, tangent.case.dtype, run)
 
 
 def of_check(group: str, check: Check) -> Item:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from . import cases, decode_cases
+from . import cases, decode_cases, tangent_cases
 from .checks import bad_input, broken_values, edges, exact
-from .item import Item, of_case, of_check, of_decode_case, refused, repeated
+from .item import Item, of_case, of_check, of_decode_case, of_tangent, refused, repeated
 from .rounding import DTYPES
 
 LARGE = ("large-bf16-randn-2048", "large-fp16-randn-2048")  # what a dq accumulated in the storage type needs to show
@@ -22,6 +22,7 @@ def items() -> Iterator[Item]:
         yield of_check("rows without a key" if check.function is edges.row_without_visible_key else "edge values", check)
     yield from (of_check("NaN and infinity", check) for check in broken_values.checks())
     yield from (of_decode_case(case) for case in decode_cases.quick() if not case.absent_page)
+    yield from (of_tangent(case) for case in tangent_cases.quick()[::3])
     again = [case for case in quick if case.name.startswith(AGAIN) and not case.slack_rows]  # slack rows are not written
     yield from (repeated(case, gradients) for case in again for gradients in (False, True))
     yield from (refused(row, dtype) for row in bad_input.ROWS for dtype in ("fp32", "bf16"))

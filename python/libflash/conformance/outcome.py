@@ -12,6 +12,7 @@ GROUPS = (
     "exact answers",
     "edge values",
     "NaN and infinity",
+    "tangents",
     "decode",
     "same bits again",
     "bad input",

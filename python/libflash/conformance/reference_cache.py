@@ -16,7 +16,7 @@ import dataclasses
 import ml_dtypes
 import numpy as np
 
-from .reference_decode import Gathered, gather
+from .reference_decode import Gathered, gather, own_rows, rotate
 
 CODES = {
     "e4m3": np.dtype(ml_dtypes.float8_e4m3fn),
@@ -73,7 +73,10 @@ def new_rows(q: np.ndarray, cache: np.ndarray, rows: np.ndarray | None, options:
     empty = np.zeros((*cache.shape[:3], channels), q.dtype), np.zeros((*cache.shape[:2], 1, 1), np.int64)
     if rows is None:
         return gather(q, *empty, **options)
-    sequence = np.broadcast_to(np.arange(1, len(rows) + 1).reshape(-1, 1, 1, 1), (*rows.shape[:2], 1, 1))
+    cu_seqlens = options.get("cu_seqlens_new", options.get("cu_seqlens_q"))
+    sequence = np.zeros((*rows.shape[:-2], 1, 1), np.int64)
+    for b, at in enumerate(own_rows(rows, cu_seqlens)):
+        sequence[at] = 1 + b
     return gather(q, *empty, k=rows, v=sequence, **options)
 
 
@@ -81,14 +84,64 @@ def append(cache: np.ndarray, scale: np.ndarray | None, new: Gathered) -> None:
     """Write the new rows to `cache` and, if it belongs to rows, to `scale`."""
     sequence = new.v_cache[:, :, 0, 0]
     place, row = np.nonzero(sequence)
-    x = new.k_cache[place, row]
+    store(cache, scale, new.k_cache[place, row], sequence[place, row] - 1, place, row)
+
+
+def store(
+    cache: np.ndarray, scale: np.ndarray | None, x: np.ndarray, sequence: np.ndarray, place: np.ndarray, row: np.ndarray
+) -> None:
+    """Write n rows x of sequences to their places."""
     if scale is not None and scale.ndim > 2:
         found = row_scales(x, 1 if scale.ndim == 3 else scale.shape[3], cache.dtype)
         scale[place, row] = found[..., 0] if scale.ndim == 3 else found
     if scale is None and cache.dtype == x.dtype:
         cache[place, row] = x
     elif len(x):
-        cache[place, row] = to_codes(x, spread(scale, sequence[place, row] - 1, place, row, x.shape[-1]), cache.dtype)
+        cache[place, row] = to_codes(x, spread(scale, sequence, place, row, x.shape[-1]), cache.dtype)
+
+
+@dataclasses.dataclass
+class Written:
+    """The caches and scales after a call of cache_write; None for those that it does not have."""
+
+    k_cache: np.ndarray
+    v_cache: np.ndarray | None
+    k_scale: np.ndarray | None
+    v_scale: np.ndarray | None
+    k_rope_cache: np.ndarray | None
+
+
+def cache_write(
+    k: np.ndarray,
+    v: np.ndarray | None,
+    k_cache: np.ndarray,
+    v_cache: np.ndarray | None,
+    slots: np.ndarray,
+    *,
+    k_scale: np.ndarray | None = None,
+    v_scale: np.ndarray | None = None,
+    k_rope_cache: np.ndarray | None = None,
+    k_rope: np.ndarray | None = None,
+    rotary_cos: np.ndarray | None = None,
+    rotary_sin: np.ndarray | None = None,
+    rotary_interleaved: bool = True,
+    positions: np.ndarray | None = None,
+) -> Written:
+    """Row i goes to row slots[i] % rows of place slots[i] // rows; outside of the cache it is not written."""
+    caches = (None if x is None else x.copy() for x in (k_cache, v_cache, k_scale, v_scale, k_rope_cache))
+    made = Written(*caches)  # type: ignore[arg-type]
+    here = np.flatnonzero((slots >= 0) & (slots < k_cache.shape[0] * k_cache.shape[1]))
+    place, row = np.divmod(np.asarray(slots)[here].astype(np.int64), k_cache.shape[1])
+    none = np.zeros(len(here), np.int64)  # a slot does not name a sequence
+    k = k[here]
+    if rotary_cos is not None:
+        k = rotate(k, positions[here], rotary_cos, rotary_sin, rotary_interleaved).astype(k.dtype)
+    store(made.k_cache, made.k_scale, k, none, place, row)
+    if v is not None:
+        store(made.v_cache, made.v_scale, v[here], none, place, row)
+    if k_rope is not None:
+        store(made.k_rope_cache, None, k_rope[here], none, place, row)
+    return made
 
 
 def scale_of_view(k_scale: np.ndarray | None, channels: int, head_dim_v: int) -> np.ndarray | None:

@@ -10,11 +10,15 @@ and nothing is written to it. `cache_batch_idx` names the cache row of each sequ
 by position cache_seqlens + i if causal or windowed, else every row by cache_seqlens. A new row beyond the capacity
 is absent, as on an absent page: not written and not visible, but positions count it. Then q attends to the
 cache, new keys included; positions before `cache_leftpad`, in pages too, are hidden, whether their page exists or not.
+
+With `cu_seqlens_q`, q is (total_q, heads_q, head_dim), and k, v are (total_new, heads_k, ...) by `cu_seqlens_new`, which is
+`cu_seqlens_q` if not given: each sequence has its own number of rows. `q_positions`, `tree_mask`: see `see_by_position`.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 
@@ -25,7 +29,7 @@ from .reference import NEG_INF, forward
 class Gathered:
     """A decode call as a dense problem: `forward(q, k, v, **options)`."""
 
-    q: np.ndarray  # float64, rotated
+    q: np.ndarray  # float64, rotated; packed if the call's is
     k: np.ndarray  # (batch, longest, heads_k, head_dim), in the cache's dtype
     v: np.ndarray
     options: dict
@@ -59,6 +63,11 @@ def gather(
     cache_leftpad: np.ndarray | None = None,
     k: np.ndarray | None = None,
     v: np.ndarray | None = None,
+    cu_seqlens_q: np.ndarray | None = None,
+    cu_seqlens_new: np.ndarray | None = None,
+    q_positions: np.ndarray | None = None,
+    tree_mask: np.ndarray | None = None,
+    cu_seqlens_tree: np.ndarray | None = None,
     rotary_cos: np.ndarray | None = None,
     rotary_sin: np.ndarray | None = None,
     rotary_interleaved: bool = True,
@@ -69,10 +78,13 @@ def gather(
     """Rotate, append, and gather the keys of each sequence."""
     if block_table is not None and cache_batch_idx is not None:
         raise ValueError("cache_batch_idx names rows of a contiguous cache; with block_table there are none")
-    batch, seqlen_q = q.shape[:2]
+    rows = own_rows(q, cu_seqlens_q)
+    batch = len(rows)
+    cu_seqlens_new = cu_seqlens_q if cu_seqlens_new is None else cu_seqlens_new
+    new_rows = [(0, slice(0, 0))] * batch if k is None else own_rows(k, cu_seqlens_new)
     k_cache, v_cache = k_cache.copy(), v_cache.copy()
     capacity = k_cache.shape[1] * (1 if block_table is None else block_table.shape[1])
-    appended = 0 if k is None else k.shape[1]
+    appended = np.array([at[-1].stop - at[-1].start for at in new_rows], dtype=np.int64)
     if cache_seqlens is None:
         cache_seqlens = capacity if k is None else 0
     filled = np.clip(np.broadcast_to(cache_seqlens, (batch,)).astype(np.int64), 0, capacity)
@@ -80,30 +92,99 @@ def gather(
 
     q = q.astype(np.float64)
     if rotary_cos is not None:
-        moving = causal or tuple(window_size) != (-1, -1)
-        steps = np.arange(seqlen_q) if moving else np.zeros(seqlen_q, dtype=np.int64)
-        q = rotate(q, filled[:, None] + steps, rotary_cos, rotary_sin, rotary_interleaved)
-        if k is not None:
-            k = rotate(k, filled[:, None] + np.arange(appended), rotary_cos, rotary_sin, rotary_interleaved)
+        moving = causal or tuple(window_size) != (-1, -1) or tree_mask is not None
+        k = None if k is None else k.astype(np.float64)
+        for b in range(batch):
+            for x, at, advance in ((q, rows[b], moving), (k, new_rows[b], True)):
+                if x is None:
+                    continue
+                positions = filled[b] + np.arange(len(x[at])) * advance
+                if q_positions is not None:  # of the query rows, and of the keys among as many last ones
+                    given = q_positions[rows[b]]
+                    n = positions - (lengths[b] - len(given)) if x is k else np.arange(len(given))
+                    positions = np.where(n >= 0, np.append(given, 0)[np.clip(n, 0, None)], positions)
+                x[at] = rotate(x[at], positions, rotary_cos, rotary_sin, rotary_interleaved)
 
     longest = int(lengths.max(initial=0))
     dense_k = np.zeros((batch, longest, *k_cache.shape[2:]), dtype=k_cache.dtype)
     dense_v = np.zeros((batch, longest, *v_cache.shape[2:]), dtype=v_cache.dtype)
     visible = np.zeros((batch, 1, 1, longest), dtype=bool)
     slots = [cache_slots(b, capacity, k_cache.shape, block_table, cache_batch_idx) for b in range(batch)]
-    for b, (rows, columns, present) in enumerate(slots):
-        for i in range(appended):
+    for b, (places, columns, present) in enumerate(slots):
+        for i in range(appended[b]):
             t = filled[b] + i
             if t < capacity and present[t]:
-                k_cache[rows[t], columns[t]] = k[b, i].astype(k_cache.dtype)
-                v_cache[rows[t], columns[t]] = v[b, i].astype(v_cache.dtype)
-    for b, (rows, columns, present) in enumerate(slots):
+                k_cache[places[t], columns[t]] = k[new_rows[b]][i].astype(k_cache.dtype)
+                v_cache[places[t], columns[t]] = v[new_rows[b]][i].astype(v_cache.dtype)
+    for b, (places, columns, present) in enumerate(slots):
         here = np.flatnonzero(present[: lengths[b]])
-        dense_k[b, here] = k_cache[rows[here], columns[here]]
-        dense_v[b, here] = v_cache[rows[here], columns[here]]
+        dense_k[b, here] = k_cache[places[here], columns[here]]
+        dense_v[b, here] = v_cache[places[here], columns[here]]
         visible[b, 0, 0, here] = here >= (0 if cache_leftpad is None else cache_leftpad[b])
     options = dict(causal=causal, window_size=window_size, seqused_k=lengths, mask=visible, **score_options)
+    if cu_seqlens_q is not None:
+        options["cu_seqlens_q"] = cu_seqlens_q
+    if q_positions is not None or tree_mask is not None:
+        see_by_position(options, q, rows, q_positions, tree_mask, cu_seqlens_tree)
     return Gathered(q, dense_k, dense_v, options, k_cache, v_cache)
+
+
+def own_rows(x: np.ndarray, cu_seqlens: np.ndarray | None) -> list[tuple]:
+    """Index of the rows of each sequence: (batch, slice) in a dense array, (slice,) in a packed one."""
+    if cu_seqlens is None:
+        return [(b, slice(0, x.shape[1])) for b in range(x.shape[0])]
+    return [(slice(int(start), int(stop)),) for start, stop in itertools.pairwise(cu_seqlens)]
+
+
+def see_by_position(
+    options: dict,
+    q: np.ndarray,
+    rows: list[tuple],
+    q_positions: np.ndarray | None,
+    tree_mask: np.ndarray | None,
+    cu_seqlens_tree: np.ndarray | None,
+) -> None:
+    """Replaces the causal rule, the window and ALiBi of `options` by a mask and a bias for each pair of a row and a key.
+
+    The last Lq keys of a sequence stand at the positions of its query rows: q_positions, else Lk - Lq + i. With tree_mask,
+    bit j % 32 of word j // 32 of a row says whether it sees the j-th of these keys; otherwise, and for sequences without rows
+    of tree_mask, the causal rule goes by the number of the key.
+    """
+    lengths, mask = options.pop("seqused_k"), options["mask"]
+    causal, (left, right), slopes = options.pop("causal"), options.pop("window_size"), options.pop("alibi_slopes", None)
+    longest_q, heads = max((at[-1].stop - at[-1].start for at in rows), default=0), q.shape[-2]
+    seen = np.zeros((len(rows), 1, longest_q, mask.shape[-1]), dtype=bool)
+    bias = np.zeros((len(rows), heads, longest_q, mask.shape[-1]))
+    start_of_tree = 0
+    for b, at in enumerate(rows):
+        lq, lk = at[-1].stop - at[-1].start, int(lengths[b])
+        i, j = np.arange(lq)[:, None], np.arange(lk)[None, :]
+        n = j - (lk - lq)  # among the last lq keys, if it is not negative
+        position = lk - lq + np.arange(lq) if q_positions is None else q_positions[at].astype(np.int64)
+        key_position = np.where(n >= 0, np.append(position, 0)[np.clip(n, -1, lq)], j)
+        tree_rows = 0 if tree_mask is None else lq
+        if cu_seqlens_tree is not None:
+            start_of_tree, stop = (int(c) for c in cu_seqlens_tree[b : b + 2])
+            tree_rows = stop - start_of_tree
+        visible = np.ones((lq, lk), dtype=bool)
+        if tree_rows:
+            words = tree_mask[start_of_tree : start_of_tree + lq].astype(np.int64) & 0xFFFFFFFF
+            bits = (words[:, :, None] >> np.arange(32)) & 1
+            bits = np.append(bits.reshape(lq, -1), np.zeros((lq, 1), np.int64), axis=1)
+            visible &= (n < 0) | (bits[i, np.clip(n, -1, None)] == 1)
+            start_of_tree += lq
+        elif causal or tree_mask is not None:
+            visible &= j <= i + lk - lq
+        distance = key_position - position[:, None]
+        visible &= (distance >= -left) if left >= 0 else True
+        visible &= (distance <= right) if right >= 0 else True
+        seen[b, 0, :lq, :lk] = visible & mask[b, 0, :, :lk]
+        if slopes is not None:
+            each = np.asarray(slopes, np.float64)[b if slopes.ndim == 2 else ...]
+            bias[b, :, :lq, :lk] = -each[:, None, None] * np.abs(distance)
+    options |= {"mask": seen, "seqused_k": lengths}
+    if slopes is not None:
+        options["bias"] = bias
 
 
 def cache_slots(
@@ -119,12 +200,12 @@ def cache_slots(
 
 
 def rotate(x: np.ndarray, positions: np.ndarray, cos: np.ndarray, sin: np.ndarray, interleaved: bool) -> np.ndarray:
-    """Rotate pairs among the first 2 * cos.shape[1] dims of x (batch, seqlen, heads, dim) by position.
+    """Rotate pairs among the first 2 * cos.shape[1] dims of x (..., rows, heads, dim) by the position of each row.
 
     A pair is (2i, 2i + 1) when interleaved, else (i, i + rotary_dim / 2).
     """
     half = cos.shape[1]
-    c, s = (table.astype(np.float64)[positions][:, :, None, :] for table in (cos, sin))
+    c, s = (table.astype(np.float64)[positions][..., None, :] for table in (cos, sin))
     first, second = (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(half), slice(half, 2 * half))
     x = x.astype(np.float64)
     out = x.copy()

@@ -195,18 +195,27 @@ def head_keep(head: Head) -> np.ndarray:
     return np.where(head.visible, np.asarray(head.keep), 0.0)
 
 
-@np.errstate(all="ignore")
 def check(result: Mapping[str, object], expected: Mapping[str, Tensor], label: str = "") -> dict[str, float]:
     """Raise AssertionError with every finding; the largest error of each tensor, as a part of its limit."""
-    findings: list[str] = []
-    ratios = {name: check_tensor(name, np.asarray(result[name]), expected[name], findings) for name in expected if name in result}
+    ratios, findings = judge(result, expected)
     if findings:
         raise AssertionError("\n".join([f"{label}: {len(findings)} findings", *findings]))
     return ratios
 
 
+@np.errstate(all="ignore")
+def judge(result: Mapping[str, object], expected: Mapping[str, Tensor]) -> tuple[dict[str, float], list[str]]:
+    """The largest error of each tensor, as a part of its limit, and what is wrong."""
+    findings: list[str] = []
+    ratios = {name: check_tensor(name, np.asarray(result[name]), expected[name], findings) for name in expected if name in result}
+    return ratios, findings
+
+
 def check_tensor(name: str, value: np.ndarray, target: Tensor, findings: list[str]) -> float:
     exact, store = target.exact, ROUNDING[target.dtype]
+    if value.shape != exact.shape:
+        findings.append(f"{name}: shape {value.shape}, expected {exact.shape}")
+        return 0.0
     x = exact.copy()
     x[target.owned] = value[target.owned]
     limit = target.limit + store.u * np.abs(exact) + store.tiny

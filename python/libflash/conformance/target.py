@@ -11,8 +11,10 @@ import numpy as np
 from .case import Inputs
 from .decode_cases import DecodeInputs
 from .needs import inputs_of, needs
+from .reference_tangent import Tangents
 
 Results = dict[str, np.ndarray]
+JVP, JVP_OF_GRADIENTS = "jvp", "jvp of gradients"
 
 
 class NotOffered(Exception):
@@ -30,6 +32,7 @@ class Target:
     versions: Mapping[str, str] = {}
     offers: frozenset[str] = frozenset()  # words of needs.ALL
     offers_decode: frozenset[str] | None = None  # options of libflash.decode; None: no decoding
+    offers_tangents: frozenset[str] = frozenset()  # of JVP and JVP_OF_GRADIENTS
     refusals: tuple[type[Exception], ...] = (NotImplementedError,)  # exceptions by which it says that it does not offer a call
     reads_contents = True  # arrays of lengths are on the host, so that bad numbers in them can be refused
 
@@ -49,6 +52,10 @@ class Target:
         """o, lse, and k_cache, v_cache as they are after the call."""
         raise NotImplementedError
 
+    def tangents(self, x: Inputs, t: Tangents) -> Results:
+        """to and tlse, the tangents of o and lse in the direction `t`; with x.dout also tdq, tdk, tdv, tdbias and tdsink."""
+        raise NotImplementedError
+
     def run(self, x: Inputs, *, repeatable: bool = False) -> Results:
         """Without gradients, if the target has none."""
         if "gradients" not in self.offers:
@@ -60,6 +67,23 @@ class Target:
             return self.repeatable(x) if repeatable else self.results(x)
         except self.refusals as refusal:
             raise NotOffered(str(refusal)) from refusal
+
+    def run_tangents(self, x: Inputs, t: Tangents) -> Results:
+        """Without those of gradients, if the target does not have them."""
+        if JVP not in self.offers_tangents:
+            raise NotOffered(JVP)
+        if JVP_OF_GRADIENTS not in self.offers_tangents:
+            x, t = dataclasses.replace(x, dout=None, dlse=None), dataclasses.replace(t, dout=None, dlse=None)
+        missing = [word for word in needs(x) if word not in self.offers]
+        if missing:
+            raise NotOffered(", ".join(missing))
+        try:
+            made = self.tangents(x, t)
+        except self.refusals as refusal:
+            raise NotOffered(str(refusal)) from refusal
+        if "dlse" not in self.offers:  # its lse has no derivatives
+            made.pop("tlse", None)
+        return made
 
     def run_decode(self, x: DecodeInputs, dtype: str) -> Results:
         if self.offers_decode is None:

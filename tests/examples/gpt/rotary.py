@@ -7,8 +7,13 @@ import torch
 
 def tables(positions: int, head_dim: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """cos and sin, (positions, head_dim / 2) float32, the tables of libflash.decode."""
-    frequencies = 10000.0 ** -(torch.arange(0, head_dim, 2, device=device) / head_dim)
-    angles = torch.outer(torch.arange(positions, device=device), frequencies)
+    return tables_at(torch.arange(positions, device=device), head_dim)
+
+
+def tables_at(positions: torch.Tensor, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rows of the tables for positions (n,): (n, head_dim / 2)."""
+    frequencies = 10000.0 ** -(torch.arange(0, head_dim, 2, device=positions.device) / head_dim)
+    angles = torch.outer(positions, frequencies)
     return angles.cos(), angles.sin()
 
 

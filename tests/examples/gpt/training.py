@@ -7,6 +7,7 @@ import torch.nn.functional as F
 
 import libflash
 
+from . import attention, text
 from .attention import Attention
 from .model import GPT, Shape, WholeSequences
 
@@ -79,3 +80,14 @@ class Trainer:
             torch._foreach_copy_(self.weights, self.masters)
         self.model.zero_grad(set_to_none=True)
         return loss.detach()
+
+
+def trained_briefly(shape: Shape, steps: int, tokens: int, dtype: torch.dtype, device: torch.device, seed: int) -> GPT:
+    """A model after so many steps of about so many tokens each, for a program that needs one that is not random."""
+    trainer = Trainer(shape, attention.by_libflash, dtype, device, seed)
+    source, loss = text.load(), torch.tensor(torch.nan)
+    for step in range(steps):
+        pieces = text.pieces(source, max(1, tokens // shape.context), shape.context + 1, seed * 1_000_003 + step)
+        loss = trainer.step(pieces.to(device))
+    print(f"trained for {steps} steps, to a loss of {loss.item():.3f}")
+    return trainer.model

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from ..case import Inputs
-from ..convert import jax_results
-from ..target import NotOffered, Results, Target
+from ..convert import jax_results, jax_tangents
+from ..reference_tangent import Tangents
+from ..target import JVP, JVP_OF_GRADIENTS, NotOffered, Results, Target
 from .jax_device import on_device
 
 # Its causal rule and window begin at the top left. A window has two sides: "no limit" is a length beyond any of the tests.
@@ -29,12 +31,20 @@ class JaxSdpa(Target):
         self.implementation, self.device = implementation, on_device(device)
         self.versions = {"jax": jax.__version__}
         self.offers = OFFERS
+        if implementation != "cudnn":
+            self.offers_tangents = frozenset((JVP, JVP_OF_GRADIENTS))
         self.reads_contents = False  # they are values of a compiled program
 
     def results(self, x: Inputs) -> Results:
+        return self.offered(lambda: jax_results(x, self.attention))
+
+    def tangents(self, x: Inputs, t: Tangents) -> Results:
+        return self.offered(lambda: jax_tangents(x, t, self.attention))
+
+    def offered(self, run: Callable[[], Results]) -> Results:
         try:
             with jax.default_device(self.device):
-                return jax_results(x, self.attention)
+                return run()
         except (ValueError, RuntimeError) as error:
             if "not supported" in str(error):  # products of fp16 on the CPU, for one
                 raise NotOffered("a call that JAX does not support on this device") from error

@@ -11,11 +11,13 @@ import libflash
 from .. import needs
 from ..case import Inputs
 from ..decode_cases import DecodeInputs
-from ..target import Results, Target
+from ..reference_tangent import Tangents
+from ..target import JVP, JVP_OF_GRADIENTS, Results, Target
 
 DECODE_OPTIONS = frozenset(
     ("cache_seqlens", "block_table", "cache_batch_idx", "cache_leftpad", "k", "v", "rotary_cos", "rotary_sin",
-     "rotary_interleaved", "causal", "window_size", "softmax_scale", "softcap", "alibi_slopes", "learnable_sink")
+     "rotary_interleaved", "causal", "window_size", "softmax_scale", "softcap", "alibi_slopes", "learnable_sink",
+     "cu_seqlens_q", "cu_seqlens_new", "q_positions", "tree_mask", "cu_seqlens_tree")
 )  # fmt: skip
 
 
@@ -40,6 +42,22 @@ def run_backward(x: Inputs, forward: Results, **options: Any) -> Results:
     return made
 
 
+def run_tangents(x: Inputs, t: Tangents, forward: dict[str, Any], backward: dict[str, Any]) -> Results:
+    """`forward` and `backward`: options of the two operations."""
+    direction: dict[str, Any] = {"tq": t.q, "tk": t.k, "tv": t.v, "tbias": t.bias, "tsink": t.learnable_sink}
+    out, lse, to, tlse = libflash.attention_tangent(x.q, x.k, x.v, **direction, **x.options, **forward)
+    made = {"to": to, "tlse": tlse}
+    if x.dout is None:
+        return made
+    sums = {"tdbias": "bias", "tdsink": "learnable_sink"}
+    written: dict[str, Any] = {name: empty_like(x.options[of]) for name, of in sums.items() if of in x.options}
+    direction |= {"tdout": t.dout, "tdlse": t.dlse, "dlse": x.dlse}
+    gradients = libflash.attention_backward_tangent(
+        x.dout, x.q, x.k, x.v, out, lse, to, tlse, **direction, **written, **x.options, **backward
+    )
+    return made | dict(zip(("tdq", "tdk", "tdv"), gradients, strict=True)) | written
+
+
 class Own(Target):
     def __init__(self, isa: str | None = None, device: str = "cpu") -> None:
         """`isa`: the CPU kernels of one instruction set, the end of their names."""
@@ -49,13 +67,18 @@ class Own(Target):
         self.versions = {"libflash": libflash.__version__, "numpy": np.__version__}
         self.offers = needs.ALL
         self.offers_decode = DECODE_OPTIONS
-        self.kernels: dict[str, dict[str, str]] = {name: {} for name in ("forward", "backward", "decode")}
+        self.offers_tangents = frozenset((JVP, JVP_OF_GRADIENTS))
+        operations = ("forward", "backward", "decode", "forward_tangent", "backward_tangent")
+        self.kernels: dict[str, dict[str, str]] = {name: {} for name in operations}
         if isa:
             self.kernels = {name: {"kernel": f"{name}_cpu_{isa}"} for name in self.kernels}
 
     def results(self, x: Inputs) -> Results:
         made = run_forward(x, **self.kernels["forward"])
         return made if x.dout is None else made | run_backward(x, made, **self.kernels["backward"])
+
+    def tangents(self, x: Inputs, t: Tangents) -> Results:
+        return run_tangents(x, t, self.kernels["forward_tangent"], self.kernels["backward_tangent"])
 
     def decoded(self, x: DecodeInputs) -> Results:
         options = x.options | self.kernels["decode"]

@@ -11,9 +11,10 @@ import libflash.jax
 
 from .. import needs
 from ..case import Inputs
-from ..convert import jax_results, numpy_of
+from ..convert import jax_results, jax_tangents, numpy_of
 from ..decode_cases import DecodeInputs
-from ..target import Results, Target
+from ..reference_tangent import Tangents
+from ..target import JVP, JVP_OF_GRADIENTS, Results, Target
 from .jax_device import on_device
 from .own import DECODE_OPTIONS
 
@@ -24,6 +25,7 @@ class OwnJax(Target):
         self.versions = {"libflash": libflash.__version__, "jax": jax.__version__}
         self.offers = needs.ALL - {"fp64"}  # JAX has it with jax_enable_x64 only
         self.offers_decode = DECODE_OPTIONS
+        self.offers_tangents = frozenset((JVP, JVP_OF_GRADIENTS))
         self.reads_contents = device == "cpu"
 
     def results(self, x: Inputs) -> Results:
@@ -33,6 +35,10 @@ class OwnJax(Target):
     def repeatable(self, x: Inputs) -> Results:
         with jax.default_device(self.device):
             return jax_results(x, libflash.jax.attention, deterministic=True)
+
+    def tangents(self, x: Inputs, t: Tangents) -> Results:
+        with jax.default_device(self.device):
+            return jax_tangents(x, t, libflash.jax.attention)
 
     def decoded(self, x: DecodeInputs) -> Results:
         with jax.default_device(self.device):

@@ -9,9 +9,10 @@ import libflash.torch
 
 from .. import needs
 from ..case import Inputs
-from ..convert import numpy_of, torch_of, torch_results
+from ..convert import numpy_of, torch_of, torch_results, torch_tangents
 from ..decode_cases import DecodeInputs
-from ..target import Results, Target
+from ..reference_tangent import Tangents
+from ..target import JVP, JVP_OF_GRADIENTS, Results, Target
 from .own import DECODE_OPTIONS
 
 
@@ -21,6 +22,7 @@ class OwnTorch(Target):
         self.versions = {"libflash": libflash.__version__, "torch": torch.__version__}
         self.offers = needs.ALL
         self.offers_decode = DECODE_OPTIONS
+        self.offers_tangents = frozenset((JVP, JVP_OF_GRADIENTS))
         self.reads_contents = device == "cpu"
 
     def results(self, x: Inputs) -> Results:
@@ -32,6 +34,9 @@ class OwnTorch(Target):
     def errors(self, x: Inputs) -> dict[str, float]:
         """On GPUs the backward kernels of the largest head_dims compute dS from the rounded P."""
         return {"p_roundings": 1} if self.device != "cpu" and max(x.q.shape[-1], x.v.shape[-1]) > 128 else {}
+
+    def tangents(self, x: Inputs, t: Tangents) -> Results:
+        return torch_tangents(x, t, libflash.torch.attention, self.device)
 
     def decoded(self, x: DecodeInputs) -> Results:
         options = {name: torch_of(value, self.device) for name, value in x.options.items()}

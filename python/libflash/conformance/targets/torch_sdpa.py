@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..case import Inputs
-from ..convert import numpy_of, torch_of
-from ..target import NotOffered, Results, Target
+from ..convert import numpy_of, torch_of, torch_tangents
+from ..reference_tangent import Tangents
+from ..target import JVP, JVP_OF_GRADIENTS, NotOffered, Results, Target
 
 # Its causal rule begins at the top left. It does not return lse. Its dropout draws masks of its own.
 OFFERS = frozenset(
@@ -36,11 +38,23 @@ class TorchSdpa(Target):
         self.backend, self.device = backend, device
         self.versions = {"torch": torch.__version__}
         self.offers = OFFERS
+        if backend == "math":  # the others have no forward mode
+            self.offers_tangents = frozenset((JVP, JVP_OF_GRADIENTS))
 
     def results(self, x: Inputs) -> Results:
+        return self.offered(lambda: self.forward_and_backward(x))
+
+    def tangents(self, x: Inputs, t: Tangents) -> Results:
+        def attention(q: Any, k: Any, v: Any, *, return_lse: bool, **options: Any) -> Any:
+            options.pop("seed")
+            return self.attention(q, k, v, **options), None
+
+        return self.offered(lambda: torch_tangents(x, t, attention, self.device))
+
+    def offered(self, run: Callable[[], Results]) -> Results:
         try:
             with self.chosen_backend():
-                return self.forward_and_backward(x)
+                return run()
         except RuntimeError as error:
             if any(text in str(error) for text in REFUSALS):
                 raise NotOffered("a call that this backend refuses") from error

@@ -39,6 +39,19 @@ def check_scheme(scheme: str, sizes: Sizes, order: str, window: tuple[int, int])
         raise InvalidError("scheme is 'halo'; it needs order='contiguous' and a window (or causal) that is bounded on both sides")
 
 
+def key_heads_repeated(heads_q: int, heads_k: int, ranks: int) -> int:
+    """How often each key head is repeated so that every rank gets the key heads of its query heads. Refuses other numbers."""
+    if heads_q % ranks != 0:
+        raise InvalidError(f"q has {heads_q} heads; scheme 'heads' needs a multiple of the {ranks} ranks that share them")
+    if heads_k % ranks == 0:
+        return 1
+    if ranks % heads_k != 0:
+        raise InvalidError(
+            f"k has {heads_k} heads; scheme 'heads' needs a multiple or a divisor of the {ranks} ranks that share them"
+        )
+    return ranks // heads_k
+
+
 def choose(sizes: Sizes, order: str, window: tuple[int, int]) -> tuple[str, str]:
     """A scheme for 'auto', and why."""
     if len(sizes.mesh) == 2:

@@ -1,0 +1,89 @@
+// Which keys the query rows of one sequence of a decode call see, and at which positions rows and keys stand. Reads lengths,
+// positions and tree bits, so for host tensors only. A key is named by its row in the cache of the call: with a shard of the keys
+// that is not its number in the sequence.
+#pragma once
+
+#include <cstdint>
+
+#include "problem/decode.h"
+
+namespace libflash {
+
+class SequenceKeys {
+public:
+    // Keys [first, last).
+    struct Range {
+        int64_t first = 0, last = 0;
+        bool empty() const { return first >= last; }
+    };
+
+    SequenceKeys(const DecodeProblem& problem, int64_t b)
+        : length_k_(problem.length_k(b)), shift_(problem.shift(b)), pad_(problem.leftpad ? problem.leftpad[b] : 0),
+          rule_(problem.mask_rule), window_(problem.window), shard_(problem.shard) {
+        if (problem.positions) positions_ = problem.positions + problem.q_rows.before(b);
+        if (problem.tree.data && problem.tree.rows.length(b) > 0) {
+            row_step_ = problem.tree.stride[0], word_step_ = problem.tree.stride[1];
+            bits_ = problem.tree.data + problem.tree.rows.before(b) * row_step_;
+        } else if (problem.tree.data) {
+            rule_.right = 0;  // a sequence without bits is causal
+        }
+        causal_ = problem.causal || problem.tree.data;
+        has_gaps_ = bits_ || (positions_ && (window_.bounded() || problem.alibi_slopes.present)) ||
+                    (!shard_.whole() && problem.alibi_slopes.present);
+    }
+
+    // Whether a row may see only some keys of its range, or positions may differ from the numbers of keys.
+    bool has_gaps() const { return has_gaps_; }
+
+    // The keys of this range that sees() accepts are those that the row sees; without gaps it sees all of them.
+    Range range(int64_t row) const {
+        const Range numbers = range_of_numbers(row);
+        return {shard_.row_of(numbers.first), shard_.row_of(numbers.last)};
+    }
+    // Keys of range(row) before this one are all visible.
+    int64_t first_gap(int64_t row) const {
+        const int64_t last = position(row) + window_.right + 1, gap = last < shift_ ? last : shift_;
+        return gap > 0 ? shard_.row_of(gap) : 0;
+    }
+    // For a key of range(row) of a sequence with gaps.
+    bool sees(int64_t row, int64_t key) const {
+        const int64_t distance = key_position(key) - position(row);
+        if (distance < -window_.left || distance > window_.right) return false;
+        const int64_t n = shard_.key_of(key) - shift_;  // among the last Lq keys, if it is not negative
+        return n < 0 || !bits_ || bit(row, n);
+    }
+
+    // Of a query row and of a key, for the window and ALiBi.
+    int64_t position(int64_t row) const { return positions_ ? positions_[row] : shift_ + row; }
+    int64_t key_position(int64_t key) const {
+        const int64_t number = shard_.key_of(key);
+        return positions_ && number >= shift_ ? positions_[number - shift_] : number;
+    }
+
+private:
+    // range() by numbers in the sequence: not negative.
+    Range range_of_numbers(int64_t row) const {
+        if (!has_gaps_) return clipped({rule_.first(row, shift_), rule_.last(row, shift_)});
+        const int64_t place = position(row), last = place + window_.right + 1;
+        const Range before = clipped({place - window_.left, last < shift_ ? last : shift_});
+        const int64_t end = !bits_ && causal_ ? row + shift_ + 1 : length_k_;
+        return clipped({before.empty() ? shift_ : before.first, end});
+    }
+    Range clipped(Range range) const {
+        const int64_t last = range.last < length_k_ ? range.last : length_k_;
+        return {range.first > pad_ ? range.first : pad_, last > 0 ? last : 0};
+    }
+    bool bit(int64_t row, int64_t n) const {
+        const auto word = static_cast<uint32_t>(bits_[row * row_step_ + n / 32 * word_step_]);
+        return (word >> (n % 32)) & 1;
+    }
+
+    int64_t length_k_, shift_, pad_;
+    MaskRule rule_, window_;
+    CacheShard shard_;
+    const int32_t *positions_ = nullptr, *bits_ = nullptr;
+    int64_t row_step_ = 0, word_step_ = 0;
+    bool causal_ = false, has_gaps_ = false;
+};
+
+}  // namespace libflash

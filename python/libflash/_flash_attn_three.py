@@ -1,0 +1,76 @@
+"""Arguments that flash-attn 3 added to the functions of flash-attn 2: handled, without effect on the result, or refused by name.
+
+num_splits, seqused_q, seqused_k, k_descale, v_descale, page_table and s_aux have counterparts. scheduler_metadata, pack_gqa and
+sm_margin are about the speed of flash-attn's own kernels: they are checked and change nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from . import _core
+from ._errors import InvalidError, UnsupportedError
+
+Array = Any
+
+
+def either(names: tuple[str, str], first: Array | None, second: Array | None) -> Array | None:
+    """The one that is given, of an argument with two names."""
+    if first is not None and second is not None:
+        raise InvalidError(f"{names[0]} and {names[1]} are two names of one argument; give one of them")
+    return second if first is None else first
+
+
+def check_hints(pack_gqa: Any, sm_margin: Any) -> None:
+    if pack_gqa is not None and type(pack_gqa) is not bool:
+        _core.flag(pack_gqa, "pack_gqa")
+    if type(sm_margin) is not int:
+        raise TypeError(f"sm_margin must be an integer, not {type(sm_margin).__name__}")
+    if sm_margin < 0:
+        raise InvalidError(f"sm_margin is {sm_margin}; it must not be negative")
+
+
+def refuse(attention_chunk: int, q_descale: Array | None, rotary_seqlens: Array | None = None) -> None:
+    if attention_chunk:
+        raise UnsupportedError(f"attention_chunk is {attention_chunk}; attention in chunks is not supported: it must be 0")
+    if q_descale is not None:
+        raise UnsupportedError("q_descale: q of 8 bits is not supported; pass q in 16 bits, multiplied by its scale")
+    if rotary_seqlens is not None:
+        raise UnsupportedError("rotary_seqlens is not supported; q_positions of libflash.decode places rows")
+
+
+def refuse_without_pages(**given: Array | None) -> None:
+    """Arguments of keys and values in a cache."""
+    for name, x in given.items():
+        if x is not None:
+            raise UnsupportedError(f"{name} is for keys in a cache: flash_attn_varlen_func with block_table, or "
+                                   "flash_attn_with_kvcache")  # fmt: skip
+
+
+def with_qv(
+    q: Array, k_cache: Array, v_cache: Array, qv: Array, options: dict[str, Any]
+) -> tuple[Array, Array, None, dict[str, Any]]:
+    """Arguments of libflash.decode for scores q k + qv v: the keys are the values followed by k."""
+    if options.get("rotary_cos") is not None:
+        raise UnsupportedError("rotary_cos is not supported together with qv; rotate q and k before the call")
+    if options.get("k_scale") is not None:
+        raise UnsupportedError("k_descale is not supported together with qv: k_cache has q's type")
+    if qv.ndim != q.ndim or qv.shape[:-1] != q.shape[:-1] or qv.shape[-1] != v_cache.shape[-1]:
+        raise InvalidError(
+            f"qv has shape {tuple(qv.shape)}; it needs {tuple(q.shape[:-1])} and the {v_cache.shape[-1]} channels of v_cache"
+        )
+    changed = dict(
+        options, k_rope_cache=k_cache, head_dim_v=v_cache.shape[-1], k=options.get("v"), v=None, k_rope=options.get("k"),
+        k_scale=options.get("v_scale"), v_scale=None,
+    )  # fmt: skip
+    return joined(qv, q), v_cache, None, changed
+
+
+def joined(a: Array, b: Array) -> Array:
+    """One after the other, along the last dimension."""
+    for library, name, function in (("torch", "Tensor", "cat"), ("numpy", "ndarray", "concatenate")):
+        module = sys.modules.get(library)
+        if module is not None and isinstance(a, getattr(module, name)):
+            return getattr(module, function)((a, b), -1)
+    raise UnsupportedError(f"qv is for PyTorch tensors and NumPy arrays, not {type(a).__name__}; use libflash.decode")

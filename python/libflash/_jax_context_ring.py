@@ -1,0 +1,233 @@
+"""Attention of a device's rows over the keys of all devices of a mesh axis: passed on from device to device, or gathered.
+
+ring: in step t device r computes with the keys of device r - t, which that device sends to it directly. Steps in which no device
+has a visible key are left out, and pairs of devices without a visible pair of row and key send nothing, so that with a window
+only neighbours talk. Each step gives a part of out in lse's type; the parts are merged. In backward, out and lse of the whole
+rows give each step its part of dq, and dk and dv of its keys, which go home in lse's type and are added step by step.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ._context_layout import Layout, Places
+from ._jax_calls import BACKWARD, FORWARD, POSITIONS, Options, lse_dtype, vary, varying_axes
+from ._jax_context_heads import Heads
+from ._jax_merge import merge
+from ._jax_primitives import bind, call_of
+
+Array = jax.Array
+Extras = dict[str, Array]
+ppermute: Callable[..., Array] = jax.lax.ppermute
+
+
+@dataclass(frozen=True)
+class Ring:
+    """A mesh axis; `axis` None: one device. `heads`: the axis along which heads were exchanged before."""
+
+    axis: str | None
+    size: int
+    heads: Heads
+    layout: Layout
+    window: tuple[int, int]  # keys that a row sees to the left and right; -1: all
+
+    def members(self, device: int) -> tuple[int, ...]:
+        """The shards whose tokens a device has after the exchange of heads."""
+        return tuple(device * self.heads.size + n for n in range(self.heads.size))
+
+    def places(self) -> list[Places]:
+        return [self.layout.places(self.members(device)) for device in range(self.size)]
+
+    def sees(self, step: int) -> list[bool]:
+        """Of each device: whether one of its rows sees a key of the device `step` before it."""
+        return [
+            self.layout.sees(self.members(device), self.members((device - step) % self.size), self.window)
+            for device in range(self.size)
+        ]
+
+    def device(self) -> Any:
+        return jax.lax.axis_index(self.axis) if self.axis else 0
+
+    # -- where rows and keys stand
+
+    def side(self, name: str, places: list[Places], device: Any, q: Array) -> Extras:
+        """The options of one side, "q" or "k", for the tokens of a device."""
+        packed = self.layout.cu_seqlens is not None
+        options = {f"cu_seqlens_{name}": self._of(device, [p.cu_seqlens for p in places])} if packed else {}
+        if self.size == 1:  # all rows and all keys: their numbers are their positions
+            return options
+        found = self._of(device, [p.positions for p in places])
+        if not packed:
+            found = jnp.broadcast_to(found, (q.shape[0], found.shape[0]))
+        return options | {"row_positions" if name == "q" else "column_positions": found}
+
+    def _of(self, device: Any, tables: list[np.ndarray]) -> Array:
+        if len(tables) == 1:
+            return jnp.asarray(tables[0], np.int32)
+        return jnp.take(jnp.asarray(np.stack(tables), np.int32), device, axis=0)
+
+    def options(self, options: Options) -> Options:
+        return options if self.size == 1 else options._replace(flags=options.flags | POSITIONS)
+
+    # -- what is sent
+
+    def send(self, step: int, arrays: Any, *, home: bool = False) -> Any:
+        """To the devices that see this device's keys in a step; `home`: back from them. Others receive zeros."""
+        pairs = [((device - step) % self.size, device) for device, sees in enumerate(self.sees(step)) if sees]
+        pairs = [(b, a) for a, b in pairs] if home else pairs
+        return jax.tree.map(lambda x: ppermute(x, self.axis, pairs), arrays)
+
+    def where_seen(self, step: int, compute: Any, arrays: tuple[Any, ...], empty: tuple[tuple[Any, Any, float], ...]) -> Any:
+        """compute(*arrays) on the devices that see a key in a step; on others arrays of the shapes, types and values `empty`."""
+        sees = self.sees(step)
+        if all(sees):
+            return compute(*arrays)
+        axes = varying_axes(arrays)
+
+        def nothing(*unused: Any) -> Any:
+            return [vary(jnp.full(shape, value, dtype), axes) for shape, dtype, value in empty]
+
+        return jax.lax.cond(jnp.asarray(sees)[self.device()], compute, nothing, *arrays)
+
+
+def gathered_attention(ring: Ring, options: Options, q: Array, k: Array, v: Array, extras: Extras) -> tuple[Array, Array]:
+    """All keys in one call: (out, lse)."""
+    places = ring.places()
+    everything = [ring.layout.places(tuple(range(ring.size * ring.heads.size)))]
+    if ring.size > 1:
+        order = np.argsort(np.concatenate([p.tokens for p in places]), kind="stable")
+        axis = q.ndim - 3
+        k, v = (
+            jnp.take(jax.lax.all_gather(x, ring.axis, axis=axis, tiled=True), order, axis=axis, unique_indices=True)
+            for x in (k, v)
+        )
+    extras = extras | ring.side("q", places, ring.device(), q) | ring.side("k", everything, 0, q)
+    if ring.size > 1 or (options.dropout_p and ring.heads.size > 1):  # the tangents know no positions and no head_begin
+        return _once(ring, options, q, k, v, extras)
+    out, lse = forward(ring, options, q, k, v, extras)
+    return out, lse
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _once(ring: Ring, options: Options, q: Array, k: Array, v: Array, extras: Extras) -> tuple[Array, Array]:
+    """One call, with gradients once."""
+    out, lse = forward(ring, options, q, k, v, extras)
+    return out, lse
+
+
+def _once_forward(ring: Ring, options: Options, q: Array, k: Array, v: Array, extras: Extras) -> Any:
+    out, lse = _once(ring, options, q, k, v, extras)
+    return (out, lse), (q, k, v, extras, out, lse)
+
+
+def _once_backward(ring: Ring, options: Options, saved: Any, cotangents: Any) -> Any:
+    q, k, v, extras, out, lse = saved
+    dout, dlse = cotangents
+    rows = without_sink(extras) | {"dlse": dlse}
+    dq, dk, dv = backward(ring, options, (dout, q, k, v, out, lse), rows)
+    return dq, dk, dv, gradients_of(extras, dout, out, lse, dlse)
+
+
+_once.defvjp(_once_forward, _once_backward)
+
+
+def forward(ring: Ring, options: Options, q: Array, k: Array, v: Array, extras: Extras) -> list[Array]:
+    def run(options: Options, q: Array, k: Array, v: Array, extras: Extras) -> list[Array]:
+        call, rest = call_of(FORWARD, options, extras)
+        return bind(call, q, k, v, *rest)
+
+    return ring.heads.call(run, ring.options(options), q, k, v, extras)  # type: ignore[no-any-return]
+
+
+def backward(ring: Ring, options: Options, fixed: tuple[Array, ...], extras: Extras) -> list[Array]:
+    def run(options: Options, fixed: tuple[Array, ...], extras: Extras) -> list[Array]:
+        call, rest = call_of(BACKWARD, options, extras)
+        return bind(call, *fixed, *rest)
+
+    return ring.heads.call(run, ring.options(options), fixed, extras)  # type: ignore[no-any-return]
+
+
+def without_sink(extras: Extras) -> Extras:
+    """Of calls in which the sink is counted already: in the lse of the whole rows, or by the first step."""
+    return {name: x for name, x in extras.items() if name != "learnable_sink"}
+
+
+# -- the ring
+
+
+def ring_attention(ring: Ring, options: Options, q: Array, k: Array, v: Array, extras: Extras) -> tuple[Array, Array]:
+    """(out, lse), with gradients for q, k, v and learnable_sink, once."""
+    return _ring(ring, options._replace(wide=True), q, k, v, extras)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _ring(ring: Ring, options: Options, q: Array, k: Array, v: Array, extras: Extras) -> tuple[Array, Array]:
+    places, device, wide = ring.places(), ring.device(), lse_dtype(q.dtype)
+    rows = without_sink(extras) | ring.side("q", places, device, q)
+    lse_shape = (*q.shape[:-3], q.shape[-2], q.shape[-3])
+    empty = ((q.shape[:-1] + v.shape[-1:], wide, 0.0), (lse_shape, wide, -jnp.inf))
+    total: list[Array] = []
+    for step in range(ring.size):
+        if not any(ring.sees(step)) and step > 0:
+            continue
+        keys = (k, v) if step == 0 else ring.send(step, (k, v))
+        more = rows | ring.side("k", places, (device - step) % ring.size, q)
+        if step == 0:  # the rows' own keys: they count the sink, too
+            total = list(forward(ring, options, q, k, v, more | extras))
+            continue
+        made = ring.where_seen(step, lambda q, k, v, more: list(forward(ring, options, q, k, v, more)), (q, *keys, more), empty)
+        total = list(merge([total[0], made[0]], [total[1], made[1]]))
+    return total[0].astype(q.dtype), total[1]
+
+
+def _ring_forward(ring: Ring, options: Options, q: Array, k: Array, v: Array, extras: Extras) -> Any:
+    out, lse = _ring(ring, options, q, k, v, extras)
+    return (out, lse), (q, k, v, extras, out, lse)
+
+
+def _ring_backward(ring: Ring, options: Options, saved: Any, cotangents: Any) -> Any:
+    q, k, v, extras, out, lse = saved
+    dout, dlse = cotangents
+    places, device, wide = ring.places(), ring.device(), lse_dtype(q.dtype)
+    rows = without_sink(extras) | ring.side("q", places, device, q)
+    rows |= {"dlse": dlse}
+    empty = tuple((x.shape, wide, 0.0) for x in (q, k, v))
+    dq, dk, dv = (jnp.zeros(x.shape, wide) for x in (q, k, v))
+    for step in range(ring.size):
+        if not any(ring.sees(step)):
+            continue
+        keys = (k, v) if step == 0 else ring.send(step, (k, v))
+        more = rows | ring.side("k", places, (device - step) % ring.size, q)
+
+        def part(q: Array, k: Array, v: Array, more: Extras) -> list[Array]:
+            return list(backward(ring, options, (dout, q, k, v, out, lse), more))
+
+        made = ring.where_seen(step, part, (q, *keys, more), empty)
+        dq = dq + made[0]
+        back = made[1:] if step == 0 else ring.send(step, tuple(made[1:]), home=True)
+        dk, dv = dk + back[0], dv + back[1]
+    return dq.astype(q.dtype), dk.astype(k.dtype), dv.astype(v.dtype), gradients_of(extras, dout, out, lse, dlse)
+
+
+_ring.defvjp(_ring_forward, _ring_backward)
+
+
+def gradients_of(extras: Extras, dout: Array, out: Array, lse: Array, dlse: Array) -> dict[str, Any]:
+    """Of the options. The sink is a key without a value: dsink = sum over rows of exp(sink - lse) (dlse - dout . out)."""
+    made: dict[str, Any] = dict.fromkeys(extras)
+    if "learnable_sink" in extras:
+        sink = extras["learnable_sink"]
+        delta = (dout.astype(lse.dtype) * out.astype(lse.dtype)).sum(-1)
+        sees = lse > -jnp.inf
+        weight = jnp.where(sees, jnp.exp(sink.astype(lse.dtype)[:, None] - jnp.where(sees, lse, 0.0)), 0.0)
+        rows = weight * (dlse - jnp.swapaxes(delta, -1, -2))
+        heads = rows.ndim - 2
+        made["learnable_sink"] = rows.sum(tuple(axis for axis in range(rows.ndim) if axis != heads)).astype(sink.dtype)
+    return made

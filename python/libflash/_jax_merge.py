@@ -1,0 +1,66 @@
+"""libflash.jax.merge: results of several ranges of keys, put together."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ._errors import InvalidError
+from ._jax_calls import LAYOUTS, lse_dtype
+from ._jax_derivatives import as_out
+from ._jax_options import one_of, switch
+
+Array = jax.Array
+
+
+def merge(outs: Any, lses: Any, *, return_lse: bool = True, layout: str = "bshd") -> Array | tuple[Array, Array]:
+    """Attention over several disjoint ranges of keys, put together; differentiable in any order, in outs and lses.
+
+    Arguments, results and errors are those of `libflash.merge`. Written in jax.numpy: XLA fuses these few operations with what
+    precedes and follows them.
+    """
+    return _merge(outs, lses, switch(return_lse, "return_lse"), layout)  # type: ignore[no-any-return]
+
+
+@functools.partial(jax.jit, static_argnums=(2, 3))
+def _merge(outs: Any, lses: Any, return_lse: bool, layout: str) -> Array | tuple[Array, Array]:
+    one_of(layout, LAYOUTS, "layout")
+    if len(outs) != len(lses):
+        raise InvalidError(f"outs has {len(outs)} arrays and lses {len(lses)}; they must be as many")
+    if not outs:
+        raise InvalidError("outs has 0 arrays; it needs at least 1")
+    for i, (out, given) in enumerate(zip(outs, lses, strict=True)):
+        rows = lse_rows(out.shape, layout)
+        if out.shape != outs[0].shape or given.shape != rows:
+            raise InvalidError(
+                f"outs[{i}] has shape {out.shape} and lses[{i}] {given.shape}; "
+                f"all outs must be alike, {outs[0].shape}, and lses {rows}"
+            )
+    wide = lse_dtype(outs[0].dtype)
+    stacked = jnp.stack([x.astype(wide) for x in lses])
+    largest = jax.lax.stop_gradient(stacked.max(0))
+    largest = jnp.where(largest == -jnp.inf, 0.0, largest)
+    # A part with lse = -inf contributes nothing, whatever its out holds, and gets no gradient: select before every product.
+    counts = stacked > -jnp.inf
+    weights = jnp.where(counts, jnp.exp(jnp.where(counts, stacked, 0.0) - largest), 0.0)
+    total = weights.sum(0)
+    seen = total > 0
+    total = jnp.where(seen, total, 1.0)
+    lse = jnp.where(seen, largest + jnp.log(total), -jnp.inf)
+    parts = [
+        as_out(weight / total, layout) * jnp.where(as_out(part_counts, layout), part.astype(wide), 0.0)
+        for weight, part_counts, part in zip(weights, counts, outs, strict=True)
+    ]
+    out = functools.reduce(jnp.add, parts).astype(outs[0].dtype)
+    return (out, lse) if return_lse else out
+
+
+def lse_rows(out: tuple[int, ...], layout: str) -> tuple[int, ...]:
+    if len(out) == 3:
+        return out[1], out[0]
+    if len(out) != 4:
+        raise InvalidError(f"outs[0] has {len(out)} dimensions; it needs 4, or 3 if packed")
+    return tuple(out[layout.index(axis)] for axis in "bhs")

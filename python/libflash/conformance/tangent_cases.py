@@ -1,0 +1,63 @@
+"""Problems in forward mode: those of `cases`, each with a direction in which some of its inputs move."""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from functools import cache
+
+import numpy as np
+
+from . import cases, tangent_bounds
+from .case import Case, Inputs
+from .error_bounds import Tensor
+from .reference_tangent import Tangents
+from .rounding import stored
+
+INPUTS = ("q", "k", "v", "bias", "learnable_sink", "dout", "dlse")
+# Inputs that do not move, one entry after the other.
+ABSENT = [(), (), ("v", "dout", "dlse"), ("k", "v"), ("q", "bias"), ("q", "k", "bias", "learnable_sink"), ("dout", "dlse")]
+
+
+@dataclasses.dataclass(frozen=True)
+class TangentCase:
+    number: int  # in quick()
+    case: Case
+
+    def __str__(self) -> str:
+        return self.case.name
+
+    @property
+    def absent(self) -> tuple[str, ...]:
+        return ABSENT[self.number % len(ABSENT)]
+
+    def problem(self) -> tuple[Inputs, Tangents]:
+        x = self.case.inputs()
+        return x, tangents_of(self.case, x, *self.absent)
+
+    def expected(self) -> dict[str, Tensor]:
+        """Exact tangents of every result, with their limits."""
+        x, t = self.problem()
+        assert x.dout is not None
+        return tangent_bounds.expect(x.q, x.k, x.v, t, dout=x.dout, dlse=x.dlse, **x.options)
+
+
+@cache
+def quick() -> list[TangentCase]:
+    """Every third of cases.quick()."""
+    return [TangentCase(number, case) for number, case in enumerate(cases.quick()[::3])]
+
+
+def tangents_of(case: Case, x: Inputs, *absent: str) -> Tangents:
+    """A random direction, the same in every call, without the inputs named in `absent`."""
+    rng = np.random.default_rng(zlib.crc32(("tangents of " + case.name).encode()))
+    like = {"q": x.q, "k": x.k, "v": x.v, "dout": x.dout, "dlse": x.dlse}
+    like |= {name: x.options.get(name) for name in ("bias", "learnable_sink")}
+    made = {name: None if a is None else direction(rng, a) for name, a in like.items()}
+    return Tangents(**{name: made[name] for name in INPUTS if name not in absent})
+
+
+def direction(rng: np.random.Generator, like: np.ndarray) -> np.ndarray:
+    """Numbers that every storage type has: of 8 bits, as bf16's, which NumPy has with ml_dtypes only."""
+    bits = rng.standard_normal(like.shape).astype(np.float32).view(np.uint32)
+    return stored(((bits + np.uint32(0x8000)) & np.uint32(0xFFFF0000)).view(np.float32), like.dtype)

@@ -1,0 +1,207 @@
+"""Context parallel attention on the ranks of a torch.distributed group: the schemes of libflash, a plain ring with the same
+kernels and PyTorch's own context_parallel, against the ranks working on whole problems by themselves.
+
+    torchrun --nproc-per-node 2 tests/benchmark/context_parallel.py                            GPUs: 32k to 512k tokens, bf16
+    torchrun --nproc-per-node 2 tests/benchmark/context_parallel.py --device cpu --tokens 512 --heads 4/2 --head-dim 32
+
+Causal, batch 1, zigzag order. Contenders take turns, medians over the rounds, the slowest rank counts; times include the host.
+Before a cell of at most 16384 tokens is timed, results are compared with those of one rank. `rate` is the time of the whole
+problem on one rank, divided by the ranks and by the contender's time: 1 is a scheme without cost. The prediction is that of
+_context_model.py for the ring; its error is printed for the ranks at hand, and its values for 4 to 64 ranks are no measurements.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import statistics
+import time
+from collections.abc import Callable, Iterator
+
+import libflash.torch
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from _context_model import measured_link, measured_steps, predicted_ms
+from _plain_ring import PlainRing
+
+COMPARED = 16384  # tokens, at most
+PREDICTED = (4, 8, 16, 64)
+WHOLE = "one rank"
+Call = Callable[[], object]
+
+
+def milliseconds(call: Call, device: torch.device) -> float:
+    """Of one call on all ranks together: the slowest one's."""
+    dist.barrier()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    begun = time.perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    mine = torch.tensor([1000 * (time.perf_counter() - begun)], device=device)
+    dist.all_reduce(mine, dist.ReduceOp.MAX)
+    return mine.item()
+
+
+def medians(calls: dict[str, Call], rounds: int, device: torch.device) -> dict[str, float]:
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        milliseconds(call, device)
+    for i in range(rounds):
+        names = list(calls)
+        for name in names[i % len(names) :] + names[: i % len(names)]:
+            times[name].append(milliseconds(calls[name], device))
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def gradients(attention: Callable[..., torch.Tensor], tensors: list[torch.Tensor], backward: bool) -> list[torch.Tensor]:
+    if not backward:
+        with torch.no_grad():
+            return [attention(*tensors)]
+    leaves = [x.detach().requires_grad_() for x in tensors]
+    out = attention(*leaves)
+    return [out.detach(), *torch.autograd.grad(out, leaves, out.detach())]
+
+
+def own_scheme(scheme: str) -> Callable[..., torch.Tensor]:
+    def attention(*tensors: torch.Tensor) -> torch.Tensor:
+        return libflash.torch.context_parallel_attention(*tensors, scheme=scheme, causal=True, check=False)
+
+    return attention
+
+
+def of_pytorch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Inside its context_parallel, which replaces this function."""
+    heads_first = [x.transpose(1, 2) for x in (q, k, v)]
+    return F.scaled_dot_product_attention(*heads_first, is_causal=True, enable_gqa=q.shape[2] != k.shape[2]).transpose(1, 2)
+
+
+@contextlib.contextmanager
+def context_of_pytorch(device: torch.device) -> Iterator[None]:
+    """Its dispatcher around shards that are already there: it orders them as a zigzag too."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.experimental import context_parallel
+
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    anything = torch.zeros(2 * dist.get_world_size(), device=device)
+    with context_parallel(mesh, buffers=[anything], buffer_seq_dims=[0]):
+        yield
+
+
+def contenders(shards: list[torch.Tensor], backward: bool) -> dict[str, Call]:
+    """Those that run here; others are named with the reason."""
+    ranks, device = dist.get_world_size(), shards[0].device
+    calls: dict[str, Call] = {}
+
+    def try_out(name: str, call: Call) -> None:
+        try:
+            call()
+        except (NotImplementedError, RuntimeError, libflash.Error) as refused:
+            say(f"    {name}: left out: {str(refused).splitlines()[0][:120]}")
+        else:
+            calls[name] = call
+
+    for scheme in ("ring", "all_gather", "heads", "auto"):
+        try_out(scheme, lambda scheme=scheme: gradients(own_scheme(scheme), shards, backward))
+    try_out("plain ring", lambda: gradients(PlainRing.apply, shards, backward))
+
+    def pytorch() -> list[torch.Tensor]:
+        with context_of_pytorch(device):
+            return gradients(of_pytorch, shards, backward)
+
+    if ranks > 1:
+        try_out("PyTorch", pytorch)
+    return calls
+
+
+def compare(calls: dict[str, Call], wanted: list[torch.Tensor]) -> None:
+    tolerance = 1e-4 if wanted[0].dtype == torch.float32 else 0.03
+    for name, call in calls.items():
+        for what, got, x in zip(("out", "dq", "dk", "dv"), call(), wanted, strict=False):
+            worst = ((got - x).float().norm() / x.float().norm()).item()
+            if not worst <= tolerance:
+                raise SystemExit(f"{name}: {what} differs by {worst:.3g} of its norm; nothing is timed")
+
+
+def cell(tokens: int, heads: tuple[int, int], backward: bool, device: torch.device, options: argparse.Namespace) -> dict:
+    torch.manual_seed(1)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    whole = [torch.randn(1, tokens, n, options.head_dim, device=device).to(dtype) for n in (heads[0], heads[1], heads[1])]
+    shards = [libflash.torch.shard(x, dim=1, order="zigzag").contiguous() for x in whole]
+
+    def one_rank() -> list[torch.Tensor]:
+        return gradients(lambda *x: libflash.torch.attention(*x, causal=True), whole, backward)
+
+    ranks = dist.get_world_size()
+    say(f"{tokens} tokens, heads {heads[0]}/{heads[1]}, {'forward and backward' if backward else 'forward'}, {ranks} ranks")
+    calls = contenders(shards, backward)
+    if tokens <= COMPARED:
+        compare(calls, [libflash.torch.shard(x, dim=1, order="zigzag") for x in one_rank()])
+    ms = medians({WHOLE: one_rank, **calls}, options.rounds, device)
+    for name, value in ms.items():
+        rate = "" if name == WHOLE else f", rate {ms[WHOLE] / ranks / value:.3f}"
+        say(f"    {name}: {value:.3f} ms{rate}")
+    return {"tokens": tokens, "heads": heads, "backward": backward, "ranks": ranks, "ms": ms}
+
+
+def prediction(result: dict, device: torch.device, options: argparse.Namespace) -> dict[int, float]:
+    """Of forward, or of both passes."""
+
+    def clock(call: Call) -> float:
+        return statistics.median(milliseconds(call, device) for _ in range(3))
+
+    link = measured_link(device, clock)
+    made = {}
+    for ranks in (result["ranks"], *PREDICTED):
+        tokens = result["tokens"] // ranks // 2 * 2
+        if tokens == 0:
+            continue
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        q, k = (torch.randn(1, tokens, n, options.head_dim, device=device).to(dtype) for n in result["heads"])
+        passes = (False, True) if result["backward"] else (False,)
+        made[ranks] = sum(predicted_ms(ranks, k, measured_steps(q, k, clock, one), link, one) for one in passes)
+    measured = result["ms"].get("ring")
+    error = "" if measured is None else f", error {made[result['ranks']] / measured - 1:+.1%}"
+    say(f"    model of the ring: {made[result['ranks']]:.3f} ms{error}; link {link.bytes_per_ms / 1e6:.1f} GB/s")
+    whole = result["ms"][WHOLE]
+    say("    predicted rate: " + ", ".join(f"{n} ranks {whole / n / ms:.3f}" for n, ms in made.items() if n > 1))
+    return made
+
+
+def say(text: str) -> None:
+    if dist.get_rank() == 0:
+        print(text, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--tokens", type=int, nargs="+", default=[32768, 65536, 131072, 262144, 524288])
+    parser.add_argument("--heads", nargs="+", default=["32/8", "32/32"], metavar="Q/K")
+    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=5, help="calls of each contender, in turn (default: %(default)s)")
+    parser.add_argument("--json", type=pathlib.Path, help="write the results there")
+    options = parser.parse_args()
+    dist.init_process_group("nccl" if options.device == "cuda" else "gloo")
+    device = torch.device(options.device, int(os.environ["LOCAL_RANK"]) if options.device == "cuda" else None)
+    if options.device == "cuda":
+        torch.cuda.set_device(device)
+    results = []
+    for tokens in options.tokens:
+        for heads in options.heads:
+            for backward in (False, True):
+                result = cell(tokens, tuple(map(int, heads.split("/"))), backward, device, options)
+                result["predicted_ms"] = prediction(result, device, options)
+                results.append(result)
+    if options.json and dist.get_rank() == 0:
+        options.json.write_text(json.dumps(results, indent=1) + "\n")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

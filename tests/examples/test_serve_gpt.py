@@ -1,0 +1,187 @@
+"""The serving example in its small configuration: what it prints, that batches change no token, and that defects are found."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import libflash
+
+torch = pytest.importorskip("torch")
+
+import serve_gpt  # noqa: E402
+from gpt import checkpoint  # noqa: E402
+from gpt.draft import Tree, draft  # noqa: E402
+from gpt.engine import Engine, Settings  # noqa: E402
+from gpt.model import GPT, Shape  # noqa: E402
+from gpt.paged import PagedCache  # noqa: E402
+from gpt.pages import Pages  # noqa: E402
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+
+@pytest.fixture(autouse=True)
+def default_threads() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    libflash.set_num_threads(0)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A checkpoint after a training that makes texts of some variety."""
+    serve_gpt.use_one_thread()
+    path = tmp_path_factory.mktemp("model") / "gpt.pt"
+    checkpoint.save(serve_gpt.trained(serve_gpt.parsed(["--small", "--train-steps", "100"])), path)
+    return path
+
+
+def served(model: pathlib.Path, *arguments: str) -> dict[str, Any]:
+    path = model.with_suffix(".json")
+    path.unlink(missing_ok=True)
+    assert serve_gpt.main(["--small", "--check", "--checkpoint", str(model), "--json", str(path), *arguments]) == 0
+    return json.loads(path.read_text())
+
+
+def test_the_program(tmp_path: pathlib.Path) -> None:
+    command = [sys.executable, HERE / "serve_gpt.py", "--small", "--check", "--requests", 6]
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^192 tokens of 6 requests in \d+\.\d\d s: \d+ tokens/s$", done.stdout, re.MULTILINE)
+    assert re.search(r"^\d+ steps of \d+\.\d rows; \d+ of \d+ tokens of prompts shared$", done.stdout, re.MULTILINE)
+    assert "the same tokens in 6 of 6 texts" in done.stdout
+    assert done.stdout.endswith("good\n")
+    assert done.stderr == ""  # no terminal, no progress line
+
+
+OPTIONS = {
+    "all": [],
+    "int8": ["--cache", "int8"],
+    "e4m3": ["--cache", "e4m3"],
+    "odd pages": ["--page-size", "7", "--nodes", "31", "--depth", "9"],
+    "few rows": ["--budget", "5", "--batch", "3"],
+    "few pages": ["--pages", "20"],
+    "bfloat16": ["--dtype", "bfloat16"],
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_batches_change_no_token(model: pathlib.Path, name: str) -> None:
+    found = served(model, *OPTIONS[name])
+    counts, check = found["counts"], found["check"]
+    assert counts["generated"] == 12 * 32
+    assert counts["shared"] > 0
+    assert counts["accepted"] > 0
+    assert counts["accepted"] < counts["drafted"]
+    if name in ("all", "odd pages", "few rows", "few pages"):
+        assert check["same"] == check["texts"] == 12
+
+
+def test_without_drafts_and_shared_pages(model: pathlib.Path) -> None:
+    every, plain = served(model), served(model, "--nodes", "1", "--no-share", "--batch", "4")
+    assert plain["counts"]["shared"] == plain["counts"]["drafted"] == 0
+    assert plain["texts"] == every["texts"]
+    assert plain["counts"]["steps"] > every["counts"]["steps"]
+
+
+# -- defects
+
+
+def forgotten_move(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PagedCache, "move", lambda *given: None)
+
+
+def one_position(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Tree, "depths", property(lambda tree: [0] * len(tree.tokens)))
+
+
+def chain_for_a_tree(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Tree, "words", lambda tree: [(2 << node) - 1 for node in range(len(tree.tokens))])
+
+
+def another_prefix(patch: pytest.MonkeyPatch) -> None:
+    beginning = Pages.beginning
+    patch.setattr(Pages, "beginning", lambda pages, text: beginning(pages, text)[:1] * len(beginning(pages, text)))
+
+
+@pytest.mark.parametrize("defect", [forgotten_move, one_position, chain_for_a_tree, another_prefix])
+def test_defects_are_found(
+    model: pathlib.Path, defect: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    defect(monkeypatch)
+    assert serve_gpt.main(["--small", "--check", "--checkpoint", str(model), "--pages", "24"]) == 1
+    said = capsys.readouterr()
+    assert "logits differ from those alone by" in said.err
+    assert said.out.endswith("WRONG\n")
+
+
+# -- parts
+
+
+def test_pages() -> None:
+    pages = Pages(4, 2, share=True)
+    mine = [pages.new(), pages.new()]
+    pages.name(mine[0], [1, 2])
+    pages.name(mine[1], [1, 2, 3, 4])
+    assert pages.beginning([1, 2, 3, 4]) == mine[:1]  # one token is left
+    assert pages.beginning([1, 2, 3, 4, 5]) == mine
+    assert pages.beginning([2, 2, 3, 4, 5]) == []
+    assert pages.available == 2
+    pages.use(mine[0])
+    for page in mine:
+        pages.leave(page)
+    assert pages.available == 3
+    assert pages.beginning([1, 2, 3, 4, 5]) == mine
+    assert {pages.new(), pages.new(), pages.new()} == {0, 1, 2, 3} - {mine[0]}
+    assert pages.available == 0
+    assert pages.beginning([1, 2, 3, 4, 5]) == mine[:1]  # the other one has a new owner
+    assert Pages(4, 2, share=False).beginning([1, 2, 3]) == []
+
+
+def test_trees() -> None:
+    tree = Tree([5], [-1])
+    tree.add([7, 8], 9)
+    tree.add([7, 9], 9)
+    tree.add([6], 9)
+    assert tree.tokens == [5, 7, 8, 9, 6]
+    assert tree.parents == [-1, 0, 1, 1, 0]
+    assert tree.depths == [0, 1, 2, 2, 1]
+    assert [bin(word) for word in tree.words()] == ["0b1", "0b11", "0b111", "0b1011", "0b10001"]
+    assert tree.child(1, 9) == 3
+    assert tree.child(0, 9) is None
+
+
+def test_drafts() -> None:
+    text = [1, 2, 3, 4, 9, 1, 2, 3, 7, 8, 1, 2, 3]
+    tree = draft(text, 8, 2)
+    assert tree.tokens == [3, 7, 8, 4, 9]
+    assert tree.parents == [-1, 0, 1, 0, 3]
+    assert draft(text, 3, 2).tokens == [3, 7, 8]
+    assert draft(text, 1, 2).tokens == [3]
+    assert draft([4], 8, 2).tokens == [4]
+
+
+def test_a_request_that_has_no_room() -> None:
+    engine = Engine(GPT(Shape(256, 64, 1, 1, 8, "rotary")), Settings(pages=4, page_size=4), torch.float32)
+    with pytest.raises(ValueError, match=r"10 \+ 7 tokens; there is room for 16"):
+        engine.add([1] * 10, 7)
+    engine.add([1] * 10, 6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["--nodes", "32"], "--nodes is 32; it must be 1 to 31"), (["--page-size", "0"], "--page-size is 0; it must be 1 or more")],
+)
+def test_bad_options(arguments: list[str], said: str, capsys: pytest.CaptureFixture) -> None:
+    with pytest.raises(SystemExit) as ended:
+        serve_gpt.main(["--small", *arguments])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err

@@ -1,0 +1,1 @@
+from libflash.conformance.reference_statistics import *

@@ -1,0 +1,1 @@
+from libflash.conformance.tangent_cases import *

@@ -1,0 +1,31 @@
+"""tests/benchmark/context_parallel.py on two gloo processes; it compares every contender's results with one rank's itself."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+FOLDER = pathlib.Path(__file__).parent / "benchmark"
+
+
+@pytest.mark.skipif(not torch.distributed.is_gloo_available(), reason="this PyTorch has no gloo")
+def test_two_ranks(tmp_path: pathlib.Path) -> None:
+    launcher = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    program = [str(FOLDER / "context_parallel.py"), "--device", "cpu", "--tokens", "64", "--heads", "4/2", "--head-dim", "16"]
+    done = subprocess.run(
+        [*launcher, *program, "--rounds", "1", "--json", str(tmp_path / "cells.json")],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    forward, both = json.loads((tmp_path / "cells.json").read_text())
+    assert (forward["backward"], both["backward"]) == (False, True)
+    for cell in (forward, both):
+        assert {"one rank", "ring", "all_gather", "heads", "auto", "plain ring"} <= cell["ms"].keys(), done.stdout
+        assert min(cell["predicted_ms"].values()) > 0

@@ -1,0 +1,162 @@
+"""Decode with packed rows: each sequence has its own number of query rows and new keys."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from harness import BFLOAT16, assert_same_bits, random
+from test_decode import KERNELS
+
+import libflash
+
+every_kernel = pytest.mark.parametrize("kernel", KERNELS)
+every_dtype = pytest.mark.parametrize("dtype", [np.dtype("float32"), BFLOAT16, np.dtype("float64")], ids=str)
+CACHED = np.array([700, 1, 0, 129, 512, 300], np.int32)  # of test_decode.LENGTHS
+ROWS = (1, 3, 0, 70, 2, 33)
+HEADS_Q, HEADS_K, DIM, CAPACITY = 6, 2, 48, 800
+
+
+def cu_seqlens(lengths: tuple[int, ...]) -> np.ndarray:
+    return np.cumsum((0, *lengths)).astype(np.int32)
+
+
+def cache(dtype: np.dtype) -> list[np.ndarray]:
+    """Keys and values for CACHED; NaN after them."""
+    made = []
+    for seed in (1, 2):
+        x = random(len(CACHED), CAPACITY, HEADS_K, DIM, seed=seed).astype(dtype)
+        for b, n in enumerate(CACHED):
+            x[b, n:] = np.nan
+        made.append(x)
+    return made
+
+
+def rows(total: int, heads: int, dtype: np.dtype, seed: int = 3) -> np.ndarray:
+    return random(total, heads, DIM, seed=seed).astype(dtype)
+
+
+@every_kernel
+@every_dtype
+@pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
+def test_every_sequence_is_as_if_alone(kernel: str, dtype: np.dtype, paged: bool) -> None:
+    """Bit for bit with a split size: prefill chunks, rows of decode and a sequence without rows in one call, in any order."""
+    total = sum(ROWS)
+    q, k, v = rows(total, HEADS_Q, dtype), rows(total, HEADS_K, dtype, 4), rows(total, HEADS_K, dtype, 5)
+    start = cu_seqlens(ROWS)
+    options = dict(split_size=256, return_lse=True, kernel=kernel, window_size=(400, 0), softcap=20.0)
+    alone, caches = {}, cache(dtype)
+    for b, n in enumerate(CACHED):
+        at = slice(start[b], start[b + 1])
+        own = [x[b : b + 1] for x in caches]
+        alone[b] = libflash.decode(q[None, at], *own, k=k[None, at], v=v[None, at], cache_seqlens=CACHED[b : b + 1], **options)
+        assert all(np.isnan(x[0, n + ROWS[b] :].astype(np.float32)).all() for x in own)
+    for order in ([0, 1, 2, 3, 4, 5], [3, 2, 5, 0, 4, 1]):
+        mixed, where = cache(dtype), {"cache_batch_idx": np.array(order, np.int32)}
+        if paged:
+            mixed = [x.reshape(-1, 16, HEADS_K, DIM) for x in mixed]
+            table = np.arange(len(mixed[0]), dtype=np.int32).reshape(len(CACHED), -1)
+            where = {"block_table": np.ascontiguousarray(table[order])}
+        at = np.concatenate([np.arange(start[b], start[b + 1]) for b in order])
+        lengths = tuple(ROWS[b] for b in order)
+        o, lse = libflash.decode(q[at], *mixed, k=k[at], v=v[at], cu_seqlens_q=cu_seqlens(lengths),
+                                 cache_seqlens=CACHED[order], **where, **options)  # fmt: skip
+        begin = cu_seqlens(lengths)
+        for i, b in enumerate(order):
+            own = slice(begin[i], begin[i + 1])
+            assert_same_bits(o[own], alone[b][0][0])
+            assert_same_bits(np.ascontiguousarray(lse[:, own]), np.ascontiguousarray(alone[b][1][0]))
+        for got, wanted in zip(mixed, caches, strict=True):
+            assert_same_bits(got.reshape(wanted.shape), wanted)
+
+
+@every_kernel
+@pytest.mark.parametrize("length", [1, 5])
+def test_equal_lengths_are_a_dense_call(kernel: str, length: int) -> None:
+    """Bit for bit with one split."""
+    q = random(len(CACHED), length, HEADS_Q, DIM, seed=3)
+    options = dict(cache_seqlens=CACHED, return_lse=True, kernel=kernel, num_splits=1)
+    wanted, wanted_lse = libflash.decode(q, *cache(np.dtype("float32")), **options)
+    starts = cu_seqlens((length,) * len(CACHED))
+    o, lse = libflash.decode(q.reshape(-1, HEADS_Q, DIM), *cache(np.dtype("float32")), cu_seqlens_q=starts, **options)
+    assert_same_bits(o, wanted.reshape(o.shape))
+    assert_same_bits(lse, np.ascontiguousarray(wanted_lse.transpose(1, 0, 2)).reshape(lse.shape))
+
+
+@every_kernel
+def test_padding_touches_nothing(kernel: str) -> None:
+    """Sequences without a row, as in the padding of a captured graph: their entries may hold anything, and rows that belong to no
+    sequence are not written."""
+    lengths, cached = (2, 0, 1, 0), np.array([20, 0, 30, 17], np.int32)
+    table = np.array([[0, 1, 9], [-1, 2**31 - 1, -5], [2, 3, 2**31 - 1], [-1, -1, -1]], np.int32)
+    pages = [random(4, 16, HEADS_K, DIM, seed=i) for i in (1, 2)]
+    q = random(6, HEADS_Q, DIM, seed=3)
+    q[3:] = np.nan
+    out, lse = np.full_like(q, 7.0), np.full((HEADS_Q, 6), 7.0, np.float32)
+    options = dict(cu_seqlens_q=cu_seqlens(lengths), cache_seqlens=cached, kernel=kernel)
+    libflash.decode(q, *pages, block_table=table, out=out, lse=lse, return_lse=True, **options)
+    assert (out[3:] == 7).all()
+    assert (lse[:, 3:] == 7).all()
+    assert np.isfinite(out[:3]).all()
+    entries = [x.reshape(2, 32, HEADS_K, DIM) for x in pages]
+    entry = np.array([0, -1, 1, 2**31 - 1], np.int32)
+    same, same_lse = np.full_like(q, 7.0), np.full_like(lse, 7.0)
+    libflash.decode(q, *entries, cache_batch_idx=entry, out=same, lse=same_lse, return_lse=True, **options)
+    assert_same_bits(same, out)
+    assert_same_bits(same_lse, lse)
+
+
+@every_kernel
+@pytest.mark.parametrize("rows_of_padding", [0, 3])
+def test_no_sequence_has_a_row(kernel: str, rows_of_padding: int) -> None:
+    q = random(rows_of_padding, HEADS_Q, DIM)
+    out = np.full_like(q, 7.0)
+    for batch in (0, 2):
+        starts = np.zeros(batch + 1, np.int32)
+        libflash.decode(q, *cache(np.dtype("float32")), cu_seqlens_q=starts, cache_seqlens=CACHED[:batch], out=out, kernel=kernel)
+    assert (out == 7).all()
+
+
+@every_kernel
+def test_new_keys_without_queries_are_appended(kernel: str) -> None:
+    caches = cache(np.dtype("float32"))
+    k, v = random(5, HEADS_K, DIM, seed=8), random(5, HEADS_K, DIM, seed=9)
+    out = libflash.decode(
+        random(1, HEADS_Q, DIM), *caches, k=k, v=v, cache_seqlens=CACHED, cu_seqlens_q=cu_seqlens((0, 0, 0, 0, 0, 1)),
+        cu_seqlens_new=cu_seqlens((0, 2, 0, 3, 0, 0)), kernel=kernel,
+    )  # fmt: skip
+    assert np.isfinite(out).all()
+    assert_same_bits(caches[0][1, 1:3].copy(), k[:2])
+    assert_same_bits(caches[1][3, 129:132].copy(), v[2:])
+    assert np.isnan(caches[0][1, 3:]).all()
+
+
+@every_kernel
+@pytest.mark.parametrize("packed", [False, True])
+def test_entries_before_the_window_are_not_read(kernel: str, packed: bool) -> None:
+    """Engines free pages behind a sliding window: their table entries may hold anything, and their keys NaN."""
+    table = np.array([[2**31 - 1, -1, 3, 4, 9]], np.int32)
+    pages = [random(5, 16, HEADS_K, DIM, seed=i) for i in (1, 2)]
+    for x in pages:
+        x[:3] = np.nan
+    q = random(1, 2, HEADS_Q, DIM, seed=3)
+    options = dict(cache_seqlens=np.array([60], np.int32), kernel=kernel)
+    contiguous = [x[[3, 4]].reshape(1, 32, HEADS_K, DIM) for x in pages]
+    # Rows 58 and 59 see 17 keys each; those of the first page that is left are keys 32 to 47.
+    wanted = libflash.decode(q, *contiguous, cache_seqlens=np.array([28], np.int32), window_size=(16, 0), kernel=kernel)
+    if packed:
+        options["cu_seqlens_q"], q, wanted = cu_seqlens((2,)), q[0], wanted[0]
+    got = libflash.decode(q, *pages, block_table=table, window_size=(16, 0), **options)
+    np.testing.assert_allclose(got, wanted, rtol=1e-6, atol=1e-6)
+    with pytest.raises(libflash.InvalidError, match=r"block_table.*entry \(0, 1\) is -1 of 5"):
+        libflash.decode(q, *pages, block_table=table, window_size=(27, 0), **options)
+
+
+def test_explain_names_the_packing() -> None:
+    caches = cache(np.dtype("float32"))
+    text = libflash.explain(random(9, HEADS_Q, DIM), *caches, op="decode", cu_seqlens_q=cu_seqlens((9, 0, 0, 0, 0, 0)))
+    assert "queries packed 9 rows" in text
+    assert "decode_cpu" in text
+    pad = np.zeros(6, np.int32)
+    text = libflash.explain(random(9, HEADS_Q, DIM), *caches, op="decode", cu_seqlens_q=np.zeros(7, np.int32), cache_leftpad=pad)
+    assert "UNSUPPORTED" in text
+    assert "cache_leftpad: cannot be given together with packed rows" in text

@@ -1,0 +1,243 @@
+"""Arguments that flash-attn 3 added: what each does in libflash.flash_attn, against the oracle or the call without it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from harness import assert_same_bits, qkv, random
+from reference import forward
+from reference_decode import decode as oracle
+
+import libflash
+from libflash import flash_attn
+
+torch = pytest.importorskip("torch")
+
+HINTS = {"pack_gqa": True, "sm_margin": 4}
+LIBRARIES = {"torch": torch.from_numpy, "numpy": lambda x: x}
+
+
+def paged_problem() -> dict[str, np.ndarray]:
+    return {
+        "q": random(7, 4, 16), "k": random(5, 4, 2, 16, seed=1), "v": random(5, 4, 2, 16, seed=2),
+        "table": np.array([[3, 1, 99], [0, -7, 2]], np.int32), "cu_q": np.array([0, 3, 7], np.int32),
+        "used": np.array([6, 3], np.int32), "sink": random(4, seed=7),
+    }  # fmt: skip
+
+
+def near(got: Any, wanted: Any, bound: float = 1e-5) -> None:
+    np.testing.assert_allclose(np.asarray(got), np.asarray(wanted), rtol=bound, atol=bound)
+
+
+# -- names
+
+
+def test_names_of_the_sink() -> None:
+    q, k, v = map(torch.from_numpy, qkv())
+    sink = torch.linspace(-1, 2, 4)
+    wanted = flash_attn.flash_attn_func(q, k, v, causal=True, learnable_sink=sink)
+    assert torch.equal(flash_attn.flash_attn_func(q, k, v, causal=True, s_aux=sink, **HINTS), wanted)
+    assert not torch.equal(flash_attn.flash_attn_func(q, k, v, causal=True), wanted)
+    ends = [torch.tensor([0, x.shape[1]], dtype=torch.int32) for x in (q, k)]
+    got = flash_attn.flash_attn_varlen_func(q[0], k[0], v[0], *ends, None, None, causal=True, s_aux=sink, **HINTS)
+    near(got, wanted[0])
+    with pytest.raises(libflash.InvalidError, match="learnable_sink and s_aux are two names"):
+        flash_attn.flash_attn_func(q, k, v, learnable_sink=sink, s_aux=sink)
+    near(wanted, forward(*qkv(), causal=True, learnable_sink=sink.numpy())[0])
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_page_table_and_used_keys(library: str) -> None:
+    """The call of engines: packed rows, pages, the number of keys of each sequence, a sink and hints."""
+    given = {name: LIBRARIES[library](x) for name, x in paged_problem().items()}
+    lengths = {"cu_seqlens_q": given["cu_q"], "cu_seqlens_k": None, "max_seqlen_q": 4, "max_seqlen_k": 12}
+    got = flash_attn.flash_attn_varlen_func(
+        given["q"], given["k"], given["v"], **lengths, seqused_k=given["used"], page_table=given["table"], causal=True,
+        window_size=(4, 0), s_aux=given["sink"], scheduler_metadata=given["table"], num_splits=2, **HINTS,
+    )  # fmt: skip
+    x = paged_problem()
+    wanted = oracle(
+        x["q"], x["k"], x["v"], block_table=x["table"], cache_seqlens=x["used"], cu_seqlens_q=x["cu_q"], window_size=(4, 0),
+        learnable_sink=x["sink"],
+    )  # fmt: skip
+    near(got, wanted.out)
+    same = flash_attn.flash_attn_with_kvcache(
+        given["q"], given["k"], given["v"], cache_seqlens=given["used"], page_table=given["table"], causal=True,
+        cu_seqlens_q=given["cu_q"], window_size=(4, 0), s_aux=given["sink"], num_splits=2, scheduler_metadata=given["table"],
+        **HINTS,
+    )  # fmt: skip
+    assert_same_bits(np.asarray(got), np.asarray(same))
+
+
+def test_used_keys_of_gathered_pages() -> None:
+    """With gradients pages are gathered; seqused_k and cu_seqlens_k say the same."""
+    x = {name: torch.from_numpy(value) for name, value in paged_problem().items()}
+    k, v = x["k"].requires_grad_(), x["v"]
+    cu_k = torch.tensor([0, 6, 9], dtype=torch.int32)
+    call = flash_attn.flash_attn_varlen_func
+    wanted = call(x["q"], k, v, x["cu_q"], cu_k, 4, 6, causal=True, block_table=x["table"])
+    options = {"causal": True, "block_table": x["table"], "seqused_k": x["used"]}
+    got = call(x["q"], k, v, x["cu_q"], None, 4, None, **options)
+    assert got.requires_grad
+    near(got.detach(), wanted.detach())
+    used_q = torch.tensor([3, 2], dtype=torch.int32)
+    got = call(x["q"], k.detach(), v, x["cu_q"], None, 4, None, seqused_q=used_q, **options)
+    rows = torch.cat([x["q"][:3], x["q"][3:5]])
+    ends = torch.tensor([0, 3, 5], dtype=torch.int32)
+    near(got[:5], call(rows, k.detach(), v, ends, None, 3, None, **options))
+
+
+def test_splits_with_gradients() -> None:
+    q, k, v = (torch.from_numpy(x).requires_grad_() for x in qkv())
+    split, whole = (flash_attn.flash_attn_func(q, k, v, causal=True, num_splits=n) for n in (3, 0))
+    near(split.detach(), whole.detach())
+    for got, wanted in zip(*(torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (split, whole)), strict=True):
+        near(got, wanted, 1e-4)
+
+
+def test_used_rows_and_keys() -> None:
+    q, k, v = (x[0] for x in qkv(sq=9, sk=9))
+    ends, used_q, used_k = (np.array(x, np.int32) for x in ([0, 5, 9], [3, 4], [5, 2]))
+    got = flash_attn.flash_attn_varlen_func(q, k, v, ends, ends, 5, 5, causal=True, seqused_q=used_q, seqused_k=used_k)
+    wanted = forward(q, k, v, cu_seqlens_q=ends, cu_seqlens_k=ends, seqused_q=used_q, seqused_k=used_k, causal=True)[0]
+    for rows in (slice(0, 3), slice(5, 9)):
+        near(got[rows], wanted[rows])
+
+
+def test_scales_of_pages() -> None:
+    x = paged_problem()
+    codes = [np.rint(x[name] * 40).astype(np.int8) for name in "kv"]
+    scales = [np.array([[0.02, 0.03], [0.04, 0.01]], np.float32) * n for n in (1, 2)]
+    got = flash_attn.flash_attn_varlen_func(
+        x["q"], *codes, x["cu_q"], None, 4, None, causal=True, seqused_k=x["used"], block_table=x["table"], k_descale=scales[0],
+        v_descale=scales[1],
+    )  # fmt: skip
+    real = [code.astype(np.float32) for code in codes]
+    for sequence, owned in ((0, [3, 1]), (1, [0])):
+        for pages, scale in zip(real, scales, strict=True):
+            pages[owned] *= scale[sequence][:, None]
+    wanted = oracle(x["q"], *real, block_table=x["table"], cache_seqlens=x["used"], cu_seqlens_q=x["cu_q"])
+    near(got, wanted.out)
+
+
+# -- qv: multi-head latent attention
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("packed", [False, True])
+def test_qv(library: str, packed: bool) -> None:
+    """Scores q k + qv v with the scale of both, new keys appended to both caches."""
+    shapes = [(2, 3, 4, 8), (2, 3, 4, 16), (2, 9, 1, 8), (2, 9, 1, 16), (2, 3, 1, 8), (2, 3, 1, 16)]
+    arrays = [random(*shape, seed=i) for i, shape in enumerate(shapes)]
+    q, qv, rope, latent, new_rope, new_latent = arrays
+    lengths = np.array([4, 6], np.int32)
+    joined, place = np.concatenate([latent, rope], -1), np.concatenate([new_latent, new_rope], -1)
+    for b, length in enumerate(lengths):
+        joined[b, length : length + 3] = place[b]
+    both = np.concatenate([qv, q], -1)
+    wanted = oracle(both, joined, np.ascontiguousarray(joined[..., :16]), cache_seqlens=lengths + 3).out
+    convert = LIBRARIES[library]
+    options: dict[str, Any] = {"cache_seqlens": convert(lengths), "causal": True}
+    rows = [q, new_rope, new_latent, qv]
+    if packed:
+        rows = [x.reshape(-1, *x.shape[2:]) for x in rows]
+        options["cu_seqlens_q"] = convert(np.array([0, 3, 6], np.int32))
+    q, new_rope, new_latent, qv = map(convert, rows)
+    caches = [convert(x.copy()) for x in (rope, latent)]
+    got = flash_attn.flash_attn_with_kvcache(q, *caches, new_rope, new_latent, qv=qv, **options)
+    near(np.asarray(got).reshape(wanted.shape), wanted)
+    near(np.concatenate([np.asarray(x) for x in caches[::-1]], -1), joined, 0)
+
+
+def test_qv_with_pages() -> None:
+    x = paged_problem()
+    q, qv, pages = random(7, 4, 8, seed=4), random(7, 4, 16, seed=5), random(5, 4, 2, 8, seed=6)
+    got = flash_attn.flash_attn_varlen_func(
+        q, pages, x["v"], x["cu_q"], None, 4, None, causal=True, seqused_k=x["used"], block_table=x["table"], qv=qv
+    )
+    keys = np.concatenate([x["v"], pages], -1)
+    wanted = oracle(
+        np.concatenate([qv, q], -1), keys, x["v"], block_table=x["table"], cache_seqlens=x["used"], cu_seqlens_q=x["cu_q"]
+    )
+    near(got, wanted.out)
+
+
+# -- hints and refusals
+
+
+def test_hints_change_nothing() -> None:
+    q, k, v = qkv()
+    wanted = flash_attn.flash_attn_func(q, k, v)
+    for pack in (None, True, False):
+        assert_same_bits(flash_attn.flash_attn_func(q, k, v, pack_gqa=pack, sm_margin=8), wanted)
+    near(flash_attn.flash_attn_func(q, k, v, num_splits=3), wanted)
+    with pytest.raises(TypeError, match="pack_gqa must be a bool, not 'no'"):
+        flash_attn.flash_attn_func(q, k, v, pack_gqa="no")
+    with pytest.raises(TypeError, match="sm_margin must be an integer, not float"):
+        flash_attn.flash_attn_func(q, k, v, sm_margin=0.5)
+    with pytest.raises(libflash.InvalidError, match="sm_margin is -1; it must not be negative"):
+        flash_attn.flash_attn_func(q, k, v, sm_margin=-1)
+    with pytest.raises(libflash.InvalidError, match="num_splits"):
+        flash_attn.flash_attn_func(q, k, v, num_splits=-1)
+
+
+ONE = np.ones(1, np.float32)
+EVERYWHERE = {"attention_chunk": (4, "attention_chunk is 4"), "q_descale": (ONE, "q_descale: q of 8 bits")}
+WITHOUT_PAGES = {name: (ONE, f"{name} is for keys in a cache") for name in ("qv", "k_descale", "v_descale")}
+
+
+@pytest.mark.parametrize("name", [*EVERYWHERE, *WITHOUT_PAGES])
+def test_refused_without_pages(name: str) -> None:
+    given, said = (EVERYWHERE | WITHOUT_PAGES)[name]
+    q, k, v = qkv()
+    with pytest.raises(libflash.UnsupportedError, match=said):
+        flash_attn.flash_attn_func(q, k, v, **{name: given})
+    ends = [np.array([0, x.shape[1]], np.int32) for x in (q, k)]
+    with pytest.raises(libflash.UnsupportedError, match=said):
+        flash_attn.flash_attn_varlen_func(q[0], k[0], v[0], *ends, 40, 40, **{name: given})
+
+
+@pytest.mark.parametrize("name", [*EVERYWHERE, "rotary_seqlens"])
+def test_refused_with_a_cache(name: str) -> None:
+    given, said = {**EVERYWHERE, "rotary_seqlens": (ONE, "rotary_seqlens is not supported")}[name]
+    q, k, v = qkv()
+    with pytest.raises(libflash.UnsupportedError, match=said):
+        flash_attn.flash_attn_with_kvcache(q, k, v, **{name: given})
+
+
+def test_bad_combinations() -> None:
+    q, k, v = map(torch.from_numpy, qkv(d=8))
+    table = torch.zeros(1, 1, dtype=torch.int32)
+    call = flash_attn.flash_attn_with_kvcache
+    with pytest.raises(libflash.InvalidError, match="block_table and page_table are two names"):
+        call(q, k, v, block_table=table, page_table=table)
+    with pytest.raises(libflash.InvalidError, match=r"qv has shape .* and the 8 channels of v_cache"):
+        call(q, k, v, qv=q[..., :4])
+    angles = torch.ones(64, 2)
+    with pytest.raises(libflash.UnsupportedError, match="rotary_cos is not supported together with qv"):
+        call(q, k, v, qv=q, rotary_cos=angles, rotary_sin=angles)
+    with pytest.raises(libflash.UnsupportedError, match="k_descale is not supported together with qv"):
+        call(q, k, v, qv=q, k_descale=torch.ones(1))
+    x = {name: torch.from_numpy(value) for name, value in paged_problem().items()}
+    varlen = flash_attn.flash_attn_varlen_func
+    with pytest.raises(libflash.InvalidError, match="cu_seqlens_k and seqused_k are None"):
+        varlen(x["q"], x["k"], x["v"], x["cu_q"], None, 4, 6, block_table=x["table"])
+    with pytest.raises(libflash.InvalidError, match="cu_seqlens_k is None"):
+        varlen(x["q"], x["k"][0], x["v"][0], x["cu_q"], None, 4, 6, seqused_k=x["used"])
+    options = {"block_table": x["table"], "seqused_k": x["used"]}
+    with pytest.raises(libflash.UnsupportedError, match="need pages that are read in place"):  # no gradient is lost
+        varlen(x["q"], x["k"], x["v"], x["cu_q"], None, 4, 6, qv=x["q"].clone().requires_grad_(), **options)
+    with pytest.raises(libflash.UnsupportedError, match="need pages that are read in place"):
+        varlen(
+            x["q"].requires_grad_(), x["k"], x["v"], x["cu_q"], None, 4, 6, block_table=x["table"], seqused_k=x["used"],
+            v_descale=torch.ones(1),
+        )  # fmt: skip
+
+
+def test_jax_has_no_qv() -> None:
+    jax = pytest.importorskip("jax")
+    q, k, v = (jax.numpy.asarray(x) for x in qkv(d=8))
+    with pytest.raises(libflash.UnsupportedError, match="qv is for PyTorch tensors and NumPy arrays"):
+        flash_attn.flash_attn_with_kvcache(q, k, v, qv=q)
