@@ -6,12 +6,23 @@
 #pragma once
 
 #include "cuda/attention/backward_steps.cuh"
+#include "cuda/attention/launch_dependent.cuh"
 #include "cuda/params.h"
+#include "cuda/ptx/dependent_launch.cuh"
 #include "cuda/sm90/backward_kernel.cuh"
 
 #include <type_traits>
 
 namespace libflash::cuda::sm90 {
+
+template <class Kernel>
+__global__ void __launch_bounds__(SoftmaxStatisticsOf<Kernel>::kThreads)
+    statistics_kernel(const __grid_constant__ BackwardParams params) {
+    wait_for_previous_kernel();
+    allow_next_kernel();
+    SoftmaxStatisticsOf<Kernel> unit{params, {}, {}};
+    unit.run(kUnitRows * Kernel::config.head_dim);
+}
 
 template <class Kernel, BackwardInstance kInstance>
 __global__ void __launch_bounds__(BackwardTraits<Kernel, kInstance>::kThreads, 1)
@@ -26,8 +37,17 @@ template <class Kernel>
 __global__ void __launch_bounds__(BackwardTraits<Kernel>::Accumulator::kWarps * 32)
     dq_accumulator_kernel(const __grid_constant__ BackwardParams params) {
     using Traits = BackwardTraits<Kernel>;
+    wait_for_previous_kernel();
+    allow_next_kernel();
     __shared__ __align__(128) char shared[SharedTile<Traits::kBlockM, Traits::kHeadDim>::kBytes];
     Traits::Accumulator::convert(params, shared);
+}
+
+// Enqueues a kernel that may begin before the previous one has ended. Does nothing without thread blocks.
+inline int enqueue_dependent(void (*kernel)(BackwardParams), const LaunchShape& shape, const BackwardParams& params,
+                             cudaStream_t stream) {
+    if (shape.blocks == 0) return cudaSuccess;
+    return launch_dependent(kernel, shape.blocks, shape.threads, shape.shared_bytes, stream, true, params);
 }
 
 template <class Kernel, BackwardInstance kInstance>
@@ -40,8 +60,7 @@ int launch_dk_dv(const LaunchShape& shape, const BackwardParams& params, cudaStr
     if (error == cudaSuccess)
         error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
     if (error != cudaSuccess) return error;
-    kernel<<<static_cast<unsigned>(shape.blocks), shape.threads, shape.shared_bytes, stream>>>(params, maps);
-    return cudaGetLastError();
+    return launch_dependent(kernel, shape.blocks, shape.threads, shape.shared_bytes, stream, true, params, maps);
 }
 
 // Calls do_with with the instance as an integral_constant.
@@ -89,12 +108,13 @@ KernelResources resources_of_backward(int step, int instance) {
 template <class Kernel>
 int launch_backward(const BackwardPlan& plan, const BackwardParams& params, void* stream) {
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
-    int error = enqueue(softmax_statistics_kernel<Kernel>, plan.statistics, params, cuda_stream);
+    int error = sm90::enqueue_dependent(sm90::statistics_kernel<Kernel>, plan.statistics, params, cuda_stream);
     if (error == cudaSuccess)
         error = sm90::with_backward_instance<Kernel>(plan.instance.number, [&](auto kind) {
             return sm90::launch_dk_dv<Kernel, decltype(kind)::value>(plan.dk_dv, params, cuda_stream);
         });
-    if (error == cudaSuccess) error = enqueue(sm90::dq_accumulator_kernel<Kernel>, plan.dq_conversion, params, cuda_stream);
+    if (error == cudaSuccess)
+        error = sm90::enqueue_dependent(sm90::dq_accumulator_kernel<Kernel>, plan.dq_conversion, params, cuda_stream);
     if (error == cudaSuccess) error = enqueue(dsink_kernel<Kernel>, plan.dsink, params, cuda_stream);
     if (error == cudaSuccess) error = enqueue(dbias_kernel<Kernel>, plan.dbias, params, cuda_stream);
     return error;

@@ -2,6 +2,7 @@
 // key head, from the query tiles that see it in all query heads that share the key head.
 #pragma once
 
+#include "cuda/ptx/dependent_launch.cuh"
 #include "cuda/sm90/backward_divided.cuh"
 #include "cuda/sm90/backward_dk_dv.cuh"
 #include "cuda/sm90/backward_dq.cuh"
@@ -32,7 +33,14 @@ struct BackwardKernel {
     const BackwardConsumerOf<Traits> consumer{context};
 
     __device__ __forceinline__ void run() const {
-        if (threadIdx.x < BackwardSharedStorage<Traits>::kInitThreads) context.storage.init(context.params);
+        // Without lengths on the device the work tile follows from the parameters alone.
+        if (!Traits::kRagged && threadIdx.x == 0) {
+            context.storage.init(context.params);
+            producer.prefetch_keys();
+        }
+        wait_for_previous_kernel();
+        allow_next_kernel();
+        if (Traits::kRagged && threadIdx.x < BackwardSharedStorage<Traits>::kInitThreads) context.storage.init(context.params);
         __syncthreads();
         if (Traits::kRagged && context.storage.work.batch < 0) return;
         if (threadIdx.x < 128) {

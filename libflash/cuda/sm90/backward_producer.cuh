@@ -14,6 +14,14 @@ struct BackwardProducer {
     const BackwardContext<Traits>& context;
     const BackwardQueryTiles<Traits> query_tiles{context};
 
+    // What may be done while the previous kernel still runs: K and V come to L2, whatever they will be.
+    __device__ __forceinline__ void prefetch_keys() const {
+        const auto& storage = context.storage;
+        tma_prefetch_map(context.maps.q);
+        tma_prefetch_map(context.maps.dout);
+        KvTile::prefetch(context.maps.k, storage.key_row(), storage.work.head, storage.work.batch);
+        KvTile::prefetch(context.maps.v, storage.key_row(), storage.work.head, storage.work.batch);
+    }
     __device__ __forceinline__ void run() const {
         if (threadIdx.x >= 32 || !elect_one()) return;
         load_keys();
