@@ -58,9 +58,11 @@ struct BackwardPlan {
     ScheduleParams query_tile_schedule{};  // deterministic: by query tile
     bool vector_loads = false, vector_out = false;
     bool deterministic = false;
-    // In launch order. dq is converted from the dQ accumulator or, if deterministic, computed by a separate kernel.
+    bool dk_dv_converts_dq = false;  // the dK/dV kernel also converts the dQ accumulator to dq
+    // In launch order. dq is converted from the dQ accumulator by a kernel of its own or by the dK/dV kernel or, if deterministic,
+    // computed by a separate kernel.
     LaunchShape statistics, dk_dv, dq_conversion, dq, dsink, dbias;
-    Workspace workspace;  // "statistics", "dq_accumulator"
+    Workspace workspace;  // "statistics", "dq_accumulator", "dq_counters"
 };
 
 enum class DecodeStep { append, attention, combine };

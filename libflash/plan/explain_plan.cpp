@@ -49,7 +49,7 @@ void cuda_lines(std::string& text, const cuda::BackwardPlan& plan) {
     if (plan.dq_tile_q > 0) line(text, "", "dq: ", plan.dq_tile_q, " queries x ", plan.dq_tile_k, " keys");
     line(text, "schedule", "static, ", plan.key_schedule.heads_per_group, " key heads at a time");
     launch_line(text, "launch", "softmax statistics", plan.statistics);
-    launch_line(text, "", "dk and dv", plan.dk_dv);
+    launch_line(text, "", plan.dk_dv_converts_dq ? "dk, dv and dq" : "dk and dv", plan.dk_dv);
     launch_line(text, "", "dq from its accumulator", plan.dq_conversion);
     launch_line(text, "", "dq", plan.dq);
     launch_line(text, "", "dsink", plan.dsink);

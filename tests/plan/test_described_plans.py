@@ -201,19 +201,23 @@ def test_launches_of_forward(lib: c.CDLL) -> None:
 def test_launches_of_backward(lib: c.CDLL) -> None:
     bias = {"bias": SCORES, "dbias": DSCORES}
     sink = {"learnable_sink": SLOPES, "dsink": tensor(16, dtype=abi.FLOAT32, address=2 * ADDRESS)}
+    assert launches(lib, attention("H200", 128, {}, "backward", **bias, **sink)) == [
+        "softmax statistics: 256 thread blocks of 1003",
+        "dk, dv and dq: 256 thread blocks of 1103",
+        "dsink: 16 thread blocks of 1403",
+        f"dbias: {16 * 16 * 16} thread blocks of 1503",
+    ]
+    assert launches(lib, attention("H200", 128, {}, "backward", block_mask=BLOCKS)) == [
+        "softmax statistics: 256 thread blocks of 1002",
+        "dk and dv: 256 thread blocks of 1102",
+        "dq from its accumulator: 256 thread blocks of 1202",
+    ]
     assert launches(lib, attention("H200", 128, {}, "backward", backend=b"sm80", **bias, **sink)) == [
         "softmax statistics: 256 thread blocks of 1001",
         "dk and dv: 256 thread blocks of 1101",
         "dq from its accumulator: 256 thread blocks of 1201",
         "dsink: 16 thread blocks of 1401",
         f"dbias: {16 * 16 * 16} thread blocks of 1501",
-    ]
-    assert launches(lib, attention("H200", 128, {}, "backward", **bias, **sink)) == [
-        "softmax statistics: 256 thread blocks of 1003",
-        "dk and dv: 256 thread blocks of 1103",
-        "dq from its accumulator: 256 thread blocks of 1203",
-        "dsink: 16 thread blocks of 1403",
-        f"dbias: {16 * 16 * 16} thread blocks of 1503",
     ]
     case = attention("H200", 128, {}, "backward", flags=abi.DETERMINISTIC)
     assert launches(lib, case)[2:] == ["dq: 256 thread blocks of 1300"]

@@ -158,6 +158,7 @@ struct BackwardParams {
     ScheduleParams query_tile_schedule;  // deterministic: by tile of query rows
     bool vector_loads;  // rows of q, k, v, out and dout can be read 16 bytes at a time, and head dims are multiples of 16 bytes
     bool vector_out;    // the same for writing rows of dq, dk and dv
+    int32_t* dq_counters;  // workspace: one for each query tile; nullptr: a last kernel converts the accumulator
 };
 
 }  // namespace libflash::cuda

@@ -48,6 +48,7 @@ BackwardParams make_params(const AttentionProblem& problem, const BackwardPlan& 
     params.softmax_statistics = reinterpret_cast<SoftmaxStatistics*>(workspace + plan.workspace.offset("statistics"));
     if (!plan.deterministic)
         params.dq_accumulator = reinterpret_cast<float*>(workspace + plan.workspace.offset("dq_accumulator"));
+    if (plan.dk_dv_converts_dq) params.dq_counters = reinterpret_cast<int32_t*>(workspace + plan.workspace.offset("dq_counters"));
     return params;
 }
 

@@ -26,8 +26,7 @@ int64_t units_of(const AttentionProblem& problem) {
 }
 
 Workspace workspace_of(const BackwardPlan& plan, const AttentionProblem& problem, const KernelConfig& config) {
-    const int64_t heads = problem.q_rows.packed() ? problem.heads_q : problem.batch * problem.heads_q;
-    const size_t rows = static_cast<size_t>(heads * plan.units * kUnitRows);
+    const size_t rows = backward_workspace_rows(plan, problem);
     Workspace workspace;
     workspace.add("statistics", rows * sizeof(SoftmaxStatistics));
     if (!plan.deterministic) workspace.add("dq_accumulator", rows * static_cast<size_t>(config.head_dim) * sizeof(float));
@@ -49,6 +48,11 @@ int64_t dbias_blocks(const AttentionProblem& problem, const KernelConfig& config
 }
 
 }  // namespace
+
+size_t backward_workspace_rows(const BackwardPlan& plan, const AttentionProblem& problem) {
+    const int64_t heads = problem.q_rows.packed() ? problem.heads_q : problem.batch * problem.heads_q;
+    return static_cast<size_t>(heads * plan.units * kUnitRows);
+}
 
 bool backward_loads_in_vectors(const AttentionProblem& problem) {
     return loads_in_vectors(problem) && fits_vectors(problem, problem.out, problem.head_dim_v) &&

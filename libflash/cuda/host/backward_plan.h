@@ -9,6 +9,9 @@ namespace libflash::cuda {
 // bias.
 BackwardPlan common_backward_plan(const Kernel& kernel, const AttentionProblem& problem, const Instance& instance);
 
+// Query rows of all heads in the workspace; see QueryUnits. Needs plan.units.
+size_t backward_workspace_rows(const BackwardPlan& plan, const AttentionProblem& problem);
+
 // The launch of one step with `blocks` thread blocks.
 LaunchShape backward_launch(const Kernel& kernel, const BackwardPlan& plan, BackwardStep step, int64_t blocks);
 

@@ -22,6 +22,8 @@ __global__ void __launch_bounds__(SoftmaxStatisticsOf<Kernel>::kThreads)
     allow_next_kernel();
     SoftmaxStatisticsOf<Kernel> unit{params, {}, {}};
     unit.run(kUnitRows * Kernel::config.head_dim);
+    if (params.dq_counters && unit.work.batch >= 0)
+        BackwardDqCounters<Kernel>{params, unit.work, unit.rows}.template set<SoftmaxStatisticsOf<Kernel>::kThreads>();
 }
 
 template <class Kernel, BackwardInstance kInstance>

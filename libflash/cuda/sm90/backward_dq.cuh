@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/ptx/wgmma.cuh"
+#include "cuda/sm90/backward_dq_conversion.cuh"
 #include "cuda/sm90/backward_query_tiles.cuh"
 #include "cuda/sm90/backward_zero_fill.cuh"
 #include "cuda/sm90/warp_roles.cuh"
@@ -21,6 +22,7 @@ struct BackwardDqWarpgroup {
     const BackwardContext<Traits>& context;
     const BackwardQueryTiles<Traits> query_tiles{context};
     const BackwardZeroFill<Traits> zero_fill{context};
+    const BackwardDqConversion<Traits> conversion{context};
 
     __device__ __forceinline__ void run() const {
         auto& storage = context.storage;
@@ -34,21 +36,25 @@ struct BackwardDqWarpgroup {
         for (; at.left > 0; query_tiles.advance(at)) {
             gradients.wait_full();
             const uint32_t ds = uniform(Tiles::ds(k, gradients.stage));
+            // The address of K again, but no invariant of the loop: its descriptors would take the registers of the conversion.
+            const uint32_t keys = ds - Tiles::ds(0, gradients.stage);
             float* const sums = context.params.dq_accumulator +
                                 Accumulator::tile_offset(storage.first_unit(context.params, at), at.tile) +
                                 warp * Accumulator::kWarpFloats;
 #pragma unroll
             for (int piece = 0; piece < kPieces; ++piece) {
                 float dq[Traits::kPieceCols / 2];
-                multiply(dq, ds, k, piece);
+                multiply(dq, ds, keys, piece);
                 if (piece == kPieces - 1 && lane == 0) gradients.empty().arrive();
 #pragma unroll
                 for (int part = 0; part < kParts; ++part)
                     add(sums + (piece * 4 * Accumulator::kWarpFloats + part * kPartBlocks * 128), dq, part,
                         Tiles::sums(k) + buffer(piece, part, warp), lane);
             }
+            if (conversion.active()) conversion.go_on({at.head, at.tile}, gradients, warp, lane);
             gradients.advance();
         }
+        if (conversion.active()) conversion.finish(gradients, warp, lane);
         if (lane == 0) tma_store_wait_read<0>();
     }
 

@@ -5,11 +5,24 @@
 #include "cuda/sm90/plan.h"
 
 namespace libflash::cuda::sm90 {
+namespace {
+
+// See backward_dq_counters.cuh.
+void let_dk_dv_convert_dq(BackwardPlan& plan, const AttentionProblem& problem) {
+    plan.dk_dv_converts_dq = true;
+    plan.dq_conversion = {};
+    plan.workspace.add("dq_counters",
+                       backward_workspace_rows(plan, problem) / static_cast<size_t>(plan.tile_q) * sizeof(int32_t));
+}
+
+}  // namespace
 
 BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties&) {
     const BackwardInstance kind =
         backward_instance(rare_option(problem), has_lengths_on_device(problem), problem.block_mask.present);
-    return common_backward_plan(kernel, problem, {static_cast<int>(kind), backward_kind_name(kind)});
+    BackwardPlan plan = common_backward_plan(kernel, problem, {static_cast<int>(kind), backward_kind_name(kind)});
+    if (!problem.block_mask.present) let_dk_dv_convert_dq(plan, problem);
+    return plan;
 }
 
 }  // namespace libflash::cuda::sm90

@@ -1,7 +1,10 @@
-// The producer of the sm_90a backward kernel: one thread loads K, V, Q, dO and softmax statistics by TMA.
+// The producer of the sm_90a backward kernel: one thread loads K, V, Q, dO and softmax statistics by TMA. Another one counts the
+// tiles to which the dQ warpgroup has added.
 #pragma once
 
+#include "cuda/sm90/backward_dq_conversion.cuh"
 #include "cuda/sm90/backward_query_tiles.cuh"
+#include "cuda/sm90/warp_roles.cuh"
 
 namespace libflash::cuda::sm90 {
 
@@ -13,6 +16,7 @@ struct BackwardProducer {
 
     const BackwardContext<Traits>& context;
     const BackwardQueryTiles<Traits> query_tiles{context};
+    const BackwardDqConversion<Traits> conversion{context};
 
     // What may be done while the previous kernel still runs: K and V come to L2, whatever they will be.
     __device__ __forceinline__ void prefetch_keys() const {
@@ -23,7 +27,17 @@ struct BackwardProducer {
         KvTile::prefetch(context.maps.v, storage.key_row(), storage.work.head, storage.work.batch);
     }
     __device__ __forceinline__ void run() const {
-        if (threadIdx.x >= 32 || !elect_one()) return;
+        const int warp = uniform_warp();
+        if (warp > 1 || !elect_one()) return;
+        if (warp == 0) {
+            load_tiles();
+        } else if (conversion.active()) {
+            conversion.count_tiles();
+        }
+    }
+
+private:
+    __device__ __forceinline__ void load_tiles() const {
         load_keys();
         PipelineState<Traits::kStages> queries(context.storage.queries);
 #pragma unroll 1
@@ -34,7 +48,6 @@ struct BackwardProducer {
         }
     }
 
-private:
     __device__ __forceinline__ void load_queries(const PipelineState<Traits::kStages>& queries,
                                                  const QueryTilePosition& at) const {
         const auto& storage = context.storage;

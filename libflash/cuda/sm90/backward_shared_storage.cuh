@@ -56,6 +56,8 @@ struct BackwardSharedStorage {
     uint64_t keys_full;                                // full barrier of K and V
     PipelineBarriers<Traits::kStages> queries;         // Q, dO and softmax statistics
     PipelineBarriers<Traits::kScoreStages> gradients;  // dS
+    PipelineBarriers<Traits::kScoreStages> dq_counts;  // full: the dQ warps have added to a tile; empty: that is counted
+    bool is_last[Traits::kScoreStages];                // no other thread block will add to the tile
     LoadedRows loaded;
     TileCoordinates work;  // head: a key head; batch < 0: no work
     SequenceRows q_rows, k_rows;
@@ -95,6 +97,8 @@ private:
         gradients.init(4, Traits::kBlockN / 16);
         if constexpr (Traits::kDividesProducts)
             for (int i = 0; i < Traits::kScoreStages; ++i) probabilities(i).init(4);
+        dq_counts.init(1, 4);
+        for (bool& last : is_last) last = false;
         fence_barrier_init();
     }
     __device__ __forceinline__ void init_work(const BackwardParams& params, const TileCoordinates& found) {

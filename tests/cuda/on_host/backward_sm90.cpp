@@ -138,6 +138,7 @@ struct Problem {
     Rows q, k, v, out, dout, dq, dk, dv;
     std::vector<float> lse, dlse, sums;
     std::vector<SoftmaxStatistics> statistics;
+    std::vector<int32_t> counters;
     BackwardParams params{};
 
     explicit Problem(const Case& given)
@@ -253,6 +254,8 @@ struct Problem {
         sums.assign(statistics.size() * HEAD_DIM, NAN);
         params.softmax_statistics = statistics.data();
         params.dq_accumulator = sums.data();
+        counters.assign(statistics.size() / Kernel::config.tile_q, -1);
+        if (c.blocks == Blocks::all) params.dq_counters = counters.data();
         // Reversed: what a thread block wrongly writes to the next sequence is not overwritten later.
         params.key_schedule = schedule_params(keys.sequences(c), c.batch, c.heads_k, Kernel::config.tile_k, 1e7, c.is_packed());
         params.query_schedule = schedule_params(queries.sequences(c), c.batch, c.heads_q, kUnitRows, 1e9, false);
@@ -266,7 +269,7 @@ struct Problem {
         };
         plan.statistics = launch(BackwardStep::statistics, params.query_schedule);
         plan.dk_dv = launch(BackwardStep::dk_dv, params.key_schedule);
-        plan.dq_conversion = launch(BackwardStep::dq_conversion, params.query_schedule);
+        if (!params.dq_counters) plan.dq_conversion = launch(BackwardStep::dq_conversion, params.query_schedule);
         if (c.wants_dbias()) {
             const int tile_q = query_rows_tile_q(HEAD_DIM, true, sizeof(T)), tile_k = query_rows_tile_k(HEAD_DIM, sizeof(T));
             plan.dbias = launch_shape(c.heads_q * ceil_div(c.queries, tile_q) * ceil_div(c.keys, tile_k),

@@ -178,6 +178,11 @@ inline void launch(unsigned blocks, unsigned threads, std::function<void()> kern
         start_block(b);
         run_block();
     }
+    while (!machine.later.empty()) {  // a kernel ends when its asynchronous operations are complete
+        const std::function<void()> what = std::move(machine.later.back());
+        machine.later.pop_back();
+        what();
+    }
 }
 
 // The value of lane `from`.

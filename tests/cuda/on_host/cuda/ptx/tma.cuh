@@ -1,6 +1,9 @@
 // Replaces the library's header.
 #pragma once
 
+#include <deque>
+#include <memory>
+
 #include "cuda/ptx/barrier.cuh"
 #include "cuda/tile/tensor_map.cuh"
 
@@ -49,17 +52,49 @@ inline void tma_store(uint32_t address, const CUtensorMap& map, int c0, int c1, 
                 value;
         }
 }
+
+// The additions that a thread has made a group.
+struct BulkGroup {
+    int unread = 0, incomplete = 0;
+};
+struct BulkGroups {
+    std::shared_ptr<BulkGroup> open = std::make_shared<BulkGroup>();
+    std::deque<std::shared_ptr<BulkGroup>> committed;
+};
+inline BulkGroups bulk_groups[emulation::kMaxWarps * 32];  // of each thread
+
+// In disorder, shared memory is read at a random later time, and the sums change even later.
 inline void tma_add_floats(float* global, uint32_t address, int bytes) {
-    for (int i = 0; i < bytes / 4; ++i) {
-        float x;
-        std::memcpy(&x, shared_pointer(address + 4 * i), 4);
-        global[i] += x;
-    }
+    const std::shared_ptr<BulkGroup> group = bulk_groups[emulation::machine.thread].open;
+    ++group->unread, ++group->incomplete;
+    emulation::do_later([=] {
+        std::vector<float> x(bytes / 4);
+        std::memcpy(x.data(), shared_pointer(address), bytes);
+        --group->unread;
+        emulation::do_later([=] {
+            for (int i = 0; i < bytes / 4; ++i) global[i] += x[i];
+            --group->incomplete;
+        });
+    });
 }
-inline void tma_store_commit() {}
+inline void tma_store_commit() {
+    BulkGroups& groups = bulk_groups[emulation::machine.thread];
+    groups.committed.push_back(std::exchange(groups.open, std::make_shared<BulkGroup>()));
+    while (groups.committed.front()->incomplete == 0 && groups.committed.size() > 1) groups.committed.pop_front();
+}
+// Waits until `left` is 0 for all groups but the last `pending`.
+inline void wait_for_groups(int BulkGroup::* left, int pending) {
+    const auto& committed = bulk_groups[emulation::machine.thread].committed;
+    for (int i = 0; i < int(committed.size()) - pending; ++i)
+        while ((*committed[i]).*left > 0) emulation::yield();
+}
 template <int kPending>
-void tma_store_wait_read() {}
+void tma_store_wait_read() {
+    wait_for_groups(&BulkGroup::unread, kPending);
+}
 template <int kPending>
-void tma_store_wait() {}
+void tma_store_wait() {
+    wait_for_groups(&BulkGroup::incomplete, kPending);
+}
 
 }  // namespace libflash::cuda
