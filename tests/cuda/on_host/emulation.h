@@ -1,5 +1,6 @@
-// Runs CUDA kernels on the host: one thread block at a time, each thread a fiber that runs until a barrier or an exchange
-// within its warp. Slow, and races do not show, but it runs the kernel sources themselves where there is no GPU.
+// Runs CUDA kernels on the host: each thread is a fiber that runs until a barrier or an exchange within its warp. One thread
+// block runs at a time or, where they wait for each other, several. Slow, and races do not show, but it runs the kernel sources
+// themselves where there is no GPU.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -10,6 +11,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <random>
@@ -29,7 +32,7 @@
 #define __global__
 #define __grid_constant__
 #define __launch_bounds__(...)
-#define __shared__ static  // one block at a time
+#define __shared__ static  // of all resident blocks: a kernel with such memory runs one block at a time
 
 using std::max;
 using std::min;
@@ -38,8 +41,9 @@ namespace emulation {
 
 constexpr size_t kStackBytes = 1 << 16;
 constexpr int kMaxWarps = 32;
-// The dynamic shared memory. Linked without -pie, so that its addresses fit the 32 bits that kernels use.
-alignas(1024) inline char dynamic_shared[240000];
+constexpr int kMostResident = 5;                                    // thread blocks that run at the same time
+alignas(1024) inline char shared_memory[kMostResident][235 << 10];  // dynamic shared memory of each of them
+inline char* dynamic_shared = shared_memory[0];                     // of the running thread block
 
 struct Barrier {
     int waiting = 0, passed = 0;
@@ -52,11 +56,11 @@ struct Position {
 // A function of its own: the compiler drops the return of a __builtin_setjmp whose function jumps away.
 [[noreturn]] __attribute__((noipa)) inline void go_on_at(Position& position) { __builtin_longjmp(position.buffer, 1); }
 // Saves the present position and goes on at another.
-__attribute__((noinline)) inline void switch_to(Position& present, Position& next) {
+__attribute__((noipa)) inline void switch_to(Position& present, Position& next) {
     if (__builtin_setjmp(present.buffer) == 0) go_on_at(next);
 }
 // The same, where the next position is the begin of a new fiber.
-__attribute__((noinline)) inline void start(Position& present, const ucontext_t& fiber) {
+__attribute__((noipa)) inline void start(Position& present, const ucontext_t& fiber) {
     if (__builtin_setjmp(present.buffer) == 0) setcontext(&fiber);
 }
 
@@ -66,13 +70,26 @@ struct Fiber {
     bool started, done;
 };
 
+struct Block {
+    unsigned index = 0;
+    char* shared = nullptr;
+    std::vector<Fiber> fibers;
+    Barrier all, warps[kMaxWarps], named[16];
+    uint64_t slots[kMaxWarps][32][8];  // values exchanged by the lanes of a warp
+    std::vector<unsigned> slowness;    // a warp runs in one of this many rounds
+
+    bool is_done() const {
+        return std::all_of(fibers.begin(), fibers.end(), [](const Fiber& fiber) { return fiber.done; });
+    }
+};
+
 struct Machine {
     Position scheduler;
-    std::vector<Fiber> fibers;
-    Barrier block, warps[kMaxWarps], named[16];
-    uint64_t slots[kMaxWarps][32][8];  // values exchanged by the lanes of a warp
+    std::vector<Block> resident = std::vector<Block>(1);
+    Block* block = nullptr;  // the running one
     unsigned block_index = 0, blocks = 0, threads = 0, thread = 0;
-    int64_t polls = 0;  // waits on mbarriers since the last arrival at one
+    unsigned most_resident = 1;  // for kernels with dynamic shared memory; above 1 they begin in random order
+    int64_t polls = 0;           // waits for other threads since the last arrival at an mbarrier
     std::function<void()> kernel;
     // Disorder: warps are delayed at random, and asynchronous operations complete later and in any order. Off: everything runs
     // as soon as it can.
@@ -82,7 +99,17 @@ struct Machine {
 };
 inline Machine machine;
 
-inline void yield() { switch_to(machine.fibers[machine.thread].position, machine.scheduler); }
+inline void yield() { switch_to(machine.block->fibers[machine.thread].position, machine.scheduler); }
+
+// A thread that waits for another one yields. If none makes progress for very long, that is a deadlock.
+inline void poll() {
+    if (++machine.polls > 3000000) {
+        std::printf("WRONG: thread %u of block %u waits for ever\n", machine.thread, machine.block_index);
+        std::fflush(stdout);
+        std::_Exit(3);
+    }
+    yield();
+}
 
 inline void wait(Barrier& barrier, int count) {
     const int round = barrier.passed;
@@ -94,23 +121,28 @@ inline void wait(Barrier& barrier, int count) {
     }
 }
 
+// The number of the running thread among all resident ones.
+inline int resident_thread() {
+    return static_cast<int>(machine.block - machine.resident.data()) * kMaxWarps * 32 + machine.thread;
+}
 inline int warp() { return machine.thread / 32; }
 inline int lane() { return machine.thread % 32; }
-inline void wait_for_warp() { wait(machine.warps[warp()], 32); }
-inline uint64_t (&shown_by(int lane))[8] { return machine.slots[warp()][lane]; }
+inline void wait_for_warp() { wait(machine.block->warps[warp()], 32); }
+inline uint64_t (&shown_by(int lane))[8] { return machine.block->slots[warp()][lane]; }
 
 inline void run_fiber() {
     machine.kernel();
-    machine.fibers[machine.thread].done = true;
+    machine.block->fibers[machine.thread].done = true;
     while (true) yield();
 }
 
-inline void start_block(unsigned index) {
-    machine.block_index = index;
-    machine.block = {};
-    for (Barrier& barrier : machine.warps) barrier = {};
-    for (Barrier& barrier : machine.named) barrier = {};
-    for (Fiber& fiber : machine.fibers) fiber.started = fiber.done = false;
+inline void start_block(Block& block, unsigned index) {
+    block.index = index;
+    block.all = {};
+    for (Barrier& barrier : block.warps) barrier = {};
+    for (Barrier& barrier : block.named) barrier = {};
+    for (Fiber& fiber : block.fibers) fiber.started = fiber.done = false;
+    block.slowness.assign((machine.threads + 31) / 32, 1);
 }
 
 // Lets a fiber run until it yields.
@@ -137,46 +169,76 @@ inline void fall_behind() {
     for (unsigned rounds = roll(100); rounds > 0; --rounds) yield();
 }
 
-// Runs `what` now or, in disorder, at a random later time.
+// Lets `block` be the running one.
+inline void go_to(Block* block) {
+    machine.block = block;
+    if (!block) return;
+    machine.block_index = block->index;
+    dynamic_shared = block->shared;
+}
+
+// Runs `what` now or, in disorder, at a random later time; on behalf of the running block.
 inline void do_later(std::function<void()> what) {
     if (!machine.disorder) return what();
-    machine.later.push_back(std::move(what));
+    machine.later.push_back([what = std::move(what), block = machine.block] {
+        go_to(block);
+        what();
+    });
 }
 
 inline void run_warp(unsigned warp) {
     for (machine.thread = warp * 32; machine.thread < min(warp * 32 + 32, machine.threads); ++machine.thread) {
-        Fiber& fiber = machine.fibers[machine.thread];
+        Fiber& fiber = machine.block->fibers[machine.thread];
         if (!fiber.done) resume(fiber);
     }
 }
 
-inline void run_block() {
-    std::vector<unsigned> slowness((machine.threads + 31) / 32, 1);  // a warp runs in one of this many rounds
-    const auto all_done = [] {
-        return std::all_of(machine.fibers.begin(), machine.fibers.end(), [](const Fiber& fiber) { return fiber.done; });
-    };
-    for (unsigned round = 0; !all_done(); ++round) {
-        for (unsigned warp = 0; warp < slowness.size(); ++warp) {
-            if (machine.disorder && round % 256 == 0) slowness[warp] = 1 + roll(3) * roll(40);
-            if (roll(slowness[warp]) == 0) run_warp(warp);
-        }
-        for (size_t i = machine.later.size(); i-- > 0;) {
-            if (roll(20) != 0) continue;
-            const std::function<void()> what = std::move(machine.later[i]);
-            machine.later.erase(machine.later.begin() + i);
-            what();
-        }
+inline void run_round(Block& block, unsigned round) {
+    go_to(&block);
+    for (unsigned warp = 0; warp < block.slowness.size(); ++warp) {
+        if (machine.disorder && round % 256 == 0) block.slowness[warp] = 1 + roll(3) * roll(40);
+        if (roll(block.slowness[warp]) == 0) run_warp(warp);
     }
 }
 
-inline void launch(unsigned blocks, unsigned threads, std::function<void()> kernel) {
+inline void complete_some() {
+    for (size_t i = machine.later.size(); i-- > 0;) {
+        if (roll(20) != 0) continue;
+        const std::function<void()> what = std::move(machine.later[i]);
+        machine.later.erase(machine.later.begin() + i);
+        what();
+    }
+}
+
+// The order in which thread blocks begin.
+inline std::vector<unsigned> order_of_blocks() {
+    std::vector<unsigned> order(machine.blocks);
+    for (unsigned b = 0; b < machine.blocks; ++b) order[b] = b;
+    for (unsigned b = machine.blocks; b > 1 && machine.resident.size() > 1; --b) std::swap(order[b - 1], order[roll(b)]);
+    return order;
+}
+
+inline void launch(unsigned blocks, unsigned threads, std::function<void()> kernel, unsigned resident = 1) {
     machine.kernel = std::move(kernel);
     machine.threads = threads;
     machine.blocks = blocks;
-    machine.fibers.assign(threads, {std::vector<char>(kStackBytes), {}, false, false});
-    for (unsigned b = 0; b < blocks; ++b) {
-        start_block(b);
-        run_block();
+    machine.resident.resize(min(max(blocks, 1u), resident));
+    for (size_t i = 0; i < machine.resident.size(); ++i) {
+        machine.resident[i].shared = shared_memory[i];
+        machine.resident[i].fibers.assign(threads, {std::vector<char>(kStackBytes), {}, true, true});
+    }
+    const std::vector<unsigned> order = order_of_blocks();
+    unsigned begun = 0;
+    for (unsigned round = 0;; ++round) {
+        bool any = false;
+        for (Block& block : machine.resident) {
+            if (block.is_done() && begun < blocks) start_block(block, order[begun++]);
+            if (block.is_done()) continue;
+            any = true;
+            run_round(block, round);
+        }
+        if (!any) break;
+        complete_some();
     }
     while (!machine.later.empty()) {  // a kernel ends when its asynchronous operations are complete
         const std::function<void()> what = std::move(machine.later.back());
@@ -208,7 +270,7 @@ struct EmulatedIndex {
 inline EmulatedIndex threadIdx{&emulation::Machine::thread}, blockIdx{&emulation::Machine::block_index},
     gridDim{&emulation::Machine::blocks};
 
-inline void __syncthreads() { emulation::wait(emulation::machine.block, static_cast<int>(emulation::machine.threads)); }
+inline void __syncthreads() { emulation::wait(emulation::machine.block->all, static_cast<int>(emulation::machine.threads)); }
 inline void __syncwarp() { emulation::wait_for_warp(); }
 template <class T>
 T __shfl_sync(unsigned, T x, int from) {

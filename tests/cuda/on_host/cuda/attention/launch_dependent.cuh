@@ -6,8 +6,10 @@
 namespace libflash::cuda {
 
 template <class... Params>
-int launch_dependent(void (*kernel)(Params...), int64_t blocks, int threads, int, cudaStream_t, bool, const Params&... params) {
-    emulation::launch(static_cast<unsigned>(blocks), static_cast<unsigned>(threads), [&] { kernel(params...); });
+int launch_dependent(void (*kernel)(Params...), int64_t blocks, int threads, int shared_bytes, cudaStream_t, bool,
+                     const Params&... params) {
+    const unsigned resident = shared_bytes > 0 ? emulation::machine.most_resident : 1;
+    emulation::launch(static_cast<unsigned>(blocks), static_cast<unsigned>(threads), [&] { kernel(params...); }, resident);
     return cudaSuccess;
 }
 

@@ -61,11 +61,12 @@ struct BulkGroups {
     std::shared_ptr<BulkGroup> open = std::make_shared<BulkGroup>();
     std::deque<std::shared_ptr<BulkGroup>> committed;
 };
-inline BulkGroups bulk_groups[emulation::kMaxWarps * 32];  // of each thread
+inline BulkGroups bulk_groups[emulation::kMostResident * emulation::kMaxWarps * 32];  // of each thread
+inline BulkGroups& groups_of_thread() { return bulk_groups[emulation::resident_thread()]; }
 
 // In disorder, shared memory is read at a random later time, and the sums change even later.
 inline void tma_add_floats(float* global, uint32_t address, int bytes) {
-    const std::shared_ptr<BulkGroup> group = bulk_groups[emulation::machine.thread].open;
+    const std::shared_ptr<BulkGroup> group = groups_of_thread().open;
     ++group->unread, ++group->incomplete;
     emulation::do_later([=] {
         std::vector<float> x(bytes / 4);
@@ -78,15 +79,15 @@ inline void tma_add_floats(float* global, uint32_t address, int bytes) {
     });
 }
 inline void tma_store_commit() {
-    BulkGroups& groups = bulk_groups[emulation::machine.thread];
+    BulkGroups& groups = groups_of_thread();
     groups.committed.push_back(std::exchange(groups.open, std::make_shared<BulkGroup>()));
     while (groups.committed.front()->incomplete == 0 && groups.committed.size() > 1) groups.committed.pop_front();
 }
 // Waits until `left` is 0 for all groups but the last `pending`.
 inline void wait_for_groups(int BulkGroup::* left, int pending) {
-    const auto& committed = bulk_groups[emulation::machine.thread].committed;
+    const auto& committed = groups_of_thread().committed;
     for (int i = 0; i < int(committed.size()) - pending; ++i)
-        while ((*committed[i]).*left > 0) emulation::yield();
+        while ((*committed[i]).*left > 0) emulation::poll();
 }
 template <int kPending>
 void tma_store_wait_read() {

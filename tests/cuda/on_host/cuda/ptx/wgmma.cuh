@@ -10,8 +10,8 @@ namespace libflash::cuda {
 // For each thread the groups of products that were issued and not yet waited for; the last group is open.
 using Products = std::vector<std::function<void()>>;
 inline std::vector<Products>& issued_products() {
-    static std::vector<Products> of_threads[1024];
-    std::vector<Products>& groups = of_threads[emulation::machine.thread];
+    static std::vector<Products> of_threads[emulation::kMostResident * emulation::kMaxWarps * 32];
+    std::vector<Products>& groups = of_threads[emulation::resident_thread()];
     if (groups.empty()) groups.emplace_back();
     return groups;
 }
