@@ -51,18 +51,18 @@ enum class BackwardStep { statistics, dk_dv, dq_conversion, dq, dsink, dbias };
 struct BackwardPlan {
     Instance instance;
     int tile_q = 0, tile_k = 0;        // of the dK/dV kernel
-    int dq_tile_q = 0, dq_tile_k = 0;  // deterministic: of the dQ kernel
+    int dq_tile_q = 0, dq_tile_k = 0;  // of the dQ kernel
     int64_t units = 0;                 // workspace units of a head, kUnitRows query rows each
     ScheduleParams key_schedule{};
     ScheduleParams query_schedule{};       // by workspace unit
-    ScheduleParams query_tile_schedule{};  // deterministic: by query tile
+    ScheduleParams query_tile_schedule{};  // of the dQ kernel: by query tile
     bool vector_loads = false, vector_out = false;
-    bool deterministic = false;
+    bool dq_kernel = false;          // no dQ accumulator: a kernel of its own computes dq
+    bool fixed_order = false;        // the dK/dV kernel adds to the dQ accumulator in a fixed order
     bool dk_dv_converts_dq = false;  // the dK/dV kernel also converts the dQ accumulator to dq
-    // In launch order. dq is converted from the dQ accumulator by a kernel of its own or by the dK/dV kernel or, if deterministic,
-    // computed by a separate kernel.
+    // In launch order.
     LaunchShape statistics, dk_dv, dq_conversion, dq, dsink, dbias;
-    Workspace workspace;  // "statistics", "dq_accumulator", "dq_counters"
+    Workspace workspace;  // "statistics", "dq_accumulator", "dq_counters", "next_work_tile"
 };
 
 enum class DecodeStep { append, attention, combine };

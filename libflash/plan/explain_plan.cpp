@@ -47,7 +47,8 @@ void cuda_lines(std::string& text, const cuda::BackwardPlan& plan) {
     line(text, "instance", plan.instance.name);
     tile_line(text, plan.tile_q, plan.tile_k);
     if (plan.dq_tile_q > 0) line(text, "", "dq: ", plan.dq_tile_q, " queries x ", plan.dq_tile_k, " keys");
-    line(text, "schedule", "static, ", plan.key_schedule.heads_per_group, " key heads at a time");
+    line(text, "schedule", plan.fixed_order ? "in order of start, " : "static, ", plan.key_schedule.heads_per_group,
+         " key heads at a time", plan.fixed_order ? ", last keys first; additions to dq in this order" : "");
     launch_line(text, "launch", "softmax statistics", plan.statistics);
     launch_line(text, "", plan.dk_dv_converts_dq ? "dk, dv and dq" : "dk and dv", plan.dk_dv);
     launch_line(text, "", "dq from its accumulator", plan.dq_conversion);

@@ -90,6 +90,9 @@ BACKWARD_KERNELS_SM90 = {
 KEYS_PER_SUM = 32768  # of the library
 pytestmark = pytest.mark.early
 DISORDERS = (0, 1)  # orders in which forward_sm90.cpp and backward_sm90.cpp run the warps
+# Backward with additions to dq in a fixed order: kernel -> disorders and numbers of thread blocks that run at the same time.
+FIXED_ORDER = {"bf16-64": ((1, 3), (3, 2)), "f16-128": ((3, 4),), "bf16-256": ((4, 4),)}
+ONE_BY_ONE = (0, 1)
 
 
 class Program(NamedTuple):
@@ -153,8 +156,9 @@ SM90_RUNS = runs(
 
 BACKWARD_SM90_RUNS = runs(
     {name: backward_sm90(*sizes) for name, sizes in BACKWARD_KERNELS_SM90.items()},
-    lambda name: tuple((x,) for x in DISORDERS[name != "bf16-64" :]),
+    lambda name: tuple((x, 0) for x in DISORDERS[name != "bf16-64" :]),
 )
+FIXED_ORDER_RUNS = runs({name: backward_sm90(*BACKWARD_KERNELS_SM90[name]) for name in FIXED_ORDER}, FIXED_ORDER.__getitem__)
 
 
 def for_the_host(source: str) -> str:
@@ -254,6 +258,15 @@ def test_sm90_against_double(output: Callable[[Run], str], run: Run) -> None:
 def test_backward_sm90_against_double(output: Callable[[Run], str], run: Run) -> None:
     wide = dict(run.program.defines)["HEAD_DIM"] > 128  # without rare options
     assert output(run).count("ok ") == (19 if wide else 23)
+
+
+@pytest.mark.parametrize("run", FIXED_ORDER_RUNS)
+def test_backward_sm90_has_the_same_bits_in_a_fixed_order(output: Callable[[Run], str], run: Run) -> None:
+    """Whenever thread blocks, copies and additions begin and end."""
+    wide = dict(run.program.defines)["HEAD_DIM"] > 128  # without rare options
+    got = output(run)
+    assert got.count("ok ") == (16 if wide else 19)
+    assert got == output(Run(run.program, ONE_BY_ONE))
 
 
 def test_tiles_are_those_of_kernels_table() -> None:

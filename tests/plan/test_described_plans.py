@@ -124,7 +124,7 @@ def decode_cases() -> list[Case]:
 
 def backward_cases() -> list[Case]:
     static = {"schedule": "static"}
-    deterministic = {"flags": abi.DETERMINISTIC}
+    in_order, deterministic = {"schedule": "in order of start"}, {"flags": abi.DETERMINISTIC}
     options = ({"softcap": 30.0}, {"alibi_slopes": SLOPES}, {"dropout_p": 0.5, "seqused_q": USED})
     scattered = ({"bias": SCORES}, {"mask": MASK, "seqused_q": USED})
     general, blocks = ("general", *options), ("block mask", {"block_mask": BLOCKS}, {"block_mask": BLOCKS, "seqused_k": USED})
@@ -143,11 +143,32 @@ def backward_cases() -> list[Case]:
             attention("H200", 128, kernel("backward_sm90_bf16_d128", "general", "64x128"), "backward", **option)
             for option in (*options, *scattered)
         ),
-        attention("H200", 64, kernel("backward_sm80_bf16_d64", "plain", "128x128"), "backward", **deterministic),
+        attention("H200", 64, kernel("backward_sm90_bf16_d64", "plain", "64x128", **in_order), "backward", **deterministic),
+        attention(
+            "H200", 64, kernel("backward_sm80_bf16_d64", "plain", "128x128"), "backward", block_mask=BLOCKS, **deterministic
+        ),
         attention("H200", 64, kernel("backward_sm90_bf16_d64", "variable lengths", "64x128"), "backward", seqused_q=USED),
         attention("H200", 64, kernel("backward_sm90_bf16_d64", "variable lengths", "64x128"), "backward", seqused_k=USED),
         Case("H200", "backward", PACKED, CU, kernel("backward_sm90_bf16_d64", "variable lengths", "64x128")),
-        attention("H200", 128, kernel("backward_sm80_bf16_d128", "plain", "64x128"), "backward", **deterministic),
+        *(
+            attention(
+                "H200",
+                128,
+                kernel("backward_sm90_bf16_d128", "general", "64x128", **in_order),
+                "backward",
+                **option,
+                **deterministic,
+            )
+            for option in ({"softcap": 30.0}, {"mask": MASK, "seqused_q": USED})
+        ),
+        Case(
+            "H200",
+            "backward",
+            PACKED,
+            CU | deterministic,
+            kernel("backward_sm90_bf16_d64", "variable lengths", "64x128", **in_order),
+        ),
+        attention("A100", 64, kernel("backward_sm80_bf16_d64", "plain", "128x128"), "backward", **deterministic),
         attention("H200", 192, kernel("backward_sm90_bf16_d192", "plain", "64x64", **static), "backward", head_dim_v=128),
         attention("H200", 256, kernel("backward_sm90_bf16_d256", "plain", "64x64", **static), "backward"),
         attention("H200", 256, kernel("backward_sm90_bf16_d256", "variable lengths", "64x64"), "backward", seqused_k=USED),
@@ -219,7 +240,11 @@ def test_launches_of_backward(lib: c.CDLL) -> None:
         "dsink: 16 thread blocks of 1401",
         f"dbias: {16 * 16 * 16} thread blocks of 1501",
     ]
-    case = attention("H200", 128, {}, "backward", flags=abi.DETERMINISTIC)
+    assert launches(lib, attention("H200", 128, {}, "backward", flags=abi.DETERMINISTIC)) == [
+        "softmax statistics: 256 thread blocks of 1000",
+        "dk, dv and dq: 256 thread blocks of 1100",
+    ]
+    case = attention("H200", 128, {}, "backward", flags=abi.DETERMINISTIC, backend=b"sm80")
     assert launches(lib, case)[2:] == ["dq: 256 thread blocks of 1300"]
     lines = lines_of(explain(lib, "backward", case.arrays, **case.options))
     assert lines["tile"] == ["64 queries x 128 keys", "dq: 128 queries x 64 keys"]

@@ -151,14 +151,15 @@ struct BackwardParams {
     // Workspace: one entry for each unit of each query head, see QueryUnits.
     SoftmaxStatistics* softmax_statistics;  // kUnitRows per unit
     float*
-        dq_accumulator;  // kUnitRows * kHeadDim per unit, in the order of the kernel's registers; nullptr: deterministic, no sums
+        dq_accumulator;  // kUnitRows * kHeadDim per unit, in the order of the kernel's registers; nullptr: a kernel computes dq
     int32_t units;       // units of a head: of a batch entry (dense), or an upper bound for all sequences together (packed)
     ScheduleParams key_schedule;         // by key tile and key head
     ScheduleParams query_schedule;       // by unit of query rows and query head
-    ScheduleParams query_tile_schedule;  // deterministic: by tile of query rows
+    ScheduleParams query_tile_schedule;  // where a kernel computes dq: by tile of query rows
     bool vector_loads;  // rows of q, k, v, out and dout can be read 16 bytes at a time, and head dims are multiples of 16 bytes
     bool vector_out;    // the same for writing rows of dq, dk and dv
-    int32_t* dq_counters;  // workspace: one for each query tile; nullptr: a last kernel converts the accumulator
+    int32_t* dq_counters;     // workspace: one for each query tile; nullptr: a last kernel converts the accumulator
+    int32_t* next_work_tile;  // workspace; nullptr: additions to dq in any order (sm90/backward_fixed_order.cuh)
 };
 
 }  // namespace libflash::cuda

@@ -29,7 +29,7 @@ Workspace workspace_of(const BackwardPlan& plan, const AttentionProblem& problem
     const size_t rows = backward_workspace_rows(plan, problem);
     Workspace workspace;
     workspace.add("statistics", rows * sizeof(SoftmaxStatistics));
-    if (!plan.deterministic) workspace.add("dq_accumulator", rows * static_cast<size_t>(config.head_dim) * sizeof(float));
+    if (!plan.dq_kernel) workspace.add("dq_accumulator", rows * static_cast<size_t>(config.head_dim) * sizeof(float));
     return workspace;
 }
 
@@ -63,14 +63,15 @@ LaunchShape backward_launch(const Kernel& kernel, const BackwardPlan& plan, Back
     return launch_shape(blocks, kernel.resources(static_cast<int>(step), plan.instance.number));
 }
 
-BackwardPlan common_backward_plan(const Kernel& kernel, const AttentionProblem& problem, const Instance& instance) {
+BackwardPlan common_backward_plan(const Kernel& kernel, const AttentionProblem& problem, const Instance& instance,
+                                  bool dq_kernel) {
     check_sizes(problem);
     const KernelConfig& config = kernel.config;
     BackwardPlan plan;
     plan.instance = instance;
     plan.tile_q = config.tile_q;
     plan.tile_k = config.tile_k;
-    plan.deterministic = problem.request.deterministic;
+    plan.dq_kernel = dq_kernel;
     plan.units = units_of(problem);
     plan.workspace = workspace_of(plan, problem, config);
     plan.vector_loads = backward_loads_in_vectors(problem);
@@ -81,7 +82,7 @@ BackwardPlan common_backward_plan(const Kernel& kernel, const AttentionProblem& 
     const auto launch = [&](BackwardStep step, int64_t blocks) { return backward_launch(kernel, plan, step, blocks); };
     plan.statistics = launch(BackwardStep::statistics, blocks_of(plan.query_schedule));
     plan.dk_dv = launch(BackwardStep::dk_dv, blocks_of(plan.key_schedule));
-    if (!plan.deterministic) plan.dq_conversion = launch(BackwardStep::dq_conversion, blocks_of(plan.query_schedule));
+    if (!dq_kernel) plan.dq_conversion = launch(BackwardStep::dq_conversion, blocks_of(plan.query_schedule));
     if (problem.dsink.present) plan.dsink = launch(BackwardStep::dsink, problem.heads_q);
     if (problem.dbias.present) plan.dbias = launch(BackwardStep::dbias, dbias_blocks(problem, config));
     return plan;

@@ -15,6 +15,22 @@ __device__ __forceinline__ int count_down(int* counter) {
 
 __device__ __forceinline__ void acquire_counted() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
+// Waits until a counter has a value. What was written before it was set to that, completed bulk additions included, is then
+// visible to the thread, also to its bulk additions.
+__device__ __forceinline__ void wait_for_count(const int* counter, int value) {
+    int x;
+    do {
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(counter) : "memory");
+    } while (x != value);
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+}
+
+// Sets a counter, for wait_for_count(): everything that the thread wrote before comes first, its completed bulk additions
+// included.
+__device__ __forceinline__ void set_count(int* counter, int value) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(counter), "r"(value) : "memory");
+}
+
 // Reads four floats from L2, where additions take place.
 __device__ __forceinline__ float4 load_counted(const float* four) {
     float4 x;

@@ -11,16 +11,17 @@ namespace libflash::cuda::sm80 {
 BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties&) {
     const KernelConfig& config = kernel.config;
     const bool general = has_rare_options(problem) || !backward_loads_in_vectors(problem);
-    BackwardPlan plan = common_backward_plan(kernel, problem, general ? kGeneralInstance : kPlainInstance);
+    BackwardPlan plan =
+        common_backward_plan(kernel, problem, general ? kGeneralInstance : kPlainInstance, problem.request.deterministic);
     const int element = element_bytes(config.dtype), tile_q = query_rows_tile_q(config.head_dim, general, element);
     plan.query_tile_schedule = schedule_params(problem.q_rows, problem.batch, problem.heads_q, tile_q, key_bytes(problem),
                                                problem.mask_rule.right < MaskRule::kUnbounded);
-    if (plan.deterministic) {
+    if (plan.dq_kernel) {
         plan.dq_tile_q = tile_q;
         plan.dq_tile_k = query_rows_tile_k(config.head_dim, element);
     }
     if (problem.batch == 0 || problem.heads_q == 0) return plan;
-    if (plan.deterministic) plan.dq = backward_launch(kernel, plan, BackwardStep::dq, blocks_of(plan.query_tile_schedule));
+    if (plan.dq_kernel) plan.dq = backward_launch(kernel, plan, BackwardStep::dq, blocks_of(plan.query_tile_schedule));
     return plan;
 }
 

@@ -20,6 +20,7 @@ __global__ void __launch_bounds__(SoftmaxStatisticsOf<Kernel>::kThreads)
     statistics_kernel(const __grid_constant__ BackwardParams params) {
     wait_for_previous_kernel();
     allow_next_kernel();
+    if (params.next_work_tile && blockIdx.x == 0 && threadIdx.x == 0) *params.next_work_tile = 0;
     SoftmaxStatisticsOf<Kernel> unit{params, {}, {}};
     unit.run(kUnitRows * Kernel::config.head_dim);
     if (params.dq_counters && unit.work.batch >= 0)

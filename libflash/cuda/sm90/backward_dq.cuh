@@ -5,6 +5,7 @@
 
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/backward_dq_conversion.cuh"
+#include "cuda/sm90/backward_fixed_order.cuh"
 #include "cuda/sm90/backward_query_tiles.cuh"
 #include "cuda/sm90/backward_zero_fill.cuh"
 #include "cuda/sm90/warp_roles.cuh"
@@ -23,6 +24,7 @@ struct BackwardDqWarpgroup {
     const BackwardQueryTiles<Traits> query_tiles{context};
     const BackwardZeroFill<Traits> zero_fill{context};
     const BackwardDqConversion<Traits> conversion{context};
+    const BackwardFixedOrder<Traits> order{context};
 
     __device__ __forceinline__ void run() const {
         auto& storage = context.storage;
@@ -47,9 +49,24 @@ struct BackwardDqWarpgroup {
                 multiply(dq, ds, keys, piece);
                 if (piece == kPieces - 1 && lane == 0) gradients.empty().arrive();
 #pragma unroll
-                for (int part = 0; part < kParts; ++part)
-                    add(sums + (piece * 4 * Accumulator::kWarpFloats + part * kPartBlocks * 128), dq, part,
-                        Tiles::sums(k) + buffer(piece, part, warp), lane);
+                for (int part = 0; part < kParts; ++part) {
+                    const int buffer = Buffers::buffer(piece, part);
+                    if (order.active()) {
+                        storage.sum_is_empty(buffer).wait(Buffers::phase(piece, part, gradients.stage) ^ 1);
+                    } else {
+                        if (lane == 0) tma_store_wait_read<Traits::kSumBuffers - 1>();
+                        __syncwarp();
+                    }
+                    const uint32_t staged = Tiles::sums(k) + (buffer * 4 + warp) * Traits::kSumBytes;
+                    leave(dq, part, staged, lane);
+                    if (lane == 0 && order.active()) {
+                        storage.sum_is_full(gradients.stage, buffer).arrive();
+                    } else if (lane == 0) {
+                        tma_add_floats(sums + (piece * 4 * Accumulator::kWarpFloats + part * kPartBlocks * 128), staged,
+                                       Traits::kSumBytes);
+                        tma_store_commit();
+                    }
+                }
             }
             if (conversion.active()) conversion.go_on({at.head, at.tile}, gradients, warp, lane);
             gradients.advance();
@@ -60,12 +77,8 @@ struct BackwardDqWarpgroup {
 
 private:
     using Tiles = BackwardSharedTiles<Traits>;
+    using Buffers = BackwardSumBuffers<Traits>;
     static constexpr int kParts = Traits::kPieceParts, kPartBlocks = Traits::kPieceCols / 8 / kParts;
-
-    // Offset of the warp's buffer for a part of a piece.
-    __device__ static __forceinline__ int buffer(int piece, int part, int warp) {
-        return ((piece * kParts + part) % Traits::kSumBuffers * 4 + warp) * Traits::kSumBytes;
-    }
 
     // Computes one piece of 64 rows x kPieceCols channels.
     __device__ static __forceinline__ void multiply(float (&dq)[Traits::kPieceCols / 2], uint32_t ds, uint32_t k, int piece) {
@@ -81,11 +94,8 @@ private:
         wgmma_wait<0>();
         wgmma_fence_operand(dq);
     }
-    // Adds a part of the warp's sums of a piece to `sums`, through `staged`, which this warp alone uses.
-    __device__ static __forceinline__ void add(float* sums, const float (&dq)[Traits::kPieceCols / 2], int part, uint32_t staged,
-                                               int lane) {
-        if (lane == 0) tma_store_wait_read<Traits::kSumBuffers - 1>();
-        __syncwarp();
+    // Leaves a part of the warp's sums of a piece at `staged`, for a bulk addition.
+    __device__ static __forceinline__ void leave(const float (&dq)[Traits::kPieceCols / 2], int part, uint32_t staged, int lane) {
 #pragma unroll
         for (int n = 0; n < kPartBlocks; ++n) {
             const float* const x = dq + (part * kPartBlocks + n) * 4;
@@ -93,10 +103,6 @@ private:
         }
         fence_shared_for_async();
         __syncwarp();
-        if (lane == 0) {
-            tma_add_floats(sums, staged, Traits::kSumBytes);
-            tma_store_commit();
-        }
     }
 };
 

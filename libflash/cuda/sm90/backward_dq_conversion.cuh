@@ -51,17 +51,30 @@ struct BackwardDqConversion {
             announced.advance();
         }
     }
-    // A warp of the dQ warpgroup has issued its additions to a tile, whose dS is in `stage`.
+    // A warp of the dQ warpgroup has issued its additions to a tile, whose dS is in `stage`, or has left its sums to those that
+    // add in a fixed order. These report a tile before they add to the next but one, so the warp must see that here.
     __device__ __forceinline__ void go_on(const Tile& issued, const PipelineState<kStages>& stage, int warp, int lane) const {
-        if (is_last(stage)) convert(before(before(issued)), warp, lane);
-        if (lane == 0) announce<kPieces * Traits::kPieceParts>(stage);
+        PipelineState<kStages> reported = stage;
+        Tile complete = before(issued);
+        if (ordered()) {
+            reported.advance();
+        } else {
+            complete = before(complete);
+        }
+        if (is_last(reported)) convert(complete, warp, lane);
+        if (lane == 0 && !ordered()) announce<kPieces * Traits::kPieceParts>(stage);
     }
-    // The warp has issued its additions to all tiles. `stage`: that of a next tile.
+    // The warp has done so for all tiles. `stage`: that of a next tile.
     __device__ __forceinline__ void finish(PipelineState<kStages> stage, int warp, int lane) const {
         const auto& storage = context.storage;
         if (storage.range.begin >= storage.range.end) return;
+        int left = 1;
+        if (ordered()) {
+            stage.advance();
+            left = 0;
+        }
 #pragma unroll 1
-        for (int left = 1; left >= 0; --left) {
+        for (; left >= 0; --left) {
             if (is_last(stage)) {
                 const Tile last{(storage.work.head + 1) * context.params.group_size - 1, storage.range.end - 1};
                 convert(left == 1 ? before(last) : last, warp, lane);
@@ -72,6 +85,7 @@ struct BackwardDqConversion {
     }
 
 private:
+    __device__ __forceinline__ bool ordered() const { return context.params.next_work_tile != nullptr; }
     __device__ __forceinline__ bool count(const QueryTilePosition& at) const {
         const int64_t first_unit = context.storage.first_unit(context.params, at);
         if (count_down(dq_counter<kBlockM>(context.params, first_unit, at.tile)) != 1) return false;

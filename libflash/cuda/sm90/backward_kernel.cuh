@@ -24,6 +24,7 @@ using BackwardConsumerOf =
 
 template <class Traits>
 struct BackwardKernel {
+    using Storage = BackwardSharedStorage<Traits>;
     static constexpr int kSharedBytes =
         shared_bytes_of_kernel<BackwardSharedStorage<Traits>, BackwardSharedTiles<Traits>, Traits::QTile::kAlignment>();
 
@@ -33,14 +34,14 @@ struct BackwardKernel {
     const BackwardConsumerOf<Traits> consumer{context};
 
     __device__ __forceinline__ void run() const {
-        // Without lengths on the device the work tile follows from the parameters alone.
-        if (!Traits::kRagged && threadIdx.x == 0) {
+        const bool known_early = Storage::knows_work_tile_early(context.params);
+        if (known_early && threadIdx.x == 0) {
             context.storage.init(context.params);
             producer.prefetch_keys();
         }
         wait_for_previous_kernel();
         allow_next_kernel();
-        if (Traits::kRagged && threadIdx.x < BackwardSharedStorage<Traits>::kInitThreads) context.storage.init(context.params);
+        if (!known_early && threadIdx.x < Storage::kInitThreads) context.storage.init(context.params);
         __syncthreads();
         if (Traits::kRagged && context.storage.work.batch < 0) return;
         if (threadIdx.x < 128) {

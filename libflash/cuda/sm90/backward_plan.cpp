@@ -15,6 +15,13 @@ void let_dk_dv_convert_dq(BackwardPlan& plan, const AttentionProblem& problem) {
                        backward_workspace_rows(plan, problem) / static_cast<size_t>(plan.tile_q) * sizeof(int32_t));
 }
 
+// See backward_fixed_order.cuh. Without queries there is no kernel that sets the counters, and nothing to add.
+void fix_order(BackwardPlan& plan) {
+    plan.fixed_order = plan.statistics.blocks > 0;
+    plan.key_schedule.reversed = true;
+    plan.workspace.add("next_work_tile", sizeof(int32_t));
+}
+
 }  // namespace
 
 BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties&) {
@@ -22,6 +29,7 @@ BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem
         backward_instance(rare_option(problem), has_lengths_on_device(problem), problem.block_mask.present);
     BackwardPlan plan = common_backward_plan(kernel, problem, {static_cast<int>(kind), backward_kind_name(kind)});
     if (!problem.block_mask.present) let_dk_dv_convert_dq(plan, problem);
+    if (problem.request.deterministic) fix_order(plan);
     return plan;
 }
 

@@ -57,7 +57,11 @@ struct BackwardSharedStorage {
     PipelineBarriers<Traits::kStages> queries;         // Q, dO and softmax statistics
     PipelineBarriers<Traits::kScoreStages> gradients;  // dS
     PipelineBarriers<Traits::kScoreStages> dq_counts;  // full: the dQ warps have added to a tile; empty: that is counted
-    bool is_last[Traits::kScoreStages];                // no other thread block will add to the tile
+    // Fixed order: whether dQ is in a buffer, on its way to the accumulator. A barrier for the even tiles and one for the odd
+    // ones, because a thread that waits for only some of a barrier's phases could take one for another.
+    uint64_t sums_full[2][Traits::kSumBuffers];
+    uint64_t sums_empty[Traits::kSumBuffers];
+    bool is_last[Traits::kScoreStages];  // no other thread block will add to the tile
     LoadedRows loaded;
     TileCoordinates work;  // head: a key head; batch < 0: no work
     SequenceRows q_rows, k_rows;
@@ -65,19 +69,28 @@ struct BackwardSharedStorage {
     QueryTileRange<kBlockM, kBlockN> range;
     uint64_t probabilities_full[Traits::kScoreStages];  // P in a stage of dS, where the consumer warpgroups divide the products
 
+    // Whether the work tile follows from the parameters and blockIdx, without a look at global memory.
+    __device__ static __forceinline__ bool knows_work_tile_early(const BackwardParams& params) {
+        return !Traits::kRagged && !params.next_work_tile;
+    }
     // kInitThreads threads call it before the warpgroups take their roles: finding a packed tile takes a warp.
     static constexpr int kInitThreads = Traits::kRagged ? 32 : 1;
     __device__ __forceinline__ void init(const BackwardParams& params) {
         if constexpr (Traits::kRagged) {
-            const TileCoordinates found = tile_coordinates<kBlockN>(params.key_schedule, params.k_lengths, params.batch);
+            const int index = __shfl_sync(0xffffffffu, threadIdx.x == 0 ? work_tile(params) : 0, 0);
+            const TileCoordinates found = tile_coordinates<kBlockN>(params.key_schedule, params.k_lengths, params.batch, index);
             if (threadIdx.x != 0) return;
             init_barriers();
             init_work(params, found);
         } else {
             init_barriers();
-            init_work(params, tile_coordinates<kBlockN>(params.key_schedule, params.k_lengths, params.batch));
+            init_work(params, tile_coordinates<kBlockN>(params.key_schedule, params.k_lengths, params.batch, work_tile(params)));
         }
     }
+    __device__ __forceinline__ MBarrier sum_is_full(int odd, int buffer) const {
+        return {shared_address(&sums_full[odd][buffer])};
+    }
+    __device__ __forceinline__ MBarrier sum_is_empty(int buffer) const { return {shared_address(sums_empty + buffer)}; }
     __device__ __forceinline__ MBarrier keys() const { return {shared_address(&keys_full)}; }
     __device__ __forceinline__ MBarrier probabilities(int stage) const { return {shared_address(probabilities_full + stage)}; }
     __device__ __forceinline__ QueryTilePosition first_position(const BackwardParams& params) const {
@@ -91,6 +104,10 @@ struct BackwardSharedStorage {
     __device__ __forceinline__ int query_row(int tile) const { return (Traits::kRagged ? q_rows.start : 0) + tile * kBlockM; }
 
 private:
+    // Under a fixed order a thread block waits for those with smaller numbers, so these must have begun before it.
+    __device__ static __forceinline__ int work_tile(const BackwardParams& params) {
+        return params.next_work_tile ? atomicAdd(params.next_work_tile, 1) : static_cast<int>(blockIdx.x);
+    }
     __device__ __forceinline__ void init_barriers() {
         keys().init(1);
         queries.init(Traits::kConsumerWarps);
@@ -98,6 +115,11 @@ private:
         if constexpr (Traits::kDividesProducts)
             for (int i = 0; i < Traits::kScoreStages; ++i) probabilities(i).init(4);
         dq_counts.init(1, 4);
+        for (int buffer = 0; buffer < Traits::kSumBuffers; ++buffer) {
+            sum_is_full(0, buffer).init(4);
+            sum_is_full(1, buffer).init(4);
+            sum_is_empty(buffer).init(1);
+        }
         for (bool& last : is_last) last = false;
         fence_barrier_init();
     }

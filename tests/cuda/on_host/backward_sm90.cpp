@@ -1,7 +1,8 @@
 // Runs the backward kernel of sm90 on the host and compares it with double precision: masks, lengths that end within tiles,
-// shared key heads, rare options, block masks, and NaN between rows and outside the sequences. The argument is 0, or the seed of
-// a disorder: warps are delayed, copies complete late and in any order, and products are computed when they are waited for.
-// Prints the errors; exit code 0 means none is too large.
+// shared key heads, rare options, block masks, and NaN between rows and outside the sequences. Arguments: 0 or the seed of a
+// disorder (warps are delayed, copies and additions complete late and in any order, products are computed when they are waited
+// for); 0, or the number of thread blocks that run at the same time, begin in any order and add to dq in a fixed order.
+// Prints the errors, and under a fixed order a hash of the results; exit code 0 means no error is too large.
 #include "emulation.h"
 
 #include <cstdio>
@@ -139,9 +140,10 @@ struct Problem {
     std::vector<float> lse, dlse, sums;
     std::vector<SoftmaxStatistics> statistics;
     std::vector<int32_t> counters;
+    int32_t next_work_tile = -1;
     BackwardParams params{};
 
-    explicit Problem(const Case& given)
+    Problem(const Case& given, bool fixed_order)
         : c(given), scale(1 / std::sqrt(double(c.head_dim))), queries(c, c.queries, 37), keys(c, c.keys, 41), blocks(c),
           q(c, queries, c.heads_q, c.head_dim, c.size), k(c, keys, c.heads_k, c.head_dim, c.size),
           v(c, keys, c.heads_k, c.head_dim_v, c.size), out(c, queries, c.heads_q, c.head_dim_v, 0),
@@ -159,7 +161,7 @@ struct Problem {
         for (int b = 0; b < c.batch; ++b)
             for (int h = 0; h < c.heads_q; ++h)
                 for (int i = 0; i < queries.length[b] && !is_poisoned(c, b); ++i) solve_row(b, h, i);
-        fill_in();
+        fill_in(fixed_order);
     }
 
     size_t score_at(int h, int i, int j) const { return (size_t(h) * c.queries + i) * c.keys + j; }
@@ -226,7 +228,7 @@ struct Problem {
         }
     }
 
-    void fill_in() {
+    void fill_in(bool fixed_order) {
         params.q = q.params(c), params.k = k.params(c), params.v = v.params(c), params.out = out.params(c);
         params.dout = dout.params(c), params.dq = dq.params(c), params.dk = dk.params(c), params.dv = dv.params(c);
         // (head, row of all sequences)
@@ -259,6 +261,8 @@ struct Problem {
         // Reversed: what a thread block wrongly writes to the next sequence is not overwritten later.
         params.key_schedule = schedule_params(keys.sequences(c), c.batch, c.heads_k, Kernel::config.tile_k, 1e7, c.is_packed());
         params.query_schedule = schedule_params(queries.sequences(c), c.batch, c.heads_q, kUnitRows, 1e9, false);
+        if (fixed_order) params.key_schedule.reversed = true;
+        if (fixed_order && blocks_of(params.query_schedule) > 0) params.next_work_tile = &next_work_tile;
     }
 
     BackwardPlan plan() const {
@@ -317,10 +321,29 @@ bool near_dbias(const Problem& p) {
     return good;
 }
 
-bool check(const Case& c) {
-    Problem p(c);
+// Whether every key tile has added to every query tile that sees it.
+bool counted_down(const Problem& p) {
+    const auto left = std::find_if(p.counters.begin(), p.counters.end(), [](int32_t count) { return count > 0; });
+    if (!p.params.dq_counters || left == p.counters.end()) return true;
+    std::printf("WRONG: %d additions to query tile %d are missing\n", *left, static_cast<int>(left - p.counters.begin()));
+    return false;
+}
+
+// FNV-1a of the bits.
+template <class Value>
+void add_to_hash(uint64_t& hash, const std::vector<Value>& values) {
+    for (size_t i = 0; i < values.size() * sizeof(Value); ++i)
+        hash = (hash ^ reinterpret_cast<const uint8_t*>(values.data())[i]) * 0x100000001b3;
+}
+
+bool check(const Case& c, bool fixed_order) {
+    Problem p(c, fixed_order);
     launch_backward<Kernel>(p.plan(), p.params, nullptr);
-    const bool good = near("dq", c, p.dq) & near("dk", c, p.dk) & near("dv", c, p.dv) & near_dbias(p);
+    const bool good = near("dq", c, p.dq) & near("dk", c, p.dk) & near("dv", c, p.dv) & near_dbias(p) & counted_down(p);
+    uint64_t hash = 0xcbf29ce484222325;
+    for (const Rows* gradient : {&p.dq, &p.dk, &p.dv}) add_to_hash(hash, gradient->x);
+    add_to_hash(hash, p.dbias);
+    if (fixed_order) std::printf("bits %016llx ", static_cast<unsigned long long>(hash));
     std::printf("%s %d x %d heads %d/%d keys %d dims %d %d window %d %d size %g lengths %d rare %d blocks %d\n",
                 good ? "ok" : "WRONG", c.batch, c.queries, c.heads_q, c.heads_k, c.keys, c.head_dim, c.head_dim_v, c.left,
                 c.right, c.size, static_cast<int>(c.lengths), c.rare, static_cast<int>(c.blocks));
@@ -329,6 +352,8 @@ bool check(const Case& c) {
 
 int main(int, char** argv) {
     emulation::set_disorder(std::atoi(argv[1]));
+    const int together = std::atoi(argv[2]);
+    emulation::machine.most_resident = std::max(together, 1);
     constexpr int kAll = kUnboundedWindow, kDim = HEAD_DIM;
     const Case cases[] = {
         {1, 1, 1, 64, 128, kDim, kDim, kAll, kAll, 1, false, false},                 // one tile of each
@@ -357,6 +382,7 @@ int main(int, char** argv) {
     };
     bool good = true;
     for (const Case& c : cases)
-        if (!c.rare || has_general_backward(Kernel::config)) good &= check(c);
+        if ((!c.rare || has_general_backward(Kernel::config)) && (together == 0 || c.blocks == Blocks::all))
+            good &= check(c, together > 0);
     return good ? 0 : 1;
 }

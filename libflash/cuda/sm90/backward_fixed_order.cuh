@@ -1,0 +1,109 @@
+// Additions to the dQ accumulator in a fixed order (deterministic=True): key tiles add to a query tile one after another, the
+// last one first. The dQ warpgroup leaves its sums in shared memory; two threads of the producer warpgroup add them, each to
+// every other query tile. The counter of a query tile (backward_dq_counters.cuh) says whose turn it is: it is the number of key
+// tiles that have yet to add. README.md of this folder explains why no thread block waits for ever.
+#pragma once
+
+#include "cuda/attention/key_range.cuh"
+#include "cuda/ptx/counter.cuh"
+#include "cuda/sm90/backward_dq_counters.cuh"
+#include "cuda/sm90/backward_query_tiles.cuh"
+
+namespace libflash::cuda::sm90 {
+
+// Buffers of sums in shared memory: part `part` of piece `piece` of a tile goes into one, in turn.
+template <class Traits>
+struct BackwardSumBuffers {
+    static constexpr int kParts = Traits::kPieceParts, kBuffers = Traits::kSumBuffers;
+    static constexpr int kUses = Traits::kPieces * kParts / kBuffers;  // of a buffer per tile
+    static_assert(kUses * kBuffers == Traits::kPieces * kParts, "all buffers are used as often");
+    static constexpr int kBufferBytes = 4 * Traits::kSumBytes;
+
+    __device__ static __forceinline__ int buffer(int piece, int part) { return (piece * kParts + part) % kBuffers; }
+    // The phase of a barrier of the buffer, when `tiles` tiles were there before; only their parity counts.
+    __device__ static __forceinline__ uint32_t phase(int piece, int part, int tiles) {
+        return static_cast<uint32_t>((piece * kParts + part) / kBuffers + kUses * tiles) & 1;
+    }
+};
+
+template <class Traits>
+struct BackwardFixedOrder {
+    using Accumulator = typename Traits::Accumulator;
+    using Tiles = BackwardSharedTiles<Traits>;
+    using Buffers = BackwardSumBuffers<Traits>;
+    using Position = typename BackwardQueryTiles<Traits>::Position;
+
+    const BackwardContext<Traits>& context;
+    const BackwardQueryTiles<Traits> query_tiles{context};
+
+    __device__ __forceinline__ bool active() const {
+        return (Traits::kRareOptions || !Traits::kBlockMask) && context.params.next_work_tile;
+    }
+    // Adds to the tiles whose number is odd (1) or even (0).
+    __device__ __forceinline__ void add_tiles(int odd) const {
+        auto at = query_tiles.first();
+        if (at.left > 0 && odd == 1) {
+            report(0, false);
+            query_tiles.advance(at);
+        }
+#pragma unroll 1
+        for (int round = 0; at.left > 0; ++round) {
+            add_tile(at, odd, round);
+            query_tiles.advance(at);
+            if (at.left > 0) query_tiles.advance(at);
+        }
+    }
+
+private:
+    __device__ __forceinline__ void add_tile(const Position& at, int odd, int round) const {
+        const auto& storage = context.storage;
+        const int64_t first_unit = storage.first_unit(context.params, at);
+        int* const counter = dq_counter<Traits::kBlockM>(context.params, first_unit, at.tile);
+        const int turn = turn_of(at.tile);
+        wait_for_count(counter, turn);
+        add_sums(context.params.dq_accumulator + Accumulator::tile_offset(first_unit, at.tile), odd, round);
+        tma_store_wait<0>();
+        set_count(counter, turn - 1);
+        report(odd ^ 1, turn == 1);
+    }
+    // The number of key tiles of this one and of those before it that see the query tile.
+    __device__ __forceinline__ int turn_of(int tile) const {
+        const auto& storage = context.storage;
+        KeyRange<Traits::kBlockM, Traits::kBlockN> range;
+        range.init(context.params.mask, tile, storage.tiles.length_q, storage.tiles.length_k);
+        return storage.work.tile - range.begin + 1;
+    }
+    __device__ __forceinline__ void add_sums(float* sums, int odd, int round) const {
+        const uint32_t buffers = Tiles::sums(context.tiles.k());
+#pragma unroll 1
+        for (int piece = 0; piece < Traits::kPieces; ++piece)
+#pragma unroll 1
+            for (int part = 0; part < Buffers::kParts; ++part) {
+                const int buffer = Buffers::buffer(piece, part);
+                context.storage.sum_is_full(odd, buffer).wait(Buffers::phase(piece, part, round));
+                add_buffer(sums + piece * 4 * Accumulator::kWarpFloats + part * Traits::kSumBytes / 4,
+                           buffers + buffer * Buffers::kBufferBytes);
+                tma_store_wait_read<0>();
+                context.storage.sum_is_empty(buffer).arrive();
+            }
+    }
+    // The parts of the four warps, which are consecutive where a piece is one part.
+    __device__ static __forceinline__ void add_buffer(float* sums, uint32_t buffer) {
+        if constexpr (Buffers::kParts == 1) {
+            tma_add_floats(sums, buffer, Buffers::kBufferBytes);
+        } else {
+#pragma unroll 1
+            for (int warp = 0; warp < 4; ++warp)
+                tma_add_floats(sums + warp * Accumulator::kWarpFloats, buffer + warp * Traits::kSumBytes, Traits::kSumBytes);
+        }
+        tma_store_commit();
+    }
+    // Tells the dQ warpgroup whether a tile is complete; see BackwardDqConversion::go_on().
+    __device__ __forceinline__ void report(int stage, bool is_last) const {
+        auto& storage = context.storage;
+        storage.is_last[stage] = is_last;
+        PipelineState<Traits::kScoreStages>(storage.dq_counts, stage).empty().arrive();
+    }
+};
+
+}  // namespace libflash::cuda::sm90
