@@ -105,10 +105,11 @@ def forward_libflash(p: Problem, kernel: str | None, backend: str | None = None,
     return lambda: (libflash.attention(p.q, p.k, p.v, out=out, **options),)
 
 
-def backward_libflash(p: Problem, kernel: str | None, backend: str | None = None) -> Call:
+def backward_libflash(p: Problem, kernel: str | None, backend: str | None = None, **more: object) -> Call:
+    """`more`: further options of the backward call."""
     options = {"causal": p.cell.causal}
     out, lse = libflash.attention(p.q, p.k, p.v, return_lse=True, **options)
-    options |= {"kernel": kernel, "backend": backend}
+    options |= {"kernel": kernel, "backend": backend, **more}
     made = {name: torch.empty_like(p.q) for name in RESULTS["backward"]}
     return lambda: libflash.attention_backward(p.dout, p.q, p.k, p.v, out, lse, **made, **options)
 
