@@ -79,22 +79,39 @@ __device__ __forceinline__ uint32_t dropout_head(int batch, int heads_q, int hea
 // The functions below return which elements are kept as bits. The generator needs many registers, so it runs in a loop that is
 // not unrolled. The whole warp calls them.
 
-// For kRows accumulator rows of this lane, row_of(i), and two neighbouring blocks of 8 keys from `col` on: bit
-// i * kRowBits + n * kBlockBits + e belongs to row i and key col + 8 * n + 2 * (lane % 4) + e.
-template <int kRows, int kRowBits = 4, int kBlockBits = 2, class RowOf>
-__device__ __forceinline__ uint32_t keep_bits(const DropoutParams& dropout, uint32_t batch_head, int col, int lane,
-                                              const RowOf& row_of) {
+// For kRows accumulator rows of this lane, row_of(i), and two neighbouring blocks of 8 keys from col_of(i) on: bit
+// i * kRowBits + n * kBlockBits + e belongs to row i and key col_of(i) + 8 * n + 2 * (lane % 4) + e.
+template <int kRows, int kRowBits = 4, int kBlockBits = 2, class ColOf, class RowOf>
+__device__ __forceinline__ uint32_t keep_bits_at(const DropoutParams& dropout, uint32_t batch_head, int lane, const ColOf& col_of,
+                                                 const RowOf& row_of) {
     uint32_t keep = 0;
 #pragma unroll 1
     for (int i = 0; i < kRows; ++i) {
         uint2 words[2];
-        dropout_words_of_row(dropout, batch_head, row_of(i), col, lane, words);
+        dropout_words_of_row(dropout, batch_head, row_of(i), col_of(i), lane, words);
 #pragma unroll
         for (int n = 0; n < 2; ++n)
             keep |= ((words[n].x >= dropout.threshold ? 1u : 0u) | (words[n].y >= dropout.threshold ? 2u : 0u))
                     << (i * kRowBits + n * kBlockBits);
     }
     return keep;
+}
+
+// The same with the keys from `col` on (a multiple of 8) in all rows.
+template <int kRows, int kRowBits = 4, int kBlockBits = 2, class RowOf>
+__device__ __forceinline__ uint32_t keep_bits(const DropoutParams& dropout, uint32_t batch_head, int col, int lane,
+                                              const RowOf& row_of) {
+    return keep_bits_at<kRows, kRowBits, kBlockBits>(dropout, batch_head, lane, [=](int) { return col; }, row_of);
+}
+
+// The same for kPairs pairs of blocks, each 16 keys after the one before: the bits of row i in a pair are those of keep_bits()
+// for row pair * kRows + i. One loop, because each copy of the generator takes room in the instruction cache.
+template <int kRows, int kPairs, class RowOf>
+__device__ __forceinline__ uint32_t keep_bits_of_pairs(const DropoutParams& dropout, uint32_t batch_head, int col, int lane,
+                                                       const RowOf& row_of) {
+    static_assert(kRows * kPairs <= 8, "bits of a word");
+    return keep_bits_at<kRows * kPairs>(
+        dropout, batch_head, lane, [=](int i) { return col + i / kRows * 16; }, [&](int i) { return row_of(i % kRows); });
 }
 
 // For kBlocks transposed accumulator blocks of 16 keys and 8 query rows, kSlabs of them side by side along the keys: block i has

@@ -39,11 +39,14 @@ struct ForwardScores {
     // Sets the probabilities that dropout removes to 0.
     __device__ __forceinline__ void drop(Scores& p, const WorkTile& work_tile, const TileWord& tile, const Thread& thread) const {
         const uint32_t batch_head = dropout_head(work_tile.batch(), context.params.heads_q, work_tile.head());
+        constexpr int kPairs = kBlockN < 64 ? kBlockN / 16 : 4;  // pairs of blocks in a word of bits
 #pragma unroll
-        for (int block = 0; block < kBlockN / 8; block += 2) {
-            const uint32_t keep = keep_bits<2>(context.params.rare.dropout, batch_head, tile.tile() * kBlockN + block * 8,
-                                               thread.lane, [&](int r) { return thread.row(work_tile, r); });
-            zero_dropped<2>(keep, [&](int r, int n, int e) -> float& { return p[(block + n) * 4 + r * 2 + e]; });
+        for (int block = 0; block < kBlockN / 8; block += 2 * kPairs) {
+            const uint32_t keep =
+                keep_bits_of_pairs<2, kPairs>(context.params.rare.dropout, batch_head, tile.tile() * kBlockN + block * 8,
+                                              thread.lane, [&](int r) { return thread.row(work_tile, r); });
+            zero_dropped<2 * kPairs>(
+                keep, [&](int i, int n, int e) -> float& { return p[(block + i / 2 * 2 + n) * 4 + i % 2 * 2 + e]; });
         }
     }
 
