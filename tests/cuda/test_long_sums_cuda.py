@@ -16,16 +16,21 @@ import libflash
 torch = pytest.importorskip("torch")
 from gpu_case import to_device, to_numpy  # noqa: E402  (needs torch)
 
-DTYPES = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16)}  # bf16: of the CPU kernel
-NO_ROOM = "forward_sm90_f16_d192"  # has no registers for more than 32768 keys
+DTYPES = {"f16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "f32": np.dtype(np.float32)}
+# These have no registers for long sums: the first two refuse more keys, the last one loses precision.
+MOST_KEYS = {"forward_sm90_f16_d192": 1 << 15, "forward_sm90_bf16_d192": 1 << 17, "forward_sm80_f32_d256": 1 << 15}
 HEAD_DIMS = (64, 128, 192, 256)  # 192: with two values of head_dim_v
-ULPS = 1.01
+# float32: the error of 2048 additions with rounding, if all are rounded alike.
+ULPS = {"f16": 1.01, "bf16": 1.01, "f32": 500}
 
 
 def long_kernels(operation: str) -> list:
-    """The kernels for fp16, and a CPU kernel, so that the tests run without a GPU."""
-    candidates = [k for k in with_cpu(operation) if k["dtype"] == "f16" or k["backend"] == "cpu"]
-    return parameters([k for k in candidates if k["head_dim"] in HEAD_DIMS and k["name"] != NO_ROOM])
+    """The kernels, and a CPU kernel, so that the tests run without a GPU."""
+    return parameters([k for k in with_cpu(operation) if k["dtype"] in DTYPES and k["head_dim"] in HEAD_DIMS])
+
+
+def most_keys(kernel: dict) -> int:
+    return MOST_KEYS.get(kernel["name"], LONG) if device_of(kernel) == "cuda" else LONG >> 4
 
 
 def wide(x: np.ndarray, channels: int, device: str, repeat: bool) -> torch.Tensor:
@@ -57,7 +62,7 @@ def check(kernel: dict, out: torch.Tensor, lse: torch.Tensor, expected: tuple[np
     got = to_numpy(out, DTYPES[kernel["dtype"]])
     assert not np.isnan(got.astype(np.float32)).any()
     distances = [ulps(got[:, first : first + 4], expected[0]) for first in range(0, got.shape[1], 4)]
-    assert max(distances) <= ULPS
+    assert max(distances) <= ULPS[kernel["dtype"]]
     assert np.abs(lse.cpu().numpy() - expected[1]).max() <= 3e-5
 
 
@@ -66,7 +71,7 @@ def check(kernel: dict, out: torch.Tensor, lse: torch.Tensor, expected: tuple[np
 def test_forward(kernel: dict, scores: str) -> None:
     """Several query tiles of three different rows."""
     dtype, device = DTYPES[kernel["dtype"]], device_of(kernel)
-    keys, times = (LONG, 100) if device == "cuda" else (LONG >> 4, 2)
+    keys, times = most_keys(kernel), 100 if device == "cuda" else 2
     q, k = problem(scores, dtype, 3, keys)
     v = values(keys, dtype, 4)
     out, lse = call(libflash.attention, kernel, np.tile(q, (1, times, 1, 1)), k, v)
@@ -78,7 +83,7 @@ def test_forward(kernel: dict, scores: str) -> None:
 def test_many_equal_probabilities_that_are_no_power_of_two(kernel: dict) -> None:
     """The last key has a larger score, so that all others have the probability exp(-1) relative to the maximum."""
     dtype, device = DTYPES[kernel["dtype"]], device_of(kernel)
-    keys = LONG if device == "cuda" else LONG >> 4
+    keys = most_keys(kernel)
     q, k = problem("equal", dtype, 1, keys)
     k[:, -1, :, 0] = 1
     v = values(keys, dtype, 4)
@@ -91,7 +96,7 @@ def test_many_equal_probabilities_that_are_no_power_of_two(kernel: dict) -> None
 def test_causal(kernel: dict, options: dict) -> None:
     """As many rows as keys: query tiles with one key tile and with more keys than one sum has, in one thread block."""
     dtype, device = DTYPES[kernel["dtype"]], device_of(kernel)
-    rows = (1 << 16) + 1000 if device == "cuda" else 3000
+    rows = min((1 << 16) + 1000, most_keys(kernel)) if device == "cuda" else 3000
     seen = np.array([1, rows // 2, rows // 2 + 1, rows - 100, rows])
     q, k = random(1, rows, 1, 8, dtype=dtype) / dtype.type(4), random(1, rows, 1, 8, seed=1, dtype=dtype)
     v = values(rows, dtype, 4)
@@ -108,7 +113,7 @@ def test_causal(kernel: dict, options: dict) -> None:
 @pytest.mark.parametrize("kernel", long_kernels("decode"))
 def test_decode(kernel: dict, rows: int, options: dict, scores: str) -> None:
     dtype, device = DTYPES[kernel["dtype"]], device_of(kernel)
-    keys = LONG if device == "cuda" else LONG >> 4
+    keys = most_keys(kernel)
     q, k = problem(scores, dtype, rows, keys)
     v = values(keys, dtype, 4)
     out, lse = call(libflash.decode, kernel, q, k, v, causal=False, **options)
@@ -116,8 +121,10 @@ def test_decode(kernel: dict, rows: int, options: dict, scores: str) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_kernel_without_room_refuses() -> None:
-    q, k = (torch.zeros((1, rows, 1, 192), dtype=torch.float16, device="cuda") for rows in (1, 32769))
-    libflash.attention(q, k[:, 1:], k[:, 1:], kernel=NO_ROOM)
-    with pytest.raises(libflash.UnsupportedError, match=r"^k: the kernel adds up at most 32768 keys"):
-        libflash.attention(q, k, k, kernel=NO_ROOM)
+@pytest.mark.parametrize("name", [name for name in MOST_KEYS if "f32" not in name])
+def test_a_kernel_without_room_refuses(name: str) -> None:
+    dtype = torch.bfloat16 if "bf16" in name else torch.float16
+    q, k = (torch.zeros((1, rows, 1, 192), dtype=dtype, device="cuda") for rows in (1, MOST_KEYS[name] + 1))
+    libflash.attention(q, k[:, 1:], k[:, 1:], kernel=name)
+    with pytest.raises(libflash.UnsupportedError, match=rf"^k: the kernel adds up at most {MOST_KEYS[name]} keys"):
+        libflash.attention(q, k, k, kernel=name)

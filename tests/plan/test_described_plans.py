@@ -294,6 +294,7 @@ def long_rows(keys: int, head_dim: int, dtype: int = abi.FLOAT16, queries: int =
 
 
 # Bytes of a thread block: 4 for each row and each of the head_dim + 32 columns (long_sums_bytes()).
+@pytest.mark.parametrize("dtype", [abi.FLOAT16, abi.BFLOAT16], ids=["f16", "bf16"])
 @pytest.mark.parametrize(
     ("device", "head_dim", "instance", "bytes_"),
     [
@@ -304,8 +305,10 @@ def long_rows(keys: int, head_dim: int, dtype: int = abi.FLOAT16, queries: int =
         ("RTX 5090", 128, "plain, long sums", 16 * 8 * 128 * (128 + 32) * 4),
     ],
 )
-def test_long_sums_of_half_are_kept_in_the_workspace(lib: c.CDLL, device: str, head_dim: int, instance: str, bytes_: int) -> None:
-    plan = long_plan(lib, device, "forward", long_rows(32769, head_dim))
+def test_long_sums_are_kept_in_the_workspace(
+    lib: c.CDLL, device: str, head_dim: int, instance: str, bytes_: int, dtype: int
+) -> None:
+    plan = long_plan(lib, device, "forward", long_rows(32769, head_dim, dtype))
     assert plan["workspace"] == [f"{bytes_} bytes"]
     assert plan["instance"] == [instance]
 
@@ -315,15 +318,26 @@ def test_long_sums_of_half_are_kept_in_the_workspace(lib: c.CDLL, device: str, h
     ("keys", "dtype", "options"),
     [
         (32768, abi.FLOAT16, {}),
-        (1 << 20, abi.BFLOAT16, {}),
+        (32768, abi.BFLOAT16, {}),
         (1 << 20, abi.FLOAT16, {"flags": abi.WINDOW, "window_left": 30000, "window_right": 0}),
     ],
-    ids=["32768 keys", "bf16", "window"],
+    ids=["f16", "bf16", "window"],
 )
 def test_other_sums_need_no_workspace(lib: c.CDLL, device: str, keys: int, dtype: int, options: dict[str, Any]) -> None:
     plan = long_plan(lib, device, "forward", long_rows(keys, 128, dtype), **options)
     assert plan["workspace"] == ["0 bytes"]
     assert plan["instance"] == ["plain"]
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "instance", "block"),
+    [(64, "plain, long sums", 128 * (64 + 32)), (128, "general, long sums", 128 * (128 + 32)), (256, "plain", 0)],
+)
+def test_long_sums_of_float32(lib: c.CDLL, head_dim: int, instance: str, block: int) -> None:
+    plan = long_plan(lib, "H200", "forward", long_rows(32769, head_dim, abi.FLOAT32))
+    assert plan["instance"] == [instance]
+    assert plan["workspace"] == [f"{16 * 8 * block * 4} bytes"]
+    assert long_plan(lib, "H200", "forward", long_rows(32768, head_dim, abi.FLOAT32))["instance"] == ["plain"]
 
 
 def test_workspace_of_long_sums_is_bounded(lib: c.CDLL) -> None:
@@ -334,9 +348,13 @@ def test_workspace_of_long_sums_is_bounded(lib: c.CDLL) -> None:
     assert long_plan(lib, "A100", "forward", rows)["workspace"] == [f"{16 * 108 * block} bytes"]
 
 
-def test_the_sm90_kernel_for_192_channels_refuses_long_sums(lib: c.CDLL) -> None:
-    assert long_plan(lib, "H200", "forward", long_rows(32768, 192))["kernel"][0].startswith("forward_sm90_f16_d192,")
-    assert long_plan(lib, "H200", "forward", long_rows(32769, 192))["kernel"][0].startswith("forward_sm90_f16_d256,")
+@pytest.mark.parametrize(("name", "dtype", "most"), [("f16", abi.FLOAT16, 32768), ("bf16", abi.BFLOAT16, 131072)])
+def test_the_sm90_kernel_for_192_channels_refuses_long_sums(lib: c.CDLL, name: str, dtype: int, most: int) -> None:
+    plan = long_plan(lib, "H200", "forward", long_rows(most, 192, dtype))
+    assert plan["kernel"][0].startswith(f"forward_sm90_{name}_d192,")
+    assert plan["workspace"] == ["0 bytes"]
+    plan = long_plan(lib, "H200", "forward", long_rows(most + 1, 192, dtype))
+    assert plan["kernel"][0].startswith(f"forward_sm90_{name}_d256,")
 
 
 # Ranges of at most 32768 keys per accumulator. With up to 16 rows each of four warps adds up a quarter of a range.
@@ -349,11 +367,12 @@ def test_the_sm90_kernel_for_192_channels_refuses_long_sums(lib: c.CDLL) -> None
         (20, abi.FLOAT16, {"split_size": 1 << 20}, 32),
         (20, abi.FLOAT16, {"split_size": 128}, 8192),
         (1, abi.FLOAT16, {"split_size": 1 << 17}, 8),
-        (20, abi.BFLOAT16, {"num_splits": 1}, 1),
-        (20, abi.BFLOAT16, {"split_size": 1 << 20}, 1),
+        (20, abi.BFLOAT16, {"num_splits": 1}, 32),
+        (1, abi.BFLOAT16, {"split_size": 1 << 20}, 8),
+        (20, abi.FLOAT32, {"num_splits": 1}, 32),
     ],
 )
-def test_ranges_of_half_are_bounded(lib: c.CDLL, rows: int, dtype: int, options: dict[str, Any], splits: int) -> None:
+def test_ranges_of_splits_are_bounded(lib: c.CDLL, rows: int, dtype: int, options: dict[str, Any], splits: int) -> None:
     cache = tensor(1, 1 << 20, 1, 128, dtype=dtype)
     plan = long_plan(lib, "H200", "decode", (tensor(1, rows, 1, 128, dtype=dtype), cache, cache), **options)
     assert plan["splits"][0].startswith(f"{splits} ")

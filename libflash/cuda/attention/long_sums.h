@@ -1,7 +1,8 @@
-// Long sums: the accumulators of the tensor cores truncate, so the error of a sum in them grows with the number of its terms, and
-// after some ten thousand keys it reaches the last place of `half`. Kernels of `half` therefore add their accumulators of P V to
-// float32 sums in the workspace after every kKeysPerSum keys and go on with zeros (long_sums.cuh). bf16 has three bits fewer.
-// This header has what plan and kernel agree on. No CUDA header.
+// Long sums: the accumulators of the tensor cores truncate, so the error of a sum in them grows with the number of its terms,
+// and after some ten thousand keys it reaches the last place of `half`. Row sums, and the sums of float32 kernels, are rounded to
+// nearest; but equal terms are rounded alike, so that these have errors of the same size. Kernels therefore add their
+// accumulators of P V and their row sums to float32 sums in the workspace after every kKeysPerSum keys and go on with zeros
+// (long_sums.cuh). This header has what plan and kernel agree on. No CUDA header.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +19,16 @@ namespace libflash::cuda {
 
 constexpr int kKeysPerSum = LIBFLASH_KEYS_PER_SUM;
 
-constexpr bool has_long_sums(const KernelConfig& config) { return config.dtype == KernelType::f16_; }
+// The forward kernel of float32 with 256 channels has no registers for them.
+constexpr bool has_long_sums(const KernelConfig& config) {
+    return config.operation != Operation::forward || config.dtype != KernelType::f32_ || config.head_dim != 256;
+}
+
+// The keys of a sum for which the accumulators of the tensor cores suffice. bf16 has three bits fewer than `half`: four times as
+// many keys cost a tenth of its last place.
+constexpr int64_t most_keys_of_accumulators(const KernelConfig& config) {
+    return int64_t{kKeysPerSum} * (config.dtype == KernelType::bf16_ ? 4 : 1);
+}
 
 // Whether sums over this many keys need memory.
 constexpr bool needs_long_sums(const KernelConfig& config, int64_t keys) { return has_long_sums(config) && keys > kKeysPerSum; }

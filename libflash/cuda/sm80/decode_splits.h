@@ -43,7 +43,7 @@ struct DecodeSplits {
     int64_t split_size = 0;  // keys of each split; 0: equal ranges of the visible keys
 };
 
-// As requested by the caller, else by a cost model; but kernels of `half` get more and shorter splits where the sums of one would
+// As requested by the caller, else by a cost model; but there are more and shorter splits where the sums of one would
 // be too long (attention/long_sums.h). Refuses a request that exceeds the maximum grid size.
 DecodeSplits choose_splits(const DecodeSizes& sizes);
 

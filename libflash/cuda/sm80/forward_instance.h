@@ -9,10 +9,11 @@ namespace libflash::cuda {
 // Instances with long sums (attention/long_sums.h) are separate: the others have no registers to spare for them.
 constexpr Instance kForwardInstances[] = {kPlainInstance, kGeneralInstance, {2, "plain, long sums"}, {3, "general, long sums"}};
 
-// With 256 channels the plain instance would spill with long sums; there is only the general one.
+// With 256 channels (float32: 128) the plain instance would spill with long sums; there is only the general one.
 constexpr Instance forward_instance_sm80(const KernelConfig& config, bool general, bool long_sums) {
     if (!long_sums) return kForwardInstances[general ? 1 : 0];
-    return kForwardInstances[general || config.head_dim == 256 ? 3 : 2];
+    const int most = config.dtype == KernelType::f32_ ? 64 : 192;  // channels of the plain instance
+    return kForwardInstances[general || config.head_dim > most ? 3 : 2];
 }
 
 // With 32 rows per warp each fragment of K or V is used in two products. Registers do not suffice for wide heads, nor for

@@ -71,9 +71,9 @@ bool supports_tile_count(const KernelConfig& config, const AttentionProblem& p, 
 }
 
 bool supports_key_count(const KernelConfig& config, const AttentionProblem& p, std::string* why) {
-    const int64_t keys = longest_sum(p, config.tile_q);
-    if (forward_has_long_sums(config) || !needs_long_sums(config, keys)) return true;
-    if (why) *why = text_of("k: the kernel adds up at most ", kKeysPerSum, " keys without loss of precision (", keys, ")");
+    const int64_t keys = longest_sum(p, config.tile_q), most = most_keys_of_accumulators(config);
+    if (forward_has_long_sums(config) || keys <= most) return true;
+    if (why) *why = text_of("k: the kernel adds up at most ", most, " keys without loss of precision (", keys, ")");
     return false;
 }
 

@@ -47,7 +47,7 @@ ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, 
     const auto resources = [&](ForwardStep step) { return kernel.resources(static_cast<int>(step), plan.instance.number); };
     const int64_t tiles = blocks_of(plan.schedule);
     plan.attention = launch_shape(std::min<int64_t>(tiles, device.multiprocessors), resources(ForwardStep::attention));
-    plan_long_sums(plan, config, problem);
+    if (forward_has_long_sums(config)) plan_long_sums(plan, config, problem);
     if (plan.dynamic) {
         plan.order = launch_shape(1, resources(ForwardStep::order));
         plan.workspace.add("sequence_order", sequence_order_bytes(problem.batch, tiles));
