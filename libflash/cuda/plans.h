@@ -48,6 +48,15 @@ struct ForwardPlan {
 
 enum class BackwardStep { statistics, dk_dv, dq_conversion, dq, dsink, dbias };
 
+// The launches of the dK/dV kernel, if a key tile has several (attention/long_sums.h). 0: all at once.
+struct BackwardParts {
+    int64_t blocks = 0;    // thread blocks
+    int64_t heads = 0;     // query heads of a key head
+    int64_t rows = 0;      // query rows of a sequence
+    int64_t of_rows = 1;   // how many ranges of query rows
+    int64_t launches = 1;  // of each key tile
+};
+
 struct BackwardPlan {
     Instance instance;
     int tile_q = 0, tile_k = 0;        // of the dK/dV kernel
@@ -62,7 +71,8 @@ struct BackwardPlan {
     bool dk_dv_converts_dq = false;  // the dK/dV kernel also converts the dQ accumulator to dq
     // In launch order.
     LaunchShape statistics, dk_dv, dq_conversion, dq, dsink, dbias;
-    Workspace workspace;  // "statistics", "dq_accumulator", "dq_counters", "next_work_tile"
+    BackwardParts parts;  // of dk_dv
+    Workspace workspace;  // "statistics", "dq_accumulator", "dq_counters", "next_work_tile", "gradient_sums"
 };
 
 enum class DecodeStep { append, attention, combine };

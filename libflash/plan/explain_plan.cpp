@@ -24,11 +24,18 @@ void cpu_lines(std::string& text, const cpu::Plan& plan) {
     if (plan.key_chunks > 1) line(text, "chunks", plan.key_chunks, " ranges of keys, each with its own dQ accumulator");
 }
 
-// A kernel that is not launched (0 blocks) has no line. Only the first line has the label.
-void launch_line(std::string& text, const char* label, const char* what, const LaunchShape& shape) {
+// A kernel that is not launched (0 blocks) has no line. Only the first line has the label. `more`: how its launch is divided.
+void launch_line(std::string& text, const char* label, const char* what, const LaunchShape& shape, const std::string& more = "") {
     if (shape.blocks == 0) return;
     const std::string shared = shape.shared_bytes > 0 ? text_of(", ", shape.shared_bytes, " bytes of shared memory each") : "";
-    line(text, label, what, ": ", shape.blocks, " thread blocks of ", shape.threads, " threads", shared);
+    line(text, label, what, ": ", shape.blocks, " thread blocks of ", shape.threads, " threads", shared, more);
+}
+
+// `at_once`: thread blocks of a launch; 0: all.
+std::string divided(int64_t at_once) { return at_once > 0 ? text_of(", at most ", at_once, " in a launch") : ""; }
+
+std::string divided(const cuda::BackwardParts& parts) {
+    return parts.launches > 1 ? text_of(divided(parts.blocks), ", each ", parts.launches, " times") : "";
 }
 
 void cuda_lines(std::string& text, const cuda::ForwardPlan& plan) {
@@ -40,7 +47,7 @@ void cuda_lines(std::string& text, const cuda::ForwardPlan& plan) {
                                             : "";
     line(text, "schedule", plan.dynamic ? "dynamic" : "static", ", ", schedule.heads_per_group, " heads at a time", order);
     launch_line(text, plan.order.blocks > 0 ? "launch" : "", "tile order", plan.order);
-    launch_line(text, plan.order.blocks > 0 ? "" : "launch", "attention", plan.attention);
+    launch_line(text, plan.order.blocks > 0 ? "" : "launch", "attention", plan.attention, divided(plan.blocks_at_once));
 }
 
 void cuda_lines(std::string& text, const cuda::BackwardPlan& plan) {
@@ -50,7 +57,7 @@ void cuda_lines(std::string& text, const cuda::BackwardPlan& plan) {
     line(text, "schedule", plan.fixed_order ? "in order of start, " : "static, ", plan.key_schedule.heads_per_group,
          " key heads at a time", plan.fixed_order ? ", last keys first; additions to dq in this order" : "");
     launch_line(text, "launch", "softmax statistics", plan.statistics);
-    launch_line(text, "", plan.dk_dv_converts_dq ? "dk, dv and dq" : "dk and dv", plan.dk_dv);
+    launch_line(text, "", plan.dk_dv_converts_dq ? "dk, dv and dq" : "dk and dv", plan.dk_dv, divided(plan.parts));
     launch_line(text, "", "dq from its accumulator", plan.dq_conversion);
     launch_line(text, "", "dq", plan.dq);
     launch_line(text, "", "dsink", plan.dsink);

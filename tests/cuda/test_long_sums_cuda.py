@@ -128,3 +128,26 @@ def test_a_kernel_without_room_refuses(name: str) -> None:
     libflash.attention(q, k[:, 1:], k[:, 1:], kernel=name)
     with pytest.raises(libflash.UnsupportedError, match=rf"^k: the kernel adds up at most {MOST_KEYS[name]} keys"):
         libflash.attention(q, k, k, kernel=name)
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize("kernel", long_kernels("backward"))
+def test_gradients(kernel: dict, heads: int) -> None:
+    """Two keys that a million query rows see with the same probabilities. All terms of a gradient have the same sign."""
+    dtype, device, step = DTYPES[kernel["dtype"]], device_of(kernel), 2.0**-8
+    rows = (LONG if device == "cuda" else LONG >> 4) // heads
+    q, k, v = np.zeros((1, rows, heads, 8), dtype), np.zeros((1, 2, 1, 8), dtype), np.zeros((1, 2, 1, 8), dtype)
+    q[..., 0], k[0, 0, 0, 0], v[0, 0, 0, 0] = 1, 1, 1
+    dout = np.zeros((1, rows, heads, 8), dtype)
+    dout[..., 0] = ((random(1, rows, heads, 1, seed=3)[..., 0] % 1 + 0.5) * step).astype(dtype)
+    tensors = [wide(x, kernel["head_dim"], device, repeat=False) for x in (dout, q, k, v)]
+    out, lse = libflash.attention(*tensors[1:], softmax_scale=1.0, return_lse=True)
+    gradients = libflash.attention_backward(*tensors, out, lse, softmax_scale=1.0, kernel=kernel["name"])
+    dq, dk, dv = (to_numpy(x[..., 0].contiguous(), dtype)[0] for x in gradients)
+    p = np.exp(np.array([1.0, 0.0]) - np.log(np.e + 1))
+    # Of each row, without its dout.
+    slope = p * (np.array([1.0, 0.0]) - np.float64(to_numpy(out, dtype)[0, 0, 0, 0]))
+    terms = dout[0, :, :, 0].astype(np.float64)
+    assert ulps(dv[:, 0], terms.sum() * p) <= ULPS[kernel["dtype"]]
+    assert ulps(dk[:, 0], terms.sum() * slope) <= ULPS[kernel["dtype"]]
+    assert ulps(dq, terms * slope[0]) <= ULPS[kernel["dtype"]]

@@ -36,7 +36,7 @@ ATTENTION_KERNELS = {
 }
 
 # Kernels again that take their sums out after so few keys that it happens several times (attention/long_sums.h): after
-# every tile or every second one, and with two warps for the same rows.
+# every tile or every second one, and with two warps for the same rows. Backward has several launches of dK/dV then.
 ATTENTION_KERNELS_WITH_LONG_SUMS = {
     "f16-32-sums": ("f16_", 32, "128, 128", "128, 128, 1", 64),
     "f16-64-sums": ("f16_", 64, "128, 128", "128, 128, 1", 64),
@@ -96,11 +96,18 @@ BACKWARD_KERNELS_SM90 = {
     "bf16-192": ("bf16_", 192, "64, 64", 3),
     "bf16-256": ("bf16_", 256, "64, 64", 2),
 }
+# The last number: keys per sum, from which follow the query rows per launch (bf16: four times as many).
+BACKWARD_KERNELS_SM90_WITH_LONG_SUMS = {
+    "f16-64-sums": ("f16_", 64, "64, 128", 6, 128),
+    "f16-128-sums": ("f16_", 128, "64, 128", 3, 256),
+    "bf16-96-sums": ("bf16_", 96, "64, 128", 3, 64),
+    "bf16-256-sums": ("bf16_", 256, "64, 64", 2, 32),
+}
 KEYS_PER_SUM = 32768  # of the library
 pytestmark = pytest.mark.early
 DISORDERS = (0, 1)  # orders in which forward_sm90.cpp and backward_sm90.cpp run the warps
 # Backward with additions to dq in a fixed order: kernel -> disorders and numbers of thread blocks that run at the same time.
-FIXED_ORDER = {"bf16-64": ((1, 3), (3, 2)), "f16-128": ((3, 4),), "bf16-256": ((4, 4),)}
+FIXED_ORDER = {"bf16-64": ((1, 3), (3, 2)), "f16-128": ((3, 4),), "bf16-256": ((4, 4),), "f16-64-sums": ((1, 2), (3, 2))}
 ONE_BY_ONE = (0, 1)
 
 
@@ -136,8 +143,9 @@ def forward_sm90(dtype: str, head_dim: int, head_dim_v: int, tile: str, stages: 
     return Program("forward_sm90.cpp", ("sm90/forward.cuh",), tuple(defines.items()))
 
 
-def backward_sm90(dtype: str, head_dim: int, tile: str, stages: int) -> Program:
+def backward_sm90(dtype: str, head_dim: int, tile: str, stages: int, keys_per_sum: int = KEYS_PER_SUM) -> Program:
     defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "BACKWARD_TILE": tile, "STAGES": stages}
+    defines["LIBFLASH_KEYS_PER_SUM"] = keys_per_sum
     headers = ("attention/backward_steps.cuh", "sm90/backward.cuh")
     return Program("backward_sm90.cpp", headers, tuple(defines.items()))
 
@@ -164,10 +172,13 @@ SM90_RUNS = runs(
 )
 
 BACKWARD_SM90_RUNS = runs(
-    {name: backward_sm90(*sizes) for name, sizes in BACKWARD_KERNELS_SM90.items()},
+    {name: backward_sm90(*sizes) for name, sizes in (BACKWARD_KERNELS_SM90 | BACKWARD_KERNELS_SM90_WITH_LONG_SUMS).items()},
     lambda name: tuple((x, 0) for x in DISORDERS[name != "bf16-64" :]),
 )
-FIXED_ORDER_RUNS = runs({name: backward_sm90(*BACKWARD_KERNELS_SM90[name]) for name in FIXED_ORDER}, FIXED_ORDER.__getitem__)
+FIXED_ORDER_RUNS = runs(
+    {name: backward_sm90(*(BACKWARD_KERNELS_SM90 | BACKWARD_KERNELS_SM90_WITH_LONG_SUMS)[name]) for name in FIXED_ORDER},
+    FIXED_ORDER.__getitem__,
+)
 
 
 def for_the_host(source: str) -> str:
@@ -286,6 +297,7 @@ def test_tiles_are_those_of_kernels_table() -> None:
         dims = head_dim if head_dim == head_dim_v else f"{head_dim}x{head_dim_v}"
         line = rf"forward +sm90 +{dtype.rstrip('_')} +{dims} +{tile.replace(', ', 'x')} +{stages} "
         assert re.search(line, table), line
-    for dtype, head_dim, tile, stages in BACKWARD_KERNELS_SM90.values():
+    sums = [sizes[:4] for sizes in BACKWARD_KERNELS_SM90_WITH_LONG_SUMS.values()]
+    for dtype, head_dim, tile, stages in [*BACKWARD_KERNELS_SM90.values(), *sums]:
         line = rf"backward +sm90 +{dtype.rstrip('_')} +{head_dim} +{tile.replace(', ', 'x')} +{stages} "
         assert re.search(line, table), line

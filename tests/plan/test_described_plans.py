@@ -357,6 +357,50 @@ def test_the_sm90_kernel_for_192_channels_refuses_long_sums(lib: c.CDLL, name: s
     assert plan["kernel"][0].startswith(f"forward_sm90_{name}_d256,")
 
 
+def gradient_rows(queries: int, dtype: int, group: int = 1) -> tuple[abi.Tensor, ...]:
+    q, k = tensor(1, queries, 16 * group, 128, dtype=dtype), tensor(1, 1000, 16, 128, dtype=dtype)
+    return q, k, k
+
+
+# A sum over more than 32768 rows (bf16: 131072) of all heads that share keys is divided: over heads first, then over rows.
+@pytest.mark.parametrize("device", ["H200", "A100"])
+@pytest.mark.parametrize(
+    ("queries", "group", "dtype", "options", "launches"),
+    [
+        (32768, 1, abi.FLOAT16, {}, 1),
+        (32769, 1, abi.FLOAT16, {}, 2),
+        (16384, 3, abi.FLOAT16, {}, 2),
+        (16385, 3, abi.FLOAT16, {}, 3),
+        (1 << 18, 2, abi.FLOAT16, {}, 16),
+        (131072, 1, abi.BFLOAT16, {}, 1),
+        (16384, 8, abi.BFLOAT16, {}, 1),
+        (1 << 20, 1, abi.BFLOAT16, {}, 8),
+        (1 << 20, 1, abi.FLOAT32, {}, 1),
+        (1 << 20, 1, abi.FLOAT16, {"flags": abi.WINDOW, "window_left": 30000, "window_right": 0}, 1),
+    ],
+)
+def test_long_sums_of_gradients(
+    lib: c.CDLL, device: str, queries: int, group: int, dtype: int, options: dict[str, Any], launches: int
+) -> None:
+    plan = long_plan(lib, device, "backward", gradient_rows(queries, dtype, group), **options)
+    line = next(line for line in plan["launch"] if line.startswith("dk and dv"))
+    assert line.endswith(f", each {launches} times" if launches > 1 else "shared memory each")
+    tile_k = int(plan["tile"][0].split()[3])
+    blocks = 16 * -(-1000 // tile_k)
+    rows, head_dim = -(-queries // 128) * 128 * 16 * group, 128
+    sums = blocks * 2 * tile_k * head_dim * 4 if launches > 1 else 0
+    assert plan["workspace"] == [f"{rows * 8 + rows * head_dim * 4 + sums} bytes"]
+
+
+def test_workspace_of_gradient_sums_is_bounded(lib: c.CDLL) -> None:
+    """By the thread blocks of a launch, however many keys there are."""
+    rows = tensor(1, 1 << 20, 16, 128, dtype=abi.FLOAT16)
+    plan = long_plan(lib, "H200", "backward", (rows, rows, rows))
+    assert any(f", at most {16 * 132} in a launch, each 32 times" in line for line in plan["launch"])
+    others = (1 << 20) * 16 * (8 + 128 * 4)
+    assert plan["workspace"] == [f"{others + 16 * 132 * 2 * 128 * 128 * 4} bytes"]
+
+
 # Ranges of at most 32768 keys per accumulator. With up to 16 rows each of four warps adds up a quarter of a range.
 @pytest.mark.parametrize(
     ("rows", "dtype", "options", "splits"),

@@ -8,6 +8,8 @@
 #include "cuda/attention/softmax_statistics.cuh"
 #include "cuda/plans.h"
 
+#include <algorithm>
+
 namespace libflash::cuda {
 
 template <class Kernel>
@@ -46,6 +48,32 @@ inline int enqueue(void (*kernel)(BackwardParams), const LaunchShape& shape, con
     if (error != cudaSuccess) return error;
     kernel<<<static_cast<unsigned>(shape.blocks), shape.threads, shape.shared_bytes, stream>>>(params);
     return cudaGetLastError();
+}
+
+// Calls launch(shape, params) for each launch of the dK/dV kernel until one fails; the launches of a key tile follow each other.
+// Returns the last CUDA error.
+template <class Launch>
+int for_each_part(const BackwardPlan& plan, BackwardParams params, const Launch& launch) {
+    const BackwardParts& parts = plan.parts;
+    LaunchShape shape = plan.dk_dv;
+    const auto group = static_cast<int32_t>(params.group_size), heads = parts.heads ? static_cast<int32_t>(parts.heads) : group;
+    BackwardPart& part = params.part;
+    for (int64_t first = 0; first < plan.dk_dv.blocks; first += shape.blocks) {
+        if (parts.blocks) shape.blocks = std::min(parts.blocks, plan.dk_dv.blocks - first);
+        part.first_work_tile = static_cast<int32_t>(first);
+        for (int64_t i = 0; i < parts.launches; ++i) {
+            const int64_t range = i % parts.of_rows;
+            part.first = i == 0, part.last = i + 1 == parts.launches;
+            part.first_head = static_cast<int32_t>(i / parts.of_rows) * heads;
+            part.heads = std::min(heads, group - part.first_head);
+            part.first_row = static_cast<int32_t>(range * parts.rows);
+            part.end_row = range + 1 == parts.of_rows ? INT32_MAX : static_cast<int32_t>((range + 1) * parts.rows);
+            const int error = launch(shape, params);
+            if (error != cudaSuccess) return error;
+            part.thread_blocks_before += static_cast<int32_t>(shape.blocks);
+        }
+    }
+    return cudaSuccess;
 }
 
 }  // namespace libflash::cuda

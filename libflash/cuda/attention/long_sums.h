@@ -30,6 +30,13 @@ constexpr int64_t most_keys_of_accumulators(const KernelConfig& config) {
     return int64_t{kKeysPerSum} * (config.dtype == KernelType::bf16_ ? 4 : 1);
 }
 
+// The same for dK and dV, which are sums over the query rows of all heads that share a key head. Backward launches its dK/dV
+// kernel several times where there are more, and adds the results in float32 (gradient_sums.cuh). The float32 kernels have no
+// registers for that.
+constexpr int64_t most_rows_of_accumulators(const KernelConfig& config) {
+    return config.dtype == KernelType::f32_ ? INT64_MAX : most_keys_of_accumulators(config);
+}
+
 // Whether sums over this many keys need memory.
 constexpr bool needs_long_sums(const KernelConfig& config, int64_t keys) { return has_long_sums(config) && keys > kKeysPerSum; }
 
@@ -38,6 +45,11 @@ constexpr int tiles_per_sum(int tile_k) {
     int tiles = 1;
     while (2 * tiles * tile_k <= kKeysPerSum) tiles *= 2;
     return tiles;
+}
+
+// Workspace of a thread block with tile_k keys and its dK and dV.
+constexpr size_t gradient_sums_bytes(int tile_k, int head_dim) {
+    return sizeof(float) * 2 * static_cast<size_t>(tile_k) * static_cast<size_t>(head_dim);
 }
 
 // Workspace of a thread block with tile_q query rows whose accumulators have `channels` columns. Up to two warps share a row, and

@@ -134,6 +134,16 @@ struct ScoreGradientParams {
     bool is_float;
 };
 
+// A launch of the dK/dV kernel. There are several where sums are long (attention/long_sums.h).
+struct BackwardPart {
+    int32_t first_work_tile;
+    int32_t first_head, heads;   // query heads, among those that share a key head
+    int32_t first_row, end_row;  // query rows of each sequence: multiples of kUnitRows, or the largest integer
+    float* sums;                 // in the workspace (attention/gradient_sums.cuh); nullptr: a key tile has one launch only
+    bool first, last;            // of the launches of a key tile
+    int32_t thread_blocks_before;  // of all launches before this one (BackwardParams::next_work_tile counts on)
+};
+
 struct BackwardParams {
     RowsParams q, k, v, out, dout, dq, dk, dv;
     RowStatisticsParams lse, dlse;
@@ -160,6 +170,7 @@ struct BackwardParams {
     bool vector_out;    // the same for writing rows of dq, dk and dv
     int32_t* dq_counters;     // workspace: one for each query tile; nullptr: a last kernel converts the accumulator
     int32_t* next_work_tile;  // workspace; nullptr: additions to dq in any order (sm90/backward_fixed_order.cuh)
+    BackwardPart part;  // set for each launch of the dK/dV kernel
 };
 
 }  // namespace libflash::cuda

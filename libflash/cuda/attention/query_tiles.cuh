@@ -1,5 +1,5 @@
 // The query tiles of a key tile, from the first to the last, and which of them are edge tiles: the reverse of key_tiles.cuh.
-// The same for all query heads except for the block mask.
+// The same for all query heads except for the block mask. Those of one launch, if a key tile has several.
 #pragma once
 
 #include "cuda/attention/params.h"
@@ -29,6 +29,8 @@ struct QueryTiles {
         const int last_row = min(length_q, last_col - shift + left + 1);  // one past
         begin = first_row / kBlockM;
         end = last_col < first_col || last_row <= first_row ? begin : (last_row + kBlockM - 1) / kBlockM;
+        begin = max(begin, params.part.first_row / kBlockM);
+        end = min(end, params.part.end_row / kBlockM);
     }
 
     // The smallest visible tile above `tile` for this query head, or -1. `cursor` is the number of list entries passed; start

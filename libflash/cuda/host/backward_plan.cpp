@@ -2,6 +2,7 @@
 
 #include "cuda/attention/query_rows_tiles.h"
 #include "cuda/host/limits.h"
+#include "cuda/host/long_sums.h"
 #include "cuda/host/problem_params.h"
 #include "cuda/host/tile_schedule.h"
 #include "cuda/kernels.h"
@@ -64,7 +65,7 @@ LaunchShape backward_launch(const Kernel& kernel, const BackwardPlan& plan, Back
 }
 
 BackwardPlan common_backward_plan(const Kernel& kernel, const AttentionProblem& problem, const Instance& instance,
-                                  bool dq_kernel) {
+                                  const DeviceProperties& device, bool dq_kernel) {
     check_sizes(problem);
     const KernelConfig& config = kernel.config;
     BackwardPlan plan;
@@ -82,6 +83,7 @@ BackwardPlan common_backward_plan(const Kernel& kernel, const AttentionProblem& 
     const auto launch = [&](BackwardStep step, int64_t blocks) { return backward_launch(kernel, plan, step, blocks); };
     plan.statistics = launch(BackwardStep::statistics, blocks_of(plan.query_schedule));
     plan.dk_dv = launch(BackwardStep::dk_dv, blocks_of(plan.key_schedule));
+    plan_gradient_sums(plan, config, problem, device.multiprocessors);
     if (!dq_kernel) plan.dq_conversion = launch(BackwardStep::dq_conversion, blocks_of(plan.query_schedule));
     if (problem.dsink.present) plan.dsink = launch(BackwardStep::dsink, problem.heads_q);
     if (problem.dbias.present) plan.dbias = launch(BackwardStep::dbias, dbias_blocks(problem, config));

@@ -8,7 +8,7 @@ namespace libflash::cuda {
 // Tiles, schedules and workspace; the launches of the softmax statistics, dK/dV, the dQ conversion and the gradients of sink and
 // bias. `dq_kernel`: without dQ accumulator.
 BackwardPlan common_backward_plan(const Kernel& kernel, const AttentionProblem& problem, const Instance& instance,
-                                  bool dq_kernel = false);
+                                  const DeviceProperties& device, bool dq_kernel = false);
 
 // Query rows of all heads in the workspace; see QueryUnits. Needs plan.units.
 size_t backward_workspace_rows(const BackwardPlan& plan, const AttentionProblem& problem);

@@ -63,7 +63,9 @@ __global__ void __launch_bounds__(BackwardRow<Kernel>::template Queries<kGeneral
 // dK/dV, then dq. A launch with no blocks in the plan does nothing.
 template <class Kernel, bool kGeneral>
 int launch_gradients(const BackwardPlan& plan, const BackwardParams& params, cudaStream_t stream) {
-    int error = enqueue(dk_dv_kernel<Kernel, kGeneral>, plan.dk_dv, params, stream);
+    int error = for_each_part(plan, params, [&](const LaunchShape& shape, const BackwardParams& of_part) {
+        return enqueue(dk_dv_kernel<Kernel, kGeneral>, shape, of_part, stream);
+    });
     if (error == cudaSuccess) error = enqueue(dq_accumulator_kernel<Kernel>, plan.dq_conversion, params, stream);
     if (error == cudaSuccess) error = enqueue(dq_kernel<Kernel, kGeneral>, plan.dq, params, stream);
     return error;

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "cuda/attention/dq_accumulator.cuh"
+#include "cuda/attention/gradient_sums.cuh"
 #include "cuda/attention/params.h"
 #include "cuda/attention/query_tiles.cuh"
 #include "cuda/attention/schedule.cuh"
@@ -106,7 +107,8 @@ struct DkDv {
 
     // False: the thread block has no work. Otherwise ends with a barrier.
     __device__ __forceinline__ bool prepare() {
-        const TileCoordinates work = tile_coordinates<kBlockN>(params.key_schedule, params.k_lengths, params.batch);
+        const int index = params.part.first_work_tile + static_cast<int>(blockIdx.x);
+        const TileCoordinates work = tile_coordinates<kBlockN>(params.key_schedule, params.k_lengths, params.batch, index);
         if (work.batch < 0) return false;
         const SequenceRows k_rows = SequenceRows::of(params.k_lengths, work.batch);
         if (work.tile * kBlockN >= k_rows.owned) return false;
@@ -153,14 +155,15 @@ struct DkDv {
     }
 
     __device__ __forceinline__ Position first_position() const {
-        Position p{common().work.head * params.group_size, common().tiles.begin - 1, 0};
+        Position p{common().work.head * params.group_size + params.part.first_head, common().tiles.begin - 1, 0};
         advance(p);
         return p;
     }
     __device__ __forceinline__ void advance(Position& p) const {
         const Common& c = common();
         p.tile = c.tiles.next(params.block_cols, p.head, p.tile, p.cursor);
-        while (p.tile < 0 && p.head + 1 < (c.work.head + 1) * params.group_size) {
+        const int end_head = c.work.head * params.group_size + params.part.first_head + params.part.heads;
+        while (p.tile < 0 && p.head + 1 < end_head) {
             p.cursor = 0;
             p.tile = c.tiles.next(params.block_cols, ++p.head, c.tiles.begin - 1, p.cursor);
         }
@@ -361,6 +364,14 @@ struct DkDv {
         cp_async_commit();
     }
 
+    // False: this launch is not the last one of the key tile (attention/gradient_sums.cuh).
+    __device__ __forceinline__ bool add_parts(float (&sums)[2][kChannels / 8][4], int gradient) const {
+        constexpr int kBlocks = kChannels / 8;
+        const GradientSums<kThreads, 2 * kBlocks> parts(params.part, static_cast<int>(blockIdx.x), gradient,
+                                                         hide_from_compiler(static_cast<int>(threadIdx.x)));
+        return parts.add_parts([&](int n) -> float* { return sums[n / kBlocks][n % kBlocks]; });
+    }
+
     // Stages the gradient in shared memory, in the tile of K or V at `offset`, so that the global stores are contiguous.
     __device__ __forceinline__ void store(const float (&sums)[2][kChannels / 8][4], int offset, const RowsParams& rows,
                                           float factor, int channels) {
@@ -383,9 +394,10 @@ struct DkDv {
     __device__ __forceinline__ void run() {
         if (!prepare()) return;
         loop_over_queries();
-        store(dv, KvTile::kBytes, params.dv, undo_exponent_shift<T>() * (kGeneral ? params.rare.dropout.keep_factor : 1.0f),
-              params.head_dim_v);
-        store(dk, 0, params.dk, undo_exponent_shift<T>() * params.softmax_scale, params.head_dim);
+        if (add_parts(dv, 0))
+            store(dv, KvTile::kBytes, params.dv, undo_exponent_shift<T>() * (kGeneral ? params.rare.dropout.keep_factor : 1.0f),
+                  params.head_dim_v);
+        if (add_parts(dk, 1)) store(dk, 0, params.dk, undo_exponent_shift<T>() * params.softmax_scale, params.head_dim);
     }
 };
 

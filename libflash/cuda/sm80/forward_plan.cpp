@@ -10,14 +10,6 @@
 
 namespace libflash::cuda::sm80 {
 
-namespace {
-
-// Long sums of all thread blocks could need far more memory than the output. So at most this many thread blocks per
-// multiprocessor are launched at once: several waves, because multiprocessors are idle at the end of the last one.
-constexpr int64_t kBlocksAtOnce = 16;
-
-}  // namespace
-
 ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties& device) {
     check_sizes(problem);
     const KernelConfig& config = kernel.config;

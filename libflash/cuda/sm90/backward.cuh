@@ -54,16 +54,18 @@ inline int enqueue_dependent(void (*kernel)(BackwardParams), const LaunchShape& 
 }
 
 template <class Kernel, BackwardInstance kInstance>
-int launch_dk_dv(const LaunchShape& shape, const BackwardParams& params, cudaStream_t stream) {
-    if (shape.blocks == 0) return cudaSuccess;
+int launch_dk_dv(const BackwardPlan& plan, const BackwardParams& params, cudaStream_t stream) {
+    if (plan.dk_dv.blocks == 0) return cudaSuccess;
     const auto kernel = backward_kernel<Kernel, kInstance>;
     BackwardTensorMaps maps{};
     cudaError_t error = encode<BackwardTraits<Kernel, kInstance>>(&maps, params);
     // At each launch, because the attribute holds for the current device only.
     if (error == cudaSuccess)
-        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.dk_dv.shared_bytes);
     if (error != cudaSuccess) return error;
-    return launch_dependent(kernel, shape.blocks, shape.threads, shape.shared_bytes, stream, true, params, maps);
+    return for_each_part(plan, params, [&](const LaunchShape& shape, const BackwardParams& of_part) {
+        return launch_dependent(kernel, shape.blocks, shape.threads, shape.shared_bytes, stream, true, of_part, maps);
+    });
 }
 
 // Calls do_with with the instance as an integral_constant.
@@ -114,7 +116,7 @@ int launch_backward(const BackwardPlan& plan, const BackwardParams& params, void
     int error = sm90::enqueue_dependent(sm90::statistics_kernel<Kernel>, plan.statistics, params, cuda_stream);
     if (error == cudaSuccess)
         error = sm90::with_backward_instance<Kernel>(plan.instance.number, [&](auto kind) {
-            return sm90::launch_dk_dv<Kernel, decltype(kind)::value>(plan.dk_dv, params, cuda_stream);
+            return sm90::launch_dk_dv<Kernel, decltype(kind)::value>(plan, params, cuda_stream);
         });
     if (error == cudaSuccess)
         error = sm90::enqueue_dependent(sm90::dq_accumulator_kernel<Kernel>, plan.dq_conversion, params, cuda_stream);

@@ -24,10 +24,10 @@ void fix_order(BackwardPlan& plan) {
 
 }  // namespace
 
-BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties&) {
+BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties& device) {
     const BackwardInstance kind =
         backward_instance(rare_option(problem), has_lengths_on_device(problem), problem.block_mask.present);
-    BackwardPlan plan = common_backward_plan(kernel, problem, {static_cast<int>(kind), backward_kind_name(kind)});
+    BackwardPlan plan = common_backward_plan(kernel, problem, {static_cast<int>(kind), backward_kind_name(kind)}, device);
     if (!problem.block_mask.present) let_dk_dv_convert_dq(plan, problem);
     if (problem.request.deterministic) fix_order(plan);
     return plan;

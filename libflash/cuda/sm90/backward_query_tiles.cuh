@@ -15,7 +15,7 @@ struct BackwardQueryTiles {
     __device__ __forceinline__ Position first() const {
         const auto& storage = context.storage;
         if constexpr (Traits::kBlockMask) {
-            Position at{{storage.work.head * context.params.group_size, storage.tiles.begin - 1, 1}, 0};
+            Position at{{storage.first_head(context.params), storage.tiles.begin - 1, 1}, 0};
             advance(at);
             return at;
         } else {
@@ -26,7 +26,7 @@ struct BackwardQueryTiles {
         const auto& storage = context.storage;
         if constexpr (Traits::kBlockMask) {
             const BlockMaskParams& blocks = context.params.block_cols;
-            const int end_head = (storage.work.head + 1) * context.params.group_size;
+            const int end_head = storage.first_head(context.params) + context.params.part.heads;
 #pragma unroll 1
             while (true) {
                 at.tile = storage.tiles.next(blocks, at.head, at.tile, at.cursor);

@@ -63,6 +63,7 @@ struct BackwardSharedStorage {
     uint64_t sums_empty[Traits::kSumBuffers];
     bool is_last[Traits::kScoreStages];  // no other thread block will add to the tile
     LoadedRows loaded;
+    int number;            // of the thread block in its launch
     TileCoordinates work;  // head: a key head; batch < 0: no work
     SequenceRows q_rows, k_rows;
     QueryTiles<kBlockM, kBlockN> tiles;
@@ -77,14 +78,15 @@ struct BackwardSharedStorage {
     static constexpr int kInitThreads = Traits::kRagged ? 32 : 1;
     __device__ __forceinline__ void init(const BackwardParams& params) {
         if constexpr (Traits::kRagged) {
-            const int index = __shfl_sync(0xffffffffu, threadIdx.x == 0 ? work_tile(params) : 0, 0);
+            const int index = __shfl_sync(0xffffffffu, threadIdx.x == 0 ? take_work_tile(params) : 0, 0);
             const TileCoordinates found = tile_coordinates<kBlockN>(params.key_schedule, params.k_lengths, params.batch, index);
             if (threadIdx.x != 0) return;
             init_barriers();
             init_work(params, found);
         } else {
             init_barriers();
-            init_work(params, tile_coordinates<kBlockN>(params.key_schedule, params.k_lengths, params.batch, work_tile(params)));
+            init_work(params,
+                      tile_coordinates<kBlockN>(params.key_schedule, params.k_lengths, params.batch, take_work_tile(params)));
         }
     }
     __device__ __forceinline__ MBarrier sum_is_full(int odd, int buffer) const {
@@ -93,8 +95,12 @@ struct BackwardSharedStorage {
     __device__ __forceinline__ MBarrier sum_is_empty(int buffer) const { return {shared_address(sums_empty + buffer)}; }
     __device__ __forceinline__ MBarrier keys() const { return {shared_address(&keys_full)}; }
     __device__ __forceinline__ MBarrier probabilities(int stage) const { return {shared_address(probabilities_full + stage)}; }
+    // The first query head.
+    __device__ __forceinline__ int first_head(const BackwardParams& params) const {
+        return work.head * params.group_size + params.part.first_head;
+    }
     __device__ __forceinline__ QueryTilePosition first_position(const BackwardParams& params) const {
-        return range.first(work.head * params.group_size, params.group_size);
+        return range.first(first_head(params), params.part.heads);
     }
     __device__ __forceinline__ int64_t first_unit(const BackwardParams& params, const QueryTilePosition& at) const {
         return QueryUnits::first(params, work.batch, at.head, q_rows.start);
@@ -104,9 +110,13 @@ struct BackwardSharedStorage {
     __device__ __forceinline__ int query_row(int tile) const { return (Traits::kRagged ? q_rows.start : 0) + tile * kBlockM; }
 
 private:
-    // Under a fixed order a thread block waits for those with smaller numbers, so these must have begun before it.
-    __device__ static __forceinline__ int work_tile(const BackwardParams& params) {
-        return params.next_work_tile ? atomicAdd(params.next_work_tile, 1) : static_cast<int>(blockIdx.x);
+    // The number of the work tile. Under a fixed order a thread block waits for those with smaller numbers, so these must have
+    // begun before it.
+    __device__ __forceinline__ int take_work_tile(const BackwardParams& params) {
+        const BackwardPart& part = params.part;
+        number = params.next_work_tile ? atomicAdd(params.next_work_tile, 1) - part.thread_blocks_before
+                                       : static_cast<int>(blockIdx.x);
+        return part.first_work_tile + number;
     }
     __device__ __forceinline__ void init_barriers() {
         keys().init(1);

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <random>
 
+#include "cuda/host/long_sums.h"
 #include "cuda/host/tile_schedule.h"
 #include "cuda/sm80/backward.cuh"
 #include "cuda/sm80/forward.cuh"
@@ -185,7 +186,16 @@ void backward(Problem& p, bool deterministic) {
         plan.dsink = launch(BackwardStep::dsink, kHeads);
         plan.dbias = launch(BackwardStep::dbias, kHeads * ceil_div(kRows, tile_q) * ceil_div(kKeys, tile_k));
     }
+    plan.parts = backward_parts(BackwardRow_::config, kRows, kRows, kHeads);
+    std::vector<float> gradient_sums;
+    if (plan.parts.launches > 1) {
+        plan.parts.blocks = 3;
+        gradient_sums.assign(3 * gradient_sums_bytes(BackwardRow_::config.tile_k, kDim) / sizeof(float) + 1, NAN);
+        gradient_sums.back() = 7;  // a guard
+        params.part.sums = gradient_sums.data();
+    }
     launch_backward<BackwardRow_>(plan, params, nullptr);
+    if (!gradient_sums.empty() && gradient_sums.back() != 7) std::exit(2);
 }
 
 // Checks the root mean square of the relative error, and that no value that bf16 or float can represent became 0 (fp16
