@@ -490,8 +490,8 @@ typedef struct flash_decode_options_t {
     int64_t window_right;
     int64_t num_splits; /* the number of ranges into which the keys are split, 1 to 1024; 1: no split; 0: the library chooses */
     int64_t split_size; /* instead of num_splits: keys per range, a multiple of 128; 0: not used. The bits of a sequence's */
-                        /*   result then do not depend on the rest of the batch. FLOAT16 on CUDA: ranges with more keys */
-                        /*   than are added without loss of precision (32768 or more) are divided further, those of */
+                        /*   result then do not depend on the rest of the batch. On CUDA ranges with more keys than */
+                        /*   are added without loss of precision (32768 or more) are divided further, those of */
                         /*   num_splits too */
     const flash_tensor_t *cache_seqlens;   /* INT32 (B): number of valid keys before this call */
     const flash_tensor_t *block_table;     /* INT32 (B, columns) */
