@@ -39,13 +39,9 @@ ATTENTION_KERNELS = {
 # every tile or every second one, and with two warps for the same rows. Backward has several launches of dK/dV then.
 ATTENTION_KERNELS_WITH_LONG_SUMS = {
     "f16-32-sums": ("f16_", 32, "128, 128", "128, 128, 1", 64),
-    "f16-64-sums": ("f16_", 64, "128, 128", "128, 128, 1", 64),
-    "f16-128-sums": ("f16_", 128, "128, 64", "64, 128, 3", 128),
-    "f16-256-sums-small": ("f16_", 256, "64, 64", "32, 32, 1", 64),
     "bf16-64-sums": ("bf16_", 64, "128, 128", "128, 128, 1", 64),
-    "f32-64-sums": ("f32_", 64, "128, 32", "32, 128, 1", 128),
+    "f16-128-sums": ("f16_", 128, "128, 64", "64, 128, 3", 128),
     "f32-128-sums": ("f32_", 128, "128, 32", "32, 64, 1", 64),
-    "bf16-128-sums": ("bf16_", 128, "128, 64", "64, 128, 3", 64),
     "bf16-256-sums-small": ("bf16_", 256, "64, 64", "32, 32, 1", 32),
 }
 
@@ -80,12 +76,9 @@ FORWARD_KERNELS_SM90 = {
 }
 FORWARD_KERNELS_SM90_WITH_LONG_SUMS = {
     "f16-64-sums": ("f16_", 64, 64, "192, 128", 4, 256),
-    "f16-128-sums": ("f16_", 128, 128, "128, 128", 2, 128),
-    "f16-256-sums": ("f16_", 256, 256, "128, 64", 2, 128),
-    "bf16-64-sums": ("bf16_", 64, 64, "192, 128", 4, 128),
-    "bf16-128-sums": ("bf16_", 128, 128, "128, 128", 2, 256),
+    "bf16-128-sums": ("bf16_", 128, 128, "128, 128", 2, 128),
     "bf16-192x128-sums": ("bf16_", 192, 128, "128, 128", 2, 128),
-    "bf16-256-sums": ("bf16_", 256, 256, "128, 64", 2, 64),
+    "f16-256-sums": ("f16_", 256, 256, "128, 64", 2, 128),
 }
 # Backward for sm_90a: type, head_dim, tile, stages.
 BACKWARD_KERNELS_SM90 = {
@@ -99,7 +92,6 @@ BACKWARD_KERNELS_SM90 = {
 # The last number: keys per sum, from which follow the query rows per launch (bf16: four times as many).
 BACKWARD_KERNELS_SM90_WITH_LONG_SUMS = {
     "f16-64-sums": ("f16_", 64, "64, 128", 6, 128),
-    "f16-128-sums": ("f16_", 128, "64, 128", 3, 256),
     "bf16-96-sums": ("bf16_", 96, "64, 128", 3, 64),
     "bf16-256-sums": ("bf16_", 256, "64, 64", 2, 32),
 }
