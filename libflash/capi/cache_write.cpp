@@ -6,10 +6,10 @@ using namespace libflash;
 extern "C" flash_status_t flash_cache_write(const flash_tensor_t* k_new, const flash_tensor_t* v_new,
                                             const flash_tensor_t* k_cache, const flash_tensor_t* v_cache,
                                             const flash_tensor_t* slots, const flash_cache_write_options_t* options,
-                                            [[maybe_unused]] void* stream) {
+                                            void* stream) {
     return guard([&] {
         const CacheWriteProblem problem = make_cache_write_problem(k_new, v_new, k_cache, v_cache, slots, options, Reading::call);
-        launch(problem, plan_cache_write(problem));
+        launch(problem, plan_cache_write(problem), stream);
     });
 }
 

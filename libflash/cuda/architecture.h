@@ -30,6 +30,7 @@ struct Architecture {
     DecodePlan (*plan_decode)(const Kernel&, const DecodeProblem&, const DeviceProperties&);
     MergePlan (*plan_merge)(const Kernel&, const MergeProblem&, const DeviceProperties&);
     CompressPlan (*plan_compress)(const Kernel&, const CompressProblem&, const DeviceProperties&);
+    CacheWritePlan (*plan_cache_write)(const Kernel&, const CacheWriteProblem&, const DeviceProperties&);
 };
 
 // The architecture of that name, which must be in the table.

@@ -20,6 +20,7 @@ struct Kernel {
     // The launcher of the kernel's operation; the others are nullptr.
     Launcher<Operation::merge> merge = nullptr;
     Launcher<Operation::compress> compress = nullptr;
+    Launcher<Operation::cache_write> cache_write = nullptr;
     Launcher<Operation::forward> forward = nullptr;
     Launcher<Operation::backward> backward = nullptr;
     Launcher<Operation::decode> decode = nullptr;
@@ -35,5 +36,6 @@ void backward(const Kernel& kernel, const AttentionProblem& problem, const Backw
 void decode(const Kernel& kernel, const DecodeProblem& problem, const DecodePlan& plan, void* workspace, void* stream);
 void merge(const Kernel& kernel, const MergeProblem& problem, const MergePlan& plan, void* stream);
 void compress(const Kernel& kernel, const CompressProblem& problem, const CompressPlan& plan, void* stream);
+void cache_write(const Kernel& kernel, const CacheWriteProblem& problem, const CacheWritePlan& plan, void* stream);
 
 }  // namespace libflash::cuda

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "cuda/attention/cache_params.h"
 #include "cuda/attention/decode_params.h"
 #include "cuda/attention/params.h"
 #include "cuda/config.h"
@@ -35,6 +36,11 @@ template <>
 struct TypesOf<Operation::compress> {
     using Plan = CompressPlan;
     using Params = CompressParams;
+};
+template <>
+struct TypesOf<Operation::cache_write> {
+    using Plan = CacheWritePlan;
+    using Params = CacheWriteParams;
 };
 template <>
 struct TypesOf<Operation::forward> {

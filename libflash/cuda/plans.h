@@ -99,4 +99,9 @@ struct CompressPlan {
     LaunchShape compress;
 };
 
+struct CacheWritePlan {
+    KernelType rows_type = KernelType::any_;  // of the new rows
+    LaunchShape write;
+};
+
 }  // namespace libflash::cuda

@@ -45,6 +45,11 @@ void launch(const CompressProblem& problem, [[maybe_unused]] const CompressPlan&
                              problem.col_counts, problem.col_indices);
 }
 
-void launch(const CacheWriteProblem& problem, const CacheWritePlan&) { cpu::write_cache(problem); }
+void launch(const CacheWriteProblem& problem, [[maybe_unused]] const CacheWritePlan& plan, [[maybe_unused]] void* stream) {
+#if LIBFLASH_BUILD_CUDA
+    if (plan.kernel->cuda) return cuda::cache_write(*plan.kernel->cuda, problem, plan.cuda, stream);
+#endif
+    cpu::write_cache(problem);
+}
 
 }  // namespace libflash

@@ -90,6 +90,12 @@ CompressPlan plan_compress(const CompressProblem& problem) {
     return plan;
 }
 
-CacheWritePlan plan_cache_write(const CacheWriteProblem& problem) { return {&choose_kernel(kernel_query(problem))}; }
+CacheWritePlan plan_cache_write(const CacheWriteProblem& problem) {
+    CacheWritePlan plan;
+    plan.kernel = &choose_kernel(kernel_query(problem));
+    if (const cuda::Kernel* kernel = plan.kernel->cuda)
+        plan.cuda = kernel->architecture->plan_cache_write(*kernel, problem, device_of(problem.device));
+    return plan;
+}
 
 }  // namespace libflash

@@ -19,19 +19,15 @@ struct PlanOf {
 using ForwardPlan = PlanOf<cuda::ForwardPlan>;
 using BackwardPlan = PlanOf<cuda::BackwardPlan>;
 using DecodePlan = PlanOf<cuda::DecodePlan>;
-using MergePlan = PlanOf<cuda::MergePlan>;        // no workspace
-using CompressPlan = PlanOf<cuda::CompressPlan>;  // no workspace
+using MergePlan = PlanOf<cuda::MergePlan>;            // no workspace
+using CompressPlan = PlanOf<cuda::CompressPlan>;      // no workspace
+using CacheWritePlan = PlanOf<cuda::CacheWritePlan>;  // no workspace
 
 // No CUDA kernel has these operations.
 struct TangentPlan {
     const KernelEntry* kernel = nullptr;
     cpu::Plan cpu;
     size_t workspace_bytes = 0;
-};
-
-// No CUDA kernel has it.
-struct CacheWritePlan {
-    const KernelEntry* kernel = nullptr;
 };
 
 // The plan with the first kernel that accepts the problem. Throw Error if none does.
@@ -56,6 +52,6 @@ void launch(const DecodeProblem& problem, const DecodePlan& plan, void* workspac
 void launch(const TangentProblem& problem, const TangentPlan& plan, void* workspace);
 void launch(const MergeProblem& problem, const MergePlan& plan, void* stream);
 void launch(const CompressProblem& problem, const CompressPlan& plan, void* stream);
-void launch(const CacheWriteProblem& problem, const CacheWritePlan& plan);
+void launch(const CacheWriteProblem& problem, const CacheWritePlan& plan, void* stream);
 
 }  // namespace libflash

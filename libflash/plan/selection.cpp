@@ -8,6 +8,12 @@ namespace libflash {
 
 namespace {
 
+// Keys with rope parts are rotated before the call.
+bool rotates_beside_rope(const KernelQuery& query) {
+    const auto both = [](const auto* problem) { return problem && problem->cache.k_rope.present && problem->rotary_cos.present; };
+    return both(query.decode) || both(query.cache_write);
+}
+
 bool accepts_cpu(const KernelEntry& kernel, const KernelQuery& query, std::string* why) {
     if (query.device.is_cuda())
         return reject(why, "backend: a CPU kernel needs tensors on the CPU (they are on ", query.device, ")");
@@ -17,8 +23,7 @@ bool accepts_cpu(const KernelEntry& kernel, const KernelQuery& query, std::strin
         return reject(why, "head_dim: must be at most ", most, " on the CPU (", query.head_dim, ")");
     if ((kernel.cpu || query.cache_write) && query.head_dim_v > most)
         return reject(why, "head_dim_v: must be at most ", most, " on the CPU (", query.head_dim_v, ")");
-    if ((query.decode && query.decode->cache.k_rope.present && query.decode->rotary_cos.present) ||
-        (query.cache_write && query.cache_write->cache.k_rope.present && query.cache_write->rotary_cos.present))
+    if (rotates_beside_rope(query))
         return reject(why, "rotary_cos: cannot be given together with k_rope_cache, whose keys are rotated already");
     return kernel.supported_by_processor || reject(why, "kernel: this processor lacks the instructions");
 }
@@ -84,6 +89,8 @@ bool accepts_cuda(const KernelEntry& kernel, const KernelQuery& query, std::stri
                       device.shared_memory_bytes, ")");
     }
     if (!accepts_dtype_and_head_dims(kernel, query, why)) return false;
+    if (query.cache_write && rotates_beside_rope(query))
+        return reject(why, "rotary_cos: cannot be given together with k_rope_cache, whose keys are rotated already");
     if (query.decode) return architecture.supports_decode(kernel.cuda->config, *query.decode, why);
     return !query.attention || architecture.supports(kernel.cuda->config, *query.attention, why);
 }
@@ -193,8 +200,7 @@ std::string reasons_of(const KernelQuery& query, bool other_devices) {
 }
 
 bool runs_on_cuda(Operation operation) {
-    return operation != Operation::forward_tangent && operation != Operation::backward_tangent &&
-           operation != Operation::cache_write;
+    return operation != Operation::forward_tangent && operation != Operation::backward_tangent;
 }
 
 }  // namespace

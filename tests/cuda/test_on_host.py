@@ -129,6 +129,10 @@ def decode(dtype: str, head_dim: int, tile: str) -> Program:
     return Program("decode.cpp", ("sm80/decode.cuh",), tuple(defines.items()))
 
 
+def cache_write(dtype: str) -> Program:
+    return Program("cache_write.cpp", ("any/cache_write.cuh",), (("DTYPE", dtype),))
+
+
 def forward_sm90(dtype: str, head_dim: int, head_dim_v: int, tile: str, stages: int, keys_per_sum: int = KEYS_PER_SUM) -> Program:
     defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "HEAD_DIM_V": head_dim_v, "FORWARD_TILE": tile, "STAGES": stages}
     defines["LIBFLASH_KEYS_PER_SUM"] = keys_per_sum
@@ -158,6 +162,7 @@ DECODE_RUNS = [
     *runs({name: decode(*sizes) for name, sizes in DECODE_KERNELS.items()}, lambda _: DECODE_CASES),
     *runs({name: decode(*sizes) for name, sizes in DECODE_KERNELS_OF_TWO_HEADS.items()}, lambda _: TWO_HEADS),
 ]
+CACHE_WRITE_RUNS = runs({dtype: cache_write(f"{dtype}_") for dtype in ("f16", "bf16", "f32")}, lambda _: ((),))
 SM90_RUNS = runs(
     {name: forward_sm90(*sizes) for name, sizes in (FORWARD_KERNELS_SM90 | FORWARD_KERNELS_SM90_WITH_LONG_SUMS).items()},
     lambda _: tuple((x,) for x in DISORDERS),
@@ -259,6 +264,11 @@ def test_attention_against_double(output: Callable[[Run], str], run: Run) -> Non
 @pytest.mark.parametrize("run", DECODE_RUNS)
 def test_decode_against_double(output: Callable[[Run], str], run: Run) -> None:
     output(run)
+
+
+@pytest.mark.parametrize("run", CACHE_WRITE_RUNS)
+def test_cache_write_stores_the_bits_of_the_cpu(output: Callable[[Run], str], run: Run) -> None:
+    assert output(run).count("ok ") == 1 + 2 * 3 + 3 * 4 * 3
 
 
 @pytest.mark.parametrize("run", SM90_RUNS)

@@ -51,6 +51,7 @@ void launch(const AttentionProblem&, const BackwardPlan&, void*, void*) {}
 void launch(const DecodeProblem&, const DecodePlan&, void*, void*) {}
 void launch(const MergeProblem&, const MergePlan&, void*) {}
 void launch(const CompressProblem&, const CompressPlan&, void*) {}
+void launch(const CacheWriteProblem&, const CacheWritePlan&, void*) {}
 
 namespace cpu {
 const Kernels* const* all_kernels(int* count) { return *count = 0, nullptr; }
@@ -117,7 +118,7 @@ def sources() -> list[str]:
     capi = [f"capi/{name}.cpp" for name in ("forward", "backward", "decode", "explain", "last_error")]
     found = [*(ROOT / "libflash/problem").glob("*.cpp"), *(ROOT / "libflash/plan").glob("*.cpp"), *CUDA.rglob("*.cpp")]
     names = [path.relative_to(ROOT / "libflash").as_posix() for path in found]
-    launches = {f"cuda/host/{name}.cpp" for name in ("forward", "backward", "decode", "merge", "compress")}
+    launches = {f"cuda/host/{name}.cpp" for name in ("forward", "backward", "decode", "merge", "compress", "cache_write")}
     return capi + sorted(set(names) - launches - {"plan/launch.cpp", "cuda/device.cpp"})
 
 

@@ -1,4 +1,4 @@
-// The capabilities and plans of the kernels that run on every GPU: merge and compress.
+// The capabilities and plans of the kernels that run on every GPU: merge, compress and cache_write.
 #include "cuda/architecture.h"
 #include "cuda/any/plan.h"
 
@@ -13,7 +13,17 @@ int shared_bytes(const KernelConfig&) { return 0; }  // so little that every dev
 
 extern const Architecture architecture_any;
 const Architecture architecture_any = {
-    "any", false, supports, nullptr, shared_bytes, nullptr, nullptr, nullptr, any::plan_merge, any::plan_compress,
+    "any",
+    false,
+    supports,
+    nullptr,
+    shared_bytes,
+    nullptr,
+    nullptr,
+    nullptr,
+    any::plan_merge,
+    any::plan_compress,
+    any::plan_cache_write,
 };
 
 }  // namespace libflash::cuda

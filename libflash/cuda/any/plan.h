@@ -7,6 +7,7 @@
 namespace libflash::cuda::any {
 
 MergePlan plan_merge(const Kernel& kernel, const MergeProblem& problem, const DeviceProperties& device);
+CacheWritePlan plan_cache_write(const Kernel& kernel, const CacheWriteProblem& problem, const DeviceProperties& device);
 CompressPlan plan_compress(const Kernel& kernel, const CompressProblem& problem, const DeviceProperties& device);
 
 }  // namespace libflash::cuda::any

@@ -29,7 +29,7 @@ int shared_bytes(const KernelConfig& config) {
 extern const Architecture architecture_sm80;
 const Architecture architecture_sm80 = {
     "sm80",  false,   supports, sm80::supports_decode, shared_bytes, sm80::plan_forward, sm80::plan_backward, sm80::plan_decode,
-    nullptr, nullptr,
+    nullptr, nullptr, nullptr,
 };
 
 }  // namespace libflash::cuda

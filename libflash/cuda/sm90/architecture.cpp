@@ -13,7 +13,8 @@ int shared_bytes(const KernelConfig&) { return 0; }  // every GPU of this archit
 
 extern const Architecture architecture_sm90;
 const Architecture architecture_sm90 = {
-    "sm90", true, sm90::supports, nullptr, shared_bytes, sm90::plan_forward, sm90::plan_backward, nullptr, nullptr, nullptr,
+    "sm90",  true,    sm90::supports, nullptr, shared_bytes, sm90::plan_forward, sm90::plan_backward,
+    nullptr, nullptr, nullptr,        nullptr,
 };
 
 }  // namespace libflash::cuda

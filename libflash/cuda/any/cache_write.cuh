@@ -1,0 +1,76 @@
+// Writes new rows of keys and values to slots of a KV cache. A warp writes one head of a row of keys, of values or of rope parts,
+// converted to the type of the cache. Slots come from device memory unchecked: one outside of the cache means that the row is not
+// written.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "cuda/attention/quantize.cuh"
+#include "cuda/config.h"
+#include "cuda/params.h"
+
+namespace libflash::cuda::cache_write {
+
+constexpr int kThreads = 128, kWarps = kThreads / 32;
+
+template <class T>
+__device__ __forceinline__ void write_part(const CacheWriteParams& p, int64_t row, int head, int part, int lane) {
+    const int64_t slot = p.wide_slots ? static_cast<const int64_t*>(p.slots)[row] : static_cast<const int32_t*>(p.slots)[row];
+    if (slot < 0 || slot >= p.places * p.rows_of_place) return;
+    const int64_t place = slot / p.rows_of_place, in_place = slot - place * p.rows_of_place;
+    const auto write = [&](const RowsParams& from, const RowsParams& to, int channels, const CacheScaleParams& scale,
+                           CodeType code, const RotaryParams* rotary) {
+        const T* const values = static_cast<const T*>(from.data) + row * from.row + head * from.head;
+        const NewCacheRow<T> made{values, rotary, rotary ? p.positions[row] : 0};
+        void* const at = cached_address<T>(to.data, place * to.batch + in_place * to.row + head * to.head, code);
+        write_cached_row(made, channels, scale, scale_address(scale, 0, place, in_place, head), code, at, lane);
+    };
+    if (part == 0) {
+        write(p.k_new, p.k, p.channels, p.k_scale, p.code, p.rotary.cos ? &p.rotary : nullptr);
+    } else if (part == 1 && p.v.data) {
+        write(p.v_new, p.v, p.channels_v, p.v_scale, p.code, nullptr);
+    } else {
+        write(p.rope_new, p.rope, p.channels_rope, CacheScaleParams{}, CodeType::none, nullptr);
+    }
+}
+
+template <class Kernel, class T>
+__global__ void __launch_bounds__(kThreads) cache_write_kernel(const __grid_constant__ CacheWriteParams p) {
+    const int warp = static_cast<int>(threadIdx.x) / 32, lane = static_cast<int>(threadIdx.x) % 32;
+    const int64_t of_row = static_cast<int64_t>(p.heads) * p.parts, items = p.rows * of_row;
+    for (int64_t item = int64_t{blockIdx.x} * kWarps + warp; item < items; item += int64_t{gridDim.x} * kWarps) {
+        const int in_row = static_cast<int>(item % of_row);
+        write_part<T>(p, item / of_row, in_row / p.parts, in_row % p.parts, lane);
+    }
+}
+
+template <class Kernel, class T>
+int launch(const CacheWritePlan& plan, const CacheWriteParams& p, cudaStream_t stream) {
+    const LaunchShape& shape = plan.write;
+    const auto kernel = cache_write_kernel<Kernel, T>;
+    kernel<<<static_cast<unsigned>(shape.blocks), shape.threads, shape.shared_bytes, stream>>>(p);
+    return cudaGetLastError();
+}
+
+}  // namespace libflash::cuda::cache_write
+
+namespace libflash::cuda {
+
+template <class Kernel>
+KernelResources resources_of_cache_write(int, int) {
+    return {cache_write::kThreads, 0};
+}
+
+// Enqueues the kernel on `stream` and returns the result of cudaGetLastError().
+template <class Kernel>
+int launch_cache_write(const CacheWritePlan& plan, const CacheWriteParams& p, void* stream) {
+    if (plan.write.blocks == 0) return cudaSuccess;
+    const auto cuda_stream = static_cast<cudaStream_t>(stream);
+    switch (plan.rows_type) {
+        case KernelType::f16_: return cache_write::launch<Kernel, __half>(plan, p, cuda_stream);
+        case KernelType::bf16_: return cache_write::launch<Kernel, __nv_bfloat16>(plan, p, cuda_stream);
+        default: return cache_write::launch<Kernel, float>(plan, p, cuda_stream);
+    }
+}
+
+}  // namespace libflash::cuda
