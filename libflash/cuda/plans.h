@@ -75,7 +75,7 @@ struct BackwardPlan {
     Workspace workspace;  // "statistics", "dq_accumulator", "dq_counters", "next_work_tile", "gradient_sums"
 };
 
-enum class DecodeStep { append, attention, combine };
+enum class DecodeStep { append, attention, combine, append_codes };
 
 struct DecodePlan {
     Instance instance;
@@ -91,7 +91,8 @@ struct DecodePlan {
     bool dependent_launch = false;                  // programmatic dependent launch
     uint32_t append_rows = 0;                       // new rows of all key heads, for the append kernel
     uint32_t append_slots = 0;                      // threads per row there
-    LaunchShape append, attention, combine;
+    uint32_t appended_codes = 0;                    // new rows of all key heads, for the append kernel of 8-bit caches
+    LaunchShape append_codes, append, attention, combine;
     Workspace workspace;  // "rotated_q", "partial_out", "partial_lse"
 };
 

@@ -70,8 +70,10 @@ void cuda_lines(std::string& text, const cuda::DecodePlan& plan) {
     line(text, "pipeline", plan.stages, " stages",
          plan.delayed_count > 0 ? text_of(", ", plan.delayed_count, " thread blocks start later") : "");
     splits_line(text, plan.splits);
-    launch_line(text, plan.append.blocks > 0 ? "launch" : "", "append", plan.append);
-    launch_line(text, plan.append.blocks > 0 ? "" : "launch", "attention", plan.attention);
+    const bool codes = plan.append_codes.blocks > 0, appends = plan.append.blocks > 0;
+    launch_line(text, codes ? "launch" : "", "append codes", plan.append_codes);
+    launch_line(text, appends && !codes ? "launch" : "", "append", plan.append);
+    launch_line(text, appends || codes ? "" : "launch", "attention", plan.attention);
     launch_line(text, "", "combine splits", plan.combine);
 }
 

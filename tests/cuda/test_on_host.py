@@ -66,6 +66,14 @@ TWO_HEADS = (
     *((1, 3, 1, 2, 1, 2, 1), (1, 40, 1, 2, 0, 2, 0)),
 )
 
+# Decode over codes of 8 bits: query rows, splits, paged, appended rows, type of the codes (1: e4m3, 2: e5m2, 3: int8), what scales
+# belong to (0: none, 1: all, 2: heads, 3: sequences and heads, 4: rows), key heads of a thread block, late copies.
+CODE_CASES = (
+    *((1, 1, 0, 0, 1, 0, 1, 1), (2, 3, 1, 0, 2, 2, 1, 0), (5, -128, 0, 0, 3, 4, 1, 1), (7, 2, 1, 0, 1, 4, 1, 0)),
+    *((1, 1, 1, 1, 1, 4, 1, 1), (1, 3, 0, 1, 2, 3, 1, 0), (2, 1, 1, 2, 3, 4, 1, 0), (9, 2, 0, 2, 1, 1, 1, 1)),
+)
+CODE_CASES_OF_TWO_HEADS = ((1, 1, 0, 0, 3, 4, 2, 1), (3, 2, 1, 1, 1, 4, 2, 0), (2, -128, 0, 0, 2, 3, 2, 1))
+
 # Forward for sm_90a: type, head_dim, head_dim_v, tile, stages; three, two and two warpgroups.
 FORWARD_KERNELS_SM90 = {
     "bf16-64": ("bf16_", 64, 64, "192, 128", 4),
@@ -129,6 +137,10 @@ def decode(dtype: str, head_dim: int, tile: str) -> Program:
     return Program("decode.cpp", ("sm80/decode.cuh",), tuple(defines.items()))
 
 
+def decode_codes(dtype: str, head_dim: int, tile: str) -> Program:
+    return decode(dtype, head_dim, tile)._replace(source="decode_codes.cpp")
+
+
 def cache_write(dtype: str) -> Program:
     return Program("cache_write.cpp", ("any/cache_write.cuh",), (("DTYPE", dtype),))
 
@@ -161,6 +173,10 @@ ATTENTION_RUNS = runs(
 DECODE_RUNS = [
     *runs({name: decode(*sizes) for name, sizes in DECODE_KERNELS.items()}, lambda _: DECODE_CASES),
     *runs({name: decode(*sizes) for name, sizes in DECODE_KERNELS_OF_TWO_HEADS.items()}, lambda _: TWO_HEADS),
+]
+CODE_RUNS = [
+    *runs({name: decode_codes(*DECODE_KERNELS[name]) for name in ("bf16-64", "f16-256-small")}, lambda _: CODE_CASES),
+    *runs({"f16-128": decode_codes(*DECODE_KERNELS_OF_TWO_HEADS["f16-128"])}, lambda _: CODE_CASES_OF_TWO_HEADS),
 ]
 CACHE_WRITE_RUNS = runs({dtype: cache_write(f"{dtype}_") for dtype in ("f16", "bf16", "f32")}, lambda _: ((),))
 SM90_RUNS = runs(
@@ -264,6 +280,11 @@ def test_attention_against_double(output: Callable[[Run], str], run: Run) -> Non
 @pytest.mark.parametrize("run", DECODE_RUNS)
 def test_decode_against_double(output: Callable[[Run], str], run: Run) -> None:
     output(run)
+
+
+@pytest.mark.parametrize("run", CODE_RUNS)
+def test_decode_over_codes(output: Callable[[Run], str], run: Run) -> None:
+    assert output(run).count("ok ") == (2 if run.arguments[3] else 4)
 
 
 @pytest.mark.parametrize("run", CACHE_WRITE_RUNS)

@@ -1,6 +1,7 @@
 // The parameters of the decode kernels, and the shared memory of their thread blocks. No CUDA header.
 #pragma once
 
+#include "cuda/attention/cache_params.h"
 #include "cuda/attention/params.h"
 
 namespace libflash::cuda {
@@ -52,6 +53,8 @@ struct DecodeParams {
     uint32_t delayed_count;    // the number of thread blocks that start later
     int32_t key_heads;         // key heads of a thread block: 1 or decode_key_heads()
     bool fetch_early;          // prefetch the first tiles into L2 before the previous kernel has ended
+    CodeType code;             // of the cache
+    CacheScaleParams k_scale, v_scale;
 };
 
 // Query rows of a matrix product. With more rows than this, all warps of a thread block work on the same keys and each on 16
@@ -61,6 +64,12 @@ constexpr bool decode_shares_keys(int64_t rows) { return rows > kDecodeSlab; }
 
 // Whether the attention kernel can append one new row: it needs one thread for every two channels.
 constexpr bool decode_can_append(int head_dim, int tile_k) { return tile_k / kDecodeSlab * 32 >= head_dim / 2; }
+
+// Stages of the instances for 8-bit codes, whose tiles have half the bytes. They also have memory for one converted tile; with as
+// many thread blocks on a multiprocessor as without codes there is room for these.
+constexpr int decode_code_stages(int head_dim, int stages, bool shares_keys) {
+    return shares_keys ? stages : head_dim <= 64 ? 2 * stages : stages + 1;
+}
 
 // `tile_k`: keys of a tile, of all its heads together; `tile_rows`: query rows of a thread block.
 constexpr int decode_shared_bytes(int head_dim, int tile_k, int stages, int element_bytes, int tile_rows) {

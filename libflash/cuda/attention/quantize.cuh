@@ -74,8 +74,8 @@ __device__ __forceinline__ float scale_for(const Row& row, int first, int count,
 
 // Writes a row of one head to the cache. `to`: its first element in a cache of T or of codes. `scales`: that of the first group, or
 // nullptr without scales. All lanes of a warp call it.
-template <class T>
-__device__ __forceinline__ void write_cached_row(const NewCacheRow<T>& row, int channels, const CacheScaleParams& scale,
+template <class T, class Rotary>
+__device__ __forceinline__ void write_cached_row(const NewCacheRow<T, Rotary>& row, int channels, const CacheScaleParams& scale,
                                                  float* scales, CodeType type, void* to, int lane) {
     if (type == CodeType::none && !scales) {
         for (int c = lane; c < channels; c += 32) static_cast<T*>(to)[c] = row.at(c);

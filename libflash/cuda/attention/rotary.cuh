@@ -19,16 +19,17 @@ __device__ __forceinline__ T round_once(double x) {
     }
 }
 
-// A new row, whose first channels are rotated. Without a rotary embedding its bits are those given.
-template <class T>
+// A new row, whose first channels are rotated. Without a rotary embedding its bits are those given. Rotary: RotaryParams or
+// AppendParams.
+template <class T, class Rotary = RotaryParams>
 struct NewCacheRow {
     const T* from;
-    const RotaryParams* rotary;  // nullptr: none
+    const Rotary* rotary;  // nullptr: none
     int position;
 
     __device__ __forceinline__ T at(int channel) const {
         if (!rotary || channel >= 2 * rotary->pairs) return from[channel];
-        const RotaryParams& p = *rotary;
+        const Rotary& p = *rotary;
         const int pair = p.interleaved ? channel / 2 : channel % p.pairs;
         const bool second = p.interleaved ? channel % 2 == 1 : channel >= p.pairs;
         const int64_t row = max(0, min(position, p.positions - 1));  // the table ends there

@@ -1,6 +1,7 @@
 // Decode: fills the kernel parameters from the problem and the plan, and launches the kernels.
 #include <algorithm>
 
+#include "cuda/host/cache_params.h"
 #include "cuda/host/launch.h"
 #include "cuda/host/problem_params.h"
 #include "cuda/host/tile_schedule.h"
@@ -86,8 +87,12 @@ DecodeParams make_params(const DecodeProblem& problem, const DecodePlan& plan, c
     }
     const int64_t element = element_bytes(problem.dtype);
     params.vector_q = rows_fit_vectors(params.q, problem.head_dim, element);
-    params.vector_kv = rows_fit_vectors(params.cache.k, problem.head_dim, element) &&
-                       rows_fit_vectors(params.cache.v, problem.head_dim_v, element);
+    params.code = code_type(problem.cache);
+    params.k_scale = cache_scale_params(problem.cache.k_scale);
+    params.v_scale = cache_scale_params(problem.cache.v_scale);
+    const int64_t stored = element_bytes(problem.cache.dtype);
+    params.vector_kv = rows_fit_vectors(params.cache.k, problem.head_dim, stored) &&
+                       rows_fit_vectors(params.cache.v, problem.head_dim_v, stored);
     params.vector_out = rows_fit_vectors(params.out, problem.head_dim_v, element, 2 * element);
     params.stages = plan.stages;
     params.delayed_begin = plan.delayed_begin;

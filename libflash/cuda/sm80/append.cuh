@@ -6,6 +6,7 @@
 
 #include "cuda/attention/decode_keys.cuh"
 #include "cuda/attention/launch_dependent.cuh"
+#include "cuda/attention/rotary.cuh"
 #include "cuda/attention/scores.cuh"
 #include "cuda/plans.h"
 #include "cuda/ptx/dependent_launch.cuh"
@@ -67,16 +68,7 @@ struct Append {
         two.y = narrow(x * s + y * c);
     }
 
-    // Rounds only once: round-to-odd to float, then to nearest in the 16-bit type, which avoids double rounding.
-    static __device__ __forceinline__ T narrow(double x) {
-        if constexpr (sizeof(T) == 4) {
-            return static_cast<float>(x);
-        } else {
-            const float toward_zero = __double2float_rz(x);
-            const uint32_t inexact = static_cast<double>(toward_zero) != x;
-            return from_float(__uint_as_float(__float_as_uint(toward_zero) | inexact), T());
-        }
-    }
+    static __device__ __forceinline__ T narrow(double x) { return round_once<T>(x); }
 
     __device__ __forceinline__ void rotate_row(const T* from, T* to, int slot, int position) const {
         Two two = load(from, slot);

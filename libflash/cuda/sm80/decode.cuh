@@ -9,6 +9,7 @@
 #include "cuda/params.h"
 #include "cuda/ptx/dependent_launch.cuh"
 #include "cuda/sm80/append.cuh"
+#include "cuda/sm80/append_codes.cuh"
 #include "cuda/sm80/combine_splits.cuh"
 #include "cuda/sm80/decode_instance.h"
 #include "cuda/sm80/decode_range.cuh"
@@ -20,21 +21,26 @@ namespace libflash::cuda::sm80 {
 // Which keys a warp works on: those that it loaded, with one key head per thread block or two, or all keys of the tile.
 enum class Keys { own, own_of_two_heads, shared };
 
-template <class Kernel, Keys kKeys, bool kAppends = false>
+// kCodes: over a cache of 8-bit codes.
+template <class Kernel, Keys kKeys, bool kAppends = false, bool kCodes = false>
 struct DecodeInstance {
     static constexpr KernelConfig config = Kernel::config;
     using T = ElementOf<config.dtype>;
-    using Body = Decode<T, config.head_dim, config.tile_k / kDecodeSlab, config.stages, kKeys == Keys::shared, kAppends,
-                        kKeys == Keys::own_of_two_heads ? 2 : 1>;
+    static constexpr int kStages =
+        kCodes ? decode_code_stages(config.head_dim, config.stages, kKeys == Keys::shared) : config.stages;
+    using Body = Decode<T, config.head_dim, config.tile_k / kDecodeSlab, kStages, kKeys == Keys::shared, kAppends,
+                        kKeys == Keys::own_of_two_heads ? 2 : 1, kCodes>;
+    // A kernel whose tile has two stages is for GPUs with 99 KB.
+    static_assert(!kCodes || Body::kSharedBytes <= (config.stages == 2 || config.head_dim <= 64 ? 99 : 227) * 1024);
     static constexpr int kMinBlocks = decode_blocks_at_once(Body::kSharedBytes, 227 * 1024, Body::kThreads);
 };
 
-template <class Kernel, Keys kKeys, bool kAppends>
-__global__ void __launch_bounds__(DecodeInstance<Kernel, kKeys, kAppends>::Body::kThreads,
-                                  DecodeInstance<Kernel, kKeys, kAppends>::kMinBlocks)
+template <class Kernel, Keys kKeys, bool kAppends, bool kCodes>
+__global__ void __launch_bounds__(DecodeInstance<Kernel, kKeys, kAppends, kCodes>::Body::kThreads,
+                                  DecodeInstance<Kernel, kKeys, kAppends, kCodes>::kMinBlocks)
     decode_kernel(const __grid_constant__ DecodeParams params) {
     extern __shared__ __align__(128) char shared[];
-    using Body = typename DecodeInstance<Kernel, kKeys, kAppends>::Body;
+    using Body = typename DecodeInstance<Kernel, kKeys, kAppends, kCodes>::Body;
     allow_next_kernel();
     if (params.fetch_early) DecodeLoads<Body>::fetch_early(params);
     wait_for_previous_kernel();
@@ -42,16 +48,16 @@ __global__ void __launch_bounds__(DecodeInstance<Kernel, kKeys, kAppends>::Body:
     body.run();
 }
 
-template <class Kernel, Keys kKeys, bool kAppends>
+template <class Kernel, Keys kKeys, bool kAppends, bool kCodes>
 int launch_ranges(const DecodePlan& plan, const DecodeParams& params, cudaStream_t stream) {
-    const auto kernel = decode_kernel<Kernel, kKeys, kAppends>;
+    const auto kernel = decode_kernel<Kernel, kKeys, kAppends, kCodes>;
     const LaunchShape& shape = plan.attention;
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
     if (error != cudaSuccess) return error;
     return launch_dependent(kernel, shape.blocks, shape.threads, shape.shared_bytes, stream, plan.dependent_launch, params);
 }
 
-// Calls do_with(keys, appends) with the template parameters of the instance as integral constants.
+// Calls do_with(keys, appends, codes) with the template parameters of the instance as integral constants.
 template <class Kernel, class DoWith>
 auto with_instance(int instance, const DoWith& do_with) {
     constexpr KernelConfig config = Kernel::config;
@@ -61,12 +67,18 @@ auto with_instance(int instance, const DoWith& do_with) {
     using std::bool_constant;
     using Own = std::integral_constant<Keys, Keys::own>;
     using OwnOfTwo = std::integral_constant<Keys, kTwoHeads ? Keys::own_of_two_heads : Keys::own>;
+    using Shared = std::integral_constant<Keys, Keys::shared>;
+    using No = bool_constant<false>;
+    using Codes = bool_constant<sizeof(ElementOf<config.dtype>) == 2>;
     switch (static_cast<DecodeKind>(instance)) {
-        case DecodeKind::shared_keys: return do_with(std::integral_constant<Keys, Keys::shared>(), bool_constant<false>());
-        case DecodeKind::own_keys: return do_with(Own(), bool_constant<false>());
-        case DecodeKind::own_keys_append: return do_with(Own(), bool_constant<kCanAppend>());
-        case DecodeKind::two_heads: return do_with(OwnOfTwo(), bool_constant<false>());
-        default: return do_with(OwnOfTwo(), bool_constant<kCanAppend>());
+        case DecodeKind::shared_keys: return do_with(Shared(), No(), No());
+        case DecodeKind::own_keys: return do_with(Own(), No(), No());
+        case DecodeKind::own_keys_append: return do_with(Own(), bool_constant<kCanAppend>(), No());
+        case DecodeKind::two_heads: return do_with(OwnOfTwo(), No(), No());
+        case DecodeKind::two_heads_append: return do_with(OwnOfTwo(), bool_constant<kCanAppend>(), No());
+        case DecodeKind::shared_keys_of_codes: return do_with(Shared(), No(), Codes());
+        case DecodeKind::own_keys_of_codes: return do_with(Own(), No(), Codes());
+        default: return do_with(OwnOfTwo(), No(), Codes());
     }
 }
 
@@ -78,12 +90,14 @@ template <class Kernel>
 KernelResources resources_of_decode(int step, int instance) {
     using T = ElementOf<Kernel::config.dtype>;
     switch (static_cast<DecodeStep>(step)) {
-        case DecodeStep::append: return {kAppendThreads, 0};
+        case DecodeStep::append:
+        case DecodeStep::append_codes: return {kAppendThreads, 0};
         case DecodeStep::combine: return {sm80::CombineSplits<T, Kernel::config.head_dim>::kThreads, 0};
         default: break;
     }
-    return sm80::with_instance<Kernel>(instance, [](auto keys, auto appends) -> KernelResources {
-        using Body = typename sm80::DecodeInstance<Kernel, decltype(keys)::value, decltype(appends)::value>::Body;
+    return sm80::with_instance<Kernel>(instance, [](auto keys, auto appends, auto codes) -> KernelResources {
+        using Body =
+            typename sm80::DecodeInstance<Kernel, decltype(keys)::value, decltype(appends)::value, decltype(codes)::value>::Body;
         return {Body::kThreads, Body::kSharedBytes};
     });
 }
@@ -93,10 +107,12 @@ template <class Kernel>
 int launch_decode(const DecodePlan& plan, const DecodeParams& params, void* stream) {
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
     using T = ElementOf<Kernel::config.dtype>;
-    int error = sm80::launch_append<Kernel, T>(plan, params, cuda_stream);
+    int error = sm80::launch_append_codes<Kernel, T>(plan, params, cuda_stream);
+    if (error == cudaSuccess) error = sm80::launch_append<Kernel, T>(plan, params, cuda_stream);
     if (error == cudaSuccess && plan.attention.blocks > 0) {
-        error = sm80::with_instance<Kernel>(plan.instance.number, [&](auto keys, auto appends) {
-            return sm80::launch_ranges<Kernel, decltype(keys)::value, decltype(appends)::value>(plan, params, cuda_stream);
+        error = sm80::with_instance<Kernel>(plan.instance.number, [&](auto keys, auto appends, auto codes) {
+            return sm80::launch_ranges<Kernel, decltype(keys)::value, decltype(appends)::value, decltype(codes)::value>(
+                plan, params, cuda_stream);
         });
     }
     return error != cudaSuccess ? error : sm80::launch_combine<Kernel, T>(plan, params, cuda_stream);

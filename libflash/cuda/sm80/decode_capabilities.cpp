@@ -8,9 +8,13 @@ namespace {
 // The first requested option that decode lacks, or nullptr.
 const char* option_decode_lacks(const DecodeProblem& problem) {
     const KvCache& cache = problem.cache;
-    if (cache.dtype != problem.dtype) return "k_cache of 8 bits";
-    if (cache.k_scale.present) return "k_scale";
-    if (cache.v_scale.present) return "v_scale";
+    const bool codes = cache.dtype != problem.dtype;
+    if (codes && problem.dtype == DType::f32) return "k_cache of 8 bits with float32 q";
+    if (codes && cache.v_in_k) return "v_cache as a view of a k_cache of 8 bits";
+    if (!codes && cache.k_scale.present) return "k_scale of a k_cache that has not 8 bits";
+    if (!codes && cache.v_scale.present) return "v_scale of a v_cache that has not 8 bits";
+    if (cache.k_scale.groups > 1) return "k_scale of groups of channels";
+    if (cache.v_scale.groups > 1) return "v_scale of groups of channels";
     if (cache.k_rope.present) return "k_rope_cache";
     if (problem.k_new.present && cache.v_in_k) return "v_cache as a view of k_cache";
     if (problem.q_rows.packed()) return "cu_seqlens_q";

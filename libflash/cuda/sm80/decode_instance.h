@@ -11,9 +11,21 @@ namespace libflash::cuda {
 //   own_keys_append   the same, and the kernel appends one new row and rotates the queries
 //   two_heads         like own_keys, for two key heads per thread block
 //   two_heads_append  the same, and the kernel appends and rotates
-enum class DecodeKind { shared_keys, own_keys, own_keys_append, two_heads, two_heads_append };
+//   ..._of_codes      the cache holds codes of 8 bits; kernels of 16-bit types only
+enum class DecodeKind {
+    shared_keys,
+    own_keys,
+    own_keys_append,
+    two_heads,
+    two_heads_append,
+    shared_keys_of_codes,
+    own_keys_of_codes,
+    two_heads_of_codes
+};
 
-constexpr DecodeKind decode_kind(bool shares_keys, int key_heads, bool appends_inside) {
+constexpr DecodeKind decode_kind(bool shares_keys, int key_heads, bool appends_inside, bool codes = false) {
+    if (codes && shares_keys) return DecodeKind::shared_keys_of_codes;
+    if (codes) return key_heads == 2 ? DecodeKind::two_heads_of_codes : DecodeKind::own_keys_of_codes;
     if (shares_keys) return DecodeKind::shared_keys;
     if (key_heads == 2) return appends_inside ? DecodeKind::two_heads_append : DecodeKind::two_heads;
     return appends_inside ? DecodeKind::own_keys_append : DecodeKind::own_keys;
@@ -25,7 +37,10 @@ constexpr const char* decode_kind_name(DecodeKind kind) {
         case DecodeKind::own_keys: return "each warp its own keys";
         case DecodeKind::own_keys_append: return "each warp its own keys, appends";
         case DecodeKind::two_heads: return "two key heads";
-        default: return "two key heads, appends";
+        case DecodeKind::two_heads_append: return "two key heads, appends";
+        case DecodeKind::shared_keys_of_codes: return "8-bit codes, warps share keys";
+        case DecodeKind::own_keys_of_codes: return "8-bit codes, each warp its own keys";
+        default: return "8-bit codes, two key heads";
     }
 }
 

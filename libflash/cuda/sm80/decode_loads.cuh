@@ -15,14 +15,18 @@ struct DecodeLoads {
     static constexpr int kHeadDim = Body::kChannels, kHeads = Body::kHeadsOfBlock, kThreads = Body::kThreads;
     static constexpr int kTileK = Body::kTileK, kTileRows = Body::kTileRows;
     static constexpr int kChunkValues = Body::kChunkValues, kChunks = kHeadDim / kChunkValues;
-    static constexpr int kLanesPerRow = kChunks < 32 ? kChunks : 32, kRowsAtOnce = 32 / kLanesPerRow;
+    // Of the cache.
+    using Stored = typename Body::Stored;
+    static constexpr int kStoredValues = 16 / sizeof(Stored), kStoredChunks = kHeadDim / kStoredValues;
+    static constexpr int kLanesPerRow = kStoredChunks < 32 ? kStoredChunks : 32, kRowsAtOnce = 32 / kLanesPerRow;
 
     Body& body;
 
     // Copies `count` values of any alignment; the rest of the chunk becomes zeros.
-    static __device__ __forceinline__ void copy_slowly(char* to, const T* from, int count) {
+    template <class E>
+    static __device__ __forceinline__ void copy_slowly(char* to, const E* from, int count) {
 #pragma unroll 1
-        for (int i = 0; i < kChunkValues; ++i) reinterpret_cast<T*>(to)[i] = i < count ? from[i] : T(0.0f);
+        for (int i = 0; i < static_cast<int>(16 / sizeof(E)); ++i) reinterpret_cast<E*>(to)[i] = i < count ? from[i] : E(0.0f);
     }
 
     __device__ __forceinline__ void load_queries() {
@@ -49,29 +53,30 @@ struct DecodeLoads {
         const bool exists = static_cast<uint32_t>(location.page) < static_cast<uint32_t>(cache.pages);
         const uint32_t all = __ballot_sync(0xffffffffu, exists);
         if (body.lane == 0) body.existing(stage, body.warp) = all;
-        const T* const k = static_cast<const T*>(cache.k.data) + head_k * cache.k.head;
-        const T* const v = static_cast<const T*>(cache.v.data) + head_k * cache.v.head;
+        const Stored* const k = static_cast<const Stored*>(cache.k.data) + head_k * cache.k.head;
+        const Stored* const v = static_cast<const Stored*>(cache.v.data) + head_k * cache.v.head;
         const auto copy_rows = [&](int step, const auto& copy) {
             const int row = step * kRowsAtOnce + body.lane / kLanesPerRow;
             const int64_t page = __shfl_sync(0xffffffffu, location.page, row);
             const int64_t at = __shfl_sync(0xffffffffu, location.row, row);
             const bool there = all >> row & 1;
 #pragma unroll
-            for (int chunk = body.lane % kLanesPerRow; chunk < kChunks; chunk += kLanesPerRow) {
-                const int first = chunk * kChunkValues, offset = Slab::offset(row, chunk);
-                copy(body.keys(stage, body.warp) + offset, k + page * cache.k.batch + at * cache.k.row + first,
+            for (int chunk = body.lane % kLanesPerRow; chunk < kStoredChunks; chunk += kLanesPerRow) {
+                const int first = chunk * kStoredValues, offset = Body::stored_offset(row, chunk);
+                copy(body.stored_keys(stage, body.warp) + offset, k + page * cache.k.batch + at * cache.k.row + first,
                      there ? body.params.head_dim - first : 0);
-                copy(body.values(stage, body.warp) + offset, v + page * cache.v.batch + at * cache.v.row + first,
+                copy(body.stored_values(stage, body.warp) + offset, v + page * cache.v.batch + at * cache.v.row + first,
                      there ? body.params.head_dim_v - first : 0);
             }
         };
         if (body.params.vector_kv) {
 #pragma unroll(Slab::kRowBytes > 512 ? 2 : kDecodeSlab)
             for (int step = 0; step < kDecodeSlab / kRowsAtOnce; ++step)
-                copy_rows(step, [](char* to, const T* rows, int count) { cp_async_16(shared_address(to), rows, count > 0); });
+                copy_rows(step,
+                          [](char* to, const Stored* rows, int count) { cp_async_16(shared_address(to), rows, count > 0); });
         } else {
 #pragma unroll 1
-            for (int step = 0; step < kDecodeSlab / kRowsAtOnce; ++step) copy_rows(step, copy_slowly);
+            for (int step = 0; step < kDecodeSlab / kRowsAtOnce; ++step) copy_rows(step, copy_slowly<Stored>);
         }
     }
 
@@ -79,7 +84,7 @@ struct DecodeLoads {
     // kernel still writes to the KV cache, because its writes go through L2, too. Lengths and block table may still change; no
     // result depends on what is read here.
     static __device__ __forceinline__ void fetch_early(const DecodeParams& params) {
-        constexpr int kLine = 128 / sizeof(T), kLines = (kHeadDim + kLine - 1) / kLine;  // of a key of one head
+        constexpr int kLine = 128 / sizeof(Stored), kLines = (kHeadDim + kLine - 1) / kLine;  // of a key of one head
         const typename Body::WorkTile work_tile(params, static_cast<int>(blockIdx.x));
         const CacheParams& cache = params.cache;
         const VisibleKeys range = Body::template keys_of<RelaxedLoad>(params, work_tile);
@@ -93,7 +98,8 @@ struct DecodeLoads {
             const KeyLocation at = locations.of(key);
             if (static_cast<uint32_t>(at.page) >= static_cast<uint32_t>(cache.pages)) continue;
             const auto fetch = [&](const RowsParams& rows, int channels) {
-                const T* row = static_cast<const T*>(rows.data) + at.page * rows.batch + at.row * rows.row + head_k * rows.head;
+                const Stored* row =
+                    static_cast<const Stored*>(rows.data) + at.page * rows.batch + at.row * rows.row + head_k * rows.head;
                 if (channel < channels) prefetch_to_l2(row + channel);
             };
             fetch(cache.k, params.head_dim);

@@ -1,4 +1,5 @@
-// The plan of decode for sm_80 and later: splits, where rows are appended and rotated, launches, workspace.
+// The plan of decode for sm_80 and later: splits, where rows are appended and rotated, launches, workspace. A cache of 8-bit codes
+// has the splits and tiles of one of the type of q, so that results have the same bits.
 #include <algorithm>
 
 #include "cuda/host/limits.h"
@@ -7,6 +8,7 @@
 #include "cuda/sm80/decode_instance.h"
 #include "cuda/sm80/decode_splits.h"
 #include "cuda/sm80/plan.h"
+#include "problem/read.h"
 
 namespace libflash::cuda::sm80 {
 
@@ -15,9 +17,9 @@ namespace {
 // True if the attention kernel appends and rotates: one query row and at most one new row per sequence. The new key is visible,
 // so exactly one split contains it.
 bool appends_inside(const KernelConfig& config, const DecodeProblem& problem) {
-    return decode_can_append(config.head_dim, config.tile_k) && (problem.k_new.present || problem.rotary_cos.present) &&
-           problem.seqlen_q == 1 && problem.seqlen_new <= 1 && problem.heads_q > 0 &&
-           !decode_shares_keys(problem.seqlen_q * problem.group_size()) && !problem.leftpad;
+    return decode_can_append(config.head_dim, config.tile_k) && !is_8_bit(problem.cache.dtype) &&
+           (problem.k_new.present || problem.rotary_cos.present) && problem.seqlen_q == 1 && problem.seqlen_new <= 1 &&
+           problem.heads_q > 0 && !decode_shares_keys(problem.seqlen_q * problem.group_size()) && !problem.leftpad;
 }
 
 Workspace workspace_of(const DecodePlan& plan, const KernelConfig& config, const DecodeProblem& problem) {
@@ -37,7 +39,14 @@ Workspace workspace_of(const DecodePlan& plan, const KernelConfig& config, const
 void plan_append(DecodePlan& plan, const Kernel& kernel, const DecodeProblem& problem) {
     const bool appends = problem.k_new.present && problem.seqlen_new > 0, rotates = problem.rotary_cos.present;
     if (plan.fused_append || (!appends && !rotates)) return;
-    const int64_t new_rows = appends ? problem.batch * problem.seqlen_new * problem.heads_k : 0;
+    int64_t new_rows = appends ? problem.batch * problem.seqlen_new * problem.heads_k : 0;
+    if (new_rows > 0 && is_8_bit(problem.cache.dtype)) {
+        plan.appended_codes = static_cast<uint32_t>(new_rows);
+        plan.append_codes = launch_shape(ceil_div(2 * new_rows, kAppendThreads / 32),  // a warp for each key and each value
+                                         kernel.resources(static_cast<int>(DecodeStep::append_codes), plan.instance.number));
+        new_rows = 0;
+        if (!rotates) return;
+    }
     const int64_t rows = new_rows + (rotates ? problem.batch * problem.seqlen_q * problem.heads_q : 0);
     int64_t slots = 1;  // threads per row, two channels each; a power of two
     while (2 * slots < problem.head_dim || 2 * slots < problem.head_dim_v) slots *= 2;
@@ -59,7 +68,9 @@ void pace_waves(DecodePlan& plan, const DecodeSizes& sizes) {
     plan.delayed_begin = static_cast<uint32_t>(multiprocessors);
     plan.delayed_count = static_cast<uint32_t>((of_each - 1) * multiprocessors);
     const int64_t tile_bytes = 2 * config.tile_k * config.head_dim * element_bytes(sizes.problem.dtype);
-    if (!sizes.shares_keys() && (config.stages - 1) * tile_bytes * of_each >= kEnoughBytes) plan.stages = config.stages - 1;
+    if (!is_8_bit(sizes.problem.cache.dtype) && !sizes.shares_keys() &&
+        (config.stages - 1) * tile_bytes * of_each >= kEnoughBytes)
+        plan.stages = config.stages - 1;
 }
 
 void plan_attention(DecodePlan& plan, const Kernel& kernel, const DecodeProblem& problem) {
@@ -84,12 +95,13 @@ DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const
     plan.key_heads = splits.key_heads;
     plan.fused_append = appends_inside(config, problem);
     plan.stores_rotated_q = problem.rotary_cos.present && !plan.fused_append;
-    const DecodeKind kind = decode_kind(sizes.shares_keys(), plan.key_heads, plan.fused_append);
+    const bool codes = is_8_bit(problem.cache.dtype);
+    const DecodeKind kind = decode_kind(sizes.shares_keys(), plan.key_heads, plan.fused_append, codes);
     plan.instance = {static_cast<int>(kind), decode_kind_name(kind)};
     plan.tile_q = static_cast<int>(sizes.tile_q());
     plan.tile_k = config.tile_k / plan.key_heads;
     plan.query_tiles = std::max<int64_t>(1, sizes.query_tiles());
-    plan.stages = config.stages;
+    plan.stages = codes ? decode_code_stages(config.head_dim, config.stages, sizes.shares_keys()) : config.stages;
     plan.dependent_launch = device.arch >= 90;
     plan.workspace = workspace_of(plan, config, problem);
     if (problem.batch == 0 || problem.heads_k == 0) return plan;

@@ -21,11 +21,14 @@
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/nanosleep.cuh"
 #include "cuda/sm80/appended_row.cuh"
+#include "cuda/sm80/decode_codes.cuh"
 #include "cuda/sm80/decode_loads.cuh"
 #include "cuda/sm80/decode_products.cuh"
 #include "cuda/sm80/decode_results.cuh"
 #include "cuda/sm80/key_lookup.cuh"
 #include "cuda/tile/quad.cuh"
+
+#include <type_traits>
 
 namespace libflash::cuda::sm80 {
 
@@ -34,7 +37,9 @@ namespace libflash::cuda::sm80 {
 //
 // kHeads: adjacent key heads per thread block; each has kWarps / kHeads of the warps. With two, reads of a key are longer and
 // there are fewer thread blocks.
-template <class T, int kHeadDim, int kWarps, int kStages, bool kSharesKeys, bool kAppends, int kHeads = 1>
+//
+// kCodes: the cache holds codes of 8 bits (decode_codes.cuh).
+template <class T, int kHeadDim, int kWarps, int kStages, bool kSharesKeys, bool kAppends, int kHeads = 1, bool kCodes = false>
 struct Decode {
     using Element = T;
     using Products = DecodeProducts<T, kHeadDim>;
@@ -48,11 +53,16 @@ struct Decode {
     static constexpr int kChunkValues = 16 / sizeof(T);
     using Slab = typename Products::template Tile<kDecodeSlab>;
     static constexpr int kSlabBytes = Slab::kBytes;
-    static constexpr int kStageBytes = 2 * kWarps * kSlabBytes;  // K, then V
-    static constexpr int kStagesBytes = kStages * kStageBytes;
+    using Stored = std::conditional_t<kCodes, uint8_t, T>;  // elements of the cache and of a stage
+    static constexpr bool kHasCodes = kCodes;
+    static constexpr int kStoredSlabBytes = kCodes ? kDecodeSlab * kHeadDim : kSlabBytes;
+    static constexpr int kStageBytes = 2 * kWarps * kStoredSlabBytes;             // K, then V
+    static constexpr int kConvertedBytes = kCodes ? 2 * kWarps * kSlabBytes : 0;  // the tile in use, after the stages
+    static constexpr int kStagesBytes = kStages * kStageBytes + kConvertedBytes;
     static constexpr int kQueryBytes = kTileRows * Slab::kRowBytes;
-    static constexpr int kSharedBytes = decode_shared_bytes(kHeadDim, kWarps* kDecodeSlab, kStages, sizeof(T), kTileRows);
-    static_assert(kSharedBytes == kStages * kStageBytes + kQueryBytes + kStages * kWarps * (1 + kDecodeSlab) * 4,
+    static constexpr int kScaleBytes = kCodes ? kStages * kWarps * 2 * kDecodeSlab * 4 : 0;
+    static constexpr int kSharedBytes = kStagesBytes + kQueryBytes + kStages * kWarps * (1 + kDecodeSlab) * 4 + kScaleBytes;
+    static_assert(kCodes || kSharedBytes == decode_shared_bytes(kHeadDim, kWarps* kDecodeSlab, kStages, sizeof(T), kTileRows),
                   "the host counts the same");
     static constexpr float kSlack = 8.0f;       // `half` can represent 2^8 and, as its smallest number, 2^-24
     static constexpr uint32_t kDelayNs = 3000;  // delay; longer than memory is idle between two thread blocks
@@ -80,6 +90,7 @@ struct Decode {
     Products products;
     float s[2][4], o[kHeadDim / 8][4];
     float kept_maximum[2], row_sum[2];
+    float value_base;  // with kCodes
     // Of the lane's two rows.
     VisibleRange visible[2];
     int diagonal[2];
@@ -88,16 +99,29 @@ struct Decode {
     __device__ __forceinline__ Decode(const DecodeParams& p, char* memory)
         : params(p), shared(memory), lane(threadIdx.x % 32), warp(threadIdx.x / 32), work_tile(p, static_cast<int>(blockIdx.x)) {}
 
+    // As loads write them, and as products read them.
+    __device__ __forceinline__ char* stored_keys(int stage, int group) const {
+        return shared + stage * kStageBytes + group * kStoredSlabBytes;
+    }
+    __device__ __forceinline__ char* stored_values(int stage, int group) const { return stored_keys(stage, kWarps + group); }
     __device__ __forceinline__ char* keys(int stage, int group) const {
-        return shared + stage * kStageBytes + group * kSlabBytes;
+        return kCodes ? shared + kStages * kStageBytes + group * kSlabBytes : stored_keys(stage, group);
     }
     __device__ __forceinline__ char* values(int stage, int group) const { return keys(stage, kWarps + group); }
-    __device__ __forceinline__ char* queries() const { return shared + kStages * kStageBytes; }
+    static __device__ __forceinline__ int stored_offset(int row, int chunk) {
+        return kCodes ? row * kHeadDim + chunk * 16 : Slab::offset(row, chunk);
+    }
+    __device__ __forceinline__ char* queries() const { return shared + kStagesBytes; }
     __device__ __forceinline__ uint32_t& existing(int stage, int group) const {
         return reinterpret_cast<uint32_t*>(queries() + kQueryBytes)[stage * kWarps + group];
     }
     using Lookup = KeyLookup<kTileK, kStages>;
+    // With kCodes: after the block table entries.
+    __device__ __forceinline__ float* scales() const {
+        return reinterpret_cast<float*>(&existing(kStages, 0)) + kStages * kWarps * kDecodeSlab;
+    }
     using Loads = DecodeLoads<Decode>;
+    using Codes = DecodeCodes<Decode>;
     using Results = DecodeResults<Decode>;
     __device__ __forceinline__ Lookup key_lookup(const KeyLocations& locations, const VisibleKeys& range) const {
         int32_t* const entries = reinterpret_cast<int32_t*>(&existing(kStages, 0));  // after the last `existing`
@@ -151,6 +175,7 @@ struct Decode {
         for (int n = 0; n < kHeadDim / 8; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e) o[n][e] = 0.0f;
+        if constexpr (kCodes) Codes{*this}.begin();
     }
 
     // Calls rule(score, r, key) for all scores of this lane.
@@ -196,6 +221,7 @@ struct Decode {
         const uint32_t exist = existing(stage, group);
         if (exist == 0) return;
         products.scores(s, keys(stage, group), lane);
+        if constexpr (kCodes) Codes{*this}.scale_scores(stage, group);
         apply_rules(first_key);
         if (exist != 0xffffu || first_key < range.plain || first_key + kDecodeSlab > range.plain_end) mask_keys(first_key, exist);
         bool high = false;
@@ -205,6 +231,7 @@ struct Decode {
             score = exp2_approx(score - kept_maximum[r]);
             row_sum[r] += score;
         });
+        if constexpr (kCodes) Codes{*this}.scale_weights(stage, group);
         products.add_values(o, s, values(stage, group), lane);
     }
 
@@ -269,12 +296,18 @@ struct Decode {
             }
             if (first >= begin) {
                 wait_for_oldest(stages);
+                if constexpr (kCodes) {
+                    Codes{*this}.convert(stage);
+                    synchronize();
+                }
                 if (first == begin) begin_products(new_row);
                 attend_tile(stage, first, range);
                 synchronize();  // the stage is no longer read
             }
             if (loading < range.last) {
-                Loads{*this}.load_keys(own_head(), stage, lookup.look_up(stage, loading));
+                const KeyLocation location = lookup.look_up(stage, loading);
+                Loads{*this}.load_keys(own_head(), stage, location);
+                if constexpr (kCodes) Codes{*this}.load_scales(own_head(), stage, location);
                 if (has_table) lookup.begin(stage, loading + stages * kTileK);
             }
             if (loading == begin) Loads{*this}.load_queries();
@@ -297,6 +330,7 @@ struct Decode {
         } else {
             prepare_rows(range);
         }
+        if constexpr (kCodes) Codes{*this}.finish();
         Results{*this}.store_result();
     }
 };

@@ -1,0 +1,27 @@
+// Conversion of 8-bit codes to pairs of 16-bit numbers. Every value of a code is exact in both 16-bit types.
+#pragma once
+
+#include "cuda/ptx/math.cuh"
+
+namespace libflash::cuda {
+
+// Two codes of e4m3 in the low half of `codes` to a pair of halves.
+__device__ __forceinline__ uint32_t halves_of_e4m3(uint32_t codes) {
+#if __CUDA_ARCH__ >= 890
+    uint32_t pair;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(static_cast<unsigned short>(codes)));
+    return pair;
+#else
+    // The exponent of half has a bias larger by 8. The magnitude 0x7f is NaN.
+    const auto one = [](uint32_t code) {
+        const uint32_t magnitude = code & 0x7f, bits = magnitude == 0x7f ? 0x7e00 : magnitude << 7;
+        return __half2float(__ushort_as_half(static_cast<unsigned short>((code & 0x80) << 8 | bits))) * 256.0f;
+    };
+    return pack_pair(one(codes & 0xff), one(codes >> 8 & 0xff), __half());
+#endif
+}
+
+// Bytes of `x` by the selectors of PRMT: the byte numbers from 0 in the nibbles of `order`; 4 to 7 are those of `y`.
+__device__ __forceinline__ uint32_t select_bytes(uint32_t x, uint32_t y, uint32_t order) { return __byte_perm(x, y, order); }
+
+}  // namespace libflash::cuda

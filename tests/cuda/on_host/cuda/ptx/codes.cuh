@@ -1,0 +1,27 @@
+// Replaces the library's header.
+#pragma once
+
+#include "cuda/ptx/math.cuh"
+#include "emulation.h"
+
+namespace libflash::cuda {
+
+inline uint32_t halves_of_e4m3(uint32_t codes) {
+    const auto value = [](uint32_t code) -> float {
+        const int exponent = code >> 3 & 15, fraction = code & 7;
+        const float size = (code & 0x7f) == 0x7f ? NAN
+                           : exponent == 0       ? std::ldexp(fraction / 8.0f, -6)
+                                                 : std::ldexp(1 + fraction / 8.0f, exponent - 7);
+        return code & 0x80 ? -size : size;
+    };
+    return pack_pair(value(codes & 0xff), value(codes >> 8 & 0xff), __half());
+}
+
+inline uint32_t select_bytes(uint32_t x, uint32_t y, uint32_t order) {
+    const uint64_t both = uint64_t{y} << 32 | x;
+    uint32_t bytes = 0;
+    for (int i = 0; i < 4; ++i) bytes |= static_cast<uint32_t>(both >> (order >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+    return bytes;
+}
+
+}  // namespace libflash::cuda

@@ -1,0 +1,298 @@
+// Runs decode over a cache of 8-bit codes on the host. Arguments: 1 query rows; 2 splits (negative: the split size); 3 whether the
+// cache is paged; 4 appended rows per sequence, with rotary embedding; 5 type of the codes (CodeType); 6 what scales belong to (0: no
+// scales, 1: all, 2 heads, 3 sequences and heads, 4 rows); 7 key heads of a thread block; 8 whether copies complete late.
+//
+// Checked: results against double; without scales, and with powers of two, bit for bit against a cache of the type of q with the
+// values of the codes; appended codes and scales bit for bit against cpu/quantize.h, and that nothing else changed.
+#include "emulation.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+
+#include "cpu/quantize.h"
+#include "cuda/host/tile_schedule.h"
+#include "cuda/sm80/decode.cuh"
+
+using namespace libflash;
+using namespace libflash::cuda;
+
+struct DecodeRow {
+    static constexpr KernelConfig config{"decode", Operation::decode, "sm80",      KernelType::DTYPE,
+                                         HEAD_DIM, HEAD_DIM,          DECODE_TILE, ""};
+};
+using T = sm80::DecodeInstance<DecodeRow, sm80::Keys::own>::T;
+using H = std::conditional_t<std::is_same_v<T, __half>, cpu::half, cpu::bfloat16>;
+constexpr int kDim = HEAD_DIM, kBatch = 4, kHeadsK = 2, kGroup = 3, kHeads = kHeadsK * kGroup, kCapacity = 200, kPage = 16;
+constexpr int kColumns = (kCapacity + kPage - 1) / kPage, kPlaces = kBatch * kColumns + 2;
+constexpr int kLengths[kBatch] = {127, 0, 77, kCapacity - 1};  // one new key of the last sequence fits
+// Half of the smallest number, of the results and of P.
+constexpr double kSmallest = std::is_same_v<T, __half> ? 0x1p-25 : 0;
+constexpr double kRounding = std::is_same_v<T, __half> ? 0x1p-11 : 0x1p-8;
+
+std::mt19937 generator(5);
+float normal() { return std::normal_distribution<float>()(generator); }
+
+uint8_t encode(float x, CodeType code) {
+    cpu::e4m3 a;
+    cpu::e5m2 b;
+    cpu::int8 c;
+    if (code == CodeType::e4m3) return cpu::store(a, double(x)), a.bits;
+    if (code == CodeType::e5m2) return cpu::store(b, double(x)), b.bits;
+    return cpu::store(c, double(x)), static_cast<uint8_t>(c.value);
+}
+float decoded(uint8_t x, CodeType code) {
+    if (code == CodeType::e4m3) return cpu::widen(cpu::e4m3{x});
+    return code == CodeType::e5m2 ? cpu::widen(cpu::e5m2{x}) : static_cast<float>(static_cast<int8_t>(x));
+}
+T rounded(double x) {
+    H narrow;
+    cpu::store(narrow, x);
+    T y;
+    std::memcpy(&y, &narrow, 2);
+    return y;
+}
+double wide(T x) { return to_float(x); }
+
+// The codes of keys or of values, with their scales.
+struct Cache {
+    std::vector<uint8_t> codes;
+    std::vector<float> scales;
+    CacheScaleParams scale{};
+    CacheScale host;
+};
+
+struct Problem {
+    const int rows, splits, news, kind, key_heads;
+    const bool paged;
+    const CodeType code;
+    const int places = paged ? kPlaces : kBatch, in_place = paged ? kPage : kCapacity;
+    Cache k, v;
+    std::vector<T> q, new_k, new_v, out, turned;
+    std::vector<float> lse, cos, sin, partial_out, partial_lse;
+    std::vector<int32_t> table;
+
+    Problem(char** a)
+        : rows(std::atoi(a[1])), splits(std::atoi(a[2])), news(std::atoi(a[4])), kind(std::atoi(a[6])),
+          key_heads(std::atoi(a[7])), paged(std::atoi(a[3]) != 0), code(CodeType(std::atoi(a[5]))) {
+        for (int c = 0; c < kBatch * kColumns; ++c) table.push_back((c * 7 + 3) % (kBatch * kColumns));
+        const auto some = [](size_t count) {
+            std::vector<T> x(count);
+            for (T& y : x) y = rounded(normal());
+            return x;
+        };
+        q = some(size_t(kBatch) * rows * kHeads * kDim);
+        new_k = some(size_t(kBatch) * news * kHeadsK * kDim), new_v = some(new_k.size());
+        turned.resize(q.size());
+        for (int i = 0; i < kCapacity * kDim / 2; ++i) cos.push_back(std::cos(i * 0.01f)), sin.push_back(std::sin(i * 0.01f));
+        fill(k), fill(v);
+    }
+    bool of_rows() const { return kind == 4; }
+    // Rows that hold no key have NaN codes and NaN scales.
+    void fill(Cache& x) {
+        x.codes.assign(size_t(places) * in_place * kHeadsK * kDim, 0x7f);
+        const size_t counts[5] = {0, 1, kHeadsK, kBatch * kHeadsK, size_t(places) * in_place * kHeadsK};
+        x.scales.assign(counts[kind], of_rows() ? NAN : 0.0f);
+        const float base = code == CodeType::int8 ? 1 / 30.0f : 1;
+        const auto any = [&] { return base * std::exp2(of_rows() ? 2 * normal() : 0.3f * normal()); };
+        if (!of_rows())
+            for (float& s : x.scales) s = any();
+        for (int b = 0; b < kBatch; ++b)
+            for (int j = 0; j < kLengths[b]; ++j)
+                for (int h = 0; h < kHeadsK; ++h) {
+                    if (of_rows()) x.scales[at(b, j, h)] = any() * 0.5f;
+                    for (int c = 0; c < kDim; ++c) x.codes[at(b, j, h) * kDim + c] = encode(normal() / base, code);
+                }
+        CacheScale& s = x.host;
+        s.present = kind > 0, s.of_rows = of_rows(), s.group_stride = 1;
+        s.head_stride = kind > 1, s.batch_stride = kind == 3 ? kHeadsK : 0;
+        if (of_rows()) s.place_stride = in_place * kHeadsK, s.row_stride = kHeadsK;
+        if (kind) x.scale = {x.scales.data(), s.batch_stride, s.place_stride, s.row_stride, s.head_stride, 1, 1, of_rows()};
+    }
+    // The number of a row of a head, in the cache.
+    size_t at(int b, int j, int h) const {
+        const size_t row = paged ? size_t(table[b * kColumns + j / kPage]) * kPage + j % kPage : size_t(b) * kCapacity + j;
+        return row * kHeadsK + h;
+    }
+    float scale_of(const Cache& x, int b, int j, int h) const {
+        if (kind == 0) return 1;
+        return x.scales[of_rows() ? at(b, j, h) : b * x.host.batch_stride + h * x.host.head_stride];
+    }
+    int length(int b) const { return kLengths[b] + news; }
+    int existing(int b) const { return std::min(length(b), kCapacity); }
+
+    DecodeParams params() {
+        DecodeParams p{};
+        out.assign(q.size(), rounded(NAN)), lse.assign(size_t(kBatch) * kHeads * rows, NAN);
+        p.q = p.out = {q.data(), int64_t{rows} * kHeads * kDim, int64_t{kHeads} * kDim, kDim};
+        p.out.data = out.data();
+        p.lse = {lse.data(), int64_t{kHeads} * rows, 1, rows};
+        p.cache.k = p.cache.v = {k.codes.data(), int64_t{in_place} * kHeadsK * kDim, int64_t{kHeadsK} * kDim, kDim};
+        p.cache.v.data = v.codes.data();
+        p.cache.seqlens = kLengths;
+        if (paged) p.cache.table = table.data(), p.cache.table_batch = kColumns, p.cache.table_column = 1;
+        p.cache.page_size = divisor_params(kPage);
+        p.cache.capacity = kCapacity, p.cache.pages = places, p.cache.seqlen_new = news;
+        p.batch = kBatch, p.seqlen_q = rows, p.heads_q = kHeads, p.heads_k = kHeadsK, p.group_size = kGroup;
+        p.head_dim = p.head_dim_v = kDim;
+        p.softmax_scale = 0.1f, p.scale_log2 = 0.1f * 1.4426950408889634f;
+        p.left = kUnboundedWindow;
+        p.splits = splits > 0 ? splits : (kCapacity - splits - 1) / -splits;
+        p.split_size = splits > 0 ? 0 : -splits;
+        const int tile = shares() ? DecodeRow::config.tile_k : kDecodeSlab;
+        p.by_tiles = divisor_params((rows * kGroup + tile - 1) / tile), p.by_splits = divisor_params(p.splits);
+        p.by_heads = divisor_params(kHeadsK), p.by_group = divisor_params(kGroup);
+        p.key_heads = key_heads, p.by_head_groups = divisor_params(kHeadsK / key_heads);
+        partial_out.assign(size_t(kBatch) * kHeads * rows * p.splits * kDim, NAN);
+        partial_lse.assign(size_t(kBatch) * kHeads * rows * p.splits, NAN);
+        p.partial_out = partial_out.data(), p.partial_lse = partial_lse.data();
+        p.vector_q = p.vector_out = p.fetch_early = true, p.vector_kv = !paged;  // paged: the loads for any alignment
+        p.code = code, p.k_scale = k.scale, p.v_scale = v.scale;
+        p.stages = decode_code_stages(kDim, DecodeRow::config.stages, shares());
+        if (news == 0) return p;
+        const RowsParams given{new_k.data(), int64_t{news} * kHeadsK * kDim, int64_t{kHeadsK} * kDim, kDim};
+        p.append.k_new = p.append.v_new = given;
+        p.append.v_new.data = new_v.data();
+        p.append.q = p.append.rotated_q = p.q;
+        p.q.data = p.append.rotated_q.data = turned.data();
+        p.append.cos = cos.data(), p.append.sin = sin.data();
+        p.append.cos_row = p.append.sin_row = p.append.pairs = kDim / 2;
+        p.append.positions = kCapacity, p.append.is_float = p.append.query_rows_advance = true;
+        return p;
+    }
+    bool shares() const { return decode_shares_keys(rows * kGroup); }
+    void run(const DecodeParams& p) const {
+        DecodePlan plan;
+        plan.splits = p.splits;
+        plan.instance.number = int(decode_kind(shares(), key_heads, false, p.code != CodeType::none));
+        const auto launch = [&](DecodeStep step, int64_t blocks) {
+            return launch_shape(blocks, resources_of_decode<DecodeRow>(int(step), plan.instance.number));
+        };
+        plan.attention =
+            launch(DecodeStep::attention, int64_t{p.by_tiles.divisor} * p.by_head_groups.divisor * p.splits * kBatch);
+        if (p.splits > 1) plan.combine = launch(DecodeStep::combine, int64_t{kBatch} * kHeads * rows);
+        if (news > 0) {
+            plan.appended_codes = kBatch * news * kHeadsK;
+            plan.append_codes = launch(DecodeStep::append_codes, ceil_div(2 * plan.appended_codes, kAppendThreads / 32));
+            plan.append_slots = kDim / 2;
+            plan.append = launch(DecodeStep::append, ceil_div(int64_t{kBatch} * rows * kHeads, kAppendThreads * 2 / kDim));
+        }
+        launch_decode<DecodeRow>(plan, p, nullptr);
+    }
+
+    // The first `count` channels at `from`, rotated by their halves.
+    std::vector<T> rotated(const T* from, int position) const {
+        std::vector<T> to(from, from + kDim);
+        const int row = std::min(position, kCapacity - 1) * kDim / 2;
+        for (int n = 0; n < kDim / 2; ++n) {
+            const double x = wide(from[n]), y = wide(from[n + kDim / 2]), c = cos[row + n], s = sin[row + n];
+            to[n] = rounded(x * c - y * s), to[n + kDim / 2] = rounded(x * s + y * c);
+        }
+        return to;
+    }
+    // What an append must leave.
+    void append_exactly(Cache& keys, Cache& values) const {
+        for (int b = 0; b < kBatch; ++b)
+            for (int i = 0; i < news && kLengths[b] + i < kCapacity; ++i)
+                for (int h = 0; h < kHeadsK; ++h) {
+                    const size_t from = ((size_t(b) * news + i) * kHeadsK + h) * kDim;
+                    const std::vector<T> key = rotated(&new_k[from], kLengths[b] + i);
+                    write(keys, b, kLengths[b] + i, h, key.data());
+                    write(values, b, kLengths[b] + i, h, &new_v[from]);
+                }
+    }
+    void write(Cache& x, int b, int j, int h, const T* row) const {
+        const H* const from = reinterpret_cast<const H*>(row);
+        float* const scales =
+            kind == 0 ? nullptr : x.scales.data() + (of_rows() ? at(b, j, h) : b * x.host.batch_stride + h * x.host.head_stride);
+        uint8_t* const to = &x.codes[at(b, j, h) * kDim];
+        if (code == CodeType::e4m3) cpu::write_cached(from, kDim, x.host, scales, reinterpret_cast<cpu::e4m3*>(to));
+        if (code == CodeType::e5m2) cpu::write_cached(from, kDim, x.host, scales, reinterpret_cast<cpu::e5m2*>(to));
+        if (code == CodeType::int8) cpu::write_cached(from, kDim, x.host, scales, reinterpret_cast<cpu::int8*>(to));
+    }
+
+    // The largest error of a row, in units of its error bound.
+    double worst(int b, int i, int h) const {
+        const size_t row = ((size_t(b) * rows + i) * kHeads + h) * kDim;
+        const std::vector<T> query = news ? rotated(&q[row], kLengths[b] + i) : std::vector<T>(&q[row], &q[row] + kDim);
+        double sum = 0, largest = 0, o[kDim] = {}, size[kDim] = {};
+        for (int j = 0; j <= length(b) - rows + i && j < existing(b); ++j) {
+            const size_t place = at(b, j, h / kGroup) * kDim;
+            const double k_scale = scale_of(k, b, j, h / kGroup), v_scale = scale_of(v, b, j, h / kGroup);
+            double score = 0;
+            for (int c = 0; c < kDim; ++c) score += wide(query[c]) * decoded(k.codes[place + c], code) * k_scale;
+            const double p = std::exp(double{0.1f} * score);
+            sum += p;
+            for (int c = 0; c < kDim; ++c) {
+                const double value = decoded(v.codes[place + c], code) * v_scale;
+                o[c] += p * value, size[c] += p * std::fabs(value), largest = std::max(largest, std::fabs(value));
+            }
+        }
+        const double got_lse = lse[(size_t(b) * kHeads + h) * rows + i];
+        double worst = sum == 0 ? (got_lse == -INFINITY ? 0 : INFINITY) : std::fabs(got_lse - std::log(sum)) / 2e-5;
+        for (int c = 0; c < kDim; ++c) {
+            const double exact = sum == 0 ? 0 : o[c] / sum,
+                         limit = sum == 0 ? 1e-30 : 8 * kRounding * size[c] / sum + kSmallest * (largest + 1);
+            const double error = std::fabs(wide(out[row + c]) - exact) / limit;
+            worst = error <= worst ? worst : error;  // NaN is the worst
+        }
+        return worst;
+    }
+    bool results_are_right() {
+        double most = 0;
+        for (int b = 0; b < kBatch; ++b)
+            for (int i = 0; i < rows; ++i)
+                for (int h = 0; h < kHeads; ++h) {
+                    const double error = worst(b, i, h);
+                    most = error <= most ? most : error;
+                }
+        std::printf("%s results: %.2g times the limit\n", most <= 1 ? "ok" : "WRONG", most);
+        return most <= 1;
+    }
+    // `scales`: 0: none; else all are this power of two.
+    bool bits_are_those_of_values(float scales) {
+        DecodeParams p = params();
+        p.k_scale = p.v_scale = {};
+        std::vector<float> numbers(2, scales);
+        if (scales != 0) p.v_scale = {&numbers[0], 0, 0, 0, 1, 1, 1, false}, p.k_scale = p.v_scale;
+        if (scales != 0) p.softmax_scale /= scales, p.scale_log2 /= scales;
+        run(p);
+        const std::vector<T> got = out;
+        const std::vector<float> got_lse = lse;
+        std::vector<T> keys, values;
+        for (const uint8_t x : k.codes) keys.push_back(rounded(decoded(x, code)));
+        for (const uint8_t x : v.codes) values.push_back(rounded(decoded(x, code)));
+        p = params();
+        p.code = CodeType::none, p.k_scale = p.v_scale = {};
+        p.cache.k.data = keys.data(), p.cache.v.data = values.data();
+        p.stages = DecodeRow::config.stages;
+        run(p);
+        int wrong = 0;
+        const double factor = scales != 0 ? scales : 1;
+        for (size_t i = 0; i < out.size(); ++i) {
+            const bool small = factor != 1 && std::fabs(wide(got[i])) < 0x1p-14;  // rounded to multiples of the smallest number
+            wrong += !(std::fabs(wide(got[i]) - wide(out[i]) * factor) <= (small ? 2 * kSmallest : 0));
+        }
+        for (size_t i = 0; i < lse.size(); ++i) wrong += got_lse[i] != lse[i];
+        std::printf("%s bits of values, scale %g: %d wrong\n", wrong == 0 ? "ok" : "WRONG", scales, wrong);
+        return wrong == 0;
+    }
+};
+
+int main(int, char** argv) {
+    Problem p(argv);
+    late_copies = std::atoi(argv[8]) != 0;
+    bool good = true;
+    if (p.news == 0) good = p.bits_are_those_of_values(0) & p.bits_are_those_of_values(0.5f);
+    Cache wanted_k = p.k, wanted_v = p.v;
+    p.append_exactly(wanted_k, wanted_v);
+    p.run(p.params());
+    int wrong = 0;
+    for (const auto& [got, wanted] : {std::pair(&p.k, &wanted_k), std::pair(&p.v, &wanted_v)}) {
+        for (size_t i = 0; i < got->codes.size(); ++i) wrong += got->codes[i] != wanted->codes[i];
+        for (size_t i = 0; i < got->scales.size(); ++i) wrong += std::memcmp(&got->scales[i], &wanted->scales[i], 4) != 0;
+    }
+    std::printf("%s cache: %d wrong\n", wrong == 0 ? "ok" : "WRONG", wrong);
+    good &= wrong == 0;
+    return p.results_are_right() && good ? 0 : 1;
+}
