@@ -11,6 +11,9 @@ const char* option_decode_lacks(const DecodeProblem& problem) {
     const bool codes = cache.dtype != problem.dtype;
     if (codes && problem.dtype == DType::f32) return "k_cache of 8 bits with float32 q";
     if (codes && cache.v_in_k) return "v_cache as a view of a k_cache of 8 bits";
+    // append_codes.cuh has rows of equal numbers, at the positions of their keys.
+    if (codes && problem.new_rows.packed()) return "cu_seqlens_new with a k_cache of 8 bits";
+    if (codes && problem.k_new.present && problem.positions) return "q_positions with new rows for a k_cache of 8 bits";
     if (!codes && cache.k_scale.present) return "k_scale of a k_cache that has not 8 bits";
     if (!codes && cache.v_scale.present) return "v_scale of a v_cache that has not 8 bits";
     if (cache.k_scale.groups > 1) return "k_scale of groups of channels";

@@ -1,0 +1,21 @@
+"""Arrays of 8-bit codes on a GPU, as torch's types."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from gpu_case import to_device, to_numpy
+from libflash.conformance.reference_cache import CODES
+
+TORCH_CODES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "int8": torch.int8}
+
+
+def on_device(x: np.ndarray, device: str = "cuda") -> torch.Tensor:
+    for name, dtype in CODES.items():
+        if x.dtype == dtype:
+            return torch.from_numpy(x.view(np.uint8)).to(device).view(TORCH_CODES[name])
+    return to_device(x, device)
+
+
+def on_host(x: torch.Tensor, like: np.ndarray) -> np.ndarray:
+    return x.cpu().view(torch.uint8).numpy().view(like.dtype) if like.dtype.itemsize == 1 else to_numpy(x, like.dtype)
