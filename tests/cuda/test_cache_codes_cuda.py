@@ -1,4 +1,4 @@
-"""Decode on a GPU over caches of 8-bit codes: the cases of the CPU, the bits of a 16-bit cache with the values, appended codes."""
+"""Decode on a GPU over caches of 8-bit codes: the cases of the CPU, the bits of a 16-bit cache of their values, an append."""
 
 from __future__ import annotations
 

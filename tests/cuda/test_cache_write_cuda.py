@@ -13,13 +13,17 @@ import libflash
 
 torch = pytest.importorskip("torch")
 from gpu_codes import on_device, on_host  # noqa: E402  (needs torch)
-from test_cache_write import HEADS, PAGE_SIZE, PAGES, SCALES, copied, problem, stored_types  # noqa: E402
+from test_cache_write import HEADS, PAGE_SIZE, PAGES, SCALES, problem, stored_types  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 TYPES = [np.dtype(np.float16), BFLOAT16, np.dtype(np.float32)]
 WRITTEN = ("k_cache", "v_cache", "k_scale", "v_scale", "k_rope_cache")
 ROTARY = ("none", "halves", "interleaved")
+
+
+def copied(x: dict[str, Any]) -> dict[str, Any]:
+    return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in x.items()}
 
 
 def on_gpu(x: dict[str, Any]) -> dict[str, Any]:
@@ -41,7 +45,7 @@ def check(got: dict[str, Any], wanted: dict[str, Any]) -> None:
 
 def check_write(x: dict[str, Any]) -> None:
     """Both devices write the same."""
-    wanted, given = copied(x), on_gpu(x)
+    wanted, given = copied(x), on_gpu(copied(x))
     libflash.cache_write(**wanted)
     libflash.cache_write(**given)
     check(given, wanted)
@@ -129,7 +133,7 @@ def test_positions_outside_the_tables() -> None:
     table = {"rotary_cos": random(5, 3, seed=6), "rotary_sin": random(5, 3, seed=7)}
     x: dict[str, Any] = problem(np.dtype(np.float16), np.dtype(np.float16), "none") | table
     x |= {"slots": np.arange(8), "positions": np.array([0, 4, 5, 100, 1 << 30, 2, 4, 4], np.int32)}
-    wanted, given = copied(x), on_gpu(x)
+    wanted, given = copied(x), on_gpu(copied(x))
     wanted["positions"] = np.minimum(x["positions"], 4)
     libflash.cache_write(**wanted)
     libflash.cache_write(**given)
