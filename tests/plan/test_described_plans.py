@@ -105,6 +105,30 @@ def decode(device: str, expected: dict[str, str], rows: int = 1, **options: Any)
     return Case(device, "decode", (tensor(4, rows, 32, 128), cache, cache), options, expected)
 
 
+def codes(device: str, expected: dict[str, str], rows: int = 1, **options: Any) -> Case:
+    """The same with caches of 8 bits."""
+    k, v = (tensor(4, 8192, 8, 128, dtype=abi.INT8, address=n * ADDRESS) for n in (4, 8))
+    scales = dict.fromkeys(("k_scale", "v_scale"), tensor(8, dtype=abi.FLOAT32))
+    return Case(device, "decode", (tensor(4, rows, 32, 128), k, v), scales | options, expected)
+
+
+def decode_cases_of_codes(large: str, small: str) -> list[Case]:
+    """Tiles and splits are those of a cache of 16 bits."""
+    own, shared, two = (f"8-bit codes, {text}" for text in ("each warp its own keys", "warps share keys", "two key heads"))
+    news = {name: tensor(4, 1, 8, 128, address=n * ADDRESS) for n, name in ((2, "k_new"), (3, "v_new"))}
+    turned = dict.fromkeys(("rotary_cos", "rotary_sin"), tensor(8192, 64, dtype=abi.FLOAT32))
+    paged = (tensor(32, 1, 32, 128), *(tensor(32 * 512, 16, 8, 128, dtype=abi.E4M3, address=n * ADDRESS) for n in (4, 8)))
+    pages = {"block_table": tensor(32, 512, dtype=abi.INT32), "cache_seqlens": tensor(32, dtype=abi.INT32)}
+    return [
+        codes("H200", kernel(large, own, "16x64", splits="8 ranges", pipeline="4 stages")),
+        codes("H200", kernel(large, own, "16x64", launch="append codes: 16 "), **news),
+        codes("H200", kernel(large, own, "16x64", launch="append codes: 16 "), **news, **turned),
+        codes("H200", kernel(large, shared, "64x64", pipeline="3 stages"), rows=5),
+        codes("A100", kernel(small, two, "16x32", splits="13 ranges", pipeline="3 stages")),
+        Case("H200", "decode", paged, pages, kernel(large, two, "16x32", splits="2 ranges")),
+    ]
+
+
 def decode_cases() -> list[Case]:
     large, small, new = "decode_sm80_bf16_d128", "decode_sm80_bf16_d128_small", tensor(4, 1, 8, 128, address=2 * ADDRESS)
     news = {"k_new": new, "v_new": tensor(4, 1, 8, 128, address=3 * ADDRESS)}
@@ -118,6 +142,7 @@ def decode_cases() -> list[Case]:
         decode("H200", kernel(large, "warps share keys", "64x64", launch="append: 80 "), rows=5, **several),
         decode("H200", kernel(large, "each warp its own keys", "16x64", splits="1 (keys"), num_splits=1),
         decode("A100", kernel(small, "two key heads", "16x32", splits="13 ranges")),
+        *decode_cases_of_codes(large, small),
         Case("H200", "decode", paged, pages, kernel(large, "two key heads", "16x32", splits="2 ranges")),
     ]
 
@@ -420,6 +445,26 @@ def test_ranges_of_splits_are_bounded(lib: c.CDLL, rows: int, dtype: int, option
     cache = tensor(1, 1 << 20, 1, 128, dtype=dtype)
     plan = long_plan(lib, "H200", "decode", (tensor(1, rows, 1, 128, dtype=dtype), cache, cache), **options)
     assert plan["splits"][0].startswith(f"{splits} ")
+
+
+def refusal(lib: c.CDLL, arrays: tuple[abi.Tensor, ...], **fields: Any) -> str:
+    lib.describe(*DEVICES["H200"])
+    text, needed = c.create_string_buffer(1 << 16), c.c_size_t()
+    arguments = (*map(c.pointer, arrays), abi.options(abi.DecodeOptions, **fields), text, len(text), c.byref(needed))
+    assert lib.flash_attention_decode_explain(*arguments) == abi.OK
+    return text.value.decode()
+
+
+def test_what_codes_lack_is_refused_by_name(lib: c.CDLL) -> None:
+    k, v = (tensor(4, 8192, 8, 128, dtype=abi.INT8, address=n * ADDRESS) for n in (4, 8))
+    q, half = tensor(4, 1, 32, 128), tensor(4, 8192, 8, 128)
+    scale, groups = tensor(8, dtype=abi.FLOAT32), tensor(4, 8192, 8, 4, dtype=abi.FLOAT32)
+    for arrays, k_scale, wanted in (
+        ((tensor(4, 1, 32, 128, dtype=abi.FLOAT32), k, v), scale, "k_cache of 8 bits with float32 q"),
+        ((q, k, v), groups, "k_scale of groups of channels"),
+        ((q, half, half), scale, "k_scale of a k_cache that has not 8 bits"),
+    ):
+        assert wanted in refusal(lib, arrays, k_scale=k_scale, v_scale=scale)
 
 
 def test_every_kernel_of_the_table_can_be_planned(lib: c.CDLL) -> None:

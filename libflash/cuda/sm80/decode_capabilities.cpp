@@ -10,7 +10,6 @@ const char* option_decode_lacks(const DecodeProblem& problem) {
     const KvCache& cache = problem.cache;
     const bool codes = cache.dtype != problem.dtype;
     if (codes && problem.dtype == DType::f32) return "k_cache of 8 bits with float32 q";
-    if (codes && cache.v_in_k) return "v_cache as a view of a k_cache of 8 bits";
     // append_codes.cuh has rows of equal numbers, at the positions of their keys.
     if (codes && problem.new_rows.packed()) return "cu_seqlens_new with a k_cache of 8 bits";
     if (codes && problem.k_new.present && problem.positions) return "q_positions with new rows for a k_cache of 8 bits";
