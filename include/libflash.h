@@ -451,11 +451,11 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * cache_seqlens[b]. With q_positions they and the new keys among the last Sq have those positions. Rotated rows are rounded to
  * the type of q. The cache holds keys after rotation.
  *
- * Types of the caches. The type of q, or, unless that is FLOAT64, one of 8 bits: FLOAT8_E4M3, FLOAT8_E5M2, INT8 (CPU only).
- * k_cache and v_cache have the same. Elements of 8 bits are codes. A cache of codes gives bit for bit what a cache of q's
+ * Types of the caches. The type of q, or, unless that is FLOAT64 (CUDA: or FLOAT32), one of 8 bits: FLOAT8_E4M3, FLOAT8_E5M2,
+ * INT8. k_cache and v_cache have the same. Elements of 8 bits are codes. A cache of codes gives bit for bit what a cache of q's
  * type with the values of the codes gives with the same scales.
  *
- * Scales (CPU only). A cached value is its element times a scale: k_scale for k_cache, v_scale for v_cache, FLOAT32, any
+ * Scales. A cached value is its element times a scale: k_scale for k_cache, v_scale for v_cache, FLOAT32, any
  * strides. Without a scale the value is the element; INT8 needs both scales. By the number of dimensions:
  *     1  (1) or (Hk)                            for all sequences
  *     2  (B, Hk)                                for each sequence
@@ -465,7 +465,9 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * nearest, ties to even, and saturates, infinities too: to 448 (E4M3), 57344 (E5M2), 127 (INT8). Zero stays zero whatever the
  * scale is. Scales of 1 or 2 dimensions are read. Those of 3 or 4 dimensions are computed, the largest magnitude of the row
  * or group divided by the largest code, and written; that needs a cache of 8 bits. A NaN becomes the NaN of E4M3 and E5M2 and
- * does not count for their scale. INT8 has no NaN: it becomes 0, and a computed scale becomes NaN.
+ * does not count for their scale. INT8 has no NaN: it becomes 0, and a computed scale becomes NaN. On CUDA scales need
+ * a cache of 8 bits, and groups of channels are UNSUPPORTED in decode; with FLOAT16 q a result has an error of up to 2^-25 of
+ * the largest value of its head and sequence.
  *
  * Invariant rows. With FLASH_FLAG_INVARIANT_ROWS the bits of a row of out and lse depend on the row itself, the keys that it sees
  * and their numbers in the sequence alone. They do not depend on the rest of the batch and its order, on how many rows of the
@@ -539,7 +541,7 @@ FLASH_API flash_status_t flash_attention_decode_workspace_size(const flash_tenso
 /* Writes new rows of keys and values to slots of a cache, as inference engines do before they attend: rows of any sequences in
  * any order, without lengths and tables. Row i goes to row slots[i] mod rows of entry or page slots[i] / rows, where rows is
  * k_cache.shape[1]; a slot outside of the cache (-1) means that the row is not written. No other row changes. No workspace.
- * Afterwards flash_attention_decode without k_new attends to the rows. UNSUPPORTED on CUDA.
+ * Afterwards flash_attention_decode without k_new attends to the rows.
  *
  *     k_new     (total, Hk, D)                       v_new     (total, Hk, Dv)
  *     k_cache   (entries or pages, rows, Hk, D)      v_cache   (entries or pages, rows, Hk, Dv)
@@ -548,7 +550,9 @@ FLASH_API flash_status_t flash_attention_decode_workspace_size(const flash_tenso
  * v_new and v_cache are both NULL where the values are channels of the keys. Types, scales and their computation, parts of keys
  * and the rotary embedding are those of an append in flash_attention_decode, with the same bits; but a scale has 1, 3 or 4
  * dimensions, because a slot does not say to which sequence a row belongs, and the rotary embedding needs the position of each
- * row. Two rows must not have the same slot: refused (INVALID). */
+ * row. Two rows must not have the same slot: refused (INVALID). On CUDA the host does not read slots and positions: with
+ * two rows in a slot, each element is that of one of them; a position outside of the rotary tables uses their first or last
+ * row. */
 typedef struct flash_cache_write_options_t {
     uint32_t struct_size; /* sizeof(flash_cache_write_options_t) */
     uint32_t flags;       /* ROTARY_INTERLEAVED */

@@ -28,7 +28,8 @@ def cache_write(k, v, k_cache, v_cache, slots, *, k_scale=None, v_scale=None, k_
 
     Raises
     ------
-    As attention(); UnsupportedError on CUDA. Nothing is written then.
+    As attention(). Nothing is written then. On CUDA slots and positions are not checked: no slot may come twice; a position
+    outside of the tables uses their first or last row.
     """
     cdef Call call
     cdef Extras extras

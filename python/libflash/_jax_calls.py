@@ -270,7 +270,7 @@ def run(call: Call, *operands: Any) -> list[Any]:
     if call.operation in (DECODE, CACHE_WRITE) or not on_gpu:
         workspace_size(call, operands, results, 0)
     if call.operation == CACHE_WRITE and on_gpu:
-        raise UnsupportedError("cache_write runs on the CPU only")
+        raise UnsupportedError("libflash.jax.cache_write runs on the CPU only")
     if not on_gpu:
         return on_platform(call, operands, results, None)
     try:

@@ -196,7 +196,7 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
     ----------
     q : (batch, seqlen_q, heads_q, head_dim), or packed (total_q, heads_q, head_dim) with cu_seqlens_q
     k_cache : (batch_cache, capacity, heads_k, head_dim), or with block_table (num_pages, page_size, heads_k, head_dim)
-        q's type, or of 8 bits: float8_e4m3fn, float8_e5m2, int8 (CPU only).
+        q's type, or of 8 bits: float8_e4m3fn, float8_e5m2, int8 (CUDA: with q of 16 bits).
     v_cache : the same with head_dim_v
         None: the values are the first head_dim_v channels of k_cache (MLA); v must then be None too.
     cache_seqlens : (batch,) int32 (int64 on the CPU: converted)

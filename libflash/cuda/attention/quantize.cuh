@@ -1,5 +1,5 @@
-// Conversion of a new row to the codes of an 8-bit KV cache by one warp: divided by its scale, rounded to nearest even, saturated.
-// Scales that belong to rows are computed and written. The codes have the bits of those of the CPU (cpu/quantize.h).
+// Conversion of a new row to the codes of an 8-bit KV cache by one warp: divided by its scale, rounded to nearest even,
+// saturated. Scales that belong to rows are computed and written. The codes have the bits of those of the CPU (cpu/quantize.h).
 #pragma once
 
 #include "cuda/attention/cache_params.h"
@@ -72,8 +72,8 @@ __device__ __forceinline__ float scale_for(const Row& row, int first, int count,
     return magnitude != magnitude ? magnitude : magnitude / largest_code(type);
 }
 
-// Writes a row of one head to the cache. `to`: its first element in a cache of T or of codes. `scales`: that of the first group, or
-// nullptr without scales. All lanes of a warp call it.
+// Writes a row of one head to the cache. `to`: its first element in a cache of T or of codes. `scales`: that of the first group,
+// or nullptr without scales. All lanes of a warp call it.
 template <class T, class Rotary>
 __device__ __forceinline__ void write_cached_row(const NewCacheRow<T, Rotary>& row, int channels, const CacheScaleParams& scale,
                                                  float* scales, CodeType type, void* to, int lane) {

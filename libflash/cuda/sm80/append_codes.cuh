@@ -1,6 +1,6 @@
-// The append kernel of decode over a cache of 8-bit codes: a warp writes one head of a new key or of a new value, after the rotary
-// embedding and the rounding to the type of the queries, as codes; scales that belong to rows are computed and written. The
-// queries are rotated by the kernel of append.cuh.
+// The append kernel of decode over a cache of 8-bit codes: a warp writes one head of a new key or of a new value, after the
+// rotary embedding and the rounding to the type of the queries, as codes; scales that belong to rows are computed and
+// written. The queries are rotated by the kernel of append.cuh.
 #pragma once
 
 #include "cuda/attention/decode_keys.cuh"

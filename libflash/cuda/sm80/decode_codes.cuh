@@ -1,5 +1,5 @@
-// Decode over a cache of 8-bit codes: a stage holds codes; before a tile is used each warp converts the 16 keys and values that it
-// loaded to the type of the queries. Every value is exact, so all products have the bits of a cache of that type with the same
+// Decode over a cache of 8-bit codes: a stage holds codes; before a tile is used each warp converts the 16 keys and values that
+// it loaded to the type of the queries. Every value is exact, so all products have the bits of a cache of that type with the same
 // values. `Body`: Decode in decode_range.cuh.
 //
 // A scale of keys multiplies a column of scores. A scale of values multiplies P, after the row sum, so that it costs nothing per

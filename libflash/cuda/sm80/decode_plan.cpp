@@ -1,5 +1,5 @@
-// The plan of decode for sm_80 and later: splits, where rows are appended and rotated, launches, workspace. A cache of 8-bit codes
-// has the splits and tiles of one of the type of q, so that results have the same bits.
+// The plan of decode for sm_80 and later: splits, where rows are appended and rotated, launches, workspace. A cache of 8-bit
+// codes has the splits and tiles of one of the type of q, so that results have the same bits.
 #include <algorithm>
 
 #include "cuda/host/limits.h"

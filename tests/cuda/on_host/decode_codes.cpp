@@ -1,6 +1,7 @@
-// Runs decode over a cache of 8-bit codes on the host. Arguments: 1 query rows; 2 splits (negative: the split size); 3 whether the
-// cache is paged; 4 appended rows per sequence, with rotary embedding; 5 type of the codes (CodeType); 6 what scales belong to (0: no
-// scales, 1: all, 2 heads, 3 sequences and heads, 4 rows); 7 key heads of a thread block; 8 whether copies complete late.
+// Runs decode over a cache of 8-bit codes on the host. Arguments: 1 query rows; 2 splits (negative: the split size); 3 whether
+// the cache is paged; 4 appended rows per sequence, with rotary embedding; 5 type of the codes (CodeType); 6 what scales belong
+// to (0: no scales, 1: all, 2 heads, 3 sequences and heads, 4 rows); 7 key heads of a thread block; 8 whether copies complete
+// late.
 //
 // Checked: results against double; without scales, and with powers of two, bit for bit against a cache of the type of q with the
 // values of the codes; appended codes and scales bit for bit against cpu/quantize.h, and that nothing else changed.
