@@ -178,6 +178,7 @@ struct Problem {
             plan.append_slots = kDim / 2;
             plan.append = launch(DecodeStep::append, ceil_div(int64_t{kBatch} * rows * kHeads, kAppendThreads * 2 / kDim));
         }
+        std::memset(emulation::shared_memory, 0xff, sizeof emulation::shared_memory);  // NaN
         launch_decode<DecodeRow>(plan, p, nullptr);
     }
 
