@@ -29,6 +29,24 @@ struct AppendParams {
     bool query_rows_advance;  // the position of query row i is that of the first one plus i
 };
 
+// Bit n % 32 of word n / 32 of a row: the query row sees the n-th of the last keys of its sequence.
+struct TreeParams {
+    const int32_t* data;  // nullptr: absent
+    int64_t row, word;    // strides
+    int32_t words;
+    LengthsParams lengths;  // a sequence has as many rows as query rows, or none: then it is causal
+};
+
+// What the ragged instance knows besides (ragged_keys.cuh).
+struct RaggedParams {
+    bool active;
+    LengthsParams queries, news;  // the query rows and the new rows of each sequence
+    const int32_t* positions;     // of each query row; nullptr: they follow the cached keys
+    TreeParams tree;
+    int32_t left, right;  // the window without the causal rule
+    bool causal;
+};
+
 struct DecodeParams {
     RowsParams q, out;
     RowStatisticsParams lse;
@@ -52,6 +70,7 @@ struct DecodeParams {
     uint32_t delayed_count;    // the number of thread blocks that start later
     int32_t key_heads;         // key heads of a thread block: 1 or decode_key_heads()
     bool fetch_early;          // prefetch the first tiles into L2 before the previous kernel has ended
+    RaggedParams ragged;
 };
 
 // Query rows of a matrix product. With more rows than this, all warps of a thread block work on the same keys and each on 16

@@ -13,14 +13,11 @@ const char* option_decode_lacks(const DecodeProblem& problem) {
     if (cache.v_scale.present) return "v_scale";
     if (cache.k_rope.present) return "k_rope_cache";
     if (problem.k_new.present && cache.v_in_k) return "v_cache as a view of k_cache";
-    if (problem.q_rows.packed()) return "cu_seqlens_q";
-    if (problem.new_rows.packed()) return "cu_seqlens_new";
-    if (problem.positions) return "q_positions";
     if (!problem.shard.whole()) return "shard_count";
     if (problem.out.present && problem.out.dtype != problem.dtype) return "out of float32 beside 16-bit inputs";
     if (problem.shared.groups) return "shared_groups";
     if (problem.invariant_rows) return "FLASH_FLAG_INVARIANT_ROWS";
-    return problem.tree.data ? "tree_mask" : nullptr;
+    return nullptr;
 }
 
 }  // namespace

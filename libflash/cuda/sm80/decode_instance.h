@@ -11,7 +11,8 @@ namespace libflash::cuda {
 //   own_keys_append   the same, and the kernel appends one new row and rotates the queries
 //   two_heads         like own_keys, for two key heads per thread block
 //   two_heads_append  the same, and the kernel appends and rotates
-enum class DecodeKind { shared_keys, own_keys, own_keys_append, two_heads, two_heads_append };
+//   ragged            rows of any lengths, positions or trees: each thread block like own_keys or shared_keys, as its sequence needs
+enum class DecodeKind { shared_keys, own_keys, own_keys_append, two_heads, two_heads_append, ragged };
 
 constexpr DecodeKind decode_kind(bool shares_keys, int key_heads, bool appends_inside) {
     if (shares_keys) return DecodeKind::shared_keys;
@@ -25,6 +26,7 @@ constexpr const char* decode_kind_name(DecodeKind kind) {
         case DecodeKind::own_keys: return "each warp its own keys";
         case DecodeKind::own_keys_append: return "each warp its own keys, appends";
         case DecodeKind::two_heads: return "two key heads";
+        case DecodeKind::ragged: return "rows of any lengths";
         default: return "two key heads, appends";
     }
 }

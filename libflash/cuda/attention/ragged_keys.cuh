@@ -1,0 +1,183 @@
+// Decode of rows of any lengths: which query rows, new rows and keys a sequence has, the work tile of a thread block, and which
+// keys a row sees by the mask rule, positions and bits of a tree. The rules are those of SequenceKeys (problem/sequence_keys.h).
+// Lengths, positions and bits come from device memory unchecked; here they are clamped.
+#pragma once
+
+#include "cuda/attention/decode_keys.cuh"
+#include "cuda/attention/decode_params.h"
+#include "cuda/attention/edge_mask.cuh"
+#include "cuda/attention/schedule.cuh"
+
+namespace libflash::cuda {
+
+// The query rows of a sequence.
+struct RaggedSequence {
+    int32_t batch;   // negative: no sequence
+    int32_t start;   // first query row, inside the batch entry or the packed tensor
+    int32_t before;  // query rows of all sequences before it
+    int32_t rows;
+
+    static __device__ __forceinline__ RaggedSequence of(const RaggedParams& ragged, int batch) {
+        const SequenceRows rows = SequenceRows::of(ragged.queries, batch);
+        return {batch, rows.start, ragged.queries.cu ? rows.start : batch * ragged.queries.capacity, rows.owned};
+    }
+};
+
+// A row of all sequences: its sequence, or a negative number if it belongs to none, and its number there.
+struct RaggedRow {
+    int32_t batch, row;
+
+    static __device__ __forceinline__ RaggedRow of(const LengthsParams& lengths, int batch_count, int of_all) {
+        if (!lengths.cu) return {of_all / lengths.capacity, of_all % lengths.capacity};
+        int low = 0, high = batch_count;  // the last sequence that begins at or before the row
+        while (low + 1 < high) {
+            const int middle = low + (high - low) / 2;
+            (lengths.cu[middle] <= of_all ? low : high) = middle;
+        }
+        const SequenceRows rows = SequenceRows::of(lengths, low);
+        const int row = of_all - rows.start;
+        return {row >= 0 && row < rows.owned ? low : -1, row};
+    }
+};
+
+// Keys of a sequence, with the new ones.
+__device__ __forceinline__ KeyCount ragged_key_count(const DecodeParams& p, int batch) {
+    return KeyCount::of(p.cache, batch, SequenceRows::of(p.ragged.news, batch).owned);
+}
+
+// Positions are below kUnboundedWindow, so that sums with a window fit 32 bits.
+__device__ __forceinline__ int ragged_position(const int32_t* of_sequence, int row) {
+    return min(max(of_sequence[row], 0), kUnboundedWindow - 1);
+}
+
+// Work tiles of `rows` query rows of a key head: one of at most kDecodeSlab rows, or tiles of kTileRows.
+template <int kTileRows>
+__device__ __forceinline__ int ragged_tiles(int rows) {
+    return rows <= kDecodeSlab ? rows > 0 : (rows + kTileRows - 1) / kTileRows;
+}
+
+struct RaggedTile {
+    int32_t batch;  // negative: nothing to do
+    int32_t tile;
+};
+
+// The work tile number `index` of a key head of all sequences, by prefix sums of a warp. A lane counts several sequences, so that
+// their lengths are loaded at once. Every warp of the thread block computes the same.
+template <int kTileRows>
+__device__ __forceinline__ RaggedTile find_ragged_tile(const DecodeParams& p, int index) {
+    constexpr int kOfLane = 4;
+    const int lane = threadIdx.x % 32;
+    int before = 0;
+    for (int first = 0; first < p.batch; first += 32 * kOfLane) {
+        int tiles[kOfLane], own = 0;
+#pragma unroll
+        for (int i = 0; i < kOfLane; ++i) {
+            const int batch = first + lane * kOfLane + i;
+            const int rows = batch < p.batch ? SequenceRows::of(p.ragged.queries, batch).owned : 0;
+            own += tiles[i] = ragged_tiles<kTileRows>(rows * p.group_size);
+        }
+        int sum = own;  // inclusive prefix sum over the warp
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const int other = __shfl_up_sync(0xffffffffu, sum, step);
+            if (lane >= step) sum += other;
+        }
+        const int total = __shfl_sync(0xffffffffu, sum, 31);
+        if (index < before + total) {
+            int at = index - (before + sum - own), found = -1, tile = 0;
+#pragma unroll
+            for (int i = 0; i < kOfLane; ++i) {
+                if (at >= 0 && at < tiles[i]) found = first + lane * kOfLane + i, tile = at;
+                at -= tiles[i];
+            }
+            const int winner = max(__ffs(static_cast<int>(__ballot_sync(0xffffffffu, found >= 0))) - 1, 0);
+            return {__shfl_sync(0xffffffffu, found, winner), __shfl_sync(0xffffffffu, tile, winner)};
+        }
+        before += total;
+    }
+    return {-1, 0};
+}
+
+// The keys that the query rows [first_row, last_row] of a sequence see, as VisibleKeys. A sequence has gaps if a row may see only
+// some keys of its range, or if positions count.
+struct RaggedKeys : VisibleKeys {
+    const RaggedParams& ragged;
+    int32_t shift;             // the number of the key on the diagonal of row 0
+    int32_t left, right;       // the mask rule, without gaps
+    int32_t tree_rows;         // 0: no bits
+    const int32_t* positions;  // of the sequence; nullptr: rows follow the cached keys
+    const int32_t* bits;       // of its first row
+    bool gaps;
+
+    __device__ __forceinline__ RaggedKeys(const DecodeParams& p, const RaggedSequence& sequence, int first_row, int last_row,
+                                          int split, int unit)
+        : VisibleKeys(ragged_key_count(p, sequence.batch)), ragged(p.ragged), shift(length - sequence.rows), left(p.left),
+          right(p.right), tree_rows(0), positions(ragged.positions ? ragged.positions + sequence.before : nullptr),
+          bits(nullptr) {
+        if (ragged.tree.data) read_tree(sequence);
+        const bool window = ragged.left < kUnboundedWindow || ragged.right < kUnboundedWindow;
+        gaps = tree_rows > 0 || (positions && (window || p.alibi_slopes.data));
+        const VisibleRange one = range(first_row), other = range(last_row);
+        int begin = one.begin, end = other.end;
+        plain = other.begin, plain_end = one.end;
+        if (gaps) reduce_ranges(first_row, last_row, begin, end);
+        take_split(p, begin, end, split, unit);
+    }
+
+    // The keys that a row sees are those of this range that sees() accepts.
+    __device__ __forceinline__ VisibleRange range(int row) const {
+        if (!gaps) return clipped(row + shift - left, row + shift + right + 1);
+        const int place = position(row);
+        const VisibleRange before = clipped(place - ragged.left, min(place + ragged.right + 1, shift));
+        const int end = tree_rows == 0 && (ragged.causal || ragged.tree.data) ? row + shift + 1 : length;
+        return clipped(before.begin < before.end ? before.begin : shift, end);
+    }
+    // For a key of range(row) of a sequence with gaps.
+    __device__ __forceinline__ bool sees(int row, int row_position, int key) const {
+        const int distance = key_position(key) - row_position, n = key - shift;
+        if (distance < -ragged.left || distance > ragged.right) return false;
+        if (n < 0 || tree_rows == 0) return true;
+        if (n / 32 >= ragged.tree.words || row >= tree_rows) return false;
+        const int32_t word = bits[row * ragged.tree.row + n / 32 * ragged.tree.word];
+        return static_cast<uint32_t>(word) >> (n % 32) & 1;
+    }
+
+    __device__ __forceinline__ int position(int row) const { return positions ? ragged_position(positions, row) : shift + row; }
+    // Of any key of a tile, also past the last one.
+    __device__ __forceinline__ int key_position(int key) const {
+        return positions && key >= shift && key < length ? ragged_position(positions, key - shift) : key;
+    }
+
+private:
+    __device__ __forceinline__ VisibleRange clipped(int begin, int end) const { return {max(begin, leftpad), min(end, existing)}; }
+
+    __device__ __forceinline__ void read_tree(const RaggedSequence& sequence) {
+        const TreeParams& tree = ragged.tree;
+        const SequenceRows rows = SequenceRows::of(tree.lengths, sequence.batch);
+        const int before = tree.lengths.cu ? rows.start : sequence.batch * tree.lengths.capacity;
+        tree_rows = rows.owned;
+        bits = tree.data + before * tree.row;
+        if (tree_rows == 0) right = 0;  // a sequence without bits is causal
+    }
+
+    // With gaps the ranges of later rows need not begin or end later.
+    __device__ __forceinline__ void reduce_ranges(int first_row, int last_row, int& begin, int& end) {
+        for (int row = first_row + static_cast<int>(threadIdx.x % 32); row <= last_row; row += 32) {
+            const VisibleRange own = range(row);
+            begin = min(begin, own.begin);
+            end = max(end, own.end);
+            plain = max(plain, own.begin);
+            // From its first gap on a row may not see the keys of its range.
+            plain_end = min(plain_end, min(own.end, min(position(row) + ragged.right + 1, shift)));
+        }
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) {
+            begin = min(begin, __shfl_xor_sync(0xffffffffu, begin, step));
+            end = max(end, __shfl_xor_sync(0xffffffffu, end, step));
+            plain = max(plain, __shfl_xor_sync(0xffffffffu, plain, step));
+            plain_end = min(plain_end, __shfl_xor_sync(0xffffffffu, plain_end, step));
+        }
+    }
+};
+
+}  // namespace libflash::cuda
