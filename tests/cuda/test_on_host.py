@@ -65,6 +65,12 @@ TWO_HEADS = (
     *((1, 1, 0, 0, 1, 2, 1), (5, 3, 1, 0, 0, 2, 0), (2, 1, 1, 1, 0, 2, 1), (3, -96, 0, 1, 1, 2, 1), (1, 1, 0, 2, 0, 2, 1)),
     *((1, 3, 1, 2, 1, 2, 1), (1, 40, 1, 2, 0, 2, 0)),
 )
+# Rows of any lengths: the arguments of decode_ragged.cpp.
+RAGGED_CASES = (
+    *((1, 0, 0, 0, 0, -1, 0, 0, 0, 1, 0, 0), (0, 1, 2, 0, 0, -1, 1, 0, 130, 1, 1, 3), (1, 0, 1, 0, 0, 25, 0, 0, 0, 0, 1, 1)),
+    *((2, 0, 1, 1, 0, 20, 0, 0, 0, 1, 1, 2), (3, 1, 1, 1, 0, -1, 1, 0, 0, 0, 1, 0), (3, 0, 0, 0, 1, -1, 1, 5, 0, 1, 1, 0)),
+    *((1, 1, 1, 1, 1, -1, 0, 0, 0, 0, 1, 4), (-128, 1, 2, 1, 2, 15, 1, 0, 3, 0, 0, 5), (2, 1, 2, 1, 0, 30, 1, 4, 0, 1, 1, 0)),
+)
 
 # Forward for sm_90a: type, head_dim, head_dim_v, tile, stages; three, two and two warpgroups.
 FORWARD_KERNELS_SM90 = {
@@ -129,6 +135,10 @@ def decode(dtype: str, head_dim: int, tile: str) -> Program:
     return Program("decode.cpp", ("sm80/decode.cuh",), tuple(defines.items()))
 
 
+def decode_ragged(dtype: str, head_dim: int, tile: str) -> Program:
+    return decode(dtype, head_dim, tile)._replace(source="decode_ragged.cpp")
+
+
 def forward_sm90(dtype: str, head_dim: int, head_dim_v: int, tile: str, stages: int, keys_per_sum: int = KEYS_PER_SUM) -> Program:
     defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "HEAD_DIM_V": head_dim_v, "FORWARD_TILE": tile, "STAGES": stages}
     defines["LIBFLASH_KEYS_PER_SUM"] = keys_per_sum
@@ -157,6 +167,10 @@ ATTENTION_RUNS = runs(
 DECODE_RUNS = [
     *runs({name: decode(*sizes) for name, sizes in DECODE_KERNELS.items()}, lambda _: DECODE_CASES),
     *runs({name: decode(*sizes) for name, sizes in DECODE_KERNELS_OF_TWO_HEADS.items()}, lambda _: TWO_HEADS),
+    *runs(
+        {f"ragged-{name}": decode_ragged(*sizes) for name, sizes in DECODE_KERNELS.items()},
+        lambda name: RAGGED_CASES if name == "ragged-bf16-64" else RAGGED_CASES[1::2],
+    ),
 ]
 SM90_RUNS = runs(
     {name: forward_sm90(*sizes) for name, sizes in (FORWARD_KERNELS_SM90 | FORWARD_KERNELS_SM90_WITH_LONG_SUMS).items()},

@@ -149,7 +149,9 @@ struct RaggedKeys : VisibleKeys {
     }
 
 private:
-    __device__ __forceinline__ VisibleRange clipped(int begin, int end) const { return {max(begin, leftpad), min(end, existing)}; }
+    __device__ __forceinline__ VisibleRange clipped(int begin, int end) const {
+        return {max(begin, leftpad), min(end, existing)};
+    }
 
     __device__ __forceinline__ void read_tree(const RaggedSequence& sequence) {
         const TreeParams& tree = ragged.tree;

@@ -105,7 +105,8 @@ struct Append {
         if (key >= cache.capacity) return;  // the row does not fit and is not stored
         const KeyLocation location = KeyLocations(cache, batch).of(key);
         if (static_cast<uint32_t>(location.page) >= static_cast<uint32_t>(cache.pages)) return;  // no such page
-        rotate_row(row_of(params.append.k_new, batch, row, head), row_of(cache.k, location.page, location.row, head), slot, position);
+        rotate_row(row_of(params.append.k_new, batch, row, head), row_of(cache.k, location.page, location.row, head), slot,
+                   position);
         store_value(load_value(row_of(params.append.v_new, batch, row, head), slot),
                     row_of(cache.v, location.page, location.row, head), slot);
     }
@@ -119,8 +120,7 @@ struct Append {
         const int in_tensor = lengths.cu ? row : own.row;
         if (!is_key) {
             if (!rotates(params)) return;
-            const int position =
-                ragged.positions ? ragged_position(ragged.positions, row) : query_position(own.batch, own.row);
+            const int position = ragged.positions ? ragged_position(ragged.positions, row) : query_position(own.batch, own.row);
             return rotate_query(own.batch, in_tensor, head, slot, position);
         }
         const int key = cached_keys(params.cache, own.batch) + own.row;

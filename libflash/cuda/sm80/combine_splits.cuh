@@ -15,7 +15,8 @@
 
 namespace libflash::cuda::sm80 {
 
-// Row of the workspace; with packed rows batch 0 has the rows of all sequences. `row`: query row * group_size + query head within the key head's group.
+// Row of the workspace; with packed rows, batch 0 has those of all sequences. `row`: query row * group_size + query head within
+// the key head's group.
 __device__ __forceinline__ int64_t partial_row(const DecodeParams& p, int batch, int head_k, int row) {
     return (int64_t{batch} * p.heads_k + head_k) * (int64_t{p.seqlen_q} * p.group_size) + row;
 }

@@ -47,8 +47,8 @@ template <class Kernel>
 struct RaggedInstance {
     static constexpr KernelConfig config = Kernel::config;
     template <bool kSharesKeys>
-    using Body = Decode<ElementOf<config.dtype>, config.head_dim, config.tile_k / kDecodeSlab, config.stages, kSharesKeys, false,
-                        1, true>;
+    using Body =
+        Decode<ElementOf<config.dtype>, config.head_dim, config.tile_k / kDecodeSlab, config.stages, kSharesKeys, false, 1, true>;
     using Largest = Body<true>;
     static constexpr int kMinBlocks = decode_blocks_at_once(Largest::kSharedBytes, 227 * 1024, Largest::kThreads);
 };

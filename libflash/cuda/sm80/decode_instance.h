@@ -11,7 +11,7 @@ namespace libflash::cuda {
 //   own_keys_append   the same, and the kernel appends one new row and rotates the queries
 //   two_heads         like own_keys, for two key heads per thread block
 //   two_heads_append  the same, and the kernel appends and rotates
-//   ragged            rows of any lengths, positions or trees: each thread block like own_keys or shared_keys, as its sequence needs
+//   ragged            rows of any lengths, positions, trees: a thread block works like own_keys or shared_keys
 enum class DecodeKind { shared_keys, own_keys, own_keys_append, two_heads, two_heads_append, ragged };
 
 constexpr DecodeKind decode_kind(bool shares_keys, int key_heads, bool appends_inside) {

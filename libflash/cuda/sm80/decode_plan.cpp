@@ -15,9 +15,9 @@ namespace {
 // True if the attention kernel appends and rotates: one query row and at most one new row per sequence. The new key is visible,
 // so exactly one split contains it.
 bool appends_inside(const KernelConfig& config, const DecodeProblem& problem) {
-    return decode_can_append(config.head_dim, config.tile_k) && !is_ragged(problem) && (problem.k_new.present || problem.rotary_cos.present) &&
-           problem.seqlen_q == 1 && problem.seqlen_new <= 1 && problem.heads_q > 0 &&
-           !decode_shares_keys(problem.seqlen_q * problem.group_size()) && !problem.leftpad;
+    return decode_can_append(config.head_dim, config.tile_k) && !is_ragged(problem) &&
+           (problem.k_new.present || problem.rotary_cos.present) && problem.seqlen_q == 1 && problem.seqlen_new <= 1 &&
+           problem.heads_q > 0 && !decode_shares_keys(problem.seqlen_q * problem.group_size()) && !problem.leftpad;
 }
 
 Workspace workspace_of(const DecodePlan& plan, const KernelConfig& config, const DecodeProblem& problem) {
@@ -68,8 +68,7 @@ void plan_attention(DecodePlan& plan, const Kernel& kernel, const DecodeSizes& s
     const auto resources = [&](DecodeStep step) { return kernel.resources(static_cast<int>(step), plan.instance.number); };
     const int64_t blocks = sizes.unsplit_blocks() / plan.key_heads * plan.splits;
     plan.attention = launch_shape(blocks, resources(DecodeStep::attention));
-    if (plan.splits > 1)
-        plan.combine = launch_shape(problem.query_rows() * problem.heads_q, resources(DecodeStep::combine));
+    if (plan.splits > 1) plan.combine = launch_shape(problem.query_rows() * problem.heads_q, resources(DecodeStep::combine));
 }
 
 }  // namespace

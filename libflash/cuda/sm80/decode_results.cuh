@@ -109,8 +109,7 @@ struct DecodeResults {
             const int channel = i % kPairs * 2;
             const float2 x = sum_of_parts(row, channel);
             if (body.params.splits > 1) {
-                const int64_t range =
-                    body.workspace_row(row.head_k, row.packed) * body.params.splits + body.work_tile.split;
+                const int64_t range = body.workspace_row(row.head_k, row.packed) * body.params.splits + body.work_tile.split;
                 *reinterpret_cast<float2*>(body.params.partial_out + range * kHeadDim + channel) = x;
             } else {
                 const float weight = part_statistics(row.slab, row.in_slab)[3];

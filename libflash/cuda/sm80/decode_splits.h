@@ -18,8 +18,8 @@ public:
 
     // Rows of any lengths: only the device knows which sequences have few rows.
     bool ragged() const { return is_ragged(problem); }
-    // Query rows of a sequence that share a key head, query rows per thread block, and query tiles per key head: of a sequence, or
-    // of all sequences together (ragged). Packed, this is an upper bound.
+    // Query rows of a sequence that share a key head, query rows per thread block, and query tiles per key head: of a sequence
+    // or, with rows of any lengths, of all sequences together; packed, an upper bound.
     int64_t group_rows() const { return problem.seqlen_q * problem.group_size(); }
     bool shares_keys() const { return ragged() || decode_shares_keys(group_rows()); }
     int64_t tile_q() const { return shares_keys() ? config.tile_k : kDecodeSlab; }

@@ -1,10 +1,10 @@
 // Runs decode with rows of any lengths on the host, from the problem over the plan to the kernels, and compares it with double
 // precision. Arguments:
 // 1 the number of splits (0: the plan's, negative: the split size); 2 whether the cache is paged; 3 what is appended, with rotary
-// embedding (0: nothing, 1: as many rows as query rows, 2: other numbers of rows); 4 whether positions are given; 5 bits of trees
-// (0: none, 1: for all sequences, 2: for some of them); 6 the window on the left (-1: none); 7 whether there are softcap, ALiBi and
-// sinks; 8 the query rows of each sequence (0: packed rows); 9 sequences without rows before the others; 10 whether the mask is
-// causal; 11 whether copies complete late; 12 the disorder of the warps.
+// embedding (0: nothing, 1: as many rows as query rows, 2: other numbers of rows); 4 whether positions are given; 5 bits of
+// trees (0: none, 1: for all sequences, 2: for some of them); 6 the window on the left (-1: none); 7 whether there are softcap,
+// ALiBi and sinks; 8 the query rows of each sequence (0: packed rows); 9 sequences without rows before the others; 10 whether
+// the mask is causal; 11 whether copies complete late; 12 the disorder of the warps.
 // Prints the errors; exit code 0 means none is too large.
 #include "emulation.h"
 
@@ -136,7 +136,8 @@ struct Problem {
         return row * kHeadsK * kDim;
     }
     void copy_row(int b, int j) {
-        for (int e = 0; e < kHeadsK * kDim; ++e) k[place(b, j) + e] = dense_k[at(b, j) + e], v[place(b, j) + e] = dense_v[at(b, j) + e];
+        for (int e = 0; e < kHeadsK * kDim; ++e)
+            k[place(b, j) + e] = dense_k[at(b, j) + e], v[place(b, j) + e] = dense_v[at(b, j) + e];
     }
     // Rotary embedding of pairs from the two halves of the channels.
     void rotate(const T* from, T* to, int position) const {
@@ -237,7 +238,8 @@ struct Problem {
             double score = 0;
             for (int e = 0; e < kDim; ++e) score += wide(query[e]) * wide(dense_k[at(b, j) + h / kGroup * kDim + e]);
             score *= kScale;
-            if (c.score_options) score = kSoftcap * std::tanh(score / kSoftcap) - slopes[h] * std::abs(place - key_position(b, j));
+            if (c.score_options)
+                score = kSoftcap * std::tanh(score / kSoftcap) - slopes[h] * std::abs(place - key_position(b, j));
             const double p = std::exp(score);
             sum += p;
             for (int e = 0; e < kDim; ++e) {
@@ -292,7 +294,7 @@ int main(int, char** argv) {
     kernel.resources = resources_of_decode<DecodeRow>;
     kernel.decode = launch_decode<DecodeRow>;
     DeviceProperties device;
-    device.arch = 90, device.multiprocessors = 12, device.shared_memory_bytes = 227 << 10;
+    device.arch = 90, device.multiprocessors = 64, device.shared_memory_bytes = 227 << 10;
     const cuda::DecodePlan plan = sm80::plan_decode(kernel, problem, device);
     std::vector<char> memory(plan.workspace.bytes() + 255, char(0xff));  // NaN
     char* const workspace = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(memory.data()) + 255) / 256 * 256);
