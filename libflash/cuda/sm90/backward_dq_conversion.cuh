@@ -76,7 +76,7 @@ struct BackwardDqConversion {
 #pragma unroll 1
         for (; left >= 0; --left) {
             if (is_last(stage)) {
-                const Tile last{(storage.work.head + 1) * context.params.group_size - 1, storage.range.end - 1};
+                const Tile last{storage.first_head(context.params) + context.params.part.heads - 1, storage.range.end - 1};
                 convert(left == 1 ? before(last) : last, warp, lane);
             }
             if (left == 1 && lane == 0) announce<0>(stage);
