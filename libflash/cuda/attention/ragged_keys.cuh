@@ -118,10 +118,10 @@ struct RaggedKeys : VisibleKeys {
         const bool window = ragged.left < kUnboundedWindow || ragged.right < kUnboundedWindow;
         gaps = tree_rows > 0 || (positions && (window || p.alibi_slopes.data));
         const VisibleRange one = range(first_row), other = range(last_row);
-        int begin = one.begin, end = other.end;
+        int begin = one.begin;
         plain = other.begin, plain_end = one.end;
-        if (gaps) reduce_ranges(first_row, last_row, begin, end);
-        take_split(p, begin, end, split, unit);
+        if (gaps) reduce_ranges(first_row, last_row, begin);
+        take_split(p, begin, other.end, split, unit);
     }
 
     // The keys that a row sees are those of this range that sees() accepts.
@@ -162,12 +162,11 @@ private:
         if (tree_rows == 0) right = 0;  // a sequence without bits is causal
     }
 
-    // With gaps the ranges of later rows need not begin or end later.
-    __device__ __forceinline__ void reduce_ranges(int first_row, int last_row, int& begin, int& end) {
+    // With gaps the ranges of later rows need not begin later; they do not end earlier.
+    __device__ __forceinline__ void reduce_ranges(int first_row, int last_row, int& begin) {
         for (int row = first_row + static_cast<int>(threadIdx.x % 32); row <= last_row; row += 32) {
             const VisibleRange own = range(row);
             begin = min(begin, own.begin);
-            end = max(end, own.end);
             plain = max(plain, own.begin);
             // From its first gap on a row may not see the keys of its range.
             plain_end = min(plain_end, min(own.end, min(position(row) + ragged.right + 1, shift)));
@@ -175,7 +174,6 @@ private:
 #pragma unroll
         for (int step = 16; step > 0; step /= 2) {
             begin = min(begin, __shfl_xor_sync(0xffffffffu, begin, step));
-            end = max(end, __shfl_xor_sync(0xffffffffu, end, step));
             plain = max(plain, __shfl_xor_sync(0xffffffffu, plain, step));
             plain_end = min(plain_end, __shfl_xor_sync(0xffffffffu, plain_end, step));
         }

@@ -1,4 +1,5 @@
 // The options of decode that the sm_80 kernels lack. plan/selection.cpp checks dtype, head dims and device.
+#include "cuda/host/problem_params.h"
 #include "cuda/sm80/plan.h"
 #include "problem/check.h"
 
@@ -8,6 +9,8 @@ namespace {
 // The first requested option that decode lacks, or nullptr.
 const char* option_decode_lacks(const DecodeProblem& problem) {
     const KvCache& cache = problem.cache;
+    if (is_ragged(problem) && (cache.dtype != problem.dtype || cache.k_scale.present || cache.v_scale.present))
+        return "k_cache of 8 bits or scales together with packed rows, q_positions or tree_mask";
     if (cache.dtype != problem.dtype) return "k_cache of 8 bits";
     if (cache.k_scale.present) return "k_scale";
     if (cache.v_scale.present) return "v_scale";

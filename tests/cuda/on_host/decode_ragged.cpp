@@ -43,6 +43,7 @@ constexpr int kCached[kMost] = {127, 0, 50, 77, 199, 200, 1, 130};
 constexpr int kRows[kMost] = {1, 3, 0, 40, 2, 9, 1, 0}, kOtherNews[kMost] = {0, 5, 3, 20, 3, 1, 2, 0};
 constexpr double kRounding = sizeof(T) == 4 ? 0x1p-21 : (std::is_same<T, __half>::value ? 0x1p-11 : 0x1p-8);
 constexpr double kScale = 0.2, kSoftcap = 5;
+constexpr float kUntouched = 7;
 
 std::mt19937 generator(5);
 std::vector<T> random(size_t count) {
@@ -93,7 +94,7 @@ struct Problem {
         make_tree();
         q = random(size_t(query_rows) * kHeads * kDim);
         new_k = random(size_t(cu_new[batch] + 1) * kHeadsK * kDim), new_v = random(new_k.size());
-        out.assign(q.size(), from_float(NAN, T())), lse.assign(size_t(query_rows) * kHeads, NAN);
+        out.assign(q.size(), from_float(kUntouched, T())), lse.assign(size_t(query_rows) * kHeads, kUntouched);
         dense_k = random(size_t(batch) * kCapacity * kHeadsK * kDim), dense_v = random(dense_k.size());
         k.assign(size_t(batch * kColumns + 2) * kPage * kHeadsK * kDim, from_float(NAN, T())), v = k;
         // Entries of sequences without rows and keys point nowhere.
@@ -111,12 +112,12 @@ struct Problem {
 
     int shift(int b) const { return cached[b] + news[b] - rows[b]; }
     int existing(int b) const { return std::min(cached[b] + news[b], kCapacity); }
-    bool has_bits(int b) const { return c.tree == 1 || (c.tree == 2 && (b - c.padding) % 2 == 1); }
+    bool has_bits(int b) const { return c.tree == 1 || (c.tree == 2 && (b - c.padding) % 4 == 1); }
 
-    // Nodes of a tree: several rows at the same depth.
+    // As of the nodes of a tree: several rows have the same position, and not in order.
     void make_positions() {
         for (int b = 0; b < batch; ++b)
-            for (int i = 0; i < rows[b]; ++i) position.push_back(std::max(0, shift(b) + i - i % 3));
+            for (int i = 0; i < rows[b]; ++i) position.push_back(std::max(0, shift(b) + i + 4 - i * 3 % 7));
         position.resize(query_rows, -1);
     }
     void make_tree() {
@@ -276,9 +277,9 @@ struct Problem {
     // Elements of rows of no sequence that were written.
     int touched() const {
         int count = 0;
-        for (size_t i = size_t(cu_q[batch]) * kHeads * kDim; i < out.size(); ++i) count += !(wide(out[i]) != wide(out[i]));
+        for (size_t i = size_t(cu_q[batch]) * kHeads * kDim; i < out.size(); ++i) count += wide(out[i]) != kUntouched;
         for (int h = 0; h < kHeads && !c.dense; ++h)
-            for (int i = cu_q[batch]; i < query_rows; ++i) count += !std::isnan(lse[size_t(h) * query_rows + i]);
+            for (int i = cu_q[batch]; i < query_rows; ++i) count += lse[size_t(h) * query_rows + i] != kUntouched;
         return count;
     }
 };
