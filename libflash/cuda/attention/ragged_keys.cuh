@@ -46,8 +46,8 @@ __device__ __forceinline__ KeyCount ragged_key_count(const DecodeParams& p, int 
 }
 
 // Positions are below kUnboundedWindow, so that sums with a window fit 32 bits.
-__device__ __forceinline__ int ragged_position(const int32_t* of_sequence, int row) {
-    return min(max(of_sequence[row], 0), kUnboundedWindow - 1);
+__device__ __forceinline__ int ragged_position(const int32_t* positions, int row) {
+    return min(max(positions[row], 0), kUnboundedWindow - 1);
 }
 
 // Work tiles of `rows` query rows of a key head: one of at most kDecodeSlab rows, or tiles of kTileRows.
@@ -98,54 +98,75 @@ __device__ __forceinline__ RaggedTile find_ragged_tile(const DecodeParams& p, in
     return {-1, 0};
 }
 
+// The rows of tree_mask of a sequence.
+struct TreeBits {
+    const int32_t* first;
+    int32_t rows;  // 0: the sequence has none and is causal
+
+    static __device__ __forceinline__ TreeBits of(const TreeParams& tree, int batch) {
+        if (!tree.data) return {nullptr, 0};
+        const SequenceRows rows = SequenceRows::of(tree.lengths, batch);
+        const int before = tree.lengths.cu ? rows.start : batch * tree.lengths.capacity;
+        return {tree.data + before * tree.row, rows.owned};
+    }
+    // Whether the row sees the n-th of the last keys.
+    __device__ __forceinline__ bool has(const TreeParams& tree, int row, int n) const {
+        if (n / 32 >= tree.words || row >= rows) return false;
+        return static_cast<uint32_t>(first[row * tree.row + n / 32 * tree.word]) >> (n % 32) & 1;
+    }
+};
+
 // The keys that the query rows [first_row, last_row] of a sequence see, as VisibleKeys. A sequence has gaps if a row may see only
-// some keys of its range, or if positions count.
+// some keys of its range, or if positions count. Registers are short: what is needed only with gaps is read again there.
 struct RaggedKeys : VisibleKeys {
-    const RaggedParams& ragged;
-    int32_t shift;             // the number of the key on the diagonal of row 0
-    int32_t left, right;       // the mask rule, without gaps
-    int32_t tree_rows;         // 0: no bits
-    const int32_t* positions;  // of the sequence; nullptr: rows follow the cached keys
-    const int32_t* bits;       // of its first row
-    bool gaps;
+    const DecodeParams& params;
+    int32_t batch, before;  // RaggedSequence
+    int32_t shift;          // the number of the key on the diagonal of row 0
 
     __device__ __forceinline__ RaggedKeys(const DecodeParams& p, const RaggedSequence& sequence, int first_row, int last_row,
                                           int split, int unit)
-        : VisibleKeys(ragged_key_count(p, sequence.batch)), ragged(p.ragged), shift(length - sequence.rows), left(p.left),
-          right(p.right), tree_rows(0), positions(ragged.positions ? ragged.positions + sequence.before : nullptr),
-          bits(nullptr) {
-        if (ragged.tree.data) read_tree(sequence);
-        const bool window = ragged.left < kUnboundedWindow || ragged.right < kUnboundedWindow;
-        gaps = tree_rows > 0 || (positions && (window || p.alibi_slopes.data));
-        const VisibleRange one = range(first_row), other = range(last_row);
+        : VisibleKeys(ragged_key_count(p, sequence.batch)), params(p), batch(sequence.batch), before(sequence.before),
+          shift(length - sequence.rows) {
+        const TreeBits bits = tree_bits();
+        const VisibleRange one = range(bits, first_row), other = range(bits, last_row);
         int begin = one.begin;
         plain = other.begin, plain_end = one.end;
-        if (gaps) reduce_ranges(first_row, last_row, begin);
+        if (has_gaps(bits)) reduce_ranges(bits, first_row, last_row, begin);
         take_split(p, begin, other.end, split, unit);
     }
 
-    // The keys that a row sees are those of this range that sees() accepts.
-    __device__ __forceinline__ VisibleRange range(int row) const {
-        if (!gaps) return clipped(row + shift - left, row + shift + right + 1);
-        const int place = position(row);
-        const VisibleRange before = clipped(place - ragged.left, min(place + ragged.right + 1, shift));
-        const int end = tree_rows == 0 && (ragged.causal || ragged.tree.data) ? row + shift + 1 : length;
-        return clipped(before.begin < before.end ? before.begin : shift, end);
-    }
-    // For a key of range(row) of a sequence with gaps.
-    __device__ __forceinline__ bool sees(int row, int row_position, int key) const {
-        const int distance = key_position(key) - row_position, n = key - shift;
-        if (distance < -ragged.left || distance > ragged.right) return false;
-        if (n < 0 || tree_rows == 0) return true;
-        if (n / 32 >= ragged.tree.words || row >= tree_rows) return false;
-        const int32_t word = bits[row * ragged.tree.row + n / 32 * ragged.tree.word];
-        return static_cast<uint32_t>(word) >> (n % 32) & 1;
+    __device__ __forceinline__ TreeBits tree_bits() const { return TreeBits::of(params.ragged.tree, batch); }
+    __device__ __forceinline__ bool has_gaps(const TreeBits& bits) const {
+        const RaggedParams& ragged = params.ragged;
+        const bool window = ragged.left < kUnboundedWindow || ragged.right < kUnboundedWindow;
+        return bits.rows > 0 || (ragged.positions && (window || params.alibi_slopes.data));
     }
 
-    __device__ __forceinline__ int position(int row) const { return positions ? ragged_position(positions, row) : shift + row; }
+    // The keys that a row sees are those of this range that sees() accepts.
+    __device__ __forceinline__ VisibleRange range(const TreeBits& bits, int row) const {
+        const RaggedParams& ragged = params.ragged;
+        const bool of_tree = ragged.tree.data && bits.rows == 0;  // a sequence without bits is causal
+        if (!has_gaps(bits)) return clipped(row + shift - params.left, row + shift + (of_tree ? 0 : params.right) + 1);
+        const int place = position(row);
+        const VisibleRange earlier = clipped(place - ragged.left, min(place + ragged.right + 1, shift));
+        const int end = of_tree || (ragged.causal && bits.rows == 0) ? row + shift + 1 : length;
+        return clipped(earlier.begin < earlier.end ? earlier.begin : shift, end);
+    }
+    // For a key of the range of a row; for others the answer has no meaning. Without gaps the row sees all of its range.
+    __device__ __forceinline__ bool sees(const TreeBits& bits, int row, int key) const {
+        const RaggedParams& ragged = params.ragged;
+        const int distance = key_position(key) - position(row), n = key - shift;
+        if (distance < -ragged.left || distance > ragged.right) return false;
+        return n < 0 || bits.rows == 0 || bits.has(ragged.tree, row, n);
+    }
+
+    __device__ __forceinline__ int position(int row) const {
+        const int32_t* positions = params.ragged.positions;
+        return positions ? ragged_position(positions, before + row) : shift + row;
+    }
     // Of any key of a tile, also past the last one.
     __device__ __forceinline__ int key_position(int key) const {
-        return positions && key >= shift && key < length ? ragged_position(positions, key - shift) : key;
+        return params.ragged.positions && key >= shift && key < length ? position(key - shift) : key;
     }
 
 private:
@@ -153,23 +174,14 @@ private:
         return {max(begin, leftpad), min(end, existing)};
     }
 
-    __device__ __forceinline__ void read_tree(const RaggedSequence& sequence) {
-        const TreeParams& tree = ragged.tree;
-        const SequenceRows rows = SequenceRows::of(tree.lengths, sequence.batch);
-        const int before = tree.lengths.cu ? rows.start : sequence.batch * tree.lengths.capacity;
-        tree_rows = rows.owned;
-        bits = tree.data + before * tree.row;
-        if (tree_rows == 0) right = 0;  // a sequence without bits is causal
-    }
-
     // With gaps the ranges of later rows need not begin later; they do not end earlier.
-    __device__ __forceinline__ void reduce_ranges(int first_row, int last_row, int& begin) {
+    __device__ __forceinline__ void reduce_ranges(const TreeBits& bits, int first_row, int last_row, int& begin) {
         for (int row = first_row + static_cast<int>(threadIdx.x % 32); row <= last_row; row += 32) {
-            const VisibleRange own = range(row);
+            const VisibleRange own = range(bits, row);
             begin = min(begin, own.begin);
             plain = max(plain, own.begin);
             // From its first gap on a row may not see the keys of its range.
-            plain_end = min(plain_end, min(own.end, min(position(row) + ragged.right + 1, shift)));
+            plain_end = min(plain_end, min(own.end, min(position(row) + params.ragged.right + 1, shift)));
         }
 #pragma unroll
         for (int step = 16; step > 0; step /= 2) {

@@ -95,7 +95,7 @@ struct Decode {
     float kept_maximum[2], row_sum[2];
     // Of the lane's two rows.
     VisibleRange visible[2];
-    int diagonal[2], sequence_row[2];
+    int diagonal[2];
     float slope[2];
 
     __device__ __forceinline__ Decode(const DecodeParams& p, char* memory)
@@ -166,16 +166,18 @@ struct Decode {
         return head_k * params.group_size + row - query_row(row) * params.group_size;
     }
 
+    // The lane's rows; for rows that the tile does not have, its last one.
+    __device__ __forceinline__ int packed_row(int r) const {
+        return work_tile.first_row + min((kSharesKeys ? warp * kDecodeSlab : 0) + r * 8 + lane / 4, work_tile.rows - 1);
+    }
+
     __device__ __forceinline__ void prepare_rows(const Range& range) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const int packed =
-                work_tile.first_row + min((kSharesKeys ? warp * kDecodeSlab : 0) + r * 8 + lane / 4, work_tile.rows - 1);
-            const int row = query_row(packed);
+            const int packed = packed_row(r), row = query_row(packed);
             if constexpr (kRagged) {
-                visible[r] = range.range(row);
+                visible[r] = range.range(range.tree_bits(), row);
                 diagonal[r] = range.position(row);
-                sequence_row[r] = row;
             } else {
                 visible[r] = {range.first_visible(params, row), range.end_of_visible(params, row)};
                 diagonal[r] = row + range.length - params.seqlen_q;
@@ -214,12 +216,23 @@ struct Decode {
 
     __device__ __forceinline__ void mask_keys(int first_key, uint32_t exist, const Range& range) {
         for_all_scores(first_key, [&](float& score, int r, int key) {
-            if (key < visible[r].begin || key >= visible[r].end || !(exist >> (key - first_key) & 1)) {
-                score = -INFINITY;
-            } else if constexpr (kRagged) {
-                if (range.gaps && !range.sees(sequence_row[r], diagonal[r], key)) score = -INFINITY;
-            }
+            if (key < visible[r].begin || key >= visible[r].end || !(exist >> (key - first_key) & 1)) score = -INFINITY;
         });
+        if constexpr (kRagged) hide_gaps(first_key, range);
+    }
+    // Of the keys of a row's range, hides those that the row does not see. One score after the other, because registers are short.
+    __device__ __forceinline__ void hide_gaps(int first_key, const Range& range) {
+        const TreeBits bits = range.tree_bits();
+        if (!range.has_gaps(bits)) return;
+        uint32_t hidden = 0;
+#pragma unroll 1
+        for (int i = 0; i < 8; ++i) {
+            const int row = query_row(packed_row(i / 2 % 2)), key = first_key + i / 4 * 8 + lane % 4 * 2 + i % 2;
+            if (!range.sees(bits, row, key)) hidden |= 1u << i;
+        }
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            if (hidden >> i & 1) s[i / 4][i % 4] = -INFINITY;
     }
 
     // Raises the kept maximum of the lane's two rows to the maximum of the new scores and rescales their sums and accumulators.
