@@ -56,6 +56,12 @@ __device__ __forceinline__ int ragged_tiles(int rows) {
     return rows <= kDecodeSlab ? rows > 0 : (rows + kTileRows - 1) / kTileRows;
 }
 
+// The work tile of a thread block, in shared memory: registers are short.
+struct RaggedWorkTile {
+    int32_t batch, head_k, split, first_row, rows;  // as in Decode::WorkTile
+    RaggedSequence sequence;
+};
+
 struct RaggedTile {
     int32_t batch;  // negative: nothing to do
     int32_t tile;
@@ -120,13 +126,12 @@ struct TreeBits {
 // some keys of its range, or if positions count. Registers are short: what is needed only with gaps is read again there.
 struct RaggedKeys : VisibleKeys {
     const DecodeParams& params;
-    int32_t batch, before;  // RaggedSequence
-    int32_t shift;          // the number of the key on the diagonal of row 0
+    const RaggedSequence& sequence;  // in shared memory
+    int32_t shift;                   // the number of the key on the diagonal of row 0
 
-    __device__ __forceinline__ RaggedKeys(const DecodeParams& p, const RaggedSequence& sequence, int first_row, int last_row,
+    __device__ __forceinline__ RaggedKeys(const DecodeParams& p, const RaggedSequence& rows, int first_row, int last_row,
                                           int split, int unit)
-        : VisibleKeys(ragged_key_count(p, sequence.batch)), params(p), batch(sequence.batch), before(sequence.before),
-          shift(length - sequence.rows) {
+        : VisibleKeys(ragged_key_count(p, rows.batch)), params(p), sequence(rows), shift(length - rows.rows) {
         const TreeBits bits = tree_bits();
         const VisibleRange one = range(bits, first_row), other = range(bits, last_row);
         int begin = one.begin;
@@ -135,7 +140,7 @@ struct RaggedKeys : VisibleKeys {
         take_split(p, begin, other.end, split, unit);
     }
 
-    __device__ __forceinline__ TreeBits tree_bits() const { return TreeBits::of(params.ragged.tree, batch); }
+    __device__ __forceinline__ TreeBits tree_bits() const { return TreeBits::of(params.ragged.tree, sequence.batch); }
     __device__ __forceinline__ bool has_gaps(const TreeBits& bits) const {
         const RaggedParams& ragged = params.ragged;
         const bool window = ragged.left < kUnboundedWindow || ragged.right < kUnboundedWindow;
@@ -162,7 +167,7 @@ struct RaggedKeys : VisibleKeys {
 
     __device__ __forceinline__ int position(int row) const {
         const int32_t* positions = params.ragged.positions;
-        return positions ? ragged_position(positions, before + row) : shift + row;
+        return positions ? ragged_position(positions, sequence.before + row) : shift + row;
     }
     // Of any key of a tile, also past the last one.
     __device__ __forceinline__ int key_position(int key) const {

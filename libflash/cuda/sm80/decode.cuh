@@ -67,10 +67,14 @@ __global__ void __launch_bounds__(RaggedInstance<Kernel>::Largest::kThreads, Rag
     const RaggedTile tile = find_ragged_tile<Instance::Largest::kTileRows>(params, index);
     if (tile.batch < 0) return;
     const RaggedSequence sequence = RaggedSequence::of(params.ragged, tile.batch);
-    if (decode_shares_keys(sequence.rows * params.group_size)) {
-        typename Instance::template Body<true>(params, shared, sequence, head, split, tile.tile).run();
+    const int rows = sequence.rows * params.group_size, first = tile.tile * Instance::Largest::kTileRows;
+    __shared__ RaggedWorkTile work_tile;
+    if (threadIdx.x == 0) work_tile = {tile.batch, head, split, first, min(Instance::Largest::kTileRows, rows - first), sequence};
+    __syncthreads();
+    if (decode_shares_keys(rows)) {
+        typename Instance::template Body<true>(params, shared, work_tile).run();
     } else {
-        typename Instance::template Body<false>(params, shared, sequence, head, split, tile.tile).run();
+        typename Instance::template Body<false>(params, shared, work_tile).run();
     }
 }
 

@@ -78,18 +78,12 @@ struct Decode {
             first_row = (index - head * static_cast<int>(params.by_tiles.divisor)) * kTileRows;
             rows = min(kHeads > 1 ? kDecodeSlab : kTileRows, params.seqlen_q * params.group_size - first_row);
         }
-        // kRagged: tile number `tile` of a sequence.
-        __device__ __forceinline__ WorkTile(const DecodeParams& params, const RaggedSequence& sequence, int head, int range,
-                                            int tile)
-            : batch(sequence.batch), head_k(head), split(range), first_row(tile * kTileRows),
-              rows(min(kTileRows, sequence.rows * params.group_size - tile * kTileRows)) {}
     };
 
     const DecodeParams& params;
     char* shared;
     int lane, warp;
-    WorkTile work_tile;
-    RaggedSequence sequence;  // kRagged
+    std::conditional_t<kRagged, const RaggedWorkTile&, WorkTile> work_tile;
     Products products;
     float s[2][4], o[kHeadDim / 8][4];
     float kept_maximum[2], row_sum[2];
@@ -100,10 +94,8 @@ struct Decode {
 
     __device__ __forceinline__ Decode(const DecodeParams& p, char* memory)
         : params(p), shared(memory), lane(threadIdx.x % 32), warp(threadIdx.x / 32), work_tile(p, static_cast<int>(blockIdx.x)) {}
-    __device__ __forceinline__ Decode(const DecodeParams& p, char* memory, const RaggedSequence& rows, int head, int split,
-                                      int tile)
-        : params(p), shared(memory), lane(threadIdx.x % 32), warp(threadIdx.x / 32), work_tile(p, rows, head, split, tile),
-          sequence(rows) {}
+    __device__ __forceinline__ Decode(const DecodeParams& p, char* memory, const RaggedWorkTile& tile)
+        : params(p), shared(memory), lane(threadIdx.x % 32), warp(threadIdx.x / 32), work_tile(tile) {}
 
     __device__ __forceinline__ char* keys(int stage, int group) const {
         return shared + stage * kStageBytes + group * kSlabBytes;
@@ -141,12 +133,17 @@ struct Decode {
 
     __device__ __forceinline__ int query_row(int row) const { return divide(row, params.by_group); }
     // The row in the batch entry or the packed tensor.
-    __device__ __forceinline__ int tensor_row(int row) const { return query_row(row) + (kRagged ? sequence.start : 0); }
+    __device__ __forceinline__ int tensor_row(int row) const {
+        if constexpr (kRagged) return work_tile.sequence.start + query_row(row);
+        return query_row(row);
+    }
     // The row of the workspace (combine_splits.cuh).
     __device__ __forceinline__ int64_t workspace_row(int head_k, int row) const {
-        if constexpr (!kRagged) return partial_row(params, work_tile.batch, head_k, row);
-        const int batch = params.ragged.queries.cu ? 0 : work_tile.batch;
-        return partial_row(params, batch, head_k, sequence.start * params.group_size + row);
+        if constexpr (kRagged) {
+            const int batch = params.ragged.queries.cu ? 0 : work_tile.batch;
+            return partial_row(params, batch, head_k, work_tile.sequence.start * params.group_size + row);
+        }
+        return partial_row(params, work_tile.batch, head_k, row);
     }
     template <class Numbers = PlainLoad>
     static __device__ __forceinline__ VisibleKeys keys_of(const DecodeParams& params, const WorkTile& work_tile) {
@@ -157,7 +154,7 @@ struct Decode {
     __device__ __forceinline__ Range own_range() const {
         if constexpr (kRagged) {
             const int first = query_row(work_tile.first_row), last = query_row(work_tile.first_row + work_tile.rows - 1);
-            return RaggedKeys(params, sequence, first, last, work_tile.split, kTileK);
+            return RaggedKeys(params, work_tile.sequence, first, last, work_tile.split, kTileK);
         } else {
             return keys_of(params, work_tile);
         }
