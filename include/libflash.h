@@ -403,8 +403,8 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * cu_seqlens_q[b + 1] - 1, and Sq is their number. So one call takes chunks of prefill of any length, rows of decode, and
  * sequences without a row: for these nothing is written, and their table entries are not read. Rows of q, out and lse after
  * cu_seqlens_q[B] are not touched. k_new and v_new are then packed too, (total_new, Hk, D) and (total_new, Hk, Dv), by
- * cu_seqlens_new; cu_seqlens_new alone packs only them. The lengths are never needed on the host. UNSUPPORTED on CUDA, and
- * together with cache_leftpad.
+ * cu_seqlens_new; cu_seqlens_new alone packs only them. The lengths are never needed on the host. UNSUPPORTED together
+ * with cache_leftpad.
  *
  * Trees (speculative decoding). The last Sq keys of a sequence are those of its query rows. With tree_mask, which replaces the
  * causal rule, a row sees those of them whose bit is set, and all earlier keys: bit j % 32 of word j / 32 is for the j-th of the
@@ -412,7 +412,7 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * with cu_seqlens_tree for each sequence all of its query rows or none: a sequence without rows of tree_mask is causal.
  * q_positions are the positions of the query rows, and of the last Sq keys, for the rotary embedding, the window and ALiBi: a
  * node of a tree stands at the number of the keys before the tree plus its depth. NULL: row i stands at Lk - Sq + i. They do not
- * change the causal rule. UNSUPPORTED on CUDA; so is a window with tree_mask but without q_positions everywhere.
+ * change the causal rule. A window with tree_mask but without q_positions is UNSUPPORTED.
  *
  * Shards. With shard_count > 1 the cache has a part of the keys: key t of a sequence is on shard (t / shard_keys) mod
  * shard_count, and the keys of a shard follow each other in its cache without gaps, so that block_table, page_size and the
@@ -438,7 +438,10 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  *
  * Bad contents. On the CPU a length or page number that is out of range is refused (INVALID). On CUDA the host does not read the
  * lengths and tables: a page whose number is out of range counts as absent; cache_seqlens is clamped to 0 .. capacity; a position
- * past the end of the rotary tables uses their last row; nothing is written outside the cache.
+ * past the end of the rotary tables uses their last row; nothing is written outside the cache. Entries of cu_seqlens_q and the
+ * other prefix sums are clamped to the rows of their tensor, and a sequence whose end is before its begin is empty; where
+ * sequences overlap, results are undefined. q_positions are clamped to 0 .. 2^29 - 1; bits that tree_mask does not have count as
+ * 0.
  *
  * Full cache. On CUDA, new row i of sequence b does not fit if cache_seqlens[b] + i >= capacity. It is then not written and no
  * query sees it, but Lk, and so the positions of the queries, still count it. The valid keys of this and all other sequences do

@@ -79,6 +79,9 @@ struct DecodeProblem : ScoreOptions {
 
     int64_t group_size() const { return heads_k ? heads_q / heads_k : 0; }
     bool packed() const { return q_rows.packed() || new_rows.packed(); }
+    // Rows of all sequences; packed, also those after the last one.
+    int64_t query_rows() const { return q_rows.packed() ? seqlen_q : batch * seqlen_q; }
+    int64_t appended_rows() const { return new_rows.packed() ? seqlen_new : batch * seqlen_new; }
 
     // Whether query rows without given positions stand one after another.
     bool rows_advance() const { return mask_rule.bounded() || tree.data; }

@@ -232,16 +232,15 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
     cu_seqlens_q : (batch + 1,) int32 (int64 on the CPU: converted)
         Each sequence has its own number of query rows: rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1 of q, out and lse. So one
         call takes chunks of prefill, rows of decode and sequences without a row. The lengths are not needed on the host. k and
-        v are then packed too. Not together with cache_leftpad; on the CPU only.
+        v are then packed too. Not together with cache_leftpad.
     cu_seqlens_new : (batch + 1,) int32 (int64 on the CPU: converted)
         The same for k and v; default cu_seqlens_q.
     q_positions : (batch, seqlen_q) or packed (total_q,) int32 (int64 on the CPU: converted)
-        The position of each query row, and of the last seqlen_q keys, for the rotary embedding, the window and ALiBi; on the CPU
-        only.
+        The position of each query row, and of the last seqlen_q keys, for the rotary embedding, the window and ALiBi.
     tree_mask : (rows, words) int32 (int64 on the CPU: converted)
         Trees of speculative decoding: bit j % 32 of word j // 32 says whether the row sees the j-th of the last seqlen_q keys of
         its sequence; it sees all earlier keys. It replaces the causal rule; a row's own bit is not implied. One row for each
-        query row. With a window it needs q_positions. On the CPU only.
+        query row. With a window it needs q_positions.
     cu_seqlens_tree : (batch + 1,) int32 (int64 on the CPU: converted)
         The rows of tree_mask of each sequence: all of its query rows, or none, then it is causal.
     shared_groups : (groups + 1,) int32, shared_lens : (groups,) int32 (int64 on the CPU: converted)

@@ -301,7 +301,7 @@ def flash_attn_with_kvcache(
     The last arguments are those of flash-attn 3 and 4, and come last here. Caches may be of float8_e4m3fn, float8_e5m2 or int8,
     on the CPU; a cached value is its element times k_descale or v_descale, (batch, heads_k) float32, or of the other shapes that
     k_scale of `libflash.decode` may have. q has no scale: q_descale must be None. With cu_seqlens_q, (batch + 1,) int32, q is
-    packed, (total_q, heads, head_dim), and so are k and v by cu_seqlens_k_new, default cu_seqlens_q; on the CPU only.
+    packed, (total_q, heads, head_dim), and so are k and v by cu_seqlens_k_new, default cu_seqlens_q.
     max_seqlen_q is not needed. learnable_sink, (heads,), is also called s_aux, and block_table page_table.
 
     qv, of q's shape with the channels of v_cache: the scores are q k + qv v, as in multi-head latent attention, where v_cache has

@@ -65,6 +65,13 @@ TWO_HEADS = (
     *((1, 1, 0, 0, 1, 2, 1), (5, 3, 1, 0, 0, 2, 0), (2, 1, 1, 1, 0, 2, 1), (3, -96, 0, 1, 1, 2, 1), (1, 1, 0, 2, 0, 2, 1)),
     *((1, 3, 1, 2, 1, 2, 1), (1, 40, 1, 2, 0, 2, 0)),
 )
+# Rows of any lengths: the arguments of decode_ragged.cpp.
+RAGGED_CASES = (
+    *((1, 0, 0, 0, 0, -1, 0, 0, 0, 1, 0, 0), (0, 1, 2, 0, 0, -1, 1, 0, 130, 1, 1, 3), (1, 0, 1, 0, 0, 25, 0, 0, 0, 0, 1, 1)),
+    *((2, 0, 1, 1, 0, 20, 0, 0, 0, 1, 1, 2), (3, 1, 1, 1, 0, -1, 1, 0, 0, 0, 1, 0), (3, 0, 0, 0, 1, -1, 1, 5, 0, 1, 1, 0)),
+    *((1, 1, 1, 1, 1, -1, 0, 0, 0, 0, 1, 4), (-128, 1, 2, 1, 2, 15, 1, 0, 3, 0, 0, 5), (2, 1, 2, 1, 0, 3, 1, 4, 0, 1, 1, 0)),
+    *((1, 0, 1, 0, 2, -1, 0, 0, 0, 0, 1, 0), (2, 0, 0, 1, 2, 6, 0, 0, 0, 1, 0, 1), (1, 0, 0, 1, 0, 56, 0, 0, 0, 1, 1, 0)),
+)
 
 # Decode over codes of 8 bits: query rows, splits, paged, appended rows, type of the codes (1: e4m3, 2: e5m2, 3: int8), what
 # scales belong to (0: none, 1: all, 2: heads, 3: sequences and heads, 4: rows), key heads of a thread block, late copies.
@@ -107,7 +114,13 @@ KEYS_PER_SUM = 32768  # of the library
 pytestmark = pytest.mark.early
 DISORDERS = (0, 1)  # orders in which forward_sm90.cpp and backward_sm90.cpp run the warps
 # Backward with additions to dq in a fixed order: kernel -> disorders and numbers of thread blocks that run at the same time.
-FIXED_ORDER = {"bf16-64": ((1, 3), (3, 2)), "f16-128": ((3, 4),), "bf16-192": ((2, 3),), "bf16-256": ((4, 4),), "f16-64-sums": ((1, 2), (3, 2))}
+FIXED_ORDER = {
+    "bf16-64": ((1, 3), (3, 2)),
+    "f16-128": ((3, 4),),
+    "bf16-192": ((2, 3),),
+    "bf16-256": ((4, 4),),
+    "f16-64-sums": ((1, 2), (3, 2)),
+}
 ONE_BY_ONE = (0, 1)
 
 
@@ -145,6 +158,10 @@ def cache_write(dtype: str) -> Program:
     return Program("cache_write.cpp", ("any/cache_write.cuh",), (("DTYPE", dtype),))
 
 
+def decode_ragged(dtype: str, head_dim: int, tile: str) -> Program:
+    return decode(dtype, head_dim, tile)._replace(source="decode_ragged.cpp")
+
+
 def forward_sm90(dtype: str, head_dim: int, head_dim_v: int, tile: str, stages: int, keys_per_sum: int = KEYS_PER_SUM) -> Program:
     defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "HEAD_DIM_V": head_dim_v, "FORWARD_TILE": tile, "STAGES": stages}
     defines["LIBFLASH_KEYS_PER_SUM"] = keys_per_sum
@@ -173,6 +190,10 @@ ATTENTION_RUNS = runs(
 DECODE_RUNS = [
     *runs({name: decode(*sizes) for name, sizes in DECODE_KERNELS.items()}, lambda _: DECODE_CASES),
     *runs({name: decode(*sizes) for name, sizes in DECODE_KERNELS_OF_TWO_HEADS.items()}, lambda _: TWO_HEADS),
+    *runs(
+        {f"ragged-{name}": decode_ragged(*sizes) for name, sizes in DECODE_KERNELS.items()},
+        lambda name: RAGGED_CASES if name == "ragged-bf16-64" else RAGGED_CASES[1::2],
+    ),
 ]
 CODE_RUNS = [
     *runs({name: decode_codes(*DECODE_KERNELS[name]) for name in ("bf16-64", "f16-256-small")}, lambda _: CODE_CASES),

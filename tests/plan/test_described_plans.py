@@ -144,6 +144,26 @@ def decode_cases() -> list[Case]:
         decode("A100", kernel(small, "two key heads", "16x32", splits="13 ranges")),
         *decode_cases_of_codes(large, small),
         Case("H200", "decode", paged, pages, kernel(large, "two key heads", "16x32", splits="2 ranges")),
+        *ragged_cases(),
+    ]
+
+
+def ragged_cases() -> list[Case]:
+    """Rows of any lengths: thread blocks for all full tiles of 64 packed rows, and one more for each sequence."""
+    caches = (tensor(4, 8192, 8, 128),) * 2
+    cu, ints = tensor(5, dtype=abi.INT32), tensor(4, 5, dtype=abi.INT32, address=2 * ADDRESS)
+    rows, new = tensor(1000, 32, 128), tensor(1000, 8, 128, address=3 * ADDRESS)
+    news = {"k_new": new, "v_new": tensor(1000, 8, 128, address=4 * ADDRESS)}
+    ragged = kernel("decode_sm80_bf16_d128", "rows of any lengths", "64x64")
+    one = {**ragged, "splits": "1 (keys", "launch": "attention: 528 "}
+    dense, tree = tensor(4, 5, 32, 128), tensor(20, 1, dtype=abi.INT32)
+    return [
+        Case("H200", "decode", (rows, *caches), {"cu_seqlens_q": cu}, one),
+        Case("H200", "decode", (rows, *caches), {"cu_seqlens_q": cu, **news}, {**ragged, "launch": "append: 4000 "}),
+        Case("H200", "decode", (tensor(4, 32, 128), *caches), {"cu_seqlens_q": cu}, {**ragged, "splits": "8 ranges"}),
+        Case("H200", "decode", (dense, *caches), {"cu_seqlens_new": cu, **news}, {**ragged, "launch": "append: 4000 "}),
+        Case("H200", "decode", (dense, *caches), {"q_positions": ints, "num_splits": 1}, {**ragged, "launch": "attention: 32 "}),
+        Case("H200", "decode", (dense, *caches), {"tree_mask": tree, "num_splits": 1}, {**ragged, "launch": "attention: 32 "}),
     ]
 
 

@@ -28,7 +28,7 @@ def decode(
     caches = [to_device(x, device) for x in (k_cache, v_cache)]
     query = to_device(q, device)
     out = torch.full((*q.shape[:-1], v_cache.shape[-1]), torch.nan, dtype=query.dtype, device=device)
-    lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), torch.nan, device=device)
+    lse = torch.full((*q.shape[:-3], q.shape[-2], q.shape[-3]), torch.nan, device=device)
     libflash.decode(query, *caches, out=out, lse=lse, return_lse=True, **on_gpu)
     for cache, array in zip(caches, (k_cache, v_cache), strict=True):
         array[...] = to_numpy(cache, array.dtype)

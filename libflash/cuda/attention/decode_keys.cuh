@@ -33,7 +33,11 @@ struct KeyCount {
 
     template <class Numbers = PlainLoad>
     static __device__ __forceinline__ KeyCount of(const CacheParams& cache, int batch) {
-        const int length = cached_keys<Numbers>(cache, batch) + cache.seqlen_new;
+        return of<Numbers>(cache, batch, cache.seqlen_new);
+    }
+    template <class Numbers = PlainLoad>
+    static __device__ __forceinline__ KeyCount of(const CacheParams& cache, int batch, int news) {
+        const int length = cached_keys<Numbers>(cache, batch) + news;
         return {length, min(length, cache.capacity),
                 cache.leftpad ? min(max(Numbers::load(cache.leftpad + batch), 0), length) : 0};
     }
@@ -86,9 +90,13 @@ struct VisibleKeys {
     __device__ __forceinline__ VisibleKeys(const DecodeParams& p, KeyCount count, int first_row, int last_row, int split,
                                            int unit)
         : length(count.length), existing(count.existing), leftpad(count.leftpad) {
-        const int begin = first_visible(p, first_row), end = end_of_visible(p, last_row);
         plain = first_visible(p, last_row);
         plain_end = end_of_visible(p, first_row);
+        take_split(p, first_visible(p, first_row), end_of_visible(p, last_row), split, unit);
+    }
+
+    // The part of the keys [begin, end) that belongs to this split.
+    __device__ __forceinline__ void take_split(const DecodeParams& p, int begin, int end, int split, int unit) {
         if (p.split_size > 0) {
             first = static_cast<int>(min(int64_t{split} * p.split_size, int64_t{kUnboundedWindow}));
             last = first + p.split_size;
@@ -112,6 +120,10 @@ struct VisibleKeys {
     __device__ __forceinline__ int end_of_visible(const DecodeParams& p, int row) const {
         return min(existing, row + length - p.seqlen_q + p.right + 1);
     }
+
+protected:
+    explicit __device__ __forceinline__ VisibleKeys(KeyCount count)
+        : length(count.length), existing(count.existing), leftpad(count.leftpad) {}
 };
 
 }  // namespace libflash::cuda

@@ -30,6 +30,24 @@ struct AppendParams {
     bool query_rows_advance;  // the position of query row i is that of the first one plus i
 };
 
+// Bit n % 32 of word n / 32 of a row: the query row sees the n-th of the last keys of its sequence.
+struct TreeParams {
+    const int32_t* data;  // nullptr: absent
+    int64_t row, word;    // strides
+    int32_t words;
+    LengthsParams lengths;  // a sequence has as many rows as query rows, or none: then it is causal
+};
+
+// What the ragged instance knows besides (ragged_keys.cuh).
+struct RaggedParams {
+    bool active;
+    LengthsParams queries, news;  // the query rows and the new rows of each sequence
+    const int32_t* positions;     // of each query row; nullptr: they follow the cached keys
+    TreeParams tree;
+    int32_t left, right;  // the window without the causal rule
+    bool causal;
+};
+
 struct DecodeParams {
     RowsParams q, out;
     RowStatisticsParams lse;
@@ -55,6 +73,7 @@ struct DecodeParams {
     bool fetch_early;          // prefetch the first tiles into L2 before the previous kernel has ended
     CodeType code;             // of the cache
     CacheScaleParams k_scale, v_scale;
+    RaggedParams ragged;
 };
 
 // Query rows of a matrix product. With more rows than this, all warps of a thread block work on the same keys and each on 16

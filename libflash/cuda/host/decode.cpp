@@ -40,7 +40,8 @@ AppendParams append_params(const DecodeProblem& problem, void* rotated) {
     if (!problem.rotary_cos.present) return params;
     const int64_t channels = padded_channels(problem);
     if (rotated)
-        params.rotated_q = {rotated, problem.seqlen_q * problem.heads_q * channels, problem.heads_q * channels, channels};
+        params.rotated_q = {rotated, problem.q_rows.packed() ? 0 : problem.seqlen_q * problem.heads_q * channels,
+                            problem.heads_q * channels, channels};
     params.cos = problem.rotary_cos.data;
     params.sin = problem.rotary_sin.data;
     params.cos_row = problem.rotary_cos.stride[0];
@@ -49,7 +50,7 @@ AppendParams append_params(const DecodeProblem& problem, void* rotated) {
     params.pairs = static_cast<int32_t>(problem.rotary_cos.shape[1]);
     params.interleaved = problem.rotary_interleaved;
     params.is_float = problem.rotary_cos.dtype == DType::f32;
-    params.query_rows_advance = problem.mask_rule.bounded();
+    params.query_rows_advance = problem.rows_advance();
     return params;
 }
 
@@ -59,6 +60,22 @@ void fill_in_score_options(DecodeParams& params, const DecodeProblem& problem) {
     params.right = window_side(problem.mask_rule.right);
     params.alibi_slopes = head_params(problem.alibi_slopes);
     params.sink = head_params(problem.sink);
+}
+
+RaggedParams ragged_params(const DecodeProblem& problem) {
+    RaggedParams params{};
+    params.active = is_ragged(problem);
+    if (!params.active) return params;
+    params.queries = lengths_params(problem.q_rows);
+    params.news = lengths_params(problem.new_rows);
+    params.positions = problem.positions;
+    const TreeMask& tree = problem.tree;
+    if (tree.data)
+        params.tree = {tree.data, tree.stride[0], tree.stride[1], static_cast<int32_t>(tree.words), lengths_params(tree.rows)};
+    params.left = window_side(problem.window.left);
+    params.right = window_side(problem.window.right);
+    params.causal = problem.causal;
+    return params;
 }
 
 DecodeParams make_params(const DecodeProblem& problem, const DecodePlan& plan, char* workspace) {
@@ -98,6 +115,7 @@ DecodeParams make_params(const DecodeProblem& problem, const DecodePlan& plan, c
     params.delayed_begin = plan.delayed_begin;
     params.delayed_count = plan.delayed_count;
     params.fetch_early = plan.dependent_launch;
+    params.ragged = ragged_params(problem);
     return params;
 }
 

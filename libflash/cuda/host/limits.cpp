@@ -51,10 +51,13 @@ void check_sizes(const DecodeProblem& problem) {
     if (problem.rotary_cos.present)
         check_below("rotary_cos", "its number of rows", problem.rotary_cos.shape[0], int64_t{1} << 31);
     // The append kernel counts the rows of q and k_new together.
-    check_products("q", "the number of its rows of all heads", {problem.batch, problem.heads_q, problem.seqlen_q},
+    const auto sequences = [&](const Sequences& rows) { return rows.packed() ? 1 : problem.batch; };
+    check_products("q", "the number of its rows of all heads", {sequences(problem.q_rows), problem.heads_q, problem.seqlen_q},
                    int64_t{1} << 30);
-    check_products("k_new", "the number of its rows of all heads", {problem.batch, problem.heads_k, problem.seqlen_new},
-                   int64_t{1} << 30);
+    check_products("k_new", "the number of its rows of all heads",
+                   {sequences(problem.new_rows), problem.heads_k, problem.seqlen_new}, int64_t{1} << 30);
+    check_below("tree_mask", "its number of rows", problem.tree.rows.capacity, int64_t{1} << 30);
+    check_below("tree_mask", "its number of words", problem.tree.words, int64_t{1} << 26);
 }
 
 }  // namespace libflash::cuda

@@ -112,6 +112,9 @@ inline bool loads_in_vectors(const AttentionProblem& problem) {
     return fits(problem.q, problem.head_dim) && fits(problem.k, problem.head_dim) && fits(problem.v, problem.head_dim_v);
 }
 
+// Whether decode needs the instance for rows of any lengths.
+inline bool is_ragged(const DecodeProblem& problem) { return problem.packed() || problem.positions || problem.tree.data; }
+
 // Channels of a rotated query in the workspace, rounded up to whole 16-byte vectors.
 inline int64_t padded_channels(const DecodeProblem& problem) {
     const int64_t vector = 16 / element_bytes(problem.dtype);

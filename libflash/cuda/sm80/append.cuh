@@ -6,6 +6,7 @@
 
 #include "cuda/attention/decode_keys.cuh"
 #include "cuda/attention/launch_dependent.cuh"
+#include "cuda/attention/ragged_keys.cuh"
 #include "cuda/attention/rotary.cuh"
 #include "cuda/attention/scores.cuh"
 #include "cuda/plans.h"
@@ -80,21 +81,48 @@ struct Append {
         return static_cast<T*>(rows.data) + batch * rows.batch + row * rows.row + head * rows.head;
     }
 
-    __device__ __forceinline__ void rotate_query(int batch, int row, int head, int slot) const {
+    // Position of a query row without q_positions.
+    __device__ __forceinline__ int query_position(int batch, int row) const {
+        return cached_keys(params.cache, batch) + (params.append.query_rows_advance ? row : 0);
+    }
+    // `row`: in the batch entry or the packed tensor.
+    __device__ __forceinline__ void rotate_query(int batch, int row, int head, int slot, int position) const {
         const AppendParams& append = params.append;
-        const int position = cached_keys(params.cache, batch) + (append.query_rows_advance ? row : 0);
         rotate_row(row_of(append.q, batch, row, head), row_of(append.rotated_q, batch, row, head), slot, position);
     }
 
-    __device__ __forceinline__ void append_row(int batch, int row, int head, int slot) const {
+    // `row`: in the batch entry or the packed tensor. `key`: its number in the sequence.
+    __device__ __forceinline__ void append_row(int batch, int row, int head, int slot, int key, int position) const {
         const CacheParams& cache = params.cache;
-        const int key = cached_keys(cache, batch) + row;
         if (key >= cache.capacity) return;  // the row does not fit and is not stored
         const KeyLocation location = KeyLocations(cache, batch).of(key);
         if (static_cast<uint32_t>(location.page) >= static_cast<uint32_t>(cache.pages)) return;  // no such page
-        rotate_row(row_of(params.append.k_new, batch, row, head), row_of(cache.k, location.page, location.row, head), slot, key);
+        rotate_row(row_of(params.append.k_new, batch, row, head), row_of(cache.k, location.page, location.row, head), slot,
+                   position);
         store_value(load_value(row_of(params.append.v_new, batch, row, head), slot),
                     row_of(cache.v, location.page, location.row, head), slot);
+    }
+
+    // A query row or a new row of sequences of any lengths. `row`: of all sequences.
+    __device__ __forceinline__ void handle_ragged(bool is_key, int row, int head, int slot) const {
+        const RaggedParams& ragged = params.ragged;
+        const LengthsParams& lengths = is_key ? ragged.news : ragged.queries;
+        const RaggedRow own = RaggedRow::of(lengths, params.batch, row);
+        if (own.batch < 0 || own.batch >= params.batch) return;
+        const int in_tensor = lengths.cu ? row : own.row;
+        if (!is_key) {
+            if (!rotates(params)) return;
+            const int position = ragged.positions ? ragged_position(ragged.positions, row) : query_position(own.batch, own.row);
+            return rotate_query(own.batch, in_tensor, head, slot, position);
+        }
+        const int key = cached_keys(params.cache, own.batch) + own.row;
+        int position = key;
+        if (ragged.positions) {  // of the last keys, one for each query row
+            const RaggedSequence queries = RaggedSequence::of(ragged, own.batch);
+            const int n = key - (ragged_key_count(params, own.batch).length - queries.rows);
+            if (n >= 0) position = ragged_position(ragged.positions, queries.before + n);
+        }
+        append_row(own.batch, in_tensor, head, slot, key, position);
     }
 };
 
@@ -108,13 +136,20 @@ __global__ void __launch_bounds__(kAppendThreads, 8)
     const bool is_key = index < new_rows;
     const uint32_t item = is_key ? index : index - new_rows;
     const uint32_t rows = is_key ? params.cache.seqlen_new : params.seqlen_q, heads = is_key ? params.heads_k : params.heads_q;
+    if (params.ragged.active) {
+        const LengthsParams& queries = params.ragged.queries;
+        const uint32_t all = queries.cu ? queries.capacity : params.batch * params.seqlen_q;
+        if (heads == 0 || (!is_key && item / heads >= all)) return;
+        return body.handle_ragged(is_key, static_cast<int>(item / heads), static_cast<int>(item % heads), slot);
+    }
     const int batch = static_cast<int>(item / heads / rows), row = static_cast<int>(item / heads % rows);
     const int head = static_cast<int>(item % heads);
     if (batch >= params.batch) return;
     if (is_key) {
-        body.append_row(batch, row, head, slot);
+        const int key = cached_keys(params.cache, batch) + row;
+        body.append_row(batch, row, head, slot, key, key);
     } else if (rotates(params)) {
-        body.rotate_query(batch, row, head, slot);
+        body.rotate_query(batch, row, head, slot, body.query_position(batch, row));
     }
 }
 

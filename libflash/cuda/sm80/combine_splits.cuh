@@ -5,6 +5,7 @@
 
 #include "cuda/attention/decode_params.h"
 #include "cuda/attention/launch_dependent.cuh"
+#include "cuda/attention/ragged_keys.cuh"
 #include "cuda/attention/schedule.cuh"
 #include "cuda/attention/scores.cuh"
 #include "cuda/config.h"
@@ -14,7 +15,8 @@
 
 namespace libflash::cuda::sm80 {
 
-// Row of the workspace. `row`: query row * group_size + query head within the key head's group.
+// Row of the workspace; with packed rows, batch 0 has those of all sequences. `row`: query row * group_size + query head within
+// the key head's group.
 __device__ __forceinline__ int64_t partial_row(const DecodeParams& p, int batch, int head_k, int row) {
     return (int64_t{batch} * p.heads_k + head_k) * (int64_t{p.seqlen_q} * p.group_size) + row;
 }
@@ -163,6 +165,8 @@ __global__ void __launch_bounds__(128) combine_kernel(const __grid_constant__ De
     Body body(params, blockIdx.x);
     allow_next_kernel();
     wait_for_previous_kernel();
+    const LengthsParams& queries = params.ragged.queries;
+    if (queries.cu && RaggedRow::of(queries, params.batch, row).batch < 0) return;  // rows of no sequence are not touched
     body.run(batch, row, head_k * params.group_size + packed - row * params.group_size, parts);
 }
 

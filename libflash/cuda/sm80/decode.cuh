@@ -48,14 +48,51 @@ __global__ void __launch_bounds__(DecodeInstance<Kernel, kKeys, kAppends, kCodes
     body.run();
 }
 
-template <class Kernel, Keys kKeys, bool kAppends, bool kCodes>
-int launch_ranges(const DecodePlan& plan, const DecodeParams& params, cudaStream_t stream) {
-    const auto kernel = decode_kernel<Kernel, kKeys, kAppends, kCodes>;
+// Rows of any lengths: the two ways of a thread block to share its work between the warps.
+template <class Kernel>
+struct RaggedInstance {
+    static constexpr KernelConfig config = Kernel::config;
+    template <bool kSharesKeys>
+    using Body = Decode<ElementOf<config.dtype>, config.head_dim, config.tile_k / kDecodeSlab, config.stages, kSharesKeys, false,
+                        1, false, true>;
+    using Largest = Body<true>;
+    static constexpr int kMinBlocks = decode_blocks_at_once(Largest::kSharedBytes, 227 * 1024, Largest::kThreads);
+};
+
+template <class Kernel>
+__global__ void __launch_bounds__(RaggedInstance<Kernel>::Largest::kThreads, RaggedInstance<Kernel>::kMinBlocks)
+    ragged_decode_kernel(const __grid_constant__ DecodeParams params) {
+    extern __shared__ __align__(128) char shared[];
+    using Instance = RaggedInstance<Kernel>;
+    allow_next_kernel();
+    wait_for_previous_kernel();
+    // Consecutive thread blocks take the tiles of a key head; then follow heads and splits.
+    const int head_of_all = divide(blockIdx.x, params.by_tiles), split = divide(head_of_all, params.by_heads);
+    const int head = head_of_all - split * params.heads_k;
+    const int index = static_cast<int>(blockIdx.x) - head_of_all * static_cast<int>(params.by_tiles.divisor);
+    const RaggedTile tile = find_ragged_tile<Instance::Largest::kTileRows>(params, index);
+    if (tile.batch < 0) return;
+    const RaggedSequence sequence = RaggedSequence::of(params.ragged, tile.batch);
+    const int rows = sequence.rows * params.group_size, first = tile.tile * Instance::Largest::kTileRows;
+    __shared__ RaggedWorkTile work_tile;
+    if (threadIdx.x == 0) work_tile = {tile.batch, head, split, first, min(Instance::Largest::kTileRows, rows - first), sequence};
+    __syncthreads();
+    if (decode_shares_keys(rows)) {
+        typename Instance::template Body<true>(params, shared, work_tile).run();
+    } else {
+        typename Instance::template Body<false>(params, shared, work_tile).run();
+    }
+}
+
+template <class Attention>
+int launch_attention(Attention kernel, const DecodePlan& plan, const DecodeParams& params, cudaStream_t stream) {
     const LaunchShape& shape = plan.attention;
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
     if (error != cudaSuccess) return error;
     return launch_dependent(kernel, shape.blocks, shape.threads, shape.shared_bytes, stream, plan.dependent_launch, params);
 }
+
+constexpr bool is_ragged_instance(int instance) { return static_cast<DecodeKind>(instance) == DecodeKind::ragged; }
 
 // Calls do_with(keys, appends, codes) with the template parameters of the instance as integral constants.
 template <class Kernel, class DoWith>
@@ -95,6 +132,10 @@ KernelResources resources_of_decode(int step, int instance) {
         case DecodeStep::combine: return {sm80::CombineSplits<T, Kernel::config.head_dim>::kThreads, 0};
         default: break;
     }
+    if (sm80::is_ragged_instance(instance)) {
+        using Body = typename sm80::RaggedInstance<Kernel>::Largest;
+        return {Body::kThreads, Body::kSharedBytes};
+    }
     return sm80::with_instance<Kernel>(instance, [](auto keys, auto appends, auto codes) -> KernelResources {
         using Body =
             typename sm80::DecodeInstance<Kernel, decltype(keys)::value, decltype(appends)::value, decltype(codes)::value>::Body;
@@ -110,10 +151,15 @@ int launch_decode(const DecodePlan& plan, const DecodeParams& params, void* stre
     int error = sm80::launch_append_codes<Kernel, T>(plan, params, cuda_stream);
     if (error == cudaSuccess) error = sm80::launch_append<Kernel, T>(plan, params, cuda_stream);
     if (error == cudaSuccess && plan.attention.blocks > 0) {
-        error = sm80::with_instance<Kernel>(plan.instance.number, [&](auto keys, auto appends, auto codes) {
-            return sm80::launch_ranges<Kernel, decltype(keys)::value, decltype(appends)::value, decltype(codes)::value>(
-                plan, params, cuda_stream);
-        });
+        const auto launch = [&](auto kernel) { return sm80::launch_attention(kernel, plan, params, cuda_stream); };
+        if (sm80::is_ragged_instance(plan.instance.number)) {
+            error = launch(sm80::ragged_decode_kernel<Kernel>);
+        } else {
+            error = sm80::with_instance<Kernel>(plan.instance.number, [&](auto keys, auto appends, auto codes) {
+                return launch(
+                    sm80::decode_kernel<Kernel, decltype(keys)::value, decltype(appends)::value, decltype(codes)::value>);
+            });
+        }
     }
     return error != cudaSuccess ? error : sm80::launch_combine<Kernel, T>(plan, params, cuda_stream);
 }

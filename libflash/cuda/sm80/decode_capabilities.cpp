@@ -1,4 +1,5 @@
 // The options of decode that the sm_80 kernels lack. plan/selection.cpp checks dtype, head dims and device.
+#include "cuda/host/problem_params.h"
 #include "cuda/sm80/plan.h"
 #include "problem/check.h"
 
@@ -8,25 +9,22 @@ namespace {
 // The first requested option that decode lacks, or nullptr.
 const char* option_decode_lacks(const DecodeProblem& problem) {
     const KvCache& cache = problem.cache;
+    // append_codes.cuh has rows of equal numbers, at the positions of their keys.
+    if (is_ragged(problem) && (cache.dtype != problem.dtype || cache.k_scale.present || cache.v_scale.present))
+        return "k_cache of 8 bits or scales together with packed rows, q_positions or tree_mask";
     const bool codes = cache.dtype != problem.dtype;
     if (codes && problem.dtype == DType::f32) return "k_cache of 8 bits with float32 q";
-    // append_codes.cuh has rows of equal numbers, at the positions of their keys.
-    if (codes && problem.new_rows.packed()) return "cu_seqlens_new with a k_cache of 8 bits";
-    if (codes && problem.k_new.present && problem.positions) return "q_positions with new rows for a k_cache of 8 bits";
     if (!codes && cache.k_scale.present) return "k_scale of a k_cache that has not 8 bits";
     if (!codes && cache.v_scale.present) return "v_scale of a v_cache that has not 8 bits";
     if (cache.k_scale.groups > 1) return "k_scale of groups of channels";
     if (cache.v_scale.groups > 1) return "v_scale of groups of channels";
     if (cache.k_rope.present) return "k_rope_cache";
     if (problem.k_new.present && cache.v_in_k) return "v_cache as a view of k_cache";
-    if (problem.q_rows.packed()) return "cu_seqlens_q";
-    if (problem.new_rows.packed()) return "cu_seqlens_new";
-    if (problem.positions) return "q_positions";
     if (!problem.shard.whole()) return "shard_count";
     if (problem.out.present && problem.out.dtype != problem.dtype) return "out of float32 beside 16-bit inputs";
     if (problem.shared.groups) return "shared_groups";
     if (problem.invariant_rows) return "FLASH_FLAG_INVARIANT_ROWS";
-    return problem.tree.data ? "tree_mask" : nullptr;
+    return nullptr;
 }
 
 }  // namespace

@@ -12,6 +12,7 @@ namespace libflash::cuda {
 //   two_heads         like own_keys, for two key heads per thread block
 //   two_heads_append  the same, and the kernel appends and rotates
 //   ..._of_codes      the cache holds codes of 8 bits; kernels of 16-bit types only
+//   ragged            rows of any lengths, positions, trees: a thread block works like own_keys or shared_keys
 enum class DecodeKind {
     shared_keys,
     own_keys,
@@ -20,7 +21,8 @@ enum class DecodeKind {
     two_heads_append,
     shared_keys_of_codes,
     own_keys_of_codes,
-    two_heads_of_codes
+    two_heads_of_codes,
+    ragged
 };
 
 constexpr DecodeKind decode_kind(bool shares_keys, int key_heads, bool appends_inside, bool codes = false) {
@@ -40,6 +42,7 @@ constexpr const char* decode_kind_name(DecodeKind kind) {
         case DecodeKind::two_heads_append: return "two key heads, appends";
         case DecodeKind::shared_keys_of_codes: return "8-bit codes, warps share keys";
         case DecodeKind::own_keys_of_codes: return "8-bit codes, each warp its own keys";
+        case DecodeKind::ragged: return "rows of any lengths";
         default: return "8-bit codes, two key heads";
     }
 }

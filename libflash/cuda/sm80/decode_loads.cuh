@@ -35,7 +35,7 @@ struct DecodeLoads {
             const int head_k = body.work_tile.head_k + (kHeads > 1 ? row / kDecodeSlab : 0),
                       packed = body.work_tile.first_row + min(of_head, body.work_tile.rows - 1);
             const T* from = static_cast<const T*>(body.params.q.data) + body.work_tile.batch * body.params.q.batch +
-                            body.query_row(packed) * body.params.q.row + body.query_head(head_k, packed) * body.params.q.head +
+                            body.tensor_row(packed) * body.params.q.row + body.query_head(head_k, packed) * body.params.q.head +
                             chunk * kChunkValues;
             const int count = of_head < body.work_tile.rows ? body.params.head_dim - chunk * kChunkValues : 0;
             char* const to = body.queries() + Slab::offset(row, chunk);

@@ -8,23 +8,24 @@
 #include "cuda/sm80/decode_instance.h"
 #include "cuda/sm80/decode_splits.h"
 #include "cuda/sm80/plan.h"
-#include "problem/read.h"
 
 namespace libflash::cuda::sm80 {
 
 namespace {
 
+bool has_codes(const DecodeProblem& problem) { return element_bytes(problem.cache.dtype) == 1; }
+
 // True if the attention kernel appends and rotates: one query row and at most one new row per sequence. The new key is visible,
 // so exactly one split contains it.
 bool appends_inside(const KernelConfig& config, const DecodeProblem& problem) {
-    return decode_can_append(config.head_dim, config.tile_k) && !is_8_bit(problem.cache.dtype) &&
+    return decode_can_append(config.head_dim, config.tile_k) && !has_codes(problem) && !is_ragged(problem) &&
            (problem.k_new.present || problem.rotary_cos.present) && problem.seqlen_q == 1 && problem.seqlen_new <= 1 &&
            problem.heads_q > 0 && !decode_shares_keys(problem.seqlen_q * problem.group_size()) && !problem.leftpad;
 }
 
 Workspace workspace_of(const DecodePlan& plan, const KernelConfig& config, const DecodeProblem& problem) {
     Workspace regions;
-    const int64_t rows = problem.batch * problem.heads_q * problem.seqlen_q;
+    const int64_t rows = problem.query_rows() * problem.heads_q;
     if (plan.stores_rotated_q) {
         regions.add("rotated_q", static_cast<size_t>(rows * padded_channels(problem) * element_bytes(problem.dtype)));
     }
@@ -39,15 +40,15 @@ Workspace workspace_of(const DecodePlan& plan, const KernelConfig& config, const
 void plan_append(DecodePlan& plan, const Kernel& kernel, const DecodeProblem& problem) {
     const bool appends = problem.k_new.present && problem.seqlen_new > 0, rotates = problem.rotary_cos.present;
     if (plan.fused_append || (!appends && !rotates)) return;
-    int64_t new_rows = appends ? problem.batch * problem.seqlen_new * problem.heads_k : 0;
-    if (new_rows > 0 && is_8_bit(problem.cache.dtype)) {
+    int64_t new_rows = appends ? problem.appended_rows() * problem.heads_k : 0;
+    if (new_rows > 0 && has_codes(problem)) {
         plan.appended_codes = static_cast<uint32_t>(new_rows);
         plan.append_codes = launch_shape(ceil_div(2 * new_rows, kAppendThreads / 32),  // a warp for each key and each value
                                          kernel.resources(static_cast<int>(DecodeStep::append_codes), plan.instance.number));
         new_rows = 0;
         if (!rotates) return;
     }
-    const int64_t rows = new_rows + (rotates ? problem.batch * problem.seqlen_q * problem.heads_q : 0);
+    const int64_t rows = new_rows + (rotates ? problem.query_rows() * problem.heads_q : 0);
     int64_t slots = 1;  // threads per row, two channels each; a power of two
     while (2 * slots < problem.head_dim || 2 * slots < problem.head_dim_v) slots *= 2;
     plan.append_rows = static_cast<uint32_t>(new_rows);
@@ -64,22 +65,21 @@ void pace_waves(DecodePlan& plan, const DecodeSizes& sizes) {
     const KernelConfig& config = sizes.config;
     const int64_t of_each = sizes.blocks_per_multiprocessor(), multiprocessors = sizes.device.multiprocessors,
                   blocks = sizes.unsplit_blocks() * plan.splits / plan.key_heads;
-    if (blocks <= of_each * multiprocessors || of_each < 2) return;
+    if (sizes.ragged() || blocks <= of_each * multiprocessors || of_each < 2) return;
     plan.delayed_begin = static_cast<uint32_t>(multiprocessors);
     plan.delayed_count = static_cast<uint32_t>((of_each - 1) * multiprocessors);
     const int64_t tile_bytes = 2 * config.tile_k * config.head_dim * element_bytes(sizes.problem.dtype);
-    if (!is_8_bit(sizes.problem.cache.dtype) && !sizes.shares_keys() &&
-        (config.stages - 1) * tile_bytes * of_each >= kEnoughBytes)
+    if (!has_codes(sizes.problem) && !sizes.shares_keys() && (config.stages - 1) * tile_bytes * of_each >= kEnoughBytes)
         plan.stages = config.stages - 1;
 }
 
-void plan_attention(DecodePlan& plan, const Kernel& kernel, const DecodeProblem& problem) {
+void plan_attention(DecodePlan& plan, const Kernel& kernel, const DecodeSizes& sizes) {
+    const DecodeProblem& problem = sizes.problem;
     if (problem.seqlen_q == 0 || problem.heads_q == 0) return;
     const auto resources = [&](DecodeStep step) { return kernel.resources(static_cast<int>(step), plan.instance.number); };
-    const int64_t blocks = plan.query_tiles * (problem.heads_k / plan.key_heads) * plan.splits * problem.batch;
+    const int64_t blocks = sizes.unsplit_blocks() / plan.key_heads * plan.splits;
     plan.attention = launch_shape(blocks, resources(DecodeStep::attention));
-    if (plan.splits > 1)
-        plan.combine = launch_shape(problem.batch * problem.heads_q * problem.seqlen_q, resources(DecodeStep::combine));
+    if (plan.splits > 1) plan.combine = launch_shape(problem.query_rows() * problem.heads_q, resources(DecodeStep::combine));
 }
 
 }  // namespace
@@ -95,8 +95,9 @@ DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const
     plan.key_heads = splits.key_heads;
     plan.fused_append = appends_inside(config, problem);
     plan.stores_rotated_q = problem.rotary_cos.present && !plan.fused_append;
-    const bool codes = is_8_bit(problem.cache.dtype);
-    const DecodeKind kind = decode_kind(sizes.shares_keys(), plan.key_heads, plan.fused_append, codes);
+    const bool codes = has_codes(problem);
+    const DecodeKind kind =
+        sizes.ragged() ? DecodeKind::ragged : decode_kind(sizes.shares_keys(), plan.key_heads, plan.fused_append, codes);
     plan.instance = {static_cast<int>(kind), decode_kind_name(kind)};
     plan.tile_q = static_cast<int>(sizes.tile_q());
     plan.tile_k = config.tile_k / plan.key_heads;
@@ -107,7 +108,7 @@ DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const
     if (problem.batch == 0 || problem.heads_k == 0) return plan;
     pace_waves(plan, sizes);
     plan_append(plan, kernel, problem);
-    plan_attention(plan, kernel, problem);
+    plan_attention(plan, kernel, sizes);
     return plan;
 }
 

@@ -15,6 +15,7 @@
 #include "cuda/attention/edge_mask.cuh"
 #include "cuda/attention/element.cuh"
 #include "cuda/attention/online_softmax.cuh"
+#include "cuda/attention/ragged_keys.cuh"
 #include "cuda/attention/scores.cuh"
 #include "cuda/params.h"
 #include "cuda/ptx/cp_async.cuh"
@@ -39,7 +40,10 @@ namespace libflash::cuda::sm80 {
 // there are fewer thread blocks.
 //
 // kCodes: the cache holds codes of 8 bits (decode_codes.cuh).
-template <class T, int kHeadDim, int kWarps, int kStages, bool kSharesKeys, bool kAppends, int kHeads = 1, bool kCodes = false>
+//
+// kRagged: rows of any lengths, positions and trees (ragged_keys.cuh). The kernel finds the sequence of the work tile.
+template <class T, int kHeadDim, int kWarps, int kStages, bool kSharesKeys, bool kAppends, int kHeads = 1, bool kCodes = false,
+          bool kRagged = false>
 struct Decode {
     using Element = T;
     using Products = DecodeProducts<T, kHeadDim>;
@@ -50,6 +54,8 @@ struct Decode {
     static constexpr int kTileK = kWarps / kHeads * kDecodeSlab;
     static constexpr int kTileRows = (kSharesKeys ? kWarps : kHeads) * kDecodeSlab;
     static_assert(kHeads == 1 || !kSharesKeys);
+    static_assert(!kRagged || (kHeads == 1 && !kAppends));
+    using Range = std::conditional_t<kRagged, RaggedKeys, VisibleKeys>;
     static constexpr int kChunkValues = 16 / sizeof(T);
     using Slab = typename Products::template Tile<kDecodeSlab>;
     static constexpr int kSlabBytes = Slab::kBytes;
@@ -86,7 +92,7 @@ struct Decode {
     const DecodeParams& params;
     char* shared;
     int lane, warp;
-    WorkTile work_tile;
+    std::conditional_t<kRagged, const RaggedWorkTile&, WorkTile> work_tile;
     Products products;
     float s[2][4], o[kHeadDim / 8][4];
     float kept_maximum[2], row_sum[2];
@@ -98,6 +104,8 @@ struct Decode {
 
     __device__ __forceinline__ Decode(const DecodeParams& p, char* memory)
         : params(p), shared(memory), lane(threadIdx.x % 32), warp(threadIdx.x / 32), work_tile(p, static_cast<int>(blockIdx.x)) {}
+    __device__ __forceinline__ Decode(const DecodeParams& p, char* memory, const RaggedWorkTile& tile)
+        : params(p), shared(memory), lane(threadIdx.x % 32), warp(threadIdx.x / 32), work_tile(tile) {}
 
     // As loads write them, and as products read them.
     __device__ __forceinline__ char* stored_keys(int stage, int group) const {
@@ -147,24 +155,53 @@ struct Decode {
     }
 
     __device__ __forceinline__ int query_row(int row) const { return divide(row, params.by_group); }
+    // The row in the batch entry or the packed tensor.
+    __device__ __forceinline__ int tensor_row(int row) const {
+        if constexpr (kRagged) return work_tile.sequence.start + query_row(row);
+        return query_row(row);
+    }
+    // The row of the workspace (combine_splits.cuh).
+    __device__ __forceinline__ int64_t workspace_row(int head_k, int row) const {
+        if constexpr (kRagged) {
+            const int batch = params.ragged.queries.cu ? 0 : work_tile.batch;
+            return partial_row(params, batch, head_k, work_tile.sequence.start * params.group_size + row);
+        }
+        return partial_row(params, work_tile.batch, head_k, row);
+    }
     template <class Numbers = PlainLoad>
     static __device__ __forceinline__ VisibleKeys keys_of(const DecodeParams& params, const WorkTile& work_tile) {
         const int first = divide(work_tile.first_row, params.by_group),
                   last = divide(work_tile.first_row + work_tile.rows - 1, params.by_group);
         return VisibleKeys(params, KeyCount::of<Numbers>(params.cache, work_tile.batch), first, last, work_tile.split, kTileK);
     }
+    __device__ __forceinline__ Range own_range() const {
+        if constexpr (kRagged) {
+            const int first = query_row(work_tile.first_row), last = query_row(work_tile.first_row + work_tile.rows - 1);
+            return RaggedKeys(params, work_tile.sequence, first, last, work_tile.split, kTileK);
+        } else {
+            return keys_of(params, work_tile);
+        }
+    }
     __device__ __forceinline__ int query_head(int head_k, int row) const {
         return head_k * params.group_size + row - query_row(row) * params.group_size;
     }
 
-    __device__ __forceinline__ void prepare_rows(const VisibleKeys& range) {
+    // The lane's rows; for rows that the tile does not have, its last one.
+    __device__ __forceinline__ int packed_row(int r) const {
+        return work_tile.first_row + min((kSharesKeys ? warp * kDecodeSlab : 0) + r * 8 + lane / 4, work_tile.rows - 1);
+    }
+
+    __device__ __forceinline__ void prepare_rows(const Range& range) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const int packed =
-                work_tile.first_row + min((kSharesKeys ? warp * kDecodeSlab : 0) + r * 8 + lane / 4, work_tile.rows - 1);
-            const int row = query_row(packed);
-            visible[r] = {range.first_visible(params, row), range.end_of_visible(params, row)};
-            diagonal[r] = row + range.length - params.seqlen_q;
+            const int packed = packed_row(r), row = query_row(packed);
+            if constexpr (kRagged) {
+                visible[r] = range.range(range.tree_bits(), row);
+                diagonal[r] = range.position(row);
+            } else {
+                visible[r] = {range.first_visible(params, row), range.end_of_visible(params, row)};
+                diagonal[r] = row + range.length - params.seqlen_q;
+            }
             slope[r] = params.alibi_slopes.data
                            ? head_number<T>(params.alibi_slopes, work_tile.batch, query_head(own_head(), packed)) * kLog2e
                            : 0.0f;
@@ -188,17 +225,35 @@ struct Decode {
     }
 
     // From dot products to scores in base-2 units.
-    __device__ __forceinline__ void apply_rules(int first_key) {
+    __device__ __forceinline__ void apply_rules(int first_key, const Range& range) {
         scale_and_cap_log2(params, [&](const auto& rule) { for_all_scores(first_key, rule); });
         if (params.alibi_slopes.data) {
-            for_all_scores(first_key, [&](float& score, int r, int key) { subtract_alibi(score, slope[r], diagonal[r], key); });
+            for_all_scores(first_key, [&](float& score, int r, int key) {
+                if constexpr (kRagged) key = range.key_position(key);
+                subtract_alibi(score, slope[r], diagonal[r], key);
+            });
         }
     }
 
-    __device__ __forceinline__ void mask_keys(int first_key, uint32_t exist) {
+    __device__ __forceinline__ void mask_keys(int first_key, uint32_t exist, const Range& range) {
         for_all_scores(first_key, [&](float& score, int r, int key) {
             if (key < visible[r].begin || key >= visible[r].end || !(exist >> (key - first_key) & 1)) score = -INFINITY;
         });
+        if constexpr (kRagged) hide_gaps(first_key, range);
+    }
+    // Of the keys of a row's range, hides those that the row does not see. One score after the other, because registers are short.
+    __device__ __forceinline__ void hide_gaps(int first_key, const Range& range) {
+        const TreeBits bits = range.tree_bits();
+        if (!range.has_gaps(bits)) return;
+        uint32_t hidden = 0;
+#pragma unroll 1
+        for (int i = 0; i < 8; ++i) {
+            const int row = query_row(packed_row(i / 2 % 2)), key = first_key + i / 4 * 8 + lane % 4 * 2 + i % 2;
+            if (!range.sees(bits, row, key)) hidden |= 1u << i;
+        }
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+            if (hidden >> i & 1) s[i / 4][i % 4] = -INFINITY;
     }
 
     // Raises the kept maximum of the lane's two rows to the maximum of the new scores and rescales their sums and accumulators.
@@ -217,13 +272,14 @@ struct Decode {
     }
 
     // Attention of the warp's 16 rows to 16 keys from `first_key` on.
-    __device__ __forceinline__ void attend(int stage, int group, int first_key, const VisibleKeys& range) {
+    __device__ __forceinline__ void attend(int stage, int group, int first_key, const Range& range) {
         const uint32_t exist = existing(stage, group);
         if (exist == 0) return;
         products.scores(s, keys(stage, group), lane);
         if constexpr (kCodes) Codes{*this}.scale_scores(stage, group);
-        apply_rules(first_key);
-        if (exist != 0xffffu || first_key < range.plain || first_key + kDecodeSlab > range.plain_end) mask_keys(first_key, exist);
+        apply_rules(first_key, range);
+        if (exist != 0xffffu || first_key < range.plain || first_key + kDecodeSlab > range.plain_end)
+            mask_keys(first_key, exist, range);
         bool high = false;
         for_all_scores(first_key, [&](float& score, int r, int) { high |= score - kept_maximum[r] > kSlack; });
         if (__any_sync(0xffffffffu, high)) update_max();
@@ -249,7 +305,7 @@ struct Decode {
         products.load_queries(queries() + (kSharesKeys ? warp : warp % kHeads) * kSlabBytes, lane);
     }
 
-    __device__ __forceinline__ void attend_tile(int stage, int first, const VisibleKeys& range) {
+    __device__ __forceinline__ void attend_tile(int stage, int first, const Range& range) {
         if constexpr (kSharesKeys) {
 #pragma unroll 1
             for (int group = 0; group < kWarps; ++group) attend(stage, group, first + group * kDecodeSlab, range);
@@ -270,7 +326,7 @@ struct Decode {
 
     // Prologue and main loop in one: the first iteration for each stage only loads. A short split would end before the
     // instructions of a separate prologue were fetched.
-    __device__ __forceinline__ void loop_over_keys(const VisibleKeys& range, const KeyLocations& locations) {
+    __device__ __forceinline__ void loop_over_keys(const Range& range, const KeyLocations& locations) {
         const int begin = range.first / kTileK * kTileK;
         int stage = 0;
         const int stages = params.stages;
@@ -318,7 +374,7 @@ struct Decode {
     }
 
     __device__ __forceinline__ void run() {
-        const VisibleKeys range = keys_of(params, work_tile);
+        const Range range = own_range();
         const KeyLocations locations(params.cache, work_tile.batch);
         if (blockIdx.x - params.delayed_begin < params.delayed_count && range.last - range.first >= kDelayMinTiles * kTileK)
             nanosleep(kDelayNs);

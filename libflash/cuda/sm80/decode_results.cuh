@@ -80,11 +80,10 @@ struct DecodeResults {
     __device__ __forceinline__ void store_lse(const ExistingRow& row, float lse) {
         const int head = body.query_head(row.head_k, row.packed);
         if (body.params.splits > 1) {
-            body.params.partial_lse[partial_row(body.params, body.work_tile.batch, row.head_k, row.packed) * body.params.splits +
-                                    body.work_tile.split] = lse;
+            body.params.partial_lse[body.workspace_row(row.head_k, row.packed) * body.params.splits + body.work_tile.split] = lse;
         } else {
             part_statistics(row.slab, row.in_slab)[3] =
-                finish_row(body.params, body.work_tile.batch, body.query_row(row.packed), head, lse,
+                finish_row(body.params, body.work_tile.batch, body.tensor_row(row.packed), head, lse,
                            sink_of<T>(body.params, body.work_tile.batch, head), true);
         }
     }
@@ -110,13 +109,11 @@ struct DecodeResults {
             const int channel = i % kPairs * 2;
             const float2 x = sum_of_parts(row, channel);
             if (body.params.splits > 1) {
-                const int64_t range =
-                    partial_row(body.params, body.work_tile.batch, row.head_k, row.packed) * body.params.splits +
-                    body.work_tile.split;
+                const int64_t range = body.workspace_row(row.head_k, row.packed) * body.params.splits + body.work_tile.split;
                 *reinterpret_cast<float2*>(body.params.partial_out + range * kHeadDim + channel) = x;
             } else {
                 const float weight = part_statistics(row.slab, row.in_slab)[3];
-                store_pair<T>(body.params, body.work_tile.batch, body.query_row(row.packed),
+                store_pair<T>(body.params, body.work_tile.batch, body.tensor_row(row.packed),
                               body.query_head(row.head_k, row.packed), channel, {x.x * weight, x.y * weight});
             }
         }

@@ -61,6 +61,13 @@ DecodeSplits fastest(const DecodeSizes& sizes) {
 
 }  // namespace
 
+// Every sequence with rows has at most one tile more than full ones.
+int64_t DecodeSizes::query_tiles() const {
+    const int64_t of_sequence = ceil_div(group_rows(), tile_q());
+    if (!problem.q_rows.packed()) return of_sequence * (ragged() ? problem.batch : 1);
+    return group_rows() / tile_q() + std::min(problem.batch, problem.seqlen_q);
+}
+
 int64_t DecodeSizes::longest_split(int key_heads) const {
     if (!has_long_sums(config)) return kUnboundedWindow;
     return int64_t{kKeysPerSum} * (shares_keys() ? 1 : config.tile_k / kDecodeSlab / key_heads);

@@ -4,6 +4,7 @@
 #include "cuda/attention/decode_params.h"
 #include "cuda/config.h"
 #include "cuda/device.h"
+#include "cuda/host/problem_params.h"
 #include "cuda/host/tile_schedule.h"
 #include "problem/decode.h"
 
@@ -15,13 +16,16 @@ public:
     DecodeSizes(const KernelConfig& config, const DecodeProblem& problem, const DeviceProperties& device)
         : config(config), problem(problem), device(device) {}
 
-    // Query rows that share a key head, query rows per thread block, and query tiles per key head.
+    // Rows of any lengths: only the device knows which sequences have few rows.
+    bool ragged() const { return is_ragged(problem); }
+    // Query rows of a sequence that share a key head, query rows per thread block, and query tiles per key head: of a sequence
+    // or, with rows of any lengths, of all sequences together; packed, an upper bound.
     int64_t group_rows() const { return problem.seqlen_q * problem.group_size(); }
-    bool shares_keys() const { return decode_shares_keys(group_rows()); }
+    bool shares_keys() const { return ragged() || decode_shares_keys(group_rows()); }
     int64_t tile_q() const { return shares_keys() ? config.tile_k : kDecodeSlab; }
-    int64_t query_tiles() const { return ceil_div(group_rows(), tile_q()); }
+    int64_t query_tiles() const;
     // Thread blocks without splits.
-    int64_t unsplit_blocks() const { return query_tiles() * problem.heads_k * problem.batch; }
+    int64_t unsplit_blocks() const { return query_tiles() * problem.heads_k * (ragged() ? 1 : problem.batch); }
     // Thread blocks that run at the same time on a multiprocessor and on the device (one wave).
     int64_t blocks_per_multiprocessor() const;
     int64_t blocks_at_once() const { return device.multiprocessors * blocks_per_multiprocessor(); }

@@ -1,0 +1,200 @@
+// Decode of rows of any lengths: which query rows, new rows and keys a sequence has, the work tile of a thread block, and which
+// keys a row sees by the mask rule, positions and bits of a tree. The rules are those of SequenceKeys (problem/sequence_keys.h).
+// Lengths, positions and bits come from device memory unchecked; here they are clamped.
+#pragma once
+
+#include "cuda/attention/decode_keys.cuh"
+#include "cuda/attention/decode_params.h"
+#include "cuda/attention/edge_mask.cuh"
+#include "cuda/attention/schedule.cuh"
+
+namespace libflash::cuda {
+
+// The query rows of a sequence.
+struct RaggedSequence {
+    int32_t batch;   // negative: no sequence
+    int32_t start;   // first query row, inside the batch entry or the packed tensor
+    int32_t before;  // query rows of all sequences before it
+    int32_t rows;
+
+    static __device__ __forceinline__ RaggedSequence of(const RaggedParams& ragged, int batch) {
+        const SequenceRows rows = SequenceRows::of(ragged.queries, batch);
+        return {batch, rows.start, ragged.queries.cu ? rows.start : batch * ragged.queries.capacity, rows.owned};
+    }
+};
+
+// A row of all sequences: its sequence, or a negative number if it belongs to none, and its number there.
+struct RaggedRow {
+    int32_t batch, row;
+
+    static __device__ __forceinline__ RaggedRow of(const LengthsParams& lengths, int batch_count, int of_all) {
+        if (!lengths.cu) return {of_all / lengths.capacity, of_all % lengths.capacity};
+        int low = 0, high = batch_count;  // the last sequence that begins at or before the row
+        while (low + 1 < high) {
+            const int middle = low + (high - low) / 2;
+            (lengths.cu[middle] <= of_all ? low : high) = middle;
+        }
+        const SequenceRows rows = SequenceRows::of(lengths, low);
+        const int row = of_all - rows.start;
+        return {row >= 0 && row < rows.owned ? low : -1, row};
+    }
+};
+
+// Keys of a sequence, with the new ones.
+__device__ __forceinline__ KeyCount ragged_key_count(const DecodeParams& p, int batch) {
+    return KeyCount::of(p.cache, batch, SequenceRows::of(p.ragged.news, batch).owned);
+}
+
+// Positions are below kUnboundedWindow, so that sums with a window fit 32 bits.
+__device__ __forceinline__ int ragged_position(const int32_t* positions, int row) {
+    return min(max(positions[row], 0), kUnboundedWindow - 1);
+}
+
+// Work tiles of `rows` query rows of a key head: one of at most kDecodeSlab rows, or tiles of kTileRows.
+template <int kTileRows>
+__device__ __forceinline__ int ragged_tiles(int rows) {
+    return rows <= kDecodeSlab ? rows > 0 : (rows + kTileRows - 1) / kTileRows;
+}
+
+// The work tile of a thread block, in shared memory: registers are short.
+struct RaggedWorkTile {
+    int32_t batch, head_k, split, first_row, rows;  // as in Decode::WorkTile
+    RaggedSequence sequence;
+};
+
+struct RaggedTile {
+    int32_t batch;  // negative: nothing to do
+    int32_t tile;
+};
+
+// The work tile number `index` of a key head of all sequences, by prefix sums of a warp. A lane counts several sequences, so that
+// their lengths are loaded at once. Every warp of the thread block computes the same.
+template <int kTileRows>
+__device__ __forceinline__ RaggedTile find_ragged_tile(const DecodeParams& p, int index) {
+    constexpr int kOfLane = 4;
+    const int lane = threadIdx.x % 32;
+    int before = 0;
+    for (int first = 0; first < p.batch; first += 32 * kOfLane) {
+        int tiles[kOfLane], own = 0;
+#pragma unroll
+        for (int i = 0; i < kOfLane; ++i) {
+            const int batch = first + lane * kOfLane + i;
+            const int rows = batch < p.batch ? SequenceRows::of(p.ragged.queries, batch).owned : 0;
+            own += tiles[i] = ragged_tiles<kTileRows>(rows * p.group_size);
+        }
+        int sum = own;  // inclusive prefix sum over the warp
+#pragma unroll
+        for (int step = 1; step < 32; step *= 2) {
+            const int other = __shfl_up_sync(0xffffffffu, sum, step);
+            if (lane >= step) sum += other;
+        }
+        const int total = __shfl_sync(0xffffffffu, sum, 31);
+        if (index < before + total) {
+            int at = index - (before + sum - own), found = -1, tile = 0;
+#pragma unroll
+            for (int i = 0; i < kOfLane; ++i) {
+                if (at >= 0 && at < tiles[i]) found = first + lane * kOfLane + i, tile = at;
+                at -= tiles[i];
+            }
+            const int winner = max(__ffs(static_cast<int>(__ballot_sync(0xffffffffu, found >= 0))) - 1, 0);
+            return {__shfl_sync(0xffffffffu, found, winner), __shfl_sync(0xffffffffu, tile, winner)};
+        }
+        before += total;
+    }
+    return {-1, 0};
+}
+
+// The rows of tree_mask of a sequence.
+struct TreeBits {
+    const int32_t* first;
+    int32_t rows;  // 0: the sequence has none and is causal
+
+    static __device__ __forceinline__ TreeBits of(const TreeParams& tree, int batch) {
+        if (!tree.data) return {nullptr, 0};
+        const SequenceRows rows = SequenceRows::of(tree.lengths, batch);
+        const int before = tree.lengths.cu ? rows.start : batch * tree.lengths.capacity;
+        return {tree.data + before * tree.row, rows.owned};
+    }
+    // Whether the row sees the n-th of the last keys.
+    __device__ __forceinline__ bool has(const TreeParams& tree, int row, int n) const {
+        if (n / 32 >= tree.words || row >= rows) return false;
+        return static_cast<uint32_t>(first[row * tree.row + n / 32 * tree.word]) >> (n % 32) & 1;
+    }
+};
+
+// The keys that the query rows [first_row, last_row] of a sequence see, as VisibleKeys. A sequence has gaps if a row may see only
+// some keys of its range, or if positions count. Registers are short: what is needed only with gaps is read again there.
+struct RaggedKeys : VisibleKeys {
+    const DecodeParams& params;
+    const RaggedSequence& sequence;  // in shared memory
+    int32_t shift;                   // the number of the key on the diagonal of row 0
+
+    __device__ __forceinline__ RaggedKeys(const DecodeParams& p, const RaggedSequence& rows, int first_row, int last_row,
+                                          int split, int unit)
+        : VisibleKeys(ragged_key_count(p, rows.batch)), params(p), sequence(rows), shift(length - rows.rows) {
+        const TreeBits bits = tree_bits();
+        const VisibleRange one = range(bits, first_row), other = range(bits, last_row);
+        int begin = one.begin;
+        plain = other.begin, plain_end = one.end;
+        if (has_gaps(bits)) reduce_ranges(bits, first_row, last_row, begin);
+        take_split(p, begin, other.end, split, unit);
+    }
+
+    __device__ __forceinline__ TreeBits tree_bits() const { return TreeBits::of(params.ragged.tree, sequence.batch); }
+    __device__ __forceinline__ bool has_gaps(const TreeBits& bits) const {
+        const RaggedParams& ragged = params.ragged;
+        const bool window = ragged.left < kUnboundedWindow || ragged.right < kUnboundedWindow;
+        return bits.rows > 0 || (ragged.positions && (window || params.alibi_slopes.data));
+    }
+
+    // The keys that a row sees are those of this range that sees() accepts.
+    __device__ __forceinline__ VisibleRange range(const TreeBits& bits, int row) const {
+        const RaggedParams& ragged = params.ragged;
+        const bool of_tree = ragged.tree.data && bits.rows == 0;  // a sequence without bits is causal
+        if (!has_gaps(bits)) return clipped(row + shift - params.left, row + shift + (of_tree ? 0 : params.right) + 1);
+        const int place = position(row);
+        const VisibleRange earlier = clipped(place - ragged.left, min(place + ragged.right + 1, shift));
+        const int end = of_tree || (ragged.causal && bits.rows == 0) ? row + shift + 1 : length;
+        return clipped(earlier.begin < earlier.end ? earlier.begin : shift, end);
+    }
+    // For a key of the range of a row; for others the answer has no meaning. Without gaps the row sees all of its range.
+    __device__ __forceinline__ bool sees(const TreeBits& bits, int row, int key) const {
+        const RaggedParams& ragged = params.ragged;
+        const int distance = key_position(key) - position(row), n = key - shift;
+        if (distance < -ragged.left || distance > ragged.right) return false;
+        return n < 0 || bits.rows == 0 || bits.has(ragged.tree, row, n);
+    }
+
+    __device__ __forceinline__ int position(int row) const {
+        const int32_t* positions = params.ragged.positions;
+        return positions ? ragged_position(positions, sequence.before + row) : shift + row;
+    }
+    // Of any key of a tile, also past the last one.
+    __device__ __forceinline__ int key_position(int key) const {
+        return params.ragged.positions && key >= shift && key < length ? position(key - shift) : key;
+    }
+
+private:
+    __device__ __forceinline__ VisibleRange clipped(int begin, int end) const {
+        return {max(begin, leftpad), min(end, existing)};
+    }
+
+    // With gaps the ranges of later rows need not begin later; they do not end earlier.
+    __device__ __forceinline__ void reduce_ranges(const TreeBits& bits, int first_row, int last_row, int& begin) {
+        for (int row = first_row + static_cast<int>(threadIdx.x % 32); row <= last_row; row += 32) {
+            const VisibleRange own = range(bits, row);
+            begin = min(begin, own.begin);
+            plain = max(plain, own.begin);
+            // From its first gap on a row may not see the keys of its range.
+            plain_end = min(plain_end, min(own.end, min(position(row) + params.ragged.right + 1, shift)));
+        }
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) {
+            begin = min(begin, __shfl_xor_sync(0xffffffffu, begin, step));
+            plain = max(plain, __shfl_xor_sync(0xffffffffu, plain, step));
+            plain_end = min(plain_end, __shfl_xor_sync(0xffffffffu, plain_end, step));
+        }
+    }
+};
+
+}  // namespace libflash::cuda
