@@ -8,16 +8,17 @@
 #include "cuda/sm80/decode_instance.h"
 #include "cuda/sm80/decode_splits.h"
 #include "cuda/sm80/plan.h"
-#include "problem/read.h"
 
 namespace libflash::cuda::sm80 {
 
 namespace {
 
+bool has_codes(const DecodeProblem& problem) { return element_bytes(problem.cache.dtype) == 1; }
+
 // True if the attention kernel appends and rotates: one query row and at most one new row per sequence. The new key is visible,
 // so exactly one split contains it.
 bool appends_inside(const KernelConfig& config, const DecodeProblem& problem) {
-    return decode_can_append(config.head_dim, config.tile_k) && !is_8_bit(problem.cache.dtype) &&
+    return decode_can_append(config.head_dim, config.tile_k) && !has_codes(problem) &&
            (problem.k_new.present || problem.rotary_cos.present) && problem.seqlen_q == 1 && problem.seqlen_new <= 1 &&
            problem.heads_q > 0 && !decode_shares_keys(problem.seqlen_q * problem.group_size()) && !problem.leftpad;
 }
@@ -40,7 +41,7 @@ void plan_append(DecodePlan& plan, const Kernel& kernel, const DecodeProblem& pr
     const bool appends = problem.k_new.present && problem.seqlen_new > 0, rotates = problem.rotary_cos.present;
     if (plan.fused_append || (!appends && !rotates)) return;
     int64_t new_rows = appends ? problem.batch * problem.seqlen_new * problem.heads_k : 0;
-    if (new_rows > 0 && is_8_bit(problem.cache.dtype)) {
+    if (new_rows > 0 && has_codes(problem)) {
         plan.appended_codes = static_cast<uint32_t>(new_rows);
         plan.append_codes = launch_shape(ceil_div(2 * new_rows, kAppendThreads / 32),  // a warp for each key and each value
                                          kernel.resources(static_cast<int>(DecodeStep::append_codes), plan.instance.number));
@@ -68,8 +69,7 @@ void pace_waves(DecodePlan& plan, const DecodeSizes& sizes) {
     plan.delayed_begin = static_cast<uint32_t>(multiprocessors);
     plan.delayed_count = static_cast<uint32_t>((of_each - 1) * multiprocessors);
     const int64_t tile_bytes = 2 * config.tile_k * config.head_dim * element_bytes(sizes.problem.dtype);
-    if (!is_8_bit(sizes.problem.cache.dtype) && !sizes.shares_keys() &&
-        (config.stages - 1) * tile_bytes * of_each >= kEnoughBytes)
+    if (!has_codes(sizes.problem) && !sizes.shares_keys() && (config.stages - 1) * tile_bytes * of_each >= kEnoughBytes)
         plan.stages = config.stages - 1;
 }
 
@@ -95,7 +95,7 @@ DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const
     plan.key_heads = splits.key_heads;
     plan.fused_append = appends_inside(config, problem);
     plan.stores_rotated_q = problem.rotary_cos.present && !plan.fused_append;
-    const bool codes = is_8_bit(problem.cache.dtype);
+    const bool codes = has_codes(problem);
     const DecodeKind kind = decode_kind(sizes.shares_keys(), plan.key_heads, plan.fused_append, codes);
     plan.instance = {static_cast<int>(kind), decode_kind_name(kind)};
     plan.tile_q = static_cast<int>(sizes.tile_q());
