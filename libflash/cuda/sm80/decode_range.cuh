@@ -217,7 +217,7 @@ struct Decode {
         });
         if constexpr (kRagged) hide_gaps(first_key, range);
     }
-    // Of the keys of a row's range, hides those that the row does not see. One score after the other, because registers are short.
+    // Of the keys of a row's range, hides those that the row does not see. One score after the other: registers are short.
     __device__ __forceinline__ void hide_gaps(int first_key, const Range& range) {
         const TreeBits bits = range.tree_bits();
         if (!range.has_gaps(bits)) return;
