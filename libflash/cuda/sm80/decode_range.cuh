@@ -174,14 +174,6 @@ struct Decode {
                   last = divide(work_tile.first_row + work_tile.rows - 1, params.by_group);
         return VisibleKeys(params, KeyCount::of<Numbers>(params.cache, work_tile.batch), first, last, work_tile.split, kTileK);
     }
-    __device__ __forceinline__ Range own_range() const {
-        if constexpr (kRagged) {
-            const int first = query_row(work_tile.first_row), last = query_row(work_tile.first_row + work_tile.rows - 1);
-            return RaggedKeys(params, work_tile.sequence, first, last, work_tile.split, kTileK);
-        } else {
-            return keys_of(params, work_tile);
-        }
-    }
     __device__ __forceinline__ int query_head(int head_k, int row) const {
         return head_k * params.group_size + row - query_row(row) * params.group_size;
     }
@@ -241,7 +233,7 @@ struct Decode {
         });
         if constexpr (kRagged) hide_gaps(first_key, range);
     }
-    // Of the keys of a row's range, hides those that the row does not see. One score after the other, because registers are short.
+    // Of the keys of a row's range, hides those that the row does not see. One score after the other: registers are short.
     __device__ __forceinline__ void hide_gaps(int first_key, const Range& range) {
         const TreeBits bits = range.tree_bits();
         if (!range.has_gaps(bits)) return;
@@ -373,8 +365,8 @@ struct Decode {
         cp_async_wait<0>();
     }
 
-    __device__ __forceinline__ void run() {
-        const Range range = own_range();
+    __device__ __forceinline__ void run() { run(keys_of(params, work_tile)); }
+    __device__ __forceinline__ void run(const Range& range) {
         const KeyLocations locations(params.cache, work_tile.batch);
         if (blockIdx.x - params.delayed_begin < params.delayed_count && range.last - range.first >= kDelayMinTiles * kTileK)
             nanosleep(kDelayNs);
