@@ -10,6 +10,7 @@
 #include "cuda/ptx/reduction.cuh"
 #include "cuda/tile/product.cuh"
 #include "cuda/tile/shared_tile.cuh"
+#include "cuda/tile/store_floats.cuh"
 
 namespace libflash::cuda {
 
@@ -72,8 +73,40 @@ struct DqAccumulator {
             WarpQuad::add(mine + i * 128, lane, dq[i / kBlocks][i % kBlocks]);
     }
 
+    // Writes one unit of rows to floats, or adds it to them.
+    __device__ static __forceinline__ void convert_to_floats(const BackwardParams& params) {
+        const TileCoordinates work = tile_coordinates<kUnitRows>(params.query_schedule, params.q_lengths, params.batch);
+        if (work.batch < 0) return;
+        const SequenceRows rows = SequenceRows::of(params.q_lengths, work.batch);
+        const int64_t first_unit = QueryUnits::first(params, work.batch, work.head, rows.start);
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        const int col = warp / kRowWarps * kBlocks * 8 + lane % 4 * 2;
+        const int row_limit = params.adds ? rows.length : rows.owned;
+        float* dq = static_cast<float*>(params.dq.data) + work.batch * params.dq.batch + work.head * params.dq.head +
+                    rows.start * params.dq.row + col;
+        for (int i = 0; i < kUnitRows / kBlockM; ++i) {
+            const int tile = work.tile * (kUnitRows / kBlockM) + i;
+            const float* mine = params.dq_accumulator + tile_offset(first_unit, tile) + warp * kWarpFloats;
+#pragma unroll 1
+            for (int block = 0; block < kSlabs * kBlocks; ++block) {
+                float x[4];
+                WarpQuad::load(mine + block * 128, lane, x);
+                const int first = block % kBlocks * 8;
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    const int row = tile * kBlockM + (warp % kRowWarps * kSlabs + block / kBlocks) * 16 + r * 8 + lane / 4;
+                    if (row >= row_limit) continue;
+                    const float factor = row < rows.length ? undo_exponent_shift<T>() * params.softmax_scale : 0.0f;
+                    store_sums<1>(dq + row * params.dq.row + first, params.head_dim - col - first, params.vector_out,
+                                  params.adds ? 1.0f : 0.0f, [&](int, int e) { return x[2 * r + e] * factor; });
+                }
+            }
+        }
+    }
+
     // Converts one unit of rows to dq. All warps of the thread block call it; `shared` holds one tile.
     __device__ static __forceinline__ void convert(const BackwardParams& params, char* shared) {
+        if (params.wide_dq) return convert_to_floats(params);
         using QTile = SharedTile<kBlockM, kHeadDim>;
         const TileCoordinates work = tile_coordinates<kUnitRows>(params.query_schedule, params.q_lengths, params.batch);
         if (work.batch < 0) return;

@@ -89,6 +89,23 @@ struct ScheduleParams {
     bool paired;          // `tiles` counts pairs of a late and an early tile, which all take the same time (causal)
 };
 
+// Where the rows of one side stand in the whole sequence: begin + i * step, or an array. All positions are below
+// kUnboundedWindow.
+struct PositionsParams {
+    const int32_t* begins;  // [batch], instead of begin; or nullptr
+    const int32_t* of_rows;  // one number per row, instead of both: [row] (packed) or [batch, row]; or nullptr
+    int64_t batch_stride;    // of of_rows
+    int32_t begin, step;
+};
+
+// A shard: the call has some of the rows, keys, sequences or heads of a problem. Only the general instances of sm80 support it.
+struct ShardParams {
+    PositionsParams rows, columns;
+    const int32_t* sequences;  // what dropout counts as batch: [batch]; nullptr: 0, 1, ...
+    int32_t head_begin, heads_total;
+    bool has_positions;
+};
+
 struct ForwardParams {
     RowsParams q, k, v, out;
     RowStatisticsParams lse;
@@ -107,6 +124,9 @@ struct ForwardParams {
     bool vector_out;          // the same for writing rows of out
     int32_t first_work_tile;  // of a launch (ForwardPlan::blocks_at_once)
     float* long_sums;         // in the workspace (attention/long_sums.h); nullptr: all sums stay in the accumulators
+    ShardParams shard;
+    bool continues;  // out and lse hold the result for other keys, which the call takes in
+    bool wide_out;   // out is float beside 16-bit inputs
 };
 
 // What the backward kernels read for a query row besides its tensors; {+infinity, 0} for a row that does not take part.
@@ -171,6 +191,10 @@ struct BackwardParams {
     int32_t* dq_counters;     // workspace: one for each query tile; nullptr: a last kernel converts the accumulator
     int32_t* next_work_tile;  // workspace; nullptr: additions to dq in any order (sm90/backward_fixed_order.cuh)
     BackwardPart part;  // set for each launch of the dK/dV kernel
+    ShardParams shard;
+    RowStatisticsParams delta;        // of the caller: read if `adds`, else written
+    bool adds;                        // dq, dk and dv are added to
+    bool wide_dq, wide_dk, wide_dv;   // float beside 16-bit inputs
 };
 
 }  // namespace libflash::cuda
