@@ -95,9 +95,9 @@ struct DqAccumulator {
 #pragma unroll
                 for (int r = 0; r < 2; ++r) {
                     const int row = tile * kBlockM + (warp % kRowWarps * kSlabs + block / kBlocks) * 16 + r * 8 + lane / 4;
-                    if (row >= row_limit) continue;
                     const float factor = row < rows.length ? undo_exponent_shift<T>() * params.softmax_scale : 0.0f;
-                    store_sums<1>(dq + row * params.dq.row + first, params.head_dim - col - first, params.vector_out,
+                    store_sums<1>(dq + row * params.dq.row + first, row < row_limit ? params.head_dim - col - first : 0,
+                                  params.vector_out,
                                   params.adds ? 1.0f : 0.0f, [&](int, int e) { return x[2 * r + e] * factor; });
                 }
             }

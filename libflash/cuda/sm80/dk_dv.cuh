@@ -420,8 +420,7 @@ struct DkDv {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int row = first_row + i * 8;
-            if (row >= row_limit) continue;
-            store_sums<kChannels / 8>(matrix + row * rows.row, channels - first_channel, params.vector_out,
+            store_sums<kChannels / 8>(matrix + row * rows.row, row < row_limit ? channels - first_channel : 0, params.vector_out,
                                       params.adds ? 1.0f : 0.0f,
                                       [&](int n, int e) { return sums[i / 2][n][i % 2 * 2 + e] * factor; });
         }

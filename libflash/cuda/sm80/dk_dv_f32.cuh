@@ -176,13 +176,13 @@ struct FloatDkDv : DkDv<float, kHeadDim, kBlockM, kBlockN, kStages, kGeneral> {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 const int row = first_row + a * 16 + r * 8;
-                if (row >= (kGeneral && params.adds ? c.k_rows.length : c.k_rows.owned)) continue;
                 if (kGeneral && params.adds) {
-                    store_sums<kChannels / 8>(matrix + row * rows.row + first_channel, channels - first_channel,
-                                              params.vector_out, 1.0f,
+                    store_sums<kChannels / 8>(matrix + row * rows.row + first_channel,
+                                              row < c.k_rows.length ? channels - first_channel : 0, params.vector_out, 1.0f,
                                               [&](int n, int e) { return sums[a][n][2 * r + e] * factor; });
                     continue;
                 }
+                if (row >= c.k_rows.owned) continue;
                 store_floats<kChannels / 8>(matrix + row * rows.row + first_channel, channels - first_channel, params.vector_out,
                                             [&](int n, int e) { return sums[a][n][2 * r + e] * factor; });
             }

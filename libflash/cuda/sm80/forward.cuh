@@ -86,7 +86,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
     __device__ __forceinline__ uint32_t v_smem() const { return shared_address(shared) + QTile::kBytes + KvTile::kBytes; }
     // Row in the sequence of accumulator element e of slab a of this lane. Its column is first_column() + 8 * block + e % 2.
     __device__ __forceinline__ int row_of(int a, int e) const {
-        if constexpr (kFloat)
+        if constexpr (kFloat || (kGeneral && kLongSums && kSharers == 1))  // no register is free to keep the row of the lane
             return common().tiles.first_row + (hide_from_compiler(warp) * kSlabs + a) * 16 + (e >> 1) * 8 + lane / 4;
         return common().tiles.first_row + (warp / kSharers * kSlabs + a) * 16 + (e >> 1) * 8 + lane / 4;
     }

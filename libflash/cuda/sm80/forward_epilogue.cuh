@@ -99,8 +99,8 @@ struct ForwardEpilogue {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 const int row = body.row_of(a, 2 * r);
-                if (row >= q_rows.owned) continue;
-                store_sums<kChannelBlocks>(out + row * body.params.out.row + first_col, body.params.head_dim_v - first_col,
+                store_sums<kChannelBlocks>(out + row * body.params.out.row + first_col,
+                                           row < q_rows.owned ? body.params.head_dim_v - first_col : 0,
                                            body.params.vector_out, earlier[a][r],
                                            [&](int n, int e) { return body.o[a][n][2 * r + e]; });
             }

@@ -24,12 +24,14 @@ __device__ __forceinline__ void store_floats(float* row, int cols, bool vectors,
 }
 
 // x + weight * old replaces what is there; where weight is 0, x does, whatever was there. Otherwise as store_floats(), for rows of
-// floats or, without `vectors`, of 16-bit values.
+// floats or, without `vectors`, of 16-bit values. The whole warp calls it; cols <= 0: nothing is stored. Its barriers keep the
+// compiler from loading more old values at once than it has registers.
 template <int kBlocks, class Out, class Values>
 __device__ __forceinline__ void store_sums(Out* row, int cols, bool vectors, float weight, const Values& x) {
     if (std::is_same<Out, float>::value && vectors) {
 #pragma unroll
         for (int n = 0; n < kBlocks; ++n) {
+            if (n % 8 == 0 && n > 0) __syncwarp();
             if (n * 8 >= cols) continue;
             float2* const place = reinterpret_cast<float2*>(row + n * 8);
             float2 sum = make_float2(x(n, 0), x(n, 1));
@@ -43,6 +45,7 @@ __device__ __forceinline__ void store_sums(Out* row, int cols, bool vectors, flo
 #pragma unroll
         for (int i = 0; i < kBlocks * 2; ++i) {
             const int col = i / 2 * 8 + i % 2;
+            if (i % 16 == 0 && i > 0) __syncwarp();
             if (col >= cols) continue;
             float sum = x(i / 2, i % 2);
             if (weight != 0.0f) sum = fmaf(weight, to_float(row[col]), sum);
