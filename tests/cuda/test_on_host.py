@@ -213,7 +213,8 @@ def compile_to(folder: Path, program: Program) -> None:
         assert changed != source
         (folder / "cuda" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "cuda" / name).write_text(changed)
-    optimization = "-O1" if program.source in ("attention.cpp", "parts.cpp") else "-O2"  # it runs for less time than it is compiled
+    short = program.source in ("attention.cpp", "parts.cpp")  # they run for less time than they are compiled
+    optimization = "-O1" if short else "-O2"
     command = [CXX, "-std=c++17", optimization, "-fno-strict-aliasing", "-fno-pie", "-no-pie", "-w", "-fpermissive"]
     command += [f"-D{name}={value}" for name, value in (*program.defines, ("__CUDA_ARCH__", 900))]
     # The changed headers come first, then the emulated instructions, then the library's headers.
