@@ -97,8 +97,8 @@ struct DqAccumulator {
                     const int row = tile * kBlockM + (warp % kRowWarps * kSlabs + block / kBlocks) * 16 + r * 8 + lane / 4;
                     const float factor = row < rows.length ? undo_exponent_shift<T>() * params.softmax_scale : 0.0f;
                     store_sums<1>(dq + row * params.dq.row + first, row < row_limit ? params.head_dim - col - first : 0,
-                                  params.vector_out,
-                                  params.adds ? 1.0f : 0.0f, [&](int, int e) { return x[2 * r + e] * factor; });
+                                  params.vector_out, params.adds ? 1.0f : 0.0f,
+                                  [&](int, int e) { return x[2 * r + e] * factor; });
                 }
             }
         }

@@ -92,7 +92,7 @@ struct ScheduleParams {
 // Where the rows of one side stand in the whole sequence: begin + i * step, or an array. All positions are below
 // kUnboundedWindow.
 struct PositionsParams {
-    const int32_t* begins;  // [batch], instead of begin; or nullptr
+    const int32_t* begins;   // [batch], instead of begin; or nullptr
     const int32_t* of_rows;  // one number per row, instead of both: [row] (packed) or [batch, row]; or nullptr
     int64_t batch_stride;    // of of_rows
     int32_t begin, step;
@@ -157,10 +157,10 @@ struct ScoreGradientParams {
 // A launch of the dK/dV kernel. There are several where sums are long (attention/long_sums.h).
 struct BackwardPart {
     int32_t first_work_tile;
-    int32_t first_head, heads;   // query heads, among those that share a key head
-    int32_t first_row, end_row;  // query rows of each sequence: multiples of kUnitRows, or the largest integer
-    float* sums;                 // in the workspace (attention/gradient_sums.cuh); nullptr: a key tile has one launch only
-    bool first, last;            // of the launches of a key tile
+    int32_t first_head, heads;     // query heads, among those that share a key head
+    int32_t first_row, end_row;    // query rows of each sequence: multiples of kUnitRows, or the largest integer
+    float* sums;                   // in the workspace (attention/gradient_sums.cuh); nullptr: a key tile has one launch only
+    bool first, last;              // of the launches of a key tile
     int32_t thread_blocks_before;  // of all launches before this one (BackwardParams::next_work_tile counts on)
 };
 
@@ -190,11 +190,11 @@ struct BackwardParams {
     bool vector_out;    // the same for writing rows of dq, dk and dv
     int32_t* dq_counters;     // workspace: one for each query tile; nullptr: a last kernel converts the accumulator
     int32_t* next_work_tile;  // workspace; nullptr: additions to dq in any order (sm90/backward_fixed_order.cuh)
-    BackwardPart part;  // set for each launch of the dK/dV kernel
+    BackwardPart part;        // set for each launch of the dK/dV kernel
     ShardParams shard;
-    RowStatisticsParams delta;        // of the caller: read if `adds`, else written
-    bool adds;                        // dq, dk and dv are added to
-    bool wide_dq, wide_dk, wide_dv;   // float beside 16-bit inputs
+    RowStatisticsParams delta;       // of the caller: read if `adds`, else written
+    bool adds;                       // dq, dk and dv are added to
+    bool wide_dq, wide_dk, wide_dv;  // float beside 16-bit inputs
 };
 
 }  // namespace libflash::cuda

@@ -21,7 +21,8 @@ struct GradientElement {
 // QueryTiles. alibi_shift: the key at distance 0 of row 0. Each step updates dp as soon as its factor is known, so that no other values are kept.
 template <class T, int kCount, class Tiles, class ElementAt, class MaskEdge>
 __device__ __forceinline__ void apply_rare_options(const RareParams& rare, float softmax_scale, const Tiles& tiles,
-                                                   int alibi_shift, int head, uint32_t keep, const ElementAt& at, const MaskEdge& mask_edge) {
+                                                   int alibi_shift, int head, uint32_t keep, const ElementAt& at,
+                                                   const MaskEdge& mask_edge) {
     const auto for_all = [&](const auto& rule) {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {

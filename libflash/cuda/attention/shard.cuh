@@ -47,8 +47,8 @@ struct RowPositions {
 // Both sides of one sequence.
 struct ShardRows {
     RowPositions rows, columns;
-    int shift;         // without positions: column of the diagonal in row 0
-    int alibi_shift;   // where ALiBi's distance of row 0 is 0: independent of the alignment of the mask
+    int shift;        // without positions: column of the diagonal in row 0
+    int alibi_shift;  // where ALiBi's distance of row 0 is 0: independent of the alignment of the mask
     int left, right;
     bool has_positions;
 

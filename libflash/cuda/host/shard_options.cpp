@@ -62,13 +62,14 @@ bool supports_shard_options(const AttentionProblem& p, std::string* why) {
         !has_small_positions(p.column_positions, p.k_rows.max_length, "column_begin", why))
         return false;
     if (!p.alibi_slopes.present || (has_shift(p.row_positions) && has_shift(p.column_positions))) return true;
-    return reject(why, "alibi_slopes: the CUDA kernels know them only with rows and keys that are neighbours (step 1, no array of "
-                       "positions)");
+    return reject(why,
+                  "alibi_slopes: the CUDA kernels know them only with rows and keys that are neighbours (step 1, no array of "
+                  "positions)");
 }
 
 ShardParams shard_params(const AttentionProblem& p) {
     const DropoutNumbers& numbers = p.dropout_numbers;
-    return {positions_params(p.row_positions), positions_params(p.column_positions), numbers.sequences,
+    return {positions_params(p.row_positions),        positions_params(p.column_positions),      numbers.sequences,
             static_cast<int32_t>(numbers.head_begin), static_cast<int32_t>(numbers.heads_total), p.has_positions};
 }
 

@@ -12,8 +12,8 @@ namespace libflash::cuda::sm80 {
 BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties& device) {
     const KernelConfig& config = kernel.config;
     const bool general = has_rare_options(problem) || has_shard_options(problem) || !backward_loads_in_vectors(problem);
-    BackwardPlan plan = common_backward_plan(kernel, problem, general ? kGeneralInstance : kPlainInstance, device,
-                                             problem.request.deterministic);
+    BackwardPlan plan =
+        common_backward_plan(kernel, problem, general ? kGeneralInstance : kPlainInstance, device, problem.request.deterministic);
     const int element = element_bytes(config.dtype), tile_q = query_rows_tile_q(config.head_dim, general, element);
     plan.query_tile_schedule = schedule_params(problem.q_rows, problem.batch, problem.heads_q, tile_q, key_bytes(problem),
                                                problem.mask_rule.right < MaskRule::kUnbounded);

@@ -387,7 +387,7 @@ struct DkDv {
     __device__ __forceinline__ bool add_parts(float (&sums)[2][kChannels / 8][4], int gradient) const {
         constexpr int kBlocks = kChannels / 8;
         const GradientSums<kThreads, 2 * kBlocks> parts(params.part, static_cast<int>(blockIdx.x), gradient,
-                                                         hide_from_compiler(static_cast<int>(threadIdx.x)));
+                                                        hide_from_compiler(static_cast<int>(threadIdx.x)));
         return parts.add_parts([&](int n) -> float* { return sums[n / kBlocks][n % kBlocks]; });
     }
 
@@ -427,8 +427,8 @@ struct DkDv {
     }
 
     // offset: of the tile of K or V, which is no longer read.
-    __device__ __forceinline__ void finish(const float (&sums)[2][kChannels / 8][4], int offset, const RowsParams& rows, bool wide,
-                                           float factor, int channels) {
+    __device__ __forceinline__ void finish(const float (&sums)[2][kChannels / 8][4], int offset, const RowsParams& rows,
+                                           bool wide, float factor, int channels) {
         if (kGeneral && wide) {
             add_or_store_floats(sums, rows, factor, channels);
         } else {

@@ -30,8 +30,7 @@ struct ForwardEpilogue {
 #pragma unroll
         for (int i = 0; i < kSlabs * 2; ++i) {
             const int row = body.row_of(i / 2, i % 2 * 2);
-            earlier[i / 2][i % 2] =
-                row < q_rows.length ? lse[(q_rows.start + row) * body.params.lse.row] * kLog2e : -INFINITY;
+            earlier[i / 2][i % 2] = row < q_rows.length ? lse[(q_rows.start + row) * body.params.lse.row] * kLog2e : -INFINITY;
         }
         __syncthreads();
     }
@@ -100,9 +99,8 @@ struct ForwardEpilogue {
             for (int r = 0; r < 2; ++r) {
                 const int row = body.row_of(a, 2 * r);
                 store_sums<kChannelBlocks>(out + row * body.params.out.row + first_col,
-                                           row < q_rows.owned ? body.params.head_dim_v - first_col : 0,
-                                           body.params.vector_out, earlier[a][r],
-                                           [&](int n, int e) { return body.o[a][n][2 * r + e]; });
+                                           row < q_rows.owned ? body.params.head_dim_v - first_col : 0, body.params.vector_out,
+                                           earlier[a][r], [&](int n, int e) { return body.o[a][n][2 * r + e]; });
             }
     }
 

@@ -25,8 +25,8 @@ struct BackwardRow_ {
 };
 using T = ElementOf<ForwardRow::config.dtype>;
 constexpr int kDim = HEAD_DIM, kRows = 200, kKeys = 330, kHeads = 2, kLeft = 190;  // two query heads share one key head; causal
-constexpr int kFirstRow = kKeys - kRows;                                            // position of row 0
-constexpr int kSequence = 5, kFirstHead = 1, kAllHeads = 7;                         // what dropout counts
+constexpr int kFirstRow = kKeys - kRows;                                           // position of row 0
+constexpr int kSequence = 5, kFirstHead = 1, kAllHeads = 7;                        // what dropout counts
 constexpr bool kFloat = ForwardRow::config.dtype == KernelType::f32_;
 constexpr double kRounding = kFloat ? 0x1p-19 : (ForwardRow::config.dtype == KernelType::f16_ ? 0x1p-11 : 0x1p-8);
 constexpr double kDrop = 0.25, kCap = 9;
@@ -163,8 +163,8 @@ struct Call {
     std::vector<T> q, k, v;
 
     Call(Problem& problem, const Part& row_part, const Part& key_part, bool is_first)
-        : p(problem), rows(row_part), keys(key_part), first(is_first), row_places(row_part.members),
-          q(taken(p.q, rows, kHeads)), k(taken(p.k, keys, 1)), v(taken(p.v, keys, 1)) {
+        : p(problem), rows(row_part), keys(key_part), first(is_first), row_places(row_part.members), q(taken(p.q, rows, kHeads)),
+          k(taken(p.k, keys, 1)), v(taken(p.v, keys, 1)) {
         for (int32_t& place : row_places) place += kFirstRow;
     }
     int32_t row_count() const { return static_cast<int32_t>(rows.members.size()); }
@@ -248,7 +248,7 @@ void run(Problem& p, bool deterministic) {
     for (const Part& rows : kRowParts) {
         const bool second = &rows != kRowParts;
         std::vector<float> out(rows.members.size() * kHeads * kDim, NAN), lse(rows.members.size() * kHeads, NAN), delta = lse,
-            dq = out;
+                                                                                                                  dq = out;
         for (const Part& keys : kKeyParts) {
             Call call(p, rows, keys, &keys == kKeyParts);
             if (second && !call.first) {  // an earlier result of 16 bits
