@@ -68,7 +68,6 @@ struct BackwardPlan {
     bool vector_loads = false, vector_out = false;
     bool dq_kernel = false;          // no dQ accumulator: a kernel of its own computes dq
     bool fixed_order = false;        // the dK/dV kernel adds to the dQ accumulator in a fixed order
-    bool dk_dv_converts_dq = false;  // the dK/dV kernel also converts the dQ accumulator to dq
     // In launch order.
     LaunchShape statistics, dk_dv, dq_conversion, dq, dsink, dbias;
     BackwardParts parts;  // of dk_dv

@@ -50,6 +50,7 @@ def main() -> int:
     options = parser.parse_args()
     words, ratios = set(filter(None, options.only.split(","))), []
     torch.set_grad_enabled(False)
+    torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot be captured
     for cell in gpu_cells([options.dtype], ["backward"], quick=False):
         names = [f"d={cell.head_dim}", f"S={cell.seqlen}", "causal" if cell.causal else "full"]
         if not words <= set(names):

@@ -268,7 +268,8 @@ def test_launches_of_backward(lib: c.CDLL) -> None:
     sink = {"learnable_sink": SLOPES, "dsink": tensor(16, dtype=abi.FLOAT32, address=2 * ADDRESS)}
     assert launches(lib, attention("H200", 128, {}, "backward", **bias, **sink)) == [
         "softmax statistics: 256 thread blocks of 1003",
-        "dk, dv and dq: 256 thread blocks of 1103",
+        "dk and dv: 256 thread blocks of 1103",
+        "dq from its accumulator: 256 thread blocks of 1203",
         "dsink: 16 thread blocks of 1403",
         f"dbias: {16 * 16 * 16} thread blocks of 1503",
     ]
@@ -286,7 +287,8 @@ def test_launches_of_backward(lib: c.CDLL) -> None:
     ]
     assert launches(lib, attention("H200", 128, {}, "backward", flags=abi.DETERMINISTIC)) == [
         "softmax statistics: 256 thread blocks of 1000",
-        "dk, dv and dq: 256 thread blocks of 1100",
+        "dk and dv: 256 thread blocks of 1100",
+        "dq from its accumulator: 256 thread blocks of 1200",
     ]
     case = attention("H200", 128, {}, "backward", flags=abi.DETERMINISTIC, backend=b"sm80")
     assert launches(lib, case)[2:] == ["dq: 256 thread blocks of 1300"]

@@ -188,9 +188,10 @@ struct BackwardParams {
     ScheduleParams query_tile_schedule;  // where a kernel computes dq: by tile of query rows
     bool vector_loads;  // rows of q, k, v, out and dout can be read 16 bytes at a time, and head dims are multiples of 16 bytes
     bool vector_out;    // the same for writing rows of dq, dk and dv
-    int32_t* dq_counters;     // workspace: one for each query tile; nullptr: a last kernel converts the accumulator
-    int32_t* next_work_tile;  // workspace; nullptr: additions to dq in any order (sm90/backward_fixed_order.cuh)
-    BackwardPart part;        // set for each launch of the dK/dV kernel
+    // Workspace; nullptr: additions to dq in any order (sm90/backward_fixed_order.cuh).
+    int32_t* dq_counters;  // one for each query tile
+    int32_t* next_work_tile;
+    BackwardPart part;  // set for each launch of the dK/dV kernel
     ShardParams shard;
     RowStatisticsParams delta;       // of the caller: read if `adds`, else written
     bool adds;                       // dq, dk and dv are added to

@@ -23,8 +23,7 @@ __global__ void __launch_bounds__(SoftmaxStatisticsOf<Kernel>::kThreads)
     if (params.next_work_tile && blockIdx.x == 0 && threadIdx.x == 0) *params.next_work_tile = 0;
     SoftmaxStatisticsOf<Kernel> unit{params, {}, {}};
     unit.run(kUnitRows * Kernel::config.head_dim);
-    if (params.dq_counters && unit.work.batch >= 0)
-        BackwardDqCounters<Kernel>{params, unit.work, unit.rows}.template set<SoftmaxStatisticsOf<Kernel>::kThreads>();
+    if (params.dq_counters && unit.work.batch >= 0) BackwardDqCounters<Kernel>{params, unit.work, unit.rows}.set();
 }
 
 template <class Kernel, BackwardInstance kInstance>

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "cuda/ptx/wgmma.cuh"
-#include "cuda/sm90/backward_dq_conversion.cuh"
 #include "cuda/sm90/backward_fixed_order.cuh"
 #include "cuda/sm90/backward_query_tiles.cuh"
 #include "cuda/sm90/backward_zero_fill.cuh"
@@ -23,7 +22,6 @@ struct BackwardDqWarpgroup {
     const BackwardContext<Traits>& context;
     const BackwardQueryTiles<Traits> query_tiles{context};
     const BackwardZeroFill<Traits> zero_fill{context};
-    const BackwardDqConversion<Traits> conversion{context};
     const BackwardFixedOrder<Traits> order{context};
 
     __device__ __forceinline__ void run() const {
@@ -38,15 +36,13 @@ struct BackwardDqWarpgroup {
         for (; at.left > 0; query_tiles.advance(at)) {
             gradients.wait_full();
             const uint32_t ds = uniform(Tiles::ds(k, gradients.stage));
-            // The address of K again, but no invariant of the loop: its descriptors would take the registers of the conversion.
-            const uint32_t keys = ds - Tiles::ds(0, gradients.stage);
             float* const sums = context.params.dq_accumulator +
                                 Accumulator::tile_offset(storage.first_unit(context.params, at), at.tile) +
                                 warp * Accumulator::kWarpFloats;
 #pragma unroll
             for (int piece = 0; piece < kPieces; ++piece) {
                 float dq[Traits::kPieceCols / 2];
-                multiply(dq, ds, keys, piece);
+                multiply(dq, ds, k, piece);
                 if (piece == kPieces - 1 && lane == 0) gradients.empty().arrive();
 #pragma unroll
                 for (int part = 0; part < kParts; ++part) {
@@ -68,10 +64,8 @@ struct BackwardDqWarpgroup {
                     }
                 }
             }
-            if (conversion.active()) conversion.go_on({at.head, at.tile}, gradients, warp, lane);
             gradients.advance();
         }
-        if (conversion.active()) conversion.finish(gradients, warp, lane);
         if (lane == 0) tma_store_wait_read<0>();
     }
 

@@ -42,10 +42,7 @@ struct BackwardFixedOrder {
     // Adds to the tiles whose number is odd (1) or even (0).
     __device__ __forceinline__ void add_tiles(int odd) const {
         auto at = query_tiles.first();
-        if (at.left > 0 && odd == 1) {
-            report(0, false);
-            query_tiles.advance(at);
-        }
+        if (at.left > 0 && odd == 1) query_tiles.advance(at);
 #pragma unroll 1
         for (int round = 0; at.left > 0; ++round) {
             add_tile(at, odd, round);
@@ -64,7 +61,6 @@ private:
         add_sums(context.params.dq_accumulator + Accumulator::tile_offset(first_unit, at.tile), odd, round);
         tma_store_wait<0>();
         set_count(counter, turn - 1);
-        report(odd ^ 1, turn == 1);
     }
     // The number of key tiles of this one and of those before it that see the query tile.
     __device__ __forceinline__ int turn_of(int tile) const {
@@ -97,12 +93,6 @@ private:
                 tma_add_floats(sums + warp * Accumulator::kWarpFloats, buffer + warp * Traits::kSumBytes, Traits::kSumBytes);
         }
         tma_store_commit();
-    }
-    // Tells the dQ warpgroup whether a tile is complete; see BackwardDqConversion::go_on().
-    __device__ __forceinline__ void report(int stage, bool is_last) const {
-        auto& storage = context.storage;
-        storage.is_last[stage] = is_last;
-        PipelineState<Traits::kScoreStages>(storage.dq_counts, stage).empty().arrive();
     }
 };
 

@@ -7,18 +7,12 @@
 namespace libflash::cuda::sm90 {
 namespace {
 
-// See backward_dq_counters.cuh.
-void let_dk_dv_convert_dq(BackwardPlan& plan, const AttentionProblem& problem) {
-    plan.dk_dv_converts_dq = true;
-    plan.dq_conversion = {};
-    plan.workspace.add("dq_counters",
-                       backward_workspace_rows(plan, problem) / static_cast<size_t>(plan.tile_q) * sizeof(int32_t));
-}
-
 // See backward_fixed_order.cuh. Without queries there is no kernel that sets the counters, and nothing to add.
-void fix_order(BackwardPlan& plan) {
+void fix_order(BackwardPlan& plan, const AttentionProblem& problem) {
     plan.fixed_order = plan.statistics.blocks > 0;
     plan.key_schedule.reversed = true;
+    plan.workspace.add("dq_counters",
+                       backward_workspace_rows(plan, problem) / static_cast<size_t>(plan.tile_q) * sizeof(int32_t));
     plan.workspace.add("next_work_tile", sizeof(int32_t));
 }
 
@@ -28,8 +22,7 @@ BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem
     const BackwardInstance kind =
         backward_instance(rare_option(problem), has_lengths_on_device(problem), problem.block_mask.present);
     BackwardPlan plan = common_backward_plan(kernel, problem, {static_cast<int>(kind), backward_kind_name(kind)}, device);
-    if (!problem.block_mask.present) let_dk_dv_convert_dq(plan, problem);
-    if (problem.request.deterministic) fix_order(plan);
+    if (problem.request.deterministic) fix_order(plan, problem);
     return plan;
 }
 

@@ -1,8 +1,7 @@
-// The producer of the sm_90a backward kernel: one thread loads K, V, Q, dO and softmax statistics by TMA. Another one counts the
-// tiles to which the dQ warpgroup has added; under a fixed order two others add to them.
+// The producer of the sm_90a backward kernel: one thread loads K, V, Q, dO and softmax statistics by TMA. Under a fixed order two
+// others add what the dQ warpgroup has computed.
 #pragma once
 
-#include "cuda/sm90/backward_dq_conversion.cuh"
 #include "cuda/sm90/backward_fixed_order.cuh"
 #include "cuda/sm90/backward_query_tiles.cuh"
 #include "cuda/sm90/warp_roles.cuh"
@@ -17,7 +16,6 @@ struct BackwardProducer {
 
     const BackwardContext<Traits>& context;
     const BackwardQueryTiles<Traits> query_tiles{context};
-    const BackwardDqConversion<Traits> conversion{context};
     const BackwardFixedOrder<Traits> order{context};
 
     // What may be done while the previous kernel still runs: K and V come to L2, whatever they will be.
@@ -35,8 +33,6 @@ struct BackwardProducer {
             load_tiles();
         } else if (order.active()) {
             order.add_tiles(warp - 1);
-        } else if (warp == 1 && conversion.active()) {
-            conversion.count_tiles();
         }
     }
 

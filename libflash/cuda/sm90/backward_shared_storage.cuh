@@ -56,12 +56,10 @@ struct BackwardSharedStorage {
     uint64_t keys_full;                                // full barrier of K and V
     PipelineBarriers<Traits::kStages> queries;         // Q, dO and softmax statistics
     PipelineBarriers<Traits::kScoreStages> gradients;  // dS
-    PipelineBarriers<Traits::kScoreStages> dq_counts;  // full: the dQ warps have added to a tile; empty: that is counted
     // Fixed order: whether dQ is in a buffer, on its way to the accumulator. A barrier for the even tiles and one for the odd
     // ones, because a thread that waits for only some of a barrier's phases could take one for another.
     uint64_t sums_full[2][Traits::kSumBuffers];
     uint64_t sums_empty[Traits::kSumBuffers];
-    bool is_last[Traits::kScoreStages];  // no other thread block will add to the tile
     LoadedRows loaded;
     int number;            // of the thread block in its launch
     TileCoordinates work;  // head: a key head; batch < 0: no work
@@ -124,13 +122,11 @@ private:
         gradients.init(4, Traits::kBlockN / 16);
         if constexpr (Traits::kDividesProducts)
             for (int i = 0; i < Traits::kScoreStages; ++i) probabilities(i).init(4);
-        dq_counts.init(1, 4);
         for (int buffer = 0; buffer < Traits::kSumBuffers; ++buffer) {
             sum_is_full(0, buffer).init(4);
             sum_is_full(1, buffer).init(4);
             sum_is_empty(buffer).init(1);
         }
-        for (bool& last : is_last) last = false;
         fence_barrier_init();
     }
     __device__ __forceinline__ void init_work(const BackwardParams& params, const TileCoordinates& found) {

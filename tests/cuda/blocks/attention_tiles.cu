@@ -46,6 +46,7 @@ __global__ void loop_over_queries(const Case* cases, int tiles, int* out) {
     int* mine = out + (blockIdx.x * tiles + tile) * kSlots;
     BackwardParams params{};
     params.mask = c.mask;
+    params.part.end_row = INT32_MAX;
     QueryTiles<kM, kN> queries;
     queries.init(params, {c.batch, c.head, tile}, c.length_q, c.length_k);
     int cursor = 0, n = 0;

@@ -259,7 +259,7 @@ struct Problem {
         params.softmax_statistics = statistics.data();
         params.dq_accumulator = sums.data();
         counters.assign(statistics.size() / Kernel::config.tile_q, -1);
-        if (c.blocks == Blocks::all) params.dq_counters = counters.data();
+        if (fixed_order) params.dq_counters = counters.data();
         parts = backward_parts(Kernel::config, queries.sequences(c).max_length, c.queries, params.group_size);
         if (parts.launches > 1) {
             parts.blocks = 2;
@@ -283,7 +283,7 @@ struct Problem {
         plan.statistics = launch(BackwardStep::statistics, params.query_schedule);
         plan.dk_dv = launch(BackwardStep::dk_dv, params.key_schedule);
         plan.parts = parts;
-        if (!params.dq_counters) plan.dq_conversion = launch(BackwardStep::dq_conversion, params.query_schedule);
+        plan.dq_conversion = launch(BackwardStep::dq_conversion, params.query_schedule);
         if (c.wants_dbias()) {
             const int tile_q = query_rows_tile_q(HEAD_DIM, true, sizeof(T)), tile_k = query_rows_tile_k(HEAD_DIM, sizeof(T));
             plan.dbias = launch_shape(c.heads_q * ceil_div(c.queries, tile_q) * ceil_div(c.keys, tile_k),
