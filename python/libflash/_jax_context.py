@@ -81,7 +81,7 @@ def context_parallel_attention(
 
     Raises
     ------
-    As attention. UnsupportedError on GPUs for alibi_slopes with shards that are not neighbouring tokens, but for scheme "heads".
+    As attention. UnsupportedError on GPUs for alibi_slopes, but with scheme "heads".
     """
     return_lse = switch(return_lse, "return_lse")
     q, k, v = arrays_of(q=q, k=k, v=v)
