@@ -301,7 +301,8 @@ struct DkDv {
     // additions together.
     template <class Release>
     __device__ __forceinline__ void products(int stage, int buffer, const Position& at, const Release& release) {
-        const int warp = thread / 32;
+        // The general instance has no register to keep what follows from it.
+        const int warp = (kGeneral ? hide_from_compiler(thread) : thread) / 32;
         float dq[Accumulator::kSlabs][Accumulator::kBlocks][4];
         clear(dq);
         auto dq_product =
