@@ -110,7 +110,7 @@ KEYS_PER_SUM = 32768  # of the library
 pytestmark = pytest.mark.early
 DISORDERS = (0, 1)  # orders in which forward_sm90.cpp and backward_sm90.cpp run the warps
 # Backward with additions to dq in a fixed order: kernel -> disorders and numbers of thread blocks that run at the same time.
-FIXED_ORDER = {"bf16-64": ((1, 3), (3, 2)), "f16-128": ((3, 4),), "bf16-256": ((4, 4),), "f16-64-sums": ((1, 2), (3, 2))}
+FIXED_ORDER = {"bf16-64": ((1, 3), (3, 2)), "f16-128": ((3, 4),), "bf16-192": ((2, 3),), "bf16-256": ((4, 4),), "f16-64-sums": ((1, 2), (3, 2))}
 ONE_BY_ONE = (0, 1)
 
 

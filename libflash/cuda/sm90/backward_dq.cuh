@@ -56,7 +56,7 @@ struct BackwardDqWarpgroup {
                     const uint32_t staged = Tiles::sums(k) + (buffer * 4 + warp) * Traits::kSumBytes;
                     leave(dq, part, staged, lane);
                     if (lane == 0 && order.active()) {
-                        storage.sum_is_full(gradients.stage, buffer).arrive();
+                        storage.sum_is_full(Buffers::turn_is_odd(gradients.stage, piece / Traits::kTurnPieces), buffer).arrive();
                     } else if (lane == 0) {
                         tma_add_floats(sums + (piece * 4 * Accumulator::kWarpFloats + part * kPartBlocks * 128), staged,
                                        Traits::kSumBytes);

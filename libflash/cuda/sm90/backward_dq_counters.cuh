@@ -1,21 +1,23 @@
-// For each query tile of each query head, a counter of the key tiles that have yet to add to its dQ accumulator: the turns of
-// deterministic=True (backward_fixed_order.cuh).
+// For each query tile of each query head and each of its turns (backward_turns.h), a counter of the key tiles that have yet to add
+// to its dQ accumulator.
 #pragma once
 
 #include "cuda/attention/key_range.cuh"
 #include "cuda/attention/query_tiles.cuh"
+#include "cuda/sm90/backward_turns.h"
 
 namespace libflash::cuda::sm90 {
 
-template <int kBlockM>
-__device__ __forceinline__ int* dq_counter(const BackwardParams& params, int64_t first_unit, int tile) {
-    return params.dq_counters + first_unit * (kUnitRows / kBlockM) + tile;
+// The counter of the first turn; those of the other turns follow.
+template <int kBlockM, int kTurns>
+__device__ __forceinline__ int* dq_counters(const BackwardParams& params, int64_t first_unit, int tile) {
+    return params.dq_counters + (first_unit * (kUnitRows / kBlockM) + tile) * kTurns;
 }
 
 // The kernel of the softmax statistics sets the counters of the tiles of one unit.
 template <class Kernel>
 struct BackwardDqCounters {
-    static constexpr int kBlockM = Kernel::config.tile_q, kBlockN = Kernel::config.tile_k;
+    static constexpr int kBlockM = Kernel::config.tile_q, kBlockN = Kernel::config.tile_k, kTurns = dq_turns(Kernel::config);
 
     const BackwardParams& params;
     const TileCoordinates& work;  // tile: a unit
@@ -29,7 +31,8 @@ struct BackwardDqCounters {
         // Contains a key tile if and only if QueryTiles of that key tile contains the query tile.
         KeyRange<kBlockM, kBlockN> range;
         range.init(params.mask, tile, rows.length, keys);
-        *dq_counter<kBlockM>(params, first_unit, tile) = range.end - range.begin;
+        int* const counters = dq_counters<kBlockM, kTurns>(params, first_unit, tile);
+        for (int turn = 0; turn < kTurns; ++turn) counters[turn] = range.end - range.begin;
     }
 };
 

@@ -56,7 +56,7 @@ struct BackwardSharedStorage {
     uint64_t keys_full;                                // full barrier of K and V
     PipelineBarriers<Traits::kStages> queries;         // Q, dO and softmax statistics
     PipelineBarriers<Traits::kScoreStages> gradients;  // dS
-    // Fixed order: whether dQ is in a buffer, on its way to the accumulator. A barrier for the even tiles and one for the odd
+    // Fixed order: whether dQ is in a buffer, on its way to the accumulator. A barrier for the even turns and one for the odd
     // ones, because a thread that waits for only some of a barrier's phases could take one for another.
     uint64_t sums_full[2][Traits::kSumBuffers];
     uint64_t sums_empty[Traits::kSumBuffers];

@@ -259,7 +259,7 @@ struct Problem {
         sums.assign(statistics.size() * HEAD_DIM, NAN);
         params.softmax_statistics = statistics.data();
         params.dq_accumulator = sums.data();
-        counters.assign(statistics.size() / Kernel::config.tile_q, -1);
+        counters.assign(statistics.size() / Kernel::config.tile_q * sm90::dq_turns(Kernel::config), -1);
         if (fixed_order) params.dq_counters = counters.data();
         parts = backward_parts(Kernel::config, queries.sequences(c).max_length, c.queries, params.group_size);
         if (parts.launches > 1) {
