@@ -1,6 +1,7 @@
 // The backward plan of sm_90a: one thread block per key tile.
 #include "cuda/host/backward_plan.h"
 #include "cuda/host/problem_params.h"
+#include "cuda/kernels.h"
 #include "cuda/sm90/backward_instance.h"
 #include "cuda/sm90/backward_turns.h"
 #include "cuda/sm90/plan.h"
