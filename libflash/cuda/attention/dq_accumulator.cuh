@@ -10,7 +10,6 @@
 #include "cuda/ptx/reduction.cuh"
 #include "cuda/tile/product.cuh"
 #include "cuda/tile/shared_tile.cuh"
-#include "cuda/tile/store_floats.cuh"
 
 namespace libflash::cuda {
 
@@ -84,22 +83,20 @@ struct DqAccumulator {
         const int row_limit = params.adds ? rows.length : rows.owned;
         float* dq = static_cast<float*>(params.dq.data) + work.batch * params.dq.batch + work.head * params.dq.head +
                     rows.start * params.dq.row + col;
-        for (int i = 0; i < kUnitRows / kBlockM; ++i) {
-            const int tile = work.tile * (kUnitRows / kBlockM) + i;
-            const float* mine = params.dq_accumulator + tile_offset(first_unit, tile) + warp * kWarpFloats;
+        constexpr int kAll = kSlabs * kBlocks;
 #pragma unroll 1
-            for (int block = 0; block < kSlabs * kBlocks; ++block) {
-                float x[4];
-                WarpQuad::load(mine + block * 128, lane, x);
-                const int first = block % kBlocks * 8;
+        for (int i = 0; i < kUnitRows / kBlockM * kAll; ++i) {
+            const int tile = work.tile * (kUnitRows / kBlockM) + i / kAll, block = i % kAll, first = block % kBlocks * 8;
+            const float* mine = params.dq_accumulator + tile_offset(first_unit, tile) + warp * kWarpFloats;
+            float x[4];
+            WarpQuad::load(mine + block * 128, lane, x);
 #pragma unroll
-                for (int r = 0; r < 2; ++r) {
-                    const int row = tile * kBlockM + (warp % kRowWarps * kSlabs + block / kBlocks) * 16 + r * 8 + lane / 4;
-                    const float factor = row < rows.length ? undo_exponent_shift<T>() * params.softmax_scale : 0.0f;
-                    store_sums<1>(dq + row * params.dq.row + first, row < row_limit ? params.head_dim - col - first : 0,
-                                  params.vector_out, params.adds ? 1.0f : 0.0f,
-                                  [&](int, int e) { return x[2 * r + e] * factor; });
-                }
+            for (int e = 0; e < 4; ++e) {
+                const int row = tile * kBlockM + (warp % kRowWarps * kSlabs + block / kBlocks) * 16 + e / 2 * 8 + lane / 4;
+                if (row >= row_limit || col + first + e % 2 >= params.head_dim) continue;
+                float* const place = dq + row * params.dq.row + first + e % 2;
+                const float sum = row < rows.length ? x[e] * (undo_exponent_shift<T>() * params.softmax_scale) : 0.0f;
+                *place = params.adds ? *place + sum : sum;
             }
         }
     }
