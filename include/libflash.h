@@ -179,7 +179,7 @@ typedef struct flash_tensor_t {
  * The query side and the key side may be dense or packed independently. Hq must be a multiple of Hk; query head h uses key head
  * h / (Hq / Hk). D and Dv are 1 to 512 on the CPU (decode: 576) and 1 to 256 on CUDA.
  * Types: q, k, v, out and the gradients have one type: FLOAT16, BFLOAT16, FLOAT32 or FLOAT64 (CPU only). Beside 16-bit inputs,
- * out in forward, and each of dq, dk and dv, may be FLOAT32 instead (partial results that are added up later; CPU only). lse,
+ * out in forward, and each of dq, dk and dv, may be FLOAT32 instead (partial results that are added up later). lse,
  * dlse and delta are FLOAT32 (FLOAT64 with FLOAT64 tensors); lse is a natural logarithm. Sums and the softmax are computed in
  * FLOAT32 (FLOAT64 with FLOAT64 tensors).
  *
@@ -273,7 +273,7 @@ typedef struct flash_attention_options_t {
      * CUDA graph uses its current contents; on the CPU the call reads it. */
     const flash_tensor_t *rng_state;
 
-    /* With FLASH_FLAG_POSITIONS: where rows and keys stand. See "Positions" below. CPU only. */
+    /* With FLASH_FLAG_POSITIONS: where rows and keys stand. See "Positions" below. */
     int64_t row_begin;    /* row i stands at row_begin + i * row_step; at least 0 */
     int64_t row_step;     /* at least 1; 0 counts as 1 */
     int64_t column_begin; /* the same of key j */
@@ -284,12 +284,12 @@ typedef struct flash_attention_options_t {
                                             /*   number per row, not negative, strictly increasing in a sequence */
     const flash_tensor_t *column_positions; /* INT32 (B, Sk) or packed (total_k) */
 
-    /* What dropout counts as batch and head, for a call with some of the sequences or heads. CPU only. */
+    /* What dropout counts as batch and head, for a call with some of the sequences or heads. */
     const flash_tensor_t *sequence_numbers; /* INT32 (B): the number of each sequence; NULL: 0, 1, ... */
     int64_t head_begin;                     /* number of query head 0 among heads_total */
     int64_t heads_total;                    /* 0: Hq, and head_begin is 0 */
 
-    /* FLOAT32 like lse (FLOAT64 with FLOAT64 tensors): rowsum(dout * out) - dlse. Backward only; see section 6. CPU only. */
+    /* FLOAT32 like lse (FLOAT64 with FLOAT64 tensors): rowsum(dout * out) - dlse. Backward only; see section 6. */
     const flash_tensor_t *delta;
     int32_t sm_margin; /* CUDA: leave so many multiprocessors to other kernels, where a kernel assigns its work to */
                        /*   multiprocessors (forward of sm90); no effect elsewhere. Not negative */
@@ -316,7 +316,8 @@ typedef struct flash_attention_options_t {
  * r - window_left <= c <= r + window_right (window); ALiBi adds -slope * |r - c|. There is no alignment, so TOP_LEFT is refused.
  * bias, mask, block_mask and lengths still count rows and keys of the tensors. Each side has its positions from exactly one of
  * the numbers, *_begins (with the step) and *_positions. Without the flag all these fields must be 0 or NULL, steps 0 or 1.
- * Differences of positions are exact up to 2^24 in FLOAT32 calls with ALiBi. */
+ * Differences of positions are exact up to 2^24 in FLOAT32 calls with ALiBi. On CUDA all positions must be below 2^29 (those of
+ * the numbers are checked, those of arrays are not), and alibi_slopes needs steps of 1 and no *_positions. */
 
 /* ---------------------------------------------------------------------------------------------------------------------
  * 5  FORWARD
@@ -329,7 +330,7 @@ typedef struct flash_attention_options_t {
  * Continuation. With FLASH_FLAG_CONTINUE, out and lse (then required) hold the result for other keys of the same rows, and the
  * call replaces them by the result for both sets of keys: the earlier result counts as one more key of score lse and value out.
  * Nothing has to be merged. Where lse is -infinity, out may hold anything. out should be FLOAT32 until the last call. A sink
- * belongs to one of the calls, the first: learnable_sink is refused with the flag. CPU only.
+ * belongs to one of the calls, the first: learnable_sink is refused with the flag.
  *
  * Statistics, if asked for:
  *
@@ -366,7 +367,7 @@ FLASH_API flash_status_t flash_attention_forward_workspace_size(const flash_tens
  * learnable_sink and dsink to one of the calls only, and no FLASH_FLAG_CONTINUE to any.
  *
  * Sums over calls. With FLASH_FLAG_ADD, dq, dk and dv are added to, not replaced; rows without a gradient stay as they are. They
- * must be FLOAT32 (FLOAT64 with FLOAT64 tensors). dbias and dsink are replaced as always. CPU only.
+ * must be FLOAT32 (FLOAT64 with FLOAT64 tensors). dbias and dsink are replaced as always.
  * delta. rowsum(dout * out) - dlse is the same for all parts of the keys. If given, options->delta is written by a call without
  * FLASH_FLAG_ADD, and read by a call with it; the latter does not read out, and dlse, which delta contains, must be NULL. */
 FLASH_API flash_status_t flash_attention_backward(const flash_tensor_t *dout, const flash_tensor_t *q, const flash_tensor_t *k,

@@ -52,6 +52,12 @@ def key_heads_repeated(heads_q: int, heads_k: int, ranks: int) -> int:
     return ranks // heads_k
 
 
+def can_share_heads(sizes: Sizes) -> bool:
+    """Whether scheme "heads" can divide the heads among the ranks of the first dimension."""
+    ranks = sizes.mesh[0]
+    return sizes.heads_q % ranks == 0 and (sizes.heads_k % ranks == 0 or ranks % sizes.heads_k == 0)
+
+
 def choose(sizes: Sizes, order: str, window: tuple[int, int]) -> tuple[str, str]:
     """A scheme for 'auto', and why."""
     if len(sizes.mesh) == 2:
@@ -62,10 +68,9 @@ def choose(sizes: Sizes, order: str, window: tuple[int, int]) -> tuple[str, str]
     if order == "contiguous" and min(window) >= 0 and max(window) <= sizes.tokens:
         return "halo", f"a row sees at most {max(window)} keys to a side, a rank has {sizes.tokens} tokens: only neighbours talk"
     needed = -(-HIDDEN_TOKENS * sizes.heads_k // sizes.heads_q)
-    divides = sizes.heads_q % ranks == 0 and (sizes.heads_k % ranks == 0 or ranks % sizes.heads_k == 0)
     if sizes.tokens >= needed:
         return "ring", f"a rank has {sizes.tokens} tokens; from {needed} on the keys of a step travel during its computation"
-    if divides:
+    if can_share_heads(sizes):
         return "heads", f"a rank has {sizes.tokens} tokens, fewer than the {needed} that hide a ring's keys"
     return "ring", f"{ranks} ranks do not divide {sizes.heads_q} query and {sizes.heads_k} key heads"
 

@@ -81,7 +81,7 @@ def context_parallel_attention(
 
     Raises
     ------
-    As attention. UnsupportedError on GPUs, whose kernels do not know positions yet, but for scheme "heads" without dropout.
+    As attention. UnsupportedError on GPUs for alibi_slopes, but with scheme "heads".
     """
     return_lse = switch(return_lse, "return_lse")
     q, k, v = arrays_of(q=q, k=k, v=v)
@@ -183,7 +183,7 @@ def chosen_scheme(given: Given, sizes: Sizes) -> tuple[str, str]:
     if given.scheme != "auto":
         return given.scheme, "requested"
     if jax.default_backend() == "gpu" and len(sizes.mesh) == 1 and sizes.mesh[0] > 1:
-        return "heads", "the CUDA kernels know no positions yet, and this scheme needs none"
+        return "heads", "on GPUs a ring needs the kernels that know positions, which are slower than those of whole sequences"
     return choose(sizes, given.order, given.window)
 
 

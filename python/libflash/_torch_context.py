@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from . import _context_layout as layouts
 from . import _torch_context_group as groups
-from ._context_choice import check_scheme, choose, explanation, key_heads_repeated
+from ._context_choice import can_share_heads, check_scheme, choose, explanation, key_heads_repeated
 from ._context_layout import Layout
 from ._context_shapes import check_shapes, check_tokens, documents_of, sizes_of
 from ._errors import InvalidError, UnsupportedError
@@ -88,8 +88,8 @@ def context_parallel_attention(
 
     Raises
     ------
-    As attention; InvalidError on all ranks for shards or options that differ. UnsupportedError for CUDA tensors, whose kernels do
-    not know positions yet, but with scheme "heads" in a group of one dimension, without dropout.
+    As attention; InvalidError on all ranks for shards or options that differ. UnsupportedError for CUDA tensors with alibi_slopes
+    whose shards are not neighbouring tokens: their kernels know ALiBi with order "contiguous" and with scheme "heads" only.
     """
     axes = groups.groups_of(group, mesh)
     arguments: list[Arguments] = []
@@ -111,6 +111,8 @@ def context_parallel_attention(
     if torch.is_autocast_enabled(q.device.type):
         q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
     plan = make_plan(q, k, v, given, axes, alibi_slopes)
+    if q.is_cuda:
+        groups.connect(plan.ranks.ring, q.device)
     out, lse = ContextParallel.apply(plan, q, k, v, learnable_sink)
     return (out, lse) if return_lse else out
 
@@ -153,9 +155,18 @@ def check_tensors(
     for name, heads in (("alibi_slopes", alibi_slopes), ("learnable_sink", learnable_sink)):
         if heads is not None and heads.shape[-1] != q.shape[-2]:
             raise InvalidError(f"{name} has shape {tuple(heads.shape)}; its last size must be the {q.shape[-2]} heads of q")
-    if q.is_cuda and (ranks.ring.size > 1 or (ranks.heads.size > 1 and given.numbers["dropout_p"])):
+    if q.is_cuda:
+        check_cuda(q, alibi_slopes, given, ranks)
+
+
+def check_cuda(q: Tensor, alibi_slopes: Tensor | None, given: Arguments, ranks: Ranks) -> None:
+    """What the CUDA kernels would refuse when the first messages are under way."""
+    if q.dtype == torch.float64:
+        raise UnsupportedError("q is float64, which runs on the CPU only")
+    if alibi_slopes is not None and ranks.ring.size > 1 and given.order != "contiguous":
         raise UnsupportedError(
-            "the CUDA kernels know no positions yet: on GPUs use scheme='heads' with a group of one dimension, without dropout"
+            "alibi_slopes is given and the tokens of a rank are not neighbours, which the CUDA kernels do not know: on GPUs use "
+            "order='contiguous', or scheme='heads' with a group of one dimension"
         )
 
 
@@ -177,9 +188,10 @@ def mesh_of(axes: tuple[Axis, ...]) -> tuple[int, ...]:
 def chosen_scheme(q: Tensor, k: Tensor, v: Tensor, given: Arguments, axes: tuple[Axis, ...]) -> tuple[str, str]:
     if given.scheme != "auto":
         return given.scheme, "requested"
-    if q.is_cuda and len(axes) == 1:
-        return "heads", "the CUDA kernels know no positions yet, and this scheme needs none"
-    return choose(sizes_of(q, k, v, mesh_of(axes)), given.order, given.window)
+    sizes = sizes_of(q, k, v, mesh_of(axes))
+    if q.is_cuda and len(axes) == 1 and axes[0].size > 1 and can_share_heads(sizes):
+        return "heads", "on GPUs a ring needs the kernels that know positions, which are slower than those of whole sequences"
+    return choose(sizes, given.order, given.window)
 
 
 def explain_context_parallel(

@@ -6,6 +6,7 @@ heads and pass keys. Token shards are numbered ring first: shard = ring rank * h
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +78,20 @@ def ranks_of(axes: tuple[Axis, ...], scheme: str) -> Ranks:
         return Ranks(*axes, None)
     (axis,) = axes
     return Ranks(axis, ALONE, axis.group) if scheme == "heads" else Ranks(ALONE, axis, axis.group)
+
+
+_connected: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def connect(axis: Axis, device: torch.device) -> None:
+    """Let all ranks of a group of GPUs communicate once. NCCL connects them then, and needs all of them for it; in a step of a
+    ring some ranks may have nothing to send.
+    """
+    group = dist.group.WORLD if axis.group is None else axis.group
+    if axis.size == 1 or group in _connected:
+        return
+    dist.all_reduce(torch.zeros(1, device=device), group=group)
+    _connected.add(group)
 
 
 class Exchange:

@@ -9,6 +9,7 @@ float32 and are added in the order of the steps. The keys of the next step are o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -47,12 +48,12 @@ class Schedule:
         options = dict(self.options)
         packed = self.layout.cu_seqlens is not None
         if packed:
-            options["cu_seqlens_q"] = tensor_of(rows.cu_seqlens, q)
-            options["cu_seqlens_k"] = tensor_of(columns.cu_seqlens, q)
+            options["cu_seqlens_q"] = tensor_of(rows.cu_seqlens, q.device)
+            options["cu_seqlens_k"] = tensor_of(columns.cu_seqlens, q.device)
         if self.ranks.ring.size == 1:  # all rows and all keys: their numbers are their positions
             return options
         batch = None if packed else q.shape[0]
-        return options | side("row", rows, q, batch) | side("column", columns, q, batch)
+        return options | side("row", rows, q.device, batch) | side("column", columns, q.device, batch)
 
     def forward_call(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, columns: Places, first: bool) -> None:
         options = self.call_options(q, self.places(self.ranks.ring.rank), columns)
@@ -177,15 +178,34 @@ def lse_shape(q: Tensor) -> tuple[int, ...]:
     return (q.shape[0], q.shape[2], q.shape[1]) if q.ndim == 4 else (q.shape[1], q.shape[0])
 
 
-def tensor_of(numbers: np.ndarray, like: Tensor) -> Tensor:
-    return torch.from_numpy(np.array(numbers, dtype=np.int32, order="C")).to(like.device)
+def tensor_of(numbers: np.ndarray, device: torch.device) -> Tensor:
+    """The numbers as int32 on the device. On GPUs copies are kept: a copy for each step would hold up the host."""
+    made = np.array(numbers, dtype=np.int32, order="C")
+    return _copied(made.tobytes(), made.shape, device) if device.type == "cuda" else torch.from_numpy(made)
 
 
-def side(name: str, places: Places, q: Tensor, batch: int | None) -> dict[str, Any]:
-    """Where rows or keys stand: one number if they are neighbours."""
+@lru_cache(maxsize=64)
+def _copied(numbers: bytes, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    return torch.frombuffer(bytearray(numbers), dtype=torch.int32).reshape(shape).to(device)
+
+
+def side(name: str, places: Places, device: torch.device, batch: int | None) -> dict[str, Any]:
+    """Where rows or keys stand: one number for each sequence if those of a sequence are neighbours. batch: None if packed."""
     positions = places.positions
     if batch is None:
-        return {f"{name}_positions": tensor_of(positions, q)}
-    if len(positions) == 0 or positions[-1] - positions[0] == len(positions) - 1:
+        starts = places.cu_seqlens[:-1]
+        if are_neighbours(positions, starts):
+            begins = np.append(positions, 0)[starts] * (places.counts > 0)
+            return {f"{name}_begin": tensor_of(begins, device)}
+        return {f"{name}_positions": tensor_of(positions, device)}
+    if are_neighbours(positions, np.zeros(1, dtype=np.int64)):
         return {f"{name}_begin": int(positions[0]) if len(positions) else 0}
-    return {f"{name}_positions": tensor_of(np.broadcast_to(positions, (batch, len(positions))), q)}
+    return {f"{name}_positions": tensor_of(np.broadcast_to(positions, (batch, len(positions))), device)}
+
+
+def are_neighbours(positions: np.ndarray, starts: np.ndarray) -> bool:
+    """Whether within each sequence, which begin at `starts`, each position follows that before it."""
+    follows = np.ones(len(positions) + 1, dtype=bool)
+    follows[1:-1] = np.diff(positions) == 1
+    follows[starts] = True
+    return bool(follows.all())

@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -44,6 +44,17 @@ ATTENTION_KERNELS_WITH_LONG_SUMS = {
     "f32-128-sums": ("f32_", 128, "128, 32", "32, 64, 1", 64),
     "bf16-256-sums-small": ("bf16_", 256, "64, 64", "32, 32, 1", 32),
 }
+
+# Kernels and cases of parts.cpp: float32 and 16 bits, with one, two and four warps for each 32 keys, long sums.
+PART_KERNELS = {
+    "bf16-64": ATTENTION_KERNELS["bf16-64"],
+    "f16-128": ATTENTION_KERNELS["f16-128"],
+    "bf16-256": ("bf16_", 256, "64, 64", "32, 32, 1"),
+    "f32-64": ATTENTION_KERNELS["f32-64"],
+    "f32-128": ATTENTION_KERNELS["f32-128"],
+    "bf16-64-sums": ATTENTION_KERNELS_WITH_LONG_SUMS["bf16-64-sums"],
+}
+PART_CASES = ((1, 0, 0), (1, 1, 1))
 
 # Magnitude of the inputs, rare options, deterministic. The slowest cases take half a minute each.
 CASES = ((1, 0, 0), (1, 1, 0), (4, 0, 1), (4, 1, 1))
@@ -145,6 +156,10 @@ def attention(dtype: str, head_dim: int, forward: str, backward: str, keys_per_s
     )
 
 
+def parts(*sizes: Any) -> Program:
+    return attention(*sizes)._replace(source="parts.cpp")
+
+
 def decode(dtype: str, head_dim: int, tile: str) -> Program:
     defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "DECODE_TILE": tile}
     return Program("decode.cpp", ("sm80/decode.cuh",), tuple(defines.items()))
@@ -187,6 +202,7 @@ ATTENTION_RUNS = runs(
     {name: attention(*sizes) for name, sizes in (ATTENTION_KERNELS | ATTENTION_KERNELS_WITH_LONG_SUMS).items()},
     lambda name: CASES[1:3] if name.endswith("small") else CASES,
 )
+PART_RUNS = runs({name: parts(*sizes) for name, sizes in PART_KERNELS.items()}, lambda _: PART_CASES)
 DECODE_RUNS = [
     *runs({name: decode(*sizes) for name, sizes in DECODE_KERNELS.items()}, lambda _: DECODE_CASES),
     *runs({name: decode(*sizes) for name, sizes in DECODE_KERNELS_OF_TWO_HEADS.items()}, lambda _: TWO_HEADS),
@@ -239,7 +255,8 @@ def compile_to(folder: Path, program: Program) -> None:
         assert changed != source
         (folder / "cuda" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "cuda" / name).write_text(changed)
-    optimization = "-O1" if program.source == "attention.cpp" else "-O2"  # it runs for less time than it is compiled
+    short = program.source in ("attention.cpp", "parts.cpp")  # they run for less time than they are compiled
+    optimization = "-O1" if short else "-O2"
     command = [CXX, "-std=c++17", optimization, "-fno-strict-aliasing", "-fno-pie", "-no-pie", "-w", "-fpermissive"]
     command += [f"-D{name}={value}" for name, value in (*program.defines, ("__CUDA_ARCH__", 900))]
     # The changed headers come first, then the emulated instructions, then the library's headers.
@@ -296,6 +313,11 @@ def output(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.parametrize("run", ATTENTION_RUNS)
 def test_attention_against_double(output: Callable[[Run], str], run: Run) -> None:
     output(run)
+
+
+@pytest.mark.parametrize("run", PART_RUNS)
+def test_parts_against_double(output: Callable[[Run], str], run: Run) -> None:
+    assert output(run).count("ok ") == (6 if run.arguments[1] else 5)
 
 
 @pytest.mark.parametrize("run", DECODE_RUNS)

@@ -72,8 +72,38 @@ struct DqAccumulator {
             WarpQuad::add(mine + i * 128, lane, dq[i / kBlocks][i % kBlocks]);
     }
 
+    // Writes one unit of rows to floats, or adds it to them.
+    __device__ static __forceinline__ void convert_to_floats(const BackwardParams& params) {
+        const TileCoordinates work = tile_coordinates<kUnitRows>(params.query_schedule, params.q_lengths, params.batch);
+        if (work.batch < 0) return;
+        const SequenceRows rows = SequenceRows::of(params.q_lengths, work.batch);
+        const int64_t first_unit = QueryUnits::first(params, work.batch, work.head, rows.start);
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+        const int col = warp / kRowWarps * kBlocks * 8 + lane % 4 * 2;
+        const int row_limit = params.adds ? rows.length : rows.owned;
+        float* dq = static_cast<float*>(params.dq.data) + work.batch * params.dq.batch + work.head * params.dq.head +
+                    rows.start * params.dq.row + col;
+        constexpr int kAll = kSlabs * kBlocks;
+#pragma unroll 1
+        for (int i = 0; i < kUnitRows / kBlockM * kAll; ++i) {
+            const int tile = work.tile * (kUnitRows / kBlockM) + i / kAll, block = i % kAll, first = block % kBlocks * 8;
+            const float* mine = params.dq_accumulator + tile_offset(first_unit, tile) + warp * kWarpFloats;
+            float x[4];
+            WarpQuad::load(mine + block * 128, lane, x);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const int row = tile * kBlockM + (warp % kRowWarps * kSlabs + block / kBlocks) * 16 + e / 2 * 8 + lane / 4;
+                if (row >= row_limit || col + first + e % 2 >= params.head_dim) continue;
+                float* const place = dq + row * params.dq.row + first + e % 2;
+                const float sum = row < rows.length ? x[e] * (undo_exponent_shift<T>() * params.softmax_scale) : 0.0f;
+                *place = params.adds ? *place + sum : sum;
+            }
+        }
+    }
+
     // Converts one unit of rows to dq. All warps of the thread block call it; `shared` holds one tile.
     __device__ static __forceinline__ void convert(const BackwardParams& params, char* shared) {
+        if (params.wide_dq) return convert_to_floats(params);
         using QTile = SharedTile<kBlockM, kHeadDim>;
         const TileCoordinates work = tile_coordinates<kUnitRows>(params.query_schedule, params.q_lengths, params.batch);
         if (work.batch < 0) return;

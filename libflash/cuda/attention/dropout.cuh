@@ -131,6 +131,22 @@ __device__ __forceinline__ uint32_t keep_bits_transposed(const DropoutParams& dr
     return keep;
 }
 
+// Where rows or keys of the tensors are not those that dropout counts, four neighbouring keys need not have words of one call. So
+// each element has a call of its own. position_of(row) and position_of_key(col) give what dropout counts.
+template <int kCount, class RowOf, class ColOf>
+__device__ __forceinline__ uint32_t keep_bits_of_elements(const DropoutParams& dropout, uint32_t batch_head, const RowOf& row_of,
+                                                          const ColOf& col_of) {
+    uint32_t keep = 0;
+#pragma unroll 1
+    for (int i = 0; i < kCount; ++i) {
+        const int col = col_of(i);
+        const uint4 w = dropout_words(dropout, batch_head, row_of(i), col);
+        const uint32_t low = col & 1 ? w.y : w.x, high = col & 1 ? w.w : w.z;
+        keep |= ((col & 2 ? high : low) >= dropout.threshold ? 1u : 0u) << i;
+    }
+    return keep;
+}
+
 // Sets the probabilities that dropout removes to 0. `keep` from keep_bits() with the default order; element_of(i, n, e) is the
 // element of row i, block n and column e.
 template <int kRows, class ElementAt>

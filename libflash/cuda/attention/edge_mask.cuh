@@ -33,6 +33,20 @@ __device__ __forceinline__ void mask_edge(const Tiles& tiles, int first_col, con
     });
 }
 
+// The same with the range of each row in shared memory: seen[row - first_row_of_tile] (shard.cuh).
+template <class ForRows>
+__device__ __forceinline__ void mask_edge_by_ranges(const int2* seen, int first_row_of_tile, int first_col,
+                                                    const ForRows& for_rows) {
+    for_rows([&](int row, const auto& for_scores) {
+        const int2 keys = seen[row - first_row_of_tile];
+        const int begin = keys.x - first_col, end = keys.y - first_col;
+        for_scores([&](float& score, int col) {
+            const bool hides = col < begin || col >= end;
+            if (hides) score = -INFINITY;
+        });
+    });
+}
+
 // The same for transposed scores, whose accumulator has a row for each key. first_row and first_key: of the lane. A hidden
 // element becomes `hidden`: -infinity for a score, 0 for a probability.
 template <class Tiles, class Accumulator>
@@ -46,6 +60,19 @@ __device__ __forceinline__ void mask_edge_transposed(const Tiles& tiles, int fir
         for_scores([&](float& score, int row) {
             const bool hides = row < begin || row >= end;
             if (hides) score = hidden;
+        });
+    });
+}
+
+// The same for transposed scores with the range of rows of each key in shared memory. seen: of the lane's first key.
+template <class Accumulator>
+__device__ __forceinline__ void mask_edge_transposed_by_ranges(const int2* seen, int first_row, Accumulator& scores) {
+    for_accumulator_rows(scores, [&](int a, int r, const auto& for_scores) {
+        const int2 rows = seen[a * 16 + r * 8];
+        const int begin = rows.x - first_row, end = rows.y - first_row;
+        for_scores([&](float& score, int row) {
+            const bool hides = row < begin || row >= end;
+            if (hides) score = -INFINITY;
         });
     });
 }

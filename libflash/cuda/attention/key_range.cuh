@@ -27,6 +27,16 @@ struct KeyRange {
         end = last_row < first_row || last_col <= first_col ? begin : (last_col + kBlockN - 1) / kBlockN;
     }
 
+    // Of a shard with positions: replaces all but first_row and length_k. Rows `first` and `last` of the tile see these keys.
+    // is_edge() then asks whether the tile is within the keys that both see.
+    __device__ __forceinline__ void set_ranges(int2 of_first, int2 of_last) {
+        shift = 0;
+        right = of_first.y - 1 - first_row;
+        left = first_row + kBlockM - 1 - of_last.x;
+        begin = of_first.x / kBlockN;
+        end = of_last.y <= of_first.x ? begin : (of_last.y + kBlockN - 1) / kBlockN;
+    }
+
     // Whether any score of the query tile and this key tile is masked by these rules.
     __device__ __forceinline__ bool is_edge(int tile) const {
         const int first_col = tile * kBlockN, last_col = first_col + kBlockN - 1;

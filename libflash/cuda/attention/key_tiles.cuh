@@ -18,6 +18,17 @@ struct KeyTiles : KeyRange<kBlockM, kBlockN> {
     __device__ __forceinline__ void init(const MaskParams& mask, const BlockMaskParams& blocks, const TileCoordinates& work,
                                          const SequenceRows& q, const SequenceRows& k) {
         Range::init(mask, work.tile, q.length, k.length);
+        set_blocks(blocks, work);
+    }
+    // Of a shard with positions: seen[i] are the keys that row i of the tile sees (shard.cuh).
+    __device__ __forceinline__ void init(const MaskParams& mask, const BlockMaskParams& blocks, const TileCoordinates& work,
+                                         const SequenceRows& q, const SequenceRows& k, const int2* seen) {
+        Range::init(mask, work.tile, q.length, k.length);
+        const int last = min(kBlockM, q.length - first_row) - 1;
+        if (last >= 0) Range::set_ranges(seen[0], seen[last]);
+        set_blocks(blocks, work);
+    }
+    __device__ __forceinline__ void set_blocks(const BlockMaskParams& blocks, const TileCoordinates& work) {
         mask_row = nullptr;
         list = nullptr;
         list_count = 0;

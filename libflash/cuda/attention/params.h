@@ -89,6 +89,23 @@ struct ScheduleParams {
     bool paired;          // `tiles` counts pairs of a late and an early tile, which all take the same time (causal)
 };
 
+// Where the rows of one side stand in the whole sequence: begin + i * step, or an array. All positions are below
+// kUnboundedWindow.
+struct PositionsParams {
+    const int32_t* begins;   // [batch], instead of begin; or nullptr
+    const int32_t* of_rows;  // one number per row, instead of both: [row] (packed) or [batch, row]; or nullptr
+    int64_t batch_stride;    // of of_rows
+    int32_t begin, step;
+};
+
+// A shard: the call has some of the rows, keys, sequences or heads of a problem. Only the general instances of sm80 support it.
+struct ShardParams {
+    PositionsParams rows, columns;
+    const int32_t* sequences;  // what dropout counts as batch: [batch]; nullptr: 0, 1, ...
+    int32_t head_begin, heads_total;
+    bool has_positions;
+};
+
 struct ForwardParams {
     RowsParams q, k, v, out;
     RowStatisticsParams lse;
@@ -107,6 +124,9 @@ struct ForwardParams {
     bool vector_out;          // the same for writing rows of out
     int32_t first_work_tile;  // of a launch (ForwardPlan::blocks_at_once)
     float* long_sums;         // in the workspace (attention/long_sums.h); nullptr: all sums stay in the accumulators
+    ShardParams shard;
+    bool continues;  // out and lse hold the result for other keys, which the call takes in
+    bool wide_out;   // out is float beside 16-bit inputs
 };
 
 // What the backward kernels read for a query row besides its tensors; {+infinity, 0} for a row that does not take part.
@@ -137,10 +157,10 @@ struct ScoreGradientParams {
 // A launch of the dK/dV kernel. There are several where sums are long (attention/long_sums.h).
 struct BackwardPart {
     int32_t first_work_tile;
-    int32_t first_head, heads;   // query heads, among those that share a key head
-    int32_t first_row, end_row;  // query rows of each sequence: multiples of kUnitRows, or the largest integer
-    float* sums;                 // in the workspace (attention/gradient_sums.cuh); nullptr: a key tile has one launch only
-    bool first, last;            // of the launches of a key tile
+    int32_t first_head, heads;     // query heads, among those that share a key head
+    int32_t first_row, end_row;    // query rows of each sequence: multiples of kUnitRows, or the largest integer
+    float* sums;                   // in the workspace (attention/gradient_sums.cuh); nullptr: a key tile has one launch only
+    bool first, last;              // of the launches of a key tile
     int32_t thread_blocks_before;  // of all launches before this one (BackwardParams::next_work_tile counts on)
 };
 
@@ -172,6 +192,10 @@ struct BackwardParams {
     int32_t* dq_counters;  // one for each turn of each query tile
     int32_t* next_work_tile;
     BackwardPart part;  // set for each launch of the dK/dV kernel
+    ShardParams shard;
+    RowStatisticsParams delta;       // of the caller: read if `adds`, else written
+    bool adds;                       // dq, dk and dv are added to
+    bool wide_dq, wide_dk, wide_dv;  // float beside 16-bit inputs
 };
 
 }  // namespace libflash::cuda

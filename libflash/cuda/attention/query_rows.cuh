@@ -10,6 +10,7 @@
 #include "cuda/attention/query_tiles.cuh"
 #include "cuda/attention/schedule.cuh"
 #include "cuda/attention/scores.cuh"
+#include "cuda/attention/shard.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/ptx/math.cuh"
@@ -46,7 +47,9 @@ struct QueryRows {
     // Shared memory: Q, dO, K, V, softmax statistics of the rows.
     static constexpr int kKeysAt = 2 * QTile::kBytes;
     static constexpr int kStatisticsAt = kKeysAt + 2 * KvTile::kBytes;
-    static constexpr int kSharedBytes = kStatisticsAt + kBlockM * static_cast<int>(sizeof(SoftmaxStatistics));
+    using Shard = ShardTile<kBlockM>;  // of the general instance
+    static constexpr int kShardAt = kStatisticsAt + kBlockM * static_cast<int>(sizeof(SoftmaxStatistics));
+    static constexpr int kSharedBytes = kShardAt + (kGeneral ? static_cast<int>(sizeof(Shard) + 15) / 16 * 16 : 0);
 
     const BackwardParams& params;
     char* shared;
@@ -69,7 +72,23 @@ struct QueryRows {
         q_rows = SequenceRows::of(params.q_lengths, work.batch);
         k_rows = SequenceRows::of(params.k_lengths, work.batch);
         tiles.init(params.mask, params.block_rows, work, q_rows, k_rows);
+        if constexpr (kGeneral) begin_shard();
     }
+    // With positions the key tiles follow from those that the first and the last row see. All threads compute the same.
+    __device__ __forceinline__ void begin_shard() {
+        if (!params.shard.has_positions) return;
+        const int last = min(tiles.first_row + kBlockM, q_rows.length) - 1;
+        if (last < tiles.first_row) return;
+        const ShardRows all = shard_rows();
+        tiles.set_ranges(all.keys_of(tiles.first_row), all.keys_of(last));
+        tiles.set_blocks(params.block_rows, work);
+    }
+    __device__ __forceinline__ ShardRows shard_rows() const {
+        ShardRows all;
+        all.init(params.shard, params.mask, q_rows, k_rows, work.batch);
+        return all;
+    }
+    __device__ __forceinline__ Shard& shard() const { return *reinterpret_cast<Shard*>(shared + kShardAt); }
 
     template <class Tile>
     __device__ __forceinline__ void load(int offset, const RowsParams& rows, int head, const SequenceRows& sequence, int first,
@@ -90,6 +109,11 @@ struct QueryRows {
         if (thread < kCopies)
             cp_async_16(smem() + kStatisticsAt + thread * 16, params.softmax_statistics + row + thread * 2, true);
         cp_async_commit();
+        if constexpr (kGeneral) {
+            const ShardRows all = shard_rows();
+            for (int i = thread; i < kBlockM; i += kThreads) shard().seen[i] = all.keys_of(tiles.first_row + i);
+            if (thread == 0) shard().set(all, params.shard, work);
+        }
     }
     __device__ __forceinline__ void load_keys(int tile) {
         const int head = work.head / params.group_size;
@@ -174,7 +198,16 @@ struct QueryRows {
 
     // Applies the causal mask, the window and the length.
     __device__ __forceinline__ void mask_edge(Scores& s, int tile, int first) const {
-        if (tiles.is_edge(tile)) mask_edge_by_element(tiles, [&](const auto& rule) { for_all(s, tile, first, rule); });
+        if (!tiles.is_edge(tile)) return;
+        const auto all = [&](const auto& rule) { for_all(s, tile, first, rule); };
+        if constexpr (kGeneral) {
+            all([&](float& score, int row, int col) {
+                const int2 keys = shard().seen[row - tiles.first_row];
+                if (col < keys.x || col >= keys.y) score = -INFINITY;
+            });
+        } else {
+            mask_edge_by_element(tiles, all);
+        }
     }
 
     // Probabilities from scores in base-2 units (kGeneral) or from dot products.
@@ -212,7 +245,7 @@ struct QueryRows {
             }
         });
         ScoreRules<T> rules;
-        rules.init(rare, work.batch, work.head, rows, cols);
+        rules.init(rare, work.batch, work.head, shard().all.alibi_shift);
         add_and_hide<T>(rare, rules, all, each);
         mask_edge(s, tile, first);
         exponentiate(s);
@@ -225,8 +258,16 @@ struct QueryRows {
         const DropoutParams& dropout = params.rare.dropout;
         static_assert(!kGeneral || (kSlabs == 1 && kBlocks == 2), "one bit for each of 8 elements");
         // In the order of the elements of dp.
-        const uint32_t keep = keep_bits<2, 2, 4>(dropout, dropout_head(work.batch, params.heads_q, work.head),
-                                                 tile * kBlockN + first, lane, [&](int r) { return row_of(0, 2 * r); });
+        const Shard& of = shard();
+        const auto row = [&](int r) { return row_of(0, 2 * r); };
+        uint32_t keep;
+        if (of.all.has_positions) {
+            keep = keep_bits_of_elements<8>(
+                dropout, of.batch_head, [&](int i) { return of.all.rows.at(row(i >> 1 & 1)); },
+                [&](int i) { return of.all.columns.at(col_of(tile, first, i / 4, i & 1)); });
+        } else {
+            keep = keep_bits<2, 2, 4>(dropout, of.batch_head, tile * kBlockN + first, lane, row);
+        }
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
             float& x = dp[0][i / 4][i % 4];

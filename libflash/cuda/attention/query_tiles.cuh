@@ -33,6 +33,16 @@ struct QueryTiles {
         end = min(end, params.part.end_row / kBlockM);
     }
 
+    // Of a shard with positions, after init(): the first and the last key of the tile are seen by these rows. is_edge() then asks
+    // whether all rows of a tile see both.
+    __device__ __forceinline__ void set_ranges(const BackwardParams& params, int2 of_first, int2 of_last) {
+        shift = 0;
+        right = first_col + kBlockN - 1 - of_last.x;
+        left = of_first.y - 1 - first_col;
+        begin = max(of_first.x / kBlockM, params.part.first_row / kBlockM);
+        end = of_last.y <= of_first.x ? begin : min((of_last.y + kBlockM - 1) / kBlockM, params.part.end_row / kBlockM);
+    }
+
     // The smallest visible tile above `tile` for this query head, or -1. `cursor` is the number of list entries passed; start
     // with tile = begin - 1 and cursor = 0.
     __device__ __forceinline__ int next(const BlockMaskParams& blocks, int head, int tile, int& cursor) const {

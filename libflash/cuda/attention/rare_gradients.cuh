@@ -18,10 +18,12 @@ struct GradientElement {
 
 // From dot products s and dp to p and dS, the gradient of the scaled dot product before the softcap. at(i) gives element i of
 // kCount; bit i of `keep` says whether dropout keeps it; mask_edge() sets the scores that the mask hides to -infinity. `tiles`: a
-// QueryTiles. Each step updates dp as soon as its factor is known, so that no other values are kept.
+// QueryTiles. alibi_shift: the key at distance 0 of row 0. Each step updates dp as soon as its factor is known, so that no other
+// values are kept.
 template <class T, int kCount, class Tiles, class ElementAt, class MaskEdge>
-__device__ __forceinline__ void apply_rare_options(const RareParams& rare, float softmax_scale, const Tiles& tiles, int head,
-                                                   uint32_t keep, const ElementAt& at, const MaskEdge& mask_edge) {
+__device__ __forceinline__ void apply_rare_options(const RareParams& rare, float softmax_scale, const Tiles& tiles,
+                                                   int alibi_shift, int head, uint32_t keep, const ElementAt& at,
+                                                   const MaskEdge& mask_edge) {
     const auto for_all = [&](const auto& rule) {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
@@ -43,7 +45,7 @@ __device__ __forceinline__ void apply_rare_options(const RareParams& rare, float
         x.dp = ((keep >> i & 1 ? x.dp * rare.dropout.keep_factor : 0.0f) - x.delta) * slope;
     }
     ScoreRules<T> rules;
-    rules.init(rare, tiles.batch, head, tiles.length_q, tiles.length_k);
+    rules.init(rare, tiles.batch, head, alibi_shift);
     add_and_hide<T>(rare, rules, for_all, for_each);
     mask_edge();
 #pragma unroll

@@ -44,13 +44,13 @@ __device__ constexpr float undo_exponent_shift() {  // 2^-exponent_shift()
 template <class T>
 struct ScoreRules {
     float slope;
-    int bottom_right;  // length_k - length_q: where ALiBi's distance is 0, independent of the alignment of the causal mask
+    int alibi_shift;   // the key where ALiBi's distance from row 0 is 0: length_k - length_q, whatever the mask's alignment
     const void* bias;  // or nullptr
     const uint8_t* mask;
 
-    __device__ __forceinline__ void init(const RareParams& rare, int batch, int head, int length_q, int length_k) {
+    __device__ __forceinline__ void init(const RareParams& rare, int batch, int head, int shift) {
         slope = rare.alibi_slopes.data ? head_number<T>(rare.alibi_slopes, batch, head) : 0.0f;
-        bottom_right = length_k - length_q;
+        alibi_shift = shift;
         const int64_t bias_start = batch * rare.bias.stride[0] + head * rare.bias.stride[1];
         bias = rare.bias.data
                    ? static_cast<const char*>(rare.bias.data) + bias_start * (rare.bias.is_float ? sizeof(float) : sizeof(T))
@@ -98,8 +98,8 @@ __device__ __forceinline__ void add_and_hide(const RareParams& rare, const Score
                                              const ForEach& for_each) {
     if (rare.alibi_slopes.data) {
         const float slope = rules.slope;
-        const int bottom_right = rules.bottom_right;
-        for_all([&](float& score, int row, int col) { subtract_alibi(score, slope, row + bottom_right, col); });
+        const int alibi_shift = rules.alibi_shift;
+        for_all([&](float& score, int row, int col) { subtract_alibi(score, slope, row + alibi_shift, col); });
     }
     const auto at = [](const ScoreParams& tensor, int row, int col) { return row * tensor.stride[2] + col * tensor.stride[3]; };
     if (rules.bias && rare.bias.is_float) {

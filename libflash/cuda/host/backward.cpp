@@ -1,6 +1,7 @@
 // Backward: fills the kernel parameters from the problem and the plan, and launches the kernels.
 #include "cuda/host/launch.h"
 #include "cuda/host/problem_params.h"
+#include "cuda/host/shard_options.h"
 #include "cuda/kernels.h"
 
 namespace libflash::cuda {
@@ -30,6 +31,11 @@ void fill_in_gradients(BackwardParams& params, const AttentionProblem& problem) 
     params.dlse = row_statistics_params(problem.dlse);
     params.dsink = head_gradient_params(problem.dsink);
     params.dbias = score_gradient_params(problem.dbias);
+    params.delta = row_statistics_params(problem.delta);
+    params.adds = problem.adds;
+    params.wide_dq = is_wide(problem, problem.dq);
+    params.wide_dk = is_wide(problem, problem.dk);
+    params.wide_dv = is_wide(problem, problem.dv);
 }
 
 BackwardParams make_params(const AttentionProblem& problem, const BackwardPlan& plan, char* workspace) {
@@ -45,6 +51,7 @@ BackwardParams make_params(const AttentionProblem& problem, const BackwardPlan& 
     params.query_tile_schedule = plan.query_tile_schedule;
     params.vector_loads = plan.vector_loads;
     params.vector_out = plan.vector_out;
+    params.shard = shard_params(problem);
     params.softmax_statistics = reinterpret_cast<SoftmaxStatistics*>(workspace + plan.workspace.offset("statistics"));
     if (!plan.dq_kernel) params.dq_accumulator = reinterpret_cast<float*>(workspace + plan.workspace.offset("dq_accumulator"));
     if (plan.fixed_order) {

@@ -4,6 +4,7 @@
 #include "cuda/host/limits.h"
 #include "cuda/host/long_sums.h"
 #include "cuda/host/problem_params.h"
+#include "cuda/host/shard_options.h"
 #include "cuda/host/tile_schedule.h"
 #include "cuda/kernels.h"
 
@@ -16,8 +17,10 @@ bool fits_vectors(const AttentionProblem& problem, const TensorView& tensor, int
 }
 
 bool stores_in_vectors(const AttentionProblem& problem) {
-    return fits_vectors(problem, problem.dq, problem.head_dim) && fits_vectors(problem, problem.dk, problem.head_dim) &&
-           fits_vectors(problem, problem.dv, problem.head_dim_v);
+    const auto fits = [&](const TensorView& tensor, int64_t channels) {
+        return rows_fit_vectors(rows_params(tensor), channels, is_wide(problem, tensor) ? 4 : element_bytes(problem.dtype));
+    };
+    return fits(problem.dq, problem.head_dim) && fits(problem.dk, problem.head_dim) && fits(problem.dv, problem.head_dim_v);
 }
 
 // Workspace units of a head; see QueryUnits.

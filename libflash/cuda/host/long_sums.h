@@ -18,6 +18,7 @@ constexpr int64_t kBlocksAtOnce = 16;
 inline int64_t longest_sum(const AttentionProblem& problem, int tile_q) {
     const int64_t keys = problem.k_rows.max_length;
     const MaskRule& rule = problem.mask_rule;
+    if (problem.has_positions) return keys;  // rows that are neighbours in the tensor may be far apart
     if (rule.left >= keys || rule.right >= keys) return keys;
     return std::min(keys, rule.left + rule.right + tile_q);
 }
@@ -34,6 +35,7 @@ inline void plan_long_sums(ForwardPlan& plan, const KernelConfig& config, const 
 inline int64_t longest_gradient_sum(const AttentionProblem& problem, int tile_k) {
     const int64_t rows = problem.q_rows.max_length;
     const MaskRule& rule = problem.mask_rule;
+    if (problem.has_positions) return rows;
     if (rule.left >= rows || rule.right >= rows) return rows;
     return std::min(rows, rule.left + rule.right + tile_k);
 }

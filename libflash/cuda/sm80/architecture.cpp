@@ -1,4 +1,5 @@
-// The architecture sm80: its kernels support every problem of forward and backward but parts of problems (host/shard_options.h).
+// The architecture sm80: its kernels support every problem of forward and backward but a few with positions, and statistics of
+// rows (host/shard_options.h).
 // decode_capabilities.cpp names the options of decode that they lack.
 #include "cuda/architecture.h"
 #include "cuda/attention/decode_params.h"
@@ -11,7 +12,7 @@ namespace libflash::cuda {
 namespace {
 
 bool supports(const KernelConfig&, const AttentionProblem& problem, std::string* why) {
-    return has_no_shard_options(problem, why);
+    return supports_shard_options(problem, why);
 }
 
 // Shared memory that a GPU must have for a kernel; 0: fits every GPU.

@@ -7,6 +7,7 @@
 #include "cuda/attention/backward_steps.cuh"
 #include "cuda/attention/dq_accumulator.cuh"
 #include "cuda/params.h"
+#include "cuda/sm80/delta.cuh"
 #include "cuda/sm80/dk_dv.cuh"
 #include "cuda/sm80/dk_dv_f32.cuh"
 #include "cuda/sm80/dq.cuh"
@@ -60,6 +61,22 @@ __global__ void __launch_bounds__(BackwardRow<Kernel>::template Queries<kGeneral
     body.run();
 }
 
+template <class Kernel>
+__global__ void __launch_bounds__(SoftmaxStatisticsOf<Kernel>::kThreads)
+    delta_kernel(const __grid_constant__ BackwardParams params) {
+    Delta<SoftmaxStatisticsOf<Kernel>> unit{{params, {}, {}}};
+    unit.run(kUnitRows * Kernel::config.head_dim);
+}
+
+// Softmax statistics, and delta of the caller.
+template <class Kernel>
+int launch_statistics(const BackwardPlan& plan, const BackwardParams& params, cudaStream_t stream) {
+    int error = cudaSuccess;
+    if (!params.delta.data || !params.adds) error = enqueue(softmax_statistics_kernel<Kernel>, plan.statistics, params, stream);
+    if (error == cudaSuccess && params.delta.data) error = enqueue(delta_kernel<Kernel>, plan.statistics, params, stream);
+    return error;
+}
+
 // dK/dV, then dq. A launch with no blocks in the plan does nothing.
 template <class Kernel, bool kGeneral>
 int launch_gradients(const BackwardPlan& plan, const BackwardParams& params, cudaStream_t stream) {
@@ -102,7 +119,7 @@ int launch_backward(const BackwardPlan& plan, const BackwardParams& params, void
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
     const auto launch_gradients = plan.instance.number == kGeneralInstance.number ? sm80::launch_gradients<Kernel, true>
                                                                                   : sm80::launch_gradients<Kernel, false>;
-    int error = enqueue(softmax_statistics_kernel<Kernel>, plan.statistics, params, cuda_stream);
+    int error = sm80::launch_statistics<Kernel>(plan, params, cuda_stream);
     if (error == cudaSuccess) error = launch_gradients(plan, params, cuda_stream);
     if (error == cudaSuccess) error = enqueue(dsink_kernel<Kernel>, plan.dsink, params, cuda_stream);
     if (error == cudaSuccess) error = enqueue(dbias_kernel<Kernel>, plan.dbias, params, cuda_stream);

@@ -2,6 +2,7 @@
 #include "cuda/host/backward_plan.h"
 #include "cuda/attention/query_rows_tiles.h"
 #include "cuda/host/problem_params.h"
+#include "cuda/host/shard_options.h"
 #include "cuda/host/tile_schedule.h"
 #include "cuda/kernels.h"
 #include "cuda/sm80/plan.h"
@@ -10,9 +11,9 @@ namespace libflash::cuda::sm80 {
 
 BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties& device) {
     const KernelConfig& config = kernel.config;
-    const bool general = has_rare_options(problem) || !backward_loads_in_vectors(problem);
-    BackwardPlan plan = common_backward_plan(kernel, problem, general ? kGeneralInstance : kPlainInstance, device,
-                                             problem.request.deterministic);
+    const bool general = has_rare_options(problem) || has_shard_options(problem) || !backward_loads_in_vectors(problem);
+    BackwardPlan plan =
+        common_backward_plan(kernel, problem, general ? kGeneralInstance : kPlainInstance, device, problem.request.deterministic);
     const int element = element_bytes(config.dtype), tile_q = query_rows_tile_q(config.head_dim, general, element);
     plan.query_tile_schedule = schedule_params(problem.q_rows, problem.batch, problem.heads_q, tile_q, key_bytes(problem),
                                                problem.mask_rule.right < MaskRule::kUnbounded);

@@ -14,12 +14,14 @@
 #include "cuda/attention/params.h"
 #include "cuda/attention/query_tiles.cuh"
 #include "cuda/attention/schedule.cuh"
+#include "cuda/attention/shard.cuh"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/sm80/backward_tiles.h"
 #include "cuda/sm80/score_chunk.cuh"
 #include "cuda/tile/product.cuh"
 #include "cuda/tile/shared_tile.cuh"
+#include "cuda/tile/store_floats.cuh"
 
 #include <type_traits>
 
@@ -51,7 +53,7 @@ struct DkDv {
     using ScoreTile = SharedTile<kBlockN, kBlockM, sizeof(T)>;  // transposed: one row per key
     using Accumulator = DqAccumulator<T, kHeadDim, kBlockM, kWarps>;
     using Tiles = QueryTiles<kBlockM, kBlockN>;
-    using Chunk = ScoreChunk<T, kChunk, Tiles>;
+    using Chunk = ScoreChunk<T, kChunk, Tiles, ShardTile<kBlockN>>;
     using Scores = typename Chunk::Scores;
     using Fragments = typename Chunk::Fragments;
 
@@ -67,7 +69,9 @@ struct DkDv {
         SequenceRows q_rows, k_rows;
         Tiles tiles;
     };
-    static constexpr int kSharedBytes = kCommonAt + kBackwardCommonBytes;
+    using Shard = ShardTile<kBlockN>;  // of the general instance
+    static constexpr int kShardAt = kCommonAt + kBackwardCommonBytes;
+    static constexpr int kSharedBytes = kShardAt + (kGeneral ? static_cast<int>(sizeof(Shard) + 15) / 16 * 16 : 0);
     static_assert(sizeof(Common) <= kBackwardCommonBytes, "");
 
     // A query tile of a query head in the main loop.
@@ -89,6 +93,7 @@ struct DkDv {
     }
 
     __device__ __forceinline__ Common& common() const { return *reinterpret_cast<Common*>(shared + kCommonAt); }
+    __device__ __forceinline__ Shard& shard() const { return *reinterpret_cast<Shard*>(shared + kShardAt); }
     __device__ __forceinline__ uint32_t smem() const { return shared_address(shared); }
     __device__ __forceinline__ uint32_t k_smem() const { return smem(); }
     __device__ __forceinline__ uint32_t v_smem() const { return smem() + KvTile::kBytes; }
@@ -119,8 +124,22 @@ struct DkDv {
             c.q_rows = SequenceRows::of(params.q_lengths, work.batch);
             c.tiles.init(params, work, c.q_rows.length, k_rows.length);
         }
+        if constexpr (kGeneral) prepare_shard(work, k_rows);
         __syncthreads();
         return true;
+    }
+
+    // The ranges of query rows that see the keys, and with positions the query tiles that follow from them.
+    __device__ __forceinline__ void prepare_shard(const TileCoordinates& work, const SequenceRows& k_rows) {
+        const SequenceRows q_rows = SequenceRows::of(params.q_lengths, work.batch);
+        ShardRows all;
+        all.init(params.shard, params.mask, q_rows, k_rows, work.batch);
+        for (int i = thread; i < kBlockN; i += kThreads) shard().seen[i] = all.rows_of(work.tile * kBlockN + i);
+        if (thread == 0) shard().all = all;
+        if (!all.has_positions) return;
+        __syncthreads();
+        const int last = min(kBlockN, k_rows.length - work.tile * kBlockN) - 1;
+        if (thread == 0 && last >= 0) common().tiles.set_ranges(params, shard().seen[0], shard().seen[last]);
     }
 
     template <class Tile>
@@ -223,7 +242,7 @@ struct DkDv {
     __device__ __forceinline__ void chunk(int stage, int buffer, const Position& at, int first, bool edge) {
         constexpr int kSteps = kHeadDim / 16;
         const Chunk rules(params, common().tiles, at.head, at.tile * kBlockM + first, common().tiles.first_col + key_warp * 32,
-                          statistics(stage) + first);
+                          statistics(stage) + first, shard());
         Scores p, ds;
         Fragments f;
         auto s_product = score_product(k_smem(), q_smem(stage), first);
@@ -282,7 +301,8 @@ struct DkDv {
     // additions together.
     template <class Release>
     __device__ __forceinline__ void products(int stage, int buffer, const Position& at, const Release& release) {
-        const int warp = thread / 32;
+        // The general instance has no register to keep what follows from it.
+        const int warp = (kGeneral ? hide_from_compiler(thread) : thread) / 32;
         float dq[Accumulator::kSlabs][Accumulator::kBlocks][4];
         clear(dq);
         auto dq_product =
@@ -368,7 +388,7 @@ struct DkDv {
     __device__ __forceinline__ bool add_parts(float (&sums)[2][kChannels / 8][4], int gradient) const {
         constexpr int kBlocks = kChannels / 8;
         const GradientSums<kThreads, 2 * kBlocks> parts(params.part, static_cast<int>(blockIdx.x), gradient,
-                                                         hide_from_compiler(static_cast<int>(threadIdx.x)));
+                                                        hide_from_compiler(static_cast<int>(threadIdx.x)));
         return parts.add_parts([&](int n) -> float* { return sums[n / kBlocks][n % kBlocks]; });
     }
 
@@ -391,13 +411,40 @@ struct DkDv {
                                          c.tiles.first_col, c.k_rows.owned, channels, params.vector_out, thread);
     }
 
+    // Writes or adds the gradient to floats.
+    __device__ __forceinline__ void add_or_store_floats(const float (&sums)[2][kChannels / 8][4], const RowsParams& rows,
+                                                        float factor, int channels) {
+        const Common& c = common();
+        const int first_row = c.tiles.first_col + key_warp * 32 + lane / 4, first_channel = part * kChannels + lane % 4 * 2;
+        const int row_limit = params.adds ? c.k_rows.length : c.k_rows.owned;
+        float* matrix = start<float>(rows, c.k_rows.start, c.work.head) + first_channel;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int row = first_row + i * 8;
+            store_sums<kChannels / 8>(matrix + row * rows.row, row < row_limit ? channels - first_channel : 0, params.vector_out,
+                                      params.adds ? 1.0f : 0.0f,
+                                      [&](int n, int e) { return sums[i / 2][n][i % 2 * 2 + e] * factor; });
+        }
+    }
+
+    // offset: of the tile of K or V, which is no longer read.
+    __device__ __forceinline__ void finish(const float (&sums)[2][kChannels / 8][4], int offset, const RowsParams& rows,
+                                           bool wide, float factor, int channels) {
+        if (kGeneral && wide) {
+            add_or_store_floats(sums, rows, factor, channels);
+        } else {
+            store(sums, offset, rows, factor, channels);
+        }
+    }
+
     __device__ __forceinline__ void run() {
         if (!prepare()) return;
         loop_over_queries();
         if (add_parts(dv, 0))
-            store(dv, KvTile::kBytes, params.dv, undo_exponent_shift<T>() * (kGeneral ? params.rare.dropout.keep_factor : 1.0f),
-                  params.head_dim_v);
-        if (add_parts(dk, 1)) store(dk, 0, params.dk, undo_exponent_shift<T>() * params.softmax_scale, params.head_dim);
+            finish(dv, KvTile::kBytes, params.dv, params.wide_dv,
+                   undo_exponent_shift<T>() * (kGeneral ? params.rare.dropout.keep_factor : 1.0f), params.head_dim_v);
+        if (add_parts(dk, 1))
+            finish(dk, 0, params.dk, params.wide_dk, undo_exponent_shift<T>() * params.softmax_scale, params.head_dim);
     }
 };
 

@@ -48,7 +48,7 @@ struct FloatDkDv : DkDv<float, kHeadDim, kBlockM, kBlockN, kStages, kGeneral> {
     // P^T and dS^T of queries [first, first + kChunk) of the tile.
     __device__ __forceinline__ void make_scores(Scores& p, Scores& ds, const Position& at, int first, bool edge) {
         const Chunk rules(params, this->common().tiles, at.head, at.tile * kBlockM + first,
-                          this->common().tiles.first_col + key_warp() * 32, this->statistics(0) + first);
+                          this->common().tiles.first_col + key_warp() * 32, this->statistics(0) + first, this->shard());
         if constexpr (kGeneral) {
             score_product(ds, this->v_smem(), this->dout_smem(0), first, params.head_dim_v);
             const uint32_t keep = rules.keep_bits();
@@ -176,6 +176,12 @@ struct FloatDkDv : DkDv<float, kHeadDim, kBlockM, kBlockN, kStages, kGeneral> {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 const int row = first_row + a * 16 + r * 8;
+                if (kGeneral && params.adds) {
+                    store_sums<kChannels / 8>(matrix + row * rows.row + first_channel,
+                                              row < c.k_rows.length ? channels - first_channel : 0, params.vector_out, 1.0f,
+                                              [&](int n, int e) { return sums[a][n][2 * r + e] * factor; });
+                    continue;
+                }
                 if (row >= c.k_rows.owned) continue;
                 store_floats<kChannels / 8>(matrix + row * rows.row + first_channel, channels - first_channel, params.vector_out,
                                             [&](int n, int e) { return sums[a][n][2 * r + e] * factor; });

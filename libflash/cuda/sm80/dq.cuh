@@ -83,8 +83,14 @@ struct Dq : QueryRows<T, kHeadDim, kGeneral> {
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 const int row = this->row_of(a, 2 * r);
-                if (row >= q_rows.owned) continue;
                 const float factor = row < q_rows.length ? undo_exponent_shift<T>() * params.softmax_scale : 0.0f;
+                if (kGeneral && params.adds) {
+                    store_sums<kChannelBlocks>(matrix + row * rows.row, row < q_rows.length ? params.head_dim - col : 0,
+                                               params.vector_out, 1.0f,
+                                               [&](int n, int e) { return dq[a][n][2 * r + e] * factor; });
+                    continue;
+                }
+                if (row >= q_rows.owned) continue;
                 store_floats<kChannelBlocks>(matrix + row * rows.row, params.head_dim - col, params.vector_out,
                                              [&](int n, int e) { return dq[a][n][2 * r + e] * factor; });
             }
@@ -121,6 +127,8 @@ struct Dq : QueryRows<T, kHeadDim, kGeneral> {
         loop_over_keys();
         __syncthreads();
         if constexpr (kFloat) {
+            store_from_registers();
+        } else if (kGeneral && params.wide_dq) {
             store_from_registers();
         } else {
             store();

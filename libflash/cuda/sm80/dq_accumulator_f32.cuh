@@ -63,6 +63,7 @@ struct FloatDqAccumulator : DqAccumulator<float, kHeadDim, kBlockM, kWarps> {
 
     // Converts one unit (kUnitRows rows) of the accumulator to dq. All warps of the thread block call it.
     __device__ static __forceinline__ void convert(const BackwardParams& params) {
+        if (params.adds) return Base::convert_to_floats(params);
         const TileCoordinates work = tile_coordinates<kUnitRows>(params.query_schedule, params.q_lengths, params.batch);
         if (work.batch < 0) return;
         const SequenceRows rows = SequenceRows::of(params.q_lengths, work.batch);

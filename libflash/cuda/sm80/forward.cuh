@@ -12,6 +12,7 @@
 #include "cuda/attention/params.h"
 #include "cuda/attention/schedule.cuh"
 #include "cuda/attention/scores.cuh"
+#include "cuda/attention/shard.cuh"
 #include "cuda/params.h"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/hide_from_compiler.cuh"
@@ -29,7 +30,7 @@
 namespace libflash::cuda::sm80 {
 
 // kSharers: warps that share query rows. With two, each has half of the keys and half of the channels (row_pair.cuh).
-// kGeneral: supports softcap, ALiBi, bias, mask, dropout, scales that are not positive, and rows of any alignment.
+// kGeneral: supports softcap, ALiBi, bias, mask, dropout, scales that are not positive, rows of any alignment, and shards.
 // kLongSums: adds up more keys than accumulators can (attention/long_sums.h).
 template <class T, int kHeadDim, int kBlockM, int kBlockN, int kWarps, int kSharers, bool kGeneral, bool kLongSums>
 struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSharers / 8, kHeadDim / kSharers / 8> {
@@ -61,7 +62,9 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         const T *q, *k, *v;
     };
     static constexpr int kTileBytes = QTile::kBytes + 2 * KvTile::kBytes;
-    static constexpr int kSharedBytes = kTileBytes + (sizeof(Common) + 15) / 16 * 16;
+    using Shard = ShardTile<kBlockM>;
+    static constexpr int kShardAt = kTileBytes + (sizeof(Common) + 15) / 16 * 16;
+    static constexpr int kSharedBytes = kShardAt + (kGeneral ? static_cast<int>(sizeof(Shard) + 15) / 16 * 16 : 0);
 
     const ForwardParams& params;
     char* shared;
@@ -74,6 +77,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
     }
 
     __device__ __forceinline__ Common& common() const { return *reinterpret_cast<Common*>(shared + kTileBytes); }
+    __device__ __forceinline__ Shard& shard() const { return *reinterpret_cast<Shard*>(shared + kShardAt); }
     // This warp's number among the warps that share rows, and the warp's first row in the tile.
     __device__ __forceinline__ int part() const { return warp % kSharers; }
     __device__ __forceinline__ int warp_row() const { return warp / kSharers * kSlabs * 16; }
@@ -82,7 +86,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
     __device__ __forceinline__ uint32_t v_smem() const { return shared_address(shared) + QTile::kBytes + KvTile::kBytes; }
     // Row in the sequence of accumulator element e of slab a of this lane. Its column is first_column() + 8 * block + e % 2.
     __device__ __forceinline__ int row_of(int a, int e) const {
-        if constexpr (kFloat)
+        if constexpr (kFloat || (kGeneral && kLongSums && kSharers == 1))  // no register is free to keep the row of the lane
             return common().tiles.first_row + (hide_from_compiler(warp) * kSlabs + a) * 16 + (e >> 1) * 8 + lane / 4;
         return common().tiles.first_row + (warp / kSharers * kSlabs + a) * 16 + (e >> 1) * 8 + lane / 4;
     }
@@ -107,8 +111,11 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         c.work = work;
         c.q_rows = q_rows;
         c.k_rows = SequenceRows::of(params.k_lengths, work.batch);
-        c.tiles.init(params.mask, params.block_mask, work, q_rows, c.k_rows);
-        if constexpr (kGeneral) c.rules.init(params.rare, work.batch, work.head, q_rows.length, c.k_rows.length);
+        if constexpr (kGeneral) {
+            prepare_shard(c);
+        } else {
+            c.tiles.init(params.mask, params.block_mask, work, q_rows, c.k_rows);
+        }
         const int kv_head = work.head / params.group_size;
         c.q = start<const T>(params.q, work.batch, q_rows.start, work.head);
         c.k = start<const T>(params.k, work.batch, c.k_rows.start, kv_head);
@@ -118,6 +125,21 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         q_address = QTile::a_address(q_smem(), warp_row(), lane);
         __syncthreads();
         return true;
+    }
+
+    // The ranges of keys that the rows see, and with positions the key tiles that follow from them.
+    __device__ __forceinline__ void prepare_shard(Common& c) {
+        ShardRows all;
+        all.init(params.shard, params.mask, c.q_rows, c.k_rows, c.work.batch);
+        for (int i = thread; i < kBlockM; i += kThreads) shard().seen[i] = all.keys_of(c.work.tile * kBlockM + i);
+        if (thread == 0) shard().set(all, params.shard, c.work);
+        if (all.has_positions) {
+            __syncthreads();
+            c.tiles.init(params.mask, params.block_mask, c.work, c.q_rows, c.k_rows, shard().seen);
+        } else {
+            c.tiles.init(params.mask, params.block_mask, c.work, c.q_rows, c.k_rows);
+        }
+        c.rules.init(params.rare, c.work.batch, c.work.head, all.alibi_shift);
     }
 
     template <class Element>
@@ -153,9 +175,14 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
 
     // Applies the causal mask, the window and the length.
     __device__ __forceinline__ void mask_edge(int tile) {
-        cuda::mask_edge(common().tiles, first_column(tile), [&](const auto& for_row) {
+        const auto for_rows = [&](const auto& for_row) {
             for_accumulator_rows(s, [&](int a, int r, const auto& for_scores) { for_row(row_of(a, 2 * r), for_scores); });
-        });
+        };
+        if constexpr (kGeneral) {
+            mask_edge_by_ranges(shard().seen, common().tiles.first_row, first_column(tile), for_rows);
+        } else {
+            cuda::mask_edge(common().tiles, first_column(tile), for_rows);
+        }
     }
 
     // Calls rule(score, row, col) for all scores of this lane. A loop of its own: by for_accumulator_rows() the branches of one
@@ -263,10 +290,17 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
 
     // Applies dropout to two adjacent 8-column blocks.
     __device__ __forceinline__ void drop(int block, int tile) {
-        const uint32_t batch_head = dropout_head(common().work.batch, params.heads_q, common().work.head);
-        const uint32_t keep =
-            keep_bits<kSlabs * 2>(params.rare.dropout, batch_head, tile * kBlockN + (part() * kKeyBlocks + block) * 8, lane,
-                                  [&](int i) { return row_of(i / 2, i % 2 * 2); });
+        const int first_col = tile * kBlockN + (part() * kKeyBlocks + block) * 8;
+        const auto row = [&](int i) { return row_of(i / 2, i % 2 * 2); };
+        uint32_t keep;
+        if (shard().all.has_positions) {
+            const auto col = [&](int i) { return first_col + (i >> 1 & 1) * 8 + lane % 4 * 2 + (i & 1); };
+            keep = keep_bits_of_elements<kSlabs * 8>(
+                params.rare.dropout, shard().batch_head, [&](int i) { return shard().all.rows.at(row(i / 4)); },
+                [&](int i) { return shard().all.columns.at(col(i)); });
+        } else {
+            keep = keep_bits<kSlabs * 2>(params.rare.dropout, shard().batch_head, first_col, lane, row);
+        }
         zero_dropped<kSlabs * 2>(keep, [&](int i, int n, int e) -> float& { return s[i / 2][block + n][i % 2 * 2 + e]; });
     }
 
@@ -313,6 +347,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         } else {
             Epilogue epilogue{*this};
             epilogue.normalize([&](int a, int r, float factor) { epilogue.scale_out(a, r, factor); });
+            if (epilogue.stores_shard()) return epilogue.store_shard();
             if constexpr (kFloat) {
                 epilogue.store_out_floats();
             } else {

@@ -16,9 +16,24 @@ struct ForwardEpilogue {
     using QTile = typename Body::QTile;
     static constexpr int kSlabs = Body::kSlabs, kChannelBlocks = Body::kChannelBlocks, kHeadDim = Body::kChannels;
     static constexpr int kBlockM = Body::kTileRows;
-    static constexpr bool kGeneral = Body::kRare;
+    static constexpr bool kGeneral = Body::kRare, kHasFloats = Body::kFloat;
 
     Body& body;
+    float earlier[kSlabs][2];  // with an earlier result: its LSE in base-2 units, then its share of the new one
+
+    // Whether out needs store_shard(): it is float beside 16-bit inputs, or holds an earlier result.
+    __device__ __forceinline__ bool stores_shard() const { return kGeneral && (body.params.continues || body.params.wide_out); }
+
+    // The threads of a row read its LSE before one of them writes it.
+    __device__ __forceinline__ void read_earlier(const float* lse) {
+        const SequenceRows q_rows = body.common().q_rows;
+#pragma unroll
+        for (int i = 0; i < kSlabs * 2; ++i) {
+            const int row = body.row_of(i / 2, i % 2 * 2);
+            earlier[i / 2][i % 2] = row < q_rows.length ? lse[(q_rows.start + row) * body.params.lse.row] * kLog2e : -INFINITY;
+        }
+        __syncthreads();
+    }
 
     // Calls scale_by(a, r, factor) with the factor that normalizes each row of o, sink included. Writes LSE.
     template <class Scale>
@@ -29,21 +44,27 @@ struct ForwardEpilogue {
         float* lse = body.params.lse.data
                          ? body.params.lse.data + work.batch * body.params.lse.batch + work.head * body.params.lse.head
                          : nullptr;
+        const bool continues = kGeneral && body.params.continues;
+        if (continues) read_earlier(lse);
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a)
 #pragma unroll
             for (int r = 0; r < 2; ++r) {
                 const int row = body.row_of(a, 2 * r);
                 const bool exists = row < q_rows.length;
-                const float largest = fmaxf(body.kept_maximum[a][r], sink);
+                // One more score: that of the sink or of the earlier result.
+                const float other = continues ? earlier[a][r] : sink;
+                const float largest = fmaxf(body.kept_maximum[a][r], other);
                 float total = body.row_sum[a][r], factor = 1.0f;  // without any score: 0, or NaN if all scores were NaN
-                if (largest != kNoScore) {
+                if (largest != kNoScore || (continues && other != -INFINITY)) {  // the latter: NaN
                     factor = exp2_approx(body.kept_maximum[a][r] - largest);
-                    total = body.row_sum[a][r] * factor + exp2_approx(sink - largest);
+                    total = body.row_sum[a][r] * factor + exp2_approx(other - largest);
                 }
                 // NaN in total propagates: the comparison with 0 is true and the quotient is NaN.
                 float inverse = exists && total != 0.0f ? factor / total : 0.0f;
                 if constexpr (kGeneral) inverse *= body.params.rare.dropout.keep_factor;
+                if constexpr (kGeneral)
+                    earlier[a][r] = continues && exists && other != -INFINITY ? exp2_approx(other - largest) / total : 0.0f;
                 if (lse && body.part() == 0 && body.lane % 4 == 0 && row < q_rows.owned)
                     lse[(q_rows.start + row) * body.params.lse.row] =
                         exists && total != 0.0f ? (largest + __log2f(total)) * kLn2 : -INFINITY;
@@ -57,6 +78,30 @@ struct ForwardEpilogue {
             body.o[a][n][2 * r] = factor == 0.0f ? 0.0f : body.o[a][n][2 * r] * factor;
             body.o[a][n][2 * r + 1] = factor == 0.0f ? 0.0f : body.o[a][n][2 * r + 1] * factor;
         }
+    }
+
+    // Writes O from registers, with the share of the earlier result.
+    __device__ __forceinline__ void store_shard() {
+        if (kHasFloats || body.params.wide_out) {
+            store_shard_as<float>();
+        } else {
+            store_shard_as<T>();
+        }
+    }
+    template <class Out>
+    __device__ __forceinline__ void store_shard_as() {
+        const SequenceRows q_rows = body.common().q_rows;
+        Out* out = Body::template start<Out>(body.params.out, body.common().work.batch, q_rows.start, body.common().work.head);
+        const int first_col = body.part() * kChannelBlocks * 8 + body.lane % 4 * 2;
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int row = body.row_of(a, 2 * r);
+                store_sums<kChannelBlocks>(out + row * body.params.out.row + first_col,
+                                           row < q_rows.owned ? body.params.head_dim_v - first_col : 0, body.params.vector_out,
+                                           earlier[a][r], [&](int n, int e) { return body.o[a][n][2 * r + e]; });
+            }
     }
 
     // Stages the warp's rows of O in shared memory, in its own rows of the Q tile, so that the global stores are contiguous.

@@ -2,6 +2,7 @@
 #include "cuda/host/limits.h"
 #include "cuda/host/long_sums.h"
 #include "cuda/host/problem_params.h"
+#include "cuda/host/shard_options.h"
 #include "cuda/host/tile_schedule.h"
 #include "cuda/kernels.h"
 #include "cuda/machine_code.h"
@@ -15,8 +16,9 @@ ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, 
     const KernelConfig& config = kernel.config;
     ForwardPlan plan;
     plan.vector_loads = loads_in_vectors(problem);
-    plan.vector_out = rows_fit_vectors(rows_params(problem.out), problem.head_dim_v, element_bytes(problem.dtype));
-    const bool general = has_rare_options(problem) || !plan.vector_loads;
+    plan.vector_out = rows_fit_vectors(rows_params(problem.out), problem.head_dim_v,
+                                       is_wide(problem, problem.out) ? 4 : element_bytes(problem.dtype));
+    const bool general = has_rare_options(problem) || has_shard_options(problem) || !plan.vector_loads;
     plan.tile_q = config.tile_q;
     const bool long_sums = needs_long_sums(config, longest_sum(problem, plan.tile_q));
     plan.instance = forward_instance_sm80(config, general, long_sums);

@@ -204,8 +204,9 @@ struct RowPair {
         ForwardEpilogue<Body> epilogue{body};
         epilogue.normalize([&](int a, int r, float inverse) {
             factor[a][r] = inverse;
-            if (inverse == 0.0f) epilogue.scale_out(a, r, inverse);
+            if (inverse == 0.0f || epilogue.stores_shard()) epilogue.scale_out(a, r, inverse);
         });
+        if (epilogue.stores_shard()) return epilogue.store_shard();
         const auto address = QTile::template skip_columns<kPairs>(
             QTile::a_address(body.q_smem(), body.warp_row(), hide_from_compiler(body.lane)), part * kPairs);
 #pragma unroll

@@ -15,7 +15,8 @@
 
 namespace libflash::cuda::sm80 {
 
-template <class T, int kChunk, class Tiles>
+// Shard: ShardTile of the key tile, which only the functions for rare options read.
+template <class T, int kChunk, class Tiles, class Shard>
 struct ScoreChunk {
     static constexpr int kBlocks = kChunk / 4;  // blocks of 16 keys and 8 queries
     using Scores = float[2][kChunk / 8][4];
@@ -26,10 +27,11 @@ struct ScoreChunk {
     int head;                  // query head
     int first_row, first_col;  // of this lane
     const float4* statistics;  // of this lane's rows: statistics[4 * n] holds (LSE, delta) of the two rows in blocks n
+    const Shard& shard;
 
     __device__ __forceinline__ ScoreChunk(const BackwardParams& p, const Tiles& t, int query_head, int row, int col,
-                                          const SoftmaxStatistics* softmax_statistics)
-        : params(p), tiles(t), head(query_head) {
+                                          const SoftmaxStatistics* softmax_statistics, const Shard& shard_tile)
+        : params(p), tiles(t), head(query_head), shard(shard_tile) {
         const int lane = threadIdx.x % 32;
         first_row = row + lane % 4 * 2;
         first_col = col + lane / 4;
@@ -80,18 +82,25 @@ struct ScoreChunk {
             return {s[a][n][e],        dp[a][n][e],      first_row + n * 8 + (e & 1), first_col + a * 16 + (e >> 1) * 8,
                     e & 1 ? f.z : f.x, e & 1 ? f.w : f.y};
         };
-        apply_rare_options<T, kBlocks * 4>(params.rare, params.softmax_scale, tiles, head, keep, at, [&] {
-            if (edge) mask_edge(s);
-        });
+        const auto mask_ranges = [&] {
+            if (edge) mask_edge_transposed_by_ranges(shard.seen + (first_col - tiles.first_col), first_row, s);
+        };
+        apply_rare_options<T, kBlocks * 4>(params.rare, params.softmax_scale, tiles, shard.all.alibi_shift, head, keep, at,
+                                           mask_ranges);
     }
 
     // Dropout mask: bit i is set if element i of apply_rules() is kept.
     __device__ __forceinline__ uint32_t keep_bits() const {
         const DropoutParams& dropout = params.rare.dropout;
         if (!dropout.active) return 0xffffffffu;
+        const uint32_t batch_head = dropout_head(params.shard, tiles.batch, head);
+        if (shard.all.has_positions) {
+            const auto row = [&](int i) { return shard.all.rows.at(first_row + i / 8 * 8 + (i & 1)); };
+            const auto col = [&](int i) { return shard.all.columns.at(first_col + i / 4 % 2 * 16 + (i >> 1 & 1) * 8); };
+            return keep_bits_of_elements<kBlocks * 4>(dropout, batch_head, row, col);
+        }
         const int lane = threadIdx.x % 32;
-        return keep_bits_transposed<kBlocks>(dropout, dropout_head(tiles.batch, params.heads_q, head), first_row,
-                                             first_col - lane / 4, lane);
+        return keep_bits_transposed<kBlocks>(dropout, batch_head, first_row, first_col - lane / 4, lane);
     }
 };
 

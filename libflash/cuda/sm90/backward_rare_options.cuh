@@ -45,9 +45,11 @@ struct BackwardRareOptions {
             const float4 f = place.statistics[i / 4 * 4];
             return {s[i], dp[i], place.row + i / 4 * 8 + i % 2, place.key + i / 2 % 2 * 8, i % 2 ? f.z : f.x, i % 2 ? f.w : f.y};
         };
-        apply_rare_options<T, kScores>(context.params.rare, context.params.softmax_scale, tiles, place.head, keep, at, [&] {
-            if (edge) mask_edge_transposed(tiles, place.row, place.key, -INFINITY, s);
-        });
+        const int alibi_shift = tiles.length_k - tiles.length_q;
+        apply_rare_options<T, kScores>(context.params.rare, context.params.softmax_scale, tiles, alibi_shift, place.head, keep,
+                                       at, [&] {
+                                           if (edge) mask_edge_transposed(tiles, place.row, place.key, -INFINITY, s);
+                                       });
     }
 };
 

@@ -53,7 +53,7 @@ struct ForwardWorkTile {
                         : nullptr;
 #pragma unroll
         for (int group = 0; group < Traits::kGroups; ++group) of_group[group] = key_tiles_of_group(params, group);
-        if constexpr (Traits::kRareOptions) rules.init(params.rare, work.batch, work.head, q_rows.length, k_rows.length);
+        if constexpr (Traits::kRareOptions) rules.init(params.rare, work.batch, work.head, k_rows.length - q_rows.length);
     }
     // A work tile without keys, which marks the end of a pass over all work tiles.
     __device__ __forceinline__ void init_end(bool exact) {

@@ -2,6 +2,10 @@
 // memory sector, so staging in shared memory would gain nothing.
 #pragma once
 
+#include "cuda/ptx/math.cuh"
+
+#include <type_traits>
+
 namespace libflash::cuda {
 
 // Writes x(n, e) to column 8 * n + e for n below kBlocks and e = 0, 1. `row` points to the lane's first column, 2 * (lane % 4);
@@ -16,6 +20,37 @@ __device__ __forceinline__ void store_floats(float* row, int cols, bool vectors,
 #pragma unroll
         for (int i = 0; i < kBlocks * 2; ++i)
             if (i / 2 * 8 + i % 2 < cols) row[i / 2 * 8 + i % 2] = x(i / 2, i % 2);
+    }
+}
+
+// x + weight * old replaces what is there; where weight is 0, x does, whatever was there. Otherwise as store_floats(), for rows
+// of floats or, without `vectors`, of 16-bit values. The whole warp calls it; cols <= 0: nothing is stored. Its barriers keep the
+// compiler from loading more old values at once than it has registers.
+template <int kBlocks, class Out, class Values>
+__device__ __forceinline__ void store_sums(Out* row, int cols, bool vectors, float weight, const Values& x) {
+    if (std::is_same<Out, float>::value && vectors) {
+#pragma unroll
+        for (int n = 0; n < kBlocks; ++n) {
+            if (n % 8 == 0 && n > 0) __syncwarp();
+            if (n * 8 >= cols) continue;
+            float2* const place = reinterpret_cast<float2*>(row + n * 8);
+            float2 sum = make_float2(x(n, 0), x(n, 1));
+            if (weight != 0.0f) {
+                const float2 old = *place;
+                sum = make_float2(fmaf(weight, old.x, sum.x), fmaf(weight, old.y, sum.y));
+            }
+            *place = sum;
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < kBlocks * 2; ++i) {
+            const int col = i / 2 * 8 + i % 2;
+            if (i % 16 == 0 && i > 0) __syncwarp();
+            if (col >= cols) continue;
+            float sum = x(i / 2, i % 2);
+            if (weight != 0.0f) sum = fmaf(weight, to_float(row[col]), sum);
+            row[col] = from_float(sum, Out());
+        }
     }
 }
 

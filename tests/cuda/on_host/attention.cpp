@@ -115,6 +115,7 @@ struct Problem {
         params.lse = {lse.data(), int64_t{kHeads} * kRows, 1, kRows};
         params.q_lengths = {nullptr, nullptr, kRows}, params.k_lengths = {nullptr, nullptr, kKeys};
         params.batch = 1, params.heads_q = params.group_size = kHeads, params.head_dim = params.head_dim_v = kDim;
+        params.shard.heads_total = kHeads;
         params.softmax_scale = static_cast<float>(scale), params.scale_log2 = static_cast<float>(scale * 1.4426950408889634);
         params.mask = {kLeft, 0, false};
         params.rare.dropout.keep_factor = 1;

@@ -239,6 +239,7 @@ struct Problem {
         if (c.dlse) params.dlse = {dlse.data(), entry, 1, queries.rows};
         params.q_lengths = queries.params(c), params.k_lengths = keys.params(c);
         params.batch = c.batch, params.heads_q = c.heads_q, params.heads_k = c.heads_k, params.group_size = c.heads_q / c.heads_k;
+        params.shard.heads_total = c.heads_q;
         params.head_dim = c.head_dim, params.head_dim_v = c.head_dim_v;
         params.softmax_scale = static_cast<float>(scale), params.scale_log2 = static_cast<float>(scale * 1.4426950408889634);
         params.mask = {c.left, c.right, c.top_left};

@@ -1,0 +1,42 @@
+// delta of the caller: rowsum(dout * out) - dlse, which is the same for all parts of the keys of a row. The call for the first
+// part writes it, after the kernel of the softmax statistics; the others, which add, read it, and this kernel takes the place of
+// that one.
+#pragma once
+
+#include "cuda/attention/softmax_statistics.cuh"
+
+namespace libflash::cuda::sm80 {
+
+template <class Statistics>
+struct Delta : Statistics {
+    using Statistics::kThreads, Statistics::params, Statistics::rows, Statistics::work;
+
+    __device__ __forceinline__ float* place(int row) const {
+        const RowStatisticsParams& delta = params.delta;
+        return delta.data + work.batch * delta.batch + work.head * delta.head + (rows.start + row) * delta.row;
+    }
+
+    __device__ __forceinline__ void run(int sums_per_unit) {
+        work = tile_coordinates<kUnitRows>(params.query_schedule, params.q_lengths, params.batch);
+        if (work.batch < 0) return;
+        rows = SequenceRows::of(params.q_lengths, work.batch);
+        const int first = work.tile * kUnitRows;
+        if (first >= rows.owned) return;
+        const int64_t unit = QueryUnits::first(params, work.batch, work.head, rows.start) + work.tile;
+        SoftmaxStatistics* const statistics = params.softmax_statistics + unit * kUnitRows;
+        if (params.adds && params.dq_accumulator)
+            this->clear(reinterpret_cast<float4*>(params.dq_accumulator + unit * sums_per_unit), sums_per_unit / 4);
+#pragma unroll 1
+        for (int i = threadIdx.x; i < kUnitRows; i += kThreads) {
+            if (!params.adds) {
+                if (first + i < rows.owned) *place(first + i) = statistics[i].delta;
+                continue;
+            }
+            SoftmaxStatistics made = this->statistics_of(first + i, 0.0f);
+            if (made.lse_log2 != INFINITY) made.delta = *place(first + i);
+            statistics[i] = made;
+        }
+    }
+};
+
+}  // namespace libflash::cuda::sm80
