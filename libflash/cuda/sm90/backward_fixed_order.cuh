@@ -27,9 +27,14 @@ struct BackwardSumBuffers {
     }
     // Whether a turn has an odd number among those of all tiles; the same.
     __device__ static __forceinline__ int turn_is_odd(int tiles, int turn) { return (tiles * Traits::kTurns + turn) & 1; }
-    // The phase of the full barrier of one parity. `piece`: of the turn; `turns`: turns of this parity before.
-    __device__ static __forceinline__ uint32_t phase_of_turn(int piece, int part, int turns) {
-        return static_cast<uint32_t>((piece * kParts + part) / kBuffers + kUsesOfTurn * turns) & 1;
+    // The number of turns before the next tile, when there were that many before this one. Only the last two bits count: which of
+    // the two threads has a turn, and the parity of its turns before.
+    __device__ static __forceinline__ int turns_after(int before) {
+        return Traits::kTurns % 4 == 0 ? 0 : (before + Traits::kTurns) & 3;
+    }
+    // The phase of the full barrier of the thread whose turn it is. `piece`: of the turn; `number`: of the turn.
+    __device__ static __forceinline__ uint32_t phase_of_turn(int piece, int part, int number) {
+        return static_cast<uint32_t>((piece * kParts + part) / kBuffers + kUsesOfTurn * (number / 2)) & 1;
     }
 };
 
@@ -49,24 +54,25 @@ struct BackwardFixedOrder {
     // Takes the turns whose number, of all tiles, is odd (1) or even (0).
     __device__ __forceinline__ void add_tiles(int odd) const {
         auto at = query_tiles.first();
-        int taken = 0;
+        int before = 0;
 #pragma unroll 1
-        for (int tile = 0; at.left > 0; ++tile, query_tiles.advance(at))
+        for (; at.left > 0; query_tiles.advance(at)) {
 #pragma unroll 1
-            for (int turn = Buffers::turn_is_odd(tile, 0) == odd ? 0 : 1; turn < Traits::kTurns; turn += 2)
-                take_turn(at, turn, odd, taken++);
+            for (int turn = (before + odd) & 1; turn < Traits::kTurns; turn += 2) take_turn(at, turn, before + turn);
+            before = Buffers::turns_after(before);
+        }
     }
 
 private:
-    // `taken`: turns of this thread before.
-    __device__ __forceinline__ void take_turn(const Position& at, int turn, int odd, int taken) const {
+    // `number`: of the turn among those of all tiles; see turns_after().
+    __device__ __forceinline__ void take_turn(const Position& at, int turn, int number) const {
         const auto& storage = context.storage;
         const int64_t first_unit = storage.first_unit(context.params, at);
         int* const counter = dq_counters<Traits::kBlockM, Traits::kTurns>(context.params, first_unit, at.tile) + turn;
         const int key_tiles = key_tiles_left(at.tile);
         wait_for_count(counter, key_tiles);
-        add_sums(context.params.dq_accumulator + Accumulator::tile_offset(first_unit, at.tile), turn * Traits::kTurnPieces, odd,
-                 taken);
+        add_sums(context.params.dq_accumulator + Accumulator::tile_offset(first_unit, at.tile), turn * Traits::kTurnPieces,
+                 number);
         tma_store_wait<0>();
         set_count(counter, key_tiles - 1);
     }
@@ -78,14 +84,14 @@ private:
         return storage.work.tile - range.begin + 1;
     }
     // Of the pieces of a turn, from `first` on.
-    __device__ __forceinline__ void add_sums(float* sums, int first, int odd, int taken) const {
+    __device__ __forceinline__ void add_sums(float* sums, int first, int number) const {
         const uint32_t buffers = Tiles::sums(context.tiles.k());
 #pragma unroll 1
         for (int piece = first; piece < first + Traits::kTurnPieces; ++piece)
 #pragma unroll 1
             for (int part = 0; part < Buffers::kParts; ++part) {
                 const int buffer = Buffers::buffer(piece, part);
-                context.storage.sum_is_full(odd, buffer).wait(Buffers::phase_of_turn(piece - first, part, taken));
+                context.storage.sum_is_full(number & 1, buffer).wait(Buffers::phase_of_turn(piece - first, part, number));
                 add_buffer(sums + piece * 4 * Accumulator::kWarpFloats + part * Traits::kSumBytes / 4,
                            buffers + buffer * Buffers::kBufferBytes);
                 tma_store_wait_read<0>();
