@@ -1,6 +1,7 @@
 // What the two consumer warpgroups of backward_divided.cuh have in common.
 #pragma once
 
+#include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/sm90/backward_consumer_state.cuh"
 #include "cuda/sm90/backward_query_tiles.cuh"
 #include "cuda/sm90/backward_scores.cuh"
@@ -30,6 +31,10 @@ struct BackwardDividedState : BackwardConsumerState<Traits> {
     __device__ __forceinline__ void wait_for_queries(const BackwardZeroFill<Traits>& zero_fill, const Position& at) const {
         queries.wait_full();
         zero_fill.queries(queries.stage, at.tile);
+    }
+    // Computed anew, to hold no register in the loop.
+    __device__ __forceinline__ int first_key_again() const {
+        return hide_from_compiler(static_cast<int>(threadIdx.x)) / 32 % 4 * 16;
     }
     __device__ __forceinline__ void release_queries(int stage) const {
         if (lane == 0) queries.empty_of(stage).arrive();

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/attention/gradient_sums.cuh"
+#include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/sm90/backward_context.cuh"
 #include "cuda/sm90/tma_row_store.cuh"
@@ -22,19 +23,21 @@ struct BackwardEpilogue {
     static constexpr int kTileOfV = KvTile::kBytes;  // offset of V in shared memory
     // `first_key`: of the warp, in the tile. `tile`: offset of the tile in shared memory.
     __device__ __forceinline__ void store_dk(int first_key, int lane, Sums& dk, float factor, int tile = kTileOfV) const {
-        if (add_parts(first_key, lane, dk, 1))
+        if (add_parts(dk, 1))
             store(first_key, lane, dk, factor, tile, context.maps.dk, context.params.dk, context.params.head_dim);
     }
     __device__ __forceinline__ void store_dv(int first_key, int lane, Sums& dv, float factor, int tile = kTileOfV) const {
-        if (add_parts(first_key, lane, dv, 0))
+        if (add_parts(dv, 0))
             store(first_key, lane, dv, factor, tile, context.maps.dv, context.params.dv, context.params.head_dim_v);
     }
 
 private:
     // False: this launch is not the last one of the key tile (attention/gradient_sums.cuh).
-    __device__ __forceinline__ bool add_parts(int first_key, int lane, Sums& sums, int gradient) const {
-        const GradientSums<Traits::kBlockN * 2, kSums / 4> parts(context.params.part, context.storage.number, gradient,
-                                                                 first_key * 2 + lane);
+    __device__ __forceinline__ bool add_parts(Sums& sums, int gradient) const {
+        constexpr int kThreads = Traits::kBlockN * 2;  // that have sums of one gradient
+        static_assert(256 % kThreads == 0, "the consumers begin with thread 256");
+        const int thread = hide_from_compiler(static_cast<int>(threadIdx.x)) % kThreads;
+        const GradientSums<kThreads, kSums / 4> parts(context.params.part, context.storage.number, gradient, thread);
         return parts.add_parts([&](int n) -> float* { return sums + 4 * n; });
     }
 

@@ -30,7 +30,7 @@ struct BackwardKeysWarpgroup {
         zero_fill.keys();
         if (at.left > 0) loop_over_queries(c, at);
         named_barrier_wait(1, 128);  // no warp reads V any more; the epilogue overwrites it
-        epilogue.store_dk(c.first_key, lane, c.sums, undo_exponent_shift<T>() * context.params.softmax_scale);
+        epilogue.store_dk(c.first_key_again(), lane, c.sums, undo_exponent_shift<T>() * context.params.softmax_scale);
         if (lane == 0) tma_store_wait_read<0>();
     }
 

@@ -61,12 +61,12 @@ struct BackwardSharedStorage {
     uint64_t sums_full[2][Traits::kSumBuffers];
     uint64_t sums_empty[Traits::kSumBuffers];
     LoadedRows loaded;
-    int number;            // of the thread block in its launch
     TileCoordinates work;  // head: a key head; batch < 0: no work
     SequenceRows q_rows, k_rows;
     QueryTiles<kBlockM, kBlockN> tiles;
     QueryTileRange<kBlockM, kBlockN> range;
     uint64_t probabilities_full[Traits::kScoreStages];  // P in a stage of dS, where the consumer warpgroups divide the products
+    int number;                                         // of the thread block in its launch
 
     // Whether the work tile follows from the parameters and blockIdx, without a look at global memory.
     __device__ static __forceinline__ bool knows_work_tile_early(const BackwardParams& params) {

@@ -32,7 +32,7 @@ struct BackwardValuesWarpgroup {
         // dV is written through the stage that would be filled next: K and V are still being read.
         c.queries.wait_empty();
         const int stage = static_cast<int>(Tiles::q(0, c.queries.stage));
-        epilogue.store_dv(c.first_key, lane, c.sums, undo_exponent_shift<T>(), stage);
+        epilogue.store_dv(c.first_key_again(), lane, c.sums, undo_exponent_shift<T>(), stage);
         if (lane == 0) tma_store_wait_read<0>();
     }
 
