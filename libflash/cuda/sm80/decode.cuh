@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(RaggedInstance<Kernel>::Largest::kThreads, Rag
     __syncthreads();
     const int first_row = divide(first, params.by_group), last_row = divide(first + work_tile.rows - 1, params.by_group);
     const RaggedKeys range(params, work_tile.sequence, first_row, last_row, split, Instance::Largest::kTileK);
-    if (decode_shares_keys(rows)) {
+    if (rows > kDecodeSlab) {  // decode_shares_keys()
         typename Instance::template Body<true>(params, shared, work_tile).run(range);
     } else {
         typename Instance::template Body<false>(params, shared, work_tile).run(range);
