@@ -46,7 +46,7 @@ struct ForwardPlan {
     Workspace workspace;         // "sequence_order", "long_sums"
 };
 
-enum class BackwardStep { statistics, dk_dv, dq_conversion, dq, dsink, dbias };
+enum class BackwardStep { statistics, dk_dv, dq_conversion, dq, dsink, dbias, dq_counters };
 
 // The launches of the dK/dV kernel, if a key tile has several (attention/long_sums.h). 0: all at once.
 struct BackwardParts {
@@ -69,7 +69,7 @@ struct BackwardPlan {
     bool dq_kernel = false;          // no dQ accumulator: a kernel of its own computes dq
     bool fixed_order = false;        // the dK/dV kernel adds to the dQ accumulator in a fixed order
     // In launch order.
-    LaunchShape statistics, dk_dv, dq_conversion, dq, dsink, dbias;
+    LaunchShape statistics, dq_counters, dk_dv, dq_conversion, dq, dsink, dbias;
     BackwardParts parts;  // of dk_dv
     Workspace workspace;  // "statistics", "dq_accumulator", "dq_counters", "next_work_tile", "gradient_sums"
 };

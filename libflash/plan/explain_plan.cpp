@@ -57,6 +57,7 @@ void cuda_lines(std::string& text, const cuda::BackwardPlan& plan) {
     line(text, "schedule", plan.fixed_order ? "in order of start, " : "static, ", plan.key_schedule.heads_per_group,
          " key heads at a time", plan.fixed_order ? ", last keys first; additions to dq in this order" : "");
     launch_line(text, "launch", "softmax statistics", plan.statistics);
+    launch_line(text, "", "order of additions to dq", plan.dq_counters);
     launch_line(text, "", "dk and dv", plan.dk_dv, divided(plan.parts));
     launch_line(text, "", "dq from its accumulator", plan.dq_conversion);
     launch_line(text, "", "dq", plan.dq);

@@ -332,6 +332,7 @@ def test_launches_of_backward(lib: c.CDLL) -> None:
     ]
     assert launches(lib, attention("H200", 128, {}, "backward", flags=abi.DETERMINISTIC)) == [
         "softmax statistics: 256 thread blocks of 1000",
+        "order of additions to dq: 256 thread blocks of 1600",
         "dk and dv: 256 thread blocks of 1100",
         "dq from its accumulator: 256 thread blocks of 1200",
     ]

@@ -189,7 +189,7 @@ struct BackwardParams {
     bool vector_loads;  // rows of q, k, v, out and dout can be read 16 bytes at a time, and head dims are multiples of 16 bytes
     bool vector_out;    // the same for writing rows of dq, dk and dv
     // Workspace; nullptr: additions to dq in any order (sm90/backward_fixed_order.cuh).
-    int32_t* dq_counters;  // one for each turn of each query tile
+    int32_t* dq_counters;  // one for each query tile
     int32_t* next_work_tile;
     BackwardPart part;  // set for each launch of the dK/dV kernel
     ShardParams shard;

@@ -6,31 +6,19 @@
 #pragma once
 
 #include "cuda/attention/backward_steps.cuh"
-#include "cuda/attention/launch_dependent.cuh"
 #include "cuda/params.h"
-#include "cuda/ptx/dependent_launch.cuh"
+#include "cuda/sm90/backward_dq_counters.cuh"
 #include "cuda/sm90/backward_kernel.cuh"
 
 #include <type_traits>
 
 namespace libflash::cuda::sm90 {
 
-template <class Kernel>
-__global__ void __launch_bounds__(SoftmaxStatisticsOf<Kernel>::kThreads)
-    statistics_kernel(const __grid_constant__ BackwardParams params) {
-    wait_for_previous_kernel();
-    allow_next_kernel();
-    if (params.next_work_tile && blockIdx.x == 0 && threadIdx.x == 0) *params.next_work_tile = 0;
-    SoftmaxStatisticsOf<Kernel> unit{params, {}, {}};
-    unit.run(kUnitRows * Kernel::config.head_dim);
-    if (params.dq_counters && unit.work.batch >= 0) BackwardDqCounters<Kernel>{params, unit.work, unit.rows}.set();
-}
-
-template <class Kernel, BackwardInstance kInstance>
-__global__ void __launch_bounds__(BackwardTraits<Kernel, kInstance>::kThreads, 1)
+template <class Kernel, BackwardInstance kInstance, bool kFixedOrder>
+__global__ void __launch_bounds__(BackwardTraits<Kernel, kInstance, kFixedOrder>::kThreads, 1)
     backward_kernel(const __grid_constant__ BackwardParams params, const __grid_constant__ BackwardTensorMaps maps) {
     extern __shared__ __align__(1024) char shared[];
-    using Traits = BackwardTraits<Kernel, kInstance>;
+    using Traits = BackwardTraits<Kernel, kInstance, kFixedOrder>;
     const BackwardContext<Traits> context(params, maps, Traits::QTile::align(shared));
     BackwardKernel<Traits>{context}.run();
 }
@@ -39,23 +27,20 @@ template <class Kernel>
 __global__ void __launch_bounds__(BackwardTraits<Kernel>::Accumulator::kWarps * 32)
     dq_accumulator_kernel(const __grid_constant__ BackwardParams params) {
     using Traits = BackwardTraits<Kernel>;
-    wait_for_previous_kernel();
-    allow_next_kernel();
     __shared__ __align__(128) char shared[SharedTile<Traits::kBlockM, Traits::kHeadDim>::kBytes];
     Traits::Accumulator::convert(params, shared);
 }
 
-// Enqueues a kernel that may begin before the previous one has ended. Does nothing without thread blocks.
-inline int enqueue_dependent(void (*kernel)(BackwardParams), const LaunchShape& shape, const BackwardParams& params,
-                             cudaStream_t stream) {
-    if (shape.blocks == 0) return cudaSuccess;
-    return launch_dependent(kernel, shape.blocks, shape.threads, shape.shared_bytes, stream, true, params);
+template <class Kernel>
+__global__ void __launch_bounds__(BackwardDqCounters<Kernel>::kThreads)
+    dq_counters_kernel(const __grid_constant__ BackwardParams params) {
+    BackwardDqCounters<Kernel>::set(params);
 }
 
-template <class Kernel, BackwardInstance kInstance>
+template <class Kernel, BackwardInstance kInstance, bool kFixedOrder>
 int launch_dk_dv(const BackwardPlan& plan, const BackwardParams& params, cudaStream_t stream) {
     if (plan.dk_dv.blocks == 0) return cudaSuccess;
-    const auto kernel = backward_kernel<Kernel, kInstance>;
+    const auto kernel = backward_kernel<Kernel, kInstance, kFixedOrder>;
     BackwardTensorMaps maps{};
     cudaError_t error = encode<BackwardTraits<Kernel, kInstance>>(&maps, params);
     // At each launch, because the attribute holds for the current device only.
@@ -63,7 +48,8 @@ int launch_dk_dv(const BackwardPlan& plan, const BackwardParams& params, cudaStr
         error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.dk_dv.shared_bytes);
     if (error != cudaSuccess) return error;
     return for_each_part(plan, params, [&](const LaunchShape& shape, const BackwardParams& of_part) {
-        return launch_dependent(kernel, shape.blocks, shape.threads, shape.shared_bytes, stream, true, of_part, maps);
+        kernel<<<static_cast<unsigned>(shape.blocks), shape.threads, shape.shared_bytes, stream>>>(of_part, maps);
+        return cudaGetLastError();
     });
 }
 
@@ -98,6 +84,7 @@ KernelResources resources_of_backward(int step, int instance) {
     using Traits = sm90::BackwardTraits<Kernel>;
     switch (static_cast<BackwardStep>(step)) {
         case BackwardStep::statistics: return {SoftmaxStatisticsOf<Kernel>::kThreads, 0};
+        case BackwardStep::dq_counters: return {sm90::BackwardDqCounters<Kernel>::kThreads, 0};
         case BackwardStep::dk_dv:
             return sm90::with_backward_instance<Kernel>(
                 instance, [](auto kind) { return sm90::dk_dv_resources<Kernel, decltype(kind)::value>(); });
@@ -112,13 +99,16 @@ KernelResources resources_of_backward(int step, int instance) {
 template <class Kernel>
 int launch_backward(const BackwardPlan& plan, const BackwardParams& params, void* stream) {
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
-    int error = sm90::enqueue_dependent(sm90::statistics_kernel<Kernel>, plan.statistics, params, cuda_stream);
+    int error = enqueue(softmax_statistics_kernel<Kernel>, plan.statistics, params, cuda_stream);
+    if (error == cudaSuccess) error = enqueue(sm90::dq_counters_kernel<Kernel>, plan.dq_counters, params, cuda_stream);
     if (error == cudaSuccess)
         error = sm90::with_backward_instance<Kernel>(plan.instance.number, [&](auto kind) {
-            return sm90::launch_dk_dv<Kernel, decltype(kind)::value>(plan, params, cuda_stream);
+            constexpr BackwardInstance kInstance = decltype(kind)::value;
+            if constexpr (kInstance != BackwardInstance::block_mask)
+                if (plan.fixed_order) return sm90::launch_dk_dv<Kernel, kInstance, true>(plan, params, cuda_stream);
+            return sm90::launch_dk_dv<Kernel, kInstance, false>(plan, params, cuda_stream);
         });
-    if (error == cudaSuccess)
-        error = sm90::enqueue_dependent(sm90::dq_accumulator_kernel<Kernel>, plan.dq_conversion, params, cuda_stream);
+    if (error == cudaSuccess) error = enqueue(sm90::dq_accumulator_kernel<Kernel>, plan.dq_conversion, params, cuda_stream);
     if (error == cudaSuccess) error = enqueue(dsink_kernel<Kernel>, plan.dsink, params, cuda_stream);
     if (error == cudaSuccess) error = enqueue(dbias_kernel<Kernel>, plan.dbias, params, cuda_stream);
     return error;

@@ -22,7 +22,6 @@ struct BackwardDqWarpgroup {
     const BackwardContext<Traits>& context;
     const BackwardQueryTiles<Traits> query_tiles{context};
     const BackwardZeroFill<Traits> zero_fill{context};
-    const BackwardFixedOrder<Traits> order{context};
 
     __device__ __forceinline__ void run() const {
         auto& storage = context.storage;
@@ -47,7 +46,7 @@ struct BackwardDqWarpgroup {
 #pragma unroll
                 for (int part = 0; part < kParts; ++part) {
                     const int buffer = Buffers::buffer(piece, part);
-                    if (order.active()) {
+                    if constexpr (Traits::kFixedOrder) {
                         storage.sum_is_empty(buffer).wait(Buffers::phase(piece, part, gradients.stage) ^ 1);
                     } else {
                         if (lane == 0) tma_store_wait_read<Traits::kSumBuffers - 1>();
@@ -55,9 +54,10 @@ struct BackwardDqWarpgroup {
                     }
                     const uint32_t staged = Tiles::sums(k) + (buffer * 4 + warp) * Traits::kSumBytes;
                     leave(dq, part, staged, lane);
-                    if (lane == 0 && order.active()) {
-                        storage.sum_is_full(Buffers::turn_is_odd(gradients.stage, piece / Traits::kTurnPieces), buffer).arrive();
-                    } else if (lane == 0) {
+                    if (lane != 0) continue;
+                    if constexpr (Traits::kFixedOrder) {
+                        storage.sum_is_full(gradients.stage, buffer).arrive();
+                    } else {
                         tma_add_floats(sums + (piece * 4 * Accumulator::kWarpFloats + part * kPartBlocks * 128), staged,
                                        Traits::kSumBytes);
                         tma_store_commit();

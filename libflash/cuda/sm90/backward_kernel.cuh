@@ -2,7 +2,6 @@
 // key head, from the query tiles that see it in all query heads that share the key head.
 #pragma once
 
-#include "cuda/ptx/dependent_launch.cuh"
 #include "cuda/sm90/backward_divided.cuh"
 #include "cuda/sm90/backward_dk_dv.cuh"
 #include "cuda/sm90/backward_dq.cuh"
@@ -24,7 +23,6 @@ using BackwardConsumerOf =
 
 template <class Traits>
 struct BackwardKernel {
-    using Storage = BackwardSharedStorage<Traits>;
     static constexpr int kSharedBytes =
         shared_bytes_of_kernel<BackwardSharedStorage<Traits>, BackwardSharedTiles<Traits>, Traits::QTile::kAlignment>();
 
@@ -34,14 +32,7 @@ struct BackwardKernel {
     const BackwardConsumerOf<Traits> consumer{context};
 
     __device__ __forceinline__ void run() const {
-        const bool known_early = Storage::knows_work_tile_early(context.params);
-        if (known_early && threadIdx.x == 0) {
-            context.storage.init(context.params);
-            producer.prefetch_keys();
-        }
-        wait_for_previous_kernel();
-        allow_next_kernel();
-        if (!known_early && threadIdx.x < Storage::kInitThreads) context.storage.init(context.params);
+        if (threadIdx.x < BackwardSharedStorage<Traits>::kInitThreads) context.storage.init(context.params);
         __syncthreads();
         if (Traits::kRagged && context.storage.work.batch < 0) return;
         if (threadIdx.x < 128) {

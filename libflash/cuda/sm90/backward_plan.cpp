@@ -3,18 +3,18 @@
 #include "cuda/host/problem_params.h"
 #include "cuda/kernels.h"
 #include "cuda/sm90/backward_instance.h"
-#include "cuda/sm90/backward_turns.h"
 #include "cuda/sm90/plan.h"
 
 namespace libflash::cuda::sm90 {
 namespace {
 
-// See backward_fixed_order.cuh. Without queries there is no kernel that sets the counters, and nothing to add.
-void fix_order(BackwardPlan& plan, const AttentionProblem& problem, const KernelConfig& config) {
+// See backward_fixed_order.cuh. Without queries there is nothing to add.
+void fix_order(BackwardPlan& plan, const Kernel& kernel, const AttentionProblem& problem) {
     plan.fixed_order = plan.statistics.blocks > 0;
+    plan.dq_counters = backward_launch(kernel, plan, BackwardStep::dq_counters, plan.statistics.blocks);
     plan.key_schedule.reversed = true;
-    const size_t query_tiles = backward_workspace_rows(plan, problem) / static_cast<size_t>(plan.tile_q);
-    plan.workspace.add("dq_counters", query_tiles * static_cast<size_t>(dq_turns(config)) * sizeof(int32_t));
+    plan.workspace.add("dq_counters",
+                       backward_workspace_rows(plan, problem) / static_cast<size_t>(plan.tile_q) * sizeof(int32_t));
     plan.workspace.add("next_work_tile", sizeof(int32_t));
 }
 
@@ -24,7 +24,7 @@ BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem
     const BackwardInstance kind =
         backward_instance(rare_option(problem), has_lengths_on_device(problem), problem.block_mask.present);
     BackwardPlan plan = common_backward_plan(kernel, problem, {static_cast<int>(kind), backward_kind_name(kind)}, device);
-    if (problem.request.deterministic) fix_order(plan, problem, kernel.config);
+    if (problem.request.deterministic) fix_order(plan, kernel, problem);
     return plan;
 }
 

@@ -16,23 +16,14 @@ struct BackwardProducer {
 
     const BackwardContext<Traits>& context;
     const BackwardQueryTiles<Traits> query_tiles{context};
-    const BackwardFixedOrder<Traits> order{context};
 
-    // What may be done while the previous kernel still runs: K and V come to L2, whatever they will be.
-    __device__ __forceinline__ void prefetch_keys() const {
-        const auto& storage = context.storage;
-        tma_prefetch_map(context.maps.q);
-        tma_prefetch_map(context.maps.dout);
-        KvTile::prefetch(context.maps.k, storage.key_row(), storage.work.head, storage.work.batch);
-        KvTile::prefetch(context.maps.v, storage.key_row(), storage.work.head, storage.work.batch);
-    }
     __device__ __forceinline__ void run() const {
-        const int warp = uniform_warp();
-        if (warp > 2 || !elect_one()) return;
+        const int warp = Traits::kFixedOrder ? uniform_warp() : static_cast<int>(threadIdx.x / 32);
+        if (warp > (Traits::kFixedOrder ? 2 : 0) || !elect_one()) return;
         if (warp == 0) {
             load_tiles();
-        } else if (order.active()) {
-            order.add_tiles(warp - 1);
+        } else if constexpr (Traits::kFixedOrder) {
+            BackwardFixedOrder<Traits>{context}.add_tiles(warp - 1);
         }
     }
 

@@ -56,7 +56,7 @@ struct BackwardSharedStorage {
     uint64_t keys_full;                                // full barrier of K and V
     PipelineBarriers<Traits::kStages> queries;         // Q, dO and softmax statistics
     PipelineBarriers<Traits::kScoreStages> gradients;  // dS
-    // Fixed order: whether dQ is in a buffer, on its way to the accumulator. A barrier for the even turns and one for the odd
+    // Fixed order: whether dQ is in a buffer, on its way to the accumulator. A barrier for the even tiles and one for the odd
     // ones, because a thread that waits for only some of a barrier's phases could take one for another.
     uint64_t sums_full[2][Traits::kSumBuffers];
     uint64_t sums_empty[Traits::kSumBuffers];
@@ -68,10 +68,6 @@ struct BackwardSharedStorage {
     uint64_t probabilities_full[Traits::kScoreStages];  // P in a stage of dS, where the consumer warpgroups divide the products
     int number;                                         // of the thread block in its launch
 
-    // Whether the work tile follows from the parameters and blockIdx, without a look at global memory.
-    __device__ static __forceinline__ bool knows_work_tile_early(const BackwardParams& params) {
-        return !Traits::kRagged && !params.next_work_tile;
-    }
     // kInitThreads threads call it before the warpgroups take their roles: finding a packed tile takes a warp.
     static constexpr int kInitThreads = Traits::kRagged ? 32 : 1;
     __device__ __forceinline__ void init(const BackwardParams& params) {
@@ -112,8 +108,8 @@ private:
     // begun before it.
     __device__ __forceinline__ int take_work_tile(const BackwardParams& params) {
         const BackwardPart& part = params.part;
-        number = params.next_work_tile ? atomicAdd(params.next_work_tile, 1) - part.thread_blocks_before
-                                       : static_cast<int>(blockIdx.x);
+        number = Traits::kFixedOrder ? atomicAdd(params.next_work_tile, 1) - part.thread_blocks_before
+                                     : static_cast<int>(blockIdx.x);
         return part.first_work_tile + number;
     }
     __device__ __forceinline__ void init_barriers() {
@@ -122,7 +118,7 @@ private:
         gradients.init(4, Traits::kBlockN / 16);
         if constexpr (Traits::kDividesProducts)
             for (int i = 0; i < Traits::kScoreStages; ++i) probabilities(i).init(4);
-        for (int buffer = 0; buffer < Traits::kSumBuffers; ++buffer) {
+        for (int buffer = 0; buffer < (Traits::kFixedOrder ? Traits::kSumBuffers : 0); ++buffer) {
             sum_is_full(0, buffer).init(4);
             sum_is_full(1, buffer).init(4);
             sum_is_empty(buffer).init(1);

@@ -6,14 +6,15 @@
 #include "cuda/attention/query_tiles.cuh"
 #include "cuda/config.h"
 #include "cuda/sm90/backward_instance.h"
-#include "cuda/sm90/backward_turns.h"
 #include "cuda/tile/swizzled_tile.cuh"
 
 namespace libflash::cuda::sm90 {
 
-template <class Kernel, BackwardInstance kInstance = BackwardInstance::plain>
+// kInOrder: additions to the dQ accumulator in a fixed order (backward_fixed_order.cuh).
+template <class Kernel, BackwardInstance kInstance = BackwardInstance::plain, bool kInOrder = false>
 struct BackwardTraits {
     static constexpr KernelConfig config = Kernel::config;
+    static constexpr bool kFixedOrder = kInOrder;
     using T = ElementOf<config.dtype>;
     static constexpr bool kRagged = kInstance != BackwardInstance::plain;  // only the device knows the lengths
     static constexpr bool kRareOptions = kInstance == BackwardInstance::general,
@@ -43,8 +44,6 @@ struct BackwardTraits {
     using Accumulator = DqAccumulator<T, kHeadDim, kBlockM, kPieces * 4, kBlockM / 16>;
     // A warp adds a piece to the accumulator in kPieceParts parts, through kSumBuffers buffers of its own in shared memory.
     static constexpr int kPieceParts = kDividesProducts ? 2 : 1, kSumBuffers = kDividesProducts ? 2 : kPieces;
-    // Under a fixed order a piece, or the whole tile, is added in one turn.
-    static constexpr int kTurnPieces = kPieces / dq_turns(config), kTurns = kPieces / kTurnPieces;
     static constexpr int kSumBytes = Accumulator::kWarpFloats / kPieceParts * static_cast<int>(sizeof(float));
 };
 

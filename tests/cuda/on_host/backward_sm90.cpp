@@ -259,7 +259,7 @@ struct Problem {
         sums.assign(statistics.size() * HEAD_DIM, NAN);
         params.softmax_statistics = statistics.data();
         params.dq_accumulator = sums.data();
-        counters.assign(statistics.size() / Kernel::config.tile_q * sm90::dq_turns(Kernel::config), -1);
+        counters.assign(statistics.size() / Kernel::config.tile_q, -1);
         if (fixed_order) params.dq_counters = counters.data();
         parts = backward_parts(Kernel::config, queries.sequences(c).max_length, c.queries, params.group_size);
         if (parts.launches > 1) {
@@ -283,6 +283,8 @@ struct Problem {
         };
         plan.statistics = launch(BackwardStep::statistics, params.query_schedule);
         plan.dk_dv = launch(BackwardStep::dk_dv, params.key_schedule);
+        plan.fixed_order = params.next_work_tile != nullptr;
+        if (plan.fixed_order) plan.dq_counters = launch(BackwardStep::dq_counters, params.query_schedule);
         plan.parts = parts;
         plan.dq_conversion = launch(BackwardStep::dq_conversion, params.query_schedule);
         if (c.wants_dbias()) {
