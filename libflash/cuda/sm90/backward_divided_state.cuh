@@ -2,7 +2,6 @@
 #pragma once
 
 #include "cuda/ptx/hide_from_compiler.cuh"
-#include "cuda/ptx/warp_barrier.cuh"
 #include "cuda/sm90/backward_consumer_state.cuh"
 #include "cuda/sm90/backward_query_tiles.cuh"
 #include "cuda/sm90/backward_scores.cuh"
@@ -38,7 +37,6 @@ struct BackwardDividedState : BackwardConsumerState<Traits> {
         return hide_from_compiler(static_cast<int>(threadIdx.x)) / 32 % 4 * 16;
     }
     __device__ __forceinline__ void release_queries(int stage) const {
-        warp_barrier();
         if (lane == 0) queries.empty_of(stage).arrive();
     }
     __device__ __forceinline__ uint32_t statistics() const {

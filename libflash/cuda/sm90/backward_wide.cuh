@@ -2,7 +2,6 @@
 // for scores, because dK and dV take so many: dP and dS are computed for half of the queries at a time.
 #pragma once
 
-#include "cuda/ptx/warp_barrier.cuh"
 #include "cuda/sm90/backward_consumer_state.cuh"
 #include "cuda/sm90/backward_epilogue.cuh"
 #include "cuda/sm90/backward_query_tiles.cuh"
@@ -99,7 +98,6 @@ private:
             exponentiate(c, p, at.tile);
             wgmma_wait<0>();
             wgmma_fence_operand(c.dk);
-            warp_barrier();
             if (c.lane == 0) c.queries.empty_of(stage).arrive();
             stage = c.queries.stage;
         }
