@@ -66,8 +66,8 @@ struct BackwardPlan {
     ScheduleParams query_schedule{};       // by workspace unit
     ScheduleParams query_tile_schedule{};  // of the dQ kernel: by query tile
     bool vector_loads = false, vector_out = false;
-    bool dq_kernel = false;          // no dQ accumulator: a kernel of its own computes dq
-    bool fixed_order = false;        // the dK/dV kernel adds to the dQ accumulator in a fixed order
+    bool dq_kernel = false;    // no dQ accumulator: a kernel of its own computes dq
+    bool fixed_order = false;  // the dK/dV kernel adds to the dQ accumulator in a fixed order
     // In launch order.
     LaunchShape statistics, dq_counters, dk_dv, dq_conversion, dq, dsink, dbias;
     BackwardParts parts;  // of dk_dv

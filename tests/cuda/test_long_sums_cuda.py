@@ -82,7 +82,7 @@ def test_forward(kernel: dict, scores: str) -> None:
 @pytest.mark.parametrize("kernel", long_kernels("forward"))
 def test_many_equal_probabilities_that_are_no_power_of_two(kernel: dict) -> None:
     """The last key has a larger score, so that all others have the probability exp(-1) relative to the maximum."""
-    dtype, device = DTYPES[kernel["dtype"]], device_of(kernel)
+    dtype = DTYPES[kernel["dtype"]]
     keys = most_keys(kernel)
     q, k = problem("equal", dtype, 1, keys)
     k[:, -1, :, 0] = 1
@@ -112,7 +112,7 @@ def test_causal(kernel: dict, options: dict) -> None:
 @pytest.mark.parametrize("rows", [2, 20], ids=["few rows", "many rows"])
 @pytest.mark.parametrize("kernel", long_kernels("decode"))
 def test_decode(kernel: dict, rows: int, options: dict, scores: str) -> None:
-    dtype, device = DTYPES[kernel["dtype"]], device_of(kernel)
+    dtype = DTYPES[kernel["dtype"]]
     keys = most_keys(kernel)
     q, k = problem(scores, dtype, rows, keys)
     v = values(keys, dtype, 4)

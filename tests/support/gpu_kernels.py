@@ -62,23 +62,16 @@ def errors_of(kernel: str) -> dict[str, float]:
     return {"p_roundings": 1} if re.fullmatch(r"backward_sm90_\w+_d(192|256)", kernel) else {}
 
 
-def has_packed_rows(case: DecodeCase) -> bool:
-    """Whether the case has options of decode for ragged steps."""
-    return isinstance(case.seqlen_q, tuple) or isinstance(case.append, tuple) or case.positions or case.tree
-
-
 def supports(kernel: dict, case: Case | DecodeCase, deterministic: bool = False) -> bool:
     """Whether a kernel has the options of a case, and can read rows of its alignment; and, backward, is deterministic."""
-    if isinstance(case, DecodeCase):
-        return kernel["backend"] == "cpu" or not has_packed_rows(case)
-    if kernel["backend"] != "sm90":
+    if kernel["backend"] != "sm90" or isinstance(case, DecodeCase):
         return True
     dims = {case.head_dim, case.head_dim if case.head_dim_v is None else case.head_dim_v}
     if any(dim % 8 for dim in dims):
         return False
     if kernel["operation"] != "backward":
         return True
-    return not (deterministic and case.block_mask is not None or lacks_rare_options(kernel, case, dims))
+    return not ((deterministic and case.block_mask is not None) or lacks_rare_options(kernel, case, dims))
 
 
 def supporting(candidates: list[dict], deterministic: bool = False, **fields: object) -> list[dict]:

@@ -108,8 +108,8 @@ private:
     // begun before it.
     __device__ __forceinline__ int take_work_tile(const BackwardParams& params) {
         const BackwardPart& part = params.part;
-        number = Traits::kFixedOrder ? atomicAdd(params.next_work_tile, 1) - part.thread_blocks_before
-                                     : static_cast<int>(blockIdx.x);
+        number =
+            Traits::kFixedOrder ? atomicAdd(params.next_work_tile, 1) - part.thread_blocks_before : static_cast<int>(blockIdx.x);
         return part.first_work_tile + number;
     }
     __device__ __forceinline__ void init_barriers() {
