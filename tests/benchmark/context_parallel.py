@@ -18,6 +18,7 @@ import json
 import os
 import pathlib
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -200,7 +201,16 @@ def main() -> None:
                 results.append(result)
     if options.json and dist.get_rank() == 0:
         options.json.write_text(json.dumps(results, indent=1) + "\n")
-    dist.destroy_process_group()
+    leave()
+
+
+def leave() -> None:
+    """End the process without the end of the interpreter, which a thread of gloo can abort: it may still drop the tensors of the
+    last collective, for which it needs Python.
+    """
+    dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -168,4 +168,6 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    os._exit(code)  # not sys.exit(): a thread of gloo may still drop tensors, which aborts a Python that is ending
