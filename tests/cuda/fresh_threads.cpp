@@ -116,8 +116,15 @@ struct Call {
         }
         if (operation == "merge")
             return query ? FLASH_STATUS_OK : flash_attention_merge(in(3), in(4), 1, out(0), out(1), &merging, nullptr);
+        if (operation == "cache_write") return write_to_cache(query);
         const flash_block_lists_t lists = {made[0].view, made[1].view, made[2].view, made[3].view};
         return query ? FLASH_STATUS_OK : flash_block_mask_compress(in(5), &lists, nullptr);
+    }
+    flash_status_t write_to_cache(bool query) {
+        flash_cache_write_options_t writing = FLASH_CACHE_WRITE_OPTIONS_INIT;
+        writing.kernel = kernel.name;
+        if (query) return flash_cache_write_workspace_size(in(6), in(6), out(0), out(1), in(7), &writing, &workspace_bytes);
+        return flash_cache_write(in(6), in(6), out(0), out(1), in(7), &writing, nullptr);
     }
     void run_and_say() {
         if (run(false) != FLASH_STATUS_OK) error = flash_last_error();
@@ -135,6 +142,8 @@ Call make_call(const Driver& driver, const flash_kernel_info_t& kernel, const st
         for (const int n : {3, 4, 3, 4})
             call.made.push_back(
                 tensor(FLASH_DTYPE_INT32, n == 3 ? std::vector<int64_t>{1, 2, 4} : std::vector<int64_t>{1, 2, 4, 4}));
+    } else if (operation == "cache_write") {
+        for (int n = 0; n < 2; ++n) call.made.push_back(tensor(dtype, {1, kRows, kHeads, dim}));
     } else {
         call.made = {tensor(dtype, {1, kRows, kHeads, dim_v}), tensor(FLASH_DTYPE_FLOAT32, {1, kHeads, kRows})};
     }
@@ -151,6 +160,11 @@ std::string check(const Driver& driver, const flash_kernel_info_t& kernel) {
         inputs.emplace_back(driver, dtype, std::vector<int64_t>{1, kRows, kHeads, channels}, true);
     inputs.emplace_back(driver, FLASH_DTYPE_FLOAT32, std::vector<int64_t>{1, kHeads, kRows}, true);
     inputs.emplace_back(driver, FLASH_DTYPE_BOOL, std::vector<int64_t>{1, 2, 4, 4}, true);
+    inputs.emplace_back(driver, dtype, std::vector<int64_t>{kRows, kHeads, dim}, true);
+    inputs.emplace_back(driver, FLASH_DTYPE_INT32, std::vector<int64_t>{kRows}, false);
+    std::vector<char> slots(inputs.back().bytes);
+    for (int32_t row = 0; row < kRows; ++row) std::memcpy(&slots[static_cast<size_t>(row) * sizeof row], &row, sizeof row);
+    driver.write(inputs.back().address(), slots);
     std::vector<Call> calls;
     for (int n = 0; n < kThreads; ++n) calls.push_back(make_call(driver, kernel, inputs, dtype));
     for (Call& call : calls) {

@@ -128,7 +128,8 @@ def late(arrays: list, stream: object) -> list:
 def test_current_stream_and_no_waiting() -> None:
     wanted = everything(*problem())
     stream = cupy.cuda.Stream(non_blocking=True)
-    inputs = late(problem(), stream)
+    sources = problem()
+    inputs = late(sources, stream)
     with stream:
         got = everything(*inputs)
         assert not stream.done, "the call returned only after its work was done"
@@ -143,7 +144,8 @@ def test_given_stream(kind: str) -> None:
     stream = cupy.cuda.Stream(non_blocking=True)
     given = {"handle": stream.ptr, "stream": stream, "torch stream": torch.cuda.ExternalStream(stream.ptr)}[kind]
     for seed in range(4):
-        inputs = late(problem(seed), stream)
+        sources = problem(seed)  # kept until they are copied, because their memory belongs to another stream
+        inputs = late(sources, stream)
         got = everything(*inputs, stream=given)
         junk = [cupy.full((2, 400, 4, 64), cupy.nan, np.float16) for _ in range(5)]  # on CuPy's own stream
         del junk
