@@ -101,9 +101,10 @@ struct DqAccumulator {
         }
     }
 
-    // Converts one unit of rows to dq. All warps of the thread block call it; `shared` holds one tile.
+    // Converts one unit of rows to dq. All warps of the thread block call it; `shared` holds one tile. kWide: dq may be float32.
+    template <bool kWide>
     __device__ static __forceinline__ void convert(const BackwardParams& params, char* shared) {
-        if (params.wide_dq) return convert_to_floats(params);
+        if (kWide && params.wide_dq) return convert_to_floats(params);
         using QTile = SharedTile<kBlockM, kHeadDim>;
         const TileCoordinates work = tile_coordinates<kUnitRows>(params.query_schedule, params.q_lengths, params.batch);
         if (work.batch < 0) return;

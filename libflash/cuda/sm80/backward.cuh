@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(BackwardRow<Kernel>::kThreads)
     } else {
         __shared__ __align__(
             128) char shared[SharedTile<BackwardRow<Kernel>::config.tile_q, BackwardRow<Kernel>::config.head_dim>::kBytes];
-        BackwardRow<Kernel>::Accumulator::convert(params, shared);
+        BackwardRow<Kernel>::Accumulator::template convert<true>(params, shared);
     }
 }
 

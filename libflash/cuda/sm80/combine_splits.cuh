@@ -108,6 +108,7 @@ struct CombineSplits {
     __device__ __forceinline__ float all_ranges(float own) const {
         float largest = own;
         bool bad = own != own;
+#pragma unroll 1
         for (int range = lane + 32; range < params.splits; range += 32) {
             const float x = lse[range];
             bad |= x != x;
@@ -118,6 +119,7 @@ struct CombineSplits {
         if (__any_sync(0xffffffffu, bad)) return NAN;
         if (largest == -INFINITY) return largest;
         float sum = exp2_approx(own - largest);
+#pragma unroll 1
         for (int range = lane + 32; range < params.splits; range += 32) sum += exp2_approx(lse[range] - largest);
 #pragma unroll
         for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
@@ -162,12 +164,11 @@ __global__ void __launch_bounds__(128) combine_kernel(const __grid_constant__ De
     const int rows_of_head = params.seqlen_q * params.group_size, head_index = blockIdx.x / rows_of_head;
     const int packed = blockIdx.x - head_index * rows_of_head, row = divide(packed, params.by_group);
     const int batch = divide(head_index, params.by_heads), head_k = head_index - batch * params.heads_k;
-    Body body(params, blockIdx.x);
     allow_next_kernel();
     wait_for_previous_kernel();
     const LengthsParams& queries = params.ragged.queries;
     if (queries.cu && RaggedRow::of(queries, params.batch, row).batch < 0) return;  // rows of no sequence are not touched
-    body.run(batch, row, head_k * params.group_size + packed - row * params.group_size, parts);
+    Body(params, blockIdx.x).run(batch, row, head_k * params.group_size + packed - row * params.group_size, parts);
 }
 
 template <class Kernel, class T>

@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(BackwardTraits<Kernel>::Accumulator::kWarps * 
     dq_accumulator_kernel(const __grid_constant__ BackwardParams params) {
     using Traits = BackwardTraits<Kernel>;
     __shared__ __align__(128) char shared[SharedTile<Traits::kBlockM, Traits::kHeadDim>::kBytes];
-    Traits::Accumulator::convert(params, shared);
+    Traits::Accumulator::template convert<false>(params, shared);
 }
 
 template <class Kernel>
