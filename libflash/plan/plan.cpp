@@ -74,28 +74,26 @@ DecodePlan plan_decode(const DecodeProblem& problem) { return plan_decode(proble
 
 TangentPlan plan_tangent(const TangentProblem& problem) { return plan_tangent(problem, choose_kernel(kernel_query(problem))); }
 
-MergePlan plan_merge(const MergeProblem& problem) {
-    MergePlan plan;
+// An operation with kernels for the CPU and for every GPU, whose CPU kernel needs no plan. make_plan: of the architecture.
+template <class Plan, class Problem, class MakePlan>
+Plan plan_for_any_gpu(const Problem& problem, MakePlan cuda::Architecture::* make_plan) {
+    Plan plan;
     plan.kernel = &choose_kernel(kernel_query(problem));
     if (const cuda::Kernel* kernel = plan.kernel->cuda)
-        plan.cuda = kernel->architecture->plan_merge(*kernel, problem, device_of(problem.device));
+        plan.cuda = (kernel->architecture->*make_plan)(*kernel, problem, device_of(problem.device));
     return plan;
+}
+
+MergePlan plan_merge(const MergeProblem& problem) {
+    return plan_for_any_gpu<MergePlan>(problem, &cuda::Architecture::plan_merge);
 }
 
 CompressPlan plan_compress(const CompressProblem& problem) {
-    CompressPlan plan;
-    plan.kernel = &choose_kernel(kernel_query(problem));
-    if (const cuda::Kernel* kernel = plan.kernel->cuda)
-        plan.cuda = kernel->architecture->plan_compress(*kernel, problem, device_of(problem.device));
-    return plan;
+    return plan_for_any_gpu<CompressPlan>(problem, &cuda::Architecture::plan_compress);
 }
 
 CacheWritePlan plan_cache_write(const CacheWriteProblem& problem) {
-    CacheWritePlan plan;
-    plan.kernel = &choose_kernel(kernel_query(problem));
-    if (const cuda::Kernel* kernel = plan.kernel->cuda)
-        plan.cuda = kernel->architecture->plan_cache_write(*kernel, problem, device_of(problem.device));
-    return plan;
+    return plan_for_any_gpu<CacheWritePlan>(problem, &cuda::Architecture::plan_cache_write);
 }
 
 }  // namespace libflash
