@@ -1,6 +1,6 @@
 """The stub _core.pyi states the names, parameters and defaults of the compiled module.
 
-test_options.py compares the options of both with the list of options; here is everything else.
+options/ compares the options of both with the list of options; here is everything else.
 """
 
 from __future__ import annotations
