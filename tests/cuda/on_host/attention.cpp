@@ -1,45 +1,19 @@
 // Runs the sm80 forward and backward kernels of one instance on the host and compares them with double precision. Arguments: 1
 // the size of the inputs, 2 whether the rare options are used, 3 whether backward is deterministic. Prints the errors; exit
 // code 0 means none is too large.
-#include "emulation.h"
+#include "attention_kernels.h"
 
 #include <cstdio>
 #include <cstdlib>
-#include <random>
 
 #include "cuda/host/long_sums.h"
-#include "cuda/host/tile_schedule.h"
-#include "cuda/sm80/backward.cuh"
-#include "cuda/sm80/forward.cuh"
 
-using namespace libflash;
-using namespace libflash::cuda;
-
-struct ForwardRow {
-    static constexpr KernelConfig config{
-        "forward", Operation::forward, "sm80", KernelType::DTYPE, HEAD_DIM, HEAD_DIM, FORWARD_TILE, 1, ""};
-};
-struct BackwardRow_ {
-    static constexpr KernelConfig config{"backward", Operation::backward, "sm80", KernelType::DTYPE, HEAD_DIM,
-                                         HEAD_DIM,   BACKWARD_TILE,       ""};
-};
-using T = ElementOf<ForwardRow::config.dtype>;
-constexpr int kDim = HEAD_DIM, kRows = 150, kKeys = 200, kHeads = 2, kLeft = 120;  // two query heads share one key head; causal
-constexpr bool kFloat = ForwardRow::config.dtype == KernelType::f32_;
-// Relative rounding error of a result. For float it includes the error of the arithmetic.
-constexpr double kRounding = kFloat ? 0x1p-19 : (ForwardRow::config.dtype == KernelType::f16_ ? 0x1p-11 : 0x1p-8);
+constexpr int kRows = 150, kKeys = 200, kHeads = 2, kLeft = 120;  // two query heads share one key head; causal
 
 std::mt19937 generator(3);
 template <class Number>
 std::vector<Number> random(size_t count, float scale) {
-    std::normal_distribution<float> normal;
-    std::vector<Number> x(count);
-    for (Number& y : x) y = Number(scale * normal(generator));
-    return x;
-}
-template <class Number>
-double wide(Number x) {
-    return to_float(x);
+    return random<Number>(count, scale, generator);
 }
 
 struct Problem {
@@ -63,11 +37,6 @@ struct Problem {
     }
 
     size_t at(int row, int head) const { return (size_t{static_cast<size_t>(row)} * kHeads + head) * kDim; }
-    static double dot(const T* a, const T* b) {
-        double sum = 0;
-        for (int c = 0; c < kDim; ++c) sum += wide(a[c]) * wide(b[c]);
-        return sum;
-    }
     static bool sees(int row, int key) { return key <= row + kKeys - kRows && key >= row + kKeys - kRows - kLeft; }
 
     // Scores of a row and their slopes under the softcap.
@@ -110,16 +79,12 @@ struct Problem {
 
     template <class Params>
     void fill_in(Params& params) {
-        const auto rows = [](std::vector<T>& x, int heads) { return RowsParams{x.data(), 0, int64_t{heads} * kDim, kDim}; };
-        params.q = rows(q, kHeads), params.k = rows(k, 1), params.v = rows(v, 1), params.out = rows(out, kHeads);
+        params.q = dense_rows(q, kHeads), params.k = dense_rows(k, 1), params.v = dense_rows(v, 1);
+        params.out = dense_rows(out, kHeads);
         params.lse = {lse.data(), int64_t{kHeads} * kRows, 1, kRows};
-        params.q_lengths = {nullptr, nullptr, kRows}, params.k_lengths = {nullptr, nullptr, kKeys};
-        params.batch = 1, params.heads_q = params.group_size = kHeads, params.head_dim = params.head_dim_v = kDim;
+        fill_in_sizes(params, kRows, kKeys, kHeads, scale);
         params.shard.heads_total = kHeads;
-        params.softmax_scale = static_cast<float>(scale), params.scale_log2 = static_cast<float>(scale * 1.4426950408889634);
         params.mask = {kLeft, 0, false};
-        params.rare.dropout.keep_factor = 1;
-        params.vector_loads = params.vector_out = true;
         if (!rare) return;
         params.rare.softcap = static_cast<float>(cap);
         params.rare.bias = {bias.data(), {0, int64_t{kRows} * kKeys, kKeys, 1}, true};
@@ -127,75 +92,50 @@ struct Problem {
     }
 };
 
-Sequences side(int64_t rows) {
-    Sequences sequences;
-    sequences.capacity = sequences.max_length = rows;
-    return sequences;
-}
-
 void forward(Problem& p) {
     ForwardParams params{};
     p.fill_in(params);
-    params.schedule = schedule_params(side(kRows), 1, kHeads, ForwardRow::config.tile_q, 1e3, true);
+    params.schedule = schedule_params(one_sequence(kRows), 1, kHeads, ForwardKernel::config.tile_q, 1e3, true);
     ForwardPlan plan;
-    const bool long_sums = needs_long_sums(ForwardRow::config, kKeys);
-    plan.instance = forward_instance_sm80(ForwardRow::config, p.rare, long_sums);
-    plan.attention = launch_shape(blocks_of(params.schedule), resources_of_forward<ForwardRow>(0, plan.instance.number));
+    const bool long_sums = needs_long_sums(ForwardKernel::config, kKeys);
+    plan.instance = forward_instance_sm80(ForwardKernel::config, p.rare, long_sums);
+    plan.attention = launch_shape(blocks_of(params.schedule), resources_of_forward<ForwardKernel>(0, plan.instance.number));
     std::vector<float> sums;
     if (long_sums) {
         plan.blocks_at_once = 3;  // of four
-        sums.assign(plan.blocks_at_once * long_sums_bytes(ForwardRow::config.tile_q, kDim) / sizeof(float) + 1, NAN);
+        sums.assign(plan.blocks_at_once * long_sums_bytes(ForwardKernel::config.tile_q, kDim) / sizeof(float) + 1, NAN);
         sums.back() = 7;  // a guard
         params.long_sums = sums.data();
     }
-    launch_forward<ForwardRow>(plan, params, nullptr);
+    launch_forward<ForwardKernel>(plan, params, nullptr);
     if (!sums.empty() && sums.back() != 7) std::exit(2);
 }
 
 void backward(Problem& p, bool deterministic) {
     BackwardParams params{};
     p.fill_in(params);
-    const auto rows = [](std::vector<T>& x, int heads) { return RowsParams{x.data(), 0, int64_t{heads} * kDim, kDim}; };
-    params.dout = rows(p.dout, kHeads), params.dq = rows(p.dq, kHeads), params.dk = rows(p.dk, 1), params.dv = rows(p.dv, 1);
-    params.heads_k = 1;
-    params.units = (kRows + kUnitRows - 1) / kUnitRows;
-    std::vector<SoftmaxStatistics> statistics(kHeads * params.units * kUnitRows, SoftmaxStatistics{NAN, NAN});
-    std::vector<float> sums(statistics.size() * kDim, NAN);
-    params.softmax_statistics = statistics.data();
-    params.dq_accumulator = deterministic ? nullptr : sums.data();
-    params.key_schedule = schedule_params(side(kKeys), 1, 1, BackwardRow_::config.tile_k, 1e3, false);
-    params.query_schedule = schedule_params(side(kRows), 1, kHeads, kUnitRows, 1e9, false);
-    params.query_tile_schedule = schedule_params(side(kRows), 1, kHeads, query_rows_tile_q(kDim, p.rare, sizeof(T)), 1e3, true);
+    params.dout = dense_rows(p.dout, kHeads), params.dq = dense_rows(p.dq, kHeads);
+    params.dk = dense_rows(p.dk, 1), params.dv = dense_rows(p.dv, 1);
     if (p.rare) {
         params.dbias = {p.dbias.data(), {0, int64_t{kRows} * kKeys, kKeys, 1}, {1, kHeads, kRows, kKeys}, true};
         params.dsink = {p.dsink.data(), 1, true};
     }
-    BackwardPlan plan;
-    plan.instance = p.rare ? kGeneralInstance : kPlainInstance;
-    const auto launch = [&](BackwardStep step, int64_t blocks) {
-        return launch_shape(blocks, resources_of_backward<BackwardRow_>(int(step), plan.instance.number));
-    };
-    plan.statistics = launch(BackwardStep::statistics, blocks_of(params.query_schedule));
-    plan.dk_dv = launch(BackwardStep::dk_dv, blocks_of(params.key_schedule));
-    if (deterministic) {
-        plan.dq = launch(BackwardStep::dq, blocks_of(params.query_tile_schedule));
-    } else {
-        plan.dq_conversion = launch(BackwardStep::dq_conversion, blocks_of(params.query_schedule));
-    }
+    BackwardLaunch launch(params, p.rare ? kGeneralInstance : kPlainInstance, p.rare, deterministic);
+    BackwardPlan& plan = launch.plan;
     if (p.rare) {
         const int tile_q = query_rows_tile_q(kDim, true, sizeof(T)), tile_k = query_rows_tile_k(kDim, sizeof(T));
-        plan.dsink = launch(BackwardStep::dsink, kHeads);
-        plan.dbias = launch(BackwardStep::dbias, kHeads * ceil_div(kRows, tile_q) * ceil_div(kKeys, tile_k));
+        plan.dsink = launch.shape(BackwardStep::dsink, kHeads);
+        plan.dbias = launch.shape(BackwardStep::dbias, kHeads * ceil_div(kRows, tile_q) * ceil_div(kKeys, tile_k));
     }
-    plan.parts = backward_parts(BackwardRow_::config, kRows, kRows, kHeads);
+    plan.parts = backward_parts(BackwardKernel::config, kRows, kRows, kHeads);
     std::vector<float> gradient_sums;
     if (plan.parts.launches > 1) {
         plan.parts.blocks = 3;
-        gradient_sums.assign(3 * gradient_sums_bytes(BackwardRow_::config.tile_k, kDim) / sizeof(float) + 1, NAN);
+        gradient_sums.assign(3 * gradient_sums_bytes(BackwardKernel::config.tile_k, kDim) / sizeof(float) + 1, NAN);
         gradient_sums.back() = 7;  // a guard
         params.part.sums = gradient_sums.data();
     }
-    launch_backward<BackwardRow_>(plan, params, nullptr);
+    launch_backward<BackwardKernel>(plan, params, nullptr);
     if (!gradient_sums.empty() && gradient_sums.back() != 7) std::exit(2);
 }
 
@@ -203,14 +143,13 @@ void backward(Problem& p, bool deterministic) {
 // probabilities end at 2^-25).
 template <class Number>
 bool near(const char* name, const std::vector<Number>& got, const std::vector<double>& exact, double limit) {
-    double error = 0, size = 0;
+    RelativeError error;
     int lost = 0;
     for (size_t i = 0; i < got.size(); ++i) {
-        error += (wide(got[i]) - exact[i]) * (wide(got[i]) - exact[i]);
-        size += exact[i] * exact[i];
+        error.add(wide(got[i]), exact[i]);
         lost += kRounding != 0x1p-11 && wide(got[i]) == 0 && std::fabs(exact[i]) > 0x1p-124;
     }
-    const double relative = std::sqrt(error / size);
+    const double relative = error.value();
     const bool good = relative <= limit && lost == 0;
     std::printf("%s %s: relative error %.2e, limit %.1e, %d lost\n", good ? "ok" : "WRONG", name, relative, limit, lost);
     return good;

@@ -12,6 +12,7 @@
 #include "cuda/host/long_sums.h"
 #include "cuda/host/tile_schedule.h"
 #include "cuda/sm90/backward.cuh"
+#include "numbers.h"
 
 using namespace libflash;
 using namespace libflash::cuda;
@@ -303,12 +304,11 @@ bool is_lost(double exact) { return kWide && std::fabs(exact) > 0x1p-124 && std:
 // Checks the root mean square error relative to the exact values, that no value that bf16 can represent became 0, that rows
 // beyond a used length became 0, and that nothing between and after the sequences was overwritten.
 bool near(const char* name, const Case& c, const Rows& got) {
-    double error = 0, size = 0;
+    RelativeError error;
     int lost = 0;
     const auto compare = [&](size_t at, bool used) {
         const double x = float(got.x[at]), exact = got.exact[at];
-        error += (x - exact) * (x - exact);
-        size += exact * exact;
+        error.add(x, exact);
         lost += used ? x == 0 && is_lost(exact) : x != 0;
     };
     for (int b = 0; b < c.batch; ++b)
@@ -317,20 +317,17 @@ bool near(const char* name, const Case& c, const Rows& got) {
     const size_t end = size_t(got.side->cu.back()) * got.stride;
     for (size_t i = 0; i < got.x.size(); ++i)
         if (i >= end || int(i % got.stride) >= got.heads * got.dim) lost += float(got.x[i]) == float(got.x[i]);
-    const double relative = size > 0 ? std::sqrt(error / size) : std::sqrt(error);
+    const double relative = error.value();
     const bool good = relative <= 2 * kRounding && lost == 0;
     if (!good) std::printf("WRONG %s: relative error %.2e, %d lost\n", name, relative, lost);
     return good;
 }
 
 bool near_dbias(const Problem& p) {
-    double error = 0, size = 0;
-    for (size_t i = 0; i < p.dbias.size() && p.c.wants_dbias(); ++i) {
-        error += (p.dbias[i] - p.dbias_exact[i]) * (p.dbias[i] - p.dbias_exact[i]);
-        size += p.dbias_exact[i] * p.dbias_exact[i];
-    }
-    const bool good = std::sqrt(error) <= 2 * kRounding * std::sqrt(size);
-    if (!good) std::printf("WRONG dbias: relative error %.2e\n", std::sqrt(error / size));
+    RelativeError error;
+    for (size_t i = 0; i < p.dbias.size() && p.c.wants_dbias(); ++i) error.add(p.dbias[i], p.dbias_exact[i]);
+    const bool good = error.error == 0 || error.value() <= 2 * kRounding;
+    if (!good) std::printf("WRONG dbias: relative error %.2e\n", error.value());
     return good;
 }
 

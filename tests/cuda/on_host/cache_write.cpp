@@ -12,7 +12,7 @@
 using namespace libflash;
 using namespace libflash::cuda;
 
-struct Row {
+struct CacheWriteKernel {
     static constexpr KernelConfig config{"cache_write", Operation::cache_write, "any", KernelType::any_, 0, 0, 0, 0, 0, "", ""};
 };
 constexpr KernelType kType = KernelType::DTYPE;
@@ -127,8 +127,8 @@ bool run(CodeType code, Scales kind, Rotary rotary) {
     p.channels = kDim, p.channels_v = kDimV, p.channels_rope = kRope, p.code = code;
     CacheWritePlan plan;
     plan.rows_type = kType;
-    plan.write = {4, resources_of_cache_write<Row>(0, 0).threads, 0};
-    launch_cache_write<Row>(plan, p, nullptr);
+    plan.write = {4, resources_of_cache_write<CacheWriteKernel>(0, 0).threads, 0};
+    launch_cache_write<CacheWriteKernel>(plan, p, nullptr);
     for (int i = 0; i < kRows; ++i) {
         if (kSlots[i] < 0 || kSlots[i] >= kPlaces * kInPlace) continue;
         for (int h = 0; h < kHeads; ++h) {

@@ -3,49 +3,24 @@
 // appended, with rotary embedding (1: two rows by the append kernel, 2: one row by the attention kernel, if it can); 5 by how
 // many the stages in use are fewer than the kernel's; 6 the key heads of a thread block; 7 whether copies complete late.
 // Prints the errors; exit code 0 means none is too large.
-#include "emulation.h"
+#include "decode_kernel.h"
 
 #include <cstdio>
 #include <cstdlib>
-#include <random>
 
-#include "cuda/host/tile_schedule.h"
-#include "cuda/sm80/decode.cuh"
-
-using namespace libflash;
-using namespace libflash::cuda;
-
-struct DecodeRow {
-    static constexpr KernelConfig config{"decode", Operation::decode, "sm80",      KernelType::DTYPE,
-                                         HEAD_DIM, HEAD_DIM,          DECODE_TILE, ""};
-};
-using T = sm80::DecodeInstance<DecodeRow, sm80::Keys::own>::T;
-constexpr int kDim = HEAD_DIM, kBatch = 5, kHeadsK = 2, kGroup = 3, kHeads = kHeadsK * kGroup, kCapacity = 200, kPage = 16;
-constexpr int kColumns = (kCapacity + kPage - 1) / kPage, kPages = kBatch * kColumns + 2;
+constexpr int kBatch = 5, kPages = kBatch * kColumns + 2;
 // The new keys of the first sequence are in two tiles, two pages and two splits of 128; one new key of the fourth sequence
 // fits, none of the fifth.
 constexpr int kLengths[kBatch] = {127, 0, 77, kCapacity - 1, kCapacity};
 constexpr int kPositions = kCapacity + 40;
-constexpr double kRounding = sizeof(T) == 4 ? 0x1p-21 : (std::is_same<T, __half>::value ? 0x1p-11 : 0x1p-8);
-
-std::mt19937 generator(5);
-std::vector<T> random(size_t count) {
-    std::normal_distribution<float> normal;
-    std::vector<T> x(count);
-    for (T& y : x) y = from_float(normal(generator), T());
-    return x;
-}
-double wide(T x) { return to_float(x); }
-__half rounded(double x, __half) { return __double2half(x); }
-__nv_bfloat16 rounded(double x, __nv_bfloat16) { return __double2bfloat16(x); }
-float rounded(double x, float) { return static_cast<float>(x); }
 
 struct Problem {
     const int rows, splits;
     const bool paged, append, within;
     const int news;  // appended rows per sequence
     std::vector<T> q, new_k, new_v, k, v, out, turned;
-    std::vector<float> lse, cos, sin, partial_out, partial_lse;
+    const Rotary rotary{kPositions};
+    std::vector<float> lse, partial_out, partial_lse;
     std::vector<int32_t> table;
     std::vector<T> dense_k, dense_v;  // of each sequence, the expected contents after the append
 
@@ -56,10 +31,6 @@ struct Problem {
           out(q.size(), from_float(NAN, T())), turned(q.size()), lse(size_t(kBatch) * kHeads * rows, NAN),
           dense_k(random(size_t(kBatch) * kCapacity * kHeadsK * kDim)), dense_v(random(dense_k.size())) {
         for (int c = 0; c < kBatch * kColumns; ++c) table.push_back((c * 7 + 3) % (kBatch * kColumns));
-        for (int i = 0; i < kPositions * kDim / 2; ++i) {
-            cos.push_back(static_cast<float>(std::cos(i * 0.01)));
-            sin.push_back(static_cast<float>(std::sin(i * 0.01)));
-        }
         for (int b = 0; b < kBatch; ++b)
             for (int j = 0; j < kLengths[b]; ++j)
                 for (int e = 0; e < kHeadsK * kDim; ++e) {
@@ -75,25 +46,16 @@ struct Problem {
         return row * kHeadsK * kDim;
     }
     // Whether the attention kernel appends.
-    bool appends_inside() const { return within && decode_can_append(kDim, DecodeRow::config.tile_k); }
+    bool appends_inside() const { return within && decode_can_append(kDim, DecodeKernel::config.tile_k); }
     int length(int b) const { return kLengths[b] + (append ? news : 0); }
     int existing(int b) const { return std::min(length(b), kCapacity); }
 
-    // Rotary embedding of pairs from the two halves of the channels.
-    void rotate(const T* from, T* to, int position) const {
-        for (int n = 0; n < kDim / 2; ++n) {
-            const double x = wide(from[n]), y = wide(from[n + kDim / 2]);
-            const double c = cos[position * kDim / 2 + n], s = sin[position * kDim / 2 + n];
-            to[n] = rounded(x * c - y * s, T());
-            to[n + kDim / 2] = rounded(x * s + y * c, T());
-        }
-    }
     void append_exactly() {
         for (int b = 0; b < kBatch; ++b)
             for (int i = 0; i < news && kLengths[b] + i < kCapacity; ++i)
                 for (int h = 0; h < kHeadsK; ++h) {
                     const size_t from = ((size_t(b) * news + i) * kHeadsK + h) * kDim, to = at(b, kLengths[b] + i) + h * kDim;
-                    rotate(&new_k[from], &dense_k[to], kLengths[b] + i);
+                    rotary.rotate(&new_k[from], &dense_k[to], kLengths[b] + i);
                     for (int c = 0; c < kDim; ++c) dense_v[to + c] = new_v[from + c];
                 }
     }
@@ -116,7 +78,7 @@ struct Problem {
         p.left = kUnboundedWindow;
         p.splits = splits > 0 ? splits : (kCapacity - splits - 1) / -splits;
         p.split_size = splits > 0 ? 0 : -splits;
-        const int tile = decode_shares_keys(rows * kGroup) ? DecodeRow::config.tile_k : kDecodeSlab;
+        const int tile = decode_shares_keys(rows * kGroup) ? DecodeKernel::config.tile_k : kDecodeSlab;
         p.by_tiles = divisor_params((rows * kGroup + tile - 1) / tile), p.by_splits = divisor_params(p.splits);
         p.by_heads = divisor_params(kHeadsK), p.by_group = divisor_params(kGroup);
         partial_out.assign(size_t(kBatch) * kHeads * rows * p.splits * kDim, NAN);
@@ -126,13 +88,11 @@ struct Problem {
         if (append) append_params(p);
         return p;
     }
-    DecodePlan plan(const DecodeParams& p) const {
+    DecodePlan plan(const DecodeParams& p, int key_heads) const {
         DecodePlan plan;
         plan.splits = p.splits;
-        plan.instance.number = int(decode_kind(decode_shares_keys(rows * kGroup), p.key_heads, appends_inside()));
-        const auto launch = [&](DecodeStep step, int64_t blocks) {
-            return launch_shape(blocks, resources_of_decode<DecodeRow>(int(step), plan.instance.number));
-        };
+        plan.instance.number = int(decode_kind(decode_shares_keys(rows * kGroup), key_heads, appends_inside()));
+        const auto launch = [&](DecodeStep step, int64_t blocks) { return decode_shape(step, plan, blocks); };
         plan.attention =
             launch(DecodeStep::attention, int64_t{p.by_tiles.divisor} * p.by_head_groups.divisor * p.splits * kBatch);
         if (p.splits > 1) plan.combine = launch(DecodeStep::combine, int64_t{kBatch} * kHeads * rows);
@@ -152,7 +112,7 @@ struct Problem {
             p.append.rotated_q = p.q;
             p.q.data = p.append.rotated_q.data = turned.data();
         }
-        p.append.cos = cos.data(), p.append.sin = sin.data();
+        p.append.cos = rotary.cos.data(), p.append.sin = rotary.sin.data();
         p.append.cos_row = p.append.sin_row = kDim / 2;
         p.append.positions = kPositions, p.append.pairs = kDim / 2;
         p.append.is_float = p.append.query_rows_advance = true;
@@ -164,7 +124,7 @@ struct Problem {
         std::vector<T> query(kDim);
         const size_t row = ((size_t(b) * rows + i) * kHeads + h) * kDim;
         if (append) {
-            rotate(&q[row], query.data(), kLengths[b] + i);
+            rotary.rotate(&q[row], query.data(), kLengths[b] + i);
         } else {
             std::copy_n(&q[row], kDim, query.begin());
         }
@@ -184,7 +144,7 @@ struct Problem {
         for (int c = 0; c < kDim; ++c) {
             const double exact = sum == 0 ? 0 : o[c] / sum, limit = sum == 0 ? 1e-30 : 8 * kRounding * size[c] / sum;
             const double error = std::fabs(wide(out[row + c]) - exact) / limit;
-            worst = error <= worst ? worst : error;  // NaN is the worst
+            worst = larger_error(worst, error);
         }
         return worst;
     }
@@ -198,34 +158,24 @@ struct Problem {
                     wanted_k[place(b, j) + e] = dense_k[at(b, j) + e];
                     wanted_v[place(b, j) + e] = dense_v[at(b, j) + e];
                 }
-        int wrong = 0;
-        for (size_t i = 0; i < k.size(); ++i) {
-            const auto same = [](T x, T y) { return wide(x) == wide(y) || (wide(x) != wide(x) && wide(y) != wide(y)); };
-            wrong += !same(k[i], wanted_k[i]) + !same(v[i], wanted_v[i]);
-        }
-        return wrong;
+        return count_differences(k, wanted_k) + count_differences(v, wanted_v);
     }
 };
 
 int main(int, char** argv) {
     Problem p(std::atoi(argv[1]), std::atoi(argv[2]), std::atoi(argv[3]) != 0, std::atoi(argv[4]));
     DecodeParams params = p.params();
-    params.stages = DecodeRow::config.stages - std::atoi(argv[5]);
-    params.key_heads = std::atoi(argv[6]);
-    params.by_head_groups = divisor_params(kHeadsK / params.key_heads);
+    params.stages = DecodeKernel::config.stages - std::atoi(argv[5]);
+    const int key_heads = std::atoi(argv[6]);
+    params.by_head_groups = divisor_params(kHeadsK / key_heads);
     params.fetch_early = true;
-    const DecodePlan plan = p.plan(params);
+    const DecodePlan plan = p.plan(params, key_heads);
     late_copies = std::atoi(argv[7]) != 0;
-    launch_decode<DecodeRow>(plan, params, nullptr);
+    launch_decode<DecodeKernel>(plan, params, nullptr);
     bool good = p.wrong_bits() == 0;
     std::printf("%s cache: %d wrong\n", good ? "ok" : "WRONG", p.wrong_bits());
     for (int b = 0; b < kBatch; ++b)
         for (int i = 0; i < p.rows; ++i)
-            for (int h = 0; h < kHeads; ++h) {
-                const double worst = p.worst(b, i, h);
-                if (worst <= 1) continue;
-                std::printf("WRONG sequence %d row %d head %d: %.2g times the limit\n", b, i, h, worst);
-                good = false;
-            }
+            for (int h = 0; h < kHeads; ++h) good &= is_within(p.worst(b, i, h), b, i, h);
     return good ? 0 : 1;
 }

@@ -5,33 +5,19 @@
 //
 // Checked: results against double; without scales, and with powers of two, bit for bit against a cache of the type of q with the
 // values of the codes; appended codes and scales bit for bit against cpu/quantize.h, and that nothing else changed.
-#include "emulation.h"
+#include "decode_kernel.h"
 
 #include <cstdio>
 #include <cstdlib>
-#include <random>
 
 #include "cpu/quantize.h"
-#include "cuda/host/tile_schedule.h"
-#include "cuda/sm80/decode.cuh"
 
-using namespace libflash;
-using namespace libflash::cuda;
-
-struct DecodeRow {
-    static constexpr KernelConfig config{"decode", Operation::decode, "sm80",      KernelType::DTYPE,
-                                         HEAD_DIM, HEAD_DIM,          DECODE_TILE, ""};
-};
-using T = sm80::DecodeInstance<DecodeRow, sm80::Keys::own>::T;
 using H = std::conditional_t<std::is_same_v<T, __half>, cpu::half, cpu::bfloat16>;
-constexpr int kDim = HEAD_DIM, kBatch = 4, kHeadsK = 2, kGroup = 3, kHeads = kHeadsK * kGroup, kCapacity = 200, kPage = 16;
-constexpr int kColumns = (kCapacity + kPage - 1) / kPage, kPlaces = kBatch * kColumns + 2;
+constexpr int kBatch = 4, kPlaces = kBatch * kColumns + 2;
 constexpr int kLengths[kBatch] = {127, 0, 77, kCapacity - 1};  // one new key of the last sequence fits
 // Half of the smallest number, of the results and of P.
 constexpr double kSmallest = std::is_same_v<T, __half> ? 0x1p-25 : 0;
-constexpr double kRounding = std::is_same_v<T, __half> ? 0x1p-11 : 0x1p-8;
 
-std::mt19937 generator(5);
 float normal() { return std::normal_distribution<float>()(generator); }
 
 uint8_t encode(float x, CodeType code) {
@@ -46,14 +32,7 @@ float decoded(uint8_t x, CodeType code) {
     if (code == CodeType::e4m3) return cpu::widen(cpu::e4m3{x});
     return code == CodeType::e5m2 ? cpu::widen(cpu::e5m2{x}) : static_cast<float>(static_cast<int8_t>(x));
 }
-T rounded(double x) {
-    H narrow;
-    cpu::store(narrow, x);
-    T y;
-    std::memcpy(&y, &narrow, 2);
-    return y;
-}
-double wide(T x) { return to_float(x); }
+T rounded(double x) { return rounded(x, T()); }
 
 // The codes of keys or of values, with their scales.
 struct Cache {
@@ -70,22 +49,17 @@ struct Problem {
     const int places = paged ? kPlaces : kBatch, in_place = paged ? kPage : kCapacity;
     Cache k, v;
     std::vector<T> q, new_k, new_v, out, turned;
-    std::vector<float> lse, cos, sin, partial_out, partial_lse;
+    const Rotary rotary{kCapacity};
+    std::vector<float> lse, partial_out, partial_lse;
     std::vector<int32_t> table;
 
     Problem(char** a)
         : rows(std::atoi(a[1])), splits(std::atoi(a[2])), news(std::atoi(a[4])), kind(std::atoi(a[6])),
           key_heads(std::atoi(a[7])), paged(std::atoi(a[3]) != 0), code(CodeType(std::atoi(a[5]))) {
         for (int c = 0; c < kBatch * kColumns; ++c) table.push_back((c * 7 + 3) % (kBatch * kColumns));
-        const auto some = [](size_t count) {
-            std::vector<T> x(count);
-            for (T& y : x) y = rounded(normal());
-            return x;
-        };
-        q = some(size_t(kBatch) * rows * kHeads * kDim);
-        new_k = some(size_t(kBatch) * news * kHeadsK * kDim), new_v = some(new_k.size());
+        q = random(size_t(kBatch) * rows * kHeads * kDim);
+        new_k = random(size_t(kBatch) * news * kHeadsK * kDim), new_v = random(new_k.size());
         turned.resize(q.size());
-        for (int i = 0; i < kCapacity * kDim / 2; ++i) cos.push_back(std::cos(i * 0.01f)), sin.push_back(std::sin(i * 0.01f));
         fill(k), fill(v);
     }
     bool of_rows() const { return kind == 4; }
@@ -140,23 +114,23 @@ struct Problem {
         p.left = kUnboundedWindow;
         p.splits = splits > 0 ? splits : (kCapacity - splits - 1) / -splits;
         p.split_size = splits > 0 ? 0 : -splits;
-        const int tile = shares() ? DecodeRow::config.tile_k : kDecodeSlab;
+        const int tile = shares() ? DecodeKernel::config.tile_k : kDecodeSlab;
         p.by_tiles = divisor_params((rows * kGroup + tile - 1) / tile), p.by_splits = divisor_params(p.splits);
         p.by_heads = divisor_params(kHeadsK), p.by_group = divisor_params(kGroup);
-        p.key_heads = key_heads, p.by_head_groups = divisor_params(kHeadsK / key_heads);
+        p.by_head_groups = divisor_params(kHeadsK / key_heads);
         partial_out.assign(size_t(kBatch) * kHeads * rows * p.splits * kDim, NAN);
         partial_lse.assign(size_t(kBatch) * kHeads * rows * p.splits, NAN);
         p.partial_out = partial_out.data(), p.partial_lse = partial_lse.data();
         p.vector_q = p.vector_out = p.fetch_early = true, p.vector_kv = !paged;  // paged: the loads for any alignment
         p.code = code, p.k_scale = k.scale, p.v_scale = v.scale;
-        p.stages = decode_code_stages(kDim, DecodeRow::config.stages, shares());
+        p.stages = decode_code_stages(kDim, DecodeKernel::config.stages, shares());
         if (news == 0) return p;
         const RowsParams given{new_k.data(), int64_t{news} * kHeadsK * kDim, int64_t{kHeadsK} * kDim, kDim};
         p.append.k_new = p.append.v_new = given;
         p.append.v_new.data = new_v.data();
         p.append.q = p.append.rotated_q = p.q;
         p.q.data = p.append.rotated_q.data = turned.data();
-        p.append.cos = cos.data(), p.append.sin = sin.data();
+        p.append.cos = rotary.cos.data(), p.append.sin = rotary.sin.data();
         p.append.cos_row = p.append.sin_row = p.append.pairs = kDim / 2;
         p.append.positions = kCapacity, p.append.is_float = p.append.query_rows_advance = true;
         return p;
@@ -166,9 +140,7 @@ struct Problem {
         DecodePlan plan;
         plan.splits = p.splits;
         plan.instance.number = int(decode_kind(shares(), key_heads, false, p.code != CodeType::none));
-        const auto launch = [&](DecodeStep step, int64_t blocks) {
-            return launch_shape(blocks, resources_of_decode<DecodeRow>(int(step), plan.instance.number));
-        };
+        const auto launch = [&](DecodeStep step, int64_t blocks) { return decode_shape(step, plan, blocks); };
         plan.attention =
             launch(DecodeStep::attention, int64_t{p.by_tiles.divisor} * p.by_head_groups.divisor * p.splits * kBatch);
         if (p.splits > 1) plan.combine = launch(DecodeStep::combine, int64_t{kBatch} * kHeads * rows);
@@ -179,17 +151,12 @@ struct Problem {
             plan.append = launch(DecodeStep::append, ceil_div(int64_t{kBatch} * rows * kHeads, kAppendThreads * 2 / kDim));
         }
         std::memset(emulation::shared_memory, 0xff, sizeof emulation::shared_memory);  // NaN
-        launch_decode<DecodeRow>(plan, p, nullptr);
+        launch_decode<DecodeKernel>(plan, p, nullptr);
     }
 
-    // The first `count` channels at `from`, rotated by their halves.
     std::vector<T> rotated(const T* from, int position) const {
-        std::vector<T> to(from, from + kDim);
-        const int row = std::min(position, kCapacity - 1) * kDim / 2;
-        for (int n = 0; n < kDim / 2; ++n) {
-            const double x = wide(from[n]), y = wide(from[n + kDim / 2]), c = cos[row + n], s = sin[row + n];
-            to[n] = rounded(x * c - y * s), to[n + kDim / 2] = rounded(x * s + y * c);
-        }
+        std::vector<T> to(kDim);
+        rotary.rotate(from, to.data(), std::min(position, kCapacity - 1));
         return to;
     }
     // What an append must leave.
@@ -236,7 +203,7 @@ struct Problem {
             const double exact = sum == 0 ? 0 : o[c] / sum,
                          limit = sum == 0 ? 1e-30 : 8 * kRounding * size[c] / sum + kSmallest * (largest + 1);
             const double error = std::fabs(wide(out[row + c]) - exact) / limit;
-            worst = error <= worst ? worst : error;  // NaN is the worst
+            worst = larger_error(worst, error);
         }
         return worst;
     }
@@ -246,7 +213,7 @@ struct Problem {
             for (int i = 0; i < rows; ++i)
                 for (int h = 0; h < kHeads; ++h) {
                     const double error = worst(b, i, h);
-                    most = error <= most ? most : error;
+                    most = larger_error(most, error);
                 }
         std::printf("%s results: %.2g times the limit\n", most <= 1 ? "ok" : "WRONG", most);
         return most <= 1;
@@ -267,7 +234,7 @@ struct Problem {
         p = params();
         p.code = CodeType::none, p.k_scale = p.v_scale = {};
         p.cache.k.data = keys.data(), p.cache.v.data = values.data();
-        p.stages = DecodeRow::config.stages;
+        p.stages = DecodeKernel::config.stages;
         run(p);
         int wrong = 0;
         const double factor = scales != 0 ? scales : 1;

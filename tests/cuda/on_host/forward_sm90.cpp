@@ -10,6 +10,7 @@
 
 #include "cuda/host/tile_schedule.h"
 #include "cuda/sm90/forward.cuh"
+#include "numbers.h"
 
 using namespace libflash;
 using namespace libflash::cuda;
@@ -48,10 +49,7 @@ struct Case {
 std::mt19937 generator(3);
 template <class Number>
 std::vector<Number> random(size_t count, float scale) {
-    std::normal_distribution<float> normal;
-    std::vector<Number> x(count);
-    for (Number& y : x) y = Number(scale * normal(generator));
-    return x;
+    return random<Number>(count, scale, generator);
 }
 
 // The sequences of one side: first row of each in all rows, allocated and used lengths.
@@ -218,7 +216,7 @@ struct Problem {
     }
 
     // Adds the squared errors of a row and the squares of its exact values.
-    void check_row(int b, int h, int i, double& error, double& size, double& worst_lse) const {
+    void check_row(int b, int h, int i, RelativeError& error, double& worst_lse) const {
         const int dim = c.head_dim_v(), length_k = keys.length[b], shift = length_k - queries.length[b];
         std::vector<double> s(length_k, -INFINITY), o(dim, 0);
         double largest = c.sink ? double{sink[h]} : -INFINITY, sum = 0;
@@ -243,10 +241,7 @@ struct Problem {
         worst_lse = std::max(worst_lse, sees ? std::fabs(got - wanted) / (1 + std::fabs(wanted)) : got == -INFINITY ? 0.0 : 1e9);
         if (!(std::fabs(got) >= 0)) worst_lse = 1e9;
         for (int x = 0; x < dim; ++x) {
-            const double exact = sees ? o[x] / sum : 0,
-                         difference = float(out[(size_t(queries.start[b] + i) * c.heads_q + h) * dim + x]) - exact;
-            error += difference * difference;
-            size += exact * exact;
+            error.add(float(out[(size_t(queries.start[b] + i) * c.heads_q + h) * dim + x]), sees ? o[x] / sum : 0);
         }
     }
 };
@@ -254,11 +249,12 @@ struct Problem {
 bool check(const Case& c) {
     Problem p(c);
     launch_forward<Kernel>(p.plan, p.params, nullptr);
-    double error = 0, size = 0, worst_lse = 0;
+    RelativeError error;
+    double worst_lse = 0;
     for (int b = 0; b < c.batch; ++b)
         for (int h = 0; h < c.heads_q && !(c.is_packed() && b == 1); ++h)
-            for (int i = 0; i < p.queries.owned[b]; ++i) p.check_row(b, h, i, error, size, worst_lse);
-    const double relative = size > 0 ? std::sqrt(error / size) : std::sqrt(error);
+            for (int i = 0; i < p.queries.owned[b]; ++i) p.check_row(b, h, i, error, worst_lse);
+    const double relative = error.value();
     const bool good = relative <= kRounding && worst_lse < 1e-4 &&
                       (p.sequence_order.empty() || p.sequence_order.back() == 0x7ead7ead) &&
                       (p.long_sums.empty() || p.long_sums.back() == 7);

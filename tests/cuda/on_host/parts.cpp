@@ -1,47 +1,22 @@
 // Runs the sm80 forward and backward kernels on the host for the parts of a problem, whose rows and keys are in several calls,
 // and compares the whole with double precision. Arguments: 1 the size of the inputs, 2 whether softcap, dropout and a sink are
 // used, 3 whether backward is deterministic. Prints the errors; exit code 0 means none is too large.
-#include "emulation.h"
+#include "attention_kernels.h"
 
 #include <cstdio>
 #include <cstdlib>
-#include <random>
 
 #include "cuda/host/long_sums.h"
-#include "cuda/host/tile_schedule.h"
-#include "cuda/sm80/backward.cuh"
-#include "cuda/sm80/forward.cuh"
 
-using namespace libflash;
-using namespace libflash::cuda;
-
-struct ForwardRow {
-    static constexpr KernelConfig config{
-        "forward", Operation::forward, "sm80", KernelType::DTYPE, HEAD_DIM, HEAD_DIM, FORWARD_TILE, 1, ""};
-};
-struct BackwardRow_ {
-    static constexpr KernelConfig config{"backward", Operation::backward, "sm80", KernelType::DTYPE, HEAD_DIM,
-                                         HEAD_DIM,   BACKWARD_TILE,       ""};
-};
-using T = ElementOf<ForwardRow::config.dtype>;
-constexpr int kDim = HEAD_DIM, kRows = 200, kKeys = 330, kHeads = 2, kLeft = 190;  // two query heads share one key head; causal
-constexpr int kFirstRow = kKeys - kRows;                                           // position of row 0
-constexpr int kSequence = 5, kFirstHead = 1, kAllHeads = 7;                        // what dropout counts
-constexpr bool kFloat = ForwardRow::config.dtype == KernelType::f32_;
-constexpr double kRounding = kFloat ? 0x1p-19 : (ForwardRow::config.dtype == KernelType::f16_ ? 0x1p-11 : 0x1p-8);
+constexpr int kRows = 200, kKeys = 330, kHeads = 2, kLeft = 190;  // two query heads share one key head; causal
+constexpr int kFirstRow = kKeys - kRows;                          // position of row 0
+constexpr int kSequence = 5, kFirstHead = 1, kAllHeads = 7;       // what dropout counts
 constexpr double kDrop = 0.25, kCap = 9;
 
 std::mt19937 generator(3);
 template <class Number>
 std::vector<Number> random(size_t count, float scale) {
-    std::normal_distribution<float> normal;
-    std::vector<Number> x(count);
-    for (Number& y : x) y = Number(scale * normal(generator));
-    return x;
-}
-template <class Number>
-double wide(Number x) {
-    return to_float(x);
+    return random<Number>(count, scale, generator);
 }
 
 // Some rows or keys of the whole, ascending. `step` 0: their positions are given as an array.
@@ -107,11 +82,6 @@ struct Problem {
         const uint32_t word[] = {words.x, words.y, words.z, words.w};
         return word[key % 4] >= dropout().threshold;
     }
-    static double dot(const T* a, const T* b) {
-        double sum = 0;
-        for (int c = 0; c < kDim; ++c) sum += wide(a[c]) * wide(b[c]);
-        return sum;
-    }
 
     void solve_row(int row, int head) {
         const size_t at = (size_t{static_cast<size_t>(row)} * kHeads + head) * kDim;
@@ -143,12 +113,6 @@ struct Problem {
     }
 };
 
-Sequences side(const Part& part) {
-    Sequences sequences;
-    sequences.capacity = sequences.max_length = static_cast<int64_t>(part.members.size());
-    return sequences;
-}
-
 PositionsParams positions(const Part& part, const std::vector<int32_t>& places) {
     if (part.step == 0) return {nullptr, places.data(), 0, 0, 1};
     return {nullptr, nullptr, 0, places[0], part.step};
@@ -170,21 +134,14 @@ struct Call {
     int32_t row_count() const { return static_cast<int32_t>(rows.members.size()); }
     int32_t key_count() const { return static_cast<int32_t>(keys.members.size()); }
 
-    template <class Number>
-    static RowsParams matrix(std::vector<Number>& x, int heads) {
-        return {x.data(), 0, int64_t{heads} * kDim, kDim};
-    }
     template <class Params>
     void fill_in(Params& params, std::vector<float>& lse) {
-        params.q = matrix(q, kHeads), params.k = matrix(k, 1), params.v = matrix(v, 1);
+        params.q = dense_rows(q, kHeads), params.k = dense_rows(k, 1), params.v = dense_rows(v, 1);
         params.lse = {lse.data(), 0, kHeads, 1};
-        params.q_lengths = {nullptr, nullptr, row_count()}, params.k_lengths = {nullptr, nullptr, key_count()};
-        params.batch = 1, params.heads_q = params.group_size = kHeads, params.head_dim = params.head_dim_v = kDim;
-        params.softmax_scale = static_cast<float>(p.scale), params.scale_log2 = static_cast<float>(p.scale * 1.4426950408889634);
+        fill_in_sizes(params, row_count(), key_count(), kHeads, p.scale);
         params.mask = {kLeft, 0, false};
         params.shard = {positions(rows, row_places), positions(keys, keys.members), sequence.data(), kFirstHead, kAllHeads, true};
         params.rare.dropout = p.dropout();
-        params.vector_loads = params.vector_out = true;
         if (p.rare) params.rare.softcap = kCap;
         if (p.rare && first) params.sink = {p.sink.data(), 0, 1, true};
     }
@@ -193,19 +150,19 @@ struct Call {
     void forward(std::vector<Out>& out, std::vector<float>& lse) {
         ForwardParams params{};
         fill_in(params, lse);
-        params.out = matrix(out, kHeads);
+        params.out = dense_rows(out, kHeads);
         params.continues = !first, params.wide_out = std::is_same<Out, float>::value && !kFloat;
-        params.schedule = schedule_params(side(rows), 1, kHeads, ForwardRow::config.tile_q, 1e3, true);
+        params.schedule = schedule_params(one_sequence(row_count()), 1, kHeads, ForwardKernel::config.tile_q, 1e3, true);
         ForwardPlan plan;
-        const bool long_sums = needs_long_sums(ForwardRow::config, key_count());
-        plan.instance = forward_instance_sm80(ForwardRow::config, true, long_sums);
-        plan.attention = launch_shape(blocks_of(params.schedule), resources_of_forward<ForwardRow>(0, plan.instance.number));
+        const bool long_sums = needs_long_sums(ForwardKernel::config, key_count());
+        plan.instance = forward_instance_sm80(ForwardKernel::config, true, long_sums);
+        plan.attention = launch_shape(blocks_of(params.schedule), resources_of_forward<ForwardKernel>(0, plan.instance.number));
         std::vector<float> sums;
         if (long_sums) {
-            sums.assign(plan.attention.blocks * long_sums_bytes(ForwardRow::config.tile_q, kDim) / sizeof(float), NAN);
+            sums.assign(plan.attention.blocks * long_sums_bytes(ForwardKernel::config.tile_q, kDim) / sizeof(float), NAN);
             params.long_sums = sums.data();
         }
-        launch_forward<ForwardRow>(plan, params, nullptr);
+        launch_forward<ForwardKernel>(plan, params, nullptr);
     }
 
     void backward(std::vector<T>& out, std::vector<float>& lse, std::vector<float>& delta, std::vector<float>& dq,
@@ -213,34 +170,15 @@ struct Call {
         BackwardParams params{};
         fill_in(params, lse);
         std::vector<T> dout = taken(p.dout, rows, kHeads), none(out.size(), T(NAN));
-        params.out = matrix(first ? out : none, kHeads), params.dout = matrix(dout, kHeads);
-        params.dq = matrix(dq, kHeads), params.dk = matrix(dk, 1), params.dv = matrix(dv, 1);
+        params.out = dense_rows(first ? out : none, kHeads), params.dout = dense_rows(dout, kHeads);
+        params.dq = dense_rows(dq, kHeads), params.dk = dense_rows(dk, 1), params.dv = dense_rows(dv, 1);
         params.delta = {delta.data(), 0, kHeads, 1};
         params.adds = !first;
         params.wide_dq = params.wide_dk = params.wide_dv = !kFloat;
-        params.heads_k = 1;
-        params.units = (row_count() + kUnitRows - 1) / kUnitRows;
-        std::vector<SoftmaxStatistics> statistics(kHeads * params.units * kUnitRows, SoftmaxStatistics{NAN, NAN});
-        std::vector<float> sums(statistics.size() * kDim, NAN);
-        params.softmax_statistics = statistics.data();
-        params.dq_accumulator = deterministic ? nullptr : sums.data();
-        params.key_schedule = schedule_params(side(keys), 1, 1, BackwardRow_::config.tile_k, 1e3, false);
-        params.query_schedule = schedule_params(side(rows), 1, kHeads, kUnitRows, 1e9, false);
-        params.query_tile_schedule = schedule_params(side(rows), 1, kHeads, query_rows_tile_q(kDim, true, sizeof(T)), 1e3, true);
-        BackwardPlan plan;
-        plan.instance = kGeneralInstance;
-        const auto launch = [&](BackwardStep step, int64_t blocks) {
-            return launch_shape(blocks, resources_of_backward<BackwardRow_>(int(step), plan.instance.number));
-        };
-        plan.statistics = launch(BackwardStep::statistics, blocks_of(params.query_schedule));
-        plan.dk_dv = launch(BackwardStep::dk_dv, blocks_of(params.key_schedule));
-        if (deterministic) {
-            plan.dq = launch(BackwardStep::dq, blocks_of(params.query_tile_schedule));
-        } else {
-            plan.dq_conversion = launch(BackwardStep::dq_conversion, blocks_of(params.query_schedule));
-        }
-        if (p.rare && first) params.dsink = {dsink.data(), 1, true}, plan.dsink = launch(BackwardStep::dsink, kHeads);
-        launch_backward<BackwardRow_>(plan, params, nullptr);
+        BackwardLaunch launch(params, kGeneralInstance, true, deterministic);
+        BackwardPlan& plan = launch.plan;
+        if (p.rare && first) params.dsink = {dsink.data(), 1, true}, plan.dsink = launch.shape(BackwardStep::dsink, kHeads);
+        launch_backward<BackwardKernel>(plan, params, nullptr);
     }
 };
 
@@ -282,12 +220,9 @@ void run(Problem& p, bool deterministic) {
 
 // Checks the root mean square of the relative error.
 bool near(const char* name, const std::vector<float>& got, const std::vector<double>& exact, double limit) {
-    double error = 0, size = 0;
-    for (size_t i = 0; i < got.size(); ++i) {
-        error += (wide(got[i]) - exact[i]) * (wide(got[i]) - exact[i]);
-        size += exact[i] * exact[i];
-    }
-    const double relative = std::sqrt(error / size);
+    RelativeError error;
+    for (size_t i = 0; i < got.size(); ++i) error.add(wide(got[i]), exact[i]);
+    const double relative = error.value();
     const bool good = relative <= limit;
     std::printf("%s %s: relative error %.2e, limit %.1e\n", good ? "ok" : "WRONG", name, relative, limit);
     return good;
