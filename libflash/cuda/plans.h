@@ -81,7 +81,7 @@ struct DecodePlan {
     int tile_q = 0, tile_k = 0;                     // query rows of a thread block; keys of a tile of one head
     int64_t splits = 1;                             // key ranges
     int64_t split_size = 0;                         // keys of each range; 0: equal ranges of the visible keys
-    int key_heads = 1;                              // key heads of a thread block
+    int key_heads = 1;                              // key heads of a thread block: 1 or decode_key_heads()
     int64_t query_tiles = 1;                        // of the query rows of a key head
     int stages = 0;                                 // pipeline stages in use
     uint32_t delayed_begin = 0, delayed_count = 0;  // thread blocks that start later: the first, and how many

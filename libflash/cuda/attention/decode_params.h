@@ -55,7 +55,7 @@ struct DecodeParams {
     AppendParams append;
     int32_t batch, seqlen_q, heads_q, heads_k, group_size;
     Divisor by_tiles, by_heads, by_splits, by_group;  // query tiles of a key head; heads_k; splits; group_size
-    Divisor by_head_groups;                           // heads_k / key_heads
+    Divisor by_head_groups;                           // heads_k / (key heads of a thread block)
     int32_t head_dim, head_dim_v;
     float softmax_scale, scale_log2, softcap;
     int32_t left, right;  // window beside the diagonal through the last query row and the last key
@@ -69,7 +69,6 @@ struct DecodeParams {
     int32_t stages;            // stages in use: those of the kernel, or one fewer
     uint32_t delayed_begin;    // the first of the thread blocks that start later
     uint32_t delayed_count;    // the number of thread blocks that start later
-    int32_t key_heads;         // key heads of a thread block: 1 or decode_key_heads()
     bool fetch_early;          // prefetch the first tiles into L2 before the previous kernel has ended
     CodeType code;             // of the cache
     CacheScaleParams k_scale, v_scale;

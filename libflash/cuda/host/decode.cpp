@@ -91,7 +91,6 @@ DecodeParams make_params(const DecodeProblem& problem, const DecodePlan& plan, c
     params.heads_k = static_cast<int32_t>(problem.heads_k);
     params.by_tiles = divisor_params(plan.query_tiles);
     params.by_heads = divisor_params(problem.heads_k);
-    params.key_heads = plan.key_heads;
     params.by_head_groups = divisor_params(problem.heads_k / plan.key_heads);
     params.by_splits = divisor_params(plan.splits);
     params.by_group = divisor_params(std::max<int64_t>(1, problem.group_size()));
