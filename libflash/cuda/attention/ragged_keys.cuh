@@ -6,6 +6,7 @@
 #include "cuda/attention/decode_keys.cuh"
 #include "cuda/attention/decode_params.h"
 #include "cuda/attention/edge_mask.cuh"
+#include "cuda/attention/prefix_sum.cuh"
 #include "cuda/attention/schedule.cuh"
 
 namespace libflash::cuda {
@@ -82,12 +83,7 @@ __device__ __forceinline__ RaggedTile find_ragged_tile(const DecodeParams& p, in
             const int rows = batch < p.batch ? SequenceRows::of(p.ragged.queries, batch).owned : 0;
             own += tiles[i] = ragged_tiles<kTileRows>(rows * p.group_size);
         }
-        int sum = own;  // inclusive prefix sum over the warp
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const int other = __shfl_up_sync(0xffffffffu, sum, step);
-            if (lane >= step) sum += other;
-        }
+        const int sum = inclusive_prefix_sum(own, lane);
         const int total = __shfl_sync(0xffffffffu, sum, 31);
         if (index < before + total) {
             int at = index - (before + sum - own), found = -1, tile = 0;

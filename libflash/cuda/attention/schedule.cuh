@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/attention/params.h"
+#include "cuda/attention/prefix_sum.cuh"
 
 namespace libflash::cuda {
 
@@ -42,12 +43,7 @@ __device__ __forceinline__ TileCoordinates find_packed_tile(const LengthsParams&
         const int batch = first + lane;
         int tiles = 0;
         if (batch < batch_count) tiles = (SequenceRows::of(lengths, batch).owned + kTileRows - 1) / kTileRows;
-        int sum = tiles;  // inclusive prefix sum over the warp
-#pragma unroll
-        for (int step = 1; step < 32; step *= 2) {
-            const int other = __shfl_up_sync(0xffffffffu, sum, step);
-            if (lane >= step) sum += other;
-        }
+        const int sum = inclusive_prefix_sum(tiles, lane);
         const int total = __shfl_sync(0xffffffffu, sum, 31);
         if (index < before + total) {
             const unsigned past = __ballot_sync(0xffffffffu, before + sum > index);
