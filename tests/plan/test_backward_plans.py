@@ -1,0 +1,172 @@
+"""Plans of backward for described GPUs: the instance that runs, its tiles, launches and workspace."""
+
+from __future__ import annotations
+
+import ctypes as c
+from typing import Any
+
+import abi
+import pytest
+from described import ADDRESS, explain, lines_of, tensor
+from described_plans import (
+    BLOCKS,
+    DSCORES,
+    MASK,
+    SCORES,
+    SLOPES,
+    USED,
+    Case,
+    attention,
+    check_instance,
+    instance_cases,
+    kernel,
+    launches,
+    plan_lines,
+)
+
+PACKED, CU = (tensor(1000, 16, 64),) * 3, dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), tensor(3, dtype=abi.INT32))
+
+
+def backward_cases() -> list[Case]:
+    static = {"schedule": "static"}
+    in_order, deterministic = {"schedule": "in order of start"}, {"flags": abi.DETERMINISTIC}
+    options = ({"softcap": 30.0}, {"alibi_slopes": SLOPES}, {"dropout_p": 0.5, "seqused_q": USED})
+    scattered = ({"bias": SCORES}, {"mask": MASK, "seqused_q": USED})
+    general, blocks = ("general", *options), ("block mask", {"block_mask": BLOCKS}, {"block_mask": BLOCKS, "seqused_k": USED})
+    return [
+        attention("H200", 64, kernel("backward_sm90_bf16_d64", "plain", "64x128", **static), "backward"),
+        *(
+            attention("H200", 64, kernel("backward_sm90_bf16_d64", instance, "64x128"), "backward", **option)
+            for instance, *several in (general, blocks)
+            for option in several
+        ),
+        *(
+            attention("H200", 64, kernel("backward_sm80_bf16_d64", "general", "128x128"), "backward", **option)
+            for option in scattered
+        ),
+        *(
+            attention("H200", 128, kernel("backward_sm90_bf16_d128", "general", "64x128"), "backward", **option)
+            for option in (*options, *scattered)
+        ),
+        attention("H200", 64, kernel("backward_sm90_bf16_d64", "plain", "64x128", **in_order), "backward", **deterministic),
+        attention(
+            "H200", 64, kernel("backward_sm80_bf16_d64", "plain", "128x128"), "backward", block_mask=BLOCKS, **deterministic
+        ),
+        attention("H200", 64, kernel("backward_sm90_bf16_d64", "variable lengths", "64x128"), "backward", seqused_q=USED),
+        attention("H200", 64, kernel("backward_sm90_bf16_d64", "variable lengths", "64x128"), "backward", seqused_k=USED),
+        Case("H200", "backward", PACKED, CU, kernel("backward_sm90_bf16_d64", "variable lengths", "64x128")),
+        *(
+            attention(
+                "H200",
+                128,
+                kernel("backward_sm90_bf16_d128", "general", "64x128", **in_order),
+                "backward",
+                **option,
+                **deterministic,
+            )
+            for option in ({"softcap": 30.0}, {"mask": MASK, "seqused_q": USED})
+        ),
+        Case(
+            "H200",
+            "backward",
+            PACKED,
+            CU | deterministic,
+            kernel("backward_sm90_bf16_d64", "variable lengths", "64x128", **in_order),
+        ),
+        attention("A100", 64, kernel("backward_sm80_bf16_d64", "plain", "128x128"), "backward", **deterministic),
+        attention("H200", 192, kernel("backward_sm90_bf16_d192", "plain", "64x64", **static), "backward", head_dim_v=128),
+        attention("H200", 256, kernel("backward_sm90_bf16_d256", "plain", "64x64", **static), "backward"),
+        attention("H200", 256, kernel("backward_sm90_bf16_d256", "variable lengths", "64x64"), "backward", seqused_k=USED),
+        *(
+            attention("H200", 256, kernel("backward_sm90_bf16_d256", "block mask", "64x64"), "backward", **option)
+            for option in blocks[1:]
+        ),
+        *(
+            attention("H200", 256, kernel("backward_sm80_bf16_d256", "general", "64x64"), "backward", **option)
+            for option in options
+        ),
+        attention("A100", 128, kernel("backward_sm80_bf16_d128_small", "plain", "32x64"), "backward"),
+    ]
+
+
+@instance_cases(backward_cases())
+def test_the_instance_that_runs(lib: c.CDLL, case: Case) -> None:
+    check_instance(lib, case)
+
+
+def test_launches_of_backward(lib: c.CDLL) -> None:
+    bias = {"bias": SCORES, "dbias": DSCORES}
+    sink = {"learnable_sink": SLOPES, "dsink": tensor(16, dtype=abi.FLOAT32, address=2 * ADDRESS)}
+    assert launches(lib, attention("H200", 128, {}, "backward", **bias, **sink)) == [
+        "softmax statistics: 256 thread blocks of 1003",
+        "dk and dv: 256 thread blocks of 1103",
+        "dq from its accumulator: 256 thread blocks of 1203",
+        "dsink: 16 thread blocks of 1403",
+        f"dbias: {16 * 16 * 16} thread blocks of 1503",
+    ]
+    assert launches(lib, attention("H200", 128, {}, "backward", block_mask=BLOCKS)) == [
+        "softmax statistics: 256 thread blocks of 1002",
+        "dk and dv: 256 thread blocks of 1102",
+        "dq from its accumulator: 256 thread blocks of 1202",
+    ]
+    assert launches(lib, attention("H200", 128, {}, "backward", backend=b"sm80", **bias, **sink)) == [
+        "softmax statistics: 256 thread blocks of 1001",
+        "dk and dv: 256 thread blocks of 1101",
+        "dq from its accumulator: 256 thread blocks of 1201",
+        "dsink: 16 thread blocks of 1401",
+        f"dbias: {16 * 16 * 16} thread blocks of 1501",
+    ]
+    assert launches(lib, attention("H200", 128, {}, "backward", flags=abi.DETERMINISTIC)) == [
+        "softmax statistics: 256 thread blocks of 1000",
+        "order of additions to dq: 256 thread blocks of 1600",
+        "dk and dv: 256 thread blocks of 1100",
+        "dq from its accumulator: 256 thread blocks of 1200",
+    ]
+    case = attention("H200", 128, {}, "backward", flags=abi.DETERMINISTIC, backend=b"sm80")
+    assert launches(lib, case)[2:] == ["dq: 256 thread blocks of 1300"]
+    lines = lines_of(explain(lib, "backward", case.arrays, **case.options))
+    assert lines["tile"] == ["64 queries x 128 keys", "dq: 128 queries x 64 keys"]
+
+
+def gradient_rows(queries: int, dtype: int, group: int = 1) -> tuple[abi.Tensor, ...]:
+    q, k = tensor(1, queries, 16 * group, 128, dtype=dtype), tensor(1, 1000, 16, 128, dtype=dtype)
+    return q, k, k
+
+
+# A sum over more than 32768 rows (bf16: 131072) of all heads that share keys is divided: over heads first, then over rows.
+@pytest.mark.parametrize("device", ["H200", "A100"])
+@pytest.mark.parametrize(
+    ("queries", "group", "dtype", "options", "launches"),
+    [
+        (32768, 1, abi.FLOAT16, {}, 1),
+        (32769, 1, abi.FLOAT16, {}, 2),
+        (16384, 3, abi.FLOAT16, {}, 2),
+        (16385, 3, abi.FLOAT16, {}, 3),
+        (1 << 18, 2, abi.FLOAT16, {}, 16),
+        (131072, 1, abi.BFLOAT16, {}, 1),
+        (16384, 8, abi.BFLOAT16, {}, 1),
+        (1 << 20, 1, abi.BFLOAT16, {}, 8),
+        (1 << 20, 1, abi.FLOAT32, {}, 1),
+        (1 << 20, 1, abi.FLOAT16, {"flags": abi.WINDOW, "window_left": 30000, "window_right": 0}, 1),
+    ],
+)
+def test_long_sums_of_gradients(
+    lib: c.CDLL, device: str, queries: int, group: int, dtype: int, options: dict[str, Any], launches: int
+) -> None:
+    plan = plan_lines(lib, device, "backward", gradient_rows(queries, dtype, group), **options)
+    line = next(line for line in plan["launch"] if line.startswith("dk and dv"))
+    assert line.endswith(f", each {launches} times" if launches > 1 else "shared memory each")
+    tile_k = int(plan["tile"][0].split()[3])
+    blocks = 16 * -(-1000 // tile_k)
+    rows, head_dim = -(-queries // 128) * 128 * 16 * group, 128
+    sums = blocks * 2 * tile_k * head_dim * 4 if launches > 1 else 0
+    assert plan["workspace"] == [f"{rows * 8 + rows * head_dim * 4 + sums} bytes"]
+
+
+def test_workspace_of_gradient_sums_is_bounded(lib: c.CDLL) -> None:
+    """By the thread blocks of a launch, however many keys there are."""
+    rows = tensor(1, 1 << 20, 16, 128, dtype=abi.FLOAT16)
+    plan = plan_lines(lib, "H200", "backward", (rows, rows, rows))
+    assert any(f", at most {16 * 132} in a launch, each 32 times" in line for line in plan["launch"])
+    others = (1 << 20) * 16 * (8 + 128 * 4)
+    assert plan["workspace"] == [f"{others + 16 * 132 * 2 * 128 * 128 * 4} bytes"]

@@ -1,0 +1,139 @@
+"""Plans of decode for described GPUs: the instance that runs, its tiles, splits and launches."""
+
+from __future__ import annotations
+
+import ctypes as c
+from typing import Any
+
+import abi
+import pytest
+from described import ADDRESS, DEVICES, tensor
+from described_plans import Case, check_instance, instance_cases, kernel, launches, plan_lines
+
+
+def decode(device: str, expected: dict[str, str], rows: int = 1, **options: Any) -> Case:
+    """Four sequences, 32 query heads over 8 key heads, 8192 keys."""
+    cache = tensor(4, 8192, 8, 128)
+    return Case(device, "decode", (tensor(4, rows, 32, 128), cache, cache), options, expected)
+
+
+def codes(device: str, expected: dict[str, str], rows: int = 1, **options: Any) -> Case:
+    """The same with caches of 8 bits."""
+    k, v = (tensor(4, 8192, 8, 128, dtype=abi.INT8, address=n * ADDRESS) for n in (4, 8))
+    scales = dict.fromkeys(("k_scale", "v_scale"), tensor(8, dtype=abi.FLOAT32))
+    return Case(device, "decode", (tensor(4, rows, 32, 128), k, v), scales | options, expected)
+
+
+def decode_cases_of_codes(large: str, small: str) -> list[Case]:
+    """Tiles and splits are those of a cache of 16 bits."""
+    own, shared, two = (f"8-bit codes, {text}" for text in ("each warp its own keys", "warps share keys", "two key heads"))
+    news = {name: tensor(4, 1, 8, 128, address=n * ADDRESS) for n, name in ((2, "k_new"), (3, "v_new"))}
+    turned = dict.fromkeys(("rotary_cos", "rotary_sin"), tensor(8192, 64, dtype=abi.FLOAT32))
+    paged = (tensor(32, 1, 32, 128), *(tensor(32 * 512, 16, 8, 128, dtype=abi.E4M3, address=n * ADDRESS) for n in (4, 8)))
+    pages = {"block_table": tensor(32, 512, dtype=abi.INT32), "cache_seqlens": tensor(32, dtype=abi.INT32)}
+    return [
+        codes("H200", kernel(large, own, "16x64", splits="8 ranges", pipeline="4 stages")),
+        codes("H200", kernel(large, own, "16x64", launch="append codes: 16 "), **news),
+        codes("H200", kernel(large, own, "16x64", launch="append codes: 16 "), **news, **turned),
+        codes("H200", kernel(large, shared, "64x64", pipeline="3 stages"), rows=5),
+        codes("A100", kernel(small, two, "16x32", splits="13 ranges", pipeline="3 stages")),
+        Case("H200", "decode", paged, pages, kernel(large, two, "16x32", splits="2 ranges")),
+    ]
+
+
+def ragged_cases() -> list[Case]:
+    """Rows of any lengths: thread blocks for all full tiles of 64 packed rows, and one more for each sequence."""
+    caches = (tensor(4, 8192, 8, 128),) * 2
+    cu, ints = tensor(5, dtype=abi.INT32), tensor(4, 5, dtype=abi.INT32, address=2 * ADDRESS)
+    rows, new = tensor(1000, 32, 128), tensor(1000, 8, 128, address=3 * ADDRESS)
+    news = {"k_new": new, "v_new": tensor(1000, 8, 128, address=4 * ADDRESS)}
+    ragged = kernel("decode_sm80_bf16_d128", "rows of any lengths", "64x64")
+    one = {**ragged, "splits": "1 (keys", "launch": "attention: 528 "}
+    dense, tree = tensor(4, 5, 32, 128), tensor(20, 1, dtype=abi.INT32)
+    return [
+        Case("H200", "decode", (rows, *caches), {"cu_seqlens_q": cu}, one),
+        Case("H200", "decode", (rows, *caches), {"cu_seqlens_q": cu, **news}, {**ragged, "launch": "append: 4000 "}),
+        Case("H200", "decode", (tensor(4, 32, 128), *caches), {"cu_seqlens_q": cu}, {**ragged, "splits": "8 ranges"}),
+        Case("H200", "decode", (dense, *caches), {"cu_seqlens_new": cu, **news}, {**ragged, "launch": "append: 4000 "}),
+        Case("H200", "decode", (dense, *caches), {"q_positions": ints, "num_splits": 1}, {**ragged, "launch": "attention: 32 "}),
+        Case("H200", "decode", (dense, *caches), {"tree_mask": tree, "num_splits": 1}, {**ragged, "launch": "attention: 32 "}),
+    ]
+
+
+def decode_cases() -> list[Case]:
+    large, small, new = "decode_sm80_bf16_d128", "decode_sm80_bf16_d128_small", tensor(4, 1, 8, 128, address=2 * ADDRESS)
+    news = {"k_new": new, "v_new": tensor(4, 1, 8, 128, address=3 * ADDRESS)}
+    several = {name: tensor(4, 5, 8, 128, address=(n + 2) * ADDRESS) for n, name in enumerate(news)}
+    pages = {"block_table": tensor(32, 512, dtype=abi.INT32), "cache_seqlens": tensor(32, dtype=abi.INT32)}
+    paged = (tensor(32, 1, 32, 128), *[tensor(32 * 512, 16, 8, 128)] * 2)
+    return [
+        decode("H200", kernel(large, "each warp its own keys", "16x64", splits="8 ranges", pipeline="3 stages")),
+        decode("H200", kernel(large, "each warp its own keys, appends", "16x64"), **news),
+        decode("H200", kernel(large, "warps share keys", "64x64"), rows=5),
+        decode("H200", kernel(large, "warps share keys", "64x64", launch="append: 80 "), rows=5, **several),
+        decode("H200", kernel(large, "each warp its own keys", "16x64", splits="1 (keys"), num_splits=1),
+        decode("A100", kernel(small, "two key heads", "16x32", splits="13 ranges")),
+        *decode_cases_of_codes(large, small),
+        Case("H200", "decode", paged, pages, kernel(large, "two key heads", "16x32", splits="2 ranges")),
+        *ragged_cases(),
+    ]
+
+
+@instance_cases(decode_cases())
+def test_the_instance_that_runs(lib: c.CDLL, case: Case) -> None:
+    check_instance(lib, case)
+
+
+def test_launches_of_decode(lib: c.CDLL) -> None:
+    assert launches(lib, decode("H200", {}, num_splits=3)) == [
+        "attention: 96 thread blocks of 1101",
+        "combine splits: 128 thread blocks of 1201",
+    ]
+    rotary = {name: tensor(8192, 64, address=(n + 4) * ADDRESS) for n, name in enumerate(("rotary_cos", "rotary_sin"))}
+    new = {name: tensor(4, 5, 8, 128, address=(n + 2) * ADDRESS) for n, name in enumerate(("k_new", "v_new"))}
+    # 160 new rows and 640 query rows of 64 threads each, two a thread block.
+    assert launches(lib, decode("H200", {}, rows=5, num_splits=1, **rotary, **new)) == [
+        "append: 400 thread blocks of 1000",
+        "attention: 32 thread blocks of 1100",
+    ]
+
+
+# Ranges of at most 32768 keys per accumulator. With up to 16 rows each of four warps adds up a quarter of a range.
+@pytest.mark.parametrize(
+    ("rows", "dtype", "options", "splits"),
+    [
+        (1, abi.FLOAT16, {"num_splits": 1}, 8),
+        (20, abi.FLOAT16, {"num_splits": 1}, 32),
+        (20, abi.FLOAT16, {"num_splits": 40}, 40),
+        (20, abi.FLOAT16, {"split_size": 1 << 20}, 32),
+        (20, abi.FLOAT16, {"split_size": 128}, 8192),
+        (1, abi.FLOAT16, {"split_size": 1 << 17}, 8),
+        (20, abi.BFLOAT16, {"num_splits": 1}, 32),
+        (1, abi.BFLOAT16, {"split_size": 1 << 20}, 8),
+        (20, abi.FLOAT32, {"num_splits": 1}, 32),
+    ],
+)
+def test_ranges_of_splits_are_bounded(lib: c.CDLL, rows: int, dtype: int, options: dict[str, Any], splits: int) -> None:
+    cache = tensor(1, 1 << 20, 1, 128, dtype=dtype)
+    plan = plan_lines(lib, "H200", "decode", (tensor(1, rows, 1, 128, dtype=dtype), cache, cache), **options)
+    assert plan["splits"][0].startswith(f"{splits} ")
+
+
+def refusal(lib: c.CDLL, arrays: tuple[abi.Tensor, ...], **fields: Any) -> str:
+    lib.describe(*DEVICES["H200"])
+    text, needed = c.create_string_buffer(1 << 16), c.c_size_t()
+    arguments = (*map(c.pointer, arrays), abi.options(abi.DecodeOptions, **fields), text, len(text), c.byref(needed))
+    assert lib.flash_attention_decode_explain(*arguments) == abi.OK
+    return text.value.decode()
+
+
+def test_what_codes_lack_is_refused_by_name(lib: c.CDLL) -> None:
+    k, v = (tensor(4, 8192, 8, 128, dtype=abi.INT8, address=n * ADDRESS) for n in (4, 8))
+    q, half = tensor(4, 1, 32, 128), tensor(4, 8192, 8, 128)
+    scale, groups = tensor(8, dtype=abi.FLOAT32), tensor(4, 8192, 8, 4, dtype=abi.FLOAT32)
+    for arrays, k_scale, wanted in (
+        ((tensor(4, 1, 32, 128, dtype=abi.FLOAT32), k, v), scale, "k_cache of 8 bits with float32 q"),
+        ((q, k, v), groups, "k_scale of groups of channels"),
+        ((q, half, half), scale, "k_scale of a k_cache that has not 8 bits"),
+    ):
+        assert wanted in refusal(lib, arrays, k_scale=k_scale, v_scale=scale)

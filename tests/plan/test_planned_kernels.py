@@ -1,0 +1,30 @@
+"""Every kernel of kernels.table has a plan."""
+
+from __future__ import annotations
+
+import ctypes as c
+
+import abi
+from described import CUDA, DEVICES, explain, lines_of, tensor
+
+KERNELS = [line for line in (CUDA / "kernels.table").read_text().splitlines() if line and not line.startswith("#")]
+
+
+def test_every_kernel_of_the_table_can_be_planned(lib: c.CDLL) -> None:
+    """On the first described device that runs the kernel."""
+    types = {"bf16": abi.BFLOAT16, "f16": abi.FLOAT16, "f32": abi.FLOAT32}
+    planned = 0
+    for line in KERNELS:
+        operation, backend, dtype, dims, tile, _, marks = line.split()
+        if dtype == "any":
+            continue
+        dim, dim_v = (int(d) for d in (dims if "x" in dims else f"{dims}x{dims}").split("x"))
+        name = f"{operation}_{backend}_{dtype}_d{dims}" + ("_small" if "small" in marks else "")
+        lib.describe(*DEVICES["A100" if "small" in marks else "H200"])
+        q, v = tensor(2, 100, 4, dim, dtype=types[dtype]), tensor(2, 100, 4, dim_v, dtype=types[dtype])
+        lines = lines_of(explain(lib, operation, (q, q, v), kernel=name.encode()))
+        assert lines["kernel"] == [f"{name}, backend {backend}"]
+        if operation != "decode":  # 400 rows of a key head: larger tiles
+            assert lines["tile"][0] == "{} queries x {} keys".format(*tile.split("x"))
+        planned += 1
+    assert planned == len(KERNELS) - 3
