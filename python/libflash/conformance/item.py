@@ -117,18 +117,18 @@ def repeated(case: Case, gradients: bool, times: int = 3) -> Item:
     return Item("same bits again", f"{'backward' if gradients else 'forward'}-{case.name}", case.dtype, run)
 
 
-def refused(row: BadInput, dtype: str) -> Item:
+def refused(bad: BadInput, dtype: str) -> Item:
     def run(target: Target, outcome: Outcome) -> None:
-        missing = [word for word in (dtype, row.needs) if word and word not in target.offers]
-        missing += ["the contents of arrays are not looked at on this device"] * (row.contents and not target.reads_contents)
+        missing = [word for word in (dtype, bad.needs) if word and word not in target.offers]
+        missing += ["the contents of arrays are not looked at on this device"] * (bad.contents and not target.reads_contents)
         if missing:
             raise NotOffered(", ".join(missing))
         try:
-            results = target.results(row.inputs(dtype))
+            results = target.results(bad.inputs(dtype))
         except Exception:
             return
         o = results["o"]
         words = f"shape {o.shape}, {'with NaN' if np.isnan(o.astype(np.float64)).any() else 'all finite'}"
         outcome.findings.append(f"not refused: the call gave a result ({words})")
 
-    return Item("bad input", f"{row.name} ({dtype})", dtype, run)
+    return Item("bad input", f"{bad.name} ({dtype})", dtype, run)

@@ -118,7 +118,7 @@ struct AlongSequence {
     }
 
     // Columns [depth, end) of A, kDepth at a time.
-    __device__ __forceinline__ void walk(int depth, int end, float (&c)[4][kWarpBlocks][4]) const {
+    __device__ __forceinline__ void multiply_columns(int depth, int end, float (&c)[4][kWarpBlocks][4]) const {
         const int steps = (end - depth + kDepth - 1) / kDepth;
 #pragma unroll
         for (int s = 0; s < kStages - 1; ++s) {
@@ -159,7 +159,7 @@ __global__ void __launch_bounds__(kProductThreads)
     float c[4][Body::kWarpBlocks][4];
     clear(c);
     const int first = kTransposed && p.causal ? row : 0;
-    body.walk(first, !kTransposed && p.causal ? min(p.seqlen, row + kTile) : p.seqlen, c);
+    body.multiply_columns(first, !kTransposed && p.causal ? min(p.seqlen, row + kTile) : p.seqlen, c);
 #pragma unroll
     for (int i = 0; i < 4 * Body::kWarpBlocks * 4; ++i)
         c[i / (Body::kWarpBlocks * 4)][i / 4 % Body::kWarpBlocks][i % 4] *= factor;

@@ -84,10 +84,10 @@ void check_words() {
     blocks::finish("store_shared");
     const std::vector<uint32_t> got = out.read();
     const std::vector<int> values = same.read();
-    blocks::Check check("store_shared"), check_opaque("hide_from_compiler");
+    blocks::Check check("store_shared"), check_hidden("hide_from_compiler");
     for (int i = 0; i < 32; ++i) {
         check.equal(got[i], 1000 + 31 - i, "word %d", i);
-        check_opaque.equal(values[i], i - 16, "lane %d", i);
+        check_hidden.equal(values[i], i - 16, "lane %d", i);
     }
 }
 

@@ -34,7 +34,7 @@ void check_phases() {
 
 // A pipeline of two stages: one warp writes numbers, another reads them. With a wrong parity a number is lost, or the kernel
 // hangs.
-__global__ void ring(int count, int* out) {
+__global__ void pipeline(int count, int* out) {
     __shared__ uint64_t words[4];
     __shared__ volatile int numbers[2];
     const auto barrier = [&](int i) { return MBarrier{shared_address(words + i)}; };  // full, full, empty, empty
@@ -58,13 +58,13 @@ __global__ void ring(int count, int* out) {
     }
 }
 
-void check_ring() {
+void check_pipeline() {
     const int count = 1001;
     const blocks::Device<int> out(count, -1);
-    ring<<<1, 64>>>(count, out.get());
-    blocks::finish("mbarrier ring");
+    pipeline<<<1, 64>>>(count, out.get());
+    blocks::finish("mbarrier pipeline");
     const std::vector<int> got = out.read();
-    blocks::Check check("mbarrier ring");
+    blocks::Check check("mbarrier pipeline");
     for (int i = 0; i < count; ++i) check.equal(got[i], 7 * i + 1, "number %d", i);
 }
 
@@ -118,7 +118,7 @@ void check_elected() {
 
 int main() {
     check_phases();
-    check_ring();
+    check_pipeline();
     check_turns();
     check_elected();
     return blocks::failed_checks() > 0;
