@@ -15,7 +15,7 @@
 namespace libflash::cuda::sm80 {
 
 template <class Kernel>
-struct BackwardRow {
+struct BackwardTraits {
     static constexpr KernelConfig config = Kernel::config;
     using T = ElementOf<config.dtype>;
     static constexpr bool kFloat = config.dtype == KernelType::f32_;
@@ -34,30 +34,30 @@ struct BackwardRow {
 };
 
 template <class Kernel, bool kGeneral>
-__global__ void __launch_bounds__(BackwardRow<Kernel>::kThreads, BackwardRow<Kernel>::kMinBlocks)
+__global__ void __launch_bounds__(BackwardTraits<Kernel>::kThreads, BackwardTraits<Kernel>::kMinBlocks)
     dk_dv_kernel(const __grid_constant__ BackwardParams params) {
     extern __shared__ __align__(128) char shared[];
-    typename BackwardRow<Kernel>::template Keys<kGeneral> body(params, shared);
+    typename BackwardTraits<Kernel>::template Keys<kGeneral> body(params, shared);
     body.run();
 }
 
 template <class Kernel>
-__global__ void __launch_bounds__(BackwardRow<Kernel>::kThreads)
+__global__ void __launch_bounds__(BackwardTraits<Kernel>::kThreads)
     dq_accumulator_kernel(const __grid_constant__ BackwardParams params) {
-    if constexpr (BackwardRow<Kernel>::kFloat) {
-        BackwardRow<Kernel>::Accumulator::convert(params);
+    if constexpr (BackwardTraits<Kernel>::kFloat) {
+        BackwardTraits<Kernel>::Accumulator::convert(params);
     } else {
         __shared__ __align__(
-            128) char shared[SharedTile<BackwardRow<Kernel>::config.tile_q, BackwardRow<Kernel>::config.head_dim>::kBytes];
-        BackwardRow<Kernel>::Accumulator::template convert<true>(params, shared);
+            128) char shared[SharedTile<BackwardTraits<Kernel>::config.tile_q, BackwardTraits<Kernel>::config.head_dim>::kBytes];
+        BackwardTraits<Kernel>::Accumulator::template convert<true>(params, shared);
     }
 }
 
 template <class Kernel, bool kGeneral>
-__global__ void __launch_bounds__(BackwardRow<Kernel>::template Queries<kGeneral>::kThreads, 2)
+__global__ void __launch_bounds__(BackwardTraits<Kernel>::template Queries<kGeneral>::kThreads, 2)
     dq_kernel(const __grid_constant__ BackwardParams params) {
     extern __shared__ __align__(128) char shared[];
-    typename BackwardRow<Kernel>::template Queries<kGeneral> body(params, shared);
+    typename BackwardTraits<Kernel>::template Queries<kGeneral> body(params, shared);
     body.run();
 }
 
@@ -90,12 +90,12 @@ int launch_gradients(const BackwardPlan& plan, const BackwardParams& params, cud
 
 template <class Kernel, bool kGeneral>
 KernelResources backward_resources(BackwardStep step) {
-    using Keys = typename BackwardRow<Kernel>::template Keys<kGeneral>;
-    using Queries = typename BackwardRow<Kernel>::template Queries<kGeneral>;
+    using Keys = typename BackwardTraits<Kernel>::template Keys<kGeneral>;
+    using Queries = typename BackwardTraits<Kernel>::template Queries<kGeneral>;
     switch (step) {
         case BackwardStep::statistics: return {SoftmaxStatisticsOf<Kernel>::kThreads, 0};
         case BackwardStep::dk_dv: return {Keys::kThreads, Keys::kSharedBytes};
-        case BackwardStep::dq_conversion: return {BackwardRow<Kernel>::kThreads, 0};
+        case BackwardStep::dq_conversion: return {BackwardTraits<Kernel>::kThreads, 0};
         case BackwardStep::dq: return {Queries::kThreads, Queries::kSharedBytes};
         case BackwardStep::dsink: return {DsinkOf<Kernel>::kThreads, 0};
         default: return {DbiasOf<Kernel>::kThreads, DbiasOf<Kernel>::kSharedBytes};
