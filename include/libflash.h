@@ -4,12 +4,11 @@
  * only <stddef.h> and <stdint.h>.
  *
  * CONTENTS
- *   1  Introduction             5  Forward                9  Block masks
- *   2  Version                  6  Backward              10  Explain: what a call would run
- *   3  Status and error text    7  Decode (KV cache)     11  Information: kernels, devices, build
- *   4  Tensors and options      8  Merge                 12  Interrupting a CPU call
- *                                                        13  Not stable: options for tests
- *                                                        14  Tangents: forward mode, second derivatives
+ *   1  Introduction             6  Backward                             11  Information: kernels, devices, build
+ *   2  Version                  7  Decode; writing to a KV cache        12  Interrupting a CPU call
+ *   3  Status and error text    8  Merge                                13  Not stable: options for tests
+ *   4  Tensors and options      9  Block masks                          14  Tangents: forward mode, second derivatives
+ *   5  Forward                 10  Explain: what a call would run
  *
  * ---------------------------------------------------------------------------------------------------------------------
  * 1  INTRODUCTION
@@ -311,8 +310,8 @@ typedef struct flash_attention_options_t {
  * calls on parts of a problem (some of its rows, keys, sequences, heads) have the mask of the whole problem.
  *
  * Positions. A call may have a part of the rows and keys of a longer sequence: a shard of it, on one of several devices. With
- * FLASH_FLAG_POSITIONS the causal rule, the window, ALiBi and dropout go by the places of rows and keys in the whole sequence
- * instead of by their numbers in the tensors. A row at position r sees a key at position c if c <= r (causal) and
+ * FLASH_FLAG_POSITIONS the causal rule, the window, ALiBi and dropout use the positions of rows and keys in the whole sequence
+ * instead of their numbers in the tensors. A row at position r sees a key at position c if c <= r (causal) and
  * r - window_left <= c <= r + window_right (window); ALiBi adds -slope * |r - c|. There is no alignment, so TOP_LEFT is refused.
  * bias, mask, block_mask and lengths still count rows and keys of the tensors. Each side has its positions from exactly one of
  * the numbers, *_begins (with the step) and *_positions. Without the flag all these fields must be 0 or NULL, steps 0 or 1.
@@ -427,15 +426,15 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * out may be FLOAT32 with FLOAT16 or BFLOAT16 q, for parts that are merged later. UNSUPPORTED on CUDA.
  *
  * Shared keys. shared_groups and shared_lens say that sequences shared_groups[i] to shared_groups[i + 1] - 1 have the same first
- * shared_lens[i] keys in the same places: the same cache entry, or the same pages in the columns of the table that they read. It
+ * shared_lens[i] keys in the same memory: the same cache entry, or the same pages in the columns of the table that they read. It
  * is a hint that changes no bit of a result. Groups ascend and may be empty; sequences outside of them share nothing. shared_lens
  * counts keys that were valid before the call. A hint that is not true is refused (INVALID). The CPU checks the hint and
  * computes as without it. UNSUPPORTED on CUDA.
  *
  * Pages. With block_table, key j of sequence b is row j mod page_size of page block_table[b][j / page_size], and the capacity is
  * columns * page_size. Table entries past the last key, and those before the first key that a row sees (window,
- * cache_leftpad), are not read. Sequences may share pages or cache entries that they only
- * read. But a row to which one sequence appends must not hold a key, old or new, of another sequence in the same call.
+ * cache_leftpad), are not read. Sequences may share pages or cache entries that they only read. But a row to which one sequence
+ * appends must not hold a key, old or new, of another sequence in the same call.
  *
  * Bad contents. On the CPU a length or page number that is out of range is refused (INVALID). On CUDA the host does not read the
  * lengths and tables: a page whose number is out of range counts as absent; cache_seqlens is clamped to 0 .. capacity; a position
