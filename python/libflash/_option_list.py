@@ -1,8 +1,9 @@
 """The options of attention, attention_backward, decode, merge and cache_write: each is stated here once.
 
 From this list come the defaults of explain(), the schemas of the PyTorch operators, and what the adapters know about groups of
-options. The tests in tests/options check that everything else agrees with it: signatures, stubs, the C structs, and the attributes
-and operands of the JAX adapter. To add an option, add it here and run those tests, which name each place that lacks it.
+options. The tests in tests/options check that everything else agrees with it: signatures, stubs, the C structs, and the
+attributes and operands of the JAX adapter. To add an option, add it here and run those tests, which name each place that lacks
+it.
 """
 
 from __future__ import annotations
