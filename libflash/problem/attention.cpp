@@ -6,8 +6,8 @@
 namespace libflash {
 
 // Size of the struct in version 1; later versions append fields.
-constexpr size_t kVersion1 = 224;
-static_assert(sizeof(flash_attention_options_t) == 352, "the attention options: rng_state and all after it came after version 1");
+constexpr size_t kVersion1 = offsetof(flash_attention_options_t, rng_state);
+static_assert(kVersion1 == 224, "version 1 of the attention options");
 
 namespace {
 
@@ -127,7 +127,7 @@ void build_attention_sizes(AttentionProblem& p, const OptionTensors& tensors, co
         check_shape(p.v, "v", {p.batch, rows, p.heads_k, p.head_dim_v}, "(batch, seqlen_k, heads_k, head_dim_v)");
     }
     check_heads(p);
-    p.softmax_scale = scale_or_default(p.softmax_scale, options.flags, p.head_dim);
+    p.softmax_scale = score_scale(p, options.flags, p.head_dim);
 }
 
 void check_same(const TensorView& view, const Argument& argument, const TensorView& model, const char* names) {

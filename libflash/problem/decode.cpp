@@ -10,11 +10,11 @@
 
 namespace libflash {
 
-static_assert(sizeof(flash_decode_options_t) == 272, "the decode options, whose version 1 has 160 bytes");
-
 namespace {
 
+// Size of the struct in version 1; later versions append fields.
 constexpr size_t kVersion1 = offsetof(flash_decode_options_t, k_scale);
+static_assert(kVersion1 == 160, "version 1 of the decode options");
 constexpr uint32_t kDecodeFlags =
     FLASH_FLAG_CAUSAL | FLASH_FLAG_WINDOW | FLASH_FLAG_SCALE | FLASH_FLAG_ROTARY_INTERLEAVED | FLASH_FLAG_INVARIANT_ROWS;
 
@@ -179,7 +179,7 @@ void build_decode_sizes(DecodeProblem& p, const DecodeTensors& tensors, const fl
     }
     if (p.head_dim == 0) invalid("q", "head_dim must be at least 1", 0);
     if (p.head_dim_v == 0) invalid("v_cache", "head_dim_v must be at least 1", 0);
-    p.softmax_scale = scale_or_default(p.softmax_scale, options.flags, p.head_dim);
+    p.softmax_scale = score_scale(p, options.flags, p.head_dim);
 }
 
 void check_outputs(const DecodeProblem& p) {

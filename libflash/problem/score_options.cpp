@@ -16,8 +16,8 @@ double read_softmax_scale(double given, uint32_t flags) {
     return given;
 }
 
-double scale_or_default(double given, uint32_t flags, int64_t head_dim) {
-    return (flags & FLASH_FLAG_SCALE) ? given : 1 / std::sqrt(static_cast<double>(head_dim));
+double score_scale(const ScoreOptions& given, uint32_t flags, int64_t head_dim) {
+    return (flags & FLASH_FLAG_SCALE) ? given.softmax_scale : 1 / std::sqrt(static_cast<double>(head_dim));
 }
 
 double read_softcap(double softcap) {

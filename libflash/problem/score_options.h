@@ -28,8 +28,8 @@ double read_softmax_scale(double given, uint32_t flags);  // 0 without FLASH_FLA
 double read_softcap(double softcap);
 MaskRule read_mask_rule(uint32_t flags, int64_t window_left, int64_t window_right);
 
-// The scale to use: `given` with FLASH_FLAG_SCALE, else 1 / sqrt(head_dim).
-double scale_or_default(double given, uint32_t flags, int64_t head_dim);
+// The factor of the dot products: the given scale with FLASH_FLAG_SCALE, else 1 / sqrt(head_dim).
+double score_scale(const ScoreOptions& given, uint32_t flags, int64_t head_dim);
 
 // Checks and copies the plain values from the options of forward, backward or decode, except the mask rule.
 template <class Options>
