@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 import libflash
+from libflash._option_list import options_of
 
 from .. import needs
 from ..case import Inputs
@@ -14,11 +15,7 @@ from ..decode_cases import DecodeInputs
 from ..reference_tangent import Tangents
 from ..target import JVP, JVP_OF_GRADIENTS, Results, Target
 
-DECODE_OPTIONS = frozenset(
-    ("cache_seqlens", "block_table", "cache_batch_idx", "cache_leftpad", "k", "v", "rotary_cos", "rotary_sin",
-     "rotary_interleaved", "causal", "window_size", "softmax_scale", "softcap", "alibi_slopes", "learnable_sink",
-     "cu_seqlens_q", "cu_seqlens_new", "q_positions", "tree_mask", "cu_seqlens_tree")
-)  # fmt: skip
+DECODE_OPTIONS = frozenset(option.name for option in options_of("decode"))
 
 
 def empty_like(x: np.ndarray) -> np.ndarray:
