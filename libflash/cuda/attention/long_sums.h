@@ -2,7 +2,8 @@
 // and after some ten thousand keys it reaches the last place of `half`. Row sums, and the sums of float32 kernels, are rounded to
 // nearest; but equal terms are rounded alike, so that these have errors of the same size. Kernels therefore add their
 // accumulators of P V and their row sums to float32 sums in the workspace after every kKeysPerSum keys and go on with zeros
-// (long_sums.cuh). This header has what plan and kernel agree on. No CUDA header.
+// (long_sums.cuh; sm90 only where there are more than most_keys_of_accumulators()). This header has what plan and kernel agree
+// on. No CUDA header.
 #pragma once
 
 #include <cstddef>

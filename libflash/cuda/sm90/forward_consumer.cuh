@@ -23,7 +23,7 @@ struct ForwardConsumer {
     using VTile = typename Traits::VTile;
     static constexpr int kBlockN = Traits::kBlockN, kScores = kBlockN / 2, kSums = Traits::kHeadDimV / 2;
     static constexpr bool kBlockMask = Traits::kBlockMask, kSeparateFirstTile = Traits::kSeparateFirstTile;
-    static constexpr bool kLongSums = forward_has_long_sums(Traits::config);
+    static constexpr bool kLongSums = Traits::kLongSums;
     static constexpr int kTilesPerSum = tiles_per_sum(kBlockN);
 
     const ForwardContext<Traits>& context;

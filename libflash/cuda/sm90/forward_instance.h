@@ -12,7 +12,7 @@ namespace libflash::cuda {
 // What an instance can do.
 //   plain       no rare options; the host knows the lengths
 //   dynamic     the same with lengths on the device: dynamic tile scheduler (sm90/sequence_order.cuh)
-//   block_mask  the same as dynamic, and block masks
+//   block_mask  the same as dynamic, and block masks, and long sums
 //   general     all of that, and softcap, ALiBi, bias, mask, dropout, and scales that are not positive
 enum class ForwardInstance { plain, dynamic, block_mask, general };
 
@@ -26,17 +26,22 @@ constexpr const char* forward_kind_name(ForwardInstance kind) {
 }
 
 // Whether the kernel can add up more keys than accumulators can (attention/long_sums.h). With 192 channels the compiler would
-// spill.
+// spill. Only these instances do it, because its code makes the others slower.
 constexpr bool forward_has_long_sums(const KernelConfig& config) { return has_long_sums(config) && config.head_dim_v != 192; }
+constexpr bool forward_has_long_sums(const KernelConfig& config, ForwardInstance kind) {
+    return forward_has_long_sums(config) && (kind == ForwardInstance::block_mask || kind == ForwardInstance::general);
+}
 
 // Kernels without a dynamic instance use block_mask instead. Its tiles are those of the plain instance, except for head dims 96
 // and 192.
 constexpr bool has_dynamic_instance(const KernelConfig& config) { return config.tile_q > 128 && config.tile_k == 128; }
 
-constexpr ForwardInstance forward_instance(const KernelConfig& config, bool general, bool dynamic, bool has_block_mask) {
+// `block_mask`: there is one, or accumulators cannot add up all keys.
+constexpr ForwardInstance forward_instance(const KernelConfig& config, bool general, bool dynamic, bool block_mask) {
     if (general) return ForwardInstance::general;
+    if (block_mask) return ForwardInstance::block_mask;
     if (!dynamic) return ForwardInstance::plain;
-    return has_block_mask || !has_dynamic_instance(config) ? ForwardInstance::block_mask : ForwardInstance::dynamic;
+    return has_dynamic_instance(config) ? ForwardInstance::dynamic : ForwardInstance::block_mask;
 }
 
 // With a block mask, a query tile must lie within one row of blocks.

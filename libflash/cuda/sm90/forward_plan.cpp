@@ -13,9 +13,9 @@ namespace libflash::cuda::sm90 {
 
 namespace {
 
-// Whether the host cannot know how long a work tile takes: lengths are on the device, or there is a block mask.
-bool needs_dynamic_schedule(const AttentionProblem& problem) {
-    return has_lengths_on_device(problem) || problem.block_mask.present;
+// Whether accumulators may have too few bits for the sums over the keys.
+bool has_too_many_keys(const KernelConfig& config, const AttentionProblem& problem) {
+    return forward_has_long_sums(config) && longest_sum(problem, config.tile_q) > most_keys_of_accumulators(config);
 }
 
 // Under a causal mask a static schedule pairs a long work tile with a short one; a dynamic one begins with the longest.
@@ -36,9 +36,10 @@ ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, 
     ForwardPlan plan;
     plan.vector_loads = loads_in_vectors(problem);
     plan.vector_out = rows_fit_vectors(rows_params(problem.out), problem.head_dim_v, element_bytes(problem.dtype));
-    plan.dynamic = needs_dynamic_schedule(problem);
-    const bool general = has_rare_options(problem) || !plan.vector_loads;
-    const ForwardInstance kind = forward_instance(config, general, plan.dynamic, problem.block_mask.present);
+    const bool general = has_rare_options(problem) || !plan.vector_loads, lengths_on_device = has_lengths_on_device(problem);
+    const bool block_mask = problem.block_mask.present || (!general && has_too_many_keys(config, problem));
+    const ForwardInstance kind = forward_instance(config, general, lengths_on_device, block_mask);
+    plan.dynamic = lengths_on_device || block_mask;
     plan.instance = {static_cast<int>(kind), forward_kind_name(kind)};
     plan.tile_q = forward_tile_q(config, kind);
     plan.tile_k = forward_tile_k(config, kind);
@@ -47,7 +48,7 @@ ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, 
     const auto resources = [&](ForwardStep step) { return kernel.resources(static_cast<int>(step), plan.instance.number); };
     const int64_t tiles = blocks_of(plan.schedule);
     plan.attention = launch_shape(std::min<int64_t>(tiles, device.multiprocessors), resources(ForwardStep::attention));
-    if (forward_has_long_sums(config)) plan_long_sums(plan, config, problem);
+    if (forward_has_long_sums(config, kind)) plan_long_sums(plan, config, problem);
     if (plan.dynamic) {
         plan.order = launch_shape(1, resources(ForwardStep::order));
         plan.workspace.add("sequence_order", sequence_order_bytes(problem.batch, tiles));

@@ -18,6 +18,7 @@ struct ForwardTraits {
     static constexpr bool kRareOptions = kInstance == ForwardInstance::general;
     static constexpr bool kBlockMask = kRareOptions || kInstance == ForwardInstance::block_mask;  // iterates over a block mask
     static constexpr bool kDynamic = kInstance != ForwardInstance::plain;
+    static constexpr bool kLongSums = forward_has_long_sums(config, kInstance);
 
     static constexpr int kBlockM = forward_tile_q(config, kInstance), kBlockN = forward_tile_k(config, kInstance);
     static constexpr int kGroupRows = ForwardConsumerThread::kGroupRows, kGroups = kBlockM / kGroupRows;  // consumer warpgroups

@@ -177,9 +177,11 @@ struct Problem {
         side.capacity = params.q_lengths.capacity;
         side.max_length = c.queries;
         side.cu = params.q_lengths.cu;
-        const bool causal = c.right < kUnboundedWindow, unequal = c.lengths != Lengths::dense || c.blocks != Blocks::all;
+        const bool too_many = forward_has_long_sums(Kernel::config) && c.keys > most_keys_of_accumulators(Kernel::config),
+                   block_mask = c.blocks != Blocks::all || (!c.rare && too_many), lengths_on_device = c.lengths != Lengths::dense;
+        const bool causal = c.right < kUnboundedWindow, unequal = lengths_on_device || block_mask;
         const bool paired = causal && !unequal;
-        const ForwardInstance kind = forward_instance(Kernel::config, c.rare, unequal, c.blocks != Blocks::all);
+        const ForwardInstance kind = forward_instance(Kernel::config, c.rare, lengths_on_device, block_mask);
         const int tile = forward_tile_q(Kernel::config, kind);
         params.schedule = schedule_params(side, c.batch, c.heads_q, tile * (paired ? 2 : 1), 1e3, causal && !paired);
         params.schedule.paired = paired;
@@ -187,7 +189,7 @@ struct Problem {
         const auto resources = [&](ForwardStep step) { return resources_of_forward<Kernel>(int(step), plan.instance.number); };
         plan.instance.number = int(kind);
         plan.attention = launch_shape(std::min<int64_t>(units, kMultiprocessors), resources(ForwardStep::attention));
-        if (needs_long_sums(Kernel::config, c.keys)) {
+        if (forward_has_long_sums(Kernel::config, kind) && needs_long_sums(Kernel::config, c.keys)) {
             const size_t bytes = plan.attention.blocks * long_sums_bytes(tile, HEAD_DIM_V);
             long_sums.assign(bytes / sizeof(float) + 1, NAN);  // the last element is a guard
             long_sums.back() = 7;
