@@ -50,11 +50,11 @@ enum class BackwardStep { statistics, dk_dv, dq_conversion, dq, dsink, dbias, dq
 
 // The launches of the dK/dV kernel, if a key tile has several (attention/long_sums.h). 0: all at once.
 struct BackwardParts {
-    int64_t blocks = 0;    // thread blocks
-    int64_t heads = 0;     // query heads of a key head
-    int64_t rows = 0;      // query rows of a sequence
-    int64_t of_rows = 1;   // how many ranges of query rows
-    int64_t launches = 1;  // of each key tile
+    int64_t key_tiles = 0;  // of all key heads
+    int64_t heads = 0;      // query heads of a key head
+    int64_t rows = 0;       // query rows of a sequence
+    int64_t of_rows = 1;    // how many ranges of query rows
+    int64_t launches = 1;   // of each key tile
 };
 
 struct BackwardPlan {
@@ -67,11 +67,13 @@ struct BackwardPlan {
     ScheduleParams query_tile_schedule{};  // of the dQ kernel: by query tile
     bool vector_loads = false, vector_out = false;
     bool dq_kernel = false;    // no dQ accumulator: a kernel of its own computes dq
+    bool dynamic = false;      // a counter says which key tile is next
     bool fixed_order = false;  // the dK/dV kernel adds to the dQ accumulator in a fixed order
     // In launch order.
     LaunchShape statistics, dq_counters, dk_dv, dq_conversion, dq, dsink, dbias;
-    BackwardParts parts;  // of dk_dv
-    Workspace workspace;  // "statistics", "dq_accumulator", "dq_counters", "next_work_tile", "gradient_sums"
+    int64_t key_tiles = 0;  // of all key heads: the work tiles of dk_dv
+    BackwardParts parts;    // of dk_dv
+    Workspace workspace;    // "statistics", "dq_accumulator", "dq_counters", "next_work_tile", "gradient_sums"
 };
 
 enum class DecodeStep { append, attention, combine, append_codes };

@@ -35,7 +35,7 @@ void launch_line(std::string& text, const char* label, const char* what, const L
 std::string divided(int64_t at_once) { return at_once > 0 ? text_of(", at most ", at_once, " in a launch") : ""; }
 
 std::string divided(const cuda::BackwardParts& parts) {
-    return parts.launches > 1 ? text_of(divided(parts.blocks), ", each ", parts.launches, " times") : "";
+    return parts.launches > 1 ? text_of(divided(parts.key_tiles), ", each ", parts.launches, " times") : "";
 }
 
 void cuda_lines(std::string& text, const cuda::ForwardPlan& plan) {
@@ -54,8 +54,8 @@ void cuda_lines(std::string& text, const cuda::BackwardPlan& plan) {
     line(text, "instance", plan.instance.name);
     tile_line(text, plan.tile_q, plan.tile_k);
     if (plan.dq_tile_q > 0) line(text, "", "dq: ", plan.dq_tile_q, " queries x ", plan.dq_tile_k, " keys");
-    line(text, "schedule", plan.fixed_order ? "in order of start, " : "static, ", plan.key_schedule.heads_per_group,
-         " key heads at a time", plan.fixed_order ? ", last keys first; additions to dq in this order" : "");
+    line(text, "schedule", plan.dynamic ? "dynamic, " : "static, ", plan.key_schedule.heads_per_group, " key heads at a time",
+         plan.fixed_order ? ", last keys first; additions to dq in this order" : "");
     launch_line(text, "launch", "softmax statistics", plan.statistics);
     launch_line(text, "", "order of additions to dq", plan.dq_counters);
     launch_line(text, "", "dk and dv", plan.dk_dv, divided(plan.parts));

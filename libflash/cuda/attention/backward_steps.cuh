@@ -24,6 +24,7 @@ using DbiasOf = Dbias<ElementOf<Kernel::config.dtype>, Kernel::config.head_dim>;
 template <class Kernel>
 __global__ void __launch_bounds__(SoftmaxStatisticsOf<Kernel>::kThreads)
     softmax_statistics_kernel(const __grid_constant__ BackwardParams params) {
+    if (params.next_work_tile && blockIdx.x == 0 && threadIdx.x == 0) *params.next_work_tile = 0;
     SoftmaxStatisticsOf<Kernel> unit{params, {}, {}};
     unit.run(kUnitRows * Kernel::config.head_dim);
 }
@@ -51,16 +52,19 @@ inline int enqueue(void (*kernel)(BackwardParams), const LaunchShape& shape, con
 }
 
 // Calls launch(shape, params) for each launch of the dK/dV kernel until one fails; the launches of a key tile follow each other.
-// Returns the last CUDA error.
+// Returns the last CUDA error. Persistent thread blocks take each number of a work tile once, the first ones without the counter
+// unless the order is fixed, and one too many each.
 template <class Launch>
 int for_each_part(const BackwardPlan& plan, BackwardParams params, const Launch& launch) {
     const BackwardParts& parts = plan.parts;
     LaunchShape shape = plan.dk_dv;
     const auto group = static_cast<int32_t>(params.group_size), heads = parts.heads ? static_cast<int32_t>(parts.heads) : group;
     BackwardPart& part = params.part;
-    for (int64_t first = 0; first < plan.dk_dv.blocks; first += shape.blocks) {
-        if (parts.blocks) shape.blocks = std::min(parts.blocks, plan.dk_dv.blocks - first);
+    for (int64_t first = 0; first < plan.key_tiles; first += part.work_tiles) {
+        const int64_t count = parts.key_tiles ? std::min(parts.key_tiles, plan.key_tiles - first) : plan.key_tiles;
+        shape.blocks = std::min(plan.dk_dv.blocks, count);
         part.first_work_tile = static_cast<int32_t>(first);
+        part.work_tiles = static_cast<int32_t>(count);
         for (int64_t i = 0; i < parts.launches; ++i) {
             const int64_t range = i % parts.of_rows;
             part.first = i == 0, part.last = i + 1 == parts.launches;
@@ -70,7 +74,7 @@ int for_each_part(const BackwardPlan& plan, BackwardParams params, const Launch&
             part.end_row = range + 1 == parts.of_rows ? INT32_MAX : static_cast<int32_t>((range + 1) * parts.rows);
             const int error = launch(shape, params);
             if (error != cudaSuccess) return error;
-            part.thread_blocks_before += static_cast<int32_t>(shape.blocks);
+            part.taken_before += static_cast<int32_t>(count + (plan.fixed_order ? shape.blocks : 0));
         }
     }
     return cudaSuccess;

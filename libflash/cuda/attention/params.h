@@ -157,11 +157,12 @@ struct ScoreGradientParams {
 // A launch of the dK/dV kernel. There are several where sums are long (attention/long_sums.h).
 struct BackwardPart {
     int32_t first_work_tile;
-    int32_t first_head, heads;     // query heads, among those that share a key head
-    int32_t first_row, end_row;    // query rows of each sequence: multiples of kUnitRows, or the largest integer
-    float* sums;                   // in the workspace (attention/gradient_sums.cuh); nullptr: a key tile has one launch only
-    bool first, last;              // of the launches of a key tile
-    int32_t thread_blocks_before;  // of all launches before this one (BackwardParams::next_work_tile counts on)
+    int32_t first_head, heads;   // query heads, among those that share a key head
+    int32_t first_row, end_row;  // query rows of each sequence: multiples of kUnitRows, or the largest integer
+    float* sums;                 // in the workspace (attention/gradient_sums.cuh); nullptr: a key tile has one launch only
+    bool first, last;            // of the launches of a key tile
+    int32_t work_tiles;          // of the launch
+    int32_t taken_before;        // what earlier launches added to *BackwardParams::next_work_tile
 };
 
 struct BackwardParams {
@@ -188,10 +189,10 @@ struct BackwardParams {
     ScheduleParams query_tile_schedule;  // where a kernel computes dq: by tile of query rows
     bool vector_loads;  // rows of q, k, v, out and dout can be read 16 bytes at a time, and head dims are multiples of 16 bytes
     bool vector_out;    // the same for writing rows of dq, dk and dv
-    // Workspace; nullptr: additions to dq in any order (sm90/backward_fixed_order.cuh).
-    int32_t* dq_counters;  // one for each query tile
-    int32_t* next_work_tile;
-    BackwardPart part;  // set for each launch of the dK/dV kernel
+    // Workspace, or nullptr.
+    int32_t* next_work_tile;  // of the tile scheduler (sm90/backward_tile_scheduler.cuh); the first kernel sets it to 0
+    int32_t* dq_counters;     // one for each query tile; nullptr: additions to dq in any order (sm90/backward_fixed_order.cuh)
+    BackwardPart part;        // set for each launch of the dK/dV kernel
     ShardParams shard;
     RowStatisticsParams delta;       // of the caller: read if `adds`, else written
     bool adds;                       // dq, dk and dv are added to

@@ -54,10 +54,8 @@ BackwardParams make_params(const AttentionProblem& problem, const BackwardPlan& 
     params.shard = shard_params(problem);
     params.softmax_statistics = reinterpret_cast<SoftmaxStatistics*>(workspace + plan.workspace.offset("statistics"));
     if (!plan.dq_kernel) params.dq_accumulator = reinterpret_cast<float*>(workspace + plan.workspace.offset("dq_accumulator"));
-    if (plan.fixed_order) {
-        params.dq_counters = reinterpret_cast<int32_t*>(workspace + plan.workspace.offset("dq_counters"));
-        params.next_work_tile = reinterpret_cast<int32_t*>(workspace + plan.workspace.offset("next_work_tile"));
-    }
+    if (plan.dynamic) params.next_work_tile = reinterpret_cast<int32_t*>(workspace + plan.workspace.offset("next_work_tile"));
+    if (plan.fixed_order) params.dq_counters = reinterpret_cast<int32_t*>(workspace + plan.workspace.offset("dq_counters"));
     if (plan.parts.launches > 1) params.part.sums = reinterpret_cast<float*>(workspace + plan.workspace.offset("gradient_sums"));
     return params;
 }

@@ -85,7 +85,8 @@ BackwardPlan common_backward_plan(const Kernel& kernel, const AttentionProblem& 
     if (problem.batch == 0 || problem.heads_q == 0) return plan;
     const auto launch = [&](BackwardStep step, int64_t blocks) { return backward_launch(kernel, plan, step, blocks); };
     plan.statistics = launch(BackwardStep::statistics, blocks_of(plan.query_schedule));
-    plan.dk_dv = launch(BackwardStep::dk_dv, blocks_of(plan.key_schedule));
+    plan.key_tiles = blocks_of(plan.key_schedule);
+    plan.dk_dv = launch(BackwardStep::dk_dv, plan.key_tiles);
     plan_gradient_sums(plan, config, problem, device.multiprocessors);
     if (!dq_kernel) plan.dq_conversion = launch(BackwardStep::dq_conversion, blocks_of(plan.query_schedule));
     if (problem.dsink.present) plan.dsink = launch(BackwardStep::dsink, problem.heads_q);

@@ -41,7 +41,7 @@ inline int64_t longest_gradient_sum(const AttentionProblem& problem, int tile_k)
 }
 
 // The launches of the dK/dV kernel for sequences of up to `length` queries, of which a key tile sees up to `rows`, and for
-// key heads that `group` query heads share. Does not set `blocks`.
+// key heads that `group` query heads share. Does not set `key_tiles`.
 inline BackwardParts backward_parts(const KernelConfig& config, int64_t length, int64_t rows, int64_t group) {
     const int64_t most = most_rows_of_accumulators(config);
     BackwardParts parts;
@@ -62,9 +62,9 @@ inline void plan_gradient_sums(BackwardPlan& plan, const KernelConfig& config, c
     plan.parts =
         backward_parts(config, problem.q_rows.max_length, longest_gradient_sum(problem, plan.tile_k), problem.group_size());
     if (plan.parts.launches == 1) return;
-    plan.parts.blocks = std::min(plan.dk_dv.blocks, kBlocksAtOnce * multiprocessors);
+    plan.parts.key_tiles = std::min(plan.key_tiles, kBlocksAtOnce * multiprocessors);
     plan.workspace.add("gradient_sums",
-                       static_cast<size_t>(plan.parts.blocks) * gradient_sums_bytes(plan.tile_k, config.head_dim));
+                       static_cast<size_t>(plan.parts.key_tiles) * gradient_sums_bytes(plan.tile_k, config.head_dim));
 }
 
 }  // namespace libflash::cuda

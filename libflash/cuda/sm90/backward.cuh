@@ -1,8 +1,8 @@
 // FlashAttention-3 backward for sm_90a (Shah and others, arXiv 2407.08608). Its kernels compute the softmax statistics, then dK,
-// dV and the dQ accumulator, then dQ from the accumulator, then the gradients of sink and bias. In the second one a thread block
-// has one key tile. Its warpgroups: the first loads tiles (backward_producer.cuh), the second computes the dQ accumulator
-// (backward_dq.cuh). The other two have 64 keys each (backward_dk_dv.cuh, backward_wide.cuh, backward_general.cuh), or divide the
-// products of 64 keys (backward_divided.cuh).
+// dV and the dQ accumulator, then dQ from the accumulator, then the gradients of sink and bias. In the second one a persistent
+// thread block processes key tiles one after another. Its warpgroups: the first loads tiles (backward_producer.cuh), the second
+// computes the dQ accumulator (backward_dq.cuh). The other two have 64 keys each (backward_dk_dv.cuh, backward_wide.cuh,
+// backward_general.cuh), or divide the products of 64 keys (backward_divided.cuh).
 #pragma once
 
 #include "cuda/attention/backward_steps.cuh"
@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(BackwardTraits<Kernel, kInstance, kFixedOrder>
     backward_kernel(const __grid_constant__ BackwardParams params, const __grid_constant__ BackwardTensorMaps maps) {
     extern __shared__ __align__(1024) char shared[];
     using Traits = BackwardTraits<Kernel, kInstance, kFixedOrder>;
-    const BackwardContext<Traits> context(params, maps, Traits::QTile::align(shared));
+    BackwardContext<Traits> context(params, maps, Traits::QTile::align(shared));
     BackwardKernel<Traits>{context}.run();
 }
 

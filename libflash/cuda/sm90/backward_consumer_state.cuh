@@ -1,6 +1,7 @@
 // What the state of every consumer warp of the sm_90a backward kernel contains.
 #pragma once
 
+#include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/sm90/backward_products.cuh"
 
 namespace libflash::cuda::sm90 {
@@ -9,6 +10,13 @@ namespace libflash::cuda::sm90 {
 template <class Traits>
 __device__ __forceinline__ int consumer_warp() {
     return static_cast<int>(uniform(threadIdx.x / 32)) - (Traits::kThreads / 32 - Traits::kConsumerWarps);
+}
+
+// The same, computed anew: over the epilogue of a work tile the compiler does not keep it in a uniform register.
+template <class Traits>
+__device__ __forceinline__ int consumer_warp_again() {
+    return static_cast<int>(uniform(static_cast<uint32_t>(hide_from_compiler(static_cast<int>(threadIdx.x))) / 32)) -
+           (Traits::kThreads / 32 - Traits::kConsumerWarps);
 }
 
 template <class Traits>
@@ -26,13 +34,14 @@ struct BackwardConsumerState {
           queries(context.storage.queries), gradients(context.storage.gradients) {}
 };
 
-// The same with dK and dV of 64 keys, which begin at 0.
+// The same with dK and dV of 64 keys.
 template <class Traits>
 struct BackwardSumsState : BackwardConsumerState<Traits> {
     typename BackwardProducts<Traits>::Sums dk, dv;
 
     __device__ __forceinline__ BackwardSumsState(const BackwardContext<Traits>& context, int warp, int warp_lane)
-        : BackwardConsumerState<Traits>(context, warp, warp_lane) {
+        : BackwardConsumerState<Traits>(context, warp, warp_lane) {}
+    __device__ __forceinline__ void clear() {
 #pragma unroll
         for (int i = 0; i < Traits::kHeadDim / 2; ++i) dk[i] = dv[i] = 0.0f;
     }

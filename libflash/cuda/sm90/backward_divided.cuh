@@ -13,7 +13,7 @@ namespace libflash::cuda::sm90 {
 
 template <class Traits>
 struct BackwardDividedConsumer {
-    const BackwardContext<Traits>& context;
+    BackwardContext<Traits>& context;
     const BackwardValuesWarpgroup<Traits> values{context};
     const BackwardKeysWarpgroup<Traits> keys{context};
 

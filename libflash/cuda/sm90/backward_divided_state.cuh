@@ -5,6 +5,7 @@
 #include "cuda/sm90/backward_consumer_state.cuh"
 #include "cuda/sm90/backward_query_tiles.cuh"
 #include "cuda/sm90/backward_scores.cuh"
+#include "cuda/sm90/backward_work_tiles.cuh"
 #include "cuda/sm90/backward_zero_fill.cuh"
 #include "cuda/sm90/warp_roles.cuh"
 
@@ -21,12 +22,13 @@ struct BackwardDividedState : BackwardConsumerState<Traits> {
     typename BackwardProducts<Traits>::Sums sums;  // dV or dK
 
     __device__ __forceinline__ BackwardDividedState(const BackwardContext<Traits>& context, int warp, int warp_lane)
-        : Base(context, warp, warp_lane) {
+        : Base(context, warp, warp_lane) {}
+    __device__ __forceinline__ void clear() {
 #pragma unroll
         for (int i = 0; i < Traits::kHeadDim / 2; ++i) sums[i] = 0.0f;
     }
     // The shared address of Q of the current stage.
-    __device__ __forceinline__ uint32_t q() const { return uniform(Tiles::q(addresses.k, queries.stage)); }
+    __device__ __forceinline__ uint32_t q() const { return uniform(Tiles::q(addresses.tiles, queries.stage)); }
     // Waits for Q and dO of a tile.
     __device__ __forceinline__ void wait_for_queries(const BackwardZeroFill<Traits>& zero_fill, const Position& at) const {
         queries.wait_full();
@@ -40,7 +42,7 @@ struct BackwardDividedState : BackwardConsumerState<Traits> {
         if (lane == 0) queries.empty_of(stage).arrive();
     }
     __device__ __forceinline__ uint32_t statistics() const {
-        return BackwardScores<Traits>::statistics_of_lane(addresses.k, queries.stage, lane);
+        return BackwardScores<Traits>::statistics_of_lane(addresses.tiles, queries.stage, lane);
     }
 };
 

@@ -8,6 +8,7 @@
 #include "cuda/sm90/backward_products.cuh"
 #include "cuda/sm90/backward_query_tiles.cuh"
 #include "cuda/sm90/backward_scores.cuh"
+#include "cuda/sm90/backward_work_tiles.cuh"
 #include "cuda/sm90/backward_zero_fill.cuh"
 #include "cuda/sm90/warp_roles.cuh"
 
@@ -22,7 +23,8 @@ struct BackwardConsumer {
     using Tiles = BackwardSharedTiles<Traits>;
     static constexpr int kHeadDim = Traits::kHeadDim, kBlockM = Traits::kBlockM;
 
-    const BackwardContext<Traits>& context;
+    BackwardContext<Traits>& context;
+    const BackwardWorkTiles<Traits> work_tiles{context};
     const BackwardQueryTiles<Traits> query_tiles{context};
     const BackwardScores<Traits> scores{context};
     const BackwardZeroFill<Traits> zero_fill{context};
@@ -39,9 +41,10 @@ struct BackwardConsumer {
         int first_key, lane;  // first key of the warp, in the tile
         PipelineState<Traits::kStages> queries;
         PipelineState<Traits::kScoreStages> gradients;
-        Operand k;  // this warp's rows of K; there are no registers for V
-        Scores p;   // scores, then probabilities
-        Scores ds;  // dP, then dS
+        Operand k;   // this warp's rows of K; there are no registers for V
+        uint32_t v;  // shared address
+        Scores p;    // scores, then probabilities
+        Scores ds;   // dP, then dS
         typename Products::Sums dk, dv;
     };
 
@@ -50,26 +53,38 @@ struct BackwardConsumer {
         const int warp = consumer_warp<Traits>(), lane = static_cast<int>(threadIdx.x & 31);
         State c{Products::addresses(context, warp, lane), warp * 16, lane, PipelineState<Traits::kStages>(storage.queries),
                 PipelineState<Traits::kScoreStages>(storage.gradients)};
-#pragma unroll
-        for (int i = 0; i < kHeadDim / 2; ++i) c.dk[i] = c.dv[i] = 0.0f;
-        auto at = query_tiles.first();
-        storage.keys().wait(0);
-        zero_fill.keys();
-        if (at.left > 0) {
-            load_k_operand(c);
-            loop_over_queries(c, at);
+#pragma unroll 1
+        while (work_tiles.wait()) {
+            clear(c);
+            receive_keys(c);
+            const auto at = query_tiles.first();
+            if (at.left > 0) loop_over_queries(c, at);
+            named_barrier_wait(1 + warp / 4, 128);  // no warp reads the group's rows of V any more; the epilogue overwrites them
+            const auto rows = epilogue.rows_through_v(c.first_key);
+            epilogue.store_dv(rows, lane, c.dv, undo_exponent_shift<T>());
+            epilogue.store_dk(rows, lane, c.dk, undo_exponent_shift<T>() * context.params.softmax_scale);
+            epilogue.wait(lane);
+            work_tiles.release_v(lane);
+            work_tiles.release();
         }
-        named_barrier_wait(1 + warp / 4, 128);  // no warp reads the group's rows of V any more; the epilogue overwrites them
-        epilogue.store_dv(c.first_key, c.lane, c.dv, undo_exponent_shift<T>());
-        epilogue.store_dk(c.first_key, c.lane, c.dk, undo_exponent_shift<T>() * context.params.softmax_scale);
-        if (c.lane == 0) tma_store_wait_read<0>();
     }
 
 private:
-    __device__ __forceinline__ void load_k_operand(State& c) const {
+    __device__ __forceinline__ static void clear(State& c) {
+#pragma unroll
+        for (int i = 0; i < kHeadDim / 2; ++i) c.dk[i] = c.dv[i] = 0.0f;
+    }
+    // Waits for K and V of the work tile and loads K.
+    __device__ __forceinline__ void receive_keys(State& c) const {
+        work_tiles.wait_for_k();
+        zero_fill.keys(context.k(), c.addresses.first_row, Traits::kGroupKeys);
 #pragma unroll
         for (int step = 0; step < kHeadDim / 16; ++step)
-            KvTile::load_fragment(context.tiles.k(), c.first_key, step * 2, c.lane, c.k[step]);
+            KvTile::load_fragment(context.k(), c.first_key, step * 2, c.lane, c.k[step]);
+        work_tiles.release_k(c.lane);
+        work_tiles.wait_for_v();
+        zero_fill.keys(context.v(), c.addresses.first_row, Traits::kGroupKeys);
+        c.v = uniform(context.v());
     }
 
     // S and dP of a tile are issued as soon as their registers are free: before dV and dK of the previous tile, which then
@@ -99,9 +114,10 @@ private:
         wgmma_wait<0>();
         wgmma_fence_operand(c.dk);
         wgmma_fence_operand(c.dv);
+        if (c.lane == 0) c.queries.empty_of(stage).arrive();
     }
     __device__ __forceinline__ void issue_products(State& c, int stage, const Fragments& p, const Fragments& ds) const {
-        const uint32_t q = uniform(Tiles::q(c.addresses.k, stage));
+        const uint32_t q = uniform(Tiles::q(c.addresses.tiles, stage));
         wgmma_fence();
         Products::add(c.dv, p, Tiles::dout_of(q));
         Products::add(c.dk, ds, q);
@@ -141,13 +157,13 @@ private:
 
     // Issues S^T = K Q^T and dP^T = V dO^T, one wgmma group each.
     __device__ __forceinline__ void issue_scores(State& c) const {
-        const uint32_t q = uniform(Tiles::q(c.addresses.k, c.queries.stage));
+        const uint32_t q = uniform(Tiles::q(c.addresses.tiles, c.queries.stage));
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kHeadDim / 16; ++step)
             Wgmma<T, kBlockM>::template multiply<false>(c.p, c.k[step], QTile::k_major_operand(q, step), step > 0);
         wgmma_commit();
-        Products::template issue_scores<kBlockM>(c.ds, Tiles::v(c.addresses.k), c.addresses.first_row, Tiles::dout_of(q));
+        Products::template issue_scores<kBlockM>(c.ds, c.v, c.addresses.first_row, Tiles::dout_of(q));
     }
     // `stage_is_empty`: the stage was already seen empty.
     __device__ __forceinline__ void store_ds(const State& c, const Fragments& ds, bool stage_is_empty) const {

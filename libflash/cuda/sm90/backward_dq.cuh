@@ -19,24 +19,39 @@ struct BackwardDqWarpgroup {
     using Accumulator = typename Traits::Accumulator;
     static constexpr int kPieces = Traits::kPieces;
 
-    const BackwardContext<Traits>& context;
+    BackwardContext<Traits>& context;
+    const BackwardWorkTiles<Traits> work_tiles{context};
     const BackwardQueryTiles<Traits> query_tiles{context};
     const BackwardZeroFill<Traits> zero_fill{context};
 
     __device__ __forceinline__ void run() const {
-        auto& storage = context.storage;
-        const uint32_t k = uniform(context.tiles.k());
         const int warp = uniform_warp() - 4, lane = threadIdx.x & 31;
-        auto at = query_tiles.first();
-        PipelineState<Traits::kScoreStages> gradients(storage.gradients);
-        storage.keys().wait(0);
-        zero_fill.keys();
+        PipelineState<Traits::kScoreStages> gradients(context.storage.gradients);
 #pragma unroll 1
-        for (; at.left > 0; query_tiles.advance(at)) {
+        while (work_tiles.wait()) {
+            work_tiles.wait_for_k();
+            zero_fill.keys(context.k(), 0, Traits::kBlockN);
+            add_work_tile(gradients, warp, lane);
+            work_tiles.release_k(lane);
+            work_tiles.release();
+        }
+        if (lane == 0) tma_store_wait_read<0>();
+    }
+
+private:
+    using Tiles = BackwardSharedTiles<Traits>;
+    using Buffers = BackwardSumBuffers<Traits>;
+    static constexpr int kParts = Traits::kPieceParts, kPartBlocks = Traits::kPieceCols / 8 / kParts;
+
+    __device__ __forceinline__ void add_work_tile(PipelineState<Traits::kScoreStages>& gradients, int warp, int lane) const {
+        const auto& storage = context.storage;
+        const uint32_t tiles = uniform(context.tiles.address()), k = uniform(context.k());
+#pragma unroll 1
+        for (auto at = query_tiles.first(); at.left > 0; query_tiles.advance(at)) {
             gradients.wait_full();
-            const uint32_t ds = uniform(Tiles::ds(k, gradients.stage));
+            const uint32_t ds = uniform(Tiles::ds(tiles, gradients.stage));
             float* const sums = context.params.dq_accumulator +
-                                Accumulator::tile_offset(storage.first_unit(context.params, at), at.tile) +
+                                Accumulator::tile_offset(context.tile().first_unit(context.params, at), at.tile) +
                                 warp * Accumulator::kWarpFloats;
 #pragma unroll
             for (int piece = 0; piece < kPieces; ++piece) {
@@ -52,7 +67,7 @@ struct BackwardDqWarpgroup {
                         if (lane == 0) tma_store_wait_read<Traits::kSumBuffers - 1>();
                         __syncwarp();
                     }
-                    const uint32_t staged = Tiles::sums(k) + (buffer * 4 + warp) * Traits::kSumBytes;
+                    const uint32_t staged = Tiles::sums(tiles) + (buffer * 4 + warp) * Traits::kSumBytes;
                     leave(dq, part, staged, lane);
                     if (lane != 0) continue;
                     if constexpr (Traits::kFixedOrder) {
@@ -66,13 +81,7 @@ struct BackwardDqWarpgroup {
             }
             gradients.advance();
         }
-        if (lane == 0) tma_store_wait_read<0>();
     }
-
-private:
-    using Tiles = BackwardSharedTiles<Traits>;
-    using Buffers = BackwardSumBuffers<Traits>;
-    static constexpr int kParts = Traits::kPieceParts, kPartBlocks = Traits::kPieceCols / 8 / kParts;
 
     // Computes one piece of 64 rows x kPieceCols channels.
     __device__ static __forceinline__ void multiply(float (&dq)[Traits::kPieceCols / 2], uint32_t ds, uint32_t k, int piece) {

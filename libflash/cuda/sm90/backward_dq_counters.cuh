@@ -12,14 +12,13 @@ __device__ __forceinline__ int* dq_counter(const BackwardParams& params, int64_t
     return params.dq_counters + first_unit * (kUnitRows / kBlockM) + tile;
 }
 
-// A thread block sets the counters of one unit of query rows, a thread for each; the first one also sets next_work_tile.
+// A thread block sets the counters of one unit of query rows, a thread for each.
 template <class Kernel>
 struct BackwardDqCounters {
     static constexpr int kBlockM = Kernel::config.tile_q, kBlockN = Kernel::config.tile_k, kThreads = 32;
     static_assert(kUnitRows / kBlockM <= kThreads, "a thread for each query tile");
 
     __device__ static __forceinline__ void set(const BackwardParams& params) {
-        if (blockIdx.x == 0 && threadIdx.x == 0) *params.next_work_tile = 0;
         const TileCoordinates work = tile_coordinates<kUnitRows>(params.query_schedule, params.q_lengths, params.batch);
         if (work.batch < 0) return;
         const SequenceRows rows = SequenceRows::of(params.q_lengths, work.batch);

@@ -20,64 +20,74 @@ struct BackwardEpilogue {
 
     const BackwardContext<Traits>& context;
 
-    static constexpr int kTileOfV = KvTile::kBytes;  // offset of V in shared memory
-    // `first_key`: of the warp, in the tile. `tile`: offset of the tile in shared memory.
-    __device__ __forceinline__ void store_dk(int first_key, int lane, Sums& dk, float factor, int tile = kTileOfV) const {
-        if (add_parts(dk, 1))
-            store(first_key, lane, dk, factor, tile, context.maps.dk, context.params.dk, context.params.head_dim);
+    // The rows of a warp: the first one in the tile, the work tile, and the tile in shared memory through which they are written,
+    // as an offset.
+    struct Rows {
+        const BackwardWorkTile<Traits>& of;
+        int first_key, tile;
+    };
+    // Those of the current work tile, through V.
+    __device__ __forceinline__ Rows rows_through_v(int first_key) const {
+        return {context.tile(), first_key, context.key_stage() * BackwardSharedTiles<Traits>::kKeyStageBytes + KvTile::kBytes};
     }
-    __device__ __forceinline__ void store_dv(int first_key, int lane, Sums& dv, float factor, int tile = kTileOfV) const {
-        if (add_parts(dv, 0))
-            store(first_key, lane, dv, factor, tile, context.maps.dv, context.params.dv, context.params.head_dim_v);
+
+    __device__ __forceinline__ void store_dk(const Rows& rows, int lane, Sums& dk, float factor) const {
+        if (add_parts(rows.of, dk, 1)) store(rows, lane, dk, factor, context.maps.dk, context.params.dk, context.params.head_dim);
     }
+    __device__ __forceinline__ void store_dv(const Rows& rows, int lane, Sums& dv, float factor) const {
+        if (add_parts(rows.of, dv, 0))
+            store(rows, lane, dv, factor, context.maps.dv, context.params.dv, context.params.head_dim_v);
+    }
+    // Called by the warp after the last of them, before others write to the tile.
+    __device__ static __forceinline__ void wait(int lane) { RowStore::wait_for_rows(lane); }
 
 private:
     // False: this launch is not the last one of the key tile (attention/gradient_sums.cuh).
-    __device__ __forceinline__ bool add_parts(Sums& sums, int gradient) const {
+    __device__ __forceinline__ bool add_parts(const BackwardWorkTile<Traits>& of, Sums& sums, int gradient) const {
         constexpr int kThreads = Traits::kBlockN * 2;  // that have sums of one gradient
         static_assert(256 % kThreads == 0, "the consumers begin with thread 256");
         const int thread = hide_from_compiler(static_cast<int>(threadIdx.x)) % kThreads;
-        const GradientSums<kThreads, kSums / 4> parts(context.params.part, context.storage.number, gradient, thread);
+        const GradientSums<kThreads, kSums / 4> parts(context.params.part, of.number, gradient, thread);
         return parts.add_parts([&](int n) -> float* { return sums + 4 * n; });
     }
 
-    __device__ __forceinline__ void store(int first_key, int lane, const Sums& sums, float factor, int tile,
-                                          const CUtensorMap& map, const RowsParams& rows, int columns) const {
+    __device__ __forceinline__ void store(const Rows& rows, int lane, const Sums& sums, float factor, const CUtensorMap& map,
+                                          const RowsParams& gradient, int columns) const {
+        const uint32_t tile = context.tiles.address() + rows.tile;
         RowStore::wait_for_rows(lane);
         if constexpr (Traits::kRagged) {
-            write_used_rows(first_key, lane, sums, factor, tile);
-            const int count = context.storage.k_rows.owned - context.storage.tiles.first_col - first_key;
-            if (count < kRows) return copy_rows(first_key, lane, count, tile, rows, columns);
+            write_used_rows(rows, lane, sums, factor, tile);
+            const int count = rows.of.k_rows.owned - rows.of.tiles.first_col - rows.first_key;
+            if (count < kRows) return copy_rows(rows, lane, count, gradient, columns);
         } else {
-            RowStore::write_rows(context.tiles.k() + tile, first_key, lane, sums,
+            RowStore::write_rows(tile, rows.first_key, lane, sums,
                                  [&](const float* pair, int) { return pack_pair(pair[0] * factor, pair[1] * factor, T()); });
         }
         if (lane != 0) return;
-        const auto& storage = context.storage;
-        RowStore::store_chunks(context.tiles.k() + tile + first_key * 128, [&](uint32_t chunk, int col) {
-            tma_store(chunk, map, col, storage.key_row() + first_key, storage.work.head, storage.work.batch);
+        RowStore::store_chunks(tile + rows.first_key * 128, [&](uint32_t chunk, int col) {
+            tma_store(chunk, map, col, rows.of.key_row() + rows.first_key, rows.of.work.head, rows.of.work.batch);
         });
     }
 
     // Rounds the rows to shared memory; rows beyond the used length become zeros, whatever the sums are.
-    __device__ __forceinline__ void write_used_rows(int first_key, int lane, const Sums& sums, float factor, int tile) const {
-        const int used = context.storage.tiles.length_k - context.storage.tiles.first_col - first_key - lane / 4;
-        RowStore::write_rows(context.tiles.k() + tile, first_key, lane, sums, [&](const float* pair, int i) {
+    __device__ __forceinline__ void write_used_rows(const Rows& rows, int lane, const Sums& sums, float factor,
+                                                    uint32_t tile) const {
+        const int used = rows.of.tiles.length_k - rows.of.tiles.first_col - rows.first_key - lane / 4;
+        RowStore::write_rows(tile, rows.first_key, lane, sums, [&](const float* pair, int i) {
             return i % 2 * 8 < used ? pack_pair(pair[0] * factor, pair[1] * factor, T()) : 0;
         });
     }
     // Copies the first `count` rows from shared memory: a TMA store of all rows would reach into another sequence.
-    __device__ __forceinline__ void copy_rows(int first_key, int lane, int count, int tile, const RowsParams& rows,
+    __device__ __forceinline__ void copy_rows(const Rows& rows, int lane, int count, const RowsParams& gradient,
                                               int columns) const {
-        const auto& storage = context.storage;
-        T* const first = static_cast<T*>(rows.data) + storage.work.batch * rows.batch + storage.work.head * rows.head +
-                         int64_t{storage.key_row() + first_key} * rows.row;
+        T* const first = static_cast<T*>(gradient.data) + rows.of.work.batch * gradient.batch +
+                         rows.of.work.head * gradient.head + int64_t{rows.of.key_row() + rows.first_key} * gradient.row;
         const int vectors = columns / 8;  // of 16 bytes in a row
 #pragma unroll 1
         for (int i = lane; i < count * vectors; i += 32) {
             const int row = i / vectors, vector = i % vectors;
-            *reinterpret_cast<uint4*>(first + row * rows.row + vector * 8) =
-                *reinterpret_cast<const uint4*>(context.tiles.memory + tile + KvTile::offset(first_key + row, vector));
+            *reinterpret_cast<uint4*>(first + row * gradient.row + vector * 8) =
+                *reinterpret_cast<const uint4*>(context.tiles.memory + rows.tile + KvTile::offset(rows.first_key + row, vector));
         }
     }
 };

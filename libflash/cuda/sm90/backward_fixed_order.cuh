@@ -8,6 +8,7 @@
 #include "cuda/ptx/counter.cuh"
 #include "cuda/sm90/backward_dq_counters.cuh"
 #include "cuda/sm90/backward_query_tiles.cuh"
+#include "cuda/sm90/backward_work_tiles.cuh"
 
 namespace libflash::cuda::sm90 {
 
@@ -33,25 +34,25 @@ struct BackwardFixedOrder {
     using Buffers = BackwardSumBuffers<Traits>;
     using Position = typename BackwardQueryTiles<Traits>::Position;
 
-    const BackwardContext<Traits>& context;
+    BackwardContext<Traits>& context;
+    const BackwardWorkTiles<Traits> work_tiles{context};
     const BackwardQueryTiles<Traits> query_tiles{context};
 
-    // Adds to the tiles whose number is odd (1) or even (0).
-    __device__ __forceinline__ void add_tiles(int odd) const {
-        auto at = query_tiles.first();
-        if (at.left > 0 && odd == 1) query_tiles.advance(at);
+    // Adds to the query tiles whose number, counted over all work tiles, is odd (1) or even (0).
+    __device__ __forceinline__ void run(int odd) const {
+        int number = 0;
 #pragma unroll 1
-        for (int round = 0; at.left > 0; ++round) {
-            add_tile(at, odd, round);
-            query_tiles.advance(at);
-            if (at.left > 0) query_tiles.advance(at);
+        while (work_tiles.wait()) {
+#pragma unroll 1
+            for (auto at = query_tiles.first(); at.left > 0; query_tiles.advance(at), ++number)
+                if (number % 2 == odd) add_tile(at, odd, number / 2);
+            work_tiles.release();
         }
     }
 
 private:
     __device__ __forceinline__ void add_tile(const Position& at, int odd, int round) const {
-        const auto& storage = context.storage;
-        const int64_t first_unit = storage.first_unit(context.params, at);
+        const int64_t first_unit = context.tile().first_unit(context.params, at);
         int* const counter = dq_counter<Traits::kBlockM>(context.params, first_unit, at.tile);
         const int turn = turn_of(at.tile);
         wait_for_count(counter, turn);
@@ -61,13 +62,13 @@ private:
     }
     // The number of key tiles of this one and of those before it that see the query tile.
     __device__ __forceinline__ int turn_of(int tile) const {
-        const auto& storage = context.storage;
+        const auto& work = context.tile();
         KeyRange<Traits::kBlockM, Traits::kBlockN> range;
-        range.init(context.params.mask, tile, storage.tiles.length_q, storage.tiles.length_k);
-        return storage.work.tile - range.begin + 1;
+        range.init(context.params.mask, tile, work.tiles.length_q, work.tiles.length_k);
+        return work.work.tile - range.begin + 1;
     }
     __device__ __forceinline__ void add_sums(float* sums, int odd, int round) const {
-        const uint32_t buffers = Tiles::sums(context.tiles.k());
+        const uint32_t buffers = Tiles::sums(context.tiles.address());
 #pragma unroll 1
         for (int piece = 0; piece < Traits::kPieces; ++piece)
 #pragma unroll 1

@@ -8,6 +8,7 @@
 #include "cuda/sm90/backward_query_tiles.cuh"
 #include "cuda/sm90/backward_rare_options.cuh"
 #include "cuda/sm90/backward_scores.cuh"
+#include "cuda/sm90/backward_work_tiles.cuh"
 #include "cuda/sm90/backward_zero_fill.cuh"
 #include "cuda/sm90/warp_roles.cuh"
 
@@ -23,24 +24,34 @@ struct BackwardGeneralConsumer {
     static constexpr int kChunk = Traits::kChunk, kSteps = kChunk / 16;
     using Fragments = uint32_t[kSteps][4];
 
-    const BackwardContext<Traits>& context;
+    BackwardContext<Traits>& context;
+    const BackwardWorkTiles<Traits> work_tiles{context};
     const BackwardQueryTiles<Traits> query_tiles{context};
     const BackwardRareOptions<Traits> scores{context};
     const BackwardZeroFill<Traits> zero_fill{context};
     const BackwardEpilogue<Traits> epilogue{context};
 
     __device__ __forceinline__ void run() const {
-        auto& storage = context.storage;
         const int warp = consumer_warp<Traits>();
         State c(context, warp, static_cast<int>(threadIdx.x & 31));
-        storage.keys().wait(0);
-        zero_fill.keys();
 #pragma unroll 1
-        for (auto at = query_tiles.first(); at.left > 0; query_tiles.advance(at)) add_tile(c, at);
-        named_barrier_wait(1 + warp / 4, 128);  // no warp reads the group's rows of V any more; the epilogue overwrites them
-        epilogue.store_dv(c.first_key, c.lane, c.dv, undo_exponent_shift<T>() * context.params.rare.dropout.keep_factor);
-        epilogue.store_dk(c.first_key, c.lane, c.dk, undo_exponent_shift<T>() * context.params.softmax_scale);
-        if (c.lane == 0) tma_store_wait_read<0>();
+        while (work_tiles.wait()) {
+            c.clear();
+            work_tiles.wait_for_k();
+            zero_fill.keys(context.k(), c.addresses.first_row, Traits::kGroupKeys);
+            work_tiles.wait_for_v();
+            zero_fill.keys(context.v(), c.addresses.first_row, Traits::kGroupKeys);
+#pragma unroll 1
+            for (auto at = query_tiles.first(); at.left > 0; query_tiles.advance(at)) add_tile(c, at);
+            named_barrier_wait(1 + warp / 4, 128);  // no warp reads the group's rows of V any more; the epilogue overwrites them
+            const auto rows = epilogue.rows_through_v(c.first_key);
+            epilogue.store_dv(rows, c.lane, c.dv, undo_exponent_shift<T>() * context.params.rare.dropout.keep_factor);
+            epilogue.store_dk(rows, c.lane, c.dk, undo_exponent_shift<T>() * context.params.softmax_scale);
+            epilogue.wait(c.lane);
+            work_tiles.release_k(c.lane);
+            work_tiles.release_v(c.lane);
+            work_tiles.release();
+        }
     }
 
 private:
@@ -57,10 +68,11 @@ private:
 
     // The queries from `first` on of a tile.
     __device__ __forceinline__ void add_chunk(State& c, const QueryTilePosition& at, int first, bool edge) const {
-        const uint32_t k = c.addresses.k, q = uniform(Tiles::q(k, c.queries.stage)), dout = Tiles::dout_of(q);
+        const uint32_t k = uniform(context.k()), q = uniform(Tiles::q(c.addresses.tiles, c.queries.stage)),
+                       dout = Tiles::dout_of(q);
         Scores p, ds;
         Products::template issue_scores<kChunk>(p, k, c.addresses.first_row, q, first);
-        Products::template issue_scores<kChunk>(ds, Tiles::v(k), c.addresses.first_row, dout, first);
+        Products::template issue_scores<kChunk>(ds, Tiles::v_of(k), c.addresses.first_row, dout, first);
         const auto place = scores.place(at, c.queries.stage, first, c.first_key, c.lane);
         const uint32_t keep = scores.keep_bits(place, c.lane);
         if (first == 0) c.gradients.wait_empty();

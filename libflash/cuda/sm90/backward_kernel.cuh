@@ -1,5 +1,5 @@
-// The sm_90a backward kernel: its parts and the roles of its warpgroups. A thread block computes dK and dV of one key tile of one
-// key head, from the query tiles that see it in all query heads that share the key head.
+// The sm_90a backward kernel: its parts and the roles of its warpgroups. A work tile is dK and dV of one key tile of one key
+// head, from the query tiles that see it in all query heads that share the key head. Thread blocks are persistent.
 #pragma once
 
 #include "cuda/sm90/backward_divided.cuh"
@@ -26,15 +26,14 @@ struct BackwardKernel {
     static constexpr int kSharedBytes =
         shared_bytes_of_kernel<BackwardSharedStorage<Traits>, BackwardSharedTiles<Traits>, Traits::QTile::kAlignment>();
 
-    const BackwardContext<Traits>& context;
+    BackwardContext<Traits>& context;
     const BackwardProducer<Traits> producer{context};
     const BackwardDqWarpgroup<Traits> dq_warpgroup{context};
     const BackwardConsumerOf<Traits> consumer{context};
 
     __device__ __forceinline__ void run() const {
-        if (threadIdx.x < BackwardSharedStorage<Traits>::kInitThreads) context.storage.init(context.params);
+        if (threadIdx.x == 0) context.storage.init();
         __syncthreads();
-        if (Traits::kRagged && context.storage.work.batch < 0) return;
         if (threadIdx.x < 128) {
             decrease_registers<Traits::kProducerRegisters>();
             producer.run();

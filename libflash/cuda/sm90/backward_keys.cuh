@@ -16,7 +16,8 @@ struct BackwardKeysWarpgroup {
     using Scores = typename BackwardScores<Traits>::Scores;
     using Fragments = typename BackwardScores<Traits>::Fragments;
 
-    const BackwardContext<Traits>& context;
+    BackwardContext<Traits>& context;
+    const BackwardWorkTiles<Traits> work_tiles{context};
     const BackwardQueryTiles<Traits> query_tiles{context};
     const BackwardScores<Traits> scores{context};
     const BackwardZeroFill<Traits> zero_fill{context};
@@ -25,16 +26,32 @@ struct BackwardKeysWarpgroup {
     // `warp`: in the warpgroup.
     __device__ __forceinline__ void run(int warp, int lane) const {
         State c(context, warp, lane);
-        const auto at = query_tiles.first();
-        context.storage.keys().wait(0);
-        zero_fill.keys();
-        if (at.left > 0) loop_over_queries(c, at);
-        named_barrier_wait(1, 128);  // no warp reads V any more; the epilogue overwrites it
-        epilogue.store_dk(c.first_key_again(), lane, c.sums, undo_exponent_shift<T>() * context.params.softmax_scale);
-        if (lane == 0) tma_store_wait_read<0>();
+#pragma unroll 1
+        while (work_tiles.wait()) {
+            c.clear();
+            work_tiles.wait_for_v();
+            zero_fill.keys(context.v(), 0, Traits::kBlockN);
+            const auto at = query_tiles.first();
+            if (at.left > 0) loop_over_queries(c, at);
+            pass_stage(c);
+            named_barrier_wait(1, 128);  // no warp reads V any more; the epilogue overwrites it
+            epilogue.store_dk(epilogue.rows_through_v(c.first_key_again()), lane, c.sums,
+                              undo_exponent_shift<T>() * context.params.softmax_scale);
+            epilogue.wait(lane);
+            work_tiles.release_v(lane);
+            work_tiles.release();
+        }
     }
 
 private:
+    // Releases the stage through which the other warpgroup writes dV: not before it is full, because the arrival would count for
+    // what was in it before.
+    __device__ __forceinline__ void pass_stage(State& c) const {
+        c.queries.wait_full();
+        __syncwarp();  // all lanes have seen the phase
+        c.release_queries(c.queries.stage);
+        c.queries.advance();
+    }
     // dK of a tile and dP of the next one are issued together, as dV and S in backward_values.cuh.
     __device__ __forceinline__ void loop_over_queries(State& c, Position at) const {
         Scores x;      // dP, dS
@@ -43,13 +60,14 @@ private:
         issue_dp(c, x);
         wgmma_wait<0>();
         wgmma_fence_operand(x);
+        int stage;
 #pragma unroll 1
         while (true) {
             context.storage.probabilities(c.gradients.stage).wait(c.gradients.phase);
             differentiate(c, x);
             scores.round(ds, x);
             Products::store_ds(c.addresses, c.gradients.stage, ds);
-            const int stage = c.queries.stage;
+            stage = c.queries.stage;
             add_queries(c, ds);
             Products::publish_ds(c.gradients, c.lane);
             c.queries.advance();
@@ -65,9 +83,10 @@ private:
         }
         wgmma_wait<0>();
         wgmma_fence_operand(c.sums);
+        c.release_queries(stage);
     }
     __device__ __forceinline__ void issue_dp(const State& c, Scores& dp) const {
-        Products::template issue_scores<Traits::kBlockM>(dp, uniform(Tiles::v(c.addresses.k)), 0, Tiles::dout_of(c.q()));
+        Products::template issue_scores<Traits::kBlockM>(dp, uniform(Tiles::v_of(c.addresses.tiles)), 0, Tiles::dout_of(c.q()));
     }
     // dK += dS^T Q.
     __device__ __forceinline__ void add_queries(State& c, const Fragments& ds) const {

@@ -1,4 +1,6 @@
-// The backward plan of sm_90a: one thread block per key tile.
+// The backward plan of sm_90a: persistent thread blocks, one per multiprocessor, with a dynamic tile scheduler.
+#include <algorithm>
+
 #include "cuda/host/backward_plan.h"
 #include "cuda/host/problem_params.h"
 #include "cuda/kernels.h"
@@ -8,14 +10,13 @@
 namespace libflash::cuda::sm90 {
 namespace {
 
-// See backward_fixed_order.cuh. Without queries there is nothing to add.
+// See backward_fixed_order.cuh.
 void fix_order(BackwardPlan& plan, const Kernel& kernel, const AttentionProblem& problem) {
-    plan.fixed_order = plan.statistics.blocks > 0;
+    plan.fixed_order = true;
     plan.dq_counters = backward_launch(kernel, plan, BackwardStep::dq_counters, plan.statistics.blocks);
     plan.key_schedule.reversed = true;
     plan.workspace.add("dq_counters",
                        backward_workspace_rows(plan, problem) / static_cast<size_t>(plan.tile_q) * sizeof(int32_t));
-    plan.workspace.add("next_work_tile", sizeof(int32_t));
 }
 
 }  // namespace
@@ -24,6 +25,10 @@ BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem
     const BackwardInstance kind =
         backward_instance(rare_option(problem), has_lengths_on_device(problem), problem.block_mask.present);
     BackwardPlan plan = common_backward_plan(kernel, problem, {static_cast<int>(kind), backward_kind_name(kind)}, device);
+    plan.dk_dv.blocks = std::min<int64_t>(plan.dk_dv.blocks, device.multiprocessors);
+    if (plan.statistics.blocks == 0) return plan;  // no queries: nothing to add, and no kernel that sets the counter to 0
+    plan.dynamic = true;
+    plan.workspace.add("next_work_tile", sizeof(int32_t));
     if (problem.request.deterministic) fix_order(plan, kernel, problem);
     return plan;
 }

@@ -19,15 +19,16 @@ struct BackwardProducts {
     // Channels of dK or dV that one wgmma adds to. With 512 threads the compiler takes none with 128 registers of sums.
     static constexpr int kColumns = kHeadDim > 192 ? kHeadDim / 2 : kHeadDim;
 
-    // Shared addresses: of K, and of this lane's part of dS in the first stage. The other tiles follow from K.
+    // Shared addresses: of the tiles, and of this lane's part of dS in the first stage.
     struct Addresses {
-        uint32_t k, ds;
+        uint32_t tiles, ds;
         int first_row;  // of the warpgroup, in the key tile
     };
     // `warp`: among the consumers.
     __device__ static __forceinline__ Addresses addresses(const BackwardContext<Traits>& context, int warp, int lane) {
-        const uint32_t k = uniform(context.tiles.k());
-        return {k, Tiles::ds(k, 0) + ScoreTile::offset(warp * 16 + (lane & 15), lane >> 4), warp / 4 * Traits::kGroupKeys};
+        const uint32_t tiles = uniform(context.tiles.address());
+        return {tiles, Tiles::ds(tiles, 0) + ScoreTile::offset(warp * 16 + (lane & 15), lane >> 4),
+                warp / 4 * Traits::kGroupKeys};
     }
 
     // Issues one wgmma group: S^T = K Q^T or dP^T = V dO^T, of kQueries queries from `first_query` on. `keys`, `queries`: shared

@@ -4,46 +4,48 @@
 
 #include "cuda/sm90/backward_context.cuh"
 
+#include <type_traits>
+
 namespace libflash::cuda::sm90 {
 
 template <class Traits>
 struct BackwardQueryTiles {
-    using Position = typename BackwardSharedStorage<Traits>::Position;
+    using Position = std::conditional_t<Traits::kBlockMask, VisibleTilePosition, QueryTilePosition>;
 
     const BackwardContext<Traits>& context;
 
     __device__ __forceinline__ Position first() const {
-        const auto& storage = context.storage;
+        const auto& work = context.tile();
         if constexpr (Traits::kBlockMask) {
-            Position at{{storage.first_head(context.params), storage.tiles.begin - 1, 1}, 0};
+            Position at{{work.first_head(context.params), work.tiles.begin - 1, 1}, 0};
             advance(at);
             return at;
         } else {
-            return storage.first_position(context.params);
+            return work.first_position(context.params);
         }
     }
     __device__ __forceinline__ void advance(Position& at) const {
-        const auto& storage = context.storage;
+        const auto& work = context.tile();
         if constexpr (Traits::kBlockMask) {
             const BlockMaskParams& blocks = context.params.block_cols;
-            const int end_head = storage.first_head(context.params) + context.params.part.heads;
+            const int end_head = work.first_head(context.params) + context.params.part.heads;
 #pragma unroll 1
             while (true) {
-                at.tile = storage.tiles.next(blocks, at.head, at.tile, at.cursor);
+                at.tile = work.tiles.next(blocks, at.head, at.tile, at.cursor);
                 at.left = at.tile >= 0;
                 if (at.left || ++at.head == end_head) return;
-                at.tile = storage.tiles.begin - 1;
+                at.tile = work.tiles.begin - 1;
                 at.cursor = 0;
             }
         } else {
-            storage.range.advance(at);
+            work.range.advance(at);
         }
     }
     __device__ __forceinline__ bool is_edge(int tile) const {
         if constexpr (Traits::kBlockMask) {
-            return context.storage.tiles.is_edge(tile);
+            return context.tile().tiles.is_edge(tile);
         } else {
-            return context.storage.range.is_edge(tile);
+            return context.tile().range.is_edge(tile);
         }
     }
 };

@@ -26,7 +26,7 @@ struct BackwardRareOptions {
     // Of the queries from `first` on of a tile in a stage, and the warp's keys.
     __device__ __forceinline__ Place place(const QueryTilePosition& at, int stage, int first, int first_key, int lane) const {
         return {at.head, at.tile * Traits::kBlockM + first + (lane & 3) * 2,
-                context.storage.tiles.first_col + first_key + (lane >> 2),
+                context.tile().tiles.first_col + first_key + (lane >> 2),
                 reinterpret_cast<const float4*>(context.tiles.statistics(stage) + first + (lane & 3) * 2)};
     }
 
@@ -34,13 +34,13 @@ struct BackwardRareOptions {
     __device__ __forceinline__ uint32_t keep_bits(const Place& place, int lane) const {
         const DropoutParams& dropout = context.params.rare.dropout;
         if (!dropout.active) return 0xffffffffu;
-        const uint32_t head = dropout_head(context.storage.work.batch, context.params.heads_q, place.head);
+        const uint32_t head = dropout_head(context.tile().work.batch, context.params.heads_q, place.head);
         return keep_bits_transposed<kChunk / 8, 1>(dropout, head, place.row, place.key - (lane >> 2), lane);
     }
 
     // From dot products s and dp to P and dS.
     __device__ __forceinline__ void apply(Scores& s, Scores& dp, const Place& place, uint32_t keep, bool edge) const {
-        const auto& tiles = context.storage.tiles;
+        const auto& tiles = context.tile().tiles;
         const auto at = [&](int i) -> GradientElement {
             const float4 f = place.statistics[i / 4 * 4];
             return {s[i], dp[i], place.row + i / 4 * 8 + i % 2, place.key + i / 2 % 2 * 8, i % 2 ? f.z : f.x, i % 2 ? f.w : f.y};

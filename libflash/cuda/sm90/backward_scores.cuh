@@ -35,10 +35,10 @@ struct BackwardScores {
         for (int i = 0; i < kBlockM / 4; ++i) delta[i] = of_lane[i / 2 * 8 + i % 2].delta;
     }
 
-    // The shared address of the same; `k`: that of K.
-    __device__ static __forceinline__ uint32_t statistics_of_lane(uint32_t k, int stage, int lane) {
+    // The shared address of the same; `tiles`: that of all tiles.
+    __device__ static __forceinline__ uint32_t statistics_of_lane(uint32_t tiles, int stage, int lane) {
         using Tiles = BackwardSharedTiles<Traits>;
-        return k + Tiles::kStatisticsAt + stage * Tiles::kStatisticsBytes +
+        return tiles + Tiles::kStatisticsAt + stage * Tiles::kStatisticsBytes +
                (lane & 3) * 2 * static_cast<int>(sizeof(SoftmaxStatistics));
     }
 
@@ -52,7 +52,7 @@ struct BackwardScores {
     // Applies the causal mask, the window and the lengths to probabilities: a hidden one becomes 0 whatever its score was.
     // `first_key`: of the warp, in the key tile.
     __device__ __forceinline__ void mask_edge(Scores& p, int first_key, int lane, int tile) const {
-        const auto& tiles = context.storage.tiles;
+        const auto& tiles = context.tile().tiles;
         const int hidden_lane = hide_from_compiler(lane), first_row = tile * kBlockM + (hidden_lane & 3) * 2;
         for_accumulator_rows(p, [&](int, int r, const auto& for_scores) {
             // Query rows that see the key, relative to this lane's first row: [begin, end).

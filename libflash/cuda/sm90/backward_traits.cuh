@@ -22,15 +22,19 @@ struct BackwardTraits {
     static constexpr int kHeadDim = config.head_dim, kBlockM = config.tile_q, kBlockN = config.tile_k;
     static constexpr int kChunk = kHeadDim <= 64 ? 64 : 32;  // general instance: queries of a tile that are processed at once
     static constexpr int kStages = config.stages, kScoreStages = 2;  // of Q, dO and softmax statistics; of dS
+    // Of K and V. With two, those of the next work tile are loaded before the gradients of this one are written.
+    static constexpr int kKeyStages = kHeadDim <= 64 ? 2 : 1;
     // Two consumer warpgroups. With a tile of 128 keys, each has 64 keys and all their products. With a tile of 64 keys, both
     // have all keys and divide the products (backward_divided.cuh).
     static constexpr int kGroupKeys = 64, kConsumerWarps = 8;
     static constexpr bool kDividesProducts = kBlockN == kGroupKeys;
+    // Of the consumers and the dQ warpgroup.
+    static constexpr int kWarpsThatReadK = kDividesProducts ? 8 : 12, kWarpsThatReadV = kDividesProducts ? 4 : 8;
     static_assert(kDividesProducts || kBlockN == 2 * kGroupKeys, "the registers are for two consumer warpgroups");
     static_assert(!(kDividesProducts && kRareOptions), "one warpgroup has S, the other has dP");
     // The producer warpgroup, the dQ warpgroup, the consumers.
     static constexpr int kThreads = 4 * 128;
-    static constexpr int kProducerRegisters = 24, kDqRegisters = kHeadDim % 64 == 0 ? 72 : 88,
+    static constexpr int kProducerRegisters = 32, kDqRegisters = kHeadDim % 64 == 0 ? 64 : 80,
                          kConsumerRegisters = (512 - kProducerRegisters - kDqRegisters) / 2;
 
     using KvTile = SwizzledTile<kBlockN, kHeadDim>;

@@ -16,7 +16,8 @@ struct BackwardValuesWarpgroup {
     using Scores = typename BackwardScores<Traits>::Scores;
     using Fragments = typename BackwardScores<Traits>::Fragments;
 
-    const BackwardContext<Traits>& context;
+    BackwardContext<Traits>& context;
+    const BackwardWorkTiles<Traits> work_tiles{context};
     const BackwardQueryTiles<Traits> query_tiles{context};
     const BackwardScores<Traits> scores{context};
     const BackwardZeroFill<Traits> zero_fill{context};
@@ -25,15 +26,23 @@ struct BackwardValuesWarpgroup {
     // `warp`: in the warpgroup.
     __device__ __forceinline__ void run(int warp, int lane) const {
         State c(context, warp, lane);
-        const auto at = query_tiles.first();
-        context.storage.keys().wait(0);
-        zero_fill.keys();
-        if (at.left > 0) loop_over_queries(c, at);
-        // dV is written through the stage that would be filled next: K and V are still being read.
-        c.queries.wait_empty();
-        const int stage = static_cast<int>(Tiles::q(0, c.queries.stage));
-        epilogue.store_dv(c.first_key_again(), lane, c.sums, undo_exponent_shift<T>(), stage);
-        if (lane == 0) tma_store_wait_read<0>();
+#pragma unroll 1
+        while (work_tiles.wait()) {
+            c.clear();
+            work_tiles.wait_for_k();
+            zero_fill.keys(context.k(), 0, Traits::kBlockN);
+            const auto at = query_tiles.first();
+            if (at.left > 0) loop_over_queries(c, at);
+            work_tiles.release_k(lane);
+            // dV is written through a stage of Q and dO that the producer leaves for it.
+            c.queries.wait_full();
+            const int stage = static_cast<int>(Tiles::q(0, c.queries.stage));
+            epilogue.store_dv({context.tile(), c.first_key_again(), stage}, lane, c.sums, undo_exponent_shift<T>());
+            epilogue.wait(lane);
+            c.release_queries(c.queries.stage);
+            c.queries.advance();
+            work_tiles.release();
+        }
     }
 
 private:
@@ -46,6 +55,7 @@ private:
         issue_s(c, x);
         wgmma_wait<0>();
         wgmma_fence_operand(x);
+        int stage;
 #pragma unroll 1
         while (true) {
             const bool stage_is_empty = c.gradients.is_empty();
@@ -53,7 +63,7 @@ private:
             scores.round(p, x);
             if (!stage_is_empty) c.gradients.wait_empty();
             hand_over(c, p);
-            const int stage = c.queries.stage;
+            stage = c.queries.stage;
             add_values(c, p);
             c.queries.advance();
             query_tiles.advance(at);
@@ -68,9 +78,10 @@ private:
         }
         wgmma_wait<0>();
         wgmma_fence_operand(c.sums);
+        c.release_queries(stage);
     }
     __device__ __forceinline__ void issue_s(const State& c, Scores& s) const {
-        Products::template issue_scores<Traits::kBlockM>(s, uniform(c.addresses.k), 0, c.q());
+        Products::template issue_scores<Traits::kBlockM>(s, uniform(c.addresses.tiles), 0, c.q());
     }
     // dV += P^T dO.
     __device__ __forceinline__ void add_values(State& c, const Fragments& p) const {

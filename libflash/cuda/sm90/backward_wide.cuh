@@ -6,6 +6,7 @@
 #include "cuda/sm90/backward_epilogue.cuh"
 #include "cuda/sm90/backward_query_tiles.cuh"
 #include "cuda/sm90/backward_scores.cuh"
+#include "cuda/sm90/backward_work_tiles.cuh"
 #include "cuda/sm90/backward_zero_fill.cuh"
 #include "cuda/sm90/warp_roles.cuh"
 
@@ -20,26 +21,41 @@ struct BackwardWideConsumer {
     using Position = typename BackwardQueryTiles<Traits>::Position;
     using Scores = typename BackwardScores<Traits>::Scores;
     static constexpr int kHalf = Traits::kBlockM / 2;
+    // Whose addresses are computed in another way: what the compiler can make of either with the registers it has left.
+    static constexpr bool kPlain = !Traits::kRagged && !Traits::kFixedOrder && Traits::config.dtype == KernelType::bf16_;
     using Half = uint32_t[kHalf / 16][4];  // rounded scores of half of the queries
 
-    const BackwardContext<Traits>& context;
+    BackwardContext<Traits>& context;
+    const BackwardWorkTiles<Traits> work_tiles{context};
     const BackwardQueryTiles<Traits> query_tiles{context};
     const BackwardScores<Traits> scores{context};
     const BackwardZeroFill<Traits> zero_fill{context};
     const BackwardEpilogue<Traits> epilogue{context};
 
     __device__ __forceinline__ void run() const {
-        auto& storage = context.storage;
         const int warp = consumer_warp<Traits>();
         State c(context, warp, static_cast<int>(threadIdx.x & 31));
-        const auto at = query_tiles.first();
-        storage.keys().wait(0);
-        zero_fill.keys();
-        if (at.left > 0) loop_over_queries(c, at);
-        named_barrier_wait(1 + warp / 4, 128);  // no warp reads the group's rows of V any more; the epilogue overwrites them
-        epilogue.store_dv(c.first_key, c.lane, c.dv, undo_exponent_shift<T>());
-        epilogue.store_dk(c.first_key, c.lane, c.dk, undo_exponent_shift<T>() * context.params.softmax_scale);
-        if (c.lane == 0) tma_store_wait_read<0>();
+#pragma unroll 1
+        while (work_tiles.wait()) {
+            c.clear();
+            if constexpr (kPlain) c.addresses.first_row = consumer_warp_again<Traits>() / 4 * Traits::kGroupKeys;
+            const auto at = query_tiles.first();
+            work_tiles.wait_for_k();
+            zero_fill.keys(context.k(), c.addresses.first_row, Traits::kGroupKeys);
+            if (Traits::kRagged || at.left <= 0) {
+                work_tiles.wait_for_v();
+                zero_fill.keys(context.v(), c.addresses.first_row, Traits::kGroupKeys);
+            }
+            if (at.left > 0) loop_over_queries(c, at);
+            named_barrier_wait(1 + warp / 4, 128);  // no warp reads the group's rows of V any more; the epilogue overwrites them
+            const auto rows = epilogue.rows_through_v(c.first_key);
+            epilogue.store_dv(rows, c.lane, c.dv, undo_exponent_shift<T>());
+            epilogue.store_dk(rows, c.lane, c.dk, undo_exponent_shift<T>() * context.params.softmax_scale);
+            epilogue.wait(c.lane);
+            work_tiles.release_k(c.lane);
+            work_tiles.release_v(c.lane);
+            work_tiles.release();
+        }
     }
 
 private:
@@ -55,10 +71,11 @@ private:
         wgmma_wait<0>();
         wgmma_fence_operand(p);
         exponentiate(c, p, at.tile);
+        if (!Traits::kRagged) work_tiles.wait_for_v();
         Half first, second;  // dS, rounded
 #pragma unroll 1
         while (true) {
-            const uint32_t q = uniform(Tiles::q(c.addresses.k, stage)), dout = Tiles::dout_of(q);
+            const uint32_t q = uniform(Tiles::q(c.addresses.tiles, stage)), dout = Tiles::dout_of(q);
             Half p_first, p_second;  // P, rounded
             {
                 float dp[kHalf / 2];
@@ -101,21 +118,22 @@ private:
             if (c.lane == 0) c.queries.empty_of(stage).arrive();
             stage = c.queries.stage;
         }
-        add_both(c, first, second, uniform(Tiles::q(c.addresses.k, stage)));
+        add_both(c, first, second, uniform(Tiles::q(c.addresses.tiles, stage)));
         wgmma_wait<0>();
         wgmma_fence_operand(c.dk);
+        if (c.lane == 0) c.queries.empty_of(stage).arrive();
     }
 
     // S of the current stage. The address of K is computed anew, in the way that spills nothing: descriptors of K that are
     // constants of the loop would fill registers.
     __device__ __forceinline__ void issue_s(const State& c, Scores& s) const {
-        const uint32_t q = uniform(Tiles::q(c.addresses.k, c.queries.stage));
-        const uint32_t k = Traits::kRagged ? uniform(c.addresses.k) : q - Tiles::q(0, c.queries.stage);
+        const uint32_t q = uniform(Tiles::q(c.addresses.tiles, c.queries.stage));
+        const uint32_t k = kPlain ? uniform(c.addresses.tiles) : q - Tiles::q(0, c.queries.stage);
         Products::template issue_scores<Traits::kBlockM>(s, k, c.addresses.first_row, q);
     }
     // dP of half of the queries, from `first` on.
     __device__ __forceinline__ void issue_dp(const State& c, float (&dp)[kHalf / 2], uint32_t dout, int first) const {
-        Products::template issue_scores<kHalf>(dp, Tiles::v(c.addresses.k), c.addresses.first_row, dout, first);
+        Products::template issue_scores<kHalf>(dp, Tiles::v_of(c.addresses.tiles), c.addresses.first_row, dout, first);
     }
     // One wgmma group: sums += weights * rows of a tile of Q or dO, for half of the queries.
     __device__ static __forceinline__ void add(typename Products::Sums& sums, const Half& weights, uint32_t queries, int first) {
@@ -133,7 +151,7 @@ private:
 
     // The shared address of the statistics of the lane's first query from `first` on.
     __device__ __forceinline__ uint32_t statistics(const State& c, int first) const {
-        return scores.statistics_of_lane(c.addresses.k, c.queries.stage, c.lane) +
+        return scores.statistics_of_lane(c.addresses.tiles, c.queries.stage, c.lane) +
                first * static_cast<int>(sizeof(SoftmaxStatistics));
     }
     __device__ __forceinline__ void exponentiate(const State& c, Scores& s, int tile) const {

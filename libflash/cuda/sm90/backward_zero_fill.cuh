@@ -12,46 +12,44 @@ template <class Traits>
 struct BackwardZeroFill {
     using KvTile = typename Traits::KvTile;
     using QTile = typename Traits::QTile;
-    static constexpr int kKeysBarrier = 8, kGroupBarrier = 9;  // named barriers that nothing else uses; one for each warpgroup
+    static constexpr int kGroupBarrier = 9;  // the first of the named barriers that nothing else uses, one for each warpgroup
 
     const BackwardContext<Traits>& context;
 
-    // The dQ warpgroup and the consumers call it when K and V have arrived.
-    __device__ __forceinline__ void keys() const {
+    // A warpgroup calls it when K or V has arrived: rows [first, first + count) of it that are beyond the sequence. Each
+    // warpgroup zeroes all rows that it reads, so none waits for another.
+    __device__ __forceinline__ void keys(uint32_t tile, int first, int count) const {
         if constexpr (Traits::kRagged) {
-            const int end = context.storage.loaded.keys;
-            if (end >= Traits::kBlockN) return;
-            constexpr int kThreads = Traits::kThreads - 128;
-            const int thread = static_cast<int>(threadIdx.x) - 128;
-            write_zeros<KvTile, Traits::kBlockN, kThreads>(context.tiles.k(), end, thread);
-            write_zeros<KvTile, Traits::kBlockN, kThreads>(context.tiles.v(), end, thread);
-            fence_shared_for_async();
-            __syncwarp();
-            named_barrier_wait(kKeysBarrier, kThreads);
+            const int begin = max(context.tile().loaded.keys, first);
+            if (begin >= first + count) return;
+            write_zeros<KvTile>(tile, begin, first + count);
+            publish();
         }
     }
-    // A consumer warpgroup calls it when Q and dO of a tile have arrived in a stage. Every warpgroup writes all zeros, so none
-    // waits for another.
+    // A consumer warpgroup calls it when Q and dO of a tile have arrived in a stage.
     __device__ __forceinline__ void queries(int stage, int tile) const {
         if constexpr (Traits::kRagged) {
-            const int end = context.storage.loaded.queries - tile * Traits::kBlockM;
+            const int end = context.tile().loaded.queries - tile * Traits::kBlockM;
             if (end >= Traits::kBlockM) return;
-            const int thread = static_cast<int>(threadIdx.x % 128);
-            write_zeros<QTile, Traits::kBlockM, 128>(context.tiles.q(stage), end, thread);
-            write_zeros<QTile, Traits::kBlockM, 128>(context.tiles.dout(stage), end, thread);
-            fence_shared_for_async();
-            __syncwarp();
-            named_barrier_wait(kGroupBarrier + static_cast<int>(threadIdx.x / 128), 128);
+            write_zeros<QTile>(context.tiles.q(stage), end, Traits::kBlockM);
+            write_zeros<QTile>(context.tiles.dout(stage), end, Traits::kBlockM);
+            publish();
         }
     }
 
 private:
-    template <class Tile, int kRows, int kThreads>
-    __device__ static __forceinline__ void write_zeros(uint32_t tile, int first_row, int thread) {
+    template <class Tile>
+    __device__ static __forceinline__ void write_zeros(uint32_t tile, int begin, int end) {
         constexpr int kVectors = Tile::kChunks * 8;  // of 16 bytes in a row
 #pragma unroll 1
-        for (int i = first_row * kVectors + thread; i < kRows * kVectors; i += kThreads)
+        for (int i = begin * kVectors + static_cast<int>(threadIdx.x % 128); i < end * kVectors; i += 128)
             store_zeros_16(tile + Tile::offset(i / kVectors, i % kVectors));
+    }
+    // To the products of the warpgroup.
+    __device__ static __forceinline__ void publish() {
+        fence_shared_for_async();
+        __syncwarp();
+        named_barrier_wait(kGroupBarrier + static_cast<int>(threadIdx.x / 128), 128);
     }
 };
 

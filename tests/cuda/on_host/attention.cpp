@@ -130,7 +130,7 @@ void backward(Problem& p, bool deterministic) {
     plan.parts = backward_parts(BackwardKernel::config, kRows, kRows, kHeads);
     std::vector<float> gradient_sums;
     if (plan.parts.launches > 1) {
-        plan.parts.blocks = 3;
+        plan.parts.key_tiles = 3;
         gradient_sums.assign(3 * gradient_sums_bytes(BackwardKernel::config.tile_k, kDim) / sizeof(float) + 1, NAN);
         gradient_sums.back() = 7;  // a guard
         params.part.sums = gradient_sums.data();

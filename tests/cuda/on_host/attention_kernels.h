@@ -73,7 +73,8 @@ struct BackwardLaunch {
         params.query_tile_schedule = schedule_params(one_sequence(rows), 1, heads, tile_q, 1e3, true);
         plan.instance = instance;
         plan.statistics = shape(BackwardStep::statistics, blocks_of(params.query_schedule));
-        plan.dk_dv = shape(BackwardStep::dk_dv, blocks_of(params.key_schedule));
+        plan.key_tiles = blocks_of(params.key_schedule);
+        plan.dk_dv = shape(BackwardStep::dk_dv, plan.key_tiles);
         if (deterministic) {
             plan.dq = shape(BackwardStep::dq, blocks_of(params.query_tile_schedule));
         } else {

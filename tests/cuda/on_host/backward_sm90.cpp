@@ -43,6 +43,8 @@ struct Case {
     bool wants_dbias() const { return rare && !is_packed(); }
 };
 
+constexpr int64_t kThreadBlocks = 3;  // as if a GPU had so many multiprocessors
+
 std::mt19937 generator(3);
 
 // The sequences of one side: first row of each in all rows, allocated and used lengths. A packed tensor has more rows than its
@@ -264,7 +266,7 @@ struct Problem {
         if (fixed_order) params.dq_counters = counters.data();
         parts = backward_parts(Kernel::config, queries.sequences(c).max_length, c.queries, params.group_size);
         if (parts.launches > 1) {
-            parts.blocks = 2;
+            parts.key_tiles = 2;
             gradient_sums.assign(2 * gradient_sums_bytes(Kernel::config.tile_k, HEAD_DIM) / sizeof(float) + 1, NAN);
             gradient_sums.back() = 7;  // a guard
             params.part.sums = gradient_sums.data();
@@ -273,7 +275,7 @@ struct Problem {
         params.key_schedule = schedule_params(keys.sequences(c), c.batch, c.heads_k, Kernel::config.tile_k, 1e7, c.is_packed());
         params.query_schedule = schedule_params(queries.sequences(c), c.batch, c.heads_q, kUnitRows, 1e9, false);
         if (fixed_order) params.key_schedule.reversed = true;
-        if (fixed_order && blocks_of(params.query_schedule) > 0) params.next_work_tile = &next_work_tile;
+        if (blocks_of(params.query_schedule) > 0) params.next_work_tile = &next_work_tile;
     }
 
     BackwardPlan plan() const {
@@ -284,7 +286,10 @@ struct Problem {
         };
         plan.statistics = launch(BackwardStep::statistics, params.query_schedule);
         plan.dk_dv = launch(BackwardStep::dk_dv, params.key_schedule);
-        plan.fixed_order = params.next_work_tile != nullptr;
+        plan.key_tiles = plan.dk_dv.blocks;
+        plan.dk_dv.blocks = std::min(plan.key_tiles, kThreadBlocks);
+        plan.dynamic = params.next_work_tile != nullptr;
+        plan.fixed_order = plan.dynamic && params.dq_counters;
         if (plan.fixed_order) plan.dq_counters = launch(BackwardStep::dq_counters, params.query_schedule);
         plan.parts = parts;
         plan.dq_conversion = launch(BackwardStep::dq_conversion, params.query_schedule);

@@ -12,15 +12,15 @@ namespace libflash::cuda {
 struct MBarrier {
     uint32_t address;
     struct State {
-        uint8_t needed, pending, phase, unused;
+        uint16_t needed, pending : 15, phase : 1;
         int32_t bytes;
     };
     static_assert(sizeof(State) == 8, "as on the device");
 
     State& state() const { return *reinterpret_cast<State*>(shared_pointer(address)); }
     void init(uint32_t arrivals) const {
-        const uint8_t count = static_cast<uint8_t>(arrivals);
-        state() = {count, count, 0, 0, 0};
+        const uint16_t count = static_cast<uint16_t>(arrivals);
+        state() = {count, count, 0, 0};
     }
     void finish_phase() const {
         if (state().pending > 0 || state().bytes != 0) return;

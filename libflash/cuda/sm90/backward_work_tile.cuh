@@ -1,0 +1,58 @@
+// A work tile of the sm_90a backward kernel: one key tile of one key head, and the query tiles that see it.
+#pragma once
+
+#include "cuda/attention/params.h"
+#include "cuda/attention/schedule.cuh"
+#include "cuda/sm90/backward_traits.cuh"
+#include "cuda/sm90/query_tile_range.cuh"
+
+namespace libflash::cuda::sm90 {
+
+template <class Traits>
+struct BackwardWorkTile {
+    static constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
+    // Where only the device knows a length: rows from this one on of the key tile, and of the sequence's queries, may hold other
+    // data when they are loaded. Else no row.
+    struct LoadedRows {
+        int keys, queries;
+    };
+
+    LoadedRows loaded;
+    TileCoordinates work;  // head: a key head; batch < 0: there are no more work tiles
+    SequenceRows q_rows, k_rows;
+    QueryTiles<kBlockM, kBlockN> tiles;
+    QueryTileRange<kBlockM, kBlockN> range;
+    int number;  // in the launch
+
+    __device__ __forceinline__ bool exists() const { return work.batch >= 0; }
+    // After `work` is set.
+    __device__ __forceinline__ void init(const BackwardParams& params, int number_in_launch) {
+        number = number_in_launch;
+        q_rows = SequenceRows::of(params.q_lengths, work.batch);
+        const SequenceRows keys_of_sequence = SequenceRows::of(params.k_lengths, work.batch);
+        tiles.init(params, work, q_rows.length, keys_of_sequence.length);
+        range = QueryTileRange<kBlockM, kBlockN>::of(tiles);
+        if constexpr (Traits::kRagged) {
+            k_rows = keys_of_sequence;
+            const auto on_device = [](const LengthsParams& lengths) { return lengths.cu || lengths.used; };
+            loaded.keys = on_device(params.k_lengths) ? max(k_rows.length - tiles.first_col, 0) : kBlockN;
+            loaded.queries = on_device(params.q_lengths) ? q_rows.length : INT32_MAX;
+        }
+    }
+
+    // The first query head.
+    __device__ __forceinline__ int first_head(const BackwardParams& params) const {
+        return work.head * params.group_size + params.part.first_head;
+    }
+    __device__ __forceinline__ QueryTilePosition first_position(const BackwardParams& params) const {
+        return range.first(first_head(params), params.part.heads);
+    }
+    __device__ __forceinline__ int64_t first_unit(const BackwardParams& params, const QueryTilePosition& at) const {
+        return QueryUnits::first(params, work.batch, at.head, q_rows.start);
+    }
+    // The first row of the key tile in K and V, and that of a query tile in Q and dO.
+    __device__ __forceinline__ int key_row() const { return (Traits::kRagged ? k_rows.start : 0) + tiles.first_col; }
+    __device__ __forceinline__ int query_row(int tile) const { return (Traits::kRagged ? q_rows.start : 0) + tile * kBlockM; }
+};
+
+}  // namespace libflash::cuda::sm90
