@@ -108,8 +108,8 @@ FORWARD_KERNELS_SM90_WITH_LONG_SUMS = {
 }
 # Backward for sm_90a: type, head_dim, tile, stages.
 BACKWARD_KERNELS_SM90 = {
-    "bf16-64": ("bf16_", 64, "64, 128", 6),
-    "f16-64": ("f16_", 64, "64, 128", 6),
+    "bf16-64": ("bf16_", 64, "64, 128", 4),
+    "f16-64": ("f16_", 64, "64, 128", 4),
     "bf16-96": ("bf16_", 96, "64, 128", 3),
     "f16-128": ("f16_", 128, "64, 128", 3),
     "bf16-192": ("bf16_", 192, "64, 64", 3),
@@ -117,7 +117,7 @@ BACKWARD_KERNELS_SM90 = {
 }
 # The last number: keys per sum, from which follow the query rows per launch (bf16: four times as many).
 BACKWARD_KERNELS_SM90_WITH_LONG_SUMS = {
-    "f16-64-sums": ("f16_", 64, "64, 128", 6, 128),
+    "f16-64-sums": ("f16_", 64, "64, 128", 4, 128),
     "bf16-96-sums": ("bf16_", 96, "64, 128", 3, 64),
     "bf16-256-sums": ("bf16_", 256, "64, 64", 2, 32),
 }
