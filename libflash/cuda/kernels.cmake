@@ -21,6 +21,7 @@ set(versions_forward_sm80_f32_d128 80 90 100)
 # With 256 channels two warps share rows if there is enough shared memory, which sm_120 does not have.
 set(versions_forward_sm80_bf16_d256 80 90 120)
 set(versions_forward_sm80_f16_d256 80 90 120)
+set(versions_forward_tangent_sm80_bf16_d128 80 90 100)
 set(versions_backward_sm80_f32_d64 80 90 120)
 set(versions_backward_sm80_f32_d128_small 80 90 120)
 set(versions_backward_sm80_f32_d256_small 80 90 120)

@@ -41,7 +41,7 @@ def test_names_kernel_and_workspace(function: str) -> None:
 
 @pytest.mark.parametrize("function", TANGENTS)
 def test_tangents(function: str) -> None:
-    """The text says which inputs have a tangent, by default q, k and v, and that CUDA has no kernel."""
+    """The text says which inputs have a tangent, by default q, k and v, and that a build without CUDA has no kernel."""
     case = build(function, "dense")
     ending = "; with out and lse" if function == "forward_tangent" else ""
     assert lines_of(case)["tangents"] == "q, k, v, bias, sink, dout, dlse" + ending
@@ -54,7 +54,7 @@ def test_tangents(function: str) -> None:
         on_cuda(name)(case)
     found = lines_of(case)
     assert found["kernel"] == "none: UNSUPPORTED"
-    assert found["because"] == f"operation: runs on the CPU only ({function} of tensors on cuda:0)"
+    assert found["because"] == f"operation: runs on the CPU only in this build ({function} of tensors on cuda:0)"
 
 
 @pytest.mark.parametrize("function", INPUTS)

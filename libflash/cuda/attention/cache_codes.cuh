@@ -15,7 +15,7 @@ __device__ __forceinline__ uint32_t pair_of_halves(uint32_t halves, __nv_bfloat1
 template <CodeType kCode, int kPair, class T>
 __device__ __forceinline__ uint32_t values_of_codes(uint32_t four, T) {
     if constexpr (kCode == CodeType::e4m3) {
-        return pair_of_halves(halves_of_e4m3(kPair == 0 ? four : four >> 16), T());
+        return pair_of_halves(halves_of_e4m3<kPair>(four), T());
     } else if constexpr (kCode == CodeType::e5m2) {
         return pair_of_halves(select_bytes(four, 0, kPair == 0 ? 0x1404 : 0x3424), T());  // the high byte of a half
     } else {

@@ -16,7 +16,8 @@ struct QueryTiles {
     int left, right;
     int begin, end;  // query tiles [begin, end)
 
-    __device__ __forceinline__ void init(const BackwardParams& params, const TileCoordinates& work, int queries, int keys) {
+    template <class Params>
+    __device__ __forceinline__ void init(const Params& params, const TileCoordinates& work, int queries, int keys) {
         batch = work.batch;
         first_col = work.tile * kBlockN;
         length_q = queries;
@@ -76,7 +77,8 @@ struct QueryTiles {
 // The first workspace unit of a sequence: every head has params.units units, and in a packed tensor every sequence begins with
 // a new unit.
 struct QueryUnits {
-    __device__ static __forceinline__ int64_t first(const BackwardParams& params, int batch, int head, int start_row) {
+    template <class Params>
+    __device__ static __forceinline__ int64_t first(const Params& params, int batch, int head, int start_row) {
         if (params.q_lengths.cu) return int64_t{head} * params.units + start_row / kUnitRows + batch;
         return (int64_t{batch} * params.heads_q + head) * params.units;
     }

@@ -113,10 +113,17 @@ struct DecodeResults {
                 *reinterpret_cast<float2*>(body.params.partial_out + range * kHeadDim + channel) = x;
             } else {
                 const float weight = part_statistics(row.slab, row.in_slab)[3];
-                store_pair<T>(body.params, body.work_tile.batch, body.tensor_row(row.packed),
-                              body.query_head(row.head_k, row.packed), channel, {x.x * weight, x.y * weight});
+                store_pair_of_row(row, channel, {x.x * weight, x.y * weight});
             }
         }
+    }
+
+    __device__ __forceinline__ void store_pair_of_row(const ExistingRow& row, int channel, float2 x) const {
+        const int batch = body.work_tile.batch, in_tensor = body.tensor_row(row.packed),
+                  head = body.query_head(row.head_k, row.packed);
+        if (Body::kHasRareOptions && body.params.out_is_float)
+            return store_pair<float>(body.params, batch, in_tensor, head, channel, x);
+        store_pair<T>(body.params, batch, in_tensor, head, channel, x);
     }
 
     // For a split without keys: only the LSE, because combine does not use the partial result.

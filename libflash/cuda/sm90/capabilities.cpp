@@ -11,16 +11,15 @@
 #include "problem/check.h"
 
 namespace libflash::cuda::sm90 {
-namespace {
 
-// Whether TMA can read the tensor: address and strides are multiples of 16 bytes, strides are at least 0 and less than 2^40
-// bytes.
 bool tma_reads(const TensorView& tensor) {
     constexpr int64_t kElement = 2, kLimit = int64_t{1} << 40;
     const RowsParams rows = rows_params(tensor);
     const auto fits = [](int64_t stride) { return stride >= 0 && stride < kLimit / kElement && stride * kElement % 16 == 0; };
     return reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && fits(rows.batch) && fits(rows.row) && fits(rows.head);
 }
+
+namespace {
 
 // The first tensor that TMA cannot read, or nullptr. Without keys, K and V are not read.
 const char* tensor_tma_cannot_read(const AttentionProblem& p) {

@@ -6,7 +6,9 @@
 
 namespace libflash::cuda {
 
-inline uint32_t halves_of_e4m3(uint32_t codes) {
+template <int kPair>
+uint32_t halves_of_e4m3(uint32_t four) {
+    const uint32_t codes = four >> 16 * kPair;
     const auto value = [](uint32_t code) -> float {
         const int exponent = code >> 3 & 15, fraction = code & 7;
         const float size = (code & 0x7f) == 0x7f ? NAN
