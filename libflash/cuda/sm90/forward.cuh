@@ -56,6 +56,7 @@ auto with_instance(int instance, const DoWith& do_with) {
                 return do_with(std::integral_constant<ForwardInstance, ForwardInstance::dynamic>());
             break;
         case ForwardInstance::plain: break;
+        case ForwardInstance::cache: break;  // of another operation: prefill.cuh
     }
     return do_with(std::integral_constant<ForwardInstance, ForwardInstance::plain>());
 }
