@@ -167,13 +167,16 @@ BACKWARD_KERNELS_SM90 = {
     "bf16-96": ("bf16_", 96, "64, 128", 3),
     "f16-128": ("f16_", 128, "64, 128", 3),
     "bf16-192": ("bf16_", 192, "64, 64", 3),
+    "f16-192": ("f16_", 192, "64, 64", 3),
     "bf16-256": ("bf16_", 256, "64, 64", 2),
+    "f16-256": ("f16_", 256, "64, 64", 2),
 }
 # The last number: keys per sum, from which follow the query rows per launch (bf16: four times as many).
 BACKWARD_KERNELS_SM90_WITH_LONG_SUMS = {
     "f16-64-sums": ("f16_", 64, "64, 128", 4, 128),
     "bf16-96-sums": ("bf16_", 96, "64, 128", 3, 64),
     "bf16-256-sums": ("bf16_", 256, "64, 64", 2, 32),
+    "f16-192-sums": ("f16_", 192, "64, 64", 3, 128),
 }
 KEYS_PER_SUM = 32768  # of the library
 pytestmark = pytest.mark.early
@@ -184,6 +187,7 @@ FIXED_ORDER = {
     "f16-128": ((3, 4),),
     "bf16-192": ((2, 3),),
     "bf16-256": ((4, 4),),
+    "f16-256": ((2, 2),),
     "f16-64-sums": ((1, 2), (3, 2)),
 }
 ONE_BY_ONE = (0, 1)
@@ -472,7 +476,7 @@ def test_backward_sm90_has_the_same_bits_in_a_fixed_order(output: Callable[[Run]
     """Whenever thread blocks, copies and additions begin and end."""
     wide = dict(run.program.defines)["HEAD_DIM"] > 128  # without rare options
     got = output(run)
-    assert got.count("ok ") == (16 if wide else 19)
+    assert got.count("ok ") == (19 if wide else 23)
     assert got == output(Run(run.program, ONE_BY_ONE))
 
 

@@ -49,7 +49,12 @@ def backward_cases() -> list[Case]:
         ),
         attention("H200", 64, kernel("backward_sm90_bf16_d64", "plain", "64x128", **dynamic), "backward", **deterministic),
         attention(
-            "H200", 64, kernel("backward_sm80_bf16_d64", "plain", "128x128"), "backward", block_mask=BLOCKS, **deterministic
+            "H200",
+            64,
+            kernel("backward_sm90_bf16_d64", "block mask", "64x128", **dynamic),
+            "backward",
+            block_mask=BLOCKS,
+            **deterministic,
         ),
         attention("H200", 64, kernel("backward_sm90_bf16_d64", "variable lengths", "64x128"), "backward", seqused_q=USED),
         attention("H200", 64, kernel("backward_sm90_bf16_d64", "variable lengths", "64x128"), "backward", seqused_k=USED),

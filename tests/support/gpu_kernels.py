@@ -71,7 +71,7 @@ def supports(kernel: dict, case: Case | DecodeCase, deterministic: bool = False)
         return False
     if kernel["operation"] != "backward":
         return True
-    return not ((deterministic and case.block_mask is not None) or lacks_rare_options(kernel, case, dims))
+    return not lacks_rare_options(kernel, case, dims)
 
 
 def supporting(candidates: list[dict], deterministic: bool = False, **fields: object) -> list[dict]:

@@ -21,6 +21,10 @@ constexpr const char* backward_kind_name(BackwardInstance kind) {
     }
 }
 
+constexpr bool knows_block_mask(BackwardInstance kind) {
+    return kind == BackwardInstance::block_mask || kind == BackwardInstance::general;
+}
+
 // A kernel with tiles of 64 keys has no general instance: no warpgroup has both S and dP.
 constexpr bool has_general_backward(const KernelConfig& config) { return config.tile_k > 64; }
 

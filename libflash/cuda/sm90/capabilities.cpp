@@ -39,7 +39,6 @@ bool tma_reads_all(const AttentionProblem& p, std::string* why) {
 // The first requested option that backward lacks, or nullptr. The transposed scores read bias and mask against their order in
 // memory, which costs more than it gains where head_dim is small.
 const char* option_backward_lacks(const KernelConfig& config, const AttentionProblem& p) {
-    if (p.request.deterministic && p.block_mask.present) return "deterministic with a block mask";
     if (!has_general_backward(config)) return rare_option(p);
     if (std::max(p.head_dim, p.head_dim_v) > 64) return nullptr;
     return p.bias.present ? "bias" : (p.mask.present ? "mask" : nullptr);
