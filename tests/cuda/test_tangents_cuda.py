@@ -197,6 +197,7 @@ def test_second_derivatives_of_pytorch() -> None:
         assert (got - wanted).abs().max() <= 1e-4 * wanted.abs().max()
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch.func's own use
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_forward_mode_of_pytorch() -> None:
     """torch.func.jvp against the explicit function, and against a difference quotient."""

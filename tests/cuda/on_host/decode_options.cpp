@@ -267,7 +267,7 @@ cuda::DecodePlan decode_on_host(const DecodeProblem& problem) {
     kernel.decode = launch_decode<DecodeRow>;
     DeviceProperties device;
     device.arch = 90, device.multiprocessors = 64, device.shared_memory_bytes = 227 << 10;
-    const cuda::DecodePlan plan = sm80::plan_decode(kernel, problem, device);
+    const cuda::DecodePlan plan = sm80::plan_decode(kernel, problem, device, {});
     std::vector<char> memory(plan.workspace.bytes() + 255, char(0xff));  // NaN
     char* const workspace = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(memory.data()) + 255) / 256 * 256);
     std::memset(emulation::shared_memory, 0xff, sizeof emulation::shared_memory);  // NaN
