@@ -421,15 +421,15 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * k_new and v_new, at least as many new rows as query rows (else UNSUPPORTED; packed, INVALID), and stores the new rows whose
  * keys are its own. learnable_sink counts on shard 0 alone and is ignored on the others. cache_seqlens is required without
  * k_new. out and lse are those of the part of the keys; flash_attention_merge makes the whole of them. A row without a key on
- * the shard has out 0 and lse -infinity. UNSUPPORTED on CUDA.
+ * the shard has out 0 and lse -infinity.
  *
- * out may be FLOAT32 with FLOAT16 or BFLOAT16 q, for parts that are merged later. UNSUPPORTED on CUDA.
+ * out may be FLOAT32 with FLOAT16 or BFLOAT16 q, for parts that are merged later.
  *
  * Shared keys. shared_groups and shared_lens say that sequences shared_groups[i] to shared_groups[i + 1] - 1 have the same first
  * shared_lens[i] keys in the same memory: the same cache entry, or the same pages in the columns of the table that they read. It
  * is a hint that changes no bit of a result. Groups ascend and may be empty; sequences outside of them share nothing. shared_lens
- * counts keys that were valid before the call. A hint that is not true is refused (INVALID). The CPU checks the hint and
- * computes as without it. UNSUPPORTED on CUDA.
+ * counts keys that were valid before the call. The library computes as without the hint. The CPU checks it: one that is not
+ * true is refused (INVALID).
  *
  * Pages. With block_table, key j of sequence b is row j mod page_size of page block_table[b][j / page_size], and the capacity is
  * columns * page_size. Table entries past the last key, and those before the first key that a row sees (window,
@@ -456,7 +456,8 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  *
  * Types of the caches. The type of q, or, unless that is FLOAT64 (CUDA: or FLOAT32), one of 8 bits: FLOAT8_E4M3, FLOAT8_E5M2,
  * INT8. k_cache and v_cache have the same. Elements of 8 bits are codes. A cache of codes gives bit for bit what a cache of q's
- * type with the values of the codes gives with the same scales.
+ * type with the values of the codes gives with the same scales. (On Hopper GPUs long chunks over a cache of q's type have kernels
+ * of their own, with other sums; not with num_splits or split_size.)
  *
  * Scales. A cached value is its element times a scale: k_scale for k_cache, v_scale for v_cache, FLOAT32, any
  * strides. Without a scale the value is the element; INT8 needs both scales. By the number of dimensions:
@@ -468,9 +469,9 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * nearest, ties to even, and saturates, infinities too: to 448 (E4M3), 57344 (E5M2), 127 (INT8). Zero stays zero whatever the
  * scale is. Scales of 1 or 2 dimensions are read. Those of 3 or 4 dimensions are computed, the largest magnitude of the row
  * or group divided by the largest code, and written; that needs a cache of 8 bits. A NaN becomes the NaN of E4M3 and E5M2 and
- * does not count for their scale. INT8 has no NaN: it becomes 0, and a computed scale becomes NaN. On CUDA scales need
- * a cache of 8 bits, and groups of channels are UNSUPPORTED in decode; with FLOAT16 q a result has an error of up to 2^-25 of
- * the largest value of its head and sequence.
+ * does not count for their scale. INT8 has no NaN: it becomes 0, and a computed scale becomes NaN. On CUDA groups have a
+ * multiple of 16 channels in decode (else UNSUPPORTED); with FLOAT16 q a result has an error of up to 2^-25 of the largest value
+ * of its head and sequence.
  *
  * Invariant rows. With FLASH_FLAG_INVARIANT_ROWS the bits of a row of out and lse depend on the row itself, the keys that it sees
  * and their numbers in the sequence alone. They do not depend on the rest of the batch and its order, on how many rows of the
@@ -478,14 +479,17 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * not, on the number of threads, or on a tree_mask that lets a row see the keys that it would see without. A NaN or infinity at a
  * key that a row does not see never reaches the row. Keys are added in segments of split_size keys, or of a number that
  * the library chooses (explain tells it); num_splits must be 0. The bits are those of one kernel on one kind of processor: the
- * instruction sets of the CPU differ, and so do flash_attention_forward and decode without the flag. UNSUPPORTED on CUDA.
+ * instruction sets of the CPU differ, and so do flash_attention_forward and decode without the flag. On CUDA a NaN or infinity in
+ * v can reach a row of its sequence that does not see it (see the rules above); the workspace grows with the rows of the call
+ * times the capacity, and split_size makes it smaller.
  *
- * Views and parts, as in multi-head latent attention (CPU only). v_cache may be a view of the first Dv channels of k_cache:
+ * Views and parts, as in multi-head latent attention. v_cache may be a view of the first Dv channels of k_cache:
  * the same address, strides and type. An append then has no v_new, and the scales of k_cache hold for v_cache too, unless
  * v_scale is given. With k_rope_cache, k_cache has only the first channels of the keys; k_rope_cache (entries or pages, rows,
  * Hk, Dr) has the last Dr of the D channels, in the type of q and without scales, and k_rope_new (B, S_new, Hk, Dr), packed
  * (total_new, Hk, Dr), is appended to it as it is: rotary_cos is then refused (UNSUPPORTED). All tensors of a cache may be views
- * of one buffer. */
+ * of one buffer. On CUDA, with k_rope_cache, the channels of k_cache are a multiple of 16, and beside codes there are at most 64
+ * channels in k_rope_cache (else UNSUPPORTED). */
 typedef struct flash_decode_options_t {
     uint32_t struct_size; /* sizeof(flash_decode_options_t) */
     uint32_t flags;       /* CAUSAL, WINDOW, SCALE, ROTARY_INTERLEAVED, INVARIANT_ROWS */
@@ -642,7 +646,8 @@ typedef struct flash_kernel_info_t {
     uint32_t struct_size;   /* sizeof(flash_kernel_info_t): FLASH_KERNEL_INFO_INIT sets it */
     int32_t usable;         /* 1 if this machine can run it */
     const char *name;       /* "forward_cpu_avx512"; the option `kernel` takes this name */
-    const char *operation;  /* "forward", "backward", "decode", "merge", "compress", "cache_write", "forward_tangent", ... */
+    const char *operation;  /* "forward", "backward", "decode", "merge", "compress", "cache_write", "forward_tangent", ...;
+                               "prefill": calls of decode choose it for long chunks */
     const char *backend;    /* "cpu", "sm80", "sm90"; "any": runs on every CUDA device, whichever CUDA backend is requested */
     const char *dtype;      /* "bf16", "f16", "f32"; "any": several types */
     const char *why_not;    /* if not usable: the reason; otherwise "" */
@@ -741,7 +746,8 @@ FLASH_API void flash_set_interrupt(int32_t (*check)(void *context), void *contex
  * Nothing has the size of the matrix of scores. Masks, windows, lengths, the dropout mask, softmax_scale, softcap and
  * alibi_slopes are constants. A row that sees no key has tangents 0 (with a sink: tlse = tsink) and adds nothing to a gradient;
  * its dout, dlse and their tangents do not matter. A hidden pair adds nothing, whatever its tangents are. Not available: tangents
- * of tangents. UNSUPPORTED on CUDA.
+ * of tangents. UNSUPPORTED on CUDA: tangents.dbias, more than 32768 keys (BFLOAT16: 131072) that a row
+ * can see, and in backward_tangent as many rows, of all heads that share a key head, that see a key.
  *
  * Each tensor has the shape, type and device of what it is the tangent of. A NULL input is zero, a NULL output is not wanted. */
 typedef struct flash_tangents_t {

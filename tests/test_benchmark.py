@@ -336,3 +336,39 @@ def test_decode_is_compared_before_it_is_timed(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(SystemExit, match="paged differs"):
         benchmark.compare(cell, calls | {"paged": lambda: wrong})
     assert torch.is_tensor(wrong)
+
+
+def test_serving_cells_and_their_work():
+    pytest.importorskip("torch")
+    benchmark = program("gpu_serving")
+    found = benchmark.cells()
+    assert {cell.kind for cell in found} == set(benchmark.KINDS)
+    assert len({(cell.kind, cell.name) for cell in found}) == len(found)
+    chunk = benchmark.Cell("chunk", "", (benchmark.Sequence(3, 10),))
+    assert chunk.operations == 4 * 32 * 128 * (8 + 9 + 10)
+    assert chunk.bytes == 2 * 2 * 8 * 128 * 10
+    lengths = [s.keys for s in benchmark.log_uniform(256, 100, 100_000)]
+    assert 100 <= min(lengths) < 110
+    assert 90_000 < max(lengths) <= 100_000
+
+
+@pytest.mark.parametrize("kind", ["chunk", "mixed", "lengths", "tree", "codes"])
+def test_serving_calls_agree_on_the_cpu(monkeypatch: pytest.MonkeyPatch, kind: str):
+    """Small cells: every contender runs, and what can be compared has the same result."""
+    torch = pytest.importorskip("torch")
+    benchmark = program("gpu_serving")
+    monkeypatch.setattr(benchmark, "DEVICE", "cpu")
+    monkeypatch.setattr(benchmark, "copies_of", lambda cell: 2)
+    rows = {"chunk": (20,), "mixed": (20, 1), "lengths": (1, 1), "tree": (9, 9), "codes": (1, 1)}[kind]
+    one = benchmark.Cell(kind, "", tuple(benchmark.Sequence(n, 50) for n in rows), code="e4m3" if kind == "codes" else "")
+    calls = benchmark.contenders(one)
+    benchmark.compare(one, calls)
+    results = {name: [call() for call in copies] for name, copies in calls.items()}
+    assert all(bool(torch.isfinite(x.float()).all()) for found in results.values() for x in found)
+    assert benchmark.verdict(one, dict.fromkeys(calls, 2.0))[1] > 0
+    if kind == "chunk":
+        wrong = [lambda: results["forward"][0] + 0.1]
+        with pytest.raises(SystemExit, match="differs"):
+            benchmark.compare(one, calls | {"call": wrong})
+    if kind == "codes":
+        assert torch.allclose(results["call"][0].float(), results["bf16"][0].float(), atol=0.1)

@@ -44,7 +44,7 @@ GREEDY: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False, "eos_token_
 
 
 def alone(model: Any, given: list[list[int]]) -> list[list[int]]:
-    return [model.generate(torch.tensor([one]), **GREEDY)[0, len(one) :].tolist() for one in given]
+    return [model.generate(torch.tensor([one], device=model.device), **GREEDY)[0, len(one) :].tolist() for one in given]
 
 
 def batched(model: Any, given: list[list[int]], **settings: Any) -> list[Any]:
@@ -184,7 +184,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "window": ({}, {"sliding_window": 6}, "Layer passes sliding_window=6; its cache keeps 5 keys"),
     "unknown": ({}, {"position_bias": torch.zeros(1)}, "passes position_bias, which lf_flash_paged does not know"),
     "weights": ({}, {"output_attentions": True}, "output_attentions is True; lf_flash_paged does not store"),
-    "block table": ({}, {"block_table": torch.zeros(1, 1, 1)}, "Layer passes block_table on cpu"),
+    "block table": ({}, {"block_table": torch.zeros(1, 1, 1)}, "Layer passes block_table for a sliding window"),
     "other cache": ({}, {"cache": object()}, "no attribute 'layer_to_allocator'; lf_flash_paged needs version 5.23"),
 }
 
@@ -205,8 +205,9 @@ def test_masks_with_a_rule_of_their_own_are_refused() -> None:
 def test_table_of_rows() -> None:
     rows = torch.tensor([24, 25, 26, 27, 8, 9, 40])
     blocks = types.SimpleNamespace(tokens_per_page=4, block_physical_stride=8)
-    table = paged.table_of(rows, torch.tensor([0, 6, 6, 7], dtype=torch.int32), blocks)
-    assert table.tolist() == [[3, 1], [-1, -1], [5, -1]]
+    ends = torch.tensor([0, 6, 6, 7], dtype=torch.int32)
+    assert paged.table_of(rows, ends, blocks).tolist() == [[3, 1], [-1, -1], [5, -1]]
+    assert paged.table_of(rows, ends, blocks, 9).tolist() == [[3, 1, -1], [-1, -1, -1], [5, -1, -1]]
     assert paged.table_of(rows[:0], torch.tensor([0, 0], dtype=torch.int32), blocks).tolist() == [[-1]]
     with pytest.raises(libflash.UnsupportedError, match="places keys in other rows"):
         paged.table_of(rows + 1, torch.tensor([0, 7], dtype=torch.int32), blocks)

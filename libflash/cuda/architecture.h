@@ -20,14 +20,20 @@ struct Architecture {
     // Whether the kernel supports what the problem requires besides element type and head dims. If not, writes what it lacks to
     // `why`, unless that is nullptr.
     bool (*supports)(const KernelConfig&, const AttentionProblem&, std::string* why);
-    bool (*supports_decode)(const KernelConfig&, const DecodeProblem&, std::string* why);  // nullptr: no kernel for decode
+    // The same for kernels of decode and prefill, and of tangents; nullptr: it has none.
+    bool (*supports_decode)(const KernelConfig&, const DecodeProblem&, std::string* why);
+    bool (*supports_tangent)(const KernelConfig&, const TangentProblem&, std::string* why);
     // Shared memory of a thread block of the kernel if it may exceed the limit of a device; else 0.
     int (*shared_bytes)(const KernelConfig&);
 
     // nullptr if the architecture has no kernel of the operation. They refuse problems beyond the kernels' size limits.
     ForwardPlan (*plan_forward)(const Kernel&, const AttentionProblem&, const DeviceProperties&);
     BackwardPlan (*plan_backward)(const Kernel&, const AttentionProblem&, const DeviceProperties&);
-    DecodePlan (*plan_decode)(const Kernel&, const DecodeProblem&, const DeviceProperties&);
+    // `prefill`: who takes the long chunks.
+    DecodePlan (*plan_decode)(const Kernel&, const DecodeProblem&, const DeviceProperties&, const DecodePrefill& prefill);
+    PrefillPlan (*plan_prefill)(const Kernel&, const DecodeProblem&, const DeviceProperties&);
+    ForwardTangentPlan (*plan_forward_tangent)(const Kernel&, const TangentProblem&, const DeviceProperties&);
+    BackwardTangentPlan (*plan_backward_tangent)(const Kernel&, const TangentProblem&, const DeviceProperties&);
     MergePlan (*plan_merge)(const Kernel&, const MergeProblem&, const DeviceProperties&);
     CompressPlan (*plan_compress)(const Kernel&, const CompressProblem&, const DeviceProperties&);
     CacheWritePlan (*plan_cache_write)(const Kernel&, const CacheWriteProblem&, const DeviceProperties&);

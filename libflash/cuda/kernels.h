@@ -24,6 +24,9 @@ struct Kernel {
     Launcher<Operation::forward> forward = nullptr;
     Launcher<Operation::backward> backward = nullptr;
     Launcher<Operation::decode> decode = nullptr;
+    Launcher<Operation::prefill> prefill = nullptr;
+    Launcher<Operation::forward_tangent> forward_tangent = nullptr;
+    Launcher<Operation::backward_tangent> backward_tangent = nullptr;
 };
 
 // The kernels of this build, in order of preference within an operation. Writes their number to `count`.
@@ -34,6 +37,10 @@ const Kernel* compiled_kernels(int* count);
 void forward(const Kernel& kernel, const AttentionProblem& problem, const ForwardPlan& plan, void* workspace, void* stream);
 void backward(const Kernel& kernel, const AttentionProblem& problem, const BackwardPlan& plan, void* workspace, void* stream);
 void decode(const Kernel& kernel, const DecodeProblem& problem, const DecodePlan& plan, void* workspace, void* stream);
+// out and lse of the problem hold the result of forward.
+void forward_tangent(const Kernel& kernel, const TangentProblem& problem, const ForwardTangentPlan& plan, void* stream);
+void backward_tangent(const Kernel& kernel, const TangentProblem& problem, const BackwardTangentPlan& plan, void* workspace,
+                      void* stream);
 void merge(const Kernel& kernel, const MergeProblem& problem, const MergePlan& plan, void* stream);
 void compress(const Kernel& kernel, const CompressProblem& problem, const CompressPlan& plan, void* stream);
 void cache_write(const Kernel& kernel, const CacheWriteProblem& problem, const CacheWritePlan& plan, void* stream);

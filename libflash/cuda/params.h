@@ -7,6 +7,8 @@
 #include "cuda/attention/cache_params.h"
 #include "cuda/attention/decode_params.h"
 #include "cuda/attention/params.h"
+#include "cuda/attention/prefill_params.h"
+#include "cuda/attention/tangent_params.h"
 #include "cuda/config.h"
 #include "cuda/plans.h"
 
@@ -53,9 +55,24 @@ struct TypesOf<Operation::backward> {
     using Params = BackwardParams;
 };
 template <>
+struct TypesOf<Operation::forward_tangent> {
+    using Plan = ForwardTangentPlan;
+    using Params = ForwardTangentParams;
+};
+template <>
+struct TypesOf<Operation::backward_tangent> {
+    using Plan = BackwardTangentPlan;
+    using Params = BackwardTangentParams;
+};
+template <>
 struct TypesOf<Operation::decode> {
     using Plan = DecodePlan;
     using Params = DecodeParams;
+};
+template <>
+struct TypesOf<Operation::prefill> {
+    using Plan = PrefillPlan;
+    using Params = PrefillParams;
 };
 template <Operation op>
 using LaunchPlan = typename TypesOf<op>::Plan;

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "cuda/attention/params.h"
+#include "cuda/attention/prefill_params.h"
 #include "cuda/config.h"
 #include "problem/workspace.h"
 
@@ -46,6 +46,47 @@ struct ForwardPlan {
     Workspace workspace;         // "sequence_order", "long_sums"
 };
 
+// The long chunks of a decode call (sm90/prefill.cuh). Sequences with fewer query rows are those of the decode kernels.
+struct PrefillPlan {
+    int tile_q = 0, tile_k = 0;
+    ScheduleParams schedule{};
+    int64_t fewest_rows = 0;
+    bool long_sums = false;        // as in ForwardPlan
+    LaunchShape order, attention;  // steps of ForwardStep
+    Workspace workspace;           // "sequence_order", "long_sums"
+};
+
+// The kernel for long chunks, its launcher and its plan. Without a name the decode kernels take all rows.
+struct DecodePrefill {
+    const char* name = nullptr;
+    int (*launch)(const PrefillPlan&, const PrefillParams&, void* stream) = nullptr;
+    PrefillPlan plan;
+};
+
+// From saved out and LSE. A call without them runs forward before.
+struct ForwardTangentPlan {
+    Instance instance;
+    int tile_q = 0, tile_k = 0;
+    ScheduleParams schedule{};
+    bool vector_loads = false;  // rows of q, k, v and their tangents can be read 16 bytes at a time
+    bool vector_rows = false;   // the same for out, dout and tdout
+    bool vector_out = false;    // rows of tout can be written so
+    LaunchShape attention;
+};
+
+enum class BackwardTangentStep { statistics, gradients, dsink };
+
+// A call that wants gradients too runs backward before.
+struct BackwardTangentPlan {
+    Instance instance = kGeneralInstance;
+    int tile_q = 0, tile_k = 0;  // rows of a thread block, of queries or keys; rows of the other side at a time
+    int64_t units = 0;           // workspace units of a head, kUnitRows query rows each
+    ScheduleParams unit_schedule{}, query_schedule{}, key_schedule{};
+    bool vector_loads = false, vector_out = false;
+    LaunchShape statistics, tdq, tdk, tdv, dsink;  // in launch order
+    Workspace workspace;                           // "statistics"
+};
+
 enum class BackwardStep { statistics, dk_dv, dq_conversion, dq, dsink, dbias, dq_counters };
 
 // The launches of the dK/dV kernel, if a key tile has several (attention/long_sums.h). 0: all at once.
@@ -85,6 +126,7 @@ struct DecodePlan {
     int64_t split_size = 0;                         // keys of each range; 0: equal ranges of the visible keys
     int key_heads = 1;                              // key heads of a thread block: 1 or decode_key_heads()
     int64_t query_tiles = 1;                        // of the query rows of a key head
+    int64_t short_tiles = 0;                        // of a sequence, beside long chunks
     int stages = 0;                                 // pipeline stages in use
     uint32_t delayed_begin = 0, delayed_count = 0;  // thread blocks that start later: the first, and how many
     bool fused_append = false;                      // the attention kernel appends the new row
@@ -94,7 +136,8 @@ struct DecodePlan {
     uint32_t append_slots = 0;                      // threads per row there
     uint32_t appended_codes = 0;                    // new rows of all key heads, for the append kernel of 8-bit caches
     LaunchShape append_codes, append, attention, combine;
-    Workspace workspace;  // "rotated_q", "partial_out", "partial_lse"
+    DecodePrefill prefill;
+    Workspace workspace;  // "rotated_q", "partial_out", "partial_lse", "prefill"
 };
 
 struct CompressPlan {

@@ -30,7 +30,7 @@ function(libflash_pair text first second)
   set(${second} ${b} PARENT_SCOPE)
 endfunction()
 
-# Reads one line of the table. Sets name and its parts before_dtype, dtype and after_dtype; group (the folder with its mark);
+# Reads one line of the table. Sets name and its parts before_dtype, dtype and after_dtype; group (architectures.cmake);
 # chosen (whether LIBFLASH_KERNELS selects it and there is an architecture to compile it for); fields (of KernelConfig);
 # operation and folder.
 macro(libflash_read_kernel line)
@@ -56,6 +56,9 @@ macro(libflash_read_kernel line)
     string(APPEND after_dtype _d${head_dims})
   endif()
   set(group ${folder})
+  if(operation MATCHES "_tangent$")
+    string(APPEND group _tangent)
+  endif()
   if(marks MATCHES "small|large")
     string(APPEND group _${CMAKE_MATCH_0})
   endif()
@@ -79,9 +82,11 @@ macro(libflash_read_kernel line)
     set(chosen ON)
   endif()
 
-  if(NOT DEFINED versions_${name})
-    set(versions_${name} ${versions})
-  endif()
+  foreach(known IN ITEMS versions_${operation} versions)
+    if(NOT DEFINED versions_${name} AND DEFINED ${known})
+      set(versions_${name} ${${known}})
+    endif()
+  endforeach()
   list(JOIN LIBFLASH_ARCHITECTURES_${group} " " architectures)
   list(JOIN versions_${name} " " versions_of_code)
   set(fields "\"${name}\", Operation::${operation}, \"${folder}\", KernelType::${dtype}_, ${head_dim}, ${head_dim_v}")

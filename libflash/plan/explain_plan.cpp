@@ -65,6 +65,33 @@ void cuda_lines(std::string& text, const cuda::BackwardPlan& plan) {
     launch_line(text, "", "dbias", plan.dbias);
 }
 
+void cuda_lines(std::string& text, const cuda::ForwardTangentPlan& plan) {
+    line(text, "instance", plan.instance.name);
+    tile_line(text, plan.tile_q, plan.tile_k);
+    line(text, "schedule", "static, ", plan.schedule.heads_per_group, " heads at a time",
+         plan.schedule.reversed ? ", longest tiles first" : "");
+    launch_line(text, "launch", "tangent of attention", plan.attention);
+}
+
+void cuda_lines(std::string& text, const cuda::BackwardTangentPlan& plan) {
+    line(text, "instance", plan.instance.name);
+    line(text, "tile", plan.tile_q, " rows x ", plan.tile_k, " of the other side");
+    line(text, "schedule", "static, ", plan.key_schedule.heads_per_group, " key heads at a time");
+    launch_line(text, "launch", "statistics of rows", plan.statistics);
+    launch_line(text, "", "tangent of dq", plan.tdq);
+    launch_line(text, "", "tangent of dk", plan.tdk);
+    launch_line(text, "", "tangent of dv", plan.tdv);
+    launch_line(text, "", "tangent of dsink", plan.dsink);
+}
+
+void cuda_lines(std::string& text, const TangentPlan& plan) {
+    if (plan.kernel->cuda->config.operation == Operation::backward_tangent) {
+        cuda_lines(text, plan.backward_tangent);
+    } else {
+        cuda_lines(text, plan.forward_tangent);
+    }
+}
+
 void cuda_lines(std::string& text, const cuda::DecodePlan& plan) {
     line(text, "instance", plan.instance.name);
     tile_line(text, plan.tile_q, plan.tile_k);
@@ -76,13 +103,25 @@ void cuda_lines(std::string& text, const cuda::DecodePlan& plan) {
     launch_line(text, appends && !codes ? "launch" : "", "append", plan.append);
     launch_line(text, appends || codes ? "" : "launch", "attention", plan.attention);
     launch_line(text, "", "combine splits", plan.combine);
+    if (!plan.prefill.name) return;
+    const cuda::PrefillPlan& prefill = plan.prefill.plan;
+    line(text, "long chunks", "sequences of at least ", prefill.fewest_rows, " query rows: ", plan.prefill.name, ", tile ",
+         prefill.tile_q, " queries x ", prefill.tile_k, " keys");
+    launch_line(text, plan.attention.blocks > 0 || appends || codes ? "" : "launch", "tile order", prefill.order);
+    launch_line(text, "", "attention", prefill.attention);
 }
+
+template <class CudaPlan>
+const CudaPlan& of_cuda(const PlanOf<CudaPlan>& plan) {
+    return plan.cuda;
+}
+const TangentPlan& of_cuda(const TangentPlan& plan) { return plan; }  // one of two
 
 template <class Plan>
 void all_lines(std::string& text, const Plan& plan) {
     line(text, "kernel", plan.kernel->info.name, ", backend ", plan.kernel->info.backend);
     if (plan.kernel->cuda) {
-        cuda_lines(text, plan.cuda);
+        cuda_lines(text, of_cuda(plan));
     } else {
         cpu_lines(text, plan.cpu);
     }
@@ -95,9 +134,11 @@ void add_plan_lines(std::string& text, const ForwardPlan& plan) { all_lines(text
 void add_plan_lines(std::string& text, const BackwardPlan& plan) { all_lines(text, plan); }
 void add_plan_lines(std::string& text, const DecodePlan& plan) { all_lines(text, plan); }
 void add_plan_lines(std::string& text, const TangentPlan& plan) {
-    line(text, "kernel", plan.kernel->info.name, ", backend ", plan.kernel->info.backend);
-    cpu_lines(text, plan.cpu);
-    line(text, "workspace", plan.workspace_bytes, " bytes");
+    all_lines(text, plan);
+    if (plan.backward.kernel)
+        line(text, "before", "backward, by ", plan.backward.kernel->info.name, " (", plan.backward.cuda.instance.name, ")");
+    if (plan.forward.kernel)
+        line(text, "before", "forward, by ", plan.forward.kernel->info.name, " (", plan.forward.cuda.instance.name, ")");
 }
 
 }  // namespace libflash

@@ -1,5 +1,6 @@
 // Passes a plan to its backend, which runs it and decides nothing.
 #include "build_info.h"
+#include "plan/before_tangent.h"
 #include "plan/plan.h"
 
 namespace libflash {
@@ -25,7 +26,27 @@ void launch(const DecodeProblem& problem, const DecodePlan& plan, void* workspac
     plan.kernel->cpu->decode(problem, plan.cpu, workspace);
 }
 
-void launch(const TangentProblem& problem, const TangentPlan& plan, void* workspace) {
+#if LIBFLASH_BUILD_CUDA
+static void launch_on_cuda(const TangentProblem& problem, const TangentPlan& plan, char* workspace, void* stream) {
+    const auto region = [&](const char* name) { return workspace + plan.workspace.offset(name); };
+    const cuda::Kernel& kernel = *plan.kernel->cuda;
+    if (problem.backward) {
+        if (plan.backward.kernel) launch(primal_before(problem), plan.backward, region("backward"), stream);
+        return cuda::backward_tangent(kernel, problem, plan.backward_tangent, region("tangent"), stream);
+    }
+    if (plan.forward.kernel) launch(primal_before(problem), plan.forward, region("forward"), stream);
+    cuda::forward_tangent(kernel, problem, plan.forward_tangent, stream);
+}
+#endif
+
+void launch(const TangentProblem& problem, const TangentPlan& plan, void* workspace, [[maybe_unused]] void* stream) {
+#if LIBFLASH_BUILD_CUDA
+    if (plan.kernel->cuda) {
+        char* const memory = static_cast<char*>(workspace);
+        if (!needs_lse(problem)) return launch_on_cuda(problem, plan, memory, stream);
+        return launch_on_cuda(with_lse(problem, memory + plan.workspace.offset("lse")), plan, memory, stream);
+    }
+#endif
     const cpu::Kernels& kernels = *plan.kernel->cpu;
     (problem.backward ? kernels.backward_tangent : kernels.forward_tangent)(problem, plan.cpu, workspace);
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "plan/before_tangent.h"
 #include "plan/selection.h"
 
 namespace libflash {
@@ -15,6 +16,15 @@ cuda::DeviceProperties device_of(const AttentionProblem& problem) {
     cuda::DeviceProperties device = device_of(problem.device);
     device.multiprocessors = std::max(1, device.multiprocessors - problem.request.sm_margin);
     return device;
+}
+
+// Who takes the long chunks of a decode call on a GPU.
+cuda::DecodePrefill prefill_of(const DecodeProblem& problem) {
+    const KernelEntry* entry = find_kernel(prefill_query(problem));
+    if (!entry) return {};
+    const cuda::PrefillPlan plan = entry->cuda->architecture->plan_prefill(*entry->cuda, problem, device_of(problem.device));
+    if (plan.attention.blocks == 0) return {};
+    return {entry->info.name, entry->cuda->prefill, plan};
 }
 
 // Calls the backend's planner and copies the workspace size.
@@ -54,11 +64,46 @@ DecodePlan plan_decode(const DecodeProblem& problem, const KernelEntry& kernel) 
     return make_plan<DecodePlan>(
         kernel, [&](const cpu::Kernels& kernels) { return kernels.plan_decode(problem); },
         [&](const cuda::Architecture& architecture) {
-            return architecture.plan_decode(*kernel.cuda, problem, device_of(problem.device));
+            return architecture.plan_decode(*kernel.cuda, problem, device_of(problem.device), prefill_of(problem));
         });
 }
 
+namespace {
+
+void plan_forward_tangent(TangentPlan& plan, const TangentProblem& problem) {
+    const cuda::Kernel& kernel = *plan.kernel->cuda;
+    plan.forward_tangent = kernel.architecture->plan_forward_tangent(kernel, problem, device_of(problem));
+    if (problem.from_lse) return;
+    plan.forward = plan_forward(primal_before(needs_lse(problem) ? with_lse(problem, nullptr) : problem));
+    plan.workspace.add("forward", plan.forward.workspace_bytes);
+    if (needs_lse(problem)) plan.workspace.add("lse", lse_bytes(problem));
+}
+
+void plan_backward_tangent(TangentPlan& plan, const TangentProblem& problem) {
+    const cuda::Kernel& kernel = *plan.kernel->cuda;
+    plan.backward_tangent = kernel.architecture->plan_backward_tangent(kernel, problem, device_of(problem));
+    plan.workspace.add("tangent", plan.backward_tangent.workspace.bytes());
+    if (!problem.with_gradients()) return;
+    plan.backward = plan_backward(primal_before(problem));
+    plan.workspace.add("backward", plan.backward.workspace_bytes);
+}
+
+TangentPlan plan_tangent_on_cuda(const TangentProblem& problem, const KernelEntry& kernel) {
+    TangentPlan plan;
+    plan.kernel = &kernel;
+    if (problem.backward) {
+        plan_backward_tangent(plan, problem);
+    } else {
+        plan_forward_tangent(plan, problem);
+    }
+    plan.workspace_bytes = plan.workspace.bytes();
+    return plan;
+}
+
+}  // namespace
+
 TangentPlan plan_tangent(const TangentProblem& problem, const KernelEntry& kernel) {
+    if (kernel.cuda) return plan_tangent_on_cuda(problem, kernel);
     TangentPlan plan;
     plan.kernel = &kernel;
     plan.cpu = problem.backward ? kernel.cpu->plan_backward_tangent(problem) : kernel.cpu->plan_forward_tangent(problem);

@@ -23,10 +23,15 @@ using MergePlan = PlanOf<cuda::MergePlan>;            // no workspace
 using CompressPlan = PlanOf<cuda::CompressPlan>;      // no workspace
 using CacheWritePlan = PlanOf<cuda::CacheWritePlan>;  // no workspace
 
-// No CUDA kernel has these operations.
 struct TangentPlan {
     const KernelEntry* kernel = nullptr;
     cpu::Plan cpu;
+    // CUDA: the plan of the operation. What runs before has no kernel if it is not needed.
+    cuda::ForwardTangentPlan forward_tangent;
+    cuda::BackwardTangentPlan backward_tangent;
+    ForwardPlan forward;    // out and LSE are not given
+    BackwardPlan backward;  // gradients are wanted too
+    Workspace workspace;    // "forward", "lse"; "backward", "tangent"
     size_t workspace_bytes = 0;
 };
 
@@ -49,7 +54,7 @@ TangentPlan plan_tangent(const TangentProblem& problem, const KernelEntry& kerne
 void launch(const AttentionProblem& problem, const ForwardPlan& plan, void* workspace, void* stream);
 void launch(const AttentionProblem& problem, const BackwardPlan& plan, void* workspace, void* stream);
 void launch(const DecodeProblem& problem, const DecodePlan& plan, void* workspace, void* stream);
-void launch(const TangentProblem& problem, const TangentPlan& plan, void* workspace);
+void launch(const TangentProblem& problem, const TangentPlan& plan, void* workspace, void* stream);
 void launch(const MergeProblem& problem, const MergePlan& plan, void* stream);
 void launch(const CompressProblem& problem, const CompressPlan& plan, void* stream);
 void launch(const CacheWriteProblem& problem, const CacheWritePlan& plan, void* stream);

@@ -92,6 +92,7 @@ bool accepts_cuda(const KernelEntry& kernel, const KernelQuery& query, std::stri
     if (query.cache_write && rotates_beside_rope(query))
         return reject(why, "rotary_cos: cannot be given together with k_rope_cache, whose keys are rotated already");
     if (query.decode) return architecture.supports_decode(kernel.cuda->config, *query.decode, why);
+    if (query.tangent) return architecture.supports_tangent(kernel.cuda->config, *query.tangent, why);
     return !query.attention || architecture.supports(kernel.cuda->config, *query.attention, why);
 }
 
@@ -139,11 +140,19 @@ KernelQuery kernel_query(const AttentionProblem& p) {
 }
 
 KernelQuery kernel_query(const TangentProblem& p) {
-    return {p.operation, p.device, p.dtype, p.head_dim, p.head_dim_v, &p.request, nullptr, &p};
+    KernelQuery query{p.operation, p.device, p.dtype, p.head_dim, p.head_dim_v, &p.request};
+    query.tangent = &p;
+    return query;
 }
 
 KernelQuery kernel_query(const DecodeProblem& p) {
     return {Operation::decode, p.device, p.dtype, p.head_dim, p.head_dim_v, &p.request, nullptr, nullptr, &p};
+}
+
+KernelQuery prefill_query(const DecodeProblem& p) {
+    KernelQuery query = kernel_query(p);
+    query.operation = Operation::prefill;
+    return query;
 }
 
 KernelQuery kernel_query(const MergeProblem& p) {
@@ -199,16 +208,22 @@ std::string reasons_of(const KernelQuery& query, bool other_devices) {
     return text;
 }
 
-bool runs_on_cuda(Operation operation) {
-    return operation != Operation::forward_tangent && operation != Operation::backward_tangent;
+bool is_tangent(Operation operation) {
+    return operation == Operation::forward_tangent || operation == Operation::backward_tangent;
+}
+
+bool any_cuda_kernel(Operation operation) {
+    for (int i = 0; i < kernel_count(); ++i)
+        if (kernel_entry(i).cuda && kernel_entry(i).operation == operation) return true;
+    return false;
 }
 
 }  // namespace
 
 std::string why_no_kernel(const KernelQuery& query) {
-    if (query.device.is_cuda() && !runs_on_cuda(query.operation)) {
-        return text_of("operation: runs on the CPU only (", operation_name(query.operation), " of tensors on ", query.device,
-                       ")");
+    if (query.device.is_cuda() && is_tangent(query.operation) && !any_cuda_kernel(query.operation)) {
+        return text_of("operation: runs on the CPU only in this build (", operation_name(query.operation), " of tensors on ",
+                       query.device, ")");
     }
     for (const bool other_devices : {false, true}) {
         const std::string text = reasons_of(query, other_devices);

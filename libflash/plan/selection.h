@@ -21,10 +21,12 @@ struct KernelQuery {
     const AttentionProblem* attention = nullptr;  // forward, backward
     const DecodeProblem* decode = nullptr;
     const CacheWriteProblem* cache_write = nullptr;
+    const TangentProblem* tangent = nullptr;
 };
 KernelQuery kernel_query(const AttentionProblem& problem);
 KernelQuery kernel_query(const TangentProblem& problem);
 KernelQuery kernel_query(const DecodeProblem& problem);
+KernelQuery prefill_query(const DecodeProblem& problem);  // for the long chunks
 KernelQuery kernel_query(const MergeProblem& problem);
 KernelQuery kernel_query(const CacheWriteProblem& problem);
 KernelQuery kernel_query(const CompressProblem& problem);

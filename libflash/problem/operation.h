@@ -5,7 +5,18 @@
 
 namespace libflash {
 
-enum class Operation : int32_t { forward, backward, decode, merge, compress, forward_tangent, backward_tangent, cache_write };
+// prefill: the long chunks of a decode call, which have kernels of their own on some GPUs.
+enum class Operation : int32_t {
+    forward,
+    backward,
+    decode,
+    merge,
+    compress,
+    forward_tangent,
+    backward_tangent,
+    cache_write,
+    prefill
+};
 
 constexpr const char* operation_name(Operation operation) {
     switch (operation) {
@@ -16,6 +27,7 @@ constexpr const char* operation_name(Operation operation) {
         case Operation::forward_tangent: return "forward_tangent";
         case Operation::backward_tangent: return "backward_tangent";
         case Operation::cache_write: return "cache_write";
+        case Operation::prefill: return "prefill";
         default: return "compress";
     }
 }

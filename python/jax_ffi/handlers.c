@@ -152,3 +152,4 @@ xla_error *forward_tangent_cuda(xla_frame *frame) { return handle(frame, FORWARD
 xla_error *backward_tangent_cpu(xla_frame *frame) { return handle(frame, BACKWARD_TANGENT, true); }
 xla_error *backward_tangent_cuda(xla_frame *frame) { return handle(frame, BACKWARD_TANGENT, false); }
 xla_error *cache_write_cpu(xla_frame *frame) { return handle(frame, CACHE_WRITE, true); }
+xla_error *cache_write_cuda(xla_frame *frame) { return handle(frame, CACHE_WRITE, false); }

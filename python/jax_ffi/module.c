@@ -23,6 +23,7 @@ static const struct {
     {"libflash_backward_tangent", "cpu", backward_tangent_cpu},
     {"libflash_backward_tangent", "CUDA", backward_tangent_cuda},
     {"libflash_cache_write", "cpu", cache_write_cpu},
+    {"libflash_cache_write", "CUDA", cache_write_cuda},
 };
 
 static PyObject *list_handlers(PyObject *self, PyObject *unused) {

@@ -269,8 +269,6 @@ def run(call: Call, *operands: Any) -> list[Any]:
         return on_platform(call, operands, results, None)
     if call.operation in (DECODE, CACHE_WRITE) or not on_gpu:
         workspace_size(call, operands, results, 0)
-    if call.operation == CACHE_WRITE and on_gpu:
-        raise UnsupportedError("libflash.jax.cache_write runs on the CPU only")
     if not on_gpu:
         return on_platform(call, operands, results, None)
     try:

@@ -224,7 +224,7 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
         A number, one for all; or an array:
         (1,) or (heads_k,) or (batch, heads_k): an append divides new rows by them.
         (places, rows, heads_k) or (places, rows, heads_k, groups), for the rows of the cache: an append computes and writes them.
-        Groups are of equally many neighbouring channels. Any strides.
+        Groups are of equally many neighbouring channels (CUDA: a multiple of 16). Any strides.
     k_rope_cache : the places, rows and heads of k_cache, with the last channels of the keys in q's type; k_cache has the others
     k_rope : (batch, seqlen_new, heads_k, channels of k_rope_cache), or packed as k; with k and k_rope_cache
     head_dim_v : int, with v_cache=None
@@ -245,16 +245,16 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
         The rows of tree_mask of each sequence: all of its query rows, or none, then it is causal.
     shared_groups : (groups + 1,) int32, shared_lens : (groups,) int32 (int64 on the CPU: converted)
         A hint that changes no bit: sequences shared_groups[i] to shared_groups[i + 1] - 1 have the same first shared_lens[i]
-        cached keys in the same places, in one cache entry or in the same pages. A hint that is not true is refused. The CPU
-        checks it and computes as without it. On the CPU only.
+        cached keys in the same places, in one cache entry or in the same pages. The library computes as without it. The CPU
+        refuses a hint that is not true.
     shard : (count, index, keys)
         The caches have a part of the keys: key t is on shard t // keys % count, without gaps. Lengths, positions and masks count
         all keys; each shard gets the same q, k and v, stores the new rows that are its own, and computes its part of out and lse,
-        which merge() puts together. cache_seqlens is required without k. learnable_sink counts on shard 0 only. On the CPU only.
+        which merge() puts together. cache_seqlens is required without k. learnable_sink counts on shard 0 only.
     invariant : bool
         The bits of a row depend on its own sequence alone: not on the batch and its order, the other rows of the call, the pages
-        or the number of threads. Rows of a prefill, in chunks of any lengths, have the bits of decoding one row after another. On
-        the CPU only; num_splits must be 0.
+        or the number of threads. Rows of a prefill, in chunks of any lengths, have the bits of decoding one row after another.
+        num_splits must be 0; split_size chooses the number of keys that are added up at a time.
     return_lse, out, lse, stream, backend, kernel : as in attention()
 
     Returns

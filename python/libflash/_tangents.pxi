@@ -34,7 +34,7 @@ cdef int refuse_gradients_of(_Source source, tuple arrays, str function) except 
 
 
 def attention_tangent(q, k, v, tq=None, tk=None, tv=None, *, tbias=None, tsink=None, out=None, lse=None, **options):
-    """attention() and its derivative along a direction (forward mode, a Jacobian-vector product). On the CPU.
+    """attention() and its derivative along a direction (forward mode, a Jacobian-vector product).
 
     Parameters
     ----------
@@ -54,7 +54,8 @@ def attention_tangent(q, k, v, tq=None, tk=None, tv=None, *, tbias=None, tsink=N
 
     Raises
     ------
-    As attention(). UnsupportedError for CUDA, and for PyTorch tensors that require a gradient while gradients are recorded.
+    As attention(). UnsupportedError on CUDA for more keys or rows than its kernels add up, and for PyTorch tensors that
+    require a gradient while gradients are recorded.
     """
     cdef Call call
     cdef Extras extras
@@ -126,7 +127,7 @@ def attention_tangent(q, k, v, tq=None, tk=None, tv=None, *, tbias=None, tsink=N
 def attention_backward_tangent(dout, q, k, v, out, lse, tout, tlse, tq=None, tk=None, tv=None, *, tbias=None, tsink=None,
                                tdout=None, tdlse=None, dlse=None, tdbias=None, tdsink=None, dq=None, dk=None, dv=None, dbias=None,
                                dsink=None, **options):
-    """The derivative of attention_backward() along a direction; with it all second derivatives. On the CPU.
+    """The derivative of attention_backward() along a direction; with it all second derivatives.
 
     The Hessian is symmetric: gradients of a function of dq, dk, dv with respect to q, k, v are the tangents of dq, dk, dv in the
     direction of that function's gradients, with tdout = tdlse = None; those with respect to dout and dlse are tout and tlse.
@@ -149,7 +150,7 @@ def attention_backward_tangent(dout, q, k, v, out, lse, tout, tlse, tq=None, tk=
 
     Raises
     ------
-    As attention_tangent().
+    As attention_tangent(). UnsupportedError for tdbias on CUDA.
     """
     cdef Call call
     cdef Extras extras

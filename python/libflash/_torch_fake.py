@@ -13,7 +13,7 @@ import torch
 
 from . import _core
 from ._block_mask import BlockMask
-from ._errors import InvalidError, NoDeviceError, UnsupportedError
+from ._errors import InvalidError, NoDeviceError
 from ._torch_kernels import BLOCK_LISTS, decode_type, library_options, lse_shape, lse_type, optional_gradients, with_parts
 
 Tensor = torch.Tensor
@@ -102,11 +102,6 @@ def attention_backward(
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), *optional
 
 
-def refuse_cuda(operation: str, q: Tensor) -> None:
-    if q.device.type == "cuda":
-        raise UnsupportedError(f"{operation} runs on the CPU only; q is on {q.device}")
-
-
 def attention_with_tangent(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[Tensor, ...]:
     moved = ("tq", "tk", "tv", "tbias", "tsink")
     out, lse = attention(q, k, v, **{name: x for name, x in options.items() if name not in moved})
@@ -116,7 +111,6 @@ def attention_with_tangent(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> t
 def attention_tangent(q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, **options: Any) -> tuple[Tensor, Tensor]:
     """The real call compares the tangents with their primals."""
     check_rank(q, v)
-    refuse_cuda("the tangent of attention", q)
     return q.new_empty((*q.shape[:-1], v.shape[-1])), torch.empty_like(lse, memory_format=torch.contiguous_format)
 
 
@@ -131,7 +125,6 @@ def attention_backward_tangent(
     **options: Any,
 ) -> tuple[Tensor, ...]:
     check_rank(q, v)
-    refuse_cuda("the second derivative of attention", q)
     optional = (q.new_empty(0) if x is None else x for x in optional_gradients(options, need_dbias, need_dsink))
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), *optional
 

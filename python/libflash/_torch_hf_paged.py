@@ -1,9 +1,9 @@
 """The attention function for continuous batching in Hugging Face transformers (`model.generate_batch`).
 
 transformers packs chunks of prompts and single new tokens of many requests into one row, (1, heads, total, head_dim), and keeps
-keys and values in pages. Layers with full attention are one call of `libflash.decode` on the CPU: it appends the new keys to the
-pages and reads the pages in place. For layers with a sliding window, whose pages are a ring that new keys overwrite, and on a
-GPU, transformers gathers the keys of each request, and one call with packed sequences attends to them.
+keys and values in pages. Layers with full attention are one call of `libflash.decode`: it appends the new keys to the pages and
+reads the pages in place. For layers with a sliding window, whose pages are a ring that new keys overwrite, transformers gathers
+the keys of each request, and one call with packed sequences attends to them.
 
 The name contains "flash", because transformers makes masks of (total, all keys) for any other name and refuses names that it does
 not know. enable(model, paged=True) sets it: where users request such a name, transformers looks for a package.
@@ -77,18 +77,19 @@ def forward(
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     options["cu_seqlens_q"] = ends = cu_seq_lens_q.to(torch.int32)
     keys = cu_seq_lens_k[allocator.layer_type].to(torch.int32)
-    if query.device.type == "cpu" and allocator.supports_block_table:
+    if allocator.supports_block_table:
         # Each block of the cache has a page of keys and a page of values of every layer: a step along the pages of one layer.
         step = allocator.block_physical_stride // allocator.tokens_per_page
         pages = tuple(x[::step] for x in allocator.get_cache_for_block_table(module.layer_idx))
         if block_table is not None:
             table = block_table[allocator.index] // step
         else:
-            table = table_of(rows_of(allocator, read_index, write_index), keys, allocator)
+            longest = max_length_k[allocator.layer_type] if max_length_k else None
+            table = table_of(rows_of(allocator, read_index, write_index), keys, allocator, longest)
         return in_pages(q, k, v, pages, table, keys.diff() - ends.diff(), options)[None], None
     given = {"cu_seq_lens_k": cu_seq_lens_k, "max_length_k": max_length_k, "read_index": read_index, "write_index": write_index}
     if block_table is not None:
-        raise UnsupportedError(f"{kind} passes block_table on {query.device}; set max_blocks_per_request to 0")
+        raise UnsupportedError(f"{kind} passes block_table for a sliding window; set max_blocks_per_request to 0")
     gathered = cache.update(key_states=key, value_states=value, layer_idx=module.layer_idx, kwargs=given)
     return in_rows(q, *(x[0].transpose(0, 1) for x in gathered), keys, options)[None], None
 
@@ -121,22 +122,31 @@ def rows_of(allocator: Any, read_index: list[Tensor] | None, write_index: list[T
     return rows if rows.numel() else write_index[allocator.index]
 
 
-def table_of(rows: Tensor, cu_seqlens_k: Tensor, allocator: Any) -> Tensor:
+def table_of(rows: Tensor, cu_seqlens_k: Tensor, allocator: Any, longest: int | None = None) -> Tensor:
     """(requests, columns): the blocks of requests whose keys are these rows of the cache, one request after the other.
 
     A page is the first rows of a block. Each request begins with a page, and its rows follow each other inside a page. -1 stands
-    where a request has no page.
+    where a request has no page. With `longest`, the most keys of a request, the GPU is not waited for.
     """
     page_size, block_size = allocator.tokens_per_page, allocator.block_physical_stride
     lengths = cu_seqlens_k.diff()
-    longest = int(lengths.max()) if len(lengths) else 0
+    if longest is None:
+        longest = int(lengths.max()) if len(lengths) else 0
     first = torch.arange(0, max(longest, 1), page_size, device=rows.device)
     inside = first < lengths[:, None]
     at = (cu_seqlens_k[:-1, None] + first).clamp(max=max(len(rows) - 1, 0))
     starts = torch.where(inside, rows[at], -block_size) if len(rows) else torch.full_like(at, -block_size)
-    if (starts % block_size).any():
-        raise UnsupportedError(f"transformers {version()} places keys in other rows of its cache than {NAME} expects")
+    check_places(starts % block_size == 0)
     return (starts // block_size).to(torch.int32)
+
+
+def check_places(expected: Tensor) -> None:
+    """On a GPU the program ends with an assertion instead, so that the host need not wait."""
+    said = f"transformers {version()} places keys in other rows of its cache than {NAME} expects"
+    if expected.is_cuda:
+        torch.ops.aten._assert_async.msg(expected.all(), said)
+    elif not expected.all():
+        raise UnsupportedError(said)
 
 
 def refuse_other_mathematics(

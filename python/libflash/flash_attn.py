@@ -164,8 +164,8 @@ def flash_attn_varlen_func(
     cu_seqlens_q and cu_seqlens_k, (batch + 1,) int32, are prefix sums of the lengths. The lengths' maxima are not needed, but for
     S_dmask. softmax_lse is (heads, total_q).
 
-    block_table, (batch, columns) int32: k and v are pages (num_pages, page_size, heads_k, head_dim) of a cache. On the CPU they
-    are read in place. On a GPU, with dropout and where gradients are recorded, PyTorch's are gathered into new memory first.
+    block_table, (batch, columns) int32: k and v are pages (num_pages, page_size, heads_k, head_dim) of a cache. They are read in
+    place; with dropout, seqused_q and where gradients are recorded, PyTorch's are gathered into new memory first.
     With pages, seqused_k (batch,) may stand in place of cu_seqlens_k, which is None then; where they are read in place, they may
     have k_descale, v_descale and qv as in flash_attn_with_kvcache.
     """
@@ -191,7 +191,7 @@ def flash_attn_varlen_func(
             )  # fmt: skip
         if qv is not None or k_descale is not None or v_descale is not None:
             raise UnsupportedError(
-                "qv, k_descale and v_descale need pages that are read in place: on the CPU, without gradients, dropout, seqused_q"
+                "qv, k_descale and v_descale need pages that are read in place: without gradients, dropout and seqused_q"
             )
         k, v, lengths = _gather_pages(q, k, v, block_table, lengths)
     else:
@@ -298,14 +298,15 @@ def flash_attn_with_kvcache(
     k and v, (batch, seqlen_new, heads_k, head_dim), are first appended to the cache, in place, after the valid rows.
     cache_seqlens is an int or (batch,) int32. No gradients.
 
-    The last arguments are those of flash-attn 3 and 4, and come last here. Caches may be of float8_e4m3fn, float8_e5m2 or int8,
-    on the CPU; a cached value is its element times k_descale or v_descale, (batch, heads_k) float32, or of the other shapes that
-    k_scale of `libflash.decode` may have. q has no scale: q_descale must be None. With cu_seqlens_q, (batch + 1,) int32, q is
-    packed, (total_q, heads, head_dim), and so are k and v by cu_seqlens_k_new, default cu_seqlens_q.
+    The last arguments are those of flash-attn 3 and 4, and come last here. Caches may be of float8_e4m3fn, float8_e5m2 or int8;
+    a cached value is its element times k_descale or v_descale, (batch, heads_k) float32, or of the other shapes that k_scale of
+    `libflash.decode` may have. q has no scale: q_descale must be None. With cu_seqlens_q, (batch + 1,) int32, q is packed,
+    (total_q, heads, head_dim), and so are k and v by cu_seqlens_k_new, default cu_seqlens_q.
     max_seqlen_q is not needed. learnable_sink, (heads,), is also called s_aux, and block_table page_table.
 
     qv, of q's shape with the channels of v_cache: the scores are q k + qv v, as in multi-head latent attention, where v_cache has
-    the latent vectors and k_cache the rope parts of keys. On the CPU only, without rotary_cos; only v_cache may have 8 bits then.
+    the latent vectors and k_cache the rope parts of keys. Without rotary_cos; only v_cache may have 8 bits then. On CUDA both
+    together have at most 256 channels.
 
     Returns
     -------
@@ -465,12 +466,11 @@ def _numpy_seed(q: Array) -> int:
 
 
 def _reads_pages(q: Array, *others: Array | None) -> bool:
-    """Whether decode can take the call: on the CPU, without gradients."""
+    """Whether decode can take the call: without gradients."""
     if not _is(q, "torch", "Tensor"):
         return _is(q, "numpy", "ndarray")
     torch = sys.modules["torch"]
-    records = torch.is_grad_enabled() and any(x.requires_grad for x in (q, *others) if _is(x, "torch", "Tensor"))
-    return q.device.type == "cpu" and not records
+    return not (torch.is_grad_enabled() and any(x.requires_grad for x in (q, *others) if _is(x, "torch", "Tensor")))
 
 
 def _read_pages(

@@ -84,7 +84,7 @@ def attention(
     they are.
 
     Under autocast q, k and v are cast to its type, as scaled_dot_product_attention's are. There is no stream argument: use
-    torch.cuda.stream. On CUDA, second derivatives and forward-mode AD raise UnsupportedError; everywhere the gradient for
+    torch.cuda.stream. On CUDA, second derivatives of the gradient for bias raise UnsupportedError; everywhere the gradient for
     alibi_slopes, third derivatives, and forward mode of forward mode or inside torch.compile do.
     """
     if not torch.compiler.is_compiling() and not dropout_p:

@@ -14,7 +14,7 @@ SCRIPT = """
 include({functions})
 set(CMAKE_CUDA_ARCHITECTURES {architectures})
 libflash_folder_architectures()
-foreach(group any sm80 sm80_large sm80_small sm90)
+foreach(group any sm80 sm80_large sm80_small sm80_tangent sm80_tangent_large sm80_tangent_small sm90)
   libflash_gencode("${{LIBFLASH_ARCHITECTURES_${{group}}}}" "{versions}" options)
   message("${{group}}|${{LIBFLASH_ARCHITECTURES_${{group}}}}|${{options}}")
 endforeach()
@@ -48,6 +48,30 @@ def test_default_architectures(cmake):
     assert made["sm80_large"] == ("90-real 100-real", {"90": "sm_90,sm_100"})
     assert made["sm80_small"] == ("80-real 120-real 80-virtual", {"80": "sm_80,compute_80", "90": "sm_120"})
     assert made["sm90"] == ("90a-real", {"90a": "sm_90a"})
+
+
+def test_operations_on_tangents(cmake):
+    """GPUs newer than sm_90 compile their PTX, from the one version that the build makes."""
+    made = cmake(DEFAULT, "80")
+    assert made["sm80_tangent"] == ("80-real 90-real 80-virtual", {"80": "sm_80,sm_90,compute_80"})
+    assert made["sm80_tangent_large"] == ("90-real", {"80": "sm_90"})
+    assert made["sm80_tangent_small"] == ("80-real 80-virtual", {"80": "sm_80,compute_80"})
+
+
+@pytest.mark.parametrize(
+    ("architectures", "tangent"),
+    [
+        ("80-real 86-real 90a-real 103-real 80-virtual", "80-real 86-real 90-real 80-virtual"),
+        ("90 120-real", "90"),
+        ("89-virtual 100-real", "89-virtual"),
+        ("80-real 120-real", "80-real 120-real"),  # there is no PTX
+        ("100-real 120", "100-real 120"),  # nor is there for sm_100
+        ("90a 100-real", "90"),
+        ("80-virtual 100f 121-real", "80-virtual 100"),  # machine code and PTX were asked for
+    ],
+)
+def test_other_architectures_of_operations_on_tangents(cmake, architectures, tangent):
+    assert cmake(architectures)["sm80_tangent"][0] == tangent
 
 
 def test_kernels_with_more_versions(cmake):
@@ -100,8 +124,9 @@ def test_every_version_in_the_sources_has_ptx():
     for dtype in ("bf16", "f16"):  # 256 channels: the first version after 1100 is that of sm_120
         assert "120" in versions[f"_forward_sm80_{dtype}_d256"].split()
     kernels = {f"_{operation}_{folder}_{dtype}_d{dims}" for operation, folder, dtype, dims in table()}
+    kernels |= {"", *(f"_{operation}" for operation, *_ in table())}
     for kernel, some in versions.items():
-        assert kernel == "" or kernel.removesuffix("_small") in kernels
+        assert kernel.removesuffix("_small") in kernels
         assert "100" not in some.split() or kernel.startswith("_forward_sm80_")
 
 

@@ -98,6 +98,15 @@ def test_kernels_with_other_versions_are_apart(cmake):
     assert "compute_100" in units["forward_sm80_f16_d64"][2]
 
 
+def test_versions_of_an_operation(cmake):
+    """A kernel's own versions come first, then those of its operation, then those of all."""
+    table = "\n".join(f"{operation} sm80 f16 64 64x32 1 -" for operation in ("forward", "forward_tangent", "backward_tangent"))
+    own = "set(versions_forward_tangent 80)\nset(versions_backward_tangent 80)\nset(versions_backward_tangent_sm80_f16_d64 80 90)"
+    units, _ = cmake(versions=own, table=table + "\n")
+    from_90 = {unit for unit, (*_, options) in units.items() if "compute_90" in options}
+    assert from_90 == {"forward_sm80_f16_d64", "backward_tangent_sm80_f16_d64"}
+
+
 @pytest.mark.parametrize(
     ("pattern", "wanted"),
     [
@@ -124,4 +133,5 @@ def test_kernels_without_an_architecture(cmake):
     units, registry = cmake(architectures="80-real")
     assert sorted(registry) == sorted(kernels_of(units))
     assert not [name for name in registry if "sm90" in name]
-    assert {group for _, group, _ in units.values()} == {"any", "sm80", "sm80_small"}
+    groups = {"any", "sm80", "sm80_small", "sm80_tangent", "sm80_tangent_small"}
+    assert {group for _, group, _ in units.values()} == groups

@@ -41,7 +41,7 @@ def test_names_kernel_and_workspace(function: str) -> None:
 
 @pytest.mark.parametrize("function", TANGENTS)
 def test_tangents(function: str) -> None:
-    """The text says which inputs have a tangent, by default q, k and v, and that CUDA has no kernel."""
+    """The text says which inputs have a tangent, by default q, k and v."""
     case = build(function, "dense")
     ending = "; with out and lse" if function == "forward_tangent" else ""
     assert lines_of(case)["tangents"] == "q, k, v, bias, sink, dout, dlse" + ending
@@ -49,12 +49,24 @@ def test_tangents(function: str) -> None:
     assert lines_of(case)["tangents"] == "k" + ending
     null("tangents")(case)
     assert lines_of(case)["tangents"] == "q, k, v" + ending
+
+
+@pytest.mark.skipif(abi.lib.flash_device_count() > 0, reason="there is a GPU")
+@pytest.mark.parametrize("function", TANGENTS)
+def test_tangents_on_a_gpu_are_explained_without_one(function: str) -> None:
+    """The text names what is missing: a GPU if the build has kernels for one, otherwise the kernels."""
+    case = build(function, "dense")
     case.options = {}
+    null("tangents")(case)
     for name in case.tensors:
         on_cuda(name)(case)
     found = lines_of(case)
     assert found["kernel"] == "none: UNSUPPORTED"
-    assert found["because"] == f"operation: runs on the CPU only ({function} of tensors on cuda:0)"
+    names = [k.name.decode() for k in abi.kernels() if k.operation.decode() == function and k.backend != b"cpu"]
+    if names:
+        assert found["because"].startswith("device: no usable GPU (") and found["because"].endswith(f") [{', '.join(names)}]")
+    else:
+        assert found["because"] == f"operation: runs on the CPU only in this build ({function} of tensors on cuda:0)"
 
 
 @pytest.mark.parametrize("function", INPUTS)

@@ -117,8 +117,31 @@ struct Call {
         if (operation == "merge")
             return query ? FLASH_STATUS_OK : flash_attention_merge(in(3), in(4), 1, out(0), out(1), &merging, nullptr);
         if (operation == "cache_write") return write_to_cache(query);
+        if (operation == "forward_tangent" || operation == "backward_tangent") return run_tangent(options, query);
         const flash_block_lists_t lists = {made[0].view, made[1].view, made[2].view, made[3].view};
         return query ? FLASH_STATUS_OK : flash_block_mask_compress(in(5), &lists, nullptr);
+    }
+    // From out and LSE, so that the kernel of the operation alone runs; every input is its own tangent.
+    flash_status_t run_tangent(const flash_attention_options_t& options, bool query) {
+        flash_tangents_t tangents = FLASH_TANGENTS_INIT;
+        tangents.q = in(0), tangents.k = in(1), tangents.v = in(2);
+        size_t* const size = &workspace_bytes;
+        if (std::string(kernel.operation) == "forward_tangent") {
+            tangents.flags = FLASH_FLAG_FROM_LSE, tangents.out = out(0), tangents.lse = out(1);
+            if (query)
+                return flash_attention_forward_tangent_workspace_size(in(0), in(1), in(2), in(3), in(4), &tangents, &options,
+                                                                      size);
+            return flash_attention_forward_tangent(in(0), in(1), in(2), in(3), in(4), &tangents, &options, workspace, *size,
+                                                   nullptr);
+        }
+        tangents.out = tangents.dout = in(3), tangents.lse = in(4);
+        tangents.dq = out(0), tangents.dk = out(1), tangents.dv = out(2);
+        if (query) {
+            return flash_attention_backward_tangent_workspace_size(in(3), in(0), in(1), in(2), in(3), in(4), nullptr, nullptr,
+                                                                   nullptr, &tangents, &options, size);
+        }
+        return flash_attention_backward_tangent(in(3), in(0), in(1), in(2), in(3), in(4), nullptr, nullptr, nullptr, &tangents,
+                                                &options, workspace, *size, nullptr);
     }
     flash_status_t write_to_cache(bool query) {
         flash_cache_write_options_t writing = FLASH_CACHE_WRITE_OPTIONS_INIT;
@@ -136,7 +159,7 @@ Call make_call(const Driver& driver, const flash_kernel_info_t& kernel, const st
     const int64_t dim = kernel.head_dim ? kernel.head_dim : 64, dim_v = kernel.head_dim_v ? kernel.head_dim_v : 64;
     const auto tensor = [&](int32_t type, const std::vector<int64_t>& shape) { return Tensor(driver, type, shape, false); };
     Call call{kernel, inputs, {}, nullptr, 0, ""};
-    if (operation == "backward") {
+    if (operation == "backward" || operation == "backward_tangent") {
         for (const int64_t channels : {dim, dim, dim_v}) call.made.push_back(tensor(dtype, {1, kRows, kHeads, channels}));
     } else if (operation == "compress") {
         for (const int n : {3, 4, 3, 4})
@@ -201,6 +224,7 @@ int main() {
         flash_kernel_info_t kernel{};
         kernel.struct_size = sizeof kernel;
         if (flash_kernel_info(index, &kernel) != FLASH_STATUS_OK) return 2;
+        if (std::string(kernel.operation) == "prefill") continue;  // which calls of decode choose
         if (!kernel.usable || std::string(kernel.backend) == "cpu") continue;
         const std::string wrong = check(driver, kernel);
         std::printf("%s %s %s\n", wrong.empty() ? "ok" : "FAILED", kernel.name, wrong.c_str());

@@ -16,22 +16,26 @@ import libflash
 
 torch = pytest.importorskip("torch")
 from gpu_case import DTYPES, same_bits, to_device, to_numpy  # noqa: E402  (needs torch)
-from gpu_codes import on_device, on_host  # noqa: E402
+from gpu_codes import on_device, on_host, some_codes  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 SPLITS = [{}, {"num_splits": 3}, {"split_size": 128}]
 
 
-def taken(case: CacheCase) -> bool:
-    """Whether CUDA takes the case."""
-    shape = case.base
-    packed = isinstance(shape.seqlen_q, tuple) or isinstance(shape.append, tuple)
-    other = packed or shape.tree or shape.positions or case.rope_dim or case.head_dim_v
-    return bool(case.codes and case.scale != "groups" and shape.dtype != "fp32" and not other)
+def refused(case: CacheCase) -> str:
+    """What CUDA refuses of the case, by the text of the refusal; empty if it takes it."""
+    shape, of_k = case.base, case.base.head_dim - case.rope_dim
+    if case.codes and shape.dtype == "fp32":
+        return "k_cache of 8 bits with float32 q"
+    if case.scale == "groups" and case.group % 16:
+        return "k_scale of groups of channels that are not multiples of 16"
+    return "k_rope_cache beside a k_cache whose channels are not a multiple of 16" if case.rope_dim and of_k % 16 else ""
 
 
-CASES = [case for case in cache_cases.quick() if taken(case)]
+CASES = [case for case in cache_cases.quick() if not refused(case)]
+REFUSED = [case for case in cache_cases.quick() if refused(case)]
+CACHES = ("k_cache", "v_cache", "k_scale", "v_scale", "k_rope_cache")
 
 
 def run(x: DecodeInputs, **more: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -39,7 +43,7 @@ def run(x: DecodeInputs, **more: Any) -> tuple[np.ndarray, np.ndarray]:
     arrays = {"k_cache": x.k_cache, "v_cache": x.v_cache, **x.options}
     given = {name: on_device(a) if isinstance(a, np.ndarray) else a for name, a in arrays.items()}
     out, lse = libflash.decode(to_device(x.q, "cuda"), **given, return_lse=True, **more)
-    for name in ("k_cache", "v_cache", "k_scale", "v_scale"):
+    for name in CACHES:
         if isinstance(arrays.get(name), np.ndarray):
             arrays[name][...] = on_host(given[name], arrays[name])
     return to_numpy(out, x.q.dtype), lse.cpu().numpy()
@@ -53,16 +57,18 @@ def test_case(case: CacheCase) -> None:
         case.check(x, o=out, lse=lse)
 
 
+@pytest.mark.parametrize("case", REFUSED, ids=str)
+def test_refused_case(case: CacheCase) -> None:
+    with pytest.raises(libflash.UnsupportedError, match=refused(case)):
+        run(case.inputs())
+
+
 def test_there_are_cases() -> None:
-    assert {case.codes for case in CASES} == set(CODES)
-    assert {case.scale for case in CASES} == {"none", "tensor", "heads", "sequences", "rows"}
-    assert sum(bool(case.base.append) for case in CASES) >= 8
-
-
-def some_codes(code: str, *shape: int, seed: int) -> torch.Tensor:
-    """Codes of finite values up to 30."""
-    x = np.random.default_rng(seed).standard_normal(shape) * (30 if code == "int8" else 2)
-    return on_device(np.clip(x, -127, 127).astype(np.float32).astype(CODES[code]))
+    for codes in (True, False):
+        assert {case.scale for case in CASES if bool(case.codes) == codes} >= set(cache_cases.SCALES) - {"none"}
+    assert {case.codes for case in CASES} == {*CODES, None}
+    assert {bool(case.rope_dim) for case in CASES if case.head_dim_v} == {False, True}
+    assert sum(bool(case.base.append) for case in CASES) >= 30
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -81,11 +87,18 @@ def test_codes_have_the_bits_of_their_values(head_dim: int, dtype: str, code: st
         lengths = torch.randint(0, 33 * 16 + 1, (batch,), device="cuda", dtype=torch.int32)
         more = {"block_table": table, "cache_seqlens": lengths, "return_lse": True, "causal": True, **options}
         one = torch.ones(1, device="cuda")
-        scales = [{}] * (code != "int8") + [{"k_scale": one, "v_scale": one}]
-        wanted = libflash.decode(q, *(x.to(DTYPES[dtype]) for x in caches), **more)
+        values = [x.to(DTYPES[dtype]) for x in caches]
+        plain = libflash.decode(q, *values, **more)
+        scales: list[dict[str, torch.Tensor]] = [{}] * (code != "int8") + [{"k_scale": one, "v_scale": one}]
         for scale in scales:
             got = libflash.decode(q, *caches, **more, **scale)
-            assert all(same_bits(a, b) for a, b in zip(got, wanted, strict=True)), (rows, heads, scale)
+            assert all(same_bits(a, b) for a, b in zip(got, plain, strict=True)), (rows, heads, scale)
+        for shape_of_scale in ((heads,), (batch, heads), shape[:3], (*shape[:3], head_dim // 16)):
+            if head_dim % 16 and len(shape_of_scale) == 4:
+                continue
+            scale = {name: torch.rand(shape_of_scale, device="cuda") / 8 for name in ("k_scale", "v_scale")}
+            wanted, got = (libflash.decode(q, *x, **more, **scale) for x in (values, caches))
+            assert all(same_bits(a, b) for a, b in zip(got, wanted, strict=True)), (rows, heads, shape_of_scale)
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -155,19 +168,6 @@ def test_appended_codes_are_those_of_the_cpu(scale: str, code: str, dtype: np.dt
         different = (value.view(unsigned) != wanted[name].view(unsigned)) & ~(nan & (value.itemsize > 1))
         assert not different.any(), name
     assert (slots >= 0).sum() == 4 + 2 + 2
-
-
-def test_refusals_name_what_is_missing() -> None:
-    q, cache = torch.randn(1, 1, 2, 64, device="cuda"), torch.zeros(1, 8, 2, 64, device="cuda", dtype=torch.int8)
-    one, groups = torch.ones(1, device="cuda"), torch.ones(1, 8, 2, 4, device="cuda")
-    half = q.half()
-    for text, arguments, scale in (
-        ("k_cache of 8 bits with float32 q", (q, cache, cache), one),
-        ("k_scale of groups of channels", (half, cache, cache), groups),
-        ("k_scale of a k_cache that has not 8 bits", (half, cache.half(), cache.half()), one),
-    ):
-        with pytest.raises(libflash.UnsupportedError, match=text):
-            libflash.decode(*arguments, k_scale=scale, v_scale=one)
 
 
 def test_graph_and_stream() -> None:

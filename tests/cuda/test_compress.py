@@ -12,7 +12,7 @@ import abi
 import numpy as np
 import pytest
 from case import Case
-from gpu_kernels import TYPES, device_of, parameters, supporting, supports, with_cpu
+from gpu_kernels import TYPES, device_of, parameters, supporting, with_cpu
 from memory_harness import Guarded
 
 import libflash
@@ -155,7 +155,7 @@ def test_attention_with_the_lists(kernel: dict, letters: str) -> None:
     p = problem(case, device_of(kernel))
     dense = p.options["block_mask"]
     assert not dense.all()
-    results, ordered = [], supports(kernel, case, deterministic=True)
+    results, ordered = [], kernel["backend"] != "sm90"  # which has no fixed order with lists
     for blocks in (dense, libflash.compress_block_mask(dense)):
         p.options["block_mask"] = blocks
         o, lse = p.forward()

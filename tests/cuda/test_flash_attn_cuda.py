@@ -284,6 +284,56 @@ def test_varlen_with_pages() -> None:
         torch.testing.assert_close(x, y, rtol=2e-2, atol=2e-2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_varlen_reads_pages_in_place(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without gradients, beside entries of the table that point nowhere and rows of pages that hold NaN."""
+    monkeypatch.delattr(flash_attn, "_gather_pages")
+    pages_k, pages_v, q = randoms(dtype, (9, 16, 2, 64), (9, 16, 2, 64), (70, 4, 64))
+    table = torch.tensor([[3, 1, 99], [0, -7, 2]], dtype=torch.int32, device=DEVICE)
+    cu_q, cu_k = prefix_sums((30, 40)), prefix_sums((25, 10))
+    flat = [torch.cat([x[3], x[1][:9], x[0][:10]]) for x in (pages_k, pages_v)]
+    for pages in (pages_k, pages_v):
+        pages[2], pages[1, 9:], pages[0, 10:] = torch.nan, torch.nan, torch.nan
+    used = torch.tensor([25, 10], dtype=torch.int32, device=DEVICE)
+    limit = 1e-5 if dtype == torch.float32 else 2e-2
+    for options in ({"causal": True}, {"window_size": (20, 3), "softcap": 15.0}):
+        wanted = flash_attn.flash_attn_varlen_func(q, *flat, cu_q, cu_k, 40, 25, return_attn_probs=True, **options)
+        for keys in ({"cu_seqlens_k": cu_k}, {"cu_seqlens_k": None, "seqused_k": used}):
+            got = flash_attn.flash_attn_varlen_func(
+                q, pages_k, pages_v, cu_q, max_seqlen_q=40, max_seqlen_k=25, return_attn_probs=True, block_table=table, **keys,
+                **options,
+            )  # fmt: skip
+            for mine, other in zip(got[:2], wanted[:2], strict=True):
+                torch.testing.assert_close(mine, other, rtol=limit, atol=limit)
+
+
+@pytest.mark.parametrize("page_size", [None, 16])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_with_kvcache_packed(dtype: torch.dtype, page_size: int | None) -> None:
+    """cu_seqlens_q and cu_seqlens_k_new: rows of any lengths, against the definition of each sequence."""
+    (k_cache, v_cache), place = cached(dtype, page_size)
+    rows, news = (20, 1, 3), (20, 1, 5)
+    cu_q, cu_new, lengths = prefix_sums(rows), prefix_sums(news), place["cache_seqlens"].long()
+    q, new_k, new_v, sink = randoms(dtype, (sum(rows), 6, 64), (sum(news), 2, 64), (sum(news), 2, 64), (6,))
+    out, lse = flash_attn.flash_attn_with_kvcache(
+        q, k_cache, v_cache, new_k, new_v, causal=True, cu_seqlens_q=cu_q, cu_seqlens_k_new=cu_new, return_softmax_lse=True,
+        s_aux=sink, **place,
+    )  # fmt: skip
+    dense = [x[place["block_table"].long()].flatten(1, 2) if page_size else x for x in (k_cache, v_cache)]
+    for b, n in enumerate(lengths.tolist()):
+        own, new = slice(sum(rows[:b]), sum(rows[: b + 1])), slice(sum(news[:b]), sum(news[: b + 1]))
+        keys, values = (x[b, : n + news[b]] for x in dense)
+        assert torch.equal(keys[n:], new_k[new])
+        assert torch.equal(values[n:], new_v[new])
+        assert dense[0][b, n + news[b] :].isnan().all()
+        exact, exact_lse = defined(q[own], keys, values, causal=True)
+        share = torch.sigmoid(exact_lse - sink.double()[:, None])
+        exact *= share.T[:, :, None]
+        assert (out[own].double() - exact).abs().max() <= 8 * torch.finfo(dtype).eps
+        exact_lse = torch.logaddexp(exact_lse, sink.double()[:, None].expand_as(exact_lse))
+        torch.testing.assert_close(lse[:, own].double(), exact_lse, rtol=0, atol=3e-2 if dtype == torch.bfloat16 else 4e-3)
+
+
 # -- what else programs rely on
 
 

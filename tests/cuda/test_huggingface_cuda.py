@@ -71,3 +71,17 @@ def test_generates_with_a_static_cache_compiled(name: str) -> None:
 @pytest.mark.parametrize("tiny", cases([tiny for tiny in MODELS if tiny.packs]))
 def test_packed(tiny: Tiny) -> None:
     check_packed(tiny.build(), tiny, "cuda", EXACT)
+
+
+# -- continuous batching
+
+
+@pytest.mark.parametrize("graphs", [False, True], ids=["eager", "graphs"])
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "MistralForCausalLM", "Gemma3ForCausalLM"])
+def test_continuous_batching(name: str, graphs: bool) -> None:
+    """Pages are read in place, also in captured graphs; the tokens are those of generate() for each prompt alone."""
+    allocators = "transformers.generation.continuous_batching.cache_allocators"
+    pytest.importorskip(allocators, reason="needs transformers 5.23 or later")
+    from test_huggingface_batching import LENGTHS, check, prompts
+
+    check(NAMED[name].build().to("cuda"), prompts(*LENGTHS), use_cuda_graph=graphs)

@@ -20,6 +20,11 @@ jax = pytest.importorskip("jax")
 import jax.numpy as jnp  # noqa: E402
 import libflash.jax  # noqa: E402
 from jax_problem import definition, everything  # noqa: E402
+from test_jax_cache_codes import CODES, SCALES  # noqa: E402
+from test_jax_cache_codes import test_cache_write as check_cache_write  # noqa: E402
+from test_jax_cache_codes import (  # noqa: E402
+    test_cache_write_of_keys_alone_and_donation as check_cache_write_in_place,
+)
 
 DTYPES = ["float16", "bfloat16", "float32"]
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-20}  # of a float those of the exponential, of P and dS
@@ -303,6 +308,16 @@ RECORDED = """
         assert (abs(got - right) <= 0.02 * abs(right).max()).all()
     print("same")
 """
+
+
+@pytest.mark.parametrize("code", [*CODES, "float32"])
+@pytest.mark.parametrize("scale", SCALES)
+def test_cache_write_has_the_bits_of_the_cpu(code: str, scale: str) -> None:
+    check_cache_write(code, scale)
+
+
+def test_cache_write_in_place() -> None:
+    check_cache_write_in_place()
 
 
 def test_recorded_into_cuda_graphs() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import ml_dtypes
 import numpy as np
 import pytest
-from gpu_kernels import device_of, parameters, with_cpu
+from gpu_kernels import device_of, errors_of, parameters, with_cpu
 from harness import random
 from long_sums import LONG, SCORES, exact, problem, ulps, values
 
@@ -148,6 +148,9 @@ def test_gradients(kernel: dict, heads: int) -> None:
     # Of each row, without its dout.
     slope = p * (np.array([1.0, 0.0]) - np.float64(to_numpy(out, dtype)[0, 0, 0, 0]))
     terms = dout[0, :, :, 0].astype(np.float64)
-    assert ulps(dv[:, 0], terms.sum() * p) <= ULPS[kernel["dtype"]]
-    assert ulps(dk[:, 0], terms.sum() * slope) <= ULPS[kernel["dtype"]]
-    assert ulps(dq, terms * slope[0]) <= ULPS[kernel["dtype"]]
+    most = ULPS[kernel["dtype"]]
+    assert ulps(dv[:, 0], terms.sum() * p) <= most
+    # Kernels that compute dS from rounded P: all rows have the same probabilities, so the same rounding error is in all terms.
+    most += errors_of(kernel["name"]).get("p_roundings", 0)
+    assert ulps(dk[:, 0], terms.sum() * slope) <= most
+    assert ulps(dq, terms * slope[0]) <= most

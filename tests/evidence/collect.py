@@ -8,8 +8,8 @@
 
 libflash must be installed, built from these sources with all kernels of kernels.table. Each stage has its time limit; one that
 fails is recorded and the next one runs. With two GPUs the stages of ASIDE run on the second one at the same time as the others,
-some 4 minutes; with one GPU those of BESIDE run at the same time as the tests, and timed stages run alone. The exit code is 0 if
-every stage that ran passed. Logs go to build/evidence.
+some 4 minutes; with one GPU those of BESIDE run at the same time as the tests, and after them the others, one after the other. The
+exit code is 0 if every stage that ran passed. Logs go to build/evidence.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ FOLDER = record.FOLDER
 # Seconds.
 LIMITS = {"tests": 300, "accuracy": 120, "repeats": 120, "sanitizer": 350, "benchmark": 200, "decode": 60, "shapes": 50}
 QUICK_LIMITS = {"tests": 120, "accuracy": 30, "repeats": 30, "sanitizer": 90, "benchmark": 75, "decode": 30, "shapes": 25}
-BESIDE = ("accuracy", "repeats", "sanitizer")  # with the tests, on one GPU: stages without timing
+# With the tests, on one GPU. Not stages that measure time, nor accuracy: its exact results need the processors that the tests take.
+BESIDE = ("repeats", "sanitizer")
 ASIDE = ("benchmark", "decode", "shapes", "accuracy", "repeats")  # on the second GPU, if there are two
 TOTAL = 530  # limit of all stages together
 MOST_WORKERS = 16
@@ -194,8 +195,8 @@ def phases(names: list[str], gpus: int) -> list[list[tuple[list[str], int | None
 
     if gpus > 1:
         return [[([name for name in names if name not in ASIDE], None), (among(ASIDE), 1)]]
-    timed = tuple(name for name in STAGES if name not in ("tests", *BESIDE))
-    return [[(among(("tests",)), None), (among(BESIDE), None)], [(among(timed), None)]]
+    alone = tuple(name for name in STAGES if name not in ("tests", *BESIDE))
+    return [[(among(("tests",)), None), (among(BESIDE), None)], [(among(alone), None)]]
 
 
 def target(out: pathlib.Path | None, gpu: str) -> pathlib.Path:

@@ -74,10 +74,11 @@ def test_two_gpus_share_the_stages() -> None:
     assert collect.phases(["tests"], 2) == [[(["tests"], None), ([], 1)]]
 
 
-def test_on_one_gpu_nothing_is_beside_what_is_timed() -> None:
+def test_on_one_gpu_nothing_is_beside_what_is_timed_or_needs_the_processors() -> None:
     (tests, beside), *alone = collect.phases(list(collect.STAGES), 1)
-    assert (tests, beside) == ((["tests"], None), (["accuracy", "repeats", "sanitizer"], None))
-    assert alone == [[(["benchmark", "decode", "shapes"], None)]]
+    assert (tests, beside) == ((["tests"], None), (["repeats", "sanitizer"], None))
+    assert alone == [[(["accuracy", "benchmark", "decode", "shapes"], None)]]
+    assert collect.phases(["accuracy"], 1)[1:] == [[(["accuracy"], None)]]
 
 
 @pytest.mark.parametrize(("given", "seen"), [(None, "1"), ("2,5", "5")])

@@ -11,6 +11,7 @@ from described import ADDRESS, explain, lines_of, tensor
 from described_plans import (
     BLOCKS,
     DSCORES,
+    LISTS,
     MASK,
     SCORES,
     SLOPES,
@@ -49,7 +50,23 @@ def backward_cases() -> list[Case]:
         ),
         attention("H200", 64, kernel("backward_sm90_bf16_d64", "plain", "64x128", **dynamic), "backward", **deterministic),
         attention(
-            "H200", 64, kernel("backward_sm80_bf16_d64", "plain", "128x128"), "backward", block_mask=BLOCKS, **deterministic
+            "H200",
+            64,
+            kernel("backward_sm90_bf16_d64", "block mask", "64x128", **dynamic),
+            "backward",
+            block_mask=BLOCKS,
+            **deterministic,
+        ),
+        attention(
+            "H200",
+            64,
+            kernel("backward_sm80_bf16_d64", "plain", "128x128"),
+            "backward",
+            block_lists=LISTS,
+            **deterministic,
+        ),
+        attention(
+            "H200", 128, kernel("backward_sm80_f16_d128", "plain", "64x128"), "backward", dtype=abi.FLOAT16, block_mask=BLOCKS, **deterministic
         ),
         attention("H200", 64, kernel("backward_sm90_bf16_d64", "variable lengths", "64x128"), "backward", seqused_q=USED),
         attention("H200", 64, kernel("backward_sm90_bf16_d64", "variable lengths", "64x128"), "backward", seqused_k=USED),

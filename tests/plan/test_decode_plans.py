@@ -49,9 +49,19 @@ def ragged_cases() -> list[Case]:
     news = {"k_new": new, "v_new": tensor(1000, 8, 128, address=4 * ADDRESS)}
     ragged = kernel("decode_sm80_bf16_d128", "rows of any lengths", "64x64")
     one = {**ragged, "splits": "1 (keys", "launch": "attention: 528 "}
+    long_chunks = {"long chunks": "sequences of at least 64 query rows: prefill_sm90_bf16_d128, tile 128 queries x 128 keys"}
+    # At most 63 rows of 4 heads: 4 tiles for each sequence and key head.
+    beside = {**ragged, **long_chunks, "splits": "8 ranges", "launch": "attention: 1024 "}
+    # Hardly more rows than sequences: all are those of the decode kernels.
+    cu_of_many, entries = tensor(901, dtype=abi.INT32), tensor(900, dtype=abi.INT32)
+    many = {**ragged, "splits": "1 (keys", "launch": "attention: 7696 "}
+    all_long = {**long_chunks, "kernel": "decode_sm80_bf16_d128, backend sm80", "launch": "tile order: 1 "}
     dense, tree = tensor(4, 5, 32, 128), tensor(20, 1, dtype=abi.INT32)
     return [
-        Case("H200", "decode", (rows, *caches), {"cu_seqlens_q": cu}, one),
+        Case("H200", "decode", (rows, *caches), {"cu_seqlens_q": cu, "num_splits": 1}, one),
+        Case("H200", "decode", (rows, *caches), {"cu_seqlens_q": cu}, beside),
+        Case("H200", "decode", (rows, *caches), {"cu_seqlens_q": cu_of_many, "cache_batch_idx": entries}, many),
+        Case("H200", "decode", (tensor(4, 80, 32, 128), *caches), {}, all_long),
         Case("H200", "decode", (rows, *caches), {"cu_seqlens_q": cu, **news}, {**ragged, "launch": "append: 4000 "}),
         Case("H200", "decode", (tensor(4, 32, 128), *caches), {"cu_seqlens_q": cu}, {**ragged, "splits": "8 ranges"}),
         Case("H200", "decode", (dense, *caches), {"cu_seqlens_new": cu, **news}, {**ragged, "launch": "append: 4000 "}),
@@ -76,6 +86,35 @@ def decode_cases() -> list[Case]:
         *decode_cases_of_codes(large, small),
         Case("H200", "decode", paged, pages, kernel(large, "two key heads", "16x32", splits="2 ranges")),
         *ragged_cases(),
+        *general_cases(),
+    ]
+
+
+def general_cases() -> list[Case]:
+    """Scales of elements have the plans of codes; rare options of the cache."""
+    large, scale = "decode_sm80_bf16_d128", tensor(8, dtype=abi.FLOAT32)
+    groups, rope = tensor(4, 8192, 8, 4, dtype=abi.FLOAT32), tensor(4, 8192, 8, 32, address=12 * ADDRESS)
+    cu, lengths = tensor(5, dtype=abi.INT32), tensor(4, dtype=abi.INT32)
+    general = kernel(large, "general", "64x64", pipeline="2 stages")
+    half = tensor(4, 8192, 8, 128)
+    part = (tensor(4, 1, 32, 128), tensor(4, 8192, 8, 96), half)
+    eight = [tensor(4, 8192, 8, 128, dtype=abi.E4M3, address=n * ADDRESS) for n in (4, 8)]
+    packed = (tensor(1000, 32, 128), *eight)
+    new = {"k_new": tensor(4, 1, 8, 128, address=2 * ADDRESS)}
+    shared = {"shared_groups": cu, "shared_lens": lengths}
+    own = kernel(large, "each warp its own keys", "16x64")
+    return [
+        decode("H200", kernel(large, "scales, each warp its own keys", "16x64", splits="8 ranges"), k_scale=scale),
+        decode("H200", kernel(large, "scales, warps share keys", "64x64"), rows=5, v_scale=scale),
+        decode("A100", kernel(large + "_small", "scales, two key heads", "16x32", splits="13 ranges"), k_scale=scale),
+        decode("H200", kernel(large, "each warp its own keys", "16x64", launch="append: 16 "), **new),  # v_cache is a view
+        decode("H200", general, shard_count=2, shard_keys=16, cache_seqlens=lengths),
+        decode("H200", kernel(large, "general", "16x64", splits="8 ranges"), flags=abi.INVARIANT_ROWS),
+        decode("H200", kernel(large, "general", "16x64", splits="32 ranges"), flags=abi.INVARIANT_ROWS, split_size=256),
+        decode("H200", own, **shared),
+        Case("H200", "decode", part, {"k_rope_cache": rope}, general),
+        Case("H200", "decode", packed, {"cu_seqlens_q": cu}, kernel(large, "8-bit codes, rows of any lengths", "64x64")),
+        codes("H200", kernel(large, "8-bit codes, general", "64x64", pipeline="2 stages"), k_scale=groups, v_scale=groups),
     ]
 
 
@@ -129,11 +168,19 @@ def refusal(lib: c.CDLL, arrays: tuple[abi.Tensor, ...], **fields: Any) -> str:
 
 def test_what_codes_lack_is_refused_by_name(lib: c.CDLL) -> None:
     k, v = (tensor(4, 8192, 8, 128, dtype=abi.INT8, address=n * ADDRESS) for n in (4, 8))
-    q, half = tensor(4, 1, 32, 128), tensor(4, 8192, 8, 128)
-    scale, groups = tensor(8, dtype=abi.FLOAT32), tensor(4, 8192, 8, 4, dtype=abi.FLOAT32)
-    for arrays, k_scale, wanted in (
-        ((tensor(4, 1, 32, 128, dtype=abi.FLOAT32), k, v), scale, "k_cache of 8 bits with float32 q"),
-        ((q, k, v), groups, "k_scale of groups of channels"),
-        ((q, half, half), scale, "k_scale of a k_cache that has not 8 bits"),
+    q, scale = tensor(4, 1, 32, 128), tensor(8, dtype=abi.FLOAT32)
+    groups = tensor(4, 8192, 8, 16, dtype=abi.FLOAT32)
+    for arrays, scales, wanted in (
+        ((tensor(4, 1, 32, 128, dtype=abi.FLOAT32), k, v), (scale, scale), "k_cache of 8 bits with float32 q"),
+        ((q, k, v), (groups, scale), "k_scale of groups of channels that are not multiples of 16"),
+        ((q, k, v), (scale, groups), "v_scale of groups of channels that are not multiples of 16"),
     ):
-        assert wanted in refusal(lib, arrays, k_scale=k_scale, v_scale=scale)
+        assert wanted in refusal(lib, arrays, k_scale=scales[0], v_scale=scales[1])
+    for of_rope, channels, wanted in (
+        (24, 128, "k_rope_cache beside a k_cache whose channels are not a multiple of 16"),
+        (80, 256, "k_rope_cache with so many channels beside a k_cache of 8 bits"),
+    ):
+        k = tensor(4, 8192, 8, channels - of_rope, dtype=abi.INT8, address=4 * ADDRESS)
+        rope = tensor(4, 8192, 8, of_rope, address=12 * ADDRESS)
+        arrays = (tensor(4, 1, 32, channels), k, v)
+        assert wanted in refusal(lib, arrays, k_scale=scale, v_scale=scale, k_rope_cache=rope)

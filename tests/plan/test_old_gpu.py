@@ -38,8 +38,8 @@ void check_device_exists(const Device&) {}
 
 int shared_bytes(const KernelConfig& config) { return config.stages * 1000; }
 const Kernel* compiled_kernels(int* count) {
-    static const Architecture older{"sm80", false, nullptr, nullptr, shared_bytes};
-    static const Architecture newer{"sm90", true, nullptr, nullptr, shared_bytes};
+    static const Architecture older{"sm80", false, nullptr, nullptr, nullptr, shared_bytes};
+    static const Architecture newer{"sm90", true, nullptr, nullptr, nullptr, shared_bytes};
     static Kernel kernels[2];
     kernels[0].config.name = "forward_sm80_f16_d128";
     kernels[1].config.name = "forward_sm90_f16_d128";

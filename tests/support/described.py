@@ -49,6 +49,7 @@ namespace libflash {
 void launch(const AttentionProblem&, const ForwardPlan&, void*, void*) {}
 void launch(const AttentionProblem&, const BackwardPlan&, void*, void*) {}
 void launch(const DecodeProblem&, const DecodePlan&, void*, void*) {}
+void launch(const TangentProblem&, const TangentPlan&, void*, void*) {}
 void launch(const MergeProblem&, const MergePlan&, void*) {}
 void launch(const CompressProblem&, const CompressPlan&, void*) {}
 void launch(const CacheWriteProblem&, const CacheWritePlan&, void*) {}
@@ -115,10 +116,11 @@ def write_generated(folder: Path) -> None:
 
 def sources() -> list[str]:
     """All sources between the C functions and the launch; none needs a CUDA header."""
-    capi = [f"capi/{name}.cpp" for name in ("forward", "backward", "decode", "explain", "last_error")]
+    capi = [f"capi/{name}.cpp" for name in ("forward", "backward", "decode", "tangent", "explain", "last_error")]
     found = [*(ROOT / "libflash/problem").glob("*.cpp"), *(ROOT / "libflash/plan").glob("*.cpp"), *CUDA.rglob("*.cpp")]
     names = [path.relative_to(ROOT / "libflash").as_posix() for path in found]
-    launches = {f"cuda/host/{name}.cpp" for name in ("forward", "backward", "decode", "merge", "compress", "cache_write")}
+    launched = ("forward", "backward", "decode", "merge", "compress", "cache_write", "forward_tangent", "backward_tangent")
+    launches = {f"cuda/host/{name}.cpp" for name in launched}
     return capi + sorted(set(names) - launches - {"plan/launch.cpp", "cuda/device.cpp"})
 
 
@@ -126,7 +128,10 @@ def build(folder: Path) -> c.CDLL:
     write_generated(folder)
     library = compile_host(folder, WRAPPER, *sources(), optimize="-O0")
     for name, (result, arguments) in abi.PROTOTYPES.items():
-        if re.fullmatch(r"flash_attention_(forward|backward|decode)(_explain|_workspace_size)|flash_last_error", name):
+        if re.fullmatch(
+            r"flash_attention_(forward|backward|decode|forward_tangent|backward_tangent)(_explain|_workspace_size)|flash_last_error",
+            name,
+        ):
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
     return library
@@ -144,9 +149,11 @@ def tensor(*shape: int, dtype: int = abi.BFLOAT16, address: int = ADDRESS) -> ab
 
 def explain(library: c.CDLL, operation: str, arrays: tuple[abi.Tensor, ...], **fields: Any) -> str:
     kind = abi.DecodeOptions if operation == "decode" else abi.AttentionOptions
-    function, options = getattr(library, f"flash_attention_{operation}_explain"), abi.options(kind, **fields)
+    function = getattr(library, f"flash_attention_{operation}_explain")
+    tangents = [abi.options(abi.Tangents, **fields.pop("tangents", {}))] if operation.endswith("tangent") else []
+    options = abi.options(kind, **fields)
     text, needed = c.create_string_buffer(1 << 16), c.c_size_t()
-    status = function(*map(c.pointer, arrays), options, text, len(text), c.byref(needed))
+    status = function(*map(c.pointer, arrays), *tangents, options, text, len(text), c.byref(needed))
     assert status == abi.OK, library.flash_last_error().decode()
     return text.value.decode()
 

@@ -11,6 +11,7 @@ from described import ADDRESS, DEVICES, explain, lines_of, tensor
 
 SLOPES = tensor(16, dtype=abi.FLOAT32)
 BLOCKS = tensor(1, 1, 8, 8, dtype=abi.BOOL)
+LISTS = abi.BlockLists(*(tensor(1, 1, 8, *last, dtype=abi.INT32) for last in ((), (8,), (), (8,))))
 SCORES, DSCORES = tensor(1, 16, 1000, 1000), tensor(1, 16, 1000, 1000, address=2 * ADDRESS)
 MASK = tensor(1, 1, 1000, 1000, dtype=abi.BOOL)
 USED = tensor(2, dtype=abi.INT32)

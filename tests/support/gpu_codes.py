@@ -19,3 +19,9 @@ def on_device(x: np.ndarray, device: str = "cuda") -> torch.Tensor:
 
 def on_host(x: torch.Tensor, like: np.ndarray) -> np.ndarray:
     return x.cpu().view(torch.uint8).numpy().view(like.dtype) if like.dtype.itemsize == 1 else to_numpy(x, like.dtype)
+
+
+def some_codes(code: str, *shape: int, seed: int) -> torch.Tensor:
+    """Codes of finite values up to 30."""
+    x = np.random.default_rng(seed).standard_normal(shape) * (30 if code == "int8" else 2)
+    return on_device(np.clip(x, -127, 127).astype(np.float32).astype(CODES[code]))

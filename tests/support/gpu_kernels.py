@@ -57,6 +57,12 @@ def lacks_rare_options(kernel: dict, case: Case, dims: set[int]) -> bool:
     return kernel["head_dim"] > 128 and bool(scattered or case.softcap or case.dropout_p or case.alibi is not None)
 
 
+def lacks_ordered_blocks(kernel: dict, case: Case, dims: set[int]) -> bool:
+    """Whether backward for sm90 has no fixed order with a block mask: the kernel, or the narrowest one for the case."""
+    rare = case.bias is not None or case.mask is not None or case.softcap or case.dropout_p or case.alibi is not None
+    return kernel["dtype"] == "f16" and (kernel["head_dim"] == 128 or 96 < max(dims) <= 128) and not rare
+
+
 def errors_of(kernel: str) -> dict[str, float]:
     """What the bounds of errors must know of a kernel: the wide ones for sm90 compute dS from the rounded P."""
     return {"p_roundings": 1} if re.fullmatch(r"backward_sm90_\w+_d(192|256)", kernel) else {}
@@ -71,7 +77,9 @@ def supports(kernel: dict, case: Case | DecodeCase, deterministic: bool = False)
         return False
     if kernel["operation"] != "backward":
         return True
-    return not ((deterministic and case.block_mask is not None) or lacks_rare_options(kernel, case, dims))
+    if deterministic and case.block_mask is not None and lacks_ordered_blocks(kernel, case, dims):
+        return False
+    return not lacks_rare_options(kernel, case, dims)
 
 
 def supporting(candidates: list[dict], deterministic: bool = False, **fields: object) -> list[dict]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import abi
 import numpy as np
 from case import Inputs
@@ -40,6 +42,20 @@ def run_forward(
     x: Inputs, t: Tangents, isa: str, *, primal: dict[str, np.ndarray] | None = None, delta: bool = False, **tiles: int
 ) -> dict[str, np.ndarray]:
     """o, lse, to, tlse (and tdelta). `primal`: o and lse to start from (FROM_LSE)."""
+    return forward_by(abi.forward_tangent, x, t, f"forward_tangent_cpu_{isa}", primal=primal, delta=delta, **tiles)
+
+
+def forward_by(
+    call: Callable[..., None],
+    x: Inputs,
+    t: Tangents,
+    kernel: str | None,
+    *,
+    primal: dict[str, np.ndarray] | None = None,
+    delta: bool = False,
+    **tiles: int,
+) -> dict[str, np.ndarray]:
+    """The same by `call`, which has the arguments of abi.forward_tangent."""
     made = {"to": out_like(x), "tlse": lse_like(x)}
     o, lse = (out_like(x), lse_like(x)) if primal is None else (primal["o"], primal["lse"])
     fields = given(t, "q", "k", "v", "bias", "learnable_sink") | {"out": made["to"], "lse": made["tlse"]}
@@ -47,8 +63,8 @@ def run_forward(
         made["tdelta"] = lse_like(x)
         fields |= given(t, "dout", "dlse") | {"delta": made["tdelta"], "cotangent": x.dout}
     fields["flags"] = 0 if primal is None else abi.FROM_LSE
-    kernel = f"forward_tangent_cpu_{isa}".encode()
-    abi.forward_tangent(x.q, x.k, x.v, o, lse, fields, kernel=kernel, **tiles, **c_options(x))
+    named = {} if kernel is None else {"kernel": kernel.encode()}
+    call(x.q, x.k, x.v, o, lse, fields, **named, **tiles, **c_options(x))
     return {"o": o, "lse": lse, **made}
 
 
@@ -56,6 +72,21 @@ def run_backward(
     x: Inputs, t: Tangents, isa: str, forward: dict[str, np.ndarray], *, gradients: bool = False, **tiles: int
 ) -> dict[str, np.ndarray]:
     """tdq, tdk, tdv, tdbias, tdsink, and with `gradients` dq, ... `forward`: as run_forward() returned it."""
+    return backward_by(abi.backward_tangent, x, t, f"backward_tangent_cpu_{isa}", forward, gradients=gradients, **tiles)
+
+
+def backward_by(
+    call: Callable[..., None],
+    x: Inputs,
+    t: Tangents,
+    kernel: str | None,
+    forward: dict[str, np.ndarray],
+    *,
+    gradients: bool = False,
+    of_options: tuple[str, ...] = ("dbias", "dsink"),
+    **tiles: int,
+) -> dict[str, np.ndarray]:
+    """The same by `call`, which has the arguments of abi.backward_tangent."""
     made = {"tdq": empty_like(x.q), "tdk": empty_like(x.k), "tdv": empty_like(x.v)}
     fields = given(t, "q", "k", "v", "bias", "learnable_sink", "dout")
     fields |= {"dq": made["tdq"], "dk": made["tdk"], "dv": made["tdv"], "lse": forward["tlse"]}
@@ -67,11 +98,11 @@ def run_backward(
     if gradients:
         primal = made["dq"], made["dk"], made["dv"] = empty_like(x.q), empty_like(x.k), empty_like(x.v)
     for name, of in {"dbias": "bias", "dsink": "learnable_sink"}.items():
-        if of not in x.options:
+        if of not in x.options or name not in of_options:
             continue
         made["t" + name] = fields[name] = empty_like(x.options[of])
         if gradients:
             made[name] = options[name] = empty_like(x.options[of])
-    kernel = f"backward_tangent_cpu_{isa}".encode()
-    abi.backward_tangent(x.dout, x.q, x.k, x.v, forward["o"], forward["lse"], primal, fields, kernel=kernel, **options)
+    named = {} if kernel is None else {"kernel": kernel.encode()}
+    call(x.dout, x.q, x.k, x.v, forward["o"], forward["lse"], primal, fields, **named, **options)
     return made

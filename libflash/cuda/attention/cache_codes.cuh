@@ -4,6 +4,8 @@
 #include "cuda/attention/cache_params.h"
 #include "cuda/ptx/codes.cuh"
 
+#include <type_traits>
+
 namespace libflash::cuda {
 
 __device__ __forceinline__ uint32_t pair_of_halves(uint32_t halves, __half) { return halves; }
@@ -15,9 +17,11 @@ __device__ __forceinline__ uint32_t pair_of_halves(uint32_t halves, __nv_bfloat1
 template <CodeType kCode, int kPair, class T>
 __device__ __forceinline__ uint32_t values_of_codes(uint32_t four, T) {
     if constexpr (kCode == CodeType::e4m3) {
-        return pair_of_halves(halves_of_e4m3(kPair == 0 ? four : four >> 16), T());
+        return pair_of_halves(halves_of_e4m3<kPair>(four), T());
     } else if constexpr (kCode == CodeType::e5m2) {
         return pair_of_halves(select_bytes(four, 0, kPair == 0 ? 0x1404 : 0x3424), T());  // the high byte of a half
+    } else if constexpr (std::is_same_v<T, __half>) {
+        return halves_of_int8<kPair>(four);
     } else {
         // 2^23 + 128 + x as a float has the code x + 128 in its lowest byte.
         const uint32_t shifted = four ^ 0x80808080u;

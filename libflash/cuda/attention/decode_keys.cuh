@@ -2,6 +2,7 @@
 // table. Lengths, entries and page numbers come from device memory unchecked; here they are clamped to the size of the cache.
 #pragma once
 
+#include "cuda/attention/cache_shard.cuh"
 #include "cuda/attention/decode_params.h"
 #include "cuda/attention/schedule.cuh"
 #include "cuda/ptx/cp_async.cuh"
@@ -18,14 +19,18 @@ struct RelaxedLoad {
     static __device__ __forceinline__ int32_t load(const int32_t* from) { return load_relaxed(from); }
 };
 
-// Valid keys of a sequence before the call.
+// Valid keys of a sequence before the call, at most `most`.
 template <class Numbers = PlainLoad>
-__device__ __forceinline__ int cached_keys(const CacheParams& cache, int batch) {
+__device__ __forceinline__ int cached_keys(const CacheParams& cache, int batch, int most) {
     const int given = cache.seqlens ? Numbers::load(cache.seqlens + batch) : cache.default_seqlen;
-    return min(max(given, 0), cache.capacity);
+    return min(max(given, 0), most);
+}
+// With those of other shards.
+__device__ __forceinline__ int cached_keys(const DecodeParams& params, int batch) {
+    return cached_keys(params.cache, batch, params.shard.most_keys);
 }
 
-// The number of keys of one sequence.
+// The number of keys of one sequence. A shard of the keys has `existing` of all of them.
 struct KeyCount {
     int32_t length;    // with the new keys, also those that do not fit into the cache: positions count them
     int32_t existing;  // keys that fit into the cache: keys from here on are absent
@@ -37,7 +42,7 @@ struct KeyCount {
     }
     template <class Numbers = PlainLoad>
     static __device__ __forceinline__ KeyCount of(const CacheParams& cache, int batch, int news) {
-        const int length = cached_keys<Numbers>(cache, batch) + news;
+        const int length = cached_keys<Numbers>(cache, batch, cache.capacity) + news;
         return {length, min(length, cache.capacity),
                 cache.leftpad ? min(max(Numbers::load(cache.leftpad + batch), 0), length) : 0};
     }

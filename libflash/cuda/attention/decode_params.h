@@ -38,6 +38,19 @@ struct TreeParams {
     LengthsParams lengths;  // a sequence has as many rows as query rows, or none: then it is causal
 };
 
+// The last channels of the keys, of the type of the queries, in a cache of their own.
+struct RopeParams {
+    RowsParams cache, news;  // data is nullptr where nothing is appended
+    int32_t channels;        // 0: absent
+};
+
+// Key t of a sequence is in the cache of shard t / keys % count (problem/cache_shard.h).
+struct CacheShardParams {
+    int32_t count;               // at most 1: the cache has all keys
+    int32_t most_keys;           // the longest sequence whose keys fit into the cache
+    int64_t keys, round, first;  // of a block; of a block of each shard; the first key of this shard
+};
+
 // What the ragged instance knows besides (ragged_keys.cuh).
 struct RaggedParams {
     bool active;
@@ -46,6 +59,9 @@ struct RaggedParams {
     TreeParams tree;
     int32_t left, right;  // the window without the causal rule
     bool causal;
+    // Beside long chunks: the most query rows of a sequence of these kernels, and the most tiles they make. 0: all are theirs.
+    int32_t most_rows;
+    Divisor short_tiles;
 };
 
 struct DecodeParams {
@@ -73,7 +89,20 @@ struct DecodeParams {
     CodeType code;             // of the cache
     CacheScaleParams k_scale, v_scale;
     RaggedParams ragged;
+    CacheShardParams shard;
+    RopeParams rope;
+    int32_t k_channels;  // of cache.k: those of the keys that `rope` has not
+    bool out_is_float;   // beside 16-bit queries
+    bool invariant;      // the bits of a row depend on its own sequence alone
 };
+
+// The elements of a cache: of the type of the queries, the same with scales, or codes of 8 bits with or without scales.
+enum class DecodeStorage { plain, scaled, codes };
+
+// Stages of the instances for rare options, whose scales take more memory.
+constexpr int kGeneralDecodeStages = 2;
+// The most channels of k_rope_cache beside codes: their stages have memory for so many.
+constexpr int most_rope_channels(int head_dim) { return head_dim / 4; }
 
 // Query rows of a matrix product. With more rows than this, all warps of a thread block work on the same keys and each on 16
 // rows; with 16 rows or fewer, all warps work on the same rows and each on 16 keys.
@@ -83,11 +112,14 @@ constexpr bool decode_shares_keys(int64_t rows) { return rows > kDecodeSlab; }
 // Whether the attention kernel can append one new row: it needs one thread for every two channels.
 constexpr bool decode_can_append(int head_dim, int tile_k) { return tile_k / kDecodeSlab * 32 >= head_dim / 2; }
 
-// Stages of the instances for 8-bit codes, whose tiles have half the bytes. They also have memory for one converted tile; with as
-// many thread blocks on a multiprocessor as without codes there is room for these.
+// Stages of the instances for 8-bit codes, whose tiles have half the bytes. Where warps share keys they also have memory for one
+// converted tile. Else more thread blocks fit on a multiprocessor, because conversion needs more warps.
 constexpr int decode_code_stages(int head_dim, int stages, bool shares_keys) {
-    return shares_keys ? stages : head_dim <= 64 ? 2 * stages : stages + 1;
+    if (shares_keys) return stages;
+    if (head_dim > 128) return stages > 3 ? stages : 3;
+    return head_dim <= 64 ? 2 * stages : stages + 1;
 }
+constexpr int kDecodeThreads = 256, kDecodeThreadsOfCodes = 384;  // of a multiprocessor, for which there are enough registers
 
 // `tile_k`: keys of a tile, of all its heads together; `tile_rows`: query rows of a thread block.
 constexpr int decode_shared_bytes(int head_dim, int tile_k, int stages, int element_bytes, int tile_rows) {
@@ -96,9 +128,9 @@ constexpr int decode_shared_bytes(int head_dim, int tile_k, int stages, int elem
 }
 
 // Thread blocks that are resident on a multiprocessor together, if a thread block may use at most `most` bytes of shared
-// memory: as many as fit, up to 256 threads, for which there are enough registers.
-constexpr int decode_blocks_at_once(int bytes, int most, int threads) {
-    const int fit = (most + 1024) / (bytes + 1024), enough = 256 / threads;  // CUDA reserves 1 KB for each
+// memory: as many as fit, up to `most_threads`.
+constexpr int decode_blocks_at_once(int bytes, int most, int threads, int most_threads = kDecodeThreads) {
+    const int fit = (most + 1024) / (bytes + 1024), enough = most_threads / threads;  // CUDA reserves 1 KB for each
     return fit < 1 || enough < 1 ? 1 : (fit < enough ? fit : enough);
 }
 

@@ -1,6 +1,7 @@
 // The range of key tiles that a query tile sees by sequence lengths, causal mask and window.
 #pragma once
 
+#include "cuda/attention/edge_mask.cuh"
 #include "cuda/attention/params.h"
 #include "cuda/attention/schedule.cuh"
 
@@ -25,6 +26,18 @@ struct KeyRange {
         const int last_col = min(keys, last_row + shift + right + 1);
         begin = first_col / kBlockN;
         end = last_row < first_row || last_col <= first_col ? begin : (last_col + kBlockN - 1) / kBlockN;
+    }
+
+    // The keys that some row of the query tile sees; `queries`: of the sequence.
+    __device__ __forceinline__ VisibleRange seen_by_tile(int queries) const {
+        const int last_row = min(first_row + kBlockM, queries) - 1;
+        return {max(0, first_row + shift - left), min(length_k, last_row + shift + right + 1)};
+    }
+
+    // Keys from `existing` on are absent.
+    __device__ __forceinline__ void end_at(int existing) {
+        length_k = existing;
+        end = max(begin, min(end, (existing + kBlockN - 1) / kBlockN));
     }
 
     // Of a shard with positions: replaces all but first_row and length_k. Rows `first` and `last` of the tile see these keys.

@@ -16,7 +16,8 @@ struct QueryTiles {
     int left, right;
     int begin, end;  // query tiles [begin, end)
 
-    __device__ __forceinline__ void init(const BackwardParams& params, const TileCoordinates& work, int queries, int keys) {
+    template <class Params>
+    __device__ __forceinline__ void init(const Params& params, const TileCoordinates& work, int queries, int keys) {
         batch = work.batch;
         first_col = work.tile * kBlockN;
         length_q = queries;
@@ -44,7 +45,8 @@ struct QueryTiles {
     }
 
     // The smallest visible tile above `tile` for this query head, or -1. `cursor` is the number of list entries passed; start
-    // with tile = begin - 1 and cursor = 0.
+    // with tile = begin - 1 and cursor = 0. `kLists`: whether the block mask may be lists.
+    template <bool kLists = true>
     __device__ __forceinline__ int next(const BlockMaskParams& blocks, int head, int tile, int& cursor) const {
         ++tile;
         const int block_col = first_col / 128;
@@ -52,7 +54,7 @@ struct QueryTiles {
             const uint8_t* column =
                 blocks.mask + batch * blocks.mask_stride[0] + head * blocks.mask_stride[1] + block_col * blocks.mask_stride[3];
             while (tile < end && !column[tile * kBlockM / 128 * blocks.mask_stride[2]]) ++tile;
-        } else if (blocks.counts) {
+        } else if (kLists && blocks.counts) {
             const int count = blocks.counts[batch * blocks.counts_stride[0] + head * blocks.counts_stride[1] +
                                             block_col * blocks.counts_stride[2]];
             const int32_t* list = blocks.indices + batch * blocks.indices_stride[0] + head * blocks.indices_stride[1] +
@@ -76,7 +78,8 @@ struct QueryTiles {
 // The first workspace unit of a sequence: every head has params.units units, and in a packed tensor every sequence begins with
 // a new unit.
 struct QueryUnits {
-    __device__ static __forceinline__ int64_t first(const BackwardParams& params, int batch, int head, int start_row) {
+    template <class Params>
+    __device__ static __forceinline__ int64_t first(const Params& params, int batch, int head, int start_row) {
         if (params.q_lengths.cu) return int64_t{head} * params.units + start_row / kUnitRows + batch;
         return (int64_t{batch} * params.heads_q + head) * params.units;
     }

@@ -41,9 +41,14 @@ struct RaggedRow {
     }
 };
 
-// Keys of a sequence, with the new ones.
+// Keys of a sequence, with the new ones. kShards: the cache may have a shard of them.
+template <bool kShards = true>
 __device__ __forceinline__ KeyCount ragged_key_count(const DecodeParams& p, int batch) {
-    return KeyCount::of(p.cache, batch, SequenceRows::of(p.ragged.news, batch).owned);
+    const int news = SequenceRows::of(p.ragged.news, batch).owned;
+    if (!kShards || p.shard.count <= 1) return KeyCount::of(p.cache, batch, news);
+    const int length = cached_keys(p, batch) + news;
+    return {length, min(row_of_key(p.shard, length), p.cache.capacity),
+            p.cache.leftpad ? min(max(p.cache.leftpad[batch], 0), length) : 0};
 }
 
 // Positions are below kUnboundedWindow, so that sums with a window fit 32 bits.
@@ -51,10 +56,9 @@ __device__ __forceinline__ int ragged_position(const int32_t* positions, int row
     return min(max(positions[row], 0), kUnboundedWindow - 1);
 }
 
-// Work tiles of `rows` query rows of a key head: one of at most kDecodeSlab rows, or tiles of kTileRows.
-template <int kTileRows>
-__device__ __forceinline__ int ragged_tiles(int rows) {
-    return rows <= kDecodeSlab ? rows > 0 : (rows + kTileRows - 1) / kTileRows;
+// Work tiles of `rows` query rows of a key head: one of at most kDecodeSlab rows, or tiles of `tile_rows`.
+__device__ __forceinline__ int ragged_tiles(int rows, int tile_rows) {
+    return rows <= kDecodeSlab ? rows > 0 : (rows + tile_rows - 1) / tile_rows;
 }
 
 // The work tile of a thread block, in shared memory: registers are short.
@@ -68,10 +72,18 @@ struct RaggedTile {
     int32_t tile;
 };
 
+// Beside long chunks: each sequence has the same number of work tiles, of which some may be empty.
+template <int kTileRows>
+__device__ __forceinline__ RaggedTile find_short_tile(const DecodeParams& p, int index) {
+    const int batch = divide(index, p.ragged.short_tiles), tile = index - batch * static_cast<int>(p.ragged.short_tiles.divisor),
+              rows = SequenceRows::of(p.ragged.queries, batch).owned;
+    const bool exists = rows <= p.ragged.most_rows && tile < ragged_tiles(rows * p.group_size, kTileRows);
+    return {exists ? batch : -1, tile};
+}
+
 // The work tile number `index` of a key head of all sequences, by prefix sums of a warp. A lane counts several sequences, so that
 // their lengths are loaded at once. Every warp of the thread block computes the same.
-template <int kTileRows>
-__device__ __forceinline__ RaggedTile find_ragged_tile(const DecodeParams& p, int index) {
+__device__ __forceinline__ RaggedTile find_ragged_tile(const DecodeParams& p, int index, int tile_rows) {
     constexpr int kOfLane = 4;
     const int lane = threadIdx.x % 32;
     int before = 0;
@@ -81,7 +93,7 @@ __device__ __forceinline__ RaggedTile find_ragged_tile(const DecodeParams& p, in
         for (int i = 0; i < kOfLane; ++i) {
             const int batch = first + lane * kOfLane + i;
             const int rows = batch < p.batch ? SequenceRows::of(p.ragged.queries, batch).owned : 0;
-            own += tiles[i] = ragged_tiles<kTileRows>(rows * p.group_size);
+            own += tiles[i] = ragged_tiles(rows * p.group_size, tile_rows);
         }
         const int sum = inclusive_prefix_sum(own, lane);
         const int total = __shfl_sync(0xffffffffu, sum, 31);
@@ -120,14 +132,18 @@ struct TreeBits {
 
 // The keys that the query rows [first_row, last_row] of a sequence see, as VisibleKeys. A sequence has gaps if a row may see only
 // some keys of its range, or if positions count. Registers are short: what is needed only with gaps is read again there.
-struct RaggedKeys : VisibleKeys {
+//
+// kShards: the cache may have a shard of the keys. Then a key is named by its row in the cache; lengths, `leftpad` and `shift`
+// count all keys.
+template <bool kShards>
+struct RaggedKeysOf : VisibleKeys {
     const DecodeParams& params;
     const RaggedSequence& sequence;  // in shared memory
     int32_t shift;                   // the number of the key on the diagonal of row 0
 
-    __device__ __forceinline__ RaggedKeys(const DecodeParams& p, const RaggedSequence& rows, int first_row, int last_row,
-                                          int split, int unit)
-        : VisibleKeys(ragged_key_count(p, rows.batch)), params(p), sequence(rows), shift(length - rows.rows) {
+    __device__ __forceinline__ RaggedKeysOf(const DecodeParams& p, const RaggedSequence& rows, int first_row, int last_row,
+                                            int split, int unit)
+        : VisibleKeys(ragged_key_count<kShards>(p, rows.batch)), params(p), sequence(rows), shift(length - rows.rows) {
         const TreeBits bits = tree_bits();
         const VisibleRange one = range(bits, first_row), other = range(bits, last_row);
         int begin = one.begin;
@@ -140,23 +156,20 @@ struct RaggedKeys : VisibleKeys {
     __device__ __forceinline__ bool has_gaps(const TreeBits& bits) const {
         const RaggedParams& ragged = params.ragged;
         const bool window = ragged.left < kUnboundedWindow || ragged.right < kUnboundedWindow;
+        if (kShards && params.shard.count > 1 && params.alibi_slopes.data) return true;
         return bits.rows > 0 || (ragged.positions && (window || params.alibi_slopes.data));
     }
 
     // The keys that a row sees are those of this range that sees() accepts.
     __device__ __forceinline__ VisibleRange range(const TreeBits& bits, int row) const {
-        const RaggedParams& ragged = params.ragged;
-        const bool of_tree = ragged.tree.data && bits.rows == 0;  // a sequence without bits is causal
-        if (!has_gaps(bits)) return clipped(row + shift - params.left, row + shift + (of_tree ? 0 : params.right) + 1);
-        const int place = position(row);
-        const VisibleRange earlier = clipped(place - ragged.left, min(place + ragged.right + 1, shift));
-        const int end = of_tree || (ragged.causal && bits.rows == 0) ? row + shift + 1 : length;
-        return clipped(earlier.begin < earlier.end ? earlier.begin : shift, end);
+        const VisibleRange numbers = range_of_numbers(bits, row);
+        if (!kShards || params.shard.count <= 1) return numbers;
+        return {shard_row(numbers.begin), min(shard_row(numbers.end), existing)};
     }
     // For a key of the range of a row; for others the answer has no meaning. Without gaps the row sees all of its range.
     __device__ __forceinline__ bool sees(const TreeBits& bits, int row, int key) const {
         const RaggedParams& ragged = params.ragged;
-        const int distance = key_position(key) - position(row), n = key - shift;
+        const int distance = key_position(key) - position(row), n = number_of(key) - shift;
         if (distance < -ragged.left || distance > ragged.right) return false;
         return n < 0 || bits.rows == 0 || bits.has(ragged.tree, row, n);
     }
@@ -167,12 +180,27 @@ struct RaggedKeys : VisibleKeys {
     }
     // Of any key of a tile, also past the last one.
     __device__ __forceinline__ int key_position(int key) const {
-        return params.ragged.positions && key >= shift && key < length ? position(key - shift) : key;
+        const int number = number_of(key);
+        return params.ragged.positions && number >= shift && number < length ? position(number - shift) : number;
     }
 
 private:
+    __device__ __forceinline__ int number_of(int key) const { return kShards ? key_of_row(params.shard, key) : key; }
+    __device__ __forceinline__ int shard_row(int number) const {
+        return kShards ? row_of_key(params.shard, max(number, 0)) : number;
+    }
+
+    __device__ __forceinline__ VisibleRange range_of_numbers(const TreeBits& bits, int row) const {
+        const RaggedParams& ragged = params.ragged;
+        const bool of_tree = ragged.tree.data && bits.rows == 0;  // a sequence without bits is causal
+        if (!has_gaps(bits)) return clipped(row + shift - params.left, row + shift + (of_tree ? 0 : params.right) + 1);
+        const int place = position(row);
+        const VisibleRange earlier = clipped(place - ragged.left, min(place + ragged.right + 1, shift));
+        const int end = of_tree || (ragged.causal && bits.rows == 0) ? row + shift + 1 : length;
+        return clipped(earlier.begin < earlier.end ? earlier.begin : shift, end);
+    }
     __device__ __forceinline__ VisibleRange clipped(int begin, int end) const {
-        return {max(begin, leftpad), min(end, existing)};
+        return {max(begin, leftpad), min(end, kShards && params.shard.count > 1 ? length : existing)};
     }
 
     // With gaps the ranges of later rows need not begin later; they do not end earlier.
@@ -182,7 +210,8 @@ private:
             begin = min(begin, own.begin);
             plain = max(plain, own.begin);
             // From its first gap on a row may not see the keys of its range.
-            plain_end = min(plain_end, min(own.end, min(position(row) + params.ragged.right + 1, shift)));
+            const int first_gap = min(position(row) + params.ragged.right + 1, shift);
+            plain_end = min(plain_end, min(own.end, shard_row(first_gap)));
         }
 #pragma unroll
         for (int step = 16; step > 0; step /= 2) {
@@ -192,5 +221,7 @@ private:
         }
     }
 };
+
+using RaggedKeys = RaggedKeysOf<false>;
 
 }  // namespace libflash::cuda

@@ -16,6 +16,12 @@ constexpr int softmax_statistics_lanes(int head_dim, int element) {
     return loads >= 16 ? 16 : (loads >= 8 ? 8 : 4);
 }
 
+// The rounding error of a large LSE could make exp2(score - lse) overflow. Such an LSE is raised by more than that error; its
+// probabilities have no correct digit anyway.
+__device__ __forceinline__ float lse_with_margin(float lse_log2) {
+    return fabsf(lse_log2) > 1048576.0f ? fmaf(fabsf(lse_log2), 4.7683716e-07f, lse_log2) : lse_log2;
+}
+
 template <class T, int kLanes>
 struct SoftmaxStatisticsUnit {
     static constexpr int kThreads = 256;
@@ -53,17 +59,11 @@ struct SoftmaxStatisticsUnit {
         return numbers.data[work.batch * numbers.batch + work.head * numbers.head + (rows.start + row) * numbers.row];
     }
 
-    // The rounding error of a large LSE could make exp2(score - lse) overflow. Such an LSE is raised by more than that error;
-    // its probabilities have no correct digit anyway.
-    __device__ static __forceinline__ float with_margin(float lse_log2) {
-        return fabsf(lse_log2) > 1048576.0f ? fmaf(fabsf(lse_log2), 4.7683716e-07f, lse_log2) : lse_log2;
-    }
-
     __device__ __forceinline__ SoftmaxStatistics statistics_of(int row, float dot) const {
         if (row >= rows.length) return {INFINITY, 0.0f};
         const float lse = number(params.lse, row);
         if (lse == -INFINITY) return {INFINITY, 0.0f};
-        return {with_margin(lse * kLog2e) - exponent_shift<T>(), params.dlse.data ? dot - number(params.dlse, row) : dot};
+        return {lse_with_margin(lse * kLog2e) - exponent_shift<T>(), params.dlse.data ? dot - number(params.dlse, row) : dot};
     }
 
     __device__ __forceinline__ void run(int sums_per_unit) {

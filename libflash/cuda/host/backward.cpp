@@ -7,11 +7,6 @@
 namespace libflash::cuda {
 namespace {
 
-HeadGradientParams head_gradient_params(const HeadTensor& tensor) {
-    if (!tensor.present) return {};
-    return {tensor.data, tensor.head_stride, tensor.dtype == DType::f32};
-}
-
 ScoreGradientParams score_gradient_params(const ScoreTensor& tensor) {
     ScoreGradientParams params{};
     if (!tensor.present) return params;

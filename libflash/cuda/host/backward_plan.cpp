@@ -23,14 +23,8 @@ bool stores_in_vectors(const AttentionProblem& problem) {
     return fits(problem.dq, problem.head_dim) && fits(problem.dk, problem.head_dim) && fits(problem.dv, problem.head_dim_v);
 }
 
-// Workspace units of a head; see QueryUnits.
-int64_t units_of(const AttentionProblem& problem) {
-    const Sequences& rows = problem.q_rows;
-    return rows.packed() ? rows.capacity / kUnitRows + problem.batch : ceil_div(rows.capacity, kUnitRows);
-}
-
 Workspace workspace_of(const BackwardPlan& plan, const AttentionProblem& problem, const KernelConfig& config) {
-    const size_t rows = backward_workspace_rows(plan, problem);
+    const size_t rows = workspace_rows(plan.units, problem);
     Workspace workspace;
     workspace.add("statistics", rows * sizeof(SoftmaxStatistics));
     if (!plan.dq_kernel) workspace.add("dq_accumulator", rows * static_cast<size_t>(config.head_dim) * sizeof(float));
@@ -53,9 +47,14 @@ int64_t dbias_blocks(const AttentionProblem& problem, const KernelConfig& config
 
 }  // namespace
 
-size_t backward_workspace_rows(const BackwardPlan& plan, const AttentionProblem& problem) {
+int64_t units_of(const AttentionProblem& problem) {
+    const Sequences& rows = problem.q_rows;
+    return rows.packed() ? rows.capacity / kUnitRows + problem.batch : ceil_div(rows.capacity, kUnitRows);
+}
+
+size_t workspace_rows(int64_t units, const AttentionProblem& problem) {
     const int64_t heads = problem.q_rows.packed() ? problem.heads_q : problem.batch * problem.heads_q;
-    return static_cast<size_t>(heads * plan.units * kUnitRows);
+    return static_cast<size_t>(heads * units * kUnitRows);
 }
 
 bool backward_loads_in_vectors(const AttentionProblem& problem) {

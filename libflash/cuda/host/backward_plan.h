@@ -10,8 +10,11 @@ namespace libflash::cuda {
 BackwardPlan common_backward_plan(const Kernel& kernel, const AttentionProblem& problem, const Instance& instance,
                                   const DeviceProperties& device, bool dq_kernel = false);
 
-// Query rows of all heads in the workspace; see QueryUnits. Needs plan.units.
-size_t backward_workspace_rows(const BackwardPlan& plan, const AttentionProblem& problem);
+// Workspace units of a head; see QueryUnits.
+int64_t units_of(const AttentionProblem& problem);
+
+// Query rows of all heads in the workspace.
+size_t workspace_rows(int64_t units, const AttentionProblem& problem);
 
 // The launch of one step with `blocks` thread blocks.
 LaunchShape backward_launch(const Kernel& kernel, const BackwardPlan& plan, BackwardStep step, int64_t blocks);

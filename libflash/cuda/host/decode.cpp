@@ -35,7 +35,7 @@ AppendParams append_params(const DecodeProblem& problem, void* rotated) {
     params.q = rows_params(problem.q);
     if (problem.k_new.present && problem.seqlen_new > 0) {
         params.k_new = rows_params(problem.k_new);
-        params.v_new = rows_params(problem.v_new);
+        if (problem.v_new.present) params.v_new = rows_params(problem.v_new);
     }
     if (!problem.rotary_cos.present) return params;
     const int64_t channels = padded_channels(problem);
@@ -62,7 +62,7 @@ void fill_in_score_options(DecodeParams& params, const DecodeProblem& problem) {
     params.sink = head_params(problem.sink);
 }
 
-RaggedParams ragged_params(const DecodeProblem& problem) {
+RaggedParams ragged_params(const DecodeProblem& problem, const DecodePlan& plan) {
     RaggedParams params{};
     params.active = is_ragged(problem);
     if (!params.active) return params;
@@ -75,7 +75,36 @@ RaggedParams ragged_params(const DecodeProblem& problem) {
     params.left = window_side(problem.window.left);
     params.right = window_side(problem.window.right);
     params.causal = problem.causal;
+    if (plan.short_tiles > 0) {
+        params.most_rows = static_cast<int32_t>(plan.prefill.plan.fewest_rows - 1);
+        params.short_tiles = divisor_params(plan.short_tiles);
+    }
     return params;
+}
+
+CacheShardParams shard_params(const DecodeProblem& problem) {
+    const CacheShard& shard = problem.shard;
+    const int64_t capacity = problem.cache.capacity;
+    if (shard.whole()) return {1, static_cast<int32_t>(capacity), 1, 1, 0};
+    const int64_t most = kUnboundedWindow - 1 - std::min<int64_t>(problem.seqlen_new, kUnboundedWindow - 1);
+    return {static_cast<int32_t>(std::min<int64_t>(shard.count, INT32_MAX)),
+            static_cast<int32_t>(std::min(shard.key_of(capacity), most)), shard.keys, shard.count * shard.keys,
+            shard.index * shard.keys};
+}
+
+RopeParams rope_params(const DecodeProblem& problem) {
+    if (!problem.cache.k_rope.present) return {};
+    RopeParams params{rows_params(problem.cache.k_rope), {}, static_cast<int32_t>(problem.cache.rope_dim())};
+    if (problem.k_rope_new.present && problem.seqlen_new > 0) params.news = rows_params(problem.k_rope_new);
+    return params;
+}
+
+// Whether rows of all parts of the cache can be read 16 bytes at a time.
+bool cache_fits_vectors(const DecodeParams& params, const DecodeProblem& problem) {
+    const int64_t stored = element_bytes(problem.cache.dtype);
+    return rows_fit_vectors(params.cache.k, params.k_channels, stored) &&
+           rows_fit_vectors(params.cache.v, problem.head_dim_v, stored) &&
+           (params.rope.channels == 0 || rows_fit_vectors(params.rope.cache, params.rope.channels, element_bytes(problem.dtype)));
 }
 
 DecodeParams make_params(const DecodeProblem& problem, const DecodePlan& plan, char* workspace) {
@@ -106,15 +135,40 @@ DecodeParams make_params(const DecodeProblem& problem, const DecodePlan& plan, c
     params.code = code_type(problem.cache);
     params.k_scale = cache_scale_params(problem.cache.k_scale);
     params.v_scale = cache_scale_params(problem.cache.v_scale);
-    const int64_t stored = element_bytes(problem.cache.dtype);
-    params.vector_kv = rows_fit_vectors(params.cache.k, problem.head_dim, stored) &&
-                       rows_fit_vectors(params.cache.v, problem.head_dim_v, stored);
-    params.vector_out = rows_fit_vectors(params.out, problem.head_dim_v, element, 2 * element);
+    params.shard = shard_params(problem);
+    params.rope = rope_params(problem);
+    params.k_channels = static_cast<int32_t>(problem.head_dim - problem.cache.rope_dim());
+    params.vector_kv = cache_fits_vectors(params, problem);
+    const int64_t of_out = problem.out.present ? element_bytes(problem.out.dtype) : element;
+    params.out_is_float = of_out > element;
+    params.invariant = problem.invariant_rows;
+    params.vector_out = rows_fit_vectors(params.out, problem.head_dim_v, of_out, 2 * of_out);
     params.stages = plan.stages;
     params.delayed_begin = plan.delayed_begin;
     params.delayed_count = plan.delayed_count;
     params.fetch_early = plan.dependent_launch;
-    params.ragged = ragged_params(problem);
+    params.ragged = ragged_params(problem, plan);
+    return params;
+}
+
+// Of the kernel for long chunks. It reads what the append kernel has written.
+PrefillParams prefill_params(const DecodeProblem& problem, const DecodeParams& decode, const PrefillPlan& plan, char* workspace) {
+    PrefillParams params{};
+    fill_in_sizes(params, problem);
+    params.q = decode.q;
+    params.out = decode.out;
+    params.lse = decode.lse;
+    params.sink = decode.sink;
+    params.mask = mask_params(problem.mask_rule);
+    params.q_lengths = lengths_params(problem.q_rows);
+    params.rare.dropout.keep_factor = 1;
+    params.schedule = plan.schedule;
+    params.vector_loads = params.vector_out = true;
+    params.cache = decode.cache;
+    params.news = lengths_params(problem.new_rows);
+    params.fewest_rows = static_cast<int32_t>(plan.fewest_rows);
+    params.sequence_order = reinterpret_cast<int32_t*>(workspace + plan.workspace.offset("sequence_order"));
+    if (plan.long_sums) params.long_sums = reinterpret_cast<float*>(workspace + plan.workspace.offset("long_sums"));
     return params;
 }
 
@@ -125,6 +179,10 @@ void decode(const Kernel& kernel, const DecodeProblem& problem, const DecodePlan
     const DecodeParams params = make_params(problem, plan, static_cast<char*>(workspace));
     const DeviceGuard guard(problem.device.id);
     check(kernel.decode(plan, params, stream), kernel.config.name);
+    if (!plan.prefill.name) return;
+    const PrefillParams prefill =
+        prefill_params(problem, params, plan.prefill.plan, static_cast<char*>(workspace) + plan.workspace.offset("prefill"));
+    check(plan.prefill.launch(plan.prefill.plan, prefill, stream), plan.prefill.name);
 }
 
 }  // namespace libflash::cuda

@@ -35,6 +35,10 @@ void check_products(const char* argument, const char* what, std::initializer_lis
 
 }  // namespace
 
+void check_block_count(const char* argument, int64_t blocks) {
+    check_below(argument, "the number of its tiles", blocks, int64_t{1} << 31);
+}
+
 void check_sizes(const AttentionProblem& problem) {
     check_below("q", "the batch", problem.batch, int64_t{1} << 31);
     check_below("q", "its number of rows", problem.q_rows.capacity, kUnboundedWindow);

@@ -59,6 +59,11 @@ inline HeadParams head_params(const HeadTensor& tensor) {
     return {tensor.data, tensor.batch_stride, tensor.head_stride, tensor.dtype == DType::f32};
 }
 
+inline HeadGradientParams head_gradient_params(const HeadTensor& tensor) {
+    if (!tensor.present) return {};
+    return {tensor.data, tensor.head_stride, tensor.dtype == DType::f32};
+}
+
 // `rows`: the row lists (for forward and dQ), else the column lists (for dK/dV).
 inline BlockMaskParams block_mask_params(const BlockMask& blocks, bool rows) {
     BlockMaskParams params{};
@@ -112,8 +117,22 @@ inline bool loads_in_vectors(const AttentionProblem& problem) {
     return fits(problem.q, problem.head_dim) && fits(problem.k, problem.head_dim) && fits(problem.v, problem.head_dim_v);
 }
 
-// Whether decode needs the instance for rows of any lengths.
-inline bool is_ragged(const DecodeProblem& problem) { return problem.packed() || problem.positions || problem.tree.data; }
+// Whether the rows of decode are of any lengths, at any positions, or nodes of a tree.
+inline bool has_ragged_rows(const DecodeProblem& problem) { return problem.packed() || problem.positions || problem.tree.data; }
+
+inline bool has_scales(const KvCache& cache) { return cache.k_scale.present || cache.v_scale.present; }
+
+// Whether decode needs the general instance, which takes rows of any lengths, too.
+inline bool has_rare_options(const DecodeProblem& problem) {
+    const KvCache& cache = problem.cache;
+    const bool scaled = cache.dtype == problem.dtype && has_scales(cache);
+    return cache.k_scale.groups > 1 || cache.v_scale.groups > 1 || cache.k_rope.present || !problem.shard.whole() ||
+           (problem.out.present && problem.out.dtype != problem.dtype) || problem.invariant_rows ||
+           (scaled && has_ragged_rows(problem));
+}
+
+// Whether decode needs an instance for rows of any lengths.
+inline bool is_ragged(const DecodeProblem& problem) { return has_ragged_rows(problem) || has_rare_options(problem); }
 
 // Channels of a rotated query in the workspace, rounded up to whole 16-byte vectors.
 inline int64_t padded_channels(const DecodeProblem& problem) {

@@ -5,13 +5,19 @@
 
 namespace libflash::cuda {
 
-// Two codes of e4m3 in the low half of `codes` to a pair of halves.
-__device__ __forceinline__ uint32_t halves_of_e4m3(uint32_t codes) {
+// Codes 2 * kPair and 2 * kPair + 1 of e4m3 to a pair of halves.
+template <int kPair>
+__device__ __forceinline__ uint32_t halves_of_e4m3(uint32_t four) {
 #if __CUDA_ARCH__ >= 890
-    uint32_t pair;
-    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(static_cast<unsigned short>(codes)));
+    uint32_t pair;  // the conversion reads either half of a register
+    if (kPair == 0) {
+        asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, low;}" : "=r"(pair) : "r"(four));
+    } else {
+        asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, high;}" : "=r"(pair) : "r"(four));
+    }
     return pair;
 #else
+    const uint32_t codes = four >> 16 * kPair;
     // The exponent of half has a bias larger by 8. The magnitude 0x7f is NaN.
     const auto one = [](uint32_t code) {
         const uint32_t magnitude = code & 0x7f, bits = magnitude == 0x7f ? 0x7e00 : magnitude << 7;
@@ -23,5 +29,14 @@ __device__ __forceinline__ uint32_t halves_of_e4m3(uint32_t codes) {
 
 // Bytes of `x` by the selectors of PRMT: the byte numbers from 0 in the nibbles of `order`; 4 to 7 are those of `y`.
 __device__ __forceinline__ uint32_t select_bytes(uint32_t x, uint32_t y, uint32_t order) { return __byte_perm(x, y, order); }
+
+// Codes 2 * kPair and 2 * kPair + 1 of int8 to a pair of halves: 1024 + 128 + x has the code x + 128 in its low byte.
+template <int kPair>
+__device__ __forceinline__ uint32_t halves_of_int8(uint32_t four) {
+    const uint32_t shifted = select_bytes(four ^ 0x80808080u, 0x64646464u, kPair == 0 ? 0x4140 : 0x4342);
+    uint32_t pair;
+    asm("sub.f16x2 %0, %1, %2;" : "=r"(pair) : "r"(shifted), "r"(0x64806480u));
+    return pair;
+}
 
 }  // namespace libflash::cuda

@@ -11,6 +11,7 @@
 #include "cuda/attention/scores.cuh"
 #include "cuda/plans.h"
 #include "cuda/ptx/dependent_launch.cuh"
+#include "cuda/sm80/appended_key.cuh"
 #include "cuda/sm80/decode_instance.h"
 
 namespace libflash::cuda::sm80 {
@@ -44,6 +45,7 @@ struct Append {
         if (first < channels) to[first] = two.x;
         if (second < channels) to[second] = two.y;
     }
+    // Of a query or a key: as long as each other, for keys whose last channels are elsewhere are written by append_codes.cuh.
     __device__ __forceinline__ Two load(const T* from, int slot) const {
         return load(from, first(slot), second(slot), params.head_dim);
     }
@@ -83,7 +85,7 @@ struct Append {
 
     // Position of a query row without q_positions.
     __device__ __forceinline__ int query_position(int batch, int row) const {
-        return cached_keys(params.cache, batch) + (params.append.query_rows_advance ? row : 0);
+        return cached_keys(params, batch) + (params.append.query_rows_advance ? row : 0);
     }
     // `row`: in the batch entry or the packed tensor.
     __device__ __forceinline__ void rotate_query(int batch, int row, int head, int slot, int position) const {
@@ -91,38 +93,25 @@ struct Append {
         rotate_row(row_of(append.q, batch, row, head), row_of(append.rotated_q, batch, row, head), slot, position);
     }
 
-    // `row`: in the batch entry or the packed tensor. `key`: its number in the sequence.
-    __device__ __forceinline__ void append_row(int batch, int row, int head, int slot, int key, int position) const {
+    // The values of a view of the keys have been written with them.
+    __device__ __forceinline__ void append_row(const AppendedKey& row, int head, int slot) const {
         const CacheParams& cache = params.cache;
-        if (key >= cache.capacity) return;  // the row does not fit and is not stored
-        const KeyLocation location = KeyLocations(cache, batch).of(key);
-        if (static_cast<uint32_t>(location.page) >= static_cast<uint32_t>(cache.pages)) return;  // no such page
-        rotate_row(row_of(params.append.k_new, batch, row, head), row_of(cache.k, location.page, location.row, head), slot,
-                   position);
-        store_value(load_value(row_of(params.append.v_new, batch, row, head), slot),
-                    row_of(cache.v, location.page, location.row, head), slot);
+        const KeyLocation location = row.location(params);
+        if (static_cast<uint32_t>(location.page) >= static_cast<uint32_t>(cache.pages)) return;
+        rotate_row(row_of(params.append.k_new, row.batch, row.in_tensor, head),
+                   row_of(cache.k, location.page, location.row, head), slot, row.position);
+        if (params.append.v_new.data)
+            store_value(load_value(row_of(params.append.v_new, row.batch, row.in_tensor, head), slot),
+                        row_of(cache.v, location.page, location.row, head), slot);
     }
 
-    // A query row or a new row of sequences of any lengths. `row`: of all sequences.
-    __device__ __forceinline__ void handle_ragged(bool is_key, int row, int head, int slot) const {
+    // A query row of sequences of any lengths. `row`: of all sequences.
+    __device__ __forceinline__ void rotate_ragged_query(int row, int head, int slot) const {
         const RaggedParams& ragged = params.ragged;
-        const LengthsParams& lengths = is_key ? ragged.news : ragged.queries;
-        const RaggedRow own = RaggedRow::of(lengths, params.batch, row);
+        const RaggedRow own = RaggedRow::of(ragged.queries, params.batch, row);
         if (own.batch < 0 || own.batch >= params.batch) return;
-        const int in_tensor = lengths.cu ? row : own.row;
-        if (!is_key) {
-            if (!rotates(params)) return;
-            const int position = ragged.positions ? ragged_position(ragged.positions, row) : query_position(own.batch, own.row);
-            return rotate_query(own.batch, in_tensor, head, slot, position);
-        }
-        const int key = cached_keys(params.cache, own.batch) + own.row;
-        int position = key;
-        if (ragged.positions) {  // of the last keys, one for each query row
-            const RaggedSequence queries = RaggedSequence::of(ragged, own.batch);
-            const int n = key - (ragged_key_count(params, own.batch).length - queries.rows);
-            if (n >= 0) position = ragged_position(ragged.positions, queries.before + n);
-        }
-        append_row(own.batch, in_tensor, head, slot, key, position);
+        const int position = ragged.positions ? ragged_position(ragged.positions, row) : query_position(own.batch, own.row);
+        rotate_query(own.batch, ragged.queries.cu ? row : own.row, head, slot, position);
     }
 };
 
@@ -136,21 +125,20 @@ __global__ void __launch_bounds__(kAppendThreads, 8)
     const bool is_key = index < new_rows;
     const uint32_t item = is_key ? index : index - new_rows;
     const uint32_t rows = is_key ? params.cache.seqlen_new : params.seqlen_q, heads = is_key ? params.heads_k : params.heads_q;
-    if (params.ragged.active) {
-        const LengthsParams& queries = params.ragged.queries;
-        const uint32_t all = queries.cu ? queries.capacity : params.batch * params.seqlen_q;
-        if (heads == 0 || (!is_key && item / heads >= all)) return;
-        return body.handle_ragged(is_key, static_cast<int>(item / heads), static_cast<int>(item % heads), slot);
-    }
-    const int batch = static_cast<int>(item / heads / rows), row = static_cast<int>(item / heads % rows);
+    if (heads == 0) return;
+    const uint32_t of_all = item / heads;
     const int head = static_cast<int>(item % heads);
-    if (batch >= params.batch) return;
     if (is_key) {
-        const int key = cached_keys(params.cache, batch) + row;
-        body.append_row(batch, row, head, slot, key, key);
-    } else if (rotates(params)) {
-        body.rotate_query(batch, row, head, slot, body.query_position(batch, row));
+        const AppendedKey row = AppendedKey::of(params, static_cast<int>(of_all));
+        if (row.batch >= 0) body.append_row(row, head, slot);
+        return;
     }
+    const LengthsParams& queries = params.ragged.queries;
+    if (!rotates(params) || of_all >= (queries.cu ? static_cast<uint32_t>(queries.capacity) : params.batch * params.seqlen_q))
+        return;
+    if (params.ragged.active) return body.rotate_ragged_query(static_cast<int>(of_all), head, slot);
+    const int batch = static_cast<int>(of_all / rows), row = static_cast<int>(of_all % rows);
+    body.rotate_query(batch, row, head, slot, body.query_position(batch, row));
 }
 
 template <class Kernel, class T>

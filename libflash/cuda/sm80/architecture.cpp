@@ -1,10 +1,12 @@
 // The architecture sm80: its kernels support every problem of forward and backward but a few with positions, and statistics of
 // rows (host/shard_options.h).
-// decode_capabilities.cpp names the options of decode that they lack.
+// decode_capabilities.cpp and tangent_capabilities.cpp name what the kernels of decode and of tangents lack.
 #include "cuda/architecture.h"
 #include "cuda/attention/decode_params.h"
 #include "cuda/host/shard_options.h"
+#include "cuda/sm80/backward_tangent_tiles.h"
 #include "cuda/sm80/backward_tiles.h"
+#include "cuda/sm80/forward_tangent_tiles.h"
 #include "cuda/sm80/plan.h"
 
 namespace libflash::cuda {
@@ -22,15 +24,32 @@ int shared_bytes(const KernelConfig& config) {
         return backward_shared_bytes(config.head_dim, config.tile_q, config.tile_k, config.stages, element);
     if (config.operation == Operation::decode)
         return decode_shared_bytes(config.head_dim, config.tile_k, config.stages, element, config.tile_k);
-    return 0;
+    if (config.operation == Operation::forward_tangent) {
+        const int plain = forward_tangent_shared_bytes(config, false), general = forward_tangent_shared_bytes(config, true);
+        return plain > general ? plain : general;
+    }
+    return config.operation == Operation::backward_tangent ? backward_tangent_shared_bytes(config) : 0;
 }
 
 }  // namespace
 
 extern const Architecture architecture_sm80;
 const Architecture architecture_sm80 = {
-    "sm80",  false,   supports, sm80::supports_decode, shared_bytes, sm80::plan_forward, sm80::plan_backward, sm80::plan_decode,
-    nullptr, nullptr, nullptr,
+    "sm80",
+    false,
+    supports,
+    sm80::supports_decode,
+    sm80::supports_tangent,
+    shared_bytes,
+    sm80::plan_forward,
+    sm80::plan_backward,
+    sm80::plan_decode,
+    nullptr,
+    sm80::plan_forward_tangent,
+    sm80::plan_backward_tangent,
+    nullptr,
+    nullptr,
+    nullptr,
 };
 
 }  // namespace libflash::cuda

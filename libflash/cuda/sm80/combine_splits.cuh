@@ -21,6 +21,11 @@ __device__ __forceinline__ int64_t partial_row(const DecodeParams& p, int batch,
     return (int64_t{batch} * p.heads_k + head_k) * (int64_t{p.seqlen_q} * p.group_size) + row;
 }
 
+// The same beside long chunks: a sequence has as many rows as its tiles may have.
+__device__ __forceinline__ int64_t short_partial_row(const DecodeParams& p, int tile_rows, int batch, int head_k, int row) {
+    return (int64_t{batch} * p.heads_k + head_k) * (static_cast<int>(p.ragged.short_tiles.divisor) * tile_rows) + row;
+}
+
 // The sink in base-2 units, or -infinity.
 template <class T>
 __device__ __forceinline__ float sink_of(const DecodeParams& p, int batch, int head) {
@@ -59,7 +64,8 @@ __device__ __forceinline__ void store_pair(const DecodeParams& p, int batch, int
 
 // Splits are processed in groups of 32: lane n of every warp computes the weight of split n of the group, and each warp adds up a
 // quarter of the group.
-template <class T, int kHeadDim>
+// Out: the type of the results, T or float.
+template <class T, int kHeadDim, class Out = T>
 struct CombineSplits {
     static constexpr int kWarps = 4, kThreads = kWarps * 32;
     static constexpr int kPairs = kHeadDim / 64;  // channel pairs per lane
@@ -151,15 +157,34 @@ struct CombineSplits {
             float2 sum = parts[0][i / 32][i % 32];
 #pragma unroll
             for (int w = 1; w < kWarps; ++w) sum.x += parts[w][i / 32][i % 32].x, sum.y += parts[w][i / 32][i % 32].y;
-            store_pair<T>(params, batch, row, head, i * 2, sum);
+            store_pair<Out>(params, batch, row, head, i * 2, sum);
         }
     }
 };
 
-template <class Kernel, class T>
+// Beside long chunks: a thread block computes the rows of a query head of a sequence, if they are those of the decode kernels.
+template <class Body, int kTileRows>
+__device__ __forceinline__ void combine_sequence(const DecodeParams& params, float2 (*parts)[Body::kPairs][32]) {
+    allow_next_kernel();
+    wait_for_previous_kernel();
+    const int head_index = divide(blockIdx.x, params.by_group), batch = divide(head_index, params.by_heads);
+    const int head_k = head_index - batch * params.heads_k,
+              in_group = static_cast<int>(blockIdx.x) - head_index * params.group_size;
+    const SequenceRows rows = SequenceRows::of(params.ragged.queries, batch);
+    if (rows.owned > params.ragged.most_rows) return;
+#pragma unroll 1
+    for (int row = 0; row < rows.owned; ++row) {
+        if (row > 0) __syncthreads();  // `parts` are no longer read
+        const int64_t place = short_partial_row(params, kTileRows, batch, head_k, row * params.group_size + in_group);
+        Body(params, place).run(batch, rows.start + row, head_k * params.group_size + in_group, parts);
+    }
+}
+
+template <class Kernel, class T, class Out>
 __global__ void __launch_bounds__(128) combine_kernel(const __grid_constant__ DecodeParams params) {
-    using Body = CombineSplits<T, Kernel::config.head_dim>;
+    using Body = CombineSplits<T, Kernel::config.head_dim, Out>;
     __shared__ float2 parts[Body::kWarps][Body::kPairs][32];
+    if (params.ragged.most_rows > 0) return combine_sequence<Body, Kernel::config.tile_k>(params, parts);
     // Order of rows: [batch][key head][query row][query head of the group].
     const int rows_of_head = params.seqlen_q * params.group_size, head_index = blockIdx.x / rows_of_head;
     const int packed = blockIdx.x - head_index * rows_of_head, row = divide(packed, params.by_group);
@@ -174,8 +199,11 @@ __global__ void __launch_bounds__(128) combine_kernel(const __grid_constant__ De
 template <class Kernel, class T>
 int launch_combine(const DecodePlan& plan, const DecodeParams& params, cudaStream_t stream) {
     if (plan.combine.blocks == 0) return cudaSuccess;
-    return launch_dependent(combine_kernel<Kernel, T>, plan.combine.blocks, plan.combine.threads, plan.combine.shared_bytes,
-                            stream, plan.dependent_launch, params);
+    const auto launch = [&](auto kernel) {
+        return launch_dependent(kernel, plan.combine.blocks, plan.combine.threads, plan.combine.shared_bytes, stream,
+                                plan.dependent_launch, params);
+    };
+    return params.out_is_float ? launch(combine_kernel<Kernel, T, float>) : launch(combine_kernel<Kernel, T, T>);
 }
 
 }  // namespace libflash::cuda::sm80

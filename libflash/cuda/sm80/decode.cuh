@@ -14,33 +14,40 @@
 #include "cuda/sm80/decode_instance.h"
 #include "cuda/sm80/decode_range.cuh"
 
+#include <algorithm>
 #include <type_traits>
 
 namespace libflash::cuda::sm80 {
 
+// A kernel whose tile has two stages is for GPUs with 99 KB.
+constexpr int most_shared_bytes(const KernelConfig& config) {
+    return (config.stages == 2 || config.head_dim <= 64 ? 99 : 227) * 1024;
+}
+
 // Which keys a warp works on: those that it loaded, with one key head per thread block or two, or all keys of the tile.
 enum class Keys { own, own_of_two_heads, shared };
 
-// kCodes: over a cache of 8-bit codes.
-template <class Kernel, Keys kKeys, bool kAppends = false, bool kCodes = false>
+template <class Kernel, Keys kKeys, bool kAppends = false, DecodeStorage kStorage = DecodeStorage::plain>
 struct DecodeInstance {
     static constexpr KernelConfig config = Kernel::config;
     using T = ElementOf<config.dtype>;
+    static constexpr bool kCodes = kStorage == DecodeStorage::codes;
     static constexpr int kStages =
         kCodes ? decode_code_stages(config.head_dim, config.stages, kKeys == Keys::shared) : config.stages;
     using Body = Decode<T, config.head_dim, config.tile_k / kDecodeSlab, kStages, kKeys == Keys::shared, kAppends,
-                        kKeys == Keys::own_of_two_heads ? 2 : 1, kCodes>;
-    // A kernel whose tile has two stages is for GPUs with 99 KB.
-    static_assert(!kCodes || Body::kSharedBytes <= (config.stages == 2 || config.head_dim <= 64 ? 99 : 227) * 1024);
-    static constexpr int kMinBlocks = decode_blocks_at_once(Body::kSharedBytes, 227 * 1024, Body::kThreads);
+                        kKeys == Keys::own_of_two_heads ? 2 : 1, kStorage>;
+    static_assert(Body::kSharedBytes <= most_shared_bytes(config));
+    static constexpr int kMinBlocks =
+        decode_blocks_at_once(Body::kSharedBytes, 227 * 1024, Body::kThreads,
+                              Body::kConvertsInRegisters ? kDecodeThreadsOfCodes : kDecodeThreads);
 };
 
-template <class Kernel, Keys kKeys, bool kAppends, bool kCodes>
-__global__ void __launch_bounds__(DecodeInstance<Kernel, kKeys, kAppends, kCodes>::Body::kThreads,
-                                  DecodeInstance<Kernel, kKeys, kAppends, kCodes>::kMinBlocks)
+template <class Kernel, Keys kKeys, bool kAppends, DecodeStorage kStorage>
+__global__ void __launch_bounds__(DecodeInstance<Kernel, kKeys, kAppends, kStorage>::Body::kThreads,
+                                  DecodeInstance<Kernel, kKeys, kAppends, kStorage>::kMinBlocks)
     decode_kernel(const __grid_constant__ DecodeParams params) {
     extern __shared__ __align__(128) char shared[];
-    using Body = typename DecodeInstance<Kernel, kKeys, kAppends, kCodes>::Body;
+    using Body = typename DecodeInstance<Kernel, kKeys, kAppends, kStorage>::Body;
     allow_next_kernel();
     if (params.fetch_early) DecodeLoads<Body>::fetch_early(params);
     wait_for_previous_kernel();
@@ -49,42 +56,63 @@ __global__ void __launch_bounds__(DecodeInstance<Kernel, kKeys, kAppends, kCodes
 }
 
 // Rows of any lengths: the two ways of a thread block to share its work between the warps.
-template <class Kernel>
+template <class Kernel, DecodeStorage kStorage = DecodeStorage::plain, DecodeRows kRows = DecodeRows::any>
 struct RaggedInstance {
     static constexpr KernelConfig config = Kernel::config;
+    static constexpr bool kCodes = kStorage == DecodeStorage::codes, kHasRareOptions = kRows == DecodeRows::general;
+    static constexpr int stages(bool shares_keys) {
+        if (kHasRareOptions) return kGeneralDecodeStages;
+        return kCodes ? decode_code_stages(config.head_dim, config.stages, shares_keys) : config.stages;
+    }
     template <bool kSharesKeys>
-    using Body = Decode<ElementOf<config.dtype>, config.head_dim, config.tile_k / kDecodeSlab, config.stages, kSharesKeys, false,
-                        1, false, true>;
-    using Largest = Body<true>;
-    static constexpr int kMinBlocks = decode_blocks_at_once(Largest::kSharedBytes, 227 * 1024, Largest::kThreads);
+    using Body = Decode<ElementOf<config.dtype>, config.head_dim, config.tile_k / kDecodeSlab, stages(kSharesKeys), kSharesKeys,
+                        false, 1, kStorage, kRows>;
+    using Largest = Body<true>;  // the most query rows
+    static constexpr int kSharedBytes = std::max(Largest::kSharedBytes, Body<false>::kSharedBytes);
+    static_assert(kSharedBytes <= most_shared_bytes(config));
+    static constexpr int kMinBlocks = decode_blocks_at_once(kSharedBytes, 227 * 1024, Largest::kThreads);
 };
 
-template <class Kernel>
-__global__ void __launch_bounds__(RaggedInstance<Kernel>::Largest::kThreads, RaggedInstance<Kernel>::kMinBlocks)
+template <class Kernel, DecodeStorage kStorage, DecodeRows kRows>
+__global__ void __launch_bounds__(RaggedInstance<Kernel, kStorage, kRows>::Largest::kThreads,
+                                  RaggedInstance<Kernel, kStorage, kRows>::kMinBlocks)
     ragged_decode_kernel(const __grid_constant__ DecodeParams params) {
     extern __shared__ __align__(128) char shared[];
-    using Instance = RaggedInstance<Kernel>;
+    using Instance = RaggedInstance<Kernel, kStorage, kRows>;
     allow_next_kernel();
     wait_for_previous_kernel();
     // Consecutive thread blocks take the tiles of a key head; then follow heads and splits.
     const int head_of_all = divide(blockIdx.x, params.by_tiles), split = divide(head_of_all, params.by_heads);
     const int head = head_of_all - split * params.heads_k;
     const int index = static_cast<int>(blockIdx.x) - head_of_all * static_cast<int>(params.by_tiles.divisor);
-    const RaggedTile tile = find_ragged_tile<Instance::Largest::kTileRows>(params, index);
+    // With invariant rows no tile is larger than that of one row.
+    constexpr int kTileRows = Instance::Largest::kTileRows;
+    const bool small_tiles = Instance::kHasRareOptions && params.invariant;
+    const int tile_rows = small_tiles ? kDecodeSlab : kTileRows;
+    const RaggedTile tile =
+        params.ragged.most_rows > 0 ? find_short_tile<kTileRows>(params, index) : find_ragged_tile(params, index, tile_rows);
     if (tile.batch < 0) return;
     const RaggedSequence sequence = RaggedSequence::of(params.ragged, tile.batch);
-    const int rows = sequence.rows * params.group_size, first = tile.tile * Instance::Largest::kTileRows;
+    const int rows = sequence.rows * params.group_size, first = tile.tile * tile_rows;
     __shared__ RaggedWorkTile work_tile;
-    if (threadIdx.x == 0) work_tile = {tile.batch, head, split, first, min(Instance::Largest::kTileRows, rows - first), sequence};
+    if (threadIdx.x == 0) work_tile = {tile.batch, head, split, first, min(tile_rows, rows - first), sequence};
     __syncthreads();
     const int first_row = divide(first, params.by_group), last_row = divide(first + work_tile.rows - 1, params.by_group);
-    const RaggedKeys range(params, work_tile.sequence, first_row, last_row, split, Instance::Largest::kTileK);
-    if (rows > kDecodeSlab) {  // decode_shares_keys()
+    const typename Instance::Largest::Range range(params, work_tile.sequence, first_row, last_row, split,
+                                                  Instance::Largest::kTileK);
+    if (rows > kDecodeSlab && !small_tiles) {  // decode_shares_keys()
         typename Instance::template Body<true>(params, shared, work_tile).run(range);
     } else {
         typename Instance::template Body<false>(params, shared, work_tile).run(range);
     }
 }
+
+using Plain = std::integral_constant<DecodeStorage, DecodeStorage::plain>;
+using Scaled = std::integral_constant<DecodeStorage, DecodeStorage::scaled>;
+// There are no codes beside float32 queries.
+template <class Kernel>
+using CodesOf = std::conditional_t<sizeof(ElementOf<Kernel::config.dtype>) == 2,
+                                   std::integral_constant<DecodeStorage, DecodeStorage::codes>, Scaled>;
 
 template <class Attention>
 int launch_attention(Attention kernel, const DecodePlan& plan, const DecodeParams& params, cudaStream_t stream) {
@@ -94,9 +122,7 @@ int launch_attention(Attention kernel, const DecodePlan& plan, const DecodeParam
     return launch_dependent(kernel, shape.blocks, shape.threads, shape.shared_bytes, stream, plan.dependent_launch, params);
 }
 
-constexpr bool is_ragged_instance(int instance) { return static_cast<DecodeKind>(instance) == DecodeKind::ragged; }
-
-// Calls do_with(keys, appends, codes) with the template parameters of the instance as integral constants.
+// Calls do_with(keys, appends, storage) with the template parameters of the instance as integral constants.
 template <class Kernel, class DoWith>
 auto with_instance(int instance, const DoWith& do_with) {
     constexpr KernelConfig config = Kernel::config;
@@ -108,16 +134,46 @@ auto with_instance(int instance, const DoWith& do_with) {
     using OwnOfTwo = std::integral_constant<Keys, kTwoHeads ? Keys::own_of_two_heads : Keys::own>;
     using Shared = std::integral_constant<Keys, Keys::shared>;
     using No = bool_constant<false>;
-    using Codes = bool_constant<sizeof(ElementOf<config.dtype>) == 2>;
+    using Codes = CodesOf<Kernel>;
     switch (static_cast<DecodeKind>(instance)) {
-        case DecodeKind::shared_keys: return do_with(Shared(), No(), No());
-        case DecodeKind::own_keys: return do_with(Own(), No(), No());
-        case DecodeKind::own_keys_append: return do_with(Own(), bool_constant<kCanAppend>(), No());
-        case DecodeKind::two_heads: return do_with(OwnOfTwo(), No(), No());
-        case DecodeKind::two_heads_append: return do_with(OwnOfTwo(), bool_constant<kCanAppend>(), No());
+        case DecodeKind::shared_keys: return do_with(Shared(), No(), Plain());
+        case DecodeKind::own_keys: return do_with(Own(), No(), Plain());
+        case DecodeKind::own_keys_append: return do_with(Own(), bool_constant<kCanAppend>(), Plain());
+        case DecodeKind::two_heads: return do_with(OwnOfTwo(), No(), Plain());
+        case DecodeKind::two_heads_append: return do_with(OwnOfTwo(), bool_constant<kCanAppend>(), Plain());
+        case DecodeKind::shared_keys_scaled: return do_with(Shared(), No(), Scaled());
+        case DecodeKind::own_keys_scaled: return do_with(Own(), No(), Scaled());
+        case DecodeKind::two_heads_scaled: return do_with(OwnOfTwo(), No(), Scaled());
         case DecodeKind::shared_keys_of_codes: return do_with(Shared(), No(), Codes());
         case DecodeKind::own_keys_of_codes: return do_with(Own(), No(), Codes());
         default: return do_with(OwnOfTwo(), No(), Codes());
+    }
+}
+
+constexpr bool is_ragged_instance(int instance) {
+    switch (static_cast<DecodeKind>(instance)) {
+        case DecodeKind::ragged:
+        case DecodeKind::ragged_of_codes:
+        case DecodeKind::general:
+        case DecodeKind::general_of_codes: return true;
+        default: return false;
+    }
+}
+
+// Calls do_with(storage, rows) in the same way.
+template <class Kernel, class DoWith>
+auto with_ragged_instance(int instance, const DoWith& do_with) {
+    using Any = std::integral_constant<DecodeRows, DecodeRows::any>;
+    using General = std::integral_constant<DecodeRows, DecodeRows::general>;
+    using Codes = CodesOf<Kernel>;
+    switch (static_cast<DecodeKind>(instance)) {
+        case DecodeKind::ragged: return do_with(Plain(), Any());
+        case DecodeKind::ragged_of_codes: {
+            if constexpr (Codes::value == DecodeStorage::codes) return do_with(Codes(), Any());
+            return do_with(Plain(), Any());
+        }
+        case DecodeKind::general: return do_with(Scaled(), General());
+        default: return do_with(Codes(), General());
     }
 }
 
@@ -135,12 +191,14 @@ KernelResources resources_of_decode(int step, int instance) {
         default: break;
     }
     if (sm80::is_ragged_instance(instance)) {
-        using Body = typename sm80::RaggedInstance<Kernel>::Largest;
-        return {Body::kThreads, Body::kSharedBytes};
+        return sm80::with_ragged_instance<Kernel>(instance, [](auto storage, auto rows) -> KernelResources {
+            using Instance = sm80::RaggedInstance<Kernel, decltype(storage)::value, decltype(rows)::value>;
+            return {Instance::Largest::kThreads, Instance::kSharedBytes};
+        });
     }
-    return sm80::with_instance<Kernel>(instance, [](auto keys, auto appends, auto codes) -> KernelResources {
-        using Body =
-            typename sm80::DecodeInstance<Kernel, decltype(keys)::value, decltype(appends)::value, decltype(codes)::value>::Body;
+    return sm80::with_instance<Kernel>(instance, [](auto keys, auto appends, auto storage) -> KernelResources {
+        using Body = typename sm80::DecodeInstance<Kernel, decltype(keys)::value, decltype(appends)::value,
+                                                   decltype(storage)::value>::Body;
         return {Body::kThreads, Body::kSharedBytes};
     });
 }
@@ -155,11 +213,13 @@ int launch_decode(const DecodePlan& plan, const DecodeParams& params, void* stre
     if (error == cudaSuccess && plan.attention.blocks > 0) {
         const auto launch = [&](auto kernel) { return sm80::launch_attention(kernel, plan, params, cuda_stream); };
         if (sm80::is_ragged_instance(plan.instance.number)) {
-            error = launch(sm80::ragged_decode_kernel<Kernel>);
+            error = sm80::with_ragged_instance<Kernel>(plan.instance.number, [&](auto storage, auto rows) {
+                return launch(sm80::ragged_decode_kernel<Kernel, decltype(storage)::value, decltype(rows)::value>);
+            });
         } else {
-            error = sm80::with_instance<Kernel>(plan.instance.number, [&](auto keys, auto appends, auto codes) {
+            error = sm80::with_instance<Kernel>(plan.instance.number, [&](auto keys, auto appends, auto storage) {
                 return launch(
-                    sm80::decode_kernel<Kernel, decltype(keys)::value, decltype(appends)::value, decltype(codes)::value>);
+                    sm80::decode_kernel<Kernel, decltype(keys)::value, decltype(appends)::value, decltype(storage)::value>);
             });
         }
     }

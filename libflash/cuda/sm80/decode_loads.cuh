@@ -63,8 +63,9 @@ struct DecodeLoads {
 #pragma unroll
             for (int chunk = body.lane % kLanesPerRow; chunk < kStoredChunks; chunk += kLanesPerRow) {
                 const int first = chunk * kStoredValues, offset = Body::stored_offset(row, chunk);
-                copy(body.stored_keys(stage, body.warp) + offset, k + page * cache.k.batch + at * cache.k.row + first,
-                     there ? body.params.head_dim - first : 0);
+                if (has_key_chunk(first))
+                    copy(body.stored_keys(stage, body.warp) + offset, k + page * cache.k.batch + at * cache.k.row + first,
+                         there ? key_channels() - first : 0);
                 copy(body.stored_values(stage, body.warp) + offset, v + page * cache.v.batch + at * cache.v.row + first,
                      there ? body.params.head_dim_v - first : 0);
             }
@@ -77,6 +78,43 @@ struct DecodeLoads {
         } else {
 #pragma unroll 1
             for (int step = 0; step < kDecodeSlab / kRowsAtOnce; ++step) copy_rows(step, copy_slowly<Stored>);
+        }
+        if constexpr (Body::kHasRareOptions) {
+            if (body.params.rope.channels > 0) load_rope(head_k, stage, location, all);
+        }
+    }
+
+    // The channels of k_cache. Those of k_rope_cache follow them in a tile of elements; beside codes they have their own place.
+    __device__ __forceinline__ int key_channels() const {
+        if constexpr (Body::kHasRareOptions) return body.params.k_channels;
+        return body.params.head_dim;
+    }
+    __device__ __forceinline__ bool has_key_chunk(int first) const {
+        if constexpr (Body::kHasRareOptions && !Body::kCodes)
+            return body.params.rope.channels == 0 || first < body.params.k_channels;
+        return true;
+    }
+    // `exist`: bits of the warp's keys.
+    __device__ __forceinline__ void load_rope(int head_k, int stage, const KeyLocation& location, uint32_t exist) {
+        const RopeParams& rope = body.params.rope;
+        const int before = Body::kCodes ? 0 : body.params.k_channels / kChunkValues;
+        const int chunks = (Body::kCodes ? Body::kRopeChannels : kHeadDim) / kChunkValues - before;
+        const T* const from = static_cast<const T*>(rope.cache.data) + head_k * rope.cache.head;
+#pragma unroll 1
+        for (int i = 0; i < kDecodeSlab; ++i) {
+            const int64_t page = __shfl_sync(0xffffffffu, location.page, i), at = __shfl_sync(0xffffffffu, location.row, i);
+            const int count = exist >> i & 1 ? rope.channels : 0;
+            for (int chunk = body.lane; chunk < chunks; chunk += 32) {
+                const int first = chunk * kChunkValues;
+                char* const to = Body::kCodes ? body.stored_rope(stage, body.warp) + (i * chunks + chunk) * 16
+                                              : body.stored_keys(stage, body.warp) + Slab::offset(i, before + chunk);
+                const T* const row = from + page * rope.cache.batch + at * rope.cache.row + first;
+                if (body.params.vector_kv) {
+                    cp_async_16(shared_address(to), row, count > first);
+                } else {
+                    copy_slowly(to, row, count - first);
+                }
+            }
         }
     }
 

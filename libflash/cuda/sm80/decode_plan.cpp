@@ -15,24 +15,38 @@ namespace {
 
 bool has_codes(const DecodeProblem& problem) { return element_bytes(problem.cache.dtype) == 1; }
 
+DecodeStorage storage_of(const DecodeProblem& problem) {
+    if (has_codes(problem)) return DecodeStorage::codes;
+    return has_scales(problem.cache) ? DecodeStorage::scaled : DecodeStorage::plain;
+}
+
+// Whether new rows are more than elements of the type of the queries (append_codes.cuh).
+bool appends_codes(const DecodeProblem& problem) {
+    return storage_of(problem) != DecodeStorage::plain || problem.cache.k_rope.present;
+}
+
 // True if the attention kernel appends and rotates: one query row and at most one new row per sequence. The new key is visible,
 // so exactly one split contains it.
 bool appends_inside(const KernelConfig& config, const DecodeProblem& problem) {
-    return decode_can_append(config.head_dim, config.tile_k) && !has_codes(problem) && !is_ragged(problem) &&
-           (problem.k_new.present || problem.rotary_cos.present) && problem.seqlen_q == 1 && problem.seqlen_new <= 1 &&
-           problem.heads_q > 0 && !decode_shares_keys(problem.seqlen_q * problem.group_size()) && !problem.leftpad;
+    return decode_can_append(config.head_dim, config.tile_k) && !appends_codes(problem) && !is_ragged(problem) &&
+           (problem.k_new.present || problem.rotary_cos.present) && problem.k_new.present == problem.v_new.present &&
+           problem.seqlen_q == 1 && problem.seqlen_new <= 1 && problem.heads_q > 0 &&
+           !decode_shares_keys(problem.seqlen_q * problem.group_size()) && !problem.leftpad;
 }
 
 Workspace workspace_of(const DecodePlan& plan, const KernelConfig& config, const DecodeProblem& problem) {
     Workspace regions;
-    const int64_t rows = problem.query_rows() * problem.heads_q;
     if (plan.stores_rotated_q) {
+        const int64_t rows = problem.query_rows() * problem.heads_q;
         regions.add("rotated_q", static_cast<size_t>(rows * padded_channels(problem) * element_bytes(problem.dtype)));
     }
     if (plan.splits > 1) {
+        const int64_t rows = plan.short_tiles > 0 ? problem.batch * problem.heads_k * plan.short_tiles * plan.tile_q
+                                                  : problem.query_rows() * problem.heads_q;
         regions.add("partial_out", static_cast<size_t>(rows * plan.splits * config.head_dim) * sizeof(float));
         regions.add("partial_lse", static_cast<size_t>(rows * plan.splits) * sizeof(float));
     }
+    if (plan.prefill.name) regions.add("prefill", plan.prefill.plan.workspace.bytes());
     return regions;
 }
 
@@ -41,9 +55,10 @@ void plan_append(DecodePlan& plan, const Kernel& kernel, const DecodeProblem& pr
     const bool appends = problem.k_new.present && problem.seqlen_new > 0, rotates = problem.rotary_cos.present;
     if (plan.fused_append || (!appends && !rotates)) return;
     int64_t new_rows = appends ? problem.appended_rows() * problem.heads_k : 0;
-    if (new_rows > 0 && has_codes(problem)) {
+    if (new_rows > 0 && appends_codes(problem)) {
+        const int64_t parts = kAppendedParts + problem.cache.k_rope.present;
         plan.appended_codes = static_cast<uint32_t>(new_rows);
-        plan.append_codes = launch_shape(ceil_div(2 * new_rows, kAppendThreads / 32),  // a warp for each key and each value
+        plan.append_codes = launch_shape(ceil_div(parts * new_rows, kAppendThreads / 32),  // a warp for each part
                                          kernel.resources(static_cast<int>(DecodeStep::append_codes), plan.instance.number));
         new_rows = 0;
         if (!rotates) return;
@@ -65,7 +80,7 @@ void pace_waves(DecodePlan& plan, const DecodeSizes& sizes) {
     const KernelConfig& config = sizes.config;
     const int64_t of_each = sizes.blocks_per_multiprocessor(), multiprocessors = sizes.device.multiprocessors,
                   blocks = sizes.unsplit_blocks() * plan.splits / plan.key_heads;
-    if (sizes.ragged() || blocks <= of_each * multiprocessors || of_each < 2) return;
+    if (sizes.ragged() || plan.prefill.name || blocks <= of_each * multiprocessors || of_each < 2) return;
     plan.delayed_begin = static_cast<uint32_t>(multiprocessors);
     plan.delayed_count = static_cast<uint32_t>((of_each - 1) * multiprocessors);
     const int64_t tile_bytes = 2 * config.tile_k * config.head_dim * element_bytes(sizes.problem.dtype);
@@ -77,38 +92,46 @@ void plan_attention(DecodePlan& plan, const Kernel& kernel, const DecodeSizes& s
     const DecodeProblem& problem = sizes.problem;
     if (problem.seqlen_q == 0 || problem.heads_q == 0) return;
     const auto resources = [&](DecodeStep step) { return kernel.resources(static_cast<int>(step), plan.instance.number); };
-    const int64_t blocks = sizes.unsplit_blocks() / plan.key_heads * plan.splits;
+    const int64_t blocks = sizes.launched_blocks() / plan.key_heads * plan.splits;
     plan.attention = launch_shape(blocks, resources(DecodeStep::attention));
-    if (plan.splits > 1) plan.combine = launch_shape(problem.query_rows() * problem.heads_q, resources(DecodeStep::combine));
+    const int64_t rows = plan.short_tiles > 0 ? problem.batch : problem.query_rows();  // beside long chunks: sequences
+    if (plan.splits > 1) plan.combine = launch_shape(rows * problem.heads_q, resources(DecodeStep::combine));
 }
 
 }  // namespace
 
-DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const DeviceProperties& device) {
+DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const DeviceProperties& device,
+                       const DecodePrefill& prefill) {
     check_sizes(problem);
     const KernelConfig& config = kernel.config;
-    const DecodeSizes sizes(config, problem, device);
-    const DecodeSplits splits = choose_splits(sizes);
+    const DecodeSizes sizes(config, problem, device, prefill.plan.fewest_rows);
+    const bool all_long = prefill.name && !problem.q_rows.packed();  // every sequence has the same number of rows
+    const DecodeSplits splits = all_long ? DecodeSplits{1, 1} : choose_splits(sizes);
+    const DecodeStorage storage = storage_of(problem);
     DecodePlan plan;
+    plan.prefill = prefill;
+    plan.short_tiles = sizes.short_tiles();
     plan.splits = splits.splits;
     plan.split_size = splits.split_size;
     plan.key_heads = splits.key_heads;
     plan.fused_append = appends_inside(config, problem);
     plan.stores_rotated_q = problem.rotary_cos.present && !plan.fused_append;
-    const bool codes = has_codes(problem);
-    const DecodeKind kind =
-        sizes.ragged() ? DecodeKind::ragged : decode_kind(sizes.shares_keys(), plan.key_heads, plan.fused_append, codes);
+    const bool codes = storage == DecodeStorage::codes, general = has_rare_options(problem);
+    const DecodeKind kind = sizes.ragged() ? ragged_decode_kind(codes, general)
+                                           : decode_kind(sizes.shares_keys(), plan.key_heads, plan.fused_append, storage);
     plan.instance = {static_cast<int>(kind), decode_kind_name(kind)};
     plan.tile_q = static_cast<int>(sizes.tile_q());
     plan.tile_k = config.tile_k / plan.key_heads;
     plan.query_tiles = std::max<int64_t>(1, sizes.query_tiles());
-    plan.stages = codes ? decode_code_stages(config.head_dim, config.stages, sizes.shares_keys()) : config.stages;
+    plan.stages = general ? kGeneralDecodeStages
+                  : codes ? decode_code_stages(config.head_dim, config.stages, sizes.shares_keys())
+                          : config.stages;
     plan.dependent_launch = device.arch >= 90;
     plan.workspace = workspace_of(plan, config, problem);
     if (problem.batch == 0 || problem.heads_k == 0) return plan;
     pace_waves(plan, sizes);
     plan_append(plan, kernel, problem);
-    plan_attention(plan, kernel, sizes);
+    if (!all_long) plan_attention(plan, kernel, sizes);
     return plan;
 }
 

@@ -9,6 +9,32 @@
 
 namespace libflash::cuda::sm80 {
 
+// Sums of groups of channels: each is added to `all` when its last channel has been added.
+struct SumOfGroups {
+    float (&all)[2][4];
+    const int steps;  // of a group
+    float part[2][4];
+    int left, group;
+
+    __device__ __forceinline__ SumOfGroups(float (&sum)[2][4], int of_group)
+        : all(sum), steps(of_group), part{}, left(of_group), group(0) {
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) all[n][e] = 0.0f;
+    }
+    template <class Multiply>
+    __device__ __forceinline__ void end_step(bool last, const Multiply& multiply) {
+        if (--left > 0 && !last) return;
+        multiply(part, group++);
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) all[n][e] += part[n][e], part[n][e] = 0.0f;
+        left = steps;
+    }
+};
+
 // 16-bit types: mma.sync.
 template <class T, int kHeadDim>
 struct DecodeProducts {
@@ -29,6 +55,11 @@ struct DecodeProducts {
         }
     }
 
+    __device__ __forceinline__ const uint32_t (&query_fragment(int step))[4] {
+        if constexpr (!kKept) ldmatrix_x4(qf[0], q_address.at(0, step));
+        return qf[kKept ? step : 0];
+    }
+
     // s = Q K^T for 16 keys. Even and odd steps have separate accumulators, which halves the chain of dependent instructions.
     __device__ __forceinline__ void scores(float (&s)[2][4], const char* keys, int lane) {
         const auto address = Tile<16>::b_address(shared_address(keys), lane);
@@ -41,15 +72,32 @@ struct DecodeProducts {
         for (int step = 0; step < kSteps; ++step) {
             uint32_t kf[4];
             ldmatrix_x4(kf, address.at(0, step));
-            if constexpr (!kKept) ldmatrix_x4(qf[0], q_address.at(0, step));
+            const auto& q = query_fragment(step);
             auto& sums = step % 2 ? odd : s;
-            mma_m16n8k16(sums[0], qf[kKept ? step : 0], kf[0], kf[1], T());
-            mma_m16n8k16(sums[1], qf[kKept ? step : 0], kf[2], kf[3], T());
+            mma_m16n8k16(sums[0], q, kf[0], kf[1], T());
+            mma_m16n8k16(sums[1], q, kf[2], kf[3], T());
         }
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e) s[n][e] += odd[n][e];
+    }
+
+    // The same with a sum for each group of 16 * `steps` channels, which multiply(part, group) may change.
+    template <class Multiply>
+    __device__ __forceinline__ void scores_of_groups(float (&s)[2][4], const char* keys, int lane, int steps,
+                                                     const Multiply& multiply) {
+        const auto address = Tile<16>::b_address(shared_address(keys), lane);
+        SumOfGroups sum(s, steps);
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+            uint32_t kf[4];
+            ldmatrix_x4(kf, address.at(0, step));
+            const auto& q = query_fragment(step);
+            mma_m16n8k16(sum.part[0], q, kf[0], kf[1], T());
+            mma_m16n8k16(sum.part[1], q, kf[2], kf[3], T());
+            sum.end_step(step == kSteps - 1, multiply);
+        }
     }
 
     // o += P V.
@@ -60,6 +108,31 @@ struct DecodeProducts {
         to_fragment<T>(pf, p[0], p[1]);
 #pragma unroll
         for (int pair = 0; pair < kSteps; ++pair) {
+            uint32_t vf[4];
+            ldmatrix_x4_trans(vf, address.at(0, pair));
+            mma_m16n8k16(o[2 * pair], pf, vf[0], vf[1], T());
+            mma_m16n8k16(o[2 * pair + 1], pf, vf[2], vf[3], T());
+        }
+    }
+
+    // The same with P times weight(group, key, r) for each group of 16 * `steps` channels; r: which of the lane's two rows.
+    template <class Weight>
+    __device__ __forceinline__ void add_values_of_groups(float (&o)[kHeadDim / 8][4], const float (&p)[2][4], const char* values,
+                                                         int lane, int steps, const Weight& weight) {
+        const auto address = Tile<16>::b_trans_address(shared_address(values), lane);
+        uint32_t pf[4] = {};
+        int left = 0, group = 0;
+#pragma unroll
+        for (int pair = 0; pair < kSteps; ++pair) {
+            if (left-- == 0) {
+                float weighted[2][4];
+#pragma unroll
+                for (int n = 0; n < 2; ++n)
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) weighted[n][e] = p[n][e] * weight(group, 8 * n + lane % 4 * 2 + e % 2, e / 2);
+                to_fragment<T>(pf, weighted[0], weighted[1]);
+                left = steps - 1, ++group;
+            }
             uint32_t vf[4];
             ldmatrix_x4_trans(vf, address.at(0, pair));
             mma_m16n8k16(o[2 * pair], pf, vf[0], vf[1], T());
@@ -85,23 +158,36 @@ struct DecodeProducts<float, kHeadDim> {
         sum = fmaf(a.x, b.x, fmaf(a.y, b.y, fmaf(a.z, b.z, fmaf(a.w, b.w, sum))));
     }
 
-    __device__ __forceinline__ void scores(float (&s)[2][4], const char* keys, int lane) {
+    // s += Q K^T for four channels.
+    __device__ __forceinline__ void add_chunk(float (&s)[2][4], const char* keys, int lane, int chunk) const {
         const int g = lane / 4, t = lane % 4;
+        const float4 low = chunk_of(q, g, chunk), high = chunk_of(q, g + 8, chunk);
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int e = 0; e < 2; ++e) {
+                const float4 key = chunk_of(keys, 8 * n + 2 * t + e, chunk);
+                add_dot(s[n][e], low, key);
+                add_dot(s[n][2 + e], high, key);
+            }
+    }
+    __device__ __forceinline__ void scores(float (&s)[2][4], const char* keys, int lane) {
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e) s[n][e] = 0.0f;
 #pragma unroll(kHeadDim <= 128 ? 2 : 1)
+        for (int chunk = 0; chunk < kHeadDim / 4; ++chunk) add_chunk(s, keys, lane, chunk);
+    }
+
+    template <class Multiply>
+    __device__ __forceinline__ void scores_of_groups(float (&s)[2][4], const char* keys, int lane, int steps,
+                                                     const Multiply& multiply) {
+        SumOfGroups sum(s, steps);
+#pragma unroll 1
         for (int chunk = 0; chunk < kHeadDim / 4; ++chunk) {
-            const float4 low = chunk_of(q, g, chunk), high = chunk_of(q, g + 8, chunk);
-#pragma unroll
-            for (int n = 0; n < 2; ++n)
-#pragma unroll
-                for (int e = 0; e < 2; ++e) {
-                    const float4 key = chunk_of(keys, 8 * n + 2 * t + e, chunk);
-                    add_dot(s[n][e], low, key);
-                    add_dot(s[n][2 + e], high, key);
-                }
+            add_chunk(sum.part, keys, lane, chunk);
+            if (chunk % 4 == 3) sum.end_step(chunk == kHeadDim / 4 - 1, multiply);
         }
     }
 
@@ -124,6 +210,35 @@ struct DecodeProducts<float, kHeadDim> {
                     o[n][1] = fmaf(low, v.y, o[n][1]);
                     o[n][2] = fmaf(high, v.x, o[n][2]);
                     o[n][3] = fmaf(high, v.y, o[n][3]);
+                }
+            }
+        }
+    }
+
+    template <class Weight>
+    __device__ __forceinline__ void add_values_of_groups(float (&o)[kHeadDim / 8][4], const float (&p)[2][4], const char* values,
+                                                         int lane, int steps, const Weight& weight) {
+        const int t = lane % 4;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+#pragma unroll 1
+            for (int owner = 0; owner < 4; ++owner) {
+                const int key = i / 2 * 8 + owner * 2 + i % 2, from = (lane & ~3) + owner;
+                const float low = __shfl_sync(0xffffffffu, p[i / 2][i % 2], from);
+                const float high = __shfl_sync(0xffffffffu, p[i / 2][2 + i % 2], from);
+                float low_weight = 0.0f, high_weight = 0.0f;
+                int left = 0, group = 0;
+#pragma unroll
+                for (int n = 0; n < kHeadDim / 8; ++n) {
+                    if (left-- == 0) {
+                        low_weight = low * weight(group, key, 0), high_weight = high * weight(group, key, 1);
+                        left = 2 * steps - 1, ++group;
+                    }
+                    const float2 v = *reinterpret_cast<const float2*>(values + Tile<16>::offset(key, 2 * n + t / 2) + t % 2 * 8);
+                    o[n][0] = fmaf(low_weight, v.x, o[n][0]);
+                    o[n][1] = fmaf(low_weight, v.y, o[n][1]);
+                    o[n][2] = fmaf(high_weight, v.x, o[n][2]);
+                    o[n][3] = fmaf(high_weight, v.y, o[n][3]);
                 }
             }
         }

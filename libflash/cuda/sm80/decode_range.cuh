@@ -19,6 +19,7 @@
 #include "cuda/attention/scores.cuh"
 #include "cuda/params.h"
 #include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/nanosleep.cuh"
 #include "cuda/sm80/appended_row.cuh"
@@ -26,6 +27,7 @@
 #include "cuda/sm80/decode_loads.cuh"
 #include "cuda/sm80/decode_products.cuh"
 #include "cuda/sm80/decode_results.cuh"
+#include "cuda/sm80/decode_scales.cuh"
 #include "cuda/sm80/key_lookup.cuh"
 #include "cuda/tile/quad.cuh"
 
@@ -33,19 +35,27 @@
 
 namespace libflash::cuda::sm80 {
 
+enum class DecodeRows { equal, any, general };
+
 // kAppends: the kernel appends one new row per sequence and rotates it and the queries (appended_row.cuh). A separate instance,
 // because this code costs time even if it is skipped.
 //
 // kHeads: adjacent key heads per thread block; each has kWarps / kHeads of the warps. With two, reads of a key are longer and
 // there are fewer thread blocks.
 //
-// kCodes: the cache holds codes of 8 bits (decode_codes.cuh).
+// kStorage: the cache has scales (decode_scales.cuh), or holds codes of 8 bits (decode_codes.cuh).
 //
-// kRagged: rows of any lengths, positions and trees (ragged_keys.cuh). The kernel finds the sequence of the work tile.
-template <class T, int kHeadDim, int kWarps, int kStages, bool kSharesKeys, bool kAppends, int kHeads = 1, bool kCodes = false,
-          bool kRagged = false>
+// kRows: rows of any lengths, positions and trees (ragged_keys.cuh). The kernel finds the sequence of the work tile. General:
+// also the rare options of the cache: scales of groups of channels, a shard of the keys, k_rope_cache, float32 results,
+// invariant rows.
+template <class T, int kHeadDim, int kWarps, int kStages, bool kSharesKeys, bool kAppends, int kHeads = 1,
+          DecodeStorage kStorage = DecodeStorage::plain, DecodeRows kRows = DecodeRows::equal>
 struct Decode {
     using Element = T;
+    static constexpr bool kRagged = kRows != DecodeRows::equal, kHasRareOptions = kRows == DecodeRows::general;
+    static constexpr bool kCodes = kStorage == DecodeStorage::codes, kScales = kStorage != DecodeStorage::plain;
+    // Codes become operands in registers; else each tile is converted in shared memory.
+    static constexpr bool kConvertsInRegisters = kCodes && !kSharesKeys && !kHasRareOptions;
     using Products = DecodeProducts<T, kHeadDim>;
     static constexpr int kChannels = kHeadDim, kHeadsOfBlock = kHeads;
     static constexpr bool kSameKeys = kSharesKeys;
@@ -55,24 +65,29 @@ struct Decode {
     static constexpr int kTileRows = (kSharesKeys ? kWarps : kHeads) * kDecodeSlab;
     static_assert(kHeads == 1 || !kSharesKeys);
     static_assert(!kRagged || (kHeads == 1 && !kAppends));
-    using Range = std::conditional_t<kRagged, RaggedKeys, VisibleKeys>;
+    using Range = std::conditional_t<kRagged, RaggedKeysOf<kHasRareOptions>, VisibleKeys>;
     static constexpr int kChunkValues = 16 / sizeof(T);
     using Slab = typename Products::template Tile<kDecodeSlab>;
     static constexpr int kSlabBytes = Slab::kBytes;
     using Stored = std::conditional_t<kCodes, uint8_t, T>;  // elements of the cache and of a stage
-    static constexpr bool kHasCodes = kCodes;
     static constexpr int kStoredSlabBytes = kCodes ? kDecodeSlab * kHeadDim : kSlabBytes;
-    static constexpr int kStageBytes = 2 * kWarps * kStoredSlabBytes;             // K, then V
-    static constexpr int kConvertedBytes = kCodes ? 2 * kWarps * kSlabBytes : 0;  // the tile in use, after the stages
+    // Of the channels that k_rope_cache has, beside codes.
+    static constexpr int kRopeChannels = most_rope_channels(kHeadDim);
+    static constexpr int kRopeBytes = kCodes && kHasRareOptions ? kDecodeSlab * kRopeChannels * static_cast<int>(sizeof(T)) : 0;
+    static constexpr int kStageBytes = kWarps * (2 * kStoredSlabBytes + kRopeBytes);  // K, V, then k_rope_cache
+    static constexpr bool kHasConvertedTile = kCodes && !kConvertsInRegisters;         // the tile in use, after the stages
+    static constexpr int kConvertedBytes = kHasConvertedTile ? 2 * kWarps * kSlabBytes : 0;
     static constexpr int kStagesBytes = kStages * kStageBytes + kConvertedBytes;
     static constexpr int kQueryBytes = kTileRows * Slab::kRowBytes;
-    static constexpr int kScaleBytes = kCodes ? kStages * kWarps * 2 * kDecodeSlab * 4 : 0;
+    static constexpr int kScaleBytes = kScales ? kStages * kWarps * decode_slab_scales(kHeadDim, kHasRareOptions) * 4 : 0;
     static constexpr int kSharedBytes = kStagesBytes + kQueryBytes + kStages * kWarps * (1 + kDecodeSlab) * 4 + kScaleBytes;
-    static_assert(kCodes || kSharedBytes == decode_shared_bytes(kHeadDim, kWarps* kDecodeSlab, kStages, sizeof(T), kTileRows),
+    static_assert(kScales || kSharedBytes == decode_shared_bytes(kHeadDim, kWarps* kDecodeSlab, kStages, sizeof(T), kTileRows),
                   "the host counts the same");
     static constexpr float kSlack = 8.0f;       // `half` can represent 2^8 and, as its smallest number, 2^-24
     static constexpr uint32_t kDelayNs = 3000;  // delay; longer than memory is idle between two thread blocks
-    static constexpr int kDelayMinTiles = 16;   // splits with fewer tiles are not delayed: it would cost too much
+    // Then numbers of lanes and rules of rows are computed again where they are needed.
+    static constexpr bool kFewRegisters = kRagged && kScales && kHeadDim > 128;
+    static constexpr int kDelayMinTiles = 16;  // splits with fewer tiles are not delayed: it would cost too much
 
     // The work tile of a thread block. Consecutive thread blocks take the query tiles of one key head, so that they find the keys
     // in the L2 cache; then follow heads, splits and sequences.
@@ -96,8 +111,9 @@ struct Decode {
     Products products;
     float s[2][4], o[kHeadDim / 8][4];
     float kept_maximum[2], row_sum[2];
-    float value_base;  // with kCodes
-    // Of the lane's two rows.
+    static constexpr int kValueBases = kHasRareOptions ? 2 : 1;  // of each row, or of both
+    float value_base[kValueBases];                               // with kScales
+    // Of the lane's two rows: find_row_rules().
     VisibleRange visible[2];
     int diagonal[2];
     float slope[2];
@@ -112,24 +128,32 @@ struct Decode {
         return shared + stage * kStageBytes + group * kStoredSlabBytes;
     }
     __device__ __forceinline__ char* stored_values(int stage, int group) const { return stored_keys(stage, kWarps + group); }
+    __device__ __forceinline__ char* stored_rope(int stage, int group) const {
+        return stored_keys(stage, 2 * kWarps) + group * kRopeBytes;
+    }
     __device__ __forceinline__ char* keys(int stage, int group) const {
-        return kCodes ? shared + kStages * kStageBytes + group * kSlabBytes : stored_keys(stage, group);
+        return kHasConvertedTile ? shared + kStages * kStageBytes + group * kSlabBytes : stored_keys(stage, group);
     }
     __device__ __forceinline__ char* values(int stage, int group) const { return keys(stage, kWarps + group); }
+    // Codes to be converted in shared memory: the halves of 128 bytes of an odd row change places, so that its chunks are in other
+    // banks than those of an even row.
     static __device__ __forceinline__ int stored_offset(int row, int chunk) {
-        return kCodes ? row * kHeadDim + chunk * 16 : Slab::offset(row, chunk);
+        if (!kCodes) return Slab::offset(row, chunk);
+        if (kConvertsInRegisters) return CodeSlab<kHeadDim>::offset(row, chunk);
+        return row * kHeadDim + (kHeadDim >= 128 ? chunk ^ row % 2 * 4 : chunk) * 16;
     }
     __device__ __forceinline__ char* queries() const { return shared + kStagesBytes; }
     __device__ __forceinline__ uint32_t& existing(int stage, int group) const {
         return reinterpret_cast<uint32_t*>(queries() + kQueryBytes)[stage * kWarps + group];
     }
     using Lookup = KeyLookup<kTileK, kStages>;
-    // With kCodes: after the block table entries.
+    // With kScales: after the block table entries.
     __device__ __forceinline__ float* scales() const {
         return reinterpret_cast<float*>(&existing(kStages, 0)) + kStages * kWarps * kDecodeSlab;
     }
     using Loads = DecodeLoads<Decode>;
     using Codes = DecodeCodes<Decode>;
+    using Scales = DecodeScales<Decode>;
     using Results = DecodeResults<Decode>;
     __device__ __forceinline__ Lookup key_lookup(const KeyLocations& locations, const VisibleKeys& range) const {
         int32_t* const entries = reinterpret_cast<int32_t*>(&existing(kStages, 0));  // after the last `existing`
@@ -163,6 +187,7 @@ struct Decode {
     // The row of the workspace (combine_splits.cuh).
     __device__ __forceinline__ int64_t workspace_row(int head_k, int row) const {
         if constexpr (kRagged) {
+            if (params.ragged.most_rows > 0) return short_partial_row(params, kWarps * kDecodeSlab, work_tile.batch, head_k, row);
             const int batch = params.ragged.queries.cu ? 0 : work_tile.batch;
             return partial_row(params, batch, head_k, work_tile.sequence.start * params.group_size + row);
         }
@@ -183,7 +208,7 @@ struct Decode {
         return work_tile.first_row + min((kSharesKeys ? warp * kDecodeSlab : 0) + r * 8 + lane / 4, work_tile.rows - 1);
     }
 
-    __device__ __forceinline__ void prepare_rows(const Range& range) {
+    __device__ __forceinline__ void find_row_rules(const Range& range) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int packed = packed_row(r), row = query_row(packed);
@@ -197,6 +222,13 @@ struct Decode {
             slope[r] = params.alibi_slopes.data
                            ? head_number<T>(params.alibi_slopes, work_tile.batch, query_head(own_head(), packed)) * kLog2e
                            : 0.0f;
+        }
+    }
+
+    __device__ __forceinline__ void prepare_rows(const Range& range) {
+        if constexpr (!kFewRegisters) find_row_rules(range);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
             kept_maximum[r] = kNoScore;
             row_sum[r] = 0.0f;
         }
@@ -204,7 +236,7 @@ struct Decode {
         for (int n = 0; n < kHeadDim / 8; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e) o[n][e] = 0.0f;
-        if constexpr (kCodes) Codes{*this}.begin();
+        if constexpr (kScales) Scales{*this}.begin();
     }
 
     // Calls rule(score, r, key) for all scores of this lane.
@@ -220,6 +252,7 @@ struct Decode {
     __device__ __forceinline__ void apply_rules(int first_key, const Range& range) {
         scale_and_cap_log2(params, [&](const auto& rule) { for_all_scores(first_key, rule); });
         if (params.alibi_slopes.data) {
+            if constexpr (kFewRegisters) find_row_rules(range);
             for_all_scores(first_key, [&](float& score, int r, int key) {
                 if constexpr (kRagged) key = range.key_position(key);
                 subtract_alibi(score, slope[r], diagonal[r], key);
@@ -228,6 +261,7 @@ struct Decode {
     }
 
     __device__ __forceinline__ void mask_keys(int first_key, uint32_t exist, const Range& range) {
+        if constexpr (kFewRegisters) find_row_rules(range);
         for_all_scores(first_key, [&](float& score, int r, int key) {
             if (key < visible[r].begin || key >= visible[r].end || !(exist >> (key - first_key) & 1)) score = -INFINITY;
         });
@@ -249,11 +283,16 @@ struct Decode {
     }
 
     // Raises the kept maximum of the lane's two rows to the maximum of the new scores and rescales their sums and accumulators.
+    // With invariant rows each row decides by its own scores.
     __device__ __forceinline__ void update_max() {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const float largest = fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1]));
-            const float factor = raise_kept_maximum(kept_maximum[r], quad_max(largest));
+            float largest = fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1]));
+            largest = quad_max(largest);
+            if constexpr (kHasRareOptions) {
+                if (params.invariant && !(largest - kept_maximum[r] > kSlack)) largest = kept_maximum[r];
+            }
+            const float factor = raise_kept_maximum(kept_maximum[r], largest);
             row_sum[r] *= factor;
 #pragma unroll
             for (int n = 0; n < kHeadDim / 8; ++n) {
@@ -265,10 +304,14 @@ struct Decode {
 
     // Attention of the warp's 16 rows to 16 keys from `first_key` on.
     __device__ __forceinline__ void attend(int stage, int group, int first_key, const Range& range) {
+        if constexpr (kFewRegisters) lane = hide_from_compiler(lane);
         const uint32_t exist = existing(stage, group);
         if (exist == 0) return;
-        products.scores(s, keys(stage, group), lane);
-        if constexpr (kCodes) Codes{*this}.scale_scores(stage, group);
+        if constexpr (kScales) {
+            Scales{*this}.scaled_products(stage, group);
+        } else {
+            multiply_keys(stage, group);
+        }
         apply_rules(first_key, range);
         if (exist != 0xffffu || first_key < range.plain || first_key + kDecodeSlab > range.plain_end)
             mask_keys(first_key, exist, range);
@@ -279,8 +322,25 @@ struct Decode {
             score = exp2_approx(score - kept_maximum[r]);
             row_sum[r] += score;
         });
-        if constexpr (kCodes) Codes{*this}.scale_weights(stage, group);
-        products.add_values(o, s, values(stage, group), lane);
+        if constexpr (kScales) {
+            Scales{*this}.add_scaled_values(stage, group);
+        } else {
+            add_values(stage, group);
+        }
+    }
+    __device__ __forceinline__ void multiply_keys(int stage, int group) {
+        if constexpr (kConvertsInRegisters) {
+            Codes{*this}.multiply_keys(stage, group);
+        } else {
+            products.scores(s, keys(stage, group), lane);
+        }
+    }
+    __device__ __forceinline__ void add_values(int stage, int group) {
+        if constexpr (kConvertsInRegisters) {
+            Codes{*this}.add_values(stage, group);
+        } else {
+            products.add_values(o, s, values(stage, group), lane);
+        }
     }
 
     // Prepares the queries before the first tile. All threads have loaded them, in the cp.async group of that tile.
@@ -321,7 +381,8 @@ struct Decode {
     __device__ __forceinline__ void loop_over_keys(const Range& range, const KeyLocations& locations) {
         const int begin = range.first / kTileK * kTileK;
         int stage = 0;
-        const int stages = params.stages;
+        // Rows of any lengths over codes: the two ways to share work have different numbers of stages.
+        const int stages = kRagged && kScales ? kStages : params.stages;
         const Lookup lookup = key_lookup(locations, range);
         const bool has_table = __builtin_expect(locations.table != nullptr, false);
         typename Lookup::FirstEntries first_entries;
@@ -334,6 +395,7 @@ struct Decode {
         if (has_table) lookup.store_first(first_entries, stages);
 #pragma unroll 1
         for (int loading = begin; loading < range.last + stages * kTileK; loading += kTileK) {
+            if constexpr (kFewRegisters) lane = hide_from_compiler(lane), warp = hide_from_compiler(warp);
             const int first = loading - stages * kTileK;  // the tile whose stage the new one overwrites
             // Appends as late as possible, with the loads of the first tiles in flight, but before the tile with the new key is
             // loaded.
@@ -344,7 +406,7 @@ struct Decode {
             }
             if (first >= begin) {
                 wait_for_oldest(stages);
-                if constexpr (kCodes) {
+                if constexpr (kHasConvertedTile) {
                     Codes{*this}.convert(stage);
                     synchronize();
                 }
@@ -355,7 +417,7 @@ struct Decode {
             if (loading < range.last) {
                 const KeyLocation location = lookup.look_up(stage, loading);
                 Loads{*this}.load_keys(own_head(), stage, location);
-                if constexpr (kCodes) Codes{*this}.load_scales(own_head(), stage, location);
+                if constexpr (kScales) Scales{*this}.load_scales(own_head(), stage, location);
                 if (has_table) lookup.begin(stage, loading + stages * kTileK);
             }
             if (loading == begin) Loads{*this}.load_queries();
@@ -378,7 +440,7 @@ struct Decode {
         } else {
             prepare_rows(range);
         }
-        if constexpr (kCodes) Codes{*this}.finish();
+        if constexpr (kScales) Scales{*this}.finish();
         Results{*this}.store_result();
     }
 };

@@ -30,6 +30,20 @@ struct DecodeResults {
     __device__ __forceinline__ float* part_statistics(int slab, int row) const {
         return reinterpret_cast<float*>(body.shared) + kWarps * kDecodeSlab * kPartRow + (slab * kDecodeSlab + row) * 4;
     }
+    // The lane's channels of one of its two rows.
+    __device__ __forceinline__ void store_row(float* to, int r) const {
+        const auto& o = body.o;
+        if constexpr (Body::kConvertsInRegisters) {
+#pragma unroll
+            for (int n = 0; n < kHeadDim / 8; n += 2)
+                *reinterpret_cast<float4*>(to + Body::Codes::Products::first_channel(n, body.lane)) =
+                    make_float4(o[n][2 * r], o[n + 1][2 * r], o[n][2 * r + 1], o[n + 1][2 * r + 1]);
+        } else {
+#pragma unroll
+            for (int n = 0; n < kHeadDim / 8; ++n)
+                *reinterpret_cast<float2*>(to + n * 8 + body.lane % 4 * 2) = make_float2(o[n][2 * r], o[n][2 * r + 1]);
+        }
+    }
     // Stores the results of each warp in shared memory.
     __device__ __forceinline__ void store_partial_results() {
 #pragma unroll
@@ -42,10 +56,7 @@ struct DecodeResults {
                 part_statistics(body.warp, row)[0] = body.kept_maximum[r];
                 part_statistics(body.warp, row)[1] = body.row_sum[r];
             }
-            float* to = part(body.warp, row) + body.lane % 4 * 2;
-#pragma unroll
-            for (int n = 0; n < kHeadDim / 8; ++n)
-                *reinterpret_cast<float2*>(to + n * 8) = make_float2(body.o[n][2 * r], body.o[n][2 * r + 1]);
+            store_row(part(body.warp, row), r);
         }
         __syncthreads();
     }
@@ -113,10 +124,17 @@ struct DecodeResults {
                 *reinterpret_cast<float2*>(body.params.partial_out + range * kHeadDim + channel) = x;
             } else {
                 const float weight = part_statistics(row.slab, row.in_slab)[3];
-                store_pair<T>(body.params, body.work_tile.batch, body.tensor_row(row.packed),
-                              body.query_head(row.head_k, row.packed), channel, {x.x * weight, x.y * weight});
+                store_pair_of_row(row, channel, {x.x * weight, x.y * weight});
             }
         }
+    }
+
+    __device__ __forceinline__ void store_pair_of_row(const ExistingRow& row, int channel, float2 x) const {
+        const int batch = body.work_tile.batch, in_tensor = body.tensor_row(row.packed),
+                  head = body.query_head(row.head_k, row.packed);
+        if (Body::kHasRareOptions && body.params.out_is_float)
+            return store_pair<float>(body.params, batch, in_tensor, head, channel, x);
+        store_pair<T>(body.params, batch, in_tensor, head, channel, x);
     }
 
     // For a split without keys: only the LSE, because combine does not use the partial result.

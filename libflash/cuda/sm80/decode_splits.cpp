@@ -11,6 +11,13 @@ namespace libflash::cuda::sm80 {
 namespace {
 
 constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;  // largest grid
+// Of invariant rows, for which the caller gives no split size: every number here changes their bits.
+constexpr int64_t kInvariantSplit = 1024;
+
+int64_t requested_split_size(const DecodeProblem& problem) {
+    const int64_t given = problem.request.split_size;
+    return given == 0 && problem.invariant_rows ? kInvariantSplit : given;
+}
 
 // Cost model. The unit is the time of one key tile of a thread block. Cost: number of waves * (tiles per thread block +
 // kBlockCost), plus kCombineCost if there are splits.
@@ -20,7 +27,7 @@ int64_t fastest_splits(const DecodeSizes& sizes) {
     const int64_t blocks = sizes.unsplit_blocks(), at_once = sizes.blocks_at_once();
     const int64_t tiles = std::max<int64_t>(1, ceil_div(sizes.visible_keys(), sizes.config.tile_k));
     // More than about two waves only make combine longer.
-    const int64_t most = std::min({tiles, kMost, kMostBlocks / blocks, ceil_div(2 * at_once, blocks) + 1});
+    const int64_t most = std::min({tiles, kMost, kMostBlocks / sizes.launched_blocks(), ceil_div(2 * at_once, blocks) + 1});
     int64_t best = 1;
     double best_cost = 0;
     for (int64_t splits = 1; splits <= most; ++splits) {
@@ -63,6 +70,7 @@ DecodeSplits fastest(const DecodeSizes& sizes) {
 
 // Every sequence with rows has at most one tile more than full ones.
 int64_t DecodeSizes::query_tiles() const {
+    if (short_tiles() > 0) return problem.batch * short_tiles();
     const int64_t of_sequence = ceil_div(group_rows(), tile_q());
     if (!problem.q_rows.packed()) return of_sequence * (ragged() ? problem.batch : 1);
     return group_rows() / tile_q() + std::min(problem.batch, problem.seqlen_q);
@@ -92,15 +100,16 @@ DecodeSplits choose_splits(const DecodeSizes& sizes) {
     const Request& request = problem.request;
     const auto of_bounded_length = [&](DecodeSplits splits) {
         const int64_t fewest = ceil_div(sizes.visible_keys(), sizes.longest_split(splits.key_heads));
-        splits.splits = std::max(splits.splits, std::min(fewest, kMostBlocks / sizes.unsplit_blocks()));
+        splits.splits = std::max(splits.splits, std::min(fewest, kMostBlocks / sizes.launched_blocks()));
         return splits;
     };
-    if (request.split_size == 0 && request.num_splits == 0) return of_bounded_length(fastest(sizes));
+    const int64_t requested = requested_split_size(problem);
+    if (requested == 0 && request.num_splits == 0) return of_bounded_length(fastest(sizes));
     // Shorter splits, too, begin at multiples of a size that does not depend on the rest of the batch.
-    const int64_t split_size = std::min(request.split_size, sizes.longest_split(1));
+    const int64_t split_size = std::min(requested, sizes.longest_split(1));
     const int64_t ranges = split_size > 0 ? ceil_div(problem.cache.capacity, split_size) : request.num_splits;
-    if (ranges > kMostBlocks / sizes.unsplit_blocks()) {
-        refuse(FLASH_STATUS_UNSUPPORTED, request.split_size > 0 ? "split_size" : "num_splits",
+    if (ranges > kMostBlocks / sizes.launched_blocks()) {
+        refuse(FLASH_STATUS_UNSUPPORTED, requested > 0 ? "split_size" : "num_splits",
                "must leave fewer than 2^31 thread blocks on CUDA",
                text_of(ranges, " ranges of keys for each of ", sizes.unsplit_blocks()));
     }

@@ -13,19 +13,28 @@ namespace libflash::cuda::sm80 {
 // The sizes on which the choice depends.
 class DecodeSizes {
 public:
-    DecodeSizes(const KernelConfig& config, const DecodeProblem& problem, const DeviceProperties& device)
-        : config(config), problem(problem), device(device) {}
+    // `fewest_rows`: sequences with so many query rows or more are not those of the decode kernels; 0: all are.
+    DecodeSizes(const KernelConfig& config, const DecodeProblem& problem, const DeviceProperties& device, int64_t fewest_rows)
+        : config(config), problem(problem), device(device), fewest_rows(fewest_rows) {}
 
     // Rows of any lengths: only the device knows which sequences have few rows.
     bool ragged() const { return is_ragged(problem); }
     // Query rows of a sequence that share a key head, query rows per thread block, and query tiles per key head: of a sequence
     // or, with rows of any lengths, of all sequences together; packed, an upper bound.
     int64_t group_rows() const { return problem.seqlen_q * problem.group_size(); }
-    bool shares_keys() const { return ragged() || decode_shares_keys(group_rows()); }
+    bool shares_keys() const { return !problem.invariant_rows && (ragged() || decode_shares_keys(group_rows())); }
     int64_t tile_q() const { return shares_keys() ? config.tile_k : kDecodeSlab; }
     int64_t query_tiles() const;
-    // Thread blocks without splits.
-    int64_t unsplit_blocks() const { return query_tiles() * problem.heads_k * (ragged() ? 1 : problem.batch); }
+    // Beside long chunks: the most tiles of a sequence of the decode kernels; 0: there are no long chunks, or nothing else.
+    int64_t short_tiles() const {
+        return fewest_rows > 0 && problem.q_rows.packed() ? ceil_div((fewest_rows - 1) * problem.group_size(), tile_q()) : 0;
+    }
+    // Thread blocks without splits. Beside long chunks: those of rows of decode, one tile for each sequence.
+    int64_t unsplit_blocks() const {
+        return (short_tiles() > 0 ? problem.batch : query_tiles()) * problem.heads_k * (ragged() ? 1 : problem.batch);
+    }
+    // Without splits: also thread blocks that find no rows.
+    int64_t launched_blocks() const { return query_tiles() * problem.heads_k * (ragged() ? 1 : problem.batch); }
     // Thread blocks that run at the same time on a multiprocessor and on the device (one wave).
     int64_t blocks_per_multiprocessor() const;
     int64_t blocks_at_once() const { return device.multiprocessors * blocks_per_multiprocessor(); }
@@ -39,6 +48,7 @@ public:
     const KernelConfig& config;
     const DecodeProblem& problem;
     const DeviceProperties& device;
+    const int64_t fewest_rows;
 };
 
 struct DecodeSplits {

@@ -1,5 +1,5 @@
-// The entry of sm_90a in the table of architectures: forward and backward in f16 and bf16. capabilities.cpp names the options
-// that these kernels lack.
+// The entry of sm_90a in the table of architectures: forward, backward and prefill in f16 and bf16. capabilities.cpp and
+// prefill_capabilities.cpp name the options that these kernels lack.
 #include "cuda/architecture.h"
 #include "cuda/sm90/plan.h"
 
@@ -13,8 +13,21 @@ int shared_bytes(const KernelConfig&) { return 0; }  // every GPU of this archit
 
 extern const Architecture architecture_sm90;
 const Architecture architecture_sm90 = {
-    "sm90",  true,    sm90::supports, nullptr, shared_bytes, sm90::plan_forward, sm90::plan_backward,
-    nullptr, nullptr, nullptr,        nullptr,
+    "sm90",
+    true,
+    sm90::supports,
+    sm90::supports_prefill,
+    nullptr,
+    shared_bytes,
+    sm90::plan_forward,
+    sm90::plan_backward,
+    nullptr,
+    sm90::plan_prefill,
+    nullptr,
+    nullptr,
+    nullptr,
+    nullptr,
+    nullptr,
 };
 
 }  // namespace libflash::cuda

@@ -31,10 +31,10 @@ __global__ void __launch_bounds__(BackwardTraits<Kernel>::Accumulator::kWarps * 
     Traits::Accumulator::template convert<false>(params, shared);
 }
 
-template <class Kernel>
-__global__ void __launch_bounds__(BackwardDqCounters<Kernel>::kThreads)
+template <class Kernel, bool kBlockMask>
+__global__ void __launch_bounds__(BackwardDqCounters<Kernel, kBlockMask>::kThreads)
     dq_counters_kernel(const __grid_constant__ BackwardParams params) {
-    BackwardDqCounters<Kernel>::set(params);
+    BackwardDqCounters<Kernel, kBlockMask>::set(params);
 }
 
 template <class Kernel, BackwardInstance kInstance, bool kFixedOrder>
@@ -84,7 +84,7 @@ KernelResources resources_of_backward(int step, int instance) {
     using Traits = sm90::BackwardTraits<Kernel>;
     switch (static_cast<BackwardStep>(step)) {
         case BackwardStep::statistics: return {SoftmaxStatisticsOf<Kernel>::kThreads, 0};
-        case BackwardStep::dq_counters: return {sm90::BackwardDqCounters<Kernel>::kThreads, 0};
+        case BackwardStep::dq_counters: return {sm90::BackwardDqCounters<Kernel, false>::kThreads, 0};
         case BackwardStep::dk_dv:
             return sm90::with_backward_instance<Kernel>(
                 instance, [](auto kind) { return sm90::dk_dv_resources<Kernel, decltype(kind)::value>(); });
@@ -100,11 +100,13 @@ template <class Kernel>
 int launch_backward(const BackwardPlan& plan, const BackwardParams& params, void* stream) {
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
     int error = enqueue(softmax_statistics_kernel<Kernel>, plan.statistics, params, cuda_stream);
-    if (error == cudaSuccess) error = enqueue(sm90::dq_counters_kernel<Kernel>, plan.dq_counters, params, cuda_stream);
+    const bool block_mask = knows_block_mask(static_cast<BackwardInstance>(plan.instance.number));
+    const auto dq_counters = block_mask ? sm90::dq_counters_kernel<Kernel, true> : sm90::dq_counters_kernel<Kernel, false>;
+    if (error == cudaSuccess) error = enqueue(dq_counters, plan.dq_counters, params, cuda_stream);
     if (error == cudaSuccess)
         error = sm90::with_backward_instance<Kernel>(plan.instance.number, [&](auto kind) {
             constexpr BackwardInstance kInstance = decltype(kind)::value;
-            if constexpr (kInstance != BackwardInstance::block_mask)
+            if constexpr (has_fixed_order(Kernel::config, kInstance))
                 if (plan.fixed_order) return sm90::launch_dk_dv<Kernel, kInstance, true>(plan, params, cuda_stream);
             return sm90::launch_dk_dv<Kernel, kInstance, false>(plan, params, cuda_stream);
         });

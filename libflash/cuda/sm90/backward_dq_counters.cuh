@@ -1,5 +1,6 @@
-// For each query tile of each query head, a counter of the key tiles that have yet to add to its dQ accumulator: the turns of
-// deterministic=True (backward_fixed_order.cuh).
+// For each query tile of each query head, whose turn it is to add to its dQ accumulator: the turns of deterministic=True
+// (backward_fixed_order.cuh), from the last key tile to the first. Block masks are dense here: with lists whose entries do not
+// ascend, a turn could belong to a key tile that never comes (capabilities.cpp).
 #pragma once
 
 #include "cuda/attention/key_range.cuh"
@@ -12,8 +13,41 @@ __device__ __forceinline__ int* dq_counter(const BackwardParams& params, int64_t
     return params.dq_counters + first_unit * (kUnitRows / kBlockM) + tile;
 }
 
+// The turns at a query tile. Without a block mask the counter is the number of key tiles that have yet to add; these are
+// consecutive. Under a block mask they are not, and the counter is the key tile whose turn it is, or -1.
+template <int kBlockM, int kBlockN, bool kBlockMask>
+struct DqTurns {
+    const BlockMaskParams& blocks;  // by column, as the query tiles of a key tile are found
+    int batch, head, tile;          // of the query tile
+    // Contains a key tile if and only if QueryTiles of that key tile contains the query tile.
+    KeyRange<kBlockM, kBlockN> range;
+
+    __device__ __forceinline__ DqTurns(const BackwardParams& params, int in_batch, int in_head, int query_tile, int queries,
+                                       int keys)
+        : blocks(params.block_cols), batch(in_batch), head(in_head), tile(query_tile) {
+        range.init(params.mask, tile, queries, keys);
+    }
+    __device__ __forceinline__ int first() const { return kBlockMask ? last_below(range.end) : range.end - range.begin; }
+    __device__ __forceinline__ int of(int key_tile) const { return kBlockMask ? key_tile : key_tile - range.begin + 1; }
+    __device__ __forceinline__ int after(int turn) const { return kBlockMask ? last_below(turn) : turn - 1; }
+
+private:
+    __device__ __forceinline__ int last_below(int key_tile) const {
+#pragma unroll 1
+        while (--key_tile >= range.begin)
+            if (keeps(key_tile)) return key_tile;
+        return -1;
+    }
+    // Whether QueryTiles::next of the key tile stops at the query tile.
+    __device__ __forceinline__ bool keeps(int key_tile) const {
+        return !blocks.mask || blocks.mask[batch * blocks.mask_stride[0] + head * blocks.mask_stride[1] +
+                                           tile * kBlockM / 128 * blocks.mask_stride[2] +
+                                           key_tile * kBlockN / 128 * blocks.mask_stride[3]];
+    }
+};
+
 // A thread block sets the counters of one unit of query rows, a thread for each.
-template <class Kernel>
+template <class Kernel, bool kBlockMask>
 struct BackwardDqCounters {
     static constexpr int kBlockM = Kernel::config.tile_q, kBlockN = Kernel::config.tile_k, kThreads = 32;
     static_assert(kUnitRows / kBlockM <= kThreads, "a thread for each query tile");
@@ -24,11 +58,10 @@ struct BackwardDqCounters {
         const SequenceRows rows = SequenceRows::of(params.q_lengths, work.batch);
         const int tile = work.tile * (kUnitRows / kBlockM) + static_cast<int>(threadIdx.x);
         if (threadIdx.x >= kUnitRows / kBlockM || tile * kBlockM >= rows.owned) return;
-        // Contains a key tile if and only if QueryTiles of that key tile contains the query tile.
-        KeyRange<kBlockM, kBlockN> range;
-        range.init(params.mask, tile, rows.length, SequenceRows::of(params.k_lengths, work.batch).length);
+        const int keys = SequenceRows::of(params.k_lengths, work.batch).length;
+        const DqTurns<kBlockM, kBlockN, kBlockMask> turns(params, work.batch, work.head, tile, rows.length, keys);
         const int64_t first_unit = QueryUnits::first(params, work.batch, work.head, rows.start);
-        *dq_counter<kBlockM>(params, first_unit, tile) = range.end - range.begin;
+        *dq_counter<kBlockM>(params, first_unit, tile) = turns.first();
     }
 };
 

@@ -1,10 +1,9 @@
 // Additions to the dQ accumulator in a fixed order (deterministic=True): key tiles add to a query tile one after another, the
 // last one first. The dQ warpgroup leaves its sums in shared memory; two threads of the producer warpgroup add them, each to
-// every other query tile. The counter of a query tile (backward_dq_counters.cuh) says whose turn it is: it is the number of key
-// tiles that have yet to add. README.md of this folder explains why no thread block waits for ever.
+// every other query tile. The counter of a query tile (backward_dq_counters.cuh) says whose turn it is. README.md of this folder
+// explains why no thread block waits for ever.
 #pragma once
 
-#include "cuda/attention/key_range.cuh"
 #include "cuda/ptx/counter.cuh"
 #include "cuda/sm90/backward_dq_counters.cuh"
 #include "cuda/sm90/backward_query_tiles.cuh"
@@ -54,18 +53,14 @@ private:
     __device__ __forceinline__ void add_tile(const Position& at, int odd, int round) const {
         const int64_t first_unit = context.tile().first_unit(context.params, at);
         int* const counter = dq_counter<Traits::kBlockM>(context.params, first_unit, at.tile);
-        const int turn = turn_of(at.tile);
+        const auto& work = context.tile();
+        const DqTurns<Traits::kBlockM, Traits::kBlockN, Traits::kBlockMask> turns(
+            context.params, work.work.batch, at.head, at.tile, work.tiles.length_q, work.tiles.length_k);
+        const int turn = turns.of(work.work.tile), next = turns.after(turn);
         wait_for_count(counter, turn);
         add_sums(context.params.dq_accumulator + Accumulator::tile_offset(first_unit, at.tile), odd, round);
         tma_store_wait<0>();
-        set_count(counter, turn - 1);
-    }
-    // The number of key tiles of this one and of those before it that see the query tile.
-    __device__ __forceinline__ int turn_of(int tile) const {
-        const auto& work = context.tile();
-        KeyRange<Traits::kBlockM, Traits::kBlockN> range;
-        range.init(context.params.mask, tile, work.tiles.length_q, work.tiles.length_k);
-        return work.work.tile - range.begin + 1;
+        set_count(counter, next);
     }
     __device__ __forceinline__ void add_sums(float* sums, int odd, int round) const {
         const uint32_t buffers = Tiles::sums(context.tiles.address());

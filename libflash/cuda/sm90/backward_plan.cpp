@@ -15,8 +15,7 @@ void fix_order(BackwardPlan& plan, const Kernel& kernel, const AttentionProblem&
     plan.fixed_order = true;
     plan.dq_counters = backward_launch(kernel, plan, BackwardStep::dq_counters, plan.statistics.blocks);
     plan.key_schedule.reversed = true;
-    plan.workspace.add("dq_counters",
-                       backward_workspace_rows(plan, problem) / static_cast<size_t>(plan.tile_q) * sizeof(int32_t));
+    plan.workspace.add("dq_counters", workspace_rows(plan.units, problem) / static_cast<size_t>(plan.tile_q) * sizeof(int32_t));
 }
 
 }  // namespace

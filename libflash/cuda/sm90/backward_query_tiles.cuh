@@ -31,7 +31,7 @@ struct BackwardQueryTiles {
             const int end_head = work.first_head(context.params) + context.params.part.heads;
 #pragma unroll 1
             while (true) {
-                at.tile = work.tiles.next(blocks, at.head, at.tile, at.cursor);
+                at.tile = work.tiles.template next<!Traits::kFixedOrder>(blocks, at.head, at.tile, at.cursor);
                 at.left = at.tile >= 0;
                 if (at.left || ++at.head == end_head) return;
                 at.tile = work.tiles.begin - 1;

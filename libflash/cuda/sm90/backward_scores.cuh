@@ -77,7 +77,7 @@ struct BackwardScores {
             const float4 two = load_shared_16(statistics + i / 4 * kEightQueries);
 #pragma unroll
             for (int e = 0; e < 4; ++e)
-                p[i + e] = exp2_approx(fmaf(p[i + e], context.params.scale_log2, -(e % 2 ? two.z : two.x)));
+                p[i + e] = exp2_approx(fmaf(p[i + e], context.params.scale_log2, shifted(-(e % 2 ? two.z : two.x))));
         }
     }
     // Of kCount / 2 queries, from the first one of `p` and `statistics`.
@@ -98,10 +98,19 @@ struct BackwardScores {
 #pragma unroll
             for (int e = 0; e < 4; e += 2) {
                 const uint32_t pair = p[(i % 8 + e) / 2];
-                ds[i + e] = low_of(pair, T()) * (ds[i + e] - two.y);
-                ds[i + e + 1] = high_of(pair, T()) * (ds[i + e + 1] - two.w);
+                ds[i + e] = low_of(pair, T()) * difference(ds[i + e], two.y);
+                ds[i + e + 1] = high_of(pair, T()) * difference(ds[i + e + 1], two.w);
             }
         }
+    }
+    // dP - delta, for P times 2^kProbabilityShift.
+    __device__ static __forceinline__ float difference(float dp, float delta) {
+        if constexpr (Traits::kProbabilityShift == 0) return dp - delta;
+        return fmaf(dp, Traits::kUndoProbabilityShift, -delta * Traits::kUndoProbabilityShift);
+    }
+    // The exponent of P times 2^kProbabilityShift.
+    __device__ static __forceinline__ float shifted(float exponent) {
+        return Traits::kProbabilityShift == 0 ? exponent : exponent + Traits::kProbabilityShift;
     }
     template <int kSteps>
     __device__ static __forceinline__ void round(uint32_t (&rounded)[kSteps][4], const float* x) {

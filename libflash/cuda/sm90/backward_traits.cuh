@@ -17,8 +17,7 @@ struct BackwardTraits {
     static constexpr bool kFixedOrder = kInOrder;
     using T = ElementOf<config.dtype>;
     static constexpr bool kRagged = kInstance != BackwardInstance::plain;  // only the device knows the lengths
-    static constexpr bool kRareOptions = kInstance == BackwardInstance::general,
-                          kBlockMask = kRareOptions || kInstance == BackwardInstance::block_mask;
+    static constexpr bool kRareOptions = kInstance == BackwardInstance::general, kBlockMask = knows_block_mask(kInstance);
     static constexpr int kHeadDim = config.head_dim, kBlockM = config.tile_q, kBlockN = config.tile_k;
     static constexpr int kChunk = kHeadDim <= 64 ? 64 : 32;  // general instance: queries of a tile that are processed at once
     static constexpr int kStages = config.stages, kScoreStages = 2;  // of Q, dO and softmax statistics; of dS
@@ -28,6 +27,10 @@ struct BackwardTraits {
     // have all keys and divide the products (backward_divided.cuh).
     static constexpr int kGroupKeys = 64, kConsumerWarps = 8;
     static constexpr bool kDividesProducts = kBlockN == kGroupKeys;
+    // Where the products are divided, dS is computed from rounded P. So that fp16 rounds small probabilities as precisely as large
+    // ones, P is multiplied by 2^kProbabilityShift there; dS is not, because its range is larger than that of P.
+    static constexpr int kProbabilityShift = kDividesProducts && config.dtype == KernelType::f16_ ? 12 : 0;
+    static constexpr float kUndoProbabilityShift = 1.0f / (1 << kProbabilityShift);
     // Of the consumers and the dQ warpgroup.
     static constexpr int kWarpsThatReadK = kDividesProducts ? 8 : 12, kWarpsThatReadV = kDividesProducts ? 4 : 8;
     static_assert(kDividesProducts || kBlockN == 2 * kGroupKeys, "the registers are for two consumer warpgroups");

@@ -37,7 +37,8 @@ struct BackwardValuesWarpgroup {
             // dV is written through a stage of Q and dO that the producer leaves for it.
             c.queries.wait_full();
             const int stage = static_cast<int>(Tiles::q(0, c.queries.stage));
-            epilogue.store_dv({context.tile(), c.first_key_again(), stage}, lane, c.sums, undo_exponent_shift<T>());
+            epilogue.store_dv({context.tile(), c.first_key_again(), stage}, lane, c.sums,
+                              undo_exponent_shift<T>() * Traits::kUndoProbabilityShift);
             epilogue.wait(lane);
             c.release_queries(c.queries.stage);
             c.queries.advance();

@@ -11,16 +11,15 @@
 #include "problem/check.h"
 
 namespace libflash::cuda::sm90 {
-namespace {
 
-// Whether TMA can read the tensor: address and strides are multiples of 16 bytes, strides are at least 0 and less than 2^40
-// bytes.
 bool tma_reads(const TensorView& tensor) {
     constexpr int64_t kElement = 2, kLimit = int64_t{1} << 40;
     const RowsParams rows = rows_params(tensor);
     const auto fits = [](int64_t stride) { return stride >= 0 && stride < kLimit / kElement && stride * kElement % 16 == 0; };
     return reinterpret_cast<uintptr_t>(rows.data) % 16 == 0 && fits(rows.batch) && fits(rows.row) && fits(rows.head);
 }
+
+namespace {
 
 // The first tensor that TMA cannot read, or nullptr. Without keys, K and V are not read.
 const char* tensor_tma_cannot_read(const AttentionProblem& p) {
@@ -37,10 +36,20 @@ bool tma_reads_all(const AttentionProblem& p, std::string* why) {
     return !tensor;
 }
 
+// Whether the kernel adds to dq in a fixed order under a block mask. Where the narrowest kernel of the problem does not, no wider
+// one takes its place: it would pad every tile.
+bool has_ordered_blocks(const KernelConfig& config, const AttentionProblem& p) {
+    const BackwardInstance kind = backward_instance(rare_option(p), true, true);
+    KernelConfig narrowest = config;
+    if (const int dim = std::max(p.head_dim, p.head_dim_v); dim > 96 && dim <= 128) narrowest.head_dim = 128;
+    return has_fixed_order(config, kind) && has_fixed_order(narrowest, kind);
+}
+
 // The first requested option that backward lacks, or nullptr. The transposed scores read bias and mask against their order in
 // memory, which costs more than it gains where head_dim is small.
 const char* option_backward_lacks(const KernelConfig& config, const AttentionProblem& p) {
-    if (p.request.deterministic && p.block_mask.present) return "deterministic with a block mask";
+    if (p.request.deterministic && p.block_mask.has_lists) return "deterministic with block_lists";
+    if (p.request.deterministic && p.block_mask.present && !has_ordered_blocks(config, p)) return "deterministic with a block mask";
     if (!has_general_backward(config)) return rare_option(p);
     if (std::max(p.head_dim, p.head_dim_v) > 64) return nullptr;
     return p.bias.present ? "bias" : (p.mask.present ? "mask" : nullptr);

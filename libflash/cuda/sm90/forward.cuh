@@ -38,7 +38,7 @@ int launch_instance(const ForwardPlan& plan, const ForwardParams& params, cudaSt
         error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.attention.shared_bytes);
     if (error != cudaSuccess) return error;
     if (plan.order.blocks > 0) {
-        const auto order = order_kernel<Kernel, Traits::kBlockM>;
+        const auto order = order_kernel<Kernel, Traits::kBlockM, ForwardParams>;
         order<<<static_cast<unsigned>(plan.order.blocks), plan.order.threads, 0, stream>>>(params);
     }
     return launch_dependent(kernel, plan.attention.blocks, plan.attention.threads, plan.attention.shared_bytes, stream, true,
@@ -56,6 +56,7 @@ auto with_instance(int instance, const DoWith& do_with) {
                 return do_with(std::integral_constant<ForwardInstance, ForwardInstance::dynamic>());
             break;
         case ForwardInstance::plain: break;
+        case ForwardInstance::cache: break;  // of another operation: prefill.cuh
     }
     return do_with(std::integral_constant<ForwardInstance, ForwardInstance::plain>());
 }

@@ -52,9 +52,10 @@ struct ForwardConsumer {
         int unwritten_slot;
     };
     static constexpr int kNothingToWrite = -1, kAccumulating = -2, kNoProbabilities = -3;
-    // Of a key tile: the last of the work tile; an edge tile; take the maximum in any case.
+    // Of a key tile: the last of the work tile; an edge tile; take the maximum in any case; over a cache the absent units.
     struct TileInfo {
         bool last, edge, exact_maximum;
+        uint32_t absent;
     };
 
     __device__ __forceinline__ void run() const {
@@ -285,8 +286,11 @@ private:
     // With a block mask, also reads the TileWord of the next tile.
     __device__ __forceinline__ void wait_for_next_k(State& c) const {
         c.k.wait_full();
-        if constexpr (kBlockMask)  // only the lane that releases the stage reads it
-            c.word.bits = __shfl_sync(0xffffffffu, c.thread.lane == 0 ? context.storage.dynamic.tiles[c.k.stage].bits : 0, 0);
+        if constexpr (kBlockMask) c.word.bits = word_of_stage(c);
+    }
+    // What the producer says of the tile in the current stage of K. Only the lane that releases the stage reads it.
+    __device__ __forceinline__ uint32_t word_of_stage(const State& c) const {
+        return __shfl_sync(0xffffffffu, c.thread.lane == 0 ? context.storage.dynamic.tiles[c.k.stage].bits : 0, 0);
     }
 
     __device__ __forceinline__ int tile_of(const State& c) const {
@@ -296,15 +300,18 @@ private:
     __device__ __forceinline__ TileInfo tile_info_of(const State& c) const {
         const GroupKeyTiles& of_group = key_tiles(c);
         const int tile = tile_of(c);
+        uint32_t absent = 0;
+        if constexpr (Traits::kCache) absent = word_of_stage(c);
         return {kBlockMask ? c.word.last() : tile == of_group.begin,
-                tile < of_group.unmasked_begin || tile >= of_group.unmasked_end,
-                context.storage.work_tiles[c.slot].exact_maximum};
+                tile < of_group.unmasked_begin || tile >= of_group.unmasked_end || absent != 0,
+                context.storage.work_tiles[c.slot].exact_maximum, absent};
     }
 
     // Turns complete scores into probabilities. Returns true if the sums of P V must be multiplied by `factor`.
     __device__ __forceinline__ bool softmax_step(State& c, const TileInfo& tile_info, float (&factor)[2]) const {
         const WorkTile& work_tile = context.storage.work_tiles[c.slot];
         scores.prepare(c.s, work_tile, tile_of(c), c.thread, tile_info.edge, tile_info.exact_maximum);
+        if constexpr (Traits::kCache) scores.hide_absent(c.s, tile_info.absent);
         const bool rescale = c.softmax.apply(c.s, scores.softmax_scale(tile_info.exact_maximum),
                                              tile_info.edge || tile_info.exact_maximum, factor);
         if constexpr (Traits::kRareOptions) {

@@ -9,6 +9,7 @@
 namespace libflash::cuda::sm90 {
 
 template <class Traits>
-using ForwardContext = KernelContext<ForwardParams, ForwardTensorMaps, ForwardSharedStorage<Traits>, ForwardSharedTiles<Traits>>;
+using ForwardContext =
+    KernelContext<typename Traits::Params, ForwardTensorMaps, ForwardSharedStorage<Traits>, ForwardSharedTiles<Traits>>;
 
 }  // namespace libflash::cuda::sm90

@@ -14,13 +14,15 @@ namespace libflash::cuda {
 //   dynamic     the same with lengths on the device: dynamic tile scheduler (sm90/sequence_order.cuh)
 //   block_mask  the same as dynamic, and block masks, and long sums
 //   general     all of that, and softcap, ALiBi, bias, mask, dropout, and scales that are not positive
-enum class ForwardInstance { plain, dynamic, block_mask, general };
+//   cache       like dynamic, with keys and values in a cache (prefill.cuh)
+enum class ForwardInstance { plain, dynamic, block_mask, general, cache };
 
 constexpr const char* forward_kind_name(ForwardInstance kind) {
     switch (kind) {
         case ForwardInstance::plain: return "plain";
         case ForwardInstance::dynamic: return "variable lengths";
         case ForwardInstance::block_mask: return "block mask";
+        case ForwardInstance::cache: return "cache";
         default: return "general";
     }
 }
@@ -29,7 +31,7 @@ constexpr const char* forward_kind_name(ForwardInstance kind) {
 // spill. Only these instances do it, because its code makes the others slower.
 constexpr bool forward_has_long_sums(const KernelConfig& config) { return has_long_sums(config) && config.head_dim_v != 192; }
 constexpr bool forward_has_long_sums(const KernelConfig& config, ForwardInstance kind) {
-    return forward_has_long_sums(config) && (kind == ForwardInstance::block_mask || kind == ForwardInstance::general);
+    return forward_has_long_sums(config) && kind != ForwardInstance::plain && kind != ForwardInstance::dynamic;
 }
 
 // Kernels without a dynamic instance use block_mask instead. Its tiles are those of the plain instance, except for head dims 96

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/ptx/dependent_launch.cuh"
+#include "cuda/sm90/forward_cached_keys.cuh"
 #include "cuda/sm90/forward_tile_scheduler.cuh"
 
 namespace libflash::cuda::sm90 {
@@ -35,7 +36,7 @@ struct ForwardProducer {
         wait_for_previous_kernel();
         do {
             bool found = wait_for_work_tile(p);
-            if (!Traits::kSeparateFirstTile && found && p.leader) provide_empty_v(p);
+            if (!Traits::kSeparateFirstTile && found && (p.leader || Traits::kCache)) provide_empty_v(p);
             for (; found; found = wait_for_work_tile(p)) load_work_tile(p);
             announce_end(p);
             // Read back: there are too few registers to keep it.
@@ -70,6 +71,8 @@ private:
     __device__ __forceinline__ void load_work_tile(State& p) const {
         if constexpr (Traits::kBlockMask) {
             load_visible_tiles(p);
+        } else if constexpr (Traits::kCache) {
+            load_cached_tiles(p);
         } else if (p.leader) {
             const WorkTile& work_tile = context.storage.work_tiles[p.slot];
             load_k(p, work_tile, work_tile.keys.end - 1);
@@ -131,6 +134,52 @@ private:
         return context.storage.dynamic.tiles[(p.k.stage + kStages - back) % kStages].tile();
     }
 
+    // From a cache: the whole warp issues the loads of K and V, and all lanes go through their stages. The block table entries of
+    // a tile are read before the warp waits for a stage of K, and again for V: registers are short.
+    __device__ __forceinline__ void load_cached_tiles(State& p) const {
+        const WorkTile& work_tile = context.storage.work_tiles[p.slot];
+        const ForwardCachedKeys<Traits> cached{context};
+        const int last = work_tile.keys.end - 1;
+        int page = cached.page_of(work_tile, last);
+#pragma unroll 1
+        for (int tile = last; tile >= work_tile.keys.begin; --tile) {
+            load_cached_k(p, work_tile, tile, page);
+            if (tile < last) {
+                load_cached_v(p, work_tile, tile + 1);
+            } else if (p.leader) {
+                load_q(p, work_tile, true);
+            }
+            if (tile > work_tile.keys.begin) page = cached.page_of(work_tile, tile - 1);
+        }
+        load_cached_v(p, work_tile, work_tile.keys.begin);
+    }
+    __device__ __forceinline__ void load_cached_k(State& p, const WorkTile& work_tile, int tile, int page) const {
+        const ForwardCachedKeys<Traits> cached{context};
+        const uint32_t absent = cached.absent_units(page);
+        if (p.leader) {
+            p.k.wait_empty();
+            context.storage.dynamic.tiles[p.k.stage].bits = absent;
+            p.k.full().arrive_and_expect(KTile::kBytes);
+        }
+        __syncwarp();
+        cached.template load<KTile>(context.tiles.k(p.k.stage), context.maps.k, p.k.full(), work_tile, tile, page);
+        p.k.advance();
+    }
+    __device__ __forceinline__ void load_cached_v(State& p, const WorkTile& work_tile, int tile) const {
+        const ForwardCachedKeys<Traits> cached{context};
+        const int page = cached.page_of(work_tile, tile);
+        const int count = work_tile.keys.length_k - tile * kBlockN;
+        const MBarrier full = count < kBlockN ? context.storage.dynamic.zero_fill.loaded() : p.v.full();
+        if (p.leader) {
+            p.v.wait_empty();
+            if (count < kBlockN) context.storage.dynamic.zero_fill.send(p.v.stage, max(count, 0));
+            full.arrive_and_expect(VTile::kBytes);
+        }
+        __syncwarp();
+        cached.template load<VTile>(context.tiles.v(p.v.stage), context.maps.v, full, work_tile, tile, page);
+        p.v.advance();
+    }
+
     // Also announces the work tile: the consumers wait for Q.
     __device__ __forceinline__ void load_q(const State& p, const WorkTile& work_tile, bool has_keys) const {
         for (int group = 0; group < Traits::kGroups; ++group) {
@@ -172,8 +221,10 @@ private:
     // A stage of V without data, for the product that the consumers issue before their first tile
     // (begin_with_zero_probabilities).
     __device__ __forceinline__ void provide_empty_v(State& p) const {
-        p.v.wait_empty();
-        p.v.full().arrive();
+        if (p.leader) {
+            p.v.wait_empty();
+            p.v.full().arrive();
+        }
         p.v.advance();
     }
 };

@@ -36,6 +36,14 @@ struct ForwardScores {
         return Traits::kRareOptions || exact_maximum ? 1.0f : context.params.scale_log2;
     }
 
+    // Over a cache: hides the keys of absent units, 16 each.
+    __device__ __forceinline__ void hide_absent(Scores& s, uint32_t absent) const {
+        if (absent == 0) return;
+#pragma unroll
+        for (int i = 0; i < kScores; ++i)
+            if (absent >> i / 8 & 1) s[i] = -INFINITY;
+    }
+
     // Sets the probabilities that dropout removes to 0.
     __device__ __forceinline__ void drop(Scores& p, const WorkTile& work_tile, const TileWord& tile, const Thread& thread) const {
         const uint32_t batch_head = dropout_head(work_tile.batch(), context.params.heads_q, work_tile.head());

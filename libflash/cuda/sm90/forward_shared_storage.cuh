@@ -37,7 +37,7 @@ struct ForwardSharedStorage {
     static constexpr int kScheduledTiles = 1;  // work tiles that the scheduler warp has found and the producer warp has not taken
     static constexpr int kSlots = 3 + Traits::kQStages + kScheduledTiles;
     struct DynamicState {
-        TileWord tiles[kStages];  // the key tiles in the stages of K
+        TileWord tiles[kStages];  // the key tiles in the stages of K; over a cache: their absent units (forward_cached_keys.cuh)
         int newest;               // the unit that was taken last, see SequenceOrder::previous_unit()
         ZeroFillRequest zero_fill;
     };

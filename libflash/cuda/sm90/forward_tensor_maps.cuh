@@ -1,7 +1,7 @@
 // The tensor maps of the sm_90a forward kernel, and the host code that encodes them.
 #pragma once
 
-#include "cuda/attention/params.h"
+#include "cuda/attention/prefill_params.h"
 #include "cuda/sm90/extent.cuh"
 #include "cuda/sm90/forward_consumer_thread.cuh"
 #include "cuda/tile/tensor_map.cuh"
@@ -14,6 +14,7 @@ struct ForwardTensorMaps {
     CUtensorMap q, k, v, out;
     bool all_see_keys;      // the host knows that every query row sees a key
     bool zero_fill_values;  // rows after the keys of a sequence may belong to others or hold anything
+    int box_rows;           // over a cache: keys of a box, a power of two and a multiple of 16
 };
 
 // Whether the host knows that every query row sees a key. If the first and the last row do, so do those between them.
@@ -28,23 +29,52 @@ inline bool all_see_keys(const ForwardParams& params) {
     return sees_keys(0) && sees_keys(queries.capacity - 1);
 }
 
+// Rows of a box: the most that divide a tile and, with pages, a page.
+inline int box_rows(const CacheParams& cache, int tile) {
+    const int rows = tile | (cache.table ? static_cast<int>(cache.page_size.divisor) : 0);
+    return rows & -rows;
+}
+
+// The maps of K and V over a cache: page or entry, key head, row, channel.
+template <class Traits>
+cudaError_t encode_cache(ForwardTensorMaps* maps, const PrefillParams& params) {
+    using T = typename Traits::T;
+    const CacheParams& cache = params.cache;
+    const int64_t rows = cache.table ? static_cast<int64_t>(cache.page_size.divisor) : cache.capacity,
+                  heads = params.heads_q / params.group_size;
+    maps->all_see_keys = false;
+    maps->zero_fill_values = true;
+    maps->box_rows = box_rows(cache, Traits::kBlockN);
+    const cudaError_t error = encode_map<T>(&maps->k, extent(cache.k, params.head_dim, rows, heads, cache.pages), maps->box_rows);
+    if (error != cudaSuccess) return error;
+    return encode_map<T>(&maps->v, extent(cache.v, params.head_dim_v, rows, heads, cache.pages), maps->box_rows);
+}
+
+// The maps of Q and, where TMA stores it, of O.
+template <class Traits>
+cudaError_t encode_queries(ForwardTensorMaps* maps, const ForwardParams& params) {
+    using T = typename Traits::T;
+    const int64_t queries = params.q_lengths.capacity;
+    const cudaError_t error =
+        encode_map<T>(&maps->q, extent(params.q, params.head_dim, queries, params.heads_q, params.batch), Traits::kGroupRows);
+    if (!Traits::kTmaStore || error != cudaSuccess) return error;
+    return encode_map<T>(&maps->out, extent(params.out, params.head_dim_v, queries, params.heads_q, params.batch),
+                         ForwardConsumerThread::kWarpRows);
+}
+
 template <class Traits>
 cudaError_t encode(ForwardTensorMaps* maps, const ForwardParams& params) {
     using T = typename Traits::T;
-    const int64_t queries = params.q_lengths.capacity, keys = params.k_lengths.capacity,
-                  kv_heads = params.heads_q / params.group_size;
-    const TensorExtent q = extent(params.q, params.head_dim, queries, params.heads_q, params.batch),
-                       k = keys > 0 ? extent(params.k, params.head_dim, keys, kv_heads, params.batch) : q,
-                       v = keys > 0 ? extent(params.v, params.head_dim_v, keys, kv_heads, params.batch) : q,
-                       out = extent(params.out, params.head_dim_v, queries, params.heads_q, params.batch);
+    const int64_t keys = params.k_lengths.capacity, kv_heads = params.heads_q / params.group_size;
     // Without keys, K and V are not read, but their maps need a valid address: they get that of q.
+    const TensorExtent q = extent(params.q, params.head_dim, params.q_lengths.capacity, params.heads_q, params.batch),
+                       k = keys > 0 ? extent(params.k, params.head_dim, keys, kv_heads, params.batch) : q,
+                       v = keys > 0 ? extent(params.v, params.head_dim_v, keys, kv_heads, params.batch) : q;
     maps->all_see_keys = all_see_keys(params);
     maps->zero_fill_values = params.k_lengths.cu || params.k_lengths.used;
-    cudaError_t error = encode_map<T>(&maps->q, q, Traits::kGroupRows);
-    if (error == cudaSuccess) error = encode_map<T>(&maps->k, k, Traits::kBlockN);
+    cudaError_t error = encode_map<T>(&maps->k, k, Traits::kBlockN);
     if (error == cudaSuccess) error = encode_map<T>(&maps->v, v, Traits::kBlockN);
-    if (Traits::kTmaStore && error == cudaSuccess) error = encode_map<T>(&maps->out, out, ForwardConsumerThread::kWarpRows);
-    return error;
+    return error == cudaSuccess ? encode_queries<Traits>(maps, params) : error;
 }
 
 }  // namespace libflash::cuda::sm90

@@ -59,8 +59,7 @@ struct ForwardTileScheduler {
     }
     // The tile of a unit of the dynamic schedule. A whole warp calls it.
     __device__ __forceinline__ TileCoordinates tile_of_unit(int unit) const {
-        return SequenceOrder(context.params)
-            .template tile_of<kBlockM>(unit, context.params.q_lengths, context.params.schedule.reversed);
+        return SequenceOrder(context.params).template tile_of<kBlockM>(unit, context.params);
     }
 
 private:

@@ -3,10 +3,13 @@
 #pragma once
 
 #include "cuda/attention/element.cuh"
+#include "cuda/attention/prefill_params.h"
 #include "cuda/config.h"
 #include "cuda/sm90/forward_consumer_thread.cuh"
 #include "cuda/sm90/forward_instance.h"
 #include "cuda/tile/swizzled_tile.cuh"
+
+#include <type_traits>
 
 namespace libflash::cuda::sm90 {
 
@@ -19,6 +22,8 @@ struct ForwardTraits {
     static constexpr bool kBlockMask = kRareOptions || kInstance == ForwardInstance::block_mask;  // iterates over a block mask
     static constexpr bool kDynamic = kInstance != ForwardInstance::plain;
     static constexpr bool kLongSums = forward_has_long_sums(config, kInstance);
+    static constexpr bool kCache = kInstance == ForwardInstance::cache;  // keys and values are in a cache
+    using Params = std::conditional_t<kCache, PrefillParams, ForwardParams>;
 
     static constexpr int kBlockM = forward_tile_q(config, kInstance), kBlockN = forward_tile_k(config, kInstance);
     static constexpr int kGroupRows = ForwardConsumerThread::kGroupRows, kGroups = kBlockM / kGroupRows;  // consumer warpgroups

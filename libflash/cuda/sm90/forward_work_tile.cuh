@@ -5,6 +5,7 @@
 #include "cuda/attention/params.h"
 #include "cuda/attention/schedule.cuh"
 #include "cuda/attention/scores.cuh"
+#include "cuda/sm90/forward_sequences.cuh"
 
 #include <type_traits>
 
@@ -39,15 +40,18 @@ struct ForwardWorkTile {
     int kv_head;
     bool exact_maximum;  // recomputation: take the maximum of every tile
 
-    __device__ __forceinline__ void init(const ForwardParams& params, const TileAssignment& assigned, bool exact) {
+    using Params = typename Traits::Params;
+
+    __device__ __forceinline__ void init(const Params& params, const TileAssignment& assigned, bool exact) {
         const TileCoordinates& work = assigned.coordinates;
-        const SequenceRows k_rows = SequenceRows::of(params.k_lengths, work.batch);
+        const ForwardKeys k_rows = keys_of(params, work.batch);
         assignment = assigned;
         exact_maximum = exact;
-        q_rows = SequenceRows::of(params.q_lengths, work.batch);
+        q_rows = query_rows_of(params, work.batch);
         first_key = k_rows.start;
         kv_head = work.head / params.group_size;
         keys.init(params.mask, work.tile, q_rows.length, k_rows.length);
+        if constexpr (Traits::kCache) keys.end_at(k_rows.existing);
         const RowStatisticsParams& rows = params.lse;
         lse = rows.data ? rows.data + work.batch * rows.batch + work.head * rows.head + (q_rows.start + keys.first_row) * rows.row
                         : nullptr;
@@ -69,10 +73,10 @@ struct ForwardWorkTile {
     // Rows of the sequence: the first one, the number that exist, the used length. In the plain instance they are the same for
     // all sequences.
     __device__ __forceinline__ int start_q() const { return Traits::kDynamic ? q_rows.start : 0; }
-    __device__ __forceinline__ int owned_q(const ForwardParams& params) const {
+    __device__ __forceinline__ int owned_q(const Params& params) const {
         return Traits::kDynamic ? q_rows.owned : params.q_lengths.capacity;
     }
-    __device__ __forceinline__ int length_q(const ForwardParams& params) const {
+    __device__ __forceinline__ int length_q(const Params& params) const {
         return Traits::kDynamic ? q_rows.length : params.q_lengths.capacity;
     }
     // The first row of a tile in K and V.
@@ -83,7 +87,7 @@ private:
     // as long as the rest. One tile always remains. At most kStages - 1 are skipped: the group releases their stages of V only
     // when K of its first tile has arrived, and the producer loads V of the skipped tiles before that K. In a longer work tile a
     // group without rows gets no tile at all; this costs a pause between its work tiles.
-    __device__ __forceinline__ GroupKeyTiles key_tiles_of_group(const ForwardParams& params, int group) const {
+    __device__ __forceinline__ GroupKeyTiles key_tiles_of_group(const Params& params, int group) const {
         constexpr int kStages = Traits::kStages;
         const int first = keys.first_row + group * kGroupRows, diagonal = first + keys.shift,
                   rows = min(length_q(params) - first, kGroupRows);

@@ -10,6 +10,8 @@ namespace libflash::cuda::sm90 {
 ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties& device);
 BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties& device);
 
+PrefillPlan plan_prefill(const Kernel& kernel, const DecodeProblem& problem, const DeviceProperties& device);
+
 // Whether only the device knows the length of a sequence.
 inline bool has_lengths_on_device(const AttentionProblem& problem) {
     const auto on_device = [](const Sequences& rows) { return rows.packed() || rows.used; };
@@ -18,5 +20,10 @@ inline bool has_lengths_on_device(const AttentionProblem& problem) {
 
 // See Architecture::supports.
 bool supports(const KernelConfig& config, const AttentionProblem& problem, std::string* why);
+bool supports_prefill(const KernelConfig& config, const DecodeProblem& problem, std::string* why);
+
+// Whether TMA can read the tensor: address and strides are multiples of 16 bytes, strides are at least 0 and less than 2^40
+// bytes.
+bool tma_reads(const TensorView& tensor);
 
 }  // namespace libflash::cuda::sm90

@@ -5,6 +5,7 @@
 
 #include "cuda/attention/params.h"
 #include "cuda/attention/schedule.cuh"
+#include "cuda/sm90/forward_sequences.cuh"
 
 namespace libflash::cuda::sm90 {
 
@@ -38,13 +39,13 @@ struct SequenceOrder {
         return low;
     }
 
-    // `reversed`: the last tile of a head comes first, because later rows see more keys.
-    template <int kTileRows>
-    __device__ __forceinline__ TileCoordinates tile_of(int unit, const LengthsParams& lengths, bool reversed) const {
+    // `schedule.reversed`: the last tile of a head comes first, because later rows see more keys.
+    template <int kTileRows, class Params>
+    __device__ __forceinline__ TileCoordinates tile_of(int unit, const Params& params) const {
         const int position = position_of(unit), entry = sequence()[position];
-        const int tiles = (SequenceRows::of(lengths, entry).owned + kTileRows - 1) / kTileRows;
+        const int tiles = (query_rows_of(params, entry).owned + kTileRows - 1) / kTileRows;
         const int head = (unit - first()[position]) / tiles, tile = unit - first()[position] - head * tiles;
-        return {entry, head, reversed ? tiles - 1 - tile : tile};
+        return {entry, head, params.schedule.reversed ? tiles - 1 - tile : tile};
     }
 };
 
@@ -52,8 +53,8 @@ constexpr int kOrderThreads = 512;
 
 // One thread block writes the order. It sorts kOrderThreads sequences at a time, not all together: of so many sequences none is a
 // large part of the work. Unit numbers are clamped to the size of the workspace, however wrong the lengths are.
-template <class Kernel, int kTileRows>
-__global__ void __launch_bounds__(kOrderThreads) order_kernel(const __grid_constant__ ForwardParams params) {
+template <class Kernel, int kTileRows, class Params>
+__global__ void __launch_bounds__(kOrderThreads) order_kernel(const __grid_constant__ Params params) {
     __shared__ int keys[kOrderThreads], sums[kOrderThreads];
     const SequenceOrder order(params);
     const int most = params.schedule.heads * params.schedule.tiles;
@@ -63,8 +64,8 @@ __global__ void __launch_bounds__(kOrderThreads) order_kernel(const __grid_const
         const int here = min(kOrderThreads, params.batch - start), entry = start + thread;
         int tiles = 0;
         if (thread < here) {
-            tiles = (SequenceRows::of(params.q_lengths, entry).owned + kTileRows - 1) / kTileRows;
-            keys[thread] = SequenceRows::of(params.k_lengths, entry).length;
+            tiles = (query_rows_of(params, entry).owned + kTileRows - 1) / kTileRows;
+            keys[thread] = keys_of(params, entry).length;
         }
         __syncthreads();
         int rank = 0;

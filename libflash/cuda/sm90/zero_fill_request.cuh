@@ -14,12 +14,14 @@ struct ZeroFillRequest {
         barriers.init(1);
         phase = 0;
     }
+    // The barrier on which a load of V for this warp completes.
+    __device__ __forceinline__ MBarrier loaded() const { return {shared_address(barriers.full)}; }
     // Called by the producer thread. Returns the barrier on which the load of V must complete.
     __device__ __forceinline__ MBarrier send(int stage_of_v, int row_count) {
         MBarrier{shared_address(barriers.empty)}.wait(phase ^ 1);
         phase ^= 1;
         stage = stage_of_v, count = row_count;
-        return {shared_address(barriers.full)};
+        return loaded();
     }
 };
 

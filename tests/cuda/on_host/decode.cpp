@@ -71,6 +71,7 @@ struct Problem {
         p.cache.seqlens = kLengths;
         if (paged) p.cache.table = table.data(), p.cache.table_batch = kColumns, p.cache.table_column = 1;
         p.cache.page_size = divisor_params(kPage);
+        p.shard.most_keys = kCapacity, p.k_channels = kDim;
         p.cache.capacity = kCapacity, p.cache.pages = paged ? kPages : kBatch;
         p.batch = kBatch, p.seqlen_q = rows, p.heads_q = kHeads, p.heads_k = kHeadsK, p.group_size = kGroup;
         p.head_dim = p.head_dim_v = kDim;

@@ -107,6 +107,7 @@ struct Problem {
         p.cache.seqlens = kLengths;
         if (paged) p.cache.table = table.data(), p.cache.table_batch = kColumns, p.cache.table_column = 1;
         p.cache.page_size = divisor_params(kPage);
+        p.shard.most_keys = kCapacity, p.k_channels = kDim;
         p.cache.capacity = kCapacity, p.cache.pages = places, p.cache.seqlen_new = news;
         p.batch = kBatch, p.seqlen_q = rows, p.heads_q = kHeads, p.heads_k = kHeadsK, p.group_size = kGroup;
         p.head_dim = p.head_dim_v = kDim;
@@ -139,7 +140,8 @@ struct Problem {
     void run(const DecodeParams& p) const {
         DecodePlan plan;
         plan.splits = p.splits;
-        plan.instance.number = int(decode_kind(shares(), key_heads, false, p.code != CodeType::none));
+        plan.instance.number =
+            int(decode_kind(shares(), key_heads, false, p.code != CodeType::none ? DecodeStorage::codes : DecodeStorage::plain));
         const auto launch = [&](DecodeStep step, int64_t blocks) { return decode_shape(step, plan, blocks); };
         plan.attention =
             launch(DecodeStep::attention, int64_t{p.by_tiles.divisor} * p.by_head_groups.divisor * p.splits * kBatch);

@@ -6,7 +6,9 @@
 
 namespace libflash::cuda {
 
-inline uint32_t halves_of_e4m3(uint32_t codes) {
+template <int kPair>
+uint32_t halves_of_e4m3(uint32_t four) {
+    const uint32_t codes = four >> 16 * kPair;
     const auto value = [](uint32_t code) -> float {
         const int exponent = code >> 3 & 15, fraction = code & 7;
         const float size = (code & 0x7f) == 0x7f ? NAN
@@ -22,6 +24,12 @@ inline uint32_t select_bytes(uint32_t x, uint32_t y, uint32_t order) {
     uint32_t bytes = 0;
     for (int i = 0; i < 4; ++i) bytes |= static_cast<uint32_t>(both >> (order >> 4 * i & 7) * 8 & 0xff) << 8 * i;
     return bytes;
+}
+
+template <int kPair>
+uint32_t halves_of_int8(uint32_t four) {
+    const auto value = [&](int i) { return static_cast<float>(static_cast<int8_t>(four >> 8 * (2 * kPair + i))); };
+    return pack_pair(value(0), value(1), __half());
 }
 
 }  // namespace libflash::cuda

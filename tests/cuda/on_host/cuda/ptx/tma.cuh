@@ -16,7 +16,7 @@ inline void copy_box(uint32_t address, const MapWords& words, const MBarrier& ba
     const TensorExtent& from = words.tensor;
     for (int row = 0; row < words.box_rows; ++row)
         for (int col = 0; col < 64; ++col) {
-            const bool inside = at[0] + col < from.columns && at[1] + row < from.rows;
+            const bool inside = at[0] + col < from.columns && at[1] + row < from.rows && at[3] < from.batch;
             const int64_t element =
                 at[3] * from.batch_stride + at[2] * from.head_stride + (at[1] + row) * from.row_stride + at[0] + col;
             const uint16_t value = inside ? static_cast<const uint16_t*>(from.data)[element] : 0;

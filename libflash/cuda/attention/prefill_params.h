@@ -1,0 +1,16 @@
+// The parameters of the kernels for the long chunks of a decode call: those of forward, with keys and values in a cache. No CUDA
+// header.
+#pragma once
+
+#include "cuda/attention/decode_params.h"
+
+namespace libflash::cuda {
+
+// `k` and `v` are not used: keys and values are in the cache, at the places that decode_keys.cuh computes.
+struct PrefillParams : ForwardParams {
+    CacheParams cache;
+    LengthsParams news;   // the new rows of each sequence
+    int32_t fewest_rows;  // sequences with fewer query rows are those of the decode kernels
+};
+
+}  // namespace libflash::cuda

@@ -1,0 +1,104 @@
+// The first step of backward_tangent: what the other kernels need of each query row.
+#pragma once
+
+#include "cuda/attention/query_tiles.cuh"
+#include "cuda/attention/schedule.cuh"
+#include "cuda/attention/softmax_statistics.cuh"
+#include "cuda/attention/tangent_params.h"
+
+namespace libflash::cuda {
+
+template <class T>
+struct TangentStatisticsUnit {
+    static constexpr int kThreads = 256;
+
+    const BackwardTangentParams& params;
+    TileCoordinates work;
+    SequenceRows rows;
+
+    // nullptr: zeros.
+    __device__ __forceinline__ const T* row_of(const RowsParams& tensor, int row) const {
+        if (!tensor.data) return nullptr;
+        return static_cast<const T*>(tensor.data) + work.batch * tensor.batch + work.head * tensor.head +
+               (rows.start + row) * tensor.row;
+    }
+    __device__ __forceinline__ float number(const RowStatisticsParams& numbers, int row) const {
+        if (!numbers.data) return 0.0f;
+        return numbers.data[work.batch * numbers.batch + work.head * numbers.head + (rows.start + row) * numbers.row];
+    }
+
+    // The product of two rows, by a whole warp; 0 if either is absent.
+    __device__ __forceinline__ float dot(const T* x, const T* y) const {
+        if (!x || !y) return 0.0f;
+        float sum = 0.0f;
+        for (int c = threadIdx.x % 32; c < params.head_dim_v; c += 32) sum = fmaf(to_float(x[c]), to_float(y[c]), sum);
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+        return sum;
+    }
+
+    __device__ __forceinline__ TangentStatistics of(int row) const {
+        const TangentStatistics absent = {INFINITY, 0.0f, 0.0f, 0.0f};
+        if (row >= rows.length) return absent;
+        const float lse = number(params.lse, row);
+        if (lse == -INFINITY) return absent;
+        const T *out = row_of(params.out, row), *dout = row_of(params.dout, row);
+        float tdelta = number(params.tdelta, row);
+        if (!params.tdelta.data)
+            tdelta = dot(row_of(params.tdout, row), out) + dot(dout, row_of(params.tout, row)) - number(params.tdlse, row);
+        return {lse_with_margin(lse * kLog2e) - exponent_shift<T>(), dot(dout, out) - number(params.dlse, row),
+                number(params.tlse, row), tdelta};
+    }
+
+    __device__ __forceinline__ void run() {
+        work = tile_coordinates<kUnitRows>(params.unit_schedule, params.q_lengths, params.batch);
+        if (work.batch < 0) return;
+        rows = SequenceRows::of(params.q_lengths, work.batch);
+        if (work.tile * kUnitRows >= rows.owned) return;
+        const int64_t unit = QueryUnits::first(params, work.batch, work.head, rows.start) + work.tile;
+        for (int i = threadIdx.x / 32; i < kUnitRows; i += kThreads / 32) {
+            const TangentStatistics made = of(work.tile * kUnitRows + i);
+            if (threadIdx.x % 32 == 0) params.statistics[unit * kUnitRows + i] = made;
+        }
+    }
+};
+
+// tdsink = -sum over rows of exp(sink - lse) ((tsink - mu) delta + tdelta). One thread block sums all sequences of a head, so the
+// order of the sum is fixed.
+template <class T>
+struct TangentDsink {
+    static constexpr int kThreads = 512;
+
+    __device__ static __forceinline__ float partial(const BackwardTangentParams& params, int head) {
+        float sum = 0.0f;
+        for (int batch = 0; batch < params.batch; ++batch) {
+            const float sink = head_number<T>(params.sink, batch, head) * kLog2e;
+            if (sink == -INFINITY) continue;
+            const float tsink = params.tsink.data ? head_number<T>(params.tsink, batch, head) : 0.0f;
+            const SequenceRows rows = SequenceRows::of(params.q_lengths, batch);
+            const TangentStatistics* statistics =
+                params.statistics + QueryUnits::first(params, batch, head, rows.start) * kUnitRows;
+            for (int row = threadIdx.x; row < rows.length; row += kThreads) {
+                const TangentStatistics of = statistics[row];
+                const float p = exp2_approx(min_or_nan(sink - of.lse_log2 - exponent_shift<T>(), 0.0f));
+                if (of.lse_log2 != INFINITY) sum -= p * fmaf(tsink - of.mu, of.delta, of.tdelta);
+            }
+        }
+        return sum;
+    }
+
+    __device__ static __forceinline__ void run(const BackwardTangentParams& params) {
+        __shared__ float of_warp[kThreads / 32];
+        float sum = partial(params, blockIdx.x);
+#pragma unroll
+        for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+        if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = sum;
+        __syncthreads();
+        if (threadIdx.x != 0) return;
+        float total = 0.0f;
+        for (const float part : of_warp) total += part;
+        store_number<T>(params.tdsink.data, blockIdx.x * params.tdsink.stride, params.tdsink.is_float, total);
+    }
+};
+
+}  // namespace libflash::cuda

@@ -1,0 +1,435 @@
+// The tangent of backward for sm_80 and later. Three kernels, one for each of tdq, tdk and tdv: a thread block has a tile of rows
+// of one side, with the sums of its output in registers, and loops over the tiles of the other side, so the order of all
+// additions is fixed. With rows of queries, columns of keys and a leading t for tangents:
+//
+//   x = g (R dp - delta)     y = g (R tdp - tdelta) - 2 tanh(z / cap) tz / cap x     g = 1 - tanh(z / cap)^2
+//   dz = p x                 tdz = p ((ts - mu) x + y)
+//   tdq = scale (tdz K + dz tK)     tdk = scale (tdz' Q + dz' tQ)     tdv = (R p (ts - mu))' dO + (R p)' tdO
+//
+// For tdk and tdv all scores are transposed: the rows are keys.
+#pragma once
+
+#include "cuda/attention/dropout.cuh"
+#include "cuda/attention/edge_mask.cuh"
+#include "cuda/attention/element.cuh"
+#include "cuda/attention/key_tiles.cuh"
+#include "cuda/attention/query_tiles.cuh"
+#include "cuda/attention/score_tangents.cuh"
+#include "cuda/attention/tangent_params.h"
+#include "cuda/attention/tangent_statistics.cuh"
+#include "cuda/params.h"
+#include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/hide_from_compiler.cuh"
+#include "cuda/ptx/math.cuh"
+#include "cuda/sm80/backward_tangent_tiles.h"
+#include "cuda/tile/product.cuh"
+#include "cuda/tile/shared_tile.cuh"
+#include "cuda/tile/split_product.cuh"
+#include "cuda/tile/store_floats.cuh"
+
+#include <type_traits>
+
+namespace libflash::cuda::sm80 {
+
+enum class TangentOutput { tdq, tdk, tdv };
+
+template <class T, int kHeadDim, int kBlockM, int kBlockN, TangentOutput kOutput>
+struct BackwardTangent {
+    static constexpr bool kFloat = std::is_same<T, float>::value, kTransposed = kOutput != TangentOutput::tdq;
+    static constexpr bool kOfScores = kOutput != TangentOutput::tdv;  // needs dP and tdP
+    static constexpr int kWarps = kBlockM / 16, kThreads = kWarps * 32;
+    static constexpr int kBlocks = kBlockN / 8, kChannelBlocks = kHeadDim / 8;
+    using RowTile = SharedTile<kBlockM, kHeadDim, sizeof(T)>;
+    using ColTile = SharedTile<kBlockN, kHeadDim, sizeof(T)>;
+    using Tiles = std::conditional_t<kTransposed, QueryTiles<kBlockN, kBlockM>, KeyTiles<kBlockM, kBlockN>>;
+    using Scores = float[1][kBlocks][4];
+    struct Common {
+        TileCoordinates work;  // its head: of queries or, transposed, of keys
+        SequenceRows q_rows, k_rows;
+        Tiles tiles;
+        ScoreRules<T> rules;
+        BiasTangent bias_tangent;
+    };
+    static_assert(sizeof(Common) <= kBackwardTangentCommonBytes, "the host and the kernel must agree");
+
+    // Shared memory: four tensors of the rows and four of the columns, each with its tangent, as Q, tQ, dO, tdO and K, tK, V, tV
+    // or the reverse; statistics of the queries; Common.
+    static constexpr int kColsAt = 4 * RowTile::kBytes, kStatisticsAt = kColsAt + 4 * ColTile::kBytes;
+    static constexpr int kCommonAt = kStatisticsAt + kBlockM * static_cast<int>(sizeof(TangentStatistics));
+    static constexpr int kSharedBytes = kCommonAt + kBackwardTangentCommonBytes;
+    __device__ static constexpr int row_tile(int i) { return i * RowTile::kBytes; }
+    __device__ static constexpr int col_tile(int i) { return kColsAt + i * ColTile::kBytes; }
+
+    const BackwardTangentParams& params;
+    char* shared;
+    int thread, warp, lane;
+    Scores s, ts, x, y;
+    float sums[1][kChannelBlocks][4];
+
+    __device__ __forceinline__ BackwardTangent(const BackwardTangentParams& p, char* shared_memory)
+        : params(p), shared(shared_memory) {
+        thread = threadIdx.x;
+        warp = thread / 32;
+        lane = thread % 32;
+    }
+
+    __device__ __forceinline__ uint32_t smem() const { return shared_address(shared); }
+    __device__ __forceinline__ Common& common() const { return *reinterpret_cast<Common*>(shared + kCommonAt); }
+    __device__ __forceinline__ const SequenceRows& sequence(bool keys) const { return keys ? common().k_rows : common().q_rows; }
+    __device__ __forceinline__ int first_row() const { return common().work.tile * kBlockM; }
+
+    // The tensors of one side, each followed by its tangent.
+    __device__ __forceinline__ const RowsParams& tensor(bool keys, int i) const {
+        switch (i) {
+            case 0: return keys ? params.k : params.q;
+            case 1: return keys ? params.tk : params.tq;
+            case 2: return keys ? params.v : params.dout;
+            default: return keys ? params.tv : params.tdout;
+        }
+    }
+    template <class Tile>
+    __device__ __forceinline__ void load_side(int offset, bool keys, int head, int first) {
+        const SequenceRows& rows = sequence(keys);
+#pragma unroll 1
+        for (int i = 0; i < 4; ++i) {
+            const RowsParams& from = tensor(keys, i);
+            if (!from.data) continue;
+            const int channels = i < 2 ? params.head_dim : params.head_dim_v, at = offset + i * Tile::kBytes;
+            const T* matrix = static_cast<const T*>(from.data) + common().work.batch * from.batch + rows.start * from.row +
+                              int64_t{head} * from.head;
+            const int me = hide_from_compiler(thread);
+            if (params.vector_loads) {
+                Tile::template load_async<kThreads>(smem() + at, matrix, from.row, first, rows.length, channels, me);
+            } else {
+                Tile::template load_slow<kThreads>(shared + at, matrix, from.row, first, rows.length, channels, me);
+            }
+        }
+    }
+    // Of `count` queries from row `first` of a head on.
+    __device__ __forceinline__ void load_statistics(int head, int first, int count) {
+        const int64_t at = QueryUnits::first(params, common().work.batch, head, common().q_rows.start) * kUnitRows + first;
+        for (int i = thread; i < count; i += kThreads)
+            cp_async_16(smem() + kStatisticsAt + i * 16, params.statistics + at + i, true);
+    }
+
+    // c += A B^T. A: the warp's rows of the tile at rows_at. B: the tile at cols_at.
+    __device__ __forceinline__ void add_product(Scores& c, int rows_at, int cols_at, int channels) const {
+        const int at = hide_from_compiler(lane);
+        const auto a_address = RowTile::a_address(smem() + rows_at, hide_from_compiler(warp) * 16, at);
+        const auto b_address = ColTile::b_address(smem() + cols_at, at);
+        const auto load_a = [=](int step, uint32_t (&f)[1][4]) { ldmatrix_x4(f[0], a_address.at(0, step)); };
+        const auto load_b = [=](int step, int pair, uint32_t (&f)[4]) { ldmatrix_x4(f, b_address.at(pair * 16, step)); };
+        if constexpr (kFloat) {
+            Scores product;
+            split_product<true, kHeadDim / 8>(product, channels, load_a, load_b);
+#pragma unroll
+            for (int i = 0; i < kBlocks * 4; ++i) c[0][i / 4][i % 4] += product[0][i / 4][i % 4];
+        } else {
+            auto product = make_product<T, kHeadDim / 16, 1, 1, kBlocks>(load_a, load_b);
+            product.start();
+            product.add_to(c, [](int) {});
+        }
+    }
+    // a = X C^T and ta = tX C^T + X tC^T for tensors `pair` and `pair` + 1 of both sides.
+    __device__ __forceinline__ void multiply(Scores& a, Scores& ta, int pair, int channels) const {
+        clear(a);
+        clear(ta);
+        add_product(a, row_tile(pair), col_tile(pair), channels);
+        if (tensor(kTransposed, pair + 1).data) add_product(ta, row_tile(pair + 1), col_tile(pair), channels);
+        if (tensor(!kTransposed, pair + 1).data) add_product(ta, row_tile(pair), col_tile(pair + 1), channels);
+    }
+    // sums += W C. C: the tile at cols_at.
+    __device__ __forceinline__ void add_sums(const Scores& w, int cols_at, int channels) {
+        const int at = hide_from_compiler(lane);
+        if constexpr (kFloat) {
+            SplitRows<1> f[kBlocks];
+#pragma unroll
+            for (int n = 0; n < kBlocks; ++n) f[n].split_columns(0, w[0][n]);
+            const auto pair = ColTile::row_pair(smem() + cols_at, at);
+            add_split_product<false>(sums, f, channels,
+                                     [=](int step, int block, uint32_t (&b)[2]) { pair.load(step * 8, block, b[0], b[1]); });
+        } else {
+            const auto b_address = ColTile::b_trans_address(smem() + cols_at, at);
+            auto product = make_product<T, kBlockN / 16, 1, 1, kChannelBlocks>(
+                [&](int step, uint32_t (&f)[1][4]) { to_fragment<T>(f[0], w[0][2 * step], w[0][2 * step + 1]); },
+                [=](int step, int pair, uint32_t (&b)[4]) { ldmatrix_x4_trans(b, b_address.at(step * 16, pair)); });
+            product.start();
+            product.add_to(sums, [](int) {});
+        }
+    }
+
+    // Calls rule(n, e, row, key) for all elements of this lane.
+    template <class Rule>
+    __device__ __forceinline__ void for_elements(int first_col, const Rule& rule) const {
+        const int row0 = first_row() + hide_from_compiler(warp) * 16 + lane / 4, col0 = first_col + lane % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < kBlocks * 4; ++i) {
+            const int n = i / 4, e = i % 4, row = row0 + (e >> 1) * 8, col = col0 + n * 8 + (e & 1);
+            rule(n, e, kTransposed ? col : row, kTransposed ? row : col);
+        }
+    }
+    __device__ __forceinline__ TangentStatistics statistics_of(int n, int e) const {
+        const int at = kTransposed ? n * 8 + lane % 4 * 2 + (e & 1) : hide_from_compiler(warp) * 16 + (e >> 1) * 8 + lane / 4;
+        return reinterpret_cast<const TangentStatistics*>(shared + kStatisticsAt)[at];
+    }
+
+    // Bit 4 * n + e: dropout keeps the element.
+    __device__ __forceinline__ uint32_t keep_elements(int head, int first_col) const {
+        const DropoutParams& dropout = params.rare.dropout;
+        if (!dropout.active) return 0xffffffffu;
+        const uint32_t batch_head = dropout_head(common().work.batch, params.heads_q, head);
+        const int rows = first_row() + hide_from_compiler(warp) * 16;
+        if constexpr (kTransposed) {
+            return keep_bits_transposed<kBlocks, 1>(dropout, batch_head, first_col + lane % 4 * 2, rows, lane);
+        } else {
+            uint32_t keep = 0;
+#pragma unroll
+            for (int n = 0; n < kBlocks; n += 2)
+                keep |= keep_bits<2, 2, 4>(dropout, batch_head, first_col + n * 8, lane,
+                                           [&](int r) { return rows + r * 8 + lane / 4; })
+                        << n * 4;
+            return keep;
+        }
+    }
+
+    // dP and tdP become R dp - delta and R tdp - tdelta.
+    __device__ __forceinline__ void subtract_deltas(uint32_t keep) {
+        const float factor = params.rare.dropout.keep_factor;
+#pragma unroll
+        for (int i = 0; i < kBlocks * 4; ++i) {
+            const TangentStatistics row = statistics_of(i / 4, i % 4);
+            float &a = x[0][i / 4][i % 4], &b = y[0][i / 4][i % 4];
+            a = (keep >> i & 1 ? a * factor : 0.0f) - row.delta;
+            b = (keep >> i & 1 ? b * factor : 0.0f) - row.tdelta;
+        }
+    }
+
+    // From dot products to scores in base-2 units, tangents, x and y.
+    __device__ __forceinline__ void apply_rules(int head, int tile) {
+        const int first_col = tile * kBlockN, rows = common().q_rows.length, keys = common().k_rows.length;
+        const auto for_pairs = [&](const auto& rule) {
+            for_elements(first_col, [&](int n, int e, int row, int key) { rule(s[0][n][e], ts[0][n][e], row, key); });
+        };
+        const auto for_all = [&](const auto& rule) {
+            for_pairs([&](float& score, float&, int row, int key) { rule(score, row, key); });
+        };
+        const auto for_each = [&](const auto& rule) {
+            for_all([&](float& score, int row, int key) {
+                if (row < rows && key < keys) rule(score, row, key);
+            });
+        };
+        scale_and_cap(params.rare, params.softmax_scale, for_all);
+        const float inverse = params.rare.softcap > 0.0f ? 1.0f / params.rare.softcap : 0.0f;
+#pragma unroll
+        for (int i = 0; i < kBlocks * 4; ++i) {
+            const int n = i / 4, e = i % 4;
+            const float capped = s[0][n][e] * inverse, slope = fmaf(-capped, capped, 1.0f);
+            const float tz = ts[0][n][e] * params.softmax_scale;
+            if constexpr (kOfScores) {
+                x[0][n][e] *= slope;
+                y[0][n][e] = fmaf(-2.0f * capped * inverse * tz, x[0][n][e], slope * y[0][n][e]);
+            }
+            ts[0][n][e] = slope * tz;
+        }
+        ScoreRules<T> rules;
+        BiasTangent bias_tangent;
+        rules.init(params.rare, common().work.batch, head, keys - rows);
+        bias_tangent.template init<T>(params.tbias, common().work.batch, head);
+        bias_tangent.template add<T>(params.tbias, rows, keys, for_pairs);
+        add_and_hide<T>(params.rare, rules, for_all, for_each);
+        if (common().tiles.is_edge(tile)) mask_edge_by_element(common().tiles, for_all);
+    }
+
+    // x = dz and y = tdz, or for tdv s = R p and ts = R p (ts - mu); all times 2^exponent_shift(), R without its factor.
+    __device__ __forceinline__ void make_weights(uint32_t keep) {
+#pragma unroll
+        for (int i = 0; i < kBlocks * 4; ++i) {
+            const int n = i / 4, e = i % 4;
+            const TangentStatistics row = statistics_of(n, e);
+            const bool hidden = s[0][n][e] == -INFINITY || row.lse_log2 == INFINITY;
+            const float p = exp2_approx(min_or_nan(s[0][n][e] - row.lse_log2, exponent_shift<T>()));
+            const float below = ts[0][n][e] - row.mu;
+            if constexpr (kOfScores) {
+                y[0][n][e] = hidden ? 0.0f : p * fmaf(below, x[0][n][e], y[0][n][e]);
+                x[0][n][e] = hidden ? 0.0f : p * x[0][n][e];
+            } else {
+                const bool drops = hidden || !(keep >> i & 1);
+                s[0][n][e] = drops ? 0.0f : p;
+                ts[0][n][e] = drops ? 0.0f : p * below;
+            }
+        }
+    }
+
+    // Adds one tile of the other side, for one query head.
+    __device__ __forceinline__ void add_tile(int head, int tile) {
+        __syncthreads();  // no warp reads the previous tile
+        load_side<ColTile>(kColsAt, !kTransposed, kTransposed ? head : head / params.group_size, tile * kBlockN);
+        if constexpr (kTransposed) load_statistics(head, tile * kBlockN, kBlockN);
+        cp_async_commit();
+        cp_async_wait<0>();
+        __syncthreads();
+        const uint32_t keep = keep_elements(head, tile * kBlockN);
+        if constexpr (kOfScores) {
+            multiply(x, y, 2, params.head_dim_v);
+            subtract_deltas(keep);
+        }
+        multiply(s, ts, 0, params.head_dim);
+        apply_rules(head, tile);
+        make_weights(keep);
+        constexpr int kPair = kOfScores ? 0 : 2;
+        const int channels = kOfScores ? params.head_dim : params.head_dim_v;
+        add_sums(kOfScores ? y : ts, col_tile(kPair), channels);
+        if (tensor(!kTransposed, kPair + 1).data) add_sums(kOfScores ? x : s, col_tile(kPair + 1), channels);
+    }
+
+    __device__ __forceinline__ void loop() {
+        const Tiles& tiles = common().tiles;
+        if constexpr (kTransposed) {
+#pragma unroll 1
+            for (int i = 0; i < params.group_size; ++i) {
+                const int head = common().work.head * params.group_size + i;
+                int cursor = 0;
+#pragma unroll 1
+                for (int tile = tiles.next(params.block_cols, head, tiles.begin - 1, cursor); tile >= 0;
+                     tile = tiles.next(params.block_cols, head, tile, cursor))
+                    add_tile(head, tile);
+            }
+        } else {
+            int cursor = tiles.list_count;
+#pragma unroll 1
+            for (int tile = tiles.previous(tiles.end, cursor); tile >= 0; tile = tiles.previous(tile, cursor))
+                add_tile(common().work.head, tile);
+        }
+    }
+
+    // False: the thread block has no work. Otherwise ends with a barrier; the rows are being loaded.
+    __device__ __forceinline__ bool prepare() {
+        const ScheduleParams& schedule = kTransposed ? params.key_schedule : params.query_schedule;
+        const LengthsParams& lengths = kTransposed ? params.k_lengths : params.q_lengths;
+        const TileCoordinates work = tile_coordinates<kBlockM>(schedule, lengths, params.batch);
+        if (work.batch < 0) return false;
+        const SequenceRows q_rows = SequenceRows::of(params.q_lengths, work.batch);
+        const SequenceRows k_rows = SequenceRows::of(params.k_lengths, work.batch);
+        if (work.tile * kBlockM >= (kTransposed ? k_rows.owned : q_rows.owned)) return false;
+        if (thread == 0) {
+            Common& c = common();
+            c.work = work;
+            c.q_rows = q_rows;
+            c.k_rows = k_rows;
+            if constexpr (kTransposed) {
+                c.tiles.init(params, work, q_rows.length, k_rows.length);
+            } else {
+                c.tiles.init(params.mask, params.block_rows, work, q_rows, k_rows);
+            }
+        }
+        __syncthreads();
+        load_side<RowTile>(0, kTransposed, work.head, first_row());
+        if constexpr (!kTransposed) load_statistics(work.head, first_row(), kBlockM);
+        cp_async_commit();
+        return true;
+    }
+
+    __device__ __forceinline__ void store() {
+        const RowsParams& to = kOutput == TangentOutput::tdq   ? params.tdq
+                               : kOutput == TangentOutput::tdk ? params.tdk
+                                                               : params.tdv;
+        const SequenceRows& rows = sequence(kTransposed);
+        const float factor = undo_exponent_shift<T>() * (kOfScores ? params.softmax_scale : params.rare.dropout.keep_factor);
+        const int channels = kOfScores ? params.head_dim : params.head_dim_v, col = lane % 4 * 2;
+        T* matrix =
+            static_cast<T*>(to.data) + common().work.batch * to.batch + common().work.head * to.head + rows.start * to.row;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int in_tile = warp * 16 + r * 8 + lane / 4, row = first_row() + in_tile;
+            const float by = row < rows.length ? factor : 0.0f;
+            const auto value = [&](int n, int e) { return by == 0.0f ? 0.0f : sums[0][n][2 * r + e] * by; };
+            if constexpr (kFloat) {
+                if (row < rows.owned)
+                    store_floats<kChannelBlocks>(matrix + row * to.row + col, channels - col, params.vector_out, value);
+            } else {
+#pragma unroll
+                for (int n = 0; n < kChannelBlocks; ++n)
+                    store_shared(smem() + RowTile::offset(in_tile, n) + lane % 4 * 4, pack_pair(value(n, 0), value(n, 1), T()));
+            }
+        }
+        if constexpr (!kFloat) {
+            __syncthreads();
+            RowTile::template store<kThreads>(shared, matrix, to.row, first_row(), rows.owned, channels, params.vector_out,
+                                              thread);
+        }
+    }
+
+    __device__ __forceinline__ void run() {
+        if (!prepare()) return;
+        clear(sums);
+        loop();
+        cp_async_wait<0>();
+        __syncthreads();
+        store();
+    }
+};
+
+template <class Kernel, TangentOutput kOutput>
+using BackwardTangentBody = BackwardTangent<ElementOf<Kernel::config.dtype>, Kernel::config.head_dim, Kernel::config.tile_q,
+                                            Kernel::config.tile_k, kOutput>;
+
+template <class Kernel>
+__global__ void __launch_bounds__(TangentStatisticsUnit<ElementOf<Kernel::config.dtype>>::kThreads)
+    tangent_statistics_kernel(const __grid_constant__ BackwardTangentParams params) {
+    TangentStatisticsUnit<ElementOf<Kernel::config.dtype>> unit{params, {}, {}};
+    unit.run();
+}
+
+template <class Kernel, TangentOutput kOutput>
+__global__ void __launch_bounds__(BackwardTangentBody<Kernel, kOutput>::kThreads, 2)
+    backward_tangent_kernel(const __grid_constant__ BackwardTangentParams params) {
+    extern __shared__ __align__(128) char shared[];
+    BackwardTangentBody<Kernel, kOutput> body(params, shared);
+    body.run();
+}
+
+template <class Kernel>
+__global__ void __launch_bounds__(TangentDsink<ElementOf<Kernel::config.dtype>>::kThreads)
+    tangent_dsink_kernel(const __grid_constant__ BackwardTangentParams params) {
+    TangentDsink<ElementOf<Kernel::config.dtype>>::run(params);
+}
+
+inline int enqueue_tangent(void (*kernel)(BackwardTangentParams), const LaunchShape& shape, const BackwardTangentParams& params,
+                           cudaStream_t stream) {
+    if (shape.blocks == 0) return cudaSuccess;
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
+    if (error != cudaSuccess) return error;
+    kernel<<<static_cast<unsigned>(shape.blocks), shape.threads, shape.shared_bytes, stream>>>(params);
+    return cudaGetLastError();
+}
+
+}  // namespace libflash::cuda::sm80
+
+namespace libflash::cuda {
+
+template <class Kernel>
+KernelResources resources_of_backward_tangent(int step, int) {
+    using Body = sm80::BackwardTangentBody<Kernel, sm80::TangentOutput::tdq>;  // the others have the same
+    static_assert(Body::kSharedBytes == backward_tangent_shared_bytes(Kernel::config), "the host and the kernel must agree");
+    using T = ElementOf<Kernel::config.dtype>;
+    switch (static_cast<BackwardTangentStep>(step)) {
+        case BackwardTangentStep::statistics: return {TangentStatisticsUnit<T>::kThreads, 0};
+        case BackwardTangentStep::dsink: return {TangentDsink<T>::kThreads, 0};
+        default: return {Body::kThreads, Body::kSharedBytes};
+    }
+}
+
+// Enqueues the work on `stream` and returns the CUDA error.
+template <class Kernel>
+int launch_backward_tangent(const BackwardTangentPlan& plan, const BackwardTangentParams& params, void* stream) {
+    using sm80::backward_tangent_kernel, sm80::enqueue_tangent, sm80::TangentOutput;
+    const auto on = static_cast<cudaStream_t>(stream);
+    int error = enqueue_tangent(sm80::tangent_statistics_kernel<Kernel>, plan.statistics, params, on);
+    if (error == cudaSuccess) error = enqueue_tangent(backward_tangent_kernel<Kernel, TangentOutput::tdq>, plan.tdq, params, on);
+    if (error == cudaSuccess) error = enqueue_tangent(backward_tangent_kernel<Kernel, TangentOutput::tdk>, plan.tdk, params, on);
+    if (error == cudaSuccess) error = enqueue_tangent(backward_tangent_kernel<Kernel, TangentOutput::tdv>, plan.tdv, params, on);
+    if (error == cudaSuccess) error = enqueue_tangent(sm80::tangent_dsink_kernel<Kernel>, plan.dsink, params, on);
+    return error;
+}
+
+}  // namespace libflash::cuda

@@ -1,0 +1,18 @@
+// Shared memory of backward_tangent for sm_80 and later, for the plan and the kernel. No CUDA header.
+#pragma once
+
+#include "cuda/attention/tangent_params.h"
+#include "cuda/config.h"
+
+namespace libflash::cuda {
+
+constexpr int kBackwardTangentCommonBytes = 256;
+
+// A thread block has a tile of tile_q rows of one side and loops over tiles of tile_k rows of the other: four tensors of each.
+constexpr int backward_tangent_shared_bytes(const KernelConfig& config) {
+    const int statistics = config.tile_q * static_cast<int>(sizeof(TangentStatistics));  // tile_k is not larger
+    return 4 * (config.tile_q + config.tile_k) * config.head_dim * element_bytes(config.dtype) + statistics +
+           kBackwardTangentCommonBytes;
+}
+
+}  // namespace libflash::cuda

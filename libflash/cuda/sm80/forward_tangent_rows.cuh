@@ -1,0 +1,162 @@
+// The last step of forward_tangent: what a thread does with the sums of its query rows.
+//
+//   mu = sum p ts + p0 tsink = tlse      tout = sum R p (ts - pivot) v + sum R p tv - (mu - pivot) out
+//   tdelta = tdout . out + dout . tout - tdlse
+#pragma once
+
+#include "cuda/attention/params.h"
+#include "cuda/attention/schedule.cuh"
+#include "cuda/attention/scores.cuh"
+#include "cuda/ptx/math.cuh"
+#include "cuda/tile/quad.cuh"
+#include "cuda/tile/store_floats.cuh"
+
+#include <type_traits>
+
+namespace libflash::cuda::sm80 {
+
+// The elements of one row of a tensor that a lane has in an accumulator: columns 8 * n + 2 * (lane % 4) and the next one.
+template <class T>
+struct RowPairs {
+    const T* row;  // from the lane's first column on; nullptr: zeros
+    int cols;      // from there on
+    bool vectors;  // pairs are aligned, and whole
+
+    __device__ static __forceinline__ RowPairs of(const RowsParams& rows, const TileCoordinates& work, int row, int channels,
+                                                  bool vectors, int lane) {
+        const T* data = static_cast<const T*>(rows.data);
+        const int col = lane % 4 * 2;
+        if (data) data += work.batch * rows.batch + work.head * rows.head + row * rows.row + col;
+        return {data, channels - col, vectors};
+    }
+
+    __device__ __forceinline__ float2 at(int n) const {
+        if (!row || n * 8 >= cols) return make_float2(0.0f, 0.0f);
+        const T* place = row + n * 8;
+        if constexpr (std::is_same<T, float>::value) {
+            if (vectors) return *reinterpret_cast<const float2*>(place);
+        } else if (vectors) {
+            const uint32_t pair = *reinterpret_cast<const uint32_t*>(place);
+            return make_float2(low_of(pair, T()), high_of(pair, T()));
+        }
+        return make_float2(to_float(place[0]), n * 8 + 1 < cols ? to_float(place[1]) : 0.0f);
+    }
+};
+
+// Body: ForwardTangent.
+template <class Body>
+struct ForwardTangentRows {
+    using T = typename Body::Element;
+    using QTile = typename Body::QTile;
+    static constexpr int kSlabs = Body::kSlabs, kChannelBlocks = Body::kChannelBlocks;
+
+    Body& body;
+
+    __device__ __forceinline__ float* place(const RowStatisticsParams& numbers, int row) const {
+        const TileCoordinates work = body.common().work;
+        return numbers.data + work.batch * numbers.batch + work.head * numbers.head +
+               (body.common().q_rows.start + row) * numbers.row;
+    }
+
+    // sum p (ts - pivot) of all lanes of the row, with the share of the sink.
+    __device__ __forceinline__ float mean_below_pivot(int a, int r, float lse_log2) const {
+        const TileCoordinates work = body.common().work;
+        const float sum = quad_sum(body.sum[a][r]);
+        if (!body.params.sink.data) return sum;
+        const float sink = head_number<T>(body.params.sink, work.batch, work.head) * kLog2e;
+        if (sink == -INFINITY) return sum;
+        const float p = exp2_approx(min_or_nan(sink - lse_log2, 0.0f));
+        const float tsink = body.params.tsink.data ? head_number<T>(body.params.tsink, work.batch, work.head) : 0.0f;
+        return p > 0.0f ? fmaf(p, tsink - body.pivot[a][r], sum) : sum;
+    }
+
+    // Sums become tout in place. Returns this lane's part of tdout . out + dout . tout.
+    __device__ __forceinline__ float finish_channels(int a, int r, int row, bool counts, float factor, float below) {
+        const ForwardTangentParams& params = body.params;
+        const int at = body.common().q_rows.start + row, channels = counts ? params.head_dim_v : 0;
+        const auto pairs = [&](const RowsParams& rows) {
+            return RowPairs<T>::of(rows, body.common().work, at, channels, params.vector_rows, body.lane);
+        };
+        const RowPairs<T> out = pairs(params.out), dout = pairs(params.dout), tdout = pairs(params.tdout);
+        float dot = 0.0f;
+#pragma unroll
+        for (int n = 0; n < kChannelBlocks; ++n) {
+            if (n % 4 == 0 && n > 0) __syncwarp();  // keeps the compiler from loading more at once than it has registers
+            const float2 o = out.at(n);
+            float &x = body.tout[a][n][2 * r], &y = body.tout[a][n][2 * r + 1];
+            x = counts ? fmaf(-below, o.x, x * factor) : 0.0f;
+            y = counts ? fmaf(-below, o.y, y * factor) : 0.0f;
+            if (!params.tdelta.data) continue;
+            const float2 d = dout.at(n), td = tdout.at(n);
+            dot = fmaf(d.x, x, fmaf(d.y, y, fmaf(td.x, o.x, fmaf(td.y, o.y, dot))));
+        }
+        return dot;
+    }
+
+    __device__ __forceinline__ void finish() {
+        const ForwardTangentParams& params = body.params;
+        const SequenceRows q_rows = body.common().q_rows;
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int row = body.row_of(a, 2 * r);
+                const float lse_log2 = body.lse_of(a, r), below = mean_below_pivot(a, r, lse_log2);
+                const bool counts = lse_log2 != INFINITY, writes = body.lane % 4 == 0 && row < q_rows.owned;
+                const float dot = quad_sum(finish_channels(a, r, row, counts, body.factor_of(a, r), below));
+                if (writes && params.tlse.data) *place(params.tlse, row) = counts ? body.pivot[a][r] + below : 0.0f;
+                if (writes && params.tdelta.data)
+                    *place(params.tdelta, row) = !counts ? 0.0f : params.tdlse.data ? dot - *place(params.tdlse, row) : dot;
+            }
+    }
+
+    __device__ __forceinline__ void store() {
+        if (!body.params.tout.data) return;
+        if constexpr (std::is_same<T, float>::value) {
+            store_floats_of_rows();
+        } else {
+            store_staged();
+        }
+    }
+
+    __device__ __forceinline__ T* first_row_of(const RowsParams& rows) const {
+        const TileCoordinates work = body.common().work;
+        return static_cast<T*>(rows.data) + work.batch * rows.batch + work.head * rows.head +
+               body.common().q_rows.start * rows.row;
+    }
+
+    __device__ __forceinline__ void store_floats_of_rows() {
+        const RowsParams& rows = body.params.tout;
+        const int col = body.lane % 4 * 2;
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const int row = body.row_of(a, 2 * r);
+                if (row >= body.common().q_rows.owned) continue;
+                store_floats<kChannelBlocks>(first_row_of(rows) + row * rows.row + col, body.params.head_dim_v - col,
+                                             body.params.vector_out, [&](int n, int e) { return body.tout[a][n][2 * r + e]; });
+            }
+    }
+
+    // Stages tout in the Q tile, so that the global stores are contiguous.
+    __device__ __forceinline__ void store_staged() {
+#pragma unroll
+        for (int a = 0; a < kSlabs; ++a)
+#pragma unroll
+            for (int n = 0; n < kChannelBlocks; ++n)
+#pragma unroll
+                for (int r = 0; r < 2; ++r) {
+                    const int row = (body.warp * kSlabs + a) * 16 + r * 8 + body.lane / 4;
+                    store_shared(body.smem() + QTile::offset(row, n) + body.lane % 4 * 4,
+                                 pack_pair(body.tout[a][n][2 * r], body.tout[a][n][2 * r + 1], T()));
+                }
+        __syncthreads();
+        const RowsParams& rows = body.params.tout;
+        QTile::template store<Body::kThreads>(body.shared, first_row_of(rows), rows.row, body.common().tiles.first_row,
+                                              body.common().q_rows.owned, body.params.head_dim_v, body.params.vector_out,
+                                              body.thread);
+    }
+};
+
+}  // namespace libflash::cuda::sm80

@@ -1,0 +1,26 @@
+// Tiles and shared memory of forward_tangent for sm_80 and later, for the plan and the kernel. No CUDA header.
+#pragma once
+
+#include "cuda/config.h"
+
+namespace libflash::cuda {
+
+// Query rows of a thread block. With rare options each warp has 16 rows: their passes need registers.
+constexpr int forward_tangent_tile_q(const KernelConfig& config, bool general) {
+    return general && config.tile_q == 128 ? 64 : config.tile_q;
+}
+
+constexpr int forward_tangent_warps(const KernelConfig& config) {
+    return config.dtype == KernelType::f32_ ? config.tile_q / 16 : 4;
+}
+
+// Behind the tiles: the LSE of the rows, and what all threads know.
+constexpr int kForwardTangentCommonBytes = 192;
+
+// Q, K, V and their tangents.
+constexpr int forward_tangent_shared_bytes(const KernelConfig& config, bool general) {
+    const int tile_q = forward_tangent_tile_q(config, general), row = config.head_dim * element_bytes(config.dtype);
+    return (2 * tile_q + 4 * config.tile_k) * row + tile_q * 4 + kForwardTangentCommonBytes;
+}
+
+}  // namespace libflash::cuda

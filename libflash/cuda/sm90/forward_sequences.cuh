@@ -1,0 +1,35 @@
+// The query rows and the keys of a sequence: of a forward call, or of a decode call over a cache.
+#pragma once
+
+#include "cuda/attention/decode_keys.cuh"
+#include "cuda/attention/prefill_params.h"
+#include "cuda/attention/schedule.cuh"
+
+namespace libflash::cuda::sm90 {
+
+struct ForwardKeys {
+    int32_t start;     // first row of the sequence in K and V
+    int32_t length;    // also those that do not fit into the cache: the last one is on the diagonal of the last row
+    int32_t existing;  // keys from here on are absent
+};
+
+__device__ __forceinline__ SequenceRows query_rows_of(const ForwardParams& params, int batch) {
+    return SequenceRows::of(params.q_lengths, batch);
+}
+__device__ __forceinline__ ForwardKeys keys_of(const ForwardParams& params, int batch) {
+    const SequenceRows rows = SequenceRows::of(params.k_lengths, batch);
+    return {rows.start, rows.length, rows.length};
+}
+
+// Sequences of the decode kernels have no rows here.
+__device__ __forceinline__ SequenceRows query_rows_of(const PrefillParams& params, int batch) {
+    SequenceRows rows = SequenceRows::of(params.q_lengths, batch);
+    if (rows.owned < params.fewest_rows) rows.owned = rows.length = 0;
+    return rows;
+}
+__device__ __forceinline__ ForwardKeys keys_of(const PrefillParams& params, int batch) {
+    const KeyCount count = KeyCount::of(params.cache, batch, SequenceRows::of(params.news, batch).owned);
+    return {0, count.length, count.existing};
+}
+
+}  // namespace libflash::cuda::sm90

@@ -1,0 +1,33 @@
+// Which chunks of a decode call the prefill kernels take, and their sums. Host only, no CUDA header.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/config.h"
+#include "problem/decode.h"
+
+namespace libflash::cuda::sm90 {
+
+// Query rows of a sequence from which on the prefill kernel takes it. A work tile takes the same time however many of its rows
+// exist, and a full one has about twice the rate of the decode kernels: from half a tile on it is not slower.
+inline int64_t fewest_prefill_rows(const KernelConfig& config) { return config.tile_q / 2; }
+
+// Whether the call may have enough work tiles: for half of the multiprocessors, if long chunks have all rows but one for each
+// sequence. With fewer the decode kernels, which split keys, use more of the GPU. Only the number of all rows is known.
+inline bool pays_for_prefill(const KernelConfig& config, const DecodeProblem& problem, int multiprocessors) {
+    const bool packed = problem.q_rows.packed();
+    if (!packed && problem.seqlen_q < fewest_prefill_rows(config)) return false;
+    const int64_t rows = problem.query_rows() - (packed ? problem.batch : 0);
+    return 2 * rows * problem.heads_q >= int64_t{config.tile_q} * multiprocessors;
+}
+
+// An upper bound of the keys that a tile of tile_q query rows sees.
+inline int64_t longest_prefill_sum(const DecodeProblem& problem, int64_t tile_q) {
+    const int64_t keys = problem.cache.capacity;
+    const MaskRule& rule = problem.mask_rule;
+    if (rule.left >= keys || rule.right >= keys) return keys;
+    return std::min(keys, rule.left + rule.right + tile_q);
+}
+
+}  // namespace libflash::cuda::sm90

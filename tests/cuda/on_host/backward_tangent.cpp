@@ -1,0 +1,245 @@
+// Runs backward_tangent of one kernel on the host and compares it with double precision. Arguments: 1 the size of the inputs, 2
+// the size of their tangents, 3 whether the rare options, a block mask and packed rows are used, 4 which tangents are given (bit
+// 0: q, 1: k, 2: v, 3: dout). Prints the errors; exit code 0 means none is too large.
+#include "emulation.h"
+
+#include "cuda/host/tile_schedule.h"
+#include "cuda/sm80/backward_tangent.cuh"
+
+using namespace libflash;
+using namespace libflash::cuda;
+
+struct TangentRow {
+    static constexpr KernelConfig config{
+        "backward_tangent", Operation::backward_tangent, "sm80", KernelType::DTYPE, HEAD_DIM, HEAD_DIM, TANGENT_TILE, 1, ""};
+};
+using T = ElementOf<TangentRow::config.dtype>;
+// Two query heads share a key head; causal with a window; the last rows are not in use.
+constexpr int kDim = HEAD_DIM - 8, kDimV = HEAD_DIM, kRows = 150, kUsed = 141, kKeys = 130, kHeads = 2, kLeft = 70;
+constexpr int kBefore = 5;  // packed: rows that belong to no sequence
+constexpr bool kFloat = TangentRow::config.dtype == KernelType::f32_;
+constexpr double kRounding = kFloat ? 0x1p-17 : (TangentRow::config.dtype == KernelType::f16_ ? 0x1p-10 : 0x1p-7);
+
+std::mt19937 generator(7);
+template <class Number>
+std::vector<Number> random(size_t count, float scale) {
+    std::normal_distribution<float> normal;
+    std::vector<Number> x(count);
+    for (Number& y : x) y = Number(scale * normal(generator));
+    return x;
+}
+template <class Number>
+double wide(Number x) {
+    return to_float(x);
+}
+
+struct Problem {
+    bool rare;
+    int given;
+    double scale = 1 / std::sqrt(double{kDim}), cap = 9;
+    std::vector<uint8_t> mask, blocks{1, 1, 1, 0};  // blocks: the last rows do not see the last keys
+    std::vector<float> slopes{0.02f, 0.1f};
+    DropoutParams dropout{};
+    std::vector<T> q, k, v, dout, tq, tk, tv, tdout, out, tout, tdq, tdk, tdv;
+    std::vector<float> bias, tbias, sink, tsink, lse, tlse, dlse, tdlse, tdelta;
+    std::vector<float> tdsink = std::vector<float>(kHeads, NAN);
+    std::vector<double> dq64, dk64, dv64, dsink64 = std::vector<double>(kHeads);
+
+    Problem(float size, float tsize, bool rare_options, int which) : rare(rare_options), given(which) {
+        const size_t queries = kRows * kHeads;
+        q = random<T>(queries * kDim, size), k = random<T>(kKeys * kDim, size), v = random<T>(kKeys * kDimV, size);
+        dout = random<T>(queries * kDimV, size);
+        tq = random<T>(q.size(), which & 1 ? tsize : 0), tk = random<T>(k.size(), which & 2 ? tsize : 0);
+        tv = random<T>(v.size(), which & 4 ? tsize : 0), tdout = random<T>(dout.size(), which & 8 ? tsize : 0);
+        bias = random<float>(queries * kKeys, 1), tbias = random<float>(bias.size(), tsize);
+        sink = random<float>(kHeads, 1), tsink = random<float>(kHeads, tsize);
+        dlse = random<float>(queries, 1), tdlse = random<float>(queries, tsize);
+        for (int i = 0; i < kRows * kKeys; ++i) mask.push_back(generator() % 8 != 0);
+        dropout.keep_factor = rare ? 1 / 0.75f : 1, dropout.threshold = 1u << 30, dropout.active = rare;
+        dropout.seed_low = 3, dropout.seed_high = 4, dropout.offset_mix = 5;
+        out.assign(dout.size(), T(0.0f)), tout = out;
+        lse.assign(queries, -INFINITY), tlse.assign(queries, 0), tdelta.assign(queries, 0);
+        tdq.assign(q.size(), T(NAN)), tdk.assign(k.size(), T(NAN)), tdv.assign(v.size(), T(NAN));
+        dq64.assign(q.size(), 0), dk64.assign(k.size(), 0), dv64.assign(v.size(), 0);
+    }
+
+    static size_t at(int row, int head, int dim) { return (size_t(row) * kHeads + head) * dim; }
+    static double dot(const T* a, const T* b, int n) {
+        double sum = 0;
+        for (int c = 0; c < n; ++c) sum += wide(a[c]) * wide(b[c]);
+        return sum;
+    }
+    bool sees(int row, int key) const {
+        const int diagonal = row + kKeys - kUsed;
+        if (row >= kUsed || key > diagonal || key < diagonal - kLeft) return false;
+        return !rare || (mask[row * kKeys + key] && blocks[row / 128 * 2 + key / 128]);
+    }
+    // The factor of dropout.
+    double keep(int row, int key, int head) const {
+        if (!rare) return 1;
+        const uint4 w = dropout_words(dropout, head, row, key / 4 * 4);
+        const uint32_t words[] = {w.x, w.y, w.z, w.w};
+        return words[key % 4] >= dropout.threshold ? 1 / 0.75 : 0;
+    }
+
+    // A score, its tangent, its slope under the softcap and the tangent of that slope.
+    struct Score {
+        double s, ts, g, tg;
+    };
+    Score score(int row, int j, int head) const {
+        const T *x = &q[at(row, head, kDim)], *y = &k[size_t(j) * kDim];
+        Score made{scale * dot(x, y, kDim), 0, 1, 0};
+        made.ts = scale * (dot(&tq[at(row, head, kDim)], y, kDim) + dot(x, &tk[size_t(j) * kDim], kDim));
+        if (!rare) return made;
+        const double bent = std::tanh(made.s / cap);
+        made.g = 1 - bent * bent;
+        made.tg = -2 * bent * made.g * made.ts / cap;
+        made.ts = made.ts * made.g + tbias[(head * kRows + row) * kKeys + j];
+        made.s = cap * bent - slopes[head] * std::abs(row + kKeys - kUsed - j) + bias[(head * kRows + row) * kKeys + j];
+        return made;
+    }
+
+    void solve_row(int row, int head) {
+        std::vector<Score> of(kKeys);
+        double sum = rare ? std::exp(double{sink[head]}) : 0, mu = rare ? sum * tsink[head] : 0;
+        for (int j = 0; j < kKeys; ++j) {
+            if (!sees(row, j)) continue;
+            of[j] = score(row, j, head);
+            sum += std::exp(of[j].s), mu += std::exp(of[j].s) * of[j].ts;
+        }
+        if (row >= kUsed || sum == 0) return;
+        mu /= sum;
+        const size_t at_q = at(row, head, kDim), at_out = at(row, head, kDimV), number = head * kRows + row;
+        lse[number] = static_cast<float>(std::log(sum)), tlse[number] = static_cast<float>(mu);
+        std::vector<double> o(kDimV), to(kDimV);
+        const auto p_of = [&](int j) { return sees(row, j) ? std::exp(of[j].s) / sum : 0; };
+        for (int j = 0; j < kKeys; ++j)
+            for (int c = 0; c < kDimV && sees(row, j); ++c) {
+                const double p = p_of(j) * keep(row, j, head), x = wide(v[j * kDimV + c]);
+                o[c] += p * x, to[c] += p * ((of[j].ts - mu) * x + wide(tv[j * kDimV + c]));
+            }
+        double delta = -dlse[number], moved = -tdlse[number];
+        for (int c = 0; c < kDimV; ++c) {
+            out[at_out + c] = T(static_cast<float>(o[c])), tout[at_out + c] = T(static_cast<float>(to[c]));
+            // The kernel reads rounded results.
+            const double x = wide(out[at_out + c]), y = wide(tout[at_out + c]);
+            delta += wide(dout[at_out + c]) * x, moved += wide(tdout[at_out + c]) * x + wide(dout[at_out + c]) * y;
+        }
+        if (rare) dsink64[head] -= std::exp(sink[head]) / sum * ((tsink[head] - mu) * delta + moved);
+        for (int j = 0; j < kKeys; ++j) {
+            if (!sees(row, j)) continue;
+            const double p = p_of(j), r = keep(row, j, head), below = of[j].ts - mu;
+            const double dp = r * dot(&dout[at_out], &v[j * kDimV], kDimV);
+            const double tdp =
+                r * (dot(&tdout[at_out], &v[j * kDimV], kDimV) + dot(&dout[at_out], &tv[size_t(j) * kDimV], kDimV));
+            const double ds = p * (dp - delta), tds = p * below * (dp - delta) + p * (tdp - moved);
+            const double dz = scale * of[j].g * ds, tdz = scale * (of[j].tg * ds + of[j].g * tds);
+            for (int c = 0; c < kDim; ++c) {
+                dq64[at_q + c] += tdz * wide(k[j * kDim + c]) + dz * wide(tk[j * kDim + c]);
+                dk64[j * kDim + c] += tdz * wide(q[at_q + c]) + dz * wide(tq[at_q + c]);
+            }
+            for (int c = 0; c < kDimV; ++c)
+                dv64[j * kDimV + c] += r * p * (below * wide(dout[at_out + c]) + wide(tdout[at_out + c]));
+        }
+    }
+};
+
+Sequences side(int64_t rows, const int32_t* cu) {
+    Sequences sequences;
+    sequences.capacity = sequences.max_length = rows;
+    sequences.cu = cu;
+    return sequences;
+}
+
+// The rare options, with packed rows whose first ones belong to no sequence.
+void use_rare_options(BackwardTangentParams& params, Problem& p) {
+    for (RowsParams* x : {&params.q, &params.tq, &params.out, &params.tout, &params.dout, &params.tdout, &params.tdq})
+        x->data = x->data ? static_cast<T*>(x->data) - kBefore * x->row : nullptr;
+    for (RowStatisticsParams* x : {&params.lse, &params.tlse, &params.dlse, &params.tdlse}) x->data -= kBefore;
+    params.vector_loads = params.vector_out = false;
+    params.block_rows.mask = params.block_cols.mask = p.blocks.data();
+    params.block_rows.mask_stride[2] = params.block_cols.mask_stride[2] = 2;
+    params.block_rows.mask_stride[3] = params.block_cols.mask_stride[3] = 1;
+    params.rare.alibi_slopes = {p.slopes.data(), 0, 1, true};
+    params.rare.mask = {p.mask.data(), {0, 0, kKeys, 1}, false};
+    params.rare.dropout = p.dropout;
+    params.sink = {p.sink.data(), 0, 1, true}, params.tsink = {p.tsink.data(), 0, 1, true};
+    params.tdsink = {p.tdsink.data(), 1, true};
+    params.rare.softcap = static_cast<float>(p.cap);
+    params.rare.bias = {p.bias.data(), {0, int64_t{kRows} * kKeys, kKeys, 1}, true};
+    params.tbias = {p.tbias.data(), {0, int64_t{kRows} * kKeys, kKeys, 1}, true};
+}
+
+void run(Problem& p) {
+    BackwardTangentParams params{};
+    const auto rows = [](std::vector<T>& x, int heads, int dim) { return RowsParams{x.data(), 0, int64_t{heads} * dim, dim}; };
+    const auto numbers = [](std::vector<float>& x) { return RowStatisticsParams{x.data(), int64_t{kHeads} * kRows, 1, kRows}; };
+    const int32_t used = kUsed, rows_of_sequence[] = {kBefore, kBefore + kRows}, keys_of_sequence[] = {0, kKeys};
+    params.q = rows(p.q, kHeads, kDim), params.k = rows(p.k, 1, kDim), params.v = rows(p.v, 1, kDimV);
+    params.out = rows(p.out, kHeads, kDimV), params.dout = rows(p.dout, kHeads, kDimV), params.tout = rows(p.tout, kHeads, kDimV);
+    if (p.given & 1) params.tq = rows(p.tq, kHeads, kDim);
+    if (p.given & 2) params.tk = rows(p.tk, 1, kDim);
+    if (p.given & 4) params.tv = rows(p.tv, 1, kDimV);
+    if (p.given & 8) params.tdout = rows(p.tdout, kHeads, kDimV);
+    params.tdq = rows(p.tdq, kHeads, kDim), params.tdk = rows(p.tdk, 1, kDim), params.tdv = rows(p.tdv, 1, kDimV);
+    params.lse = numbers(p.lse), params.tlse = numbers(p.tlse), params.dlse = numbers(p.dlse), params.tdlse = numbers(p.tdlse);
+    params.q_lengths = {nullptr, &used, kRows}, params.k_lengths = {nullptr, nullptr, kKeys};
+    if (p.rare) {
+        params.q_lengths = {rows_of_sequence, &used, kBefore + kRows};
+        params.k_lengths = {keys_of_sequence, nullptr, kKeys};
+    }
+    params.batch = params.heads_k = 1, params.heads_q = params.group_size = kHeads;
+    params.head_dim = kDim, params.head_dim_v = kDimV;
+    params.softmax_scale = static_cast<float>(p.scale), params.scale_log2 = static_cast<float>(p.scale * 1.4426950408889634);
+    params.mask = {kLeft, 0, false};
+    params.rare.dropout.keep_factor = 1;
+    params.vector_loads = params.vector_out = true;
+    params.part.end_row = INT32_MAX;
+    params.units = (kBefore + kRows) / kUnitRows + 1;
+    std::vector<TangentStatistics> statistics(kHeads * params.units * kUnitRows, TangentStatistics{NAN, NAN, NAN, NAN});
+    params.statistics = statistics.data();
+    if (p.rare) use_rare_options(params, p);
+    const Sequences queries = side(kRows, params.q_lengths.cu), keys = side(kKeys, params.k_lengths.cu);
+    params.unit_schedule = schedule_params(queries, 1, kHeads, kUnitRows, 1e3, false);
+    params.query_schedule = schedule_params(queries, 1, kHeads, TangentRow::config.tile_q, 1e3, true);
+    params.key_schedule = schedule_params(keys, 1, 1, TangentRow::config.tile_q, 1e3, false);
+    BackwardTangentPlan plan;
+    const auto launch = [](BackwardTangentStep step, const ScheduleParams& schedule) {
+        return launch_shape(blocks_of(schedule), resources_of_backward_tangent<TangentRow>(static_cast<int>(step), 1));
+    };
+    plan.statistics = launch(BackwardTangentStep::statistics, params.unit_schedule);
+    plan.tdq = launch(BackwardTangentStep::gradients, params.query_schedule);
+    plan.tdk = plan.tdv = launch(BackwardTangentStep::gradients, params.key_schedule);
+    if (p.rare)
+        plan.dsink =
+            launch_shape(kHeads, resources_of_backward_tangent<TangentRow>(static_cast<int>(BackwardTangentStep::dsink), 1));
+    launch_backward_tangent<TangentRow>(plan, params, nullptr);
+}
+
+// Checks the root mean square of the error against that of the values, and that what depends on nothing is zero.
+template <class Number>
+bool near(const char* name, const std::vector<Number>& got, const std::vector<double>& exact, double limit) {
+    double error = 0, size = 0;
+    int wrong = 0;
+    for (size_t i = 0; i < got.size(); ++i) {
+        error += (wide(got[i]) - exact[i]) * (wide(got[i]) - exact[i]);
+        size += exact[i] * exact[i];
+        wrong += exact[i] == 0 && wide(got[i]) != 0;
+    }
+    const double relative = error == 0 ? 0 : std::sqrt(error / size);
+    bool good = relative <= limit && wrong == 0;
+    std::printf("%s %s: relative error %.2e, limit %.1e, %d are not 0\n", good ? "ok" : "WRONG", name, relative, limit, wrong);
+    return good;
+}
+
+int main(int, char** argv) {
+    const double size = std::atof(argv[1]);
+    Problem p(static_cast<float>(size), static_cast<float>(std::atof(argv[2])), std::atoi(argv[3]) != 0, std::atoi(argv[4]));
+    for (int head = 0; head < kHeads; ++head)
+        for (int row = 0; row < kRows; ++row) p.solve_row(row, head);
+    run(p);
+    const double limit = kRounding * size * size;
+    bool good = near("tdq", p.tdq, p.dq64, limit) & near("tdk", p.tdk, p.dk64, limit) & near("tdv", p.tdv, p.dv64, limit);
+    if (p.rare) good &= near("tdsink", p.tdsink, p.dsink64, limit);
+    return good ? 0 : 1;
+}

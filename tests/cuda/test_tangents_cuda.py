@@ -1,0 +1,216 @@
+"""Tangents on the GPU: the cases of the CPU kernels against the same float64 reference; from PyTorch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import abi
+import numpy as np
+import pytest
+import tangent_bounds
+import tangent_cases
+from case import Case
+from gpu_kernels import TYPES, chosen, device_of, kernels, parameters, with_cpu
+from tangent_cases import TangentCase, tangents_of
+from tangent_problem import backward_by, forward_by
+
+import libflash
+
+torch = pytest.importorskip("torch")
+import gpu_tangent  # noqa: E402  (needs torch)
+from gpu_case import problem, same_bits, to_device, to_numpy  # noqa: E402
+
+EVERY_KERNEL = parameters(with_cpu("forward_tangent"))
+CUDA_KERNELS = parameters(kernels("forward_tangent"))
+# A NaN reaches other rows of its tile, because the matrix instruction multiplies it by 0: test_nan_stays_in_its_tile.
+CASES = [tangent for tangent in tangent_cases.quick() if tangent.case.poison in (None, "unused")]
+ON_HOST = functools.partial(gpu_tangent.forward_tangent, device="cpu")
+BACKWARD_ON_HOST = functools.partial(gpu_tangent.backward_tangent, device="cpu")
+
+
+def runs(operation: str) -> list:
+    """Every case with some kernels that serve it."""
+    marks = {parameter.values[0]["name"]: parameter.marks for parameter in parameters(kernels(operation))}
+    return [
+        pytest.param(tangent, kernel["name"], id=f"{tangent}-{kernel['name']}", marks=marks[kernel["name"]])
+        for tangent in CASES
+        for kernel in chosen(kernels(operation), tangent.case, tangent.number)
+    ]
+
+
+def check(tangent: TangentCase, kernel: str | None, device: str = "cuda") -> None:
+    """With out and LSE computed by the call, then from these."""
+    run = gpu_tangent.forward_tangent if device == "cuda" else ON_HOST
+    x, t = tangent.problem()
+    expected, delta = tangent.expected(), tangent.number % 2 == 0
+    fused = forward_by(run, x, t, kernel, delta=delta)
+    tangent.case.check(o=fused["o"], lse=fused["lse"])
+    tangent_bounds.check(fused, expected, str(tangent))
+    from_lse = forward_by(run, x, t, kernel, primal={name: fused[name] for name in ("o", "lse")}, delta=delta)
+    for name in ("to", "tlse", *(("tdelta",) if delta else ())):
+        if device == "cuda":
+            assert np.array_equal(from_lse[name].view(np.uint8), fused[name].view(np.uint8)), name
+        elif name != "tdelta":
+            tangent_bounds.check({name: from_lse[name]}, expected, f"{tangent}, from lse")
+
+
+@pytest.mark.parametrize(("tangent", "kernel"), runs("forward_tangent"))
+def test_case(tangent: TangentCase, kernel: str) -> None:
+    check(tangent, kernel)
+
+
+def check_backward(tangent: TangentCase, kernel: str | None, device: str = "cuda") -> None:
+    """From delta or tout, with the gradients in every third case."""
+    on_gpu = device == "cuda"
+    x, t = tangent.problem()
+    forward = forward_by(gpu_tangent.forward_tangent if on_gpu else ON_HOST, x, t, None, delta=tangent.number % 2 == 0)
+    run, gradients = gpu_tangent.backward_tangent if on_gpu else BACKWARD_ON_HOST, tangent.number % 3 == 0
+    made = backward_by(run, x, t, kernel, forward, gradients=gradients, of_options=("dsink",))
+    tangent_bounds.check({name: a for name, a in made.items() if name.startswith("t")}, tangent.expected(), str(tangent))
+    if gradients:
+        tangent.case.check(**{name: a for name, a in made.items() if not name.startswith("t")})
+
+
+@pytest.mark.parametrize(("tangent", "kernel"), runs("backward_tangent"))
+def test_case_of_backward(tangent: TangentCase, kernel: str) -> None:
+    check_backward(tangent, kernel)
+
+
+def test_the_helpers_on_the_host() -> None:
+    for tangent in CASES[:4]:
+        check(tangent, None, "cpu")
+        check_backward(tangent, None, "cpu")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_bits_repeat_and_dbias_is_refused() -> None:
+    """The kernels of backward_tangent add in a fixed order."""
+    case = Case("repeat", "bf16", 2, 150, 170, 4, 2, 64, causal=True, bias="hqk", dlse=True)
+    x = case.inputs()
+    t = tangents_of(case, x)
+    forward = forward_by(gpu_tangent.forward_tangent, x, t, None)
+    one, other = (backward_by(gpu_tangent.backward_tangent, x, t, None, forward, of_options=()) for _ in range(2))
+    for name, a in one.items():
+        assert a.tobytes() == other[name].tobytes(), name
+    with pytest.raises(abi.FlashError, match=r"tangents\.dbias: no CUDA kernel knows it yet"):
+        backward_by(gpu_tangent.backward_tangent, x, t, None, forward)
+
+
+def given(case: Case, device: str) -> tuple:
+    """The problem and the direction as tensors."""
+    p = problem(case, device)
+    t = tangents_of(case, p.inputs)
+    return p, {name: to_device(getattr(t, name[1:]), device) for name in ("tq", "tk", "tv")}
+
+
+@pytest.mark.parametrize("kernel", EVERY_KERNEL)
+def test_delta_is_the_sum_of_its_products(kernel: dict) -> None:
+    """tdelta = tdout . out + dout . tout - tdlse, where float32 sums and a rounded tout allow."""
+    case = Case("delta", TYPES[kernel["dtype"]], 2, 150, 170, 4, 2, kernel["head_dim"], causal=True, dlse=True)
+    x = case.inputs()
+    t = tangents_of(case, x)
+    run = gpu_tangent.forward_tangent if device_of(kernel) == "cuda" else ON_HOST
+    made = forward_by(run, x, t, kernel["name"], delta=True)
+    o, to, dout, tdout = (np.asarray(y, np.float64) for y in (made["o"], made["to"], x.dout, t.dout))
+    exact = np.moveaxis((tdout * o + dout * to).sum(-1), -1, 1) - t.dlse
+    scale = np.moveaxis((abs(tdout * o) + abs(dout * to)).sum(-1), -1, 1) + abs(t.dlse)
+    unit = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-20}[kernel["dtype"]]
+    assert (abs(made["tdelta"] - exact) <= 2 * unit * scale + 1e-30).all()
+
+
+@pytest.mark.parametrize("poisoned", ["tq", "tk", "tv"])
+@pytest.mark.parametrize("kernel", EVERY_KERNEL)
+def test_nan_stays_in_its_tile(kernel: dict, poisoned: str) -> None:
+    """Causal, tiles of at most 128: rows of tiles that do not see the NaN, and the other head, have the same bits."""
+    case = Case("nan", TYPES[kernel["dtype"]], 1, 700, 700, 2, head_dim=kernel["head_dim"], causal=True)
+    p, t = given(case, device_of(kernel))
+    options = {"kernel": kernel["name"]} | p.options
+    _, _, clean, clean_lse = libflash.attention_tangent(p.q, p.k, p.v, **t, **options)
+    t[poisoned][0, 300, 0] = torch.nan
+    _, _, dirty, dirty_lse = libflash.attention_tangent(p.q, p.k, p.v, **t, **options)
+    assert dirty[0, 300, 0].isnan().all()
+    reached = torch.arange(700) >= 256
+    if poisoned == "tq":
+        reached &= torch.arange(700) < 384
+    assert same_bits(clean[0, ~reached, 0], dirty[0, ~reached, 0])
+    assert same_bits(clean[:, :, 1], dirty[:, :, 1])
+    assert same_bits(clean_lse[:, 1], dirty_lse[:, 1])
+
+
+@pytest.mark.parametrize("kernel", EVERY_KERNEL)
+def test_strides_and_repeats(kernel: dict) -> None:
+    """Heads first, and rows that vector loads cannot read; a second call has the same bits."""
+    case = Case("strides", TYPES[kernel["dtype"]], 2, 150, 170, 4, 2, kernel["head_dim"], causal=True)
+    p, t = given(case, device_of(kernel))
+    options = {"kernel": kernel["name"]} | p.options
+    made = libflash.attention_tangent(p.q, p.k, p.v, **t, **options)
+    for x, y in zip(made, libflash.attention_tangent(p.q, p.k, p.v, **t, **options), strict=True):
+        assert same_bits(x, y)
+
+    def heads_first(x: torch.Tensor) -> torch.Tensor:
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+    def odd_rows(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.pad(x, (0, 3), value=torch.nan)[..., : x.shape[-1]]
+
+    x = p.inputs
+    expected = tangent_bounds.expect(x.q, x.k, x.v, tangents_of(case, x), dout=x.dout, **x.options)
+    for layout in (heads_first, odd_rows):
+        q, k, v = map(layout, (p.q, p.k, p.v))
+        _, _, tout, tlse = libflash.attention_tangent(q, k, v, **{name: layout(y) for name, y in t.items()}, **options)
+        tangent_bounds.check({"to": to_numpy(tout, x.q.dtype), "tlse": tlse.cpu().numpy()}, expected, layout.__name__)
+
+
+@pytest.mark.parametrize("kernel", CUDA_KERNELS)
+def test_large_tangents(kernel: dict) -> None:
+    """Linear: 4096 times the direction has 4096 times the tangents, though fp16 cannot hold P ts."""
+    case = Case("large", TYPES[kernel["dtype"]], 1, 200, 300, 2, head_dim=kernel["head_dim"])
+    p, t = given(case, device_of(kernel))
+    options = {"kernel": kernel["name"]} | p.options
+    _, _, _, one = libflash.attention_tangent(p.q, p.k, p.v, tq=t["tq"], **options)
+    _, _, tout, many = libflash.attention_tangent(p.q, p.k, p.v, tq=t["tq"] * 4096, **options)
+    assert torch.isfinite(many).all()
+    assert torch.isfinite(tout).all()
+    assert (many - 4096 * one).abs().max() <= 2**-12 * many.abs().max()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_second_derivatives_of_pytorch() -> None:
+    """A Hessian-vector product, against attention by single operations."""
+    from libflash.torch import attention
+
+    made = torch.Generator(device="cuda").manual_seed(5)
+    q, k, v, *u = (torch.randn(2, 60, 2, 64, device="cuda", generator=made) for _ in range(6))
+
+    def eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        s = torch.einsum("bihc,bjhc->bhij", q, k) / 8
+        hidden = torch.ones(60, 60, dtype=torch.bool, device="cuda").triu(1)
+        return torch.einsum("bhij,bjhc->bihc", s.masked_fill(hidden, -torch.inf).softmax(-1), v)
+
+    def product(f: Callable) -> tuple[torch.Tensor, ...]:
+        x = [y.clone().requires_grad_() for y in (q, k, v)]
+        gradients = torch.autograd.grad(f(*x).square().sum(), x, create_graph=True)
+        return torch.autograd.grad(sum((g * y).sum() for g, y in zip(gradients, u, strict=True)), x)
+
+    for got, wanted in zip(product(lambda *x: attention(*x, causal=True)), product(eager), strict=True):
+        assert (got - wanted).abs().max() <= 1e-4 * wanted.abs().max()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")  # torch.func's own use
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_forward_mode_of_pytorch() -> None:
+    """torch.func.jvp against the explicit function, and against a difference quotient."""
+    from libflash.torch import attention
+
+    made = torch.Generator(device="cuda").manual_seed(3)
+    q, k, v, *t = (torch.randn(2, 100, 4, 64, device="cuda", generator=made) for _ in range(6))
+    out, tout = torch.func.jvp(lambda *x: attention(*x, causal=True), (q, k, v), tuple(t))
+    wanted = libflash.attention_tangent(q, k, v, *t, causal=True)
+    assert torch.allclose(out, wanted[0], atol=1e-5)
+    assert torch.allclose(tout, wanted[2], atol=1e-5)
+    step = 1e-2
+    ahead, behind = (
+        libflash.attention(*(x + sign * step * y for x, y in zip((q, k, v), t, strict=True)), causal=True) for sign in (1, -1)
+    )
+    assert torch.allclose(tout, (ahead - behind) / (2 * step), atol=2e-2)

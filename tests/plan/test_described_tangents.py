@@ -1,0 +1,161 @@
+"""Plans of tangents for described GPUs: the kernel and instance that run, the forward call before them, and what is refused."""
+
+from __future__ import annotations
+
+import ctypes as c
+from typing import Any
+
+import abi
+import pytest
+from described import ADDRESS, DEVICES, build, explain, lines_of, tensor
+
+TYPES = {"bf16": abi.BFLOAT16, "f16": abi.FLOAT16, "f32": abi.FLOAT32}
+
+
+@pytest.fixture(scope="module")
+def lib(tmp_path_factory: pytest.TempPathFactory) -> c.CDLL:
+    return build(tmp_path_factory.mktemp("described"))
+
+
+def rows(head_dim: int, dtype: str = "bf16", keys: int = 1000) -> tuple[abi.Tensor, ...]:
+    """Two sequences of 1000 queries, 16 heads."""
+    k = tensor(2, keys, 16, head_dim, dtype=TYPES[dtype])
+    return tensor(2, 1000, 16, head_dim, dtype=TYPES[dtype]), k, k
+
+
+def plan(
+    lib: c.CDLL, device: str, arrays: tuple[abi.Tensor, ...], given: tuple[str, ...] = ("q", "k", "v"), **options: Any
+) -> str:
+    lib.describe(*DEVICES[device])
+    flags = options.pop("tangent_flags", abi.FROM_LSE)
+    inputs = dict(zip(("q", "k", "v"), arrays, strict=True))
+    tangents = {name: inputs[name] for name in given} | {"flags": flags}
+    return explain(lib, "forward_tangent", arrays, tangents=tangents, **options)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "head_dim", "name", "tile", "general"),
+    [
+        ("H200", "bf16", 64, "bf16_d64", "128 queries x 32 keys", "64 queries x 32 keys"),
+        ("A100", "f16", 80, "f16_d96", "128 queries x 32 keys", "64 queries x 32 keys"),
+        ("L40S", "bf16", 128, "bf16_d128", "128 queries x 32 keys", "64 queries x 32 keys"),
+        ("H200", "f16", 192, "f16_d192", "64 queries x 32 keys", "64 queries x 32 keys"),
+        ("RTX 5090", "bf16", 256, "bf16_d256", "64 queries x 16 keys", "64 queries x 16 keys"),
+        ("L40S", "f32", 128, "f32_d128", "64 queries x 16 keys", "64 queries x 16 keys"),
+        ("H200", "f32", 256, "f32_d256", "32 queries x 16 keys", "32 queries x 16 keys"),
+        ("L40S", "f32", 256, "f32_d256_small", "16 queries x 16 keys", "16 queries x 16 keys"),
+    ],
+)
+def test_the_instance_that_runs(lib: c.CDLL, device: str, dtype: str, head_dim: int, name: str, tile: str, general: str) -> None:
+    for options, instance, wanted in (({}, "plain", tile), ({"softcap": 30.0}, "general", general)):
+        lines = lines_of(plan(lib, device, rows(head_dim, dtype), **options))
+        assert lines["kernel"] == [f"forward_tangent_sm80_{name}, backend sm80"]
+        assert (lines["instance"], lines["tile"]) == ([instance], [wanted])
+        assert lines["workspace"] == ["0 bytes"]
+
+
+def test_rows_that_are_not_aligned(lib: c.CDLL) -> None:
+    """Of any tangent: the general instance loads them."""
+    q, k, v = rows(64)
+    for name in ("q", "k", "v"):
+        lib.describe(*DEVICES["H200"])
+        odd = tensor(2, 1000, 16, 64, address=ADDRESS + 2)
+        text = explain(lib, "forward_tangent", (q, k, v), tangents={name: odd, "flags": abi.FROM_LSE})
+        assert lines_of(text)["instance"] == ["general"], name
+
+
+def test_forward_runs_before(lib: c.CDLL) -> None:
+    """Unless out and LSE are given. It chooses its own kernel, of the requested backend."""
+    assert "before" not in lines_of(plan(lib, "H200", rows(128)))
+    for options, name in (({}, "forward_sm90_bf16_d128 (plain)"), ({"backend": b"sm80"}, "forward_sm80_bf16_d128 (plain)")):
+        lines = lines_of(plan(lib, "H200", rows(128), tangent_flags=0, **options))
+        assert lines["kernel"] == ["forward_tangent_sm80_bf16_d128, backend sm80"]
+        assert lines["before"] == [f"forward, by {name}"]
+    named = {"kernel": b"forward_tangent_sm80_bf16_d256"}
+    assert lines_of(plan(lib, "H200", rows(128), tangent_flags=0, **named))["kernel"][0].startswith(
+        "forward_tangent_sm80_bf16_d256"
+    )
+
+
+def size_of(lib: c.CDLL, lse: abi.Tensor | None, flags: int, **options: Any) -> int:
+    lib.describe(*DEVICES["H200"])
+    q, k, v = rows(64)
+    out, tout = (tensor(2, 1000, 16, 64, address=n * ADDRESS) for n in (2, 3))
+    tangents = abi.options(abi.Tangents, q=q, out=tout, flags=flags)
+    size = c.c_size_t()
+    views = [c.pointer(x) if x else None for x in (q, k, v, out, lse)]
+    status = lib.flash_attention_forward_tangent_workspace_size(
+        *views, tangents, abi.options(abi.AttentionOptions, **options), c.byref(size)
+    )
+    assert status == abi.OK, lib.flash_last_error().decode()
+    return size.value
+
+
+def test_workspace(lib: c.CDLL) -> None:
+    """The one of forward, and an LSE that the caller does not want."""
+    lse = tensor(2, 16, 1000, dtype=abi.FLOAT32, address=4 * ADDRESS)
+    assert size_of(lib, lse, abi.FROM_LSE) == size_of(lib, lse, 0) == 0
+    assert size_of(lib, None, 0) == 2 * 16 * 1000 * 4
+    blocks = tensor(1, 1, 8, 8, dtype=abi.BOOL)
+    of_forward = size_of(lib, lse, 0, block_mask=blocks)
+    assert of_forward > 0
+    assert size_of(lib, None, 0, block_mask=blocks) == of_forward + 2 * 16 * 1000 * 4
+
+
+@pytest.mark.parametrize(("dtype", "most"), [("bf16", 131072), ("f16", 32768), ("f32", 32768)])
+def test_more_keys_than_an_accumulator_adds_up(lib: c.CDLL, dtype: str, most: int) -> None:
+    assert lines_of(plan(lib, "H200", rows(64, dtype, most)))["kernel"] == [f"forward_tangent_sm80_{dtype}_d64, backend sm80"]
+    text = plan(lib, "H200", rows(64, dtype, most + 1))
+    assert lines_of(text)["kernel"] == ["none: UNSUPPORTED"]
+    assert f"k: the kernel adds up at most {most} keys without loss of precision ({most + 1})" in text
+    window = {"flags": abi.WINDOW, "window_left": 1000, "window_right": 0}
+    assert lines_of(plan(lib, "H200", rows(64, dtype, most + 1), **window))["instance"] == ["plain"]
+
+
+def explain_backward(lib: c.CDLL, device: str, arrays: tuple[abi.Tensor, ...], **fields: Any) -> str:
+    lib.describe(*DEVICES[device])
+    q, k, v = arrays
+    return explain(lib, "backward_tangent", arrays, tangents={"q": q, "k": k, "v": v, **fields.pop("tangents", {})}, **fields)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "head_dim", "name", "tile"),
+    [
+        ("H200", "bf16", 64, "bf16_d64", "64 rows x 32"),
+        ("L40S", "f16", 128, "f16_d128", "64 rows x 32"),
+        ("RTX 5090", "bf16", 256, "bf16_d256", "32 rows x 16"),
+        ("L40S", "f32", 128, "f32_d128", "32 rows x 16"),
+        ("A100", "f32", 256, "f32_d256", "16 rows x 16"),
+    ],
+)
+def test_backward(lib: c.CDLL, device: str, dtype: str, head_dim: int, name: str, tile: str) -> None:
+    """In the described library, step s has 1000 + 100 s threads; the only instance is number 1."""
+    lines = lines_of(explain_backward(lib, device, rows(head_dim, dtype)))
+    assert lines["kernel"] == [f"backward_tangent_sm80_{name}, backend sm80"]
+    assert lines["tile"] == [f"{tile} of the other side"]
+    blocks = 2 * 16 * -(-1000 // int(tile.split(maxsplit=1)[0]))
+    assert [line.partition(" threads")[0] for line in lines["launch"]] == [
+        "statistics of rows: 256 thread blocks of 1001",
+        *(f"tangent of d{x}: {blocks} thread blocks of 1101" for x in "qkv"),
+    ]
+    assert lines["workspace"] == [f"{2 * 16 * 1024 * 16} bytes"]
+
+
+def test_backward_needs_shared_memory(lib: c.CDLL) -> None:
+    text = explain_backward(lib, "L40S", rows(256, "f32"))
+    assert "device: must have 131584 bytes of shared memory for a thread block (101376)" in text
+
+
+def test_what_backward_refuses(lib: c.CDLL) -> None:
+    bias, dbias = tensor(1, 16, 1000, 1000), tensor(1, 16, 1000, 1000, address=2 * ADDRESS)
+    text = explain_backward(lib, "H200", rows(64), bias=bias, tangents={"dbias": dbias})
+    assert "tangents.dbias: no CUDA kernel knows it yet" in text
+    q, k = tensor(1, 16384, 16, 64, dtype=abi.FLOAT16), tensor(1, 1000, 4, 64, dtype=abi.FLOAT16)
+    text = explain_backward(lib, "H200", (q, k, k))
+    assert "q: the kernel adds up at most 32768 rows of the heads that share a key head" in text
+
+
+def test_what_no_kernel_has(lib: c.CDLL) -> None:
+    text = plan(lib, "H200", rows(264))
+    assert lines_of(text)["kernel"] == ["none: UNSUPPORTED"]
+    assert "head_dim: must be at most 256 for this kernel (264)" in text
