@@ -456,8 +456,10 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  *
  * Types of the caches. The type of q, or, unless that is FLOAT64 (CUDA: or FLOAT32), one of 8 bits: FLOAT8_E4M3, FLOAT8_E5M2,
  * INT8. k_cache and v_cache have the same. Elements of 8 bits are codes. A cache of codes gives bit for bit what a cache of q's
- * type with the values of the codes gives with the same scales. (On Hopper GPUs long chunks over a cache of q's type have kernels
- * of their own, with other sums; not with num_splits or split_size.)
+ * type with the values of the codes gives with the same scales. Except on Hopper GPUs: there a call over a cache of q's type
+ * without scales may compute sequences of at least 64 query rows (96 if the larger of D and Dv is 65 to 96) by a kernel for
+ * long chunks, and then splits the keys of the others in another way, so that the bits of the call may differ. A call over codes
+ * or with scales never does, nor does one with num_splits, split_size or FLASH_FLAG_INVARIANT_ROWS. explain names that kernel.
  *
  * Scales. A cached value is its element times a scale: k_scale for k_cache, v_scale for v_cache, FLOAT32, any
  * strides. Without a scale the value is the element; INT8 needs both scales. By the number of dimensions:
@@ -746,8 +748,8 @@ FLASH_API void flash_set_interrupt(int32_t (*check)(void *context), void *contex
  * Nothing has the size of the matrix of scores. Masks, windows, lengths, the dropout mask, softmax_scale, softcap and
  * alibi_slopes are constants. A row that sees no key has tangents 0 (with a sink: tlse = tsink) and adds nothing to a gradient;
  * its dout, dlse and their tangents do not matter. A hidden pair adds nothing, whatever its tangents are. Not available: tangents
- * of tangents. UNSUPPORTED on CUDA: tangents.dbias, more than 32768 keys (BFLOAT16: 131072) that a row
- * can see, and in backward_tangent as many rows, of all heads that share a key head, that see a key.
+ * of tangents. UNSUPPORTED on CUDA: tangents.dbias; rows that can see more than 32768 keys (BFLOAT16: 131072); in
+ * backward_tangent also keys that more than so many rows can see, those of all heads that share the key head together.
  *
  * Each tensor has the shape, type and device of what it is the tangent of. A NULL input is zero, a NULL output is not wanted. */
 typedef struct flash_tangents_t {

@@ -7,9 +7,9 @@
 tracing. Inside torch.compile and torch.export call it directly. enable() lets
 torch.nn.functional.scaled_dot_product_attention and Hugging Face models run on libflash without a change.
 
-Work goes to PyTorch's current stream. torch.func's grad, vjp, vmap and jacrev work, and on the CPU jvp, jacfwd, hessian,
-forward-mode AD and gradients of gradients (create_graph=True); on CUDA those raise. DTensors that are sharded by batch or heads
-stay so.
+Work goes to PyTorch's current stream. torch.func's grad, vjp, vmap, jacrev, jvp, jacfwd and hessian work, and so do
+forward-mode AD and gradients of gradients (create_graph=True), on CUDA without second derivatives of bias. DTensors that are
+sharded by batch or heads stay so.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ def test_one_kind_in_one_project(both, tmp_path):
     user = Parent(tmp_path / "user", "find_package")
     file = user.source / "CMakeLists.txt"
     once = INCLUDED["find_package"]
-    file.write_text(file.read_text().replace(once, f"{once}\n{once} COMPONENTS static"))
+    file.write_text(file.read_text().replace(once, f"{once}\n{once.replace(')', ' COMPONENTS static)')}"))
     done = user.configure(f"-Dlibflash_DIR={package_folder(both)}")
     assert done.returncode != 0
     assert "libflash::libflash is already a shared_library, a static one is asked for" in " ".join(done.stderr.split())

@@ -64,7 +64,8 @@ def test_tangents_on_a_gpu_are_explained_without_one(function: str) -> None:
     assert found["kernel"] == "none: UNSUPPORTED"
     names = [k.name.decode() for k in abi.kernels() if k.operation.decode() == function and k.backend != b"cpu"]
     if names:
-        assert found["because"].startswith("device: no usable GPU (") and found["because"].endswith(f") [{', '.join(names)}]")
+        assert found["because"].startswith("device: no usable GPU (")
+        assert found["because"].endswith(f") [{', '.join(names)}]")
     else:
         assert found["because"] == f"operation: runs on the CPU only in this build ({function} of tensors on cuda:0)"
 

@@ -8,8 +8,8 @@
 
 libflash must be installed, built from these sources with all kernels of kernels.table. Each stage has its time limit; one that
 fails is recorded and the next one runs. With two GPUs the stages of ASIDE run on the second one at the same time as the others,
-some 4 minutes; with one GPU those of BESIDE run at the same time as the tests, and after them the others, one after the other. The
-exit code is 0 if every stage that ran passed. Logs go to build/evidence.
+some 4 minutes; with one GPU those of BESIDE run at the same time as the tests, and after them the others, one after the other.
+The exit code is 0 if every stage that ran passed. Logs go to build/evidence.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FOLDER = record.FOLDER
 # Seconds.
 LIMITS = {"tests": 300, "accuracy": 120, "repeats": 120, "sanitizer": 350, "benchmark": 200, "decode": 60, "shapes": 50}
 QUICK_LIMITS = {"tests": 120, "accuracy": 30, "repeats": 30, "sanitizer": 90, "benchmark": 75, "decode": 30, "shapes": 25}
-# With the tests, on one GPU. Not stages that measure time, nor accuracy: its exact results need the processors that the tests take.
+# With the tests, on one GPU. Not stages that measure time, nor accuracy: its exact results need the processors of the tests.
 BESIDE = ("repeats", "sanitizer")
 ASIDE = ("benchmark", "decode", "shapes", "accuracy", "repeats")  # on the second GPU, if there are two
 TOTAL = 530  # limit of all stages together

@@ -66,7 +66,13 @@ def backward_cases() -> list[Case]:
             **deterministic,
         ),
         attention(
-            "H200", 128, kernel("backward_sm80_f16_d128", "plain", "64x128"), "backward", dtype=abi.FLOAT16, block_mask=BLOCKS, **deterministic
+            "H200",
+            128,
+            kernel("backward_sm80_f16_d128", "plain", "64x128"),
+            "backward",
+            dtype=abi.FLOAT16,
+            block_mask=BLOCKS,
+            **deterministic,
         ),
         attention("H200", 64, kernel("backward_sm90_bf16_d64", "variable lengths", "64x128"), "backward", seqused_q=USED),
         attention("H200", 64, kernel("backward_sm90_bf16_d64", "variable lengths", "64x128"), "backward", seqused_k=USED),

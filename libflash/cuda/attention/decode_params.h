@@ -116,8 +116,8 @@ constexpr bool decode_can_append(int head_dim, int tile_k) { return tile_k / kDe
 // converted tile. Else more thread blocks fit on a multiprocessor, because conversion needs more warps.
 constexpr int decode_code_stages(int head_dim, int stages, bool shares_keys) {
     if (shares_keys) return stages;
-    if (head_dim > 128) return stages > 3 ? stages : 3;
-    return head_dim <= 64 ? 2 * stages : stages + 1;
+    if (head_dim <= 64) return 2 * stages;
+    return stages > 3 ? stages : 3;
 }
 constexpr int kDecodeThreads = 256, kDecodeThreadsOfCodes = 384;  // of a multiprocessor, for which there are enough registers
 
@@ -125,6 +125,12 @@ constexpr int kDecodeThreads = 256, kDecodeThreadsOfCodes = 384;  // of a multip
 constexpr int decode_shared_bytes(int head_dim, int tile_k, int stages, int element_bytes, int tile_rows) {
     const int row = head_dim * element_bytes, warps = tile_k / kDecodeSlab;
     return stages * 2 * tile_k * row + tile_rows * row + stages * warps * (1 + kDecodeSlab) * 4;
+}
+
+// The same for codes that become operands in registers.
+constexpr int decode_code_shared_bytes(int head_dim, int tile_k, int stages, int tile_rows) {
+    const int scales = stages * 2 * tile_k * 4, queries = tile_rows * head_dim;  // queries: their second bytes
+    return decode_shared_bytes(head_dim, tile_k, stages, 1, tile_rows) + queries + scales;
 }
 
 // Thread blocks that are resident on a multiprocessor together, if a thread block may use at most `most` bytes of shared

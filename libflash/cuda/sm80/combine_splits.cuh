@@ -162,38 +162,55 @@ struct CombineSplits {
     }
 };
 
-// Beside long chunks: a thread block computes the rows of a query head of a sequence, if they are those of the decode kernels.
-template <class Body, int kTileRows>
-__device__ __forceinline__ void combine_sequence(const DecodeParams& params, float2 (*parts)[Body::kPairs][32]) {
-    allow_next_kernel();
-    wait_for_previous_kernel();
-    const int head_index = divide(blockIdx.x, params.by_group), batch = divide(head_index, params.by_heads);
-    const int head_k = head_index - batch * params.heads_k,
-              in_group = static_cast<int>(blockIdx.x) - head_index * params.group_size;
-    const SequenceRows rows = SequenceRows::of(params.ragged.queries, batch);
-    if (rows.owned > params.ragged.most_rows) return;
-#pragma unroll 1
-    for (int row = 0; row < rows.owned; ++row) {
-        if (row > 0) __syncthreads();  // `parts` are no longer read
-        const int64_t place = short_partial_row(params, kTileRows, batch, head_k, row * params.group_size + in_group);
-        Body(params, place).run(batch, rows.start + row, head_k * params.group_size + in_group, parts);
+// The rows of a query head that a thread block computes.
+struct CombinedRows {
+    int batch, head, count;
+    int first;              // row of out
+    int64_t place, stride;  // row of the workspace, of the first one, and from one to the next
+
+    // One row. Order of rows: [batch][key head][query row][query head of the group].
+    __device__ __forceinline__ static CombinedRows one(const DecodeParams& p) {
+        const int rows_of_head = p.seqlen_q * p.group_size, head_index = blockIdx.x / rows_of_head;
+        const int packed = blockIdx.x - head_index * rows_of_head, row = divide(packed, p.by_group);
+        const int batch = divide(head_index, p.by_heads), head_k = head_index - batch * p.heads_k;
+        return {batch, head_k * p.group_size + packed - row * p.group_size, 1, row, blockIdx.x, 0};
     }
-}
+
+    // Beside long chunks: all rows of a sequence, if they are those of the decode kernels.
+    template <int kTileRows>
+    __device__ __forceinline__ static CombinedRows sequence(const DecodeParams& p) {
+        const int head_index = divide(blockIdx.x, p.by_group), batch = divide(head_index, p.by_heads);
+        const int head_k = head_index - batch * p.heads_k, in_group = static_cast<int>(blockIdx.x) - head_index * p.group_size;
+        const SequenceRows rows = SequenceRows::of(p.ragged.queries, batch);
+        const int count = rows.owned > p.ragged.most_rows ? 0 : rows.owned;
+        const int64_t place = short_partial_row(p, kTileRows, batch, head_k, in_group);
+        return {batch, head_k * p.group_size + in_group, count, rows.start, place, p.group_size};
+    }
+};
+
+// Thread blocks of combine for which a multiprocessor must have registers; 0: any number. Without it ptxas makes room for a sixth
+// one at head_dim 64, and spills.
+constexpr int fewest_combine_blocks(int head_dim) { return head_dim == 64 ? 5 : 0; }
 
 template <class Kernel, class T, class Out>
-__global__ void __launch_bounds__(128) combine_kernel(const __grid_constant__ DecodeParams params) {
+__global__ void __launch_bounds__(128, fewest_combine_blocks(Kernel::config.head_dim))
+    combine_kernel(const __grid_constant__ DecodeParams params) {
     using Body = CombineSplits<T, Kernel::config.head_dim, Out>;
     __shared__ float2 parts[Body::kWarps][Body::kPairs][32];
-    if (params.ragged.most_rows > 0) return combine_sequence<Body, Kernel::config.tile_k>(params, parts);
-    // Order of rows: [batch][key head][query row][query head of the group].
-    const int rows_of_head = params.seqlen_q * params.group_size, head_index = blockIdx.x / rows_of_head;
-    const int packed = blockIdx.x - head_index * rows_of_head, row = divide(packed, params.by_group);
-    const int batch = divide(head_index, params.by_heads), head_k = head_index - batch * params.heads_k;
+    CombinedRows rows = CombinedRows::one(params);
     allow_next_kernel();
     wait_for_previous_kernel();
     const LengthsParams& queries = params.ragged.queries;
-    if (queries.cu && RaggedRow::of(queries, params.batch, row).batch < 0) return;  // rows of no sequence are not touched
-    Body(params, blockIdx.x).run(batch, row, head_k * params.group_size + packed - row * params.group_size, parts);
+    if (params.ragged.most_rows > 0) {
+        rows = CombinedRows::sequence<Kernel::config.tile_k>(params);
+    } else if (queries.cu && RaggedRow::of(queries, params.batch, rows.first).batch < 0) {
+        return;  // rows of no sequence are not touched
+    }
+#pragma unroll 1
+    for (int i = 0; i < rows.count; ++i) {
+        if (i > 0) __syncthreads();  // `parts` are no longer read
+        Body(params, rows.place + i * rows.stride).run(rows.batch, rows.first + i, rows.head, parts);
+    }
 }
 
 template <class Kernel, class T>

@@ -47,27 +47,29 @@ struct DecodeLoads {
         }
     }
 
-    // Starts the loads of this warp's 16 keys and values of a tile. Keys that do not exist become zeros.
+    // Starts the loads of this warp's 16 keys and values of a tile. Keys that do not exist become zeros. The first 16 lanes compute the
+    // address of a key each, the others those of the values.
     __device__ __forceinline__ void load_keys(int head_k, int stage, const KeyLocation& location) {
         const CacheParams& cache = body.params.cache;
         const bool exists = static_cast<uint32_t>(location.page) < static_cast<uint32_t>(cache.pages);
         const uint32_t all = __ballot_sync(0xffffffffu, exists);
         if (body.lane == 0) body.existing(stage, body.warp) = all;
-        const Stored* const k = static_cast<const Stored*>(cache.k.data) + head_k * cache.k.head;
-        const Stored* const v = static_cast<const Stored*>(cache.v.data) + head_k * cache.v.head;
+        const RowsParams& rows = body.lane < kDecodeSlab ? cache.k : cache.v;
+        const int64_t page = __shfl_sync(0xffffffffu, location.page, body.lane % kDecodeSlab);
+        const int64_t at = __shfl_sync(0xffffffffu, location.row, body.lane % kDecodeSlab);
+        const auto own = reinterpret_cast<uintptr_t>(static_cast<const Stored*>(rows.data) + page * rows.batch + at * rows.row +
+                                                     head_k * rows.head);
         const auto copy_rows = [&](int step, const auto& copy) {
             const int row = step * kRowsAtOnce + body.lane / kLanesPerRow;
-            const int64_t page = __shfl_sync(0xffffffffu, location.page, row);
-            const int64_t at = __shfl_sync(0xffffffffu, location.row, row);
+            const auto* const k = reinterpret_cast<const Stored*>(__shfl_sync(0xffffffffu, own, row));
+            const auto* const v = reinterpret_cast<const Stored*>(__shfl_sync(0xffffffffu, own, kDecodeSlab + row));
             const bool there = all >> row & 1;
 #pragma unroll
             for (int chunk = body.lane % kLanesPerRow; chunk < kStoredChunks; chunk += kLanesPerRow) {
                 const int first = chunk * kStoredValues, offset = Body::stored_offset(row, chunk);
                 if (has_key_chunk(first))
-                    copy(body.stored_keys(stage, body.warp) + offset, k + page * cache.k.batch + at * cache.k.row + first,
-                         there ? key_channels() - first : 0);
-                copy(body.stored_values(stage, body.warp) + offset, v + page * cache.v.batch + at * cache.v.row + first,
-                     there ? body.params.head_dim_v - first : 0);
+                    copy(body.stored_keys(stage, body.warp) + offset, k + first, there ? key_channels() - first : 0);
+                copy(body.stored_values(stage, body.warp) + offset, v + first, there ? body.params.head_dim_v - first : 0);
             }
         };
         if (body.params.vector_kv) {

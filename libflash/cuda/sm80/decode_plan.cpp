@@ -1,5 +1,6 @@
 // The plan of decode for sm_80 and later: splits, where rows are appended and rotated, launches, workspace. A cache of 8-bit
-// codes has the splits and tiles of one of the type of q, so that results have the same bits.
+// codes has the splits and tiles of one of the type of q, so that results have the same bits, unless long chunks over the latter
+// have a kernel of their own (DecodePrefill): it takes neither codes nor scales, and changes the splits of the other sequences.
 #include <algorithm>
 
 #include "cuda/host/limits.h"

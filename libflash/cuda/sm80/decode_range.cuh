@@ -83,6 +83,9 @@ struct Decode {
     static constexpr int kSharedBytes = kStagesBytes + kQueryBytes + kStages * kWarps * (1 + kDecodeSlab) * 4 + kScaleBytes;
     static_assert(kScales || kSharedBytes == decode_shared_bytes(kHeadDim, kWarps* kDecodeSlab, kStages, sizeof(T), kTileRows),
                   "the host counts the same");
+    static_assert(!kConvertsInRegisters ||
+                      kSharedBytes == decode_code_shared_bytes(kHeadDim, kWarps* kDecodeSlab, kStages, kTileRows),
+                  "the host counts the same");
     static constexpr float kSlack = 8.0f;       // `half` can represent 2^8 and, as its smallest number, 2^-24
     static constexpr uint32_t kDelayNs = 3000;  // delay; longer than memory is idle between two thread blocks
     // Then numbers of lanes and rules of rows are computed again where they are needed.
@@ -417,7 +420,7 @@ struct Decode {
             if (loading < range.last) {
                 const KeyLocation location = lookup.look_up(stage, loading);
                 Loads{*this}.load_keys(own_head(), stage, location);
-                if constexpr (kScales) Scales{*this}.load_scales(own_head(), stage, location);
+                if constexpr (kScales) Scales{*this}.load_scales(own_head(), stage, location, first < begin);
                 if (has_table) lookup.begin(stage, loading + stages * kTileK);
             }
             if (loading == begin) Loads{*this}.load_queries();

@@ -35,15 +35,17 @@ struct DecodeScales {
     }
 
     // Starts to load the scales of the keys that this warp loads to a stage. `location`: of key `lane`, in the first 16 lanes.
-    __device__ __forceinline__ void load_scales(int head_k, int stage, const KeyLocation& location) const {
+    // `first`: the first tile in the stage; scales that are the same for all keys stay there.
+    __device__ __forceinline__ void load_scales(int head_k, int stage, const KeyLocation& location, bool first) const {
         const bool of_values = body.lane >= kDecodeSlab;
         const CacheScaleParams& scale = of_values ? body.params.v_scale : body.params.k_scale;
         const int64_t page = __shfl_sync(0xffffffffu, location.page, body.lane % kDecodeSlab);
         const int64_t row = __shfl_sync(0xffffffffu, location.row, body.lane % kDecodeSlab);
-        if (!scale.data) return;
+        const bool same = scale.place == 0 && scale.row == 0;
+        if (!scale.data || (same && !first)) return;
         float* to = scales(stage, body.warp) + body.lane;
         if constexpr (Body::kHasRareOptions) to += of_values ? (kMostGroups - 1) * kDecodeSlab : 0;
-        const bool exists = static_cast<uint64_t>(page) < static_cast<uint64_t>(body.params.cache.pages);
+        const bool exists = same || static_cast<uint64_t>(page) < static_cast<uint64_t>(body.params.cache.pages);
         const float* const from =
             scale.data + body.work_tile.batch * scale.batch + page * scale.place + row * scale.row + head_k * scale.head;
         const int groups = Body::kHasRareOptions ? scale.groups : 1;

@@ -81,7 +81,13 @@ int64_t DecodeSizes::longest_split(int key_heads) const {
     return int64_t{kKeysPerSum} * (shares_keys() ? 1 : config.tile_k / kDecodeSlab / key_heads);
 }
 
+// A cache with scales has the splits of codes whatever its type, so that the bits are the same.
 int64_t DecodeSizes::blocks_per_multiprocessor() const {
+    if (has_scales(problem.cache) && !shares_keys() && element_bytes(problem.dtype) == 2) {
+        const int stages = decode_code_stages(config.head_dim, config.stages, false);
+        return decode_blocks_at_once(decode_code_shared_bytes(config.head_dim, config.tile_k, stages, kDecodeSlab),
+                                     device.shared_memory_bytes, config.tile_k / kDecodeSlab * 32, kDecodeThreadsOfCodes);
+    }
     const int bytes = decode_shared_bytes(config.head_dim, config.tile_k, config.stages,
                                           static_cast<int>(element_bytes(problem.dtype)), static_cast<int>(tile_q()));
     return decode_blocks_at_once(bytes, device.shared_memory_bytes, config.tile_k / kDecodeSlab * 32);

@@ -27,8 +27,8 @@ struct BackwardTraits {
     // have all keys and divide the products (backward_divided.cuh).
     static constexpr int kGroupKeys = 64, kConsumerWarps = 8;
     static constexpr bool kDividesProducts = kBlockN == kGroupKeys;
-    // Where the products are divided, dS is computed from rounded P. So that fp16 rounds small probabilities as precisely as large
-    // ones, P is multiplied by 2^kProbabilityShift there; dS is not, because its range is larger than that of P.
+    // Where the products are divided, dS is computed from rounded P. So that fp16 rounds small probabilities as precisely as
+    // large ones, P is multiplied by 2^kProbabilityShift there; dS is not, because its range is larger than that of P.
     static constexpr int kProbabilityShift = kDividesProducts && config.dtype == KernelType::f16_ ? 12 : 0;
     static constexpr float kUndoProbabilityShift = 1.0f / (1 << kProbabilityShift);
     // Of the consumers and the dQ warpgroup.

@@ -49,7 +49,8 @@ bool has_ordered_blocks(const KernelConfig& config, const AttentionProblem& p) {
 // memory, which costs more than it gains where head_dim is small.
 const char* option_backward_lacks(const KernelConfig& config, const AttentionProblem& p) {
     if (p.request.deterministic && p.block_mask.has_lists) return "deterministic with block_lists";
-    if (p.request.deterministic && p.block_mask.present && !has_ordered_blocks(config, p)) return "deterministic with a block mask";
+    if (p.request.deterministic && p.block_mask.present && !has_ordered_blocks(config, p))
+        return "deterministic with a block mask";
     if (!has_general_backward(config)) return rare_option(p);
     if (std::max(p.head_dim, p.head_dim_v) > 64) return nullptr;
     return p.bias.present ? "bias" : (p.mask.present ? "mask" : nullptr);

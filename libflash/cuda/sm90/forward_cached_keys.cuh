@@ -1,5 +1,6 @@
 // Loads key tiles from a cache: by boxes of rows that lie in one page, all of whose keys have the same block table entry. A whole
-// warp calls it. Each lane has one unit of a tile, and issues the box that begins with its unit.
+// warp calls it; one lane issues the loads. Block table entries of several tiles are read at once, one lane for every 16 keys,
+// because the warp waits for them.
 #pragma once
 
 #include "cuda/sm90/forward_context.cuh"
@@ -12,49 +13,57 @@ struct ForwardCachedKeys {
     static constexpr int kBlockN = Traits::kBlockN;
     static constexpr int kUnit = 16, kUnits = kBlockN / kUnit;  // keys
     static_assert(kUnits <= 32 && kBlockN % kUnit == 0);
+    static constexpr int kTilesAtOnce = 32 / kUnits;
 
     const ForwardContext<Traits>& context;
 
-    // The page or entry of the lane's unit, as the block table says; no_page() if no row of the work tile sees a key of its box.
-    // A page that nobody sees is not read: it may belong to others, and its entry may be stale.
-    __device__ __forceinline__ int page_of(const WorkTile& work_tile, int tile) const {
-        const int box = tile * kBlockN + first_unit_of_box() * kUnit;
+    // Of a unit: its page or entry, and the row there of the first key of its box. Instead of a page: hidden() or absent(), which are
+    // outside the tensor, so that TMA writes zeros.
+    struct Place {
+        int page, row;
+    };
+
+    // Of the tiles from `tile` down to tile - kTilesAtOnce + 1, each lane reads the place of a unit. A page that nobody sees is not
+    // read: it may belong to others, and its entry may be stale.
+    __device__ __forceinline__ Place read_places(const WorkTile& work_tile, int tile) const {
+        const int back = lane() / kUnits, box_units = context.maps.box_rows / kUnit,  // a power of two
+            box = (tile - back) * kBlockN + (lane() % kUnits & -box_units) * kUnit;
         const VisibleRange seen = work_tile.keys.seen_by_tile(work_tile.q_rows.length);
-        if (unit() >= kUnits || box + context.maps.box_rows <= seen.begin || box >= seen.end) return no_page();
+        if (back >= kTilesAtOnce || box + context.maps.box_rows <= seen.begin || box >= seen.end) return {hidden(), 0};
         const KeyLocations locations(context.params.cache, work_tile.batch());
-        return locations.of(box).page;
+        const KeyLocation at = locations.of(box);
+        return {static_cast<uint32_t>(at.page) < static_cast<uint32_t>(hidden()) ? at.page : absent(), at.row};
+    }
+    // Those of the tile `back` tiles before the first of `places`, in the first lanes.
+    __device__ __forceinline__ Place of_tile(const Place& places, int back) const {
+        const int from = back * kUnits + lane() % kUnits;
+        return {__shfl_sync(0xffffffffu, places.page, from), __shfl_sync(0xffffffffu, places.row, from)};
     }
     // The units of a tile that somebody sees, but whose page does not exist: a bit for each. Their keys are absent.
-    __device__ __forceinline__ uint32_t absent_units(int page) const {
-        return __ballot_sync(0xffffffffu, page != no_page() && !exists(page));
+    __device__ __forceinline__ uint32_t absent_units(const Place& place) const {
+        return __ballot_sync(0xffffffffu, lane() < kUnits && place.page == absent());
     }
 
-    // `Tile`: KTile or VTile. After the barrier was told to expect the bytes of the tile. Zeros take the place of pages that do
-    // not exist or that nobody sees, because their coordinate is outside the tensor.
+    // `Tile`: KTile or VTile; `place`: of_tile(). After the barrier was told to expect the bytes of the tile.
     template <class Tile>
-    __device__ __forceinline__ void load(uint32_t to, const CUtensorMap& map, const MBarrier& barrier, const WorkTile& work_tile,
-                                         int tile, int page) const {
-        if (unit() >= kUnits || unit() != first_unit_of_box()) return;
-        const int key = tile * kBlockN + unit() * kUnit, row = row_of(key), at = exists(page) ? page : context.params.cache.pages;
+    __device__ __forceinline__ void load(bool leader, uint32_t to, const CUtensorMap& map, const MBarrier& barrier, int kv_head,
+                                         const Place& place) const {
+        const int box_units = context.maps.box_rows / kUnit;
+#pragma unroll 2
+        for (int unit = 0; unit < kUnits; unit += box_units) {
+            const int page = __shfl_sync(0xffffffffu, place.page, unit), row = __shfl_sync(0xffffffffu, place.row, unit);
+            if (!leader) continue;
 #pragma unroll
-        for (int chunk = 0; chunk < Tile::kChunks; ++chunk)
-            tma_load(to + chunk * Tile::kChunkBytes + unit() * kUnit * 128, map, barrier, chunk * Tile::kChunkCols, row,
-                     work_tile.kv_head, at);
+            for (int chunk = 0; chunk < Tile::kChunks; ++chunk)
+                tma_load(to + chunk * Tile::kChunkBytes + unit * kUnit * 128, map, barrier, chunk * Tile::kChunkCols, row, kv_head,
+                         page);
+        }
     }
 
 private:
-    __device__ __forceinline__ static int unit() { return static_cast<int>(threadIdx.x % 32); }
-    // Boxes have a power of two of rows.
-    __device__ __forceinline__ int first_unit_of_box() const { return unit() & -(context.maps.box_rows / kUnit); }
-    // Not a page that exists, and not the number of pages.
-    __device__ __forceinline__ static int no_page() { return INT32_MIN; }
-    __device__ __forceinline__ bool exists(int page) const {
-        return static_cast<uint32_t>(page) < static_cast<uint32_t>(context.params.cache.pages);
-    }
-    __device__ __forceinline__ int row_of(int key) const {
-        const CacheParams& cache = context.params.cache;
-        return cache.table ? key - divide(key, cache.page_size) * static_cast<int>(cache.page_size.divisor) : key;
-    }
+    __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
+    __device__ __forceinline__ int hidden() const { return context.params.cache.pages; }  // no row of the work tile sees the box
+    __device__ __forceinline__ int absent() const { return context.params.cache.pages + 1; }  // there is no such page
 };
 
 }  // namespace libflash::cuda::sm90

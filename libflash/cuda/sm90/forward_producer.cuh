@@ -134,40 +134,42 @@ private:
         return context.storage.dynamic.tiles[(p.k.stage + kStages - back) % kStages].tile();
     }
 
-    // From a cache: the whole warp issues the loads of K and V, and all lanes go through their stages. The block table entries of
-    // a tile are read before the warp waits for a stage of K, and again for V: registers are short.
+    // From a cache: all lanes go through the stages of K and V.
+    using CachedKeys = ForwardCachedKeys<Traits>;
+    using CachePlace = typename CachedKeys::Place;
     __device__ __forceinline__ void load_cached_tiles(State& p) const {
         const WorkTile& work_tile = context.storage.work_tiles[p.slot];
-        const ForwardCachedKeys<Traits> cached{context};
-        const int last = work_tile.keys.end - 1;
-        int page = cached.page_of(work_tile, last);
+        const CachedKeys cached{context};
+        const int last = work_tile.keys.end - 1, begin = work_tile.keys.begin;
+        CachePlace places = cached.read_places(work_tile, last), of_v{};
+        int back = 0;
 #pragma unroll 1
-        for (int tile = last; tile >= work_tile.keys.begin; --tile) {
-            load_cached_k(p, work_tile, tile, page);
+        for (int tile = last; tile >= begin; --tile) {
+            if (back == CachedKeys::kTilesAtOnce) places = cached.read_places(work_tile, tile), back = 0;
+            const CachePlace of_k = cached.of_tile(places, back++);
+            load_cached_k(p, work_tile, of_k);
             if (tile < last) {
-                load_cached_v(p, work_tile, tile + 1);
+                load_cached_v(p, work_tile, tile + 1, of_v);
             } else if (p.leader) {
                 load_q(p, work_tile, true);
             }
-            if (tile > work_tile.keys.begin) page = cached.page_of(work_tile, tile - 1);
+            of_v = of_k;
         }
-        load_cached_v(p, work_tile, work_tile.keys.begin);
+        load_cached_v(p, work_tile, begin, of_v);
     }
-    __device__ __forceinline__ void load_cached_k(State& p, const WorkTile& work_tile, int tile, int page) const {
-        const ForwardCachedKeys<Traits> cached{context};
-        const uint32_t absent = cached.absent_units(page);
+    __device__ __forceinline__ void load_cached_k(State& p, const WorkTile& work_tile, const CachePlace& place) const {
+        const CachedKeys cached{context};
+        const uint32_t absent = cached.absent_units(place);
         if (p.leader) {
             p.k.wait_empty();
             context.storage.dynamic.tiles[p.k.stage].bits = absent;
             p.k.full().arrive_and_expect(KTile::kBytes);
         }
-        __syncwarp();
-        cached.template load<KTile>(context.tiles.k(p.k.stage), context.maps.k, p.k.full(), work_tile, tile, page);
+        cached.template load<KTile>(p.leader, context.tiles.k(p.k.stage), context.maps.k, p.k.full(), work_tile.kv_head, place);
         p.k.advance();
     }
-    __device__ __forceinline__ void load_cached_v(State& p, const WorkTile& work_tile, int tile) const {
-        const ForwardCachedKeys<Traits> cached{context};
-        const int page = cached.page_of(work_tile, tile);
+    __device__ __forceinline__ void load_cached_v(State& p, const WorkTile& work_tile, int tile, const CachePlace& place) const {
+        const CachedKeys cached{context};
         const int count = work_tile.keys.length_k - tile * kBlockN;
         const MBarrier full = count < kBlockN ? context.storage.dynamic.zero_fill.loaded() : p.v.full();
         if (p.leader) {
@@ -175,8 +177,7 @@ private:
             if (count < kBlockN) context.storage.dynamic.zero_fill.send(p.v.stage, max(count, 0));
             full.arrive_and_expect(VTile::kBytes);
         }
-        __syncwarp();
-        cached.template load<VTile>(context.tiles.v(p.v.stage), context.maps.v, full, work_tile, tile, page);
+        cached.template load<VTile>(p.leader, context.tiles.v(p.v.stage), context.maps.v, full, work_tile.kv_head, place);
         p.v.advance();
     }
 
