@@ -37,9 +37,8 @@ struct DecodeInstance {
     using Body = Decode<T, config.head_dim, config.tile_k / kDecodeSlab, kStages, kKeys == Keys::shared, kAppends,
                         kKeys == Keys::own_of_two_heads ? 2 : 1, kStorage>;
     static_assert(Body::kSharedBytes <= most_shared_bytes(config));
-    static constexpr int kMinBlocks =
-        decode_blocks_at_once(Body::kSharedBytes, 227 * 1024, Body::kThreads,
-                              Body::kConvertsInRegisters ? kDecodeThreadsOfCodes : kDecodeThreads);
+    static constexpr int kMinBlocks = decode_blocks_at_once(Body::kSharedBytes, 227 * 1024, Body::kThreads,
+                                                            Body::kConvertsInRegisters ? kDecodeThreadsOfCodes : kDecodeThreads);
 };
 
 template <class Kernel, Keys kKeys, bool kAppends, DecodeStorage kStorage>

@@ -47,8 +47,8 @@ struct DecodeLoads {
         }
     }
 
-    // Starts the loads of this warp's 16 keys and values of a tile. Keys that do not exist become zeros. The first 16 lanes compute the
-    // address of a key each, the others those of the values.
+    // Starts the loads of this warp's 16 keys and values of a tile. Keys that do not exist become zeros. The first 16 lanes
+    // compute the address of a key each, the others those of the values.
     __device__ __forceinline__ void load_keys(int head_k, int stage, const KeyLocation& location) {
         const CacheParams& cache = body.params.cache;
         const bool exists = static_cast<uint32_t>(location.page) < static_cast<uint32_t>(cache.pages);
@@ -120,9 +120,9 @@ struct DecodeLoads {
         }
     }
 
-    // Prefetches the first tile into the L2 cache while the previous kernel ends and memory is idle. This is correct even if that
-    // kernel still writes to the KV cache, because its writes go through L2, too. Lengths and block table may still change; no
-    // result depends on what is read here.
+    // Prefetches the first tile into the L2 cache while the previous kernel ends and memory is idle. This is correct even if
+    // that kernel still writes to the KV cache, because its writes go through L2, too. Lengths and block table may still
+    // change; no result depends on what is read here.
     static __device__ __forceinline__ void fetch_early(const DecodeParams& params) {
         constexpr int kLine = 128 / sizeof(Stored), kLines = (kHeadDim + kLine - 1) / kLine;  // of a key of one head
         const typename Body::WorkTile work_tile(params, static_cast<int>(blockIdx.x));

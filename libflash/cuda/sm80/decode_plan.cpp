@@ -1,6 +1,7 @@
-// The plan of decode for sm_80 and later: splits, where rows are appended and rotated, launches, workspace. A cache of 8-bit
-// codes has the splits and tiles of one of the type of q, so that results have the same bits, unless long chunks over the latter
-// have a kernel of their own (DecodePrefill): it takes neither codes nor scales, and changes the splits of the other sequences.
+// The plan of decode for sm_80 and later: splits, where rows are appended and rotated, launches, workspace. Tiles and splits
+// do not depend on whether the cache holds codes of 8 bits or their values with the same scales, so that results have the same
+// bits, unless long chunks over the latter have a kernel of their own (DecodePrefill): it takes neither codes nor scales, and
+// changes the splits of the other sequences.
 #include <algorithm>
 
 #include "cuda/host/limits.h"
@@ -73,9 +74,9 @@ void plan_append(DecodePlan& plan, const Kernel& kernel, const DecodeProblem& pr
     plan.append = launch_shape(ceil_div(rows, kAppendThreads / slots), resources);
 }
 
-// For several waves of thread blocks. Thread blocks that begin together end together, and memory is idle until the next ones have
-// begun: so all but one thread block per multiprocessor of the first wave begin later. If the thread blocks of a multiprocessor
-// have enough bytes in flight with one stage fewer, they use one fewer, which is faster.
+// For several waves of thread blocks. Thread blocks that begin together end together, and memory is idle until the next ones
+// have begun: so all but one thread block per multiprocessor of the first wave begin later. If the thread blocks of a
+// multiprocessor have enough bytes in flight with one stage fewer, they use one fewer, which is faster.
 void pace_waves(DecodePlan& plan, const DecodeSizes& sizes) {
     constexpr int kEnoughBytes = 128 << 10;  // in flight per multiprocessor
     const KernelConfig& config = sizes.config;

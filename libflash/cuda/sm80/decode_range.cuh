@@ -75,7 +75,7 @@ struct Decode {
     static constexpr int kRopeChannels = most_rope_channels(kHeadDim);
     static constexpr int kRopeBytes = kCodes && kHasRareOptions ? kDecodeSlab * kRopeChannels * static_cast<int>(sizeof(T)) : 0;
     static constexpr int kStageBytes = kWarps * (2 * kStoredSlabBytes + kRopeBytes);  // K, V, then k_rope_cache
-    static constexpr bool kHasConvertedTile = kCodes && !kConvertsInRegisters;         // the tile in use, after the stages
+    static constexpr bool kHasConvertedTile = kCodes && !kConvertsInRegisters;        // the tile in use, after the stages
     static constexpr int kConvertedBytes = kHasConvertedTile ? 2 * kWarps * kSlabBytes : 0;
     static constexpr int kStagesBytes = kStages * kStageBytes + kConvertedBytes;
     static constexpr int kQueryBytes = kTileRows * Slab::kRowBytes;
@@ -138,8 +138,8 @@ struct Decode {
         return kHasConvertedTile ? shared + kStages * kStageBytes + group * kSlabBytes : stored_keys(stage, group);
     }
     __device__ __forceinline__ char* values(int stage, int group) const { return keys(stage, kWarps + group); }
-    // Codes to be converted in shared memory: the halves of 128 bytes of an odd row change places, so that its chunks are in other
-    // banks than those of an even row.
+    // Codes to be converted in shared memory: the halves of 128 bytes of an odd row change places, so that its chunks are in
+    // other banks than those of an even row.
     static __device__ __forceinline__ int stored_offset(int row, int chunk) {
         if (!kCodes) return Slab::offset(row, chunk);
         if (kConvertsInRegisters) return CodeSlab<kHeadDim>::offset(row, chunk);

@@ -22,7 +22,7 @@ int64_t requested_split_size(const DecodeProblem& problem) {
 // Cost model. The unit is the time of one key tile of a thread block. Cost: number of waves * (tiles per thread block +
 // kBlockCost), plus kCombineCost if there are splits.
 int64_t fastest_splits(const DecodeSizes& sizes) {
-    constexpr double kBlockCost = 2, kCombineCost = 3, kTail = 0.3;
+    constexpr double kBlockCost = 2, kCombineCost = 3;
     constexpr int64_t kMost = 256;
     const int64_t blocks = sizes.unsplit_blocks(), at_once = sizes.blocks_at_once();
     const int64_t tiles = std::max<int64_t>(1, ceil_div(sizes.visible_keys(), sizes.config.tile_k));
@@ -35,8 +35,9 @@ int64_t fastest_splits(const DecodeSizes& sizes) {
         if (splits > 1 && ceil_div(tiles, each) < splits) continue;  // some splits would be empty
         const double full = static_cast<double>(blocks * splits) / static_cast<double>(at_once);
         // Thread blocks share memory bandwidth, so a partial last wave is shorter than a full one; but not in proportion, because
-        // the bandwidth of a single thread block is limited.
-        const double waves = full <= 1 ? 1 : kTail * std::ceil(full) + (1 - kTail) * full;
+        // the bandwidth of a single thread block is limited. Conversion of codes limits it more.
+        const double tail = sizes.has_splits_of_codes() ? 0.8 : 0.3;
+        const double waves = full <= 1 ? 1 : tail * std::ceil(full) + (1 - tail) * full;
         const double cost = waves * (static_cast<double>(each) + kBlockCost) + (splits > 1 ? kCombineCost : 0);
         if (splits == 1 || cost < best_cost) best = splits, best_cost = cost;
     }
@@ -61,7 +62,8 @@ DecodeSplits fastest(const DecodeSizes& sizes) {
     if (!can_take_two_heads(sizes)) return {splits, 1};
     const int64_t tiles = ceil_div(ceil_div(sizes.visible_keys(), sizes.config.tile_k), splits);  // per split
     const int64_t blocks = sizes.unsplit_blocks() * splits, at_once = sizes.blocks_at_once();
-    if (blocks > at_once) return {splits, tiles <= kShort && 5 * blocks >= 8 * at_once ? 2 : 1};
+    const bool fewer_waves = sizes.has_splits_of_codes() ? blocks <= 2 * at_once : 5 * blocks >= 8 * at_once;
+    if (blocks > at_once) return {splits, tiles <= kShort && fewer_waves ? 2 : 1};
     const bool pays = tiles >= kLong || (splits > 1 && 2 * splits <= kFew && 2 * tiles >= kShort);
     return sizes.problem.cache.paged() && pays ? DecodeSplits{2 * splits, 2} : DecodeSplits{splits, 1};
 }
@@ -81,9 +83,12 @@ int64_t DecodeSizes::longest_split(int key_heads) const {
     return int64_t{kKeysPerSum} * (shares_keys() ? 1 : config.tile_k / kDecodeSlab / key_heads);
 }
 
-// A cache with scales has the splits of codes whatever its type, so that the bits are the same.
+bool DecodeSizes::has_splits_of_codes() const {
+    return has_scales(problem.cache) && !shares_keys() && element_bytes(problem.dtype) == 2;
+}
+
 int64_t DecodeSizes::blocks_per_multiprocessor() const {
-    if (has_scales(problem.cache) && !shares_keys() && element_bytes(problem.dtype) == 2) {
+    if (has_splits_of_codes()) {
         const int stages = decode_code_stages(config.head_dim, config.stages, false);
         return decode_blocks_at_once(decode_code_shared_bytes(config.head_dim, config.tile_k, stages, kDecodeSlab),
                                      device.shared_memory_bytes, config.tile_k / kDecodeSlab * 32, kDecodeThreadsOfCodes);

@@ -35,6 +35,8 @@ public:
     }
     // Without splits: also thread blocks that find no rows.
     int64_t launched_blocks() const { return query_tiles() * problem.heads_k * (ragged() ? 1 : problem.batch); }
+    // A cache with scales has the splits of codes whatever its type, so that the bits are the same.
+    bool has_splits_of_codes() const;
     // Thread blocks that run at the same time on a multiprocessor and on the device (one wave).
     int64_t blocks_per_multiprocessor() const;
     int64_t blocks_at_once() const { return device.multiprocessors * blocks_per_multiprocessor(); }

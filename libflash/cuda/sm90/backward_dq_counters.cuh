@@ -40,9 +40,9 @@ private:
     }
     // Whether QueryTiles::next of the key tile stops at the query tile.
     __device__ __forceinline__ bool keeps(int key_tile) const {
-        return !blocks.mask || blocks.mask[batch * blocks.mask_stride[0] + head * blocks.mask_stride[1] +
-                                           tile * kBlockM / 128 * blocks.mask_stride[2] +
-                                           key_tile * kBlockN / 128 * blocks.mask_stride[3]];
+        return !blocks.mask ||
+               blocks.mask[batch * blocks.mask_stride[0] + head * blocks.mask_stride[1] +
+                           tile * kBlockM / 128 * blocks.mask_stride[2] + key_tile * kBlockN / 128 * blocks.mask_stride[3]];
     }
 };
 

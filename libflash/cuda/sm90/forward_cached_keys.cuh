@@ -1,6 +1,6 @@
-// Loads key tiles from a cache: by boxes of rows that lie in one page, all of whose keys have the same block table entry. A whole
-// warp calls it; one lane issues the loads. Block table entries of several tiles are read at once, one lane for every 16 keys,
-// because the warp waits for them.
+// Loads key tiles from a cache: by boxes of rows that lie in one page, all of whose keys have the same block table entry. A
+// whole warp calls it; one lane issues the loads. Block table entries of several tiles are read at once, one lane for every 16
+// keys, because the warp waits for them.
 #pragma once
 
 #include "cuda/sm90/forward_context.cuh"
@@ -17,14 +17,14 @@ struct ForwardCachedKeys {
 
     const ForwardContext<Traits>& context;
 
-    // Of a unit: its page or entry, and the row there of the first key of its box. Instead of a page: hidden() or absent(), which are
-    // outside the tensor, so that TMA writes zeros.
+    // Of a unit: its page or entry, and the row there of the first key of its box. Instead of a page: hidden() or absent(),
+    // which are outside the tensor, so that TMA writes zeros.
     struct Place {
         int page, row;
     };
 
-    // Of the tiles from `tile` down to tile - kTilesAtOnce + 1, each lane reads the place of a unit. A page that nobody sees is not
-    // read: it may belong to others, and its entry may be stale.
+    // Of the tiles from `tile` down to tile - kTilesAtOnce + 1, each lane reads the place of a unit. A page that nobody sees
+    // is not read: it may belong to others, and its entry may be stale.
     __device__ __forceinline__ Place read_places(const WorkTile& work_tile, int tile) const {
         const int back = lane() / kUnits, box_units = context.maps.box_rows / kUnit,  // a power of two
             box = (tile - back) * kBlockN + (lane() % kUnits & -box_units) * kUnit;
@@ -55,8 +55,8 @@ struct ForwardCachedKeys {
             if (!leader) continue;
 #pragma unroll
             for (int chunk = 0; chunk < Tile::kChunks; ++chunk)
-                tma_load(to + chunk * Tile::kChunkBytes + unit * kUnit * 128, map, barrier, chunk * Tile::kChunkCols, row, kv_head,
-                         page);
+                tma_load(to + chunk * Tile::kChunkBytes + unit * kUnit * 128, map, barrier, chunk * Tile::kChunkCols, row,
+                         kv_head, page);
         }
     }
 
