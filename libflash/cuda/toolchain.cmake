@@ -4,8 +4,9 @@
 # Search order: CMAKE_CUDA_COMPILER, $CUDACXX, PATH, $CUDA_HOME, $CUDA_PATH, /usr/local/cuda (these are `system`), then the
 # compiler wheels in this Python (`pypi`). python/build_backend/cuda_choice.py searches in the same order.
 
-# Machine code for every supported architecture, and one PTX version for future ones.
-set(LIBFLASH_DEFAULT_ARCHITECTURES 80-real 90a-real 100-real 120-real 80-virtual)
+# Machine code for the architectures whose fastest instructions the kernels use, and one PTX version for all newer ones: sm_100
+# has matrix instructions of its own, which the kernels do not know, so its machine code is not worth the size of the library.
+set(LIBFLASH_DEFAULT_ARCHITECTURES 80-real 90a-real 120-real 80-virtual)
 
 if(NOT DEFINED LIBFLASH_CUDA_PREFIX)
   set(LIBFLASH_CUDA_PREFIX /usr/local/cuda)  # the conventional prefix

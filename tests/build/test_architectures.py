@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 CUDA = ROOT / "libflash" / "cuda"
-DEFAULT = "80-real 90a-real 100-real 120-real 80-virtual"
+LIST = "80-real 90a-real 100-real 120-real 80-virtual"
 SCRIPT = """
 include({functions})
 set(CMAKE_CUDA_ARCHITECTURES {architectures})
@@ -40,8 +40,8 @@ OPTION = r"--generate-code=arch=compute_(\w+),code=\[([\w,]+)\]"
 
 def test_default_architectures(cmake):
     text = (CUDA / "toolchain.cmake").read_text()
-    assert f"set(LIBFLASH_DEFAULT_ARCHITECTURES {DEFAULT})" in text
-    made = cmake(DEFAULT)
+    assert f"set(LIBFLASH_DEFAULT_ARCHITECTURES {LIST})" in text
+    made = cmake(LIST)
     assert made["sm80"] == made["any"]
     assert made["sm80"][0] == "80-real 90-real 100-real 120-real 80-virtual"
     assert made["sm80"][1] == {"80": "sm_80,compute_80", "90": "sm_90,sm_100,sm_120"}
@@ -52,7 +52,7 @@ def test_default_architectures(cmake):
 
 def test_operations_on_tangents(cmake):
     """GPUs newer than sm_90 compile their PTX, from the one version that the build makes."""
-    made = cmake(DEFAULT, "80")
+    made = cmake(LIST, "80")
     assert made["sm80_tangent"] == ("80-real 90-real 80-virtual", {"80": "sm_80,sm_90,compute_80"})
     assert made["sm80_tangent_large"] == ("90-real", {"80": "sm_90"})
     assert made["sm80_tangent_small"] == ("80-real 80-virtual", {"80": "sm_80,compute_80"})
@@ -75,8 +75,8 @@ def test_other_architectures_of_operations_on_tangents(cmake, architectures, tan
 
 
 def test_kernels_with_more_versions(cmake):
-    assert cmake(DEFAULT, "80;90;100")["sm80"][1] == {"80": "sm_80,compute_80", "90": "sm_90", "100": "sm_100,sm_120"}
-    assert cmake(DEFAULT, "80;90;120")["sm80"][1] == {"80": "sm_80,compute_80", "90": "sm_90,sm_100", "120": "sm_120"}
+    assert cmake(LIST, "80;90;100")["sm80"][1] == {"80": "sm_80,compute_80", "90": "sm_90", "100": "sm_100,sm_120"}
+    assert cmake(LIST, "80;90;120")["sm80"][1] == {"80": "sm_80,compute_80", "90": "sm_90,sm_100", "120": "sm_120"}
 
 
 @pytest.mark.parametrize(

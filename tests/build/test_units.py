@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 CUDA = ROOT / "libflash" / "cuda"
 TABLE = (CUDA / "kernels.table").read_text()
-DEFAULT = "80-real 90a-real 100-real 120-real 80-virtual"
+LIST = "80-real 90a-real 100-real 120-real 80-virtual"
 SCRIPT = """
 include({cuda}/architectures.cmake)
 include({cuda}/units.cmake)
@@ -29,7 +29,7 @@ endforeach()
 
 @pytest.fixture
 def cmake(cmake_script, tmp_path):
-    def run(kernels="all", architectures=DEFAULT, versions="", table=TABLE):
+    def run(kernels="all", architectures=LIST, versions="", table=TABLE):
         """unit -> (its kernels, group, options), and the kernels of the registry."""
         folder = tmp_path / "with spaces" / "generated"
         shutil.rmtree(folder, ignore_errors=True)

@@ -50,20 +50,20 @@ def test_has_code(lib: c.CDLL, built: str, arch: int, exact: int, expected: bool
     assert bool(lib.has(built.encode(), arch, exact)) == expected
 
 
-DEFAULT = "80-real 90-real 100-real 120-real 80-virtual"
+LIST = "80-real 90-real 100-real 120-real 80-virtual"
 
 
 @pytest.mark.parametrize(
     ("built", "versions", "arch", "expected"),
     [
-        (DEFAULT, "80 90", 80, 80),
-        (DEFAULT, "80 90", 89, 80),  # machine code of its major
-        (DEFAULT, "80 90", 90, 90),
-        (DEFAULT, "80 90", 100, 90),  # machine code, compiled with the last version that is not above it
-        (DEFAULT, "80 90 100", 100, 100),
-        (DEFAULT, "80 90 120", 100, 90),
-        (DEFAULT, "80 90 120", 121, 120),
-        (DEFAULT, "80 90", 110, 80),  # only the PTX runs there
+        (LIST, "80 90", 80, 80),
+        (LIST, "80 90", 89, 80),  # machine code of its major
+        (LIST, "80 90", 90, 90),
+        (LIST, "80 90", 100, 90),  # machine code, compiled with the last version that is not above it
+        (LIST, "80 90 100", 100, 100),
+        (LIST, "80 90 120", 100, 90),
+        (LIST, "80 90 120", 121, 120),
+        (LIST, "80 90", 110, 80),  # only the PTX runs there
         ("80-real 80-virtual", "80 90", 90, 80),
         ("80 100", "80 90", 120, 100),  # PTX has the version of its own architecture
         ("80 100", "80 90", 103, 90),  # machine code is preferred
