@@ -8,7 +8,7 @@ namespace libflash::cuda {
 // Codes 2 * kPair and 2 * kPair + 1 of e4m3 to a pair of halves.
 template <int kPair>
 __device__ __forceinline__ uint32_t halves_of_e4m3(uint32_t four) {
-#if __CUDA_ARCH__ >= 890
+#if __CUDA_ARCH__ >= 900
     uint32_t pair;  // the conversion reads either half of a register
     if (kPair == 0) {
         asm("{.reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, low;}" : "=r"(pair) : "r"(four));

@@ -33,8 +33,9 @@ struct ForwardTraits {
     using VTile = SwizzledTile<kBlockN, kHeadDimV>;
     using OutTile = SwizzledTile<ForwardConsumerThread::kWarpRows, kHeadDimV>;  // one per consumer warp
 
-    // Iteration over a block mask needs more registers in the producer warp; it gets them where the consumers can spare them.
-    static constexpr bool kMoreProducerRegisters = kBlockMask && !(kRareOptions && kHeadDimV == 256);
+    // Iteration over a block mask and loads from a cache need more registers in the producer warp; it gets them where the
+    // consumers can spare them.
+    static constexpr bool kMoreProducerRegisters = kBlockMask ? !(kRareOptions && kHeadDimV == 256) : kCache && kHeadDim <= 96;
     static constexpr int kProducerRegisters = kMoreProducerRegisters ? 56 : (kGroups == 3 ? 32 : 40),
                          kConsumerRegisters = (kGroups == 3 ? 160 : 232) - (kMoreProducerRegisters ? 8 : 0);
 
