@@ -9,43 +9,22 @@
 using namespace libflash;
 using namespace libflash::cuda;
 
-struct TangentRow {
+struct TangentKernel {
     static constexpr KernelConfig config{
         "backward_tangent", Operation::backward_tangent, "sm80", KernelType::DTYPE, HEAD_DIM, HEAD_DIM, TANGENT_TILE, 1, ""};
 };
-using T = ElementOf<TangentRow::config.dtype>;
-// Two query heads share a key head; causal with a window; the last rows are not in use.
-constexpr int kDim = HEAD_DIM - 8, kDimV = HEAD_DIM, kRows = 150, kUsed = 141, kKeys = 130, kHeads = 2, kLeft = 70;
-constexpr int kBefore = 5;  // packed: rows that belong to no sequence
-constexpr bool kFloat = TangentRow::config.dtype == KernelType::f32_;
-constexpr double kRounding = kFloat ? 0x1p-17 : (TangentRow::config.dtype == KernelType::f16_ ? 0x1p-10 : 0x1p-7);
 
-std::mt19937 generator(7);
-template <class Number>
-std::vector<Number> random(size_t count, float scale) {
-    std::normal_distribution<float> normal;
-    std::vector<Number> x(count);
-    for (Number& y : x) y = Number(scale * normal(generator));
-    return x;
-}
-template <class Number>
-double wide(Number x) {
-    return to_float(x);
-}
+#include "tangent_problem.h"
 
-struct Problem {
-    bool rare;
-    int given;
-    double scale = 1 / std::sqrt(double{kDim}), cap = 9;
-    std::vector<uint8_t> mask, blocks{1, 1, 1, 0};  // blocks: the last rows do not see the last keys
-    std::vector<float> slopes{0.02f, 0.1f};
-    DropoutParams dropout{};
+constexpr double kRounding = kFloat ? 0x1p-17 : kRounding16;
+
+struct Problem : TangentProblem {
     std::vector<T> q, k, v, dout, tq, tk, tv, tdout, out, tout, tdq, tdk, tdv;
     std::vector<float> bias, tbias, sink, tsink, lse, tlse, dlse, tdlse, tdelta;
     std::vector<float> tdsink = std::vector<float>(kHeads, NAN);
     std::vector<double> dq64, dk64, dv64, dsink64 = std::vector<double>(kHeads);
 
-    Problem(float size, float tsize, bool rare_options, int which) : rare(rare_options), given(which) {
+    Problem(float size, float tsize, bool rare_options, int which) : TangentProblem(rare_options, which) {
         const size_t queries = kRows * kHeads;
         q = random<T>(queries * kDim, size), k = random<T>(kKeys * kDim, size), v = random<T>(kKeys * kDimV, size);
         dout = random<T>(queries * kDimV, size);
@@ -54,32 +33,10 @@ struct Problem {
         bias = random<float>(queries * kKeys, 1), tbias = random<float>(bias.size(), tsize);
         sink = random<float>(kHeads, 1), tsink = random<float>(kHeads, tsize);
         dlse = random<float>(queries, 1), tdlse = random<float>(queries, tsize);
-        for (int i = 0; i < kRows * kKeys; ++i) mask.push_back(generator() % 8 != 0);
-        dropout.keep_factor = rare ? 1 / 0.75f : 1, dropout.threshold = 1u << 30, dropout.active = rare;
-        dropout.seed_low = 3, dropout.seed_high = 4, dropout.offset_mix = 5;
         out.assign(dout.size(), T(0.0f)), tout = out;
         lse.assign(queries, -INFINITY), tlse.assign(queries, 0), tdelta.assign(queries, 0);
         tdq.assign(q.size(), T(NAN)), tdk.assign(k.size(), T(NAN)), tdv.assign(v.size(), T(NAN));
         dq64.assign(q.size(), 0), dk64.assign(k.size(), 0), dv64.assign(v.size(), 0);
-    }
-
-    static size_t at(int row, int head, int dim) { return (size_t(row) * kHeads + head) * dim; }
-    static double dot(const T* a, const T* b, int n) {
-        double sum = 0;
-        for (int c = 0; c < n; ++c) sum += wide(a[c]) * wide(b[c]);
-        return sum;
-    }
-    bool sees(int row, int key) const {
-        const int diagonal = row + kKeys - kUsed;
-        if (row >= kUsed || key > diagonal || key < diagonal - kLeft) return false;
-        return !rare || (mask[row * kKeys + key] && blocks[row / 128 * 2 + key / 128]);
-    }
-    // The factor of dropout.
-    double keep(int row, int key, int head) const {
-        if (!rare) return 1;
-        const uint4 w = dropout_words(dropout, head, row, key / 4 * 4);
-        const uint32_t words[] = {w.x, w.y, w.z, w.w};
-        return words[key % 4] >= dropout.threshold ? 1 / 0.75 : 0;
     }
 
     // A score, its tangent, its slope under the softcap and the tangent of that slope.
@@ -144,13 +101,6 @@ struct Problem {
     }
 };
 
-Sequences side(int64_t rows, const int32_t* cu) {
-    Sequences sequences;
-    sequences.capacity = sequences.max_length = rows;
-    sequences.cu = cu;
-    return sequences;
-}
-
 // The rare options, with packed rows whose first ones belong to no sequence.
 void use_rare_options(BackwardTangentParams& params, Problem& p) {
     for (RowsParams* x : {&params.q, &params.tq, &params.out, &params.tout, &params.dout, &params.tdout, &params.tdq})
@@ -172,17 +122,17 @@ void use_rare_options(BackwardTangentParams& params, Problem& p) {
 
 void run(Problem& p) {
     BackwardTangentParams params{};
-    const auto rows = [](std::vector<T>& x, int heads, int dim) { return RowsParams{x.data(), 0, int64_t{heads} * dim, dim}; };
-    const auto numbers = [](std::vector<float>& x) { return RowStatisticsParams{x.data(), int64_t{kHeads} * kRows, 1, kRows}; };
     const int32_t used = kUsed, rows_of_sequence[] = {kBefore, kBefore + kRows}, keys_of_sequence[] = {0, kKeys};
-    params.q = rows(p.q, kHeads, kDim), params.k = rows(p.k, 1, kDim), params.v = rows(p.v, 1, kDimV);
-    params.out = rows(p.out, kHeads, kDimV), params.dout = rows(p.dout, kHeads, kDimV), params.tout = rows(p.tout, kHeads, kDimV);
-    if (p.given & 1) params.tq = rows(p.tq, kHeads, kDim);
-    if (p.given & 2) params.tk = rows(p.tk, 1, kDim);
-    if (p.given & 4) params.tv = rows(p.tv, 1, kDimV);
-    if (p.given & 8) params.tdout = rows(p.tdout, kHeads, kDimV);
-    params.tdq = rows(p.tdq, kHeads, kDim), params.tdk = rows(p.tdk, 1, kDim), params.tdv = rows(p.tdv, 1, kDimV);
-    params.lse = numbers(p.lse), params.tlse = numbers(p.tlse), params.dlse = numbers(p.dlse), params.tdlse = numbers(p.tdlse);
+    params.q = rows_of(p.q, kHeads, kDim), params.k = rows_of(p.k, 1, kDim), params.v = rows_of(p.v, 1, kDimV);
+    params.out = rows_of(p.out, kHeads, kDimV), params.dout = rows_of(p.dout, kHeads, kDimV),
+    params.tout = rows_of(p.tout, kHeads, kDimV);
+    if (p.given & 1) params.tq = rows_of(p.tq, kHeads, kDim);
+    if (p.given & 2) params.tk = rows_of(p.tk, 1, kDim);
+    if (p.given & 4) params.tv = rows_of(p.tv, 1, kDimV);
+    if (p.given & 8) params.tdout = rows_of(p.tdout, kHeads, kDimV);
+    params.tdq = rows_of(p.tdq, kHeads, kDim), params.tdk = rows_of(p.tdk, 1, kDim), params.tdv = rows_of(p.tdv, 1, kDimV);
+    params.lse = numbers_of(p.lse), params.tlse = numbers_of(p.tlse), params.dlse = numbers_of(p.dlse),
+    params.tdlse = numbers_of(p.tdlse);
     params.q_lengths = {nullptr, &used, kRows}, params.k_lengths = {nullptr, nullptr, kKeys};
     if (p.rare) {
         params.q_lengths = {rows_of_sequence, &used, kBefore + kRows};
@@ -201,35 +151,19 @@ void run(Problem& p) {
     if (p.rare) use_rare_options(params, p);
     const Sequences queries = side(kRows, params.q_lengths.cu), keys = side(kKeys, params.k_lengths.cu);
     params.unit_schedule = schedule_params(queries, 1, kHeads, kUnitRows, 1e3, false);
-    params.query_schedule = schedule_params(queries, 1, kHeads, TangentRow::config.tile_q, 1e3, true);
-    params.key_schedule = schedule_params(keys, 1, 1, TangentRow::config.tile_q, 1e3, false);
+    params.query_schedule = schedule_params(queries, 1, kHeads, TangentKernel::config.tile_q, 1e3, true);
+    params.key_schedule = schedule_params(keys, 1, 1, TangentKernel::config.tile_q, 1e3, false);
     BackwardTangentPlan plan;
     const auto launch = [](BackwardTangentStep step, const ScheduleParams& schedule) {
-        return launch_shape(blocks_of(schedule), resources_of_backward_tangent<TangentRow>(static_cast<int>(step), 1));
+        return launch_shape(blocks_of(schedule), resources_of_backward_tangent<TangentKernel>(static_cast<int>(step), 1));
     };
     plan.statistics = launch(BackwardTangentStep::statistics, params.unit_schedule);
     plan.tdq = launch(BackwardTangentStep::gradients, params.query_schedule);
     plan.tdk = plan.tdv = launch(BackwardTangentStep::gradients, params.key_schedule);
     if (p.rare)
         plan.dsink =
-            launch_shape(kHeads, resources_of_backward_tangent<TangentRow>(static_cast<int>(BackwardTangentStep::dsink), 1));
-    launch_backward_tangent<TangentRow>(plan, params, nullptr);
-}
-
-// Checks the root mean square of the error against that of the values, and that what depends on nothing is zero.
-template <class Number>
-bool near(const char* name, const std::vector<Number>& got, const std::vector<double>& exact, double limit) {
-    double error = 0, size = 0;
-    int wrong = 0;
-    for (size_t i = 0; i < got.size(); ++i) {
-        error += (wide(got[i]) - exact[i]) * (wide(got[i]) - exact[i]);
-        size += exact[i] * exact[i];
-        wrong += exact[i] == 0 && wide(got[i]) != 0;
-    }
-    const double relative = error == 0 ? 0 : std::sqrt(error / size);
-    bool good = relative <= limit && wrong == 0;
-    std::printf("%s %s: relative error %.2e, limit %.1e, %d are not 0\n", good ? "ok" : "WRONG", name, relative, limit, wrong);
-    return good;
+            launch_shape(kHeads, resources_of_backward_tangent<TangentKernel>(static_cast<int>(BackwardTangentStep::dsink), 1));
+    launch_backward_tangent<TangentKernel>(plan, params, nullptr);
 }
 
 int main(int, char** argv) {

@@ -27,11 +27,11 @@ void cpu::run_tasks(int64_t tasks, int, void (*body)(const void*, int64_t, int),
 }
 int cpu::threads_or_default(int) { return 1; }
 
-struct DecodeRow {
+struct DecodeKernel {
     static constexpr KernelConfig config{"decode", Operation::decode, "sm80",      KernelType::DTYPE,
                                          HEAD_DIM, HEAD_DIM,          DECODE_TILE, ""};
 };
-using T = ElementOf<DecodeRow::config.dtype>;
+using T = ElementOf<DecodeKernel::config.dtype>;
 constexpr DType kType = sizeof(T) == 4 ? DType::f32 : std::is_same_v<T, __half> ? DType::f16 : DType::bf16;
 constexpr int kDim = HEAD_DIM, kBatch = 5, kHeadsK = 2, kGroup = 3, kHeads = kHeadsK * kGroup, kPage = 16, kColumns = 12;
 constexpr int kPages = kBatch * kColumns + 1, kPositions = 700, kWords = 2;
@@ -260,11 +260,12 @@ void append_what_fits(const DecodeProblem& problem) {
 
 cuda::DecodePlan decode_on_host(const DecodeProblem& problem) {
     std::string why;
-    if (!sm80::supports_decode(DecodeRow::config, problem, &why)) std::printf("WRONG refused: %s\n", why.c_str()), std::exit(1);
+    if (!sm80::supports_decode(DecodeKernel::config, problem, &why))
+        std::printf("WRONG refused: %s\n", why.c_str()), std::exit(1);
     Kernel kernel;
-    kernel.config = DecodeRow::config;
-    kernel.resources = resources_of_decode<DecodeRow>;
-    kernel.decode = launch_decode<DecodeRow>;
+    kernel.config = DecodeKernel::config;
+    kernel.resources = resources_of_decode<DecodeKernel>;
+    kernel.decode = launch_decode<DecodeKernel>;
     DeviceProperties device;
     device.arch = 90, device.multiprocessors = 64, device.shared_memory_bytes = 227 << 10;
     const cuda::DecodePlan plan = sm80::plan_decode(kernel, problem, device, {});

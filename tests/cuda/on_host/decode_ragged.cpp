@@ -22,11 +22,11 @@
 using namespace libflash;
 using namespace libflash::cuda;
 
-struct DecodeRow {
+struct DecodeKernel {
     static constexpr KernelConfig config{"decode", Operation::decode, "sm80",      KernelType::DTYPE,
                                          HEAD_DIM, HEAD_DIM,          DECODE_TILE, ""};
 };
-using T = ElementOf<DecodeRow::config.dtype>;
+using T = ElementOf<DecodeKernel::config.dtype>;
 #ifdef PREFILL_TILE
 struct PrefillRow {
     static constexpr KernelConfig config{"prefill", Operation::prefill, "sm90",       KernelType::DTYPE,
@@ -295,9 +295,9 @@ int main(int, char** argv) {
     Problem p(c);
     const DecodeProblem problem = p.problem();
     Kernel kernel;
-    kernel.config = DecodeRow::config;
-    kernel.resources = resources_of_decode<DecodeRow>;
-    kernel.decode = launch_decode<DecodeRow>;
+    kernel.config = DecodeKernel::config;
+    kernel.resources = resources_of_decode<DecodeKernel>;
+    kernel.decode = launch_decode<DecodeKernel>;
     DeviceProperties device;
     device.arch = 90, device.multiprocessors = 64, device.shared_memory_bytes = 227 << 10;
     const cuda::DecodePlan plan = sm80::plan_decode(kernel, problem, device, prefill_of(c, problem, device));

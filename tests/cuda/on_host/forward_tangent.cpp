@@ -9,78 +9,33 @@
 using namespace libflash;
 using namespace libflash::cuda;
 
-struct TangentRow {
+struct TangentKernel {
     static constexpr KernelConfig config{
         "forward_tangent", Operation::forward_tangent, "sm80", KernelType::DTYPE, HEAD_DIM, HEAD_DIM, TANGENT_TILE, 1, ""};
 };
-using T = ElementOf<TangentRow::config.dtype>;
-// Two query heads share a key head; causal with a window; the last rows are not in use, and rows before kFirst see no key.
-constexpr int kDim = HEAD_DIM - 8, kDimV = HEAD_DIM, kRows = 150, kUsed = 141, kKeys = 130, kHeads = 2, kLeft = 70;
-constexpr int kFirst = kUsed - kKeys;
-constexpr int kBefore = 5;  // packed: rows that belong to no sequence
-constexpr bool kFloat = TangentRow::config.dtype == KernelType::f32_;
-constexpr double kRounding = kFloat ? 0x1p-18 : (TangentRow::config.dtype == KernelType::f16_ ? 0x1p-10 : 0x1p-7);
 
-std::mt19937 generator(7);
-template <class Number>
-std::vector<Number> random(size_t count, float scale) {
-    std::normal_distribution<float> normal;
-    std::vector<Number> x(count);
-    for (Number& y : x) y = Number(scale * normal(generator));
-    return x;
-}
-template <class Number>
-double wide(Number x) {
-    return to_float(x);
-}
+#include "tangent_problem.h"
 
-struct Problem {
-    bool rare;
-    int given;
-    double scale = 1 / std::sqrt(double{kDim}), cap = 9;
-    std::vector<uint8_t> mask, blocks{1, 1, 1, 0};  // blocks: the last rows do not see the last keys
-    std::vector<float> slopes{0.02f, 0.1f};
-    DropoutParams dropout{};
+constexpr double kRounding = kFloat ? 0x1p-18 : kRounding16;
+
+struct Problem : TangentProblem {
     std::vector<T> q, k, v, tq, tk, tv, out, tout, dout, tdout;
     std::vector<float> bias, tbias, sink, tsink, lse, tlse, tdlse, tdelta;
     std::vector<double> to64, mu64, delta64;
 
-    Problem(float size, float tsize, bool rare_options, int which) : rare(rare_options), given(which) {
+    Problem(float size, float tsize, bool rare_options, int which) : TangentProblem(rare_options, which) {
         q = random<T>(kRows * kHeads * kDim, size), k = random<T>(kKeys * kDim, size), v = random<T>(kKeys * kDimV, size);
         tq = random<T>(q.size(), tsize), tk = random<T>(k.size(), tsize), tv = random<T>(v.size(), tsize);
         const size_t outputs = kRows * kHeads * kDimV;
         dout = random<T>(outputs, size), tdout = random<T>(outputs, size);
         bias = random<float>(kHeads * kRows * kKeys, 1), tbias = random<float>(bias.size(), tsize);
         sink = random<float>(kHeads, 1), tsink = random<float>(kHeads, tsize), tdlse = random<float>(kHeads * kRows, 1);
-        for (int i = 0; i < kRows * kKeys; ++i) mask.push_back(generator() % 8 != 0);
-        dropout.keep_factor = rare ? 1 / 0.75f : 1, dropout.threshold = 1u << 30, dropout.active = rare;
-        dropout.seed_low = 3, dropout.seed_high = 4, dropout.offset_mix = 5;
         out.assign(outputs, T(0.0f)), tout.assign(outputs, T(NAN));
         lse.assign(kHeads * kRows, -INFINITY), tlse.assign(lse.size(), NAN), tdelta.assign(lse.size(), NAN);
         to64.assign(outputs, 0), mu64.assign(lse.size(), 0), delta64.assign(lse.size(), 0);
         if (!(given & 1)) tq.assign(tq.size(), T(0.0f));
         if (!(given & 2)) tk.assign(tk.size(), T(0.0f));
         if (!(given & 4)) tv.assign(tv.size(), T(0.0f));
-    }
-
-    static size_t at(int row, int head, int dim) { return (size_t(row) * kHeads + head) * dim; }
-    template <class A, class B>
-    static double dot(const A* a, const B* b, int n) {
-        double sum = 0;
-        for (int c = 0; c < n; ++c) sum += wide(a[c]) * wide(b[c]);
-        return sum;
-    }
-    bool sees(int row, int key) const {
-        const int diagonal = row + kKeys - kUsed;
-        if (row >= kUsed || key > diagonal || key < diagonal - kLeft) return false;
-        return !rare || (mask[row * kKeys + key] && blocks[row / 128 * 2 + key / 128]);
-    }
-    // The factor of dropout.
-    double keep(int row, int key, int head) const {
-        if (!rare) return 1;
-        const uint4 w = dropout_words(dropout, head, row, key / 4 * 4);
-        const uint32_t words[] = {w.x, w.y, w.z, w.w};
-        return words[key % 4] >= dropout.threshold ? 1 / 0.75 : 0;
     }
 
     // Scores of a row and their tangents.
@@ -129,26 +84,17 @@ struct Problem {
     }
 };
 
-Sequences side(int64_t rows, const int32_t* cu) {
-    Sequences sequences;
-    sequences.capacity = sequences.max_length = rows;
-    sequences.cu = cu;
-    return sequences;
-}
-
 void run(Problem& p) {
     ForwardTangentParams params{};
-    const auto rows = [](std::vector<T>& x, int heads, int dim) { return RowsParams{x.data(), 0, int64_t{heads} * dim, dim}; };
-    const auto numbers = [](std::vector<float>& x) { return RowStatisticsParams{x.data(), int64_t{kHeads} * kRows, 1, kRows}; };
     const int32_t used = kUsed, rows_of_sequence[] = {kBefore, kBefore + kRows}, keys_of_sequence[] = {0, kKeys};
-    params.q = rows(p.q, kHeads, kDim), params.k = rows(p.k, 1, kDim), params.v = rows(p.v, 1, kDimV);
-    if (p.given & 1) params.tq = rows(p.tq, kHeads, kDim);
-    if (p.given & 2) params.tk = rows(p.tk, 1, kDim);
-    if (p.given & 4) params.tv = rows(p.tv, 1, kDimV);
-    params.out = rows(p.out, kHeads, kDimV), params.tout = rows(p.tout, kHeads, kDimV);
-    params.dout = rows(p.dout, kHeads, kDimV), params.tdout = rows(p.tdout, kHeads, kDimV);
-    params.lse = numbers(p.lse), params.tlse = numbers(p.tlse);
-    params.tdlse = numbers(p.tdlse), params.tdelta = numbers(p.tdelta);
+    params.q = rows_of(p.q, kHeads, kDim), params.k = rows_of(p.k, 1, kDim), params.v = rows_of(p.v, 1, kDimV);
+    if (p.given & 1) params.tq = rows_of(p.tq, kHeads, kDim);
+    if (p.given & 2) params.tk = rows_of(p.tk, 1, kDim);
+    if (p.given & 4) params.tv = rows_of(p.tv, 1, kDimV);
+    params.out = rows_of(p.out, kHeads, kDimV), params.tout = rows_of(p.tout, kHeads, kDimV);
+    params.dout = rows_of(p.dout, kHeads, kDimV), params.tdout = rows_of(p.tdout, kHeads, kDimV);
+    params.lse = numbers_of(p.lse), params.tlse = numbers_of(p.tlse);
+    params.tdlse = numbers_of(p.tdlse), params.tdelta = numbers_of(p.tdelta);
     params.q_lengths = {nullptr, &used, kRows}, params.k_lengths = {nullptr, nullptr, kKeys};
     params.batch = 1, params.heads_q = params.group_size = kHeads, params.head_dim = kDim, params.head_dim_v = kDimV;
     params.softmax_scale = static_cast<float>(p.scale), params.scale_log2 = static_cast<float>(p.scale * 1.4426950408889634);
@@ -175,25 +121,10 @@ void run(Problem& p) {
     ForwardTangentPlan plan;
     plan.instance = p.rare ? kGeneralInstance : kPlainInstance;
     params.schedule = schedule_params(side(kRows, params.q_lengths.cu), 1, kHeads,
-                                      forward_tangent_tile_q(TangentRow::config, p.rare), 1e3, true);
-    plan.attention = launch_shape(blocks_of(params.schedule), resources_of_forward_tangent<TangentRow>(0, plan.instance.number));
-    launch_forward_tangent<TangentRow>(plan, params, nullptr);
-}
-
-// Checks the root mean square of the error against that of the values, and that rows without keys have zeros.
-template <class Number>
-bool near(const char* name, const std::vector<Number>& got, const std::vector<double>& exact, double limit) {
-    double error = 0, size = 0;
-    int wrong = 0;
-    for (size_t i = 0; i < got.size(); ++i) {
-        error += (wide(got[i]) - exact[i]) * (wide(got[i]) - exact[i]);
-        size += exact[i] * exact[i];
-        wrong += exact[i] == 0 && wide(got[i]) != 0;
-    }
-    const double relative = error == 0 ? 0 : std::sqrt(error / size);
-    const bool good = relative <= limit && wrong == 0;
-    std::printf("%s %s: relative error %.2e, limit %.1e, %d are not 0\n", good ? "ok" : "WRONG", name, relative, limit, wrong);
-    return good;
+                                      forward_tangent_tile_q(TangentKernel::config, p.rare), 1e3, true);
+    plan.attention =
+        launch_shape(blocks_of(params.schedule), resources_of_forward_tangent<TangentKernel>(0, plan.instance.number));
+    launch_forward_tangent<TangentKernel>(plan, params, nullptr);
 }
 
 int main(int, char** argv) {
