@@ -111,17 +111,12 @@ void cuda_lines(std::string& text, const cuda::DecodePlan& plan) {
     launch_line(text, "", "attention", prefill.attention);
 }
 
-template <class CudaPlan>
-const CudaPlan& of_cuda(const PlanOf<CudaPlan>& plan) {
-    return plan.cuda;
-}
-const TangentPlan& of_cuda(const TangentPlan& plan) { return plan; }  // one of two
-
-template <class Plan>
-void all_lines(std::string& text, const Plan& plan) {
+// `of_cuda`: the part of the plan for CUDA.
+template <class Plan, class CudaPlan>
+void all_lines(std::string& text, const Plan& plan, const CudaPlan& of_cuda) {
     line(text, "kernel", plan.kernel->info.name, ", backend ", plan.kernel->info.backend);
     if (plan.kernel->cuda) {
-        cuda_lines(text, of_cuda(plan));
+        cuda_lines(text, of_cuda);
     } else {
         cpu_lines(text, plan.cpu);
     }
@@ -130,11 +125,11 @@ void all_lines(std::string& text, const Plan& plan) {
 
 }  // namespace
 
-void add_plan_lines(std::string& text, const ForwardPlan& plan) { all_lines(text, plan); }
-void add_plan_lines(std::string& text, const BackwardPlan& plan) { all_lines(text, plan); }
-void add_plan_lines(std::string& text, const DecodePlan& plan) { all_lines(text, plan); }
+void add_plan_lines(std::string& text, const ForwardPlan& plan) { all_lines(text, plan, plan.cuda); }
+void add_plan_lines(std::string& text, const BackwardPlan& plan) { all_lines(text, plan, plan.cuda); }
+void add_plan_lines(std::string& text, const DecodePlan& plan) { all_lines(text, plan, plan.cuda); }
 void add_plan_lines(std::string& text, const TangentPlan& plan) {
-    all_lines(text, plan);
+    all_lines(text, plan, plan);
     if (plan.backward.kernel)
         line(text, "before", "backward, by ", plan.backward.kernel->info.name, " (", plan.backward.cuda.instance.name, ")");
     if (plan.forward.kernel)
