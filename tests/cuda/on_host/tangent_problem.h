@@ -8,6 +8,8 @@
 #include <random>
 #include <vector>
 
+#include "numbers.h"
+
 using T = ElementOf<TangentKernel::config.dtype>;
 // Two query heads share a key head; causal with a window; the last rows are not in use. Rows before kUsed - kKeys see no key.
 constexpr int kDim = HEAD_DIM - 8, kDimV = HEAD_DIM, kRows = 150, kUsed = 141, kKeys = 130, kHeads = 2, kLeft = 70;
@@ -18,14 +20,7 @@ constexpr double kRounding16 = TangentKernel::config.dtype == KernelType::f16_ ?
 inline std::mt19937 generator(7);
 template <class Number>
 std::vector<Number> random(size_t count, float scale) {
-    std::normal_distribution<float> normal;
-    std::vector<Number> x(count);
-    for (Number& y : x) y = Number(scale * normal(generator));
-    return x;
-}
-template <class Number>
-double wide(Number x) {
-    return to_float(x);
+    return random<Number>(count, scale, generator);
 }
 
 // The options: a block mask whose last rows do not see the last keys, a mask, ALiBi, softcap, dropout.
