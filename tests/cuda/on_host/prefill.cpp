@@ -10,6 +10,7 @@
 
 #include "cuda/host/tile_schedule.h"
 #include "cuda/sm90/prefill.cuh"
+#include "numbers.h"
 
 using namespace libflash;
 using namespace libflash::cuda;
@@ -43,10 +44,7 @@ struct Case {
 std::mt19937 generator(3);
 template <class Number>
 std::vector<Number> random(size_t count, float scale) {
-    std::normal_distribution<float> normal;
-    std::vector<Number> x(count);
-    for (Number& y : x) y = Number(scale * normal(generator));
-    return x;
+    return random<Number>(count, scale, generator);
 }
 
 struct Problem {
