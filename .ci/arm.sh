@@ -21,7 +21,9 @@ part_arm() {
 }
 
 arm_tools() {
-    command -v aarch64-linux-gnu-g++ qemu-aarch64 cc > /dev/null && return
+    local tool missing=
+    for tool in aarch64-linux-gnu-g++ qemu-aarch64 cc; do command -v "$tool" > /dev/null || missing=1; done
+    [ -n "$missing" ] || return 0
     [ "$(id -u)" = 0 ] && command -v apt-get > /dev/null || return
     apt-get -q update && apt-get -qy install --no-install-recommends g++-aarch64-linux-gnu qemu-user
 }
