@@ -63,11 +63,11 @@ __device__ __forceinline__ void store_pair(const DecodeParams& p, int batch, int
 }
 
 // Splits are processed in groups of 32: lane n of every warp computes the weight of split n of the group, and each warp adds up a
-// quarter of the group.
+// quarter of the group, or an eighth of wide rows. kHeadDim: channels of the values.
 // Out: the type of the results, T or float.
 template <class T, int kHeadDim, class Out = T>
 struct CombineSplits {
-    static constexpr int kWarps = 4, kThreads = kWarps * 32;
+    static constexpr int kWarps = kHeadDim > 256 ? 8 : 4, kThreads = kWarps * 32;
     static constexpr int kPairs = kHeadDim / 64;  // channel pairs per lane
     static constexpr int kShare = 32 / kWarps;    // splits of a group per warp
 
@@ -193,9 +193,10 @@ struct CombinedRows {
 constexpr int fewest_combine_blocks(int head_dim) { return head_dim == 64 ? 5 : 0; }
 
 template <class Kernel, class T, class Out>
-__global__ void __launch_bounds__(128, fewest_combine_blocks(Kernel::config.head_dim))
+__global__ void __launch_bounds__(CombineSplits<T, Kernel::config.head_dim_v, Out>::kThreads,
+                                  fewest_combine_blocks(Kernel::config.head_dim))
     combine_kernel(const __grid_constant__ DecodeParams params) {
-    using Body = CombineSplits<T, Kernel::config.head_dim, Out>;
+    using Body = CombineSplits<T, Kernel::config.head_dim_v, Out>;
     __shared__ float2 parts[Body::kWarps][Body::kPairs][32];
     CombinedRows rows = CombinedRows::one(params);
     allow_next_kernel();
