@@ -15,7 +15,7 @@ SCRIPT = """
 include({functions})
 set(CMAKE_CUDA_ARCHITECTURES {architectures})
 libflash_folder_architectures()
-foreach(group any sm80 sm80_large sm80_small sm80_tangent sm80_tangent_large sm80_tangent_small sm90)
+foreach(group any sm80 sm80_large sm80_small sm80_tangent sm80_tangent_large sm80_tangent_small sm80_wide sm90)
   libflash_gencode("${{LIBFLASH_ARCHITECTURES_${{group}}}}" "{versions}" options)
   message("${{group}}|${{LIBFLASH_ARCHITECTURES_${{group}}}}|${{options}}")
 endforeach()
@@ -66,6 +66,10 @@ def test_operations_on_tangents(cmake):
     assert made["sm80_tangent"] == ("80-real 90-real 80-virtual", {"80": "sm_80,sm_90,compute_80"})
     assert made["sm80_tangent_large"] == ("90-real", {"80": "sm_90"})
     assert made["sm80_tangent_small"] == ("80-real 80-virtual", {"80": "sm_80,compute_80"})
+
+
+def test_wide_heads(cmake):
+    assert cmake(LIST)["sm80_wide"] == ("80-real 90-real 80-virtual", {"80": "sm_80,compute_80", "90": "sm_90"})
 
 
 @pytest.mark.parametrize(

@@ -210,7 +210,7 @@ def attention(dtype: str, head_dim: int, forward: str, backward: str, keys_per_s
     defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "FORWARD_TILE": forward, "BACKWARD_TILE": backward}
     defines["LIBFLASH_KEYS_PER_SUM"] = keys_per_sum
     return Program(
-        "attention.cpp", ("attention/backward_steps.cuh", "sm80/backward.cuh", "sm80/forward.cuh"), tuple(defines.items())
+        "attention.cpp", ("attention/backward_steps.cuh", "sm80/backward.cuh", "sm80/backward_wide.cuh", "sm80/forward.cuh"), tuple(defines.items())
     )
 
 
@@ -229,7 +229,9 @@ def backward_tangent(dtype: str, head_dim: int, tile: str) -> Program:
 
 
 def decode(dtype: str, head_dim: int, tile: str) -> Program:
-    defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "DECODE_TILE": tile}
+    # Wide heads: one kernel for keys of 576 channels and values of 512.
+    dims = "576, 512" if head_dim > 256 else f"{head_dim}, {head_dim}"
+    defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "KERNEL_DIMS": dims, "DECODE_TILE": tile}
     return Program("decode.cpp", ("sm80/decode.cuh",), tuple(defines.items()))
 
 

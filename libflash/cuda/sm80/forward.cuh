@@ -370,18 +370,22 @@ template <class Kernel, bool kGeneral, bool kLongSums>
 struct Instance {
     static constexpr KernelConfig config = Kernel::config;
     using T = ElementOf<config.dtype>;
+    static constexpr int kWarps = config.tile_q / forward_rows_of_warp(config, kGeneral, kLongSums);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1100
+    static constexpr int kSharers = forward_sharers(config, true);
+#else
+    static constexpr int kSharers = forward_sharers(config, false);
+#endif
+    static constexpr int kMinBlocks = kWarps <= 4 ? 2 : 1;
 #if defined(__CUDA_ARCH__)
     static constexpr int kVersion = __CUDA_ARCH__ / 10;
-    static constexpr int kSharers = forward_sharers(config, kVersion);
 #else
     static constexpr int kVersion = 90;  // host compilation: the largest tiles, so the largest shared memory
-    static constexpr int kSharers = forward_sharers(config, 0);  // they do not change the dynamic shared memory
 #endif
-    static constexpr int kWarps = config.tile_q / forward_rows_of_warp(config, kGeneral, kLongSums);
-    static constexpr int kMinBlocks = kWarps <= 4 ? 2 : 1;
     template <int kTileK>
     using Tiled = Forward<T, config.head_dim, config.tile_q, kTileK, kWarps, kSharers, kGeneral, kLongSums>;
     using Body = Tiled<forward_tile_k_sm80(config, kGeneral, kLongSums, kVersion)>;
+    static_assert(!is_wide_forward(config) || Body::kSharedBytes + Body::Pair::kStaticBytes <= 99 * 1024, "fits every GPU");
 };
 
 template <class Kernel, bool kGeneral, bool kLongSums>

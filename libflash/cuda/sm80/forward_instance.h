@@ -22,10 +22,9 @@ constexpr Instance forward_instance_sm80(const KernelConfig& config, bool genera
 }
 
 // Warps that share query rows (row_pair.cuh). With more than 256 channels the accumulators of 16 rows fill the registers of two
-// warps. With 256, two warps share 32 rows where there is enough shared memory for P. `version`: __CUDA_ARCH__ / 10.
-constexpr int forward_sharers(const KernelConfig& config, int version) {
-    if (config.dtype == KernelType::f32_) return 1;
-    return is_wide_forward(config) || (config.head_dim == 256 && version >= 90 && version < 110) ? 2 : 1;
+// warps. With 256, two warps share 32 rows if shared memory has space for P.
+constexpr int forward_sharers(const KernelConfig& config, bool has_space) {
+    return is_wide_forward(config) || (has_space && config.head_dim == 256 && config.dtype != KernelType::f32_) ? 2 : 1;
 }
 
 // Query rows of a tile for each of its warps. With 32 rows per warp each fragment of K or V is used in two products. Registers do
