@@ -52,6 +52,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
     static constexpr int kTilesPerSum = tiles_per_sum(kBlockN);
     // The only instance of wide heads decides at run time.
     static constexpr bool kMayHaveLongSums = kLongSums && kHeadDim > 256;
+    static constexpr bool kLoadsLate = kHeadDim > 256;  // one copy of the code that starts the first loads
 
     static constexpr bool kFloat = std::is_same<T, float>::value;
     using QTile = SharedTile<kBlockM, kHeadDim, sizeof(T)>;
@@ -123,7 +124,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         c.q = start<const T>(params.q, work.batch, q_rows.start, work.head);
         c.k = start<const T>(params.k, work.batch, c.k_rows.start, kv_head);
         c.v = start<const T>(params.v, work.batch, c.k_rows.start, kv_head);
-        load_first(c);
+        if constexpr (!kLoadsLate) load_first(c);
         if (thread == 0) common() = c;
         q_address = QTile::a_address(q_smem(), warp_row(), lane);
         __syncthreads();
@@ -339,6 +340,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         bool exact_maximum = false;
 #pragma unroll 1
         while (true) {
+            if constexpr (kLoadsLate) load_first(common());
             if constexpr (kSharers == 2) {
                 Pair(*this).loop_over_keys(exact_maximum);
             } else {
@@ -347,7 +349,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
             const bool overflow = finish_sums();
             if (exact_maximum || !overflow) break;
             exact_maximum = true;
-            load_first(common());
+            if constexpr (!kLoadsLate) load_first(common());
         }
         if constexpr (kHeadDim > 256) {
             ForwardWideOutput<Forward>{*this}.store();
