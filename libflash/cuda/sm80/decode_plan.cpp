@@ -71,7 +71,7 @@ void plan_append(DecodePlan& plan, const Kernel& kernel, const DecodeProblem& pr
     plan.append_rows = static_cast<uint32_t>(new_rows);
     plan.append_slots = static_cast<uint32_t>(slots);
     const KernelResources resources = kernel.resources(static_cast<int>(DecodeStep::append), plan.instance.number);
-    plan.append = launch_shape(ceil_div(rows, resources.threads / slots), resources);
+    plan.append = launch_shape(ceil_div(rows, append_threads(kernel.config.head_dim) / slots), resources);
 }
 
 // For several waves of thread blocks. Thread blocks that begin together end together, and memory is idle until the next ones
