@@ -1,8 +1,8 @@
 # The architectures that the kernels of a folder are compiled for, and the compiler options for them, from
 # CMAKE_CUDA_ARCHITECTURES, CMake's list ("80-real;90a-real;80-virtual": machine code, PTX, or both without a suffix).
 
-# Sets LIBFLASH_ARCHITECTURES_<group> for each group of kernels: a folder, sm80_tangent, sm80_wide (more than 256 channels), or one
-# of these with the mark large or small, as sm80_large.
+# Sets LIBFLASH_ARCHITECTURES_<group> for each group of kernels: a folder, sm80_tangent, sm80_wide (more than 256 channels), or
+# one of these with the mark large or small, as sm80_large.
 macro(libflash_folder_architectures)
   foreach(architecture IN LISTS CMAKE_CUDA_ARCHITECTURES)
     if(NOT architecture MATCHES "^([0-9]+)[af]?(-real|-virtual)?$" OR CMAKE_MATCH_1 LESS 80)

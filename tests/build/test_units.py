@@ -133,5 +133,5 @@ def test_kernels_without_an_architecture(cmake):
     units, registry = cmake(architectures="80-real")
     assert sorted(registry) == sorted(kernels_of(units))
     assert not [name for name in registry if "sm90" in name]
-    groups = {"any", "sm80", "sm80_small", "sm80_tangent", "sm80_tangent_small", "sm80_wide"}
+    groups = {"any", "sm80", "sm80_small", "sm80_tangent", "sm80_tangent_small", "sm80_wide", "sm80_wide_small"}
     assert {group for _, group, _ in units.values()} == groups

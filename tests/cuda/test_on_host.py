@@ -24,7 +24,10 @@ NVCC = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
 CUDA_HEADERS = next((p for p in Path(NVCC).resolve().parents[1].glob("**/include") if (p / "cuda_bf16.h").exists()), None)
 CXX = shutil.which("g++")
 
-# Type, head_dim, tiles of forward, tiles and stages of backward: kernels with one, two and four warps for each 32 keys.
+KEYS_PER_SUM = 32768  # of the library
+
+# Type, head_dim, tiles of forward, tiles and stages of backward: kernels with one, two and four warps for each 32 keys, and with
+# two warps for each 16 rows. Then, if they are others, keys per sum, and the architecture whose code runs.
 ATTENTION_KERNELS = {
     "bf16-64": ("bf16_", 64, "128, 128", "128, 128, 1"),
     "f16-128": ("f16_", 128, "128, 64", "64, 128, 3"),
@@ -33,6 +36,8 @@ ATTENTION_KERNELS = {
     "f32-64": ("f32_", 64, "128, 32", "32, 128, 1"),
     "f32-128": ("f32_", 128, "128, 32", "32, 64, 1"),
     "f32-256-small": ("f32_", 256, "64, 16", "16, 32, 1"),
+    "bf16-512": ("bf16_", 512, "64, 32", "64, 64, 1"),
+    "f16-512-small": ("f16_", 512, "32, 32", "32, 32, 1", KEYS_PER_SUM, 80),
 }
 
 # Kernels again that take their sums out after so few keys that it happens several times (attention/long_sums.h): after
@@ -43,6 +48,7 @@ ATTENTION_KERNELS_WITH_LONG_SUMS = {
     "f16-128-sums": ("f16_", 128, "128, 64", "64, 128, 3", 128),
     "f32-128-sums": ("f32_", 128, "128, 32", "32, 64, 1", 64),
     "bf16-256-sums-small": ("bf16_", 256, "64, 64", "32, 32, 1", 32),
+    "f16-512-sums-small": ("f16_", 512, "64, 32", "64, 64, 1", 64),
 }
 
 # Kernels and cases of parts.cpp: float32 and 16 bits, with one, two and four warps for each 32 keys, long sums.
@@ -93,6 +99,8 @@ DECODE_KERNELS = {
     "f16-256-small": ("f16_", 256, "16, 32, 2"),
     "f32-128-small": ("f32_", 128, "16, 32, 2"),
 }
+# Channels of keys: 512 of values.
+WIDE_DECODE_KERNELS = {"bf16-512": ("bf16_", 512, "16, 16, 2"), "f16-576": ("f16_", 576, "16, 16, 2")}
 DECODE_KERNELS_OF_TWO_HEADS = {"bf16-64": DECODE_KERNELS["bf16-64"], "f16-128": ("f16_", 128, "16, 64, 3")}
 # Query rows, splits (negative: the keys of each), paged, append (0: nothing, 1: two rows by a kernel before decode, 2: one row by
 # decode), stages left empty, key heads of a thread block, and whether copies arrive as late as they may.
@@ -139,6 +147,11 @@ OPTION_CASES = (
     *((0, 0, 0, 0, 1, 0, 0, 1, 1, 1, 0, 0), (3, 5, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0)),
 )
 OPTION_CASES_OF_NUMBERS = tuple(case for case in OPTION_CASES if case[0] == 0)
+# Of wide heads, which have no scales. Also rope parts beside values that are channels of the keys, as in MLA.
+OPTION_CASES_OF_WIDE_HEADS = (
+    *(case for case in OPTION_CASES if case[:2] == (0, 0)),
+    *((0, 0, 0, 0, 1, 9, 3, 1, 0, 0, 1, 1), (0, 0, 64, 1, 1, 3, 2, 1, 0, 0, 0, 1), (0, 0, 0, 1, 1, 0, -128, 0, 0, 0, 1, 0)),
+)
 
 # Forward for sm_90a: type, head_dim, head_dim_v, tile, stages; three, two and two warpgroups.
 FORWARD_KERNELS_SM90 = {
@@ -178,7 +191,6 @@ BACKWARD_KERNELS_SM90_WITH_LONG_SUMS = {
     "bf16-256-sums": ("bf16_", 256, "64, 64", 2, 32),
     "f16-192-sums": ("f16_", 192, "64, 64", 3, 128),
 }
-KEYS_PER_SUM = 32768  # of the library
 pytestmark = pytest.mark.early
 DISORDERS = (0, 1)  # orders in which forward_sm90.cpp and backward_sm90.cpp run the warps
 # Backward with additions to dq in a fixed order: kernel -> disorders and numbers of thread blocks that run at the same time.
@@ -206,12 +218,13 @@ class Run(NamedTuple):
     arguments: tuple[int, ...]
 
 
-def attention(dtype: str, head_dim: int, forward: str, backward: str, keys_per_sum: int = KEYS_PER_SUM) -> Program:
+def attention(
+    dtype: str, head_dim: int, forward: str, backward: str, keys_per_sum: int = KEYS_PER_SUM, arch: int = 90
+) -> Program:
     defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "FORWARD_TILE": forward, "BACKWARD_TILE": backward}
-    defines["LIBFLASH_KEYS_PER_SUM"] = keys_per_sum
-    return Program(
-        "attention.cpp", ("attention/backward_steps.cuh", "sm80/backward.cuh", "sm80/backward_wide.cuh", "sm80/forward.cuh"), tuple(defines.items())
-    )
+    defines |= {"LIBFLASH_KEYS_PER_SUM": keys_per_sum, "__CUDA_ARCH__": arch * 10}
+    headers = ("attention/backward_steps.cuh", "sm80/backward.cuh", "sm80/backward_wide.cuh", "sm80/forward.cuh")
+    return Program("attention.cpp", headers, tuple(defines.items()))
 
 
 def parts(*sizes: Any) -> Program:
@@ -305,6 +318,7 @@ DECODE_RUNS = [
         {f"ragged-{name}": decode_ragged(*sizes) for name, sizes in DECODE_KERNELS.items()},
         lambda name: with_no_prefill(RAGGED_CASES if name == "ragged-bf16-64" else RAGGED_CASES[1::2]),
     ),
+    *runs({"ragged-bf16-512": decode_ragged(*WIDE_DECODE_KERNELS["bf16-512"])}, lambda _: with_no_prefill(RAGGED_CASES[1::2])),
     *runs(
         {f"prefill-{name}": decode_with_prefill(*sizes) for name, sizes in DECODE_KERNELS_OF_TWO_HEADS.items()},
         lambda name: RAGGED_CASES_WITH_PREFILL,
@@ -318,6 +332,10 @@ OPTION_RUNS = [  # there are no codes beside float32
     *runs({"bf16-64": decode_options(*DECODE_KERNELS["bf16-64"])}, lambda _: OPTION_CASES),
     *runs({"f16-256-small": decode_options(*DECODE_KERNELS["f16-256-small"])}, lambda _: OPTION_CASES[::2]),
     *runs({"f32-128-small": decode_options(*DECODE_KERNELS["f32-128-small"])}, lambda _: OPTION_CASES_OF_NUMBERS),
+    *runs(
+        {name: decode_options(*sizes) for name, sizes in WIDE_DECODE_KERNELS.items()},
+        lambda _: OPTION_CASES_OF_WIDE_HEADS,
+    ),
 ]
 CACHE_WRITE_RUNS = runs({dtype: cache_write(f"{dtype}_") for dtype in ("f16", "bf16", "f32")}, lambda _: ((),))
 SM90_RUNS = runs(
@@ -364,7 +382,7 @@ def compile_to(folder: Path, program: Program) -> None:
     short = program.source in ("attention.cpp", "parts.cpp", *tangents)  # they run for less time than they are compiled
     optimization = "-O1" if short else "-O2"
     command = [CXX, "-std=c++17", optimization, "-fno-strict-aliasing", "-fno-pie", "-no-pie", "-w", "-fpermissive"]
-    command += [f"-D{name}={value}" for name, value in (*program.defines, ("__CUDA_ARCH__", 900))]
+    command += [f"-D{name}={value}" for name, value in ({"__CUDA_ARCH__": 900} | dict(program.defines)).items()]
     # The changed headers come first, then the emulated instructions, then the library's headers.
     command += [f"-I{path}" for path in (folder, HERE, ROOT / "libflash", ROOT / "include", CUDA_HEADERS)]
     done = subprocess.run(
@@ -497,6 +515,15 @@ def test_tiles_are_those_of_kernels_table() -> None:
     tangents += [("backward", sizes) for sizes in BACKWARD_TANGENT_KERNELS.values()]
     for direction, (dtype, head_dim, tile) in tangents:
         line = rf"{direction}_tangent +sm80 +{dtype.rstrip('_')} +{head_dim} +{tile.replace(', ', 'x')} +1 "
+        assert re.search(line, table), line
+    for sizes in ("bf16-512", "f16-512-small"):
+        dtype, _, forward_tile, backward_tile, *_ = ATTENTION_KERNELS[sizes]
+        for operation, tile in (("forward", forward_tile), ("backward", backward_tile.removesuffix(", 1"))):
+            line = rf"{operation} +sm80 +{dtype.rstrip('_')} +512 +{tile.replace(', ', 'x')} +1 "
+            assert re.search(line, table), line
+    for dtype, _, tile in WIDE_DECODE_KERNELS.values():
+        tile_q, tile_k, stages = tile.split(", ")
+        line = rf"decode +sm80 +{dtype.rstrip('_')} +576x512 +{tile_q}x{tile_k} +{stages} "
         assert re.search(line, table), line
     sums = [sizes[:4] for sizes in BACKWARD_KERNELS_SM90_WITH_LONG_SUMS.values()]
     for dtype, head_dim, tile, stages in [*BACKWARD_KERNELS_SM90.values(), *sums]:

@@ -91,10 +91,10 @@ struct DecodeParams {
     RaggedParams ragged;
     CacheShardParams shard;
     RopeParams rope;
-    int32_t k_channels;  // of cache.k: those of the keys that `rope` has not
-    bool out_is_float;   // beside 16-bit queries
-    bool invariant;      // the bits of a row depend on its own sequence alone
-    bool values_in_keys; // the values are the first channels of the keys
+    int32_t k_channels;   // of cache.k: those of the keys that `rope` has not
+    bool out_is_float;    // beside 16-bit queries
+    bool invariant;       // the bits of a row depend on its own sequence alone
+    bool values_in_keys;  // the values are the first channels of the keys
 };
 
 // The elements of a cache: of the type of the queries, the same with scales, or codes of 8 bits with or without scales.

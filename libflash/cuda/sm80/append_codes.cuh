@@ -44,8 +44,7 @@ __device__ __forceinline__ void append_part(const DecodeParams& params, const Ap
         return;
     }
     const CacheScaleParams& scale = part == 0 ? params.k_scale : params.v_scale;
-    write_cached_row(made, channels, scale,
-                     scale_address(scale, row.batch, location.page, location.row, head), params.code,
+    write_cached_row(made, channels, scale, scale_address(scale, row.batch, location.page, location.row, head), params.code,
                      cached_address<T>(to.data, offset, params.code), lane);
 }
 
@@ -64,7 +63,7 @@ __global__ void __launch_bounds__(kAppendThreads)
     const AppendedKey row = AppendedKey::of(params, static_cast<int>(item / heads));
     if (row.batch < 0) return;
     append_part<T, kIsPlain<Kernel>>(params, row, static_cast<int>(item % heads), static_cast<int>(warp % parts),
-                   static_cast<int>(threadIdx.x % 32));
+                                     static_cast<int>(threadIdx.x % 32));
 }
 
 template <class Kernel, class T>

@@ -112,8 +112,8 @@ KernelResources resources_of_backward(int step, int instance) {
     if constexpr (is_wide_backward(Kernel::config.head_dim)) {
         return sm80::wide_backward_resources<Kernel>(static_cast<BackwardStep>(step));
     } else {
-        const auto resources =
-            instance == kGeneralInstance.number ? sm80::backward_resources<Kernel, true> : sm80::backward_resources<Kernel, false>;
+        const auto resources = instance == kGeneralInstance.number ? sm80::backward_resources<Kernel, true>
+                                                                   : sm80::backward_resources<Kernel, false>;
         return resources(static_cast<BackwardStep>(step));
     }
 }

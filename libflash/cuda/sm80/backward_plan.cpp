@@ -22,7 +22,7 @@ BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem
                                                problem.mask_rule.right < MaskRule::kUnbounded);
     if (plan.dq_kernel) {
         plan.dq_tile_q = tile_q;
-        plan.dq_tile_k = wide ? kWideColumns : query_rows_tile_k(config.head_dim, element);
+        plan.dq_tile_k = wide ? wide_columns(tile_q) : query_rows_tile_k(config.head_dim, element);
     }
     if (problem.batch == 0 || problem.heads_q == 0) return plan;
     if (plan.dq_kernel) plan.dq = backward_launch(kernel, plan, BackwardStep::dq, blocks_of(plan.query_tile_schedule));

@@ -21,12 +21,13 @@ constexpr int backward_shared_bytes(int head_dim, int tile_q, int tile_k, int st
     return keys + stages * stage + backward_buffers(stages) * scores + kBackwardCommonBytes;
 }
 
-// Wide heads (backward_wide.cuh): a thread block has tile_rows rows of one side, queries or keys, and takes kWideColumns rows of the
-// other side at a time.
+// Wide heads (backward_wide.cuh): a thread block has tile_rows rows of one side, queries or keys, and takes wide_columns() rows
+// of the other side at a time, whose products it adds up with rounding.
 constexpr bool is_wide_backward(int head_dim) { return head_dim > 256; }
-constexpr int kWideColumns = 16, kWideCommonBytes = 256;
+constexpr int wide_columns(int tile_rows) { return tile_rows / 2; }
+constexpr int kWideCommonBytes = 256;
 constexpr int wide_backward_shared_bytes(int head_dim, int tile_rows) {
-    return 2 * (tile_rows + kWideColumns) * head_dim * 2 + tile_rows * 8 + kWideCommonBytes;  // of 16-bit elements
+    return 2 * (tile_rows + wide_columns(tile_rows)) * head_dim * 2 + tile_rows * 8 + kWideCommonBytes;  // of 16-bit elements
 }
 
 }  // namespace libflash::cuda

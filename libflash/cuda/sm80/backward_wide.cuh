@@ -1,6 +1,6 @@
-// dq, dk and dv with more than 256 channels, for sm_80 and later. One kernel, launched once for each of them: a thread block has a
-// tile of rows of one side (queries for dq, keys for the others) and loops over the tiles of the other side. Nothing is added to
-// memory, so the order of all additions is fixed. Scores are computed anew for each output: 8 products instead of 5.
+// dq, dk and dv with more than 256 channels, for sm_80 and later. One kernel, launched once for each of them: a thread block has
+// a tile of rows of one side (queries for dq, keys for the others) and loops over the tiles of the other side. Nothing is added
+// to memory, so the order of all additions is fixed. Scores are computed anew for each output: 8 products instead of 5.
 //
 //   dq = scale dS K     dk = scale dS' Q     dv = (R P)' dO     R: dropout
 //
@@ -29,7 +29,7 @@ enum class WideGradient : int { dq, dk, dv };
 
 template <class T, int kHeadDim, int kTileRows>
 struct WideBackward {
-    static constexpr int kCols = kWideColumns, kBlocks = kCols / 8;  // rows of the other side: the columns of scores
+    static constexpr int kCols = wide_columns(kTileRows), kBlocks = kCols / 8;  // rows of the other side: the columns of scores
     static constexpr int kParts = 2, kPartSteps = kHeadDim / 16 / kParts;
     static constexpr int kThreads = kTileRows / 16 * kParts * 32;
     using RowTile = SharedTile<kTileRows, kHeadDim>;
@@ -145,7 +145,13 @@ struct WideBackward {
         const uint32_t batch_head = dropout_head(params.shard, common().work.batch, head);
         const int rows = first_row() + warp_row();
         if (transposed()) return keep_bits_transposed<kBlocks, 1>(dropout, batch_head, first_col + lane % 4 * 2, rows, lane);
-        return keep_bits<2, 2, 4>(dropout, batch_head, first_col, lane, [&](int r) { return rows + r * 8 + lane / 4; });
+        uint32_t keep = 0;
+#pragma unroll
+        for (int n = 0; n < kBlocks; n += 2)
+            keep |=
+                keep_bits<2, 2, 4>(dropout, batch_head, first_col + n * 8, lane, [&](int r) { return rows + r * 8 + lane / 4; })
+                << n * 4;
+        return keep;
     }
 
     // From dot products to P and dS; both times 2^exponent_shift().
@@ -177,15 +183,31 @@ struct WideBackward {
                                            });
     }
 
-    // sums += W C for this warp's half of the channels. C: tensor `tensor` of the columns.
+    // sums += W C for this warp's half of the channels. C: tensor `tensor` of the columns. The accumulators of the tensor cores
+    // truncate; so each tile has its own, which are added with rounding, and sums may be long.
     __device__ __forceinline__ void add_sums(const Scores& w, int tensor) {
+        constexpr int kSteps = kCols / 16;
         const auto b_address = ColTile::template skip_columns<kPartSteps>(
             ColTile::b_trans_address(smem() + kColsAt + tensor * ColTile::kBytes, hide_from_compiler(lane)), part() * kPartSteps);
-        auto product = make_product<T, kCols / 16, 1, 1, 2 * kPartSteps>(
-            [&](int step, uint32_t (&f)[1][4]) { to_fragment<T>(f[0], w[0][2 * step], w[0][2 * step + 1]); },
-            [=](int step, int pair, uint32_t (&b)[4]) { ldmatrix_x4_trans(b, b_address.at(step * 16, pair)); });
-        product.start();
-        product.add_to(sums, [](int) {});
+        uint32_t af[kSteps][4], bf[2][4];
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) to_fragment<T>(af[step], w[0][2 * step], w[0][2 * step + 1]);
+        const auto load = [&](int t) { ldmatrix_x4_trans(bf[t % 2], b_address.at(t % kSteps * 16, t / kSteps)); };
+        load(0);
+#pragma unroll
+        for (int pair = 0; pair < kPartSteps; ++pair) {
+            if (pair % 2 == 0) __syncwarp();  // keeps the compiler from loading more fragments than there are registers for
+            float c[2][4] = {};
+#pragma unroll
+            for (int step = 0; step < kSteps; ++step) {
+                const int t = pair * kSteps + step;
+                if (t + 1 < kPartSteps * kSteps) load(t + 1);
+                mma_m16n8k16(c[0], af[step], bf[t % 2][0], bf[t % 2][1], T());
+                mma_m16n8k16(c[1], af[step], bf[t % 2][2], bf[t % 2][3], T());
+            }
+#pragma unroll
+            for (int e = 0; e < 8; ++e) sums[0][2 * pair + e / 4][e % 4] += c[e / 4][e % 4];
+        }
     }
 
     // Adds one tile of the other side, for one query head.
@@ -297,7 +319,7 @@ template <class Kernel>
 using WideBackwardOf = WideBackward<ElementOf<Kernel::config.dtype>, Kernel::config.head_dim, Kernel::config.tile_q>;
 
 template <class Kernel>
-__global__ void __launch_bounds__(WideBackwardOf<Kernel>::kThreads, 2)
+__global__ void __launch_bounds__(WideBackwardOf<Kernel>::kThreads, WideBackwardOf<Kernel>::kThreads <= 128 ? 2 : 1)
     wide_backward_kernel(const __grid_constant__ BackwardParams params, int output) {
     extern __shared__ __align__(128) char shared[];
     WideBackwardOf<Kernel> body(params, static_cast<WideGradient>(output), shared);

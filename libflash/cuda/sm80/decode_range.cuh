@@ -88,7 +88,8 @@ struct Decode {
     static constexpr int kScaleBytes = kScales ? kStages * kWarps * decode_slab_scales(kHeadDim, kHasRareOptions) * 4 : 0;
     static constexpr int kSharedBytes =
         kStagesBytes + kQueryBytes + kStages * kWarps * (1 + kParts * kDecodeSlab) * 4 + kScaleBytes;
-    static_assert(kScales || kParts > 1 || kSharedBytes == decode_shared_bytes(kHeadDim, kWarps* kDecodeSlab, kStages, sizeof(T), kTileRows),
+    static_assert(kScales || kParts > 1 ||
+                      kSharedBytes == decode_shared_bytes(kHeadDim, kWarps* kDecodeSlab, kStages, sizeof(T), kTileRows),
                   "the host counts the same");
     static_assert(!kConvertsInRegisters ||
                       kSharedBytes == decode_code_shared_bytes(kHeadDim, kWarps* kDecodeSlab, kStages, kTileRows),
@@ -129,7 +130,8 @@ struct Decode {
     float slope[2];
 
     __device__ __forceinline__ Decode(const DecodeParams& p, char* memory)
-        : params(p), shared(memory), lane(threadIdx.x % 32), warp(threadIdx.x / (32 * kParts)), work_tile(p, static_cast<int>(blockIdx.x)) {}
+        : params(p), shared(memory), lane(threadIdx.x % 32), warp(threadIdx.x / (32 * kParts)),
+          work_tile(p, static_cast<int>(blockIdx.x)) {}
     __device__ __forceinline__ Decode(const DecodeParams& p, char* memory, const RaggedWorkTile& tile)
         : params(p), shared(memory), lane(threadIdx.x % 32), warp(threadIdx.x / (32 * kParts)), work_tile(tile) {}
 
@@ -176,7 +178,7 @@ struct Decode {
     using Results = DecodeResults<Decode>;
     __device__ __forceinline__ Lookup key_lookup(const KeyLocations& locations, const VisibleKeys& range) const {
         int32_t* const entries = reinterpret_cast<int32_t*>(&existing(kStages, 0));  // after the last `existing`
-        return {locations,        range, entries + (warp * kParts + part()) * kDecodeSlab, kWarps * kParts * kDecodeSlab,
+        return {locations,  range, entries + (warp * kParts + part()) * kDecodeSlab, kWarps * kParts * kDecodeSlab,
                 own_keys(), lane};
     }
     // Existing row number n. Heads vary fastest: row 0 of all heads, then row 1 of all heads.

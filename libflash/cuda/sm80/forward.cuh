@@ -387,7 +387,8 @@ struct Instance {
     template <int kTileK>
     using Tiled = Forward<T, config.head_dim, config.tile_q, kTileK, kWarps, kSharers, kGeneral, kLongSums>;
     using Body = Tiled<forward_tile_k_sm80(config, kGeneral, kLongSums, kVersion)>;
-    static_assert(!is_wide_forward(config) || Body::kSharedBytes + Body::Pair::kStaticBytes <= 99 * 1024, "fits every GPU");
+    static_assert(!is_wide_forward(config) || Body::kSharedBytes + Body::Pair::kStaticBytes <= wide_forward_shared_bytes(config),
+                  "the host and the kernel must agree");
 };
 
 template <class Kernel, bool kGeneral, bool kLongSums>

@@ -13,6 +13,13 @@ constexpr Instance kForwardInstances[] = {kPlainInstance, kGeneralInstance, {2, 
 // at run time.
 constexpr bool is_wide_forward(const KernelConfig& config) { return config.head_dim > 256; }
 
+// Shared memory of wide heads: the tiles, P and two numbers of each row for each of two warps (row_pair.cuh), and what threads
+// share.
+constexpr int wide_forward_shared_bytes(const KernelConfig& config) {
+    const int tiles = (config.tile_q + 2 * config.tile_k) * config.head_dim * element_bytes(config.dtype);
+    return tiles + config.tile_q * config.tile_k * 2 + config.tile_q * 16 + config.tile_q * 8 + 256;
+}
+
 // With 256 channels (float32: 128) the plain instance would spill with long sums; there is only the general one.
 constexpr Instance forward_instance_sm80(const KernelConfig& config, bool general, bool long_sums) {
     general |= is_wide_forward(config);

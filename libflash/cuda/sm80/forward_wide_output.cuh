@@ -12,8 +12,7 @@ template <class Body>
 struct ForwardWideOutput {
     using T = typename Body::Element;
     static constexpr int kSlabs = Body::kSlabs, kChannelBlocks = Body::kChannelBlocks, kRows = Body::kTileRows;
-    static constexpr int kRowFloats = Body::kChannels + 8;  // 8 more: the four rows of 16 lanes are in other banks
-    static_assert(kRows * kRowFloats * 4 <= Body::kTileBytes, "O takes the place of the tiles");
+    static_assert(kRows * Body::kChannels * 4 <= Body::kTileBytes, "O takes the place of the tiles");
 
     Body& body;
 
@@ -22,7 +21,7 @@ struct ForwardWideOutput {
         float factor[kSlabs][2];
         ForwardEpilogue<Body> epilogue{body};
         epilogue.normalize([&](int a, int r, float inverse) { factor[a][r] = inverse; });
-        float(&weights)[kRows] = Body::Pair::words().largest[0];  // of the earlier result
+        float (&weights)[kRows] = Body::Pair::words().largest[0];  // of the earlier result
 #pragma unroll
         for (int a = 0; a < kSlabs; ++a)
 #pragma unroll
@@ -30,10 +29,10 @@ struct ForwardWideOutput {
                 const int row = body.warp_row() + a * 16 + r * 8 + body.lane / 4;
                 if (body.part() == 0 && body.lane % 4 == 0) weights[row] = epilogue.earlier[a][r];
                 epilogue.scale_out(a, r, factor[a][r]);
-                float* const to = floats() + row * kRowFloats + body.part() * kChannelBlocks * 8 + body.lane % 4 * 2;
 #pragma unroll
                 for (int n = 0; n < kChannelBlocks; ++n)
-                    *reinterpret_cast<float2*>(to + n * 8) = make_float2(body.o[a][n][2 * r], body.o[a][n][2 * r + 1]);
+                    *reinterpret_cast<float2*>(chunk(row, body.part() * kChannelBlocks + n) + body.lane % 4 * 2) =
+                        make_float2(body.o[a][n][2 * r], body.o[a][n][2 * r + 1]);
             }
         __syncthreads();
         if (body.params.wide_out) {
@@ -43,7 +42,10 @@ struct ForwardWideOutput {
         }
     }
 
-    __device__ __forceinline__ float* floats() const { return reinterpret_cast<float*>(body.shared); }
+    // Eight channels of a row. The chunks of four neighbouring rows change places, so that 16 lanes write to different banks.
+    __device__ __forceinline__ float* chunk(int row, int number) const {
+        return reinterpret_cast<float*>(body.shared) + row * Body::kChannels + (number ^ (row & 3)) * 8;
+    }
 
     template <class Out>
     __device__ __forceinline__ void store_rows(const float (&weights)[kRows]) {
@@ -54,9 +56,9 @@ struct ForwardWideOutput {
         const int rows = min(kRows, q_rows.owned - work.tile * kRows);
 #pragma unroll 1
         for (int i = body.thread; i < rows * kChunks; i += Body::kThreads) {
-            const int row = i / kChunks, channel = i % kChunks * 8;
-            store_chunk(out + (work.tile * kRows + row) * body.params.out.row + channel, body.params.head_dim_v - channel,
-                        weights[row], floats() + row * kRowFloats + channel);
+            const int row = i / kChunks, number = i % kChunks;
+            store_chunk(out + (work.tile * kRows + row) * body.params.out.row + number * 8, body.params.head_dim_v - number * 8,
+                        weights[row], chunk(row, number));
         }
     }
 

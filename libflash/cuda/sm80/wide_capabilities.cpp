@@ -1,13 +1,14 @@
 // What backward for more than 256 channels lacks. plan/selection.cpp checks dtype, head dims and device.
 #include "cuda/host/long_sums.h"
 #include "cuda/host/shard_options.h"
+#include "cuda/sm80/backward_tiles.h"
 #include "cuda/sm80/plan.h"
 #include "problem/check.h"
 
 namespace libflash::cuda::sm80 {
 namespace {
 
-// Sums stay in the accumulators.
+// Sums stay in registers.
 bool adds_up(const char* argument, const char* what, int64_t terms, int64_t most, std::string* why) {
     if (terms <= most) return true;
     return reject(why, argument, ": the kernel adds up at most ", most, " ", what, " without loss of precision (", terms, ")");
@@ -18,7 +19,8 @@ bool adds_up(const char* argument, const char* what, int64_t terms, int64_t most
 bool supports_wide_backward(const KernelConfig& config, const AttentionProblem& problem, std::string* why) {
     if (!has_no_shard_options(problem, why)) return false;
     if (problem.dbias.present) return reject(why, "dbias: the kernel does not know it");
-    const int64_t most = most_keys_of_accumulators(config);
+    // Of each tile of the other side there is one sum.
+    const int64_t most = most_keys_of_accumulators(config) * wide_columns(config.tile_q);
     const int64_t rows = longest_gradient_sum(problem, config.tile_k) * problem.group_size();
     return adds_up("k", "keys", longest_sum(problem, config.tile_q), most, why) &&
            adds_up("q", "rows of the heads that share a key head", rows, most, why);
