@@ -59,6 +59,8 @@ PART_KERNELS = {
     "f32-64": ATTENTION_KERNELS["f32-64"],
     "f32-128": ATTENTION_KERNELS["f32-128"],
     "bf16-64-sums": ATTENTION_KERNELS_WITH_LONG_SUMS["bf16-64-sums"],
+    "bf16-512": ATTENTION_KERNELS["bf16-512"],
+    "f16-512-small": ATTENTION_KERNELS["f16-512-small"],
 }
 PART_CASES = ((1, 0, 0), (1, 1, 1))
 

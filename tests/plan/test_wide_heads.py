@@ -10,6 +10,7 @@ import pytest
 from described import ADDRESS, DEVICES, explain, tensor
 from described_plans import (
     BLOCKS,
+    DSCORES,
     MASK,
     SCORES,
     SLOPES,
@@ -55,7 +56,11 @@ def backward_cases() -> list[Case]:
             expected = kernel(f"backward_sm80_{name}_d512" + "_small" * (not large), "general", "64x64" if large else "32x32")
             cases.append(attention(device, 512, expected, "backward", dtype=dtype))
     expected = kernel("backward_sm80_bf16_d512", "general", "64x64")
-    return [*cases, attention("H200", 264, expected, "backward", alibi_slopes=SLOPES)]
+    cases += [
+        attention("H200", 264, expected, "backward", **some)
+        for some in ({"alibi_slopes": SLOPES}, {"dbias": DSCORES, "bias": SCORES})
+    ]
+    return cases
 
 
 def decode_cases() -> list[Case]:
@@ -117,10 +122,6 @@ def test_long_sums_are_kept_in_the_workspace(lib: c.CDLL, head_dim: int) -> None
         (
             decode("H200", {}, k_scale=tensor(2, dtype=abi.FLOAT32)),
             "k_scale or v_scale with wide heads: the kernel does not know it [decode_sm80_bf16_d576x512]",
-        ),
-        (
-            attention("H200", 320, {}, "backward", bias=SCORES, dbias=SCORES),
-            "dbias: the kernel does not know it [backward_sm80_bf16_d512, ",
         ),
     ],
 )

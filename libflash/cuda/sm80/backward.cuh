@@ -122,17 +122,17 @@ KernelResources resources_of_backward(int step, int instance) {
 template <class Kernel>
 int launch_backward(const BackwardPlan& plan, const BackwardParams& params, void* stream) {
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
+    int error = sm80::launch_statistics<Kernel>(plan, params, cuda_stream);
     if constexpr (is_wide_backward(Kernel::config.head_dim)) {
-        return sm80::launch_wide_backward<Kernel>(plan, params, cuda_stream);
+        if (error == cudaSuccess) error = sm80::launch_wide_gradients<Kernel>(plan, params, cuda_stream);
     } else {
         const auto launch_gradients = plan.instance.number == kGeneralInstance.number ? sm80::launch_gradients<Kernel, true>
                                                                                       : sm80::launch_gradients<Kernel, false>;
-        int error = sm80::launch_statistics<Kernel>(plan, params, cuda_stream);
         if (error == cudaSuccess) error = launch_gradients(plan, params, cuda_stream);
-        if (error == cudaSuccess) error = enqueue(dsink_kernel<Kernel>, plan.dsink, params, cuda_stream);
-        if (error == cudaSuccess) error = enqueue(dbias_kernel<Kernel>, plan.dbias, params, cuda_stream);
-        return error;
     }
+    if (error == cudaSuccess) error = enqueue(dsink_kernel<Kernel>, plan.dsink, params, cuda_stream);
+    if (error == cudaSuccess) error = enqueue(dbias_kernel<Kernel>, plan.dbias, params, cuda_stream);
+    return error;
 }
 
 }  // namespace libflash::cuda

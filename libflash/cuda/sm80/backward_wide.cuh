@@ -10,7 +10,6 @@
 
 #include "cuda/attention/backward_steps.cuh"
 #include "cuda/attention/dropout.cuh"
-#include "cuda/attention/edge_mask.cuh"
 #include "cuda/attention/element.cuh"
 #include "cuda/attention/key_tiles.cuh"
 #include "cuda/attention/query_tiles.cuh"
@@ -20,6 +19,7 @@
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/sm80/backward_tiles.h"
+#include "cuda/tile/float_rows.cuh"
 #include "cuda/tile/product.cuh"
 #include "cuda/tile/shared_tile.cuh"
 
@@ -34,6 +34,8 @@ struct WideBackward {
     static constexpr int kThreads = kTileRows / 16 * kParts * 32;
     using RowTile = SharedTile<kTileRows, kHeadDim>;
     using ColTile = SharedTile<kCols, kHeadDim>;
+    using Rows = FloatRows<kTileRows, kHeadDim, kThreads>;
+    static_assert(Rows::kBytes <= 2 * RowTile::kBytes, "outputs take the place of the rows");
     using Scores = float[1][kBlocks][4];
     // What is the same for all threads; in shared memory, because registers are short.
     struct Common {
@@ -46,10 +48,13 @@ struct WideBackward {
     static_assert(sizeof(Common) <= kWideCommonBytes, "the host and the kernel must agree");
 
     // Shared memory: two tensors of the rows and two of the columns, as Q, dO and K, V or the reverse; statistics of the queries;
-    // Common.
+    // Common; which rows of the other side each row sees, or is seen by.
     static constexpr int kColsAt = 2 * RowTile::kBytes, kStatisticsAt = kColsAt + 2 * ColTile::kBytes;
     static constexpr int kCommonAt = kStatisticsAt + kTileRows * static_cast<int>(sizeof(SoftmaxStatistics));
-    static constexpr int kSharedBytes = kCommonAt + kWideCommonBytes;
+    using Shard = ShardTile<kTileRows>;
+    static constexpr int kShardAt = kCommonAt + kWideCommonBytes;
+    static constexpr int kSharedBytes = kShardAt + kWideShardBytes + kTileRows * 8;
+    static_assert(sizeof(Shard) <= kWideShardBytes + kTileRows * 8, "the host and the kernel must agree");
     // The parts of scores that warps exchange: 2 * kBlocks * 4 floats of each thread, in a tile of the columns.
     static_assert(kThreads * 2 * kBlocks * 16 <= ColTile::kBytes);
 
@@ -68,6 +73,7 @@ struct WideBackward {
     __device__ __forceinline__ int warp_row() const { return hide_from_compiler(thread) / 32 / kParts * 16; }
     __device__ __forceinline__ uint32_t smem() const { return shared_address(shared); }
     __device__ __forceinline__ Common& common() const { return *reinterpret_cast<Common*>(shared + kCommonAt); }
+    __device__ __forceinline__ Shard& shard() const { return *reinterpret_cast<Shard*>(shared + kShardAt); }
     __device__ __forceinline__ const SequenceRows& sequence(bool keys) const { return keys ? common().k_rows : common().q_rows; }
     __device__ __forceinline__ int first_row() const { return common().work.tile * kTileRows; }
 
@@ -138,12 +144,28 @@ struct WideBackward {
         c[0] += x.x, c[1] += x.y, c[2] += x.z, c[3] += x.w;
     }
 
-    // Bit 4 * n + e: dropout keeps the element.
+    // Place of element i of the scores: 4 * n + e. `own`: in the tile of rows.
+    struct Place {
+        int own, other;
+    };
+    __device__ __forceinline__ Place place_of(int i, int first_col) const {
+        return {warp_row() + (i >> 1 & 1) * 8 + lane / 4, first_col + i / 4 * 8 + lane % 4 * 2 + (i & 1)};
+    }
+
+    // Bit i: dropout keeps element i.
     __device__ __forceinline__ uint32_t keep_elements(int head, int first_col) const {
         const DropoutParams& dropout = params.rare.dropout;
         if (!dropout.active) return 0xffffffffu;
         const uint32_t batch_head = dropout_head(params.shard, common().work.batch, head);
         const int rows = first_row() + warp_row();
+        const ShardRows& all = shard().all;
+        if (all.has_positions) {
+            const auto own = [&](int i) { return first_row() + place_of(i, first_col).own; };
+            const auto other = [&](int i) { return place_of(i, first_col).other; };
+            return keep_bits_of_elements<kBlocks * 4>(
+                dropout, batch_head, [&](int i) { return all.rows.at(transposed() ? other(i) : own(i)); },
+                [&](int i) { return all.columns.at(transposed() ? own(i) : other(i)); });
+        }
         if (transposed()) return keep_bits_transposed<kBlocks, 1>(dropout, batch_head, first_col + lane % 4 * 2, rows, lane);
         uint32_t keep = 0;
 #pragma unroll
@@ -156,31 +178,30 @@ struct WideBackward {
 
     // From dot products to P and dS; both times 2^exponent_shift().
     __device__ __forceinline__ void apply_rules(int head, int tile) {
-        const int first_col = tile * kCols, own = first_row() + warp_row() + lane / 4, other = first_col + lane % 4 * 2;
-        const auto element = [&](int i) -> GradientElement {
-            const int n = i / 4, e = i % 4, row = own + (e >> 1) * 8, col = other + n * 8 + (e & 1);
-            const SoftmaxStatistics& f = statistics_of(n, e);
-            return {s[0][n][e], dp[0][n][e], transposed() ? col : row, transposed() ? row : col, f.lse_log2, f.delta};
-        };
-        const auto hide = [&](const auto& tiles) {
-            if (!tiles.is_edge(tile)) return;
-            mask_edge_by_element(tiles, [&](const auto& rule) {
-#pragma unroll
-                for (int i = 0; i < kBlocks * 4; ++i) {
-                    const GradientElement x = element(i);
-                    rule(x.s, x.row, x.key);
-                }
-            });
-        };
+        const int first_col = tile * kCols;
         const Common& c = common();
-        apply_rare_options<T, kBlocks * 4>(params.rare, params.softmax_scale, c, c.length_k - c.length_q, head,
-                                           keep_elements(head, first_col), element, [&] {
-                                               if (transposed()) {
-                                                   hide(c.query_tiles);
-                                               } else {
-                                                   hide(c.key_tiles);
-                                               }
-                                           });
+        const auto element = [&](int i) -> GradientElement {
+            const Place at = place_of(i, first_col);
+            const int own = first_row() + at.own;
+            const SoftmaxStatistics& f = statistics_of(i / 4, i % 4);
+            return {s[0][i / 4][i % 4],
+                    dp[0][i / 4][i % 4],
+                    transposed() ? at.other : own,
+                    transposed() ? own : at.other,
+                    f.lse_log2,
+                    f.delta};
+        };
+        const auto hide = [&] {
+            if (!(transposed() ? c.query_tiles.is_edge(tile) : c.key_tiles.is_edge(tile))) return;
+#pragma unroll
+            for (int i = 0; i < kBlocks * 4; ++i) {
+                const Place at = place_of(i, first_col);
+                const int2 seen = shard().seen[at.own];
+                if (at.other < seen.x || at.other >= seen.y) s[0][i / 4][i % 4] = -INFINITY;
+            }
+        };
+        apply_rare_options<T, kBlocks * 4>(params.rare, params.softmax_scale, c, shard().all.alibi_shift, head,
+                                           keep_elements(head, first_col), element, hide);
     }
 
     // sums += W C for this warp's half of the channels. C: tensor `tensor` of the columns. The accumulators of the tensor cores
@@ -261,6 +282,11 @@ struct WideBackward {
         const SequenceRows q_rows = SequenceRows::of(params.q_lengths, work.batch);
         const SequenceRows k_rows = SequenceRows::of(params.k_lengths, work.batch);
         if (work.tile * kTileRows >= (transposed() ? k_rows.owned : q_rows.owned)) return false;
+        ShardRows all;
+        all.init(params.shard, params.mask, q_rows, k_rows, work.batch);
+        const int first = work.tile * kTileRows;
+        for (int i = thread; i < kTileRows; i += kThreads)
+            shard().seen[i] = transposed() ? all.rows_of(first + i) : all.keys_of(first + i);
         if (thread == 0) {
             Common& c = common();
             c.work = work;
@@ -274,8 +300,20 @@ struct WideBackward {
             } else {
                 c.key_tiles.init(params.mask, params.block_rows, work, q_rows, k_rows);
             }
+            shard().all = all;
         }
         __syncthreads();
+        if (all.has_positions) {  // the tiles follow from what the first and the last row see
+            const int last = min(kTileRows, sequence(transposed()).length - first) - 1;
+            if (thread == 0 && last >= 0) {
+                if (transposed()) {
+                    common().query_tiles.set_ranges(params, shard().seen[0], shard().seen[last]);
+                } else {
+                    common().key_tiles.set_ranges(shard().seen[0], shard().seen[last]);
+                }
+            }
+            __syncthreads();
+        }
         load_side<RowTile>(0, transposed(), work.head, first_row());
         if (!transposed()) load_statistics(work.head, first_row(), kTileRows);
         cp_async_commit();
@@ -285,9 +323,9 @@ struct WideBackward {
     // Through shared memory, in the place of the rows.
     __device__ __forceinline__ void store() {
         const bool of_values = output == WideGradient::dv;
-        const RowsParams& to = output == WideGradient::dq ? params.dq : of_values ? params.dv : params.dk;
         const SequenceRows& rows = sequence(transposed());
         const float factor = undo_exponent_shift<T>() * (of_values ? params.rare.dropout.keep_factor : params.softmax_scale);
+        const Rows staged{shared};
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int in_tile = warp_row() + r * 8 + lane / 4;
@@ -295,14 +333,27 @@ struct WideBackward {
             const auto value = [&](int n, int e) { return by == 0.0f ? 0.0f : sums[0][n][2 * r + e] * by; };
 #pragma unroll
             for (int n = 0; n < 2 * kPartSteps; ++n)
-                store_shared(smem() + RowTile::offset(in_tile, part() * 2 * kPartSteps + n) + lane % 4 * 4,
-                             pack_pair(value(n, 0), value(n, 1), T()));
+                *reinterpret_cast<float2*>(staged.chunk(in_tile, part() * 2 * kPartSteps + n) + lane % 4 * 2) =
+                    make_float2(value(n, 0), value(n, 1));
         }
         __syncthreads();
-        T* matrix =
-            static_cast<T*>(to.data) + common().work.batch * to.batch + common().work.head * to.head + rows.start * to.row;
-        RowTile::template store<kThreads>(shared, matrix, to.row, first_row(), rows.owned,
-                                          of_values ? params.head_dim_v : params.head_dim, params.vector_out, thread);
+        const bool wide = output == WideGradient::dq ? params.wide_dq : of_values ? params.wide_dv : params.wide_dk;
+        if (wide) {
+            store_rows<float>(staged);
+        } else {
+            store_rows<T>(staged);
+        }
+    }
+    template <class Out>
+    __device__ __forceinline__ void store_rows(const Rows& staged) {
+        const bool of_values = output == WideGradient::dv;
+        const RowsParams& to = output == WideGradient::dq ? params.dq : of_values ? params.dv : params.dk;
+        const SequenceRows& rows = sequence(transposed());
+        Out* matrix = static_cast<Out*>(to.data) + common().work.batch * to.batch + common().work.head * to.head +
+                      int64_t{rows.start + first_row()} * to.row;
+        staged.store(
+            matrix, to.row, min(kTileRows, rows.owned - first_row()), of_values ? params.head_dim_v : params.head_dim,
+            params.vector_out, [&](int) { return params.adds ? 1.0f : 0.0f; }, thread);
     }
 
     __device__ __forceinline__ void run() {
@@ -337,15 +388,13 @@ int launch_wide_gradient(WideGradient output, const LaunchShape& shape, const Ba
     return cudaGetLastError();
 }
 
-// Statistics, dv and dk, dq, dsink.
+// dv, dk and dq.
 template <class Kernel>
-int launch_wide_backward(const BackwardPlan& plan, BackwardParams params, cudaStream_t stream) {
+int launch_wide_gradients(const BackwardPlan& plan, BackwardParams params, cudaStream_t stream) {
     params.part = {0, 0, params.group_size, 0, INT32_MAX, nullptr, true, true, 0, 0};
-    int error = enqueue(softmax_statistics_kernel<Kernel>, plan.statistics, params, stream);
-    if (error == cudaSuccess) error = launch_wide_gradient<Kernel>(WideGradient::dv, plan.dk_dv, params, stream);
+    int error = launch_wide_gradient<Kernel>(WideGradient::dv, plan.dk_dv, params, stream);
     if (error == cudaSuccess) error = launch_wide_gradient<Kernel>(WideGradient::dk, plan.dk_dv, params, stream);
     if (error == cudaSuccess) error = launch_wide_gradient<Kernel>(WideGradient::dq, plan.dq, params, stream);
-    if (error == cudaSuccess) error = enqueue(dsink_kernel<Kernel>, plan.dsink, params, stream);
     return error;
 }
 
@@ -354,9 +403,12 @@ KernelResources wide_backward_resources(BackwardStep step) {
     using Body = WideBackwardOf<Kernel>;
     static_assert(Body::kSharedBytes == wide_backward_shared_bytes(Kernel::config.head_dim, Kernel::config.tile_q),
                   "the host and the kernel must agree");
-    if (step == BackwardStep::statistics) return {SoftmaxStatisticsOf<Kernel>::kThreads, 0};
-    if (step == BackwardStep::dsink) return {DsinkOf<Kernel>::kThreads, 0};
-    return {Body::kThreads, Body::kSharedBytes};
+    switch (step) {
+        case BackwardStep::statistics: return {SoftmaxStatisticsOf<Kernel>::kThreads, 0};
+        case BackwardStep::dsink: return {DsinkOf<Kernel>::kThreads, 0};
+        case BackwardStep::dbias: return {DbiasOf<Kernel>::kThreads, DbiasOf<Kernel>::kSharedBytes};
+        default: return {Body::kThreads, Body::kSharedBytes};
+    }
 }
 
 }  // namespace libflash::cuda::sm80

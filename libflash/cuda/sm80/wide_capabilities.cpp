@@ -17,8 +17,7 @@ bool adds_up(const char* argument, const char* what, int64_t terms, int64_t most
 }  // namespace
 
 bool supports_wide_backward(const KernelConfig& config, const AttentionProblem& problem, std::string* why) {
-    if (!has_no_shard_options(problem, why)) return false;
-    if (problem.dbias.present) return reject(why, "dbias: the kernel does not know it");
+    if (!supports_shard_options(problem, why)) return false;
     // Of each tile of the other side there is one sum.
     const int64_t most = most_keys_of_accumulators(config) * wide_columns(config.tile_q);
     const int64_t rows = longest_gradient_sum(problem, config.tile_k) * problem.group_size();

@@ -21,7 +21,7 @@ struct BackwardKernel {
 };
 using T = ElementOf<ForwardKernel::config.dtype>;
 constexpr int kDim = HEAD_DIM;
-constexpr bool kWide = is_wide_backward(kDim);  // backward is always deterministic, and has no dbias
+constexpr bool kWide = is_wide_backward(kDim);  // backward is always deterministic
 constexpr bool kFloat = ForwardKernel::config.dtype == KernelType::f32_;
 // Relative rounding error of a result. For float it includes the error of the arithmetic.
 constexpr double kRounding = kFloat ? 0x1p-19 : (ForwardKernel::config.dtype == KernelType::f16_ ? 0x1p-11 : 0x1p-8);
