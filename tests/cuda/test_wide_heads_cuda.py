@@ -14,8 +14,8 @@ import libflash
 
 torch = pytest.importorskip("torch")
 from gpu_case import DTYPES, run_backward, run_forward, same_bits  # noqa: E402  (needs torch)
+from gpu_codes import run as run_cache  # noqa: E402
 from gpu_decode import run_decode  # noqa: E402
-from test_cache_codes_cuda import run as run_cache  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
