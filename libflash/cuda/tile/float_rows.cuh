@@ -20,8 +20,8 @@ struct FloatRows {
         return reinterpret_cast<float*>(shared) + row * kChannels + (number ^ (row & 3)) * 8;
     }
 
-    // Writes `rows` rows with `channels` channels each: x + weight(row) * old. With a weight of 0, x, whatever was there. `vectors`:
-    // rows can be written 16 bytes at a time. All threads call it.
+    // Writes `rows` rows with `channels` channels each: x + weight(row) * old. With a weight of 0, x, whatever was there.
+    // `vectors`: rows can be written 16 bytes at a time. All threads call it.
     template <class Out, class WeightOf>
     __device__ __forceinline__ void store(Out* to, int64_t stride, int rows, int channels, bool vectors, const WeightOf& weight,
                                           int thread) const {
