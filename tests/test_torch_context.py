@@ -101,7 +101,7 @@ def serial_ring(problem: Problem, ranks: int) -> dict[str, Any]:
     part = lambda t, r: take_shard(t, 1, problem.order, r, ranks)  # noqa: E731
 
     def place(side: str, r: int) -> dict[str, Any]:
-        return {f"{side}_positions": torch.from_numpy(layout.places((r,)).positions).expand(len(x["q"]), -1).contiguous()}
+        return {f"{side}_positions": torch.from_numpy(layout.local_tokens((r,)).positions).expand(len(x["q"]), -1).contiguous()}
 
     q, k, v, dout = ([part(x[name], r).contiguous() for r in range(ranks)] for name in ("q", "k", "v", "dout"))
     made: dict[str, list[Any]] = {name: [] for name in ("out", "lse", "dq", "dk", "dv")}

@@ -52,10 +52,10 @@ void rotate_query(const DecodeProblem& problem, int64_t b, int64_t i, int64_t h,
     rotate_row(Rotary(problem), from, problem.head_dim, position, to);
 }
 
-// One new row: its place in the tensors of new rows and in the cache, and its position.
+// One new row: where it is in the tensors of new rows and in the cache, and its position.
 struct NewRow {
     int64_t batch, row;
-    CachePlace at;
+    CachedRow at;
     int64_t position;
 };
 
@@ -124,7 +124,7 @@ void append_new_keys(const DecodeProblem& problem, int threads) {
             for (int64_t i = 0; i < problem.new_rows.length(b); ++i) {
                 const int64_t key = problem.cached(b) + i;
                 if (!problem.shard.has(key)) continue;
-                const CachePlace at = place_of(problem.cache, b, problem.shard.row_of(key));
+                const CachedRow at = cached_row(problem.cache, b, problem.shard.row_of(key));
                 write_row<T, C>(problem, {b, problem.new_rows.start(b) + i, at, problem.new_key_position(b, i)}, h);
             }
         });
@@ -141,8 +141,8 @@ void write_cache(const CacheWriteProblem& problem) {
         using C = std::remove_pointer_t<decltype(stored)>;
         parallel_for(problem.rows, threads, [&](int64_t row, int) {
             if (!problem.writes(row)) return;
-            const int64_t slot = problem.slot(row), place = slot / problem.rows_of_place();
-            const CachePlace at{place, slot - place * problem.rows_of_place()};
+            const int64_t slot = problem.slot(row), block = slot / problem.cache_block_rows();
+            const CachedRow at{block, slot - block * problem.cache_block_rows()};
             const int64_t position = problem.positions ? problem.positions[row] : 0;
             for (int64_t h = 0; h < problem.heads_k; ++h) write_row<T, C>(problem, {0, row, at, position}, h);
         });

@@ -10,12 +10,12 @@
 namespace libflash::cpu {
 
 // Where a key is stored: the cache entry or page, and the row of it.
-struct CachePlace {
-    int64_t place, row;
+struct CachedRow {
+    int64_t block, row;
 };
 
 // Of key j of sequence b. Contiguous cache: row j of the sequence's entry. Paged cache: through the block table.
-inline CachePlace place_of(const KvCache& cache, int64_t b, int64_t j) {
+inline CachedRow cached_row(const KvCache& cache, int64_t b, int64_t j) {
     if (!cache.paged()) return {cache.batch_idx ? cache.batch_idx[b] : b, j};
     const int64_t column = j / cache.page_size;
     return {cache.block_table[b * cache.block_table_stride[0] + column * cache.block_table_stride[1]],
@@ -23,14 +23,14 @@ inline CachePlace place_of(const KvCache& cache, int64_t b, int64_t j) {
 }
 
 // Offset in elements of a row of one head in a cache tensor.
-inline int64_t offset_of(const TensorView& tensor, CachePlace at, int64_t head) {
-    return at.place * tensor.stride[0] + at.row * tensor.stride[1] + head * tensor.stride[2];
+inline int64_t offset_of(const TensorView& tensor, CachedRow at, int64_t head) {
+    return at.block * tensor.stride[0] + at.row * tensor.stride[1] + head * tensor.stride[2];
 }
 
 // The first scale of a row of one head; nullptr without scales.
-inline float* scales_of(const CacheScale& scale, int64_t b, CachePlace at, int64_t head) {
+inline float* scales_of(const CacheScale& scale, int64_t b, CachedRow at, int64_t head) {
     if (!scale.present) return nullptr;
-    return scale.data + b * scale.batch_stride + at.place * scale.place_stride + at.row * scale.row_stride +
+    return scale.data + b * scale.batch_stride + at.block * scale.block_stride + at.row * scale.row_stride +
            head * scale.head_stride;
 }
 

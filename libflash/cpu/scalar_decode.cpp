@@ -33,7 +33,7 @@ struct DecodeRow {
     }
     // The real values of a cached row.
     void read(const TensorView& tensor, const CacheScale& scale, int64_t j, double* row) const {
-        const CachePlace at = place_of(problem.cache, batch, j);
+        const CachedRow at = cached_row(problem.cache, batch, j);
         const int64_t offset = offset_of(tensor, at, key_head), channels = tensor.shape[3], group = channels / scale.groups;
         const float* scales = scales_of(scale, batch, at, key_head);
         for (int64_t c = 0; c < channels; ++c)

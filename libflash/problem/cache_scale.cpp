@@ -25,10 +25,10 @@ CacheScale of_sequences(const TensorView& view, const Argument& argument, const 
 CacheScale of_rows(const TensorView& view, const Argument& argument, const CacheScaleSizes& sizes) {
     CacheScale scale;
     if (view.ndim == 3) {
-        check_shape(view, argument, {sizes.places, sizes.rows, sizes.heads}, "(entries or pages, rows, heads_k)");
+        check_shape(view, argument, {sizes.cache_blocks, sizes.rows, sizes.heads}, "(entries or pages, rows, heads_k)");
     } else {
         scale.groups = view.shape[3], scale.group_stride = view.stride[3];
-        check_shape(view, argument, {sizes.places, sizes.rows, sizes.heads, scale.groups},
+        check_shape(view, argument, {sizes.cache_blocks, sizes.rows, sizes.heads, scale.groups},
                     "(entries or pages, rows, heads_k, groups)");
         if (scale.groups == 0 || sizes.channels % scale.groups != 0) {
             invalid(argument, "the number of groups must divide the channels of the cache", scale.groups, " groups of ",
@@ -36,7 +36,7 @@ CacheScale of_rows(const TensorView& view, const Argument& argument, const Cache
         }
     }
     scale.of_rows = true;
-    scale.place_stride = view.stride[0], scale.row_stride = view.stride[1], scale.head_stride = view.stride[2];
+    scale.block_stride = view.stride[0], scale.row_stride = view.stride[1], scale.head_stride = view.stride[2];
     return scale;
 }
 

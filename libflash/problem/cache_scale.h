@@ -13,13 +13,13 @@ namespace libflash {
 struct CacheScale {
     bool present = false;
     float* data = nullptr;
-    int64_t batch_stride = 0, place_stride = 0, row_stride = 0, head_stride = 0, group_stride = 0;  // place: entry or page
+    int64_t batch_stride = 0, block_stride = 0, row_stride = 0, head_stride = 0, group_stride = 0;  // block: an entry or a page
     int64_t groups = 1;
     bool of_rows = false;  // each cached row has its own: an append computes and writes them
 };
 
 struct CacheScaleSizes {
-    int64_t batch, places, rows, heads, channels;
+    int64_t batch, cache_blocks, rows, heads, channels;
 };
 
 // Checks shape, dtype and device; the number of dimensions says what the scales belong to.

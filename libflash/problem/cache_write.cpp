@@ -56,11 +56,11 @@ void build_write_sizes(CacheWriteProblem& p) {
     check_shape(p.k_new, "k_new", {p.rows, p.heads_k, p.cache.k.shape[3]}, "(rows, heads_k, channels of k_cache)");
 }
 
-// Values and rope parts have the places, rows and heads of the keys.
+// Values and rope parts have the entries or pages, rows and heads of the keys.
 void check_part(const CacheWriteProblem& p, const TensorView& cache, const char* cache_name, const TensorView& rows,
                 const char* rows_name) {
     check_ndim(cache, cache_name, 4, "those of k_cache");
-    check_shape(cache, cache_name, {p.places(), p.rows_of_place(), p.heads_k, cache.shape[3]},
+    check_shape(cache, cache_name, {p.cache_blocks(), p.cache_block_rows(), p.heads_k, cache.shape[3]},
                 "that of k_cache, but for channels");
     check_device(rows, rows_name, p.device);
     check_dtype(rows, rows_name, p.dtype);
@@ -72,7 +72,7 @@ CacheScale build_write_scale(const CacheWriteProblem& p, const TensorView& view,
         invalid(name, "must have 1, 3 or 4 dimensions: a slot does not say to which sequence a row belongs", "shape ",
                 Sizes{view.shape, view.ndim});
     }
-    return build_cache_scale(view, name, {1, p.places(), p.rows_of_place(), p.heads_k, channels}, p.device);
+    return build_cache_scale(view, name, {1, p.cache_blocks(), p.cache_block_rows(), p.heads_k, channels}, p.device);
 }
 
 void build_write_scales(CacheWriteProblem& p, const WriteTensors& tensors) {

@@ -19,8 +19,8 @@ struct CacheWriteProblem {
     bool rotary_interleaved = false;
     Request request;
 
-    int64_t places() const { return cache.k.shape[0]; }
-    int64_t rows_of_place() const { return cache.k.shape[1]; }
+    int64_t cache_blocks() const { return cache.k.shape[0]; }
+    int64_t cache_block_rows() const { return cache.k.shape[1]; }
 
     // Read the arrays, so for host tensors only.
     int64_t slot(int64_t row) const {
@@ -28,7 +28,7 @@ struct CacheWriteProblem {
                                          : static_cast<const int32_t*>(slots.data)[row];
     }
     // Whether the row is written; it is skipped if its slot is outside the cache.
-    bool writes(int64_t row) const { return slot(row) >= 0 && slot(row) < places() * rows_of_place(); }
+    bool writes(int64_t row) const { return slot(row) >= 0 && slot(row) < cache_blocks() * cache_block_rows(); }
 };
 
 }  // namespace libflash

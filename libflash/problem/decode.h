@@ -39,8 +39,8 @@ struct TreeMask {
     Sequences rows;  // a sequence has as many rows as query rows, or none: then it is causal
 };
 
-// A hint: sequences groups[i] to groups[i + 1] - 1 have the same first lens[i] keys in the same places. `groups` is nullptr
-// without it.
+// A hint: sequences groups[i] to groups[i + 1] - 1 have the same first lens[i] keys in the same rows of the cache. `groups` is
+// nullptr without it.
 struct SharedKeys {
     const int32_t *groups = nullptr, *lens = nullptr;  // count + 1 and count numbers
     int64_t count = 0;

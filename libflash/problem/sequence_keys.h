@@ -64,8 +64,8 @@ private:
     // range() by numbers in the sequence: not negative.
     Range range_of_numbers(int64_t row) const {
         if (!has_gaps_) return clipped({rule_.first(row, shift_), rule_.last(row, shift_)});
-        const int64_t place = position(row), last = place + window_.right + 1;
-        const Range before = clipped({place - window_.left, last < shift_ ? last : shift_});
+        const int64_t at = position(row), last = at + window_.right + 1;
+        const Range before = clipped({at - window_.left, last < shift_ ? last : shift_});
         const int64_t end = !bits_ && causal_ ? row + shift_ + 1 : length_k_;
         return clipped({before.empty() ? shift_ : before.first, end});
     }

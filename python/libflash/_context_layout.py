@@ -41,7 +41,7 @@ def tokens_of(order: str, tokens: int, rank: int, ranks: int) -> np.ndarray:
 
 
 @dataclass(frozen=True)
-class Places:
+class LocalTokens:
     """Some tokens: their sequences (documents) and their positions in these."""
 
     tokens: np.ndarray  # ascending
@@ -62,9 +62,9 @@ class Layout:
     ranks: int
     cu_seqlens: tuple[int, ...] | None = None
 
-    def places(self, ranks: tuple[int, ...]) -> Places:
+    def local_tokens(self, ranks: tuple[int, ...]) -> LocalTokens:
         """The tokens of several ranks together."""
-        return _places(self, ranks)
+        return _local_tokens(self, ranks)
 
     def sees(self, rows: tuple[int, ...], columns: tuple[int, ...], window: tuple[int, int]) -> bool:
         """Whether a token of the ranks `rows` sees one of the ranks `columns`. window: keys to the left and right; -1: all."""
@@ -72,17 +72,17 @@ class Layout:
 
 
 @cache
-def _places(layout: Layout, ranks: tuple[int, ...]) -> Places:
+def _local_tokens(layout: Layout, ranks: tuple[int, ...]) -> LocalTokens:
     tokens = np.sort(np.concatenate([tokens_of(layout.order, layout.tokens, rank, layout.ranks) for rank in ranks]))
     bounds = np.array(layout.cu_seqlens if layout.cu_seqlens is not None else (0, layout.tokens))
     document = np.searchsorted(bounds, tokens, side="right") - 1
     counts = np.bincount(document, minlength=len(bounds) - 1)
-    return Places(tokens, counts, (tokens - bounds[document]).astype(np.int32))
+    return LocalTokens(tokens, counts, (tokens - bounds[document]).astype(np.int32))
 
 
 @cache
 def _sees(layout: Layout, rows: tuple[int, ...], columns: tuple[int, ...], window: tuple[int, int]) -> bool:
-    mine, others = layout.places(rows), layout.places(columns)
+    mine, others = layout.local_tokens(rows), layout.local_tokens(columns)
     row_ends, column_ends = mine.cu_seqlens, others.cu_seqlens
     left, right = (layout.tokens if size < 0 else size for size in window)
     for d in range(len(mine.counts)):

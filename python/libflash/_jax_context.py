@@ -220,5 +220,5 @@ def positions(tokens: int, ranks: int, *, order: str = "zigzag") -> np.ndarray:
 
 
 def _moved(x: Array, ranks: int, dim: int, order: str, *, inverse: bool) -> Array:
-    places = positions(x.shape[dim], ranks, order=order)
-    return jnp.take(x, np.argsort(places) if inverse else places, axis=dim, unique_indices=True)
+    tokens = positions(x.shape[dim], ranks, order=order)
+    return jnp.take(x, np.argsort(tokens) if inverse else tokens, axis=dim, unique_indices=True)

@@ -70,9 +70,9 @@ class Heads:
         return self.heads_q // self.size
 
     def _order(self) -> np.ndarray:
-        """Of the exchanged tokens, which come device by device: their places in ascending order. The same for every set of
+        """Of the exchanged tokens, which come device by device: their order by position. The same for every set of
         devices, since a later device of a ring has later tokens of each chunk."""
-        return np.argsort(np.concatenate([self.layout.places((n,)).tokens for n in range(self.size)]), kind="stable")
+        return np.argsort(np.concatenate([self.layout.local_tokens((n,)).tokens for n in range(self.size)]), kind="stable")
 
     def _back(self, x: Array, tokens: int, heads: int) -> Array:
         x = jnp.take(x, np.argsort(self._order()), axis=tokens, unique_indices=True)

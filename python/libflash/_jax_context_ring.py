@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ._context_layout import Layout, Places
+from ._context_layout import Layout, LocalTokens
 from ._jax_calls import BACKWARD, FORWARD, POSITIONS, Options, lse_dtype, vary, varying_axes
 from ._jax_context_heads import Heads
 from ._jax_merge import merge
@@ -42,8 +42,8 @@ class Ring:
         """The shards whose tokens a device has after the exchange of heads."""
         return tuple(device * self.heads.size + n for n in range(self.heads.size))
 
-    def places(self) -> list[Places]:
-        return [self.layout.places(self.members(device)) for device in range(self.size)]
+    def local_tokens(self) -> list[LocalTokens]:
+        return [self.layout.local_tokens(self.members(device)) for device in range(self.size)]
 
     def sees(self, step: int) -> list[bool]:
         """Of each device: whether one of its rows sees a key of the device `step` before it."""
@@ -57,13 +57,13 @@ class Ring:
 
     # -- where rows and keys stand
 
-    def side(self, name: str, places: list[Places], device: Any, q: Array) -> Extras:
+    def side(self, name: str, held: list[LocalTokens], device: Any, q: Array) -> Extras:
         """The options of one side, "q" or "k", for the tokens of a device."""
         packed = self.layout.cu_seqlens is not None
-        options = {f"cu_seqlens_{name}": self._of(device, [p.cu_seqlens for p in places])} if packed else {}
+        options = {f"cu_seqlens_{name}": self._of(device, [p.cu_seqlens for p in held])} if packed else {}
         if self.size == 1:  # all rows and all keys: their numbers are their positions
             return options
-        found = self._of(device, [p.positions for p in places])
+        found = self._of(device, [p.positions for p in held])
         if not packed:
             found = jnp.broadcast_to(found, (q.shape[0], found.shape[0]))
         return options | {"row_positions" if name == "q" else "column_positions": found}
@@ -99,16 +99,16 @@ class Ring:
 
 def gathered_attention(ring: Ring, options: Options, q: Array, k: Array, v: Array, extras: Extras) -> tuple[Array, Array]:
     """All keys in one call: (out, lse)."""
-    places = ring.places()
-    everything = [ring.layout.places(tuple(range(ring.size * ring.heads.size)))]
+    held = ring.local_tokens()
+    everything = [ring.layout.local_tokens(tuple(range(ring.size * ring.heads.size)))]
     if ring.size > 1:
-        order = np.argsort(np.concatenate([p.tokens for p in places]), kind="stable")
+        order = np.argsort(np.concatenate([p.tokens for p in held]), kind="stable")
         axis = q.ndim - 3
         k, v = (
             jnp.take(jax.lax.all_gather(x, ring.axis, axis=axis, tiled=True), order, axis=axis, unique_indices=True)
             for x in (k, v)
         )
-    extras = extras | ring.side("q", places, ring.device(), q) | ring.side("k", everything, 0, q)
+    extras = extras | ring.side("q", held, ring.device(), q) | ring.side("k", everything, 0, q)
     if ring.size > 1 or (options.dropout_p and ring.heads.size > 1):  # the tangents know no positions and no head_begin
         return _once(ring, options, q, k, v, extras)
     out, lse = forward(ring, options, q, k, v, extras)
@@ -169,8 +169,8 @@ def ring_attention(ring: Ring, options: Options, q: Array, k: Array, v: Array, e
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _ring(ring: Ring, options: Options, q: Array, k: Array, v: Array, extras: Extras) -> tuple[Array, Array]:
-    places, device, wide = ring.places(), ring.device(), lse_dtype(q.dtype)
-    rows = without_sink(extras) | ring.side("q", places, device, q)
+    held, device, wide = ring.local_tokens(), ring.device(), lse_dtype(q.dtype)
+    rows = without_sink(extras) | ring.side("q", held, device, q)
     lse_shape = (*q.shape[:-3], q.shape[-2], q.shape[-3])
     empty = ((q.shape[:-1] + v.shape[-1:], wide, 0.0), (lse_shape, wide, -jnp.inf))
     total: list[Array] = []
@@ -178,7 +178,7 @@ def _ring(ring: Ring, options: Options, q: Array, k: Array, v: Array, extras: Ex
         if not any(ring.sees(step)) and step > 0:
             continue
         keys = (k, v) if step == 0 else ring.send(step, (k, v))
-        more = rows | ring.side("k", places, (device - step) % ring.size, q)
+        more = rows | ring.side("k", held, (device - step) % ring.size, q)
         if step == 0:  # the rows' own keys: they count the sink, too
             total = list(forward(ring, options, q, k, v, more | extras))
             continue
@@ -195,8 +195,8 @@ def _ring_forward(ring: Ring, options: Options, q: Array, k: Array, v: Array, ex
 def _ring_backward(ring: Ring, options: Options, saved: Any, cotangents: Any) -> Any:
     q, k, v, extras, out, lse = saved
     dout, dlse = cotangents
-    places, device, wide = ring.places(), ring.device(), lse_dtype(q.dtype)
-    rows = without_sink(extras) | ring.side("q", places, device, q)
+    held, device, wide = ring.local_tokens(), ring.device(), lse_dtype(q.dtype)
+    rows = without_sink(extras) | ring.side("q", held, device, q)
     rows |= {"dlse": dlse}
     empty = tuple((x.shape, wide, 0.0) for x in (q, k, v))
     dq, dk, dv = (jnp.zeros(x.shape, wide) for x in (q, k, v))
@@ -204,7 +204,7 @@ def _ring_backward(ring: Ring, options: Options, saved: Any, cotangents: Any) ->
         if not any(ring.sees(step)):
             continue
         keys = (k, v) if step == 0 else ring.send(step, (k, v))
-        more = rows | ring.side("k", places, (device - step) % ring.size, q)
+        more = rows | ring.side("k", held, (device - step) % ring.size, q)
 
         def part(q: Array, k: Array, v: Array, more: Extras) -> list[Array]:
             return list(backward(ring, options, (dout, q, k, v, out, lse), more))

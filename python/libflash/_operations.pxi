@@ -223,9 +223,10 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
     k_scale, v_scale : float32; a cached value is its stored value times its scale; default 1, required for int8
         A number, one for all; or an array:
         (1,) or (heads_k,) or (batch, heads_k): an append divides new rows by them.
-        (places, rows, heads_k) or (places, rows, heads_k, groups), for the rows of the cache: an append computes and writes them.
+        (entries or pages, rows, heads_k) or (..., groups), for the rows of the cache: an append computes and writes them.
         Groups are of equally many neighbouring channels (CUDA: a multiple of 16). Any strides.
-    k_rope_cache : the places, rows and heads of k_cache, with the last channels of the keys in q's type; k_cache has the others
+    k_rope_cache : the entries or pages, rows and heads of k_cache, with the last channels of the
+        keys in q's type; k_cache has the others
     k_rope : (batch, seqlen_new, heads_k, channels of k_rope_cache), or packed as k; with k and k_rope_cache
     head_dim_v : int, with v_cache=None
     cache_dtype : "e4m3" or "e5m2", what the elements of caches of uint8 are
@@ -245,7 +246,7 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
         The rows of tree_mask of each sequence: all of its query rows, or none, then it is causal.
     shared_groups : (groups + 1,) int32, shared_lens : (groups,) int32 (int64 on the CPU: converted)
         A hint that changes no bit: sequences shared_groups[i] to shared_groups[i + 1] - 1 have the same first shared_lens[i]
-        cached keys in the same places, in one cache entry or in the same pages. The library computes as without it. The CPU
+        cached keys in the same rows, in one cache entry or in the same pages. The library computes as without it. The CPU
         refuses a hint that is not true.
     shard : (count, index, keys)
         The caches have a part of the keys: key t is on shard t // keys % count, without gaps. Lengths, positions and masks count

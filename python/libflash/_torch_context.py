@@ -245,7 +245,7 @@ def make_plan(q: Tensor, k: Tensor, v: Tensor, given: Arguments, axes: tuple[Axi
     ranks = groups.ranks_of(axes, scheme)
     layout = Layout(given.order, q.shape[-3] * ranks.size, ranks.size, given.cu_seqlens)
     members = ranks.members(ranks.ring.rank)
-    heads = HeadExchange(ranks.heads, tuple(layout.places((member,)).tokens for member in members))
+    heads = HeadExchange(ranks.heads, tuple(layout.local_tokens((member,)).tokens for member in members))
     share = q.shape[-2] // ranks.heads.size
     options = {name: value for name, value in given.numbers.items() if value is not None}
     options |= {"causal": given.causal, "window_size": given.window_size}

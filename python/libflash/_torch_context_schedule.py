@@ -17,7 +17,7 @@ import torch
 
 from . import _core
 from . import _torch_context_group as groups
-from ._context_layout import Layout, Places
+from ._context_layout import Layout, LocalTokens
 from ._torch_context_group import Exchange, Ranks
 
 Tensor = torch.Tensor
@@ -41,10 +41,10 @@ class Schedule:
 
     # -- one call
 
-    def places(self, ring_rank: int) -> Places:
-        return self.layout.places(self.ranks.members(ring_rank))
+    def local_tokens(self, ring_rank: int) -> LocalTokens:
+        return self.layout.local_tokens(self.ranks.members(ring_rank))
 
-    def call_options(self, q: Tensor, rows: Places, columns: Places) -> dict[str, Any]:
+    def call_options(self, q: Tensor, rows: LocalTokens, columns: LocalTokens) -> dict[str, Any]:
         options = dict(self.options)
         packed = self.layout.cu_seqlens is not None
         if packed:
@@ -55,17 +55,17 @@ class Schedule:
         batch = None if packed else q.shape[0]
         return options | side("row", rows, q.device, batch) | side("column", columns, q.device, batch)
 
-    def forward_call(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, columns: Places, first: bool) -> None:
-        options = self.call_options(q, self.places(self.ranks.ring.rank), columns)
+    def forward_call(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, columns: LocalTokens, first: bool) -> None:
+        options = self.call_options(q, self.local_tokens(self.ranks.ring.rank), columns)
         if first and self.sink is not None:
             options["learnable_sink"] = self.sink
         options |= {"out": out, "lse": lse, "resume": not first}
         _core.call_as_operator(_core.attention, (q, k, v), options)
 
-    def backward_call(self, given: tuple[Tensor, ...], k: Tensor, v: Tensor, sums: dict[str, Tensor], columns: Places,
+    def backward_call(self, given: tuple[Tensor, ...], k: Tensor, v: Tensor, sums: dict[str, Tensor], columns: LocalTokens,
                       dlse: Tensor | None, dsink: Tensor | None, first: bool) -> None:  # fmt: skip
         dout, q, out, lse = given
-        options = self.call_options(q, self.places(self.ranks.ring.rank), columns) | sums
+        options = self.call_options(q, self.local_tokens(self.ranks.ring.rank), columns) | sums
         if first:
             options["dlse"] = dlse
             if dsink is not None:
@@ -101,16 +101,16 @@ class Schedule:
         out = q.new_empty((*q.shape[:-1], v.shape[-1]), dtype=q.dtype if steps == 1 else wide_type(q))
         lse = q.new_empty(lse_shape(q), dtype=wide_type(q))
         if self.gathered:
-            k, v, columns = self.gather(k), self.gather(v), self.all_places()
+            k, v, columns = self.gather(k), self.gather(v), self.all_tokens()
             self.forward_call(q, k, v, out, lse, columns, True)
             return out, lse
         following = self.send_keys(1, k, v) if steps > 1 else None
-        self.forward_call(q, k, v, out, lse, self.places(ring.rank), True)
+        self.forward_call(q, k, v, out, lse, self.local_tokens(ring.rank), True)
         for step in range(1, steps):
             keys = following.wait() if following else ()
             following = self.send_keys(step + 1, k, v) if step + 1 < steps else None
             if keys:
-                self.forward_call(q, *keys, out, lse, self.places(self.partner(step)[1]), False)
+                self.forward_call(q, *keys, out, lse, self.local_tokens(self.partner(step)[1]), False)
         return out.to(q.dtype), lse
 
     def backward(self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None,
@@ -118,9 +118,9 @@ class Schedule:
         ring, given = self.ranks.ring, (dout, q, out, lse)
         steps = 1 if self.gathered else ring.size
         if self.gathered:
-            k, v, columns = self.gather(k), self.gather(v), self.all_places()
+            k, v, columns = self.gather(k), self.gather(v), self.all_tokens()
         else:
-            columns = self.places(ring.rank)
+            columns = self.local_tokens(ring.rank)
         kind = {} if ring.size == 1 else {"dtype": wide_type(q)}
         sums = {name: torch.empty_like(x, memory_format=torch.contiguous_format, **kind)
                 for name, x in (("dq", q), ("dk", k), ("dv", v))}  # fmt: skip
@@ -142,18 +142,18 @@ class Schedule:
     def step_gradients(self, step: int, keys: tuple[Tensor, ...], given: tuple[Tensor, ...], sums: dict[str, Tensor]) -> Any:
         """dk and dv of another rank's keys; adds to dq."""
         made = tuple(torch.zeros_like(x, memory_format=torch.contiguous_format, dtype=wide_type(x)) for x in keys)
-        columns = self.places(self.partner(step)[1])
+        columns = self.local_tokens(self.partner(step)[1])
         self.backward_call(given, *keys, sums | {"dk": made[0], "dv": made[1]}, columns, None, None, False)
         return made
 
     # -- all keys at once
 
-    def all_places(self) -> Places:
-        return self.layout.places(tuple(range(self.ranks.size)))
+    def all_tokens(self) -> LocalTokens:
+        return self.layout.local_tokens(tuple(range(self.ranks.size)))
 
     def order(self) -> np.ndarray:
-        """Of the gathered tokens, which come rank by rank: their places in ascending order."""
-        return np.argsort(np.concatenate([self.places(r).tokens for r in range(self.ranks.ring.size)]), kind="stable")
+        """Of the gathered tokens, which come rank by rank: their order by position."""
+        return np.argsort(np.concatenate([self.local_tokens(r).tokens for r in range(self.ranks.ring.size)]), kind="stable")
 
     def token_dim(self) -> int:
         return 0 if self.layout.cu_seqlens is not None else 1
@@ -189,13 +189,13 @@ def _copied(numbers: bytes, shape: tuple[int, ...], device: torch.device) -> Ten
     return torch.frombuffer(bytearray(numbers), dtype=torch.int32).reshape(shape).to(device)
 
 
-def side(name: str, places: Places, device: torch.device, batch: int | None) -> dict[str, Any]:
+def side(name: str, held: LocalTokens, device: torch.device, batch: int | None) -> dict[str, Any]:
     """Where rows or keys stand: one number for each sequence if those of a sequence are neighbours. batch: None if packed."""
-    positions = places.positions
+    positions = held.positions
     if batch is None:
-        starts = places.cu_seqlens[:-1]
+        starts = held.cu_seqlens[:-1]
         if are_neighbours(positions, starts):
-            begins = np.append(positions, 0)[starts] * (places.counts > 0)
+            begins = np.append(positions, 0)[starts] * (held.counts > 0)
             return {f"{name}_begin": tensor_of(begins, device)}
         return {f"{name}_positions": tensor_of(positions, device)}
     if are_neighbours(positions, np.zeros(1, dtype=np.int64)):

@@ -136,13 +136,13 @@ def table_of(rows: Tensor, cu_seqlens_k: Tensor, allocator: Any, longest: int | 
     inside = first < lengths[:, None]
     at = (cu_seqlens_k[:-1, None] + first).clamp(max=max(len(rows) - 1, 0))
     starts = torch.where(inside, rows[at], -block_size) if len(rows) else torch.full_like(at, -block_size)
-    check_places(starts % block_size == 0)
+    check_rows(starts % block_size == 0)
     return (starts // block_size).to(torch.int32)
 
 
-def check_places(expected: Tensor) -> None:
+def check_rows(expected: Tensor) -> None:
     """On a GPU the program ends with an assertion instead, so that the host need not wait."""
-    said = f"transformers {version()} places keys in other rows of its cache than {NAME} expects"
+    said = f"transformers {version()} writes keys to other rows of its cache than {NAME} expects"
     if expected.is_cuda:
         torch.ops.aten._assert_async.msg(expected.all(), said)
     elif not expected.all():

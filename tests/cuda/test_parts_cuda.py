@@ -53,19 +53,19 @@ class Ring:
     p: Problem
     order: str
 
-    def places(self, rank: int) -> torch.Tensor:
+    def members(self, rank: int) -> torch.Tensor:
         return torch.from_numpy(tokens_of(self.order, self.p.q.shape[1], rank, RANKS).copy()).to(self.p.q.device)
 
     def part(self, x: torch.Tensor, rank: int, dim: int = 1) -> torch.Tensor:
-        return x.index_select(dim, self.places(rank)).contiguous()
+        return x.index_select(dim, self.members(rank)).contiguous()
 
     def side(self, name: str, rank: int) -> dict[str, Any]:
         """Contiguous: alternately one number and one for each sequence."""
-        places = self.places(rank)
+        members = self.members(rank)
         if self.order == "zigzag":
-            return {f"{name}_positions": places.to(torch.int32).expand(len(self.p.q), -1).contiguous()}
-        first = int(places[0])
-        return {f"{name}_begin": first if rank % 2 else torch.full((len(self.p.q),), first, dtype=torch.int32).to(places.device)}
+            return {f"{name}_positions": members.to(torch.int32).expand(len(self.p.q), -1).contiguous()}
+        first = int(members[0])
+        return {f"{name}_begin": first if rank % 2 else torch.full((len(self.p.q),), first, dtype=torch.int32).to(members.device)}
 
     def options(self, rank: int, step: int) -> dict[str, Any]:
         owner = (rank - step) % RANKS
@@ -83,7 +83,7 @@ class Ring:
                 owner = (rank - step) % RANKS
                 k, v = self.part(p.k, owner), self.part(p.v, owner)
                 libflash.attention(q, k, v, out=mine, lse=my_lse, resume=step > 0, **self.options(rank, step))
-            out[:, self.places(rank)], lse[:, :, self.places(rank)] = mine, my_lse
+            out[:, self.members(rank)], lse[:, :, self.members(rank)] = mine, my_lse
         return out, lse
 
     def backward(self, out: torch.Tensor, lse: torch.Tensor, deterministic: bool) -> dict[str, torch.Tensor]:
@@ -99,8 +99,8 @@ class Ring:
             dq = full_of_nan(q.shape, q, torch.float32)
             delta = full_of_nan(my_lse.shape, q, torch.float32)
             for step in range(RANKS):
-                places = self.places((rank - step) % RANKS)
-                k, v = p.k.index_select(1, places), p.v.index_select(1, places)
+                members = self.members((rank - step) % RANKS)
+                k, v = p.k.index_select(1, members), p.v.index_select(1, members)
                 options = self.options(rank, step) | {"add": step > 0, "deterministic": deterministic, "dq": dq, "delta": delta}
                 if step == 0:
                     made = {"dk": full_of_nan(k.shape, k, torch.float32), "dv": full_of_nan(v.shape, v, torch.float32)}
@@ -108,14 +108,14 @@ class Ring:
                     if sink is not None:
                         options["dsink"] = torch.empty_like(sink)
                 else:  # added to what is there
-                    made = {name: total[name].index_select(1, places) for name in ("dk", "dv")}
+                    made = {name: total[name].index_select(1, members) for name in ("dk", "dv")}
                     read = torch.full_like(read, torch.nan)  # delta has what is needed of it
                 libflash.attention_backward(dout, q, k, v, read, my_lse, **made, **options)
                 for name, x in made.items():
-                    total[name][:, places] = x if step else total[name][:, places] + x
+                    total[name][:, members] = x if step else total[name][:, members] + x
                 if "dsink" in options:
                     total["dsink"] += options["dsink"]
-            total["dq"][:, self.places(rank)] = dq
+            total["dq"][:, self.members(rank)] = dq
         return total
 
 
@@ -158,7 +158,7 @@ def test_parts_are_left_to_sm80() -> None:
     q = torch.zeros(1, 64, 2, 64, dtype=torch.bfloat16).to("cuda")
     text = libflash.explain(q, q, q, causal=True, row_begin=64, column_begin=0)
     assert "forward_sm80_bf16_d64, backend sm80" in text
-    slopes, places = torch.ones(2).to("cuda"), torch.arange(64, dtype=torch.int32).reshape(1, 64).to("cuda")
+    slopes, members = torch.ones(2).to("cuda"), torch.arange(64, dtype=torch.int32).reshape(1, 64).to("cuda")
     libflash.attention(q, q, q, alibi_slopes=slopes, row_begin=64, column_begin=0)
     with pytest.raises(libflash.UnsupportedError, match="alibi_slopes"):
-        libflash.attention(q, q, q, alibi_slopes=slopes, row_positions=places, column_begin=0)
+        libflash.attention(q, q, q, alibi_slopes=slopes, row_positions=members, column_begin=0)

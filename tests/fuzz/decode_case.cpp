@@ -147,7 +147,7 @@ void DecodeCase::make_lengths(Bytes& bytes) {
 }
 
 // Chooses the cache entry or pages of each sequence: its own if it appends keys, else possibly shared.
-void DecodeCase::make_places(Bytes& bytes, Random& random) {
+void DecodeCase::make_block_table(Bytes& bytes, Random& random) {
     if (page_size > 0) {
         const int64_t columns = (capacity + page_size - 1) / page_size;
         capacity = columns * page_size;
@@ -234,7 +234,7 @@ void DecodeCase::make_head_terms(Bytes& bytes, Random& random) {
     }
 }
 
-int64_t DecodeCase::place(int64_t b, int64_t j) const {
+int64_t DecodeCase::cache_block(int64_t b, int64_t j) const {
     const flash_tensor_t &table = tensor[kTable].view, &entry = tensor[kBatchIdx].view;
     if (page_size > 0) return static_cast<const int32_t*>(table.data)[b * table.stride[0] + j / page_size * table.stride[1]];
     return tensor[kBatchIdx].present() ? static_cast<const int32_t*>(entry.data)[b] : b;
@@ -271,9 +271,9 @@ void DecodeCase::fill_cached(DecodeRole cache, DecodeRole scale, Random& random)
         each_element(s, [&](int64_t offset) { tensor[scale].set(offset, any_scale()); });
     for (int64_t b = 0; b < batch; ++b)
         for (int64_t j = leftpad(b); j < cached(b); ++j) {
-            const int64_t first_place = place(b, j), row = row_in_place(j);
+            const int64_t block = cache_block(b, j), row = row_in_block(j);
             for (int64_t h = 0; h < heads_k; ++h) {
-                const int64_t first = first_place * t.stride[0] + row * t.stride[1] + h * t.stride[2];
+                const int64_t first = block * t.stride[0] + row * t.stride[1] + h * t.stride[2];
                 for (int64_t c = 0; c < t.shape[3]; ++c) {
                     if (codes()) {
                         static_cast<uint8_t*>(t.data)[first + c] = any_code();
@@ -282,8 +282,7 @@ void DecodeCase::fill_cached(DecodeRole cache, DecodeRole scale, Random& random)
                     }
                 }
                 for (int64_t g = 0; scale_of_rows(scale) && g < (s.ndim == 4 ? s.shape[3] : 1); ++g)
-                    tensor[scale].set(first_place * s.stride[0] + row * s.stride[1] + h * s.stride[2] + g * s.stride[3],
-                                      any_scale());
+                    tensor[scale].set(block * s.stride[0] + row * s.stride[1] + h * s.stride[2] + g * s.stride[3], any_scale());
             }
         }
 }
@@ -293,7 +292,7 @@ DecodeCase::DecodeCase(Bytes& bytes) {
     choose_options(bytes);
     choose_rows(bytes);
     Random random(bytes.word());
-    make_places(bytes, random);
+    make_block_table(bytes, random);
     make_packing(bytes);
     make_lengths(bytes);
     make_positions(bytes, random);

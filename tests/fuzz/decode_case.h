@@ -62,8 +62,8 @@ struct DecodeCase {
     DecodeCall call() const;
     int64_t cached(int64_t b) const;
     int64_t leftpad(int64_t b) const;
-    int64_t place(int64_t b, int64_t j) const;  // the entry or page of key j
-    int64_t row_in_place(int64_t j) const { return page_size > 0 ? j % page_size : j; }
+    int64_t cache_block(int64_t b, int64_t j) const;  // the entry or page of key j
+    int64_t row_in_block(int64_t j) const { return page_size > 0 ? j % page_size : j; }
     bool codes() const { return cache_dtype != dtype; }
     bool scale_of_rows(DecodeRole role) const { return tensor[role].present() && tensor[role].view.ndim > 2; }
 
@@ -79,7 +79,7 @@ private:
     int64_t all_rows() const;
     void make_shared_keys(Bytes& bytes);
     void make_shard(Bytes& bytes);
-    void make_places(Bytes& bytes, Random& random);
+    void make_block_table(Bytes& bytes, Random& random);
     void forget_spare_pages();
     void make_scale(DecodeRole role, DecodeRole cache, Bytes& bytes);
     void fill_cached(DecodeRole cache, DecodeRole scale, Random& random);

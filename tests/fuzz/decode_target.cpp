@@ -67,7 +67,7 @@ void compare_cache_write(const DecodeCase& problem, DecodeCall call, const Outpu
         for (int64_t i = 0; i < problem.new_rows[static_cast<size_t>(b)]; ++i) {
             const int64_t j = problem.cached(b) + i;
             const int64_t row = row_on_shard(call.options, j);
-            slots.push_back(row < 0 ? -1 : problem.place(b, row) * call.view[kKCache].shape[1] + problem.row_in_place(row));
+            slots.push_back(row < 0 ? -1 : problem.cache_block(b, row) * call.view[kKCache].shape[1] + problem.row_in_block(row));
             positions.push_back(static_cast<int32_t>(j));
         }
     const auto count = static_cast<int64_t>(slots.size());

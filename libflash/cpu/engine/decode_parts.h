@@ -52,7 +52,7 @@ FLASH_INLINE CachedHead<StridedRows, T, T> entry_head(const DecodeProblem& probl
     for (const bool key : {true, false}) {
         const CacheScale& scale = key ? cache.k_scale : cache.v_scale;
         StridedRows<const float>& rows = key ? made.k_scale : made.v_scale;
-        rows.data = scale_start(scale, batch, head) + entry * scale.place_stride, rows.stride = scale.row_stride;
+        rows.data = scale_start(scale, batch, head) + entry * scale.block_stride, rows.stride = scale.row_stride;
     }
     made.k_group_stride = cache.k_scale.group_stride, made.v_group_stride = cache.v_scale.group_stride;
     return made;
@@ -60,16 +60,16 @@ FLASH_INLINE CachedHead<StridedRows, T, T> entry_head(const DecodeProblem& probl
 
 // Rows in pages. A contiguous cache counts as one page, the entry of the sequence.
 template <class T>
-FLASH_INLINE PagedRows<const T> rows_in_pages(const KvCache& cache, int64_t batch, const void* start, int64_t place_stride,
+FLASH_INLINE PagedRows<const T> rows_in_pages(const KvCache& cache, int64_t batch, const void* start, int64_t block_stride,
                                               int64_t row_stride) {
     const T* data = static_cast<const T*>(start);
     if (cache.paged()) {
         const int64_t* step = cache.block_table_stride;
-        return {data, place_stride, row_stride, cache.block_table + batch * step[0], step[1], cache.page_size};
+        return {data, block_stride, row_stride, cache.block_table + batch * step[0], step[1], cache.page_size};
     }
     static const int32_t first_page = 0;
     const int64_t entry = cache.batch_idx ? cache.batch_idx[batch] : batch;
-    return {data + entry * place_stride, 0, row_stride, &first_page, 0, INT32_MAX};
+    return {data + entry * block_stride, 0, row_stride, &first_page, 0, INT32_MAX};
 }
 
 // Of any cache.
@@ -82,7 +82,7 @@ FLASH_INLINE CachedHead<PagedRows, T, C> paged_head(const DecodeProblem& problem
                                 tensor.stride[1]);
     };
     const auto scales = [&](const CacheScale& scale) __attribute__((always_inline)) {
-        return rows_in_pages<float>(cache, batch, scale_start(scale, batch, head), scale.place_stride, scale.row_stride);
+        return rows_in_pages<float>(cache, batch, scale_start(scale, batch, head), scale.block_stride, scale.row_stride);
     };
     CachedHead<PagedRows, T, C> made;
     made.k = rows(cache.k, static_cast<C*>(nullptr)), made.v = rows(cache.v, static_cast<C*>(nullptr));

@@ -16,14 +16,14 @@ constexpr int kThreads = 128, kWarps = kThreads / 32;
 template <class T>
 __device__ __forceinline__ void write_part(const CacheWriteParams& p, int64_t row, int head, int part, int lane) {
     const int64_t slot = p.wide_slots ? static_cast<const int64_t*>(p.slots)[row] : static_cast<const int32_t*>(p.slots)[row];
-    if (slot < 0 || slot >= p.places * p.rows_of_place) return;
-    const int64_t place = slot / p.rows_of_place, in_place = slot - place * p.rows_of_place;
+    if (slot < 0 || slot >= p.cache_blocks * p.cache_block_rows) return;
+    const int64_t block = slot / p.cache_block_rows, in_block = slot - block * p.cache_block_rows;
     const auto write = [&](const RowsParams& from, const RowsParams& to, int channels, const CacheScaleParams& scale,
                            CodeType code, const RotaryParams* rotary) {
         const T* const values = static_cast<const T*>(from.data) + row * from.row + head * from.head;
         const NewCacheRow<T> made{values, rotary, rotary ? p.positions[row] : 0};
-        void* const at = cached_address<T>(to.data, place * to.batch + in_place * to.row + head * to.head, code);
-        write_cached_row(made, channels, scale, scale_address(scale, 0, place, in_place, head), code, at, lane);
+        void* const at = cached_address<T>(to.data, block * to.batch + in_block * to.row + head * to.head, code);
+        write_cached_row(made, channels, scale, scale_address(scale, 0, block, in_block, head), code, at, lane);
     };
     if (part == 0) {
         write(p.k_new, p.k, p.channels, p.k_scale, p.code, p.rotary.cos ? &p.rotary : nullptr);

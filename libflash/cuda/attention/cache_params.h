@@ -13,7 +13,7 @@ enum class CodeType : int32_t { none, e4m3, e5m2, int8 };
 // Where the scale of a cached row is: strides in elements, 0 along what it does not depend on.
 struct CacheScaleParams {
     float* data;                             // nullptr: no scales
-    int64_t batch, place, row, head, group;  // place: entry or page
+    int64_t batch, block, row, head, group;  // block: an entry or a page
     int32_t groups;                          // of channels
     bool of_rows;                            // a write computes the scales of its rows
 };
@@ -25,14 +25,14 @@ struct RotaryParams {
     bool interleaved, is_float;
 };
 
-// New rows to slots of a cache. Row strides of new rows: `batch` is 0. Strides of the cache: `batch` is that of places.
+// New rows to slots of a cache. Row strides of new rows: `batch` is 0. Strides of the cache: `batch` is that of entries or pages.
 struct CacheWriteParams {
     RowsParams k_new, v_new, rope_new, k, v, rope;  // data is nullptr where there is no such part
     CacheScaleParams k_scale, v_scale;
     RotaryParams rotary;
     const void* slots;
     const int32_t* positions;  // with a rotary embedding
-    int64_t rows, places, rows_of_place;
+    int64_t rows, cache_blocks, cache_block_rows;
     int32_t heads, parts;  // parts: of keys, values and rope parts those that are there
     int32_t channels, channels_v, channels_rope;
     CodeType code;

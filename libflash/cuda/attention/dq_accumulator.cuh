@@ -94,9 +94,9 @@ struct DqAccumulator {
             for (int e = 0; e < 4; ++e) {
                 const int row = tile * kBlockM + (warp % kRowWarps * kSlabs + block / kBlocks) * 16 + e / 2 * 8 + lane / 4;
                 if (row >= row_limit || col + first + e % 2 >= params.head_dim) continue;
-                float* const place = dq + row * params.dq.row + first + e % 2;
+                float* const at = dq + row * params.dq.row + first + e % 2;
                 const float sum = row < rows.length ? x[e] * (undo_exponent_shift<T>() * params.softmax_scale) : 0.0f;
-                *place = params.adds ? *place + sum : sum;
+                *at = params.adds ? *at + sum : sum;
             }
         }
     }

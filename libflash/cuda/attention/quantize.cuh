@@ -107,10 +107,10 @@ __device__ __forceinline__ void* cached_address(void* data, int64_t offset, Code
     return static_cast<char*>(data) + offset * static_cast<int64_t>(type == CodeType::none ? sizeof(T) : 1);
 }
 
-__device__ __forceinline__ float* scale_address(const CacheScaleParams& scale, int64_t batch, int64_t place, int64_t row,
+__device__ __forceinline__ float* scale_address(const CacheScaleParams& scale, int64_t batch, int64_t block, int64_t row,
                                                 int64_t head) {
     if (!scale.data) return nullptr;
-    return scale.data + batch * scale.batch + place * scale.place + row * scale.row + head * scale.head;
+    return scale.data + batch * scale.batch + block * scale.block + row * scale.row + head * scale.head;
 }
 
 }  // namespace libflash::cuda

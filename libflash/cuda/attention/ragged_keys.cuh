@@ -194,8 +194,8 @@ private:
         const RaggedParams& ragged = params.ragged;
         const bool of_tree = ragged.tree.data && bits.rows == 0;  // a sequence without bits is causal
         if (!has_gaps(bits)) return clipped(row + shift - params.left, row + shift + (of_tree ? 0 : params.right) + 1);
-        const int place = position(row);
-        const VisibleRange earlier = clipped(place - ragged.left, min(place + ragged.right + 1, shift));
+        const int at = position(row);
+        const VisibleRange earlier = clipped(at - ragged.left, min(at + ragged.right + 1, shift));
         const int end = of_tree || (ragged.causal && bits.rows == 0) ? row + shift + 1 : length;
         return clipped(earlier.begin < earlier.end ? earlier.begin : shift, end);
     }

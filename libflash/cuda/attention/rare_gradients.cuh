@@ -8,8 +8,8 @@
 
 namespace libflash::cuda {
 
-// One element: the dot products of its query with the key and of dO with the value; its place in the sequences; the statistics
-// of its query row.
+// One element: the dot products of its query with the key and of dO with the value; its row and key; the
+// statistics of its query row.
 struct GradientElement {
     float &s, &dp;
     int row, key;

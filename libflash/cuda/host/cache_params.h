@@ -20,7 +20,7 @@ inline CacheScaleParams cache_scale_params(const CacheScale& scale) {
     if (!scale.present) return {};
     return {scale.data,
             scale.batch_stride,
-            scale.place_stride,
+            scale.block_stride,
             scale.row_stride,
             scale.head_stride,
             scale.group_stride,

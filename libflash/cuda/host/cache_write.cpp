@@ -29,8 +29,8 @@ CacheWriteParams make_params(const CacheWriteProblem& problem) {
     params.wide_slots = problem.slots.dtype == DType::i64;
     params.positions = problem.positions;
     params.rows = problem.rows;
-    params.places = problem.places();
-    params.rows_of_place = problem.rows_of_place();
+    params.cache_blocks = problem.cache_blocks();
+    params.cache_block_rows = problem.cache_block_rows();
     params.heads = static_cast<int32_t>(problem.heads_k);
     params.parts = parts_of(problem);
     params.code = code_type(cache);

@@ -182,8 +182,8 @@ struct CombineSplits {
 // The rows of a query head that a thread block computes.
 struct CombinedRows {
     int batch, head, count;
-    int first;              // row of out
-    int64_t place, stride;  // row of the workspace, of the first one, and from one to the next
+    int first;                    // row of out
+    int64_t partial_row, stride;  // in the workspace: of the first row, and from one to the next
 
     // One row. Order of rows: [batch][key head][query row][query head of the group].
     __device__ __forceinline__ static CombinedRows one(const DecodeParams& p) {
@@ -200,8 +200,8 @@ struct CombinedRows {
         const int head_k = head_index - batch * p.heads_k, in_group = static_cast<int>(blockIdx.x) - head_index * p.group_size;
         const SequenceRows rows = SequenceRows::of(p.ragged.queries, batch);
         const int count = rows.owned > p.ragged.most_rows ? 0 : rows.owned;
-        const int64_t place = short_partial_row(p, kTileRows, batch, head_k, in_group);
-        return {batch, head_k * p.group_size + in_group, count, rows.start, place, p.group_size};
+        const int64_t partial_row = short_partial_row(p, kTileRows, batch, head_k, in_group);
+        return {batch, head_k * p.group_size + in_group, count, rows.start, partial_row, p.group_size};
     }
 };
 
@@ -227,7 +227,7 @@ __global__ void __launch_bounds__(CombineSplits<T, Kernel::config.head_dim_v, Ou
 #pragma unroll 1
     for (int i = 0; i < rows.count; ++i) {
         if (i > 0) __syncthreads();  // `parts` are no longer read
-        Body(params, rows.place + i * rows.stride).run(rows.batch, rows.first + i, rows.head, parts);
+        Body(params, rows.partial_row + i * rows.stride).run(rows.batch, rows.first + i, rows.head, parts);
     }
 }
 

@@ -41,13 +41,13 @@ struct DecodeScales {
         const CacheScaleParams& scale = of_values ? body.params.v_scale : body.params.k_scale;
         const int64_t page = __shfl_sync(0xffffffffu, location.page, body.lane % kDecodeSlab);
         const int64_t row = __shfl_sync(0xffffffffu, location.row, body.lane % kDecodeSlab);
-        const bool same = scale.place == 0 && scale.row == 0;
+        const bool same = scale.block == 0 && scale.row == 0;
         if (!scale.data || (same && !first)) return;
         float* to = scales(stage, body.warp) + body.lane;
         if constexpr (Body::kHasRareOptions) to += of_values ? (kMostGroups - 1) * kDecodeSlab : 0;
         const bool exists = same || static_cast<uint64_t>(page) < static_cast<uint64_t>(body.params.cache.pages);
         const float* const from =
-            scale.data + body.work_tile.batch * scale.batch + page * scale.place + row * scale.row + head_k * scale.head;
+            scale.data + body.work_tile.batch * scale.batch + page * scale.block + row * scale.row + head_k * scale.head;
         const int groups = Body::kHasRareOptions ? scale.groups : 1;
 #pragma unroll 1
         for (int group = 0; group < groups; ++group) {

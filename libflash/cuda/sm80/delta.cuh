@@ -11,7 +11,7 @@ template <class Statistics>
 struct Delta : Statistics {
     using Statistics::kThreads, Statistics::params, Statistics::rows, Statistics::work;
 
-    __device__ __forceinline__ float* place(int row) const {
+    __device__ __forceinline__ float* delta_of(int row) const {
         const RowStatisticsParams& delta = params.delta;
         return delta.data + work.batch * delta.batch + work.head * delta.head + (rows.start + row) * delta.row;
     }
@@ -29,11 +29,11 @@ struct Delta : Statistics {
 #pragma unroll 1
         for (int i = threadIdx.x; i < kUnitRows; i += kThreads) {
             if (!params.adds) {
-                if (first + i < rows.owned) *place(first + i) = statistics[i].delta;
+                if (first + i < rows.owned) *delta_of(first + i) = statistics[i].delta;
                 continue;
             }
             SoftmaxStatistics made = this->statistics_of(first + i, 0.0f);
-            if (made.lse_log2 != INFINITY) made.delta = *place(first + i);
+            if (made.lse_log2 != INFINITY) made.delta = *delta_of(first + i);
             statistics[i] = made;
         }
     }

@@ -32,14 +32,14 @@ struct RowPairs {
 
     __device__ __forceinline__ float2 at(int n) const {
         if (!row || n * 8 >= cols) return make_float2(0.0f, 0.0f);
-        const T* place = row + n * 8;
+        const T* at = row + n * 8;
         if constexpr (std::is_same<T, float>::value) {
-            if (vectors) return *reinterpret_cast<const float2*>(place);
+            if (vectors) return *reinterpret_cast<const float2*>(at);
         } else if (vectors) {
-            const uint32_t pair = *reinterpret_cast<const uint32_t*>(place);
+            const uint32_t pair = *reinterpret_cast<const uint32_t*>(at);
             return make_float2(low_of(pair, T()), high_of(pair, T()));
         }
-        return make_float2(to_float(place[0]), n * 8 + 1 < cols ? to_float(place[1]) : 0.0f);
+        return make_float2(to_float(at[0]), n * 8 + 1 < cols ? to_float(at[1]) : 0.0f);
     }
 };
 
@@ -52,7 +52,7 @@ struct ForwardTangentRows {
 
     Body& body;
 
-    __device__ __forceinline__ float* place(const RowStatisticsParams& numbers, int row) const {
+    __device__ __forceinline__ float* address_of(const RowStatisticsParams& numbers, int row) const {
         const TileCoordinates work = body.common().work;
         return numbers.data + work.batch * numbers.batch + work.head * numbers.head +
                (body.common().q_rows.start + row) * numbers.row;
@@ -104,9 +104,11 @@ struct ForwardTangentRows {
                 const float lse_log2 = body.lse_of(a, r), below = mean_below_pivot(a, r, lse_log2);
                 const bool counts = lse_log2 != INFINITY, writes = body.lane % 4 == 0 && row < q_rows.owned;
                 const float dot = quad_sum(finish_channels(a, r, row, counts, body.factor_of(a, r), below));
-                if (writes && params.tlse.data) *place(params.tlse, row) = counts ? body.pivot[a][r] + below : 0.0f;
+                if (writes && params.tlse.data) *address_of(params.tlse, row) = counts ? body.pivot[a][r] + below : 0.0f;
                 if (writes && params.tdelta.data)
-                    *place(params.tdelta, row) = !counts ? 0.0f : params.tdlse.data ? dot - *place(params.tdlse, row) : dot;
+                    *address_of(params.tdelta, row) = !counts             ? 0.0f
+                                                      : params.tdlse.data ? dot - *address_of(params.tdlse, row)
+                                                                          : dot;
             }
     }
 

@@ -18,37 +18,39 @@ struct BackwardRareOptions {
     const BackwardContext<Traits>& context;
 
     // Where the scores of a lane are.
-    struct Place {
+    struct ChunkOrigin {
         int head;                  // query head
         int row, key;              // the lane's first ones in their sequences
         const float4* statistics;  // statistics[4 * n]: (LSE, delta) of the two rows in elements 4 n to 4 n + 3
     };
     // Of the queries from `first` on of a tile in a stage, and the warp's keys.
-    __device__ __forceinline__ Place place(const QueryTilePosition& at, int stage, int first, int first_key, int lane) const {
+    __device__ __forceinline__ ChunkOrigin origin(const QueryTilePosition& at, int stage, int first, int first_key,
+                                                  int lane) const {
         return {at.head, at.tile * Traits::kBlockM + first + (lane & 3) * 2,
                 context.tile().tiles.first_col + first_key + (lane >> 2),
                 reinterpret_cast<const float4*>(context.tiles.statistics(stage) + first + (lane & 3) * 2)};
     }
 
     // The dropout mask: bit i is set if element i is kept. The whole warp calls it.
-    __device__ __forceinline__ uint32_t keep_bits(const Place& place, int lane) const {
+    __device__ __forceinline__ uint32_t keep_bits(const ChunkOrigin& origin, int lane) const {
         const DropoutParams& dropout = context.params.rare.dropout;
         if (!dropout.active) return 0xffffffffu;
-        const uint32_t head = dropout_head(context.tile().work.batch, context.params.heads_q, place.head);
-        return keep_bits_transposed<kChunk / 8, 1>(dropout, head, place.row, place.key - (lane >> 2), lane);
+        const uint32_t head = dropout_head(context.tile().work.batch, context.params.heads_q, origin.head);
+        return keep_bits_transposed<kChunk / 8, 1>(dropout, head, origin.row, origin.key - (lane >> 2), lane);
     }
 
     // From dot products s and dp to P and dS.
-    __device__ __forceinline__ void apply(Scores& s, Scores& dp, const Place& place, uint32_t keep, bool edge) const {
+    __device__ __forceinline__ void apply(Scores& s, Scores& dp, const ChunkOrigin& origin, uint32_t keep, bool edge) const {
         const auto& tiles = context.tile().tiles;
         const auto at = [&](int i) -> GradientElement {
-            const float4 f = place.statistics[i / 4 * 4];
-            return {s[i], dp[i], place.row + i / 4 * 8 + i % 2, place.key + i / 2 % 2 * 8, i % 2 ? f.z : f.x, i % 2 ? f.w : f.y};
+            const float4 f = origin.statistics[i / 4 * 4];
+            return {
+                s[i], dp[i], origin.row + i / 4 * 8 + i % 2, origin.key + i / 2 % 2 * 8, i % 2 ? f.z : f.x, i % 2 ? f.w : f.y};
         };
         const int alibi_shift = tiles.length_k - tiles.length_q;
-        apply_rare_options<T, kScores>(context.params.rare, context.params.softmax_scale, tiles, alibi_shift, place.head, keep,
+        apply_rare_options<T, kScores>(context.params.rare, context.params.softmax_scale, tiles, alibi_shift, origin.head, keep,
                                        at, [&] {
-                                           if (edge) mask_edge_transposed(tiles, place.row, place.key, -INFINITY, s);
+                                           if (edge) mask_edge_transposed(tiles, origin.row, origin.key, -INFINITY, s);
                                        });
     }
 };

@@ -136,17 +136,17 @@ private:
 
     // From a cache: all lanes go through the stages of K and V.
     using CachedKeys = ForwardCachedKeys<Traits>;
-    using CachePlace = typename CachedKeys::Place;
+    using PageRow = typename CachedKeys::PageRow;
     __device__ __forceinline__ void load_cached_tiles(State& p) const {
         const WorkTile& work_tile = context.storage.work_tiles[p.slot];
         const CachedKeys cached{context};
         const int last = work_tile.keys.end - 1, begin = work_tile.keys.begin;
-        CachePlace places = cached.read_places(work_tile, last), of_v{};
+        PageRow pages = cached.read_pages(work_tile, last), of_v{};
         int back = 0;
 #pragma unroll 1
         for (int tile = last; tile >= begin; --tile) {
-            if (back == CachedKeys::kTilesAtOnce) places = cached.read_places(work_tile, tile), back = 0;
-            const CachePlace of_k = cached.of_tile(places, back++);
+            if (back == CachedKeys::kTilesAtOnce) pages = cached.read_pages(work_tile, tile), back = 0;
+            const PageRow of_k = cached.of_tile(pages, back++);
             load_cached_k(p, work_tile, of_k);
             if (tile < last) {
                 load_cached_v(p, work_tile, tile + 1, of_v);
@@ -157,18 +157,18 @@ private:
         }
         load_cached_v(p, work_tile, begin, of_v);
     }
-    __device__ __forceinline__ void load_cached_k(State& p, const WorkTile& work_tile, const CachePlace& place) const {
+    __device__ __forceinline__ void load_cached_k(State& p, const WorkTile& work_tile, const PageRow& at) const {
         const CachedKeys cached{context};
-        const uint32_t absent = cached.absent_units(place);
+        const uint32_t absent = cached.absent_units(at);
         if (p.leader) {
             p.k.wait_empty();
             context.storage.dynamic.tiles[p.k.stage].bits = absent;
             p.k.full().arrive_and_expect(KTile::kBytes);
         }
-        cached.template load<KTile>(p.leader, context.tiles.k(p.k.stage), context.maps.k, p.k.full(), work_tile.kv_head, place);
+        cached.template load<KTile>(p.leader, context.tiles.k(p.k.stage), context.maps.k, p.k.full(), work_tile.kv_head, at);
         p.k.advance();
     }
-    __device__ __forceinline__ void load_cached_v(State& p, const WorkTile& work_tile, int tile, const CachePlace& place) const {
+    __device__ __forceinline__ void load_cached_v(State& p, const WorkTile& work_tile, int tile, const PageRow& at) const {
         const CachedKeys cached{context};
         const int count = work_tile.keys.length_k - tile * kBlockN;
         const MBarrier full = count < kBlockN ? context.storage.dynamic.zero_fill.loaded() : p.v.full();
@@ -177,7 +177,7 @@ private:
             if (count < kBlockN) context.storage.dynamic.zero_fill.send(p.v.stage, max(count, 0));
             full.arrive_and_expect(VTile::kBytes);
         }
-        cached.template load<VTile>(p.leader, context.tiles.v(p.v.stage), context.maps.v, full, work_tile.kv_head, place);
+        cached.template load<VTile>(p.leader, context.tiles.v(p.v.stage), context.maps.v, full, work_tile.kv_head, at);
         p.v.advance();
     }
 

@@ -33,13 +33,13 @@ __device__ __forceinline__ void store_sums(Out* row, int cols, bool vectors, flo
         for (int n = 0; n < kBlocks; ++n) {
             if (n % 8 == 0 && n > 0) __syncwarp();
             if (n * 8 >= cols) continue;
-            float2* const place = reinterpret_cast<float2*>(row + n * 8);
+            float2* const at = reinterpret_cast<float2*>(row + n * 8);
             float2 sum = make_float2(x(n, 0), x(n, 1));
             if (weight != 0.0f) {
-                const float2 old = *place;
+                const float2 old = *at;
                 sum = make_float2(fmaf(weight, old.x, sum.x), fmaf(weight, old.y, sum.y));
             }
-            *place = sum;
+            *at = sum;
         }
     } else {
 #pragma unroll

@@ -80,11 +80,11 @@ class DecodeCase:
         dim_v = self.head_dim if self.head_dim_v is None else self.head_dim_v
         options = self._options(rng, dim_v)
         if self.page_size is None:
-            places = (self.sequences + 2 * self.batch_idx, self.capacity)
+            shape = (self.sequences + 2 * self.batch_idx, self.capacity)
         else:
-            places = (self.sequences * self._columns() + 2, self.page_size)
+            shape = (self.sequences * self._columns() + 2, self.page_size)
         q_shape = (*self._rows(self.seqlen_q, self.slack_rows), self.heads_q, self.head_dim)
-        shapes = (q_shape, (*places, self.heads_k, self.head_dim), (*places, self.heads_k, dim_v))
+        shapes = (q_shape, (*shape, self.heads_k, self.head_dim), (*shape, self.heads_k, dim_v))
         q, k_cache, v_cache = (stored(x, self.dtype) for x in random_fill(self.fill, rng, *shapes))
         if self.slack_rows:
             q[-self.slack_rows :] = np.nan

@@ -16,7 +16,7 @@ else the whole sequence. bias and mask broadcast from (B|1, H|1, Sq|1, Sk|1), bl
 (B|1, H|1, ceil(Sq/128), ceil(Sk/128)); for packed tensors their rows and columns count inside the sequence
 and B is the sequence number.
 
-With positions (row_begin, row_step, row_positions and the same of columns), row i and key j stand at those places in a longer
+With positions (row_begin, row_step, row_positions and the same of columns), row i and key j stand at those positions of a longer
 sequence: alibi is -alibi_slope * |row - column|, and causal, window and dropout go by them too. sequence_numbers, head_begin and
 heads_total are what dropout counts as batch and head. `earlier`, an (o, lse) of other keys, is one more key of score lse and
 value o. `backward_part` has the gradients of some of the keys of rows whose whole o and lse are given.
@@ -71,7 +71,7 @@ class Options:
     heads_total: int = 0
 
     @property
-    def placed(self) -> bool:
+    def has_positions(self) -> bool:
         return any(x is not None for x in (self.row_begin, self.column_begin, self.row_positions, self.column_positions))
 
 
@@ -194,7 +194,7 @@ def heads(q: np.ndarray, k: np.ndarray, v: np.ndarray, opt: Options) -> Iterator
     rows_q = sequence_rows(q, opt.cu_seqlens_q, opt.seqused_q)
     rows_k = sequence_rows(k, opt.cu_seqlens_k, opt.seqused_k)
     for b, (at_row_q, at_row_k) in enumerate(zip(rows_q, rows_k, strict=True)):
-        places = sequence_places(opt, b, at_row_q, at_row_k)
+        positions = sequence_positions(opt, b, at_row_q, at_row_k)
         for h in range(q.shape[-2]):
             at_q, at_k = (*at_row_q, h), (*at_row_k, h // group_size)
             yield Head(
@@ -208,8 +208,8 @@ def heads(q: np.ndarray, k: np.ndarray, v: np.ndarray, opt: Options) -> Iterator
                 v=v[at_k].astype(np.float64),
                 scale=scale,
                 softcap=float(opt.softcap),
-                **score_terms(opt, b, h, places),
-                keep=dropout_factor(opt, b, q.shape[-2], h, places),
+                **score_terms(opt, b, h, positions),
+                keep=dropout_factor(opt, b, q.shape[-2], h, positions),
             )
 
 
@@ -227,42 +227,42 @@ def sequence_rows(x: np.ndarray, cu_seqlens: np.ndarray | None, seqused: np.ndar
 
 
 @dataclasses.dataclass
-class Places:
+class Positions:
     """Where the rows and keys of one sequence stand."""
 
     rows: np.ndarray
     columns: np.ndarray
-    placed: bool  # by positions; otherwise they are numbers from 0
+    has_positions: bool  # otherwise rows and columns are numbered from 0
 
     @property
     def distance(self) -> np.ndarray:
         """Of each row from each key, as ALiBi counts it: without positions from the bottom right."""
-        shift = 0 if self.placed else len(self.columns) - len(self.rows)
+        shift = 0 if self.has_positions else len(self.columns) - len(self.rows)
         return self.rows[:, None] + shift - self.columns[None, :]
 
 
-def sequence_places(opt: Options, b: int, at_row_q: tuple, at_row_k: tuple) -> Places:
+def sequence_positions(opt: Options, b: int, at_row_q: tuple, at_row_k: tuple) -> Positions:
     def side(begin: int | np.ndarray | None, step: int, positions: np.ndarray | None, at: tuple) -> np.ndarray:
         if positions is not None:
             return np.asarray(positions)[at].astype(np.int64)
         first = 0 if begin is None else int(begin if np.ndim(begin) == 0 else begin[b])
         return first + step * np.arange(at[-1].stop - at[-1].start, dtype=np.int64)
 
-    return Places(
+    return Positions(
         side(opt.row_begin, opt.row_step, opt.row_positions, at_row_q),
         side(opt.column_begin, opt.column_step, opt.column_positions, at_row_k),
-        opt.placed,
+        opt.has_positions,
     )
 
 
-def score_terms(opt: Options, b: int, h: int, places: Places) -> dict:
+def score_terms(opt: Options, b: int, h: int, positions: Positions) -> dict:
     """The terms added to the scores of one head, its sink, and its visible keys."""
     alibi, bias, sink = 0.0, 0.0, NEG_INF
-    lq, lk = len(places.rows), len(places.columns)
+    lq, lk = len(positions.rows), len(positions.columns)
     if opt.alibi_slopes is not None:
         slopes = np.asarray(opt.alibi_slopes, dtype=np.float64)
         slope = slopes[h] if slopes.ndim == 1 else slopes[b, h]
-        alibi = -slope * np.abs(places.distance)
+        alibi = -slope * np.abs(positions.distance)
     visible = visible_keys(
         lq,
         lk,
@@ -273,7 +273,7 @@ def score_terms(opt: Options, b: int, h: int, places: Places) -> dict:
         block_mask=opt.block_mask,
         batch=b,
         head=h,
-        places=(places.rows, places.columns) if places.placed else None,
+        positions=(positions.rows, positions.columns) if positions.has_positions else None,
     )
     if opt.bias is not None:
         bias = head_part(opt.bias, b, h, lq, lk).astype(np.float64)
@@ -283,12 +283,12 @@ def score_terms(opt: Options, b: int, h: int, places: Places) -> dict:
     return {"alibi": alibi, "bias": bias, "sink": sink, "visible": visible}
 
 
-def dropout_factor(opt: Options, b: int, heads_q: int, h: int, places: Places) -> np.ndarray | float:
+def dropout_factor(opt: Options, b: int, heads_q: int, h: int, positions: Positions) -> np.ndarray | float:
     if opt.dropout_p == 0:
         return 1.0
     sequence = b if opt.sequence_numbers is None else int(opt.sequence_numbers[b])
     total = opt.heads_total or heads_q
-    kept = keep_mask(opt.dropout_p, opt.seed, opt.offset, sequence, total, opt.head_begin + h, places.rows, places.columns)
+    kept = keep_mask(opt.dropout_p, opt.seed, opt.offset, sequence, total, opt.head_begin + h, positions.rows, positions.columns)
     return kept / (1 - float(opt.dropout_p))
 
 

@@ -1,7 +1,7 @@
 """Decode over a cache of codes: a cached value is its code times a scale. New rows are quantised when they are appended.
 
 Codes are float8_e4m3fn, float8_e5m2 or int8, or numbers of q's type. Scales by dimensions: (1) or (heads_k), (batch, heads_k),
-(places, rows, heads_k), (places, rows, heads_k, groups), where a place is an entry or page of the cache. An append divides by
+(blocks, rows, heads_k), (blocks, rows, heads_k, groups), where a block is an entry or page of the cache. An append divides by
 scales of one or two dimensions; the others it computes and writes: the largest magnitude of a row or group, divided by the
 largest code.
 
@@ -55,7 +55,7 @@ def row_scales(x: np.ndarray, groups: int, dtype: np.dtype) -> np.ndarray:
     return largest / np.float32(LARGEST[dtype])
 
 
-def spread(scale: np.ndarray | None, sequence: np.ndarray, place: np.ndarray, row: np.ndarray, channels: int) -> np.ndarray:
+def spread(scale: np.ndarray | None, sequence: np.ndarray, block: np.ndarray, row: np.ndarray, channels: int) -> np.ndarray:
     """The scales (n, heads_k or 1, channels or 1) of n cached rows, each as one sequence sees it."""
     if scale is None:
         return np.ones((1, 1, 1), np.float32)
@@ -63,12 +63,12 @@ def spread(scale: np.ndarray | None, sequence: np.ndarray, place: np.ndarray, ro
         return scale[None, :, None]
     if scale.ndim == 2:
         return scale[sequence][:, :, None]
-    found = scale[place, row]
+    found = scale[block, row]
     return found[..., None] if scale.ndim == 3 else np.repeat(found, channels // scale.shape[3], axis=-1)
 
 
 def new_rows(q: np.ndarray, cache: np.ndarray, rows: np.ndarray | None, options: dict) -> Gathered:
-    """The places of the new rows, as gather() finds them: k_cache has the rows, in q's type, and v_cache 1 + their sequence."""
+    """The blocks of the new rows, as gather() finds them: k_cache has the rows, in q's type, and v_cache 1 + their sequence."""
     channels = q.shape[-1] if rows is None else rows.shape[-1]
     empty = np.zeros((*cache.shape[:3], channels), q.dtype), np.zeros((*cache.shape[:2], 1, 1), np.int64)
     if rows is None:
@@ -83,21 +83,21 @@ def new_rows(q: np.ndarray, cache: np.ndarray, rows: np.ndarray | None, options:
 def append(cache: np.ndarray, scale: np.ndarray | None, new: Gathered) -> None:
     """Write the new rows to `cache` and, if it belongs to rows, to `scale`."""
     sequence = new.v_cache[:, :, 0, 0]
-    place, row = np.nonzero(sequence)
-    store(cache, scale, new.k_cache[place, row], sequence[place, row] - 1, place, row)
+    block, row = np.nonzero(sequence)
+    store(cache, scale, new.k_cache[block, row], sequence[block, row] - 1, block, row)
 
 
 def store(
-    cache: np.ndarray, scale: np.ndarray | None, x: np.ndarray, sequence: np.ndarray, place: np.ndarray, row: np.ndarray
+    cache: np.ndarray, scale: np.ndarray | None, x: np.ndarray, sequence: np.ndarray, block: np.ndarray, row: np.ndarray
 ) -> None:
-    """Write n rows x of sequences to their places."""
+    """Write n rows x of sequences to their blocks."""
     if scale is not None and scale.ndim > 2:
         found = row_scales(x, 1 if scale.ndim == 3 else scale.shape[3], cache.dtype)
-        scale[place, row] = found[..., 0] if scale.ndim == 3 else found
+        scale[block, row] = found[..., 0] if scale.ndim == 3 else found
     if scale is None and cache.dtype == x.dtype:
-        cache[place, row] = x
+        cache[block, row] = x
     elif len(x):
-        cache[place, row] = to_codes(x, spread(scale, sequence, place, row, x.shape[-1]), cache.dtype)
+        cache[block, row] = to_codes(x, spread(scale, sequence, block, row, x.shape[-1]), cache.dtype)
 
 
 @dataclasses.dataclass
@@ -127,20 +127,20 @@ def cache_write(
     rotary_interleaved: bool = True,
     positions: np.ndarray | None = None,
 ) -> Written:
-    """Row i goes to row slots[i] % rows of place slots[i] // rows; outside of the cache it is not written."""
+    """Row i goes to row slots[i] % rows of block slots[i] // rows; outside of the cache it is not written."""
     caches = (None if x is None else x.copy() for x in (k_cache, v_cache, k_scale, v_scale, k_rope_cache))
     made = Written(*caches)  # type: ignore[arg-type]
     here = np.flatnonzero((slots >= 0) & (slots < k_cache.shape[0] * k_cache.shape[1]))
-    place, row = np.divmod(np.asarray(slots)[here].astype(np.int64), k_cache.shape[1])
+    block, row = np.divmod(np.asarray(slots)[here].astype(np.int64), k_cache.shape[1])
     none = np.zeros(len(here), np.int64)  # a slot does not name a sequence
     k = k[here]
     if rotary_cos is not None:
         k = rotate(k, positions[here], rotary_cos, rotary_sin, rotary_interleaved).astype(k.dtype)
-    store(made.k_cache, made.k_scale, k, none, place, row)
+    store(made.k_cache, made.k_scale, k, none, block, row)
     if v is not None:
-        store(made.v_cache, made.v_scale, v[here], none, place, row)
+        store(made.v_cache, made.v_scale, v[here], none, block, row)
     if k_rope is not None:
-        store(made.k_rope_cache, None, k_rope[here], none, place, row)
+        store(made.k_rope_cache, None, k_rope[here], none, block, row)
     return made
 
 
@@ -190,9 +190,9 @@ def gather_codes(
 @np.errstate(all="ignore")
 def real(q: np.ndarray, cache: np.ndarray, scale: np.ndarray | None, options: dict) -> np.ndarray:
     """The values of each sequence's keys (batch, longest, heads_k, channels) in float64."""
-    place, row = (np.broadcast_to(x[..., None, None], (*cache.shape[:2], 1, 1)) for x in np.indices(cache.shape[:2]))
+    block, row = (np.broadcast_to(x[..., None, None], (*cache.shape[:2], 1, 1)) for x in np.indices(cache.shape[:2]))
     codes = gather(q, cache.astype(np.float64), cache.astype(np.float64), **options).k
-    where = gather(q, place.astype(np.int64), row.astype(np.int64), **options)
+    where = gather(q, block.astype(np.int64), row.astype(np.int64), **options)
     out = np.empty(codes.shape)
     for b in range(len(codes)):
         at = where.k[b, :, 0, 0], where.v[b, :, 0, 0]

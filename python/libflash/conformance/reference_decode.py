@@ -110,16 +110,16 @@ def gather(
     dense_v = np.zeros((batch, longest, *v_cache.shape[2:]), dtype=v_cache.dtype)
     visible = np.zeros((batch, 1, 1, longest), dtype=bool)
     slots = [cache_slots(b, capacity, k_cache.shape, block_table, cache_batch_idx) for b in range(batch)]
-    for b, (places, columns, present) in enumerate(slots):
+    for b, (blocks, columns, present) in enumerate(slots):
         for i in range(appended[b]):
             t = filled[b] + i
             if t < capacity and present[t]:
-                k_cache[places[t], columns[t]] = k[new_rows[b]][i].astype(k_cache.dtype)
-                v_cache[places[t], columns[t]] = v[new_rows[b]][i].astype(v_cache.dtype)
-    for b, (places, columns, present) in enumerate(slots):
+                k_cache[blocks[t], columns[t]] = k[new_rows[b]][i].astype(k_cache.dtype)
+                v_cache[blocks[t], columns[t]] = v[new_rows[b]][i].astype(v_cache.dtype)
+    for b, (blocks, columns, present) in enumerate(slots):
         here = np.flatnonzero(present[: lengths[b]])
-        dense_k[b, here] = k_cache[places[here], columns[here]]
-        dense_v[b, here] = v_cache[places[here], columns[here]]
+        dense_k[b, here] = k_cache[blocks[here], columns[here]]
+        dense_v[b, here] = v_cache[blocks[here], columns[here]]
         visible[b, 0, 0, here] = here >= (0 if cache_leftpad is None else cache_leftpad[b])
     options = dict(causal=causal, window_size=window_size, seqused_k=lengths, mask=visible, **score_options)
     if cu_seqlens_q is not None:

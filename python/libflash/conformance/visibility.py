@@ -25,17 +25,17 @@ def visible_keys(
     block_mask: np.ndarray | None = None,
     batch: int = 0,
     head: int = 0,
-    places: tuple[np.ndarray, np.ndarray] | None = None,
+    positions: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> np.ndarray:
     """Bool (rows, columns). Row i is at position i + shift among the keys; the shift comes from the valid lengths. Or
-    `places` has the positions of the rows and of the keys."""
+    `positions` has the positions of the rows and of the keys."""
     if causal_align not in ("bottom_right", "top_left"):
         raise ValueError(f"causal_align must be bottom_right or top_left, not {causal_align!r}")
     shift = columns - rows if causal_align == "bottom_right" else 0
     i = np.arange(rows)[:, None] + shift
     j = np.arange(columns)[None, :]
-    if places is not None:
-        i, j = places[0][:, None], places[1][None, :]
+    if positions is not None:
+        i, j = positions[0][:, None], positions[1][None, :]
     left, right = window_size
     visible = np.ones((rows, columns), dtype=bool)
     if causal:

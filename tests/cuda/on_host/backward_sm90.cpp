@@ -128,7 +128,7 @@ struct KeptBlocks {
 
 double dot(const T* a, const T* b, int count) {
     double sum = 0;
-    for (int i = 0; i < count; ++i) sum += double(float(a[i])) * float(b[i]);
+    for (int i = 0; i < count; ++i) sum += wide(a[i]) * wide(b[i]);
     return sum;
 }
 
@@ -213,12 +213,12 @@ struct Problem {
         }
         double* o = &out.exact[out.at(b, i, h)];
         for (int j = 0; j < length_k; ++j)
-            for (int x = 0; x < c.head_dim_v; ++x) o[x] += kept[j] * float(v.row(b, j, kv_head)[x]);
+            for (int x = 0; x < c.head_dim_v; ++x) o[x] += kept[j] * wide(v.row(b, j, kv_head)[x]);
         // Backward gets the rounded output.
         double delta = -dlse[number];
         for (int x = 0; x < c.head_dim_v; ++x) {
             T& rounded = out.x[out.at(b, i, h) + x] = T(static_cast<float>(o[x]));
-            delta += double(float(rounded)) * float(dout.row(b, i, h)[x]);
+            delta += wide(rounded) * wide(dout.row(b, i, h)[x]);
         }
         for (int j = 0; j < length_k; ++j) {
             if (p[j] == 0) continue;
@@ -226,10 +226,10 @@ struct Problem {
                          ds = of_score * slope[j];
             if (c.rare) dbias_exact[score_at(h, i, j)] += of_score;
             for (int x = 0; x < c.head_dim; ++x) {
-                dq.exact[dq.at(b, i, h) + x] += scale * ds * float(k.row(b, j, kv_head)[x]);
-                dk.exact[dk.at(b, j, kv_head) + x] += scale * ds * float(q.row(b, i, h)[x]);
+                dq.exact[dq.at(b, i, h) + x] += scale * ds * wide(k.row(b, j, kv_head)[x]);
+                dk.exact[dk.at(b, j, kv_head) + x] += scale * ds * wide(q.row(b, i, h)[x]);
             }
-            for (int x = 0; x < c.head_dim_v; ++x) dv.exact[dv.at(b, j, kv_head) + x] += kept[j] * float(dout.row(b, i, h)[x]);
+            for (int x = 0; x < c.head_dim_v; ++x) dv.exact[dv.at(b, j, kv_head) + x] += kept[j] * wide(dout.row(b, i, h)[x]);
         }
     }
 

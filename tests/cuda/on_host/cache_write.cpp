@@ -21,7 +21,8 @@ using T =
     std::conditional_t<kType == KernelType::f16_, __half, std::conditional_t<kType == KernelType::bf16_, __nv_bfloat16, float>>;
 using H = std::conditional_t<kType == KernelType::f16_, cpu::half,
                              std::conditional_t<kType == KernelType::bf16_, cpu::bfloat16, float>>;
-constexpr int kRows = 9, kHeads = 2, kDim = 40, kDimV = 24, kRope = 6, kPlaces = 3, kInPlace = 4, kPositions = 16, kPairs = 9;
+constexpr int kRows = 9, kHeads = 2, kDim = 40, kDimV = 24, kRope = 6, kCacheBlocks = 3, kBlockRows = 4;
+constexpr int kPositions = 16, kPairs = 9;
 constexpr int64_t kSlots[kRows] = {7, -1, 0, 12, 11, 3, int64_t{1} << 40, 5, 2};
 
 std::mt19937 generator(7);
@@ -49,22 +50,22 @@ struct Cache {
     CacheScale host;
 
     Cache(int dim, CodeType code, Scales kind) : channels(dim), element(code == CodeType::none ? sizeof(T) : 1) {
-        got.assign(size_t(kPlaces) * kInPlace * kHeads * dim * element, 0x5a);
+        got.assign(size_t(kCacheBlocks) * kBlockRows * kHeads * dim * element, 0x5a);
         const int groups = kind == Scales::groups ? 2 : 1;
-        got_scales.assign(size_t(kPlaces) * kInPlace * kHeads * groups, 0.0f);
+        got_scales.assign(size_t(kCacheBlocks) * kBlockRows * kHeads * groups, 0.0f);
         for (size_t i = 0; i < got_scales.size(); ++i) got_scales[i] = 0.37f + i;
         wanted = got, wanted_scales = got_scales;
         if (kind == Scales::none) return;
         host.present = true, host.groups = groups, host.group_stride = 1, host.head_stride = groups;
         host.of_rows = kind != Scales::heads;
-        if (host.of_rows) host.row_stride = kHeads * groups, host.place_stride = kInPlace * kHeads * groups;
-        scale = {got_scales.data(), 0, host.place_stride, host.row_stride, host.head_stride, 1, groups, host.of_rows};
+        if (host.of_rows) host.row_stride = kHeads * groups, host.block_stride = kBlockRows * kHeads * groups;
+        scale = {got_scales.data(), 0, host.block_stride, host.row_stride, host.head_stride, 1, groups, host.of_rows};
     }
-    RowsParams params() { return {got.data(), int64_t{kInPlace} * kHeads * channels, int64_t{kHeads} * channels, channels}; }
+    RowsParams params() { return {got.data(), int64_t{kBlockRows} * kHeads * channels, int64_t{kHeads} * channels, channels}; }
     template <class C>
     void write(const H* row, int64_t slot, int head) {
-        float* const scales = host.present ? wanted_scales.data() + slot / kInPlace * host.place_stride +
-                                                 slot % kInPlace * host.row_stride + head * host.head_stride
+        float* const scales = host.present ? wanted_scales.data() + slot / kBlockRows * host.block_stride +
+                                                 slot % kBlockRows * host.row_stride + head * host.head_stride
                                            : nullptr;
         cpu::write_cached(row, channels, host, scales, reinterpret_cast<C*>(wanted.data()) + (slot * kHeads + head) * channels);
     }
@@ -123,14 +124,14 @@ bool run(CodeType code, Scales kind, Rotary rotary) {
     if (rotary != Rotary::none)
         p.rotary = {cos.data(), sin.data(), kPairs, kPairs, kPositions, kPairs, rotary == Rotary::interleaved, true};
     p.slots = kSlots, p.wide_slots = true, p.positions = positions.data();
-    p.rows = kRows, p.places = kPlaces, p.rows_of_place = kInPlace, p.heads = kHeads, p.parts = 3;
+    p.rows = kRows, p.cache_blocks = kCacheBlocks, p.cache_block_rows = kBlockRows, p.heads = kHeads, p.parts = 3;
     p.channels = kDim, p.channels_v = kDimV, p.channels_rope = kRope, p.code = code;
     CacheWritePlan plan;
     plan.rows_type = kType;
     plan.write = {4, resources_of_cache_write<CacheWriteKernel>(0, 0).threads, 0};
     launch_cache_write<CacheWriteKernel>(plan, p, nullptr);
     for (int i = 0; i < kRows; ++i) {
-        if (kSlots[i] < 0 || kSlots[i] >= kPlaces * kInPlace) continue;
+        if (kSlots[i] < 0 || kSlots[i] >= kCacheBlocks * kBlockRows) continue;
         for (int h = 0; h < kHeads; ++h) {
             const size_t row = size_t(i) * kHeads + h;
             std::vector<H> turned(&k[row * kDim], &k[row * kDim] + kDim);

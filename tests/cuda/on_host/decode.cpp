@@ -34,14 +34,14 @@ struct Problem {
         for (int b = 0; b < kBatch; ++b)
             for (int j = 0; j < kLengths[b]; ++j)
                 for (int e = 0; e < kHeadsK * kDim; ++e) {
-                    k[place(b, j) + e] = dense_k[at(b, j) + e];
-                    v[place(b, j) + e] = dense_v[at(b, j) + e];
+                    k[cache_row(b, j) + e] = dense_k[at(b, j) + e];
+                    v[cache_row(b, j) + e] = dense_v[at(b, j) + e];
                 }
         if (append) append_exactly();
     }
 
     size_t at(int b, int j) const { return (size_t(b) * kCapacity + j) * kHeadsK * kDim; }
-    size_t place(int b, int j) const {
+    size_t cache_row(int b, int j) const {
         const size_t row = paged ? size_t(table[b * kColumns + j / kPage]) * kPage + j % kPage : size_t(b) * kCapacity + j;
         return row * kHeadsK * kDim;
     }
@@ -156,8 +156,8 @@ struct Problem {
         for (int b = 0; b < kBatch; ++b)
             for (int j = 0; j < existing(b); ++j)
                 for (int e = 0; e < kHeadsK * kDim; ++e) {
-                    wanted_k[place(b, j) + e] = dense_k[at(b, j) + e];
-                    wanted_v[place(b, j) + e] = dense_v[at(b, j) + e];
+                    wanted_k[cache_row(b, j) + e] = dense_k[at(b, j) + e];
+                    wanted_v[cache_row(b, j) + e] = dense_v[at(b, j) + e];
                 }
         return count_differences(k, wanted_k) + count_differences(v, wanted_v);
     }

@@ -13,7 +13,7 @@
 #include "cpu/quantize.h"
 
 using H = std::conditional_t<std::is_same_v<T, __half>, cpu::half, cpu::bfloat16>;
-constexpr int kBatch = 4, kPlaces = kBatch * kColumns + 2;
+constexpr int kBatch = 4, kCacheBlocks = kBatch * kColumns + 2;
 constexpr int kLengths[kBatch] = {127, 0, 77, kCapacity - 1};  // one new key of the last sequence fits
 // Half of the smallest number, of the results and of P.
 constexpr double kSmallest = std::is_same_v<T, __half> ? 0x1p-25 : 0;
@@ -46,7 +46,7 @@ struct Problem {
     const int rows, splits, news, kind, key_heads;
     const bool paged;
     const CodeType code;
-    const int places = paged ? kPlaces : kBatch, in_place = paged ? kPage : kCapacity;
+    const int cache_blocks = paged ? kCacheBlocks : kBatch, block_rows = paged ? kPage : kCapacity;
     Cache k, v;
     std::vector<T> q, new_k, new_v, out, turned;
     const Rotary rotary{kCapacity};
@@ -65,8 +65,8 @@ struct Problem {
     bool of_rows() const { return kind == 4; }
     // Rows that hold no key have NaN codes and NaN scales.
     void fill(Cache& x) {
-        x.codes.assign(size_t(places) * in_place * kHeadsK * kDim, 0x7f);
-        const size_t counts[5] = {0, 1, kHeadsK, kBatch * kHeadsK, size_t(places) * in_place * kHeadsK};
+        x.codes.assign(size_t(cache_blocks) * block_rows * kHeadsK * kDim, 0x7f);
+        const size_t counts[5] = {0, 1, kHeadsK, kBatch * kHeadsK, size_t(cache_blocks) * block_rows * kHeadsK};
         x.scales.assign(counts[kind], of_rows() ? NAN : 0.0f);
         const float base = code == CodeType::int8 ? 1 / 30.0f : 1;
         const auto any = [&] { return base * std::exp2(of_rows() ? 2 * normal() : 0.3f * normal()); };
@@ -81,8 +81,8 @@ struct Problem {
         CacheScale& s = x.host;
         s.present = kind > 0, s.of_rows = of_rows(), s.group_stride = 1;
         s.head_stride = kind > 1, s.batch_stride = kind == 3 ? kHeadsK : 0;
-        if (of_rows()) s.place_stride = in_place * kHeadsK, s.row_stride = kHeadsK;
-        if (kind) x.scale = {x.scales.data(), s.batch_stride, s.place_stride, s.row_stride, s.head_stride, 1, 1, of_rows()};
+        if (of_rows()) s.block_stride = block_rows * kHeadsK, s.row_stride = kHeadsK;
+        if (kind) x.scale = {x.scales.data(), s.batch_stride, s.block_stride, s.row_stride, s.head_stride, 1, 1, of_rows()};
     }
     // The number of a row of a head, in the cache.
     size_t at(int b, int j, int h) const {
@@ -102,13 +102,13 @@ struct Problem {
         p.q = p.out = {q.data(), int64_t{rows} * kHeads * kDim, int64_t{kHeads} * kDim, kDim};
         p.out.data = out.data();
         p.lse = {lse.data(), int64_t{kHeads} * rows, 1, rows};
-        p.cache.k = p.cache.v = {k.codes.data(), int64_t{in_place} * kHeadsK * kDim, int64_t{kHeadsK} * kDim, kDim};
+        p.cache.k = p.cache.v = {k.codes.data(), int64_t{block_rows} * kHeadsK * kDim, int64_t{kHeadsK} * kDim, kDim};
         p.cache.v.data = v.codes.data();
         p.cache.seqlens = kLengths;
         if (paged) p.cache.table = table.data(), p.cache.table_batch = kColumns, p.cache.table_column = 1;
         p.cache.page_size = divisor_params(kPage);
         p.shard.most_keys = kCapacity, p.k_channels = kDim;
-        p.cache.capacity = kCapacity, p.cache.pages = places, p.cache.seqlen_new = news;
+        p.cache.capacity = kCapacity, p.cache.pages = cache_blocks, p.cache.seqlen_new = news;
         p.batch = kBatch, p.seqlen_q = rows, p.heads_q = kHeads, p.heads_k = kHeadsK, p.group_size = kGroup;
         p.head_dim = p.head_dim_v = kDim;
         p.softmax_scale = 0.1f, p.scale_log2 = 0.1f * 1.4426950408889634f;
@@ -188,14 +188,14 @@ struct Problem {
         const std::vector<T> query = news ? rotated(&q[row], kLengths[b] + i) : std::vector<T>(&q[row], &q[row] + kDim);
         double sum = 0, largest = 0, o[kDim] = {}, size[kDim] = {};
         for (int j = 0; j <= length(b) - rows + i && j < existing(b); ++j) {
-            const size_t place = at(b, j, h / kGroup) * kDim;
+            const size_t first = at(b, j, h / kGroup) * kDim;
             const double k_scale = scale_of(k, b, j, h / kGroup), v_scale = scale_of(v, b, j, h / kGroup);
             double score = 0;
-            for (int c = 0; c < kDim; ++c) score += wide(query[c]) * decoded(k.codes[place + c], code) * k_scale;
+            for (int c = 0; c < kDim; ++c) score += wide(query[c]) * decoded(k.codes[first + c], code) * k_scale;
             const double p = std::exp(double{0.1f} * score);
             sum += p;
             for (int c = 0; c < kDim; ++c) {
-                const double value = decoded(v.codes[place + c], code) * v_scale;
+                const double value = decoded(v.codes[first + c], code) * v_scale;
                 o[c] += p * value, size[c] += p * std::fabs(value), largest = std::max(largest, std::fabs(value));
             }
         }

@@ -131,7 +131,7 @@ struct Problem {
         if (!s.present) return s;
         s.data = scales.data(), s.of_rows = c.scale >= 4, s.groups = c.scale == 5 ? channels / 16 : 1;
         s.group_stride = 1, s.head_stride = c.scale > 1 ? s.groups : 0, s.batch_stride = c.scale == 3 ? kHeadsK : 0;
-        if (s.of_rows) s.row_stride = kHeadsK * s.groups, s.place_stride = kPage * s.row_stride;
+        if (s.of_rows) s.row_stride = kHeadsK * s.groups, s.block_stride = kPage * s.row_stride;
         return s;
     }
 
@@ -200,7 +200,7 @@ struct Problem {
         const int64_t head = h / kGroup, last = std::min(range.last, p.cache.capacity);
         for (int64_t j = range.first; j < last; ++j) {
             if (keys.has_gaps() && !keys.sees(i, j)) continue;
-            const cpu::CachePlace at = cpu::place_of(p.cache, b, j);
+            const cpu::CachedRow at = cpu::cached_row(p.cache, b, j);
             const auto cached = [&](const TensorView& x, const CacheScale& scale, int64_t e) {
                 const float* s = cpu::scales_of(scale, b, at, head);
                 const double factor = s ? s[e / (x.shape[3] / scale.groups) * scale.group_stride] : 1;
@@ -247,7 +247,7 @@ void append_what_fits(const DecodeProblem& problem) {
         for (int64_t i = 0; i < problem.new_rows.length(b); ++i) {
             const int64_t key = problem.cached(b) + i, row = problem.shard.row_of(key);
             if (!problem.shard.has(key) || row >= problem.cache.capacity) continue;
-            const cpu::NewRow own{b, problem.new_rows.start(b) + i, cpu::place_of(problem.cache, b, row),
+            const cpu::NewRow own{b, problem.new_rows.start(b) + i, cpu::cached_row(problem.cache, b, row),
                                   problem.new_key_position(b, i)};
             for (int64_t h = 0; h < problem.heads_k; ++h)
                 cpu::with_row_types(problem.dtype, problem.cache.dtype, [&](auto* type, auto* stored) {

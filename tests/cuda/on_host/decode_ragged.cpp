@@ -118,14 +118,14 @@ struct Problem {
     }
 
     size_t at(int b, int j) const { return (size_t(b) * kCapacity + j) * kHeadsK * kDim; }
-    size_t place(int b, int j) const {
+    size_t cache_row(int b, int j) const {
         const size_t row =
             c.paged ? size_t(table[b * kColumns + j / kPage]) * kPage + j % kPage : size_t(entries[b]) * kCapacity + j;
         return row * kHeadsK * kDim;
     }
     void copy_row(int b, int j) {
         for (int e = 0; e < kHeadsK * kDim; ++e)
-            k[place(b, j) + e] = dense_k[at(b, j) + e], v[place(b, j) + e] = dense_v[at(b, j) + e];
+            k[cache_row(b, j) + e] = dense_k[at(b, j) + e], v[cache_row(b, j) + e] = dense_v[at(b, j) + e];
     }
     // Rotary embedding of pairs from the two halves of the channels.
     void rotate(const T* from, T* to, int position) const {
@@ -206,8 +206,8 @@ struct Problem {
     }
 
     bool sees(int b, int i, int j) const {
-        const int n = j - shift(b), place = c.positions ? position[cu_q[b] + i] : shift(b) + i;
-        if (c.window >= 0 && key_position(b, j) < place - c.window) return false;
+        const int n = j - shift(b), at_position = c.positions ? position[cu_q[b] + i] : shift(b) + i;
+        if (c.window >= 0 && key_position(b, j) < at_position - c.window) return false;
         if (has_bits(b)) return n < 0 || (bits[(cu_tree[b] + i) * words + n / 32] >> (n % 32) & 1);
         return n <= i || !(c.causal || c.tree);
     }
@@ -216,10 +216,10 @@ struct Problem {
     double worst(int b, int i, int h) const {
         std::vector<T> query(kDim);
         const size_t row = (size_t(cu_q[b] + i) * kHeads + h) * kDim;
-        const int place = c.positions ? position[cu_q[b] + i] : shift(b) + i;
+        const int at_position = c.positions ? position[cu_q[b] + i] : shift(b) + i;
         const bool advances = c.causal || c.tree || c.window >= 0;
         std::copy_n(&q[row], kDim, query.begin());
-        if (c.append) rotate(&q[row], query.data(), c.positions ? place : cached[b] + (advances ? i : 0));
+        if (c.append) rotate(&q[row], query.data(), c.positions ? at_position : cached[b] + (advances ? i : 0));
         double sum = 0, o[kDim] = {}, size[kDim] = {};
         for (int j = 0; j < existing(b); ++j) {
             if (!sees(b, i, j)) continue;
@@ -227,7 +227,7 @@ struct Problem {
             for (int e = 0; e < kDim; ++e) score += wide(query[e]) * wide(dense_k[at(b, j) + h / kGroup * kDim + e]);
             score *= kScale;
             if (c.score_options)
-                score = kSoftcap * std::tanh(score / kSoftcap) - slopes[h] * std::abs(place - key_position(b, j));
+                score = kSoftcap * std::tanh(score / kSoftcap) - slopes[h] * std::abs(at_position - key_position(b, j));
             const double p = std::exp(score);
             sum += p;
             for (int e = 0; e < kDim; ++e) {

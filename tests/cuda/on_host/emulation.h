@@ -68,6 +68,10 @@ struct Fiber {
     std::vector<char> stack;
     Position position;
     bool started, done;
+    // A fiber that waits for a change of a word of 32 bits is not resumed before.
+    const void* watched = nullptr;
+    uint32_t seen = 0;
+    bool counted = false;  // as a poll
 };
 
 struct Block {
@@ -101,14 +105,37 @@ inline Machine machine;
 
 inline void yield() { switch_to(machine.block->fibers[machine.thread].position, machine.scheduler); }
 
-// A thread that waits for another one yields. If none makes progress for very long, that is a deadlock.
+// If no thread makes progress for very long, that is a deadlock.
+inline void count_poll() {
+    if (++machine.polls <= 3000000) return;
+    std::printf("WRONG: thread %u of block %u waits for ever\n", machine.thread, machine.block_index);
+    std::fflush(stdout);
+    std::_Exit(3);
+}
+// A thread that waits for another one yields.
 inline void poll() {
-    if (++machine.polls > 3000000) {
-        std::printf("WRONG: thread %u of block %u waits for ever\n", machine.thread, machine.block_index);
-        std::fflush(stdout);
-        std::_Exit(3);
-    }
+    count_poll();
     yield();
+}
+
+inline uint32_t word_at(const void* address) {
+    uint32_t word;
+    std::memcpy(&word, address, sizeof word);
+    return word;
+}
+inline void yield_until_changed(const void* word, bool counted) {
+    Fiber& fiber = machine.block->fibers[machine.thread];
+    fiber.watched = word, fiber.seen = word_at(word), fiber.counted = counted;
+    yield();
+}
+inline bool goes_on_waiting(Fiber& fiber) {
+    if (!fiber.watched) return false;
+    if (word_at(fiber.watched) != fiber.seen) {
+        fiber.watched = nullptr;
+        return false;
+    }
+    if (fiber.counted) count_poll();
+    return true;
 }
 
 inline void wait(Barrier& barrier, int count) {
@@ -117,7 +144,7 @@ inline void wait(Barrier& barrier, int count) {
         barrier.waiting = 0;
         ++barrier.passed;
     } else {
-        while (barrier.passed == round) yield();
+        while (barrier.passed == round) yield_until_changed(&barrier.passed, false);
     }
 }
 
@@ -141,7 +168,7 @@ inline void start_block(Block& block, unsigned index) {
     block.all = {};
     for (Barrier& barrier : block.warps) barrier = {};
     for (Barrier& barrier : block.named) barrier = {};
-    for (Fiber& fiber : block.fibers) fiber.started = fiber.done = false;
+    for (Fiber& fiber : block.fibers) fiber.started = fiber.done = false, fiber.watched = nullptr;
     block.slowness.assign((machine.threads + 31) / 32, 1);
 }
 
@@ -189,7 +216,7 @@ inline void do_later(std::function<void()> what) {
 inline void run_warp(unsigned warp) {
     for (machine.thread = warp * 32; machine.thread < min(warp * 32 + 32, machine.threads); ++machine.thread) {
         Fiber& fiber = machine.block->fibers[machine.thread];
-        if (!fiber.done) resume(fiber);
+        if (!fiber.done && !goes_on_waiting(fiber)) resume(fiber);
     }
 }
 
@@ -225,7 +252,7 @@ inline void launch(unsigned blocks, unsigned threads, std::function<void()> kern
     machine.resident.resize(min(max(blocks, 1u), resident));
     for (size_t i = 0; i < machine.resident.size(); ++i) {
         machine.resident[i].shared = shared_memory[i];
-        machine.resident[i].fibers.assign(threads, {std::vector<char>(kStackBytes), {}, true, true});
+        machine.resident[i].fibers.assign(threads, {std::vector<char>(kStackBytes), {}, true, true, nullptr, 0, false});
     }
     const std::vector<unsigned> order = order_of_blocks();
     unsigned begun = 0;
@@ -322,8 +349,8 @@ inline float __double2float_rz(double x) {
     return std::fabs(nearest) > std::fabs(x) ? std::nextafter(nearest, 0.0f) : nearest;
 }
 inline float __fdividef(float x, float y) { return x / y; }
-inline int atomicAdd(int* place, int value) { return std::exchange(*place, *place + value); }
-inline int atomicMin(int* place, int x) { return std::exchange(*place, min(*place, x)); }
-inline int atomicMax(int* place, int x) { return std::exchange(*place, max(*place, x)); }
+inline int atomicAdd(int* address, int value) { return std::exchange(*address, *address + value); }
+inline int atomicMin(int* address, int x) { return std::exchange(*address, min(*address, x)); }
+inline int atomicMax(int* address, int x) { return std::exchange(*address, max(*address, x)); }
 #define cudaFuncSetAttribute(...) cudaSuccess
 #define cudaGetLastError() cudaSuccess

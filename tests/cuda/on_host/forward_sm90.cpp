@@ -206,7 +206,7 @@ struct Problem {
         const T *a = &q[(size_t(queries.start[b] + i) * c.heads_q + h) * c.head_dim],
                 *x = &k[(size_t(keys.start[b] + j) * c.heads_k + h / params.group_size) * c.head_dim];
         double sum = 0;
-        for (int d = 0; d < c.head_dim; ++d) sum += double(float(a[d])) * float(x[d]);
+        for (int d = 0; d < c.head_dim; ++d) sum += wide(a[d]) * wide(x[d]);
         if (!c.rare) return sum * scale;
         return cap * std::tanh(sum * scale / cap) + bias[(size_t(h) * c.queries + i) * c.keys + j];
     }
@@ -235,7 +235,7 @@ struct Problem {
             sum += p;
             const T* value = &v[(size_t(keys.start[b] + j) * c.heads_k + h / params.group_size) * dim];
             for (int x = 0; p > 0 && kept(b, h, i, j) && x < dim; ++x)
-                o[x] += p * params.rare.dropout.keep_factor * float(value[x]);
+                o[x] += p * params.rare.dropout.keep_factor * wide(value[x]);
         }
         const bool sees = exists && sum > 0;
         const float got = lse[size_t(h) * queries.rows + queries.start[b] + i];

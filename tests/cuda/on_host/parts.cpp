@@ -113,9 +113,9 @@ struct Problem {
     }
 };
 
-PositionsParams positions(const Part& part, const std::vector<int32_t>& places) {
-    if (part.step == 0) return {nullptr, places.data(), 0, 0, 1};
-    return {nullptr, nullptr, 0, places[0], part.step};
+PositionsParams positions(const Part& part, const std::vector<int32_t>& positions_of_part) {
+    if (part.step == 0) return {nullptr, positions_of_part.data(), 0, 0, 1};
+    return {nullptr, nullptr, 0, positions_of_part[0], part.step};
 }
 
 // One call: some rows and some keys.
@@ -123,13 +123,13 @@ struct Call {
     Problem& p;
     const Part &rows, &keys;
     bool first;
-    std::vector<int32_t> row_places, sequence{kSequence};
+    std::vector<int32_t> row_positions, sequence{kSequence};
     std::vector<T> q, k, v;
 
     Call(Problem& problem, const Part& row_part, const Part& key_part, bool is_first)
-        : p(problem), rows(row_part), keys(key_part), first(is_first), row_places(row_part.members), q(taken(p.q, rows, kHeads)),
-          k(taken(p.k, keys, 1)), v(taken(p.v, keys, 1)) {
-        for (int32_t& place : row_places) place += kFirstRow;
+        : p(problem), rows(row_part), keys(key_part), first(is_first), row_positions(row_part.members),
+          q(taken(p.q, rows, kHeads)), k(taken(p.k, keys, 1)), v(taken(p.v, keys, 1)) {
+        for (int32_t& row : row_positions) row += kFirstRow;
     }
     int32_t row_count() const { return static_cast<int32_t>(rows.members.size()); }
     int32_t key_count() const { return static_cast<int32_t>(keys.members.size()); }
@@ -140,7 +140,8 @@ struct Call {
         params.lse = {lse.data(), 0, kHeads, 1};
         fill_in_sizes(params, row_count(), key_count(), kHeads, p.scale);
         params.mask = {kLeft, 0, false};
-        params.shard = {positions(rows, row_places), positions(keys, keys.members), sequence.data(), kFirstHead, kAllHeads, true};
+        params.shard = {
+            positions(rows, row_positions), positions(keys, keys.members), sequence.data(), kFirstHead, kAllHeads, true};
         params.rare.dropout = p.dropout();
         if (p.rare) params.rare.softcap = kCap;
         if (p.rare && first) params.sink = {p.sink.data(), 0, 1, true};

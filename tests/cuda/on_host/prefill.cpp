@@ -80,13 +80,13 @@ struct Problem {
     int length(int b) const { return c.sequences[b].cached + c.sequences[b].news; }
     int existing(int b) const { return std::min(length(b), c.capacity); }
     int shift(int b) const { return length(b) - c.sequences[b].rows; }
-    int place_of(int b, int j) const { return table[b * columns + j / rows_of_page]; }
-    bool has_page(int b, int j) const { return place_of(b, j) >= 0 && place_of(b, j) < pages; }
+    int page_of(int b, int j) const { return table[b * columns + j / rows_of_page]; }
+    bool has_page(int b, int j) const { return page_of(b, j) >= 0 && page_of(b, j) < pages; }
     bool seen_by_any(int b, int j) const { return j >= shift(b) - c.left; }
     int64_t row_stride(int dim) const { return c.heads_first ? dim : kHeadsK * dim; }
     int64_t head_stride(int dim) const { return c.heads_first ? int64_t{rows_of_page} * dim : dim; }
     T* at(std::vector<T>& x, int b, int j, int head, int dim) const {
-        return &x[int64_t{place_of(b, j)} * rows_of_page * kHeadsK * dim + j % rows_of_page * row_stride(dim) +
+        return &x[int64_t{page_of(b, j)} * rows_of_page * kHeadsK * dim + j % rows_of_page * row_stride(dim) +
                   head * head_stride(dim)];
     }
     // Pages before the window are stale: their entries name a page of NaN, or none.
@@ -104,7 +104,7 @@ struct Problem {
 
     void fill_in() {
         const auto rows = [&](std::vector<T>& x, int dim) { return RowsParams{x.data(), 0, int64_t{c.heads()} * dim, dim}; };
-        const auto places = [&](std::vector<T>& x, int dim) {
+        const auto scattered = [&](std::vector<T>& x, int dim) {
             return RowsParams{x.data(), int64_t{rows_of_page} * kHeadsK * dim, row_stride(dim), head_stride(dim)};
         };
         params.q = rows(q, c.head_dim), params.out = rows(out, c.head_dim_v());
@@ -120,7 +120,7 @@ struct Problem {
         if (c.sink) params.sink = {sink.data(), 0, 1, true};
         params.fewest_rows = kFewestRows;
         CacheParams& cache = params.cache;
-        cache.k = places(k, c.head_dim), cache.v = places(v, c.head_dim_v());
+        cache.k = scattered(k, c.head_dim), cache.v = scattered(v, c.head_dim_v());
         cache.seqlens = lengths.data(), cache.capacity = c.capacity, cache.pages = pages;
         if (c.page_size) {
             cache.table = table.data(), cache.table_batch = columns, cache.table_column = 1;

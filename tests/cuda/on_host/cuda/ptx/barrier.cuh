@@ -49,7 +49,7 @@ struct MBarrier {
     bool test_wait(uint32_t parity) const { return try_wait(parity); }
     void wait(uint32_t parity) const {
         emulation::fall_behind();
-        while (!try_wait(parity)) emulation::poll();
+        while (!try_wait(parity)) emulation::yield_until_changed(&state(), true);
     }
 };
 

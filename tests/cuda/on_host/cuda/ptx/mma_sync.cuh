@@ -13,23 +13,30 @@ float half_of(uint64_t pair, int which) {
     const uint16_t bits = static_cast<uint16_t>(pair >> 16 * which);
     T x;
     std::memcpy(&x, &bits, 2);
-    return static_cast<float>(x);
+    return to_float(x);
+}
+
+// This lane's part of a left operand of 16 rows [row][k].
+template <class T>
+void store_fragment(float (&rows)[16][16], const uint32_t (&a)[4]) {
+    const int row = emulation::lane() / 4, k = emulation::lane() % 4 * 2;
+    for (int i = 0; i < 8; ++i) rows[row + i / 2 % 2 * 8][k + i / 4 * 8 + i % 2] = half_of<T>(a[i / 2], i % 2);
 }
 
 template <class T>
 void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1, T) {
-    using emulation::lane, emulation::shown_by;
-    auto& mine = shown_by(lane());
-    for (int i = 0; i < 4; ++i) mine[i] = a[i];
-    mine[4] = b0;
-    mine[5] = b1;
+    struct Operands {
+        float a[16][16], b[8][16];  // [row][k], [column][k]
+    };
+    static Operands of_warps[emulation::kMostResident * emulation::kMaxWarps];
+    Operands& of_warp = of_warps[emulation::resident_thread() / 32];
+    const int lane = emulation::lane();
+    store_fragment<T>(of_warp.a, a);
+    for (int i = 0; i < 4; ++i) of_warp.b[lane / 4][lane % 4 * 2 + i / 2 * 8 + i % 2] = half_of<T>(i < 2 ? b0 : b1, i % 2);
     emulation::wait_for_warp();
     for (int e = 0; e < 4; ++e) {
-        const int row = lane() / 4 + e / 2 * 8, col = lane() % 4 * 2 + e % 2;
-        for (int k = 0; k < 16; ++k) {
-            const float left = half_of<T>(shown_by(row % 8 * 4 + k % 8 / 2)[row / 8 + k / 8 * 2], k % 2);
-            c[e] += left * half_of<T>(shown_by(col * 4 + k % 8 / 2)[4 + k / 8], k % 2);
-        }
+        const int row = lane / 4 + e / 2 * 8, col = lane % 4 * 2 + e % 2;
+        for (int k = 0; k < 16; ++k) c[e] += of_warp.a[row][k] * of_warp.b[col][k];
     }
     emulation::wait_for_warp();
 }

@@ -14,15 +14,16 @@ inline void tma_prefetch(const CUtensorMap&, int, int, int, int) {}
 
 inline void copy_box(uint32_t address, const MapWords& words, const MBarrier& barrier, const int (&at)[4]) {
     const TensorExtent& from = words.tensor;
-    for (int row = 0; row < words.box_rows; ++row)
-        for (int col = 0; col < 64; ++col) {
-            const bool inside = at[0] + col < from.columns && at[1] + row < from.rows && at[3] < from.batch;
-            const int64_t element =
-                at[3] * from.batch_stride + at[2] * from.head_stride + (at[1] + row) * from.row_stride + at[0] + col;
-            const uint16_t value = inside ? static_cast<const uint16_t*>(from.data)[element] : 0;
-            const uint32_t place = address + row * 128 + col * 2;
-            std::memcpy(shared_pointer(place ^ (place >> 7 & 7) << 4), &value, 2);
+    for (int row = 0; row < words.box_rows; ++row) {
+        uint16_t values[64]{};
+        const int64_t element = at[3] * from.batch_stride + at[2] * from.head_stride + (at[1] + row) * from.row_stride + at[0];
+        if (at[1] + row < from.rows && at[3] < from.batch && at[0] < from.columns)
+            std::memcpy(values, static_cast<const uint16_t*>(from.data) + element, min<int64_t>(64, from.columns - at[0]) * 2);
+        for (int group = 0; group < 8; ++group) {
+            const uint32_t to = address + row * 128 + group * 16;
+            std::memcpy(shared_pointer(to ^ (to >> 7 & 7) << 4), values + group * 8, 16);
         }
+    }
     barrier.have_come(words.box_rows * 128);
 }
 
@@ -45,9 +46,9 @@ inline void tma_store(uint32_t address, const CUtensorMap& map, int c0, int c1, 
     const TensorExtent& to = words.tensor;
     for (int row = 0; row < words.box_rows && c1 + row < to.rows; ++row)
         for (int col = 0; col < 64 && c0 + col < to.columns; ++col) {
-            const uint32_t place = address + row * 128 + col * 2;
+            const uint32_t at = address + row * 128 + col * 2;
             uint16_t value;
-            std::memcpy(&value, shared_pointer(place ^ (place >> 7 & 7) << 4), 2);
+            std::memcpy(&value, shared_pointer(at ^ (at >> 7 & 7) << 4), 2);
             static_cast<uint16_t*>(to.data)[c3 * to.batch_stride + c2 * to.head_stride + (c1 + row) * to.row_stride + c0 + col] =
                 value;
         }

@@ -39,48 +39,69 @@ float element_of(uint64_t descriptor, bool transposed, int row, int k) {
     const auto field = [&](int shift) { return static_cast<uint32_t>(descriptor >> shift & 0x3fff) << 4; };
     const uint32_t across = row / 64 * field(16) + k / 8 * field(32) + k % 8 * 128 + row % 64 * 2;
     const uint32_t along = row / 8 * field(32) + row % 8 * 128 + k * 2;
-    const uint32_t place = field(0) + (transposed ? across : along);
+    const uint32_t at = field(0) + (transposed ? across : along);
     T x;
-    std::memcpy(&x, shared_pointer(place ^ (place >> 7 & 7) << 4), 2);
-    return static_cast<float>(x);
+    std::memcpy(&x, shared_pointer(at ^ (at >> 7 & 7) << 4), 2);
+    return to_float(x);
+}
+
+// The operands of a product of a warp as floats: its lanes convert a part each.
+struct WarpOperands {
+    float a[16][16];     // [row][k]
+    float b[4][16][64];  // [lane % 4][k][column of these lanes]
+};
+inline WarpOperands& operands_of_warp() {
+    static WarpOperands of_warps[emulation::kMostResident * emulation::kMaxWarps];
+    return of_warps[emulation::resident_thread() / 32];
 }
 
 template <class T, int kN>
 struct Wgmma {
-    // left(r, k): element k of row r of this thread's two rows.
-    template <bool kTransposedB, class Left>
-    static void add(float (&d)[kN / 2], const Left& left, uint64_t b, bool accumulate) {
-        for (int i = 0; i < kN / 2; ++i) {
-            const int col = i / 4 * 8 + emulation::lane() % 4 * 2 + i % 2;
-            float sum = accumulate ? d[i] : 0.0f;
-            for (int k = 0; k < 16; ++k) sum += left(i / 2 % 2, k) * element_of<T>(b, kTransposedB, col, k);
-            d[i] = sum;
+    // The lane's part of `b`. Columns 8 n + 2 q and the one after it belong to the lanes whose number modulo 4 is q.
+    template <bool kTransposedB>
+    static void convert(WarpOperands& of_warp, uint64_t b) {
+        for (int i = emulation::lane(); i < kN * 16; i += 32) {
+            const int col = i / 16, k = i % 16;
+            of_warp.b[col / 2 % 4][k][col / 8 * 2 + col % 2] = element_of<T>(b, kTransposedB, col, k);
         }
+    }
+    // After all lanes have converted. Terms are added in ascending order of k.
+    __attribute__((optimize("O3"))) static void add(float (&d)[kN / 2], const WarpOperands& of_warp, int lane, bool accumulate) {
+        for (int r = 0; r < 2; ++r) {
+            float sums[kN / 4];
+            for (int j = 0; j < kN / 4; ++j) sums[j] = accumulate ? d[j / 2 * 4 + r * 2 + j % 2] : 0.0f;
+            for (int k = 0; k < 16; ++k) {
+                const float left = of_warp.a[lane / 4 + r * 8][k];
+                const float* right = of_warp.b[lane % 4][k];
+                for (int j = 0; j < kN / 4; ++j) sums[j] += left * right[j];
+            }
+            for (int j = 0; j < kN / 4; ++j) d[j / 2 * 4 + r * 2 + j % 2] = sums[j];
+        }
+    }
+    template <bool kTransposedB>
+    static void convert_and_add(float (&d)[kN / 2], WarpOperands& of_warp, uint64_t b, bool accumulate) {
+        convert<kTransposedB>(of_warp, b);
+        emulation::wait_for_warp();
+        add(d, of_warp, emulation::lane(), accumulate);
+        emulation::wait_for_warp();
     }
 
     template <bool kTransposedB, bool kTransposedA = false>
     static void multiply_shared(float (&d)[kN / 2], uint64_t a, uint64_t b, bool accumulate) {
         issue([=, &d] {
-            const int first_row = emulation::warp() % 4 * 16 + emulation::lane() / 4;
-            float rows[2][16];
-            for (int r = 0; r < 2; ++r)
-                for (int k = 0; k < 16; ++k) rows[r][k] = element_of<T>(a, kTransposedA, first_row + r * 8, k);
-            add<kTransposedB>(d, [&](int r, int k) { return rows[r][k]; }, b, accumulate);
-            emulation::wait_for_warp();
+            WarpOperands& of_warp = operands_of_warp();
+            for (int i = emulation::lane(); i < 256; i += 32)
+                of_warp.a[i / 16][i % 16] = element_of<T>(a, kTransposedA, emulation::warp() % 4 * 16 + i / 16, i % 16);
+            convert_and_add<kTransposedB>(d, of_warp, b, accumulate);
         });
     }
 
     template <bool kTransposedB>
     static void multiply(float (&d)[kN / 2], const uint32_t (&a)[4], uint64_t b, bool accumulate) {
         issue([=, &d, &a] {
-            using emulation::lane, emulation::shown_by;
-            for (int i = 0; i < 4; ++i) shown_by(lane())[i] = a[i];
-            emulation::wait_for_warp();
-            float rows[2][16];
-            for (int r = 0; r < 2; ++r)
-                for (int k = 0; k < 16; ++k) rows[r][k] = half_of<T>(shown_by(lane() / 4 * 4 + k % 8 / 2)[r + k / 8 * 2], k % 2);
-            add<kTransposedB>(d, [&](int r, int k) { return rows[r][k]; }, b, accumulate);
-            emulation::wait_for_warp();
+            WarpOperands& of_warp = operands_of_warp();
+            store_fragment<T>(of_warp.a, a);
+            convert_and_add<kTransposedB>(d, of_warp, b, accumulate);
         });
     }
 };
