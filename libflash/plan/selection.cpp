@@ -57,6 +57,7 @@ DType dtype_of(cuda::KernelType type) {
         case cuda::KernelType::f16_: return DType::f16;
         case cuda::KernelType::bf16_: return DType::bf16;
         case cuda::KernelType::f32_: return DType::f32;
+        case cuda::KernelType::f64_: return DType::f64;
         default: return DType::none;
     }
 }

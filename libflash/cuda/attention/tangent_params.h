@@ -25,6 +25,7 @@ struct ForwardTangentParams {
     bool vector_loads;  // rows of q, k, v and their tangents can be read 16 bytes at a time, and head dims are multiples of that
     bool vector_rows;   // the same for out, dout and tdout
     bool vector_out;    // the same for writing rows of tout
+    DoubleParams in_double;
 };
 
 // What the kernels of backward_tangent read for a query row besides its tensors; {+infinity, 0, 0, 0} for a row that does not
@@ -58,6 +59,7 @@ struct BackwardTangentParams {
     BackwardPart part;              // all query rows
     bool vector_loads;              // rows of the inputs can be read 16 bytes at a time, and head dims are multiples of that
     bool vector_out;                // the same for writing rows of tdq, tdk and tdv
+    DoubleParams in_double;
 };
 
 }  // namespace libflash::cuda
