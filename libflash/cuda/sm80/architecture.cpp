@@ -20,6 +20,7 @@ bool supports(const KernelConfig&, const AttentionProblem& problem, std::string*
 // Shared memory that a GPU must have for a kernel; 0: fits every GPU.
 int shared_bytes(const KernelConfig& config) {
     const int element = element_bytes(config.dtype);
+    if (element == 8) return 0;
     if (config.operation == Operation::backward)
         return backward_shared_bytes(config.head_dim, config.tile_q, config.tile_k, config.stages, element);
     if (config.operation == Operation::decode)

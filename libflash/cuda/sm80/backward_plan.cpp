@@ -1,6 +1,7 @@
 // The plan of backward for sm_80 and later.
 #include "cuda/host/backward_plan.h"
 #include "cuda/attention/query_rows_tiles.h"
+#include "cuda/host/limits.h"
 #include "cuda/host/problem_params.h"
 #include "cuda/host/shard_options.h"
 #include "cuda/host/tile_schedule.h"
@@ -11,9 +12,11 @@ namespace libflash::cuda::sm80 {
 
 BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties& device) {
     const KernelConfig& config = kernel.config;
-    const bool general = has_rare_options(problem) || has_shard_options(problem) || !backward_loads_in_vectors(problem);
-    BackwardPlan plan =
-        common_backward_plan(kernel, problem, general ? kGeneralInstance : kPlainInstance, device, problem.request.deterministic);
+    const bool is_double = config.dtype == KernelType::f64_;  // it has one instance and no dQ accumulator
+    const bool general =
+        has_rare_options(problem) || has_shard_options(problem) || !backward_loads_in_vectors(problem) || is_double;
+    BackwardPlan plan = common_backward_plan(kernel, problem, general ? kGeneralInstance : kPlainInstance, device,
+                                             problem.request.deterministic || is_double);
     const int element = element_bytes(config.dtype), tile_q = query_rows_tile_q(config.head_dim, general, element);
     plan.query_tile_schedule = schedule_params(problem.q_rows, problem.batch, problem.heads_q, tile_q, key_bytes(problem),
                                                problem.mask_rule.right < MaskRule::kUnbounded);
@@ -22,6 +25,7 @@ BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem
         plan.dq_tile_k = query_rows_tile_k(config.head_dim, element);
     }
     if (problem.batch == 0 || problem.heads_q == 0) return plan;
+    check_block_count("q", blocks_of(plan.query_tile_schedule));
     if (plan.dq_kernel) plan.dq = backward_launch(kernel, plan, BackwardStep::dq, blocks_of(plan.query_tile_schedule));
     return plan;
 }

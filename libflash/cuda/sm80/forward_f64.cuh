@@ -18,6 +18,7 @@ template <int kHeadDim, int kTileQ, int kTileK>
 struct DoubleForward {
     static constexpr int kThreads = kDoubleThreads, kWarps = kDoubleWarps;
     static constexpr int kLanes = kThreads / kTileQ;  // that share a row of scores
+    static constexpr int kChannelBlocks = double_channel_blocks(kHeadDim);
     using Queries = DoubleTile<kTileQ, kHeadDim>;
     using Keys = DoubleTile<kTileK, kHeadDim>;
     using Scores = DoubleTile<kTileQ, kTileK>;
@@ -34,11 +35,12 @@ struct DoubleForward {
     Scores s;
     double *factors, *shares;  // of each row: what O is multiplied by, and the share of an earlier result
     int thread, warp, lane;
+    int key_head;
     TileCoordinates work;
     SequenceRows q_rows, k_rows;
     KeyTiles<kTileQ, kTileK> tiles;
     ShardRows all;
-    DoubleBlocks<kTileQ / 8, double_channel_blocks(kHeadDim)> o;
+    DoubleBlocks<kTileQ / 8, kChannelBlocks> o;
     // Of this thread's row of scores.
     int row;
     int2 seen;
@@ -70,6 +72,7 @@ struct DoubleForward {
             tiles.set_ranges(all.keys_of(tiles.first_row), all.keys_of(last));
             tiles.set_blocks(params.block_mask, work);
         }
+        key_head = work.head / params.group_size;
         row = tiles.first_row + thread / kLanes;
         seen = row < q_rows.length ? all.keys_of(row) : make_int2(0, 0);
         maximum = -INFINITY;
@@ -77,11 +80,16 @@ struct DoubleForward {
         return true;
     }
 
-    __device__ __forceinline__ void load_keys(const Keys& to, const RowsParams& rows, int tile, int channels) const {
-        if (tile >= 0)
-            to.template load_async<kThreads>(rows_of(rows, work.batch, work.head / params.group_size, k_rows.start), rows.row,
-                                             tile * kTileK, k_rows.length, channels, thread);
-        cp_async_commit();
+    // K and V of a tile, as two groups of copies.
+    __device__ __forceinline__ void load_keys(int tile) const {
+#pragma unroll 1
+        for (int i = 0; i < 2; ++i) {
+            const RowsParams& rows = i == 0 ? params.k : params.v;
+            const Keys to{i == 0 ? k.data : v.data};
+            to.template load_async<kThreads>(rows_of(rows, work.batch, key_head, k_rows.start), rows.row, tile * kTileK,
+                                             k_rows.length, i == 0 ? params.head_dim : params.head_dim_v, thread);
+            cp_async_commit();
+        }
     }
 
     __device__ __forceinline__ void multiply_qk() {
@@ -128,7 +136,12 @@ struct DoubleForward {
     }
 
     __device__ __forceinline__ void multiply_pv() {
-        for_values<kWarps>(o, params.head_dim_v, warp, lane, [&](double& x, int r, int) { x *= factors[r]; });
+#pragma unroll
+        for (int r = 0; r < kTileQ / 8; ++r) {
+            const double factor = factors[r * 8 + lane / 4];
+#pragma unroll
+            for (int i = 0; i < kChannelBlocks * 2; ++i) o[r][i / 2][i % 2] *= factor;
+        }
         add_values<false, kTileK, kWarps>(o, s, v, params.head_dim_v, warp, lane);
     }
 
@@ -138,22 +151,18 @@ struct DoubleForward {
         q.template load_async<kThreads>(rows_of(params.q, work.batch, work.head, q_rows.start), params.q.row, tiles.first_row,
                                         q_rows.length, params.head_dim, thread);
         int cursor = tiles.list_count;
-        int tile = tiles.previous(tiles.end, cursor);
-        load_keys(k, params.k, tile, params.head_dim);
 #pragma unroll 1
-        while (tile >= 0) {
-            cp_async_wait<0>();
-            __syncthreads();  // K has arrived; no warp reads V and P of the previous tile
-            load_keys(v, params.v, tile, params.head_dim_v);
-            multiply_qk();
-            __syncthreads();  // S is complete; no warp reads K
-            const int next = tiles.previous(tile, cursor);
-            load_keys(k, params.k, next, params.head_dim);
-            apply_softmax(score, tile);
+        for (int tile = tiles.end; (tile = tiles.previous(tile, cursor)) >= 0;) {
+            __syncthreads();  // no warp reads V and P of the previous tile
+            load_keys(tile);
             cp_async_wait<1>();
+            __syncthreads();  // Q and K have arrived
+            multiply_qk();
+            __syncthreads();  // S is complete
+            apply_softmax(score, tile);
+            cp_async_wait<0>();
             __syncthreads();  // V and P are complete
             multiply_pv();
-            tile = next;
         }
         cp_async_wait<0>();
     }
@@ -178,12 +187,11 @@ struct DoubleForward {
         }
     }
 
-    // A factor of 0 means a row that sees no key or a row past the end. The latter may hold NaN, so it is not multiplied.
+    // O is staged in the tile of Q. A factor of 0 means a row that sees no key or a row past the end. The latter may hold NaN, so it
+    // is not multiplied.
     __device__ __forceinline__ void store() {
         double* const out = rows_of(params.out, work.batch, work.head, q_rows.start + tiles.first_row);
-        const int rows = q_rows.owned - tiles.first_row;
-        for_values<kWarps>(o, params.head_dim_v, warp, lane, [&](double x, int r, int col) {
-            if (r >= rows) return;
+        for_elements<kThreads>(q, q_rows.owned - tiles.first_row, params.head_dim_v, thread, [&](double x, int r, int col) {
             double& place = out[r * params.out.row + col];
             const double here = factors[r] == 0.0 ? 0.0 : x * factors[r];
             place = shares[r] == 0.0 ? here : fma(shares[r], place, here);
@@ -193,7 +201,8 @@ struct DoubleForward {
     __device__ __forceinline__ void run() {
         if (!prepare()) return;
         loop_over_keys();
-        __syncthreads();  // no warp reads the factors of the last tile
+        __syncthreads();  // no warp reads Q and the factors of the last tile
+        stage<kWarps>(o, q, warp, lane);
         normalize();
         __syncthreads();
         store();

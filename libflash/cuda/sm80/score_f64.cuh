@@ -52,6 +52,12 @@ __device__ __forceinline__ double largest_of_lanes(double x) {
     return x;
 }
 
+// exp(score - lse), at most 1: the rounding error of a large LSE must not make it overflow. NaN propagates.
+__device__ __forceinline__ double probability(double score, double lse) {
+    const double exponent = score - lse;
+    return exp(exponent > 0.0 ? 0.0 : exponent);
+}
+
 // The options of one head of one sequence. Params: of forward, backward or a tangent.
 template <class Params>
 struct DoubleScore {

@@ -7,9 +7,7 @@
 #include <cstdlib>
 
 #include "cuda/host/tile_schedule.h"
-#ifdef HAS_BACKWARD
 #include "cuda/sm80/backward_f64.cuh"
-#endif
 #include "cuda/sm80/forward_f64.cuh"
 
 using namespace libflash;
