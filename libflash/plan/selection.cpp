@@ -51,6 +51,12 @@ bool any_double(const MergeProblem& problem) {
     return found;
 }
 
+// Whether a CUDA kernel of the operation may take float64.
+bool has_double_on_cuda(Operation operation) {
+    return operation == Operation::forward || operation == Operation::backward || operation == Operation::forward_tangent ||
+           operation == Operation::backward_tangent;
+}
+
 // DType::none for a kernel of several types.
 DType dtype_of(cuda::KernelType type) {
     switch (type) {
@@ -81,7 +87,8 @@ bool accepts_cuda(const KernelEntry& kernel, const KernelQuery& query, std::stri
     const cuda::DeviceProperties& device = cuda::device_properties(query.device.id);
     if (!has_code(kernel, device.arch))
         return reject(why, "device: no code for its architecture in this build (sm_", device.arch, ")");
-    if (query.dtype == DType::f64 || (query.merge && any_double(*query.merge)))
+    const bool is_double = query.dtype == DType::f64 || (query.merge && any_double(*query.merge));
+    if (is_double && !has_double_on_cuda(query.operation))
         return reject(why, "dtype: float64 runs on the CPU only (float64)");
     const cuda::Architecture& architecture = *kernel.cuda->architecture;
     const int needed = architecture.shared_bytes(kernel.cuda->config);

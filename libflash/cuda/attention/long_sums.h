@@ -30,6 +30,7 @@ constexpr bool has_long_sums(const KernelConfig& config) {
 // The keys of a sum for which the accumulators of the tensor cores suffice. bf16 has three bits fewer than `half`: four times as
 // many keys cost a tenth of its last place.
 constexpr int64_t most_keys_of_accumulators(const KernelConfig& config) {
+    if (config.dtype == KernelType::f64_) return INT64_MAX;
     return int64_t{kKeysPerSum} * (config.dtype == KernelType::bf16_ ? 4 : 1);
 }
 

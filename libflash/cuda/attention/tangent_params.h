@@ -37,6 +37,11 @@ struct TangentStatistics {
     float tdelta;    // tdout . out + dout . tout - tdlse
 };
 
+// The same of the float64 kernels, with the natural LSE.
+struct DoubleTangentStatistics {
+    double lse, delta, mu, tdelta;
+};
+
 struct BackwardTangentParams {
     RowsParams q, k, v, out, dout, tq, tk, tv, tout, tdout, tdq, tdk, tdv;
     RowStatisticsParams lse, dlse, tlse, tdlse, tdelta;  // tdelta: instead of tout and tdlse
@@ -51,7 +56,8 @@ struct BackwardTangentParams {
     HeadGradientParams tdsink;
     RareParams rare;
     ScoreParams tbias;
-    TangentStatistics* statistics;  // in the workspace: kUnitRows for each unit of each query head, see QueryUnits
+    // In the workspace: kUnitRows for each unit of each query head, see QueryUnits. float64: DoubleTangentStatistics.
+    TangentStatistics* statistics;
     int32_t units;
     ScheduleParams unit_schedule;   // by unit of query rows and query head
     ScheduleParams query_schedule;  // by tile of query rows and query head

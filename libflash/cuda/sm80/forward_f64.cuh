@@ -106,12 +106,12 @@ struct DoubleForward {
     // Dot products become probabilities times exp(-maximum); `factors` what earlier sums must be multiplied by.
     __device__ __forceinline__ void apply_softmax(const DoubleScore<ForwardParams>& score, int tile) {
         const int local = thread / kLanes, first_key = tile * kTileK;
-        double largest = -INFINITY, derivative;
+        double largest = -INFINITY, bent;
 #pragma unroll 1
         for (int col = thread % kLanes; col < kTileK; col += kLanes) {
             const int key = first_key + col;
             const bool visible = key >= seen.x && key < seen.y && score.keeps(row, key);
-            const double x = visible ? score.score(s.at(local, col), row, key, &derivative) : -INFINITY;
+            const double x = visible ? score.score(s.at(local, col), row, key, &bent) : -INFINITY;
             s.at(local, col) = x;
             largest = fmax(largest, x);
         }

@@ -131,11 +131,11 @@ struct DoubleGradients {
                 x = d = 0.0;
                 continue;
             }
-            double derivative;
-            const double weight = probability(score.score(x, row, key, &derivative), of_row.lse);
+            double bent;
+            const double weight = probability(score.score(x, row, key, &bent), of_row.lse);
             const bool kept = keeps(head, row, key);
             const double gradient = (kept ? d * params.in_double.keep_factor : 0.0) - of_row.delta;
-            d = weight * gradient * (through_cap ? derivative : 1.0);
+            d = weight * gradient * (through_cap ? fma(-bent, bent, 1.0) : 1.0);
             x = kept ? weight * params.in_double.keep_factor : 0.0;
         }
     }

@@ -82,15 +82,15 @@ struct DoubleScore {
         return !mask.data || static_cast<const uint8_t*>(mask.data)[place(mask, row, key)];
     }
 
-    // The score of a dot product, and its derivative with respect to the scaled dot product. The row and the key exist.
-    __device__ __forceinline__ double score(double dot, int row, int key, double* derivative) const {
+    // The score of a dot product. bent: tanh(z / softcap) of the scaled dot product z, 0 without softcap; the derivative of the
+    // score with respect to z is 1 - bent^2. The row and the key exist.
+    __device__ __forceinline__ double score(double dot, int row, int key, double* bent) const {
         const RareParams& rare = params.rare;
         double x = dot * params.in_double.softmax_scale;
-        *derivative = 1.0;
+        *bent = 0.0;
         if (params.in_double.softcap > 0.0) {
-            const double bent = tanh(x / params.in_double.softcap);
-            *derivative = fma(-bent, bent, 1.0);
-            x = params.in_double.softcap * bent;
+            *bent = tanh(x / params.in_double.softcap);
+            x = params.in_double.softcap * *bent;
         }
         if (rare.alibi_slopes.data) x -= slope * fabs(static_cast<double>(row + alibi_shift - key));
         if (rare.bias.data) x += number_at(rare.bias.data, place(rare.bias, row, key), rare.bias.is_float);

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 
-#include "cuda/attention/params.h"
 #include "cuda/ptx/cp_async.cuh"
 #include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/ptx/mma_f64.cuh"

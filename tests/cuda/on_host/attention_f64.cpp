@@ -3,9 +3,22 @@
 // 16 the keys are in two calls, by position), 2 the magnitude of the inputs. Prints the errors; exit code 0: none is too large.
 #include "problem_f64.h"
 
+#include "cuda/sm80/backward_f64.cuh"
+#include "cuda/sm80/forward_f64.cuh"
+
+struct ForwardKernel {
+    static constexpr KernelConfig config{
+        "forward", Operation::forward, "sm80", KernelType::f64_, HEAD_DIM, HEAD_DIM, FORWARD_TILE, 1, ""};
+};
+struct BackwardKernel {
+    static constexpr KernelConfig config{"backward", Operation::backward, "sm80", KernelType::f64_, HEAD_DIM,
+                                         HEAD_DIM,   BACKWARD_TILE,       1,      ""};
+};
+
 void forward(Problem& p, const Call& call) {
     ForwardParams params{};
     call.fill_in(params);
+    call.fill_in_shard(params);
     params.block_mask = call.blocks();
     params.continues = !call.first;
     params.schedule = schedule_params(p.rows_of_queries(), kBatch, kHeads, ForwardKernel::config.tile_q, 1e5, true);
@@ -17,6 +30,7 @@ void forward(Problem& p, const Call& call) {
 void backward(Problem& p, Call& call) {
     BackwardParams params{};
     call.fill_in(params);
+    call.fill_in_shard(params);
     Numbers dk(call.k.size(), NAN), dv(call.v.size(), NAN);
     params.dout = call.rows(p.dout, kRows, kHeads, kDimV), params.dq = call.rows(p.dq, kRows, kHeads, kDim);
     params.dk = call.rows(dk, call.keys(), kKeyHeads, kDim), params.dv = call.rows(dv, call.keys(), kKeyHeads, kDimV);

@@ -7,23 +7,14 @@
 #include <cstdlib>
 
 #include "cuda/host/tile_schedule.h"
-#include "cuda/sm80/backward_f64.cuh"
-#include "cuda/sm80/forward_f64.cuh"
+#include "cuda/params.h"
+#include "cuda/sm80/score_f64.cuh"
 
 using namespace libflash;
 using namespace libflash::cuda;
 using Real = long double;
 using Numbers = std::vector<double>;
 using Exact = std::vector<Real>;
-
-struct ForwardKernel {
-    static constexpr KernelConfig config{
-        "forward", Operation::forward, "sm80", KernelType::f64_, HEAD_DIM, HEAD_DIM, FORWARD_TILE, 1, ""};
-};
-struct BackwardKernel {
-    static constexpr KernelConfig config{"backward", Operation::backward, "sm80", KernelType::f64_, HEAD_DIM,
-                                         HEAD_DIM,   BACKWARD_TILE,       1,      ""};
-};
 
 // Fewer channels than the kernel has; another number of V. Rows are not aligned to 16 bytes.
 constexpr int kDim = HEAD_DIM - 3, kDimV = HEAD_DIM / 2 + 5;
@@ -120,16 +111,15 @@ struct Problem {
     const double* key(int b, int h, int j) const { return &k[(key_at(b, j) * kKeyHeads + h / kGroup) * kDim]; }
     const double* value(int b, int h, int j) const { return &v[(key_at(b, j) * kKeyHeads + h / kGroup) * kDimV]; }
 
-    // Scores of a row and their slopes under the softcap.
-    void score(int b, int h, int i, Exact& s, Exact& slope) const {
+    // Scores of a row, and tanh(z / cap) of each.
+    void score(int b, int h, int i, Exact& s, Exact& bent) const {
         for (int j = 0; j < used_k[b]; ++j) {
-            s[j] = -INFINITY, slope[j] = 1;
+            s[j] = -INFINITY, bent[j] = 0;
             if (!sees(b, h, i, j)) continue;
             s[j] = scale * dot(&q[(row_at(b, i) * kHeads + h) * kDim], key(b, h, j), kDim);
             if (!rare) continue;
-            const Real bent = std::tanh(s[j] / cap);
-            slope[j] = 1 - bent * bent;
-            s[j] = cap * bent;
+            bent[j] = std::tanh(s[j] / cap);
+            s[j] = cap * bent[j];
             if (!parted) s[j] += bias[score_at(h, i, j)] - slopes[h] * std::fabs(position(b, i) - j);
         }
     }
@@ -140,8 +130,8 @@ struct Problem {
                 for (int i = 0; i < used_q[b]; ++i) solve_row(b, h, i);
     }
     void solve_row(int b, int h, int i) {
-        Exact s(used_k[b]), slope(used_k[b]);
-        score(b, h, i, s, slope);
+        Exact s(used_k[b]), bent(used_k[b]);
+        score(b, h, i, s, bent);
         Real sum = rare ? std::exp(Real{sink[h]}) : 0, of_out = 0;
         for (Real x : s) sum += std::exp(x);
         if (sum == 0) return;
@@ -157,7 +147,7 @@ struct Problem {
         for (int j = 0; j < used_k[b]; ++j) {
             const Real p = std::exp(s[j] - log_sum), keep = keeps(b, h, i, j) ? keep_factor() : 0;
             if (p == 0) continue;
-            const Real ds = p * (keep * dot(&dout[row * kDimV], value(b, h, j), kDimV) - of_out), dz = ds * slope[j] * scale;
+            const Real ds = p * (keep * dot(&dout[row * kDimV], value(b, h, j), kDimV) - of_out), dz = ds * (1 - bent[j] * bent[j]) * scale;
             exact_dbias[score_at(h, i, j)] += ds;
             const size_t key_row = key_at(b, j) * kKeyHeads + h / kGroup;
             for (int c = 0; c < kDim; ++c) exact_dq[row * kDim + c] += dz * k[key_row * kDim + c];
@@ -215,7 +205,6 @@ struct Call {
         params.mask = {p.left, p.right, false};
         params.in_double = {p.scale, p.rare ? p.cap : 0, p.keep_factor()};
         params.rare.dropout = p.dropout();
-        fill_in_shard(params);
         if (!p.rare) return;
         if (first) params.sink = {p.sink.data(), 0, 1, false};
         if (p.parted) return;
