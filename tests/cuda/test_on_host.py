@@ -87,6 +87,12 @@ BACKWARD_TANGENT_CASES = ((1, 1, 0, 15), (1, 1, 1, 15), (1, 1, 1, 1), (1, 1, 0, 
 # the largest, P ts is larger than fp16 can hold.
 TANGENT_CASES = ((1, 1, 0, 7), (1, 1, 1, 7), (2, 1, 1, 1), (2, 1, 0, 2), (1, 1, 0, 4), (1, 4000, 0, 7))
 
+# float64: head_dim, tiles of forward, of backward and of the tangents; options and magnitude of the inputs (attention_f64.cpp),
+# options, tangents and tdelta (tangent_f64.cpp).
+DOUBLE_KERNELS = {"128": (128, "32, 16", "16, 16", "16, 16"), "256": (256, "16, 16", "8, 16", "8, 8")}
+DOUBLE_CASES = ((0, 1), (0, 4), (1, 1), (3, 4), (4, 1), (7, 1), (9, 1), (15, 1), (16, 1), (18, 1), (19, 1))
+DOUBLE_TANGENT_CASES = ((0, 15, 0), (3, 15, 0), (15, 15, 1), (4, 1, 0), (7, 2, 1), (0, 4, 0), (1, 8, 1))
+
 # Type, head_dim, tile and stages: with and without fragments of Q in registers, with and without matrix instructions, few warps.
 DECODE_KERNELS = {
     "bf16-64": ("bf16_", 64, "16, 64, 4"),
@@ -228,6 +234,16 @@ def backward_tangent(dtype: str, head_dim: int, tile: str) -> Program:
     return program._replace(source="backward_tangent.cpp", headers=("sm80/backward_tangent.cuh",))
 
 
+def doubles(head_dim: int, forward: str, backward: str, tangent: str) -> Program:
+    defines = {"HEAD_DIM": head_dim, "FORWARD_TILE": forward, "BACKWARD_TILE": backward, "TANGENT_TILE": tangent}
+    return Program("attention_f64.cpp", ("sm80/backward_f64.cuh", "sm80/forward_f64.cuh"), tuple(defines.items()))
+
+
+def double_tangents(*sizes: Any) -> Program:
+    headers = ("sm80/backward_tangent_f64.cuh", "sm80/forward_tangent_f64.cuh")
+    return doubles(*sizes)._replace(source="tangent_f64.cpp", headers=headers)
+
+
 def decode(dtype: str, head_dim: int, tile: str) -> Program:
     defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "DECODE_TILE": tile}
     return Program("decode.cpp", ("sm80/decode.cuh",), tuple(defines.items()))
@@ -287,6 +303,10 @@ ATTENTION_RUNS = runs(
 )
 PART_RUNS = runs({name: parts(*sizes) for name, sizes in PART_KERNELS.items()}, lambda _: PART_CASES)
 TANGENT_RUNS = runs({name: forward_tangent(*sizes) for name, sizes in TANGENT_KERNELS.items()}, lambda _: TANGENT_CASES)
+DOUBLE_RUNS = runs({name: doubles(*sizes) for name, sizes in DOUBLE_KERNELS.items()}, lambda _: DOUBLE_CASES)
+DOUBLE_TANGENT_RUNS = runs(
+    {name: double_tangents(*sizes) for name, sizes in DOUBLE_KERNELS.items()}, lambda _: DOUBLE_TANGENT_CASES
+)
 BACKWARD_TANGENT_RUNS = runs(
     {name: backward_tangent(*sizes) for name, sizes in BACKWARD_TANGENT_KERNELS.items()}, lambda _: BACKWARD_TANGENT_CASES
 )
@@ -359,7 +379,8 @@ def compile_to(folder: Path, program: Program) -> None:
         (folder / "cuda" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "cuda" / name).write_text(changed)
     tangents = ("forward_tangent.cpp", "backward_tangent.cpp")
-    short = program.source in ("attention.cpp", "parts.cpp", *tangents)  # they run for less time than they are compiled
+    doubles = ("attention_f64.cpp", "tangent_f64.cpp")
+    short = program.source in ("attention.cpp", "parts.cpp", *tangents, *doubles)  # they run for less time than they are compiled
     optimization = "-O1" if short else "-O2"
     command = [CXX, "-std=c++17", optimization, "-fno-strict-aliasing", "-fno-pie", "-no-pie", "-w", "-fpermissive"]
     command += [f"-D{name}={value}" for name, value in (*program.defines, ("__CUDA_ARCH__", 900))]
@@ -434,6 +455,17 @@ def test_backward_tangent_against_double(output: Callable[[Run], str], run: Run)
     assert output(run).count("ok ") == (4 if run.arguments[2] else 3)
 
 
+@pytest.mark.parametrize("run", DOUBLE_RUNS)
+def test_float64_against_long_double(output: Callable[[Run], str], run: Run) -> None:
+    rare, parts = run.arguments[0] & 1, run.arguments[0] & 16
+    assert output(run).count("ok ") == (5 if not rare else 6 if parts else 7)
+
+
+@pytest.mark.parametrize("run", DOUBLE_TANGENT_RUNS)
+def test_tangents_in_float64_against_long_double(output: Callable[[Run], str], run: Run) -> None:
+    assert output(run).count("ok ") == (7 if run.arguments[0] & 1 else 6)
+
+
 @pytest.mark.parametrize("run", DECODE_RUNS)
 def test_decode_against_double(output: Callable[[Run], str], run: Run) -> None:
     output(run)
@@ -496,6 +528,10 @@ def test_tiles_are_those_of_kernels_table() -> None:
     for direction, (dtype, head_dim, tile) in tangents:
         line = rf"{direction}_tangent +sm80 +{dtype.rstrip('_')} +{head_dim} +{tile.replace(', ', 'x')} +1 "
         assert re.search(line, table), line
+    for head_dim, *tiles in DOUBLE_KERNELS.values():
+        for operation, tile in zip(("forward", "backward", "backward_tangent"), tiles, strict=True):
+            line = rf"{operation} +sm80 +f64 +{head_dim} +{tile.replace(', ', 'x')} +1 "
+            assert re.search(line, table), line
     sums = [sizes[:4] for sizes in BACKWARD_KERNELS_SM90_WITH_LONG_SUMS.values()]
     for dtype, head_dim, tile, stages in [*BACKWARD_KERNELS_SM90.values(), *sums]:
         line = rf"backward +sm90 +{dtype.rstrip('_')} +{head_dim} +{tile.replace(', ', 'x')} +{stages} "

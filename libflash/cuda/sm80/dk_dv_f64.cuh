@@ -27,11 +27,10 @@ struct DoubleDkDv : DoubleGradients<kHeadDim, kTileQ, kTileK> {
         this->begin(next);
         if (work.tile * kTileK >= k_rows.owned) return false;
         tiles.init(params, work, q_rows.length, k_rows.length);
-        const ShardRows all = this->shard_rows();
-        const int last = min(tiles.first_col + kTileK, k_rows.length) - 1;
-        if (all.has_positions && last >= tiles.first_col)
-            tiles.set_ranges(params, all.rows_of(tiles.first_col), all.rows_of(last));
-        for (int i = thread; i < kTileK; i += kThreads) seen[i] = all.rows_of(tiles.first_col + i);
+        if (thread < kTileK) seen[thread] = this->shard_rows().rows_of(tiles.first_col + thread);
+        __syncthreads();
+        const int last = min(kTileK, k_rows.length - tiles.first_col) - 1;
+        if (params.shard.has_positions && last >= 0) tiles.set_ranges(params, seen[0], seen[last]);
         return true;
     }
 

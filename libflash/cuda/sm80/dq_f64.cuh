@@ -14,7 +14,8 @@ struct DoubleDq
     static constexpr int kTileQ = query_rows_tile_q(kHeadDim, true, sizeof(double));
     static constexpr int kTileK = query_rows_tile_k(kHeadDim, sizeof(double));
     using Base = DoubleGradients<kHeadDim, kTileQ, kTileK>;
-    using Base::ds, Base::k, Base::k_rows, Base::lane, Base::params, Base::q_rows, Base::thread, Base::warp, Base::work;
+    using Base::ds, Base::k, Base::k_rows, Base::lane, Base::params, Base::q_rows, Base::seen, Base::thread, Base::warp,
+        Base::work;
     using Base::kElements, Base::kLanes, Base::kThreads, Base::kWarps;
 
     KeyTiles<kTileQ, kTileK> tiles;
@@ -29,13 +30,15 @@ struct DoubleDq
     __device__ __forceinline__ void begin_rows(const TileCoordinates& next) {
         this->begin(next);
         tiles.init(params.mask, params.block_rows, work, q_rows, k_rows);
-        const ShardRows all = this->shard_rows();
-        const int last = min(tiles.first_row + kTileQ, q_rows.length) - 1;
-        if (all.has_positions && last >= tiles.first_row) {
-            tiles.set_ranges(all.keys_of(tiles.first_row), all.keys_of(last));
-            tiles.set_blocks(params.block_rows, work);
-        }
-        keys = all.keys_of(tiles.first_row + thread / kLanes);
+        keys = this->shard_rows().keys_of(tiles.first_row + thread / kLanes);
+        if (!params.shard.has_positions) return;
+        const int last = min(kTileQ, q_rows.length - tiles.first_row) - 1;
+        __syncthreads();  // no thread reads the ranges of the previous rows
+        if (thread % kLanes == 0) seen[thread / kLanes] = keys;
+        __syncthreads();
+        if (last < 0) return;
+        tiles.set_ranges(seen[0], seen[last]);
+        tiles.set_blocks(params.block_rows, work);
     }
 
     // Adds the tiles of keys from `first` to `end` that the rows see.

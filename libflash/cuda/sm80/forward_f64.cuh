@@ -66,18 +66,25 @@ struct DoubleForward {
         k_rows = SequenceRows::of(params.k_lengths, work.batch);
         tiles.init(params.mask, params.block_mask, work, q_rows, k_rows);
         if (tiles.first_row >= q_rows.owned) return false;
-        all.init(params.shard, params.mask, q_rows, k_rows, work.batch);
-        const int last = min(tiles.first_row + kTileQ, q_rows.length) - 1;
-        if (all.has_positions && last >= tiles.first_row) {
-            tiles.set_ranges(all.keys_of(tiles.first_row), all.keys_of(last));
-            tiles.set_blocks(params.block_mask, work);
-        }
         key_head = work.head / params.group_size;
         row = tiles.first_row + thread / kLanes;
+        all.init(params.shard, params.mask, q_rows, k_rows, work.batch);
         seen = row < q_rows.length ? all.keys_of(row) : make_int2(0, 0);
+        if (all.has_positions) find_tiles();
         maximum = -INFINITY;
         sum = 0.0;
         return true;
+    }
+
+    // With positions the key tiles follow from those that the first and the last row see.
+    __device__ __forceinline__ void find_tiles() {
+        int2* const ranges = reinterpret_cast<int2*>(factors);
+        if (thread % kLanes == 0) ranges[thread / kLanes] = seen;
+        __syncthreads();
+        const int last = min(kTileQ, q_rows.length - tiles.first_row) - 1;
+        if (last < 0) return;
+        tiles.set_ranges(ranges[0], ranges[last]);
+        tiles.set_blocks(params.block_mask, work);
     }
 
     // K and V of a tile, as two groups of copies.

@@ -23,7 +23,7 @@ struct DoubleGradients {
     using Keys = DoubleTile<kTileK, kHeadDim>;
     using Scores = DoubleTile<kTileQ, kTileK>;
     static constexpr int kSeenAt = 2 * (Queries::kBytes + Keys::kBytes + Scores::kBytes);
-    static constexpr int kSharedBytes = kSeenAt + kTileK * 8;
+    static constexpr int kSharedBytes = kSeenAt + (kTileQ > kTileK ? kTileQ : kTileK) * 8;
     static constexpr int kRowHalves = kTileK < 16 ? 2 : 1;  // the two warps of a product share its rows, else its columns
     static_assert(kLanes <= 32 && kElements > 0 && kTileQ / kRowHalves >= 8, "");
 
@@ -31,7 +31,7 @@ struct DoubleGradients {
     Queries q, dout;
     Keys k, v;
     Scores p, ds;
-    int2* seen;  // of dK/dV: the rows that see each key
+    int2* seen;  // of a tile of keys: the rows that see each; of a tile of queries: the keys that each sees
     int thread, warp, lane;
     // The current tile: sequence, head of the queries.
     TileCoordinates work;
@@ -108,10 +108,11 @@ struct DoubleGradients {
     }
     __device__ __forceinline__ bool keeps(int head, int row, int key) const {
         if (!params.rare.dropout.active) return true;
-        const uint32_t batch_head = dropout_head(params.shard, work.batch, head);
-        if (!params.shard.has_positions) return dropout_keeps(params.rare.dropout, batch_head, row, key);
-        const ShardRows all = shard_rows();
-        return dropout_keeps(params.rare.dropout, batch_head, all.rows.at(row), all.columns.at(key));
+        if (params.shard.has_positions) {
+            const ShardRows all = shard_rows();
+            row = all.rows.at(row), key = all.columns.at(key);
+        }
+        return dropout_keeps(params.rare.dropout, dropout_head(params.shard, work.batch, head), row, key);
     }
 
     // The dot products become P, with dropout, and dS: the gradient of the score or, with `through_cap`, of the scaled dot

@@ -24,6 +24,7 @@ struct DoubleStatisticsUnit {
         const double* dout = rows_of(params.dout, work.batch, work.head, rows.start + row);
         const double* out = rows_of(params.out, work.batch, work.head, rows.start + row);
         double sum = 0.0;
+#pragma unroll 1
         for (int c = lane; c < params.head_dim_v; c += 32) sum = fma(dout[c], out[c], sum);
         return sum_of_lanes<32>(sum);
     }
@@ -43,6 +44,7 @@ struct DoubleStatisticsUnit {
         if (first >= rows.owned) return;
         const int64_t unit = QueryUnits::first(params, work.batch, work.head, rows.start) + work.tile;
         DoubleStatistics* const to = reinterpret_cast<DoubleStatistics*>(params.softmax_statistics) + unit * kUnitRows;
+#pragma unroll 1
         for (int i = threadIdx.x / 32; i < kUnitRows; i += kThreads / 32) {
             const DoubleStatistics made = of(first + i, lane);
             if (lane != 0) continue;
@@ -62,6 +64,7 @@ __device__ __forceinline__ double sum_of_block(double x) {
     __syncthreads();
     double total = 0.0;
     if (threadIdx.x == 0)
+#pragma unroll 1
         for (const double part : of_warp) total += part;
     return total;
 }
@@ -78,6 +81,7 @@ struct DoubleDsink {
             const SequenceRows rows = SequenceRows::of(params.q_lengths, batch);
             const DoubleStatistics* statistics = reinterpret_cast<const DoubleStatistics*>(params.softmax_statistics) +
                                                  QueryUnits::first(params, batch, head, rows.start) * kUnitRows;
+#pragma unroll 1
             for (int row = threadIdx.x; row < rows.length; row += kThreads)
                 sum -= probability(sink, statistics[row].lse) * statistics[row].delta;
         }
