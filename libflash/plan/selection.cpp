@@ -89,7 +89,7 @@ bool accepts_cuda(const KernelEntry& kernel, const KernelQuery& query, std::stri
         return reject(why, "device: no code for its architecture in this build (sm_", device.arch, ")");
     const bool is_double = query.dtype == DType::f64 || (query.merge && any_double(*query.merge));
     if (is_double && !has_double_on_cuda(query.operation))
-        return reject(why, "dtype: float64 runs on the CPU only (float64)");
+        return reject(why, "dtype: ", operation_name(query.operation), " of float64 runs on the CPU only (float64)");
     const cuda::Architecture& architecture = *kernel.cuda->architecture;
     const int needed = architecture.shared_bytes(kernel.cuda->config);
     if (needed > device.shared_memory_bytes) {
