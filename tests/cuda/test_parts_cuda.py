@@ -28,9 +28,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "full": {"dropout_p": 0.5, "seed": 2**40},
 }
 # head_dim, type, options, order, deterministic. Tokens: chunks of 41 with zigzag, so that positions have any remainder mod 4.
+TYPES = {64: ("bf16", "fp16", "fp32", "fp64"), 128: ("bf16", "fp16", "fp32"), 256: ("bf16", "fp32", "fp64")}
 CASES = [
     (dim, dtype, name, order, dim == 128)
-    for dim, dtypes in {64: ("bf16", "fp16", "fp32", "fp64"), 128: ("bf16", "fp16", "fp32"), 256: ("bf16", "fp32", "fp64")}.items()
+    for dim, dtypes in TYPES.items()
     for dtype in dtypes
     for name, order in (("causal", "zigzag"), ("window", "contiguous"), ("dropout", "zigzag"), ("full", "contiguous"))
 ]

@@ -26,8 +26,7 @@ bool stores_in_vectors(const AttentionProblem& problem) {
 Workspace workspace_of(const BackwardPlan& plan, const AttentionProblem& problem, const KernelConfig& config) {
     const size_t rows = workspace_rows(plan.units, problem);
     Workspace workspace;
-    workspace.add("statistics",
-                  rows * (config.dtype == KernelType::f64_ ? sizeof(DoubleStatistics) : sizeof(SoftmaxStatistics)));
+    workspace.add("statistics", rows * (config.dtype == KernelType::f64_ ? sizeof(DoubleStatistics) : sizeof(SoftmaxStatistics)));
     if (!plan.dq_kernel) workspace.add("dq_accumulator", rows * static_cast<size_t>(config.head_dim) * sizeof(float));
     return workspace;
 }

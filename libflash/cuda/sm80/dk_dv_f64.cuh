@@ -10,8 +10,8 @@ namespace libflash::cuda::sm80 {
 template <int kHeadDim, int kTileQ, int kTileK>
 struct DoubleDkDv : DoubleGradients<kHeadDim, kTileQ, kTileK> {
     using Base = DoubleGradients<kHeadDim, kTileQ, kTileK>;
-    using Base::dout, Base::ds, Base::k_rows, Base::lane, Base::p, Base::params, Base::q, Base::q_rows, Base::seen,
-        Base::thread, Base::warp, Base::work;
+    using Base::dout, Base::ds, Base::k_rows, Base::lane, Base::p, Base::params, Base::q, Base::q_rows, Base::seen, Base::thread,
+        Base::warp, Base::work;
     using Base::kThreads, Base::kWarps;
     using Sums = DoubleBlocks<kTileK / 8, double_channel_blocks(kHeadDim)>;
 

@@ -96,7 +96,8 @@ struct DoubleDq
         const Range heads(target.head, bias ? extent[1] : 0, params.heads_q);
 #pragma unroll 1
         for (int b = batches.begin; b < batches.end; ++b) {
-            const int queries = SequenceRows::of(params.q_lengths, b).length, length = SequenceRows::of(params.k_lengths, b).length;
+            const int queries = SequenceRows::of(params.q_lengths, b).length,
+                      length = SequenceRows::of(params.k_lengths, b).length;
             const Range rows(target.row_tile, bias ? extent[2] : 0, tiles_of(queries, kTileQ));
             const Range cols(target.col_tile, bias ? extent[3] : 1, tiles_of(length, kTileK));
 #pragma unroll 1

@@ -33,7 +33,8 @@ struct DoubleForwardTangent : DoubleTangentTiles<ForwardTangentParams, kHeadDim,
         if (tiles.first_row >= q_rows.owned) return false;
         row = tiles.first_row + thread / kLanes;
         keys = this->keys_of(row);
-        lse = row < q_rows.length ? row_numbers(params.lse, work.batch, work.head, q_rows.start)[row * params.lse.row] : -INFINITY;
+        lse =
+            row < q_rows.length ? row_numbers(params.lse, work.batch, work.head, q_rows.start)[row * params.lse.row] : -INFINITY;
         if (lse == -INFINITY) lse = INFINITY;
         pivot = sum = 0.0;
         has_pivot = false;
@@ -166,8 +167,7 @@ template <class Kernel>
 using DoubleForwardTangentOf = DoubleForwardTangent<Kernel::config.head_dim, Kernel::config.tile_q>;
 
 template <class Kernel>
-__global__ void __launch_bounds__(kDoubleThreads, 2)
-    forward_tangent_kernel(const __grid_constant__ ForwardTangentParams params) {
+__global__ void __launch_bounds__(kDoubleThreads, 2) forward_tangent_kernel(const __grid_constant__ ForwardTangentParams params) {
     extern __shared__ __align__(128) char shared[];
     DoubleForwardTangentOf<Kernel> body(params, shared);
     body.run();

@@ -17,7 +17,7 @@ namespace libflash::cuda::sm80 {
 template <int kHeadDim, int kTileQ, int kTileK>
 struct DoubleGradients {
     static constexpr int kThreads = kDoubleThreads, kWarps = kDoubleWarps;
-    static constexpr int kLanes = kThreads / kTileQ;  // that share a query row of scores
+    static constexpr int kLanes = kThreads / kTileQ;   // that share a query row of scores
     static constexpr int kElements = kTileK / kLanes;  // of a thread
     using Queries = DoubleTile<kTileQ, kHeadDim>;
     using Keys = DoubleTile<kTileK, kHeadDim>;

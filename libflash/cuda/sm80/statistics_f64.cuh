@@ -90,8 +90,7 @@ struct DoubleDsink {
 
     __device__ static __forceinline__ void run(const BackwardParams& params) {
         const double total = sum_of_block<kThreads>(partial(params, blockIdx.x));
-        if (threadIdx.x == 0)
-            store_number_at(params.dsink.data, blockIdx.x * params.dsink.stride, params.dsink.is_float, total);
+        if (threadIdx.x == 0) store_number_at(params.dsink.data, blockIdx.x * params.dsink.stride, params.dsink.is_float, total);
     }
 };
 

@@ -37,9 +37,7 @@ struct DoubleTangentTiles {
 
     // 0: of queries, 1: its tangent, 2: of keys, 3: its tangent.
     __device__ __forceinline__ Rows tile(int i) const { return {shared + i * (Rows::kBytes / 8)}; }
-    __device__ __forceinline__ Scores scores(int i) const {
-        return {shared + 4 * (Rows::kBytes / 8) + i * (Scores::kBytes / 8)};
-    }
+    __device__ __forceinline__ Scores scores(int i) const { return {shared + 4 * (Rows::kBytes / 8) + i * (Scores::kBytes / 8)}; }
     // A number for each of the tile's rows, of two kinds.
     __device__ __forceinline__ double* numbers(int kind) const { return shared + kNumbersAt / 8 + kind * kTileRows; }
 

@@ -11,8 +11,8 @@ struct ForwardKernel {
         "forward", Operation::forward, "sm80", KernelType::f64_, HEAD_DIM, HEAD_DIM, FORWARD_TILE, 1, ""};
 };
 struct BackwardKernel {
-    static constexpr KernelConfig config{"backward", Operation::backward, "sm80", KernelType::f64_, HEAD_DIM,
-                                         HEAD_DIM,   BACKWARD_TILE,       1,      ""};
+    static constexpr KernelConfig config{
+        "backward", Operation::backward, "sm80", KernelType::f64_, HEAD_DIM, HEAD_DIM, BACKWARD_TILE, 1, ""};
 };
 
 void forward(Problem& p, const Call& call) {
@@ -42,7 +42,8 @@ void backward(Problem& p, Call& call) {
     params.block_rows = params.block_cols = call.blocks();
     if (params.sink.data) params.dsink = {p.dsink.data(), 1, false};
     if (params.rare.bias.data)
-        params.dbias = {p.dbias.data(), {0, int64_t{2} * kRows * 2 * kKeys, 2 * kKeys, 1}, {1, kHeads, 2 * kRows, 2 * kKeys}, false};
+        params.dbias = {
+            p.dbias.data(), {0, int64_t{2} * kRows * 2 * kKeys, 2 * kKeys, 1}, {1, kHeads, 2 * kRows, 2 * kKeys}, false};
 
     const Sequences queries = p.rows_of_queries();
     params.units = p.packed ? 2 * kRows / kUnitRows + kBatch : (kRows + kUnitRows - 1) / kUnitRows;

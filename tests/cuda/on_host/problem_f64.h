@@ -147,7 +147,8 @@ struct Problem {
         for (int j = 0; j < used_k[b]; ++j) {
             const Real p = std::exp(s[j] - log_sum), keep = keeps(b, h, i, j) ? keep_factor() : 0;
             if (p == 0) continue;
-            const Real ds = p * (keep * dot(&dout[row * kDimV], value(b, h, j), kDimV) - of_out), dz = ds * (1 - bent[j] * bent[j]) * scale;
+            const Real ds = p * (keep * dot(&dout[row * kDimV], value(b, h, j), kDimV) - of_out),
+                       dz = ds * (1 - bent[j] * bent[j]) * scale;
             exact_dbias[score_at(h, i, j)] += ds;
             const size_t key_row = key_at(b, j) * kKeyHeads + h / kGroup;
             for (int c = 0; c < kDim; ++c) exact_dq[row * kDim + c] += dz * k[key_row * kDim + c];

@@ -32,9 +32,7 @@ struct TangentProblem : Problem {
         exact_tdq.assign(q.size(), 0), exact_tdk.assign(k.size(), 0), exact_tdv.assign(v.size(), 0);
         exact_tdsink.assign(kHeads, 0);
     }
-    Numbers tangent(int bit, const Numbers& like) const {
-        return given & bit ? random(like.size(), 1) : Numbers(like.size(), 0);
-    }
+    Numbers tangent(int bit, const Numbers& like) const { return given & bit ? random(like.size(), 1) : Numbers(like.size(), 0); }
 
     void solve_tangents() {
         solve();
@@ -80,8 +78,8 @@ struct TangentProblem : Problem {
             const size_t key = key_at(b, j) * kKeyHeads + h / kGroup;
             const Real keep = keeps(b, h, i, j) ? keep_factor() : 0, slope = 1 - bent[j] * bent[j];
             const Real dp = keep * dot(&dout[row * kDimV], &v[key * kDimV], kDimV);
-            const Real tdp = keep * (dot(&tdout[row * kDimV], &v[key * kDimV], kDimV) +
-                                     dot(&dout[row * kDimV], &tv[key * kDimV], kDimV));
+            const Real tdp =
+                keep * (dot(&tdout[row * kDimV], &v[key * kDimV], kDimV) + dot(&dout[row * kDimV], &tv[key * kDimV], kDimV));
             const Real x = slope * (dp - delta), y = slope * (tdp - more) - 2 * bent[j] * tz[j] / cap * x;
             const Real dz = scale * p[j] * x, tdz = scale * p[j] * ((ts[j] - mu) * x + y);
             for (int c = 0; c < kDim; ++c) {
@@ -89,8 +87,7 @@ struct TangentProblem : Problem {
                 exact_tdk[key * kDim + c] += tdz * q[row * kDim + c] + dz * tq[row * kDim + c];
             }
             for (int c = 0; c < kDimV; ++c)
-                exact_tdv[key * kDimV + c] +=
-                    keep * p[j] * ((ts[j] - mu) * dout[row * kDimV + c] + tdout[row * kDimV + c]);
+                exact_tdv[key * kDimV + c] += keep * p[j] * ((ts[j] - mu) * dout[row * kDimV + c] + tdout[row * kDimV + c]);
         }
     }
 };
