@@ -1,7 +1,7 @@
 // The tangent of backward in float64: the formulas of backward_tangent.cuh with the tiles of tangent_tiles_f64.cuh. One kernel
-// computes tdq, tdk or tdv: a thread block has a tile of rows of one side, with the sums of its output in registers, and loops over
-// the tiles of the other side. For each pair of tiles it loads both sides twice: dO and V for dP, then Q and K for the scores. The
-// tiles of scores have a row for each query, whichever side the sums belong to.
+// computes tdq, tdk or tdv: a thread block has a tile of rows of one side, with the sums of its output in registers, and loops
+// over the tiles of the other side. For each pair of tiles it loads both sides twice: dO and V for dP, then Q and K for the
+// scores. The tiles of scores have a row for each query, whichever side the sums belong to.
 #pragma once
 
 #include "cuda/attention/key_tiles.cuh"

@@ -1,5 +1,5 @@
-// dK and dV in float64: a thread block has a tile of keys and loops over the queries of all heads that share them. The sums stay in
-// registers; each warp has all keys and a part of the channels.
+// dK and dV in float64: a thread block has a tile of keys and loops over the queries of all heads that share them. The sums
+// stay in registers; each warp has all keys and a part of the channels.
 #pragma once
 
 #include "cuda/attention/query_tiles.cuh"

@@ -1,6 +1,7 @@
-// Forward in float64: products by m8n8k4, everything else in double, one instance with all options. A thread block computes a tile
-// of query rows. Its warps share the scores of a tile of keys through shared memory: each computes some blocks of S = Q K^T, then
-// all threads make probabilities of them, several threads for a row, and each warp multiplies all of P by its channels of V.
+// Forward in float64: products by m8n8k4, everything else in double, one instance with all options. A thread block computes a
+// tile of query rows. Its warps share the scores of a tile of keys through shared memory: each computes some blocks of S = Q
+// K^T, then all threads make probabilities of them, several threads for a row, and each warp multiplies all of P by its
+// channels of V.
 #pragma once
 
 #include "cuda/attention/key_tiles.cuh"
@@ -194,8 +195,8 @@ struct DoubleForward {
         }
     }
 
-    // O is staged in the tile of Q. A factor of 0 means a row that sees no key or a row past the end. The latter may hold NaN, so it
-    // is not multiplied.
+    // O is staged in the tile of Q. A factor of 0 means a row that sees no key or a row past the end. The latter may hold NaN,
+    // so it is not multiplied.
     __device__ __forceinline__ void store() {
         double* const out = rows_of(params.out, work.batch, work.head, q_rows.start + tiles.first_row);
         for_elements<kThreads>(q, q_rows.owned - tiles.first_row, params.head_dim_v, thread, [&](double x, int r, int col) {

@@ -116,8 +116,8 @@ struct DoubleGradients {
     }
 
     // The dot products become P, with dropout, and dS: the gradient of the score or, with `through_cap`, of the scaled dot
-    // product before the softcap. first_row, first_key: of the tiles. sees(row, key, col): whether the row, which exists, sees the
-    // key.
+    // product before the softcap. first_row, first_key: of the tiles. sees(row, key, col): whether the row, which exists, sees
+    // the key.
     template <class Sees>
     __device__ __forceinline__ void differentiate(const DoubleScore<BackwardParams>& score, bool through_cap, int first_row,
                                                   int first_key, const Sees& sees) const {
@@ -141,8 +141,8 @@ struct DoubleGradients {
         }
     }
 
-    // Writes factor * sums to the rows of a tensor from `first` on, or adds them to what is there. They are staged in `tile`, whose
-    // numbers no warp reads any more.
+    // Writes factor * sums to the rows of a tensor from `first` on, or adds them to what is there. They are staged in `tile`,
+    // whose numbers no warp reads any more.
     template <int kRowBlocks, int kColBlocks, class Tile>
     __device__ __forceinline__ void store(const DoubleBlocks<kRowBlocks, kColBlocks>& sums, const Tile& tile,
                                           const RowsParams& rows, const SequenceRows& sequence, int first, int channels,

@@ -1,5 +1,5 @@
-// The tiles of the float64 kernels on tangents: two tensors of queries and two of keys, each pair a tensor and its tangent, and the
-// products of the pairs. Pairs are loaded one after the other into the same memory.
+// The tiles of the float64 kernels on tangents: two tensors of queries and two of keys, each pair a tensor and its tangent, and
+// the products of the pairs. Pairs are loaded one after the other into the same memory.
 #pragma once
 
 #include "cuda/attention/params.h"

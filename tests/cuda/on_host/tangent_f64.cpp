@@ -1,6 +1,7 @@
 // Runs the float64 kernels of forward_tangent and backward_tangent on the host and compares them with sums in long double.
-// Arguments: 1 the options (bits 1, 2, 4 and 8 of attention_f64.cpp), 2 which tangents are given (bits: 1 q, 2 k, 4 v, 8 dout; the
-// others are zero), 3 whether backward_tangent takes tdelta from forward_tangent. Prints the errors; exit code 0: none is too large.
+// Arguments: 1 the options (bits 1, 2, 4 and 8 of attention_f64.cpp), 2 which tangents are given (bits: 1 q, 2 k, 4 v, 8 dout;
+// the others are zero), 3 whether backward_tangent takes tdelta from forward_tangent. Prints the errors; exit code 0: none is
+// too large.
 #include "problem_f64.h"
 
 #include "cuda/sm80/backward_tangent_f64.cuh"
