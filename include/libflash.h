@@ -651,7 +651,7 @@ typedef struct flash_kernel_info_t {
     const char *operation;  /* "forward", "backward", "decode", "merge", "compress", "cache_write", "forward_tangent", ...;
                                "prefill": calls of decode choose it for long chunks */
     const char *backend;    /* "cpu", "sm80", "sm90"; "any": runs on every CUDA device, whichever CUDA backend is requested */
-    const char *dtype;      /* "bf16", "f16", "f32"; "any": several types */
+    const char *dtype;      /* "bf16", "f16", "f32", "f64"; "any": several types */
     const char *why_not;    /* if not usable: the reason; otherwise "" */
     int32_t head_dim;       /* the largest that it supports; 0: no limit but that of the backend */
     int32_t head_dim_v;
