@@ -9,7 +9,6 @@ import fcntl
 import hashlib
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,12 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-HERE = Path(__file__).resolve().parent / "on_host"
-NVCC = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
-CUDA_HEADERS = next((p for p in Path(NVCC).resolve().parents[1].glob("**/include") if (p / "cuda_bf16.h").exists()), None)
-CXX = shutil.which("g++")
+from kernels_on_host import CUDA_HEADERS, CXX, HERE, ROOT, for_the_host
 
 # Type, head_dim, tiles of forward, tiles and stages of backward: kernels with one, two and four warps for each 32 keys.
 ATTENTION_KERNELS = {
@@ -356,13 +350,6 @@ FIXED_ORDER_RUNS = runs(
     {name: backward_sm90(*(BACKWARD_KERNELS_SM90 | BACKWARD_KERNELS_SM90_WITH_LONG_SUMS)[name]) for name in FIXED_ORDER},
     FIXED_ORDER.__getitem__,
 )
-
-
-def for_the_host(source: str) -> str:
-    """Replace what is not C++: shared memory with a size from the launch, and launches."""
-    source = re.sub(r"extern __shared__ __align__\(\d+\) char (\w+)\[\];", r"char* \1 = emulation::dynamic_shared;", source)
-    launch = r"(\w+)<<<(.*?), (\S*?), \S*?, \S*?>>>\(([\w, ]+)\);"
-    return re.sub(launch, r"emulation::launch(\2, \3, [&] { \1(\4); });", source)
 
 
 def compiled(program: Program, folder: Path) -> Path:
