@@ -9,7 +9,6 @@ import fcntl
 import hashlib
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,12 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-HERE = Path(__file__).resolve().parent / "on_host"
-NVCC = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
-CUDA_HEADERS = next((p for p in Path(NVCC).resolve().parents[1].glob("**/include") if (p / "cuda_bf16.h").exists()), None)
-CXX = shutil.which("g++")
+from kernels_on_host import CUDA_HEADERS, CXX, HERE, ROOT, for_the_host
 
 KEYS_PER_SUM = 32768  # of the library
 
@@ -94,6 +88,12 @@ BACKWARD_TANGENT_CASES = ((1, 1, 0, 15), (1, 1, 1, 15), (1, 1, 1, 1), (1, 1, 0, 
 # Magnitude of the inputs and of their tangents, rare options and packed rows, tangents that are given (1: q, 2: k, 4: v). With
 # the largest, P ts is larger than fp16 can hold.
 TANGENT_CASES = ((1, 1, 0, 7), (1, 1, 1, 7), (2, 1, 1, 1), (2, 1, 0, 2), (1, 1, 0, 4), (1, 4000, 0, 7))
+
+# float64: head_dim, tiles of forward, of backward and of the tangents; options and magnitude of the inputs (attention_f64.cpp),
+# options, tangents and tdelta (tangent_f64.cpp).
+DOUBLE_KERNELS = {"128": (128, "32, 16", "16, 16", "16, 16"), "256": (256, "16, 16", "8, 16", "8, 8")}
+DOUBLE_CASES = ((0, 1), (0, 4), (1, 1), (3, 4), (4, 1), (7, 1), (9, 1), (15, 1), (16, 1), (18, 1), (19, 1))
+DOUBLE_TANGENT_CASES = ((0, 15, 0), (3, 15, 0), (15, 15, 1), (4, 1, 0), (7, 2, 1), (0, 4, 0), (1, 8, 1))
 
 # Type, head_dim, tile and stages: with and without fragments of Q in registers, with and without matrix instructions, few warps.
 DECODE_KERNELS = {
@@ -243,6 +243,16 @@ def backward_tangent(dtype: str, head_dim: int, tile: str) -> Program:
     return program._replace(source="backward_tangent.cpp", headers=("sm80/backward_tangent.cuh",))
 
 
+def doubles(head_dim: int, forward: str, backward: str, tangent: str) -> Program:
+    defines = {"HEAD_DIM": head_dim, "FORWARD_TILE": forward, "BACKWARD_TILE": backward, "TANGENT_TILE": tangent}
+    return Program("attention_f64.cpp", ("sm80/backward_f64.cuh", "sm80/forward_f64.cuh"), tuple(defines.items()))
+
+
+def double_tangents(*sizes: Any) -> Program:
+    headers = ("sm80/backward_tangent_f64.cuh", "sm80/forward_tangent_f64.cuh")
+    return doubles(*sizes)._replace(source="tangent_f64.cpp", headers=headers)
+
+
 def decode(dtype: str, head_dim: int, tile: str) -> Program:
     # Wide heads: one kernel for keys of 576 channels and values of 512.
     dims = "576, 512" if head_dim > 256 else f"{head_dim}, {head_dim}"
@@ -304,6 +314,14 @@ ATTENTION_RUNS = runs(
 )
 PART_RUNS = runs({name: parts(*sizes) for name, sizes in PART_KERNELS.items()}, lambda _: PART_CASES)
 TANGENT_RUNS = runs({name: forward_tangent(*sizes) for name, sizes in TANGENT_KERNELS.items()}, lambda _: TANGENT_CASES)
+DOUBLE_RUNS = runs(
+    {name: doubles(*sizes) for name, sizes in DOUBLE_KERNELS.items()},
+    lambda name: DOUBLE_CASES if name == "128" else DOUBLE_CASES[::2],
+)
+DOUBLE_TANGENT_RUNS = runs(
+    {name: double_tangents(*sizes) for name, sizes in DOUBLE_KERNELS.items()},
+    lambda name: DOUBLE_TANGENT_CASES if name == "128" else DOUBLE_TANGENT_CASES[2:4],
+)
 BACKWARD_TANGENT_RUNS = runs(
     {name: backward_tangent(*sizes) for name, sizes in BACKWARD_TANGENT_KERNELS.items()}, lambda _: BACKWARD_TANGENT_CASES
 )
@@ -354,13 +372,6 @@ FIXED_ORDER_RUNS = runs(
     {name: backward_sm90(*(BACKWARD_KERNELS_SM90 | BACKWARD_KERNELS_SM90_WITH_LONG_SUMS)[name]) for name in FIXED_ORDER},
     FIXED_ORDER.__getitem__,
 )
-
-
-def for_the_host(source: str) -> str:
-    """Replace what is not C++: shared memory with a size from the launch, and launches."""
-    source = re.sub(r"extern __shared__ __align__\(\d+\) char (\w+)\[\];", r"char* \1 = emulation::dynamic_shared;", source)
-    launch = r"(\w+)<<<(.*?), (\S*?), \S*?, \S*?>>>\(([\w, ]+)\);"
-    return re.sub(launch, r"emulation::launch(\2, \3, [&] { \1(\4); });", source)
 
 
 def compiled(program: Program, folder: Path) -> Path:
@@ -454,6 +465,17 @@ def test_backward_tangent_against_double(output: Callable[[Run], str], run: Run)
     assert output(run).count("ok ") == (4 if run.arguments[2] else 3)
 
 
+@pytest.mark.parametrize("run", DOUBLE_RUNS)
+def test_float64_against_long_double(output: Callable[[Run], str], run: Run) -> None:
+    rare, parts = run.arguments[0] & 1, run.arguments[0] & 16
+    assert output(run).count("ok ") == (5 if not rare else 6 if parts else 7)
+
+
+@pytest.mark.parametrize("run", DOUBLE_TANGENT_RUNS)
+def test_tangents_in_float64_against_long_double(output: Callable[[Run], str], run: Run) -> None:
+    assert output(run).count("ok ") == (7 if run.arguments[0] & 1 else 6)
+
+
 @pytest.mark.parametrize("run", DECODE_RUNS)
 def test_decode_against_double(output: Callable[[Run], str], run: Run) -> None:
     output(run)
@@ -525,6 +547,10 @@ def test_tiles_are_those_of_kernels_table() -> None:
         tile_q, tile_k, stages = tile.split(", ")
         line = rf"decode +sm80 +{dtype.rstrip('_')} +576x512 +{tile_q}x{tile_k} +{stages} "
         assert re.search(line, table), line
+    for head_dim, *tiles in DOUBLE_KERNELS.values():
+        for operation, tile in zip(("forward", "backward", "backward_tangent"), tiles, strict=True):
+            line = rf"{operation} +sm80 +f64 +{head_dim} +{tile.replace(', ', 'x')} +1 "
+            assert re.search(line, table), line
     sums = [sizes[:4] for sizes in BACKWARD_KERNELS_SM90_WITH_LONG_SUMS.values()]
     for dtype, head_dim, tile, stages in [*BACKWARD_KERNELS_SM90.values(), *sums]:
         line = rf"backward +sm90 +{dtype.rstrip('_')} +{head_dim} +{tile.replace(', ', 'x')} +{stages} "

@@ -24,6 +24,7 @@ bool supports(const KernelConfig& config, const AttentionProblem& problem, std::
 // Shared memory that a GPU must have for a kernel; 0: fits every GPU.
 int shared_bytes(const KernelConfig& config) {
     const int element = element_bytes(config.dtype);
+    if (element == 8) return 0;
     if (config.operation == Operation::forward && is_wide_forward(config)) return wide_forward_shared_bytes(config);
     if (config.operation == Operation::backward && is_wide_backward(config.head_dim))
         return wide_backward_shared_bytes(config.head_dim, config.tile_q);
