@@ -93,8 +93,13 @@ def directions(given: dict[str, Tensor | None]) -> dict[str, Any]:
 
 
 def makes_duals(values: Any) -> bool:
-    """make_dual() can give the results their tangents: not in PyTorch's batched forward mode (gradcheck has it)."""
-    return torch._C._is_fwd_grad_enabled() and not any(is_batched(t) for t in map(tangent_of, values) if t is not None)
+    """make_dual() can give the results their tangents: not in PyTorch's batched forward mode (gradcheck has it), nor if a tangent
+    requires a gradient at this level."""
+    if not torch._C._is_fwd_grad_enabled():
+        return False
+    tangents = [t for t in map(tangent_of, values) if t is not None]
+    records = torch.is_grad_enabled() and any(t.requires_grad for t in tangents)
+    return not records and not any(map(is_batched, tangents))
 
 
 def attention_of_duals(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Any:
