@@ -25,6 +25,7 @@ from ._torch_context_group import Axis, Ranks
 from ._torch_context_heads import HeadExchange
 from ._torch_context_schedule import Schedule, lse_shape, wide_type
 from ._torch_fake import shape_of
+from ._torch_options import constant
 from ._torch_tangents import tangent_of
 
 Tensor = torch.Tensor
@@ -140,8 +141,8 @@ def read_arguments(
     if seed is not None and not isinstance(seed, int):
         raise InvalidError(f"seed is of type {type(seed).__name__}; it must be an integer")
     documents = documents_of(cu_seqlens)
-    numbers = {"softmax_scale": softmax_scale, "softcap": softcap, "dropout_p": dropout_p, "seed": seed or 0, "offset": offset,
-               "backend": backend}  # fmt: skip
+    numbers = {"softmax_scale": constant(softmax_scale, "softmax_scale"), "softcap": constant(softcap, "softcap"),
+               "dropout_p": dropout_p, "seed": seed or 0, "offset": offset, "backend": backend}  # fmt: skip
     return Arguments(
         scheme, order, documents, _core.flag(causal, "causal"), window, _core.flag(deterministic, "deterministic"), numbers
     )
