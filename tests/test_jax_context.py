@@ -142,7 +142,7 @@ def test_one_device_is_attention() -> None:
     run_python(PRELUDE + """
     q, k, v, *_ = tensors((2, 48, 4, 2, 8, 6), False, "float32")
     for scheme in ("ring", "heads", "all_gather"):
-        out, lse = divided(scheme, "zigzag", ranks=1, causal=True)(q, k, v, None, None)
+        out, lse = divided(scheme, "zigzag", ranks=1, causal=True, deterministic=True)(q, k, v, None, None)
         assert np.array_equal(out, libflash.attention(q, k, v, causal=True)), scheme
     """)  # fmt: skip
 
@@ -187,4 +187,12 @@ def test_refusals() -> None:
         pass
     else:
         raise AssertionError("a second derivative of the ring was not refused")
+    for scheme, options in (("ring", {}), ("all_gather", {}), ("heads", dict(dropout_p=0.5, seed=1))):
+        whole = lambda q: divided(scheme, "zigzag", **options)(q, k, v, None, None)[0].sum()
+        try:
+            jax.grad(lambda q: (jax.grad(whole)(q) ** 2).sum())(q)
+        except libflash.UnsupportedError as error:
+            assert "context_parallel_attention has no second derivative" in str(error)
+        else:
+            raise AssertionError(f"a gradient of a gradient was not refused: {scheme}")
     """, **DEVICES)  # fmt: skip

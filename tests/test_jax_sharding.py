@@ -95,6 +95,25 @@ def test_tangents_of_sharded_arrays(kind: str) -> None:
     """, **DEVICES)  # fmt: skip
 
 
+def test_shardings_in_types() -> None:
+    """jax.set_mesh with explicit axes: the sharding is a part of a type, which gradients and tangents must share."""
+    run_python(SHARDED.replace("{kind}", "Explicit") + SECOND + """
+    x = on_mesh(every), on_mesh(direction)
+    sequence = put(q, None, ("x", "y"))
+    with jax.set_mesh(mesh):
+        close(second(attention)(*x), wanted)
+        close(jax.jit(second(attention))(*x), wanted)
+        backward = jax.jit(jax.grad(loss, (0, 1, 2, 3)))
+        text = jax.jit(jax.grad(loss, (0, 1, 2))).lower(*x[0]).compile().as_text()
+        mapped = jax.jit(jax.vmap(attention, (0, None, None, None)))(jnp.stack([x[0][0], -x[0][0]]), *x[0][1:])
+        got = attention(*x[0]), backward(sequence, *every[1:])
+    assert "all-gather" not in text and "all-to-all" not in text
+    assert jax.typeof(got[0]).sharding.spec == P("x", None, "y", None)
+    same(got[0], plain), same(got[1], plain_gradient)
+    same(mapped, jnp.stack([plain, attention(-q, k, v, sink)]))
+    """, **DEVICES)  # fmt: skip
+
+
 def test_tangents_in_shard_map() -> None:
     run_python(SHARDED.replace("{kind}", "Auto") + SECOND + """
     mapped = jax.shard_map(attention, mesh=mesh, in_specs=(P("x", None, "y"),) * 3 + (P("y"),), out_specs=P("x", None, "y"))

@@ -193,6 +193,13 @@ def refusals_job(rank: int) -> list[tuple[str, str]]:
         refused("no tensor", x, x)
     else:
         refused(x, x, x)
+    refused(x, x, x, window_size=("a", 1) if rank == 1 else (-1, -1))
+    refused(x, x, x, alibi_slopes=[1.0] * 4 if rank == 0 else torch.ones(4))
+    refused(x[0], x[0], x[0], cu_seqlens=[0, 3.5, 16])
+    refused(x, x, x, softcap=-1.0)
+    refused(x, x, x, learnable_sink=torch.ones(4, dtype=torch.int32))
+    refused(*(y.transpose(-1, -2).contiguous().transpose(-1, -2) for y in (x, x, x)))
+    refused(x.to("meta"), x, x)
     mesh = torch.distributed.init_device_mesh("cpu", (2, 1), mesh_dim_names=("heads", "ring"))
     refused(x, x, x, mesh=mesh, scheme="ring")
     refused(x, x, x, mesh=mesh, group=torch.distributed.group.WORLD)
@@ -202,7 +209,7 @@ def refusals_job(rank: int) -> list[tuple[str, str]]:
 
 TEXTS = [
     "q must be the same on all ranks of the group: it is float32 (1, 8, 4, 8) on rank 0 and float32 (1, 6, 4, 8) on rank 1",
-    "k must be the same on all ranks",
+    "k: dtype must be float32 (it is float64)",
     "causal must be the same on all ranks of the group: it is True on rank 0 and False on rank 1",
     "scheme is 'rings'; it must be one of auto, ring",
     "order is 'striped'; it must be 'contiguous' or 'zigzag'",
@@ -213,6 +220,13 @@ TEXTS = [
     "scheme is 'halo'; it needs order='contiguous'",
     "cu_seqlens ends at 15; the ranks have 16 tokens together",
     "q must be a tensor, not str",
+    "window_size is ('a', 1); it must be a pair",
+    "alibi_slopes must be a tensor, not list",
+    "cu_seqlens is [0, 3.5, 16]; it must be a list or an array of integers",
+    "softcap: must be 0 (off), or positive and finite",
+    "learnable_sink: dtype must be float32",
+    "q: the last dimension must be contiguous",
+    "q is on the device meta",
     "scheme is 'ring'; a mesh of two dimensions, (heads, ring), needs 'heads_ring'",
     "group and mesh are given",
 ]
@@ -226,6 +240,38 @@ def test_refusals_are_the_same_on_all_ranks(tmp_path: pathlib.Path) -> None:
         assert wanted in text, text
         assert kind == other_kind == "InvalidError"
         assert text.removeprefix("rank 1: ").removeprefix("rank 0: ") == other.removeprefix("rank 0: ")
+
+
+def other_calls_job(rank: int) -> dict[str, Any]:
+    """What PyTorch does around a call: second derivatives, transforms, autocast, torch.compile."""
+    call = adapter.context_parallel_attention
+    x = [torch.randn(1, 8, 4, 8).requires_grad_() for _ in "qkv"]
+    made: dict[str, Any] = {}
+
+    def refused(name: str, run: Any) -> None:
+        with pytest.raises(libflash.UnsupportedError, match="has gradients by") as error:
+            run()
+        made[name] = str(error.value)
+
+    for scheme in ("ring", "heads"):  # this loss has a dout that requires no gradient
+        loss = call(*x, scheme=scheme).sum()
+        refused(scheme, lambda loss=loss: torch.autograd.grad(loss, x, create_graph=True))
+    refused("grad", lambda: torch.func.grad(lambda q: call(q, *x[1:]).sum())(x[0].detach()))
+    with torch.autograd.forward_ad.dual_level():
+        refused("dual", lambda: call(torch.autograd.forward_ad.make_dual(x[0].detach(), x[0].detach()), *x[1:]))
+    with torch.autocast("cpu", torch.bfloat16):
+        made["types"] = [str(call(*(y.to(kind) for y in x)).dtype) for kind in (torch.float32, torch.float64)]
+    wanted = [y.double() for y in torch.autograd.grad(call(*x, causal=True, deterministic=True).sin().sum(), x)]
+    program = torch.compile(lambda *y: call(*y, causal=True).sin().sum(), backend="aot_eager")
+    got = torch.autograd.grad(program(*x), x)
+    made["compiled"] = all(torch.equal(a.double(), b) for a, b in zip(got, wanted, strict=True))
+    return made
+
+
+def test_pytorch_around_a_call(tmp_path: pathlib.Path) -> None:
+    for made in run_ranks(2, tmp_path, other_calls_job):
+        assert made["types"] == ["torch.bfloat16", "torch.float64"]
+        assert made["compiled"]
 
 
 def failing_job(rank: int) -> None:

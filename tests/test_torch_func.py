@@ -273,6 +273,21 @@ def test_vmap_of_attention_into_out() -> None:
         func.vmap(lambda q: A(q, k, v, out=out[0]))(q.to(k.dtype))
 
 
+@pytest.mark.parametrize("requires", [(1, 1, 1), (0, 1, 0)])
+def test_a_tangent_of_a_dual_may_require_a_gradient(requires: tuple[int, ...]) -> None:
+    """The primals require none, and the tangents are those of a plain dual level."""
+    moved = tensors((2, 7, 4, 8), (2, 9, 2, 8), (2, 9, 2, 5), dtype=torch.float64, grad=False)
+
+    def of_tangent(function: Function) -> tuple[torch.Tensor, ...]:
+        tangents = [x.clone().requires_grad_(bool(needed)) for x, needed in zip(moved, requires, strict=True)]
+        with forward_ad.dual_level():
+            out, lse = function(*map(forward_ad.make_dual, problem(), tangents))
+            tout, tlse = (forward_ad.unpack_dual(x).tangent for x in (out, lse))
+            return torch.autograd.grad(tout.sin().sum() + tlse.sin().sum(), [x for x in tangents if x.requires_grad])
+
+    assert_close(of_tangent(lambda *x: A(*x, return_lse=True)), of_tangent(eager))
+
+
 # -- refused
 
 

@@ -266,3 +266,56 @@ def test_the_explicit_functions_refuse_gradients() -> None:
     assert [x.shape for x in made] == [x.shape for x in own]
     wanted = func.jvp(lambda q: A(q, K, V, return_lse=True), (Q,), (TQ,))[1]
     torch.testing.assert_close((tout, tlse), wanted, rtol=1e-12, atol=1e-12)
+
+
+def test_the_explicit_functions_refuse_transforms() -> None:
+    out, lse = A(Q, K, V, return_lse=True)
+    backward = libflash.attention_backward
+
+    def refused(text: str, call: Callable[[], Any]) -> None:
+        with pytest.raises(libflash.UnsupportedError, match=text):
+            call()
+
+    refused("attention_backward has no gradient", lambda: backward(out.clone().requires_grad_(), Q, K, V, out, lse))
+    refused("inside torch.func", lambda: func.vmap(lambda g: backward(g, Q, K, V, out, lse))(torch.stack([out, out])))
+    refused("inside torch.func", lambda: func.vmap(lambda t: libflash.attention_tangent(Q, K, V, t)[2])(torch.stack([TQ, TQ])))
+    with forward_ad.dual_level():
+        refused("carry a tangent", lambda: backward(forward_ad.make_dual(out, out), Q, K, V, out, lse))
+        assert backward(out, Q, K, V, out, lse)[0].shape == Q.shape
+    assert backward(out, *leaves(), out, lse)[0].shape == Q.shape  # of leaves too: the results are their gradients
+
+
+def test_hessian_vector_products_of_pytorch() -> None:
+    """torch.autograd.functional.hvp differentiates a second derivative with respect to its direction."""
+    (bias,) = tensors((2, 4, 3, 5), dtype=torch.float64, grad=False)
+    x = (Q, K, V, bias)
+    direction = tuple(map(torch.cos, x))
+
+    def loss(attention: Attention) -> Callable[..., torch.Tensor]:
+        def run(q: Any, k: Any, v: Any, bias: Any) -> torch.Tensor:
+            out, lse = both(attention, q, k, v, bias=bias, causal=True)
+            return out.sin().sum() + lse.sin().sum()
+
+        return run
+
+    for product in (torch.autograd.functional.hvp, torch.autograd.functional.vhp):
+        got, wanted = (product(loss(attention), x, direction) for attention in (A, eager))
+        torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["softmax_scale", "softcap"])
+@pytest.mark.parametrize("call", [A, libflash.attention])
+def test_numbers_have_no_derivative(call: Attention, name: str) -> None:
+    """A parameter given as a number is refused: its gradient would be lost without a word."""
+    number = torch.nn.Parameter(torch.tensor(0.3, dtype=torch.float64))
+    for q in (Q, Q.clone().requires_grad_()):
+        with pytest.raises(libflash.UnsupportedError, match=f"{name} requires a gradient"):
+            call(q, K, V, **{name: number})
+        wanted = call(q, K, V, **{name: 0.3}).detach()
+        assert torch.equal(call(q, K, V, **{name: number.detach()}).detach(), wanted)
+        with torch.no_grad():
+            assert torch.equal(call(q, K, V, **{name: number}), wanted)
+    for transform in (func.grad, func.jacfwd):
+        with pytest.raises(libflash.UnsupportedError, match=f"{name} requires a gradient"):
+            transform(lambda x: call(Q, K, V, **{name: x}).sum())(number.detach())
+        transform(lambda q: call(q, K, V, **{name: number.detach()}).sum())(Q)

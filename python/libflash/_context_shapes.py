@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from operator import index
 from typing import Any
 
 from . import _context_layout as layouts
@@ -45,7 +46,10 @@ def documents_of(cu_seqlens: Any) -> tuple[int, ...] | None:
     """cu_seqlens as integers known on the host."""
     if cu_seqlens is None:
         return None
-    documents = tuple(int(x) for x in (cu_seqlens.tolist() if hasattr(cu_seqlens, "tolist") else cu_seqlens))
+    try:
+        documents = tuple(index(x) for x in (cu_seqlens.tolist() if hasattr(cu_seqlens, "tolist") else cu_seqlens))
+    except TypeError:
+        raise InvalidError(f"cu_seqlens is {cu_seqlens!r}; it must be a list or an array of integers") from None
     if len(documents) < 1 or documents[0] != 0 or any(b < a for a, b in pairwise(documents)):
         raise InvalidError(f"cu_seqlens is {documents[:8]}; it must start at 0 and not decrease")
     return documents

@@ -67,13 +67,19 @@ def scale_label(shape: Sequence[int], cache: str) -> str:
     return "bk" if len(shape) == 2 else (cache[:3] + "g")[: len(shape)]
 
 
-def result_labels(call: Call, operands: Sequence[Any]) -> list[str]:
-    given = dict(zip((*call.fixed, *call.names), operand_labels(call, operands), strict=True))
+def result_operands(call: Call, operands: Sequence[Any]) -> list[str | None]:
+    """Of each result the operand that it is as: the input of a gradient, what is written; None for out, lse and other rows."""
     if call.operation in (BACKWARD, BACKWARD_TANGENT):
         names = ["q", "k", "v", *(["bias"] if call.options.need_dbias else [])]
-        return [given[name] for name in (*names, *(["out", "lse"] if call.options.need_tangents else []))]
-    last = [given[name] for name in written(call, operands)]
-    if call.operation == CACHE_WRITE:
-        return last
+        return [*names, *(["out", "lse"] if call.options.need_tangents else [])]
+    rows = 0 if call.operation == CACHE_WRITE else 2 + len(call.options.statistics)
+    return [*(None,) * rows, *written(call, operands)]
+
+
+def result_labels(call: Call, operands: Sequence[Any]) -> list[str]:
+    given = dict(zip((*call.fixed, *call.names), operand_labels(call, operands), strict=True))
     rows = "hs" if call.packed else "bhs"
-    return [given["q"][:-1] + "e", rows, *(rows for _ in call.options.statistics), *last]
+    kinds = [given["q"][:-1] + "e", rows] if call.operation != CACHE_WRITE else []
+    kinds += [rows for _ in call.options.statistics]
+    names = result_operands(call, operands)
+    return [kinds[i] if name is None else given[name] for i, name in enumerate(names)]

@@ -54,6 +54,7 @@ def context_parallel_attention(
     dropout_p: float = 0.0,
     seed: int | Array | None = None,
     offset: int = 0,
+    deterministic: bool = False,
     return_lse: bool = False,
     backend: str | None = None,
 ) -> Array | tuple[Array, Array]:
@@ -72,6 +73,7 @@ def context_parallel_attention(
     cu_seqlens : (documents + 1,) integers known while JAX traces: the documents among the tokens of all devices
     alibi_slopes, learnable_sink : of all query heads, the same on every device
     seed : required with dropout_p, and the same on all devices: the mask is that of one device
+    deterministic : the gradients have the same bits in every run. On the CPU they always do.
 
     Returns
     -------
@@ -92,7 +94,7 @@ def context_parallel_attention(
     if dropout_p and seed is None:
         raise InvalidError("seed is None; with dropout_p it must be given, and be the same on all devices")
     options = Options(
-        flags=flags(causal, "bottom_right", window_size, softmax_scale),
+        flags=flags(causal, "bottom_right", window_size, softmax_scale, deterministic),
         **window(window_size),  # type: ignore[arg-type]
         softmax_scale=0.0 if softmax_scale is None else real(softmax_scale, "softmax_scale"),
         softcap=0.0 if softcap is None else real(softcap, "softcap"),

@@ -40,6 +40,7 @@ from ._jax_calls import (
     FIXED,
     FORWARD,
     FORWARD_TANGENT,
+    POSITIONS,
     SECOND_DIRECTION,
     SECOND_TANGENT,
     Call,
@@ -55,6 +56,10 @@ NO_GRADIENT_OF_SLOPES = "there is no gradient for alibi_slopes; pass jax.lax.sto
 NO_THIRD = (
     "libflash.jax.attention has no third derivative, and no forward-mode derivative of a forward-mode derivative: use reverse "
     "mode for one of two (jax.hessian), or call jax.lax.stop_gradient where a derivative is not needed"
+)
+NO_SECOND_OF_SHARDS = (
+    "libflash.jax.context_parallel_attention has no second derivative, but with scheme 'heads' and without dropout_p: call it "
+    "so, or jax.lax.stop_gradient on the first gradient"
 )
 GRADIENTS = ("q", "k", "v", "bias")  # the inputs with a result of BACKWARD and of BACKWARD_TANGENT
 COTANGENTS = {"dout": "tdout", "dlse": "tdlse"}
@@ -73,6 +78,9 @@ class Point:
 
     def run(self, operation: int, drop: Sequence[str] = (), **change: Any) -> list[Any]:
         """An operation with the options and operands of this one, less `drop`, and with `change`d ones or new ones."""
+        of_shards = self.call.options.flags & POSITIONS or self.call.options.heads_total
+        if of_shards and operation in (FORWARD_TANGENT, BACKWARD_TANGENT):
+            raise UnsupportedError(NO_SECOND_OF_SHARDS)
         options = self.call.options._replace(
             kernel="",  # it names a kernel of forward
             need_dbias=change.pop("need_dbias", False),

@@ -32,7 +32,7 @@ from ._jax_calls import (
 from ._jax_calls import (
     run as run_on_device,
 )
-from ._jax_sharding import partitioned
+from ._jax_sharding import partitioned, typed
 
 FORWARD_TWICE = (
     "attention has no forward-mode derivative of a forward-mode derivative; use reverse mode for one of the two: "
@@ -66,8 +66,10 @@ def bind(call: Call, *operands: Any) -> list[Any]:
 
     def body(*x: Any) -> list[Any]:
         if call.operation == SECOND_TANGENT:  # for the types of the results; never run
-            return [vary(jax.numpy.zeros(y.shape, y.dtype), varying_axes(x)) for y in result_shapes(call, x)]
-        return run_on_device(call, *x) if call.operation == CACHE_WRITE else partitioned(call, whole, *x)
+            made = [vary(jax.numpy.zeros(y.shape, y.dtype), varying_axes(x)) for y in result_shapes(call, x)]
+        else:
+            made = run_on_device(call, *x) if call.operation == CACHE_WRITE else partitioned(call, whole, *x)
+        return typed(call, x, made)
 
     # What the primitive is lowered to is one of its parameters, where JAX looks for operations that need to know their devices.
     program = jax.make_jaxpr(body)(*map(jax.typeof, operands))

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
-from ._jax_axes import operand_labels, result_labels
+from ._jax_axes import operand_labels, result_labels, result_operands
 from ._jax_calls import DECODE, Call, Shape, run, shape_of
 
 
@@ -24,6 +25,31 @@ def partitioned(call: Call, whole: bool, *operands: Any) -> list[Any]:
         return run(call, *operands)
     shapes = tuple(shape_of(x) for x in operands)
     return partition_rule(call, shapes)(*operands)
+
+
+def typed(call: Call, operands: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """The results with their shardings as a part of their types, on meshes whose axes are explicit (jax.set_mesh): gradients and
+    tangents are as what they belong to, rows as q along the batch and the heads."""
+    explicit = getattr(jax.sharding.get_abstract_mesh(), "explicit_axes", ())
+    if not explicit:
+        return list(results)
+    labels, outcome = operand_labels(call, operands), result_labels(call, operands)
+    given = dict(zip((*call.fixed, *call.names), operands, strict=True))
+    q = call.fixed.index("q")
+    along = dict(zip(labels[q], spec_of(operands[q]), strict=True))
+    like = result_operands(call, operands)
+
+    def one(x: Any, label: str, name: str | None) -> Any:
+        spec = [along.get(axis) if axis in "bh" else None for axis in label] if name is None else spec_of(given[name])
+        return jax.sharding.reshard(x, PartitionSpec(*spec))
+
+    return [one(*x) for x in zip(results, outcome, like, strict=True)]
+
+
+def spec_of(x: Any) -> tuple[Any, ...]:
+    """The sharding in the type of x, one entry for each axis."""
+    spec = tuple(jax.typeof(x).sharding.spec)
+    return (*spec, *(None,) * (x.ndim - len(spec)))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -64,13 +64,14 @@ def folded(call: Call, size: int, batched: Sequence[bool], operands: Sequence[An
     unfolded = []
     for x, label in zip(results, result_labels(call, bodies), strict=True):
         axis = label.lower().index("b")
-        split = jnp.moveaxis(x.reshape((*x.shape[:axis], size, batch, *x.shape[axis + 1 :])), axis, 0)
+        split = jnp.moveaxis(x.reshape((*x.shape[:axis], batch, size, *x.shape[axis + 1 :])), axis + 1, 0)
         unfolded.append(split.sum(axis + 1, keepdims=True, dtype=split.dtype) if "B" in label else split)
     return unfolded
 
 
 def fold(x: Any, label: str, size: int, batch: int, is_mapped: bool, apart: bool) -> Any:
-    """x, (size, ...) if it is mapped, with a batch axis that is `size` times as long."""
+    """x, (size, ...) if it is mapped, with a batch axis that is `size` times as long. An entry of the batch comes before the next
+    one, so that shards of the batch stay where they are."""
     if not apart and "b" not in label:
         return x
     if not is_mapped:
@@ -80,5 +81,5 @@ def fold(x: Any, label: str, size: int, batch: int, is_mapped: bool, apart: bool
     axis = label.lower().index("b")
     if "B" in label:
         x = jnp.broadcast_to(x, (*x.shape[: axis + 1], batch, *x.shape[axis + 2 :]))
-    x = jnp.moveaxis(x, 0, axis)
-    return x.reshape((*x.shape[:axis], size * batch, *x.shape[axis + 2 :]))
+    x = jnp.moveaxis(x, 0, axis + 1)
+    return x.reshape((*x.shape[:axis], batch * size, *x.shape[axis + 2 :]))

@@ -89,7 +89,7 @@ def attention_backward(
 
     Raises
     ------
-    As attention().
+    As attention(); UnsupportedError for a dout or dlse of PyTorch that requires a gradient, and inside torch.func.
     """
     cdef Call call
     cdef Extras extras
@@ -102,6 +102,7 @@ def attention_backward(
     cdef bint small
     cdef _Source source = source_of(q, "q")
     refuse_tracing(source, "attention_backward")
+    refuse_gradients_of(source, (dout, dlse), "attention_backward")
     cdef Layout axes = layout_of(layout)
     cdef object dq_array = dq
     cdef object dk_array = dk

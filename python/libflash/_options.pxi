@@ -57,6 +57,8 @@ cpdef bint flag(object x, str name) except -1:
 cdef double number(object x, str name) except? -1:
     if isinstance(x, float):
         return <double>x
+    if requires_grad(x) and records_gradients():
+        raise UnsupportedError(f"{name} requires a gradient, and there is none for it; pass float({name})")
     try:
         if not isinstance(x, (str, bytes, bytearray)):
             return float(x)

@@ -28,8 +28,18 @@ cdef int check_tangents(flash_status_t status) except -1:
 
 
 cdef int refuse_gradients_of(_Source source, tuple arrays, str function) except -1:
-    if source.torch and records_gradients() and one_requires_grad(arrays):
+    """Of PyTorch's tensors: what records a gradient, carries a tangent or belongs to a transform of torch.func."""
+    if not source.torch or operator_depth != 0:
+        return 0
+    if records_gradients() and one_requires_grad(arrays):
         raise UnsupportedError(f"{function} has no gradient, and an argument requires one; call it under torch.no_grad()")
+    cdef bint transformed = is_true(_torch.in_transform)
+    if _torch.forward_ad["_current_level"] != _outside:
+        for x in arrays:
+            transformed = transformed or x is not None and _torch.forward_ad["unpack_dual"](x).tangent is not None
+    if transformed:
+        raise UnsupportedError(f"{function} cannot be called inside torch.func, nor with tensors that carry a tangent; there "
+                               "differentiate libflash.torch.attention, which calls it")
     return 0
 
 

@@ -7,12 +7,14 @@ The result is that of one device within the bound of a merge, gradients and the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import index
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
+from torch._compile import _disable_dynamo as outside_of_compilers
 
 from . import _context_layout as layouts
+from . import _core
 from . import _torch_context_group as groups
 from ._context_choice import can_share_heads, check_scheme, choose, explanation, key_heads_repeated
 from ._context_layout import Layout
@@ -21,9 +23,13 @@ from ._errors import InvalidError, UnsupportedError
 from ._torch_context_check import agree, text_of
 from ._torch_context_group import Axis, Ranks
 from ._torch_context_heads import HeadExchange
-from ._torch_context_schedule import Schedule
+from ._torch_context_schedule import Schedule, lse_shape, wide_type
+from ._torch_fake import shape_of
+from ._torch_options import constant
+from ._torch_tangents import tangent_of
 
 Tensor = torch.Tensor
+ONCE = "context_parallel_attention has gradients by torch.autograd, once, and {}; attention has all derivatives, of gathered keys"
 
 
 @dataclass(frozen=True)
@@ -35,6 +41,7 @@ class Arguments:
     cu_seqlens: tuple[int, ...] | None
     causal: bool
     window_size: tuple[int, int]
+    deterministic: bool
     numbers: dict[str, Any]  # softmax_scale, softcap, dropout_p, seed, offset, backend
 
     @property
@@ -43,6 +50,7 @@ class Arguments:
         return left, 0 if self.causal else right
 
 
+@outside_of_compilers
 def context_parallel_attention(
     q: Tensor,
     k: Tensor,
@@ -62,6 +70,7 @@ def context_parallel_attention(
     dropout_p: float = 0.0,
     seed: int | None = None,
     offset: int = 0,
+    deterministic: bool = False,
     return_lse: bool = False,
     backend: str | None = None,
     check: bool | None = None,
@@ -80,6 +89,8 @@ def context_parallel_attention(
     order : "zigzag" or "contiguous": which tokens a rank has; see `shard`
     cu_seqlens : (documents + 1,) integers: the documents among the tokens of all ranks, with any lengths
     seed : int; required with dropout_p, and the same on all ranks: the mask is that of one device
+    deterministic : the gradients have the same bits in every run with as many ranks, as out and lse always have; raises
+        UnsupportedError if no kernel can do that
     check : compare shapes and options of all ranks first; default: on the CPU. Off, wrong shards may hang or give wrong results.
 
     Returns
@@ -88,17 +99,21 @@ def context_parallel_attention(
 
     Raises
     ------
-    As attention; InvalidError on all ranks for shards or options that differ. UnsupportedError for CUDA tensors with alibi_slopes
-    whose shards are not neighbouring tokens: their kernels know ALiBi with order "contiguous" and with scheme "heads" only.
+    As attention; InvalidError on all ranks for shards or options that differ. UnsupportedError for create_graph=True, torch.func
+    and forward-mode AD, and for CUDA tensors with alibi_slopes whose shards are not neighbouring tokens: their kernels know ALiBi
+    with order "contiguous" and with scheme "heads" only.
     """
     axes = groups.groups_of(group, mesh)
     arguments: list[Arguments] = []
 
     def describe() -> dict[str, str]:
+        nonlocal q, k, v
         made = read_arguments(
-            scheme, order, cu_seqlens, causal, window_size, softmax_scale, softcap, dropout_p, seed, offset, backend
-        )
+            scheme, order, cu_seqlens, causal, window_size, softmax_scale, softcap, dropout_p, seed, offset, backend,
+            deterministic,
+        )  # fmt: skip
         arguments.append(made)
+        q, k, v = (in_autocast(x, name) for name, x in (("q", q), ("k", k), ("v", v)))
         check_tensors(q, k, v, alibi_slopes, learnable_sink, made, axes)
         return described(q, k, v, alibi_slopes, learnable_sink, made)
 
@@ -108,8 +123,6 @@ def context_parallel_attention(
     else:
         describe()
     given = arguments[0]
-    if torch.is_autocast_enabled(q.device.type):
-        q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
     plan = make_plan(q, k, v, given, axes, alibi_slopes)
     if q.is_cuda:
         groups.connect(plan.ranks.ring, q.device)
@@ -119,30 +132,54 @@ def context_parallel_attention(
 
 def read_arguments(
     scheme: Any, order: Any, cu_seqlens: Any, causal: Any, window_size: Any, softmax_scale: Any, softcap: Any, dropout_p: Any,
-    seed: Any, offset: Any, backend: Any,
+    seed: Any, offset: Any, backend: Any, deterministic: Any = False,
 ) -> Arguments:  # fmt: skip
-    from ._core import flag
-
     layouts.check_order(order)
-    window = (-1, -1) if window_size is None else tuple(-1 if size is None else int(size) for size in window_size)
-    if len(window) != 2 or min(window) < -1:
-        raise InvalidError(f"window_size is {window_size!r}; it must be a pair of keys to the left and right, -1 for all")
+    window = read_window(window_size)
     if dropout_p and seed is None:
         raise InvalidError("seed is None; with dropout_p it must be an integer, the same on all ranks")
     if seed is not None and not isinstance(seed, int):
         raise InvalidError(f"seed is of type {type(seed).__name__}; it must be an integer")
     documents = documents_of(cu_seqlens)
-    numbers = {"softmax_scale": softmax_scale, "softcap": softcap, "dropout_p": dropout_p, "seed": seed or 0, "offset": offset,
-               "backend": backend}  # fmt: skip
-    return Arguments(scheme, order, documents, flag(causal, "causal"), window, numbers)
+    numbers = {"softmax_scale": constant(softmax_scale, "softmax_scale"), "softcap": constant(softcap, "softcap"),
+               "dropout_p": dropout_p, "seed": seed or 0, "offset": offset, "backend": backend}  # fmt: skip
+    return Arguments(
+        scheme, order, documents, _core.flag(causal, "causal"), window, _core.flag(deterministic, "deterministic"), numbers
+    )
+
+
+def read_window(window_size: Any) -> tuple[int, int]:
+    try:
+        left, right = (-1, -1) if window_size is None else (-1 if size is None else index(size) for size in window_size)
+    except (TypeError, ValueError):
+        left = right = -2
+    if min(left, right) < -1:
+        raise InvalidError(f"window_size is {window_size!r}; it must be a pair of keys to the left and right, -1 for all")
+    return left, right
+
+
+def in_autocast(x: Any, name: str) -> Tensor:
+    """The tensor in autocast's type, as attention casts it."""
+    if not isinstance(x, Tensor):
+        raise InvalidError(f"{name} must be a tensor, not {type(x).__name__}")
+    if x.is_meta:
+        raise InvalidError(f"{name} is on the device meta; it must have data, on a CPU or a GPU")
+    if torch._C._are_functorch_transforms_active() or tangent_of(x) is not None:
+        raise UnsupportedError(ONCE.format("torch.func and forward-mode AD cannot be used"))
+    if hasattr(x, "to_local"):
+        raise InvalidError(f"{name} is a {type(x).__name__}; it must be a plain tensor, this rank's shard: {name}.to_local()")
+    device = "cuda" if x.is_cuda else "cpu"
+    if not torch.is_autocast_enabled(device) or x.dtype == torch.float64 or not x.is_floating_point():
+        return x
+    return x.to(torch.get_autocast_dtype(device))
 
 
 def check_tensors(
     q: Tensor, k: Tensor, v: Tensor, alibi_slopes: Tensor | None, learnable_sink: Tensor | None, given: Arguments,
     axes: tuple[Axis, ...],
 ) -> None:  # fmt: skip
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor):
+    for name, x in (("alibi_slopes", alibi_slopes), ("learnable_sink", learnable_sink)):
+        if x is not None and not isinstance(x, Tensor):
             raise InvalidError(f"{name} must be a tensor, not {type(x).__name__}")
     check_shapes(q, k, v, packed=given.cu_seqlens is not None)
     sizes = sizes_of(q, k, v, mesh_of(axes))
@@ -157,6 +194,28 @@ def check_tensors(
             raise InvalidError(f"{name} has shape {tuple(heads.shape)}; its last size must be the {q.shape[-2]} heads of q")
     if q.is_cuda:
         check_cuda(alibi_slopes, given, ranks)
+    check_call(q, k, v, alibi_slopes, learnable_sink, given)
+
+
+def check_call(
+    q: Tensor, k: Tensor, v: Tensor, alibi_slopes: Tensor | None, learnable_sink: Tensor | None, given: Arguments
+) -> None:
+    """What the library would refuse when the first messages are under way."""
+    options = {name: value for name, value in given.numbers.items() if value is not None}
+    options |= {"causal": given.causal, "window_size": given.window_size}
+    heads = {"alibi_slopes": alibi_slopes, "learnable_sink": learnable_sink}
+    options |= {name: shape_of(x) for name, x in heads.items() if x is not None}
+    if given.cu_seqlens is not None:
+        documents = dense_shape(q, (len(given.cu_seqlens),), torch.int32)
+        options |= {"cu_seqlens_q": documents, "cu_seqlens_k": documents}
+    results = (dense_shape(q, (*q.shape[:-1], v.shape[-1]), q.dtype), dense_shape(q, lse_shape(q), wide_type(q)))
+    _core.check_attention(*(shape_of(x) for x in (q, k, v)), *results, None, **options)
+
+
+def dense_shape(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> _core.TensorShape:
+    """Of a tensor without data on the device of `like`."""
+    strides = torch.empty(shape, device="meta").stride()
+    return _core.TensorShape(shape, strides, str(dtype).removeprefix("torch."), like.device.type)
 
 
 def check_cuda(alibi_slopes: Tensor | None, given: Arguments, ranks: Ranks) -> None:
@@ -174,7 +233,9 @@ def described(
     """What all ranks must have in common."""
     tensors = {"q": q, "k": k, "v": v, "alibi_slopes": alibi_slopes, "learnable_sink": learnable_sink}
     made = {name: "None" if x is None else text_of(x) for name, x in tensors.items()}
-    made |= {name: repr(getattr(given, name)) for name in ("scheme", "order", "cu_seqlens", "causal", "window_size")}
+    made |= {
+        name: repr(getattr(given, name)) for name in ("scheme", "order", "cu_seqlens", "causal", "window_size", "deterministic")
+    }
     made |= {name: repr(value) for name, value in given.numbers.items()}
     return made | {"requires_grad": repr(torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v)))}
 
@@ -246,7 +307,7 @@ def make_plan(q: Tensor, k: Tensor, v: Tensor, given: Arguments, axes: tuple[Axi
     heads = HeadExchange(ranks.heads, tuple(layout.local_tokens((member,)).tokens for member in members))
     share = q.shape[-2] // ranks.heads.size
     options = {name: value for name, value in given.numbers.items() if value is not None}
-    options |= {"causal": given.causal, "window_size": given.window_size}
+    options |= {"causal": given.causal, "window_size": given.window_size, "deterministic": given.deterministic}
     if given.numbers["dropout_p"]:
         options |= {"head_begin": ranks.heads.rank * share, "heads_total": q.shape[-2]}
     if alibi_slopes is not None:
@@ -270,8 +331,9 @@ class ContextParallel(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise UnsupportedError(ONCE.format("create_graph=True cannot be given"))
         plan: Plan = ctx.plan
         q, k, v, out, lse, sink = ctx.saved_tensors
         # The ranks must send the same: none may leave out a gradient that another has.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo as outside_of_compilers
 
 from ._errors import InvalidError
 from ._torch_context_check import agree, text_of
@@ -16,6 +17,7 @@ OWN = ("block_table", "k_scale", "v_scale", "k_rope_cache")  # a rank's own, as 
 MOST_NUMBERS = 4096  # of an array whose contents the ranks compare
 
 
+@outside_of_compilers
 def context_parallel_decode(
     q: Tensor,
     k_cache: Tensor,

@@ -6,10 +6,14 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
+from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
+from torch.autograd import forward_ad
 
 from . import _core
 from ._block_mask import BlockMask
+from ._errors import UnsupportedError
 from ._option_list import BLOCKS, OPTIONS, WINDOW, Option
 from ._torch_kernels import BLOCK_LISTS
 
@@ -80,6 +84,26 @@ def flag(x: Any, name: str) -> bool:
     return x if type(x) is bool else _core.flag(x, name)
 
 
+def constant(x: Any, name: str) -> Any:
+    """A number, from a tensor that is one and with respect to which nothing is differentiated."""
+    if not isinstance(x, Tensor):
+        return x
+    if (torch.is_grad_enabled() and x.requires_grad) or (not torch.compiler.is_compiling() and is_transformed(x)):
+        raise UnsupportedError(f"{name} requires a gradient, and there is none for it; pass float({name})")
+    return x.item() if x.numel() == 1 else x
+
+
+def is_transformed(x: Tensor) -> bool:
+    """Whether x carries a tangent, or a level of torch.func differentiates with respect to it."""
+    if forward_ad.unpack_dual(x).tangent is not None:
+        return True
+    while is_functorch_wrapped_tensor(x):
+        if x.requires_grad:
+            return True
+        x = get_unwrapped(x)
+    return False
+
+
 def given_options(
     function: str, known: dict[str, tuple[str, str, Any]], options: dict[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -98,11 +122,11 @@ def given_options(
             if flag(value, option) is not default:
                 numbers[name] = not default
         elif form == "zero":  # the default is 0: None is as good
-            if value:
-                numbers[name] = value
+            if number := constant(value, option):
+                numbers[name] = number
         elif form == "value":
             if type(value) is not str or value != default:
-                numbers[name] = value
+                numbers[name] = constant(value, option)
         elif form == "window":
             if value is not None:
                 numbers[name] = window(value)

@@ -5,13 +5,15 @@ their gradients, and the rules by which the Functions of _torch_autograd.py use 
                              if forward mode is alone at its level attention_with_tangent, which computes out too
     of attention_backward: forward mode attention_backward_tangent, reverse mode both tangents (the Hessian is symmetric)
     of attention_tangent: reverse mode attention_backward and attention_backward_tangent
+    of attention_backward_tangent: reverse mode for the direction, in which it is linear, itself and attention_tangent
 
-Everything further raises: a tangent of a tangent, and any derivative of attention_backward_tangent. `out` and `lse` are functions
-of the inputs; derivatives are total ones, so they get none of their own.
+Everything further raises: a tangent of a tangent, and other derivatives of attention_backward_tangent. `out` and `lse` are
+functions of the inputs; derivatives are total ones, so they get none of their own.
 """
 
 from __future__ import annotations
 
+from itertools import starmap
 from typing import Any
 
 import torch
@@ -93,8 +95,13 @@ def directions(given: dict[str, Tensor | None]) -> dict[str, Any]:
 
 
 def makes_duals(values: Any) -> bool:
-    """make_dual() can give the results their tangents: not in PyTorch's batched forward mode (gradcheck has it)."""
-    return torch._C._is_fwd_grad_enabled() and not any(is_batched(t) for t in map(tangent_of, values) if t is not None)
+    """make_dual() can give the results their tangents: not in PyTorch's batched forward mode (gradcheck has it), nor if a tangent
+    requires a gradient at this level."""
+    if not torch._C._is_fwd_grad_enabled():
+        return False
+    tangents = [t for t in map(tangent_of, values) if t is not None]
+    records = torch.is_grad_enabled() and any(t.requires_grad for t in tangents)
+    return not records and not any(map(is_batched, tangents))
 
 
 def attention_of_duals(q: Tensor, k: Tensor, v: Tensor, options: dict[str, Any]) -> Any:
@@ -209,22 +216,72 @@ def attention_backward_tangent(*tensors: Any, **options: Any) -> Any:
     values = (*tensors, *options.values())
     if torch.is_grad_enabled() and requires_gradient(values):
         with enable_single_level_autograd_function():
-            return BackwardTangent.apply(tuple(options), *values)
+            tensors = tuple(starmap(without_third, zip(names, tensors, strict=True)))
+            return BackwardTangent.apply(tuple(options), *tensors, *starmap(without_third, options.items()))
     with below_autograd():
         return operator("attention_backward_tangent")(*tensors, **options)
 
 
+LINEAR = (*DIRECTION.values(), "tdout", "tdlse")  # what the tangents of the gradients are linear in
+
+
+def without_third(name: str, x: Any) -> Any:
+    """x so that a derivative with respect to it raises, if the tangents of the gradients are not linear in it."""
+    if name in (*LINEAR, "out", "lse", "tout", "tlse") or not isinstance(x, Tensor) or not x.requires_grad:
+        return x
+    return Constant.apply(x)
+
+
+class Constant(_Function):  # type: ignore[misc]
+    """x -> x. A derivative with respect to it raises if it is asked for, and not if only one of LINEAR is."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        from ._torch_autograd import below_autograd
+
+        with below_autograd():
+            return torch.ops.aten.alias.default(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise UnsupportedError(NO_THIRD)
+
+
 class BackwardTangent(_Function):  # type: ignore[misc]
-    """The tangents of the gradients, recorded so that differentiating them raises."""
+    """(names, dout, q, k, v, out, lse, tout, tlse, *options) -> the tangents of the gradients
+
+    The Hessian is symmetric: the gradient for the direction is made of both tangents in the direction of the cotangents.
+    """
 
     @staticmethod
     def forward(ctx: Any, names: tuple[str, ...], *values: Any) -> Any:
         from ._torch_autograd import below_autograd
 
         count = len(values) - len(names)
+        ctx.names = ("dout", "q", "k", "v", "out", "lse", "tout", "tlse", *names)
+        ctx.given = {name: x for name, x in zip(ctx.names, values, strict=True) if not isinstance(x, Tensor)}
+        ctx.tensors = tuple(name for name, x in zip(ctx.names, values, strict=True) if isinstance(x, Tensor))
+        ctx.save_for_backward(*(x for x in values if isinstance(x, Tensor)))
+        ctx.set_materialize_grads(False)
         with below_autograd():
             return operator("attention_backward_tangent")(*values[:count], **dict(zip(names, values[count:], strict=True)))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        raise UnsupportedError(NO_THIRD)
+        from ._torch_autograd import Backward
+
+        x = dict(zip(ctx.tensors, ctx.saved_tensors, strict=True))
+        wanted = {name for name, needed in zip(ctx.names, ctx.needs_input_grad[1:], strict=True) if needed}
+        found = {name: x[name].new_zeros(()).expand_as(x[name]) for name in wanted if name not in LINEAR}  # for Constant
+        if wanted & set(LINEAR):
+            given = {name: g for name, g in zip(Backward.RESULTS, gradients, strict=True) if g is not None and g.numel() > 0}
+            along, inputs = directions(given), [x[name] for name in ("dout", "q", "k", "v", "out", "lse")]
+            options = {name: value for name, value in (x | ctx.given).items() if name in ctx.names[8:] and name not in LINEAR}
+            forward = {name: value for name, value in options.items() if name not in ("dlse", "need_dbias", "need_dsink")}
+            tout, tlse = operator("attention_tangent")(*inputs[1:], **forward, **along)
+            options |= {"need_dbias": "tbias" in wanted, "need_dsink": "tsink" in wanted}
+            made = operator("attention_backward_tangent")(*inputs, tout, tlse, **options, **along)
+            found |= {"tdout": tout, "tdlse": tlse} | dict(zip(DIRECTION.values(), made, strict=True))
+        return None, *(
+            found.get(name) if name in wanted and name not in ("out", "lse", "tout", "tlse") else None for name in ctx.names
+        )

@@ -405,10 +405,11 @@ def merge(
     backend: str | None = None,
     kernel: str | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Merge the results of several disjoint ranges of keys; differentiable any number of times in outs and lses.
+    """Merge the results of several disjoint ranges of keys; differentiable any number of times in outs and lses, in
+    reverse and in forward mode.
 
-    Arguments, results and errors are those of `libflash.merge` (without stream). Raises UnsupportedError for tensors that carry a
-    tangent. Autocast changes nothing: the types of the parts may differ.
+    Arguments, results and errors are those of `libflash.merge` (without stream). Autocast changes nothing: the types of the parts
+    may differ.
     """
     return_lse = flag(return_lse, "return_lse")
     if len(outs) != len(lses):
