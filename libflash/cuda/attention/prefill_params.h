@@ -6,7 +6,7 @@
 
 namespace libflash::cuda {
 
-// `k` and `v` are not used: keys and values are in the cache, at the places that decode_keys.cuh computes.
+// `k` and `v` are not used: keys and values are in the cache, in the rows that decode_keys.cuh computes.
 struct PrefillParams : ForwardParams {
     CacheParams cache;
     LengthsParams news;   // the new rows of each sequence

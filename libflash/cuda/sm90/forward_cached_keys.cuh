@@ -19,13 +19,13 @@ struct ForwardCachedKeys {
 
     // Of a unit: its page or entry, and the row there of the first key of its box. Instead of a page: hidden() or absent(),
     // which are outside the tensor, so that TMA writes zeros.
-    struct Place {
+    struct PageRow {
         int page, row;
     };
 
-    // Of the tiles from `tile` down to tile - kTilesAtOnce + 1, each lane reads the place of a unit. A page that nobody sees
-    // is not read: it may belong to others, and its entry may be stale.
-    __device__ __forceinline__ Place read_places(const WorkTile& work_tile, int tile) const {
+    // Of the tiles from `tile` down to tile - kTilesAtOnce + 1, each lane reads the page and row of a unit. A page that nobody
+    // sees is not read: it may belong to others, and its entry may be stale.
+    __device__ __forceinline__ PageRow read_pages(const WorkTile& work_tile, int tile) const {
         const int back = lane() / kUnits, box_units = context.maps.box_rows / kUnit,  // a power of two
             box = (tile - back) * kBlockN + (lane() % kUnits & -box_units) * kUnit;
         const VisibleRange seen = work_tile.keys.seen_by_tile(work_tile.q_rows.length);
@@ -34,24 +34,24 @@ struct ForwardCachedKeys {
         const KeyLocation at = locations.of(box);
         return {static_cast<uint32_t>(at.page) < static_cast<uint32_t>(hidden()) ? at.page : absent(), at.row};
     }
-    // Those of the tile `back` tiles before the first of `places`, in the first lanes.
-    __device__ __forceinline__ Place of_tile(const Place& places, int back) const {
+    // Those of the tile `back` tiles before the first of `pages`, in the first lanes.
+    __device__ __forceinline__ PageRow of_tile(const PageRow& pages, int back) const {
         const int from = back * kUnits + lane() % kUnits;
-        return {__shfl_sync(0xffffffffu, places.page, from), __shfl_sync(0xffffffffu, places.row, from)};
+        return {__shfl_sync(0xffffffffu, pages.page, from), __shfl_sync(0xffffffffu, pages.row, from)};
     }
     // The units of a tile that somebody sees, but whose page does not exist: a bit for each. Their keys are absent.
-    __device__ __forceinline__ uint32_t absent_units(const Place& place) const {
-        return __ballot_sync(0xffffffffu, lane() < kUnits && place.page == absent());
+    __device__ __forceinline__ uint32_t absent_units(const PageRow& at) const {
+        return __ballot_sync(0xffffffffu, lane() < kUnits && at.page == absent());
     }
 
-    // `Tile`: KTile or VTile; `place`: of_tile(). After the barrier was told to expect the bytes of the tile.
+    // `Tile`: KTile or VTile; `at`: of_tile(). After the barrier was told to expect the bytes of the tile.
     template <class Tile>
     __device__ __forceinline__ void load(bool leader, uint32_t to, const CUtensorMap& map, const MBarrier& barrier, int kv_head,
-                                         const Place& place) const {
+                                         const PageRow& at) const {
         const int box_units = context.maps.box_rows / kUnit;
 #pragma unroll 2
         for (int unit = 0; unit < kUnits; unit += box_units) {
-            const int page = __shfl_sync(0xffffffffu, place.page, unit), row = __shfl_sync(0xffffffffu, place.row, unit);
+            const int page = __shfl_sync(0xffffffffu, at.page, unit), row = __shfl_sync(0xffffffffu, at.row, unit);
             if (!leader) continue;
 #pragma unroll
             for (int chunk = 0; chunk < Tile::kChunks; ++chunk)
