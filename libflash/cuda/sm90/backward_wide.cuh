@@ -115,13 +115,13 @@ private:
             exponentiate(c, p, at.tile);
             wgmma_wait<0>();
             wgmma_fence_operand(c.dk);
-            if (c.lane == 0) c.queries.empty_of(stage).arrive();
+            release_stage(c.queries, stage, c.lane);
             stage = c.queries.stage;
         }
         add_both(c, first, second, uniform(Tiles::q(c.addresses.tiles, stage)));
         wgmma_wait<0>();
         wgmma_fence_operand(c.dk);
-        if (c.lane == 0) c.queries.empty_of(stage).arrive();
+        release_stage(c.queries, stage, c.lane);
     }
 
     // S of the current stage. The address of K is computed anew, in the way that spills nothing: descriptors of K that are

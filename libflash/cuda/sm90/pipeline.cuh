@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/ptx/barrier.cuh"
+#include "cuda/ptx/hide_from_compiler.cuh"
 
 namespace libflash::cuda::sm90 {
 
@@ -43,5 +44,13 @@ struct PipelineState {
         }
     }
 };
+
+// A consumer warp of backward releases a stage. Its lanes have read the stage; the barrier orders these reads before the arrival
+// of one lane.
+template <int kStages>
+__device__ __forceinline__ void release_stage(const PipelineState<kStages>& pipeline, int stage, int lane) {
+    named_barrier_wait(2 + hide_from_compiler(static_cast<int>(threadIdx.x)) / 128, 128);
+    if (lane == 0) pipeline.empty_of(stage).arrive();
+}
 
 }  // namespace libflash::cuda::sm90
