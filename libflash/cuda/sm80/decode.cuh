@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(RaggedInstance<Kernel, kStorage, kRows>::Large
     wait_for_previous_kernel();
     // Consecutive thread blocks take the tiles of a key head; then follow heads and splits.
     const int head_of_all = divide(blockIdx.x, params.by_tiles), split = divide(head_of_all, params.by_heads);
-    const int head = head_of_all - split * params.heads_k;
+    [[maybe_unused]] const int head = head_of_all - split * params.heads_k;  // unused where nvcc compiles for the host
     const int index = static_cast<int>(blockIdx.x) - head_of_all * static_cast<int>(params.by_tiles.divisor);
     // With invariant rows no tile is larger than that of one row.
     constexpr int kTileRows = Instance::Largest::kTileRows;
