@@ -167,7 +167,7 @@ def test_decode_sees_the_rows() -> None:
         ({"slots": np.array([3, 4, 3, 0, 1, 2, 7, 8])}, r"slots: two rows must not .*rows 0 and 2, slot 3"),
         ({"slots": np.zeros(8, np.float32)}, "slots: dtype must be int32 or int64"),
         ({"k_scale": np.ones((8, HEADS), np.float32)}, "k_scale: must have 1, 3 or 4 dimensions"),
-        ({"v_cache": None}, "v_cache: v_new and v_cache are given together"),
+        ({"v_cache": None}, "v_cache: v and v_cache are given together"),
         ({"cache_dtype": "int4"}, "cache_dtype is 'int4'"),
     ],
 )

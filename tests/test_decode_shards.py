@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -158,6 +159,11 @@ def test_fewer_new_rows_than_query_rows() -> None:
     q, k = random(1, 2, HEADS_Q, DIM, seed=1), random(1, 1, HEADS_K, DIM, seed=2)
     caches = [random(1, 8, HEADS_K, DIM, seed=s) for s in (2, 3)]
     options = {"k": k, "v": k, "shard": (2, 0, 1)}
-    with pytest.raises(libflash.UnsupportedError, match="k_new: must have at least as many rows as q with shard_count"):
+    with pytest.raises(libflash.UnsupportedError, match=r"^k: must have at least as many rows as q with shard\[0\]"):
         libflash.decode(q, *caches, **options)
-    assert "UNSUPPORTED" in libflash.explain(q, *caches, op="decode", **options)
+    explained = libflash.explain(q, *caches, op="decode", **options)
+    assert "UNSUPPORTED" in explained
+    assert "k: must have" in explained
+    for shard, text in (((2, 2, 1), "shard[1]: must be at least 0 and below shard[0]"), ((-1, 0, 1), "shard[0]: must be")):
+        with pytest.raises(libflash.InvalidError, match=f"^{re.escape(text)}"):
+            libflash.decode(q, *caches, shard=shard, cache_seqlens=np.array([4], np.int32))

@@ -147,6 +147,15 @@ def test_one_device_is_attention() -> None:
     """)  # fmt: skip
 
 
+def test_heads_that_do_not_divide_take_a_ring_on_gpus() -> None:
+    run_python(PRELUDE + """
+    jax.default_backend = lambda: "gpu"
+    for heads, scheme in ((4, "heads"), (3, "ring")):
+        text = lj.explain_context_parallel(*tensors((2, 48, heads, heads, 8, 6), False)[:3], ranks=(4,))
+        assert text.startswith(f"scheme     {scheme}"), text
+    """)  # fmt: skip
+
+
 def test_refusals() -> None:
     run_python(PRELUDE + """
     q, k, v, *_ = tensors((2, 48, 4, 2, 8, 6), False)
@@ -168,6 +177,17 @@ def test_refusals() -> None:
     refused("cu_seqlens ends at 40; the ranks have 48", cu=(0, 40), shape=(1, 48, 4, 2, 8, 6))
     refused("cu_seqlens is (0, 9, 4, 48); it must", cu=(0, 9, 4, 48), shape=(1, 48, 4, 2, 8, 6))
     refused("learnable_sink has shape (3,); it must be (4,)", sink=np.zeros(3))
+    for shape, scheme, rule in (
+        ((2, 48, 3, 3, 8, 6), "auto", "q has 3 heads; a mesh of two dimensions, (heads, ring), needs a multiple of the 2"),
+        ((2, 48, 3, 3, 8, 6), "heads_ring", "q has 3 heads; scheme 'heads_ring' needs a multiple of the 2"),
+        ((2, 48, 6, 3, 8, 6), "auto", "k has 3 heads; a mesh of two dimensions, (heads, ring), needs a multiple or a divisor"),
+    ):
+        try:
+            lj.explain_context_parallel(*tensors(shape, False)[:3], ranks=(2, 2), scheme=scheme)
+        except libflash.InvalidError as error:
+            assert rule in str(error), error
+        else:
+            raise AssertionError(f"not refused: {rule}")
     text = lj.explain_context_parallel(q, k, v, ranks=(4,), causal=True)
     assert text.startswith("scheme     heads") or "divide" in text, text
     slopes = np.linspace(0.1, 0.5, 4)

@@ -1,4 +1,4 @@
-"""PyTorch's own context_parallel with libflash.torch.enable(): what one device gives, or PyTorch's own refusal; two processes."""
+"""PyTorch's own context_parallel with libflash.torch.enable(): what one device gives, or a refusal; two processes."""
 
 from __future__ import annotations
 

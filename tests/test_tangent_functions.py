@@ -151,3 +151,11 @@ def test_unknown_options_are_refused() -> None:
             tangent(T, **{name: None})
         with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
             libflash.attention_backward_tangent(DOUT, *X.values(), out, lse, tout, tlse, **{name: None})
+
+
+@pytest.mark.parametrize(("name", "value"), [("row_begin", 2), ("column_begin", 0), ("head_begin", 1), ("resume", True)])
+def test_parts_of_problems_are_refused(name: str, value: object) -> None:
+    """They were ignored."""
+    with pytest.raises(libflash.UnsupportedError, match=f"{name} cannot be given to attention_tangent"):
+        libflash.attention_tangent(*X.values(), T["q"], **{name: value})
+    libflash.attention_tangent(*X.values(), T["q"], row_begin=None, row_step=1, resume=False)

@@ -202,6 +202,8 @@ def refusals_job(rank: int) -> list[tuple[str, str]]:
     refused(x.to("meta"), x, x)
     mesh = torch.distributed.init_device_mesh("cpu", (2, 1), mesh_dim_names=("heads", "ring"))
     refused(x, x, x, mesh=mesh, scheme="ring")
+    refused(*(x[:, :, :3],) * 3, mesh=mesh)
+    refused(*(x[:, :, :3],) * 3, mesh=mesh, scheme="heads_ring")
     refused(x, x, x, mesh=mesh, group=torch.distributed.group.WORLD)
     made.append(("explain", adapter.explain_context_parallel(x, x, x)))
     return made
@@ -228,6 +230,8 @@ TEXTS = [
     "q: the last dimension must be contiguous",
     "q is on the device meta",
     "scheme is 'ring'; a mesh of two dimensions, (heads, ring), needs 'heads_ring'",
+    "q has 3 heads; a mesh of two dimensions, (heads, ring), needs a multiple of the 2 ranks",
+    "q has 3 heads; scheme 'heads_ring' needs a multiple of the 2 ranks",
     "group and mesh are given",
 ]
 

@@ -256,33 +256,102 @@ def test_what_has_no_derivative_is_refused(name: str) -> None:
         transform(lambda q: loss_of(A)(q, K, V))
 
 
-def test_the_explicit_functions_refuse_gradients() -> None:
-    own = leaves()
-    with pytest.raises(libflash.UnsupportedError, match="attention_tangent has no gradient"):
-        libflash.attention_tangent(*own, TQ)
+EXPLICIT = {
+    "plain": {},
+    "causal": {"causal": True, "softmax_scale": 0.4, "softcap": 2.0},
+    "dropout": {"dropout_p": 0.3, "seed": 5, "offset": 2, "window_size": (2, 1)},
+}
+
+
+@pytest.mark.parametrize("name", EXPLICIT)
+def test_attention_tangent_is_differentiable(name: str) -> None:
+    """As torch.func.jvp of attention is, with out and lse given or not."""
+    options = EXPLICIT[name]
+
+    def loss(tout: Any, tlse: Any) -> Any:
+        return tout.sin().sum() + tlse.square().sum()
+
+    def of_jvp(*x: Any) -> Any:
+        return loss(*func.jvp(lambda *y: A(*y, return_lse=True, **options), x[:3], x[3:])[1])
+
+    x = [y.clone().requires_grad_() for y in (Q, K, V, TQ, TK, TV)]
+    wanted = torch.autograd.grad(of_jvp(*x), x)
+    given = A(*x[:3], return_lse=True, **options)
+    for made in (
+        libflash.attention_tangent(*x, **options),
+        libflash.attention_tangent(*x, out=given[0], lse=given[1], **options),
+    ):
+        torch.testing.assert_close(made[:2], given)
+        torch.testing.assert_close(torch.autograd.grad(loss(*made[2:]), x, retain_graph=True), wanted, rtol=1e-9, atol=1e-9)
+    one = libflash.attention_tangent(Q, K, V, TQ, **options)[2]
+    made = func.vmap(lambda t: libflash.attention_tangent(Q, K, V, t, **options)[2])(torch.stack([TQ, 2 * TQ]))
+    torch.testing.assert_close(made, torch.stack([one, 2 * one]), rtol=1e-9, atol=1e-9)
+    x[0] = Q  # under no_grad and without gradients: the same numbers, and no graph
     with torch.no_grad():
-        out, lse, tout, tlse = libflash.attention_tangent(*own, TQ)
-        made = libflash.attention_backward_tangent(out, *own, out, lse, tout, tlse, TQ)
-    assert [x.shape for x in made] == [x.shape for x in own]
-    wanted = func.jvp(lambda q: A(q, K, V, return_lse=True), (Q,), (TQ,))[1]
-    torch.testing.assert_close((tout, tlse), wanted, rtol=1e-12, atol=1e-12)
+        assert libflash.attention_tangent(*x, **options)[2].grad_fn is None
 
 
-def test_the_explicit_functions_refuse_transforms() -> None:
+@pytest.mark.parametrize("name", EXPLICIT)
+def test_attention_backward_is_differentiable(name: str) -> None:
+    options = EXPLICIT[name]
+    x = leaves()
+    out, lse = A(*x, return_lse=True, **options)
+    dout, dlse = (torch.cos(y.detach()).requires_grad_() for y in (out, lse))
+    wanted = torch.autograd.grad((out, lse), x, (dout, dlse), create_graph=True)
+    got = libflash.attention_backward(dout, *x, out, lse, dlse=dlse, **options)
+    torch.testing.assert_close(got, wanted, rtol=1e-9, atol=1e-9)
+    second = [torch.autograd.grad(sum(y.sin().sum() for y in g), (dout, dlse, *x), retain_graph=True) for g in (got, wanted)]
+    torch.testing.assert_close(*second, rtol=1e-9, atol=1e-9)
+    inputs = (Q, K, V, out.detach(), lse.detach())
+    batch = torch.stack([out.detach(), 2 * out.detach()])
+    made = func.vmap(lambda g: libflash.attention_backward(g, *inputs, **options)[0])(batch)
+    torch.testing.assert_close(made[1], 2 * made[0], rtol=1e-9, atol=1e-9)
+    with forward_ad.dual_level():  # linear in dout
+        dual = forward_ad.make_dual(batch[0], batch[1])
+        primal, tangent = forward_ad.unpack_dual(libflash.attention_backward(dual, *inputs, **options)[0])
+    torch.testing.assert_close((primal, tangent), (made[0], made[1]), rtol=1e-9, atol=1e-9)
+    assert libflash.attention_backward(out.detach(), *x, *inputs[3:], **options)[0].grad_fn is None  # the gradients of leaves
+
+
+def test_attention_backward_tangent_is_differentiable() -> None:
+    """With respect to the direction, in which it is linear; other derivatives would be third ones."""
     out, lse = A(Q, K, V, return_lse=True)
-    backward = libflash.attention_backward
+    direction = [y.clone().requires_grad_() for y in (TQ, TK, TV)]
+    along = [y.detach() for y in direction]
+    sides = [torch.cos(y) for y in (Q, K, V)]
+
+    def run(*t: Any) -> Any:
+        _, _, tout, tlse = libflash.attention_tangent(Q, K, V, *t, out=out, lse=lse)
+        return libflash.attention_backward_tangent(out, Q, K, V, out, lse, tout, tlse, *t)
+
+    got = torch.autograd.grad(run(*direction), direction, sides)
+    for n, side in enumerate(run(*sides)):  # the Hessian is symmetric
+        torch.testing.assert_close(got[n], side, rtol=1e-9, atol=1e-9)
+    made = run(*along)
+    assert made[0].grad_fn is None
+    x = leaves()
+    _, _, tout, tlse = libflash.attention_tangent(*x, *along)
+    third = libflash.attention_backward_tangent(out, *x, out, lse, tout, tlse, *along)[0]
+    with pytest.raises(libflash.UnsupportedError, match="no third derivative"):
+        torch.autograd.grad(third.sum(), x)
+
+
+def test_what_the_explicit_functions_refuse() -> None:
+    out, lse = A(Q, K, V, return_lse=True)
+    moving = out.clone().requires_grad_()
 
     def refused(text: str, call: Callable[[], Any]) -> None:
         with pytest.raises(libflash.UnsupportedError, match=text):
             call()
 
-    refused("attention_backward has no gradient", lambda: backward(out.clone().requires_grad_(), Q, K, V, out, lse))
-    refused("inside torch.func", lambda: func.vmap(lambda g: backward(g, Q, K, V, out, lse))(torch.stack([out, out])))
-    refused("inside torch.func", lambda: func.vmap(lambda t: libflash.attention_tangent(Q, K, V, t)[2])(torch.stack([TQ, TQ])))
+    gradients = {name: torch.empty_like(x) for name, x in (("dq", Q), ("dk", K), ("dv", V))}
+    refused("cannot be given dq where", lambda: libflash.attention_backward(moving, Q, K, V, out, lse, **gradients))
+    refused("cannot be given delta where", lambda: libflash.attention_backward(moving, Q, K, V, out, lse, delta=lse.clone()))
+    refused("row_begin cannot be given", lambda: libflash.attention_backward(moving, Q, K, V, out, lse, row_begin=1))
+    slopes = torch.ones(4, dtype=torch.float64, requires_grad=True)
+    refused("alibi_slopes requires a gradient", lambda: libflash.attention_tangent(Q, K, V, TQ, alibi_slopes=slopes))
     with forward_ad.dual_level():
-        refused("carry a tangent", lambda: backward(forward_ad.make_dual(out, out), Q, K, V, out, lse))
-        assert backward(out, Q, K, V, out, lse)[0].shape == Q.shape
-    assert backward(out, *leaves(), out, lse)[0].shape == Q.shape  # of leaves too: the results are their gradients
+        refused("forward-mode derivative of", lambda: libflash.attention_tangent(forward_ad.make_dual(Q, TQ), K, V, TQ))
 
 
 def test_hessian_vector_products_of_pytorch() -> None:

@@ -39,16 +39,16 @@ def check_scheme(scheme: str, sizes: Sizes, order: str, window: tuple[int, int])
         raise InvalidError("scheme is 'halo'; it needs order='contiguous' and a window (or causal) that is bounded on both sides")
 
 
-def key_heads_repeated(heads_q: int, heads_k: int, ranks: int) -> int:
-    """How often each key head is repeated so that every rank gets the key heads of its query heads. Refuses other numbers."""
+def key_heads_repeated(heads_q: int, heads_k: int, ranks: int, scheme: str = "heads") -> int:
+    """How often each key head is repeated so that every rank gets the key heads of its query heads. Refuses other numbers.
+    `scheme` is the caller's; "auto" shares heads without being asked to on a mesh of two dimensions only."""
+    needing = f"scheme {scheme!r}" if scheme != "auto" else "a mesh of two dimensions, (heads, ring),"
     if heads_q % ranks != 0:
-        raise InvalidError(f"q has {heads_q} heads; scheme 'heads' needs a multiple of the {ranks} ranks that share them")
+        raise InvalidError(f"q has {heads_q} heads; {needing} needs a multiple of the {ranks} ranks that share them")
     if heads_k % ranks == 0:
         return 1
     if ranks % heads_k != 0:
-        raise InvalidError(
-            f"k has {heads_k} heads; scheme 'heads' needs a multiple or a divisor of the {ranks} ranks that share them"
-        )
+        raise InvalidError(f"k has {heads_k} heads; {needing} needs a multiple or a divisor of the {ranks} ranks that share them")
     return ranks // heads_k
 
 

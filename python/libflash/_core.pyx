@@ -17,7 +17,7 @@ import sys
 import threading
 
 from ._block_mask import BlockMask
-from ._errors import InvalidError, OutOfMemoryError, UnsupportedError, VersionError, from_status
+from ._errors import InvalidError, OutOfMemoryError, UnsupportedError, VersionError, from_status, python_names
 from ._option_list import defaults_of
 
 from cpython.buffer cimport PyBUF_STRIDED_RO, PyBuffer_Release, PyObject_GetBuffer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 __all__ = [
     "CancelledError",
     "CudaError",
@@ -96,8 +98,26 @@ class CancelledError(Error, RuntimeError):
 _BY_STATUS: dict[int, type[Error]] = {cls.status: cls for cls in Error.__subclasses__()}
 
 
+# Fields of the C library's structs whose argument in Python has another name.
+_PYTHON_NAMES = {
+    "k_new": "k",
+    "v_new": "v",
+    "k_rope_new": "k_rope",
+    "shard_count": "shard[0]",
+    "shard_index": "shard[1]",
+    "shard_keys": "shard[2]",
+}
+_RENAMED = re.compile(rf"\b(?:{'|'.join(_PYTHON_NAMES)})\b")
+
+
+def python_names(text: str) -> str:
+    """A text of the C library with Python's names of arguments."""
+    return _RENAMED.sub(lambda found: _PYTHON_NAMES[found[0]], text)
+
+
 def from_status(status: int, text: str) -> Error:
-    """The exception for a status other than OK."""
+    """The exception for a status other than OK. `text` is the C library's."""
+    text = python_names(text)
     cls = _BY_STATUS.get(status)
     if cls is None:
         return InternalError(f"unknown status {status}: {text}")

@@ -78,7 +78,7 @@ def explain(q, k, v, /, *, op="forward", **options):
             buffer = bytearray(needed)
     finally:
         finish(&call)
-    return buffer[:max(0, <Py_ssize_t>needed - 1)].decode("utf-8", "replace")
+    return python_names(buffer[:max(0, <Py_ssize_t>needed - 1)].decode("utf-8", "replace"))
 
 
 cdef int options_of_backward(Call *call, Extras *extras, flash_attention_options_t *made, dict o) except -1:

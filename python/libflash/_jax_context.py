@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from . import _context_layout as layouts
-from ._context_choice import Sizes, check_scheme, choose, explanation, key_heads_repeated
+from ._context_choice import Sizes, can_share_heads, check_scheme, choose, explanation, key_heads_repeated
 from ._context_layout import Layout
 from ._context_shapes import check_shapes, check_tokens, documents_of, sizes_of
 from ._errors import InvalidError, UnsupportedError
@@ -171,7 +171,7 @@ def check_arrays(q: Array, k: Array, v: Array, given: Given, mesh: tuple[int, ..
     check_scheme(given.scheme, sizes, given.order, given.window)
     check_tokens(sizes, given.order, given.cu_seqlens)
     if chosen_scheme(given, sizes)[0] in ("heads", "heads_ring"):
-        key_heads_repeated(sizes.heads_q, sizes.heads_k, mesh[0])
+        key_heads_repeated(sizes.heads_q, sizes.heads_k, mesh[0], given.scheme)
     return sizes
 
 
@@ -184,7 +184,7 @@ def check_heads(extras: dict[str, Array], heads_q: int) -> None:
 def chosen_scheme(given: Given, sizes: Sizes) -> tuple[str, str]:
     if given.scheme != "auto":
         return given.scheme, "requested"
-    if jax.default_backend() == "gpu" and len(sizes.mesh) == 1 and sizes.mesh[0] > 1:
+    if jax.default_backend() == "gpu" and len(sizes.mesh) == 1 and sizes.mesh[0] > 1 and can_share_heads(sizes):
         return "heads", "on GPUs a ring needs the kernels that know positions, which are slower than those of whole sequences"
     return choose(sizes, given.order, given.window)
 

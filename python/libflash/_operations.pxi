@@ -89,7 +89,10 @@ def attention_backward(
 
     Raises
     ------
-    As attention(); UnsupportedError for a dout or dlse of PyTorch that requires a gradient, and inside torch.func.
+    As attention().
+
+    With a dout or dlse of PyTorch that requires a gradient or carries a tangent, and inside torch.func, the results are
+    differentiable; dq, dk, dv, dbias, dsink, delta and add cannot be given then.
     """
     cdef Call call
     cdef Extras extras
@@ -102,7 +105,20 @@ def attention_backward(
     cdef bint small
     cdef _Source source = source_of(q, "q")
     refuse_tracing(source, "attention_backward")
-    refuse_gradients_of(source, (dout, dlse), "attention_backward")
+    if needs_operators(source, (dout, dlse)):
+        refuse_shard_options(dict(
+            row_begin=row_begin, row_step=row_step, column_begin=column_begin, column_step=column_step,
+            row_positions=row_positions, column_positions=column_positions, sequence_numbers=sequence_numbers,
+            head_begin=head_begin, heads_total=heads_total, sm_margin=sm_margin))
+        from . import _torch_explicit
+        return _torch_explicit.attention_backward(
+            (dout, q, k, v, out, lse), dlse,
+            dict(delta=delta, add=add, dq=dq, dk=dk, dv=dv, dbias=dbias, dsink=dsink, stream=stream),
+            dict(causal=causal, causal_align=causal_align, window_size=window_size, softmax_scale=softmax_scale, softcap=softcap,
+                 alibi_slopes=alibi_slopes, bias=bias, mask=mask, learnable_sink=learnable_sink, block_mask=block_mask,
+                 dropout_p=dropout_p, seed=seed, offset=offset, layout=layout, cu_seqlens_q=cu_seqlens_q,
+                 cu_seqlens_k=cu_seqlens_k, max_seqlen_q=max_seqlen_q, max_seqlen_k=max_seqlen_k, seqused_q=seqused_q,
+                 seqused_k=seqused_k, num_splits=num_splits, deterministic=deterministic, backend=backend, kernel=kernel))
     cdef Layout axes = layout_of(layout)
     cdef object dq_array = dq
     cdef object dk_array = dk

@@ -1,13 +1,19 @@
 # Tangents: attention_tangent and attention_backward_tangent.
 
-TANGENT_DEFAULTS = {name: value for name, value in ATTENTION_DEFAULTS.items() if name not in ("return_lse", "stream")}
+# Options of a part of a problem.
+cdef tuple _of_parts = ("row_begin", "row_step", "column_begin", "column_step", "row_positions", "column_positions",
+                        "sequence_numbers", "head_begin", "heads_total", "sm_margin", "resume")
+TANGENT_DEFAULTS = {name: value for name, value in ATTENTION_DEFAULTS.items()
+                    if name not in ("return_lse", "stream", *_of_parts)}
 
 
 cdef dict tangent_options(dict options, str function):
-    for name in options:
-        if name not in TANGENT_DEFAULTS:
+    for name, value in options.items():
+        if name in _of_parts and is_given(value, ATTENTION_DEFAULTS[name]):
+            raise UnsupportedError(f"{name} cannot be given to {function}, which takes whole problems")
+        if name not in TANGENT_DEFAULTS and name not in _of_parts:
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
-    return {**TANGENT_DEFAULTS, **options}
+    return {**TANGENT_DEFAULTS, **{name: value for name, value in options.items() if name not in _of_parts}}
 
 
 cdef flash_tensor_t *tangent(Call *call, object x, str name, flash_tensor_t *made, Layout axes, Role role=READ) except? NULL:
@@ -27,20 +33,17 @@ cdef int check_tangents(flash_status_t status) except -1:
     return 0
 
 
-cdef int refuse_gradients_of(_Source source, tuple arrays, str function) except -1:
-    """Of PyTorch's tensors: what records a gradient, carries a tangent or belongs to a transform of torch.func."""
+cdef bint needs_operators(_Source source, tuple arrays) except -1:
+    """True if PyTorch records a gradient of an array, or one carries a tangent or may belong to a transform of torch.func."""
     if not source.torch or operator_depth != 0:
-        return 0
-    if records_gradients() and one_requires_grad(arrays):
-        raise UnsupportedError(f"{function} has no gradient, and an argument requires one; call it under torch.no_grad()")
-    cdef bint transformed = is_true(_torch.in_transform)
+        return False
+    if is_true(_torch.in_transform) or records_gradients() and one_requires_grad(arrays):
+        return True
     if _torch.forward_ad["_current_level"] != _outside:
         for x in arrays:
-            transformed = transformed or x is not None and _torch.forward_ad["unpack_dual"](x).tangent is not None
-    if transformed:
-        raise UnsupportedError(f"{function} cannot be called inside torch.func, nor with tensors that carry a tangent; there "
-                               "differentiate libflash.torch.attention, which calls it")
-    return 0
+            if x is not None and _torch.forward_ad["unpack_dual"](x).tangent is not None:
+                return True
+    return False
 
 
 def attention_tangent(q, k, v, tq=None, tk=None, tv=None, *, tbias=None, tsink=None, out=None, lse=None, **options):
@@ -53,7 +56,7 @@ def attention_tangent(q, k, v, tq=None, tk=None, tv=None, *, tbias=None, tsink=N
         The direction.
     out, lse : as attention(..., return_lse=True) returned them with the same options; both or none
         If given, only the tangents are computed.
-    options : those of attention() but return_lse and stream
+    options : those of attention() but return_lse, stream, and those of parts of problems (row_begin to resume)
 
     Returns
     -------
@@ -64,8 +67,9 @@ def attention_tangent(q, k, v, tq=None, tk=None, tv=None, *, tbias=None, tsink=N
 
     Raises
     ------
-    As attention(). UnsupportedError on CUDA for more keys or rows than its kernels add up, and for PyTorch tensors that
-    require a gradient while gradients are recorded.
+    As attention(). UnsupportedError on CUDA for more keys or rows than its kernels add up.
+
+    With PyTorch tensors it is differentiable in reverse mode, out and lse that are given being functions of q, k and v.
     """
     cdef Call call
     cdef Extras extras
@@ -83,9 +87,11 @@ def attention_tangent(q, k, v, tq=None, tk=None, tv=None, *, tbias=None, tsink=N
     cdef object out_array = out
     cdef object lse_array = lse
     refuse_tracing(source, "attention_tangent")
-    refuse_gradients_of(source, (q, k, v, tq, tk, tv, tbias, tsink, o["bias"], o["learnable_sink"]), "attention_tangent")
     if (out is None) != (lse is None):
         raise InvalidError("out and lse must be given together")
+    if needs_operators(source, (q, k, v, tq, tk, tv, tbias, tsink, o["bias"], o["learnable_sink"], o["alibi_slopes"])):
+        from . import _torch_explicit
+        return _torch_explicit.attention_tangent(q, k, v, out, lse, dict(tq=tq, tk=tk, tv=tv, tbias=tbias, tsink=tsink), o)
     start(&call, None)
     try:
         borrow(&call, q, "q", &dq)
@@ -152,7 +158,7 @@ def attention_backward_tangent(dout, q, k, v, out, lse, tout, tlse, tq=None, tk=
         If given, the tangents of their gradients are written there.
     dq, dk, dv, dbias, dsink : as in attention_backward()
         If dq, dk and dv are given (all or none), the gradients are written too.
-    options : those of attention() but return_lse and stream
+    options : those of attention() but return_lse, stream, and those of parts of problems (row_begin to resume)
 
     Returns
     -------
@@ -161,6 +167,8 @@ def attention_backward_tangent(dout, q, k, v, out, lse, tout, tlse, tq=None, tk=
     Raises
     ------
     As attention_tangent(). UnsupportedError for tdbias on CUDA.
+
+    With PyTorch tensors it is differentiable in reverse mode with respect to the direction.
     """
     cdef Call call
     cdef Extras extras
@@ -179,8 +187,13 @@ def attention_backward_tangent(dout, q, k, v, out, lse, tout, tlse, tq=None, tk=
     cdef _Source source = source_of(q, "q")
     cdef Layout axes = layout_of(o["layout"])
     refuse_tracing(source, "attention_backward_tangent")
-    refuse_gradients_of(source, (dout, q, k, v, out, lse, tout, tlse, tq, tk, tv, tbias, tsink, tdout, tdlse, dlse, o["bias"],
-                                 o["learnable_sink"]), "attention_backward_tangent")
+    if needs_operators(source, (dout, q, k, v, out, lse, tout, tlse, tq, tk, tv, tbias, tsink, tdout, tdlse, dlse, o["bias"],
+                                o["learnable_sink"], o["alibi_slopes"])):
+        from . import _torch_explicit
+        return _torch_explicit.attention_backward_tangent(
+            (dout, q, k, v, out, lse, tout, tlse),
+            dict(tq=tq, tk=tk, tv=tv, tbias=tbias, tsink=tsink, tdout=tdout, tdlse=tdlse, dlse=dlse),
+            dict(tdbias=tdbias, tdsink=tdsink, dq=dq, dk=dk, dv=dv, dbias=dbias, dsink=dsink), o)
     start(&call, None)
     try:
         borrow(&call, q, "q", &x[0])

@@ -186,7 +186,7 @@ def check_tensors(
     check_scheme(given.scheme, sizes, given.order, given.window)
     ranks = groups.ranks_of(axes, chosen_scheme(q, k, v, given, axes)[0])
     check_tokens(sizes, given.order, given.cu_seqlens)
-    key_heads_repeated(q.shape[-2], k.shape[-2], ranks.heads.size)
+    key_heads_repeated(q.shape[-2], k.shape[-2], ranks.heads.size, given.scheme)
     if alibi_slopes is not None and alibi_slopes.requires_grad:
         raise UnsupportedError("alibi_slopes requires a gradient, and there is none for it; pass alibi_slopes.detach()")
     for name, heads in (("alibi_slopes", alibi_slopes), ("learnable_sink", learnable_sink)):

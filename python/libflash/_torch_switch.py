@@ -12,8 +12,11 @@ from typing import Any
 import torch.nn.attention as registry
 
 from . import _torch_hf_models, _torch_sdpa
+from ._errors import UnsupportedError
 
 NAME = "libflash"
+# In the text with which DTensor refuses PyTorch's operator, before any kernel runs: so in PyTorch's own context_parallel.
+NOT_DIVIDED = ("_scaled_dot_product_flash_attention_for_cpu", "sharding strategy")
 
 registry.register_flash_attention_impl(NAME, register_fn=_torch_sdpa.install)
 
@@ -88,6 +91,12 @@ class Switch:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+        if self.sdpa and isinstance(error, NotImplementedError) and all(part in str(error) for part in NOT_DIVIDED):
+            raise UnsupportedError(
+                f"PyTorch cannot divide scaled_dot_product_attention among processes on the CPU ({error}); use "
+                "libflash.torch.context_parallel_attention for shards of the tokens, and libflash.torch.attention for DTensors "
+                "that are sharded by batch or heads"
+            ) from error
 
 
 def enable(*models: Any, sdpa: bool = True, paged: bool = False) -> Switch:
@@ -124,7 +133,8 @@ def enable(*models: Any, sdpa: bool = True, paged: bool = False) -> Switch:
     Raises
     ------
     TypeError for what is no Hugging Face model, and for a model that does not use transformers' attention interface. Nothing is
-    switched then.
+    switched then. UnsupportedError at the end of a with statement that ends because PyTorch cannot divide attention among
+    processes on the CPU, as in its own context_parallel with causal attention.
     """
     return Switch(sdpa, models, paged)
 
