@@ -126,29 +126,29 @@ struct WideBackward {
     __device__ __forceinline__ void add_other_part(int free_tile) {
         const uint32_t tile = smem() + kColsAt + free_tile * ColTile::kBytes;
         // Vector i of each thread, one warp after the other.
-        const auto place = [&](int of_thread, int i) { return tile + (i * kThreads + of_thread) * 16; };
+        const auto address_of = [&](int of_thread, int i) { return tile + (i * kThreads + of_thread) * 16; };
         __syncthreads();  // no warp reads the tile
 #pragma unroll
         for (int n = 0; n < kBlocks; ++n) {
-            store_shared_16(place(thread, n), s[0][n][0], s[0][n][1], s[0][n][2], s[0][n][3]);
-            store_shared_16(place(thread, kBlocks + n), dp[0][n][0], dp[0][n][1], dp[0][n][2], dp[0][n][3]);
+            store_shared_16(address_of(thread, n), s[0][n][0], s[0][n][1], s[0][n][2], s[0][n][3]);
+            store_shared_16(address_of(thread, kBlocks + n), dp[0][n][0], dp[0][n][1], dp[0][n][2], dp[0][n][3]);
         }
         __syncthreads();
 #pragma unroll
         for (int n = 0; n < kBlocks; ++n) {
-            add(s[0][n], load_shared_16(place(thread ^ 32, n)));
-            add(dp[0][n], load_shared_16(place(thread ^ 32, kBlocks + n)));
+            add(s[0][n], load_shared_16(address_of(thread ^ 32, n)));
+            add(dp[0][n], load_shared_16(address_of(thread ^ 32, kBlocks + n)));
         }
     }
     __device__ static __forceinline__ void add(float (&c)[4], const float4& x) {
         c[0] += x.x, c[1] += x.y, c[2] += x.z, c[3] += x.w;
     }
 
-    // Place of element i of the scores: 4 * n + e. `own`: in the tile of rows.
-    struct Place {
+    // Row and column of element i of the scores: 4 * n + e. `own`: in the tile of rows.
+    struct ScoreIndex {
         int own, other;
     };
-    __device__ __forceinline__ Place place_of(int i, int first_col) const {
+    __device__ __forceinline__ ScoreIndex index_of(int i, int first_col) const {
         return {warp_row() + (i >> 1 & 1) * 8 + lane / 4, first_col + i / 4 * 8 + lane % 4 * 2 + (i & 1)};
     }
 
@@ -160,8 +160,8 @@ struct WideBackward {
         const int rows = first_row() + warp_row();
         const ShardRows& all = shard().all;
         if (all.has_positions) {
-            const auto own = [&](int i) { return first_row() + place_of(i, first_col).own; };
-            const auto other = [&](int i) { return place_of(i, first_col).other; };
+            const auto own = [&](int i) { return first_row() + index_of(i, first_col).own; };
+            const auto other = [&](int i) { return index_of(i, first_col).other; };
             return keep_bits_of_elements<kBlocks * 4>(
                 dropout, batch_head, [&](int i) { return all.rows.at(transposed() ? other(i) : own(i)); },
                 [&](int i) { return all.columns.at(transposed() ? own(i) : other(i)); });
@@ -181,7 +181,7 @@ struct WideBackward {
         const int first_col = tile * kCols;
         const Common& c = common();
         const auto element = [&](int i) -> GradientElement {
-            const Place at = place_of(i, first_col);
+            const ScoreIndex at = index_of(i, first_col);
             const int own = first_row() + at.own;
             const SoftmaxStatistics& f = statistics_of(i / 4, i % 4);
             return {s[0][i / 4][i % 4],
@@ -195,7 +195,7 @@ struct WideBackward {
             if (!(transposed() ? c.query_tiles.is_edge(tile) : c.key_tiles.is_edge(tile))) return;
 #pragma unroll
             for (int i = 0; i < kBlocks * 4; ++i) {
-                const Place at = place_of(i, first_col);
+                const ScoreIndex at = index_of(i, first_col);
                 const int2 seen = shard().seen[at.own];
                 if (at.other < seen.x || at.other >= seen.y) s[0][i / 4][i % 4] = -INFINITY;
             }

@@ -200,9 +200,9 @@ struct DoubleForward {
     __device__ __forceinline__ void store() {
         double* const out = rows_of(params.out, work.batch, work.head, q_rows.start + tiles.first_row);
         for_elements<kThreads>(q, q_rows.owned - tiles.first_row, params.head_dim_v, thread, [&](double x, int r, int col) {
-            double& place = out[r * params.out.row + col];
+            double& at = out[r * params.out.row + col];
             const double here = factors[r] == 0.0 ? 0.0 : x * factors[r];
-            place = shares[r] == 0.0 ? here : fma(shares[r], place, here);
+            at = shares[r] == 0.0 ? here : fma(shares[r], at, here);
         });
     }
 

@@ -152,9 +152,9 @@ struct DoubleGradients {
         double* const to = rows_of(rows, work.batch, work.head, sequence.start + first);
         const int existing = sequence.length - first, owned = params.adds ? existing : sequence.owned - first;
         for_elements<kThreads>(tile, owned, channels, thread, [&](double x, int r, int col) {
-            double& place = to[r * rows.row + col];
+            double& at = to[r * rows.row + col];
             const double value = r < existing ? x * factor : 0.0;
-            place = params.adds ? place + value : value;
+            at = params.adds ? at + value : value;
         });
     }
 };

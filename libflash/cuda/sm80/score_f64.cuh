@@ -72,14 +72,14 @@ struct DoubleScore {
         slope = p.rare.alibi_slopes.data ? head_number_at(p.rare.alibi_slopes, tile.batch, tile.head) : 0.0;
     }
 
-    __device__ __forceinline__ int64_t place(const ScoreParams& tensor, int row, int key) const {
+    __device__ __forceinline__ int64_t offset_of(const ScoreParams& tensor, int row, int key) const {
         return work.batch * tensor.stride[0] + work.head * tensor.stride[1] + row * tensor.stride[2] + key * tensor.stride[3];
     }
 
     // Whether the boolean mask keeps an element.
     __device__ __forceinline__ bool keeps(int row, int key) const {
         const ScoreParams& mask = params.rare.mask;
-        return !mask.data || static_cast<const uint8_t*>(mask.data)[place(mask, row, key)];
+        return !mask.data || static_cast<const uint8_t*>(mask.data)[offset_of(mask, row, key)];
     }
 
     // The score of a dot product. bent: tanh(z / softcap) of the scaled dot product z, 0 without softcap; the derivative of the
@@ -93,7 +93,7 @@ struct DoubleScore {
             x = params.in_double.softcap * *bent;
         }
         if (rare.alibi_slopes.data) x -= slope * fabs(static_cast<double>(row + alibi_shift - key));
-        if (rare.bias.data) x += number_at(rare.bias.data, place(rare.bias, row, key), rare.bias.is_float);
+        if (rare.bias.data) x += number_at(rare.bias.data, offset_of(rare.bias, row, key), rare.bias.is_float);
         return x;
     }
 };

@@ -92,7 +92,7 @@ struct DoubleTangentTiles {
     __device__ __forceinline__ double score_tangent(const DoubleScore<Params>& score, double slope, double tz, int row,
                                                     int key) const {
         double ts = slope * tz;
-        if (params.tbias.data) ts += number_at(params.tbias.data, score.place(params.tbias, row, key), params.tbias.is_float);
+        if (params.tbias.data) ts += number_at(params.tbias.data, score.offset_of(params.tbias, row, key), params.tbias.is_float);
         return ts;
     }
     // Whether dropout keeps an element of a query head.
