@@ -209,7 +209,7 @@ def test_table_of_rows() -> None:
     assert paged.table_of(rows, ends, blocks).tolist() == [[3, 1], [-1, -1], [5, -1]]
     assert paged.table_of(rows, ends, blocks, 9).tolist() == [[3, 1, -1], [-1, -1, -1], [5, -1, -1]]
     assert paged.table_of(rows[:0], torch.tensor([0, 0], dtype=torch.int32), blocks).tolist() == [[-1]]
-    with pytest.raises(libflash.UnsupportedError, match="places keys in other rows"):
+    with pytest.raises(libflash.UnsupportedError, match="writes keys to other rows"):
         paged.table_of(rows + 1, torch.tensor([0, 7], dtype=torch.int32), blocks)
 
 

@@ -57,7 +57,7 @@ class Schedule:
 
     def forward_call(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, columns: LocalTokens, first: bool) -> None:
         options = self.call_options(q, self.local_tokens(self.ranks.ring.rank), columns)
-        options.pop("deterministic")  # forward always is
+        options.pop("deterministic", None)  # forward always is
         if first and self.sink is not None:
             options["learnable_sink"] = self.sink
         options |= {"out": out, "lse": lse, "resume": not first}
