@@ -26,7 +26,8 @@ inline PhiloxWords philox4x32(uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3
     return {{c0, c1, c2, c3}};
 }
 
-// The dropout mask of one head of one sequence. Rows and columns are numbers in the tensors; `positions` has their positions.
+// The dropout mask of one head of one sequence. Rows and columns are numbers in the tensors; `rows` and `columns` have
+// their positions.
 struct DropoutMask {
     uint32_t key0, key1, head, offset;
     uint64_t threshold;  // up to 2^32

@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch._C._functorch import get_unwrapped, is_functorch_wrapped_tensor
-from torch.autograd import forward_ad
 
 from . import _core
 from ._block_mask import BlockMask
 from ._errors import UnsupportedError
 from ._option_list import BLOCKS, OPTIONS, WINDOW, Option
 from ._torch_kernels import BLOCK_LISTS
+from ._torch_tangents import tangent_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -95,7 +95,7 @@ def constant(x: Any, name: str) -> Any:
 
 def is_transformed(x: Tensor) -> bool:
     """Whether x carries a tangent, or a level of torch.func differentiates with respect to it."""
-    if forward_ad.unpack_dual(x).tangent is not None:
+    if tangent_of(x) is not None:
         return True
     while is_functorch_wrapped_tensor(x):
         if x.requires_grad:

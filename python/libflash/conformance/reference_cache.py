@@ -90,7 +90,7 @@ def append(cache: np.ndarray, scale: np.ndarray | None, new: Gathered) -> None:
 def store(
     cache: np.ndarray, scale: np.ndarray | None, x: np.ndarray, sequence: np.ndarray, block: np.ndarray, row: np.ndarray
 ) -> None:
-    """Write n rows x of sequences to their blocks."""
+    """Write n rows x of sequences to rows of the cache's blocks."""
     if scale is not None and scale.ndim > 2:
         found = row_scales(x, 1 if scale.ndim == 3 else scale.shape[3], cache.dtype)
         scale[block, row] = found[..., 0] if scale.ndim == 3 else found
