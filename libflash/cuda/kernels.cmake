@@ -15,9 +15,10 @@ libflash_folder_architectures()
 # comes from PTX for the same architecture have one more: sm80/forward.cuh takes fewer scores at a time from version 100 on; for
 # the others the sources are the same.
 set(versions 80 90)
-# The same of all kernels of an operation: the sources of those on tangents test none.
+# The same of all kernels of an operation or a type: the sources of those on tangents and of float64 test none.
 set(versions_forward_tangent 80)
 set(versions_backward_tangent 80)
+set(versions_f64 80)
 set(versions_forward_sm80_bf16_d128 80 90 100)
 set(versions_forward_sm80_f16_d128 80 90 100)
 set(versions_forward_sm80_f32_d128 80 90 100)
@@ -39,6 +40,7 @@ foreach(group IN LISTS groups)
   set_target_properties(libflash_cuda_${group} PROPERTIES CUDA_ARCHITECTURES OFF CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON
                         CUDA_VISIBILITY_PRESET hidden)
   target_compile_options(libflash_cuda_${group} PRIVATE --compress-mode=size -Xcompiler=-Wall,-Wextra)
+  target_compile_definitions(libflash_cuda_${group} PRIVATE $<$<BOOL:${LIBFLASH_RACECHECK}>:LIBFLASH_RACECHECK>)
   target_sources(libflash PRIVATE $<TARGET_OBJECTS:libflash_cuda_${group}>)
 endforeach()
 

@@ -1,13 +1,19 @@
 """The evidence of one GPU: tests, accuracy, repeats, sanitizer and benchmarks, into tests/evidence/<gpu>.json.
 
-    python tests/evidence/collect.py                         everything, some 7 minutes
+    python tests/evidence/collect.py                         everything, some 9 minutes
     python tests/evidence/collect.py --quick                 a smaller set; the file says so, and CI does not accept it
     python tests/evidence/collect.py --only sanitizer        that stage again, into the existing file
     python tests/evidence/collect.py --out DIR_OR_FILE       another file; with --only, other stages are kept from it or from the
     repository's
+    python tests/evidence/collect.py --racecheck-build DIR   racecheck sees the library of that folder
 
-libflash must be installed, built from these sources with all kernels of kernels.table. Each stage has its time limit; one that
-fails is recorded and the next one runs. With two GPUs the stages of ASIDE run on the second one at the same time as the others,
+libflash must be installed, built from these sources with all kernels of kernels.table. DIR has a build of the same sources for
+racecheck (libflash/cuda/sm90/pipeline.cuh says why):
+
+    pip install --no-deps --target DIR . -C cmake.define.LIBFLASH_RACECHECK=ON
+
+Each stage has its time limit; one that fails is recorded and the next one runs. Where a command may take ten minutes only, call
+it twice: --only tests accuracy repeats sanitizer, then --only benchmark decode shapes. With two GPUs the stages of ASIDE run on the second one at the same time as the others,
 some 4 minutes; with one GPU those of BESIDE run at the same time as the tests, and after them the others, one after the other.
 The exit code is 0 if every stage that ran passed. Logs go to build/evidence.
 """
@@ -35,12 +41,12 @@ from limited import Done, run_limited
 ROOT = sources.ROOT
 FOLDER = record.FOLDER
 # Seconds.
-LIMITS = {"tests": 300, "accuracy": 120, "repeats": 120, "sanitizer": 350, "benchmark": 200, "decode": 60, "shapes": 50}
+LIMITS = {"tests": 300, "accuracy": 120, "repeats": 180, "sanitizer": 380, "benchmark": 200, "decode": 60, "shapes": 50}
 QUICK_LIMITS = {"tests": 120, "accuracy": 30, "repeats": 30, "sanitizer": 90, "benchmark": 75, "decode": 30, "shapes": 25}
 # With the tests, on one GPU. Not stages that measure time, nor accuracy: its exact results need the processors of the tests.
 BESIDE = ("repeats", "sanitizer")
 ASIDE = ("benchmark", "decode", "shapes", "accuracy", "repeats")  # on the second GPU, if there are two
-TOTAL = 530  # limit of all stages together
+TOTAL = 570  # limit of all stages together
 MOST_WORKERS = 16
 NO_GPU = "no CUDA device"  # the reason with which tests/cuda skips
 TIMED = ("test_interop.py",)  # of tests/cuda: tests that measure waiting
@@ -59,10 +65,13 @@ class Run:
         gpu: int | None = None,
         quiet: threading.Event | None = None,
         end: float | None = None,
+        racecheck_build: pathlib.Path | None = None,
     ) -> None:
         """`gpu`: the only GPU that the stages see; None: all. `quiet`: set when no later stage needs the machine alone.
-        `end`: of all stages, by time.monotonic(); None: TOTAL from now.
+        `end`: of all stages, by time.monotonic(); None: TOTAL from now. `racecheck_build`: the folder of the library for
+        racecheck; None: the installed one.
         """
+        self.racecheck_build = racecheck_build
         self.quiet = quiet or threading.Event()
         self.quick, self.logs, self.arch = quick, logs, arch
         self.environment = {**os.environ}
@@ -152,7 +161,7 @@ def repeats(run: Run) -> tuple[str, str, dict]:
 
 
 def sanitize(run: Run) -> tuple[str, str, dict]:
-    return sanitizer.stage(run.quick, run.left(), run.logs, run.arch, run.environment)
+    return sanitizer.stage(run.quick, run.left(), run.logs, run.arch, run.environment, run.racecheck_build)
 
 
 def benchmark(run: Run) -> tuple[str, str, dict]:
@@ -281,8 +290,9 @@ def collect(options: argparse.Namespace) -> int:
         if not any("tests" in names for names, _ in phase):
             quiet.set()
         with ThreadPoolExecutor(2) as pool:
+            settings = {"quiet": quiet, "end": end, "racecheck_build": options.racecheck_build}
             begun = [
-                pool.submit(collection.run_stages, names, Run(options.quick, options.logs, arch, gpu, quiet, end))
+                pool.submit(collection.run_stages, names, Run(options.quick, options.logs, arch, gpu, **settings))
                 for names, gpu in phase
             ]
             for lane in begun:
@@ -295,6 +305,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a smaller set, about a minute: a look, not evidence")
     parser.add_argument("--only", nargs="+", choices=list(STAGES), metavar="STAGE", help=f"some of: {', '.join(STAGES)}")
     parser.add_argument("--out", type=pathlib.Path, metavar="PATH", help="the file to write (*.json), or its folder")
+    parser.add_argument("--racecheck-build", type=pathlib.Path, metavar="DIR", help="a library with LIBFLASH_RACECHECK")
     parser.add_argument("--logs", type=pathlib.Path, default=ROOT / "build/evidence", help="default: build/evidence")
     options = parser.parse_args()
     options.logs = options.logs.resolve()

@@ -101,7 +101,8 @@ def plant(kernel: dict) -> None:
     dtype = DTYPES[kernel["dtype"]]
     q, k, v = (torch.ones(shape, dtype=dtype).cuda() for _ in range(3))
     short = torch.zeros((1, shape[1] - 1, *shape[2:]), dtype=dtype).cuda()
-    stand_in = np.zeros(shape, np.float32 if dtype == torch.float32 else np.float16)  # an element of the same size
+    of_size = {torch.float64: np.float64, torch.float32: np.float32}
+    stand_in = np.zeros(shape, of_size.get(dtype, np.float16))  # an element of the same size
     described = SimpleNamespace(
         shape=shape,
         strides=stand_in.strides,

@@ -8,6 +8,7 @@ virtual machines the tools run but detect nothing; the result then says that the
 from __future__ import annotations
 
 import dataclasses
+import os
 import pathlib
 import re
 import shutil
@@ -20,7 +21,7 @@ FOLDER = pathlib.Path(__file__).resolve().parent
 FOUND = 77  # exit code of the tool where the program itself succeeded and the tool found something
 # The slow tool sees one of the 16-bit types, because which words of shared memory kernels touch does not depend on which;
 # and the widths that differ in how warps share the work.
-FEWER = {"racecheck": ["--kernels", r"_(bf16|f32)_d(64|128|256)$"]}
+FEWER = {"racecheck": ["--kernels", r"_((bf16|f32)_d(64|128|256|512|576x512)|f64_d128)$"]}
 
 # No leak check: the library allocates nothing on the device, and Python exits without freeing the memory of its frameworks.
 # Failed calls of the CUDA API are not reported: frameworks probe for features, and the library reports its own failures.
@@ -117,17 +118,26 @@ class Session:
         # Kernels are loaded when first called: torch has thousands that are not.
         self.environment = {**environment, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "CUDA_MODULE_LOADING": "LAZY"}
 
-    def run(self, name: str, command: list[str]) -> Done:
+    def run(self, name: str, command: list[str], library: pathlib.Path | None = None) -> Done:
+        """`library`: the folder of the library; None: the installed one."""
         left = max(1.0, self.end - time.monotonic())
-        return run_limited(command, left, self.logs / f"sanitizer-{name}.log", self.environment)
+        path = os.pathsep.join(filter(None, [str(library or ""), self.environment.get("PYTHONPATH", "")]))
+        return run_limited(command, left, self.logs / f"sanitizer-{name}.log", {**self.environment, "PYTHONPATH": path})
 
-    def watch(self, tool: str, name: str, program: list[str]) -> Done:
+    def watch(self, tool: str, name: str, program: list[str], library: pathlib.Path | None = None) -> Done:
         options = ["--tool", tool, *TOOLS[tool], "--error-exitcode", str(FOUND), "--launch-timeout", "60"]
-        return self.run(f"{tool}-{name}", [self.tool, *options, *program])
+        return self.run(f"{tool}-{name}", [self.tool, *options, *program], library)
 
 
-def stage(quick: bool, limit: float, logs: pathlib.Path, arch: int, environment: dict[str, str]) -> tuple[str, str, dict]:
-    """(status, why, data)."""
+def stage(
+    quick: bool,
+    limit: float,
+    logs: pathlib.Path,
+    arch: int,
+    environment: dict[str, str],
+    racecheck_build: pathlib.Path | None = None,
+) -> tuple[str, str, dict]:
+    """(status, why, data). `racecheck_build`: the folder with the library that racecheck sees."""
     tool = find_tool()
     nvcc = shutil.which("nvcc")
     if tool is None or nvcc is None:
@@ -147,7 +157,10 @@ def stage(quick: bool, limit: float, logs: pathlib.Path, arch: int, environment:
     for name in TOOLS:
         if not proves[name]:  # a tool whose report does not count is not run
             arguments = ["--quick"] * quick + FEWER.get(name, [])
-            runs[name] = tool_result(name, session.watch(name, "run", program + arguments))
+            library = racecheck_build if name == "racecheck" else None
+            runs[name] = tool_result(name, session.watch(name, "run", program + arguments, library))
+            if library:
+                runs[name]["build"] = "LIBFLASH_RACECHECK"
     return judged(proves, runs)
 
 

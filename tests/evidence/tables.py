@@ -23,7 +23,7 @@ from table import write
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BENCHMARK = ROOT / "tests/benchmark"
 RESULTS, README = BENCHMARK / "RESULTS.md", ROOT / "README.md"
-NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "f16": "fp16", "f32": "fp32"}
+NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "f16": "fp16", "f32": "fp32", "f64": "fp64"}
 PEERS = {
     "fa2": "FlashAttention-2",
     "fa3": "FlashAttention-3",

@@ -39,7 +39,7 @@ struct BackwardDividedState : BackwardConsumerState<Traits> {
         return hide_from_compiler(static_cast<int>(threadIdx.x)) / 32 % 4 * 16;
     }
     __device__ __forceinline__ void release_queries(int stage) const {
-        if (lane == 0) queries.empty_of(stage).arrive();
+        if (arrives_for_warp(lane)) queries.empty_of(stage).arrive();
     }
     __device__ __forceinline__ uint32_t statistics() const {
         return BackwardScores<Traits>::statistics_of_lane(addresses.tiles, queries.stage, lane);

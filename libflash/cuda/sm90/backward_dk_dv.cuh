@@ -106,7 +106,7 @@ private:
             const int previous = stage;
             stage = c.queries.stage;
             finish_scores<false>(c, at, edge, p, ds);
-            if (c.lane == 0) c.queries.empty_of(previous).arrive();
+            if (arrives_for_warp(c.lane)) c.queries.empty_of(previous).arrive();
         }
         issue_products(c, stage, p, ds);
         store_ds(c, ds, false);
@@ -114,7 +114,7 @@ private:
         wgmma_wait<0>();
         wgmma_fence_operand(c.dk);
         wgmma_fence_operand(c.dv);
-        if (c.lane == 0) c.queries.empty_of(stage).arrive();
+        if (arrives_for_warp(c.lane)) c.queries.empty_of(stage).arrive();
     }
     __device__ __forceinline__ void issue_products(State& c, int stage, const Fragments& p, const Fragments& ds) const {
         const uint32_t q = uniform(Tiles::q(c.addresses.tiles, stage));

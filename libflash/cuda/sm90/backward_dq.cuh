@@ -6,7 +6,6 @@
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/backward_fixed_order.cuh"
 #include "cuda/sm90/backward_query_tiles.cuh"
-#include "cuda/sm90/backward_zero_fill.cuh"
 #include "cuda/sm90/warp_roles.cuh"
 
 namespace libflash::cuda::sm90 {
@@ -22,7 +21,6 @@ struct BackwardDqWarpgroup {
     BackwardContext<Traits>& context;
     const BackwardWorkTiles<Traits> work_tiles{context};
     const BackwardQueryTiles<Traits> query_tiles{context};
-    const BackwardZeroFill<Traits> zero_fill{context};
 
     __device__ __forceinline__ void run() const {
         const int warp = uniform_warp() - 4, lane = threadIdx.x & 31;
@@ -30,7 +28,6 @@ struct BackwardDqWarpgroup {
 #pragma unroll 1
         while (work_tiles.wait()) {
             work_tiles.wait_for_k();
-            zero_fill.keys(context.k(), 0, Traits::kBlockN);
             add_work_tile(gradients, warp, lane);
             work_tiles.release_k(lane);
             work_tiles.release();

@@ -61,7 +61,7 @@ private:
         zero_fill.queries(c.queries.stage, at.tile);
 #pragma unroll 1
         for (int first = 0; first < Traits::kBlockM; first += kChunk) add_chunk(c, at, first, edge);
-        if (c.lane == 0) c.queries.empty().arrive();
+        if (arrives_for_warp(c.lane)) c.queries.empty().arrive();
         c.queries.advance();
         Products::publish_ds(c.gradients, c.lane);
     }

@@ -76,7 +76,7 @@ struct BackwardSharedStorage {
         tiles.init(kReaders);
         k.init(Traits::kWarpsThatReadK);
         v.init(Traits::kWarpsThatReadV);
-        queries.init(Traits::kConsumerWarps);
+        queries.init(Traits::kConsumerWarps * kArrivalsOfWarp);
         gradients.init(4, Traits::kBlockN / 16);
         if constexpr (Traits::kDividesProducts)
             for (int i = 0; i < Traits::kScoreStages; ++i) probabilities(i).init(4);

@@ -115,13 +115,13 @@ private:
             exponentiate(c, p, at.tile);
             wgmma_wait<0>();
             wgmma_fence_operand(c.dk);
-            if (c.lane == 0) c.queries.empty_of(stage).arrive();
+            if (arrives_for_warp(c.lane)) c.queries.empty_of(stage).arrive();
             stage = c.queries.stage;
         }
         add_both(c, first, second, uniform(Tiles::q(c.addresses.tiles, stage)));
         wgmma_wait<0>();
         wgmma_fence_operand(c.dk);
-        if (c.lane == 0) c.queries.empty_of(stage).arrive();
+        if (arrives_for_warp(c.lane)) c.queries.empty_of(stage).arrive();
     }
 
     // S of the current stage. The address of K is computed anew, in the way that spills nothing: descriptors of K that are

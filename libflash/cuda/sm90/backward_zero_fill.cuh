@@ -16,8 +16,8 @@ struct BackwardZeroFill {
 
     const BackwardContext<Traits>& context;
 
-    // A warpgroup calls it when K or V has arrived: rows [first, first + count) of it that are beyond the sequence. Each
-    // warpgroup zeroes all rows that it reads, so none waits for another.
+    // A consumer warpgroup calls it when K or V has arrived: rows [first, first + count) of it that are beyond the sequence. Each
+    // one zeroes the rows that it reads, so none waits for another; dQ waits for dS, which is computed after that.
     __device__ __forceinline__ void keys(uint32_t tile, int first, int count) const {
         if constexpr (Traits::kRagged) {
             const int begin = max(context.tile().loaded.keys, first);

@@ -44,4 +44,15 @@ struct PipelineState {
     }
 };
 
+// A consumer warp that has read values from a stage releases it by one arrival, which is ordered after the reads of all its
+// lanes by the matrix products of the warp. racecheck sees only the order of an arriving thread and a waiting one, so in a build
+// for it every lane arrives.
+#ifdef LIBFLASH_RACECHECK
+constexpr bool kAllLanesArrive = true;
+#else
+constexpr bool kAllLanesArrive = false;
+#endif
+constexpr int kArrivalsOfWarp = kAllLanesArrive ? 32 : 1;
+__device__ __forceinline__ bool arrives_for_warp(int lane) { return kAllLanesArrive || lane == 0; }
+
 }  // namespace libflash::cuda::sm90
