@@ -139,7 +139,7 @@ typedef enum flash_dtype_t {
     FLASH_DTYPE_FLOAT16 = 1,
     FLASH_DTYPE_BFLOAT16 = 2,
     FLASH_DTYPE_FLOAT32 = 3,
-    FLASH_DTYPE_FLOAT64 = 4, /* CPU only */
+    FLASH_DTYPE_FLOAT64 = 4, /* on CUDA: forward, backward and their tangents only */
     FLASH_DTYPE_INT32 = 5,
     FLASH_DTYPE_BOOL = 6, /* one byte; 0 is false, any other value is true */
     FLASH_DTYPE_INT64 = 7,       /* rng_state and slots only */
@@ -176,8 +176,10 @@ typedef struct flash_tensor_t {
  *     lse      (B, Hq, Sq)         (Hq, total_q)
  *
  * The query side and the key side may be dense or packed independently. Hq must be a multiple of Hk; query head h uses key head
- * h / (Hq / Hk). D and Dv are 1 to 512 on the CPU (decode: 576) and 1 to 256 on CUDA.
- * Types: q, k, v, out and the gradients have one type: FLOAT16, BFLOAT16, FLOAT32 or FLOAT64 (CPU only). Beside 16-bit inputs,
+ * h / (Hq / Hk). D and Dv are 1 to 512 on the CPU (decode: 576). On CUDA they are 1 to 512 with FLOAT16 and BFLOAT16 (decode: D
+ * to 576, Dv to 512), and 1 to 256 with FLOAT32 and FLOAT64, for tangents, and in decode over caches of 8-bit codes or with
+ * scales.
+ * Types: q, k, v, out and the gradients have one type: FLOAT16, BFLOAT16, FLOAT32 or FLOAT64. Beside 16-bit inputs,
  * out in forward, and each of dq, dk and dv, may be FLOAT32 instead (partial results that are added up later). lse,
  * dlse and delta are FLOAT32 (FLOAT64 with FLOAT64 tensors); lse is a natural logarithm. Sums and the softmax are computed in
  * FLOAT32 (FLOAT64 with FLOAT64 tensors).
@@ -651,7 +653,7 @@ typedef struct flash_kernel_info_t {
     const char *operation;  /* "forward", "backward", "decode", "merge", "compress", "cache_write", "forward_tangent", ...;
                                "prefill": calls of decode choose it for long chunks */
     const char *backend;    /* "cpu", "sm80", "sm90"; "any": runs on every CUDA device, whichever CUDA backend is requested */
-    const char *dtype;      /* "bf16", "f16", "f32"; "any": several types */
+    const char *dtype;      /* "bf16", "f16", "f32", "f64"; "any": several types */
     const char *why_not;    /* if not usable: the reason; otherwise "" */
     int32_t head_dim;       /* the largest that it supports; 0: no limit but that of the backend */
     int32_t head_dim_v;
@@ -748,8 +750,9 @@ FLASH_API void flash_set_interrupt(int32_t (*check)(void *context), void *contex
  * Nothing has the size of the matrix of scores. Masks, windows, lengths, the dropout mask, softmax_scale, softcap and
  * alibi_slopes are constants. A row that sees no key has tangents 0 (with a sink: tlse = tsink) and adds nothing to a gradient;
  * its dout, dlse and their tangents do not matter. A hidden pair adds nothing, whatever its tangents are. Not available: tangents
- * of tangents. UNSUPPORTED on CUDA: tangents.dbias; rows that can see more than 32768 keys (BFLOAT16: 131072); in
- * backward_tangent also keys that more than so many rows can see, those of all heads that share the key head together.
+ * of tangents. UNSUPPORTED on CUDA: tangents.dbias; rows that can see more than 32768 keys (BFLOAT16: 131072;
+ * FLOAT64: any number); in backward_tangent also keys that more than so many rows can see, those of all heads that share the
+ * key head together.
  *
  * Each tensor has the shape, type and device of what it is the tangent of. A NULL input is zero, a NULL output is not wanted. */
 typedef struct flash_tangents_t {

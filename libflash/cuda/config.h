@@ -7,10 +7,13 @@
 
 namespace libflash::cuda {
 
-enum class KernelType : int32_t { any_, f16_, bf16_, f32_ };
+enum class KernelType : int32_t { any_, f16_, bf16_, f32_, f64_ };
 
 // Bytes of an element of the kernel's type; 0 if the type is known at run time only.
-constexpr int element_bytes(KernelType type) { return type == KernelType::f32_ ? 4 : (type == KernelType::any_ ? 0 : 2); }
+constexpr int element_bytes(KernelType type) {
+    if (type == KernelType::f64_ || type == KernelType::f32_) return type == KernelType::f64_ ? 8 : 4;
+    return type == KernelType::any_ ? 0 : 2;
+}
 
 struct KernelConfig {
     const char* name;

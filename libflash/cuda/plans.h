@@ -129,6 +129,7 @@ struct DecodePlan {
     int64_t short_tiles = 0;                        // of a sequence, beside long chunks
     int stages = 0;                                 // pipeline stages in use
     uint32_t delayed_begin = 0, delayed_count = 0;  // thread blocks that start later: the first, and how many
+    bool ragged = false;                            // the instance is one for rows of any lengths
     bool fused_append = false;                      // the attention kernel appends the new row
     bool stores_rotated_q = false;                  // the append kernel writes rotated queries to the workspace
     bool dependent_launch = false;                  // programmatic dependent launch

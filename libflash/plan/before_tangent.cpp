@@ -10,7 +10,7 @@ TensorView lse_view(const TangentProblem& problem, void* data) {
     TensorView view;
     view.present = true;
     view.data = data;
-    view.dtype = DType::f32;
+    view.dtype = problem.dtype == DType::f64 ? DType::f64 : DType::f32;
     view.device = problem.device;
     const int64_t dense[] = {problem.batch, problem.heads_q, problem.q_rows.capacity};
     view.ndim = problem.q_rows.packed() ? 2 : 3;
@@ -22,7 +22,8 @@ TensorView lse_view(const TangentProblem& problem, void* data) {
 }  // namespace
 
 size_t lse_bytes(const TangentProblem& problem) {
-    return static_cast<size_t>(lse_view(problem, nullptr).elements()) * sizeof(float);
+    const TensorView view = lse_view(problem, nullptr);
+    return static_cast<size_t>(view.elements() * element_bytes(view.dtype));
 }
 
 TangentProblem with_lse(TangentProblem problem, void* lse) {

@@ -30,6 +30,7 @@ const char* type_name(cuda::KernelType type) {
         case cuda::KernelType::f16_: return "f16";
         case cuda::KernelType::bf16_: return "bf16";
         case cuda::KernelType::f32_: return "f32";
+        case cuda::KernelType::f64_: return "f64";
         default: return "any";
     }
 }

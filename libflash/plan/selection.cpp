@@ -51,12 +51,19 @@ bool any_double(const MergeProblem& problem) {
     return found;
 }
 
+// Whether a CUDA kernel of the operation may take float64.
+bool has_double_on_cuda(Operation operation) {
+    return operation == Operation::forward || operation == Operation::backward || operation == Operation::forward_tangent ||
+           operation == Operation::backward_tangent;
+}
+
 // DType::none for a kernel of several types.
 DType dtype_of(cuda::KernelType type) {
     switch (type) {
         case cuda::KernelType::f16_: return DType::f16;
         case cuda::KernelType::bf16_: return DType::bf16;
         case cuda::KernelType::f32_: return DType::f32;
+        case cuda::KernelType::f64_: return DType::f64;
         default: return DType::none;
     }
 }
@@ -80,8 +87,9 @@ bool accepts_cuda(const KernelEntry& kernel, const KernelQuery& query, std::stri
     const cuda::DeviceProperties& device = cuda::device_properties(query.device.id);
     if (!has_code(kernel, device.arch))
         return reject(why, "device: no code for its architecture in this build (sm_", device.arch, ")");
-    if (query.dtype == DType::f64 || (query.merge && any_double(*query.merge)))
-        return reject(why, "dtype: float64 runs on the CPU only (float64)");
+    const bool is_double = query.dtype == DType::f64 || (query.merge && any_double(*query.merge));
+    if (is_double && !has_double_on_cuda(query.operation))
+        return reject(why, "dtype: ", operation_name(query.operation), " of float64 runs on the CPU only (float64)");
     const cuda::Architecture& architecture = *kernel.cuda->architecture;
     const int needed = architecture.shared_bytes(kernel.cuda->config);
     if (needed > device.shared_memory_bytes) {

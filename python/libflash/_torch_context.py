@@ -193,7 +193,7 @@ def check_tensors(
         if heads is not None and heads.shape[-1] != q.shape[-2]:
             raise InvalidError(f"{name} has shape {tuple(heads.shape)}; its last size must be the {q.shape[-2]} heads of q")
     if q.is_cuda:
-        check_cuda(q, alibi_slopes, given, ranks)
+        check_cuda(alibi_slopes, given, ranks)
     check_call(q, k, v, alibi_slopes, learnable_sink, given)
 
 
@@ -218,10 +218,8 @@ def dense_shape(like: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> _co
     return _core.TensorShape(shape, strides, str(dtype).removeprefix("torch."), like.device.type)
 
 
-def check_cuda(q: Tensor, alibi_slopes: Tensor | None, given: Arguments, ranks: Ranks) -> None:
+def check_cuda(alibi_slopes: Tensor | None, given: Arguments, ranks: Ranks) -> None:
     """What the CUDA kernels would refuse when the first messages are under way."""
-    if q.dtype == torch.float64:
-        raise UnsupportedError("q is float64, which runs on the CPU only")
     if alibi_slopes is not None and ranks.ring.size > 1 and given.order != "contiguous":
         raise UnsupportedError(
             "alibi_slopes is given and the tokens of a rank are not neighbours, which the CUDA kernels do not know: on GPUs use "

@@ -306,7 +306,7 @@ def flash_attn_with_kvcache(
 
     qv, of q's shape with the channels of v_cache: the scores are q k + qv v, as in multi-head latent attention, where v_cache has
     the latent vectors and k_cache the rope parts of keys. Without rotary_cos; only v_cache may have 8 bits then. On CUDA both
-    together have at most 256 channels.
+    together have at most 576 channels, 256 with 8 bits or float32.
 
     Returns
     -------

@@ -15,6 +15,7 @@ import pytest
 # The matrix instruction of each folder's kernels. Without it in the PTX a kernel would use slower instructions.
 MATRIX_INSTRUCTION = {"sm80": "mma.sync.aligned.m16n8k16", "sm90": "wgmma.mma_async"}
 OF_FLOATS = {"sm80": "mma.sync.aligned.m16n8k8.row.col.f32.tf32"}
+OF_DOUBLES = "mma.sync.aligned.m8n8k4.row.col.f64"
 KERNEL = re.compile(
     r"Compiling entry function '(?P<name>\w+)' for 'sm_(?P<arch>\w+)'.*?"
     r"(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads.*?"
@@ -23,8 +24,9 @@ KERNEL = re.compile(
 )
 LARGEST_REGISTERS = 255
 # GPUs with 99 KB of shared memory per thread block: tiles take 96 KB of dynamic shared memory, so static memory must be small.
+# The tiles of wide heads have fewer query rows, and need less beside them. Their large kernel needs more shared memory anyway.
 SMALL = ("80", "86", "89", "120")
-LARGEST_SHARED = 2048
+LARGEST_SHARED, LARGEST_SHARED_WIDE = 2048, 2560
 
 
 def units(build):
@@ -88,7 +90,10 @@ def test_no_spills_no_local_memory(name, arch):
 
 @pytest.mark.parametrize(("name", "arch"), [(n, a) for n, a in WANTED if n.startswith("forward_sm80") and a in SMALL])
 def test_forward_fits_the_small_gpus(name, arch):
-    assert all(int(kernel["shared"] or 0) <= LARGEST_SHARED for kernel in KERNELS[name, arch]), KERNELS[name, arch]
+    if name.endswith("_d512"):
+        pytest.skip("needs 163 KB")
+    most = LARGEST_SHARED_WIDE if name.endswith("_d512_small") else LARGEST_SHARED
+    assert all(int(kernel["shared"] or 0) <= most for kernel in KERNELS[name, arch]), KERNELS[name, arch]
 
 
 def ptx_of(unit, entry):
@@ -100,6 +105,8 @@ def ptx_of(unit, entry):
 
 def instruction(name, folder):
     """The instruction that a kernel must contain."""
+    if "_f64_" in name:
+        return OF_DOUBLES
     if "_f32_" not in name:
         return MATRIX_INSTRUCTION[folder]
     return "fma.rn.f32" if name.startswith("decode") else OF_FLOATS[folder]

@@ -76,6 +76,14 @@ def test_both_types_of_16_bits_share_a_unit(cmake):
     assert units["merge_any"][0] == ["merge_any"]
 
 
+def test_float64_has_headers_of_its_own(cmake, tmp_path):
+    units, _ = cmake(versions="set(versions_f64 80)")
+    assert units["backward_tangent_sm80_f64_d128"][1] == units["forward_sm80_f64_d128"][1] == "sm80_f64"
+    assert set(re.findall(r"arch=compute_(\d+)", units["forward_sm80_f64_d128"][2])) == {"80"}
+    text = (tmp_path / "with spaces" / "generated" / "backward_tangent_sm80_f64_d128.cu").read_text()
+    assert '#include "cuda/sm80/backward_tangent_f64.cuh"' in text
+
+
 PAIR = "forward sm80 bf16 64 128x128 1 dev\nforward sm80 f16 64 {}\n"
 
 
@@ -133,5 +141,5 @@ def test_kernels_without_an_architecture(cmake):
     units, registry = cmake(architectures="80-real")
     assert sorted(registry) == sorted(kernels_of(units))
     assert not [name for name in registry if "sm90" in name]
-    groups = {"any", "sm80", "sm80_small", "sm80_tangent", "sm80_tangent_small"}
+    groups = {"any", "sm80", "sm80_small", "sm80_tangent", "sm80_tangent_small", "sm80_f64", "sm80_wide", "sm80_wide_small"}
     assert {group for _, group, _ in units.values()} == groups

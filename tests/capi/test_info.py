@@ -31,7 +31,7 @@ def test_rows_are_well_formed() -> None:
         assert backend in {"cpu", "sm80", "sm90", "any"}
         assert name.startswith(f"{operation}_{backend}")
         assert bool(k.why_not) != bool(k.usable), name
-        assert k.dtype in {b"any", b"f16", b"bf16", b"f32"}
+        assert k.dtype in {b"any", b"f16", b"bf16", b"f32", b"f64"}
         assert min(k.head_dim, k.head_dim_v, k.tile_q, k.tile_k, k.stages) >= 0
         assert k.reserved == 0
 

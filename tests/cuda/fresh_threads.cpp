@@ -56,17 +56,34 @@ struct Driver {
     }
 };
 
+size_t bytes_of(int32_t dtype) {
+    switch (dtype) {
+        case FLASH_DTYPE_BOOL: return 1;
+        case FLASH_DTYPE_FLOAT32: return 4;
+        case FLASH_DTYPE_INT32: return 4;
+        case FLASH_DTYPE_FLOAT64: return 8;
+        default: return 2;
+    }
+}
+
+int32_t dtype_of(const std::string& type) {
+    if (type == "f64") return FLASH_DTYPE_FLOAT64;
+    if (type == "f32") return FLASH_DTYPE_FLOAT32;
+    return type == "f16" ? FLASH_DTYPE_FLOAT16 : FLASH_DTYPE_BFLOAT16;
+}
+
+int32_t lse_dtype(int32_t dtype) { return dtype == FLASH_DTYPE_FLOAT64 ? dtype : FLASH_DTYPE_FLOAT32; }
+
 struct Tensor {
     flash_tensor_t view{};
     size_t bytes = 0;
 
     Tensor(const Driver& driver, int32_t dtype, const std::vector<int64_t>& shape, bool fill) {
-        const bool wide = dtype == FLASH_DTYPE_FLOAT32;
         int64_t size = 1;
         for (const int64_t n : shape) size *= n;
         for (int64_t n : shape) view.shape[view.ndim++] = n;
         for (int i = view.ndim - 1, step = 1; i >= 0; step *= static_cast<int>(view.shape[i--])) view.stride[i] = step;
-        bytes = static_cast<size_t>(size) * (dtype == FLASH_DTYPE_BOOL ? 1 : wide || dtype == FLASH_DTYPE_INT32 ? 4 : 2);
+        bytes = static_cast<size_t>(size) * bytes_of(dtype);
         view.dtype = dtype, view.device_type = FLASH_DEVICE_CUDA;
         const auto memory = driver.allocate(bytes);
         std::memcpy(&view.data, &memory, sizeof view.data);
@@ -168,20 +185,19 @@ Call make_call(const Driver& driver, const flash_kernel_info_t& kernel, const st
     } else if (operation == "cache_write") {
         for (int n = 0; n < 2; ++n) call.made.push_back(tensor(dtype, {1, kRows, kHeads, dim}));
     } else {
-        call.made = {tensor(dtype, {1, kRows, kHeads, dim_v}), tensor(FLASH_DTYPE_FLOAT32, {1, kHeads, kRows})};
+        call.made = {tensor(dtype, {1, kRows, kHeads, dim_v}), tensor(lse_dtype(dtype), {1, kHeads, kRows})};
     }
     return call;
 }
 
 // The error, or an empty string.
 std::string check(const Driver& driver, const flash_kernel_info_t& kernel) {
-    const std::string type = kernel.dtype;
-    const int32_t dtype = type == "f32" ? FLASH_DTYPE_FLOAT32 : type == "f16" ? FLASH_DTYPE_FLOAT16 : FLASH_DTYPE_BFLOAT16;
+    const int32_t dtype = dtype_of(kernel.dtype);
     const int64_t dim = kernel.head_dim ? kernel.head_dim : 64, dim_v = kernel.head_dim_v ? kernel.head_dim_v : 64;
     std::vector<Tensor> inputs;
     for (const int64_t channels : {dim, dim, dim_v, dim_v})
         inputs.emplace_back(driver, dtype, std::vector<int64_t>{1, kRows, kHeads, channels}, true);
-    inputs.emplace_back(driver, FLASH_DTYPE_FLOAT32, std::vector<int64_t>{1, kHeads, kRows}, true);
+    inputs.emplace_back(driver, lse_dtype(dtype), std::vector<int64_t>{1, kHeads, kRows}, true);
     inputs.emplace_back(driver, FLASH_DTYPE_BOOL, std::vector<int64_t>{1, 2, 4, 4}, true);
     inputs.emplace_back(driver, dtype, std::vector<int64_t>{kRows, kHeads, dim}, true);
     inputs.emplace_back(driver, FLASH_DTYPE_INT32, std::vector<int64_t>{kRows}, false);

@@ -15,8 +15,8 @@ from libflash.conformance.reference_cache import CODES
 import libflash
 
 torch = pytest.importorskip("torch")
-from gpu_case import DTYPES, same_bits, to_device, to_numpy  # noqa: E402  (needs torch)
-from gpu_codes import on_device, on_host, some_codes  # noqa: E402
+from gpu_case import DTYPES, same_bits  # noqa: E402  (needs torch)
+from gpu_codes import on_device, run, some_codes  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -35,18 +35,6 @@ def refused(case: CacheCase) -> str:
 
 CASES = [case for case in cache_cases.quick() if not refused(case)]
 REFUSED = [case for case in cache_cases.quick() if refused(case)]
-CACHES = ("k_cache", "v_cache", "k_scale", "v_scale", "k_rope_cache")
-
-
-def run(x: DecodeInputs, **more: Any) -> tuple[np.ndarray, np.ndarray]:
-    """(out, lse); caches and scales of `x` are those after the call."""
-    arrays = {"k_cache": x.k_cache, "v_cache": x.v_cache, **x.options}
-    given = {name: on_device(a) if isinstance(a, np.ndarray) else a for name, a in arrays.items()}
-    out, lse = libflash.decode(to_device(x.q, "cuda"), **given, return_lse=True, **more)
-    for name in CACHES:
-        if isinstance(arrays.get(name), np.ndarray):
-            arrays[name][...] = on_host(given[name], arrays[name])
-    return to_numpy(out, x.q.dtype), lse.cpu().numpy()
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

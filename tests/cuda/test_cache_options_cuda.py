@@ -111,7 +111,7 @@ def ints(*x: int) -> torch.Tensor:
 @pytest.mark.parametrize("code", ["", "e4m3", "int8"])
 def test_invariant_rows(kernel: dict, option: str, code: str) -> None:
     """Packed, in another order, in chunks and in pages: the bits of a row alone."""
-    if code and kernel["dtype"] == "f32":
+    if code and (kernel["dtype"] == "f32" or kernel["head_dim"] > 256):
         return
     dtype, dim = DTYPES[kernel["dtype"]], min(kernel["head_dim"], 96)
     q = torch.randn(sum(ROWS), 6, dim, device="cuda", dtype=dtype)

@@ -143,7 +143,7 @@ def test_positions_outside_the_tables() -> None:
 def test_refusals_and_graphs() -> None:
     k = torch.randn(3, 2, 16, device="cuda", dtype=torch.float64)
     cache, slots = torch.zeros(2, 4, 2, 16, device="cuda", dtype=torch.float64), torch.arange(3, device="cuda")
-    with pytest.raises(libflash.UnsupportedError, match="float64 runs on the CPU only"):
+    with pytest.raises(libflash.UnsupportedError, match="cache_write of float64 runs on the CPU only"):
         libflash.cache_write(k, None, cache, None, slots)
     k, cache = k.half(), cache.half()
     libflash.cache_write(k, None, cache.clone(), None, slots)

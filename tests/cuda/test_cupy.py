@@ -205,7 +205,7 @@ def test_memory_is_given_back() -> None:
 def test_refusals() -> None:
     _, q, k, v = problem()
     with pytest.raises(libflash.UnsupportedError, match="float64"):
-        libflash.attention(*(x.astype(np.float64) for x in (q, k, v)))
+        libflash.decode(*(x.astype(np.float64) for x in (q, k, v)))
     with pytest.raises(libflash.InvalidError, match="k"):
         libflash.attention(q, cupy.asnumpy(k), v)
     with pytest.raises(libflash.InvalidError, match="softcap"):

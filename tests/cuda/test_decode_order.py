@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA d
 @pytest.mark.parametrize("splits", [1, 3])
 def test_decode_waits_for_previous_work(kernel: dict, previous: str, splits: int) -> None:
     """A call may be launched before the previous work on the stream has ended, and reads what that writes, also in a graph."""
-    dtype, dim = DTYPES[kernel["dtype"]], kernel["head_dim"]
+    dtype, dim = DTYPES[kernel["dtype"]], min(kernel["head_dim"], kernel["head_dim_v"])
     generator = torch.Generator("cuda").manual_seed(0)
     q, source, v = (
         torch.randn(48, n, h, dim, generator=generator, device="cuda").to(dtype) for n, h in ((1, 16), (1000, 8), (1000, 8))

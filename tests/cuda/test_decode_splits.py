@@ -40,8 +40,9 @@ class Many:
         self.sequences, self.keys = sequences, keys
         self.kernel, dtype, dim = kernel["name"], DTYPES[kernel["dtype"]], kernel["head_dim"]
         self.generator = torch.Generator("cuda").manual_seed(0)
-        shapes = ((1, 16), (keys, 8), (keys, 8), (1, 8), (1, 8))
-        self.q, self.k, self.v, k, v = (self.random(sequences, n, h, dim).to(dtype) for n, h in shapes)
+        dim_v = kernel["head_dim_v"]
+        shapes = ((1, 16, dim), (keys, 8, dim), (keys, 8, dim_v), (1, 8, dim), (1, 8, dim_v))
+        self.q, self.k, self.v, k, v = (self.random(sequences, *shape).to(dtype) for shape in shapes)
         self.news = {"k": k, "v": v}, {f"rotary_{name}": self.random(keys, dim // 4) for name in ("cos", "sin")}
 
     def random(self, *shape: int) -> torch.Tensor:
@@ -92,14 +93,14 @@ def test_splits_that_the_library_chooses(kernel: dict, sequences: int, keys: int
             wanted = many.decode(which, lengths, others, step, num_splits=1)
             options = {}
             if page:
-                shape = (-1, page, *many.k.shape[2:])
                 padded = [torch.nn.functional.pad(x, (0, 0, 0, 0, 0, -x.shape[1] % page)) for x in caches]
                 order = torch.randperm(padded[0].shape[0] * padded[0].shape[1] // page, device="cuda")
-                caches = [x.reshape(shape)[order] for x in padded]
+                caches = [x.reshape(-1, page, *x.shape[2:])[order] for x in padded]
                 options["block_table"] = order.argsort().reshape(sequences, -1).int()
             got = many.decode(which, lengths, caches, step, **options)
             for x, y, limit in zip(got, wanted, limits, strict=True):
                 torch.testing.assert_close(x, y, rtol=limit, atol=limit)
             if page:
-                caches = [x[options["block_table"].long()].reshape(sequences, -1, *many.k.shape[2:])[:, :keys] for x in caches]
+                table = options["block_table"].long()
+                caches = [x[table].reshape(sequences, -1, *x.shape[2:])[:, :keys] for x in caches]
             assert all(map(same_bits, caches, others))

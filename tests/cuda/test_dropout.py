@@ -22,7 +22,7 @@ LENGTHS = (
     (70, 200, 130),
     (333, 41, 150),
 )  # of packed queries and keys; row and column of the definition count from the start of the sequence
-DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32, "f64": torch.float64}
 
 
 class Sequences:

@@ -377,8 +377,8 @@ def test_inference() -> None:
             got = flash_attn.flash_attn_func(q, k, v)
         assert not got.requires_grad
         assert torch.equal(got, wanted)
-    with pytest.raises(libflash.UnsupportedError, match="dtype"):
-        flash_attn.flash_attn_func(q.double(), k.double(), v.double())
+    with pytest.raises(libflash.UnsupportedError, match="dtype: decode of float64"):
+        flash_attn.flash_attn_with_kvcache(q.double(), k.double(), v.double())
 
 
 # -- the cache

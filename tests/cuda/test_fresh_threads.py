@@ -23,7 +23,7 @@ import torch, libflash
 names = sys.argv[1:]
 torch.zeros(1, device="cuda")
 by_name = {k["name"]: k for k in libflash.info()["kernels"]}
-dtypes = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+dtypes = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
 failures = []
 def work(kernel, x, made, together):
     together.wait()
@@ -43,10 +43,11 @@ for name in names:
     kernel = by_name[name]
     dim, dim_v = kernel["head_dim"], kernel["head_dim_v"]
     x = [torch.randn(1, 64, 2, n, device="cuda").to(dtypes[kernel["dtype"]]) for n in (dim, dim, dim_v, dim_v)]
-    mades = [(torch.full_like(x[3], torch.nan), torch.full((1, 2, 64), torch.nan, device="cuda")) for _ in range(8)]
+    rows = torch.full((1, 2, 64), torch.nan, device="cuda", dtype=torch.promote_types(torch.float32, x[0].dtype))
+    mades = [(torch.full_like(x[3], torch.nan), rows.clone()) for _ in range(8)]
     if kernel["operation"] == "backward":
         torch.cuda.synchronize()
-        mades = [(torch.zeros_like(x[3]), torch.zeros(1, 2, 64, device="cuda")) for _ in range(8)]
+        mades = [(torch.zeros_like(x[3]), torch.zeros_like(rows)) for _ in range(8)]
     torch.cuda.synchronize()
     together = threading.Barrier(8)
     threads = [threading.Thread(target=work, args=(kernel, x, made, together)) for made in mades]

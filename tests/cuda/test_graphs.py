@@ -12,13 +12,13 @@ from gpu_kernels import kernels, parameters, supporting
 import libflash
 
 torch = pytest.importorskip("torch")
-from gpu_case import DTYPES, same_bits  # noqa: E402  (needs torch)
+from gpu_case import DTYPES, same_bits, wide_type  # noqa: E402  (needs torch)
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 DEVICE = "cuda"
 REPLAYS = 100
-ROUNDING = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-21}
+ROUNDING = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-21, torch.float64: 2.0**-50}
 
 Tensors = dict[str, torch.Tensor]
 
@@ -41,7 +41,7 @@ def packed(dtype: torch.dtype, seed: int, dim: int, total: int = 500) -> Tensors
 def results_of(x: Tensors) -> Tensors:
     """Outputs for a problem, all NaN."""
     rows, heads = x["q"].shape[-3], x["q"].shape[-2]
-    lse = torch.full((*x["q"].shape[:-3], heads, rows), torch.nan, device=DEVICE)
+    lse = torch.full((*x["q"].shape[:-3], heads, rows), torch.nan, device=DEVICE, dtype=wide_type(x["q"]))
     made = {"out": torch.full_like(x["dout"], torch.nan), "lse": lse}
     return made | {f"d{name}": torch.full_like(x[name], torch.nan) for name in "qkv"}
 

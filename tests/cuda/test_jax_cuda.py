@@ -240,7 +240,7 @@ def test_types_without_a_kernel_are_refused_while_tracing() -> None:
         q, k, v, *_ = (x.astype("float64") for x in problem())
         for wrap in (lambda f: f, jax.jit, lambda f: lambda *x: jax.eval_shape(f, *x)):
             with pytest.raises(libflash.UnsupportedError, match="float64"):
-                wrap(libflash.jax.attention)(q, k, v)
+                wrap(libflash.jax.decode)(q, k, v)
 
 
 def test_arrays_on_the_cpu_stay_there() -> None:

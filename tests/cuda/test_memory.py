@@ -77,7 +77,7 @@ FENCED = """
 FENCED_PREFIXES = ("only-", "dim-", "size-17x64", "size-3x", "size-65x64", "heads-", "poison-unused")
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32", "fp64"])
 def test_nothing_is_touched_beyond_the_ends(dtype: str) -> None:
     """Every tensor next to unmapped addresses, in a separate process, which an access outside the tensor would end."""
     chosen = [case for case in cases.quick() if case.name.startswith(FENCED_PREFIXES) and case.dtype == dtype]

@@ -9,7 +9,6 @@ import fcntl
 import hashlib
 import os
 import re
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -17,14 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from kernels_on_host import CUDA_HEADERS, CXX, HERE, ROOT, for_the_host
 
-ROOT = Path(__file__).resolve().parents[2]
-HERE = Path(__file__).resolve().parent / "on_host"
-NVCC = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
-CUDA_HEADERS = next((p for p in Path(NVCC).resolve().parents[1].glob("**/include") if (p / "cuda_bf16.h").exists()), None)
-CXX = shutil.which("g++")
+KEYS_PER_SUM = 32768  # of the library
 
-# Type, head_dim, tiles of forward, tiles and stages of backward: kernels with one, two and four warps for each 32 keys.
+# Type, head_dim, tiles of forward, tiles and stages of backward: kernels with one, two and four warps for each 32 keys, and with
+# two warps for each 16 rows. Then, if they are others, keys per sum, and the architecture whose code runs.
 ATTENTION_KERNELS = {
     "bf16-64": ("bf16_", 64, "128, 128", "128, 128, 1"),
     "f16-128": ("f16_", 128, "128, 64", "64, 128, 3"),
@@ -33,6 +30,8 @@ ATTENTION_KERNELS = {
     "f32-64": ("f32_", 64, "128, 32", "32, 128, 1"),
     "f32-128": ("f32_", 128, "128, 32", "32, 64, 1"),
     "f32-256-small": ("f32_", 256, "64, 16", "16, 32, 1"),
+    "bf16-512": ("bf16_", 512, "64, 32", "64, 64, 1"),
+    "f16-512-small": ("f16_", 512, "32, 32", "32, 32, 1", KEYS_PER_SUM, 80),
 }
 
 # Kernels again that take their sums out after so few keys that it happens several times (attention/long_sums.h): after
@@ -43,6 +42,7 @@ ATTENTION_KERNELS_WITH_LONG_SUMS = {
     "f16-128-sums": ("f16_", 128, "128, 64", "64, 128, 3", 128),
     "f32-128-sums": ("f32_", 128, "128, 32", "32, 64, 1", 64),
     "bf16-256-sums-small": ("bf16_", 256, "64, 64", "32, 32, 1", 32),
+    "f16-512-sums-small": ("f16_", 512, "64, 32", "64, 64, 1", 64),
 }
 
 # Kernels and cases of parts.cpp: float32 and 16 bits, with one, two and four warps for each 32 keys, long sums.
@@ -53,6 +53,8 @@ PART_KERNELS = {
     "f32-64": ATTENTION_KERNELS["f32-64"],
     "f32-128": ATTENTION_KERNELS["f32-128"],
     "bf16-64-sums": ATTENTION_KERNELS_WITH_LONG_SUMS["bf16-64-sums"],
+    "bf16-512": ATTENTION_KERNELS["bf16-512"],
+    "f16-512-small": ATTENTION_KERNELS["f16-512-small"],
 }
 PART_CASES = ((1, 0, 0), (1, 1, 1))
 
@@ -87,12 +89,20 @@ BACKWARD_TANGENT_CASES = ((1, 1, 0, 15), (1, 1, 1, 15), (1, 1, 1, 1), (1, 1, 0, 
 # the largest, P ts is larger than fp16 can hold.
 TANGENT_CASES = ((1, 1, 0, 7), (1, 1, 1, 7), (2, 1, 1, 1), (2, 1, 0, 2), (1, 1, 0, 4), (1, 4000, 0, 7))
 
+# float64: head_dim, tiles of forward, of backward and of the tangents; options and magnitude of the inputs (attention_f64.cpp),
+# options, tangents and tdelta (tangent_f64.cpp).
+DOUBLE_KERNELS = {"128": (128, "32, 16", "16, 16", "16, 16"), "256": (256, "16, 16", "8, 16", "8, 8")}
+DOUBLE_CASES = ((0, 1), (0, 4), (1, 1), (3, 4), (4, 1), (7, 1), (9, 1), (15, 1), (16, 1), (18, 1), (19, 1))
+DOUBLE_TANGENT_CASES = ((0, 15, 0), (3, 15, 0), (15, 15, 1), (4, 1, 0), (7, 2, 1), (0, 4, 0), (1, 8, 1))
+
 # Type, head_dim, tile and stages: with and without fragments of Q in registers, with and without matrix instructions, few warps.
 DECODE_KERNELS = {
     "bf16-64": ("bf16_", 64, "16, 64, 4"),
     "f16-256-small": ("f16_", 256, "16, 32, 2"),
     "f32-128-small": ("f32_", 128, "16, 32, 2"),
 }
+# Channels of keys: 512 of values.
+WIDE_DECODE_KERNELS = {"bf16-512": ("bf16_", 512, "16, 16, 2"), "f16-576": ("f16_", 576, "16, 16, 2")}
 DECODE_KERNELS_OF_TWO_HEADS = {"bf16-64": DECODE_KERNELS["bf16-64"], "f16-128": ("f16_", 128, "16, 64, 3")}
 # Query rows, splits (negative: the keys of each), paged, append (0: nothing, 1: two rows by a kernel before decode, 2: one row by
 # decode), stages left empty, key heads of a thread block, and whether copies arrive as late as they may.
@@ -139,6 +149,11 @@ OPTION_CASES = (
     *((0, 0, 0, 0, 1, 0, 0, 1, 1, 1, 0, 0), (3, 5, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0)),
 )
 OPTION_CASES_OF_NUMBERS = tuple(case for case in OPTION_CASES if case[0] == 0)
+# Of wide heads, which have no scales. Also rope parts beside values that are channels of the keys, as in MLA.
+OPTION_CASES_OF_WIDE_HEADS = (
+    *(case for case in OPTION_CASES if case[:2] == (0, 0)),
+    *((0, 0, 0, 0, 1, 9, 3, 1, 0, 0, 1, 1), (0, 0, 64, 1, 1, 3, 2, 1, 0, 0, 0, 1), (0, 0, 0, 1, 1, 0, -128, 0, 0, 0, 1, 0)),
+)
 
 # Forward for sm_90a: type, head_dim, head_dim_v, tile, stages; three, two and two warpgroups.
 FORWARD_KERNELS_SM90 = {
@@ -178,7 +193,6 @@ BACKWARD_KERNELS_SM90_WITH_LONG_SUMS = {
     "bf16-256-sums": ("bf16_", 256, "64, 64", 2, 32),
     "f16-192-sums": ("f16_", 192, "64, 64", 3, 128),
 }
-KEYS_PER_SUM = 32768  # of the library
 pytestmark = pytest.mark.early
 DISORDERS = (0, 1)  # orders in which forward_sm90.cpp and backward_sm90.cpp run the warps
 # Backward with additions to dq in a fixed order: kernel -> disorders and numbers of thread blocks that run at the same time.
@@ -206,12 +220,13 @@ class Run(NamedTuple):
     arguments: tuple[int, ...]
 
 
-def attention(dtype: str, head_dim: int, forward: str, backward: str, keys_per_sum: int = KEYS_PER_SUM) -> Program:
+def attention(
+    dtype: str, head_dim: int, forward: str, backward: str, keys_per_sum: int = KEYS_PER_SUM, arch: int = 90
+) -> Program:
     defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "FORWARD_TILE": forward, "BACKWARD_TILE": backward}
-    defines["LIBFLASH_KEYS_PER_SUM"] = keys_per_sum
-    return Program(
-        "attention.cpp", ("attention/backward_steps.cuh", "sm80/backward.cuh", "sm80/forward.cuh"), tuple(defines.items())
-    )
+    defines |= {"LIBFLASH_KEYS_PER_SUM": keys_per_sum, "__CUDA_ARCH__": arch * 10}
+    headers = ("attention/backward_steps.cuh", "sm80/backward.cuh", "sm80/backward_wide.cuh", "sm80/forward.cuh")
+    return Program("attention.cpp", headers, tuple(defines.items()))
 
 
 def parts(*sizes: Any) -> Program:
@@ -228,8 +243,20 @@ def backward_tangent(dtype: str, head_dim: int, tile: str) -> Program:
     return program._replace(source="backward_tangent.cpp", headers=("sm80/backward_tangent.cuh",))
 
 
+def doubles(head_dim: int, forward: str, backward: str, tangent: str) -> Program:
+    defines = {"HEAD_DIM": head_dim, "FORWARD_TILE": forward, "BACKWARD_TILE": backward, "TANGENT_TILE": tangent}
+    return Program("attention_f64.cpp", ("sm80/backward_f64.cuh", "sm80/forward_f64.cuh"), tuple(defines.items()))
+
+
+def double_tangents(*sizes: Any) -> Program:
+    headers = ("sm80/backward_tangent_f64.cuh", "sm80/forward_tangent_f64.cuh")
+    return doubles(*sizes)._replace(source="tangent_f64.cpp", headers=headers)
+
+
 def decode(dtype: str, head_dim: int, tile: str) -> Program:
-    defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "DECODE_TILE": tile}
+    # Wide heads: one kernel for keys of 576 channels and values of 512.
+    dims = "576, 512" if head_dim > 256 else f"{head_dim}, {head_dim}"
+    defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "KERNEL_DIMS": dims, "DECODE_TILE": tile}
     return Program("decode.cpp", ("sm80/decode.cuh",), tuple(defines.items()))
 
 
@@ -287,6 +314,14 @@ ATTENTION_RUNS = runs(
 )
 PART_RUNS = runs({name: parts(*sizes) for name, sizes in PART_KERNELS.items()}, lambda _: PART_CASES)
 TANGENT_RUNS = runs({name: forward_tangent(*sizes) for name, sizes in TANGENT_KERNELS.items()}, lambda _: TANGENT_CASES)
+DOUBLE_RUNS = runs(
+    {name: doubles(*sizes) for name, sizes in DOUBLE_KERNELS.items()},
+    lambda name: DOUBLE_CASES if name == "128" else DOUBLE_CASES[::2],
+)
+DOUBLE_TANGENT_RUNS = runs(
+    {name: double_tangents(*sizes) for name, sizes in DOUBLE_KERNELS.items()},
+    lambda name: DOUBLE_TANGENT_CASES if name == "128" else DOUBLE_TANGENT_CASES[2:4],
+)
 BACKWARD_TANGENT_RUNS = runs(
     {name: backward_tangent(*sizes) for name, sizes in BACKWARD_TANGENT_KERNELS.items()}, lambda _: BACKWARD_TANGENT_CASES
 )
@@ -303,6 +338,7 @@ DECODE_RUNS = [
         {f"ragged-{name}": decode_ragged(*sizes) for name, sizes in DECODE_KERNELS.items()},
         lambda name: with_no_prefill(RAGGED_CASES if name == "ragged-bf16-64" else RAGGED_CASES[1::2]),
     ),
+    *runs({"ragged-bf16-512": decode_ragged(*WIDE_DECODE_KERNELS["bf16-512"])}, lambda _: with_no_prefill(RAGGED_CASES[1::2])),
     *runs(
         {f"prefill-{name}": decode_with_prefill(*sizes) for name, sizes in DECODE_KERNELS_OF_TWO_HEADS.items()},
         lambda name: RAGGED_CASES_WITH_PREFILL,
@@ -316,6 +352,10 @@ OPTION_RUNS = [  # there are no codes beside float32
     *runs({"bf16-64": decode_options(*DECODE_KERNELS["bf16-64"])}, lambda _: OPTION_CASES),
     *runs({"f16-256-small": decode_options(*DECODE_KERNELS["f16-256-small"])}, lambda _: OPTION_CASES[::2]),
     *runs({"f32-128-small": decode_options(*DECODE_KERNELS["f32-128-small"])}, lambda _: OPTION_CASES_OF_NUMBERS),
+    *runs(
+        {name: decode_options(*sizes) for name, sizes in WIDE_DECODE_KERNELS.items()},
+        lambda _: OPTION_CASES_OF_WIDE_HEADS,
+    ),
 ]
 CACHE_WRITE_RUNS = runs({dtype: cache_write(f"{dtype}_") for dtype in ("f16", "bf16", "f32")}, lambda _: ((),))
 SM90_RUNS = runs(
@@ -332,13 +372,6 @@ FIXED_ORDER_RUNS = runs(
     {name: backward_sm90(*(BACKWARD_KERNELS_SM90 | BACKWARD_KERNELS_SM90_WITH_LONG_SUMS)[name]) for name in FIXED_ORDER},
     FIXED_ORDER.__getitem__,
 )
-
-
-def for_the_host(source: str) -> str:
-    """Replace what is not C++: shared memory with a size from the launch, and launches."""
-    source = re.sub(r"extern __shared__ __align__\(\d+\) char (\w+)\[\];", r"char* \1 = emulation::dynamic_shared;", source)
-    launch = r"(\w+)<<<(.*?), (\S*?), \S*?, \S*?>>>\(([\w, ]+)\);"
-    return re.sub(launch, r"emulation::launch(\2, \3, [&] { \1(\4); });", source)
 
 
 def compiled(program: Program, folder: Path) -> Path:
@@ -360,7 +393,7 @@ def compile_to(folder: Path, program: Program) -> None:
         (folder / "cuda" / name).write_text(changed)
     # -O1: most programs run for less time than they are compiled.
     command = [CXX, "-std=c++17", "-O1", "-fno-strict-aliasing", "-fno-pie", "-no-pie", "-w", "-fpermissive"]
-    command += [f"-D{name}={value}" for name, value in (*program.defines, ("__CUDA_ARCH__", 900))]
+    command += [f"-D{name}={value}" for name, value in ({"__CUDA_ARCH__": 900} | dict(program.defines)).items()]
     # The changed headers come first, then the emulated instructions, then the library's headers.
     command += [f"-I{path}" for path in (folder, HERE, ROOT / "libflash", ROOT / "include", CUDA_HEADERS)]
     done = subprocess.run(
@@ -432,6 +465,17 @@ def test_backward_tangent_against_double(output: Callable[[Run], str], run: Run)
     assert output(run).count("ok ") == (4 if run.arguments[2] else 3)
 
 
+@pytest.mark.parametrize("run", DOUBLE_RUNS)
+def test_float64_against_long_double(output: Callable[[Run], str], run: Run) -> None:
+    rare, parts = run.arguments[0] & 1, run.arguments[0] & 16
+    assert output(run).count("ok ") == (5 if not rare else 6 if parts else 7)
+
+
+@pytest.mark.parametrize("run", DOUBLE_TANGENT_RUNS)
+def test_tangents_in_float64_against_long_double(output: Callable[[Run], str], run: Run) -> None:
+    assert output(run).count("ok ") == (7 if run.arguments[0] & 1 else 6)
+
+
 @pytest.mark.parametrize("run", DECODE_RUNS)
 def test_decode_against_double(output: Callable[[Run], str], run: Run) -> None:
     output(run)
@@ -494,6 +538,19 @@ def test_tiles_are_those_of_kernels_table() -> None:
     for direction, (dtype, head_dim, tile) in tangents:
         line = rf"{direction}_tangent +sm80 +{dtype.rstrip('_')} +{head_dim} +{tile.replace(', ', 'x')} +1 "
         assert re.search(line, table), line
+    for sizes in ("bf16-512", "f16-512-small"):
+        dtype, _, forward_tile, backward_tile, *_ = ATTENTION_KERNELS[sizes]
+        for operation, tile in (("forward", forward_tile), ("backward", backward_tile.removesuffix(", 1"))):
+            line = rf"{operation} +sm80 +{dtype.rstrip('_')} +512 +{tile.replace(', ', 'x')} +1 "
+            assert re.search(line, table), line
+    for dtype, _, tile in WIDE_DECODE_KERNELS.values():
+        tile_q, tile_k, stages = tile.split(", ")
+        line = rf"decode +sm80 +{dtype.rstrip('_')} +576x512 +{tile_q}x{tile_k} +{stages} "
+        assert re.search(line, table), line
+    for head_dim, *tiles in DOUBLE_KERNELS.values():
+        for operation, tile in zip(("forward", "backward", "backward_tangent"), tiles, strict=True):
+            line = rf"{operation} +sm80 +f64 +{head_dim} +{tile.replace(', ', 'x')} +1 "
+            assert re.search(line, table), line
     sums = [sizes[:4] for sizes in BACKWARD_KERNELS_SM90_WITH_LONG_SUMS.values()]
     for dtype, head_dim, tile, stages in [*BACKWARD_KERNELS_SM90.values(), *sums]:
         line = rf"backward +sm90 +{dtype.rstrip('_')} +{head_dim} +{tile.replace(', ', 'x')} +{stages} "

@@ -1,5 +1,5 @@
 """Parts of a problem on a GPU: one device makes the calls of all ranks of a ring, one after another, and the results are those of
-the whole problem. The calls go on from each other and add up their gradients, in float32.
+the whole problem. The calls go on from each other and add up their gradients, in float32 or float64.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from libflash._context_layout import tokens_of
 import libflash
 
 torch = pytest.importorskip("torch")
-from gpu_case import Problem, full_of_nan, problem, to_numpy  # noqa: E402  (needs torch)
+from gpu_case import Problem, full_of_nan, problem, to_numpy, wide_type  # noqa: E402  (needs torch)
 
 CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 DEVICES = [pytest.param("cuda", marks=CUDA), "cpu"]  # on the CPU: a test of this file
@@ -27,10 +27,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dropout": {"causal": True, "dropout_p": 0.25, "seed": 5, "sink": True, "dlse": True},
     "full": {"dropout_p": 0.5, "seed": 2**40},
 }
+TYPES = {64: ("bf16", "fp16", "fp32"), 128: ("bf16", "fp16", "fp32"), 256: ("bf16", "fp32"), 512: ("bf16", "fp16")}
 # head_dim, type, options, order, deterministic. Tokens: chunks of 41 with zigzag, so that positions have any remainder mod 4.
+TYPES = {64: ("bf16", "fp16", "fp32", "fp64"), 128: ("bf16", "fp16", "fp32"), 256: ("bf16", "fp32", "fp64")}
 CASES = [
     (dim, dtype, name, order, dim == 128)
-    for dim, dtypes in {64: ("bf16", "fp16", "fp32"), 128: ("bf16", "fp16", "fp32"), 256: ("bf16", "fp32")}.items()
+    for dim, dtypes in TYPES.items()
     for dtype in dtypes
     for name, order in (("causal", "zigzag"), ("window", "contiguous"), ("dropout", "zigzag"), ("full", "contiguous"))
 ]
@@ -73,8 +75,8 @@ class Ring:
 
     def forward(self) -> tuple[torch.Tensor, torch.Tensor]:
         p = self.p
-        out = full_of_nan((*p.q.shape[:-1], p.v.shape[-1]), p.q, torch.float32)
-        lse = full_of_nan((len(p.q), p.q.shape[2], p.q.shape[1]), p.q, torch.float32)
+        out = full_of_nan((*p.q.shape[:-1], p.v.shape[-1]), p.q, wide_type(p.q))
+        lse = full_of_nan((len(p.q), p.q.shape[2], p.q.shape[1]), p.q, wide_type(p.q))
         for rank in range(RANKS):
             q = self.part(p.q, rank)
             mine, my_lse = self.part(out, rank), self.part(lse, rank, 2)
@@ -87,22 +89,22 @@ class Ring:
 
     def backward(self, out: torch.Tensor, lse: torch.Tensor, deterministic: bool) -> dict[str, torch.Tensor]:
         p = self.p
-        total = {name: torch.zeros(x.shape, dtype=torch.float32).to(x.device) for name, x in (("dk", p.k), ("dv", p.v))}
-        total["dq"] = full_of_nan(p.q.shape, p.q, torch.float32)
+        total = {name: torch.zeros(x.shape, dtype=wide_type(x)).to(x.device) for name, x in (("dk", p.k), ("dv", p.v))}
+        total["dq"] = full_of_nan(p.q.shape, p.q, wide_type(p.q))
         sink = p.options.get("learnable_sink")
         if sink is not None:
             total["dsink"] = torch.zeros_like(sink)
         for rank in range(RANKS):
             q, dout = self.part(p.q, rank), self.part(p.dout, rank)
             read, my_lse = self.part(out.to(p.q.dtype), rank), self.part(lse, rank, 2)
-            dq = full_of_nan(q.shape, q, torch.float32)
-            delta = full_of_nan(my_lse.shape, q, torch.float32)
+            dq = full_of_nan(q.shape, q, wide_type(q))
+            delta = full_of_nan(my_lse.shape, q, wide_type(q))
             for step in range(RANKS):
                 members = self.members((rank - step) % RANKS)
                 k, v = p.k.index_select(1, members), p.v.index_select(1, members)
                 options = self.options(rank, step) | {"add": step > 0, "deterministic": deterministic, "dq": dq, "delta": delta}
                 if step == 0:
-                    made = {"dk": full_of_nan(k.shape, k, torch.float32), "dv": full_of_nan(v.shape, v, torch.float32)}
+                    made = {f"d{name}": full_of_nan(x.shape, x, wide_type(x)) for name, x in (("k", k), ("v", v))}
                     options["dlse"] = None if p.dlse is None else self.part(p.dlse, rank, 2)
                     if sink is not None:
                         options["dsink"] = torch.empty_like(sink)

@@ -11,7 +11,7 @@ from harness import random
 import libflash
 
 torch = pytest.importorskip("torch")
-from gpu_case import to_device, to_numpy  # noqa: E402  (needs torch)
+from gpu_case import same_bits, to_device, to_numpy  # noqa: E402  (needs torch)
 from gpu_decode import LIMITS, NUMPY, decode  # noqa: E402
 from gpu_kernels import kernels, parameters  # noqa: E402
 
@@ -33,9 +33,9 @@ def cu_seqlens(lengths: tuple[int, ...]) -> np.ndarray:
 class Step:
     """Arrays of a call. Rows of the cache that nobody may read are NaN, entries of pages that nobody may read point nowhere."""
 
-    def __init__(self, kernel: dict, page: int, window: int | None = None) -> None:
+    def __init__(self, kernel: dict, page: int, window: int | None = None, narrower: int = 8) -> None:
         self.dtype, self.page = NUMPY[kernel["dtype"]], page
-        dim, dim_v, total = kernel["head_dim"] - 8, kernel["head_dim_v"], sum(ROWS)
+        dim, dim_v, total = kernel["head_dim"] - narrower, kernel["head_dim_v"], sum(ROWS)
         shapes = {"q": (HEADS_Q, dim), "k": (HEADS_K, dim), "v": (HEADS_K, dim_v)}
         self.rows = {n: random(total, *shape, seed=i).astype(self.dtype) for i, (n, shape) in enumerate(shapes.items())}
         self.caches = [random(len(ROWS), CAPACITY, HEADS_K, x, seed=7 + i).astype(self.dtype) for i, x in enumerate((dim, dim_v))]
@@ -78,10 +78,11 @@ def uses(kernel: dict, arrays: tuple, options: dict) -> bool:
 
 
 @every_kernel
+@pytest.mark.parametrize("narrower", [0, 8])
 @pytest.mark.parametrize("page", [0, 16, 64, 256])
 @pytest.mark.parametrize("more", [{"causal": True}, {"causal": False}, {"causal": True, "window_size": (90, 0)}], ids=str)
-def test_against_the_cpu(kernel: dict, page: int, more: dict) -> None:
-    step = Step(kernel, page, more.get("window_size", (None,))[0])
+def test_against_the_cpu(kernel: dict, page: int, more: dict, narrower: int) -> None:
+    step = Step(kernel, page, more.get("window_size", (None,))[0], narrower)
     sinks = {"learnable_sink": random(HEADS_Q, seed=5)} if page == 16 else {}
     arrays, options = step.arrays()
     assert uses(kernel, arrays, {**options, **more})
@@ -91,6 +92,41 @@ def test_against_the_cpu(kernel: dict, page: int, more: dict) -> None:
     check(got, wanted, kernel)
     for cache, other in zip(arrays[1:], own[1:], strict=True):
         np.testing.assert_array_equal(cache.view(np.uint16), other.view(np.uint16))
+
+
+def with_strides(x: torch.Tensor, form: str) -> torch.Tensor:
+    """A copy of a cache (pages, rows, heads, channels) with other strides; what is between its rows is NaN."""
+    pages, rows, heads, dim = x.shape
+    if form == "heads first":
+        return x.transpose(1, 2).contiguous().transpose(1, 2)
+    if form == "heads outside":
+        return x.permute(2, 0, 1, 3).contiguous().permute(1, 2, 0, 3)
+    more = 8 if form == "wider pages" else dim  # elements
+    apart = torch.full((pages, rows * heads * dim + more), torch.nan, dtype=x.dtype, device=x.device)
+    view = apart[:, : rows * heads * dim].view(x.shape)
+    return view.copy_(x)
+
+
+@every_kernel
+@pytest.mark.parametrize("page", [0, 16, 48, 64])
+@pytest.mark.parametrize("form", ["heads first", "heads outside", "wider pages", "a row between pages"])
+def test_strides_change_no_bit(kernel: dict, form: str, page: int) -> None:
+    """Whether one load takes all channels of a box depends on the strides."""
+    capacity = CAPACITY if page else CAPACITY - 3
+    step = Step(kernel, 0, narrower=0)
+    q, *caches = (to_device(x, "cuda") for x in step.arrays()[0])
+    options = {name: to_device(x, "cuda") for name, x in step.lengths.items()} | {"causal": True}
+    caches = [x[:, :capacity].contiguous() for x in caches]
+    if page:
+        columns = -(-capacity // page)
+        padded = [torch.nn.functional.pad(x, (0, 0, 0, 0, 0, columns * page - capacity)) for x in caches]
+        options["block_table"] = torch.arange(len(ROWS) * columns, device="cuda").int().reshape(len(ROWS), columns)
+        caches = [x.reshape(-1, page, *x.shape[2:]) for x in padded]
+    wanted = libflash.decode(q, *caches, return_lse=True, **options)
+    others = [with_strides(x, form) for x in caches]
+    assert f"{kernel['name']}, tile" in libflash.explain(q, *others, op="decode", **options)
+    got = libflash.decode(q, *others, return_lse=True, **options)
+    assert all(map(same_bits, got, wanted))
 
 
 @every_kernel

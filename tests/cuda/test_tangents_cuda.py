@@ -115,7 +115,7 @@ def test_delta_is_the_sum_of_its_products(kernel: dict) -> None:
     o, to, dout, tdout = (np.asarray(y, np.float64) for y in (made["o"], made["to"], x.dout, t.dout))
     exact = np.moveaxis((tdout * o + dout * to).sum(-1), -1, 1) - t.dlse
     scale = np.moveaxis((abs(tdout * o) + abs(dout * to)).sum(-1), -1, 1) + abs(t.dlse)
-    unit = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-20}[kernel["dtype"]]
+    unit = {"f16": 2.0**-11, "bf16": 2.0**-8, "f32": 2.0**-20, "f64": 2.0**-49}[kernel["dtype"]]
     assert (abs(made["tdelta"] - exact) <= 2 * unit * scale + 1e-30).all()
 
 

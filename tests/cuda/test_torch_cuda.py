@@ -184,8 +184,8 @@ def test_autocast_runs_in_low_precision(dtype: str) -> None:
 
 
 def test_types_without_a_kernel_are_refused() -> None:
-    with pytest.raises(libflash.UnsupportedError, match="dtype"):
-        libflash.torch.attention(*qkv(torch.float64))
+    with pytest.raises(libflash.UnsupportedError, match="dtype: decode of float64"):
+        libflash.torch.decode(*qkv(torch.float64, grad=False))
 
 
 # -- scaled_dot_product_attention on libflash

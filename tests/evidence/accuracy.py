@@ -37,7 +37,8 @@ def chosen(kernel: dict, fill: str) -> list[Case] | list[DecodeCase]:
     dtype, width = TYPES[kernel["dtype"]], widths(kernel)
     if kernel["operation"] == "decode":
         return [DecodeCase(f"accuracy-{fill}-{dtype}-{kernel['head_dim']}", dtype, fill=fill, **DECODE, **width)]
-    found = [cases.by_name(f"fill-{fill}-{dtype}{causal}") for causal in ("", "-causal")]
+    of_fill = [cases.by_name(f"fill-{fill}-fp32{causal}") for causal in ("", "-causal")]
+    found = [dataclasses.replace(case, name=case.name.replace("fp32", dtype), dtype=dtype) for case in of_fill]
     if fill in LONG_FILLS:
         found.append(Case(f"long-{fill}-{dtype}", dtype, fill=fill, **LONG))
     return [dataclasses.replace(case, name=f"{case.name}-{width['head_dim']}", **width) for case in found]

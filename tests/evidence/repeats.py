@@ -67,8 +67,8 @@ def golden_cases(kernel: dict) -> list[cases.Case] | list[DecodeCase]:
     dtype = TYPES[kernel["dtype"]]
     if kernel["operation"] == "decode":
         return [DecodeCase(f"golden-{dtype}-{kernel['head_dim']}", dtype, **GOLDEN_DECODE, **widths(kernel))]
-    found = [cases.by_name(name.format(dtype)) for name in GOLDEN]
-    return [dataclasses.replace(case, name=f"golden-{case.name}", **widths(kernel)) for case in found]
+    found = {name.format(dtype): cases.by_name(name.format("fp32")) for name in GOLDEN}
+    return [dataclasses.replace(case, name=f"golden-{name}", dtype=dtype, **widths(kernel)) for name, case in found.items()]
 
 
 def run(case: cases.Case | DecodeCase, kernel: dict) -> dict[str, np.ndarray]:

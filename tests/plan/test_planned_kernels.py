@@ -12,7 +12,7 @@ KERNELS = [line for line in (CUDA / "kernels.table").read_text().splitlines() if
 
 def test_every_kernel_of_the_table_can_be_planned(lib: c.CDLL) -> None:
     """On the first described device that runs the kernel."""
-    types = {"bf16": abi.BFLOAT16, "f16": abi.FLOAT16, "f32": abi.FLOAT32}
+    types = {"bf16": abi.BFLOAT16, "f16": abi.FLOAT16, "f32": abi.FLOAT32, "f64": abi.FLOAT64}
     planned = 0
     for line in KERNELS:
         operation, backend, dtype, dims, tile, _, marks = line.split()

@@ -13,7 +13,8 @@ from case import Case, Inputs
 
 import libflash
 
-DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}  # by the names of the registry
+# By the names of the registry.
+DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32, "f64": torch.float64}
 
 
 def to_device(x: np.ndarray, device: str = "cuda") -> torch.Tensor:
@@ -30,6 +31,11 @@ def to_numpy(x: torch.Tensor, like: np.dtype) -> np.ndarray:
 def full_of_nan(shape: tuple[int, ...], like: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """An output of NaN, which shows unwritten elements."""
     return torch.full(shape, torch.nan, dtype=dtype or like.dtype).to(like.device)
+
+
+def wide_type(x: torch.Tensor) -> torch.dtype:
+    """The type of lse, dlse and partial results beside x."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:
@@ -65,7 +71,7 @@ class Problem:
         """(o, lse), NaN in rows that belong to no sequence."""
         *batch, rows, heads, _ = self.q.shape
         out = full_of_nan((*self.q.shape[:-1], self.v.shape[-1]), self.q)
-        lse = full_of_nan((*batch, heads, rows), self.q, torch.float32)
+        lse = full_of_nan((*batch, heads, rows), self.q, wide_type(self.q))
         libflash.attention(self.q, self.k, self.v, out=out, lse=lse, return_lse=True, kernel=kernel, **self.options)
         return out, lse
 

@@ -9,7 +9,7 @@ from decode_cases import DecodeCase
 
 import libflash
 
-TYPES = {"f16": "fp16", "bf16": "bf16", "f32": "fp32"}  # names of the registry and of the cases
+TYPES = {"f16": "fp16", "bf16": "bf16", "f32": "fp32", "f64": "fp64"}  # names of the registry and of the cases
 
 
 def kernels(operation: str) -> list[dict]:

@@ -197,7 +197,7 @@ def fenced_run(driver: Driver, case: Case, kernels: tuple[str, str], at_end: boo
         options = {name: fences.place(value) if isinstance(value, np.ndarray) else value for name, value in c_options(x).items()}
         rows = x.q.shape[:-1]
         lse_rows = rows[::-1] if case.packed else (rows[0], rows[2], rows[1])
-        out, lse = output("o", x.dout), output("lse", np.empty(lse_rows, np.float32))
+        out, lse = output("o", x.dout), output("lse", np.empty(lse_rows, np.float64 if x.q.dtype == np.float64 else np.float32))
         fences.call("forward", [q, k, v, out, lse], abi.options(abi.AttentionOptions, kernel=kernels[0].encode(), **options))
         dq, dk, dv = (output(name, getattr(x, name[1:])) for name in ("dq", "dk", "dv"))
         for name, given in {"dbias": "bias", "dsink": "learnable_sink"}.items():

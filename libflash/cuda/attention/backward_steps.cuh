@@ -12,10 +12,11 @@
 
 namespace libflash::cuda {
 
-template <class Kernel>
+template <class Kernel, class T = ElementOf<Kernel::config.dtype>,
+          int kLanes = softmax_statistics_lanes(Kernel::config.head_dim, sizeof(T))>
 using SoftmaxStatisticsOf =
-    SoftmaxStatisticsUnit<ElementOf<Kernel::config.dtype>,
-                          softmax_statistics_lanes(Kernel::config.head_dim, sizeof(ElementOf<Kernel::config.dtype>))>;
+    std::conditional_t<(Kernel::config.head_dim > 256), SoftmaxStatisticsUnit<T, kLanes, 1>,  // small code
+                       SoftmaxStatisticsUnit<T, kLanes>>;
 template <class Kernel>
 using DsinkOf = Dsink<ElementOf<Kernel::config.dtype>>;
 template <class Kernel>

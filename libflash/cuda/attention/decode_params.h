@@ -91,9 +91,10 @@ struct DecodeParams {
     RaggedParams ragged;
     CacheShardParams shard;
     RopeParams rope;
-    int32_t k_channels;  // of cache.k: those of the keys that `rope` has not
-    bool out_is_float;   // beside 16-bit queries
-    bool invariant;      // the bits of a row depend on its own sequence alone
+    int32_t k_channels;   // of cache.k: those of the keys that `rope` has not
+    bool out_is_float;    // beside 16-bit queries
+    bool invariant;       // the bits of a row depend on its own sequence alone
+    bool values_in_keys;  // the values are the first channels of the keys
 };
 
 // The elements of a cache: of the type of the queries, the same with scales, or codes of 8 bits with or without scales.
@@ -103,6 +104,11 @@ enum class DecodeStorage { plain, scaled, codes };
 constexpr int kGeneralDecodeStages = 2;
 // The most channels of k_rope_cache beside codes: their stages have memory for so many.
 constexpr int most_rope_channels(int head_dim) { return head_dim / 4; }
+
+// Wide heads: two warps work on the same rows and keys, and each has half of the channels of O. There is one instance, for rows
+// of any lengths and with the rare options, because the code is large.
+constexpr bool is_wide_decode(int head_dim) { return head_dim > 256; }
+constexpr int decode_parts(int head_dim) { return is_wide_decode(head_dim) ? 2 : 1; }
 
 // Query rows of a matrix product. With more rows than this, all warps of a thread block work on the same keys and each on 16
 // rows; with 16 rows or fewer, all warps work on the same rows and each on 16 keys.

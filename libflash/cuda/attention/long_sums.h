@@ -20,22 +20,25 @@ namespace libflash::cuda {
 
 constexpr int kKeysPerSum = LIBFLASH_KEYS_PER_SUM;
 
-// The forward kernel of float32 with 256 channels has no registers for them.
+// The forward kernel of float32 with 256 channels has no registers for them. Sums of doubles are exact enough, and rounded to
+// nearest.
 constexpr bool has_long_sums(const KernelConfig& config) {
+    if (config.dtype == KernelType::f64_) return false;
     return config.operation != Operation::forward || config.dtype != KernelType::f32_ || config.head_dim != 256;
 }
 
 // The keys of a sum for which the accumulators of the tensor cores suffice. bf16 has three bits fewer than `half`: four times as
 // many keys cost a tenth of its last place.
 constexpr int64_t most_keys_of_accumulators(const KernelConfig& config) {
+    if (config.dtype == KernelType::f64_) return INT64_MAX;
     return int64_t{kKeysPerSum} * (config.dtype == KernelType::bf16_ ? 4 : 1);
 }
 
 // The same for dK and dV, which are sums over the query rows of all heads that share a key head. Backward launches its dK/dV
 // kernel several times where there are more, and adds the results in float32 (gradient_sums.cuh). The float32 kernels have no
-// registers for that.
+// registers for that, those of float64 do not need it.
 constexpr int64_t most_rows_of_accumulators(const KernelConfig& config) {
-    return config.dtype == KernelType::f32_ ? INT64_MAX : most_keys_of_accumulators(config);
+    return element_bytes(config.dtype) > 2 ? INT64_MAX : most_keys_of_accumulators(config);
 }
 
 // Whether sums over this many keys need memory.

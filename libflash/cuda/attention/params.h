@@ -13,7 +13,7 @@ struct RowsParams {
 
 // lse, dlse: one number per row.
 struct RowStatisticsParams {
-    float* data;  // may be nullptr
+    float* data;  // may be nullptr; float64: doubles
     int64_t batch, row, head;
 };
 
@@ -69,6 +69,11 @@ struct RareParams {
     HeadParams alibi_slopes;
     ScoreParams bias, mask;
     DropoutParams dropout;
+};
+
+// The same numbers as softmax_scale, RareParams::softcap and DropoutParams::keep_factor, for the float64 kernels.
+struct DoubleParams {
+    double softmax_scale, softcap, keep_factor;
 };
 
 // Division by a number that is known at launch, as a multiplication: integer division takes about forty instructions.
@@ -127,12 +132,19 @@ struct ForwardParams {
     ShardParams shard;
     bool continues;  // out and lse hold the result for other keys, which the call takes in
     bool wide_out;   // out is float beside 16-bit inputs
+    DoubleParams in_double;
 };
 
 // What the backward kernels read for a query row besides its tensors; {+infinity, 0} for a row that does not take part.
 struct SoftmaxStatistics {
     float lse_log2;  // LSE in base-2 units, minus exponent_shift(); +infinity: the row sees no key
     float delta;     // dout . out - dlse
+};
+
+// The same of the float64 kernels.
+struct DoubleStatistics {
+    double lse;  // natural
+    double delta;
 };
 
 // Query rows of the workspace are allocated in units of this many, and every sequence begins with a new unit. The tile sizes
@@ -180,7 +192,7 @@ struct BackwardParams {
     RareParams rare;
     ScoreGradientParams dbias;
     // Workspace: one entry for each unit of each query head, see QueryUnits.
-    SoftmaxStatistics* softmax_statistics;  // kUnitRows per unit
+    SoftmaxStatistics* softmax_statistics;  // kUnitRows per unit; float64: DoubleStatistics
     float*
         dq_accumulator;  // kUnitRows * kHeadDim per unit, in the order of the kernel's registers; nullptr: a kernel computes dq
     int32_t units;       // units of a head: of a batch entry (dense), or an upper bound for all sequences together (packed)
@@ -197,6 +209,7 @@ struct BackwardParams {
     RowStatisticsParams delta;       // of the caller: read if `adds`, else written
     bool adds;                       // dq, dk and dv are added to
     bool wide_dq, wide_dk, wide_dv;  // float beside 16-bit inputs
+    DoubleParams in_double;
 };
 
 }  // namespace libflash::cuda

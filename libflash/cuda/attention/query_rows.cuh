@@ -28,7 +28,7 @@ struct QueryRows {
     static constexpr bool kFloat = std::is_same<T, float>::value;
     static constexpr int kBlockM = query_rows_tile_q(kHeadDim, kGeneral, sizeof(T));
     static constexpr int kBlockN = query_rows_tile_k(kHeadDim, sizeof(T));
-    static constexpr int kWarps = kFloat ? kBlockM / 16 : 4, kThreads = kWarps * 32;
+    static constexpr int kWarps = kFloat || kHeadDim > 256 ? kBlockM / 16 : 4, kThreads = kWarps * 32;
     static constexpr int kSlabs = kBlockM / kWarps / 16;
     // Keys at a time. Before sm_90 the compiler needs more registers for wide heads.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

@@ -22,7 +22,8 @@ __device__ __forceinline__ float lse_with_margin(float lse_log2) {
     return fabsf(lse_log2) > 1048576.0f ? fmaf(fabsf(lse_log2), 4.7683716e-07f, lse_log2) : lse_log2;
 }
 
-template <class T, int kLanes>
+// kTogether: rows whose loads are in flight together.
+template <class T, int kLanes, int kTogether = sizeof(T) == 4 ? 2 : 4>
 struct SoftmaxStatisticsUnit {
     static constexpr int kThreads = 256;
 
@@ -75,7 +76,6 @@ struct SoftmaxStatisticsUnit {
         if (params.dq_accumulator)
             clear(reinterpret_cast<float4*>(params.dq_accumulator + unit * sums_per_unit), sums_per_unit / 4);
         const int lane = threadIdx.x % kLanes;
-        constexpr int kTogether = sizeof(T) == 4 ? 2 : 4;  // rows in flight
 #pragma unroll kTogether
         for (int i = threadIdx.x / kLanes; i < kUnitRows; i += kThreads / kLanes) {
             const int row = work.tile * kUnitRows + i;

@@ -25,6 +25,7 @@ struct ForwardTangentParams {
     bool vector_loads;  // rows of q, k, v and their tangents can be read 16 bytes at a time, and head dims are multiples of that
     bool vector_rows;   // the same for out, dout and tdout
     bool vector_out;    // the same for writing rows of tout
+    DoubleParams in_double;
 };
 
 // What the kernels of backward_tangent read for a query row besides its tensors; {+infinity, 0, 0, 0} for a row that does not
@@ -34,6 +35,11 @@ struct TangentStatistics {
     float delta;     // dout . out - dlse
     float mu;        // the tangent of LSE
     float tdelta;    // tdout . out + dout . tout - tdlse
+};
+
+// The same of the float64 kernels, with the natural LSE.
+struct DoubleTangentStatistics {
+    double lse, delta, mu, tdelta;
 };
 
 struct BackwardTangentParams {
@@ -50,7 +56,8 @@ struct BackwardTangentParams {
     HeadGradientParams tdsink;
     RareParams rare;
     ScoreParams tbias;
-    TangentStatistics* statistics;  // in the workspace: kUnitRows for each unit of each query head, see QueryUnits
+    // In the workspace: kUnitRows for each unit of each query head, see QueryUnits. float64: DoubleTangentStatistics.
+    TangentStatistics* statistics;
     int32_t units;
     ScheduleParams unit_schedule;   // by unit of query rows and query head
     ScheduleParams query_schedule;  // by tile of query rows and query head
@@ -58,6 +65,7 @@ struct BackwardTangentParams {
     BackwardPart part;              // all query rows
     bool vector_loads;              // rows of the inputs can be read 16 bytes at a time, and head dims are multiples of that
     bool vector_out;                // the same for writing rows of tdq, tdk and tdv
+    DoubleParams in_double;
 };
 
 }  // namespace libflash::cuda

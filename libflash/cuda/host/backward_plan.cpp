@@ -26,7 +26,7 @@ bool stores_in_vectors(const AttentionProblem& problem) {
 Workspace workspace_of(const BackwardPlan& plan, const AttentionProblem& problem, const KernelConfig& config) {
     const size_t rows = workspace_rows(plan.units, problem);
     Workspace workspace;
-    workspace.add("statistics", rows * sizeof(SoftmaxStatistics));
+    workspace.add("statistics", rows * (config.dtype == KernelType::f64_ ? sizeof(DoubleStatistics) : sizeof(SoftmaxStatistics)));
     if (!plan.dq_kernel) workspace.add("dq_accumulator", rows * static_cast<size_t>(config.head_dim) * sizeof(float));
     return workspace;
 }
@@ -85,6 +85,7 @@ BackwardPlan common_backward_plan(const Kernel& kernel, const AttentionProblem& 
     const auto launch = [&](BackwardStep step, int64_t blocks) { return backward_launch(kernel, plan, step, blocks); };
     plan.statistics = launch(BackwardStep::statistics, blocks_of(plan.query_schedule));
     plan.key_tiles = blocks_of(plan.key_schedule);
+    check_block_count("k", plan.key_tiles);
     plan.dk_dv = launch(BackwardStep::dk_dv, plan.key_tiles);
     plan_gradient_sums(plan, config, problem, device.multiprocessors);
     if (!dq_kernel) plan.dq_conversion = launch(BackwardStep::dq_conversion, blocks_of(plan.query_schedule));

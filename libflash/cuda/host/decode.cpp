@@ -64,7 +64,7 @@ void fill_in_score_options(DecodeParams& params, const DecodeProblem& problem) {
 
 RaggedParams ragged_params(const DecodeProblem& problem, const DecodePlan& plan) {
     RaggedParams params{};
-    params.active = is_ragged(problem);
+    params.active = plan.ragged;
     if (!params.active) return params;
     params.queries = lengths_params(problem.q_rows);
     params.news = lengths_params(problem.new_rows);
@@ -142,6 +142,7 @@ DecodeParams make_params(const DecodeProblem& problem, const DecodePlan& plan, c
     const int64_t of_out = problem.out.present ? element_bytes(problem.out.dtype) : element;
     params.out_is_float = of_out > element;
     params.invariant = problem.invariant_rows;
+    params.values_in_keys = problem.cache.v_in_k;
     params.vector_out = rows_fit_vectors(params.out, problem.head_dim_v, of_out, 2 * of_out);
     params.stages = plan.stages;
     params.delayed_begin = plan.delayed_begin;

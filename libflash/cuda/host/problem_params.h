@@ -97,6 +97,10 @@ inline RareParams rare_params(const AttentionProblem& problem) {
             score_params(problem.mask), dropout_params(problem.dropout)};
 }
 
+inline DoubleParams double_params(const AttentionProblem& problem) {
+    return {problem.softmax_scale, problem.softcap, 1 / (1 - problem.dropout.p)};
+}
+
 // The name of the first rare option that the problem uses, or nullptr.
 inline const char* rare_option(const AttentionProblem& problem) {
     if (problem.softcap > 0) return "softcap";
@@ -164,6 +168,7 @@ void fill_in_problem(Params& params, const AttentionProblem& problem) {
     params.lse = row_statistics_params(problem.lse);
     params.sink = head_params(problem.sink);
     params.rare = rare_params(problem);
+    params.in_double = double_params(problem);
     params.q_lengths = lengths_params(problem.q_rows);
     params.k_lengths = lengths_params(problem.k_rows);
     params.mask = mask_params(problem.mask_rule);

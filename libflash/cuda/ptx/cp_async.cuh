@@ -43,6 +43,11 @@ __device__ __forceinline__ void cp_async_16(uint32_t smem_address, const void* g
                  : "memory");
 }
 
+// The same with 8 bytes.
+__device__ __forceinline__ void cp_async_8(uint32_t smem_address, const void* global, bool valid) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(smem_address), "l"(global), "r"(valid ? 8 : 0) : "memory");
+}
+
 // Copies 4 bytes.
 __device__ __forceinline__ void cp_async_4(uint32_t smem_address, const void* global) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(smem_address), "l"(global) : "memory");

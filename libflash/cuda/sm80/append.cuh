@@ -115,12 +115,18 @@ struct Append {
     }
 };
 
+template <class Kernel>
+struct AppendBlock {
+    static constexpr int kThreads = append_threads(Kernel::config.head_dim);
+};
+
 template <class Kernel, class T>
-__global__ void __launch_bounds__(kAppendThreads, 8)
+__global__ void __launch_bounds__(AppendBlock<Kernel>::kThreads, 1024 / AppendBlock<Kernel>::kThreads)
     append_kernel(const __grid_constant__ DecodeParams params, uint32_t new_rows, uint32_t slots) {
     allow_next_kernel();
     wait_for_previous_kernel();
-    const uint32_t index = blockIdx.x * (kAppendThreads / slots) + threadIdx.x / slots, slot = threadIdx.x % slots;
+    constexpr uint32_t kThreads = AppendBlock<Kernel>::kThreads;
+    const uint32_t index = blockIdx.x * (kThreads / slots) + threadIdx.x / slots, slot = threadIdx.x % slots;
     const Append<T> body{params};
     const bool is_key = index < new_rows;
     const uint32_t item = is_key ? index : index - new_rows;

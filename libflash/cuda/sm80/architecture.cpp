@@ -1,11 +1,13 @@
 // The architecture sm80: its kernels support every problem of forward and backward but a few with positions, and statistics of
 // rows (host/shard_options.h).
-// decode_capabilities.cpp and tangent_capabilities.cpp name what the kernels of decode and of tangents lack.
+// wide_capabilities.cpp, decode_capabilities.cpp and tangent_capabilities.cpp name what the kernels of backward with wide heads,
+// of decode and of tangents lack.
 #include "cuda/architecture.h"
 #include "cuda/attention/decode_params.h"
 #include "cuda/host/shard_options.h"
 #include "cuda/sm80/backward_tangent_tiles.h"
 #include "cuda/sm80/backward_tiles.h"
+#include "cuda/sm80/forward_instance.h"
 #include "cuda/sm80/forward_tangent_tiles.h"
 #include "cuda/sm80/plan.h"
 
@@ -13,13 +15,19 @@ namespace libflash::cuda {
 
 namespace {
 
-bool supports(const KernelConfig&, const AttentionProblem& problem, std::string* why) {
+bool supports(const KernelConfig& config, const AttentionProblem& problem, std::string* why) {
+    if (config.operation == Operation::backward && is_wide_backward(config.head_dim))
+        return sm80::supports_wide_backward(config, problem, why);
     return supports_shard_options(problem, why);
 }
 
 // Shared memory that a GPU must have for a kernel; 0: fits every GPU.
 int shared_bytes(const KernelConfig& config) {
     const int element = element_bytes(config.dtype);
+    if (element == 8) return 0;
+    if (config.operation == Operation::forward && is_wide_forward(config)) return wide_forward_shared_bytes(config);
+    if (config.operation == Operation::backward && is_wide_backward(config.head_dim))
+        return wide_backward_shared_bytes(config.head_dim, config.tile_q);
     if (config.operation == Operation::backward)
         return backward_shared_bytes(config.head_dim, config.tile_q, config.tile_k, config.stages, element);
     if (config.operation == Operation::decode)

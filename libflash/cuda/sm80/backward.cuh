@@ -7,6 +7,7 @@
 #include "cuda/attention/backward_steps.cuh"
 #include "cuda/attention/dq_accumulator.cuh"
 #include "cuda/params.h"
+#include "cuda/sm80/backward_wide.cuh"
 #include "cuda/sm80/delta.cuh"
 #include "cuda/sm80/dk_dv.cuh"
 #include "cuda/sm80/dk_dv_f32.cuh"
@@ -108,19 +109,27 @@ namespace libflash::cuda {
 
 template <class Kernel>
 KernelResources resources_of_backward(int step, int instance) {
-    const auto resources =
-        instance == kGeneralInstance.number ? sm80::backward_resources<Kernel, true> : sm80::backward_resources<Kernel, false>;
-    return resources(static_cast<BackwardStep>(step));
+    if constexpr (is_wide_backward(Kernel::config.head_dim)) {
+        return sm80::wide_backward_resources<Kernel>(static_cast<BackwardStep>(step));
+    } else {
+        const auto resources = instance == kGeneralInstance.number ? sm80::backward_resources<Kernel, true>
+                                                                   : sm80::backward_resources<Kernel, false>;
+        return resources(static_cast<BackwardStep>(step));
+    }
 }
 
 // Enqueues the work on `stream` and returns the CUDA error.
 template <class Kernel>
 int launch_backward(const BackwardPlan& plan, const BackwardParams& params, void* stream) {
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
-    const auto launch_gradients = plan.instance.number == kGeneralInstance.number ? sm80::launch_gradients<Kernel, true>
-                                                                                  : sm80::launch_gradients<Kernel, false>;
     int error = sm80::launch_statistics<Kernel>(plan, params, cuda_stream);
-    if (error == cudaSuccess) error = launch_gradients(plan, params, cuda_stream);
+    if constexpr (is_wide_backward(Kernel::config.head_dim)) {
+        if (error == cudaSuccess) error = sm80::launch_wide_gradients<Kernel>(plan, params, cuda_stream);
+    } else {
+        const auto launch_gradients = plan.instance.number == kGeneralInstance.number ? sm80::launch_gradients<Kernel, true>
+                                                                                      : sm80::launch_gradients<Kernel, false>;
+        if (error == cudaSuccess) error = launch_gradients(plan, params, cuda_stream);
+    }
     if (error == cudaSuccess) error = enqueue(dsink_kernel<Kernel>, plan.dsink, params, cuda_stream);
     if (error == cudaSuccess) error = enqueue(dbias_kernel<Kernel>, plan.dbias, params, cuda_stream);
     return error;

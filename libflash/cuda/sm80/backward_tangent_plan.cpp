@@ -37,7 +37,9 @@ BackwardTangentPlan plan_backward_tangent(const Kernel& kernel, const TangentPro
         tangents_load_in_vectors(problem) && fits(problem.dout, problem.head_dim_v) && fits(tangents.dout, problem.head_dim_v);
     plan.vector_out =
         fits(tangents.dq, problem.head_dim) && fits(tangents.dk, problem.head_dim) && fits(tangents.dv, problem.head_dim_v);
-    plan.workspace.add("statistics", workspace_rows(plan.units, problem) * sizeof(TangentStatistics));
+    const bool is_double = kernel.config.dtype == KernelType::f64_;
+    const size_t of_row = is_double ? sizeof(DoubleTangentStatistics) : sizeof(TangentStatistics);
+    plan.workspace.add("statistics", workspace_rows(plan.units, problem) * of_row);
     plan_schedules(plan, problem);
     if (problem.batch == 0 || problem.heads_q == 0) return plan;
     const auto launch = [&](const char* argument, BackwardTangentStep step, int64_t blocks) {

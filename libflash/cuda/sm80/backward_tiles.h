@@ -21,4 +21,13 @@ constexpr int backward_shared_bytes(int head_dim, int tile_q, int tile_k, int st
     return keys + stages * stage + backward_buffers(stages) * scores + kBackwardCommonBytes;
 }
 
+// Wide heads (backward_wide.cuh): a thread block has tile_rows rows of one side, queries or keys, and takes wide_columns() rows
+// of the other side at a time, whose products it adds up with rounding.
+constexpr bool is_wide_backward(int head_dim) { return head_dim > 256; }
+constexpr int wide_columns(int tile_rows) { return tile_rows / 2; }
+constexpr int kWideCommonBytes = 256, kWideShardBytes = 80;              // and 8 for each row
+constexpr int wide_backward_shared_bytes(int head_dim, int tile_rows) {  // 16-bit elements
+    return 2 * (tile_rows + wide_columns(tile_rows)) * head_dim * 2 + tile_rows * 16 + kWideCommonBytes + kWideShardBytes;
+}
+
 }  // namespace libflash::cuda

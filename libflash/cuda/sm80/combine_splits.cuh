@@ -13,6 +13,8 @@
 #include "cuda/ptx/dependent_launch.cuh"
 #include "cuda/ptx/math.cuh"
 
+#include <type_traits>
+
 namespace libflash::cuda::sm80 {
 
 // Row of the workspace; with packed rows, batch 0 has those of all sequences. `row`: query row * group_size + query head within
@@ -63,11 +65,13 @@ __device__ __forceinline__ void store_pair(const DecodeParams& p, int batch, int
 }
 
 // Splits are processed in groups of 32: lane n of every warp computes the weight of split n of the group, and each warp adds up a
-// quarter of the group.
+// quarter of the group, or an eighth of wide rows. kHeadDim: channels of the values.
 // Out: the type of the results, T or float.
 template <class T, int kHeadDim, class Out = T>
 struct CombineSplits {
-    static constexpr int kWarps = 4, kThreads = kWarps * 32;
+    // Small code: the type of the results is decided at run time, and groups are not loaded ahead.
+    static constexpr bool kWide = kHeadDim > 256;
+    static constexpr int kWarps = kWide ? 8 : 4, kThreads = kWarps * 32;
     static constexpr int kPairs = kHeadDim / 64;  // channel pairs per lane
     static constexpr int kShare = 32 / kWarps;    // splits of a group per warp
 
@@ -135,20 +139,29 @@ struct CombineSplits {
     __device__ __forceinline__ void run(int batch, int row, int head, float2 (*parts)[kPairs][32]) {
         const float own = lse_of(lane);
         load(even, 0);
-        load(odd, 32);
+        if constexpr (!kWide) load(odd, 32);
         const float all = all_ranges(own);
         const float weight = finish_row(params, batch, row, head, all, sink_of<T>(params, batch, head), threadIdx.x == 0);
         const auto factor_of = [&](float range_lse) {
             return range_lse == -INFINITY ? 0.0f : exp2_approx(range_lse - all) * weight;
         };
-        add(even, factor_of(own));
+        if constexpr (kWide) {
+            float range_lse = own;
 #pragma unroll 1
-        for (int group = 32; group < params.splits; group += 64) {
-            load(even, group + 32);
-            add(odd, factor_of(lse_of(group + lane)));
-            if (group + 32 >= params.splits) break;
-            load(odd, group + 64);
-            add(even, factor_of(lse_of(group + 32 + lane)));
+            for (int group = 0; group < params.splits; group += 32) {
+                if (group > 0) load(even, group), range_lse = lse_of(group + lane);
+                add(even, factor_of(range_lse));
+            }
+        } else {
+            add(even, factor_of(own));
+#pragma unroll 1
+            for (int group = 32; group < params.splits; group += 64) {
+                load(even, group + 32);
+                add(odd, factor_of(lse_of(group + lane)));
+                if (group + 32 >= params.splits) break;
+                load(odd, group + 64);
+                add(even, factor_of(lse_of(group + 32 + lane)));
+            }
         }
 #pragma unroll
         for (int c = 0; c < kPairs; ++c) parts[warp][c][lane] = sums[c];
@@ -157,7 +170,11 @@ struct CombineSplits {
             float2 sum = parts[0][i / 32][i % 32];
 #pragma unroll
             for (int w = 1; w < kWarps; ++w) sum.x += parts[w][i / 32][i % 32].x, sum.y += parts[w][i / 32][i % 32].y;
-            store_pair<Out>(params, batch, row, head, i * 2, sum);
+            if (kWide && params.out_is_float) {
+                store_pair<float>(params, batch, row, head, i * 2, sum);
+            } else {
+                store_pair<Out>(params, batch, row, head, i * 2, sum);
+            }
         }
     }
 };
@@ -193,9 +210,10 @@ struct CombinedRows {
 constexpr int fewest_combine_blocks(int head_dim) { return head_dim == 64 ? 5 : 0; }
 
 template <class Kernel, class T, class Out>
-__global__ void __launch_bounds__(128, fewest_combine_blocks(Kernel::config.head_dim))
+__global__ void __launch_bounds__(CombineSplits<T, Kernel::config.head_dim_v, Out>::kThreads,
+                                  fewest_combine_blocks(Kernel::config.head_dim))
     combine_kernel(const __grid_constant__ DecodeParams params) {
-    using Body = CombineSplits<T, Kernel::config.head_dim, Out>;
+    using Body = CombineSplits<T, Kernel::config.head_dim_v, Out>;
     __shared__ float2 parts[Body::kWarps][Body::kPairs][32];
     CombinedRows rows = CombinedRows::one(params);
     allow_next_kernel();
@@ -220,7 +238,8 @@ int launch_combine(const DecodePlan& plan, const DecodeParams& params, cudaStrea
         return launch_dependent(kernel, plan.combine.blocks, plan.combine.threads, plan.combine.shared_bytes, stream,
                                 plan.dependent_launch, params);
     };
-    return params.out_is_float ? launch(combine_kernel<Kernel, T, float>) : launch(combine_kernel<Kernel, T, T>);
+    using Float = std::conditional_t<CombineSplits<T, Kernel::config.head_dim_v>::kWide, T, float>;
+    return params.out_is_float ? launch(combine_kernel<Kernel, T, Float>) : launch(combine_kernel<Kernel, T, T>);
 }
 
 }  // namespace libflash::cuda::sm80

@@ -65,8 +65,9 @@ struct RaggedInstance {
     }
     template <bool kSharesKeys>
     using Body = Decode<ElementOf<config.dtype>, config.head_dim, config.tile_k / kDecodeSlab, stages(kSharesKeys), kSharesKeys,
-                        false, 1, kStorage, kRows>;
-    using Largest = Body<true>;  // the most query rows
+                        false, 1, kStorage, kRows, config.head_dim_v>;
+    static constexpr bool kWide = is_wide_decode(config.head_dim);  // tiles have 16 rows
+    using Largest = Body<!kWide>;                                   // the most query rows
     static constexpr int kSharedBytes = std::max(Largest::kSharedBytes, Body<false>::kSharedBytes);
     static_assert(kSharedBytes <= most_shared_bytes(config));
     static constexpr int kMinBlocks = decode_blocks_at_once(kSharedBytes, 227 * 1024, Largest::kThreads);
@@ -99,8 +100,8 @@ __global__ void __launch_bounds__(RaggedInstance<Kernel, kStorage, kRows>::Large
     const int first_row = divide(first, params.by_group), last_row = divide(first + work_tile.rows - 1, params.by_group);
     const typename Instance::Largest::Range range(params, work_tile.sequence, first_row, last_row, split,
                                                   Instance::Largest::kTileK);
-    if (rows > kDecodeSlab && !small_tiles) {  // decode_shares_keys()
-        typename Instance::template Body<true>(params, shared, work_tile).run(range);
+    if (!Instance::kWide && rows > kDecodeSlab && !small_tiles) {  // decode_shares_keys()
+        typename Instance::Largest(params, shared, work_tile).run(range);
     } else {
         typename Instance::template Body<false>(params, shared, work_tile).run(range);
     }
@@ -165,14 +166,18 @@ auto with_ragged_instance(int instance, const DoWith& do_with) {
     using Any = std::integral_constant<DecodeRows, DecodeRows::any>;
     using General = std::integral_constant<DecodeRows, DecodeRows::general>;
     using Codes = CodesOf<Kernel>;
-    switch (static_cast<DecodeKind>(instance)) {
-        case DecodeKind::ragged: return do_with(Plain(), Any());
-        case DecodeKind::ragged_of_codes: {
-            if constexpr (Codes::value == DecodeStorage::codes) return do_with(Codes(), Any());
-            return do_with(Plain(), Any());
+    if constexpr (is_wide_decode(Kernel::config.head_dim)) {
+        return do_with(Plain(), General());
+    } else {
+        switch (static_cast<DecodeKind>(instance)) {
+            case DecodeKind::ragged: return do_with(Plain(), Any());
+            case DecodeKind::ragged_of_codes: {
+                if constexpr (Codes::value == DecodeStorage::codes) return do_with(Codes(), Any());
+                return do_with(Plain(), Any());
+            }
+            case DecodeKind::general: return do_with(Scaled(), General());
+            default: return do_with(Codes(), General());
         }
-        case DecodeKind::general: return do_with(Scaled(), General());
-        default: return do_with(Codes(), General());
     }
 }
 
@@ -184,22 +189,25 @@ template <class Kernel>
 KernelResources resources_of_decode(int step, int instance) {
     using T = ElementOf<Kernel::config.dtype>;
     switch (static_cast<DecodeStep>(step)) {
-        case DecodeStep::append:
+        case DecodeStep::append: return {append_threads(Kernel::config.head_dim), 0};
         case DecodeStep::append_codes: return {kAppendThreads, 0};
-        case DecodeStep::combine: return {sm80::CombineSplits<T, Kernel::config.head_dim>::kThreads, 0};
+        case DecodeStep::combine: return {sm80::CombineSplits<T, Kernel::config.head_dim_v>::kThreads, 0};
         default: break;
     }
-    if (sm80::is_ragged_instance(instance)) {
-        return sm80::with_ragged_instance<Kernel>(instance, [](auto storage, auto rows) -> KernelResources {
-            using Instance = sm80::RaggedInstance<Kernel, decltype(storage)::value, decltype(rows)::value>;
-            return {Instance::Largest::kThreads, Instance::kSharedBytes};
-        });
+    const auto of_ragged = [](auto storage, auto rows) -> KernelResources {
+        using Instance = sm80::RaggedInstance<Kernel, decltype(storage)::value, decltype(rows)::value>;
+        return {Instance::Largest::kThreads, Instance::kSharedBytes};
+    };
+    if constexpr (!is_wide_decode(Kernel::config.head_dim)) {
+        if (!sm80::is_ragged_instance(instance)) {
+            return sm80::with_instance<Kernel>(instance, [](auto keys, auto appends, auto storage) -> KernelResources {
+                using Body = typename sm80::DecodeInstance<Kernel, decltype(keys)::value, decltype(appends)::value,
+                                                           decltype(storage)::value>::Body;
+                return {Body::kThreads, Body::kSharedBytes};
+            });
+        }
     }
-    return sm80::with_instance<Kernel>(instance, [](auto keys, auto appends, auto storage) -> KernelResources {
-        using Body = typename sm80::DecodeInstance<Kernel, decltype(keys)::value, decltype(appends)::value,
-                                                   decltype(storage)::value>::Body;
-        return {Body::kThreads, Body::kSharedBytes};
-    });
+    return sm80::with_ragged_instance<Kernel>(instance, of_ragged);
 }
 
 // Enqueues the work on `stream` and returns the CUDA error.
@@ -215,7 +223,7 @@ int launch_decode(const DecodePlan& plan, const DecodeParams& params, void* stre
             error = sm80::with_ragged_instance<Kernel>(plan.instance.number, [&](auto storage, auto rows) {
                 return launch(sm80::ragged_decode_kernel<Kernel, decltype(storage)::value, decltype(rows)::value>);
             });
-        } else {
+        } else if constexpr (!is_wide_decode(Kernel::config.head_dim)) {
             error = sm80::with_instance<Kernel>(plan.instance.number, [&](auto keys, auto appends, auto storage) {
                 return launch(
                     sm80::decode_kernel<Kernel, decltype(keys)::value, decltype(appends)::value, decltype(storage)::value>);

@@ -14,7 +14,6 @@ namespace libflash::cuda::sm80 {
 // eight groups of four banks.
 template <int kHeadDim>
 struct CodeSlab {
-    static_assert(kHeadDim == 64 || kHeadDim % 128 == 0);
     static __device__ __forceinline__ int swizzle(int row) { return kHeadDim == 64 ? row / 2 % 4 : row % 8; }
     static __device__ __forceinline__ int offset(int row, int chunk) { return row * kHeadDim + (chunk ^ swizzle(row)) * 16; }
 };
@@ -22,6 +21,7 @@ struct CodeSlab {
 template <class T, int kHeadDim>
 struct DecodeCodeProducts {
     using Slab = CodeSlab<kHeadDim>;
+    static_assert(kHeadDim == 64 || kHeadDim % 128 == 0);
     static constexpr int kSteps = kHeadDim / 16;
 
     // s = Q K^T. q_of(step): the fragment of Q.

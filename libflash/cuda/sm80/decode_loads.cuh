@@ -53,7 +53,7 @@ struct DecodeLoads {
         const CacheParams& cache = body.params.cache;
         const bool exists = static_cast<uint32_t>(location.page) < static_cast<uint32_t>(cache.pages);
         const uint32_t all = __ballot_sync(0xffffffffu, exists);
-        if (body.lane == 0) body.existing(stage, body.warp) = all;
+        if (body.lane == 0 && body.part() == 0) body.existing(stage, body.warp) = all;
         const RowsParams& rows = body.lane < kDecodeSlab ? cache.k : cache.v;
         const int64_t page = __shfl_sync(0xffffffffu, location.page, body.lane % kDecodeSlab);
         const int64_t at = __shfl_sync(0xffffffffu, location.row, body.lane % kDecodeSlab);
@@ -69,17 +69,19 @@ struct DecodeLoads {
                 const int first = chunk * kStoredValues, offset = Body::stored_offset(row, chunk);
                 if (has_key_chunk(first))
                     copy(body.stored_keys(stage, body.warp) + offset, k + first, there ? key_channels() - first : 0);
-                copy(body.stored_values(stage, body.warp) + offset, v + first, there ? body.params.head_dim_v - first : 0);
+                if (has_value_chunk(first))
+                    copy(body.stored_values(stage, body.warp) + offset, v + first, there ? body.params.head_dim_v - first : 0);
             }
         };
         if (body.params.vector_kv) {
 #pragma unroll(Slab::kRowBytes > 512 ? 2 : kDecodeSlab)
-            for (int step = 0; step < kDecodeSlab / kRowsAtOnce; ++step)
+            for (int step = body.part(); step < kDecodeSlab / kRowsAtOnce; step += Body::kParts)
                 copy_rows(step,
                           [](char* to, const Stored* rows, int count) { cp_async_16(shared_address(to), rows, count > 0); });
         } else {
 #pragma unroll 1
-            for (int step = 0; step < kDecodeSlab / kRowsAtOnce; ++step) copy_rows(step, copy_slowly<Stored>);
+            for (int step = body.part(); step < kDecodeSlab / kRowsAtOnce; step += Body::kParts)
+                copy_rows(step, copy_slowly<Stored>);
         }
         if constexpr (Body::kHasRareOptions) {
             if (body.params.rope.channels > 0) load_rope(head_k, stage, location, all);
@@ -96,6 +98,10 @@ struct DecodeLoads {
             return body.params.rope.channels == 0 || first < body.params.k_channels;
         return true;
     }
+    __device__ __forceinline__ bool has_value_chunk(int first) const {
+        if constexpr (Body::kMayBeInKeys) return first < Body::kValueChannels && !body.params.values_in_keys;
+        return true;
+    }
     // `exist`: bits of the warp's keys.
     __device__ __forceinline__ void load_rope(int head_k, int stage, const KeyLocation& location, uint32_t exist) {
         const RopeParams& rope = body.params.rope;
@@ -103,7 +109,7 @@ struct DecodeLoads {
         const int chunks = (Body::kCodes ? Body::kRopeChannels : kHeadDim) / kChunkValues - before;
         const T* const from = static_cast<const T*>(rope.cache.data) + head_k * rope.cache.head;
 #pragma unroll 1
-        for (int i = 0; i < kDecodeSlab; ++i) {
+        for (int i = body.part(); i < kDecodeSlab; i += Body::kParts) {
             const int64_t page = __shfl_sync(0xffffffffu, location.page, i), at = __shfl_sync(0xffffffffu, location.row, i);
             const int count = exist >> i & 1 ? rope.channels : 0;
             for (int chunk = body.lane; chunk < chunks; chunk += 32) {

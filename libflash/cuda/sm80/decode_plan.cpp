@@ -45,7 +45,7 @@ Workspace workspace_of(const DecodePlan& plan, const KernelConfig& config, const
     if (plan.splits > 1) {
         const int64_t rows = plan.short_tiles > 0 ? problem.batch * problem.heads_k * plan.short_tiles * plan.tile_q
                                                   : problem.query_rows() * problem.heads_q;
-        regions.add("partial_out", static_cast<size_t>(rows * plan.splits * config.head_dim) * sizeof(float));
+        regions.add("partial_out", static_cast<size_t>(rows * plan.splits * config.head_dim_v) * sizeof(float));
         regions.add("partial_lse", static_cast<size_t>(rows * plan.splits) * sizeof(float));
     }
     if (plan.prefill.name) regions.add("prefill", plan.prefill.plan.workspace.bytes());
@@ -71,7 +71,7 @@ void plan_append(DecodePlan& plan, const Kernel& kernel, const DecodeProblem& pr
     plan.append_rows = static_cast<uint32_t>(new_rows);
     plan.append_slots = static_cast<uint32_t>(slots);
     const KernelResources resources = kernel.resources(static_cast<int>(DecodeStep::append), plan.instance.number);
-    plan.append = launch_shape(ceil_div(rows, kAppendThreads / slots), resources);
+    plan.append = launch_shape(ceil_div(rows, append_threads(kernel.config.head_dim) / slots), resources);
 }
 
 // For several waves of thread blocks. Thread blocks that begin together end together, and memory is idle until the next ones
@@ -118,9 +118,10 @@ DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const
     plan.key_heads = splits.key_heads;
     plan.fused_append = appends_inside(config, problem);
     plan.stores_rotated_q = problem.rotary_cos.present && !plan.fused_append;
-    const bool codes = storage == DecodeStorage::codes, general = has_rare_options(problem);
-    const DecodeKind kind = sizes.ragged() ? ragged_decode_kind(codes, general)
-                                           : decode_kind(sizes.shares_keys(), plan.key_heads, plan.fused_append, storage);
+    const bool codes = storage == DecodeStorage::codes, general = is_wide_decode(config.head_dim) || has_rare_options(problem);
+    plan.ragged = sizes.ragged();
+    const DecodeKind kind = plan.ragged ? ragged_decode_kind(codes, general)
+                                        : decode_kind(sizes.shares_keys(), plan.key_heads, plan.fused_append, storage);
     plan.instance = {static_cast<int>(kind), decode_kind_name(kind)};
     plan.tile_q = static_cast<int>(sizes.tile_q());
     plan.tile_k = config.tile_k / plan.key_heads;

@@ -35,10 +35,11 @@ struct SumOfGroups {
     }
 };
 
-// 16-bit types: mma.sync.
-template <class T, int kHeadDim>
+// 16-bit types: mma.sync. The values have kValueDim channels, of which a warp has one of kParts parts.
+template <class T, int kHeadDim, int kValueDim = kHeadDim, int kParts = 1>
 struct DecodeProducts {
-    static constexpr int kSteps = kHeadDim / 16;
+    static constexpr int kSteps = kHeadDim / 16, kValueSteps = kValueDim / 16 / kParts;
+    using Sums = float[2 * kValueSteps][4];
     template <int kRows>
     using Tile = SharedTile<kRows, kHeadDim>;
     static constexpr bool kKept = kHeadDim <= 128;  // fragments of Q stay in registers
@@ -101,13 +102,13 @@ struct DecodeProducts {
     }
 
     // o += P V.
-    __device__ __forceinline__ void add_values(float (&o)[kHeadDim / 8][4], const float (&p)[2][4], const char* values,
-                                               int lane) {
-        const auto address = Tile<16>::b_trans_address(shared_address(values), lane);
+    __device__ __forceinline__ void add_values(Sums& o, const float (&p)[2][4], const char* values, int lane, int part = 0) {
+        auto address = Tile<16>::b_trans_address(shared_address(values), lane);
+        if constexpr (kParts > 1) address = Tile<16>::template skip_columns<kValueSteps>(address, part * kValueSteps);
         uint32_t pf[4];
         to_fragment<T>(pf, p[0], p[1]);
 #pragma unroll
-        for (int pair = 0; pair < kSteps; ++pair) {
+        for (int pair = 0; pair < kValueSteps; ++pair) {
             uint32_t vf[4];
             ldmatrix_x4_trans(vf, address.at(0, pair));
             mma_m16n8k16(o[2 * pair], pf, vf[0], vf[1], T());
@@ -143,7 +144,7 @@ struct DecodeProducts {
 
 // float32: FMA, in full precision. With few rows memory is still the bottleneck.
 template <int kHeadDim>
-struct DecodeProducts<float, kHeadDim> {
+struct DecodeProducts<float, kHeadDim, kHeadDim, 1> {
     template <int kRows>
     using Tile = SharedTile<kRows, 2 * kHeadDim>;
 
@@ -191,8 +192,8 @@ struct DecodeProducts<float, kHeadDim> {
         }
     }
 
-    __device__ __forceinline__ void add_values(float (&o)[kHeadDim / 8][4], const float (&p)[2][4], const char* values,
-                                               int lane) {
+    __device__ __forceinline__ void add_values(float (&o)[kHeadDim / 8][4], const float (&p)[2][4], const char* values, int lane,
+                                               int = 0) {
         const int t = lane % 4;
 #pragma unroll
         for (int i = 0; i < 4; ++i) {

@@ -48,18 +48,24 @@ enum class DecodeRows { equal, any, general };
 // kRows: rows of any lengths, positions and trees (ragged_keys.cuh). The kernel finds the sequence of the work tile. General:
 // also the rare options of the cache: scales of groups of channels, a shard of the keys, k_rope_cache, float32 results,
 // invariant rows.
+//
+// kValueDim: channels of the values. With wide heads two warps have the same rows and keys. Both compute all scores, which costs
+// less than an exchange, and each has half of the channels of O.
 template <class T, int kHeadDim, int kWarps, int kStages, bool kSharesKeys, bool kAppends, int kHeads = 1,
-          DecodeStorage kStorage = DecodeStorage::plain, DecodeRows kRows = DecodeRows::equal>
+          DecodeStorage kStorage = DecodeStorage::plain, DecodeRows kRows = DecodeRows::equal, int kValueDim = kHeadDim>
 struct Decode {
     using Element = T;
     static constexpr bool kRagged = kRows != DecodeRows::equal, kHasRareOptions = kRows == DecodeRows::general;
     static constexpr bool kCodes = kStorage == DecodeStorage::codes, kScales = kStorage != DecodeStorage::plain;
     // Codes become operands in registers; else each tile is converted in shared memory.
     static constexpr bool kConvertsInRegisters = kCodes && !kSharesKeys && !kHasRareOptions;
-    using Products = DecodeProducts<T, kHeadDim>;
-    static constexpr int kChannels = kHeadDim, kHeadsOfBlock = kHeads;
+    static constexpr int kParts = decode_parts(kHeadDim);  // warps with the same rows and keys
+    static_assert(kParts == 1 || (kRows == DecodeRows::general && !kScales && !kSharesKeys), "the instance of wide heads");
+    using Products = DecodeProducts<T, kHeadDim, kValueDim, kParts>;
+    static constexpr int kChannels = kHeadDim, kValueChannels = kValueDim, kHeadsOfBlock = kHeads;
+    static constexpr int kBlocks = kValueDim / 8 / kParts;  // blocks of 8 channels in a warp's O
     static constexpr bool kSameKeys = kSharesKeys;
-    static constexpr int kThreads = kWarps * 32;
+    static constexpr int kThreads = kWarps * kParts * 32;
     using NewRow = AppendedRow<T, kHeadDim, kThreads, kHeads>;  // with kAppends
     static constexpr int kTileK = kWarps / kHeads * kDecodeSlab;
     static constexpr int kTileRows = (kSharesKeys ? kWarps : kHeads) * kDecodeSlab;
@@ -80,8 +86,10 @@ struct Decode {
     static constexpr int kStagesBytes = kStages * kStageBytes + kConvertedBytes;
     static constexpr int kQueryBytes = kTileRows * Slab::kRowBytes;
     static constexpr int kScaleBytes = kScales ? kStages * kWarps * decode_slab_scales(kHeadDim, kHasRareOptions) * 4 : 0;
-    static constexpr int kSharedBytes = kStagesBytes + kQueryBytes + kStages * kWarps * (1 + kDecodeSlab) * 4 + kScaleBytes;
-    static_assert(kScales || kSharedBytes == decode_shared_bytes(kHeadDim, kWarps* kDecodeSlab, kStages, sizeof(T), kTileRows),
+    static constexpr int kSharedBytes =
+        kStagesBytes + kQueryBytes + kStages * kWarps * (1 + kParts * kDecodeSlab) * 4 + kScaleBytes;
+    static_assert(kScales || kParts > 1 ||
+                      kSharedBytes == decode_shared_bytes(kHeadDim, kWarps* kDecodeSlab, kStages, sizeof(T), kTileRows),
                   "the host counts the same");
     static_assert(!kConvertsInRegisters ||
                       kSharedBytes == decode_code_shared_bytes(kHeadDim, kWarps* kDecodeSlab, kStages, kTileRows),
@@ -89,7 +97,7 @@ struct Decode {
     static constexpr float kSlack = 8.0f;       // `half` can represent 2^8 and, as its smallest number, 2^-24
     static constexpr uint32_t kDelayNs = 3000;  // delay; longer than memory is idle between two thread blocks
     // Then numbers of lanes and rules of rows are computed again where they are needed.
-    static constexpr bool kFewRegisters = kRagged && kScales && kHeadDim > 128;
+    static constexpr bool kFewRegisters = kRagged && (kScales || kParts > 1) && kHeadDim > 128;
     static constexpr int kDelayMinTiles = 16;  // splits with fewer tiles are not delayed: it would cost too much
 
     // The work tile of a thread block. Consecutive thread blocks take the query tiles of one key head, so that they find the keys
@@ -109,10 +117,10 @@ struct Decode {
 
     const DecodeParams& params;
     char* shared;
-    int lane, warp;
+    int lane, warp;  // warp: of those with different rows or keys
     std::conditional_t<kRagged, const RaggedWorkTile&, WorkTile> work_tile;
     Products products;
-    float s[2][4], o[kHeadDim / 8][4];
+    float s[2][4], o[kBlocks][4];
     float kept_maximum[2], row_sum[2];
     static constexpr int kValueBases = kHasRareOptions ? 2 : 1;  // of each row, or of both
     float value_base[kValueBases];                               // with kScales
@@ -122,10 +130,16 @@ struct Decode {
     float slope[2];
 
     __device__ __forceinline__ Decode(const DecodeParams& p, char* memory)
-        : params(p), shared(memory), lane(threadIdx.x % 32), warp(threadIdx.x / 32), work_tile(p, static_cast<int>(blockIdx.x)) {}
+        : params(p), shared(memory), lane(threadIdx.x % 32), warp(threadIdx.x / (32 * kParts)),
+          work_tile(p, static_cast<int>(blockIdx.x)) {}
     __device__ __forceinline__ Decode(const DecodeParams& p, char* memory, const RaggedWorkTile& tile)
-        : params(p), shared(memory), lane(threadIdx.x % 32), warp(threadIdx.x / 32), work_tile(tile) {}
+        : params(p), shared(memory), lane(threadIdx.x % 32), warp(threadIdx.x / (32 * kParts)), work_tile(tile) {}
 
+    // Which part of the channels of O the warp has.
+    __device__ __forceinline__ int part() const {
+        if constexpr (kParts == 1) return 0;
+        return threadIdx.x / 32 % kParts;
+    }
     // As loads write them, and as products read them.
     __device__ __forceinline__ char* stored_keys(int stage, int group) const {
         return shared + stage * kStageBytes + group * kStoredSlabBytes;
@@ -137,7 +151,11 @@ struct Decode {
     __device__ __forceinline__ char* keys(int stage, int group) const {
         return kHasConvertedTile ? shared + kStages * kStageBytes + group * kSlabBytes : stored_keys(stage, group);
     }
-    __device__ __forceinline__ char* values(int stage, int group) const { return keys(stage, kWarps + group); }
+    // Values that are channels of the keys are not loaded again.
+    static constexpr bool kMayBeInKeys = kParts > 1;
+    __device__ __forceinline__ char* values(int stage, int group) const {
+        return keys(stage, kMayBeInKeys && params.values_in_keys ? group : kWarps + group);
+    }
     // Codes to be converted in shared memory: the halves of 128 bytes of an odd row change places, so that its chunks are in
     // other banks than those of an even row.
     static __device__ __forceinline__ int stored_offset(int row, int chunk) {
@@ -160,7 +178,8 @@ struct Decode {
     using Results = DecodeResults<Decode>;
     __device__ __forceinline__ Lookup key_lookup(const KeyLocations& locations, const VisibleKeys& range) const {
         int32_t* const entries = reinterpret_cast<int32_t*>(&existing(kStages, 0));  // after the last `existing`
-        return {locations, range, entries + warp * kDecodeSlab, kWarps * kDecodeSlab, own_keys(), lane};
+        return {locations,  range, entries + (warp * kParts + part()) * kDecodeSlab, kWarps * kParts * kDecodeSlab,
+                own_keys(), lane};
     }
     // Existing row number n. Heads vary fastest: row 0 of all heads, then row 1 of all heads.
     struct ExistingRow {
@@ -174,7 +193,7 @@ struct Decode {
     __device__ __forceinline__ int own_keys() const { return warp / kHeads * kDecodeSlab; }
 
     static __device__ __forceinline__ void synchronize() {
-        if constexpr (kSharesKeys) {
+        if constexpr (kSharesKeys || kParts > 1) {
             __syncthreads();
         } else {
             __syncwarp();
@@ -236,7 +255,7 @@ struct Decode {
             row_sum[r] = 0.0f;
         }
 #pragma unroll
-        for (int n = 0; n < kHeadDim / 8; ++n)
+        for (int n = 0; n < kBlocks; ++n)
 #pragma unroll
             for (int e = 0; e < 4; ++e) o[n][e] = 0.0f;
         if constexpr (kScales) Scales{*this}.begin();
@@ -298,7 +317,7 @@ struct Decode {
             const float factor = raise_kept_maximum(kept_maximum[r], largest);
             row_sum[r] *= factor;
 #pragma unroll
-            for (int n = 0; n < kHeadDim / 8; ++n) {
+            for (int n = 0; n < kBlocks; ++n) {
                 o[n][2 * r] *= factor;
                 o[n][2 * r + 1] *= factor;
             }
@@ -342,7 +361,7 @@ struct Decode {
         if constexpr (kConvertsInRegisters) {
             Codes{*this}.add_values(stage, group);
         } else {
-            products.add_values(o, s, values(stage, group), lane);
+            products.add_values(o, s, values(stage, group), lane, part());
         }
     }
 

@@ -13,10 +13,11 @@ template <class Body>
 struct DecodeResults {
     using T = typename Body::Element;
     using ExistingRow = typename Body::ExistingRow;
-    static constexpr int kHeadDim = Body::kChannels, kWarps = Body::kThreads / 32, kHeads = Body::kHeadsOfBlock;
+    static constexpr int kValueDim = Body::kValueChannels, kHeads = Body::kHeadsOfBlock;
+    static constexpr int kWarps = Body::kThreads / 32 / Body::kParts;
     static constexpr int kThreads = Body::kThreads;
     // In shared memory, in the memory of the stages: a row of O of each warp, and four numbers.
-    static constexpr int kPartRow = kHeadDim + 8;
+    static constexpr int kPartRow = kValueDim + 8;
     static_assert((kWarps * kDecodeSlab * (kPartRow + 4)) * 4 <= Body::kStagesBytes, "they fit");
 
     Body& body;
@@ -35,12 +36,12 @@ struct DecodeResults {
         const auto& o = body.o;
         if constexpr (Body::kConvertsInRegisters) {
 #pragma unroll
-            for (int n = 0; n < kHeadDim / 8; n += 2)
+            for (int n = 0; n < Body::kBlocks; n += 2)
                 *reinterpret_cast<float4*>(to + Body::Codes::Products::first_channel(n, body.lane)) =
                     make_float4(o[n][2 * r], o[n + 1][2 * r], o[n][2 * r + 1], o[n + 1][2 * r + 1]);
         } else {
 #pragma unroll
-            for (int n = 0; n < kHeadDim / 8; ++n)
+            for (int n = 0; n < Body::kBlocks; ++n)
                 *reinterpret_cast<float2*>(to + n * 8 + body.lane % 4 * 2) = make_float2(o[n][2 * r], o[n][2 * r + 1]);
         }
     }
@@ -52,11 +53,11 @@ struct DecodeResults {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             const int row = r * 8 + body.lane / 4;
-            if (body.lane % 4 == 0) {
+            if (body.lane % 4 == 0 && body.part() == 0) {
                 part_statistics(body.warp, row)[0] = body.kept_maximum[r];
                 part_statistics(body.warp, row)[1] = body.row_sum[r];
             }
-            store_row(part(body.warp, row), r);
+            store_row(part(body.warp, row) + body.part() * Body::kBlocks * 8, r);
         }
         __syncthreads();
     }
@@ -114,14 +115,14 @@ struct DecodeResults {
     }
 
     __device__ __forceinline__ void store_rows() {
-        constexpr int kPairs = kHeadDim / 2;
+        constexpr int kPairs = kValueDim / 2;
         for (int i = threadIdx.x; i < kHeads * body.work_tile.rows * kPairs; i += kThreads) {
             const ExistingRow row = body.existing_row(i / kPairs);
             const int channel = i % kPairs * 2;
             const float2 x = sum_of_parts(row, channel);
             if (body.params.splits > 1) {
                 const int64_t range = body.workspace_row(row.head_k, row.packed) * body.params.splits + body.work_tile.split;
-                *reinterpret_cast<float2*>(body.params.partial_out + range * kHeadDim + channel) = x;
+                *reinterpret_cast<float2*>(body.params.partial_out + range * kValueDim + channel) = x;
             } else {
                 const float weight = part_statistics(row.slab, row.in_slab)[3];
                 store_pair_of_row(row, channel, {x.x * weight, x.y * weight});

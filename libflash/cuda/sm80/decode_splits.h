@@ -18,7 +18,7 @@ public:
         : config(config), problem(problem), device(device), fewest_rows(fewest_rows) {}
 
     // Rows of any lengths: only the device knows which sequences have few rows.
-    bool ragged() const { return is_ragged(problem); }
+    bool ragged() const { return is_wide_decode(config.head_dim) || is_ragged(problem); }
     // Query rows of a sequence that share a key head, query rows per thread block, and query tiles per key head: of a sequence
     // or, with rows of any lengths, of all sequences together; packed, an upper bound.
     int64_t group_rows() const { return problem.seqlen_q * problem.group_size(); }

@@ -20,6 +20,7 @@
 #include "cuda/sm80/forward_epilogue.cuh"
 #include "cuda/sm80/forward_instance.h"
 #include "cuda/sm80/forward_products.cuh"
+#include "cuda/sm80/forward_wide_output.cuh"
 #include "cuda/sm80/online_softmax.cuh"
 #include "cuda/sm80/row_pair.cuh"
 #include "cuda/tile/accumulator.cuh"
@@ -49,6 +50,9 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
     using Epilogue = ForwardEpilogue<Forward>;
     static constexpr bool kHalf = std::is_same<T, __half>::value;
     static constexpr int kTilesPerSum = tiles_per_sum(kBlockN);
+    // The only instance of wide heads decides at run time.
+    static constexpr bool kMayHaveLongSums = kLongSums && kHeadDim > 256;
+    static constexpr bool kLoadsLate = kHeadDim > 256;  // one copy of the code that starts the first loads
 
     static constexpr bool kFloat = std::is_same<T, float>::value;
     using QTile = SharedTile<kBlockM, kHeadDim, sizeof(T)>;
@@ -120,7 +124,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         c.q = start<const T>(params.q, work.batch, q_rows.start, work.head);
         c.k = start<const T>(params.k, work.batch, c.k_rows.start, kv_head);
         c.v = start<const T>(params.v, work.batch, c.k_rows.start, kv_head);
-        load_first(c);
+        if constexpr (!kLoadsLate) load_first(c);
         if (thread == 0) common() = c;
         q_address = QTile::a_address(q_smem(), warp_row(), lane);
         __syncthreads();
@@ -221,14 +225,17 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
     __device__ __forceinline__ auto blocks_of(int a) {
         return [this, a](int n) -> float* { return o[a][n]; };
     }
+    __device__ __forceinline__ bool has_long_sums() const { return kLongSums && (!kMayHaveLongSums || params.long_sums); }
     __device__ __forceinline__ void begin_long_sums() {
-        if constexpr (kLongSums) long_sums().clear();
+        if constexpr (kLongSums) {
+            if (has_long_sums()) long_sums().clear();
+        }
     }
     // After P V of `tile`. Tiles are in descending order, so those between two multiples of kTilesPerSum are few enough for one
     // sum.
     __device__ __forceinline__ void take_long_sums(int tile, int next) {
         if constexpr (kLongSums) {
-            if ((tile ^ next) >= kTilesPerSum) {
+            if (has_long_sums() && (tile ^ next) >= kTilesPerSum) {
 #pragma unroll
                 for (int a = 0; a < kSlabs; ++a) long_sums().take(a, blocks_of(a), row_sum[a], kept_maximum[a]);
             }
@@ -236,6 +243,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
     }
     __device__ __forceinline__ void add_long_sums() {
         if constexpr (kLongSums) {
+            if (!has_long_sums()) return;
 #pragma unroll
             for (int a = 0; a < kSlabs; ++a) {
                 long_sums().finish(a, row_sum[a], kept_maximum[a]);
@@ -332,6 +340,7 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         bool exact_maximum = false;
 #pragma unroll 1
         while (true) {
+            if constexpr (kLoadsLate) load_first(common());
             if constexpr (kSharers == 2) {
                 Pair(*this).loop_over_keys(exact_maximum);
             } else {
@@ -340,9 +349,11 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
             const bool overflow = finish_sums();
             if (exact_maximum || !overflow) break;
             exact_maximum = true;
-            load_first(common());
+            if constexpr (!kLoadsLate) load_first(common());
         }
-        if constexpr (kSharers == 2) {
+        if constexpr (kHeadDim > 256) {
+            ForwardWideOutput<Forward>{*this}.store();
+        } else if constexpr (kSharers == 2) {
             Pair(*this).store_out();
         } else {
             Epilogue epilogue{*this};
@@ -361,13 +372,11 @@ template <class Kernel, bool kGeneral, bool kLongSums>
 struct Instance {
     static constexpr KernelConfig config = Kernel::config;
     using T = ElementOf<config.dtype>;
-    static constexpr bool kFewRows = forward_uses_few_rows(config, kGeneral, kLongSums);
-    static constexpr int kWarps = config.tile_q / (kFewRows ? 16 : 32);
-    // If shared memory has space for P, two warps share 32 rows instead.
+    static constexpr int kWarps = config.tile_q / forward_rows_of_warp(config, kGeneral, kLongSums);
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1100
-    static constexpr int kSharers = config.head_dim == 256 && config.dtype != KernelType::f32_ ? 2 : 1;
+    static constexpr int kSharers = forward_sharers(config, true);
 #else
-    static constexpr int kSharers = 1;
+    static constexpr int kSharers = forward_sharers(config, false);
 #endif
     static constexpr int kMinBlocks = kWarps <= 4 ? 2 : 1;
 #if defined(__CUDA_ARCH__)
@@ -378,6 +387,12 @@ struct Instance {
     template <int kTileK>
     using Tiled = Forward<T, config.head_dim, config.tile_q, kTileK, kWarps, kSharers, kGeneral, kLongSums>;
     using Body = Tiled<forward_tile_k_sm80(config, kGeneral, kLongSums, kVersion)>;
+    static constexpr bool shared_memory_fits() {  // as the host computes it; the others have no static part
+        if constexpr (is_wide_forward(config))
+            return Body::kSharedBytes + Body::Pair::kStaticBytes <= wide_forward_shared_bytes(config);
+        return true;
+    }
+    static_assert(shared_memory_fits(), "the host and the kernel must agree");
 };
 
 template <class Kernel, bool kGeneral, bool kLongSums>
@@ -414,12 +429,16 @@ template <class Kernel, class DoWith>
 auto with_instance(int instance, const DoWith& do_with) {
     using std::bool_constant;
     constexpr bool kLongSums = has_long_sums(Kernel::config);
-    if (instance == kForwardInstances[3].number) return do_with(bool_constant<true>(), bool_constant<kLongSums>());
-    constexpr int kPlainLong = forward_instance_sm80(Kernel::config, false, true).number;
-    if (instance == kPlainLong)
-        return do_with(bool_constant<kPlainLong == kForwardInstances[3].number>(), bool_constant<kLongSums>());
-    if (instance == kGeneralInstance.number) return do_with(bool_constant<true>(), bool_constant<false>());
-    return do_with(bool_constant<false>(), bool_constant<false>());
+    if constexpr (is_wide_forward(Kernel::config)) {
+        return do_with(bool_constant<true>(), bool_constant<kLongSums>());
+    } else {
+        if (instance == kForwardInstances[3].number) return do_with(bool_constant<true>(), bool_constant<kLongSums>());
+        constexpr int kPlainLong = forward_instance_sm80(Kernel::config, false, true).number;
+        if (instance == kPlainLong)
+            return do_with(bool_constant<kPlainLong == kForwardInstances[3].number>(), bool_constant<kLongSums>());
+        if (instance == kGeneralInstance.number) return do_with(bool_constant<true>(), bool_constant<false>());
+        return do_with(bool_constant<false>(), bool_constant<false>());
+    }
 }
 
 }  // namespace libflash::cuda::sm80

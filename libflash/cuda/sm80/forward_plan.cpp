@@ -18,17 +18,20 @@ ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, 
     plan.vector_loads = loads_in_vectors(problem);
     plan.vector_out = rows_fit_vectors(rows_params(problem.out), problem.head_dim_v,
                                        is_wide(problem, problem.out) ? 4 : element_bytes(problem.dtype));
-    const bool general = has_rare_options(problem) || has_shard_options(problem) || !plan.vector_loads;
+    const bool is_double = config.dtype == KernelType::f64_;  // it has one instance
+    const bool general = has_rare_options(problem) || has_shard_options(problem) || !plan.vector_loads || is_double;
     plan.tile_q = config.tile_q;
     const bool long_sums = needs_long_sums(config, longest_sum(problem, plan.tile_q));
     plan.instance = forward_instance_sm80(config, general, long_sums);
-    plan.tile_k =
-        forward_tile_k_sm80(config, general, long_sums, code_version(config.compiled_for, config.versions, device.arch));
+    plan.tile_k = is_double ? config.tile_k
+                            : forward_tile_k_sm80(config, general, long_sums,
+                                                  code_version(config.compiled_for, config.versions, device.arch));
     // Under a causal mask later rows see more keys. The tiles with most keys start first.
     const bool longest_last = problem.mask_rule.right < MaskRule::kUnbounded;
     plan.schedule =
         schedule_params(problem.q_rows, problem.batch, problem.heads_q, plan.tile_q, key_bytes(problem), longest_last);
     if (problem.batch == 0 || problem.heads_q == 0 || problem.q_rows.capacity == 0) return plan;
+    check_block_count("q", blocks_of(plan.schedule));
     const int step = static_cast<int>(ForwardStep::attention);
     plan.attention = launch_shape(blocks_of(plan.schedule), kernel.resources(step, plan.instance.number));
     if (long_sums) plan.blocks_at_once = kBlocksAtOnce * device.multiprocessors;

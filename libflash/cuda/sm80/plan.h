@@ -5,6 +5,7 @@
 
 namespace libflash::cuda::sm80 {
 
+bool supports_wide_backward(const KernelConfig& config, const AttentionProblem& problem, std::string* why);
 bool supports_decode(const KernelConfig& config, const DecodeProblem& problem, std::string* why);
 bool supports_tangent(const KernelConfig& config, const TangentProblem& problem, std::string* why);
 ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties& device);

@@ -1,5 +1,6 @@
 // Forward with two warps for the same 32 query rows: each takes half of the keys of a tile for Q K^T and half of the channels
 // for P V. A fragment of K or V is then used in two products, though one warp has no registers for 32 rows of all channels.
+// With more than 256 channels it has none for 16 rows either, which two warps share then.
 // The warps exchange P through shared memory and agree on the kept maximum of a row: they exchange maxima and sums. The
 // barrier at the beginning of a tile tells all warps whether a sum of the previous tile exceeded its limit.
 //
@@ -37,6 +38,9 @@ struct RowPair {
         float largest[2][kRows], sum[2][kRows];  // [warp of the pair][row]
     };
 
+    static constexpr int kPBytes = kRows / (kSlabs * 16) * PTile::kBytes;
+    static constexpr int kStaticBytes = static_cast<int>(sizeof(Words)) + kPBytes;
+
     Body& body;
     const int part;
     __device__ __forceinline__ explicit RowPair(Body& b) : body(b), part(b.part()) {}
@@ -47,7 +51,7 @@ struct RowPair {
         return shared;
     }
     __device__ __forceinline__ uint32_t p_smem() const {
-        __shared__ __align__(128) char shared[kRows / (kSlabs * 16) * PTile::kBytes];
+        __shared__ __align__(128) char shared[kPBytes];
         return shared_address(shared) + body.warp / 2 * PTile::kBytes;
     }
 

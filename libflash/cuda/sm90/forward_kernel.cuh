@@ -1,6 +1,7 @@
 // The sm_90a forward kernel: its parts and the roles of its warps.
 #pragma once
 
+#include "cuda/sm90/forward_cached_producer.cuh"
 #include "cuda/sm90/forward_consumer.cuh"
 #include "cuda/sm90/forward_empty_tiles.cuh"
 #include "cuda/sm90/forward_producer.cuh"
@@ -11,13 +12,13 @@
 
 namespace libflash::cuda::sm90 {
 
-// Three of its warps wait for the previous kernel: the producer warp, the one that writes work tiles without keys and, with
-// lengths on the device, the scheduler warp. All others need not: what they read and write comes after a load that they have
-// waited for on an mbarrier.
+// Three of its warps wait for the previous kernel: the producer warp, the one that writes work tiles without keys (over a cache,
+// after it has loaded V) and, with lengths on the device, the scheduler warp. All others need not: what they read and write comes
+// after a load that they have waited for on an mbarrier.
 template <class Traits>
 struct ForwardProducerWarpgroup {
     const ForwardContext<Traits>& context;
-    const ForwardProducer<Traits> producer{context};
+    const std::conditional_t<Traits::kCache, ForwardCachedProducer<Traits, false>, ForwardProducer<Traits>> producer{context};
     const ForwardSchedulerWarp<Traits> scheduler_warp{context};
     const ForwardEmptyTilesWarp<Traits> empty_tiles_warp{context};
     const ForwardZeroFillWarp<Traits> zero_fill_warp{context};
@@ -28,6 +29,7 @@ struct ForwardProducerWarpgroup {
         } else if (threadIdx.x < 64) {
             scheduler_warp.run();
         } else if (threadIdx.x < 96) {
+            if constexpr (Traits::kCache) ForwardCachedProducer<Traits, true>{context}.run();
             if (!context.maps.all_see_keys) empty_tiles_warp.run();
         } else if constexpr (Traits::kDynamic) {
             zero_fill_warp.run();

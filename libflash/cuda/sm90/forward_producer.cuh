@@ -2,7 +2,6 @@
 #pragma once
 
 #include "cuda/ptx/dependent_launch.cuh"
-#include "cuda/sm90/forward_cached_keys.cuh"
 #include "cuda/sm90/forward_tile_scheduler.cuh"
 
 namespace libflash::cuda::sm90 {
@@ -36,7 +35,7 @@ struct ForwardProducer {
         wait_for_previous_kernel();
         do {
             bool found = wait_for_work_tile(p);
-            if (!Traits::kSeparateFirstTile && found && (p.leader || Traits::kCache)) provide_empty_v(p);
+            if (!Traits::kSeparateFirstTile && found && p.leader) provide_empty_v(p);
             for (; found; found = wait_for_work_tile(p)) load_work_tile(p);
             announce_end(p);
             // Read back: there are too few registers to keep it.
@@ -44,7 +43,7 @@ struct ForwardProducer {
         } while (scheduler.start_recompute(cursor));
     }
 
-private:
+protected:
     __device__ __forceinline__ State initial_state() const {
         return {elect_one(),
                 PipelineState<kStages>(context.storage.k),
@@ -71,8 +70,6 @@ private:
     __device__ __forceinline__ void load_work_tile(State& p) const {
         if constexpr (Traits::kBlockMask) {
             load_visible_tiles(p);
-        } else if constexpr (Traits::kCache) {
-            load_cached_tiles(p);
         } else if (p.leader) {
             const WorkTile& work_tile = context.storage.work_tiles[p.slot];
             load_k(p, work_tile, work_tile.keys.end - 1);
@@ -132,53 +129,6 @@ private:
     // The tile whose K was loaded last (1), or the one before it (2).
     __device__ __forceinline__ int loaded_tile(const State& p, int back) const {
         return context.storage.dynamic.tiles[(p.k.stage + kStages - back) % kStages].tile();
-    }
-
-    // From a cache: all lanes go through the stages of K and V.
-    using CachedKeys = ForwardCachedKeys<Traits>;
-    using PageRow = typename CachedKeys::PageRow;
-    __device__ __forceinline__ void load_cached_tiles(State& p) const {
-        const WorkTile& work_tile = context.storage.work_tiles[p.slot];
-        const CachedKeys cached{context};
-        const int last = work_tile.keys.end - 1, begin = work_tile.keys.begin;
-        PageRow pages = cached.read_pages(work_tile, last), of_v{};
-        int back = 0;
-#pragma unroll 1
-        for (int tile = last; tile >= begin; --tile) {
-            if (back == CachedKeys::kTilesAtOnce) pages = cached.read_pages(work_tile, tile), back = 0;
-            const PageRow of_k = cached.of_tile(pages, back++);
-            load_cached_k(p, work_tile, of_k);
-            if (tile < last) {
-                load_cached_v(p, work_tile, tile + 1, of_v);
-            } else if (p.leader) {
-                load_q(p, work_tile, true);
-            }
-            of_v = of_k;
-        }
-        load_cached_v(p, work_tile, begin, of_v);
-    }
-    __device__ __forceinline__ void load_cached_k(State& p, const WorkTile& work_tile, const PageRow& at) const {
-        const CachedKeys cached{context};
-        const uint32_t absent = cached.absent_units(at);
-        if (p.leader) {
-            p.k.wait_empty();
-            context.storage.dynamic.tiles[p.k.stage].bits = absent;
-            p.k.full().arrive_and_expect(KTile::kBytes);
-        }
-        cached.template load<KTile>(p.leader, context.tiles.k(p.k.stage), context.maps.k, p.k.full(), work_tile.kv_head, at);
-        p.k.advance();
-    }
-    __device__ __forceinline__ void load_cached_v(State& p, const WorkTile& work_tile, int tile, const PageRow& at) const {
-        const CachedKeys cached{context};
-        const int count = work_tile.keys.length_k - tile * kBlockN;
-        const MBarrier full = count < kBlockN ? context.storage.dynamic.zero_fill.loaded() : p.v.full();
-        if (p.leader) {
-            p.v.wait_empty();
-            if (count < kBlockN) context.storage.dynamic.zero_fill.send(p.v.stage, max(count, 0));
-            full.arrive_and_expect(VTile::kBytes);
-        }
-        cached.template load<VTile>(p.leader, context.tiles.v(p.v.stage), context.maps.v, full, work_tile.kv_head, at);
-        p.v.advance();
     }
 
     // Also announces the work tile: the consumers wait for Q.

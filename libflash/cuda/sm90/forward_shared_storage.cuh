@@ -45,7 +45,7 @@ struct ForwardSharedStorage {
     PipelineBarriers<kStages> k;
     PipelineBarriers<Traits::kVStages> v;
     PipelineBarriers<Traits::kQStages> q[Traits::kGroups];
-    PipelineBarriers<kScheduledTiles> scheduled;  // work tiles, from the scheduler warp to the producer warp
+    PipelineBarriers<kScheduledTiles> scheduled;  // work tiles, from the scheduler warp to the producers
     uint64_t first_pass_done;
     RecomputeList recompute;
     // A ring of slots: the scheduler warp fills them, the producer warp and the consumers read them in the same order. With one
@@ -59,9 +59,10 @@ struct ForwardSharedStorage {
         k.init(Traits::kConsumerWarps);
         v.init(Traits::kConsumerWarps);
         for (int group = 0; group < Traits::kGroups; ++group) q[group].init(4);
-        scheduled.init(1);
-        // Arrivals: the consumers, the producer warp, the scheduler warp and, in dynamic instances, the zero-fill warp.
-        MBarrier{shared_address(&first_pass_done)}.init(Traits::kConsumerWarps + (Traits::kDynamic ? 3 : 2));
+        scheduled.init(Traits::kProducerWarps);
+        // Arrivals: the consumers, the producers, the scheduler warp and, in dynamic instances, the zero-fill warp.
+        MBarrier{shared_address(&first_pass_done)}.init(Traits::kConsumerWarps + Traits::kProducerWarps +
+                                                        (Traits::kDynamic ? 2 : 1));
         if constexpr (Traits::kDynamic) {
             dynamic.newest = -1;
             dynamic.zero_fill.init();

@@ -23,6 +23,7 @@ struct ForwardTraits {
     static constexpr bool kDynamic = kInstance != ForwardInstance::plain;
     static constexpr bool kLongSums = forward_has_long_sums(config, kInstance);
     static constexpr bool kCache = kInstance == ForwardInstance::cache;  // keys and values are in a cache
+    static constexpr int kProducerWarps = kCache ? 2 : 1;                // over a cache: one for Q and K, one for V
     using Params = std::conditional_t<kCache, PrefillParams, ForwardParams>;
 
     static constexpr int kBlockM = forward_tile_q(config, kInstance), kBlockN = forward_tile_k(config, kInstance);

@@ -168,11 +168,17 @@ struct SharedTile {
     template <int kThreads, class T>
     __device__ static __forceinline__ void load_slow(char* tile, const T* matrix, int64_t row_stride, int first_row,
                                                      int row_limit, int col_limit, int thread) {
-        for (int i = thread; i < kRows * kCols; i += kThreads) {
+        const auto copy = [=](int i) {
             const int row = i / kCols, col = i % kCols;
             T value{};
             if (first_row + row < row_limit && col < col_limit) value = matrix[(first_row + row) * row_stride + col];
             *reinterpret_cast<T*>(tile + offset(row, col / kChunkValues) + col % kChunkValues * kValueBytes) = value;
+        };
+        if constexpr (kCols > 256) {  // small code
+#pragma unroll 1
+            for (int i = thread; i < kRows * kCols; i += kThreads) copy(i);
+        } else {
+            for (int i = thread; i < kRows * kCols; i += kThreads) copy(i);
         }
     }
 };

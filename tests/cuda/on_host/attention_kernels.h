@@ -21,6 +21,7 @@ struct BackwardKernel {
 };
 using T = ElementOf<ForwardKernel::config.dtype>;
 constexpr int kDim = HEAD_DIM;
+constexpr bool kWide = is_wide_backward(kDim);  // backward is always deterministic
 constexpr bool kFloat = ForwardKernel::config.dtype == KernelType::f32_;
 // Relative rounding error of a result. For float it includes the error of the arithmetic.
 constexpr double kRounding = kFloat ? 0x1p-19 : (ForwardKernel::config.dtype == KernelType::f16_ ? 0x1p-11 : 0x1p-8);
@@ -67,7 +68,8 @@ struct BackwardLaunch {
         dq_accumulator.assign(statistics.size() * kDim, NAN);
         params.softmax_statistics = statistics.data();
         params.dq_accumulator = deterministic ? nullptr : dq_accumulator.data();
-        const int tile_q = query_rows_tile_q(kDim, rare_tiles, sizeof(T));
+        const int tile_q = kWide ? BackwardKernel::config.tile_q : query_rows_tile_q(kDim, rare_tiles, sizeof(T));
+        deterministic |= kWide;
         params.key_schedule = schedule_params(one_sequence(keys), 1, 1, BackwardKernel::config.tile_k, 1e3, false);
         params.query_schedule = schedule_params(one_sequence(rows), 1, heads, kUnitRows, 1e9, false);
         params.query_tile_schedule = schedule_params(one_sequence(rows), 1, heads, tile_q, 1e3, true);

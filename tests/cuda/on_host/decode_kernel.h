@@ -11,8 +11,7 @@ using namespace libflash;
 using namespace libflash::cuda;
 
 struct DecodeKernel {
-    static constexpr KernelConfig config{"decode", Operation::decode, "sm80",      KernelType::DTYPE,
-                                         HEAD_DIM, HEAD_DIM,          DECODE_TILE, ""};
+    static constexpr KernelConfig config{"decode", Operation::decode, "sm80", KernelType::DTYPE, KERNEL_DIMS, DECODE_TILE, ""};
 };
 using T = ElementOf<DecodeKernel::config.dtype>;
 constexpr int kDim = HEAD_DIM, kHeadsK = 2, kGroup = 3, kHeads = kHeadsK * kGroup, kCapacity = 200, kPage = 16;

@@ -28,12 +28,12 @@ void cpu::run_tasks(int64_t tasks, int, void (*body)(const void*, int64_t, int),
 int cpu::threads_or_default(int) { return 1; }
 
 struct DecodeKernel {
-    static constexpr KernelConfig config{"decode", Operation::decode, "sm80",      KernelType::DTYPE,
-                                         HEAD_DIM, HEAD_DIM,          DECODE_TILE, ""};
+    static constexpr KernelConfig config{"decode", Operation::decode, "sm80", KernelType::DTYPE, KERNEL_DIMS, DECODE_TILE, ""};
 };
 using T = ElementOf<DecodeKernel::config.dtype>;
 constexpr DType kType = sizeof(T) == 4 ? DType::f32 : std::is_same_v<T, __half> ? DType::f16 : DType::bf16;
 constexpr int kDim = HEAD_DIM, kBatch = 5, kHeadsK = 2, kGroup = 3, kHeads = kHeadsK * kGroup, kPage = 16, kColumns = 12;
+constexpr int kMostValues = DecodeKernel::config.head_dim_v;
 constexpr int kPages = kBatch * kColumns + 1, kPositions = 700, kWords = 2;
 // float32: scores of 10 and more have rounding errors of several units.
 constexpr double kRounding = kType == DType::f32 ? 0x1p-20 : kType == DType::f16 ? 0x1p-11 : 0x1p-8;
@@ -77,7 +77,7 @@ struct Part {
 struct Problem {
     const Case& c;
     const DType stored;
-    const int dim_v = c.v_in_k ? kDim / 2 : kDim, k_channels = kDim - c.rope;
+    const int dim_v = kDim > kMostValues ? kMostValues : c.v_in_k ? kDim / 2 : kDim, k_channels = kDim - c.rope;
     std::vector<int> rows{1, 0, 7, 30, 3};
     std::vector<int32_t> cu{0}, lengths{300, 20, 0, 131, 77}, position, bits, table;
     std::vector<T> q, new_k, new_v, new_rope;

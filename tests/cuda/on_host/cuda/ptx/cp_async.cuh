@@ -62,6 +62,7 @@ inline void begin_copy(const AsyncCopy& copy) {
     }
 }
 inline void cp_async_16(uint32_t address, const void* global, bool valid) { begin_copy({address, valid ? global : nullptr, 16}); }
+inline void cp_async_8(uint32_t address, const void* global, bool valid) { begin_copy({address, valid ? global : nullptr, 8}); }
 inline void cp_async_4(uint32_t address, const void* global) { begin_copy({address, global, 4}); }
 inline void cp_async_commit() {
     if (late_copies) own_copies().emplace_back();

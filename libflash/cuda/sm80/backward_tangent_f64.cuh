@@ -1,0 +1,240 @@
+// The tangent of backward in float64: the formulas of backward_tangent.cuh with the tiles of tangent_tiles_f64.cuh. One kernel
+// computes tdq, tdk or tdv: a thread block has a tile of rows of one side, with the sums of its output in registers, and loops
+// over the tiles of the other side. For each pair of tiles it loads both sides twice: dO and V for dP, then Q and K for the
+// scores. The tiles of scores have a row for each query, whichever side the sums belong to.
+#pragma once
+
+#include "cuda/attention/key_tiles.cuh"
+#include "cuda/attention/query_tiles.cuh"
+#include "cuda/attention/tangent_params.h"
+#include "cuda/params.h"
+#include "cuda/sm80/tangent_statistics_f64.cuh"
+#include "cuda/sm80/tangent_tiles_f64.cuh"
+
+namespace libflash::cuda::sm80 {
+
+enum class DoubleTangentOutput : int { tdq, tdk, tdv };
+
+template <int kHeadDim, int kTileRows>
+struct DoubleBackwardTangent : DoubleTangentTiles<BackwardTangentParams, kHeadDim, kTileRows, 6> {
+    using Base = DoubleTangentTiles<BackwardTangentParams, kHeadDim, kTileRows, 6>;
+    using Base::k_rows, Base::lane, Base::params, Base::q_rows, Base::thread, Base::warp, Base::work;
+    using Base::kLanes, Base::kThreads, Base::kWarps;
+
+    const DoubleTangentOutput output;
+    typename Base::Sums sums;
+    KeyTiles<kTileRows, kTileRows> key_tiles;      // of tdq
+    QueryTiles<kTileRows, kTileRows> query_tiles;  // of tdk and tdv
+    int head, key_head;                            // of the present tiles
+    int other_tile, cursor;                        // of the other side
+
+    __device__ __forceinline__ DoubleBackwardTangent(const BackwardTangentParams& given, DoubleTangentOutput which, char* memory)
+        : Base(given, memory), output(which) {}
+
+    __device__ __forceinline__ bool of_queries() const { return output == DoubleTangentOutput::tdq; }
+
+    // False: the thread block has no work.
+    __device__ __forceinline__ bool prepare() {
+        const TileCoordinates next =
+            tile_coordinates<kTileRows>(of_queries() ? params.query_schedule : params.key_schedule,
+                                        of_queries() ? params.q_lengths : params.k_lengths, params.batch);
+        if (next.batch < 0) return false;
+        this->begin(next);
+        if (next.tile * kTileRows >= (of_queries() ? q_rows : k_rows).owned) return false;
+        if (of_queries()) {
+            key_tiles.init(params.mask, params.block_rows, work, q_rows, k_rows);
+            head = work.head, key_head = work.head / params.group_size;
+            other_tile = key_tiles.end, cursor = key_tiles.list_count;
+        } else {
+            query_tiles.init(params, work, q_rows.length, k_rows.length);
+            head = work.head * params.group_size, key_head = work.head;
+            other_tile = query_tiles.begin - 1, cursor = 0;
+        }
+        return true;
+    }
+
+    // Goes to the next tile of the other side, or of the next head that shares the keys. False: there is none.
+    __device__ __forceinline__ bool advance() {
+        if (of_queries()) {
+            other_tile = key_tiles.previous(other_tile, cursor);
+            return other_tile >= 0;
+        }
+        while ((other_tile = query_tiles.next(params.block_cols, head, other_tile, cursor)) < 0) {
+            if (++head == (work.head + 1) * params.group_size) return false;
+            other_tile = query_tiles.begin - 1, cursor = 0;
+        }
+        return true;
+    }
+
+    __device__ __forceinline__ bool has_tq() const { return params.tq.data; }
+    __device__ __forceinline__ bool has_tk() const { return params.tk.data; }
+    __device__ __forceinline__ bool has_tv() const { return params.tv.data; }
+    __device__ __forceinline__ bool has_tdout() const { return params.tdout.data; }
+
+    __device__ __forceinline__ DoubleTangentStatistics statistics_of(int row) const {
+        const int64_t at = QueryUnits::first(params, work.batch, head, q_rows.start) * kUnitRows + row;
+        return reinterpret_cast<const DoubleTangentStatistics*>(params.statistics)[at];
+    }
+
+    // Score tiles 0 and 1 become the weights of the sums: dz and tdz, or for tdv R p and R p (ts - mu).
+    __device__ __forceinline__ void apply(int first_row, int first_key) const {
+        const DoubleScore<BackwardTangentParams> score(params, {work.batch, head, 0}, k_rows.length - q_rows.length);
+        const int local = thread / kLanes, row = first_row + local;
+        const int2 keys = this->keys_of(row);
+        const bool exists = row < q_rows.length;
+        const DoubleTangentStatistics of_row = exists ? statistics_of(row) : DoubleTangentStatistics{INFINITY, 0.0, 0.0, 0.0};
+#pragma unroll 1
+        for (int col = thread % kLanes; col < kTileRows; col += kLanes) {
+            const int key = first_key + col;
+            double &a = this->scores(0).at(local, col), &b = this->scores(1).at(local, col);
+            const double dot = a, tz = params.in_double.softmax_scale * this->tangent_at(0, has_tq(), has_tk(), local, col);
+            a = b = 0.0;
+            if (key < keys.x || key >= keys.y || of_row.lse == INFINITY || !score.keeps(row, key)) continue;
+            double bent;
+            const double s = score.score(dot, row, key, &bent), slope = fma(-bent, bent, 1.0);
+            if (s == -INFINITY) continue;
+            const double p = probability(s, of_row.lse);
+            const double below = this->score_tangent(score, slope, tz, row, key) - of_row.mu;
+            const double keep = this->keeps(head, row, key) ? params.in_double.keep_factor : 0.0;
+            if (output == DoubleTangentOutput::tdv) {
+                a = keep * p;
+                b = keep * p * below;
+                continue;
+            }
+            const double dp = keep == 0.0 ? 0.0 : keep * this->scores(3).at(local, col);
+            const double tdp = keep == 0.0 ? 0.0 : keep * this->tangent_at(3, has_tdout(), has_tv(), local, col);
+            const double bend = bent == 0.0 ? 0.0 : -2.0 * bent / params.in_double.softcap * tz;
+            const double x = slope * (dp - of_row.delta), y = fma(bend, x, slope * (tdp - of_row.tdelta));
+            a = p * x;
+            b = p * fma(below, x, y);
+        }
+    }
+
+    // Loads pairs of both sides and waits for them.
+    __device__ __forceinline__ void load_sides(bool outer, int first_row, int first_key) const {
+        __syncthreads();  // no warp reads the previous pairs
+        this->load_pair(0, outer ? params.dout : params.q, outer ? params.tdout : params.tq, q_rows, head, first_row,
+                        outer ? params.head_dim_v : params.head_dim);
+        this->load_pair(2, outer ? params.v : params.k, outer ? params.tv : params.tk, k_rows, key_head, first_key,
+                        outer ? params.head_dim_v : params.head_dim);
+        cp_async_wait<0>();
+        __syncthreads();
+    }
+
+    // Adds the present tile of the other side.
+    __device__ __forceinline__ void add_tile() {
+        const int first_row = (of_queries() ? work.tile : other_tile) * kTileRows,
+                  first_key = (of_queries() ? other_tile : work.tile) * kTileRows;
+        const bool of_values = output == DoubleTangentOutput::tdv;
+        // dP, then the scores; for tdv the scores, then dO.
+#pragma unroll 1
+        for (int i = 0; i < 2; ++i) {
+            const bool outer = (i == 0) != of_values;
+            load_sides(outer, first_row, first_key);
+            if (outer && of_values) break;
+            this->multiply(outer ? 3 : 0, outer ? has_tdout() : has_tq(), outer ? has_tv() : has_tk(),
+                           outer ? params.head_dim_v : params.head_dim);
+            __syncthreads();
+            if (!outer) apply(first_row, first_key);
+        }
+        __syncthreads();
+        const bool has_second = of_queries() ? has_tk() : of_values ? has_tdout() : has_tq();
+#pragma unroll 1
+        for (int i = 0; i < (has_second ? 2 : 1); ++i) {
+            const auto weights = this->scores(1 - i);
+            const auto other = this->tile((of_queries() ? 2 : 0) + i);
+            const int channels = of_values ? params.head_dim_v : params.head_dim;
+            if (of_queries()) {
+                add_values<false, kTileRows, kWarps>(sums, weights, other, channels, warp, lane);
+            } else {
+                add_values<true, kTileRows, kWarps>(sums, weights, other, channels, warp, lane);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void store() {
+        const RowsParams& rows = of_queries() ? params.tdq : output == DoubleTangentOutput::tdk ? params.tdk : params.tdv;
+        const SequenceRows sequence = of_queries() ? q_rows : k_rows;
+        const int first = work.tile * kTileRows, existing = sequence.length - first;
+        const bool of_values = output == DoubleTangentOutput::tdv;
+        const double factor = of_values ? 1.0 : params.in_double.softmax_scale;
+        double* const to = rows_of(rows, work.batch, work.head, sequence.start + first);
+        for_elements<kThreads>(this->tile(0), sequence.owned - first, of_values ? params.head_dim_v : params.head_dim, thread,
+                               [&](double x, int r, int col) { to[r * rows.row + col] = r < existing ? x * factor : 0.0; });
+    }
+
+    __device__ __forceinline__ void run() {
+        if (!prepare()) return;
+        clear(sums);
+#pragma unroll 1
+        while (advance()) add_tile();
+        __syncthreads();  // no warp reads the last pairs
+        stage<kWarps>(sums, this->tile(0), warp, lane);
+        __syncthreads();
+        store();
+    }
+};
+
+template <class Kernel>
+using DoubleBackwardTangentOf = DoubleBackwardTangent<Kernel::config.head_dim, Kernel::config.tile_q>;
+
+template <class Kernel>
+__global__ void __launch_bounds__(DoubleTangentStatisticsUnit::kThreads)
+    tangent_statistics_kernel(const __grid_constant__ BackwardTangentParams params, DoubleTangentOutput) {
+    DoubleTangentStatisticsUnit unit{params, {}, {}};
+    unit.run();
+}
+
+template <class Kernel>
+__global__ void __launch_bounds__(kDoubleThreads, 2)
+    backward_tangent_kernel(const __grid_constant__ BackwardTangentParams params, DoubleTangentOutput output) {
+    extern __shared__ __align__(128) char shared[];
+    DoubleBackwardTangentOf<Kernel> body(params, output, shared);
+    body.run();
+}
+
+template <class Kernel>
+__global__ void __launch_bounds__(DoubleTangentDsink::kThreads)
+    tangent_dsink_kernel(const __grid_constant__ BackwardTangentParams params, DoubleTangentOutput) {
+    DoubleTangentDsink::run(params);
+}
+
+inline int enqueue_double_tangent(void (*kernel)(BackwardTangentParams, DoubleTangentOutput), const LaunchShape& shape,
+                                  const BackwardTangentParams& params, cudaStream_t stream,
+                                  DoubleTangentOutput output = DoubleTangentOutput::tdq) {
+    if (shape.blocks == 0) return cudaSuccess;
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
+    if (error != cudaSuccess) return error;
+    kernel<<<static_cast<unsigned>(shape.blocks), shape.threads, shape.shared_bytes, stream>>>(params, output);
+    return cudaGetLastError();
+}
+
+}  // namespace libflash::cuda::sm80
+
+namespace libflash::cuda {
+
+template <class Kernel>
+KernelResources resources_of_backward_tangent(int step, int) {
+    static_assert(Kernel::config.tile_q == Kernel::config.tile_k, "tiles of both sides have one size");
+    switch (static_cast<BackwardTangentStep>(step)) {
+        case BackwardTangentStep::statistics: return {sm80::DoubleTangentStatisticsUnit::kThreads, 0};
+        case BackwardTangentStep::dsink: return {sm80::DoubleTangentDsink::kThreads, 0};
+        default: return {sm80::kDoubleThreads, sm80::DoubleBackwardTangentOf<Kernel>::kSharedBytes};
+    }
+}
+
+// Enqueues the work on `stream` and returns the CUDA error.
+template <class Kernel>
+int launch_backward_tangent(const BackwardTangentPlan& plan, const BackwardTangentParams& params, void* stream) {
+    using sm80::DoubleTangentOutput, sm80::enqueue_double_tangent;
+    const auto on = static_cast<cudaStream_t>(stream);
+    const auto gradients = sm80::backward_tangent_kernel<Kernel>;
+    int error = enqueue_double_tangent(sm80::tangent_statistics_kernel<Kernel>, plan.statistics, params, on);
+    if (error == cudaSuccess) error = enqueue_double_tangent(gradients, plan.tdq, params, on, DoubleTangentOutput::tdq);
+    if (error == cudaSuccess) error = enqueue_double_tangent(gradients, plan.tdk, params, on, DoubleTangentOutput::tdk);
+    if (error == cudaSuccess) error = enqueue_double_tangent(gradients, plan.tdv, params, on, DoubleTangentOutput::tdv);
+    if (error == cudaSuccess) error = enqueue_double_tangent(sm80::tangent_dsink_kernel<Kernel>, plan.dsink, params, on);
+    return error;
+}
+
+}  // namespace libflash::cuda

@@ -1,0 +1,162 @@
+// dQ and dbias in float64, by tiles of queries: the order of all additions is fixed. One kernel has both, because they differ in
+// what becomes of dS; a launch computes one of them.
+#pragma once
+
+#include "cuda/attention/key_tiles.cuh"
+#include "cuda/attention/query_rows_tiles.h"
+#include "cuda/sm80/gradients_f64.cuh"
+
+namespace libflash::cuda::sm80 {
+
+template <int kHeadDim>
+struct DoubleDq
+    : DoubleGradients<kHeadDim, query_rows_tile_q(kHeadDim, true, sizeof(double)), query_rows_tile_k(kHeadDim, sizeof(double))> {
+    static constexpr int kTileQ = query_rows_tile_q(kHeadDim, true, sizeof(double));
+    static constexpr int kTileK = query_rows_tile_k(kHeadDim, sizeof(double));
+    using Base = DoubleGradients<kHeadDim, kTileQ, kTileK>;
+    using Base::ds, Base::k, Base::k_rows, Base::lane, Base::params, Base::q_rows, Base::seen, Base::thread, Base::warp,
+        Base::work;
+    using Base::kElements, Base::kLanes, Base::kThreads, Base::kWarps;
+
+    KeyTiles<kTileQ, kTileK> tiles;
+    int2 keys;  // that the row of this thread sees
+    DoubleBlocks<kTileQ / 8, double_channel_blocks(kHeadDim)> dq;
+    double sums[kElements];  // of dbias: this thread's elements
+
+    using Base::Base;
+
+    __device__ __forceinline__ bool makes_bias() const { return params.dbias.data; }
+
+    __device__ __forceinline__ void begin_rows(const TileCoordinates& next) {
+        this->begin(next);
+        tiles.init(params.mask, params.block_rows, work, q_rows, k_rows);
+        keys = this->shard_rows().keys_of(tiles.first_row + thread / kLanes);
+        if (!params.shard.has_positions) return;
+        const int last = min(kTileQ, q_rows.length - tiles.first_row) - 1;
+        __syncthreads();  // no thread reads the ranges of the previous rows
+        if (thread % kLanes == 0) seen[thread / kLanes] = keys;
+        __syncthreads();
+        if (last < 0) return;
+        tiles.set_ranges(seen[0], seen[last]);
+        tiles.set_blocks(params.block_rows, work);
+    }
+
+    // Adds the tiles of keys from `first` to `end` that the rows see.
+    __device__ __forceinline__ void add_keys(int first, int end) {
+        const DoubleScore<BackwardParams> score(params, work, this->shard_rows().alibi_shift);
+        const int key_head = work.head / params.group_size;
+        bool rows_loaded = false;
+        int cursor = tiles.list_count;
+#pragma unroll 1
+        for (int tile = min(tiles.end, end); (tile = tiles.previous(tile, cursor)) >= first;) {
+            __syncthreads();  // no warp reads the previous tiles
+            if (!rows_loaded) this->load_queries(work.head, tiles.first_row);
+            rows_loaded = true;
+            this->load_keys(key_head, tile * kTileK);
+            cp_async_wait<0>();
+            __syncthreads();
+            this->multiply();
+            __syncthreads();
+            this->differentiate(score, !makes_bias(), tiles.first_row, tile * kTileK,
+                                [&](int, int key, int) { return key >= keys.x && key < keys.y; });
+            __syncthreads();
+            if (!makes_bias()) {
+                add_values<false, kTileK, kWarps>(dq, ds, k, params.head_dim, warp, lane);
+                continue;
+            }
+#pragma unroll
+            for (int i = 0; i < kElements; ++i) sums[i] += ds.at(thread / kLanes, thread % kLanes + i * kLanes);
+        }
+    }
+
+    // In one dimension, the indices (or tiles) that share element (or tile) `index` of the bias: all of them if the bias is
+    // broadcast.
+    struct Range {
+        int begin, end;
+        __device__ __forceinline__ Range(int index, int extent, int count) {
+            begin = extent == 1 ? 0 : index;
+            end = extent == 1 ? count : index + 1;
+        }
+    };
+    __device__ static __forceinline__ int tiles_of(int extent, int tile) { return (extent + tile - 1) / tile; }
+
+    // The tile of dQ or of dbias: all tiles of scores that add to it.
+    struct Target {
+        int batch, head, row_tile, col_tile;
+    };
+    __device__ __forceinline__ Target target_of_bias() const {
+        const int cols = tiles_of(params.dbias.extent[3], kTileK), rows = tiles_of(params.dbias.extent[2], kTileQ);
+        const int index = blockIdx.x, batch_head = index / cols / rows;
+        return {batch_head / params.dbias.extent[1], batch_head % params.dbias.extent[1], index / cols % rows, index % cols};
+    }
+    __device__ __forceinline__ void add_all(const Target& target) {
+        const int (&extent)[4] = params.dbias.extent;
+        const bool bias = makes_bias();
+        const Range batches(target.batch, bias ? extent[0] : 0, params.batch);
+        const Range heads(target.head, bias ? extent[1] : 0, params.heads_q);
+#pragma unroll 1
+        for (int b = batches.begin; b < batches.end; ++b) {
+            const int queries = SequenceRows::of(params.q_lengths, b).length,
+                      length = SequenceRows::of(params.k_lengths, b).length;
+            const Range rows(target.row_tile, bias ? extent[2] : 0, tiles_of(queries, kTileQ));
+            const Range cols(target.col_tile, bias ? extent[3] : 1, tiles_of(length, kTileK));
+#pragma unroll 1
+            for (int h = heads.begin; h < heads.end; ++h)
+#pragma unroll 1
+                for (int r = rows.begin; r < rows.end; ++r) {
+                    begin_rows({b, h, r});
+                    add_keys(cols.begin, cols.end);
+                }
+        }
+    }
+
+    // Where the bias is broadcast over rows or columns, the elements of the tile are added up here.
+    __device__ __forceinline__ void store_bias(const Target& target) {
+        const ScoreGradientParams& out = params.dbias;
+        const int64_t start = target.batch * out.stride[0] + target.head * out.stride[1];
+        __syncthreads();  // no thread reads the last tile
+#pragma unroll
+        for (int i = 0; i < kElements; ++i) ds.at(thread / kLanes, thread % kLanes + i * kLanes) = sums[i];
+        __syncthreads();
+        const int rows = out.extent[2] == 1 ? 1 : min(kTileQ, out.extent[2] - target.row_tile * kTileQ);
+        const int cols = out.extent[3] == 1 ? 1 : min(kTileK, out.extent[3] - target.col_tile * kTileK);
+        const int same_rows = out.extent[2] == 1 ? kTileQ : 1, same_cols = out.extent[3] == 1 ? kTileK : 1;
+#pragma unroll 1
+        for (int i = thread; i < rows * cols; i += kThreads) {
+            const int row = i / cols, col = i % cols;
+            double sum = 0.0;
+#pragma unroll 1
+            for (int r = 0; r < same_rows; ++r)
+#pragma unroll 1
+                for (int c = 0; c < same_cols; ++c) sum += ds.at(row + r, col + c);
+            const int64_t at = (int64_t{target.row_tile} * kTileQ + row) * out.stride[2] +
+                               (int64_t{target.col_tile} * kTileK + col) * out.stride[3];
+            store_number_at(out.data, start + at, out.is_float, sum);
+        }
+    }
+
+    __device__ __forceinline__ void run() {
+        Target target = {};
+        if (makes_bias()) {
+            target = target_of_bias();
+        } else {
+            const TileCoordinates next = tile_coordinates<kTileQ>(params.query_tile_schedule, params.q_lengths, params.batch);
+            if (next.batch < 0) return;
+            target = {next.batch, next.head, next.tile, 0};
+            this->begin_rows(next);
+            if (tiles.first_row >= q_rows.owned) return;
+        }
+        clear(dq);
+#pragma unroll
+        for (int i = 0; i < kElements; ++i) sums[i] = 0.0;
+        add_all(target);
+        if (makes_bias()) {
+            store_bias(target);
+        } else {
+            __syncthreads();  // no warp reads Q
+            this->store(dq, this->q, params.dq, q_rows, tiles.first_row, params.head_dim, params.in_double.softmax_scale);
+        }
+    }
+};
+
+}  // namespace libflash::cuda::sm80

@@ -1,0 +1,104 @@
+// The tiles of the float64 kernels on tangents: two tensors of queries and two of keys, each pair a tensor and its tangent, and
+// the products of the pairs. Pairs are loaded one after the other into the same memory.
+#pragma once
+
+#include "cuda/attention/params.h"
+#include "cuda/attention/schedule.cuh"
+#include "cuda/ptx/cp_async.cuh"
+#include "cuda/sm80/score_f64.cuh"
+#include "cuda/tile/double_tile.cuh"
+
+namespace libflash::cuda::sm80 {
+
+// kScoreTiles: 3 for each product of pairs.
+template <class Params, int kHeadDim, int kTileRows, int kScoreTiles>
+struct DoubleTangentTiles {
+    static constexpr int kThreads = kDoubleThreads, kWarps = kDoubleWarps;
+    static constexpr int kLanes = kThreads / kTileRows;  // that share a query row of scores
+    static constexpr int kBlocks = kTileRows / 8, kChannelBlocks = double_channel_blocks(kHeadDim);
+    using Rows = DoubleTile<kTileRows, kHeadDim>;
+    using Scores = DoubleTile<kTileRows, kTileRows>;
+    using Sums = DoubleBlocks<kBlocks, kChannelBlocks>;
+    static constexpr int kNumbersAt = 4 * Rows::kBytes + kScoreTiles * Scores::kBytes;
+    static constexpr int kSharedBytes = kNumbersAt + 2 * kTileRows * 8;
+
+    const Params& params;
+    double* shared;
+    int thread, warp, lane;
+    TileCoordinates work;
+    SequenceRows q_rows, k_rows;
+
+    __device__ __forceinline__ DoubleTangentTiles(const Params& given, char* memory) : params(given) {
+        shared = reinterpret_cast<double*>(memory);
+        thread = threadIdx.x;
+        warp = thread / 32;
+        lane = thread % 32;
+    }
+
+    // 0: of queries, 1: its tangent, 2: of keys, 3: its tangent.
+    __device__ __forceinline__ Rows tile(int i) const { return {shared + i * (Rows::kBytes / 8)}; }
+    __device__ __forceinline__ Scores scores(int i) const { return {shared + 4 * (Rows::kBytes / 8) + i * (Scores::kBytes / 8)}; }
+    // A number for each of the tile's rows, of two kinds.
+    __device__ __forceinline__ double* numbers(int kind) const { return shared + kNumbersAt / 8 + kind * kTileRows; }
+
+    __device__ __forceinline__ void begin(const TileCoordinates& next) {
+        work = next;
+        q_rows = SequenceRows::of(params.q_lengths, work.batch);
+        k_rows = SequenceRows::of(params.k_lengths, work.batch);
+    }
+
+    // The keys [x, y) that a query row sees.
+    __device__ __forceinline__ int2 keys_of(int row) const {
+        const int diagonal = row + (params.mask.top_left ? 0 : k_rows.length - q_rows.length);
+        if (row >= q_rows.length) return make_int2(0, 0);
+        return make_int2(diagonal - params.mask.left, min(k_rows.length, diagonal + params.mask.right + 1));
+    }
+
+    // A tensor and its tangent, if there is one, to tiles `to` and `to` + 1.
+    __device__ __forceinline__ void load_pair(int to, const RowsParams& of_tensor, const RowsParams& of_tangent,
+                                              const SequenceRows& sequence, int head, int first, int channels) const {
+#pragma unroll 1
+        for (int i = 0; i < 2; ++i) {
+            const RowsParams& rows = i == 0 ? of_tensor : of_tangent;
+            if (!rows.data) continue;
+            tile(to + i).template load_async<kThreads>(rows_of(rows, work.batch, head, sequence.start), rows.row, first,
+                                                       sequence.length, channels, thread);
+        }
+        cp_async_commit();
+    }
+
+    // Score tiles to .. to + 2: X C^T, tX C^T and X tC^T for X of queries and C of keys; what is absent is left out.
+    __device__ __forceinline__ void multiply(int to, bool has_tangent_x, bool has_tangent_c, int channels) const {
+#pragma unroll 1
+        for (int job = warp; job < 3 * kBlocks * kBlocks; job += kWarps) {
+            const int which = job / (kBlocks * kBlocks), row = job / kBlocks % kBlocks * 8, col = job % kBlocks * 8;
+            if ((which == 1 && !has_tangent_x) || (which == 2 && !has_tangent_c)) continue;
+            DoubleBlocks<1, 1> c;
+            clear(c);
+            add_scores(c, tile(which == 1), row, tile(2 + (which == 2)), col, channels, lane);
+            stage_block(c[0][0], scores(to + which), row, col);
+        }
+    }
+    __device__ __forceinline__ void stage_block(const double (&c)[2], const Scores& to, int row, int col) const {
+#pragma unroll
+        for (int e = 0; e < 2; ++e) to.at(row + lane / 4, col + lane % 4 * 2 + e) = c[e];
+    }
+    // An element of tX C^T + X tC^T.
+    __device__ __forceinline__ double tangent_at(int from, bool has_tangent_x, bool has_tangent_c, int row, int col) const {
+        return (has_tangent_x ? scores(from + 1).at(row, col) : 0.0) + (has_tangent_c ? scores(from + 2).at(row, col) : 0.0);
+    }
+
+    // The tangent of a score: `slope` times that of the scaled dot product, and that of the bias.
+    __device__ __forceinline__ double score_tangent(const DoubleScore<Params>& score, double slope, double tz, int row,
+                                                    int key) const {
+        double ts = slope * tz;
+        if (params.tbias.data) ts += number_at(params.tbias.data, score.offset_of(params.tbias, row, key), params.tbias.is_float);
+        return ts;
+    }
+    // Whether dropout keeps an element of a query head.
+    __device__ __forceinline__ bool keeps(int head, int row, int key) const {
+        return dropout_keeps(params.rare.dropout, static_cast<uint32_t>(work.batch) * params.heads_q + head, row, key);
+    }
+};
+
+}  // namespace libflash::cuda::sm80

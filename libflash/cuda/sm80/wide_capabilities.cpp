@@ -1,0 +1,28 @@
+// What backward for more than 256 channels lacks. plan/selection.cpp checks dtype, head dims and device.
+#include "cuda/host/long_sums.h"
+#include "cuda/host/shard_options.h"
+#include "cuda/sm80/backward_tiles.h"
+#include "cuda/sm80/plan.h"
+#include "problem/check.h"
+
+namespace libflash::cuda::sm80 {
+namespace {
+
+// Sums stay in registers.
+bool adds_up(const char* argument, const char* what, int64_t terms, int64_t most, std::string* why) {
+    if (terms <= most) return true;
+    return reject(why, argument, ": the kernel adds up at most ", most, " ", what, " without loss of precision (", terms, ")");
+}
+
+}  // namespace
+
+bool supports_wide_backward(const KernelConfig& config, const AttentionProblem& problem, std::string* why) {
+    if (!supports_shard_options(problem, why)) return false;
+    // Tensor cores add up 16 terms and truncate. Here a tile of the other side is added at a time, with half of that error.
+    const int64_t most = most_keys_of_accumulators(config) * 2 * wide_columns(config.tile_q) / 16;
+    const int64_t rows = longest_gradient_sum(problem, config.tile_k) * problem.group_size();
+    return adds_up("k", "keys", longest_sum(problem, config.tile_q), most, why) &&
+           adds_up("q", "rows of the heads that share a key head", rows, most, why);
+}
+
+}  // namespace libflash::cuda::sm80

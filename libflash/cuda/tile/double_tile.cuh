@@ -1,0 +1,128 @@
+// A tile of doubles in shared memory, and the products of such tiles. Fragments of m8n8k4 are loaded one number per lane.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/ptx/cp_async.cuh"
+#include "cuda/ptx/hide_from_compiler.cuh"
+#include "cuda/ptx/mma_f64.cuh"
+
+namespace libflash::cuda {
+
+// Columns of a product A B^T that are processed at once.
+constexpr int kTermStep = 16;
+
+// kCols: a power of two, 8 or more. Groups of four neighbouring numbers are permuted within 128 bytes, so that a fragment of
+// four rows by four columns, and one of four columns by four rows, takes each bank once.
+template <int kRows, int kCols>
+struct DoubleTile {
+    static constexpr int kBytes = kRows * kCols * 8;
+    static constexpr unsigned kRowsOfLine = kCols < 16 ? 16 / kCols : 1;  // of 128 bytes
+    static constexpr unsigned kGroups = kCols < 16 ? kCols / 4 : 4;
+
+    double* data;
+
+    // Unsigned numbers need fewer instructions.
+    __device__ __forceinline__ double& at(unsigned row, unsigned col) const {
+        return data[row * kCols + (col ^ row / kRowsOfLine % kGroups * 4)];
+    }
+
+    // Loads rows [first, first + kRows) of a matrix of `rows` x `cols`; what is outside becomes 0, up to the next multiple of
+    // kTermStep columns. Rows of the matrix are `stride` apart and aligned to a number only. Nothing is kept from call to call,
+    // because registers are short.
+    template <int kThreads>
+    __device__ __forceinline__ void load_async(const double* matrix, int64_t stride, int first, int rows, int cols,
+                                               int thread) const {
+        const double* const source = matrix + first * stride;
+        const unsigned begin = hide_from_compiler(thread), end_row = max(rows - first, 0), end_col = cols;
+#pragma unroll 2
+        for (unsigned i = 0; i < kRows * kCols; i += kThreads) {
+            const unsigned row = (begin + i) / kCols, col = (begin + i) % kCols;
+            if (col / kTermStep * kTermStep < end_col)
+                cp_async_8(shared_address(&at(row, col)), source + row * stride + col, row < end_row && col < end_col);
+        }
+    }
+};
+
+// Accumulators of blocks of 8 x 8: element e of lane 4 * g + t is in row g and column 2 * t + e.
+template <int kRowBlocks, int kColBlocks>
+using DoubleBlocks = double[kRowBlocks][kColBlocks][2];
+
+template <int kRowBlocks, int kColBlocks>
+__device__ __forceinline__ void clear(DoubleBlocks<kRowBlocks, kColBlocks>& c) {
+#pragma unroll
+    for (int r = 0; r < kRowBlocks; ++r)
+#pragma unroll
+        for (int n = 0; n < kColBlocks; ++n) c[r][n][0] = c[r][n][1] = 0.0;
+}
+
+// c += A B^T over `terms` columns: the rows of A from `row` on, the rows of B from `col` on.
+template <int kRowBlocks, int kColBlocks, class A, class B>
+__device__ __forceinline__ void add_scores(DoubleBlocks<kRowBlocks, kColBlocks>& c, const A& a, int row, const B& b, int col,
+                                           int terms, int lane) {
+    const unsigned at = hide_from_compiler(lane), g = at / 4, t = at % 4;
+#pragma unroll 1
+    for (int first = 0; first < terms; first += kTermStep)
+#pragma unroll
+        for (int k = first; k < first + kTermStep; k += 4) {
+            double left[kRowBlocks];
+#pragma unroll
+            for (int r = 0; r < kRowBlocks; ++r) left[r] = a.at(row + r * 8 + g, k + t);
+#pragma unroll
+            for (int n = 0; n < kColBlocks; ++n) {
+                const double right = b.at(col + n * 8 + g, k + t);
+#pragma unroll
+                for (int r = 0; r < kRowBlocks; ++r) mma_m8n8k4(c[r][n], left[r], right);
+            }
+        }
+}
+
+// Columns of a matrix as wide as the head, which the warps of a thread block share: each has every kWarps-th block of 8.
+template <int kWarps>
+__device__ __forceinline__ int column_of_warp(int block, int warp) {
+    return (block * kWarps + warp) * 8;
+}
+
+// c += A B, or A^T B with kTransposed, over kTerms rows of B, for this warp's columns of B below `cols`.
+template <bool kTransposed, int kTerms, int kWarps, int kRowBlocks, int kColBlocks, class A, class B>
+__device__ __forceinline__ void add_values(DoubleBlocks<kRowBlocks, kColBlocks>& c, const A& a, const B& b, int cols, int warp,
+                                           int lane) {
+    const unsigned at = hide_from_compiler(lane), g = at / 4, t = at % 4;
+#pragma unroll 2
+    for (int k = 0; k < kTerms; k += 4) {
+        double left[kRowBlocks];
+#pragma unroll
+        for (int r = 0; r < kRowBlocks; ++r) left[r] = kTransposed ? a.at(k + t, r * 8 + g) : a.at(r * 8 + g, k + t);
+#pragma unroll
+        for (int n = 0; n < kColBlocks; ++n) {
+            const int col = column_of_warp<kWarps>(n, warp);
+            if (col >= cols) break;
+            const double right = b.at(k + t, col + g);
+#pragma unroll
+            for (int r = 0; r < kRowBlocks; ++r) mma_m8n8k4(c[r][n], left[r], right);
+        }
+    }
+}
+
+// Writes such an accumulator to a tile, from which rows are stored with little code.
+template <int kWarps, int kRowBlocks, int kColBlocks, class Tile>
+__device__ __forceinline__ void stage(const DoubleBlocks<kRowBlocks, kColBlocks>& c, const Tile& tile, int warp, int lane) {
+#pragma unroll
+    for (int r = 0; r < kRowBlocks; ++r)
+#pragma unroll
+        for (int i = 0; i < kColBlocks * 2; ++i)
+            tile.at(r * 8 + lane / 4, column_of_warp<kWarps>(i / 2, warp) + lane % 4 * 2 + i % 2) = c[r][i / 2][i % 2];
+}
+
+// Calls rule(element, row, col) for the elements of a tile below `rows` and `cols`, each by one thread.
+template <int kThreads, int kRows, int kCols, class Rule>
+__device__ __forceinline__ void for_elements(const DoubleTile<kRows, kCols>& tile, int rows, int cols, int thread,
+                                             const Rule& rule) {
+#pragma unroll 1
+    for (int i = thread; i < kRows * kCols; i += kThreads) {
+        const int row = i / kCols, col = i % kCols;
+        if (row < rows && col < cols) rule(tile.at(row, col), row, col);
+    }
+}
+
+}  // namespace libflash::cuda

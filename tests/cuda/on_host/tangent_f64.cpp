@@ -1,0 +1,166 @@
+// Runs the float64 kernels of forward_tangent and backward_tangent on the host and compares them with sums in long double.
+// Arguments: 1 the options (bits 1, 2, 4 and 8 of attention_f64.cpp), 2 which tangents are given (bits: 1 q, 2 k, 4 v, 8 dout;
+// the others are zero), 3 whether backward_tangent takes tdelta from forward_tangent. Prints the errors; exit code 0: none is
+// too large.
+#include "problem_f64.h"
+
+#include "cuda/sm80/backward_tangent_f64.cuh"
+#include "cuda/sm80/forward_tangent_f64.cuh"
+
+struct ForwardKernel {
+    static constexpr KernelConfig config{
+        "forward_tangent", Operation::forward_tangent, "sm80", KernelType::f64_, HEAD_DIM, HEAD_DIM, TANGENT_TILE, 1, ""};
+};
+struct BackwardKernel {
+    static constexpr KernelConfig config{
+        "backward_tangent", Operation::backward_tangent, "sm80", KernelType::f64_, HEAD_DIM, HEAD_DIM, TANGENT_TILE, 1, ""};
+};
+
+struct TangentProblem : Problem {
+    int given;
+    Numbers tq, tk, tv, tdout, tbias, tsink, tdlse;
+    Numbers tout, tlse, tdelta, tdq, tdk, tdv, tdsink;
+    Exact exact_tout, exact_tlse, exact_tdelta, exact_tdq, exact_tdk, exact_tdv, exact_tdsink;
+
+    TangentProblem(int options, int which) : Problem(options, 1), given(which) {
+        tq = tangent(1, q), tk = tangent(2, k), tv = tangent(4, v), tdout = tangent(8, dout);
+        tbias = random(bias.size(), 1), tsink = random(kHeads, 1), tdlse = random(lse.size(), 1);
+        const double common = tk[0];  // the tangents of scores have a mean
+        for (double& x : tk) x += common;
+        tout.assign(out.size(), NAN), tlse.assign(lse.size(), NAN), tdelta.assign(lse.size(), NAN);
+        tdq.assign(q.size(), NAN), tdk.assign(k.size(), NAN), tdv.assign(v.size(), NAN), tdsink.assign(kHeads, NAN);
+        exact_tout.assign(out.size(), 0), exact_tlse.assign(lse.size(), 0), exact_tdelta.assign(lse.size(), 0);
+        exact_tdq.assign(q.size(), 0), exact_tdk.assign(k.size(), 0), exact_tdv.assign(v.size(), 0);
+        exact_tdsink.assign(kHeads, 0);
+    }
+    Numbers tangent(int bit, const Numbers& like) const { return given & bit ? random(like.size(), 1) : Numbers(like.size(), 0); }
+
+    void solve_tangents() {
+        solve();
+        for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<double>(exact_out[i]);
+        for (size_t i = 0; i < lse.size(); ++i) lse[i] = static_cast<double>(exact_lse[i]);
+        for (int b = 0; b < kBatch; ++b)
+            for (int h = 0; h < kHeads; ++h)
+                for (int i = 0; i < used_q[b]; ++i)
+                    if (!std::isinf(lse[lse_at(b, h, i)])) solve_row(b, h, i);
+    }
+    void solve_row(int b, int h, int i) {
+        const size_t row = row_at(b, i) * kHeads + h, of_row = lse_at(b, h, i);
+        const int keys = used_k[b];
+        Exact s(keys), bent(keys), p(keys), tz(keys), ts(keys);
+        score(b, h, i, s, bent);
+        const Real p0 = rare ? std::exp(sink[h] - exact_lse[of_row]) : 0;
+        Real mu = p0 * tsink[h];
+        for (int j = 0; j < keys; ++j) {
+            p[j] = std::exp(s[j] - exact_lse[of_row]);
+            const size_t key = key_at(b, j) * kKeyHeads + h / kGroup;
+            tz[j] = scale * (dot(&tq[row * kDim], &k[key * kDim], kDim) + dot(&q[row * kDim], &tk[key * kDim], kDim));
+            ts[j] = (1 - bent[j] * bent[j]) * tz[j] + (rare ? tbias[score_at(h, i, j)] : 0);
+            mu += p[j] * ts[j];
+        }
+        exact_tlse[of_row] = mu;
+        for (int c = 0; c < kDimV; ++c) {
+            Real sum = -mu * out[row * kDimV + c];
+            for (int j = 0; j < keys; ++j) {
+                const size_t at = (key_at(b, j) * kKeyHeads + h / kGroup) * kDimV + c;
+                if (keeps(b, h, i, j)) sum += keep_factor() * p[j] * (ts[j] * v[at] + tv[at]);
+            }
+            exact_tout[row * kDimV + c] = sum;
+        }
+        Real delta = -dlse[of_row], more = -tdlse[of_row];
+        for (int c = 0; c < kDimV; ++c) {
+            const size_t at = row * kDimV + c;
+            delta += Real{dout[at]} * out[at], more += Real{tdout[at]} * out[at] + dout[at] * exact_tout[at];
+        }
+        exact_tdelta[of_row] = more;
+        if (rare) exact_tdsink[h] -= p0 * ((tsink[h] - mu) * delta + more);
+        for (int j = 0; j < keys; ++j) {
+            if (p[j] == 0) continue;
+            const size_t key = key_at(b, j) * kKeyHeads + h / kGroup;
+            const Real keep = keeps(b, h, i, j) ? keep_factor() : 0, slope = 1 - bent[j] * bent[j];
+            const Real dp = keep * dot(&dout[row * kDimV], &v[key * kDimV], kDimV);
+            const Real tdp =
+                keep * (dot(&tdout[row * kDimV], &v[key * kDimV], kDimV) + dot(&dout[row * kDimV], &tv[key * kDimV], kDimV));
+            const Real x = slope * (dp - delta), y = slope * (tdp - more) - 2 * bent[j] * tz[j] / cap * x;
+            const Real dz = scale * p[j] * x, tdz = scale * p[j] * ((ts[j] - mu) * x + y);
+            for (int c = 0; c < kDim; ++c) {
+                exact_tdq[row * kDim + c] += tdz * k[key * kDim + c] + dz * tk[key * kDim + c];
+                exact_tdk[key * kDim + c] += tdz * q[row * kDim + c] + dz * tq[row * kDim + c];
+            }
+            for (int c = 0; c < kDimV; ++c)
+                exact_tdv[key * kDimV + c] += keep * p[j] * ((ts[j] - mu) * dout[row * kDimV + c] + tdout[row * kDimV + c]);
+        }
+    }
+};
+
+template <class Params>
+void fill_in(Params& params, TangentProblem& p, const Call& call) {
+    call.fill_in(params);
+    params.tq = call.rows(p.tq, kRows, kHeads, kDim), params.tk = call.rows(p.tk, kKeys, kKeyHeads, kDim);
+    params.tv = call.rows(p.tv, kKeys, kKeyHeads, kDimV), params.tdout = call.rows(p.tdout, kRows, kHeads, kDimV);
+    params.dout = call.rows(p.dout, kRows, kHeads, kDimV), params.tout = call.rows(p.tout, kRows, kHeads, kDimV);
+    RowsParams* const tangents[] = {&params.tq, &params.tk, &params.tv, &params.tdout};
+    for (int i = 0; i < 4; ++i)
+        if (!(p.given >> i & 1)) *tangents[i] = {};
+    params.tlse = call.numbers(p.tlse), params.tdlse = call.numbers(p.tdlse), params.tdelta = call.numbers(p.tdelta);
+    if (!p.rare) return;
+    params.tbias = params.rare.bias, params.tbias.data = p.tbias.data();
+    params.tsink = {p.tsink.data(), 0, 1, false};
+}
+
+void forward_tangent(TangentProblem& p, const Call& call) {
+    ForwardTangentParams params{};
+    fill_in(params, p, call);
+    params.block_mask = call.blocks();
+    params.schedule = schedule_params(p.rows_of_queries(), kBatch, kHeads, ForwardKernel::config.tile_q, 1e5, true);
+    ForwardTangentPlan plan;
+    plan.attention = launch_shape(blocks_of(params.schedule), resources_of_forward_tangent<ForwardKernel>(0, 1));
+    launch_forward_tangent<ForwardKernel>(plan, params, nullptr);
+}
+
+void backward_tangent(TangentProblem& p, const Call& call, bool takes_tdelta) {
+    BackwardTangentParams params{};
+    fill_in(params, p, call);
+    if (takes_tdelta) {
+        params.tout = {}, params.tdlse = {};
+    } else {
+        params.tdelta = {};
+    }
+    params.dlse = call.numbers(p.dlse);
+    params.heads_k = kKeyHeads;
+    params.tdq = call.rows(p.tdq, kRows, kHeads, kDim), params.tdk = call.rows(p.tdk, kKeys, kKeyHeads, kDim);
+    params.tdv = call.rows(p.tdv, kKeys, kKeyHeads, kDimV);
+    if (p.rare) params.tdsink = {p.tdsink.data(), 1, false};
+    params.block_rows = params.block_cols = call.blocks();
+    params.part.end_row = INT32_MAX;
+    params.units = p.packed ? 2 * kRows / kUnitRows + kBatch : (kRows + kUnitRows - 1) / kUnitRows;
+    std::vector<DoubleTangentStatistics> statistics((p.packed ? 1 : kBatch) * kHeads * params.units * kUnitRows);
+    params.statistics = reinterpret_cast<TangentStatistics*>(statistics.data());
+    const int tile = BackwardKernel::config.tile_q;
+    params.unit_schedule = schedule_params(p.rows_of_queries(), kBatch, kHeads, kUnitRows, 1e9, false);
+    params.query_schedule = schedule_params(p.rows_of_queries(), kBatch, kHeads, tile, 1e5, true);
+    params.key_schedule = schedule_params(p.rows_of_keys(kKeys), kBatch, kKeyHeads, tile, 1e5, false);
+    BackwardTangentPlan plan;
+    const auto shape = [&](BackwardTangentStep step, int64_t blocks) {
+        return launch_shape(blocks, resources_of_backward_tangent<BackwardKernel>(static_cast<int>(step), 1));
+    };
+    plan.statistics = shape(BackwardTangentStep::statistics, blocks_of(params.unit_schedule));
+    plan.tdq = shape(BackwardTangentStep::gradients, blocks_of(params.query_schedule));
+    plan.tdk = plan.tdv = shape(BackwardTangentStep::gradients, blocks_of(params.key_schedule));
+    if (p.rare) plan.dsink = shape(BackwardTangentStep::dsink, kHeads);
+    launch_backward_tangent<BackwardKernel>(plan, params, nullptr);
+}
+
+int main(int, char** argv) {
+    late_copies = true;
+    TangentProblem p(std::atoi(argv[1]), std::atoi(argv[2]));
+    p.solve_tangents();
+    const Call call(p, 0);
+    forward_tangent(p, call);
+    bool good = near("tout", p.tout, p.exact_tout) & near("tlse", p.tlse, p.exact_tlse);
+    good &= near("tdelta", p.tdelta, p.exact_tdelta);
+    backward_tangent(p, call, std::atoi(argv[3]) != 0);
+    good &= near("tdq", p.tdq, p.exact_tdq) & near("tdk", p.tdk, p.exact_tdk) & near("tdv", p.tdv, p.exact_tdv);
+    if (p.rare) good &= near("tdsink", p.tdsink, p.exact_tdsink, kSumsOfRows);
+    return good ? 0 : 1;
+}

@@ -1,0 +1,103 @@
+"""The library with its float64 kernels on the host, through the C interface: the cases of the CPU kernels against the same
+reference. Shows that plans and parameters are those that the kernels need; see test_on_host.py for what it does not show.
+"""
+
+from __future__ import annotations
+
+import ctypes as c
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import abi
+import cases
+import numpy as np
+import pytest
+import tangent_bounds
+import tangent_cases
+from case import Case
+from described import CUDA, ROOT, sources, write_generated
+from kernels_on_host import CUDA_HEADERS, CXX, HERE, for_the_host
+from tangent_cases import TangentCase
+from tangent_problem import backward_by, c_options, forward_by, lse_like, out_like
+
+OPERATIONS = ("forward", "backward", "forward_tangent", "backward_tangent")
+# A NaN reaches other rows of its tile, because the matrix instruction multiplies it by 0.
+CASES = [case for case in cases.quick() if case.dtype == "fp64" and case.poison in (None, "unused")]
+TANGENT_CASES = [t for t in tangent_cases.quick() if t.case.dtype == "fp64" and t.case.poison in (None, "unused")]
+pytestmark = pytest.mark.early
+
+
+def fits(case: Case) -> bool:
+    return max(case.head_dim, case.head_dim_v or 0) <= 256
+
+
+def compile_with(*arguments: str | Path) -> None:
+    done = subprocess.run([CXX or "", "-std=c++17", "-fPIC", "-w", *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[:3000]
+
+
+def build(folder: Path) -> Path:
+    write_generated(folder)
+    kernels = folder / "cuda_kernels.inc"
+    kernels.write_text("".join(line for line in kernels.read_text().splitlines(keepends=True) if "_f64_" in line))
+    (folder / "cuda/sm80").mkdir(parents=True)
+    for operation in OPERATIONS:
+        name = f"sm80/{operation}_f64.cuh"
+        (folder / "cuda" / name).write_text(for_the_host((CUDA / name).read_text()))
+    includes = [f"-I{path}" for path in (folder, HERE, ROOT / "libflash", ROOT / "include", CUDA_HEADERS)]
+    of_kernels = ("-O1", "-fno-strict-aliasing", "-fpermissive", "-D__CUDA_ARCH__=900", *includes)
+    compile_with(*of_kernels, "-c", HERE / "kernels_f64.cpp", "-o", folder / "kernels.o")
+    launches = ["plan/launch.cpp", *(f"cuda/host/{operation}.cpp" for operation in OPERATIONS)]
+    files = [HERE / "library_f64.cpp", *(ROOT / "libflash" / name for name in [*sources(), *launches]), folder / "kernels.o"]
+    compile_with("-O0", *includes, "-shared", *files, "-o", folder / "library.so")
+    return folder / "library.so"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def on_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The functions of abi call this library, with every array as a tensor of the GPU."""
+    if CXX is None or CUDA_HEADERS is None:
+        pytest.skip("no g++ or no CUDA headers")
+    library = c.CDLL(str(build(tmp_path_factory.mktemp("library"))))
+    of_attention = rf"flash_attention_({'|'.join(OPERATIONS)})(_workspace_size)?|flash_last_error"
+    for name, (result, arguments) in abi.PROTOTYPES.items():
+        if re.fullmatch(of_attention, name):
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, arguments
+    view_of = abi.tensor
+
+    def on_gpu(array: np.ndarray | None) -> abi.Tensor | None:
+        view = view_of(array)
+        if view is not None:
+            view.device_type = abi.CUDA_DEVICE
+        return view
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(abi, "lib", library)
+        patch.setattr(abi, "tensor", on_gpu)
+        patch.setattr(abi, "status_name", str)
+        yield
+
+
+@pytest.mark.parametrize("case", list(filter(fits, CASES)), ids=str)
+def test_case(case: Case) -> None:
+    x = case.inputs()
+    o, lse, options = out_like(x), lse_like(x), c_options(x)
+    abi.forward(x.q, x.k, x.v, o, lse, **options)
+    made = {f"d{name}": np.full_like(getattr(x, name), np.nan) for name in "qkv"}
+    asked = {name: x.options[given] for name, given in {"dbias": "bias", "dsink": "learnable_sink"}.items() if given in x.options}
+    asked = {name: np.full_like(like, np.nan) for name, like in asked.items()}
+    abi.backward(x.dout, x.q, x.k, x.v, o, lse, *made.values(), **options, **asked, dlse=x.dlse)
+    case.check(o=o, lse=lse, **made, **asked)
+
+
+@pytest.mark.parametrize("tangent", [t for t in TANGENT_CASES if fits(t.case)][::3], ids=str)
+def test_tangents(tangent: TangentCase) -> None:
+    x, t = tangent.problem()
+    forward = forward_by(abi.forward_tangent, x, t, None, delta=tangent.number % 2 == 0)
+    tangent.case.check(o=forward["o"], lse=forward["lse"])
+    tangent_bounds.check(forward, tangent.expected(), str(tangent))
+    made = backward_by(abi.backward_tangent, x, t, None, forward, gradients=tangent.number % 3 == 0, of_options=("dsink",))
+    tangent_bounds.check({name: a for name, a in made.items() if name.startswith("t")}, tangent.expected(), str(tangent))

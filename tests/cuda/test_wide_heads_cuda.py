@@ -1,0 +1,138 @@
+"""More than 256 channels on a GPU: every option, decode with appended rows and pages, values that are channels of the keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from case import Case
+from decode_cases import DecodeCase
+from gpu_kernels import TYPES, kernels
+from libflash.conformance.cache_cases import CacheCase
+
+import libflash
+
+torch = pytest.importorskip("torch")
+from gpu_case import DTYPES, run_backward, run_forward, same_bits  # noqa: E402  (needs torch)
+from gpu_codes import run as run_cache  # noqa: E402
+from gpu_decode import run_decode  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+
+def wide(operation: str) -> list[Any]:
+    """The kernels; those for less shared memory run on this GPU, too."""
+    return [pytest.param(k, id=k["name"]) for k in kernels(operation) if k["head_dim"] > 256]
+
+
+def test_there_are_kernels() -> None:
+    for operation in ("forward", "backward", "decode"):
+        assert {k["dtype"] for k in kernels(operation) if k["head_dim"] > 256} == {"f16", "bf16"}
+
+
+DENSE: dict[str, Any] = {"seqlen_q": 150, "seqlen_k": 200, "heads_q": 4, "heads_k": 2}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causal": True},
+    "window": {"window_size": (40, 10), "softcap": 20.0},
+    "alibi": {"alibi": "bh", "causal": True, "sink": True, "dlse": True},
+    "bias": {"bias": "bhqk"},
+    "broadcast bias": {"bias": "hq"},
+    "mask": {"mask": "bhqk"},
+    "blocks": {"block_mask": "bh"},
+    "dropout": {"dropout_p": 0.25, "seed": 2**40 + 7, "offset": 3},
+    "negative scale": {"softmax_scale": -0.05},
+    "odd": {"head_dim": 333, "head_dim_v": 301},
+    "narrow values": {"head_dim": 512, "head_dim_v": 64},
+    "narrow keys": {"head_dim": 40, "head_dim_v": 264},
+    "used": {"batch": 3, "used_q": (150, 0, 17), "used_k": (190, 30, 200), "causal": True},
+    "packed": {"seqlen_q": (90, 0, 65, 3), "seqlen_k": (70, 9, 180, 0), "slack_rows": 3, "causal": True},
+    "mean": {"fill": "mean", "causal": True},
+    "long": {"seqlen_q": 70, "seqlen_k": 1500, "heads_q": 2, "heads_k": 1},
+}
+
+
+def case_of(kernel: dict, name: str, head_dim: int) -> Case:
+    return Case(f"wide-{name}-{head_dim}", TYPES[kernel["dtype"]], **({"head_dim": head_dim} | DENSE | OPTIONS[name]))
+
+
+@pytest.mark.parametrize("head_dim", [264, 320, 512])
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("kernel", wide("forward"))
+def test_forward(kernel: dict, option: str, head_dim: int) -> None:
+    case = case_of(kernel, option, head_dim)
+    case.check(**run_forward(case, kernel["name"]))
+
+
+@pytest.mark.parametrize("head_dim", [264, 512])
+@pytest.mark.parametrize("option", OPTIONS)
+@pytest.mark.parametrize("kernel", wide("backward"))
+def test_backward(kernel: dict, option: str, head_dim: int) -> None:
+    case = case_of(kernel, option, head_dim)
+    case.check(**run_backward(case, kernel["name"]))
+
+
+SEVERAL: dict[str, Any] = {"lengths": (0, 1, 63, 64, 65, 130), "capacity": 140}
+PACKED = SEVERAL | {"seqlen_q": (1, 40, 0, 3, 64, 9), "capacity": 200, "slack_rows": 2}
+DECODE: dict[str, dict[str, Any]] = {
+    "plain": SEVERAL,
+    "mqa": {"heads_q": 24, "heads_k": 1, **SEVERAL},
+    "long": {"lengths": (3500, 3, 900), "capacity": 3600},
+    "window": {"seqlen_q": 3, "window_size": (20, 0), "softcap": 20.0, "alibi": "bh", "sink": True, **SEVERAL},
+    "append": {"append": 1, "rotary": 64, **SEVERAL},
+    "append-4": {"append": 4, "seqlen_q": 4, "batch_idx": True, **SEVERAL},
+    "paged-16": {"page_size": 16, "append": 3, "seqlen_q": 3, "rotary": 512, **SEVERAL},
+    "paged-7": {"page_size": 7, "leftpad": (0, 0, 63, 20, 14, 129), "seqlen_q": 5, **SEVERAL},
+    "packed": {**PACKED, "append": PACKED["seqlen_q"]},
+    "tree": {**SEVERAL, "seqlen_q": 6, "tree": True, "positions": True, "window_size": (12, 4)},
+}
+
+
+@pytest.mark.parametrize("dims", [(512, None), (576, 512), (320, 264), (300, 77)], ids=str)
+@pytest.mark.parametrize("option", DECODE)
+@pytest.mark.parametrize("kernel", wide("decode"))
+def test_decode(kernel: dict, option: str, dims: tuple[int, int | None]) -> None:
+    fields = {"head_dim": dims[0], "head_dim_v": dims[1]} | DECODE[option]
+    fields["rotary"] = min(fields.get("rotary", 0), dims[0] // 2 * 2)
+    case = DecodeCase(f"wide-{option}-{dims[0]}", TYPES[kernel["dtype"]], **fields)
+    for split in ({}, {"num_splits": 3}, {"split_size": 128}, {"invariant": True}):
+        case.check(**run_decode(case, kernel["name"], **split))
+
+
+@pytest.mark.parametrize("rope_dim", [0, 64])
+@pytest.mark.parametrize("append", [None, 2])
+@pytest.mark.parametrize("heads", [1, 3, 16, 63, 128])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_values_that_are_channels_of_the_keys(dtype: str, heads: int, append: int | None, rope_dim: int) -> None:
+    """MLA: one key head, 576 channels, of which the first 512 are the value."""
+    shape: dict[str, Any] = {"heads_q": heads, "heads_k": 1, "head_dim": 576, "seqlen_q": 2, "page_size": 64, **SEVERAL}
+    if append:
+        shape["append"] = append
+    case = CacheCase(DecodeCase(f"mla-{heads}", dtype, **shape), None, "none", rope_dim=rope_dim, head_dim_v=512)
+    for split in ({}, {"num_splits": 3}):
+        x = case.inputs()
+        out, lse = run_cache(x, **split)
+        case.check(x, o=out, lse=lse)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "f16"])
+def test_a_view_of_the_keys_has_the_bits_of_a_copy(dtype: str) -> None:
+    q = torch.randn(3, 2, 16, 576, device="cuda", dtype=DTYPES[dtype])
+    k = torch.randn(40, 64, 1, 576, device="cuda", dtype=DTYPES[dtype])
+    table = torch.randperm(39, device="cuda").to(torch.int32).view(3, 13)
+    lengths = torch.tensor([800, 1, 333], device="cuda", dtype=torch.int32)
+    options = {"block_table": table, "cache_seqlens": lengths, "return_lse": True, "causal": True}
+    view, copy = (libflash.decode(q, k, v, **options) for v in (k[..., :512], k[..., :512].contiguous()))
+    assert all(same_bits(a, b) for a, b in zip(view, copy, strict=True))
+
+
+@pytest.mark.parametrize("operation", ["forward", "decode"])
+def test_what_it_does_not_know(operation: str) -> None:
+    q = torch.zeros(1, 16, 2, 320, device="cuda", dtype=torch.float32)
+    function = libflash.attention if operation == "forward" else libflash.decode
+    with pytest.raises(libflash.UnsupportedError, match="head_dim: must be at most 256 for this kernel"):
+        function(q, q, q)
+    if operation == "decode":
+        half = q.bfloat16()
+        with pytest.raises(libflash.UnsupportedError, match="k_scale or v_scale with wide heads"):
+            libflash.decode(half, half, half, k_scale=torch.ones(2, device="cuda"))

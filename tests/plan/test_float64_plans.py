@@ -1,0 +1,66 @@
+"""Plans of float64 for described GPUs: kernels, instances and workspaces, and what is refused."""
+
+from __future__ import annotations
+
+import ctypes as c
+
+import abi
+import pytest
+from described import DEVICES, explain, lines_of, tensor
+
+STATISTICS = 2 * 1024 * 16 * 16  # bytes: two numbers of each row, rounded up to units of 128, of two sequences with 16 heads
+
+
+def rows(head_dim: int) -> tuple[abi.Tensor, ...]:
+    k = tensor(2, 1000, 4, head_dim, dtype=abi.FLOAT64)
+    return tensor(2, 1000, 16, head_dim, dtype=abi.FLOAT64), k, k
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("head_dim", "kernel"), [(7, 128), (128, 128), (129, 256), (256, 256)])
+def test_the_kernel_that_runs(lib: c.CDLL, device: str, head_dim: int, kernel: int) -> None:
+    """On every GPU, with one instance whatever the options are."""
+    lib.describe(*DEVICES[device])
+    forward = {128: "32 queries x 16 keys", 256: "16 queries x 16 keys"}[kernel]
+    backward = {128: "16 queries x 16 keys", 256: "8 queries x 16 keys"}[kernel]
+    for options in ({}, {"softcap": 20.0}):
+        lines = lines_of(explain(lib, "forward", rows(head_dim), **options))
+        assert lines["kernel"] == [f"forward_sm80_f64_d{kernel}, backend sm80"]
+        assert (lines["instance"], lines["tile"]) == (["general"], [forward])
+        assert lines["workspace"] == ["0 bytes"]
+        lines = lines_of(explain(lib, "backward", rows(head_dim), **options))
+        assert lines["kernel"] == [f"backward_sm80_f64_d{kernel}, backend sm80"]
+        assert (lines["instance"], lines["tile"][0]) == (["general"], backward)
+        assert [line.split(":")[0] for line in lines["launch"]] == ["softmax statistics", "dk and dv", "dq"]
+        assert lines["workspace"] == [f"{STATISTICS} bytes"]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_tangents(lib: c.CDLL, device: str) -> None:
+    """The call before them is in float64, and so is its LSE."""
+    lib.describe(*DEVICES[device])
+    q, k, v = rows(64)
+    tangents = {"q": q, "k": k, "v": v}
+    lines = lines_of(explain(lib, "forward_tangent", (q, k, v), tangents=tangents))
+    assert lines["kernel"] == ["forward_tangent_sm80_f64_d128, backend sm80"]
+    assert lines["before"] == ["forward, by forward_sm80_f64_d128 (general)"]
+    lines = lines_of(explain(lib, "backward_tangent", (q, k, v), tangents=tangents))
+    assert lines["kernel"] == ["backward_tangent_sm80_f64_d128, backend sm80"]
+    assert lines["tile"] == ["16 rows x 16 of the other side"]
+
+
+def test_more_keys_than_accumulators_can_add(lib: c.CDLL) -> None:
+    """Not in float64: neither parts nor other instances."""
+    lib.describe(*DEVICES["H200"])
+    x = tensor(1, 100000, 1, 64, dtype=abi.FLOAT64)
+    assert "at most" not in explain(lib, "forward", (x, x, x))
+    assert "times" not in explain(lib, "backward", (x, x, x))
+    assert lines_of(explain(lib, "forward_tangent", (x, x, x), tangents={"q": x}))["kernel"][0].startswith("forward_tangent")
+
+
+def test_what_has_no_kernel(lib: c.CDLL) -> None:
+    lib.describe(*DEVICES["H200"])
+    wide, x = tensor(1, 8, 1, 257, dtype=abi.FLOAT64), tensor(1, 8, 1, 64, dtype=abi.FLOAT64)
+    refused = explain(lib, "forward", (wide, wide, wide))
+    assert "head_dim: must be at most 256 for this kernel (257)" in refused
+    assert "dtype: decode of float64 runs on the CPU only (float64)" in explain(lib, "decode", (x, x, x))

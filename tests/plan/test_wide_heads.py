@@ -1,0 +1,143 @@
+"""Plans for more than 256 channels on described GPUs, whose tiles follow from the shared memory."""
+
+from __future__ import annotations
+
+import ctypes as c
+from typing import Any
+
+import abi
+import pytest
+from described import ADDRESS, DEVICES, explain, tensor
+from described_plans import (
+    BLOCKS,
+    DSCORES,
+    MASK,
+    SCORES,
+    SLOPES,
+    Case,
+    attention,
+    check_instance,
+    instance_cases,
+    kernel,
+    launches,
+    plan_lines,
+)
+
+GPUS = ("A100", "L40S", "H200", "B200", "RTX 5090")
+SMALL = ("L40S", "RTX 5090")  # 99 KB of shared memory per thread block; A100 163 KB, the others 227 KB
+NAMES = {"bf16": abi.BFLOAT16, "f16": abi.FLOAT16}
+
+
+def decode(device: str, expected: dict[str, str], dims: tuple[int, int] = (512, 512), rows: int = 1, **options: Any) -> Case:
+    """Four sequences, 16 query heads over 2 key heads, 8192 keys."""
+    k, v = tensor(4, 8192, 2, dims[0], address=4 * ADDRESS), tensor(4, 8192, 2, dims[1], address=8 * ADDRESS)
+    return Case(device, "decode", (tensor(4, rows, 16, dims[0]), k, v), options, expected)
+
+
+def forward_cases() -> list[Case]:
+    cases = []
+    for device in GPUS:
+        for name, dtype in NAMES.items():
+            small = device in SMALL
+            expected = kernel(f"forward_sm80_{name}_d512" + "_small" * small, "general", "32x32" if small else "64x32")
+            cases.append(attention(device, 512, expected, dtype=dtype))
+    expected = kernel("forward_sm80_bf16_d512", "general", "64x32", schedule="static")
+    options: list[dict[str, Any]] = [{"softcap": 3.0}, {"block_mask": BLOCKS}, {"mask": MASK}]
+    cases += [attention("H200", 264, expected, **some) for some in options]
+    cases += [attention("A100", 257, expected), attention("H200", 64, expected, head_dim_v=320)]
+    return cases
+
+
+def backward_cases() -> list[Case]:
+    cases = []
+    for device in GPUS:
+        for name, dtype in NAMES.items():
+            large = device == "H200"  # there is code of the large kernel for sm_90 alone
+            expected = kernel(f"backward_sm80_{name}_d512" + "_small" * (not large), "general", "64x64" if large else "32x32")
+            cases.append(attention(device, 512, expected, "backward", dtype=dtype))
+    expected = kernel("backward_sm80_bf16_d512", "general", "64x64")
+    cases += [
+        attention("H200", 264, expected, "backward", **some)
+        for some in ({"alibi_slopes": SLOPES}, {"dbias": DSCORES, "bias": SCORES})
+    ]
+    return cases
+
+
+def decode_cases() -> list[Case]:
+    wide = kernel("decode_sm80_bf16_d576x512", "general", "16x16", pipeline="2 stages")
+    news = {name: tensor(4, 1, 2, 512, address=(n + 2) * ADDRESS) for n, name in enumerate(("k_new", "v_new"))}
+    cases = [decode(device, wide) for device in GPUS]
+    cases += [
+        decode("H200", wide, (576, 512)),
+        decode("H200", wide, (64, 300)),
+        decode("H200", {**wide, "launch": "append: 4 "}, **news),  # two rows of 256 threads each
+        decode("H200", {**wide, "launch": "attention: 24 "}, rows=5, num_splits=1),  # three tiles of 40 rows
+        decode("H200", {**wide, "splits": "32 ranges"}, flags=abi.INVARIANT_ROWS, split_size=256),
+    ]
+    return cases
+
+
+@instance_cases([*forward_cases(), *backward_cases(), *decode_cases()])
+def test_the_instance_that_runs(lib: c.CDLL, case: Case) -> None:
+    check_instance(lib, case)
+
+
+def test_values_that_are_a_view_of_the_keys(lib: c.CDLL) -> None:
+    """MLA: 128 query heads share one key head."""
+    cache, view = tensor(512, 64, 1, 576), tensor(512, 64, 1, 576)
+    view.shape[3] = 512
+    table = tensor(4, 128, dtype=abi.INT32)
+    lengths = tensor(4, dtype=abi.INT32)
+    plan = plan_lines(
+        lib, "H200", "decode", (tensor(4, 1, 128, 576), cache, view), block_table=table, cache_seqlens=lengths, num_splits=1
+    )
+    assert plan["kernel"][0].startswith("decode_sm80_bf16_d576x512,")
+    assert plan["launch"][0].startswith("attention: 32 ")  # eight tiles of 16 rows for each sequence
+
+
+def test_launches_of_backward(lib: c.CDLL) -> None:
+    """In the described library, step s of instance n has 1000 + 100 s + n threads."""
+    assert launches(lib, attention("H200", 512, {}, "backward")) == [
+        "softmax statistics: 256 thread blocks of 1001",
+        "dk and dv: 512 thread blocks of 1101",
+        "dq: 512 thread blocks of 1301",
+    ]
+
+
+@pytest.mark.parametrize("head_dim", [320, 512])
+def test_long_sums_are_kept_in_the_workspace(lib: c.CDLL, head_dim: int) -> None:
+    q, k = tensor(1, 1000, 16, head_dim), tensor(1, 32769, 16, head_dim)
+    plan = plan_lines(lib, "A100", "forward", (q, k, k))
+    assert (plan["instance"], plan["workspace"]) == (["general, long sums"], [f"{16 * 16 * 64 * (512 + 32) * 4} bytes"])
+
+
+@pytest.mark.parametrize(
+    ("case", "reason"),
+    [
+        (attention("H200", 513, {}), "head_dim: must be at most 512 for this kernel (513)"),
+        (attention("H200", 320, {}, dtype=abi.FLOAT32), "head_dim: must be at most 256 for this kernel (320)"),
+        (attention("H200", 320, {}, "backward", dtype=abi.FLOAT32), "head_dim: must be at most 256 for this kernel (320)"),
+        (decode("H200", {}, (577, 512)), "head_dim: must be at most 576 for this kernel (577)"),
+        (decode("H200", {}, (576, 513)), "head_dim_v: must be at most 512 for this kernel (513)"),
+        (
+            decode("H200", {}, k_scale=tensor(2, dtype=abi.FLOAT32)),
+            "k_scale or v_scale with wide heads: the kernel does not know it [decode_sm80_bf16_d576x512]",
+        ),
+    ],
+)
+def test_refusals(lib: c.CDLL, case: Case, reason: str) -> None:
+    lib.describe(*DEVICES[case.device])
+    assert reason in explain(lib, case.operation, case.arrays, **case.options)
+
+
+@pytest.mark.parametrize(("name", "terms"), [("f16", 32768), ("bf16", 131072)])
+@pytest.mark.parametrize(("device", "factor"), [("H200", 4), ("L40S", 2)])
+def test_backward_refuses_long_sums(lib: c.CDLL, device: str, factor: int, name: str, terms: int) -> None:
+    """Of keys, and of query rows of the heads that share a key head."""
+    lib.describe(*DEVICES[device])
+    dtype, most = NAMES[name], terms * factor
+    q, k = tensor(1, 100, 4, 512, dtype=dtype), tensor(1, most + 1, 4, 512, dtype=dtype)
+    assert f"k: the kernel adds up at most {most} keys" in explain(lib, "backward", (q, k, k))
+    q, k = tensor(1, most // 4 + 1, 4, 512, dtype=dtype), tensor(1, 100, 1, 512, dtype=dtype)
+    text = f"q: the kernel adds up at most {most} rows of the heads that share a key head"
+    assert text in explain(lib, "backward", (q, k, k))
