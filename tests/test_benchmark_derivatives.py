@@ -83,11 +83,12 @@ def run_program(
         return {name: 2.0**i for i, name in enumerate(calls)}, 0.0123
 
     monkeypatch.setattr(benchmark, "medians", medians)
-    monkeypatch.setattr(benchmark, "setting", lambda rounds, kernel: {"rounds": rounds})
+    shapes = sys.modules["gpu_shapes"]
+    monkeypatch.setattr(shapes, "setting", lambda rounds, kernel: {"rounds": rounds})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
     monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
-    monkeypatch.setattr(benchmark.gc, "freeze", lambda: None)
+    monkeypatch.setattr(shapes.gc, "freeze", lambda: None)
 
     def run(*arguments: str) -> tuple[int, dict]:
         out = tmp_path / "derivatives.json"

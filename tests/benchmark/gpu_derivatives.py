@@ -21,19 +21,14 @@ refuses, or that fails, is reported and left out; the exit status is 1 if there 
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import gc
-import json
-import pathlib
 import sys
 from collections.abc import Callable
 
 import torch
 from _derivatives import SECTIONS, Contest, makers
 from _gpu_timing import medians
-from gpu_attention import setting
-from gpu_shapes import figures, line, summaries
+from gpu_shapes import begin, figures, line, parse, summaries, write
 
 REPLAY_MS = 10.0
 WANTED = {  # of every cell: ("at most" or "at least", value)
@@ -55,7 +50,7 @@ WANTED = {  # of every cell: ("at most" or "at least", value)
 
 
 def reason(failure: Exception) -> str:
-    return f"{type(failure).__name__}: {next(iter(str(failure).splitlines()), '')}"
+    return f"{type(failure).__name__}: {next(iter(str(failure).splitlines()), '')}"[:160]
 
 
 def that_work(contest: Contest) -> tuple[Contest, dict[str, str]]:
@@ -122,37 +117,17 @@ def verdict(figure: str, sums: dict[str, float]) -> str:
     return "met" if met else "missed"
 
 
-def write(path: pathlib.Path | None, about: dict[str, object], results: list[dict]) -> None:
-    if path:
-        path.write_text(json.dumps({"setting": about, "summary": summaries(results), "cells": results}, indent=1) + "\n")
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="replays of each call, in turn (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="some cells: a look, not a figure to quote")
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="SECTION", help=f"some of: {', '.join(SECTIONS)}")
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the results")
-    return parser.parse_args()
-
-
 @torch.no_grad()
 def main() -> int:
-    options = parse()
-    if not torch.cuda.is_available():
-        sys.exit("no GPU")
-    about = setting(options.rounds, None)
-    print(", ".join(f"{name} {value}" for name, value in about.items()))
-    print(f"{'':35}{'ratio':34}spread  milliseconds")
-    gc.freeze()  # a capture collects garbage; imported objects shall not be searched
-    torch.manual_seed(0)
+    options = parse(__doc__, SECTIONS)
+    about = begin(options.rounds)
     results: list[dict] = []
     with torch.cuda.stream(torch.cuda.Stream()):  # the default stream cannot be captured
         for section in options.only or SECTIONS:
             for name, make in makers(section, options.quick):
                 results.append(attempt(section, name, make, options.rounds))
                 report(results[-1])
-                write(options.json, about, results)  # after each cell, so that an interrupted run keeps its results
+                write(options.json, about, results)
                 torch.cuda.empty_cache()  # the memory of graphs, for the next cell
     for figure, sums in summaries(results).items():
         print(conclusion(figure, sums))

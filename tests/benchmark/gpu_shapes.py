@@ -26,6 +26,7 @@ import json
 import pathlib
 import statistics
 import sys
+from collections.abc import Iterable
 
 import torch
 from _gpu_timing import medians
@@ -81,34 +82,44 @@ def conclusion(figure: str, sums: dict[str, float]) -> str:
     return f"{figure}: {sums['smallest']:.3f} to {sums['largest']:.3f}, geometric mean {sums['geometric_mean']:.3f}{wanted}"
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def parse(about: str | None, sections: Iterable[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help="replays of each call, in turn (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="some cells: a look, not a figure to quote")
-    parser.add_argument("--only", nargs="+", choices=SECTIONS, metavar="SECTION", help=f"some of: {', '.join(SECTIONS)}")
+    parser.add_argument("--only", nargs="+", choices=sections, metavar="SECTION", help=f"some of: {', '.join(sections)}")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the results")
     return parser.parse_args()
 
 
-@torch.no_grad()
-def main() -> int:
-    options = parse()
+def begin(rounds: int) -> dict[str, object]:
+    """Print the setting and the head of the table; returns the setting."""
     if not torch.cuda.is_available():
         sys.exit("no GPU")
-    about = setting(options.rounds, None)
+    about = setting(rounds, None)
     print(", ".join(f"{name} {value}" for name, value in about.items()))
     print(f"{'':35}{'ratio':34}spread  milliseconds")
     gc.freeze()  # a capture collects garbage; imported objects shall not be searched
     torch.manual_seed(0)
+    return about
+
+
+def write(path: pathlib.Path | None, about: dict[str, object], results: list[dict]) -> None:
+    """After each cell, so that an interrupted run keeps its results."""
+    if path:
+        path.write_text(json.dumps({"setting": about, "summary": summaries(results), "cells": results}, indent=1) + "\n")
+
+
+@torch.no_grad()
+def main() -> int:
+    options = parse(__doc__, SECTIONS)
+    about = begin(options.rounds)
     results: list[dict] = []
     with torch.cuda.stream(torch.cuda.Stream()):  # the default stream cannot be captured
         for section in options.only or SECTIONS:
             for contest in contests(section, options.quick):
                 results.append({"section": section} | run(contest, options.rounds))
                 print(line(results[-1]), flush=True)
-                if options.json:  # after each section, so that an interrupted run keeps its results
-                    data = {"setting": about, "summary": summaries(results), "cells": results}
-                    options.json.write_text(json.dumps(data, indent=1) + "\n")
+                write(options.json, about, results)
     for figure, sums in summaries(results).items():
         print(conclusion(figure, sums))
     return 0
