@@ -13,9 +13,9 @@ racecheck (libflash/cuda/sm90/pipeline.cuh says why):
     pip install --no-deps --target DIR . -C cmake.define.LIBFLASH_RACECHECK=ON
 
 Each stage has its time limit; one that fails is recorded and the next one runs. Where a command may take ten minutes only, call
-it twice: --only tests accuracy repeats sanitizer, then --only benchmark decode shapes. With two GPUs the stages of ASIDE run on the second one at the same time as the others,
-some 4 minutes; with one GPU those of BESIDE run at the same time as the tests, and after them the others, one after the other.
-The exit code is 0 if every stage that ran passed. Logs go to build/evidence.
+it twice: --only tests accuracy repeats sanitizer, then --only benchmark decode shapes. With two GPUs the stages of ASIDE run on
+the second one at the same time as the others, some 4 minutes; with one GPU those of BESIDE run at the same time as the tests, and
+after them the others, one after the other. The exit code is 0 if every stage that ran passed. Logs go to build/evidence.
 """
 
 from __future__ import annotations

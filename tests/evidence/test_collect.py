@@ -123,7 +123,7 @@ def collected(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> Callab
             return made
 
         monkeypatch.setattr(collect, "STAGES", {name: stage(name) for name in record.STAGES})
-        options = argparse.Namespace(logs=tmp_path, out=tmp_path / "out", only=list(only), quick=False)
+        options = argparse.Namespace(logs=tmp_path, out=tmp_path / "out", only=list(only), quick=False, racecheck_build=None)
         code = collect.collect(options)
         return code, json.loads((tmp_path / "out/nvidia-h200.json").read_text())
 
