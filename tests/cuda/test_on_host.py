@@ -300,6 +300,10 @@ def backward_sm90(dtype: str, head_dim: int, tile: str, stages: int, keys_per_su
     return Program("backward_sm90.cpp", headers, tuple(defines.items()))
 
 
+def for_racecheck(program: Program) -> Program:
+    return program._replace(defines=(*program.defines, ("LIBFLASH_RACECHECK", 1)))
+
+
 def runs(programs: dict[str, Program], cases: Callable[[str], tuple[tuple[int, ...], ...]]) -> list[object]:
     return [
         pytest.param(Run(program, case), id="-".join(map(str, (name, *case))))
@@ -364,10 +368,13 @@ SM90_RUNS = runs(
 )
 PREFILL_RUNS = runs({name: prefill(*sizes) for name, sizes in PREFILL_KERNELS.items()}, lambda _: tuple((x,) for x in DISORDERS))
 
-BACKWARD_SM90_RUNS = runs(
-    {name: backward_sm90(*sizes) for name, sizes in (BACKWARD_KERNELS_SM90 | BACKWARD_KERNELS_SM90_WITH_LONG_SUMS).items()},
-    lambda name: tuple((x, 0) for x in DISORDERS[name != "bf16-64" :]),
-)
+BACKWARD_SM90_RUNS = [
+    *runs(
+        {name: backward_sm90(*sizes) for name, sizes in (BACKWARD_KERNELS_SM90 | BACKWARD_KERNELS_SM90_WITH_LONG_SUMS).items()},
+        lambda name: tuple((x, 0) for x in DISORDERS[name != "bf16-64" :]),
+    ),
+    *runs({"bf16-64-racecheck": for_racecheck(backward_sm90(*BACKWARD_KERNELS_SM90["bf16-64"]))}, lambda _: ((1, 0),)),
+]
 FIXED_ORDER_RUNS = runs(
     {name: backward_sm90(*(BACKWARD_KERNELS_SM90 | BACKWARD_KERNELS_SM90_WITH_LONG_SUMS)[name]) for name in FIXED_ORDER},
     FIXED_ORDER.__getitem__,

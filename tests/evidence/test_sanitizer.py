@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pathlib
+import sys
+
 import limited
 import pytest
 import sanitizer
@@ -97,3 +101,10 @@ def test_the_sanitizer_stage_passes_only_where_it_could_have_failed() -> None:
     assert (status, why) == ("unproven", "racecheck does not report")
     assert data["canary"]["racecheck"].startswith("proves nothing")
     assert sanitizer.judged(sees | {"synccheck": "blind"}, {k: clean[k] for k in ("memcheck", "racecheck")})[0] == "passed"
+
+
+def test_a_run_can_have_a_library_of_its_own(tmp_path: pathlib.Path) -> None:
+    session = sanitizer.Session("unused", 60, tmp_path, {"PYTHONPATH": "installed"})
+    command = [sys.executable, "-c", "import os; print(os.environ['PYTHONPATH'])"]
+    assert session.run("a", command, pathlib.Path("own")).text.strip() == f"own{os.pathsep}installed"
+    assert session.run("b", command).text.strip() == "installed"
