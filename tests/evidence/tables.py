@@ -279,8 +279,13 @@ def contents(files: dict[str, dict]) -> dict[str, str]:
 
 
 def summed_up(files: dict[str, dict], cpu: pathlib.Path) -> dict[str, str]:
-    """The README's table, by the name of its markers."""
-    return {summary.NAME: summary.table(files.values(), json.loads(cpu.read_text()))} if files else {}
+    """The README's table, by the name of its markers: of the GPUs whose benchmarks ran to the end, or of all if none did."""
+    complete = [data for data in files.values() if all(passed(data, stage) for stage in ("benchmark", "decode"))]
+    return {summary.NAME: summary.table(complete or files.values(), json.loads(cpu.read_text()))} if files else {}
+
+
+def passed(data: dict, stage: str) -> bool:
+    return data.get("stages", {}).get(stage, {}).get("status") == "passed"
 
 
 def outdated_in(path: pathlib.Path, made: dict[str, str], check: bool) -> list[str]:

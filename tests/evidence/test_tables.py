@@ -157,3 +157,15 @@ def test_the_summary_has_the_best_typical_and_worst_cell() -> None:
     assert "| NVIDIA H200: decode, bf16 | cuDNN | 1 | 1.12 (32/8 heads, 1 x 8192 keys) | 1.12 |" in made
     assert "| EPYC: forward, fp32, bf16 | PyTorch 2.13 | 2 | 4.00 (fp32, d=64, S=512, full) | 2.83 | 2.00" in made
     assert "NVIDIA H200: backward, fp16, bf16 | cuDNN" not in made  # no such cell
+
+
+def test_the_summary_leaves_out_a_gpu_whose_benchmarks_did_not_end(tmp_path: pathlib.Path) -> None:
+    cpu = tmp_path / "cpu.json"
+    cpu.write_text(json.dumps(CPU))
+    passed = {"benchmark": {"status": "passed"}, "decode": {"status": "passed"}}
+    whole = evidence() | {"gpu": "Whole", "stages": passed}
+    part = evidence() | {"gpu": "Part", "stages": passed | {"decode": {"status": "timed out"}}}
+    made = tables.summed_up({"a.json": whole, "b.json": part}, cpu)[summary.NAME]
+    assert "Whole: " in made
+    assert "Part: " not in made
+    assert "Part: " in tables.summed_up({"b.json": part}, cpu)[summary.NAME]
