@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import pathlib
 import sys
@@ -10,7 +9,7 @@ import types
 from collections.abc import Callable
 
 import pytest
-from benchmark_program import program
+from benchmark_program import cells_on_the_cpu, make_up_times, program
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # in torch.func.jvp
 COUNTS = {"jvp": 24, "double": 12, "math": 6, "float64": 6, "wide": 2, "stats": 12}
@@ -39,12 +38,7 @@ def benchmark() -> types.ModuleType:
 @pytest.fixture
 def cells(benchmark: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """Small cells on the CPU."""
-    module = sys.modules["_derivatives"]
-    monkeypatch.setattr(sys.modules["_gpu_contenders"], "DEVICE", "cpu")
-    monkeypatch.setattr(module, "FAMILY", "cpu")
-    for name, value in SMALL.items():
-        monkeypatch.setattr(module, name, value)
-    return module
+    return cells_on_the_cpu(monkeypatch, "_derivatives", SMALL)
 
 
 def test_every_cell_is_there_once(benchmark: types.ModuleType) -> None:
@@ -75,20 +69,7 @@ def run_program(
     benchmark: types.ModuleType, cells: types.ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> Callable[..., tuple[int, dict]]:
     """Run the program, with one call of each contender and made-up times; returns its status and what it writes."""
-    torch = pytest.importorskip("torch")
-
-    def medians(calls: dict[str, Callable], rounds: int, replay_ms: float) -> tuple[dict[str, float], float]:
-        for call in calls.values():
-            call()
-        return {name: 2.0**i for i, name in enumerate(calls)}, 0.0123
-
-    monkeypatch.setattr(benchmark, "medians", medians)
-    shapes = sys.modules["gpu_shapes"]
-    monkeypatch.setattr(shapes, "setting", lambda rounds, kernel: {"rounds": rounds})
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
-    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
-    monkeypatch.setattr(shapes.gc, "freeze", lambda: None)
+    make_up_times(monkeypatch, benchmark)
 
     def run(*arguments: str) -> tuple[int, dict]:
         out = tmp_path / "derivatives.json"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import pathlib
@@ -11,7 +10,7 @@ import types
 from collections.abc import Callable
 
 import pytest
-from benchmark_program import FOLDER, program
+from benchmark_program import FOLDER, cells_on_the_cpu, make_up_times, program
 
 SMALL = {
     "TOKENS": 512,
@@ -37,12 +36,7 @@ def benchmark() -> types.ModuleType:
 @pytest.fixture
 def shapes(benchmark: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """Small cells on the CPU."""
-    module = sys.modules["_shapes"]
-    monkeypatch.setattr(sys.modules["_gpu_contenders"], "DEVICE", "cpu")
-    monkeypatch.setattr(module, "FAMILY", "cpu")
-    for name, value in SMALL.items():
-        monkeypatch.setattr(module, name, value)
-    return module
+    return cells_on_the_cpu(monkeypatch, "_shapes", SMALL)
 
 
 def test_every_cell_is_there_once(benchmark: types.ModuleType, shapes: types.ModuleType) -> None:
@@ -98,19 +92,7 @@ def run_program(
     benchmark: types.ModuleType, shapes: types.ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> Callable[..., dict]:
     """Run the program, with one call of each contender and made-up times; returns what it writes."""
-    torch = pytest.importorskip("torch")
-
-    def medians(calls: dict[str, Callable], rounds: int, replay_ms: float) -> tuple[dict[str, float], float]:
-        for call in calls.values():
-            call()
-        return {name: 2.0**i for i, name in enumerate(calls)}, 0.0123
-
-    monkeypatch.setattr(benchmark, "medians", medians)
-    monkeypatch.setattr(benchmark, "setting", lambda rounds, kernel: {"rounds": rounds})
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
-    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
-    monkeypatch.setattr(benchmark.gc, "freeze", lambda: None)
+    make_up_times(monkeypatch, benchmark)
 
     def run(*arguments: str) -> dict:
         out = tmp_path / "shapes.json"

@@ -49,3 +49,8 @@ def summary(
         "geometric_mean": {name: round(statistics.geometric_mean(map(ratio, group)), 3) for name, group in groups.items()},
         "worst": {"ratio": ratio(worst), "cell": name_of(worst)},
     }
+
+
+def reason(failure: BaseException) -> str:
+    """Why a call was left out: the beginning of the first line."""
+    return f"{type(failure).__name__}: {next(iter(str(failure).splitlines()), '')}"[:160]

@@ -28,6 +28,7 @@ from collections.abc import Callable
 import torch
 from _derivatives import SECTIONS, Contest, makers
 from _gpu_timing import medians
+from _report import reason
 from gpu_shapes import begin, figures, line, parse, summaries, write
 
 REPLAY_MS = 10.0
@@ -47,10 +48,6 @@ WANTED = {  # of every cell: ("at most" or "at least", value)
     "row maxima d=256": ("at most", 1.03),
     "entropy": ("at most", 1.03),
 }
-
-
-def reason(failure: Exception) -> str:
-    return f"{type(failure).__name__}: {next(iter(str(failure).splitlines()), '')}"[:160]
 
 
 def that_work(contest: Contest) -> tuple[Contest, dict[str, str]]:

@@ -33,6 +33,7 @@ import sys
 
 import torch
 from _gpu_timing import medians
+from _report import reason
 from _serving_cells import CALLS, SDPA, Call, Calls, Cell, cells, contenders
 from gpu_attention import setting
 
@@ -69,10 +70,6 @@ def that_work(calls: Calls) -> tuple[Calls, dict[str, str]]:
                 raise
             failed[name] = reason(failure)
     return {name: copies for name, copies in calls.items() if name not in failed}, failed
-
-
-def reason(failure: BaseException) -> str:
-    return f"{type(failure).__name__}: {next(iter(str(failure).splitlines()), '')}"
 
 
 def compare(cell: Cell, calls: Calls) -> None:

@@ -111,7 +111,7 @@ def with_strides(x: torch.Tensor, form: str) -> torch.Tensor:
 @pytest.mark.parametrize("page", [0, 16, 48, 64])
 @pytest.mark.parametrize("form", ["heads first", "heads outside", "wider pages", "a row between pages"])
 def test_strides_change_no_bit(kernel: dict, form: str, page: int) -> None:
-    """Whether one load takes all channels of a box depends on the strides."""
+    """Of pages, heads and rows, also where pages end with rows of others."""
     capacity = CAPACITY if page else CAPACITY - 3
     step = Step(kernel, 0, narrower=0)
     q, *caches = (to_device(x, "cuda") for x in step.arrays()[0])

@@ -102,7 +102,7 @@ def test_phases_have_one_end(tmp_path: pathlib.Path) -> None:
 
 def test_the_limits_fit_the_total() -> None:
     assert set(collect.LIMITS) == set(collect.QUICK_LIMITS) == set(collect.STAGES) == set(record.STAGES)
-    assert collect.TOTAL <= 580  # of ten minutes
+    assert collect.TOTAL <= 540  # leaves a minute for the build within ten minutes
     assert list(collect.STAGES) == list(record.STAGES)
 
 

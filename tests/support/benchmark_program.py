@@ -1,11 +1,15 @@
-"""Imports the programs of tests/benchmark."""
+"""Imports the programs of tests/benchmark, and runs them with the CPU in place of a GPU."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import pathlib
 import sys
 import types
+from collections.abc import Callable
+
+import pytest
 
 FOLDER = pathlib.Path(__file__).resolve().parents[1] / "benchmark"
 
@@ -23,3 +27,30 @@ def program(name: str) -> types.ModuleType:
     finally:
         sys.path.remove(str(FOLDER))
     return module
+
+
+def cells_on_the_cpu(monkeypatch: pytest.MonkeyPatch, module: str, sizes: dict[str, object]) -> types.ModuleType:
+    """The module of cells, with these sizes and the CPU in place of a GPU."""
+    cells = sys.modules[module]
+    monkeypatch.setattr(sys.modules["_gpu_contenders"], "DEVICE", "cpu")
+    monkeypatch.setattr(cells, "FAMILY", "cpu")
+    for name, value in sizes.items():
+        monkeypatch.setattr(cells, name, value)
+    return cells
+
+
+def make_up_times(monkeypatch: pytest.MonkeyPatch, benchmark: types.ModuleType) -> None:
+    """main() of a program with sections runs on the CPU: one call of each contender, and made-up times."""
+    torch, shapes = pytest.importorskip("torch"), sys.modules["gpu_shapes"]
+
+    def medians(calls: dict[str, Callable], rounds: int, replay_ms: float) -> tuple[dict[str, float], float]:
+        for call in calls.values():
+            call()
+        return {name: 2.0**i for i, name in enumerate(calls)}, 0.0123
+
+    monkeypatch.setattr(benchmark, "medians", medians)
+    monkeypatch.setattr(shapes, "setting", lambda rounds, kernel: {"rounds": rounds})
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
+    monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
+    monkeypatch.setattr(shapes.gc, "freeze", lambda: None)
