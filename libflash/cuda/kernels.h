@@ -5,6 +5,7 @@
 #include "cuda/architecture.h"
 #include "cuda/merge_plan.h"
 #include "cuda/params.h"
+#include "cuda/tangent_instance.h"
 
 namespace libflash::cuda {
 
@@ -37,7 +38,7 @@ const Kernel* compiled_kernels(int* count);
 void forward(const Kernel& kernel, const AttentionProblem& problem, const ForwardPlan& plan, void* workspace, void* stream);
 void backward(const Kernel& kernel, const AttentionProblem& problem, const BackwardPlan& plan, void* workspace, void* stream);
 void decode(const Kernel& kernel, const DecodeProblem& problem, const DecodePlan& plan, void* workspace, void* stream);
-// out and lse of the problem hold the result of forward.
+// out and lse of the problem hold the result of forward, unless is_fused(plan).
 void forward_tangent(const Kernel& kernel, const TangentProblem& problem, const ForwardTangentPlan& plan, void* stream);
 void backward_tangent(const Kernel& kernel, const TangentProblem& problem, const BackwardTangentPlan& plan, void* workspace,
                       void* stream);

@@ -1,5 +1,6 @@
 // What runs before the CUDA kernels of tangents: forward, because they start from out and LSE, unless FLASH_FLAG_FROM_LSE gives
-// these; backward, where a call of backward_tangent wants the gradients too.
+// these or the kernel computes them too (cuda/tangent_instance.h); backward, where a call of backward_tangent wants the gradients
+// too.
 #pragma once
 
 #include "problem/build.h"

@@ -43,7 +43,7 @@ void launch(const TangentProblem& problem, const TangentPlan& plan, void* worksp
 #if LIBFLASH_BUILD_CUDA
     if (plan.kernel->cuda) {
         char* const memory = static_cast<char*>(workspace);
-        if (!needs_lse(problem)) return launch_on_cuda(problem, plan, memory, stream);
+        if (!needs_lse(problem) || cuda::is_fused(plan.forward_tangent)) return launch_on_cuda(problem, plan, memory, stream);
         return launch_on_cuda(with_lse(problem, memory + plan.workspace.offset("lse")), plan, memory, stream);
     }
 #endif

@@ -73,7 +73,7 @@ namespace {
 void plan_forward_tangent(TangentPlan& plan, const TangentProblem& problem) {
     const cuda::Kernel& kernel = *plan.kernel->cuda;
     plan.forward_tangent = kernel.architecture->plan_forward_tangent(kernel, problem, device_of(problem));
-    if (problem.from_lse) return;
+    if (problem.from_lse || cuda::is_fused(plan.forward_tangent)) return;
     plan.forward = plan_forward(primal_before(needs_lse(problem) ? with_lse(problem, nullptr) : problem));
     plan.workspace.add("forward", plan.forward.workspace_bytes);
     if (needs_lse(problem)) plan.workspace.add("lse", lse_bytes(problem));

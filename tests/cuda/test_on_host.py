@@ -72,6 +72,13 @@ TANGENT_KERNELS = {
     "f32-128": ("f32_", 128, "64, 16"),
     "f32-256-small": ("f32_", 256, "16, 16"),
 }
+# The same for sm_90a, with the stages.
+TANGENT_KERNELS_SM90 = {
+    "bf16-64": ("bf16_", 64, "192, 64", 4),
+    "f16-64": ("f16_", 64, "192, 64", 4),
+    "bf16-128": ("bf16_", 128, "128, 64", 2),
+    "f16-128": ("f16_", 128, "128, 64", 2),
+}
 # Backward's tangent: type, head_dim, tile; four, two and one warps.
 BACKWARD_TANGENT_KERNELS = {
     "bf16-64": ("bf16_", 64, "64, 32"),
@@ -238,6 +245,11 @@ def forward_tangent(dtype: str, head_dim: int, tile: str) -> Program:
     return Program("forward_tangent.cpp", ("sm80/forward_tangent.cuh",), tuple(defines.items()))
 
 
+def forward_tangent_sm90(dtype: str, head_dim: int, tile: str, stages: int) -> Program:
+    defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "TANGENT_TILE": tile, "STAGES": stages}
+    return Program("forward_tangent_sm90.cpp", ("sm90/forward_tangent.cuh",), tuple(defines.items()))
+
+
 def backward_tangent(dtype: str, head_dim: int, tile: str) -> Program:
     program = forward_tangent(dtype, head_dim, tile)
     return program._replace(source="backward_tangent.cpp", headers=("sm80/backward_tangent.cuh",))
@@ -367,6 +379,9 @@ SM90_RUNS = runs(
     lambda _: tuple((x,) for x in DISORDERS),
 )
 PREFILL_RUNS = runs({name: prefill(*sizes) for name, sizes in PREFILL_KERNELS.items()}, lambda _: tuple((x,) for x in DISORDERS))
+TANGENT_SM90_RUNS = runs(
+    {name: forward_tangent_sm90(*sizes) for name, sizes in TANGENT_KERNELS_SM90.items()}, lambda _: tuple((x,) for x in DISORDERS)
+)
 
 BACKWARD_SM90_RUNS = [
     *runs(
@@ -467,6 +482,11 @@ def test_forward_tangent_against_double(output: Callable[[Run], str], run: Run) 
     assert output(run).count("ok ") == 3
 
 
+@pytest.mark.parametrize("run", TANGENT_SM90_RUNS)
+def test_forward_tangent_sm90_against_double(output: Callable[[Run], str], run: Run) -> None:
+    assert output(run).count("ok ") == 24
+
+
 @pytest.mark.parametrize("run", BACKWARD_TANGENT_RUNS)
 def test_backward_tangent_against_double(output: Callable[[Run], str], run: Run) -> None:
     assert output(run).count("ok ") == (4 if run.arguments[2] else 3)
@@ -544,6 +564,9 @@ def test_tiles_are_those_of_kernels_table() -> None:
     tangents += [("backward", sizes) for sizes in BACKWARD_TANGENT_KERNELS.values()]
     for direction, (dtype, head_dim, tile) in tangents:
         line = rf"{direction}_tangent +sm80 +{dtype.rstrip('_')} +{head_dim} +{tile.replace(', ', 'x')} +1 "
+        assert re.search(line, table), line
+    for dtype, head_dim, tile, stages in TANGENT_KERNELS_SM90.values():
+        line = rf"forward_tangent +sm90 +{dtype.rstrip('_')} +{head_dim} +{tile.replace(', ', 'x')} +{stages} "
         assert re.search(line, table), line
     for sizes in ("bf16-512", "f16-512-small"):
         dtype, _, forward_tile, backward_tile, *_ = ATTENTION_KERNELS[sizes]

@@ -40,7 +40,7 @@ def runs(operation: str) -> list:
 
 
 def check(tangent: TangentCase, kernel: str | None, device: str = "cuda") -> None:
-    """With out and LSE computed by the call, then from these."""
+    """With out and LSE computed by the call, then from these: the same bits, unless the kernel computes them too (sm90)."""
     run = gpu_tangent.forward_tangent if device == "cuda" else ON_HOST
     x, t = tangent.problem()
     expected, delta = tangent.expected(), tangent.number % 2 == 0
@@ -49,7 +49,7 @@ def check(tangent: TangentCase, kernel: str | None, device: str = "cuda") -> Non
     tangent_bounds.check(fused, expected, str(tangent))
     from_lse = forward_by(run, x, t, kernel, primal={name: fused[name] for name in ("o", "lse")}, delta=delta)
     for name in ("to", "tlse", *(("tdelta",) if delta else ())):
-        if device == "cuda":
+        if device == "cuda" and "sm90" not in (kernel or "sm90"):
             assert np.array_equal(from_lse[name].view(np.uint8), fused[name].view(np.uint8)), name
         elif name != "tdelta":
             tangent_bounds.check({name: from_lse[name]}, expected, f"{tangent}, from lse")
@@ -140,7 +140,7 @@ def test_nan_stays_in_its_tile(kernel: dict, poisoned: str) -> None:
 
 @pytest.mark.parametrize("kernel", EVERY_KERNEL)
 def test_strides_and_repeats(kernel: dict) -> None:
-    """Heads first, and rows that vector loads cannot read; a second call has the same bits."""
+    """Heads first, and, but for TMA, rows that vector loads cannot read; a second call has the same bits."""
     case = Case("strides", TYPES[kernel["dtype"]], 2, 150, 170, 4, 2, kernel["head_dim"], causal=True)
     p, t = given(case, device_of(kernel))
     options = {"kernel": kernel["name"]} | p.options
@@ -156,7 +156,7 @@ def test_strides_and_repeats(kernel: dict) -> None:
 
     x = p.inputs
     expected = tangent_bounds.expect(x.q, x.k, x.v, tangents_of(case, x), dout=x.dout, **x.options)
-    for layout in (heads_first, odd_rows):
+    for layout in (heads_first,) if kernel["backend"] == "sm90" else (heads_first, odd_rows):
         q, k, v = map(layout, (p.q, p.k, p.v))
         _, _, tout, tlse = libflash.attention_tangent(q, k, v, **{name: layout(y) for name, y in t.items()}, **options)
         tangent_bounds.check({"to": to_numpy(tout, x.q.dtype), "tlse": tlse.cpu().numpy()}, expected, layout.__name__)

@@ -9,6 +9,7 @@ import abi
 import pytest
 from described import ADDRESS, DEVICES, build, explain, lines_of, tensor
 
+BLOCKS = tensor(1, 1, 8, 8, dtype=abi.BOOL)
 TYPES = {"bf16": abi.BFLOAT16, "f16": abi.FLOAT16, "f32": abi.FLOAT32}
 
 
@@ -36,7 +37,7 @@ def plan(
 @pytest.mark.parametrize(
     ("device", "dtype", "head_dim", "name", "tile", "general"),
     [
-        ("H200", "bf16", 64, "bf16_d64", "128 queries x 32 keys", "64 queries x 32 keys"),
+        ("A100", "bf16", 64, "bf16_d64", "128 queries x 32 keys", "64 queries x 32 keys"),
         ("A100", "f16", 80, "f16_d96", "128 queries x 32 keys", "64 queries x 32 keys"),
         ("L40S", "bf16", 128, "bf16_d128", "128 queries x 32 keys", "64 queries x 32 keys"),
         ("H200", "f16", 192, "f16_d192", "64 queries x 32 keys", "64 queries x 32 keys"),
@@ -54,6 +55,41 @@ def test_the_instance_that_runs(lib: c.CDLL, device: str, dtype: str, head_dim: 
         assert lines["workspace"] == ["0 bytes"]
 
 
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "name", "queries"),
+    [("bf16", 64, "bf16_d64", 192), ("bf16", 128, "bf16_d128", 128), ("f16", 80, "f16_d128", 128)],
+)
+def test_the_instance_on_hopper(lib: c.CDLL, dtype: str, head_dim: int, name: str, queries: int) -> None:
+    """Fused with forward unless out and LSE are given."""
+    for flags, instance in ((0, "fused with forward"), (abi.FROM_LSE, "plain")):
+        lines = lines_of(plan(lib, "H200", rows(head_dim, dtype), tangent_flags=flags))
+        assert lines["kernel"] == [f"forward_tangent_sm90_{name}, backend sm90"]
+        assert (lines["instance"], lines["tile"]) == ([instance], [f"{queries} queries x 64 keys"])
+        assert "before" not in lines
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"softcap": 30.0}, "softcap: the kernel does not know it"),
+        ({"block_mask": BLOCKS}, "block_mask: the kernel does not know it"),
+        ({"softmax_scale": -1.0, "flags": abi.SCALE}, "softmax_scale: must be positive for it"),
+    ],
+)
+def test_what_the_hopper_kernel_lacks(lib: c.CDLL, options: dict[str, Any], reason: str) -> None:
+    text = plan(lib, "H200", rows(64), **options)
+    assert lines_of(text)["kernel"] == ["forward_tangent_sm80_bf16_d64, backend sm80"]
+    assert reason in text
+
+
+def test_rows_that_tma_cannot_read(lib: c.CDLL) -> None:
+    q, k, v = rows(64)
+    lib.describe(*DEVICES["H200"])
+    odd = tensor(2, 1000, 16, 64, address=ADDRESS + 2)
+    text = explain(lib, "forward_tangent", (q, k, v), tangents={"k": odd})
+    assert "tangents.k: its address and its strides must be multiples of 16 bytes for it" in text
+
+
 def test_rows_that_are_not_aligned(lib: c.CDLL) -> None:
     """Of any tangent: the general instance loads them."""
     q, k, v = rows(64)
@@ -67,7 +103,8 @@ def test_rows_that_are_not_aligned(lib: c.CDLL) -> None:
 def test_forward_runs_before(lib: c.CDLL) -> None:
     """Unless out and LSE are given. It chooses its own kernel, of the requested backend."""
     assert "before" not in lines_of(plan(lib, "H200", rows(128)))
-    for options, name in (({}, "forward_sm90_bf16_d128 (plain)"), ({"backend": b"sm80"}, "forward_sm80_bf16_d128 (plain)")):
+    general, plain = "forward_sm90_bf16_d128 (general)", "forward_sm80_bf16_d128 (plain)"
+    for options, name in (({"softcap": 30.0}, general), ({"backend": b"sm80"}, plain)):
         lines = lines_of(plan(lib, "H200", rows(128), tangent_flags=0, **options))
         assert lines["kernel"] == ["forward_tangent_sm80_bf16_d128, backend sm80"]
         assert lines["before"] == [f"forward, by {name}"]
@@ -94,17 +131,18 @@ def size_of(lib: c.CDLL, lse: abi.Tensor | None, flags: int, **options: Any) -> 
 def test_workspace(lib: c.CDLL) -> None:
     """The one of forward, and an LSE that the caller does not want."""
     lse = tensor(2, 16, 1000, dtype=abi.FLOAT32, address=4 * ADDRESS)
-    assert size_of(lib, lse, abi.FROM_LSE) == size_of(lib, lse, 0) == 0
-    assert size_of(lib, None, 0) == 2 * 16 * 1000 * 4
-    blocks = tensor(1, 1, 8, 8, dtype=abi.BOOL)
-    of_forward = size_of(lib, lse, 0, block_mask=blocks)
+    assert size_of(lib, lse, abi.FROM_LSE) == size_of(lib, lse, 0) == size_of(lib, None, 0) == 0
+    assert size_of(lib, None, 0, backend=b"sm80") == 2 * 16 * 1000 * 4
+    of_forward = size_of(lib, lse, 0, block_mask=BLOCKS)
     assert of_forward > 0
-    assert size_of(lib, None, 0, block_mask=blocks) == of_forward + 2 * 16 * 1000 * 4
+    assert size_of(lib, None, 0, block_mask=BLOCKS) == of_forward + 2 * 16 * 1000 * 4
 
 
 @pytest.mark.parametrize(("dtype", "most"), [("bf16", 131072), ("f16", 32768), ("f32", 32768)])
 def test_more_keys_than_an_accumulator_adds_up(lib: c.CDLL, dtype: str, most: int) -> None:
-    assert lines_of(plan(lib, "H200", rows(64, dtype, most)))["kernel"] == [f"forward_tangent_sm80_{dtype}_d64, backend sm80"]
+    arch = "sm80" if dtype == "f32" else "sm90"
+    name = f"forward_tangent_{arch}_{dtype}_d64, backend {arch}"
+    assert lines_of(plan(lib, "H200", rows(64, dtype, most)))["kernel"] == [name]
     text = plan(lib, "H200", rows(64, dtype, most + 1))
     assert lines_of(text)["kernel"] == ["none: UNSUPPORTED"]
     assert f"k: the kernel adds up at most {most} keys without loss of precision ({most + 1})" in text

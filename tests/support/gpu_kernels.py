@@ -49,6 +49,11 @@ def parameters(candidates: list[dict]) -> list:
     return [pytest.param(k, id=k["name"], marks=pytest.mark.skipif(bool(skipped(k)), reason=skipped(k))) for k in candidates]
 
 
+def has_rare_options(case: Case) -> bool:
+    given = any(x is not None for x in (case.bias, case.mask, case.alibi))
+    return given or bool(case.softcap or case.dropout_p)
+
+
 def lacks_rare_options(kernel: dict, case: Case, dims: set[int]) -> bool:
     """Whether backward for sm90 lacks a rare option of the case."""
     scattered = case.bias is not None or case.mask is not None
@@ -75,6 +80,9 @@ def supports(kernel: dict, case: Case | DecodeCase, deterministic: bool = False)
     dims = {case.head_dim, case.head_dim if case.head_dim_v is None else case.head_dim_v}
     if any(dim % 8 for dim in dims):
         return False
+    if kernel["operation"] == "forward_tangent":
+        scaled_down = case.softmax_scale is not None and case.softmax_scale <= 0
+        return not (has_rare_options(case) or case.block_mask is not None or scaled_down)
     if kernel["operation"] != "backward":
         return True
     if deterministic and case.block_mask is not None and lacks_ordered_blocks(kernel, case, dims):

@@ -1,5 +1,5 @@
-// The entry of sm_90a in the table of architectures: forward, backward and prefill in f16 and bf16. capabilities.cpp and
-// prefill_capabilities.cpp name the options that these kernels lack.
+// The entry of sm_90a in the table of architectures: forward, its tangent, backward and prefill in f16 and bf16. capabilities.cpp,
+// prefill_capabilities.cpp and tangent_capabilities.cpp name the options that these kernels lack.
 #include "cuda/architecture.h"
 #include "cuda/sm90/plan.h"
 
@@ -17,13 +17,13 @@ const Architecture architecture_sm90 = {
     true,
     sm90::supports,
     sm90::supports_prefill,
-    nullptr,
+    sm90::supports_tangent,
     shared_bytes,
     sm90::plan_forward,
     sm90::plan_backward,
     nullptr,
     sm90::plan_prefill,
-    nullptr,
+    sm90::plan_forward_tangent,
     nullptr,
     nullptr,
     nullptr,

@@ -11,6 +11,7 @@ ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, 
 BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties& device);
 
 PrefillPlan plan_prefill(const Kernel& kernel, const DecodeProblem& problem, const DeviceProperties& device);
+ForwardTangentPlan plan_forward_tangent(const Kernel& kernel, const TangentProblem& problem, const DeviceProperties& device);
 
 // Whether only the device knows the length of a sequence.
 inline bool has_lengths_on_device(const AttentionProblem& problem) {
@@ -21,6 +22,7 @@ inline bool has_lengths_on_device(const AttentionProblem& problem) {
 // See Architecture::supports.
 bool supports(const KernelConfig& config, const AttentionProblem& problem, std::string* why);
 bool supports_prefill(const KernelConfig& config, const DecodeProblem& problem, std::string* why);
+bool supports_tangent(const KernelConfig& config, const TangentProblem& problem, std::string* why);
 
 // Whether TMA can read the tensor: address and strides are multiples of 16 bytes, strides are at least 0 and less than 2^40
 // bytes.

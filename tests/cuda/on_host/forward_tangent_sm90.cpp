@@ -1,0 +1,261 @@
+// Runs a forward_tangent kernel of sm90 on the host, with three multiprocessors, and compares it with double precision: fused
+// with forward and from saved LSE, several work tiles per thread block, rows without keys, warpgroups without rows. The argument
+// is 0, or the seed of a disorder (forward_sm90.cpp). Prints the errors; exit code 0 means none is too large.
+#include "emulation.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+
+#include "cuda/host/tile_schedule.h"
+#include "cuda/sm90/forward_tangent.cuh"
+#include "numbers.h"
+
+using namespace libflash;
+using namespace libflash::cuda;
+
+constexpr int kMultiprocessors = 3, kAll = kUnboundedWindow;
+struct Kernel {
+    static constexpr KernelConfig config{
+        "forward_tangent", Operation::forward_tangent, "sm90", KernelType::DTYPE, HEAD_DIM, HEAD_DIM, TANGENT_TILE, STAGES, ""};
+};
+using T = ElementOf<Kernel::config.dtype>;
+constexpr double kRounding = Kernel::config.dtype == KernelType::f16_ ? 0x1p-10 : 0x1p-7;
+
+enum class Lengths { dense, used, packed };
+
+struct Case {
+    int batch, heads_q, heads_k, queries, keys, head_dim, head_dim_v;
+    int left, right;  // of the window
+    float size, tangent_size;
+    int given;  // tangents: 1: q, 2: k, 4: v
+    bool sink, fused;
+    Lengths lengths = Lengths::dense;  // other than dense: lengths differ, and rows outside a sequence are NaN
+    bool delta = false;
+};
+
+std::mt19937 generator(5);
+template <class Number>
+std::vector<Number> random(size_t count, float scale) {
+    return random<Number>(count, scale, generator);
+}
+
+// The sequences of one side: first row of each in all rows, allocated and used lengths.
+struct Side {
+    std::vector<int32_t> start, owned, length, cu{0};
+    int rows = 0;
+
+    Side(const Case& c, int count, int less) {
+        for (int b = 0; b < c.batch; ++b) {
+            const int here = c.lengths == Lengths::packed && b > 0 ? count / (b + 1) - less : count;
+            start.push_back(rows), owned.push_back(here);
+            length.push_back(c.lengths == Lengths::used ? std::max(0, count - b * less) : here);
+            cu.push_back(rows += here);
+        }
+    }
+    LengthsParams params(const Case& c) const {
+        if (c.lengths == Lengths::packed) return {cu.data(), nullptr, rows};
+        return {nullptr, c.lengths == Lengths::used ? length.data() : nullptr, owned[0]};
+    }
+};
+
+struct Problem {
+    Case c;
+    double scale;
+    Side queries, keys;
+    std::vector<T> q, k, v, tq, tk, tv, out, tout, dout, tdout;
+    std::vector<float> sink, tsink, lse, tlse, tdlse, tdelta;
+    ForwardTangentParams params{};
+
+    explicit Problem(const Case& given)
+        : c(given), scale(1 / std::sqrt(double(c.head_dim))), queries(c, c.queries, 9), keys(c, c.keys, 41) {
+        const size_t q_rows = size_t(queries.rows) * c.heads_q, k_rows = size_t(keys.rows) * c.heads_k;
+        q = random<T>(q_rows * c.head_dim, c.size), k = random<T>(k_rows * c.head_dim, c.size);
+        v = random<T>(k_rows * c.head_dim_v, 1);
+        tq = random<T>(q.size(), c.tangent_size), tk = random<T>(k.size(), c.tangent_size);
+        tv = random<T>(v.size(), c.tangent_size);
+        dout = random<T>(q_rows * c.head_dim_v, 1), tdout = random<T>(q_rows * c.head_dim_v, 1);
+        sink = random<float>(c.heads_q, 1), tsink = random<float>(c.heads_q, c.tangent_size), tdlse = random<float>(q_rows, 1);
+        out.assign(q_rows * c.head_dim_v, T(NAN)), tout = out;
+        lse.assign(q_rows, NAN), tlse = tdelta = lse;
+        hide_rows();
+        fill_in();
+    }
+    // Rows after the used length, and all rows of the second packed sequence, whose results are not checked, are NaN.
+    template <class Visit>
+    void for_hidden_rows(const Side& side, const Visit& visit) const {
+        for (int b = 0; b < c.batch; ++b) {
+            const int first = c.lengths == Lengths::packed && b == 1 ? 0 : side.length[b];
+            for (int i = first; i < side.owned[b]; ++i) visit(side.start[b] + i);
+        }
+    }
+    void hide_rows() {
+        const auto fill = [](std::vector<T>& x, int row, int size) {
+            std::fill_n(x.begin() + int64_t{row} * size, size, T(NAN));
+        };
+        for_hidden_rows(queries, [&](int row) {
+            for (std::vector<T>* x : {&q, &tq}) fill(*x, row, c.heads_q * c.head_dim);
+            for (std::vector<T>* x : {&dout, &tdout}) fill(*x, row, c.heads_q * c.head_dim_v);
+        });
+        for_hidden_rows(keys, [&](int row) {
+            for (std::vector<T>* x : {&k, &tk}) fill(*x, row, c.heads_k * c.head_dim);
+            for (std::vector<T>* x : {&v, &tv}) fill(*x, row, c.heads_k * c.head_dim_v);
+        });
+    }
+
+    void fill_in() {
+        const auto rows = [&](std::vector<T>& x, const Side& side, int heads, int dim) {
+            const int64_t row = int64_t{heads} * dim;
+            return RowsParams{x.data(), c.lengths == Lengths::packed ? 0 : side.owned[0] * row, row, dim};
+        };
+        const auto statistics = [&](std::vector<float>& x) {
+            return RowStatisticsParams{x.data(), c.lengths == Lengths::packed ? 0 : queries.owned[0], 1, queries.rows};
+        };
+        params.q = rows(q, queries, c.heads_q, c.head_dim), params.k = rows(k, keys, c.heads_k, c.head_dim);
+        params.v = rows(v, keys, c.heads_k, c.head_dim_v);
+        if (c.given & 1) params.tq = rows(tq, queries, c.heads_q, c.head_dim);
+        if (c.given & 2) params.tk = rows(tk, keys, c.heads_k, c.head_dim);
+        if (c.given & 4) params.tv = rows(tv, keys, c.heads_k, c.head_dim_v);
+        params.out = rows(out, queries, c.heads_q, c.head_dim_v), params.tout = rows(tout, queries, c.heads_q, c.head_dim_v);
+        params.lse = statistics(lse), params.tlse = statistics(tlse);
+        if (c.delta) {
+            params.dout = rows(dout, queries, c.heads_q, c.head_dim_v),
+            params.tdout = rows(tdout, queries, c.heads_q, c.head_dim_v);
+            params.tdlse = statistics(tdlse), params.tdelta = statistics(tdelta);
+        }
+        params.q_lengths = queries.params(c), params.k_lengths = keys.params(c);
+        params.batch = c.batch, params.heads_q = c.heads_q, params.group_size = c.heads_q / c.heads_k;
+        params.head_dim = c.head_dim, params.head_dim_v = c.head_dim_v;
+        params.softmax_scale = static_cast<float>(scale), params.scale_log2 = static_cast<float>(scale * 1.4426950408889634);
+        params.mask = {c.left, c.right, false};
+        params.vector_loads = params.vector_rows = params.vector_out = true;
+        params.rare.dropout.keep_factor = 1;
+        if (c.sink) params.sink = {sink.data(), 0, 1, true}, params.tsink = {tsink.data(), 0, 1, true};
+    }
+
+    ForwardTangentPlan plan() {
+        Sequences side;
+        side.capacity = params.q_lengths.capacity, side.max_length = c.queries, side.cu = params.q_lengths.cu;
+        const bool causal = c.right < kAll, paired = causal && c.lengths == Lengths::dense;
+        const int tile = Kernel::config.tile_q;
+        ForwardTangentPlan plan;
+        plan.instance = c.fused ? kFusedTangentInstance : kPlainTangentInstance;
+        params.schedule = schedule_params(side, c.batch, c.heads_q, tile * (paired ? 2 : 1), 1e3, causal && !paired);
+        params.schedule.paired = paired;
+        const int64_t units = blocks_of(params.schedule);
+        plan.attention = launch_shape(c.lengths == Lengths::dense ? std::min<int64_t>(units, kMultiprocessors) : units,
+                                      resources_of_forward_tangent<Kernel>(0, plan.instance.number));
+        return plan;
+    }
+
+    static double dot(const T* a, const T* b, int n) {
+        double sum = 0;
+        for (int d = 0; d < n; ++d) sum += wide(a[d]) * wide(b[d]);
+        return sum;
+    }
+
+    struct Row {
+        bool counts;
+        double lse, mu, delta;
+        std::vector<double> out, tout;
+    };
+    Row solve(int b, int h, int i) const {
+        const int dim = c.head_dim, dim_v = c.head_dim_v, length_k = keys.length[b], shift = length_k - queries.length[b];
+        const size_t at = size_t(queries.start[b] + i) * c.heads_q + h;
+        const auto key = [&](int j) { return size_t(keys.start[b] + j) * c.heads_k + h / params.group_size; };
+        Row row{i < queries.length[b], -INFINITY, 0, 0, std::vector<double>(dim_v), std::vector<double>(dim_v)};
+        std::vector<double> s(length_k, -INFINITY), ts(length_k, 0);
+        double largest = c.sink ? double{sink[h]} : -INFINITY;
+        for (int j = 0; row.counts && j < length_k; ++j) {
+            const int64_t ahead = int64_t{j} - i - shift;
+            if (ahead > c.right || -ahead > c.left) continue;
+            s[j] = scale * dot(&q[at * dim], &k[key(j) * dim], dim);
+            if (c.given & 1) ts[j] += scale * dot(&tq[at * dim], &k[key(j) * dim], dim);
+            if (c.given & 2) ts[j] += scale * dot(&q[at * dim], &tk[key(j) * dim], dim);
+            largest = std::max(largest, s[j]);
+        }
+        if (largest == -INFINITY) row.counts = false;
+        if (!row.counts) return row;
+        double sum = c.sink ? std::exp(sink[h] - largest) : 0;
+        for (int j = 0; j < length_k; ++j) sum += std::exp(s[j] - largest);
+        row.lse = largest + std::log(sum);
+        if (c.sink) row.mu = std::exp(sink[h] - row.lse) * tsink[h];
+        for (int j = 0; j < length_k; ++j) row.mu += std::exp(s[j] - row.lse) * ts[j];
+        for (int j = 0; j < length_k; ++j) {
+            const double p = std::exp(s[j] - row.lse);
+            for (int x = 0; p > 0 && x < dim_v; ++x) {
+                const double value = wide(v[key(j) * dim_v + x]), tangent = c.given & 4 ? wide(tv[key(j) * dim_v + x]) : 0;
+                row.out[x] += p * value, row.tout[x] += p * ((ts[j] - row.mu) * value + tangent);
+            }
+        }
+        row.delta = -tdlse[size_t(h) * queries.rows + queries.start[b] + i];
+        for (int x = 0; x < dim_v; ++x)
+            row.delta += wide(tdout[at * dim_v + x]) * row.out[x] + wide(dout[at * dim_v + x]) * row.tout[x];
+        return row;
+    }
+    template <class Visit>
+    void for_checked_rows(const Visit& visit) const {
+        for (int b = 0; b < c.batch; ++b)
+            for (int h = 0; h < c.heads_q && !(c.lengths == Lengths::packed && b == 1); ++h)
+                for (int i = 0; i < queries.owned[b]; ++i) visit(solve(b, h, i), size_t(queries.start[b] + i), h);
+    }
+};
+
+bool check(const Case& c) {
+    Problem p(c);
+    const auto number = [&](size_t row, int h) { return size_t(h) * p.queries.rows + row; };
+    if (!c.fused) {
+        p.for_checked_rows([&](const Problem::Row& exact, size_t row, int h) {
+            p.lse[number(row, h)] = static_cast<float>(exact.lse);
+            for (int x = 0; x < c.head_dim_v; ++x) p.out[(row * c.heads_q + h) * c.head_dim_v + x] = T(float(exact.out[x]));
+        });
+    }
+    const ForwardTangentPlan plan = p.plan();
+    launch_forward_tangent<Kernel>(plan, p.params, nullptr);
+    RelativeError out, tout, lse, mu, delta;
+    bool zeros = true;
+    p.for_checked_rows([&](const Problem::Row& exact, size_t row, int h) {
+        const size_t first = (row * c.heads_q + h) * c.head_dim_v, at = number(row, h);
+        for (int x = 0; x < c.head_dim_v; ++x) {
+            zeros &= exact.counts || (wide(p.tout[first + x]) == 0 && wide(p.out[first + x]) == 0);
+            out.add(wide(p.out[first + x]), exact.out[x]), tout.add(wide(p.tout[first + x]), exact.tout[x]);
+        }
+        zeros &= exact.counts || (p.lse[at] == -INFINITY && p.tlse[at] == 0 && (!c.delta || p.tdelta[at] == 0));
+        if (!exact.counts) return;
+        lse.add(p.lse[at], exact.lse), mu.add(p.tlse[at], exact.mu);
+        if (c.delta) delta.add(p.tdelta[at], exact.delta);
+    });
+    const double limit = kRounding * std::max(1.0f, c.size * c.size);
+    const bool good = zeros && out.value() <= kRounding && tout.value() <= limit && lse.value() <= 1e-5 && mu.value() <= limit &&
+                      delta.value() <= limit;
+    std::printf("%s %d x %d heads %d/%d keys %d dim %d/%d window %d %d size %g/%g given %d sink %d fused %d lengths %d: ",
+                good ? "ok" : "WRONG", c.batch, c.queries, c.heads_q, c.heads_k, c.keys, c.head_dim, c.head_dim_v, c.left,
+                c.right, c.size, c.tangent_size, c.given, c.sink, c.fused, static_cast<int>(c.lengths));
+    std::printf("out %.1e, tout %.1e, lse %.1e, tlse %.1e, tdelta %.1e%s\n", out.value(), tout.value(), lse.value(), mu.value(),
+                delta.value(), zeros ? "" : ", rows that do not count are not 0");
+    return good;
+}
+
+int main(int, char** argv) {
+    emulation::set_disorder(std::atoi(argv[1]));
+    constexpr int kDim = HEAD_DIM;
+    bool good = true;
+    for (const bool fused : {false, true}) {
+        const Case cases[] = {
+            {1, 1, 1, 64, 100, kDim, kDim, kAll, kAll, 1, 1, 7, false, fused},                     // one work tile
+            {1, 2, 1, 300, 333, kDim, kDim, kAll, 0, 1, 1, 7, true, fused, Lengths::dense, true},  // causal
+            {2, 2, 2, 200, 70, kDim, kDim - 8, kAll, 0, 1, 1, 7, false, fused},                    // rows without keys
+            {1, 1, 1, 520, 520, kDim - 8, kDim, 100, 0, 1, 1, 7, false, fused},                    // a window
+            {1, 1, 1, 150, 400, kDim, kDim, kAll, kAll, 3, 2000, 3, false, fused},                 // large tangents
+            {1, 1, 1, 130, 260, kDim, kDim, kAll, kAll, 1, 4e-3f, 1, false, fused},                // small; of q alone
+            {1, 1, 1, 130, 200, kDim, kDim, kAll, kAll, 1, 1, 2, false, fused},                    // of k alone
+            {1, 1, 1, 130, 200, kDim, kDim, kAll, kAll, 1, 1, 4, true, fused},                     // of v alone
+            {1, 2, 1, 150, 500, kDim, kDim, kAll, kAll, 12, 1, 7, false, fused},                   // large scores
+            {1, 1, 1, 130, 0, kDim, kDim, kAll, kAll, 1, 1, 7, true, fused},                       // no keys but a sink
+            {3, 2, 1, 210, 250, kDim, kDim, kAll, 0, 1, 1, 7, false, fused, Lengths::packed},
+            {3, 1, 1, 150, 140, kDim, kDim, 60, 30, 1, 1, 7, true, fused, Lengths::used, true},
+        };
+        for (const Case& c : cases) good &= check(c);
+    }
+    return good ? 0 : 1;
+}
