@@ -199,9 +199,27 @@ def test_refused_without_pages(name: str) -> None:
         flash_attn.flash_attn_varlen_func(q[0], k[0], v[0], *ends, 40, 40, **{name: given})
 
 
-@pytest.mark.parametrize("name", [*EVERYWHERE, "rotary_seqlens"])
+def test_rotary_seqlens() -> None:
+    q, k, v = map(torch.from_numpy, qkv(d=8))
+    lengths = torch.full((q.shape[0],), 3, dtype=torch.int32)
+    angles = torch.rand(64, 2)
+    new = k[:, :1].clone()
+
+    def call(rotary_seqlens: torch.Tensor | None, **options: Any) -> torch.Tensor:
+        return flash_attn.flash_attn_with_kvcache(
+            q[:, :1], k.clone(), v.clone(), new, new, cache_seqlens=lengths, rotary_seqlens=rotary_seqlens, **options
+        )
+
+    rotary = {"rotary_cos": angles.cos(), "rotary_sin": angles.sin()}
+    assert torch.equal(call(lengths, **rotary), call(None, **rotary))
+    assert torch.equal(call(lengths // 2), call(None))  # nothing is rotated
+    with pytest.raises(libflash.UnsupportedError, match="rotary_seqlens is not the tensor given as cache_seqlens"):
+        call(lengths.clone(), **rotary)
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
 def test_refused_with_a_cache(name: str) -> None:
-    given, said = {**EVERYWHERE, "rotary_seqlens": (ONE, "rotary_seqlens is not supported")}[name]
+    given, said = EVERYWHERE[name]
     q, k, v = qkv()
     with pytest.raises(libflash.UnsupportedError, match=said):
         flash_attn.flash_attn_with_kvcache(q, k, v, **{name: given})

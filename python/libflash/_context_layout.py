@@ -22,6 +22,13 @@ def chunks_of(order: str, rank: int, ranks: int) -> tuple[int, ...]:
     return (rank,) if order == "contiguous" else (rank, 2 * ranks - 1 - rank)
 
 
+@cache
+def chunks_by_position(order: str, members: tuple[int, ...], ranks: int) -> tuple[tuple[int, int], ...]:
+    """The chunks of some ranks, in the order of their tokens: (index in `members`, which of that rank's chunks)."""
+    numbered = [(c, (m, n)) for m, rank in enumerate(members) for n, c in enumerate(chunks_of(order, rank, ranks))]
+    return tuple(chunk for _, chunk in sorted(numbered))
+
+
 def check_order(order: str) -> None:
     if order not in ORDERS:
         raise InvalidError(f"order is {order!r}; it must be 'contiguous' or 'zigzag'")

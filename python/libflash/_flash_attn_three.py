@@ -31,13 +31,20 @@ def check_hints(pack_gqa: Any, sm_margin: Any) -> None:
         raise InvalidError(f"sm_margin is {sm_margin}; it must not be negative")
 
 
-def refuse(attention_chunk: int, q_descale: Array | None, rotary_seqlens: Array | None = None) -> None:
+def refuse(attention_chunk: int, q_descale: Array | None) -> None:
     if attention_chunk:
         raise UnsupportedError(f"attention_chunk is {attention_chunk}; attention in chunks is not supported: it must be 0")
     if q_descale is not None:
         raise UnsupportedError("q_descale: q of 8 bits is not supported; pass q in 16 bits, multiplied by its scale")
-    if rotary_seqlens is not None:
-        raise UnsupportedError("rotary_seqlens is not supported; q_positions of libflash.decode places rows")
+
+
+def check_rotary_seqlens(rotary_seqlens: Array | None, cache_seqlens: Any, rotary_cos: Array | None) -> None:
+    """It says where the rotary positions begin. Without rotary_cos it has no meaning; with it, only its default can be had."""
+    if rotary_seqlens is not None and rotary_cos is not None and rotary_seqlens is not cache_seqlens:
+        raise UnsupportedError(
+            "rotary_seqlens is not the tensor given as cache_seqlens; rotary positions other than those of the cached rows are "
+            "not supported"
+        )
 
 
 def refuse_without_pages(**given: Array | None) -> None:

@@ -17,13 +17,15 @@ from . import _context_layout as layouts
 from . import _core
 from . import _torch_context_group as groups
 from ._context_choice import can_share_heads, check_scheme, choose, explanation, key_heads_repeated
-from ._context_layout import Layout
+from ._context_layout import Layout, chunks_by_position
 from ._context_shapes import check_shapes, check_tokens, documents_of, sizes_of
 from ._errors import InvalidError, UnsupportedError
 from ._torch_context_check import agree, text_of
 from ._torch_context_group import Axis, Ranks
 from ._torch_context_heads import HeadExchange
-from ._torch_context_schedule import Schedule, lse_shape, wide_type
+from ._torch_context_parts import serves
+from ._torch_context_positions import lse_shape, wide_type
+from ._torch_context_schedule import Schedule
 from ._torch_fake import shape_of
 from ._torch_options import constant
 from ._torch_tangents import tangent_of
@@ -184,7 +186,7 @@ def check_tensors(
     check_shapes(q, k, v, packed=given.cu_seqlens is not None)
     sizes = sizes_of(q, k, v, mesh_of(axes))
     check_scheme(given.scheme, sizes, given.order, given.window)
-    ranks = groups.ranks_of(axes, chosen_scheme(q, k, v, given, axes)[0])
+    ranks = groups.ranks_of(axes, chosen_scheme(q, k, v, given, axes, alibi_slopes)[0])
     check_tokens(sizes, given.order, given.cu_seqlens)
     key_heads_repeated(q.shape[-2], k.shape[-2], ranks.heads.size, given.scheme)
     if alibi_slopes is not None and alibi_slopes.requires_grad:
@@ -244,12 +246,16 @@ def mesh_of(axes: tuple[Axis, ...]) -> tuple[int, ...]:
     return tuple(axis.size for axis in axes)
 
 
-def chosen_scheme(q: Tensor, k: Tensor, v: Tensor, given: Arguments, axes: tuple[Axis, ...]) -> tuple[str, str]:
+def chosen_scheme(
+    q: Tensor, k: Tensor, v: Tensor, given: Arguments, axes: tuple[Axis, ...], alibi_slopes: Tensor | None = None
+) -> tuple[str, str]:
     if given.scheme != "auto":
         return given.scheme, "requested"
     sizes = sizes_of(q, k, v, mesh_of(axes))
-    if q.is_cuda and len(axes) == 1 and axes[0].size > 1 and can_share_heads(sizes):
-        return "heads", "on GPUs a ring needs the kernels that know positions, which are slower than those of whole sequences"
+    options = given.numbers | {"alibi_slopes": alibi_slopes}
+    in_parts = serves(q, given.cu_seqlens is not None, given.window, given.causal, options)
+    if q.is_cuda and not in_parts and len(axes) == 1 and axes[0].size > 1 and can_share_heads(sizes):
+        return "heads", "a ring needs kernels that know positions, which are slower on GPUs than those of whole sequences"
     return choose(sizes, given.order, given.window)
 
 
@@ -300,11 +306,11 @@ class Plan:
 
 
 def make_plan(q: Tensor, k: Tensor, v: Tensor, given: Arguments, axes: tuple[Axis, ...], alibi_slopes: Tensor | None) -> Plan:
-    scheme = chosen_scheme(q, k, v, given, axes)[0]
+    scheme = chosen_scheme(q, k, v, given, axes, alibi_slopes)[0]
     ranks = groups.ranks_of(axes, scheme)
     layout = Layout(given.order, q.shape[-3] * ranks.size, ranks.size, given.cu_seqlens)
     members = ranks.members(ranks.ring.rank)
-    heads = HeadExchange(ranks.heads, tuple(layout.local_tokens((member,)).tokens for member in members))
+    heads = HeadExchange(ranks.heads, chunks_by_position(given.order, members, ranks.size))
     share = q.shape[-2] // ranks.heads.size
     options = {name: value for name, value in given.numbers.items() if value is not None}
     options |= {"causal": given.causal, "window_size": given.window_size, "deterministic": given.deterministic}

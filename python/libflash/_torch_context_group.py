@@ -129,16 +129,18 @@ def swap(axis: Axis, pieces: list[Tensor]) -> list[Tensor]:
     """Piece n goes to rank n; returns the pieces for this rank, in the order of the ranks. All pieces have one shape."""
     if axis.size == 1:
         return pieces
-    sent = torch.stack([piece.contiguous() for piece in pieces])
+    sent = torch.stack(pieces)
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=axis.group)
     return list(received)
 
 
 def sum_pieces(axis: Axis, pieces: list[Tensor]) -> Tensor:
-    """Piece n is a part of a sum that rank n gets. The order of the sum is that of the ranks, the same in every run."""
+    """Piece n is a part of a sum that rank n gets, in float32 at least. The order of the sum is that of the ranks, the same in
+    every run.
+    """
     parts = swap(axis, pieces)
-    total = parts[0]
+    total = parts[0].to(torch.promote_types(parts[0].dtype, torch.float32))
     for part in parts[1:]:
         total = total + part
     return total

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from . import _torch_context_group as groups
@@ -16,34 +15,40 @@ Tensor = torch.Tensor
 
 @dataclass(frozen=True)
 class HeadExchange:
-    """`tokens`: of each rank of the axis, ascending. Tensors have tokens at `token_dim` and heads at `head_dim`."""
+    """`chunks`: those of all ranks of the axis in the order of their tokens, as of chunks_by_position. Tensors have tokens at
+    `token_dim` and heads at `head_dim`; each way takes one copy before the exchange and one after it.
+    """
 
     axis: Axis
-    tokens: tuple[np.ndarray, ...]
+    chunks: tuple[tuple[int, int], ...]
 
-    def _order(self) -> np.ndarray:
-        return np.argsort(np.concatenate(self.tokens), kind="stable")
+    @property
+    def chunks_of_rank(self) -> int:
+        return len(self.chunks) // self.axis.size
 
     def to_heads(self, x: Tensor, token_dim: int, head_dim: int, repeat: int = 1) -> Tensor:
         if self.axis.size == 1:
             return x
         if repeat > 1:
             x = x.repeat_interleave(repeat, head_dim)
-        joined = torch.cat(groups.swap(self.axis, list(x.chunk(self.axis.size, head_dim))), token_dim)
-        return joined.index_select(token_dim, torch.from_numpy(self._order()).to(x.device))
+        size = x.shape[token_dim] // self.chunks_of_rank
+        pieces = x.unflatten(head_dim, (self.axis.size, -1)).movedim(head_dim, 0)
+        received = groups.swap(self.axis, list(pieces))
+        return torch.cat([received[rank].narrow(token_dim, n * size, size) for rank, n in self.chunks], token_dim)
 
     def to_tokens(self, x: Tensor, token_dim: int, head_dim: int, repeat: int = 1) -> Tensor:
         """The inverse; sums over repeated heads."""
         if self.axis.size == 1:
             return x
-        back = torch.from_numpy(np.argsort(self._order())).to(x.device)
-        pieces = x.index_select(token_dim, back).chunk(self.axis.size, token_dim)
-        joined = torch.cat(groups.swap(self.axis, list(pieces)), head_dim)
+        size = x.shape[token_dim] // len(self.chunks)
+        begin = {chunk: n * size for n, chunk in enumerate(self.chunks)}
+        counts = range(self.axis.size), range(self.chunks_of_rank)
+        pieces = [[x.narrow(token_dim, begin[rank, n], size) for n in counts[1]] for rank in counts[0]]
+        received = groups.swap(self.axis, [torch.cat(chunks, token_dim) for chunks in pieces])
+        joined = torch.cat(received, head_dim)
         if repeat == 1:
             return joined
-        shape = list(joined.shape)
-        shape[head_dim : head_dim + 1] = [shape[head_dim] // repeat, repeat]
-        return joined.reshape(shape).sum(head_dim + 1)
+        return joined.unflatten(head_dim, (-1, repeat)).sum(head_dim + 1)
 
     def share(self, x: Tensor, head_dim: int = -1) -> Tensor:
         """This rank's part of a tensor with one number for each head."""

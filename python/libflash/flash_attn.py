@@ -5,8 +5,8 @@
 Signatures, the order of arguments and returned values are those of flash-attn 2.8, https://github.com/Dao-AILab/flash-attention,
 with learnable_sink of flash-attn 4 as the last argument of the functions that have it there. What flash-attn 3 added comes behind
 it, by name: s_aux (learnable_sink), page_table (block_table), seqused_q, seqused_k, k_descale, v_descale, num_splits and qv are
-handled; scheduler_metadata, pack_gqa and sm_margin are hints to its kernels, which change no result here; attention_chunk,
-q_descale and rotary_seqlens are refused.
+handled; scheduler_metadata, pack_gqa and sm_margin are hints to its kernels, which change no result here; attention_chunk and
+q_descale are refused, and with rotary_cos any rotary_seqlens but the tensor given as cache_seqlens.
 What is different:
 
 - Any device and type that libflash serves, any head_dim and page size, head_dim_v of its own.
@@ -313,7 +313,8 @@ def flash_attn_with_kvcache(
     out, or (out, softmax_lse) with softmax_lse (batch, heads, seqlen_q); packed (heads, total_q)
     """
     _check_flags(causal=causal, rotary_interleaved=rotary_interleaved, return_softmax_lse=return_softmax_lse)
-    three.refuse(attention_chunk, q_descale, rotary_seqlens)
+    three.refuse(attention_chunk, q_descale)
+    three.check_rotary_seqlens(rotary_seqlens, cache_seqlens, rotary_cos)
     three.check_hints(pack_gqa, sm_margin)
     learnable_sink = three.either(("learnable_sink", "s_aux"), learnable_sink, s_aux)
     block_table = three.either(("block_table", "page_table"), block_table, page_table)

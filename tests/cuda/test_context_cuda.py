@@ -28,6 +28,9 @@ CASES: dict[str, tuple[bool, str, bool, dict[str, Any]]] = {  # all gathered, or
     "ring, documents": (False, "zigzag", True, {"causal": True, "window_size": (80, 0)}),
     "ring, ALiBi": (False, "contiguous", True, {"causal": True, "alibi": True}),
     "halo": (False, "contiguous", False, {"window_size": (50, 0)}),
+    "ring, causal": (False, "zigzag", False, {"causal": True}),
+    "ring, all pairs": (False, "zigzag", False, {}),
+    "ring, neighbours": (False, "contiguous", False, {"causal": True, "deterministic": True}),
     "all_gather": (True, "zigzag", False, {"causal": True, "softcap": 5.0}),
     "all_gather, documents": (True, "zigzag", True, {"causal": True, "dropout_p": 0.5, "seed": 1}),
 }
@@ -71,20 +74,31 @@ def inputs(documents: bool) -> dict[str, torch.Tensor]:
     return {n: torch.from_numpy(random.standard_normal((*lead, heads, DIM), dtype=np.float32)) for n, heads in shapes.items()}
 
 
+def rows_of(dout: torch.Tensor, packed: bool) -> torch.Tensor:
+    """Some values with the shape of lse."""
+    return dout[..., 0].float().movedim(-1, 0 if packed else 1).contiguous()
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=CUDA), "cpu"])
-def test_ranks_of_a_group(device: str, name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against one call in float32 on the CPU."""
+@pytest.mark.parametrize("in_parts", [False, True])
+def test_ranks_of_a_group(device: str, name: str, dtype: str, in_parts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against one call in float32 on the CPU; with positions, and in parts where these serve."""
     gathered, order, documents, given = CASES[name]
+    if in_parts and (documents or given.keys() & {"dropout_p", "alibi", "window_size"}):
+        pytest.skip("parts do not serve this")
+    monkeypatch.setattr(schedules, "serves", lambda *given: in_parts)
     mailbox = Mailbox()
     monkeypatch.setattr(schedules, "Exchange", partial(Exchange, mailbox))
     monkeypatch.setattr(groups, "gather", mailbox.gather)
     monkeypatch.setattr(groups, "swap", mailbox.swap)
     x = {key: value.to(getattr(torch, dtype)) for key, value in inputs(documents).items()}
+    sink = torch.linspace(-1, 1, HEADS)
     slopes = {"alibi_slopes": torch.linspace(0.1, 0.5, HEADS)} if given.get("alibi") else {}
     options = {key: value for key, value in given.items() if key != "alibi"}
-    window = options.get("window_size", (-1, 0))
+    options.setdefault("causal", False)
+    window = options.get("window_size", (-1, 0 if options["causal"] else -1))
     layout = Layout(order, TOKENS, RANKS, DOCUMENTS if documents else None)
     dim = 0 if documents else 1
 
@@ -94,20 +108,31 @@ def test_ranks_of_a_group(device: str, name: str, dtype: str, monkeypatch: pytes
         ranks = groups.Ranks(groups.ALONE, groups.Axis(None, rank, RANKS), None)
         schedule = schedules.Schedule(ranks, layout, window, gathered, options | {k: s.to(device) for k, s in slopes.items()})
         q, k, v = mine["q"], mine["k"], mine["v"]
+        schedule.sink = sink.to(device)
         out, lse = schedule.forward(q, k, v)
-        dq, dk, dv = schedule.backward(mine["dout"], q, k, v, out, lse, None, None)
-        return {"places": places} | {n: t.cpu() for n, t in {"out": out, "dq": dq, "dk": dk, "dv": dv}.items()}
+        dsink = torch.zeros_like(schedule.sink)
+        dlse = rows_of(mine["dout"], documents)
+        dq, dk, dv = schedule.backward(mine["dout"], q, k, v, out, lse, dlse, dsink)
+        made = {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv, "dsink": dsink}
+        return {"places": places} | {n: t.cpu() for n, t in made.items()}
 
     with ThreadPoolExecutor(RANKS) as pool:
         parts = list(pool.map(run, range(RANKS)))
     q, k, v, dout = (value.float() for value in x.values())
     packed = {f"cu_seqlens_{side}": torch.tensor(DOCUMENTS, dtype=torch.int32) for side in "qk"} if documents else {}
-    out, lse = libflash.attention(q, k, v, return_lse=True, **options, **slopes, **packed)
-    exact = dict(zip(("dq", "dk", "dv"), libflash.attention_backward(dout, q, k, v, out, lse, **options, **slopes, **packed),
-                     strict=True)) | {"out": out}  # fmt: skip
+    forward = {n: value for n, value in options.items() if n != "deterministic"}
+    out, lse = libflash.attention(q, k, v, return_lse=True, learnable_sink=sink, **forward, **slopes, **packed)
+    dsink = torch.zeros_like(sink)
+    gradients = libflash.attention_backward(
+        dout, q, k, v, out, lse, dlse=rows_of(dout, documents), learnable_sink=sink, dsink=dsink, **options, **slopes, **packed
+    )
+    exact = dict(zip(("dq", "dk", "dv"), gradients, strict=True)) | {"out": out, "lse": lse, "dsink": dsink}
     for n, wanted in exact.items():
         got = torch.zeros_like(wanted)
         for part in parts:
-            got.index_copy_(dim, part["places"], part[n].float())
+            if n == "dsink":
+                got += part[n]
+            else:
+                got.index_copy_(wanted.ndim - 1 if n == "lse" else dim, part["places"], part[n].float())
         error = (got - wanted).square().mean().sqrt() / wanted.square().mean().sqrt()
         assert error <= (1e-5 if dtype == "float32" else 1e-2), f"{n}: {error}"

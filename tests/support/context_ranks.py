@@ -1,4 +1,4 @@
-"""Processes of a gloo group that run context-parallel problems and return what each rank got."""
+"""Processes of a gloo group, or of a group of GPUs, that run context-parallel problems and return what each rank got."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class Problem:
     dlse: bool = False
     documents: tuple[int, ...] | None = None  # lengths
     one_hot_values: bool = False  # v = identity: out is the matrix of probabilities
+    device: str = "cpu"
     options: tuple[tuple[str, Any], ...] = ()
 
     def __str__(self) -> str:
@@ -81,11 +82,11 @@ def run_problem(problem: Problem) -> dict[str, torch.Tensor]:
 
     where: dict[str, Any] = {}
     if problem.mesh is not None:
-        where["mesh"] = dist.init_device_mesh("cpu", problem.mesh, mesh_dim_names=("heads", "ring"))
+        where["mesh"] = dist.init_device_mesh(problem.device, problem.mesh, mesh_dim_names=("heads", "ring"))
     elif dist.get_world_size() > 1:
         where["group"] = dist.group.WORLD
     place = {"dim": problem.token_dim, "order": problem.order, **where}
-    whole = problem.tensors()
+    whole = {name: None if x is None else x.to(problem.device) for name, x in problem.tensors().items()}
     mine = dict(whole)
     for name in ("q", "k", "v", "dout"):
         mine[name] = adapter.shard(whole[name], **place)
@@ -109,11 +110,13 @@ def run_problem(problem: Problem) -> dict[str, torch.Tensor]:
     return joined
 
 
-def _rank(rank: int, ranks: int, folder: str, job: Any, arguments: tuple[Any, ...], path: list[str]) -> None:
+def _rank(rank: int, ranks: int, folder: str, job: Any, arguments: tuple[Any, ...], path: list[str], backend: str) -> None:
     sys.path[:] = path
     torch.set_num_threads(1)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
     dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks, timeout=datetime.timedelta(seconds=100)
+        backend, init_method=f"file://{folder}/store", rank=rank, world_size=ranks, timeout=datetime.timedelta(seconds=100)
     )
     try:
         result = job(rank, *arguments)
@@ -123,18 +126,19 @@ def _rank(rank: int, ranks: int, folder: str, job: Any, arguments: tuple[Any, ..
         dist.destroy_process_group()
 
 
-def run_ranks(ranks: int, folder: pathlib.Path, job: Any, *arguments: Any) -> list[Any]:
-    """job(rank, *arguments) on each of `ranks` processes; what each returned. An exception of one ends all.
+def run_ranks(ranks: int, folder: pathlib.Path, job: Any, *arguments: Any, backend: str = "gloo") -> list[Any]:
+    """job(rank, *arguments) on each of `ranks` processes; what each returned. An exception of one ends all. Backend nccl: the
+    process of a rank has the GPU of that number.
 
     The processes come from a server that has imported PyTorch once for all of them.
     """
     folder.mkdir(parents=True, exist_ok=True)
     multiprocessing.set_forkserver_preload(["torch", "libflash.torch"])
-    arguments = (ranks, str(folder), job, arguments, sys.path)
+    arguments = (ranks, str(folder), job, arguments, sys.path, backend)
     mp.start_processes(_rank, arguments, nprocs=ranks, start_method="forkserver")
     return [torch.load(folder / f"result{rank}", weights_only=False) for rank in range(ranks)]
 
 
 def problems_job(rank: int, problems: list[Problem]) -> list[Any]:
     del rank
-    return [run_problem(problem) for problem in problems]
+    return [{name: x.cpu() for name, x in run_problem(problem).items()} for problem in problems]

@@ -1,10 +1,8 @@
 // The producers of the sm_90a forward kernel over a cache: one warp loads Q and K, another one V. A page of 16 rows takes a load
-// for every 64 channels, and a single warp would not issue them as fast as the consumers need them; nor would TMA load K and V of
-// such pages as fast, so V is copied then.
+// for every 64 channels, and a single warp would not issue them as fast as the consumers need them.
 #pragma once
 
 #include "cuda/sm90/forward_cached_keys.cuh"
-#include "cuda/sm90/forward_copied_values.cuh"
 #include "cuda/sm90/forward_producer.cuh"
 
 namespace libflash::cuda::sm90 {
@@ -41,26 +39,19 @@ private:
         const WorkTile& work_tile = context.storage.work_tiles[p.slot];
         const CachedKeys cached{context};
         const int last = work_tile.keys.end - 1;
-        const bool copies = ForwardCopiedValues<Traits>::kHasRegisters && context.maps.box_rows == CachedKeys::kUnit;
-        const ForwardCopiedValues<Traits> values{context};
         PageRow pages{};
-        int back = CachedKeys::kTilesAtOnce, pending = values.kNone;
+        int back = CachedKeys::kTilesAtOnce;
 #pragma unroll 1
         for (int tile = last; tile >= work_tile.keys.begin; --tile) {
             if (back == CachedKeys::kTilesAtOnce) pages = cached.read_pages(work_tile, tile), back = 0;
             const PageRow at = cached.of_tile(pages, back++);
             if constexpr (kValues) {
-                if (copies) {
-                    values.copy(p.v, pending, p.leader, work_tile.kv_head, work_tile.keys.length_k - tile * kBlockN, at);
-                } else {
-                    load_v(p, work_tile, tile, at);
-                }
+                load_v(p, work_tile, tile, at);
             } else {
                 load_k(p, work_tile, at);
                 if (tile == last && p.leader) this->load_q(p, work_tile, true);
             }
         }
-        if constexpr (kValues) values.publish(pending, p.leader);
         this->go_to_next_slot(p);
     }
     // To the consumers, which wait for Q, and to the zero-fill warp, which waits for requests.

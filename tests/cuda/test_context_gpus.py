@@ -1,0 +1,70 @@
+"""context_parallel_attention on two GPUs: equal to one call in float32 on the CPU for every scheme, order and option."""
+
+from __future__ import annotations
+
+import itertools
+import pathlib
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+if torch.cuda.device_count() < 2:
+    pytest.skip("needs two CUDA devices", allow_module_level=True)
+
+import context_ranks  # noqa: E402
+import libflash.torch as adapter  # noqa: E402
+from context_ranks import Problem, gradients, run_ranks  # noqa: E402
+
+CAUSAL = ("causal", True)
+SHAPE = (2, 4 * 296, 8, 2, 64, 64)
+WAYS = [("ring", "zigzag"), ("ring", "contiguous"), ("heads", "zigzag"), ("all_gather", "zigzag"), ("auto", "zigzag")]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "full": {},
+    "causal-lse": {"options": (CAUSAL,), "dlse": True},
+    "window-sink": {"options": (CAUSAL, ("window_size", (300, -1))), "sink": True, "dlse": True},
+    "softcap": {"options": (CAUSAL, ("softcap", 3.0), ("softmax_scale", 0.2))},
+    "dropout": {"options": (CAUSAL, ("dropout_p", 0.25), ("seed", 2**40 + 3), ("offset", 5))},
+    "documents": {"options": (CAUSAL,), "documents": (1, 821, 0, 19, 343), "sink": True},
+    "deterministic-128": {"options": (CAUSAL, ("deterministic", True)), "shape": (1, 1024, 8, 4, 128, 128)},
+}
+LIMITS = {"float32": 1e-5, "bfloat16": 1e-2}  # root mean square of the error over that of the values
+PROBLEMS = [
+    Problem(f"{scheme}-{order}-{name}-{dtype}", scheme, order, dtype=dtype, device="cuda", **{"shape": SHAPE, **more})
+    for (scheme, order), (name, more), dtype in itertools.product(WAYS, OPTIONS.items(), LIMITS)
+]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return run_ranks(2, tmp_path_factory.mktemp("ranks"), context_ranks.problems_job, PROBLEMS, backend="nccl")
+
+
+def one_call(problem: Problem) -> dict[str, Any]:
+    cu = problem.cu_seqlens()
+    packed = {} if cu is None else {"cu_seqlens_q": cu, "cu_seqlens_k": cu}
+    x = {name: None if t is None else t.float() for name, t in problem.tensors().items()}
+    return gradients(problem, x, lambda *t, **options: adapter.attention(*t, **options, **packed))
+
+
+@pytest.mark.parametrize("number", range(len(PROBLEMS)), ids=map(str, PROBLEMS))
+def test_equal_to_one_call(results: list[Any], number: int) -> None:
+    problem = PROBLEMS[number]
+    for name, wanted in one_call(problem).items():
+        for rank, made in enumerate(results):
+            got = made[number][name].float()
+            finite = wanted.isfinite()
+            assert torch.equal(got.isfinite(), finite), f"{name} on rank {rank}"
+            got, exact = torch.where(finite, got, 0), torch.where(finite, wanted, 0)
+            error = (got - exact).square().mean().sqrt() / exact.square().mean().sqrt()
+            assert error <= LIMITS[problem.dtype], f"{name} on rank {rank}: {error:.2g}"
+
+
+@pytest.mark.parametrize("scheme", ["ring", "heads"])
+def test_same_bits_in_every_run(tmp_path: pathlib.Path, scheme: str) -> None:
+    options = (CAUSAL, ("deterministic", True))
+    problem = Problem("bits", scheme, "zigzag", shape=SHAPE, dtype="bfloat16", device="cuda", options=options)
+    for first, *others in run_ranks(2, tmp_path, context_ranks.problems_job, [problem] * 4, backend="nccl"):
+        for other in others:
+            for name, x in first.items():
+                assert torch.equal(x, other[name]), name
