@@ -405,8 +405,7 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * cu_seqlens_q[b + 1] - 1, and Sq is their number. So one call takes chunks of prefill of any length, rows of decode, and
  * sequences without a row: for these nothing is written, and their table entries are not read. Rows of q, out and lse after
  * cu_seqlens_q[B] are not touched. k_new and v_new are then packed too, (total_new, Hk, D) and (total_new, Hk, Dv), by
- * cu_seqlens_new; cu_seqlens_new alone packs only them. The lengths are never needed on the host. UNSUPPORTED together
- * with cache_leftpad.
+ * cu_seqlens_new; cu_seqlens_new alone packs only them. The lengths are never needed on the host.
  *
  * Trees (speculative decoding). The last Sq keys of a sequence are those of its query rows. With tree_mask, which replaces the
  * causal rule, a row sees those of them whose bit is set, and all earlier keys: bit j % 32 of word j / 32 is for the j-th of the

@@ -13,6 +13,7 @@ every_kernel = pytest.mark.parametrize("kernel", KERNELS)
 every_dtype = pytest.mark.parametrize("dtype", [np.dtype("float32"), BFLOAT16, np.dtype("float64")], ids=str)
 CACHED = np.array([700, 1, 0, 129, 512, 300], np.int32)  # of test_decode.LENGTHS
 ROWS = (1, 3, 0, 70, 2, 33)
+PADS = np.array([650, 1, 0, 17, 64, 290], np.int32)
 HEADS_Q, HEADS_K, DIM, CAPACITY = 6, 2, 48, 800
 
 
@@ -38,24 +39,37 @@ def rows(total: int, heads: int, dtype: np.dtype, seed: int = 3) -> np.ndarray:
 @every_kernel
 @every_dtype
 @pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
-def test_every_sequence_is_as_if_alone(kernel: str, dtype: np.dtype, paged: bool) -> None:
+@pytest.mark.parametrize("leftpad", [None, PADS], ids=["all keys", "leftpad"])
+def test_every_sequence_is_as_if_alone(kernel: str, dtype: np.dtype, paged: bool, leftpad: np.ndarray | None) -> None:
     """Bit for bit with a split size: prefill chunks, rows of decode and a sequence without rows in one call, in any order."""
     total = sum(ROWS)
     q, k, v = rows(total, HEADS_Q, dtype), rows(total, HEADS_K, dtype, 4), rows(total, HEADS_K, dtype, 5)
     start = cu_seqlens(ROWS)
     options = dict(split_size=256, return_lse=True, kernel=kernel, window_size=(400, 0), softcap=20.0)
     alone, caches = {}, cache(dtype)
+    pads = [{} if leftpad is None else {"cache_leftpad": leftpad[b : b + 1]} for b in range(len(CACHED))]
     for b, n in enumerate(CACHED):
         at = slice(start[b], start[b + 1])
         own = [x[b : b + 1] for x in caches]
-        alone[b] = libflash.decode(q[None, at], *own, k=k[None, at], v=v[None, at], cache_seqlens=CACHED[b : b + 1], **options)
+        if leftpad is not None:
+            for x in own:
+                x[0, : leftpad[b]] = np.nan
+        alone[b] = libflash.decode(
+            q[None, at], *own, k=k[None, at], v=v[None, at], cache_seqlens=CACHED[b : b + 1], **pads[b], **options
+        )
         assert all(np.isnan(x[0, n + ROWS[b] :].astype(np.float32)).all() for x in own)
     for order in ([0, 1, 2, 3, 4, 5], [3, 2, 5, 0, 4, 1]):
         mixed, where = cache(dtype), {"cache_batch_idx": np.array(order, np.int32)}
+        if leftpad is not None:
+            for x in mixed:
+                for b, pad in enumerate(leftpad):
+                    x[b, :pad] = np.nan
         if paged:
             mixed = [x.reshape(-1, 16, HEADS_K, DIM) for x in mixed]
             table = np.arange(len(mixed[0]), dtype=np.int32).reshape(len(CACHED), -1)
             where = {"block_table": np.ascontiguousarray(table[order])}
+        if leftpad is not None:
+            where["cache_leftpad"] = leftpad[order]
         at = np.concatenate([np.arange(start[b], start[b + 1]) for b in order])
         lengths = tuple(ROWS[b] for b in order)
         o, lse = libflash.decode(q[at], *mixed, k=k[at], v=v[at], cu_seqlens_q=cu_seqlens(lengths),
@@ -156,7 +170,3 @@ def test_explain_names_the_packing() -> None:
     text = libflash.explain(random(9, HEADS_Q, DIM), *caches, op="decode", cu_seqlens_q=cu_seqlens((9, 0, 0, 0, 0, 0)))
     assert "queries packed 9 rows" in text
     assert "decode_cpu" in text
-    pad = np.zeros(6, np.int32)
-    text = libflash.explain(random(9, HEADS_Q, DIM), *caches, op="decode", cu_seqlens_q=np.zeros(7, np.int32), cache_leftpad=pad)
-    assert "UNSUPPORTED" in text
-    assert "cache_leftpad: cannot be given together with packed rows" in text

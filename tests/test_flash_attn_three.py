@@ -217,6 +217,25 @@ def test_rotary_seqlens() -> None:
         call(lengths.clone(), **rotary)
 
 
+@pytest.mark.parametrize("convert", [torch.from_numpy, np.asarray], ids=["torch", "numpy"])
+def test_entries_of_a_block_table(convert: Any) -> None:
+    """The line of the table of each sequence by cache_batch_idx; numbers that have none are sequences without keys."""
+    pages, q = random(12, 4, 2, 8), convert(random(3, 1, 2, 8, seed=2))
+    table = np.arange(12, dtype=np.int32).reshape(4, 3)
+    lengths = convert(np.array([12, 5, 9], np.int32))
+
+    def call(**options: Any) -> Any:
+        given = {name: convert(np.array(x, np.int32)) for name, x in options.items()}
+        return flash_attn.flash_attn_with_kvcache(q, convert(pages), convert(pages), cache_seqlens=lengths, **given)
+
+    assert_same_bits(*(np.asarray(call(**x)) for x in ({"block_table": table, "cache_batch_idx": [3, 0, 2]},
+                                                          {"block_table": table[[3, 0, 2]]})))  # fmt: skip
+    with pytest.raises(libflash.InvalidError, match=r"block_table.*entry \(1, 0\) is -1"):
+        call(block_table=table, cache_batch_idx=[3, 4, 2])
+    with pytest.raises(libflash.InvalidError, match="they need 2 dimensions and 1"):
+        call(block_table=table, cache_batch_idx=[[3, 0, 2]])
+
+
 @pytest.mark.parametrize("name", EVERYWHERE)
 def test_refused_with_a_cache(name: str) -> None:
     given, said = EVERYWHERE[name]

@@ -35,8 +35,6 @@ bool appends_less_than_it_asks(const DecodeProblem& problem) {
 
 // What no kernel supports yet.
 bool supports_combination(const DecodeProblem& problem, std::string* why) {
-    if (problem.leftpad && problem.packed())
-        return reject(why, "cache_leftpad: cannot be given together with packed rows, which cu_seqlens describe (both are)");
     if (problem.tree.data && !problem.positions && problem.window.bounded())
         return reject(why, "tree_mask: needs q_positions where a window is given (there are none)");
     if (!problem.shard.whole() && problem.k_new.present && appends_less_than_it_asks(problem))

@@ -55,6 +55,20 @@ def refuse_without_pages(**given: Array | None) -> None:
                                    "flash_attn_with_kvcache")  # fmt: skip
 
 
+def rows_of_table(block_table: Array, cache_batch_idx: Array) -> Array:
+    """The lines of the table of the sequences of a call, in their order."""
+    shapes = tuple(block_table.shape), tuple(cache_batch_idx.shape)
+    if len(shapes[0]) != 2 or len(shapes[1]) != 1:
+        raise InvalidError(f"block_table has shape {shapes[0]} and cache_batch_idx {shapes[1]}; they need 2 dimensions and 1")
+    library = next(
+        sys.modules[name] for name, array in (("torch", "Tensor"), ("numpy", "ndarray"), ("jax.numpy", "ndarray"))
+        if name in sys.modules and isinstance(block_table, getattr(sys.modules[name], array))
+    )  # fmt: skip
+    # A number outside of the table has no pages, as an entry of cache_batch_idx has no keys without a table.
+    known = (cache_batch_idx >= 0) & (cache_batch_idx < block_table.shape[0])
+    return library.where(known[:, None], block_table[library.where(known, cache_batch_idx, 0)], -1)
+
+
 def with_qv(
     q: Array, k_cache: Array, v_cache: Array, qv: Array, options: dict[str, Any]
 ) -> tuple[Array, Array, None, dict[str, Any]]:

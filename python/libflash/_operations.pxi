@@ -250,7 +250,7 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
     cu_seqlens_q : (batch + 1,) int32 (int64 on the CPU: converted)
         Each sequence has its own number of query rows: rows cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1 of q, out and lse. So one
         call takes chunks of prefill, rows of decode and sequences without a row. The lengths are not needed on the host. k and
-        v are then packed too. Not together with cache_leftpad.
+        v are then packed too.
     cu_seqlens_new : (batch + 1,) int32 (int64 on the CPU: converted)
         The same for k and v; default cu_seqlens_q.
     q_positions : (batch, seqlen_q) or packed (total_q,) int32 (int64 on the CPU: converted)

@@ -318,6 +318,8 @@ def flash_attn_with_kvcache(
     three.check_hints(pack_gqa, sm_margin)
     learnable_sink = three.either(("learnable_sink", "s_aux"), learnable_sink, s_aux)
     block_table = three.either(("block_table", "page_table"), block_table, page_table)
+    if block_table is not None and cache_batch_idx is not None:
+        block_table, cache_batch_idx = three.rows_of_table(block_table, cache_batch_idx), None
     if isinstance(cache_seqlens, int):
         cache_seqlens = _full_lengths(q, cache_seqlens, q.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1)
     options = dict(

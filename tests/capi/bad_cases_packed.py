@@ -1,6 +1,5 @@
 """Refusals of decode with packed rows."""
 
-import abi
 from bad_cases import both, floats, instead, ints, on_cuda, sizing, with_tensor, without
 from bad_cases_codes import ROPE, scale, view_of_k
 from bad_cases_decode import NO_APPEND, lengths, positions, row
@@ -108,9 +107,5 @@ CASES = [
     packed(
         "view-with-v-new", view_of_k,
         "k_cache", "an output must not overlap another tensor", "it overlaps v_cache", data=True,
-    ),
-    packed(
-        "leftpad", with_tensor("cache_leftpad", lambda: ints(0, 0)),
-        "cache_leftpad", "cannot be given together with packed rows", "both are", status=abi.UNSUPPORTED,
     ),
 ]

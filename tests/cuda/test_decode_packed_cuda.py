@@ -20,6 +20,7 @@ from gpu_kernels import parameters  # noqa: E402
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 CACHED, ROWS = np.array([700, 1, 0, 129, 512, 300], np.int32), (1, 3, 0, 70, 2, 33)
+PADS = np.array([650, 1, 0, 17, 64, 290], np.int32)
 HEADS_Q, HEADS_K, DIM, CAPACITY, PAGE = 6, 2, 48, 800, 16
 # One kernel of each type and width with few registers to spare; graphs need no more.
 SOME = [k for k in KERNELS if (k["dtype"], k["head_dim"]) in {("bf16", 64), ("f16", 128), ("f32", 256)}]
@@ -42,30 +43,38 @@ def caches(dtype: np.dtype) -> list[np.ndarray]:
     return made
 
 
-def step(dtype: np.dtype, order: list[int], paged: bool) -> tuple[tuple, dict]:
+def step(dtype: np.dtype, order: list[int], paged: bool, leftpad: bool = False) -> tuple[tuple, dict]:
     """Arrays and options of a call with the sequences in this order; their rows are the same in every order."""
     start = cu_seqlens(ROWS)
     at = np.concatenate([np.arange(start[b], start[b + 1]) for b in order])
     total, own = sum(ROWS), caches(dtype)
     options = {"cache_batch_idx": np.array(order, np.int32)}
+    if leftpad:
+        for x in own:
+            for b, pad in enumerate(PADS):
+                x[b, :pad] = np.nan
     if paged:
         own = [x.reshape(-1, PAGE, HEADS_K, DIM) for x in own]
         table = np.arange(len(own[0]), dtype=np.int32).reshape(len(CACHED), -1)[order]
         options = {"block_table": np.ascontiguousarray(table)}
+    if leftpad:
+        options["cache_leftpad"] = PADS[order]
     options |= {name: rows(total, HEADS_K, seed, dtype)[at] for name, seed in (("k", 4), ("v", 5))}
     options |= {"cache_seqlens": CACHED[order], "cu_seqlens_q": cu_seqlens(tuple(ROWS[b] for b in order))}
     return (rows(total, HEADS_Q, 3, dtype)[at], *own), options
 
 
 @every_kernel
-@pytest.mark.parametrize("paged", [False, True], ids=["contiguous", "paged"])
-def test_a_sequence_has_the_same_bits_in_any_order(kernel: dict, paged: bool) -> None:
+@pytest.mark.parametrize(
+    ("paged", "leftpad"), [(False, False), (True, False), (True, True)], ids=["contiguous", "paged", "leftpad"]
+)
+def test_a_sequence_has_the_same_bits_in_any_order(kernel: dict, paged: bool, leftpad: bool) -> None:
     """With a split size. The CPU gives the result; appended rows have the same bits there."""
     dtype = NUMPY[kernel["dtype"]]
     more = dict(window_size=(400, 0), softcap=20.0, learnable_sink=random(HEADS_Q, seed=9))
     first = None
     for order in ([0, 1, 2, 3, 4, 5], [3, 2, 5, 0, 4, 1]):
-        arrays, options = step(dtype, order, paged)
+        arrays, options = step(dtype, order, paged, leftpad)
         got = decode(*arrays, split_size=256, kernel=kernel["name"], **options, **more)
         begin = options["cu_seqlens_q"]
         by_sequence = {b: [got[0][begin[i] : begin[i + 1]], got[1][:, begin[i] : begin[i + 1]]] for i, b in enumerate(order)}
@@ -75,7 +84,7 @@ def test_a_sequence_has_the_same_bits_in_any_order(kernel: dict, paged: bool) ->
             assert_same_bits(np.ascontiguousarray(lse), np.ascontiguousarray(first[0][b][1]))
         for cache, other in zip(arrays[1:], first[1], strict=True):
             assert_same_bits(cache, other)
-    arrays, options = step(dtype, order, paged)
+    arrays, options = step(dtype, order, paged, leftpad)
     wanted, wanted_lse = libflash.decode(*arrays, return_lse=True, **options, **more)
     o_limit = 2 * LIMITS[kernel["dtype"]][0]
     np.testing.assert_allclose(got[0].astype(np.float32), wanted.astype(np.float32), rtol=o_limit, atol=o_limit)
