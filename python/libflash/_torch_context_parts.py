@@ -72,29 +72,35 @@ def call_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 class Sum:
-    """Tensors (batch, tokens, ...), of which all but the first may have some tokens only. Rounded once, if there are two."""
+    """Of tensors (batch, tokens, ...), one of which has all `size` tokens, in the order in which they are added. Rounded once, if
+    there are two.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.terms: list[tuple[slice, Tensor]] = []
         self.total: Tensor | None = None
-        self.pending: tuple[slice, Tensor] | None = None
 
     def add(self, tokens: slice, x: Tensor) -> None:
-        if self.total is None:
-            self.total = x
-        elif self.pending is None and x.dtype == self.total.dtype:
-            self.pending = tokens, x
-        else:
-            if self.pending is not None:
-                self.total = self.total.to(torch.promote_types(x.dtype, torch.float32))
-                self.total[:, self.pending[0]] += self.pending[1]
-                self.pending = None
+        self.terms.append((tokens, x))
+        if self.total is not None or len(self.terms) > 2:
+            self.add_terms()
+
+    def add_terms(self) -> None:
+        for tokens, x in self.terms:
+            if self.total is None:
+                kind = torch.promote_types(x.dtype, torch.float32)
+                self.total = x.new_zeros((x.shape[0], self.size, *x.shape[2:]), dtype=kind)
             self.total[:, tokens] += x
+        self.terms = []
 
     def finish(self, dtype: torch.dtype) -> Tensor:
-        assert self.total is not None
-        if self.pending is not None:
-            self.total[:, self.pending[0]] += self.pending[1]
-        return self.total.to(dtype)
+        if self.total is not None:
+            return self.total.to(dtype)
+        (_, whole), *others = sorted(self.terms, key=lambda term: term[1].shape[1], reverse=True)
+        for tokens, x in others:
+            whole[:, tokens] += x
+        return whole.to(dtype)
 
 
 class PartForward:
@@ -152,40 +158,67 @@ class PartBackward:
         self.given = given
         self.dlse = dlse
         self.sinks = None if dsink is None else (schedule.sink, dsink)
-        self.dq = Sum()
+        self.dq = Sum(given[1].shape[1])
+        self.own: tuple[Tensor, ...] = ()  # k, v, dq, dk, dv
 
     @staticmethod
     def like_gradients(x: Tensor) -> Tensor:
         return x
 
+    def begin(self, k: Tensor, v: Tensor) -> tuple[()]:
+        """The first half of the heads with the rank's own keys: while it runs, the keys of the next step arrive."""
+        self.own = (k, v, *(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (self.given[1], k, v)))
+        self.own_heads(0, k.shape[2] // 2)
+        return ()
+
+    def end(self) -> tuple[Tensor, Tensor]:
+        """The other half: while it runs, the gradients of the last step are on their way."""
+        k, _, dq, dk, dv = self.own
+        self.own_heads(k.shape[2] // 2, k.shape[2])
+        self.dq.add(slice(0, dq.shape[1]), dq)
+        return dk, dv
+
+    def own_heads(self, begin: int, end: int) -> None:
+        if begin == end:
+            return
+        k, v, dq, dk, dv = self.own
+        rank, group = self.schedule.ranks.ring.rank, dq.shape[2] // k.shape[2]
+        rows, keys = slice(begin * group, end * group), slice(begin, end)
+        (part,) = self.schedule.parts(rank, rank)  # all rows and keys
+        self.gradients(part, k[:, :, keys], v[:, :, keys], dq[:, :, rows], rows, (dk[:, :, keys], dv[:, :, keys]))
+
     def add(self, k: Tensor, v: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-        """dk and dv of the keys that are used."""
+        """dk and dv of the keys of another rank, or of all, that are used."""
         parts = self.schedule.parts(self.schedule.ranks.ring.rank, rank)
-        dk, dv = Sum(), Sum()
+        sums = Sum(keys_used(parts)), Sum(keys_used(parts))
         rows = slice(min(part.rows.start for part in parts), max(part.rows.stop for part in parts))
         shape = (self.given[1].shape[0], rows.stop - rows.start, *self.given[1].shape[2:])
         dq = self.given[1].new_zeros(shape) if len(parts) > 1 else self.given[1].new_empty(shape)
-        for part in sorted(parts, key=lambda part: -part.keys):  # the first has all keys
+        for part in parts:
             mine = slice(part.rows.start - rows.start, part.rows.stop - rows.start)
             made = self.gradients(part, k[:, : part.keys], v[:, : part.keys], dq[:, mine])
-            dk.add(slice(0, part.keys), made[0])
-            dv.add(slice(0, part.keys), made[1])
+            for total, x in zip(sums, made, strict=True):
+                total.add(slice(0, part.keys), x)
         self.dq.add(rows, dq)
-        self.sinks = None
-        return dk.finish(k.dtype), dv.finish(v.dtype)
+        return sums[0].finish(k.dtype), sums[1].finish(v.dtype)
 
-    def gradients(self, part: Part, k: Tensor, v: Tensor, dq: Tensor) -> tuple[Tensor, Tensor]:
-        """Writes dq; returns dk and dv."""
+    def gradients(self, part: Part, k: Tensor, v: Tensor, dq: Tensor, heads: slice = slice(None),
+                  keys: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Writes dq, of some query heads; dk and dv, written to `keys` if that is given: the rank's own, with which the sink counts."""
         dout, q, out, lse = self.given
         options = call_options(self.schedule.options) | {"causal": part.causal, "dq": dq}
+        if keys is not None:
+            options |= {"dk": keys[0], "dv": keys[1]}
         if self.dlse is not None:
-            options["dlse"] = self.dlse[..., part.rows]
-        if self.sinks is not None:
-            options |= {"learnable_sink": self.sinks[0], "dsink": torch.empty_like(self.sinks[1])}
-        given = (dout[:, part.rows], q[:, part.rows], k, v, out[:, part.rows], lse[..., part.rows])
+            options["dlse"] = self.dlse[:, heads, part.rows]
+        dsink = None
+        if self.sinks is not None and (keys is not None or self.schedule.gathered):
+            dsink = torch.empty_like(self.sinks[1][heads])
+            options |= {"learnable_sink": self.sinks[0][heads], "dsink": dsink}
+        given = (dout[:, part.rows, heads], q[:, part.rows, heads], k, v, out[:, part.rows, heads], lse[:, heads, part.rows])
         made = _core.call_as_operator(_core.attention_backward, given, options)
-        if self.sinks is not None:
-            self.sinks[1].add_(options["dsink"])
+        if dsink is not None:
+            self.sinks[1][heads] += dsink
         return made[1], made[2]
 
     def finish(self) -> Tensor:

@@ -69,6 +69,12 @@ class PositionBackward:
         kind = x.dtype if self.schedule.ranks.ring.size == 1 else wide_type(x)
         return torch.empty_like(x, memory_format=torch.contiguous_format, dtype=kind)
 
+    def begin(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return self.add(k, v, self.schedule.ranks.ring.rank)
+
+    def end(self) -> tuple[()]:
+        return ()
+
     def add(self, k: Tensor, v: Tensor, rank: int) -> tuple[Tensor, Tensor]:
         dout, q, out, lse = self.given
         dk, dv = self.like_gradients(k), self.like_gradients(v)

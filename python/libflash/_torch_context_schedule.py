@@ -110,9 +110,9 @@ class Schedule:
             keys = self.gather(k), self.gather(v)
             sums = [self.scatter_sum(filled(made, x)) for made, x in zip(calls.add(*keys, ALL), keys, strict=True)]
             return calls.finish(), sums[0].to(k.dtype), sums[1].to(v.dtype)
-        home = GradientsOfKeys()
+        home = GradientsOfKeys(k.shape[1])
         following = self.send_keys(1, k, v) if ring.size > 1 else None
-        home.add(calls.add(k, v, ring.rank))
+        home.add(calls.begin(k, v))
         arriving: Exchange | None = None
         for step in range(1, ring.size):
             keys = following.wait() if following else ()
@@ -121,6 +121,7 @@ class Schedule:
             home.add(arriving.wait() if arriving else ())
             user = self.partner(step)[0]
             arriving = self.send_gradients(step, made, tuple(calls.like_gradients(self.cut(user, ring.rank, x)) for x in (k, v)))
+        home.add(calls.end())
         home.add(arriving.wait() if arriving else ())
         return calls.finish(), *home.finish(k.dtype, v.dtype)
 
@@ -153,10 +154,10 @@ def filled(x: Tensor, like: Tensor) -> Tensor:
 
 
 class GradientsOfKeys:
-    """dk and dv of this rank's keys: its own call's, then those of other ranks in the order of the steps."""
+    """dk and dv of this rank's keys: its own calls', and those of other ranks in the order of the steps."""
 
-    def __init__(self) -> None:
-        self.sums = Sum(), Sum()
+    def __init__(self, size: int) -> None:
+        self.sums = Sum(size), Sum(size)
 
     def add(self, made: tuple[Tensor, ...]) -> None:
         """Of the first keys, or nothing. Those of packed sequences, without a dimension before the tokens, are always whole."""
