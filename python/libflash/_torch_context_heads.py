@@ -32,8 +32,7 @@ class HeadExchange:
         if repeat > 1:
             x = x.repeat_interleave(repeat, head_dim)
         size = x.shape[token_dim] // self.chunks_of_rank
-        pieces = x.unflatten(head_dim, (self.axis.size, -1)).movedim(head_dim, 0)
-        received = groups.swap(self.axis, list(pieces))
+        received = groups.swap(self.axis, list(x.chunk(self.axis.size, head_dim)))
         return torch.cat([received[rank].narrow(token_dim, n * size, size) for rank, n in self.chunks], token_dim)
 
     def to_tokens(self, x: Tensor, token_dim: int, head_dim: int, repeat: int = 1) -> Tensor:
@@ -48,7 +47,9 @@ class HeadExchange:
         joined = torch.cat(received, head_dim)
         if repeat == 1:
             return joined
-        return joined.unflatten(head_dim, (-1, repeat)).sum(head_dim + 1)
+        shape = list(joined.shape)
+        shape[head_dim : head_dim + 1] = [shape[head_dim] // repeat, repeat]
+        return joined.reshape(shape).sum(head_dim + 1)
 
     def share(self, x: Tensor, head_dim: int = -1) -> Tensor:
         """This rank's part of a tensor with one number for each head."""

@@ -157,7 +157,7 @@ class PartBackward:
         self.schedule = schedule
         self.given = given
         self.dlse = dlse
-        self.sinks = None if dsink is None else (schedule.sink, dsink)
+        self.sinks = None if dsink is None or schedule.sink is None else (schedule.sink, dsink)
         self.dq = Sum(given[1].shape[1])
         self.own: tuple[Tensor, ...] = ()  # k, v, dq, dk, dv
 
@@ -204,21 +204,20 @@ class PartBackward:
 
     def gradients(self, part: Part, k: Tensor, v: Tensor, dq: Tensor, heads: slice = slice(None),
                   keys: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Writes dq, of some query heads; dk and dv, written to `keys` if that is given: the rank's own, with which the sink counts."""
+        """dk and dv, in `keys` if given: of the rank's own keys, with which the sink counts. Writes dq, of some query heads."""
         dout, q, out, lse = self.given
         options = call_options(self.schedule.options) | {"causal": part.causal, "dq": dq}
         if keys is not None:
             options |= {"dk": keys[0], "dv": keys[1]}
         if self.dlse is not None:
             options["dlse"] = self.dlse[:, heads, part.rows]
-        dsink = None
-        if self.sinks is not None and (keys is not None or self.schedule.gathered):
-            dsink = torch.empty_like(self.sinks[1][heads])
-            options |= {"learnable_sink": self.sinks[0][heads], "dsink": dsink}
+        sinks = self.sinks if keys is not None or self.schedule.gathered else None
+        if sinks is not None:
+            options |= {"learnable_sink": sinks[0][heads], "dsink": torch.empty_like(sinks[1][heads])}
         given = (dout[:, part.rows, heads], q[:, part.rows, heads], k, v, out[:, part.rows, heads], lse[:, heads, part.rows])
         made = _core.call_as_operator(_core.attention_backward, given, options)
-        if dsink is not None:
-            self.sinks[1][heads] += dsink
+        if sinks is not None:
+            sinks[1][heads] += options["dsink"]
         return made[1], made[2]
 
     def finish(self) -> Tensor:

@@ -107,8 +107,8 @@ class Schedule:
                  dsink: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         ring, calls = self.ranks.ring, self.backward_calls((dout, q, out, lse), dlse, dsink)
         if self.gathered:
-            keys = self.gather(k), self.gather(v)
-            sums = [self.scatter_sum(filled(made, x)) for made, x in zip(calls.add(*keys, ALL), keys, strict=True)]
+            gathered = self.gather(k), self.gather(v)
+            sums = [self.scatter_sum(filled(made, x)) for made, x in zip(calls.add(*gathered, ALL), gathered, strict=True)]
             return calls.finish(), sums[0].to(k.dtype), sums[1].to(v.dtype)
         home = GradientsOfKeys(k.shape[1])
         following = self.send_keys(1, k, v) if ring.size > 1 else None
@@ -117,13 +117,14 @@ class Schedule:
         for step in range(1, ring.size):
             keys = following.wait() if following else ()
             following = self.send_keys(step + 1, k, v) if step + 1 < ring.size else None
-            made = calls.add(*keys, self.partner(step)[1]) if keys else ()
+            made: tuple[Tensor, ...] = calls.add(*keys, self.partner(step)[1]) if keys else ()
             home.add(arriving.wait() if arriving else ())
             user = self.partner(step)[0]
             arriving = self.send_gradients(step, made, tuple(calls.like_gradients(self.cut(user, ring.rank, x)) for x in (k, v)))
         home.add(calls.end())
         home.add(arriving.wait() if arriving else ())
-        return calls.finish(), *home.finish(k.dtype, v.dtype)
+        dk, dv = home.finish(k.dtype, v.dtype)
+        return calls.finish(), dk, dv
 
     # -- all keys at once
 
