@@ -74,7 +74,7 @@ struct ForwardTangentPlan {
     LaunchShape attention;
 };
 
-enum class BackwardTangentStep { statistics, gradients, dsink };
+enum class BackwardTangentStep { statistics, gradients, dsink, gradients_of_keys };
 
 // A call that wants gradients too runs backward before.
 struct BackwardTangentPlan {

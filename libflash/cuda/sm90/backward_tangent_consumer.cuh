@@ -1,0 +1,216 @@
+// The consumer warpgroups of the sm_90a backward_tangent kernels. Each has 64 rows and loops over the tiles of columns, with its
+// sums in registers. Names as in backward_tangent_traits.cuh, a tile of rows times a tile of columns:
+//
+//   S = first first'       tS = tfirst first' + first tfirst'        tdQ or tdK += tdS first + dS tfirst
+//   dP = second second'    tdP = tsecond second' + second tsecond'   tdV += tP dO + P tdO
+#pragma once
+
+#include "cuda/ptx/uniform.cuh"
+#include "cuda/ptx/wgmma.cuh"
+#include "cuda/sm90/backward_tangent_epilogue.cuh"
+#include "cuda/sm90/backward_tangent_weights.cuh"
+#include "cuda/sm90/warp_roles.cuh"
+
+namespace libflash::cuda::sm90 {
+
+template <class Traits>
+struct BackwardTangentConsumer {
+    using T = typename Traits::T;
+    using RowTile = typename Traits::RowTile;
+    using ColTile = typename Traits::ColTile;
+    using SecondColTile = typename Traits::SecondColTile;
+    using Weights = BackwardTangentWeights<Traits>;
+    using Numbers = typename Weights::Numbers;
+    static constexpr bool kKeys = Traits::kKeys;
+    static constexpr int kHeadDim = Traits::kHeadDim, kBlockN = Traits::kBlockN, kSteps = kBlockN / 16, kSums = kHeadDim / 2;
+    static constexpr int kGroupBarrier = 1;  // the first of the named barriers, one for each warpgroup
+    using Fragments = uint32_t[kSteps][4];
+
+    const BackwardTangentContext<Traits>& context;
+    const Weights weights{context};
+    const BackwardTangentEpilogue<Traits> epilogue{context};
+
+    // State of a consumer warp.
+    struct State {
+        int group, lane;
+        uint32_t rows;  // shared address of the first tensor's rows of the warpgroup
+        PipelineState<Traits::kStages> columns;
+        typename Weights::RowStatistics statistics;
+        Numbers s, ts, dp, tdp;         // of the current tile; s then is P
+        Fragments ds, tds, p, tp;       // rounded
+        float sums[kSums];              // of tdQ or tdK
+        float tdv[kKeys ? kSums : 1];
+    };
+
+    __device__ __forceinline__ void run() const {
+        const int warp = uniform_warp() - 4, lane = static_cast<int>(threadIdx.x & 31);
+        State c{warp / 4, lane, uniform(context.tiles.rows(0, warp / 4)), PipelineState<Traits::kStages>(context.storage.columns)};
+        clear(c);
+        load_row_statistics(c, warp);
+        PipelineState<1>(context.storage.rows).wait_full();
+        if (const auto at = context.storage.work_tile.first(); at.left > 0) compute_tiles(c, at, warp);
+        store(c, warp % 4);
+    }
+
+private:
+    __device__ __forceinline__ static void clear(State& c) {
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) {
+            c.sums[i] = 0.0f;
+            if constexpr (kKeys) c.tdv[i] = 0.0f;
+        }
+    }
+    __device__ __forceinline__ int first_row_of_lane(const State& c, int warp) const {
+        return context.storage.work_tile.first_row() + warp * 16 + (hide_from_compiler(c.lane) >> 2);
+    }
+    __device__ __forceinline__ void load_row_statistics(State& c, int warp) const {
+        if constexpr (kKeys) return;
+        const auto& work = context.storage.work_tile;
+        const int64_t unit = QueryUnits::first(context.params, work.at.batch, work.at.head, work.rows.start);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int row = first_row_of_lane(c, warp) + 8 * r;
+            c.statistics.of[r] = {INFINITY, 0.0f, 0.0f, 0.0f};
+            if (row < work.rows.owned) c.statistics.of[r] = context.params.statistics[unit * kUnitRows + row];
+        }
+    }
+
+    // The products into the sums of a tile are issued before S of the next one, which overlaps its dP with the exponentials.
+    __device__ __forceinline__ void compute_tiles(State& c, ColumnTilePosition at, int warp) const {
+        const auto& work = context.storage.work_tile;
+        receive_columns(c, at.tile);
+        wgmma_fence();
+        issue_scores(c);
+        issue_differences(c);
+#pragma unroll 1
+        while (true) {
+            const int tile = at.tile;
+            weigh(c, tile, warp);
+            work.advance(at);
+            if (at.left == 0) break;
+            const int previous = c.columns.stage;
+            c.columns.advance();
+            receive_columns(c, at.tile);
+            wgmma_fence();
+            issue_sums(c, previous);
+            issue_scores(c);
+            wgmma_wait<1>();
+            wait_for_sums(c);
+            release(c, previous);
+            wgmma_fence();
+            issue_differences(c);
+        }
+        wgmma_fence();
+        issue_sums(c, c.columns.stage);
+        wgmma_wait<0>();
+        wait_for_sums(c);
+    }
+    // From the products of a tile to the rounded weights.
+    __device__ __forceinline__ void weigh(State& c, int tile, int warp) const {
+        const uint32_t cols = context.tiles.statistics(c.columns.stage) +
+                              (c.lane & 3) * 2 * static_cast<int>(sizeof(TangentStatistics));
+        wgmma_wait<1>();
+        wgmma_fence_operand(c.s);
+        wgmma_fence_operand(c.ts);
+        weights.exponentiate(c.s, c.ts, c.statistics, cols);
+        // The branch keeps the compiler from moving the exponentials past the next wait.
+        if (context.storage.work_tile.tiles.is_edge(tile))
+            weights.mask_edge(c.s, first_row_of_lane(c, warp), c.lane, tile);
+        wgmma_wait<0>();
+        wgmma_fence_operand(c.dp);
+        wgmma_fence_operand(c.tdp);
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step)
+            weights.differentiate(step, c.s, c.ts, c.dp, c.tdp, c.statistics, cols, c.ds[step], c.tds[step], c.p[step],
+                                  c.tp[step]);
+    }
+
+    // Waits for a tile of columns. Where only the device knows the lengths, rows beyond the sequence hold data of others, possibly
+    // NaN or infinity, and products would multiply these by 0. Each warpgroup zeroes them, so none waits for another.
+    __device__ __forceinline__ void receive_columns(const State& c, int tile) const {
+        c.columns.wait_full();
+        const int count = context.storage.work_tile.loaded_cols - tile * kBlockN;
+        if (count >= kBlockN) return;
+        const uint32_t first = context.tiles.first_cols(c.columns.stage), second = context.tiles.second_cols(c.columns.stage);
+        write_zeros<ColTile>(first, count, kBlockN);
+        write_zeros<ColTile>(first, kBlockN + count, 2 * kBlockN);
+        write_zeros<SecondColTile>(second, count, kBlockN);
+        if constexpr (Traits::kMovingCols) write_zeros<SecondColTile>(second, kBlockN + count, 2 * kBlockN);
+        fence_shared_for_async();
+        __syncwarp();
+        named_barrier_wait(kGroupBarrier + c.group, 128);
+    }
+    template <class Tile>
+    __device__ static __forceinline__ void write_zeros(uint32_t tile, int begin, int end) {
+        constexpr int kVectors = Tile::kChunks * 8;  // of 16 bytes in a row
+#pragma unroll 1
+        for (int i = begin * kVectors + static_cast<int>(threadIdx.x % 128); i < end * kVectors; i += 128)
+            store_zeros_16(tile + Tile::offset(i / kVectors, i % kVectors));
+    }
+
+    __device__ __forceinline__ uint32_t row_tile(const State& c, int tensor) const {
+        return c.rows + tensor * Traits::kGroups * RowTile::kBytes;
+    }
+    // Issues numbers = rows cols', of columns from `first` on.
+    template <class Tile>
+    __device__ static __forceinline__ void multiply(Numbers& numbers, uint32_t rows, uint32_t cols, int first, bool accumulate) {
+#pragma unroll
+        for (int step = 0; step < kHeadDim / 16; ++step)
+            Wgmma<T, kBlockN>::template multiply_shared<false>(numbers, RowTile::k_major_operand(rows, step),
+                                                               Tile::k_major_operand(cols, step, first), accumulate || step > 0);
+    }
+    // Issues S and tS, one wgmma group.
+    __device__ __forceinline__ void issue_scores(State& c) const {
+        const uint32_t cols = uniform(context.tiles.first_cols(c.columns.stage));
+        multiply<ColTile>(c.s, row_tile(c, 0), cols, 0, false);
+        multiply<ColTile>(c.ts, row_tile(c, 0), cols, kBlockN, false);
+        multiply<ColTile>(c.ts, row_tile(c, 1), cols, 0, true);
+        wgmma_commit();
+    }
+    // Issues dP and tdP, one wgmma group.
+    __device__ __forceinline__ void issue_differences(State& c) const {
+        const uint32_t cols = uniform(context.tiles.second_cols(c.columns.stage));
+        multiply<SecondColTile>(c.dp, row_tile(c, 2), cols, 0, false);
+        if constexpr (Traits::kMovingCols) multiply<SecondColTile>(c.tdp, row_tile(c, 2), cols, kBlockN, false);
+        if constexpr (Traits::kMovingRows) multiply<SecondColTile>(c.tdp, row_tile(c, 3), cols, 0, Traits::kMovingCols);
+        wgmma_commit();
+    }
+    // Issues sums += weights cols, of columns from `first` on.
+    template <class Tile>
+    __device__ static __forceinline__ void add(float (&sums)[kSums], const Fragments& weights, uint32_t cols, int first) {
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step)
+            Wgmma<T, kHeadDim>::template multiply<true>(sums, weights[step], Tile::mn_major_operand(cols, first / 16 + step),
+                                                        true);
+    }
+    // Issues the products into the sums, one wgmma group.
+    __device__ __forceinline__ void issue_sums(State& c, int stage) const {
+        const uint32_t first = uniform(context.tiles.first_cols(stage));
+        if constexpr (kKeys) {
+            const uint32_t second = uniform(context.tiles.second_cols(stage));
+            add<SecondColTile>(c.tdv, c.tp, second, 0);
+            if constexpr (Traits::kMovingCols) add<SecondColTile>(c.tdv, c.p, second, kBlockN);
+        }
+        add<ColTile>(c.sums, c.tds, first, 0);
+        add<ColTile>(c.sums, c.ds, first, kBlockN);
+        wgmma_commit();
+    }
+    __device__ __forceinline__ void wait_for_sums(State& c) const {
+        wgmma_fence_operand(c.sums);
+        if constexpr (kKeys) wgmma_fence_operand(c.tdv);
+    }
+    __device__ __forceinline__ void release(const State& c, int stage) const {
+        if (arrives_for_warp(c.lane)) c.columns.empty_of(stage).arrive();
+    }
+
+    __device__ __forceinline__ void store(State& c, int warp) const {
+        const BackwardTangentParams& params = context.params;
+        const float factor = undo_exponent_shift<T>() * params.softmax_scale;
+        named_barrier_wait(kGroupBarrier + c.group, 128);  // no warp reads the rows of the warpgroup any more
+        epilogue.store(kKeys ? params.tdk : params.tdq, params.head_dim, c.group, warp, c.lane, c.sums, factor, row_tile(c, 0));
+        if constexpr (kKeys)
+            epilogue.store(params.tdv, params.head_dim_v, c.group, warp, c.lane, c.tdv, undo_exponent_shift<T>(), row_tile(c, 2));
+    }
+};
+
+}  // namespace libflash::cuda::sm90
