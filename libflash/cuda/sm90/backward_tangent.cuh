@@ -141,7 +141,7 @@ int launch_backward_tangent(const BackwardTangentPlan& plan, const BackwardTange
     const auto enqueue_both = [&](auto moving) {
         constexpr bool kMoving = decltype(moving)::value;
         if (error == cudaSuccess) error = sm90::enqueue_gradients<Kernel, false, kMoving>(plan.tdq, params, on);
-        if (error == cudaSuccess) error = sm90::enqueue_gradients<Kernel, true, kMoving>(plan.tdk, params, on);
+        if (error == cudaSuccess) error = sm90::enqueue_gradients<Kernel, true, kMoving>(plan.tdk_tdv, params, on);
     };
     if (plan.instance.number == kMovingDoutInstance.number)
         enqueue_both(std::true_type());

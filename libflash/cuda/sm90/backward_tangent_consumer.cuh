@@ -44,7 +44,7 @@ struct BackwardTangentConsumer {
 
     __device__ __forceinline__ void run() const {
         const int warp = uniform_warp() - 4, lane = static_cast<int>(threadIdx.x & 31);
-        State c{warp / 4, lane, uniform(context.tiles.rows(0, warp / 4)), PipelineState<Traits::kStages>(context.storage.columns)};
+        State c{warp / 4, lane, context.tiles.rows(0, warp / 4), PipelineState<Traits::kStages>(context.storage.columns)};
         clear(c);
         load_row_statistics(c, warp);
         PipelineState<1>(context.storage.rows).wait_full();
@@ -148,8 +148,10 @@ private:
             store_zeros_16(tile + Tile::offset(i / kVectors, i % kVectors));
     }
 
-    __device__ __forceinline__ uint32_t row_tile(const State& c, int tensor) const {
-        return c.rows + tensor * Traits::kGroups * RowTile::kBytes;
+    // The shared address of a tensor's rows. Computed anew in each tile: there are no registers to keep all descriptors.
+    __device__ __forceinline__ static uint32_t row_tile(const State& c, int tensor) {
+        return uniform(static_cast<uint32_t>(hide_from_compiler(static_cast<int>(c.rows)))) +
+               tensor * Traits::kGroups * RowTile::kBytes;
     }
     // Issues numbers = rows cols', of columns from `first` on.
     template <class Tile>
@@ -162,16 +164,18 @@ private:
     // Issues S and tS, one wgmma group.
     __device__ __forceinline__ void issue_scores(State& c) const {
         const uint32_t cols = uniform(context.tiles.first_cols(c.columns.stage));
-        multiply<ColTile>(c.s, row_tile(c, 0), cols, 0, false);
-        multiply<ColTile>(c.ts, row_tile(c, 0), cols, kBlockN, false);
+        const uint32_t rows = row_tile(c, 0);
+        multiply<ColTile>(c.s, rows, cols, 0, false);
+        multiply<ColTile>(c.ts, rows, cols, kBlockN, false);
         multiply<ColTile>(c.ts, row_tile(c, 1), cols, 0, true);
         wgmma_commit();
     }
     // Issues dP and tdP, one wgmma group.
     __device__ __forceinline__ void issue_differences(State& c) const {
         const uint32_t cols = uniform(context.tiles.second_cols(c.columns.stage));
-        multiply<SecondColTile>(c.dp, row_tile(c, 2), cols, 0, false);
-        if constexpr (Traits::kMovingCols) multiply<SecondColTile>(c.tdp, row_tile(c, 2), cols, kBlockN, false);
+        const uint32_t rows = row_tile(c, 2);
+        multiply<SecondColTile>(c.dp, rows, cols, 0, false);
+        if constexpr (Traits::kMovingCols) multiply<SecondColTile>(c.tdp, rows, cols, kBlockN, false);
         if constexpr (Traits::kMovingRows) multiply<SecondColTile>(c.tdp, row_tile(c, 3), cols, 0, Traits::kMovingCols);
         wgmma_commit();
     }

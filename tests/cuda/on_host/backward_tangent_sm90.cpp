@@ -172,7 +172,7 @@ struct Problem {
         };
         plan.statistics = launch(BackwardTangentStep::statistics, blocks_of(params.unit_schedule));
         plan.tdq = launch(BackwardTangentStep::gradients, blocks_of(params.query_schedule));
-        plan.tdk = launch(BackwardTangentStep::gradients_of_keys, blocks_of(params.key_schedule));
+        plan.tdk_tdv = launch(BackwardTangentStep::gradients_of_keys, blocks_of(params.key_schedule));
         if (c.sink) plan.dsink = launch(BackwardTangentStep::dsink, c.heads_q);
         return plan;
     }
@@ -276,8 +276,8 @@ int main(int, char** argv) {
             {1, 1, 1, 150, 300, kDim, kDim, kAll, kAll, 1, 200, 7 + dout, false},                 // large tangents
             {1, 2, 1, 130, 260, kDim, kDim, kAll, kAll, 1, 4e-3f, 1 + dout, false},               // small; of q alone
             {1, 1, 1, 130, 200, kDim, kDim, kAll, 0, 1, 1, 2 + dout, false},                      // of k alone
-            {1, 1, 1, 130, 200, kDim, kDim, kAll, kAll, 1, 1, 4 + dout, true},                    // of v alone
-            {1, 1, 1, 130, 200, kDim, kDim, kAll, kAll, 1, 1, dout, true},                        // of none, or of dout alone
+            {1, 1, 1, 130, 200, kDim, kDim, kAll, kAll, 1, 1, 4 + dout, false},                   // of v alone
+            {1, 1, 1, 130, 200, kDim, kDim, kAll, kAll, 1, 1, dout, false},                       // of none, or of dout alone
             {1, 1, 1, 130, 300, kDim, kDim, kAll, kAll, 4, 1, 7 + dout, false},                   // large scores
             {1, 1, 1, 130, 0, kDim, kDim, kAll, kAll, 1, 1, 7 + dout, true},                      // no keys but a sink
             {1, 1, 1, 0, 130, kDim, kDim, kAll, kAll, 1, 1, 7 + dout, false},                     // no rows
