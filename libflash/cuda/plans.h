@@ -85,7 +85,7 @@ struct BackwardTangentPlan {
     ScheduleParams unit_schedule{}, query_schedule{}, key_schedule{};
     bool vector_loads = false, vector_out = false;
     LaunchShape statistics, tdq, tdk, tdv, tdk_tdv, dsink;  // in launch order; tdk and tdv each for itself or together
-    Workspace workspace;                           // "statistics"
+    Workspace workspace;                                    // "statistics"
 };
 
 enum class BackwardStep { statistics, dk_dv, dq_conversion, dq, dsink, dbias, dq_counters };

@@ -181,7 +181,11 @@ def test_backward(lib: c.CDLL, device: str, dtype: str, head_dim: int, name: str
 
 @pytest.mark.parametrize(
     ("dtype", "head_dim", "name", "tile"),
-    [("bf16", 64, "bf16_d64", "128 rows x 64"), ("bf16", 128, "bf16_d128", "128 rows x 32"), ("f16", 80, "f16_d128", "128 rows x 32")],
+    [
+        ("bf16", 64, "bf16_d64", "128 rows x 64"),
+        ("bf16", 128, "bf16_d128", "128 rows x 32"),
+        ("f16", 80, "f16_d128", "128 rows x 32"),
+    ],
 )
 def test_backward_on_hopper(lib: c.CDLL, dtype: str, head_dim: int, name: str, tile: str) -> None:
     """One kernel for the queries, one for the keys, with an instance for double backward, where dout has no tangent."""
@@ -203,7 +207,10 @@ def test_backward_on_hopper(lib: c.CDLL, dtype: str, head_dim: int, name: str, t
     [
         ({"softcap": 30.0}, "softcap: the kernel does not know it"),
         ({"block_mask": BLOCKS}, "block_mask: the kernel does not know it"),
-        ({"tangents": {"dout": tensor(2, 1000, 16, 64, address=ADDRESS + 2)}}, "tangents.dout: its address and its strides must be"),
+        (
+            {"tangents": {"dout": tensor(2, 1000, 16, 64, address=ADDRESS + 2)}},
+            "tangents.dout: its address and its strides must be",
+        ),
         ({"tangents": {"dv": tensor(2, 1000, 16, 64, address=ADDRESS + 2)}}, "tangents.dv: its address and its strides must be"),
     ],
 )

@@ -15,8 +15,8 @@ namespace libflash::cuda::sm90 {
 
 template <class Traits>
 struct BackwardTangentKernel {
-    static constexpr int kSharedBytes = shared_bytes_of_kernel<BackwardTangentStorage<Traits>, BackwardTangentSharedTiles<Traits>,
-                                                               Traits::RowTile::kAlignment>();
+    static constexpr int kSharedBytes =
+        shared_bytes_of_kernel<BackwardTangentStorage<Traits>, BackwardTangentSharedTiles<Traits>, Traits::RowTile::kAlignment>();
     static_assert(kSharedBytes - Traits::kTileBytes <= Traits::kStorageBytes, "the tiles may have the rest");
     static constexpr bool kKeys = Traits::kKeys;
 

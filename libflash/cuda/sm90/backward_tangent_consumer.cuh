@@ -36,9 +36,9 @@ struct BackwardTangentConsumer {
         uint32_t rows;  // shared address of the first tensor's rows of the warpgroup
         PipelineState<Traits::kStages> columns;
         typename Weights::RowStatistics statistics;
-        Numbers s, ts, dp, tdp;         // of the current tile; s then is P
-        Fragments ds, tds, p, tp;       // rounded
-        float sums[kSums];              // of tdQ or tdK
+        Numbers s, ts, dp, tdp;    // of the current tile; s then is P
+        Fragments ds, tds, p, tp;  // rounded
+        float sums[kSums];         // of tdQ or tdK
         float tdv[kKeys ? kSums : 1];
     };
 
@@ -48,7 +48,7 @@ struct BackwardTangentConsumer {
         clear(c);
         load_row_statistics(c, warp);
         PipelineState<1>(context.storage.rows).wait_full();
-        if (const auto at = context.storage.work_tile.first(); at.left > 0) compute_tiles(c, at, warp);
+        compute_tiles(c, warp);
         store(c, warp % 4);
     }
 
@@ -75,21 +75,43 @@ private:
         }
     }
 
-    // The products into the sums of a tile are issued before S of the next one, which overlaps its dP with the exponentials.
-    __device__ __forceinline__ void compute_tiles(State& c, ColumnTilePosition at, int warp) const {
-        const auto& work = context.storage.work_tile;
+    __device__ __forceinline__ const GroupColumnTiles& tiles_of(const State& c) const {
+        return context.storage.work_tile.of_group[c.group];
+    }
+    __device__ __forceinline__ void compute_tiles(State& c, int warp) const {
+        auto at = context.storage.work_tile.first();
+#pragma unroll 1
+        while (true) {
+            skip_hidden_tiles(c, at);
+            if (at.left == 0) return;
+            compute_visible_tiles(c, at, warp);
+        }
+    }
+    // Releases tiles that the warpgroup does not see: only when they are full, because an earlier arrival could count for the
+    // previous phase, and when all lanes have seen that.
+    __device__ __forceinline__ void skip_hidden_tiles(State& c, ColumnTilePosition& at) const {
+#pragma unroll 1
+        while (at.left > 0 && !tiles_of(c).sees(at.tile)) {
+            c.columns.wait_full();
+            __syncwarp();
+            release(c, c.columns.stage);
+            advance(c, at);
+        }
+    }
+    // Up to the next tile that the warpgroup does not see. The products into the sums of a tile are issued before S of the next
+    // one, whose exponentials overlap its dP.
+    __device__ __forceinline__ void compute_visible_tiles(State& c, ColumnTilePosition& at, int warp) const {
         receive_columns(c, at.tile);
         wgmma_fence();
         issue_scores(c);
         issue_differences(c);
+        int previous;
 #pragma unroll 1
         while (true) {
-            const int tile = at.tile;
-            weigh(c, tile, warp);
-            work.advance(at);
-            if (at.left == 0) break;
-            const int previous = c.columns.stage;
-            c.columns.advance();
+            weigh(c, at.tile, warp);
+            previous = c.columns.stage;
+            advance(c, at);
+            if (at.left == 0 || !tiles_of(c).sees(at.tile)) break;
             receive_columns(c, at.tile);
             wgmma_fence();
             issue_sums(c, previous);
@@ -101,21 +123,25 @@ private:
             issue_differences(c);
         }
         wgmma_fence();
-        issue_sums(c, c.columns.stage);
+        issue_sums(c, previous);
         wgmma_wait<0>();
         wait_for_sums(c);
+        release(c, previous);
+    }
+    __device__ __forceinline__ void advance(State& c, ColumnTilePosition& at) const {
+        c.columns.advance();
+        context.storage.work_tile.advance(at);
     }
     // From the products of a tile to the rounded weights.
     __device__ __forceinline__ void weigh(State& c, int tile, int warp) const {
-        const uint32_t cols = context.tiles.statistics(c.columns.stage) +
-                              (c.lane & 3) * 2 * static_cast<int>(sizeof(TangentStatistics));
+        const uint32_t cols =
+            context.tiles.statistics(c.columns.stage) + (c.lane & 3) * 2 * static_cast<int>(sizeof(TangentStatistics));
         wgmma_wait<1>();
         wgmma_fence_operand(c.s);
         wgmma_fence_operand(c.ts);
         weights.exponentiate(c.s, c.ts, c.statistics, cols);
         // The branch keeps the compiler from moving the exponentials past the next wait.
-        if (context.storage.work_tile.tiles.is_edge(tile))
-            weights.mask_edge(c.s, first_row_of_lane(c, warp), c.lane, tile);
+        if (context.storage.work_tile.tiles.is_edge(tile)) weights.mask_edge(c.s, first_row_of_lane(c, warp), c.lane, tile);
         wgmma_wait<0>();
         wgmma_fence_operand(c.dp);
         wgmma_fence_operand(c.tdp);
@@ -125,8 +151,8 @@ private:
                                   c.tp[step]);
     }
 
-    // Waits for a tile of columns. Where only the device knows the lengths, rows beyond the sequence hold data of others, possibly
-    // NaN or infinity, and products would multiply these by 0. Each warpgroup zeroes them, so none waits for another.
+    // Waits for a tile of columns. Where only the device knows the lengths, those beyond the sequence hold data of others,
+    // possibly NaN or infinity, and products would multiply these by 0. Each warpgroup zeroes them, so none waits for another.
     __device__ __forceinline__ void receive_columns(const State& c, int tile) const {
         c.columns.wait_full();
         const int count = context.storage.work_tile.loaded_cols - tile * kBlockN;

@@ -37,8 +37,8 @@ struct BackwardTangentStorage {
 
     // One thread calls it before the warps take their roles.
     __device__ __forceinline__ void init() {
-        columns.init(Traits::kConsumerWarps);
-        rows.init(Traits::kConsumerWarps);
+        columns.init(Traits::kConsumerWarps * kArrivalsOfWarp);
+        rows.init(1);  // nobody waits until they are free
         fence_barrier_init();
     }
 };

@@ -53,7 +53,7 @@ struct BackwardTangentWeights {
             });
         }
     }
-    // From dP, tdP, P (in `p`) and below (in `tp`): rounded dS and tdS and, for keys, P and tP, of columns [16 step, 16 step + 16).
+    // From dP, tdP, P (in `p`) and below (in `tp`), of columns [16 step, 16 step + 16): rounded dS and tdS and, for keys, P, tP.
     __device__ __forceinline__ void differentiate(int step, const Numbers& p, const Numbers& tp, const Numbers& dp,
                                                   const Numbers& tdp, const RowStatistics& rows, uint32_t cols, Fragment& ds,
                                                   Fragment& tds, Fragment& rounded_p, Fragment& rounded_tp) const {
@@ -83,7 +83,8 @@ private:
 #pragma unroll
         for (int step = 0; step < kBlockN / 16; ++step) for_step(step, rows, cols, rule);
     }
-    // Calls rule(i, statistics) for the elements of 16 columns. `cols`: shared address of the statistics of the lane's first column.
+    // Calls rule(i, statistics) for the elements of 16 columns. `cols`: shared address of the statistics of the lane's first
+    // column.
     template <class Rule>
     __device__ static __forceinline__ void for_step(int step, const RowStatistics& rows, uint32_t cols, const Rule& rule) {
 #pragma unroll

@@ -11,6 +11,15 @@
 
 namespace libflash::cuda::sm90 {
 
+// Column tiles of the rows of one warpgroup: those that some row sees, and those that all its rows see in full. Rows beyond the
+// sequence see what they may: their results are not written.
+struct GroupColumnTiles {
+    int begin, end, unmasked_begin, unmasked_end;
+
+    __device__ __forceinline__ bool is_edge(int tile) const { return tile < unmasked_begin || tile >= unmasked_end; }
+    __device__ __forceinline__ bool sees(int tile) const { return tile >= begin && tile < end; }
+};
+
 // A position in the sequence of column tiles of all heads.
 struct ColumnTilePosition {
     int head, tile;
@@ -26,6 +35,7 @@ struct BackwardTangentWorkTile {
     TileCoordinates at;
     SequenceRows rows, cols;
     Tiles tiles;
+    GroupColumnTiles of_group[Traits::kGroups];
     int first_head, heads;  // of the columns
     int loaded_cols;        // where only the device knows lengths: columns from this one on may hold data of others
 
@@ -50,6 +60,7 @@ struct BackwardTangentWorkTile {
             first_head = work.head / params.group_size;
             heads = 1;
         }
+        for (int group = 0; group < Traits::kGroups; ++group) of_group[group] = tiles_of_group(group);
     }
 
     __device__ __forceinline__ ColumnTilePosition first() const {
@@ -63,6 +74,23 @@ struct BackwardTangentWorkTile {
     }
     // The first row of the tile, in its sequence.
     __device__ __forceinline__ int first_row() const { return at.tile * kBlockM; }
+
+private:
+    // Row i sees the columns from i + first_of on, up to i + last_of.
+    __device__ __forceinline__ GroupColumnTiles tiles_of_group(int group) const {
+        constexpr int kRows = Traits::kGroupRows;
+        const int first = first_row() + group * kRows, count = min(rows.length - first, kRows);
+        const int first_of = kKeys ? -tiles.shift - tiles.right : tiles.shift - tiles.left;
+        const int last_of = kKeys ? tiles.left - tiles.shift : tiles.shift + tiles.right;
+        const int seen_begin = max(first + first_of, 0), seen_end = min(cols.length, max(first + count + last_of, 0));
+        GroupColumnTiles of;
+        of.begin = min(max(seen_begin / kBlockN, tiles.begin), tiles.end);
+        of.end =
+            count <= 0 || seen_end <= seen_begin ? of.begin : max(min((seen_end + kBlockN - 1) / kBlockN, tiles.end), of.begin);
+        of.unmasked_begin = (max(first + kRows - 1 + first_of, 0) + kBlockN - 1) / kBlockN;
+        of.unmasked_end = max(min(cols.length, first + last_of + 1), 0) / kBlockN;
+        return of;
+    }
 };
 
 }  // namespace libflash::cuda::sm90

@@ -269,18 +269,18 @@ int main(int, char** argv) {
     bool good = true;
     for (const int dout : {0, 8}) {
         const Case cases[] = {
-            {1, 1, 1, 64, 100, kDim, kDim, kAll, kAll, 1, 1, 7 + dout, false},                    // one work tile of each side
-            {1, 4, 2, 300, 333, kDim, kDim, kAll, 0, 1, 1, 7 + dout, true},                       // causal
-            {2, 2, 2, 200, 70, kDim, kDim - 8, kAll, 0, 1, 1, 7 + dout, false},                   // rows without keys
+            {1, 1, 1, 64, 100, kDim, kDim, kAll, kAll, 1, 1, 7 + dout, false},   // one work tile of each side
+            {1, 4, 2, 300, 333, kDim, kDim, kAll, 0, 1, 1, 7 + dout, true},      // causal
+            {2, 2, 2, 200, 70, kDim, kDim - 8, kAll, 0, 1, 1, 7 + dout, false},  // rows without keys
             {1, 1, 1, 100, 400, kDim - 8, kDim, 90, 30, 1, 1, 7 + dout, false, Lengths::dense, true},  // keys without rows
-            {1, 1, 1, 150, 300, kDim, kDim, kAll, kAll, 1, 200, 7 + dout, false},                 // large tangents
-            {1, 2, 1, 130, 260, kDim, kDim, kAll, kAll, 1, 4e-3f, 1 + dout, false},               // small; of q alone
-            {1, 1, 1, 130, 200, kDim, kDim, kAll, 0, 1, 1, 2 + dout, false},                      // of k alone
-            {1, 1, 1, 130, 200, kDim, kDim, kAll, kAll, 1, 1, 4 + dout, false},                   // of v alone
-            {1, 1, 1, 130, 200, kDim, kDim, kAll, kAll, 1, 1, dout, false},                       // of none, or of dout alone
-            {1, 1, 1, 130, 300, kDim, kDim, kAll, kAll, 4, 1, 7 + dout, false},                   // large scores
-            {1, 1, 1, 130, 0, kDim, kDim, kAll, kAll, 1, 1, 7 + dout, true},                      // no keys but a sink
-            {1, 1, 1, 0, 130, kDim, kDim, kAll, kAll, 1, 1, 7 + dout, false},                     // no rows
+            {1, 1, 1, 150, 300, kDim, kDim, kAll, kAll, 1, 200, 7 + dout, false},                      // large tangents
+            {1, 2, 1, 130, 260, kDim, kDim, kAll, kAll, 1, 4e-3f, 1 + dout, false},                    // small; of q alone
+            {1, 1, 1, 130, 200, kDim, kDim, kAll, 0, 1, 1, 2 + dout, false},                           // of k alone
+            {1, 1, 1, 130, 200, kDim, kDim, kAll, kAll, 1, 1, 4 + dout, false},                        // of v alone
+            {1, 1, 1, 130, 200, kDim, kDim, kAll, kAll, 1, 1, dout, false},      // of none, or of dout alone
+            {1, 1, 1, 130, 300, kDim, kDim, kAll, kAll, 4, 1, 7 + dout, false},  // large scores
+            {1, 1, 1, 130, 0, kDim, kDim, kAll, kAll, 1, 1, 7 + dout, true},     // no keys but a sink
+            {1, 1, 1, 0, 130, kDim, kDim, kAll, kAll, 1, 1, 7 + dout, false},    // no rows
             {3, 2, 1, 210, 250, kDim, kDim, kAll, 0, 1, 1, 7 + dout, false, Lengths::packed},
             {3, 1, 1, 150, 140, kDim, kDim, 60, 30, 1, 1, 7 + dout, true, Lengths::used, true},
         };
