@@ -25,6 +25,7 @@ struct BackwardTangentConsumer {
     static constexpr int kHeadDim = Traits::kHeadDim, kBlockN = Traits::kBlockN, kSteps = kBlockN / 16, kSums = kHeadDim / 2;
     static constexpr int kGroupBarrier = 1;  // the first of the named barriers, one for each warpgroup
     using Fragments = uint32_t[kSteps][4];
+    using Operand = uint32_t[kHeadDim / 16][4];
 
     const BackwardTangentContext<Traits>& context;
     const Weights weights{context};
@@ -34,6 +35,7 @@ struct BackwardTangentConsumer {
     struct State {
         int group, lane;
         uint32_t rows;  // shared address of the first tensor's rows of the warpgroup
+        Operand operands[std::max(1, Traits::kRowOperands)];  // the warp's rows of the first tensors
         PipelineState<Traits::kStages> columns;
         typename Weights::RowStatistics statistics;
         Numbers s, ts, dp, tdp;    // of the current tile; s then is P
@@ -44,10 +46,11 @@ struct BackwardTangentConsumer {
 
     __device__ __forceinline__ void run() const {
         const int warp = uniform_warp() - 4, lane = static_cast<int>(threadIdx.x & 31);
-        State c{warp / 4, lane, context.tiles.rows(0, warp / 4), PipelineState<Traits::kStages>(context.storage.columns)};
+        State c{warp / 4, lane, context.tiles.rows(0, warp / 4), {}, PipelineState<Traits::kStages>(context.storage.columns)};
         clear(c);
         load_row_statistics(c, warp);
         PipelineState<1>(context.storage.rows).wait_full();
+        load_operands(c, warp % 4);
         compute_tiles(c, warp);
         store(c, warp % 4);
     }
@@ -59,6 +62,14 @@ private:
             c.sums[i] = 0.0f;
             if constexpr (kKeys) c.tdv[i] = 0.0f;
         }
+    }
+    __device__ __forceinline__ void load_operands(State& c, int warp) const {
+#pragma unroll
+        for (int tensor = 0; tensor < Traits::kRowOperands; ++tensor)
+#pragma unroll
+            for (int step = 0; step < kHeadDim / 16; ++step)
+                RowTile::load_fragment(context.tiles.rows(tensor, c.group), warp * 16, step * 2, c.lane,
+                                       c.operands[tensor][step]);
     }
     __device__ __forceinline__ int first_row_of_lane(const State& c, int warp) const {
         return context.storage.work_tile.first_row() + warp * 16 + (hide_from_compiler(c.lane) >> 2);
@@ -141,7 +152,7 @@ private:
         wgmma_fence_operand(c.ts);
         weights.exponentiate(c.s, c.ts, c.statistics, cols);
         // The branch keeps the compiler from moving the exponentials past the next wait.
-        if (context.storage.work_tile.tiles.is_edge(tile)) weights.mask_edge(c.s, first_row_of_lane(c, warp), c.lane, tile);
+        if (tiles_of(c).is_edge(tile)) weights.mask_edge(c.s, first_row_of_lane(c, warp), c.lane, tile);
         wgmma_wait<0>();
         wgmma_fence_operand(c.dp);
         wgmma_fence_operand(c.tdp);
@@ -179,30 +190,36 @@ private:
         return uniform(static_cast<uint32_t>(hide_from_compiler(static_cast<int>(c.rows)))) +
                tensor * Traits::kGroups * RowTile::kBytes;
     }
-    // Issues numbers = rows cols', of columns from `first` on.
-    template <class Tile>
-    __device__ static __forceinline__ void multiply(Numbers& numbers, uint32_t rows, uint32_t cols, int first, bool accumulate) {
+    // Issues numbers = rows cols', of a tensor of the rows and of columns from `first` on.
+    template <int kTensor, class Tile>
+    __device__ static __forceinline__ void multiply(const State& c, Numbers& numbers, uint32_t cols, int first, bool accumulate) {
+        using Product = Wgmma<T, kBlockN>;
+        constexpr bool kInRegisters = kTensor < Traits::kRowOperands;
+        const uint32_t rows = kInRegisters ? 0 : row_tile(c, kTensor);
 #pragma unroll
-        for (int step = 0; step < kHeadDim / 16; ++step)
-            Wgmma<T, kBlockN>::template multiply_shared<false>(numbers, RowTile::k_major_operand(rows, step),
-                                                               Tile::k_major_operand(cols, step, first), accumulate || step > 0);
+        for (int step = 0; step < kHeadDim / 16; ++step) {
+            const uint64_t b = Tile::k_major_operand(cols, step, first);
+            if constexpr (kInRegisters) {
+                Product::template multiply<false>(numbers, c.operands[kTensor][step], b, accumulate || step > 0);
+            } else {
+                Product::template multiply_shared<false>(numbers, RowTile::k_major_operand(rows, step), b, accumulate || step > 0);
+            }
+        }
     }
     // Issues S and tS, one wgmma group.
     __device__ __forceinline__ void issue_scores(State& c) const {
         const uint32_t cols = uniform(context.tiles.first_cols(c.columns.stage));
-        const uint32_t rows = row_tile(c, 0);
-        multiply<ColTile>(c.s, rows, cols, 0, false);
-        multiply<ColTile>(c.ts, rows, cols, kBlockN, false);
-        multiply<ColTile>(c.ts, row_tile(c, 1), cols, 0, true);
+        multiply<0, ColTile>(c, c.s, cols, 0, false);
+        multiply<0, ColTile>(c, c.ts, cols, kBlockN, false);
+        multiply<1, ColTile>(c, c.ts, cols, 0, true);
         wgmma_commit();
     }
     // Issues dP and tdP, one wgmma group.
     __device__ __forceinline__ void issue_differences(State& c) const {
         const uint32_t cols = uniform(context.tiles.second_cols(c.columns.stage));
-        const uint32_t rows = row_tile(c, 2);
-        multiply<SecondColTile>(c.dp, rows, cols, 0, false);
-        if constexpr (Traits::kMovingCols) multiply<SecondColTile>(c.tdp, rows, cols, kBlockN, false);
-        if constexpr (Traits::kMovingRows) multiply<SecondColTile>(c.tdp, row_tile(c, 3), cols, 0, Traits::kMovingCols);
+        multiply<2, SecondColTile>(c, c.dp, cols, 0, false);
+        if constexpr (Traits::kMovingCols) multiply<2, SecondColTile>(c, c.tdp, cols, kBlockN, false);
+        if constexpr (Traits::kMovingRows) multiply<3, SecondColTile>(c, c.tdp, cols, 0, Traits::kMovingCols);
         wgmma_commit();
     }
     // Issues sums += weights cols, of columns from `first` on.

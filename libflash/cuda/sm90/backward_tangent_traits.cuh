@@ -27,7 +27,7 @@ struct BackwardTangentTraits {
     static_assert(!kOfKeys || kUnitRows % kBlockN == 0, "statistics of a tile are in one unit");
     static constexpr int kGroupRows = 64, kGroups = kBlockM / kGroupRows;  // consumer warpgroups
     static constexpr int kConsumerWarps = kGroups * 4, kThreads = (kGroups + 1) * 128;
-    static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+    static constexpr int kProducerRegisters = 24, kConsumerRegisters = 240;
     static_assert(kGroups == 2, "the registers are for two consumer warpgroups");
 
     // Whether there is tsecond among the rows, among the columns.
@@ -37,6 +37,9 @@ struct BackwardTangentTraits {
     using ColTile = SwizzledTile<2 * kBlockN, kHeadDim>;
     using SecondColTile = SwizzledTile<(kMovingCols ? 2 : 1) * kBlockN, kHeadDim>;
     static constexpr int kRowTiles = kMovingRows ? 4 : 3;
+    // Tensors of the rows that a consumer holds in registers, as operands: reading them from shared memory in each product would
+    // take as long as the product. The others have no registers.
+    static constexpr int kRowOperands = kHeadDim > 64 ? 0 : (kOfKeys ? 1 : 3);
 
     static constexpr int kMaxSharedBytes = 227 * 1024;  // of a thread block
     static constexpr int kStorageBytes = 1536;          // of these for BackwardTangentStorage and alignment
