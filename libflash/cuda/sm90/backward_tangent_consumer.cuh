@@ -24,6 +24,7 @@ struct BackwardTangentConsumer {
     static constexpr bool kKeys = Traits::kKeys;
     static constexpr int kHeadDim = Traits::kHeadDim, kBlockN = Traits::kBlockN, kSteps = kBlockN / 16, kSums = kHeadDim / 2;
     static constexpr int kGroupBarrier = 1;  // the first of the named barriers, one for each warpgroup
+    using Pair = float[kBlockN];             // numbers, then their tangents
     using Fragments = uint32_t[kSteps][4];
     using Operand = uint32_t[kHeadDim / 16][4];
 
@@ -34,11 +35,11 @@ struct BackwardTangentConsumer {
     // State of a consumer warp.
     struct State {
         int group, lane;
-        uint32_t rows;  // shared address of the first tensor's rows of the warpgroup
+        uint32_t rows;                                        // shared address of the first tensor's rows of the warpgroup
         Operand operands[std::max(1, Traits::kRowOperands)];  // the warp's rows of the first tensors
         PipelineState<Traits::kStages> columns;
         typename Weights::RowStatistics statistics;
-        Numbers s, ts, dp, tdp;    // of the current tile; s then is P
+        Pair s, dp;                // of the current tile
         Fragments ds, tds, p, tp;  // rounded
         float sums[kSums];         // of tdQ or tdK
         float tdv[kKeys ? kSums : 1];
@@ -109,12 +110,16 @@ private:
             advance(c, at);
         }
     }
+    __device__ __forceinline__ static Numbers& numbers(Pair& x) { return reinterpret_cast<Numbers&>(x[0]); }
+    __device__ __forceinline__ static Numbers& tangents(Pair& x) { return reinterpret_cast<Numbers&>(x[kBlockN / 2]); }
+
     // Up to the next tile that the warpgroup does not see. The products into the sums of a tile are issued before S of the next
     // one, whose exponentials overlap its dP.
     __device__ __forceinline__ void compute_visible_tiles(State& c, ColumnTilePosition& at, int warp) const {
         receive_columns(c, at.tile);
         wgmma_fence();
         issue_scores(c);
+        complete_scores(c);
         issue_differences(c);
         int previous;
 #pragma unroll 1
@@ -130,7 +135,7 @@ private:
             wgmma_wait<1>();
             wait_for_sums(c);
             release(c, previous);
-            wgmma_fence();
+            complete_scores(c);
             issue_differences(c);
         }
         wgmma_fence();
@@ -149,17 +154,15 @@ private:
             context.tiles.statistics(c.columns.stage) + (c.lane & 3) * 2 * static_cast<int>(sizeof(TangentStatistics));
         wgmma_wait<1>();
         wgmma_fence_operand(c.s);
-        wgmma_fence_operand(c.ts);
-        weights.exponentiate(c.s, c.ts, c.statistics, cols);
+        weights.exponentiate(numbers(c.s), tangents(c.s), c.statistics, cols);
         // The branch keeps the compiler from moving the exponentials past the next wait.
-        if (tiles_of(c).is_edge(tile)) weights.mask_edge(c.s, first_row_of_lane(c, warp), c.lane, tile);
+        if (tiles_of(c).is_edge(tile)) weights.mask_edge(numbers(c.s), first_row_of_lane(c, warp), c.lane, tile);
         wgmma_wait<0>();
         wgmma_fence_operand(c.dp);
-        wgmma_fence_operand(c.tdp);
 #pragma unroll
         for (int step = 0; step < kSteps; ++step)
-            weights.differentiate(step, c.s, c.ts, c.dp, c.tdp, c.statistics, cols, c.ds[step], c.tds[step], c.p[step],
-                                  c.tp[step]);
+            weights.differentiate(step, numbers(c.s), tangents(c.s), numbers(c.dp), tangents(c.dp), c.statistics, cols,
+                                  c.ds[step], c.tds[step], c.p[step], c.tp[step]);
     }
 
     // Waits for a tile of columns. Where only the device knows the lengths, those beyond the sequence hold data of others,
@@ -190,10 +193,11 @@ private:
         return uniform(static_cast<uint32_t>(hide_from_compiler(static_cast<int>(c.rows)))) +
                tensor * Traits::kGroups * RowTile::kBytes;
     }
-    // Issues numbers = rows cols', of a tensor of the rows and of columns from `first` on.
-    template <int kTensor, class Tile>
-    __device__ static __forceinline__ void multiply(const State& c, Numbers& numbers, uint32_t cols, int first, bool accumulate) {
-        using Product = Wgmma<T, kBlockN>;
+    // Issues numbers = rows cols', of a tensor of the rows and of as many columns as there are numbers, from `first` on.
+    template <int kTensor, class Tile, int kCount>
+    __device__ static __forceinline__ void multiply(const State& c, float (&numbers)[kCount], uint32_t cols, int first,
+                                                    bool accumulate = false) {
+        using Product = Wgmma<T, 2 * kCount>;
         constexpr bool kInRegisters = kTensor < Traits::kRowOperands;
         const uint32_t rows = kInRegisters ? 0 : row_tile(c, kTensor);
 #pragma unroll
@@ -202,24 +206,45 @@ private:
             if constexpr (kInRegisters) {
                 Product::template multiply<false>(numbers, c.operands[kTensor][step], b, accumulate || step > 0);
             } else {
-                Product::template multiply_shared<false>(numbers, RowTile::k_major_operand(rows, step), b, accumulate || step > 0);
+                Product::template multiply_shared<false>(numbers, RowTile::k_major_operand(rows, step), b,
+                                                         accumulate || step > 0);
             }
         }
     }
-    // Issues S and tS, one wgmma group.
+    // Issues S and tS, one wgmma group. Joined products leave a part of tS in the registers of tdP.
     __device__ __forceinline__ void issue_scores(State& c) const {
         const uint32_t cols = uniform(context.tiles.first_cols(c.columns.stage));
-        multiply<0, ColTile>(c, c.s, cols, 0, false);
-        multiply<0, ColTile>(c, c.ts, cols, kBlockN, false);
-        multiply<1, ColTile>(c, c.ts, cols, 0, true);
+        if constexpr (Traits::kJoinedScores) {
+            multiply<0, ColTile>(c, c.s, cols, 0);
+            multiply<1, ColTile>(c, tangents(c.dp), cols, 0);
+        } else {
+            multiply<0, ColTile>(c, numbers(c.s), cols, 0);
+            multiply<0, ColTile>(c, tangents(c.s), cols, kBlockN);
+            multiply<1, ColTile>(c, tangents(c.s), cols, 0, true);
+        }
         wgmma_commit();
+    }
+    // Before the registers of dP and tdP are used.
+    __device__ __forceinline__ void complete_scores(State& c) const {
+        if constexpr (Traits::kJoinedScores) {
+            wgmma_wait<0>();
+            wgmma_fence_operand(c.s);
+            wgmma_fence_operand(c.dp);
+#pragma unroll
+            for (int i = kBlockN / 2; i < kBlockN; ++i) c.s[i] += c.dp[i];
+        }
+        wgmma_fence();
     }
     // Issues dP and tdP, one wgmma group.
     __device__ __forceinline__ void issue_differences(State& c) const {
         const uint32_t cols = uniform(context.tiles.second_cols(c.columns.stage));
-        multiply<2, SecondColTile>(c, c.dp, cols, 0, false);
-        if constexpr (Traits::kMovingCols) multiply<2, SecondColTile>(c, c.tdp, cols, kBlockN, false);
-        if constexpr (Traits::kMovingRows) multiply<3, SecondColTile>(c, c.tdp, cols, 0, Traits::kMovingCols);
+        if constexpr (Traits::kJoinedDifferences) {
+            multiply<2, SecondColTile>(c, c.dp, cols, 0);
+        } else {
+            multiply<2, SecondColTile>(c, numbers(c.dp), cols, 0);
+            if constexpr (Traits::kMovingCols) multiply<2, SecondColTile>(c, tangents(c.dp), cols, kBlockN);
+            if constexpr (Traits::kMovingRows) multiply<3, SecondColTile>(c, tangents(c.dp), cols, 0, Traits::kMovingCols);
+        }
         wgmma_commit();
     }
     // Issues sums += weights cols, of columns from `first` on.

@@ -40,6 +40,9 @@ struct BackwardTangentTraits {
     // Tensors of the rows that a consumer holds in registers, as operands: reading them from shared memory in each product would
     // take as long as the product. The others have no registers.
     static constexpr int kRowOperands = kHeadDim > 64 ? 0 : (kOfKeys ? 1 : 3);
+    // Whether one product multiplies rows with columns and with their tangents: it reads the rows once for both.
+    // tS has another part, which then needs registers of its own until the two are added; so has tdP with kMovingRows.
+    static constexpr bool kJoinedScores = kHeadDim > 64 && kBlockN < 64, kJoinedDifferences = kHeadDim > 64 && !kMovingRows;
 
     static constexpr int kMaxSharedBytes = 227 * 1024;  // of a thread block
     static constexpr int kStorageBytes = 1536;          // of these for BackwardTangentStorage and alignment
