@@ -74,7 +74,8 @@ struct ForwardTangentPlan {
     LaunchShape attention;
 };
 
-enum class BackwardTangentStep { statistics, gradients, dsink };
+// gradients_of_keys: of a kernel that computes tdk and tdv; else it is as the others.
+enum class BackwardTangentStep { statistics, gradients, dsink, gradients_of_keys };
 
 // A call that wants gradients too runs backward before.
 struct BackwardTangentPlan {
@@ -83,8 +84,8 @@ struct BackwardTangentPlan {
     int64_t units = 0;           // workspace units of a head, kUnitRows query rows each
     ScheduleParams unit_schedule{}, query_schedule{}, key_schedule{};
     bool vector_loads = false, vector_out = false;
-    LaunchShape statistics, tdq, tdk, tdv, dsink;  // in launch order
-    Workspace workspace;                           // "statistics"
+    LaunchShape statistics, tdq, tdk, tdv, tdk_tdv, dsink;  // in launch order; tdk and tdv each for itself or together
+    Workspace workspace;                                    // "statistics"
 };
 
 enum class BackwardStep { statistics, dk_dv, dq_conversion, dq, dsink, dbias, dq_counters };

@@ -81,6 +81,7 @@ void cuda_lines(std::string& text, const cuda::BackwardTangentPlan& plan) {
     launch_line(text, "", "tangent of dq", plan.tdq);
     launch_line(text, "", "tangent of dk", plan.tdk);
     launch_line(text, "", "tangent of dv", plan.tdv);
+    launch_line(text, "", "tangents of dk and dv", plan.tdk_tdv);
     launch_line(text, "", "tangent of dsink", plan.dsink);
 }
 

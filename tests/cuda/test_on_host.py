@@ -90,6 +90,13 @@ BACKWARD_TANGENT_KERNELS = {
     "f32-128": ("f32_", 128, "32, 16"),
     "f32-256": ("f32_", 256, "16, 16"),
 }
+# The same for sm_90a, with the stages.
+BACKWARD_TANGENT_KERNELS_SM90 = {
+    "bf16-64": ("bf16_", 64, "128, 64", 4),
+    "f16-64": ("f16_", 64, "128, 64", 4),
+    "bf16-128": ("bf16_", 128, "128, 32", 3),
+    "f16-128": ("f16_", 128, "128, 32", 3),
+}
 # As TANGENT_CASES, with 8 for dout.
 BACKWARD_TANGENT_CASES = ((1, 1, 0, 15), (1, 1, 1, 15), (1, 1, 1, 1), (1, 1, 0, 2), (1, 1, 1, 4), (1, 1, 0, 8))
 # Magnitude of the inputs and of their tangents, rare options and packed rows, tangents that are given (1: q, 2: k, 4: v). With
@@ -250,6 +257,10 @@ def forward_tangent_sm90(dtype: str, head_dim: int, tile: str, stages: int) -> P
     return Program("forward_tangent_sm90.cpp", ("sm90/forward_tangent.cuh",), tuple(defines.items()))
 
 
+def backward_tangent_sm90(*sizes: Any) -> Program:
+    return forward_tangent_sm90(*sizes)._replace(source="backward_tangent_sm90.cpp", headers=("sm90/backward_tangent.cuh",))
+
+
 def backward_tangent(dtype: str, head_dim: int, tile: str) -> Program:
     program = forward_tangent(dtype, head_dim, tile)
     return program._replace(source="backward_tangent.cpp", headers=("sm80/backward_tangent.cuh",))
@@ -382,6 +393,10 @@ PREFILL_RUNS = runs({name: prefill(*sizes) for name, sizes in PREFILL_KERNELS.it
 TANGENT_SM90_RUNS = runs(
     {name: forward_tangent_sm90(*sizes) for name, sizes in TANGENT_KERNELS_SM90.items()}, lambda _: tuple((x,) for x in DISORDERS)
 )
+BACKWARD_TANGENT_SM90_RUNS = runs(
+    {name: backward_tangent_sm90(*sizes) for name, sizes in BACKWARD_TANGENT_KERNELS_SM90.items()},
+    lambda _: tuple((x,) for x in DISORDERS),
+)
 
 BACKWARD_SM90_RUNS = [
     *runs(
@@ -492,6 +507,11 @@ def test_backward_tangent_against_double(output: Callable[[Run], str], run: Run)
     assert output(run).count("ok ") == (4 if run.arguments[2] else 3)
 
 
+@pytest.mark.parametrize("run", BACKWARD_TANGENT_SM90_RUNS)
+def test_backward_tangent_sm90_against_double(output: Callable[[Run], str], run: Run) -> None:
+    assert output(run).count("ok ") == 28
+
+
 @pytest.mark.parametrize("run", DOUBLE_RUNS)
 def test_float64_against_long_double(output: Callable[[Run], str], run: Run) -> None:
     rare, parts = run.arguments[0] & 1, run.arguments[0] & 16
@@ -565,8 +585,10 @@ def test_tiles_are_those_of_kernels_table() -> None:
     for direction, (dtype, head_dim, tile) in tangents:
         line = rf"{direction}_tangent +sm80 +{dtype.rstrip('_')} +{head_dim} +{tile.replace(', ', 'x')} +1 "
         assert re.search(line, table), line
-    for dtype, head_dim, tile, stages in TANGENT_KERNELS_SM90.values():
-        line = rf"forward_tangent +sm90 +{dtype.rstrip('_')} +{head_dim} +{tile.replace(', ', 'x')} +{stages} "
+    of_sm90 = [("forward", sizes) for sizes in TANGENT_KERNELS_SM90.values()]
+    of_sm90 += [("backward", sizes) for sizes in BACKWARD_TANGENT_KERNELS_SM90.values()]
+    for direction, (dtype, head_dim, tile, stages) in of_sm90:
+        line = rf"{direction}_tangent +sm90 +{dtype.rstrip('_')} +{head_dim} +{tile.replace(', ', 'x')} +{stages} "
         assert re.search(line, table), line
     for sizes in ("bf16-512", "f16-512-small"):
         dtype, _, forward_tile, backward_tile, *_ = ATTENTION_KERNELS[sizes]

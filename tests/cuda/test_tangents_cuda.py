@@ -23,6 +23,7 @@ from gpu_case import problem, same_bits, to_device, to_numpy  # noqa: E402
 
 EVERY_KERNEL = parameters(with_cpu("forward_tangent"))
 CUDA_KERNELS = parameters(kernels("forward_tangent"))
+BACKWARD_KERNELS = parameters(with_cpu("backward_tangent"))
 # A NaN reaches other rows of its tile, because the matrix instruction multiplies it by 0: test_nan_stays_in_its_tile.
 CASES = [tangent for tangent in tangent_cases.quick() if tangent.case.poison in (None, "unused")]
 ON_HOST = functools.partial(gpu_tangent.forward_tangent, device="cpu")
@@ -81,6 +82,38 @@ def test_the_helpers_on_the_host() -> None:
     for tangent in CASES[:4]:
         check(tangent, None, "cpu")
         check_backward(tangent, None, "cpu")
+
+
+@pytest.mark.parametrize("absent", [("dout",), ("q", "dout"), ("k",), ("v", "dout"), ("q", "k", "v")], ids="-".join)
+@pytest.mark.parametrize("kernel", BACKWARD_KERNELS)
+def test_backward_without_some_tangents(kernel: dict, absent: tuple[str, ...]) -> None:
+    """An absent tangent is zero; double backward has none of dout. A second call has the same bits."""
+    case = Case("absent", TYPES[kernel["dtype"]], 2, 300, 330, 4, 2, kernel["head_dim"], causal=True, dlse=True)
+    x = case.inputs()
+    t = tangents_of(case, x, *absent)
+    of_gpu = device_of(kernel) == "cuda"
+    forward = forward_by(gpu_tangent.forward_tangent if of_gpu else ON_HOST, x, t, None)
+    run = gpu_tangent.backward_tangent if of_gpu else BACKWARD_ON_HOST
+    made, again = (backward_by(run, x, t, kernel["name"], forward) for _ in range(2))
+    tangent_bounds.check(made, tangent_bounds.expect(x.q, x.k, x.v, t, dout=x.dout, dlse=x.dlse, **x.options))
+    for name, a in made.items():
+        assert a.tobytes() == again[name].tobytes(), name
+
+
+@pytest.mark.parametrize("kernel", BACKWARD_KERNELS)
+def test_backward_of_heads_first(kernel: dict) -> None:
+    case = Case("heads first", TYPES[kernel["dtype"]], 2, 150, 170, 4, 2, kernel["head_dim"], causal=True)
+    p, t = given(case, device_of(kernel))
+    x = p.inputs
+    out, lse, tout, tlse = libflash.attention_tangent(p.q, p.k, p.v, **t, **p.options)
+    q, k, v, dout, out, tout = (y.transpose(1, 2).contiguous().transpose(1, 2) for y in (p.q, p.k, p.v, p.dout, out, tout))
+    of_inputs = {name: y.transpose(1, 2).contiguous().transpose(1, 2) for name, y in t.items()}
+    gradients = libflash.attention_backward_tangent(
+        dout, q, k, v, out, lse, tout, tlse, **of_inputs, kernel=kernel["name"], **p.options
+    )
+    wanted = tangent_bounds.expect(x.q, x.k, x.v, tangents_of(case, x, "dout", "dlse"), dout=x.dout, **x.options)
+    made = {name: to_numpy(y, x.q.dtype) for name, y in zip(("tdq", "tdk", "tdv"), gradients, strict=True)}
+    tangent_bounds.check(made, wanted)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")

@@ -159,7 +159,7 @@ def explain_backward(lib: c.CDLL, device: str, arrays: tuple[abi.Tensor, ...], *
 @pytest.mark.parametrize(
     ("device", "dtype", "head_dim", "name", "tile"),
     [
-        ("H200", "bf16", 64, "bf16_d64", "64 rows x 32"),
+        ("A100", "bf16", 64, "bf16_d64", "64 rows x 32"),
         ("L40S", "f16", 128, "f16_d128", "64 rows x 32"),
         ("RTX 5090", "bf16", 256, "bf16_d256", "32 rows x 16"),
         ("L40S", "f32", 128, "f32_d128", "32 rows x 16"),
@@ -177,6 +177,52 @@ def test_backward(lib: c.CDLL, device: str, dtype: str, head_dim: int, name: str
         *(f"tangent of d{x}: {blocks} thread blocks of 1101" for x in "qkv"),
     ]
     assert lines["workspace"] == [f"{2 * 16 * 1024 * 16} bytes"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "name", "tile"),
+    [
+        ("bf16", 64, "bf16_d64", "128 rows x 64"),
+        ("bf16", 128, "bf16_d128", "128 rows x 32"),
+        ("f16", 80, "f16_d128", "128 rows x 32"),
+    ],
+)
+def test_backward_on_hopper(lib: c.CDLL, dtype: str, head_dim: int, name: str, tile: str) -> None:
+    """One kernel for the queries, one for the keys, with an instance for double backward, where dout has no tangent."""
+    q, k, v = rows(head_dim, dtype)
+    for tangents, instance, number in (({}, "dout without tangent", 1), ({"dout": q}, "plain", 0)):
+        lines = lines_of(explain_backward(lib, "H200", (q, k, v), tangents=tangents))
+        assert lines["kernel"] == [f"backward_tangent_sm90_{name}, backend sm90"]
+        assert (lines["instance"], lines["tile"]) == ([instance], [f"{tile} of the other side"])
+        assert [line.partition(" threads")[0] for line in lines["launch"]] == [
+            f"statistics of rows: 256 thread blocks of {1000 + number}",
+            f"tangent of dq: 256 thread blocks of {1100 + number}",
+            f"tangents of dk and dv: 256 thread blocks of {1300 + number}",
+        ]
+        assert lines["workspace"] == [f"{2 * 16 * 1024 * 16} bytes"]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"softcap": 30.0}, "softcap: the kernel does not know it"),
+        ({"block_mask": BLOCKS}, "block_mask: the kernel does not know it"),
+        (
+            {"tangents": {"dout": tensor(2, 1000, 16, 64, address=ADDRESS + 2)}},
+            "tangents.dout: its address and its strides must be",
+        ),
+        ({"tangents": {"dv": tensor(2, 1000, 16, 64, address=ADDRESS + 2)}}, "tangents.dv: its address and its strides must be"),
+    ],
+)
+def test_what_the_hopper_kernel_of_backward_lacks(lib: c.CDLL, options: dict[str, Any], reason: str) -> None:
+    text = explain_backward(lib, "H200", rows(64), **options)
+    assert lines_of(text)["kernel"] == ["backward_tangent_sm80_bf16_d64, backend sm80"]
+    assert reason in text
+
+
+def test_backward_takes_a_negative_scale(lib: c.CDLL) -> None:
+    text = explain_backward(lib, "H200", rows(64), softmax_scale=-1.0, flags=abi.SCALE)
+    assert lines_of(text)["kernel"] == ["backward_tangent_sm90_bf16_d64, backend sm90"]
 
 
 def test_backward_needs_shared_memory(lib: c.CDLL) -> None:

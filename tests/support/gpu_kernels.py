@@ -80,8 +80,8 @@ def supports(kernel: dict, case: Case | DecodeCase, deterministic: bool = False)
     dims = {case.head_dim, case.head_dim if case.head_dim_v is None else case.head_dim_v}
     if any(dim % 8 for dim in dims):
         return False
-    if kernel["operation"] == "forward_tangent":
-        scaled_down = case.softmax_scale is not None and case.softmax_scale <= 0
+    if kernel["operation"].endswith("_tangent"):
+        scaled_down = case.softmax_scale is not None and case.softmax_scale <= 0 and kernel["operation"] == "forward_tangent"
         return not (has_rare_options(case) or case.block_mask is not None or scaled_down)
     if kernel["operation"] != "backward":
         return True

@@ -1,5 +1,5 @@
-// The entry of sm_90a in the table of architectures: forward, its tangent, backward and prefill in f16 and bf16. capabilities.cpp,
-// prefill_capabilities.cpp and tangent_capabilities.cpp name the options that these kernels lack.
+// The entry of sm_90a in the table of architectures: forward, backward, their tangents and prefill in f16 and bf16.
+// capabilities.cpp, prefill_capabilities.cpp and tangent_capabilities.cpp name the options that these kernels lack.
 #include "cuda/architecture.h"
 #include "cuda/sm90/plan.h"
 
@@ -24,7 +24,7 @@ const Architecture architecture_sm90 = {
     nullptr,
     sm90::plan_prefill,
     sm90::plan_forward_tangent,
-    nullptr,
+    sm90::plan_backward_tangent,
     nullptr,
     nullptr,
     nullptr,

@@ -12,6 +12,7 @@ BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem
 
 PrefillPlan plan_prefill(const Kernel& kernel, const DecodeProblem& problem, const DeviceProperties& device);
 ForwardTangentPlan plan_forward_tangent(const Kernel& kernel, const TangentProblem& problem, const DeviceProperties& device);
+BackwardTangentPlan plan_backward_tangent(const Kernel& kernel, const TangentProblem& problem, const DeviceProperties& device);
 
 // Whether only the device knows the length of a sequence.
 inline bool has_lengths_on_device(const AttentionProblem& problem) {

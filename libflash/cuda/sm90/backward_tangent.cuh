@@ -1,0 +1,154 @@
+// The tangent of backward for sm_90a: statistics of the query rows, a kernel for tdq whose thread blocks have rows of queries, a
+// kernel for tdk and tdv whose thread blocks have rows of keys, then tdsink. Each computes all scores, so that all sums stay in
+// registers and are added in a fixed order. A producer warp loads tiles by TMA, two consumer warpgroups compute.
+#pragma once
+
+#include "cuda/attention/tangent_statistics.cuh"
+#include "cuda/params.h"
+#include "cuda/sm90/backward_tangent_consumer.cuh"
+#include "cuda/sm90/backward_tangent_instance.h"
+#include "cuda/sm90/backward_tangent_producer.cuh"
+
+#include <type_traits>
+
+namespace libflash::cuda::sm90 {
+
+template <class Traits>
+struct BackwardTangentKernel {
+    static constexpr int kSharedBytes =
+        shared_bytes_of_kernel<BackwardTangentStorage<Traits>, BackwardTangentSharedTiles<Traits>, Traits::RowTile::kAlignment>();
+    static_assert(kSharedBytes - Traits::kTileBytes <= Traits::kStorageBytes, "the tiles may have the rest");
+    static constexpr bool kKeys = Traits::kKeys;
+
+    const BackwardTangentContext<Traits>& context;
+    const BackwardTangentProducer<Traits> producer{context};
+    const BackwardTangentConsumer<Traits> consumer{context};
+
+    __device__ __forceinline__ void run() const {
+        const BackwardTangentParams& params = context.params;
+        const TileCoordinates work = BackwardTangentWorkTile<Traits>::find(params);
+        if (work.batch < 0) return;
+        const SequenceRows rows = SequenceRows::of(kKeys ? params.k_lengths : params.q_lengths, work.batch);
+        if (work.tile * Traits::kBlockM >= rows.owned) return;
+        if (threadIdx.x == 0) {
+            context.storage.work_tile.init(params, work);
+            context.storage.init();
+        }
+        clear_absent_tangents();
+        __syncthreads();
+        run_roles<Traits>(producer, consumer);
+    }
+
+private:
+    // A tangent that is absent is zero: its tiles are never loaded. Products without branches are faster.
+    __device__ __forceinline__ void clear_absent_tangents() const {
+        const BackwardTangentParams& params = context.params;
+        const bool tq = params.tq.data, tk = params.tk.data, tv = params.tv.data, tdout = params.tdout.data;
+        if (!(kKeys ? tk : tq)) clear_rows(1);
+        if (Traits::kMovingRows && !(kKeys ? tv : tdout)) clear_rows(3);
+        for (int stage = 0; stage < Traits::kStages; ++stage) {
+            if (!(kKeys ? tq : tk)) clear_second_half<typename Traits::ColTile>(context.tiles.first_cols(stage));
+            if (Traits::kMovingCols && !(kKeys ? tdout : tv))
+                clear_second_half<typename Traits::SecondColTile>(context.tiles.second_cols(stage));
+        }
+        fence_shared_for_async();
+    }
+    __device__ __forceinline__ void clear_rows(int tensor) const {
+        write_zeros(context.tiles.rows(tensor, 0), Traits::kGroups * Traits::RowTile::kBytes);
+    }
+    template <class Tile>
+    __device__ static __forceinline__ void clear_second_half(uint32_t tile) {
+        constexpr int kHalf = Tile::kChunkBytes / 2;
+        for (int chunk = 0; chunk < Tile::kChunks; ++chunk) write_zeros(tile + chunk * Tile::kChunkBytes + kHalf, kHalf);
+    }
+    __device__ static __forceinline__ void write_zeros(uint32_t address, int bytes) {
+        for (int at = static_cast<int>(threadIdx.x) * 16; at < bytes; at += Traits::kThreads * 16) store_zeros_16(address + at);
+    }
+};
+
+template <class Kernel>
+__global__ void __launch_bounds__(TangentStatisticsUnit<ElementOf<Kernel::config.dtype>>::kThreads)
+    tangent_statistics_kernel(const __grid_constant__ BackwardTangentParams params) {
+    TangentStatisticsUnit<ElementOf<Kernel::config.dtype>> unit{params, {}, {}};
+    unit.run();
+}
+
+template <class Kernel, bool kKeys, bool kMovingDout>
+__global__ void __launch_bounds__(BackwardTangentTraits<Kernel, kKeys, kMovingDout>::kThreads, 1)
+    backward_tangent_kernel(const __grid_constant__ BackwardTangentParams params,
+                            const __grid_constant__ BackwardTangentTensorMaps maps) {
+    extern __shared__ __align__(1024) char shared[];
+    using Traits = BackwardTangentTraits<Kernel, kKeys, kMovingDout>;
+    const BackwardTangentContext<Traits> context(params, maps, Traits::RowTile::align(shared));
+    BackwardTangentKernel<Traits>{context}.run();
+}
+
+template <class Kernel>
+__global__ void __launch_bounds__(TangentDsink<ElementOf<Kernel::config.dtype>>::kThreads)
+    tangent_dsink_kernel(const __grid_constant__ BackwardTangentParams params) {
+    TangentDsink<ElementOf<Kernel::config.dtype>>::run(params);
+}
+
+inline int enqueue_step(void (*kernel)(BackwardTangentParams), const LaunchShape& shape, const BackwardTangentParams& params,
+                        cudaStream_t stream) {
+    if (shape.blocks == 0) return cudaSuccess;
+    kernel<<<static_cast<unsigned>(shape.blocks), shape.threads, shape.shared_bytes, stream>>>(params);
+    return cudaGetLastError();
+}
+
+template <class Kernel, bool kKeys, bool kMovingDout>
+int enqueue_gradients(const LaunchShape& shape, const BackwardTangentParams& params, cudaStream_t stream) {
+    if (shape.blocks == 0) return cudaSuccess;
+    const auto kernel = backward_tangent_kernel<Kernel, kKeys, kMovingDout>;
+    BackwardTangentTensorMaps maps{};
+    cudaError_t error = encode<BackwardTangentTraits<Kernel, kKeys, kMovingDout>>(&maps, params);
+    if (error == cudaSuccess)
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shape.shared_bytes);
+    if (error != cudaSuccess) return error;
+    kernel<<<static_cast<unsigned>(shape.blocks), shape.threads, shape.shared_bytes, stream>>>(params, maps);
+    return cudaGetLastError();
+}
+
+template <class Kernel, bool kKeys>
+KernelResources gradient_resources(int instance) {
+    using Moving = BackwardTangentTraits<Kernel, kKeys, true>;
+    using Constant = BackwardTangentTraits<Kernel, kKeys, false>;
+    if (instance == kMovingDoutInstance.number) return {Moving::kThreads, BackwardTangentKernel<Moving>::kSharedBytes};
+    return {Constant::kThreads, BackwardTangentKernel<Constant>::kSharedBytes};
+}
+
+}  // namespace libflash::cuda::sm90
+
+namespace libflash::cuda {
+
+template <class Kernel>
+KernelResources resources_of_backward_tangent(int step, int instance) {
+    using T = ElementOf<Kernel::config.dtype>;
+    switch (static_cast<BackwardTangentStep>(step)) {
+        case BackwardTangentStep::statistics: return {TangentStatisticsUnit<T>::kThreads, 0};
+        case BackwardTangentStep::gradients: return sm90::gradient_resources<Kernel, false>(instance);
+        case BackwardTangentStep::gradients_of_keys: return sm90::gradient_resources<Kernel, true>(instance);
+        case BackwardTangentStep::dsink: return {TangentDsink<T>::kThreads, 0};
+        default: return {0, 0};  // no such step
+    }
+}
+
+// Enqueues the work on `stream` and returns the CUDA error.
+template <class Kernel>
+int launch_backward_tangent(const BackwardTangentPlan& plan, const BackwardTangentParams& params, void* stream) {
+    const auto on = static_cast<cudaStream_t>(stream);
+    int error = sm90::enqueue_step(sm90::tangent_statistics_kernel<Kernel>, plan.statistics, params, on);
+    const auto enqueue_both = [&](auto moving) {
+        constexpr bool kMoving = decltype(moving)::value;
+        if (error == cudaSuccess) error = sm90::enqueue_gradients<Kernel, false, kMoving>(plan.tdq, params, on);
+        if (error == cudaSuccess) error = sm90::enqueue_gradients<Kernel, true, kMoving>(plan.tdk_tdv, params, on);
+    };
+    if (plan.instance.number == kMovingDoutInstance.number)
+        enqueue_both(std::true_type());
+    else
+        enqueue_both(std::false_type());
+    if (error == cudaSuccess) error = sm90::enqueue_step(sm90::tangent_dsink_kernel<Kernel>, plan.dsink, params, on);
+    return error;
+}
+
+}  // namespace libflash::cuda

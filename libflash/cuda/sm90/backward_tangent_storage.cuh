@@ -1,0 +1,51 @@
+// The shared memory of the sm_90a backward_tangent kernels: first the tiles, then barriers and the work tile.
+#pragma once
+
+#include "cuda/sm90/backward_tangent_tensor_maps.cuh"
+#include "cuda/sm90/backward_tangent_traits.cuh"
+#include "cuda/sm90/backward_tangent_work_tile.cuh"
+#include "cuda/sm90/kernel_context.cuh"
+#include "cuda/sm90/pipeline.cuh"
+
+namespace libflash::cuda::sm90 {
+
+// Shared addresses of the tiles. Tensors of the rows have the numbers 0 to 3, in the order of backward_tangent_traits.cuh.
+template <class Traits>
+struct BackwardTangentSharedTiles {
+    static constexpr int kBytes = Traits::kTileBytes;
+    uint32_t rows_smem;
+
+    __device__ __forceinline__ explicit BackwardTangentSharedTiles(const char* memory) : rows_smem(shared_address(memory)) {}
+    __device__ __forceinline__ uint32_t rows(int tensor, int group) const {
+        return rows_smem + (tensor * Traits::kGroups + group) * Traits::RowTile::kBytes;
+    }
+    __device__ __forceinline__ uint32_t first_cols(int stage) const {
+        return rows_smem + Traits::kRowBytes + stage * Traits::kStageBytes;
+    }
+    __device__ __forceinline__ uint32_t second_cols(int stage) const { return first_cols(stage) + Traits::ColTile::kBytes; }
+    // TangentStatistics of the columns, if these are queries.
+    __device__ __forceinline__ uint32_t statistics(int stage) const {
+        return rows_smem + Traits::kRowBytes + Traits::kStages * Traits::kStageBytes + stage * Traits::kStatisticsBytes;
+    }
+};
+
+template <class Traits>
+struct BackwardTangentStorage {
+    PipelineBarriers<Traits::kStages> columns;
+    PipelineBarriers<1> rows;
+    BackwardTangentWorkTile<Traits> work_tile;
+
+    // One thread calls it before the warps take their roles.
+    __device__ __forceinline__ void init() {
+        columns.init(Traits::kConsumerWarps * kArrivalsOfWarp);
+        rows.init(1);  // nobody waits until they are free
+        fence_barrier_init();
+    }
+};
+
+// What all parts of the kernels work with.
+template <class Traits>
+using BackwardTangentContext = KernelContext<BackwardTangentParams, BackwardTangentTensorMaps, BackwardTangentStorage<Traits>,
+                                             BackwardTangentSharedTiles<Traits>>;
+
+}  // namespace libflash::cuda::sm90

@@ -1,0 +1,96 @@
+// The work tile of a thread block of the sm_90a backward_tangent kernels, and the column tiles that it visits: for keys the query
+// tiles of all query heads that share them, for queries the key tiles.
+#pragma once
+
+#include "cuda/attention/key_range.cuh"
+#include "cuda/attention/query_tiles.cuh"
+#include "cuda/attention/schedule.cuh"
+#include "cuda/attention/tangent_params.h"
+
+#include <type_traits>
+
+namespace libflash::cuda::sm90 {
+
+// Column tiles of the rows of one warpgroup: those that some row sees, and those that all its rows see in full. Rows beyond the
+// sequence see what they may: their results are not written.
+struct GroupColumnTiles {
+    int begin, end, unmasked_begin, unmasked_end;
+
+    __device__ __forceinline__ bool is_edge(int tile) const { return tile < unmasked_begin || tile >= unmasked_end; }
+    __device__ __forceinline__ bool sees(int tile) const { return tile >= begin && tile < end; }
+};
+
+// A position in the sequence of column tiles of all heads.
+struct ColumnTilePosition {
+    int head, tile;
+    int left;  // number of tiles left, this one included
+};
+
+template <class Traits>
+struct BackwardTangentWorkTile {
+    static constexpr bool kKeys = Traits::kKeys;
+    static constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
+    using Tiles = std::conditional_t<kKeys, QueryTiles<kBlockN, kBlockM>, KeyRange<kBlockM, kBlockN>>;
+
+    TileCoordinates at;
+    SequenceRows rows, cols;
+    Tiles tiles;
+    GroupColumnTiles of_group[Traits::kGroups];
+    int first_head, heads;  // of the columns
+    int loaded_cols;        // where only the device knows lengths: columns from this one on may hold data of others
+
+    __device__ static __forceinline__ TileCoordinates find(const BackwardTangentParams& params) {
+        return tile_coordinates<kBlockM>(kKeys ? params.key_schedule : params.query_schedule,
+                                         kKeys ? params.k_lengths : params.q_lengths, params.batch);
+    }
+    __device__ __forceinline__ void init(const BackwardTangentParams& params, const TileCoordinates& work) {
+        at = work;
+        const SequenceRows q_rows = SequenceRows::of(params.q_lengths, work.batch);
+        const SequenceRows k_rows = SequenceRows::of(params.k_lengths, work.batch);
+        const LengthsParams& lengths = kKeys ? params.q_lengths : params.k_lengths;
+        rows = kKeys ? k_rows : q_rows;
+        cols = kKeys ? q_rows : k_rows;
+        loaded_cols = lengths.cu || lengths.used ? cols.length : INT32_MAX;
+        if constexpr (kKeys) {
+            tiles.init(params, work, q_rows.length, k_rows.length);
+            first_head = work.head * params.group_size;
+            heads = params.group_size;
+        } else {
+            tiles.init(params.mask, work.tile, q_rows.length, k_rows.length);
+            first_head = work.head / params.group_size;
+            heads = 1;
+        }
+        for (int group = 0; group < Traits::kGroups; ++group) of_group[group] = tiles_of_group(group);
+    }
+
+    __device__ __forceinline__ ColumnTilePosition first() const {
+        return {first_head, tiles.begin, (tiles.end - tiles.begin) * heads};
+    }
+    __device__ __forceinline__ void advance(ColumnTilePosition& position) const {
+        --position.left;
+        const bool ends = position.tile + 1 == tiles.end;
+        position.tile = ends ? tiles.begin : position.tile + 1;
+        position.head += ends;
+    }
+    // The first row of the tile, in its sequence.
+    __device__ __forceinline__ int first_row() const { return at.tile * kBlockM; }
+
+private:
+    // Row i sees the columns from i + first_of on, up to i + last_of.
+    __device__ __forceinline__ GroupColumnTiles tiles_of_group(int group) const {
+        constexpr int kRows = Traits::kGroupRows;
+        const int first = first_row() + group * kRows, count = min(rows.length - first, kRows);
+        const int first_of = kKeys ? -tiles.shift - tiles.right : tiles.shift - tiles.left;
+        const int last_of = kKeys ? tiles.left - tiles.shift : tiles.shift + tiles.right;
+        const int seen_begin = max(first + first_of, 0), seen_end = min(cols.length, max(first + count + last_of, 0));
+        GroupColumnTiles of;
+        of.begin = min(max(seen_begin / kBlockN, tiles.begin), tiles.end);
+        of.end =
+            count <= 0 || seen_end <= seen_begin ? of.begin : max(min((seen_end + kBlockN - 1) / kBlockN, tiles.end), of.begin);
+        of.unmasked_begin = (max(first + kRows - 1 + first_of, 0) + kBlockN - 1) / kBlockN;
+        of.unmasked_end = max(min(cols.length, first + last_of + 1), 0) / kBlockN;
+        return of;
+    }
+};
+
+}  // namespace libflash::cuda::sm90
