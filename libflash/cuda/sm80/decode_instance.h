@@ -15,6 +15,7 @@ namespace libflash::cuda {
 //   ..._scaled        the cache holds elements of the type of the queries, with scales
 //   ragged...         rows of any lengths, positions, trees: a thread block works like own_keys or shared_keys
 //   general...        the same for rare options of the cache (host/problem_params.h), with scales or without
+//   ..._after_prefix  the sums over keys that sequences share are in the workspace (decode_prefix.cuh)
 enum class DecodeKind {
     shared_keys,
     own_keys,
@@ -30,7 +31,9 @@ enum class DecodeKind {
     two_heads_scaled,
     ragged_of_codes,
     general,
-    general_of_codes
+    general_of_codes,
+    own_keys_after_prefix,
+    two_heads_after_prefix
 };
 
 constexpr DecodeKind decode_kind(bool shares_keys, int key_heads, bool appends_inside,
@@ -68,9 +71,15 @@ constexpr const char* decode_kind_name(DecodeKind kind) {
         case DecodeKind::two_heads_scaled: return "scales, two key heads";
         case DecodeKind::ragged_of_codes: return "8-bit codes, rows of any lengths";
         case DecodeKind::general: return "general";
+        case DecodeKind::own_keys_after_prefix: return "each warp its own keys, after shared ones";
+        case DecodeKind::two_heads_after_prefix: return "two key heads, after shared keys";
         default: return "8-bit codes, general";
     }
 }
+
+// Whether there are the instances for shared keys: for 16-bit types, with all sums of a warp in registers.
+constexpr bool has_prefix_kernels(int head_dim, int element_bytes) { return head_dim <= 128 && element_bytes == 2; }
+constexpr int kPrefixWarps = 4, kPrefixRows = kPrefixWarps * kDecodeSlab;  // of a thread block of the kernel for shared keys
 
 constexpr int kAppendedParts = 2;  // of a new row: its key and its value; one more with k_rope_cache
 // Threads per block of the append kernel: at least one per channel pair of a row.

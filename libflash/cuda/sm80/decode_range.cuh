@@ -24,6 +24,7 @@
 #include "cuda/ptx/nanosleep.cuh"
 #include "cuda/sm80/appended_row.cuh"
 #include "cuda/sm80/decode_codes.cuh"
+#include "cuda/sm80/decode_continued.cuh"
 #include "cuda/sm80/decode_loads.cuh"
 #include "cuda/sm80/decode_products.cuh"
 #include "cuda/sm80/decode_results.cuh"
@@ -51,8 +52,11 @@ enum class DecodeRows { equal, any, general };
 //
 // kValueDim: channels of the values. With wide heads two warps have the same rows and keys. Both compute all scores, which costs
 // less than an exchange, and each has half of the channels of O.
+//
+// kContinues: the sums over keys that sequences share are in the workspace (decode_continued.cuh).
 template <class T, int kHeadDim, int kWarps, int kStages, bool kSharesKeys, bool kAppends, int kHeads = 1,
-          DecodeStorage kStorage = DecodeStorage::plain, DecodeRows kRows = DecodeRows::equal, int kValueDim = kHeadDim>
+          DecodeStorage kStorage = DecodeStorage::plain, DecodeRows kRows = DecodeRows::equal, int kValueDim = kHeadDim,
+          bool kContinues = false>
 struct Decode {
     using Element = T;
     static constexpr bool kRagged = kRows != DecodeRows::equal, kHasRareOptions = kRows == DecodeRows::general;
@@ -94,7 +98,7 @@ struct Decode {
     static_assert(!kConvertsInRegisters ||
                       kSharedBytes == decode_code_shared_bytes(kHeadDim, kWarps* kDecodeSlab, kStages, kTileRows),
                   "the host counts the same");
-    static constexpr float kSlack = 8.0f;       // `half` can represent 2^8 and, as its smallest number, 2^-24
+    static constexpr float kSlack = kDecodeSlack;
     static constexpr uint32_t kDelayNs = 3000;  // delay; longer than memory is idle between two thread blocks
     // Then numbers of lanes and rules of rows are computed again where they are needed.
     static constexpr bool kFewRegisters = kRagged && (kScales || kParts > 1) && kHeadDim > 128;
@@ -124,6 +128,7 @@ struct Decode {
     float kept_maximum[2], row_sum[2];
     static constexpr int kValueBases = kHasRareOptions ? 2 : 1;  // of each row, or of both
     float value_base[kValueBases];                               // with kScales
+    bool continued = false;                                      // with kContinues: there are sums of shared keys
     // Of the lane's two rows: find_row_rules().
     VisibleRange visible[2];
     int diagonal[2];
@@ -176,6 +181,7 @@ struct Decode {
     using Codes = DecodeCodes<Decode>;
     using Scales = DecodeScales<Decode>;
     using Results = DecodeResults<Decode>;
+    using Continued = DecodeContinued<Decode>;
     __device__ __forceinline__ Lookup key_lookup(const KeyLocations& locations, const VisibleKeys& range) const {
         int32_t* const entries = reinterpret_cast<int32_t*>(&existing(kStages, 0));  // after the last `existing`
         return {locations,  range, entries + (warp * kParts + part()) * kDecodeSlab, kWarps * kParts * kDecodeSlab,
@@ -259,6 +265,9 @@ struct Decode {
 #pragma unroll
             for (int e = 0; e < 4; ++e) o[n][e] = 0.0f;
         if constexpr (kScales) Scales{*this}.begin();
+        if constexpr (kContinues) {
+            if (continued) Continued{*this}.load_sums();
+        }
     }
 
     // Calls rule(score, r, key) for all scores of this lane.
@@ -311,7 +320,7 @@ struct Decode {
         for (int r = 0; r < 2; ++r) {
             float largest = fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1]));
             largest = quad_max(largest);
-            if constexpr (kHasRareOptions) {
+            if constexpr (kHasRareOptions || kContinues) {
                 if (params.invariant && !(largest - kept_maximum[r] > kSlack)) largest = kept_maximum[r];
             }
             const float factor = raise_kept_maximum(kept_maximum[r], largest);
@@ -449,14 +458,22 @@ struct Decode {
         cp_async_wait<0>();
     }
 
-    __device__ __forceinline__ void run() { run(keys_of(params, work_tile)); }
+    __device__ __forceinline__ void run() {
+        if constexpr (kContinues) {
+            VisibleKeys range = keys_of(params, work_tile);
+            continued = Continued{*this}.skip_shared_keys(range);
+            run(range);
+        } else {
+            run(keys_of(params, work_tile));
+        }
+    }
     __device__ __forceinline__ void run(const Range& range) {
         const KeyLocations locations(params.cache, work_tile.batch);
         if (blockIdx.x - params.delayed_begin < params.delayed_count && range.last - range.first >= kDelayMinTiles * kTileK)
             nanosleep(kDelayNs);
         if (range.first < range.last) {
             loop_over_keys(range, locations);
-        } else if (params.splits > 1) {
+        } else if (params.splits > 1 && !continued) {
             Results{*this}.store_without_keys();
             return;
         } else {
