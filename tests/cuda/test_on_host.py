@@ -162,6 +162,20 @@ OPTION_CASES_OF_WIDE_HEADS = (
     *((0, 0, 0, 0, 1, 9, 3, 1, 0, 0, 1, 1), (0, 0, 64, 1, 1, 3, 2, 1, 0, 0, 0, 1), (0, 0, 0, 1, 1, 0, -128, 0, 0, 0, 1, 0)),
 )
 
+# Keys that sequences share: the arguments of decode_prefix.cpp. First the calls that take the hint.
+PREFIX_CASES = (
+    *((1, 4, 1, 16, 0, 0, 0, 0, 20, 1, 0), (1, 3, 0, 16, 0, 0, 0, 1, 4, 0, 1), (1, 4, 3, 16, 1, 0, 0, 0, 20, 1, 1)),
+    *((3, 3, -256, 64, 1, 0, 0, 8, 20, 0, 0), (1, 4, 0, 16, 2, 1, 0, 9, 20, 0, 2), (2, 2, -128, 16, 0, 1, 1, 8, 20, 1, 1)),
+    *((1, 4, 1, 0, 0, 0, 0, 0, 20, 1, 2), (1, 16, 2, 3, 1, 0, 0, 1, 20, 1, 0), (5, 3, 4, 16, 3, 5, 0, 8, 20, 0, 1)),
+    *((1, 1, 5, 100, 1, 0, 0, 0, 20, 0, 0), (4, 4, -384, 16, 2, 0, 1, 9, 20, 1, 2), (2, 1, 0, 64, 1, 2, 0, 0, 4, 1, 1)),
+    *((1, 4, 1, 16, 4, 0, 0, 0, 20, 0, 0), (1, 4, 2, 16, 5, 1, 0, 0, 20, 0, 1)),
+)
+# ALiBi, a window, more rows than a slab, and a call that leaves most of the GPU idle without splits.
+PREFIX_CASES_WITHOUT = (
+    *((1, 4, 1, 16, 0, 0, 0, 2, 20, 0, 0), (1, 4, 1, 16, 0, 0, 0, 4, 20, 0, 0)),
+    *((5, 4, 1, 16, 0, 0, 0, 8, 20, 0, 0), (1, 4, 0, 16, 0, 0, 0, 0, 64, 0, 0)),
+)
+
 # Forward for sm_90a: type, head_dim, head_dim_v, tile, stages; three, two and two warpgroups.
 FORWARD_KERNELS_SM90 = {
     "bf16-64": ("bf16_", 64, 64, "192, 128", 4),
@@ -269,7 +283,7 @@ def decode(dtype: str, head_dim: int, tile: str) -> Program:
     # Wide heads: one kernel for keys of 576 channels and values of 512.
     dims = "576, 512" if head_dim > 256 else f"{head_dim}, {head_dim}"
     defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "KERNEL_DIMS": dims, "DECODE_TILE": tile}
-    return Program("decode.cpp", ("sm80/decode.cuh",), tuple(defines.items()))
+    return Program("decode.cpp", ("sm80/decode.cuh", "sm80/decode_prefix.cuh"), tuple(defines.items()))
 
 
 def decode_codes(dtype: str, head_dim: int, tile: str) -> Program:
@@ -278,6 +292,10 @@ def decode_codes(dtype: str, head_dim: int, tile: str) -> Program:
 
 def decode_options(dtype: str, head_dim: int, tile: str) -> Program:
     return decode(dtype, head_dim, tile)._replace(source="decode_options.cpp")
+
+
+def decode_prefix(dtype: str, head_dim: int, tile: str) -> Program:
+    return decode(dtype, head_dim, tile)._replace(source="decode_prefix.cpp")
 
 
 def cache_write(dtype: str) -> Program:
@@ -373,6 +391,10 @@ OPTION_RUNS = [  # there are no codes beside float32
         lambda _: OPTION_CASES_OF_WIDE_HEADS,
     ),
 ]
+PREFIX_RUNS = runs(
+    {name: decode_prefix(*sizes) for name, sizes in DECODE_KERNELS_OF_TWO_HEADS.items()},
+    lambda name: (*PREFIX_CASES, *PREFIX_CASES_WITHOUT) if name == "bf16-64" else PREFIX_CASES[1::3],
+)
 CACHE_WRITE_RUNS = runs({dtype: cache_write(f"{dtype}_") for dtype in ("f16", "bf16", "f32")}, lambda _: ((),))
 SM90_RUNS = runs(
     {name: forward_sm90(*sizes) for name, sizes in (FORWARD_KERNELS_SM90 | FORWARD_KERNELS_SM90_WITH_LONG_SUMS).items()},
@@ -517,6 +539,12 @@ def test_decode_over_codes(output: Callable[[Run], str], run: Run) -> None:
 def test_decode_with_options_of_caches(output: Callable[[Run], str], run: Run) -> None:
     _, _, _, _, shards, _, _, append, tree, invariant, _, _ = run.arguments
     assert output(run).count("ok ") == shards + (invariant and not append and not tree)
+
+
+@pytest.mark.parametrize("run", PREFIX_RUNS)
+def test_the_hint_of_shared_keys_changes_no_bit(output: Callable[[Run], str], run: Run) -> None:
+    used = "unused" if run.arguments in PREFIX_CASES_WITHOUT else "used"
+    assert f"ok 0 bits differ, 0 absent, hint {used}" in output(run)
 
 
 @pytest.mark.parametrize("run", CACHE_WRITE_RUNS)

@@ -31,7 +31,7 @@ inline bool takes_prefixes(const DecodeProblem& problem) {
     const KvCache& cache = problem.cache;
     const int64_t rows = problem.seqlen_q * problem.group_size();
     const bool plain = cache.dtype == problem.dtype && !has_scales(cache) && !cache.k_rope.present && problem.shard.whole() &&
-                       problem.out.dtype == problem.dtype;
+                       (!problem.out.present || problem.out.dtype == problem.dtype);
     return plain && !has_ragged_rows(problem) && rows > 0 && !decode_shares_keys(rows) && !problem.leftpad &&
            !problem.alibi_slopes.present && problem.mask_rule.left == MaskRule::kUnbounded;
 }
