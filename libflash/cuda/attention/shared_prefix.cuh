@@ -15,7 +15,8 @@ struct SharedGroup {
 
     static __device__ __forceinline__ SharedGroup of(const SharedPrefixParams& shared, int batch_count, int group) {
         if (group >= shared.count) return {0, 0, 0};
-        const int begin = min(max(shared.groups[group], 0), batch_count), end = min(max(shared.groups[group + 1], 0), batch_count);
+        const int begin = min(max(shared.groups[group], 0), batch_count),
+                  end = min(max(shared.groups[group + 1], 0), batch_count);
         const int keys = max(shared.lens[group], 0);
         if (end - begin < 2 || keys == 0) return {0, 0, 0};
         return {begin, end, keys};
@@ -45,7 +46,8 @@ struct PrefixTile {
 };
 
 // The tile number `index`, each of `of_tile` sequences of a group, by prefix sums of a warp. Every warp computes the same.
-__device__ __forceinline__ PrefixTile find_prefix_tile(const SharedPrefixParams& shared, int batch_count, int index, int of_tile) {
+__device__ __forceinline__ PrefixTile find_prefix_tile(const SharedPrefixParams& shared, int batch_count, int index,
+                                                       int of_tile) {
     const int lane = threadIdx.x % 32;
     int before = 0;
 #pragma unroll 1

@@ -136,6 +136,7 @@ auto with_instance(int instance, const DoWith& do_with) {
     using Shared = std::integral_constant<Keys, Keys::shared>;
     using No = bool_constant<false>;
     using Codes = CodesOf<Kernel>;
+    using OfCodes = bool_constant<kCanAppend && Codes::value == DecodeStorage::codes>;
     switch (static_cast<DecodeKind>(instance)) {
         case DecodeKind::shared_keys: return do_with(Shared(), No(), Plain());
         case DecodeKind::own_keys_after_prefix:
@@ -149,6 +150,8 @@ auto with_instance(int instance, const DoWith& do_with) {
         case DecodeKind::two_heads_scaled: return do_with(OwnOfTwo(), No(), Scaled());
         case DecodeKind::shared_keys_of_codes: return do_with(Shared(), No(), Codes());
         case DecodeKind::own_keys_of_codes: return do_with(Own(), No(), Codes());
+        case DecodeKind::own_keys_of_codes_append: return do_with(Own(), OfCodes(), Codes());
+        case DecodeKind::two_heads_of_codes_append: return do_with(OwnOfTwo(), OfCodes(), Codes());
         default: return do_with(OwnOfTwo(), No(), Codes());
     }
 }
@@ -159,8 +162,10 @@ int launch_after_prefix(const DecodePlan& plan, const DecodeParams& params, cuda
     if constexpr (has_prefix_kernels(Kernel::config.head_dim, sizeof(ElementOf<Kernel::config.dtype>)))
         return with_instance<Kernel>(plan.instance.number, [&](auto keys, auto, auto) -> int {
             constexpr Keys kKeys = decltype(keys)::value;
-            if constexpr (kKeys == Keys::shared) return cudaErrorInvalidConfiguration;
-            else return launch_attention(decode_kernel<Kernel, kKeys, false, DecodeStorage::plain, true>, plan, params, stream);
+            if constexpr (kKeys == Keys::shared)
+                return cudaErrorInvalidConfiguration;
+            else
+                return launch_attention(decode_kernel<Kernel, kKeys, false, DecodeStorage::plain, true>, plan, params, stream);
         });
     return cudaErrorInvalidConfiguration;
 }

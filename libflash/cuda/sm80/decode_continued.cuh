@@ -27,8 +27,8 @@ struct DecodeContinued {
         const int of_class = body.own_keys() / kDecodeSlab;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const float* const from = prefix_sums_of<kHeadDim>(body.params, body.workspace_row(body.own_head(), body.packed_row(r)),
-                                                               body.work_tile.split, kClasses, of_class);
+            const float* const from = prefix_sums_of<kHeadDim>(
+                body.params, body.workspace_row(body.own_head(), body.packed_row(r)), body.work_tile.split, kClasses, of_class);
 #pragma unroll
             for (int n = 0; n < Body::kBlocks; ++n) {
                 const float2 x = *reinterpret_cast<const float2*>(from + n * 8 + body.lane % 4 * 2);

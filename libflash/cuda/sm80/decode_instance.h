@@ -11,7 +11,7 @@ namespace libflash::cuda {
 //   own_keys_append   the same, and the kernel appends one new row and rotates the queries
 //   two_heads         like own_keys, for two key heads per thread block
 //   two_heads_append  the same, and the kernel appends and rotates
-//   ..._of_codes      the cache holds codes of 8 bits; kernels of 16-bit types only
+//   ..._of_codes      the cache holds codes of 8 bits; kernels of 16-bit types only. ..._append: as above, with quantisation
 //   ..._scaled        the cache holds elements of the type of the queries, with scales
 //   ragged...         rows of any lengths, positions, trees: a thread block works like own_keys or shared_keys
 //   general...        the same for rare options of the cache (host/problem_params.h), with scales or without
@@ -33,7 +33,9 @@ enum class DecodeKind {
     general,
     general_of_codes,
     own_keys_after_prefix,
-    two_heads_after_prefix
+    two_heads_after_prefix,
+    own_keys_of_codes_append,
+    two_heads_of_codes_append
 };
 
 constexpr DecodeKind decode_kind(bool shares_keys, int key_heads, bool appends_inside,
@@ -41,6 +43,8 @@ constexpr DecodeKind decode_kind(bool shares_keys, int key_heads, bool appends_i
     const bool codes = storage == DecodeStorage::codes;
     if (storage != DecodeStorage::plain) {
         if (shares_keys) return codes ? DecodeKind::shared_keys_of_codes : DecodeKind::shared_keys_scaled;
+        if (codes && appends_inside)
+            return key_heads == 2 ? DecodeKind::two_heads_of_codes_append : DecodeKind::own_keys_of_codes_append;
         if (key_heads == 2) return codes ? DecodeKind::two_heads_of_codes : DecodeKind::two_heads_scaled;
         return codes ? DecodeKind::own_keys_of_codes : DecodeKind::own_keys_scaled;
     }
@@ -71,6 +75,8 @@ constexpr const char* decode_kind_name(DecodeKind kind) {
         case DecodeKind::two_heads_scaled: return "scales, two key heads";
         case DecodeKind::ragged_of_codes: return "8-bit codes, rows of any lengths";
         case DecodeKind::general: return "general";
+        case DecodeKind::own_keys_of_codes_append: return "8-bit codes, each warp its own keys, appends";
+        case DecodeKind::two_heads_of_codes_append: return "8-bit codes, two key heads, appends";
         case DecodeKind::own_keys_after_prefix: return "each warp its own keys, after shared ones";
         case DecodeKind::two_heads_after_prefix: return "two key heads, after shared keys";
         default: return "8-bit codes, general";

@@ -31,7 +31,8 @@ bool appends_codes(const DecodeProblem& problem) {
 // True if the attention kernel appends and rotates: one query row and at most one new row per sequence. The new key is visible,
 // so exactly one split contains it.
 bool appends_inside(const KernelConfig& config, const DecodeProblem& problem) {
-    return decode_can_append(config.head_dim, config.tile_k) && !appends_codes(problem) && !is_ragged(problem) &&
+    const bool scaled = storage_of(problem) == DecodeStorage::scaled;
+    return decode_can_append(config.head_dim, config.tile_k) && !scaled && !problem.cache.k_rope.present && !is_ragged(problem) &&
            (problem.k_new.present || problem.rotary_cos.present) && problem.k_new.present == problem.v_new.present &&
            problem.seqlen_q == 1 && problem.seqlen_new <= 1 && problem.heads_q > 0 &&
            !decode_shares_keys(problem.seqlen_q * problem.group_size()) && !problem.leftpad;
@@ -88,7 +89,8 @@ void pace_waves(DecodePlan& plan, const DecodeSizes& sizes) {
     const KernelConfig& config = sizes.config;
     const int64_t of_each = sizes.blocks_per_multiprocessor(), multiprocessors = sizes.device.multiprocessors,
                   blocks = sizes.unsplit_blocks() * plan.splits / plan.key_heads;
-    if (sizes.ragged() || plan.prefix_tiles > 0 || plan.prefill.name || blocks <= of_each * multiprocessors || of_each < 2) return;
+    if (sizes.ragged() || plan.prefix_tiles > 0 || plan.prefill.name || blocks <= of_each * multiprocessors || of_each < 2)
+        return;
     plan.delayed_begin = static_cast<uint32_t>(multiprocessors);
     plan.delayed_count = static_cast<uint32_t>((of_each - 1) * multiprocessors);
     const int64_t tile_bytes = 2 * config.tile_k * config.head_dim * element_bytes(sizes.problem.dtype);
@@ -128,10 +130,12 @@ DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const
     if (prefixes) plan.prefix_tiles = most_prefix_tiles(problem);
     plan.fused_append = !prefixes && appends_inside(config, problem);
     plan.stores_rotated_q = problem.rotary_cos.present && !plan.fused_append;
-    const bool codes = storage == DecodeStorage::codes, general = is_wide_decode(config.head_dim) || (has_rare_options(problem) && !prefixes);
+    const bool codes = storage == DecodeStorage::codes,
+               general = is_wide_decode(config.head_dim) || (has_rare_options(problem) && !prefixes);
     plan.ragged = sizes.ragged() && !prefixes;
-    const DecodeKind kind = prefixes ? kind_after_prefix(plan.key_heads) : plan.ragged ? ragged_decode_kind(codes, general)
-                                        : decode_kind(sizes.shares_keys(), plan.key_heads, plan.fused_append, storage);
+    const DecodeKind kind = prefixes      ? kind_after_prefix(plan.key_heads)
+                            : plan.ragged ? ragged_decode_kind(codes, general)
+                                          : decode_kind(sizes.shares_keys(), plan.key_heads, plan.fused_append, storage);
     plan.instance = {static_cast<int>(kind), decode_kind_name(kind)};
     plan.tile_q = static_cast<int>(sizes.tile_q());
     plan.tile_k = config.tile_k / plan.key_heads;

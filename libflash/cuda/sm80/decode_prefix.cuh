@@ -104,7 +104,8 @@ struct DecodePrefix {
     __device__ __forceinline__ void find_rows(const PrefixTile& tile) const {
         const int row = threadIdx.x;
         if (row < kTileRows) {
-            const int of_slab = kDecodeSlab / rows_of_sequence, in_slab = row % kDecodeSlab, sequence = in_slab / rows_of_sequence;
+            const int of_slab = kDecodeSlab / rows_of_sequence, in_slab = row % kDecodeSlab,
+                      sequence = in_slab / rows_of_sequence;
             const int batch = tile.begin + row / kDecodeSlab * of_slab + sequence, packed = in_slab - sequence * rows_of_sequence;
             const bool exists = sequence < of_slab && batch < tile.end;
             VisibleRange keys{INT32_MAX, 0};
@@ -124,7 +125,8 @@ struct DecodePrefix {
     // The keys of the rows of slab number `warp`, or of all.
     __device__ __forceinline__ KeyRange range_of_tile() const {
         const VisibleRange low = row_keys()[lane], high = row_keys()[lane + 32];
-        return {__reduce_min_sync(0xffffffffu, min(low.begin, high.begin)), __reduce_max_sync(0xffffffffu, max(low.end, high.end))};
+        return {__reduce_min_sync(0xffffffffu, min(low.begin, high.begin)),
+                __reduce_max_sync(0xffffffffu, max(low.end, high.end))};
     }
 
     __device__ __forceinline__ void prepare_rows() {
@@ -157,8 +159,8 @@ struct DecodePrefix {
         for (int i = threadIdx.x; i < kTileRows * kChunks; i += kThreads) {
             const int row = i / kChunks, chunk = i % kChunks;
             const int2 own = rows()[row];
-            const int in_sequence = divide(own.y, params.by_group), head = head_k * params.group_size + own.y -
-                                                                            in_sequence * params.group_size;
+            const int in_sequence = divide(own.y, params.by_group),
+                      head = head_k * params.group_size + own.y - in_sequence * params.group_size;
             const T* from = static_cast<const T*>(params.q.data) + max(own.x, 0) * params.q.batch + in_sequence * params.q.row +
                             head * params.q.head + chunk * kChunkValues;
             const int count = own.x >= 0 ? params.head_dim - chunk * kChunkValues : 0;

@@ -22,6 +22,7 @@
 #include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/nanosleep.cuh"
+#include "cuda/sm80/appended_codes.cuh"
 #include "cuda/sm80/appended_row.cuh"
 #include "cuda/sm80/decode_codes.cuh"
 #include "cuda/sm80/decode_continued.cuh"
@@ -38,8 +39,8 @@ namespace libflash::cuda::sm80 {
 
 enum class DecodeRows { equal, any, general };
 
-// kAppends: the kernel appends one new row per sequence and rotates it and the queries (appended_row.cuh). A separate instance,
-// because this code costs time even if it is skipped.
+// kAppends: the kernel appends one new row per sequence and rotates it and the queries (appended_row.cuh, of codes
+// appended_codes.cuh). A separate instance, because this code costs time even if it is skipped.
 //
 // kHeads: adjacent key heads per thread block; each has kWarps / kHeads of the warps. With two, reads of a key are longer and
 // there are fewer thread blocks.
@@ -70,7 +71,10 @@ struct Decode {
     static constexpr int kBlocks = kValueDim / 8 / kParts;  // blocks of 8 channels in a warp's O
     static constexpr bool kSameKeys = kSharesKeys;
     static constexpr int kThreads = kWarps * kParts * 32;
-    using NewRow = AppendedRow<T, kHeadDim, kThreads, kHeads>;  // with kAppends
+    // With kAppends.
+    static constexpr bool kAppendsCodes = kAppends && kCodes;
+    using NewRow = std::conditional_t<kAppendsCodes, AppendedCodes<T, kHeadDim, kThreads, kHeads>,
+                                      AppendedRow<T, kHeadDim, kThreads, kHeads>>;
     static constexpr int kTileK = kWarps / kHeads * kDecodeSlab;
     static constexpr int kTileRows = (kSharesKeys ? kWarps : kHeads) * kDecodeSlab;
     static_assert(kHeads == 1 || !kSharesKeys);
@@ -90,13 +94,19 @@ struct Decode {
     static constexpr int kStagesBytes = kStages * kStageBytes + kConvertedBytes;
     static constexpr int kQueryBytes = kTileRows * Slab::kRowBytes;
     static constexpr int kScaleBytes = kScales ? kStages * kWarps * decode_slab_scales(kHeadDim, kHasRareOptions) * 4 : 0;
-    static constexpr int kSharedBytes =
+    static constexpr int kTileBytes =
         kStagesBytes + kQueryBytes + kStages * kWarps * (1 + kParts * kDecodeSlab) * 4 + kScaleBytes;
+    static constexpr int kNewRowBegin = (kTileBytes + 15) / 16 * 16;  // with kAppendsCodes
+    static constexpr int new_row_end() {
+        if constexpr (kAppendsCodes) return kNewRowBegin + NewRow::kBytes;
+        return kTileBytes;
+    }
+    static constexpr int kSharedBytes = new_row_end();
     static_assert(kScales || kParts > 1 ||
-                      kSharedBytes == decode_shared_bytes(kHeadDim, kWarps* kDecodeSlab, kStages, sizeof(T), kTileRows),
+                      kTileBytes == decode_shared_bytes(kHeadDim, kWarps* kDecodeSlab, kStages, sizeof(T), kTileRows),
                   "the host counts the same");
     static_assert(!kConvertsInRegisters ||
-                      kSharedBytes == decode_code_shared_bytes(kHeadDim, kWarps* kDecodeSlab, kStages, kTileRows),
+                      kTileBytes == decode_code_shared_bytes(kHeadDim, kWarps* kDecodeSlab, kStages, kTileRows),
                   "the host counts the same");
     static constexpr float kSlack = kDecodeSlack;
     static constexpr uint32_t kDelayNs = 3000;  // delay; longer than memory is idle between two thread blocks
@@ -407,6 +417,23 @@ struct Decode {
         synchronize();
     }
 
+    __device__ __forceinline__ NewRow make_new_row() const {
+        if constexpr (kAppendsCodes) {
+            return {{params}, shared + kNewRowBegin};
+        } else {
+            return {{params}};
+        }
+    }
+    // `key`: the number of the new key. `all_stages`: the loads of a tile for each stage are under way.
+    __device__ __forceinline__ void append(NewRow& new_row, const KeyLocations& locations, int key, bool all_stages) const {
+        if constexpr (kAppendsCodes) {
+            NewRow::template wait<kStages>(all_stages);
+            new_row.append(locations, work_tile.batch, work_tile.head_k, key);
+        } else {
+            new_row.append(work_tile.head_k);
+        }
+    }
+
     // Prologue and main loop in one: the first iteration for each stage only loads. A short split would end before the
     // instructions of a separate prologue were fetched.
     __device__ __forceinline__ void loop_over_keys(const Range& range, const KeyLocations& locations) {
@@ -420,7 +447,7 @@ struct Decode {
         if (has_table) first_entries = lookup.load_first(stages, begin);
         const int old = range.length - params.cache.seqlen_new;
         bool to_append = kAppends && range.last > old;
-        NewRow new_row{{params}};
+        NewRow new_row = make_new_row();
         if constexpr (kAppends) new_row.load(locations, work_tile.batch, work_tile.head_k, old, to_append);
         prepare_rows(range);
         if (has_table) lookup.store_first(first_entries, stages);
@@ -431,7 +458,7 @@ struct Decode {
             // Appends as late as possible, with the loads of the first tiles in flight, but before the tile with the new key is
             // loaded.
             if (to_append && (first == begin || loading + kTileK > old)) {
-                new_row.append(work_tile.head_k);
+                append(new_row, locations, old, first == begin);
                 __syncthreads();
                 to_append = false;
             }

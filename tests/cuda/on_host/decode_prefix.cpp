@@ -33,8 +33,8 @@ struct Groups {
 // One; several of which one is empty and one has a single sequence; shared keys that are not whole tiles; nothing shared; and
 // hints that are not true.
 const Groups kGroups[] = {
-    {{0, kBatch}, {512}, true},          {{0, 6, 6, 12}, {77, 500, 330}, true}, {{1, 2, 11}, {300, 191}, true},
-    {{0, 8, 13}, {0, 15}, true},         {{3, 40, -7}, {2000, -5}, false},      {{5, 2, 9}, {600, 600}, false},
+    {{0, kBatch}, {512}, true},  {{0, 6, 6, 12}, {77, 500, 330}, true}, {{1, 2, 11}, {300, 191}, true},
+    {{0, 8, 13}, {0, 15}, true}, {{3, 40, -7}, {2000, -5}, false},      {{5, 2, 9}, {600, 600}, false},
 };
 constexpr int kOwn[kBatch] = {1, 40, 0, 17, 100, 64, 7, 33, 90, 2, 80, 55, 16};
 
@@ -79,7 +79,9 @@ struct Problem {
 
     // Of a page that is shared only in part: the keys are the same, but in other places.
     void copy_key(int from, int to, int key) {
-        const auto row = [&](int b) { return (size_t(table[b * columns + key / c.page]) * c.page + key % c.page) * kHeadsK * kDim; };
+        const auto row = [&](int b) {
+            return (size_t(table[b * columns + key / c.page]) * c.page + key % c.page) * kHeadsK * kDim;
+        };
         for (int e = 0; e < kHeadsK * kDim; ++e) k[row(to) + e] = k[row(from) + e], v[row(to) + e] = v[row(from) + e];
     }
 
@@ -173,7 +175,7 @@ int main(int, char** argv) {
     int absent = 0;
     for (T x : with.out) absent += wide(x) != wide(x);
     if (!true_hint) absent = 0;
-    std::printf("%s %d bits differ, %d absent, hint %s, %s, then %s, %d splits\n", wrong + absent == 0 ? "ok" : "WRONG", wrong, absent,
-                used ? "used" : "unused", without.plan.instance.name, with.plan.instance.name, int(with.plan.splits));
+    std::printf("%s %d bits differ, %d absent, hint %s, %s, then %s, %d splits\n", wrong + absent == 0 ? "ok" : "WRONG", wrong,
+                absent, used ? "used" : "unused", without.plan.instance.name, with.plan.instance.name, int(with.plan.splits));
     return wrong + absent == 0 ? 0 : 1;
 }
