@@ -429,8 +429,12 @@ FLASH_API flash_status_t flash_attention_backward_workspace_size(const flash_ten
  * Shared keys. shared_groups and shared_lens say that sequences shared_groups[i] to shared_groups[i + 1] - 1 have the same first
  * shared_lens[i] keys in the same memory: the same cache entry, or the same pages in the columns of the table that they read. It
  * is a hint that changes no bit of a result. Groups ascend and may be empty; sequences outside of them share nothing. shared_lens
- * counts keys that were valid before the call. The library computes as without the hint. The CPU checks it: one that is not
- * true is refused (INVALID).
+ * counts keys that were valid before the call. The CPU checks it, and computes as without it: one that is not true is refused
+ * (INVALID). On CUDA one that is not true gives wrong results for the sequences of its groups; nothing outside of the tensors is
+ * touched. There the shared keys are read once for several sequences (explain: "shared keys") if q has 16 bits, D and Dv are at
+ * most 128, rows are not packed and at most 16 share a key head, there are four sequences or more for each group, and enough of
+ * them to fill the GPU; without scales, q_positions, tree_mask, cache_leftpad, alibi_slopes, window_left, shards and
+ * FLOAT32 out. Else the hint is ignored.
  *
  * Pages. With block_table, key j of sequence b is row j mod page_size of page block_table[b][j / page_size], and the capacity is
  * columns * page_size. Table entries past the last key, and those before the first key that a row sees (window,

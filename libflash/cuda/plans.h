@@ -118,7 +118,7 @@ struct BackwardPlan {
     Workspace workspace;    // "statistics", "dq_accumulator", "dq_counters", "next_work_tile", "gradient_sums"
 };
 
-enum class DecodeStep { append, attention, combine, append_codes };
+enum class DecodeStep { append, attention, combine, append_codes, prefix };
 
 struct DecodePlan {
     Instance instance;
@@ -137,9 +137,10 @@ struct DecodePlan {
     uint32_t append_rows = 0;                       // new rows of all key heads, for the append kernel
     uint32_t append_slots = 0;                      // threads per row there
     uint32_t appended_codes = 0;                    // new rows of all key heads, for the append kernel of 8-bit caches
-    LaunchShape append_codes, append, attention, combine;
+    int64_t prefix_tiles = 0;                       // of rows of sequences that share their first keys; 0: as without the hint
+    LaunchShape append_codes, append, prefix, attention, combine;
     DecodePrefill prefill;
-    Workspace workspace;  // "rotated_q", "partial_out", "partial_lse", "prefill"
+    Workspace workspace;  // "rotated_q", "prefix_sums", "partial_out", "partial_lse", "prefill"
 };
 
 struct CompressPlan {

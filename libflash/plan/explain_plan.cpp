@@ -102,7 +102,9 @@ void cuda_lines(std::string& text, const cuda::DecodePlan& plan) {
     const bool codes = plan.append_codes.blocks > 0, appends = plan.append.blocks > 0;
     launch_line(text, codes ? "launch" : "", "append codes", plan.append_codes);
     launch_line(text, appends && !codes ? "launch" : "", "append", plan.append);
-    launch_line(text, appends || codes ? "" : "launch", "attention", plan.attention);
+    const bool prefix = plan.prefix.blocks > 0;
+    launch_line(text, appends || codes ? "" : "launch", "shared keys", plan.prefix);
+    launch_line(text, appends || codes || prefix ? "" : "launch", "attention", plan.attention);
     launch_line(text, "", "combine splits", plan.combine);
     if (!plan.prefill.name) return;
     const cuda::PrefillPlan& prefill = plan.prefill.plan;

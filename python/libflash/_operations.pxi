@@ -263,8 +263,8 @@ def decode(q, k_cache, v_cache=None, *, cache_seqlens=None, block_table=None, ca
         The rows of tree_mask of each sequence: all of its query rows, or none, then it is causal.
     shared_groups : (groups + 1,) int32, shared_lens : (groups,) int32 (int64 on the CPU: converted)
         A hint that changes no bit: sequences shared_groups[i] to shared_groups[i + 1] - 1 have the same first shared_lens[i]
-        cached keys in the same rows, in one cache entry or in the same pages. The library computes as without it. The CPU
-        refuses a hint that is not true.
+        cached keys in the same rows, in one cache entry or in the same pages. CUDA may read them once for several sequences
+        (`explain`: shared keys); a hint that is not true gives wrong results there, and the CPU refuses it.
     shard : (count, index, keys)
         The caches have a part of the keys: key t is on shard t // keys % count, without gaps. Lengths, positions and masks count
         all keys; each shard gets the same q, k and v, stores the new rows that are its own, and computes its part of out and lse,

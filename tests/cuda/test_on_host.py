@@ -144,12 +144,20 @@ RAGGED_CASES_WITH_PREFILL = (
 )
 
 # Decode over codes of 8 bits: query rows, splits, paged, appended rows, type of the codes (1: e4m3, 2: e5m2, 3: int8), what
-# scales belong to (0: none, 1: all, 2: heads, 3: sequences and heads, 4: rows), key heads of a thread block, late copies.
+# scales belong to (0: none, 1: all, 2: heads, 3: sequences and heads, 4: rows), key heads of a thread block, late copies, append by
+# the attention kernel.
 CODE_CASES = (
-    *((1, 1, 0, 0, 1, 0, 1, 1), (2, 3, 1, 0, 2, 2, 1, 0), (5, -128, 0, 0, 3, 4, 1, 1), (7, 2, 1, 0, 1, 4, 1, 0)),
-    *((1, 1, 1, 1, 1, 4, 1, 1), (1, 3, 0, 1, 2, 3, 1, 0), (2, 1, 1, 2, 3, 4, 1, 0), (9, 2, 0, 2, 1, 1, 1, 1)),
+    *((1, 1, 0, 0, 1, 0, 1, 1, 0), (2, 3, 1, 0, 2, 2, 1, 0, 0), (5, -128, 0, 0, 3, 4, 1, 1, 0), (7, 2, 1, 0, 1, 4, 1, 0, 0)),
+    *((1, 1, 1, 1, 1, 4, 1, 1, 0), (1, 3, 0, 1, 2, 3, 1, 0, 0), (2, 1, 1, 2, 3, 4, 1, 0, 0), (9, 2, 0, 2, 1, 1, 1, 1, 0)),
 )
-CODE_CASES_OF_TWO_HEADS = ((1, 1, 0, 0, 3, 4, 2, 1), (3, 2, 1, 1, 1, 4, 2, 0), (2, -128, 0, 0, 2, 3, 2, 1))
+CODE_CASES_INSIDE = (
+    *((1, 1, 1, 1, 1, 4, 1, 1, 1), (1, 3, 0, 1, 2, 3, 1, 0, 1), (1, 2, 1, 1, 3, 4, 1, 1, 1), (1, 1, 0, 1, 1, 2, 1, 1, 1)),
+    *((1, -128, 0, 1, 3, 2, 1, 0, 1), (1, 40, 1, 1, 2, 4, 1, 1, 1), (1, 1, 1, 1, 2, 0, 1, 1, 1)),
+)
+CODE_CASES_OF_TWO_HEADS = (
+    *((1, 1, 0, 0, 3, 4, 2, 1, 0), (3, 2, 1, 1, 1, 4, 2, 0, 0), (2, -128, 0, 0, 2, 3, 2, 1, 0)),
+    *((1, 1, 0, 1, 3, 4, 2, 1, 1), (1, 2, 1, 1, 1, 3, 2, 1, 1), (1, -128, 1, 1, 2, 4, 2, 0, 1)),
+)
 
 # The options of caches that need instances of their own: the arguments of decode_options.cpp.
 OPTION_CASES = (
@@ -167,6 +175,20 @@ OPTION_CASES_OF_NUMBERS = tuple(case for case in OPTION_CASES if case[0] == 0)
 OPTION_CASES_OF_WIDE_HEADS = (
     *(case for case in OPTION_CASES if case[:2] == (0, 0)),
     *((0, 0, 0, 0, 1, 9, 3, 1, 0, 0, 1, 1), (0, 0, 64, 1, 1, 3, 2, 1, 0, 0, 0, 1), (0, 0, 0, 1, 1, 0, -128, 0, 0, 0, 1, 0)),
+)
+
+# Keys that sequences share: the arguments of decode_prefix.cpp. First the calls that take the hint.
+PREFIX_CASES = (
+    *((1, 4, 1, 16, 0, 0, 0, 0, 20, 1, 0), (1, 3, 0, 16, 0, 0, 0, 1, 4, 0, 1), (1, 4, 3, 16, 1, 0, 0, 0, 20, 1, 1)),
+    *((3, 3, -256, 64, 1, 0, 0, 8, 20, 0, 0), (1, 4, 0, 16, 2, 1, 0, 9, 20, 0, 2), (2, 2, -128, 16, 0, 1, 1, 8, 20, 1, 1)),
+    *((1, 4, 1, 0, 0, 0, 0, 0, 20, 1, 2), (1, 16, 2, 3, 1, 0, 0, 1, 20, 1, 0), (5, 3, 4, 16, 3, 5, 0, 8, 20, 0, 1)),
+    *((1, 1, 5, 100, 1, 0, 0, 0, 20, 0, 0), (4, 4, -384, 16, 2, 0, 1, 9, 20, 1, 2), (2, 1, 0, 64, 1, 2, 0, 0, 4, 1, 1)),
+    *((1, 4, 1, 16, 4, 0, 0, 0, 20, 0, 0), (1, 4, 2, 16, 5, 1, 0, 0, 20, 0, 1)),
+)
+# ALiBi, a window, more rows than a slab, and a call that leaves most of the GPU idle without splits.
+PREFIX_CASES_WITHOUT = (
+    *((1, 4, 1, 16, 0, 0, 0, 2, 20, 0, 0), (1, 4, 1, 16, 0, 0, 0, 4, 20, 0, 0)),
+    *((5, 4, 1, 16, 0, 0, 0, 8, 20, 0, 0), (1, 4, 0, 16, 0, 0, 0, 0, 64, 0, 0)),
 )
 
 # Forward for sm_90a: type, head_dim, head_dim_v, tile, stages; three, two and two warpgroups.
@@ -280,7 +302,7 @@ def decode(dtype: str, head_dim: int, tile: str) -> Program:
     # Wide heads: one kernel for keys of 576 channels and values of 512.
     dims = "576, 512" if head_dim > 256 else f"{head_dim}, {head_dim}"
     defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "KERNEL_DIMS": dims, "DECODE_TILE": tile}
-    return Program("decode.cpp", ("sm80/decode.cuh",), tuple(defines.items()))
+    return Program("decode.cpp", ("sm80/decode.cuh", "sm80/decode_prefix.cuh"), tuple(defines.items()))
 
 
 def decode_codes(dtype: str, head_dim: int, tile: str) -> Program:
@@ -289,6 +311,10 @@ def decode_codes(dtype: str, head_dim: int, tile: str) -> Program:
 
 def decode_options(dtype: str, head_dim: int, tile: str) -> Program:
     return decode(dtype, head_dim, tile)._replace(source="decode_options.cpp")
+
+
+def decode_prefix(dtype: str, head_dim: int, tile: str) -> Program:
+    return decode(dtype, head_dim, tile)._replace(source="decode_prefix.cpp")
 
 
 def cache_write(dtype: str) -> Program:
@@ -372,8 +398,14 @@ DECODE_RUNS = [
     ),
 ]
 CODE_RUNS = [
-    *runs({name: decode_codes(*DECODE_KERNELS[name]) for name in ("bf16-64", "f16-256-small")}, lambda _: CODE_CASES),
-    *runs({"f16-128": decode_codes(*DECODE_KERNELS_OF_TWO_HEADS["f16-128"])}, lambda _: CODE_CASES_OF_TWO_HEADS),
+    *runs(
+        {name: decode_codes(*DECODE_KERNELS[name]) for name in ("bf16-64", "f16-256-small")},
+        lambda name: (*CODE_CASES, *CODE_CASES_INSIDE) if name == "bf16-64" else CODE_CASES,  # too few threads for 256 channels
+    ),
+    *runs(
+        {name: decode_codes(*DECODE_KERNELS_OF_TWO_HEADS[name]) for name in ("f16-128",)},
+        lambda _: (*CODE_CASES_OF_TWO_HEADS, *CODE_CASES_INSIDE[::2]),
+    ),
 ]
 OPTION_RUNS = [  # there are no codes beside float32
     *runs({"bf16-64": decode_options(*DECODE_KERNELS["bf16-64"])}, lambda _: OPTION_CASES),
@@ -384,6 +416,10 @@ OPTION_RUNS = [  # there are no codes beside float32
         lambda _: OPTION_CASES_OF_WIDE_HEADS,
     ),
 ]
+PREFIX_RUNS = runs(
+    {name: decode_prefix(*sizes) for name, sizes in DECODE_KERNELS_OF_TWO_HEADS.items()},
+    lambda name: (*PREFIX_CASES, *PREFIX_CASES_WITHOUT) if name == "bf16-64" else PREFIX_CASES[1::3],
+)
 CACHE_WRITE_RUNS = runs({dtype: cache_write(f"{dtype}_") for dtype in ("f16", "bf16", "f32")}, lambda _: ((),))
 SM90_RUNS = runs(
     {name: forward_sm90(*sizes) for name, sizes in (FORWARD_KERNELS_SM90 | FORWARD_KERNELS_SM90_WITH_LONG_SUMS).items()},
@@ -537,6 +573,12 @@ def test_decode_over_codes(output: Callable[[Run], str], run: Run) -> None:
 def test_decode_with_options_of_caches(output: Callable[[Run], str], run: Run) -> None:
     _, _, _, _, shards, _, _, append, tree, invariant, _, _ = run.arguments
     assert output(run).count("ok ") == shards + (invariant and not append and not tree)
+
+
+@pytest.mark.parametrize("run", PREFIX_RUNS)
+def test_the_hint_of_shared_keys_changes_no_bit(output: Callable[[Run], str], run: Run) -> None:
+    used = "unused" if run.arguments in PREFIX_CASES_WITHOUT else "used"
+    assert f"ok 0 bits differ, 0 absent, hint {used}" in output(run)
 
 
 @pytest.mark.parametrize("run", CACHE_WRITE_RUNS)

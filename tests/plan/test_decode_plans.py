@@ -28,13 +28,15 @@ def decode_cases_of_codes(large: str, small: str) -> list[Case]:
     """Tiles are those of a cache of 16 bits, splits those of one with scales."""
     own, shared, two = (f"8-bit codes, {text}" for text in ("each warp its own keys", "warps share keys", "two key heads"))
     news = {name: tensor(4, 1, 8, 128, address=n * ADDRESS) for n, name in ((2, "k_new"), (3, "v_new"))}
+    two_rows = {name: tensor(4, 2, 8, 128, address=n * ADDRESS) for n, name in ((2, "k_new"), (3, "v_new"))}
     turned = dict.fromkeys(("rotary_cos", "rotary_sin"), tensor(8192, 64, dtype=abi.FLOAT32))
     paged = (tensor(32, 1, 32, 128), *(tensor(32 * 512, 16, 8, 128, dtype=abi.E4M3, address=n * ADDRESS) for n in (4, 8)))
     pages = {"block_table": tensor(32, 512, dtype=abi.INT32), "cache_seqlens": tensor(32, dtype=abi.INT32)}
     return [
         codes("H200", kernel(large, own, "16x64", splits="12 ranges", pipeline="3 stages")),
-        codes("H200", kernel(large, own, "16x64", launch="append codes: 16 "), **news),
-        codes("H200", kernel(large, own, "16x64", launch="append codes: 16 "), **news, **turned),
+        codes("H200", kernel(large, own + ", appends", "16x64", launch="attention: 384 "), **news),
+        codes("H200", kernel(large, own + ", appends", "16x64", launch="attention: 384 "), **news, **turned),
+        codes("H200", kernel(large, own, "16x64", launch="append codes: 32 "), **two_rows, **turned),
         codes("H200", kernel(large, shared, "64x64", pipeline="3 stages"), rows=5),
         codes("A100", kernel(small, two, "16x32", splits="13 ranges", pipeline="3 stages")),
         Case("H200", "decode", paged, pages, kernel(large, two, "16x32", splits="2 ranges")),
@@ -67,6 +69,24 @@ def ragged_cases() -> list[Case]:
         Case("H200", "decode", (dense, *caches), {"cu_seqlens_new": cu, **news}, {**ragged, "launch": "append: 4000 "}),
         Case("H200", "decode", (dense, *caches), {"q_positions": ints, "num_splits": 1}, {**ragged, "launch": "attention: 32 "}),
         Case("H200", "decode", (dense, *caches), {"tree_mask": tree, "num_splits": 1}, {**ragged, "launch": "attention: 32 "}),
+    ]
+
+
+def shared_key_cases() -> list[Case]:
+    """64 sequences in one group: a tile has the rows of 16 of them, and a thread block one of four classes of keys."""
+    large, shared = "decode_sm80_bf16_d128", {"shared_groups": tensor(2, dtype=abi.INT32), "shared_lens": tensor(1, dtype=abi.INT32)}
+    pages = {"block_table": tensor(64, 512, dtype=abi.INT32), "cache_seqlens": tensor(64, dtype=abi.INT32), **shared}
+    arrays = (tensor(64, 1, 32, 128), *[tensor(64 * 512, 16, 8, 128)] * 2)
+    after = kernel(large, "each warp its own keys, after shared ones", "16x64", pipeline="3 stages")
+    without = {name: tensor(64, 32, dtype=abi.FLOAT32) for name in ("alibi_slopes",)}
+    new = {"k_new": tensor(64, 1, 8, 128, address=2 * ADDRESS), "v_new": tensor(64, 1, 8, 128, address=3 * ADDRESS)}
+    return [
+        Case("H200", "decode", arrays, pages, {**after, "splits": "1 (keys", "launch": "shared keys: 128 "}),
+        Case("H200", "decode", arrays, {**pages, "num_splits": 3}, {**after, "launch": "shared keys: 384 "}),
+        Case("H200", "decode", arrays, {**pages, **new}, {**after, "launch": "append: 256 "}),
+        Case("H200", "decode", arrays, {**pages, "flags": abi.INVARIANT_ROWS}, {**after, "splits": "8 ranges"}),
+        Case("H200", "decode", arrays, {**pages, **without}, kernel(large, "each warp its own keys", "16x64")),
+        Case("H200", "decode", arrays, {**pages, "split_size": 128}, kernel(large, "each warp its own keys", "16x64")),
     ]
 
 
@@ -111,7 +131,8 @@ def general_cases() -> list[Case]:
         decode("H200", general, shard_count=2, shard_keys=16, cache_seqlens=lengths),
         decode("H200", kernel(large, "general", "16x64", splits="8 ranges"), flags=abi.INVARIANT_ROWS),
         decode("H200", kernel(large, "general", "16x64", splits="32 ranges"), flags=abi.INVARIANT_ROWS, split_size=256),
-        decode("H200", own, **shared),
+        decode("H200", own, **shared),  # groups of one sequence
+        *shared_key_cases(),
         Case("H200", "decode", part, {"k_rope_cache": rope}, general),
         Case("H200", "decode", packed, {"cu_seqlens_q": cu}, kernel(large, "8-bit codes, rows of any lengths", "64x64")),
         codes("H200", kernel(large, "8-bit codes, general", "64x64", pipeline="2 stages"), k_scale=groups, v_scale=groups),

@@ -64,6 +64,15 @@ struct RaggedParams {
     Divisor short_tiles;
 };
 
+// Groups of sequences with the same first keys, and the sums over these keys that are in the workspace (shared_prefix.cuh).
+struct SharedPrefixParams {
+    const int32_t *groups, *lens;
+    int32_t count;  // of groups; 0: the kernels do not use them
+    float* sums;    // [batch][heads_k][row][split][class of keys][kHeadDim + kPrefixStatistics]
+    int32_t tiles;  // of the query rows of a key head of all groups, at most
+};
+constexpr int kPrefixStatistics = 8;  // after the sums of the channels: the kept maximum, and the row sums of four lanes
+
 struct DecodeParams {
     RowsParams q, out;
     RowStatisticsParams lse;
@@ -95,6 +104,7 @@ struct DecodeParams {
     bool out_is_float;    // beside 16-bit queries
     bool invariant;       // the bits of a row depend on its own sequence alone
     bool values_in_keys;  // the values are the first channels of the keys
+    SharedPrefixParams shared;
 };
 
 // The elements of a cache: of the type of the queries, the same with scales, or codes of 8 bits with or without scales.

@@ -58,18 +58,24 @@ __device__ __forceinline__ float quotient(float value, float scale) {
     return result != result ? __uint_as_float(0xffc00000u) : result;
 }
 
-// The scale that maps the largest magnitude to the largest code. A NaN counts only for int8, which has no code for it: the scale
-// is then NaN.
-template <class Row>
-__device__ __forceinline__ float scale_for(const Row& row, int first, int count, CodeType type, int lane) {
-    uint32_t largest = 0;  // the order of magnitudes is that of their bits, NaN last
-    for (int c = first + lane; c < first + count; c += 32) {
-        const float value = widen(row.at(c));
-        if (value == value || type == CodeType::int8) largest = max(largest, __float_as_uint(value) & 0x7fffffffu);
-    }
-    for (int step = 16; step > 0; step /= 2) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+// The magnitude of a value as bits, whose order is that of magnitudes, NaN last. A NaN counts only for int8, which has no code
+// for it: the scale is then NaN.
+template <class T>
+__device__ __forceinline__ uint32_t magnitude_bits(T x, CodeType type) {
+    const float value = widen(x);
+    return value == value || type == CodeType::int8 ? __float_as_uint(value) & 0x7fffffffu : 0;
+}
+// The scale that maps the largest magnitude to the largest code.
+__device__ __forceinline__ float scale_of_magnitude(uint32_t largest, CodeType type) {
     const float magnitude = __uint_as_float(largest);
     return magnitude != magnitude ? magnitude : magnitude / largest_code(type);
+}
+template <class Row>
+__device__ __forceinline__ float scale_for(const Row& row, int first, int count, CodeType type, int lane) {
+    uint32_t largest = 0;
+    for (int c = first + lane; c < first + count; c += 32) largest = max(largest, magnitude_bits(row.at(c), type));
+    for (int step = 16; step > 0; step /= 2) largest = max(largest, __shfl_xor_sync(0xffffffffu, largest, step));
+    return scale_of_magnitude(largest, type);
 }
 
 // Writes a row of one head to the cache. `to`: its first element in a cache of T or of codes. `scales`: that of the first group,

@@ -137,6 +137,9 @@ DecodeParams make_params(const DecodeProblem& problem, const DecodePlan& plan, c
     params.v_scale = cache_scale_params(problem.cache.v_scale);
     params.shard = shard_params(problem);
     params.rope = rope_params(problem);
+    if (plan.prefix_tiles > 0)
+        params.shared = {problem.shared.groups, problem.shared.lens, static_cast<int32_t>(problem.shared.count),
+                         reinterpret_cast<float*>(region("prefix_sums")), static_cast<int32_t>(plan.prefix_tiles)};
     params.k_channels = static_cast<int32_t>(problem.head_dim - problem.cache.rope_dim());
     params.vector_kv = cache_fits_vectors(params, problem);
     const int64_t of_out = problem.out.present ? element_bytes(problem.out.dtype) : element;
@@ -147,7 +150,7 @@ DecodeParams make_params(const DecodeProblem& problem, const DecodePlan& plan, c
     params.stages = plan.stages;
     params.delayed_begin = plan.delayed_begin;
     params.delayed_count = plan.delayed_count;
-    params.fetch_early = plan.dependent_launch;
+    params.fetch_early = plan.dependent_launch && plan.prefix_tiles == 0;  // else the first keys of a split are not read
     params.ragged = ragged_params(problem, plan);
     return params;
 }

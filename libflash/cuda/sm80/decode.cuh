@@ -1,4 +1,4 @@
-// Decode: the attention kernel, its template instances, and the launches of append, attention and combine. decode_range.cuh has
+// Decode: the attention kernel, its template instances, and the launches of append, shared keys, attention and combine. decode_range.cuh has
 // the code of a thread block.
 #pragma once
 
@@ -12,6 +12,7 @@
 #include "cuda/sm80/append_codes.cuh"
 #include "cuda/sm80/combine_splits.cuh"
 #include "cuda/sm80/decode_instance.h"
+#include "cuda/sm80/decode_prefix.cuh"
 #include "cuda/sm80/decode_range.cuh"
 
 #include <algorithm>
@@ -27,7 +28,7 @@ constexpr int most_shared_bytes(const KernelConfig& config) {
 // Which keys a warp works on: those that it loaded, with one key head per thread block or two, or all keys of the tile.
 enum class Keys { own, own_of_two_heads, shared };
 
-template <class Kernel, Keys kKeys, bool kAppends = false, DecodeStorage kStorage = DecodeStorage::plain>
+template <class Kernel, Keys kKeys, bool kAppends = false, DecodeStorage kStorage = DecodeStorage::plain, bool kContinues = false>
 struct DecodeInstance {
     static constexpr KernelConfig config = Kernel::config;
     using T = ElementOf<config.dtype>;
@@ -35,18 +36,18 @@ struct DecodeInstance {
     static constexpr int kStages =
         kCodes ? decode_code_stages(config.head_dim, config.stages, kKeys == Keys::shared) : config.stages;
     using Body = Decode<T, config.head_dim, config.tile_k / kDecodeSlab, kStages, kKeys == Keys::shared, kAppends,
-                        kKeys == Keys::own_of_two_heads ? 2 : 1, kStorage>;
+                        kKeys == Keys::own_of_two_heads ? 2 : 1, kStorage, DecodeRows::equal, config.head_dim, kContinues>;
     static_assert(Body::kSharedBytes <= most_shared_bytes(config));
     static constexpr int kMinBlocks = decode_blocks_at_once(Body::kSharedBytes, 227 * 1024, Body::kThreads,
                                                             Body::kConvertsInRegisters ? kDecodeThreadsOfCodes : kDecodeThreads);
 };
 
-template <class Kernel, Keys kKeys, bool kAppends, DecodeStorage kStorage>
-__global__ void __launch_bounds__(DecodeInstance<Kernel, kKeys, kAppends, kStorage>::Body::kThreads,
-                                  DecodeInstance<Kernel, kKeys, kAppends, kStorage>::kMinBlocks)
+template <class Kernel, Keys kKeys, bool kAppends, DecodeStorage kStorage, bool kContinues = false>
+__global__ void __launch_bounds__(DecodeInstance<Kernel, kKeys, kAppends, kStorage, kContinues>::Body::kThreads,
+                                  DecodeInstance<Kernel, kKeys, kAppends, kStorage, kContinues>::kMinBlocks)
     decode_kernel(const __grid_constant__ DecodeParams params) {
     extern __shared__ __align__(128) char shared[];
-    using Body = typename DecodeInstance<Kernel, kKeys, kAppends, kStorage>::Body;
+    using Body = typename DecodeInstance<Kernel, kKeys, kAppends, kStorage, kContinues>::Body;
     allow_next_kernel();
     if (params.fetch_early) DecodeLoads<Body>::fetch_early(params);
     wait_for_previous_kernel();
@@ -135,10 +136,13 @@ auto with_instance(int instance, const DoWith& do_with) {
     using Shared = std::integral_constant<Keys, Keys::shared>;
     using No = bool_constant<false>;
     using Codes = CodesOf<Kernel>;
+    using OfCodes = bool_constant<kCanAppend && Codes::value == DecodeStorage::codes>;
     switch (static_cast<DecodeKind>(instance)) {
         case DecodeKind::shared_keys: return do_with(Shared(), No(), Plain());
+        case DecodeKind::own_keys_after_prefix:
         case DecodeKind::own_keys: return do_with(Own(), No(), Plain());
         case DecodeKind::own_keys_append: return do_with(Own(), bool_constant<kCanAppend>(), Plain());
+        case DecodeKind::two_heads_after_prefix:
         case DecodeKind::two_heads: return do_with(OwnOfTwo(), No(), Plain());
         case DecodeKind::two_heads_append: return do_with(OwnOfTwo(), bool_constant<kCanAppend>(), Plain());
         case DecodeKind::shared_keys_scaled: return do_with(Shared(), No(), Scaled());
@@ -146,8 +150,24 @@ auto with_instance(int instance, const DoWith& do_with) {
         case DecodeKind::two_heads_scaled: return do_with(OwnOfTwo(), No(), Scaled());
         case DecodeKind::shared_keys_of_codes: return do_with(Shared(), No(), Codes());
         case DecodeKind::own_keys_of_codes: return do_with(Own(), No(), Codes());
+        case DecodeKind::own_keys_of_codes_append: return do_with(Own(), OfCodes(), Codes());
+        case DecodeKind::two_heads_of_codes_append: return do_with(OwnOfTwo(), OfCodes(), Codes());
         default: return do_with(OwnOfTwo(), No(), Codes());
     }
+}
+
+// After the kernel for shared keys.
+template <class Kernel>
+int launch_after_prefix(const DecodePlan& plan, const DecodeParams& params, cudaStream_t stream) {
+    if constexpr (has_prefix_kernels(Kernel::config.head_dim, sizeof(ElementOf<Kernel::config.dtype>)))
+        return with_instance<Kernel>(plan.instance.number, [&](auto keys, auto, auto) -> int {
+            constexpr Keys kKeys = decltype(keys)::value;
+            if constexpr (kKeys == Keys::shared)
+                return cudaErrorInvalidConfiguration;
+            else
+                return launch_attention(decode_kernel<Kernel, kKeys, false, DecodeStorage::plain, true>, plan, params, stream);
+        });
+    return cudaErrorInvalidConfiguration;
 }
 
 constexpr bool is_ragged_instance(int instance) {
@@ -191,6 +211,10 @@ KernelResources resources_of_decode(int step, int instance) {
     switch (static_cast<DecodeStep>(step)) {
         case DecodeStep::append: return {append_threads(Kernel::config.head_dim), 0};
         case DecodeStep::append_codes: return {kAppendThreads, 0};
+        case DecodeStep::prefix:
+            if constexpr (has_prefix_kernels(Kernel::config.head_dim, sizeof(T)))
+                return {sm80::PrefixOf<Kernel, 1>::kThreads, sm80::PrefixOf<Kernel, 1>::kSharedBytes};
+            break;
         case DecodeStep::combine: return {sm80::CombineSplits<T, Kernel::config.head_dim_v>::kThreads, 0};
         default: break;
     }
@@ -218,11 +242,15 @@ int launch_decode(const DecodePlan& plan, const DecodeParams& params, void* stre
     int error = sm80::launch_append_codes<Kernel, T>(plan, params, cuda_stream);
     if (error == cudaSuccess) error = sm80::launch_append<Kernel, T>(plan, params, cuda_stream);
     if (error == cudaSuccess && plan.attention.blocks > 0) {
+        error = sm80::launch_prefix<Kernel>(plan, params, cuda_stream);
+        if (error != cudaSuccess) return error;
         const auto launch = [&](auto kernel) { return sm80::launch_attention(kernel, plan, params, cuda_stream); };
         if (sm80::is_ragged_instance(plan.instance.number)) {
             error = sm80::with_ragged_instance<Kernel>(plan.instance.number, [&](auto storage, auto rows) {
                 return launch(sm80::ragged_decode_kernel<Kernel, decltype(storage)::value, decltype(rows)::value>);
             });
+        } else if (plan.prefix.blocks > 0) {
+            error = sm80::launch_after_prefix<Kernel>(plan, params, cuda_stream);
         } else if constexpr (!is_wide_decode(Kernel::config.head_dim)) {
             error = sm80::with_instance<Kernel>(plan.instance.number, [&](auto keys, auto appends, auto storage) {
                 return launch(

@@ -11,10 +11,11 @@ namespace libflash::cuda {
 //   own_keys_append   the same, and the kernel appends one new row and rotates the queries
 //   two_heads         like own_keys, for two key heads per thread block
 //   two_heads_append  the same, and the kernel appends and rotates
-//   ..._of_codes      the cache holds codes of 8 bits; kernels of 16-bit types only
+//   ..._of_codes      the cache holds codes of 8 bits; kernels of 16-bit types only. ..._append: as above, with quantisation
 //   ..._scaled        the cache holds elements of the type of the queries, with scales
 //   ragged...         rows of any lengths, positions, trees: a thread block works like own_keys or shared_keys
 //   general...        the same for rare options of the cache (host/problem_params.h), with scales or without
+//   ..._after_prefix  the sums over keys that sequences share are in the workspace (decode_prefix.cuh)
 enum class DecodeKind {
     shared_keys,
     own_keys,
@@ -30,7 +31,11 @@ enum class DecodeKind {
     two_heads_scaled,
     ragged_of_codes,
     general,
-    general_of_codes
+    general_of_codes,
+    own_keys_after_prefix,
+    two_heads_after_prefix,
+    own_keys_of_codes_append,
+    two_heads_of_codes_append
 };
 
 constexpr DecodeKind decode_kind(bool shares_keys, int key_heads, bool appends_inside,
@@ -38,6 +43,8 @@ constexpr DecodeKind decode_kind(bool shares_keys, int key_heads, bool appends_i
     const bool codes = storage == DecodeStorage::codes;
     if (storage != DecodeStorage::plain) {
         if (shares_keys) return codes ? DecodeKind::shared_keys_of_codes : DecodeKind::shared_keys_scaled;
+        if (codes && appends_inside)
+            return key_heads == 2 ? DecodeKind::two_heads_of_codes_append : DecodeKind::own_keys_of_codes_append;
         if (key_heads == 2) return codes ? DecodeKind::two_heads_of_codes : DecodeKind::two_heads_scaled;
         return codes ? DecodeKind::own_keys_of_codes : DecodeKind::own_keys_scaled;
     }
@@ -68,9 +75,17 @@ constexpr const char* decode_kind_name(DecodeKind kind) {
         case DecodeKind::two_heads_scaled: return "scales, two key heads";
         case DecodeKind::ragged_of_codes: return "8-bit codes, rows of any lengths";
         case DecodeKind::general: return "general";
+        case DecodeKind::own_keys_of_codes_append: return "8-bit codes, each warp its own keys, appends";
+        case DecodeKind::two_heads_of_codes_append: return "8-bit codes, two key heads, appends";
+        case DecodeKind::own_keys_after_prefix: return "each warp its own keys, after shared ones";
+        case DecodeKind::two_heads_after_prefix: return "two key heads, after shared keys";
         default: return "8-bit codes, general";
     }
 }
+
+// Whether there are the instances for shared keys: for 16-bit types, with all sums of a warp in registers.
+constexpr bool has_prefix_kernels(int head_dim, int element_bytes) { return head_dim <= 128 && element_bytes == 2; }
+constexpr int kPrefixWarps = 4, kPrefixRows = kPrefixWarps * kDecodeSlab;  // of a thread block of the kernel for shared keys
 
 constexpr int kAppendedParts = 2;  // of a new row: its key and its value; one more with k_rope_cache
 // Threads per block of the append kernel: at least one per channel pair of a row.

@@ -8,6 +8,7 @@
 #include "cuda/host/problem_params.h"
 #include "cuda/kernels.h"
 #include "cuda/sm80/decode_instance.h"
+#include "cuda/sm80/decode_prefix_plan.h"
 #include "cuda/sm80/decode_splits.h"
 #include "cuda/sm80/plan.h"
 
@@ -30,7 +31,8 @@ bool appends_codes(const DecodeProblem& problem) {
 // True if the attention kernel appends and rotates: one query row and at most one new row per sequence. The new key is visible,
 // so exactly one split contains it.
 bool appends_inside(const KernelConfig& config, const DecodeProblem& problem) {
-    return decode_can_append(config.head_dim, config.tile_k) && !appends_codes(problem) && !is_ragged(problem) &&
+    const bool scaled = storage_of(problem) == DecodeStorage::scaled;
+    return decode_can_append(config.head_dim, config.tile_k) && !scaled && !problem.cache.k_rope.present && !is_ragged(problem) &&
            (problem.k_new.present || problem.rotary_cos.present) && problem.k_new.present == problem.v_new.present &&
            problem.seqlen_q == 1 && problem.seqlen_new <= 1 && problem.heads_q > 0 &&
            !decode_shares_keys(problem.seqlen_q * problem.group_size()) && !problem.leftpad;
@@ -41,6 +43,11 @@ Workspace workspace_of(const DecodePlan& plan, const KernelConfig& config, const
     if (plan.stores_rotated_q) {
         const int64_t rows = problem.query_rows() * problem.heads_q;
         regions.add("rotated_q", static_cast<size_t>(rows * padded_channels(problem) * element_bytes(problem.dtype)));
+    }
+    if (plan.prefix_tiles > 0) {
+        const int64_t rows = problem.query_rows() * problem.heads_q, classes = plan.tile_k / kDecodeSlab;
+        regions.add("prefix_sums",
+                    static_cast<size_t>(rows * plan.splits * classes * (config.head_dim_v + kPrefixStatistics)) * sizeof(float));
     }
     if (plan.splits > 1) {
         const int64_t rows = plan.short_tiles > 0 ? problem.batch * problem.heads_k * plan.short_tiles * plan.tile_q
@@ -82,7 +89,8 @@ void pace_waves(DecodePlan& plan, const DecodeSizes& sizes) {
     const KernelConfig& config = sizes.config;
     const int64_t of_each = sizes.blocks_per_multiprocessor(), multiprocessors = sizes.device.multiprocessors,
                   blocks = sizes.unsplit_blocks() * plan.splits / plan.key_heads;
-    if (sizes.ragged() || plan.prefill.name || blocks <= of_each * multiprocessors || of_each < 2) return;
+    if (sizes.ragged() || plan.prefix_tiles > 0 || plan.prefill.name || blocks <= of_each * multiprocessors || of_each < 2)
+        return;
     plan.delayed_begin = static_cast<uint32_t>(multiprocessors);
     plan.delayed_count = static_cast<uint32_t>((of_each - 1) * multiprocessors);
     const int64_t tile_bytes = 2 * config.tile_k * config.head_dim * element_bytes(sizes.problem.dtype);
@@ -95,6 +103,8 @@ void plan_attention(DecodePlan& plan, const Kernel& kernel, const DecodeSizes& s
     if (problem.seqlen_q == 0 || problem.heads_q == 0) return;
     const auto resources = [&](DecodeStep step) { return kernel.resources(static_cast<int>(step), plan.instance.number); };
     const int64_t blocks = sizes.launched_blocks() / plan.key_heads * plan.splits;
+    const int64_t classes = plan.tile_k / kDecodeSlab, of_prefixes = plan.prefix_tiles * problem.heads_k * plan.splits * classes;
+    if (plan.prefix_tiles > 0) plan.prefix = launch_shape(of_prefixes, resources(DecodeStep::prefix));
     plan.attention = launch_shape(blocks, resources(DecodeStep::attention));
     const int64_t rows = plan.short_tiles > 0 ? problem.batch : problem.query_rows();  // beside long chunks: sequences
     if (plan.splits > 1) plan.combine = launch_shape(rows * problem.heads_q, resources(DecodeStep::combine));
@@ -116,16 +126,20 @@ DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const
     plan.splits = splits.splits;
     plan.split_size = splits.split_size;
     plan.key_heads = splits.key_heads;
-    plan.fused_append = appends_inside(config, problem);
+    const bool prefixes = uses_prefixes(sizes, splits);
+    if (prefixes) plan.prefix_tiles = most_prefix_tiles(problem);
+    plan.fused_append = !prefixes && appends_inside(config, problem);
     plan.stores_rotated_q = problem.rotary_cos.present && !plan.fused_append;
-    const bool codes = storage == DecodeStorage::codes, general = is_wide_decode(config.head_dim) || has_rare_options(problem);
-    plan.ragged = sizes.ragged();
-    const DecodeKind kind = plan.ragged ? ragged_decode_kind(codes, general)
-                                        : decode_kind(sizes.shares_keys(), plan.key_heads, plan.fused_append, storage);
+    const bool codes = storage == DecodeStorage::codes,
+               general = is_wide_decode(config.head_dim) || (has_rare_options(problem) && !prefixes);
+    plan.ragged = sizes.ragged() && !prefixes;
+    const DecodeKind kind = prefixes      ? kind_after_prefix(plan.key_heads)
+                            : plan.ragged ? ragged_decode_kind(codes, general)
+                                          : decode_kind(sizes.shares_keys(), plan.key_heads, plan.fused_append, storage);
     plan.instance = {static_cast<int>(kind), decode_kind_name(kind)};
     plan.tile_q = static_cast<int>(sizes.tile_q());
     plan.tile_k = config.tile_k / plan.key_heads;
-    plan.query_tiles = std::max<int64_t>(1, sizes.query_tiles());
+    plan.query_tiles = prefixes ? 1 : std::max<int64_t>(1, sizes.query_tiles());
     plan.stages = general ? kGeneralDecodeStages
                   : codes ? decode_code_stages(config.head_dim, config.stages, sizes.shares_keys())
                           : config.stages;

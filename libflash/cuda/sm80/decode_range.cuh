@@ -22,8 +22,10 @@
 #include "cuda/ptx/hide_from_compiler.cuh"
 #include "cuda/ptx/math.cuh"
 #include "cuda/ptx/nanosleep.cuh"
+#include "cuda/sm80/appended_codes.cuh"
 #include "cuda/sm80/appended_row.cuh"
 #include "cuda/sm80/decode_codes.cuh"
+#include "cuda/sm80/decode_continued.cuh"
 #include "cuda/sm80/decode_loads.cuh"
 #include "cuda/sm80/decode_products.cuh"
 #include "cuda/sm80/decode_results.cuh"
@@ -37,8 +39,8 @@ namespace libflash::cuda::sm80 {
 
 enum class DecodeRows { equal, any, general };
 
-// kAppends: the kernel appends one new row per sequence and rotates it and the queries (appended_row.cuh). A separate instance,
-// because this code costs time even if it is skipped.
+// kAppends: the kernel appends one new row per sequence and rotates it and the queries (appended_row.cuh, of codes
+// appended_codes.cuh). A separate instance, because this code costs time even if it is skipped.
 //
 // kHeads: adjacent key heads per thread block; each has kWarps / kHeads of the warps. With two, reads of a key are longer and
 // there are fewer thread blocks.
@@ -51,8 +53,11 @@ enum class DecodeRows { equal, any, general };
 //
 // kValueDim: channels of the values. With wide heads two warps have the same rows and keys. Both compute all scores, which costs
 // less than an exchange, and each has half of the channels of O.
+//
+// kContinues: the sums over keys that sequences share are in the workspace (decode_continued.cuh).
 template <class T, int kHeadDim, int kWarps, int kStages, bool kSharesKeys, bool kAppends, int kHeads = 1,
-          DecodeStorage kStorage = DecodeStorage::plain, DecodeRows kRows = DecodeRows::equal, int kValueDim = kHeadDim>
+          DecodeStorage kStorage = DecodeStorage::plain, DecodeRows kRows = DecodeRows::equal, int kValueDim = kHeadDim,
+          bool kContinues = false>
 struct Decode {
     using Element = T;
     static constexpr bool kRagged = kRows != DecodeRows::equal, kHasRareOptions = kRows == DecodeRows::general;
@@ -66,7 +71,10 @@ struct Decode {
     static constexpr int kBlocks = kValueDim / 8 / kParts;  // blocks of 8 channels in a warp's O
     static constexpr bool kSameKeys = kSharesKeys;
     static constexpr int kThreads = kWarps * kParts * 32;
-    using NewRow = AppendedRow<T, kHeadDim, kThreads, kHeads>;  // with kAppends
+    // With kAppends.
+    static constexpr bool kAppendsCodes = kAppends && kCodes;
+    using NewRow = std::conditional_t<kAppendsCodes, AppendedCodes<T, kHeadDim, kThreads, kHeads>,
+                                      AppendedRow<T, kHeadDim, kThreads, kHeads>>;
     static constexpr int kTileK = kWarps / kHeads * kDecodeSlab;
     static constexpr int kTileRows = (kSharesKeys ? kWarps : kHeads) * kDecodeSlab;
     static_assert(kHeads == 1 || !kSharesKeys);
@@ -86,15 +94,21 @@ struct Decode {
     static constexpr int kStagesBytes = kStages * kStageBytes + kConvertedBytes;
     static constexpr int kQueryBytes = kTileRows * Slab::kRowBytes;
     static constexpr int kScaleBytes = kScales ? kStages * kWarps * decode_slab_scales(kHeadDim, kHasRareOptions) * 4 : 0;
-    static constexpr int kSharedBytes =
+    static constexpr int kTileBytes =
         kStagesBytes + kQueryBytes + kStages * kWarps * (1 + kParts * kDecodeSlab) * 4 + kScaleBytes;
+    static constexpr int kNewRowBegin = (kTileBytes + 15) / 16 * 16;  // with kAppendsCodes
+    static constexpr int new_row_end() {
+        if constexpr (kAppendsCodes) return kNewRowBegin + NewRow::kBytes;
+        return kTileBytes;
+    }
+    static constexpr int kSharedBytes = new_row_end();
     static_assert(kScales || kParts > 1 ||
-                      kSharedBytes == decode_shared_bytes(kHeadDim, kWarps* kDecodeSlab, kStages, sizeof(T), kTileRows),
+                      kTileBytes == decode_shared_bytes(kHeadDim, kWarps* kDecodeSlab, kStages, sizeof(T), kTileRows),
                   "the host counts the same");
     static_assert(!kConvertsInRegisters ||
-                      kSharedBytes == decode_code_shared_bytes(kHeadDim, kWarps* kDecodeSlab, kStages, kTileRows),
+                      kTileBytes == decode_code_shared_bytes(kHeadDim, kWarps* kDecodeSlab, kStages, kTileRows),
                   "the host counts the same");
-    static constexpr float kSlack = 8.0f;       // `half` can represent 2^8 and, as its smallest number, 2^-24
+    static constexpr float kSlack = kDecodeSlack;
     static constexpr uint32_t kDelayNs = 3000;  // delay; longer than memory is idle between two thread blocks
     // Then numbers of lanes and rules of rows are computed again where they are needed.
     static constexpr bool kFewRegisters = kRagged && (kScales || kParts > 1) && kHeadDim > 128;
@@ -124,6 +138,7 @@ struct Decode {
     float kept_maximum[2], row_sum[2];
     static constexpr int kValueBases = kHasRareOptions ? 2 : 1;  // of each row, or of both
     float value_base[kValueBases];                               // with kScales
+    bool continued = false;                                      // with kContinues: there are sums of shared keys
     // Of the lane's two rows: find_row_rules().
     VisibleRange visible[2];
     int diagonal[2];
@@ -176,6 +191,7 @@ struct Decode {
     using Codes = DecodeCodes<Decode>;
     using Scales = DecodeScales<Decode>;
     using Results = DecodeResults<Decode>;
+    using Continued = DecodeContinued<Decode>;
     __device__ __forceinline__ Lookup key_lookup(const KeyLocations& locations, const VisibleKeys& range) const {
         int32_t* const entries = reinterpret_cast<int32_t*>(&existing(kStages, 0));  // after the last `existing`
         return {locations,  range, entries + (warp * kParts + part()) * kDecodeSlab, kWarps * kParts * kDecodeSlab,
@@ -259,6 +275,9 @@ struct Decode {
 #pragma unroll
             for (int e = 0; e < 4; ++e) o[n][e] = 0.0f;
         if constexpr (kScales) Scales{*this}.begin();
+        if constexpr (kContinues) {
+            if (continued) Continued{*this}.load_sums();
+        }
     }
 
     // Calls rule(score, r, key) for all scores of this lane.
@@ -311,7 +330,7 @@ struct Decode {
         for (int r = 0; r < 2; ++r) {
             float largest = fmaxf(fmaxf(s[0][2 * r], s[0][2 * r + 1]), fmaxf(s[1][2 * r], s[1][2 * r + 1]));
             largest = quad_max(largest);
-            if constexpr (kHasRareOptions) {
+            if constexpr (kHasRareOptions || kContinues) {
                 if (params.invariant && !(largest - kept_maximum[r] > kSlack)) largest = kept_maximum[r];
             }
             const float factor = raise_kept_maximum(kept_maximum[r], largest);
@@ -398,6 +417,23 @@ struct Decode {
         synchronize();
     }
 
+    __device__ __forceinline__ NewRow make_new_row() const {
+        if constexpr (kAppendsCodes) {
+            return {{params}, shared + kNewRowBegin};
+        } else {
+            return {{params}};
+        }
+    }
+    // `key`: the number of the new key. `all_stages`: the loads of a tile for each stage are under way.
+    __device__ __forceinline__ void append(NewRow& new_row, const KeyLocations& locations, int key, bool all_stages) const {
+        if constexpr (kAppendsCodes) {
+            NewRow::template wait<kStages>(all_stages);
+            new_row.append(locations, work_tile.batch, work_tile.head_k, key);
+        } else {
+            new_row.append(work_tile.head_k);
+        }
+    }
+
     // Prologue and main loop in one: the first iteration for each stage only loads. A short split would end before the
     // instructions of a separate prologue were fetched.
     __device__ __forceinline__ void loop_over_keys(const Range& range, const KeyLocations& locations) {
@@ -411,7 +447,7 @@ struct Decode {
         if (has_table) first_entries = lookup.load_first(stages, begin);
         const int old = range.length - params.cache.seqlen_new;
         bool to_append = kAppends && range.last > old;
-        NewRow new_row{{params}};
+        NewRow new_row = make_new_row();
         if constexpr (kAppends) new_row.load(locations, work_tile.batch, work_tile.head_k, old, to_append);
         prepare_rows(range);
         if (has_table) lookup.store_first(first_entries, stages);
@@ -422,7 +458,7 @@ struct Decode {
             // Appends as late as possible, with the loads of the first tiles in flight, but before the tile with the new key is
             // loaded.
             if (to_append && (first == begin || loading + kTileK > old)) {
-                new_row.append(work_tile.head_k);
+                append(new_row, locations, old, first == begin);
                 __syncthreads();
                 to_append = false;
             }
@@ -449,14 +485,22 @@ struct Decode {
         cp_async_wait<0>();
     }
 
-    __device__ __forceinline__ void run() { run(keys_of(params, work_tile)); }
+    __device__ __forceinline__ void run() {
+        if constexpr (kContinues) {
+            VisibleKeys range = keys_of(params, work_tile);
+            continued = Continued{*this}.skip_shared_keys(range);
+            run(range);
+        } else {
+            run(keys_of(params, work_tile));
+        }
+    }
     __device__ __forceinline__ void run(const Range& range) {
         const KeyLocations locations(params.cache, work_tile.batch);
         if (blockIdx.x - params.delayed_begin < params.delayed_count && range.last - range.first >= kDelayMinTiles * kTileK)
             nanosleep(kDelayNs);
         if (range.first < range.last) {
             loop_over_keys(range, locations);
-        } else if (params.splits > 1) {
+        } else if (params.splits > 1 && !continued) {
             Results{*this}.store_without_keys();
             return;
         } else {

@@ -7,10 +7,11 @@
 
 namespace libflash::cuda::sm80 {
 
-template <int kTileK, int kStages>
+// Range: has the keys [first, last).
+template <int kTileK, int kStages, class Range = VisibleKeys>
 struct KeyLookup {
     const KeyLocations& locations;
-    const VisibleKeys& range;
+    const Range& range;
     int32_t* entries;   // block table entries for this warp in shared memory, 16 per stage
     int step;           // distance between two stages in `entries`
     int first_own_key;  // the warp's first key in a tile

@@ -1,7 +1,7 @@
 // Runs decode over a cache of 8-bit codes on the host. Arguments: 1 query rows; 2 splits (negative: the split size); 3 whether
 // the cache is paged; 4 appended rows per sequence, with rotary embedding; 5 type of the codes (CodeType); 6 what scales belong
 // to (0: no scales, 1: all, 2 heads, 3 sequences and heads, 4 rows); 7 key heads of a thread block; 8 whether copies complete
-// late.
+// late; 9 whether the attention kernel appends.
 //
 // Checked: results against double; without scales, and with powers of two, bit for bit against a cache of the type of q with the
 // values of the codes; appended codes and scales bit for bit against cpu/quantize.h, and that nothing else changed.
@@ -44,7 +44,7 @@ struct Cache {
 
 struct Problem {
     const int rows, splits, news, kind, key_heads;
-    const bool paged;
+    const bool paged, inside;
     const CodeType code;
     const int cache_blocks = paged ? kCacheBlocks : kBatch, block_rows = paged ? kPage : kCapacity;
     Cache k, v;
@@ -55,7 +55,7 @@ struct Problem {
 
     Problem(char** a)
         : rows(std::atoi(a[1])), splits(std::atoi(a[2])), news(std::atoi(a[4])), kind(std::atoi(a[6])),
-          key_heads(std::atoi(a[7])), paged(std::atoi(a[3]) != 0), code(CodeType(std::atoi(a[5]))) {
+          key_heads(std::atoi(a[7])), paged(std::atoi(a[3]) != 0), inside(std::atoi(a[9]) != 0), code(CodeType(std::atoi(a[5]))) {
         for (int c = 0; c < kBatch * kColumns; ++c) table.push_back((c * 7 + 3) % (kBatch * kColumns));
         q = random(size_t(kBatch) * rows * kHeads * kDim);
         new_k = random(size_t(kBatch) * news * kHeadsK * kDim), new_v = random(new_k.size());
@@ -129,8 +129,11 @@ struct Problem {
         const RowsParams given{new_k.data(), int64_t{news} * kHeadsK * kDim, int64_t{kHeadsK} * kDim, kDim};
         p.append.k_new = p.append.v_new = given;
         p.append.v_new.data = new_v.data();
-        p.append.q = p.append.rotated_q = p.q;
-        p.q.data = p.append.rotated_q.data = turned.data();
+        p.append.q = p.q;
+        if (!inside) {
+            p.append.rotated_q = p.q;
+            p.q.data = p.append.rotated_q.data = turned.data();
+        }
         p.append.cos = rotary.cos.data(), p.append.sin = rotary.sin.data();
         p.append.cos_row = p.append.sin_row = p.append.pairs = kDim / 2;
         p.append.positions = kCapacity, p.append.is_float = p.append.query_rows_advance = true;
@@ -141,12 +144,12 @@ struct Problem {
         DecodePlan plan;
         plan.splits = p.splits;
         plan.instance.number =
-            int(decode_kind(shares(), key_heads, false, p.code != CodeType::none ? DecodeStorage::codes : DecodeStorage::plain));
+            int(decode_kind(shares(), key_heads, inside, p.code != CodeType::none ? DecodeStorage::codes : DecodeStorage::plain));
         const auto launch = [&](DecodeStep step, int64_t blocks) { return decode_shape(step, plan, blocks); };
         plan.attention =
             launch(DecodeStep::attention, int64_t{p.by_tiles.divisor} * p.by_head_groups.divisor * p.splits * kBatch);
         if (p.splits > 1) plan.combine = launch(DecodeStep::combine, int64_t{kBatch} * kHeads * rows);
-        if (news > 0) {
+        if (news > 0 && !inside) {
             plan.appended_codes = kBatch * news * kHeadsK;
             plan.append_codes = launch(DecodeStep::append_codes, ceil_div(2 * plan.appended_codes, kAppendThreads / 32));
             plan.append_slots = kDim / 2;

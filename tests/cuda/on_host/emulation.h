@@ -319,6 +319,14 @@ inline unsigned __ballot_sync(unsigned, bool vote) {
     emulation::wait_for_warp();
     return votes;
 }
+inline int __reduce_max_sync(unsigned, int x) {
+    for (int step = 16; step > 0; step /= 2) x = max(x, emulation::exchange(x, emulation::lane() ^ step));
+    return x;
+}
+inline int __reduce_min_sync(unsigned, int x) {
+    for (int step = 16; step > 0; step /= 2) x = min(x, emulation::exchange(x, emulation::lane() ^ step));
+    return x;
+}
 inline bool __any_sync(unsigned mask, bool vote) { return __ballot_sync(mask, vote) != 0; }
 inline int __syncthreads_or(int vote) {
     static int votes;

@@ -1,0 +1,53 @@
+// Whether decode takes the hint that sequences share their first keys, and how (decode_prefix.cuh). Host only, no CUDA header.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/host/problem_params.h"
+#include "cuda/plans.h"
+#include "cuda/sm80/decode_instance.h"
+#include "cuda/sm80/decode_splits.h"
+
+namespace libflash::cuda::sm80 {
+
+// Groups of fewer sequences, on average, and shorter caches do not pay for another kernel, nor do calls that leave most of the GPU
+// idle without splits.
+constexpr int64_t kFewestSharers = 4, kFewestKeys = 256;
+// Sums of each row: with more the workspace becomes too large.
+constexpr int64_t kMostPrefixSums = 64;
+
+// Sequences whose rows fit into a tile.
+inline int64_t sequences_of_prefix_tile(const DecodeProblem& problem) {
+    return kPrefixWarps * (kDecodeSlab / (problem.seqlen_q * problem.group_size()));
+}
+// No groups have more tiles.
+inline int64_t most_prefix_tiles(const DecodeProblem& problem) {
+    const int64_t groups = std::min(problem.shared.count, problem.batch / 2), of_tile = sequences_of_prefix_tile(problem);
+    return (problem.batch + groups * (of_tile - 1)) / of_tile;
+}
+
+// The rows are as many in each sequence, at most a slab, and see the keys from the first one on.
+inline bool takes_prefixes(const DecodeProblem& problem) {
+    const KvCache& cache = problem.cache;
+    const int64_t rows = problem.seqlen_q * problem.group_size();
+    const bool plain = cache.dtype == problem.dtype && !has_scales(cache) && !cache.k_rope.present && problem.shard.whole() &&
+                       (!problem.out.present || problem.out.dtype == problem.dtype);
+    return plain && !has_ragged_rows(problem) && rows > 0 && !decode_shares_keys(rows) && !problem.leftpad &&
+           !problem.alibi_slopes.present && problem.mask_rule.left == MaskRule::kUnbounded;
+}
+
+inline bool uses_prefixes(const DecodeSizes& sizes, const DecodeSplits& splits) {
+    const DecodeProblem& problem = sizes.problem;
+    const KernelConfig& config = sizes.config;
+    if (!problem.shared.groups || problem.shared.count == 0 || !takes_prefixes(problem)) return false;
+    if (!has_prefix_kernels(config.head_dim, static_cast<int>(element_bytes(problem.dtype)))) return false;
+    const int64_t sums = splits.splits * (config.tile_k / kDecodeSlab / splits.key_heads);
+    return sums <= kMostPrefixSums && problem.batch >= kFewestSharers * problem.shared.count &&
+           problem.cache.capacity >= kFewestKeys && 2 * problem.batch * problem.heads_k >= sizes.device.multiprocessors;
+}
+
+inline DecodeKind kind_after_prefix(int key_heads) {
+    return key_heads == 2 ? DecodeKind::two_heads_after_prefix : DecodeKind::own_keys_after_prefix;
+}
+
+}  // namespace libflash::cuda::sm80
