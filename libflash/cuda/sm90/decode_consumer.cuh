@@ -25,7 +25,7 @@ struct DecodeConsumer {
     using KTile = typename Traits::KTile;
     using PTile = typename Traits::PTile;
     using Softmax = DecodeSoftmax<Traits>;
-    static constexpr int kBlockN = Traits::kBlockN, kSums = Traits::kHalf / 2;
+    static constexpr int kBlockN = Traits::kBlockN, kPieces = Traits::kPieces, kSums = Traits::kPiece / 2;
 
     const DecodeContext<Traits>& context;
 
@@ -33,7 +33,7 @@ struct DecodeConsumer {
         int group, warp, lane;  // warp: of the warpgroup
         typename Softmax::Scores s;
         typename Softmax::Fragments p;
-        float o[kSums];
+        float o[kPieces][kSums];
         Softmax softmax;
     };
 
@@ -43,7 +43,7 @@ struct DecodeConsumer {
         load_queries(warp, c.lane);
         c.softmax.clear();
 #pragma unroll
-        for (int i = 0; i < kSums; ++i) c.o[i] = 0.0f;
+        for (int i = 0; i < kPieces * kSums; ++i) c.o[i / kSums][i % kSums] = 0.0f;
         const int tiles = work_tile().tiles;
         int tile = c.group;
         if (tile == 0) {
@@ -57,12 +57,12 @@ struct DecodeConsumer {
             compute_scores(c, tile);
             begin_values_of_other(c, tile - 1);
             const bool raised = compute_probabilities(c, tile);
-            finish_values_of_other(c, tile - 1);
+            finish_values(c, 1 - c.group);
             add_own_values(c, tile, raised);
         }
         if (tile == tiles) {
             begin_values_of_other(c, tile - 1);
-            finish_values_of_other(c, tile - 1);
+            finish_values(c, 1 - c.group);
         }
         DecodeResults<Traits>{context, c.group, c.warp, c.lane}.finish(c.softmax, c.o);
     }
@@ -116,7 +116,7 @@ private:
         wgmma_commit();
         wgmma_wait<0>();
         wgmma_fence_operand(c.s);
-        release(c, c.group, Traits::kGroups);
+        release(c, c.group, Traits::kValueParts);
     }
 
     // s becomes P, and p P in 16 bits. Returns whether a kept maximum was raised.
@@ -140,15 +140,23 @@ private:
         const uint32_t v = values(c, stage, parity_of(tile));
         wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < kBlockN / 16; ++step)
-            Wgmma<T, Traits::kHalf>::template multiply_shared<true>(c.o, PTile::k_major_operand(context.tiles.p(), step),
-                                                                    KTile::mn_major_operand(v, step), true);
-        wgmma_commit();
+        for (int piece = 0; piece < kPieces; ++piece) {
+#pragma unroll
+            for (int step = 0; step < kBlockN / 16; ++step)
+                Wgmma<T, Traits::kPiece>::template multiply_shared<true>(c.o[piece],
+                                                                         PTile::k_major_operand(context.tiles.p(), step),
+                                                                         operand(v, piece, step), true);
+            wgmma_commit();
+        }
     }
-    __device__ __forceinline__ void finish_values_of_other(State& c, int) const {
+    // Waits for the products with values, and releases these piece by piece.
+    __device__ __forceinline__ void finish_values(State& c, int stage) const {
+        wgmma_wait<1>();
+        release(c, stage, c.group * kPieces);
         wgmma_wait<0>();
-        wgmma_fence_operand(c.o);
-        release(c, 1 - c.group, c.group);
+        release(c, stage, c.group * kPieces + 1);
+#pragma unroll
+        for (int piece = 0; piece < kPieces; ++piece) wgmma_fence_operand(c.o[piece]);
     }
 
     // Leaves P for the other warpgroup, and adds P V of the own tile.
@@ -158,12 +166,13 @@ private:
         const uint32_t v = values(c, c.group, parity_of(tile));
         wgmma_fence();
 #pragma unroll
-        for (int step = 0; step < kBlockN / 16; ++step)
-            Wgmma<T, Traits::kHalf>::template multiply<true>(c.o, c.p[step], KTile::mn_major_operand(v, step), true);
-        wgmma_commit();
-        wgmma_wait<0>();
-        wgmma_fence_operand(c.o);
-        release(c, c.group, c.group);
+        for (int piece = 0; piece < kPieces; ++piece) {
+#pragma unroll
+            for (int step = 0; step < kBlockN / 16; ++step)
+                Wgmma<T, Traits::kPiece>::template multiply<true>(c.o[piece], c.p[step], operand(v, piece, step), true);
+            wgmma_commit();
+        }
+        finish_values(c, c.group);
     }
     __device__ __forceinline__ void publish(State& c, int tile) const {
         named_barrier_wait(kGroupBarrier + c.group, 128);  // no warp reads P of the tile before any more
@@ -194,17 +203,21 @@ private:
 
     // The address of the values of this warpgroup, when they have arrived.
     __device__ __forceinline__ uint32_t values(const State& c, int stage, uint32_t parity) const {
-        const int first = c.group * Traits::kPartChunks;
+        const int first = c.group * Traits::kGroupChunks;
 #pragma unroll
-        for (int chunk = 0; chunk < Traits::kPartChunks; ++chunk) context.storage.full_of(stage, first + chunk).wait(parity);
+        for (int chunk = 0; chunk < Traits::kGroupChunks; ++chunk) context.storage.full_of(stage, first + chunk).wait(parity);
         return context.tiles.k(stage) + first * KTile::kChunkBytes;
+    }
+    // Sixteen keys of a piece of the values `v`.
+    __device__ __forceinline__ static uint64_t operand(uint32_t v, int piece, int step) {
+        return KTile::mn_major_operand(v + piece * Traits::kPartChunks * KTile::kChunkBytes, step);
     }
     __device__ __forceinline__ void release(const State& c, int stage, int part) const {
         if (arrives_for_warp(c.lane)) context.storage.empty_of(stage, part).arrive();
     }
     __device__ __forceinline__ void rescale(State& c) const {
 #pragma unroll
-        for (int i = 0; i < kSums; ++i) c.o[i] *= c.softmax.factor[i / 2 % 2];
+        for (int i = 0; i < kPieces * kSums; ++i) c.o[i / kSums][i % kSums] *= c.softmax.factor[i / 2 % 2];
     }
 };
 

@@ -38,12 +38,13 @@ struct DecodeOutputRow {
 template <class Traits>
 struct DecodeResults {
     using T = typename Traits::T;
-    static constexpr int kBlocks = Traits::kHalf / 8;  // of 8 channels
+    static constexpr int kPieces = Traits::kPieces, kBlocks = Traits::kPiece / 8;  // of 8 channels
+    using Sums = float[kPieces][4 * kBlocks];
 
     const DecodeContext<Traits>& context;
     int group, warp, lane;  // warp: of the warpgroup
 
-    __device__ __forceinline__ void finish(DecodeSoftmax<Traits>& softmax, const float (&o)[4 * kBlocks]) const {
+    __device__ __forceinline__ void finish(DecodeSoftmax<Traits>& softmax, const Sums& o) const {
         exchange_sums(softmax);
         const DecodeParams& params = context.params;
         const RaggedWorkTile& rows = context.storage.work_tile.rows;
@@ -79,21 +80,23 @@ private:
         for (int r = 0; r < 2; ++r) softmax.sum[r] = context.storage.sums[0][row(r)] + context.storage.sums[1][row(r)];
     }
 
-    __device__ __forceinline__ void store_floats(float* to, const float (&o)[4 * kBlocks], int r, float factor) const {
+    __device__ __forceinline__ void store_floats(float* to, const Sums& o, int r, float factor) const {
         to += group * Traits::kHalf + lane % 4 * 2;
 #pragma unroll
-        for (int n = 0; n < kBlocks; ++n)
-            *reinterpret_cast<float2*>(to + n * 8) = make_float2(o[4 * n + 2 * r] * factor, o[4 * n + 2 * r + 1] * factor);
+        for (int n = 0; n < kPieces * kBlocks; ++n) {
+            const float* const pair = o[n / kBlocks] + n % kBlocks * 4 + 2 * r;
+            *reinterpret_cast<float2*>(to + n * 8) = make_float2(pair[0] * factor, pair[1] * factor);
+        }
     }
     // Sixteen bytes at a time: the lanes of a quad exchange their pairs. `to`: nullptr if the row does not exist.
-    __device__ __forceinline__ void store_rounded(T* to, const float (&o)[4 * kBlocks], int r, float factor) const {
+    __device__ __forceinline__ void store_rounded(T* to, const Sums& o, int r, float factor) const {
 #pragma unroll
-        for (int n = 0; n < kBlocks; n += 4) {
+        for (int n = 0; n < kPieces * kBlocks; n += 4) {
             uint32_t words[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const int at = 4 * (n + i) + 2 * r;
-                words[i] = pack_pair(o[at] * factor, o[at + 1] * factor, T());
+                const float* const pair = o[n / kBlocks] + (n % kBlocks + i) * 4 + 2 * r;
+                words[i] = pack_pair(pair[0] * factor, pair[1] * factor, T());
             }
             transpose_quad(words, lane);
             if (to)

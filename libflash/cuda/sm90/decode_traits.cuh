@@ -24,20 +24,23 @@ struct DecodeTraits {
     static constexpr int kStages = config.stages;
     static_assert(kStages == 2, "each warpgroup has one for the tiles whose scores it computes");
 
-    // A key tile is released in parts: the values of each warpgroup, then the columns that only the scores need.
-    static constexpr int kChunks = KTile::kChunks, kPartChunks = kHalf / KTile::kChunkCols, kParts = kGroups + 1;
-    static_assert(kPartChunks * KTile::kChunkCols == kHalf && kChunks > kGroups * kPartChunks);
+    // A key tile is released in parts, so that the loads of the next one begin early: the values of each warpgroup in two, then the
+    // columns that only the scores need.
+    static constexpr int kPieces = 2, kPiece = kHalf / kPieces;  // channels of a part
+    static constexpr int kChunks = KTile::kChunks, kPartChunks = kPiece / KTile::kChunkCols;
+    static constexpr int kValueParts = kGroups * kPieces, kParts = kValueParts + 1;
+    static_assert(kPartChunks * KTile::kChunkCols == kPiece && kChunks > kValueParts * kPartChunks);
     static constexpr int kTileBytes = QTile::kBytes + kStages * KTile::kBytes + PTile::kBytes;
 
     // The n-th chunk of a tile in the order in which it is loaded and multiplied: first the columns that only the scores need,
     // because they are free first, then the values of the warpgroup that computes the scores, then those of the other one.
-    static constexpr int kScoreChunks = kChunks - kGroups * kPartChunks;
+    static constexpr int kGroupChunks = kPieces * kPartChunks, kScoreChunks = kChunks - kGroups * kGroupChunks;
     __device__ static __forceinline__ int chunk_in_order(int n, int group) {
-        if (n < kScoreChunks) return kGroups * kPartChunks + n;
+        if (n < kScoreChunks) return kGroups * kGroupChunks + n;
         const int value = n - kScoreChunks;
-        return value < kPartChunks ? group * kPartChunks + value : (1 - group) * kPartChunks + value - kPartChunks;
+        return value < kGroupChunks ? group * kGroupChunks + value : (1 - group) * kGroupChunks + value - kGroupChunks;
     }
-    __device__ static __forceinline__ int part_of_chunk(int chunk) { return min(chunk / kPartChunks, kGroups); }
+    __device__ static __forceinline__ int part_of_chunk(int chunk) { return min(chunk / kPartChunks, kValueParts); }
 };
 
 }  // namespace libflash::cuda::sm90
