@@ -57,6 +57,7 @@ struct DecodeConsumer {
             compute_scores(c, tile);
             begin_values_of_other(c, tile - 1);
             const bool raised = compute_probabilities(c, tile);
+            c.softmax.finish_before_wait();
             finish_values(c, 1 - c.group);
             add_own_values(c, tile, raised);
         }

@@ -4,6 +4,7 @@
 #include "cuda/attention/edge_mask.cuh"
 #include "cuda/attention/online_softmax.cuh"
 #include "cuda/ptx/math.cuh"
+#include "cuda/ptx/nanosleep.cuh"
 #include "cuda/sm90/decode_shared_storage.cuh"
 #include "cuda/tile/quad.cuh"
 
@@ -41,6 +42,12 @@ struct DecodeSoftmax {
         for (int step = 0; step < kSteps; ++step)
 #pragma unroll
             for (int i = 0; i < 4; ++i) p[step][i] = pack_pair(s[8 * step + 2 * i], s[8 * step + 2 * i + 1], T());
+    }
+
+    // Keeps the compiler from moving the exponentials behind a following wait for matrix products: their sums decide a branch,
+    // which is never taken.
+    __device__ __forceinline__ void finish_before_wait() const {
+        if (__any_sync(0xffffffffu, sum[0] + sum[1] < 0.0f)) nanosleep(1);
     }
 
     // Takes the maxima of the other warpgroup, which are never lower. Returns as exponentiate().
