@@ -1,8 +1,8 @@
 # The architectures that the kernels of a folder are compiled for, and the compiler options for them, from
 # CMAKE_CUDA_ARCHITECTURES, CMake's list ("80-real;90a-real;80-virtual": machine code, PTX, or both without a suffix).
 
-# Sets LIBFLASH_ARCHITECTURES_<group> for each group of kernels: a folder, sm80_tangent, sm90_tangent, sm80_f64, sm80_wide (more
-# than 256 channels), or one of these with the mark large or small, as sm80_large.
+# Sets LIBFLASH_ARCHITECTURES_<group> for each group of kernels: a folder, sm80_tangent, sm90_tangent, sm80_f64, sm80_wide and
+# sm90_wide (more than 256 channels), or one of these with the mark large or small, as sm80_large.
 macro(libflash_folder_architectures)
   foreach(architecture IN LISTS CMAKE_CUDA_ARCHITECTURES)
     if(NOT architecture MATCHES "^([0-9]+)[af]?(-real|-virtual)?$" OR CMAKE_MATCH_1 LESS 80)
@@ -14,6 +14,7 @@ macro(libflash_folder_architectures)
   set(LIBFLASH_ARCHITECTURES_sm90 ${CMAKE_CUDA_ARCHITECTURES})
   list(FILTER LIBFLASH_ARCHITECTURES_sm90 INCLUDE REGEX "^90a")
   set(LIBFLASH_ARCHITECTURES_sm90_tangent ${LIBFLASH_ARCHITECTURES_sm90})
+  set(LIBFLASH_ARCHITECTURES_sm90_wide ${LIBFLASH_ARCHITECTURES_sm90})
   string(REGEX REPLACE "([0-9])[af]" "\\1" LIBFLASH_ARCHITECTURES_any "${CMAKE_CUDA_ARCHITECTURES}")
   list(REMOVE_DUPLICATES LIBFLASH_ARCHITECTURES_any)
   set(LIBFLASH_ARCHITECTURES_sm80 ${LIBFLASH_ARCHITECTURES_any})

@@ -197,6 +197,8 @@ std::string check(const Driver& driver, const flash_kernel_info_t& kernel) {
     std::vector<Tensor> inputs;
     for (const int64_t channels : {dim, dim, dim_v, dim_v})
         inputs.emplace_back(driver, dtype, std::vector<int64_t>{1, kRows, kHeads, channels}, true);
+    const bool values_in_keys = std::string(kernel.operation) == "decode" && std::string(kernel.backend) == "sm90";
+    if (values_in_keys) inputs[2].view = inputs[1].view, inputs[2].view.shape[3] = dim_v;
     inputs.emplace_back(driver, lse_dtype(dtype), std::vector<int64_t>{1, kHeads, kRows}, true);
     inputs.emplace_back(driver, FLASH_DTYPE_BOOL, std::vector<int64_t>{1, 2, 4, 4}, true);
     inputs.emplace_back(driver, dtype, std::vector<int64_t>{kRows, kHeads, dim}, true);

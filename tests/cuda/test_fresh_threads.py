@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from gpu_kernels import kernels
+from gpu_kernels import kernels, kernels_of_values_in_keys
 
 import libflash
 
@@ -43,6 +43,8 @@ for name in names:
     kernel = by_name[name]
     dim, dim_v = kernel["head_dim"], kernel["head_dim_v"]
     x = [torch.randn(1, 64, 2, n, device="cuda").to(dtypes[kernel["dtype"]]) for n in (dim, dim, dim_v, dim_v)]
+    if (kernel["operation"], kernel["backend"]) == ("decode", "sm90"):  # its values are channels of the keys
+        x[2] = x[1][..., :dim_v]
     rows = torch.full((1, 2, 64), torch.nan, device="cuda", dtype=torch.promote_types(torch.float32, x[0].dtype))
     mades = [(torch.full_like(x[3], torch.nan), rows.clone()) for _ in range(8)]
     if kernel["operation"] == "backward":
@@ -64,7 +66,8 @@ print("\\n".join(failures) or f"{len(names)} kernels are right")
 
 
 def usable(operation: str) -> list[str]:
-    return [kernel["name"] for kernel in kernels(operation) if kernel["usable"]]
+    every = kernels(operation) + (kernels_of_values_in_keys() if operation == "decode" else [])
+    return [kernel["name"] for kernel in every if kernel["usable"]]
 
 
 @pytest.mark.skipif(not libflash.info()["devices"], reason="no CUDA device")

@@ -117,6 +117,8 @@ DECODE_KERNELS = {
 }
 # Channels of keys: 512 of values.
 WIDE_DECODE_KERNELS = {"bf16-512": ("bf16_", 512, "16, 16, 2"), "f16-576": ("f16_", 576, "16, 16, 2")}
+# Decode for sm_90a, where values are channels of the keys.
+DECODE_KERNELS_SM90 = {"bf16-576": ("bf16_", 576, 512, "64, 64", 2), "f16-576": ("f16_", 576, 512, "64, 64", 2)}
 DECODE_KERNELS_OF_TWO_HEADS = {"bf16-64": DECODE_KERNELS["bf16-64"], "f16-128": ("f16_", 128, "16, 64, 3")}
 # Query rows, splits (negative: the keys of each), paged, append (0: nothing, 1: two rows by a kernel before decode, 2: one row by
 # decode), stages left empty, key heads of a thread block, and whether copies arrive as late as they may.
@@ -332,6 +334,11 @@ def decode_with_prefill(dtype: str, head_dim: int, tile: str) -> Program:
     return program._replace(headers=headers, defines=(*program.defines, ("PREFILL_TILE", f"128, 128, {stages}")))
 
 
+def decode_sm90(dtype: str, head_dim: int, head_dim_v: int, tile: str, stages: int) -> Program:
+    defines = {"DTYPE": dtype, "KERNEL_DIMS": f"{head_dim}, {head_dim_v}", "DECODE_TILE": f"{tile}, {stages}"}
+    return Program("decode_sm90.cpp", ("sm90/decode.cuh",), tuple(defines.items()))
+
+
 def forward_sm90(dtype: str, head_dim: int, head_dim_v: int, tile: str, stages: int, keys_per_sum: int = KEYS_PER_SUM) -> Program:
     defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "HEAD_DIM_V": head_dim_v, "FORWARD_TILE": tile, "STAGES": stages}
     defines["LIBFLASH_KEYS_PER_SUM"] = keys_per_sum
@@ -426,6 +433,9 @@ SM90_RUNS = runs(
     lambda _: tuple((x,) for x in DISORDERS),
 )
 PREFILL_RUNS = runs({name: prefill(*sizes) for name, sizes in PREFILL_KERNELS.items()}, lambda _: tuple((x,) for x in DISORDERS))
+DECODE_SM90_RUNS = runs(
+    {name: decode_sm90(*sizes) for name, sizes in DECODE_KERNELS_SM90.items()}, lambda _: tuple((x,) for x in (*DISORDERS, 2))
+)
 TANGENT_SM90_RUNS = runs(
     {name: forward_tangent_sm90(*sizes) for name, sizes in TANGENT_KERNELS_SM90.items()}, lambda _: tuple((x,) for x in DISORDERS)
 )
@@ -596,6 +606,11 @@ def test_prefill_against_double(output: Callable[[Run], str], run: Run) -> None:
     assert output(run).count("ok ") == 12
 
 
+@pytest.mark.parametrize("run", DECODE_SM90_RUNS)
+def test_decode_sm90_against_double(output: Callable[[Run], str], run: Run) -> None:
+    assert output(run).count("ok ") == 13
+
+
 @pytest.mark.parametrize("run", BACKWARD_SM90_RUNS)
 def test_backward_sm90_against_double(output: Callable[[Run], str], run: Run) -> None:
     wide = dict(run.program.defines)["HEAD_DIM"] > 128  # without rare options
@@ -617,7 +632,8 @@ def test_tiles_are_those_of_kernels_table() -> None:
     """The tiles and stages of sm90 and of tangents above are those of the library."""
     table = (ROOT / "libflash/cuda/kernels.table").read_text()
     forward = [*FORWARD_KERNELS_SM90.values(), *FORWARD_KERNELS_SM90_WITH_LONG_SUMS.values()]
-    for operation, kernels in (("forward", forward), ("prefill", PREFILL_KERNELS.values())):
+    decode = DECODE_KERNELS_SM90.values()
+    for operation, kernels in (("forward", forward), ("prefill", PREFILL_KERNELS.values()), ("decode", decode)):
         for dtype, head_dim, head_dim_v, tile, stages, *_ in kernels:
             dims = head_dim if head_dim == head_dim_v else f"{head_dim}x{head_dim_v}"
             line = rf"{operation} +sm90 +{dtype.rstrip('_')} +{dims} +{tile.replace(', ', 'x')} +{stages} "

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from case import Case
 from decode_cases import DecodeCase
-from gpu_kernels import TYPES, kernels
+from gpu_kernels import TYPES, kernels, kernels_of_values_in_keys, parameters
 from libflash.conformance.cache_cases import CacheCase
 
 import libflash
@@ -109,10 +109,58 @@ def test_values_that_are_channels_of_the_keys(dtype: str, heads: int, append: in
     if append:
         shape["append"] = append
     case = CacheCase(DecodeCase(f"mla-{heads}", dtype, **shape), None, "none", rope_dim=rope_dim, head_dim_v=512)
-    for split in ({}, {"num_splits": 3}):
+    sm80 = f"decode_sm80_{'f16' if dtype == 'fp16' else dtype}_d576x512"
+    for more in ({}, {"num_splits": 3}, {"kernel": sm80}):
         x = case.inputs()
-        out, lse = run_cache(x, **split)
+        out, lse = run_cache(x, **more)
         case.check(x, o=out, lse=lse)
+
+
+IN_KEYS: dict[str, dict[str, Any]] = {
+    "plain": SEVERAL,
+    "rows": {"seqlen_q": 3, **SEVERAL},
+    "more rows": {"seqlen_q": 8, "page_size": 128, **SEVERAL},
+    "long": {"lengths": (3500, 3, 900, 0), "capacity": 3600, "page_size": 64},
+    "paged-16": {"page_size": 16, "seqlen_q": 2, "sink": True, **SEVERAL},
+    "paged-48": {"page_size": 48, **SEVERAL},
+    "window": {"seqlen_q": 3, "window_size": (20, 0), "page_size": 16, "lengths": (0, 1, 63, 130, 500), "capacity": 520},
+    "not causal": {"seqlen_q": 5, "causal": False, "page_size": 32, **SEVERAL},
+    "append": {"append": 1, "rotary": 64, "page_size": 64, **SEVERAL},
+    "append-4": {"append": 4, "seqlen_q": 4, "batch_idx": True, **SEVERAL},
+    "leftpad": {"leftpad": (0, 0, 63, 20, 14, 129), "seqlen_q": 5, "page_size": 16, **SEVERAL},
+    "packed": {**PACKED, "append": PACKED["seqlen_q"], "page_size": 64},
+    "two key heads": {"heads_k": 2, "page_size": 64, **SEVERAL},
+}
+
+
+@pytest.mark.parametrize("heads", [2, 16, 40, 64, 128])
+@pytest.mark.parametrize("option", IN_KEYS)
+@pytest.mark.parametrize("kernel", parameters(kernels_of_values_in_keys()))
+def test_the_kernel_for_values_in_the_keys(kernel: dict, option: str, heads: int) -> None:
+    shape: dict[str, Any] = {"heads_q": heads, "heads_k": 1, "head_dim": 576} | IN_KEYS[option]
+    base = DecodeCase(f"in-keys-{option}-{heads}", TYPES[kernel["dtype"]], **shape)
+    case = CacheCase(base, None, "none", head_dim_v=512)
+    for split in ({}, {"num_splits": 1}, {"num_splits": 5}, {"split_size": 100}):
+        x = case.inputs()
+        out, lse = run_cache(x, kernel=kernel["name"], **split)
+        case.check(x, o=out, lse=lse)
+
+
+@pytest.mark.parametrize("kernel", parameters(kernels_of_values_in_keys()))
+def test_large_batches_have_the_bits_of_single_sequences(kernel: dict) -> None:
+    """Several waves of thread blocks, and the same bits in every run."""
+    dtype, batch, keys = DTYPES[kernel["dtype"]], 150, 777
+    q = torch.randn(batch, 1, 128, 576, device="cuda", dtype=dtype)
+    k = torch.randn(batch * 13, 64, 1, 576, device="cuda", dtype=dtype)
+    table = torch.randperm(batch * 13, device="cuda").to(torch.int32).view(batch, 13)
+    lengths = torch.randint(0, keys, (batch,), device="cuda", dtype=torch.int32)
+    options = {"kernel": kernel["name"], "num_splits": 1, "return_lse": True, "head_dim_v": 512}
+    runs = [libflash.decode(q, k, None, block_table=table, cache_seqlens=lengths, **options) for _ in range(5)]
+    for b in (0, 17, 149):
+        one = slice(b, b + 1)
+        single = libflash.decode(q[one], k, None, block_table=table[one], cache_seqlens=lengths[one], **options)
+        assert all(same_bits(a, b) for a, b in zip(single, (x[one] for x in runs[0]), strict=True))
+    assert all(same_bits(a, b) for run in runs[1:] for a, b in zip(run, runs[0], strict=True))
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
@@ -122,6 +170,7 @@ def test_a_view_of_the_keys_has_the_bits_of_a_copy(dtype: str) -> None:
     table = torch.randperm(39, device="cuda").to(torch.int32).view(3, 13)
     lengths = torch.tensor([800, 1, 333], device="cuda", dtype=torch.int32)
     options = {"block_table": table, "cache_seqlens": lengths, "return_lse": True, "causal": True}
+    options["kernel"] = f"decode_sm80_{dtype}_d576x512"
     view, copy = (libflash.decode(q, k, v, **options) for v in (k[..., :512], k[..., :512].contiguous()))
     assert all(same_bits(a, b) for a, b in zip(view, copy, strict=True))
 

@@ -82,17 +82,64 @@ def test_the_instance_that_runs(lib: c.CDLL, case: Case) -> None:
     check_instance(lib, case)
 
 
-def test_values_that_are_a_view_of_the_keys(lib: c.CDLL) -> None:
-    """MLA: 128 query heads share one key head."""
-    cache, view = tensor(512, 64, 1, 576), tensor(512, 64, 1, 576)
+def mla(page: int = 64, rows: int = 1, heads: int = 128) -> tuple[Any, ...]:
+    """q, k_cache and v_cache, a view of it: the query heads share one key head."""
+    cache, view = tensor(32768 // page, page, 1, 576), tensor(32768 // page, page, 1, 576)
     view.shape[3] = 512
-    table = tensor(4, 128, dtype=abi.INT32)
-    lengths = tensor(4, dtype=abi.INT32)
-    plan = plan_lines(
-        lib, "H200", "decode", (tensor(4, 1, 128, 576), cache, view), block_table=table, cache_seqlens=lengths, num_splits=1
-    )
-    assert plan["kernel"][0].startswith("decode_sm80_bf16_d576x512,")
-    assert plan["launch"][0].startswith("attention: 32 ")  # eight tiles of 16 rows for each sequence
+    return tensor(4, rows, heads, 576), cache, view
+
+
+def mla_options(page: int = 64) -> dict[str, Any]:
+    return {"block_table": tensor(4, 8192 // page, dtype=abi.INT32), "cache_seqlens": tensor(4, dtype=abi.INT32)}
+
+
+@pytest.mark.parametrize(
+    ("device", "page", "rows", "heads", "splits", "name", "tile", "blocks"),
+    [
+        ("H200", 64, 1, 128, 1, "decode_sm90_bf16_d576x512", "64 queries x 64 keys", 8),  # two tiles for each sequence
+        ("H200", 16, 1, 16, 3, "decode_sm90_bf16_d576x512", "64 queries x 64 keys", 12),
+        ("H200", 48, 4, 48, 1, "decode_sm90_bf16_d576x512", "64 queries x 64 keys", 12),
+        ("H200", 128, 1, 16, 0, "decode_sm90_bf16_d576x512", "64 queries x 64 keys", 128),  # fills the GPU
+        ("H200", 8, 1, 128, 1, "decode_sm80_bf16_d576x512", "16 queries x 16 keys", 32),  # no boxes of 16 keys
+        ("A100", 64, 1, 128, 1, "decode_sm80_bf16_d576x512", "16 queries x 16 keys", 32),
+    ],
+)
+def test_values_that_are_a_view_of_the_keys(
+    lib: c.CDLL, device: str, page: int, rows: int, heads: int, splits: int, name: str, tile: str, blocks: int
+) -> None:
+    options = mla_options(page) | {"num_splits": splits}
+    plan = plan_lines(lib, device, "decode", mla(page, rows, heads), **options)
+    assert plan["kernel"][0].startswith(f"{name},")
+    assert plan["tile"] == [tile]
+    assert plan["launch"][0].startswith(f"attention: {blocks} ")
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"softcap": 3.0}, "softcap"),
+        ({"alibi_slopes": tensor(128, dtype=abi.FLOAT32)}, "alibi_slopes"),
+        ({"flags": abi.INVARIANT_ROWS}, "FLASH_FLAG_INVARIANT_ROWS"),
+        ({"softmax_scale": -1.0, "flags": abi.SCALE}, "softmax_scale that is not positive"),
+        ({"tree_mask": tensor(4, 1, dtype=abi.INT32)}, "tree_mask"),
+        ({"shard_count": 2, "shard_keys": 16}, "shard_count"),
+    ],
+)
+def test_what_the_kernel_for_views_of_the_keys_lacks(lib: c.CDLL, options: dict[str, Any], reason: str) -> None:
+    """The wide kernel takes the call, and explain says why."""
+    arguments = mla()
+    lib.describe(*DEVICES["H200"])
+    text = explain(lib, "decode", arguments, **mla_options(), **options)
+    assert "decode_sm80_bf16_d576x512, backend sm80" in text
+    assert f"{reason}: the kernel does not know it" in text
+
+
+def test_values_apart_from_the_keys(lib: c.CDLL) -> None:
+    q, cache, _ = mla()
+    lib.describe(*DEVICES["H200"])
+    text = explain(lib, "decode", (q, cache, tensor(512, 64, 1, 512, address=8 * ADDRESS)), **mla_options())
+    assert "decode_sm80_bf16_d576x512, backend sm80" in text
+    assert "v_cache: must be a view of the first channels of k_cache for it" in text
 
 
 def test_launches_of_backward(lib: c.CDLL) -> None:

@@ -12,9 +12,20 @@ import libflash
 TYPES = {"f16": "fp16", "bf16": "bf16", "f32": "fp32", "f64": "fp64"}  # names of the registry and of the cases
 
 
+def of_values_in_keys(kernel: dict) -> bool:
+    """Whether its values must be the first channels of the keys, which those of the cases are not."""
+    return (kernel["operation"], kernel["backend"]) == ("decode", "sm90")
+
+
 def kernels(operation: str) -> list[dict]:
-    """All kernels of "forward", "backward" or "decode", also those that this machine cannot run."""
-    return [k for k in libflash.info()["kernels"] if k["operation"] == operation and k["backend"] != "cpu"]
+    """The kernels of "forward", "backward" or "decode", also those that this machine cannot run."""
+    every = [k for k in libflash.info()["kernels"] if k["operation"] == operation and k["backend"] != "cpu"]
+    return [k for k in every if not of_values_in_keys(k)]
+
+
+def kernels_of_values_in_keys() -> list[dict]:
+    """Those of decode that kernels() leaves out."""
+    return [k for k in libflash.info()["kernels"] if of_values_in_keys(k)]
 
 
 def attention_kernels() -> list[dict]:

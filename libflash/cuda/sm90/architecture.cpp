@@ -1,5 +1,6 @@
-// The entry of sm_90a in the table of architectures: forward, backward, their tangents and prefill in f16 and bf16.
-// capabilities.cpp, prefill_capabilities.cpp and tangent_capabilities.cpp name the options that these kernels lack.
+// The entry of sm_90a in the table of architectures: forward, backward, their tangents, decode of wide heads and prefill in f16 and
+// bf16. capabilities.cpp, decode_capabilities.cpp, prefill_capabilities.cpp and tangent_capabilities.cpp name the options that
+// these kernels lack.
 #include "cuda/architecture.h"
 #include "cuda/sm90/plan.h"
 
@@ -9,6 +10,11 @@ namespace {
 
 int shared_bytes(const KernelConfig&) { return 0; }  // every GPU of this architecture has enough shared memory
 
+bool supports_decode(const KernelConfig& config, const DecodeProblem& problem, std::string* why) {
+    const auto supports = config.operation == Operation::prefill ? sm90::supports_prefill : sm90::supports_decode;
+    return supports(config, problem, why);
+}
+
 }  // namespace
 
 extern const Architecture architecture_sm90;
@@ -16,12 +22,12 @@ const Architecture architecture_sm90 = {
     "sm90",
     true,
     sm90::supports,
-    sm90::supports_prefill,
+    supports_decode,
     sm90::supports_tangent,
     shared_bytes,
     sm90::plan_forward,
     sm90::plan_backward,
-    nullptr,
+    sm90::plan_decode,
     sm90::plan_prefill,
     sm90::plan_forward_tangent,
     sm90::plan_backward_tangent,

@@ -10,6 +10,8 @@ namespace libflash::cuda::sm90 {
 ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties& device);
 BackwardPlan plan_backward(const Kernel& kernel, const AttentionProblem& problem, const DeviceProperties& device);
 
+DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const DeviceProperties& device,
+                       const DecodePrefill& prefill);
 PrefillPlan plan_prefill(const Kernel& kernel, const DecodeProblem& problem, const DeviceProperties& device);
 ForwardTangentPlan plan_forward_tangent(const Kernel& kernel, const TangentProblem& problem, const DeviceProperties& device);
 BackwardTangentPlan plan_backward_tangent(const Kernel& kernel, const TangentProblem& problem, const DeviceProperties& device);
@@ -22,6 +24,7 @@ inline bool has_lengths_on_device(const AttentionProblem& problem) {
 
 // See Architecture::supports.
 bool supports(const KernelConfig& config, const AttentionProblem& problem, std::string* why);
+bool supports_decode(const KernelConfig& config, const DecodeProblem& problem, std::string* why);
 bool supports_prefill(const KernelConfig& config, const DecodeProblem& problem, std::string* why);
 bool supports_tangent(const KernelConfig& config, const TangentProblem& problem, std::string* why);
 

@@ -138,14 +138,17 @@ inline bool goes_on_waiting(Fiber& fiber) {
     return true;
 }
 
+// Returns whether that was the last arrival.
+inline bool arrive(Barrier& barrier, int count) {
+    if (++barrier.waiting < count) return false;
+    barrier.waiting = 0;
+    ++barrier.passed;
+    return true;
+}
 inline void wait(Barrier& barrier, int count) {
     const int round = barrier.passed;
-    if (++barrier.waiting == count) {
-        barrier.waiting = 0;
-        ++barrier.passed;
-    } else {
-        while (barrier.passed == round) yield_until_changed(&barrier.passed, false);
-    }
+    if (arrive(barrier, count)) return;
+    while (barrier.passed == round) yield_until_changed(&barrier.passed, false);
 }
 
 // The number of the running thread among all resident ones.

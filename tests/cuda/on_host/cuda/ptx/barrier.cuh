@@ -56,6 +56,7 @@ struct MBarrier {
 inline void fence_barrier_init() {}
 inline void fence_shared_for_async() {}
 inline void named_barrier_wait(int id, int threads) { emulation::wait(emulation::machine.block->named[id], threads); }
+inline void named_barrier_arrive(int id, int threads) { emulation::arrive(emulation::machine.block->named[id], threads); }
 template <int>
 void decrease_registers() {}
 template <int>

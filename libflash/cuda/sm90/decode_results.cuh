@@ -1,0 +1,129 @@
+// The end of a thread block of the sm_90a decode kernel: stores the result of the split or, without splits, of the rows
+// (sm80/combine_splits.cuh).
+#pragma once
+
+#include "cuda/sm80/combine_splits.cuh"
+#include "cuda/sm90/decode_consumer_barriers.cuh"
+#include "cuda/sm90/decode_softmax.cuh"
+
+namespace libflash::cuda::sm90 {
+
+// The row of the workspace of a row of the work tile.
+__device__ __forceinline__ int64_t partial_row_of(const DecodeParams& params, const RaggedWorkTile& rows, int row) {
+    const int batch = params.ragged.queries.cu ? 0 : rows.batch;
+    return sm80::partial_row(params, batch, rows.head_k, rows.sequence.start * params.group_size + rows.first_row + row);
+}
+
+// A row of the work tile in the output.
+struct DecodeOutputRow {
+    int batch, row, head;
+
+    __device__ __forceinline__ DecodeOutputRow(const DecodeParams& params, const RaggedWorkTile& rows, int of_tile) {
+        const int packed = rows.first_row + of_tile, query = divide(packed, params.by_group);
+        batch = rows.batch, row = rows.sequence.start + query;
+        head = rows.head_k * params.group_size + packed - query * params.group_size;
+    }
+    // Stores the LSE and returns the factor that the sink leaves for the result.
+    template <class T>
+    __device__ __forceinline__ float finish(const DecodeParams& params, float lse, bool writes) const {
+        return sm80::finish_row(params, batch, row, head, lse, sm80::sink_of<T>(params, batch, head), writes);
+    }
+    template <class T>
+    __device__ __forceinline__ T* address(const DecodeParams& params) const {
+        return static_cast<T*>(params.out.data) + batch * params.out.batch + row * params.out.row + head * params.out.head;
+    }
+};
+
+// The two rows of a consumer thread.
+template <class Traits>
+struct DecodeResults {
+    using T = typename Traits::T;
+    static constexpr int kPieces = Traits::kPieces, kBlocks = Traits::kPiece / 8;  // of 8 channels
+    using Sums = float[kPieces][4 * kBlocks];
+
+    const DecodeContext<Traits>& context;
+    int group, warp, lane;  // warp: of the warpgroup
+
+    __device__ __forceinline__ void finish(DecodeSoftmax<Traits>& softmax, const Sums& o) const {
+        exchange_sums(softmax);
+        const DecodeParams& params = context.params;
+        const RaggedWorkTile& rows = context.storage.work_tile.rows;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const float sum = softmax.sum[r], lse = sum != 0.0f ? softmax.kept_maximum[r] + __log2f(sum) : -INFINITY;
+            const float inverse = sum != 0.0f ? 1.0f / sum : 0.0f;  // 0: the row sees no key
+            const bool exists = row(r) < rows.rows, writes = exists && group == 0 && lane % 4 == 0;
+            if (params.splits > 1) {
+                const int64_t range = partial_row_of(params, rows, row(r)) * params.splits + rows.split;
+                if (writes) params.partial_lse[range] = lse;
+                if (exists) store_floats(params.partial_out + range * Traits::kHeadDimV, o, r, inverse);
+            } else {
+                const DecodeOutputRow out(params, rows, exists ? row(r) : 0);
+                const float factor = inverse * out.template finish<T>(params, lse, writes);
+                store_rounded(exists ? out.template address<T>(params) : nullptr, o, r, factor);
+            }
+        }
+    }
+
+private:
+    __device__ __forceinline__ int row(int r) const { return 16 * warp + lane / 4 + 8 * r; }
+
+    // Both warpgroups have sums over their own key tiles, with the same maximum.
+    __device__ __forceinline__ void exchange_sums(DecodeSoftmax<Traits>& softmax) const {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const float own = quad_sum(softmax.sum[r]);
+            if (lane % 4 == 0) context.storage.sums[group][row(r)] = own;
+        }
+        named_barrier_wait(kAllConsumers, Traits::kConsumers);
+#pragma unroll
+        for (int r = 0; r < 2; ++r) softmax.sum[r] = context.storage.sums[0][row(r)] + context.storage.sums[1][row(r)];
+    }
+
+    __device__ __forceinline__ void store_floats(float* to, const Sums& o, int r, float factor) const {
+        to += group * Traits::kHalf + lane % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < kPieces * kBlocks; ++n) {
+            const float* const pair = o[n / kBlocks] + n % kBlocks * 4 + 2 * r;
+            *reinterpret_cast<float2*>(to + n * 8) = make_float2(pair[0] * factor, pair[1] * factor);
+        }
+    }
+    // Sixteen bytes at a time: the lanes of a quad exchange their pairs. `to`: nullptr if the row does not exist.
+    __device__ __forceinline__ void store_rounded(T* to, const Sums& o, int r, float factor) const {
+#pragma unroll
+        for (int n = 0; n < kPieces * kBlocks; n += 4) {
+            uint32_t words[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                const float* const pair = o[n / kBlocks] + (n % kBlocks + i) * 4 + 2 * r;
+                words[i] = pack_pair(pair[0] * factor, pair[1] * factor, T());
+            }
+            transpose_quad(words, lane);
+            if (to)
+                *reinterpret_cast<uint4*>(to + group * Traits::kHalf + (n + lane % 4) * 8) =
+                    make_uint4(words[0], words[1], words[2], words[3]);
+        }
+    }
+};
+
+// The results of a thread block without keys. All its threads call it.
+template <class Traits>
+__device__ __forceinline__ void store_without_keys(const DecodeParams& params, const RaggedWorkTile& rows) {
+    using T = typename Traits::T;
+    constexpr int kVectors = Traits::kHeadDimV / 8;
+    const int thread = static_cast<int>(threadIdx.x);
+    for (int row = thread; row < rows.rows; row += Traits::kThreads) {
+        if (params.splits > 1) {  // combine does not use the partial result
+            params.partial_lse[partial_row_of(params, rows, row) * params.splits + rows.split] = -INFINITY;
+        } else {
+            DecodeOutputRow(params, rows, row).template finish<T>(params, -INFINITY, true);
+        }
+    }
+    if (params.splits > 1) return;
+    for (int i = thread; i < rows.rows * kVectors; i += Traits::kThreads) {
+        T* const to = DecodeOutputRow(params, rows, i / kVectors).template address<T>(params);
+        *reinterpret_cast<uint4*>(to + i % kVectors * 8) = make_uint4(0, 0, 0, 0);
+    }
+}
+
+}  // namespace libflash::cuda::sm90
