@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/attention/decode_params.h"
+#include "cuda/config.h"
 
 namespace libflash::cuda {
 
@@ -15,6 +16,7 @@ namespace libflash::cuda {
 //   ..._scaled        the cache holds elements of the type of the queries, with scales
 //   ragged...         rows of any lengths, positions, trees: a thread block works like own_keys or shared_keys
 //   general...        the same for rare options of the cache (host/problem_params.h), with scales or without
+//   invariant         invariant rows over a cache of the type of the queries (decode_invariant.cuh); with other options general
 enum class DecodeKind {
     shared_keys,
     own_keys,
@@ -30,7 +32,8 @@ enum class DecodeKind {
     two_heads_scaled,
     ragged_of_codes,
     general,
-    general_of_codes
+    general_of_codes,
+    invariant
 };
 
 constexpr DecodeKind decode_kind(bool shares_keys, int key_heads, bool appends_inside,
@@ -68,8 +71,14 @@ constexpr const char* decode_kind_name(DecodeKind kind) {
         case DecodeKind::two_heads_scaled: return "scales, two key heads";
         case DecodeKind::ragged_of_codes: return "8-bit codes, rows of any lengths";
         case DecodeKind::general: return "general";
+        case DecodeKind::invariant: return "invariant rows";
         default: return "8-bit codes, general";
     }
+}
+
+// Whether the kernel has the instance `invariant`. There is no prefill kernel for float32 and for wide heads, so nothing is gained.
+constexpr bool has_invariant_decode(const KernelConfig& config) {
+    return element_bytes(config.dtype) == 2 && !is_wide_decode(config.head_dim);
 }
 
 constexpr int kAppendedParts = 2;  // of a new row: its key and its value; one more with k_rope_cache

@@ -3,11 +3,13 @@
 // turns at the tensor cores is slower.
 #pragma once
 
+#include "cuda/attention/invariant_segments.h"
 #include "cuda/attention/long_sums.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/forward_epilogue.cuh"
 #include "cuda/sm90/forward_scores.cuh"
 #include "cuda/sm90/forward_tile_scheduler.cuh"
+#include "cuda/sm90/invariant_sums.cuh"
 #include "cuda/sm90/online_softmax.cuh"
 #include "cuda/sm90/warp_roles.cuh"
 
@@ -25,6 +27,9 @@ struct ForwardConsumer {
     static constexpr bool kBlockMask = Traits::kBlockMask, kSeparateFirstTile = Traits::kSeparateFirstTile;
     static constexpr bool kLongSums = Traits::kLongSums;
     static constexpr int kTilesPerSum = tiles_per_sum(kBlockN);
+    static constexpr bool kInvariant = Traits::kInvariant;
+    using Softmax = std::conditional_t<kInvariant, InvariantSoftmax<kBlockN>, OnlineSoftmax<kBlockN>>;
+    static_assert(!kInvariant || (kBlockN == kInvariantUnit && !kSeparateFirstTile));
 
     const ForwardContext<Traits>& context;
     const ForwardTileScheduler<Traits> scheduler{context};
@@ -44,7 +49,8 @@ struct ForwardConsumer {
         float s[kScores];             // scores, then probabilities
         float o[kSums];               // accumulator of P V
         uint32_t p[kBlockN / 16][4];  // probabilities, rounded
-        OnlineSoftmax<kBlockN> softmax;
+        Softmax softmax;
+        std::conditional_t<kInvariant, InvariantSums<kSums>, Empty> folded;  // the segments that have ended
         // The previous work tile until its rows are written: the factors of its rows, and its slot. Instead of a slot:
         // kNothingToWrite, before the first P V of a work tile; kAccumulating, P V of the current work tile has begun;
         // kNoProbabilities, there are no probabilities yet.
@@ -110,6 +116,7 @@ private:
     // after its last tile are computed.
     __device__ __forceinline__ void compute_work_tiles(State& c) const {
         c.softmax.clear();
+        if constexpr (kInvariant) c.folded.clear();
         if constexpr (kSeparateFirstTile) {
             begin_first_work_tile(c);
         } else {
@@ -191,6 +198,10 @@ private:
         wgmma_wait<1>();
         wgmma_fence_operand(c.s);
         if (kBetween && first && !no_probabilities) finish_softmax(c, Storage::previous_slot(c.slot));
+        const bool ended = kInvariant && !first && begins_segment((c.tile + 1) * kBlockN);  // a segment, with the tile before
+        if constexpr (kInvariant) {
+            if (ended) c.folded.end_segment(c.softmax);
+        }
         if constexpr (!Traits::kTileInfoBeforeWait) tile_info = tile_info_of(c);
         release_k(c, tile_info);
         float factor[2];
@@ -202,6 +213,8 @@ private:
         if (kBetween && first) {
             add_long_sums(c);
             skip_values(c);
+        } else if (ended) {
+            if constexpr (kInvariant) c.folded.fold(c.o);
         } else if (rescale) {
 #pragma unroll
             for (int i = 0; i < kSums; ++i) c.o[i] *= factor[i / 2 % 2];
@@ -221,9 +234,16 @@ private:
     }
     __device__ __forceinline__ void finish_softmax(State& c, int slot) const {
         if (kLongSums && context.params.long_sums) long_sums().finish(0, c.softmax.sum, c.softmax.kept_maximum);
-        const bool writes = epilogue.finish_softmax(c.softmax, context.storage.work_tiles[slot], c.thread, c.inverse);
+        bool writes;
+        if constexpr (kInvariant) {
+            c.folded.end_segment(c.softmax);
+            writes = epilogue.finish_softmax(c.folded, context.storage.work_tiles[slot], c.thread, c.inverse);
+            c.folded.clear_rows();
+        } else {
+            writes = epilogue.finish_softmax(c.softmax, context.storage.work_tiles[slot], c.thread, c.inverse);
+            c.softmax.clear();
+        }
         c.unwritten_slot = writes ? slot : kNothingToWrite;
-        c.softmax.clear();
     }
     __device__ __forceinline__ void write_rows(State& c) const {
         epilogue.write_rows(c.o, c.inverse, context.storage.work_tiles[c.unwritten_slot], c.thread);
@@ -233,8 +253,9 @@ private:
         return {context.params.long_sums, hide_from_compiler(static_cast<int>(threadIdx.x)) - 128};
     }
 
-    // After finish_softmax and the last P V of a work tile.
+    // After finish_softmax and the last P V of a work tile: all sums are in c.o.
     __device__ __forceinline__ void add_long_sums(State& c) const {
+        if constexpr (kInvariant) c.folded.fold_into(c.o);
         if (kLongSums && context.params.long_sums && long_sums().has_finished(0)) long_sums().add(0, blocks_of_sums(c));
     }
     __device__ __forceinline__ static auto blocks_of_sums(State& c) {
@@ -310,10 +331,12 @@ private:
     // Turns complete scores into probabilities. Returns true if the sums of P V must be multiplied by `factor`.
     __device__ __forceinline__ bool softmax_step(State& c, const TileInfo& tile_info, float (&factor)[2]) const {
         const WorkTile& work_tile = context.storage.work_tiles[c.slot];
-        scores.prepare(c.s, work_tile, tile_of(c), c.thread, tile_info.edge, tile_info.exact_maximum);
+        const bool scaled = !kInvariant && tile_info.exact_maximum;  // in advance
+        scores.prepare(c.s, work_tile, tile_of(c), c.thread, tile_info.edge, scaled);
         if constexpr (Traits::kCache) scores.hide_absent(c.s, tile_info.absent);
-        const bool rescale = c.softmax.apply(c.s, scores.softmax_scale(tile_info.exact_maximum),
-                                             tile_info.edge || tile_info.exact_maximum, factor);
+        // Of invariant rows no edge of the mask may change the rule.
+        const bool take_maximum = (!kInvariant && tile_info.edge) || tile_info.exact_maximum;
+        const bool rescale = c.softmax.apply(c.s, scores.softmax_scale(scaled), take_maximum, factor);
         if constexpr (Traits::kRareOptions) {
             if (context.params.rare.dropout.active) scores.drop(c.s, work_tile, c.word, c.thread);
         }
