@@ -24,7 +24,7 @@ struct ForwardCopiedValues {
     // stage of the tile before, or kNone.
     __device__ __forceinline__ void copy(Stages& v, int& pending, bool leader, int kv_head, int count,
                                          const typename CachedKeys::PageRow& at) const {
-        if (!v.is_empty()) publish(pending, leader);
+        if (__any_sync(0xffffffffu, !v.is_empty())) publish(pending, leader);  // the lanes need not see the same
         v.wait_empty();
         const CacheParams& cache = context.params.cache;
         const uint32_t to = context.tiles.v(v.stage);
