@@ -33,22 +33,31 @@ struct InvariantSoftmax {
 
     float kept_maximum[2];  // in base-2 units; kNoScore: no score of the segment yet
     float sum[2];           // of this lane's elements
-    bool needs_maximum;     // a row of this warp has no score yet
-    bool large_maximum[2];  // the fast way has used one beyond kMaximumLimit
+    uint32_t flags;         // kNeedsMaximum: a row of this warp has no score yet; kUnsafe << r
+    static constexpr uint32_t kNeedsMaximum = 1, kUnsafe = 2;
 
     __device__ __forceinline__ void clear() {
+        flags = 0;
+        begin_segment();
+    }
+    // After the results of the segment before have been used. What is unsafe remains so.
+    __device__ __forceinline__ void begin_segment() {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
             kept_maximum[r] = kNoScore;
             sum[r] = 0.0f;
-            large_maximum[r] = false;
         }
-        needs_maximum = true;
+        flags |= kNeedsMaximum;
+    }
+    // Of row r, in all lanes.
+    __device__ __forceinline__ float end_segment(int r) {
+        note(r, sum[r] > kSumOverflow);
+        return quad_sum(sum[r]);
     }
 
     // Turns the scores of a unit into probabilities. Returns true if the accumulators must be multiplied by `factor`.
     __device__ __forceinline__ bool apply(Scores& s, float scale, bool careful, float (&factor)[2]) {
-        const bool raised = careful || needs_maximum;
+        const bool raised = careful || (flags & kNeedsMaximum) != 0;
         factor[0] = factor[1] = 1.0f;
         if (raised) raise_to_maximum(s, scale, careful, factor);
         exponentiate(s, scale, careful);
@@ -58,10 +67,11 @@ struct InvariantSoftmax {
         return raised || rescale;
     }
 
-    // Whether the fast way may have left the rule in row r of this segment; the lanes of a row may differ.
-    __device__ __forceinline__ bool is_unsafe(int r) const { return large_maximum[r] || sum[r] > kSumOverflow; }
+    // Whether the fast way may have left the rule in row r since clear(); the lanes of a row may differ.
+    __device__ __forceinline__ bool is_unsafe(int r) const { return (flags >> r & kUnsafe) != 0 || sum[r] > kSumOverflow; }
 
 private:
+    __device__ __forceinline__ void note(int r, bool unsafe) { flags |= unsafe ? kUnsafe << r : 0u; }
     __device__ __forceinline__ static bool is_large(float maximum) {
         return fabsf(maximum) > kMaximumLimit && maximum != kNoScore;
     }
@@ -71,7 +81,7 @@ private:
         return exp2_approx(fmaf(s, scale, -kept_maximum[r]));
     }
 
-    // A NaN leaves the kept maximum of its row unchanged and does not set needs_maximum.
+    // A NaN leaves the kept maximum of its row unchanged and does not set kNeedsMaximum.
     __device__ __forceinline__ void raise_to_maximum(const Scores& s, float scale, bool careful, float (&factor)[2]) {
         bool no_score = false;
 #pragma unroll
@@ -86,10 +96,11 @@ private:
                 factor[r] = raise_kept_maximum(kept_maximum[r], largest * scale);
                 sum[r] = __fmul_rn(sum[r], factor[r]);
             }
-            large_maximum[r] |= !careful && is_large(kept_maximum[r]);
+            note(r, !careful && is_large(kept_maximum[r]));
             no_score |= kept_maximum[r] == kNoScore && largest == largest;
         }
-        needs_maximum = __any_sync(0xffffffffu, no_score);
+        flags &= ~kNeedsMaximum;
+        flags |= __any_sync(0xffffffffu, no_score) ? kNeedsMaximum : 0u;
     }
 
     // What the sum of row r would be with the present maximum.
@@ -122,7 +133,7 @@ private:
             const float largest = quad_max(sum[r]);
             if (!(largest > kSumLimit && largest <= kSumOverflow)) continue;
             const float scale = raise_kept_maximum_by_sum(kept_maximum[r], largest);
-            large_maximum[r] |= is_large(kept_maximum[r]);
+            note(r, is_large(kept_maximum[r]));
             sum[r] = __fmul_rn(sum[r], scale);
             factor[r] *= scale;
 #pragma unroll
@@ -136,14 +147,14 @@ private:
 
 // The softmax of the segments of a row that have been folded.
 struct InvariantFold {
-    // Of the accumulators: those of the folded segments, and those of the new one. A segment of which the row sees no key changes
-    // no bit.
+    // Of the accumulators: those of the folded segments, and those of the new one. Those of a segment of which the row sees no key
+    // are zeros.
     struct Factors {
         float folded = 1.0f, added = 0.0f;
 
+        // As add_scaled_and_clear().
         __device__ __forceinline__ float of(float folded_o, float o) const {
-            const float product = __fmul_rn(folded_o, folded);
-            return added == 0.0f ? product : fmaf(o, added, product);
+            return fmaf(o, added, __fmul_rn(folded_o, folded));
         }
     };
 

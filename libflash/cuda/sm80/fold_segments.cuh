@@ -35,7 +35,7 @@ struct FoldedRow {
 };
 
 // Each thread has two channels. Segments are loaded kAtOnce at a time, also those of which the row sees no key: their accumulators
-// are undefined and not used.
+// are undefined and count as zeros.
 template <class T, int kHeadDim>
 struct FoldSegments {
     static constexpr int kThreads = kHeadDim / 2, kAtOnce = 16;
@@ -59,7 +59,8 @@ struct FoldSegments {
             for (int i = 0; i < kAtOnce; ++i) {
                 if (i >= end) break;
                 const InvariantFold::Factors factors = fold.add(of_segment[i].x, of_segment[i].y);
-                o = {factors.of(o.x, loaded[i].x), factors.of(o.y, loaded[i].y)};
+                const float2 x = of_segment[i].y == 0.0f ? make_float2(0.0f, 0.0f) : loaded[i];
+                o = {factors.of(o.x, x.x), factors.of(o.y, x.y)};
             }
         }
         const FoldedRow<T> folded(params, batch, row, head, fold);

@@ -29,6 +29,10 @@ struct ForwardConsumer {
     static constexpr int kTilesPerSum = tiles_per_sum(kBlockN);
     static constexpr bool kInvariant = Traits::kInvariant;
     using Softmax = std::conditional_t<kInvariant, InvariantSoftmax<kBlockN>, OnlineSoftmax<kBlockN>>;
+    // Of invariant rows: of the segment that has just ended.
+    struct SegmentFactors {
+        std::conditional_t<kInvariant, InvariantFold::Factors[2], Empty> of_rows;
+    };
     static_assert(!kInvariant || (kBlockN == kInvariantUnit && !kSeparateFirstTile));
 
     const ForwardContext<Traits>& context;
@@ -197,10 +201,11 @@ private:
         if constexpr (Traits::kTileInfoBeforeWait) tile_info = tile_info_of(c);
         wgmma_wait<1>();
         wgmma_fence_operand(c.s);
-        if (kBetween && first && !no_probabilities) finish_softmax(c, Storage::previous_slot(c.slot));
+        SegmentFactors factors;
+        if (kBetween && first && !no_probabilities) finish_softmax(c, Storage::previous_slot(c.slot), factors);
         const bool ended = kInvariant && !first && begins_segment((c.tile + 1) * kBlockN);  // a segment, with the tile before
         if constexpr (kInvariant) {
-            if (ended) c.folded.end_segment(c.softmax);
+            if (ended) c.folded.end_segment(c.softmax, factors.of_rows);
         }
         if constexpr (!Traits::kTileInfoBeforeWait) tile_info = tile_info_of(c);
         release_k(c, tile_info);
@@ -211,14 +216,15 @@ private:
         wgmma_fence_operand(c.o);
         release_v(c);
         if (kBetween && first) {
-            add_long_sums(c);
+            add_long_sums(c, factors);
             skip_values(c);
         } else if (ended) {
-            if constexpr (kInvariant) c.folded.fold(c.o);
+            if constexpr (kInvariant) c.folded.fold(c.o, factors.of_rows);
         } else if (rescale) {
 #pragma unroll
             for (int i = 0; i < kSums; ++i) c.o[i] *= factor[i / 2 % 2];
         }
+        if constexpr (kInvariant) wgmma_fence_operand(c.o);
         round_probabilities(c);
     }
 
@@ -228,21 +234,23 @@ private:
         wgmma_wait<0>();
         wgmma_fence_operand(c.o);
         release_v(c);
-        finish_softmax(c, Storage::previous_slot(c.slot));
-        add_long_sums(c);
+        SegmentFactors factors;
+        finish_softmax(c, Storage::previous_slot(c.slot), factors);
+        add_long_sums(c, factors);
         if (c.unwritten_slot >= 0) write_rows(c);
     }
-    __device__ __forceinline__ void finish_softmax(State& c, int slot) const {
+    __device__ __forceinline__ void finish_softmax(State& c, int slot, SegmentFactors& factors) const {
         if (kLongSums && context.params.long_sums) long_sums().finish(0, c.softmax.sum, c.softmax.kept_maximum);
         bool writes;
         if constexpr (kInvariant) {
-            c.folded.end_segment(c.softmax);
-            writes = epilogue.finish_softmax(c.folded, context.storage.work_tiles[slot], c.thread, c.inverse);
+            c.folded.end_segment(c.softmax, factors.of_rows);
+            auto rows = c.folded.rows(c.softmax);
+            writes = epilogue.finish_softmax(rows, context.storage.work_tiles[slot], c.thread, c.inverse);
             c.folded.clear_rows();
         } else {
             writes = epilogue.finish_softmax(c.softmax, context.storage.work_tiles[slot], c.thread, c.inverse);
-            c.softmax.clear();
         }
+        c.softmax.clear();
         c.unwritten_slot = writes ? slot : kNothingToWrite;
     }
     __device__ __forceinline__ void write_rows(State& c) const {
@@ -254,8 +262,8 @@ private:
     }
 
     // After finish_softmax and the last P V of a work tile: all sums are in c.o.
-    __device__ __forceinline__ void add_long_sums(State& c) const {
-        if constexpr (kInvariant) c.folded.fold_into(c.o);
+    __device__ __forceinline__ void add_long_sums(State& c, [[maybe_unused]] const SegmentFactors& factors) const {
+        if constexpr (kInvariant) c.folded.fold_into(c.o, factors.of_rows);
         if (kLongSums && context.params.long_sums && long_sums().has_finished(0)) long_sums().add(0, blocks_of_sums(c));
     }
     __device__ __forceinline__ static auto blocks_of_sums(State& c) {
@@ -283,6 +291,7 @@ private:
         if (kBetween) c.unwritten_slot = no_probabilities ? kNothingToWrite : kAccumulating;
         c.v.wait_full();
         const uint32_t v = context.tiles.v(c.v.stage);
+        if constexpr (kInvariant) wgmma_fence_operand(c.o);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kBlockN / 16; ++step)

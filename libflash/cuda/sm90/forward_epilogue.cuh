@@ -24,8 +24,8 @@ struct ForwardEpilogue {
     const ForwardContext<Traits>& context;
     const ForwardOutputRows<Traits> rows{context};
 
-    // When all scores of a work tile are complete; `softmax`: OnlineSoftmax or InvariantSums. Writes the LSE, and computes the factors for the sums of P V. Returns whether
-    // this warp writes its rows.
+    // When all scores of a work tile are complete: writes the LSE, and computes the factors for the sums of P V. Returns whether
+    // this warp writes its rows. `softmax`: OnlineSoftmax or InvariantSums::Rows.
     template <class Softmax>
     __device__ __forceinline__ bool finish_softmax(Softmax& softmax, const WorkTile& work_tile, const Thread& thread,
                                                    float (&inverse)[2]) const {

@@ -8,9 +8,9 @@
 #include <cstdlib>
 #include <random>
 
-#include "decode_problem.h"
 #include "cuda/sm90/prefill.cuh"
 #include "cuda/sm90/prefill_plan.cpp"
+#include "decode_problem.h"
 #include "numbers.h"
 
 struct DecodeKernel {
@@ -18,12 +18,12 @@ struct DecodeKernel {
 };
 struct PrefillKernel {
     static constexpr KernelConfig config{"prefill", Operation::prefill, "sm90",       KernelType::DTYPE,
-                                         HEAD_DIM,  HEAD_DIM,           PREFILL_TILE, ""};
+                                         HEAD_DIM,  HEAD_DIM_V,         PREFILL_TILE, ""};
 };
 using T = ElementOf<DecodeKernel::config.dtype>;
 constexpr DType kType = std::is_same<T, __half>::value ? DType::f16 : DType::bf16;
 constexpr double kRounding = kType == DType::f16 ? 0x1p-11 : 0x1p-8, kScale = 0.1;
-constexpr int kDim = HEAD_DIM;
+constexpr int kDim = HEAD_DIM, kDimV = HEAD_DIM_V;
 constexpr float kDirection = 6000;  // of the first channel of q, times the scale
 
 struct Sequence {
@@ -31,15 +31,15 @@ struct Sequence {
 };
 struct Case {
     std::vector<Sequence> sequences;
-    int window;      // keys on the left of the diagonal; -1: all
+    int window;  // keys on the left of the diagonal; -1: all
     bool causal;
-    float size;      // of q and k
-    float jump;      // differences between the scores of neighbouring keys; 0: none
+    float size;  // of q and k
+    float jump;  // differences between the scores of neighbouring keys; 0: none
     bool sink;
     int absent;      // every n-th unit of 64 keys has no page; 0: all have one
     int split_size;  // 0: the library's segments
     int heads_k, group;
-    double most;     // error, relative to the root mean square; 0: of the type
+    double most;  // error, relative to the root mean square; 0: of the type
 };
 
 std::mt19937 generator(7);
@@ -58,7 +58,7 @@ struct Inputs {
             first_row.push_back(first_row.back() + s.rows);
             longest = std::max(longest, s.length);
             k.push_back(random<T>(size_t(s.length) * c.heads_k * kDim, c.size, generator));
-            v.push_back(random<T>(size_t(s.length) * c.heads_k * kDim, 1, generator));
+            v.push_back(random<T>(size_t(s.length) * c.heads_k * kDimV, 1, generator));
             // The scores of blocks of 32 keys differ by up to `jump`, for kept maxima that are raised.
             for (int j = 0; c.jump > 0 && j < s.length; ++j)
                 for (int h = 0; h < c.heads_k; ++h)
@@ -81,7 +81,8 @@ struct Results {
     std::vector<T> out;
     std::vector<float> lse;
 
-    explicit Results(const Inputs& x) : out(x.q.size(), T(7.0f)), lse(size_t(x.first_row.back()) * x.heads, 7.0f) {}
+    explicit Results(const Inputs& x)
+        : out(x.q.size() / kDim * kDimV, T(7.0f)), lse(size_t(x.first_row.back()) * x.heads, 7.0f) {}
 };
 
 // A call with several chunks, in pages of `page` keys or, with 0, in entries. `fewest`: query rows from which on a chunk is that of
@@ -97,9 +98,10 @@ struct Call {
     Call(const Inputs& given, const std::vector<Chunk>& of_call, int page_size)
         : x(given), chunks(of_call), page(page_size), columns(page ? (x.longest + page - 1) / page + 1 : 1),
           capacity(page ? columns * page : x.longest + 8), batch(static_cast<int>(chunks.size())) {
-        const size_t row = size_t(x.heads) * kDim, key_row = size_t(x.c.heads_k) * kDim;
+        const size_t row = size_t(x.heads) * kDim, key_row = size_t(x.c.heads_k) * kDim, value_row = size_t(x.c.heads_k) * kDimV;
         const int rows_of_page = page ? page : capacity;
-        k.assign(size_t(batch * columns) * rows_of_page * key_row, T(NAN)), v = k;
+        k.assign(size_t(batch * columns) * rows_of_page * key_row, T(NAN));
+        v.assign(size_t(batch * columns) * rows_of_page * value_row, T(NAN));
         for (int i = 0; i < batch * columns; ++i) table.push_back(batch * columns - 1 - i);
         for (int b = 0; b < batch; ++b) {
             const Chunk& chunk = chunks[b];
@@ -112,27 +114,27 @@ struct Call {
                     table[b * columns + j / page] = -3;
                     continue;
                 }
-                const size_t to = (size_t(table[b * columns + j / rows_of_page]) * rows_of_page + j % rows_of_page) * key_row;
-                std::copy_n(&x.k[chunk.sequence][j * key_row], key_row, &k[to]);
-                std::copy_n(&x.v[chunk.sequence][j * key_row], key_row, &v[to]);
+                const size_t to = size_t(table[b * columns + j / rows_of_page]) * rows_of_page + j % rows_of_page;
+                std::copy_n(&x.k[chunk.sequence][j * key_row], key_row, &k[to * key_row]);
+                std::copy_n(&x.v[chunk.sequence][j * value_row], value_row, &v[to * value_row]);
             }
         }
-        out.assign(q.size(), T(7.0f)), lse.assign(size_t(cu[batch]) * x.heads, 7.0f);
+        out.assign(q.size() / kDim * kDimV, T(7.0f)), lse.assign(size_t(cu[batch]) * x.heads, 7.0f);
     }
 
     DecodeProblem problem() {
         DecodeProblem p;
         p.device = {FLASH_DEVICE_CUDA, 0}, p.dtype = kType;
-        p.batch = batch, p.heads_q = x.heads, p.heads_k = x.c.heads_k, p.head_dim = p.head_dim_v = kDim;
+        p.batch = batch, p.heads_q = x.heads, p.heads_k = x.c.heads_k, p.head_dim = kDim, p.head_dim_v = kDimV;
         p.seqlen_q = cu[batch];
-        p.q = view(q.data(), kType, {p.seqlen_q, x.heads, kDim}), p.out = p.q, p.out.data = out.data();
+        p.q = view(q.data(), kType, {p.seqlen_q, x.heads, kDim}), p.out = view(out.data(), kType, {p.seqlen_q, x.heads, kDimV});
         p.lse = view(lse.data(), DType::f32, {x.heads, p.seqlen_q});
         p.q_rows.batch = p.new_rows.batch = batch, p.q_rows.capacity = p.q_rows.max_length = p.seqlen_q;
         p.q_rows.cu = cu.data();
         p.cache.dtype = kType, p.cache.capacity = capacity;
         const int64_t rows_of_page = page ? page : capacity;
         p.cache.k = view(k.data(), kType, {batch * columns, rows_of_page, x.c.heads_k, kDim});
-        p.cache.v = p.cache.k, p.cache.v.data = v.data();
+        p.cache.v = view(v.data(), kType, {batch * columns, rows_of_page, x.c.heads_k, kDimV});
         if (page) {
             p.cache.page_size = page, p.cache.pages = batch * columns, p.cache.block_table = table.data();
             p.cache.block_table_stride[0] = columns, p.cache.block_table_stride[1] = 1;
@@ -178,7 +180,7 @@ struct Call {
         std::vector<char> memory(plan.workspace.bytes() + 255, char(0xff));  // NaN
         char* const workspace = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(memory.data()) + 255) / 256 * 256);
         cuda::decode(kernel, p, plan, workspace, nullptr);
-        const size_t row = size_t(x.heads) * kDim;
+        const size_t row = size_t(x.heads) * kDimV;
         int by_prefill = 0;
         for (int b = 0; b < batch; ++b)
             if (prefill.name && cu[b + 1] - cu[b] >= fewest) by_prefill += cu[b + 1] - cu[b];
@@ -186,8 +188,7 @@ struct Call {
             for (int i = chunks[b].begin; i < chunks[b].end; ++i) {
                 const int from = cu[b] + i - chunks[b].begin, to = x.first_row[chunks[b].sequence] + i;
                 std::copy_n(&out[from * row], row, &results.out[to * row]);
-                for (int h = 0; h < x.heads; ++h)
-                    results.lse[size_t(to) * x.heads + h] = lse[size_t(h) * cu[batch] + from];
+                for (int h = 0; h < x.heads; ++h) results.lse[size_t(to) * x.heads + h] = lse[size_t(h) * cu[batch] + from];
             }
         return by_prefill;
     }
@@ -202,7 +203,7 @@ bool same(const char* what, const Inputs& x, const Results& got, const Results& 
     int differences = 0;
     for (int row = 0; row < x.first_row.back(); row += step) {
         const size_t at = size_t(row) * x.heads;
-        differences += std::memcmp(&got.out[at * kDim], &wanted.out[at * kDim], x.heads * kDim * sizeof(T)) != 0 ||
+        differences += std::memcmp(&got.out[at * kDimV], &wanted.out[at * kDimV], x.heads * kDimV * sizeof(T)) != 0 ||
                        std::memcmp(&got.lse[at], &wanted.lse[at], x.heads * sizeof(float)) != 0;
     }
     std::printf("%s %s: %d rows differ, %d by prefill\n", differences ? "WRONG" : "ok", what, differences, by_prefill);
@@ -217,7 +218,7 @@ bool is_exact(const Inputs& x, const Results& got) {
             for (int h = 0; h < x.heads; ++h) {
                 const int row = x.first_row[b] + i, at = x.shift(b) + i, length = x.c.sequences[b].length;
                 const T* query = &x.q[(size_t(row) * x.heads + h) * kDim];
-                std::vector<double> s(length, -INFINITY), o(kDim, 0);
+                std::vector<double> s(length, -INFINITY), o(kDimV, 0);
                 double largest = x.c.sink ? x.sink[h] : -INFINITY, sum = 0;
                 for (int j = 0; j < length; ++j) {
                     if ((x.c.causal && j > at) || (x.c.window >= 0 && j < at - x.c.window) || !x.exists(j)) continue;
@@ -231,12 +232,12 @@ bool is_exact(const Inputs& x, const Results& got) {
                     if (s[j] == -INFINITY) continue;
                     const double p = std::exp(s[j] - largest);
                     sum += p;
-                    for (int e = 0; e < kDim; ++e)
-                        o[e] += p * wide(x.v[b][(size_t(j) * x.c.heads_k + h / x.c.group) * kDim + e]);
+                    for (int e = 0; e < kDimV; ++e)
+                        o[e] += p * wide(x.v[b][(size_t(j) * x.c.heads_k + h / x.c.group) * kDimV + e]);
                 }
                 const double wanted = largest + std::log(sum), lse = got.lse[size_t(row) * x.heads + h];
                 worst_lse = larger_error(worst_lse, std::fabs(lse - wanted) / (1 + std::fabs(wanted)));
-                for (int e = 0; e < kDim; ++e) error.add(wide(got.out[(size_t(row) * x.heads + h) * kDim + e]), o[e] / sum);
+                for (int e = 0; e < kDimV; ++e) error.add(wide(got.out[(size_t(row) * x.heads + h) * kDimV + e]), o[e] / sum);
             }
     const double most = x.c.most > 0 ? x.c.most : kRounding;
     const bool good = error.value() <= most && worst_lse < (x.c.most > 0 ? 1e-3 : 1e-4);
@@ -288,11 +289,11 @@ int main(int, char** argv) {
         {mixed, -1, true, 1, 0, false, 0, 0, 1, 2, 0},
         {few, 300, true, 2, 0, true, 0, 0, 2, 1, 0},
         {few, -1, true, 1, 0, false, 3, 0, 1, 1, 0},
-        {few, -1, true, 1, 15, false, 0, 0, 1, 1, 0},            // sums beyond the limit
-        {few, -1, true, 1, 100, true, 0, 0, 1, 1, 0},            // overflow under a kept maximum
-        {few, 700, true, 1, 2e8, false, 0, 0, 1, 1, 1},          // large maxima
-        {few, -1, true, 1, 0, true, 0, 128, 1, 2, 0},            // segments of 128 keys
-        {{{66, 17700}}, -1, true, 1, 0, false, 0, 0, 1, 1, 0},   // longer segments
+        {few, -1, true, 1, 15, false, 0, 0, 1, 1, 0},           // sums beyond the limit
+        {few, -1, true, 1, 100, true, 0, 0, 1, 1, 0},           // overflow under a kept maximum
+        {few, 700, true, 1, 2e8, false, 0, 0, 1, 1, 1},         // large maxima
+        {few, -1, true, 1, 0, true, 0, 128, 1, 2, 0},           // segments of 128 keys
+        {{{66, 17700}}, -1, true, 1, 0, false, 0, 0, 1, 1, 0},  // longer segments
     };
     return check(cases[number]) ? 0 : 1;
 }
