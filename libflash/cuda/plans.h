@@ -51,6 +51,7 @@ struct PrefillPlan {
     int tile_q = 0, tile_k = 0;
     ScheduleParams schedule{};
     int64_t fewest_rows = 0;
+    bool invariant = false;        // the instance for invariant rows
     bool long_sums = false;        // as in ForwardPlan
     LaunchShape order, attention;  // steps of ForwardStep
     Workspace workspace;           // "sequence_order", "long_sums"
@@ -125,6 +126,7 @@ struct DecodePlan {
     int tile_q = 0, tile_k = 0;                     // query rows of a thread block; keys of a tile of one head
     int64_t splits = 1;                             // key ranges
     int64_t split_size = 0;                         // keys of each range; 0: equal ranges of the visible keys
+    bool invariant = false;                         // ranges are segments: of split_size, or those of invariant_segments.h
     int key_heads = 1;                              // key heads of a thread block: 1 or decode_key_heads()
     int64_t query_tiles = 1;                        // of the query rows of a key head
     int64_t short_tiles = 0;                        // of a sequence, beside long chunks

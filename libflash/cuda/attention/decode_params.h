@@ -103,6 +103,7 @@ struct DecodeParams {
     int32_t k_channels;   // of cache.k: those of the keys that `rope` has not
     bool out_is_float;    // beside 16-bit queries
     bool invariant;       // the bits of a row depend on its own sequence alone
+    int32_t segment;      // of the instance for invariant rows: keys of each segment; 0: invariant_segments.h
     bool values_in_keys;  // the values are the first channels of the keys
     SharedPrefixParams shared;
 };

@@ -126,6 +126,10 @@ DecodeParams make_params(const DecodeProblem& problem, const DecodePlan& plan, c
     fill_in_score_options(params, problem);
     params.splits = static_cast<int32_t>(plan.splits);
     params.split_size = static_cast<int32_t>(std::min<int64_t>(plan.split_size, kUnboundedWindow));
+    if (plan.invariant) {  // the kernel takes its segment of all keys
+        params.segment = params.split_size;
+        params.split_size = kUnboundedWindow;
+    }
     if (plan.splits > 1) {
         params.partial_out = reinterpret_cast<float*>(region("partial_out"));
         params.partial_lse = reinterpret_cast<float*>(region("partial_lse"));

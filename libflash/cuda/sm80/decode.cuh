@@ -13,6 +13,7 @@
 #include "cuda/sm80/combine_splits.cuh"
 #include "cuda/sm80/decode_instance.h"
 #include "cuda/sm80/decode_prefix.cuh"
+#include "cuda/sm80/decode_invariant.cuh"
 #include "cuda/sm80/decode_range.cuh"
 
 #include <algorithm>
@@ -170,6 +171,11 @@ int launch_after_prefix(const DecodePlan& plan, const DecodeParams& params, cuda
     return cudaErrorInvalidConfiguration;
 }
 
+template <class Kernel>
+constexpr bool is_invariant_instance(int instance) {
+    return has_invariant_decode(Kernel::config) && static_cast<DecodeKind>(instance) == DecodeKind::invariant;
+}
+
 constexpr bool is_ragged_instance(int instance) {
     switch (static_cast<DecodeKind>(instance)) {
         case DecodeKind::ragged:
@@ -215,8 +221,15 @@ KernelResources resources_of_decode(int step, int instance) {
             if constexpr (has_prefix_kernels(Kernel::config.head_dim, sizeof(T)))
                 return {sm80::PrefixOf<Kernel, 1>::kThreads, sm80::PrefixOf<Kernel, 1>::kSharedBytes};
             break;
-        case DecodeStep::combine: return {sm80::CombineSplits<T, Kernel::config.head_dim_v>::kThreads, 0};
+        case DecodeStep::combine:
+            if (sm80::is_invariant_instance<Kernel>(instance))
+                return {sm80::FoldSegments<T, Kernel::config.head_dim_v>::kThreads, 0};
+            return {sm80::CombineSplits<T, Kernel::config.head_dim_v>::kThreads, 0};
         default: break;
+    }
+    if constexpr (has_invariant_decode(Kernel::config)) {
+        using Body = sm80::InvariantDecode<Kernel>;
+        if (sm80::is_invariant_instance<Kernel>(instance)) return {Body::kThreads, Body::kSharedBytes};
     }
     const auto of_ragged = [](auto storage, auto rows) -> KernelResources {
         using Instance = sm80::RaggedInstance<Kernel, decltype(storage)::value, decltype(rows)::value>;
@@ -245,7 +258,9 @@ int launch_decode(const DecodePlan& plan, const DecodeParams& params, void* stre
         error = sm80::launch_prefix<Kernel>(plan, params, cuda_stream);
         if (error != cudaSuccess) return error;
         const auto launch = [&](auto kernel) { return sm80::launch_attention(kernel, plan, params, cuda_stream); };
-        if (sm80::is_ragged_instance(plan.instance.number)) {
+        if (sm80::is_invariant_instance<Kernel>(plan.instance.number)) {
+            if constexpr (has_invariant_decode(Kernel::config)) error = launch(sm80::invariant_decode_kernel<Kernel>);
+        } else if (sm80::is_ragged_instance(plan.instance.number)) {
             error = sm80::with_ragged_instance<Kernel>(plan.instance.number, [&](auto storage, auto rows) {
                 return launch(sm80::ragged_decode_kernel<Kernel, decltype(storage)::value, decltype(rows)::value>);
             });
@@ -258,7 +273,12 @@ int launch_decode(const DecodePlan& plan, const DecodeParams& params, void* stre
             });
         }
     }
-    return error != cudaSuccess ? error : sm80::launch_combine<Kernel, T>(plan, params, cuda_stream);
+    if (error != cudaSuccess) return error;
+    if constexpr (has_invariant_decode(Kernel::config)) {
+        if (sm80::is_invariant_instance<Kernel>(plan.instance.number))
+            return sm80::launch_fold<Kernel, T>(plan, params, cuda_stream);
+    }
+    return sm80::launch_combine<Kernel, T>(plan, params, cuda_stream);
 }
 
 }  // namespace libflash::cuda

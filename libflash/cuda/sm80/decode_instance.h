@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/attention/decode_params.h"
+#include "cuda/config.h"
 
 namespace libflash::cuda {
 
@@ -16,6 +17,7 @@ namespace libflash::cuda {
 //   ragged...         rows of any lengths, positions, trees: a thread block works like own_keys or shared_keys
 //   general...        the same for rare options of the cache (host/problem_params.h), with scales or without
 //   ..._after_prefix  the sums over keys that sequences share are in the workspace (decode_prefix.cuh)
+//   invariant         invariant rows over a cache of the type of the queries (decode_invariant.cuh); with other options general
 enum class DecodeKind {
     shared_keys,
     own_keys,
@@ -35,7 +37,8 @@ enum class DecodeKind {
     own_keys_after_prefix,
     two_heads_after_prefix,
     own_keys_of_codes_append,
-    two_heads_of_codes_append
+    two_heads_of_codes_append,
+    invariant
 };
 
 constexpr DecodeKind decode_kind(bool shares_keys, int key_heads, bool appends_inside,
@@ -79,6 +82,7 @@ constexpr const char* decode_kind_name(DecodeKind kind) {
         case DecodeKind::two_heads_of_codes_append: return "8-bit codes, two key heads, appends";
         case DecodeKind::own_keys_after_prefix: return "each warp its own keys, after shared ones";
         case DecodeKind::two_heads_after_prefix: return "two key heads, after shared keys";
+        case DecodeKind::invariant: return "invariant rows";
         default: return "8-bit codes, general";
     }
 }
@@ -86,6 +90,11 @@ constexpr const char* decode_kind_name(DecodeKind kind) {
 // Whether there are the instances for shared keys: for 16-bit types, with all sums of a warp in registers.
 constexpr bool has_prefix_kernels(int head_dim, int element_bytes) { return head_dim <= 128 && element_bytes == 2; }
 constexpr int kPrefixWarps = 4, kPrefixRows = kPrefixWarps * kDecodeSlab;  // of a thread block of the kernel for shared keys
+
+// Whether the kernel has the instance `invariant`. There is no prefill kernel for float32 and for wide heads, so nothing is gained.
+constexpr bool has_invariant_decode(const KernelConfig& config) {
+    return element_bytes(config.dtype) == 2 && !is_wide_decode(config.head_dim);
+}
 
 constexpr int kAppendedParts = 2;  // of a new row: its key and its value; one more with k_rope_cache
 // Threads per block of the append kernel: at least one per channel pair of a row.

@@ -53,7 +53,8 @@ Workspace workspace_of(const DecodePlan& plan, const KernelConfig& config, const
         const int64_t rows = plan.short_tiles > 0 ? problem.batch * problem.heads_k * plan.short_tiles * plan.tile_q
                                                   : problem.query_rows() * problem.heads_q;
         regions.add("partial_out", static_cast<size_t>(rows * plan.splits * config.head_dim_v) * sizeof(float));
-        regions.add("partial_lse", static_cast<size_t>(rows * plan.splits) * sizeof(float));
+        const int64_t numbers = plan.invariant ? 2 : 1;  // a segment has a kept maximum and a row sum
+        regions.add("partial_lse", static_cast<size_t>(rows * plan.splits * numbers) * sizeof(float));
     }
     if (plan.prefill.name) regions.add("prefill", plan.prefill.plan.workspace.bytes());
     return regions;
@@ -125,24 +126,26 @@ DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const
     plan.short_tiles = sizes.short_tiles();
     plan.splits = splits.splits;
     plan.split_size = splits.split_size;
+    plan.invariant = sizes.has_segments();
     plan.key_heads = splits.key_heads;
-    const bool prefixes = uses_prefixes(sizes, splits);
+    const bool prefixes = !plan.invariant && uses_prefixes(sizes, splits);  // invariant rows have sums of their own
     if (prefixes) plan.prefix_tiles = most_prefix_tiles(problem);
     plan.fused_append = !prefixes && appends_inside(config, problem);
     plan.stores_rotated_q = problem.rotary_cos.present && !plan.fused_append;
     const bool codes = storage == DecodeStorage::codes,
                general = is_wide_decode(config.head_dim) || (has_rare_options(problem) && !prefixes);
     plan.ragged = sizes.ragged() && !prefixes;
-    const DecodeKind kind = prefixes      ? kind_after_prefix(plan.key_heads)
-                            : plan.ragged ? ragged_decode_kind(codes, general)
-                                          : decode_kind(sizes.shares_keys(), plan.key_heads, plan.fused_append, storage);
+    const DecodeKind kind = prefixes         ? kind_after_prefix(plan.key_heads)
+                            : plan.invariant ? DecodeKind::invariant
+                            : plan.ragged    ? ragged_decode_kind(codes, general)
+                                             : decode_kind(sizes.shares_keys(), plan.key_heads, plan.fused_append, storage);
     plan.instance = {static_cast<int>(kind), decode_kind_name(kind)};
     plan.tile_q = static_cast<int>(sizes.tile_q());
     plan.tile_k = config.tile_k / plan.key_heads;
     plan.query_tiles = prefixes ? 1 : std::max<int64_t>(1, sizes.query_tiles());
-    plan.stages = general ? kGeneralDecodeStages
-                  : codes ? decode_code_stages(config.head_dim, config.stages, sizes.shares_keys())
-                          : config.stages;
+    plan.stages = general && !plan.invariant ? kGeneralDecodeStages
+                  : codes                    ? decode_code_stages(config.head_dim, config.stages, sizes.shares_keys())
+                                             : config.stages;
     plan.dependent_launch = device.arch >= 90;
     plan.workspace = workspace_of(plan, config, problem);
     if (problem.batch == 0 || problem.heads_k == 0) return plan;

@@ -84,6 +84,23 @@ struct DecodeProducts {
             for (int e = 0; e < 4; ++e) s[n][e] += odd[n][e];
     }
 
+    // The same with one accumulator, as wgmma adds them up.
+    __device__ __forceinline__ void scores_in_order(float (&s)[2][4], const char* keys, int lane) {
+        const auto address = Tile<16>::b_address(shared_address(keys), lane);
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) s[n][e] = 0.0f;
+#pragma unroll
+        for (int step = 0; step < kSteps; ++step) {
+            uint32_t kf[4];
+            ldmatrix_x4(kf, address.at(0, step));
+            const auto& q = query_fragment(step);
+            mma_m16n8k16(s[0], q, kf[0], kf[1], T());
+            mma_m16n8k16(s[1], q, kf[2], kf[3], T());
+        }
+    }
+
     // The same with a sum for each group of 16 * `steps` channels, which multiply(part, group) may change.
     template <class Multiply>
     __device__ __forceinline__ void scores_of_groups(float (&s)[2][4], const char* keys, int lane, int steps,
@@ -103,10 +120,13 @@ struct DecodeProducts {
 
     // o += P V.
     __device__ __forceinline__ void add_values(Sums& o, const float (&p)[2][4], const char* values, int lane, int part = 0) {
-        auto address = Tile<16>::b_trans_address(shared_address(values), lane);
-        if constexpr (kParts > 1) address = Tile<16>::template skip_columns<kValueSteps>(address, part * kValueSteps);
         uint32_t pf[4];
         to_fragment<T>(pf, p[0], p[1]);
+        add_values(o, pf, values, lane, part);
+    }
+    __device__ static __forceinline__ void add_values(Sums& o, const uint32_t (&pf)[4], const char* values, int lane, int part) {
+        auto address = Tile<16>::b_trans_address(shared_address(values), lane);
+        if constexpr (kParts > 1) address = Tile<16>::template skip_columns<kValueSteps>(address, part * kValueSteps);
 #pragma unroll
         for (int pair = 0; pair < kValueSteps; ++pair) {
             uint32_t vf[4];

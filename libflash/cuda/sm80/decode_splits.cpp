@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "cuda/attention/invariant_segments.h"
 #include "cuda/attention/long_sums.h"
 #include "problem/check.h"
 
@@ -11,12 +12,12 @@ namespace libflash::cuda::sm80 {
 namespace {
 
 constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;  // largest grid
-// Of invariant rows, for which the caller gives no split size: every number here changes their bits.
+// Of invariant rows without segments, for which the caller gives no split size: every number here changes their bits.
 constexpr int64_t kInvariantSplit = 1024;
 
-int64_t requested_split_size(const DecodeProblem& problem) {
-    const int64_t given = problem.request.split_size;
-    return given == 0 && problem.invariant_rows ? kInvariantSplit : given;
+int64_t requested_split_size(const DecodeSizes& sizes) {
+    const int64_t given = sizes.problem.request.split_size;
+    return given == 0 && sizes.problem.invariant_rows && !sizes.has_segments() ? kInvariantSplit : given;
 }
 
 // Cost model. The unit is the time of one key tile of a thread block. Cost: number of waves * (tiles per thread block +
@@ -80,7 +81,7 @@ int64_t DecodeSizes::query_tiles() const {
 
 int64_t DecodeSizes::longest_split(int key_heads) const {
     if (!has_long_sums(config)) return kUnboundedWindow;
-    return int64_t{kKeysPerSum} * (shares_keys() ? 1 : config.tile_k / kDecodeSlab / key_heads);
+    return int64_t{kKeysPerSum} * (shares_keys() || has_segments() ? 1 : config.tile_k / kDecodeSlab / key_heads);
 }
 
 bool DecodeSizes::has_splits_of_codes() const {
@@ -114,18 +115,20 @@ DecodeSplits choose_splits(const DecodeSizes& sizes) {
         splits.splits = std::max(splits.splits, std::min(fewest, kMostBlocks / sizes.launched_blocks()));
         return splits;
     };
-    const int64_t requested = requested_split_size(problem);
-    if (requested == 0 && request.num_splits == 0) return of_bounded_length(fastest(sizes));
+    const int64_t requested = requested_split_size(sizes);
+    if (requested == 0 && request.num_splits == 0 && !sizes.has_segments()) return of_bounded_length(fastest(sizes));
     // Shorter splits, too, begin at multiples of a size that does not depend on the rest of the batch.
     const int64_t split_size = std::min(requested, sizes.longest_split(1));
-    const int64_t ranges = split_size > 0 ? ceil_div(problem.cache.capacity, split_size) : request.num_splits;
+    const int64_t ranges = split_size > 0         ? ceil_div(problem.cache.capacity, split_size)
+                           : sizes.has_segments() ? segments_of(problem.cache.capacity)
+                                                  : request.num_splits;
     if (ranges > kMostBlocks / sizes.launched_blocks()) {
         refuse(FLASH_STATUS_UNSUPPORTED, requested > 0 ? "split_size" : "num_splits",
                "must leave fewer than 2^31 thread blocks on CUDA",
                text_of(ranges, " ranges of keys for each of ", sizes.unsplit_blocks()));
     }
     const DecodeSplits splits{std::max<int64_t>(1, ranges), 1, split_size};
-    return split_size > 0 ? splits : of_bounded_length(splits);
+    return split_size > 0 || sizes.has_segments() ? splits : of_bounded_length(splits);
 }
 
 }  // namespace libflash::cuda::sm80

@@ -6,6 +6,7 @@
 #include "cuda/device.h"
 #include "cuda/host/problem_params.h"
 #include "cuda/host/tile_schedule.h"
+#include "cuda/sm80/decode_instance.h"
 #include "problem/decode.h"
 
 namespace libflash::cuda::sm80 {
@@ -46,6 +47,8 @@ public:
     // The most keys of a split whose sums in the accumulators are short enough: with keys of its own, a warp adds up a part of
     // them.
     int64_t longest_split(int key_heads) const;
+    // Whether the instance for invariant rows runs: splits are segments (attention/invariant_segments.h).
+    bool has_segments() const { return has_invariant_decode(config) && has_plain_invariant_rows(problem); }
 
     const KernelConfig& config;
     const DecodeProblem& problem;

@@ -30,16 +30,17 @@ struct KeyLookup {
     }
 
     // The first tile of each stage has no earlier cp.async group. All lanes read the block table entries of these tiles with
-    // plain loads, all at once; store_first() stores them in shared memory.
+    // plain loads, all at once; store_first() stores them in shared memory. `advance`: from a
+    // tile to the next one.
     static constexpr int kRounds = (kStages * kDecodeSlab + 31) / 32;
     struct FirstEntries {
         int32_t entries[kRounds];
     };
-    __device__ __forceinline__ FirstEntries load_first(int stages, int begin) const {
+    __device__ __forceinline__ FirstEntries load_first(int stages, int begin, int advance = kTileK) const {
         FirstEntries first;
 #pragma unroll
         for (int i = 0; i < kRounds; ++i) {
-            const int tile = tile_of(i), key = begin + tile * kTileK + first_own_key + lane % kDecodeSlab;
+            const int tile = tile_of(i), key = begin + tile * advance + first_own_key + lane % kDecodeSlab;
             first.entries[i] = tile < stages && has(key) ? locations.of(key).page : -1;
         }
         return first;

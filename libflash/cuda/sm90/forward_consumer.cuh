@@ -3,11 +3,13 @@
 // turns at the tensor cores is slower.
 #pragma once
 
+#include "cuda/attention/invariant_segments.h"
 #include "cuda/attention/long_sums.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/forward_epilogue.cuh"
 #include "cuda/sm90/forward_scores.cuh"
 #include "cuda/sm90/forward_tile_scheduler.cuh"
+#include "cuda/sm90/invariant_sums.cuh"
 #include "cuda/sm90/online_softmax.cuh"
 #include "cuda/sm90/warp_roles.cuh"
 
@@ -25,6 +27,13 @@ struct ForwardConsumer {
     static constexpr bool kBlockMask = Traits::kBlockMask, kSeparateFirstTile = Traits::kSeparateFirstTile;
     static constexpr bool kLongSums = Traits::kLongSums;
     static constexpr int kTilesPerSum = tiles_per_sum(kBlockN);
+    static constexpr bool kInvariant = Traits::kInvariant;
+    using Softmax = std::conditional_t<kInvariant, InvariantSoftmax<kBlockN>, OnlineSoftmax<kBlockN>>;
+    // Of invariant rows: of the segment that has just ended.
+    struct SegmentFactors {
+        std::conditional_t<kInvariant, InvariantFold::Factors[2], Empty> of_rows;
+    };
+    static_assert(!kInvariant || (kBlockN == kInvariantUnit && !kSeparateFirstTile));
 
     const ForwardContext<Traits>& context;
     const ForwardTileScheduler<Traits> scheduler{context};
@@ -44,7 +53,8 @@ struct ForwardConsumer {
         float s[kScores];             // scores, then probabilities
         float o[kSums];               // accumulator of P V
         uint32_t p[kBlockN / 16][4];  // probabilities, rounded
-        OnlineSoftmax<kBlockN> softmax;
+        Softmax softmax;
+        std::conditional_t<kInvariant, InvariantSums<kSums>, Empty> folded;  // the segments that have ended
         // The previous work tile until its rows are written: the factors of its rows, and its slot. Instead of a slot:
         // kNothingToWrite, before the first P V of a work tile; kAccumulating, P V of the current work tile has begun;
         // kNoProbabilities, there are no probabilities yet.
@@ -110,6 +120,7 @@ private:
     // after its last tile are computed.
     __device__ __forceinline__ void compute_work_tiles(State& c) const {
         c.softmax.clear();
+        if constexpr (kInvariant) c.folded.clear();
         if constexpr (kSeparateFirstTile) {
             begin_first_work_tile(c);
         } else {
@@ -190,7 +201,12 @@ private:
         if constexpr (Traits::kTileInfoBeforeWait) tile_info = tile_info_of(c);
         wgmma_wait<1>();
         wgmma_fence_operand(c.s);
-        if (kBetween && first && !no_probabilities) finish_softmax(c, Storage::previous_slot(c.slot));
+        SegmentFactors factors;
+        if (kBetween && first && !no_probabilities) finish_softmax(c, Storage::previous_slot(c.slot), factors);
+        const bool ended = kInvariant && !first && begins_segment((c.tile + 1) * kBlockN);  // a segment, with the tile before
+        if constexpr (kInvariant) {
+            if (ended) c.folded.end_segment(c.softmax, factors.of_rows);
+        }
         if constexpr (!Traits::kTileInfoBeforeWait) tile_info = tile_info_of(c);
         release_k(c, tile_info);
         float factor[2];
@@ -200,12 +216,15 @@ private:
         wgmma_fence_operand(c.o);
         release_v(c);
         if (kBetween && first) {
-            add_long_sums(c);
+            add_long_sums(c, factors);
             skip_values(c);
+        } else if (ended) {
+            if constexpr (kInvariant) c.folded.fold(c.o, factors.of_rows);
         } else if (rescale) {
 #pragma unroll
             for (int i = 0; i < kSums; ++i) c.o[i] *= factor[i / 2 % 2];
         }
+        if constexpr (kInvariant) wgmma_fence_operand(c.o);
         round_probabilities(c);
     }
 
@@ -215,15 +234,24 @@ private:
         wgmma_wait<0>();
         wgmma_fence_operand(c.o);
         release_v(c);
-        finish_softmax(c, Storage::previous_slot(c.slot));
-        add_long_sums(c);
+        SegmentFactors factors;
+        finish_softmax(c, Storage::previous_slot(c.slot), factors);
+        add_long_sums(c, factors);
         if (c.unwritten_slot >= 0) write_rows(c);
     }
-    __device__ __forceinline__ void finish_softmax(State& c, int slot) const {
+    __device__ __forceinline__ void finish_softmax(State& c, int slot, SegmentFactors& factors) const {
         if (kLongSums && context.params.long_sums) long_sums().finish(0, c.softmax.sum, c.softmax.kept_maximum);
-        const bool writes = epilogue.finish_softmax(c.softmax, context.storage.work_tiles[slot], c.thread, c.inverse);
-        c.unwritten_slot = writes ? slot : kNothingToWrite;
+        bool writes;
+        if constexpr (kInvariant) {
+            c.folded.end_segment(c.softmax, factors.of_rows);
+            auto rows = c.folded.rows(c.softmax);
+            writes = epilogue.finish_softmax(rows, context.storage.work_tiles[slot], c.thread, c.inverse);
+            c.folded.clear_rows();
+        } else {
+            writes = epilogue.finish_softmax(c.softmax, context.storage.work_tiles[slot], c.thread, c.inverse);
+        }
         c.softmax.clear();
+        c.unwritten_slot = writes ? slot : kNothingToWrite;
     }
     __device__ __forceinline__ void write_rows(State& c) const {
         epilogue.write_rows(c.o, c.inverse, context.storage.work_tiles[c.unwritten_slot], c.thread);
@@ -233,8 +261,9 @@ private:
         return {context.params.long_sums, hide_from_compiler(static_cast<int>(threadIdx.x)) - 128};
     }
 
-    // After finish_softmax and the last P V of a work tile.
-    __device__ __forceinline__ void add_long_sums(State& c) const {
+    // After finish_softmax and the last P V of a work tile: all sums are in c.o.
+    __device__ __forceinline__ void add_long_sums(State& c, [[maybe_unused]] const SegmentFactors& factors) const {
+        if constexpr (kInvariant) c.folded.fold_into(c.o, factors.of_rows);
         if (kLongSums && context.params.long_sums && long_sums().has_finished(0)) long_sums().add(0, blocks_of_sums(c));
     }
     __device__ __forceinline__ static auto blocks_of_sums(State& c) {
@@ -262,6 +291,7 @@ private:
         if (kBetween) c.unwritten_slot = no_probabilities ? kNothingToWrite : kAccumulating;
         c.v.wait_full();
         const uint32_t v = context.tiles.v(c.v.stage);
+        if constexpr (kInvariant) wgmma_fence_operand(c.o);
         wgmma_fence();
 #pragma unroll
         for (int step = 0; step < kBlockN / 16; ++step)
@@ -310,10 +340,12 @@ private:
     // Turns complete scores into probabilities. Returns true if the sums of P V must be multiplied by `factor`.
     __device__ __forceinline__ bool softmax_step(State& c, const TileInfo& tile_info, float (&factor)[2]) const {
         const WorkTile& work_tile = context.storage.work_tiles[c.slot];
-        scores.prepare(c.s, work_tile, tile_of(c), c.thread, tile_info.edge, tile_info.exact_maximum);
+        const bool scaled = !kInvariant && tile_info.exact_maximum;  // in advance
+        scores.prepare(c.s, work_tile, tile_of(c), c.thread, tile_info.edge, scaled);
         if constexpr (Traits::kCache) scores.hide_absent(c.s, tile_info.absent);
-        const bool rescale = c.softmax.apply(c.s, scores.softmax_scale(tile_info.exact_maximum),
-                                             tile_info.edge || tile_info.exact_maximum, factor);
+        // Of invariant rows no edge of the mask may change the rule.
+        const bool take_maximum = (!kInvariant && tile_info.edge) || tile_info.exact_maximum;
+        const bool rescale = c.softmax.apply(c.s, scores.softmax_scale(scaled), take_maximum, factor);
         if constexpr (Traits::kRareOptions) {
             if (context.params.rare.dropout.active) scores.drop(c.s, work_tile, c.word, c.thread);
         }

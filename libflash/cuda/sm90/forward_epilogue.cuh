@@ -17,7 +17,6 @@ struct ForwardEpilogue {
     using WorkTile = ForwardWorkTile<Traits>;
     using OutTile = typename Traits::OutTile;
     using Thread = ForwardConsumerThread;
-    using Softmax = OnlineSoftmax<Traits::kBlockN>;
     static constexpr int kHeadDimV = Traits::kHeadDimV, kSums = kHeadDimV / 2;
     using RowStore = TmaRowStore<OutTile, kHeadDimV>;
     using Sums = float[kSums];  // of P V, in the layout of wgmma
@@ -26,7 +25,8 @@ struct ForwardEpilogue {
     const ForwardOutputRows<Traits> rows{context};
 
     // When all scores of a work tile are complete: writes the LSE, and computes the factors for the sums of P V. Returns whether
-    // this warp writes its rows.
+    // this warp writes its rows. `softmax`: OnlineSoftmax or InvariantSums::Rows.
+    template <class Softmax>
     __device__ __forceinline__ bool finish_softmax(Softmax& softmax, const WorkTile& work_tile, const Thread& thread,
                                                    float (&inverse)[2]) const {
         const bool writes =

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/attention/invariant_segments.h"
 #include "cuda/attention/long_sums.h"
 #include "cuda/config.h"
 
@@ -15,7 +16,8 @@ namespace libflash::cuda {
 //   block_mask  the same as dynamic, and block masks, and long sums
 //   general     all of that, and softcap, ALiBi, bias, mask, dropout, and scales that are not positive
 //   cache       like dynamic, with keys and values in a cache (prefill.cuh)
-enum class ForwardInstance { plain, dynamic, block_mask, general, cache };
+//   invariant   the same for invariant rows: the bits of sm80/decode_invariant.cuh
+enum class ForwardInstance { plain, dynamic, block_mask, general, cache, invariant };
 
 constexpr const char* forward_kind_name(ForwardInstance kind) {
     switch (kind) {
@@ -23,6 +25,7 @@ constexpr const char* forward_kind_name(ForwardInstance kind) {
         case ForwardInstance::dynamic: return "variable lengths";
         case ForwardInstance::block_mask: return "block mask";
         case ForwardInstance::cache: return "cache";
+        case ForwardInstance::invariant: return "cache, invariant rows";
         default: return "general";
     }
 }
@@ -31,7 +34,8 @@ constexpr const char* forward_kind_name(ForwardInstance kind) {
 // spill. Only these instances do it, because its code makes the others slower.
 constexpr bool forward_has_long_sums(const KernelConfig& config) { return has_long_sums(config) && config.head_dim_v != 192; }
 constexpr bool forward_has_long_sums(const KernelConfig& config, ForwardInstance kind) {
-    return forward_has_long_sums(config) && kind != ForwardInstance::plain && kind != ForwardInstance::dynamic;
+    return forward_has_long_sums(config) && kind != ForwardInstance::plain && kind != ForwardInstance::dynamic &&
+           kind != ForwardInstance::invariant;
 }
 
 // Kernels without a dynamic instance use block_mask instead. Its tiles are those of the plain instance, except for head dims 96
@@ -48,14 +52,23 @@ constexpr ForwardInstance forward_instance(const KernelConfig& config, bool gene
 
 // With a block mask, a query tile must lie within one row of blocks.
 constexpr int forward_tile_q(const KernelConfig& config, ForwardInstance kind) {
-    return kind == ForwardInstance::block_mask || kind == ForwardInstance::general ? 128 : config.tile_q;
+    return kind == ForwardInstance::plain || kind == ForwardInstance::dynamic || kind == ForwardInstance::cache ? config.tile_q
+                                                                                                                : 128;
 }
 
 // The rare options need more registers, so their key tiles are smaller. With a block mask, a key tile must lie within one block.
 constexpr int forward_tile_k(const KernelConfig& config, ForwardInstance kind) {
     if (kind == ForwardInstance::general) return config.head_dim <= 64 ? 128 : (config.head_dim_v <= 192 ? 64 : 32);
+    if (kind == ForwardInstance::invariant) return kInvariantUnit;
     if (kind == ForwardInstance::block_mask) return config.head_dim <= 128 || config.tile_k >= 128 ? 128 : 64;
     return config.tile_k;
+}
+
+// Invariant rows have two accumulators, of a segment and of those before it, and the small key tiles of the rule
+// (attention/invariant_softmax.cuh); there are as many more stages.
+constexpr bool has_invariant_prefill(const KernelConfig& config) { return config.head_dim_v <= 128; }
+constexpr int forward_stages(const KernelConfig& config, ForwardInstance kind) {
+    return kind == ForwardInstance::invariant ? 2 * config.stages : config.stages;
 }
 
 // Size of the workspace of sm90/sequence_order.cuh.

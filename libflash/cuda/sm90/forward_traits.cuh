@@ -22,8 +22,9 @@ struct ForwardTraits {
     static constexpr bool kBlockMask = kRareOptions || kInstance == ForwardInstance::block_mask;  // iterates over a block mask
     static constexpr bool kDynamic = kInstance != ForwardInstance::plain;
     static constexpr bool kLongSums = forward_has_long_sums(config, kInstance);
-    static constexpr bool kCache = kInstance == ForwardInstance::cache;  // keys and values are in a cache
-    static constexpr int kProducerWarps = kCache ? 2 : 1;                // over a cache: one for Q and K, one for V
+    static constexpr bool kInvariant = kInstance == ForwardInstance::invariant;
+    static constexpr bool kCache = kInvariant || kInstance == ForwardInstance::cache;  // keys and values are in a cache
+    static constexpr int kProducerWarps = kCache ? 2 : 1;                              // over a cache: one for Q and K, one for V
     using Params = std::conditional_t<kCache, PrefillParams, ForwardParams>;
 
     static constexpr int kBlockM = forward_tile_q(config, kInstance), kBlockN = forward_tile_k(config, kInstance);
@@ -45,11 +46,11 @@ struct ForwardTraits {
     // Whether a consumer warpgroup without rows in a work tile skips it. This needs kSeparateFirstTile.
     static constexpr bool kSkipsWorkTiles = kSeparateFirstTile;
     // Whether the consumers look at the next tile before they wait for its scores, or after it. Only speed depends on it.
-    static constexpr bool kTileInfoBeforeWait = kHeadDim == 128;
+    static constexpr bool kTileInfoBeforeWait = kHeadDim == 128 && !kInvariant;
 
     static constexpr int kMaxSharedBytes = 227 * 1024;  // of a thread block
     static constexpr int kStorageBytes = 3 * 1024;      // of these for ForwardSharedStorage and alignment
-    static constexpr int kStages = config.stages;
+    static constexpr int kStages = forward_stages(config, kInstance);
     static constexpr int kQBytes = kGroups * QTile::kBytes, kOutBytes = kConsumerWarps * OutTile::kBytes;
     static constexpr int kMinTileBytes = kQBytes + kStages * (KTile::kBytes + VTile::kBytes);
     // Spare shared memory is used, in this order, for: output tiles, so that TMA stores the output; a third stage of V; a second

@@ -21,7 +21,6 @@ const char* option_prefill_lacks(const DecodeProblem& problem) {
     if (problem.positions && problem.window.bounded()) return "q_positions with a window";
     if (!problem.shard.whole()) return "shard_count";
     if (problem.out.present && problem.out.dtype != problem.dtype) return "out of float32 beside 16-bit inputs";
-    if (problem.invariant_rows) return "FLASH_FLAG_INVARIANT_ROWS";
     if (problem.softcap > 0) return "softcap";
     if (problem.alibi_slopes.present) return "alibi_slopes";
     if (!(problem.softmax_scale > 0)) return "softmax_scale that is not positive";
@@ -44,6 +43,7 @@ bool loads_cache(const DecodeProblem& problem, std::string* why) {
 }
 
 bool has_enough_sums(const KernelConfig& config, const DecodeProblem& problem, std::string* why) {
+    if (problem.invariant_rows) return true;  // segments are short
     const int64_t keys = longest_prefill_sum(problem, config.tile_q), most = most_keys_of_accumulators(config);
     if (forward_has_long_sums(config) || keys <= most) return true;
     return reject(why, "k_cache: the kernel adds up at most ", most, " keys without loss of precision (", keys, ")");
@@ -53,6 +53,9 @@ bool has_enough_sums(const KernelConfig& config, const DecodeProblem& problem, s
 
 bool supports_prefill(const KernelConfig& config, const DecodeProblem& problem, std::string* why) {
     if (const char* option = option_prefill_lacks(problem)) return reject(why, option, ": the kernel does not know it");
+    if (problem.invariant_rows && !has_invariant_prefill(config))
+        return reject(why, "FLASH_FLAG_INVARIANT_ROWS: with it the values may have at most 128 channels (", problem.head_dim_v,
+                      ")");
     return loads_cache(problem, why) && has_enough_sums(config, problem, why);
 }
 

@@ -13,20 +13,22 @@ namespace libflash::cuda::sm90 {
 
 PrefillPlan plan_prefill(const Kernel& kernel, const DecodeProblem& problem, const DeviceProperties& device) {
     const KernelConfig& config = kernel.config;
+    const ForwardInstance instance = prefill_instance(problem);
     PrefillPlan plan;
     if (!pays_for_prefill(config, problem, device.multiprocessors)) return plan;
-    plan.tile_q = config.tile_q;
-    plan.tile_k = config.tile_k;
-    plan.fewest_rows = fewest_prefill_rows(config);
+    plan.invariant = instance == ForwardInstance::invariant;
+    plan.tile_q = forward_tile_q(config, instance);
+    plan.tile_k = forward_tile_k(config, instance);
+    plan.fewest_rows = fewest_prefill_rows(plan.tile_q);
     const bool causal = problem.mask_rule.right < MaskRule::kUnbounded;
     // kL2Bytes as the size of a head makes head groups of one head, as in forward.
     plan.schedule = schedule_params(problem.q_rows, problem.batch, problem.heads_q, plan.tile_q, kL2Bytes, causal);
-    const auto resources = [&](ForwardStep step) { return kernel.resources(static_cast<int>(step), 0); };
+    const auto resources = [&](ForwardStep step) { return kernel.resources(static_cast<int>(step), static_cast<int>(instance)); };
     const int64_t tiles = blocks_of(plan.schedule);
     plan.order = launch_shape(1, resources(ForwardStep::order));
     plan.attention = launch_shape(std::min<int64_t>(tiles, device.multiprocessors), resources(ForwardStep::attention));
     plan.workspace.add("sequence_order", sequence_order_bytes(problem.batch, tiles));
-    plan.long_sums = needs_long_sums(config, longest_prefill_sum(problem, plan.tile_q));
+    plan.long_sums = !plan.invariant && needs_long_sums(config, longest_prefill_sum(problem, plan.tile_q));
     if (plan.long_sums)
         plan.workspace.add("long_sums",
                            static_cast<size_t>(plan.attention.blocks) * long_sums_bytes(plan.tile_q, config.head_dim_v));

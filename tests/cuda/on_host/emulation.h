@@ -360,6 +360,7 @@ inline float __double2float_rz(double x) {
     return std::fabs(nearest) > std::fabs(x) ? std::nextafter(nearest, 0.0f) : nearest;
 }
 inline float __fdividef(float x, float y) { return x / y; }
+inline float __fmul_rn(float x, float y) { return x * y; }
 inline int atomicAdd(int* address, int value) { return std::exchange(*address, *address + value); }
 inline int atomicMin(int* address, int x) { return std::exchange(*address, min(*address, x)); }
 inline int atomicMax(int* address, int x) { return std::exchange(*address, max(*address, x)); }

@@ -1,0 +1,50 @@
+// Invariant rows: the segments of the keys of a sequence. The sums of a segment begin with zeros, and those of all segments are
+// folded from the last one to the first (invariant_softmax.cuh), whether one thread block computes them one after another or
+// many compute them side by side. Segments depend on the numbers of the keys alone; every number here changes the bits of rows.
+// No CUDA header.
+#pragma once
+
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define LIBFLASH_HOST_DEVICE __host__ __device__
+#else
+#define LIBFLASH_HOST_DEVICE
+#endif
+
+namespace libflash::cuda {
+
+// Of this rule and of that of invariant_softmax.cuh; `explain` names it.
+constexpr int kInvariantVersion = 2;
+// Keys whose scores are compared with the kept maximum together: a key tile of the kernels.
+constexpr int kInvariantUnit = 64;
+
+// Short sequences have short segments, so that a single one has enough of them for a GPU. From kSegmentGrowth keys on segments
+// become longer, 16 of each length, so that their number stays small; but not longer than accumulators can add up.
+constexpr int kFirstSegment = 512, kSegmentGrowth = 16384, kLastSegment = 16384;
+constexpr int kSegmentsBefore = kSegmentGrowth / kFirstSegment, kSegmentsOfLength = 16;
+
+LIBFLASH_HOST_DEVICE inline int64_t begin_of_segment(int64_t n) {
+    if (n < kSegmentsBefore) return n * kFirstSegment;
+    int64_t begin = kSegmentGrowth, size = kSegmentGrowth / kSegmentsOfLength;
+    n -= kSegmentsBefore;
+    for (; n >= kSegmentsOfLength && size < kLastSegment; n -= kSegmentsOfLength) begin *= 2, size *= 2;
+    return begin + n * size;
+}
+
+// Whether a segment begins at the key.
+LIBFLASH_HOST_DEVICE inline bool begins_segment(int key) {
+    int size = kFirstSegment;
+    for (int next = kSegmentGrowth / kSegmentsOfLength; next <= kLastSegment; next *= 2)
+        if (key / kSegmentsOfLength >= next) size = next;
+    return key % size == 0;
+}
+
+// How many segments `keys` keys have.
+inline int64_t segments_of(int64_t keys) {
+    int64_t n = 0;
+    while (begin_of_segment(n) < keys) ++n;
+    return n;
+}
+
+}  // namespace libflash::cuda

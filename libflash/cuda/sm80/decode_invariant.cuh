@@ -1,0 +1,221 @@
+// Decode of invariant rows: the bits of a row are those of the prefill kernel of sm90, however many rows a call has. A thread block
+// has up to 16 query rows of a key head and a segment of the keys. Its warps multiply 16 keys of a tile each and exchange the scores
+// through shared memory; then each has those of all keys of the tile, as a warp of the prefill kernel has them, and adds P V of a
+// part of the channels. So every sum has the order of the prefill kernel: tiles from the last to the first, the keys of a tile
+// ascending, in one accumulator. fold_segments.cuh adds the segments; invariant_softmax.cuh has the rule of a row.
+#pragma once
+
+#include "cuda/attention/invariant_segments.h"
+#include "cuda/attention/invariant_softmax.cuh"
+#include "cuda/ptx/hide_from_compiler.cuh"
+#include "cuda/sm80/decode_instance.h"
+#include "cuda/sm80/decode_range.cuh"
+#include "cuda/sm80/fold_segments.cuh"
+
+namespace libflash::cuda::sm80 {
+
+template <class Kernel>
+using DecodeOfInvariantRows =
+    Decode<ElementOf<Kernel::config.dtype>, Kernel::config.head_dim, Kernel::config.tile_k / kDecodeSlab, Kernel::config.stages,
+           false, false, 1, DecodeStorage::plain, DecodeRows::any>;
+
+template <class Kernel>
+struct InvariantDecode : DecodeOfInvariantRows<Kernel> {
+    using Base = DecodeOfInvariantRows<Kernel>;
+    using Base::params, Base::shared, Base::lane, Base::warp, Base::work_tile, Base::products, Base::s;
+    using typename Base::Loads, typename Base::Lookup, typename Base::NewRow, typename Base::Range;
+    using T = typename Base::Element;
+    static constexpr int kHeadDim = Base::kChannels, kTileK = Base::kTileK, kThreads = Base::kThreads;
+    static constexpr int kStages = Kernel::config.stages, kWarps = kTileK / kDecodeSlab;
+    using Values = DecodeProducts<T, kHeadDim, kHeadDim, kWarps>;  // of the warp's channels
+    static constexpr int kBlocks = kHeadDim / 8 / kWarps;
+    using Softmax = InvariantSoftmax<kTileK>;
+    // After the memory of decode: the scores of a tile. The rows are apart so that the lanes of a warp access different banks.
+    static constexpr int kScoreRow = kTileK + 8;
+    static constexpr int kSharedBytes = Base::kSharedBytes + kDecodeSlab * kScoreRow * static_cast<int>(sizeof(float));
+    static constexpr int kMinBlocks = decode_blocks_at_once(kSharedBytes, 227 * 1024, kThreads);
+    static_assert(Base::kSharedBytes % 16 == 0);
+
+    Softmax softmax;
+    typename Values::Sums o;  // the warp's channels
+
+    __device__ __forceinline__ InvariantDecode(const DecodeParams& p, char* memory, const RaggedWorkTile& tile)
+        : Base(p, memory, tile) {}
+
+    // Splits are segments.
+    __device__ __forceinline__ static void take_segment(Range& range, const DecodeParams& p, int split) {
+        const int64_t begin = p.segment > 0 ? int64_t{split} * p.segment : begin_of_segment(split),
+                      end = p.segment > 0 ? begin + p.segment : begin_of_segment(split + 1);
+        range.first = static_cast<int>(max(begin, int64_t{range.first}));
+        range.last = static_cast<int>(min(end, int64_t{range.last}));
+    }
+
+    __device__ __forceinline__ void run(const Range& range) {
+        softmax.clear();
+#pragma unroll
+        for (int n = 0; n < kBlocks; ++n)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) o[n][e] = 0.0f;
+        if (range.first < range.last) loop_over_keys(range, KeyLocations(params.cache, work_tile.batch));
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const float sum = quad_sum(softmax.sum[r]);
+            const int row = r * 8 + lane / 4;
+            if (row < work_tile.rows) store_row(work_tile.first_row + row, r, sum, range.first < range.last);
+        }
+    }
+
+private:
+    __device__ __forceinline__ float* scores() const { return reinterpret_cast<float*>(shared + Base::kSharedBytes); }
+    // The lane's elements of rows r = 0, 1 and the keys from 8 * block on.
+    __device__ __forceinline__ float2& pair_of_scores(int r, int block) const {
+        return *reinterpret_cast<float2*>(scores() + (r * 8 + lane / 4) * kScoreRow + block * 8 + lane % 4 * 2);
+    }
+
+    // As Decode::loop_over_keys, with descending tiles. A stage is free again when all warps have added the values of its tile.
+    __device__ __forceinline__ void loop_over_keys(const Range& range, const KeyLocations& locations) {
+        const int begin = range.first / kTileK * kTileK, tiles = (range.last - begin + kTileK - 1) / kTileK;
+        const auto first_key = [&](int tile) { return begin + (tiles - 1 - tile) * kTileK; };
+        const Lookup lookup = this->key_lookup(locations, range);
+        const bool has_table = __builtin_expect(locations.table != nullptr, false);
+        typename Lookup::FirstEntries first_entries;
+        if (has_table) first_entries = lookup.load_first(kStages, first_key(0), -kTileK);
+        this->find_row_rules(range);
+        if (has_table) lookup.store_first(first_entries, kStages);
+        int stage = 0;
+#pragma unroll 1
+        for (int loading = 0; loading < tiles + kStages; ++loading) {
+            const int done = loading - kStages;
+            if (done >= 0) {
+                cp_async_wait<kStages - 1>();
+                __syncwarp();
+                if (done == 0) this->begin_products(NewRow{{params}});
+                attend(stage, first_key(done), range);
+                __syncthreads();  // the stage and the scores are no longer read
+            }
+            if (loading < tiles) {
+                Loads{*this}.load_keys(this->own_head(), stage, lookup.look_up(stage, first_key(loading)));
+                if (has_table) lookup.begin(stage, first_key(loading + kStages));
+            }
+            if (loading == 0) Loads{*this}.load_queries();
+            cp_async_commit();
+            stage = stage + 1 == kStages ? 0 : stage + 1;
+        }
+        cp_async_wait<0>();
+    }
+
+    // Scores that other options change are in base-2 units before the softmax.
+    __device__ __forceinline__ bool are_scaled() const {
+        return params.softcap > 0.0f || params.alibi_slopes.data || !(params.softmax_scale > 0.0f);
+    }
+
+    // The scores of the warp's own 16 keys, for all warps.
+    __device__ __forceinline__ void share_scores(int stage, int first_key, const Range& range) {
+        const int first = first_key + this->own_keys();
+        const uint32_t exist = this->existing(stage, warp);
+        products.scores_in_order(s, this->keys(stage, warp), lane);
+        if (are_scaled()) this->apply_rules(first, range);
+        if (exist != 0xffffu || first < range.plain || first + kDecodeSlab > range.plain_end)
+            this->mask_keys(first, exist, range);
+#pragma unroll
+        for (int n = 0; n < 2; ++n)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) pair_of_scores(r, 2 * warp + n) = make_float2(s[n][2 * r], s[n][2 * r + 1]);
+    }
+    __device__ __forceinline__ void read_scores(typename Softmax::Scores& all) const {
+#pragma unroll
+        for (int n = 0; n < kTileK / 8; ++n)
+#pragma unroll
+            for (int r = 0; r < 2; ++r) {
+                const float2 pair = pair_of_scores(r, n);
+                all[4 * n + 2 * r] = pair.x, all[4 * n + 2 * r + 1] = pair.y;
+            }
+    }
+
+    __device__ __forceinline__ void attend(int stage, int first_key, const Range& range) {
+        share_scores(stage, first_key, range);
+        __syncthreads();  // the scores, and the values of all warps
+        typename Softmax::Scores p;
+        float factor[2];
+        if (probabilities(p, factor)) {
+#pragma unroll
+            for (int n = 0; n < kBlocks; ++n)
+#pragma unroll
+                for (int e = 0; e < 4; ++e) o[n][e] *= factor[e / 2];
+        }
+#pragma unroll
+        for (int step = 0; step < kWarps; ++step) {
+            uint32_t pf[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) pf[i] = pack_pair(p[8 * step + 2 * i], p[8 * step + 2 * i + 1], T());
+            Values::add_values(o, pf, this->values(stage, step), lane, warp);
+        }
+    }
+    // All warps compute the same.
+    __device__ __forceinline__ bool probabilities(typename Softmax::Scores& p, float (&factor)[2]) {
+        const float scale = are_scaled() ? 1.0f : params.scale_log2;
+        const Softmax before = softmax;
+        read_scores(p);
+        const bool rescale = softmax.apply(p, scale, false, factor);
+        if (__builtin_expect(!__any_sync(0xffffffffu, softmax.is_unsafe(0) || softmax.is_unsafe(1)), true)) return rescale;
+        softmax = before;
+        read_scores(p);
+        return softmax.apply(p, scale, true, factor);
+    }
+
+    // `sum`: of the row in this segment.
+    __device__ __forceinline__ void store_row(int packed, int r, float sum, bool has_keys) const {
+        const int head_k = work_tile.head_k, first_channel = warp * kBlocks * 8 + lane % 4 * 2;
+        const bool leads = warp == 0 && lane % 4 == 0;
+        if (params.splits > 1) {
+            const int64_t at = partial_row_of(head_k, packed) * params.splits + work_tile.split;
+            if (leads) reinterpret_cast<float2*>(params.partial_lse)[at] = make_float2(softmax.kept_maximum[r], sum);
+            if (!has_keys) return;  // not read
+#pragma unroll
+            for (int n = 0; n < kBlocks; ++n)
+                *reinterpret_cast<float2*>(params.partial_out + at * kHeadDim + first_channel + n * 8) =
+                    make_float2(o[n][2 * r], o[n][2 * r + 1]);
+            return;
+        }
+        InvariantFold fold;
+        const InvariantFold::Factors factors = fold.add(softmax.kept_maximum[r], sum);
+        const FoldedRow<T> row(params, work_tile.batch, this->tensor_row(packed), this->query_head(head_k, packed), fold);
+        if (leads) row.store_lse();
+#pragma unroll
+        for (int n = 0; n < kBlocks; ++n)
+            row.store(first_channel + n * 8, {factors.of(0.0f, o[n][2 * r]), factors.of(0.0f, o[n][2 * r + 1])});
+    }
+    __device__ __forceinline__ int64_t partial_row_of(int head_k, int packed) const {
+        if (params.ragged.most_rows > 0) return short_partial_row(params, kDecodeSlab, work_tile.batch, head_k, packed);
+        const int batch = params.ragged.queries.cu ? 0 : work_tile.batch;
+        return partial_row(params, batch, head_k, work_tile.sequence.start * params.group_size + packed);
+    }
+};
+
+template <class Kernel>
+__global__ void __launch_bounds__(InvariantDecode<Kernel>::kThreads, InvariantDecode<Kernel>::kMinBlocks)
+    invariant_decode_kernel(const __grid_constant__ DecodeParams params) {
+    extern __shared__ __align__(128) char shared[];
+    using Body = InvariantDecode<Kernel>;
+    allow_next_kernel();
+    wait_for_previous_kernel();
+    // Consecutive thread blocks take the tiles of a key head; then follow heads and segments, the last ones first: they are longer.
+    const int head_of_all = divide(blockIdx.x, params.by_tiles), from_last = divide(head_of_all, params.by_heads);
+    [[maybe_unused]] const int head = head_of_all - from_last * params.heads_k;  // unused where nvcc compiles for the host
+    const int split = params.splits - 1 - from_last;
+    const int index = static_cast<int>(blockIdx.x) - head_of_all * static_cast<int>(params.by_tiles.divisor);
+    const RaggedTile tile =
+        params.ragged.most_rows > 0 ? find_short_tile<kDecodeSlab>(params, index) : find_ragged_tile(params, index, kDecodeSlab);
+    if (tile.batch < 0) return;
+    const RaggedSequence sequence = RaggedSequence::of(params.ragged, tile.batch);
+    const int rows = sequence.rows * params.group_size, first = tile.tile * kDecodeSlab;
+    __shared__ RaggedWorkTile work_tile;
+    if (threadIdx.x == 0) work_tile = {tile.batch, head, split, first, min(kDecodeSlab, rows - first), sequence};
+    __syncthreads();
+    const int first_row = divide(first, params.by_group), last_row = divide(first + work_tile.rows - 1, params.by_group);
+    typename Body::Range range(params, work_tile.sequence, first_row, last_row, 0, Body::kTileK);
+    Body::take_segment(range, params, split);
+    Body(params, shared, work_tile).run(range);
+}
+
+}  // namespace libflash::cuda::sm80
