@@ -59,8 +59,10 @@ struct Problem {
         for (double x : s) sum += std::exp(x);
         const double log_sum = lse64[head * kRows + row] = std::log(sum);
         double* o = &o64[at(row, head)];
-        for (int j = 0; j < kKeys; ++j)
-            for (int c = 0; c < kDim; ++c) o[c] += std::exp(s[j] - log_sum) * wide(v[j * kDim + c]);
+        for (int j = 0; j < kKeys; ++j) {
+            const double p = std::exp(s[j] - log_sum);
+            for (int c = 0; c < kDim && p > 0; ++c) o[c] += p * wide(v[j * kDim + c]);
+        }
         // Backward gets the rounded output.
         double delta = 0;
         for (int c = 0; c < kDim; ++c) delta += wide(T(static_cast<float>(o[c]))) * wide(dout[at(row, head) + c]);

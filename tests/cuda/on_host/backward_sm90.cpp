@@ -82,7 +82,7 @@ struct Rows {
     const Side* side;
     int heads, dim, stride;
     std::vector<T> x;
-    std::vector<double> exact;
+    std::vector<double> widened, exact;  // widened: x of an input
 
     Rows(const Case& c, const Side& s, int head_count, int channels, float size)
         : side(&s), heads(head_count), dim(channels), stride(head_count * channels + kGap), x(size_t(s.rows) * stride, T(NAN)) {
@@ -90,10 +90,11 @@ struct Rows {
         for (int b = 0; b < c.batch; ++b)
             for (int i = 0; i < s.length[b] && !is_poisoned(c, b); ++i)
                 for (int j = 0; j < heads * dim; ++j) x[at(b, i, 0) + j] = T(size * normal(generator));
+        widened = wide(x);
         exact.assign(x.size(), 0);
     }
     size_t at(int batch, int row, int head) const { return size_t(side->start[batch] + row) * stride + head * dim; }
-    const T* row(int batch, int i, int head) const { return &x[at(batch, i, head)]; }
+    const double* row(int batch, int i, int head) const { return &widened[at(batch, i, head)]; }
     RowsParams params(const Case& c) { return {x.data(), c.is_packed() ? 0 : int64_t{side->owned[0]} * stride, stride, dim}; }
     void fill_with_nan() { std::fill(x.begin(), x.end(), T(NAN)); }
 };
@@ -125,12 +126,6 @@ struct KeptBlocks {
         return {mask.data(), {0, per_head, cols, 1}};
     }
 };
-
-double dot(const T* a, const T* b, int count) {
-    double sum = 0;
-    for (int i = 0; i < count; ++i) sum += wide(a[i]) * wide(b[i]);
-    return sum;
-}
 
 struct Problem {
     Case c;
@@ -213,23 +208,21 @@ struct Problem {
         }
         double* o = &out.exact[out.at(b, i, h)];
         for (int j = 0; j < length_k; ++j)
-            for (int x = 0; x < c.head_dim_v; ++x) o[x] += kept[j] * wide(v.row(b, j, kv_head)[x]);
+            if (kept[j] > 0) add_scaled(o, kept[j], v.row(b, j, kv_head), c.head_dim_v);
         // Backward gets the rounded output.
         double delta = -dlse[number];
         for (int x = 0; x < c.head_dim_v; ++x) {
             T& rounded = out.x[out.at(b, i, h) + x] = T(static_cast<float>(o[x]));
-            delta += wide(rounded) * wide(dout.row(b, i, h)[x]);
+            delta += wide(rounded) * dout.row(b, i, h)[x];
         }
         for (int j = 0; j < length_k; ++j) {
             if (p[j] == 0) continue;
             const double dp = dot(dout.row(b, i, h), v.row(b, j, kv_head), c.head_dim_v), of_score = kept[j] * dp - p[j] * delta,
                          ds = of_score * slope[j];
             if (c.rare) dbias_exact[score_at(h, i, j)] += of_score;
-            for (int x = 0; x < c.head_dim; ++x) {
-                dq.exact[dq.at(b, i, h) + x] += scale * ds * wide(k.row(b, j, kv_head)[x]);
-                dk.exact[dk.at(b, j, kv_head) + x] += scale * ds * wide(q.row(b, i, h)[x]);
-            }
-            for (int x = 0; x < c.head_dim_v; ++x) dv.exact[dv.at(b, j, kv_head) + x] += kept[j] * wide(dout.row(b, i, h)[x]);
+            add_scaled(&dq.exact[dq.at(b, i, h)], scale * ds, k.row(b, j, kv_head), c.head_dim);
+            add_scaled(&dk.exact[dk.at(b, j, kv_head)], scale * ds, q.row(b, i, h), c.head_dim);
+            add_scaled(&dv.exact[dv.at(b, j, kv_head)], kept[j], dout.row(b, i, h), c.head_dim_v);
         }
     }
 

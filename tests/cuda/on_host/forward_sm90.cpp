@@ -93,6 +93,7 @@ struct Problem {
     double scale, cap = 9;
     Side queries, keys;
     std::vector<T> q, k, v, out;
+    std::vector<double> q64, k64, v64;
     std::vector<float> sink, lse, bias;
     ForwardParams params{};
     ForwardPlan plan;
@@ -115,6 +116,7 @@ struct Problem {
         keys.for_hidden_rows(c, [&](int row) {
             fill_with_nan(k, row, c.heads_k * c.head_dim), fill_with_nan(v, row, c.heads_k * c.head_dim_v());
         });
+        q64 = wide(q), k64 = wide(k), v64 = wide(v);
         fill_in();
     }
     void fill_with_nan(std::vector<T>& x, int row, int size) const { std::fill_n(x.begin() + int64_t{row} * size, size, T(NAN)); }
@@ -203,10 +205,8 @@ struct Problem {
     }
 
     double score(int b, int h, int i, int j) const {
-        const T *a = &q[(size_t(queries.start[b] + i) * c.heads_q + h) * c.head_dim],
-                *x = &k[(size_t(keys.start[b] + j) * c.heads_k + h / params.group_size) * c.head_dim];
-        double sum = 0;
-        for (int d = 0; d < c.head_dim; ++d) sum += wide(a[d]) * wide(x[d]);
+        const double sum = dot(&q64[(size_t(queries.start[b] + i) * c.heads_q + h) * c.head_dim],
+                               &k64[(size_t(keys.start[b] + j) * c.heads_k + h / params.group_size) * c.head_dim], c.head_dim);
         if (!c.rare) return sum * scale;
         return cap * std::tanh(sum * scale / cap) + bias[(size_t(h) * c.queries + i) * c.keys + j];
     }
@@ -233,9 +233,8 @@ struct Problem {
         for (int j = 0; j < length_k && largest > -INFINITY; ++j) {
             const double p = std::exp(s[j] - largest);
             sum += p;
-            const T* value = &v[(size_t(keys.start[b] + j) * c.heads_k + h / params.group_size) * dim];
-            for (int x = 0; p > 0 && kept(b, h, i, j) && x < dim; ++x)
-                o[x] += p * params.rare.dropout.keep_factor * wide(value[x]);
+            const double* value = &v64[(size_t(keys.start[b] + j) * c.heads_k + h / params.group_size) * dim];
+            if (p > 0 && kept(b, h, i, j)) add_scaled(o.data(), p * params.rare.dropout.keep_factor, value, dim);
         }
         const bool sees = exists && sum > 0;
         const float got = lse[size_t(h) * queries.rows + queries.start[b] + i];

@@ -23,6 +23,26 @@ double wide(Number x) {
     return libflash::cuda::to_float(x);
 }
 
+template <class Number>
+std::vector<double> wide(const std::vector<Number>& x) {
+    std::vector<double> widened(x.size());
+    for (size_t i = 0; i < x.size(); ++i) widened[i] = wide(x[i]);
+    return widened;
+}
+
+// The sums of the checks. By the compiler options of the programs (test_on_host.py) they would take half of their time.
+__attribute__((optimize("O3"))) inline double dot(const double* a, const double* b, int count) {
+    double sums[4] = {}, sum = 0;
+    int i = 0;
+    for (; i + 4 <= count; i += 4)
+        for (int n = 0; n < 4; ++n) sums[n] += a[i + n] * b[i + n];
+    for (; i < count; ++i) sum += a[i] * b[i];
+    return sum + ((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+__attribute__((optimize("O3"))) inline void add_scaled(double* sums, double factor, const double* x, int count) {
+    for (int i = 0; i < count; ++i) sums[i] += factor * x[i];
+}
+
 inline __half rounded(double x, __half) { return __double2half(x); }
 inline __nv_bfloat16 rounded(double x, __nv_bfloat16) { return __double2bfloat16(x); }
 inline float rounded(double x, float) { return static_cast<float>(x); }

@@ -94,15 +94,18 @@ struct Problem {
             sum += std::exp(s[j]);
         }
         const double log_sum = lse64[row * kHeads + head] = std::log(sum), factor = rare ? 1 / (1 - kDrop) : 1;
-        for (int j = 0; j < kKeys; ++j)
-            for (int c = 0; c < kDim && keeps(row, head, j); ++c)
-                o64[at + c] += factor * std::exp(s[j] - log_sum) * wide(v[j * kDim + c]);
+        for (int j = 0; j < kKeys; ++j) {
+            const double p = std::exp(s[j] - log_sum);
+            if (p == 0 || !keeps(row, head, j)) continue;
+            for (int c = 0; c < kDim; ++c) o64[at + c] += factor * p * wide(v[j * kDim + c]);
+        }
         // Backward gets the rounded output.
         for (int c = 0; c < kDim; ++c) delta += wide(T(static_cast<float>(o64[at + c]))) * wide(dout[at + c]);
         if (rare) dsink64[head] -= std::exp(sink[head] - log_sum) * delta;
         for (int j = 0; j < kKeys; ++j) {
-            const double p = std::exp(s[j] - log_sum), keep = keeps(row, head, j) ? factor : 0;
+            const double p = std::exp(s[j] - log_sum);
             if (p == 0) continue;
+            const double keep = keeps(row, head, j) ? factor : 0;
             const double ds = p * (keep * dot(&dout[at], &v[j * kDim]) - delta) * slope[j] * scale;
             for (int c = 0; c < kDim; ++c) {
                 dq64[at + c] += ds * wide(k[j * kDim + c]);

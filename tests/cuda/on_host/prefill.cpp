@@ -157,10 +157,9 @@ struct Problem {
         for (int j = 0; j < existing(b); ++j) {
             const int64_t ahead = int64_t{j} - i - shift(b);
             if (ahead > c.right || -ahead > c.left || !has_page(b, j)) continue;
+            const T *query = &q[(size_t(row) * c.heads() + h) * c.head_dim], *key = at(k, b, j, head_k, c.head_dim);
             s[j] = 0;
-            for (int d = 0; d < c.head_dim; ++d)
-                s[j] +=
-                    kScale * float(q[(size_t(row) * c.heads() + h) * c.head_dim + d]) * float(at(k, b, j, head_k, c.head_dim)[d]);
+            for (int d = 0; d < c.head_dim; ++d) s[j] += kScale * wide(query[d]) * wide(key[d]);
             largest = std::max(largest, s[j]);
         }
         if (c.sink) sum = std::exp(sink[h] - largest);
@@ -168,7 +167,8 @@ struct Problem {
             if (s[j] == -INFINITY) continue;
             const double p = std::exp(s[j] - largest);
             sum += p;
-            for (int x = 0; x < dim; ++x) o[x] += p * float(at(v, b, j, head_k, dim)[x]);
+            const T* value = at(v, b, j, head_k, dim);
+            for (int x = 0; x < dim; ++x) o[x] += p * wide(value[x]);
         }
         const double wanted = largest + std::log(sum);
         const float got = lse[size_t(h) * query_rows + row];

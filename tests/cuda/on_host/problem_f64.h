@@ -137,23 +137,25 @@ struct Problem {
         if (sum == 0) return;
         const Real log_sum = exact_lse[lse_at(b, h, i)] = std::log(sum);
         const size_t row = row_at(b, i) * kHeads + h;
-        for (int j = 0; j < used_k[b]; ++j)
-            for (int c = 0; c < kDimV && keeps(b, h, i, j); ++c)
-                exact_out[row * kDimV + c] += keep_factor() * std::exp(s[j] - log_sum) * value(b, h, j)[c];
+        Exact p(used_k[b]), keep(used_k[b]);  // probabilities, and the factors of dropout
+        for (int j = 0; j < used_k[b]; ++j) {
+            p[j] = std::exp(s[j] - log_sum), keep[j] = p[j] > 0 && keeps(b, h, i, j) ? keep_factor() : 0;
+            if (keep[j] == 0) continue;
+            for (int c = 0; c < kDimV; ++c) exact_out[row * kDimV + c] += keep[j] * p[j] * value(b, h, j)[c];
+        }
         // Backward gets the rounded output.
         for (int c = 0; c < kDimV; ++c) of_out += Real{static_cast<double>(exact_out[row * kDimV + c])} * dout[row * kDimV + c];
         of_out -= dlse[lse_at(b, h, i)];
         if (rare) exact_dsink[h] -= std::exp(sink[h] - log_sum) * of_out;
         for (int j = 0; j < used_k[b]; ++j) {
-            const Real p = std::exp(s[j] - log_sum), keep = keeps(b, h, i, j) ? keep_factor() : 0;
-            if (p == 0) continue;
-            const Real ds = p * (keep * dot(&dout[row * kDimV], value(b, h, j), kDimV) - of_out),
+            if (p[j] == 0) continue;
+            const Real ds = p[j] * (keep[j] * dot(&dout[row * kDimV], value(b, h, j), kDimV) - of_out),
                        dz = ds * (1 - bent[j] * bent[j]) * scale;
             exact_dbias[score_at(h, i, j)] += ds;
             const size_t key_row = key_at(b, j) * kKeyHeads + h / kGroup;
             for (int c = 0; c < kDim; ++c) exact_dq[row * kDim + c] += dz * k[key_row * kDim + c];
             for (int c = 0; c < kDim; ++c) exact_dk[key_row * kDim + c] += dz * q[row * kDim + c];
-            for (int c = 0; c < kDimV; ++c) exact_dv[key_row * kDimV + c] += keep * p * dout[row * kDimV + c];
+            for (int c = 0; c < kDimV; ++c) exact_dv[key_row * kDimV + c] += keep[j] * p[j] * dout[row * kDimV + c];
         }
     }
 };

@@ -47,12 +47,12 @@ struct TangentProblem : Problem {
     void solve_row(int b, int h, int i) {
         const size_t row = row_at(b, i) * kHeads + h, of_row = lse_at(b, h, i);
         const int keys = used_k[b];
-        Exact s(keys), bent(keys), p(keys), tz(keys), ts(keys);
+        Exact s(keys), bent(keys), p(keys), keep(keys), tz(keys), ts(keys);
         score(b, h, i, s, bent);
         const Real p0 = rare ? std::exp(sink[h] - exact_lse[of_row]) : 0;
         Real mu = p0 * tsink[h];
         for (int j = 0; j < keys; ++j) {
-            p[j] = std::exp(s[j] - exact_lse[of_row]);
+            p[j] = std::exp(s[j] - exact_lse[of_row]), keep[j] = keeps(b, h, i, j) ? keep_factor() : 0;
             const size_t key = key_at(b, j) * kKeyHeads + h / kGroup;
             tz[j] = scale * (dot(&tq[row * kDim], &k[key * kDim], kDim) + dot(&q[row * kDim], &tk[key * kDim], kDim));
             ts[j] = (1 - bent[j] * bent[j]) * tz[j] + (rare ? tbias[score_at(h, i, j)] : 0);
@@ -63,7 +63,7 @@ struct TangentProblem : Problem {
             Real sum = -mu * out[row * kDimV + c];
             for (int j = 0; j < keys; ++j) {
                 const size_t at = (key_at(b, j) * kKeyHeads + h / kGroup) * kDimV + c;
-                if (keeps(b, h, i, j)) sum += keep_factor() * p[j] * (ts[j] * v[at] + tv[at]);
+                if (keep[j] != 0 && p[j] != 0) sum += keep[j] * p[j] * (ts[j] * v[at] + tv[at]);
             }
             exact_tout[row * kDimV + c] = sum;
         }
@@ -77,10 +77,10 @@ struct TangentProblem : Problem {
         for (int j = 0; j < keys; ++j) {
             if (p[j] == 0) continue;
             const size_t key = key_at(b, j) * kKeyHeads + h / kGroup;
-            const Real keep = keeps(b, h, i, j) ? keep_factor() : 0, slope = 1 - bent[j] * bent[j];
-            const Real dp = keep * dot(&dout[row * kDimV], &v[key * kDimV], kDimV);
+            const Real slope = 1 - bent[j] * bent[j];
+            const Real dp = keep[j] * dot(&dout[row * kDimV], &v[key * kDimV], kDimV);
             const Real tdp =
-                keep * (dot(&tdout[row * kDimV], &v[key * kDimV], kDimV) + dot(&dout[row * kDimV], &tv[key * kDimV], kDimV));
+                keep[j] * (dot(&tdout[row * kDimV], &v[key * kDimV], kDimV) + dot(&dout[row * kDimV], &tv[key * kDimV], kDimV));
             const Real x = slope * (dp - delta), y = slope * (tdp - more) - 2 * bent[j] * tz[j] / cap * x;
             const Real dz = scale * p[j] * x, tdz = scale * p[j] * ((ts[j] - mu) * x + y);
             for (int c = 0; c < kDim; ++c) {
@@ -88,7 +88,7 @@ struct TangentProblem : Problem {
                 exact_tdk[key * kDim + c] += tdz * q[row * kDim + c] + dz * tq[row * kDim + c];
             }
             for (int c = 0; c < kDimV; ++c)
-                exact_tdv[key * kDimV + c] += keep * p[j] * ((ts[j] - mu) * dout[row * kDimV + c] + tdout[row * kDimV + c]);
+                exact_tdv[key * kDimV + c] += keep[j] * p[j] * ((ts[j] - mu) * dout[row * kDimV + c] + tdout[row * kDimV + c]);
         }
     }
 };

@@ -35,7 +35,7 @@ void wgmma_fence_operand(float (&)[kCount]) {}
 
 // Element (row, k) of an operand with contiguous k, or (k, column) of a transposed one.
 template <class T>
-float element_of(uint64_t descriptor, bool transposed, int row, int k) {
+__attribute__((always_inline)) inline float element_of(uint64_t descriptor, bool transposed, int row, int k) {
     const auto field = [&](int shift) { return static_cast<uint32_t>(descriptor >> shift & 0x3fff) << 4; };
     const uint32_t across = row / 64 * field(16) + k / 8 * field(32) + k % 8 * 128 + row % 64 * 2;
     const uint32_t along = row / 8 * field(32) + row % 8 * 128 + k * 2;
@@ -59,7 +59,7 @@ template <class T, int kN>
 struct Wgmma {
     // The lane's part of `b`. Columns 8 n + 2 q and the one after it belong to the lanes whose number modulo 4 is q.
     template <bool kTransposedB>
-    static void convert(WarpOperands& of_warp, uint64_t b) {
+    __attribute__((optimize("O3"))) static void convert(WarpOperands& of_warp, uint64_t b) {
         for (int i = emulation::lane(); i < kN * 16; i += 32) {
             const int col = i / 16, k = i % 16;
             of_warp.b[col / 2 % 4][k][col / 8 * 2 + col % 2] = element_of<T>(b, kTransposedB, col, k);
