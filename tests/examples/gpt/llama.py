@@ -69,6 +69,7 @@ class Llama(nn.Module):
             if parameter.dim() == 2:
                 deep = name.endswith(("out.weight", "down.weight"))
                 nn.init.normal_(parameter, std=0.02 / (2 * shape.blocks) ** 0.5 if deep else 0.02)
+        nn.init.normal_(self.tokens.weight)  # else the first steps, of equal size in all weights, change x by more than its size
 
     def forward(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Logits of the token after each of `tokens` (batch, tokens) at `positions` (tokens,)."""
