@@ -24,7 +24,7 @@ def test_two_ranks(tmp_path: pathlib.Path) -> None:
         env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
-    forward, both = json.loads((tmp_path / "cells.json").read_text())
+    forward, both = json.loads((tmp_path / "cells.json").read_text())["cells"]
     assert (forward["backward"], both["backward"]) == (False, True)
     for cell in (forward, both):
         assert {"one rank", "ring", "all_gather", "heads", "auto", "plain ring"} <= cell["ms"].keys(), done.stdout

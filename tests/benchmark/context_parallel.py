@@ -200,7 +200,8 @@ def main() -> None:
                 result["predicted_ms"] = prediction(result, device, options)
                 results.append(result)
     if options.json and dist.get_rank() == 0:
-        options.json.write_text(json.dumps(results, indent=1) + "\n")
+        setting = {"torch": torch.__version__, "rounds": options.rounds, "head_dim": options.head_dim}
+        options.json.write_text(json.dumps({"setting": setting, "cells": results}, indent=1) + "\n")
     leave()
 
 

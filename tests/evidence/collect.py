@@ -13,10 +13,10 @@ racecheck (libflash/cuda/sm90/pipeline.cuh says why):
     pip install --no-deps --target DIR . -C cmake.define.LIBFLASH_RACECHECK=ON
 
 Each stage has its time limit; one that fails is recorded and the next one runs. One GPU takes longer than all stages may take
-together: call it twice, --only tests accuracy repeats sanitizer, then --only benchmark decode shapes. With two GPUs the stages of
-ASIDE run on the second one at the same time as the others, some 4 minutes; with one GPU those of BESIDE run at the same time as
-the tests, and after them the others, one after the other. The exit code is 0 if every stage that ran passed. Logs go to
-build/evidence.
+together: call it twice, --only tests accuracy repeats sanitizer, then --only benchmark decode shapes. With two GPUs the stages
+of ASIDE run on the second one at the same time as the others, some 4 minutes, and after them the stage that needs both; with
+one GPU those of BESIDE run at the same time as the tests, and after them the others, one after the other. The exit code is 0 if
+every stage that ran passed. Logs go to build/evidence.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ ROOT = sources.ROOT
 FOLDER = record.FOLDER
 # Seconds.
 LIMITS = {"tests": 300, "accuracy": 120, "repeats": 180, "sanitizer": 380, "benchmark": 200, "decode": 60, "shapes": 50}
+LIMITS |= {"context": 170}
 QUICK_LIMITS = {"tests": 120, "accuracy": 30, "repeats": 30, "sanitizer": 90, "benchmark": 75, "decode": 30, "shapes": 25}
+QUICK_LIMITS |= {"context": 100}
 # With the tests, on one GPU. Not stages that measure time, nor accuracy: its exact results need the processors of the tests.
 BESIDE = ("repeats", "sanitizer")
 ASIDE = ("benchmark", "decode", "shapes", "accuracy", "repeats")  # on the second GPU, if there are two
@@ -52,6 +54,8 @@ MOST_WORKERS = 16
 NO_GPU = "no CUDA device"  # the reason with which tests/cuda skips
 TIMED = ("test_interop.py",)  # of tests/cuda: tests that measure waiting
 ON_HOST = ("test_on_host.py",)  # needs no GPU, and takes minutes of processor time
+ON_ALL = ("test_context_gpus.py",)  # keeps all GPUs busy: of the stage `context`
+TOKENS, QUICK_TOKENS = ("32768", "65536", "131072"), ("32768",)
 TAIL = 15  # lines of a failed stage's log that are printed
 
 
@@ -106,7 +110,7 @@ def tests(run: Run) -> tuple[str, str, dict]:
     codes, reports = [], []
     workers = min(MOST_WORKERS, os.cpu_count() or 1) if importlib.util.find_spec("xdist") else 1
     timed = [str(ROOT / "tests/cuda" / name) for name in TIMED]
-    others = [str(ROOT / "tests/cuda"), *(f"--ignore={ROOT / 'tests/cuda' / name}" for name in TIMED + ON_HOST)]
+    others = [str(ROOT / "tests/cuda"), *(f"--ignore={ROOT / 'tests/cuda' / name}" for name in TIMED + ON_HOST + ON_ALL)]
     for name, arguments in {"timed": timed, "others": others + ["-n", str(workers)] * (workers > 1)}.items():
         report = run.logs / f"tests-{name}.xml"
         report.unlink(missing_ok=True)
@@ -184,6 +188,24 @@ def shapes(run: Run) -> tuple[str, str, dict]:
     return by_json("shapes", ROOT / "tests/benchmark/gpu_shapes.py", run, "--json")
 
 
+def context(run: Run) -> tuple[str, str, dict]:
+    """Context parallel attention on two GPUs: its tests, then its benchmark."""
+    command = ["-m", "pytest", "-q", "-p", "no:benchmark", "-p", "no:cacheprovider"]
+    command += [str(ROOT / "tests/cuda" / name) for name in ON_ALL]
+    if (done := run.program("context-tests", command)).code != 0:
+        return ("timed out" if done.code is None else "failed"), last_words(done.text), {}
+    out = run.logs / "context.json"
+    out.unlink(missing_ok=True)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    tokens = QUICK_TOKENS if run.quick else TOKENS
+    benchmark = [str(ROOT / "tests/benchmark/context_parallel.py"), "--rounds", "3", "--json", str(out), "--tokens", *tokens]
+    done = run.program("context", [*launcher, *benchmark])
+    data = json.loads(out.read_text()) if out.exists() else {}
+    if done.code == 0 and data:
+        return "passed", "", data
+    return ("timed out" if done.code is None else "failed"), last_words(done.text), data
+
+
 STAGES = {
     "tests": tests,
     "accuracy": accuracy,
@@ -192,6 +214,7 @@ STAGES = {
     "decode": decode,
     "shapes": shapes,
     "sanitizer": sanitize,
+    "context": context,
 }
 
 
@@ -204,8 +227,9 @@ def phases(names: list[str], gpus: int) -> list[list[tuple[list[str], int | None
         return [name for name in names if name in some]
 
     if gpus > 1:
-        return [[([name for name in names if name not in ASIDE], None), (among(ASIDE), 1)]]
-    alone = tuple(name for name in STAGES if name not in ("tests", *BESIDE))
+        first = [name for name in names if name not in ASIDE + record.OF_SEVERAL]
+        return [[(first, None), (among(ASIDE), 1)], [(among(record.OF_SEVERAL), None)]]
+    alone = tuple(name for name in STAGES if name not in ("tests", *BESIDE, *record.OF_SEVERAL))
     return [[(among(("tests",)), None), (among(BESIDE), None)], [(among(alone), None)]]
 
 

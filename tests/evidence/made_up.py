@@ -29,6 +29,8 @@ def evidence(**changes: object) -> dict:
     shapes = [
         {"name": f"d={head_dim}", "ratio": {"fp16": ratio, "fp16 product": 1.05}} for head_dim, ratio in ((64, 0.5), (128, 2.0))
     ]
+    ring = {"tokens": 32768, "heads": [32, 8], "backward": True, "ranks": 2, "predicted_ms": {"2": 5.25}}
+    ring |= {"ms": {"one rank": 10.0, "auto": 5.0, "ring": 5.0, "heads": 8.0}}
     kind = {"dtype": "bf16", "fill": "randn"}
     gradients = {name: {"t1": t1, "rms": 3e-3, "t2": 0.5} for name, t1 in (("dq", 0.6), ("dk", 0.7), ("dv", 0.8))}
     data = {
@@ -47,6 +49,7 @@ def evidence(**changes: object) -> dict:
             "cells": [*forward, *backward],
         },
         "decode": {"setting": {"torch": "2", "cudnn": 9, "rounds": 5, "read_tb_per_s": 4.4}, "cells": [decode]},
+        "context": {"setting": {"torch": "2", "rounds": 3, "head_dim": 128}, "cells": [ring]},
         "shapes": {"setting": {"rounds": 5}, "cells": [*shapes, {"name": "S=2048 mask", "ratio": {"mask": 1.234}}]},
     }
     return data | changes

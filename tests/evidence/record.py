@@ -3,7 +3,7 @@
     gpu, sources, quick      which GPU, the hash of the sources (sources.py), whether a smaller set was run
     setting                  library, toolkit, driver and frameworks, see machine.py
     stages                   for each stage: status, seconds, date, driver, and `why` unless it passed
-    tests, accuracy, ...     the results of the stage of that name
+    tests, accuracy, ...     the results of the stage of that name; `context` needs two GPUs and may be absent
 
 A status is "passed", "failed", "timed out" or "unproven": nothing was found, but the tool did not find the planted faults either.
 """
@@ -14,7 +14,8 @@ import json
 import pathlib
 import re
 
-STAGES = ("tests", "accuracy", "repeats", "benchmark", "decode", "shapes", "sanitizer")
+STAGES = ("tests", "accuracy", "repeats", "benchmark", "decode", "shapes", "sanitizer", "context")
+OF_SEVERAL = ("context",)  # stages that need several GPUs
 FOLDER = pathlib.Path(__file__).resolve().parent
 WIDTH = 150  # a value that fits on one line is written on one line, so that a line of a table is a line of the file
 MAY_DIFFER = {"driver", "python"}  # between runs merged into one file; each stage has its driver
@@ -81,7 +82,8 @@ def shortcomings(data: dict, sources: str) -> list[str]:
     for name in STAGES:
         stage = data["stages"].get(name)
         if stage is None or name not in data:
-            found.append(f"{name}: not run")
+            if name not in OF_SEVERAL:
+                found.append(f"{name}: not run")
         elif stage["status"] != "passed":
             found.append(f"{name}: {stage['status']}: {stage.get('why', '')}".rstrip(": "))
     return found

@@ -261,12 +261,40 @@ def shapes_table(data: dict) -> str:
     return "\n".join(lines)
 
 
+def context_table(data: dict) -> str:
+    """A line for each cell; nothing if there was one GPU."""
+    cells = data.get("context", {}).get("cells", [])
+    if not cells:
+        return ""
+    setting = data["context"]["setting"]
+    schemes = ("auto", "ring", "heads", "all_gather", "plain ring", "PyTorch")
+    lines = [
+        f"Causal attention over {cells[0]['ranks']} {data['gpu']}, bf16, head_dim {setting['head_dim']}, zigzag order "
+        "(`tests/benchmark/context_parallel.py`): the time of the whole problem on one GPU, divided by the GPUs and by the time "
+        "over all of them, so that 1 is a division without cost. `plain ring`: batch_isend_irecv and libflash.merge; PyTorch: "
+        f"its own context_parallel ({setting['torch']}). The last column is the error of the model's prediction of the ring. "
+        f"Times include the host, medians of {setting['rounds']} rounds, {data['stages']['context']['date']}.",
+        "",
+        f"| pass | heads q/k | tokens | one GPU ms | {' | '.join(schemes)} | error |",
+        "|---|---|---:|" + "---:|" * (len(schemes) + 2),
+    ]
+    for cell in cells:
+        ms, one = cell["ms"], cell["ms"]["one rank"]
+        rates = [f"{one / cell['ranks'] / ms[name]:.3f}" if name in ms else "-" for name in schemes]
+        error = cell["predicted_ms"][str(cell["ranks"])] / ms["ring"] - 1
+        kind = "forward, backward" if cell["backward"] else "forward"
+        heads = "/".join(map(str, cell["heads"]))
+        lines.append("| " + " | ".join([kind, heads, str(cell["tokens"]), f"{one:.1f}", *rates, f"{error:+.1%}"]) + " |")
+    return "\n".join(lines)
+
+
 TABLES = {
     "gpu-forward-table": lambda data: speed_tables(data, "forward"),
     "gpu-backward-table": lambda data: speed_tables(data, "backward"),
     "gpu-shapes-table": shapes_table,
     "gpu-float-table": float_table,
     "gpu-decode-table": decode_table,
+    "gpu-context-table": context_table,
     "gpu-accuracy-table": accuracy_table,
 }
 

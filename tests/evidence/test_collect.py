@@ -67,11 +67,12 @@ def test_a_stage_by_a_program(tmp_path: pathlib.Path) -> None:
 
 def test_two_gpus_share_the_stages() -> None:
     names = list(collect.STAGES)
-    [(first, everything), (second, gpu)] = collect.phases(names, 2)[0]
+    [(first, everything), (second, gpu)], both = collect.phases(names, 2)
     assert (everything, gpu) == (None, 1)  # tests of several devices are in the first lane, which sees all GPUs
     assert first[0] == "tests"
-    assert sorted(first + second) == sorted(names)
-    assert collect.phases(["tests"], 2) == [[(["tests"], None), ([], 1)]]
+    assert both == [(["context"], None)]
+    assert sorted(first + second + ["context"]) == sorted(names)
+    assert collect.phases(["tests"], 2) == [[(["tests"], None), ([], 1)], [([], None)]]
 
 
 def test_on_one_gpu_nothing_is_beside_what_is_timed_or_needs_the_processors() -> None:

@@ -97,6 +97,13 @@ def test_rows_of_the_decode_table() -> None:
     assert "Geometric mean against cuDNN: 0.90, smallest 0.90." in made
 
 
+def test_rows_of_the_context_table() -> None:
+    made = tables.contents({"a.json": evidence()})["gpu-context-table"]
+    assert "| forward, backward | 32/8 | 32768 | 10.0 | 1.000 | 1.000 | 0.625 | - | - | - | +5.0% |" in made
+    without = {name: value for name, value in evidence().items() if name != "context"}
+    assert tables.contents({"a.json": without})["gpu-context-table"] == ""
+
+
 def test_rows_of_the_shapes_table() -> None:
     """A line for each figure that was measured; nothing if there is none."""
     made = tables.contents({"a.json": evidence()})["gpu-shapes-table"]
@@ -129,7 +136,7 @@ def test_results_and_readme_are_written_and_then_checked(tmp_path: pathlib.Path)
     assert failed.returncode == 1
     assert ", ".join(tables.TABLES) in failed.stderr
     assert "performance-table" in failed.stderr
-    assert results.read_text().count("old") == len(tables.TABLES) == 6
+    assert results.read_text().count("old") == len(tables.TABLES) == 7
     assert run_tables(*where).returncode == 0
     assert run_tables(*where, "--check").returncode == 0
     written = results.read_text()
