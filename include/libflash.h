@@ -292,8 +292,9 @@ typedef struct flash_attention_options_t {
 
     /* FLOAT32 like lse (FLOAT64 with FLOAT64 tensors): rowsum(dout * out) - dlse. Backward only; see section 6. */
     const flash_tensor_t *delta;
-    int32_t sm_margin; /* CUDA: leave so many multiprocessors to other kernels, where a kernel assigns its work to */
-                       /*   multiprocessors (forward of sm90); no effect elsewhere. Not negative */
+    int32_t sm_margin; /* CUDA: leave so many multiprocessors to other kernels, where a kernel has a thread block for */
+                       /*   each of them (forward of sm90), and give less work to thread blocks that begin late. No */
+                       /*   effect elsewhere. Not negative */
     int32_t reserved2; /* 0 */
 
     /* Forward only; outputs, written if given: statistics of the rows. See section 5. CPU only. */

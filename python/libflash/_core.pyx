@@ -187,7 +187,7 @@ def attention(q, k, v, *, causal=False, causal_align="bottom_right", window_size
     sequence_numbers : (batch,) int32;  head_begin, heads_total : int
         What dropout counts as batch entry and as head, for a call with some sequences or heads of a batch. On the CPU.
     sm_margin : int
-        On a GPU: multiprocessors to leave to other kernels. No effect on the CPU.
+        On a GPU: multiprocessors to leave to kernels that run beside this one. No effect on the CPU.
     resume : bool
         Go on from out and lse, the result for other keys of the same rows, and replace them by the result for both sets of keys.
         A learnable_sink belongs to the first call only. On the CPU.

@@ -113,8 +113,9 @@ class PartForward:
         self.sink = schedule.sink
         self.results: list[tuple[slice, Tensor, Tensor]] = []
 
-    def add(self, k: Tensor, v: Tensor, rank: int) -> None:
-        options = call_options(self.schedule.options)
+    def add(self, k: Tensor, v: Tensor, rank: int, *, transfers: bool = False) -> None:
+        """`transfers`: kernels that send and receive run beside this."""
+        options = call_options(self.schedule.options) | {"sm_margin": int(transfers)}
         options.pop("deterministic", None)  # forward always is
         if self.sink is not None:
             options["learnable_sink"] = self.sink

@@ -39,7 +39,8 @@ class PositionForward:
         self.lse = q.new_empty(lse_shape(q), dtype=wide_type(q))
         self.resume = False
 
-    def add(self, k: Tensor, v: Tensor, rank: int) -> None:
+    def add(self, k: Tensor, v: Tensor, rank: int, *, transfers: bool = False) -> None:
+        del transfers
         options = call_options(self.schedule, self.q, rank)
         options.pop("deterministic", None)  # forward always is
         if not self.resume and self.schedule.sink is not None:

@@ -95,12 +95,12 @@ class Schedule:
             calls.add(self.gather(k), self.gather(v), ALL)
             return calls.finish()
         following = self.send_keys(1, k, v) if ring.size > 1 else None
-        calls.add(k, v, ring.rank)
+        calls.add(k, v, ring.rank, transfers=ring.size > 1)
         for step in range(1, ring.size):
             keys = following.wait() if following else ()
             following = self.send_keys(step + 1, k, v) if step + 1 < ring.size else None
             if keys:
-                calls.add(*keys, self.partner(step)[1])
+                calls.add(*keys, self.partner(step)[1], transfers=following is not None)
         return calls.finish()
 
     def backward(self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None,

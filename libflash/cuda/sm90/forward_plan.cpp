@@ -38,8 +38,9 @@ ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, 
     plan.vector_out = rows_fit_vectors(rows_params(problem.out), problem.head_dim_v, element_bytes(problem.dtype));
     const bool general = has_rare_options(problem) || !plan.vector_loads, lengths_on_device = has_lengths_on_device(problem);
     const bool block_mask = problem.block_mask.present || (!general && has_too_many_keys(config, problem));
-    const ForwardInstance kind = forward_instance(config, general, lengths_on_device, block_mask);
-    plan.dynamic = lengths_on_device || block_mask;
+    // Beside other kernels some thread blocks begin late: a dynamic schedule gives these less work.
+    plan.dynamic = lengths_on_device || block_mask || problem.request.sm_margin > 0;
+    const ForwardInstance kind = forward_instance(config, general, plan.dynamic, block_mask);
     plan.instance = {static_cast<int>(kind), forward_kind_name(kind)};
     plan.tile_q = forward_tile_q(config, kind);
     plan.tile_k = forward_tile_k(config, kind);
