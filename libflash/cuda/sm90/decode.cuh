@@ -22,8 +22,7 @@ namespace libflash::cuda::sm90 {
 template <class Traits>
 struct DecodeBlock {
     using Storage = DecodeSharedStorage<Traits>;
-    static constexpr int kSharedBytes =
-        shared_bytes_of_kernel<Storage, DecodeSharedTiles<Traits>, Traits::QTile::kAlignment>();
+    static constexpr int kSharedBytes = shared_bytes_of_kernel<Storage, DecodeSharedTiles<Traits>, Traits::QTile::kAlignment>();
 
     const DecodeContext<Traits>& context;
     const DecodeProducer<Traits> producer{context};
@@ -68,8 +67,13 @@ private:
         if (threadIdx.x > 0) return;
         const int begin = keys.first / Traits::kBlockN * Traits::kBlockN;
         const int tiles = keys.first < keys.last ? (keys.last - begin + Traits::kBlockN - 1) / Traits::kBlockN : 0;
-        context.storage.work_tile = {{tile.batch, head, split, first, rows, sequence}, keys.first, keys.last,
-                                     max(keys.plain, keys.first), min(keys.plain_end, keys.last), begin, tiles};
+        context.storage.work_tile = {{tile.batch, head, split, first, rows, sequence},
+                                     keys.first,
+                                     keys.last,
+                                     max(keys.plain, keys.first),
+                                     min(keys.plain_end, keys.last),
+                                     begin,
+                                     tiles};
     }
 };
 

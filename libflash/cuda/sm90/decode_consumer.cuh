@@ -12,8 +12,8 @@
 #include "cuda/ptx/uniform.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/decode_results.cuh"
-#include "cuda/sm90/decode_softmax.cuh"
 #include "cuda/sm90/decode_shared_storage.cuh"
+#include "cuda/sm90/decode_softmax.cuh"
 #include "cuda/sm90/warp_roles.cuh"
 
 namespace libflash::cuda::sm90 {
@@ -70,9 +70,7 @@ struct DecodeConsumer {
 
 private:
     __device__ __forceinline__ const DecodeWorkTile& work_tile() const { return context.storage.work_tile; }
-    __device__ __forceinline__ static uint32_t parity_of(int tile) {
-        return static_cast<uint32_t>(tile / Traits::kStages) & 1;
-    }
+    __device__ __forceinline__ static uint32_t parity_of(int tile) { return static_cast<uint32_t>(tile / Traits::kStages) & 1; }
 
     // Copies the rows of the tile; those that it does not have are zeros.
     __device__ __forceinline__ void load_queries(int warp, int lane) const {
@@ -88,8 +86,7 @@ private:
                                   (rows.sequence.start + query) * params.q.row + head * params.q.head;
 #pragma unroll
             for (int vector = lane; vector < (kVectors + 31) / 32 * 32; vector += 32)
-                if (vector < kVectors)
-                    cp_async_16(context.tiles.q + QTile::offset(row, vector), from + vector * 8, exists);
+                if (vector < kVectors) cp_async_16(context.tiles.q + QTile::offset(row, vector), from + vector * 8, exists);
         }
         cp_async_commit();
         cp_async_wait<0>();
@@ -144,9 +141,8 @@ private:
         for (int piece = 0; piece < kPieces; ++piece) {
 #pragma unroll
             for (int step = 0; step < kBlockN / 16; ++step)
-                Wgmma<T, Traits::kPiece>::template multiply_shared<true>(c.o[piece],
-                                                                         PTile::k_major_operand(context.tiles.p(), step),
-                                                                         operand(v, piece, step), true);
+                Wgmma<T, Traits::kPiece>::template multiply_shared<true>(
+                    c.o[piece], PTile::k_major_operand(context.tiles.p(), step), operand(v, piece, step), true);
             wgmma_commit();
         }
     }
