@@ -1,6 +1,6 @@
-// Decode for sm_90a where the values are the first channels of the keys (MLA): a few query rows of each sequence, of all query heads
-// that share a key head, against its KV cache. A key tile is loaded once, by TMA, and serves as K and as V. Rows are appended and
-// splits combined by the kernels of sm80.
+// Decode for sm_90a where the values are the first channels of the keys (MLA): a few query rows of each sequence, of all query
+// heads that share a key head, against its KV cache. A key tile is loaded once, by TMA, and serves as K and as V. Rows are
+// appended and splits combined by the kernels of sm80.
 //
 // A thread block has 64 rows of one sequence and one range of keys: two consumer warpgroups (decode_consumer.cuh) and a producer
 // warp (decode_producer.cuh).

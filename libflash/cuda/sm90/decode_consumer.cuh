@@ -5,8 +5,8 @@
 //   adds P V of the tile before, whose P the other warpgroup has left in shared memory, while it turns S into P,
 //   leaves its P there, and adds its own P V.
 //
-// While a warpgroup waits or computes P, the tensor cores work for the other one. The tiles are processed in one order by both, so
-// that both have the same kept maxima.
+// While a warpgroup waits or computes P, the tensor cores work for the other one. Both process the tiles in one order, so that
+// they have the same kept maxima.
 #pragma once
 
 #include "cuda/ptx/uniform.cuh"

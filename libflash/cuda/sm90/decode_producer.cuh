@@ -1,5 +1,5 @@
-// The producer warp of the sm_90a decode kernel: loads key tiles from the cache by TMA, in boxes of rows that lie in one page. Its
-// lanes read the block table entries of several tiles at once, one for every 16 keys, and those of the next tiles early.
+// The producer warp of the sm_90a decode kernel: loads key tiles from the cache by TMA, in boxes of rows that lie in one page.
+// Its lanes read the block table entries of several tiles at once, one for every 16 keys, and those of the next tiles early.
 #pragma once
 
 #include "cuda/sm90/decode_shared_storage.cuh"

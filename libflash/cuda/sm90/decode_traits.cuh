@@ -24,8 +24,8 @@ struct DecodeTraits {
     static constexpr int kStages = config.stages;
     static_assert(kStages == 2, "each warpgroup has one for the tiles whose scores it computes");
 
-    // A key tile is released in parts, so that the loads of the next one begin early: the values of each warpgroup in two, then the
-    // columns that only the scores need.
+    // A key tile is released in parts, so that the loads of the next one begin early: the values of each warpgroup in two, then
+    // the columns that only the scores need.
     static constexpr int kPieces = 2, kPiece = kHalf / kPieces;  // channels of a part
     static constexpr int kChunks = KTile::kChunks, kPartChunks = kPiece / KTile::kChunkCols;
     static constexpr int kValueParts = kGroups * kPieces, kParts = kValueParts + 1;
