@@ -91,6 +91,7 @@ private:
         cp_async_commit();
         cp_async_wait<0>();
         fence_shared_for_async();
+        __syncwarp();
         named_barrier_wait(kAllConsumers, Traits::kConsumers);
     }
 
@@ -180,6 +181,7 @@ private:
         if (c.lane % 4 == 0) maximum[0] = c.softmax.kept_maximum[0], maximum[8] = c.softmax.kept_maximum[1];
         const bool zeroed = zero_values(c, tile);
         fence_shared_for_async();
+        __syncwarp();
         if (zeroed) named_barrier_wait(kGroupBarrier + c.group, 128);
         named_barrier_arrive(kReadyBarrier + c.group, Traits::kConsumers);
     }
