@@ -1,6 +1,6 @@
-// Decode for sm_90a where the values are the first channels of the keys (MLA): a few query rows of each sequence, of all query heads
-// that share a key head, against its KV cache. A key tile is loaded once, by TMA, and serves as K and as V. Rows are appended and
-// splits combined by the kernels of sm80.
+// Decode for sm_90a where the values are the first channels of the keys (MLA): a few query rows of each sequence, of all query
+// heads that share a key head, against its KV cache. A key tile is loaded once, by TMA, and serves as K and as V. Rows are
+// appended and splits combined by the kernels of sm80.
 //
 // A thread block has 64 rows of one sequence and one range of keys: two consumer warpgroups (decode_consumer.cuh) and a producer
 // warp (decode_producer.cuh).
@@ -22,8 +22,7 @@ namespace libflash::cuda::sm90 {
 template <class Traits>
 struct DecodeBlock {
     using Storage = DecodeSharedStorage<Traits>;
-    static constexpr int kSharedBytes =
-        shared_bytes_of_kernel<Storage, DecodeSharedTiles<Traits>, Traits::QTile::kAlignment>();
+    static constexpr int kSharedBytes = shared_bytes_of_kernel<Storage, DecodeSharedTiles<Traits>, Traits::QTile::kAlignment>();
 
     const DecodeContext<Traits>& context;
     const DecodeProducer<Traits> producer{context};
@@ -68,8 +67,13 @@ private:
         if (threadIdx.x > 0) return;
         const int begin = keys.first / Traits::kBlockN * Traits::kBlockN;
         const int tiles = keys.first < keys.last ? (keys.last - begin + Traits::kBlockN - 1) / Traits::kBlockN : 0;
-        context.storage.work_tile = {{tile.batch, head, split, first, rows, sequence}, keys.first, keys.last,
-                                     max(keys.plain, keys.first), min(keys.plain_end, keys.last), begin, tiles};
+        context.storage.work_tile = {{tile.batch, head, split, first, rows, sequence},
+                                     keys.first,
+                                     keys.last,
+                                     max(keys.plain, keys.first),
+                                     min(keys.plain_end, keys.last),
+                                     begin,
+                                     tiles};
     }
 };
 

@@ -5,15 +5,15 @@
 //   adds P V of the tile before, whose P the other warpgroup has left in shared memory, while it turns S into P,
 //   leaves its P there, and adds its own P V.
 //
-// While a warpgroup waits or computes P, the tensor cores work for the other one. The tiles are processed in one order by both, so
-// that both have the same kept maxima.
+// While a warpgroup waits or computes P, the tensor cores work for the other one. Both process the tiles in one order, so that
+// they have the same kept maxima.
 #pragma once
 
 #include "cuda/ptx/uniform.cuh"
 #include "cuda/ptx/wgmma.cuh"
 #include "cuda/sm90/decode_results.cuh"
-#include "cuda/sm90/decode_softmax.cuh"
 #include "cuda/sm90/decode_shared_storage.cuh"
+#include "cuda/sm90/decode_softmax.cuh"
 #include "cuda/sm90/warp_roles.cuh"
 
 namespace libflash::cuda::sm90 {
@@ -70,9 +70,7 @@ struct DecodeConsumer {
 
 private:
     __device__ __forceinline__ const DecodeWorkTile& work_tile() const { return context.storage.work_tile; }
-    __device__ __forceinline__ static uint32_t parity_of(int tile) {
-        return static_cast<uint32_t>(tile / Traits::kStages) & 1;
-    }
+    __device__ __forceinline__ static uint32_t parity_of(int tile) { return static_cast<uint32_t>(tile / Traits::kStages) & 1; }
 
     // Copies the rows of the tile; those that it does not have are zeros.
     __device__ __forceinline__ void load_queries(int warp, int lane) const {
@@ -88,12 +86,12 @@ private:
                                   (rows.sequence.start + query) * params.q.row + head * params.q.head;
 #pragma unroll
             for (int vector = lane; vector < (kVectors + 31) / 32 * 32; vector += 32)
-                if (vector < kVectors)
-                    cp_async_16(context.tiles.q + QTile::offset(row, vector), from + vector * 8, exists);
+                if (vector < kVectors) cp_async_16(context.tiles.q + QTile::offset(row, vector), from + vector * 8, exists);
         }
         cp_async_commit();
         cp_async_wait<0>();
         fence_shared_for_async();
+        __syncwarp();
         named_barrier_wait(kAllConsumers, Traits::kConsumers);
     }
 
@@ -144,9 +142,8 @@ private:
         for (int piece = 0; piece < kPieces; ++piece) {
 #pragma unroll
             for (int step = 0; step < kBlockN / 16; ++step)
-                Wgmma<T, Traits::kPiece>::template multiply_shared<true>(c.o[piece],
-                                                                         PTile::k_major_operand(context.tiles.p(), step),
-                                                                         operand(v, piece, step), true);
+                Wgmma<T, Traits::kPiece>::template multiply_shared<true>(
+                    c.o[piece], PTile::k_major_operand(context.tiles.p(), step), operand(v, piece, step), true);
             wgmma_commit();
         }
     }
@@ -184,6 +181,7 @@ private:
         if (c.lane % 4 == 0) maximum[0] = c.softmax.kept_maximum[0], maximum[8] = c.softmax.kept_maximum[1];
         const bool zeroed = zero_values(c, tile);
         fence_shared_for_async();
+        __syncwarp();
         if (zeroed) named_barrier_wait(kGroupBarrier + c.group, 128);
         named_barrier_arrive(kReadyBarrier + c.group, Traits::kConsumers);
     }

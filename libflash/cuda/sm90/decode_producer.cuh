@@ -1,5 +1,5 @@
-// The producer warp of the sm_90a decode kernel: loads key tiles from the cache by TMA, in boxes of rows that lie in one page. Its
-// lanes read the block table entries of several tiles at once, one for every 16 keys, and those of the next tiles early.
+// The producer warp of the sm_90a decode kernel: loads key tiles from the cache by TMA, in boxes of rows that lie in one page.
+// Its lanes read the block table entries of several tiles at once, one for every 16 keys, and those of the next tiles early.
 #pragma once
 
 #include "cuda/sm90/decode_shared_storage.cuh"
@@ -10,6 +10,10 @@ template <class Traits>
 struct DecodeProducer {
     using KTile = typename Traits::KTile;
     static constexpr int kBlockN = Traits::kBlockN, kUnit = 16, kUnits = kBlockN / kUnit, kTilesAtOnce = 32 / kUnits;
+    // Tiles are prefetched into L2 so many tiles ahead: there is shared memory for two tiles only, and loads from L2 take half as
+    // long. Not in smaller boxes, of which TMA has enough to do.
+    static constexpr int kPrefetch = 2;
+    static_assert(kPrefetch < kTilesAtOnce);
 
     const DecodeContext<Traits>& context;
 
@@ -28,13 +32,14 @@ struct DecodeProducer {
 #pragma unroll 1
         for (int tile = 0; tile < work_tile.tiles; ++tile) {
             if (tile % kTilesAtOnce == 0) pages = next, next = read_pages(locations, tile + kTilesAtOnce);
+            if (kPrefetch > 0 && context.maps.box_rows == kBlockN) prefetch(tile + kPrefetch, pages, next, leader);
             load(tile, pages, leader);
         }
     }
 
 private:
     __device__ __forceinline__ static int lane() { return static_cast<int>(threadIdx.x % 32); }
-    __device__ __forceinline__ int hidden() const { return context.params.cache.pages; }  // the split has no key of the box
+    __device__ __forceinline__ int hidden() const { return context.params.cache.pages; }      // the split has no key of the box
     __device__ __forceinline__ int absent() const { return context.params.cache.pages + 1; }  // there is no such page
 
     // Of the tiles from `tile` on, each lane reads the page and row of a unit. A page that nobody sees is not read: it may belong
@@ -48,6 +53,19 @@ private:
         return {static_cast<uint32_t>(at.page) < static_cast<uint32_t>(hidden()) ? at.page : absent(), at.row};
     }
 
+    // `pages`: of the tile that is loaded next.
+    __device__ __forceinline__ void prefetch(int tile, const PageRow& pages, const PageRow& next, bool leader) const {
+        const bool is_next = tile % kTilesAtOnce < kPrefetch;
+        const int lane_of_tile = tile % kTilesAtOnce * kUnits;
+        const int page = __shfl_sync(0xffffffffu, is_next ? next.page : pages.page, lane_of_tile),
+                  row = __shfl_sync(0xffffffffu, is_next ? next.row : pages.row, lane_of_tile);
+        if (leader && page < hidden() && tile < context.storage.work_tile.tiles) {
+#pragma unroll
+            for (int chunk = 0; chunk < Traits::kChunks; ++chunk)
+                tma_prefetch(context.maps.k, chunk * KTile::kChunkCols, row, context.storage.work_tile.rows.head_k, page);
+        }
+        __syncwarp();
+    }
     __device__ __forceinline__ void load(int tile, const PageRow& pages, bool leader) const {
         int page[kUnits], row[kUnits];
         const int first_lane = tile % kTilesAtOnce * kUnits;
@@ -79,7 +97,8 @@ private:
 #pragma unroll
             for (int unit = 0; unit < kUnits; ++unit)
                 if (unit % box_units == 0)
-                    tma_load(to + unit * kUnit * 128, context.maps.k, full, chunk * KTile::kChunkCols, row[unit], head, page[unit]);
+                    tma_load(to + unit * kUnit * 128, context.maps.k, full, chunk * KTile::kChunkCols, row[unit], head,
+                             page[unit]);
         }
     }
 };

@@ -75,6 +75,7 @@ private:
             const float own = quad_sum(softmax.sum[r]);
             if (lane % 4 == 0) context.storage.sums[group][row(r)] = own;
         }
+        __syncwarp();
         named_barrier_wait(kAllConsumers, Traits::kConsumers);
 #pragma unroll
         for (int r = 0; r < 2; ++r) softmax.sum[r] = context.storage.sums[0][row(r)] + context.storage.sums[1][row(r)];

@@ -29,9 +29,9 @@ struct DecodeSharedTiles {
 // The rows and keys of a thread block.
 struct DecodeWorkTile {
     RaggedWorkTile rows;
-    int32_t first, last;        // keys of the split: [first, last)
-    int32_t plain, plain_end;   // all rows see these keys of them
-    int32_t begin, tiles;       // first key of the first tile; number of tiles
+    int32_t first, last;       // keys of the split: [first, last)
+    int32_t plain, plain_end;  // all rows see these keys of them
+    int32_t begin, tiles;      // first key of the first tile; number of tiles
 
     // Whether some row does not see some key of the tile.
     __device__ __forceinline__ bool is_edge(int first_key, int keys) const {
@@ -43,10 +43,10 @@ template <class Traits>
 struct DecodeSharedStorage {
     uint64_t full[Traits::kStages][Traits::kChunks], empty[Traits::kStages][Traits::kParts];
     DecodeWorkTile work_tile;
-    int2 seen[Traits::kBlockM];               // the keys of the split that each row sees
-    float maximum[Traits::kBlockM];           // the kept maxima with which the last P was computed
+    int2 seen[Traits::kBlockM];      // the keys of the split that each row sees
+    float maximum[Traits::kBlockM];  // the kept maxima with which the last P was computed
     float sums[Traits::kGroups][Traits::kBlockM];
-    uint32_t absent[Traits::kStages];         // units of 16 keys whose page does not exist: a bit for each
+    uint32_t absent[Traits::kStages];  // units of 16 keys whose page does not exist: a bit for each
 
     // One thread calls it.
     __device__ __forceinline__ void init() {

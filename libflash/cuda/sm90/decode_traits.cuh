@@ -14,8 +14,8 @@ struct DecodeTraits {
     static constexpr int kHeadDim = config.head_dim, kHeadDimV = config.head_dim_v;
     static constexpr int kBlockM = config.tile_q, kBlockN = config.tile_k;
     static_assert(kBlockM == 64 && kBlockN == 64, "a product of a warpgroup has 64 rows, and P is one chunk of 64 columns");
-    static constexpr int kGroups = 2;                       // consumer warpgroups; each has half of the channels of O
-    static constexpr int kHalf = kHeadDimV / kGroups;       // channels of O of a warpgroup
+    static constexpr int kGroups = 2;                  // consumer warpgroups; each has half of the channels of O
+    static constexpr int kHalf = kHeadDimV / kGroups;  // channels of O of a warpgroup
     static constexpr int kConsumers = kGroups * 128, kThreads = kConsumers + 128;
     static constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
     using QTile = SwizzledTile<kBlockM, kHeadDim>;
@@ -24,8 +24,8 @@ struct DecodeTraits {
     static constexpr int kStages = config.stages;
     static_assert(kStages == 2, "each warpgroup has one for the tiles whose scores it computes");
 
-    // A key tile is released in parts, so that the loads of the next one begin early: the values of each warpgroup in two, then the
-    // columns that only the scores need.
+    // A key tile is released in parts, so that the loads of the next one begin early: the values of each warpgroup in two, then
+    // the columns that only the scores need.
     static constexpr int kPieces = 2, kPiece = kHalf / kPieces;  // channels of a part
     static constexpr int kChunks = KTile::kChunks, kPartChunks = kPiece / KTile::kChunkCols;
     static constexpr int kValueParts = kGroups * kPieces, kParts = kValueParts + 1;

@@ -1,7 +1,7 @@
-// Runs the decode kernel of sm90 on the host, from the problem over the plan to the kernels, and compares it with double precision:
-// values that are channels of the keys, sequences of several lengths over a cache with pages or without, splits, windows, new rows,
-// pages that do not exist, and NaN in all rows of the cache that nobody may read. The argument is 0, or the seed of a disorder, as
-// of forward_sm90.cpp. Prints the errors; exit code 0 means none is too large.
+// Runs the decode kernel of sm90 on the host, from the problem over the plan to the kernels, and compares it with double
+// precision: values that are channels of the keys, sequences of several lengths over a cache with pages or without, splits,
+// windows, new rows, pages that do not exist, and NaN in all rows of the cache that nobody may read. The argument is 0, or the
+// seed of a disorder, as of forward_sm90.cpp. Prints the errors; exit code 0 means none is too large.
 #include "emulation.h"
 
 #include <cstdio>
@@ -22,14 +22,14 @@ constexpr double kSmallest = DecodeKernel::config.dtype == KernelType::f16_ ? 0x
 constexpr float kUntouched = 7;
 
 struct Case {
-    int page;           // rows of a page; 0: contiguous
+    int page;  // rows of a page; 0: contiguous
     int heads_k, group;
-    int dense;          // query rows of each sequence; 0: packed rows
-    int splits;         // 0: the plan's; negative: the keys of each split
-    int window;         // on the left; -1: none
+    int dense;   // query rows of each sequence; 0: packed rows
+    int splits;  // 0: the plan's; negative: the keys of each split
+    int window;  // on the left; -1: none
     bool causal, append, sink, leftpad;
-    int absent;         // every n-th page or entry does not exist; 0: all do
-    float size;         // of q
+    int absent;  // every n-th page or entry does not exist; 0: all do
+    float size;  // of q
     std::vector<int> rows, cached;
 
     int heads() const { return heads_k * group; }
@@ -117,7 +117,8 @@ struct Problem {
         p.q = c.dense ? view(q.data(), dtype, {batch, c.dense, heads, kDim}) : view(q.data(), dtype, {query_rows, heads, kDim});
         p.out = c.dense ? view(out.data(), dtype, {batch, c.dense, heads, kValues})
                         : view(out.data(), dtype, {query_rows, heads, kValues});
-        p.lse = c.dense ? view(lse.data(), DType::f32, {batch, heads, c.dense}) : view(lse.data(), DType::f32, {heads, query_rows});
+        p.lse =
+            c.dense ? view(lse.data(), DType::f32, {batch, heads, c.dense}) : view(lse.data(), DType::f32, {heads, query_rows});
         p.seqlen_q = p.q_rows.capacity = p.q_rows.max_length = c.dense ? c.dense : query_rows;
         p.q_rows.batch = p.new_rows.batch = batch;
         if (!c.dense) p.q_rows.cu = cu.data();
@@ -216,10 +217,11 @@ bool check(const Case& c) {
         for (int i = 0; i < p.rows(b); ++i)
             for (int h = 0; h < c.heads(); ++h) worst = larger_error(worst, p.worst(b, i, h));
     const bool good = worst <= 1 && wrong == 0;
-    std::printf("%s page %d heads %d x %d rows %d splits %d (%d) window %d causal %d append %d absent %d size %g: "
-                "%.2g times the limit, %d wrong elements\n",
-                good ? "ok" : "WRONG", c.page, c.heads_k, c.group, c.dense, c.splits, int(plan.splits), c.window, c.causal,
-                c.append, c.absent, c.size, worst, wrong);
+    std::printf(
+        "%s page %d heads %d x %d rows %d splits %d (%d) window %d causal %d append %d absent %d size %g: "
+        "%.2g times the limit, %d wrong elements\n",
+        good ? "ok" : "WRONG", c.page, c.heads_k, c.group, c.dense, c.splits, int(plan.splits), c.window, c.causal, c.append,
+        c.absent, c.size, worst, wrong);
     return good;
 }
 
