@@ -182,6 +182,16 @@ PREFILL_KERNELS = FORWARD_KERNELS_SM90 | {
     "f16-64-sums": ("f16_", 64, 64, "128, 128", 4, 256),
     "bf16-128-sums": FORWARD_KERNELS_SM90_WITH_LONG_SUMS["bf16-128-sums"],
 }
+# Invariant rows: type; channels of keys, of values, of the decode kernel; tiles and stages of decode and of prefill; cases.
+INVARIANT_KERNELS = {
+    "bf16-64": ("bf16_", (64, 64, 64), "16, 64, 4", "128, 128, 4", range(8)),
+    "f16-64": ("f16_", (64, 64, 64), "16, 64, 4", "128, 128, 4", (0, 4)),
+    "bf16-96": ("bf16_", (96, 96, 128), "16, 64, 3", "192, 96, 2", (0, 2)),
+    "bf16-128": ("bf16_", (128, 128, 128), "16, 64, 3", "128, 128, 2", (1, 5)),
+    "f16-128": ("f16_", (128, 128, 128), "16, 64, 3", "128, 128, 2", range(7)),
+    "f16-192x128": ("f16_", (192, 128, 256), "16, 64, 3", "128, 128, 2", (0, 3)),
+}
+SPLIT_CASE = 6  # without prefill
 # Backward for sm_90a: type, head_dim, tile, stages.
 BACKWARD_KERNELS_SM90 = {
     "bf16-64": ("bf16_", 64, "64, 128", 4),
@@ -269,7 +279,7 @@ def decode(dtype: str, head_dim: int, tile: str) -> Program:
     # Wide heads: one kernel for keys of 576 channels and values of 512.
     dims = "576, 512" if head_dim > 256 else f"{head_dim}, {head_dim}"
     defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "KERNEL_DIMS": dims, "DECODE_TILE": tile}
-    return Program("decode.cpp", ("sm80/decode.cuh",), tuple(defines.items()))
+    return Program("decode.cpp", ("sm80/decode.cuh", "sm80/decode_invariant.cuh"), tuple(defines.items()))
 
 
 def decode_codes(dtype: str, head_dim: int, tile: str) -> Program:
@@ -278,6 +288,14 @@ def decode_codes(dtype: str, head_dim: int, tile: str) -> Program:
 
 def decode_options(dtype: str, head_dim: int, tile: str) -> Program:
     return decode(dtype, head_dim, tile)._replace(source="decode_options.cpp")
+
+
+def invariant_rows(dtype: str, head_dims: tuple[int, int, int], decode_tile: str, prefill_tile: str) -> Program:
+    head_dim, head_dim_v, of_decode = head_dims
+    defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "HEAD_DIM_V": head_dim_v, "KERNEL_DIMS": f"{of_decode}, {of_decode}"}
+    defines |= {"DECODE_TILE": decode_tile, "PREFILL_TILE": prefill_tile}
+    headers = ("sm80/decode.cuh", "sm80/decode_invariant.cuh", "sm90/forward.cuh", "sm90/prefill.cuh")
+    return Program("invariant_rows.cpp", headers, tuple(defines.items()))
 
 
 def cache_write(dtype: str) -> Program:
@@ -379,6 +397,11 @@ SM90_RUNS = runs(
     lambda _: tuple((x,) for x in DISORDERS),
 )
 PREFILL_RUNS = runs({name: prefill(*sizes) for name, sizes in PREFILL_KERNELS.items()}, lambda _: tuple((x,) for x in DISORDERS))
+INVARIANT_RUNS = [
+    run
+    for name, (*sizes, cases) in INVARIANT_KERNELS.items()
+    for run in runs({name: invariant_rows(*sizes)}, lambda _, cases=cases: tuple((n, x) for n in cases for x in DISORDERS))
+]
 TANGENT_SM90_RUNS = runs(
     {name: forward_tangent_sm90(*sizes) for name, sizes in TANGENT_KERNELS_SM90.items()}, lambda _: tuple((x,) for x in DISORDERS)
 )
@@ -532,6 +555,11 @@ def test_sm90_against_double(output: Callable[[Run], str], run: Run) -> None:
 @pytest.mark.parametrize("run", PREFILL_RUNS)
 def test_prefill_against_double(output: Callable[[Run], str], run: Run) -> None:
     assert output(run).count("ok ") == 12
+
+
+@pytest.mark.parametrize("run", INVARIANT_RUNS)
+def test_invariant_rows_of_decode_and_prefill(output: Callable[[Run], str], run: Run) -> None:
+    assert output(run).count("ok ") == (2 if run.arguments[0] == SPLIT_CASE else 6)
 
 
 @pytest.mark.parametrize("run", BACKWARD_SM90_RUNS)
