@@ -76,7 +76,8 @@ constexpr const char* decode_kind_name(DecodeKind kind) {
     }
 }
 
-// Whether the kernel has the instance `invariant`. There is no prefill kernel for float32 and for wide heads, so nothing is gained.
+// Whether the kernel has the instance `invariant`. There is no prefill kernel for float32 and for wide heads, so nothing is
+// gained.
 constexpr bool has_invariant_decode(const KernelConfig& config) {
     return element_bytes(config.dtype) == 2 && !is_wide_decode(config.head_dim);
 }

@@ -22,8 +22,8 @@ inline ForwardInstance prefill_instance(const DecodeProblem& problem) {
 }
 
 // Whether the call may have enough work tiles: for half of the multiprocessors, if long chunks have all rows but one for each
-// sequence. With fewer the decode kernels, which split keys, use more of the GPU. Only the number of all rows is known. For invariant
-// rows an eighth suffices.
+// sequence. With fewer the decode kernels, which split keys, use more of the GPU. Only the number of all rows is known. For
+// invariant rows an eighth suffices.
 inline bool pays_for_prefill(const KernelConfig& config, const DecodeProblem& problem, int multiprocessors) {
     const bool packed = problem.q_rows.packed();
     const ForwardInstance instance = prefill_instance(problem);

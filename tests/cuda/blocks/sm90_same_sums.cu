@@ -1,6 +1,7 @@
-// Compares bits of sums of wgmma with those of mma.sync m16n8k16, on which invariant rows depend (attention/invariant_softmax.cuh):
-// one accumulator over many steps of 16 terms. Operands are normal, or spread over many exponents; as scores are computed (both
-// operands in shared memory, from zeros) and as P V is (the left operand in registers, in addition to what is there).
+// Compares bits of sums of wgmma with those of mma.sync m16n8k16, on which invariant rows depend
+// (attention/invariant_softmax.cuh): one accumulator over many steps of 16 terms. Operands are normal, or spread over many
+// exponents; as scores are computed (both operands in shared memory, from zeros) and as P V is (the left operand in registers, in
+// addition to what is there).
 #include <cmath>
 
 #include "check.cuh"
