@@ -1,5 +1,6 @@
 #include "plan/explain_plan.h"
 
+#include "cuda/attention/invariant_segments.h"
 #include "plan/explain_line.h"
 
 namespace libflash {
@@ -93,12 +94,21 @@ void cuda_lines(std::string& text, const TangentPlan& plan) {
     }
 }
 
+// Of the instance that shares its rule with the prefill kernel.
+void invariant_line(std::string& text, const cuda::DecodePlan& plan) {
+    if (!plan.invariant) return;
+    const int64_t first = plan.split_size > 0 ? plan.split_size : cuda::kFirstSegment;
+    const std::string growth = plan.split_size > 0 ? "" : text_of(", from ", cuda::kSegmentGrowth, " on longer ones");
+    line(text, "rows", "invariant: segments of ", first, " keys", growth, ", version ", cuda::kInvariantVersion);
+}
+
 void cuda_lines(std::string& text, const cuda::DecodePlan& plan) {
     line(text, "instance", plan.instance.name);
     tile_line(text, plan.tile_q, plan.tile_k);
     line(text, "pipeline", plan.stages, " stages",
          plan.delayed_count > 0 ? text_of(", ", plan.delayed_count, " thread blocks start later") : "");
     splits_line(text, plan.splits);
+    invariant_line(text, plan);
     const bool codes = plan.append_codes.blocks > 0, appends = plan.append.blocks > 0;
     launch_line(text, codes ? "launch" : "", "append codes", plan.append_codes);
     launch_line(text, appends && !codes ? "launch" : "", "append", plan.append);

@@ -213,6 +213,16 @@ PREFILL_KERNELS = FORWARD_KERNELS_SM90 | {
     "f16-64-sums": ("f16_", 64, 64, "128, 128", 4, 256),
     "bf16-128-sums": FORWARD_KERNELS_SM90_WITH_LONG_SUMS["bf16-128-sums"],
 }
+# Invariant rows: type; channels of keys, of values, of the decode kernel; tiles and stages of decode and of prefill; cases.
+INVARIANT_KERNELS = {
+    "bf16-64": ("bf16_", (64, 64, 64), "16, 64, 4", "128, 128, 4", range(8)),
+    "f16-64": ("f16_", (64, 64, 64), "16, 64, 4", "128, 128, 4", (0, 4)),
+    "bf16-96": ("bf16_", (96, 96, 128), "16, 64, 3", "192, 96, 2", (0, 2)),
+    "bf16-128": ("bf16_", (128, 128, 128), "16, 64, 3", "128, 128, 2", (1, 5)),
+    "f16-128": ("f16_", (128, 128, 128), "16, 64, 3", "128, 128, 2", range(7)),
+    "f16-192x128": ("f16_", (192, 128, 256), "16, 64, 3", "128, 128, 2", (0, 3)),
+}
+SPLIT_CASE = 6  # without prefill
 # Backward for sm_90a: type, head_dim, tile, stages.
 BACKWARD_KERNELS_SM90 = {
     "bf16-64": ("bf16_", 64, "64, 128", 4),
@@ -304,7 +314,9 @@ def decode(dtype: str, head_dim: int, tile: str) -> Program:
     # Wide heads: one kernel for keys of 576 channels and values of 512.
     dims = "576, 512" if head_dim > 256 else f"{head_dim}, {head_dim}"
     defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "KERNEL_DIMS": dims, "DECODE_TILE": tile}
-    return Program("decode.cpp", ("sm80/decode.cuh", "sm80/decode_prefix.cuh"), tuple(defines.items()))
+    return Program(
+        "decode.cpp", ("sm80/decode.cuh", "sm80/decode_prefix.cuh", "sm80/decode_invariant.cuh"), tuple(defines.items())
+    )
 
 
 def decode_codes(dtype: str, head_dim: int, tile: str) -> Program:
@@ -317,6 +329,14 @@ def decode_options(dtype: str, head_dim: int, tile: str) -> Program:
 
 def decode_prefix(dtype: str, head_dim: int, tile: str) -> Program:
     return decode(dtype, head_dim, tile)._replace(source="decode_prefix.cpp")
+
+
+def invariant_rows(dtype: str, head_dims: tuple[int, int, int], decode_tile: str, prefill_tile: str) -> Program:
+    head_dim, head_dim_v, of_decode = head_dims
+    defines = {"DTYPE": dtype, "HEAD_DIM": head_dim, "HEAD_DIM_V": head_dim_v, "KERNEL_DIMS": f"{of_decode}, {of_decode}"}
+    defines |= {"DECODE_TILE": decode_tile, "PREFILL_TILE": prefill_tile}
+    headers = ("sm80/decode.cuh", "sm80/decode_invariant.cuh", "sm90/forward.cuh", "sm90/prefill.cuh")
+    return Program("invariant_rows.cpp", headers, tuple(defines.items()))
 
 
 def cache_write(dtype: str) -> Program:
@@ -436,6 +456,11 @@ PREFILL_RUNS = runs({name: prefill(*sizes) for name, sizes in PREFILL_KERNELS.it
 DECODE_SM90_RUNS = runs(
     {name: decode_sm90(*sizes) for name, sizes in DECODE_KERNELS_SM90.items()}, lambda _: tuple((x,) for x in (*DISORDERS, 2))
 )
+INVARIANT_RUNS = [
+    run
+    for name, (*sizes, cases) in INVARIANT_KERNELS.items()
+    for run in runs({name: invariant_rows(*sizes)}, lambda _, cases=cases: tuple((n, x) for n in cases for x in DISORDERS))
+]
 TANGENT_SM90_RUNS = runs(
     {name: forward_tangent_sm90(*sizes) for name, sizes in TANGENT_KERNELS_SM90.items()}, lambda _: tuple((x,) for x in DISORDERS)
 )
@@ -609,6 +634,11 @@ def test_prefill_against_double(output: Callable[[Run], str], run: Run) -> None:
 @pytest.mark.parametrize("run", DECODE_SM90_RUNS)
 def test_decode_sm90_against_double(output: Callable[[Run], str], run: Run) -> None:
     assert output(run).count("ok ") == 13
+
+
+@pytest.mark.parametrize("run", INVARIANT_RUNS)
+def test_invariant_rows_of_decode_and_prefill(output: Callable[[Run], str], run: Run) -> None:
+    assert output(run).count("ok ") == (2 if run.arguments[0] == SPLIT_CASE else 6)
 
 
 @pytest.mark.parametrize("run", BACKWARD_SM90_RUNS)

@@ -110,6 +110,7 @@ def decode_cases() -> list[Case]:
         Case("H200", "decode", paged, pages, kernel(large, "two key heads", "16x32", splits="2 ranges")),
         *ragged_cases(),
         *general_cases(),
+        *invariant_cases(),
     ]
 
 
@@ -132,14 +133,43 @@ def general_cases() -> list[Case]:
         decode("A100", kernel(large + "_small", "scales, two key heads", "16x32", splits="13 ranges"), k_scale=scale),
         decode("H200", kernel(large, "each warp its own keys", "16x64", launch="append: 16 "), **new),  # v_cache is a view
         decode("H200", general, shard_count=2, shard_keys=16, cache_seqlens=lengths),
-        decode("H200", kernel(large, "general", "16x64", splits="8 ranges"), flags=abi.INVARIANT_ROWS),
-        decode("H200", kernel(large, "general", "16x64", splits="32 ranges"), flags=abi.INVARIANT_ROWS, split_size=256),
         decode("H200", own, **shared),  # groups of one sequence
         *shared_key_cases(),
         Case("H200", "decode", part, {"k_rope_cache": rope}, general),
         Case("H200", "decode", packed, {"cu_seqlens_q": cu}, kernel(large, "8-bit codes, rows of any lengths", "64x64")),
         codes("H200", kernel(large, "8-bit codes, general", "64x64", pipeline="2 stages"), k_scale=groups, v_scale=groups),
     ]
+
+
+def invariant_cases() -> list[Case]:
+    """Of decode and prefill, which have the same tiles of keys; and what only the general instance knows."""
+    large, scale, flags = "decode_sm80_bf16_d128", tensor(8, dtype=abi.FLOAT32), {"flags": abi.INVARIANT_ROWS}
+    rows, caches = tensor(1000, 32, 128), (tensor(4, 8192, 8, 128),) * 2
+    cu, long_cache = tensor(5, dtype=abi.INT32), tensor(1, 300_000, 8, 128)
+    any_splits = kernel(large, "invariant rows", "16x64")
+    own = {**any_splits, "splits": "16 ranges", "pipeline": "3 stages"}
+    segments = {"rows": "invariant: segments of 512 keys, from 16384 on longer ones, version 2"}
+    short = {"rows": "invariant: segments of 256 keys, version 2"}
+    prefill = "sequences of at least 32 query rows: prefill_sm90_bf16_d128, tile 128 queries x 64 keys"
+    softcap = {"flags": abi.INVARIANT_ROWS, "softcap": 5.0}
+    return [
+        decode("H200", {**own, **segments, "launch": "attention: 512 "}, **flags),
+        decode("H200", {**any_splits, "splits": "32 ranges", **short}, split_size=256, **flags),
+        decode("A100", kernel(f"{large}_small", "invariant rows", "16x64", splits="16 ranges"), **flags),
+        # 32 segments of 512 keys, 16 of 1024, 2048, 4096 and 8192, then 3 of 16384.
+        Case("H200", "decode", (tensor(1, 1, 32, 128), long_cache, long_cache), flags,
+             {**any_splits, "splits": "99 ranges"}),
+        Case("H200", "decode", (rows, *caches), {"cu_seqlens_q": cu, **flags}, {**own, "long chunks": prefill}),
+        # A thread block for each sequence, key head and segment.
+        Case("H200", "decode", (rows, *caches), {"cu_seqlens_q": cu, **flags}, {**own, "launch": "attention: 512 "}),
+        # Fewer rows than pay without the flag.
+        Case("H200", "decode", (tensor(1, 80, 32, 128), *[tensor(1, 8192, 8, 128)] * 2), flags,
+             {**any_splits, "long chunks": prefill}),
+        Case("H200", "decode", (rows, *caches), {"cu_seqlens_q": cu, **softcap}, {**own, "launch": "attention: 32512 "}),
+        decode("H200", kernel(large, "general", "16x64", splits="8 ranges"), k_scale=scale, **flags),
+        decode("H200", kernel(large, "general", "16x64", splits="8 ranges"), shard_count=2, shard_keys=16,
+               cache_seqlens=tensor(4, dtype=abi.INT32), **flags),
+    ]  # fmt: skip
 
 
 @instance_cases(decode_cases())

@@ -1,13 +1,13 @@
-// Invariant rows: the arithmetic of the softmax, which the decode kernel of sm80 and the prefill kernel of sm90 share, so that a row
-// has the same bits in both. Keys are processed in units of kInvariantUnit at multiples of it, from the last unit of a segment to
-// the first, and segments (invariant_segments.h) from the last to the first.
+// Invariant rows: the arithmetic of the softmax, which the decode kernel of sm80 and the prefill kernel of sm90 share, so that a
+// row has the same bits in both. Keys are processed in units of kInvariantUnit at multiples of it, from the last unit of a
+// segment to the first, and segments (invariant_segments.h) from the last to the first.
 //
 // The rule of a row in a unit; s: its scores before they are scaled, four lanes share them as in an accumulator.
 // - If the row has no kept maximum yet, it becomes the largest s times the scale. Otherwise it is kept.
 // - p = exp2(fma(s, scale, -maximum)). Each lane adds up its p in the order of its elements, those with even and with odd numbers
 //   apart, then adds both, and that sum to its sum of the segment.
-// - If the sum of a lane exceeds kSumLimit, the kept maximum is raised by a whole number and p, sums and accumulators are multiplied
-//   by a power of two. If it exceeds kSumOverflow, the unit is computed anew with the largest score as the maximum.
+// - If the sum of a lane exceeds kSumLimit, the kept maximum is raised by a whole number and p, sums and accumulators are
+//   multiplied by a power of two. If it exceeds kSumOverflow, the unit is computed anew with the largest score as the maximum.
 // - With a maximum beyond kMaximumLimit, whose rounding errors are large, the product with the scale is rounded first.
 // The last two cases are rare, and telling them from the others costs time. So there is a fast way, which takes no maximum after
 // the first unit of a segment, and a careful one, which obeys the whole rule. Where is_unsafe() is false after the fast way, both
@@ -147,15 +147,13 @@ private:
 
 // The softmax of the segments of a row that have been folded.
 struct InvariantFold {
-    // Of the accumulators: those of the folded segments, and those of the new one. Those of a segment of which the row sees no key
-    // are zeros.
+    // Of the accumulators: those of the folded segments, and those of the new one. Those of a segment of which the row sees no
+    // key are zeros.
     struct Factors {
         float folded = 1.0f, added = 0.0f;
 
         // As add_scaled_and_clear().
-        __device__ __forceinline__ float of(float folded_o, float o) const {
-            return fmaf(o, added, __fmul_rn(folded_o, folded));
-        }
+        __device__ __forceinline__ float of(float folded_o, float o) const { return fmaf(o, added, __fmul_rn(folded_o, folded)); }
     };
 
     float maximum = kNoScore, sum = 0.0f;

@@ -138,8 +138,8 @@ inline bool has_rare_options(const DecodeProblem& problem) {
 // Whether decode needs an instance for rows of any lengths.
 inline bool is_ragged(const DecodeProblem& problem) { return has_ragged_rows(problem) || has_rare_options(problem); }
 
-// Whether a kernel with the instance for invariant rows takes them by it. With other options they have the arithmetic of the general
-// instance; a call that differs in these options only is another problem.
+// Whether a kernel with the instance for invariant rows takes them by it. With other options they have the arithmetic of the
+// general instance; a call that differs in these options only is another problem.
 inline bool has_plain_invariant_rows(const DecodeProblem& problem) {
     const KvCache& cache = problem.cache;
     return problem.invariant_rows && cache.dtype == problem.dtype && !has_scales(cache) && !cache.k_rope.present &&

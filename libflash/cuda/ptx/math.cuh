@@ -18,8 +18,8 @@ __device__ __forceinline__ float exp2_approx(float x) {
     return y;
 }
 
-// sum = sum * of_sum + x * of_x, of which the first product is rounded; then x = 0. Both stay in their registers, as accumulators of
-// wgmma must: from plain code the compiler makes copies for which it serialises the products.
+// sum = sum * of_sum + x * of_x, of which the first product is rounded; then x = 0. Both stay in their registers, as accumulators
+// of wgmma must: from plain code the compiler makes copies for which it serialises the products.
 __device__ __forceinline__ void add_scaled_and_clear(float& sum, float& x, float of_sum, float of_x) {
     asm volatile(
         "{\n"

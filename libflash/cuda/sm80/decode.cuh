@@ -229,6 +229,7 @@ KernelResources resources_of_decode(int step, int instance) {
     }
     if constexpr (has_invariant_decode(Kernel::config)) {
         using Body = sm80::InvariantDecode<Kernel>;
+        static_assert(Body::kSharedBytes <= sm80::most_shared_bytes(Kernel::config));
         if (sm80::is_invariant_instance<Kernel>(instance)) return {Body::kThreads, Body::kSharedBytes};
     }
     const auto of_ragged = [](auto storage, auto rows) -> KernelResources {

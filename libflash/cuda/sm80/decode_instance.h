@@ -91,7 +91,8 @@ constexpr const char* decode_kind_name(DecodeKind kind) {
 constexpr bool has_prefix_kernels(int head_dim, int element_bytes) { return head_dim <= 128 && element_bytes == 2; }
 constexpr int kPrefixWarps = 4, kPrefixRows = kPrefixWarps * kDecodeSlab;  // of a thread block of the kernel for shared keys
 
-// Whether the kernel has the instance `invariant`. There is no prefill kernel for float32 and for wide heads, so nothing is gained.
+// Whether the kernel has the instance `invariant`. There is no prefill kernel for float32 and for wide heads, so nothing is
+// gained.
 constexpr bool has_invariant_decode(const KernelConfig& config) {
     return element_bytes(config.dtype) == 2 && !is_wide_decode(config.head_dim);
 }

@@ -1,8 +1,8 @@
-// Decode of invariant rows: the bits of a row are those of the prefill kernel of sm90, however many rows a call has. A thread block
-// has up to 16 query rows of a key head and a segment of the keys. Its warps multiply 16 keys of a tile each and exchange the scores
-// through shared memory; then each has those of all keys of the tile, as a warp of the prefill kernel has them, and adds P V of a
-// part of the channels. So every sum has the order of the prefill kernel: tiles from the last to the first, the keys of a tile
-// ascending, in one accumulator. fold_segments.cuh adds the segments; invariant_softmax.cuh has the rule of a row.
+// Decode of invariant rows: the bits of a row are those of the prefill kernel of sm90, however many rows a call has. A thread
+// block has up to 16 query rows of a key head and a segment of the keys. Its warps multiply 16 keys of a tile each and exchange
+// the scores through shared memory; then each has those of all keys of the tile, as a warp of the prefill kernel has them, and
+// adds P V of a part of the channels. So every sum has the order of the prefill kernel: tiles from the last to the first, the
+// keys of a tile ascending, in one accumulator. fold_segments.cuh adds the segments; invariant_softmax.cuh has the rule of a row.
 #pragma once
 
 #include "cuda/attention/invariant_segments.h"
@@ -199,23 +199,35 @@ __global__ void __launch_bounds__(InvariantDecode<Kernel>::kThreads, InvariantDe
     using Body = InvariantDecode<Kernel>;
     allow_next_kernel();
     wait_for_previous_kernel();
-    // Consecutive thread blocks take the tiles of a key head; then follow heads and segments, the last ones first: they are longer.
+    // Consecutive thread blocks take the tiles of a key head; then follow heads and segments, the last ones first: they are
+    // longer.
     const int head_of_all = divide(blockIdx.x, params.by_tiles), from_last = divide(head_of_all, params.by_heads);
     [[maybe_unused]] const int head = head_of_all - from_last * params.heads_k;  // unused where nvcc compiles for the host
     const int split = params.splits - 1 - from_last;
     const int index = static_cast<int>(blockIdx.x) - head_of_all * static_cast<int>(params.by_tiles.divisor);
-    const RaggedTile tile =
-        params.ragged.most_rows > 0 ? find_short_tile<kDecodeSlab>(params, index) : find_ragged_tile(params, index, kDecodeSlab);
+    __shared__ RaggedWorkTile work_tile;
+    const auto run_tile = [&](const RaggedTile& tile, const RaggedSequence& sequence) {
+        const int rows = sequence.rows * params.group_size, first = tile.tile * kDecodeSlab;
+        if (threadIdx.x == 0) work_tile = {tile.batch, head, split, first, min(kDecodeSlab, rows - first), sequence};
+        __syncthreads();
+        const int first_row = divide(first, params.by_group), last_row = divide(first + work_tile.rows - 1, params.by_group);
+        typename Body::Range range(params, work_tile.sequence, first_row, last_row, 0, Body::kTileK);
+        Body::take_segment(range, params, split);
+        Body(params, shared, work_tile).run(range);
+    };
+    // Beside long chunks most sequences have one tile. Those with more have one thread block, too: otherwise most would find
+    // nothing.
+    const bool all_tiles = params.ragged.most_rows > 0;
+    RaggedTile tile = all_tiles ? RaggedTile{index, 0} : find_ragged_tile(params, index, kDecodeSlab);
     if (tile.batch < 0) return;
     const RaggedSequence sequence = RaggedSequence::of(params.ragged, tile.batch);
-    const int rows = sequence.rows * params.group_size, first = tile.tile * kDecodeSlab;
-    __shared__ RaggedWorkTile work_tile;
-    if (threadIdx.x == 0) work_tile = {tile.batch, head, split, first, min(kDecodeSlab, rows - first), sequence};
-    __syncthreads();
-    const int first_row = divide(first, params.by_group), last_row = divide(first + work_tile.rows - 1, params.by_group);
-    typename Body::Range range(params, work_tile.sequence, first_row, last_row, 0, Body::kTileK);
-    Body::take_segment(range, params, split);
-    Body(params, shared, work_tile).run(range);
+    if (all_tiles && sequence.rows > params.ragged.most_rows) return;
+    const int end = all_tiles ? ragged_tiles(sequence.rows * params.group_size, kDecodeSlab) : tile.tile + 1;
+#pragma unroll 1
+    for (bool again = false; tile.tile < end; ++tile.tile, again = true) {
+        if (again) __syncthreads();  // the work tile and shared memory are no longer used
+        run_tile(tile, sequence);
+    }
 }
 
 }  // namespace libflash::cuda::sm80

@@ -71,9 +71,9 @@ DecodeSplits fastest(const DecodeSizes& sizes) {
 
 }  // namespace
 
-// Every sequence with rows has at most one tile more than full ones.
+// Every sequence with rows has at most one tile more than full ones. With segments a thread block takes all tiles of a short one.
 int64_t DecodeSizes::query_tiles() const {
-    if (short_tiles() > 0) return problem.batch * short_tiles();
+    if (short_tiles() > 0) return problem.batch * (has_segments() ? 1 : short_tiles());
     const int64_t of_sequence = ceil_div(group_rows(), tile_q());
     if (!problem.q_rows.packed()) return of_sequence * (ragged() ? problem.batch : 1);
     return group_rows() / tile_q() + std::min(problem.batch, problem.seqlen_q);

@@ -1,6 +1,6 @@
-// The end of a row of decode_invariant.cuh, and the last kernel for rows with several segments: it folds them from the last to the
-// first, as the prefill kernel of sm90 does. The workspace has the accumulators of each segment and, in place of its LSE, its kept
-// maximum and its row sum.
+// The end of a row of decode_invariant.cuh, and the last kernel for rows with several segments: it folds them from the last to
+// the first, as the prefill kernel of sm90 does. The workspace has the accumulators of each segment and, in place of its LSE, its
+// kept maximum and its row sum.
 #pragma once
 
 #include "cuda/attention/invariant_softmax.cuh"
@@ -34,8 +34,8 @@ struct FoldedRow {
     }
 };
 
-// Each thread has two channels. Segments are loaded kAtOnce at a time, also those of which the row sees no key: their accumulators
-// are undefined and count as zeros.
+// Each thread has two channels. Segments are loaded kAtOnce at a time, also those of which the row sees no key: their
+// accumulators are undefined and count as zeros.
 template <class T, int kHeadDim>
 struct FoldSegments {
     static constexpr int kThreads = kHeadDim / 2, kAtOnce = 16;

@@ -19,7 +19,7 @@ PrefillPlan plan_prefill(const Kernel& kernel, const DecodeProblem& problem, con
     plan.invariant = instance == ForwardInstance::invariant;
     plan.tile_q = forward_tile_q(config, instance);
     plan.tile_k = forward_tile_k(config, instance);
-    plan.fewest_rows = fewest_prefill_rows(plan.tile_q);
+    plan.fewest_rows = fewest_prefill_rows(plan.tile_q, instance);
     const bool causal = problem.mask_rule.right < MaskRule::kUnbounded;
     // kL2Bytes as the size of a head makes head groups of one head, as in forward.
     plan.schedule = schedule_params(problem.q_rows, problem.batch, problem.heads_q, plan.tile_q, kL2Bytes, causal);

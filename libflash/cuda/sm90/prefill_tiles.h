@@ -12,19 +12,23 @@ namespace libflash::cuda::sm90 {
 
 // Query rows of a sequence from which on the prefill kernel takes it. A work tile takes the same time however many of its rows
 // exist, and a full one has about twice the rate of the decode kernels: from half a tile on it is not slower.
-inline int64_t fewest_prefill_rows(int64_t tile_q) { return tile_q / 2; }
+// For invariant rows decode reads the keys for every 16 rows of a key head.
+inline int64_t fewest_prefill_rows(int64_t tile_q, ForwardInstance instance) {
+    return instance == ForwardInstance::invariant ? tile_q / 4 : tile_q / 2;
+}
 
 inline ForwardInstance prefill_instance(const DecodeProblem& problem) {
     return problem.invariant_rows ? ForwardInstance::invariant : ForwardInstance::cache;
 }
 
 // Whether the call may have enough work tiles: for half of the multiprocessors, if long chunks have all rows but one for each
-// sequence. With fewer the decode kernels, which split keys, use more of the GPU. Only the number of all rows is known. For invariant
-// rows decode reads the keys for every 16 rows, so that a few work tiles suffice.
+// sequence. With fewer the decode kernels, which split keys, use more of the GPU. Only the number of all rows is known. For
+// invariant rows an eighth suffices.
 inline bool pays_for_prefill(const KernelConfig& config, const DecodeProblem& problem, int multiprocessors) {
     const bool packed = problem.q_rows.packed();
-    const int64_t tile_q = forward_tile_q(config, prefill_instance(problem)), least = problem.invariant_rows ? 8 : 2;
-    if (!packed && problem.seqlen_q < fewest_prefill_rows(tile_q)) return false;
+    const ForwardInstance instance = prefill_instance(problem);
+    const int64_t tile_q = forward_tile_q(config, instance), least = problem.invariant_rows ? 8 : 2;
+    if (!packed && problem.seqlen_q < fewest_prefill_rows(tile_q, instance)) return false;
     const int64_t rows = problem.query_rows() - (packed ? problem.batch : 0);
     return least * rows * problem.heads_q >= tile_q * multiprocessors;
 }

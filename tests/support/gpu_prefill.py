@@ -1,0 +1,65 @@
+"""A decode call with long chunks, for prefill kernels on a GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+from gpu_case import to_device
+from gpu_decode import LIMITS, NUMPY
+from harness import random
+
+import libflash
+
+HEADS_Q, HEADS_K, CAPACITY = 32, 8, 1024
+# Long chunks, rows of decode, sequences between, no rows.
+ROWS, CACHED = (300, 1, 0, 63, 96, 700, 1, 9), np.array([500, 1000, 20, 400, 0, 324, 1, 700], np.int32)
+
+
+def cu_seqlens(lengths: tuple[int, ...]) -> np.ndarray:
+    return np.cumsum((0, *lengths)).astype(np.int32)
+
+
+class Step:
+    """Arrays of a call. Rows of the cache that nobody may read are NaN, entries of pages that nobody may read point nowhere."""
+
+    def __init__(self, kernel: dict, page: int, window: int | None = None, narrower: int = 8) -> None:
+        self.dtype, self.page = NUMPY[kernel["dtype"]], page
+        dim, dim_v, total = kernel["head_dim"] - narrower, kernel["head_dim_v"], sum(ROWS)
+        shapes = {"q": (HEADS_Q, dim), "k": (HEADS_K, dim), "v": (HEADS_K, dim_v)}
+        self.rows = {n: random(total, *shape, seed=i).astype(self.dtype) for i, (n, shape) in enumerate(shapes.items())}
+        self.caches = [random(len(ROWS), CAPACITY, HEADS_K, x, seed=7 + i).astype(self.dtype) for i, x in enumerate((dim, dim_v))]
+        for b, cached in enumerate(CACHED):
+            first = max(0, cached - (window if window is not None else CAPACITY))
+            for cache in self.caches:
+                cache[b, cached:] = np.nan
+                cache[b, : first // max(page, 1) * page if page else 0] = np.nan
+        self.lengths = {"cu_seqlens_q": cu_seqlens(ROWS), "cache_seqlens": CACHED}
+        self.table = None
+        if page:
+            self.scatter(window)
+
+    def scatter(self, window: int | None) -> None:
+        columns = CAPACITY // self.page
+        order = np.random.default_rng(3).permutation(len(ROWS) * columns).astype(np.int32)
+        self.table = order.reshape(len(ROWS), columns)
+        for i, cache in enumerate(self.caches):
+            pages = np.empty_like(cache.reshape(-1, self.page, *cache.shape[2:]))
+            pages[order] = cache.reshape(pages.shape)
+            self.caches[i] = pages
+        self.lengths["block_table"] = self.table
+
+    def arrays(self) -> tuple[tuple, dict]:
+        own = [x.copy() for x in self.caches]
+        return (self.rows["q"], *own), {**self.lengths, "k": self.rows["k"], "v": self.rows["v"]}
+
+
+def check(got: tuple, wanted: tuple, kernel: dict) -> None:
+    limit = 2 * LIMITS[kernel["dtype"]][0]
+    np.testing.assert_allclose(got[0].astype(np.float32), wanted[0].astype(np.float32), rtol=limit, atol=limit)
+    np.testing.assert_allclose(got[1], wanted[1], rtol=2e-5, atol=2e-5)
+
+
+def uses(kernel: dict, arrays: tuple, options: dict) -> bool:
+    """Whether the plan has this prefill kernel."""
+    on_gpu = {name: to_device(x, "cuda") if isinstance(x, np.ndarray) else x for name, x in options.items()}
+    text = libflash.explain(*(to_device(x, "cuda") for x in arrays), op="decode", **on_gpu)
+    return f"{kernel['name']}, tile" in text
