@@ -19,6 +19,7 @@ import tangent_cases
 from case import Case
 from described import CUDA, ROOT, sources, write_generated
 from kernels_on_host import CUDA_HEADERS, CXX, HERE, for_the_host
+from made_once import made_once
 from tangent_cases import TangentCase
 from tangent_problem import backward_by, c_options, forward_by, lse_like, out_like
 
@@ -38,11 +39,11 @@ def compile_with(*arguments: str | Path) -> None:
     assert done.returncode == 0, done.stderr[:3000]
 
 
-def build(folder: Path) -> Path:
+def build(folder: Path) -> None:
     write_generated(folder)
     kernels = folder / "cuda_kernels.inc"
     kernels.write_text("".join(line for line in kernels.read_text().splitlines(keepends=True) if "_f64_" in line))
-    (folder / "cuda/sm80").mkdir(parents=True)
+    (folder / "cuda/sm80").mkdir(parents=True, exist_ok=True)
     for operation in OPERATIONS:
         name = f"sm80/{operation}_f64.cuh"
         (folder / "cuda" / name).write_text(for_the_host((CUDA / name).read_text()))
@@ -52,15 +53,14 @@ def build(folder: Path) -> Path:
     launches = ["plan/launch.cpp", *(f"cuda/host/{operation}.cpp" for operation in OPERATIONS)]
     files = [HERE / "library_f64.cpp", *(ROOT / "libflash" / name for name in [*sources(), *launches]), folder / "kernels.o"]
     compile_with("-O0", *includes, "-shared", *files, "-o", folder / "library.so")
-    return folder / "library.so"
 
 
 @pytest.fixture(scope="module", autouse=True)
-def on_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def on_host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """The functions of abi call this library, with every array as a tensor of the GPU."""
     if CXX is None or CUDA_HEADERS is None:
         pytest.skip("no g++ or no CUDA headers")
-    library = c.CDLL(str(build(tmp_path_factory.mktemp("library"))))
+    library = c.CDLL(str(made_once(request, tmp_path_factory, "library", build) / "library.so"))
     of_attention = rf"flash_attention_({'|'.join(OPERATIONS)})(_workspace_size)?|flash_last_error"
     for name, (result, arguments) in abi.PROTOTYPES.items():
         if re.fullmatch(of_attention, name):

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes as c
 
 import pytest
-from described import build
+from described import build, load
+from made_once import made_once
 
 
 @pytest.fixture(scope="session")
-def lib(tmp_path_factory: pytest.TempPathFactory) -> c.CDLL:
-    return build(tmp_path_factory.mktemp("described"))
+def lib(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> c.CDLL:
+    return load(made_once(request, tmp_path_factory, "described", build))

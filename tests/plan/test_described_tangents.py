@@ -7,15 +7,10 @@ from typing import Any
 
 import abi
 import pytest
-from described import ADDRESS, DEVICES, build, explain, lines_of, tensor
+from described import ADDRESS, DEVICES, explain, lines_of, tensor
 
 BLOCKS = tensor(1, 1, 8, 8, dtype=abi.BOOL)
 TYPES = {"bf16": abi.BFLOAT16, "f16": abi.FLOAT16, "f32": abi.FLOAT32}
-
-
-@pytest.fixture(scope="module")
-def lib(tmp_path_factory: pytest.TempPathFactory) -> c.CDLL:
-    return build(tmp_path_factory.mktemp("described"))
 
 
 def rows(head_dim: int, dtype: str = "bf16", keys: int = 1000) -> tuple[abi.Tensor, ...]:

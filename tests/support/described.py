@@ -16,7 +16,7 @@ from typing import Any
 
 import abi
 import pytest
-from host_library import ROOT, compile_host
+from host_library import ROOT, compile_host, load_host
 
 CUDA = ROOT / "libflash" / "cuda"
 ARCHITECTURES = "80-real 90a-real 100-real 120-real 80-virtual"
@@ -124,9 +124,15 @@ def sources() -> list[str]:
     return capi + sorted(set(names) - launches - {"plan/launch.cpp", "cuda/device.cpp"})
 
 
-def build(folder: Path) -> c.CDLL:
+def build(folder: Path) -> None:
+    """Compile the library to `folder`."""
     write_generated(folder)
-    library = compile_host(folder, WRAPPER, *sources(), optimize="-O0")
+    compile_host(folder, WRAPPER, *sources(), optimize="-O0")
+
+
+def load(folder: Path) -> c.CDLL:
+    """The library that build() made."""
+    library = load_host(folder)
     for name, (result, arguments) in abi.PROTOTYPES.items():
         if re.fullmatch(
             r"flash_attention_(forward|backward|decode|forward_tangent|backward_tangent)(_explain|_workspace_size)|flash_last_error",

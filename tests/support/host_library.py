@@ -35,4 +35,9 @@ def compile_host(folder: Path, wrapper: str, *sources: str, optimize: str = "-O1
     ]
     done = subprocess.run([*command, "-o", str(library)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return ctypes.CDLL(str(library))
+    return load_host(folder)
+
+
+def load_host(folder: Path) -> ctypes.CDLL:
+    """What compile_host() made in `folder`."""
+    return ctypes.CDLL(str(folder / "wrapper.so"))

@@ -53,6 +53,7 @@ struct Problem {
     std::vector<int32_t> cu_q{0}, cu_new{0}, lengths, table, entries, sequence_order;
     int query_rows;
     std::vector<T> q, k, v, out;
+    std::vector<double> q64, k64, v64;
     std::vector<float> lse, sink, long_sums;
     PrefillParams params{};
     PrefillPlan plan;
@@ -75,6 +76,7 @@ struct Problem {
         k.assign(size_t(pages) * rows_of_page * kHeadsK * c.head_dim, T(NAN));
         v.assign(size_t(pages) * rows_of_page * kHeadsK * c.head_dim_v(), T(NAN));
         for (int b = 0; b < batch; ++b) fill_sequence(b);
+        q64 = wide(q), k64 = wide(k), v64 = wide(v);
         fill_in();
     }
     int length(int b) const { return c.sequences[b].cached + c.sequences[b].news; }
@@ -85,7 +87,8 @@ struct Problem {
     bool seen_by_any(int b, int j) const { return j >= shift(b) - c.left; }
     int64_t row_stride(int dim) const { return c.heads_first ? dim : kHeadsK * dim; }
     int64_t head_stride(int dim) const { return c.heads_first ? int64_t{rows_of_page} * dim : dim; }
-    T* at(std::vector<T>& x, int b, int j, int head, int dim) const {
+    template <class Number>
+    Number* at(std::vector<Number>& x, int b, int j, int head, int dim) const {
         return &x[int64_t{page_of(b, j)} * rows_of_page * kHeadsK * dim + j % rows_of_page * row_stride(dim) +
                   head * head_stride(dim)];
     }
@@ -157,9 +160,8 @@ struct Problem {
         for (int j = 0; j < existing(b); ++j) {
             const int64_t ahead = int64_t{j} - i - shift(b);
             if (ahead > c.right || -ahead > c.left || !has_page(b, j)) continue;
-            const T *query = &q[(size_t(row) * c.heads() + h) * c.head_dim], *key = at(k, b, j, head_k, c.head_dim);
-            s[j] = 0;
-            for (int d = 0; d < c.head_dim; ++d) s[j] += kScale * wide(query[d]) * wide(key[d]);
+            const double* query = &q64[(size_t(row) * c.heads() + h) * c.head_dim];
+            s[j] = kScale * dot(query, at(k64, b, j, head_k, c.head_dim), c.head_dim);
             largest = std::max(largest, s[j]);
         }
         if (c.sink) sum = std::exp(sink[h] - largest);
@@ -167,8 +169,7 @@ struct Problem {
             if (s[j] == -INFINITY) continue;
             const double p = std::exp(s[j] - largest);
             sum += p;
-            const T* value = at(v, b, j, head_k, dim);
-            for (int x = 0; x < dim; ++x) o[x] += p * wide(value[x]);
+            add_scaled(o.data(), p, at(v64, b, j, head_k, dim), dim);
         }
         const double wanted = largest + std::log(sum);
         const float got = lse[size_t(h) * query_rows + row];
