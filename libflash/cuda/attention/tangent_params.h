@@ -64,6 +64,7 @@ struct BackwardTangentParams {
     ScheduleParams key_schedule;    // by key tile and key head
     BackwardPart part;              // all query rows
     bool vector_loads;              // rows of the inputs can be read 16 bytes at a time, and head dims are multiples of that
+    bool vector_rows;               // the same for out, dout and their tangents
     bool vector_out;                // the same for writing rows of tdq, tdk and tdv
     DoubleParams in_double;
 };

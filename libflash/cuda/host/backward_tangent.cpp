@@ -24,6 +24,7 @@ BackwardTangentParams make_params(const TangentProblem& problem, const BackwardT
     params.key_schedule = plan.key_schedule;
     params.part.end_row = INT32_MAX;
     params.vector_loads = plan.vector_loads;
+    params.vector_rows = plan.vector_rows;
     params.vector_out = plan.vector_out;
     return params;
 }

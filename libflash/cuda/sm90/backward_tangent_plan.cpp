@@ -32,6 +32,7 @@ BackwardTangentPlan plan_backward_tangent(const Kernel& kernel, const TangentPro
     plan.tile_k = kernel.config.tile_k;
     plan.units = units_of(problem);
     plan.vector_loads = plan.vector_out = true;  // supports_tangent() sees to it
+    plan.vector_rows = outputs_load_in_vectors(problem);
     plan.workspace.add("statistics", workspace_rows(plan.units, problem) * sizeof(TangentStatistics));
     plan_schedules(plan, problem);
     if (problem.batch == 0 || problem.heads_q == 0) return plan;

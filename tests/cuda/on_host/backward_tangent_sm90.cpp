@@ -147,7 +147,7 @@ struct Problem {
         params.group_size = c.heads_q / c.heads_k, params.head_dim = c.head_dim, params.head_dim_v = c.head_dim_v;
         params.softmax_scale = static_cast<float>(scale), params.scale_log2 = static_cast<float>(scale * 1.4426950408889634);
         params.mask = {c.left, c.right, false};
-        params.vector_loads = params.vector_out = true;
+        params.vector_loads = params.vector_out = true, params.vector_rows = !c.sink;
         params.rare.dropout.keep_factor = 1;
         params.part.end_row = INT32_MAX;
         if (!c.sink) return;
