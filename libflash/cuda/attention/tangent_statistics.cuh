@@ -76,6 +76,7 @@ struct TangentStatisticsUnit {
     }
 
     __device__ __forceinline__ void run() {
+        if (params.next_tiles && blockIdx.x == 0 && threadIdx.x < 2) params.next_tiles[threadIdx.x] = 0;
         work = tile_coordinates<kUnitRows>(params.unit_schedule, params.q_lengths, params.batch);
         if (work.batch < 0) return;
         rows = SequenceRows::of(params.q_lengths, work.batch);
