@@ -59,7 +59,7 @@ struct BackwardTangentParams {
     // In the workspace: kUnitRows for each unit of each query head, see QueryUnits. float64: DoubleTangentStatistics.
     TangentStatistics* statistics;
     int32_t units;
-    int32_t* next_tiles;  // numbers of work tiles of queries and of keys that are left (sm90); the first kernel sets both to 0
+    int32_t* next_tiles;            // which work tiles of queries, of keys come next (sm90); the first kernel sets both to 0
     ScheduleParams unit_schedule;   // by unit of query rows and query head
     ScheduleParams query_schedule;  // by tile of query rows and query head
     ScheduleParams key_schedule;    // by key tile and key head

@@ -26,13 +26,18 @@ struct BackwardTangentKernel {
     const BackwardTangentConsumer<Traits> consumer{context};
 
     __device__ __forceinline__ void run() const {
-        if (threadIdx.x == 0) context.storage.init();
+        if (threadIdx.x == 0) prepare();
         clear_absent_tangents();
         __syncthreads();
         run_roles<Traits>(producer, consumer);
     }
 
 private:
+    __device__ __forceinline__ void prepare() const {
+        for (const TangentSideMaps* side : {&context.maps.rows, &context.maps.cols})
+            for (const CUtensorMap* map : {&side->first, &side->tfirst, &side->second, &side->tsecond}) tma_prefetch_map(*map);
+        context.storage.init();
+    }
     // A tangent that is absent is zero: its tiles are never loaded. Products without branches are faster.
     __device__ __forceinline__ void clear_absent_tangents() const {
         const BackwardTangentParams& params = context.params;
