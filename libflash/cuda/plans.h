@@ -84,7 +84,8 @@ struct BackwardTangentPlan {
     int tile_q = 0, tile_k = 0;  // rows of a thread block, of queries or keys; rows of the other side at a time
     int64_t units = 0;           // workspace units of a head, kUnitRows query rows each
     ScheduleParams unit_schedule{}, query_schedule{}, key_schedule{};
-    bool vector_loads = false, vector_out = false;
+    bool vector_loads = false, vector_rows = false, vector_out = false;  // as in BackwardTangentParams
+    bool dynamic = false;                                                // counters say which work tiles are next
     LaunchShape statistics, tdq, tdk, tdv, tdk_tdv, dsink;  // in launch order; tdk and tdv each for itself or together
     Workspace workspace;                                    // "statistics"
 };

@@ -59,11 +59,13 @@ struct BackwardTangentParams {
     // In the workspace: kUnitRows for each unit of each query head, see QueryUnits. float64: DoubleTangentStatistics.
     TangentStatistics* statistics;
     int32_t units;
+    int32_t* next_tiles;            // which work tiles of queries, of keys come next (sm90); the first kernel sets both to 0
     ScheduleParams unit_schedule;   // by unit of query rows and query head
     ScheduleParams query_schedule;  // by tile of query rows and query head
     ScheduleParams key_schedule;    // by key tile and key head
     BackwardPart part;              // all query rows
     bool vector_loads;              // rows of the inputs can be read 16 bytes at a time, and head dims are multiples of that
+    bool vector_rows;               // the same for out, dout and their tangents
     bool vector_out;                // the same for writing rows of tdq, tdk and tdv
     DoubleParams in_double;
 };

@@ -11,6 +11,12 @@ namespace libflash::cuda {
 template <class T>
 struct TangentStatisticsUnit {
     static constexpr int kThreads = 256;
+    static constexpr int kVector = 16 / static_cast<int>(sizeof(T));  // elements that a lane reads at once
+    static constexpr int kLanes = 8;                                  // of a row, where rows are read so; else a warp
+
+    struct alignas(16) Vector {
+        T x[kVector];
+    };
 
     const BackwardTangentParams& params;
     TileCoordinates work;
@@ -27,38 +33,67 @@ struct TangentStatisticsUnit {
         return numbers.data[work.batch * numbers.batch + work.head * numbers.head + (rows.start + row) * numbers.row];
     }
 
-    // The product of two rows, by a whole warp; 0 if either is absent.
-    __device__ __forceinline__ float dot(const T* x, const T* y) const {
-        if (!x || !y) return 0.0f;
+    // This lane's part of the product of two rows.
+    template <int kLanesOfRow>
+    __device__ __forceinline__ float partial_dot(const T* x, const T* y) const {
+        const int lane = threadIdx.x % kLanesOfRow;
         float sum = 0.0f;
-        for (int c = threadIdx.x % 32; c < params.head_dim_v; c += 32) sum = fmaf(to_float(x[c]), to_float(y[c]), sum);
+        if constexpr (kLanesOfRow == 32) {
+            for (int c = lane; c < params.head_dim_v; c += 32) sum = fmaf(to_float(x[c]), to_float(y[c]), sum);
+        } else {
+            for (int c = lane * kVector; c < params.head_dim_v; c += kLanesOfRow * kVector) {
+                const Vector a = *reinterpret_cast<const Vector*>(x + c), b = *reinterpret_cast<const Vector*>(y + c);
 #pragma unroll
-        for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
+                for (int i = 0; i < kVector; ++i) sum = fmaf(to_float(a.x[i]), to_float(b.x[i]), sum);
+            }
+        }
+        return sum;
+    }
+    // The product of two rows, by kLanesOfRow lanes; 0 if either is absent or the row does not count. The lanes of other rows of
+    // the warp call it too.
+    template <int kLanesOfRow>
+    __device__ __forceinline__ float dot(const T* x, const T* y, bool counts) const {
+        if (!x || !y) return 0.0f;
+        float sum = counts ? partial_dot<kLanesOfRow>(x, y) : 0.0f;
+#pragma unroll
+        for (int step = kLanesOfRow / 2; step > 0; step /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, step);
         return sum;
     }
 
+    template <int kLanesOfRow>
     __device__ __forceinline__ TangentStatistics of(int row) const {
-        const TangentStatistics absent = {INFINITY, 0.0f, 0.0f, 0.0f};
-        if (row >= rows.length) return absent;
-        const float lse = number(params.lse, row);
-        if (lse == -INFINITY) return absent;
+        const float lse = row < rows.length ? number(params.lse, row) : -INFINITY;
+        const bool counts = lse != -INFINITY;
         const T *out = row_of(params.out, row), *dout = row_of(params.dout, row);
-        float tdelta = number(params.tdelta, row);
+        const float delta = dot<kLanesOfRow>(dout, out, counts);
+        float moved = 0.0f;
         if (!params.tdelta.data)
-            tdelta = dot(row_of(params.tdout, row), out) + dot(dout, row_of(params.tout, row)) - number(params.tdlse, row);
-        return {lse_with_margin(lse * kLog2e) - exponent_shift<T>(), dot(dout, out) - number(params.dlse, row),
-                number(params.tlse, row), tdelta};
+            moved = dot<kLanesOfRow>(row_of(params.tdout, row), out, counts) +
+                    dot<kLanesOfRow>(dout, row_of(params.tout, row), counts);
+        if (!counts) return {INFINITY, 0.0f, 0.0f, 0.0f};
+        return {lse_with_margin(lse * kLog2e) - exponent_shift<T>(), delta - number(params.dlse, row), number(params.tlse, row),
+                params.tdelta.data ? number(params.tdelta, row) : moved - number(params.tdlse, row)};
     }
 
     __device__ __forceinline__ void run() {
+        if (params.next_tiles && blockIdx.x == 0 && threadIdx.x < 2) params.next_tiles[threadIdx.x] = 0;
         work = tile_coordinates<kUnitRows>(params.unit_schedule, params.q_lengths, params.batch);
         if (work.batch < 0) return;
         rows = SequenceRows::of(params.q_lengths, work.batch);
         if (work.tile * kUnitRows >= rows.owned) return;
         const int64_t unit = QueryUnits::first(params, work.batch, work.head, rows.start) + work.tile;
-        for (int i = threadIdx.x / 32; i < kUnitRows; i += kThreads / 32) {
-            const TangentStatistics made = of(work.tile * kUnitRows + i);
-            if (threadIdx.x % 32 == 0) params.statistics[unit * kUnitRows + i] = made;
+        TangentStatistics* const statistics = params.statistics + unit * kUnitRows;
+        if (params.vector_rows)
+            write<kLanes>(statistics);
+        else
+            write<32>(statistics);
+    }
+
+    template <int kLanesOfRow>
+    __device__ __forceinline__ void write(TangentStatistics* statistics) const {
+        for (int i = threadIdx.x / kLanesOfRow; i < kUnitRows; i += kThreads / kLanesOfRow) {
+            const TangentStatistics made = of<kLanesOfRow>(work.tile * kUnitRows + i);
+            if (threadIdx.x % kLanesOfRow == 0) statistics[i] = made;
         }
     }
 };

@@ -18,12 +18,14 @@ BackwardTangentParams make_params(const TangentProblem& problem, const BackwardT
     params.block_rows = block_mask_params(problem.block_mask, true);
     params.block_cols = block_mask_params(problem.block_mask, false);
     params.statistics = reinterpret_cast<TangentStatistics*>(workspace + plan.workspace.offset("statistics"));
+    if (plan.dynamic) params.next_tiles = reinterpret_cast<int32_t*>(workspace + plan.workspace.offset("next_tiles"));
     params.units = static_cast<int32_t>(plan.units);
     params.unit_schedule = plan.unit_schedule;
     params.query_schedule = plan.query_schedule;
     params.key_schedule = plan.key_schedule;
     params.part.end_row = INT32_MAX;
     params.vector_loads = plan.vector_loads;
+    params.vector_rows = plan.vector_rows;
     params.vector_out = plan.vector_out;
     return params;
 }

@@ -22,6 +22,12 @@ inline bool tangents_load_in_vectors(const TangentProblem& problem) {
            optional_fits_vectors(problem, tangents.v, problem.head_dim_v);
 }
 
+// Whether out, dout and their tangents can be read so.
+inline bool outputs_load_in_vectors(const TangentProblem& problem) {
+    const auto fits = [&](const TensorView& rows) { return optional_fits_vectors(problem, rows, problem.head_dim_v); };
+    return fits(problem.out) && fits(problem.dout) && fits(problem.tangents.out) && fits(problem.tangents.dout);
+}
+
 // Fills what the parameters of both operations have in common.
 template <class Params>
 void fill_in_tangents(Params& params, const TangentProblem& problem) {

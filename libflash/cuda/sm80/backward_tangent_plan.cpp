@@ -35,6 +35,7 @@ BackwardTangentPlan plan_backward_tangent(const Kernel& kernel, const TangentPro
     const auto fits = [&](const TensorView& x, int64_t channels) { return optional_fits_vectors(problem, x, channels); };
     plan.vector_loads =
         tangents_load_in_vectors(problem) && fits(problem.dout, problem.head_dim_v) && fits(tangents.dout, problem.head_dim_v);
+    plan.vector_rows = outputs_load_in_vectors(problem);
     plan.vector_out =
         fits(tangents.dq, problem.head_dim) && fits(tangents.dk, problem.head_dim) && fits(tangents.dv, problem.head_dim_v);
     const bool is_double = kernel.config.dtype == KernelType::f64_;

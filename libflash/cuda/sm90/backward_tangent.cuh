@@ -1,6 +1,7 @@
 // The tangent of backward for sm_90a: statistics of the query rows, a kernel for tdq whose thread blocks have rows of queries, a
 // kernel for tdk and tdv whose thread blocks have rows of keys, then tdsink. Each computes all scores, so that all sums stay in
-// registers and are added in a fixed order. A producer warp loads tiles by TMA, two consumer warpgroups compute.
+// registers and are added in a fixed order. Persistent thread blocks compute one work tile after another: a producer warp finds
+// them and loads their tiles by TMA, two consumer warpgroups compute.
 #pragma once
 
 #include "cuda/attention/tangent_statistics.cuh"
@@ -25,21 +26,18 @@ struct BackwardTangentKernel {
     const BackwardTangentConsumer<Traits> consumer{context};
 
     __device__ __forceinline__ void run() const {
-        const BackwardTangentParams& params = context.params;
-        const TileCoordinates work = BackwardTangentWorkTile<Traits>::find(params);
-        if (work.batch < 0) return;
-        const SequenceRows rows = SequenceRows::of(kKeys ? params.k_lengths : params.q_lengths, work.batch);
-        if (work.tile * Traits::kBlockM >= rows.owned) return;
-        if (threadIdx.x == 0) {
-            context.storage.work_tile.init(params, work);
-            context.storage.init();
-        }
+        if (threadIdx.x == 0) prepare();
         clear_absent_tangents();
         __syncthreads();
         run_roles<Traits>(producer, consumer);
     }
 
 private:
+    __device__ __forceinline__ void prepare() const {
+        for (const TangentSideMaps* side : {&context.maps.rows, &context.maps.cols})
+            for (const CUtensorMap* map : {&side->first, &side->tfirst, &side->second, &side->tsecond}) tma_prefetch_map(*map);
+        context.storage.init();
+    }
     // A tangent that is absent is zero: its tiles are never loaded. Products without branches are faster.
     __device__ __forceinline__ void clear_absent_tangents() const {
         const BackwardTangentParams& params = context.params;

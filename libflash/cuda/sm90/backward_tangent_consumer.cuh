@@ -30,13 +30,13 @@ struct BackwardTangentConsumer {
 
     const BackwardTangentContext<Traits>& context;
     const Weights weights{context};
-    const BackwardTangentEpilogue<Traits> epilogue{context};
 
     // State of a consumer warp.
     struct State {
         int group, lane;
         uint32_t rows;                                        // shared address of the first tensor's rows of the warpgroup
         Operand operands[std::max(1, Traits::kRowOperands)];  // the warp's rows of the first tensors
+        PipelineState<1> row_tiles;
         PipelineState<Traits::kStages> columns;
         typename Weights::RowStatistics statistics;
         Pair s, dp;                // of the current tile
@@ -47,16 +47,29 @@ struct BackwardTangentConsumer {
 
     __device__ __forceinline__ void run() const {
         const int warp = uniform_warp() - 4, lane = static_cast<int>(threadIdx.x & 31);
-        State c{warp / 4, lane, context.tiles.rows(0, warp / 4), {}, PipelineState<Traits::kStages>(context.storage.columns)};
-        clear(c);
-        load_row_statistics(c, warp);
-        PipelineState<1>(context.storage.rows).wait_full();
-        load_operands(c, warp % 4);
-        compute_tiles(c, warp);
-        store(c, warp % 4);
+        State c{warp / 4,
+                lane,
+                context.tiles.rows(0, warp / 4),
+                {},
+                PipelineState<1>(context.storage.rows),
+                PipelineState<Traits::kStages>(context.storage.columns)};
+#pragma unroll 1
+        while (true) {
+            c.row_tiles.wait_full();
+            if (work_tile(c).is_end()) return;
+            clear(c);
+            load_row_statistics(c, warp);
+            load_operands(c, warp % 4);
+            compute_tiles(c, warp);
+            store(c, warp);
+            c.row_tiles.advance();
+        }
     }
 
 private:
+    __device__ __forceinline__ const BackwardTangentWorkTile<Traits>& work_tile(const State& c) const {
+        return context.storage.work_tiles[c.row_tiles.phase];
+    }
     __device__ __forceinline__ static void clear(State& c) {
 #pragma unroll
         for (int i = 0; i < kSums; ++i) {
@@ -73,11 +86,11 @@ private:
                                        c.operands[tensor][step]);
     }
     __device__ __forceinline__ int first_row_of_lane(const State& c, int warp) const {
-        return context.storage.work_tile.first_row() + warp * 16 + (hide_from_compiler(c.lane) >> 2);
+        return work_tile(c).first_row() + warp * 16 + (hide_from_compiler(c.lane) >> 2);
     }
     __device__ __forceinline__ void load_row_statistics(State& c, int warp) const {
         if constexpr (kKeys) return;
-        const auto& work = context.storage.work_tile;
+        const auto& work = work_tile(c);
         const int64_t unit = QueryUnits::first(context.params, work.at.batch, work.at.head, work.rows.start);
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
@@ -87,17 +100,23 @@ private:
         }
     }
 
-    __device__ __forceinline__ const GroupColumnTiles& tiles_of(const State& c) const {
-        return context.storage.work_tile.of_group[c.group];
-    }
+    __device__ __forceinline__ const GroupColumnTiles& tiles_of(const State& c) const { return work_tile(c).of_group[c.group]; }
     __device__ __forceinline__ void compute_tiles(State& c, int warp) const {
-        auto at = context.storage.work_tile.first();
+        auto at = work_tile(c).first();
+        bool has_rows = true;
 #pragma unroll 1
         while (true) {
             skip_hidden_tiles(c, at);
-            if (at.left == 0) return;
+            if (at.left == 0) break;
             compute_visible_tiles(c, at, warp);
+            has_rows = at.left > 0;
         }
+        if (has_rows) release_rows(c);
+    }
+    // The producer then loads those of the next work tile.
+    __device__ __forceinline__ void release_rows(const State& c) const {
+        __syncwarp();  // all lanes have seen that they are full
+        if (arrives_for_warp(c.lane)) c.row_tiles.empty().arrive();
     }
     // Releases tiles that the warpgroup does not see: only when they are full, because an earlier arrival could count for the
     // previous phase, and when all lanes have seen that.
@@ -138,6 +157,7 @@ private:
             complete_scores(c);
             issue_differences(c);
         }
+        if (at.left == 0) release_rows(c);
         wgmma_fence();
         issue_sums(c, previous);
         wgmma_wait<0>();
@@ -146,7 +166,7 @@ private:
     }
     __device__ __forceinline__ void advance(State& c, ColumnTilePosition& at) const {
         c.columns.advance();
-        context.storage.work_tile.advance(at);
+        work_tile(c).advance(at);
     }
     // From the products of a tile to the rounded weights.
     __device__ __forceinline__ void weigh(State& c, int tile, int warp) const {
@@ -156,7 +176,8 @@ private:
         wgmma_fence_operand(c.s);
         weights.exponentiate(numbers(c.s), tangents(c.s), c.statistics, cols);
         // The branch keeps the compiler from moving the exponentials past the next wait.
-        if (tiles_of(c).is_edge(tile)) weights.mask_edge(numbers(c.s), first_row_of_lane(c, warp), c.lane, tile);
+        if (tiles_of(c).is_edge(tile))
+            weights.mask_edge(numbers(c.s), work_tile(c).tiles, first_row_of_lane(c, warp), c.lane, tile);
         wgmma_wait<0>();
         wgmma_fence_operand(c.dp);
 #pragma unroll
@@ -169,7 +190,7 @@ private:
     // possibly NaN or infinity, and products would multiply these by 0. Each warpgroup zeroes them, so none waits for another.
     __device__ __forceinline__ void receive_columns(const State& c, int tile) const {
         c.columns.wait_full();
-        const int count = context.storage.work_tile.loaded_cols - tile * kBlockN;
+        const int count = work_tile(c).loaded_cols - tile * kBlockN;
         if (count >= kBlockN) return;
         const uint32_t first = context.tiles.first_cols(c.columns.stage), second = context.tiles.second_cols(c.columns.stage);
         write_zeros<ColTile>(first, count, kBlockN);
@@ -275,13 +296,14 @@ private:
         if (arrives_for_warp(c.lane)) c.columns.empty_of(stage).arrive();
     }
 
-    __device__ __forceinline__ void store(State& c, int warp) const {
+    __device__ __forceinline__ void store(const State& c, int warp) const {
+        using Epilogue = BackwardTangentEpilogue<Traits>;
         const BackwardTangentParams& params = context.params;
+        const int row = first_row_of_lane(c, warp);
         const float factor = undo_exponent_shift<T>() * params.softmax_scale;
-        named_barrier_wait(kGroupBarrier + c.group, 128);  // no warp reads the rows of the warpgroup any more
-        epilogue.store(kKeys ? params.tdk : params.tdq, params.head_dim, c.group, warp, c.lane, c.sums, factor, row_tile(c, 0));
+        Epilogue::store(work_tile(c), kKeys ? params.tdk : params.tdq, params.head_dim, row, c.lane, c.sums, factor);
         if constexpr (kKeys)
-            epilogue.store(params.tdv, params.head_dim_v, c.group, warp, c.lane, c.tdv, undo_exponent_shift<T>(), row_tile(c, 2));
+            Epilogue::store(work_tile(c), params.tdv, params.head_dim_v, row, c.lane, c.tdv, undo_exponent_shift<T>());
     }
 };
 

@@ -1,37 +1,33 @@
-// The epilogue of a consumer warp of the sm_90a backward_tangent kernels: writes its 16 rows of tdq, tdk or tdv, through its rows
-// of a tile in shared memory that nobody reads any more.
+// The epilogue of a consumer warp of the sm_90a backward_tangent kernels: writes its 16 rows of tdq, tdk or tdv from registers.
+// The rows in shared memory may already be those of the next work tile.
 #pragma once
 
 #include "cuda/sm90/backward_tangent_storage.cuh"
-#include "cuda/sm90/tma_row_store.cuh"
 
 namespace libflash::cuda::sm90 {
 
 template <class Traits>
 struct BackwardTangentEpilogue {
     using T = typename Traits::T;
-    using RowTile = typename Traits::RowTile;
-    static constexpr int kRows = 16, kHeadDim = Traits::kHeadDim;
+    static constexpr int kHeadDim = Traits::kHeadDim;
 
-    const BackwardTangentContext<Traits>& context;
-
-    // `warp`: of the warpgroup. `tile`: shared address.
-    __device__ __forceinline__ void store(const RowsParams& to, int columns, int group, int warp, int lane,
-                                          const float (&sums)[kHeadDim / 2], float factor, uint32_t tile) const {
-        const auto& work = context.storage.work_tile;
-        const int first_row = work.first_row() + group * Traits::kGroupRows + warp * kRows;
-        const int used = work.rows.length - first_row - lane / 4;  // rows beyond the used length become zeros
-        TmaRowStore<RowTile, kHeadDim>::write_rows(tile, warp * kRows, lane, sums, [&](const float* pair, int i) {
-            return i % 2 * 8 < used ? pack_pair(pair[0] * factor, pair[1] * factor, T()) : 0;
-        });
-        T* const first = static_cast<T*>(to.data) + work.at.batch * to.batch + work.at.head * to.head +
-                         int64_t{work.rows.start + first_row} * to.row;
-        const int count = min(work.rows.owned - first_row, kRows), vectors = columns / 8;  // of 16 bytes in a row
-#pragma unroll 1
-        for (int i = lane; i < count * vectors; i += 32) {
-            const int row = i / vectors, vector = i % vectors;
-            *reinterpret_cast<float4*>(first + row * to.row + vector * 8) =
-                load_shared_16(tile + RowTile::offset(warp * kRows + row, vector));
+    // `first_row`: of the lane, in its sequence. Rows beyond the used length become zeros.
+    __device__ static __forceinline__ void store(const BackwardTangentWorkTile<Traits>& work, const RowsParams& to, int columns,
+                                                 int first_row, int lane, const float (&sums)[kHeadDim / 2], float factor) {
+        const int first_col = lane % 4 * 2;
+        T* const matrix = static_cast<T*>(to.data) + work.at.batch * to.batch + work.at.head * to.head + first_col;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int row = first_row + 8 * r;
+            if (row >= work.rows.owned) continue;
+            const bool used = row < work.rows.length;
+            T* const at = matrix + int64_t{work.rows.start + row} * to.row;
+#pragma unroll
+            for (int n = 0; n < kHeadDim / 8; ++n) {
+                const float* pair = sums + 4 * n + 2 * r;
+                if (n * 8 < columns)
+                    *reinterpret_cast<uint32_t*>(at + n * 8) = used ? pack_pair(pair[0] * factor, pair[1] * factor, T()) : 0;
+            }
         }
     }
 };

@@ -1,4 +1,7 @@
-// The backward_tangent plan of sm_90a: statistics of the query rows, a kernel for tdq, and one for tdk and tdv.
+// The backward_tangent plan of sm_90a: statistics of the query rows, a kernel for tdq, and one for tdk and tdv. These have
+// persistent thread blocks, one per multiprocessor, with a dynamic tile scheduler.
+#include <algorithm>
+
 #include "cuda/host/backward_plan.h"
 #include "cuda/host/limits.h"
 #include "cuda/host/tangent_params.h"
@@ -24,7 +27,7 @@ void plan_schedules(BackwardTangentPlan& plan, const TangentProblem& problem) {
 
 }  // namespace
 
-BackwardTangentPlan plan_backward_tangent(const Kernel& kernel, const TangentProblem& problem, const DeviceProperties&) {
+BackwardTangentPlan plan_backward_tangent(const Kernel& kernel, const TangentProblem& problem, const DeviceProperties& device) {
     check_sizes(problem);
     BackwardTangentPlan plan;
     plan.instance = problem.tangents.dout.present ? kMovingDoutInstance : kConstantDoutInstance;
@@ -32,6 +35,7 @@ BackwardTangentPlan plan_backward_tangent(const Kernel& kernel, const TangentPro
     plan.tile_k = kernel.config.tile_k;
     plan.units = units_of(problem);
     plan.vector_loads = plan.vector_out = true;  // supports_tangent() sees to it
+    plan.vector_rows = outputs_load_in_vectors(problem);
     plan.workspace.add("statistics", workspace_rows(plan.units, problem) * sizeof(TangentStatistics));
     plan_schedules(plan, problem);
     if (problem.batch == 0 || problem.heads_q == 0) return plan;
@@ -42,6 +46,12 @@ BackwardTangentPlan plan_backward_tangent(const Kernel& kernel, const TangentPro
     plan.statistics = launch("q", BackwardTangentStep::statistics, blocks_of(plan.unit_schedule));
     plan.tdq = launch("q", BackwardTangentStep::gradients, blocks_of(plan.query_schedule));
     plan.tdk_tdv = launch("k", BackwardTangentStep::gradients_of_keys, blocks_of(plan.key_schedule));
+    if (plan.statistics.blocks > 0) {  // else no kernel sets the counters to 0
+        plan.dynamic = true;
+        plan.workspace.add("next_tiles", 2 * sizeof(int32_t));
+        for (LaunchShape* shape : {&plan.tdq, &plan.tdk_tdv})
+            shape->blocks = std::min<int64_t>(shape->blocks, device.multiprocessors);
+    }
     if (problem.tangents.dsink.present) plan.dsink = launch("q", BackwardTangentStep::dsink, problem.heads_q);
     return plan;
 }

@@ -1,4 +1,4 @@
-// The shared memory of the sm_90a backward_tangent kernels: first the tiles, then barriers and the work tile.
+// The shared memory of the sm_90a backward_tangent kernels: first the tiles, then barriers and work tiles.
 #pragma once
 
 #include "cuda/sm90/backward_tangent_tensor_maps.cuh"
@@ -33,12 +33,13 @@ template <class Traits>
 struct BackwardTangentStorage {
     PipelineBarriers<Traits::kStages> columns;
     PipelineBarriers<1> rows;
-    BackwardTangentWorkTile<Traits> work_tile;
+    // The producer writes work tile n when all consumers have released the rows of n - 1, so when none reads n - 2 any more.
+    BackwardTangentWorkTile<Traits> work_tiles[2];
 
     // One thread calls it before the warps take their roles.
     __device__ __forceinline__ void init() {
         columns.init(Traits::kConsumerWarps * kArrivalsOfWarp);
-        rows.init(1);  // nobody waits until they are free
+        rows.init(Traits::kConsumerWarps * kArrivalsOfWarp);
         fence_barrier_init();
     }
 };

@@ -21,6 +21,7 @@ struct BackwardTangentWeights {
     static constexpr int kBlockN = Traits::kBlockN, kCount = kBlockN / 2;
     using Numbers = float[kCount];
     using Fragment = uint32_t[4];
+    using Tiles = typename BackwardTangentWorkTile<Traits>::Tiles;
     // The statistics of the lane's rows, if these are queries.
     struct RowStatistics {
         TangentStatistics of[2];
@@ -38,8 +39,7 @@ struct BackwardTangentWeights {
     }
     // Applies the causal mask, the window and the lengths to P: a hidden one becomes 0 whatever its score was. `row`: the first
     // one of the lane.
-    __device__ __forceinline__ void mask_edge(Numbers& p, int row, int lane, int tile) const {
-        const auto& tiles = context.storage.work_tile.tiles;
+    __device__ __forceinline__ void mask_edge(Numbers& p, const Tiles& tiles, int row, int lane, int tile) const {
         const int first_col = tile * kBlockN + (hide_from_compiler(lane) & 3) * 2;
         if constexpr (kKeys) {
             mask_edge_transposed(tiles, first_col, row, 0.0f, p);

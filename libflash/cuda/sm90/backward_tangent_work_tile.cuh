@@ -1,5 +1,5 @@
-// The work tile of a thread block of the sm_90a backward_tangent kernels, and the column tiles that it visits: for keys the query
-// tiles of all query heads that share them, for queries the key tiles.
+// A work tile of the sm_90a backward_tangent kernels, the column tiles that it visits (for keys the query tiles of all query
+// heads that share them, for queries the key tiles), and which work tiles a thread block computes.
 #pragma once
 
 #include "cuda/attention/key_range.cuh"
@@ -32,19 +32,16 @@ struct BackwardTangentWorkTile {
     static constexpr int kBlockM = Traits::kBlockM, kBlockN = Traits::kBlockN;
     using Tiles = std::conditional_t<kKeys, QueryTiles<kBlockN, kBlockM>, KeyRange<kBlockM, kBlockN>>;
 
-    TileCoordinates at;
+    TileCoordinates at;  // batch < 0: the end mark
     SequenceRows rows, cols;
     Tiles tiles;
     GroupColumnTiles of_group[Traits::kGroups];
     int first_head, heads;  // of the columns
     int loaded_cols;        // where only the device knows lengths: columns from this one on may hold data of others
 
-    __device__ static __forceinline__ TileCoordinates find(const BackwardTangentParams& params) {
-        return tile_coordinates<kBlockM>(kKeys ? params.key_schedule : params.query_schedule,
-                                         kKeys ? params.k_lengths : params.q_lengths, params.batch);
-    }
     __device__ __forceinline__ void init(const BackwardTangentParams& params, const TileCoordinates& work) {
         at = work;
+        if (work.batch < 0) return;
         const SequenceRows q_rows = SequenceRows::of(params.q_lengths, work.batch);
         const SequenceRows k_rows = SequenceRows::of(params.k_lengths, work.batch);
         const LengthsParams& lengths = kKeys ? params.q_lengths : params.k_lengths;
@@ -63,6 +60,7 @@ struct BackwardTangentWorkTile {
         for (int group = 0; group < Traits::kGroups; ++group) of_group[group] = tiles_of_group(group);
     }
 
+    __device__ __forceinline__ bool is_end() const { return at.batch < 0; }
     __device__ __forceinline__ ColumnTilePosition first() const {
         return {first_head, tiles.begin, (tiles.end - tiles.begin) * heads};
     }
@@ -90,6 +88,32 @@ private:
         of.unmasked_begin = (max(first + kRows - 1 + first_of, 0) + kBlockN - 1) / kBlockN;
         of.unmasked_end = max(min(cols.length, first + last_of + 1), 0) / kBlockN;
         return of;
+    }
+};
+
+// Thread blocks take work tiles by number. A counter in the workspace says which are left; without it each has one.
+template <class Traits>
+struct BackwardTangentSchedule {
+    int number = -1;
+
+    // Finds the next work tile with rows; batch < 0: none is left. Warp 0 calls it; all lanes get the same.
+    __device__ __forceinline__ TileCoordinates find(const BackwardTangentParams& params) {
+        const ScheduleParams& schedule = Traits::kKeys ? params.key_schedule : params.query_schedule;
+        const LengthsParams& lengths = Traits::kKeys ? params.k_lengths : params.q_lengths;
+        while (true) {
+            number = number < 0 ? static_cast<int>(blockIdx.x) : next(params);
+            if (number >= schedule.heads * schedule.tiles) return {-1, 0, 0};
+            const TileCoordinates work = tile_coordinates<Traits::kBlockM>(schedule, lengths, params.batch, number);
+            if (work.batch >= 0 && work.tile * Traits::kBlockM < SequenceRows::of(lengths, work.batch).owned) return work;
+        }
+    }
+
+private:
+    __device__ static __forceinline__ int next(const BackwardTangentParams& params) {
+        if (!params.next_tiles) return INT32_MAX;
+        int taken = 0;
+        if (threadIdx.x == 0) taken = atomicAdd(params.next_tiles + (Traits::kKeys ? 1 : 0), 1);
+        return __shfl_sync(0xffffffffu, taken, 0) + static_cast<int>(gridDim.x);
     }
 };
 

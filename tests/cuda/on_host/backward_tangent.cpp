@@ -106,7 +106,7 @@ void use_rare_options(BackwardTangentParams& params, Problem& p) {
     for (RowsParams* x : {&params.q, &params.tq, &params.out, &params.tout, &params.dout, &params.tdout, &params.tdq})
         x->data = x->data ? static_cast<T*>(x->data) - kBefore * x->row : nullptr;
     for (RowStatisticsParams* x : {&params.lse, &params.tlse, &params.dlse, &params.tdlse}) x->data -= kBefore;
-    params.vector_loads = params.vector_out = false;
+    params.vector_loads = params.vector_rows = params.vector_out = false;
     params.block_rows.mask = params.block_cols.mask = p.blocks.data();
     params.block_rows.mask_stride[2] = params.block_cols.mask_stride[2] = 2;
     params.block_rows.mask_stride[3] = params.block_cols.mask_stride[3] = 1;
@@ -143,7 +143,7 @@ void run(Problem& p) {
     params.softmax_scale = static_cast<float>(p.scale), params.scale_log2 = static_cast<float>(p.scale * 1.4426950408889634);
     params.mask = {kLeft, 0, false};
     params.rare.dropout.keep_factor = 1;
-    params.vector_loads = params.vector_out = true;
+    params.vector_loads = params.vector_rows = params.vector_out = true;
     params.part.end_row = INT32_MAX;
     params.units = (kBefore + kRows) / kUnitRows + 1;
     std::vector<TangentStatistics> statistics(kHeads * params.units * kUnitRows, TangentStatistics{NAN, NAN, NAN, NAN});

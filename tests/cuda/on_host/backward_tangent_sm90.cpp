@@ -1,6 +1,6 @@
-// Runs the backward_tangent kernels of sm90 on the host and compares them with double precision: with and without a tangent of
-// dout, several query heads of a key head, rows without keys, keys without rows, packed sequences. The argument is 0, or the seed
-// of a disorder (forward_sm90.cpp). Prints the errors; exit code 0 means none is too large.
+// Runs the backward_tangent kernels of sm90 on the host, with three multiprocessors, and compares them with double precision:
+// with and without a tangent of dout, several query heads of a key head, rows without keys, keys without rows, packed sequences.
+// The argument is 0, or the seed of a disorder (forward_sm90.cpp). Prints the errors; exit code 0 means none is too large.
 #include "emulation.h"
 
 #include <cstdio>
@@ -14,7 +14,7 @@
 using namespace libflash;
 using namespace libflash::cuda;
 
-constexpr int kAll = kUnboundedWindow;
+constexpr int kMultiprocessors = 3, kAll = kUnboundedWindow;
 struct Kernel {
     static constexpr KernelConfig config{
         "backward_tangent", Operation::backward_tangent, "sm90", KernelType::DTYPE, HEAD_DIM, HEAD_DIM, TANGENT_TILE, STAGES, ""};
@@ -73,6 +73,7 @@ struct Problem {
     std::vector<float> sink, tsink, lse, tlse, dlse, tdlse, tdelta, tdsink;
     std::vector<double> tdq64, tdk64, tdv64, tdsink64;
     std::vector<TangentStatistics> statistics;
+    std::vector<int32_t> next_tiles{INT32_MIN, INT32_MIN};
     BackwardTangentParams params{};
 
     explicit Problem(const Case& given)
@@ -147,7 +148,7 @@ struct Problem {
         params.group_size = c.heads_q / c.heads_k, params.head_dim = c.head_dim, params.head_dim_v = c.head_dim_v;
         params.softmax_scale = static_cast<float>(scale), params.scale_log2 = static_cast<float>(scale * 1.4426950408889634);
         params.mask = {c.left, c.right, false};
-        params.vector_loads = params.vector_out = true;
+        params.vector_loads = params.vector_out = true, params.vector_rows = !c.sink;
         params.rare.dropout.keep_factor = 1;
         params.part.end_row = INT32_MAX;
         if (!c.sink) return;
@@ -173,6 +174,11 @@ struct Problem {
         plan.statistics = launch(BackwardTangentStep::statistics, blocks_of(params.unit_schedule));
         plan.tdq = launch(BackwardTangentStep::gradients, blocks_of(params.query_schedule));
         plan.tdk_tdv = launch(BackwardTangentStep::gradients_of_keys, blocks_of(params.key_schedule));
+        if (plan.statistics.blocks > 0) {
+            params.next_tiles = next_tiles.data();
+            for (LaunchShape* shape : {&plan.tdq, &plan.tdk_tdv})
+                shape->blocks = std::min<int64_t>(shape->blocks, kMultiprocessors);
+        }
         if (c.sink) plan.dsink = launch(BackwardTangentStep::dsink, c.heads_q);
         return plan;
     }
