@@ -77,7 +77,7 @@ def shared_key_cases() -> list[Case]:
     large, shared = "decode_sm80_bf16_d128", {"shared_groups": tensor(2, dtype=abi.INT32), "shared_lens": tensor(1, dtype=abi.INT32)}
     pages = {"block_table": tensor(64, 512, dtype=abi.INT32), "cache_seqlens": tensor(64, dtype=abi.INT32), **shared}
     arrays = (tensor(64, 1, 32, 128), *[tensor(64 * 512, 16, 8, 128)] * 2)
-    after = kernel(large, "each warp its own keys, after shared ones", "16x64", pipeline="3 stages")
+    after = kernel(large, "each warp its own keys, after shared ones", "16x64", pipeline="2 stages")
     without = {name: tensor(64, 32, dtype=abi.FLOAT32) for name in ("alibi_slopes",)}
     new = {"k_new": tensor(64, 1, 8, 128, address=2 * ADDRESS), "v_new": tensor(64, 1, 8, 128, address=3 * ADDRESS)}
     return [

@@ -140,9 +140,10 @@ DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const
     plan.tile_q = static_cast<int>(sizes.tile_q());
     plan.tile_k = config.tile_k / plan.key_heads;
     plan.query_tiles = prefixes ? 1 : std::max<int64_t>(1, sizes.query_tiles());
-    plan.stages = general ? kGeneralDecodeStages
-                  : codes ? decode_code_stages(config.head_dim, config.stages, sizes.shares_keys())
-                          : config.stages;
+    plan.stages = general    ? kGeneralDecodeStages
+                  : prefixes ? decode_stages_after_prefix(config.stages)
+                  : codes    ? decode_code_stages(config.head_dim, config.stages, sizes.shares_keys())
+                             : config.stages;
     plan.dependent_launch = device.arch >= 90;
     plan.workspace = workspace_of(plan, config, problem);
     if (problem.batch == 0 || problem.heads_k == 0) return plan;
