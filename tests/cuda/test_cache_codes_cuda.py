@@ -125,9 +125,7 @@ def test_scales_of_all_forms(code: str) -> None:
 @pytest.mark.parametrize("code", CODES)
 @pytest.mark.parametrize("scale", ["heads", "rows"])
 @pytest.mark.parametrize(("news", "heads", "dim"), [(4, 2, 72), (1, 2, 72), (1, 8, 64), (1, 2, 128)])
-def test_appended_codes_are_those_of_the_cpu(
-    news: int, heads: int, dim: int, scale: str, code: str, dtype: np.dtype
-) -> None:
+def test_appended_codes_are_those_of_the_cpu(news: int, heads: int, dim: int, scale: str, code: str, dtype: np.dtype) -> None:
     """With a rotary embedding; special values, a full cache and a page that does not exist. One row is appended by the attention
     kernel.
     """

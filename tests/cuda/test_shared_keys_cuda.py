@@ -25,7 +25,9 @@ def ints(*x: int) -> Tensor:
 class Step:
     """Sequences whose first keys are in the same pages, by `sizes` and `lens` of the groups; the others share nothing."""
 
-    def __init__(self, sizes: tuple[int, ...], lens: tuple[int, ...], alone: int, page: int, rows: int, group: int, dim: int) -> None:
+    def __init__(
+        self, sizes: tuple[int, ...], lens: tuple[int, ...], alone: int, page: int, rows: int, group: int, dim: int
+    ) -> None:
         torch.manual_seed(7)
         self.batch, columns = sum(sizes) + alone, CAPACITY // page
         self.groups, self.lens = torch.tensor([0, *sizes], device="cuda").cumsum(0).int(), ints(*lens)

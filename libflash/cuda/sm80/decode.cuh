@@ -1,5 +1,5 @@
-// Decode: the attention kernel, its template instances, and the launches of append, shared keys, attention and combine. decode_range.cuh has
-// the code of a thread block.
+// Decode: the attention kernel, its template instances, and the launches of append, shared keys, attention and
+// combine. decode_range.cuh has the code of a thread block.
 #pragma once
 
 #include "cuda/attention/decode_params.h"

@@ -1,6 +1,6 @@
-// Decode of the keys that sequences of a group share, before the attention kernel: query rows of several sequences are packed into
-// one tile, so that keys are read once for all of them. The attention kernel goes on from the sums (decode_continued.cuh) and
-// combines them.
+// Decode of the keys that sequences of a group share, before the attention kernel: query rows of several sequences are packed
+// into one tile, so that keys are read once for all of them. The attention kernel goes on from the sums (decode_continued.cuh)
+// and combines them.
 //
 // The hint must not change a bit. In the attention kernel a warp has the rows of one sequence and every kClasses-th group of 16
 // keys. Here a thread block has the keys of one of these classes, and each warp 16 rows of whole sequences, for which it does
@@ -305,8 +305,8 @@ __global__ void __launch_bounds__(PrefixOf<Kernel, kClasses>::kThreads)
     using Body = PrefixOf<Kernel, kClasses>;
     allow_next_kernel();
     wait_for_previous_kernel();
-    // Consecutive thread blocks take the classes of a key head; then follow heads, tiles and splits. So the keys of a split are read
-    // at about the same time.
+    // Consecutive thread blocks take the classes of a key head; then follow heads, tiles and splits. So the keys of a split are
+    // read at about the same time.
     const int of_class = static_cast<int>(blockIdx.x % kClasses), index = static_cast<int>(blockIdx.x / kClasses);
     const int head_of_all = divide(index, params.by_heads), head = index - head_of_all * params.heads_k;
     const int split = head_of_all / params.shared.tiles, number = head_of_all - split * params.shared.tiles;
