@@ -146,8 +146,8 @@ RAGGED_CASES_WITH_PREFILL = (
 )
 
 # Decode over codes of 8 bits: query rows, splits, paged, appended rows, type of the codes (1: e4m3, 2: e5m2, 3: int8), what
-# scales belong to (0: none, 1: all, 2: heads, 3: sequences and heads, 4: rows), key heads of a thread block, late copies, append
-# by the attention kernel.
+# scales belong to (0: none, 1: all, 2: heads, 3: sequences and heads, 4: rows), key heads of a thread block, late copies,
+# append by the attention kernel.
 CODE_CASES = (
     *((1, 1, 0, 0, 1, 0, 1, 1, 0), (2, 3, 1, 0, 2, 2, 1, 0, 0), (5, -128, 0, 0, 3, 4, 1, 1, 0), (7, 2, 1, 0, 1, 4, 1, 0, 0)),
     *((1, 1, 1, 1, 1, 4, 1, 1, 0), (1, 3, 0, 1, 2, 3, 1, 0, 0), (2, 1, 1, 2, 3, 4, 1, 0, 0), (9, 2, 0, 2, 1, 1, 1, 1, 0)),

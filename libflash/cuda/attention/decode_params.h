@@ -136,6 +136,8 @@ constexpr int decode_code_stages(int head_dim, int stages, bool shares_keys) {
     if (head_dim <= 64) return 2 * stages;
     return stages > 3 ? stages : 3;
 }
+// After the kernel for shared keys few keys are left, and thread blocks are short: better more of them.
+constexpr int decode_stages_after_prefix(int stages) { return stages > 2 ? stages - 1 : stages; }
 constexpr int kDecodeThreads = 256, kDecodeThreadsOfCodes = 384;  // of a multiprocessor, for which there are enough registers
 
 // `tile_k`: keys of a tile, of all its heads together; `tile_rows`: query rows of a thread block.

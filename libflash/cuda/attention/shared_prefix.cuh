@@ -35,7 +35,8 @@ __device__ __forceinline__ int shared_keys_of(const SharedPrefixParams& shared, 
     return 0;
 }
 
-// The end of the keys of a split that the kernel for shared keys takes: whole tiles of `unit` keys that were valid before the call.
+// The end of the keys of a split that the kernel for shared keys takes: whole tiles of `unit` keys that were valid before the
+// call.
 __device__ __forceinline__ int end_of_prefix(const DecodeParams& p, const VisibleKeys& range, int shared_keys, int unit) {
     return min(min(shared_keys, range.length - p.cache.seqlen_new) / unit * unit, range.last);
 }

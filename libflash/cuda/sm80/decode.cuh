@@ -1,5 +1,5 @@
-// Decode: the attention kernel, its template instances, and the launches of append, shared keys, attention and combine. decode_range.cuh has
-// the code of a thread block.
+// Decode: the attention kernel, its template instances, and the launches of append, shared keys, attention and
+// combine. decode_range.cuh has the code of a thread block.
 #pragma once
 
 #include "cuda/attention/decode_params.h"
@@ -34,13 +34,17 @@ struct DecodeInstance {
     static constexpr KernelConfig config = Kernel::config;
     using T = ElementOf<config.dtype>;
     static constexpr bool kCodes = kStorage == DecodeStorage::codes;
-    static constexpr int kStages =
-        kCodes ? decode_code_stages(config.head_dim, config.stages, kKeys == Keys::shared) : config.stages;
+    static constexpr int stages() {
+        if (kContinues) return decode_stages_after_prefix(config.stages);
+        return kCodes ? decode_code_stages(config.head_dim, config.stages, kKeys == Keys::shared) : config.stages;
+    }
+    static constexpr int kStages = stages();
     using Body = Decode<T, config.head_dim, config.tile_k / kDecodeSlab, kStages, kKeys == Keys::shared, kAppends,
                         kKeys == Keys::own_of_two_heads ? 2 : 1, kStorage, DecodeRows::equal, config.head_dim, kContinues>;
     static_assert(Body::kSharedBytes <= most_shared_bytes(config));
-    static constexpr int kMinBlocks = decode_blocks_at_once(Body::kSharedBytes, 227 * 1024, Body::kThreads,
-                                                            Body::kConvertsInRegisters ? kDecodeThreadsOfCodes : kDecodeThreads);
+    static constexpr int kMinBlocks =
+        decode_blocks_at_once(Body::kSharedBytes, 227 * 1024, Body::kThreads,
+                              Body::kConvertsInRegisters || kContinues ? kDecodeThreadsOfCodes : kDecodeThreads);
 };
 
 template <class Kernel, Keys kKeys, bool kAppends, DecodeStorage kStorage, bool kContinues = false>
@@ -140,10 +144,8 @@ auto with_instance(int instance, const DoWith& do_with) {
     using OfCodes = bool_constant<kCanAppend && Codes::value == DecodeStorage::codes>;
     switch (static_cast<DecodeKind>(instance)) {
         case DecodeKind::shared_keys: return do_with(Shared(), No(), Plain());
-        case DecodeKind::own_keys_after_prefix:
         case DecodeKind::own_keys: return do_with(Own(), No(), Plain());
         case DecodeKind::own_keys_append: return do_with(Own(), bool_constant<kCanAppend>(), Plain());
-        case DecodeKind::two_heads_after_prefix:
         case DecodeKind::two_heads: return do_with(OwnOfTwo(), No(), Plain());
         case DecodeKind::two_heads_append: return do_with(OwnOfTwo(), bool_constant<kCanAppend>(), Plain());
         case DecodeKind::shared_keys_scaled: return do_with(Shared(), No(), Scaled());
@@ -157,17 +159,37 @@ auto with_instance(int instance, const DoWith& do_with) {
     }
 }
 
-// After the kernel for shared keys.
+// After the kernel for shared keys. Calls do_with(keys) in the same way.
+constexpr bool is_instance_after_prefix(int instance) {
+    return instance == static_cast<int>(DecodeKind::own_keys_after_prefix) ||
+           instance == static_cast<int>(DecodeKind::two_heads_after_prefix);
+}
+template <class Kernel>
+constexpr bool kHasPrefixKernels = has_prefix_kernels(Kernel::config.head_dim, sizeof(ElementOf<Kernel::config.dtype>));
+
+template <class Kernel, Keys kKeys>
+using InstanceAfterPrefix = DecodeInstance<Kernel, kKeys, false, DecodeStorage::plain, true>;
+
+template <class Kernel, class DoWith>
+auto with_instance_after_prefix(int instance, const DoWith& do_with) {
+    constexpr KernelConfig config = Kernel::config;
+    constexpr bool kTwoHeads =
+        decode_key_heads(config.head_dim, config.tile_k, config.stages, sizeof(ElementOf<config.dtype>)) == 2;
+    if (instance == static_cast<int>(DecodeKind::own_keys_after_prefix))
+        return do_with(std::integral_constant<Keys, Keys::own>());
+    return do_with(std::integral_constant<Keys, kTwoHeads ? Keys::own_of_two_heads : Keys::own>());
+}
+
 template <class Kernel>
 int launch_after_prefix(const DecodePlan& plan, const DecodeParams& params, cudaStream_t stream) {
-    if constexpr (has_prefix_kernels(Kernel::config.head_dim, sizeof(ElementOf<Kernel::config.dtype>)))
-        return with_instance<Kernel>(plan.instance.number, [&](auto keys, auto, auto) -> int {
-            constexpr Keys kKeys = decltype(keys)::value;
-            if constexpr (kKeys == Keys::shared)
-                return cudaErrorInvalidConfiguration;
-            else
-                return launch_attention(decode_kernel<Kernel, kKeys, false, DecodeStorage::plain, true>, plan, params, stream);
+    if constexpr (kHasPrefixKernels<Kernel>) {
+        const int error = launch_prefix<Kernel>(plan, params, stream);
+        if (error != cudaSuccess) return error;
+        return with_instance_after_prefix<Kernel>(plan.instance.number, [&](auto keys) {
+            return launch_attention(decode_kernel<Kernel, decltype(keys)::value, false, DecodeStorage::plain, true>, plan, params,
+                                    stream);
         });
+    }
     return cudaErrorInvalidConfiguration;
 }
 
@@ -218,7 +240,7 @@ KernelResources resources_of_decode(int step, int instance) {
         case DecodeStep::append: return {append_threads(Kernel::config.head_dim), 0};
         case DecodeStep::append_codes: return {kAppendThreads, 0};
         case DecodeStep::prefix:
-            if constexpr (has_prefix_kernels(Kernel::config.head_dim, sizeof(T)))
+            if constexpr (sm80::kHasPrefixKernels<Kernel>)
                 return {sm80::PrefixOf<Kernel, 1>::kThreads, sm80::PrefixOf<Kernel, 1>::kSharedBytes};
             break;
         case DecodeStep::combine:
@@ -236,6 +258,13 @@ KernelResources resources_of_decode(int step, int instance) {
         using Instance = sm80::RaggedInstance<Kernel, decltype(storage)::value, decltype(rows)::value>;
         return {Instance::Largest::kThreads, Instance::kSharedBytes};
     };
+    if constexpr (sm80::kHasPrefixKernels<Kernel>) {
+        if (sm80::is_instance_after_prefix(instance))
+            return sm80::with_instance_after_prefix<Kernel>(instance, [](auto keys) -> KernelResources {
+                using Body = typename sm80::InstanceAfterPrefix<Kernel, decltype(keys)::value>::Body;
+                return {Body::kThreads, Body::kSharedBytes};
+            });
+    }
     if constexpr (!is_wide_decode(Kernel::config.head_dim)) {
         if (!sm80::is_ragged_instance(instance)) {
             return sm80::with_instance<Kernel>(instance, [](auto keys, auto appends, auto storage) -> KernelResources {
@@ -256,8 +285,6 @@ int launch_decode(const DecodePlan& plan, const DecodeParams& params, void* stre
     int error = sm80::launch_append_codes<Kernel, T>(plan, params, cuda_stream);
     if (error == cudaSuccess) error = sm80::launch_append<Kernel, T>(plan, params, cuda_stream);
     if (error == cudaSuccess && plan.attention.blocks > 0) {
-        error = sm80::launch_prefix<Kernel>(plan, params, cuda_stream);
-        if (error != cudaSuccess) return error;
         const auto launch = [&](auto kernel) { return sm80::launch_attention(kernel, plan, params, cuda_stream); };
         if (sm80::is_invariant_instance<Kernel>(plan.instance.number)) {
             if constexpr (has_invariant_decode(Kernel::config)) error = launch(sm80::invariant_decode_kernel<Kernel>);
@@ -265,7 +292,7 @@ int launch_decode(const DecodePlan& plan, const DecodeParams& params, void* stre
             error = sm80::with_ragged_instance<Kernel>(plan.instance.number, [&](auto storage, auto rows) {
                 return launch(sm80::ragged_decode_kernel<Kernel, decltype(storage)::value, decltype(rows)::value>);
             });
-        } else if (plan.prefix.blocks > 0) {
+        } else if (sm80::is_instance_after_prefix(plan.instance.number)) {
             error = sm80::launch_after_prefix<Kernel>(plan, params, cuda_stream);
         } else if constexpr (!is_wide_decode(Kernel::config.head_dim)) {
             error = sm80::with_instance<Kernel>(plan.instance.number, [&](auto keys, auto appends, auto storage) {

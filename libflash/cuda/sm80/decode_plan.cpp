@@ -45,9 +45,8 @@ Workspace workspace_of(const DecodePlan& plan, const KernelConfig& config, const
         regions.add("rotated_q", static_cast<size_t>(rows * padded_channels(problem) * element_bytes(problem.dtype)));
     }
     if (plan.prefix_tiles > 0) {
-        const int64_t rows = problem.query_rows() * problem.heads_q, classes = plan.tile_k / kDecodeSlab;
-        regions.add("prefix_sums",
-                    static_cast<size_t>(rows * plan.splits * classes * (config.head_dim_v + kPrefixStatistics)) * sizeof(float));
+        const int64_t sums = plan.splits * (plan.tile_k / kDecodeSlab);
+        regions.add("prefix_sums", static_cast<size_t>(bytes_of_prefix_sums(config, problem) * sums));
     }
     if (plan.splits > 1) {
         const int64_t rows = plan.short_tiles > 0 ? problem.batch * problem.heads_k * plan.short_tiles * plan.tile_q
@@ -144,6 +143,7 @@ DecodePlan plan_decode(const Kernel& kernel, const DecodeProblem& problem, const
     plan.tile_k = config.tile_k / plan.key_heads;
     plan.query_tiles = prefixes ? 1 : std::max<int64_t>(1, sizes.query_tiles());
     plan.stages = general && !plan.invariant ? kGeneralDecodeStages
+                  : prefixes                 ? decode_stages_after_prefix(config.stages)
                   : codes                    ? decode_code_stages(config.head_dim, config.stages, sizes.shares_keys())
                                              : config.stages;
     plan.dependent_launch = device.arch >= 90;

@@ -1,6 +1,6 @@
-// Decode of the keys that sequences of a group share, before the attention kernel: query rows of several sequences are packed into
-// one tile, so that keys are read once for all of them. The attention kernel goes on from the sums (decode_continued.cuh) and
-// combines them.
+// Decode of the keys that sequences of a group share, before the attention kernel: query rows of several sequences are packed
+// into one tile, so that keys are read once for all of them. The attention kernel goes on from the sums (decode_continued.cuh)
+// and combines them.
 //
 // The hint must not change a bit. In the attention kernel a warp has the rows of one sequence and every kClasses-th group of 16
 // keys. Here a thread block has the keys of one of these classes, and each warp 16 rows of whole sequences, for which it does
@@ -67,7 +67,7 @@ struct DecodePrefix {
     const int lane, warp, head_k, split, of_class;
     int rows_of_sequence;
     Products products;
-    float s[2][4], next[2][4], o[kBlocks][4];
+    float s[2][4], o[kBlocks][4];
     float kept_maximum[2], row_sum[2];
     VisibleRange visible[2];           // of the lane's two rows
     int begin, end, plain, plain_end;  // keys that any row of the warp sees, and that all of them see
@@ -200,8 +200,7 @@ struct DecodePrefix {
     }
 
     // Attention to 16 keys from `first` on, whose dot products are in `s`. The steps of Decode::attend().
-    __device__ __forceinline__ void finish_keys(int stage, int group, int first) {
-        const uint32_t exist = existing(stage, group);
+    __device__ __forceinline__ void finish_keys(int stage, int group, uint32_t exist, int first) {
         if (exist == 0 || first >= end || first + kDecodeSlab <= begin) return;
         scale_and_cap_log2(params, [&](const auto& rule) { for_all_scores(first, rule); });
         if (exist != 0xffffu || first < plain || first + kDecodeSlab > plain_end) {
@@ -224,11 +223,18 @@ struct DecodePrefix {
 
     // The products of the next 16 keys are issued before the scores of these are used.
     __device__ __forceinline__ void attend_stage(int stage, int loading) {
+        float next[2][4], odd[2][4];
+        uint32_t exist[kWarps];
+#pragma unroll
+        for (int group = 0; group < kWarps; ++group) exist[group] = existing(stage, group);
         products.scores(s, stored_keys(stage, 0), lane);
 #pragma unroll
         for (int group = 0; group < kWarps; ++group) {
-            if (group + 1 < kWarps) products.scores(next, stored_keys(stage, group + 1), lane);
-            finish_keys(stage, group, first_key(loading, group));
+            const bool last = group + 1 == kWarps;
+            if (!last) products.begin_scores(next, odd, stored_keys(stage, group + 1), lane);
+            finish_keys(stage, group, exist[group], first_key(loading, group));
+            if (last) break;
+            products.end_scores(next, odd);
 #pragma unroll
             for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -299,8 +305,8 @@ __global__ void __launch_bounds__(PrefixOf<Kernel, kClasses>::kThreads)
     using Body = PrefixOf<Kernel, kClasses>;
     allow_next_kernel();
     wait_for_previous_kernel();
-    // Consecutive thread blocks take the classes of a key head; then follow heads, tiles and splits. So the keys of a split are read
-    // at about the same time.
+    // Consecutive thread blocks take the classes of a key head; then follow heads, tiles and splits. So the keys of a split are
+    // read at about the same time.
     const int of_class = static_cast<int>(blockIdx.x % kClasses), index = static_cast<int>(blockIdx.x / kClasses);
     const int head_of_all = divide(index, params.by_heads), head = index - head_of_all * params.heads_k;
     const int split = head_of_all / params.shared.tiles, number = head_of_all - split * params.shared.tiles;
@@ -321,10 +327,8 @@ template <class Kernel>
 int launch_prefix(const DecodePlan& plan, const DecodeParams& params, cudaStream_t stream) {
     if (plan.prefix.blocks == 0) return cudaSuccess;
     constexpr int kClasses = Kernel::config.tile_k / kDecodeSlab;
-    if constexpr (has_prefix_kernels(Kernel::config.head_dim, sizeof(ElementOf<Kernel::config.dtype>)))
-        return plan.key_heads == 2 ? launch_prefix_of<Kernel, kClasses / 2>(plan, params, stream)
-                                   : launch_prefix_of<Kernel, kClasses>(plan, params, stream);
-    return cudaErrorInvalidConfiguration;
+    return plan.key_heads == 2 ? launch_prefix_of<Kernel, kClasses / 2>(plan, params, stream)
+                               : launch_prefix_of<Kernel, kClasses>(plan, params, stream);
 }
 
 }  // namespace libflash::cuda::sm80

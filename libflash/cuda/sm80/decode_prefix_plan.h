@@ -10,11 +10,11 @@
 
 namespace libflash::cuda::sm80 {
 
-// Groups of fewer sequences, on average, and shorter caches do not pay for another kernel, nor do calls that leave most of the GPU
-// idle without splits.
+// Groups of fewer sequences, on average, and shorter caches do not pay for another kernel, nor do calls that leave most of the
+// GPU idle without splits.
 constexpr int64_t kFewestSharers = 4, kFewestKeys = 256;
-// Sums of each row: with more the workspace becomes too large.
-constexpr int64_t kMostPrefixSums = 64;
+// Sums of each row, and bytes of all of them: with more the workspace becomes too large.
+constexpr int64_t kMostPrefixSums = 64, kMostPrefixBytes = 256 << 20;
 
 // Sequences whose rows fit into a tile.
 inline int64_t sequences_of_prefix_tile(const DecodeProblem& problem) {
@@ -36,13 +36,19 @@ inline bool takes_prefixes(const DecodeProblem& problem) {
            !problem.alibi_slopes.present && problem.mask_rule.left == MaskRule::kUnbounded;
 }
 
+// Of each class of the keys of a split.
+inline int64_t bytes_of_prefix_sums(const KernelConfig& config, const DecodeProblem& problem) {
+    return problem.query_rows() * problem.heads_q * (config.head_dim_v + kPrefixStatistics) * static_cast<int64_t>(sizeof(float));
+}
+
 inline bool uses_prefixes(const DecodeSizes& sizes, const DecodeSplits& splits) {
     const DecodeProblem& problem = sizes.problem;
     const KernelConfig& config = sizes.config;
     if (!problem.shared.groups || problem.shared.count == 0 || !takes_prefixes(problem)) return false;
     if (!has_prefix_kernels(config.head_dim, static_cast<int>(element_bytes(problem.dtype)))) return false;
     const int64_t sums = splits.splits * (config.tile_k / kDecodeSlab / splits.key_heads);
-    return sums <= kMostPrefixSums && problem.batch >= kFewestSharers * problem.shared.count &&
+    const int64_t bytes = bytes_of_prefix_sums(config, problem) * sums;
+    return sums <= kMostPrefixSums && bytes <= kMostPrefixBytes && problem.batch >= kFewestSharers * problem.shared.count &&
            problem.cache.capacity >= kFewestKeys && 2 * problem.batch * problem.heads_k >= sizes.device.multiprocessors;
 }
 

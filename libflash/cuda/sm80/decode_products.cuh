@@ -63,8 +63,13 @@ struct DecodeProducts {
 
     // s = Q K^T for 16 keys. Even and odd steps have separate accumulators, which halves the chain of dependent instructions.
     __device__ __forceinline__ void scores(float (&s)[2][4], const char* keys, int lane) {
-        const auto address = Tile<16>::b_address(shared_address(keys), lane);
         float odd[2][4];
+        begin_scores(s, odd, keys, lane);
+        end_scores(s, odd);
+    }
+    // In two parts, between which other instructions hide how long the products take.
+    __device__ __forceinline__ void begin_scores(float (&s)[2][4], float (&odd)[2][4], const char* keys, int lane) {
+        const auto address = Tile<16>::b_address(shared_address(keys), lane);
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
@@ -78,6 +83,8 @@ struct DecodeProducts {
             mma_m16n8k16(sums[0], q, kf[0], kf[1], T());
             mma_m16n8k16(sums[1], q, kf[2], kf[3], T());
         }
+    }
+    static __device__ __forceinline__ void end_scores(float (&s)[2][4], const float (&odd)[2][4]) {
 #pragma unroll
         for (int n = 0; n < 2; ++n)
 #pragma unroll
