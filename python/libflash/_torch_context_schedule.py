@@ -100,7 +100,8 @@ class Schedule:
             keys = following.wait() if following else ()
             following = self.send_keys(step + 1, k, v) if step + 1 < ring.size else None
             if keys:
-                calls.add(*keys, self.partner(step)[1], transfers=following is not None)
+                k_other, v_other = keys
+                calls.add(k_other, v_other, self.partner(step)[1], transfers=following is not None)
         return calls.finish()
 
     def backward(self, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dlse: Tensor | None,

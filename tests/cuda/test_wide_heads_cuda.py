@@ -140,7 +140,7 @@ def test_the_kernel_for_values_in_the_keys(kernel: dict, option: str, heads: int
     shape: dict[str, Any] = {"heads_q": heads, "heads_k": 1, "head_dim": 576} | IN_KEYS[option]
     base = DecodeCase(f"in-keys-{option}-{heads}", TYPES[kernel["dtype"]], **shape)
     case = CacheCase(base, None, "none", head_dim_v=512)
-    for split in ({}, {"num_splits": 1}, {"num_splits": 5}, {"split_size": 100}):
+    for split in ({}, {"num_splits": 1}, {"num_splits": 5}, {"split_size": 128}):
         x = case.inputs()
         out, lse = run_cache(x, kernel=kernel["name"], **split)
         case.check(x, o=out, lse=lse)
