@@ -40,7 +40,9 @@ foreach(group IN LISTS groups)
   set_target_properties(libflash_cuda_${group} PROPERTIES CUDA_ARCHITECTURES OFF CUDA_STANDARD 17 CUDA_STANDARD_REQUIRED ON
                         CUDA_VISIBILITY_PRESET hidden)
   target_compile_options(libflash_cuda_${group} PRIVATE --compress-mode=size -Xcompiler=-Wall,-Wextra)
-  target_compile_definitions(libflash_cuda_${group} PRIVATE $<$<BOOL:${LIBFLASH_RACECHECK}>:LIBFLASH_RACECHECK>)
+  if(LIBFLASH_RACECHECK AND group MATCHES "^sm90")
+    target_compile_definitions(libflash_cuda_${group} PRIVATE LIBFLASH_RACECHECK)
+  endif()
   target_sources(libflash PRIVATE $<TARGET_OBJECTS:libflash_cuda_${group}>)
 endforeach()
 
