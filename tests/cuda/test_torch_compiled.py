@@ -240,3 +240,24 @@ def test_gradients_of_late_inputs() -> None:
         got = with_gradients(attention, [x.requires_grad_() for x in late])
     stream.synchronize()
     assert all(map(torch.equal, got, right))
+
+
+class Everything(torch.nn.Module):
+    """Attention, merge and decode, with options of several types."""
+
+    def forward(self, q, k, v, bias, lengths):
+        first = libflash.torch.attention(q * 1, k, v, bias=bias, window_size=(30, 20), softcap=4.0, seqused_k=lengths)
+        transposed = [x.transpose(1, 2) for x in (q + 1, k, v)]
+        second, lse = libflash.torch.attention(*transposed, layout="bhsd", causal=True, causal_align="top_left", return_lse=True)
+        third = libflash.torch.merge([first, second.transpose(1, 2).contiguous()], [lse, lse], return_lse=False)
+        return third, lse, libflash.torch.decode(q[:, :2].contiguous(), k, v, cache_seqlens=lengths)
+
+
+def test_a_package_compiled_ahead_of_time_runs(tmp_path) -> None:
+    q, k, v = qkv(grad=False)
+    arguments = (q, k, v, *tensors((130, 200), grad=False), torch.tensor([150, 200], dtype=torch.int32, device=DEVICE))
+    with torch.no_grad():
+        program = torch.export.export(Everything(), arguments)
+        path = torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
+        got = torch._inductor.aoti_load_package(path)(*arguments)
+        torch.testing.assert_close(tuple(got), Everything()(*arguments))
