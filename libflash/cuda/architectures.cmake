@@ -1,8 +1,8 @@
 # The architectures that the kernels of a folder are compiled for, and the compiler options for them, from
 # CMAKE_CUDA_ARCHITECTURES, CMake's list ("80-real;90a-real;80-virtual": machine code, PTX, or both without a suffix).
 
-# Sets LIBFLASH_ARCHITECTURES_<group> for each group of kernels: a folder, sm80_tangent, sm90_tangent, sm80_f64, sm80_wide and
-# sm90_wide (more than 256 channels), or one of these with the mark large or small, as sm80_large.
+# Sets LIBFLASH_ARCHITECTURES_<group> for each group of kernels: a folder, sm80_backward, sm80_f32, sm80_f64, sm80_tangent,
+# sm90_tangent, sm80_wide and sm90_wide (more than 256 channels), or one of these with the mark large or small, as sm80_large.
 macro(libflash_folder_architectures)
   foreach(architecture IN LISTS CMAKE_CUDA_ARCHITECTURES)
     if(NOT architecture MATCHES "^([0-9]+)[af]?(-real|-virtual)?$" OR CMAKE_MATCH_1 LESS 80)
@@ -18,9 +18,9 @@ macro(libflash_folder_architectures)
   string(REGEX REPLACE "([0-9])[af]" "\\1" LIBFLASH_ARCHITECTURES_any "${CMAKE_CUDA_ARCHITECTURES}")
   list(REMOVE_DUPLICATES LIBFLASH_ARCHITECTURES_any)
   set(LIBFLASH_ARCHITECTURES_sm80 ${LIBFLASH_ARCHITECTURES_any})
-  # The operations on tangents, float64 and wide heads: if the list has PTX that newer GPUs can compile, machine code for sm_80 to
-  # sm_90 alone.
-  foreach(kind IN ITEMS sm80_tangent sm80_f64 sm80_wide)
+  # All but forward and decode in 16 bits: if the list has PTX that newer GPUs can compile, machine code for sm_80 to sm_90 alone.
+  set(kinds sm80_backward sm80_f32 sm80_f64 sm80_tangent sm80_wide)
+  foreach(kind IN LISTS kinds)
     set(LIBFLASH_ARCHITECTURES_${kind} ${LIBFLASH_ARCHITECTURES_sm80})
     if(LIBFLASH_ARCHITECTURES_sm80 MATCHES "(^|;)[89][0-9](-virtual)?(;|$)")
       list(FILTER LIBFLASH_ARCHITECTURES_${kind} EXCLUDE REGEX "^1[0-9]+-real$")
@@ -28,7 +28,7 @@ macro(libflash_folder_architectures)
   endforeach()
   # Kernels marked large: for architectures whose thread blocks may have 227 KB of shared memory. Small: for the others, PTX
   # included, or for all architectures if the build has only large ones.
-  foreach(kind IN ITEMS sm80 sm80_tangent sm80_f64 sm80_wide)
+  foreach(kind IN ITEMS sm80 ${kinds})
     set(LIBFLASH_ARCHITECTURES_${kind}_large ${LIBFLASH_ARCHITECTURES_${kind}})
     list(FILTER LIBFLASH_ARCHITECTURES_${kind}_large INCLUDE REGEX "^(90|100|103)")
     set(LIBFLASH_ARCHITECTURES_${kind}_small ${LIBFLASH_ARCHITECTURES_${kind}})

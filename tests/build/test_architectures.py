@@ -15,7 +15,8 @@ SCRIPT = """
 include({functions})
 set(CMAKE_CUDA_ARCHITECTURES {architectures})
 libflash_folder_architectures()
-foreach(group any sm80 sm80_large sm80_small sm80_tangent sm80_tangent_large sm80_tangent_small sm80_f64 sm80_wide sm90)
+foreach(group any sm80 sm80_large sm80_small sm80_tangent sm80_tangent_large sm80_tangent_small sm80_backward sm80_f32 sm80_f64
+        sm80_wide sm90)
   libflash_gencode("${{LIBFLASH_ARCHITECTURES_${{group}}}}" "{versions}" options)
   message("${{group}}|${{LIBFLASH_ARCHITECTURES_${{group}}}}|${{options}}")
 endforeach()
@@ -69,8 +70,9 @@ def test_operations_on_tangents(cmake):
     assert made["sm80_tangent_small"] == ("80-real 80-virtual", {"80": "sm_80,compute_80"})
 
 
-def test_wide_heads(cmake):
-    assert cmake(LIST)["sm80_wide"] == ("80-real 90-real 80-virtual", {"80": "sm_80,compute_80", "90": "sm_90"})
+@pytest.mark.parametrize("kind", ["backward", "f32", "wide"])
+def test_kinds_that_newer_gpus_compile(cmake, kind):
+    assert cmake(LIST)[f"sm80_{kind}"] == ("80-real 90-real 80-virtual", {"80": "sm_80,compute_80", "90": "sm_90"})
 
 
 @pytest.mark.parametrize(
