@@ -215,16 +215,16 @@ __global__ void __launch_bounds__(InvariantDecode<Kernel>::kThreads, InvariantDe
         Body::take_segment(range, params, split);
         Body(params, shared, work_tile).run(range);
     };
-    // Beside long chunks most sequences have one tile. Those with more have one thread block, too: otherwise most would find
-    // nothing.
-    const bool all_tiles = params.ragged.most_rows > 0;
-    RaggedTile tile = all_tiles ? RaggedTile{index, 0} : find_ragged_tile(params, index, kDecodeSlab);
+    // Beside long chunks most sequences have one row. Others have no more thread blocks: most of these would find nothing.
+    const bool beside_long = params.ragged.most_rows > 0;
+    const int step = beside_long ? (params.group_size + kDecodeSlab - 1) / kDecodeSlab : 1;  // tiles_of_a_row()
+    RaggedTile tile = beside_long ? RaggedTile{index / step, index % step} : find_ragged_tile(params, index, kDecodeSlab);
     if (tile.batch < 0) return;
     const RaggedSequence sequence = RaggedSequence::of(params.ragged, tile.batch);
-    if (all_tiles && sequence.rows > params.ragged.most_rows) return;
-    const int end = all_tiles ? ragged_tiles(sequence.rows * params.group_size, kDecodeSlab) : tile.tile + 1;
+    if (beside_long && sequence.rows > params.ragged.most_rows) return;
+    const int end = beside_long ? ragged_tiles(sequence.rows * params.group_size, kDecodeSlab) : tile.tile + 1;
 #pragma unroll 1
-    for (bool again = false; tile.tile < end; ++tile.tile, again = true) {
+    for (bool again = false; tile.tile < end; tile.tile += step, again = true) {
         if (again) __syncthreads();  // the work tile and shared memory are no longer used
         run_tile(tile, sequence);
     }

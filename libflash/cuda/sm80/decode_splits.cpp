@@ -71,9 +71,10 @@ DecodeSplits fastest(const DecodeSizes& sizes) {
 
 }  // namespace
 
-// Every sequence with rows has at most one tile more than full ones. With segments a thread block takes all tiles of a short one.
+// Every sequence with rows has at most one tile more than full ones. With segments a short one has as many thread
+// blocks as if it had one row.
 int64_t DecodeSizes::query_tiles() const {
-    if (short_tiles() > 0) return problem.batch * (has_segments() ? 1 : short_tiles());
+    if (short_tiles() > 0) return problem.batch * (has_segments() ? tiles_of_a_row(problem.group_size()) : short_tiles());
     const int64_t of_sequence = ceil_div(group_rows(), tile_q());
     if (!problem.q_rows.packed()) return of_sequence * (ragged() ? problem.batch : 1);
     return group_rows() / tile_q() + std::min(problem.batch, problem.seqlen_q);
