@@ -240,8 +240,11 @@ KernelResources resources_of_decode(int step, int instance) {
         case DecodeStep::append: return {append_threads(Kernel::config.head_dim), 0};
         case DecodeStep::append_codes: return {kAppendThreads, 0};
         case DecodeStep::prefix:
-            if constexpr (sm80::kHasPrefixKernels<Kernel>)
-                return {sm80::PrefixOf<Kernel, 1>::kThreads, sm80::PrefixOf<Kernel, 1>::kSharedBytes};
+            if constexpr (sm80::kHasPrefixKernels<Kernel>) {
+                using Prefix = sm80::PrefixOf<Kernel, 1>;  // of any number of classes
+                static_assert(Prefix::kSharedBytes <= sm80::most_shared_bytes(Kernel::config));
+                return {Prefix::kThreads, Prefix::kSharedBytes};
+            }
             break;
         case DecodeStep::combine:
             if (sm80::is_invariant_instance<Kernel>(instance))
