@@ -2,7 +2,8 @@
 # CMAKE_CUDA_ARCHITECTURES, CMake's list ("80-real;90a-real;80-virtual": machine code, PTX, or both without a suffix).
 
 # Sets LIBFLASH_ARCHITECTURES_<group> for each group of kernels: a folder, sm80_backward, sm80_f32, sm80_f64, sm80_tangent,
-# sm90_tangent, sm80_wide and sm90_wide (more than 256 channels), or one of these with the mark large or small, as sm80_large.
+# sm90_tangent, sm80_wide and sm90_wide (more than 256 channels), or one of these with the mark large or small, as sm80_large;
+# sm80_statistics and sm90_statistics.
 macro(libflash_folder_architectures)
   foreach(architecture IN LISTS CMAKE_CUDA_ARCHITECTURES)
     if(NOT architecture MATCHES "^([0-9]+)[af]?(-real|-virtual)?$" OR CMAKE_MATCH_1 LESS 80)
@@ -15,6 +16,7 @@ macro(libflash_folder_architectures)
   list(FILTER LIBFLASH_ARCHITECTURES_sm90 INCLUDE REGEX "^90a")
   set(LIBFLASH_ARCHITECTURES_sm90_tangent ${LIBFLASH_ARCHITECTURES_sm90})
   set(LIBFLASH_ARCHITECTURES_sm90_wide ${LIBFLASH_ARCHITECTURES_sm90})
+  set(LIBFLASH_ARCHITECTURES_sm90_statistics ${LIBFLASH_ARCHITECTURES_sm90})
   string(REGEX REPLACE "([0-9])[af]" "\\1" LIBFLASH_ARCHITECTURES_any "${CMAKE_CUDA_ARCHITECTURES}")
   list(REMOVE_DUPLICATES LIBFLASH_ARCHITECTURES_any)
   set(LIBFLASH_ARCHITECTURES_sm80 ${LIBFLASH_ARCHITECTURES_any})
@@ -26,6 +28,11 @@ macro(libflash_folder_architectures)
       list(FILTER LIBFLASH_ARCHITECTURES_${kind} EXCLUDE REGEX "^1[0-9]+-real$")
     endif()
   endforeach()
+  # Forward with statistics: the same, and no machine code for sm_86 and sm_89 where there is some for sm_80, which they run.
+  set(LIBFLASH_ARCHITECTURES_sm80_statistics ${LIBFLASH_ARCHITECTURES_sm80_tangent})
+  if(LIBFLASH_ARCHITECTURES_sm80 MATCHES "(^|;)80(-real)?(;|$)")
+    list(FILTER LIBFLASH_ARCHITECTURES_sm80_statistics EXCLUDE REGEX "^8[1-9]-real$")
+  endif()
   # Kernels marked large: for architectures whose thread blocks may have 227 KB of shared memory. Small: for the others, PTX
   # included, or for all architectures if the build has only large ones.
   foreach(kind IN ITEMS sm80 ${kinds})

@@ -25,6 +25,7 @@ struct KernelConfig {
     int stages;                // 0: none
     const char* compiled_for;  // architectures, in the format of flash_build_info()
     const char* versions;      // "80 90": the values of __CUDA_ARCH__ / 10 that its sources were compiled with
+    bool statistics = false;   // forward with statistics of rows: takes calls that want them, and no others
 };
 
 // The resources of a thread block of one instance.

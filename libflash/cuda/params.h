@@ -47,7 +47,7 @@ struct TypesOf<Operation::cache_write> {
 template <>
 struct TypesOf<Operation::forward> {
     using Plan = ForwardPlan;
-    using Params = ForwardParams;
+    using Params = ForwardStatisticsParams;  // most kernels take the ForwardParams of it
 };
 template <>
 struct TypesOf<Operation::backward> {

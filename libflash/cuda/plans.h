@@ -30,7 +30,7 @@ struct Instance {
 // The instances of the sm80 kernels.
 constexpr Instance kPlainInstance{0, "plain"}, kGeneralInstance{1, "general"};
 
-enum class ForwardStep { attention, order };
+enum class ForwardStep { attention, order, head_maxima };
 
 struct ForwardPlan {
     Instance instance;
@@ -43,6 +43,7 @@ struct ForwardPlan {
     LaunchShape attention;
     int64_t blocks_at_once = 0;  // not 0: attention is launched several times, with at most so many thread blocks each
     LaunchShape order;           // dynamic: the kernel that sorts the sequences
+    LaunchShape head_maxima;     // sets the largest scores of the heads to -infinity
     Workspace workspace;         // "sequence_order", "long_sums"
 };
 

@@ -56,7 +56,9 @@ macro(libflash_read_kernel line)
     string(APPEND after_dtype _d${head_dims})
   endif()
   set(group ${folder})
-  if(dtype STREQUAL "f64")
+  if(marks MATCHES "statistics")
+    string(APPEND group _statistics)
+  elseif(dtype STREQUAL "f64")
     string(APPEND group _f64)
   elseif(operation MATCHES "_tangent$")
     string(APPEND group _tangent)
@@ -72,6 +74,11 @@ macro(libflash_read_kernel line)
   endif()
   if(marks MATCHES "small")
     string(APPEND after_dtype _small)
+  endif()
+  set(code ${operation})  # the name of its header and its launcher
+  if(marks MATCHES "statistics")
+    string(APPEND after_dtype _statistics)
+    string(APPEND code _statistics)
   endif()
   set(name ${before_dtype}_${dtype}${after_dtype})
   if(dtype STREQUAL "any")
@@ -90,7 +97,7 @@ macro(libflash_read_kernel line)
     set(chosen ON)
   endif()
 
-  foreach(known IN ITEMS versions_${dtype} versions_${operation} versions)
+  foreach(known IN ITEMS versions_${dtype} versions_${code} versions)
     if(NOT DEFINED versions_${name} AND DEFINED ${known})
       set(versions_${name} ${${known}})
     endif()
@@ -99,6 +106,9 @@ macro(libflash_read_kernel line)
   list(JOIN versions_${name} " " versions_of_code)
   set(fields "\"${name}\", Operation::${operation}, \"${folder}\", KernelType::${dtype}_, ${head_dim}, ${head_dim_v}")
   string(APPEND fields ", ${tile_q}, ${tile_k}, ${stages}, \"${architectures}\", \"${versions_of_code}\"")
+  if(marks MATCHES "statistics")
+    string(APPEND fields ", true")
+  endif()
 endmacro()
 
 # Adds the kernel that was read last to its unit. Sets unit, unit_<unit>_dtypes, unit_<unit>_kernels (names), unit_<unit>_code,
@@ -112,9 +122,9 @@ macro(libflash_join_unit)
   list(APPEND units ${unit})
   list(APPEND unit_${unit}_dtypes ${dtype})
   list(APPEND unit_${unit}_kernels ${name})
-  set(unit_${unit}_header cuda/${folder}/${operation}.cuh)
+  set(unit_${unit}_header cuda/${folder}/${code}.cuh)
   if(dtype STREQUAL "f64")
-    set(unit_${unit}_header cuda/${folder}/${operation}_f64.cuh)
+    set(unit_${unit}_header cuda/${folder}/${code}_f64.cuh)
   endif()
   set(unit_${unit}_group ${group})
   set(unit_${unit}_versions ${versions_${name}})
@@ -129,11 +139,11 @@ macro(libflash_join_unit)
 
 int launch_${name}(const LaunchPlan<Operation::${operation}>& plan,
                    const LaunchParams<Operation::${operation}>& params, void* stream) {
-    return launch_${operation}<${name}>(plan, params, stream);
+    return launch_${code}<${name}>(plan, params, stream);
 }
 
 KernelResources resources_${name}(int step, int instance) {
-    return resources_of_${operation}<${name}>(step, instance);
+    return resources_of_${code}<${name}>(step, instance);
 }
 
 ")

@@ -48,7 +48,9 @@ void cuda_lines(std::string& text, const cuda::ForwardPlan& plan) {
                                             : "";
     line(text, "schedule", plan.dynamic ? "dynamic" : "static", ", ", schedule.heads_per_group, " heads at a time", order);
     launch_line(text, plan.order.blocks > 0 ? "launch" : "", "tile order", plan.order);
-    launch_line(text, plan.order.blocks > 0 ? "" : "launch", "attention", plan.attention, divided(plan.blocks_at_once));
+    const bool more = plan.order.blocks > 0 || plan.head_maxima.blocks > 0;
+    launch_line(text, plan.order.blocks > 0 ? "" : "launch", "first maxima of heads", plan.head_maxima);
+    launch_line(text, more ? "" : "launch", "attention", plan.attention, divided(plan.blocks_at_once));
 }
 
 void cuda_lines(std::string& text, const cuda::BackwardPlan& plan) {

@@ -135,6 +135,13 @@ struct ForwardParams {
     DoubleParams in_double;
 };
 
+// Forward with statistics of rows. float64: pointers to doubles.
+struct ForwardStatisticsParams : ForwardParams {
+    RowStatisticsParams max_logit, entropy;  // as lse
+    float* head_maxima;                      // the largest score of each head, or nullptr
+    int64_t head_maxima_stride;
+};
+
 // What the backward kernels read for a query row besides its tensors; {+infinity, 0} for a row that does not take part.
 struct SoftmaxStatistics {
     float lse_log2;  // LSE in base-2 units, minus exponent_shift(); +infinity: the row sees no key

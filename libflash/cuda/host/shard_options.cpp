@@ -16,11 +16,6 @@ const char* shard_option(const AttentionProblem& p) {
     return p.dropout_numbers.heads_total != p.heads_q ? "heads_total" : nullptr;
 }
 
-const char* statistic(const AttentionProblem& p) {
-    if (p.max_logit.present) return "max_logit";
-    return p.entropy.present ? "entropy" : nullptr;
-}
-
 // The first result that is FLOAT32 beside 16-bit inputs, or nullptr.
 const char* wide_result(const AttentionProblem& p) {
     if (!p.backward) return is_wide(p, p.out) ? "out" : nullptr;
@@ -50,13 +45,11 @@ bool is_wide(const AttentionProblem& p, const TensorView& tensor) { return tenso
 
 bool has_no_shard_options(const AttentionProblem& p, std::string* why) {
     if (const char* option = shard_option(p)) return reject(why, option, ": the kernel does not know it");
-    if (const char* option = statistic(p)) return reject(why, option, ": no CUDA kernel knows it yet");
     if (const char* result = wide_result(p)) return reject(why, result, ": the kernel writes the type of q only (", p.dtype, ")");
     return true;
 }
 
 bool supports_shard_options(const AttentionProblem& p, std::string* why) {
-    if (const char* option = statistic(p)) return reject(why, option, ": no CUDA kernel knows it yet");
     if (!p.has_positions) return true;
     if (!has_small_positions(p.row_positions, p.q_rows.max_length, "row_begin", why) ||
         !has_small_positions(p.column_positions, p.k_rows.max_length, "column_begin", why))

@@ -1,10 +1,11 @@
-// The architecture sm80: its kernels support every problem of forward and backward but a few with positions, and statistics of
-// rows (host/shard_options.h).
+// The architecture sm80: its kernels support every problem of forward and backward but a few with positions
+// (host/shard_options.h), and statistics of rows with more than 256 channels.
 // wide_capabilities.cpp, decode_capabilities.cpp and tangent_capabilities.cpp name what the kernels of backward with wide heads,
 // of decode and of tangents lack.
 #include "cuda/architecture.h"
 #include "cuda/attention/decode_params.h"
 #include "cuda/host/shard_options.h"
+#include "cuda/host/statistics.h"
 #include "cuda/sm80/backward_tangent_tiles.h"
 #include "cuda/sm80/backward_tiles.h"
 #include "cuda/sm80/forward_instance.h"
@@ -18,6 +19,7 @@ namespace {
 bool supports(const KernelConfig& config, const AttentionProblem& problem, std::string* why) {
     if (config.operation == Operation::backward && is_wide_backward(config.head_dim))
         return sm80::supports_wide_backward(config, problem, why);
+    if (config.operation == Operation::forward && !agrees_on_statistics(config, problem, why)) return false;
     return supports_shard_options(problem, why);
 }
 

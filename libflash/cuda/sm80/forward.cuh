@@ -33,9 +33,13 @@ namespace libflash::cuda::sm80 {
 // kSharers: warps that share query rows. With two, each has half of the keys and half of the channels (row_pair.cuh).
 // kGeneral: supports softcap, ALiBi, bias, mask, dropout, scales that are not positive, rows of any alignment, and shards.
 // kLongSums: adds up more keys than accumulators can (attention/long_sums.h).
-template <class T, int kHeadDim, int kBlockM, int kBlockN, int kWarps, int kSharers, bool kGeneral, bool kLongSums>
-struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSharers / 8, kHeadDim / kSharers / 8> {
-    using Softmax = OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSharers / 8, kHeadDim / kSharers / 8>;
+// kStatistics: with statistics of the rows (forward_statistics.cuh).
+template <class T, int kHeadDim, int kBlockM, int kBlockN, int kWarps, int kSharers, bool kGeneral, bool kLongSums,
+          bool kStatistics = false>
+struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSharers / 8, kHeadDim / kSharers / 8, kStatistics> {
+    using Softmax =
+        OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kSharers / 8, kHeadDim / kSharers / 8, kStatistics>;
+    using Params = std::conditional_t<kStatistics, ForwardStatisticsParams, ForwardParams>;
     using Softmax::any_too_large, Softmax::clear, Softmax::rescale_large_sums, Softmax::sums_past_limit, Softmax::update_max;
     using Softmax::kept_maximum, Softmax::o, Softmax::row_sum, Softmax::s, Softmax::scale;
     using Element = T;
@@ -44,14 +48,14 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
     static constexpr int kKeyBlocks = kBlockN / kSharers / 8;        // blocks of 8 keys in a warp's scores
     static constexpr int kChannelBlocks = kHeadDim / kSharers / 8;   // blocks of 8 channels in a warp's O
     static constexpr int kTileRows = kBlockM, kTileKeys = kBlockN, kChannels = kHeadDim;
-    static constexpr bool kRare = kGeneral;
+    static constexpr bool kRare = kGeneral, kHasStatistics = kStatistics;
     using Pair = RowPair<Forward>;
     using Products = ForwardProducts<Forward>;
     using Epilogue = ForwardEpilogue<Forward>;
     static constexpr bool kHalf = std::is_same<T, __half>::value;
     static constexpr int kTilesPerSum = tiles_per_sum(kBlockN);
-    // The only instance of wide heads decides at run time.
-    static constexpr bool kMayHaveLongSums = kLongSums && kHeadDim > 256;
+    // The only instance of wide heads, and that with statistics, decide at run time.
+    static constexpr bool kMayHaveLongSums = kLongSums && (kHeadDim > 256 || kStatistics);
     static constexpr bool kLoadsLate = kHeadDim > 256;  // one copy of the code that starts the first loads
 
     static constexpr bool kFloat = std::is_same<T, float>::value;
@@ -70,11 +74,11 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
     static constexpr int kShardAt = kTileBytes + (sizeof(Common) + 15) / 16 * 16;
     static constexpr int kSharedBytes = kShardAt + (kGeneral ? static_cast<int>(sizeof(Shard) + 15) / 16 * 16 : 0);
 
-    const ForwardParams& params;
+    const Params& params;
     char* shared;
     int thread, warp, lane;
     typename QTile::LaneAddress q_address;
-    __device__ __forceinline__ Forward(const ForwardParams& p, char* shared_memory) : params(p), shared(shared_memory) {
+    __device__ __forceinline__ Forward(const Params& p, char* shared_memory) : params(p), shared(shared_memory) {
         thread = threadIdx.x;
         warp = thread / 32;
         lane = thread % 32;
@@ -237,7 +241,10 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
         if constexpr (kLongSums) {
             if (has_long_sums() && (tile ^ next) >= kTilesPerSum) {
 #pragma unroll
-                for (int a = 0; a < kSlabs; ++a) long_sums().take(a, blocks_of(a), row_sum[a], kept_maximum[a]);
+                for (int a = 0; a < kSlabs; ++a) {
+                    if constexpr (kStatistics) this->take_weighted(a, row_sum[a]);
+                    long_sums().take(a, blocks_of(a), row_sum[a], kept_maximum[a]);
+                }
             }
         }
     }
@@ -330,6 +337,11 @@ struct Forward : OnlineSoftmax<kBlockM * kSharers / kWarps / 16, kBlockN / kShar
             Pair::for_rows([&](int a, int r) {
                 bad |= row_sum[a][r] == INFINITY || (fabsf(kept_maximum[a][r]) > kMaximumLimit && kept_maximum[a][r] != kNoScore);
             });
+        }
+        if constexpr (kStatistics) {
+            this->finish_statistics();
+            if constexpr (kSharers == 2) Pair(*this).combine_statistics();
+            bad |= this->statistics_overflowed(row_sum);
         }
         return __syncthreads_or(bad || Softmax::values_overflowed());
     }

@@ -6,6 +6,7 @@
 #include "cuda/attention/schedule.cuh"
 #include "cuda/attention/scores.cuh"
 #include "cuda/ptx/math.cuh"
+#include "cuda/sm80/row_statistics_output.cuh"
 #include "cuda/tile/store_floats.cuh"
 
 namespace libflash::cuda::sm80 {
@@ -68,6 +69,7 @@ struct ForwardEpilogue {
                 if (lse && body.part() == 0 && body.lane % 4 == 0 && row < q_rows.owned)
                     lse[(q_rows.start + row) * body.params.lse.row] =
                         exists && total != 0.0f ? (largest + __log2f(total)) * kLn2 : -INFINITY;
+                if constexpr (Body::kHasStatistics) RowStatisticsOutput<Body>{body}.store(a, r, exists, sink, total);
                 scale_by(a, r, inverse);
             }
     }

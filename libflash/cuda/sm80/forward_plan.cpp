@@ -3,6 +3,7 @@
 #include "cuda/host/long_sums.h"
 #include "cuda/host/problem_params.h"
 #include "cuda/host/shard_options.h"
+#include "cuda/host/statistics.h"
 #include "cuda/host/tile_schedule.h"
 #include "cuda/kernels.h"
 #include "cuda/machine_code.h"
@@ -19,13 +20,15 @@ ForwardPlan plan_forward(const Kernel& kernel, const AttentionProblem& problem, 
     plan.vector_out = rows_fit_vectors(rows_params(problem.out), problem.head_dim_v,
                                        is_wide(problem, problem.out) ? 4 : element_bytes(problem.dtype));
     const bool is_double = config.dtype == KernelType::f64_;  // it has one instance
-    const bool general = has_rare_options(problem) || has_shard_options(problem) || !plan.vector_loads || is_double;
+    const bool one_instance = is_double || config.statistics;
+    const bool general = has_rare_options(problem) || has_shard_options(problem) || !plan.vector_loads || one_instance;
     plan.tile_q = config.tile_q;
     const bool long_sums = needs_long_sums(config, longest_sum(problem, plan.tile_q));
-    plan.instance = forward_instance_sm80(config, general, long_sums);
-    plan.tile_k = is_double ? config.tile_k
-                            : forward_tile_k_sm80(config, general, long_sums,
-                                                  code_version(config.compiled_for, config.versions, device.arch));
+    plan.instance = one_instance ? kGeneralInstance : forward_instance_sm80(config, general, long_sums);
+    plan.tile_k = one_instance ? config.tile_k
+                               : forward_tile_k_sm80(config, general, long_sums,
+                                                     code_version(config.compiled_for, config.versions, device.arch));
+    plan_head_maxima(plan, kernel, problem);
     // Under a causal mask later rows see more keys. The tiles with most keys start first.
     const bool longest_last = problem.mask_rule.right < MaskRule::kUnbounded;
     plan.schedule =

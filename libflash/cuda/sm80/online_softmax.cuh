@@ -18,12 +18,16 @@
 
 #include "cuda/attention/online_softmax.cuh"
 #include "cuda/ptx/math.cuh"
+#include "cuda/sm80/row_statistics.cuh"
 #include "cuda/tile/quad.cuh"
+
+#include <type_traits>
 
 namespace libflash::cuda::sm80 {
 
-template <int kSlabs, int kKeyBlocks, int kChannelBlocks>
-struct OnlineSoftmax {
+// kStatistics: with the statistics of the rows (row_statistics.cuh).
+template <int kSlabs, int kKeyBlocks, int kChannelBlocks, bool kStatistics = false>
+struct OnlineSoftmax : std::conditional_t<kStatistics, RowStatistics<kSlabs>, NoRowStatistics> {
     static constexpr float kHalfLimit = 15.0f;  // largest exponent (base 2) of a probability
 
     float scale;  // from the scores in registers to base-2 units: scale_log2, or 1 if they are scaled already
@@ -46,7 +50,13 @@ struct OnlineSoftmax {
             for (int n = block; n < block + 2; ++n) {
 #pragma unroll
                 for (int e = 2 * r; e < 2 * r + 2; ++e) {
-                    s[a][n][e] = exp2_approx(fmaf(s[a][n][e], scale, -kept_maximum[a][r]));
+                    if constexpr (kStatistics) {
+                        const float score = s[a][n][e] * scale, exponent = score - kept_maximum[a][r];
+                        s[a][n][e] = exp2_approx(exponent);
+                        this->add_score(a, r, score, exponent, s[a][n][e]);
+                    } else {
+                        s[a][n][e] = exp2_approx(fmaf(s[a][n][e], scale, -kept_maximum[a][r]));
+                    }
                     sum += s[a][n][e];
                 }
             }
@@ -67,7 +77,14 @@ struct OnlineSoftmax {
 
     // Raises the kept maximum to the row maximum `largest` (unscaled) and rescales the row's sum and accumulators.
     __device__ __forceinline__ void raise_kept_maximum(int a, int r, float largest) {
-        scale_row(a, r, cuda::raise_kept_maximum(kept_maximum[a][r], largest * scale));
+        if constexpr (kStatistics) {
+            const float before = kept_maximum[a][r];
+            const float factor = cuda::raise_kept_maximum(kept_maximum[a][r], largest * scale);
+            this->rescale_weighted(a, r, row_sum[a][r], before - kept_maximum[a][r], factor);
+            scale_row(a, r, factor);
+        } else {
+            scale_row(a, r, cuda::raise_kept_maximum(kept_maximum[a][r], largest * scale));
+        }
     }
 
     // Raises the kept maximum of every row to the maximum of the tile.
@@ -100,7 +117,11 @@ struct OnlineSoftmax {
 
     // Raises the kept maximum of a row with a large sum. `sum` must be the same in all lanes of the row.
     __device__ __forceinline__ void rescale_large_sum(int a, int r, float sum) {
-        if (sum > kSumLimit && sum < INFINITY) scale_row(a, r, raise_kept_maximum_by_sum(kept_maximum[a][r], sum));
+        if (!(sum > kSumLimit && sum < INFINITY)) return;
+        const float before = kept_maximum[a][r];
+        const float factor = raise_kept_maximum_by_sum(kept_maximum[a][r], sum);
+        if constexpr (kStatistics) this->rescale_weighted(a, r, row_sum[a][r], before - kept_maximum[a][r], factor);
+        scale_row(a, r, factor);
     }
 
     __device__ __forceinline__ void rescale_large_sums() {
@@ -139,6 +160,7 @@ struct OnlineSoftmax {
             kept_maximum[a][0] = kept_maximum[a][1] = kNoScore;
             row_sum[a][0] = row_sum[a][1] = 0.0f;
         }
+        if constexpr (kStatistics) this->clear_statistics();
     }
 
     // For `half`: true if a score of this warp is so far above the kept maximum that its probability could overflow.

@@ -94,6 +94,10 @@ struct RowPair {
         take_larger(words().sum, sum);
         for_rows([&](int a, int r) { body.rescale_large_sum(a, r, sum[a][r]); });
     }
+    __device__ __forceinline__ void combine_statistics() {
+        take_larger(words().largest, body.largest_score);
+        exchange(words().sum, body.weighted, [](float mine, float others) { return mine + others; });
+    }
     __device__ __forceinline__ void add_sums() {
         exchange(words().sum, body.row_sum, [](float mine, float others) { return mine + others; });
     }

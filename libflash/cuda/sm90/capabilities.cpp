@@ -4,6 +4,7 @@
 #include "cuda/host/long_sums.h"
 #include "cuda/host/problem_params.h"
 #include "cuda/host/shard_options.h"
+#include "cuda/host/statistics.h"
 #include "cuda/host/tile_schedule.h"
 #include "cuda/sm90/backward_instance.h"
 #include "cuda/sm90/forward_instance.h"
@@ -97,6 +98,7 @@ bool supports_forward(const KernelConfig& config, const AttentionProblem& p, std
 }  // namespace
 
 bool supports(const KernelConfig& config, const AttentionProblem& problem, std::string* why) {
+    if (config.operation == Operation::forward && !agrees_on_statistics(config, problem, why)) return false;
     if (!has_no_shard_options(problem, why)) return false;
     return config.operation == Operation::backward ? supports_backward(config, problem, why)
                                                    : supports_forward(config, problem, why);

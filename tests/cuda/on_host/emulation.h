@@ -355,6 +355,13 @@ inline float __uint_as_float(uint32_t bits) {
     std::memcpy(&x, &bits, sizeof x);
     return x;
 }
+inline int __float_as_int(float x) { return static_cast<int>(__float_as_uint(x)); }
+inline float __int_as_float(int bits) { return __uint_as_float(static_cast<uint32_t>(bits)); }
+inline long long __double_as_longlong(double x) {
+    long long bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
 inline float __double2float_rz(double x) {
     const float nearest = static_cast<float>(x);
     return std::fabs(nearest) > std::fabs(x) ? std::nextafter(nearest, 0.0f) : nearest;
@@ -362,7 +369,13 @@ inline float __double2float_rz(double x) {
 inline float __fdividef(float x, float y) { return x / y; }
 inline float __fmul_rn(float x, float y) { return x * y; }
 inline int atomicAdd(int* address, int value) { return std::exchange(*address, *address + value); }
-inline int atomicMin(int* address, int x) { return std::exchange(*address, min(*address, x)); }
-inline int atomicMax(int* address, int x) { return std::exchange(*address, max(*address, x)); }
+template <class Integer>
+Integer atomicMin(Integer* address, Integer x) {
+    return std::exchange(*address, std::min(*address, x));
+}
+template <class Integer>
+Integer atomicMax(Integer* address, Integer x) {
+    return std::exchange(*address, std::max(*address, x));
+}
 #define cudaFuncSetAttribute(...) cudaSuccess
 #define cudaGetLastError() cudaSuccess

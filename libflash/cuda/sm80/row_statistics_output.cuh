@@ -1,0 +1,48 @@
+// Writes the statistics of the query rows (row_statistics.cuh). `Body`: Forward in forward.cuh, with statistics.
+#pragma once
+
+#include "cuda/attention/head_maxima.cuh"
+#include "cuda/attention/params.h"
+#include "cuda/attention/schedule.cuh"
+#include "cuda/ptx/math.cuh"
+
+namespace libflash::cuda::sm80 {
+
+template <class Body>
+struct RowStatisticsOutput {
+    Body& body;
+
+    // The statistics of row r of slab a. sink: -infinity without one; `total`: of the probabilities with that of the sink, relative
+    // to the larger of the kept maximum and the sink. Scores are in base-2 units. All lanes of the warp call it.
+    __device__ __forceinline__ void store(int a, int r, bool exists, float sink, float total) const {
+        const TileCoordinates work = body.common().work;
+        const SequenceRows q_rows = body.common().q_rows;
+        const int row = body.row_of(a, 2 * r);
+        const bool writes = body.part() == 0 && body.lane % 4 == 0 && row < q_rows.owned, unknown = total != total;
+        const auto write = [&](const RowStatisticsParams& to, float x) {
+            if (to.data && writes)
+                to.data[work.batch * to.batch + work.head * to.head + (q_rows.start + row) * to.row] = x;
+        };
+        float largest = unknown ? total : body.largest_score[a][r] * kLn2 + 0.0f;  // never -0
+        if (!exists) largest = -INFINITY;
+        write(body.params.max_logit, largest);
+        if (body.params.entropy.data) write(body.params.entropy, exists ? entropy(a, r, sink, total) : 0.0f);
+        if (body.params.head_maxima && body.part() == 0) {
+            const float of_warp = warp_largest(largest);
+            if (body.lane == 0) raise_to(body.params.head_maxima + work.head * body.params.head_maxima_stride, of_warp);
+        }
+    }
+
+    // log2(total) minus the mean exponent, in natural units. A probability that vanishes beside the others adds nothing, though its
+    // exponent may be infinite.
+    __device__ __forceinline__ float entropy(int a, int r, float sink, float total) const {
+        const float kept = body.kept_maximum[a][r], largest = fmaxf(kept, sink);
+        const float of_keys = exp2_approx(kept - largest), of_sink = exp2_approx(sink - largest);
+        const float keys = fmaf(kept - largest, body.row_sum[a][r], body.weighted[a][r]);
+        float exponents = of_keys == 0.0f ? 0.0f : of_keys * keys;
+        if (of_sink != 0.0f) exponents += of_sink * (sink - largest);
+        return total == 0.0f ? 0.0f : (__log2f(total) - exponents / total) * kLn2;
+    }
+};
+
+}  // namespace libflash::cuda::sm80
